@@ -23,7 +23,7 @@ faults:
 	FAULTS=all cargo test --locked -p e2e --test redirect_faults -- --nocapture
 
 # A million segments that follow no protocol, from outside, on connections that live, die and are used again: none may get past the proxy. Then a process
-# of the pod without privileges tries 100,000 times to call somebody outside: by the ways only that docs/capture.md names, and by none with strict
+# of the pod without privileges tries 100,000 times to call a host outside: only by the paths that docs/capture.md names, and by none with strict
 # capture. Prints its figures. `make test` sends 20,000, and tries 12,000 times.
 hunt:
 	scripts/setup-apt.sh
@@ -39,7 +39,7 @@ soak:
 	BUILT_PROGRAMS="$$folder" INSTALL_CNI="$$folder/install-cni" SOAK=$${SOAK:-2000} \
 		cargo test --locked -p install-cni --test soak -- --nocapture --test-threads=1
 
-# Every fuzz target for 20 minutes (FUZZ_MINUTES), as many at a time as there are processors; prints a table. `make check` takes a few seconds of each.
+# Every fuzz target for 20 minutes (FUZZ_MINUTES), one per processor at a time; prints a table. `make check` takes a few seconds of each.
 fuzz:
 	command -v cargo-fuzz >/dev/null || cargo install --quiet --locked cargo-fuzz
 	scripts/fuzz.sh
@@ -167,7 +167,7 @@ chart: setup
 	cargo build --locked -p install-cni -p istio-cni -p e2e
 	cargo test --locked -p e2e --test chart --test chart_cluster --test chart_node -- --ignored
 
-# Every command of the guides, typed on a cluster with a real node: from Istio's chart to verified pods, back, upgraded, removed and installed anew.
+# Every command of the guides, typed on a cluster with a real node: from Istio's chart to verified pods, back, upgraded, removed and installed again.
 # Builds the programs as shipped, and pushes the images to a registry of its own. What `make test` types it types without a cluster.
 guides: setup
 	scripts/setup-apt.sh guides
@@ -200,7 +200,7 @@ manifests:
 	cargo run --quiet --locked -p tools --bin seccomp -- profile deploy/seccomp/install-cni.calls >target/profile && mv target/profile deploy/seccomp/install-cni.json
 	cargo run --quiet --locked -p tools --bin seccomp -- object deploy/seccomp/install-cni.calls >target/profile && mv target/profile deploy/seccomp/security-profiles-operator.json
 
-# redirectctl looks at 200 pods of one node, 40 of them broken; fails where the fastest of five passes takes a second. `make test` takes fewer, and counts questions.
+# redirectctl checks 200 pods of one node, 40 of them broken; fails where the fastest of five passes takes a second. `make test` takes fewer, and counts questions.
 scan:
 	scripts/setup-apt.sh
 	cargo build --locked --release -p redirectctl
@@ -211,7 +211,7 @@ setup:
 	scripts/setup-apt.sh
 	scripts/setup-kube.sh
 
-# The checks that are no tests: formatting, lints, dependency rules, documentation, fuzzing for a few seconds.
+# The checks beside the tests: formatting, lints, dependency rules, documentation, fuzzing for a few seconds.
 check:
 	scripts/check.sh
 

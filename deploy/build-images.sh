@@ -27,7 +27,7 @@ for architecture in ${ARCHITECTURES:-amd64 arm64}; do
     platforms+=("$architecture=$programs")
 done
 
-# Where the programs are from. Of a tree with changes of its own nobody else has the revision.
+# Where the programs are from. A modified tree has a revision that no one else has.
 if [ -z "${SOURCE_REVISION:-}" ] && [ -z "$(git status --porcelain 2>/dev/null || echo unknown)" ]; then
     SOURCE_REVISION=$(git rev-parse HEAD) SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct)}
     export SOURCE_REVISION SOURCE_DATE_EPOCH

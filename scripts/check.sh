@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The checks that are no tests. Installs cargo-deny and cargo-fuzz where they are missing.
+# The checks beside the tests. Installs cargo-deny and cargo-fuzz where they are missing.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -14,7 +14,7 @@ for tool in cargo-deny cargo-fuzz; do
 done
 
 step "standard libraries of other targets"
-# Where rustup is missing, or cannot reach its server, this fails: whoever wants to go on without says so.
+# Where rustup is missing, or cannot reach its server, this fails: to go on without, set the variable below.
 for target in x86_64-unknown-none wasm32-unknown-unknown; do
     if ! has_target "$target" && ! rustup target add "$target"; then
         if [ -z "${CHECK_WITHOUT_TARGETS:-}" ]; then
@@ -27,7 +27,7 @@ done
 
 work=$(mktemp -d)
 trap 'kill $(jobs -p) 2>/dev/null || true; rm -rf "$work"' EXIT
-# What is shipped is compiled by one processor most of the time, and into folders of its own: it is built, and looked at, while all else is checked.
+# What is shipped is compiled by one processor most of the time, and into folders of its own: it is built, and checked, while all else is checked.
 shipped() {
     step "sizes of the programs"
     scripts/sizes.sh
@@ -44,6 +44,9 @@ step "formatting"
 cargo fmt --all --check
 cargo fmt --manifest-path fuzz/Cargo.toml --check
 
+step "plain words"
+scripts/prose.pl
+
 step "lints"
 cargo clippy --locked --workspace --all-targets -- -D warnings
 
@@ -54,7 +57,7 @@ step "dependency rules"
 cargo deny --log-level error check bans licenses sources
 
 step "advisories about dependencies"
-# Findings fail; a machine that cannot get the database says so, and whoever can runs `cargo deny check advisories` (docs/releasing.md).
+# Findings fail; a machine without the database prints a note, and one with it runs `cargo deny check advisories` (docs/releasing.md).
 if fetched=$(timeout 300 cargo deny --log-level error fetch db 2>&1); then
     cargo deny --log-level error --offline check advisories
 else

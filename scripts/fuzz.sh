@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs the fuzz targets, as many at a time as there are processors (FUZZ_JOBS), and prints a table of what came of it.
+# Runs the fuzz targets, one per processor at a time (FUZZ_JOBS), and prints a table of what came of it.
 #
 #   scripts/fuzz.sh [--smoke] [TARGET...]
 #
@@ -32,7 +32,7 @@ targets=("$@")
 [ ${#targets[@]} -gt 0 ] || targets=("${known[@]}")
 for target in "${targets[@]}"; do
     if ! printf '%s\n' "${known[@]}" | grep -qx -- "$target"; then
-        echo "fuzz.sh: $target is no target; there are: ${known[*]}" >&2
+        echo "fuzz.sh: $target is not a target; targets: ${known[*]}" >&2
         exit 1
     fi
 done

@@ -2,7 +2,7 @@
 # Builds the published crates as their manifests promise: with the oldest versions of their dependencies that they claim to work with, and with
 # the oldest compiler (rust-version); then with that compiler and the versions of Cargo.lock. Installs that compiler where rustup is.
 #
-# Whoever cannot have it says so: CHECK_WITHOUT_MSRV=yes takes the usual compiler.
+# To go on without it: CHECK_WITHOUT_MSRV=yes takes the usual compiler.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -21,7 +21,7 @@ copy=$(mktemp -d)
 trap 'rm -rf "$copy"' EXIT
 crates=(redirect-core crates/netfilter-state crates/packet-trace netns-apply)
 cp --parents -r Cargo.toml Cargo.lock "${crates[@]}" "$copy"
-# Those alone, and without what only their tests need: whose versions are nobody's business outside.
+# Those alone, and without what only their tests need: whose versions do not matter to users.
 sed -i '/^members = \[/,/^\]/c members = ["redirect-core", "crates/netfilter-state", "crates/packet-trace", "netns-apply"]' "$copy/Cargo.toml"
 for crate in "${crates[@]}"; do
     sed -i '/^\[dev-dependencies\]$/,/^\[/{/^\[dev-dependencies\]$/d;/^\[/!d}' "$copy/$crate/Cargo.toml"

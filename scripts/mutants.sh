@@ -5,12 +5,12 @@
 #   scripts/mutants.sh apply [K/N] [OPTION...]    netns-apply's apply; needs root, its tests make network namespaces
 #   scripts/mutants.sh summary                    how all runs so far came out, and what survived
 #
-# Options are cargo-mutants' own. Outcomes lie in target/mutants (MUTANTS), a folder for each part of N; a part that is there is not run again.
+# Options are cargo-mutants' own. Outcomes lie in target/mutants (MUTANTS), a folder for each part of N; an existing part is not run again.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 out=${MUTANTS:-target/mutants}
 
-# Properties try 256 cases elsewhere; and how simple the smallest failing case is interests nobody here.
+# Properties try 256 cases elsewhere; and the smallest failing case is of no interest here.
 export PROPTEST_CASES=32 PROPTEST_MAX_SHRINK_ITERS=0 PROPTEST_DISABLE_FAILURE_PERSISTENCE=true
 # A change can make a loop that never ends and takes all memory.
 ulimit -v 8000000
@@ -33,7 +33,7 @@ part() { # core|apply K/N OPTION...
     local folder=$out/$1-${2/\//-of-} code=0
     [ ! -e "$folder/done" ] || return 0
     rm -rf "$folder" && mkdir -p "$folder"
-    # Not by way of cargo, which would say that it is the cargo to use.
+    # Not by way of cargo, which would name itself as the cargo to use.
     cargo-mutants mutants --baseline skip --no-shuffle --colors never --shard "$2" --sharding round-robin --output "$folder" "${@:3}" || code=$?
     case $code in
         # Changes were missed, or took too long: no failure of cargo-mutants.

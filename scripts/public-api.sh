@@ -2,7 +2,7 @@
 # The public interface of the published crates, as text under docs/public-api: a change of it is seen in review.
 #
 #   public-api.sh            compares, and fails where the text is not up to date
-#   public-api.sh --update   writes it anew
+#   public-api.sh --update   rewrites it
 #
 # rustdoc's JSON has no stable form, so each release of the compiler may write another one. RUSTC_BOOTSTRAP lets the stable
 # compiler write it; no other part of the project is built so, but for fuzzing.

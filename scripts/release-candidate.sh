@@ -17,7 +17,7 @@ usage() {
     exit 2
 }
 
-# What speaks against it, all of it, before anybody acts.
+# What speaks against it, all of it, before anything is published.
 problems=()
 problem() { problems+=("$*"); }
 judge() {
@@ -39,9 +39,9 @@ check() {
     [[ $version =~ ^[0-9]+\.[0-9]+\.[0-9]+(-[0-9A-Za-z.-]+)?$ ]] || problem "Cargo.toml: the workspace's version is ${version:-missing}"
     tag=v$version
     [ -z "$(git status --porcelain --untracked-files=normal)" ] ||
-        problem "the tree has changes that are not committed; what is built from it is in nobody else's hands"
+        problem "the tree has changes that are not committed; no one else can build from it"
     if ! git rev-parse --quiet --verify "refs/tags/$tag" >/dev/null; then
-        problem "there is no tag $tag"
+        problem "tag $tag not found"
     elif [ "$(git rev-parse "$tag^{commit}")" != "$(git rev-parse HEAD)" ]; then
         problem "the tag $tag is another commit than this"
     fi
@@ -111,11 +111,11 @@ make_all() {
     echo "$folder"
 }
 
-# What was built, of what, by what: an in-toto statement with SLSA's provenance as its predicate. Not signed: whoever publishes it signs.
+# What was built, of what, by what: an in-toto statement with SLSA's provenance as its predicate. Not signed: the publisher signs it.
 provenance() {
     local folder=$1 version=$2 commit=$3 source
     source=$(git config --get remote.origin.url || true)
-    # A URL may hold somebody's credentials, and a path is nobody else's.
+    # A URL may hold credentials, and a path is local.
     [[ $source =~ ^https://[^@]*$ ]] || source=
     (cd "$folder" && sha256sum -- *) | jq --raw-input --null-input \
         --arg version "$version" --arg commit "$commit" --arg source "${source:-unknown}" --arg builder "${BUILDER:-urn:sidecar-cni:by-hand}" \
@@ -141,14 +141,14 @@ verify() {
     cd "$folder"
     for name in SHA256SUMS provenance.json; do [ -f "$name" ] || problem "$name is missing"; done
     judge
-    sha256sum --check --strict --quiet SHA256SUMS 2>&1 || problem "what SHA256SUMS says is not what is there"
+    sha256sum --check --strict --quiet SHA256SUMS 2>&1 || problem "the files differ from SHA256SUMS"
     # Nothing beside what is listed, in either list.
     said=$(sed 's/^[0-9a-f]* [ *]//' SHA256SUMS | sort)
-    [ "$said" = "$(find . -type f ! -name SHA256SUMS -printf '%P\n' | sort)" ] || problem "SHA256SUMS does not list exactly what is there"
+    [ "$said" = "$(find . -type f ! -name SHA256SUMS -printf '%P\n' | sort)" ] || problem "SHA256SUMS does not list exactly these files"
     [ "$(jq -r '.subject[] | "\(.digest.sha256)  \(.name)"' provenance.json | sort)" = "$(grep -v ' [ *]provenance\.json$' SHA256SUMS | sort)" ] ||
         problem "provenance.json is about other files than SHA256SUMS"
     [ "$(jq -r '._type + " " + .predicateType' provenance.json)" = "https://in-toto.io/Statement/v1 https://slsa.dev/provenance/v1" ] ||
-        problem "provenance.json is no provenance"
+        problem "provenance.json is not a provenance"
     version=$(jq -r '.predicate.buildDefinition.externalParameters.ref | ltrimstr("refs/tags/v")' provenance.json)
     commit=$(jq -r '.predicate.buildDefinition.resolvedDependencies[0].digest.gitCommit' provenance.json)
     for name in $(jq -r '.predicate.buildDefinition.externalParameters.architectures[]' provenance.json); do

@@ -4,7 +4,7 @@
 #
 # usage: scripts/release.sh [PROGRAM...]      all of them by default
 #
-# Programs do not tell where their sources and cargo's crates are.
+# Programs do not reveal the paths of their sources and of cargo's crates.
 #
 # TARGET=TRIPLE builds for another target than this machine's with musl. FIXED=1 gives the programs a fixed address, to measure what
 # being position-independent costs.
@@ -22,7 +22,7 @@ die() {
 
 # Rust's standard library for the target.
 if ! [ -d "$(rustc --print target-libdir --target "$triple")" ]; then
-    command -v rustup >/dev/null || die "this Rust ($(command -v rustc)) has no standard library for $triple, and there is no rustup to add it." \
+    command -v rustup >/dev/null || die "this Rust ($(command -v rustc)) has no standard library for $triple, and no rustup to add it." \
         "Install Rust with rustup (https://rustup.rs), or the library from where this Rust is from." \
         "TARGET=$host builds programs with this machine's C library; they are not what is shipped."
     rustup target add "$triple" >&2 || die "rustup cannot add $triple; it needs https://static.rust-lang.org, or a mirror in RUSTUP_DIST_SERVER."
@@ -34,14 +34,14 @@ eval "compiler=\${$variable:-\${TARGET_CC:-\${CC:-}}}"
 case $triple in
 "${host%%-*}"-*-musl)
     [ -n "$compiler" ] || command -v "${triple%%-*}-linux-musl-gcc" >/dev/null || command -v musl-gcc >/dev/null ||
-        die "there is no C compiler for $triple: scripts/setup-apt.sh release installs Debian's musl-tools, or name one in $variable."
+        die "no C compiler for $triple: scripts/setup-apt.sh release installs Debian's musl-tools, or name one in $variable."
     ;;
 *-musl)
     # What that C asks of a C library is the same in musl and glibc, and Rust brings musl itself; so Debian's cross compiler does, which also links.
     cross=${triple%%-*}-linux-gnu-gcc
     if [ -z "$compiler" ]; then
         command -v "$cross" >/dev/null ||
-            die "there is no C compiler for $triple: scripts/setup-apt.sh cross installs Debian's $cross, or name one in $variable."
+            die "no C compiler for $triple: scripts/setup-apt.sh cross installs Debian's $cross, or name one in $variable."
         export "$variable=$cross"
     fi
     linker=CARGO_TARGET_$(printf %s "$triple" | tr a-z- A-Z_)_LINKER
@@ -61,10 +61,10 @@ esac
 position=
 [ -z "${FIXED:-}" ] || position="-C relocation-model=static"
 
-# Panics name source files. They are not to tell where this machine keeps them.
+# Panics name source files. They must not reveal this machine's paths.
 cargo fetch --locked --quiet --target "$triple"
 add_flag "--remap-path-prefix=$PWD=/project"
-# Folders that begin with a dash are registries without a host, which cargo makes for each check of packages: other flags would build all anew.
+# Folders that begin with a dash are registries without a host, which cargo makes for each check of packages: other flags would rebuild everything.
 for crates in "${CARGO_HOME:-$HOME/.cargo}"/registry/src/[!-]*; do
     add_flag "--remap-path-prefix=$crates=/crates"
 done

@@ -15,7 +15,7 @@ home=$HOME cargo_home=${CARGO_HOME:-$HOME/.cargo}
 export RUSTUP_HOME=${RUSTUP_HOME:-$HOME/.rustup}
 host=$(rustc -vV | sed -n 's/^host: //p')
 
-# elsewhere SOURCES COMMAND...: as somebody else on another machine would. Crates come from where they are here, so nothing is downloaded twice.
+# elsewhere SOURCES COMMAND...: as another user on another machine would. Crates come from where they are here, so nothing is downloaded twice.
 elsewhere() {
     local sources=$1
     shift
@@ -58,7 +58,7 @@ if [ $# -gt 0 ]; then
     exit
 fi
 
-# All programs and images of the clone that is the current folder, into a folder beside it: with files of nobody's in it, the clone would have no revision.
+# All programs and images of the clone that is the current folder, into a folder beside it: with untracked files in it, the clone would have no revision.
 images() {
     local triple out="$PWD out"
     for architecture in amd64 arm64; do

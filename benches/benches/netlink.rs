@@ -7,7 +7,7 @@
 use benches::plan;
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use netfilter_state::{
-    change::Change,
+    change::RulesetDiff,
     netlink::{Batch, Messages, NativeState, Observed},
     state::RuleState,
 };
@@ -16,11 +16,11 @@ use std::hint::black_box;
 
 const SIZES: [usize; 4] = [0, 100, 1_000, 10_000];
 
-fn changes(plan: &RulePlan) -> Vec<(Family, Change)> {
-    Family::BOTH.map(|family| (family, Change::between(&RuleState::new(), &plan.rules(family)))).into()
+fn changes(plan: &RulePlan) -> Vec<(Family, RulesetDiff)> {
+    Family::BOTH.map(|family| (family, RulesetDiff::between(&RuleState::new(), &plan.rules(family)))).into()
 }
 
-fn encoded(changes: &[(Family, Change)]) -> Vec<u8> {
+fn encoded(changes: &[(Family, RulesetDiff)]) -> Vec<u8> {
     let nothing = Observed::at(1);
     let mut batch = Batch::new(&nothing);
     for (family, change) in changes {

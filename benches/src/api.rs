@@ -23,7 +23,7 @@ impl PodServer {
     /// Starts one that knows these pods, by namespace and name. Its files go into a folder.
     ///
     /// # Errors
-    /// There is no `openssl`, or it does not start to listen.
+    /// `openssl` is missing, or does not start to listen.
     pub fn start(folder: &Path, pods: &[(&str, &str, Value)]) -> Result<Self> {
         let (certificate, key) = (folder.join("api.crt"), folder.join("api.key"));
         make_certificate(&certificate, &key)?;

@@ -14,7 +14,7 @@ use std::{env, fmt::Write, fs, net::IpAddr, path::PathBuf};
 /// The folder of the programs that are measured: what the variable `BENCH_BIN` says, which `make bench` sets.
 ///
 /// # Errors
-/// It says nothing, or names no folder.
+/// It is unset, or does not name a folder.
 pub fn programs() -> Result<PathBuf> {
     let folder = env::var_os("BENCH_BIN").context("BENCH_BIN: missing; `make bench` sets it")?;
     fs::canonicalize(&folder).with_context(|| format!("BENCH_BIN: no folder {}", folder.display()))

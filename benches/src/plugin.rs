@@ -33,7 +33,7 @@ impl Pod {
 pub struct Plugin {
     program: PathBuf,
     conf: PathBuf,
-    /// Where its pods come from, if that is no folder.
+    /// Where its pods come from, if that is not a folder.
     _server: Option<PodServer>,
 }
 

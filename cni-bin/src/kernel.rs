@@ -2,7 +2,7 @@
 
 use crate::selection::Programming;
 use netns_apply::{
-    Aftermath, ApplyOptions, Mismatch, Programs, RunError,
+    ApplyOptions, Mismatch, Programs, RollbackOutcome, RunError,
     capabilities::{self, SYS_ADMIN},
     netns::{Netns, NetnsError},
     pod::{FOREIGN, Outside, hosts, suitable},
@@ -18,13 +18,13 @@ pub trait Kernel: Sync {
     /// Does some work, once, inside the namespace a runtime names.
     ///
     /// # Errors
-    /// It is no network namespace, or one the plugin must not touch; then nothing is done.
+    /// It is not a network namespace, or one the plugin must not touch; then nothing is done.
     fn inside(&self, path: &Path, work: &mut Work<'_>) -> Result<(), KernelError>;
 
     /// Whether plans of this kind can be put in force here at all. Changes nothing.
     ///
     /// # Errors
-    /// What is missing.
+    /// What the kernel or the machine lacks.
     fn preflight(&self, programming: Programming) -> Result<(), KernelError>;
 }
 
@@ -39,7 +39,7 @@ pub trait Namespace {
     /// The namespace cannot be entered, or its addresses cannot be read.
     fn addresses(&self) -> Result<Vec<IpAddr>, KernelError>;
 
-    /// Puts a plan in force, wholly or not at all, waiting at most `patience` for anybody else at work there.
+    /// Puts a plan in force, wholly or not at all, waiting at most `patience` for other programs at work there.
     ///
     /// # Errors
     /// Why the plan could not be put in force. The namespace is then as it was, unless the error is [`KernelError::Left`].
@@ -50,7 +50,7 @@ pub trait Namespace {
         patience: Duration,
     ) -> Result<Applied, KernelError>;
 
-    /// What is not as planned, or what of others gets in the plan's way.
+    /// What is not as planned, or which of other programs' rules interfere with the plan.
     ///
     /// # Errors
     /// The namespace cannot be inspected.
@@ -86,7 +86,7 @@ pub struct Applied {
 /// Why something could not be done in a namespace.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum KernelError {
-    /// It is no network namespace, or one the plugin must not touch.
+    /// It is not a network namespace, or one the plugin must not touch.
     #[error("CNI_NETNS: {0}")]
     Namespace(String),
     /// The kernel or a helper program refused or failed; the namespace is as it was.
@@ -105,7 +105,7 @@ impl Kernel for Linux {
     fn inside(&self, path: &Path, work: &mut Work<'_>) -> Result<(), KernelError> {
         let namespace = Netns::open(path).map_err(|error| KernelError::Namespace(error.to_string()))?;
         if let Some(hosts) = hosts(&namespace).map_err(|error| failed(&error))? {
-            let refusal = format!("{} is {hosts}; nothing is changed there", path.display());
+            let refusal = format!("refusing to change {}: it is {hosts}", path.display());
             return Err(KernelError::Namespace(refusal));
         }
         let outside = Outside::of_this_process();
@@ -142,8 +142,8 @@ fn failed(error: &dyn Error) -> KernelError {
 impl From<RunError> for KernelError {
     fn from(error: RunError) -> Self {
         match error.aftermath {
-            Aftermath::Untouched | Aftermath::Undone => Self::Failed(error.to_string()),
-            Aftermath::Left { .. } => Self::Left(error.to_string()),
+            RollbackOutcome::Untouched | RollbackOutcome::Undone => Self::Failed(error.to_string()),
+            RollbackOutcome::Left { .. } => Self::Left(error.to_string()),
         }
     }
 }
@@ -185,11 +185,11 @@ fn origin(mismatch: &Mismatch) -> &'static str {
     if matches!(mismatch, Mismatch::Interference(_)) {
         "another program has rules in the pod's network namespace that packets meet, too"
     } else {
-        "the rules were changed after ADD, or the pod's annotations were"
+        "the rules or the pod's annotations changed after ADD"
     }
 }
 
-/// What of others gets in the way of a plan that was just put in force. That is no reason to fail a pod: nothing is worse than
+/// Which of other programs' rules interfere with a plan that was just put in force. That is not a reason to fail a pod: nothing is worse than
 /// it was before.
 fn interference(plan: &RulePlan, options: &ApplyOptions) -> Vec<String> {
     let options = ApplyOptions { most_read: Some(MOST_RULES), ..options.clone() };
@@ -197,7 +197,7 @@ fn interference(plan: &RulePlan, options: &ApplyOptions) -> Vec<String> {
         Ok(findings) => {
             findings.iter().map(|finding| format!("a rule of another program: {finding}")).collect()
         }
-        Err(error) => vec![format!("cannot tell whether rules of other programs interfere: {error}")],
+        Err(error) => vec![format!("cannot determine whether rules of other programs interfere: {error}")],
     }
 }
 
@@ -215,7 +215,7 @@ mod tests {
     use netns_apply::ApplyError;
 
     /// Code and details of the answer to a run that left this.
-    fn told(aftermath: Aftermath) -> (Code, String) {
+    fn report(aftermath: RollbackOutcome) -> (Code, String) {
         let run = RunError { cause: Box::new(ApplyError::NotPermitted), aftermath };
         let error = CniError::from(KernelError::from(run));
         assert!(error.message.starts_with("CAP_NET_ADMIN is missing"), "{}", error.message);
@@ -225,14 +225,14 @@ mod tests {
     #[test]
     fn only_a_namespace_that_is_as_it_was_is_said_to_be() {
         let as_before = (Code::NotProgrammed, "the pod's network namespace is as it was before".to_owned());
-        assert_eq!(told(Aftermath::Untouched), as_before);
-        assert_eq!(told(Aftermath::Undone), as_before);
+        assert_eq!(report(RollbackOutcome::Untouched), as_before);
+        assert_eq!(report(RollbackOutcome::Undone), as_before);
         let left = vec!["ip -4 rule: 32765: from all fwmark 0x539 lookup 133".to_owned()];
         for left in [left, Vec::new()] {
-            let (code, details) = told(Aftermath::Left { left, failures: Vec::new() });
+            let (code, details) = report(RollbackOutcome::Left { left, failures: Vec::new() });
             assert_eq!(code, Code::NotProgrammed);
-            assert!(details.contains("is not as it was before"), "{details}");
-            assert!(details.contains("removes it"), "{details}");
+            assert!(details.contains("was not restored"), "{details}");
+            assert!(details.contains("deletes it"), "{details}");
         }
     }
 }

@@ -1,6 +1,6 @@
 //! The chained CNI plugin that bends a pod's traffic through its sidecar proxy.
 //!
-//! A container runtime executes it for every pod. The environment and standard input say what is wanted ([`wire`], [`conf`]); the
+//! A container runtime executes it for every pod. The environment and standard input describe the request ([`wire`], [`conf`]); the
 //! plugin reads the pod ([`pod_source`]), programs its network namespace ([`commands`], through [`kernel`]), and hands on the
 //! result of the plugins before it. Standard output carries that result, or what VERSION asks for, or an error object, and never anything else.
 
@@ -27,7 +27,7 @@ use std::{
 };
 use wire::{CniError, Code, Command, Invocation, Version};
 
-/// What the runtime is told.
+/// What the runtime is reported.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Answer {
     /// What goes to standard output: a result, an error object, or nothing.
@@ -171,7 +171,7 @@ fn guarded(work: impl FnOnce() -> Answer) -> Answer {
     panic::set_hook(Box::new(note_panic));
     panic::catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| {
         let text = PANIC.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let message = format!("istio-cni failed by a mistake of its own: {}", text.unwrap_or_default());
+        let message = format!("istio-cni internal error: {}", text.unwrap_or_default());
         log::error!(target: logs::SCOPE, "{message}");
         let error = CniError::new(Code::Internal, message).with_details("please report this");
         Answer { output: error.json(None), success: false }

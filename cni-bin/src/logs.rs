@@ -22,7 +22,7 @@ pub fn start() -> Option<Handle> {
     logging::init(config).ok()
 }
 
-/// Continues as the configuration says: its level, the agent's socket, the file. What is not there is left out.
+/// Continues as the configuration says: its level, the agent's socket, the file. Skips missing ones.
 pub fn configure(handle: &Handle, levels: Levels, run_dir: &Path) {
     handle.set_levels(levels);
     if let Some(agent) = AgentSocket::find(run_dir.join(logging::SOCKET_NAME)) {

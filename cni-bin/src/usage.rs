@@ -1,4 +1,4 @@
-//! What somebody who runs the plugin by hand gets: the subcommands that the other programs have. A container runtime
+//! The command line for people who run the plugin by hand: the subcommands that the other programs have. A container runtime
 //! passes no arguments, but a command in the environment.
 
 use cni_core::keys::{KEYS, Row};
@@ -30,7 +30,7 @@ Environment (of the specification, https://www.cni.dev/docs/spec/):
                    The container, its network namespace and interface, its pod, where plugins are
 
 Examples:
-  # Which versions of the specification it speaks
+  # List supported CNI versions
   CNI_COMMAND=VERSION istio-cni
   # Whether pods could be added now, with the configuration that is installed
   jq '.plugins[] | select(.type == \"istio-cni\") + {name: \"n\", cniVersion: \"1.1.0\"}' /etc/cni/net.d/10-calico.conflist |
@@ -92,7 +92,7 @@ fn heading(row: &Row) -> String {
     format!("{} ({}{default})", row.key.unwrap_or_default(), row.takes.name())
 }
 
-/// Answers a person. `None` if it is not a person: the environment has a command, or there are no arguments and no terminal.
+/// Answers a person. `None` for a runtime: the environment has a command, or arguments and terminal are both missing.
 pub(crate) fn for_people(words: &[OsString], has_command: bool, is_terminal: bool) -> Option<ExitCode> {
     if has_command || words.is_empty() && !is_terminal {
         return None;
@@ -101,7 +101,7 @@ pub(crate) fn for_people(words: &[OsString], has_command: bool, is_terminal: boo
     let words: Vec<&str> = words.iter().map(AsRef::as_ref).collect();
     Some(match answer(&words) {
         Ok(text) => match io::stdout().write_all(text.as_bytes()) {
-            // A reader that has gone away is no failure.
+            // A reader that has gone away is not an error.
             Err(error) if error.kind() != ErrorKind::BrokenPipe => ExitCode::FAILURE,
             Ok(()) | Err(_) => ExitCode::SUCCESS,
         },

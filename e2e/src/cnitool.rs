@@ -1,4 +1,4 @@
-//! The CNI project's own client, `cnitool`: it runs the plugins of a conflist and passes them exactly what it is told.
+//! The CNI project's own client, `cnitool`: it runs the plugins of a conflist and passes them exactly what it is reported.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -158,7 +158,7 @@ impl CniTool {
     }
 }
 
-/// The part of a CNI result that tests look at: every address, without its prefix length.
+/// The part of a CNI result that tests check: every address, without its prefix length.
 pub fn addresses(result: &Value) -> Vec<String> {
     let ips = result["ips"].as_array().into_iter().flatten();
     let addresses = ips.filter_map(|ip| ip["address"].as_str());

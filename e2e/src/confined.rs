@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 pub enum Unlisted {
     /// It fails, as under a container runtime.
     Fails,
-    /// It ends the program, so that no failure that somebody tolerates goes unnoticed.
+    /// It ends the program, so that no tolerated failure goes unnoticed.
     Kills,
 }
 
@@ -76,7 +76,7 @@ fn confine(profile: &Path, unlisted: Unlisted) -> Result<()> {
     Ok(())
 }
 
-/// A filter has one answer for the calls that it lists, so there is one for those that are let through and one for each error.
+/// A filter has one answer for the calls that it lists, so the calls let through have one, and each error has one.
 fn filters(profile: &Value, unlisted: Unlisted) -> Result<Vec<BpfProgram>> {
     ensure!(profile["defaultAction"] == "SCMP_ACT_ERRNO", "the profile lets through what it does not list");
     let unlisted = match unlisted {

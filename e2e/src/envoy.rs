@@ -1,4 +1,4 @@
-//! A real Envoy as a sidecar: how it is configured, and one that runs in a network namespace.
+//! A real Envoy as a sidecar: its configuration, and an instance in a network namespace.
 //!
 //! `scripts/setup-kube.sh envoy` fetches it.
 
@@ -83,7 +83,7 @@ impl Envoy {
     /// Waits until it has passed on exactly so many connections to this address.
     ///
     /// # Errors
-    /// There are more, or they do not come.
+    /// More arrive, or none.
     pub fn wait_passed(&self, listener: &str, to: SocketAddr, count: usize) -> Result<()> {
         let what = format!("Envoy to pass on {count} connections {}", logged(listener, to));
         until(&what, ANSWER, &[&self.process], || {
@@ -116,7 +116,7 @@ pub fn bootstrap(families: Families, interception: Interception) -> Value {
         clusters.push(cluster(&format!("outbound{family}")));
         let mut inbound = cluster(&format!("inbound{family}"));
         let transparent = match interception {
-            // As who the rules tell the proxy's own connections to the application from others.
+            // The user by which the rules recognize the proxy's own connections to the application.
             Interception::Redirect => {
                 let own = if any.is_ipv6() { "::6" } else { "127.0.0.6" };
                 inbound["upstream_bind_config"] =

@@ -1,7 +1,7 @@
 //! The fault matrix: every kind of fault, put into every operation, one at a time.
 //!
 //! What is here is pure: the kinds of fault and which system calls each is about ([`Kind`], [`Injection`]), which moments of a run are taken
-//! ([`injections`]), the judge of what a fault left ([`judge()`]), and the table of all cells ([`Table`]). The operations are the tests' own.
+//! ([`injections`]), the judge of the state after a fault ([`judge()`]), and the table of all cells ([`Table`]). The operations are the tests' own.
 
 mod calls;
 mod judge;
@@ -9,6 +9,6 @@ mod kind;
 mod table;
 
 pub use calls::{injections, noted, spread};
-pub use judge::{Ending, Evidence, Facts, Verdict, judge};
+pub use judge::{Ending, Evidence, Facts, FaultResult, judge};
 pub use kind::{Injection, KINDS, Kind};
 pub use table::Table;

@@ -12,7 +12,7 @@ use regex::Regex;
 
 use crate::process::{self, SHORT};
 
-/// What a paragraph before a block says that no test runs.
+/// The words of a paragraph before a block that no test runs.
 pub const NOT_RUN: &str = "Not run in our tests";
 
 /// A fenced block of commands.
@@ -24,7 +24,7 @@ pub struct Block {
     pub line: usize,
     /// Whether it shows a terminal, with prompts and output. Otherwise it is input for a shell.
     pub is_console: bool,
-    /// Who runs it: a test of this name. Empty if nobody says.
+    /// Who runs it: a test of this name. Empty if unset.
     pub world: String,
     /// The paragraph before it.
     pub before: String,
@@ -34,7 +34,7 @@ pub struct Block {
 
 /// A command of a console, and what it is said to print.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Step {
+pub struct GuideStep {
     /// The command.
     pub command: String,
     /// The lines below it.
@@ -48,11 +48,11 @@ impl Block {
     }
 
     /// The commands of a console, which follow a prompt, each with its output.
-    pub fn steps(&self) -> Vec<Step> {
-        let mut steps: Vec<Step> = Vec::new();
+    pub fn steps(&self) -> Vec<GuideStep> {
+        let mut steps: Vec<GuideStep> = Vec::new();
         for line in self.text.lines() {
             if let Some(command) = line.strip_prefix("# ").or_else(|| line.strip_prefix("$ ")) {
-                steps.push(Step { command: command.to_owned(), output: Vec::new() });
+                steps.push(GuideStep { command: command.to_owned(), output: Vec::new() });
             } else if let Some(step) = steps.last_mut() {
                 step.output.push(line.to_owned());
             }
@@ -132,7 +132,7 @@ pub fn blocks_of(document: &str, text: &str) -> Vec<Block> {
     blocks
 }
 
-/// What differs from one run to the next: times, how long something took, names that somebody made up.
+/// What differs from one run to the next: times, how long something took, generated names.
 static CHANGING: LazyLock<[(Regex, &str); 3]> = LazyLock::new(|| {
     [
         (r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z", "TIME"),

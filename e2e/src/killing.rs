@@ -21,7 +21,7 @@ impl Moments {
     pub fn of(run: impl FnOnce() -> Result<()>) -> Result<Self> {
         let start = Instant::now();
         run()?;
-        // The machine may have stood still meanwhile.
+        // The machine may have stood still in between.
         let whole = start.elapsed().min(Duration::from_secs(1)) * 2;
         Ok(Self { microseconds: AtomicU64::new(u64::try_from(whole.as_micros())?) })
     }

@@ -89,7 +89,7 @@ impl ApiServer {
         *self.server.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 
-    /// Makes the store forget all versions but the newest, as a control plane does every few minutes: who watches from an older one is told so (410).
+    /// Makes the store forget all versions but the newest, as a control plane does every few minutes: a watch from an older one gets 410.
     pub fn compact(&self) -> Result<()> {
         let ask = |path: &str, body: &Value| -> Result<Value> {
             let mut curl = Command::new("curl");
@@ -195,7 +195,7 @@ impl ApiServer {
         serde_json::from_str(&output.stdout).context("kubectl printed no JSON")
     }
 
-    /// Reads what is at a path. Costs a tenth of what kubectl does: for who asks again and again.
+    /// Reads what is at a path. Costs a tenth of what kubectl does: for who asks repeatedly.
     pub fn read(&self, path: &str) -> Result<Value> {
         let mut curl = self.curl(path)?;
         curl.arg("--fail-with-body");
@@ -288,7 +288,7 @@ impl ApiServer {
             format!("--etcd-servers={}", self.etcd_url),
             format!("--secure-port={}", self.port),
             "--bind-address=127.0.0.1".to_owned(),
-            // Nobody is told the address, but it must not be loopback. This one is for documentation.
+            // The address is not published, but it must not be loopback. This one is for documentation.
             "--advertise-address=192.0.2.1".to_owned(),
             "--endpoint-reconciler-type=none".to_owned(),
             format!("--tls-cert-file={}", path("apiserver.crt")),

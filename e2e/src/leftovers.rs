@@ -1,6 +1,6 @@
-//! Removing what killed test processes left behind.
+//! Removes the leftovers of killed test processes.
 //!
-//! Names of namespaces, folders and cgroups are `e2e-PID-NUMBER`: what belongs to a process that is gone belongs to nobody.
+//! Names of namespaces, folders and cgroups are `e2e-PID-NUMBER`: the leftovers of a dead process have no owner.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -23,7 +23,7 @@ pub(crate) fn fresh_name() -> String {
     format!("e2e-{}-{}", std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed))
 }
 
-/// A temporary folder whose name says whose it is.
+/// A temporary folder whose name shows its owner.
 pub(crate) fn temp_dir() -> std::io::Result<TempDir> {
     tempfile::Builder::new().prefix(&format!("{}-", fresh_name())).tempdir()
 }
@@ -62,7 +62,7 @@ pub(crate) fn remove_cgroup(path: &Path) {
     let _ = fs::remove_dir(path);
 }
 
-/// Unmounts and deletes a named namespace and its folder in `/etc/netns`. Says nothing if there is none.
+/// Unmounts and deletes a named namespace and its folder in `/etc/netns`. Ignores a missing one.
 pub(crate) fn remove_namespace(name: &str) {
     let path = Path::new(NAMESPACES).join(name);
     let _ = nix::mount::umount2(&path, nix::mount::MntFlags::MNT_DETACH);

@@ -6,11 +6,11 @@
 //! |---|---|
 //! | [`netns`] | throw-away network namespaces and what the kernel holds in them |
 //! | [`traffic`] | servers and clients that say where a connection went |
-//! | [`cnitool`] | a CNI client that passes exactly what it is told |
+//! | [`cnitool`] | a CNI client that passes exactly what it is reported |
 //! | [`kube`] | an API server with etcd, certificates, RBAC and tokens |
 //! | [`process`] | commands, waiting with patience, servers in the background |
 //! | [`parallel`] | work on a few threads |
-//! | [`port`] | ports of loopback that nobody else has |
+//! | [`port`] | ports of loopback that no other process has |
 //! | [`meddler`] | a process without privilege that does with sockets whatever it likes |
 //! | [`envoy`] | a real Envoy as a sidecar |
 //! | [`segments`] | TCP segments made by hand, and what comes back |
@@ -23,7 +23,7 @@
 //! | [`strace`] | a program's system calls, noted or made to fail |
 //! | [`terminal`] | a terminal: what programs draw on it, its keys and its size |
 //! | [`archive`] | what is in archives that programs write |
-//! | [`faults`] | the fault matrix: kinds of fault, the judge of what an injection left, the table |
+//! | [`faults`] | the fault matrix: kinds of fault, the judge of the state after an injection, the table |
 //! | [`image`] | container images from files, for nodes |
 //! | [`node`] | containerd and kubelet, alone or joined to an API server |
 //! | [`machine`] | a copy of this machine that may be changed and is thrown away |

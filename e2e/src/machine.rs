@@ -50,7 +50,7 @@ impl Machine {
         Ok(Self { _relays: relays, host, _folder: folder, path })
     }
 
-    /// Runs what a shell is told, in the project's folder, to its end.
+    /// Runs a shell command in the project's folder to its end.
     pub fn run(&self, script: &str, environment: &[(&str, &str)]) -> Result<Output> {
         // The folder is entered inside: what this machine has under that name is hidden there.
         let mut shell = process::command("env", ["--chdir"]);

@@ -1,7 +1,7 @@
 //! A process without any privilege that does with sockets whatever comes to its mind, from few ports and to few peers, so that each connection
-//! comes upon what others have left.
+//! meets other processes' sockets.
 //!
-//! The process is the helper program: it makes as many moves as it is told on a line of standard input, and answers with a [`Tally`] of all it has done.
+//! The process is the helper program: it makes as many moves as it is reported on a line of standard input, and answers with a [`Tally`] of all it has done.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io::{BufRead, BufReader, Write};
@@ -97,7 +97,7 @@ impl Drop for Meddler {
 /// Meddles as ordered until standard input ends: for the helper program.
 ///
 /// # Errors
-/// It cannot give up its privileges, or nobody listens to its answers.
+/// It cannot give up its privileges, or nothing listens to its answers.
 pub fn meddle_in_helper(orders: &str) -> Result<()> {
     let orders: Orders = serde_json::from_str(orders)?;
     give_up_privileges(orders.user)?;
@@ -140,7 +140,7 @@ impl Acting {
         Self { orders, dice, sockets: VecDeque::new(), listeners: VecDeque::new(), tally: Tally::default() }
     }
 
-    /// What the kernel refuses it refuses: that is no matter of anybody's.
+    /// Refusals by the kernel are expected and ignored.
     fn move_once(&mut self) {
         match self.dice.below(20) {
             0..=7 => self.call(),

@@ -20,7 +20,7 @@ mod snapshot;
 mod state;
 
 pub use directory::NetnsDirectory;
-pub use snapshot::{Change, Snapshot};
+pub use snapshot::{Snapshot, SnapshotDiff};
 pub use state::{Chains, State, Tables};
 
 /// The IPv4 address of a pod's `eth0`.
@@ -102,7 +102,7 @@ impl Namespace {
     }
 
     /// Gives an existing network namespace, such as `/proc/PID/ns/net`, a name of its own. Dropping the value takes the name
-    /// away; the namespace lives on for others who hold it.
+    /// away; the namespace lives on for its other holders.
     pub fn attach(existing: &Path) -> Result<Self> {
         let name = fresh_name();
         fs::create_dir_all(NAMESPACES)?;
@@ -154,7 +154,7 @@ impl Namespace {
         process::prefixed(&["ip", "netns", "exec", &self.name], command)
     }
 
-    /// Runs a command in the namespace to its end. An exit code other than 0 is no error; see [`Output::ok`].
+    /// Runs a command in the namespace to its end. An exit code other than 0 is not an error; see [`Output::ok`].
     pub fn run(&self, command: &Command) -> Result<Output> {
         process::run(&mut self.command(command), SHORT)
     }
@@ -188,7 +188,7 @@ impl Namespace {
         State::of(self, false)
     }
 
-    /// Everything the kernel holds in the namespace, whoever put it there.
+    /// Everything the kernel holds in the namespace, from any program.
     pub fn snapshot(&self) -> Result<Snapshot> {
         Snapshot::of(self)
     }

@@ -2,7 +2,7 @@
 //!
 //! The node has a network, mount and process-id namespace of its own. It sees the machine's files, except that `/run`, `/var/lib` and `/var/log`
 //! are its own and empty; its network has one interface of its own and no way out; killing its first process ends everything in it.
-//! So the machine is left as it was, and pod networks cannot be in the way of the machine's.
+//! So the machine is left as it was, and pod networks cannot clash with the machine's.
 //!
 //! Paths below the node's work folder ([`Node::conf_dir`] and so on) are the same inside and outside.
 
@@ -70,7 +70,7 @@ impl Runtime {
     }
 }
 
-/// A node. There is one at a time on a machine: starting waits until the node of any other test is gone.
+/// A node. A machine runs one at a time: starting waits until the node of any other test is gone.
 #[derive(Debug)]
 pub struct Node<'a> {
     // Dropped in this order.
@@ -219,7 +219,7 @@ impl<'a> Node<'a> {
     }
 
     /// Makes the node more like others, for as long as the value lives: the folders of network configurations and plugins are in `/etc/cni/net.d` and
-    /// `/opt/cni/bin` as well, and the API server is at its address in the service network, which the kubelet tells to containers.
+    /// `/opt/cni/bin` as well, and the API server is at its address in the service network, which the kubelet passes to containers.
     pub fn as_usual(&self) -> Result<impl Drop + use<>> {
         self.host.make_writable(self.folder.path(), &[Path::new("/etc"), Path::new("/opt")])?;
         let script = r#"mkdir -p /etc/cni/net.d /opt/cni/bin && mount --bind "$0" /etc/cni/net.d && mount --bind "$1" /opt/cni/bin"#;
@@ -241,7 +241,7 @@ impl<'a> Node<'a> {
         self.host.command(command)
     }
 
-    /// Runs a command on the node to its end; an exit code other than 0 is no error.
+    /// Runs a command on the node to its end; an exit code other than 0 is not an error.
     pub fn run(&self, command: &Command) -> Result<Output> {
         process::run(&mut self.command(command), SHORT)
     }

@@ -9,7 +9,7 @@ use std::thread;
 
 use anyhow::{Result, bail};
 
-/// A port nobody listens on, and that no other value of this or any other living test process has. It is below those the kernel gives to
+/// A port nothing listens on, and that no other value of this or any other living test process has. It is below those the kernel gives to
 /// clients, so that it stays free until a server listens there, and again while the server is stopped.
 pub fn free_port() -> Result<u16> {
     static NEXT: AtomicU16 = AtomicU16::new(0);
@@ -32,8 +32,8 @@ pub fn free_port() -> Result<u16> {
     bail!("no free port from {FIRST} to {}", FIRST + COUNT)
 }
 
-/// Serves whoever connects to a new port of IPv4's loopback, on a thread for each connection, for as long as the test process lives. Returns the port.
-/// What came of a connection is nobody's business: a client that goes away is none of the server's.
+/// Serves every client of a new port of IPv4's loopback, on a thread for each connection, for as long as the test process lives. Returns the port.
+/// Ignores errors of a connection: a client may go away.
 pub fn serve<T>(serve: impl Fn(TcpStream) -> T + Send + Sync + 'static) -> Result<u16> {
     let listener = TcpListener::bind("127.0.0.1:0")?;
     let port = listener.local_addr()?.port();

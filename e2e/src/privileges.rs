@@ -6,7 +6,7 @@ use anyhow::{Context, Result, ensure};
 
 use crate::guides::project;
 
-/// What a program does, and what the page says that it needs for that.
+/// What a program does, and what it needs for that according to the page.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Row {
     /// As it is typed.
@@ -44,17 +44,17 @@ fn capabilities(cell: &str) -> Result<Vec<String>> {
     }
     let is_name = |name: &&str| name.bytes().all(|byte| byte.is_ascii_uppercase() || byte == b'_');
     let names: Vec<&str> = cell.split(", ").collect();
-    ensure!(names.iter().all(is_name), "{cell} is no list of capabilities");
+    ensure!(names.iter().all(is_name), "{cell} is not a list of capabilities");
     Ok(names.into_iter().map(str::to_lowercase).collect())
 }
 
-/// What the page says that a program needs for something.
+/// What a program needs for something according to the page.
 ///
 /// # Errors
 /// The page has no such row.
 pub fn needs(program: &str, does: &str) -> Result<Vec<String>> {
     let row = rows()?.into_iter().find(|row| row.program == program && row.does == does);
-    Ok(row.with_context(|| format!("docs/privileges.md does not say that {program} {does}"))?.needs)
+    Ok(row.with_context(|| format!("docs/privileges.md does not list that {program} {does}"))?.needs)
 }
 
 /// Starts a program as root with these capabilities, and no way to get more: as a container does that drops all and adds some.

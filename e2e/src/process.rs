@@ -59,7 +59,7 @@ impl Output {
 /// A time limit that a machine that stands still does not use up: however long that lasts, it counts as a tenth of the limit and no more than
 /// five seconds.
 ///
-/// Without it, whoever waits would find the time over when the machine goes on, before what it waits for could happen.
+/// Without it, a waiter would time out when the machine goes on, before what it waits for could happen.
 #[derive(Debug)]
 pub struct Patience {
     left: Duration,
@@ -174,7 +174,7 @@ pub fn prefixed(prefix: &[&str], inner: &Command) -> Command {
 
 /// A program in the background, its output in a log file. Dropping it ends its process group.
 ///
-/// It gets SIGKILL when the test process dies, however that dies. A program that leaves its process group has to be ended by other means.
+/// It gets SIGKILL when the test process dies, however that dies. A program that leaves its process group must be ended by other means.
 #[derive(Debug)]
 pub struct Background {
     name: String,

@@ -30,7 +30,7 @@ pub fn under_test(package: &str) -> Result<PathBuf> {
 }
 
 /// The folder of the workspace's programs, all built. One alone would be built with other features of the libraries that it shares with the rest,
-/// and those would be compiled again for the next. Cargo takes a second to find out that there is nothing to build, so it is asked once per process.
+/// and those would be compiled again for the next. Cargo takes a second to find out that nothing needs building, so it is asked once per process.
 /// Where `BUILT_PROGRAMS` names a folder, they are there, and there need be no cargo.
 ///
 /// # Errors

@@ -1,4 +1,4 @@
-//! Tests that try again, and why. There is a closed set of causes, and each time one is met it is noted: `scripts/test.sh` prints them all
+//! Tests that try again, and why. The causes are a closed set, and each time one is met it is noted: `scripts/test.sh` prints them all
 //! at its end.
 //!
 //! A test may only try again what never succeeds where the code is broken.
@@ -21,7 +21,7 @@ pub const FILE: &str = "retries.txt";
 pub enum Cause {
     /// What is tested gives something a few seconds, and the machine stood still in them.
     Standstill,
-    /// A datagram got lost, which the network may do: nobody is asked to send it twice.
+    /// A datagram got lost, which the network may do: no sender repeats it.
     LostDatagram,
 }
 

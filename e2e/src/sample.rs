@@ -5,8 +5,8 @@ use std::env;
 /// All of them; where RECORDINGS_EVERY is a number, every one of that number, which is said on standard output.
 ///
 /// # Panics
-/// RECORDINGS_EVERY is no number, or 0.
-#[allow(clippy::print_stdout, reason = "whoever reads the log of a test has to know")]
+/// RECORDINGS_EVERY is not a number, or 0.
+#[allow(clippy::print_stdout, reason = "the reader of a test's log has to know")]
 pub fn of<T>(recordings: Vec<T>) -> Vec<T> {
     let Some(every) = env::var_os("RECORDINGS_EVERY") else { return recordings };
     let number = every.to_str().and_then(|every| every.parse().ok()).filter(|every| *every > 0);

@@ -1,6 +1,6 @@
 //! TCP segments made by hand, and everything that comes back: a peer that keeps to no protocol.
 //!
-//! A [`Wire`] is one end of a veth pair. Its segments come from addresses of nobody, so that no kernel answers what a test
+//! A [`Wire`] is one end of a veth pair. Its segments come from unused addresses, so that no kernel answers what a test
 //! wants to answer itself.
 
 use std::net::{IpAddr, SocketAddr};
@@ -51,7 +51,7 @@ pub struct Delivery {
     pub options: Vec<u8>,
     /// Cut into two fragments, at this byte of the TCP header and what follows it: a multiple of eight.
     pub cut: Option<usize>,
-    /// Padding that says nothing: in an option of IPv4's header, or in an extension header of IPv6 of this number.
+    /// Padding without meaning: in an option of IPv4's header, or in an extension header of IPv6 of this number.
     pub padding: Option<u8>,
     /// With a wrong checksum.
     pub is_damaged: bool,
@@ -169,7 +169,7 @@ impl Segment {
         Ok(!u16::try_from(sum)?)
     }
 
-    /// Reads a packet from its IP header on; `None` for what is no TCP segment.
+    /// Reads a packet from its IP header on; `None` for anything but a TCP segment.
     fn read(packet: &[u8]) -> Option<Self> {
         let address = |from: usize, length: usize| -> Option<IpAddr> {
             let bytes = packet.get(from..from + length)?;
@@ -310,7 +310,7 @@ impl Wire {
         }
     }
 
-    /// What has been seen since the last look, as soon as there is something, or when the time is over.
+    /// What has been seen since the last call, as soon as anything was, or at the timeout.
     pub fn seen_within(&self, time: Duration) -> Result<Vec<Segment>> {
         let time = PollTimeout::try_from(time).unwrap_or(PollTimeout::MAX);
         match poll(&mut [PollFd::new(self.seen.as_fd(), PollFlags::POLLIN)], time) {
@@ -376,7 +376,7 @@ impl<'a> Peer<'a> {
 
     /// Takes in the answer to a SYN.
     pub fn take_answer(&mut self, answer: &Segment) -> Result<()> {
-        ensure!(answer.flags & (SYN | ACK | RST) == SYN | ACK, "{answer:?} is no answer");
+        ensure!(answer.flags & (SYN | ACK | RST) == SYN | ACK, "{answer:?} is not an answer");
         self.sequence = self.sequence.wrapping_add(1);
         self.expected = answer.sequence.wrapping_add(1);
         Ok(())

@@ -79,7 +79,7 @@ impl Strace {
 /// One system call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Call {
-    /// The process or thread that made it; 0 if there is only one.
+    /// The process or thread that made it; 0 if it is the only one.
     pub process: u32,
     /// Its name.
     pub name: String,
@@ -97,7 +97,7 @@ fn calls(trace: &str) -> Vec<Call> {
         let (first, rest) = line.split_once(' ').unwrap_or((line, ""));
         let (process, rest) = first.parse().map_or((0, line), |process| (process, rest.trim_start()));
         let Some((name, text)) = rest.split_once('(') else { continue };
-        // Ends of calls that were interrupted by others, signals, exits.
+        // Ends of calls that were interrupted by other threads, signals, exits.
         if name.is_empty() || !name.chars().all(|letter| letter.is_ascii_alphanumeric() || letter == '_') {
             continue;
         }

@@ -1,6 +1,6 @@
-//! Stand-ins for the application, the sidecar proxy and their peers: servers that tell every client what they saw, and clients of any user.
+//! Stand-ins for the application, the sidecar proxy and their peers: servers that report to every client what they saw, and clients of any user.
 //!
-//! Servers are threads of the test process (user root). Clients are processes, because the kernel's owner match looks at the user of a
+//! Servers are threads of the test process (user root). Clients are processes, because the kernel's owner match checks the user of a
 //! process and a thread cannot safely have one of its own.
 
 use std::fmt;
@@ -52,9 +52,9 @@ pub struct Report {
 pub enum Outcome {
     /// Something answered, and this is what it saw.
     Answered(Report),
-    /// Something answered that is no server of this module: its first bytes.
+    /// Something answered that is not a server of this module: its first bytes.
     Foreign(String),
-    /// Nobody listens: connection refused, or an ICMP port unreachable for UDP.
+    /// Nothing listens: connection refused, or an ICMP port unreachable for UDP.
     Refused,
     /// The connection was broken off after it had been made.
     Reset,

@@ -81,7 +81,7 @@ fn follow_the_config_map(api: &ApiServer, node: &Node<'_>) -> Result<()> {
         api.kubectl(&["-n", NAMESPACE, "patch", "configmap", "istio-cni-config", "-p", &data])
     };
     let mut touches = 0;
-    // The kubelet looks at the ConfigMaps of a pod about once a minute, and when the pod changes.
+    // The kubelet checks the ConfigMaps of a pod about once a minute, and when the pod changes.
     let mut until = |what: &str, is_so: &dyn Fn() -> Result<bool>| {
         until(what, POD, &[], || {
             touches += 1;

@@ -110,14 +110,14 @@ fn a_pod_that_started_before_the_plugin_is_repaired_where_it_stands() -> Result<
     let inward = node.namespace().enter(|| TcpStream::connect((address, 7000)))??;
     let (mut out, mut inward) = (patient(out)?, patient(inward)?);
     inward.write_all(b"x")?;
-    inward.read_exact(&mut [0]).context("the test can tell whether the connection is alive")?;
+    inward.read_exact(&mut [0]).context("the test can determine whether the connection is alive")?;
 
     let proxy = TcpServer::start(&pod.namespace()?, "proxy", (Ipv4Addr::UNSPECIFIED, 15001))?;
     let agent = node.start_pod(&agent_pod(&daemon_set, LOOPBACK, &api, "istio-cni-node-one"))?;
     let log = || agent.log("install-cni").unwrap_or_default();
     wait_broken("the connection out of the pod", &mut out).with_context(log)?;
     wait_broken("the connection into the pod", &mut inward).with_context(log)?;
-    // The same program connects anew.
+    // The same program connects again.
     let captured = proxy.wait_accepted(1, POD)?;
     assert_eq!(captured[0].original, Some(SocketAddr::new(GATEWAY.parse()?, 9000)));
     pod.wait_running(POD).with_context(log)?;
@@ -143,7 +143,7 @@ fn a_pod_that_started_before_the_plugin_is_repaired_where_it_stands() -> Result<
 
 /// How often everything that can happen to an agent happens; `make race` asks for more.
 fn races() -> Result<usize> {
-    std::env::var("RACES").map_or(Ok(1), |count| count.parse().context("RACES is no number"))
+    std::env::var("RACES").map_or(Ok(1), |count| count.parse().context("RACES is not a number"))
 }
 
 /// What an application does as soon as it runs, and goes on doing: it calls the node. A call that the proxy gets first never arrives.
@@ -290,7 +290,7 @@ const DISTURBANCES: [Disturbance; 6] = [
         agent.wait_ready()
     }),
     ("containerd killed", |_, node, _| node.restart_containerd()),
-    ("the conflist written anew by the network's plugin", |_, node, _| {
+    ("the conflist written again by the network's plugin", |_, node, _| {
         node.write_conf(PRIMARY_CONFLIST, &node.primary_conflist())
     }),
     ("all at once, and no agent for a while", |agent, node, _| {
@@ -380,7 +380,7 @@ fn whatever_happens_to_the_agent_no_pod_runs_outside_the_mesh() -> Result<()> {
 enum Boot {
     /// The plugin and its entry.
     Both,
-    /// The plugin; the network's own plugin has written its conflist anew.
+    /// The plugin; the network's own plugin has written its conflist again.
     NoEntry,
     /// The entry; the image that the node boots has no such plugin.
     NoPlugin,

@@ -256,7 +256,7 @@ impl Cluster {
         })
     }
 
-    /// Waits for what is told of a pod; it is told after it is counted.
+    /// Waits for what is told of a pod; it is reported after it is counted.
     fn wait_event(&self, pod: &str, agent: &FleetAgent) -> Result<()> {
         until("the event", LIMIT, &[&agent.process], || Ok((!self.events(pod)?.is_empty()).then_some(())))
     }

@@ -125,7 +125,7 @@ fn under_istios_chart_the_agent_is_ready_redirects_upgrades_and_uninstalls() -> 
 
 /// How often the DaemonSet rolls; `make rollouts` asks for ten.
 fn rollouts() -> Result<usize> {
-    std::env::var("ROLLOUTS").map_or(Ok(2), |count| count.parse().context("ROLLOUTS is no number"))
+    std::env::var("ROLLOUTS").map_or(Ok(2), |count| count.parse().context("ROLLOUTS is not a number"))
 }
 
 /// Pods of the mesh, started without a pause until `done`.

@@ -22,7 +22,8 @@ const BATCH: usize = 50;
 const WAITING: &str = "istio_cni_repair_waiting_pods";
 
 fn number(name: &str, usual: usize) -> Result<usize> {
-    std::env::var(name).map_or(Ok(usual), |text| text.parse().with_context(|| format!("{name} is no number")))
+    std::env::var(name)
+        .map_or(Ok(usual), |text| text.parse().with_context(|| format!("{name} is not a number")))
 }
 
 fn pod(number: usize, node: usize) -> Value {
@@ -85,7 +86,7 @@ impl Calls {
     }
 }
 
-/// Asks agents again and again how many pods wait; the most.
+/// Asks agents repeatedly how many pods wait; the most.
 fn most_waiting(agents: &[FleetAgent], done: &AtomicBool) -> Result<f64> {
     let mut most = 0.0_f64;
     while !done.load(Ordering::Relaxed) {
@@ -194,7 +195,7 @@ const CONTROLLER_MEMORY: u64 = 128 << 10;
 struct TaintCalls {
     patches: u64,
     events: u64,
-    /// Of single nodes, which it needs only where somebody else changes one meanwhile.
+    /// Of single nodes, which it needs only where another program changes one meanwhile.
     gets: u64,
 }
 

@@ -110,7 +110,7 @@ impl Cluster {
         self.api.read(&format!("/api/v1/nodes/{node}"))
     }
 
-    /// Its taints; the server adds one of its own to nodes that no kubelet reports, which the tests' server is told not to.
+    /// Its taints; the server adds one of its own to nodes that no kubelet reports, which the tests' server is reported not to.
     fn taints(&self, node: &str) -> Result<Vec<Value>> {
         Ok(self.read(node)?["spec"]["taints"].as_array().cloned().unwrap_or_default())
     }
@@ -140,7 +140,7 @@ impl Cluster {
         .with_context(|| format!("{node} says {last:?}\n{}", by.running.log()))
     }
 
-    /// What a kubelet or somebody else says of a node.
+    /// What a kubelet or another program says of a node.
     fn say(&self, node: &str, of_type: &str, status: &str) -> Result<()> {
         let time = "2026-11-22T00:00:00Z";
         let patch = json!({"status": {"conditions": [{"type": of_type, "status": status, "reason": "Test", "message": "m",
@@ -462,7 +462,7 @@ fn the_cluster_taints_nodes_without_an_agent_and_frees_those_with_one() -> Resul
     controller.end()
 }
 
-/// While the controller taints and frees a node, somebody else writes other taints of it without a pause: not one of either is lost.
+/// While the controller taints and frees a node, another program writes other taints of it without a pause: not one of either is lost.
 #[test]
 fn another_writer_of_taints_loses_none_and_costs_none() -> Result<()> {
     let cluster = Cluster::with_controller()?;

@@ -23,11 +23,11 @@ use nix::sys::socket::{setsockopt, sockopt};
 
 /// How many segments `make test` sends; `HUNT` says how many otherwise.
 const SEGMENTS: usize = 20_000;
-/// How many go out before what came back is looked at.
+/// How many go out before what came back is checked.
 const BURST: usize = 25;
 /// How many go out between two looks whether the application was reached.
 const BATCH: usize = 250;
-/// Ports that clients come from: so few that each is used again and again.
+/// Ports that clients come from: so few that each is used repeatedly.
 const PORTS: std::ops::Range<u16> = 20_000..20_024;
 const CAPTURED: u16 = 8080;
 /// Left alone, so that something answers that shows that all before has been dealt with.

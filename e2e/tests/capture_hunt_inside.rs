@@ -34,7 +34,7 @@ const MODES: [&str; 4] = ["", "-m TPROXY", "--strict-capture", "-m TPROXY --stri
 
 /// Ports, by what happens there. A connection that gets out shows by its port which way it took.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Place {
+enum Origin {
     /// The application calls from there over `lo`, too.
     OverLoopback,
     /// The proxy calls from there, too.
@@ -43,7 +43,7 @@ enum Place {
     Own,
 }
 
-impl Place {
+impl Origin {
     const ALL: [Self; 3] = [Self::OverLoopback, Self::Shared, Self::Own];
 
     const fn ports(self) -> std::ops::Range<u16> {
@@ -74,14 +74,14 @@ impl Place {
 
 /// A way in which a connection got past the proxy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Way {
-    /// The application called somebody outside.
-    Out(Place),
-    /// The application answered somebody outside.
-    Back(Place),
+enum Direction {
+    /// The application called a peer outside.
+    Out(Origin),
+    /// The application answered a peer outside.
+    Back(Origin),
 }
 
-impl Way {
+impl Direction {
     /// The ways that docs/capture.md names.
     fn known(mode: &str, v6: bool) -> BTreeSet<Self> {
         if mode.contains("--strict-capture") {
@@ -89,10 +89,10 @@ impl Way {
         }
         if mode.contains("TPROXY") {
             // Where a peer has called the pod, nat has left a connection that is not translated, whatever the port.
-            return Place::ALL.map(Self::Out).into();
+            return Origin::ALL.map(Self::Out).into();
         }
         // The kernel knows no way from lo to an outside IPv6 address.
-        let places = [Place::Shared, Place::OverLoopback].into_iter().take(if v6 { 1 } else { 2 });
+        let places = [Origin::Shared, Origin::OverLoopback].into_iter().take(if v6 { 1 } else { 2 });
         // Whoever was called from there calls back.
         places.flat_map(|place| [Self::Out(place), Self::Back(place)]).collect()
     }
@@ -100,9 +100,9 @@ impl Way {
     /// Those of them that come up so often that also a short hunt finds them.
     fn frequent(mode: &str, v6: bool) -> BTreeSet<Self> {
         let rare = |way: &Self| match way {
-            Self::Out(Place::OverLoopback) => v6,
-            Self::Out(Place::Shared) => false,
-            Self::Out(Place::Own) | Self::Back(_) => true,
+            Self::Out(Origin::OverLoopback) => v6,
+            Self::Out(Origin::Shared) => false,
+            Self::Out(Origin::Own) | Self::Back(_) => true,
         };
         Self::known(mode, v6).into_iter().filter(|way| !rare(way)).collect()
     }
@@ -173,26 +173,26 @@ impl Pod {
     /// From which ports that the proxy does not use the service far away was reached.
     fn callers(&self) -> Vec<SocketAddr> {
         let callers = self.remote.iter().flat_map(TcpServer::accepted).map(|report| report.peer);
-        callers.filter(|peer| Place::of(peer.port()) != Some(Place::Shared)).collect()
+        callers.filter(|peer| Origin::of(peer.port()) != Some(Origin::Shared)).collect()
     }
 
     /// The ways that were taken since the watch began.
-    fn ways(&self, v6: bool) -> Result<BTreeMap<Way, usize>> {
+    fn ways(&self, v6: bool) -> Result<BTreeMap<Direction, usize>> {
         // nat may give a connection another port, where its own is taken.
         let origins = noted(&self.topology.pod, "origins")?;
         let at_first = |port: u64| {
             origins
                 .iter()
                 .filter(|ports| ports[0] == port)
-                .flat_map(|ports| ports.iter().filter_map(Place::of_value))
+                .flat_map(|ports| ports.iter().filter_map(Origin::of_value))
                 .next()
         };
         let mut ways = BTreeMap::new();
         for (set, _, flags) in WATCHED.iter().filter(|(_, is_v6, _)| *is_v6 == v6) {
             for tuple in noted(&self.topology.pod, set)? {
-                let place = Place::of_value(&tuple[1]).or_else(|| at_first(tuple[1].as_u64()?));
+                let place = Origin::of_value(&tuple[1]).or_else(|| at_first(tuple[1].as_u64()?));
                 let place = place.with_context(|| format!("from a port of nobody: {tuple:?}"))?;
-                let way = if *flags == "syn" { Way::Out(place) } else { Way::Back(place) };
+                let way = if *flags == "syn" { Direction::Out(place) } else { Direction::Back(place) };
                 *ways.entry(way).or_default() += 1;
             }
         }
@@ -236,7 +236,7 @@ impl Peers {
             let (mut dice, mut sent) = (Dice::new(seed), 0);
             while !stop.load(Ordering::Relaxed) {
                 for segment in wire.seen_within(Duration::from_millis(20))? {
-                    if segment.destination.ip() == stranger(v6) && Place::of(segment.source.port()).is_some()
+                    if segment.destination.ip() == stranger(v6) && Origin::of(segment.source.port()).is_some()
                     {
                         for answer in answers(&segment, &mut dice).into_iter().chain(unasked(v6, &mut dice)) {
                             wire.send(&answer)?;
@@ -298,7 +298,7 @@ fn answers(segment: &Segment, dice: &mut Dice) -> Vec<Segment> {
 
 /// Peers also call ports from which they may have been called, by whomever and over which interface ever.
 fn unasked(v6: bool, dice: &mut Dice) -> Option<Segment> {
-    let ports: Vec<u16> = Place::ALL.into_iter().flat_map(Place::ports).collect();
+    let ports: Vec<u16> = Origin::ALL.into_iter().flat_map(Origin::ports).collect();
     let call = Segment {
         source: SocketAddr::new(stranger(v6), dice.pick(&[80, 443])),
         destination: SocketAddr::new(pod_address(v6), dice.pick(&ports)),
@@ -318,7 +318,7 @@ struct Bag {
     by_peers: usize,
     by_proxy: usize,
     captured: usize,
-    ways: BTreeMap<Way, usize>,
+    ways: BTreeMap<Direction, usize>,
 }
 
 /// Hunts in one pod and one family.
@@ -332,8 +332,8 @@ fn hunt(mode: &str, form: &str, v6: bool, time: u64) -> Result<Bag> {
     apply(&pod.topology.pod, &format!("{USUAL} {mode} {form}"))?;
     pod.watch()?;
     let peers = Peers::start(&pod.topology.client, v6, seed)?;
-    let mut app = Meddler::start(&pod.topology.pod, &orders(APP, v6, seed, &Place::ALL))?;
-    let mut proxy = Meddler::start(&pod.topology.pod, &orders(PROXY_ID, v6, seed + 1, &[Place::Shared]))?;
+    let mut app = Meddler::start(&pod.topology.pod, &orders(APP, v6, seed, &Origin::ALL))?;
+    let mut proxy = Meddler::start(&pod.topology.pod, &orders(PROXY_ID, v6, seed + 1, &[Origin::Shared]))?;
     let (mut by_app, mut by_proxy) = (Tally::default(), Tally::default());
     while by_app.calls < IN_ONE_POD {
         by_proxy = proxy.moves(MOVES)?;
@@ -347,23 +347,24 @@ fn hunt(mode: &str, form: &str, v6: bool, time: u64) -> Result<Bag> {
     Ok(Bag { calls: by_app.calls, moves: by_app.moves, by_peers, by_proxy, captured, ways })
 }
 
-fn orders(user: u32, v6: bool, seed: u64, places: &[Place]) -> Orders {
-    let interfaces = |place: Place| if user == APP { place.interfaces() } else { vec![None] };
+fn orders(user: u32, v6: bool, seed: u64, places: &[Origin]) -> Orders {
+    let interfaces = |place: Origin| if user == APP { place.interfaces() } else { vec![None] };
     let ports =
         places.iter().flat_map(|place| place.ports().map(|port| (port, interfaces(*place)))).collect();
     Orders { user, seed, own: pod_address(v6), targets: targets(v6), ports, listens: user == APP }
 }
 
 /// Whoever has reached the service far away, or accepted somebody from outside, was seen on the way by the watch.
-fn agree(by_app: &Tally, callers: &[SocketAddr], ways: &BTreeMap<Way, usize>) -> Result<()> {
+fn agree(by_app: &Tally, callers: &[SocketAddr], ways: &BTreeMap<Direction, usize>) -> Result<()> {
     let greeted = by_app.greeted.get("remote").into_iter().flatten().map(|(own, _)| own);
     for own in greeted.chain(callers) {
-        let place = Place::of(own.port()).with_context(|| format!("{own} is nobody's"))?;
-        ensure!(ways.contains_key(&Way::Out(place)), "{own} reached the service, unseen: {ways:?}");
+        let place = Origin::of(own.port()).with_context(|| format!("{own} is nobody's"))?;
+        ensure!(ways.contains_key(&Direction::Out(place)), "{own} reached the service, unseen: {ways:?}");
     }
     for (own, peer) in &by_app.accepted {
-        let place = Place::of(own.port()).with_context(|| format!("{own} is nobody's"))?;
-        let is_seen = [Way::Back(place), Way::Out(place)].iter().any(|way| ways.contains_key(way));
+        let place = Origin::of(own.port()).with_context(|| format!("{own} is nobody's"))?;
+        let is_seen =
+            [Direction::Back(place), Direction::Out(place)].iter().any(|way| ways.contains_key(way));
         ensure!(is_seen, "{own} accepted {peer}, unseen: {ways:?}");
     }
     Ok(())
@@ -383,7 +384,7 @@ fn an_application_gets_out_by_the_known_ways_only_and_with_strict_capture_by_non
     let problems = common::in_parallel(2, &places, |_, (time, (mode, form, v6))| {
         let what = format!("{mode} {form} {}", if *v6 { "IPv6" } else { "IPv4" });
         let bag = hunt(mode, form, *v6, *time).with_context(|| what.clone())?;
-        let known = Way::known(mode, *v6);
+        let known = Direction::known(mode, *v6);
         let unknown = bag.ways.iter().filter(|(way, _)| !known.contains(way));
         let unknown = unknown.map(|(way, count)| format!("{what}: {count} connections {way:?}")).collect();
         let mut bags = bags.lock().unwrap_or_else(PoisonError::into_inner);
@@ -396,13 +397,13 @@ fn an_application_gets_out_by_the_known_ways_only_and_with_strict_capture_by_non
     }
     assert!(problems.is_empty(), "{} ways past the proxy:\n{}", problems.len(), problems.join("\n"));
     for ((mode, v6), bag) in &bags {
-        let found: BTreeSet<Way> = bag.ways.keys().copied().collect();
+        let found: BTreeSet<Direction> = bag.ways.keys().copied().collect();
         assert!(
             bag.captured > 0 && bag.by_proxy > 0,
             "the proxy saw nobody, or reached nobody, so nothing is shown"
         );
-        let expected = if is_long { Way::known(mode, *v6) } else { Way::frequent(mode, *v6) };
-        let missed: Vec<&Way> = expected.difference(&found).collect();
+        let expected = if is_long { Direction::known(mode, *v6) } else { Direction::frequent(mode, *v6) };
+        let missed: Vec<&Direction> = expected.difference(&found).collect();
         assert!(
             missed.is_empty(),
             "{mode} {v6}: not found are {missed:?}: a hunt that does not find what is there shows nothing"

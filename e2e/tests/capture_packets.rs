@@ -326,7 +326,7 @@ fn nothing_that_tproxy_left_is_exempt_once_redirect_has_taken_over() -> Result<(
     Ok(())
 }
 
-/// While nobody listens on the inbound port.
+/// While nothing listens on the inbound port.
 fn without_a_proxy(mut pod: Pod) -> Result<Vec<String>> {
     pod.proxy.clear();
     let mut problems = Vec::new();

@@ -148,9 +148,9 @@ fn generated(path: &str, base: &[String], features: &[(&str, Vec<String>)]) -> R
 #[test]
 #[ignore = "needs helm: make chart"]
 fn generated_values_yaml_shows_every_default_as_a_comment() -> Result<()> {
-    let head = "# Every value, with its default. Nothing is set here, so that a platform's values can come between the defaults and yours.\n\
+    let head = "# Every value, with its default. Values are commented out so that platform defaults apply first.\n\
                 # Values stand at the top level, or, as in files for several of Istio's charts, under `cni`; those win. null is the default; for\n\
-                # a list it is the empty one. A name that is none of these, nor one of Istio's other charts, fails the installation.\n\n";
+                # a list, the empty one. A name that is not one of these, nor one of Istio's other charts, fails the installation.\n\n";
     let is_comment = |line: &str| line.is_empty() || line.starts_with('#');
     let comment = |line: &str| format!("{}{line}\n", if is_comment(line) { "" } else { "#" });
     let defaults: String = chart_file("files/defaults.yaml")?.lines().map(comment).collect();
@@ -323,25 +323,28 @@ fn refusal(set: &str) -> Result<String> {
 #[ignore = "needs helm: make chart"]
 fn a_misspelt_value_fails_with_the_one_that_was_meant() -> Result<()> {
     for (given, meant) in [
-        ("repair.repairPod=true", "repair.repairPod is no value of this chart; is repair.repairPods meant?"),
-        ("excludeNamespace={a}", "is excludeNamespaces meant?"),
-        ("cniBinDri=/x", "is cniBinDir meant?"),
-        ("cni_bin_dir=/x", "is cniBinDir meant?"),
-        ("cni.Chained=false", "cni.Chained is no value of this chart; is cni.chained meant?"),
-        ("deletePods=true", "is repair.deletePods meant?"),
-        ("cni.deletePods=true", "is cni.repair.deletePods meant?"),
-        ("nativeNftables=true", "is global.nativeNftables meant?"),
-        ("global.platfrom=gke", "is global.platform meant?"),
-        ("driftWatch.intervall=5m", "is driftWatch.interval meant?"),
-        ("nonsense=1", "nonsense is no value of this chart"),
+        (
+            "repair.repairPod=true",
+            "repair.repairPod is not a value of this chart; did you mean repair.repairPods?",
+        ),
+        ("excludeNamespace={a}", "did you mean excludeNamespaces?"),
+        ("cniBinDri=/x", "did you mean cniBinDir?"),
+        ("cni_bin_dir=/x", "did you mean cniBinDir?"),
+        ("cni.Chained=false", "cni.Chained is not a value of this chart; did you mean cni.chained?"),
+        ("deletePods=true", "did you mean repair.deletePods?"),
+        ("cni.deletePods=true", "did you mean cni.repair.deletePods?"),
+        ("nativeNftables=true", "did you mean global.nativeNftables?"),
+        ("global.platfrom=gke", "did you mean global.platform?"),
+        ("driftWatch.intervall=5m", "did you mean driftWatch.interval?"),
+        ("nonsense=1", "nonsense is not a value of this chart"),
         ("platform=k4s", "platform: \"k4s\" is none of gke, k3d, k3s, microk8s, minikube, openshift"),
         ("profile=defualt", "profile: \"defualt\" is none of default"),
         ("compatibilityVersion=1.12", "compatibilityVersion: \"1.12\" is none of"),
         ("chained=no", "chained: Invalid type"),
         ("cniBinDir=opt/cni/bin", "cniBinDir: Does not match pattern"),
         ("podLabels.k8s-app=x", "podLabels: k8s-app is what the DaemonSet selects its pods by"),
-        ("env.NODE_NAME=x", "env.NODE_NAME: the chart itself says this"),
-        ("taintControler.enabled=true", "is taintController meant?"),
+        ("env.NODE_NAME=x", "env.NODE_NAME: the chart sets this"),
+        ("taintControler.enabled=true", "did you mean taintController?"),
         (
             "taintController.enabled=true,taintController.healthPort=8000",
             "taintController.healthPort: the agents have port 8000",

@@ -26,7 +26,7 @@ fn words(text: &str) -> Vec<&str> {
 }
 
 /// The lines of this level, without their time.
-fn told<'a>(output: &'a Output, level: &str) -> Vec<&'a str> {
+fn report<'a>(output: &'a Output, level: &str) -> Vec<&'a str> {
     let level = format!("\t{level}\t");
     output.stderr.lines().filter_map(|line| line.split_once(&level)).map(|(_, text)| text).collect()
 }
@@ -78,7 +78,7 @@ fn the_own_namespace_by_name_needs_no_privilege_to_be_entered() -> Result<()> {
     };
     let refused = run(&there.path().display().to_string())?;
     assert_eq!(refused.code(), Some(1));
-    let [error] = told(&refused, "error")[..] else { anyhow::bail!("{refused:?}") };
+    let [error] = report(&refused, "error")[..] else { anyhow::bail!("{refused:?}") };
     assert!(
         error.contains("flag --network-namespace") && error.contains("CAP_SYS_ADMIN is needed"),
         "{error}"
@@ -100,7 +100,7 @@ fn what_cannot_be_entered_is_told_with_everything_else() -> Result<()> {
     ] {
         let output = run(&here, &["--network-namespace", path, "-b", "http", "--dry-run=maybe", "--frob"])?;
         assert_eq!(output.code(), Some(1));
-        let errors = told(&output, "error").join("\n");
+        let errors = report(&output, "error").join("\n");
         for wanted in [why, "\"http\"", "\"maybe\"", "\"--frob\""] {
             assert!(errors.contains(wanted), "{wanted} is not in {errors}");
         }
@@ -191,7 +191,7 @@ fn settings_without_effect_are_warned_of() -> Result<()> {
     namespace.set_nameservers::<&str>(&[])?;
     let warnings = |args: &str, env: &[(String, String)]| -> Result<String> {
         let output = namespace.run(&with_environment(common::istio_iptables(), &words(args), env))?.ok()?;
-        Ok(told(&output, "warn").join("\n"))
+        Ok(report(&output, "warn").join("\n"))
     };
     assert_eq!(warnings("-b * -i *", &[])?, "");
     assert!(warnings("", &[])?.starts_with("nothing is captured"));
@@ -210,15 +210,15 @@ fn settings_without_effect_are_warned_of() -> Result<()> {
     let wanted = "flag --inbound-capture-port: \"15001\" is the port of --envoy-port as well";
     assert!(refused.stderr.contains(wanted), "{refused:?}");
     let misspelt = [("ISTIO_INBOUND_PORT".to_owned(), "80".to_owned())];
-    assert!(warnings("-b *", &misspelt)?.contains("is ISTIO_INBOUND_PORTS meant?"));
+    assert!(warnings("-b *", &misspelt)?.contains("did you mean ISTIO_INBOUND_PORTS?"));
     let validated = namespace.run(&with_environment(
         istio_validation(),
         &words("--dry-run --probe-timeout 1s"),
         &misspelt,
     ))?;
-    let told = told(&validated, "warn").join("\n");
+    let told = report(&validated, "warn").join("\n");
     assert!(
-        told.contains("is ISTIO_INBOUND_PORTS meant?") && told.contains("--dry-run has no effect"),
+        told.contains("did you mean ISTIO_INBOUND_PORTS?") && told.contains("--dry-run has no effect"),
         "{told}"
     );
     Ok(())
@@ -232,7 +232,7 @@ fn a_run_that_captures_nothing_does_not_say_that_it_redirects() -> Result<()> {
         "the rules were in force already, and capture nothing",
     ] {
         let output = run(&namespace, &[] as &[&str])?.ok()?;
-        let told = told(&output, "info");
+        let told = report(&output, "info");
         assert!(told.len() == 1 && told[0].starts_with(what), "{told:?}");
     }
     Ok(())
@@ -245,7 +245,7 @@ fn the_validation_refuses_to_clean_up() -> Result<()> {
     let args = [vec!["--cleanup-only", "-p", "http"], words(EVERYTHING)].concat();
     let output = namespace.run(&with_environment(istio_validation(), &args, &[]))?;
     assert_eq!(output.code(), Some(1), "{output:?}");
-    let errors = told(&output, "error").join("\n");
+    let errors = report(&output, "error").join("\n");
     assert!(errors.contains("use istio-iptables --cleanup-only") && errors.contains("\"http\""), "{errors}");
     Ok(())
 }
@@ -273,8 +273,8 @@ fn a_resolv_conf_that_is_none_is_waited_for_by_nobody() -> Result<()> {
     mkfifo(&path, Mode::S_IRWXU)?;
     let output = run(&namespace, &["-b", "*", "--redirect-dns"])?;
     assert_eq!(output.code(), Some(1));
-    let errors = told(&output, "error").join("\n");
-    assert!(errors.contains("cannot read /etc/resolv.conf: it is no regular file"), "{errors}");
+    let errors = report(&output, "error").join("\n");
+    assert!(errors.contains("cannot read /etc/resolv.conf: it is not a regular file"), "{errors}");
     assert!(namespace.state_with_nft()?.is_pristine());
     // Where its servers do not matter, it does not matter either.
     apply(&namespace, "-b * --redirect-dns --capture-all-dns")?;
@@ -307,7 +307,7 @@ fn what_the_kernel_refuses_is_an_error_and_no_panic() -> Result<()> {
             assert!(!output.stderr.contains("panicked"), "{args}, {fault}: {output:?}");
             if output.code() == Some(1) {
                 refused += 1;
-                assert_eq!(told(&output, "error").len(), 1, "{args}, {fault}: {output:?}");
+                assert_eq!(report(&output, "error").len(), 1, "{args}, {fault}: {output:?}");
             }
         }
         for namespace in [&here, &there] {

@@ -12,11 +12,11 @@ use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Context, Result, ensure};
 use common::in_parallel;
-use common::packets::{FORMS, IMPATIENT, Seen, World, plan, random_packet, random_settings, with_changes};
+use common::packets::{Arrived, FORMS, IMPATIENT, World, plan, random_packet, random_settings, with_changes};
 use e2e::dice::Dice;
 use e2e::traffic::ANSWER;
 use netns_apply::{ApplyOptions, apply};
-use packet_trace::{Difference, Fate, Packet, Rules, difference};
+use packet_trace::{Difference, Fate, Packet, TraceRules, difference};
 use redirect_core::{Family, RulePlan};
 
 const THREADS: usize = 2;
@@ -30,7 +30,7 @@ const DRAWS: usize = 4000;
 /// A pod that a plan is in force in.
 struct Pod {
     world: World,
-    rules: [Rules; 2],
+    rules: [TraceRules; 2],
 }
 
 impl Pod {
@@ -40,11 +40,11 @@ impl Pod {
         writeln!(words, "by {form}")?;
         let options = ApplyOptions { backend, native_form, ..ApplyOptions::default() };
         world.pod().enter(|| apply(plan, &options))?.with_context(|| words.clone())?;
-        Ok(Self { world, rules: Family::BOTH.map(|family| Rules::of_plan(plan, family)) })
+        Ok(Self { world, rules: Family::BOTH.map(|family| TraceRules::of_plan(plan, family)) })
     }
 
     /// Sends a packet. Who expects no answer need not wait long for it.
-    fn play(&self, packet: &Packet) -> Result<(Packet, Seen)> {
+    fn play(&self, packet: &Packet) -> Result<(Packet, Arrived)> {
         let fate = self.rules[usize::from(packet.family() == Family::V6)].fate(packet);
         self.world.play(packet, if fate == Fate::Dropped { IMPATIENT } else { ANSWER })
     }
@@ -80,7 +80,7 @@ fn packets(differences: &[Difference], dice: &mut Dice) -> Vec<Packet> {
 }
 
 /// What is wrong with a packet that was sent in both pods; nothing where the kernel does what is said.
-fn judge(sent: &[(Packet, Seen); 2], differences: &[Difference]) -> Option<String> {
+fn judge(sent: &[(Packet, Arrived); 2], differences: &[Difference]) -> Option<String> {
     let [(one, seen), (two, seen_then)] = sent;
     let (said, said_then) = (said_of(differences, one), said_of(differences, two));
     let is_right = match (said, said_then) {

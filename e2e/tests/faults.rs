@@ -9,7 +9,7 @@ mod faults_support;
 use std::sync::Mutex;
 
 use anyhow::{Result, anyhow, ensure};
-use e2e::faults::{Kind, Table, Verdict};
+use e2e::faults::{FaultResult, Kind, Table};
 use e2e::parallel::in_threads;
 use faults_support::{ALL, Fault, Operation, Story, operations};
 
@@ -81,19 +81,19 @@ fn whatever_fails_in_whichever_operation_nothing_is_half_done() -> Result<()> {
         move || {
             let verdict = story.play(fault);
             let verdict =
-                verdict.unwrap_or_else(|error| Verdict::Red(format!("cannot be judged: {error:#}")));
+                verdict.unwrap_or_else(|error| FaultResult::Red(format!("cannot be judged: {error:#}")));
             if let Ok(mut table) = table.lock() {
                 table.add(*row, fault.kind(), &verdict);
             }
             match verdict {
-                Verdict::Red(why) => {
+                FaultResult::Red(why) => {
                     let name = story.operation.name();
                     let line =
                         format!("{name} x {}: {fault}: {}", fault.kind().name(), why.replace('\n', " | "));
                     println!("RED {line}");
                     Some(line)
                 }
-                Verdict::Wanted | Verdict::Refused | Verdict::Told | Verdict::Mended => None,
+                FaultResult::Wanted | FaultResult::Refused | FaultResult::Told | FaultResult::Mended => None,
             }
         }
     });

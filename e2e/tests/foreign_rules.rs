@@ -46,7 +46,7 @@ enum Probe {
     Dns,
 }
 
-/// Rules of others that keep packets from the proxy.
+/// Other programs' rules that keep packets from the proxy.
 struct Harmful {
     mode: Mode,
     script: &'static str,
@@ -239,7 +239,7 @@ const HARMFUL: &[Harmful] = &[
         Mode::Redirect,
         "iptables-nft -t raw -I PREROUTING -p tcp -j CT --notrack",
         Probe::Inbound,
-        &["table ip raw, chain PREROUTING", "keeps connection tracking"],
+        &["table ip raw, chain PREROUTING", "disables connection tracking"],
     ),
     harmful(
         Mode::Redirect,
@@ -380,7 +380,7 @@ fn check_names_a_strange_rule_without_its_bytes() -> Result<()> {
         "iptables-nft -t nat -A ISTIO_OUTPUT -m limit --limit 5/sec -m comment --comment {comment} -j RETURN"
     ))?;
     let (code, text) = pod.call("CHECK")?.error()?;
-    ensure!(code == 111 && text.contains("nat ISTIO_OUTPUT: rule"), "{code} {text}");
+    ensure!(code == 111 && text.contains("nat ISTIO_OUTPUT: unexpected rule"), "{code} {text}");
     ensure!(text.contains("limit") && text.len() < 400, "{text}");
     let digits = text.split(|c: char| !c.is_ascii_hexdigit()).map(str::len).max();
     ensure!(digits < Some(16), "bytes in {text}");

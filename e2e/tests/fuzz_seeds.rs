@@ -1,5 +1,5 @@
 //! What fuzzing begins with, made of the recordings: seeds for every target, the words that a mutation may put in, and the pods that the
-//! plugin's target can be asked about. What is committed under `fuzz/` is what is made here; `UPDATE_SEEDS=yes` writes it anew.
+//! plugin's target can be asked about. What is committed under `fuzz/` is what is made here; `UPDATE_SEEDS=yes` writes it again.
 //!
 //! Other seeds are inputs that once found something. They are written by hand, and only have to stay.
 
@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 use common::recording::Recording;
-use netfilter_state::change::Change;
+use netfilter_state::change::RulesetDiff;
 use netfilter_state::netlink::{Batch, Observed};
 use netfilter_state::parse::rule_state;
 use netfilter_state::state::RuleState;
@@ -123,7 +123,7 @@ impl Seeds {
         self.0.insert(format!("seeds/{target}/{RECORDED}{name}").into(), content.into());
     }
 
-    /// What a kernel answered about rules of others, in pieces of whole messages: a piece may name what another one tells of.
+    /// What a kernel answered about other programs' rules, in pieces of whole messages: a piece may name what another one tells of.
     fn dumps(&mut self) -> Result<()> {
         const PIECE: usize = 8 << 10;
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../crates/netfilter-state/tests/dumps");
@@ -179,7 +179,7 @@ impl Seeds {
         Ok(())
     }
 
-    /// A run of the plugin: its pod, and what it was told.
+    /// A run of the plugin: its pod, and what it was reported.
     fn pod(&mut self, number: usize, recorded: &Value) -> Result<()> {
         let name = recorded["name"].as_str().context("a name")?;
         let (mut pod, conf) = (recorded["pod"].clone(), &recorded["conf"]);
@@ -288,7 +288,7 @@ fn saved(tables: &Value) -> Result<String> {
 fn dump(family: Family, text: &str) -> Result<Vec<u8>> {
     let (state, nothing) = (rule_state(text)?, Observed::at(1));
     ensure!(state != RuleState::new(), "nothing is recorded");
-    let change = Change::back(&RuleState::new(), &state, &Change::default());
+    let change = RulesetDiff::back(&RuleState::new(), &state, &RulesetDiff::default());
     let mut batch = Batch::new(&nothing);
     batch.change(family, &change)?;
     Ok(kernel::dumped(batch.finish()?.bytes()))
@@ -406,7 +406,7 @@ fn strings(words: &[&str]) -> BTreeSet<String> {
     words.iter().map(|word| (*word).to_owned()).collect()
 }
 
-/// In libFuzzer's form: a word a line, in quotes, bytes that are no plain letters by their number.
+/// In libFuzzer's form: a word a line, in quotes, bytes that are not plain letters by their number.
 fn dictionary(words: &BTreeSet<String>) -> Vec<u8> {
     let mut text = String::from("# Made by e2e/tests/fuzz_seeds.rs.\n");
     for word in words {

@@ -1,4 +1,4 @@
-//! The commands of the documents that look at a mesh: typed on a machine with pods, beside a real API server.
+//! The commands of the documents that check a mesh: typed on a machine with pods, beside a real API server.
 
 mod guides_support;
 

@@ -45,7 +45,7 @@ impl Story<'_> {
             if block.world == "cluster" {
                 typed(block, |script| self.station.run(&script.replace("NODE", self.node.name())))?;
             } else {
-                // A reader types it again until it is so: pods are looked at one after the other.
+                // A reader types it again until it is so: pods are checked one after the other.
                 let mut last = None;
                 until(&block.text, POD, &self.controllers.processes(), || {
                     last = typed(block, |script| on_node(self.node, script)).err();
@@ -122,7 +122,7 @@ fn the_guides_lead_from_istios_agent_to_verified_pods_and_back() -> Result<()> {
         "{left:?}"
     );
 
-    // Anew, where no agent was.
+    // Again, where no agent was.
     story.type_all(install)?;
     story.is_rolled_out()?;
     wait_loaded(&node)?;

@@ -30,7 +30,7 @@ fn ended(pod: &Value, name: &str, code: i64) -> Option<Value> {
     ends.into_iter().find(|end| end["exitCode"] == code).cloned()
 }
 
-/// What comes in and what goes out passes Envoy, which is told where it was going, and arrives.
+/// What comes in and what goes out passes Envoy, which is reported where it was going, and arrives.
 fn ensure_passes_envoy(node: &Node<'_>, pod: &Pod<'_>) -> Result<()> {
     pod.wait_running(POD)
         .with_context(|| format!("{:?} {:?}", pod.log("istio-init"), pod.log("istio-proxy")))?;

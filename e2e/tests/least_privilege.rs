@@ -81,7 +81,7 @@ fn the_legacy_variant_needs_net_raw_as_well() -> Result<()> {
         let left = namespace.sh("iptables-legacy-save; ip6tables-legacy-save")?;
         ensure!(!left.stdout.contains("ISTIO"), "without {missing}: {}", left.stdout);
         namespace.run(&confined(&needed, &apply))?.ok()?;
-        // What is in legacy tables has to be seen by whoever writes others.
+        // What is in legacy tables must be seen by whoever writes others.
         let cleanup = istio_iptables_command(&["--cleanup-only"]);
         ensure_names(&namespace.run(&confined(&few, &cleanup))?, "CAP_NET_RAW")?;
         namespace.run(&confined(&needed, &cleanup))?.ok()?;

@@ -11,7 +11,7 @@ use anyhow::{Context, Result, ensure};
 use common::in_parallel;
 use e2e::process::Output;
 use page_support::{Case, Machines, PACKETS, errors, of_manifest};
-use web::{Form, Question, Side, Way, answer};
+use web::{Form, PacketQuestion, Question, Side, answer};
 
 const THREADS: usize = 2;
 /// Every which pair of neighbours is compared.
@@ -93,10 +93,10 @@ fn the_page_traces_packets_as_redirectctl_does() -> Result<()> {
     Ok(())
 }
 
-fn way(said: &[(&str, &str)]) -> Way {
+fn way(said: &[(&str, &str)]) -> PacketQuestion {
     let of =
         |flag: &str| said.iter().find(|(name, _)| *name == flag).map_or("", |(_, value)| value).to_owned();
-    Way {
+    PacketQuestion {
         sender: of("as"),
         to: of("to"),
         from: of("from"),
@@ -210,7 +210,7 @@ fn annotations_alone_are_those_of_an_injected_pod() -> Result<()> {
         ensure!(told.form == Form::Annotations && told.written == wanted.written, "{text}: {told:?}");
     }
     let wrong = side("traffic.sidecar.istio.io/excludeOutboundPorts: 3306\n".to_owned())?;
-    ensure!(wrong.errors.len() == 1, "a number is no annotation: {:?}", wrong.errors);
+    ensure!(wrong.errors.len() == 1, "a number is not an annotation: {:?}", wrong.errors);
     Ok(())
 }
 

@@ -21,7 +21,7 @@ use serde_json::{Value, json};
 const SHOWN: usize = 300;
 /// Every which pair of neighbours is compared.
 const PAIRS: usize = 12;
-/// A picture in the documentation is no larger.
+/// A picture in the documentation is not a larger.
 const LARGEST_PICTURE: usize = 200_000;
 const WIDE: (u32, u32) = (1280, 900);
 /// The size of the pictures for the documentation.
@@ -193,7 +193,7 @@ fn whatever_is_typed_is_text() -> Result<()> {
         let told = browser.script("return document.getElementById('trace').textContent", &[])?;
         ensure!(told.to_string().contains("onerror="), "{view}: {told}");
     }
-    // All that is wrong is told at once, and as it was typed.
+    // All that is wrong is reported at once, and as it was typed.
     let seen = browser.waiting_script(ASK, &[json!({"text": annotations})])?;
     let wrong = strings(&seen["wrong"]);
     ensure!(wrong.len() == 2 && wrong.iter().all(|one| one.contains("<img src=x onerror=")), "{wrong:#?}");
@@ -464,7 +464,7 @@ fn a_link_holds_the_question_and_no_server_gets_it() -> Result<()> {
     let seen = "return [document.getElementById('results').innerText, ...['text', 'address', 'nameservers', 'to', 'as', 'mark', 'state', 'protocol'].map((name) => document.getElementById(name).value), document.getElementById('every').checked]";
     let before = browser.script(seen, &[])?;
     ensure!(before[0].as_str().is_some_and(|text| text.contains("Ends at")), "{before}");
-    // Somebody else follows the link.
+    // Another program follows the link.
     let other = Browser::start()?;
     other.ask(&link)?;
     ensure!(other.script(seen, &[])? == before, "{before:#} {:#}", other.script(seen, &[])?);

@@ -241,7 +241,7 @@ fn a_stopped_server_is_told_at_the_deadline_and_one_that_comes_back_is_used() ->
         let (code, text) = cluster.late("web", "3s")?;
         assert_eq!(code, 11, "{text}");
         assert!(start.elapsed() >= Duration::from_secs(2), "it gave up after {:?}", start.elapsed());
-        ensure!(text.contains("is not reached") && text.contains(&cluster.api.url()), "{text}");
+        ensure!(text.contains("is unreachable") && text.contains(&cluster.api.url()), "{text}");
         Ok(())
     })?;
     cluster.add_while("web", || cluster.api.start_again())
@@ -260,7 +260,7 @@ fn a_server_that_hangs_is_told_at_the_deadline() -> Result<()> {
     let answer = Invocation::new("ADD", &conf).netns(&namespace).pod("default", "web").run()?;
     let (code, text) = answer.error()?;
     assert!(start.elapsed() < EARLY, "{:?}", start.elapsed());
-    assert!(code == 11 && text.contains("does not answer within"), "{code} {text}");
+    assert!(code == 11 && text.contains("did not respond within"), "{code} {text}");
     Ok(())
 }
 

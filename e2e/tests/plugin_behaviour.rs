@@ -294,10 +294,10 @@ fn what_a_pod_says_in_vain_is_warned_of() -> Result<()> {
     let warnings: Vec<&str> =
         log.iter().filter(|line| line["level"] == "warn").filter_map(|line| line["msg"].as_str()).collect();
     for wanted in [
-        "\"yes\" is no boolean and counts as false; write true or false",
-        "is traffic.sidecar.istio.io/excludeOutboundPorts meant?",
-        "variable ISTIO_OUTBOUND_OWNER_GROUP is no setting and is ignored; is ISTIO_OUTBOUND_OWNER_GROUPS meant?",
-        "is ISTIO_META_DNS_CAPTURE meant?",
+        "\"yes\" is not a boolean and counts as false; use true or false",
+        "did you mean traffic.sidecar.istio.io/excludeOutboundPorts?",
+        "variable ISTIO_OUTBOUND_OWNER_GROUP is not a setting and is ignored; did you mean ISTIO_OUTBOUND_OWNER_GROUPS?",
+        "did you mean ISTIO_META_DNS_CAPTURE?",
         "annotation traffic.sidecar.istio.io/excludeInboundPorts has no effect",
     ] {
         assert_eq!(
@@ -448,7 +448,7 @@ fn no_level_lets_a_token_out() -> Result<()> {
     Ok(())
 }
 
-/// A plugin that is killed leaves what the next one mends.
+/// A plugin that is killed leaves what the next one repairs.
 #[test]
 fn killed_at_any_moment_the_next_add_mends_it() -> Result<()> {
     let (run_dir, namespace) = web()?;

@@ -109,7 +109,7 @@ fn check_names_the_rule_that_was_changed() -> Result<()> {
     for (tampering, named) in TAMPERED {
         let pod = Namespace::empty(Families::Dual)?;
         chain.tool.added(NETWORK, &pod)?;
-        // Rules of others that keep nothing from the proxy are none of our business.
+        // Other programs' rules that keep nothing from the proxy are none of our business.
         pod.sh("iptables-nft -t nat -I OUTPUT 1 -p udp --dport 7 -j ACCEPT")?;
         chain.tool.check(NETWORK, &pod)?.ok()?;
         pod.sh(tampering)?;

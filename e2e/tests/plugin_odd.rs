@@ -1,4 +1,4 @@
-//! The plugin where files are no files and servers are no API servers: it answers in time, and says whose fault it is.
+//! The plugin where files are not files and servers are no API servers: it answers in time, and says whose fault it is.
 
 mod plugin_support;
 
@@ -87,21 +87,21 @@ fn answers_that_no_api_server_gives_are_blamed_on_the_server() -> Result<()> {
         http("200 OK", "application/json", &pod.to_string())
     };
     for (answer, expected) in [
-        (http("200 OK", "text/html", html), "no JSON (text/html)"),
+        (http("200 OK", "text/html", html), "not JSON (text/html)"),
         (http("204 No Content", "application/json", ""), "is empty"),
         (http("302 Found\r\nLocation: https://login", "text/html", ""), "302 Found"),
         (http("200 OK", "application/json", &cut[..cut.len() - 9]), "is cut off"),
-        (with("/metadata/name", "till"), "answers with \"Pod\" \"till\""),
+        (with("/metadata/name", "till"), "received \"Pod\" \"till\""),
         (with("/metadata/namespace", "bank"), "in namespace \"bank\""),
-        (with("/kind", "Job"), "answers with \"Job\""),
-        (http("200 OK", "application/json", "[]"), "answers with \"\""),
-        (
-            http("200 OK", "application/json", "{\"kind\":\"Pod\",\"metadata\":3}"),
-            "answers with \"Pod\" \"\"",
-        ),
+        (with("/kind", "Job"), "received \"Job\""),
+        (http("200 OK", "application/json", "[]"), "received \"\""),
+        (http("200 OK", "application/json", "{\"kind\":\"Pod\",\"metadata\":3}"), "received \"Pod\" \"\""),
     ] {
         let (code, text) = add(serve(answer)?, SOON, "")?.expect(expected);
-        assert!(code == 11 && text.contains(expected) && text.contains("not an API server"), "{code} {text}");
+        assert!(
+            code == 11 && text.contains(expected) && text.contains("is this the API server?"),
+            "{code} {text}"
+        );
     }
     Ok(())
 }

@@ -124,7 +124,7 @@ fn invocation(case: &Value, namespace: &Namespace, run_dir: &RunDir, api: &PodAp
         invocation = invocation.env("CNI_ARGS", args);
     }
     for (name, value) in case["env"].as_object().into_iter().flatten() {
-        invocation = invocation.env(name, value.as_str().context("a variable that is no text")?);
+        invocation = invocation.env(name, value.as_str().context("a variable that is not text")?);
     }
     Ok(invocation)
 }

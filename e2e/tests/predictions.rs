@@ -1,4 +1,4 @@
-//! Rules and routes of other programs whose effect is easily misjudged: marks from hook to hook, connection tracking's place among the
+//! TraceRules and routes of other programs whose effect is easily misjudged: marks from hook to hook, connection tracking's place among the
 //! priorities, equal priorities, hooks below IP, routes. Each case is set up in a pod, packets are really sent, and three have to agree: the
 //! kernel, the trace of what is in force, and CHECK, which names something if captured packets are lost, and nothing if none is.
 //!
@@ -12,13 +12,13 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use common::arrivals::{Ground, Shot, agrees, is_unsent};
+use common::arrivals::{Ground, SentPacket, agrees, is_unsent};
 use common::in_parallel;
-use common::packets::{FORMS, Said, Seen, plan};
+use common::packets::{Arrived, FORMS, Said, plan};
 use e2e::netns::{client_address, pod_address, remote_address};
 use e2e::traffic::PROXY_ID;
 use netns_apply::{ApplyOptions, Live, Mismatch, apply, verify};
-use packet_trace::{Detail, Fate, Packet, Rules, interference::Severity};
+use packet_trace::{Detail, Fate, Packet, TraceRules, interference::Severity};
 use redirect_core::{Family, RulePlan, settings::Key};
 
 const THREADS: usize = 4;
@@ -427,10 +427,12 @@ impl Pod {
     fn judge(&self, case: &Case) -> Result<Vec<String>> {
         let live = self.ground.pod().enter(|| Live::now(&self.options))??;
         let shots = self.ground.send(&PROBES.map(Probe::packet))?;
-        let planned = |probe: Probe, shot: &Shot| self.planned(probe, &shot.packet);
-        let trace = |shot: &Shot| live.rules(shot.packet.family(), Some(&self.plan)).trace(&shot.packet);
-        let may_be_lost =
-            |shot: &Shot| trace(shot).may.iter().any(|fate| agrees(&Seen::Nothing, *fate, &shot.packet));
+        let planned = |probe: Probe, shot: &SentPacket| self.planned(probe, &shot.packet);
+        let trace =
+            |shot: &SentPacket| live.rules(shot.packet.family(), Some(&self.plan)).trace(&shot.packet);
+        let may_be_lost = |shot: &SentPacket| {
+            trace(shot).may.iter().any(|fate| agrees(&Arrived::Nothing, *fate, &shot.packet))
+        };
         let pairs = PROBES.into_iter().zip(&shots);
         let lost = pairs.filter(|(probe, shot)| {
             if *probe == GroupToSelf443 { may_be_lost(shot) } else { case.lost.contains(probe) }
@@ -463,7 +465,7 @@ impl Pod {
     /// Where the packet would end if nobody else did anything.
     fn planned(&self, probe: Probe, packet: &Packet) -> Fate {
         if self.plan.families().contains(&packet.family()) {
-            return Rules::of_plan(&self.plan, packet.family()).fate(packet);
+            return TraceRules::of_plan(&self.plan, packet.family()).fate(packet);
         }
         // Native tables are of both families, so IPv6 goes the way of IPv4.
         let like = match probe {
@@ -471,7 +473,7 @@ impl Pod {
             Out6 => Out.packet(),
             In | Out | Out443 | ToSelf | GroupToSelf443 | AppToSelf | ByProxy443 => packet.clone(),
         };
-        Rules::of_plan(&self.plan, Family::V4).fate(&like)
+        TraceRules::of_plan(&self.plan, Family::V4).fate(&like)
     }
 
     /// What CHECK names, if that is wrong. Where no captured packet is lost it may still be that an answer is.
@@ -486,13 +488,13 @@ impl Pod {
             {
                 None
             }
-            (Some(named), false) => Some(format!("CHECK: names {}", told(&named))),
+            (Some(named), false) => Some(format!("CHECK: names {}", report(&named))),
         })
     }
 }
 
 /// With how sure it is.
-fn told(named: &Mismatch) -> String {
+fn report(named: &Mismatch) -> String {
     let Mismatch::Interference(findings) = named else { return named.to_string() };
     let each = findings.iter().map(|finding| format!("{:?}: {finding}", finding.severity));
     each.collect::<Vec<_>>().join("; ")
@@ -514,7 +516,7 @@ fn kernel_trace_and_check_agree() -> Result<()> {
         .filter(wanted)
         .flat_map(|case| case.modes.iter().map(move |mode| (case, *mode)))
         .collect();
-    // What is wrong in several modes is told once.
+    // What is wrong in several modes is reported once.
     let wrong: Mutex<BTreeMap<(&str, String), Vec<Mode>>> = Mutex::default();
     let failures = in_parallel(THREADS, &all, |_, (case, mode)| {
         let problems = Pod::new(case, *mode).and_then(|pod| pod.judge(case));

@@ -1,4 +1,4 @@
-//! What goes wrong is told in one message that says what to do, and leaves the namespace as it was.
+//! What goes wrong is reported in one message that says what to do, and leaves the namespace as it was.
 
 mod common;
 
@@ -280,7 +280,7 @@ fn a_first_plan_refused_leaves_nothing() -> Result<()> {
     Ok(())
 }
 
-/// The kernel keeps a chain that somebody else's rule jumps to.
+/// The kernel keeps a chain that another program's rule jumps to.
 #[test]
 fn a_chain_that_others_use_is_told_and_everything_stays() -> Result<()> {
     for (backend, iptables, words) in [

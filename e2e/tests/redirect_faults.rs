@@ -124,9 +124,8 @@ fn whichever_step_fails_or_is_the_last_nothing_is_half_done() -> Result<()> {
         let (mut stage, mut problems) = (None, Vec::new());
         for fault in faults {
             let verdict = story.play(&mut stage, fault);
-            let verdict =
-                verdict.unwrap_or_else(|error| Verdict::Red(format!("cannot be judged: {error:#}")));
-            if let Verdict::Red(problem) = &verdict {
+            let verdict = verdict.unwrap_or_else(|error| Ending::Red(format!("cannot be judged: {error:#}")));
+            if let Ending::Red(problem) = &verdict {
                 problems.push(format!("{story}: {fault}: {}", problem.replace('\n', " ")));
             }
             tally.lock().map_err(|_| anyhow!("a thread panicked"))?.add(story, fault, &verdict);
@@ -164,7 +163,7 @@ fn words(args: &str) -> Vec<&str> {
 
 fn args_of(name: &str) -> Result<&'static str> {
     let found = CONFIGURATIONS.iter().find(|(known, _)| *known == name);
-    found.map(|(_, args)| *args).with_context(|| format!("{name} is no configuration"))
+    found.map(|(_, args)| *args).with_context(|| format!("{name} is not a configuration"))
 }
 
 /// A namespace in which a configuration is in force.
@@ -241,7 +240,7 @@ impl Story {
     }
 
     /// Runs the change with a fault, in a namespace that is as it was before, and judges what is left. Takes the namespace away where it is not as before.
-    fn play(&self, ready: &mut Option<Namespace>, fault: &Fault) -> Result<Verdict> {
+    fn play(&self, ready: &mut Option<Namespace>, fault: &Fault) -> Result<Ending> {
         let namespace = match ready.take() {
             Some(namespace) => namespace,
             None => {
@@ -253,7 +252,7 @@ impl Story {
         };
         let args = args_of(self.to)?;
         let Some((output, is_met)) = fault.happen(&namespace, args)? else {
-            return Ok(Verdict::Red("does not end".to_owned()));
+            return Ok(Ending::Red("does not end".to_owned()));
         };
         let now = namespace.snapshot()?;
         let is_as_before = now.changes_since(&self.before).is_empty();
@@ -265,44 +264,44 @@ impl Story {
         if is_as_before {
             *ready = Some(namespace);
         }
-        let is_red = matches!(verdict, Verdict::Red(_));
-        Ok(if is_met || is_red { verdict } else { Verdict::Missed })
+        let is_red = matches!(verdict, Ending::Red(_));
+        Ok(if is_met || is_red { verdict } else { Ending::Missed })
     }
 
-    fn judge(&self, output: &Output, now: &Snapshot) -> Verdict {
+    fn judge(&self, output: &Output, now: &Snapshot) -> Ending {
         let said = errors(output);
         let differs_from_wanted = now.changes_since(&self.wanted);
         let differs_from_before = now.changes_since(&self.before);
         match output.code() {
-            Some(0) if differs_from_wanted.is_empty() => Verdict::Wanted,
-            Some(0) => Verdict::Red(format!("says it succeeded: {}", few(&differs_from_wanted))),
-            Some(1) if said.is_empty() => Verdict::Red(format!("fails without a word: {}", output.stderr)),
-            Some(1) if differs_from_before.is_empty() => Verdict::AsBefore,
+            Some(0) if differs_from_wanted.is_empty() => Ending::Wanted,
+            Some(0) => Ending::Red(format!("says it succeeded: {}", few(&differs_from_wanted))),
+            Some(1) if said.is_empty() => Ending::Red(format!("fails without a word: {}", output.stderr)),
+            Some(1) if differs_from_before.is_empty() => Ending::AsBefore,
             Some(1) => {
                 let silent = not_named(&differs_from_before, &said);
                 if silent.is_empty() {
-                    return Verdict::Told;
+                    return Ending::Told;
                 }
-                Verdict::Red(format!("left and not named: {}; it said {said}", few(&silent)))
+                Ending::Red(format!("left and not named: {}; it said {said}", few(&silent)))
             }
-            _ => Verdict::Red(format!("{:?}: {}", output.status, output.stderr)),
+            _ => Ending::Red(format!("{:?}: {}", output.status, output.stderr)),
         }
     }
 
     /// One more run, without a fault, has to end as wanted.
-    fn judge_mending(&self, namespace: &Namespace, args: &str, after: usize) -> Result<Verdict> {
+    fn judge_mending(&self, namespace: &Namespace, args: &str, after: usize) -> Result<Ending> {
         let mut command = namespace.command(&istio_iptables_command(&words(args)));
         let output = process::run(&mut command, GIVEN_UP)?;
         let differs = namespace.snapshot()?.changes_since(&self.wanted);
         Ok(if output.code() != Some(0) {
-            Verdict::Red(format!(
+            Ending::Red(format!(
                 "the next run fails, after {after} changes: {:?} {}",
                 output.status, output.stderr
             ))
         } else if differs.is_empty() {
-            Verdict::Mended
+            Ending::Mended
         } else {
-            Verdict::Red(format!("the next run leaves {}", few(&differs)))
+            Ending::Red(format!("the next run leaves {}", few(&differs)))
         })
     }
 }
@@ -367,7 +366,7 @@ impl Fault {
         match self {
             Self::Refused { name, nth } => {
                 let found = STEPS.iter().find(|(known, _)| known == name);
-                let (_, error) = found.with_context(|| format!("{name} is no step"))?;
+                let (_, error) = found.with_context(|| format!("{name} is not a step"))?;
                 of_call(name, *nth, &format!("error={error}"))
             }
             Self::Killed { name, nth } => of_call(name, *nth, "signal=KILL"),
@@ -405,7 +404,7 @@ fn helpers(stubs: &Stubs, fault: Option<(usize, HelperFault)>) -> Result<&Stubs>
 
 /// What was left.
 #[derive(Debug)]
-enum Verdict {
+enum Ending {
     /// It failed, and the namespace is as it was.
     AsBefore,
     /// It succeeded, fault or not.
@@ -426,19 +425,19 @@ struct Tally(BTreeMap<(String, &'static str), [usize; 6]>);
 const VERDICTS: [&str; 6] = ["as before", "as wanted", "told", "mended", "missed", "RED"];
 
 impl Tally {
-    fn add(&mut self, story: &Story, fault: &Fault, verdict: &Verdict) {
+    fn add(&mut self, story: &Story, fault: &Fault, verdict: &Ending) {
         let kind = match fault {
             Fault::Refused { .. } => "call fails",
             Fault::Killed { .. } => "killed",
             Fault::Helper { .. } => "helper",
         };
         let column = match verdict {
-            Verdict::AsBefore => 0,
-            Verdict::Wanted => 1,
-            Verdict::Told => 2,
-            Verdict::Mended => 3,
-            Verdict::Missed => 4,
-            Verdict::Red(_) => 5,
+            Ending::AsBefore => 0,
+            Ending::Wanted => 1,
+            Ending::Told => 2,
+            Ending::Mended => 3,
+            Ending::Missed => 4,
+            Ending::Red(_) => 5,
         };
         self.0.entry((story.to_string(), kind)).or_default()[column] += 1;
     }

@@ -1,4 +1,4 @@
-//! Tables of others beside the mesh's: old chains, tables that are switched off or owned by a process, and many rules that change all the time.
+//! Tables of other programs beside the mesh's: old chains, tables that are switched off or owned by a process, and many rules that change all the time.
 
 mod common;
 mod plugin_support;
@@ -158,7 +158,7 @@ fn a_table_owned_by_another_process_is_told_as_such() -> Result<()> {
     Ok(())
 }
 
-/// Rules of others, as a node's proxy of services has them.
+/// Other programs' rules, as a node's proxy of services has them.
 const RULES: usize = 20_000;
 
 /// Fills a table of iptables-nft.

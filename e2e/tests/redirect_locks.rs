@@ -25,7 +25,7 @@ fn words(args: &str) -> Vec<&str> {
     args.split_whitespace().collect()
 }
 
-/// A namespace with legacy tables of others.
+/// A namespace with legacy tables of other programs.
 fn with_legacy_tables() -> Result<Namespace> {
     let namespace = Namespace::pod(Families::Dual)?;
     namespace.sh(

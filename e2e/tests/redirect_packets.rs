@@ -119,7 +119,7 @@ fn inbound(mesh: &Mesh, v6: bool, tproxy: bool) -> Result<()> {
     assert_reaches(mesh.visit(v6, 8081), "app");
     // The tunnel's port is exempt from REDIRECT only, as in the reference.
     assert_reaches(mesh.visit(v6, 15008), if tproxy { "inbound" } else { "app" });
-    // Also where nobody listens.
+    // Also where nothing listens.
     assert_reaches(mesh.visit(v6, 9), "inbound");
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! Policy rules, routes and the conversation about them: what is the mesh's goes, what is somebody else's stays, and what does not lead marked packets to the
+//! Policy rules, routes and the conversation about them: what is the mesh's goes, what is another program's stays, and what does not lead marked packets to the
 //! proxy is not taken for what does.
 
 mod common;
@@ -24,7 +24,7 @@ fn words(args: &str) -> Vec<&str> {
     args.split_whitespace().collect()
 }
 
-/// Whether packets with TPROXY's mark, and packets without it, are delivered locally although they are for somebody else; for each family.
+/// Whether packets with TPROXY's mark, and packets without it, are delivered locally although they are for another program; for each family.
 fn delivered_locally(namespace: &Namespace) -> Result<Vec<(bool, bool)>> {
     let local = |arguments: &str| -> Result<bool> {
         let found = namespace.run(&process::command("ip", arguments.split(' ')))?;
@@ -67,12 +67,12 @@ fn duplicates_and_those_of_another_protocol_are_removed_in_one_run() -> Result<(
     assert!(left.is_empty(), "after {:?}:\n{}", output.stderr, left.join("\n"));
     assert!(output.stderr.contains("removed all redirection"), "{}", output.stderr);
     let again = run(&namespace, &["--cleanup-only"])?.ok()?;
-    assert!(again.stderr.contains("there was no redirection to remove"), "{}", again.stderr);
+    assert!(again.stderr.contains("nothing to remove"), "{}", again.stderr);
     assert_unchanged(&namespace, &before, "a second cleanup");
     Ok(())
 }
 
-/// The same for the only route, put there by somebody else's hand.
+/// The same for the only route, put there by another program's hand.
 #[test]
 fn a_route_of_another_protocol_is_removed() -> Result<()> {
     let namespace = Namespace::pod(Families::Dual)?;
@@ -399,7 +399,7 @@ fn check_right_after_add_is_green_beside_others() -> Result<()> {
     Ok(())
 }
 
-/// Without rules of the mesh, routing that only looks like the mesh's is somebody else's.
+/// Without rules of the mesh, routing that only looks like the mesh's is another program's.
 #[test]
 fn routing_that_only_looks_like_the_meshs_is_left_alone() -> Result<()> {
     let namespace = Namespace::pod(Families::Dual)?;

@@ -1,6 +1,6 @@
 //! One configuration in the place of another while connections come without a pause: not one reaches the application beside the proxy.
 //!
-//! A packet passes base chain after base chain, and a change may come into force while it is between two. Rules of somebody else make that way long here, so
+//! A packet passes base chain after base chain, and a change may come into force while it is between two. Rules of another program make that way long here, so
 //! that in a thousand changes there are hundreds of packets on it. SWAPS says how often each configuration takes the place of each other (`make swap`: 50),
 //! SWAP_ONLY leaves out what does not contain it (`redirect, netlink | tproxy`).
 
@@ -114,7 +114,7 @@ fn judge(counts: &[Count]) -> Result<String> {
     Ok(table)
 }
 
-/// Lets two configurations take each other's place again and again.
+/// Lets two configurations take each other's place repeatedly.
 fn swap(pair: [(&'static str, &'static str); 2], swaps: usize) -> Result<Vec<Count>> {
     let topology = Topology::new(Families::Dual)?;
     let pod = &topology.pod;
@@ -153,7 +153,7 @@ fn settle(proxy: &Turnstile) -> Result<()> {
     })
 }
 
-/// Rules of somebody else that match no packet, but every first packet of a connection passes.
+/// Rules of another program that match no packet, but every first packet of a connection passes.
 fn stretch_the_way(pod: &Namespace) -> Result<()> {
     let mut text = String::from("table inet others {\nchain long {\n");
     for number in 0..FOREIGN_RULES {

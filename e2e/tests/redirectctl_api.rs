@@ -75,8 +75,8 @@ fn a_server_that_does_not_serve_is_one_sentence_that_says_what_to_do() -> Result
     let busy = "HTTP/1.1 503 Service Unavailable\r\nRetry-After: 60\r\nContent-Length: 4\r\n\r\nlate";
     let other = "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 29\r\n\r\n{\"kind\": \"Pod\", \"items\": \"x\"}";
     for (server, words) in [
-        (free, ["is not reached", "--file"]),
-        (stand_in("")?, ["does not answer within 5s", "--file"]),
+        (free, ["is unreachable", "--file"]),
+        (stand_in("")?, ["did not respond within 5s", "--file"]),
         (stand_in(html)?, ["not an API server", "proxy or load balancer"]),
         (stand_in(busy)?, ["answers 503", "--file"]),
         (stand_in(other)?, ["not an API server", "proxy or load balancer"]),

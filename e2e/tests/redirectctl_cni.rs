@@ -139,7 +139,7 @@ fn names_that_are_none_go_nowhere() -> Result<()> {
         let (file, conf) = (file.display().to_string(), node.path("net.d"));
         let output = redirectctl(&["cni", "check", "-f", &file, "--netns", &netns, "--cni-conf-dir", &conf])?;
         assert_eq!(output.code(), Some(1), "{name}: {output:?}");
-        assert!(output.stderr.contains("is no pod"), "{name}: {output:?}");
+        assert!(output.stderr.contains("is not a pod"), "{name}: {output:?}");
     }
     for (args, told) in [
         (vec!["cni", "add", "a/b"], "only check"),

@@ -133,16 +133,16 @@ fn a_packet_is_followed_through_rules_of_others_as_well() -> Result<()> {
 fn symptom(state: &str) -> Option<&'static str> {
     Some(match state {
         "plugin never ran" => "The sidecar sees no traffic at all; the mesh's policies do not apply",
-        "foreign accept" => "Calls of the application pass by the proxy although every rule is there",
+        "foreign accept" => "Calls of the application bypass the proxy although every rule is there",
         "foreign nat chain" => "Connections to one port of the pod reach another program",
         "foreign drop" => "Calls of the application hang, and the proxy never sees them",
         "port excluded" => "One port of the application is reached without the proxy",
         "nobody answers DNS" => "No name can be resolved in the pod",
         "no proxy yet" => "Every connection is refused",
         "stranger on the port" => "Connections reach a process that is not the proxy",
-        "capture removed" => "Calls of the application pass by the proxy, those to it do not",
-        "hook removed" => "Connections to the pod pass by the proxy, its own calls do not",
-        "one family removed" => "IPv6 passes by the proxy, IPv4 does not",
+        "capture removed" => "Calls of the application bypass the proxy, those to it do not",
+        "hook removed" => "Connections to the pod bypass the proxy, its own calls do not",
+        "one family removed" => "IPv6 bypasses the proxy, IPv4 does not",
         "policy rule removed" => "With TPROXY, connections to the pod hang",
         "passthrough address removed" => "IPv6 connections to the application fail behind the proxy",
         "legacy rules beside" => "Redirection works on some nodes only, or to the wrong port",
@@ -150,8 +150,8 @@ fn symptom(state: &str) -> Option<&'static str> {
         "lo without address" => "Proxy and application cannot reach each other",
         "annotation that nobody understands" => "The pod is not created: error of the plugin, code 100",
         "annotation that is misspelt" => "An annotation has no effect",
-        "one family not captured" => "In a dual-stack pod, one family passes by the proxy",
-        "application with the proxy's user" => "Calls of one container pass by the proxy",
+        "one family not captured" => "In a dual-stack pod, one family bypasses the proxy",
+        "application with the proxy's user" => "Calls of one container bypass the proxy",
         "init container before the proxy" => "An init container has no network",
         "proxy taken away afterwards" => "A pod without a proxy has no network",
         "sandboxed runtime" => "Every rule is in force, and no traffic is redirected",
@@ -162,7 +162,7 @@ fn symptom(state: &str) -> Option<&'static str> {
             "The pod stays in Init:Error or Init:OOMKilled, and the validation's exit code is another one"
         }
         "repair failed" => "The pod stays in Init:CrashLoopBackOff although the node agent repairs pods",
-        "rules fought over" => "Traffic passes by the proxy for moments, again and again",
+        "rules fought over" => "Traffic bypasses the proxy for moments, repeatedly",
         "network not set up" => "The pod stays in ContainerCreating",
         _ => return None,
     })
@@ -186,7 +186,7 @@ fn the_page_of_troubles_shows_what_is_really_told() -> Result<()> {
     compare("states", &told)
 }
 
-/// A part of docs/troubleshooting.md with what is told; with UPDATE_DOCS=1 it is written.
+/// A part of docs/troubleshooting.md with what is reported; with UPDATE_DOCS=1 it is written.
 fn compare(part: &str, told: &str) -> Result<()> {
     // Tests of a process run side by side.
     static WRITING: Mutex<()> = Mutex::new(());
@@ -285,7 +285,7 @@ const BROKEN_NODES: &[NodeState] = &[
 ];
 
 impl NodeState {
-    /// Looks at a pod that is over, on a node in this state that has a `/run` of its own.
+    /// Checks a pod that is over, on a node in this state that has a `/run` of its own.
     fn look(&self) -> Result<Output> {
         let folder =
             tempfile::Builder::new().prefix(&format!("e2e-{}-node", std::process::id())).tempdir()?;
@@ -301,7 +301,7 @@ impl NodeState {
             "clusters": [{"name": "c", "cluster": {"server": "http://127.0.0.1:1"}}], "users": [{"name": "u", "user": {}}],
             "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}]});
         fs::write(folder.path().join("kubeconfig"), kubeconfig.to_string())?;
-        // Nobody listens on port 1.
+        // Nothing listens on port 1.
         let script = format!(
             "mount -t tmpfs none /run && mkdir /run/istio-cni && cp kubeconfig /run/istio-cni/istio-cni-kubeconfig
              {}

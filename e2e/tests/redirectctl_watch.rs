@@ -1,4 +1,4 @@
-//! `redirectctl watch`: what rules count is told while it happens, in every backend; nothing is changed, and no dead namespace is kept.
+//! `redirectctl watch`: what rules count is reported while it happens, in every backend; nothing is changed, and no dead namespace is kept.
 
 mod plugin_support;
 mod redirectctl_support;
@@ -188,8 +188,8 @@ fn who_closes_the_pipe_ends_the_watch_quietly() -> Result<()> {
 fn what_cannot_be_watched_is_told() -> Result<()> {
     for (args, told) in [
         (vec!["watch", "--netns", "/nonexistent"], "cannot open network namespace /nonexistent"),
-        (vec!["watch", "--interval", "0"], "flag --interval: \"0\" is no duration"),
-        (vec!["watch", "../x", "--kubeconfig", "/nonexistent"], "is no pod"),
+        (vec!["watch", "--interval", "0"], "flag --interval: \"0\" is not a duration"),
+        (vec!["watch", "../x", "--kubeconfig", "/nonexistent"], "is not a pod"),
     ] {
         let output = redirectctl(&args)?;
         assert_eq!(output.code(), Some(1), "{output:?}");

@@ -13,17 +13,17 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use common::arrivals::{Ground, Shot, agrees, elsewhere, is_unsent};
+use common::arrivals::{Ground, SentPacket, agrees, elsewhere, is_unsent};
 use common::foreign::{Foreign, random};
 use common::in_parallel;
 use common::mesh::{loopback, other_address, passthrough};
-use common::packets::{FORMS, Seen, plan, random_packet, random_settings};
+use common::packets::{Arrived, FORMS, plan, random_packet, random_settings};
 use e2e::dice::Dice;
 use e2e::netns::{client_address, pod_address, remote_address};
 use e2e::traffic::PROXY_ID;
 use netns_apply::{ApplyOptions, Live, apply, interference};
 use packet_trace::{
-    Detail, Fate, Interface, Listener, Outcome, Packet, Rules, Sender, Step, Trace,
+    Detail, Fate, Interface, Listener, Outcome, Packet, Sender, Trace, TraceEvent, TraceRules,
     interference::{Finding, Severity, Traffic},
 };
 use redirect_core::{Family, RulePlan, rule::Protocol};
@@ -35,7 +35,7 @@ const PACKETS: usize = 10;
 /// A packet that is to arrive is waited for this long, and one that seems lost a second time for longer.
 const PATIENCE: Duration = Duration::from_secs(2);
 const LONGER: Duration = Duration::from_secs(10);
-/// How many packets are looked at, and how many sent at most, to find one that is lost to what CHECK names.
+/// How many packets are checked, and how many sent at most, to find one that is lost to what CHECK names.
 const DRAWS: usize = 2000;
 const SUSPECTS: usize = 6;
 
@@ -47,8 +47,8 @@ struct Pod {
     plan: RulePlan,
     options: ApplyOptions,
     foreign: Foreign,
-    live: [Rules; 2],
-    planned: [Rules; 2],
+    live: [TraceRules; 2],
+    planned: [TraceRules; 2],
 }
 
 impl Pod {
@@ -72,7 +72,7 @@ impl Pod {
         ground.pod().sh(&foreign.after).with_context(about)?;
         let live = ground.pod().enter(|| Live::now(&options))?.with_context(about)?;
         let live = Family::BOTH.map(|family| live.rules(family, Some(&plan)));
-        let planned = Family::BOTH.map(|family| Rules::of_plan(&plan, family));
+        let planned = Family::BOTH.map(|family| TraceRules::of_plan(&plan, family));
         Ok(Self { seed, ground, words, plan, options, foreign, live, planned })
     }
 
@@ -88,17 +88,17 @@ impl Pod {
     ///
     /// Nothing is said of a packet that has come to a listener who has no route for an answer, and so drops it: it has arrived, and yet the
     /// connection is lost.
-    fn play(&self, packets: &[Packet]) -> Result<Vec<(Shot, Seen)>> {
-        let arrives = |shot: &Shot| {
+    fn play(&self, packets: &[Packet]) -> Result<Vec<(SentPacket, Arrived)>> {
+        let arrives = |shot: &SentPacket| {
             let may = self.trace(&shot.packet).may;
             !may.iter()
-                .any(|fate| matches!(fate, Fate::Unknown) || agrees(&Seen::Nothing, *fate, &shot.packet))
+                .any(|fate| matches!(fate, Fate::Unknown) || agrees(&Arrived::Nothing, *fate, &shot.packet))
         };
         let shots = self.ground.send(packets)?;
         let seen = self.ground.outcome(&shots, arrives, PATIENCE);
         let mut all = Vec::new();
         for (shot, seen) in shots.into_iter().zip(seen) {
-            if seen == Seen::Nothing && arrives(&shot) {
+            if seen == Arrived::Nothing && arrives(&shot) {
                 all.extend(self.play_again(&shot.packet)?);
             } else {
                 all.push((shot, seen));
@@ -107,11 +107,11 @@ impl Pod {
         Ok(all)
     }
 
-    fn play_again(&self, packet: &Packet) -> Result<Option<(Shot, Seen)>> {
+    fn play_again(&self, packet: &Packet) -> Result<Option<(SentPacket, Arrived)>> {
         let before = self.ground.dropped_by_listeners()?;
         let again = self.ground.send(std::slice::from_ref(packet))?;
         let seen = self.ground.outcome(&again, |_| true, LONGER);
-        let is_refused = seen == [Seen::Nothing] && self.ground.dropped_by_listeners()? != before;
+        let is_refused = seen == [Arrived::Nothing] && self.ground.dropped_by_listeners()? != before;
         Ok(again.into_iter().zip(seen).next().filter(|_| !is_refused))
     }
 
@@ -130,7 +130,7 @@ impl Pod {
     }
 
     /// What the trace says against what the kernel does.
-    fn judge_trace(&self, shot: &Shot, seen: &Seen) -> Option<Problem> {
+    fn judge_trace(&self, shot: &SentPacket, seen: &Arrived) -> Option<Problem> {
         let trace = self.trace(&shot.packet);
         let agreed = trace.may.iter().any(|fate| *fate == Fate::Unknown || agrees(seen, *fate, &shot.packet));
         let text =
@@ -139,8 +139,13 @@ impl Pod {
     }
 
     /// Captured packets that are lost have to be named, with the traffic that they are of; over lo, where there is more of it than CHECK tells
-    /// apart, with any. One with a mark of its own is no usual packet.
-    fn judge_silence(&self, shot: &Shot, seen: &Seen, findings: &[Finding]) -> Result<Option<Problem>> {
+    /// apart, with any. One with a mark of its own is not an usual packet.
+    fn judge_silence(
+        &self,
+        shot: &SentPacket,
+        seen: &Arrived,
+        findings: &[Finding],
+    ) -> Result<Option<Problem>> {
         let Some(planned) = self.captured(&shot.packet).filter(|fate| !agrees(seen, *fate, &shot.packet))
         else {
             return Ok(None);
@@ -169,12 +174,12 @@ impl Pod {
         Some(self.planned(packet)).filter(|fate| matches!(fate, Fate::Proxy { .. }))
     }
 
-    /// What is named as certain has to be lost: some packet of the traffic that it is about is.
+    /// What is named as certain must be lost: some packet of the traffic that it is about is.
     fn judge_certainty(&self, finding: &Finding, dice: &mut Dice) -> Result<Option<Problem>> {
         let mut unharmed = None;
         for (family, traffic) in &finding.traffic {
             let shots = self.play(&self.suspects(*traffic, *family == Family::V6, dice))?;
-            let is_lost = |(shot, seen): &(Shot, Seen)| {
+            let is_lost = |(shot, seen): &(SentPacket, Arrived)| {
                 !agrees(seen, self.planned(&shot.packet), &shot.packet) || !shot.is_answered()
             };
             if shots.iter().any(is_lost) {
@@ -259,7 +264,7 @@ impl Tally {
             return;
         }
         let cause = |step| {
-            if let &Step::Rule { ref rule, outcome: Outcome::Unknown(_), .. } = step {
+            if let &TraceEvent::Rule { ref rule, outcome: Outcome::Unknown(_), .. } = step {
                 Some(rule)
             } else {
                 None

@@ -1,4 +1,4 @@
-//! A trace says what the kernel does: random packets through random plans, with rules of others among theirs, are really sent,
+//! A trace says what the kernel does: random packets through random plans, with other programs' rules among theirs, are really sent,
 //! and arrive where the trace of the live rules, and that of the plan where nobody else has rules, says.
 //!
 //! TRACE_PLANS says how many plans are tried (`make trace`: 200), TRACE_SEED with which numbers the tests begin. Each plan gets 25
@@ -12,14 +12,15 @@ use std::net::SocketAddr;
 use anyhow::{Context, Result, ensure};
 use common::in_parallel;
 use common::mesh::other_address;
-use common::packets::{FORMS, IMPATIENT, Seen, World, plan, random_packet, random_settings};
+use common::packets::{Arrived, FORMS, IMPATIENT, World, plan, random_packet, random_settings};
 use e2e::dice::Dice;
 use e2e::netns::{Families, Namespace, remote_address};
 use e2e::traffic::ANSWER;
 use netfilter_state::ruleset::{Condition, Ruleset, SeenRule, Statement};
 use netns_apply::{ApplyOptions, Live, apply};
 use packet_trace::{
-    Change, Connection, ConnectionState, Detail, Fate, Outcome, Packet, Rules, Sender, Step, Trace,
+    Connection, ConnectionState, Detail, Fate, Outcome, Packet, PacketEdit, Sender, Trace, TraceEvent,
+    TraceRules,
 };
 use redirect_core::{Family, RulePlan, rule::TcpFlags};
 
@@ -27,7 +28,7 @@ const THREADS: usize = 2;
 const FEW_PLANS: usize = 20;
 const PACKETS: usize = 25;
 
-/// Rules of others. `$ipt` is iptables or ip6tables of a variant, `$far` and `$other` services far away, `$pod` the pod. They
+/// Other programs' rules. `$ipt` is iptables or ip6tables of a variant, `$far` and `$other` services far away, `$pod` the pod. They
 /// concern packets that open connections, so that the answer comes back.
 const FOREIGN: [&str; 27] = [
     "$ipt -t nat -I OUTPUT 1 -p tcp --dport 81 -j RETURN",
@@ -88,13 +89,13 @@ const FOREIGN: [&str; 27] = [
      $ipt -t filter -A INPUT -m mark --mark 0x200/0xf00 -j ACCEPT; $ipt -t filter -A INPUT -p tcp --dport 15008 -m mark ! --mark 0xe00/0xf00 -j DROP",
 ];
 
-/// A pod with a plan and rules of others.
+/// A pod with a plan and other programs' rules.
 struct Pod {
     world: World,
     words: String,
     plan: RulePlan,
     foreign: Vec<String>,
-    live: [Rules; 2],
+    live: [TraceRules; 2],
 }
 
 impl Pod {
@@ -115,14 +116,14 @@ impl Pod {
     }
 
     /// What the trace says against what the kernel does; nothing where they agree.
-    fn judge(&self, packet: &Packet, seen: &Seen, tally: &mut Tally) -> Option<String> {
+    fn judge(&self, packet: &Packet, seen: &Arrived, tally: &mut Tally) -> Option<String> {
         let live = &self.live[usize::from(packet.family() == Family::V6)];
         let trace = live.trace(packet);
         tally.count(&trace);
         let agrees = trace.may.iter().any(|fate| seen.is(*fate, packet))
-            || *seen == Seen::Nothing && packet.sender == Sender::Outside && stays(&trace, live);
+            || *seen == Arrived::Nothing && packet.sender == Sender::Outside && stays(&trace, live);
         // Where nobody else has rules every rule is understood, and the plan alone says the same.
-        let planned = Rules::of_plan(&self.plan, packet.family()).fate(packet);
+        let planned = TraceRules::of_plan(&self.plan, packet.family()).fate(packet);
         let says_the_same = trace.fate() == planned && seen.is(planned, packet);
         if agrees && (!self.foreign.is_empty() || says_the_same) {
             return None;
@@ -137,7 +138,7 @@ impl Pod {
     }
 }
 
-/// The commands of rules of others, for a family and a variant of iptables.
+/// The commands of other programs' rules, for a family and a variant of iptables.
 fn script(rules: &str, ipt: &str, v6: bool) -> String {
     let icmp = if v6 { "$ipt -t filter -A INPUT -p icmpv6 -j ACCEPT;" } else { "" };
     rules
@@ -168,19 +169,18 @@ fn random_rules(dice: &mut Dice, form: &str) -> Vec<String> {
         .collect()
 }
 
-/// Whether what the pod answers never leaves it, so that nobody sees where the packet has come to: a rule of others gave the packet
+/// Whether what the pod answers never leaves it, so that nobody sees where the packet has come to: a rule of other programs gave the packet
 /// TPROXY's mark, and the answer gets the connection's.
-fn stays(trace: &Trace, live: &Rules) -> bool {
-    let mark =
-        trace.steps.iter().rev().find_map(|step| {
-            if let Step::Changed(Change::ConnectionMark(mark)) = step { *mark } else { None }
-        });
+fn stays(trace: &Trace, live: &TraceRules) -> bool {
+    let mark = trace.steps.iter().rev().find_map(|step| {
+        if let TraceEvent::Changed(PacketEdit::ConnectionMark(mark)) = step { *mark } else { None }
+    });
     let Some((mark, source)) = mark.zip(trace.packet.source) else { return false };
     let to = SocketAddr::new(source, trace.packet.source_port.unwrap_or_default());
     let answer = Packet::from_pod(0, 0, trace.packet.destination, to).by("eth0");
     let connection = Connection { state: ConnectionState::Reply, mark, translated_to: None };
     let answer = live.trace(&Packet { connection, flags: TcpFlags::SYN | TcpFlags::ACK, ..answer });
-    answer.steps.contains(&Step::Changed(Change::Rerouted(Some("lo".into()))))
+    answer.steps.contains(&TraceEvent::Changed(PacketEdit::Rerouted(Some("lo".into()))))
 }
 
 /// How many packets had which fate, and what was not understood on the way of those whose fate is unknown.
@@ -197,7 +197,7 @@ impl Tally {
             return;
         }
         for step in &trace.steps {
-            if let Step::Rule { rule, outcome: Outcome::Unknown(_), .. } = step {
+            if let TraceEvent::Rule { rule, outcome: Outcome::Unknown(_), .. } = step {
                 *self.causes.entry(rule.clone()).or_default() += 1;
             }
         }

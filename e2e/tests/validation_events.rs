@@ -18,7 +18,7 @@ use nix::unistd::Pid;
 use serde_json::Value;
 use tempfile::NamedTempFile;
 use validation_support::{
-    INJECTED, PROXY, Verdict, command, command_of, termination_log, validate, validate_with,
+    INJECTED, PROXY, ValidationRun, command, command_of, termination_log, validate, validate_with,
 };
 
 /// The program while it runs, as process 1 of a container would: a child of nobody else.
@@ -75,7 +75,7 @@ impl Running {
     }
 
     /// Its verdict, once it has ended, which it has to do early.
-    fn end(mut self) -> Result<Verdict> {
+    fn end(mut self) -> Result<ValidationRun> {
         let output = self.child.take().context("it runs")?.wait_with_output()?;
         let took = self.start.elapsed();
         ensure!(took < EARLY, "it took {took:?}");
@@ -85,7 +85,7 @@ impl Running {
             stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
             stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
         };
-        Verdict::of(output, &self.log)
+        ValidationRun::of(output, &self.log)
     }
 }
 
@@ -214,7 +214,7 @@ fn root_proves_as_the_proxy() -> Result<()> {
     let mut program = process::command(validation_support::istio_validation(), flags.split_whitespace());
     program.arg("--termination-log").arg(log.path());
     let output = process::run(&mut pod.command(&program), process::SHORT)?;
-    let verdict = Verdict::of(output, &log)?;
+    let verdict = ValidationRun::of(output, &log)?;
     verdict.assert("redirected");
     assert_eq!((verdict.message["uid"].as_u64(), verdict.message["gid"].as_u64()), (Some(4321), Some(4321)));
     Ok(())
@@ -256,17 +256,17 @@ fn istio_iptables_validates_alike() -> Result<()> {
     let flags = format!("{INJECTED} --dual-stack --run-validation --probe-timeout 250ms");
     let flags: Vec<&str> = flags.split_whitespace().collect();
     let only: Vec<&str> = flags.iter().copied().chain(["--skip-rule-apply"]).collect();
-    let unprivileged = |args: &[&str]| -> Result<Verdict> {
+    let unprivileged = |args: &[&str]| -> Result<ValidationRun> {
         let log = termination_log()?;
         let mut command = pod.command(&command_of(common::istio_iptables(), PROXY, args, &[], &log));
-        Verdict::of(process::run(&mut command, process::SHORT)?, &log)
+        ValidationRun::of(process::run(&mut command, process::SHORT)?, &log)
     };
     unprivileged(&only)?.assert("no-rules");
     // Programs and validates; as root, in the place of istio-init.
     let log = termination_log()?;
     let mut program = common::istio_iptables_command(&flags);
     program.arg("--termination-log").arg(log.path());
-    Verdict::of(process::run(&mut pod.command(&program), process::SHORT)?, &log)?.assert("redirected");
+    ValidationRun::of(process::run(&mut pod.command(&program), process::SHORT)?, &log)?.assert("redirected");
     unprivileged(&only)?.assert("redirected");
     Ok(())
 }

@@ -32,7 +32,7 @@ fn a_pod_is_held_back_until_it_is_programmed() -> Result<()> {
     fs::write(&waiting, MANIFEST)?;
     let pod = node.pod("default", &format!("validated-{}", node.name()));
 
-    // It is started again and again; the machine may have stood still while one of them looked for an address.
+    // It is started repeatedly; the machine may have stood still while one of them looked for an address.
     let verdict = pod.wait("to be held back without rules", PATIENCE, |pod| {
         ended(pod, 126).filter(|verdict| verdict["reason"] == "no-rules")
     })?;

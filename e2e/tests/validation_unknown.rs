@@ -9,17 +9,17 @@ use e2e::netns::{Families, Namespace, Topology};
 use e2e::process::{self, SHORT};
 use e2e::traffic::TcpServer;
 use serde_json::Value;
-use validation_support::{APP, INJECTED, PROXY, Verdict, command, termination_log, validate};
+use validation_support::{APP, INJECTED, PROXY, ValidationRun, command, termination_log, validate};
 
 const SOON: &str = "--probe-timeout 250ms";
 
 /// The level of the line that begins with these words.
-fn level<'a>(verdict: &'a Verdict, words: &str) -> Option<&'a str> {
+fn level<'a>(verdict: &'a ValidationRun, words: &str) -> Option<&'a str> {
     let line = verdict.output.stderr.lines().find(|line| line.contains(&format!("\t{words}")))?;
     line.split('\t').nth(1)
 }
 
-fn headline(verdict: &Verdict) -> &str {
+fn headline(verdict: &ValidationRun) -> &str {
     let line = verdict.output.stderr.lines().find(|line| line.contains(" (user "));
     line.and_then(|line| line.split('\t').nth(2)).unwrap_or("no headline")
 }
@@ -57,7 +57,7 @@ fn a_rule_that_the_proxys_user_cannot_see_is_missed_only_with_a_word_about_it() 
 
 #[test]
 fn the_applications_user_sees_the_same_and_names_the_right_cause() -> Result<()> {
-    // One family has all its rules but the last: that is no matter of families.
+    // One family has all its rules but the last: that is not a matter of families.
     for family in ["iptables-nft", "ip6tables-nft", "iptables-legacy", "ip6tables-legacy"] {
         let topology = Topology::new(Families::Dual)?;
         let backend = if family.ends_with("legacy") { "--force-iptables-binary legacy" } else { "" };
@@ -98,7 +98,7 @@ fn what_is_proven_is_no_error() -> Result<()> {
         ("FAILED   ", "error"),
         ("proven   ", "info"),
         ("unproven ", "info"),
-        ("who can fix it: ", "error"),
+        ("owner: ", "error"),
     ] {
         ensure!(level(&verdict, words) == Some(wanted), "{words}: {}", verdict.output.stderr);
     }
@@ -116,7 +116,7 @@ fn too_few_descriptors_are_named() -> Result<()> {
         let script = format!("ulimit -n {most}; exec \"$0\" \"$@\"");
         let mut limited = process::command("sh", ["-c", &script]);
         limited.arg(program.get_program()).args(program.get_args());
-        let verdict = Verdict::of(process::run(&mut pod.command(&limited), SHORT)?, &log)?;
+        let verdict = ValidationRun::of(process::run(&mut pod.command(&limited), SHORT)?, &log)?;
         ensure!(verdict.problems("out-of-resources").is_empty(), "{most}: {verdict:?}");
         ensure!(verdict.message["redirected"] == Value::Null, "{}", verdict.message);
     }

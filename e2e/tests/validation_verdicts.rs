@@ -7,7 +7,7 @@ mod validation_support;
 use anyhow::{Context, Result};
 use e2e::netns::{Families, Namespace, Topology};
 use e2e::traffic::TcpServer;
-use validation_support::{APP, INJECTED, PROXY, Verdict, validate};
+use validation_support::{APP, INJECTED, PROXY, ValidationRun, validate};
 
 use Families::{Dual, V4, V6};
 
@@ -72,7 +72,7 @@ impl Case {
         Ok(problems.into_iter().map(|problem| format!("{}: {problem}", self.name)).collect())
     }
 
-    fn validate(&self, pod: &Namespace) -> Result<Verdict> {
+    fn validate(&self, pod: &Namespace) -> Result<ValidationRun> {
         let timeout = if self.reason == "redirected" { "5s" } else { "250ms" };
         validate(pod, self.who, &format!("{} --probe-timeout {timeout}", self.flags))
     }
@@ -185,7 +185,7 @@ fn the_applications_user_proves_outbound_and_dns() {
     play(&cases);
 }
 
-/// A pod that has to be held back. All flags stand behind [`INJECTED`].
+/// A pod that must be held back. All flags stand behind [`INJECTED`].
 #[derive(Clone, Copy)]
 struct Bad {
     name: &'static str,

@@ -19,7 +19,7 @@ use install_cni::{
 use libfuzzer_sys::fuzz_target;
 use logging::{Config, Entry};
 use redirect_core_fuzz::text;
-use settings_cli::Words;
+use settings_cli::ParsedArgs;
 use std::{
     future::{Future, pending},
     io,
@@ -51,7 +51,7 @@ static AGENT: LazyLock<Agent> = LazyLock::new(|| {
         ("MOUNTED_CNI_NET_DIR", "/nonexistent"),
     ];
     let env = env.map(|(name, value)| (name.to_owned(), value.to_owned()));
-    let (settings, _) = Settings::read(&Words::default(), &env).expect("settings");
+    let (settings, _) = Settings::read(&ParsedArgs::default(), &env).expect("settings");
     let metrics = Arc::new(Metrics::new());
     let logs = logging::init(Config { targets: Vec::new(), ..Config::default() }).expect("logs");
     let emit = |entry: &Entry| text::is_one_safe_line(&entry.console().replace('\t', " "));

@@ -3,7 +3,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use netfilter_state::{change::Change, parse::rule_state, ruleset::{Ruleset, add_saved}, state::RuleState};
+use netfilter_state::{change::RulesetDiff, parse::rule_state, ruleset::{Ruleset, add_saved}, state::RuleState};
 use redirect_core::{Family, RulePlan, render};
 
 fuzz_target!(|text: &str| {
@@ -11,7 +11,7 @@ fuzz_target!(|text: &str| {
         let _ = add_saved(&mut Ruleset::default(), family, text);
     }
     let Ok(state) = rule_state(text) else { return };
-    let cleanup = Change::between(&state, &RulePlan::empty().rules(Family::V4));
+    let cleanup = RulesetDiff::between(&state, &RulePlan::empty().rules(Family::V4));
     assert_eq!(cleanup.is_empty(), state.of_mesh().is_empty());
     let ours = Change::back(&RuleState::new(), &state.of_mesh(), &Change::default()).restore_text();
     let again = rule_state(&ours).expect("what was written can be read");

@@ -16,7 +16,7 @@ fuzz_target!(|input: &str| {
         Err(error) => {
             let error = error.to_string();
             text::is_one_safe_line(&error);
-            // Names of files are no secrets, and are what has to be told.
+            // Names of files are not secrets, and are what must be reported.
             assert!(error.contains("cannot read") || !error.contains(SECRET), "{error}");
         }
         Ok(access) => {

@@ -4,7 +4,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use netfilter_state::{change::Change, netlink::{Batch, Messages, NativeState, Observed}, ruleset::{HookList, Ruleset}};
+use netfilter_state::{change::RulesetDiff, netlink::{Batch, Messages, NativeState, Observed}, ruleset::{HookList, Ruleset}};
 use packet_trace::interference::{Pod, find};
 use redirect_core::{Family, RulePlan};
 use redirect_core_fuzz::kernel::dumped;
@@ -23,8 +23,9 @@ fuzz_target!(|bytes: &[u8]| {
     let _ = native.sets();
     put_back(&native);
     let _ = find(&ruleset, &RulePlan::empty(), &Pod::default());
-    let cleanup = Family::BOTH
-        .map(|family| (family, Change::between(observed.state(family), &RulePlan::empty().rules(family))));
+    let cleanup = Family::BOTH.map(|family| {
+        (family, RulesetDiff::between(observed.state(family), &RulePlan::empty().rules(family)))
+    });
     let mut batch = Batch::new(&observed);
     for (family, change) in &cleanup {
         // Chains that are not iptables' are refused, and that is all that may be.

@@ -3,7 +3,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use netfilter_state::{change::Change, netlink::{Batch, Messages, Observed}, parse::rule_state, state::RuleState};
+use netfilter_state::{change::RulesetDiff, netlink::{Batch, Messages, Observed}, parse::rule_state, state::RuleState};
 use redirect_core::{Family, rule::Table};
 use redirect_core_fuzz::kernel::dumped;
 
@@ -14,7 +14,7 @@ fuzz_target!(|text: &str| {
     }
     let Ok(state) = rule_state(text) else { return };
     let wanted = state.of_mesh();
-    let change = Change::back(&RuleState::new(), &wanted, &Change::default());
+    let change = RulesetDiff::back(&RuleState::new(), &wanted, &RulesetDiff::default());
     for family in Family::BOTH {
         let nothing = Observed::at(1);
         let mut batch = Batch::new(&nothing);

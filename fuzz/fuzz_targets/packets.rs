@@ -11,9 +11,9 @@ use redirect_core::{Redirect, RulePlan, json, options::BackendChoice};
 use redirect_core_fuzz::{parts, plan, text};
 use redirectctl::{
     packet::{Said, packet},
-    paper::Layout,
     picture::{Language, of_trace},
-    traffic::{Compared, Programmed, told},
+    text_writer::Layout,
+    traffic::{Compared, Programmed, report},
 };
 
 /// How many rules a plan has at most whose traffic is compared: the work grows faster than their number.
@@ -48,14 +48,14 @@ fn trace(said: &Said<'_>, plan: &RulePlan) {
             return wrong.iter().for_each(|one| text::is_one_safe_line(one));
         }
     };
-    let rules = Rules::of_plan(plan, packet.family());
+    let rules = TraceRules::of_plan(plan, packet.family());
     let trace = rules.trace(&packet);
     assert_eq!(trace.fate(), rules.fate(&packet));
     let document = packet_trace::json::Trace::from(&trace);
     let value = serde_json::to_value(&document).expect("a trace is JSON");
     assert_eq!(serde_json::from_value::<packet_trace::json::Trace>(value).ok(), Some(document));
     for detail in [Detail::Met, Detail::Every] {
-        text::is_safe(&told(&trace, detail));
+        text::is_safe(&report(&trace, detail));
         for language in [Language::Dot, Language::Mermaid] {
             text::is_safe(&of_trace(&trace, detail, language));
         }

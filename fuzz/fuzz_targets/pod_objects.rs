@@ -6,7 +6,7 @@
 use libfuzzer_sys::fuzz_target;
 use redirect_core::pod::{Decision, PodFacts, misspelt, unreadable_switches};
 use redirect_core_fuzz::{parts, plan, text};
-use redirectctl::input::{Trouble, pods_of_text};
+use redirectctl::input::{InputError, pods_of_text};
 
 fuzz_target!(|manifest: &str| {
     for document in cni_core::yaml::documents(manifest).into_iter().flatten() {
@@ -16,7 +16,7 @@ fuzz_target!(|manifest: &str| {
         }
     }
     match pods_of_text(manifest) {
-        Err(Trouble(all)) => assert!(!all.is_empty()),
+        Err(InputError(all)) => assert!(!all.is_empty()),
         Ok((pods, _)) => pods.iter().for_each(|pod| decide(&pod.facts)),
     }
 });

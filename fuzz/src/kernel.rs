@@ -1,7 +1,7 @@
 //! A transaction for nf_tables as the kernel would show it afterwards.
 
 use netfilter_state::{
-    change::Change,
+    change::RulesetDiff,
     netlink::{Batch, Messages, NativeState, Observed},
     state::RuleState,
 };
@@ -44,7 +44,7 @@ pub fn dumped(transaction: &[u8]) -> Vec<u8> {
 #[must_use]
 pub fn after_iptables(plan: &RulePlan) -> Observed {
     let changes =
-        Family::BOTH.map(|family| (family, Change::between(&RuleState::new(), &plan.rules(family))));
+        Family::BOTH.map(|family| (family, RulesetDiff::between(&RuleState::new(), &plan.rules(family))));
     let nothing = Observed::at(1);
     let mut batch = Batch::new(&nothing);
     for (family, change) in &changes {

@@ -1,15 +1,15 @@
 //! What must be true of every plan, whatever text it was made of: each renderer writes its rules, all of them and nothing else.
 
 use crate::{kernel, text};
-use netfilter_state::{change::{Change, RuleDifference}, parse::{entry, rule_state}, state::{Entry, RuleState}};
+use netfilter_state::{change::{RuleDifference, RulesetDiff}, parse::{entry, rule_state}, state::{Entry, RuleState}};
 use redirect_core::{Family, Redirect, RulePlan, json, options::NativeForm, plan::FamilyRules, render, rule::{Table, Target}};
 use redirectctl::{
-    paper::Layout,
     plan::{Format, written},
+    text_writer::Layout,
 };
 use serde_json::Value;
 
-/// Checks a plan in every form that there is of it.
+/// Checks a plan in each of its forms.
 ///
 /// # Panics
 /// Something is not as it should be.
@@ -33,8 +33,8 @@ fn restore_text(rules: &FamilyRules) {
     let read = rule_state(&text).expect("a rendered plan can be read");
     assert_eq!(read, RuleState::from(rules));
     assert_eq!(RuleDifference::first(&read, rules), None);
-    assert!(Change::between(&read, rules).is_empty());
-    assert_eq!(Change::between(&RuleState::new(), rules).is_empty(), rules.is_empty());
+    assert!(RulesetDiff::between(&read, rules).is_empty());
+    assert_eq!(RulesetDiff::between(&RuleState::new(), rules).is_empty(), rules.is_empty());
     let planned: usize =
         Table::ALL.iter().flat_map(|table| rules.chains(*table)).map(|(_, all)| all.len()).sum();
     assert_eq!(text.lines().filter(|line| is_rule(line)).count(), planned, "{text}");

@@ -1,4 +1,4 @@
-//! What must be true of every text that somebody reads.
+//! What must be true of every text that people read.
 
 use redirect_core::settings::InputErrors;
 

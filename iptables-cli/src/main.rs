@@ -40,7 +40,7 @@ const PROGRAM: Program = Program {
         files: &[
             ("/etc/resolv.conf", "The servers whose queries --redirect-dns captures."),
             ("/etc/passwd, /etc/group", "Ids of users and groups given by name. No name service is asked."),
-            ("/dev/termination-log", "With --run-validation: gets the verdict, where it is there."),
+            ("/dev/termination-log", "With --run-validation: receives the result, if it exists."),
         ],
         see_also: &["istio-validation(8)", "iptables(8)", "nft(8)", "ip-netns(8)", "network_namespaces(7)"],
     },

@@ -1,4 +1,4 @@
-//! What a run tells: one line when it is done, one line for everything that went wrong.
+//! The report of a run: one line on success, one line for each error.
 
 use logging::DEFAULT_SCOPE;
 use netns_apply::Outcome;
@@ -58,7 +58,7 @@ pub(crate) fn done(plan: &RulePlan, redirect: &Redirect, outcome: &Outcome, capt
 /// Logs what cleaning up did, in one line.
 pub(crate) fn cleaned(outcome: &Outcome) {
     warn(outcome);
-    let what = if outcome.changed { "removed all redirection" } else { "there was no redirection to remove" };
+    let what = if outcome.changed { "removed all redirection" } else { "nothing to remove" };
     log::info!(target: DEFAULT_SCOPE, "{what}");
 }
 

@@ -7,7 +7,7 @@ use redirect_core::{
 };
 use settings_cli::{Action, RunOptions};
 
-/// Gives up what this run does not need. Whoever starts it may do more than a pod's init container.
+/// Gives up what this run does not need. Its caller may have more rights than a pod's init container.
 pub(crate) fn give_up(settings: &RawSettings) {
     if let Err(error) = keep_only(needed(settings)) {
         log::warn!(target: logging::DEFAULT_SCOPE, "{error}");
@@ -24,7 +24,7 @@ fn needed(settings: &RawSettings) -> CapabilitySet {
     // What a cleanup would remove is seen in the rules; a plan is made without looking.
     let cleans_up = options.action == Action::Cleanup;
     if cleans_up || options.action != Action::Nothing && !options.dry_run {
-        // The legacy variant of iptables asks for the second. Where no program lists legacy tables, a new network namespace tells
+        // The legacy variant of iptables asks for the second. Where no program lists legacy tables, a new network namespace shows
         // whether those of this one were made here, or are every namespace's: that takes the third.
         needed |= CapabilitySet::NET_ADMIN | CapabilitySet::NET_RAW | CapabilitySet::SYS_ADMIN;
         // The programs of iptables load what the kernel lacks of theirs, where they may. The kernel loads nf_tables itself.
@@ -35,7 +35,7 @@ fn needed(settings: &RawSettings) -> CapabilitySet {
     if options.validation.is_some() && !options.dry_run && !cleans_up {
         needed |= istio_validation::needed(settings);
     }
-    // A file of the caller's choice may be in somebody else's directory.
+    // A file of the caller's choice may be in another program's directory.
     if options.dry_run && options.dry_run_file.is_some() {
         needed |= CapabilitySet::DAC_OVERRIDE;
     }

@@ -22,7 +22,7 @@ use std::{
 pub(crate) fn run(settings: &RawSettings) -> ExitCode {
     let (path, source) = settings.get(Key::NetworkNamespace);
     match Netns::run_in(path, || program(settings)) {
-        // The validation enters the namespace itself: it has to hear of signals here.
+        // The validation enters the namespace itself: it must handle signals here.
         Ok(Ok(Next::Validate(options))) => {
             validate(settings, &options).unwrap_or_else(|error| report::failure(&error))
         }
@@ -84,7 +84,7 @@ fn program(settings: &RawSettings) -> anyhow::Result<Next> {
     Ok(if options.validation.is_some() { Next::Validate(options) } else { Next::End })
 }
 
-/// The servers of resolv.conf, which is not looked at where nobody asks for them.
+/// The servers of resolv.conf, which is read only if requested.
 fn nameservers(settings: &RawSettings) -> anyhow::Result<Vec<IpAddr>> {
     let servers = settings.needs_nameservers().then(facts::dns_servers).transpose();
     Ok(servers.context("cannot read /etc/resolv.conf")?.unwrap_or_default())

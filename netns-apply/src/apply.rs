@@ -1,6 +1,6 @@
 //! Putting a plan in force, wholly or not at all, and removing it.
 //!
-//! A run looks at everything, chooses the backend, works out the steps from what it saw to what is wanted
+//! A run reads everything, chooses the backend, derives the steps from the state it read to the goal
 //! ([`netfilter_state::steps`]), asks whether the steps that can be refused would be accepted, and only then takes them,
 //! one by one, noting how to undo each. If anything fails, it works through the notes from last to first, so that the
 //! namespace is as it was before the run's first step.
@@ -9,12 +9,12 @@ mod undo;
 
 use crate::{
     backend::{self, Backend, Because, Handles},
-    connections::{self, SeverError},
-    error::{Aftermath, ApplyError, RunError},
+    connections::{self, CloseError},
+    error::{ApplyError, RollbackOutcome, RunError},
     exec::Programs,
     lock::{LockError, NetnsLock},
     netlink::NetlinkError,
-    observe::Seen,
+    observe::NamespaceState,
     pause::{deadline, grace},
 };
 use netfilter_state::{
@@ -42,9 +42,9 @@ pub struct ApplyOptions {
     pub native_form: NativeForm,
     /// Where helper programs are.
     pub programs: Programs,
-    /// How long to wait for somebody else who is changing the same namespace, or the same rules.
+    /// How long to wait for another program who is changing the same namespace, or the same rules.
     pub patience: Duration,
-    /// How many bytes of rules one look reads at most, whoever made them; `None` for all of them. If there are more, the run or the
+    /// Limit in bytes on the rules that one reading takes in, of any program; `None` for no limit. Beyond it, the run or the
     /// look fails with [`NetlinkError::TooMuch`], [`LegacyError::TooMuch`](crate::LegacyError::TooMuch) or
     /// [`ExecError::TooMuch`](crate::ExecError::TooMuch). The same limit holds for routing.
     pub most_read: Option<usize>,
@@ -102,21 +102,21 @@ pub fn cleanup(options: &ApplyOptions) -> Result<Outcome, RunError> {
     apply(&RulePlan::empty(), options)
 }
 
-/// Which backend would program rules in an empty network namespace on this kernel, and why; an error says what is missing. Changes
+/// Which backend would program rules in an empty network namespace on this kernel, and why; an error names the missing support. Changes
 /// nothing. What the calling thread's namespace holds does not count, and is read only where the kernel has no nf_tables.
 ///
 /// # Errors
-/// What is missing to put a plan in force.
+/// What is required to put a plan in force, and missing.
 pub fn preflight(options: &ApplyOptions) -> Result<(Backend, Because), ApplyError> {
     let mut handles = Handles::open(options)?;
     let seen = match &handles.netlink {
-        Some(_) => Seen::default(),
-        None => Seen::now(&mut handles, deadline(options.patience))?,
+        Some(_) => NamespaceState::default(),
+        None => NamespaceState::now(&mut handles, deadline(options.patience))?,
     };
     backend::choose(options.backend, &seen, &mut handles, &RulePlan::empty())
 }
 
-/// A run: what is wanted, the means, and how to undo what was done.
+/// A run: the goal, the means, and how to roll back.
 struct Run<'a> {
     plan: &'a RulePlan,
     options: &'a ApplyOptions,
@@ -125,9 +125,9 @@ struct Run<'a> {
     lock: Option<NetnsLock>,
     deadline: Instant,
     /// Why closed connections may still be tracked.
-    unforgotten: Option<SeverError>,
+    unforgotten: Option<CloseError>,
     /// What the run saw before its first step.
-    start: Option<Seen>,
+    start: Option<NamespaceState>,
     /// How to undo each step, in the order of the steps.
     done: Vec<Inverse>,
 }
@@ -146,7 +146,7 @@ impl<'a> Run<'a> {
         })
     }
 
-    /// The outcome; if there is none, the namespace is brought back to what it was.
+    /// The outcome; on failure, the namespace is rolled back.
     fn finish(mut self) -> Result<Outcome, RunError> {
         match self.passes() {
             Ok(outcome) => Ok(outcome),
@@ -162,7 +162,7 @@ impl<'a> Run<'a> {
         let mut chosen = None;
         let mut passes = 0;
         loop {
-            let mut seen = Seen::now(&mut self.handles, self.deadline)?;
+            let mut seen = NamespaceState::now(&mut self.handles, self.deadline)?;
             let (backend, because) = match chosen {
                 Some(choice) => choice,
                 None => backend::choose(self.options.backend, &seen, &mut self.handles, self.plan)?,
@@ -170,7 +170,7 @@ impl<'a> Run<'a> {
             chosen = Some((backend, because));
             let mut steps = self.steps(&seen, backend);
             self.obstacles(&seen, backend)?;
-            let outcome = |run: &Self, seen: &Seen| {
+            let outcome = |run: &Self, seen: &NamespaceState| {
                 let (changed, warnings) = (!run.done.is_empty(), run.warnings(seen, backend));
                 Ok(Outcome { backend, because, changed, warnings })
             };
@@ -182,8 +182,8 @@ impl<'a> Run<'a> {
             }
             if self.lock.is_none() && !only_adds(&steps) {
                 self.lock = Some(self.take_lock()?);
-                // Taking the lock has moved the generation, and somebody else may have been at work before that.
-                seen = Seen::now(&mut self.handles, self.deadline)?;
+                // Taking the lock has moved the generation, and another program may have been at work before that.
+                seen = NamespaceState::now(&mut self.handles, self.deadline)?;
                 steps = self.steps(&seen, backend);
             }
             self.test(&steps)?;
@@ -200,7 +200,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Whether there is still time to wait for others.
+    /// Whether time remains to wait for other programs.
     fn has_time(&self) -> bool {
         Instant::now() < self.deadline
     }
@@ -217,7 +217,7 @@ impl<'a> Run<'a> {
         Ok(NetnsLock::take(self.options.patience)?)
     }
 
-    fn steps(&self, seen: &Seen, backend: Backend) -> Vec<Step> {
+    fn steps(&self, seen: &NamespaceState, backend: Backend) -> Vec<Step> {
         let rules_in = match backend {
             Backend::Netlink => RulesIn::Iptables(Variant::Nft),
             Backend::Restore(variant) => RulesIn::Iptables(variant),
@@ -234,7 +234,7 @@ impl<'a> Run<'a> {
     }
 
     /// An error if something would keep the plan's rules from taking effect, or hide rules of the mesh from us.
-    fn obstacles(&self, seen: &Seen, backend: Backend) -> Result<(), ApplyError> {
+    fn obstacles(&self, seen: &NamespaceState, backend: Backend) -> Result<(), ApplyError> {
         // Native tables are ours alone: a run wakes them. Which tables a plan uses is worth finding out only if one is dormant.
         if backend != Backend::NativeNft && seen.asleep(|_| true).is_some() {
             let names = backend::tables(self.plan, backend);
@@ -245,13 +245,13 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    fn warnings(&self, seen: &Seen, backend: Backend) -> Vec<String> {
+    fn warnings(&self, seen: &NamespaceState, backend: Backend) -> Vec<String> {
         let mut warnings: Vec<String> =
             self.lock.as_ref().and_then(NetnsLock::warning).map(str::to_owned).into_iter().collect();
         // The rules are in force, and what is left behind goes by itself: no reason to undo anything.
         warnings.extend(self.unforgotten.as_ref().map(|cause| {
             format!(
-                "{cause}: until the kernel forgets a connection of before that was lost, in minutes or at most five days, a new one from the same address and port goes to the application beside the proxy"
+                "{cause}: until a lost connection's conntrack entry expires (at most five days), a new one from its address and port bypasses the proxy"
             )
         }));
         let other = match backend {
@@ -280,7 +280,7 @@ impl<'a> Run<'a> {
     }
 
     /// Takes the steps, one after the other.
-    fn take(&mut self, steps: Vec<Step>, seen: &Seen) -> Result<(), ApplyError> {
+    fn take(&mut self, steps: Vec<Step>, seen: &NamespaceState) -> Result<(), ApplyError> {
         self.start.get_or_insert_with(|| seen.clone());
         let mut native = seen.state.native.clone();
         // What a transaction is based on; each transaction makes it stale for the next.
@@ -295,7 +295,7 @@ impl<'a> Run<'a> {
                 Step::Transaction(Transaction { native: None, .. })
                 | Step::AddRouting(_)
                 | Step::RemoveRouting(_)
-                | Step::Condemn(_)
+                | Step::MarkForRemoval(_)
                 | Step::Grace
                 | Step::ForgetClosed
                 | Step::Restore(..) => native.clone(),
@@ -313,12 +313,12 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// Takes one step; `false` where there was nothing to do.
+    /// Takes one step; `false` if it changed nothing.
     fn step(&mut self, step: &Step, base: &mut Option<netlink::Observed>) -> Result<bool, ApplyError> {
         match step {
             Step::AddRouting(item) => return Ok(self.handles.routes.add(*item)?),
             Step::RemoveRouting(found) => self.handles.routes.remove(found)?,
-            Step::Condemn(found) => self.handles.routes.condemn(found)?,
+            Step::MarkForRemoval(found) => self.handles.routes.mark_for_removal(found)?,
             Step::Grace => grace(),
             Step::ForgetClosed => self.unforgotten = connections::forget_closed(self.plan).err(),
             Step::Restore(variant, family, change) => {
@@ -343,7 +343,7 @@ impl<'a> Run<'a> {
     }
 }
 
-/// A change that no longer fits what is there was worked out from an older state.
+/// A change that no longer fits was derived from an older state.
 fn changed(error: NetlinkError) -> ApplyError {
     let stale =
         matches!(&error, NetlinkError::Batch(BatchError::NoSuchChain(_) | BatchError::NoSuchRule { .. }));
@@ -360,6 +360,6 @@ fn only_adds(steps: &[Step]) -> bool {
 
 impl RunError {
     fn untouched(cause: ApplyError) -> Self {
-        Self { cause: Box::new(cause), aftermath: Aftermath::Untouched }
+        Self { cause: Box::new(cause), aftermath: RollbackOutcome::Untouched }
     }
 }

@@ -17,7 +17,7 @@ pub const NET_RAW: Capability = Capability { bit: 13, name: "CAP_NET_RAW" };
 /// Entering a network namespace.
 pub const SYS_ADMIN: Capability = Capability { bit: 21, name: "CAP_SYS_ADMIN" };
 
-/// Inspecting the processes of others.
+/// Inspecting other users' processes.
 pub const SYS_PTRACE: Capability = Capability { bit: 19, name: "CAP_SYS_PTRACE" };
 
 /// Whether the calling thread has a capability in its effective set; `None` where /proc does not say.

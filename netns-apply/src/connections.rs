@@ -2,8 +2,8 @@
 //!
 //! Rules of the nat table decide only about the first packet of a connection. A connection that the kernel already tracks goes on as it began;
 //! one that it does not track yet may or may not, depending on which end sends next. So whatever the plan would have captured is ended: TCP
-//! connections by aborting the socket (`SOCK_DESTROY`, inet_diag), which tells both ends at once; datagrams, which have no connection, by making
-//! the kernel forget what it tracks of them, so that the next one meets the rules. What the plan leaves alone is left alone, and so is what is
+//! connections by aborting the socket (`SOCK_DESTROY`, inet_diag), which notifies both ends at once; datagrams, which have no connection, by making
+//! the kernel forget what it tracks of them, so that the next one meets the rules. It keeps what the plan excludes, and what is
 //! already translated.
 
 mod wire;
@@ -24,17 +24,17 @@ use std::{
 };
 use wire::{Flow, Inet};
 
-/// How many times sockets are looked at: the second look finds connections that began while rules were being put in force.
+/// How many times to list sockets: the second pass finds connections that began while the rules were applied.
 const LOOKS: usize = 3;
 /// How many times a dump is attempted if it is interrupted.
 const DUMP_ATTEMPTS: usize = 10;
 const OPEN_DIAG: &str = "open a socket for inet_diag";
-/// The most sockets, or tracked connections, that are looked at. A pod's limit of open files is lower.
+/// The most sockets, or tracked connections, that are checked. A pod's limit of open files is lower.
 const MOST: usize = 1 << 20;
 
 /// What was ended.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Severed {
+pub struct ClosedConnections {
     /// TCP connections that were aborted, and datagram sockets likewise.
     pub sockets: usize,
     /// What connection tracking was made to forget: datagrams, and connections that cannot be aborted.
@@ -43,7 +43,7 @@ pub struct Severed {
 
 /// Why connections may go on bypassing the proxy.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum SeverError {
+pub enum CloseError {
     /// The kernel does not do what it was asked to.
     #[error("cannot {what}: {cause}")]
     Kernel {
@@ -55,13 +55,13 @@ pub enum SeverError {
     /// The namespace's addresses cannot be read.
     #[error("cannot read the network namespace's addresses: {0}")]
     Addresses(String),
-    /// New ones are opened as fast as they are ended.
+    /// New connections are opened as fast as they are closed.
     #[error("{0} connections that bypass the proxy are open still")]
     Still(usize),
 }
 
-fn failed(what: &'static str) -> impl Fn(Errno) -> SeverError {
-    move |cause| SeverError::Kernel { what, cause }
+fn failed(what: &'static str) -> impl Fn(Errno) -> CloseError {
+    move |cause| CloseError::Kernel { what, cause }
 }
 
 /// Ends the connections in the calling thread's network namespace that were open before the plan's rules came into force, and that the
@@ -69,11 +69,11 @@ fn failed(what: &'static str) -> impl Fn(Errno) -> SeverError {
 ///
 /// # Errors
 /// Why some of them may go on.
-pub fn sever(plan: &RulePlan) -> Result<Severed, SeverError> {
-    let place = Place::here(plan)?;
-    let mut severed = Severed::default();
-    let mut diag = Asking::open(NETLINK_SOCK_DIAG, OPEN_DIAG)?;
-    let mut tracking = Asking::open(NETLINK_NETFILTER, "open a socket for netfilter")?;
+pub fn sever(plan: &RulePlan) -> Result<ClosedConnections, CloseError> {
+    let place = CloseScope::here(plan)?;
+    let mut severed = ClosedConnections::default();
+    let mut diag = QuerySocket::open(NETLINK_SOCK_DIAG, OPEN_DIAG)?;
+    let mut tracking = QuerySocket::open(NETLINK_NETFILTER, "open a socket for netfilter")?;
     for _ in 0..LOOKS {
         let flows = tracking.flows()?;
         let sockets = diag.sockets()?;
@@ -96,22 +96,22 @@ pub fn sever(plan: &RulePlan) -> Result<Severed, SeverError> {
     }
     match place.beside(&diag.sockets()?, &tracking.flows()?).len() {
         0 => Ok(severed),
-        open => Err(SeverError::Still(open)),
+        open => Err(CloseError::Still(open)),
     }
 }
 
 /// Makes connection tracking forget those TCP connections from outside that the plan captures, that are not translated, and that no socket of the
 /// calling thread's network namespace has any more; returns how many. Once the plan's rules translate and all packets that met other rules have
-/// passed, no more of that kind come about, so one look is enough.
+/// passed, no more of that kind appear, so one pass is enough.
 ///
 /// # Errors
 /// Why some may be left.
-pub(crate) fn forget_closed(plan: &RulePlan) -> Result<usize, SeverError> {
-    let place = Place::here(plan)?;
-    let mut tracking = Asking::open(NETLINK_NETFILTER, "open a socket for netfilter")?;
+pub(crate) fn forget_closed(plan: &RulePlan) -> Result<usize, CloseError> {
+    let place = CloseScope::here(plan)?;
+    let mut tracking = QuerySocket::open(NETLINK_NETFILTER, "open a socket for netfilter")?;
     // In this order: a connection has its socket once it is tracked.
     let flows = tracking.flows()?;
-    let sockets = Asking::open(NETLINK_SOCK_DIAG, OPEN_DIAG)?.sockets()?;
+    let sockets = QuerySocket::open(NETLINK_SOCK_DIAG, OPEN_DIAG)?.sockets()?;
     let mut forgotten = 0;
     for flow in place.over(&sockets, &flows) {
         forgotten += usize::from(tracking.forget(flow)?);
@@ -119,7 +119,7 @@ pub(crate) fn forget_closed(plan: &RulePlan) -> Result<usize, SeverError> {
     Ok(forgotten)
 }
 
-/// A socket that waits for anybody to send first: a TCP listener, or a UDP socket that is not connected.
+/// A socket that waits for a peer to send first: a TCP listener, or a UDP socket that is not connected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Listener {
     /// Its protocol.
@@ -130,20 +130,20 @@ pub struct Listener {
     pub user: u32,
 }
 
-/// Who listens in the calling thread's network namespace, on any address, as inet_diag lists it. Unlike the lists under /proc/net,
+/// The listeners in the calling thread's network namespace, on any address, as inet_diag lists it. Unlike the lists under /proc/net,
 /// this costs nothing for connections elsewhere on the machine. No privilege is needed.
 ///
 /// # Errors
 /// The kernel has no inet_diag for TCP or UDP.
-pub fn listeners() -> Result<BTreeSet<Listener>, SeverError> {
-    let mut diag = Asking::open(NETLINK_SOCK_DIAG, OPEN_DIAG)?;
+pub fn listeners() -> Result<BTreeSet<Listener>, CloseError> {
+    let mut diag = QuerySocket::open(NETLINK_SOCK_DIAG, OPEN_DIAG)?;
     let listener =
         |socket: Inet| Listener { protocol: socket.protocol, port: socket.local.port(), user: socket.user };
     Ok(diag.list(wire::list_listeners)?.into_iter().map(listener).collect())
 }
 
-/// A plan, and the pod it is for.
-struct Place {
+/// A plan and its pod.
+struct CloseScope {
     captures: Captures,
     addresses: Vec<IpAddr>,
     interfaces: Vec<String>,
@@ -152,10 +152,10 @@ struct Place {
     root: u32,
 }
 
-impl Place {
+impl CloseScope {
     /// The calling thread's network namespace.
-    fn here(plan: &RulePlan) -> Result<Self, SeverError> {
-        let unread = |cause: io::Error| SeverError::Addresses(cause.to_string());
+    fn here(plan: &RulePlan) -> Result<Self, CloseError> {
+        let unread = |cause: io::Error| CloseError::Addresses(cause.to_string());
         Ok(Self {
             captures: Captures::of(plan),
             addresses: facts::addresses().map_err(unread)?,
@@ -243,7 +243,7 @@ impl Place {
 }
 
 /// Asks for a list until nothing has changed while the kernel made it: otherwise a connection may be missing in it.
-fn until_whole(what: &'static str, mut ask: impl FnMut() -> Result<Ended, Errno>) -> Result<(), SeverError> {
+fn until_whole(what: &'static str, mut ask: impl FnMut() -> Result<Ended, Errno>) -> Result<(), CloseError> {
     for _ in 0..DUMP_ATTEMPTS {
         match ask().map_err(failed(what))? {
             Ended::Whole => return Ok(()),
@@ -262,21 +262,21 @@ enum Aborted {
 }
 
 /// A netlink socket to ask questions on.
-struct Asking(NetlinkSocket);
+struct QuerySocket(NetlinkSocket);
 
-impl Asking {
-    fn open(protocol: isize, what: &'static str) -> Result<Self, SeverError> {
+impl QuerySocket {
+    fn open(protocol: isize, what: &'static str) -> Result<Self, CloseError> {
         NetlinkSocket::open(protocol).map(Self).map_err(failed(what))
     }
 
     /// All sockets of TCP and UDP.
-    fn sockets(&mut self) -> Result<Vec<Inet>, SeverError> {
+    fn sockets(&mut self) -> Result<Vec<Inet>, CloseError> {
         self.list(wire::list_sockets)
     }
 
     /// Sockets of TCP and UDP. A kernel that cannot list one kind of them has no diag module for it, and that is
     /// reported as an error.
-    fn list(&mut self, of: fn(u32, Family, Protocol) -> Vec<u8>) -> Result<Vec<Inet>, SeverError> {
+    fn list(&mut self, of: fn(u32, Family, Protocol) -> Vec<u8>) -> Result<Vec<Inet>, CloseError> {
         let mut all = Vec::new();
         for (family, protocol) in Family::BOTH
             .into_iter()
@@ -291,7 +291,7 @@ impl Asking {
     }
 
     /// All that is tracked of TCP and UDP; nothing where the kernel tracks nothing.
-    fn flows(&mut self) -> Result<Vec<Flow>, SeverError> {
+    fn flows(&mut self) -> Result<Vec<Flow>, CloseError> {
         let mut all = Vec::new();
         for family in Family::BOTH {
             let question = |sequence| wire::list_flows(sequence, family);
@@ -299,8 +299,8 @@ impl Asking {
                 Flow::read(message.payload())
             });
             match dumped {
-                // Without connection tracking there is no translation to remember.
-                Err(SeverError::Kernel { cause: Errno::EINVAL | Errno::EOPNOTSUPP, .. }) => {
+                // Without connection tracking no translation is remembered.
+                Err(CloseError::Kernel { cause: Errno::EINVAL | Errno::EOPNOTSUPP, .. }) => {
                     return Ok(Vec::new());
                 }
                 dumped => dumped?,
@@ -315,7 +315,7 @@ impl Asking {
         question: impl Fn(u32) -> Vec<u8>,
         all: &mut Vec<T>,
         read: impl Fn(&netfilter_state::netlink::Message<'_>) -> Option<T>,
-    ) -> Result<(), SeverError> {
+    ) -> Result<(), CloseError> {
         let before = all.len();
         until_whole(what, || {
             all.truncate(before);
@@ -335,7 +335,7 @@ impl Asking {
         }
     }
 
-    fn abort(&mut self, socket: &Inet) -> Result<Aborted, SeverError> {
+    fn abort(&mut self, socket: &Inet) -> Result<Aborted, CloseError> {
         let what = failed("abort a connection (SOCK_DESTROY)");
         match self.order(|sequence| wire::abort(sequence, socket)).map_err(&what)? {
             Ok(()) => Ok(Aborted::Yes),
@@ -346,7 +346,7 @@ impl Asking {
     }
 
     /// Makes the kernel forget what it tracks of a socket's connection; returns how many entries that was.
-    fn forget_of(&mut self, socket: &Inet, flows: &[Flow]) -> Result<usize, SeverError> {
+    fn forget_of(&mut self, socket: &Inet, flows: &[Flow]) -> Result<usize, CloseError> {
         let ends = [(socket.local, socket.remote), (socket.remote, socket.local)];
         let of_socket = |flow: &&Flow| {
             flow.protocol == socket.protocol && ends.contains(&(flow.source, flow.destination))
@@ -358,8 +358,8 @@ impl Asking {
         Ok(forgotten)
     }
 
-    /// True where there was something to forget.
-    fn forget(&mut self, flow: &Flow) -> Result<bool, SeverError> {
+    /// True if an entry was deleted.
+    fn forget(&mut self, flow: &Flow) -> Result<bool, CloseError> {
         let what = failed("forget a tracked connection (ctnetlink)");
         match self.order(|sequence| wire::forget(sequence, flow)).map_err(&what)? {
             Ok(()) => Ok(true),

@@ -1,4 +1,4 @@
-//! Why a plan could not be put in force, or looked at.
+//! Why a plan could not be put in force, or checked.
 
 use crate::{
     exec::ExecError, legacy::LegacyError, lock::LockError, netlink::NetlinkError, routes::RouteError,
@@ -12,13 +12,13 @@ use std::fmt;
 pub struct RunError {
     /// What went wrong.
     pub cause: Box<ApplyError>,
-    /// What the run left.
-    pub aftermath: Aftermath,
+    /// The state after the run.
+    pub aftermath: RollbackOutcome,
 }
 
 impl ApplyError {
     /// Whether the kernel has refused what was asked of it, so that none of it is in force. If its answer is lost, or a
-    /// helper program fails, that cannot be told.
+    /// helper program fails, that cannot be determined.
     pub(crate) fn says_that_nothing_was_done(&self) -> bool {
         if let Self::Netlink(error) = self {
             return !matches!(error, NetlinkError::Socket { .. });
@@ -27,9 +27,9 @@ impl ApplyError {
     }
 }
 
-/// What a failed run left.
+/// The state after a failed run.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Aftermath {
+pub enum RollbackOutcome {
     /// It had not begun to change anything.
     Untouched,
     /// Everything it did was undone.
@@ -43,14 +43,14 @@ pub enum Aftermath {
     },
 }
 
-impl fmt::Display for Aftermath {
+impl fmt::Display for RollbackOutcome {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Untouched => f.write_str("; nothing was changed"),
-            Self::Undone => f.write_str("; what had been changed was undone"),
+            Self::Undone => f.write_str("; all changes were rolled back"),
             Self::Left { left, failures } => {
                 let what = if left.is_empty() { "unknown".to_owned() } else { left.join(", ") };
-                write!(f, "; undoing failed as well, not as it was: {what}")?;
+                write!(f, "; rollback also failed; not restored: {what}")?;
                 if !failures.is_empty() {
                     write!(f, " ({})", failures.join("; "))?;
                 }
@@ -60,7 +60,7 @@ impl fmt::Display for Aftermath {
     }
 }
 
-/// Why a plan could not be put in force, or looked at.
+/// Why a plan could not be put in force, or checked.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ApplyError {
@@ -69,7 +69,7 @@ pub enum ApplyError {
         "CAP_NET_ADMIN is missing: rules cannot be programmed; run as root, or in the container's securityContext add NET_ADMIN and NET_RAW to capabilities"
     )]
     NotPermitted,
-    /// Somebody else is at work, or it cannot be told whether anybody is.
+    /// Another program is at work, or that cannot be determined.
     #[error(transparent)]
     Lock(#[from] LockError),
     /// A helper program is missing or failed.
@@ -126,9 +126,9 @@ pub enum ApplyError {
         /// Why not.
         cause: Box<ApplyError>,
     },
-    /// Somebody else keeps changing the same rules.
+    /// Another program keeps changing the same rules.
     #[error(
-        "the rules are not as planned after {attempts} attempts, somebody else changes them: {difference}"
+        "the rules are not as planned after {attempts} attempts, because another program changes them: {difference}"
     )]
     Contended {
         /// How many times it was tried.

@@ -65,7 +65,7 @@ pub enum ExecError {
         message: String,
     },
     /// It did not end in time.
-    #[error("{program} has not ended after {patience:?} and was killed", program = .program.display())]
+    #[error("{program} did not exit within {patience:?} and was killed", program = .program.display())]
     Hangs {
         /// Its path.
         program: PathBuf,
@@ -153,7 +153,7 @@ fn command(program: &Path, args: &[&str]) -> Command {
     let mut command = Command::new(program);
     command.args(args).env_clear().env("LC_ALL", "C").stderr(Stdio::piped());
     // The legacy variant locks a file of the node, for which hundreds of pods may wait. We hold a lock on the
-    // namespace, so any file that nobody else locks will do: this one is different for every process.
+    // namespace, so any file that no other program locks will do: this one is different for every process.
     command.env("XTABLES_LOCKFILE", "/proc/self/limits");
     command
 }
@@ -202,7 +202,7 @@ fn finish(program: &Path, mut child: Child, input: &str, most: usize) -> Result<
     })
 }
 
-/// What a program prints, up to `most` bytes; sets `is_over` as soon as there are more.
+/// What a program prints, up to `most` bytes; sets `is_over` as soon as it prints more.
 fn read_all(stream: Option<impl Read>, most: usize, is_over: &AtomicBool) -> String {
     let mut bytes = Vec::new();
     let one_more = u64::try_from(most).unwrap_or(u64::MAX).saturating_add(1);
@@ -265,7 +265,7 @@ mod tests {
         assert_eq!(text, "LC_ALL=C\nXTABLES_LOCKFILE=/proc/self/limits\n");
     }
 
-    /// One that prints for ever would never end, and ignores that nobody reads it any more.
+    /// One that prints for ever would never end, and ignores that its reader is gone.
     #[test]
     fn a_program_that_prints_too_much_is_killed() {
         let shell = |script, most| read(Path::new("/bin/sh"), &["-c", script], most);

@@ -19,7 +19,7 @@ use std::{
 /// interface's IPv4 addresses before its IPv6 addresses. That order decides which family is "first".
 ///
 /// # Errors
-/// The kernel does not say.
+/// The kernel does not report it.
 pub fn addresses() -> io::Result<Vec<IpAddr>> {
     Ok(addresses_of(getifaddrs()?))
 }
@@ -42,11 +42,11 @@ fn addresses_of(entries: impl Iterator<Item = InterfaceAddress>) -> Vec<IpAddr> 
 }
 
 /// The interfaces through which the calling thread's network namespace talks to others: those that are up and have an
-/// address. Loopback does not count, nor do tunnels (point to point) if there is another interface, because their packets
+/// address. Loopback does not count, nor do tunnels (point to point) if another interface exists, because their packets
 /// meet the rules again there.
 ///
 /// # Errors
-/// The kernel does not say.
+/// The kernel does not report it.
 pub fn interfaces() -> io::Result<Vec<String>> {
     Ok(interfaces_of(getifaddrs()?))
 }
@@ -77,10 +77,10 @@ fn interfaces_of(entries: impl Iterator<Item = InterfaceAddress>) -> Vec<String>
     if direct.is_empty() { tunnels } else { direct }
 }
 
-/// The DNS servers of `/etc/resolv.conf`; none where there is no such file.
+/// The DNS servers of `/etc/resolv.conf`; none where no such file.
 ///
 /// # Errors
-/// The file cannot be read, or is no regular file.
+/// The file cannot be read, or is not a regular file.
 pub fn dns_servers() -> io::Result<Vec<IpAddr>> {
     servers_in(Path::new("/etc/resolv.conf"))
 }
@@ -97,7 +97,7 @@ fn servers_in(path: &Path) -> io::Result<Vec<IpAddr>> {
 /// size has twenty thousand users.
 const MOST_READ: u64 = 1 << 20;
 
-/// Reads a file that may be anything, because whoever made the container's files made it: it never waits, and never reads
+/// Reads a file that may be anything, because it comes with the container's files: it never waits, and never reads
 /// more than a file of its kind has. Bytes that are not text are replaced.
 fn read_small(path: &Path) -> io::Result<String> {
     // A FIFO would wait for a writer, a device for whatever it waits for.
@@ -105,7 +105,7 @@ fn read_small(path: &Path) -> io::Result<String> {
     let metadata = file.metadata()?;
     let refusal = |why: &str| Err(io::Error::new(io::ErrorKind::InvalidInput, why));
     if !metadata.is_file() {
-        return refusal("it is no regular file");
+        return refusal("it is not a regular file");
     }
     let expected = metadata.len().saturating_add(1).min(MOST_READ);
     let mut bytes = Vec::with_capacity(usize::try_from(expected).unwrap_or_default());

@@ -6,7 +6,7 @@ use std::hash::{BuildHasher, Hash, Hasher, RandomState};
 
 /// What [`verify`](crate::verify()) depends on in a network namespace, in a few bytes: the generation of the nf_tables ruleset, which every transaction
 /// raises, and a hash of routing, addresses and interfaces. While it is the same, so is the answer, with one exception: without any transaction,
-/// packets may add elements to the sets of others, and time may remove them.
+/// packets may add elements to the sets of other programs, and time may remove them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Fingerprint {
     generation: u32,
@@ -18,7 +18,7 @@ pub struct Fingerprint {
 const MOST_READ: usize = 1 << 20;
 
 impl Fingerprint {
-    /// The fingerprint of the calling thread's network namespace. Fingerprints taken with different keys cannot be compared; keys that nobody
+    /// The fingerprint of the calling thread's network namespace. Fingerprints taken with different keys cannot be compared; keys that no one
     /// outside knows keep a container from making two states that look alike.
     ///
     /// `None` where nothing can tell that rules are unchanged, because tables of legacy iptables are in use, whose changes nobody counts, or
@@ -31,8 +31,8 @@ impl Fingerprint {
         let generation = Connection::open().ok()?.generation().ok()?;
         let mut hasher = keys.build_hasher();
         let mut routes = RouteSocket::open(MOST_READ).ok()?;
-        for FoundRouting { item, flaw, condemned, message: _ } in routes.observe().ok()? {
-            (item.to_string(), flaw, condemned).hash(&mut hasher);
+        for FoundRouting { item, flaw, marked_for_removal, message: _ } in routes.observe().ok()? {
+            (item.to_string(), flaw, marked_for_removal).hash(&mut hasher);
         }
         routes.tables().ok().filter(|tables| tables.complete)?.hash(&mut hasher);
         facts::addresses_and_interfaces().ok()?.hash(&mut hasher);

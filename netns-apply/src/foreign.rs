@@ -1,4 +1,4 @@
-//! Rules of others that get in the way of a plan's: what hangs on the hooks of nf_tables and of the legacy tables, and what
+//! Other programs' rules that interfere with a plan's: what hangs on the hooks of nf_tables and of the legacy tables, and what
 //! the pod's traffic looks like.
 
 use crate::{
@@ -9,13 +9,13 @@ use crate::{
 };
 use netfilter_state::{route_tables::RouteTables, routing::FoundRouting, ruleset::Ruleset};
 use packet_trace::{
-    Rules,
+    TraceRules,
     interference::{self, Effect, Finding, Pod},
 };
 use redirect_core::{Family, RulePlan};
 use std::{net::IpAddr, time::Duration};
 
-/// What gets in the way of a plan's rules in the calling thread's network namespace, the most certain first. This presumes that
+/// What interferes with a plan's rules in the calling thread's network namespace, the most certain first. This presumes that
 /// the rules are in force; [`verify`](crate::verify()) checks that first.
 ///
 /// # Errors
@@ -33,7 +33,7 @@ pub fn interference(plan: &RulePlan, options: &ApplyOptions) -> Result<Vec<Findi
     }
 }
 
-/// How often routing is looked at that keeps packets from the proxy, and how long to wait in between: the kernel lists an IPv6
+/// How often to recheck routing that keeps packets from the proxy, and how long to wait in between: the kernel lists an IPv6
 /// address a moment before its work queue has added the local route to it.
 const MOST_LOOKS: usize = 6;
 const BETWEEN_LOOKS: Duration = Duration::from_millis(20);
@@ -47,7 +47,7 @@ fn look(plan: &RulePlan, options: &ApplyOptions) -> Result<Vec<Finding>, ApplyEr
     Ok(interference::find(&ruleset, plan, &pod))
 }
 
-/// What packets meet in a network namespace, whoever put it there.
+/// What packets meet in a network namespace, from any program.
 #[derive(Debug, Clone, Default)]
 pub struct Live {
     /// Everything that hangs on the hooks, of nf_tables and of the legacy tables.
@@ -56,16 +56,16 @@ pub struct Live {
     pub routing: Vec<FoundRouting>,
     /// All policy rules and routes.
     pub route_tables: RouteTables,
-    /// What else sees its packets and is not looked into (XDP programs, filters of traffic control), each in words.
+    /// What else sees its packets and is not examined (XDP programs, filters of traffic control), each in words.
     pub unexamined: Vec<String>,
     /// The addresses of its interfaces.
     pub addresses: Vec<IpAddr>,
-    /// The interfaces through which it talks to others ([`facts::interfaces`]).
+    /// The interfaces through which it reaches other hosts ([`facts::interfaces`]).
     pub interfaces: Vec<String>,
 }
 
 impl Live {
-    /// Looks at the calling thread's network namespace.
+    /// Checks the calling thread's network namespace.
     ///
     /// # Errors
     /// The namespace cannot be inspected.
@@ -80,8 +80,8 @@ impl Live {
 
     /// The rules that packets of a family meet. If a plan is given, its own rules know the settings behind them.
     #[must_use]
-    pub fn rules(&self, family: Family, plan: Option<&RulePlan>) -> Rules {
-        Rules::of_ruleset(&self.ruleset, &self.routing, family, plan)
+    pub fn rules(&self, family: Family, plan: Option<&RulePlan>) -> TraceRules {
+        TraceRules::of_ruleset(&self.ruleset, &self.routing, family, plan)
             .with_addresses(&self.addresses)
             .with_routes(&self.route_tables)
     }
@@ -92,7 +92,7 @@ impl Live {
         for family in Family::BOTH {
             legacy::add_to(&mut ruleset, family, options.most_read())?;
         }
-        // Inspecting a namespace is no use if its addresses cannot be read: without them no traffic can be judged.
+        // Inspecting a namespace is useless if its addresses cannot be read: without them no traffic can be judged.
         let (addresses, interfaces) =
             facts::addresses_and_interfaces().map_err(|cause| ApplyError::Addresses { cause })?;
         let route_tables = routes.tables_with(links)?;
@@ -100,11 +100,11 @@ impl Live {
     }
 }
 
-/// What sees the packets of the calling thread's network namespace and is not looked into (XDP programs, filters of traffic
+/// What sees the packets of the calling thread's network namespace and is not examined (XDP programs, filters of traffic
 /// control), each in words.
 ///
 /// # Errors
-/// The kernel does not say.
+/// The kernel does not report it.
 pub fn unexamined() -> Result<Vec<String>, ApplyError> {
     let mut routes = RouteSocket::open(usize::MAX)?;
     let links = routes.links()?;

@@ -48,7 +48,7 @@ pub use apply::{ApplyOptions, Outcome, apply, cleanup, preflight};
 #[cfg(feature = "write")]
 pub use backend::{Backend, Because};
 #[cfg(feature = "write")]
-pub use error::{Aftermath, ApplyError, RunError};
+pub use error::{ApplyError, RollbackOutcome, RunError};
 #[cfg(feature = "write")]
 pub use exec::{ExecError, Programs};
 #[cfg(feature = "write")]

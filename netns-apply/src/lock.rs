@@ -1,10 +1,10 @@
 //! One writer per network namespace.
 //!
 //! The lock is an nf_tables table that belongs to the socket that made it (`flags owner`). Making one needs
-//! CAP_NET_ADMIN in the namespace, so no process of a pod without it can hold the lock. Nobody else can make the table
+//! CAP_NET_ADMIN in the namespace, so no process of a pod without it can hold the lock. No other process can create the table
 //! while it exists, and it disappears with the last descriptor of the socket, so the lock is gone when its holder dies.
 //! Helper programs inherit the socket (as their standard output, which they do not use): if we are killed, the lock is
-//! held until they are gone, and nobody acts on a state that they are about to change.
+//! held until they are gone, and no process acts on a state that they are about to change.
 //!
 //! Kernels before 5.12 know no table owners, and some have no nf_tables. There the lock is a flock(2) on the
 //! namespace's own file. Any process in the namespace can take that, so we wait for it only briefly.
@@ -29,7 +29,7 @@ use std::{
 
 /// How long to wait before trying again for a lock that is taken.
 const RETRY: Duration = Duration::from_millis(2);
-/// How long to wait for the lock that anybody in the namespace can hold.
+/// How long to wait for the lock that any process in the namespace can hold.
 const FILE_PATIENCE: Duration = Duration::from_secs(1);
 
 /// Held until dropped, and until every program started with [`NetnsLock::inherit`] has ended.
@@ -38,7 +38,7 @@ pub(crate) enum NetnsLock {
     Table(NetlinkSocket),
     /// By the namespace's file.
     File(Flock<File>),
-    /// Somebody holds the namespace's file for longer than any run takes.
+    /// A process holds the namespace's file for longer than any run takes.
     Without(File),
 }
 
@@ -55,8 +55,8 @@ pub enum LockError {
     /// CAP_NET_ADMIN is missing.
     #[error("cannot lock the network namespace: CAP_NET_ADMIN is missing")]
     NotPermitted,
-    /// Somebody else is at work and does not finish.
-    #[error("another program has been changing this network namespace for {0:?}; it may hang")]
+    /// Another program is at work and does not finish.
+    #[error("another program has locked this network namespace for {0:?}; it may be stuck")]
     Busy(Duration),
 }
 
@@ -145,7 +145,7 @@ fn attempt(socket: &mut NetlinkSocket) -> Result<Attempt, LockError> {
         let Some(answer) = own else { continue };
         return match (code(&answer), answer.sequence == table) {
             (errno, true) if errno as i32 == 0 => Ok(Attempt::Held),
-            // For somebody else's table, the kernel may not even say that it exists.
+            // For another program's table, the kernel may not even reveal that it exists.
             (Errno::EEXIST | Errno::EPERM, true) => Ok(Attempt::Taken),
             (Errno::EPERM, false) => Err(LockError::NotPermitted),
             // The generation moved while the transaction was being prepared, or the removal of a table is still in progress.

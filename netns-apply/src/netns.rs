@@ -77,10 +77,10 @@ impl Netns {
     /// Opens the namespace behind a path. Whether it is a network namespace turns out only on entering it.
     ///
     /// # Errors
-    /// The path cannot be opened, or is no namespace.
+    /// The path cannot be opened, or is not a namespace.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, NetnsError> {
         let path = path.as_ref().to_owned();
-        // Do not wait: if there is a FIFO in place of a namespace, nobody may ever write to it.
+        // Do not wait: with a FIFO in place of a namespace, a writer may never come.
         let opened = File::options().read(true).custom_flags(OFlag::O_NONBLOCK.bits()).open(&path);
         let file = match opened {
             Ok(file) => file,

@@ -3,7 +3,7 @@
 //! nf_tables notifies its listeners of every transaction, and routing of every policy rule, route and address. Nothing reports changes to the tables
 //! of legacy iptables.
 //!
-//! An open socket keeps its network namespace alive, as a process in it would. Whoever subscribes has to drop the subscription
+//! An open socket keeps its network namespace alive, as a process in it would. A subscriber must drop the subscription
 //! when the pod ends.
 
 use netfilter_state::netlink::{Messages, request};
@@ -30,13 +30,13 @@ const LARGEST: usize = 16 * 1024;
 /// How many writers are named.
 const MOST_NAMED: usize = 3;
 
-/// One socket that hears of changes in the network namespace it was opened in. It is readable when there is something to hear.
+/// A socket that receives changes of the network namespace it was opened in. It is readable when a notification waits.
 #[derive(Debug)]
 pub struct Subscription(Socket);
 
-/// What was heard.
+/// What was received.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Heard {
+pub struct Notification {
     /// How many messages.
     pub messages: usize,
     /// Whether some were lost, so that anything may have changed.
@@ -47,7 +47,7 @@ pub struct Heard {
 }
 
 impl Subscription {
-    /// Hears of changes of nf_tables in the calling thread's network namespace.
+    /// Receives changes of nf_tables in the calling thread's network namespace.
     ///
     /// # Errors
     /// The kernel has no nf_tables, or CAP_NET_ADMIN is missing there.
@@ -55,7 +55,7 @@ impl Subscription {
         Self::open(NETLINK_NETFILTER, &[NFTABLES])
     }
 
-    /// Hears of changes of policy rules, routes and addresses in the calling thread's network namespace.
+    /// Receives changes of policy rules, routes and addresses in the calling thread's network namespace.
     ///
     /// # Errors
     /// No socket can be opened.
@@ -74,11 +74,11 @@ impl Subscription {
         Ok(Self(socket))
     }
 
-    /// Adds to `heard` what has arrived, up to `most` datagrams; returns whether that was all.
+    /// Adds the notifications that have arrived, up to `most` datagrams; returns whether that was all.
     ///
     /// # Errors
     /// The socket failed.
-    pub fn drain(&self, heard: &mut Heard, most: usize) -> io::Result<bool> {
+    pub fn drain(&self, heard: &mut Notification, most: usize) -> io::Result<bool> {
         let mut buffer = Vec::with_capacity(LARGEST);
         for _ in 0..most {
             buffer.clear();
@@ -96,8 +96,8 @@ impl Subscription {
     }
 }
 
-impl Heard {
-    /// Whether there was nothing.
+impl Notification {
+    /// Whether nothing arrived.
     #[must_use]
     pub const fn is_nothing(&self) -> bool {
         self.messages == 0 && !self.lost
@@ -139,13 +139,13 @@ mod tests {
         namespace.enter(open).unwrap()
     }
 
-    fn heard(subscription: &Subscription) -> Heard {
-        let mut heard = Heard::default();
+    fn heard(subscription: &Subscription) -> Notification {
+        let mut heard = Notification::default();
         assert!(subscription.drain(&mut heard, MANY).unwrap());
         heard
     }
 
-    /// The kernel tells before the command that changes something ends.
+    /// The kernel sends the notification before the command that caused it exits.
     #[test]
     fn every_change_that_matters_is_told_and_reading_is_not() {
         let there = Namespace::pod(Families::Dual).unwrap();
@@ -180,7 +180,7 @@ mod tests {
             there.sh(change).unwrap();
             assert!(!heard(&routing).is_nothing(), "{change}");
         }
-        assert!(heard(&rules).is_nothing(), "routing is no rule");
+        assert!(heard(&rules).is_nothing(), "routing is not a rule");
         there
             .sh("nft list ruleset; iptables-nft-save; ip rule; ip -6 route show table all; ip addr")
             .unwrap();
@@ -202,8 +202,8 @@ mod tests {
         for _ in 0..3 {
             there.sh("nft add table ip web; nft delete table ip web").unwrap();
         }
-        let mut some = Heard::default();
-        assert!(!rules.drain(&mut some, 1).unwrap(), "there is more");
+        let mut some = Notification::default();
+        assert!(!rules.drain(&mut some, 1).unwrap(), "more waits");
         assert!(rules.drain(&mut some, MANY).unwrap() && some.writers.len() <= MOST_NAMED);
     }
 }

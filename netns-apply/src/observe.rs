@@ -1,4 +1,4 @@
-//! One look at everything the mesh has, or may have left, in a network namespace.
+//! One reading of everything the mesh has, or may have left, in a network namespace.
 
 use crate::{
     ApplyError, ApplyOptions,
@@ -21,7 +21,7 @@ const ONE_GENERATION: Duration = Duration::from_millis(500);
 
 /// What a look has shown, and what a transaction is based on.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Seen {
+pub(crate) struct NamespaceState {
     pub(crate) state: Observation,
     /// nf_tables, where it answers: with the handles of rules.
     pub(crate) nf_tables: Option<netlink::Observed>,
@@ -29,8 +29,8 @@ pub(crate) struct Seen {
     pub(crate) nft_by_programs: bool,
 }
 
-impl Seen {
-    /// Looks at the calling thread's network namespace. Looking loads and changes nothing.
+impl NamespaceState {
+    /// Checks the calling thread's network namespace. Looking loads and changes nothing.
     pub(crate) fn now(handles: &mut Handles<'_>, deadline: Instant) -> Result<Self, ApplyError> {
         let patient_until = Instant::now() + ONE_GENERATION;
         loop {
@@ -84,16 +84,16 @@ impl Seen {
     }
 }
 
-/// What the calling thread's network namespace holds, as far as it concerns the mesh, whoever made it. Nothing is changed.
+/// What the calling thread's network namespace holds, as far as it concerns the mesh, from any program. Changes nothing.
 ///
 /// # Errors
 /// The namespace cannot be inspected.
 pub fn observe(options: &ApplyOptions) -> Result<Observation, ApplyError> {
     let mut handles = Handles::open(options)?;
-    Ok(Seen::now(&mut handles, deadline(options.patience))?.state)
+    Ok(NamespaceState::now(&mut handles, deadline(options.patience))?.state)
 }
 
-/// What iptables-nft's program lists; `None` where there is none.
+/// What iptables-nft's program lists; `None` without that program.
 fn nft_saved(programs: &Programs, family: Family, most: usize) -> Result<Option<RuleState>, ApplyError> {
     match restore::find(programs, Variant::Nft, family, "save") {
         Ok(_) => restore::save(programs, Variant::Nft, family, most).map(Some),

@@ -5,16 +5,16 @@ use crate::netns::{Netns, NetnsError, NetnsId};
 use redirect_core::options::BackendChoice;
 use std::{fmt, fs, io::ErrorKind, os::unix::fs::MetadataExt, sync::OnceLock};
 
-/// Why a network namespace is no pod's.
+/// Why a network namespace is not a pod's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Hosts {
+pub enum HostNamespace {
     /// The calling thread is in it, and no program of this project is ever run in the pod it works for.
     Own,
     /// Process 1 is in it.
     Inits,
 }
 
-impl fmt::Display for Hosts {
+impl fmt::Display for HostNamespace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Own => "the network namespace this program runs in",
@@ -26,25 +26,25 @@ impl fmt::Display for Hosts {
 /// The network namespace of process 1, if [`remember_hosts`] could see it.
 static INITS: OnceLock<Option<NetnsId>> = OnceLock::new();
 
-/// Remembers the network namespace of process 1, for all later comparisons by [`hosts`]. A process that gives up the right to look at other processes calls
-/// this first; if it has not been called, each comparison looks anew.
+/// Remembers the network namespace of process 1, for all later comparisons by [`hosts`]. A process that gives up the right to inspect other processes calls
+/// this first; if it has not been called, each comparison reads it again.
 pub fn remember_hosts() {
     INITS.get_or_init(|| Netns::open("/proc/1/ns/net").ok().map(|namespace| namespace.id()));
 }
 
-/// Why a namespace is the host's and must be left alone; `None` if it may be a pod's.
+/// Why a namespace is the host's and is off limits; `None` if it may be a pod's.
 ///
 /// # Errors
-/// It cannot be told.
-pub fn hosts(namespace: &Netns) -> Result<Option<Hosts>, NetnsError> {
+/// It cannot be determined.
+pub fn hosts(namespace: &Netns) -> Result<Option<HostNamespace>, NetnsError> {
     if namespace.is_own()? {
-        return Ok(Some(Hosts::Own));
+        return Ok(Some(HostNamespace::Own));
     }
     if let Some(Some(inits)) = INITS.get() {
-        return Ok((*inits == namespace.id()).then_some(Hosts::Inits));
+        return Ok((*inits == namespace.id()).then_some(HostNamespace::Inits));
     }
     match namespace.is_inits() {
-        Ok(true) => Ok(Some(Hosts::Inits)),
+        Ok(true) => Ok(Some(HostNamespace::Inits)),
         Ok(false) => Ok(None),
         // If process 1 has more privileges than we have, it is that of a container we are in, and we cannot reach the
         // host's namespace by a path.
@@ -99,7 +99,7 @@ mod tests {
     #[test]
     fn the_own_namespace_is_the_hosts_by_any_path() {
         for path in ["/proc/thread-self/ns/net", "/proc/self/ns/net"] {
-            assert_eq!(hosts(&Netns::open(path).unwrap()).unwrap(), Some(Hosts::Own));
+            assert_eq!(hosts(&Netns::open(path).unwrap()).unwrap(), Some(HostNamespace::Own));
         }
     }
 

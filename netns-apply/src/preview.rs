@@ -1,8 +1,8 @@
 //! What cleaning up would remove, as text: nothing is locked or changed.
 
-use crate::{ApplyError, ApplyOptions, backend::Handles, observe::Seen, pause::deadline};
+use crate::{ApplyError, ApplyOptions, backend::Handles, observe::NamespaceState, pause::deadline};
 use netfilter_state::{
-    change::Change,
+    change::RulesetDiff,
     routing::RoutingItem,
     steps::{self, Goal, RulesIn, Step},
 };
@@ -10,13 +10,13 @@ use redirect_core::{Family, RulePlan, options::Variant, render};
 use std::fmt::Write;
 
 /// What [`cleanup`](crate::cleanup) would remove from the calling thread's network namespace: input for the programs that
-/// would remove it, and the commands that would remove routing. Empty where there is nothing to remove.
+/// would remove it, and the commands that would remove routing. Empty if nothing needs removal.
 ///
 /// # Errors
 /// The namespace cannot be inspected.
 pub fn cleanup_preview(options: &ApplyOptions) -> Result<String, ApplyError> {
     let mut handles = Handles::open(options)?;
-    let seen = Seen::now(&mut handles, deadline(options.patience))?;
+    let seen = NamespaceState::now(&mut handles, deadline(options.patience))?;
     let plan = RulePlan::empty();
     let goal = Goal {
         plan: &plan,
@@ -43,11 +43,11 @@ fn text(step: &Step) -> String {
         }
         Step::RemoveRouting(found) => format!("# {}\n", command(found.item)),
         // What is marked for removal is removed below; cleaning up adds nothing and has nothing to wait for.
-        Step::Condemn(_) | Step::AddRouting(_) | Step::Grace | Step::ForgetClosed => String::new(),
+        Step::MarkForRemoval(_) | Step::AddRouting(_) | Step::Grace | Step::ForgetClosed => String::new(),
     }
 }
 
-fn changes(variant: Variant, family: Family, change: &Change) -> String {
+fn changes(variant: Variant, family: Family, change: &RulesetDiff) -> String {
     let mut text = String::new();
     // Writing to a string cannot fail.
     let _ = writeln!(text, "# {family} (iptables-{})", variant.name());

@@ -1,7 +1,7 @@
 //! Policy routing for TPROXY and the `::6` address, over rtnetlink(7).
 //!
-//! Packets with the plan's mark are looked up in a table whose only route says that every destination is local, so
-//! that they reach the proxy's socket although they are addressed to somebody else.
+//! Packets with the plan's mark are routed by a table whose only route makes every destination local, so
+//! that they reach the proxy's socket although they are addressed to another program.
 
 #![allow(clippy::wildcard_enum_match_arm, reason = "the enums matched here are the netlink library's")]
 
@@ -59,7 +59,7 @@ impl RouteError {
         Self { what, cause, may_be_done: false }
     }
 
-    /// Whether it is certain that none of it was done.
+    /// Whether certainly none of it was done.
     #[cfg(feature = "write")]
     pub(crate) const fn says_that_nothing_was_done(&self) -> bool {
         !self.may_be_done
@@ -95,8 +95,8 @@ fn socket() -> Result<NetlinkSocket, RouteError> {
 /// The index of the loopback interface: it is the first of every network namespace; the kernel insists on that
 /// (drivers/net/loopback.c).
 const LOOPBACK: u32 = 1;
-/// The protocol (`FRA_PROTOCOL`) of a policy rule that is about to be removed: a number that nobody has registered.
-const CONDEMNED: u8 = 0x69;
+/// The protocol (`FRA_PROTOCOL`) of a policy rule that is about to be removed: a number without a registered meaning.
+const REMOVAL_PROTOCOL: u8 = 0x69;
 
 impl RouteSocket {
     /// Opens one in the calling thread's network namespace, which keeps at most `most_read` bytes of each answer: a container with
@@ -108,17 +108,17 @@ impl RouteSocket {
         Ok(Self { socket: socket()?, most: most_read })
     }
 
-    /// A new socket: what an answer left unread would come before every other answer.
+    /// A new socket: unread parts of an answer would precede every other answer.
     fn reopen(&mut self) -> Result<(), RouteError> {
         self.socket = socket()?;
         Ok(())
     }
 
     /// What exists of the kinds a plan needs: policy rules for marked packets, tables that deliver everything locally,
-    /// the `::6` address. No privilege is needed. What cannot be parsed is somebody else's.
+    /// the `::6` address. No privilege is needed. What cannot be parsed is another program's.
     ///
     /// # Errors
-    /// The kernel does not say.
+    /// The kernel does not report it.
     pub fn observe(&mut self) -> Result<Vec<FoundRouting>, RouteError> {
         let mut found = Vec::new();
         for family in Family::BOTH {
@@ -155,7 +155,7 @@ impl RouteSocket {
         Ok(self.gather(ask, what, read)?.0.0)
     }
 
-    /// What is made of the messages of an answer, and how much was read. A list that changes meanwhile is asked for again.
+    /// What is made of the messages of an answer, and how much was read. A list that changes concurrently is asked for again.
     fn gather<T: Default>(
         &mut self,
         ask: impl Fn(&mut Self) -> Question,
@@ -266,7 +266,7 @@ impl Dumped {
     }
 
     fn found(&self, item: RoutingItem, flaw: Option<String>) -> FoundRouting {
-        FoundRouting { item, flaw, condemned: false, message: self.payload.clone() }
+        FoundRouting { item, flaw, marked_for_removal: false, message: self.payload.clone() }
     }
 }
 
@@ -310,7 +310,7 @@ fn address_request() -> RouteNetlinkMessage {
     RouteNetlinkMessage::GetAddress(request)
 }
 
-/// Whether a message about a route (`rtmsg`) is about one without a prefix. A namespace may have any number of others, which
+/// Whether a message about a route (`rtmsg`) is about one without a prefix. A namespace may have any number of other routes, which
 /// are not worth parsing.
 fn is_default_route(payload: &[u8]) -> bool {
     payload.get(1).is_none_or(|prefix_length| *prefix_length == 0)

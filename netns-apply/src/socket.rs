@@ -1,6 +1,6 @@
 //! One netlink socket for all its uses here: nf_tables, connection tracking, socket diagnosis and routing.
 //!
-//! The care that every question needs is taken here, once: numbers that tell an answer from a late one, interrupted
+//! The care that every question needs is taken here, once: numbers that distinguish an answer from a late one, interrupted
 //! dumps, signals, a receive buffer that overflowed, and a time limit.
 
 use netfilter_state::netlink::{Answer, Message, Messages};
@@ -25,7 +25,7 @@ const SEND_OVERHEAD: usize = 64 * 1024;
 /// The size a send buffer has anyway (net.core.wmem_default is at least that much).
 const USUAL_SEND_BUFFER: usize = 128 * 1024;
 
-/// A netlink socket of the network namespace it was opened in; it hears nobody but the kernel.
+/// A netlink socket of the network namespace it was opened in; it accepts messages only from the kernel.
 #[derive(Debug)]
 pub(crate) struct NetlinkSocket {
     socket: Socket,
@@ -38,7 +38,7 @@ pub(crate) struct NetlinkSocket {
 pub(crate) enum Ended {
     /// It is whole.
     Whole,
-    /// What was asked for changed meanwhile, or a part was lost: ask again.
+    /// What was asked for changed concurrently, or a part was lost: ask again.
     Interrupted,
     /// The kernel refused the question.
     Refused(Answer),
@@ -50,7 +50,7 @@ impl NetlinkSocket {
         let open = || -> io::Result<Socket> {
             let mut socket = Socket::new(protocol)?;
             socket.bind_auto()?;
-            // From now on only the kernel is heard.
+            // From now on it accepts only the kernel's messages.
             socket.connect(&SocketAddr::new(0, 0))?;
             // Older kernels explain less, that is all.
             let _ = socket.set_ext_ack(true);
@@ -116,7 +116,7 @@ impl NetlinkSocket {
         self.send(question)?;
         let is_change = |answer: &Answer| [Errno::EINTR, Errno::EAGAIN].contains(&code(answer));
         let ended = self.answer(sequence, take)?;
-        // What was being listed changed meanwhile.
+        // What was being listed changed concurrently.
         Ok(if matches!(&ended, Ended::Refused(answer) if is_change(answer)) {
             Ended::Interrupted
         } else {

@@ -1,10 +1,10 @@
-//! Comparing a plan with what is in force.
+//! Compares a plan with the rules in force.
 
 use crate::{
     ApplyError, ApplyOptions,
     backend::{self, Backend, Handles},
     foreign::interference,
-    observe::Seen,
+    observe::NamespaceState,
     pause::deadline,
 };
 use netfilter_state::{
@@ -21,15 +21,15 @@ use std::fmt;
 pub enum Mismatch {
     /// Rules or routing are not as planned: all that differs, at least one thing.
     Different(Differences),
-    /// There are rules in both variants of iptables, or in iptables and native tables.
+    /// Rules are in both variants of iptables, or in iptables and native tables.
     TwoBackends,
     /// A table exists but is dormant.
     Asleep(String),
-    /// All is as planned, but something of others gets in its way; the most certain first, at least one.
+    /// Everything is as planned, but other programs' rules interfere; the most certain first, at least one.
     Interference(Vec<Finding>),
 }
 
-/// How many rules of others are named in one text.
+/// How many other programs' rules are named in one text.
 const MOST_NAMED: usize = 3;
 
 impl fmt::Display for Mismatch {
@@ -39,7 +39,7 @@ impl fmt::Display for Mismatch {
             Self::Asleep(what) => f.write_str(what),
             Self::TwoBackends => f.write_str("the mesh has rules in more than one backend"),
             Self::Interference(findings) => {
-                f.write_str("all rules are in force, but others interfere: ")?;
+                f.write_str("all rules are in force, but other programs' rules interfere: ")?;
                 for (index, finding) in findings.iter().take(MOST_NAMED).enumerate() {
                     write!(f, "{}{finding}", if index == 0 { "" } else { "; " })?;
                 }
@@ -52,10 +52,10 @@ impl fmt::Display for Mismatch {
     }
 }
 
-/// One look at a network namespace, which answers several questions about it.
+/// A snapshot of a network namespace, which answers several questions about it.
 pub struct Snapshot<'a> {
     handles: Handles<'a>,
-    seen: Seen,
+    seen: NamespaceState,
 }
 
 impl fmt::Debug for Snapshot<'_> {
@@ -65,13 +65,13 @@ impl fmt::Debug for Snapshot<'_> {
 }
 
 impl<'a> Snapshot<'a> {
-    /// Looks at the calling thread's network namespace. Nothing is changed.
+    /// Checks the calling thread's network namespace. Nothing is changed.
     ///
     /// # Errors
     /// The namespace cannot be inspected.
     pub fn take(options: &'a ApplyOptions) -> Result<Self, ApplyError> {
         let mut handles = Handles::open(options)?;
-        let seen = Seen::now(&mut handles, deadline(options.patience))?;
+        let seen = NamespaceState::now(&mut handles, deadline(options.patience))?;
         Ok(Self { handles, seen })
     }
 
@@ -81,7 +81,7 @@ impl<'a> Snapshot<'a> {
         &self.seen.state
     }
 
-    /// What is not as planned, if anything, as [`verify`](verify()) returns it. The backend of `options` is the one to compare with;
+    /// The differences from the plan, if any, as [`verify`](verify()) returns it. The backend of `options` is the one to compare with;
     /// it may differ from the one the snapshot was taken for.
     ///
     /// # Errors
@@ -117,7 +117,7 @@ impl<'a> Snapshot<'a> {
 }
 
 /// What in the calling thread's network namespace is not as planned, if anything. Rules are compared in order; if all are as
-/// planned, this also looks for what of others gets in their way.
+/// planned, this also searches for other programs' rules that interfere.
 ///
 /// # Errors
 /// The namespace cannot be inspected. With [`ApplyError::OthersUnread`], all rules of the plan are in force.

@@ -1,6 +1,6 @@
 //! Runs by what they promise: the whole plan or nothing, by whatever backend, whoever comes in between. Needs root.
 //!
-//! A step is announced in the log before it is taken, so the tests' logger is where somebody else comes in between, at exactly one place.
+//! A step is announced in the log before it is taken, so the tests' logger is where another program comes in between, at exactly one place.
 
 #![allow(clippy::unwrap_used)] // a panic is how a test fails
 
@@ -10,8 +10,9 @@ use common::run;
 use e2e::netns::{Families, Namespace};
 use netfilter_state::netlink::Obstacle;
 use netns_apply::{
-    Aftermath, ApplyError, ApplyOptions, Backend, Because, ExecError, LegacyError, LockError, Outcome,
-    Programs, RunError, apply, cleanup, cleanup_preview, netlink::NetlinkError, observe, preflight, verify,
+    ApplyError, ApplyOptions, Backend, Because, ExecError, LegacyError, LockError, Outcome, Programs,
+    RollbackOutcome, RunError, apply, cleanup, cleanup_preview, netlink::NetlinkError, observe, preflight,
+    verify,
 };
 use redirect_core::{
     Redirect, RulePlan,
@@ -80,7 +81,7 @@ fn assert_as_before(namespace: &Namespace, before: &e2e::netns::Snapshot, what: 
 type Interruption = (&'static str, Box<dyn FnMut()>);
 
 thread_local! {
-    /// What somebody else does just before this thread takes a step with this word.
+    /// What another program does just before this thread takes a step with this word.
     static INTERRUPTION: RefCell<Option<Interruption>> = const { RefCell::new(None) };
 }
 
@@ -107,7 +108,7 @@ impl log::Log for Interrupter {
     fn flush(&self) {}
 }
 
-/// Has somebody else act before each step of this thread that has this word.
+/// Has another program act before each step of this thread that has this word.
 fn before_steps(word: &'static str, act: impl FnMut() + 'static) {
     static INSTALLED: Once = Once::new();
     INSTALLED.call_once(|| {
@@ -117,7 +118,7 @@ fn before_steps(word: &'static str, act: impl FnMut() + 'static) {
     INTERRUPTION.set(Some((word, Box::new(act))));
 }
 
-/// Has somebody else act before the first step of this thread that has this word.
+/// Has another program act before the first step of this thread that has this word.
 fn before_step(word: &'static str, act: impl FnOnce() + 'static) {
     let mut act = Some(act);
     before_steps(word, move || {
@@ -234,7 +235,7 @@ fn a_run_that_only_adds_waits_for_nobody_and_others_wait() {
                 // Routing goes, too.
                 let error = cleanup(&impatient).unwrap_err();
                 assert!(matches!(*error.cause, ApplyError::Lock(LockError::Busy(BRIEF))), "{error}");
-                assert_eq!(error.aftermath, Aftermath::Untouched);
+                assert_eq!(error.aftermath, RollbackOutcome::Untouched);
                 assert_in_force(&plan("TPROXY", "81"), &impatient);
             })
             .unwrap();
@@ -301,7 +302,7 @@ fn a_policy_rule_that_somebody_else_makes_first_does_no_harm_and_goes_with_ours(
     namespace
         .enter(|| {
             let (options, plan) = (options(BackendChoice::Netlink), plan("TPROXY", "80"));
-            // The kernel gives it another priority, so ours is no second one of it.
+            // The kernel gives it another priority, so ours is not a second one of it.
             before_step("IPv4 policy rule", || {
                 run("ip", &["rule", "add", "fwmark", "1337", "lookup", "133"], "");
             });
@@ -312,7 +313,7 @@ fn a_policy_rule_that_somebody_else_makes_first_does_no_harm_and_goes_with_ours(
             cleanup(&options).unwrap();
         })
         .unwrap();
-    assert_as_before(&namespace, &before, "somebody else's policy rule");
+    assert_as_before(&namespace, &before, "another program's policy rule");
 }
 
 #[test]
@@ -354,7 +355,7 @@ fn a_run_that_somebody_always_comes_before_ends_with_its_patience() {
             };
             // The other comes in between while the rules are read, or while they are sent.
             assert!(matches!(cause, NetlinkError::Changed | NetlinkError::Contended), "{error}");
-            assert_eq!(aftermath, &Aftermath::Undone, "the address ::6 was added before");
+            assert_eq!(aftermath, &RollbackOutcome::Undone, "the address ::6 was added before");
             let rules = run("iptables-nft-save", &["-t", "nat"], "");
             assert!(rules.contains("--dport 2 ") && !rules.contains("ISTIO"), "{rules}");
         })
@@ -411,7 +412,7 @@ fn a_helper_program_that_says_yes_and_does_nothing_is_named_as_contention_and_no
     let error = namespace.enter(|| apply(&plan("REDIRECT", "80"), &options)).unwrap().unwrap_err();
     let ApplyError::Contended { attempts, difference } = &*error.cause else { panic!("{error}") };
     assert_eq!((*attempts, &difference[..]), (3, "IPv4 nat (iptables-nft)"));
-    assert_eq!(error.aftermath, Aftermath::Undone);
+    assert_eq!(error.aftermath, RollbackOutcome::Undone);
     assert_as_before(&namespace, &before, "it says yes");
 }
 
@@ -432,7 +433,7 @@ fn what_a_helper_program_would_refuse_is_not_begun() {
         let before = namespace.snapshot().unwrap();
         let error = namespace.enter(|| apply(&plan("REDIRECT", "81"), &options)).unwrap().unwrap_err();
         assert!(matches!(*error.cause, ApplyError::Rejected { variant: Variant::Nft, .. }), "{error}");
-        assert_eq!(error.aftermath, Aftermath::Untouched);
+        assert_eq!(error.aftermath, RollbackOutcome::Untouched);
         assert_as_before(&namespace, &before, "refused");
     }
 }
@@ -443,7 +444,7 @@ echo >>FOLDER/calls
 REAL \"$@\" || exit
 [ -e FOLDER/failed ] || { >FOLDER/failed; echo failed after all >&2; exit 1; }";
 
-/// A run from one backend to another that the last helper program fails, in a namespace where somebody else has rules as well.
+/// A run from one backend to another that the last helper program fails, in a namespace where another program has rules as well.
 fn fails_at_the_last_program(
     stubs: &Stubs,
     namespace: &Namespace,
@@ -463,7 +464,7 @@ fn fails_at_the_last_program(
     let options = ApplyOptions { programs: stubs.programs(), ..options(to) };
     let error = namespace.enter(|| apply(&plan("TPROXY", "81"), &options)).unwrap().unwrap_err();
     assert!(matches!(*error.cause, ApplyError::Exec(_)), "{error}");
-    if error.aftermath == Aftermath::Undone {
+    if error.aftermath == RollbackOutcome::Undone {
         assert_as_before(namespace, &before, &format!("{from:?} to {to:?}, {mode}"));
     }
     error
@@ -490,7 +491,7 @@ fn a_run_that_fails_at_its_last_program_is_undone() {
                 stubs.add("iptables-nft-restore", "exit 1");
             }
             let error = fails_at_the_last_program(&stubs, &namespace, from, to, mode);
-            assert_eq!(error.aftermath, Aftermath::Undone, "{from:?} to {to:?}, {mode}: {error}");
+            assert_eq!(error.aftermath, RollbackOutcome::Undone, "{from:?} to {to:?}, {mode}: {error}");
             // And who asks for programs has it done by programs.
             assert_eq!(stubs.lines("calls"), 2, "{from:?} to {to:?}, {mode}");
         }
@@ -506,7 +507,7 @@ fn what_cannot_be_undone_is_named_with_the_reason() {
     );
     let legacy = BackendChoice::Restore(Some(Variant::Legacy));
     let error = fails_at_the_last_program(&stubs, &namespace, None, legacy, "REDIRECT");
-    let Aftermath::Left { left, failures } = &error.aftermath else { panic!("{error}") };
+    let RollbackOutcome::Left { left, failures } = &error.aftermath else { panic!("{error}") };
     assert_eq!(left, &["IPv6 mangle (iptables-legacy)", "IPv6 nat (iptables-legacy)"], "{error}");
     assert!(failures.len() == 1 && failures[0].contains("broken"), "{error}");
 }
@@ -531,7 +532,7 @@ fn a_run_is_undone_while_somebody_keeps_changing_the_same_tables() {
             })
         });
         let ended = Finally(|| done.store(true, Ordering::Relaxed));
-        let undone: Vec<Aftermath> = (0..8)
+        let undone: Vec<RollbackOutcome> = (0..8)
             .map(|_| {
                 let legacy = options(BackendChoice::Restore(Some(Variant::Legacy)));
                 let netlink = ApplyOptions { programs: stubs.programs(), ..options(BackendChoice::Netlink) };
@@ -551,7 +552,7 @@ fn a_run_is_undone_while_somebody_keeps_changing_the_same_tables() {
         writer.join().unwrap().unwrap();
         undone
     });
-    assert_eq!(undone, vec![Aftermath::Undone; 8]);
+    assert_eq!(undone, vec![RollbackOutcome::Undone; 8]);
 }
 
 #[test]
@@ -570,7 +571,7 @@ fn rules_that_somebody_changes_while_they_are_put_back_are_worked_out_anew() {
                 run("iptables-nft", &["-t", "nat", "-F", "ISTIO_OUTPUT"], "");
             });
             let error = apply(&plan, &netlink).unwrap_err();
-            assert_eq!(error.aftermath, Aftermath::Undone, "{error}");
+            assert_eq!(error.aftermath, RollbackOutcome::Undone, "{error}");
             assert_in_force(&plan, &legacy);
         })
         .unwrap();
@@ -597,7 +598,7 @@ fn a_table_that_sleeps_is_an_obstacle_where_the_plan_uses_it() {
         let ApplyError::Netlink(NetlinkError::Obstacle(Obstacle::Dormant { table })) = &*error.cause else {
             panic!("{error}")
         };
-        assert_eq!((&table[..], &error.aftermath), ("ip nat", &Aftermath::Untouched));
+        assert_eq!((&table[..], &error.aftermath), ("ip nat", &RollbackOutcome::Untouched));
         // The plan has no rules in this one.
         assert!(sleeping("ip raw", backend).unwrap().changed);
     }
@@ -660,7 +661,7 @@ fn a_refusal_before_the_first_step_leaves_nothing_to_undo() {
     });
     let error = error.unwrap();
     assert!(matches!(*error.cause, ApplyError::Route(_)), "{error}");
-    assert_eq!(error.aftermath, Aftermath::Untouched);
+    assert_eq!(error.aftermath, RollbackOutcome::Untouched);
 }
 
 /// Fills a chain of a table with rules of a few MiB, as iptables prints them.
@@ -692,7 +693,7 @@ fn a_run_reads_no_more_rules_than_it_may_and_ends() {
             flood(*backend, "nat", "ISTIO_OUTPUT");
             let error = apply(&plan("REDIRECT", "81"), &options).unwrap_err();
             assert!(is_too_much(&error.cause), "{backend:?}: {error}");
-            assert_eq!(error.aftermath, Aftermath::Untouched);
+            assert_eq!(error.aftermath, RollbackOutcome::Untouched);
             assert!(is_too_much(&observe(&options).unwrap_err()));
             assert!(is_too_much(&cleanup_preview(&options).unwrap_err()));
         };
@@ -712,7 +713,7 @@ fn tables_that_the_mesh_does_not_use_may_hold_any_number_of_rules() {
             let plan = plan("REDIRECT", "80");
             assert!(apply(&plan, &options).unwrap().changed);
             assert!(!apply(&plan, &options).unwrap().changed, "all is in force");
-            // Whether these rules get in the way cannot be told.
+            // Whether these rules interfere cannot be determined.
             let error = verify(&plan, &options).unwrap_err();
             let ApplyError::OthersUnread { cause } = &error else { panic!("{backend:?}: {error}") };
             assert!(is_too_much(cause), "{backend:?}: {error}");

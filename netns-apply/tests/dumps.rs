@@ -67,7 +67,7 @@ fn text(name: &str) -> String {
     fs::read_to_string(dumps::file(name)).unwrap()
 }
 
-/// The rules of others for a family: those that both have, and its own.
+/// The other programs' rules for a family: those that both have, and its own.
 fn scripts(family: Family) -> [String; 2] {
     let own = match family {
         Family::V4 => "others4.iptables",

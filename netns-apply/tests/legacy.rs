@@ -22,7 +22,7 @@ use redirect_core::{
     Family, Redirect, RulePlan,
     options::{BackendChoice, NativeForm, Variant},
     render::restore_text,
-    rule::{Chain, Is, Match, Table, TcpFlags},
+    rule::{Chain, Equality, Match, Table, TcpFlags},
     settings::{Key, NamespaceFacts, RawSettings, Source},
 };
 use std::{fs, hash::RandomState};
@@ -64,7 +64,7 @@ fn condition(condition: &Condition) -> String {
     }
     if let Condition::TcpFlags { mask, is } = condition {
         let value = TcpFlags::new(*mask, is.value).expect("flags of the mask");
-        return Condition::Plain(Match::TcpFlags(Is { value, not: is.not })).to_string();
+        return Condition::Plain(Match::TcpFlags(Equality { value, not: is.not })).to_string();
     }
     condition.to_string()
 }

@@ -6,7 +6,7 @@ mod common;
 
 use common::{all_recordings, apply, changes, namespace, observe, run, soon};
 use netfilter_state::{
-    change::{Change, Step, TableChange},
+    change::{EditOp, RulesetDiff, TableChange},
     netlink::Extension,
     parse::entry,
 };
@@ -51,11 +51,11 @@ fn a_refused_part_undoes_all_and_is_named() {
             let chain = || Chain::from(OurChain::Redirect);
             let refused = entry("-p tcp -j REDIRECT --to-ports 15001");
             let steps = vec![
-                Step::DeclareEmpty(chain()),
-                Step::Append(chain(), refused),
-                Step::Append(Chain::from(Hook::Output), entry("-j ISTIO_REDIRECT")),
+                EditOp::DeclareEmpty(chain()),
+                EditOp::Append(chain(), refused),
+                EditOp::Append(Chain::from(Hook::Output), entry("-j ISTIO_REDIRECT")),
             ];
-            let wrong = Change { tables: vec![TableChange { table: Table::Mangle, steps }] };
+            let wrong = RulesetDiff { tables: vec![TableChange { table: Table::Mangle, steps }] };
             let mut rules = changes(&observed, &some_plan());
             rules.push((Family::V6, wrong));
             let transaction = Transaction { iptables: rules, native: None };
@@ -113,7 +113,7 @@ fn a_chain_of_an_earlier_version_is_taken_away_and_can_come_back() {
             apply(&some_plan()).unwrap();
             assert!(!run("iptables-nft-save", &[], "").contains("ISTIO_OLD"));
             let now = observe();
-            let back = Family::BOTH.map(|family| (family, Change::back(now.state(family), before.state(family), &Change::default())));
+            let back = Family::BOTH.map(|family| (family, RulesetDiff::back(now.state(family), before.state(family), &RulesetDiff::default())));
             let transaction = Transaction { iptables: back.into(), native: None };
             Connection::open().unwrap().commit(&transaction, &now, soon()).unwrap();
             let rules = |text: &str| -> Vec<String> {

@@ -79,7 +79,7 @@ fn native_tables_are_recognised_and_removed() {
 }
 
 /// Every plan after every other, the new rules put before the old ones first, and back again: what the kernel holds is
-/// what was asked for, also where rules of somebody else's are among ours.
+/// what was asked for, also where rules of another program's are among ours.
 #[test]
 fn native_tables_change_rule_by_rule_and_back() {
     let plans = plans();

@@ -20,7 +20,7 @@ fn restore_programs(family: Family) -> (&'static str, &'static str) {
     }
 }
 
-/// What iptables' own tools print of a recording, without what is no rule of a table.
+/// What iptables' own tools print of a recording, without what is not a rule of a table.
 fn wanted(recording: &common::Recording) -> State {
     let recorded = State::recorded(&recording.case).unwrap();
     State { v4: recorded.v4, v6: recorded.v6, ..State::default() }

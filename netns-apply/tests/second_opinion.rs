@@ -1,4 +1,4 @@
-//! What was programmed, read by somebody else: the `iptables` crate, which runs iptables' own programs. Needs root.
+//! What was programmed, read by another program: the `iptables` crate, which runs iptables' own programs. Needs root.
 
 #![allow(clippy::unwrap_used)] // a panic is how a test fails
 

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
-use cluster_client::{Outage, Pauses};
+use cluster_client::{Backoff, Outage};
 use controller_runtime::SCOPE;
 use controller_runtime::metrics::ResultLabel;
 use controller_runtime::supervisor::Unneeded;
@@ -237,8 +237,8 @@ impl TokenRenewer {
             return Unneeded;
         }
         let mut refusal = Outage::default();
-        let mut pauses = Pauses::new(FIRST_RETRY, LONGEST_RETRY);
-        let mut refusals = Pauses::new(FIRST_RETRY, REFUSED_RETRY);
+        let mut pauses = Backoff::new(FIRST_RETRY, LONGEST_RETRY);
+        let mut refusals = Backoff::new(FIRST_RETRY, REFUSED_RETRY);
         loop {
             match self.renew().await {
                 Ok(()) => {

@@ -8,7 +8,7 @@ mod folder;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use settings_cli::Words;
+use settings_cli::ParsedArgs;
 
 use crate::settings::table::SETTINGS;
 use crate::settings::{self, Notice, Problem, Settings};
@@ -36,7 +36,7 @@ type Files = BTreeMap<String, String>;
 /// Where settings come from.
 #[derive(Debug)]
 pub struct Sources {
-    given: Words,
+    given: ParsedArgs,
     env: Vec<(String, String)>,
     folder: Option<PathBuf>,
 }
@@ -55,7 +55,7 @@ pub struct Reading {
 impl Sources {
     /// A command line and an environment, which may name a folder.
     #[must_use]
-    pub fn new(given: Words, env: Vec<(String, String)>) -> Self {
+    pub fn new(given: ParsedArgs, env: Vec<(String, String)>) -> Self {
         let folder = settings::folder(&given, &env);
         Self { given, env, folder }
     }

@@ -186,7 +186,7 @@ mod tests {
     async fn without_one_of_its_tasks_an_agent_is_neither_healthy_nor_ready() {
         let env = [("KUBERNETES_SERVICE_HOST", "127.0.0.1"), ("KUBERNETES_SERVICE_PORT", "1")];
         let env = env.map(|(name, value)| (name.to_owned(), value.to_owned()));
-        let (settings, _) = Settings::read(&settings_cli::Words::default(), &env).expect("settings");
+        let (settings, _) = Settings::read(&settings_cli::ParsedArgs::default(), &env).expect("settings");
         let tasks = Supervisor::default();
         let (metrics, registry) = Metrics::new();
         let served = Arc::new(Served {

@@ -215,7 +215,7 @@ pub struct RepairSettings {
 
 /// The folder whose files are settings that are reread when they change, if one is set.
 #[must_use]
-pub fn folder(given: &settings_cli::Words, env: &[(String, String)]) -> Option<PathBuf> {
+pub fn folder(given: &settings_cli::ParsedArgs, env: &[(String, String)]) -> Option<PathBuf> {
     let folder = Raw::new(given, env).text("SETTINGS_DIR");
     (!folder.is_empty()).then(|| folder.into())
 }
@@ -226,7 +226,7 @@ impl Settings {
     /// # Errors
     /// Everything wrong with them, together.
     pub fn read(
-        given: &settings_cli::Words,
+        given: &settings_cli::ParsedArgs,
         env: &[(String, String)],
     ) -> Result<(Self, Vec<Notice>), Vec<Problem>> {
         let mut raw = Raw::new(given, env);

@@ -185,7 +185,7 @@ fn another_writer_who_fights_is_named_and_left_alone_for_a_while() {
         assert!(reason.contains("05-cilium.conflist has no istio-cni entry"), "{reason}");
         assert!(reason.contains("probably Cilium") && reason.contains("cni.exclusive=false"), "{reason}");
         let count = agent.metric("istio_cni_installs_total{result=\"SUCCESS\"}");
-        // Pauses grow from one second on: this is the fourth, or a later one where the machine stood still.
+        // Backoff grow from one second on: this is the fourth, or a later one where the machine stood still.
         let mut tries = 0.0;
         agent.wait("a pause of eight seconds", || {
             tries = agent.metric("istio_cni_installs_total{result=\"SUCCESS\"}") - count;
@@ -764,8 +764,8 @@ fn warnings_about_settings_come_at_the_start() {
     node.set("AMBIENT_ENABLED", "true");
     let _agent = node.start_ready();
     let log = node.log();
-    assert!(log.contains("is EXCLUDE_NAMESPACES meant?"), "{log}");
-    assert!(log.contains("AMBIENT_ENABLED: accepted and not implemented"), "{log}");
+    assert!(log.contains("did you mean EXCLUDE_NAMESPACES?"), "{log}");
+    assert!(log.contains("AMBIENT_ENABLED: accepted but not implemented"), "{log}");
 }
 
 #[test]

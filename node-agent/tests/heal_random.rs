@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use e2e::netns::{Namespace, Snapshot};
 use e2e::process::until;
-use netns_apply::notify::{Heard, Subscription};
+use netns_apply::notify::{Notification, Subscription};
 use pods::{
     LIMIT, PodApi, Proc, Sandboxes, THEIRS, deletions, lost_or_added, mesh_pod_of, metric, mismatch,
     redirect_as, wait, wait_at_least,
@@ -69,7 +69,7 @@ impl Victim {
     }
 
     fn is_notified(&self) -> bool {
-        let mut notification = Heard::default();
+        let mut notification = Notification::default();
         for ear in &self.ears {
             assert!(ear.drain(&mut notification, usize::MAX).expect("listens"));
         }

@@ -38,7 +38,7 @@ fn node(conf: (&str, &str)) -> Model {
 }
 
 fn settings(env: &[(&str, &str)]) -> Settings {
-    let given = settings_cli::Words::default();
+    let given = settings_cli::ParsedArgs::default();
     let required = [("KUBERNETES_SERVICE_HOST", "10.0.0.1"), ("KUBERNETES_SERVICE_PORT", "443")];
     let env: Vec<_> =
         required.iter().chain(env).map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();

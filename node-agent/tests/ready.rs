@@ -32,7 +32,7 @@ fn a_template_that_the_plugin_refuses_is_not_written() {
             r#"{"name":"x","type":"istio-cni","cni_agent_run_dir":"/var/run/other"}"#,
             "/var/run/other/istio-cni-kubeconfig",
         ),
-        (r#"{"name":"x","type":"istio-cni","cni_agent_run_dir":"run"}"#, "no absolute path"),
+        (r#"{"name":"x","type":"istio-cni","cni_agent_run_dir":"run"}"#, "not an absolute path"),
     ] {
         let node = node(&[("CNI_NETWORK_CONFIG", template)]);
         let agent = refused(&node, reason);

@@ -228,7 +228,7 @@ fn a_server_that_does_not_answer_in_time_holds_nobody_up_and_nothing_is_done_twi
         let version = api.pod("slow").expect("the pod")["metadata"]["resourceVersion"].clone();
         assert_eq!((api.changes_of("slow").len(), version), (1, json!("102")), "{kind}\n{}", node.log());
         assert_eq!(metric(&node, &repaired(kind, "fail")), Some(0.0), "{kind}");
-        assert!(node.log().contains("does not answer within 5s"), "{}", node.log());
+        assert!(node.log().contains("did not respond within 5s"), "{}", node.log());
     }
 }
 

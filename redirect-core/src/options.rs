@@ -1,6 +1,6 @@
 //! By which means rules are put in force.
 
-/// A variant of the iptables programs. Closed: there are two.
+/// A variant of the iptables programs. Closed: only two exist.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Variant {
     /// The older kernel interface, `iptables-legacy`.

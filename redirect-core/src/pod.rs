@@ -48,7 +48,7 @@ pub struct PodFacts {
     pub annotations: BTreeMap<String, String>,
     /// The names of its containers, init containers included.
     pub containers: BTreeSet<String>,
-    /// The container named istio-proxy; the later one where there are several.
+    /// The container named istio-proxy; the last one of several.
     pub proxy: Option<ProxyContainer>,
 }
 
@@ -60,9 +60,9 @@ pub struct ProxyContainer {
     pub args: Vec<String>,
     /// Its variables with a literal value; others are empty.
     pub env: BTreeMap<String, String>,
-    /// `securityContext.runAsUser` of the container; where it says nothing, of the pod.
+    /// `securityContext.runAsUser` of the container; if unset, of the pod.
     pub run_as_user: Option<i64>,
-    /// `securityContext.runAsGroup` of the container; where it says nothing, of the pod.
+    /// `securityContext.runAsGroup` of the container; if unset, of the pod.
     pub run_as_group: Option<i64>,
 }
 
@@ -80,12 +80,12 @@ impl ProxyContainer {
     }
 }
 
-/// Whether, and how, a pod is redirected. There is no third way, so whoever matches has covered all.
+/// Whether, and how, a pod is redirected. No third outcome exists, so a match covers all.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Decision {
     /// The pod is redirected, like this.
     Redirect(Box<Redirect>),
-    /// The pod is left alone, for this reason.
+    /// The pod is skipped, for this reason.
     Skip(SkipReason),
 }
 
@@ -105,7 +105,7 @@ pub enum SkipReason {
     ProxyDisabled,
     /// It has no proxy.
     NoProxy,
-    /// Its proxy is no sidecar: a gateway or a waypoint.
+    /// Its proxy is not a sidecar: a gateway or a waypoint.
     NotASidecar,
     /// It is labelled or annotated not to be injected.
     InjectionDisabled,
@@ -156,13 +156,13 @@ impl SkipReason {
             Self::NamespaceExcluded => "the namespace is listed in exclude_namespaces",
             Self::HasInitContainer => "the init container istio-init programs the rules itself",
             Self::ProxyDisabled => "container istio-proxy has DISABLE_ENVOY=true",
-            Self::NoProxy => "there is no container istio-proxy",
+            Self::NoProxy => "the pod has no container istio-proxy",
             Self::NotASidecar => {
                 "the proxy is not a sidecar (its arguments do not begin with 'proxy sidecar')"
             }
             Self::InjectionDisabled => "label or annotation sidecar.istio.io/inject is false",
             Self::NotInjected => {
-                "annotation sidecar.istio.io/status is missing: the injector has not dealt with the pod"
+                "annotation sidecar.istio.io/status is missing: the injector has not processed the pod"
             }
             Self::InterceptionNone => "annotation sidecar.istio.io/interceptionMode is NONE",
         }
@@ -238,7 +238,7 @@ impl PodFacts {
         mode.is_some_and(|mode| mode == "NONE").then_some(SkipReason::InterceptionNone)
     }
 
-    /// The same without what no decision depends on, for whoever keeps the facts of many pods: their annotations and
+    /// The same without what no decision depends on, for callers that keep the facts of many pods: their annotations and
     /// variables may be long.
     #[must_use]
     pub fn condensed(mut self) -> Self {
@@ -258,7 +258,7 @@ impl PodFacts {
         self
     }
 
-    /// The label speaks before the annotation; what is no boolean says nothing.
+    /// The label takes precedence over the annotation; a value that is not a boolean is ignored.
     fn injection_is_off(&self) -> bool {
         let said = self.labels.get(INJECT).or_else(|| self.annotations.get(INJECT));
         said.is_some_and(|text| parse_bool(text) == Ok(false))
@@ -282,7 +282,7 @@ impl PodFacts {
     }
 }
 
-/// Variables that are no boolean say nothing, as in the reference. Ids of 0 or less count as unset.
+/// Variables that are not boolean are ignored, as in the reference. Ids of 0 or less count as unset.
 fn proxy_settings(proxy: &ProxyContainer, raw: &mut RawSettings) {
     for setting in SETTINGS {
         let Some(name) = setting.proxy_env else { continue };
@@ -475,8 +475,8 @@ mod tests {
         assert_eq!(
             told,
             [
-                "annotation traffic.sidecar.istio.io/excludeOutboundPort is no setting and is ignored; is traffic.sidecar.istio.io/excludeOutboundPorts meant?",
-                "variable ISTIO_DUALSTACK of container istio-proxy is no setting and is ignored; is ISTIO_DUAL_STACK meant?",
+                "annotation traffic.sidecar.istio.io/excludeOutboundPort is not a setting and is ignored; did you mean traffic.sidecar.istio.io/excludeOutboundPorts?",
+                "variable ISTIO_DUALSTACK of container istio-proxy is not a setting and is ignored; did you mean ISTIO_DUAL_STACK?",
             ]
         );
     }

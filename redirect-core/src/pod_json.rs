@@ -72,7 +72,7 @@ pub enum FieldProblem {
     /// The value has another type.
     #[error("is {found}, not {wanted}")]
     WrongType {
-        /// What is there, such as "a number".
+        /// The value found, such as "a number".
         found: &'static str,
         /// What belongs there, such as "a string".
         wanted: &'static str,
@@ -165,15 +165,15 @@ fn ids(of: &Field<'_, '_>, errors: &mut PodJsonErrors) -> (Option<i64>, Option<i
     (context.at("runAsUser").integer(errors), context.at("runAsGroup").integer(errors))
 }
 
-/// A value and its path in the pod. Paths become text only when there is something to say.
+/// A value and its path in the pod. Paths become text only for a message.
 #[derive(Clone, Copy)]
 struct Field<'p, 'v> {
-    place: Place<'p, 'v>,
+    place: JsonPath<'p, 'v>,
     value: Option<&'v Value>,
 }
 
 #[derive(Clone, Copy)]
-enum Place<'p, 'v> {
+enum JsonPath<'p, 'v> {
     Pod,
     Field(&'p Field<'p, 'v>, &'static str),
     Item(&'p Field<'p, 'v>, usize),
@@ -182,15 +182,15 @@ enum Place<'p, 'v> {
 
 impl<'v> Field<'_, 'v> {
     const fn pod(pod: &'v Value) -> Self {
-        Self { place: Place::Pod, value: Some(pod) }
+        Self { place: JsonPath::Pod, value: Some(pod) }
     }
 
     fn at<'p>(&'p self, name: &'static str) -> Field<'p, 'v> {
-        Field { place: Place::Field(self, name), value: self.value.and_then(|value| value.get(name)) }
+        Field { place: JsonPath::Field(self, name), value: self.value.and_then(|value| value.get(name)) }
     }
 
     fn item<'p>(&'p self, index: usize) -> Field<'p, 'v> {
-        Field { place: Place::Item(self, index), value: self.value.and_then(|value| value.get(index)) }
+        Field { place: JsonPath::Item(self, index), value: self.value.and_then(|value| value.get(index)) }
     }
 
     fn string(&self, errors: &mut PodJsonErrors) -> Option<&'v str> {
@@ -215,7 +215,7 @@ impl<'v> Field<'_, 'v> {
         self.object(errors)
     }
 
-    /// The indices of a list; none where there is no list.
+    /// The indices of a list; empty without a list.
     fn indices(&self, errors: &mut PodJsonErrors) -> core::ops::Range<usize> {
         0..self.typed("a list", Value::as_array, errors).map_or(0, Vec::len)
     }
@@ -228,7 +228,7 @@ impl<'v> Field<'_, 'v> {
             let text = match value {
                 Value::Null => Some(""),
                 Value::Bool(_) | Value::Number(_) | Value::String(_) | Value::Array(_) | Value::Object(_) => {
-                    Field { place: Place::Key(self, key), value: Some(value) }.string(errors)
+                    Field { place: JsonPath::Key(self, key), value: Some(value) }.string(errors)
                 }
             };
             strings.extend(text.map(|text| (key.clone(), text.to_owned())));
@@ -266,11 +266,11 @@ impl<'v> Field<'_, 'v> {
 impl fmt::Display for Field<'_, '_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.place {
-            Place::Pod => f.write_str("pod"),
-            Place::Field(Field { place: Place::Pod, .. }, name) => f.write_str(name),
-            Place::Field(parent, name) => write!(f, "{parent}.{name}"),
-            Place::Item(parent, index) => write!(f, "{parent}[{index}]"),
-            Place::Key(parent, key) => write!(f, "{parent}[{key:?}]"),
+            JsonPath::Pod => f.write_str("pod"),
+            JsonPath::Field(Field { place: JsonPath::Pod, .. }, name) => f.write_str(name),
+            JsonPath::Field(parent, name) => write!(f, "{parent}.{name}"),
+            JsonPath::Item(parent, index) => write!(f, "{parent}[{index}]"),
+            JsonPath::Key(parent, key) => write!(f, "{parent}[{key:?}]"),
         }
     }
 }

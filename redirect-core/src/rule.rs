@@ -1,4 +1,4 @@
-//! A rule as a value: where it stands, what it matches, what it does.
+//! A rule as a value: its position, what it matches, what it does.
 //!
 //! Each match and target is one of netfilter's: the words are those of iptables-extensions(8).
 
@@ -248,14 +248,14 @@ impl Protocol {
 
 /// A comparison with a value: equal, or with `!` in front, not equal.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Is<T> {
+pub struct Equality<T> {
     /// What is compared with.
     pub value: T,
     /// Whether the rule matches when it is *not* so.
     pub not: bool,
 }
 
-impl<T> Is<T> {
+impl<T> Equality<T> {
     /// Matches what equals the value, or lies in it.
     pub const fn equals(value: T) -> Self {
         Self { value, not: false }
@@ -276,7 +276,7 @@ pub enum ConnState {
     RelatedOrEstablished,
 }
 
-/// Which way a packet of a connection goes. Closed: there are two.
+/// Which way a packet of a connection goes. Closed: only two exist.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Direction {
     /// The way of the connection's first packet.
@@ -311,7 +311,7 @@ impl From<ConnState> for Tracked {
     }
 }
 
-/// Flags of a TCP segment: which are looked at, and which of those are set.
+/// Flags of a TCP segment: which are checked, and which of those are set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TcpFlags {
     mask: u8,
@@ -352,7 +352,7 @@ impl TcpFlags {
         if mask != 0 && mask & !0x3f == 0 && set & !mask == 0 { Some(Self { mask, set }) } else { None }
     }
 
-    /// The flags looked at.
+    /// The flags checked.
     #[must_use]
     pub const fn mask(self) -> u8 {
         self.mask
@@ -424,33 +424,33 @@ words!(Target {
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Match {
     /// `-s`: the source address.
-    Source(Is<IpNet>),
+    Source(Equality<IpNet>),
     /// `-d`: the destination address.
-    Destination(Is<IpNet>),
+    Destination(Equality<IpNet>),
     /// `-i`: the interface a packet came in by.
-    InInterface(Is<InterfaceName>),
+    InInterface(Equality<InterfaceName>),
     /// `-o`: the interface a packet goes out by.
-    OutInterface(Is<InterfaceName>),
+    OutInterface(Equality<InterfaceName>),
     /// `-p`: the protocol.
     Protocol(Protocol),
     /// `--sport`, of the rule's protocol.
-    SourcePort(Is<PortRange>),
+    SourcePort(Equality<PortRange>),
     /// `--dport`, of the rule's protocol.
-    DestinationPort(Is<PortRange>),
+    DestinationPort(Equality<PortRange>),
     /// `-m multiport --dports`, of the rule's protocol.
-    DestinationPorts(Is<Vec<PortRange>>),
+    DestinationPorts(Equality<Vec<PortRange>>),
     /// `-m tcp --tcp-flags`, of a rule for TCP.
-    TcpFlags(Is<TcpFlags>),
+    TcpFlags(Equality<TcpFlags>),
     /// `-m conntrack --ctstate`, perhaps with `--ctdir`.
     Tracked(Tracked),
     /// `-m owner --uid-owner`: the user of the sending socket.
-    OwnerUid(Is<u32>),
+    OwnerUid(Equality<u32>),
     /// `-m owner --gid-owner`: the group of the sending socket.
-    OwnerGid(Is<u32>),
+    OwnerGid(Equality<u32>),
     /// `-m mark --mark`: the packet's mark.
-    Mark(Is<Mark>),
+    Mark(Equality<Mark>),
     /// `-m connmark --mark`: the connection's mark.
-    ConnMark(Is<MaskedMark>),
+    ConnMark(Equality<MaskedMark>),
 }
 
 impl Match {
@@ -529,7 +529,7 @@ pub enum Target {
     Jump(Chain),
     /// `-j REDIRECT --to-ports`: to this port of the local host.
     Redirect(Port),
-    /// `-j TPROXY`: to the listener on this port, unchanged, with this mark; dropped while nobody listens there.
+    /// `-j TPROXY`: to the listener on this port, unchanged, with this mark; dropped while nothing listens there.
     Tproxy {
         /// The listener's port.
         port: Port,
@@ -592,7 +592,7 @@ impl Rule {
     }
 }
 
-/// The families a planned rule is for. Closed: there is no third.
+/// The families a planned rule is for. Closed: no third exists.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Scope {
     /// Every family of the plan.
@@ -633,15 +633,15 @@ mod tests {
         let ports = |first| PortRange::new(first, u16::MAX).unwrap();
         let all = [
             Match::Protocol(Protocol::Tcp),
-            Match::TcpFlags(Is::equals(TcpFlags::OPENING)),
-            Match::DestinationPort(Is::equals(ports(1))),
-            Match::Source(Is::equals(net("10.0.0.0/8"))),
-            Match::Source(Is::not_equals(net("0.0.0.0/0"))),
+            Match::TcpFlags(Equality::equals(TcpFlags::OPENING)),
+            Match::DestinationPort(Equality::equals(ports(1))),
+            Match::Source(Equality::equals(net("10.0.0.0/8"))),
+            Match::Source(Equality::not_equals(net("0.0.0.0/0"))),
         ];
         let fulfilled = [
-            Match::Destination(Is::equals(net("0.0.0.0/0"))),
-            Match::Source(Is::equals(net("::/0"))),
-            Match::SourcePort(Is::equals(ports(0))),
+            Match::Destination(Equality::equals(net("0.0.0.0/0"))),
+            Match::Source(Equality::equals(net("::/0"))),
+            Match::SourcePort(Equality::equals(ports(0))),
         ];
         let target = Target::Return;
         let rule = Rule { matches: [&fulfilled[..], &all].concat(), target };

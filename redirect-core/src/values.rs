@@ -78,10 +78,10 @@ pub enum Problem {
     #[error("stands for everything, so it must be the only value")]
     StarInList,
     /// `*` where a list is needed.
-    #[error("is not possible here; list what is meant")]
+    #[error("is not allowed here; list the values")]
     StarNotAllowed,
-    /// `*` in a list of what is left alone.
-    #[error("would leave everything alone; to capture nothing, leave the list of what is captured empty")]
+    /// `*` in an exclusion list.
+    #[error("excludes everything; to capture nothing, leave the include list empty")]
     StarExcludes,
     /// An address without a prefix length.
     #[error("has no prefix length; write {0}")]
@@ -117,7 +117,7 @@ pub enum Problem {
     /// Something that another setting rules out.
     #[error("{0}")]
     Contradiction(&'static str),
-    /// A word of a command line that is no setting's; the text says what to write instead.
+    /// A word of a command line that is not a setting's; the text says what to write instead.
     #[error("{0}")]
     Usage(String),
     /// Not a duration.
@@ -146,10 +146,10 @@ pub enum Problem {
     #[error("has bits of {0}, the mark of strict capture; use another, such as 1337")]
     GuardMark(MaskedMark),
     /// A port that another listener of the proxy has.
-    #[error("is the port of {0} as well; the proxy cannot tell the two kinds of connections apart")]
+    #[error("is the port of {0} as well; the proxy cannot distinguish the two kinds of connections")]
     PortTaken(ListenerPort),
-    /// A list of the proxy's users or groups that names nobody.
-    #[error("names nobody; without an identity of its own, the proxy's calls would be sent back to it")]
+    /// A list of the proxy's users or groups without an ID.
+    #[error("lists no ID; without an exempt ID, the proxy's calls would be sent back to it")]
     NoIdentity,
     /// A list of DNS servers without a server.
     #[error("names no server; capture no queries, or all of them")]
@@ -352,7 +352,7 @@ impl From<Port> for PortRange {
 
 /// A netfilter mark (`fwmark`), compared and set in all its 32 bits: 1 to 4294967295.
 ///
-/// 0 is the mark of packets that nobody has marked, so it tells nothing apart and cannot be built.
+/// 0 is the mark of unmarked packets, so it distinguishes nothing and cannot be built.
 ///
 /// ```
 /// use redirect_core::values::Mark;
@@ -404,7 +404,7 @@ impl fmt::Display for Mark {
     }
 }
 
-/// A mark in some of its bits: the rest is somebody else's.
+/// A mark in some of its bits: the rest is another program's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct MaskedMark {
     value: u32,
@@ -639,13 +639,13 @@ impl Cidrs {
         }
     }
 
-    /// Whether there is no range of either family.
+    /// Whether neither family has a range.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.v4.is_empty() && self.v6.is_empty()
     }
 
-    /// How many ranges there are, of both families.
+    /// Number of ranges, of both families.
     #[must_use]
     pub const fn len(&self) -> usize {
         self.v4.len().saturating_add(self.v6.len())

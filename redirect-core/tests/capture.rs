@@ -13,7 +13,7 @@ use redirect_core::{
     settings::Key,
 };
 use std::net::{IpAddr, SocketAddr};
-use walk::{Segment, State, Verdict, Walk};
+use walk::{Segment, State, Walk, WalkVerdict};
 
 /// Flag sets that make a listener open a connection.
 fn opening() -> impl Strategy<Value = u8> {
@@ -56,7 +56,7 @@ fn from_outside() -> impl Strategy<Value = (Family, Segment)> {
     })
 }
 
-fn arrives(plan: &RulePlan, (family, segment): &(Family, Segment), state: State, mark: u32) -> Verdict {
+fn arrives(plan: &RulePlan, (family, segment): &(Family, Segment), state: State, mark: u32) -> WalkVerdict {
     let rules = plan.rules(*family);
     let mut walk = Walk::new(&rules, segment.clone(), state, mark);
     walk.hook(Hook::Prerouting)
@@ -87,12 +87,18 @@ fn segment(
 }
 
 /// What becomes of a segment that a process of the pod sends, or that comes from outside.
-fn fate(plan: &RulePlan, family: Family, segment: &Segment, state: State, mark: u32) -> (Verdict, u32, u32) {
+fn fate(
+    plan: &RulePlan,
+    family: Family,
+    segment: &Segment,
+    state: State,
+    mark: u32,
+) -> (WalkVerdict, u32, u32) {
     let rules = plan.rules(family);
     let mut walk = Walk::new(&rules, segment.clone(), state, mark);
     let hook = if segment.owner.is_some() { Hook::Output } else { Hook::Prerouting };
     let mut verdict = walk.hook(hook);
-    if hook == Hook::Output && verdict == Verdict::Passed && segment.interface == "lo" {
+    if hook == Hook::Output && verdict == WalkVerdict::Passed && segment.interface == "lo" {
         verdict = walk.hook(Hook::Prerouting);
     }
     (verdict, walk.segment.mark, walk.connection_mark)
@@ -108,19 +114,19 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 2000, ..ProptestConfig::default() })]
 
     /// Of an entry that an earlier connection left, nat keeps what it decided about that connection (docs/capture.md
-    /// says what that leaves open); the rules of TPROXY decide about every segment anew.
+    /// says what that leaves open); the rules of TPROXY decide about every segment again.
     #[test]
     fn tproxy_captures_what_opens_a_connection_whatever_was_before(
         settings in settings(), segment in from_outside(), state in states(), mark in any::<u32>(),
     ) {
         let plan = settings.plan();
         let (fresh, known) = (arrives(&plan, &segment, State::New, 0), arrives(&plan, &segment, state, mark));
-        if plan.policy_routes().is_some() && matches!(fresh, Verdict::Tproxied | Verdict::Dropped) {
-            prop_assert!(matches!(known, Verdict::Tproxied | Verdict::Dropped), "{known:?} instead of {fresh:?}");
+        if plan.policy_routes().is_some() && matches!(fresh, WalkVerdict::Tproxied | WalkVerdict::Dropped) {
+            prop_assert!(matches!(known, WalkVerdict::Tproxied | WalkVerdict::Dropped), "{known:?} instead of {fresh:?}");
         }
     }
 
-    /// With strict capture nobody opens a connection beside the proxy on what an earlier connection left, neither
+    /// With strict capture no process opens a connection beside the proxy on what an earlier connection left, neither
     /// the same way nor the other, if it would be captured without that.
     #[test]
     fn strict_capture_lets_nobody_use_an_exempt_connection_again(
@@ -133,7 +139,7 @@ proptest! {
         settings.said.push((Key::StrictCapture, "true".to_owned()));
         let redirect = settings.redirect();
         let plan = redirect.plan();
-        // Sometimes of a group whose traffic is left alone.
+        // Sometimes of a group whose traffic is excluded.
         if let (OwnerGroups::AllExcept(groups), Some((1000, gid))) = (redirect.owner_groups(), &mut earlier.owner)
             && !groups.is_empty()
         {
@@ -141,7 +147,7 @@ proptest! {
         }
         let (first, _, mark) = fate(&plan, family, &earlier, State::New, 0);
         // What nat has sent to the proxy goes there for good, and what is dropped leaves no entry.
-        let has_left_an_entry = matches!(first, Verdict::Passed | Verdict::Tproxied);
+        let has_left_an_entry = matches!(first, WalkVerdict::Passed | WalkVerdict::Tproxied);
         if !plan.families().contains(&family) || leaves_eth0_alone(&redirect) || !has_left_an_entry {
             return Ok(());
         }
@@ -161,8 +167,8 @@ proptest! {
         let mark = if is_invalid { 0 } else { mark };
         let (verdict, packet_mark, _) = fate(&plan, family, &again, state, mark);
         let is_sent_to_lo = plan.policy_routes().is_some_and(|routes| routes.tproxy().mark().value() == packet_mark);
-        if matches!(fresh, Verdict::Redirected | Verdict::Tproxied) {
-            let held = matches!(verdict, Verdict::Dropped | Verdict::Tproxied) || is_sent_to_lo;
+        if matches!(fresh, WalkVerdict::Redirected | WalkVerdict::Tproxied) {
+            let held = matches!(verdict, WalkVerdict::Dropped | WalkVerdict::Tproxied) || is_sent_to_lo;
             prop_assert!(held, "{again:?} as {state:?} with {mark:#x}: {verdict:?} instead of {fresh:?}");
         }
     }

@@ -1,4 +1,4 @@
-//! The API server, asked for what commands look at. One question has one try: somebody waits for the answer.
+//! The API server, asked for what commands check. Each request has one try: a person waits for the answer.
 
 use std::cell::Cell;
 use std::fs;
@@ -6,13 +6,13 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use cluster_client::params::{GetParams, ListParams};
-use cluster_client::{Built, Client, Failure, Limits, Request, kubeconfig};
+use cluster_client::{ApiError, Built, Client, Limits, Request, kubeconfig};
 use cni_core::pod_source::PodName;
 use serde_json::Value;
 use tokio::runtime::Runtime;
 
 use crate::cluster::Cluster;
-use crate::input::Trouble;
+use crate::input::InputError;
 
 /// How long the API server may take for an answer.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -32,11 +32,11 @@ const EVENTS: [&str; 3] = ["reason=FailedCreatePodSandBox", "source=cni-repair",
 /// Which kubeconfigs may be used: the one that is named, else that of the environment, else those of a node, else the user's.
 ///
 /// # Errors
-/// There is none.
+/// None was found.
 pub fn kubeconfigs(
     named: Option<&str>,
     env: impl Fn(&str) -> Option<String>,
-) -> Result<Vec<PathBuf>, Trouble> {
+) -> Result<Vec<PathBuf>, InputError> {
     let from_env = || env("KUBECONFIG").filter(|path| !path.is_empty());
     if let Some(path) = named.map(str::to_owned).or_else(from_env) {
         return Ok(vec![path.into()]);
@@ -45,8 +45,8 @@ pub fn kubeconfigs(
     let candidates = OF_NODES.into_iter().map(PathBuf::from).chain(home);
     let found: Vec<PathBuf> = candidates.filter(|path| fs::metadata(path).is_ok()).collect();
     if found.is_empty() {
-        return Err(Trouble::of(
-            "there is no kubeconfig: name one with --kubeconfig or KUBECONFIG, or give pods with --file",
+        return Err(InputError::of(
+            "no kubeconfig found; set --kubeconfig or KUBECONFIG, or give pods with --file",
         ));
     }
     Ok(found)
@@ -63,13 +63,13 @@ pub struct ApiServer {
 }
 
 impl ApiServer {
-    /// Nobody is contacted yet.
+    /// Contacts no server yet.
     ///
     /// # Errors
     /// No kubeconfig is of any use: why, for each.
-    pub fn new(kubeconfigs: &[PathBuf]) -> Result<Self, Trouble> {
+    pub fn new(kubeconfigs: &[PathBuf]) -> Result<Self, InputError> {
         let runtime =
-            tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(Trouble::of)?;
+            tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(InputError::of)?;
         let (mut clients, mut wrong) = (Vec::new(), Vec::new());
         {
             let _inside = runtime.enter();
@@ -83,7 +83,7 @@ impl ApiServer {
             }
         }
         if clients.is_empty() {
-            return Err(Trouble(wrong));
+            return Err(InputError(wrong));
         }
         Ok(Self { runtime: Some(runtime), clients, is_silent: Cell::new(false) })
     }
@@ -92,19 +92,19 @@ impl ApiServer {
     ///
     /// # Errors
     /// It cannot be read: why, and what to do.
-    pub fn pod(&self, name: &PodName) -> Result<Value, Trouble> {
+    pub fn pod(&self, name: &PodName) -> Result<Value, InputError> {
         let request = || {
             Request::new(format!("/api/v1/namespaces/{}/pods", name.namespace))
                 .get(&name.name, &GetParams::default())
         };
         let found = self.ask(request).map_err(|(path, failure)| {
-            if matches!(&failure, Failure::NotFound(words) if words.by_api) {
-                return Trouble(vec![format!(
-                    "the API server has no pod {name} (404); kubectl get pods -n {} shows which there are",
+            if matches!(&failure, ApiError::NotFound(words) if words.by_api) {
+                return InputError(vec![format!(
+                    "the API server has no pod {name} (404); kubectl get pods -n {} lists its pods",
                     name.namespace
                 )]);
             }
-            told(&path, &failure, "get")
+            report(&path, &failure, "get")
         })?;
         let text = |pointer: &str| found.pointer(pointer).and_then(Value::as_str).unwrap_or_default();
         let is_it = text("/metadata/namespace") == name.namespace && text("/metadata/name") == name.name;
@@ -115,20 +115,20 @@ impl ApiServer {
     }
 
     /// An answer that no API server gives.
-    fn something_else(&self, asked: &str) -> Trouble {
+    fn something_else(&self, asked: &str) -> InputError {
         let server = self.clients.first().map(|(_, client)| client.server().to_owned()).unwrap_or_default();
         let what = format!("{asked}, it answers with something else");
-        told(Path::new(""), &Failure::Garbled { server, what }, "")
+        report(Path::new(""), &ApiError::Garbled { server, what }, "")
     }
 
     /// The pods of a node.
     ///
     /// # Errors
     /// They cannot be read: why, and what to do.
-    pub fn pods(&self, node: &str) -> Result<Vec<Value>, Trouble> {
+    pub fn pods(&self, node: &str) -> Result<Vec<Value>, InputError> {
         let params = ListParams::default().fields(&format!("spec.nodeName={node}"));
         let list = self.ask(|| Request::new("/api/v1/pods").list(&params));
-        let list = list.map_err(|(path, failure)| told(&path, &failure, "list"))?;
+        let list = list.map_err(|(path, failure)| report(&path, &failure, "list"))?;
         let is_list = list.get("kind").and_then(Value::as_str) == Some("PodList");
         if is_list && list.get("items").is_some_and(|items| items.is_array() || items.is_null()) {
             return Ok(items(list));
@@ -136,7 +136,7 @@ impl ApiServer {
         Err(self.something_else("asked for pods"))
     }
 
-    /// What there is to know about one pod besides itself.
+    /// Everything known about one pod besides its object.
     #[must_use]
     pub fn around_pod(&self, name: &PodName, pod: &Value) -> Cluster {
         let mut cluster = Cluster::default();
@@ -153,7 +153,7 @@ impl ApiServer {
         cluster
     }
 
-    /// What there is to know about a node and its pods besides these.
+    /// Everything known about a node and its pods besides their objects.
     #[must_use]
     pub fn around_node(&self, node: &str, pods: &[Value]) -> Cluster {
         let mut cluster = Cluster::default();
@@ -179,7 +179,7 @@ impl ApiServer {
         self.unless_silent("runtime classes", request, cluster, items);
     }
 
-    /// Whether there was an answer.
+    /// Whether an answer came.
     fn more(&self, what: &str, path: &str, fields: &str, cluster: &mut Cluster) -> bool {
         let params = ListParams::default().fields(fields).limit(MOST_EVENTS);
         self.unless_silent(what, || Request::new(path).list(&params), cluster, items)
@@ -211,7 +211,7 @@ impl ApiServer {
     }
 
     /// Asks with one kubeconfig after the other, until one is not refused.
-    fn ask(&self, request: impl Fn() -> Built) -> Result<Value, (PathBuf, Failure)> {
+    fn ask(&self, request: impl Fn() -> Built) -> Result<Value, (PathBuf, ApiError)> {
         let limits = Limits { patience: PATIENCE, most: MOST_BYTES };
         let mut refused = None;
         for (path, client) in &self.clients {
@@ -224,12 +224,12 @@ impl ApiServer {
                 }
                 Err(failure) => {
                     self.is_silent
-                        .set(matches!(failure, Failure::Silent { .. } | Failure::Unreachable { .. }));
+                        .set(matches!(failure, ApiError::Silent { .. } | ApiError::Unreachable { .. }));
                     return Err((path.clone(), failure));
                 }
             }
         }
-        Err(refused.unwrap_or_else(|| (PathBuf::new(), Failure::Impossible("nobody to ask".to_owned()))))
+        Err(refused.unwrap_or_else(|| (PathBuf::new(), ApiError::Impossible("no server to ask".to_owned()))))
     }
 }
 
@@ -254,29 +254,29 @@ fn items(mut list: Value) -> Vec<Value> {
 }
 
 /// A failure, and what to do about it.
-fn told(kubeconfig: &Path, failure: &Failure, verb: &str) -> Trouble {
+fn report(kubeconfig: &Path, failure: &ApiError, verb: &str) -> InputError {
     let kubeconfig = kubeconfig.display();
     let advice = match failure {
-        Failure::Unauthorized(_) => format!(
+        ApiError::Unauthorized(_) => format!(
             "the credentials in {kubeconfig} have expired or were withdrawn: name another kubeconfig with --kubeconfig"
         ),
-        Failure::Forbidden(_) => format!(
+        ApiError::Forbidden(_) => format!(
             "the account of {kubeconfig} needs the verb {verb} on pods: name another kubeconfig with --kubeconfig, or give pods with --file"
         ),
-        Failure::NotFound(_) | Failure::Garbled { .. } => {
+        ApiError::NotFound(_) | ApiError::Garbled { .. } => {
             "a proxy or load balancer may answer in the API server's place, at the address in the kubeconfig"
                 .to_owned()
         }
-        Failure::Busy { .. } => "try again, or give pods with --file, which needs no API server".to_owned(),
-        Failure::Untrusted { .. } => format!(
+        ApiError::Busy { .. } => "try again, or give pods with --file, which needs no API server".to_owned(),
+        ApiError::Untrusted { .. } => format!(
             "the certificate authority in {kubeconfig} is not this server's: name another kubeconfig with --kubeconfig"
         ),
-        Failure::Unreachable { .. } | Failure::Silent { .. } => format!(
+        ApiError::Unreachable { .. } | ApiError::Silent { .. } => format!(
             "see whether the address in {kubeconfig} is right and the server runs, or give pods with --file, which needs no API server"
         ),
-        Failure::Impossible(_) => "give pods with --file".to_owned(),
+        ApiError::Impossible(_) => "give pods with --file".to_owned(),
     };
-    Trouble(vec![format!("{failure}; {advice}")])
+    InputError(vec![format!("{failure}; {advice}")])
 }
 
 #[cfg(test)]

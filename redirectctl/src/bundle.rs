@@ -53,7 +53,7 @@ impl Bundle {
         self.add(name, format!("{document:#}\n").into_bytes());
     }
 
-    /// Adds an entry, or notes why there is none.
+    /// Adds an entry, or notes why it is missing.
     pub fn try_add(&mut self, name: &str, bytes: Result<Vec<u8>, String>) {
         match bytes {
             Ok(bytes) => self.add(name, bytes),
@@ -61,12 +61,12 @@ impl Bundle {
         }
     }
 
-    /// Notes what is missing.
+    /// Notes a missing entry.
     pub fn leave_out(&mut self, name: &str, why: &str) {
         self.left_out.push((name.to_owned(), why.to_owned()));
     }
 
-    /// What is missing, and why.
+    /// A missing entry, and why.
     #[must_use]
     pub fn left_out(&self) -> &[(String, String)] {
         &self.left_out
@@ -91,7 +91,7 @@ fn left_out_json(left_out: &[(String, String)]) -> Value {
     left_out.iter().map(|(name, why)| json!({"name": name, "why": why})).collect()
 }
 
-/// What was written, for programs: the archive, its entries and what is missing.
+/// What was written, for programs: the archive, its entries and the missing ones.
 #[must_use]
 pub fn written_json(
     file: &Path,

@@ -12,7 +12,7 @@ pub enum Severity {
     Note,
     /// It may be wrong, or part of the traffic is concerned.
     Warning,
-    /// Traffic passes by the proxy that should not, or arrives nowhere.
+    /// Traffic bypasses the proxy that should not, or arrives nowhere.
     Error,
 }
 
@@ -73,17 +73,17 @@ macro_rules! causes {
 
 causes! {
     NotRedirected: "not-redirected", Error,
-        "the pod is to be redirected and its network namespace holds no rule of the mesh: all of its traffic passes by the proxy",
+        "the pod is to be redirected and its network namespace holds no rule of the mesh: all of its traffic bypasses the proxy",
         "the plugin did not run when the pod started: see that the node agent is ready and the plugin's entry is in the runtime's configuration; then delete the pod, and its successor is redirected";
     Unexpected: "unexpected-rules", Error,
         "the pod is not to be redirected, and rules of the mesh are in force in its network namespace",
         "if the pod was changed after it started, delete it; rules made by hand are removed by istio-iptables --cleanup-only in its network namespace";
     OneFamily: "one-family-missing", Error,
-        "one address family is redirected as planned and the other has no rules: its traffic passes by the proxy",
-        "ISTIO_DUAL_STACK has to be the same for the plugin and for the proxy; delete the pod, and its successor is programmed anew";
+        "one address family is redirected as planned and the other has no rules: its traffic bypasses the proxy",
+        "ISTIO_DUAL_STACK must be the same for the plugin and for the proxy; delete the pod, and its successor is programmed again";
     Drifted: "rules-differ", Error,
         "rules of the mesh are in force, and they are not those of the plan",
-        "somebody changed them after the pod started, or the pod's annotations were changed; delete the pod, and its successor is programmed anew";
+        "another program changed them after the pod started, or the pod's annotations were changed; delete the pod, and its successor is programmed again";
     RoutingMissing: "routing-missing", Error,
         "the policy rule or route that delivers TPROXY's packets to the proxy is missing or does not work: inbound connections hang",
         "something in the pod removed it, or another rule comes before it; see ip rule and ip route in its network namespace, and delete the pod";
@@ -94,14 +94,14 @@ causes! {
         "the mesh has rules in more than one backend: connections are translated twice, or by the older rules",
         "another program, often an init container of an older release, made rules beside those of the plugin; remove it and delete the pod";
     Asleep: "table-dormant", Error,
-        "a table with rules of the mesh is dormant: the kernel passes it over, and traffic passes by the proxy",
+        "a table with rules of the mesh is dormant: the kernel passes it over, and traffic bypasses the proxy",
         "nft add table wakes it; find out who put it to sleep, and delete the pod";
     Foreign: "foreign-rule", Error,
         "all rules of the mesh are in force, and a rule of another program meets captured packets first",
         "a container with NET_ADMIN or another network plugin made it; take it away there, then delete the pod";
     ForeignMaybe: "foreign-rule-may-interfere", Warning,
         "all rules of the mesh are in force, and a rule of another program that is not wholly understood may meet captured packets first",
-        "read the rule: if it takes, drops or rewrites packets, the program that made it has to be told otherwise";
+        "read the rule: if it takes, drops or rewrites packets, the program that made it must be reconfigured";
     KernelLacks: "kernel-lacks", Error,
         "the kernel has no support for something that the rules need",
         "load the module on the node, and see that it is loaded at boot; docs/backends.md lists what is needed";
@@ -112,28 +112,28 @@ causes! {
         "the interface lo has no address: proxy and application cannot talk to each other",
         "the container runtime brings lo up (the plugin loopback); see its log";
     NobodyListens: "nobody-listens", Error,
-        "traffic is redirected to a port of the proxy on which nobody listens: connections are refused",
+        "traffic is redirected to a port of the proxy with no listener: connections are refused",
         "the proxy is not running, not ready yet, or listens on other ports; see the log of container istio-proxy";
     DnsNobodyListens: "dns-nobody-listens", Error,
-        "DNS queries are captured and nobody answers them: names cannot be resolved in the pod",
+        "DNS queries are captured and nothing answers them: names cannot be resolved in the pod",
         "the proxy answers DNS only with ISTIO_META_DNS_CAPTURE=true in its own environment; see the log of container istio-proxy";
     StrangerListens: "stranger-listens", Warning,
         "a process that is not the proxy's user listens on a port that the rules redirect to",
         "only the proxy may listen on 15001, 15006 and 15053; the other process needs another port";
     UidCollision: "uid-collision", Warning,
-        "another container runs as the proxy's user or group: its traffic passes by the proxy",
+        "another container runs as the proxy's user or group: its traffic bypasses the proxy",
         "give it another runAsUser and runAsGroup than the proxy's (1337 unless said otherwise)";
     RootIsProxy: "root-is-the-proxy", Warning,
         "root's traffic counts as the proxy's and passes by it",
         "run the proxy as a user of its own (runAsUser of container istio-proxy)";
     InitWithoutNetwork: "init-without-network", Warning,
-        "an init container runs before the proxy and after the rules: its connections are redirected to nobody",
+        "an init container runs before the proxy and after the rules: its connections are redirected to a port with no listener",
         "make the proxy a native sidecar before it (restartPolicy: Always), or run the init container as the proxy's user (runAsUser: 1337), or exclude what it needs (traffic.sidecar.istio.io/excludeOutboundPorts, excludeOutboundIPRanges)";
     PortNotCaptured: "port-not-captured", Warning,
-        "the application says that it listens on a port whose connections are not captured",
-        "take the port out of traffic.sidecar.istio.io/excludeInboundPorts, or into includeInboundPorts; if it is meant so, nothing is to be done";
+        "the pod declares that the application listens on a port whose connections are not captured",
+        "take the port out of traffic.sidecar.istio.io/excludeInboundPorts, or into includeInboundPorts; if intended, ignore this";
     FamilyNotCaptured: "family-not-captured", Warning,
-        "the pod has addresses of a family that its settings do not capture: that traffic passes by the proxy",
+        "the pod has addresses of a family that its settings do not capture: that traffic bypasses the proxy",
         "ISTIO_DUAL_STACK=true on the proxy captures both families";
     NothingCaptured: "nothing-captured", Warning,
         "the settings capture no traffic at all",
@@ -142,7 +142,7 @@ causes! {
         "annotations of the pod cannot be understood: the plugin fails its creation",
         "correct what is named; docs/settings.md says what each takes";
     Misspelt: "misspelt-setting", Warning,
-        "an annotation or a variable of the proxy looks like a setting and is none: it does nothing",
+        "an annotation or a variable of the proxy resembles a setting but is not one; it has no effect",
         "write the name that is meant; docs/settings.md lists all";
     HostNetwork: "host-network", Warning,
         "the pod has a proxy and is on the host's network: no plugin runs for it, and it is never redirected",
@@ -158,36 +158,36 @@ causes! {
         "correct or remove the file; the node agent's log names who wrote it";
     PluginOrder: "plugin-order", Warning,
         "other plugins come after istio-cni in the network configuration: addresses, routes and rules that they make are not known when it plans",
-        "istio-cni has to be the last plugin of the list; the node agent puts it there, so see who wrote the file";
+        "istio-cni must be the last plugin of the list; the node agent puts it there, so see who wrote the file";
     AgentNotReady: "agent-not-ready", Error,
         "the node agent is not ready: pods that start now may not be redirected, or may not start",
         "what it says is missing; its log has more: kubectl get pods -A -o wide -l k8s-app=istio-cni-node names its pod";
     AgentSilent: "agent-silent", Warning,
-        "there was a node agent on this node and none answers: nobody keeps the plugin's entry and credentials",
+        "a node agent ran on this node but none responds; nothing maintains the plugin's entry and credentials",
         "see why it does not run: kubectl get pods -A -o wide -l k8s-app=istio-cni-node; if it listens elsewhere, name its address with --agent";
     NoCredentials: "no-credentials", Error,
         "the plugin cannot read pods: no pod can start, except in excluded namespaces",
         "the node agent writes the plugin's kubeconfig: see whether it runs and is ready";
     NodeNotVerified: "node-not-verified", Error,
-        "the node's condition cni.istio.io/Ready says that pods that start here would not be redirected",
+        "the node's condition cni.istio.io/Ready reports that pods that start here would not be redirected",
         "redirectctl why REASON explains the reason; docs/taint.md says when the condition changes";
     NodeNotReady: "node-not-ready", Error,
-        "Kubernetes says that the node is not ready: no pod is put there",
+        "Kubernetes reports the node as not ready: no pod is scheduled there",
         "what the kubelet says is missing; NetworkPluginNotReady is about the network configuration, or is what a plugin answers when asked for its STATUS";
     NodeTainted: "node-tainted", Warning,
         "the node has the mesh's taint: pods that do not tolerate it are not put there",
         "it goes when pods that start here are verified to be redirected: see whether the node agent is ready; docs/taint.md says who removes it";
     NotSetUp: "not-set-up", Error,
-        "the runtime cannot set up the pod's network, and tries again and again: the pod does not start",
+        "the runtime cannot set up the pod's network, and tries repeatedly: the pod does not start",
         "the message names the plugin that failed; where it is istio-cni, redirectctl why cni-CODE explains its code";
     HeldBack: "held-back", Error,
         "istio-validation holds the pod back (exit code 126): the pod is not redirected, or that could not be proven",
-        "redirectctl why REASON explains its reason; the node agent can mend such pods (docs/repair.md), or delete the pod, and its successor is redirected";
+        "redirectctl why REASON explains its reason; the node agent can repair such pods (docs/repair.md), or delete the pod, and its successor is redirected";
     ValidationEnded: "validation-ended", Error,
         "istio-validation failed with an exit code that is not its own: its settings are wrong, or something ended it",
         "see the log of container istio-validation; 1 is bad input, 137 means that it was killed, often for memory";
     NotRepaired: "not-repaired", Error,
-        "the node agent tried to mend the pod and could not",
+        "the node agent tried to repair the pod and could not",
         "the event names the cause, and docs/repair.md what to do about it; or delete the pod, and its successor is redirected";
     NotHealed: "not-healed", Warning,
         "the pod's rules were changed, and the node agent could not put them right for good",
@@ -197,16 +197,16 @@ causes! {
         "nothing is to be done";
     Healed: "healed", Note,
         "the pod's rules were changed, and the node agent put them right",
-        "find out who changed them: the event names the process where the kernel told of it";
+        "find out who changed them: the event names the process if the kernel reported it";
     NotStarted: "not-started", Note,
-        "the pod has no network yet, so there is nothing to look at",
+        "the pod has no network yet, so nothing can be checked",
         "wait, or see kubectl describe pod for what it waits for";
     Untold: "not-told", Note,
-        "the API server did not tell everything that was asked for; findings that depend on it are missing here",
+        "the API server did not answer every request; findings that depend on it are missing here",
         "name a kubeconfig that may read it with --kubeconfig";
     Excluded: "traffic-excluded", Note,
-        "settings leave traffic alone, as they say: it passes by the proxy",
-        "if it is not meant so, change the annotation and delete the pod";
+        "settings leave traffic alone, as they say: it bypasses the proxy",
+        "if this is not intended, change the annotation and delete the pod";
     DnsCaptured: "dns-captured", Note,
         "DNS queries of the application go to the proxy, whatever server they are meant for",
         "nothing is to be done; without the proxy no name is resolved";
@@ -220,7 +220,7 @@ causes! {
         "rules of the mesh are in force in a network namespace that belongs to no pod that is known here",
         "a pod that is gone may have left it, or the list of pods is not complete; the runtime removes it when it collects garbage";
     Unreadable: "cannot-look", Error,
-        "it cannot be told whether the pod is redirected",
+        "cannot determine whether the pod is redirected",
         "run this as root on the node; see what the kernel says";
 }
 

@@ -14,7 +14,7 @@ pub struct Cluster {
     events: Vec<(About, Event)>,
     /// The handlers of runtime classes, by the names of these.
     handlers: BTreeMap<String, String>,
-    /// What the API server did not tell, and why.
+    /// Requests that the API server did not answer, and why.
     pub untold: Vec<String>,
 }
 
@@ -62,7 +62,7 @@ struct About {
 }
 
 impl Cluster {
-    /// Takes note of an object; whether it is of a kind that says something here.
+    /// Takes note of an object; returns whether its kind matters here.
     pub fn take(&mut self, object: &Value) -> bool {
         let text = |pointer: &str| text(object, pointer);
         match object.get("kind").and_then(Value::as_str) {
@@ -146,7 +146,7 @@ impl Event {
     }
 }
 
-/// A text in an object; empty where there is none.
+/// A text in an object; empty if absent.
 #[must_use]
 pub fn text(object: &Value, pointer: &str) -> String {
     object.pointer(pointer).and_then(Value::as_str).unwrap_or_default().to_owned()

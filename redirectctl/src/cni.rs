@@ -11,16 +11,16 @@ use std::path::PathBuf;
 use cni_core::pod_source::PodName;
 use serde_json::{Value, json};
 
-use crate::paper::{Ink, Layout, Paper};
 use crate::report::VERSION;
+use crate::text_writer::{Layout, TextStyle, TextWriter};
 use cache::Cached;
 pub use program::{Answer, ask};
 
-/// Where runtimes keep plugins, unless they are told otherwise.
+/// Where runtimes keep plugins, unless they are reported otherwise.
 pub const BIN_DIR: &str = "/opt/cni/bin";
 /// The plugin.
 pub const PLUGIN: &str = "istio-cni";
-/// The container where nobody knows which: runtimes give hexadecimal numbers.
+/// The ID of an unknown container: runtimes give hexadecimal numbers.
 const UNKNOWN_CONTAINER: &str = "redirectctl";
 /// The first interface of a pod, as every runtime calls it.
 const USUAL_INTERFACE: &str = "eth0";
@@ -76,7 +76,7 @@ impl Question {
             Some(cached) => (cached.result.clone(), cached.file.display().to_string()),
             None => {
                 notes.push(
-                    "the runtime remembers no result for this pod: it is made of the namespace's addresses, whose prefix lengths nobody knows"
+                    "the runtime has no result for this pod: the namespace's addresses stand in, with unknown prefix lengths"
                         .to_owned(),
                 );
                 (made_result(attachment, &version), "the addresses of the network namespace".to_owned())
@@ -106,7 +106,7 @@ impl Question {
     /// What was sent and answered, for people.
     #[must_use]
     pub fn text(&self, answer: Option<&Answer>, layout: Layout) -> String {
-        let mut paper = Paper::new(layout);
+        let mut paper = TextWriter::new(layout);
         paper.heading(&format!("CHECK of pod {}", self.pod));
         paper.labelled(2, "program    ", &self.program.display().to_string());
         for (index, (name, value)) in self.environment.iter().enumerate() {
@@ -125,9 +125,11 @@ impl Question {
         }
         match answer {
             None => paper.line(0, "not sent: --dry-run"),
-            Some(Answer::AsPlanned) => paper.inked(0, "the plugin says that all is as planned", Ink::Green),
+            Some(Answer::AsPlanned) => {
+                paper.inked(0, "the plugin reports that all is as planned", TextStyle::Green);
+            }
             Some(Answer::Refused { code, message, details }) => {
-                paper.marked(0, "error  ", Ink::Red, &format!("code {code}: {message}"));
+                paper.marked(0, "error  ", TextStyle::Red, &format!("code {code}: {message}"));
                 if !details.is_empty() {
                     paper.labelled(7, "", details);
                 }

@@ -23,13 +23,13 @@ use settings_cli::{Line, Program};
 pub use given::Given;
 pub use table::{COMMANDS, Definition, PROGRAM};
 
-use crate::input::Trouble;
+use crate::input::InputError;
 use crate::{FAILED, FINE, report, why};
 
 /// Where runtimes keep pods' network namespaces.
 pub(crate) const NETNS_DIR: &str = "/var/run/netns";
 
-/// How many errors are told, and how much of each: an annotation may have 256 KiB.
+/// How many errors are reported, and how much of each: an annotation may have 256 KiB.
 const MOST_ERRORS: usize = 50;
 const LONGEST_ERROR: usize = 2000;
 
@@ -66,7 +66,7 @@ fn general(first: &str, rest: &[String]) -> Result<String, String> {
         ("man", []) => Ok(PROGRAM.manual(whole())),
         ("completion", [shell]) => {
             let shell: Shell =
-                shell.parse().map_err(|_| format!("{shell:?} is no shell that is known: bash, zsh, fish"))?;
+                shell.parse().map_err(|_| format!("{shell:?} is not a supported shell: bash, zsh, fish"))?;
             Ok(settings_cli::completions(shell, whole(), "redirectctl"))
         }
         ("completion", _) => Err("completion needs a shell: bash, zsh or fish".to_owned()),
@@ -130,7 +130,7 @@ fn run_command(command: &Definition, words: Vec<OsString>, env: Vec<(OsString, O
             settings_cli::print(&answer.text);
             answer.code
         }
-        Err(Trouble(all)) => {
+        Err(InputError(all)) => {
             for error in all.iter().take(MOST_ERRORS) {
                 log::error!(target: DEFAULT_SCOPE, "{}", report::short(error, LONGEST_ERROR));
             }
@@ -148,7 +148,7 @@ fn run_command(command: &Definition, words: Vec<OsString>, env: Vec<(OsString, O
 ///
 /// # Errors
 /// Everything wrong with its words, or why it could not be done.
-fn answer(command: &Definition, given: &Given) -> Result<Answer, Trouble> {
+fn answer(command: &Definition, given: &Given) -> Result<Answer, InputError> {
     let mut wrong: Vec<String> = given.input.settings.refused().iter().map(ToString::to_string).collect();
     wrong.extend(command.missing(&given.operands));
     wrong.extend(given.wrong_words(command));
@@ -156,19 +156,19 @@ fn answer(command: &Definition, given: &Given) -> Result<Answer, Trouble> {
         wrong.extend(given.wrong_settings());
     }
     if !wrong.is_empty() {
-        return Err(Trouble(wrong));
+        return Err(InputError(wrong));
     }
     (command.run)(given)
 }
 
-fn errors(errors: &InputErrors) -> Trouble {
-    Trouble(errors.iter().map(ToString::to_string).collect())
+fn errors(errors: &InputErrors) -> InputError {
+    InputError(errors.iter().map(ToString::to_string).collect())
 }
 
 /// `why`
-fn explain(given: &Given) -> Result<Answer, Trouble> {
+fn explain(given: &Given) -> Result<Answer, InputError> {
     let text = match given.operands.first() {
-        Some(word) => why::explain(word, given.layout).map_err(Trouble::of)?,
+        Some(word) => why::explain(word, given.layout).map_err(InputError::of)?,
         None => why::list(given.layout),
     };
     Ok(Answer { text, code: FINE })

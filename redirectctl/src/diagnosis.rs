@@ -13,7 +13,7 @@ use redirect_core::rule::{Protocol, Target};
 use redirect_core::settings::{Key, Notice, RawSettings, Source};
 use redirect_core::{DNS_PORT, DnsCapture, Family, InboundPorts, Redirect, RulePlan};
 
-pub use explain::decision::Decided;
+pub use explain::decision::PodDecision;
 
 use crate::cause::{Cause, Finding};
 use crate::inspect::{Inspection, NATIVE};
@@ -35,10 +35,10 @@ const EXCLUDING: [Key; 6] = [
 
 /// What is wrong, or worth knowing: the worst first.
 #[must_use]
-pub fn findings(pod: Option<&Pod>, decided: &Decided, seen: Option<&Inspection>) -> Vec<Finding> {
+pub fn findings(pod: Option<&Pod>, decided: &PodDecision, seen: Option<&Inspection>) -> Vec<Finding> {
     let mut all = Vec::new();
     match decided {
-        Decided::Redirect(redirect, settings) => {
+        PodDecision::Redirect(redirect, settings) => {
             if let Some(seen) = seen {
                 namespace(redirect, pod, seen, &mut all);
             }
@@ -47,18 +47,18 @@ pub fn findings(pod: Option<&Pod>, decided: &Decided, seen: Option<&Inspection>)
                 of_pod(pod, redirect, &mut all);
             }
         }
-        Decided::Skip(reason) => all.extend(skipped(*reason, seen)),
-        Decided::HostNetwork => {
+        PodDecision::Skip(reason) => all.extend(skipped(*reason, seen)),
+        PodDecision::HostNetwork => {
             if pod.is_some_and(|pod| pod.proxy().is_some()) {
                 all.push(Finding::new(Cause::HostNetwork, "hostNetwork: true"));
             }
         }
-        Decided::Wrong(errors) => {
+        PodDecision::Wrong(errors) => {
             // A namespace without addresses has a finding of its own.
             let seen = errors.iter().map(ToString::to_string).collect();
             all.push(Finding { cause: Cause::BadSettings, seen });
         }
-        Decided::Unknown => {}
+        PodDecision::Unknown => {}
     }
     all.extend(pod.and_then(misspellings));
     all.extend(pod.into_iter().flat_map(status::findings));
@@ -107,7 +107,7 @@ fn namespace(redirect: &Redirect, pod: Option<&Pod>, seen: &Inspection, all: &mu
     }
     let plan = redirect.plan();
     match &seen.mismatch {
-        // Told of any namespace.
+        // Reported of any namespace.
         None | Some(Mismatch::TwoBackends) => {}
         Some(Mismatch::Different(differences)) => all.extend(different(&plan, differences)),
         Some(Mismatch::Asleep(what)) => all.push(Finding::new(Cause::Asleep, what.clone())),
@@ -115,7 +115,7 @@ fn namespace(redirect: &Redirect, pod: Option<&Pod>, seen: &Inspection, all: &mu
         // A kind that this program does not know yet.
         Some(other) => all.push(Finding::new(Cause::Drifted, other.to_string())),
     }
-    // Before its containers run nobody listens yet.
+    // Before its containers run nothing listens yet.
     if pod.is_none_or(|pod| pod.phase.as_deref().is_none_or(|phase| phase == "Running")) {
         all.extend(unserved(redirect, &plan, seen));
     }
@@ -158,7 +158,7 @@ fn is_without(plan: &RulePlan, differences: &Differences, family: Family) -> boo
     wanted > 0 && missing.count() >= wanted
 }
 
-/// Without the routing that is missing because `lo` has no address, which is told by itself.
+/// Without the routing that is missing because `lo` has no address, which is reported by itself.
 fn foreign(findings: &[interference::Finding], seen: &Inspection) -> Vec<Finding> {
     let has_loopback = seen.addresses.iter().any(IpAddr::is_loopback);
     let is_told = |finding: &&interference::Finding| has_loopback || finding.effect != Effect::Routes;
@@ -210,7 +210,7 @@ fn unserved(redirect: &Redirect, plan: &RulePlan, seen: &Inspection) -> Vec<Find
                 .collect();
             if users.is_empty() {
                 let cause = if is_dns { Cause::DnsNobodyListens } else { Cause::NobodyListens };
-                all.entry(cause).or_default().push(format!("nobody listens on {word} port {port}"));
+                all.entry(cause).or_default().push(format!("nothing listens on {word} port {port}"));
             }
             let strangers =
                 users.iter().filter(|user| !seen.foreign && !redirect.proxy_uids().contains(user));
@@ -374,9 +374,9 @@ fn beside_capture(pod: &Pod, redirect: &Redirect) -> Vec<String> {
 fn misspellings(pod: &Pod) -> Option<Finding> {
     let mut seen: Vec<String> = misspelt(&pod.facts).iter().map(ToString::to_string).collect();
     seen.extend(
-        unreadable_switches(&pod.facts)
-            .into_iter()
-            .map(|(name, text)| format!("variable {name} of container istio-proxy is no boolean: {text:?}")),
+        unreadable_switches(&pod.facts).into_iter().map(|(name, text)| {
+            format!("variable {name} of container istio-proxy is not a boolean: {text:?}")
+        }),
     );
     (!seen.is_empty()).then_some(Finding { cause: Cause::Misspelt, seen })
 }

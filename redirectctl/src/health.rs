@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use cni_core::conf::Conf;
 use cni_core::pod_source;
-use cni_core::signs::{CONDITION, TAINT};
+use cni_core::reasons::{CONDITION, TAINT};
 use netns_apply::netlink::Connection;
 use netns_apply::{ApplyOptions, preflight};
 use redirect_core::options::BackendChoice;
@@ -17,7 +17,7 @@ use crate::cause::{Cause, Finding};
 use crate::cluster::NodeObject;
 use crate::pod::Pod;
 
-/// How long the agent may take for an answer. It looks at files, and asks the plugin.
+/// How long the agent may take for an answer. It checks files, and asks the plugin.
 const PATIENCE: Duration = Duration::from_secs(3);
 /// The most that is read of its answer.
 const MOST_BYTES: u64 = 16 << 10;
@@ -33,7 +33,7 @@ pub enum Answer {
     NotReady(String),
     /// Nothing that an agent would say.
     Odd(String),
-    /// Nobody is there, or nobody answers.
+    /// Nothing listens, or nothing answers.
     Nobody(String),
 }
 
@@ -73,7 +73,7 @@ fn get(address: SocketAddr, path: &str) -> io::Result<String> {
     Ok(String::from_utf8_lossy(&answer).into_owned())
 }
 
-/// What is wrong with the agent. Where nobody answers that is only wrong if an agent has been there: nodes may be installed without one.
+/// What is wrong with the agent. Silence is only wrong if an agent ran there: a node may be set up without one.
 #[must_use]
 pub fn of_agent(answer: Answer, conf: &Conf) -> Option<Finding> {
     match answer {
@@ -108,7 +108,7 @@ pub fn of_agent_pods(pods: &[Pod]) -> Option<Finding> {
     Some(Finding { cause: Cause::AgentNotReady, seen: seen.collect() })
 }
 
-/// Whether the plugin could read pods, as far as this machine can tell.
+/// Whether the plugin could read pods, judging by this machine alone.
 #[must_use]
 pub fn of_credentials(conf: &Conf) -> Option<Finding> {
     let error = pod_source::check(conf).err()?;

@@ -19,9 +19,9 @@ const BUFFER: usize = 128 << 10;
 
 /// Pods that cannot be read: everything that is wrong, a sentence each.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Trouble(pub Vec<String>);
+pub struct InputError(pub Vec<String>);
 
-impl Trouble {
+impl InputError {
     /// One thing.
     pub fn of(what: impl std::fmt::Display) -> Self {
         Self(vec![what.to_string()])
@@ -33,25 +33,25 @@ impl Trouble {
 ///
 /// # Errors
 /// Everything wrong with the file, or with the pods in it.
-pub fn pods_of_file(path: &str) -> Result<(Vec<Pod>, Cluster), Trouble> {
+pub fn pods_of_file(path: &str) -> Result<(Vec<Pod>, Cluster), InputError> {
     let gathered = of_file(path, Pods::default)?;
-    named(path, gathered.told())
+    named(path, gathered.finish())
 }
 
 /// The same as Kubernetes writes them.
 ///
 /// # Errors
 /// Everything wrong with the file.
-pub fn objects_of_file(path: &str) -> Result<(Vec<Value>, Cluster), Trouble> {
+pub fn objects_of_file(path: &str) -> Result<(Vec<Value>, Cluster), InputError> {
     let gathered = of_file(path, Objects::default)?;
-    named(path, gathered.told())
+    named(path, gathered.finish())
 }
 
 /// The pods of a file that may be on a node, packed.
 ///
 /// # Errors
 /// As [`pods_of_file`].
-pub fn packed_pods_of_file(path: &str, node: Option<&str>) -> Result<PackedPods, Trouble> {
+pub fn packed_pods_of_file(path: &str, node: Option<&str>) -> Result<PackedPods, InputError> {
     let gathered = of_file(path, || PackedPods::of_node(node))?;
     named(path, gathered.whole())
 }
@@ -62,9 +62,9 @@ fn name_of(path: &str) -> &str {
 }
 
 /// Each trouble with the name of its file.
-fn named<T>(path: &str, read: Result<T, Trouble>) -> Result<T, Trouble> {
+fn named<T>(path: &str, read: Result<T, InputError>) -> Result<T, InputError> {
     let name = name_of(path);
-    read.map_err(|Trouble(all)| Trouble(all.iter().map(|what| format!("{name}: {what}")).collect()))
+    read.map_err(|InputError(all)| InputError(all.iter().map(|what| format!("{name}: {what}")).collect()))
 }
 
 /// What becomes of the objects of a manifest, which come one by one.
@@ -94,12 +94,12 @@ impl Gather for Pods {
 }
 
 impl Pods {
-    fn told(mut self) -> Result<(Vec<Pod>, Cluster), Trouble> {
+    fn finish(mut self) -> Result<(Vec<Pod>, Cluster), InputError> {
         if !self.wrong.is_empty() {
-            return Err(Trouble(self.wrong));
+            return Err(InputError(self.wrong));
         }
         if self.pods.is_empty() {
-            return Err(Trouble::of("has no pod"));
+            return Err(InputError::of("has no pod"));
         }
         self.cluster.tell(&mut self.pods);
         Ok((self.pods, self.cluster))
@@ -122,9 +122,9 @@ impl Gather for Objects {
 }
 
 impl Objects {
-    fn told(self) -> Result<(Vec<Value>, Cluster), Trouble> {
+    fn finish(self) -> Result<(Vec<Value>, Cluster), InputError> {
         if self.objects.is_empty() {
-            Err(Trouble::of("has no pod"))
+            Err(InputError::of("has no pod"))
         } else {
             Ok((self.objects, self.cluster))
         }
@@ -132,8 +132,8 @@ impl Objects {
 }
 
 /// What is gathered of a file. JSON is never in memory as a whole, unless it comes by standard input, which cannot be read twice.
-fn of_file<G: Gather>(path: &str, none: impl Fn() -> G) -> Result<G, Trouble> {
-    let unread = |error: io::Error| Trouble(vec![format!("cannot read {}: {error}", name_of(path))]);
+fn of_file<G: Gather>(path: &str, none: impl Fn() -> G) -> Result<G, InputError> {
+    let unread = |error: io::Error| InputError(vec![format!("cannot read {}: {error}", name_of(path))]);
     if path == "-" {
         let text = stdin().map_err(unread)?;
         return of_json(text.as_bytes(), none()).map_or_else(|| named(path, of_text(&text, none())), Ok);
@@ -153,8 +153,8 @@ fn of_json<G: Gather>(reader: impl Read, mut gathered: G) -> Option<G> {
     Some(gathered)
 }
 
-fn of_text<G: Gather>(text: &str, mut gathered: G) -> Result<G, Trouble> {
-    manifest::objects(text).map_err(Trouble::of)?.into_iter().for_each(|object| gathered.take(object));
+fn of_text<G: Gather>(text: &str, mut gathered: G) -> Result<G, InputError> {
+    manifest::objects(text).map_err(InputError::of)?.into_iter().for_each(|object| gathered.take(object));
     Ok(gathered)
 }
 
@@ -168,15 +168,15 @@ fn stdin() -> io::Result<String> {
 ///
 /// # Errors
 /// Everything wrong with it.
-pub fn pods_of_text(text: &str) -> Result<(Vec<Pod>, Cluster), Trouble> {
-    of_text(text, Pods::default())?.told()
+pub fn pods_of_text(text: &str) -> Result<(Vec<Pod>, Cluster), InputError> {
+    of_text(text, Pods::default())?.finish()
 }
 
-/// Pods from their objects, and told what is around them.
+/// Pods from their objects, with their context.
 ///
 /// # Errors
 /// Everything wrong with them.
-pub fn pods_of(objects: &[Value], cluster: &Cluster) -> Result<Vec<Pod>, Trouble> {
+pub fn pods_of(objects: &[Value], cluster: &Cluster) -> Result<Vec<Pod>, InputError> {
     let (mut pods, mut wrong) = (Vec::new(), Vec::new());
     for object in objects {
         match Pod::from_json(object) {
@@ -185,7 +185,7 @@ pub fn pods_of(objects: &[Value], cluster: &Cluster) -> Result<Vec<Pod>, Trouble
         }
     }
     if !wrong.is_empty() {
-        return Err(Trouble(wrong));
+        return Err(InputError(wrong));
     }
     cluster.tell(&mut pods);
     Ok(pods)
@@ -194,12 +194,12 @@ pub fn pods_of(objects: &[Value], cluster: &Cluster) -> Result<Vec<Pod>, Trouble
 /// The one pod of a file.
 ///
 /// # Errors
-/// There is none, or more than one, or it cannot be read.
-pub fn pod_of_file(path: &str) -> Result<Pod, Trouble> {
+/// None is given, or more than one, or it cannot be read.
+pub fn pod_of_file(path: &str) -> Result<Pod, InputError> {
     let (mut pods, _) = pods_of_file(path)?;
     match (pods.pop(), pods.len()) {
         (Some(pod), 0) => Ok(pod),
-        (_, others) => Err(Trouble(vec![format!("{path}: has {} pods; one is wanted", others + 1)])),
+        (_, others) => Err(InputError(vec![format!("{path}: has {} pods; one is wanted", others + 1)])),
     }
 }
 
@@ -219,7 +219,7 @@ pub fn pod_name(text: &str) -> Result<PodName, String> {
     if is_name(namespace) && is_name(name) {
         Ok(PodName { namespace: namespace.to_owned(), name: name.to_owned() })
     } else {
-        Err(format!("{text:?} is no pod; write NAMESPACE/NAME"))
+        Err(format!("{text:?} is not a pod; write NAMESPACE/NAME"))
     }
 }
 
@@ -241,10 +241,10 @@ mod tests {
     #[test]
     fn everything_wrong_is_told_at_once() {
         let text = "kind: Job\nmetadata: {name: a, labels: {x: 1}}\nspec: {}\n---\nkind: Pod\nmetadata: {name: b, labels: {y: 2}}\nspec: {}\n";
-        let Trouble(all) = pods_of_text(text).expect_err("both are wrong");
+        let InputError(all) = pods_of_text(text).expect_err("both are wrong");
         assert_eq!(all.len(), 3, "{all:?}");
         assert!(all[0].starts_with("a: kind:") && all[2].starts_with("b: metadata.labels"), "{all:?}");
-        assert_eq!(pods_of_text("").expect_err("nothing"), Trouble::of("has no pod"));
+        assert_eq!(pods_of_text("").expect_err("nothing"), InputError::of("has no pod"));
     }
 
     #[test]

@@ -35,7 +35,7 @@ pub struct Inspection {
     pub listeners: BTreeSet<Listener>,
     /// What sees its packets besides rules and is not examined.
     pub unexamined: Vec<String>,
-    /// How it compares with a plan, where there was one: what differs, if anything.
+    /// How it compares with a plan, if any: what differs, if anything.
     pub mismatch: Option<Mismatch>,
     /// What the kernel lacks for the plan.
     pub lacking: Vec<String>,
@@ -48,7 +48,7 @@ pub struct Inspection {
 pub struct InForce {
     /// Where they are, such as `iptables-nft`.
     pub backend: &'static str,
-    /// How many there are; none where they are not counted.
+    /// Their number; `None` if not counted.
     pub rules: Option<usize>,
 }
 
@@ -68,7 +68,7 @@ fn kernel(error: &dyn std::fmt::Display) -> LookError {
 }
 
 /// Looks into a namespace. `plan` makes the plan that it is compared with, from the facts of the namespace; whatever else it makes is
-/// handed back. Where nobody says what programs the rules, those that are found are compared as what they are.
+/// handed back. Without a named backend, rules are compared by the backend they were found in.
 ///
 /// # Errors
 /// The namespace cannot be looked into.
@@ -96,7 +96,7 @@ pub fn inspect<T: Send>(
         let options = options(candidates.first().copied().unwrap_or(usual));
         let unexamined = unexamined().map_err(|error| kernel(&error))?;
         let in_force = in_force(observed);
-        // Where there is nothing, nothing is to be compared: every rule would be told as missing.
+        // Without any rules, skip the comparison: it would report every rule as missing.
         let compared = plan.as_ref().filter(|_| !in_force.is_empty());
         let mismatch = compared.map_or(Ok(None), |plan| compare(&mut snapshot, plan, &candidates, &options));
         let mismatch = mismatch.map_err(|error| kernel(&error))?;
@@ -120,7 +120,7 @@ fn found(observed: &Observation) -> Vec<Programming> {
     }
 }
 
-/// Compares with the plan as each of these would have programmed it. What differs by all of them is told by the first.
+/// Compares with the plan as each of these would have programmed it. Differences common to all are reported by the first.
 fn compare(
     snapshot: &mut Snapshot<'_>,
     plan: &RulePlan,

@@ -25,7 +25,7 @@ pub mod status;
 pub mod watch;
 pub mod why;
 
-pub use explain::{packet, paper, picture, plan, traffic};
+pub use explain::{packet, picture, plan, text_writer, traffic};
 
 use std::ffi::OsString;
 use std::process::ExitCode;

@@ -14,7 +14,7 @@ const LISTEN: &str = "0A";
 /// The state of a UDP socket that is not connected.
 const UNCONNECTED: &str = "07";
 
-/// A port that somebody listens on, and whose process that is.
+/// A port that something listens on, and whose process that is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Listener {
     /// Whether it is UDP.
@@ -39,10 +39,10 @@ impl Listener {
     }
 }
 
-/// Who listens in the calling thread's network namespace, on any address.
+/// The listeners in the calling thread's network namespace, on any address.
 ///
 /// # Errors
-/// The kernel does not say.
+/// The kernel does not report it.
 pub fn listeners() -> io::Result<BTreeSet<Listener>> {
     let Ok(listed) = connections::listeners() else { return in_proc() };
     let listener = |one: connections::Listener| Listener {
@@ -111,7 +111,7 @@ mod tests {
                 let listener = TcpListener::bind((any6, 15001)).expect("binds");
                 let _own = TcpListener::bind((loopback, 15006)).expect("binds");
                 let _open = UdpSocket::bind((any6, 15053)).expect("binds");
-                // None of these three waits for somebody who sends first.
+                // None of these three waits for a peer to send first.
                 let connected = UdpSocket::bind((loopback, 0)).expect("binds");
                 connected.connect((loopback, 15053)).expect("connects");
                 let _there = TcpStream::connect((loopback, 15001)).expect("connects");

@@ -1,4 +1,4 @@
-//! The node: what its runtime tells the plugin, and whether it tells it anything.
+//! The node: what its runtime passes to the plugin, and whether it calls it at all.
 
 use std::fs;
 use std::io;
@@ -17,11 +17,11 @@ use serde_json::Value;
 
 use crate::cause::{Cause, Finding};
 use crate::cluster::Cluster;
-use crate::diagnosis::Decided;
+use crate::diagnosis::PodDecision;
 use crate::health;
 use crate::pod::Pod;
 
-/// Where runtimes read network configurations, unless they are told otherwise.
+/// Where runtimes read network configurations, unless they are reported otherwise.
 pub const CONF_DIR: &str = "/etc/cni/net.d";
 /// The type of the plugin.
 const PLUGIN: &str = "istio-cni";
@@ -48,7 +48,7 @@ pub struct Node {
 }
 
 impl Node {
-    /// Reads the configuration that a runtime would use from a directory. Where there is no such directory nothing is said.
+    /// Reads the configuration that a runtime would use from a directory. Where no such directory nothing is said.
     ///
     /// # Errors
     /// The directory is there and cannot be read.
@@ -80,7 +80,7 @@ impl Node {
         Ok(node)
     }
 
-    /// With what is wrong with its agent, its kernel and its object. Where no runtime is configured, this is no node.
+    /// With what is wrong with its agent, its kernel and its object. Where no runtime is configured, this is not a node.
     #[must_use]
     pub fn with_health(mut self, agent: SocketAddr, cluster: &Cluster, pods: &[Pod]) -> Self {
         let found = &mut self.findings;
@@ -159,7 +159,7 @@ impl Node {
         self.conf.as_ref().map(|conf| conf.programming)
     }
 
-    /// Why a pod is left alone for its name, if so.
+    /// Why a pod's name excludes it, if it does.
     #[must_use]
     pub fn skips(&self, pod: &PodName) -> Option<SkipReason> {
         self.conf.as_ref().and_then(|conf| conf.skips(pod))
@@ -167,22 +167,22 @@ impl Node {
 
     /// What is to be done with a pod whose namespace cannot be looked into. One that has no address yet is taken for one with IPv4.
     #[must_use]
-    pub fn decide_from_afar(&self, pod: &Pod) -> Decided {
+    pub fn decide_without_namespace(&self, pod: &Pod) -> PodDecision {
         let addresses = if pod.addresses.is_empty() { &[SOMEWHERE][..] } else { &pod.addresses };
         self.decide(pod, &NamespaceFacts::new(addresses))
     }
 
     /// What is to be done with a pod, in a namespace with these facts. Variables of the runtime's environment are not known here.
     #[must_use]
-    pub fn decide(&self, pod: &Pod, facts: &NamespaceFacts<'_>) -> Decided {
+    pub fn decide(&self, pod: &Pod, facts: &NamespaceFacts<'_>) -> PodDecision {
         if pod.host_network {
-            return Decided::HostNetwork;
+            return PodDecision::HostNetwork;
         }
         if let Some(reason) = self.skips(&pod.name) {
-            return Decided::Skip(reason);
+            return PodDecision::Skip(reason);
         }
         let strict = self.conf.as_ref().is_some_and(|conf| conf.strict_capture);
-        Decided::of(&pod.facts, base_settings(strict, |_| None), facts)
+        PodDecision::of(&pod.facts, base_settings(strict, |_| None), facts)
     }
 }
 
@@ -210,7 +210,7 @@ mod tests {
         let pod = serde_json::json!({"metadata": {"annotations": {"sidecar.istio.io/status": "{}"}},
             "spec": {"containers": [{"name": "istio-proxy"}]}});
         let pod = Pod::from_json(&pod).expect("a pod");
-        assert!(matches!(Node::default().decide_from_afar(&pod), Decided::Redirect(..)));
+        assert!(matches!(Node::default().decide_without_namespace(&pod), PodDecision::Redirect(..)));
     }
 
     #[test]
@@ -232,6 +232,6 @@ mod tests {
         let refused = LIST.replace("true", "7");
         assert_eq!(codes(&node(&[("10-a.conflist", &refused)])), ["entry-unreadable"]);
         assert_eq!(codes(&node(&[])), ["no-plugin-entry"]);
-        assert!(Node::read(Path::new("/nonexistent")).expect("says nothing").findings.is_empty());
+        assert!(Node::read(Path::new("/nonexistent")).expect("names no plugin").findings.is_empty());
     }
 }

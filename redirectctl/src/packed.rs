@@ -1,4 +1,4 @@
-//! Pods of a whole cluster, packed: each as its text, made a [`Pod`] again when it is looked at. Twenty thousand read pods take a hundred
+//! Pods of a whole cluster, packed: each as its text, made a [`Pod`] again when it is checked. Twenty thousand read pods take a hundred
 //! megabytes, their texts a third of that.
 
 use std::collections::BTreeSet;
@@ -8,10 +8,10 @@ use explain::manifest;
 use serde_json::Value;
 
 use crate::cluster::Cluster;
-use crate::input::{Gather, Trouble};
+use crate::input::{Gather, InputError};
 use crate::pod::Pod;
 
-/// A pod as its text, and what has to be known of it before it is looked at.
+/// A pod as its text, and what must be known of it before it is checked.
 #[derive(Debug)]
 pub struct Packed {
     text: Box<str>,
@@ -37,7 +37,7 @@ impl Packed {
         }
     }
 
-    /// The pod, told what is around it.
+    /// The pod, with its context.
     #[must_use]
     pub fn unpacked(&self, cluster: &Cluster) -> Option<Pod> {
         // What was a pod is one still.
@@ -84,12 +84,12 @@ impl PackedPods {
     ///
     /// # Errors
     /// Everything wrong with them.
-    pub fn whole(mut self) -> Result<Self, Trouble> {
+    pub fn whole(mut self) -> Result<Self, InputError> {
         if !self.wrong.is_empty() {
-            return Err(Trouble(self.wrong));
+            return Err(InputError(self.wrong));
         }
         if self.count == 0 {
-            return Err(Trouble::of("has no pod"));
+            return Err(InputError::of("has no pod"));
         }
         self.cluster.tell(&mut self.of_nodes);
         Ok(self)

@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use cni_core::pod_source::PodName;
-use cni_core::signs::AGENT_LABEL;
+use cni_core::reasons::AGENT_LABEL;
 use explain::manifest;
 use redirect_core::pod::{PROXY_CONTAINER, PodFacts};
 use redirect_core::pod_json::PodJsonErrors;
@@ -31,7 +31,7 @@ pub struct Pod {
     pub node: Option<String>,
     /// `Running`, `Pending`, ...
     pub phase: Option<String>,
-    /// What tells it from an earlier pod of its name; empty where nobody says.
+    /// What distinguishes it from an earlier pod of its name; empty if unknown.
     pub uid: String,
     /// Its conditions.
     pub conditions: Vec<Condition>,

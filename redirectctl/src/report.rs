@@ -7,14 +7,14 @@ use redirect_core::{Family, json};
 use serde_json::{Value, json};
 
 use crate::cause::{Finding, Severity, worst};
-use crate::diagnosis::Decided;
+use crate::diagnosis::PodDecision;
 use crate::inspect::Inspection;
-use crate::paper::{Ink, Layout, Paper};
+use crate::text_writer::{Layout, TextStyle, TextWriter};
 use crate::{FINE, FOUND};
 
 pub use explain::VERSION;
 
-/// The ports of a proxy that is told nothing, shown where there is no plan.
+/// The default ports of a proxy, shown without a plan.
 const USUAL_PORTS: [u16; 3] = [15001, 15006, 15053];
 
 /// How much of a finding, and of a setting's value, text for people shows: a pod's annotations may have 256 KiB.
@@ -30,8 +30,8 @@ pub struct Report {
     /// The file of the namespace, where it is known.
     pub netns: Option<PathBuf>,
     /// What is to be done with it.
-    pub decided: Decided,
-    /// The plugins of the node in their order, and the file that says so.
+    pub decided: PodDecision,
+    /// The plugins of the node in their order, and their file.
     pub order: Option<(PathBuf, Vec<String>)>,
     /// What was seen.
     pub inspection: Option<Inspection>,
@@ -39,7 +39,7 @@ pub struct Report {
     pub findings: Vec<Finding>,
 }
 
-/// The exit code for findings: notes are no trouble.
+/// The exit code for findings: notes are not trouble.
 #[must_use]
 pub fn code(findings: &[Finding]) -> u8 {
     match worst(findings) {
@@ -52,7 +52,7 @@ impl Report {
     /// For people.
     #[must_use]
     pub fn text(&self, layout: Layout) -> String {
-        let mut paper = Paper::new(layout);
+        let mut paper = TextWriter::new(layout);
         paper.heading(&self.subject);
         self.decision(&mut paper);
         if let Some((file, order)) = &self.order {
@@ -67,36 +67,36 @@ impl Report {
             paper.labelled(2, "listeners  ", &self.listeners(seen));
         }
         self.settings(&mut paper);
-        if self.findings.is_empty() && matches!(self.decided, Decided::Unknown) {
-            paper.line(0, "nothing was compared: without a pod it is not known what has to be here");
+        if self.findings.is_empty() && matches!(self.decided, PodDecision::Unknown) {
+            paper.line(0, "nothing was compared: no pod was given");
         } else {
             findings(&self.findings, &mut paper);
         }
         paper.into_text()
     }
 
-    fn decision(&self, paper: &mut Paper) {
+    fn decision(&self, paper: &mut TextWriter) {
         let told = match &self.decided {
-            Decided::Redirect(redirect, _) => {
+            PodDecision::Redirect(redirect, _) => {
                 let families = list(&redirect.families().iter().collect::<Vec<Family>>(), " and ");
                 format!("to be redirected: {}, {families}", redirect.mode().word())
             }
-            Decided::Skip(reason) => {
-                format!("to be left alone: {} ({})", reason.explanation(), reason.word())
+            PodDecision::Skip(reason) => {
+                format!("not to be redirected: {} ({})", reason.explanation(), reason.word())
             }
-            Decided::HostNetwork => {
+            PodDecision::HostNetwork => {
                 "none: the pod is on the host's network, and no plugin is asked about it".to_owned()
             }
-            Decided::Wrong(_) => "none: its settings cannot be understood".to_owned(),
-            Decided::Unknown => {
+            PodDecision::Wrong(_) => "none: its settings cannot be understood".to_owned(),
+            PodDecision::Unknown => {
                 "unknown: give the pod with --file, and rules are compared with its plan".to_owned()
             }
         };
         paper.labelled(2, "decision   ", &told);
     }
 
-    fn settings(&self, paper: &mut Paper) {
-        if let Decided::Redirect(_, settings) = &self.decided {
+    fn settings(&self, paper: &mut TextWriter) {
+        if let PodDecision::Redirect(_, settings) = &self.decided {
             for (index, (key, value, source)) in settings.said().enumerate() {
                 let label = if index == 0 { "settings   " } else { "           " };
                 let value = if value.is_empty() { "(none)".to_owned() } else { short(value, LONGEST_VALUE) };
@@ -115,7 +115,7 @@ impl Report {
             let on = seen.listeners.iter().filter(|listener| listener.port == port);
             let who: Vec<String> =
                 on.map(|listener| format!("{} user {}", listener.protocol(), listener.user)).collect();
-            format!("{port}: {}", if who.is_empty() { "nobody".to_owned() } else { who.join(", ") })
+            format!("{port}: {}", if who.is_empty() { "no one".to_owned() } else { who.join(", ") })
         };
         ports.into_iter().map(of).collect::<Vec<_>>().join("; ")
     }
@@ -124,22 +124,22 @@ impl Report {
     #[must_use]
     pub fn json(&self) -> Value {
         let decision = match &self.decided {
-            Decided::Redirect(redirect, _) => {
+            PodDecision::Redirect(redirect, _) => {
                 serde_json::to_value(json::Decision::from(&Decision::Redirect(redirect.clone()))).ok()
             }
-            Decided::Skip(reason) => {
+            PodDecision::Skip(reason) => {
                 serde_json::to_value(json::Decision::from(&Decision::Skip(*reason))).ok()
             }
-            Decided::HostNetwork | Decided::Wrong(_) | Decided::Unknown => None,
+            PodDecision::HostNetwork | PodDecision::Wrong(_) | PodDecision::Unknown => None,
         };
         let settings: Vec<Value> = match &self.decided {
-            Decided::Redirect(_, settings) => settings
+            PodDecision::Redirect(_, settings) => settings
                 .said()
                 .map(|(key, value, source)| {
                     json!({"setting": key.setting().name(), "value": value, "source": source.to_string()})
                 })
                 .collect(),
-            Decided::Skip(_) | Decided::HostNetwork | Decided::Wrong(_) | Decided::Unknown => Vec::new(),
+            PodDecision::Skip(_) | PodDecision::HostNetwork | PodDecision::Wrong(_) | PodDecision::Unknown => Vec::new(),
         };
         let seen = self.inspection.as_ref();
         json!({
@@ -184,17 +184,17 @@ pub fn finding_json(finding: &Finding) -> Value {
 }
 
 /// Findings for people.
-pub fn findings(findings: &[Finding], paper: &mut Paper) {
+pub fn findings(findings: &[Finding], paper: &mut TextWriter) {
     if findings.is_empty() {
-        paper.inked(0, "nothing is wrong", Ink::Green);
+        paper.inked(0, "nothing is wrong", TextStyle::Green);
         return;
     }
     for finding in findings {
         let severity = finding.cause.severity();
         let ink = match severity {
-            Severity::Note => Ink::Dim,
-            Severity::Warning => Ink::Yellow,
-            Severity::Error => Ink::Red,
+            Severity::Note => TextStyle::Dim,
+            Severity::Warning => TextStyle::Yellow,
+            Severity::Error => TextStyle::Red,
         };
         let told = format!("{}: {}", finding.cause.code(), finding.cause.meaning());
         paper.marked(0, &format!("{:9}", severity.word()), ink, &told);
@@ -232,7 +232,7 @@ mod tests {
     fn what_is_endless_is_cut_short_for_people_and_whole_for_programs() {
         let many = (0..1000).map(|number| format!("{number} {}", "\u{e9}".repeat(5000))).collect();
         let finding = Finding { cause: Cause::BadSettings, seen: many };
-        let mut paper = Paper::new(Layout::default());
+        let mut paper = TextWriter::new(Layout::default());
         findings(std::slice::from_ref(&finding), &mut paper);
         let text = paper.into_text();
         assert!(text.len() < 40_000 && text.contains("and 988 more"), "{}", text.len());

@@ -9,24 +9,24 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
-use pod_netns::{Sandbox, Survey, SurveyError};
+use pod_netns::{NamespaceIndex, Sandbox, SurveyError};
 use serde_json::{Value, json};
 
 use crate::cause::{Cause, Finding, Severity};
-use crate::diagnosis::{Decided, findings};
+use crate::diagnosis::{PodDecision, findings};
 use crate::node::Node;
 use crate::packed::{Packed, PackedPods};
-use crate::paper::{Ink, Layout, Paper, harmless};
 use crate::pod::Pod;
 use crate::report::{self, VERSION};
-use crate::show::look;
+use crate::show::read_or_cause;
+use crate::text_writer::{Layout, TextStyle, TextWriter, harmless};
 
 /// How a pod stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum State {
     /// It is redirected as planned, and nothing is wrong.
     Redirected,
-    /// It is left alone, as it is to be.
+    /// It is not redirected, as intended.
     LeftAlone,
     /// It should be redirected and is not.
     NotRedirected,
@@ -34,11 +34,11 @@ pub enum State {
     Unexpected,
     /// It is redirected otherwise than planned.
     Drifted,
-    /// It is redirected as planned, and rules of others come first.
+    /// It is redirected as planned, and other programs' rules come first.
     Foreign,
     /// Its rules are as planned, and something else is wrong.
     Faulty,
-    /// It cannot be told.
+    /// It cannot be determined.
     Unknown,
 }
 
@@ -71,7 +71,7 @@ impl State {
     }
 
     /// What findings say, the worst first.
-    fn of(decided: &Decided, findings: &[Finding]) -> Self {
+    fn of(decided: &PodDecision, findings: &[Finding]) -> Self {
         let worst = findings.iter().find(|finding| finding.cause.severity() > Severity::Note);
         match worst.map(|finding| finding.cause) {
             Some(Cause::NotRedirected) => Self::NotRedirected,
@@ -88,19 +88,20 @@ impl State {
             Some(Cause::Unfound | Cause::Unreadable) => Self::Unknown,
             Some(_) => Self::Faulty,
             None => match decided {
-                Decided::Redirect(..) => Self::Redirected,
-                Decided::Skip(_) | Decided::HostNetwork | Decided::Wrong(_) | Decided::Unknown => {
-                    Self::LeftAlone
-                }
+                PodDecision::Redirect(..) => Self::Redirected,
+                PodDecision::Skip(_)
+                | PodDecision::HostNetwork
+                | PodDecision::Wrong(_)
+                | PodDecision::Unknown => Self::LeftAlone,
             },
         }
     }
 }
 
-/// A pod, or a namespace of nobody's.
+/// A pod, or a namespace without a pod.
 #[derive(Debug)]
 pub struct Entry {
-    /// Its name; for a namespace of nobody's, its file.
+    /// Its name; for a namespace without a pod, its file.
     pub subject: String,
     /// How it stands.
     pub state: State,
@@ -113,15 +114,15 @@ pub struct Entry {
 pub struct Scan {
     /// What is wrong with the node itself.
     pub node: Vec<Finding>,
-    /// Its pods in the order of their names, then namespaces of nobody's that hold rules of the mesh.
+    /// Its pods in the order of their names, then namespaces without a pod that hold rules of the mesh.
     pub entries: Vec<Entry>,
 }
 
-/// What has to be known of a pod before it is looked at: its addresses, whether it is on the host's network, whether it is over.
+/// What must be known of a pod before it is checked: its addresses, whether it is on the host's network, whether it is over.
 type Outline = (Vec<IpAddr>, bool, bool);
 
 impl Scan {
-    /// Looks at every pod, whose namespaces are those of a directory.
+    /// Checks every pod, whose namespaces are those of a directory.
     ///
     /// # Errors
     /// The directory has nothing that can be looked into.
@@ -156,10 +157,10 @@ impl Scan {
             .collect();
         let wanted: BTreeSet<IpAddr> =
             here.iter().flat_map(|(_, addresses)| addresses.iter().copied()).collect();
-        let survey = Survey::of(directory, &wanted)?;
+        let survey = NamespaceIndex::of(directory, &wanted)?;
         let looked = in_parallel(&here, |(index, _)| pod(*index).map(|pod| of_pod(&pod, &survey, node)));
         let mut entries: Vec<Entry> = looked.into_iter().flatten().collect();
-        // One that is somebody's, or may be one of two pods', is told there.
+        // One that belongs to a pod, or may belong to one of two, is reported there.
         let known: BTreeSet<PathBuf> = here
             .iter()
             .filter_map(|(_, addresses)| survey.find(addresses).ok())
@@ -174,7 +175,7 @@ impl Scan {
         let beside = outlines.iter().enumerate().filter(|(_, (_, host_network, _))| *host_network);
         let beside = beside.filter_map(|(index, _)| pod(index)).filter(|pod| pod.proxy().is_some());
         entries.extend(beside.map(|pod| {
-            let decided = node.decide_from_afar(&pod);
+            let decided = node.decide_without_namespace(&pod);
             entry(pod.name.to_string(), &decided, findings(Some(&pod), &decided, None))
         }));
         entries.sort_by(|one, other| one.subject.cmp(&other.subject));
@@ -198,7 +199,7 @@ impl Scan {
     /// For people: what is wrong, and how many are as they should be.
     #[must_use]
     pub fn text(&self, layout: Layout) -> String {
-        let mut paper = Paper::new(layout);
+        let mut paper = TextWriter::new(layout);
         if !self.node.is_empty() {
             report::findings(&self.node, &mut paper);
         }
@@ -217,7 +218,7 @@ impl Scan {
         let told: Vec<String> = told.map(|(state, count)| format!("{count} {}", state.word())).collect();
         paper.line(0, &format!("{} pods: {}", self.entries.len(), told.join(", ")));
         if rows.is_empty() {
-            paper.inked(0, "nothing is wrong", Ink::Green);
+            paper.inked(0, "nothing is wrong", TextStyle::Green);
         } else {
             paper.line(
                 0,
@@ -271,17 +272,17 @@ impl Scan {
     }
 }
 
-fn entry(subject: String, decided: &Decided, findings: Vec<Finding>) -> Entry {
+fn entry(subject: String, decided: &PodDecision, findings: Vec<Finding>) -> Entry {
     Entry { subject, state: State::of(decided, &findings), findings }
 }
 
-fn of_pod(pod: &Pod, survey: &Survey, node: &Node) -> Entry {
+fn of_pod(pod: &Pod, survey: &NamespaceIndex, node: &Node) -> Entry {
     let subject = pod.name.to_string();
     let unfound = |cause: Cause, why: String| {
-        let decided = node.decide_from_afar(pod);
+        let decided = node.decide_without_namespace(pod);
         let mut all = findings(Some(pod), &decided, None);
-        // A pod that is left alone needs no namespace to be so, and one that has not started has none.
-        let needs_none = matches!(decided, Decided::Skip(_)) || pod.addresses.is_empty();
+        // A pod that is not redirected needs no namespace for that, and one that has not started has none.
+        let needs_none = matches!(decided, PodDecision::Skip(_)) || pod.addresses.is_empty();
         if !needs_none {
             all.insert(0, Finding::new(cause, why));
         }
@@ -291,7 +292,11 @@ fn of_pod(pod: &Pod, survey: &Survey, node: &Node) -> Entry {
         Ok(sandbox) => sandbox,
         Err(error) => return unfound(Cause::Unfound, pod.unfound(&error)),
     };
-    match sandbox.open().map_err(|error| error.to_string()).and_then(|netns| look(&netns, Some(pod), node)) {
+    match sandbox
+        .open()
+        .map_err(|error| error.to_string())
+        .and_then(|netns| read_or_cause(&netns, Some(pod), node))
+    {
         Ok((decided, seen)) => {
             let findings = findings(Some(pod), &decided, seen.as_ref());
             entry(subject, &decided, findings)
@@ -300,17 +305,17 @@ fn of_pod(pod: &Pod, survey: &Survey, node: &Node) -> Entry {
     }
 }
 
-/// A namespace of nobody's is worth a word only where it holds rules of the mesh.
+/// A namespace without a pod is reported only if it holds rules of the mesh.
 fn of_nobody(sandbox: &Sandbox, node: &Node) -> Option<Entry> {
     let netns = sandbox.open().ok()?;
-    let (decided, seen) = look(&netns, None, node).ok()?;
+    let (decided, seen) = read_or_cause(&netns, None, node).ok()?;
     let seen = seen.filter(|seen| !seen.in_force.is_empty())?;
     let backends: Vec<&str> = seen.in_force.iter().map(|one| one.backend).collect();
     let found = vec![Finding::new(Cause::Unowned, format!("rules are in {}", backends.join(" and in ")))];
     Some(entry(sandbox.path().display().to_string(), &decided, found))
 }
 
-/// Does something with every item, on as many threads as there are processors; the answers are in the order of the items.
+/// Does something with every item, with one thread per processor; the answers are in the order of the items.
 fn in_parallel<T: Sync, U: Send>(items: &[T], work: impl Fn(&T) -> U + Sync) -> Vec<U> {
     let threads = thread::available_parallelism().map_or(1, NonZeroUsize::get).min(8);
     let next = AtomicUsize::new(0);
@@ -342,7 +347,7 @@ mod tests {
 
     #[test]
     fn a_name_cannot_make_a_sample_of_its_own() {
-        let decided = Decided::Unknown;
+        let decided = PodDecision::Unknown;
         let name = "\u{1b}[31m\"} 1\nredirectctl_pods{state=\"x\"} 9\\";
         let found = vec![Finding::new(Cause::NotRedirected, "")];
         let scan = Scan { node: Vec::new(), entries: vec![entry(name.to_owned(), &decided, found)] };

@@ -1,6 +1,6 @@
 //! What a pod's own status and events say: its validation, and what the runtime and the node agent had to do with it.
 
-use cni_core::signs::{COULD_NOT_BE, REPAIR_EVENTS};
+use cni_core::reasons::{COULD_NOT_BE, REPAIR_EVENTS};
 use istio_validation::Reason;
 use serde_json::Value;
 
@@ -69,7 +69,7 @@ pub fn findings(pod: &Pod) -> Vec<Finding> {
     }
     if let Some(event) = last(&REPAIR_EVENTS) {
         let has_failed = event.message.contains(COULD_NOT_BE);
-        // What became of an earlier failure of a pod that runs by now is of no interest.
+        // An earlier failure of a pod that now runs is of no interest.
         if !has_failed || pod.validation.is_some() {
             all.push(finding(if has_failed { Cause::NotRepaired } else { Cause::Repaired }, event));
         }
@@ -148,7 +148,7 @@ mod tests {
         let failed = ("RepairBrokenPod", "pod detected as broken (x), but it could not be redirected: y");
         let done = ("RepairBrokenPod", "pod detected as broken (x), redirected");
         assert_eq!(codes(&pod(&here, &[failed, done])), ["repaired"]);
-        assert_eq!(codes(&pod(&here, &[failed])), Vec::<&str>::new(), "it runs by now");
+        assert_eq!(codes(&pod(&here, &[failed])), Vec::<&str>::new(), "it runs now");
         let broken = validated(&ended(126, ""), &json!({}));
         assert_eq!(codes(&pod(&broken, &[done, failed])), ["held-back", "not-repaired"]);
         assert_eq!(codes(&pod(&here, &[("RedirectContested", ""), ("RedirectHealed", "")])), ["healed"]);

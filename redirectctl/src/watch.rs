@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 pub use netfilter_state::ruleset::Counter;
 use netns_apply::Live;
-use packet_trace::{Origin, Place};
+use packet_trace::{Origin, RuleLocation};
 use redirect_core::{Family, RulePlan};
 use serde_json::{Value, json};
 
@@ -19,37 +19,37 @@ pub use view::{Screen, counted, started, totals};
 /// One of the mesh's rules, and what it has counted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Watched {
-    /// Where it stands.
-    pub place: Place,
+    /// Its position.
+    pub place: RuleLocation,
     /// What it says.
     pub text: String,
     /// The settings behind it, where a plan is known: several where one rule stands for several planned ones.
     pub origins: Vec<Origin>,
-    /// What it has counted; none where it does not count.
+    /// Its counter; `None` without one.
     pub counter: Option<Counter>,
 }
 
 /// The mesh's rules at a moment, in the order of their tables and chains.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Look {
+pub struct CounterSnapshot {
     /// All of them.
     pub rules: Vec<Watched>,
 }
 
 /// What is new since the look before.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum News {
-    /// There are other rules, or counters went back: counting begins anew.
+pub enum CounterUpdate {
+    /// The rules changed, or counters went back: counting begins again.
     OtherRules,
     /// These rules counted, by their index in the look.
     Counted(Vec<(usize, Counter)>),
 }
 
-impl Look {
+impl CounterSnapshot {
     /// The mesh's rules of a network namespace. With a plan they know the settings behind them.
     #[must_use]
     pub fn of(live: &Live, plan: Option<&RulePlan>) -> Self {
-        let mut rules: BTreeMap<Place, Watched> = BTreeMap::new();
+        let mut rules: BTreeMap<RuleLocation, Watched> = BTreeMap::new();
         for family in Family::BOTH {
             for one in live.rules(family, plan).of_mesh() {
                 let watched = rules.entry(one.place.clone()).or_insert_with(|| Watched {
@@ -68,7 +68,7 @@ impl Look {
 
     /// What is new in it since the look before.
     #[must_use]
-    pub fn since(&self, before: &Self) -> News {
+    pub fn since(&self, before: &Self) -> CounterUpdate {
         let same = |(now, then): (&Watched, &Watched)| {
             let goes_on = match (now.counter, then.counter) {
                 (Some(now), Some(then)) => now.packets >= then.packets && now.bytes >= then.bytes,
@@ -78,7 +78,7 @@ impl Look {
             goes_on && now.place == then.place && now.text == then.text
         };
         if self.rules.len() != before.rules.len() || !self.rules.iter().zip(&before.rules).all(same) {
-            return News::OtherRules;
+            return CounterUpdate::OtherRules;
         }
         let pairs = self.rules.iter().zip(&before.rules).enumerate();
         let counted = pairs.filter_map(|(index, (now, then))| {
@@ -89,7 +89,7 @@ impl Look {
             };
             (added != Counter::default()).then_some((index, added))
         });
-        News::Counted(counted.collect())
+        CounterUpdate::Counted(counted.collect())
     }
 
     /// How many of its rules do not count.
@@ -101,14 +101,14 @@ impl Look {
 
 /// Why watching ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum End {
+pub enum WatchExit {
     /// A signal asked for it.
     Signal,
     /// The network namespace is gone.
     Gone,
 }
 
-impl End {
+impl WatchExit {
     /// Its word.
     #[must_use]
     pub const fn word(self) -> &'static str {
@@ -119,9 +119,9 @@ impl End {
     }
 }
 
-/// All rules with their totals, for programs: the first line, and again whenever there are other rules.
+/// All rules with their totals, for programs: the first line, and again whenever the rules change.
 #[must_use]
-pub fn rules_json(subject: &str, netns: &str, time: &str, look: &Look) -> Value {
+pub fn rules_json(subject: &str, netns: &str, time: &str, look: &CounterSnapshot) -> Value {
     json!({
         "version": VERSION,
         "event": "rules",
@@ -146,7 +146,7 @@ pub fn counted_json(time: &str, rule: &Watched, added: Counter) -> Value {
 
 /// The last line, for programs.
 #[must_use]
-pub fn end_json(time: &str, end: End) -> Value {
+pub fn end_json(time: &str, end: WatchExit) -> Value {
     json!({"version": VERSION, "event": "end", "time": time, "reason": end.word()})
 }
 
@@ -176,25 +176,25 @@ mod tests {
     pub(super) fn rule(chain: &str, number: usize, packets: Option<u64>) -> Watched {
         let table = TableName { api: Api::NfTables, family: TableFamily::Ip, name: "nat".into() };
         Watched {
-            place: Place { table, chain: chain.into(), rule: Some(number) },
+            place: RuleLocation { table, chain: chain.into(), rule: Some(number) },
             text: "-p tcp -j ISTIO_REDIRECT".into(),
             origins: Vec::new(),
             counter: packets.map(|packets| Counter { packets, bytes: packets * 60 }),
         }
     }
 
-    pub(super) fn look(packets: &[Option<u64>]) -> Look {
+    pub(super) fn look(packets: &[Option<u64>]) -> CounterSnapshot {
         let rules = (1..).zip(packets).map(|(number, packets)| rule("ISTIO_OUTPUT", number, *packets));
-        Look { rules: rules.collect() }
+        CounterSnapshot { rules: rules.collect() }
     }
 
     #[test]
     fn only_what_counted_is_news() {
         let before = look(&[Some(1), Some(5), None]);
-        assert_eq!(before.since(&before), News::Counted(Vec::new()));
+        assert_eq!(before.since(&before), CounterUpdate::Counted(Vec::new()));
         let after = look(&[Some(1), Some(7), None]);
         let added = Counter { packets: 2, bytes: 120 };
-        assert_eq!(after.since(&before), News::Counted(vec![(1, added)]));
+        assert_eq!(after.since(&before), CounterUpdate::Counted(vec![(1, added)]));
         assert_eq!(after.without_counter(), 1);
     }
 
@@ -204,7 +204,7 @@ mod tests {
         let mut renamed = before.clone();
         renamed.rules[0].text.push('x');
         for other in [look(&[Some(1), Some(4)]), look(&[Some(1)]), look(&[Some(1), None]), renamed] {
-            assert_eq!(other.since(&before), News::OtherRules, "{other:?}");
+            assert_eq!(other.since(&before), CounterUpdate::OtherRules, "{other:?}");
         }
     }
 }

@@ -1,12 +1,12 @@
 //! What every reason and code means, without a cluster.
 
-use cni_core::signs::{self, Sign};
+use cni_core::reasons::{self, ReasonDoc};
 use cni_core::wire::Code;
 use istio_validation::Reason;
 use redirect_core::pod::SkipReason;
 
 use crate::cause::Cause;
-use crate::paper::{Layout, Paper};
+use crate::text_writer::{Layout, TextWriter};
 use crate::{FAILED, FINE, FOUND};
 
 /// Something that a word stands for.
@@ -30,10 +30,10 @@ const EXIT_CODES: &[(u8, &str)] = &[
 ];
 
 /// What the node agent writes, by where it is met.
-const SIGNS: &[(&str, &[Sign])] = &[
-    ("a reason of the agent's repairs", &signs::REPAIRS),
-    ("an event of the node agent", &signs::EVENTS),
-    ("a reason of the node's condition cni.istio.io/Ready", &signs::VERDICTS),
+const SIGNS: &[(&str, &[ReasonDoc])] = &[
+    ("a reason of the agent's repairs", &reasons::REPAIRS),
+    ("an event of the node agent", &reasons::EVENTS),
+    ("a reason of the node's condition cni.istio.io/Ready", &reasons::VERDICTS),
 ];
 
 fn all() -> Vec<Entry> {
@@ -83,10 +83,10 @@ const ERROR_CODES: &[(Code, &str)] = &[
     (Code::IncompatibleVersion, "the configuration's version is not the plugin's, or has no such command"),
     (Code::Environment, "an environment variable of the runtime is missing or wrong"),
     (Code::Io, "standard input cannot be read"),
-    (Code::Decode, "standard input is no JSON object"),
+    (Code::Decode, "standard input is not a JSON object"),
     (Code::Config, "the configuration is wrong; the message names each key"),
     (Code::TryAgain, "it may work later, and the runtime tries again"),
-    (Code::NotAvailable, "pods cannot be served at present"),
+    (Code::NotAvailable, "pods cannot be served now"),
     (Code::LimitedConnectivity, "pods cannot be served, and those that run may lack something"),
     (Code::Pod, "the pod's own settings are wrong; its owner has to change them"),
     (Code::Forbidden, "the API server refuses the plugin (403): its role is missing"),
@@ -108,12 +108,12 @@ pub fn explain(word: &str, layout: Layout) -> Result<String, String> {
         let words = all.iter().map(|entry| entry.word.as_str());
         let near: Vec<&str> = words.filter(|known| known.contains(word) && word.len() > 2).collect();
         return Err(if near.is_empty() {
-            format!("{word:?} is no reason or code that is known here; redirectctl why lists all")
+            format!("{word:?} is not a known reason or code; redirectctl why lists all")
         } else {
-            format!("{word:?} is no reason or code that is known here; is {} meant?", near.join(" or "))
+            format!("{word:?} is not a known reason or code; did you mean {}?", near.join(" or "))
         });
     }
-    let mut paper = Paper::new(layout);
+    let mut paper = TextWriter::new(layout);
     for entry in found {
         paper.heading(&format!("{} ({})", entry.word, entry.place));
         paper.line(2, &entry.meaning);
@@ -127,7 +127,7 @@ pub fn explain(word: &str, layout: Layout) -> Result<String, String> {
 /// Every word, place by place.
 #[must_use]
 pub fn list(layout: Layout) -> String {
-    let mut paper = Paper::new(layout);
+    let mut paper = TextWriter::new(layout);
     let mut place = "";
     for entry in all() {
         if entry.place != place {

@@ -12,9 +12,9 @@ use redirect_core::options::NativeForm;
 use redirect_core::settings::{NameLookup, NamespaceFacts};
 use redirect_core::{Family, Redirect, RulePlan};
 use redirectctl::commands::COMMANDS;
-use redirectctl::paper::Layout;
 use redirectctl::picture::{Language, of_trace};
 use redirectctl::plan::{Format, written};
+use redirectctl::text_writer::Layout;
 use serde_json::Value;
 use settings_cli::Line;
 
@@ -122,11 +122,11 @@ fn every_language_has_every_rule_of_every_plan() {
 
 #[test]
 fn a_way_is_drawn_as_it_is_told() {
-    use packet_trace::{Detail, Packet, Rules};
+    use packet_trace::{Detail, Packet, TraceRules};
     let redirect = Redirect::sidecar(redirect_core::Families::V4).build().unwrap();
     let packet =
         Packet::from_pod(1000, 1000, "10.1.0.2:40000".parse().unwrap(), "192.0.2.1:80".parse().unwrap());
-    let trace = Rules::of_plan(&redirect.plan(), Family::V4).trace(&packet);
+    let trace = TraceRules::of_plan(&redirect.plan(), Family::V4).trace(&packet);
     for detail in [Detail::Met, Detail::Every] {
         let lines = trace.text(detail).lines().count();
         let svg = of_trace(&trace, detail, Language::Svg);

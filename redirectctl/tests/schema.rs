@@ -11,14 +11,14 @@ use jsonschema::Validator;
 use netfilter_state::ruleset::{Api, Counter, TableFamily, TableName};
 use netns_apply::netns::Netns;
 use netns_apply::{ApplyOptions, Live};
-use packet_trace::{Origin, Place};
+use packet_trace::{Origin, RuleLocation};
 use redirect_core::options::BackendChoice;
 use redirect_core::settings::{Key, NamespaceFacts, Source};
 use redirectctl::bundle::{Bundle, written_json};
 use redirectctl::cause::{Cause, Finding};
 use redirectctl::cni::{Answer, Attachment, Question};
 use redirectctl::commands::COMMANDS;
-use redirectctl::diagnosis::Decided;
+use redirectctl::diagnosis::PodDecision;
 use redirectctl::inspect::{InForce, Inspection};
 use redirectctl::listeners::Listener;
 use redirectctl::node::Node;
@@ -27,7 +27,7 @@ use redirectctl::report::Report;
 use redirectctl::scan::{Entry, Scan, State};
 use redirectctl::show;
 use redirectctl::traffic::{Compared, Programmed};
-use redirectctl::watch::{End, Look, Watched, counted_json, end_json, rules_json};
+use redirectctl::watch::{CounterSnapshot, WatchExit, Watched, counted_json, end_json, rules_json};
 use serde_json::{Value, json};
 
 const OF_CORE: &str = "../../redirect-core/schema/redirect-core-1.schema.json#";
@@ -71,7 +71,7 @@ fn pod(annotations: &Value) -> Pod {
     Pod::from_json(&pod).unwrap()
 }
 
-/// Reports of everything that can be decided, made, and of the network namespace that the test runs in, looked at.
+/// Reports of everything that can be decided, made, and of the network namespace that the test runs in, checked.
 fn reports() -> Vec<Value> {
     let node = Node::default();
     let redirected = pod(
@@ -107,7 +107,7 @@ fn reports() -> Vec<Value> {
     let made = Report {
         subject: "pod shop/web".into(),
         netns: Some(own.into()),
-        decided: Decided::Unknown,
+        decided: PodDecision::Unknown,
         order: Some(("/etc/cni/net.d/10-k8s.conflist".into(), vec!["ptp".into(), "istio-cni".into()])),
         inspection: Some(inspection),
         findings: findings(),
@@ -127,14 +127,14 @@ fn scans() -> Vec<Value> {
 fn watches() -> Vec<Value> {
     let table = |api, family, name: &str| TableName { api, family, name: name.into() };
     let rule = |table: TableName, counter, origins| Watched {
-        place: Place { table, chain: "ISTIO_OUTPUT".into(), rule: Some(1) },
+        place: RuleLocation { table, chain: "ISTIO_OUTPUT".into(), rule: Some(1) },
         text: "-j RETURN".into(),
         origins,
         counter,
     };
     let counter = Counter { packets: 3, bytes: u64::MAX };
     let origin = Origin { setting: Key::ProxyUid, source: Source::Default, purpose: "for the proxy" };
-    let look = Look {
+    let look = CounterSnapshot {
         rules: vec![
             rule(table(Api::XTables, TableFamily::Ip6, "nat"), Some(counter), vec![origin]),
             rule(table(Api::NfTables, TableFamily::Inet, "istio-proxy-nat"), None, Vec::new()),
@@ -147,10 +147,10 @@ fn watches() -> Vec<Value> {
         "watch",
         vec![
             rules_json("pod shop/web", "/run/netns/x", time, &look),
-            rules_json("here", "/proc/self/ns/net", time, &Look::of(&live, None)),
+            rules_json("here", "/proc/self/ns/net", time, &CounterSnapshot::of(&live, None)),
             counted_json(time, &look.rules[0], counter),
-            end_json(time, End::Signal),
-            end_json(time, End::Gone),
+            end_json(time, WatchExit::Signal),
+            end_json(time, WatchExit::Gone),
         ],
     )
 }
@@ -213,7 +213,7 @@ fn what_is_written_is_what_the_schema_says() {
     let mut described = BTreeSet::new();
     defined(&own(), &mut described);
     let made_up: Vec<&String> = described.difference(&written).collect();
-    assert!(made_up.is_empty(), "nobody writes {made_up:?}");
+    assert!(made_up.is_empty(), "no program writes {made_up:?}");
 }
 
 /// The program itself, as somebody calls it: no command with `--output json` is without a schema.
@@ -292,7 +292,7 @@ fn the_codes_are_those_of_the_findings() {
     let listed: Vec<String> =
         serde_json::from_value(own()["$defs"]["finding"]["properties"]["code"]["enum"].clone()).unwrap();
     let wanted: Vec<&str> = Cause::ALL.iter().copied().map(Cause::code).collect();
-    assert_eq!(listed, wanted, "$defs.finding.properties.code.enum has to be {}", json!(wanted));
+    assert_eq!(listed, wanted, "$defs.finding.properties.code.enum must be {}", json!(wanted));
 }
 
 /// Every property and every word that a document has.

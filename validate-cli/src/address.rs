@@ -12,7 +12,7 @@ use std::{io, os::fd::AsFd, time::Instant};
 const RTMGRP_IPV4_IFADDR: u32 = 0x10;
 const RTMGRP_IPV6_IFADDR: u32 = 0x100;
 
-/// Tells when an address comes or goes in the network namespace it was made in.
+/// Reports when an address comes or goes in the network namespace it was made in.
 pub(crate) struct AddressWatch(Socket);
 
 impl AddressWatch {
@@ -32,7 +32,7 @@ impl AddressWatch {
         if let Some(signal) = stop.and_then(Stop::signal) {
             return Err(Interrupted(signal));
         }
-        // What changed does not matter: the addresses are read anew.
+        // What changed does not matter: the addresses are read again.
         while self.0.recv_from_full().is_ok() {}
         Ok(ready != Ok(0))
     }

@@ -1,7 +1,7 @@
 //! One round: every probe at once, and what was seen of each. Driven by events; it ends when all is seen.
 
 use crate::{
-    sockets::{Arrival, Flight, Incoming, StandIn, TOKEN, Token},
+    sockets::{Arrival, Incoming, ProbeSocket, StandIn, TOKEN, Token},
     stop::Stop,
 };
 use nix::{
@@ -22,31 +22,31 @@ use std::{
 const WATCH: Duration = Duration::from_millis(2);
 
 /// A round's time is counted in turns: what happens in one takes no more than this off it. So a machine that stood still, or
-/// that has other things to do, is no pod that does not answer.
+/// that has other things to do, is not a pod that does not answer.
 const TURN: Duration = Duration::from_millis(20);
 
 /// A connection attempt or a datagram.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Shot {
+pub(crate) struct ProbeSpec {
     pub(crate) protocol: Protocol,
     pub(crate) source: Option<IpAddr>,
     pub(crate) destination: SocketAddr,
-    /// Whether it is expected to vanish, so that nobody waits for it.
+    /// Whether it should vanish; the run does not wait for it then.
     pub(crate) vanishes: bool,
 }
 
 /// What became of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Seen {
-    /// It arrived at this stand-in, which was told this original destination.
+pub(crate) enum ProbeObservation {
+    /// It arrived at this stand-in, which received this original destination.
     Arrived { at: SocketAddr, original: Option<SocketAddr> },
-    /// Nobody listens where it arrived.
+    /// Nothing listens where it arrived.
     Refused,
     /// It was not even sent.
     NotSent(Errno),
     /// The network said it cannot be delivered.
     Undelivered(Errno),
-    /// Somebody else took the connection.
+    /// Another program took the connection.
     Stranger,
     /// Nothing.
     Silent,
@@ -81,15 +81,15 @@ const fn hex(digit: u8) -> u8 {
 
 /// Sends every shot and watches until all are seen, or nothing comes for the rest of `limit`.
 pub(crate) fn round(
-    shots: &[Shot],
+    shots: &[ProbeSpec],
     stand_ins: &[StandIn],
     limit: Duration,
     tokens: &mut Tokens,
     stop: Option<&Stop>,
-) -> Result<Vec<Seen>, Interrupted> {
+) -> Result<Vec<ProbeObservation>, Interrupted> {
     let mut round = Round { stand_ins, flying: Vec::new(), incoming: Vec::new(), exhausted: None };
     for shot in shots {
-        round.flying.push(Flying::start(*shot, tokens));
+        round.flying.push(PendingProbe::start(*shot, tokens));
     }
     let mut left = limit;
     let mut watch = None;
@@ -112,9 +112,9 @@ pub(crate) fn round(
         left = left.saturating_sub(begun.elapsed().min(TURN));
     }
     let exhausted = round.exhausted;
-    let verdict = |flying: Flying| match (flying.seen, exhausted) {
-        // What became of it could not be looked at.
-        (None, Some(error)) => Seen::NotSent(error),
+    let verdict = |flying: PendingProbe| match (flying.seen, exhausted) {
+        // What became of it could not be checked.
+        (None, Some(error)) => ProbeObservation::NotSent(error),
         (_, _) => flying.verdict(),
     };
     Ok(round.flying.into_iter().map(verdict).collect())
@@ -122,7 +122,7 @@ pub(crate) fn round(
 
 struct Round<'a> {
     stand_ins: &'a [StandIn],
-    flying: Vec<Flying>,
+    flying: Vec<PendingProbe>,
     incoming: Vec<Incoming>,
     /// Why a connection that came in could not be taken, if one could not.
     exhausted: Option<Errno>,
@@ -141,7 +141,7 @@ impl Round<'_> {
             Incoming::Partial(stream, _) => Some(PollFd::new(stream.as_fd(), PollFlags::POLLIN)),
             Incoming::Whole(_) => None,
         }));
-        fds.extend(self.flying.iter().filter_map(Flying::awaits));
+        fds.extend(self.flying.iter().filter_map(PendingProbe::awaits));
         fds.extend(stop.map(|stop| PollFd::new(stop.as_fd(), PollFlags::POLLIN)));
         match poll(&mut fds, timeout(time)) {
             Ok(0) => Ok(false),
@@ -185,32 +185,32 @@ impl Round<'_> {
             says(&flying.token) && flying.flight.as_ref().is_some_and(|flight| flight.local == arrival.peer)
         });
         if let Some(flying) = flight {
-            flying.seen = Some(Seen::Arrived { at: arrival.at, original: arrival.original });
+            flying.seen = Some(ProbeObservation::Arrived { at: arrival.at, original: arrival.original });
         }
     }
 }
 
 /// A shot on its way.
-struct Flying {
-    shot: Shot,
+struct PendingProbe {
+    shot: ProbeSpec,
     token: Token,
-    flight: Option<Flight>,
+    flight: Option<ProbeSocket>,
     sent: bool,
-    seen: Option<Seen>,
+    seen: Option<ProbeObservation>,
 }
 
-impl Flying {
-    fn start(shot: Shot, tokens: &mut Tokens) -> Self {
+impl PendingProbe {
+    fn start(shot: ProbeSpec, tokens: &mut Tokens) -> Self {
         let mut flying = Self { shot, token: [0; TOKEN], flight: None, sent: false, seen: None };
         match tokens.next() {
             Ok(token) => flying.token = token,
-            Err(_) => flying.seen = Some(Seen::NotSent(Errno::EIO)),
+            Err(_) => flying.seen = Some(ProbeObservation::NotSent(Errno::EIO)),
         }
         if flying.seen.is_none() {
-            match Flight::start(shot.protocol, shot.source, shot.destination) {
+            match ProbeSocket::start(shot.protocol, shot.source, shot.destination) {
                 Ok(flight) => flying.flight = Some(flight),
-                Err(Errno::ECONNREFUSED) => flying.seen = Some(Seen::Refused),
-                Err(error) => flying.seen = Some(Seen::NotSent(error)),
+                Err(Errno::ECONNREFUSED) => flying.seen = Some(ProbeObservation::Refused),
+                Err(error) => flying.seen = Some(ProbeObservation::NotSent(error)),
             }
         }
         if shot.protocol == Protocol::Udp {
@@ -223,7 +223,7 @@ impl Flying {
         let flight = self.flight.as_ref().filter(|_| self.seen.is_none())?;
         // A TCP connection is writable when made; then only its end, or a datagram's refusal, is news.
         let events = if self.sent { PollFlags::empty() } else { PollFlags::POLLOUT };
-        // Once the token is sent, a hang-up is no news any more: the stand-in tells.
+        // Once the token is sent, a hang-up means nothing new: the stand-in reports the result.
         (!self.sent || self.shot.protocol == Protocol::Udp).then(|| PollFd::new(flight.as_fd(), events))
     }
 
@@ -238,8 +238,8 @@ impl Flying {
         match flight.connected() {
             Ok(()) if !self.sent => self.send(),
             Ok(()) => {}
-            Err(Errno::ECONNREFUSED) => self.seen = Some(Seen::Refused),
-            Err(error) => self.seen = Some(Seen::Undelivered(error)),
+            Err(Errno::ECONNREFUSED) => self.seen = Some(ProbeObservation::Refused),
+            Err(error) => self.seen = Some(ProbeObservation::Undelivered(error)),
         }
     }
 
@@ -253,17 +253,17 @@ impl Flying {
             Ok(()) => self.sent = true,
             // Not connected yet.
             Err(Errno::EAGAIN | Errno::ENOTCONN) => {}
-            Err(Errno::ECONNREFUSED) => self.seen = Some(Seen::Refused),
-            Err(error) => self.seen = Some(Seen::Undelivered(error)),
+            Err(Errno::ECONNREFUSED) => self.seen = Some(ProbeObservation::Refused),
+            Err(error) => self.seen = Some(ProbeObservation::Undelivered(error)),
         }
     }
 
-    fn verdict(self) -> Seen {
+    fn verdict(self) -> ProbeObservation {
         match self.seen {
             Some(seen) => seen,
-            // It was taken, but by nobody who showed us the token.
-            None if self.sent && self.shot.protocol == Protocol::Tcp => Seen::Stranger,
-            None => Seen::Silent,
+            // It was taken, but not by a stand-in with the token.
+            None if self.sent && self.shot.protocol == Protocol::Tcp => ProbeObservation::Stranger,
+            None => ProbeObservation::Silent,
         }
     }
 }
@@ -291,15 +291,15 @@ mod tests {
     #![allow(clippy::unwrap_used)] // a panic is how a test fails
     use super::*;
 
-    fn tcp(destination: SocketAddr) -> Shot {
-        Shot { protocol: Protocol::Tcp, source: None, destination, vanishes: false }
+    fn tcp(destination: SocketAddr) -> ProbeSpec {
+        ProbeSpec { protocol: Protocol::Tcp, source: None, destination, vanishes: false }
     }
 
     fn listen(protocol: Protocol) -> StandIn {
         StandIn::listen(protocol, "127.0.0.1:0".parse().unwrap()).unwrap()
     }
 
-    fn shoot(shots: &[Shot], stand_ins: &[StandIn]) -> Vec<Seen> {
+    fn send_probe(shots: &[ProbeSpec], stand_ins: &[StandIn]) -> Vec<ProbeObservation> {
         round(shots, stand_ins, Duration::from_millis(200), &mut Tokens::open().unwrap(), None).unwrap()
     }
 
@@ -307,9 +307,10 @@ mod tests {
     fn every_probe_is_recognised_by_its_token() {
         let stand_ins = [listen(Protocol::Tcp), listen(Protocol::Udp)];
         let [at, udp] = [stand_ins[0].address().unwrap(), stand_ins[1].address().unwrap()];
-        let seen = shoot(&[tcp(at), tcp(at), Shot { protocol: Protocol::Udp, ..tcp(udp) }], &stand_ins);
+        let seen =
+            send_probe(&[tcp(at), tcp(at), ProbeSpec { protocol: Protocol::Udp, ..tcp(udp) }], &stand_ins);
         for (seen, want) in seen.iter().zip([at, at, udp]) {
-            assert!(matches!(seen, Seen::Arrived { at, .. } if *at == want), "{seen:?}");
+            assert!(matches!(seen, ProbeObservation::Arrived { at, .. } if *at == want), "{seen:?}");
         }
     }
 
@@ -317,8 +318,8 @@ mod tests {
     fn a_stranger_proves_nothing() {
         let stranger = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let free = listen(Protocol::Tcp).address().unwrap();
-        let seen = shoot(&[tcp(stranger.local_addr().unwrap()), tcp(free)], &[]);
-        assert_eq!(seen, [Seen::Stranger, Seen::Refused]);
+        let seen = send_probe(&[tcp(stranger.local_addr().unwrap()), tcp(free)], &[]);
+        assert_eq!(seen, [ProbeObservation::Stranger, ProbeObservation::Refused]);
     }
 
     #[test]
@@ -330,8 +331,11 @@ mod tests {
         let silent = std::net::TcpStream::connect(at).unwrap();
         // One probe that arrives, and one that does not although a stranger did.
         let elsewhere = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        let seen = shoot(&[tcp(elsewhere.local_addr().unwrap()), tcp(at)], &stand_in);
-        assert!(matches!(seen[..], [Seen::Stranger, Seen::Arrived { .. }]), "{seen:?}");
+        let seen = send_probe(&[tcp(elsewhere.local_addr().unwrap()), tcp(at)], &stand_in);
+        assert!(
+            matches!(seen[..], [ProbeObservation::Stranger, ProbeObservation::Arrived { .. }]),
+            "{seen:?}"
+        );
         drop(silent);
     }
 }

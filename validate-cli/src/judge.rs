@@ -1,7 +1,7 @@
 //! What was seen, held against what was planned.
 
 use crate::{
-    engine::Seen,
+    engine::ProbeObservation,
     probes::Probe,
     reason::Reason,
     sockets::is_lack,
@@ -18,9 +18,9 @@ pub(crate) enum Finding {
     Unproven(Unproven),
 }
 
-/// Holds one probe against the plan. `busy` are the proxy's ports that somebody else has.
-pub(crate) fn judge(probe: &Probe, seen: Seen, busy: &[SocketAddr]) -> Finding {
-    if let Seen::NotSent(error) = seen
+/// Holds one probe against the plan. `busy` are the proxy's ports that another program has.
+pub(crate) fn judge(probe: &Probe, seen: ProbeObservation, busy: &[SocketAddr]) -> Finding {
+    if let ProbeObservation::NotSent(error) = seen
         && is_lack(error)
     {
         let result = Err(Reason::OutOfResources);
@@ -33,7 +33,7 @@ pub(crate) fn judge(probe: &Probe, seen: Seen, busy: &[SocketAddr]) -> Finding {
             result,
         });
     }
-    if let (Path::Outbound | Path::DnsUdp | Path::DnsTcp, Seen::NotSent(_)) = (probe.path, seen) {
+    if let (Path::Outbound | Path::DnsUdp | Path::DnsTcp, ProbeObservation::NotSent(_)) = (probe.path, seen) {
         let why = "the pod has no route to anywhere";
         return Finding::Unproven(Unproven { family: probe.family, path: probe.path, why });
     }
@@ -52,65 +52,73 @@ pub(crate) fn judge(probe: &Probe, seen: Seen, busy: &[SocketAddr]) -> Finding {
     })
 }
 
-fn redirected(probe: &Probe, port: Port, seen: Seen, busy: &[SocketAddr]) -> Result<(), Reason> {
+fn redirected(probe: &Probe, port: Port, seen: ProbeObservation, busy: &[SocketAddr]) -> Result<(), Reason> {
     let destination = probe.shot.destination;
     let wanted = SocketAddr::new(loopback(probe.family), port.number());
     let taken = busy.contains(&wanted);
     match seen {
-        Seen::Arrived { at, original } if at == wanted => match original {
+        ProbeObservation::Arrived { at, original } if at == wanted => match original {
             // Asked of connections only; a datagram's answer is rewritten by the kernel.
             Some(original) if original != destination => Err(Reason::DestinationLost),
             None if probe.path != Path::DnsUdp => Err(Reason::DestinationLost),
             Some(_) | None => Ok(()),
         },
-        Seen::Arrived { at, .. } if at == destination => Err(passed_by(probe.path)),
+        ProbeObservation::Arrived { at, .. } if at == destination => Err(passed_by(probe.path)),
         // Captured like any other connection, perhaps; but not to the DNS server.
-        Seen::Arrived { .. } | Seen::Refused if is_dns(probe.path) && !taken => Err(passed_by(probe.path)),
-        Seen::Arrived { .. } => Err(Reason::WrongPort),
-        Seen::Refused | Seen::Stranger | Seen::Silent if taken => Err(Reason::PortsBusy),
-        Seen::Refused => Err(Reason::WrongPort),
-        Seen::Stranger => Err(Reason::Stranger),
-        Seen::NotSent(Errno::EADDRNOTAVAIL) if probe.path == Path::ProxyToSelf => {
+        ProbeObservation::Arrived { .. } | ProbeObservation::Refused if is_dns(probe.path) && !taken => {
+            Err(passed_by(probe.path))
+        }
+        ProbeObservation::Arrived { .. } => Err(Reason::WrongPort),
+        ProbeObservation::Refused | ProbeObservation::Stranger | ProbeObservation::Silent if taken => {
+            Err(Reason::PortsBusy)
+        }
+        ProbeObservation::Refused => Err(Reason::WrongPort),
+        ProbeObservation::Stranger => Err(Reason::Stranger),
+        ProbeObservation::NotSent(Errno::EADDRNOTAVAIL) if probe.path == Path::ProxyToSelf => {
             Err(Reason::NoPassthroughAddress)
         }
-        Seen::NotSent(_) => Err(Reason::LoopbackDown),
-        Seen::Undelivered(_) => Err(passed_by(probe.path)),
-        // It left the pod, and nobody answers from nowhere.
-        Seen::Silent if !stays(probe.path) => Err(passed_by(probe.path)),
-        Seen::Silent => Err(Reason::NoAnswer),
+        ProbeObservation::NotSent(_) => Err(Reason::LoopbackDown),
+        ProbeObservation::Undelivered(_) => Err(passed_by(probe.path)),
+        // It left the pod, and the unused address never answers.
+        ProbeObservation::Silent if !stays(probe.path) => Err(passed_by(probe.path)),
+        ProbeObservation::Silent => Err(Reason::NoAnswer),
     }
 }
 
-fn untouched(probe: &Probe, seen: Seen) -> Result<(), Reason> {
+fn untouched(probe: &Probe, seen: ProbeObservation) -> Result<(), Reason> {
     match seen {
-        Seen::Arrived { at, .. } if at == probe.shot.destination => Ok(()),
-        Seen::Arrived { .. } | Seen::Refused | Seen::Stranger => match probe.path {
-            // Captured although it is not the proxy's; or left alone although it is.
-            Path::OwnAddress | Path::Outbound => Err(Reason::WrongOwner),
-            Path::ProxyToSelf
-            | Path::Passthrough
-            | Path::Loopback
-            | Path::DnsUdp
-            | Path::DnsTcp
-            | Path::Tproxy
-            | Path::PolicyRoute
-            | Path::Inbound => Err(Reason::LoopbackCaptured),
-        },
-        Seen::NotSent(Errno::EADDRNOTAVAIL) if probe.path == Path::Passthrough => {
+        ProbeObservation::Arrived { at, .. } if at == probe.shot.destination => Ok(()),
+        ProbeObservation::Arrived { .. } | ProbeObservation::Refused | ProbeObservation::Stranger => {
+            match probe.path {
+                // Captured although it is not the proxy's; or not captured although it is.
+                Path::OwnAddress | Path::Outbound => Err(Reason::WrongOwner),
+                Path::ProxyToSelf
+                | Path::Passthrough
+                | Path::Loopback
+                | Path::DnsUdp
+                | Path::DnsTcp
+                | Path::Tproxy
+                | Path::PolicyRoute
+                | Path::Inbound => Err(Reason::LoopbackCaptured),
+            }
+        }
+        ProbeObservation::NotSent(Errno::EADDRNOTAVAIL) if probe.path == Path::Passthrough => {
             Err(Reason::NoPassthroughAddress)
         }
-        Seen::NotSent(_) | Seen::Undelivered(_) => Err(Reason::LoopbackDown),
-        Seen::Silent if probe.path == Path::Loopback => Err(Reason::LoopbackDown),
-        Seen::Silent => Err(Reason::NoAnswer),
+        ProbeObservation::NotSent(_) | ProbeObservation::Undelivered(_) => Err(Reason::LoopbackDown),
+        ProbeObservation::Silent if probe.path == Path::Loopback => Err(Reason::LoopbackDown),
+        ProbeObservation::Silent => Err(Reason::NoAnswer),
     }
 }
 
-fn tproxied(seen: Seen) -> Result<(), Reason> {
+fn tproxied(seen: ProbeObservation) -> Result<(), Reason> {
     match seen {
-        Seen::Silent => Ok(()),
-        Seen::Arrived { .. } | Seen::Refused | Seen::Stranger | Seen::NotSent(_) | Seen::Undelivered(_) => {
-            Err(Reason::TproxyNotInEffect)
-        }
+        ProbeObservation::Silent => Ok(()),
+        ProbeObservation::Arrived { .. }
+        | ProbeObservation::Refused
+        | ProbeObservation::Stranger
+        | ProbeObservation::NotSent(_)
+        | ProbeObservation::Undelivered(_) => Err(Reason::TproxyNotInEffect),
     }
 }
 
@@ -132,7 +140,7 @@ const fn stays(path: Path) -> bool {
     }
 }
 
-/// The reason of a path that should be captured and is not, before others are looked at.
+/// The reason of a path that should be captured and is not, before others are checked.
 const fn passed_by(path: Path) -> Reason {
     match path {
         Path::DnsUdp | Path::DnsTcp => Reason::DnsNotCaptured,
@@ -147,28 +155,30 @@ const fn passed_by(path: Path) -> Reason {
     }
 }
 
-fn detail(probe: &Probe, seen: Seen, result: Result<(), Reason>) -> String {
+fn detail(probe: &Probe, seen: ProbeObservation, result: Result<(), Reason>) -> String {
     let to = probe.shot.destination;
     let wanted = match probe.fate {
         Fate::Redirected(port) => format!("; it should have been redirected to port {port}"),
-        Fate::Untouched | Fate::Unknown => "; it should have been left alone".to_owned(),
+        Fate::Untouched | Fate::Unknown => "; it should not have been captured".to_owned(),
         Fate::Tproxied => "; it should have been taken by TPROXY".to_owned(),
     };
     let seen = match seen {
-        Seen::Arrived { at, original: Some(original) } if at != to && original != to => {
+        ProbeObservation::Arrived { at, original: Some(original) } if at != to && original != to => {
             format!("arrived at port {}, where it seemed to be meant for {original}", at.port())
         }
-        Seen::Arrived { at, .. } if at == to => "arrived where it was sent".to_owned(),
-        Seen::Arrived { at, .. } => format!("was redirected to port {}", at.port()),
-        Seen::Refused if result == Err(Reason::PortsBusy) => "was redirected, and refused".to_owned(),
-        Seen::Refused => {
-            "was refused: redirected to a port where nobody listens, or rejected by a rule".to_owned()
+        ProbeObservation::Arrived { at, .. } if at == to => "arrived where it was sent".to_owned(),
+        ProbeObservation::Arrived { at, .. } => format!("was redirected to port {}", at.port()),
+        ProbeObservation::Refused if result == Err(Reason::PortsBusy) => {
+            "was redirected, and refused".to_owned()
         }
-        Seen::NotSent(error) => format!("could not be sent: {}", error.desc()),
-        Seen::Undelivered(error) => format!("left the pod and came back: {}", error.desc()),
-        Seen::Stranger => "was taken by a process that did not know the token".to_owned(),
-        Seen::Silent if probe.fate == Fate::Tproxied => "was taken by TPROXY".to_owned(),
-        Seen::Silent => "was not answered".to_owned(),
+        ProbeObservation::Refused => {
+            "was refused: redirected to a port where nothing listens, or rejected by a rule".to_owned()
+        }
+        ProbeObservation::NotSent(error) => format!("could not be sent: {}", error.desc()),
+        ProbeObservation::Undelivered(error) => format!("left the pod and came back: {}", error.desc()),
+        ProbeObservation::Stranger => "was taken by a process that did not know the token".to_owned(),
+        ProbeObservation::Silent if probe.fate == Fate::Tproxied => "was taken by TPROXY".to_owned(),
+        ProbeObservation::Silent => "was not answered".to_owned(),
     };
     match result {
         Ok(()) => format!("{to} {seen}"),
@@ -188,7 +198,7 @@ pub(crate) struct Tracked {
 /// The one reason that explains the checks best.
 pub(crate) fn conclude(checks: &mut [Check], mistaken: bool, tracked: Tracked) -> Reason {
     let Tracked { any: tracked, families: tracked_families } = tracked;
-    // Where nothing translates addresses, it was somebody out there who refused.
+    // Where nothing translates addresses, a host outside refused.
     let passed = |check: &Check| match check.result {
         Err(Reason::RulesNotInEffect) => check.captures,
         Err(Reason::WrongPort) => check.captures && !tracked && !stays(check.path),
@@ -225,12 +235,12 @@ pub(crate) fn conclude(checks: &mut [Check], mistaken: bool, tracked: Tracked) -
 mod tests {
     #![allow(clippy::unwrap_used)] // a panic is how a test fails
     use super::*;
-    use crate::engine::Shot;
+    use crate::engine::ProbeSpec;
     use redirect_core::rule::Protocol;
 
     fn probe(path: Path, to: &str, fate: Fate) -> Probe {
         let destination: SocketAddr = to.parse().unwrap();
-        let shot = Shot { protocol: Protocol::Tcp, source: None, destination, vanishes: false };
+        let shot = ProbeSpec { protocol: Protocol::Tcp, source: None, destination, vanishes: false };
         Probe { family: Family::of(&destination.ip()), path, shot, fate }
     }
 
@@ -242,11 +252,14 @@ mod tests {
         Fate::Redirected(Port::new(15006).unwrap())
     }
 
-    fn arrived(at: &str, original: Option<&str>) -> Seen {
-        Seen::Arrived { at: at.parse().unwrap(), original: original.map(|text| text.parse().unwrap()) }
+    fn arrived(at: &str, original: Option<&str>) -> ProbeObservation {
+        ProbeObservation::Arrived {
+            at: at.parse().unwrap(),
+            original: original.map(|text| text.parse().unwrap()),
+        }
     }
 
-    fn check(probe: &Probe, seen: Seen) -> Check {
+    fn check(probe: &Probe, seen: ProbeObservation) -> Check {
         match judge(probe, seen, &[]) {
             Finding::Check(check) => check,
             Finding::Unproven(unproven) => panic!("{unproven}"),
@@ -265,9 +278,11 @@ mod tests {
     #[test]
     fn a_stranger_is_blamed_for_a_busy_port_only_where_it_is_busy() {
         let probe = probe(Path::ProxyToSelf, "127.0.0.6:15002", inbound());
-        assert_eq!(check(&probe, Seen::Stranger).result, Err(Reason::Stranger));
+        assert_eq!(check(&probe, ProbeObservation::Stranger).result, Err(Reason::Stranger));
         let busy = ["127.0.0.1:15006".parse().unwrap()];
-        let Finding::Check(check) = judge(&probe, Seen::Stranger, &busy) else { panic!("a finding") };
+        let Finding::Check(check) = judge(&probe, ProbeObservation::Stranger, &busy) else {
+            panic!("a finding")
+        };
         assert_eq!(check.result, Err(Reason::PortsBusy));
         assert!(!check.detail.contains("arrived"), "{}", check.detail);
     }
@@ -275,7 +290,7 @@ mod tests {
     #[test]
     fn a_refusal_far_away_is_no_redirection() {
         let outbound = probe(Path::Outbound, "192.0.2.1:15002", Fate::Redirected(Port::new(15001).unwrap()));
-        let refused = || vec![check(&outbound, Seen::Refused)];
+        let refused = || vec![check(&outbound, ProbeObservation::Refused)];
         assert_eq!(conclude(&mut refused(), false, tracked(false)), Reason::NoRules);
         assert_eq!(conclude(&mut refused(), false, tracked(true)), Reason::WrongPort);
     }
@@ -284,7 +299,7 @@ mod tests {
     fn what_this_process_may_not_have_says_nothing_about_the_pod() {
         let v4 = probe(Path::ProxyToSelf, "127.0.0.6:15002", inbound());
         for error in [Errno::EMFILE, Errno::ENOBUFS, Errno::EADDRINUSE] {
-            let checks = &mut [check(&v4, Seen::NotSent(error))];
+            let checks = &mut [check(&v4, ProbeObservation::NotSent(error))];
             assert_eq!(conclude(checks, false, tracked(false)), Reason::OutOfResources, "{error}");
         }
         assert_eq!(Reason::OutOfResources.is_redirected(), None);
@@ -293,7 +308,10 @@ mod tests {
     #[test]
     fn a_route_is_not_the_rules_business() {
         let outbound = probe(Path::Outbound, "192.0.2.1:15002", Fate::Redirected(Port::new(15001).unwrap()));
-        assert!(matches!(judge(&outbound, Seen::NotSent(Errno::ENETUNREACH), &[]), Finding::Unproven(_)));
+        assert!(matches!(
+            judge(&outbound, ProbeObservation::NotSent(Errno::ENETUNREACH), &[]),
+            Finding::Unproven(_)
+        ));
     }
 
     #[test]
@@ -311,7 +329,7 @@ mod tests {
         assert_eq!(conclude(&mut [passed()], false, tracked(false)), Reason::NoRules);
         assert_eq!(conclude(&mut [passed()], true, tracked(true)), Reason::WrongOwner);
         assert_eq!(
-            conclude(&mut [good(), check(&v6, Seen::Refused), passed()], false, tracked(true)),
+            conclude(&mut [good(), check(&v6, ProbeObservation::Refused), passed()], false, tracked(true)),
             Reason::WrongPort
         );
     }

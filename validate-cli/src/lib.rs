@@ -2,7 +2,7 @@
 //!
 //! For a moment the process takes the proxy's place: it listens on the proxy's ports on the loopback address, sends
 //! packets along every path that the plan decides about and that its user's packets can take, and looks where they
-//! arrive. Each carries a token that nobody else knows. What to expect of each path is worked out from the plan's own
+//! arrive. Each carries a token that no other process knows. What to expect of each path is worked out from the plan's own
 //! rules, so the validation follows every setting.
 //!
 //! ```no_run
@@ -31,7 +31,7 @@ mod stop;
 mod verdict;
 mod walk;
 
-use engine::{Interrupted, Seen, Tokens};
+use engine::{Interrupted, ProbeObservation, Tokens};
 use judge::{Finding, Tracked};
 use nix::{
     errno::Errno,
@@ -53,14 +53,14 @@ use stop::Stop;
 pub use reason::{Reason, Remedy};
 pub use report::report;
 pub use run::{RunError, needed, run};
-pub use verdict::{Check, Path, Unproven, Verdict};
+pub use verdict::{Check, Path, Unproven, ValidationReport};
 pub use walk::Identity;
 
 /// How long a round waits for what does not come.
 const ROUND: Duration = Duration::from_millis(200);
 /// The pause behind the first round that failed. Each is twice as long as the one before, up to [`LONGEST_PAUSE`].
 ///
-/// There is no event to wait for instead: the kernel tells nobody unprivileged about rules.
+/// No event can replace this: the kernel reports rules only to privileged processes.
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_millis(250);
 
@@ -97,7 +97,7 @@ impl<'a> Request<'a> {
         Self { who, ..self }
     }
 
-    /// Says that the rules are native nftables.
+    /// Declares the rules to be native nftables.
     #[must_use]
     pub fn native_nftables(self, native_nftables: bool) -> Self {
         Self { native_nftables, ..self }
@@ -134,7 +134,7 @@ impl Identity {
     /// Makes the calling thread's new sockets belong to this user and group; false where that is not permitted.
     fn assume(self) -> bool {
         let (uid, gid) = (Uid::from_raw(self.uid), Gid::from_raw(self.gid));
-        // Each call answers what held before it: the second tells whether the first was obeyed. The user last, since
+        // Each call answers what held before it: the second shows whether the first was obeyed. The user last, since
         // who is not root may not choose a group.
         setfsgid(gid);
         let group = setfsgid(gid) == gid;
@@ -148,23 +148,23 @@ fn is_the_pods(address: &IpAddr) -> bool {
         IpAddr::V4(address) => address.is_link_local(),
         IpAddr::V6(address) => address.is_unicast_link_local(),
     };
-    // `::6` is there where IPv6 is programmed; it says nothing about the pod.
+    // `::6` is there where IPv6 is programmed; it does not count as the pod's.
     let passthrough = *address == IpAddr::V6(PASSTHROUGH_V6);
     !address.is_loopback() && !address.is_unspecified() && !link_local && !passthrough
 }
 
-/// Proves it, or says what is missing. Returns as soon as all is proven within one round; otherwise tries again until
+/// Proves it, or reports the failures. Returns as soon as all is proven within one round; otherwise tries again until
 /// the time is up, since rules may still come. SIGTERM, SIGINT and SIGHUP end it.
 #[must_use]
-pub fn validate(request: &Request<'_>) -> Verdict {
+pub fn validate(request: &Request<'_>) -> ValidationReport {
     // Where the kernel has no signalfd(2), signals do what they do by default.
     let stop = Stop::on_signals().ok();
     let start = Instant::now();
     prove(request, start, start + request.validation.timeout, stop.as_ref())
 }
 
-/// On a thread of the user whose packets are wanted: netfilter looks at the user of the thread that made the socket.
-fn prove(request: &Request<'_>, start: Instant, deadline: Instant, stop: Option<&Stop>) -> Verdict {
+/// On a thread of the user whose packets are wanted: netfilter checks the user of the thread that made the socket.
+fn prove(request: &Request<'_>, start: Instant, deadline: Instant, stop: Option<&Stop>) -> ValidationReport {
     let own = Request { who: Identity::own(), ..*request };
     if request.who == own.who {
         return prove_as_ourselves(request, start, deadline, stop);
@@ -175,7 +175,7 @@ fn prove(request: &Request<'_>, start: Instant, deadline: Instant, stop: Option<
             prove_as_ourselves(request, start, deadline, stop)
         });
         let verdict = acting.ok().and_then(|acting| acting.join().ok());
-        verdict.unwrap_or_else(|| Verdict::new(Reason::NothingProven, own.who))
+        verdict.unwrap_or_else(|| ValidationReport::new(Reason::NothingProven, own.who))
     })
 }
 
@@ -184,8 +184,8 @@ fn prove_as_ourselves(
     start: Instant,
     deadline: Instant,
     stop: Option<&Stop>,
-) -> Verdict {
-    let mut verdict = Verdict::new(Reason::NothingProven, request.who);
+) -> ValidationReport {
+    let mut verdict = ValidationReport::new(Reason::NothingProven, request.who);
     let mut pause = FIRST_PAUSE;
     loop {
         verdict.rounds = verdict.rounds.saturating_add(1);
@@ -235,7 +235,7 @@ fn attempt(request: &Request<'_>, curious: bool, stop: Option<&Stop>) -> Result<
         Ok(mut tokens) => engine::round(&shots, &stand_ins, ROUND, &mut tokens, stop)?,
         Err(error) => {
             let error = error.raw_os_error().map_or(Errno::EIO, Errno::from_raw);
-            vec![Seen::NotSent(error); shots.len()]
+            vec![ProbeObservation::NotSent(error); shots.len()]
         }
     };
     for (probe, seen) in probes.iter().zip(&seen).take(asked) {
@@ -255,16 +255,16 @@ fn attempt(request: &Request<'_>, curious: bool, stop: Option<&Stop>) -> Result<
 }
 
 /// The proxy's own call came back: the rules take its user for the application's.
-fn taken_for_another((_, seen): (&Probe, &Seen)) -> bool {
-    matches!(seen, Seen::Arrived { .. })
+fn taken_for_another((_, seen): (&Probe, &ProbeObservation)) -> bool {
+    matches!(seen, ProbeObservation::Arrived { .. })
 }
 
 /// The families whose connections are tracked: of those the kernel can say where they were meant to go. Native tables serve both
-/// families, so there it says nothing about one.
-fn tracked_families(request: &Request<'_>, probes: &[Probe], seen: &[Seen]) -> [bool; 2] {
+/// families, so there it proves nothing about one.
+fn tracked_families(request: &Request<'_>, probes: &[Probe], seen: &[ProbeObservation]) -> [bool; 2] {
     Family::BOTH.map(|family| {
-        let known = |(probe, seen): (&Probe, &Seen)| {
-            probe.family == family && matches!(seen, Seen::Arrived { original: Some(_), .. })
+        let known = |(probe, seen): (&Probe, &ProbeObservation)| {
+            probe.family == family && matches!(seen, ProbeObservation::Arrived { original: Some(_), .. })
         };
         !request.native_nftables && probes.iter().zip(seen).any(known)
     })

@@ -28,7 +28,7 @@ const PROGRAM: Program = Program {
         ],
         exit_status: &[
             (0, "The pod is redirected."),
-            (1, "The command line or the environment is wrong, or the pod cannot be looked at."),
+            (1, "The command line or the environment is wrong, or the pod cannot be checked."),
             (126, "The pod is not redirected; the log and the termination message say why."),
         ],
         files: &[

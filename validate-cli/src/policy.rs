@@ -1,4 +1,4 @@
-//! Policy routing, read from the kernel: anybody may.
+//! Policy routing, read from the kernel, without privileges.
 
 use crate::{
     Request,

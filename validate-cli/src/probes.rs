@@ -3,14 +3,14 @@
 
 use crate::{
     Request,
-    engine::Shot,
+    engine::ProbeSpec,
     reason::Reason,
     sockets::{StandIn, is_lack},
     verdict::{Check, Path, Unproven},
     walk::{Fate, Packet, fate, loopback},
 };
 use nix::errno::Errno;
-use packet_trace::Rules;
+use packet_trace::TraceRules;
 use redirect_core::{
     DNS_PORT, DnsCapture, Family, InboundPorts, InterceptionMode,
     rule::Protocol,
@@ -18,13 +18,12 @@ use redirect_core::{
 };
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-/// Addresses nobody has, for documentation (RFC 5737, RFC 3849): nobody is bothered by what is not captured.
+/// Unused addresses, for documentation (RFC 5737, RFC 3849): uncaptured packets disturb no host.
 const NOWHERE_V4: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
 const NOWHERE_V6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0xc000, 0x201);
 const DNS: u16 = 53;
 
-const OWN_CALLS: &str =
-    "the calls of the proxy's user are left alone, so only the application's user can see it";
+const OWN_CALLS: &str = "the rules exempt the proxy's user, so only the application's user can see it";
 const NOT_SEEN: &str = "the settings capture nothing that this user could send";
 
 /// A probe, and what the plan does with it.
@@ -32,7 +31,7 @@ const NOT_SEEN: &str = "the settings capture nothing that this user could send";
 pub(crate) struct Probe {
     pub(crate) family: Family,
     pub(crate) path: Path,
-    pub(crate) shot: Shot,
+    pub(crate) shot: ProbeSpec,
     pub(crate) fate: Fate,
 }
 
@@ -43,7 +42,7 @@ pub(crate) struct Aims {
     pub(crate) probes: Vec<Probe>,
     pub(crate) checks: Vec<Check>,
     pub(crate) unproven: Vec<Unproven>,
-    /// The ports of the proxy that somebody else has.
+    /// The ports of the proxy that another program has.
     pub(crate) busy: Vec<SocketAddr>,
     /// Outbound probes that the plan leaves alone: sent only to find out why something else failed.
     pub(crate) curious: Vec<Probe>,
@@ -54,7 +53,8 @@ impl Aims {
     pub(crate) fn take(request: &Request<'_>, families: &[(Family, IpAddr)]) -> Self {
         let plan = request.redirect.plan();
         let mut aims = Self::default();
-        let rules: Vec<Rules> = families.iter().map(|(family, _)| Rules::of_plan(&plan, *family)).collect();
+        let rules: Vec<TraceRules> =
+            families.iter().map(|(family, _)| TraceRules::of_plan(&plan, *family)).collect();
         let each = || families.iter().zip(&rules);
         // The probe that is expected to vanish goes first: whatever arrives after it was sent after it.
         for ((family, own), rules) in each() {
@@ -81,13 +81,13 @@ struct Aim<'a, 'r> {
     request: &'a Request<'r>,
     family: Family,
     own: IpAddr,
-    rules: &'a Rules,
+    rules: &'a TraceRules,
     aims: &'a mut Aims,
 }
 
 impl Aim<'_, '_> {
     /// Stand-ins for the proxy. They listen on the loopback address, where redirected packets of the pod arrive;
-    /// nobody outside the pod can reach them.
+    /// no host outside the pod can reach them.
     fn proxy(&mut self) {
         let redirect = self.request.redirect;
         let mut wanted =
@@ -108,7 +108,7 @@ impl Aim<'_, '_> {
     }
 
     /// TPROXY hands packets to transparent sockets only, which an unprivileged process cannot have: a packet of its
-    /// own that is caught vanishes. It is the tunnel's port that shows it, since REDIRECT leaves that one alone.
+    /// own that is caught vanishes. The tunnel's port shows it, since REDIRECT does not capture that one.
     fn tproxy(&mut self) {
         if !matches!(self.request.redirect.mode(), InterceptionMode::Tproxy(_)) {
             return;
@@ -182,7 +182,7 @@ impl Aim<'_, '_> {
             return self.probe(Path::Outbound, Protocol::Tcp, None, target, fate);
         }
         let target = SocketAddr::new(nowhere(self.family), self.request.validation.probe_port.number());
-        let shot = Shot { protocol: Protocol::Tcp, source: None, destination: target, vanishes: false };
+        let shot = ProbeSpec { protocol: Protocol::Tcp, source: None, destination: target, vanishes: false };
         let probe = Probe { family: self.family, path: Path::Outbound, shot, fate: Fate::Untouched };
         self.aims.curious.push(probe);
         self.unproven(Path::Outbound, if self.is_proxy() { OWN_CALLS } else { NOT_SEEN });
@@ -223,7 +223,7 @@ impl Aim<'_, '_> {
     }
 
     /// A stand-in where packets of the pod to itself arrive that nothing diverts, and what the plan does with them.
-    /// The port is the one asked for; where that is taken, or left alone by the plan, one of the kernel's choice, or
+    /// The port is the one asked for; where that is taken, or excluded by the plan, one of the kernel's choice, or
     /// else the highest that the plan does not leave alone.
     fn target(&mut self, source: IpAddr, to: IpAddr, port: u16) -> Result<(SocketAddr, Fate), Errno> {
         let excluded = self.request.redirect.outbound_ports_exclude();
@@ -253,7 +253,7 @@ impl Aim<'_, '_> {
     }
 
     fn probe(&mut self, path: Path, protocol: Protocol, source: Option<IpAddr>, to: SocketAddr, fate: Fate) {
-        let shot = Shot { protocol, source, destination: to, vanishes: fate == Fate::Tproxied };
+        let shot = ProbeSpec { protocol, source, destination: to, vanishes: fate == Fate::Tproxied };
         self.aims.probes.push(Probe { family: self.family, path, shot, fate });
     }
 
@@ -261,7 +261,7 @@ impl Aim<'_, '_> {
         self.aims.unproven.push(Unproven { family: self.family, path, why });
     }
 
-    /// An address cannot be listened on: it is missing on `lo`, or there are no descriptors or ports.
+    /// An address cannot be listened on: it is missing on `lo`, or descriptors or ports are exhausted.
     fn not_local(&mut self, path: Path, address: IpAddr, error: Errno) {
         let missing = || format!("{address} is not an address of lo");
         if is_lack(error) {

@@ -11,9 +11,9 @@ pub enum Reason {
     Interrupted,
     /// No interface got an address.
     NoAddress,
-    /// Somebody listens on the proxy's ports.
+    /// Something listens on the proxy's ports.
     PortsBusy,
-    /// The rules take this user for somebody else: the proxy for the application, or the other way round.
+    /// The rules take this user for another program: the proxy for the application, or the other way round.
     WrongOwner,
     /// Traffic is redirected to a port that is not the proxy's.
     WrongPort,
@@ -23,11 +23,11 @@ pub enum Reason {
     NoRules,
     /// One of the pod's address families is redirected, the other is not.
     OneFamilyOnly,
-    /// Something tracks or translates connections, but traffic passes by the proxy all the same.
+    /// Something tracks or translates connections, but traffic bypasses the proxy all the same.
     RulesNotInEffect,
     /// Traffic is redirected, DNS queries are not.
     DnsNotCaptured,
-    /// Traffic that has to be left alone is redirected: it would go round in circles.
+    /// Traffic that must not be captured is redirected: it would loop.
     LoopbackCaptured,
     /// `::6` is missing on `lo`.
     NoPassthroughAddress,
@@ -125,11 +125,11 @@ impl Reason {
                 "one address family of the pod is redirected, the other would bypass the proxy"
             }
             Self::RulesNotInEffect => {
-                "the network namespace tracks connections, so something has rules there, but traffic passes by the proxy: the rules are incomplete, not hooked in, emptied, or exempt this user"
+                "the network namespace tracks connections, so something has rules there, but traffic bypasses the proxy: the rules are incomplete, not hooked in, emptied, or exempt this user"
             }
             Self::DnsNotCaptured => "connections are redirected to the proxy, DNS queries are not",
             Self::LoopbackCaptured => {
-                "connections that must be left alone are redirected: the proxy and the application could not talk to each other"
+                "connections that must not be captured are redirected: the proxy and the application could not talk to each other"
             }
             Self::NoPassthroughAddress => {
                 "the address ::6 is missing on lo: the proxy could not pass IPv6 connections to the application"
@@ -192,7 +192,7 @@ impl Reason {
                 "see the pod's events; raise --probe-timeout if addresses come late",
             ),
             Self::PortsBusy => (
-                "nobody if the proxy runs already, else the pod's other containers",
+                "the pod's other containers, unless the proxy already runs",
                 "run it before the proxy starts, as an init container; nothing else may listen on the proxy's ports: see --envoy-port, --inbound-capture-port",
             ),
             Self::WrongOwner => (
@@ -213,27 +213,27 @@ impl Reason {
             ),
             Self::OneFamilyOnly => (
                 NODE_AGENT,
-                "ISTIO_DUAL_STACK has to be the same for the plugin and for the proxy; ip6tables or nf_tables must support the family",
+                "ISTIO_DUAL_STACK must be the same for the plugin and for the proxy; ip6tables or nf_tables must support the family",
             ),
             Self::RulesNotInEffect => (
                 NODE_AGENT,
-                "see whether another program changes rules in this namespace, and delete the pod; its successor is programmed anew",
+                "see whether another program changes rules in this namespace, and delete the pod; its successor is programmed again",
             ),
             Self::DnsNotCaptured => {
-                (NODE_AGENT, "ISTIO_META_DNS_CAPTURE has to be set on the proxy when the pod is created")
+                (NODE_AGENT, "ISTIO_META_DNS_CAPTURE must be set on the proxy when the pod is created")
             }
             Self::LoopbackCaptured => (
                 NODE_AGENT,
-                "see ISTIO_OUTBOUND_IPV4_LOOPBACK_CIDR and --istio-service-cidr, and delete the pod; its successor is programmed anew",
+                "see ISTIO_OUTBOUND_IPV4_LOOPBACK_CIDR and --istio-service-cidr, and delete the pod; its successor is programmed again",
             ),
-            Self::NoPassthroughAddress => (NODE_AGENT, "delete the pod; its successor is programmed anew"),
+            Self::NoPassthroughAddress => (NODE_AGENT, "delete the pod; its successor is programmed again"),
             Self::DestinationLost => (
                 NODE_AGENT,
                 "another program translates addresses in this namespace; see the pod's other network plugins",
             ),
             Self::TproxyNotInEffect => (
                 NODE_AGENT,
-                "the interception mode has to be TPROXY for the rules too (sidecar.istio.io/interceptionMode); the kernel needs xt_TPROXY or nft_tproxy",
+                "the interception mode must be TPROXY for the rules too (sidecar.istio.io/interceptionMode); the kernel needs xt_TPROXY or nft_tproxy",
             ),
             Self::NoPolicyRoute => (
                 NODE_AGENT,
@@ -243,9 +243,7 @@ impl Reason {
                 "whatever drops packets in this pod",
                 "see network policies and other rules of this namespace",
             ),
-            Self::LoopbackDown => {
-                ("the container runtime", "the interface lo has to be up with its addresses")
-            }
+            Self::LoopbackDown => ("the container runtime", "the interface lo must be up with its addresses"),
             Self::OutOfResources => (
                 "the pod's specification",
                 "about 50 file descriptors (ulimit -n) and 20 local ports (net.ipv4.ip_local_port_range) are needed",
@@ -264,7 +262,7 @@ impl fmt::Display for Reason {
     }
 }
 
-const NOBODY: &str = "nobody";
+const NOBODY: &str = "no one";
 const NODE_AGENT: &str =
     "the istio-cni agent on this node (kubectl get pods -A -o wide -l k8s-app=istio-cni-node)";
 
@@ -273,7 +271,7 @@ const NODE_AGENT: &str =
 pub struct Remedy {
     /// The part of the system that can fix it.
     pub agent: &'static str,
-    /// The setting to look at.
+    /// The setting to check.
     pub setting: &'static str,
     code: &'static str,
 }

@@ -1,6 +1,6 @@
-//! A verdict, told: to people by the log, to machines by the container's termination message.
+//! A verdict's report: to people by the log, to machines by the container's termination message.
 
-use crate::verdict::Verdict;
+use crate::verdict::ValidationReport;
 use redirect_core::settings::Key;
 use std::{
     fs::File,
@@ -9,8 +9,8 @@ use std::{
 
 /// Logs a verdict line by line, what is wrong as an error and the rest as information, and writes its JSON to the termination message file.
 ///
-/// The usual file is the kubelet's to make, so it is not made where there is none; any other is.
-pub fn report(verdict: &Verdict, termination_log: Option<&str>) {
+/// The usual file is the kubelet's to make, so it is never created; any other is.
+pub fn report(verdict: &ValidationReport, termination_log: Option<&str>) {
     for (wrong, line) in verdict.lines() {
         let level = if wrong { log::Level::Error } else { log::Level::Info };
         log::log!(target: logging::DEFAULT_SCOPE, level, "{line}");
@@ -18,7 +18,7 @@ pub fn report(verdict: &Verdict, termination_log: Option<&str>) {
     let Some(path) = termination_log else { return };
     let usual = path == Key::TerminationLog.setting().default;
     let open = |create| File::options().write(true).truncate(true).create(create).open(path);
-    // A file that is there is never opened as if it were to be made: the kernel refuses that for files of others in
+    // An existing file is never opened for creation: the kernel refuses that for files of other programs in
     // folders such as /tmp (sysctl fs.protected_regular).
     let file = match open(false) {
         Err(error) if error.kind() == ErrorKind::NotFound && !usual => open(true),
@@ -26,7 +26,7 @@ pub fn report(verdict: &Verdict, termination_log: Option<&str>) {
     };
     let written = file.and_then(|mut file| {
         file.write_all(verdict.json().as_bytes()).inspect_err(|_| {
-            // Half an object is none: who reads it is told more by an empty file, and Kubernetes takes the log's end in its place.
+            // Half an object is invalid JSON: an empty file serves a reader better, and Kubernetes takes the log's end in its place.
             let _ = file.set_len(0);
         })
     });

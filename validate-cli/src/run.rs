@@ -1,8 +1,8 @@
 //! The whole of a run, from settings to a verdict.
 
 use crate::{
-    Request, address::AddressWatch, engine::Interrupted, prove, reason::Reason, stop::Stop, verdict::Verdict,
-    walk::Identity,
+    Request, address::AddressWatch, engine::Interrupted, prove, reason::Reason, stop::Stop,
+    verdict::ValidationReport, walk::Identity,
 };
 use netns_apply::{
     facts::{self, NameFiles},
@@ -18,14 +18,14 @@ use redirect_core::{
 use settings_cli::RunOptions;
 use std::{io, net::IpAddr, time::Instant};
 
-/// Why there is no verdict.
+/// Why no verdict was reached.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RunError {
     /// The settings are wrong.
     #[error("{0}")]
     Input(InputErrors),
-    /// The pod cannot be looked at.
+    /// The pod cannot be checked.
     #[error("cannot read {what}: {cause}")]
     Facts {
         /// What could not be read.
@@ -44,7 +44,7 @@ pub enum RunError {
 }
 
 /// The capabilities that a validation with these settings needs: none in a pod, where it runs as the proxy's user. Root sends its packets as the proxy, enters
-/// the namespace that is named, and writes the verdict where it is told to, which may be in somebody else's directory.
+/// the namespace that is named, and writes the verdict where requested, which may be in another program's directory.
 #[must_use]
 pub fn needed(settings: &RawSettings) -> CapabilitySet {
     let mut needed = CapabilitySet::SETUID | CapabilitySet::SETGID;
@@ -60,9 +60,9 @@ pub fn needed(settings: &RawSettings) -> CapabilitySet {
 /// Validates what these settings ask for. While the pod has no address it waits for one, within the same time.
 ///
 /// # Errors
-/// Wrong settings, all errors together; or the pod cannot be looked at. A pod without address is no error but a
+/// Wrong settings, all errors together; or the pod cannot be checked. A pod without address is not an error but a
 /// verdict.
-pub fn run(settings: &RawSettings) -> Result<Verdict, RunError> {
+pub fn run(settings: &RawSettings) -> Result<ValidationReport, RunError> {
     let stop = Stop::on_signals().ok();
     let (path, named_by) = settings.get(Key::NetworkNamespace);
     // Signals are held back here, so that they are on the thread inside as well.
@@ -70,7 +70,7 @@ pub fn run(settings: &RawSettings) -> Result<Verdict, RunError> {
         .unwrap_or_else(|cause| Err(RunError::Namespace { named_by, cause }))
 }
 
-fn run_here(settings: &RawSettings, stop: Option<&Stop>) -> Result<Verdict, RunError> {
+fn run_here(settings: &RawSettings, stop: Option<&Stop>) -> Result<ValidationReport, RunError> {
     let start = Instant::now();
     let mut settings = settings.clone();
     settings.set(Key::RunValidation, "true", Source::Default);
@@ -91,7 +91,7 @@ fn run_here(settings: &RawSettings, stop: Option<&Stop>) -> Result<Verdict, RunE
     let (redirect, addresses) = match found {
         Found::Redirect(redirect, addresses) => (redirect, addresses),
         Found::Nothing(reason) => {
-            let mut verdict = Verdict::new(reason, Identity::own());
+            let mut verdict = ValidationReport::new(reason, Identity::own());
             verdict.elapsed = start.elapsed();
             return Ok(verdict);
         }

@@ -55,7 +55,7 @@ impl StandIn {
         }
     }
 
-    /// The next connection that has come in; `None` when there is none, an error when it may not be taken. A datagram is an
+    /// The next connection that has come in; `None` without one, an error when it may not be taken. A datagram is an
     /// arrival at once.
     pub(crate) fn next(&self) -> Result<Option<Incoming>, Errno> {
         match self {
@@ -93,7 +93,7 @@ impl AsFd for StandIn {
     }
 }
 
-/// Whether an error says that this process may not have more of something: descriptors, memory, local ports.
+/// Whether an error means that this process has reached a limit: descriptors, memory, local ports.
 pub(crate) const fn is_lack(error: Errno) -> bool {
     matches!(error, Errno::EMFILE | Errno::ENFILE | Errno::ENOBUFS | Errno::ENOMEM | Errno::EADDRINUSE)
 }
@@ -137,12 +137,12 @@ impl Incoming {
 }
 
 /// A connection on its way, or a datagram sent.
-pub(crate) struct Flight {
+pub(crate) struct ProbeSocket {
     fd: OwnedFd,
     pub(crate) local: SocketAddr,
 }
 
-impl Flight {
+impl ProbeSocket {
     /// Sets out. What the kernel refuses at once is an error.
     pub(crate) fn start(
         protocol: Protocol,
@@ -155,7 +155,7 @@ impl Flight {
         };
         match connect(fd.as_raw_fd(), &SockaddrStorage::from(destination)) {
             Ok(()) | Err(Errno::EINPROGRESS) => {}
-            // The address is there, or binding would have failed: it is the port that is not.
+            // The address exists, or binding would have failed: the port is taken.
             Err(Errno::EADDRNOTAVAIL) if source.is_some() => return Err(Errno::EADDRINUSE),
             Err(error) => return Err(error),
         }
@@ -180,7 +180,7 @@ impl Flight {
     }
 }
 
-impl AsFd for Flight {
+impl AsFd for ProbeSocket {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
@@ -198,7 +198,7 @@ fn unbound(protocol: Protocol, like: SocketAddr) -> Result<OwnedFd, Errno> {
 fn bound(protocol: Protocol, address: SocketAddr) -> Result<OwnedFd, Errno> {
     let fd = unbound(protocol, address)?;
     if protocol == Protocol::Tcp {
-        // For ports in TIME_WAIT; a port somebody listens on stays taken. (For UDP it would share the port.)
+        // For ports in TIME_WAIT; a port something listens on stays taken. (For UDP it would share the port.)
         setsockopt(&fd, sockopt::ReuseAddr, &true)?;
     }
     if address.is_ipv6() {

@@ -13,7 +13,7 @@ const MESSAGE_LIMIT: usize = 4096;
 pub enum Path {
     /// From loopback to 127.0.0.6 or `::6`: what the proxy sends itself counts as inbound.
     ProxyToSelf,
-    /// To the pod's own address: an inbound call when it is the proxy's, left alone when the application's.
+    /// To the pod's own address: an inbound call when it is the proxy's, not captured when the application's.
     OwnAddress,
     /// From 127.0.0.6 or `::6` to the pod: the proxy handing an inbound connection to the application.
     Passthrough,
@@ -61,7 +61,7 @@ pub struct Check {
     pub path: Path,
     /// Where the probe was sent.
     pub target: Option<SocketAddr>,
-    /// Whether a redirection was expected on this path, rather than being left alone.
+    /// Whether a redirection was expected on this path, rather than an exemption.
     pub captures: bool,
     /// `Ok` when it is as planned.
     pub result: Result<(), Reason>,
@@ -82,7 +82,7 @@ pub struct Unproven {
 
 /// The outcome of a validation.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Verdict {
+pub struct ValidationReport {
     /// In one word.
     pub reason: Reason,
     /// What was found, path by path.
@@ -97,8 +97,8 @@ pub struct Verdict {
     pub elapsed: Duration,
 }
 
-impl Verdict {
-    /// A verdict without anything looked at.
+impl ValidationReport {
+    /// A verdict without anything checked.
     pub(crate) const fn new(reason: Reason, who: Identity) -> Self {
         Self { reason, checks: Vec::new(), unproven: Vec::new(), who, rounds: 0, elapsed: Duration::ZERO }
     }
@@ -161,8 +161,8 @@ impl Verdict {
         lines.extend(self.unproven.iter().map(|unproven| (false, format!("{:8} {unproven}", "unproven"))));
         if wrong {
             let remedy = self.reason.remedy();
-            lines.push((true, format!("who can fix it: {}", remedy.agent)));
-            lines.push((true, format!("what to look at: {}", remedy.setting)));
+            lines.push((true, format!("owner: {}", remedy.agent)));
+            lines.push((true, format!("check: {}", remedy.setting)));
             lines.push((true, format!("read on: {}", remedy.document())));
         }
         lines
@@ -227,7 +227,7 @@ impl fmt::Display for Unproven {
 }
 
 /// For people, on several lines: what it means, what was seen, what to do, what could not be proven.
-impl fmt::Display for Verdict {
+impl fmt::Display for ValidationReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (index, (_, line)) in self.lines().iter().enumerate() {
             write!(f, "{}{line}", if index == 0 { "" } else { "\n" })?;
@@ -241,7 +241,7 @@ mod tests {
     #![allow(clippy::unwrap_used)] // a panic is how a test fails
     use super::*;
 
-    fn verdict(reason: Reason, checks: usize) -> Verdict {
+    fn verdict(reason: Reason, checks: usize) -> ValidationReport {
         let check = Check {
             family: Family::V6,
             path: Path::ProxyToSelf,
@@ -250,7 +250,7 @@ mod tests {
             result: Err(reason),
             detail: "sent to [fd00:1234:5678:9abc:def0:1234:5678:9abc]:65535 ".repeat(3),
         };
-        Verdict {
+        ValidationReport {
             reason,
             checks: vec![check; checks],
             unproven: Vec::new(),
@@ -278,7 +278,7 @@ mod tests {
         for expected in [
             "no-rules: nothing",
             "FAILED   IPv6 proxy-to-self",
-            "who can fix it: the istio-cni agent",
+            "owner: the istio-cni agent",
             "docs/validation.md#no-rules",
         ] {
             assert!(text.contains(expected), "{expected} is missing in {text}");

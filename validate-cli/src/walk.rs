@@ -1,7 +1,7 @@
 //! What a plan does with one packet of this process, from the socket to where it arrives: the trace of the plan's rules, in the words
 //! of a validation.
 
-use packet_trace::{Connection, Interface, Rules, Sender};
+use packet_trace::{Connection, Interface, Sender, TraceRules};
 use redirect_core::{
     Family,
     rule::{Protocol, TcpFlags},
@@ -37,9 +37,9 @@ pub(crate) enum Fate {
     Untouched,
     /// It arrives at this port of the loopback address.
     Redirected(Port),
-    /// It is handed to a transparent listener; where there is none, iptables drops it.
+    /// It is handed to a transparent listener; without one, iptables drops it.
     Tproxied,
-    /// It is dropped, or the rules ask for something that cannot be told beforehand.
+    /// It is dropped, or the rules ask for something that cannot be determined beforehand.
     Unknown,
 }
 
@@ -52,7 +52,7 @@ pub(crate) const fn loopback(family: Family) -> IpAddr {
 }
 
 /// What these rules do with a packet.
-pub(crate) fn fate(rules: &Rules, packet: &Packet) -> Fate {
+pub(crate) fn fate(rules: &TraceRules, packet: &Packet) -> Fate {
     let sender = Sender::Local { uid: packet.who.uid, gid: packet.who.gid };
     let interface = if packet.stays { Interface::Named("lo".to_owned()) } else { Interface::Elsewhere };
     let packet = packet_trace::Packet {
@@ -72,7 +72,7 @@ pub(crate) fn fate(rules: &Rules, packet: &Packet) -> Fate {
         packet_trace::Fate::Proxy { rewritten: true, port, .. } => {
             Port::new(port).map_or(Fate::Unknown, Fate::Redirected)
         }
-        // Nobody else has rules here, and what is dropped proves nothing.
+        // No other program has rules here, and a dropped packet proves nothing.
         packet_trace::Fate::Redirected(_)
         | packet_trace::Fate::Translated
         | packet_trace::Fate::Broken
@@ -95,7 +95,7 @@ mod tests {
     const PROXY: Identity = Identity { uid: 1337, gid: 1337 };
     const APP: Identity = Identity { uid: 1000, gid: 1000 };
 
-    fn rules(flags: &[(Key, &'static str)]) -> Rules {
+    fn rules(flags: &[(Key, &'static str)]) -> TraceRules {
         let mut raw = RawSettings::new();
         raw.set(Key::InboundPorts, "*", Source::Flag("b"));
         raw.set(Key::OutboundRanges, "*", Source::Flag("i"));
@@ -104,7 +104,7 @@ mod tests {
         }
         let addresses = ["10.1.0.2".parse().unwrap()];
         let plan = Redirect::parse(&raw, &NamespaceFacts::new(&addresses)).unwrap().plan();
-        Rules::of_plan(&plan, Family::V4)
+        TraceRules::of_plan(&plan, Family::V4)
     }
 
     fn packet(who: Identity, source: Option<&str>, destination: &str, stays: bool) -> Packet {

@@ -18,7 +18,7 @@ use std::{
 
 /// How many excluded ports, with as many ranges.
 const SIZES: [usize; 4] = [0, 10, 100, 1_000];
-/// How often each is measured; the best counts, for others use the machine, too.
+/// How often each is measured; the best counts, because other programs use the machine, too.
 const ROUNDS: usize = 5;
 
 fn main() -> Result<()> {
@@ -57,7 +57,7 @@ fn rate(size: usize, options: &ApplyOptions, seconds: f64) -> Result<f64> {
 
 /// The kernel completes a connection before it is accepted: one thread plays both sides, and no scheduler is measured.
 fn connect_for(listener: &TcpListener, duration: Duration) -> Result<f64> {
-    // No one's port and no one's range: every rule is looked at.
+    // No one's port and no one's range: every rule is checked.
     let target = SocketAddr::from((Ipv4Addr::new(198, 51, 100, 1), 60_000));
     let (start, mut count) = (Instant::now(), 0_u32);
     while start.elapsed() < duration {

@@ -1,4 +1,4 @@
-//! ADD and CHECK: both go from a pod to a plan; ADD puts it in force, CHECK compares it with what is there.
+//! ADD and CHECK: both go from a pod to a plan; ADD puts it in force, CHECK compares it with the rules in force.
 //!
 //! Nothing is kept outside the pod's network namespace: no file, no lock, no rule on the host. The namespace disappears
 //! with the pod and takes the rules along. So DEL and GC have nothing to remove, and cannot fail.
@@ -67,7 +67,7 @@ pub fn add(job: &Job<'_>) -> Result<(), CniError> {
 /// CHECK: derives the plan again and compares it with what is in force.
 ///
 /// # Errors
-/// What is not as planned, or rules of others that get in the plan's way (code 111); or why that cannot be told.
+/// What is not as planned, or other programs' rules that interfere with the plan (code 111); or why that cannot be determined.
 pub fn check(job: &Job<'_>) -> Result<(), CniError> {
     let mut phases = Phases::new(job.start);
     let Ok(sidecar) = job.sidecar(&mut phases)? else { return Ok(()) };
@@ -88,7 +88,7 @@ enum Done {
     Redirected(crate::kernel::Applied),
 }
 
-/// A pod that is to be redirected, as far as can be told from outside its network namespace.
+/// A pod that is to be redirected, as far as can be determined from outside its network namespace.
 struct Sidecar {
     pod: PodName,
     facts: PodFacts,
@@ -136,7 +136,7 @@ impl Job<'_> {
         for (name, value) in unreadable_switches(&facts) {
             log::warn!(
                 target: SCOPE, pod = self.pod_label();
-                "variable {name} of container istio-proxy: {value:?} is no boolean and counts as false; write true or false"
+                "variable {name} of container istio-proxy: {value:?} is not a boolean and counts as false; use true or false"
             );
         }
         for misspelt in misspelt(&facts) {
@@ -158,7 +158,7 @@ impl Job<'_> {
         done.unwrap_or_else(|| Err(CniError::new(Code::Internal, "the network namespace was not entered")))
     }
 
-    /// The pod the runtime names, unless its name alone says that it is left alone.
+    /// The pod the runtime names, unless its name alone excludes it.
     fn named_pod(&self) -> Result<PodName, SkipReason> {
         let PodArgs { namespace, name, .. } = &self.invocation.pod;
         if namespace.is_empty() || name.is_empty() {
@@ -187,7 +187,7 @@ impl Job<'_> {
                 Ok(Ok(plan))
             }
             Err(errors) => {
-                let details = "the pod's owner has to correct it; nothing was changed";
+                let details = "fix the pod's settings; nothing was changed";
                 Err(CniError::new(Code::Pod, format!("pod {pod}: {errors}")).with_details(details))
             }
         }
@@ -219,7 +219,7 @@ impl From<KernelError> for CniError {
             KernelError::Failed(why) => Self::new(Code::NotProgrammed, why)
                 .with_details("the pod's network namespace is as it was before"),
             KernelError::Left(why) => Self::new(Code::NotProgrammed, why).with_details(
-                "the pod's network namespace is not as it was before; the runtime removes it now that ADD has failed, and tries again with a new one",
+                "the pod's network namespace was not restored; the runtime deletes it and retries with a new one",
             ),
         }
     }

@@ -1,4 +1,4 @@
-//! STATUS: whether an ADD could succeed at present.
+//! STATUS: whether an ADD could succeed now.
 
 use super::attachment::Job;
 use crate::{
@@ -9,10 +9,10 @@ use crate::{
 use nix::unistd::{AccessFlags, access};
 use std::path::Path;
 
-/// Looks at the kubeconfig or the manifest folder, at the run directory and, if nothing is wrong with these, at the kernel. Contacts
-/// nobody and changes nothing.
+/// Checks the kubeconfig or the manifest folder, at the run directory and, if nothing is wrong with these, at the kernel. Contacts
+/// no server and changes nothing.
 ///
-/// What the node agent provides counts only where the agent can provide it: a runtime that hears "not available" starts no pod on the
+/// What the node agent provides counts only where the agent can provide it: a runtime that receives "not available" starts no pod on the
 /// pods' network, so an agent that is such a pod would wait for itself for ever.
 ///
 /// # Errors
@@ -43,7 +43,7 @@ fn check_files(conf: &Conf) -> Result<(), CniError> {
 fn check_run_dir(path: &Path) -> Result<(), String> {
     let problem = |why: &str| format!("cni_agent_run_dir: {} {why}", path.display());
     if !path.is_dir() {
-        return Err(problem("is no folder"));
+        return Err(problem("is not a folder"));
     }
     access(path, AccessFlags::W_OK | AccessFlags::X_OK)
         .map_err(|error| problem(&format!("is not writable: {error}")))

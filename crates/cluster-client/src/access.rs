@@ -31,12 +31,12 @@ impl Access {
         let options = KubeConfigOptions::default();
         let mut config = block_on(Config::from_custom_kubeconfig(file, &options))?;
         config.proxy_url = None;
-        // An empty list, where there is no authority, keeps the library from trusting the machine's.
+        // Without an authority, an empty list keeps the library from trusting the machine's.
         config.root_cert.get_or_insert_default();
         Ok(Self(config))
     }
 
-    /// Whether a client can be made of it; nobody is contacted.
+    /// Whether it suffices for a client; contacts no server.
     ///
     /// # Errors
     /// Why not, by field of a kubeconfig.
@@ -84,7 +84,7 @@ impl Access {
             Some("http") => false,
             Some(_) | None => {
                 return Err(AccessError(
-                    "clusters[].cluster.server: is no address such as https://10.96.0.1:443".to_owned(),
+                    "clusters[].cluster.server: is not an address such as https://10.96.0.1:443".to_owned(),
                 ));
             }
         };

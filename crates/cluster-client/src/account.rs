@@ -1,4 +1,4 @@
-//! A service account's files, and the client that is made of them: anew whenever they change.
+//! A service account's files, and the client that is made of them, and made again when they change.
 
 use crate::{Access, AccessError, Client, files};
 use base64::{Engine as _, engine::general_purpose::STANDARD};
@@ -69,7 +69,7 @@ impl Account {
         Ok(client)
     }
 
-    /// A client of the same server, trusted in the same way, for somebody else.
+    /// A client of the same server, trusted in the same way, for another program.
     ///
     /// # Errors
     /// The authority cannot be read, or no client can be made of it.

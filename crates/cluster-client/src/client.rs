@@ -1,6 +1,6 @@
 //! Requests within limits.
 
-use crate::failure::{Failure, Words, short};
+use crate::failure::{ApiError, StatusMessage, short};
 use http_body_util::BodyExt;
 use hyper::{
     HeaderMap, Request, StatusCode,
@@ -68,8 +68,8 @@ impl Client {
     /// Sends a request and reads the whole answer, which is to be JSON of a type.
     ///
     /// # Errors
-    /// Why there is none.
-    pub async fn json<T: DeserializeOwned>(&self, request: Built, limits: Limits) -> Result<T, Failure> {
+    /// Why none is available.
+    pub async fn json<T: DeserializeOwned>(&self, request: Built, limits: Limits) -> Result<T, ApiError> {
         let deadline = Instant::now() + limits.patience;
         let answer = self.open(request, limits.patience).await?;
         let kind = answer.kind.clone();
@@ -78,22 +78,22 @@ impl Client {
         let bytes = bytes.map_err(|failure| failure.within(limits.patience))?;
         serde_json::from_slice(&bytes).map_err(|error| {
             let server = server.to_string();
-            Failure::Garbled { server, what: what_is_wrong(&bytes, &kind, &error) }
+            ApiError::Garbled { server, what: what_is_wrong(&bytes, &kind, &error) }
         })
     }
 
-    /// Sends a request and waits for the beginning of the answer, which has to be one of success.
+    /// Sends a request and waits for the beginning of the answer, which must be one of success.
     ///
     /// # Errors
-    /// Why there is none.
-    pub async fn open(&self, request: Built, patience: Duration) -> Result<Answer, Failure> {
-        let request = request.map_err(|error| Failure::Impossible(error.to_string()))?;
+    /// Why none arrived.
+    pub async fn open(&self, request: Built, patience: Duration) -> Result<Answer, ApiError> {
+        let request = request.map_err(|error| ApiError::Impossible(error.to_string()))?;
         let deadline = Instant::now() + patience;
         let sent = tokio::time::timeout(patience, self.inner.send(request.map(Body::from))).await;
         let response = match sent {
             Ok(Ok(response)) => response,
-            Ok(Err(error)) => return Err(Failure::of_transport(&error, &self.server)),
-            Err(_) => return Err(Failure::Silent { server: self.server.to_string(), patience }),
+            Ok(Err(error)) => return Err(ApiError::of_transport(&error, &self.server)),
+            Err(_) => return Err(ApiError::Silent { server: self.server.to_string(), patience }),
         };
         let (head, body) = response.into_parts();
         let kind = text_of(&head.headers, CONTENT_TYPE);
@@ -104,7 +104,7 @@ impl Client {
         if head.status.is_redirection() || head.status.is_informational() {
             let to = text_of(&head.headers, LOCATION);
             let what = format!("it answers {}, to {to:?}", head.status);
-            return Err(Failure::Garbled { server: self.server.to_string(), what });
+            return Err(ApiError::Garbled { server: self.server.to_string(), what });
         }
         let kind = answer.kind.clone();
         // The status says enough where the words do not come.
@@ -128,20 +128,20 @@ impl Answer {
     ///
     /// # Errors
     /// The connection broke, or nothing came for so long.
-    pub async fn piece(&mut self, patience: Duration) -> Result<Option<Bytes>, Failure> {
+    pub async fn piece(&mut self, patience: Duration) -> Result<Option<Bytes>, ApiError> {
         loop {
             let Ok(frame) = tokio::time::timeout(patience, self.body.frame()).await else {
-                return Err(Failure::Silent { server: self.server.to_string(), patience });
+                return Err(ApiError::Silent { server: self.server.to_string(), patience });
             };
             match frame {
                 None => return Ok(None),
-                // Trailers are no data.
+                // Skip trailers.
                 Some(Ok(frame)) => {
                     if let Ok(data) = frame.into_data() {
                         return Ok(Some(data));
                     }
                 }
-                Some(Err(error)) => return Err(Failure::of_transport(&error, &self.server)),
+                Some(Err(error)) => return Err(ApiError::of_transport(&error, &self.server)),
             }
         }
     }
@@ -150,8 +150,8 @@ impl Answer {
     ///
     /// # Errors
     /// As [`Answer::piece`], or it is too long or something else.
-    pub async fn line<T: DeserializeOwned>(&mut self, patience: Duration) -> Result<Option<T>, Failure> {
-        let garbled = |what: String, server: &str| Failure::Garbled { server: server.to_owned(), what };
+    pub async fn line<T: DeserializeOwned>(&mut self, patience: Duration) -> Result<Option<T>, ApiError> {
+        let garbled = |what: String, server: &str| ApiError::Garbled { server: server.to_owned(), what };
         let deadline = Instant::now() + patience;
         let mut searched = 0;
         loop {
@@ -176,7 +176,7 @@ impl Answer {
                     return Err(garbled(format!("a line of more than {MOST_OBJECT} bytes"), &self.server));
                 }
                 Ok(None) if self.rest.trim_ascii().is_empty() => return Ok(None),
-                Ok(None) => return Err(garbled("its answer is cut off in a line".to_owned(), &self.server)),
+                Ok(None) => return Err(garbled("the response ends mid-line".to_owned(), &self.server)),
                 Err(failure) => return Err(failure.within(patience)),
             }
         }
@@ -186,12 +186,12 @@ impl Answer {
     ///
     /// # Errors
     /// As [`Answer::piece`], or it is too large.
-    pub async fn whole(mut self, most: usize, deadline: Instant) -> Result<Vec<u8>, Failure> {
+    pub async fn whole(mut self, most: usize, deadline: Instant) -> Result<Vec<u8>, ApiError> {
         let mut all = Vec::new();
         while let Some(piece) = self.piece(deadline.saturating_duration_since(Instant::now())).await? {
             if all.len() + piece.len() > most {
                 let what = format!("its answer has more than {most} bytes");
-                return Err(Failure::Garbled { server: self.server.to_string(), what });
+                return Err(ApiError::Garbled { server: self.server.to_string(), what });
             }
             all.extend_from_slice(&piece);
         }
@@ -199,21 +199,21 @@ impl Answer {
     }
 }
 
-fn refusal(status: StatusCode, headers: &HeaderMap, words: Words) -> Failure {
+fn refusal(status: StatusCode, headers: &HeaderMap, words: StatusMessage) -> ApiError {
     match status.as_u16() {
-        401 => Failure::Unauthorized(words),
-        403 => Failure::Forbidden(words),
-        404 => Failure::NotFound(words),
+        401 => ApiError::Unauthorized(words),
+        403 => ApiError::Forbidden(words),
+        404 => ApiError::NotFound(words),
         code => {
             // A date is also allowed; API servers say seconds.
             let seconds = text_of(headers, RETRY_AFTER).trim().parse().ok();
-            Failure::Busy { code, words, retry_after: seconds.map(Duration::from_secs) }
+            ApiError::Busy { code, words, retry_after: seconds.map(Duration::from_secs) }
         }
     }
 }
 
 /// What a server says about a failure: the message of a Status, else the beginning of whatever it is.
-fn words(text: &[u8], kind: &str) -> Words {
+fn words(text: &[u8], kind: &str) -> StatusMessage {
     #[derive(Deserialize)]
     struct Status {
         kind: String,
@@ -221,12 +221,12 @@ fn words(text: &[u8], kind: &str) -> Words {
         message: String,
     }
     match serde_json::from_slice::<Status>(text) {
-        Ok(status) if status.kind == "Status" => Words { text: short(&status.message), by_api: true },
+        Ok(status) if status.kind == "Status" => StatusMessage { text: short(&status.message), by_api: true },
         Ok(_) | Err(_) => {
             let line = String::from_utf8_lossy(text);
             let line = line.split_whitespace().collect::<Vec<_>>().join(" ");
             let text = format!("not in the words of an API server ({}): {line}", named(kind));
-            Words { text: short(&text), by_api: false }
+            StatusMessage { text: short(&text), by_api: false }
         }
     }
 }
@@ -235,9 +235,9 @@ fn what_is_wrong(bytes: &[u8], kind: &str, error: &serde_json::Error) -> String 
     match error.classify() {
         _ if bytes.is_empty() => "its answer is empty".to_owned(),
         serde_json::error::Category::Eof => format!("its answer is cut off after {} bytes", bytes.len()),
-        serde_json::error::Category::Data => format!("its answer is not what was asked for: {error}"),
+        serde_json::error::Category::Data => format!("cannot decode the response: {error}"),
         serde_json::error::Category::Syntax | serde_json::error::Category::Io => {
-            format!("its answer is no JSON ({})", named(kind))
+            format!("the response is not JSON ({})", named(kind))
         }
     }
 }

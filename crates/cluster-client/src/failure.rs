@@ -4,40 +4,40 @@ use std::{error::Error, io, time::Duration};
 
 /// What a server says with a refusal.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Words {
+pub struct StatusMessage {
     /// Its text, shortened.
     pub text: String,
     /// Whether it speaks as API servers do. What merely stands in front of one does not, and does not know what it speaks of.
     pub by_api: bool,
 }
 
-/// Why there is no answer, or another one than was asked for.
+/// Why a request failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Failure {
+pub enum ApiError {
     /// The request cannot be made: it has a name that no object has.
-    #[error("there is no such request: {0}")]
+    #[error("invalid API request: {0}")]
     Impossible(String),
     /// 401: it does not take our credentials.
     #[error("the API server does not accept the credentials (401): {}", .0.text)]
-    Unauthorized(Words),
+    Unauthorized(StatusMessage),
     /// 403: it takes them, and does not allow the request.
     #[error("the API server does not allow it (403): {}", .0.text)]
-    Forbidden(Words),
-    /// 404: there is no such thing.
+    Forbidden(StatusMessage),
+    /// 404: no such thing.
     #[error("the API server has no such thing (404): {}", .0.text)]
-    NotFound(Words),
+    NotFound(StatusMessage),
     /// Another status than one of success.
     #[error("the API server answers {code}: {}", .words.text)]
     Busy {
         /// The HTTP status.
         code: u16,
         /// What it says.
-        words: Words,
+        words: StatusMessage,
         /// When it wants to be asked again.
         retry_after: Option<Duration>,
     },
     /// Success, and something that no API server says.
-    #[error("what answers at {server} is not an API server, or one that is not well: {what}")]
+    #[error("unexpected response from {server}; is this the API server? {what}")]
     Garbled {
         /// Its address.
         server: String,
@@ -52,8 +52,8 @@ pub enum Failure {
         /// What is wrong.
         message: String,
     },
-    /// It is not reached, or the connection broke.
-    #[error("the API server at {server} is not reached: {message}")]
+    /// It is unreachable, or the connection broke.
+    #[error("the API server at {server} is unreachable: {message}")]
     Unreachable {
         /// Its address.
         server: String,
@@ -61,7 +61,7 @@ pub enum Failure {
         message: String,
     },
     /// It does not answer in time, or not all of it.
-    #[error("the API server at {server} does not answer within {patience:?}")]
+    #[error("the API server at {server} did not respond within {patience:?}")]
     Silent {
         /// Its address.
         server: String,
@@ -70,8 +70,8 @@ pub enum Failure {
     },
 }
 
-impl Failure {
-    /// When the server wants to be asked again, if it says so.
+impl ApiError {
+    /// The server's requested delay before a retry, if any.
     #[must_use]
     pub const fn retry_after(&self) -> Option<Duration> {
         match self {

@@ -1,6 +1,6 @@
-//! Reading files that somebody else writes: regular files only, and no more of them than makes sense.
+//! Reading files that another program writes: regular files only, and no more of them than makes sense.
 //!
-//! A pipe, a device or an endless file in the place of a token must not hold up or fill whoever reads it.
+//! A pipe, a device or an endless file in the place of a token must not block the reader or exhaust its memory.
 
 use nix::fcntl::OFlag;
 use std::{
@@ -20,7 +20,7 @@ pub const KUBECONFIG: u64 = 4 << 20;
 /// The content of a regular file.
 ///
 /// # Errors
-/// There is none, it is not a regular file, it has more than `most` bytes, or it cannot be read.
+/// It is missing, is not a regular file, it has more than `most` bytes, or it cannot be read.
 pub fn read(path: &Path, most: u64) -> io::Result<Vec<u8>> {
     let file = open(path)?;
     let mut content = Vec::new();
@@ -45,7 +45,7 @@ pub fn read_text(path: &Path, most: u64) -> io::Result<String> {
 /// Opens a regular file to be read. Nothing is waited for, whatever it is instead.
 ///
 /// # Errors
-/// There is none, it is not a regular file, or it cannot be opened.
+/// It is missing, is not a regular file, or cannot be opened.
 pub fn open(path: &Path) -> io::Result<File> {
     // Opening some devices does something, so they are not opened at all.
     regular(&path.metadata()?)?;

@@ -14,7 +14,7 @@ use std::{
 /// Why a kubeconfig cannot be used. The texts never show what the file holds: some of it is secret.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum KubeconfigError {
-    /// There is none.
+    /// The file is missing.
     #[error("kubeconfig {path} is missing", path = .path.display())]
     Missing {
         /// Where it should be.
@@ -65,7 +65,7 @@ fn unusable(path: &Path, problem: String) -> KubeconfigError {
     KubeconfigError::Unusable { path: path.to_owned(), problem }
 }
 
-/// Whether a kubeconfig file could be used; nobody is contacted.
+/// Whether a kubeconfig file could be used; contacts no server.
 ///
 /// # Errors
 /// The file is missing, or of no use.
@@ -152,7 +152,7 @@ fn load_problem(error: &LoadError) -> String {
     // The parser's own words quote the file.
     let place = cause.location();
     let place = place.map(|place| format!(" at line {}, column {}", place.line(), place.column()));
-    format!("is no kubeconfig{}", place.unwrap_or_default())
+    format!("is not a kubeconfig{}", place.unwrap_or_default())
 }
 
 #[cfg(test)]
@@ -198,9 +198,9 @@ mod tests {
         for (text, expected) in [
             (String::new(), "current context"),
             (format!("a: [{SECRET}"), "line 1"),
-            (format!("users: {SECRET}"), "is no kubeconfig at line 1"),
+            (format!("users: {SECRET}"), "is not a kubeconfig at line 1"),
             (with("server: ''", ""), "cluster url"),
-            (with("server: 'ftp://x'", ""), "server: is no address"),
+            (with("server: 'ftp://x'", ""), "server: is not an address"),
             (with("server: 'https://x'", ""), "certificate-authority"),
             (with("server: 'https://x', certificate-authority: /nonexistent", ""), "/nonexistent"),
             (with("server: 'https://x', certificate-authority-data: '!'", ""), "certificate authority"),

@@ -11,19 +11,19 @@
 
 mod access;
 mod account;
+mod backoff;
 mod client;
 mod failure;
 pub mod files;
 pub mod kubeconfig;
 mod outage;
-mod pauses;
 
 pub use access::{Access, AccessError};
 pub use account::{Account, Trust};
+pub use backoff::{Backoff, random};
 pub use client::{Answer, Built, Client, Limits};
-pub use failure::{Failure, Words};
+pub use failure::{ApiError, StatusMessage};
 pub use outage::Outage;
-pub use pauses::{Pauses, random};
 
 /// Requests as values, and what some of them are answered with.
 pub use kube::core::{PartialObjectMeta, Request, WatchEvent, params, request::Error as RequestError};

@@ -1,8 +1,8 @@
-//! One line about something that fails again and again.
+//! One line about something that fails repeatedly.
 
 use std::time::{Duration, Instant};
 
-/// Whether something fails at present, and since when. Says what is new and keeps quiet about the rest.
+/// Whether something fails now, and since when. Says what is new and keeps quiet about the rest.
 #[derive(Debug, Default)]
 pub struct Outage(Option<Instant>);
 

@@ -14,7 +14,7 @@ use std::{
     time::Duration,
 };
 
-use cluster_client::{Account, Client, Failure, Limits, Request, Trust, params::GetParams};
+use cluster_client::{Account, ApiError, Client, Limits, Request, Trust, params::GetParams};
 use serde_json::Value;
 
 /// A limit that is to be met.
@@ -78,7 +78,7 @@ fn run<T>(future: impl Future<Output = T>) -> T {
     done
 }
 
-fn ask(server: &Server, patience: Duration) -> Result<Value, Failure> {
+fn ask(server: &Server, patience: Duration) -> Result<Value, ApiError> {
     let request = Request::new("/api/v1/namespaces/shop/pods").get("cart", &GetParams::default());
     run(async { server.client().json(request, Limits { patience, most: MOST }).await })
 }
@@ -87,8 +87,8 @@ fn answer(status: &str, headers: &str, body: &str) -> String {
     format!("HTTP/1.1 {status}\r\nConnection: close\r\n{headers}Content-Length: {}\r\n\r\n{body}", body.len())
 }
 
-fn silent(failure: &Failure) -> bool {
-    matches!(failure, Failure::Silent { .. })
+fn silent(failure: &ApiError) -> bool {
+    matches!(failure, ApiError::Silent { .. })
 }
 
 #[test]
@@ -109,7 +109,7 @@ fn a_server_that_trickles_is_given_up_in_time() {
     let failure = ask(&server, SHORT).unwrap_err();
     assert_eq!(
         failure,
-        Failure::Silent { server: format!("http://127.0.0.1:{}", server.port), patience: SHORT }
+        ApiError::Silent { server: format!("http://127.0.0.1:{}", server.port), patience: SHORT }
     );
 }
 
@@ -155,14 +155,14 @@ fn an_answer_without_end_is_not_read_to_its_end() {
 #[test]
 fn what_no_api_server_says_is_blamed_on_who_says_it() {
     for (status, headers, body, expected) in [
-        ("200 OK", "Content-Type: text/html\r\n", "<html>welcome</html>", "no JSON (text/html)"),
+        ("200 OK", "Content-Type: text/html\r\n", "<html>welcome</html>", "not JSON (text/html)"),
         ("200 OK", "", "", "is empty"),
         ("204 No Content", "", "", "is empty"),
         ("200 OK", "", "{\"kind\": \"Pod\", \"meta", "cut off after 21 bytes"),
         ("302 Found", "Location: https://login\r\n", "", "302 Found, to \"https://login\""),
     ] {
         let failure = ask(&Server::answering(&answer(status, headers, body)), LONG).unwrap_err();
-        let is_blamed = matches!(failure, Failure::Garbled { .. });
+        let is_blamed = matches!(failure, ApiError::Garbled { .. });
         assert!(is_blamed && failure.to_string().contains(expected), "{status} {body:?}: {failure}");
     }
 }
@@ -171,7 +171,7 @@ fn what_no_api_server_says_is_blamed_on_who_says_it() {
 fn an_answer_that_breaks_off_is_a_broken_connection() {
     let server = Server::answering("HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{\"kind\":");
     let failure = ask(&server, LONG).unwrap_err();
-    assert!(matches!(failure, Failure::Unreachable { .. }), "{failure}");
+    assert!(matches!(failure, ApiError::Unreachable { .. }), "{failure}");
 }
 
 #[test]
@@ -183,8 +183,8 @@ fn a_status_counts_also_where_the_words_are_not_an_api_servers() {
     for (body, by_api) in
         [("{\"kind\":\"Status\",\"message\":\"no\",\"code\":0}", true), ("{}", false), ("<p>no", false)]
     {
-        let words = |failure: Failure| {
-            let (Failure::Unauthorized(words) | Failure::Forbidden(words) | Failure::NotFound(words)) =
+        let words = |failure: ApiError| {
+            let (ApiError::Unauthorized(words) | ApiError::Forbidden(words) | ApiError::NotFound(words)) =
                 failure
             else {
                 return None;
@@ -206,7 +206,7 @@ fn words_about_a_failure_without_end_are_left_out() {
         while stream.write_all(&[b'x'; 64 << 10]).is_ok() {}
     });
     let failure = ask(&server, LONG).unwrap_err();
-    assert!(matches!(failure, Failure::Forbidden(_)), "{failure}");
+    assert!(matches!(failure, ApiError::Forbidden(_)), "{failure}");
 }
 
 #[test]
@@ -216,7 +216,7 @@ fn a_client_goes_on_until_the_files_change() {
     run(async {
         account.client().unwrap();
         fs::write(server.token(), "not a token").unwrap();
-        assert!(account.client().is_err(), "it is read anew");
+        assert!(account.client().is_err(), "it is read again");
         fs::remove_file(server.token()).unwrap();
         account.client().expect("what was read before goes on");
     });

@@ -39,9 +39,9 @@ pub struct Conf {
     pub agent_host_network: bool,
     /// How the API server is reached.
     pub kubeconfig: PathBuf,
-    /// Namespaces whose pods are left alone.
+    /// Namespaces whose pods are excluded.
     pub exclude_namespaces: Vec<String>,
-    /// The agent's own namespace; empty where nobody said.
+    /// The agent's own namespace; empty if unset.
     pub pod_namespace: String,
     /// What programs pods' rules, and in which form.
     pub programming: Programming,
@@ -53,7 +53,7 @@ pub struct Conf {
     pub manifest_dir: Option<PathBuf>,
     /// The node's name: what a kubelet appends to the names of static pods.
     pub node_name: Option<String>,
-    /// Keys nobody here knows.
+    /// Unknown keys.
     pub unknown_keys: Vec<String>,
     /// What is asked for but not done.
     pub not_in_force: Vec<NotInForce>,
@@ -71,15 +71,15 @@ impl<'a> Envelope<'a> {
     /// Checks what comes first: whether the input is JSON, whether we speak its version, and whether that version has the command.
     ///
     /// # Errors
-    /// The input is no JSON object (code 6), or its version does not fit (code 1).
+    /// The input is not a JSON object (code 6), or its version does not fit (code 1).
     pub fn read(input: &'a [u8], command: Command) -> Result<Self, CniError> {
         let undecodable = |why: String| CniError::new(Code::Decode, format!("standard input: {why}"));
         let text = std::str::from_utf8(input).map_err(|error| undecodable(error.to_string()))?;
         if text.trim().is_empty() {
             return Err(undecodable("is empty; the network configuration belongs there".to_owned()));
         }
-        let object: RawObject<'_> =
-            serde_json::from_str(text).map_err(|error| undecodable(format!("is no JSON object: {error}")))?;
+        let object: RawObject<'_> = serde_json::from_str(text)
+            .map_err(|error| undecodable(format!("is not a JSON object: {error}")))?;
         let mut reader = Reader::default();
         let value = object.value("cniVersion");
         let text = reader.string("cniVersion", value.as_ref()).unwrap_or_default();
@@ -199,7 +199,7 @@ fn check_name(object: &RawObject<'_>, reader: &mut Reader) {
 fn absolute(path: &str, text: Option<String>, reader: &mut Reader) -> Option<PathBuf> {
     let text = text?;
     if !text.starts_with('/') || text.contains('\0') {
-        reader.problem(format!("{path}: {text:?} is no absolute path"));
+        reader.problem(format!("{path}: {text:?} is not an absolute path"));
         return None;
     }
     Some(text.into())
@@ -230,7 +230,7 @@ fn add_timeout(value: Option<&Value>, reader: &mut Reader) -> Duration {
     };
     timeout.filter(|timeout| !timeout.is_zero() && *timeout <= MOST_ADD_TIMEOUT).unwrap_or_else(|| {
         reader.problem(format!(
-            "add_timeout: {value} is no duration such as \"25s\", more than 0 and at most {}s",
+            "add_timeout: {value} is not a duration such as \"25s\", more than 0 and at most {}s",
             MOST_ADD_TIMEOUT.as_secs()
         ));
         ADD_TIMEOUT

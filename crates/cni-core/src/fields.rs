@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value};
 
-/// Notes what is wrong with a value while it is read. A field that is null counts as missing.
+/// Notes problems of a value during reading. A field that is null counts as missing.
 ///
 /// Values of the wrong type are not shown: they may be anything, even secrets.
 #[derive(Debug, Default)]

@@ -10,7 +10,7 @@ const LARGEST: u64 = 1 << 20;
 /// How many times to retry a program whose file is still open for writing: a process forked a moment ago may hold it that long.
 const BUSY_ATTEMPTS: u32 = 20;
 
-/// Runs a plugin with this input, and returns how it ended and what it printed. One that has not ended after `patience` is killed. Its standard
+/// Runs a plugin with this input, and returns how it ended and what it printed. One that did not exit within `patience` is killed. Its standard
 /// error goes where `command` says.
 ///
 /// # Errors
@@ -35,7 +35,7 @@ pub fn invoke(command: &mut Command, input: &str, patience: Duration) -> io::Res
             Ok((wait(&mut child, patience)?, output))
         })();
         let (status, output) = ended.inspect_err(|_: &io::Error| {
-            // If nobody listens to it, the program could wait for ever, and its threads with it.
+            // If nothing listens to it, the program could wait for ever, and its threads with it.
             let _ = child.kill().and_then(|()| child.wait());
         })?;
         Ok((status, output.join().unwrap_or_default()))
@@ -65,7 +65,7 @@ fn wait(child: &mut Child, patience: Duration) -> io::Result<ExitStatus> {
         if waited >= patience {
             return Err(io::Error::new(
                 io::ErrorKind::TimedOut,
-                format!("it has not ended after {patience:?}"),
+                format!("it did not exit within {patience:?}"),
             ));
         }
         thread::sleep(pause);

@@ -24,16 +24,16 @@ pub const KEYS: &[Row] = &[
     key("plugin_log_level", TEXT, "info", "debug, info, warn, error, fatal or none; debug explains every rule of every pod."),
     key("cni_agent_run_dir", Takes::Path, "/var/run/istio-cni", "Holds istio-cni-kubeconfig, log.sock and istio-cni.log."),
     key("agent_host_network", Takes::Switch, "false", "Whether the agent starts although the pods' network is not ready, so that STATUS may wait for what it brings."),
-    key("exclude_namespaces", LIST, "", "Pods in these namespaces are left alone."),
+    key("exclude_namespaces", LIST, "", "Exclude pods in these namespaces."),
     key("pod_namespace", TEXT, "", "The agent's own namespace: its pods istio-cni-node-* pass first, whatever else is wrong."),
     key("native_nftables", Takes::Switch, "false", "Native nftables tables instead of iptables rules."),
     key("nft_sets", Takes::Switch, "false", "Native nftables rules gather long lists of ports and ranges in sets."),
     key("strict_capture", Takes::Switch, "false", "Pods get strict capture (docs/capture.md), unless annotation traffic.sidecar.istio.io/strictCapture says otherwise."),
-    key("add_timeout", Takes::Duration, "25s", "How long an ADD may take, all tries together; text, or a number of seconds; at most 600 s. Keep it below the runtime's own patience."),
+    key("add_timeout", Takes::Duration, "25s", "Timeout of one ADD, retries included; text, or a number of seconds; at most 600 s. Keep it below the runtime's timeout."),
     key("pod_manifest_dir", Takes::Path, "", "Pods are read from the manifests in this folder, not from an API server."),
     key("node_name", TEXT, "", "What the kubelet appends to names of static pods; without it, the manifest whose name fits best counts."),
     key("log_level", TEXT, "", "plugin_log_level, as it was written up to Istio 1.22."),
-    key("kubernetes.kubeconfig", Takes::Path, "", "The kubeconfig, as it was said up to Istio 1.22; cni_agent_run_dir wins. The placeholder __KUBECONFIG_FILEPATH__ counts as not said."),
+    key("kubernetes.kubeconfig", Takes::Path, "", "The kubeconfig, as it was said up to Istio 1.22; cni_agent_run_dir wins. The placeholder __KUBECONFIG_FILEPATH__ counts as unset."),
     key("kubernetes.exclude_namespaces", LIST, "", "exclude_namespaces, as it was written up to Istio 1.22."),
     key("kubernetes.node_name", TEXT, "", "node_name, as it was written up to Istio 1.22."),
     key("kubernetes.cni_bin_dir", Takes::Path, "", "Where plugins are, as it was said up to Istio 1.22.").status(Status::WithoutEffect("no other plugin is called")),
@@ -75,7 +75,7 @@ pub(crate) fn unknown(object: &RawObject<'_>) -> Vec<String> {
     paths.filter(|path| !is_known(path)).collect()
 }
 
-/// Whether there are keys inside.
+/// Whether it contains keys.
 fn is_object(name: &str) -> bool {
     let inside = |row: &Row| row.key?.strip_prefix(name)?.strip_prefix('.');
     KEYS.iter().any(|row| inside(row).is_some())

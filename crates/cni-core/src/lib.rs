@@ -12,7 +12,7 @@ pub mod logs;
 pub mod pod_name;
 #[cfg(feature = "pod-source")]
 pub mod pod_source;
+pub mod reasons;
 pub mod selection;
-pub mod signs;
 pub mod wire;
 pub mod yaml;

@@ -13,7 +13,7 @@ const AGENT_POD_PREFIX: &str = "istio-cni-node-";
 pub const PROCESS_WIDE: [Key; 3] = [Key::OwnerGroups, Key::OwnerGroupsExclude, Key::LoopbackRange];
 
 impl Conf {
-    /// Why a pod is left alone because of its name, if it is.
+    /// Why a pod's name excludes it, if it does.
     #[must_use]
     pub fn skips(&self, pod: &PodName) -> Option<SkipReason> {
         // This comes first: without its agent a node never gets better.

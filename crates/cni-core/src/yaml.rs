@@ -14,7 +14,7 @@ pub fn documents(text: &str) -> Result<Vec<Value>, String> {
     }
     serde_saphyr::from_multiple(text).map_err(|error| {
         let text = error.without_snippet().to_string();
-        format!("is no YAML: {}", text.lines().next().unwrap_or_default())
+        format!("is not YAML: {}", text.lines().next().unwrap_or_default())
     })
 }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use cluster_client::params::GetParams;
-use cluster_client::{Failure, Limits, Request};
+use cluster_client::{ApiError, Limits, Request};
 use k8s_openapi::api::apps::v1::DaemonSet;
 use k8s_openapi::api::core::v1::NodeSelectorRequirement;
 
@@ -19,11 +19,11 @@ pub fn collection(cluster: &Cluster) -> Request {
 ///
 /// # Errors
 /// Why it cannot be read.
-pub async fn find(cluster: &Cluster) -> Result<Option<DaemonSet>, Failure> {
+pub async fn find(cluster: &Cluster) -> Result<Option<DaemonSet>, ApiError> {
     let request = collection(cluster).get(&cluster.identity().daemon_set, &GetParams::default());
     match cluster.client().json(request, Limits::object(PATIENCE)).await {
         Ok(found) => Ok(Some(found)),
-        Err(Failure::NotFound(words)) if words.by_api => Ok(None),
+        Err(ApiError::NotFound(words)) if words.by_api => Ok(None),
         Err(failure) => Err(failure),
     }
 }

@@ -1,7 +1,7 @@
 //! Nodes at the API server: reading one, patching its taints and its condition.
 
 use cluster_client::params::{GetParams, Patch, PatchParams};
-use cluster_client::{AccessError, Failure, Limits, Request};
+use cluster_client::{AccessError, ApiError, Limits, Request};
 use hyper::header::{CONTENT_TYPE, HeaderValue};
 use serde_json::Value;
 use std::time::Duration;
@@ -69,23 +69,23 @@ impl From<AccessError> for NodeError {
     }
 }
 
-impl From<Failure> for NodeError {
-    fn from(failure: Failure) -> Self {
+impl From<ApiError> for NodeError {
+    fn from(failure: ApiError) -> Self {
         let text = failure.to_string();
         match &failure {
-            Failure::NotFound(words) if words.by_api => Self::Gone,
-            Failure::Busy { code: 409, .. } => Self::Changed(text),
-            Failure::Busy { code: 422, .. } => Self::Untrue(text),
-            Failure::Unauthorized(_) | Failure::Forbidden(_) => Self::Refused(text),
-            Failure::Busy { code: 408 | 429 | 500..=599, retry_after, .. } => {
+            ApiError::NotFound(words) if words.by_api => Self::Gone,
+            ApiError::Busy { code: 409, .. } => Self::Changed(text),
+            ApiError::Busy { code: 422, .. } => Self::Untrue(text),
+            ApiError::Unauthorized(_) | ApiError::Forbidden(_) => Self::Refused(text),
+            ApiError::Busy { code: 408 | 429 | 500..=599, retry_after, .. } => {
                 Self::Unanswered { text, retry_after: *retry_after }
             }
-            Failure::Busy { .. } | Failure::Impossible(_) => Self::Rejected(text),
-            Failure::NotFound(_)
-            | Failure::Garbled { .. }
-            | Failure::Untrusted { .. }
-            | Failure::Unreachable { .. }
-            | Failure::Silent { .. } => Self::Unanswered { text, retry_after: None },
+            ApiError::Busy { .. } | ApiError::Impossible(_) => Self::Rejected(text),
+            ApiError::NotFound(_)
+            | ApiError::Garbled { .. }
+            | ApiError::Untrusted { .. }
+            | ApiError::Unreachable { .. }
+            | ApiError::Silent { .. } => Self::Unanswered { text, retry_after: None },
         }
     }
 }

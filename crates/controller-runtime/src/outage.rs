@@ -3,7 +3,7 @@
 use std::fmt::Display;
 use std::time::{Duration, Instant};
 
-use cluster_client::{Outage, Pauses};
+use cluster_client::{Backoff, Outage};
 use log::{Level, Record};
 
 use crate::SCOPE;
@@ -57,14 +57,14 @@ fn write(level: Level, text: &str, keys: &[(&str, &str)]) {
 /// The pauses between attempts that go on for ever, with the log of their outages.
 #[derive(Debug)]
 pub struct Retry {
-    pauses: Pauses,
+    pauses: Backoff,
     log: OutageLog,
 }
 
 impl Retry {
     /// With the lines of [`OutageLog::new`].
     pub fn new(cannot: impl Into<String>, again: impl Into<String>) -> Self {
-        Self { pauses: Pauses::new(FIRST_RETRY, LONGEST_RETRY), log: OutageLog::new(cannot, again) }
+        Self { pauses: Backoff::new(FIRST_RETRY, LONGEST_RETRY), log: OutageLog::new(cannot, again) }
     }
 
     /// An attempt works.

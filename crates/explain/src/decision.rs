@@ -7,21 +7,21 @@ use redirect_core::{Redirect, RulePlan, json};
 
 /// What is to be done with a pod.
 #[derive(Debug, Clone)]
-pub enum Decided {
+pub enum PodDecision {
     /// It is redirected, as these settings say.
     Redirect(Box<Redirect>, Box<RawSettings>),
-    /// It is left alone.
+    /// It is not redirected.
     Skip(SkipReason),
-    /// It is on the host's network, so that nobody asks the plugin about it.
+    /// On the host's network: the runtime never calls the plugin for it.
     HostNetwork,
     /// Its settings cannot be understood.
     Wrong(InputErrors),
-    /// Nobody said which pod it is.
+    /// The pod is unknown.
     Unknown,
 }
 
-impl Decided {
-    /// Decides about a pod that is on a network of its own and not left alone for its name, starting from settings that hold for every
+impl PodDecision {
+    /// Decides about a pod that is on a network of its own and not excluded by its name, starting from settings that hold for every
     /// pod.
     #[must_use]
     pub fn of(pod: &PodFacts, base: RawSettings, facts: &NamespaceFacts<'_>) -> Self {
@@ -35,7 +35,7 @@ impl Decided {
         }
     }
 
-    /// The plan, where there is one.
+    /// The plan, if any.
     #[must_use]
     pub fn plan(&self) -> Option<RulePlan> {
         match self {
@@ -44,10 +44,10 @@ impl Decided {
         }
     }
 
-    /// How the pod is redirected, or why it is left alone.
+    /// How the pod is redirected, or why it is not.
     ///
     /// # Errors
-    /// Why neither can be told.
+    /// Why neither can be determined.
     pub fn settled(self) -> Result<Result<Box<Redirect>, SkipReason>, Vec<String>> {
         match self {
             Self::Redirect(redirect, _) => Ok(Ok(redirect)),
@@ -62,12 +62,12 @@ impl Decided {
     }
 }
 
-/// What is said of a pod that is left alone, in the place of its plan.
+/// The text for a pod that is not redirected, in place of its plan.
 #[must_use]
 pub fn left_alone(name: &PodName, reason: SkipReason, is_json: bool) -> String {
     if is_json {
         let decision = json::Decision::from(&Decision::Skip(reason));
         return crate::pretty(&serde_json::to_value(decision).unwrap_or_default());
     }
-    format!("# pod {name} is left alone: {} ({})\n", reason.explanation(), reason.word())
+    format!("# pod {name} is not redirected: {} ({})\n", reason.explanation(), reason.word())
 }

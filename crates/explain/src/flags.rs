@@ -1,4 +1,4 @@
-//! Flags and variables of `istio-iptables`, as somebody types them into a shell.
+//! Flags and variables of `istio-iptables`, as typed into a shell.
 
 use std::ffi::OsString;
 
@@ -30,7 +30,7 @@ const PROGRAMS: &[&[&str]] = &[
 
 /// A command line, and the variables that are set for it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Typed {
+pub struct CommandInput {
     /// `NAME=VALUE` before the program's name.
     pub variables: Vec<(String, String)>,
     /// What follows it.
@@ -41,7 +41,7 @@ pub struct Typed {
 ///
 /// # Errors
 /// A quote that is not closed.
-pub fn typed(line: &str) -> Result<Typed, String> {
+pub fn typed(line: &str) -> Result<CommandInput, String> {
     // shlex makes an empty word of a line that goes on between two words.
     let line = line.replace("\\\r\n", "").replace("\\\n", "");
     let mut words = shlex::split(&line).ok_or_else(|| "a quote is opened and not closed".to_owned())?;
@@ -51,7 +51,7 @@ pub fn typed(line: &str) -> Result<Typed, String> {
         words.len() >= program.len() && program.iter().zip(&words).all(|(one, word)| one == word)
     });
     words.drain(..program.map_or(0, |program| program.len()));
-    Ok(Typed { variables, words })
+    Ok(CommandInput { variables, words })
 }
 
 /// `NAME=VALUE`.
@@ -75,7 +75,7 @@ pub fn looks_typed(text: &str) -> bool {
 ///
 /// # Errors
 /// It asks for something else than rules.
-pub fn input(typed: Typed) -> Result<Input, String> {
+pub fn input(typed: CommandInput) -> Result<Input, String> {
     let program = Program {
         name: "redirectctl plan",
         about: "",
@@ -107,7 +107,7 @@ pub fn refused(settings: &RawSettings) -> Vec<String> {
     settings.refused().iter().map(ToString::to_string).collect()
 }
 
-/// Everything else wrong with settings that can be told without a network namespace.
+/// Everything else wrong with settings that can be determined without a network namespace.
 #[must_use]
 pub fn wrong(settings: &RawSettings, names: &dyn NameLookup) -> Vec<String> {
     let refused = refused(settings);
@@ -138,7 +138,7 @@ mod tests {
         assert_eq!(variables, ["A_1 x", "B y z"]);
         assert_eq!(words, ["-b", "*", "-d", "1,2", "--envoy-port=1"]);
         assert_eq!(apart("redirectctl plan -b 80").1, ["-b", "80"]);
-        assert_eq!(apart("plan -b 80").1, ["plan", "-b", "80"], "to be told as a stray word");
+        assert_eq!(apart("plan -b 80").1, ["plan", "-b", "80"], "to be reported as a stray word");
         assert_eq!(apart(""), (vec![], vec![]));
         assert!(typed("-b 'x").is_err());
     }
@@ -159,7 +159,7 @@ mod tests {
     #[test]
     fn everything_wrong_is_told_once() {
         let input = input(typed("-b http -i 10.0.0.0/33 --frob").expect("a line")).expect("flags");
-        assert_eq!(refused(&input.settings), ["command line: \"--frob\" is no flag; --help lists all"]);
+        assert_eq!(refused(&input.settings), ["command line: \"--frob\" is not a flag; see --help"]);
         let wrong = wrong(&input.settings, &redirect_core::settings::NoNames);
         assert_eq!(wrong.len(), 2, "{wrong:?}");
         assert!(wrong.iter().any(|one| one.contains("\"http\"")), "{wrong:?}");

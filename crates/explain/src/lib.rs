@@ -6,9 +6,9 @@ pub mod decision;
 pub mod flags;
 pub mod manifest;
 pub mod packet;
-pub mod paper;
 pub mod picture;
 pub mod plan;
+pub mod text_writer;
 pub mod traffic;
 
 use std::net::{IpAddr, Ipv4Addr};
@@ -30,9 +30,9 @@ pub fn pretty(value: &serde_json::Value) -> String {
 /// The addresses of a flag `--address`.
 ///
 /// # Errors
-/// The first word that is no address.
+/// The first word that is not an address.
 pub fn addresses(text: &str) -> Result<Vec<IpAddr>, String> {
     let parse =
-        |word: &str| word.trim().parse().map_err(|_| format!("flag --address: {word:?} is no address"));
+        |word: &str| word.trim().parse().map_err(|_| format!("flag --address: {word:?} is not an address"));
     text.split(',').map(parse).collect()
 }

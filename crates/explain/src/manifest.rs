@@ -62,7 +62,7 @@ fn addresses(pod: &Value) -> Vec<IpAddr> {
 /// The objects of a text in YAML or JSON. A list, as `kubectl get pods -o json` prints it, counts as its items.
 ///
 /// # Errors
-/// It is no YAML, in words.
+/// It is not YAML, in words.
 pub fn objects(text: &str) -> Result<Vec<Value>, String> {
     let mut objects = Vec::new();
     for mut document in yaml::documents(text)?.into_iter().filter(|document| !document.is_null()) {

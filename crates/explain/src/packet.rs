@@ -6,9 +6,9 @@ use packet_trace::interference::proxy_users;
 use packet_trace::{Connection, ConnectionState, Packet};
 use redirect_core::{Family, PROXY_ID, RulePlan};
 
-/// A user of the application where nobody says which: not the proxy's, nor root.
+/// A user of the application if unset: not the proxy's, nor root.
 const APPLICATION: u32 = 1000;
-/// The port that a packet comes from where nobody says which.
+/// The port that a packet comes from if unset.
 const SOURCE_PORT: u16 = 40000;
 
 /// What is said of a packet, as text.
@@ -80,7 +80,7 @@ fn state(word: Option<&str>) -> ConnectionState {
     }
 }
 
-/// An address of the documentation: nobody's.
+/// An address of the documentation: reserved.
 const fn elsewhere(family: Family) -> IpAddr {
     match family {
         Family::V4 => IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)),
@@ -110,10 +110,10 @@ fn number(text: &str) -> Result<u32, String> {
         Some(digits) => u32::from_str_radix(digits, 16),
         None => text.parse(),
     };
-    parsed.map_err(|_| format!("flag --mark: {text:?} is no number such as 1337 or 0x539"))
+    parsed.map_err(|_| format!("flag --mark: {text:?} is not a number such as 1337 or 0x539"))
 }
 
-/// The user and group; none for somebody outside.
+/// The user and group; none for a peer outside.
 fn sender(text: &str, plan: Option<&RulePlan>) -> Result<Option<(u32, u32)>, String> {
     let proxies: Vec<u32> = plan.into_iter().flat_map(proxy_users).collect();
     match text {

@@ -11,7 +11,7 @@ use redirect_core::render::rule_text;
 use redirect_core::rule::{Chain, Scope, Table, Target};
 use redirect_core::{Family, RulePlan};
 
-use crate::paper::harmless;
+use crate::text_writer::harmless;
 
 /// A language of pictures.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -55,7 +55,7 @@ impl Graph {
         graph
     }
 
-    /// A box for each line of the trace that is not indented, with what is indented below it: so the picture tells what the text does.
+    /// A box for each line of the trace that is not indented, with what is indented below it: so the picture shows what the text does.
     fn of_trace(trace: &Trace, detail: Detail) -> Self {
         let mut nodes: Vec<Node> = Vec::new();
         for line in trace.text(detail).lines() {

@@ -5,8 +5,8 @@ use redirect_core::rule::{Chain, Scope, Table};
 use redirect_core::settings::{Key, Source};
 use redirect_core::{Family, RulePlan, json, options::NativeForm, render};
 
-use crate::paper::{Layout, Paper};
 use crate::picture::{self, Language};
+use crate::text_writer::{Layout, TextWriter};
 
 /// The language of a plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -99,7 +99,7 @@ fn routing(plan: &RulePlan, before: &str) -> String {
 }
 
 fn told(plan: &RulePlan, layout: Layout) -> String {
-    let mut paper = Paper::new(layout);
+    let mut paper = TextWriter::new(layout);
     for (table, chains) in plan.merged_rules() {
         for (chain, rules) in &chains {
             paper.heading(&heading(table, chain));

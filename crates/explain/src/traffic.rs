@@ -2,18 +2,18 @@
 
 use std::collections::BTreeMap;
 
-use packet_trace::{Detail, Difference, Rules, Trace, difference_between};
+use packet_trace::{Detail, Difference, Trace, TraceRules, difference_between};
 use redirect_core::options::BackendChoice;
 use redirect_core::render::restore_text;
 use redirect_core::{Family, RulePlan};
 use serde_json::{Value, json};
 
 use crate::VERSION;
-use crate::paper::{Ink, Layout, Paper, harmless};
+use crate::text_writer::{Layout, TextStyle, TextWriter, harmless};
 
 /// A trace for people. What others call their rules is made harmless.
 #[must_use]
-pub fn told(trace: &Trace, detail: Detail) -> String {
+pub fn report(trace: &Trace, detail: Detail) -> String {
     trace.text(detail).lines().map(|line| harmless(line) + "\n").collect()
 }
 
@@ -29,8 +29,8 @@ pub struct Programmed {
 impl Programmed {
     /// The rules that packets of a family meet.
     #[must_use]
-    pub fn rules(&self, family: Family) -> Rules {
-        Rules::of_plan_in(&self.plan, family, self.backend)
+    pub fn rules(&self, family: Family) -> TraceRules {
+        TraceRules::of_plan_in(&self.plan, family, self.backend)
     }
 }
 
@@ -43,7 +43,7 @@ pub fn not_examined(unexamined: &[String]) -> String {
 /// What two plans differ in.
 #[derive(Debug)]
 pub struct Compared {
-    /// Rules that only the first has, then those that only the second has, with their families.
+    /// TraceRules that only the first has, then those that only the second has, with their families.
     pub rules: [Vec<(Family, String)>; 2],
     /// Traffic that they treat differently.
     pub traffic: Vec<Difference>,
@@ -61,14 +61,14 @@ impl Compared {
     /// For people.
     #[must_use]
     pub fn text(&self, layout: Layout) -> String {
-        let mut paper = Paper::new(layout);
+        let mut paper = TextWriter::new(layout);
         let [gone, new] = &self.rules;
         if gone.is_empty() && new.is_empty() {
             paper.line(0, "the rules are the same");
         } else {
             paper.heading("rules");
         }
-        for (sign, ink, rules) in [("- ", Ink::Red, gone), ("+ ", Ink::Green, new)] {
+        for (sign, ink, rules) in [("- ", TextStyle::Red, gone), ("+ ", TextStyle::Green, new)] {
             for (family, rule) in rules {
                 paper.marked(2, sign, ink, &format!("{family} {rule}"));
             }
@@ -77,7 +77,7 @@ impl Compared {
             paper.line(0, "no packet changes its fate: both mean the same");
             return paper.into_text();
         }
-        paper.heading("traffic that changes its fate");
+        paper.heading("traffic treated differently");
         for one in &self.traffic {
             paper.labelled(2, "", &one.region.to_string());
             paper.labelled(6, "before: ", &one.before.to_string());

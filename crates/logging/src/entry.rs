@@ -30,7 +30,7 @@ pub struct Entry {
     pub labels: Vec<(String, Value)>,
 }
 
-/// The keys of a JSON line that are no labels.
+/// The keys of a JSON line that are not labels.
 const RESERVED: [&str; 6] = ["time", "level", "scope", "caller", "msg", "stack"];
 
 impl Entry {
@@ -50,7 +50,7 @@ impl Entry {
         }
     }
 
-    /// Reads a JSON line; none if it is no object or lacks time, level or message.
+    /// Reads a JSON line; none if it is not an object or lacks time, level or message.
     #[must_use]
     pub fn from_json(line: &str) -> Option<Self> {
         let mut fields: Map<String, Value> = serde_json::from_str(line).ok()?;
@@ -171,7 +171,7 @@ fn push_escaped(line: &mut String, text: &str) {
     }
 }
 
-/// JSON without characters that JSON allows in strings and a terminal obeys. Outside of strings there are none.
+/// JSON without characters that JSON allows in strings and a terminal obeys. They occur only in strings.
 fn in_json(line: &str) -> String {
     let mut safe = String::with_capacity(line.len());
     for character in line.chars() {

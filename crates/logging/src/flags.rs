@@ -20,7 +20,7 @@ pub struct Flag {
     pub name: &'static str,
     /// What it takes.
     pub kind: FlagKind,
-    /// The value where nobody says anything.
+    /// The value if unset.
     pub default: &'static str,
     /// What it does, for people.
     pub meaning: &'static str,
@@ -32,7 +32,7 @@ pub const FLAGS: &[Flag] = &[
         name: "log_output_level",
         kind: FlagKind::Text,
         default: "default:info",
-        meaning: "Least level of lines logged, as a list of scope:level separated by commas; a bare level is that of \
+        meaning: "Minimum log level, as a list of scope:level separated by commas; a bare level is that of \
                   the scope default, all:level that of every scope. Levels: none, fatal, error, warn, info, debug.",
     },
     Flag {
@@ -51,13 +51,13 @@ pub const FLAGS: &[Flag] = &[
         name: "log_caller",
         kind: FlagKind::Text,
         default: "",
-        meaning: "Whether lines name the place in the source they come from: any text but none says so.",
+        meaning: "Whether lines name their place in the source: any text but none enables it.",
     },
     Flag {
         name: "log_stacktrace_level",
         kind: FlagKind::Text,
         default: "default:none",
-        meaning: "Accepted as a list of scope:level for the sake of existing command lines; there are no stack traces.",
+        meaning: "Accepted as a list of scope:level for compatibility with existing command lines; stack traces are never logged.",
     },
 ];
 
@@ -145,6 +145,6 @@ mod tests {
         let flags = [("log_output_level", "loud"), ("log_as_json", "maybe"), ("log_stacktrace_level", "x:y")];
         let errors: Vec<String> = config(&flags).unwrap_err().iter().map(ToString::to_string).collect();
         assert_eq!(errors.len(), 3);
-        assert!(errors[0].starts_with("flag --log_output_level: \"loud\" is no log level"), "{errors:?}");
+        assert!(errors[0].starts_with("flag --log_output_level: \"loud\" is not a log level"), "{errors:?}");
     }
 }

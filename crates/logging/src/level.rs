@@ -74,17 +74,17 @@ impl From<log::Level> for Level {
     }
 }
 
-/// A word that is no level.
+/// A word that is not a level.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{0:?} is no log level; levels are none, fatal, error, warn, info, debug, each alone or as scope:level"
+    "{0:?} is not a log level; levels are none, fatal, error, warn, info, debug, each alone or as scope:level"
 )]
 pub struct LevelError(pub String);
 
 /// The limit of each scope.
 ///
 /// Written as a list separated by commas: `scope:level` sets the scope (and those below it: `kube` covers
-/// `kube::client`), a bare level the scope `default`, `all:level` every scope whatever else is said. Scopes nobody
+/// `kube::client`), a bare level the scope `default`, `all:level` every scope, overriding all others. Scopes that no one
 /// mentions log at info.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Levels {
@@ -108,7 +108,7 @@ impl Levels {
         }
     }
 
-    /// Sets the limit of a scope that nobody has mentioned.
+    /// Sets the limit of a scope without a limit of its own.
     pub fn set_default(&mut self, scope: &str, level: Level) {
         self.scopes.entry(scope.to_owned()).or_insert(level);
     }

@@ -1,6 +1,6 @@
 //! Log lines in the format of the mesh's own tools, behind the `log` facade.
 //!
-//! A record's target is its *scope*; [`DEFAULT_SCOPE`] is the one that is not printed. Key-values become labels:
+//! A record's target is its *scope*; [`DEFAULT_SCOPE`] is never printed. Key-values become labels:
 //!
 //! ```
 //! # fn main() -> Result<(), logging::InitError> {
@@ -11,7 +11,7 @@
 //! # Ok(()) }
 //! ```
 //!
-//! Text of others is escaped: a console line is one line, and free of control characters. There is no way to log a
+//! Text of other programs is escaped: a console line is one line, and free of control characters. It is impossible to log a
 //! structure as a whole, so nothing secret gets in by accident.
 
 mod entry;

@@ -41,7 +41,7 @@ impl RollingFile {
         if file.metadata()?.len() < self.limit {
             return Ok(file);
         }
-        // Not `lock`: nobody waits here.
+        // Not `lock`: never block here.
         let moved =
             file.try_lock().is_ok() && is_at(&file, &self.path) && fs::rename(&self.path, &backup).is_ok();
         if moved { append(&self.path) } else { Ok(file) }
@@ -60,7 +60,7 @@ impl Sink for RollingFile {
 }
 
 fn append(path: &Path) -> io::Result<File> {
-    // Opening a pipe waits for somebody who reads it.
+    // Opening a pipe blocks until it has a reader.
     if fs::metadata(path).is_ok_and(|known| !known.is_file()) {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "is not a regular file"));
     }

@@ -25,7 +25,7 @@ pub struct AgentSocket {
 }
 
 impl AgentSocket {
-    /// For the socket of this path; none where there is no such file, because then nobody listens.
+    /// For the socket of this path; none where no such file, because then nothing listens.
     #[must_use]
     pub fn find(path: PathBuf) -> Option<Self> {
         path.exists().then(|| Self { path, lines: Mutex::default() })
@@ -132,7 +132,7 @@ mod tests {
             socket.flush();
             let _ = done.send(());
         });
-        // Whoever waits for the answer waits for ever; a busy machine does not take minutes.
+        // The caller would wait for ever; a busy machine does not take minutes.
         assert_eq!(wait.recv_timeout(Duration::from_secs(240)), Ok(()));
     }
 

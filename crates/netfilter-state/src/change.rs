@@ -13,7 +13,7 @@ use redirect_core::{
 
 /// One step within a table. Closed on purpose: who renders or sends a change has to know every kind of step.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Step {
+pub enum EditOp {
     /// Create the chain; empty it if it is there.
     DeclareEmpty(Chain),
     /// Add a rule behind the last one.
@@ -34,25 +34,25 @@ pub struct TableChange {
     /// The table.
     pub table: Table,
     /// The steps, in order.
-    pub steps: Vec<Step>,
+    pub steps: Vec<EditOp>,
 }
 
 /// What turns the rules in force into those wanted. Tables that are as wanted do not appear.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Change {
+pub struct RulesetDiff {
     /// The tables to change, in the order in which to change them.
     pub tables: Vec<TableChange>,
 }
 
-impl Change {
-    /// The change from what is in force to what is wanted. Rules of others stay where they are.
+impl RulesetDiff {
+    /// The change from the rules in force to those wanted. Other programs' rules stay where they are.
     #[must_use]
     pub fn between(observed: &RuleState, wanted: &FamilyRules) -> Self {
         let state = RuleState::from(wanted);
         Self::tables(observed, wanted, &state, |table| differs(table, observed, &state))
     }
 
-    /// The change that writes what is wanted anew even where it is in force.
+    /// The change that rewrites everything wanted, even rules already in force.
     #[must_use]
     pub fn rewriting(observed: &RuleState, wanted: &FamilyRules) -> Self {
         let state = RuleState::from(wanted);
@@ -63,7 +63,7 @@ impl Change {
 
     /// The change that brings back exactly `before`, where `done` has changed it into `now`.
     ///
-    /// Rules of the mesh go back to the very numbers they had among those of others. Rules that `done` added or removed
+    /// Rules of the mesh go back to the very numbers they had among those of other programs. Rules that `done` added or removed
     /// count as the mesh's, whatever they look like.
     #[must_use]
     pub fn back(now: &RuleState, before: &RuleState, done: &Self) -> Self {
@@ -80,18 +80,19 @@ impl Change {
             };
             chains(now) != chains(before)
         };
-        let add = |table, steps: &mut Vec<Step>| {
+        let add = |table, steps: &mut Vec<EditOp>| {
             for (chain, entries) in before.chains(table) {
                 match chain {
                     Chain::Hook(_) => {
                         let numbered = (1_usize..).zip(entries);
                         let back = numbered.filter(|(_, entry)| ours(before, table, chain, entry));
                         steps.extend(
-                            back.map(|(number, entry)| Step::Insert(chain.clone(), number, entry.clone())),
+                            back.map(|(number, entry)| EditOp::Insert(chain.clone(), number, entry.clone())),
                         );
                     }
                     Chain::Ours(_) | Chain::Other(_) if chain.belongs_to_mesh() => {
-                        steps.extend(entries.iter().map(|entry| Step::Append(chain.clone(), entry.clone())));
+                        steps
+                            .extend(entries.iter().map(|entry| EditOp::Append(chain.clone(), entry.clone())));
                     }
                     Chain::Ours(_) | Chain::Other(_) => {}
                 }
@@ -106,10 +107,10 @@ impl Change {
         let mut steps =
             self.tables.iter().filter(|change| change.table == table).flat_map(|change| &change.steps);
         steps.any(|step| match step {
-            Step::Append(of, one) | Step::Insert(of, _, one) | Step::Delete(of, one) => {
+            EditOp::Append(of, one) | EditOp::Insert(of, _, one) | EditOp::Delete(of, one) => {
                 of == chain && one == entry
             }
-            Step::DeclareEmpty(_) | Step::Flush(_) | Step::RemoveChain(_) => false,
+            EditOp::DeclareEmpty(_) | EditOp::Flush(_) | EditOp::RemoveChain(_) => false,
         })
     }
 
@@ -123,7 +124,7 @@ impl Change {
         text
     }
 
-    /// Whether there is nothing to do.
+    /// Whether it changes nothing.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.tables.is_empty()
@@ -135,7 +136,7 @@ impl Change {
         state: &RuleState,
         changes: impl Fn(Table) -> bool,
     ) -> Self {
-        let add = |table, steps: &mut Vec<Step>| add_wanted(table, wanted, state, steps);
+        let add = |table, steps: &mut Vec<EditOp>| add_wanted(table, wanted, state, steps);
         let changed = wanted.table_order().iter().copied().filter(|table| changes(*table));
         let ours = |found: &RuleState, table, chain: &Chain, entry: &Entry| {
             found.owns_beside(state, table, chain, entry)
@@ -150,32 +151,32 @@ fn replace(
     from: &RuleState,
     to: &RuleState,
     ours: &impl Fn(&RuleState, Table, &Chain, &Entry) -> bool,
-    add: impl Fn(Table, &mut Vec<Step>),
+    add: impl Fn(Table, &mut Vec<EditOp>),
 ) -> TableChange {
     let mut steps = Vec::new();
     let mesh_chains = |state: &RuleState| -> Vec<Chain> {
         state.chains(table).map(|(chain, _)| chain.clone()).filter(Chain::belongs_to_mesh).collect()
     };
     let wanted = mesh_chains(to);
-    steps.extend(wanted.iter().cloned().map(Step::DeclareEmpty));
+    steps.extend(wanted.iter().cloned().map(EditOp::DeclareEmpty));
     for (chain, entries) in from.chains(table).filter(|(chain, _)| !chain.belongs_to_mesh()) {
         let going = entries.iter().filter(|entry| ours(from, table, chain, entry));
-        steps.extend(going.map(|entry| Step::Delete(chain.clone(), entry.clone())));
+        steps.extend(going.map(|entry| EditOp::Delete(chain.clone(), entry.clone())));
     }
     let stale: Vec<Chain> = mesh_chains(from).into_iter().filter(|chain| !wanted.contains(chain)).collect();
-    steps.extend(stale.iter().cloned().map(Step::Flush));
-    steps.extend(stale.into_iter().map(Step::RemoveChain));
+    steps.extend(stale.iter().cloned().map(EditOp::Flush));
+    steps.extend(stale.into_iter().map(EditOp::RemoveChain));
     add(table, &mut steps);
     TableChange { table, steps }
 }
 
-fn add_wanted(table: Table, wanted: &FamilyRules, state: &RuleState, steps: &mut Vec<Step>) {
+fn add_wanted(table: Table, wanted: &FamilyRules, state: &RuleState, steps: &mut Vec<EditOp>) {
     for (chain, entries) in state.chains(table) {
         let leading = wanted.leading(table, chain);
         let (first, last) = entries.split_at_checked(leading).unwrap_or((entries, &[]));
         let numbered = (1_usize..).zip(first);
-        steps.extend(numbered.map(|(number, entry)| Step::Insert(chain.clone(), number, entry.clone())));
-        steps.extend(last.iter().map(|entry| Step::Append(chain.clone(), entry.clone())));
+        steps.extend(numbered.map(|(number, entry)| EditOp::Insert(chain.clone(), number, entry.clone())));
+        steps.extend(last.iter().map(|entry| EditOp::Append(chain.clone(), entry.clone())));
     }
 }
 
@@ -184,14 +185,14 @@ fn table_text(change: &TableChange, text: &mut String) {
     for step in &change.steps {
         match step {
             // With --noflush, declaring a chain that is there empties it.
-            Step::DeclareEmpty(chain) => line(text, format_args!(":{chain} - [0:0]")),
-            Step::Append(chain, entry) => line(text, format_args!("-A {chain} {entry}")),
-            Step::Insert(chain, number, entry) => {
+            EditOp::DeclareEmpty(chain) => line(text, format_args!(":{chain} - [0:0]")),
+            EditOp::Append(chain, entry) => line(text, format_args!("-A {chain} {entry}")),
+            EditOp::Insert(chain, number, entry) => {
                 line(text, format_args!("-I {chain} {number} {entry}"));
             }
-            Step::Delete(chain, entry) => line(text, format_args!("-D {chain} {entry}")),
-            Step::Flush(chain) => line(text, format_args!("-F {chain}")),
-            Step::RemoveChain(chain) => line(text, format_args!("-X {chain}")),
+            EditOp::Delete(chain, entry) => line(text, format_args!("-D {chain} {entry}")),
+            EditOp::Flush(chain) => line(text, format_args!("-F {chain}")),
+            EditOp::RemoveChain(chain) => line(text, format_args!("-X {chain}")),
         }
     }
     text.push_str("COMMIT\n");
@@ -213,7 +214,7 @@ pub struct RuleDifference {
     pub kind: DifferenceKind,
 }
 
-/// What is different in a chain. Rules are numbered from 1, those of others not counted.
+/// What is different in a chain. Rules are numbered from 1, those of other programs not counted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum DifferenceKind {
@@ -235,7 +236,7 @@ pub enum DifferenceKind {
         /// The rule.
         found: Entry,
     },
-    /// There is another rule in its place.
+    /// Another rule is in its place.
     OtherRule {
         /// Its number.
         number: usize,
@@ -247,7 +248,7 @@ pub enum DifferenceKind {
 }
 
 impl RuleDifference {
-    /// The first difference between the rules in force and those wanted, comparing in order; rules of others are
+    /// The first difference between the rules in force and those wanted, comparing in order; other programs' rules are
     /// passed over.
     #[must_use]
     pub fn first(observed: &RuleState, wanted: &FamilyRules) -> Option<Self> {
@@ -265,7 +266,7 @@ impl RuleDifference {
     }
 }
 
-/// The mesh's chains of a table, and its rules in others, in what is wanted and then in what is there besides.
+/// The mesh's chains of a table, and its rules in others, first those wanted, then those only found.
 struct Chains<'a> {
     table: Table,
     observed: &'a RuleState,
@@ -339,12 +340,12 @@ impl fmt::Display for RuleDifference {
         let place = state::place(self.table, &self.chain);
         match &self.kind {
             DifferenceKind::MissingChain => write!(f, "chain {place} is missing"),
-            DifferenceKind::StrayChain => write!(f, "chain {place} should not be there"),
+            DifferenceKind::StrayChain => write!(f, "unexpected chain {place}"),
             DifferenceKind::MissingRule { number, wanted } => {
                 write!(f, "{place}: rule {number} is missing: {wanted}")
             }
             DifferenceKind::StrayRule { number, found } => {
-                write!(f, "{place}: rule {number} should not be there: {found}")
+                write!(f, "{place}: unexpected rule {number}: {found}")
             }
             DifferenceKind::OtherRule { number, wanted, found } => {
                 write!(f, "{place}: rule {number} is {found}, not {wanted}")
@@ -364,7 +365,7 @@ mod tests {
         Redirect::sidecar(Families::V4).build().unwrap().plan().rules(Family::V4)
     }
 
-    /// How what is in force differs from what is wanted, where one line of it is another.
+    /// How the rules in force differ from those wanted, when one of its lines is replaced.
     #[track_caller]
     fn assert_told(line: &str, instead: &str, all: &[&str]) {
         let text = render::restore_text(&wanted());
@@ -383,18 +384,21 @@ mod tests {
         let state = |nat: &str, mangle: &str| {
             rule_state(&[table("nat", nat), table("mangle", mangle)].concat()).unwrap()
         };
-        let steps = |steps: &[Step]| TableChange { table: Table::Nat, steps: steps.to_vec() };
+        let steps = |steps: &[EditOp]| TableChange { table: Table::Nat, steps: steps.to_vec() };
         let output = || Chain::Hook(Hook::Output);
-        let done = Change { tables: [steps(&[Step::Append(output(), rule())])].into() };
-        let back = Change::back(&state(PLAIN, PLAIN), &state("", PLAIN), &done);
-        assert_eq!(back.tables, [steps(&[Step::Delete(output(), rule())])]);
-        // What nobody did is somebody else's doing.
+        let done = RulesetDiff { tables: [steps(&[EditOp::Append(output(), rule())])].into() };
+        let back = RulesetDiff::back(&state(PLAIN, PLAIN), &state("", PLAIN), &done);
+        assert_eq!(back.tables, [steps(&[EditOp::Delete(output(), rule())])]);
+        // Whatever the change did not do, another program did.
         let another = crate::parse::entry("-p udp -j RETURN");
-        let elsewhere = Step::Append(Chain::Hook(Hook::Prerouting), rule());
-        let others = [Step::Flush(output()), Step::Append(output(), another), elsewhere];
-        let others = Change { tables: [steps(&others)].into() };
-        assert_eq!(Change::back(&state(PLAIN, PLAIN), &state("", PLAIN), &others), Change::default());
-        assert_eq!(Change::back(&state(PLAIN, PLAIN), &state(PLAIN, ""), &done), Change::default());
+        let elsewhere = EditOp::Append(Chain::Hook(Hook::Prerouting), rule());
+        let others = [EditOp::Flush(output()), EditOp::Append(output(), another), elsewhere];
+        let others = RulesetDiff { tables: [steps(&others)].into() };
+        assert_eq!(
+            RulesetDiff::back(&state(PLAIN, PLAIN), &state("", PLAIN), &others),
+            RulesetDiff::default()
+        );
+        assert_eq!(RulesetDiff::back(&state(PLAIN, PLAIN), &state(PLAIN, ""), &done), RulesetDiff::default());
     }
 
     #[test]
@@ -406,7 +410,7 @@ mod tests {
         assert_told(
             LAST,
             &[LAST, MORE].concat(),
-            &["nat ISTIO_OUTPUT: rule 12 should not be there: -p tcp -j RETURN"],
+            &["nat ISTIO_OUTPUT: unexpected rule 12: -p tcp -j RETURN"],
         );
         assert_told(LAST, MORE, &["nat ISTIO_OUTPUT: rule 11 is -p tcp -j RETURN, not -j ISTIO_REDIRECT"]);
     }
@@ -418,14 +422,14 @@ mod tests {
         assert_told(
             CHAIN,
             &[CHAIN, ":ISTIO_OTHER - [0:0]\n"].concat(),
-            &["chain nat ISTIO_OTHER should not be there"],
+            &["unexpected chain nat ISTIO_OTHER"],
         );
         assert_told(
             JUMP,
             &[JUMP, "-A POSTROUTING -p tcp -j ISTIO_OUTPUT\n", "-A POSTROUTING -j ISTIO_OUTPUT\n"].concat(),
             &[
-                "nat POSTROUTING: rule 1 should not be there: -p tcp -j ISTIO_OUTPUT",
-                "nat POSTROUTING: rule 2 should not be there: -j ISTIO_OUTPUT",
+                "nat POSTROUTING: unexpected rule 1: -p tcp -j ISTIO_OUTPUT",
+                "nat POSTROUTING: unexpected rule 2: -j ISTIO_OUTPUT",
             ],
         );
         let nothing = RuleDifference::all(&RuleState::new(), &wanted());

@@ -21,7 +21,7 @@ pub enum Difference {
         /// What is different.
         difference: RuleDifference,
     },
-    /// There is none of the native tables.
+    /// All native tables are missing.
     NoNativeTables,
     /// Something in a native table.
     Native(NativeDifference),
@@ -47,7 +47,7 @@ impl fmt::Display for Difference {
 
 /// Everything that is not as planned, in order: rules table by table and chain by chain, native tables, routing.
 ///
-/// Printed, it tells the first and how many more there are.
+/// Printed, it shows the first and the number of the others.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Differences {
     all: Vec<Difference>,
@@ -55,7 +55,7 @@ pub struct Differences {
 
 impl Differences {
     /// What of `observed` is not as a plan wants it whose rules stand there. What else may hold rules of the mesh is not
-    /// looked at.
+    /// checked.
     #[must_use]
     pub fn between(observed: &Observation, plan: &RulePlan, rules_in: RulesIn) -> Self {
         let mut all = match rules_in {
@@ -85,7 +85,7 @@ impl Differences {
         Self { all }
     }
 
-    /// The first, if there is any.
+    /// The first, if any.
     #[must_use]
     pub fn first(&self) -> Option<&Difference> {
         self.all.first()
@@ -96,7 +96,7 @@ impl Differences {
         self.all.iter()
     }
 
-    /// How many there are.
+    /// Their number.
     #[must_use]
     pub const fn len(&self) -> usize {
         self.all.len()

@@ -1,4 +1,4 @@
-//! Where what is in force is not what is wanted.
+//! Where the rules in force differ from those wanted.
 
 use crate::{
     change::{self, RuleDifference},
@@ -44,7 +44,7 @@ pub struct Difference {
     pub text: String,
 }
 
-/// What is different. Rules are numbered from 1, those of others not counted. Rules of iptables' tables are written in the
+/// What is different. Rules are numbered from 1, those of other programs not counted. Rules of iptables' tables are written in the
 /// words of iptables-save, others for people.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "difference", rename_all = "camelCase")]
@@ -78,7 +78,7 @@ pub enum DifferenceKind {
         /// The rule.
         found: String,
     },
-    /// There is another rule in its place.
+    /// Another rule is in its place.
     OtherRule {
         /// Its number.
         number: usize,
@@ -89,7 +89,7 @@ pub enum DifferenceKind {
     },
     /// A policy rule, route or address is missing.
     MissingRouting {
-        /// What is missing.
+        /// The missing element.
         wanted: String,
     },
     /// A policy rule, route or address is there and does not do what the plan wants of it.

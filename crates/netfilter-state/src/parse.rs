@@ -1,16 +1,16 @@
 //! Reads what iptables-save prints back into the types a plan is made of.
 //!
-//! Rules of others are kept as text. The same words a plan is rendered in are understood, so that reading a rendered
+//! Other programs' rules are kept as text. The same words a plan is rendered in are understood, so that reading a rendered
 //! plan gives the plan.
 
 use crate::state::{Entry, ForeignRule, RuleState};
 use alloc::{string::String, vec::Vec};
 use redirect_core::{
-    rule::{Chain, ConnState, Direction, Is, Match, Protocol, Rule, Table, Target, TcpFlags, Tracked},
+    rule::{Chain, ConnState, Direction, Equality, Match, Protocol, Rule, Table, Target, TcpFlags, Tracked},
     values::{InterfaceName, Mark, MaskedMark, Port, PortRange, PortSyntax, parse_cidr},
 };
 
-/// A line of iptables-save output that is none.
+/// A line that is not iptables-save output.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 #[error("line {number} is not iptables-save output: {line:?}")]
@@ -98,7 +98,7 @@ pub fn entry(text: &str) -> Entry {
 }
 
 fn rule(words: &[&str]) -> Option<Rule> {
-    let mut reader = Words { words, next: 0 };
+    let mut reader = WordReader { words, next: 0 };
     let mut matches = Vec::new();
     let mut target = None;
     // The module whose options follow: `--mark` belongs to `-m mark` or `-m connmark`.
@@ -115,7 +115,7 @@ fn rule(words: &[&str]) -> Option<Rule> {
     let has_flags = matches.iter().any(|m| matches!(m, Match::TcpFlags(_)));
     if names_port_module(words) && !has_flags && !matches.iter().any(Match::compares_ports) {
         // iptables-save leaves away a comparison with all ports, and prints only the module that would make it.
-        matches.push(Match::DestinationPort(Is::equals(PortRange::ALL)));
+        matches.push(Match::DestinationPort(Equality::equals(PortRange::ALL)));
     }
     let rule = Rule { matches, target: target? };
     let protocols = rule.matches.iter().filter(|m| matches!(m, Match::Protocol(_))).count();
@@ -134,12 +134,12 @@ fn with_direction(matches: &mut [Match], name: &str) -> Option<()> {
 }
 
 /// The words of a rule, read one after the other.
-struct Words<'a> {
+struct WordReader<'a> {
     words: &'a [&'a str],
     next: usize,
 }
 
-impl<'a> Words<'a> {
+impl<'a> WordReader<'a> {
     fn take(&mut self) -> Option<&'a str> {
         let word = self.words.get(self.next).copied()?;
         self.next = self.next.checked_add(1)?;
@@ -162,12 +162,14 @@ impl<'a> Words<'a> {
 
     fn condition(&mut self, word: &str, not: bool, module: &str) -> Option<Match> {
         let value = self.take()?;
-        let interface = |value: &str| value.parse::<InterfaceName>().ok().map(|value| Is { value, not });
-        let net = |value: &str| parse_cidr(value).ok().map(|value| Is { value, not });
-        let port =
-            |value: &str| PortRange::parse(value, PortSyntax::Saved).ok().map(|value| Is { value, not });
-        let id = |value: &str| value.parse::<u32>().ok().map(|value| Is { value, not });
-        let mark = |value: &str| value.parse::<Mark>().ok().map(|value| Is { value, not });
+        let interface =
+            |value: &str| value.parse::<InterfaceName>().ok().map(|value| Equality { value, not });
+        let net = |value: &str| parse_cidr(value).ok().map(|value| Equality { value, not });
+        let port = |value: &str| {
+            PortRange::parse(value, PortSyntax::Saved).ok().map(|value| Equality { value, not })
+        };
+        let id = |value: &str| value.parse::<u32>().ok().map(|value| Equality { value, not });
+        let mark = |value: &str| value.parse::<Mark>().ok().map(|value| Equality { value, not });
         Some(match (module, word) {
             (_, "-s") => Match::Source(net(value)?),
             (_, "-d") => Match::Destination(net(value)?),
@@ -176,10 +178,10 @@ impl<'a> Words<'a> {
             (_, "-p") if !not => Match::Protocol(protocol(value)?),
             ("tcp" | "udp", "--sport") => Match::SourcePort(port(value)?),
             ("tcp" | "udp", "--dport") => Match::DestinationPort(port(value)?),
-            ("multiport", "--dports") => Match::DestinationPorts(Is { value: ports(value)?, not }),
+            ("multiport", "--dports") => Match::DestinationPorts(Equality { value: ports(value)?, not }),
             ("tcp", "--tcp-flags") => {
                 let value = TcpFlags::new(flags(value)?, flags(self.take()?)?)?;
-                Match::TcpFlags(Is { value, not })
+                Match::TcpFlags(Equality { value, not })
             }
             ("conntrack", "--ctstate") if !not => {
                 Match::Tracked(Tracked { state: conn_state(value)?, direction: None })
@@ -187,7 +189,7 @@ impl<'a> Words<'a> {
             ("owner", "--uid-owner") => Match::OwnerUid(id(value)?),
             ("owner", "--gid-owner") => Match::OwnerGid(id(value)?),
             ("mark", "--mark") => Match::Mark(mark(value)?),
-            ("connmark", "--mark") => Match::ConnMark(Is { value: MaskedMark::parse(value)?, not }),
+            ("connmark", "--mark") => Match::ConnMark(Equality { value: MaskedMark::parse(value)?, not }),
             _ => return None,
         })
     }
@@ -238,7 +240,7 @@ impl<'a> Words<'a> {
     }
 }
 
-/// A chain a rule jumps to: the mesh's own. Jumps of others, and targets of other extensions, are not understood.
+/// A chain a rule jumps to: the mesh's own. Jumps of other programs, and targets of other extensions, are not understood.
 fn jump(name: &str) -> Option<Chain> {
     let chain = Chain::named(name);
     chain.belongs_to_mesh().then_some(chain)

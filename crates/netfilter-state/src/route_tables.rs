@@ -1,4 +1,4 @@
-//! Policy rules and routes of a network namespace, whoever added them: what the kernel asks about every packet.
+//! Policy rules and routes of a network namespace, of any program: what the kernel asks about every packet.
 //!
 //! [`routing`](crate::routing) is about what a plan needs; this is about all that is there. Its enums are closed, as those of
 //! [`ruleset`](crate::ruleset) are.
@@ -91,7 +91,7 @@ impl PolicyRule {
 /// What a policy rule does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum RuleAction {
-    /// It looks for a route in this table; if there is none for the packet, the next rule is asked.
+    /// It looks for a route in this table; without one for the packet, the kernel tries the next rule.
     Lookup(u32),
     /// The next rule is the first one of at least this priority; without one, this rule does nothing.
     Goto(u32),
@@ -135,7 +135,7 @@ pub enum RouteKind {
     Local,
     /// They go to everybody on the link, and are delivered in the namespace.
     Broadcast,
-    /// They are delivered in the namespace; the address is somebody else's, too.
+    /// They are delivered in the namespace; the address is another program's, too.
     Anycast,
     /// They go to those who have asked for them.
     Multicast,

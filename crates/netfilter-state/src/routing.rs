@@ -1,4 +1,4 @@
-//! Routing beside the rules: what TPROXY's marks need, and the `::6` address. What there is, what is missing, what is
+//! Routing beside the rules: what TPROXY's marks need, and the `::6` address. What is present, what is absent, what is
 //! left of an earlier plan.
 
 use alloc::{collections::BTreeSet, string::String, vec::Vec};
@@ -27,34 +27,34 @@ pub struct FoundRouting {
     pub item: RoutingItem,
     /// Why it does not do what a plan wants of it, if it does not.
     pub flaw: Option<String>,
-    /// A policy rule that a run has marked as its own to remove, before it removed the rules that told so.
-    pub condemned: bool,
+    /// A policy rule that a run has marked as its own to remove, before it removed the rules that proved it.
+    pub marked_for_removal: bool,
     /// The kernel's message about it: everything that is needed to remove this very one, or to make it again.
     pub message: Vec<u8>,
 }
 
 impl FoundRouting {
-    /// One that does what a plan wants of it, as nobody has read it from a kernel.
+    /// One that does what a plan wants of it, not read from a kernel.
     #[must_use]
     pub const fn working(item: RoutingItem) -> Self {
-        Self { item, flaw: None, condemned: false, message: Vec::new() }
+        Self { item, flaw: None, marked_for_removal: false, message: Vec::new() }
     }
 
     /// Whether it does what a plan wants of it, and stays.
     #[must_use]
     pub const fn works(&self) -> bool {
-        self.flaw.is_none() && !self.condemned
+        self.flaw.is_none() && !self.marked_for_removal
     }
 
     /// The same, marked as to be removed.
     #[must_use]
-    pub fn condemn(&self) -> Self {
-        Self { condemned: true, ..self.clone() }
+    pub fn mark_for_removal(&self) -> Self {
+        Self { marked_for_removal: true, ..self.clone() }
     }
 }
 
 impl RoutingItem {
-    /// The family whose policy routing it concerns; the address is no routing.
+    /// The family whose policy routing it concerns; the address is not routing.
     #[must_use]
     pub const fn family(self) -> Option<Family> {
         match self {
@@ -87,12 +87,12 @@ pub fn missing(plan: &RulePlan, found: &[FoundRouting]) -> Vec<RoutingItem> {
     wanted(plan).into_iter().filter(|item| !works(item)).collect()
 }
 
-/// What is left of earlier plans, in the order in which to remove it: routes, then the rules that lead to them and tell
-/// whose they are.
+/// Remnants of earlier plans, in the order in which to remove it: routes, then the rules that lead to them and
+/// identify their owner.
 ///
-/// Others do transparent proxying, too, and their routing looks the same. So a policy rule counts as the mesh's when its
+/// Other programs do transparent proxying, too, with the same routing. So a policy rule counts as the mesh's when its
 /// mark is one that rules of the mesh use (`marks`), or when mark and table are those of `tproxy` or the usual ones; a
-/// route when such a rule leads to it; a rule that an earlier run has condemned always counts. Of several that are the
+/// route when such a rule leads to it; a rule that an earlier run has marked for removal always counts. Of several that are the
 /// same, one that works is kept where the plan wants it.
 #[must_use]
 pub fn stale<'a>(
@@ -109,10 +109,10 @@ pub fn stale<'a>(
         .chain([Tproxy::default()])
         .collect();
     let has_route = |family, table| found.iter().any(|one| one.item == RoutingItem::Route(family, table));
-    let condemned: BTreeSet<RoutingItem> =
-        found.iter().filter(|one| one.condemned).map(|one| one.item).collect();
+    let marked_for_removal: BTreeSet<RoutingItem> =
+        found.iter().filter(|one| one.marked_for_removal).map(|one| one.item).collect();
     let ours = |item: &RoutingItem| match *item {
-        _ if condemned.contains(item) => true,
+        _ if marked_for_removal.contains(item) => true,
         RoutingItem::LoopbackAddress => true,
         RoutingItem::Rule(family, mark, table) => {
             let is_named = |one: &Tproxy| one.mark() == mark && one.table() == table;
@@ -203,13 +203,13 @@ mod tests {
     }
 
     #[test]
-    fn what_an_earlier_run_has_condemned_is_left_of_it_whatever_its_mark() {
+    fn what_an_earlier_run_has_marked_is_left_of_it_whatever_its_mark() {
         let table = RouteTable::new(200).unwrap();
         let rule = FoundRouting::working(RoutingItem::Rule(Family::V4, Mark::new(7).unwrap(), table));
         let route = FoundRouting::working(RoutingItem::Route(Family::V4, table));
         let none = BTreeSet::new();
-        let found = [rule.condemn(), route.clone()];
-        assert_eq!(stale(&plan("TPROXY"), &found, &none, None), [&route, &rule.condemn()]);
+        let found = [rule.mark_for_removal(), route.clone()];
+        assert_eq!(stale(&plan("TPROXY"), &found, &none, None), [&route, &rule.mark_for_removal()]);
         assert!(stale(&plan("TPROXY"), &[rule, route], &none, None).is_empty());
     }
 
@@ -219,7 +219,7 @@ mod tests {
         let flawed = FoundRouting { flaw: Some("it is shadowed".into()), ..whole.clone() };
         assert!(whole.works());
         assert!(!flawed.works());
-        assert!(!whole.condemn().works());
-        assert!(!flawed.condemn().works());
+        assert!(!whole.mark_for_removal().works());
+        assert!(!flawed.mark_for_removal().works());
     }
 }

@@ -25,7 +25,7 @@ pub enum Entry {
     Foreign(ForeignRule),
 }
 
-/// A rule of somebody else's, with everything that is needed to make it again. Printed, it is words for people.
+/// A rule of another program's, with everything that is needed to make it again. Printed, it is words for people.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ForeignRule(Box<Form>);
 
@@ -164,7 +164,7 @@ impl RuleState {
         touched.map(|(table, chain, rules)| ((table, chain), rules)).collect()
     }
 
-    /// The rules of a chain; none where there is no such chain.
+    /// The rules of a chain; none where no such chain.
     #[must_use]
     pub fn rules(&self, table: Table, chain: &Chain) -> &[Entry] {
         self.tables.get(&table).and_then(|chains| chains.get(chain)).map_or(&[], Vec::as_slice)
@@ -176,7 +176,7 @@ impl RuleState {
         self.tables.get(&table).is_some_and(|chains| chains.contains_key(chain))
     }
 
-    /// Whether there is no rule and no chain.
+    /// Whether it has neither rules nor chains.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         Table::ALL
@@ -255,7 +255,7 @@ impl RuleState {
         }
     }
 
-    /// Whether a rule of a built-in chain that is no jump has a shape that a plan gives to rules there, with a mark that
+    /// Whether a rule of a built-in chain that is not a jump has a shape that a plan gives to rules there, with a mark that
     /// chains of the mesh use. Where these have lost theirs, any mark may be it.
     fn has_planned_shape(&self, wanted: &Self, table: Table, hook: Hook, rule: &Rule) -> bool {
         match planned_shape(table, hook, rule) {
@@ -269,7 +269,7 @@ impl RuleState {
         }
     }
 
-    /// The packet marks that the chains of the mesh give or ask for, and the proxy's own where there are any.
+    /// The packet marks that the chains of the mesh give or ask for, and the proxy's own if any.
     #[must_use]
     pub fn marks(&self) -> BTreeSet<Mark> {
         let chains = self.chains(Table::Mangle).filter(|(chain, _)| chain.belongs_to_mesh());
@@ -340,9 +340,9 @@ const fn is_built_in(chain: &Chain) -> bool {
     matches!(chain, Chain::Hook(_))
 }
 
-/// What a rule of a plan in a built-in chain that is no jump is about.
+/// What a rule of a plan in a built-in chain that is not a jump is about.
 enum Shape {
-    /// An interface that is left alone.
+    /// An excluded interface.
     Interface,
     /// TPROXY's mark.
     Mark(Mark),
@@ -430,7 +430,7 @@ mod tests {
         };
         assert!(owns("nat", "-i eth9 -j RETURN"));
         assert!(owns("mangle", "-i eth9 -j RETURN"));
-        // No plan puts one into raw, inverts it, or looks at the other end.
+        // No plan puts one into raw, inverts it, or checks the other end.
         assert!(!owns("raw", "-i eth9 -j RETURN"));
         assert!(!owns("mangle", "! -i eth9 -j RETURN"));
         assert!(!owns("mangle", "-o eth9 -j RETURN"));

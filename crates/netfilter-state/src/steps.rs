@@ -1,4 +1,4 @@
-//! From what is in force to what is wanted, by steps that can be taken back.
+//! From the state in force to the wanted one, by steps that can be taken back.
 //!
 //! The order is the promise: what rules need comes before them and goes after them; where capture moves from one base
 //! chain to another, the new one takes over first, then every packet on its way gets the time to finish, and only then
@@ -6,7 +6,7 @@
 //! at which it comes to it; so between the two steps both stand.
 
 use crate::{
-    change::Change,
+    change::RulesetDiff,
     netlink::NativeState,
     routing::{self, FoundRouting, RoutingItem},
     state::RuleState,
@@ -55,7 +55,7 @@ pub struct Observation {
     pub nft: PerFamily,
     /// The mesh's native tables.
     pub native: NativeState,
-    /// Policy rules, routes and addresses of the kind a plan needs, whoever's.
+    /// Policy rules, routes and addresses of the kind a plan needs, of any owner.
     pub routing: Vec<FoundRouting>,
 }
 
@@ -69,19 +69,19 @@ impl Observation {
         }
     }
 
-    /// Whether there are rules of a variant, whoever's.
+    /// Whether a variant has rules, of any owner.
     #[must_use]
     pub fn in_use(&self, variant: Variant) -> bool {
         Family::BOTH.into_iter().any(|family| !self.rules(variant).of(family).is_empty())
     }
 
-    /// Whether there are rules of the mesh in a variant.
+    /// Whether a variant has rules of the mesh.
     #[must_use]
     pub fn redirected_by(&self, variant: Variant) -> bool {
         Family::BOTH.into_iter().any(|family| self.rules(variant).of(family).is_redirected())
     }
 
-    /// Whether there are rules of the mesh at all.
+    /// Whether any rules of the mesh exist.
     #[must_use]
     pub fn is_redirected(&self) -> bool {
         VARIANTS.into_iter().any(|variant| self.redirected_by(variant)) || !self.native.is_empty()
@@ -107,13 +107,13 @@ impl Observation {
     /// What is different from `earlier`, as far as the mesh is concerned; one entry a table or item.
     #[must_use]
     pub fn differences_to(&self, earlier: &Self) -> Vec<String> {
-        let nothing = Change::default();
+        let nothing = RulesetDiff::default();
         let done = |_, _| &nothing;
         let mut words = Vec::new();
         for variant in VARIANTS {
             for family in Family::BOTH {
                 let (now, earlier) = (self.rules(variant).of(family), earlier.rules(variant).of(family));
-                let back = Change::back(now, earlier, done(variant, family));
+                let back = RulesetDiff::back(now, earlier, done(variant, family));
                 words.extend(
                     back.tables.iter().map(|change| {
                         format!("{family} {} (iptables-{})", change.table.name(), variant.name())
@@ -153,14 +153,14 @@ pub enum RulesIn {
     Native(NativeForm),
 }
 
-/// What is wanted.
+/// The goal.
 #[derive(Debug, Clone, Copy)]
 pub struct Goal<'a> {
     /// The plan.
     pub plan: &'a RulePlan,
     /// Where its rules are to stand.
     pub rules_in: RulesIn,
-    /// Whether rules are written anew even where they are in force.
+    /// Whether rules are written again even where they are in force.
     pub force: bool,
     /// Routing that counts as the mesh's although no rule uses its mark: that of the settings.
     pub tproxy: Option<Tproxy>,
@@ -169,7 +169,7 @@ pub struct Goal<'a> {
 }
 
 impl<'a> Goal<'a> {
-    /// This plan's rules there, in as few transactions as can be; nothing that is in force is written anew.
+    /// This plan's rules there, in as few transactions as can be; nothing that is in force is written again.
     #[must_use]
     pub const fn new(plan: &'a RulePlan, rules_in: RulesIn) -> Self {
         Self { plan, rules_in, force: false, tproxy: None, nft_in_transaction: true }
@@ -183,12 +183,12 @@ impl<'a> Goal<'a> {
 pub enum Step {
     /// Adds what rules need.
     AddRouting(RoutingItem),
-    /// Marks a policy rule as the mesh's to remove: the rules that tell so go first, and a run may end in between.
-    Condemn(FoundRouting),
+    /// Marks a policy rule as the mesh's to remove: the rules that prove it go first, and a run may end in between.
+    MarkForRemoval(FoundRouting),
     /// Changes rules in one transaction of nf_tables.
     Transaction(Transaction),
     /// Changes rules through `iptables-restore` of a variant.
-    Restore(Variant, Family, Change),
+    Restore(Variant, Family, RulesetDiff),
     /// Waits until every packet that is on its way has met all the chains it will meet.
     Grace,
     /// Makes connection tracking forget connections of before that nat has not translated, that the plan captures and that no socket has any more:
@@ -202,7 +202,7 @@ pub enum Step {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Transaction {
     /// Changes to the tables of iptables-nft.
-    pub iptables: Vec<(Family, Change)>,
+    pub iptables: Vec<(Family, RulesetDiff)>,
     /// What the native tables become; `None` where they stay.
     pub native: Option<NativeState>,
 }
@@ -223,11 +223,11 @@ pub enum Inverse {
     /// Makes again what was removed.
     PutBackRouting(FoundRouting),
     /// Makes a policy rule again as it was before it was marked.
-    Pardon(FoundRouting),
+    Unmark(FoundRouting),
     /// Brings these tables of iptables, and the native ones, to what they were.
     Rules {
         /// Tables of iptables by variant and family: what was done to them, and the rules they held before.
-        iptables: Vec<(Variant, Family, Change, RuleState)>,
+        iptables: Vec<(Variant, Family, RulesetDiff, RuleState)>,
         /// The native tables as they were.
         native: Option<NativeState>,
     },
@@ -241,13 +241,13 @@ impl Step {
     /// What takes this step back, if it is taken after `before` was seen.
     #[must_use]
     pub fn inverse(self, before: &Observation, native_before: &NativeState) -> Inverse {
-        let rules = |variant, family, change: Change| {
+        let rules = |variant, family, change: RulesetDiff| {
             (variant, family, change, before.rules(variant).of(family).clone())
         };
         match self {
             Self::AddRouting(item) => Inverse::RemoveRouting(item),
             Self::RemoveRouting(found) => Inverse::PutBackRouting(found),
-            Self::Condemn(found) => Inverse::Pardon(found),
+            Self::MarkForRemoval(found) => Inverse::Unmark(found),
             Self::Grace => Inverse::Grace,
             Self::ForgetClosed => Inverse::Nothing,
             Self::Restore(variant, family, change) => {
@@ -269,7 +269,7 @@ impl fmt::Display for Step {
         match self {
             Self::AddRouting(item) => write!(f, "add {item}"),
             Self::RemoveRouting(found) => write!(f, "remove {found}"),
-            Self::Condemn(found) => write!(f, "mark for removal: {found}"),
+            Self::MarkForRemoval(found) => write!(f, "mark for removal: {found}"),
             Self::Grace => f.write_str("wait for packets on their way"),
             Self::ForgetClosed => f.write_str("forget tracked connections that are over"),
             Self::Restore(variant, family, change) => {
@@ -290,11 +290,11 @@ impl fmt::Display for Transaction {
     }
 }
 
-fn tables(change: &Change) -> String {
+fn tables(change: &RulesetDiff) -> String {
     change.tables.iter().map(|table| table.table.name()).collect::<Vec<_>>().join(", ")
 }
 
-/// The steps from what was observed to what is wanted; none where it is in force.
+/// The steps from what was observed to the goal; empty if it is in force.
 #[must_use]
 pub fn between(observed: &Observation, goal: &Goal<'_>) -> Vec<Step> {
     let mut steps: Vec<Step> =
@@ -303,11 +303,11 @@ pub fn between(observed: &Observation, goal: &Goal<'_>) -> Vec<Step> {
     let both_stand = !let_go.is_empty() && !goal.plan.families().is_empty() && observed.is_redirected();
     let rules_change = !take_over.is_empty() || !let_go.is_empty();
     let stale = routing::stale(goal.plan, &observed.routing, &observed.marks(), goal.tproxy);
-    let is_condemned = |found: &FoundRouting| {
-        rules_change && !found.condemned && matches!(found.item, RoutingItem::Rule(..))
+    let is_marked = |found: &FoundRouting| {
+        rules_change && !found.marked_for_removal && matches!(found.item, RoutingItem::Rule(..))
     };
-    let condemned = stale.iter().filter(|found| is_condemned(found));
-    steps.extend(condemned.map(|found| Step::Condemn((*found).clone())));
+    let marked = stale.iter().filter(|found| is_marked(found));
+    steps.extend(marked.map(|found| Step::MarkForRemoval((*found).clone())));
     steps.extend(take_over);
     if both_stand {
         steps.push(Step::Grace);
@@ -317,7 +317,8 @@ pub fn between(observed: &Observation, goal: &Goal<'_>) -> Vec<Step> {
         }
     }
     steps.extend(let_go);
-    let removed = |found: &FoundRouting| if is_condemned(found) { found.condemn() } else { found.clone() };
+    let removed =
+        |found: &FoundRouting| if is_marked(found) { found.mark_for_removal() } else { found.clone() };
     steps.extend(stale.into_iter().map(|found| Step::RemoveRouting(removed(found))));
     steps
 }
@@ -344,7 +345,11 @@ impl Phases {
                     first.iptables.push((variant, family, takes_over));
                     second.iptables.push((variant, family, lets_go));
                 } else {
-                    second.iptables.push((variant, family, Change::between(found, &FamilyRules::default())));
+                    second.iptables.push((
+                        variant,
+                        family,
+                        RulesetDiff::between(found, &FamilyRules::default()),
+                    ));
                 }
             }
         }
@@ -354,22 +359,22 @@ impl Phases {
 }
 
 /// A variant's change in two parts: tables that lose inbound capture to another one change last.
-fn iptables(observed: &RuleState, goal: &Goal<'_>, family: Family) -> (Change, Change) {
+fn iptables(observed: &RuleState, goal: &Goal<'_>, family: Family) -> (RulesetDiff, RulesetDiff) {
     let wanted = goal.plan.rules(family);
-    let change = if goal.force { Change::rewriting } else { Change::between };
+    let change = if goal.force { RulesetDiff::rewriting } else { RulesetDiff::between };
     let change = change(observed, &wanted);
     let wanted = RuleState::from(&wanted);
     let moves = Table::ALL.iter().copied().any(|table| wanted.captures_inbound(table));
     let loses = |table| moves && observed.captures_inbound(table) && !wanted.captures_inbound(table);
     let (second, first) = change.tables.into_iter().partition(|change| loses(change.table));
-    (Change { tables: first }, Change { tables: second })
+    (RulesetDiff { tables: first }, RulesetDiff { tables: second })
 }
 
 /// What the native tables become first, and in the end; `None` where they stay.
 ///
-/// In the first step a table that loses inbound capture stays as it is. Where there are rules with sets, the new ones are
-/// put before the old ones: the elements of a set that goes are gone at once, also for a packet that is just being looked
-/// up, and those of one that comes may be there a moment later than the rule that looks.
+/// In the first step a table that loses inbound capture stays as it is. If rules use sets, the new ones are
+/// put before the old ones: a removed set loses its elements at once, even for a lookup in progress, and a new set may
+/// receive its elements a moment after the rule that searches it.
 fn native(observed: &NativeState, goal: &Goal<'_>) -> (Option<NativeState>, Option<NativeState>) {
     let wanted = match goal.rules_in {
         RulesIn::Native(form) => NativeState::wanted(goal.plan, form),
@@ -401,7 +406,7 @@ fn native(observed: &NativeState, goal: &Goal<'_>) -> (Option<NativeState>, Opti
 /// Changes of rules that belong together.
 #[derive(Default)]
 struct RulesStep {
-    iptables: Vec<(Variant, Family, Change)>,
+    iptables: Vec<(Variant, Family, RulesetDiff)>,
     native: Option<NativeState>,
 }
 

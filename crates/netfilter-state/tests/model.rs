@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used)] // a panic is how a test fails
 
 use netfilter_state::{
-    change::{Change, Step, TableChange},
+    change::{EditOp, RulesetDiff, TableChange},
     model::{Kernel, Refusal, Tables, Writer},
     parse,
     routing::{FoundRouting, RoutingItem},
@@ -152,31 +152,31 @@ fn what_linux_refuses_is_refused_and_changes_nothing() {
     let (inbound, output) = (Chain::Ours(OurChain::Inbound), Chain::Hook(Hook::Output));
     let jump = |to: &Chain| Rule { matches: Vec::new(), target: Target::Jump(to.clone()) }.into();
     let accept = || parse::entry("-p tcp -j ACCEPT");
-    let declared = || Step::DeclareEmpty(inbound.clone());
+    let declared = || EditOp::DeclareEmpty(inbound.clone());
     let cases = [
-        (vec![Step::DeclareEmpty(output.clone())], Refusal::BuiltIn),
-        (vec![Step::RemoveChain(output.clone())], Refusal::BuiltIn),
-        (vec![Step::Append(inbound.clone(), accept())], Refusal::NoSuchChain),
-        (vec![Step::Flush(inbound.clone())], Refusal::NoSuchChain),
-        (vec![Step::Insert(output.clone(), 2, accept())], Refusal::NoSuchNumber),
-        (vec![Step::Insert(output.clone(), 0, accept())], Refusal::NoSuchNumber),
-        (vec![Step::Delete(output.clone(), accept())], Refusal::NoSuchRule),
-        (vec![Step::Append(output.clone(), jump(&inbound))], Refusal::NoTarget),
+        (vec![EditOp::DeclareEmpty(output.clone())], Refusal::BuiltIn),
+        (vec![EditOp::RemoveChain(output.clone())], Refusal::BuiltIn),
+        (vec![EditOp::Append(inbound.clone(), accept())], Refusal::NoSuchChain),
+        (vec![EditOp::Flush(inbound.clone())], Refusal::NoSuchChain),
+        (vec![EditOp::Insert(output.clone(), 2, accept())], Refusal::NoSuchNumber),
+        (vec![EditOp::Insert(output.clone(), 0, accept())], Refusal::NoSuchNumber),
+        (vec![EditOp::Delete(output.clone(), accept())], Refusal::NoSuchRule),
+        (vec![EditOp::Append(output.clone(), jump(&inbound))], Refusal::NoTarget),
         (
-            vec![declared(), Step::Append(inbound.clone(), accept()), Step::RemoveChain(inbound.clone())],
+            vec![declared(), EditOp::Append(inbound.clone(), accept()), EditOp::RemoveChain(inbound.clone())],
             Refusal::NotEmpty,
         ),
         (
             vec![
                 declared(),
-                Step::Append(output.clone(), jump(&inbound)),
-                Step::RemoveChain(inbound.clone()),
+                EditOp::Append(output.clone(), jump(&inbound)),
+                EditOp::RemoveChain(inbound.clone()),
             ],
             Refusal::InUse,
         ),
     ];
     for (steps, why) in cases {
-        let change = Change { tables: vec![TableChange { table: Table::Nat, steps }] };
+        let change = RulesetDiff { tables: vec![TableChange { table: Table::Nat, steps }] };
         let mut tables = Tables::new();
         let refused = tables.apply(&change, Writer::Netlink).unwrap_err();
         assert_eq!(refused.why, why, "{refused}");
@@ -186,10 +186,10 @@ fn what_linux_refuses_is_refused_and_changes_nothing() {
 
 #[test]
 fn a_transaction_is_refused_as_a_whole() {
-    let good = Change::between(&Tables::new().observe(), &plan("REDIRECT").rules(Family::V4));
-    let bad = TableChange { table: Table::Nat, steps: vec![Step::Flush(Chain::named("NONE"))] };
+    let good = RulesetDiff::between(&Tables::new().observe(), &plan("REDIRECT").rules(Family::V4));
+    let bad = TableChange { table: Table::Nat, steps: vec![EditOp::Flush(Chain::named("NONE"))] };
     let transaction = steps::Transaction {
-        iptables: vec![(Family::V4, good), (Family::V6, Change { tables: vec![bad] })],
+        iptables: vec![(Family::V4, good), (Family::V6, RulesetDiff { tables: vec![bad] })],
         native: None,
     };
     let mut kernel = Kernel::new();
@@ -208,5 +208,5 @@ fn routing_is_added_once_and_removed_once() {
     assert_eq!(kernel.take(&add).unwrap_err().why, Refusal::Exists);
     kernel.take(&remove).unwrap();
     assert_eq!(kernel.take(&remove).unwrap_err().why, Refusal::NotThere);
-    assert_eq!(kernel.take(&steps::Step::Condemn(address)).unwrap_err().why, Refusal::NotThere);
+    assert_eq!(kernel.take(&steps::Step::MarkForRemoval(address)).unwrap_err().why, Refusal::NotThere);
 }

@@ -7,7 +7,7 @@ mod generated;
 
 use generated::{settings, typed::builders};
 use netfilter_state::{
-    change::{Change, RuleDifference},
+    change::{RuleDifference, RulesetDiff},
     model::{Refused, Tables, Writer},
     netlink::{Batch, NativeState, Observed},
     parse,
@@ -50,12 +50,12 @@ fn others(kernel: &Tables, wanted: &FamilyRules) -> BTreeMap<(Table, Chain), Vec
     others
 }
 
-/// Something that happens to the tables of a kernel, by somebody else or by accident.
+/// Something that happens to the tables of a kernel, by another program or by accident.
 #[derive(Debug, Clone)]
 enum Event {
-    /// Somebody else's rule in a built-in chain.
+    /// Another program's rule in a built-in chain.
     Rule(Table, Hook, Index, &'static str),
-    /// Somebody else's chain.
+    /// Another program's chain.
     Chain(Table),
     /// One of the mesh's rules goes.
     Loss(Table, Index),
@@ -142,7 +142,7 @@ fn pick(kernel: &Tables, table: Table, at: Index) -> Option<(Chain, usize)> {
 fn kernel_with(before: &[Event], rules: &FamilyRules, after: &[Event], writer: Writer) -> Tables {
     let mut kernel = Tables::new();
     suffer(&mut kernel, before);
-    kernel.apply(&Change::between(&kernel.observe(), rules), writer).unwrap();
+    kernel.apply(&RulesetDiff::between(&kernel.observe(), rules), writer).unwrap();
     suffer(&mut kernel, after);
     kernel
 }
@@ -260,7 +260,7 @@ proptest! {
 
     #[test]
     fn what_the_builder_accepts_is_rendered_encoded_and_put_in_force(builder in builders()) {
-        // What it refuses is told, each error for the setting it is about.
+        // What it refuses is reported, each error for the setting it is about.
         let plan = match builder.build() {
             Ok(redirect) => redirect.plan(),
             Err(errors) => {
@@ -270,7 +270,7 @@ proptest! {
         };
         prop_assert!(!render::explain(&plan).is_empty() && !render::nft_text(&plan).is_empty());
         let nothing = Observed::at(1);
-        let changes = Family::BOTH.map(|family| Change::between(&RuleState::new(), &plan.rules(family)));
+        let changes = Family::BOTH.map(|family| RulesetDiff::between(&RuleState::new(), &plan.rules(family)));
         let mut batch = Batch::new(&nothing);
         for (family, change) in Family::BOTH.into_iter().zip(&changes) {
             let rules = plan.rules(family);
@@ -326,12 +326,12 @@ proptest! {
             let mut kernel = kernel_with(&before, &earlier.plan().rules(family), &after, earlier_writer);
             let wanted = wanted.plan().rules(family);
             let kept = others(&kernel, &wanted);
-            let change = if rewrite { Change::rewriting } else { Change::between };
+            let change = if rewrite { RulesetDiff::rewriting } else { RulesetDiff::between };
             let change = change(&kernel.observe(), &wanted);
             kernel.apply(&change, writer).map_err(refused)?;
             check(&kernel, &wanted)?;
             prop_assert_eq!(others(&kernel, &wanted), kept);
-            prop_assert!(Change::between(&kernel.observe(), &wanted).is_empty());
+            prop_assert!(RulesetDiff::between(&kernel.observe(), &wanted).is_empty());
         }
     }
 
@@ -342,9 +342,9 @@ proptest! {
             let others = before.iter().filter(|event| !matches!(event, Event::Leftover(..)));
             suffer(&mut kernel, &others.cloned().collect::<Vec<_>>());
             let untouched = kernel.observe();
-            let apply = Change::between(&untouched, &settings.plan().rules(family));
+            let apply = RulesetDiff::between(&untouched, &settings.plan().rules(family));
             kernel.apply(&apply, writer).map_err(refused)?;
-            let cleanup = Change::between(&kernel.observe(), &FamilyRules::default());
+            let cleanup = RulesetDiff::between(&kernel.observe(), &FamilyRules::default());
             kernel.apply(&cleanup, writer).map_err(refused)?;
             prop_assert_eq!(kernel.observe(), untouched);
         }
@@ -359,11 +359,11 @@ proptest! {
         for family in Family::BOTH {
             let mut kernel = kernel_with(&before, &earlier.plan().rules(family), &after, writer);
             let was = kernel.observe();
-            let mut change = Change::between(&was, &wanted.plan().rules(family));
+            let mut change = RulesetDiff::between(&was, &wanted.plan().rules(family));
             // Tables come into force one after the other: any number of them may have.
             change.tables.truncate(done);
             kernel.apply(&change, writer).map_err(refused)?;
-            let back = Change::back(&kernel.observe(), &was, &change);
+            let back = RulesetDiff::back(&kernel.observe(), &was, &change);
             kernel.apply(&back, writer).map_err(refused)?;
             prop_assert_eq!(kernel.observe(), was);
         }
@@ -401,7 +401,7 @@ proptest! {
         if let Ok(state) = parse::rule_state(&text) {
             // What was read can be cleaned up, or is refused for what others have.
             let mut kernel = Tables::holding(&state);
-            let _ = kernel.apply(&Change::between(&state, &FamilyRules::default()), Writer::Iptables);
+            let _ = kernel.apply(&RulesetDiff::between(&state, &FamilyRules::default()), Writer::Iptables);
         }
     }
 
@@ -412,7 +412,7 @@ proptest! {
         let place = *at.get(&places);
         text.replace_range(place..=place, &with);
         if let Ok(state) = parse::rule_state(&text) {
-            let _ = Change::between(&state, &settings.plan().rules(Family::V4));
+            let _ = RulesetDiff::between(&state, &settings.plan().rules(Family::V4));
         }
     }
 }

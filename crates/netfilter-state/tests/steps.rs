@@ -133,11 +133,12 @@ fn routing_comes_before_the_rules_and_goes_behind_them() {
     for (from_name, from, from_place) in configurations() {
         for (to_name, to, to_place) in configurations() {
             let steps = between(&in_force(&from, from_place), &Goal::new(&to, to_place));
-            let is_routing =
-                |step: &Step| matches!(step, Step::AddRouting(_) | Step::Condemn(_) | Step::RemoveRouting(_));
+            let is_routing = |step: &Step| {
+                matches!(step, Step::AddRouting(_) | Step::MarkForRemoval(_) | Step::RemoveRouting(_))
+            };
             let inner: Vec<&Step> = steps
                 .iter()
-                .skip_while(|step| matches!(step, Step::AddRouting(_) | Step::Condemn(_)))
+                .skip_while(|step| matches!(step, Step::AddRouting(_) | Step::MarkForRemoval(_)))
                 .take_while(|step| !matches!(step, Step::RemoveRouting(_)))
                 .collect();
             assert!(!inner.into_iter().any(is_routing), "{from_name} to {to_name}: {steps:?}");
@@ -196,7 +197,7 @@ fn every_step_has_an_inverse_that_names_what_was_there() {
         match (&step, step.clone().inverse(&before, &before.native)) {
             (Step::AddRouting(item), Inverse::RemoveRouting(removed)) => assert_eq!(*item, removed),
             (Step::RemoveRouting(found), Inverse::PutBackRouting(back)) => assert_eq!(*found, back),
-            (Step::Condemn(found), Inverse::Pardon(back)) => assert_eq!(*found, back),
+            (Step::MarkForRemoval(found), Inverse::Unmark(back)) => assert_eq!(*found, back),
             (Step::Grace, Inverse::Grace) | (Step::ForgetClosed, Inverse::Nothing) => {}
             (Step::Transaction(transaction), Inverse::Rules { iptables, native }) => {
                 assert_eq!(native.is_some(), transaction.native.is_some());

@@ -1,12 +1,12 @@
 //! A plan in force in every backend is walked through as the plan itself is, and nothing of it is in its own way.
 
 use super::{
-    Detail, Packet, Rules, Step, Trace,
+    Detail, Packet, Trace, TraceEvent, TraceRules,
     interference::{Effect, Pod, find},
     kernel::dumps::{self, dump, dumped, read_saved},
 };
 use netfilter_state::{
-    change::Change,
+    change::RulesetDiff,
     netlink::{Batch, NativeState, Observed},
     routing::{self, FoundRouting},
     ruleset::{Condition, Counter, Ruleset},
@@ -50,7 +50,7 @@ fn addresses() -> [IpAddr; 2] {
 fn iptables(plan: &RulePlan) -> Ruleset {
     let observed = Observed::default();
     let changes =
-        Family::BOTH.map(|family| (family, Change::between(&RuleState::new(), &plan.rules(family))));
+        Family::BOTH.map(|family| (family, RulesetDiff::between(&RuleState::new(), &plan.rules(family))));
     let mut batch = Batch::new(&observed);
     for (family, change) in &changes {
         batch.change(*family, change).unwrap();
@@ -143,8 +143,8 @@ fn native_rules_with_sets_are_traced_exactly_as_their_plan() {
             .into_iter()
             .flat_map(|form| Family::BOTH.map(|family| (form, family)))
         {
-            let planned = Rules::of_plan(&plan, family);
-            let live = Rules::of_ruleset(&native(&plan, form), &routing, family, Some(&plan));
+            let planned = TraceRules::of_plan(&plan, family);
+            let live = TraceRules::of_ruleset(&native(&plan, form), &routing, family, Some(&plan));
             for packet in packets().iter().filter(|packet| packet.family() == family).step_by(3) {
                 let (wanted, trace) = (planned.trace(packet), live.trace(packet));
                 let text = || {
@@ -156,7 +156,7 @@ fn native_rules_with_sets_are_traced_exactly_as_their_plan() {
                 };
                 assert_eq!(trace.may, wanted.may, "{}", text());
                 let behind = |trace: &Trace| match trace.deciding() {
-                    Some(Step::Rule { origin: Some(origin), .. }) => Some(*origin),
+                    Some(TraceEvent::Rule { origin: Some(origin), .. }) => Some(*origin),
                     _ => None,
                 };
                 assert_eq!(behind(&trace), behind(&wanted), "{}", text());
@@ -169,7 +169,7 @@ fn native_rules_with_sets_are_traced_exactly_as_their_plan() {
 fn the_rules_of_the_mesh_are_known_in_every_backend() {
     let plan = plan(&[]);
     let count = |ruleset: &Ruleset, family, known| {
-        let rules = Rules::of_ruleset(ruleset, &[], family, known);
+        let rules = TraceRules::of_ruleset(ruleset, &[], family, known);
         let of_mesh: Vec<_> = rules.of_mesh().collect();
         assert!(of_mesh.iter().all(|one| one.rule.counter == Some(Counter::default())), "{of_mesh:?}");
         of_mesh.len()
@@ -220,8 +220,8 @@ fn a_packet_is_traced_through_a_plan_in_force_as_through_the_plan() {
         for ((backend, ruleset), family) in
             in_force(name).iter().flat_map(|one| Family::BOTH.map(|family| (one, family)))
         {
-            let planned = Rules::of_plan(&plan, family);
-            let live = Rules::of_ruleset(ruleset, &routing, family, Some(&plan));
+            let planned = TraceRules::of_plan(&plan, family);
+            let live = TraceRules::of_ruleset(ruleset, &routing, family, Some(&plan));
             // Enough to meet every rule; all of them are traced elsewhere.
             for packet in packets().iter().filter(|packet| packet.family() == family).step_by(11) {
                 let (wanted, trace) = (planned.trace(packet), live.trace(packet));

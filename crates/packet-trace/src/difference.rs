@@ -3,7 +3,7 @@
 use super::{
     Connection, ConnectionState, Fate, Interface, Packet, Sender,
     packets::{Field, Packets, interface, interface_name, state},
-    rules::Rules,
+    rules::TraceRules,
     set::Set,
     walk::{self, Given, Work},
 };
@@ -24,13 +24,13 @@ use redirect_core::{plan::RulePlan, rule::Protocol, values::Family};
 pub struct Difference {
     /// The packets.
     pub region: Region,
-    /// What becomes of them by the one plan.
+    /// Their fate under the first plan.
     pub before: Fate,
-    /// What becomes of them by the other.
+    /// Their fate under the second plan.
     pub after: Fate,
 }
 
-/// A set of packets: those that have in every field one of these values. A field that says nothing may have any.
+/// A set of packets: those that have in every field one of these values. A field without values may have any.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Region {
     is_local: bool,
@@ -38,7 +38,7 @@ pub struct Region {
 }
 
 impl Region {
-    /// Said without what goes without saying: that loopback addresses are nowhere but on `lo`.
+    /// The description without the obvious: loopback addresses occur only on `lo`.
     pub(super) fn new(is_local: bool, mut packets: Packets) -> Self {
         let family = packets.family;
         let far = far(family);
@@ -58,7 +58,7 @@ impl Region {
         self.packets.family
     }
 
-    /// Whether processes of the pod send them; somebody outside otherwise.
+    /// Whether processes of the pod send them; a peer outside otherwise.
     #[must_use]
     pub const fn is_local(&self) -> bool {
         self.is_local
@@ -208,12 +208,12 @@ impl Region {
         (*set != Set::range(0, most)).then_some(set)
     }
 
-    /// In words, where not every value of the field is meant.
+    /// In words; empty if every value of the field is included.
     fn words(&self, field: Field, name: &str, one: impl Fn(u128) -> String) -> Option<String> {
         let set = self.limited(field)?;
         let most = field.most(self.packets.family);
         let rest = set.complement(most);
-        // The shorter way to say it.
+        // The shorter description.
         let (set, not) = if rest.ranges().len() < set.ranges().len() { (&rest, "not ") } else { (set, "") };
         let ranges = set.ranges().iter().map(|(first, last)| {
             if first == last { one(*first) } else { alloc::format!("{}-{}", one(*first), one(*last)) }
@@ -232,7 +232,7 @@ fn interfaces(set: &Set) -> String {
     if rest.is_empty() {
         return String::from("any");
     }
-    // Ranges between names that rules have are what they are not.
+    // A range between the names in rules is described as not those names.
     let (set, not) = if rest.ranges().len() < set.ranges().len() { (&rest, "not ") } else { (set, "") };
     let names: Vec<String> = set.ranges().iter().map(name).collect();
     alloc::format!("{not}{}", names.join(", "))
@@ -275,7 +275,7 @@ impl fmt::Display for Region {
     }
 }
 
-/// Which packets of a connection they are; nothing where all are meant.
+/// Which packets of a connection they are; empty for all of them.
 fn states(set: &Set) -> Option<String> {
     let named = [
         (state::NEW, "first packets"),
@@ -299,9 +299,9 @@ impl fmt::Display for Difference {
     }
 }
 
-/// All traffic that two plans treat differently, as few sets of packets that do not overlap. None when they mean the same.
+/// All traffic that two plans treat differently, as few sets of packets that do not overlap. Empty if both plans mean the same.
 ///
-/// Walked are packets of TCP and UDP in all states of connection tracking, from outside without a mark and from processes of the
+/// It walks packets of TCP and UDP in all states of connection tracking, from outside without a mark and from processes of the
 /// pod with any. Nothing comes in over `lo` from outside, or with a loopback address; nothing goes to a loopback
 /// address by another interface.
 ///
@@ -309,7 +309,7 @@ impl fmt::Display for Difference {
 /// use redirect_core::{Families, Redirect, values::PortRange};
 ///
 /// let before = Redirect::sidecar(Families::V4).build()?.plan();
-/// // 15020 is what a sidecar excludes that says nothing.
+/// // 15020 is what a sidecar excludes by default.
 /// let excluded = [15020, 3306].map(PortRange::single);
 /// let after = Redirect::sidecar(Families::V4).outbound_ports_exclude(excluded).build()?.plan();
 /// assert_eq!(packet_trace::difference(&before, &before), []);
@@ -320,20 +320,20 @@ impl fmt::Display for Difference {
 /// ```
 #[must_use]
 pub fn difference(before: &RulePlan, after: &RulePlan) -> Vec<Difference> {
-    let rules = |plan: &RulePlan, family| Rules::of_plan(plan, family);
+    let rules = |plan: &RulePlan, family| TraceRules::of_plan(plan, family);
     let differ = |family| between(&rules(before, family), &rules(after, family), &mut Work::any());
     Family::BOTH.into_iter().flat_map(differ).collect()
 }
 
-/// All traffic of a family that two sets of rules treat differently, likewise: those of plans in either form ([`Rules::of_plan`],
-/// [`Rules::of_native_plan`]).
+/// All traffic of a family that two sets of rules treat differently, likewise: those of plans in either form ([`TraceRules::of_plan`],
+/// [`TraceRules::of_native_plan`]).
 /// Rules of different families have nothing in common, and no difference.
 #[must_use]
-pub fn difference_between(before: &Rules, after: &Rules) -> Vec<Difference> {
+pub fn difference_between(before: &TraceRules, after: &TraceRules) -> Vec<Difference> {
     if before.family == after.family { between(before, after, &mut Work::any()) } else { Vec::new() }
 }
 
-fn between(from: &Rules, to: &Rules, work: &mut Work) -> Vec<Difference> {
+fn between(from: &TraceRules, to: &TraceRules, work: &mut Work) -> Vec<Difference> {
     let mut found: BTreeMap<(bool, Fate, Fate), Vec<Packets>> = BTreeMap::new();
     for (is_local, packets) in starts(from.family) {
         let given = Given { is_local, ..Given::default() };
@@ -363,7 +363,7 @@ fn far(family: Family) -> Set {
     loopback.complement(Field::Destination.most(family))
 }
 
-/// All packets that there are, and whether the pod sends them.
+/// All possible packets, and whether the pod sends them.
 fn starts(family: Family) -> Vec<(bool, Packets)> {
     let lo = Set::one(interface("lo"));
     let all = Packets::all(family);
@@ -388,7 +388,7 @@ fn starts(family: Family) -> Vec<(bool, Packets)> {
     starts
 }
 
-/// Said without what goes without saying: that first packets belong to no connection with a mark.
+/// The description without the obvious: first packets have no connection mark.
 fn without_impossible(mut packets: Packets) -> Packets {
     let known = Set::range(state::ESTABLISHED, state::REPLY);
     if packets.get(Field::State).and(&known).is_empty() {
@@ -399,7 +399,7 @@ fn without_impossible(mut packets: Packets) -> Packets {
 
 /// Fewer sets for the same packets: two that differ in one field become one.
 fn merged(mut all: Vec<Packets>) -> Vec<Packets> {
-    /// What people ask for last is put together first.
+    /// Merges the least interesting fields first.
     const ORDER: [Field; 12] = [
         Field::Flags,
         Field::ConnMark,
@@ -445,7 +445,7 @@ mod tests {
                 let ports = (0..many).map(|number| PortRange::single(10_000 + first + 2 * number));
                 let plan =
                     Redirect::sidecar(Families::V4).outbound_ports_exclude(ports).build().unwrap().plan();
-                Rules::of_plan(&plan, Family::V4)
+                TraceRules::of_plan(&plan, Family::V4)
             };
             let mut work = Work::any();
             let differences = between(&rules(0), &rules(1), &mut work);
@@ -587,7 +587,7 @@ mod tests {
         assert!(!come.contains(&example) && !local.contains(&come.example()));
         // A connection that nothing is known of has no mark.
         assert_eq!(region(true, &[(Field::ConnMark, 13, 14)]).example().connection.mark, 0);
-        // From outside nobody owns them.
+        // Those from outside have no owner.
         assert_eq!(come.example().sender, Sender::Outside);
         for (field, first, last) in limited {
             let others = region(true, &[&limited[..], &[(field, last + 1, last + 1)]].concat());

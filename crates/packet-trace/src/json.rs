@@ -19,24 +19,24 @@ pub struct Trace {
     pub packet: Packet,
     /// Where it ends.
     pub end: Fate,
-    /// Where it may end, where rules are not understood; missing where there is no doubt.
+    /// Where it may end if a rule is unsupported; absent if certain.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub may: Vec<Fate>,
-    /// What would have to be known to say which, in words; missing where there is no doubt.
+    /// The unknown that decides which, in words; absent if certain.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub unknown: Vec<String>,
     /// The step that decides, counted from 0; missing where no rule does.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub decided: Option<usize>,
     /// The steps.
-    pub steps: Vec<Step>,
+    pub steps: Vec<TraceEventJson>,
     /// What sees the packet besides rules and is not examined, in words that may change. A trace does not know; who has read the network
     /// namespace adds it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub unexamined: Vec<String>,
 }
 
-/// One packet: the counterpart of [`crate::Packet`]. What is missing is not known.
+/// One packet: the counterpart of [`crate::Packet`]. A missing field is unknown.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[non_exhaustive]
@@ -80,7 +80,7 @@ pub struct Packet {
 #[serde(rename_all = "camelCase")]
 #[non_exhaustive]
 pub enum Sender {
-    /// Somebody outside the pod.
+    /// A peer outside the pod.
     Outside,
     /// A socket in the pod.
     Pod,
@@ -119,20 +119,20 @@ pub enum Fate {
         /// Whether the destination is rewritten.
         rewritten: bool,
     },
-    /// At a port of the pod to which a rule of somebody else's sends it.
+    /// At a port of the pod to which a rule of another program's sends it.
     Redirected {
         /// The port.
         port: u16,
     },
-    /// Where a rule of somebody else's translates it to.
+    /// Where a rule of another program's translates it to.
     Translated,
     /// Reset, because two rules contradict each other.
     Broken,
     /// Nowhere.
     Dropped,
-    /// Nowhere, and the sender is told.
+    /// Nowhere, and the sender is reported.
     Rejected,
-    /// Nobody knows.
+    /// Unknown.
     Unknown,
 }
 
@@ -149,11 +149,11 @@ pub enum Listener {
     Dns,
 }
 
-/// One step of a packet's way: the counterpart of [`crate::Step`].
+/// One step of a packet's way: the counterpart of [`crate::TraceEvent`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "step", rename_all = "camelCase", rename_all_fields = "camelCase")]
 #[non_exhaustive]
-pub enum Step {
+pub enum TraceEventJson {
     /// It comes to a hook.
     Hook {
         /// Its name in iptables.
@@ -185,7 +185,7 @@ pub enum Step {
         text: String,
         /// Whether it is about the packet.
         outcome: Outcome,
-        /// The condition that fails, or that nobody understands.
+        /// The condition that fails, or is unsupported.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         condition: Option<String>,
         /// Whether it is one of the mesh's.
@@ -251,7 +251,7 @@ pub enum Outcome {
     Matched,
     /// It does not.
     Unmatched,
-    /// Nobody knows.
+    /// Unknown.
     Unknown,
 }
 
@@ -347,7 +347,7 @@ impl From<&crate::Trace> for Trace {
             may: may.filter(|_| trace.may.len() > 1).collect(),
             unknown: trace.unknown.iter().map(ToString::to_string).collect(),
             decided: trace.decided,
-            steps: trace.steps.iter().map(Step::from).collect(),
+            steps: trace.steps.iter().map(TraceEventJson::from).collect(),
             unexamined: Vec::new(),
         }
     }
@@ -414,18 +414,18 @@ impl From<crate::Fate> for Fate {
     }
 }
 
-impl From<&crate::Step> for Step {
-    fn from(step: &crate::Step) -> Self {
+impl From<&crate::TraceEvent> for TraceEventJson {
+    fn from(step: &crate::TraceEvent) -> Self {
         match step {
-            crate::Step::Hook { hook, interface } => {
+            crate::TraceEvent::Hook { hook, interface } => {
                 Self::Hook { hook: hook.name().to_owned(), interface: interface.clone() }
             }
-            crate::Step::Chain { place, priority } => Self::Chain {
+            crate::TraceEvent::Chain { place, priority } => Self::Chain {
                 table: place.table.to_string(),
                 chain: place.chain.clone(),
                 priority: *priority,
             },
-            crate::Step::Rule { place, depth, rule, outcome, is_own, origin } => {
+            crate::TraceEvent::Rule { place, depth, rule, outcome, is_own, origin } => {
                 let (outcome, condition) = match outcome {
                     crate::Outcome::Matched => (Outcome::Matched, None),
                     crate::Outcome::Unmatched(condition) => (Outcome::Unmatched, Some(condition.clone())),
@@ -445,23 +445,23 @@ impl From<&crate::Step> for Step {
                     purpose: origin.map(|origin| origin.purpose.to_owned()),
                 }
             }
-            crate::Step::Policy { place } => {
+            crate::TraceEvent::Policy { place } => {
                 Self::Policy { table: place.table.to_string(), chain: place.chain.clone() }
             }
-            crate::Step::Changed(change) => change.into(),
-            crate::Step::Route { decides } => Self::Unroutable { text: decides.clone() },
+            crate::TraceEvent::Changed(change) => change.into(),
+            crate::TraceEvent::Route { decides } => Self::Unroutable { text: decides.clone() },
         }
     }
 }
 
-impl From<&crate::Change> for Step {
-    fn from(change: &crate::Change) -> Self {
+impl From<&crate::PacketEdit> for TraceEventJson {
+    fn from(change: &crate::PacketEdit) -> Self {
         match change {
-            crate::Change::Mark(mark) => Self::Mark { mark: *mark },
-            crate::Change::ConnectionMark(mark) => Self::ConnectionMark { mark: *mark },
-            crate::Change::Destination(destination) => Self::Destination { destination: *destination },
-            crate::Change::Zone(zone) => Self::Zone { zone: *zone },
-            crate::Change::Rerouted(interface) => Self::Route { interface: interface.clone() },
+            crate::PacketEdit::Mark(mark) => Self::Mark { mark: *mark },
+            crate::PacketEdit::ConnectionMark(mark) => Self::ConnectionMark { mark: *mark },
+            crate::PacketEdit::Destination(destination) => Self::Destination { destination: *destination },
+            crate::PacketEdit::Zone(zone) => Self::Zone { zone: *zone },
+            crate::PacketEdit::Rerouted(interface) => Self::Route { interface: interface.clone() },
         }
     }
 }

@@ -1,19 +1,19 @@
 //! What becomes of a packet: every rule that it meets on its way through the kernel, the one that decides, and where it ends.
 //!
-//! [`Rules`] are those of a plan, or all that a network namespace holds: the mesh's own by any backend, and those of others as far
-//! as they are understood. [`Rules::trace`] sends a [`Packet`] through all hooks that it meets, in the kernel's order:
+//! [`TraceRules`] are those of a plan, or all that a network namespace holds: the mesh's own by any backend, and those of other programs as far
+//! as they are supported. [`TraceRules::trace`] sends a [`Packet`] through all hooks that it meets, in the kernel's order:
 //!
 //! - A packet of a local process meets `output`, is routed again where its mark or destination has changed, and meets
 //!   `postrouting`; over `lo` it then arrives in the pod again, where it belongs to no process any more.
 //! - A packet that arrives meets `prerouting`, and then `input`.
-//! - Chains of type nat are asked about the first packet of a connection only, and once about its destination. What is
-//!   known already goes where its first packet went ([`Connection::translated_to`]).
+//! - Chains of type nat see only the first packet of a connection, once for its destination. A packet of
+//!   a known connection follows its first packet ([`Connection::translated_to`]).
 //!
-//! A condition or statement of others' that is not understood makes two ways of one. Where they end differently, the fate is
+//! An unsupported condition or statement of another program splits one path into two. Where they end differently, the fate is
 //! [`Unknown`](Fate::Unknown), and [`Trace::may`] says what it may be.
 //!
-//! Sets, maps and verdict maps of nf_tables are looked into. Not understood, because nobody can know it beforehand or because it is
-//! kept elsewhere: limits and quotas, chance, sets of ipset, what a socket, a process behind a queue or a BPF program decides.
+//! Sets, maps and verdict maps of nf_tables are searched. Unsupported, because the outcome is unpredictable or its data is kept
+//! elsewhere: limits and quotas, chance, sets of ipset, the decisions of a socket, a process behind a queue or a BPF program.
 //!
 //! Not followed: forwarding (a packet that arrives is taken to be for the pod), fragments, and sockets: the proxy is taken to
 //! listen. While it does not, what goes to it is refused or dropped, never let through.
@@ -53,7 +53,7 @@ mod walk;
 
 pub use difference::{Difference, Region, difference, difference_between};
 pub(crate) use lost::{Findings, search};
-pub use rules::{MeshRule, Rules};
+pub use rules::{MeshRule, TraceRules};
 pub use text::Detail;
 
 use alloc::{collections::BTreeSet, string::String, vec::Vec};
@@ -66,15 +66,15 @@ use redirect_core::{
     settings::{Key, Source},
     values::Family,
 };
-use walk::{Given, Way, Work};
+use walk::{Given, TracePath, Work};
 
-/// How much work one trace is at most: rulesets of others may be made to take any amount.
+/// Work limit of one trace: another program may craft a ruleset that takes any amount.
 const MOST_WORK: usize = 1_000_000;
 
 /// Who sends a packet. Closed on purpose: rules ask for nothing else.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Sender {
-    /// Somebody outside the pod.
+    /// A peer outside the pod.
     Outside,
     /// A socket in the pod, of this user and group.
     Local {
@@ -91,7 +91,7 @@ pub enum Sender {
 pub enum Interface {
     /// Of this name.
     Named(String),
-    /// Not loopback; nobody knows which.
+    /// Not loopback; otherwise unknown.
     Elsewhere,
 }
 
@@ -101,11 +101,11 @@ pub enum Interface {
 pub enum ConnectionState {
     /// It is the first of a connection.
     New,
-    /// It is the first of a connection that another one asked for.
+    /// The first of a connection that another connection expects.
     Related,
-    /// It belongs to a connection, and goes the way of the first packet.
+    /// It belongs to a connection, and travels in the first packet's direction.
     Established,
-    /// It belongs to a connection, and goes the other way.
+    /// It belongs to a connection, and travels in the opposite direction.
     Reply,
     /// It belongs to none, and opens none.
     Invalid,
@@ -289,17 +289,17 @@ pub enum Fate {
         /// Whether the destination is rewritten (REDIRECT); with TPROXY it is not.
         rewritten: bool,
     },
-    /// At a port of the pod to which a rule of somebody else's sends it.
+    /// At a port of the pod to which another program's rule sends it.
     Redirected(u16),
-    /// Where a rule of somebody else's translates it to. What happens to it behind that is not followed.
+    /// At the destination that another program's rule translates it to. The trace ends there.
     Translated,
-    /// Reset: TPROXY hands it to a listener as it is, and a rule of somebody else's translates it after that.
+    /// Reset: TPROXY hands it to a listener as it is, and another program's rule translates it afterwards.
     Broken,
     /// Nowhere.
     Dropped,
-    /// Nowhere, and the sender is told.
+    /// Nowhere, and the kernel notifies the sender.
     Rejected,
-    /// Nobody knows: a rule on its way is not understood.
+    /// Unknown: a rule on its path is unsupported.
     Unknown,
 }
 
@@ -308,7 +308,7 @@ pub enum Fate {
 pub struct Origin {
     /// The setting.
     pub setting: Key,
-    /// Who said so.
+    /// Its source.
     pub source: Source,
     /// What the rule is for.
     pub purpose: &'static str,
@@ -322,7 +322,7 @@ impl Origin {
 
 /// Where a rule stands.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Place {
+pub struct RuleLocation {
     /// The table.
     pub table: TableName,
     /// The chain.
@@ -331,21 +331,21 @@ pub struct Place {
     pub rule: Option<usize>,
 }
 
-/// Whether a packet fulfils a rule's conditions. Closed: there is no fourth.
+/// Whether a packet fulfils a rule's conditions. Closed: no fourth exists.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome {
     /// It does.
     Matched,
     /// It does not fulfil this one.
     Unmatched(String),
-    /// Nobody knows whether it fulfils this one.
+    /// Whether it fulfils this one is unknown.
     Unknown(String),
 }
 
 /// Something that a rule or the kernel changes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Change {
+pub enum PacketEdit {
     /// The packet's mark; none where it is not known.
     Mark(Option<u32>),
     /// The connection's mark; none where it is not known.
@@ -361,7 +361,7 @@ pub enum Change {
 /// One step of a packet's way.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Step {
+pub enum TraceEvent {
     /// It comes to a hook.
     Hook {
         /// Which.
@@ -372,40 +372,40 @@ pub enum Step {
     /// It comes to a base chain.
     Chain {
         /// Which.
-        place: Place,
+        place: RuleLocation,
         /// Its priority.
         priority: i32,
     },
     /// It meets a rule.
     Rule {
-        /// Where it stands.
-        place: Place,
+        /// Its position.
+        place: RuleLocation,
         /// How many jumps led there.
         depth: usize,
         /// The rule in words.
         rule: String,
-        /// Whether it is about the packet.
+        /// Whether it matches the packet.
         outcome: Outcome,
         /// Whether it is one of the mesh's.
         is_own: bool,
         /// The setting behind it.
         origin: Option<Origin>,
     },
-    /// A base chain drops what its rules leave alone.
+    /// A base chain's policy drops the packet.
     Policy {
         /// Which.
-        place: Place,
+        place: RuleLocation,
     },
     /// Something changes.
-    Changed(Change),
-    /// Routing ends its way.
+    Changed(PacketEdit),
+    /// Routing drops it.
     Route {
         /// The policy rule or route that does, in words.
         decides: String,
     },
 }
 
-/// What a trace would have to know to say where a packet ends.
+/// An unknown that decides where a packet ends.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum Unknown {
@@ -417,13 +417,13 @@ pub enum Unknown {
     SourcePort,
     /// A mark.
     Mark,
-    /// Whether a rule or statement, in words, is about it: its conditions are not understood, or depend on chance.
+    /// Whether a rule or statement, in words, matches it: its conditions are unsupported, or depend on chance.
     Rule(String),
     /// Which of two base chains of one priority the kernel asks first.
     Order(String, String),
     /// Whether connection tracking comes before this base chain of its priority.
     Tracking(String),
-    /// Whether a policy rule or route, in words, is about it.
+    /// Whether a policy rule or route, in words, applies to it.
     Route(String),
     /// What becomes of a lost packet when TCP repeats it.
     Repeated,
@@ -431,7 +431,7 @@ pub enum Unknown {
     Work,
 }
 
-/// What it is, and how it can be had.
+/// What it is, and how to get it.
 impl core::fmt::Display for Unknown {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         match self {
@@ -450,23 +450,23 @@ impl core::fmt::Display for Unknown {
             Self::Repeated => f.write_str(
                 "what happens when TCP repeats the lost packet: its connection keeps the mark that a rule has set",
             ),
-            Self::Work => f.write_str("what the rules say that come after as many as are followed"),
+            Self::Work => f.write_str("the rules beyond the limit of those followed"),
         }
     }
 }
 
-/// The way of a packet.
+/// The path of a packet.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Trace {
     /// The packet.
     pub packet: Packet,
-    /// Its steps. Where not all rules are understood, those if none of them is about it.
-    pub steps: Vec<Step>,
+    /// Its steps. If rules are unsupported, the steps taken if none of them matches.
+    pub steps: Vec<TraceEvent>,
     /// The number of the step that decides, counted from 0; none where no rule does.
     pub decided: Option<usize>,
-    /// Where it may end. One, unless something is not known.
+    /// Where it may end. One, unless something is unknown.
     pub may: BTreeSet<Fate>,
-    /// If it may end at several: what would have to be known.
+    /// If several, the unknowns that decide.
     pub unknown: BTreeSet<Unknown>,
 }
 
@@ -479,19 +479,19 @@ impl Trace {
 
     /// The rule or policy that decides.
     #[must_use]
-    pub fn deciding(&self) -> Option<&Step> {
+    pub fn deciding(&self) -> Option<&TraceEvent> {
         self.decided.and_then(|step| self.steps.get(step))
     }
 }
 
-/// The only one; unknown where there are several.
+/// The only one; unknown if several.
 fn fate(may: &BTreeSet<Fate>) -> Fate {
     let mut fates = may.iter();
     fates.next().copied().filter(|_| fates.next().is_none()).unwrap_or(Fate::Unknown)
 }
 
-impl Rules {
-    /// The way of a packet through these rules. One of another family meets none of them.
+impl TraceRules {
+    /// The path of a packet through these rules. A packet of another family meets none of them.
     #[must_use]
     pub fn trace(&self, packet: &Packet) -> Trace {
         let Followed { mut ways, may, unknown } = self.ways(packet, true);
@@ -503,7 +503,7 @@ impl Rules {
         Trace { packet: packet.clone(), steps, decided, may, unknown }
     }
 
-    /// Where a packet ends: the end of its [`trace`](Self::trace), for less.
+    /// Where a packet ends: the end of its [`trace`](Self::trace), at lower cost.
     #[must_use]
     pub fn fate(&self, packet: &Packet) -> Fate {
         fate(&self.ways(packet, false).may)
@@ -521,9 +521,9 @@ impl Rules {
     }
 }
 
-/// The ways of one packet.
+/// The possible paths of one packet.
 struct Followed {
-    ways: Vec<Way>,
+    ways: Vec<TracePath>,
     may: BTreeSet<Fate>,
     unknown: BTreeSet<Unknown>,
 }
@@ -536,12 +536,12 @@ impl core::fmt::Display for Fate {
                 let how = if *rewritten { "" } else { ", destination unchanged" };
                 write!(f, "proxy, {} listener (port {port}{how})", listener.name())
             }
-            Self::Redirected(port) => write!(f, "redirected to port {port} by a rule of somebody else's"),
-            Self::Translated => f.write_str("translated by a rule of somebody else's"),
+            Self::Redirected(port) => write!(f, "redirected to port {port} by another program's rule"),
+            Self::Translated => f.write_str("translated by another program's rule"),
             Self::Broken => f.write_str("reset: handed to a listener, and then translated by another rule"),
             Self::Dropped => f.write_str("dropped"),
             Self::Rejected => f.write_str("rejected"),
-            Self::Unknown => f.write_str("unknown: a rule on its way is not understood"),
+            Self::Unknown => f.write_str("unknown: a rule on its path is unsupported"),
         }
     }
 }

@@ -1,18 +1,18 @@
 //! What keeps packets from the proxy: the exact sets of packets that a plan captures, walked through everything that a network
-//! namespace holds. Those that end elsewhere there are lost, and what decided about them is to blame.
+//! namespace holds. Those that end elsewhere there count as lost, and what decided about them is to blame.
 //!
-//! It asks the same walk as a trace of one packet, so a verdict over all traffic and the trace of any packet of it cannot
+//! It uses the same walk as a trace of one packet, so a verdict over all traffic and the trace of any packet of it cannot
 //! disagree.
 
 use super::{
     Fate, Packet,
     difference::Region,
     packets::{Field, Packets, interface, number, state},
-    rules::{ChainRule, Rules, Test},
+    rules::{ChainRule, Test, TraceRules},
     set::Set,
-    walk::{self, Cause, Given, Way, Ways, Work},
+    walk::{self, Cause, Given, TracePath, Ways, Work},
 };
-use crate::interference::{Effect, Finding, Place, Pod, Severity, Traffic};
+use crate::interference::{Effect, Finding, Pod, RuleRef, Severity, Traffic};
 use alloc::{
     collections::{BTreeMap, BTreeSet},
     string::{String, ToString},
@@ -35,7 +35,7 @@ const DNS: u16 = 53;
 /// Findings, each once.
 #[derive(Default)]
 pub(crate) struct Findings {
-    found: BTreeMap<(Place, Effect, Severity), Finding>,
+    found: BTreeMap<(RuleRef, Effect, Severity), Finding>,
 }
 
 impl Findings {
@@ -51,7 +51,7 @@ impl Findings {
         }
     }
 
-    /// The surest first. What takes some traffic for certain is not said to take it perhaps as well.
+    /// The surest first. Omits a "may" finding for traffic that a certain finding covers.
     pub(crate) fn into_sorted(mut self) -> Vec<Finding> {
         let certain: Vec<_> =
             self.found.iter().filter(|((.., severity), _)| *severity == Severity::Does).collect();
@@ -74,18 +74,18 @@ impl Findings {
     }
 }
 
-/// Captured traffic to walk: what it is called, and all packets that may be of it.
+/// Captured traffic to walk: its name, and all packets that may belong to it.
 struct Start {
     traffic: Traffic,
     packets: Packets,
     given: Given,
 }
 
-/// Adds what keeps packets of a family from the proxy in a pod that holds these rules, of those that the planned rules capture.
-pub(crate) fn search(planned: &Rules, live: &Rules, pod: &Pod<'_>, findings: &mut Findings) {
+/// Adds what keeps packets of a family, which the planned rules capture, from the proxy in a pod that holds these rules.
+pub(crate) fn search(planned: &TraceRules, live: &TraceRules, pod: &Pod<'_>, findings: &mut Findings) {
     let mut work = Work { left: MOST_WORK };
     for mut start in starts(planned.family, pod) {
-        // Of those out there.
+        // From hosts outside.
         let of_others = match start.traffic {
             Traffic::Inbound => Some(Field::Source),
             Traffic::Outbound | Traffic::Dns => Some(Field::Destination),
@@ -107,8 +107,8 @@ pub(crate) fn search(planned: &Rules, live: &Rules, pod: &Pod<'_>, findings: &mu
     }
 }
 
-/// There is more than is followed. It is about no single chain, but the longest one is why.
-fn unfollowed(live: &Rules) -> Finding {
+/// The search stopped at its limit. No single chain is to blame, but the longest is the cause.
+fn unfollowed(live: &TraceRules) -> Finding {
     let longest = live.chains.iter().max_by_key(|chain| chain.rules.len());
     let (table, base_chain) = longest.map_or_else(
         || (TableName::of_family(live.family), String::new()),
@@ -116,7 +116,7 @@ fn unfollowed(live: &Rules) -> Finding {
     );
     Finding {
         severity: Severity::May,
-        place: Place { table, base_chain, hook: None, chain: String::new(), rule: None },
+        place: RuleRef { table, base_chain, hook: None, chain: String::new(), rule: None },
         rule: String::new(),
         effect: Effect::Unfollowed,
         traffic: BTreeSet::new(),
@@ -141,7 +141,7 @@ fn starts(family: Family, pod: &Pod<'_>) -> Vec<Start> {
         Family::V6 => (Set::one(1), IpAddr::V6(Ipv6Addr::LOCALHOST), IpAddr::V6(PASSTHROUGH_V6)),
     };
     let own_set = Set::of(own.iter().map(|address| (number(*address), number(*address))).collect());
-    // Nobody opens a connection to these, or has a server of DNS there.
+    // No connection goes to these, and no DNS server has them.
     let all_own = pod.addresses.iter().filter(|address| Family::of(address) == family);
     let all_own = Set::of(all_own.map(|address| (number(*address), number(*address))).collect());
     let nobody = loopback_range.or(&all_own).or(&Set::one(number(passthrough))).or(&multicast(family));
@@ -187,7 +187,7 @@ fn starts(family: Family, pod: &Pod<'_>) -> Vec<Start> {
     starts
 }
 
-/// Addresses of many, and of nobody.
+/// Addresses of many hosts, and of none.
 fn multicast(family: Family) -> Set {
     match family {
         // 0.0.0.0, 224.0.0.0/4 and beyond.
@@ -197,7 +197,7 @@ fn multicast(family: Family) -> Set {
     }
 }
 
-/// Whether an address is one by which others know the pod.
+/// Whether an address is one under which other hosts know the pod.
 fn is_the_pods(address: &IpAddr) -> bool {
     let link_local = match address {
         IpAddr::V4(address) => address.is_link_local(),
@@ -211,8 +211,8 @@ fn is_the_pods(address: &IpAddr) -> bool {
 
 /// What becomes of packets that a plan captures in one way.
 struct Judge<'a> {
-    live: &'a Rules,
-    wanted: &'a Way,
+    live: &'a TraceRules,
+    wanted: &'a TracePath,
     found: &'a Ways,
     traffic: (Family, Traffic),
     /// Whether the pod sends them.
@@ -238,25 +238,25 @@ impl Judge<'_> {
         }
     }
 
-    /// Whether packets do not come to the proxy. One with another mark, or in another zone, does.
-    fn is_lost(&self, way: &Way) -> bool {
+    /// Whether packets do not come to the proxy. A packet with another mark, or in another zone, does come to it.
+    fn is_lost(&self, way: &TracePath) -> bool {
         way.fate != self.wanted.fate && !self.is_for_the_listener(way)
     }
 
     /// Whether packets that nobody touches are for the listener's own port in this pod, so that they reach it all the same.
-    fn is_for_the_listener(&self, way: &Way) -> bool {
+    fn is_for_the_listener(&self, way: &TracePath) -> bool {
         let Fate::Proxy { port, .. } = self.wanted.fate else { return false };
         matches!(self.traffic.1, Traffic::Inbound | Traffic::ProxyToSelf)
             && way.fate == Fate::Untouched
             && way.packets.get(Field::Port).single() == Some(port.into())
     }
 
-    /// What takes packets of a way from the proxy, and how; none where they reach it as planned, or where nobody but the mesh
+    /// What takes packets of a way from the proxy, and how; `None` if they reach it as planned, or if only the mesh
     /// decides.
-    fn blame(&self, way: &Way) -> Option<(Effect, Cause)> {
+    fn blame(&self, way: &TracePath) -> Option<(Effect, Cause)> {
         let causes = &way.causes;
         let of = |effect: Effect, rule: Option<ChainRule>| Some((effect, Cause::Rule(rule?)));
-        // Nobody keeps from the proxy what is never sent.
+        // Packets that are never sent cannot be lost.
         if way.is_unsent || self.is_for_the_listener(way) {
             return None;
         }
@@ -265,7 +265,7 @@ impl Judge<'_> {
             if way.zone != self.wanted.zone {
                 return of(Effect::EndsChain, causes.left_early);
             }
-            // Routing looks at TPROXY's mark; what is for an address of the pod arrives without it, and so does what comes over lo.
+            // Routing checks TPROXY's mark; what is for an address of the pod arrives without it, and so does what comes over lo.
             let differs = is_handed_over && !self.is_sent && way.mark != self.wanted.mark;
             return of(Effect::Remarks, causes.marked.filter(|_| differs));
         }
@@ -299,13 +299,13 @@ impl Judge<'_> {
         }
     }
 
-    /// Whether another rule than the mesh's own is why its rules were not met, or not asked.
-    const fn is_lost_before(&self, way: &Way) -> bool {
+    /// Whether another rule than the mesh's own is the reason that its rules were not met.
+    const fn is_lost_before(&self, way: &TracePath) -> bool {
         matches!(way.fate, Fate::Untouched)
             && (way.causes.left_early.is_some() || way.causes.untracked.is_some())
     }
 
-    fn never_captured(&self, way: &Way) -> Option<(Effect, Cause)> {
+    fn never_captured(&self, way: &TracePath) -> Option<(Effect, Cause)> {
         let causes = &way.causes;
         let is_rewritten = matches!(self.wanted.fate, Fate::Proxy { rewritten: true, .. });
         let of = |effect: Effect, rule: Option<ChainRule>| Some((effect, Cause::Rule(rule?)));
@@ -318,7 +318,7 @@ impl Judge<'_> {
         self.live.rule(rule).is_some_and(|rule| rule.seen.statements.iter().any(what))
     }
 
-    /// How sure it is. Where nobody knows which way packets go, they are lost for certain if they are lost on each; the last of
+    /// Its certainty. If the packets' path is unknown, they are lost for certain if they are lost on each; the last of
     /// what may lose them then does.
     fn severity(&self, number: usize, lost: &[Option<(Effect, Cause)>], effect: Effect) -> Severity {
         let may = matches!(effect, Effect::Queues | Effect::Unknown | Effect::Rewrites | Effect::Unfollowed);
@@ -341,7 +341,7 @@ impl Judge<'_> {
         if is_certain { Severity::Does } else { Severity::May }
     }
 
-    /// The place of a cause on the way of a packet.
+    /// The position of a cause on a packet's path.
     fn order(&self, cause: Cause) -> (u8, usize, usize, usize) {
         let of_base = |base: usize| {
             let hook = self.live.base(base).map_or(Hook::Output, |(_, base)| base.hook);
@@ -362,7 +362,7 @@ impl Judge<'_> {
     }
 
     /// The rules that a cause stands for, as far as they are about packets of the way.
-    fn each(&self, way: &Way, cause: Cause) -> Vec<Cause> {
+    fn each(&self, way: &TracePath, cause: Cause) -> Vec<Cause> {
         let Cause::Rule(rule) = cause else { return [cause].into() };
         let all = (rule.rule..rule.rule.saturating_add(rule.count)).map(|number| ChainRule {
             rule: number,
@@ -390,7 +390,7 @@ impl Judge<'_> {
             Cause::Policy(base) => (self.place(base, None), None),
             Cause::Route(words) => {
                 let routes = self.live.routes.as_ref();
-                let place = Place {
+                let place = RuleRef {
                     table: TableName::of_family(self.live.family),
                     base_chain: String::new(),
                     hook: None,
@@ -410,12 +410,12 @@ impl Judge<'_> {
         }
     }
 
-    fn place(&self, base: usize, rule: Option<ChainRule>) -> Place {
+    fn place(&self, base: usize, rule: Option<ChainRule>) -> RuleRef {
         let base_chain = self.live.base(base);
         let is_hooked = base_chain.is_some_and(|(_, hooked)| self.live.hooked(hooked.hook).contains(&base));
         let chain =
             rule.and_then(|rule| self.live.chains.get(rule.chain)).or(base_chain.map(|(chain, _)| chain));
-        Place {
+        RuleRef {
             table: chain.map_or_else(|| TableName::of_family(self.live.family), |chain| chain.table.clone()),
             base_chain: base_chain.map(|(chain, _)| chain.name.clone()).unwrap_or_default(),
             hook: base_chain.filter(|_| is_hooked).map(|(_, base)| (base.hook, base.priority)),
@@ -425,7 +425,7 @@ impl Judge<'_> {
     }
 }
 
-/// One of these packets: if it can be, one as others know them.
+/// One of these packets: if possible, one with addresses that other hosts use.
 fn example(is_sent: bool, packets: &Packets) -> Packet {
     let far = match packets.family {
         Family::V4 => number(IpAddr::V4(Ipv4Addr::new(203, 0, 113, 77))),

@@ -1,6 +1,6 @@
 //! Packets, one or many: a set of values for each field.
 
-use super::set::{Lies, Set, masked};
+use super::set::{Set, SetRelation, masked};
 use alloc::string::String;
 use core::net::IpAddr;
 use ipnet::IpNet;
@@ -52,7 +52,7 @@ impl Field {
                 Family::V6 => u128::MAX,
             },
             Self::SourcePort | Self::Port => u16::MAX as u128,
-            // The largest is nobody's.
+            // The largest is not a valid ID.
             Self::User | Self::Group | Self::Mark | Self::ConnMark => u32::MAX as u128,
             Self::Interface => u128::MAX,
             Self::State => state::MOST,
@@ -94,12 +94,12 @@ impl Packets {
         all
     }
 
-    #[allow(clippy::indexing_slicing)] // there are as many sets as fields
+    #[allow(clippy::indexing_slicing)] // the array has one set per field
     pub(crate) const fn get(&self, field: Field) -> &Set {
         &self.sets[field as usize]
     }
 
-    #[allow(clippy::indexing_slicing)] // there are as many sets as fields
+    #[allow(clippy::indexing_slicing)] // the array has one set per field
     pub(super) fn set(&mut self, field: Field, set: Set) {
         let had = self.sets[field as usize].ranges().len();
         self.ranges = self.ranges.saturating_sub(had).saturating_add(set.ranges().len());
@@ -110,7 +110,7 @@ impl Packets {
         self.set(field, Set::one(value.into()));
     }
 
-    /// How many ranges they are told with.
+    /// Number of ranges in their description.
     pub(super) const fn ranges(&self) -> usize {
         self.ranges
     }
@@ -125,16 +125,16 @@ impl Packets {
 
 /// Whether packets have one of these values in a field.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Holds {
+pub(super) enum FieldMatch {
     Yes,
     No,
-    /// Those that have such a value in this field do.
+    /// Packets with such a value in this field match.
     For(Field, Set),
-    /// Nobody knows.
+    /// Unknown.
     Unknown,
 }
 
-impl Holds {
+impl FieldMatch {
     pub(super) fn not(self, family: Family) -> Self {
         match self {
             Self::Yes => Self::No,
@@ -150,9 +150,9 @@ impl Holds {
 
     pub(super) fn of(packets: &Packets, field: Field, set: &Set) -> Self {
         match packets.get(field).lies_to(set) {
-            Lies::Inside => Self::Yes,
-            Lies::Outside => Self::No,
-            Lies::Across => Self::For(field, set.clone()),
+            SetRelation::Inside => Self::Yes,
+            SetRelation::Outside => Self::No,
+            SetRelation::Across => Self::For(field, set.clone()),
         }
     }
 }
@@ -163,7 +163,7 @@ pub(super) struct MarkNow {
     of: Field,
     cleared: u32,
     flipped: u32,
-    /// Whether somebody has set it to nobody knows what.
+    /// Whether a rule set it to an unknown value.
     unknown: bool,
 }
 
@@ -200,31 +200,31 @@ impl MarkNow {
     }
 
     /// Whether the mark has this value in these bits.
-    pub(super) fn has(self, packets: &Packets, value: u32, mask: u32) -> Holds {
+    pub(super) fn has(self, packets: &Packets, value: u32, mask: u32) -> FieldMatch {
         if self.unknown {
-            return Holds::Unknown;
+            return FieldMatch::Unknown;
         }
         let wanted = value ^ (self.flipped & mask);
         if wanted & self.cleared & mask != 0 || value & !mask != 0 {
-            return Holds::No;
+            return FieldMatch::No;
         }
         let asked = mask & !self.cleared;
         if let Some(was) = packets.get(self.of).single().and_then(|was| u32::try_from(was).ok()) {
-            return Holds::when(was & asked == wanted & asked);
+            return FieldMatch::when(was & asked == wanted & asked);
         }
         match masked(wanted & asked, asked) {
-            Some(set) => Holds::of(packets, self.of, &set),
-            None => Holds::Unknown,
+            Some(set) => FieldMatch::of(packets, self.of, &set),
+            None => FieldMatch::Unknown,
         }
     }
 
     /// Whether the mark is one of these values.
-    pub(super) fn is_in(self, packets: &Packets, set: &Set) -> Holds {
+    pub(super) fn is_in(self, packets: &Packets, set: &Set) -> FieldMatch {
         if let Some(value) = self.value(packets) {
-            return Holds::when(set.contains(value.into()));
+            return FieldMatch::when(set.contains(value.into()));
         }
         let is_unchanged = !self.unknown && self.cleared == 0 && self.flipped == 0;
-        if is_unchanged { Holds::of(packets, self.of, set) } else { Holds::Unknown }
+        if is_unchanged { FieldMatch::of(packets, self.of, set) } else { FieldMatch::Unknown }
     }
 }
 
@@ -302,7 +302,10 @@ mod tests {
         assert_eq!(changed.changed(0x2, 0x8).value(&packets), Some(0x0));
         assert_eq!(MarkNow::is(7).changed(0, 0x2).value(&packets), Some(5));
         for value in 0..16 {
-            assert!(matches!(changed.has(&packets, value, 0xf), Holds::Yes) == (value == 0xa), "{value}");
+            assert!(
+                matches!(changed.has(&packets, value, 0xf), FieldMatch::Yes) == (value == 0xa),
+                "{value}"
+            );
         }
     }
 
@@ -312,9 +315,9 @@ mod tests {
         packets.set(Field::Mark, Set::range(0, 0x20));
         let is_in = |mark: MarkNow| mark.is_in(&packets, &Set::range(0x30, 0x40));
         let mark = MarkNow::of(Field::Mark);
-        assert!(matches!(is_in(mark), Holds::No));
+        assert!(matches!(is_in(mark), FieldMatch::No));
         for changed in [mark.changed(0xf, 0), mark.changed(0xf, 1), MarkNow::unknown()] {
-            assert!(matches!(is_in(changed), Holds::Unknown));
+            assert!(matches!(is_in(changed), FieldMatch::Unknown));
         }
     }
 }

@@ -1,10 +1,10 @@
-//! Packets through plans in force, alone and beside each rule of others that a kernel dumped: where they end, and what is told of their way. With `UPDATE_DUMPS=1`
-//! `tests/dumps/traces.told` and `tests/dumps/others.traced` are written anew, and what changes is for the review.
+//! Packets through plans in force, alone and beside each rule of other programs that a kernel dumped: where they end, and the trace of their path. With `UPDATE_DUMPS=1`
+//! `tests/dumps/traces.told` and `tests/dumps/others.traced` are written again, and what changes is for the review.
 
 // The dumps are those of a machine that puts the low byte first.
 #![cfg(target_endian = "little")]
 
-use super::{Connection, ConnectionState, Detail, Packet, Rules};
+use super::{Connection, ConnectionState, Detail, Packet, TraceRules};
 use crate::{
     interference::recorded::{Others, PLACES, in_force},
     kernel::assert_recorded,
@@ -70,9 +70,9 @@ fn packets(family: Family) -> Vec<(&'static str, Packet)> {
     .into()
 }
 
-fn rules(ruleset: &Ruleset, plan: &RulePlan, family: Family) -> Rules {
+fn rules(ruleset: &Ruleset, plan: &RulePlan, family: Family) -> TraceRules {
     let routing: Vec<_> = routing::wanted(plan).into_iter().map(FoundRouting::working).collect();
-    Rules::of_ruleset(ruleset, &routing, family, Some(plan))
+    TraceRules::of_ruleset(ruleset, &routing, family, Some(plan))
 }
 
 #[test]

@@ -21,19 +21,19 @@ pub(super) struct Routes {
     pub(super) of_nobody_else: Set,
     /// Whether a mark may lead elsewhere than no mark.
     pub(super) looks_at_marks: bool,
-    /// Whether the kernel asks, of what arrives, where an answer would go (`fib_validate_source`): in IPv4, once anybody has added
+    /// Whether the kernel asks, of what arrives, where an answer would go (`fib_validate_source`): in IPv4, once a program has added
     /// a policy rule or a local route.
     pub(super) validates_sources: bool,
-    /// What is told of what decides, by its number.
+    /// The description of what decides, by its number.
     pub(super) words: Vec<String>,
 }
 
 /// One question: of a policy rule, and of a route if it sends packets to a table.
 #[derive(Debug, Clone)]
 pub(super) struct RouteStep {
-    /// What a packet has to fulfil, all of it; ...
+    /// The conditions, all of which a packet must fulfil; ...
     pub(super) rule: Vec<RouteTest>,
-    /// ... or not all of it.
+    /// ... or not all of which, if inverted.
     pub(super) not: bool,
     /// The destinations of the route.
     pub(super) to: Option<Set>,
@@ -54,9 +54,9 @@ pub(super) enum RouteTest {
     CameIn(u128),
     /// The user of its socket.
     Users(Set),
-    /// Of a socket that is bound to an interface, which none is taken to be.
+    /// A socket is bound to an interface; assumed of none.
     Bound,
-    /// It cannot be told.
+    /// Undetermined.
     Unknown,
 }
 
@@ -69,7 +69,7 @@ pub(super) enum RouteEnd {
     Out(Option<u128>),
     /// Nowhere.
     Lost,
-    /// It cannot be told.
+    /// Undetermined.
     Unknown,
     /// To the question of this number.
     Next(usize),
@@ -79,8 +79,7 @@ pub(super) enum RouteEnd {
 pub(super) const LOOPBACK_IS_DOWN: usize = 0;
 pub(super) const NO_ROUTE: usize = 1;
 pub(super) const SOURCE_NOT_LOCAL: usize = 2;
-const WORDS: [&str; 3] =
-    ["the interface lo is down", "there is no route", "the source address has no local route"];
+const WORDS: [&str; 3] = ["the interface lo is down", "no route", "the source address has no local route"];
 
 impl Routes {
     pub(super) fn of(tables: &RouteTables, family: Family) -> Self {
@@ -153,7 +152,7 @@ impl Routes {
             self.words.push(format!("route {route}, by policy rule {rule}"));
             self.steps.push(RouteStep { rule: tests_of(rule), not: rule.not, to: Some(to), leads, words });
         }
-        // A route that throws packets out of its table leads behind it.
+        // A route that throws packets out of its table skips to the end of that table.
         let behind = self.steps.len();
         for step in self.steps.iter_mut().skip(begin).filter(|step| step.leads == RouteEnd::Next(usize::MAX))
         {
@@ -166,7 +165,7 @@ fn end_of(route: &Route) -> RouteEnd {
     match route.kind {
         _ if route.unknown => RouteEnd::Unknown,
         RouteKind::Local | RouteKind::Broadcast | RouteKind::Anycast => RouteEnd::Local,
-        // What is sent over lo by a route that is no local one comes back to be routed again, or not.
+        // A packet sent over lo by a route that is not local may be routed again on arrival, or not.
         RouteKind::Unicast if route.interface.as_deref() == Some("lo") => RouteEnd::Unknown,
         RouteKind::Unicast => RouteEnd::Out(route.interface.as_deref().map(interface)),
         RouteKind::Blackhole | RouteKind::Unreachable | RouteKind::Prohibit => RouteEnd::Lost,
@@ -181,7 +180,7 @@ fn is_added(rule: &&PolicyRule) -> bool {
     !usual.iter().any(|(priority, table)| **rule == PolicyRule::lookup(rule.family, *priority, *table))
 }
 
-/// Whether somebody has added a local route.
+/// Whether a local route was added.
 fn has_local_of_others(tables: &RouteTables) -> bool {
     let is_others = |route: &Route| {
         route.family == Family::V4 && route.kind == RouteKind::Local && route.table != LOCAL_TABLE

@@ -9,7 +9,7 @@ use planned::Planned;
 use runs::{Run, find_runs};
 
 use super::{
-    Origin, Place,
+    Origin, RuleLocation,
     packets::{number, of_names},
     routes::Routes,
     set::Set,
@@ -33,25 +33,25 @@ use redirect_core::{
     options::BackendChoice,
     plan::{PlannedRule, RulePlan},
     render::{nft_chain_name, nft_table},
-    rule::{Chain, Hook, Is, Match, OurChain, Rule, Table},
+    rule::{Chain, Equality, Hook, Match, OurChain, Rule, Table},
     values::Family,
 };
 
 /// Where connection tracking begins (`NF_IP_PRI_CONNTRACK`).
 pub(super) const TRACKING: i32 = -200;
-/// Where the kernel translates destinations and sources, whatever the priority of the chains it asks for that
+/// Where the kernel translates destinations and sources, regardless of the priority of the nat chains
 /// (`NF_IP_PRI_NAT_DST`, `NF_IP_PRI_NAT_SRC`).
 const TRANSLATION: (i32, i32) = (-100, 100);
 
-/// The rules that packets of a family meet: a plan's, or all that a network namespace holds. [`Rules::trace`] sends a packet
+/// The rules that packets of a family meet: a plan's, or all that a network namespace holds. [`TraceRules::trace`] sends a packet
 /// through them.
 #[derive(Debug, Clone)]
-pub struct Rules {
+pub struct TraceRules {
     pub(super) family: Family,
     pub(super) chains: Vec<WalkedChain>,
     /// The base chains of each hook, in the kernel's order as far as it is known.
     hooks: BTreeMap<Hook, Vec<usize>>,
-    /// The hooks with base chains of which nobody knows which goes first.
+    /// The hooks with base chains whose order is unknown.
     ties: BTreeSet<Hook>,
     /// The base chains that hang on interfaces, with the names of those.
     devices: Vec<(Direction, Set, usize)>,
@@ -65,7 +65,7 @@ pub struct Rules {
     pub(super) routes: Option<Routes>,
 }
 
-/// A rule that packets meet, by numbers: of the base chain by which they come to it, its chain, itself.
+/// A rule that packets meet, as three indices: base chain, chain, rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct ChainRule {
     pub(super) base: usize,
@@ -82,15 +82,15 @@ pub(super) enum Order {
     Unknown,
 }
 
-/// One of the mesh's rules, as [`Rules::of_mesh`] lists them.
+/// One of the mesh's rules, as [`TraceRules::of_mesh`] lists them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct MeshRule<'a> {
-    /// Where it stands.
-    pub place: Place,
-    /// What it says, and what it has counted.
+    /// Its position.
+    pub place: RuleLocation,
+    /// Its text, and its counter.
     pub rule: &'a SeenRule,
-    /// The settings behind it: one rule with a set may stand for several of a plan. None where no plan is known, or the rule is none of its.
+    /// The settings behind it: one rule with a set may stand for several of a plan. Empty without a plan, or if the rule is not the plan's.
     pub origins: Vec<Origin>,
 }
 
@@ -119,20 +119,20 @@ pub(super) struct WalkedRule {
     pub(super) origins: Vec<(Option<Test>, Origin)>,
     /// Whether it is one of the mesh's.
     pub(super) is_own: bool,
-    /// The rules that begin with this one and differ in the values of one field only, if there are several.
+    /// The rules that begin with this one and differ in the values of one field only, if several do.
     pub(super) run: Option<Run>,
-    /// What it costs to ask it.
+    /// The cost of evaluating it.
     pub(super) cost: usize,
 }
 
 /// Where a statement leads to.
 #[derive(Debug, Clone)]
 pub(super) enum Leads {
-    /// Nowhere, or to a chain that is not there.
+    /// Nowhere, or to a missing chain.
     Nowhere,
     /// To a chain.
     To(usize),
-    /// To what is looked up: the elements of a map, in the order in which they are asked.
+    /// To the result of a lookup: the elements of a map, in the order in which they are asked.
     By(Vec<Element>),
 }
 
@@ -147,15 +147,15 @@ pub(super) struct Element {
     pub(super) to: Option<usize>,
 }
 
-impl Rules {
-    /// The rules of a plan, as if nobody else had any.
+impl TraceRules {
+    /// The rules of a plan, as if no other program had any.
     ///
     /// ```
     /// use packet_trace::{Fate, Listener, Packet, Rules};
     /// use redirect_core::{Families, Family, Redirect};
     ///
     /// let plan = Redirect::sidecar(Families::V4).build()?.plan();
-    /// let rules = Rules::of_plan(&plan, Family::V4);
+    /// let rules = TraceRules::of_plan(&plan, Family::V4);
     /// let packet = Packet::from_pod(1000, 1000, "10.1.0.2:40000".parse()?, "192.0.2.1:80".parse()?).by("eth0");
     /// let trace = rules.trace(&packet);
     /// assert_eq!(trace.fate(), Fate::Proxy { listener: Listener::Outbound, port: 15001, rewritten: true });
@@ -223,8 +223,8 @@ impl Rules {
         rules.finish(&routing::wanted(plan))
     }
 
-    /// Everything that a network namespace holds: rules of the mesh by any backend, and of others as far as they are
-    /// understood. With a plan, the rules that are its own know the settings behind them.
+    /// Everything that a network namespace holds: rules of the mesh by any backend, and those of other programs as far as
+    /// they are supported. With a plan, its own rules know the settings behind them.
     #[must_use]
     pub fn of_ruleset(
         ruleset: &Ruleset,
@@ -235,7 +235,7 @@ impl Rules {
         Self::read(ruleset, routing, &Reading::of(ruleset, family, plan, true))
     }
 
-    /// The same, for a verdict: its own rules are known, but not the settings behind each.
+    /// The same, for a verdict: knows its own rules, but not the setting behind each.
     pub(crate) fn of_verdict(
         ruleset: &Ruleset,
         routing: &[FoundRouting],
@@ -278,7 +278,7 @@ impl Rules {
         self
     }
 
-    /// The same, of a network namespace with these policy rules and routes. If there are more of them than were read, none of them
+    /// The same, of a network namespace with these policy rules and routes. If not all of them were read, none of them
     /// counts, because any packet may go by another.
     #[must_use]
     pub fn with_routes(mut self, tables: &RouteTables) -> Self {
@@ -300,7 +300,7 @@ impl Rules {
         }
     }
 
-    /// What hangs on hooks and cannot be read: programs, functions of other modules, legacy tables that nobody lists.
+    /// What hangs on hooks and cannot be read: programs, functions of other modules, unlisted legacy tables.
     fn add_unread(&mut self, hooks: &HookList, ruleset: &Ruleset) {
         for hook in Hook::ALL.iter().copied() {
             for (rank, entry) in hooks.on(self.family, hook).iter().enumerate() {
@@ -398,7 +398,11 @@ impl Rules {
                 is_native || rule.is_own || leads_there
             });
             rules.map(|(number, rule)| MeshRule {
-                place: Place { table: chain.table.clone(), chain: chain.name.clone(), rule: Some(number) },
+                place: RuleLocation {
+                    table: chain.table.clone(),
+                    chain: chain.name.clone(),
+                    rule: Some(number),
+                },
                 rule: &rule.seen,
                 origins: rule.origins.iter().map(|(_, origin)| *origin).collect(),
             })
@@ -431,8 +435,8 @@ impl Rules {
         self.ties.contains(&hook)
     }
 
-    /// Whether it is known that of two base chains of a hook the first goes first, as they are listed. Of several at one priority
-    /// the one that was registered last does (`nf_hook_entries_grow`).
+    /// The order of two base chains of a hook, as listed. At equal priority, the one registered last goes first
+    /// (`nf_hook_entries_grow`).
     pub(super) fn order(&self, first: usize, second: usize) -> Order {
         let (Some((one, base)), Some((two, other))) = (self.base(first), self.base(second)) else {
             return Order::Known;
@@ -444,7 +448,7 @@ impl Rules {
         if differ || are_listed || are_numbered { Order::Known } else { Order::Unknown }
     }
 
-    /// Whether connection tracking comes before a base chain at its own priority; none where the kernel does not say.
+    /// Whether connection tracking comes before a base chain at its own priority; `None` if the kernel does not report it.
     pub(super) fn is_behind_tracking(&self, chain: usize) -> Option<bool> {
         let (chain, base) = self.base(chain)?;
         Some(*self.tracking.get(&base.hook)? < chain.rank?)
@@ -467,18 +471,18 @@ fn of_both_families(rule: &Rule) -> SeenRule {
         Some(Family::of(&is.value.addr()))
     });
     if let Some(value) = family {
-        seen.conditions.insert(0, Condition::Family(Is { value, not: false }));
+        seen.conditions.insert(0, Condition::Family(Equality { value, not: false }));
     }
     seen
 }
 
-/// What it costs to ask these.
+/// The cost of evaluating these.
 fn cost(tests: &[Test]) -> usize {
     tests.iter().map(Test::size).sum::<usize>().saturating_div(8).saturating_add(1)
 }
 
 const fn base_of_device(device: &netfilter_state::ruleset::DeviceBase) -> Base {
-    // The hook is the nearest one of IP; the chain does not hang there.
+    // The nearest hook of IP stands in; the chain is not registered there.
     let hook = match device.direction {
         Direction::Ingress => Hook::Prerouting,
         Direction::Egress => Hook::Postrouting,

@@ -11,7 +11,7 @@ use core::{
 #[derive(Clone)]
 pub(crate) struct Set(Ranges);
 
-/// Most sets are one range, and walks copy them all the time: only others need memory of their own.
+/// Most sets are one range, and walks copy them constantly: only larger sets allocate.
 #[derive(Clone)]
 enum Ranges {
     None,
@@ -62,9 +62,9 @@ impl fmt::Debug for Set {
     }
 }
 
-/// How a set lies to another.
+/// The relation of one set to another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Lies {
+pub(super) enum SetRelation {
     Inside,
     Outside,
     Across,
@@ -111,7 +111,7 @@ impl Set {
         self.ranges().first().map(|(first, _)| *first)
     }
 
-    /// The one value it holds, if it is one.
+    /// The one value it holds, if it holds only one.
     pub(super) fn single(&self) -> Option<u128> {
         match self.ranges() {
             [(first, last)] if first == last => Some(*first),
@@ -168,9 +168,9 @@ impl Set {
         self.ranges().get(above).is_some_and(|(first, _)| *first <= value)
     }
 
-    pub(super) fn lies_to(&self, other: &Self) -> Lies {
+    pub(super) fn lies_to(&self, other: &Self) -> SetRelation {
         if let Some(value) = self.single() {
-            return if other.contains(value) { Lies::Inside } else { Lies::Outside };
+            return if other.contains(value) { SetRelation::Inside } else { SetRelation::Outside };
         }
         let (mut is_inside, mut is_outside, mut from) = (false, false, 0);
         for (first, last) in self.ranges() {
@@ -178,20 +178,20 @@ impl Set {
             from = from.saturating_add(rest.partition_point(|(_, end)| end < first));
             match other.ranges().get(from) {
                 Some((start, end)) if start <= first && last <= end => is_inside = true,
-                Some((start, _)) if start <= last => return Lies::Across,
+                Some((start, _)) if start <= last => return SetRelation::Across,
                 Some(_) | None => is_outside = true,
             }
             if is_inside && is_outside {
-                return Lies::Across;
+                return SetRelation::Across;
             }
         }
-        if is_inside { Lies::Inside } else { Lies::Outside }
+        if is_inside { SetRelation::Inside } else { SetRelation::Outside }
     }
 }
 
 /// The numbers of 32 bits that have `value` in the bits of `mask`; `None` where these are too many ranges.
 pub(super) fn masked(value: u32, mask: u32) -> Option<Set> {
-    /// How many bits above the lowest one of a mask may be free: each doubles the ranges.
+    /// Limit on free bits above a mask's lowest bit: each doubles the ranges.
     const MOST_FREE: u32 = 16;
     if value & !mask != 0 {
         return Some(Set::empty());
@@ -200,7 +200,7 @@ pub(super) fn masked(value: u32, mask: u32) -> Option<Set> {
         return Some(Set::range(0, u128::from(u32::MAX)));
     }
     let low = mask.trailing_zeros();
-    // Below the lowest bit of the mask all values lie next to each other.
+    // Below the lowest bit of the mask all values are contiguous.
     let below = 1_u32.checked_shl(low)?.checked_sub(1)?;
     let free = !mask & !below;
     if free.count_ones() > MOST_FREE {
@@ -249,9 +249,9 @@ mod tests {
             let (both, rest) = (a.and(&b), a.without(&b));
             let lies = a.lies_to(&b);
             let expected = match (both.is_empty(), rest.is_empty()) {
-                (false, true) => Lies::Inside,
-                (true, _) => Lies::Outside,
-                (false, false) => Lies::Across,
+                (false, true) => SetRelation::Inside,
+                (true, _) => SetRelation::Outside,
+                (false, false) => SetRelation::Across,
             };
             prop_assert!(a.is_empty() || lies == expected);
             prop_assert_eq!(both.or(&rest), a);

@@ -6,13 +6,13 @@ use alloc::{
 use netfilter_state::{
     routing::{FoundRouting, RoutingItem},
     ruleset::{
-        Among, Api, Base, ChainState, Condition, Ruleset, SeenRule, Selector, Statement, TableFamily,
+        Api, Base, ChainState, Condition, Ruleset, SeenRule, Selector, SetLookup, Statement, TableFamily,
         TableName, VerdictMap, add_saved,
     },
 };
 use redirect_core::{
     Families, Redirect, render,
-    rule::{Hook, Is},
+    rule::{Equality, Hook},
     settings::{Key, NamespaceFacts, RawSettings, Source},
     values::{Mark, RouteTable},
 };
@@ -28,8 +28,8 @@ fn plan(settings: &[(Key, &'static str)]) -> redirect_core::RulePlan {
     Redirect::parse(&raw, &NamespaceFacts::new(&addresses)).unwrap().plan()
 }
 
-fn rules(settings: &[(Key, &'static str)]) -> Rules {
-    Rules::of_plan(&plan(settings), Family::V4)
+fn rules(settings: &[(Key, &'static str)]) -> TraceRules {
+    TraceRules::of_plan(&plan(settings), Family::V4)
 }
 
 fn app(to: &str) -> Packet {
@@ -96,7 +96,7 @@ fn the_setting_behind_the_deciding_rule_is_told() {
     let rules = rules(&[(Key::OutboundExcludePorts, "3306")]);
     let setting = |packet: &Packet| {
         let trace = rules.trace(packet);
-        let Some(Step::Rule { origin: Some(origin), .. }) = trace.deciding() else { return None };
+        let Some(TraceEvent::Rule { origin: Some(origin), .. }) = trace.deciding() else { return None };
         Some((origin.setting, origin.source))
     };
     assert_eq!(setting(&app("192.0.2.1:3306")), Some((Key::OutboundExcludePorts, Source::Flag("x"))));
@@ -115,7 +115,11 @@ fn marks_of_tproxy_lead_to_the_pod_itself() {
         ..app("192.0.2.9:40000")
     };
     let trace = rules.trace(&answer.by("eth0"));
-    assert!(trace.steps.contains(&Step::Changed(Change::Rerouted(Some("lo".into())))), "{:#?}", trace.steps);
+    assert!(
+        trace.steps.contains(&TraceEvent::Changed(PacketEdit::Rerouted(Some("lo".into())))),
+        "{:#?}",
+        trace.steps
+    );
     assert_eq!(trace.fate(), Fate::Untouched);
 }
 
@@ -125,8 +129,8 @@ fn a_known_connection_goes_where_its_first_packet_went() {
     let to = "127.0.0.1:15001".parse().unwrap();
     let connection = Connection { state: ConnectionState::Established, mark: 0, translated_to: Some(to) };
     let trace = rules.trace(&Packet { connection, ..app("192.0.2.1:80").by("eth0") });
-    assert!(trace.steps.contains(&Step::Changed(Change::Destination(to))));
-    assert!(!trace.steps.iter().any(|step| matches!(step, Step::Rule { .. })), "nat was asked");
+    assert!(trace.steps.contains(&TraceEvent::Changed(PacketEdit::Destination(to))));
+    assert!(!trace.steps.iter().any(|step| matches!(step, TraceEvent::Rule { .. })), "nat was asked");
 }
 
 /// A plan's rules as iptables-legacy-save prints them, behind other rules.
@@ -150,7 +154,7 @@ fn behind(others: &str, mut own: String) -> Ruleset {
 
 fn through(others: &str, packet: &Packet) -> Trace {
     let settings = [(Key::OutboundExcludePorts, "3306")];
-    Rules::of_ruleset(&saved(&settings, others), &[], Family::V4, Some(&plan(&settings))).trace(packet)
+    TraceRules::of_ruleset(&saved(&settings, others), &[], Family::V4, Some(&plan(&settings))).trace(packet)
 }
 
 #[test]
@@ -180,7 +184,7 @@ fn rules_of_others_are_met_as_far_as_they_are_understood() {
 #[test]
 fn rules_about_the_pods_own_addresses_are_decided_where_those_are_known() {
     let others = "*filter\n-A OUTPUT -m addrtype --dst-type LOCAL -j ACCEPT\n-A OUTPUT -j DROP\nCOMMIT";
-    let rules = || Rules::of_ruleset(&saved(&[], others), &[], Family::V4, Some(&plan(&[])));
+    let rules = || TraceRules::of_ruleset(&saved(&[], others), &[], Family::V4, Some(&plan(&[])));
     let packet = |to: &str| proxy("10.1.0.2:1", to).by("eth0");
     assert_eq!(rules().trace(&packet("192.0.2.1:80")).may, [Fate::Untouched, Fate::Dropped].into());
     let known = rules().with_addresses(&["10.1.0.2".parse().unwrap(), "fd00::2".parse().unwrap()]);
@@ -195,7 +199,7 @@ fn rules_about_the_pods_own_addresses_are_decided_where_those_are_known() {
         assert_eq!(known.fate(&packet(to)), fate, "{to}");
     }
     let others = "*filter\n-A OUTPUT -m addrtype ! --dst-type LOCAL -j ACCEPT\n-A OUTPUT -j DROP\nCOMMIT";
-    let rules = Rules::of_ruleset(&saved(&[], others), &[], Family::V4, Some(&plan(&[])));
+    let rules = TraceRules::of_ruleset(&saved(&[], others), &[], Family::V4, Some(&plan(&[])));
     let known = rules.with_addresses(&["10.1.0.2".parse().unwrap()]);
     for (to, fate) in [("192.0.2.1:80", Fate::Untouched), ("10.1.0.2:80", Fate::Dropped)] {
         assert_eq!(known.fate(&packet(to)), fate, "! {to}");
@@ -215,17 +219,17 @@ fn every_end_that_a_packet_may_have_is_told_and_why_it_has_it() {
     assert_eq!(
         several[..3],
         [
-            "ends at: unknown: a rule on its way is not understood".into(),
+            "ends at: unknown: a rule on its path is unsupported".into(),
             format!("may be: {outbound}"),
             "may be: dropped".to_string()
         ]
     );
-    let because = "because of a rule of somebody else's in table ip nat (legacy)";
+    let because = "because of another program's rule in table ip nat (legacy)";
     for target in ["ACCEPT", "RETURN"] {
         let others = format!("*nat\n-A OUTPUT -p tcp -m tcp --dport 80 -j {target}\nCOMMIT");
         assert_eq!(last_lines(&others, "192.0.2.1:80"), ["ends at: untouched, to its destination", because]);
     }
-    // By way of a chain of theirs; but back from there is not out of the base chain, and behind the mesh's rules nothing is left to miss.
+    // Through a chain of theirs; but returning from it does not leave the base chain, and no rule follows the mesh's.
     let by_way = |target: &str| format!("*nat\n-A OUTPUT -j theirs\n-A theirs -j {target}\nCOMMIT");
     assert_eq!(last_lines(&by_way("ACCEPT"), "192.0.2.1:80")[1], because);
     let own = "because of --istio-service-cidr (flag ---i): captured outbound";
@@ -233,17 +237,16 @@ fn every_end_that_a_packet_may_have_is_told_and_why_it_has_it() {
     let elsewhere = "*filter\n-A OUTPUT -p tcp -j ACCEPT\nCOMMIT";
     assert_eq!(last_lines(elsewhere, "127.0.0.1:80")[1], last_lines("", "127.0.0.1:80")[1]);
     let untracked = "*raw\n-A OUTPUT -p tcp -j CT --notrack\nCOMMIT";
-    let because = "because of a rule of somebody else's in table ip raw (legacy)";
+    let because = "because of another program's rule in table ip raw (legacy)";
     assert_eq!(last_lines(untracked, "192.0.2.1:80")[1], because);
-    let because =
-        "because of --istio-local-outbound-ports-exclude (flag --x): this outbound port is left alone";
+    let because = "because of --istio-local-outbound-ports-exclude (flag --x): excluded outbound port";
     assert_eq!(last_lines("", "192.0.2.1:3306")[1..].join(" "), because);
 }
 
 #[test]
 fn the_steps_of_the_first_way_are_recorded_where_they_are_asked_for() {
     let others = "*filter\n-A OUTPUT -m set --match-set x src -j DROP\nCOMMIT";
-    let rules = Rules::of_ruleset(&saved(&[], others), &[], Family::V4, Some(&plan(&[])));
+    let rules = TraceRules::of_ruleset(&saved(&[], others), &[], Family::V4, Some(&plan(&[])));
     let recorded = |records: bool| {
         let found = rules.ways(&app("192.0.2.1:80"), records);
         assert_eq!(found.may.len(), 2);
@@ -281,10 +284,12 @@ fn what_a_verdict_map_says_ends_its_rule() {
 }
 
 /// A plan's rules, and a table with a map of one port to one statement, behind which everything is dropped.
-fn behind_a_map(port: u16, statement: Statement) -> Rules {
+fn behind_a_map(port: u16, statement: Statement) -> TraceRules {
     let range = (u128::from(port), u128::from(port));
-    let map =
-        VerdictMap { among: Among::range(Selector::DestinationPort, range), verdicts: [statement].into() };
+    let map = VerdictMap {
+        among: SetLookup::range(Selector::DestinationPort, range),
+        verdicts: [statement].into(),
+    };
     let rule = |statement| SeenRule { statements: [statement].into(), ..SeenRule::default() };
     // Before nat, which rewrites the port.
     let base = Base { hook: Hook::Output, priority: -150, is_nat: false, drops: false, reroutes: false };
@@ -297,12 +302,12 @@ fn behind_a_map(port: u16, statement: Statement) -> Rules {
     with_table_of([("output", output), ("refused", refused)])
 }
 
-/// A plan's rules, and a table of somebody else's with these chains.
-fn with_table_of<const N: usize>(chains: [(&str, ChainState); N]) -> Rules {
+/// A plan's rules, and a table of another program's with these chains.
+fn with_table_of<const N: usize>(chains: [(&str, ChainState); N]) -> TraceRules {
     let mut ruleset = saved(&[], "");
     let name = TableName { api: Api::NfTables, family: TableFamily::Inet, name: "theirs".into() };
     ruleset.table(name).chains = chains.map(|(name, chain)| (name.into(), chain)).into();
-    Rules::of_ruleset(&ruleset, &[], Family::V4, Some(&plan(&[])))
+    TraceRules::of_ruleset(&ruleset, &[], Family::V4, Some(&plan(&[])))
 }
 
 #[test]
@@ -314,7 +319,7 @@ fn of_two_base_chains_that_translate_the_first_does() {
 #[test]
 fn connections_are_left_untracked_until_they_are_tracked() {
     assert_eq!(beside(-201, false, Statement::Untrack), Fate::Untouched);
-    // At the very priority, whichever was registered last goes first, and here nobody says which was.
+    // At the very priority, whichever was registered last goes first, and here that is unknown.
     assert_eq!(beside(-200, false, Statement::Untrack), Fate::Unknown);
     assert_eq!(beside(-199, false, Statement::Untrack), to_proxy(Listener::Outbound, 15001, true));
 }
@@ -331,7 +336,7 @@ fn beside(priority: i32, is_nat: bool, statement: Statement) -> Fate {
 fn what_is_translated_after_tproxy_is_reset() {
     let settings = [(Key::InterceptionMode, "TPROXY")];
     let others = "*nat\n-A PREROUTING -p tcp -m tcp --dport 81 -j REDIRECT --to-ports 9\nCOMMIT";
-    let rules = Rules::of_ruleset(&saved(&settings, others), &[], Family::V4, None);
+    let rules = TraceRules::of_ruleset(&saved(&settings, others), &[], Family::V4, None);
     assert_eq!(rules.fate(&visit("10.1.0.2:81")), Fate::Broken);
     assert_eq!(rules.fate(&visit("10.1.0.2:80")), to_proxy(Listener::Inbound, 15006, false));
 }
@@ -339,7 +344,7 @@ fn what_is_translated_after_tproxy_is_reset() {
 #[test]
 fn a_rule_of_the_mesh_in_the_kernel_knows_its_setting() {
     let trace = through("", &app("192.0.2.1:3306").by("eth0"));
-    let Some(Step::Rule { origin: Some(origin), .. }) = trace.deciding() else {
+    let Some(TraceEvent::Rule { origin: Some(origin), .. }) = trace.deciding() else {
         panic!("{}", trace.text(Detail::Every))
     };
     assert_eq!(origin.setting, Key::OutboundExcludePorts);
@@ -354,10 +359,10 @@ fn a_rule_that_stands_for_several_knows_the_setting_of_each() {
             "-p tcp -m multiport --dports 15008,15090 -j RETURN",
         )
         .replace("-A ISTIO_INBOUND -p tcp -m tcp --dport 15090 -j RETURN\n", "");
-    let rules = Rules::of_ruleset(&behind("", merged), &[], Family::V4, Some(&plan));
+    let rules = TraceRules::of_ruleset(&behind("", merged), &[], Family::V4, Some(&plan));
     for (port, setting) in [(15008, Key::InboundTunnelPort), (15090, Key::InboundExcludePorts)] {
         let trace = rules.trace(&visit(&format!("10.1.0.2:{port}")));
-        let Some(Step::Rule { origin: Some(origin), rule, .. }) = trace.deciding() else {
+        let Some(TraceEvent::Rule { origin: Some(origin), rule, .. }) = trace.deciding() else {
             panic!("{}", trace.text(Detail::Every))
         };
         assert!(rule.contains("multiport"), "{rule}");
@@ -368,7 +373,7 @@ fn a_rule_that_stands_for_several_knows_the_setting_of_each() {
 #[test]
 fn what_is_not_known_of_a_packet_leaves_its_fate_open_only_where_it_matters() {
     let rules = rules(&[(Key::ExcludeInterfaces, "eth1")]);
-    assert_eq!(rules.fate(&app("192.0.2.1:80")), Fate::Unknown, "eth1 is left alone");
+    assert_eq!(rules.fate(&app("192.0.2.1:80")), Fate::Unknown, "eth1 is not captured");
     assert_eq!(rules.fate(&app("192.0.2.1:80").by("eth0")), to_proxy(Listener::Outbound, 15001, true));
     let packet = Packet { source: None, ..app("127.0.0.1:80") };
     assert_eq!(rules.fate(&packet), Fate::Untouched, "wherever it comes from");
@@ -406,7 +411,7 @@ fn marks_that_are_routed_locally_are_those_of_the_family_whose_table_has_the_rou
         RoutingItem::Rule(Family::V6, other, table),
     ];
     let routing = routing.map(FoundRouting::working);
-    let marks = |family| Rules::of_ruleset(&Ruleset::default(), &routing, family, None).local_marks;
+    let marks = |family| TraceRules::of_ruleset(&Ruleset::default(), &routing, family, None).local_marks;
     assert_eq!((marks(Family::V4), marks(Family::V6)), (alloc::vec![0x539], alloc::vec![]));
 }
 
@@ -414,7 +419,7 @@ fn marks_that_are_routed_locally_are_those_of_the_family_whose_table_has_the_rou
 fn a_family_without_rules_is_left_alone() {
     let only_v4 = Redirect::sidecar(Families::V4).build().unwrap().plan();
     let packet = Packet::from_pod(1, 1, "[fd00::2]:1".parse().unwrap(), "[2001:db8::1]:80".parse().unwrap());
-    assert_eq!(Rules::of_plan(&only_v4, Family::V6).fate(&packet), Fate::Untouched);
+    assert_eq!(TraceRules::of_plan(&only_v4, Family::V6).fate(&packet), Fate::Untouched);
 }
 
 #[test]
@@ -439,7 +444,7 @@ fn the_rules_of_the_mesh_are_listed_with_what_they_counted() {
     let wanted: usize =
         plan.explained_rules(Family::V4).values().flat_map(|chains| chains.values()).map(Vec::len).sum();
     for known in [None, Some(&plan)] {
-        let rules = Rules::of_ruleset(&ruleset, &[], Family::V4, known);
+        let rules = TraceRules::of_ruleset(&ruleset, &[], Family::V4, known);
         let of_mesh: Vec<MeshRule<'_>> = rules.of_mesh().collect();
         assert_eq!(of_mesh.len(), wanted, "{of_mesh:?}");
         for one in of_mesh {
@@ -458,7 +463,7 @@ fn chains_that_an_earlier_version_left_are_the_meshs() {
     let mut ruleset = Ruleset::default();
     let saved = "*nat\n:OUTPUT ACCEPT\n:ISTIO_OLD -\n:THEIRS -\n-A ISTIO_OLD -j RETURN\n-A THEIRS -j RETURN\nCOMMIT\n";
     add_saved(&mut ruleset, Family::V4, saved).unwrap();
-    let rules = Rules::of_ruleset(&ruleset, &[], Family::V4, None);
+    let rules = TraceRules::of_ruleset(&ruleset, &[], Family::V4, None);
     let chains: Vec<String> = rules.of_mesh().map(|one| one.place.chain).collect();
     assert_eq!(chains, ["ISTIO_OLD"]);
 }
@@ -469,9 +474,9 @@ fn packets_of_one_family_have_no_address_of_the_other() {
     let packet = Packet::from_outside("192.0.2.1:1000".parse().unwrap(), own);
     for (not, fate) in [(false, Fate::Untouched), (true, Fate::Dropped)] {
         for selector in [Selector::Source(Family::V6), Selector::Destination(Family::V6)] {
-            let among = Among::range(selector, (0, u128::MAX));
+            let among = SetLookup::range(selector, (0, u128::MAX));
             let rule = SeenRule {
-                conditions: [Condition::Among(Is { value: among, not })].into(),
+                conditions: [Condition::Among(Equality { value: among, not })].into(),
                 statements: [Statement::Drop].into(),
                 counter: None,
             };
@@ -481,7 +486,7 @@ fn packets_of_one_family_have_no_address_of_the_other() {
             let mut ruleset = Ruleset::default();
             let name = TableName { api: Api::NfTables, family: TableFamily::Inet, name: "theirs".into() };
             ruleset.table(name).chains.insert("in".into(), chain);
-            let rules = Rules::of_ruleset(&ruleset, &[], Family::V4, None);
+            let rules = TraceRules::of_ruleset(&ruleset, &[], Family::V4, None);
             assert_eq!(rules.fate(&packet), fate, "{selector:?} {not}");
         }
     }

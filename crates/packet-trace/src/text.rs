@@ -1,6 +1,6 @@
-//! A trace for people, at most 80 columns wide where words can be parted.
+//! A trace for people, at most 80 columns wide where words allow a break.
 
-use super::{Change, Interface, Origin, Outcome, Packet, Sender, Step, Trace};
+use super::{Interface, Origin, Outcome, Packet, PacketEdit, Sender, Trace, TraceEvent};
 use alloc::{
     format,
     string::{String, ToString},
@@ -8,13 +8,13 @@ use alloc::{
 };
 use redirect_core::{rule::Hook, settings::Source};
 
-/// How much of a trace is told.
+/// How much of a trace to print.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Detail {
-    /// The rules that are about the packet, or may be.
+    /// The rules that match the packet, or may.
     Met,
-    /// Every rule it meets, and why it is not about the packet.
+    /// Every rule it meets, and why it does not match the packet.
     Every,
 }
 
@@ -30,7 +30,7 @@ impl Trace {
     ///
     /// let plan = Redirect::sidecar(Families::V4).build()?.plan();
     /// let packet = Packet::from_outside("192.0.2.1:40000".parse()?, "10.1.0.2:8080".parse()?).by("eth0");
-    /// let trace = Rules::of_plan(&plan, Family::V4).trace(&packet);
+    /// let trace = TraceRules::of_plan(&plan, Family::V4).trace(&packet);
     /// assert!(trace.text(Detail::Met).contains("ends at: proxy, inbound listener (port 15006)"));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
@@ -51,21 +51,21 @@ impl Trace {
             }
         }
         match self.deciding() {
-            Some(Step::Rule { origin: Some(origin), .. }) => {
+            Some(TraceEvent::Rule { origin: Some(origin), .. }) => {
                 text.line(0, &format!("because of {}: {}", said(origin), origin.purpose));
             }
-            Some(Step::Rule { is_own: false, place, .. }) => {
-                text.line(0, &format!("because of a rule of somebody else's in table {}", place.table));
+            Some(TraceEvent::Rule { is_own: false, place, .. }) => {
+                text.line(0, &format!("because of another program's rule in table {}", place.table));
             }
-            Some(Step::Route { .. }) => text.line(0, "because of the namespace's routing"),
+            Some(TraceEvent::Route { .. }) => text.line(0, "because of the namespace's routing"),
             Some(_) => {}
-            None => text.line(0, "because no rule is about it"),
+            None => text.line(0, "no rule matches it"),
         }
         text.0
     }
 }
 
-/// The setting, and who said so.
+/// The setting, and its source.
 fn said(origin: &Origin) -> String {
     let name = origin.setting.setting().name();
     if origin.source == Source::Default {
@@ -80,9 +80,9 @@ fn said(origin: &Origin) -> String {
 struct Text(String);
 
 impl Text {
-    fn step(&mut self, step: &Step, detail: Detail, decides: bool) {
+    fn step(&mut self, step: &TraceEvent, detail: Detail, decides: bool) {
         match step {
-            Step::Hook { hook, interface } => {
+            TraceEvent::Hook { hook, interface } => {
                 let name = hook.name().to_ascii_lowercase();
                 let by = interface.as_ref().map(|by| match hook {
                     Hook::Output | Hook::Postrouting => format!(", out by {by}"),
@@ -90,10 +90,10 @@ impl Text {
                 });
                 self.line(0, &format!("{name}{}", by.unwrap_or_default()));
             }
-            Step::Chain { place, priority } => {
+            TraceEvent::Chain { place, priority } => {
                 self.line(1, &format!("table {} chain {} (priority {priority})", place.table, place.chain));
             }
-            Step::Rule { place, depth, rule, outcome, origin, .. } => {
+            TraceEvent::Rule { place, depth, rule, outcome, origin, .. } => {
                 let words = match outcome {
                     Outcome::Matched => String::new(),
                     Outcome::Unmatched(_) if detail == Detail::Met => return,
@@ -108,15 +108,15 @@ impl Text {
                     self.line(indent.saturating_add(2), &format!("# {} [{}]", origin.purpose, said(origin)));
                 }
             }
-            Step::Policy { place } => self.line(2, &format!(">policy of {}: drop", place.chain)),
-            Step::Route { decides: words } => {
+            TraceEvent::Policy { place } => self.line(2, &format!(">policy of {}: drop", place.chain)),
+            TraceEvent::Route { decides: words } => {
                 self.line(2, &format!("{}{words}", if decides { ">" } else { "" }));
             }
-            Step::Changed(change) => self.line(2, &format!("= {}", words(change))),
+            TraceEvent::Changed(change) => self.line(2, &format!("= {}", words(change))),
         }
     }
 
-    /// A line, broken between words; what follows the first stands further in.
+    /// A line, broken between words; what follows the first is indented.
     fn line(&mut self, indent: usize, text: &str) {
         let mut start = indent.saturating_mul(2);
         let mut line = " ".repeat(start);
@@ -144,15 +144,15 @@ impl Text {
     }
 }
 
-fn words(change: &Change) -> String {
+fn words(change: &PacketEdit) -> String {
     let mark = |mark: &Option<u32>| mark.map_or_else(|| "unknown".to_string(), |mark| format!("{mark:#x}"));
     match change {
-        Change::Mark(value) => format!("mark {}", mark(value)),
-        Change::ConnectionMark(value) => format!("connection mark {}", mark(value)),
-        Change::Destination(to) => format!("destination {to}"),
-        Change::Zone(zone) => format!("conntrack zone {zone}"),
-        Change::Rerouted(Some(by)) => format!("routed by {by}"),
-        Change::Rerouted(None) => "routed by another interface".into(),
+        PacketEdit::Mark(value) => format!("mark {}", mark(value)),
+        PacketEdit::ConnectionMark(value) => format!("connection mark {}", mark(value)),
+        PacketEdit::Destination(to) => format!("destination {to}"),
+        PacketEdit::Zone(zone) => format!("conntrack zone {zone}"),
+        PacketEdit::Rerouted(Some(by)) => format!("routed by {by}"),
+        PacketEdit::Rerouted(None) => "routed by another interface".into(),
     }
 }
 

@@ -1,12 +1,12 @@
 //! The walk itself: from hook to hook, from base chain to base chain, from rule to rule.
 //!
 //! A walk takes packets, one or many, step by step. A step first decides and then acts: where the packets of a walk differ in
-//! what it asks, or where nobody knows the answer, it returns a [`Split`] and has changed nothing. The walk is then copied, one
-//! copy for each answer, and both take the step again. [`all`] goes on until every copy has arrived, so each part of the way is
-//! walked once, whatever comes of it behind.
+//! what it asks, or where the answer is unknown, it returns a [`Split`] and has changed nothing. The walk is then copied, one
+//! copy for each answer, and both take the step again. [`all`] runs until every copy has arrived, so each part of a path is
+//! walked once, no matter how many paths share it.
 //!
-//! Here is the walk itself, and the way from rule to rule; `hooks` has that from hook to hook. `conditions` says which packets a rule is about, `statements` what it
-//! does with them, `routes` where the kernel sends them, `notes` what is recorded of it.
+//! This module has the walk itself, from rule to rule; `hooks` goes from hook to hook. `conditions` decides which packets a rule matches, `statements` what it
+//! does with them, `routes` where the kernel sends them, and `notes` records the steps.
 
 mod conditions;
 mod hooks;
@@ -15,9 +15,9 @@ mod routes;
 mod statements;
 
 use super::{
-    Fate, Outcome, Place, Step, Unknown,
+    Fate, Outcome, RuleLocation, TraceEvent, Unknown,
     packets::{Field, MarkNow, Packets, interface},
-    rules::{ChainRule, Rules, WalkedChain, WalkedRule},
+    rules::{ChainRule, TraceRules, WalkedChain, WalkedRule},
     set::Set,
 };
 use alloc::{collections::BTreeSet, string::ToString, vec::Vec};
@@ -35,9 +35,9 @@ pub(super) struct Given {
     pub(super) is_local: bool,
     /// Where an earlier packet of the connection was translated to.
     pub(super) translated_to: Option<SocketAddr>,
-    /// The pod's address, which REDIRECT sends to what comes from outside.
+    /// The pod's address, to which REDIRECT sends packets from outside.
     pub(super) own: Option<IpAddr>,
-    /// Whether it is asked if what the pod sends to others has a route; otherwise it is taken to have one.
+    /// Whether to check that packets sent to other hosts have a route; otherwise assumes one.
     pub(super) asks_route: bool,
     /// What the connection remembers of its first packet, if this one repeats it: nat has decided, and is not asked again.
     pub(super) repeats: Option<Remembered>,
@@ -45,11 +45,11 @@ pub(super) struct Given {
 
 /// One way through the rules.
 #[derive(Debug)]
-pub(super) struct Way {
+pub(super) struct TracePath {
     /// The packets that take it.
     pub(super) packets: Packets,
     pub(super) fate: Fate,
-    pub(super) steps: Vec<Step>,
+    pub(super) steps: Vec<TraceEvent>,
     /// The step that decides, where steps are recorded.
     pub(super) decided: Option<usize>,
     /// Whether no packet is sent at all, for want of a route.
@@ -72,16 +72,16 @@ pub(super) struct Remembered {
     translated: Option<(SocketAddr, Option<Fate>)>,
 }
 
-/// What on a way may be why it ends where it does.
+/// The possible causes of a path's end.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Causes {
     /// What decided last.
     pub(super) last: Option<Cause>,
-    /// The first rule of others that ended a base chain before the mesh's rules in it.
+    /// The first rule of other programs that ended a base chain before the mesh's rules in it.
     pub(super) left_early: Option<ChainRule>,
-    /// The rule of others that kept connection tracking from it.
+    /// The rule of other programs that kept connection tracking from it.
     pub(super) untracked: Option<ChainRule>,
-    /// The last rule of others that changed its mark or its connection's.
+    /// The last rule of other programs that changed its mark or its connection's.
     pub(super) marked: Option<ChainRule>,
     /// The route that keeps in the pod what is sent to others: the number of its words.
     pub(super) kept: Option<usize>,
@@ -100,12 +100,12 @@ pub(super) enum Cause {
 /// Every way that packets take.
 #[derive(Debug, Default)]
 pub(super) struct Ways {
-    pub(super) ways: Vec<Way>,
-    /// Whether those are all: there was work left for no more otherwise.
+    pub(super) ways: Vec<TracePath>,
+    /// Whether those are all; otherwise the work limit was reached.
     pub(super) are_all: bool,
-    /// Whether some of them are taken by the same packets: nobody knows which of those by which.
+    /// Whether paths overlap: which packets take which is unknown.
     pub(super) are_doubtful: bool,
-    /// What nobody knew on the way.
+    /// The unknowns on the way.
     pub(super) unknown: BTreeSet<Unknown>,
 }
 
@@ -115,22 +115,27 @@ impl Ways {
     }
 }
 
-/// How much work may be done: a rule met counts as one, and more where it is asked of many ranges.
+/// How much work may be done: a rule met costs one, and more if it compares many ranges.
 #[derive(Debug)]
 pub(super) struct Work {
     pub(super) left: usize,
 }
 
 impl Work {
-    /// As much as it takes.
+    /// Unlimited.
     pub(super) const fn any() -> Self {
         Self { left: usize::MAX }
     }
 }
 
-/// Every way that packets take. If they are asked for, the steps of one way are recorded: of the one on which no rule holds of which nobody
-/// knows whether it does.
-pub(super) fn all(rules: &Rules, packets: &Packets, given: &Given, work: &mut Work, records: bool) -> Ways {
+/// Every path that packets take. On request, records the steps of one path: the one on which no uncertain rule matches.
+pub(super) fn all(
+    rules: &TraceRules,
+    packets: &Packets,
+    given: &Given,
+    work: &mut Work,
+    records: bool,
+) -> Ways {
     let mut found = first(rules, packets, given, work, records);
     let repeated: Vec<Ways> = found
         .ways
@@ -149,7 +154,7 @@ pub(super) fn all(rules: &Rules, packets: &Packets, given: &Given, work: &mut Wo
 /// The ways of a lost packet when TCP repeats it, if they may differ. What a pod sends to itself is lost on its way in, when
 /// connection tracking has kept the connection on its way out, mark and all; rules that ask for that mark then treat the
 /// repetition otherwise.
-fn repeated(rules: &Rules, way: &Way, given: &Given, work: &mut Work) -> Option<Ways> {
+fn repeated(rules: &TraceRules, way: &TracePath, given: &Given, work: &mut Work) -> Option<Ways> {
     let remembered = way.remembered?;
     let packets = way.packets.clone().with(Field::ConnMark, Set::one(remembered.mark.into()));
     let given = Given { repeats: Some(remembered), ..given.clone() };
@@ -162,7 +167,7 @@ fn repeated(rules: &Rules, way: &Way, given: &Given, work: &mut Work) -> Option<
 }
 
 /// Every way that packets take, if they are sent once.
-fn first(rules: &Rules, packets: &Packets, given: &Given, work: &mut Work, records: bool) -> Ways {
+fn first(rules: &TraceRules, packets: &Packets, given: &Given, work: &mut Work, records: bool) -> Ways {
     let mut found = Ways { are_all: true, ..Ways::default() };
     let mut known = BTreeSet::new();
     let mut open = Vec::from([Walk::new(rules, packets.clone(), given, records)]);
@@ -177,7 +182,7 @@ fn first(rules: &Rules, packets: &Packets, given: &Given, work: &mut Work, recor
                 work.left.saturating_sub(walk.cost().saturating_add(core::mem::take(&mut walk.spent)));
             match walk.step() {
                 Ok(None) if found.are_doubtful && walk.is_at_a_fork() => {
-                    // Two walks that differ in nothing any more go on as one.
+                    // Walks that have become equal continue as one.
                     if !known.insert(walk.state()) {
                         break None;
                     }
@@ -205,7 +210,7 @@ enum Interface {
     Loopback,
     /// The packet's own.
     Own,
-    /// The one of this name, where routing sends it.
+    /// The interface of this name, chosen by routing.
     Named(u128),
 }
 
@@ -216,7 +221,7 @@ enum Tracking {
     NotYet,
     /// Nor this one, for which a zone was chosen: to rules it looks like a new connection without a mark.
     Template,
-    /// It is to pass it over.
+    /// A rule makes it skip the packet.
     Never,
     /// It has seen it, and found what is in the field `State`.
     Seen,
@@ -237,7 +242,7 @@ enum Point {
     Rule,
     /// It fulfils the conditions of the rule it has come to, and this statement is next.
     Statement(usize),
-    /// Its rules have left it alone: the base chain's policy decides.
+    /// No rule of it has decided: the base chain's policy decides.
     Policy,
     /// It leaves a base chain.
     Left,
@@ -248,7 +253,7 @@ enum Point {
 enum Split {
     /// Its packets differ in whether they have one of these values.
     By(Field, Set),
-    /// Nobody knows.
+    /// Unknown.
     Unknown(Unknown),
 }
 
@@ -280,13 +285,13 @@ struct Call {
 
 #[derive(Debug, Clone)]
 struct Walk<'a> {
-    rules: &'a Rules,
+    rules: &'a TraceRules,
     given: &'a Given,
     packets: Packets,
     point: Point,
-    /// What it takes for so at this point, where nobody knows, ...
+    /// What it assumes at this point about the unknown, ...
     assumed: Vec<bool>,
-    /// ... and how much of that the step has used.
+    /// ... and how many of these assumptions the step has used.
     asked: usize,
     hook: Hook,
     /// Whether it is at an interface, before or behind that hook.
@@ -295,7 +300,7 @@ struct Walk<'a> {
     to_come: Vec<usize>,
     /// The base chain it is in, or has just left, ...
     in_base: Option<usize>,
-    /// ... and the chains by which it is where it is: that one first.
+    /// ... and the chains that led here: the current one first.
     calls: Vec<Call>,
     /// The rule of the base chain by which it went deeper, or left.
     base_rule: Option<usize>,
@@ -305,7 +310,7 @@ struct Walk<'a> {
     is_unsent: bool,
     /// What routing says of a packet for the pod itself that it sends out: the number of its words.
     strays: Option<usize>,
-    /// By which it leaves behind the hook, where rules of the hook have had it routed anew: they see the one it had before.
+    /// By which it leaves behind the hook, where rules of the hook have had it routed again: they see the one it had before.
     routed: Option<Interface>,
     has_owner: bool,
     mark: MarkNow,
@@ -317,7 +322,7 @@ struct Walk<'a> {
     mark_routed: Option<MarkNow>,
     /// Where it was translated to.
     destination: Option<SocketAddr>,
-    /// Whether its source was translated, to nobody knows what.
+    /// Whether its source was translated, to an unknown address.
     is_source_translated: bool,
     tracking: Tracking,
     zone: Option<u16>,
@@ -330,7 +335,7 @@ struct Walk<'a> {
     handed_over: Option<ChainRule>,
     causes: Causes,
     records: bool,
-    steps: Vec<Step>,
+    steps: Vec<TraceEvent>,
     decided: Option<usize>,
     /// The step of the rule at hand.
     rule_step: Option<usize>,
@@ -347,7 +352,7 @@ type State = (
 );
 
 impl<'a> Walk<'a> {
-    fn new(rules: &'a Rules, packets: Packets, given: &'a Given, records: bool) -> Self {
+    fn new(rules: &'a TraceRules, packets: Packets, given: &'a Given, records: bool) -> Self {
         let (mark, connection_mark) = (MarkNow::of(Field::Mark), MarkNow::of(Field::ConnMark));
         let is_local = given.is_local;
         Self {
@@ -391,10 +396,10 @@ impl<'a> Walk<'a> {
         }
     }
 
-    fn ended(self, fate: Fate) -> Way {
+    fn ended(self, fate: Fate) -> TracePath {
         let remembered = self.remembered(fate);
         let mark = self.mark_routed.unwrap_or(self.mark).value(&self.packets);
-        Way {
+        TracePath {
             packets: self.packets,
             fate,
             steps: self.steps,
@@ -441,7 +446,7 @@ impl<'a> Walk<'a> {
         other
     }
 
-    /// Whether walks that came here on different ways may be the same from now on.
+    /// Whether walks with different histories may have the same future.
     const fn is_at_a_fork(&self) -> bool {
         matches!(self.point, Point::Base)
     }
@@ -475,7 +480,7 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// One step on the way; where it ends, if it does.
+    /// Takes one step; returns where the walk ends, if it does.
     fn step(&mut self) -> Result<Option<Fate>, Split> {
         self.asked = 0;
         let fate = match self.point {
@@ -501,7 +506,7 @@ impl<'a> Walk<'a> {
         Ok(fate)
     }
 
-    /// What it takes for so, of what nobody knows.
+    /// What it assumes about the unknown.
     fn assume(&mut self, unknown: impl FnOnce() -> Unknown) -> Result<bool, Split> {
         let answer = self.assumed.get(self.asked).copied();
         self.asked = self.asked.saturating_add(1);
@@ -527,7 +532,7 @@ impl<'a> Walk<'a> {
             self.ends_chain();
             return Ok(());
         };
-        // Rules that differ in one value and do the same are asked at once, unless each is to be told of.
+        // Rules that differ in one value and do the same are evaluated together, unless each is to be recorded.
         let run = rule.run.as_ref().filter(|_| !self.records);
         let (tests, count) = run.map_or((&rule.tests, 1), |run| (&run.tests, run.count));
         let met = self.meets(chain, rule, tests)?;
@@ -546,7 +551,7 @@ impl<'a> Walk<'a> {
         Ok(())
     }
 
-    /// Whether a rule is met. What is not understood may hold or not: both is tried, if it matters.
+    /// Whether a rule is met. An unsupported condition may hold or not: tries both if it matters.
     fn meets(
         &mut self,
         chain: &WalkedChain,
@@ -574,7 +579,7 @@ impl<'a> Walk<'a> {
         Ok(met)
     }
 
-    /// On to the next rule, or to where the chain was called from.
+    /// Goes to the next rule, or back to the calling chain.
     fn ends_chain(&mut self) {
         let ended = self.calls.pop();
         if let Some(by) = ended.and_then(|call| call.gone_by).filter(|_| self.calls.is_empty()) {
@@ -590,6 +595,6 @@ impl<'a> Walk<'a> {
     }
 }
 
-fn place(chain: &WalkedChain, rule: Option<usize>) -> Place {
-    Place { table: chain.table.clone(), chain: chain.name.clone(), rule }
+fn place(chain: &WalkedChain, rule: Option<usize>) -> RuleLocation {
+    RuleLocation { table: chain.table.clone(), chain: chain.name.clone(), rule }
 }

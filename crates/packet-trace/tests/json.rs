@@ -19,7 +19,8 @@ use netfilter_state::{
     steps::{Goal, RulesIn},
 };
 use packet_trace::{
-    self, Change, Connection, ConnectionState, Fate, Listener, Outcome, Packet, Rules, Step, Trace,
+    self, Connection, ConnectionState, Fate, Listener, Outcome, Packet, PacketEdit, Trace, TraceEvent,
+    TraceRules,
 };
 use proptest::{prelude::*, strategy::ValueTree, test_runner::TestRunner};
 use recorded::fixtures;
@@ -107,7 +108,7 @@ fn traces() -> Vec<Value> {
         ConnectionState::Reply,
         ConnectionState::Invalid,
     ];
-    let rules = Rules::of_plan(&plan, Family::V4);
+    let rules = TraceRules::of_plan(&plan, Family::V4);
     let mut traces: Vec<Trace> = Vec::new();
     for packet in [outside.by("eth0"), of_app.clone(), of_app.over_udp()] {
         traces.extend(states.into_iter().map(|state| {
@@ -130,15 +131,15 @@ fn traces() -> Vec<Value> {
     let place = traces
         .iter()
         .flat_map(|trace| &trace.steps)
-        .find_map(|step| if let Step::Chain { place, .. } = step { Some(place.clone()) } else { None });
-    let place = packet_trace::Place { rule: Some(1), ..place.unwrap() };
+        .find_map(|step| if let TraceEvent::Chain { place, .. } = step { Some(place.clone()) } else { None });
+    let place = packet_trace::RuleLocation { rule: Some(1), ..place.unwrap() };
     odd.steps.extend([
-        Step::Policy { place: place.clone() },
-        Step::Changed(Change::Zone(1)),
-        Step::Route { decides: "route blackhole 127.0.0.0/8 table local".into() },
-        Step::Changed(Change::Mark(None)),
-        Step::Changed(Change::Rerouted(Some("lo".into()))),
-        Step::Rule {
+        TraceEvent::Policy { place: place.clone() },
+        TraceEvent::Changed(PacketEdit::Zone(1)),
+        TraceEvent::Route { decides: "route blackhole 127.0.0.0/8 table local".into() },
+        TraceEvent::Changed(PacketEdit::Mark(None)),
+        TraceEvent::Changed(PacketEdit::Rerouted(Some("lo".into()))),
+        TraceEvent::Rule {
             place,
             depth: 0,
             rule: "-m set -j DROP".into(),
@@ -440,7 +441,7 @@ fn settings_that_are_none_are_refused() {
     );
     assert_eq!(
         read(said("envoy-prot", json!({"kind": "default"}))),
-        Err("\"envoy-prot\" is no setting".to_owned())
+        Err("\"envoy-prot\" is not a setting".to_owned())
     );
     assert_eq!(
         read(said("envoy-port", json!({"kind": "flag", "name": "proxy-uid"}))),

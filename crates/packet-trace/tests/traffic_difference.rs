@@ -9,7 +9,7 @@ mod generated;
 use generated::{Settings, settings};
 use ipnet::IpNet;
 use packet_trace::{
-    Connection, ConnectionState, Difference, Fate, Interface, Packet, Rules, Sender, difference,
+    Connection, ConnectionState, Difference, Fate, Interface, Packet, Sender, TraceRules, difference,
 };
 use proptest::{
     prelude::*,
@@ -164,11 +164,11 @@ fn packet(constants: &Constants, random: &mut impl FnMut() -> usize) -> Option<P
 }
 
 /// Two plans, and what becomes of a packet by each.
-struct Pair([[Rules; 2]; 2]);
+struct Pair([[TraceRules; 2]; 2]);
 
 impl Pair {
     fn of(plans: [&RulePlan; 2]) -> Self {
-        Self(plans.map(|plan| Family::BOTH.map(|family| Rules::of_plan(plan, family))))
+        Self(plans.map(|plan| Family::BOTH.map(|family| TraceRules::of_plan(plan, family))))
     }
 
     fn fates(&self, packet: &Packet) -> (Fate, Fate) {
@@ -345,7 +345,7 @@ fn a_port_left_alone_is_one_region_each_for_what_the_application_sends() {
         )
     };
     let untouched = "untouched, to its destination";
-    // What the annotation says takes the place of the port that is left alone where it says nothing.
+    // The annotation's value replaces the port excluded by default.
     let expected = [
         format!("{}: {untouched} → {outbound}", sent(own)),
         format!("{}: {untouched} → {inbound}", called(own)),

@@ -15,9 +15,9 @@ use netns_apply::{facts, pod};
 
 /// The namespaces of a directory, as they were at one moment.
 #[derive(Debug, Default)]
-pub struct Survey {
+pub struct NamespaceIndex {
     found: Vec<Sandbox>,
-    /// Files that are no namespaces, or could not be looked into.
+    /// Files that are not namespaces, or could not be looked into.
     passed_over: usize,
 }
 
@@ -30,7 +30,7 @@ pub struct Sandbox {
     addresses: Vec<IpAddr>,
 }
 
-/// Why a directory says nothing about namespaces.
+/// Why a directory's namespaces cannot be listed.
 #[derive(Debug, thiserror::Error)]
 pub enum SurveyError {
     /// It cannot be read.
@@ -45,7 +45,7 @@ pub enum SurveyError {
         /// What the kernel says.
         cause: io::Error,
     },
-    /// No file in it is a namespace that can be looked into.
+    /// It has no file of a namespace that can be inspected.
     #[error(
         "{directory} has {files} files and none is a network namespace of a pod; is it the container runtime's directory, and mounted with \
          mountPropagation: HostToContainer?{}",
@@ -64,7 +64,7 @@ pub enum SurveyError {
 
 /// Why a pod's namespace is not known.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Unfound {
+pub enum LookupError {
     /// The pod has no addresses yet.
     #[error("the pod has no address")]
     NoAddress,
@@ -72,7 +72,7 @@ pub enum Unfound {
     #[error("no network namespace has the pod's addresses {}", list(.0))]
     Nowhere(Vec<IpAddr>),
     /// Several have.
-    #[error("{} network namespaces have the pod's addresses {}: {}; which one is the pod's cannot be told", .paths.len(), list(.addresses), list(&.paths.iter().map(|path| path.display()).collect::<Vec<_>>()))]
+    #[error("{} network namespaces have the pod's addresses {}: {}; ownership is ambiguous", .paths.len(), list(.addresses), list(&.paths.iter().map(|path| path.display()).collect::<Vec<_>>()))]
     Ambiguous {
         /// The pod's addresses.
         addresses: Vec<IpAddr>,
@@ -91,13 +91,13 @@ pub enum ReopenError {
     /// It cannot be opened any more.
     #[error(transparent)]
     Netns(#[from] NetnsError),
-    /// Its file is another namespace's by now.
-    #[error("{path} is another network namespace by now", path = .0.display())]
+    /// Its file now belongs to another namespace.
+    #[error("{path} is now another network namespace", path = .0.display())]
     Replaced(PathBuf),
 }
 
-impl Survey {
-    /// Looks into every namespace of a directory, but never into the host's, for addresses that pods have. Of others nothing is kept:
+impl NamespaceIndex {
+    /// Looks into every namespace of a directory, but never into the host's, for addresses that pods have. Keeps nothing of other namespaces:
     /// a container with CAP_NET_ADMIN may make as many as it likes. Takes some ten milliseconds of a processor for 200 of them:
     /// not for an async thread.
     ///
@@ -137,19 +137,19 @@ impl Survey {
     /// The one namespace that has all these addresses, which must be among those that were wanted.
     ///
     /// # Errors
-    /// There is none, or more than one.
-    pub fn find(&self, addresses: &[IpAddr]) -> Result<&Sandbox, Unfound> {
+    /// None has them, or several have.
+    pub fn find(&self, addresses: &[IpAddr]) -> Result<&Sandbox, LookupError> {
         if addresses.is_empty() {
-            return Err(Unfound::NoAddress);
+            return Err(LookupError::NoAddress);
         }
         let mut having = self.found.iter().filter(|sandbox| sandbox.has(addresses));
         match (having.next(), having.next()) {
-            (None, _) => Err(Unfound::Nowhere(addresses.to_owned())),
+            (None, _) => Err(LookupError::Nowhere(addresses.to_owned())),
             (Some(one), None) => Ok(one),
             (Some(_), Some(_)) => {
                 let all = self.found.iter().filter(|sandbox| sandbox.has(addresses));
                 let paths = all.map(|sandbox| sandbox.path.clone()).collect();
-                Err(Unfound::Ambiguous { addresses: addresses.to_owned(), paths })
+                Err(LookupError::Ambiguous { addresses: addresses.to_owned(), paths })
             }
         }
     }
@@ -160,7 +160,7 @@ impl Survey {
         &self.found
     }
 
-    /// How many namespaces there are, and how many files that are none.
+    /// The numbers of namespaces and of other files.
     #[must_use]
     pub const fn counts(&self) -> (usize, usize) {
         (self.found.len(), self.passed_over)
@@ -174,7 +174,7 @@ impl Sandbox {
         if pod::hosts(&netns)?.is_some() {
             return Ok(None);
         }
-        // A namespace that does not say its addresses is nobody's.
+        // A namespace with unreadable addresses matches no pod.
         let mut addresses = netns.run(|| facts::addresses().unwrap_or_default())?;
         addresses.retain(|address| wanted.contains(address));
         addresses.shrink_to_fit();
@@ -224,14 +224,14 @@ mod tests {
         text.parse().expect("an address")
     }
 
-    fn survey(namespaces: &[&[&str]]) -> Survey {
+    fn survey(namespaces: &[&[&str]]) -> NamespaceIndex {
         let id = Netns::current().expect("a namespace").id();
         let sandbox = |(index, addresses): (usize, &&[&str])| Sandbox {
             path: format!("/n/{index}").into(),
             id,
             addresses: addresses.iter().map(|text| ip(text)).collect(),
         };
-        Survey { found: namespaces.iter().enumerate().map(sandbox).collect(), passed_over: 0 }
+        NamespaceIndex { found: namespaces.iter().enumerate().map(sandbox).collect(), passed_over: 0 }
     }
 
     #[test]
@@ -250,22 +250,26 @@ mod tests {
         );
         assert_eq!(
             find(&["10.1.0.3", "fd00::2"]),
-            Err(Unfound::Nowhere(vec![ip("10.1.0.3"), ip("fd00::2")]))
+            Err(LookupError::Nowhere(vec![ip("10.1.0.3"), ip("fd00::2")]))
         );
-        assert_eq!(find(&[]), Err(Unfound::NoAddress));
+        assert_eq!(find(&[]), Err(LookupError::NoAddress));
         let ambiguous = find(&["10.1.0.2"]).expect_err("two have it").to_string();
-        assert!(ambiguous.contains("/n/0, /n/2") && ambiguous.contains("cannot be told"), "{ambiguous}");
+        assert!(
+            ambiguous.contains("/n/0, /n/2") && ambiguous.contains("ownership is ambiguous"),
+            "{ambiguous}"
+        );
     }
 
     #[test]
     fn a_directory_without_namespaces_says_what_may_be_missing() {
         let folder = tempfile::tempdir().expect("a folder");
         fs::write(folder.path().join("cni-1"), "").expect("writes");
-        let error = Survey::of(folder.path(), &BTreeSet::new()).expect_err("nothing").to_string();
+        let error = NamespaceIndex::of(folder.path(), &BTreeSet::new()).expect_err("nothing").to_string();
         assert!(error.contains("1 files") && error.contains("HostToContainer"), "{error}");
         assert!(error.contains("cni-1 is not a network namespace"), "{error}");
-        let error =
-            Survey::of(&folder.path().join("none"), &BTreeSet::new()).expect_err("no directory").to_string();
+        let error = NamespaceIndex::of(&folder.path().join("none"), &BTreeSet::new())
+            .expect_err("no directory")
+            .to_string();
         assert!(error.contains("none: No such file") && error.contains("MOUNTED_CNI_NETNS_DIR"), "{error}");
     }
 }

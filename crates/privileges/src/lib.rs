@@ -1,7 +1,7 @@
 //! What a program may do (capabilities(7)), given up before it begins.
 //!
-//! Whoever starts a program decides what it may do at most: a container runtime starts plugins with everything, a pod its containers with what their
-//! security context lists. What a program does not need is gone before it reads anything of others.
+//! A program's caller sets the upper bound of its capabilities: a container runtime starts plugins with everything, a pod its containers with what their
+//! security context lists. A program drops what it does not need before it reads untrusted input.
 
 use rustix::io::Errno;
 use rustix::thread::{
@@ -21,7 +21,7 @@ pub struct NotGivenUp {
     cause: Errno,
 }
 
-/// Gives up every capability but these, in the calling thread and in those that it makes later: call it before there are others. Programs that it starts
+/// Gives up every capability but these, in the calling thread and in those that it makes later: call it before other threads start. Programs that it starts
 /// get none that it does not have, whatever their files say (`no_new_privs`). Capabilities that the process does not hold are not kept.
 ///
 /// # Errors

@@ -1,6 +1,6 @@
 //! The command line of a program, made from rows: flags, help, completions, manual, and the subcommands that all programs have.
 
-use crate::{Pages, UsageError, pages, words};
+use crate::{Pages, UsageError, args, pages};
 use clap::{
     Arg, ArgAction, ArgMatches, Command, ValueHint,
     builder::{PossibleValuesParser, StyledStr},
@@ -26,31 +26,31 @@ pub struct CommandLine {
     pub pages: Pages,
     /// Its settings, without those of logging, which every program has.
     pub rows: Vec<Row>,
-    /// The words that are no flags: what it works on, each with its name and what it is. Whether one has to be given is for the program to say.
+    /// The words that are not flags: what it works on, each with its name and what it is. Whether one must be given is for the program to say.
     pub operands: &'static [(&'static str, &'static str)],
     /// Subcommands of its own. They take the flags as well.
     pub commands: Vec<Command>,
 }
 
-/// What somebody asks for with a command line.
+/// The request of a command line.
 #[derive(Debug)]
 pub enum Line {
     /// To print this on standard output, and end well.
     Print(String),
     /// To work.
-    Work(Words),
+    Work(ParsedArgs),
 }
 
 /// What a command line says, as texts.
 #[derive(Debug, Clone, Default)]
-pub struct Words {
+pub struct ParsedArgs {
     /// The subcommand of the program's own, if one is given.
     pub command: Option<(String, ArgMatches)>,
     /// What it works on, in the order of the command line's operands.
     pub operands: Vec<String>,
     /// The flags that are given, without dashes, with their values.
     pub flags: BTreeMap<String, String>,
-    /// What nobody understands, with what to write instead.
+    /// Unknown words, with corrections.
     pub refused: Vec<(String, Problem)>,
 }
 
@@ -61,7 +61,7 @@ impl CommandLine {
     /// A subcommand that cannot be understood.
     pub fn read(&self, args: impl IntoIterator<Item = OsString>) -> Result<Line, UsageError> {
         let sorter = self.bare_parser();
-        let sorted = words::sort(&sorter, args);
+        let sorted = args::sort(&sorter, args);
         let words: Vec<OsString> =
             std::iter::once(OsString::from(self.name)).chain(sorted.understood).collect();
         let parser = if sorted.has_subcommand { self.parser() } else { sorter };
@@ -81,10 +81,10 @@ impl CommandLine {
         match matches.subcommand() {
             Some((command, given)) if self.is_own(command) => {
                 let command = Some((command.to_owned(), given.clone()));
-                Ok(Line::Work(Words { command, operands, flags, refused: sorted.refused }))
+                Ok(Line::Work(ParsedArgs { command, operands, flags, refused: sorted.refused }))
             }
             Some((command, given)) => Ok(Line::Print(self.generate(command, given))),
-            None => Ok(Line::Work(Words { command: None, operands, flags, refused: sorted.refused })),
+            None => Ok(Line::Work(ParsedArgs { command: None, operands, flags, refused: sorted.refused })),
         }
     }
 
@@ -159,7 +159,7 @@ impl CommandLine {
     }
 
     /// The command line as shells complete it: with the words that a flag takes. The parser does without, because what is
-    /// wrong is told with everything else that is.
+    /// wrong is reported with everything else that is.
     #[must_use]
     pub fn completed(&self) -> Command {
         self.all_rows().fold(self.parser(), |command, row| match (row.flag, row.takes.words()) {
@@ -227,7 +227,7 @@ fn log_row(flag: &logging::Flag) -> Row {
     };
     let row = Row::new(takes, flag.meaning).flag(flag.name).default(flag.default);
     match flag.name {
-        "log_stacktrace_level" => row.status(Status::WithoutEffect("there are no stack traces")),
+        "log_stacktrace_level" => row.status(Status::WithoutEffect("stack traces are never logged")),
         _ => row,
     }
 }

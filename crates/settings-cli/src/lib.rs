@@ -1,17 +1,17 @@
 //! Command line and environment, from redirect-core's settings table and logging's flag table.
 //!
-//! The tables say which flags and variables there are; nothing is defined here a second time. Flags are read as the
+//! The tables list the flags and variables; nothing is defined here a second time. Flags are read as the
 //! reference reads them: a switch may stand alone or be given `=value`, the last of a repeated flag wins, a value may
 //! begin with a dash.
 
+mod args;
 mod command;
 mod options;
 mod pages;
 mod reference;
 mod rows;
-mod words;
 
-pub use command::{CommandLine, Line, Words, log_rows};
+pub use command::{CommandLine, Line, ParsedArgs, log_rows};
 pub use options::{Action, RunOptions, Validation};
 pub use pages::{Pages, completions};
 pub use reference::reference;
@@ -61,7 +61,7 @@ pub enum Asked {
 /// What a program runs with.
 #[derive(Debug)]
 pub struct Input {
-    /// The settings, each with where it came from; and what was said and is no setting's.
+    /// The settings, each with where it came from; and what was said and is not a setting's.
     pub settings: RawSettings,
     /// How and where to log.
     pub log: logging::Config,
@@ -112,8 +112,8 @@ impl Program {
         code
     }
 
-    /// Reads a command line (without the program's name) and an environment. Flags that nobody knows and stray words are
-    /// noted in the settings, to be told with everything else that is wrong; a first word `istio-iptables` is none.
+    /// Reads a command line (without the program's name) and an environment. Unknown flags and stray words are
+    /// noted in the settings, to be reported with everything else that is wrong; except a first word `istio-iptables`.
     ///
     /// # Errors
     /// A subcommand that cannot be understood.
@@ -133,7 +133,7 @@ impl Program {
 
     /// The settings of a command line that is read already, and of an environment: for programs whose command line has more
     /// than the settings.
-    pub fn input(&self, line: Words, env: impl IntoIterator<Item = (OsString, OsString)>) -> Input {
+    pub fn input(&self, line: ParsedArgs, env: impl IntoIterator<Item = (OsString, OsString)>) -> Input {
         let flag = |name: &str| line.flags.get(name).cloned();
         let env: Vec<(OsString, OsString)> = env.into_iter().collect();
         let variable = |wanted: &str| {
@@ -206,7 +206,7 @@ fn refuse(settings: &mut RawSettings, error: logging::ConfigError) {
         logging::ConfigError::Level { flag, error: LevelError(value) } => (
             flag,
             value,
-            Problem::Usage("is no log level such as info or default:debug; see --help".to_owned()),
+            Problem::Usage("is not a log level such as info or default:debug; see --help".to_owned()),
         ),
         logging::ConfigError::Bool { flag, value } => (flag, value, Problem::NotABool),
     };
@@ -217,7 +217,7 @@ fn lossy(text: &OsStr) -> String {
     text.to_string_lossy().into_owned()
 }
 
-/// Prints what the user asked for on standard output, which belongs to that. A reader that has gone away is no failure.
+/// Prints what the user asked for on standard output, which belongs to that. A reader that has gone away is not an error.
 pub fn print(text: &str) -> ExitCode {
     match io::stdout().write_all(text.as_bytes()) {
         Err(error) if error.kind() != ErrorKind::BrokenPipe => {
@@ -227,7 +227,7 @@ pub fn print(text: &str) -> ExitCode {
     }
 }
 
-/// Says what goes wrong before there is a log: on standard error, in lines that steer no terminal.
+/// Reports errors before the log exists: on standard error, in lines that steer no terminal.
 pub fn complain(text: &str) -> ExitCode {
     let _ = writeln!(io::stderr(), "{}", safe_lines(text));
     ExitCode::FAILURE
@@ -373,7 +373,7 @@ mod tests {
         assert_eq!(
             told,
             [
-                "environment variable ISTIO_INBOUND_PORT is no setting and is ignored; is ISTIO_INBOUND_PORTS meant?"
+                "environment variable ISTIO_INBOUND_PORT is not a setting and is ignored; did you mean ISTIO_INBOUND_PORTS?"
             ]
         );
     }
@@ -399,7 +399,7 @@ mod tests {
             "what is off asks for nothing"
         );
         let traces = told(&["--log_stacktrace_level", "default:debug"], &[]);
-        assert_eq!(traces, ["flag --log_stacktrace_level has no effect: there are no stack traces"]);
+        assert_eq!(traces, ["flag --log_stacktrace_level has no effect: stack traces are never logged"]);
     }
 
     #[test]

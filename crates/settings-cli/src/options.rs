@@ -12,7 +12,7 @@ use std::time::Duration;
 pub enum Action {
     /// Put it in force; do nothing where it is.
     Apply,
-    /// Put it in force, writing it anew even where it is.
+    /// Put it in force, writing it again even where it is.
     ForceApply,
     /// Remove everything an earlier run programmed.
     Cleanup,
@@ -180,12 +180,12 @@ mod tests {
     #[test]
     fn what_was_refused_before_is_told_with_the_rest() {
         let mut raw = RawSettings::new();
-        raw.refuse(Source::CommandLine, "--frob", Problem::Usage("is no flag".into()));
+        raw.refuse(Source::CommandLine, "--frob", Problem::Usage("is not a flag".into()));
         raw.set(Key::DryRun, "yes", Source::Flag("dry-run"));
         let told = RunOptions::parse(&raw).unwrap_err().to_string();
         assert_eq!(
             told,
-            "command line: \"--frob\" is no flag; flag --dry-run: \"yes\" is neither true nor false; write true or false"
+            "command line: \"--frob\" is not a flag; flag --dry-run: \"yes\" is neither true nor false; write true or false"
         );
     }
 

@@ -55,7 +55,7 @@ impl Pages {
         String::from_utf8_lossy(&bytes).into_owned()
     }
 
-    /// Where the variables are told: beside their flags.
+    /// Where the variables are reported: beside their flags.
     #[allow(clippy::unused_self, reason = "a section like the others")]
     fn environment_section(&self, name: &str) -> Roff {
         let mut roff = Roff::new();

@@ -14,8 +14,8 @@ pub fn reference() -> String {
          A flag overrides the environment, and the environment overrides the default; for a pod, an annotation overrides the\n\
          default for pods. If several variables are given, the last one listed here wins; of several annotations, the first. A\n\
          boolean is `true` or `false`, `1` or `0`, `t` or `f`. Lists are separated by commas. A flag, variable or annotation that\n\
-         cannot be read is an error, and all errors are reported together. There is one exception: a variable of a pod's container\n\
-         `istio-proxy` that is no boolean counts as false, with a warning, as in the reference; `istio-validation` in that pod refuses it.\n\
+         cannot be read is an error, and all errors are reported together. One exception: a variable of a pod's container\n\
+         `istio-proxy` that is not a boolean counts as false, with a warning, as in the reference; `istio-validation` in that pod refuses it.\n\
          A name that is nearly one of these (`ISTIO_INBOUND_PORT`) causes a warning that names the one that is meant; so does a\n\
          setting that is given and has no effect, in the words used here.\n",
     );

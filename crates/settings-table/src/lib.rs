@@ -29,7 +29,7 @@ pub struct Row {
     pub key: Option<&'static str>,
     /// What it takes.
     pub takes: Takes,
-    /// The value where nobody says anything.
+    /// The value if unset.
     pub default: &'static str,
     /// What it does: sentences.
     pub meaning: &'static str,
@@ -203,13 +203,13 @@ impl fmt::Display for Status {
         match self {
             Self::InForce => Ok(()),
             Self::WithoutEffect(why) => write!(f, "Has no effect: {why}."),
-            Self::NotImplemented(why) => write!(f, "Accepted and not implemented: {why}."),
+            Self::NotImplemented(why) => write!(f, "Accepted but not implemented: {why}."),
             Self::Refused(why) => write!(f, "Refused: it {why}."),
         }
     }
 }
 
-/// A setting that somebody gave.
+/// A setting that was given.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Given<'a> {
     /// Which.
@@ -231,7 +231,7 @@ pub struct NotInForce {
 
 impl NotInForce {
     /// What was asked for and is not done, in the order in which it was given. A setting that is off asks for nothing, and neither does one
-    /// whose switch is off; `is_on` knows the switches. What is refused is no notice but an error.
+    /// whose switch is off; `is_on` knows the switches. What is refused is not a notice but an error.
     #[must_use]
     pub fn among(given: &[Given<'_>], is_on: impl Fn(&str) -> bool) -> Vec<Self> {
         let mut reasons: Vec<Status> = Vec::new();
@@ -258,7 +258,7 @@ impl fmt::Display for NotInForce {
         let (said, have) = (self.said.join(", "), if self.said.len() == 1 { "has" } else { "have" });
         match self.status {
             Status::WithoutEffect(why) => write!(f, "{said} {have} no effect: {why}"),
-            Status::NotImplemented(why) => write!(f, "{said}: accepted and not implemented: {why}"),
+            Status::NotImplemented(why) => write!(f, "{said}: accepted but not implemented: {why}"),
             Status::InForce | Status::Refused(_) => write!(f, "{said}"),
         }
     }
@@ -300,18 +300,16 @@ mod tests {
     use super::*;
     use alloc::vec;
 
-    const AMBIENT: Status = Status::NotImplemented("there is no ambient mode");
+    const AMBIENT: Status = Status::NotImplemented("ambient mode does not exist");
     const ROWS: [Row; 5] = [
         Row::new(Takes::Switch, "Whether it runs.").flag("run").env(&["RUN"]).default("true"),
         Row::new(Takes::Text("NAME"), "Whom it greets.").env(&["WHOM"]).status(AMBIENT).part_of("RUN"),
         Row::new(Takes::Switch, "Whether it bows.").env(&["BOW"]).status(AMBIENT),
-        Row::new(Takes::Levels, "Stack traces.")
-            .flag("traces")
-            .status(Status::WithoutEffect("there are none")),
+        Row::new(Takes::Levels, "Stack traces.").flag("traces").status(Status::WithoutEffect("none exist")),
         Row::new(Takes::Choice(&["a", "b"]), "Removes.").env(&["REMOVE"]).status(Status::Refused("removes")),
     ];
 
-    fn told(values: &[(usize, &str)], is_on: bool) -> Vec<String> {
+    fn report(values: &[(usize, &str)], is_on: bool) -> Vec<String> {
         let given = |(row, value): &(usize, &str)| Given {
             row: &ROWS[*row],
             said: ROWS[*row].name().to_owned(),
@@ -324,19 +322,19 @@ mod tests {
     #[test]
     fn what_was_asked_for_and_is_not_done_is_told_once_for_each_reason() {
         assert_eq!(
-            told(&[(0, "true"), (1, "x"), (3, "a:debug,b:none"), (2, "1"), (4, "a")], true),
+            report(&[(0, "true"), (1, "x"), (3, "a:debug,b:none"), (2, "1"), (4, "a")], true),
             [
-                "WHOM, BOW: accepted and not implemented: there is no ambient mode",
-                "traces has no effect: there are none"
+                "WHOM, BOW: accepted but not implemented: ambient mode does not exist",
+                "traces has no effect: none exist"
             ]
         );
     }
 
     #[test]
     fn what_is_off_or_belongs_to_what_is_off_asks_for_nothing() {
-        assert_eq!(told(&[(0, "true"), (1, ""), (2, "False"), (3, "none,x:none")], true), [""; 0]);
-        assert_eq!(told(&[(1, "x")], false), [""; 0]);
-        assert_eq!(told(&[(2, "true")], false).len(), 1);
+        assert_eq!(report(&[(0, "true"), (1, ""), (2, "False"), (3, "none,x:none")], true), [""; 0]);
+        assert_eq!(report(&[(1, "x")], false), [""; 0]);
+        assert_eq!(report(&[(2, "true")], false).len(), 1);
     }
 
     #[test]
@@ -347,7 +345,7 @@ mod tests {
         assert_eq!(lines[2], "| `--run` | `RUN` | boolean | `true` | Whether it runs. |");
         assert_eq!(
             lines[3],
-            "|  | `WHOM` | text |  | Whom it greets. Accepted and not implemented: there is no ambient mode. |"
+            "|  | `WHOM` | text |  | Whom it greets. Accepted but not implemented: ambient mode does not exist. |"
         );
         assert_eq!(lines[6], "|  | `REMOVE` | `a`, `b` |  | Removes. Refused: it removes. |");
         assert_eq!(vec![lines.len()], [7]);

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use cluster_client::Pauses;
+use cluster_client::Backoff;
 use controller_runtime::cluster::{Connection, EventBody};
 use controller_runtime::metrics::{ChangeLabels, WatchLabel, gauged};
 use controller_runtime::node::{NODES, Node, NodeMarking, RequestedTaint, node_reference};
@@ -50,7 +50,7 @@ pub struct Leader {
     acts_until: watch::Receiver<Option<Instant>>,
     model: Mutex<Model>,
     queue: Mutex<NodeQueue>,
-    failures: Mutex<BTreeMap<String, Pauses>>,
+    failures: Mutex<BTreeMap<String, Backoff>>,
     outage: Mutex<OutageLog>,
     /// A node was added to the queue.
     added: Notify,
@@ -318,7 +318,7 @@ impl Leader {
 
     fn pause(&self, name: &str, retry_after: Option<Duration>) -> Duration {
         let mut failures = lock(&self.failures);
-        let new = || Pauses::new(FIRST_RETRY, LONGEST_RETRY);
+        let new = || Backoff::new(FIRST_RETRY, LONGEST_RETRY);
         failures.entry(name.to_owned()).or_insert_with(new).pause(retry_after)
     }
 

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use cluster_client::params::{GetParams, PostParams};
-use cluster_client::{Failure, Limits, Request};
+use cluster_client::{ApiError, Limits, Request};
 use controller_runtime::cluster::Cluster;
 use k8s_openapi::jiff::{Timestamp, Unit};
 use serde_json::Value;
@@ -28,14 +28,14 @@ pub enum Round {
 ///
 /// # Errors
 /// The API server does not answer, or refuses.
-pub async fn round(cluster: &Cluster, candidate: &mut Candidate) -> Result<Round, Failure> {
+pub async fn round(cluster: &Cluster, candidate: &mut Candidate) -> Result<Round, ApiError> {
     let (path, name) = (path(candidate), candidate.name().to_owned());
     let leases = || Request::new(path.as_str());
     let asked = Instant::now();
     let get = leases().get(&name, &GetParams::default());
     let found = match cluster.client().json::<Value>(get, Limits::object(PATIENCE)).await {
         Ok(lease) => Some(lease),
-        Err(Failure::NotFound(words)) if words.by_api => None,
+        Err(ApiError::NotFound(words)) if words.by_api => None,
         Err(failure) => return Err(failure),
     };
     let step = candidate.consider(found.as_ref(), Instant::now(), &time());
@@ -54,7 +54,7 @@ pub async fn round(cluster: &Cluster, candidate: &mut Candidate) -> Result<Round
             candidate.won(asked);
             Ok(Round::Won)
         }
-        Err(Failure::Busy { code: 409, .. }) => {
+        Err(ApiError::Busy { code: 409, .. }) => {
             candidate.lost();
             Ok(Round::Conflict)
         }

@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
 use cluster_client::params::GetParams;
-use cluster_client::{Account, Failure, Limits, Pauses, Request};
+use cluster_client::{Account, ApiError, Backoff, Limits, Request};
 use controller_runtime::SCOPE;
 use controller_runtime::cluster::{Connection, Identity};
 use controller_runtime::metrics::ResultLabel;
@@ -190,7 +190,7 @@ async fn requirements(
         let selector = LabelSelector::parse(AGENTS).context("the agents' labels")?;
         return Ok(vec![Requirement { namespace: own.to_owned(), selector }]);
     }
-    let mut pauses = Pauses::new(FIRST_RETRY, LONGEST_RETRY);
+    let mut pauses = Backoff::new(FIRST_RETRY, LONGEST_RETRY);
     loop {
         let path = format!("/api/v1/namespaces/{namespace}/configmaps");
         let request = Request::new(path).get(name, &GetParams::default());
@@ -203,7 +203,7 @@ async fn requirements(
                 let read = requirement::read(&found["data"], own);
                 return read.with_context(|| format!("ConfigMap {namespace}/{name}"));
             }
-            Err(Failure::NotFound(words)) if words.by_api => {
+            Err(ApiError::NotFound(words)) if words.by_api => {
                 bail!("ConfigMap {namespace}/{name} not found; correct TAINT_CONFIGMAP_NAME");
             }
             Err(failure) => {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use cluster_client::Failure;
+use cluster_client::ApiError;
 use controller_runtime::daemon_set::wants;
 use k8s_openapi::api::apps::v1::DaemonSet;
 
@@ -29,7 +29,7 @@ pub struct DaemonSetTracker {
 
 impl DaemonSetTracker {
     /// Where agents should run; none if the last answer counts.
-    pub fn receive(&mut self, found: Result<Option<DaemonSet>, Failure>) -> Option<AgentPlacement> {
+    pub fn receive(&mut self, found: Result<Option<DaemonSet>, ApiError>) -> Option<AgentPlacement> {
         let bad = match found {
             Ok(Some(set)) => {
                 *self = Self { has_been: true, is_told: true, last: None };
@@ -59,10 +59,10 @@ impl DaemonSetTracker {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cluster_client::Words;
+    use cluster_client::StatusMessage;
 
-    fn refused() -> Result<Option<DaemonSet>, Failure> {
-        Err(Failure::Forbidden(Words { text: "no".into(), by_api: true }))
+    fn refused() -> Result<Option<DaemonSet>, ApiError> {
+        Err(ApiError::Forbidden(StatusMessage { text: "no".into(), by_api: true }))
     }
 
     fn word(placement: Option<&AgentPlacement>) -> &'static str {
@@ -78,7 +78,7 @@ mod tests {
     #[test]
     fn a_loss_counts_when_it_is_reported_twice() {
         let there = || Ok(Some(DaemonSet::default()));
-        let silent = || Err(Failure::Impossible("silence".into()));
+        let silent = || Err(ApiError::Impossible("silence".into()));
         let mut tracker = DaemonSetTracker::default();
         for (found, expected) in [
             (refused(), "as before"),

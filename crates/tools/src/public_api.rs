@@ -11,7 +11,7 @@ fn main() -> anyhow::Result<()> {
     let (Some(file), None) = (arguments.next(), arguments.next()) else {
         bail!("usage: public-api FILE, where FILE is rustdoc's JSON for one crate");
     };
-    // Derived traits stay: whoever drops one breaks somebody. Blanket and auto traits follow from the rest.
+    // Derived traits stay: removing one breaks users. Blanket and auto traits follow from the rest.
     let interface = public_api::Builder::from_rustdoc_json(&file)
         .omit_blanket_impls(true)
         .omit_auto_trait_impls(true)

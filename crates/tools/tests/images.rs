@@ -384,11 +384,11 @@ fn what_cannot_be_understood_is_refused() {
         (vec![], "usage"),
         (
             vec!["pack", "pilot", &file, REFERENCE, &platform],
-            "pilot is no image of ours: install-cni, proxy-init, validator",
+            "pilot is not an image of ours: install-cni, proxy-init, validator",
         ),
         (vec!["pack", "validator", &file, "localhost:5000/validator", &platform], "has no tag"),
         (vec!["pack", "validator", &file, REFERENCE], "no ARCHITECTURE=FOLDER"),
-        (vec!["pack", "validator", &file, REFERENCE, "riscv64=/"], "riscv64 is no architecture of ours"),
+        (vec!["pack", "validator", &file, REFERENCE, "riscv64=/"], "riscv64 is not an architecture of ours"),
     ] {
         let output = run(&args, &[]);
         let told = String::from_utf8_lossy(&output.stderr).into_owned();

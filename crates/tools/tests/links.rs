@@ -76,11 +76,11 @@ fn fault(
     let (path, anchor) = link.split_once('#').map_or((link, None), |(path, anchor)| (path, Some(anchor)));
     let target = if path.is_empty() { file.to_owned() } else { file.parent()?.join(path) };
     if !target.exists() {
-        return Some("there is no such file");
+        return Some("no such file");
     }
     let anchor = anchor?;
     let anchors = anchors_of.entry(target.clone()).or_insert_with(|| anchors(&read(&target)));
-    (!anchors.contains(anchor)).then_some("there is no such heading")
+    (!anchors.contains(anchor)).then_some("no such heading")
 }
 
 /// The anchors that GitHub makes of a text's headings: lower case, without punctuation, `-` for each space, and a number where a heading comes again.
@@ -112,9 +112,9 @@ fn links_that_lead_nowhere_are_found() {
     let here = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../README.md");
     let fault = |link: &str| fault(&here, link, &mut BTreeMap::new());
     assert_eq!(fault("docs/agent.md#metrics"), None);
-    assert_eq!(fault("docs/agent.md#no-such-heading"), Some("there is no such heading"));
-    assert_eq!(fault("docs/nothing.md"), Some("there is no such file"));
-    assert_eq!(fault("#no-such-heading"), Some("there is no such heading"));
+    assert_eq!(fault("docs/agent.md#no-such-heading"), Some("no such heading"));
+    assert_eq!(fault("docs/nothing.md"), Some("no such file"));
+    assert_eq!(fault("#no-such-heading"), Some("no such heading"));
     let text = "[a](b.md) `[no](c.md)`\n```sh\n[no](d.md)\n```\n[e](f.md#g \"title\")";
     assert_eq!(links_of(text), ["b.md", "f.md#g"]);
     let expected = ["a-b", "a-b-1", "cs-d_e--f"].map(str::to_owned);

@@ -12,7 +12,7 @@ fn every_document_has_a_place_on_the_web_page() {
     let missing = contents::without_a_place(&project).expect("the documents");
     assert!(missing.is_empty(), "crates/tools/src/page/contents.rs has no place for {missing:?}");
     for name in contents::CONTENTS.iter().flat_map(|(_, names)| *names) {
-        assert!(project.join(name).is_file(), "there is no {name}");
+        assert!(project.join(name).is_file(), "{name} is missing");
     }
 }
 

@@ -1,4 +1,4 @@
-//! What `scripts/release-candidate.sh` refuses, in a clone with the scripts of this tree: commits that are no release, and folders that are not what was made.
+//! What `scripts/release-candidate.sh` refuses, in a clone with the scripts of this tree: commits that are not release, and folders that are not what was made.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -97,7 +97,7 @@ fn a_tagged_clean_commit_of_one_version_can_be_released_and_no_other() {
     release.git(&["tag", "--delete", &format!("v{VERSION}")]);
     let refusals = release.refusals();
     assert!(
-        refusals.len() == 1 && refusals[0].contains(&format!("there is no tag v{VERSION}")),
+        refusals.len() == 1 && refusals[0].contains(&format!("tag v{VERSION} not found")),
         "{refusals:?}"
     );
 }
@@ -183,11 +183,11 @@ fn a_folder_that_is_not_what_was_made_is_refused() {
     assert!(whole.contains(&format!("version {VERSION} of commit {COMMIT} is whole")), "{whole}");
     let sums = "sha256sum -- $(ls | grep -v SHA256SUMS) >../SHA256SUMS.$$; mv ../SHA256SUMS.$$ SHA256SUMS";
     for (done, words) in [
-        ("echo y >>proxy-init.tar", "what SHA256SUMS says is not what is there"),
-        ("echo y >more", "does not list exactly what is there"),
+        ("echo y >>proxy-init.tar", "the files differ from SHA256SUMS"),
+        ("echo y >more", "does not list exactly these files"),
         ("rm SHA256SUMS", "SHA256SUMS is missing"),
         ("rm validator.tar", "validator.tar is missing"),
-        // With sums that were made anew, the provenance tells.
+        // With sums that were made again, the provenance tells.
         (&format!("echo y >>proxy-init.tar; {sums}"), "about other files than SHA256SUMS"),
         (
             &format!("sed -i s/{COMMIT}/{}/ provenance.json; {sums}", COMMIT.replace('0', "f")),
@@ -195,7 +195,7 @@ fn a_folder_that_is_not_what_was_made_is_refused() {
         ),
         (
             &format!("sed -i s,slsa.dev/provenance,example.com/other, provenance.json; {sums}"),
-            "is no provenance",
+            "is not a provenance",
         ),
     ] {
         let said = wrongs_after(VERSION, done);

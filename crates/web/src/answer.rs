@@ -3,18 +3,18 @@
 use std::net::IpAddr;
 
 use explain::packet::{Said, packet};
-use explain::paper::Layout;
 use explain::picture::{Language, of_trace};
 use explain::plan::{Format, said_by};
-use explain::traffic::{Compared, told};
+use explain::text_writer::Layout;
+use explain::traffic::{Compared, report};
 use explain::{addresses, pretty};
-use packet_trace::{Detail, Step};
+use packet_trace::{Detail, TraceEvent};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::input::{Around, Side};
 
-/// What somebody asks: the fields of the page.
+/// A question: the fields of the page.
 #[derive(Debug, Clone, Default, Deserialize, Serialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Question {
@@ -29,13 +29,13 @@ pub struct Question {
     /// The language in which the plan is written, a word of [`Format::WORDS`].
     pub format: String,
     /// A packet.
-    pub packet: Option<Way>,
+    pub packet: Option<PacketQuestion>,
 }
 
-/// What somebody asks about a packet: the flags of `redirectctl trace`.
+/// A question about a packet: the flags of `redirectctl trace`.
 #[derive(Debug, Clone, Default, Deserialize, Serialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct Way {
+pub struct PacketQuestion {
     /// Who sends it.
     #[serde(rename = "as")]
     pub sender: String,
@@ -49,7 +49,7 @@ pub struct Way {
     pub mark: String,
     /// What connection tracking says of it.
     pub state: String,
-    /// Whether rules that are not about it are told, too.
+    /// Whether rules that are not about it are reported, too.
     pub every: bool,
 }
 
@@ -105,7 +105,7 @@ pub struct Trace {
 }
 
 impl Answer {
-    /// To what is no question.
+    /// To what is not a question.
     pub(crate) fn not_understood(why: &str) -> Self {
         Self {
             errors: vec![format!("the page does not fit its program ({why}); load it again")],
@@ -152,7 +152,8 @@ fn given<T>(
 }
 
 fn servers(text: &str) -> Result<Vec<IpAddr>, String> {
-    let parse = |word: &str| word.trim().parse().map_err(|_| format!("name servers: {word:?} is no address"));
+    let parse =
+        |word: &str| word.trim().parse().map_err(|_| format!("name servers: {word:?} is not an address"));
     text.split(',').map(parse).collect()
 }
 
@@ -176,8 +177,8 @@ impl Diff {
 }
 
 impl Trace {
-    /// The packet's way; none where there are no rules to follow it through.
-    fn of(way: &Way, side: &Side, addresses: &[IpAddr]) -> Option<Self> {
+    /// The packet's path; `None` without rules to follow it through.
+    fn of(way: &PacketQuestion, side: &Side, addresses: &[IpAddr]) -> Option<Self> {
         let plan = side.plan.as_ref().filter(|_| side.skipped.is_none())?;
         let packet = match packet(&way.said(), Some(&plan.plan), addresses) {
             Ok(packet) => packet,
@@ -191,7 +192,7 @@ impl Trace {
             packet: trace.packet.to_string(),
             end: trace.fate().to_string(),
             said: trace.steps.iter().map(asked_by).collect(),
-            text: told(&trace, detail),
+            text: report(&trace, detail),
             json: pretty(&steps),
             svg: of_trace(&trace, detail, Language::Svg),
             way: steps,
@@ -200,14 +201,14 @@ impl Trace {
 }
 
 /// Who asked for the rule of a step.
-fn asked_by(step: &Step) -> Option<String> {
-    if let Step::Rule { origin: Some(origin), .. } = step {
+fn asked_by(step: &TraceEvent) -> Option<String> {
+    if let TraceEvent::Rule { origin: Some(origin), .. } = step {
         return Some(said_by(origin.setting, origin.source));
     }
     None
 }
 
-impl Way {
+impl PacketQuestion {
     fn said(&self) -> Said<'_> {
         Said {
             sender: said(&self.sender),

@@ -1,11 +1,11 @@
-//! What somebody pastes: a pod's manifest, a pod's annotations, or flags.
+//! The pasted text: a pod's manifest, a pod's annotations, or flags.
 
 use std::net::IpAddr;
 
 use cni_core::pod_name::PodName;
-use explain::decision::{Decided, left_alone};
-use explain::paper::Layout;
+use explain::decision::{PodDecision, left_alone};
 use explain::plan::{Format, written};
+use explain::text_writer::Layout;
 use explain::traffic::Programmed;
 use explain::{NO_ADDRESS, SOMEWHERE, flags, manifest};
 use redirect_core::options::BackendChoice;
@@ -41,7 +41,7 @@ pub struct Side {
     pub errors: Vec<String>,
     /// What is worth knowing besides.
     pub notices: Vec<String>,
-    /// Why the pod is left alone, if it is.
+    /// Why the pod is not redirected, if so.
     pub left_alone: Option<String>,
     /// The rules, table by table.
     pub tables: Vec<Table>,
@@ -210,18 +210,19 @@ fn of_object(
     let known = if around.addresses.is_empty() { &pod.addresses } else { around.addresses };
     let addresses = with_one(known, notices);
     let decided = if pod.host_network {
-        Decided::HostNetwork
+        PodDecision::HostNetwork
     } else {
-        Decided::of(&pod.facts, RawSettings::for_pod(), &NamespaceFacts::new(&addresses))
+        PodDecision::of(&pod.facts, RawSettings::for_pod(), &NamespaceFacts::new(&addresses))
     };
-    if let Decided::Redirect(redirect, settings) = &decided {
+    if let PodDecision::Redirect(redirect, settings) = &decided {
         notices.extend(Notice::about(settings, redirect).iter().map(ToString::to_string));
     }
     notices.extend(misspelt(&pod.facts).iter().map(ToString::to_string));
     let switches = unreadable_switches(&pod.facts).into_iter();
     notices.extend(
-        switches
-            .map(|(name, text)| format!("variable {name} of container istio-proxy is no boolean: {text:?}")),
+        switches.map(|(name, text)| {
+            format!("variable {name} of container istio-proxy is not a boolean: {text:?}")
+        }),
     );
     Ok(match decided.settled()? {
         Ok(redirect) => {

@@ -1,6 +1,6 @@
 //! The program behind the web page: a question in, an answer out, both JSON.
 //!
-//! It is `redirectctl`'s plan, diff and trace without a machine: what somebody pastes is read, planned and traced by the same
+//! It is `redirectctl`'s plan, diff and trace without a machine: the pasted text is read, planned and traced by the same
 //! functions ([`explain`]), so page and program say the same. A test compares them. The page is in `static/`; it puts what is
 //! answered on the screen and concludes nothing.
 
@@ -8,11 +8,11 @@ mod answer;
 mod input;
 mod rules;
 
-pub use answer::{Answer, Diff, Question, Trace, Way, answer};
+pub use answer::{Answer, Diff, PacketQuestion, Question, Trace, answer};
 pub use input::{Form, Side};
 pub use rules::{Chain, Row, Table};
 
-/// The answer to a question in JSON. What is no question is answered as one about nothing, with the error.
+/// The answer to a question in JSON. What is not a question is answered as one about nothing, with the error.
 #[must_use]
 pub fn answer_json(question: &str) -> String {
     let answered = match serde_json::from_str(question) {

@@ -36,7 +36,7 @@ pub struct Row {
     pub number_v4: Option<usize>,
     /// The same for IPv6.
     pub number_v6: Option<usize>,
-    /// The one family it is for; missing where it is for all that the plan has.
+    /// The one family it is for; absent if for all of the plan's.
     pub only: Option<String>,
     /// The rule, as iptables-save writes it.
     pub rule: String,

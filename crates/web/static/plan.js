@@ -154,7 +154,7 @@ function list(place, texts) {
 function summary(answered, errors) {
   if (errors > 0) return errors === 1 ? "One thing is wrong." : `${errors} things are wrong.`;
   const side = answered.side;
-  if (side.leftAlone) return `The pod is left alone: ${side.leftAlone}.`;
+  if (side.leftAlone) return `The pod is not redirected: ${side.leftAlone}.`;
   const rules = side.tables.flatMap((table) => table.chains).reduce((sum, chain) => sum + chain.rows.length, 0);
   const parts = [];
   if (answered.trace) parts.push(`The packet ends at: ${answered.trace.end}.`);
@@ -344,7 +344,7 @@ function showRules(answered) {
 
 function tables(side) {
   const all = make("div", {});
-  if (side.leftAlone) all.append(make("p", { class: "left-alone" }, `The pod is left alone: ${side.leftAlone}.`));
+  if (side.leftAlone) all.append(make("p", { class: "left-alone" }, `The pod is not redirected: ${side.leftAlone}.`));
   else if (side.tables.length === 0) all.append(make("p", {}, "No rules: nothing is redirected."));
   for (const one of side.tables) {
     const bodies = one.chains.map((chain) => chainRows(one.table, chain));

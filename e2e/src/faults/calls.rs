@@ -165,7 +165,7 @@ const SIGNALS: [(Kind, &[&str]); 4] = [
     (Kind::OtherSignal, &["HUP", "INT", "PIPE", "USR1"]),
 ];
 
-/// What the loader does before the program runs, and what ran before it in its process, is not the program's. Rust's runtime begins with a look at the
+/// What the loader does before the program runs, and what ran before it in its process, is not the program's. Rust's runtime begins with a check the
 /// standard streams. Nor are those of programs that it starts.
 fn own(calls: &[Call]) -> Vec<&Call> {
     let begins = |call: &Call| call.name == "poll" && call.text.starts_with("[{fd=0");
@@ -201,7 +201,7 @@ fn signals(steps: &[&Call], kind: Kind, signals: &[&str], most: usize) -> Vec<In
     spread(steps, most).iter().enumerate().map(at).collect()
 }
 
-/// The first message of an answer gets the flag that says so, in its header: length, type and flags.
+/// The first message of an answer gets the flag for it, in its header: length, type and flags.
 fn interrupted_dump(call: &Call) -> Option<Injection> {
     let number = |field: &str| -> Option<u32> {
         let text = call.text.split_once(field)?.1;

@@ -1,11 +1,11 @@
-//! What a fault left, judged.
+//! Judges the state after a fault.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use super::kind::Kind;
 
-/// What there is of an operation's doing.
+/// The traces of an operation.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Facts {
     /// What is all there or not there at all, such as the rules of a namespace.
@@ -53,9 +53,9 @@ pub enum Ending {
 pub struct Evidence<'a> {
     /// The kind of fault.
     pub kind: Kind,
-    /// Words of which a message about the cause has one, in lower case. Where there are none, any message will do.
+    /// Words of which a message about the cause has one, in lower case. If empty, any message will do.
     pub causes: &'a [String],
-    /// Whether nobody could hear what it said.
+    /// Whether its output was lost.
     pub is_mute: bool,
     /// What must not be said.
     pub secrets: &'a [String],
@@ -67,32 +67,32 @@ pub struct Evidence<'a> {
     pub said: &'a str,
     /// What is wrong with what it said on standard output, if anything.
     pub bad_answer: Option<String>,
-    /// What there was before.
+    /// The state before.
     pub before: &'a Facts,
-    /// What there is when all goes well.
+    /// The state on success.
     pub wanted: &'a Facts,
-    /// What there is now.
+    /// The state now.
     pub after: &'a Facts,
-    /// How the same operation ended without a fault after that, and what there was then.
+    /// How the same operation ended without a fault after that, and the state then.
     pub again: (Ending, &'a Facts),
 }
 
 /// What becomes of a cell.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum FaultResult {
     /// It went as if there had been no fault.
     Wanted,
     /// It failed, said why, and left nothing half-done.
     Refused,
     /// It failed and named what it could not undo.
     Told,
-    /// It died, and the next run mended what it left.
+    /// It died, and the next run repaired what it left.
     Mended,
     /// This is wrong.
     Red(String),
 }
 
-impl fmt::Display for Verdict {
+impl fmt::Display for FaultResult {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Wanted => write!(f, "as wanted"),
@@ -105,14 +105,14 @@ impl fmt::Display for Verdict {
 }
 
 /// The invariants of ARCHITECTURE.md, for whatever happened.
-pub fn judge(evidence: &Evidence<'_>) -> Verdict {
-    judged(evidence).unwrap_or_else(Verdict::Red)
+pub fn judge(evidence: &Evidence<'_>) -> FaultResult {
+    judged(evidence).unwrap_or_else(FaultResult::Red)
 }
 
-fn judged(evidence: &Evidence<'_>) -> Result<Verdict, String> {
+fn judged(evidence: &Evidence<'_>) -> Result<FaultResult, String> {
     let Evidence { after, said, again, .. } = evidence;
     if let Some(secret) = evidence.secrets.iter().find(|secret| said.contains(&***secret)) {
-        return Err(format!("a secret is told ({} bytes): {}", secret.len(), tail(said)));
+        return Err(format!("a secret is reported ({} bytes): {}", secret.len(), tail(said)));
     }
     if let Some(broken) = after.broken.first() {
         return Err(format!("{broken}; it said {}", tail(said)));
@@ -132,23 +132,23 @@ fn judged(evidence: &Evidence<'_>) -> Result<Verdict, String> {
     Ok(verdict)
 }
 
-fn first_run(evidence: &Evidence<'_>) -> Result<Verdict, String> {
+fn first_run(evidence: &Evidence<'_>) -> Result<FaultResult, String> {
     let Evidence { ending, said, after, wanted, .. } = evidence;
     if let Some(bad) = &evidence.bad_answer {
         return Err(format!("answers badly: {bad}"));
     }
     match *ending {
         Ending::Never => Err(format!("does not end; it said {}", tail(said))),
-        Ending::Signal(_) if evidence.kind.may_kill() => Ok(Verdict::Mended),
+        Ending::Signal(_) if evidence.kind.may_kill() => Ok(FaultResult::Mended),
         Ending::Signal(signal) => Err(format!("dies of signal {signal}: {}", tail(said))),
         Ending::Code(code) if code == evidence.expected => {
             let differs = after.differences(wanted);
             if differs.is_empty() {
-                return Ok(Verdict::Wanted);
+                return Ok(FaultResult::Wanted);
             }
-            Err(format!("says that all is done: {}; it said {}", shown(&differs), tail(said)))
+            Err(format!("reports success: {}; it said {}", shown(&differs), tail(said)))
         }
-        Ending::Code(0) => Err(format!("says that all is well: {}", tail(said))),
+        Ending::Code(0) => Err(format!("reports success: {}", tail(said))),
         Ending::Code(101) => Err(format!("panics: {}", tail(said))),
         Ending::Code(_) => {
             let lower = said.to_lowercase();
@@ -170,7 +170,7 @@ fn first_run(evidence: &Evidence<'_>) -> Result<Verdict, String> {
 }
 
 /// What a failed run may leave: all as before, or all as wanted, or, where the fault lasts, what it names; of files, each as before or as wanted.
-fn half_done(evidence: &Evidence<'_>) -> Result<Verdict, String> {
+fn half_done(evidence: &Evidence<'_>) -> Result<FaultResult, String> {
     let Evidence { before, wanted, after, said, .. } = evidence;
     let keys: BTreeSet<&String> =
         before.each.keys().chain(after.each.keys()).chain(wanted.each.keys()).collect();
@@ -186,7 +186,7 @@ fn half_done(evidence: &Evidence<'_>) -> Result<Verdict, String> {
         }
     }
     if after.together == before.together || after.together == wanted.together {
-        return Ok(Verdict::Refused);
+        return Ok(FaultResult::Refused);
     }
     let differs: Vec<&String> = after.together.symmetric_difference(&before.together).collect();
     let silent: Vec<String> =
@@ -196,7 +196,7 @@ fn half_done(evidence: &Evidence<'_>) -> Result<Verdict, String> {
         return Err(format!("nothing kept it from undoing {}; it said {}", shown(&left), tail(said)));
     }
     if silent.is_empty() {
-        return Ok(Verdict::Told);
+        return Ok(FaultResult::Told);
     }
     Err(format!("half-done and not named: {}; it said {}", shown(&silent), tail(said)))
 }
@@ -268,7 +268,7 @@ mod tests {
             Self { ending: Ending::Code(1), said, after, again, kind: Kind::InputOutput, expected: 0 }
         }
 
-        fn verdict(&self) -> Verdict {
+        fn verdict(&self) -> FaultResult {
             judge(&Evidence {
                 kind: self.kind,
                 causes: &["input/output error".to_owned()],
@@ -288,7 +288,10 @@ mod tests {
         #[track_caller]
         fn is_red(&self, because: &str) {
             let verdict = self.verdict();
-            assert!(matches!(&verdict, Verdict::Red(why) if why.contains(because)), "{because}: {verdict}");
+            assert!(
+                matches!(&verdict, FaultResult::Red(why) if why.contains(because)),
+                "{because}: {verdict}"
+            );
         }
     }
 
@@ -296,20 +299,20 @@ mod tests {
 
     #[test]
     fn what_is_as_before_or_as_wanted_or_named_is_green() {
-        assert_eq!(Case::failed(CAUSE, before()).verdict(), Verdict::Refused);
+        assert_eq!(Case::failed(CAUSE, before()).verdict(), FaultResult::Refused);
         let done = Case { ending: Ending::Code(0), ..Case::failed("", wanted()) };
-        assert_eq!(done.verdict(), Verdict::Wanted);
+        assert_eq!(done.verdict(), FaultResult::Wanted);
         let mut half = before();
         half.together.insert("ip -4 rule: ours".to_owned());
         let words = "Input/output error; a policy rule could not be removed";
         let named = Case { kind: Kind::FileLimit, ..Case::failed(words, half.clone()) };
-        assert_eq!(named.verdict(), Verdict::Told);
+        assert_eq!(named.verdict(), FaultResult::Told);
         Case::failed(words, half).is_red("nothing kept it from undoing");
         let mut one_file = before();
         one_file.each.insert("binary".to_owned(), "new".to_owned());
-        assert_eq!(Case::failed(CAUSE, one_file).verdict(), Verdict::Refused);
+        assert_eq!(Case::failed(CAUSE, one_file).verdict(), FaultResult::Refused);
         let died = Case { ending: Ending::Signal(9), kind: Kind::Killed, ..Case::failed("", before()) };
-        assert_eq!(died.verdict(), Verdict::Mended);
+        assert_eq!(died.verdict(), FaultResult::Mended);
     }
 
     #[test]
@@ -345,7 +348,7 @@ mod tests {
         Case { ending: Ending::Never, ..Case::failed(CAUSE, before()) }.is_red("does not end");
         Case { ending: Ending::Signal(11), ..Case::failed(CAUSE, before()) }.is_red("dies of signal 11");
         Case { ending: Ending::Code(101), ..Case::failed(CAUSE, before()) }.is_red("panics");
-        Case { ending: Ending::Code(0), ..Case::failed(CAUSE, before()) }.is_red("says that all is done");
+        Case { ending: Ending::Code(0), ..Case::failed(CAUSE, before()) }.is_red("reports success");
         Case { ending: Ending::Code(0), expected: 1, ..Case::failed(CAUSE, before()) }.is_red("all is well");
         Case::failed("", before()).is_red("without a word");
         Case::failed("it failed", before()).is_red("does not name the cause");

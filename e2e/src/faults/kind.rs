@@ -9,9 +9,9 @@ pub enum Kind {
     NoMemory,
     /// A device or a file system fails.
     InputOutput,
-    /// There are no more descriptors for a call.
+    /// A call finds no more descriptors.
     TooManyFiles,
-    /// There is no space for a call.
+    /// A call finds no space.
     NoSpace,
     /// A signal interrupts a call.
     Interrupted,
@@ -19,11 +19,11 @@ pub enum Kind {
     TryAgain,
     /// A socket's buffer overflows.
     NoBuffers,
-    /// Somebody else has what a call wants.
+    /// Another program has what a call wants.
     Busy,
     /// The kernel does not have what a call is about: an older kernel, a missing module, a seccomp profile.
     Unsupported,
-    /// The kernel says that what it lists changed meanwhile.
+    /// The kernel reports that its list changed concurrently.
     DumpInterrupted,
     /// No thread or process can be made.
     NoProcess,
@@ -43,7 +43,7 @@ pub enum Kind {
     FileLimit,
     /// A limit on the size of files.
     SizeLimit,
-    /// Nobody takes what the program writes to standard output or standard error.
+    /// Nothing reads what the program writes to standard output or standard error.
     ClosedOutput,
     /// The file system is full, or nearly so.
     FullDisk,

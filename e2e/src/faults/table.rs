@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use super::judge::Verdict;
+use super::judge::FaultResult;
 use super::kind::{KINDS, Kind};
 
-/// Operations by kinds of fault: how many injections each cell has, and how many of them were red; or why there are none.
+/// Operations by kinds of fault: how many injections each cell has, and how many of them were red; or why it has none.
 #[derive(Clone, Debug, Default)]
 pub struct Table {
     rows: Vec<String>,
@@ -20,7 +20,7 @@ struct Cell {
     red: usize,
     refused: usize,
     told: usize,
-    mended: usize,
+    repaired: usize,
 }
 
 impl Table {
@@ -30,19 +30,19 @@ impl Table {
     }
 
     /// Notes what became of an injection.
-    pub fn add(&mut self, row: usize, kind: Kind, verdict: &Verdict) {
+    pub fn add(&mut self, row: usize, kind: Kind, verdict: &FaultResult) {
         let cell = self.cells.entry((row, kind)).or_default();
         cell.injections += 1;
         match verdict {
-            Verdict::Wanted => {}
-            Verdict::Refused => cell.refused += 1,
-            Verdict::Told => cell.told += 1,
-            Verdict::Mended => cell.mended += 1,
-            Verdict::Red(_) => cell.red += 1,
+            FaultResult::Wanted => {}
+            FaultResult::Refused => cell.refused += 1,
+            FaultResult::Told => cell.told += 1,
+            FaultResult::Mended => cell.repaired += 1,
+            FaultResult::Red(_) => cell.red += 1,
         }
     }
 
-    /// Says why there is nothing in a cell.
+    /// Explains an empty cell.
     pub fn exempt(&mut self, row: usize, kind: Kind, why: &'static str) {
         self.exempt.insert((row, kind), why);
     }
@@ -52,7 +52,7 @@ impl Table {
         self.cells.len()
     }
 
-    /// How many injections there were.
+    /// Number of injections.
     pub fn injections(&self) -> usize {
         self.cells.values().map(|cell| cell.injections).sum()
     }
@@ -92,15 +92,15 @@ impl fmt::Display for Table {
         }
         let sum = |of: fn(&Cell) -> usize| self.cells.values().map(of).sum::<usize>();
         let (all, red) = (self.injections(), sum(|cell| cell.red));
-        let (refused, told, mended) =
-            (sum(|cell| cell.refused), sum(|cell| cell.told), sum(|cell| cell.mended));
+        let (refused, told, repaired) =
+            (sum(|cell| cell.refused), sum(|cell| cell.told), sum(|cell| cell.repaired));
         writeln!(
             f,
-            "{} cells, {} red; {all} injections: {} times as wanted, {refused} times refused with the cause, {told} times what is left was named, {mended} \
-             times mended by the next run, {red} red",
+            "{} cells, {} red; {all} injections: {} times as wanted, {refused} times refused with the cause, {told} times what is left was named, {repaired} \
+             times repaired by the next run, {red} red",
             self.cells(),
             self.red(),
-            all - refused - told - mended - red
+            all - refused - told - repaired - red
         )
     }
 }
@@ -112,9 +112,9 @@ mod tests {
     #[test]
     fn a_red_cell_shows_and_an_empty_one_is_a_hole_or_has_its_reason() {
         let mut table = Table::new(&["apply"]);
-        table.add(0, Kind::Busy, &Verdict::Wanted);
-        table.add(0, Kind::Api, &Verdict::Red("half-done".to_owned()));
-        table.add(0, Kind::Api, &Verdict::Refused);
+        table.add(0, Kind::Busy, &FaultResult::Wanted);
+        table.add(0, Kind::Api, &FaultResult::Red("half-done".to_owned()));
+        table.add(0, Kind::Api, &FaultResult::Refused);
         table.exempt(0, Kind::Clock, "no clock");
         assert_eq!((table.cells(), table.injections(), table.red()), (2, 3, 1));
         assert_eq!(table.holes().len(), KINDS.len() - 3);

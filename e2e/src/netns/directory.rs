@@ -43,7 +43,7 @@ impl NetnsDirectory {
     }
 
     /// What a runtime does at a pod's end: its namespace is not mounted any more, and the file is gone. As containerd does it, also while
-    /// somebody looks at the file.
+    /// a reader checks the file.
     pub fn remove(&self, name: &str) -> Result<()> {
         let path = self.path().join(name);
         umount2(&path, MntFlags::MNT_DETACH)?;

@@ -1,4 +1,4 @@
-//! Everything a namespace holds, line by line, whoever put it there.
+//! Everything a namespace holds, line by line, from any program.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -18,7 +18,7 @@ pub struct Snapshot(BTreeMap<&'static str, Vec<String>>);
 
 /// One line that is on one side only.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Change {
+pub struct SnapshotDiff {
     /// Where: a program and its family, such as `ip6tables-legacy` or `ip -4 rule`.
     pub section: &'static str,
     /// Whether the line was there before and is not now.
@@ -27,7 +27,7 @@ pub struct Change {
     pub line: String,
 }
 
-impl std::fmt::Display for Change {
+impl std::fmt::Display for SnapshotDiff {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{} {}: {}", if self.is_lost { "-" } else { "+" }, self.section, self.line)
     }
@@ -63,20 +63,23 @@ impl Snapshot {
     }
 
     /// The lines that differ between an earlier moment and this one.
-    pub fn changes_since(&self, before: &Self) -> Vec<Change> {
+    pub fn changes_since(&self, before: &Self) -> Vec<SnapshotDiff> {
         let mut changes = Vec::new();
         for (section, now) in &self.0 {
             let then = before.0.get(section).map(Vec::as_slice).unwrap_or_default();
-            let only_in = |one: &[String], other: &[String], is_lost| -> Vec<Change> {
+            let only_in = |one: &[String], other: &[String], is_lost| -> Vec<SnapshotDiff> {
                 let missing = one.iter().filter(|line| count(one, line) > count(other, line));
                 let missing: BTreeSet<&String> = missing.collect();
-                missing.into_iter().map(|line| Change { section, is_lost, line: line.clone() }).collect()
+                missing
+                    .into_iter()
+                    .map(|line| SnapshotDiff { section, is_lost, line: line.clone() })
+                    .collect()
             };
             let mut found = only_in(then, now, true);
             found.extend(only_in(now, then, false));
             if found.is_empty() && now != then {
                 let line = format!("the same lines in another order: {now:?}, before {then:?}");
-                found.push(Change { section, is_lost: false, line });
+                found.push(SnapshotDiff { section, is_lost: false, line });
             }
             changes.extend(found);
         }

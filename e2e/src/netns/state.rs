@@ -94,7 +94,7 @@ impl State {
         self
     }
 
-    /// Whether there is no rule, ip rule, route or native table. Addresses are not looked at.
+    /// Whether it has no rule, ip rule, route or native table. Addresses are not checked.
     pub fn is_pristine(&self) -> bool {
         let lo = self.lo.clone();
         *self == Self { lo, ..Self::default() }
@@ -253,7 +253,9 @@ fn recorded_rules(value: &Value) -> Result<Vec<String>> {
 
 fn strings(value: &Value) -> Result<Vec<String>> {
     let lines = value.as_array().into_iter().flatten();
-    lines.map(|line| line.as_str().map(str::to_owned).with_context(|| format!("{line} is no text"))).collect()
+    lines
+        .map(|line| line.as_str().map(str::to_owned).with_context(|| format!("{line} is not text")))
+        .collect()
 }
 
 fn sorted(lines: impl Iterator<Item = String>) -> Vec<String> {

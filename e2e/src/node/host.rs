@@ -165,13 +165,13 @@ impl Drop for Cgroup {
     }
 }
 
-/// What the helper program does as the first process of a node: it makes the node's files its own and waits for the orphans of others.
+/// What the helper program does as the first process of a node: it makes the node's files its own and reaps orphans.
 #[doc(hidden)]
 pub fn init_in_helper(folder: &Path) -> Result<()> {
     let mut children = SigSet::empty();
     children.add(Signal::SIGCHLD);
     children.thread_block()?;
-    // Volumes are passed on between the node and its containers, and to nobody else.
+    // Volumes are passed on between the node and its containers, and no further.
     mount(None::<&str>, "/", None::<&str>, MsFlags::MS_REC | MsFlags::MS_SHARED, None::<&str>)?;
     for path in PRIVATE {
         mount(Some("tmpfs"), path, Some("tmpfs"), MsFlags::empty(), Some("mode=0755"))

@@ -109,7 +109,7 @@ impl<'a> Pod<'a> {
 
     /// The address of a family.
     pub fn address(&self, v6: bool) -> Result<IpAddr> {
-        let pod = self.object()?.with_context(|| format!("there is no pod {}", self.name))?;
+        let pod = self.object()?.with_context(|| format!("no pod {}", self.name))?;
         address_of_family(&pod_addresses(&pod), v6)
             .with_context(|| format!("pod {} has no such address", self.name))
     }
@@ -168,7 +168,7 @@ impl<'a> Pod<'a> {
         }
         let waited = until(&format!("pod {} to be gone", self.name), deadline, &[], || {
             let network = match self.network() {
-                // While containerd is started again nobody can tell.
+                // While containerd restarts this is unknown.
                 Err(error) if format!("{error:#}").contains("failed to dial") => return Ok(None),
                 network => network?,
             };
@@ -177,7 +177,7 @@ impl<'a> Pod<'a> {
         waited.map_err(|error| anyhow!("{error:#}\n{}", self.node.tails()))
     }
 
-    /// The file of the pod's network namespace as this process can open it, if there is one.
+    /// The file of the pod's network namespace as this process can open it, if any.
     fn network(&self) -> Result<Option<PathBuf>> {
         for id in self.containers("io.cri-containerd.kind", "sandbox")? {
             let info: Value = serde_json::from_str(&self.node.ctr(&["containers", "info", &id])?.stdout)?;

@@ -72,7 +72,7 @@ fn wait_until_connected(stream: &TcpStream, patience: Duration) -> io::Result<()
     }
 }
 
-/// Reads one line, or what there is of it when the server closes.
+/// Reads one line, or its beginning when the server closes.
 fn read_answer(mut stream: &TcpStream, patience: Duration) -> io::Result<Outcome> {
     let mut patience = Patience::new(patience);
     let mut answer = Vec::new();

@@ -24,7 +24,7 @@ const KEPT: usize = 200;
 const ADDRESSES: u64 = 4096;
 const FIRST_PORT: u64 = 1024;
 
-/// A port, on both families, that accepts whoever comes, counts, and hangs up.
+/// A port, on both families, that accepts every client, counts, and hangs up.
 #[derive(Debug)]
 pub struct Turnstile {
     passed: Arc<AtomicUsize>,
@@ -45,7 +45,7 @@ impl Turnstile {
             while !stop.load(Ordering::Relaxed) {
                 wait_for_any(&listeners);
                 for listener in &listeners {
-                    // Whoever has gone again has been here all the same.
+                    // A client that has gone again still counts.
                     while let Ok((stream, _)) = listener.accept() {
                         counter.fetch_add(1, Ordering::Relaxed);
                         forget_at_once(&stream);
@@ -96,7 +96,7 @@ impl Flood {
         topology
             .client
             .sh("ip -4 route add local 10.2.0.0/16 dev lo; ip -6 route add local fd00:20::/64 dev lo")?;
-        // Connections are reset, and connection tracking has to forget them before there are too many.
+        // Connections are reset, and connection tracking has to forget them before they are too many.
         topology.pod.sh(
             "cd /proc/sys/net/netfilter
              for state in close close_wait time_wait last_ack fin_wait syn_recv syn_sent; do echo 1 > nf_conntrack_tcp_timeout_$state; done",

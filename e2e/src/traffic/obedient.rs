@@ -1,4 +1,4 @@
-//! A server that ends its connections as its clients tell it.
+//! A server that ends its connections on its clients' command.
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
@@ -26,7 +26,7 @@ pub struct Obedient {
 
 #[derive(Debug)]
 struct Connection {
-    /// Nobody but the thread holds the socket: what it closes is closed.
+    /// Only the thread holds the socket: what it closes is closed.
     stream: Weak<TcpStream>,
     thread: JoinHandle<()>,
 }

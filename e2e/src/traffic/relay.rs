@@ -12,7 +12,7 @@ use super::server::{Server, listener, push};
 use crate::netns::Namespace;
 
 /// Takes connections to a port on any IPv4 address of a namespace to the same port of the machine's 127.0.0.1.
-/// While nobody listens there, a connection is closed as soon as it is made.
+/// While nothing listens there, a connection is closed as soon as it is made.
 #[derive(Debug)]
 pub(crate) struct Relay {
     server: Server,
@@ -67,7 +67,7 @@ impl Drop for Relay {
 fn copying(from: &TcpStream, to: &TcpStream) -> io::Result<JoinHandle<()>> {
     let (mut from, mut to) = (from.try_clone()?, to.try_clone()?);
     Ok(thread::spawn(move || {
-        // Either side may break the connection at any time; the other side is told by the shutdown.
+        // Either side may break the connection at any time; the other side learns of it by the shutdown.
         let _ = io::copy(&mut from, &mut to);
         let _ = to.shutdown(Shutdown::Write);
     }))

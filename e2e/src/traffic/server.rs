@@ -70,7 +70,7 @@ impl TcpServer {
             push(reports, report);
             let served = stream.try_clone()?;
             let thread = thread::spawn(move || {
-                // The client may be gone already; its view is what a test looks at.
+                // The client may be gone already; its view is what a test checks.
                 let _ = serve(&served, &line);
             });
             push(&open, Connection { stream, thread });

@@ -41,7 +41,7 @@ impl Server {
     /// Serves the page that `make page` has made.
     pub fn start() -> Result<Self> {
         let folder = env::var_os("PAGE").context("PAGE names no folder; make page sets it")?;
-        let folder = fs::canonicalize(folder).context("PAGE is no folder")?;
+        let folder = fs::canonicalize(folder).context("PAGE is not a folder")?;
         let asked: Arc<Mutex<BTreeSet<String>>> = Arc::default();
         let heard = Arc::clone(&asked);
         Ok(Self { port: port::serve(move |stream| serve(&stream, &folder, &heard))?, asked })
@@ -58,11 +58,11 @@ impl Server {
     }
 }
 
-/// Answers one request. A browser that goes away meanwhile is no problem.
+/// Answers one request. A browser that goes away meanwhile is not a problem.
 fn serve(stream: &TcpStream, folder: &Path, asked: &Mutex<BTreeSet<String>>) {
     let mut lines = BufReader::new(stream).lines().map_while(Result::ok);
     let Some(first) = lines.next() else { return };
-    // The rest of the head has to be read before the answer.
+    // The rest of the head must be read before the answer.
     let _ = lines.take_while(|line| !line.is_empty()).count();
     asked.lock().unwrap_or_else(PoisonError::into_inner).insert(first.clone());
     let path = first.split(' ').nth(1).and_then(|path| path.strip_prefix(AT));
@@ -206,7 +206,7 @@ impl Browser {
 
 impl Drop for Browser {
     fn drop(&mut self) {
-        // The browser is no child of ours: the driver ends it.
+        // The browser is not a child of ours: the driver ends it.
         let _ = request(self.port, "DELETE", &format!("/session/{}", self.session), None);
     }
 }

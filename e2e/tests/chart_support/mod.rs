@@ -74,7 +74,7 @@ fn rendered_with(values: &Value, more: &[&str]) -> Result<String> {
 /// A change of every value but ambient's switch, by the value's path.
 pub fn changes() -> Result<Map<String, Value>> {
     let changes = yaml(include_str!("../../manifests/chart-changes.yaml"))?;
-    changes.as_object().cloned().context("chart-changes.yaml is no mapping")
+    changes.as_object().cloned().context("chart-changes.yaml is not a mapping")
 }
 
 /// What YAML says.

@@ -25,11 +25,11 @@ use nix::sys::socket::{
     AddressFamily, MsgFlags, SockFlag, SockType, SockaddrStorage, bind, connect, getpeername, getsockopt,
     sendto, setsockopt, socket, sockopt,
 };
-use packet_trace::{Fate, Packet, Sender, Step, Trace};
+use packet_trace::{Fate, Packet, Sender, Trace, TraceEvent};
 use redirect_core::{Family, rule::Protocol};
 
 use super::mesh::{any, loopback, other_address};
-use super::packets::{STRANGER, Seen, open};
+use super::packets::{Arrived, STRANGER, open};
 
 /// For packets that nobody expects to arrive, counted from when all others have.
 pub const QUIET: Duration = Duration::from_millis(100);
@@ -69,7 +69,7 @@ pub struct Ground {
 
 /// A packet that was sent.
 #[derive(Debug)]
-pub struct Shot {
+pub struct SentPacket {
     /// With its source port.
     pub packet: Packet,
     /// Its own.
@@ -111,29 +111,34 @@ impl Ground {
     }
 
     /// Sends packets, one right after the other, each from a port of its own.
-    pub fn send(&self, packets: &[Packet]) -> Result<Vec<Shot>> {
-        packets.iter().map(|packet| self.shoot(packet)).collect()
+    pub fn send(&self, packets: &[Packet]) -> Result<Vec<SentPacket>> {
+        packets.iter().map(|packet| self.send_one(packet)).collect()
     }
 
-    fn shoot(&self, packet: &Packet) -> Result<Shot> {
+    fn send_one(&self, packet: &Packet) -> Result<SentPacket> {
         let (namespace, (uid, gid)) = match packet.sender {
             Sender::Outside => (&self.topology.client, (0, 0)),
             Sender::Local { uid, gid } => (self.pod(), (uid, gid)),
         };
         let number = self.next.fetch_add(1, Ordering::Relaxed);
-        let act = || -> Result<Shot> {
+        let act = || -> Result<SentPacket> {
             let (fd, packet) = open(packet, bind_freely)?;
             let refused = Cell::new(push_off(&fd, &packet, number).err());
-            Ok(Shot { packet, number, fd, refused })
+            Ok(SentPacket { packet, number, fd, refused })
         };
         let shot = namespace.enter(|| as_user(uid, gid, act))?;
         shot.with_context(|| packet.to_string())
     }
 
     /// Where they have arrived. Those that are `expected` to arrive are waited for with patience, the others not for long.
-    pub fn outcome(&self, shots: &[Shot], expected: impl Fn(&Shot) -> bool, patience: Duration) -> Vec<Seen> {
+    pub fn outcome(
+        &self,
+        shots: &[SentPacket],
+        expected: impl Fn(&SentPacket) -> bool,
+        patience: Duration,
+    ) -> Vec<Arrived> {
         let mut patience = Patience::new(patience);
-        let is_open = |shot: &Shot| self.seen(shot) == Seen::Nothing && shot.refused.get().is_none();
+        let is_open = |shot: &SentPacket| self.seen(shot) == Arrived::Nothing && shot.refused.get().is_none();
         while shots.iter().any(|shot| expected(shot) && is_open(shot)) && !patience.is_over() {
             self.wait();
         }
@@ -160,22 +165,22 @@ impl Ground {
     }
 
     /// Sends packets and sees where they arrive.
-    pub fn play(&self, packets: &[Packet], patience: Duration) -> Result<Vec<(Packet, Seen)>> {
+    pub fn play(&self, packets: &[Packet], patience: Duration) -> Result<Vec<(Packet, Arrived)>> {
         let shots = self.send(packets)?;
         let seen = self.outcome(&shots, |_| true, patience);
         Ok(shots.into_iter().map(|shot| shot.packet).zip(seen).collect())
     }
 
-    /// Until something arrives, or for the next look at sockets, which tell of refusals.
+    /// Until something arrives, or for the next check sockets, which tell of refusals.
     fn wait(&self) {
         let arrivals = self.arrivals.0.lock().unwrap_or_else(PoisonError::into_inner);
         let _ = self.arrivals.1.wait_timeout(arrivals, Duration::from_millis(2));
     }
 
-    fn seen(&self, shot: &Shot) -> Seen {
+    fn seen(&self, shot: &SentPacket) -> Arrived {
         let arrivals = self.arrivals.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(arrival) = arrivals.iter().find(|arrival| arrival.number == shot.number) {
-            return Seen::At(arrival.server.to_owned(), arrival.local);
+            return Arrived::At(arrival.server.to_owned(), arrival.local);
         }
         drop(arrivals);
         if shot.refused.get().is_none() {
@@ -183,13 +188,13 @@ impl Ground {
             shot.refused.set((error != 0).then(|| Errno::from_raw(error)));
         }
         match shot.refused.get() {
-            Some(Errno::ECONNREFUSED | Errno::ECONNRESET) => Seen::Refused,
-            _ => Seen::Nothing,
+            Some(Errno::ECONNREFUSED | Errno::ECONNRESET) => Arrived::Refused,
+            _ => Arrived::Nothing,
         }
     }
 }
 
-impl Shot {
+impl SentPacket {
     /// Whether the client has an answer: its connection is open. Always true of datagrams.
     pub fn is_answered(&self) -> bool {
         self.packet.protocol != Protocol::Tcp || {
@@ -288,7 +293,7 @@ fn of_client() -> Vec<Post> {
     posts
 }
 
-/// What somebody listens with, or a connection whose first data is awaited.
+/// What something listens with, or a connection whose first data is awaited.
 enum Socket {
     Listener(TcpListener),
     Datagrams(UdpSocket),
@@ -371,7 +376,7 @@ fn listen(mut sockets: Vec<(&'static str, Socket)>, stopped: &UnixStream, arriva
         if ready.last() == Some(&true) {
             return;
         }
-        // From last to first, so that what is removed moves none that is still to be looked at.
+        // From last to first, so that what is removed moves none that is still to be checked.
         for at in (0..sockets.len()).rev().filter(|at| ready[*at]) {
             let server = sockets[at].0;
             match &mut sockets[at].1 {
@@ -414,33 +419,33 @@ fn note(arrivals: &Arrivals, server: &'static str, local: SocketAddr, number: [u
 }
 
 /// Whether a packet that is said to end there has come there.
-pub fn agrees(seen: &Seen, fate: Fate, packet: &Packet) -> bool {
+pub fn agrees(seen: &Arrived, fate: Fate, packet: &Packet) -> bool {
     match (seen, fate) {
-        (Seen::At(server, at), Fate::Proxy { listener, port, rewritten }) => {
+        (Arrived::At(server, at), Fate::Proxy { listener, port, rewritten }) => {
             let is_there = if rewritten { at.port() == port } else { *at == packet.destination };
             server.eq_ignore_ascii_case(listener.name()) && is_there
         }
-        (Seen::At(server, at), Fate::Untouched) => is_addressed(server, *at, packet),
+        (Arrived::At(server, at), Fate::Untouched) => is_addressed(server, *at, packet),
         // TPROXY of others leaves the destination as it is.
-        (Seen::At(server, at), Fate::Redirected(port)) => {
+        (Arrived::At(server, at), Fate::Redirected(port)) => {
             at.port() == port || port == STRANGER && server == "stranger"
         }
         // The first packet has come to a listener, and what follows it has not; or it stays in the pod, whose own it is not, where those who
         // listen are transparent, as few are.
-        (Seen::At(_, at), Fate::Broken) => *at != packet.destination || is_far(packet),
+        (Arrived::At(_, at), Fate::Broken) => *at != packet.destination || is_far(packet),
         // What another program has translated is not followed: it may be dropped behind that.
-        (Seen::At(server, at), Fate::Translated) => server == "stranger" || *at != packet.destination,
-        (Seen::Nothing | Seen::Refused, Fate::Translated) => true,
+        (Arrived::At(server, at), Fate::Translated) => server == "stranger" || *at != packet.destination,
+        (Arrived::Nothing | Arrived::Refused, Fate::Translated) => true,
         // Nobody answers for what is lost; whether the sender hears of it depends on what becomes of that answer.
-        (Seen::Nothing, Fate::Dropped | Fate::Rejected | Fate::Broken)
-        | (Seen::Refused, Fate::Rejected | Fate::Broken) => true,
+        (Arrived::Nothing, Fate::Dropped | Fate::Rejected | Fate::Broken)
+        | (Arrived::Refused, Fate::Rejected | Fate::Broken) => true,
         (_, _) => false,
     }
 }
 
-/// Whether no packet is ever sent: a socket finds no route for it. That is no finding of CHECK's.
+/// Whether no packet is ever sent: a socket finds no route for it. That is not a finding of CHECK's.
 pub fn is_unsent(trace: &Trace) -> bool {
-    matches!(trace.steps.first(), Some(Step::Route { .. }))
+    matches!(trace.steps.first(), Some(TraceEvent::Route { .. }))
 }
 
 fn is_far(packet: &Packet) -> bool {

@@ -63,7 +63,7 @@ impl Mesh {
         self.udp.iter().flat_map(UdpServer::received).collect()
     }
 
-    /// Somebody outside connects to a port of the pod.
+    /// A peer outside connects to a port of the pod.
     pub fn visit(&self, v6: bool, port: u16) -> Result<Outcome> {
         Client::new(&self.topology.client).tcp((pod_address(v6), port))
     }

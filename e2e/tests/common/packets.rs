@@ -182,7 +182,7 @@ impl World {
     }
 
     /// Opens a connection or sends a datagram; returns the packet as it was sent, with its source port, and what came of it.
-    pub fn play(&self, packet: &Packet, patience: Duration) -> Result<(Packet, Seen)> {
+    pub fn play(&self, packet: &Packet, patience: Duration) -> Result<(Packet, Arrived)> {
         let (namespace, owner) = match packet.sender {
             Sender::Outside => (&self.mesh.topology.client, (0, 0)),
             Sender::Local { uid, gid } => (self.pod(), (uid, gid)),
@@ -193,8 +193,8 @@ impl World {
         let seen = match connected(&fd, packet.destination, is_tcp, patience) {
             Ok(()) if is_tcp => answered(fd, patience)?,
             Ok(()) => self.arrived(&fd, &sent, patience),
-            Err(Errno::ECONNREFUSED | Errno::ECONNRESET) => Seen::Refused,
-            Err(Errno::ETIMEDOUT | Errno::EPERM) => Seen::Nothing,
+            Err(Errno::ECONNREFUSED | Errno::ECONNRESET) => Arrived::Refused,
+            Err(Errno::ETIMEDOUT | Errno::EPERM) => Arrived::Nothing,
             Err(error) => return Err(error).with_context(|| packet.to_string()),
         };
         Ok((sent, seen))
@@ -205,34 +205,34 @@ impl World {
     ///
     /// The network may lose one, such as when nobody answers in time who has an address. So it is sent again now and then: from the
     /// same port, so it goes the way of the first.
-    fn arrived(&self, fd: &OwnedFd, packet: &Packet, patience: Duration) -> Seen {
+    fn arrived(&self, fd: &OwnedFd, packet: &Packet, patience: Duration) -> Arrived {
         let from = packet.source.zip(packet.source_port).map(|(ip, port)| SocketAddr::new(ip, port));
         let mut looks = 0;
         let found = process::until("the datagram", patience, &[], || {
             looks += 1;
             if looks % SEND_AGAIN == 0 {
                 retries::note(Cause::LostDatagram, &packet.to_string())?;
-                // What an earlier one has met is told now; it does not matter.
+                // What an earlier one has met is reported now; it does not matter.
                 let _ = send(fd.as_raw_fd(), b"hello\n", MsgFlags::empty());
             }
             let more = self.more.1.iter().flat_map(UdpServer::received);
             let mut all = self.mesh.datagrams().into_iter().chain(more);
             Ok(all.find(|report| Some(report.peer) == from))
         });
-        found.map_or(Seen::Nothing, Seen::of)
+        found.map_or(Arrived::Nothing, Arrived::of)
     }
 }
 
 /// What was seen of a packet.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Seen {
+pub enum Arrived {
     /// This server answered, which was reached at this address.
     At(String, SocketAddr),
     Refused,
     Nothing,
 }
 
-impl Seen {
+impl Arrived {
     fn of(report: Report) -> Self {
         Self::At(report.server, report.local)
     }
@@ -311,9 +311,9 @@ fn connected(fd: &OwnedFd, to: SocketAddr, is_tcp: bool, patience: Duration) -> 
     Ok(())
 }
 
-fn answered(fd: OwnedFd, patience: Duration) -> Result<Seen> {
+fn answered(fd: OwnedFd, patience: Duration) -> Result<Arrived> {
     if Patience::new(patience).wait_for(&fd, PollFlags::POLLIN).is_err() {
-        return Ok(Seen::Nothing);
+        return Ok(Arrived::Nothing);
     }
     let mut buffer = vec![0; 2048];
     let mut stream = TcpStream::from(fd);
@@ -323,9 +323,9 @@ fn answered(fd: OwnedFd, patience: Duration) -> Result<Seen> {
         match stream.read(&mut buffer) {
             Ok(0) => break,
             Ok(length) => line.extend_from_slice(&buffer[..length]),
-            Err(error) if error.kind() == ErrorKind::ConnectionReset => return Ok(Seen::Refused),
+            Err(error) if error.kind() == ErrorKind::ConnectionReset => return Ok(Arrived::Refused),
             Err(error) => return Err(error.into()),
         }
     }
-    serde_json::from_slice(&line).map(Seen::of).with_context(|| format!("{line:?} is no report"))
+    serde_json::from_slice(&line).map(Arrived::of).with_context(|| format!("{line:?} is not a report"))
 }

@@ -1,7 +1,7 @@
 //! What a run that failed must have said, and left.
 
 use anyhow::Result;
-use e2e::netns::{Change, Namespace, Snapshot};
+use e2e::netns::{Namespace, Snapshot, SnapshotDiff};
 use e2e::process::Output;
 
 /// The error lines of a run.
@@ -24,7 +24,7 @@ pub fn assert_refused(output: &Output, words: &[&str]) {
 /// Asserts that a namespace is what it was.
 #[track_caller]
 pub fn assert_unchanged(namespace: &Namespace, before: &Snapshot, what: &str) {
-    let changes = changes(namespace, before).expect("can be looked at");
+    let changes = changes(namespace, before).expect("can be checked");
     assert!(changes.is_empty(), "{what}:\n{}", changes.join("\n"));
 }
 
@@ -34,8 +34,8 @@ pub fn changes(namespace: &Namespace, before: &Snapshot) -> Result<Vec<String>> 
 }
 
 /// The changes that an error message does not name. Named is a rule by its table, everything else by what it is.
-pub fn not_named(changes: &[Change], message: &str) -> Vec<String> {
-    let is_named = |change: &Change| match change.section {
+pub fn not_named(changes: &[SnapshotDiff], message: &str) -> Vec<String> {
+    let is_named = |change: &SnapshotDiff| match change.section {
         "ip -4 rule" | "ip -6 rule" => message.contains("policy rule"),
         "ip -4 route" | "ip -6 route" => message.contains("route") || message.contains("::6"),
         "lo" => message.contains("::6"),

@@ -20,7 +20,7 @@ use super::plugin::{add, sidecar};
 use super::run::{Invoked, Wrapping};
 use super::{Operation, PATH, SECRET};
 
-/// The node's network configuration, as somebody else wrote it.
+/// The node's network configuration, as another program wrote it.
 const CALICO: (&str, &str) =
     ("10-calico.conflist", include_str!("../../../node-agent/tests/conf/10-calico.conflist"));
 /// A plugin that is always content.

@@ -1,4 +1,4 @@
-//! A stand-in for the API server that knows a DaemonSet, some pods and what is done to them, and fails as it is told.
+//! A stand-in for the API server that knows a DaemonSet, some pods and what is done to them, and fails as it is reported.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -26,7 +26,7 @@ pub enum ApiFault {
     Hangs,
     /// A byte at a time, all of it.
     Slow,
-    /// What is no HTTP.
+    /// What is not a HTTP.
     NoHttp,
     /// A page for people.
     Page,
@@ -57,7 +57,7 @@ impl ApiFault {
             Self::Status(status) => return vec![status.to_string()],
             Self::Silent | Self::CutInHead | Self::CutInBody => &["connection", "clos", "end", "incomplete"],
             Self::Hangs | Self::Slow => &["in time", "timed out", "deadline", "within", "no answer"],
-            Self::NoHttp | Self::Page => &["no api server", "http", "json", "not an api server"],
+            Self::NoHttp | Self::Page => &["no api server", "http", "json", "is this the api server"],
         };
         words.iter().map(|word| (*word).to_owned()).collect()
     }

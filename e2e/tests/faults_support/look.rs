@@ -107,7 +107,7 @@ impl Operation for Ctl {
         self.name
     }
 
-    /// Nobody listens in the pod, which is worth a finding.
+    /// Nothing listens in the pod, which is worth a finding.
     fn expected(&self) -> i32 {
         2
     }

@@ -16,7 +16,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 use e2e::faults::{
-    Ending, Evidence, Facts, Injection, KINDS, Kind, Verdict, injections, judge, noted, spread,
+    Ending, Evidence, Facts, FaultResult, Injection, KINDS, Kind, injections, judge, noted, spread,
 };
 use e2e::strace::{Call, Strace};
 
@@ -173,7 +173,7 @@ impl Story {
     }
 
     /// Puts a fault into the operation, in a place of its own, and judges what came of it.
-    pub fn play(&self, fault: &Fault) -> Result<Verdict> {
+    pub fn play(&self, fault: &Fault) -> Result<FaultResult> {
         let operation = &*self.operation;
         let place = operation.stage()?;
         let Begun { wrapping, causes, strace } = self.begin(&place, fault)?;
@@ -211,8 +211,8 @@ impl Story {
             again: (again.ending, &finally),
         });
         Ok(match verdict {
-            Verdict::Red(why) if why.contains("the next run ends") => {
-                Verdict::Red(format!("{why} | then {}", again.stderr))
+            FaultResult::Red(why) if why.contains("the next run ends") => {
+                FaultResult::Red(format!("{why} | then {}", again.stderr))
             }
             other => other,
         })
@@ -236,7 +236,7 @@ impl Story {
         let causes = match fault {
             Fault::Call(injection) => {
                 let strace = Strace::noting(&injection.call)?.tampering(&injection.tampering);
-                // A program that goes on makes threads again and again, each of which counts its calls anew: the fault is to end before it does.
+                // A program that goes on makes threads repeatedly, each of which counts its calls again: the fault is to end before it does.
                 let strace = if self.operation.goes_on() { strace.beside() } else { strace };
                 let strace = if self.operation.is_alone() { strace.alone() } else { strace };
                 wrapping.outer = strace.words().to_vec();
@@ -343,7 +343,7 @@ fn end(place: &Place, fault: &Fault) -> Result<()> {
     }
 }
 
-/// How many looks at a program that goes on a lasting fault stays for.
+/// How many checks a program that goes on a lasting fault stays for.
 const LOOKS: u32 = 40;
 
 /// Runs the operation once. Where it goes on, a lasting fault ends after a while, and the program when its goal is reached.

@@ -36,7 +36,7 @@ pub struct Place {
     pub api: Option<Api>,
     /// What has to live as long as the place.
     pub keeps: Vec<Box<dyn Any + Send>>,
-    /// Network configurations of others: name and content.
+    /// Network configurations of other programs: name and content.
     pub foreign: Option<(&'static str, &'static str)>,
     /// Files whose content is another one in every run; that it is whole JSON is all that counts.
     pub unlike: &'static [&'static str],

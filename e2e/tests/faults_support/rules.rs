@@ -14,7 +14,7 @@ const REDIRECT: &str = "--dual-stack -b * -d 15090,15021 -i * --redirect-dns --c
 const TPROXY: &str = "--dual-stack -m TPROXY -b * -i *";
 
 /// From one configuration to another.
-struct Change {
+struct RuleEdit {
     name: &'static str,
     from: &'static str,
     to: &'static str,
@@ -22,15 +22,15 @@ struct Change {
 
 pub fn operations() -> Vec<Box<dyn Operation>> {
     let changes = [
-        Change { name: "apply", from: NOTHING, to: REDIRECT },
-        Change {
+        RuleEdit { name: "apply", from: NOTHING, to: REDIRECT },
+        RuleEdit {
             name: "apply, native",
             from: NOTHING,
             to: "--native-nftables --dual-stack -m TPROXY -b * -i *",
         },
-        Change { name: "apply, helpers", from: NOTHING, to: "--backend restore --dual-stack -b * -i *" },
-        Change { name: "reconcile", from: REDIRECT, to: "--reconcile --dual-stack -m TPROXY -b * -i *" },
-        Change { name: "cleanup", from: TPROXY, to: "--cleanup-only" },
+        RuleEdit { name: "apply, helpers", from: NOTHING, to: "--backend restore --dual-stack -b * -i *" },
+        RuleEdit { name: "reconcile", from: REDIRECT, to: "--reconcile --dual-stack -m TPROXY -b * -i *" },
+        RuleEdit { name: "cleanup", from: TPROXY, to: "--cleanup-only" },
     ];
     changes.into_iter().map(|change| Box::new(change) as Box<dyn Operation>).collect()
 }
@@ -54,7 +54,7 @@ pub fn put_in_force(namespace: &Namespace, args: &str) -> Result<()> {
     Ok(())
 }
 
-impl Operation for Change {
+impl Operation for RuleEdit {
     fn name(&self) -> &'static str {
         self.name
     }

@@ -65,7 +65,7 @@ impl Workstation {
         let kubectl = tools::built("kubectl")?.parent().context("kubectl is in no folder")?.to_owned();
         let machine = Machine::start(&[&tools, &kubectl], &[api.port(), registry.port])?;
         let station = Self { machine, registry: registry.name(), kubeconfig: api.admin_kubeconfig() };
-        // TLS is no part of what is shown here: this registry has none.
+        // TLS is not a part of what is shown here: this registry has none.
         let insecure = format!("[[registry]]\nlocation = \"127.0.0.1:{}\"\ninsecure = true\n", registry.port);
         station.write("/root/.config/containers/registries.conf", &insecure)?;
         station.write(

@@ -16,7 +16,7 @@ pub struct World {
     pub test: &'static str,
 }
 
-/// Documents whose commands are run one after the other, on one cluster: from Istio's agent to ours and back, upgraded, removed, and installed anew.
+/// Documents whose commands are run one after the other, on one cluster: from Istio's agent to ours and back, upgraded, removed, and installed again.
 pub const STORY: &[&str] = &[
     "README.md",
     "docs/migrate.md",

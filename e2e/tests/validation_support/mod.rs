@@ -45,14 +45,14 @@ pub fn image() -> Result<Image> {
 
 /// A run of the program: how it ended, and the termination message it left.
 #[derive(Debug)]
-pub struct Verdict {
+pub struct ValidationRun {
     /// How it ended and what it printed.
     pub output: Output,
     /// The termination message.
     pub message: Value,
 }
 
-impl Verdict {
+impl ValidationRun {
     /// The verdict of a run that left its termination message in a file.
     pub fn of(output: Output, log: &NamedTempFile) -> Result<Self> {
         let text = fs::read_to_string(log.path())?;
@@ -125,7 +125,7 @@ pub fn command_of(
 }
 
 /// Runs the program in a namespace to its end, with the injector's flags and more, as on a command line without quotes.
-pub fn validate(namespace: &Namespace, who: (u32, u32), more: &str) -> Result<Verdict> {
+pub fn validate(namespace: &Namespace, who: (u32, u32), more: &str) -> Result<ValidationRun> {
     let flags = format!("{INJECTED} {more}");
     validate_with(namespace, who, &flags.split_whitespace().collect::<Vec<_>>(), &[])
 }
@@ -136,8 +136,8 @@ pub fn validate_with(
     who: (u32, u32),
     args: &[&str],
     env: &[(String, String)],
-) -> Result<Verdict> {
+) -> Result<ValidationRun> {
     let log = termination_log()?;
     let mut command = namespace.command(&command(who, args, env, &log));
-    Verdict::of(process::run(&mut command, SHORT)?, &log)
+    ValidationRun::of(process::run(&mut command, SHORT)?, &log)
 }

@@ -3,25 +3,25 @@
 use super::Run;
 use crate::{
     ApplyError, LockError, backend,
-    error::Aftermath,
+    error::RollbackOutcome,
     netlink::NetlinkError,
-    observe::Seen,
+    observe::NamespaceState,
     pause::{deadline, grace},
 };
 use netfilter_state::{
-    change::Change,
+    change::RulesetDiff,
     netlink::NativeState,
     state::RuleState,
     steps::{Inverse, Transaction},
 };
 use redirect_core::{Family, options::Variant};
 
-type Tables = (Variant, Family, Change, RuleState);
+type Tables = (Variant, Family, RulesetDiff, RuleState);
 
 impl Run<'_> {
     /// Undoes everything that can be undone, and says what could not be.
-    pub(super) fn undo(&mut self) -> Aftermath {
-        // The run may have spent its time waiting for others; undoing gets as much again.
+    pub(super) fn undo(&mut self) -> RollbackOutcome {
+        // The run may have spent its time waiting for other programs; the rollback gets the same time again.
         self.deadline = deadline(self.options.patience);
         let mut failures = Vec::new();
         while let Some(inverse) = self.done.pop() {
@@ -30,11 +30,11 @@ impl Run<'_> {
             }
         }
         match self.left() {
-            Ok(left) if left.is_empty() => Aftermath::Undone,
-            Ok(left) => Aftermath::Left { left, failures },
+            Ok(left) if left.is_empty() => RollbackOutcome::Undone,
+            Ok(left) => RollbackOutcome::Left { left, failures },
             Err(error) => {
                 failures.push(error.to_string());
-                Aftermath::Left { left: Vec::new(), failures }
+                RollbackOutcome::Left { left: Vec::new(), failures }
             }
         }
     }
@@ -43,7 +43,7 @@ impl Run<'_> {
         match inverse {
             Inverse::RemoveRouting(item) => Ok(self.handles.routes.take_back(*item)?),
             Inverse::PutBackRouting(found) => Ok(self.handles.routes.put_back(found)?),
-            Inverse::Pardon(found) => Ok(self.handles.routes.pardon(found)?),
+            Inverse::Unmark(found) => Ok(self.handles.routes.unmark(found)?),
             Inverse::Grace => {
                 grace();
                 Ok(())
@@ -59,10 +59,10 @@ impl Run<'_> {
         native: Option<&NativeState>,
     ) -> Result<(), ApplyError> {
         loop {
-            let now = Seen::now(&mut self.handles, self.deadline)?;
+            let now = NamespaceState::now(&mut self.handles, self.deadline)?;
             let mut transaction = Transaction { iptables: Vec::new(), native: native.cloned() };
             for (variant, family, done, before) in iptables {
-                let mut change = Change::back(now.state.rules(*variant).of(*family), before, done);
+                let mut change = RulesetDiff::back(now.state.rules(*variant).of(*family), before, done);
                 let touched = |table| done.tables.iter().any(|change| change.table == table);
                 change.tables.retain(|change| touched(change.table));
                 match variant {
@@ -92,7 +92,7 @@ impl Run<'_> {
 
     /// What is not as it was before the run's first step.
     fn left(&mut self) -> Result<Vec<String>, ApplyError> {
-        let now = Seen::now(&mut self.handles, self.deadline)?;
+        let now = NamespaceState::now(&mut self.handles, self.deadline)?;
         Ok(self.start.as_ref().map(|start| now.state.differences_to(&start.state)).unwrap_or_default())
     }
 }

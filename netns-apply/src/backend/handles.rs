@@ -49,11 +49,11 @@ fn connect(most_read: usize) -> Result<Connection, ApplyError> {
 }
 
 /// Helper programs report a missing CAP_NET_ADMIN in many ways, some only after a change; so it is checked beforehand, for
-/// one message that says so. Over netlink the kernel reports it in answer to the first question.
+/// one message about it. Over netlink the kernel reports it in answer to the first question.
 fn without_netlink() -> Result<Option<Connection>, ApplyError> {
     match capabilities::has(capabilities::NET_ADMIN) {
         Some(false) => Err(ApplyError::NotPermitted),
-        // Where it cannot be told, the kernel will say.
+        // Where it cannot be determined, the kernel will say.
         Some(true) | None => Ok(None),
     }
 }

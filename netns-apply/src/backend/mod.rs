@@ -5,7 +5,7 @@ pub(crate) mod restore;
 
 pub(crate) use handles::Handles;
 
-use crate::{ApplyError, netlink::NetlinkError, observe::Seen};
+use crate::{ApplyError, netlink::NetlinkError, observe::NamespaceState};
 use redirect_core::{
     Family, RulePlan,
     options::{BackendChoice, Variant},
@@ -65,7 +65,7 @@ pub enum Because {
     Asked,
     /// The namespace has rules of this backend.
     InUse,
-    /// The kernel supports it, and there is no reason against it.
+    /// The kernel supports it, and nothing speaks against it.
     Supported,
     /// The other one cannot be used here.
     OnlyOne,
@@ -87,7 +87,7 @@ impl fmt::Display for Because {
 /// The kernel is asked beforehand what it lacks for a plan; nothing is tried out.
 pub(crate) fn choose(
     choice: BackendChoice,
-    seen: &Seen,
+    seen: &NamespaceState,
     handles: &mut Handles<'_>,
     plan: &RulePlan,
 ) -> Result<(Backend, Because), ApplyError> {

@@ -6,7 +6,7 @@ use crate::{
     exec::{self, ExecError, Programs},
     lock::NetnsLock,
 };
-use netfilter_state::{change::Change, parse, state::RuleState};
+use netfilter_state::{change::RulesetDiff, parse, state::RuleState};
 use redirect_core::{Family, options::Variant};
 use std::path::{Path, PathBuf};
 
@@ -73,7 +73,7 @@ pub(crate) fn test(
     programs: &Programs,
     variant: Variant,
     family: Family,
-    change: &Change,
+    change: &RulesetDiff,
     lock: &NetnsLock,
 ) -> Result<(), ApplyError> {
     restore(programs, variant, family, &["--test", "--noflush"], change, lock).map_err(|cause| {
@@ -87,7 +87,7 @@ pub(crate) fn commit(
     programs: &Programs,
     variant: Variant,
     family: Family,
-    change: &Change,
+    change: &RulesetDiff,
     lock: &NetnsLock,
 ) -> Result<(), ApplyError> {
     restore(programs, variant, family, &["--noflush"], change, lock).map_err(ApplyError::from)
@@ -98,7 +98,7 @@ fn restore(
     variant: Variant,
     family: Family,
     args: &[&str],
-    change: &Change,
+    change: &RulesetDiff,
     lock: &NetnsLock,
 ) -> Result<(), ExecError> {
     if change.is_empty() {
@@ -112,7 +112,7 @@ fn restore(
     exec::write(&program, &args, &change.restore_text(), lock).map_err(|error| explained(variant, error))
 }
 
-/// If a capability is missing, the legacy variant says that it cannot initialize a table, just as if a module were missing.
+/// If a capability is missing, the legacy variant reports that it cannot initialize a table, just as if a module were missing.
 fn explained(variant: Variant, mut error: ExecError) -> ExecError {
     if variant == Variant::Legacy
         && capabilities::has(NET_RAW) == Some(false)

@@ -27,7 +27,7 @@ fn plan(annotations: &[(&str, &str)]) -> RulePlan {
     }
 }
 
-fn redirect(pod: &Namespace, annotations: &[(&str, &str)]) -> Severed {
+fn redirect(pod: &Namespace, annotations: &[(&str, &str)]) -> ClosedConnections {
     pod.enter(|| {
         let plan = plan(annotations);
         apply(&plan, &ApplyOptions::default()).unwrap();
@@ -72,7 +72,7 @@ fn connections_that_were_open_before_do_not_go_on_beside_the_proxy() {
         for tracked in [false, true] {
             let topology = Topology::new(Families::Dual).unwrap();
             if tracked {
-                // As where somebody has looked at connections before: the kernel tracks them.
+                // As if a rule had matched connections before: the kernel tracks them.
                 topology.pod.sh("nft 'table inet t { chain c { type filter hook output priority 0; ct state new counter; }; }'").unwrap().ok().unwrap();
             }
             let remote = remote_address(v6);
@@ -96,7 +96,7 @@ fn connections_that_were_open_before_do_not_go_on_beside_the_proxy() {
                     .pod
                     .enter(|| sever(&plan(&[("traffic.sidecar.istio.io/excludeOutboundPorts", "3306")])))
                     .unwrap(),
-                Ok(Severed::default())
+                Ok(ClosedConnections::default())
             );
         }
     }
@@ -113,7 +113,7 @@ fn connections_that_the_rules_have_captured_go_on() {
     let out = topology.pod.enter(|| TcpStream::connect((remote, 80))).unwrap().unwrap();
     let come = topology.client.enter(|| TcpStream::connect((own, 8080))).unwrap().unwrap();
     let mut pairs = [(out, proxy.accept().unwrap().0), (come, inbound.accept().unwrap().0)];
-    assert_eq!(redirect(&topology.pod, &[]), Severed::default());
+    assert_eq!(redirect(&topology.pod, &[]), ClosedConnections::default());
     for pair in &mut pairs {
         pair.1.set_read_timeout(Some(LONG)).unwrap();
         assert!(is_alive(pair));
@@ -126,7 +126,7 @@ fn datagrams_that_were_tracked_before_meet_the_rules() {
     topology.pod.sh("nft 'table inet t { chain c { type nat hook output priority -100; udp dport 9 redirect to :9; }; }'").unwrap().ok().unwrap();
     let remote = remote_address(false);
     let server = topology.client.enter(|| UdpSocket::bind((remote, 53))).unwrap().unwrap();
-    // Not connected: nobody can abort it, and it goes on with the same ports.
+    // Not connected: it cannot be aborted, and keeps the same ports.
     let resolver = topology.pod.enter(|| UdpSocket::bind("0.0.0.0:0")).unwrap().unwrap();
     let connected = topology.pod.enter(|| UdpSocket::bind("0.0.0.0:0")).unwrap().unwrap();
     topology.pod.enter(|| connected.connect((remote, 53))).unwrap().unwrap();
@@ -161,6 +161,6 @@ fn a_list_that_changes_each_time_it_is_made_is_an_error() {
     };
     assert_eq!(asked(Some(1)), (1, Ok(())));
     assert_eq!(asked(Some(DUMP_ATTEMPTS)), (DUMP_ATTEMPTS, Ok(())));
-    let interrupted = SeverError::Kernel { what: "list", cause: Errno::EINTR };
+    let interrupted = CloseError::Kernel { what: "list", cause: Errno::EINTR };
     assert_eq!(asked(None), (DUMP_ATTEMPTS, Err(interrupted)));
 }

@@ -1,6 +1,6 @@
 //! Bytes of inet_diag (`linux/inet_diag.h`, `sock_diag.h`) and ctnetlink (`linux/netfilter/nfnetlink_conntrack.h`).
 //!
-//! The library for sock_diag can list sockets but not destroy them; there is none for ctnetlink that can delete.
+//! The library for sock_diag can list sockets but not destroy them; none for ctnetlink can delete.
 
 use redirect_core::{Family, rule::Protocol};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -35,7 +35,7 @@ pub(super) struct Inet {
     pub(super) protocol: Protocol,
     pub(super) local: SocketAddr,
     pub(super) remote: SocketAddr,
-    /// Whose it is, out here.
+    /// Its owner.
     pub(super) user: u32,
     state: u8,
     family: u8,
@@ -144,7 +144,7 @@ pub(super) fn list_sockets(sequence: u32, of: Family, protocol: Protocol) -> Vec
     list_in_states(sequence, of, protocol, ALL_STATES)
 }
 
-/// The sockets of a protocol that wait for anybody to send first. The kernel keeps TCP listeners apart, and does not walk through all the
+/// The sockets of a protocol that wait for a peer to send first. The kernel keeps TCP listeners apart, and does not walk through all the
 /// machine's connections to find them.
 pub(super) fn list_listeners(sequence: u32, of: Family, protocol: Protocol) -> Vec<u8> {
     let state = if protocol == Protocol::Tcp { state::LISTEN } else { state::CLOSED };

@@ -1,6 +1,6 @@
 //! The socket: questions with their answers, transactions with their one answer.
 
-#![allow(clippy::wildcard_enum_match_arm)] // of error numbers there are many, and more to come
+#![allow(clippy::wildcard_enum_match_arm)] // error numbers are many, and may grow
 
 mod ruleset;
 
@@ -20,7 +20,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How long to try to read the rules at one generation. If somebody changes them faster than they can be read, they are
+/// How long to try to read the rules at one generation. If another program changes them faster than they can be read, they are
 /// read without one.
 const ONE_GENERATION: Duration = Duration::from_millis(500);
 
@@ -28,7 +28,7 @@ const ONE_GENERATION: Duration = Duration::from_millis(500);
 #[derive(Debug)]
 pub struct Connection {
     socket: NetlinkSocket,
-    /// How many bytes a look reads at most, and how many this one has read.
+    /// Limit on the bytes of a reading, and the bytes read so far.
     most: usize,
     read: usize,
 }
@@ -60,8 +60,8 @@ impl Connection {
         Ok(())
     }
 
-    /// Every look reads at most this many bytes from now on: the rules may come from somebody who wants to fill our memory. A look that
-    /// is taken again, because something changed meanwhile, may read as much again.
+    /// Limits every later reading to this many bytes: a hostile program may add rules to exhaust our memory. A reading that
+    /// is taken again, because something changed concurrently, may read as much again.
     pub const fn limit(&mut self, bytes: usize) {
         (self.most, self.read) = (bytes, 0);
     }
@@ -76,11 +76,11 @@ impl Connection {
 
     /// Reads the rules that are in force, native tables included, at one generation of the ruleset. Reading changes nothing.
     ///
-    /// If others change rules faster than they can be read, the rules count as read once two looks in a row show the
+    /// If other programs change rules faster than they can be read, the rules count as read once two readings in a row show the
     /// same of everything that a change may touch; the observation is then bound to no generation.
     ///
     /// # Errors
-    /// The kernel has no nf_tables, or others keep changing the mesh's own rules until the deadline.
+    /// The kernel has no nf_tables, or other programs keep changing the mesh's own rules until the deadline.
     pub fn observe(&mut self, deadline: Instant) -> Result<Observed, NetlinkError> {
         let patient_until = Instant::now() + ONE_GENERATION;
         let mut earlier: Option<Observed> = None;
@@ -103,11 +103,11 @@ impl Connection {
         }
     }
 
-    /// Puts a transaction in force that was worked out from `observed`. If somebody else has changed other rules since,
+    /// Puts a transaction in force that was derived from `observed`. If another program has changed other rules since,
     /// it is sent again until the deadline.
     ///
     /// # Errors
-    /// Why it could not be put in force; then nothing was changed, unless the answer was lost ([`NetlinkError::Socket`]). [`NetlinkError::Changed`] means: observe and work it out again. After
+    /// Why it could not be put in force; then nothing was changed, unless the answer was lost ([`NetlinkError::Socket`]). [`NetlinkError::Changed`] means: observe and derive it again. After
     /// the deadline, the error is [`NetlinkError::Contended`].
     pub fn commit(
         &mut self,
@@ -259,7 +259,7 @@ impl Connection {
         generation.ok_or(NetlinkError::NoNfTables)
     }
 
-    /// Asks a question and reads the answer to its end. `false` if what was asked for changed meanwhile.
+    /// Asks a question and reads the answer to its end. `false` if what was asked for changed concurrently.
     pub(crate) fn ask(
         &mut self,
         what: &'static str,
@@ -281,7 +281,7 @@ impl Connection {
             Ok(Ended::Interrupted) => Ok(false),
             Ok(Ended::Refused(answer)) => match code(&answer) {
                 Errno::EPERM => Err(NetlinkError::NotPermitted),
-                // A table or set that is gone by now.
+                // A table or set that is gone already.
                 Errno::ENOENT => Ok(false),
                 cause => Err(NetlinkError::Question { what, cause, text: answer.text }),
             },
@@ -326,7 +326,7 @@ impl Connection {
                 }
             }
         };
-        // All answers are there when sending returns; if there is none, wait for one.
+        // All answers have arrived when sending returns; without one, wait for it.
         let mut next = self.socket.receive(NetlinkSocket::deadline()).map(Some);
         loop {
             match next {

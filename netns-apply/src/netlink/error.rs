@@ -1,6 +1,6 @@
 //! Why the kernel could not be asked, or refused.
 
-#![allow(clippy::wildcard_enum_match_arm)] // of error numbers there are many, and more to come
+#![allow(clippy::wildcard_enum_match_arm)] // error numbers are many, and may grow
 
 use netfilter_state::netlink::{BatchError, Extension, Obstacle};
 use nix::errno::Errno;
@@ -53,19 +53,19 @@ pub enum NetlinkError {
     /// A plan needs matches or targets that the kernel lacks; nothing was tried.
     #[error("the kernel lacks {}: load on the node", list(.0))]
     Lacking(Vec<Missing>),
-    /// A table that rules are to go into is dormant, or belongs to somebody else.
+    /// A table that rules are to go into is dormant, or belongs to another program.
     #[error("{0}")]
     Obstacle(Obstacle),
-    /// There are more rules than the caller wants to read.
+    /// The rules exceed the caller's limit.
     #[error("this network namespace has more than {0} bytes of rules; they are not read further")]
     TooMuch(usize),
-    /// The changes do not fit what is there, or cannot be sent.
+    /// The changes do not fit the rules in force, or cannot be sent.
     #[error(transparent)]
     Batch(#[from] BatchError),
-    /// Somebody else has changed the same rules since they were looked at.
-    #[error("another program has changed the rules of this network namespace meanwhile")]
+    /// Another program has changed the same rules since they were checked.
+    #[error("another program has changed the rules of this network namespace concurrently")]
     Changed,
-    /// Somebody else keeps changing rules.
+    /// Another program keeps changing rules.
     #[error("another program keeps changing rules of this network namespace; gave up waiting")]
     Contended,
 }

@@ -1,7 +1,7 @@
 //! nf_tables over a netlink socket: everything in one transaction, no helper program, no lock.
 //!
-//! [`Connection::observe`] reads what is there, [`Connection::commit`] sends changes based on it; the kernel refuses them
-//! if somebody else has changed anything since, and then they are sent again as long as they still fit. The encoding is
+//! [`Connection::observe`] reads the state, [`Connection::commit`] sends changes based on it; the kernel refuses them
+//! if another program has changed anything since, and then they are sent again as long as they still fit. The encoding is
 //! [`netfilter_state::netlink`]'s business.
 
 mod connection;

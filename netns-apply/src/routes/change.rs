@@ -1,6 +1,6 @@
 //! Adding and removing what rules need.
 
-use super::{CONDEMNED, LOOPBACK, Question, RouteError, RouteSocket, address_family};
+use super::{LOOPBACK, Question, REMOVAL_PROTOCOL, RouteError, RouteSocket, address_family};
 use crate::socket::{Ended, code};
 use netfilter_state::routing::{FoundRouting, RoutingItem};
 use netlink_packet_core::{NLM_F_ACK, NLM_F_CREATE, NLM_F_EXCL, NLM_F_REQUEST};
@@ -24,7 +24,7 @@ mod kind {
     pub(super) const NEW_RULE: u16 = 32;
 }
 
-/// How the kernel says that something is gone.
+/// The kernel's errors for something that is gone.
 const GONE: [Errno; 3] = [Errno::ENOENT, Errno::ESRCH, Errno::EADDRNOTAVAIL];
 const ADD: u16 = NLM_F_REQUEST | NLM_F_ACK | NLM_F_CREATE;
 const REMOVE: u16 = NLM_F_REQUEST | NLM_F_ACK;
@@ -72,8 +72,8 @@ impl RouteSocket {
     }
 
     /// Replaces this policy rule with one that is marked for removal.
-    pub(crate) fn condemn(&mut self, found: &FoundRouting) -> Result<(), RouteError> {
-        let marked = found.condemn();
+    pub(crate) fn mark_for_removal(&mut self, found: &FoundRouting) -> Result<(), RouteError> {
+        let marked = found.mark_for_removal();
         if message_of(&marked) == found.message {
             // A kernel whose policy rules have no protocol.
             return Ok(());
@@ -83,8 +83,8 @@ impl RouteSocket {
     }
 
     /// Puts a policy rule back in place of the one that was marked for removal.
-    pub(crate) fn pardon(&mut self, found: &FoundRouting) -> Result<(), RouteError> {
-        let marked = found.condemn();
+    pub(crate) fn unmark(&mut self, found: &FoundRouting) -> Result<(), RouteError> {
+        let marked = found.mark_for_removal();
         if message_of(&marked) == found.message {
             return Ok(());
         }
@@ -145,11 +145,11 @@ impl Unacknowledged {
 
 /// The kernel's message about it, marked for removal if it is to be.
 fn message_of(found: &FoundRouting) -> Vec<u8> {
-    if found.condemned { condemned(&found.message) } else { found.message.clone() }
+    if found.marked_for_removal { with_removal_mark(&found.message) } else { found.message.clone() }
 }
 
 /// The message about a policy rule, with another protocol: since 4.17 the kernel repeats this attribute in every one.
-fn condemned(message: &[u8]) -> Vec<u8> {
+fn with_removal_mark(message: &[u8]) -> Vec<u8> {
     /// Size of `fib_rule_hdr`.
     const HEADER: usize = 12;
     /// `FRA_PROTOCOL`.
@@ -160,7 +160,7 @@ fn condemned(message: &[u8]) -> Vec<u8> {
     while let (Some(length), Some(kind)) = (number(&bytes, start), number(&bytes, start.saturating_add(2))) {
         if kind == PROTOCOL {
             if let Some(value) = bytes.get_mut(start.saturating_add(4)) {
-                *value = CONDEMNED;
+                *value = REMOVAL_PROTOCOL;
             }
             break;
         }

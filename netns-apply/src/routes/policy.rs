@@ -1,6 +1,6 @@
 //! Policy rules as the kernel lists them: in their own words, and whether they do what a plan wants of them.
 
-use super::{CONDEMNED, Dumped};
+use super::{Dumped, REMOVAL_PROTOCOL};
 use netfilter_state::{
     route_tables::{LOCAL_TABLE, PolicyRule, RuleAction},
     routing::{FoundRouting, RoutingItem},
@@ -26,15 +26,15 @@ pub(super) struct DumpedRule<'a> {
     dumped: &'a Dumped,
     rule: PolicyRule,
     /// Whether a run has marked it as its own to remove.
-    condemned: bool,
+    marked_for_removal: bool,
 }
 
 impl<'a> DumpedRule<'a> {
     pub(super) fn read(dumped: &'a Dumped) -> Option<Self> {
         let RouteNetlinkMessage::NewRule(message) = &dumped.message else { return None };
-        let is_mark = |attribute: &RuleAttribute| matches!(attribute, RuleAttribute::Protocol(protocol) if u8::from(*protocol) == CONDEMNED);
-        let condemned = message.attributes.iter().any(is_mark);
-        Some(Self { dumped, rule: policy_rule(message)?, condemned })
+        let is_mark = |attribute: &RuleAttribute| matches!(attribute, RuleAttribute::Protocol(protocol) if u8::from(*protocol) == REMOVAL_PROTOCOL);
+        let marked_for_removal = message.attributes.iter().any(is_mark);
+        Some(Self { dumped, rule: policy_rule(message)?, marked_for_removal })
     }
 }
 
@@ -106,7 +106,7 @@ impl Parts {
             RuleAttribute::SuppressIfGroup(group) if *group != NOT_SET => {
                 rule.unknown.push("suppress_ifgroup");
             }
-            // An unknown attribute limits the rule in an unknown way; these are known to say nothing else.
+            // An unknown attribute limits the rule in an unknown way; these are known to limit nothing.
             RuleAttribute::L3MDev(_)
             | RuleAttribute::SuppressPrefixLen(_)
             | RuleAttribute::SuppressIfGroup(_)
@@ -117,7 +117,7 @@ impl Parts {
         }
     }
 
-    /// The ranges of source and destination; none if one is no range.
+    /// The ranges of source and destination; none if one is not a range.
     fn ranges(&self, header: &RuleHeader) -> Option<(Option<IpNet>, Option<IpNet>)> {
         let range = |address: Option<std::net::IpAddr>, length: u8| match address {
             Some(address) => IpNet::new(address, length).ok().map(Some),
@@ -128,7 +128,7 @@ impl Parts {
     }
 }
 
-/// Whether an attribute says that a port is compared as a whole, as the kernel does of each port since Linux 6.15.
+/// Whether an attribute means that a port is compared as a whole, as the kernel does of each port since Linux 6.15.
 fn is_of_all_bits(attribute: &DefaultNla) -> bool {
     /// `FRA_SPORT_MASK` and `FRA_DPORT_MASK`.
     const MASKS: [u16; 2] = [28, 29];
@@ -167,9 +167,9 @@ fn takes_all(rule: &PolicyRule, mark: Mark) -> bool {
     fits && !limits && rule.action != RuleAction::Lookup(LOCAL_TABLE)
 }
 
-/// A rule that sends packets with a mark to a table, with the reason why it does not, if there is one.
+/// A rule that sends packets with a mark to a table, with the reason why it does not, if any.
 pub(super) fn marked_lookup(family: Family, rules: &[DumpedRule<'_>], index: usize) -> Option<FoundRouting> {
-    let DumpedRule { dumped, rule, condemned } = rules.get(index)?;
+    let DumpedRule { dumped, rule, marked_for_removal } = rules.get(index)?;
     let (RuleAction::Lookup(number), Some((mark, u32::MAX))) = (rule.action, rule.mark) else { return None };
     let (mark, table) = (Mark::new(mark)?, RouteTable::new(number)?);
     let item = RoutingItem::Rule(family, mark, table);
@@ -186,5 +186,5 @@ pub(super) fn marked_lookup(family: Family, rules: &[DumpedRule<'_>], index: usi
     } else {
         earlier.map(|other| format!("the rule of priority {} takes its packets", other.priority))
     };
-    Some(FoundRouting { condemned: *condemned, ..dumped.found(item, flaw) })
+    Some(FoundRouting { marked_for_removal: *marked_for_removal, ..dumped.found(item, flaw) })
 }

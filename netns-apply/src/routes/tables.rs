@@ -1,4 +1,4 @@
-//! All policy rules and routes of a network namespace, whoever added them.
+//! All policy rules and routes of a network namespace, of any program.
 
 use super::{
     Extent, RouteError, RouteSocket, Stopped, links::Links, policy::policy_rule, route_request, rule_request,
@@ -23,7 +23,7 @@ impl RouteSocket {
     /// All policy rules and routes of both families. No privilege is needed.
     ///
     /// # Errors
-    /// The kernel does not say.
+    /// The kernel does not report it.
     pub fn tables(&mut self) -> Result<RouteTables, RouteError> {
         let links = self.links()?;
         self.tables_with(&links)
@@ -132,7 +132,7 @@ fn without_policy_routing(family: Family) -> Vec<PolicyRule> {
     vec![PolicyRule::lookup(family, 0, LOCAL_TABLE), PolicyRule::lookup(family, 32766, MAIN_TABLE)]
 }
 
-/// What a message says about a route; `Some(None)` where it is not in use, none where it says nothing.
+/// The route in a message; `Some(None)` if it is not in use, `None` if the message has none.
 #[allow(clippy::option_option, reason = "not understood, not in use, in use")]
 fn route(family: Family, message: &RouteMessage, links: &Links) -> Option<Option<Route>> {
     let header = &message.header;

@@ -9,7 +9,7 @@ use e2e::{
     netns::{Families, Namespace},
     sample,
 };
-use netfilter_state::{change::Change, netlink::Observed, state::RuleState};
+use netfilter_state::{change::RulesetDiff, netlink::Observed, state::RuleState};
 use netns_apply::netlink::{Connection, NetlinkError, Transaction};
 use recorded::{fixtures, plan};
 use redirect_core::{Family, RulePlan};
@@ -77,8 +77,8 @@ pub fn observe() -> Observed {
 }
 
 /// The changes of both families that put a plan in the place of what is there.
-pub fn changes(observed: &Observed, plan: &RulePlan) -> Vec<(Family, Change)> {
-    let change = |family| (family, Change::between(observed.state(family), &plan.rules(family)));
+pub fn changes(observed: &Observed, plan: &RulePlan) -> Vec<(Family, RulesetDiff)> {
+    let change = |family| (family, RulesetDiff::between(observed.state(family), &plan.rules(family)));
     Family::BOTH.map(change).into_iter().filter(|(_, change)| !change.is_empty()).collect()
 }
 

@@ -47,7 +47,7 @@ fn settings(folder: &Path) -> Settings {
         env.push((name.to_owned(), folder.join(part).display().to_string()));
     }
     fs::write(folder.join("account/token"), "token-1").expect("writes");
-    let (mut settings, _) = Settings::read(&settings_cli::Words::default(), &env).expect("settings");
+    let (mut settings, _) = Settings::read(&settings_cli::ParsedArgs::default(), &env).expect("settings");
     settings.serve.health = (Some(LOCALHOST), 0);
     settings.serve.monitoring = Some((Some(LOCALHOST), 0));
     settings.serve.control = Some((LOCALHOST, 0));

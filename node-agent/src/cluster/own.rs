@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, Instant};
 
 use cluster_client::params::{GetParams, WatchParams};
-use cluster_client::{Failure, Limits, PartialObjectMeta, Request, WatchEvent};
+use cluster_client::{ApiError, Limits, PartialObjectMeta, Request, WatchEvent};
 use controller_runtime::daemon_set::{self, is_deleted, wants};
 use controller_runtime::outage::Retry;
 use controller_runtime::resync::WATCH_PATIENCE;
@@ -141,8 +141,8 @@ impl From<String> for WatchError {
     }
 }
 
-impl From<Failure> for WatchError {
-    fn from(failure: Failure) -> Self {
+impl From<ApiError> for WatchError {
+    fn from(failure: ApiError) -> Self {
         Self { retry_after: failure.retry_after(), text: failure.to_string() }
     }
 }
@@ -182,10 +182,10 @@ async fn observe(cluster: &Cluster, name: &str, observed: &SharedObservation) ->
             observed.note(&found);
             Ok(found.metadata.resource_version.unwrap_or_default())
         }
-        Err(Failure::NotFound(words)) if words.by_api && observed.get() == LastObserved::Never => {
+        Err(ApiError::NotFound(words)) if words.by_api && observed.get() == LastObserved::Never => {
             Err(format!("DaemonSet {name} not found; if the agent's has another name, set DAEMONSET_NAME").into())
         }
-        Err(Failure::NotFound(words)) if words.by_api => {
+        Err(ApiError::NotFound(words)) if words.by_api => {
             observed.set(LastObserved::Gone);
             Ok("0".to_owned())
         }
@@ -280,7 +280,7 @@ async fn own_pod_once(cluster: &Cluster) -> OwnPod {
             let is_owned = owners.any(|owner| owner.controller == Some(true));
             if is_owned { OwnPod::Replaced } else { OwnPod::Unowned }
         }
-        Err(Failure::NotFound(words)) if words.by_api => OwnPod::Gone,
+        Err(ApiError::NotFound(words)) if words.by_api => OwnPod::Gone,
         Err(failure) if failure.is_refusal() => OwnPod::Refused,
         Err(_) => OwnPod::Silent,
     }

@@ -1,7 +1,7 @@
 //! The node's pods: reading them, and changing one that did not change since it was read.
 
 use cluster_client::params::{DeleteParams, GetParams, Patch, PatchParams, Preconditions};
-use cluster_client::{Built, Failure, Limits, Request};
+use cluster_client::{ApiError, Built, Limits, Request};
 use controller_runtime::resync::{Freshness, ReadError, Selection};
 use hyper::header::{CONTENT_TYPE, HeaderValue};
 use k8s_openapi::api::core::v1::ObjectReference;
@@ -34,7 +34,7 @@ pub async fn get(cluster: &Cluster, namespace: &str, name: &str) -> Result<Optio
     let request = pods.get(name, &GetParams::default());
     match cluster.client().json(request, Limits::object(PATIENCE)).await {
         Ok(pod) => Ok(Some(pod)),
-        Err(Failure::NotFound(words)) if words.by_api => Ok(None),
+        Err(ApiError::NotFound(words)) if words.by_api => Ok(None),
         Err(failure) => Err(failure.into()),
     }
 }
@@ -69,32 +69,32 @@ pub enum ChangeError {
     Rejected(String),
     /// No response, or none that shows whether it was done.
     #[error("{0}")]
-    Unanswered(Failure),
+    Unanswered(ApiError),
 }
 
-impl From<Failure> for ChangeError {
-    fn from(failure: Failure) -> Self {
+impl From<ApiError> for ChangeError {
+    fn from(failure: ApiError) -> Self {
         match &failure {
-            Failure::NotFound(words) if words.by_api => Self::Gone,
-            Failure::Busy { code: 409, .. } => Self::Changed,
-            Failure::Unauthorized(_) | Failure::Forbidden(_) => Self::Refused(failure.to_string()),
-            Failure::Busy { code: 400..=499, .. } if !is_for_later(&failure) => {
+            ApiError::NotFound(words) if words.by_api => Self::Gone,
+            ApiError::Busy { code: 409, .. } => Self::Changed,
+            ApiError::Unauthorized(_) | ApiError::Forbidden(_) => Self::Refused(failure.to_string()),
+            ApiError::Busy { code: 400..=499, .. } if !is_for_later(&failure) => {
                 Self::Rejected(failure.to_string())
             }
-            Failure::Impossible(_) => Self::Rejected(failure.to_string()),
-            Failure::NotFound(_)
-            | Failure::Busy { .. }
-            | Failure::Garbled { .. }
-            | Failure::Untrusted { .. }
-            | Failure::Unreachable { .. }
-            | Failure::Silent { .. } => Self::Unanswered(failure),
+            ApiError::Impossible(_) => Self::Rejected(failure.to_string()),
+            ApiError::NotFound(_)
+            | ApiError::Busy { .. }
+            | ApiError::Garbled { .. }
+            | ApiError::Untrusted { .. }
+            | ApiError::Unreachable { .. }
+            | ApiError::Silent { .. } => Self::Unanswered(failure),
         }
     }
 }
 
 /// 408 and 429 are about the moment, not about the request.
-const fn is_for_later(failure: &Failure) -> bool {
-    matches!(failure, Failure::Busy { code: 408 | 429, .. })
+const fn is_for_later(failure: &ApiError) -> bool {
+    matches!(failure, ApiError::Busy { code: 408 | 429, .. })
 }
 
 impl ObservedPod<'_> {

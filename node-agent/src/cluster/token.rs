@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use cluster_client::params::{GetParams, PostParams};
-use cluster_client::{Built, Failure, Limits, Request, RequestError};
+use cluster_client::{ApiError, Built, Limits, Request, RequestError};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -54,8 +54,8 @@ impl TokenError {
     }
 }
 
-impl From<Failure> for TokenError {
-    fn from(failure: Failure) -> Self {
+impl From<ApiError> for TokenError {
+    fn from(failure: ApiError) -> Self {
         Self::Failed { retry_after: failure.retry_after(), text: failure.to_string() }
     }
 }
@@ -83,7 +83,7 @@ pub async fn request(cluster: &Cluster, account: &str, lifetime: Duration) -> Re
         match request_bound(cluster, account, lifetime, Some(&reference)).await {
             Ok(text) => return Ok(Granted { text, of_node: true }),
             // The API server does not bind to nodes, or does not know this one.
-            Err(Failure::Busy { code: 400 | 409 | 422, .. } | Failure::NotFound(_)) => {}
+            Err(ApiError::Busy { code: 400 | 409 | 422, .. } | ApiError::NotFound(_)) => {}
             Err(failure) => return Err(refused(failure, account)),
         }
     }
@@ -98,7 +98,7 @@ async fn request_bound(
     account: &str,
     lifetime: Duration,
     bound: Option<&Value>,
-) -> Result<String, Failure> {
+) -> Result<String, ApiError> {
     let request = token_request(&cluster.identity().namespace, account, lifetime, bound);
     let response: TokenRequest = cluster.client().json(request, Limits::object(PATIENCE)).await?;
     Ok(response.status.token)
@@ -117,24 +117,24 @@ fn token_request(namespace: &str, account: &str, lifetime: Duration, bound: Opti
     accounts.create_subresource("token", account, &PostParams::default(), data)
 }
 
-fn refused(failure: Failure, account: &str) -> TokenError {
+fn refused(failure: ApiError, account: &str) -> TokenError {
     match failure {
-        Failure::NotFound(words) if words.by_api => {
+        ApiError::NotFound(words) if words.by_api => {
             TokenError::Useless(format!("service account {account} not found"))
         }
-        Failure::Forbidden(words) if words.by_api => TokenError::Refused(format!(
+        ApiError::Forbidden(words) if words.by_api => TokenError::Refused(format!(
             "the agent may not request tokens of service account {account} (403): {}",
             words.text
         )),
-        Failure::Impossible(_)
-        | Failure::Unauthorized(_)
-        | Failure::Forbidden(_)
-        | Failure::NotFound(_)
-        | Failure::Busy { .. }
-        | Failure::Garbled { .. }
-        | Failure::Untrusted { .. }
-        | Failure::Unreachable { .. }
-        | Failure::Silent { .. } => failure.into(),
+        ApiError::Impossible(_)
+        | ApiError::Unauthorized(_)
+        | ApiError::Forbidden(_)
+        | ApiError::NotFound(_)
+        | ApiError::Busy { .. }
+        | ApiError::Garbled { .. }
+        | ApiError::Untrusted { .. }
+        | ApiError::Unreachable { .. }
+        | ApiError::Silent { .. } => failure.into(),
     }
 }
 
@@ -146,7 +146,7 @@ pub async fn is_accepted(connection: &Connection, token: &str) -> Option<Result<
     let request = pods.get(pod, &GetParams::default());
     match cluster.client().json::<Value>(request, Limits::object(PATIENCE)).await {
         Ok(_) => Some(Ok(())),
-        Err(Failure::NotFound(words)) if words.by_api => Some(Ok(())),
+        Err(ApiError::NotFound(words)) if words.by_api => Some(Ok(())),
         Err(failure) if failure.is_refusal() => Some(Err(failure.to_string())),
         Err(_) => None,
     }

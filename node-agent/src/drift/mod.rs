@@ -22,7 +22,7 @@ use controller_runtime::metrics::{ResultLabel, gauged, results, start_at_zero};
 use controller_runtime::resync::ReadError;
 use controller_runtime::supervisor::Unneeded;
 use netns_apply::capabilities::{NET_ADMIN, SYS_ADMIN};
-use pod_netns::{Sandbox, Survey, SurveyError};
+use pod_netns::{NamespaceIndex, Sandbox, SurveyError};
 use tokio::sync::watch::Receiver;
 
 use crate::cluster::{Cluster, Connection, EventBody, pod_reference, pods};
@@ -291,7 +291,7 @@ impl DriftWatch {
     async fn check_one(
         &mut self,
         pod: MeshPod,
-        survey: &Arc<Survey>,
+        survey: &Arc<NamespaceIndex>,
         rules: &Arc<ExpectedRules>,
     ) -> Option<Arc<MeshPod>> {
         let pod = Arc::new(pod);
@@ -308,7 +308,7 @@ impl DriftWatch {
     async fn compare(
         &mut self,
         pod: &Arc<MeshPod>,
-        survey: &Arc<Survey>,
+        survey: &Arc<NamespaceIndex>,
         rules: &Arc<ExpectedRules>,
     ) -> Comparison {
         let namespace = survey.find(&pod.addresses).ok().map(Sandbox::id);
@@ -333,7 +333,7 @@ impl DriftWatch {
     async fn entrust(
         &self,
         pod: &Arc<MeshPod>,
-        survey: &Survey,
+        survey: &NamespaceIndex,
         rules: &Arc<ExpectedRules>,
         seen: &Comparison,
     ) {
@@ -361,13 +361,13 @@ impl DriftWatch {
         }
     }
 
-    async fn survey(&self, wanted: Arc<BTreeSet<IpAddr>>) -> Result<Arc<Survey>, SurveyError> {
+    async fn survey(&self, wanted: Arc<BTreeSet<IpAddr>>) -> Result<Arc<NamespaceIndex>, SurveyError> {
         let directory: PathBuf = self.settings.paths.netns.clone();
         let panicked = |error: tokio::task::JoinError| SurveyError::Directory {
             directory: self.settings.paths.netns.clone(),
             cause: std::io::Error::other(error.to_string()),
         };
-        let survey = tokio::task::spawn_blocking(move || Survey::of(&directory, &wanted)).await;
+        let survey = tokio::task::spawn_blocking(move || NamespaceIndex::of(&directory, &wanted)).await;
         let survey = survey.map_err(panicked)??;
         let (namespaces, others) = survey.counts();
         log::debug!(target: SCOPE, namespaces = namespaces, others = others; "looked for network namespaces");

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use controller_runtime::SCOPE;
 use controller_runtime::metrics::ResultLabel;
-use netns_apply::notify::{Heard, Subscription};
+use netns_apply::notify::{Notification, Subscription};
 use pod_netns::Sandbox;
 use prometheus_client::metrics::gauge::Gauge;
 use tokio::io::unix::{AsyncFd, AsyncFdReadyGuard};
@@ -152,9 +152,9 @@ impl ChangeSubscriptions {
     }
 
     /// Waits for a notification, and for the end of its burst.
-    async fn receive(&self) -> io::Result<(Instant, Heard)> {
+    async fn receive(&self) -> io::Result<(Instant, Notification)> {
         let [rules, routing] = &self.0;
-        let mut notification = Heard::default();
+        let mut notification = Notification::default();
         while notification.is_nothing() {
             let mut ready: AsyncFdReadyGuard<'_, Subscription> = tokio::select! {
                 ready = rules.readable() => ready?,
@@ -170,7 +170,7 @@ impl ChangeSubscriptions {
         Ok((since, notification))
     }
 
-    fn drain(&self, notification: &mut Heard) -> io::Result<()> {
+    fn drain(&self, notification: &mut Notification) -> io::Result<()> {
         self.0.iter().try_for_each(|one| one.get_ref().drain(notification, MOST_READ).map(drop))
     }
 }
@@ -214,7 +214,7 @@ struct MonitorTask {
 impl MonitorTask {
     /// Checks the pod now, and after every notification, until the namespace is gone.
     async fn run(mut self) {
-        let mut cause = Some((Instant::now(), Heard::default()));
+        let mut cause = Some((Instant::now(), Notification::default()));
         let mut retry: Option<Instant> = None;
         loop {
             let (since, notification) = match cause.take() {
@@ -249,7 +249,7 @@ impl MonitorTask {
     }
 
     /// Waits for a reason to check.
-    async fn wait(&mut self, retry: Option<Instant>) -> io::Result<Option<(Instant, Heard)>> {
+    async fn wait(&mut self, retry: Option<Instant>) -> io::Result<Option<(Instant, Notification)>> {
         let calm = self.history.calm_at().map(Instant::from_std);
         let at = |time: Option<Instant>| async move {
             match time {
@@ -259,8 +259,8 @@ impl MonitorTask {
         };
         tokio::select! {
             notification = self.subscriptions.receive() => notification.map(Some),
-            () = self.state.recheck.notified() => Ok(Some((Instant::now(), Heard::default()))),
-            () = at(retry) => Ok(Some((Instant::now(), Heard::default()))),
+            () = self.state.recheck.notified() => Ok(Some((Instant::now(), Notification::default()))),
+            () = at(retry) => Ok(Some((Instant::now(), Notification::default()))),
             () = at(calm) => {
                 self.history.calm_down(Instant::now().into_std());
                 self.contested = None;
@@ -296,7 +296,7 @@ impl MonitorTask {
         desired: &DesiredRedirect,
         outcome: &HealOutcome,
         since: Instant,
-        notification: &Heard,
+        notification: &Notification,
     ) -> HealDecision {
         self.count(outcome, since);
         let next = self.history.ended(outcome, Instant::now().into_std());
@@ -354,7 +354,7 @@ impl MonitorTask {
         outcome: &HealOutcome,
         report: &HealReport,
         is_event: bool,
-        notification: &Heard,
+        notification: &Notification,
     ) {
         let (difference, words) = match outcome {
             HealOutcome::Healed { difference, words } => (difference.as_str(), words.as_str()),
@@ -401,7 +401,7 @@ impl MonitorTask {
 }
 
 /// Which programs changed rules, if the kernel reported it. Names are those that processes give themselves.
-fn writers(notification: &Heard) -> String {
+fn writers(notification: &Notification) -> String {
     let others = notification.writers.iter().filter(|(_, name)| name != OWN_NAME);
     let named: Vec<String> =
         others.map(|(process, name)| format!("{} (process {process})", name.escape_debug())).collect();
@@ -456,7 +456,7 @@ mod tests {
         let writers_of = |names: &[(u32, &str)]| {
             let named: BTreeSet<(u32, String)> =
                 names.iter().map(|(id, name)| (*id, (*name).to_owned())).collect();
-            writers(&Heard { messages: 1, lost: false, writers: named })
+            writers(&Notification { messages: 1, lost: false, writers: named })
         };
         assert_eq!(writers_of(&[]), "");
         assert_eq!(writers_of(&[(7, "netns")]), "");

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use controller_runtime::SCOPE;
 use netns_apply::capabilities::SYS_PTRACE;
-use netns_apply::connections::{Severed, sever};
+use netns_apply::connections::{ClosedConnections, sever};
 use netns_apply::facts::addresses;
 use netns_apply::netns::Netns;
 use netns_apply::pod::Outside;
@@ -27,7 +27,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 pub struct RepairReport {
     backend: String,
     changed: bool,
-    severed: Severed,
+    severed: ClosedConnections,
 }
 
 /// Redirects a pod after finding its network namespace. Takes milliseconds: not for an async thread.

@@ -8,7 +8,7 @@ use cni_core::selection::{Programming, base_settings};
 use netns_apply::facts::{NameFiles, addresses};
 use netns_apply::pod::{Outside, suitable};
 use netns_apply::{ApplyError, ApplyOptions, Fingerprint, Mismatch, cleanup_preview, verify};
-use pod_netns::{Survey, Unfound};
+use pod_netns::{LookupError, NamespaceIndex};
 use redirect_core::pod::{Decision, PodFacts};
 use redirect_core::settings::{InputErrors, NamespaceFacts};
 
@@ -128,11 +128,11 @@ impl From<ApplyError> for CheckError {
     }
 }
 
-impl From<Unfound> for CheckError {
-    fn from(unfound: Unfound) -> Self {
+impl From<LookupError> for CheckError {
+    fn from(unfound: LookupError) -> Self {
         match unfound {
-            Unfound::NoAddress | Unfound::Nowhere(_) => Self::NotFound(unfound.to_string()),
-            Unfound::Ambiguous { .. } => Self::Ambiguous(unfound.to_string()),
+            LookupError::NoAddress | LookupError::Nowhere(_) => Self::NotFound(unfound.to_string()),
+            LookupError::Ambiguous { .. } => Self::Ambiguous(unfound.to_string()),
         }
     }
 }
@@ -142,7 +142,7 @@ impl From<Unfound> for CheckError {
 #[must_use]
 pub fn check(
     pod: &MeshPod,
-    survey: &Survey,
+    survey: &NamespaceIndex,
     rules: &ExpectedRules,
     keys: &RandomState,
     known: Option<Fingerprint>,

@@ -11,7 +11,7 @@ use std::path::Path;
 use netns_apply::facts;
 use netns_apply::netns::Netns;
 use netns_apply::pod::hosts;
-use pod_netns::{Survey, Unfound};
+use pod_netns::{LookupError, NamespaceIndex};
 
 use super::processes::{ProcessIndex, namespace_of};
 use super::{MeshPod, RepairError};
@@ -24,7 +24,7 @@ use crate::settings::Paths;
 /// Why it cannot be determined.
 pub fn open(pod: &MeshPod, paths: &Paths) -> Result<Netns, RepairError> {
     if pod.addresses.is_empty() {
-        return Err(RepairError::new("not_found", Unfound::NoAddress));
+        return Err(RepairError::new("not_found", LookupError::NoAddress));
     }
     let (pod, mounted, proc) = (pod.clone(), paths.netns.clone(), paths.proc.clone());
     // A confined thread sees no processes.
@@ -100,7 +100,7 @@ fn nowhere(pod: &MeshPod, mounted: &Path, processes: &ProcessIndex) -> RepairErr
         return RepairError::new("not_found", text);
     }
     let addresses: BTreeSet<IpAddr> = pod.addresses.iter().copied().collect();
-    let survey = Survey::of(mounted, &addresses);
+    let survey = NamespaceIndex::of(mounted, &addresses);
     match survey.as_ref().map(|survey| survey.find(&pod.addresses)) {
         Ok(Ok(sandbox)) => {
             let text = format!(
@@ -110,7 +110,7 @@ fn nowhere(pod: &MeshPod, mounted: &Path, processes: &ProcessIndex) -> RepairErr
             RepairError::new("no_process", text)
         }
         Ok(Err(unfound)) => RepairError::new(
-            if matches!(unfound, Unfound::Ambiguous { .. }) { "ambiguous" } else { "not_found" },
+            if matches!(unfound, LookupError::Ambiguous { .. }) { "ambiguous" } else { "not_found" },
             format!(
                 "none of the pod's processes is in a network namespace that has its addresses; {unfound}"
             ),

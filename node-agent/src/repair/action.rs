@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use cni_core::signs;
+use cni_core::reasons;
 
 use crate::cluster::pods::ChangeError;
 use crate::pod_check::{RepairError, UNVERIFIABLE};
@@ -56,7 +56,7 @@ impl RepairAction {
     /// The reason of events.
     #[must_use]
     pub const fn event(self) -> &'static str {
-        let [repair, delete, label] = signs::REPAIR_EVENTS;
+        let [repair, delete, label] = reasons::REPAIR_EVENTS;
         match self {
             Self::Repair => repair,
             Self::Delete => delete,
@@ -201,24 +201,24 @@ mod tests {
     fn settings(env: &[(&str, &str)]) -> RepairSettings {
         let needed = [("KUBERNETES_SERVICE_HOST", "h"), ("KUBERNETES_SERVICE_PORT", "1")];
         let env = needed.iter().chain(env).map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
-        let no_flags = settings_cli::Words::default();
+        let no_flags = settings_cli::ParsedArgs::default();
         Settings::read(&no_flags, &env.collect::<Vec<_>>()).expect("settings").0.repair
     }
 
     /// `redirectctl why` explains each of these words.
     #[test]
     fn every_published_word_is_explained() {
-        let explained = |word: &str, signs: &[signs::Sign]| signs.iter().any(|sign| sign.word == word);
-        let reasons: Vec<&str> = REASONS.iter().chain(&crate::heal::REASONS).copied().collect();
-        for reason in &reasons {
-            assert!(explained(reason, &signs::REPAIRS), "{reason}");
+        let explained = |word: &str, docs: &[reasons::ReasonDoc]| docs.iter().any(|doc| doc.word == word);
+        let used: Vec<&str> = REASONS.iter().chain(&crate::heal::REASONS).copied().collect();
+        for reason in &used {
+            assert!(explained(reason, &reasons::REPAIRS), "{reason}");
         }
         assert!(
-            signs::REPAIRS.iter().all(|sign| reasons.contains(&sign.word)),
+            reasons::REPAIRS.iter().all(|sign| used.contains(&sign.word)),
             "every explained word is used"
         );
         for action in [RepairAction::Repair, RepairAction::Delete, RepairAction::Label] {
-            assert!(explained(action.event(), &signs::EVENTS), "{action:?}");
+            assert!(explained(action.event(), &reasons::EVENTS), "{action:?}");
         }
     }
 

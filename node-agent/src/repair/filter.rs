@@ -50,14 +50,14 @@ pub struct Broken {
     /// Its labels; none where it has no such field.
     pub labels: Option<BTreeMap<String, String>>,
     /// What shows that it is broken.
-    pub failure: Failure,
+    pub failure: ApiError,
     /// Whether one of its init containers runs at the moment, so that the pod has processes.
     pub runs: bool,
 }
 
 /// The end of a container that shows a broken pod. Two are the same where they are one failure seen twice.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Failure {
+pub struct ApiError {
     /// The container.
     pub container: String,
     /// Its exit code.
@@ -68,7 +68,7 @@ pub struct Failure {
     pub finished: String,
 }
 
-impl fmt::Display for Failure {
+impl fmt::Display for ApiError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "init container {} ended with exit code {}", self.container, self.exit_code)
     }
@@ -137,7 +137,7 @@ impl Filter {
     }
 
     /// The failure of one of the init containers, or what comes closest to one.
-    fn failure(&self, pod: &Value) -> Result<Failure, NotBroken> {
+    fn failure(&self, pod: &Value) -> Result<ApiError, NotBroken> {
         let statuses = pod.pointer("/status/initContainerStatuses").and_then(Value::as_array);
         let mut closest = NotBroken::NeverRan;
         for status in statuses.into_iter().flatten() {
@@ -153,7 +153,7 @@ impl Filter {
         Err(closest)
     }
 
-    fn failure_in(&self, container: &str, status: &Value) -> Result<Failure, NotBroken> {
+    fn failure_in(&self, container: &str, status: &Value) -> Result<ApiError, NotBroken> {
         let ends = ["/state/terminated", "/lastState/terminated"].map(|pointer| status.pointer(pointer));
         let ends = ends.map(|end| end.filter(|end| end.is_object()).map(TerminatedState));
         if ends[0].as_ref().is_some_and(TerminatedState::is_good) {
@@ -164,7 +164,7 @@ impl Filter {
             return Err(NotBroken::NotEnded);
         }
         let failed = ends.find(|end| self.is_wanted(end)).ok_or(NotBroken::FailedOtherwise)?;
-        Ok(Failure {
+        Ok(ApiError {
             container: container.to_owned(),
             exit_code: failed.exit_code(),
             id: failed.text("/containerID"),

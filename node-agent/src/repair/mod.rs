@@ -17,7 +17,7 @@ use std::convert::Infallible;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use cni_core::signs::COULD_NOT_BE;
+use cni_core::reasons::COULD_NOT_BE;
 use controller_runtime::SCOPE;
 use controller_runtime::metrics::{WatchLabel, gauged};
 use controller_runtime::outage::OutageLog;

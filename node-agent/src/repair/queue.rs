@@ -6,9 +6,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use cluster_client::Pauses;
+use cluster_client::Backoff;
 
-use super::filter::{Broken, Failure};
+use super::filter::{ApiError, Broken};
 
 /// The most pods that are remembered. No node has as many; a pod that does not fit is found by the next list.
 pub const MOST_PODS: usize = 1024;
@@ -32,7 +32,7 @@ struct RepairJob {
     /// When its present failure was seen first.
     since: Instant,
     tries: u32,
-    pauses: Pauses,
+    pauses: Backoff,
     state: JobState,
     /// The word of the error that was said about it last.
     said: Option<&'static str>,
@@ -42,9 +42,9 @@ struct RepairJob {
 enum JobState {
     Due(Instant),
     /// This failure is being handled.
-    InWork(Failure),
+    InWork(ApiError),
     /// This failure is handled.
-    Settled(Failure),
+    Settled(ApiError),
     GivenUp,
 }
 
@@ -90,7 +90,7 @@ impl RepairQueue {
                 self.overflowed = true;
                 return Noted::Overflow;
             }
-            let pauses = Pauses::new(FIRST_PAUSE, LONGEST_PAUSE);
+            let pauses = Backoff::new(FIRST_PAUSE, LONGEST_PAUSE);
             let uid = pod.uid.clone();
             let state = JobState::Due(now);
             self.jobs.insert(uid, RepairJob { pod, since: now, tries: 0, pauses, state, said: None });
@@ -206,7 +206,7 @@ mod tests {
             uid: uid.into(),
             version: run.into(),
             labels: None,
-            failure: Failure { container: "v".into(), exit_code: 126, id: run.into(), finished: "t".into() },
+            failure: ApiError { container: "v".into(), exit_code: 126, id: run.into(), finished: "t".into() },
             runs: false,
         }
     }

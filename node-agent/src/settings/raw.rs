@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::table::{Row, SETTINGS};
 use clap::{Arg, ArgAction, Command};
 use redirect_core::values::parse_duration;
-use settings_cli::{CommandLine, Pages, Words, log_rows};
+use settings_cli::{CommandLine, Pages, ParsedArgs, log_rows};
 use settings_table::{Given, NotInForce, Takes};
 
 /// What `localhost` stands for.
@@ -62,7 +62,7 @@ const PAGES: Pages = Pages {
 impl AgentCommand {
     /// What a command line asks for.
     #[must_use]
-    pub fn of(words: &Words) -> Self {
+    pub fn of(words: &ParsedArgs) -> Self {
         match &words.command {
             Some((name, of)) if name == INSTALL && of.get_flag(ONCE) => Self::Once,
             Some((name, _)) if name == UNINSTALL => Self::Uninstall,
@@ -140,7 +140,7 @@ impl std::fmt::Display for Origin {
 
 /// All values as texts.
 pub(super) struct Raw<'a> {
-    given: &'a Words,
+    given: &'a ParsedArgs,
     /// Whether the API server is required.
     needs_server: bool,
     values: Vec<(&'static Row, Origin, String)>,
@@ -148,7 +148,7 @@ pub(super) struct Raw<'a> {
 }
 
 impl<'a> Raw<'a> {
-    pub(super) fn new(given: &'a Words, env: &[(String, String)]) -> Self {
+    pub(super) fn new(given: &'a ParsedArgs, env: &[(String, String)]) -> Self {
         let find = |setting: &'static Row| {
             let flag = setting.flag.and_then(|flag| Some((flag, given.flags.get(flag)?)));
             let variable = || {

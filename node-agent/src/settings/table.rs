@@ -1,6 +1,6 @@
 //! Every flag and environment variable of the agent, as data. The parser, the documentation and the warnings come from it.
 
-use cni_core::signs;
+use cni_core::reasons;
 pub use settings_table::{Row, Status, Takes};
 
 use Takes::{Duration, Number, Path, Switch};
@@ -98,8 +98,8 @@ pub const SETTINGS: &[Row] = &[
     used("repair-field-selectors", &["REPAIR_FIELD_SELECTORS"], TEXT, "", "Field selectors of the pods, separated by commas, beside the one for the node; empty: any pod."),
     used("node-taint", &["NODE_TAINT"], Switch, "false", "Remove the node's taint once new pods are verified to be redirected, and restore it when that ends (docs/taint.md). Implies the node's condition."),
     used("node-condition", &["NODE_CONDITION"], Switch, "false", "Publish this state as a node condition."),
-    used("node-condition-type", &["NODE_CONDITION_TYPE"], TEXT, signs::CONDITION, "The condition's type."),
-    used("taint-key", &["TAINT_KEY", "PILOT_NODE_UNTAINT_CONTROLLERS_TAINT_NAME"], TEXT, signs::TAINT, "The taint's key."),
+    used("node-condition-type", &["NODE_CONDITION_TYPE"], TEXT, reasons::CONDITION, "The condition's type."),
+    used("taint-key", &["TAINT_KEY", "PILOT_NODE_UNTAINT_CONTROLLERS_TAINT_NAME"], TEXT, reasons::TAINT, "The taint's key."),
     used("taint-value", &["TAINT_VALUE"], TEXT, "", "Its value; a taint of any value counts as the taint."),
     used("taint-effect", &["TAINT_EFFECT"], TEXT, "NoSchedule", "Its effect: NoSchedule, PreferNoSchedule or NoExecute. The agent removes the key with any effect."),
     used("taint-old-keys", &["TAINT_OLD_KEYS"], LIST, "", "Keys of other taints to remove and never add, such as NodeReadiness of Istio's first taint controller."),

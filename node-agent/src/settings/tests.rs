@@ -1,6 +1,6 @@
 use super::table::{SETTINGS, Status};
 use super::*;
-use settings_cli::{Line, Words};
+use settings_cli::{Line, ParsedArgs};
 
 const REQUIRED: [(&str, &str); 2] =
     [("KUBERNETES_SERVICE_HOST", "10.0.0.1"), ("KUBERNETES_SERVICE_PORT", "443")];
@@ -12,7 +12,7 @@ fn read(args: &[&str], env: &[(&str, &str)]) -> Result<(Settings, Vec<Notice>), 
     Settings::read(&given, &env).map_err(|problems| problems.iter().map(ToString::to_string).collect())
 }
 
-fn words(args: &[&str]) -> Words {
+fn words(args: &[&str]) -> ParsedArgs {
     match command_line().read(args.iter().map(Into::into)) {
         Ok(Line::Work(words)) => words,
         other => panic!("{other:?}"),
@@ -317,7 +317,7 @@ fn settings_without_effect_are_reported() {
     let texts = notices(&[], &env);
     assert_eq!(texts.len(), 5, "{texts:#?}");
     let has = |text: &str| assert!(texts.iter().any(|notice| notice.contains(text)), "{text}: {texts:#?}");
-    has("AMBIENT_ENABLED: accepted and not implemented: this agent has no ambient mode");
+    has("AMBIENT_ENABLED: accepted but not implemented: this agent has no ambient mode");
     has("GOMEMLIMIT has no effect: it is not used");
     has("LOG_LEVEL has no effect: only a template");
     has("ISTIO_OWNED_CNI_CONF_FILENAME is understood as ISTIO_OWNED_CNI_CONFIG_FILENAME");

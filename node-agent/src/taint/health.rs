@@ -229,7 +229,10 @@ mod tests {
             let condition = health.condition("t");
             assert_eq!((condition.status.as_str(), condition.reason.as_str()), (status, reason));
             assert!(!condition.message.is_empty());
-            assert!(cni_core::signs::VERDICTS.iter().any(|sign| sign.word == reason), "explained: {reason}");
+            assert!(
+                cni_core::reasons::VERDICTS.iter().any(|sign| sign.word == reason),
+                "explained: {reason}"
+            );
         }
     }
 

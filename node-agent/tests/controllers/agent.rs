@@ -105,7 +105,7 @@ fn a_server_that_does_not_answer_in_time_is_asked_again_and_nothing_is_done_twic
     assert!(times <= 2 && condition(&api).0 == "True", "{said:?}");
     assert_eq!(api.requests(PATCH).len(), 2, "{}", node.log());
     assert_eq!(count(&node, &changes("remove", "unanswered")).to_string(), "2");
-    assert!(node.log().contains("does not answer within 5s"), "{}", node.log());
+    assert!(node.log().contains("did not respond within 5s"), "{}", node.log());
 }
 
 #[test]

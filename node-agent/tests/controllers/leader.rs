@@ -149,8 +149,8 @@ fn a_server_that_does_not_answer_in_time_holds_nobody_up_and_nothing_is_done_twi
     assert_eq!(api.requests_about(PATCH, "n1").len(), 2, "{}", node.log());
     assert_eq!(taints(&api, "n1"), [ours()]);
     assert_eq!(count(&node, &changes("add", "done")).to_string(), "1", "the marker's alone");
-    assert!(node.log().contains("does not answer within 5s"), "{}", node.log());
-    assert!(node.log().contains("does not answer within 3s"), "{}", node.log());
+    assert!(node.log().contains("did not respond within 5s"), "{}", node.log());
+    assert!(node.log().contains("did not respond within 3s"), "{}", node.log());
     assert_eq!(lines(&node, "does not lead any more"), 0, "{}", node.log());
 }
 

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Context, Result, ensure};
-use e2e::netns::{Change, Families, Namespace, NetnsDirectory, Snapshot};
+use e2e::netns::{Families, Namespace, NetnsDirectory, Snapshot, SnapshotDiff};
 use e2e::parallel::in_parallel;
 use e2e::process::{self, SHORT};
 use redirect_core::options::BackendChoice;
@@ -128,7 +128,7 @@ pub fn sh(namespace: &Namespace, script: &str) -> Result<()> {
 
 /// Order counts. The numbers do not that the kernel gives to policy rules: those depend on what was there when the rule came.
 fn difference(namespace: &Namespace, before: &Snapshot) -> Result<Vec<String>> {
-    let shown = |change: Change| match change.line.split_once(':') {
+    let shown = |change: SnapshotDiff| match change.line.split_once(':') {
         Some((number, rule)) if number.parse::<u32>().is_ok() => {
             format!("{} {}:{rule}", if change.is_lost { '-' } else { '+' }, change.section)
         }

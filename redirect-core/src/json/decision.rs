@@ -22,20 +22,20 @@ pub struct Decision {
     pub version: u32,
     /// What was decided.
     #[serde(flatten)]
-    pub verdict: Verdict,
+    pub verdict: DecisionJson,
 }
 
 /// What was decided.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "decision", rename_all = "camelCase")]
 #[non_exhaustive]
-pub enum Verdict {
+pub enum DecisionJson {
     /// The pod is redirected, like this.
     Redirect {
         /// How.
         redirect: Box<Redirect>,
     },
-    /// The pod is left alone.
+    /// The pod is not redirected.
     Skip {
         /// The word for the reason: [`pod::SkipReason::word`].
         reason: String,
@@ -86,7 +86,7 @@ pub enum InboundPorts {
 pub enum OutboundRanges {
     /// All.
     All,
-    /// These; none where there is none.
+    /// These; empty if unset.
     Only {
         /// The address ranges.
         ranges: Vec<String>,
@@ -103,7 +103,7 @@ pub enum OwnerGroups {
         /// The groups.
         groups: Vec<u32>,
     },
-    /// These; none where there is none.
+    /// These; empty if unset.
     Only {
         /// The groups.
         groups: Vec<u32>,
@@ -130,9 +130,9 @@ impl From<&pod::Decision> for Decision {
     fn from(decision: &pod::Decision) -> Self {
         let verdict = match decision {
             pod::Decision::Redirect(redirect) => {
-                Verdict::Redirect { redirect: Box::new(redirect.as_ref().into()) }
+                DecisionJson::Redirect { redirect: Box::new(redirect.as_ref().into()) }
             }
-            pod::Decision::Skip(reason) => Verdict::Skip {
+            pod::Decision::Skip(reason) => DecisionJson::Skip {
                 reason: reason.word().to_owned(),
                 explanation: reason.explanation().to_owned(),
             },

@@ -27,7 +27,7 @@
 //!         "version": 1,
 //!         "decision": "skip",
 //!         "reason": "no_proxy",
-//!         "explanation": "there is no container istio-proxy",
+//!         "explanation": "the pod has no container istio-proxy",
 //!     }),
 //! );
 //! # Ok::<(), serde_json::Error>(())
@@ -42,7 +42,7 @@ use crate::values;
 use serde::{Deserialize, Serialize};
 
 pub use decision::{
-    Decision, DnsCapture, InboundPorts, InterceptionMode, OutboundRanges, OwnerGroups, Redirect, Verdict,
+    Decision, DecisionJson, DnsCapture, InboundPorts, InterceptionMode, OutboundRanges, OwnerGroups, Redirect,
 };
 pub use plan::{Chain, FamilyPlan, Plan, PlannedRule, PolicyRouting, Table};
 pub use rule::{Action, Condition, ConnectionState, Direction, MaskedMark, Protocol, Test};

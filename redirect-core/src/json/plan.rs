@@ -20,7 +20,7 @@ pub struct Plan {
     pub version: u32,
     /// What each family has; one that has no rules is missing.
     pub families: Vec<FamilyPlan>,
-    /// Policy rules and routes; missing where there are none.
+    /// Policy rules and routes; absent if empty.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub policy_routing: Option<PolicyRouting>,
     /// The address that the loopback interface gets besides its own; missing where it gets none.
@@ -72,7 +72,7 @@ pub struct PlannedRule {
     pub target: Action,
     /// The same in the words of iptables-save.
     pub text: String,
-    /// Whether it stands before the rules of others (in built-in chains). Written only where it does.
+    /// Whether it stands before the other programs' rules (in built-in chains). Written only where it does.
     #[serde(default, skip_serializing_if = "core::ops::Not::not")]
     pub before_others: bool,
     /// The name of the setting that asked for it.

@@ -1,7 +1,7 @@
 //! Rules: conditions and what to do when all hold.
 
 use crate::{
-    rule::{self, Is, Match, Target, TcpFlags},
+    rule::{self, Equality, Match, Target, TcpFlags},
     values,
 };
 use alloc::{
@@ -70,7 +70,7 @@ pub enum Test {
     },
     /// Of these TCP flags, exactly some are set.
     TcpFlags {
-        /// The flags looked at.
+        /// The flags checked.
         mask: Vec<String>,
         /// Those of them that are set.
         set: Vec<String>,
@@ -225,7 +225,7 @@ impl From<&Match> for Condition {
 }
 
 impl Condition {
-    fn of<T>(is: &Is<T>, test: impl FnOnce(&T) -> Test) -> Self {
+    fn of<T>(is: &Equality<T>, test: impl FnOnce(&T) -> Test) -> Self {
         Self { test: test(&is.value), not: is.not }
     }
 

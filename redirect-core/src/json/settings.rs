@@ -50,7 +50,7 @@ pub struct Said {
 #[serde(tag = "kind", content = "name", rename_all = "camelCase")]
 #[non_exhaustive]
 pub enum Source {
-    /// Nobody said anything.
+    /// Unset.
     Default,
     /// This environment variable.
     Environment(String),
@@ -79,8 +79,8 @@ pub enum SettingsError {
     /// Another version of the schema.
     #[error("version {0} of the schema is not known; this release reads version {VERSION}")]
     Version(u32),
-    /// A name that is no setting's.
-    #[error("{0:?} is no setting")]
+    /// A name that is not a setting's.
+    #[error("{0:?} is not a setting")]
     UnknownSetting(String),
     /// A source that does not exist: a flag, variable or annotation that no setting has.
     #[error("{setting}: no setting is read from {name:?}")]
@@ -107,7 +107,7 @@ fn name(setting: &Setting) -> &'static str {
 impl TryFrom<&RawSettings> for Settings {
     type Error = InputErrors;
 
-    /// Fails where something was said that is no setting's ([`RawSettings::refuse`]).
+    /// Fails where something was said that is not a setting's ([`RawSettings::refuse`]).
     fn try_from(raw: &RawSettings) -> Result<Self, InputErrors> {
         let said =
             |value: &str, source: settings::Source| Said { value: value.to_owned(), source: source.into() };

@@ -3,26 +3,28 @@
 use super::{PlannedRule, Position};
 use crate::{
     redirect::Redirect,
-    rule::{Chain, ConnState, Direction, Is, Match, Protocol, Rule, Scope, Table, Target, TcpFlags, Tracked},
+    rule::{
+        Chain, ConnState, Direction, Equality, Match, Protocol, Rule, Scope, Table, Target, TcpFlags, Tracked,
+    },
     settings::{Key, Provenance, Source},
     values::{InterfaceName, Mark, PortRange},
 };
 use alloc::vec::Vec;
 use ipnet::IpNet;
 
-/// More rules than most plans have without the lists of what is left alone.
+/// More rules than most plans have without their exclusion lists.
 const MANY: usize = 64;
 
 /// Collects rules in the order of emission.
-pub(super) struct Rules<'a> {
+pub(super) struct RuleListBuilder<'a> {
     redirect: &'a Redirect,
     rules: Vec<PlannedRule>,
 }
 
-impl<'a> Rules<'a> {
+impl<'a> RuleListBuilder<'a> {
     /// None yet, of this redirection.
     pub(super) fn of(redirect: &'a Redirect) -> Self {
-        // Long lists make long plans; a plan that grows is copied again and again.
+        // Long lists make long plans; a plan that grows is copied repeatedly.
         let excluded_ports = redirect.outbound_ports_exclude().len().saturating_mul(2);
         let expected = redirect.outbound_exclude().len().saturating_add(excluded_ports).saturating_add(MANY);
         Self { redirect, rules: Vec::with_capacity(expected) }
@@ -117,55 +119,55 @@ pub(super) fn udp() -> Match {
 }
 
 pub(super) fn from(net: IpNet) -> Match {
-    Match::Source(Is::equals(net))
+    Match::Source(Equality::equals(net))
 }
 
 pub(super) fn to(net: IpNet) -> Match {
-    Match::Destination(Is::equals(net))
+    Match::Destination(Equality::equals(net))
 }
 
 pub(super) fn not_to(net: IpNet) -> Match {
-    Match::Destination(Is::not_equals(net))
+    Match::Destination(Equality::not_equals(net))
 }
 
 pub(super) fn coming_in(interface: &InterfaceName) -> Match {
-    Match::InInterface(Is::equals(interface.clone()))
+    Match::InInterface(Equality::equals(interface.clone()))
 }
 
 pub(super) fn going_out(interface: &InterfaceName) -> Match {
-    Match::OutInterface(Is::equals(interface.clone()))
+    Match::OutInterface(Equality::equals(interface.clone()))
 }
 
 pub(super) fn not_in_by_loopback() -> Match {
-    Match::InInterface(Is::not_equals(InterfaceName::loopback()))
+    Match::InInterface(Equality::not_equals(InterfaceName::loopback()))
 }
 
 pub(super) fn in_by_loopback() -> Match {
-    Match::InInterface(Is::equals(InterfaceName::loopback()))
+    Match::InInterface(Equality::equals(InterfaceName::loopback()))
 }
 
 pub(super) fn out_by_loopback() -> Match {
-    Match::OutInterface(Is::equals(InterfaceName::loopback()))
+    Match::OutInterface(Equality::equals(InterfaceName::loopback()))
 }
 
 pub(super) fn to_port(port: impl Into<PortRange>) -> Match {
-    Match::DestinationPort(Is::equals(port.into()))
+    Match::DestinationPort(Equality::equals(port.into()))
 }
 
 pub(super) fn not_to_port(port: impl Into<PortRange>) -> Match {
-    Match::DestinationPort(Is::not_equals(port.into()))
+    Match::DestinationPort(Equality::not_equals(port.into()))
 }
 
 pub(super) fn from_port(port: impl Into<PortRange>) -> Match {
-    Match::SourcePort(Is::equals(port.into()))
+    Match::SourcePort(Equality::equals(port.into()))
 }
 
 pub(super) fn marked(mark: Mark) -> Match {
-    Match::Mark(Is::equals(mark))
+    Match::Mark(Equality::equals(mark))
 }
 
 pub(super) fn not_marked(mark: Mark) -> Match {
-    Match::Mark(Is::not_equals(mark))
+    Match::Mark(Equality::not_equals(mark))
 }
 
 /// An answer within a connection.
@@ -175,10 +177,10 @@ pub(super) fn reply() -> Match {
 
 /// Whatever opens a connection.
 pub(super) fn opening() -> Match {
-    Match::TcpFlags(Is::equals(TcpFlags::OPENING))
+    Match::TcpFlags(Equality::equals(TcpFlags::OPENING))
 }
 
 /// Whatever opens no connection.
 pub(super) fn not_opening() -> Match {
-    Match::TcpFlags(Is::not_equals(TcpFlags::OPENING))
+    Match::TcpFlags(Equality::not_equals(TcpFlags::OPENING))
 }

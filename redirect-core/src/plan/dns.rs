@@ -3,7 +3,7 @@
 use super::builder::*;
 use crate::{
     redirect::{DNS_PORT, DnsCapture, Redirect},
-    rule::{Hook, Is, Match, OurChain, Scope, Table, Target},
+    rule::{Equality, Hook, Match, OurChain, Scope, Table, Target},
     settings::Key,
     values::{Family, PortRange, host},
 };
@@ -18,7 +18,7 @@ const UPSTREAM_ZONE: Target = Target::ConntrackZone(1);
 const LOCAL_ZONE: Target = Target::ConntrackZone(2);
 
 /// DNS capture: nat rules that send queries to the proxy, and conntrack zones that keep the two legs apart.
-pub(super) fn capture(r: &Redirect, rules: &mut Rules<'_>) {
+pub(super) fn capture(r: &Redirect, rules: &mut RuleListBuilder<'_>) {
     if *r.dns() == DnsCapture::Off {
         return;
     }
@@ -68,7 +68,7 @@ fn dns_servers(r: &Redirect) -> Vec<(Scope, Option<IpNet>)> {
     }
 }
 
-fn dns_redirects(r: &Redirect, rules: &mut Rules<'_>) {
+fn dns_redirects(r: &Redirect, rules: &mut RuleListBuilder<'_>) {
     for protocol in [tcp(), udp()] {
         for (scope, server) in dns_servers(r) {
             let matches = server.map(to).into_iter().chain([protocol.clone(), to_port(DNS)]).collect();
@@ -82,9 +82,9 @@ fn dns_redirects(r: &Redirect, rules: &mut Rules<'_>) {
     }
 }
 
-fn dns_proxy_zones(r: &Redirect, rules: &mut Rules<'_>) {
-    let uids = r.proxy_uids().iter().map(|uid| (Key::ProxyUid, Match::OwnerUid(Is::equals(*uid))));
-    let gids = r.proxy_gids().iter().map(|gid| (Key::ProxyGid, Match::OwnerGid(Is::equals(*gid))));
+fn dns_proxy_zones(r: &Redirect, rules: &mut RuleListBuilder<'_>) {
+    let uids = r.proxy_uids().iter().map(|uid| (Key::ProxyUid, Match::OwnerUid(Equality::equals(*uid))));
+    let gids = r.proxy_gids().iter().map(|gid| (Key::ProxyGid, Match::OwnerGid(Equality::equals(*gid))));
     for (because, owned) in uids.chain(gids) {
         let mut group = rules.group(because, "the proxy's queries and answers, kept apart by conntrack zone");
         let query = [udp(), to_port(DNS), owned.clone()];
@@ -94,7 +94,7 @@ fn dns_proxy_zones(r: &Redirect, rules: &mut Rules<'_>) {
     }
 }
 
-fn dns_application_zones(r: &Redirect, rules: &mut Rules<'_>) {
+fn dns_application_zones(r: &Redirect, rules: &mut RuleListBuilder<'_>) {
     let answers = Target::Jump(OurChain::Inbound.into());
     for scope in dns_scopes(r) {
         let mut group = rules.group(Key::RedirectDns, "DNS answers").scoped(scope);

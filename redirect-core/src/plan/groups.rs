@@ -10,7 +10,7 @@ use crate::{
     redirect::{
         DnsCapture, InboundPorts, InterceptionMode, OutboundRanges, OwnerGroups, PROXY_MARK, Redirect, Tproxy,
     },
-    rule::{ConnState, Hook, Is, Match, OurChain, Scope, Table, Target},
+    rule::{ConnState, Equality, Hook, Match, OurChain, Scope, Table, Target},
     settings::Key,
     values::{Family, PASSTHROUGH_V4, PASSTHROUGH_V6, host},
 };
@@ -23,7 +23,7 @@ const IN_REDIRECT: Target = Target::Jump(crate::rule::Chain::Ours(OurChain::InRe
 
 /// All rules of a redirection.
 pub(super) fn rules(r: &Redirect) -> Vec<PlannedRule> {
-    let mut rules = Rules::of(r);
+    let mut rules = RuleListBuilder::of(r);
     let rules_ref = &mut rules;
     excluded_interfaces(r, rules_ref);
     virtual_interfaces_return(r, rules_ref);
@@ -50,12 +50,12 @@ pub(super) fn rules(r: &Redirect) -> Vec<PlannedRule> {
 }
 
 /// `-i IFACE -j RETURN`, `-o IFACE -j RETURN`, before everything else; in TPROXY mode in mangle, too.
-fn excluded_interfaces(r: &Redirect, rules: &mut Rules<'_>) {
+fn excluded_interfaces(r: &Redirect, rules: &mut RuleListBuilder<'_>) {
     let tables: &[Table] = match r.mode() {
         InterceptionMode::Redirect => &[Table::Nat],
         InterceptionMode::Tproxy(_) => &[Table::Nat, Table::Mangle],
     };
-    let mut group = rules.group(Key::ExcludeInterfaces, "this interface is left alone");
+    let mut group = rules.group(Key::ExcludeInterfaces, "excluded interface");
     for table in tables {
         for interface in r.exclude_interfaces() {
             group.append(*table, Hook::Prerouting, [coming_in(interface)], Target::Return);
@@ -65,7 +65,7 @@ fn excluded_interfaces(r: &Redirect, rules: &mut Rules<'_>) {
 }
 
 /// `-I PREROUTING 1 -i IFACE -j RETURN`: what is not captured as outbound is not captured as inbound either.
-fn virtual_interfaces_return(r: &Redirect, rules: &mut Rules<'_>) {
+fn virtual_interfaces_return(r: &Redirect, rules: &mut RuleListBuilder<'_>) {
     let mut group = rules.group(Key::VirtualInterfaces, "not inbound: it comes from inside the pod");
     for interface in r.virtual_interfaces() {
         group.insert(Table::Nat, Hook::Prerouting, 1, [coming_in(interface)], Target::Return);
@@ -73,7 +73,7 @@ fn virtual_interfaces_return(r: &Redirect, rules: &mut Rules<'_>) {
 }
 
 /// `-m conntrack --ctstate INVALID -j ISTIO_DROP`.
-fn drop_invalid(r: &Redirect, rules: &mut Rules<'_>) {
+fn drop_invalid(r: &Redirect, rules: &mut RuleListBuilder<'_>) {
     if !r.drop_invalid() {
         return;
     }
@@ -84,7 +84,7 @@ fn drop_invalid(r: &Redirect, rules: &mut Rules<'_>) {
 }
 
 /// The chains that send to the proxy, and the tunnel port's exemption.
-fn redirect_chains(r: &Redirect, rules: &mut Rules<'_>) {
+fn redirect_chains(r: &Redirect, rules: &mut RuleListBuilder<'_>) {
     let tunnel = [tcp(), to_port(r.tunnel_port())];
     rules.group(Key::InboundTunnelPort, "tunnelled connections reach the proxy by themselves").append(
         Table::Nat,
@@ -107,7 +107,7 @@ fn redirect_chains(r: &Redirect, rules: &mut Rules<'_>) {
 }
 
 /// Inbound capture, in nat or, with TPROXY, in mangle.
-fn inbound(r: &Redirect, rules: &mut Rules<'_>) {
+fn inbound(r: &Redirect, rules: &mut RuleListBuilder<'_>) {
     let table = match r.mode() {
         _ if *r.inbound() == InboundPorts::None => return,
         InterceptionMode::Redirect => Table::Nat,
@@ -124,7 +124,7 @@ fn inbound(r: &Redirect, rules: &mut Rules<'_>) {
         InboundPorts::AllExcept(ports) => {
             for (place, port) in ports.iter().enumerate() {
                 rules
-                    .group(Key::InboundExcludePorts, "this inbound port is left alone")
+                    .group(Key::InboundExcludePorts, "excluded inbound port")
                     .said_by(r.source_of_excluded_inbound(place))
                     .append(table, OurChain::Inbound, [tcp(), to_port(*port)], Target::Return);
             }
@@ -140,7 +140,7 @@ fn inbound(r: &Redirect, rules: &mut Rules<'_>) {
 
 /// ISTIO_DIVERT marks and accepts what the application answers to connections that the proxy opens in a client's name;
 /// ISTIO_TPROXY hands over everything else: the socket of a known connection, else the listener.
-fn tproxy_chains(r: &Redirect, tproxy: Tproxy, rules: &mut Rules<'_>) {
+fn tproxy_chains(r: &Redirect, tproxy: Tproxy, rules: &mut RuleListBuilder<'_>) {
     let mut group = rules.group(
         Key::InterceptionMode,
         "answers to the proxy's connections in a client's name go to the proxy",
@@ -158,7 +158,7 @@ fn tproxy_chains(r: &Redirect, tproxy: Tproxy, rules: &mut Rules<'_>) {
 }
 
 /// Captures inbound packets with these conditions: a protocol and perhaps a port.
-fn capture_inbound(r: &Redirect, conditions: &[Match], rules: &mut Rules<'_>) {
+fn capture_inbound(r: &Redirect, conditions: &[Match], rules: &mut RuleListBuilder<'_>) {
     let mut group = rules.group(Key::InboundPorts, "captured inbound");
     match r.mode() {
         InterceptionMode::Redirect => {
@@ -180,7 +180,7 @@ fn capture_inbound(r: &Redirect, conditions: &[Match], rules: &mut Rules<'_>) {
 }
 
 /// `-A OUTPUT -j ISTIO_OUTPUT`.
-fn output_hook(rules: &mut Rules<'_>) {
+fn output_hook(rules: &mut RuleListBuilder<'_>) {
     rules.group(Key::OutboundRanges, "outbound packets").append(
         Table::Nat,
         Hook::Output,
@@ -189,8 +189,8 @@ fn output_hook(rules: &mut Rules<'_>) {
     );
 }
 
-fn excluded_outbound_ports(r: &Redirect, rules: &mut Rules<'_>) {
-    let mut group = rules.group(Key::OutboundExcludePorts, "this outbound port is left alone");
+fn excluded_outbound_ports(r: &Redirect, rules: &mut RuleListBuilder<'_>) {
+    let mut group = rules.group(Key::OutboundExcludePorts, "excluded outbound port");
     for port in r.outbound_ports_exclude() {
         group.append(Table::Nat, OurChain::Output, [tcp(), to_port(*port)], Target::Return);
         group.append(Table::Nat, OurChain::Output, [udp(), to_port(*port)], Target::Return);
@@ -198,7 +198,7 @@ fn excluded_outbound_ports(r: &Redirect, rules: &mut Rules<'_>) {
 }
 
 /// `-s 127.0.0.6 -o lo -j RETURN`: the proxy's connections to the application.
-fn passthrough(rules: &mut Rules<'_>) {
+fn passthrough(rules: &mut RuleListBuilder<'_>) {
     for address in [IpAddr::V4(PASSTHROUGH_V4), IpAddr::V6(PASSTHROUGH_V6)] {
         rules
             .group(Key::InboundCapturePort, "the proxy's connections to the application")
@@ -207,33 +207,35 @@ fn passthrough(rules: &mut Rules<'_>) {
     }
 }
 
-fn proxy_users(r: &Redirect, rules: &mut Rules<'_>) {
+fn proxy_users(r: &Redirect, rules: &mut RuleListBuilder<'_>) {
     for uid in r.proxy_uids() {
         let ports = if *r.dns() == DnsCapture::Off {
             not_to_port(r.tunnel_port())
         } else {
-            Match::DestinationPorts(Is::not_equals(vec![DNS, r.tunnel_port().into()]))
+            Match::DestinationPorts(Equality::not_equals(vec![DNS, r.tunnel_port().into()]))
         };
-        let (owned, not_owned) = (Match::OwnerUid(Is::equals(*uid)), Match::OwnerUid(Is::not_equals(*uid)));
+        let (owned, not_owned) =
+            (Match::OwnerUid(Equality::equals(*uid)), Match::OwnerUid(Equality::not_equals(*uid)));
         proxy_owner(r, Key::ProxyUid, &ports, owned, not_owned, rules);
     }
 }
 
-fn proxy_groups(r: &Redirect, rules: &mut Rules<'_>) {
+fn proxy_groups(r: &Redirect, rules: &mut RuleListBuilder<'_>) {
     for gid in r.proxy_gids() {
-        let (owned, not_owned) = (Match::OwnerGid(Is::equals(*gid)), Match::OwnerGid(Is::not_equals(*gid)));
+        let (owned, not_owned) =
+            (Match::OwnerGid(Equality::equals(*gid)), Match::OwnerGid(Equality::not_equals(*gid)));
         proxy_owner(r, Key::ProxyGid, &not_to_port(r.tunnel_port()), owned, not_owned, rules);
     }
 }
 
-/// The proxy calling itself is inbound; the application calling itself, and the proxy's own calls, are left alone.
+/// The proxy calling itself is inbound; the application calling itself, and the proxy's own calls, are not captured.
 fn proxy_owner(
     r: &Redirect,
     because: Key,
     ports: &Match,
     owned: Match,
     not_owned: Match,
-    rules: &mut Rules<'_>,
+    rules: &mut RuleListBuilder<'_>,
 ) {
     for family in Family::BOTH {
         let matches = [out_by_loopback(), not_to(r.loopback(family)), tcp(), ports.clone(), owned.clone()];
@@ -243,7 +245,7 @@ fn proxy_owner(
             .append(Table::Nat, OurChain::Output, matches, IN_REDIRECT);
     }
     if !includes_loopback(r) {
-        let mut group = rules.group(because, "the application calling itself is left alone");
+        let mut group = rules.group(because, "the application calling itself, not captured");
         if *r.dns() == DnsCapture::Off {
             group.append(Table::Nat, OurChain::Output, [out_by_loopback(), not_owned], Target::Return);
         } else {
@@ -251,7 +253,7 @@ fn proxy_owner(
             group.append(Table::Nat, OurChain::Output, matches, Target::Return);
         }
     }
-    rules.group(because, "the proxy's own calls are left alone").append(
+    rules.group(because, "the proxy's own calls, not captured").append(
         Table::Nat,
         OurChain::Output,
         [owned],
@@ -267,17 +269,17 @@ fn includes_loopback(r: &Redirect) -> bool {
     }
 }
 
-fn owner_groups(r: &Redirect, rules: &mut Rules<'_>) {
+fn owner_groups(r: &Redirect, rules: &mut RuleListBuilder<'_>) {
     match r.owner_groups() {
         OwnerGroups::AllExcept(groups) => {
-            let mut group = rules.group(Key::OwnerGroupsExclude, "this group's traffic is left alone");
+            let mut group = rules.group(Key::OwnerGroupsExclude, "excluded group");
             for gid in groups {
-                let matches = [Match::OwnerGid(Is::equals(*gid))];
+                let matches = [Match::OwnerGid(Equality::equals(*gid))];
                 group.append(Table::Nat, OurChain::Output, matches, Target::Return);
             }
         }
         OwnerGroups::Only(groups) => {
-            let matches = groups.iter().map(|gid| Match::OwnerGid(Is::not_equals(*gid))).collect();
+            let matches = groups.iter().map(|gid| Match::OwnerGid(Equality::not_equals(*gid))).collect();
             rules.group(Key::OwnerGroups, "only these groups' traffic is captured").append_all(
                 Table::Nat,
                 OurChain::Output,
@@ -289,34 +291,36 @@ fn owner_groups(r: &Redirect, rules: &mut Rules<'_>) {
 }
 
 /// `-d 127.0.0.1/32 -j RETURN`.
-fn loopback(r: &Redirect, rules: &mut Rules<'_>) {
+fn loopback(r: &Redirect, rules: &mut RuleListBuilder<'_>) {
     for family in Family::BOTH {
-        rules
-            .group(Key::LoopbackRange, "loopback destinations are left alone")
-            .scoped(Scope::Only(family))
-            .append(Table::Nat, OurChain::Output, [to(r.loopback(family))], Target::Return);
+        rules.group(Key::LoopbackRange, "excluded loopback destination").scoped(Scope::Only(family)).append(
+            Table::Nat,
+            OurChain::Output,
+            [to(r.loopback(family))],
+            Target::Return,
+        );
     }
 }
 
-fn excluded_ranges(r: &Redirect, rules: &mut Rules<'_>) {
+fn excluded_ranges(r: &Redirect, rules: &mut RuleListBuilder<'_>) {
     for family in Family::BOTH {
         for range in r.outbound_exclude().of(family) {
             rules
-                .group(Key::OutboundExcludeRanges, "this destination is left alone")
+                .group(Key::OutboundExcludeRanges, "excluded destination")
                 .scoped(Scope::Only(family))
                 .append(Table::Nat, OurChain::Output, [to(range)], Target::Return);
         }
     }
 }
 
-fn included_ports(r: &Redirect, rules: &mut Rules<'_>) {
+fn included_ports(r: &Redirect, rules: &mut RuleListBuilder<'_>) {
     let mut group = rules.group(Key::OutboundPorts, "captured outbound, whatever the destination");
     for port in r.outbound_ports() {
         group.append(Table::Nat, OurChain::Output, [tcp(), to_port(*port)], REDIRECT);
     }
 }
 
-fn included_ranges(r: &Redirect, rules: &mut Rules<'_>) {
+fn included_ranges(r: &Redirect, rules: &mut RuleListBuilder<'_>) {
     match r.outbound() {
         OutboundRanges::All => {
             rules.group(Key::OutboundRanges, "captured outbound").append(
@@ -338,7 +342,7 @@ fn included_ranges(r: &Redirect, rules: &mut Rules<'_>) {
     }
 }
 
-fn included_range(r: &Redirect, range: IpNet, rules: &mut Rules<'_>) {
+fn included_range(r: &Redirect, range: IpNet, rules: &mut RuleListBuilder<'_>) {
     let mut group = rules.group(Key::VirtualInterfaces, "captured as outbound").scoped(scope_of(&range));
     for interface in r.virtual_interfaces() {
         group.insert(Table::Nat, Hook::Prerouting, 1, [coming_in(interface), to(range)], REDIRECT);
@@ -352,16 +356,16 @@ fn included_range(r: &Redirect, range: IpNet, rules: &mut Rules<'_>) {
 }
 
 /// Marks follow connections, and the proxy's own calls to its pod get a mark of their own.
-fn tproxy_marks(r: &Redirect, tproxy: Tproxy, rules: &mut Rules<'_>) {
+fn tproxy_marks(r: &Redirect, tproxy: Tproxy, rules: &mut RuleListBuilder<'_>) {
     let mark = tproxy.mark();
     let shared = guard::shared_mark(r, tproxy);
     let mut group = rules.group(Key::TproxyMark, "the connection remembers the packet's mark");
     let remember = shared.map_or(Target::SaveMark, Target::SetConnMark);
     group.append(Table::Mangle, Hook::Prerouting, [tcp(), marked(mark)], remember);
-    let mut group = rules.group(Key::TproxyMark, "the proxy's answers on loopback are left alone");
+    let mut group = rules.group(Key::TproxyMark, "the proxy's answers on loopback, not captured");
     group.append(Table::Mangle, Hook::Output, [out_by_loopback(), tcp(), marked(mark)], Target::Return);
-    let uids = r.proxy_uids().iter().map(|uid| (Key::ProxyUid, Match::OwnerUid(Is::equals(*uid))));
-    let gids = r.proxy_gids().iter().map(|gid| (Key::ProxyGid, Match::OwnerGid(Is::equals(*gid))));
+    let uids = r.proxy_uids().iter().map(|uid| (Key::ProxyUid, Match::OwnerUid(Equality::equals(*uid))));
+    let gids = r.proxy_gids().iter().map(|gid| (Key::ProxyGid, Match::OwnerGid(Equality::equals(*gid))));
     for (because, owned) in uids.chain(gids) {
         for family in Family::BOTH {
             let matches = [out_by_loopback(), tcp(), not_to(r.loopback(family)), owned.clone()];
@@ -372,13 +376,13 @@ fn tproxy_marks(r: &Redirect, tproxy: Tproxy, rules: &mut Rules<'_>) {
         }
     }
     let mut group = rules.group(Key::TproxyMark, "packets get the mark their connection remembers");
-    let remembered = Match::ConnMark(Is::equals(shared.unwrap_or(mark.into())));
+    let remembered = Match::ConnMark(Equality::equals(shared.unwrap_or(mark.into())));
     let restore = if shared.is_some() { Target::SetMark(mark) } else { Target::RestoreMark };
     group.append(Table::Mangle, Hook::Output, [tcp(), remembered], restore);
 }
 
 /// Inbound packets that are not captured, before all other inbound rules.
-fn tproxy_inbound_exceptions(tproxy: Tproxy, rules: &mut Rules<'_>) {
+fn tproxy_inbound_exceptions(tproxy: Tproxy, rules: &mut RuleListBuilder<'_>) {
     rules.group(Key::TproxyMark, "already handed over").insert(
         Table::Mangle,
         OurChain::Inbound,

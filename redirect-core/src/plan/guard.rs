@@ -1,13 +1,13 @@
 //! Strict capture: what would pass on a connection that was not captured.
 //!
-//! nat decides about the first packet of an entry of connection tracking; who uses the entry's addresses and ports again gets
-//! the same. So connections that are exempt for who opens them or over which interface carry a mark, and nobody
-//! else may open one there.
+//! nat decides about the first packet of a conntrack entry; a later user of the entry's addresses and ports inherits the
+//! decision. So connections that are exempt for their opener or interface carry a mark, and no other process may reuse
+//! their entries.
 
 use super::builder::*;
 use crate::{
     redirect::{GUARD_MARK, InterceptionMode, OwnerGroups, Redirect, Tproxy},
-    rule::{ConnState, Hook, Is, Match, OurChain, Table, Target, TcpFlags},
+    rule::{ConnState, Equality, Hook, Match, OurChain, Table, Target, TcpFlags},
     settings::Key,
     values::MaskedMark,
 };
@@ -18,32 +18,32 @@ pub(super) fn shared_mark(r: &Redirect, tproxy: Tproxy) -> Option<MaskedMark> {
     if r.strict_capture() { GUARD_MARK.beside(tproxy.mark()) } else { None }
 }
 
-pub(super) fn strict_capture(r: &Redirect, rules: &mut Rules<'_>) {
+pub(super) fn strict_capture(r: &Redirect, rules: &mut RuleListBuilder<'_>) {
     if !r.strict_capture() {
         return;
     }
     let mut group = rules.group(Key::StrictCapture, "what opens a connection, or answers");
     let opens = [not_in_by_loopback(), tcp(), opening()];
     group.insert(Table::Mangle, Hook::Prerouting, 1, opens, Target::Jump(OurChain::GuardIn.into()));
-    let opens_or_answers = [tcp(), Match::TcpFlags(Is::equals(TcpFlags::SYNCHRONIZING))];
+    let opens_or_answers = [tcp(), Match::TcpFlags(Equality::equals(TcpFlags::SYNCHRONIZING))];
     group.insert(Table::Mangle, Hook::Output, 1, opens_or_answers, Target::Jump(OurChain::GuardOut.into()));
     guard_in(r, rules);
     guard_out(r, rules);
 }
 
-fn guard_in(r: &Redirect, rules: &mut Rules<'_>) {
-    let mut group = rules.group(Key::ExcludeInterfaces, "this interface is left alone");
+fn guard_in(r: &Redirect, rules: &mut RuleListBuilder<'_>) {
+    let mut group = rules.group(Key::ExcludeInterfaces, "excluded interface");
     for interface in r.exclude_interfaces() {
         group.append(Table::Mangle, OurChain::GuardIn, [coming_in(interface)], Target::Return);
     }
     let mut group = rules.group(Key::StrictCapture, "not what opens a connection: nat would let it pass");
     group.append(Table::Mangle, OurChain::GuardIn, [invalid()], Target::Drop);
     group.append(Table::Mangle, OurChain::GuardIn, [reply()], Target::Drop);
-    let mut group = rules.group(Key::StrictCapture, "a connection that was not captured is nobody else's");
+    let mut group = rules.group(Key::StrictCapture, "drops reuse of an exempt connection");
     group.append(Table::Mangle, OurChain::GuardIn, [guarded()], Target::Drop);
 }
 
-fn guard_out(r: &Redirect, rules: &mut Rules<'_>) {
+fn guard_out(r: &Redirect, rules: &mut RuleListBuilder<'_>) {
     let interfaces =
         r.exclude_interfaces().iter().map(|interface| (Key::ExcludeInterfaces, going_out(interface)));
     for (because, exempt) in [(Key::StrictCapture, out_by_loopback())].into_iter().chain(interfaces) {
@@ -56,7 +56,7 @@ fn guard_out(r: &Redirect, rules: &mut Rules<'_>) {
     if let InterceptionMode::Tproxy(tproxy) = r.mode()
         && let Some(shared) = shared_mark(r, tproxy)
     {
-        let answers = Match::ConnMark(Is::equals(shared));
+        let answers = Match::ConnMark(Equality::equals(shared));
         rules.group(Key::TproxyMark, "the application's answers to the proxy, which are sent to lo").append(
             Table::Mangle,
             OurChain::GuardOut,
@@ -64,12 +64,12 @@ fn guard_out(r: &Redirect, rules: &mut Rules<'_>) {
             Target::Return,
         );
     }
-    let mut group = rules.group(Key::StrictCapture, "a connection that was not captured is nobody else's");
+    let mut group = rules.group(Key::StrictCapture, "drops reuse of an exempt connection");
     group.append(Table::Mangle, OurChain::GuardOut, [guarded()], Target::Drop);
 }
 
 /// Connections with any of these conditions are exempt, and marked; so are all their packets.
-fn exempts(because: Key, exempt: &[Vec<Match>], rules: &mut Rules<'_>) {
+fn exempts(because: Key, exempt: &[Vec<Match>], rules: &mut RuleListBuilder<'_>) {
     let mut group = rules.group(because, "this connection is not captured");
     for conditions in exempt {
         let opens = conditions.iter().cloned().chain([tcp(), opening()]).collect();
@@ -80,24 +80,24 @@ fn exempts(because: Key, exempt: &[Vec<Match>], rules: &mut Rules<'_>) {
     }
 }
 
-/// Whose connections are not captured: the proxy's users and groups, and the groups left alone.
+/// Whose connections are not captured: the proxy's users and groups, and the excluded groups.
 fn exempt_senders(r: &Redirect) -> Vec<Vec<Match>> {
-    let users = r.proxy_uids().iter().map(|uid| Match::OwnerUid(Is::equals(*uid)));
-    let groups = r.proxy_gids().iter().map(|gid| Match::OwnerGid(Is::equals(*gid)));
+    let users = r.proxy_uids().iter().map(|uid| Match::OwnerUid(Equality::equals(*uid)));
+    let groups = r.proxy_gids().iter().map(|gid| Match::OwnerGid(Equality::equals(*gid)));
     let mut senders: Vec<Vec<Match>> = users.chain(groups).map(|sender| [sender].into()).collect();
     match r.owner_groups() {
         OwnerGroups::AllExcept(groups) => {
-            senders.extend(groups.iter().map(|gid| [Match::OwnerGid(Is::equals(*gid))].into()));
+            senders.extend(groups.iter().map(|gid| [Match::OwnerGid(Equality::equals(*gid))].into()));
         }
         OwnerGroups::Only(groups) => {
-            senders.push(groups.iter().map(|gid| Match::OwnerGid(Is::not_equals(*gid))).collect());
+            senders.push(groups.iter().map(|gid| Match::OwnerGid(Equality::not_equals(*gid))).collect());
         }
     }
     senders
 }
 
 fn guarded() -> Match {
-    Match::ConnMark(Is::equals(GUARD_MARK))
+    Match::ConnMark(Equality::equals(GUARD_MARK))
 }
 
 fn invalid() -> Match {

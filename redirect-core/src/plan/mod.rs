@@ -221,7 +221,7 @@ impl RulePlan {
 
 /// The rules of one family as they will stand, in canonical form.
 ///
-/// In built-in chains, where rules of others may stand, some go before all others and the rest behind.
+/// In built-in chains, where other programs' rules may stand, some go before all others and the rest behind.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct FamilyRules {
     tables: BTreeMap<Table, BTreeMap<Chain, Vec<Rule>>>,

@@ -3,7 +3,7 @@
 use super::PlannedRule;
 use crate::{
     options::NativeForm,
-    rule::{Is, Match, Scope, Target},
+    rule::{Equality, Match, Scope, Target},
     values::{Family, PortRange},
 };
 use alloc::{collections::BTreeMap, vec::Vec};
@@ -67,7 +67,7 @@ impl Ranges {
 pub enum Line<'a> {
     /// A planned rule as it is.
     Rule(&'a PlannedRule),
-    /// A set in the place of one condition of a planned rule, and of others like it.
+    /// A set in the place of one condition of a planned rule, and of similar ones.
     Set {
         /// The first of the rules.
         planned: &'a PlannedRule,
@@ -214,7 +214,7 @@ struct Span {
 
 impl Span {
     fn of_destination(condition: &Match) -> Option<Self> {
-        let Match::Destination(Is { value, not: false }) = condition else { return None };
+        let Match::Destination(Equality { value, not: false }) = condition else { return None };
         Some(match value {
             IpNet::V4(net) => Self {
                 kind: Kind::Addresses(Family::V4),
@@ -228,7 +228,7 @@ impl Span {
     }
 
     fn of_port(condition: &Match) -> Option<Self> {
-        let Match::DestinationPort(Is { value, not: false }) = condition else { return None };
+        let Match::DestinationPort(Equality { value, not: false }) = condition else { return None };
         Some(Self { kind: Kind::Ports, range: (u128::from(value.first()), u128::from(value.last())) })
     }
 }

@@ -28,7 +28,7 @@ pub struct RedirectBuilder {
 }
 
 impl Redirect {
-    /// Begins with what a sidecar gets that says nothing: all TCP is captured both ways, but for the proxy's own ports.
+    /// Begins with a sidecar's defaults: all TCP is captured both ways, but for the proxy's own ports.
     pub fn sidecar(families: Families) -> RedirectBuilder {
         RedirectBuilder { draft: Self::draft(families), caller: None }
     }
@@ -46,7 +46,7 @@ impl RedirectBuilder {
     ///     .proxy_uids([])
     ///     .build()
     ///     .unwrap_err();
-    /// assert!(errors.to_string().starts_with("field spec.proxy.uid: \"\" names nobody"));
+    /// assert!(errors.to_string().starts_with("field spec.proxy.uid: \"\" lists no ID"));
     /// ```
     pub fn asked_by(mut self, source: Source) -> Self {
         self.caller = Some(source);
@@ -151,8 +151,8 @@ impl RedirectBuilder {
 }
 
 impl Redirect {
-    /// The redirection, unless there are errors already or something is wrong with the whole. `written` answers how
-    /// somebody wrote the value of a setting.
+    /// The redirection, unless errors exist already or something is wrong with the whole. `written` returns how
+    /// the value of a setting was written.
     pub(super) fn validated<'a>(
         self,
         errors: InputErrors,
@@ -171,7 +171,7 @@ impl Redirect {
 }
 
 /// What has to hold beyond what the types of the parts say. A setting that an error is noted of already is passed over:
-/// its value is none that anybody asked for.
+/// no source set its value.
 struct Check<'a, F> {
     redirect: &'a Redirect,
     written: F,
@@ -194,7 +194,7 @@ impl<'a, F: Fn(Key) -> Option<&'a str>> Check<'_, F> {
         }
     }
 
-    /// Each listener needs a port of its own. Which one a connection arrives at is all that tells the proxy what kind it
+    /// Each listener needs a port of its own. Which one a connection arrives at is the proxy's only way to know what kind it
     /// is; and a connection that arrives at the outbound listener by itself has that listener as its destination, so the
     /// proxy would call itself without end.
     fn listeners(&mut self) {
@@ -212,7 +212,7 @@ impl<'a, F: Fn(Key) -> Option<&'a str>> Check<'_, F> {
             if let Some((other, other_key, _)) = before.iter().flatten().find(|(_, _, taken)| *taken == port)
             {
                 let is_default = r.source(key) == Source::Default && *other != ListenerPort::Dns;
-                // Whoever said something can mend it.
+                // Only the source of a setting can correct it.
                 let (key, other) = if is_default { (*other_key, listener) } else { (key, *other) };
                 self.refuse(key, port, Problem::PortTaken(other));
             } else if let Some(free) = before.iter_mut().find(|place| place.is_none()) {
@@ -335,7 +335,7 @@ mod tests {
         }
         assert!(
             sidecar().proxy_port(DNS_PORT).build().is_ok(),
-            "where no query is captured, nobody listens there"
+            "where no query is captured, nothing listens there"
         );
         let swapped = sidecar().proxy_port(port(15006)).inbound_port(port(15001));
         assert!(swapped.build().is_ok());
@@ -394,8 +394,8 @@ mod tests {
             .unwrap_err();
         assert_eq!(
             errors.to_string(),
-            "field spec.ports.inbound: \"15001\" is the port of --envoy-port as well; the proxy cannot tell the two kinds of \
-             connections apart; setter proxy_uids: \"\" names nobody; without an identity of its own, the proxy's calls \
+            "field spec.ports.inbound: \"15001\" is the port of --envoy-port as well; the proxy cannot distinguish the two kinds \
+             of connections; setter proxy_uids: \"\" lists no ID; without an exempt ID, the proxy's calls \
              would be sent back to it"
         );
     }

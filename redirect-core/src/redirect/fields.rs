@@ -14,7 +14,7 @@ use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use ipnet::{IpNet, Ipv4Net};
 
 /// Makes, for each row, a field of [`Redirect`] with its accessor, a setter of [`RedirectBuilder`], and the reading of its
-/// text. `json::decision` makes its document from the same rows. The value in a row is what a sidecar has that says nothing; a test holds it to the settings table.
+/// text. `json::decision` makes its document from the same rows. The value in a row is a sidecar's default; a test holds it to the settings table.
 macro_rules! fields {
     (
         values { $($(#[doc = $value_doc:literal])+ $value:ident: $value_type:ident = $value_key:ident, $value_default:expr;)+ }
@@ -54,7 +54,7 @@ macro_rules! fields {
         }
 
         impl Redirect {
-            /// What a sidecar has that says nothing.
+            /// A sidecar's default.
             pub(super) fn draft(families: Families) -> Self {
                 Self {
                     proxy_uids: vec![PROXY_ID],
@@ -164,7 +164,7 @@ macro_rules! rows {
                 outbound_ports: PortRange = OutboundPorts, Vec::new();
                 /// Which outbound ports are not captured, TCP and UDP.
                 outbound_ports_exclude: PortRange = OutboundExcludePorts, vec![PortRange::single(15020)];
-                /// Interfaces left alone, both ways.
+                /// Interfaces excluded in both directions.
                 exclude_interfaces: InterfaceName = ExcludeInterfaces, Vec::new();
                 /// Interfaces whose inbound traffic counts as outbound.
                 virtual_interfaces: InterfaceName = VirtualInterfaces, Vec::new();
@@ -241,13 +241,13 @@ impl Redirect {
         }
     }
 
-    /// Who asked for what it has of a setting; [`Source::Default`] where nobody did.
+    /// Who asked for what it has of a setting; [`Source::Default`] if unset.
     #[must_use]
     pub fn source(&self, key: Key) -> Source {
         self.sources.0.of(key)
     }
 
-    /// Who asked for the excluded inbound port at this place: a pod's own are excluded although nobody lists them.
+    /// Who asked for the excluded inbound port at this place: a pod's own are excluded without being listed.
     pub(crate) fn source_of_excluded_inbound(&self, place: usize) -> Source {
         self.sources.0.of_excluded_inbound(place)
     }

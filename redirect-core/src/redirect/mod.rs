@@ -1,6 +1,6 @@
 //! A redirection: everything a plan needs, typed and valid.
 //!
-//! There are three ways to make a [`Redirect`], and all of them end in [`RedirectBuilder::build`]: typed
+//! A [`Redirect`] is made in one of three ways, all of which end in [`RedirectBuilder::build`]: typed
 //! ([`Redirect::sidecar`]), from settings as text ([`Redirect::parse`]), and from a pod
 //! ([`PodFacts::decide`](crate::pod::PodFacts::decide)).
 

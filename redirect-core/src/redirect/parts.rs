@@ -6,11 +6,11 @@ use core::net::IpAddr;
 
 /// The mark of the proxy's own packets in TPROXY mode: 1338.
 pub const PROXY_MARK: Mark = Mark::known(1338);
-/// The mark of connections that are not captured, with strict capture. It leaves room for that of TPROXY and for others'.
+/// The mark of connections that are not captured, with strict capture. It leaves room for TPROXY's and for those of other programs.
 pub const GUARD_MARK: MaskedMark = MaskedMark::GUARD;
 /// The port the proxy answers DNS queries on, over UDP and TCP: 15053.
 pub const DNS_PORT: Port = Port::known(15053);
-/// The user and the group of the proxy where nobody says otherwise: 1337.
+/// The user and the group of the proxy if unset: 1337.
 pub const PROXY_ID: u32 = 1337;
 /// The ports of a sidecar that are never captured inbound: merged metrics (15020), health (15021) and the proxy's own
 /// metrics (15090). [`PodFacts::decide`](crate::pod::PodFacts::decide) adds them to what a pod excludes.
@@ -27,9 +27,9 @@ pub enum Families {
 }
 
 impl Families {
-    /// Those of a network namespace with these addresses: with `dual_stack`, IPv6 whenever there is an IPv6 address;
+    /// Those of a network namespace with these addresses: with `dual_stack`, IPv6 whenever one of them is IPv6;
     /// without, only when the first address is one. Loopback and link-local addresses, and the one that an earlier run
-    /// gave the loopback interface, say nothing. `None` when there is no other.
+    /// gave the loopback interface, do not count. `None` without another.
     ///
     /// ```
     /// use redirect_core::Families;
@@ -156,7 +156,7 @@ pub enum InboundPorts {
 pub enum OutboundRanges {
     /// All.
     All,
-    /// These; none where there is none.
+    /// These; empty if unset.
     Only(Cidrs),
 }
 
@@ -166,7 +166,7 @@ pub enum OutboundRanges {
 pub enum OwnerGroups {
     /// Every group but these.
     AllExcept(Vec<u32>),
-    /// These groups, at most [`MOST`](Self::MOST); none where there is none.
+    /// These groups, at most [`MOST`](Self::MOST); empty if unset.
     Only(Vec<u32>),
 }
 

@@ -63,7 +63,7 @@ impl Reader<'_> {
         draft.sources.0 = self.raw.sources();
         put(&mut draft.mode, self.mode());
         self.fields(&mut draft);
-        // Groups that follow users whom nobody could read are not wrong as well.
+        // Groups that follow users that could not be read are not wrong as well.
         draft.proxy_uids = self.proxy_uids(&mut draft).unwrap_or_else(|| vec![PROXY_ID]);
         let gids = self.proxy_gids(&mut draft);
         put(&mut draft.proxy_gids, gids);
@@ -84,7 +84,7 @@ impl Reader<'_> {
         let words = [("REDIRECT", false), ("TPROXY", true), ("NONE", false)];
         let (text, source) = self.raw.get(Key::InterceptionMode);
         let (words, listed) = if is_annotation(source) {
-            // A pod that says NONE is left alone before anything of this is read.
+            // A pod with mode NONE is skipped before anything of this is read.
             (&words[..], "REDIRECT, TPROXY, NONE")
         } else if text.is_empty() {
             return Some(InterceptionMode::Redirect);
@@ -218,7 +218,7 @@ impl Reader<'_> {
     }
 
     /// A list separated by commas. An empty list is empty. Empty elements are skipped, as the reference does,
-    /// except in annotations, which it reads strictly; `parse` is told which it is.
+    /// except in annotations, which it reads strictly; `parse` receives which it is.
     fn list<T>(&mut self, key: Key, parse: impl Fn(&str, bool) -> Result<T, Problem>) -> Option<Vec<T>> {
         let (text, source) = self.raw.get(key);
         let strict = is_annotation(source);
@@ -350,7 +350,7 @@ mod tests {
     fn a_star_among_what_is_left_alone_is_no_star_among_others() {
         for key in [Key::OutboundExcludeRanges, Key::InboundExcludePorts, Key::OutboundExcludePorts] {
             let told = parse(&[(key, "*")], &v4()).unwrap_err().to_string();
-            assert!(told.contains("would leave everything alone; to capture nothing,"), "{told}");
+            assert!(told.contains("excludes everything; to capture nothing,"), "{told}");
             assert!(!told.contains("only value"), "{told}");
         }
     }
@@ -368,7 +368,7 @@ mod tests {
         assert_eq!(ipv6("true", &[loopback, v4, v6]), Ok(true));
         assert_eq!(ipv6("false", &[local, v6, v4]), Ok(true));
         assert_eq!(ipv6("true", &[v4, local]), Ok(false));
-        // What an earlier run added says nothing about the pod.
+        // What an earlier run added does not count as the pod's.
         assert_eq!(ipv6("false", &[PASSTHROUGH_V6.into(), v4, v6]), Ok(false));
         assert!(ipv6("true", &[loopback, local]).is_err());
     }
@@ -421,8 +421,8 @@ mod tests {
     #[test]
     fn an_identity_that_names_nobody_is_refused_as_it_was_written() {
         let told = parse(&[(Key::ProxyUid, ","), (Key::ProxyGid, " , ")], &v4()).unwrap_err().to_string();
-        assert!(told.contains("flag --proxy-uid: \",\" names nobody"), "{told}");
-        assert!(told.contains("flag --proxy-gid: \" , \" names nobody"), "{told}");
+        assert!(told.contains("flag --proxy-uid: \",\" lists no ID"), "{told}");
+        assert!(told.contains("flag --proxy-gid: \" , \" lists no ID"), "{told}");
     }
 
     #[test]
@@ -444,7 +444,7 @@ mod tests {
             let told = told(&[(key, text)]);
             assert!(told.starts_with(wanted) && !told.contains("; flag"), "{told}");
         }
-        // What cannot be read is told for what it is, and is no port of anybody.
+        // What cannot be read is reported as such, and not as another listener's port.
         let told = told(&[(Key::ProxyPort, "http"), (Key::InboundCapturePort, "15001")]);
         assert_eq!(told, "flag --envoy-port: \"http\" is not a whole number");
     }
@@ -455,7 +455,7 @@ mod tests {
         {
             let errors = parse(&[(setting.key, "\u{1}")], &v4()).err().unwrap_or_default();
             let keys: Vec<_> = errors.iter().map(|error| error.key).collect();
-            // A name that nobody has is no error: 1337 it is then.
+            // An unknown name is not an error: the ID is 1337.
             let wanted = if setting.key == Key::ProxyUser { vec![] } else { vec![Some(setting.key)] };
             assert_eq!(keys, wanted, "{:?}", setting.key);
         }

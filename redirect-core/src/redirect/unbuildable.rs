@@ -46,7 +46,7 @@ pub struct Literal;
 /// let mut redirect = Redirect::sidecar(Families::V4).inbound(InboundPorts::None).build().unwrap();
 /// assert_eq!(*redirect.inbound(), InboundPorts::None);
 /// ```
-pub struct Change;
+pub struct ChangeExample;
 
 /// A builder gives its redirection away only when it is built.
 /// ```compile_fail
@@ -76,7 +76,7 @@ pub struct Change;
 /// ```
 pub struct Unfinished;
 
-/// There is no mark of 0.
+/// A mark of 0 does not exist.
 /// ```compile_fail
 /// let mark = redirect_core::values::Mark(0);
 /// ```
@@ -91,7 +91,7 @@ pub struct Unfinished;
 /// ```
 pub struct NoMark;
 
-/// There is no port of 0, no backward range of ports, no table of the kernel's own, and no name that is none.
+/// Port 0, a backward port range, one of the kernel's own tables or an invalid name cannot be built.
 /// ```compile_fail
 /// let port = redirect_core::values::Port(0);
 /// ```

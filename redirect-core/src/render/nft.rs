@@ -6,7 +6,7 @@ use crate::{
         RulePlan,
         native::{Kind, Line, Ranges, lines},
     },
-    rule::{Chain, ConnState, Direction, Is, Match, Scope, Table, Target, TcpFlags, Tracked},
+    rule::{Chain, ConnState, Direction, Equality, Match, Scope, Table, Target, TcpFlags, Tracked},
     values::{Family, InterfaceName, Mark, MaskedMark, PortRange},
 };
 use alloc::{
@@ -36,7 +36,7 @@ pub const fn nft_table(table: Table) -> &'static str {
     }
 }
 
-/// One transaction that replaces whatever native tables there are by the plan's.
+/// One transaction that replaces any native tables by the plan's.
 #[must_use]
 pub fn nft_text(plan: &RulePlan) -> String {
     nft_text_in(plan, NativeForm::Plain)
@@ -61,7 +61,7 @@ pub fn nft_text_in(plan: &RulePlan, form: NativeForm) -> String {
     text
 }
 
-/// One transaction that removes the native tables. Adding first makes removing succeed where there are none.
+/// One transaction that removes the native tables. Adding first makes removing succeed if they do not exist.
 #[must_use]
 pub fn nft_remove() -> String {
     let mut text = String::new();
@@ -162,11 +162,11 @@ fn set_text(ranges: &Ranges, protocol: &str) -> String {
     format!("{what} {{ {} }}", ranges.list().iter().map(element).collect::<Vec<_>>().join(", "))
 }
 
-fn compare<T>(what: &str, is: &Is<T>, value: impl Display) -> String {
+fn compare<T>(what: &str, is: &Equality<T>, value: impl Display) -> String {
     format!("{what} {}{value}", if is.not { "!= " } else { "" })
 }
 
-fn address(what: &str, is: &Is<IpNet>) -> String {
+fn address(what: &str, is: &Equality<IpNet>) -> String {
     let family = match is.value {
         IpNet::V4(_) => "ip",
         IpNet::V6(_) => "ip6",
@@ -186,7 +186,7 @@ fn mark(mark: Mark) -> String {
 }
 
 /// As nft lists it: `tcp flags != syn / fin,syn,rst,ack`, a single flag as `tcp flags & syn == syn`.
-fn flags(is: &Is<TcpFlags>) -> String {
+fn flags(is: &Equality<TcpFlags>) -> String {
     let names = |flags: u8| -> String {
         let set = TcpFlags::NAMED.iter().copied().filter(|(flag, _)| flags & flag != 0);
         let names: Vec<String> = set.map(|(_, name)| name.to_ascii_lowercase()).collect();
@@ -201,7 +201,7 @@ fn flags(is: &Is<TcpFlags>) -> String {
     }
 }
 
-fn connection_mark(is: &Is<MaskedMark>) -> String {
+fn connection_mark(is: &Equality<MaskedMark>) -> String {
     if let Some(value) = is.value.whole() {
         return compare("ct mark", is, mark(value));
     }

@@ -2,13 +2,13 @@
 
 use crate::{
     plan::FamilyRules,
-    rule::{ConnState, Is, Match, Protocol, Rule, Table, Target, TcpFlags, Tracked},
+    rule::{ConnState, Equality, Match, Protocol, Rule, Table, Target, TcpFlags, Tracked},
 };
 use alloc::string::{String, ToString};
 use core::fmt::{self, Write};
 use ipnet::IpNet;
 
-/// The whole of a family's rules, as input for an empty namespace. Empty when there are none.
+/// The whole of a family's rules, as input for an empty namespace. Empty without rules.
 #[must_use]
 pub fn restore_text(rules: &FamilyRules) -> String {
     let mut text = String::new();
@@ -133,7 +133,7 @@ fn write_target(out: &mut fmt::Formatter<'_>, target: &Target) -> fmt::Result {
 }
 
 /// `! ` where a comparison is turned round.
-struct Not<'a, T>(&'a Is<T>);
+struct Not<'a, T>(&'a Equality<T>);
 
 impl<T> fmt::Display for Not<'_, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -67,7 +67,7 @@ impl InputErrors {
         self.0.iter().any(|error| error.key == Some(key))
     }
 
-    /// `Ok` with the value when there is no error.
+    /// `Ok` with the value without an error.
     ///
     /// # Errors
     /// The errors noted so far.
@@ -87,7 +87,7 @@ impl InputErrors {
     }
 }
 
-/// What a list of errors is besides: told one behind the other.
+/// A list of errors prints them one behind the other.
 macro_rules! error_list {
     ($errors:ident of $error:ident, $iter:literal) => {
         impl $errors {

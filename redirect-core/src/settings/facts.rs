@@ -1,4 +1,4 @@
-//! What a network namespace and its file system say that a plan depends on; somebody else reads it, we only parse.
+//! The facts of a network namespace and its file system that a plan depends on; another program reads it, we only parse.
 
 use alloc::{collections::BTreeSet, vec::Vec};
 use core::{fmt, net::IpAddr};
@@ -55,7 +55,7 @@ impl<'a> NamespaceFacts<'a> {
         Self { addresses, nameservers: &[], names: &NoNames }
     }
 
-    /// With the DNS servers of `/etc/resolv.conf`; looked at only where DNS capture is limited to them
+    /// With the DNS servers of `/etc/resolv.conf`; checked only where DNS capture is limited to them
     /// ([`RawSettings::needs_nameservers`](super::RawSettings::needs_nameservers)).
     #[must_use]
     pub const fn with_nameservers(self, nameservers: &'a [IpAddr]) -> Self {

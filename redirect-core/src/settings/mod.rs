@@ -1,4 +1,4 @@
-//! Settings as text: which there are ([`SETTINGS`]), what somebody wrote, and where ([`RawSettings`]).
+//! Settings as text: which exist ([`SETTINGS`]), what was set, and where ([`RawSettings`]).
 //!
 //! Precedence: default < environment < flag; for a pod: default < the plugin's environment < annotation.
 
@@ -21,13 +21,13 @@ pub use source::Source;
 pub(crate) use source::{Provenance, Sources};
 pub use table::{Key, Kind, Part, SETTINGS, Setting, Star};
 
-/// What was said, for each setting somebody said something about.
+/// The value of each setting that was set.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct RawSettings {
     values: BTreeMap<Key, (Cow<'static, str>, Source)>,
     /// Whether the settings of a pod are meant: the table's `pod_default`s hold.
     pod: bool,
-    /// What was said and is no setting's.
+    /// What was said and is not a setting's.
     refused: InputErrors,
 }
 
@@ -52,7 +52,7 @@ impl RawSettings {
 
     /// Takes what the environment says of the settings that `wanted` chooses; `read` answers what a variable holds.
     ///
-    /// An empty variable says nothing, except for lists, where empty means none.
+    /// An empty variable is ignored, except for lists, where empty means none.
     pub fn read_environment(
         &mut self,
         wanted: impl Fn(Key) -> bool,
@@ -80,7 +80,7 @@ impl RawSettings {
         self.values.iter().map(|(key, (text, source))| (*key, text.as_ref(), *source))
     }
 
-    /// Notes something that was said and is no setting's, such as an unknown flag, to be told together with everything
+    /// Notes something that was said and is not a setting's, such as an unknown flag, to be reported together with everything
     /// else that is wrong.
     pub fn refuse(&mut self, source: Source, value: &str, problem: Problem) {
         self.refused.push(source, value, problem);

@@ -31,7 +31,7 @@ pub enum NamePlace {
     ProxyEnvironment,
 }
 
-/// A name that looks like one of ours and is none: it has no effect.
+/// A name that resembles one of ours but is not one: it has no effect.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Misspelt {
@@ -39,7 +39,7 @@ pub struct Misspelt {
     pub place: NamePlace,
     /// The name.
     pub given: String,
-    /// The name that is probably meant.
+    /// The name probably intended.
     pub meant: Option<&'static str>,
 }
 
@@ -53,8 +53,8 @@ impl fmt::Display for Misspelt {
             NamePlace::Annotations => write!(f, "annotation {shown}")?,
             NamePlace::ProxyEnvironment => write!(f, "variable {shown} of container istio-proxy")?,
         }
-        f.write_str(" is no setting and is ignored")?;
-        self.meant.map_or(Ok(()), |meant| write!(f, "; is {meant} meant?"))
+        f.write_str(" is not a setting and is ignored")?;
+        self.meant.map_or(Ok(()), |meant| write!(f, "; did you mean {meant}?"))
     }
 }
 
@@ -66,9 +66,9 @@ impl fmt::Display for Misspelt {
 /// ```
 /// use redirect_core::settings::misspelt_variables;
 ///
-/// let told: Vec<_> = misspelt_variables(["ISTIO_INBOUND_PORT", "PATH"], |_| true);
-/// assert_eq!(told.len(), 1);
-/// assert_eq!(told[0].meant, Some("ISTIO_INBOUND_PORTS"));
+/// let found: Vec<_> = misspelt_variables(["ISTIO_INBOUND_PORT", "PATH"], |_| true);
+/// assert_eq!(found.len(), 1);
+/// assert_eq!(found[0].meant, Some("ISTIO_INBOUND_PORTS"));
 /// ```
 pub fn misspelt_variables<'a>(
     environment: impl IntoIterator<Item = &'a str>,
@@ -97,7 +97,7 @@ pub(crate) fn misspelt_proxy_variable(given: &str) -> Option<Misspelt> {
     Some(Misspelt { place: NamePlace::ProxyEnvironment, given: given.to_owned(), meant: Some(meant) })
 }
 
-/// An annotation that looks like one of ours and is none.
+/// An annotation that resembles one of ours but is not one.
 pub(crate) fn misspelt_annotation(given: &str) -> Option<Misspelt> {
     let names = || SETTINGS.iter().flat_map(|setting| setting.annotations.iter().copied());
     if names().any(|name| name == given) {
@@ -115,7 +115,7 @@ pub(crate) fn misspelt_annotation(given: &str) -> Option<Misspelt> {
     })
 }
 
-/// The name that somebody meant who wrote another: the nearest of these, if it is at most two letters off (of a short
+/// The name probably intended by a misspelt one: the nearest of these, if it is at most two letters off (of a short
 /// name, one). Capitals, dashes, dots and underscores count as the same. None for a name that is among them.
 pub fn meant<'a>(given: &str, names: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     nearest(given, names.into_iter().map(Name::new))
@@ -139,7 +139,7 @@ impl<'a> Name<'a> {
         Self { text, length: text.chars().count(), letters }
     }
 
-    /// Whether this alone says that two names are further from each other: a change brings in at most one letter.
+    /// Whether this alone shows that two names are further from each other: a change brings in at most one letter.
     fn is_far_from(&self, other: &Self, limit: u32) -> bool {
         more_bits(self.letters & !other.letters, limit) || more_bits(other.letters & !self.letters, limit)
     }
@@ -162,7 +162,7 @@ fn nearest<'a>(given: &str, names: impl Iterator<Item = Name<'a>>) -> Option<&'a
             LEAST_LENGTH..SHORT => NEAR / 2,
             _ => NEAR,
         };
-        // Most of an environment is told apart by its letters alone.
+        // Most of an environment is distinguished by its letters alone.
         if given.is_far_from(&name, limit) {
             continue;
         }

@@ -55,7 +55,7 @@ impl Notice {
         let owners =
             [(Key::ProxyUid, "user", redirect.proxy_uids()), (Key::ProxyGid, "group", redirect.proxy_gids())];
         notices.extend(owners.into_iter().filter(|(_, _, ids)| ids.contains(&0)).map(|(key, what, _)| {
-            // Groups that nobody named are the same as the users.
+            // Unset groups are the same as the users.
             let key = if raw.get(key).0.is_empty() { Key::ProxyUid } else { key };
             Self::RootIsTheProxy { said: raw.get(key).1, what }
         }));
@@ -66,7 +66,7 @@ impl Notice {
     }
 }
 
-/// The injector always lists the proxy's own ports; only others tell that somebody meant something by it.
+/// The injector always lists the proxy's own ports; only others show intent.
 fn inbound_exclude(raw: &RawSettings, redirect: &Redirect) -> Option<Notice> {
     let (text, said) = raw.get(Key::InboundExcludePorts);
     let mut listed = text.split(',').map(str::trim).filter(|port| !port.is_empty());
@@ -126,7 +126,7 @@ mod tests {
     use alloc::string::{String, ToString};
     use core::net::IpAddr;
 
-    fn told(flags: &[(&'static str, &'static str)], nameservers: &[IpAddr]) -> Vec<String> {
+    fn report(flags: &[(&'static str, &'static str)], nameservers: &[IpAddr]) -> Vec<String> {
         let mut raw = RawSettings::new();
         for (name, text) in flags {
             let setting = SETTINGS.iter().find(|setting| setting.flag == Some(*name)).unwrap();
@@ -141,7 +141,7 @@ mod tests {
     #[track_caller]
     fn assert_told(flags: &[(&'static str, &'static str)], words: &[&str]) {
         let all: Vec<_> = [("istio-inbound-ports", "*")].iter().chain(flags).copied().collect();
-        let told = told(&all, &[]);
+        let told = report(&all, &[]);
         assert_eq!(told.len(), 1, "{told:?}");
         for word in words {
             assert!(told[0].contains(word), "{word:?} is not in {told:?}");
@@ -186,7 +186,7 @@ mod tests {
 
     #[test]
     fn a_run_that_captures_nothing_is_told() {
-        assert!(told(&[], &[])[0].starts_with("nothing is captured"));
+        assert!(report(&[], &[])[0].starts_with("nothing is captured"));
         let server = ["10.96.0.10".parse().unwrap()];
         for captured in [
             [("istio-inbound-ports", "80")],
@@ -195,7 +195,7 @@ mod tests {
             [("kube-virt-interfaces", "eth1")],
             [("redirect-dns", "true")],
         ] {
-            assert_eq!(told(&captured, &server), Vec::<String>::new(), "{captured:?}");
+            assert_eq!(report(&captured, &server), Vec::<String>::new(), "{captured:?}");
         }
     }
 
@@ -211,7 +211,7 @@ mod tests {
             ("istio-inbound-ports", "80"),
             ("istio-local-exclude-ports", "15090,15021,15020"),
         ];
-        assert_eq!(told(&injected, &[]), Vec::<String>::new());
+        assert_eq!(report(&injected, &[]), Vec::<String>::new());
     }
 
     #[test]

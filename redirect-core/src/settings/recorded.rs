@@ -1,5 +1,5 @@
-//! What comes of every setting with texts of every kind, said by a flag and by an annotation: `tests/dumps/settings.told`. With `UPDATE_DUMPS=1` it is written
-//! anew, and what changes is for the review.
+//! The outcome of every setting with texts of every kind, from a flag and from an annotation: `tests/dumps/settings.told`. With `UPDATE_DUMPS=1` it is written
+//! again, and what changes is for the review.
 
 use super::{Key, NamespaceFacts, RawSettings, SETTINGS, Source};
 use crate::{Family, Redirect, recorded::assert_recorded};
@@ -76,7 +76,7 @@ fn every_text_of_every_setting_is_taken_or_refused_as_recorded() {
     let mut text = String::new();
     for setting in SETTINGS {
         writeln!(text, "{}", setting.name()).unwrap();
-        // What is told, and of which texts.
+        // What is reported, and of which texts.
         let mut outcomes: BTreeMap<String, Vec<String>> = BTreeMap::new();
         for given in TEXTS {
             for source in [Source::Flag("f"), Source::Annotation("a")] {

@@ -8,7 +8,7 @@ use core::fmt;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum Source {
-    /// Nobody said anything; the table's default holds.
+    /// Unset; the table's default holds.
     Default,
     /// This environment variable.
     Environment(&'static str),
@@ -27,7 +27,7 @@ pub enum Source {
     /// The addresses of the network namespace.
     Namespace,
     /// A program that uses this library, in its own words: `field spec.excludedPorts`. The setters of
-    /// [`RedirectBuilder`](crate::RedirectBuilder) name themselves, where the program says nothing else.
+    /// [`RedirectBuilder`](crate::RedirectBuilder) name themselves, unless the program sets another name.
     Caller(&'static str),
 }
 
@@ -48,7 +48,7 @@ impl fmt::Display for Source {
     }
 }
 
-/// Where something came from, kept beside it. It is no part of what the thing is: any two compare as equal, so that the
+/// Where something came from, kept beside it. It is not a part of what the thing is: any two compare as equal, so that the
 /// same redirection asked for by a flag and by an annotation is the same redirection.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Provenance<T>(pub(crate) T);
@@ -61,7 +61,7 @@ impl<T> PartialEq for Provenance<T> {
 
 impl<T> Eq for Provenance<T> {}
 
-/// Who asked for each setting that anybody said anything about, in the order of the keys.
+/// Who asked for each setting that was set, in the order of the keys.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Sources {
     said: Vec<(Key, Source)>,
@@ -88,7 +88,7 @@ impl Sources {
         }
     }
 
-    /// Notes how many of the excluded inbound ports were listed; nobody has to say the others.
+    /// Notes how many of the excluded inbound ports were listed; the others need no source.
     pub(crate) const fn list_inbound(&mut self, listed: usize) {
         self.listed_inbound = Some(listed);
     }

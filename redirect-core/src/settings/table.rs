@@ -17,7 +17,7 @@ pub enum Kind {
     Duration,
     /// A list of group ids or names; may be empty.
     Groups,
-    /// A list of user or group ids or names; where empty, somebody else decides.
+    /// A list of user or group ids or names; where empty, another program decides.
     Ids,
     /// A list of interface names; may be empty.
     Interfaces,
@@ -81,7 +81,7 @@ impl Kind {
 pub enum Star {
     /// Everything is captured.
     Everything,
-    /// Everything would be left alone, which is refused: to capture nothing, nothing is listed.
+    /// Everything would be excluded, which is refused: to capture nothing, list nothing.
     Nothing,
     /// Nothing at all; it is refused.
     Refused,
@@ -119,9 +119,9 @@ pub struct Setting {
     pub kind: Kind,
     /// What `*` says.
     pub star: Star,
-    /// The value where nobody says anything.
+    /// The value if unset.
     pub default: &'static str,
-    /// The value the CNI plugin takes for a pod that says nothing, where it differs from `default`.
+    /// The value the CNI plugin takes for a pod that sets nothing, where it differs from `default`.
     pub pod_default: Option<&'static str>,
     /// What it is about.
     pub part: Part,
@@ -216,14 +216,14 @@ settings! {
         default: "15008",
     }
     ProxyUid {
-        meaning: "User ids whose traffic is the proxy's own and passes, separated by commas. Where empty: the id of the user ENVOY_USER, else 1337. Of a pod, runAsUser of container istio-proxy, else of the pod; 0 counts as unset.",
+        meaning: "User ids exempt from capture as the proxy's, separated by commas. Where empty: the id of the user ENVOY_USER, else 1337. Of a pod, runAsUser of container istio-proxy, else of the pod; 0 counts as unset.",
         kind: Kind::Ids,
         flag: Some("proxy-uid"),
         short: Some('u'),
         env: &["PROXY_UID"],
     }
     ProxyGid {
-        meaning: "Group ids whose traffic is the proxy's own and passes, separated by commas. Where empty: the same as the user ids. Of a pod, runAsGroup of container istio-proxy, else of the pod; 0 counts as unset.",
+        meaning: "Group ids exempt from capture as the proxy's, separated by commas. Where empty: the same as the user ids. Of a pod, runAsGroup of container istio-proxy, else of the pod; 0 counts as unset.",
         kind: Kind::Ids,
         flag: Some("proxy-gid"),
         short: Some('g'),
@@ -265,7 +265,7 @@ settings! {
         pod_default: Some("15020,15021,15090"),
     }
     ExcludeInterfaces {
-        meaning: "Interfaces whose traffic is left alone, both ways.",
+        meaning: "Interfaces excluded in both directions.",
         kind: Kind::Interfaces,
         flag: Some("istio-exclude-interfaces"),
         short: Some('c'),
@@ -438,7 +438,7 @@ settings! {
         part: Part::Run,
     }
     RunValidation {
-        meaning: "Prove by traffic that the redirection works; exit 126 when it does not.",
+        meaning: "Verify redirection with test traffic; exit 126 on failure.",
         kind: Kind::Bool,
         flag: Some("run-validation"),
         env: &["RUN_VALIDATION"],
@@ -477,7 +477,7 @@ settings! {
         part: Part::Run,
     }
     ForceApply {
-        meaning: "Program the rules anew even when they are in force.",
+        meaning: "Program the rules again even when they are in force.",
         kind: Kind::Bool,
         flag: Some("force-apply"),
         env: &["FORCE_APPLY"],

@@ -100,7 +100,7 @@ fn text(setting: &Setting) -> BoxedStrategy<String> {
     }
 }
 
-/// A port that no other setting gets, and that is no default: each listener has its own.
+/// A port that no other setting gets, and that is not a default: each listener has its own.
 fn port(key: Key) -> BoxedStrategy<String> {
     let place = Key::ALL.iter().position(|one| *one == key).unwrap();
     assert!(place < 16, "more settings than classes of ports");

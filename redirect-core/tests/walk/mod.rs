@@ -3,7 +3,7 @@
 use ipnet::IpNet;
 use redirect_core::{
     plan::FamilyRules,
-    rule::{Chain, ConnState, Direction, Hook, Is, Match, Protocol, Rule, Table, Target},
+    rule::{Chain, ConnState, Direction, Equality, Hook, Match, Protocol, Rule, Table, Target},
     values::InterfaceName,
 };
 use std::net::SocketAddr;
@@ -34,7 +34,7 @@ pub enum State {
 
 /// How a hook's tables end for a segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Verdict {
+pub enum WalkVerdict {
     /// It goes on as it is.
     Passed,
     Dropped,
@@ -64,29 +64,29 @@ impl<'a> Walk<'a> {
     }
 
     /// The tables of a hook, in the kernel's order. raw decides about no TCP segment.
-    pub fn hook(&mut self, hook: Hook) -> Verdict {
-        let mangled = self.chain(Table::Mangle, hook, &hook.into(), 0).unwrap_or(Verdict::Passed);
+    pub fn hook(&mut self, hook: Hook) -> WalkVerdict {
+        let mangled = self.chain(Table::Mangle, hook, &hook.into(), 0).unwrap_or(WalkVerdict::Passed);
         let asks_nat = self.state == State::New && !self.nat_was_asked;
-        if mangled != Verdict::Passed || !asks_nat {
+        if mangled != WalkVerdict::Passed || !asks_nat {
             return mangled;
         }
         self.nat_was_asked = true;
-        self.chain(Table::Nat, hook, &hook.into(), 0).unwrap_or(Verdict::Passed)
+        self.chain(Table::Nat, hook, &hook.into(), 0).unwrap_or(WalkVerdict::Passed)
     }
 
     /// `None` where the chain ends without a decision.
-    fn chain(&mut self, table: Table, hook: Hook, chain: &Chain, depth: usize) -> Option<Verdict> {
+    fn chain(&mut self, table: Table, hook: Hook, chain: &Chain, depth: usize) -> Option<WalkVerdict> {
         assert!(depth < DEEPEST, "chains jump in a circle");
         for rule in self.rules.rules(table, chain) {
             if !self.matches(hook, rule) {
                 continue;
             }
             match &rule.target {
-                Target::Accept => return Some(Verdict::Passed),
-                Target::Drop => return Some(Verdict::Dropped),
+                Target::Accept => return Some(WalkVerdict::Passed),
+                Target::Drop => return Some(WalkVerdict::Dropped),
                 Target::Return => return None,
-                Target::Redirect(_) => return Some(Verdict::Redirected),
-                Target::Tproxy { .. } => return Some(Verdict::Tproxied),
+                Target::Redirect(_) => return Some(WalkVerdict::Redirected),
+                Target::Tproxy { .. } => return Some(WalkVerdict::Tproxied),
                 Target::Jump(to) => {
                     if let Some(verdict) = self.chain(table, hook, to, depth + 1) {
                         return Some(verdict);
@@ -108,7 +108,7 @@ impl<'a> Walk<'a> {
 
     fn holds(&self, hook: Hook, condition: &Match) -> bool {
         let segment = &self.segment;
-        let at = |wanted: Hook, is: &Is<InterfaceName>| {
+        let at = |wanted: Hook, is: &Equality<InterfaceName>| {
             is_so(is, |name| hook == wanted && name.covers(&segment.interface))
         };
         match condition {
@@ -141,15 +141,15 @@ impl<'a> Walk<'a> {
     }
 }
 
-fn is_so<T>(is: &Is<T>, holds: impl Fn(&T) -> bool) -> bool {
+fn is_so<T>(is: &Equality<T>, holds: impl Fn(&T) -> bool) -> bool {
     holds(&is.value) != is.not
 }
 
-fn in_net(is: &Is<IpNet>, address: SocketAddr) -> bool {
+fn in_net(is: &Equality<IpNet>, address: SocketAddr) -> bool {
     is_so(is, |net| net.contains(&address.ip()))
 }
 
 /// What no socket of the pod has sent matches only the inverted comparison.
-fn owned(is: &Is<u32>, owner: Option<u32>) -> bool {
+fn owned(is: &Equality<u32>, owner: Option<u32>) -> bool {
     owner.map_or(is.not, |owner| is_so(is, |id| *id == owner))
 }

@@ -29,10 +29,10 @@ pub fn packed(folder: &str, entries: &[(String, Vec<u8>)]) -> io::Result<Vec<u8>
 /// something fails.
 ///
 /// # Errors
-/// There is a file of this name, which stays as it is; or it cannot be written.
+/// A file of this name exists and is unchanged; or the archive cannot be written.
 pub fn write_new(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    // The library gives it the mode 0600 and a name that nobody can foresee.
+    // The library gives it the mode 0600 and an unpredictable name.
     let mut file = tempfile::Builder::new().prefix(".redirectctl-").suffix(".partial").tempfile_in(folder)?;
     file.write_all(bytes)?;
     file.as_file().sync_all()?;

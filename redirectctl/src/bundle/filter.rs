@@ -103,7 +103,7 @@ fn plugin(plugin: &Value) -> Value {
     Value::Object(kept)
 }
 
-/// The keys that are listed, and how many others there are: their names may be secrets, too.
+/// The keys that are listed, and the number of the others: their names may be secrets, too.
 fn listed(object: &Map<String, Value>, is_listed: &dyn Fn(&str) -> bool) -> Map<String, Value> {
     let kept = object.iter().filter(|(key, _)| is_listed(key));
     let shown = |value: &Value| if is_plain(value) { value.clone() } else { REMOVED.into() };
@@ -115,7 +115,7 @@ fn listed(object: &Map<String, Value>, is_listed: &dyn Fn(&str) -> bool) -> Map<
     kept
 }
 
-/// A value that is no object: of those nobody knows what is in them.
+/// A value that is not an object: its contents are unknown.
 fn is_plain(value: &Value) -> bool {
     match value {
         Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => true,
@@ -124,7 +124,7 @@ fn is_plain(value: &Value) -> bool {
     }
 }
 
-/// The variables of the agent that are listed, as its container has them; how many others there are.
+/// The variables of the agent that are listed, as its container has them; the number of the others.
 #[must_use]
 pub fn agent(pod: &Value) -> Value {
     let containers = pod.pointer("/spec/containers").and_then(Value::as_array).into_iter().flatten();
@@ -220,7 +220,7 @@ pub fn findings(document: Value) -> Value {
     }
 }
 
-/// As rules of others are told, their comment stands in quotation marks and has none inside.
+/// As other programs' rules are reported, their comment stands in quotation marks and has none inside.
 fn without_comments(text: &str) -> String {
     let (mut kept, mut rest) = (String::new(), text);
     while let Some((before, comment)) = rest.split_once("(comment \"") {
@@ -327,7 +327,7 @@ mod tests {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/agent.md");
         let text = std::fs::read_to_string(path).expect("the documentation");
         for name in AGENT_VARIABLES {
-            assert!(text.contains(&format!("`{name}`")), "{name} is no variable of the agent");
+            assert!(text.contains(&format!("`{name}`")), "{name} is not a variable of the agent");
         }
     }
 

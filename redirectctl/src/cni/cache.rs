@@ -17,13 +17,13 @@ pub const CACHE_DIR: &str = "/var/lib/cni/results";
 const KIND: &str = "cniCacheV1";
 /// The largest file that is read.
 const MOST_BYTES: u64 = 1 << 20;
-/// The most files that are looked at.
+/// The most files that are checked.
 const MOST_FILES: usize = 20_000;
 
 /// What is remembered of an ADD.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Cached {
-    /// The file that says so.
+    /// Its file.
     pub file: PathBuf,
     /// The container's identifier.
     pub container: String,
@@ -35,7 +35,7 @@ pub struct Cached {
     pub result: Value,
 }
 
-/// What is remembered of a pod's ADD to a network, whose namespace has these addresses. None where there is no such directory.
+/// What is remembered of a pod's ADD to a network, whose namespace has these addresses. None where no such directory.
 ///
 /// # Errors
 /// The directory cannot be read.
@@ -55,7 +55,7 @@ pub fn find(
         if !name.starts_with(network) {
             continue;
         }
-        // One that goes meanwhile, or is half written, is none.
+        // One that disappears during the read, or is half written, does not count.
         let text = files::read_text(&path, MOST_BYTES).ok();
         let document = text.and_then(|text| serde_json::from_str::<Value>(&text).ok());
         let cached = document.as_ref().and_then(|document| read(document, network, pod, &path));
@@ -160,6 +160,6 @@ mod tests {
         other["networkName"] = "k8s-2".into();
         assert_eq!(found(&[("k8s-2-1-eth0", other.to_string())]), None);
         let pod = PodName { namespace: "shop".into(), name: "cart-0".into() };
-        assert_eq!(find(Path::new("/nonexistent"), "k8s", &pod, &[]).expect("says nothing"), None);
+        assert_eq!(find(Path::new("/nonexistent"), "k8s", &pod, &[]).expect("lacks a result"), None);
     }
 }

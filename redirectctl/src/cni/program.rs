@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::Question;
 
-/// How much of an answer that is none is shown.
+/// How much of an invalid answer to show.
 const SHOWN: usize = 200;
 
 /// What the plugin answers.
@@ -16,7 +16,7 @@ const SHOWN: usize = 200;
 pub enum Answer {
     /// All is as planned.
     AsPlanned,
-    /// It is not, or that cannot be told.
+    /// It is not, or the check failed.
     Refused {
         /// The code of the error object.
         code: u64,
@@ -51,7 +51,7 @@ pub fn ask(question: &Question, patience: Duration) -> Result<Answer, String> {
     });
     read.ok_or_else(|| {
         let shown: String = output.chars().take(SHOWN).collect();
-        format!("{program} ended with {status} and is no plugin that answers: {shown:?}")
+        format!("{program} ended with {status} and is not a plugin that answers: {shown:?}")
     })
 }
 
@@ -87,14 +87,14 @@ mod tests {
         let refused = Answer::Refused { code: 111, message: "m".into(), details: "d".into() };
         assert_eq!(asked(refuses, long), Ok(refused));
         for (script, told) in [
-            ("#!/bin/sh\necho broken\nexit 3\n", "exit status: 3 and is no plugin that answers: \"broken"),
+            ("#!/bin/sh\necho broken\nexit 3\n", "exit status: 3 and is not a plugin that answers: \"broken"),
             ("#!/nonexistent\n", "cannot run"),
-            ("#!/bin/sh\ncat >/dev/null\nexit 1\n", "no plugin that answers: \"\""),
+            ("#!/bin/sh\ncat >/dev/null\nexit 1\n", "not a plugin that answers: \"\""),
         ] {
             let error = asked(script, long).expect_err("no answer");
             assert!(error.contains(told), "{error}");
         }
         let error = asked("#!/bin/sh\nexec sleep 1000\n", Duration::from_millis(50)).expect_err("too long");
-        assert!(error.contains("has not ended"), "{error}");
+        assert!(error.contains("did not exit"), "{error}");
     }
 }

@@ -8,7 +8,7 @@ use cni_core::conf::Conf;
 use netns_apply::facts::NameFiles;
 use netns_apply::netns::Netns;
 use netns_apply::{ApplyOptions, Live};
-use pod_netns::Survey;
+use pod_netns::NamespaceIndex;
 use redirect_core::settings::NamespaceFacts;
 use serde_json::Value;
 use tokio::signal::unix::{SignalKind, signal};
@@ -16,29 +16,29 @@ use tokio::signal::unix::{SignalKind, signal};
 use super::{Answer, Given, pretty};
 use crate::bundle::{self, Bundle, filter};
 use crate::cluster::Cluster;
-use crate::input::{self, Trouble};
+use crate::input::{self, InputError};
 use crate::inspect::MOST_RULES;
 use crate::node::Node;
-use crate::paper::Paper;
 use crate::pod::Pod;
 use crate::scan::Scan;
-use crate::watch::{Look, rule_json};
+use crate::text_writer::TextWriter;
+use crate::watch::{CounterSnapshot, rule_json};
 use crate::{FINE, cni, show};
 
-/// The port of the agent's metrics, unless it is told otherwise.
+/// The port of the agent's metrics, unless it is reported otherwise.
 const METRICS_PORT: u16 = 15014;
 /// The name of the plugin's log in the run directory.
 const LOG: &str = "istio-cni.log";
 
 /// `bundle`
-pub(super) fn bundle(given: &Given) -> Result<Answer, Trouble> {
+pub(super) fn bundle(given: &Given) -> Result<Answer, InputError> {
     let agent = given.flag("metrics").map(str::parse::<SocketAddr>).transpose();
-    let agent = agent.map_err(|_| Trouble::of("flag --metrics: is not IP:PORT"))?;
+    let agent = agent.map_err(|_| InputError::of("flag --metrics: is not IP:PORT"))?;
     let folder = format!("redirectctl-{}", stamp());
     let path = given.operands.first().map_or_else(|| format!("{folder}.tar.gz").into(), PathBuf::from);
     // Before anything is gathered, because that takes a while; writing asks again.
     if path.symlink_metadata().is_ok() {
-        return Err(Trouble(vec![format!(
+        return Err(InputError(vec![format!(
             "{} is there already, and nothing is overwritten",
             path.display()
         )]));
@@ -48,7 +48,7 @@ pub(super) fn bundle(given: &Given) -> Result<Answer, Trouble> {
     configuration(&mut bundle, given);
     match pods(given) {
         Ok((objects, cluster)) => of_pods(&mut bundle, &objects, &cluster, given, agent),
-        Err(Trouble(all)) => {
+        Err(InputError(all)) => {
             bundle.leave_out("pods", &all.join("; "));
             let agent = agent.unwrap_or(SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), METRICS_PORT));
             bundle.try_add("agent/metrics.txt", bundle::metrics(agent));
@@ -56,9 +56,9 @@ pub(super) fn bundle(given: &Given) -> Result<Answer, Trouble> {
     }
     let left_out = bundle.left_out().to_vec();
     let entries = bundle.into_entries();
-    let bytes = bundle::packed(&folder, &entries).map_err(Trouble::of)?;
+    let bytes = bundle::packed(&folder, &entries).map_err(InputError::of)?;
     written(&path, &bytes)?;
-    Ok(Answer { text: told(&path, &entries, bytes.len(), &left_out, given), code: FINE })
+    Ok(Answer { text: report(&path, &entries, bytes.len(), &left_out, given), code: FINE })
 }
 
 /// Such as `20261122T041008Z`: every file system takes it as a part of a name.
@@ -68,16 +68,17 @@ fn stamp() -> String {
 }
 
 /// A signal waits until the file is whole: what is half written would stay otherwise.
-fn written(path: &Path, bytes: &[u8]) -> Result<(), Trouble> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(Trouble::of)?;
+fn written(path: &Path, bytes: &[u8]) -> Result<(), InputError> {
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(InputError::of)?;
     let done = runtime.block_on(async {
         let _held = [signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?];
         bundle::write_new(path, bytes)
     });
-    done.map_err(|error| Trouble(vec![format!("cannot write {}: {error}", path.display())]))
+    done.map_err(|error| InputError(vec![format!("cannot write {}: {error}", path.display())]))
 }
 
-fn pods(given: &Given) -> Result<(Vec<Value>, Cluster), Trouble> {
+fn pods(given: &Given) -> Result<(Vec<Value>, Cluster), InputError> {
     if let Some(file) = given.flag("file") {
         return input::objects_of_file(file);
     }
@@ -118,7 +119,7 @@ fn of_pods(
     for object in objects {
         match Pod::from_json(object) {
             Ok(pod) => pods.push(pod),
-            Err(_) => bundle.leave_out("pods", "one is none"),
+            Err(_) => bundle.leave_out("pods", "one is missing"),
         }
     }
     cluster.tell(&mut pods);
@@ -138,9 +139,9 @@ fn of_pods(
     }
     // One look for addresses: one for each pod would be as many as the square of their number.
     let wanted = pods.iter().flat_map(|pod| pod.addresses.iter().copied()).collect();
-    let survey = Survey::of(&directory, &wanted);
+    let survey = NamespaceIndex::of(&directory, &wanted);
     for (number, pod) in pods.iter().enumerate() {
-        // Names come from pods; what cannot be one is no part of a path.
+        // Names come from pods; what cannot be one is not a part of a path.
         let name = pod.name.to_string();
         let name = if input::pod_name(&name).is_ok() { name } else { format!("unnamed/{number}") };
         let report = show::pod_among(pod, survey.as_ref(), node);
@@ -171,13 +172,13 @@ fn rules(netns: &Path, pod: &Pod, node: &Node) -> Result<Value, String> {
         let options = ApplyOptions { most_read: Some(MOST_RULES), ..ApplyOptions::default() };
         let live = Live::now(&options)?;
         let facts = NamespaceFacts::new(&live.addresses).with_names(&NameFiles);
-        Ok::<_, netns_apply::ApplyError>(Look::of(&live, node.decide(pod, &facts).plan().as_ref()))
+        Ok::<_, netns_apply::ApplyError>(CounterSnapshot::of(&live, node.decide(pod, &facts).plan().as_ref()))
     });
     let look = read.map_err(|error| error.to_string())?.map_err(|error| error.to_string())?;
     Ok(look.rules.iter().map(rule_json).collect())
 }
 
-fn told(
+fn report(
     path: &Path,
     entries: &[(String, Vec<u8>)],
     size: usize,
@@ -187,7 +188,7 @@ fn told(
     if given.is_json() {
         return pretty(&bundle::written_json(path, size, entries, left_out));
     }
-    let mut paper = Paper::new(given.layout);
+    let mut paper = TextWriter::new(given.layout);
     paper.line(0, &format!("{} has {} entries, {size} bytes", path.display(), entries.len()));
     for (name, why) in left_out {
         paper.labelled(2, "left out: ", &format!("{name}: {why}"));

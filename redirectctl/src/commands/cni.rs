@@ -15,7 +15,7 @@ use tempfile::TempDir;
 use super::target::Target;
 use super::{Answer, Given, pretty};
 use crate::cni::{self, Attachment, Question, cache};
-use crate::input::{self, Trouble};
+use crate::input::{self, InputError};
 use crate::node::Node;
 use crate::pod::Pod;
 use crate::{FINE, FOUND};
@@ -28,9 +28,9 @@ const GRACE: Duration = Duration::from_secs(30);
 const USUAL_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 /// `cni`
-pub(super) fn cni(given: &Given) -> Result<Answer, Trouble> {
+pub(super) fn cni(given: &Given) -> Result<Answer, InputError> {
     if given.operand() != CHECK {
-        return Err(Trouble(vec![format!(
+        return Err(InputError(vec![format!(
             "{:?} is not asked of plugins here: only {CHECK}, which changes nothing",
             given.operand()
         )]));
@@ -41,9 +41,9 @@ pub(super) fn cni(given: &Given) -> Result<Answer, Trouble> {
     };
     let manifest = given.flag("file").map(|file| Manifest::read(file, given.operands.get(1))).transpose()?;
     let target = match &manifest {
-        Some(manifest) => Target::of_pod(Pod::from_json(&manifest.object).map_err(Trouble::of)?, given)?,
+        Some(manifest) => Target::of_pod(Pod::from_json(&manifest.object).map_err(InputError::of)?, given)?,
         None if given.operands.len() < 2 => {
-            return Err(Trouble::of(
+            return Err(InputError::of(
                 "POD is missing: name the pod as NAMESPACE/NAME, or give it with --file",
             ));
         }
@@ -60,7 +60,7 @@ pub(super) fn cni(given: &Given) -> Result<Answer, Trouble> {
     let answer = if given.flag("dry-run") == Some("true") {
         None
     } else {
-        Some(cni::ask(&question, conf.add_timeout + GRACE).map_err(Trouble::of)?)
+        Some(cni::ask(&question, conf.add_timeout + GRACE).map_err(InputError::of)?)
     };
     let code = match &answer {
         None | Some(cni::Answer::AsPlanned) => FINE,
@@ -72,7 +72,7 @@ pub(super) fn cni(given: &Given) -> Result<Answer, Trouble> {
     Ok(Answer { text, code })
 }
 
-fn no_entry(node: &Node, given: &Given) -> Trouble {
+fn no_entry(node: &Node, given: &Given) -> InputError {
     let mut told: Vec<String> = node
         .findings
         .iter()
@@ -84,7 +84,7 @@ fn no_entry(node: &Node, given: &Given) -> Trouble {
             "{directory} has no network configuration with the plugin; name it with --cni-conf-dir"
         ));
     }
-    Trouble(told)
+    InputError(told)
 }
 
 /// What the plugin's environment has besides: nothing of this program's but what a runtime may say for all pods.
@@ -96,17 +96,17 @@ fn environment(given: &Given) -> BTreeMap<String, String> {
 }
 
 /// What is known of the pod's network. The namespace is entered to read its addresses.
-fn attachment(target: Target, entry: &Value, given: &Given) -> Result<Attachment, Trouble> {
-    let netns = Netns::open(&target.path).map_err(Trouble::of)?;
+fn attachment(target: Target, entry: &Value, given: &Given) -> Result<Attachment, InputError> {
+    let netns = Netns::open(&target.path).map_err(InputError::of)?;
     let read = netns.run(|| Ok::<_, std::io::Error>((facts::addresses()?, facts::interfaces()?)));
-    let (addresses, interfaces) = read.map_err(Trouble::of)?.map_err(Trouble::of)?;
-    let pod = target.pod.ok_or_else(|| Trouble::of("POD is missing"))?.name;
+    let (addresses, interfaces) = read.map_err(InputError::of)?.map_err(InputError::of)?;
+    let pod = target.pod.ok_or_else(|| InputError::of("POD is missing"))?.name;
     // A manifest may hold anything; what goes into the environment may not.
-    let pod = input::pod_name(&pod.to_string()).map_err(Trouble::of)?;
+    let pod = input::pod_name(&pod.to_string()).map_err(InputError::of)?;
     let directory = given.flag("cni-cache-dir").unwrap_or(cache::CACHE_DIR);
     let network = entry.get("name").and_then(Value::as_str).unwrap_or_default();
     let cached = cache::find(Path::new(directory), network, &pod, &addresses)
-        .map_err(|error| Trouble(vec![format!("cannot read {directory}: {error}")]))?;
+        .map_err(|error| InputError(vec![format!("cannot read {directory}: {error}")]))?;
     Ok(Attachment {
         pod,
         netns: target.path,
@@ -131,22 +131,22 @@ struct Manifest {
 }
 
 impl Manifest {
-    fn read(file: &str, name: Option<&String>) -> Result<Self, Trouble> {
+    fn read(file: &str, name: Option<&String>) -> Result<Self, InputError> {
         let (mut objects, _) = input::objects_of_file(file)?;
-        let wanted = name.map(|name| input::pod_name(name)).transpose().map_err(Trouble::of)?;
+        let wanted = name.map(|name| input::pod_name(name)).transpose().map_err(InputError::of)?;
         if let Some(wanted) = &wanted {
             objects.retain(|object| Pod::from_json(object).is_ok_and(|pod| pod.name == *wanted));
         }
         let (object, others) = (objects.pop(), objects.len());
         let (Some(object), 0) = (object, others) else {
-            return Err(Trouble(vec![match &wanted {
+            return Err(InputError(vec![match &wanted {
                 Some(wanted) => format!("{file}: does not have pod {wanted} once"),
                 None => format!("{file}: does not have one pod; name one as NAMESPACE/NAME"),
             }]));
         };
-        let folder = tempfile::Builder::new().prefix("redirectctl-").tempdir().map_err(Trouble::of)?;
+        let folder = tempfile::Builder::new().prefix("redirectctl-").tempdir().map_err(InputError::of)?;
         let path: PathBuf = folder.path().join("pod.json");
-        fs::write(&path, object.to_string()).map_err(Trouble::of)?;
+        fs::write(&path, object.to_string()).map_err(InputError::of)?;
         Ok(Self { object, folder })
     }
 }

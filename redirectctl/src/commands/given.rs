@@ -5,7 +5,7 @@ use std::io::{self, IsTerminal as _};
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 
-use cni_core::signs::AGENT_HEALTH;
+use cni_core::reasons::AGENT_HEALTH;
 use explain::flags;
 use explain::pretty;
 use netns_apply::facts::NameFiles;
@@ -16,11 +16,11 @@ use settings_table::Takes;
 use super::{Answer, Definition, NETNS_DIR};
 use crate::api::{self, ApiServer};
 use crate::cluster::Cluster;
-use crate::input::{self, Trouble};
+use crate::input::{self, InputError};
 use crate::node::Node;
-use crate::paper::{Layout, When};
 use crate::pod::Pod;
 use crate::report::{self, Report};
+use crate::text_writer::{ColorChoice, Layout};
 
 /// What a command works with.
 pub struct Given {
@@ -31,9 +31,9 @@ pub struct Given {
     pub(super) layout: Layout,
 }
 
-/// How text on standard output is laid out at this moment. A word for colours that is none is complained of elsewhere.
+/// How text on standard output is laid out at this moment. An invalid word for colours is reported elsewhere.
 pub(super) fn layout(flags: &BTreeMap<String, String>, env: &BTreeMap<String, String>) -> Layout {
-    let colour = flags.get("color").and_then(|word| When::named(word)).unwrap_or_default();
+    let colour = flags.get("color").and_then(|word| ColorChoice::named(word)).unwrap_or_default();
     let terminal = terminal_size::terminal_size().map(|(width, _)| usize::from(width.0));
     Layout::new(io::stdout().is_terminal(), terminal, colour, |name| env.get(name).cloned())
 }
@@ -43,7 +43,7 @@ impl Given {
         self.flags.get(name).map(String::as_str).filter(|text| !text.is_empty())
     }
 
-    /// How text is laid out at this moment: a terminal may have another width by now.
+    /// How text is laid out at this moment: a terminal may have changed its width.
     pub(super) fn layout_now(&self) -> Layout {
         layout(&self.flags, &self.env)
     }
@@ -76,7 +76,7 @@ impl Given {
         empty.map(|flag| format!("flag --{flag}: is empty; name a path, or leave the flag out")).collect()
     }
 
-    /// Settings that cannot be understood; or that say nothing, because a pod says all.
+    /// Settings that cannot be understood; or that have no effect beside a pod.
     pub(super) fn wrong_settings(&self) -> Vec<String> {
         let mut wrong = flags::wrong(&self.input.settings, &NameFiles);
         let has_pod = self.flag("file").is_some() || self.flag("pod").is_some();
@@ -86,7 +86,9 @@ impl Given {
                     if let Source::Flag(flag) = source { Some(flag) } else { None }
                 });
             wrong.extend(flags.map(|flag| {
-                format!("flag --{flag}: says nothing beside a pod, whose annotations say all; leave it or the pod out")
+                format!(
+                    "flag --{flag}: has no effect beside a pod, whose annotations decide; omit it or the pod"
+                )
             }));
         }
         if self.flag("file").is_some() && self.flag("pod").is_some() {
@@ -100,7 +102,7 @@ impl Given {
     }
 
     /// The pod that is named, if one is.
-    pub(super) fn pod(&self) -> Result<Option<Pod>, Trouble> {
+    pub(super) fn pod(&self) -> Result<Option<Pod>, InputError> {
         match (self.flag("file"), self.flag("pod")) {
             (Some(file), _) => input::pod_of_file(file).map(Some),
             (None, Some(name)) => self.live_pod(name).map(Some),
@@ -108,37 +110,37 @@ impl Given {
         }
     }
 
-    fn live_pod(&self, name: &str) -> Result<Pod, Trouble> {
-        let name = input::pod_name(name).map_err(Trouble::of)?;
+    fn live_pod(&self, name: &str) -> Result<Pod, InputError> {
+        let name = input::pod_name(name).map_err(InputError::of)?;
         let object = self.api_server()?.pod(&name)?;
-        Pod::from_json(&object).map_err(Trouble::of)
+        Pod::from_json(&object).map_err(InputError::of)
     }
 
     /// A pod of this name: from the file where one is given, else as the API server has it.
-    pub(super) fn pod_named(&self, name: &str) -> Result<Pod, Trouble> {
+    pub(super) fn pod_named(&self, name: &str) -> Result<Pod, InputError> {
         let Some(file) = self.flag("file") else { return self.live_pod(name) };
-        let name = input::pod_name(name).map_err(Trouble::of)?;
+        let name = input::pod_name(name).map_err(InputError::of)?;
         let pod = input::pods_of_file(file)?.0.into_iter().find(|pod| pod.name == name);
-        pod.ok_or_else(|| Trouble(vec![format!("{file}: has no pod {name}")]))
+        pod.ok_or_else(|| InputError(vec![format!("{file}: has no pod {name}")]))
     }
 
-    pub(super) fn api_server(&self) -> Result<ApiServer, Trouble> {
+    pub(super) fn api_server(&self) -> Result<ApiServer, InputError> {
         let env = |name: &str| self.env.get(name).cloned();
         ApiServer::new(&api::kubeconfigs(self.flag("kubeconfig"), env)?)
     }
 
-    pub(super) fn node(&self) -> Result<Node, Trouble> {
+    pub(super) fn node(&self) -> Result<Node, InputError> {
         let directory = self.flag("cni-conf-dir").unwrap_or(crate::node::CONF_DIR);
         Node::read(Path::new(directory))
-            .map_err(|error| Trouble(vec![format!("cannot read {directory}: {error}")]))
+            .map_err(|error| InputError(vec![format!("cannot read {directory}: {error}")]))
     }
 
     /// The node, and whether it serves pods that start there now.
-    pub(super) fn node_in(&self, cluster: &Cluster, pods: &[Pod]) -> Result<Node, Trouble> {
+    pub(super) fn node_in(&self, cluster: &Cluster, pods: &[Pod]) -> Result<Node, InputError> {
         let address = self.flag("agent").unwrap_or(AGENT_HEALTH);
-        let address: SocketAddr = address
-            .parse()
-            .map_err(|_| Trouble(vec![format!("flag --agent: {address:?} is no IP address with a port")]))?;
+        let address: SocketAddr = address.parse().map_err(|_| {
+            InputError(vec![format!("flag --agent: {address:?} is not an IP address with a port")])
+        })?;
         Ok(self.node()?.with_health(address, cluster, pods))
     }
 

@@ -9,8 +9,8 @@ use settings_cli::RunOptions;
 use super::planned::of_settings;
 use super::{Answer, Given, errors, pretty};
 use crate::cause::Finding;
-use crate::diagnosis::{Decided, findings};
-use crate::input::{self, Trouble};
+use crate::diagnosis::{PodDecision, findings};
+use crate::input::{self, InputError};
 use crate::inspect::inspect;
 use crate::node::Node;
 use crate::pod::Pod;
@@ -22,7 +22,7 @@ use crate::show;
 const NODE: &str = "node";
 
 /// `verify`
-pub(super) fn verify(given: &Given) -> Result<Answer, Trouble> {
+pub(super) fn verify(given: &Given) -> Result<Answer, InputError> {
     let path = given.flag("netns").unwrap_or("/proc/self/ns/net").to_owned();
     if let Some(pod) = given.pod()? {
         // The node's configuration counts where it is named: the rules may be those of another machine.
@@ -31,13 +31,13 @@ pub(super) fn verify(given: &Given) -> Result<Answer, Trouble> {
     }
     let options = RunOptions::parse(&given.input.settings).map_err(|all| errors(&all))?;
     let programming = Programming { backend: options.backend, native_form: options.native_form };
-    let netns = Netns::open(&path).map_err(Trouble::of)?;
+    let netns = Netns::open(&path).map_err(InputError::of)?;
     let looked = inspect(&netns, Some(programming), |facts| {
         let wanted = of_settings(&given.input.settings, facts);
         (wanted.as_ref().ok().map(|redirect| redirect.plan()), wanted)
     });
-    let (seen, wanted) = looked.map_err(Trouble::of)?;
-    let decided = Decided::Redirect(wanted?, Box::new(given.input.settings.clone()));
+    let (seen, wanted) = looked.map_err(InputError::of)?;
+    let decided = PodDecision::Redirect(wanted?, Box::new(given.input.settings.clone()));
     let all = findings(None, &decided, Some(&seen));
     let report = Report {
         subject: path.clone(),
@@ -51,15 +51,15 @@ pub(super) fn verify(given: &Given) -> Result<Answer, Trouble> {
 }
 
 /// `netns`
-pub(super) fn netns(given: &Given) -> Result<Answer, Trouble> {
+pub(super) fn netns(given: &Given) -> Result<Answer, InputError> {
     let pod = given.pod()?;
     let node = if given.flag("cni-conf-dir").is_some() { given.node()? } else { Node::default() };
     Ok(given.answer(&show::netns(Path::new(given.operand()), pod.as_ref(), &node)))
 }
 
 /// `pod`
-pub(super) fn pod(given: &Given) -> Result<Answer, Trouble> {
-    let name = input::pod_name(given.operand()).map_err(Trouble::of)?;
+pub(super) fn pod(given: &Given) -> Result<Answer, InputError> {
+    let name = input::pod_name(given.operand()).map_err(InputError::of)?;
     let (pods, cluster) = match given.flag("file") {
         Some(file) => input::pods_of_file(file)?,
         None => {
@@ -70,16 +70,16 @@ pub(super) fn pod(given: &Given) -> Result<Answer, Trouble> {
         }
     };
     let pod = pods.iter().find(|pod| pod.name == name).cloned().ok_or_else(|| {
-        Trouble(vec![format!("{}: has no pod {name}", given.flag("file").unwrap_or_default())])
+        InputError(vec![format!("{}: has no pod {name}", given.flag("file").unwrap_or_default())])
     })?;
     let node = given.node_in(&cluster, &of_node(pods, pod.node.as_deref()))?;
     Ok(given.answer(&show::pod(&pod, &given.netns_dir(), &node)))
 }
 
 /// `scan`
-pub(super) fn scan(given: &Given) -> Result<Answer, Trouble> {
+pub(super) fn scan(given: &Given) -> Result<Answer, InputError> {
     if let Some(what) = given.operands.first().filter(|what| *what != NODE) {
-        return Err(Trouble(vec![format!(
+        return Err(InputError(vec![format!(
             "{what:?} cannot be scanned: only the {NODE}, which need not be said"
         )]));
     }
@@ -97,7 +97,7 @@ pub(super) fn scan(given: &Given) -> Result<Answer, Trouble> {
             Scan::of(&pods, &given.netns_dir(), &given.node_in(&cluster, &pods)?)
         }
     };
-    let scan = scan.map_err(Trouble::of)?;
+    let scan = scan.map_err(InputError::of)?;
     let text = match given.flag("output") {
         Some("json") => pretty(&scan.json()),
         Some("prometheus") => scan.prometheus(),
@@ -114,11 +114,11 @@ fn of_node(mut pods: Vec<Pod>, node: Option<&str>) -> Vec<Pod> {
 }
 
 /// The name of the node this runs on: that of its machine, unless it is said.
-pub(super) fn node_name(given: &Given) -> Result<String, Trouble> {
+pub(super) fn node_name(given: &Given) -> Result<String, InputError> {
     let said = given.flag("node").map(str::to_owned).or_else(|| given.env.get("NODE_NAME").cloned());
     if let Some(name) = said.filter(|name| !name.is_empty()) {
         return Ok(name);
     }
-    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").map_err(Trouble::of)?;
+    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").map_err(InputError::of)?;
     Ok(name.trim().to_lowercase())
 }

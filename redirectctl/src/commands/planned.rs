@@ -6,7 +6,7 @@ use logging::DEFAULT_SCOPE;
 use netns_apply::facts::{self, NameFiles};
 use netns_apply::netns::Netns;
 use netns_apply::{ApplyOptions, Live};
-use packet_trace::{Detail, Packet, Rules};
+use packet_trace::{Detail, Packet, TraceRules};
 use redirect_core::options::BackendChoice;
 use redirect_core::pod::SkipReason;
 use redirect_core::settings::{Key, NamespaceFacts, Notice, RawSettings};
@@ -14,7 +14,7 @@ use redirect_core::{Redirect, RulePlan};
 use settings_cli::RunOptions;
 
 use super::{Answer, Given, errors};
-use crate::input::{self, Trouble};
+use crate::input::{self, InputError};
 use crate::inspect::MOST_RULES;
 use crate::node::Node;
 use crate::packet::{Said, packet};
@@ -28,7 +28,7 @@ use crate::{FINE, FOUND};
 const FLAGS: &str = "flags:";
 
 /// `plan`
-pub(super) fn plan(given: &Given) -> Result<Answer, Trouble> {
+pub(super) fn plan(given: &Given) -> Result<Answer, InputError> {
     let format = if given.is_json() { "json" } else { given.flag("format").unwrap_or("text") };
     let format = Format::named(format).unwrap_or(Format::Text);
     let native = RunOptions::parse(&given.input.settings).map_err(|all| errors(&all))?.native_form;
@@ -44,8 +44,8 @@ pub(super) fn plan(given: &Given) -> Result<Answer, Trouble> {
 }
 
 /// How a pod is redirected, or why not.
-pub(super) fn decide(pod: &Pod, given: &Given) -> Result<Result<Box<Redirect>, SkipReason>, Trouble> {
-    let mut addresses = given.addresses().map_err(Trouble::of)?;
+pub(super) fn decide(pod: &Pod, given: &Given) -> Result<Result<Box<Redirect>, SkipReason>, InputError> {
+    let mut addresses = given.addresses().map_err(InputError::of)?;
     if addresses.is_empty() {
         addresses.clone_from(&pod.addresses);
     }
@@ -54,7 +54,7 @@ pub(super) fn decide(pod: &Pod, given: &Given) -> Result<Result<Box<Redirect>, S
         addresses.push(SOMEWHERE);
     }
     let node = if given.flag("cni-conf-dir").is_some() { given.node()? } else { Node::default() };
-    node.decide(pod, &NamespaceFacts::new(&addresses)).settled().map_err(Trouble)
+    node.decide(pod, &NamespaceFacts::new(&addresses)).settled().map_err(InputError)
 }
 
 pub(super) fn skipped(pod: &Pod, reason: SkipReason, given: &Given) -> Answer {
@@ -64,15 +64,15 @@ pub(super) fn skipped(pod: &Pod, reason: SkipReason, given: &Given) -> Answer {
 }
 
 /// What the settings ask for in the network namespace that they name, or this runs in.
-fn settings_here(given: &Given) -> Result<Box<Redirect>, Trouble> {
+fn settings_here(given: &Given) -> Result<Box<Redirect>, InputError> {
     let settings = &given.input.settings;
-    let said = given.addresses().map_err(Trouble::of)?;
+    let said = given.addresses().map_err(InputError::of)?;
     let addresses = if said.is_empty() {
         let (path, source) = settings.get(Key::NetworkNamespace);
         let there = Netns::run_in(path, facts::addresses)
-            .map_err(|error| Trouble(vec![format!("{source}: {error}")]))?;
+            .map_err(|error| InputError(vec![format!("{source}: {error}")]))?;
         there.map_err(|error| {
-            Trouble(vec![format!("cannot list the addresses of the network namespace: {error}")])
+            InputError(vec![format!("cannot list the addresses of the network namespace: {error}")])
         })?
     } else {
         said
@@ -88,21 +88,22 @@ fn settings_here(given: &Given) -> Result<Box<Redirect>, Trouble> {
 pub(super) fn of_settings(
     settings: &RawSettings,
     facts: &NamespaceFacts<'_>,
-) -> Result<Box<Redirect>, Trouble> {
+) -> Result<Box<Redirect>, InputError> {
     let servers = settings.needs_nameservers().then(facts::dns_servers).transpose();
-    let servers = servers.map_err(|error| Trouble(vec![format!("cannot read /etc/resolv.conf: {error}")]))?;
+    let servers =
+        servers.map_err(|error| InputError(vec![format!("cannot read /etc/resolv.conf: {error}")]))?;
     let servers = servers.unwrap_or_default();
     let facts = facts.with_nameservers(&servers).with_names(&NameFiles);
     Redirect::parse(settings, &facts).map(Box::new).map_err(|all| errors(&all))
 }
 
 /// `trace`
-pub(super) fn trace(given: &Given) -> Result<Answer, Trouble> {
+pub(super) fn trace(given: &Given) -> Result<Answer, InputError> {
     let said = Said {
         sender: given.flag("as"),
-        to: given
-            .flag("to")
-            .ok_or_else(|| Trouble::of("flag --to: is missing; write --to IP:PORT, or --to IP:PORT/udp"))?,
+        to: given.flag("to").ok_or_else(|| {
+            InputError::of("flag --to: is missing; write --to IP:PORT, or --to IP:PORT/udp")
+        })?,
         from: given.flag("from"),
         interface: given.flag("interface"),
         mark: given.flag("mark"),
@@ -119,9 +120,13 @@ pub(super) fn trace(given: &Given) -> Result<Answer, Trouble> {
                 None => settings_here(given)?,
             };
             let plan = redirect.plan();
-            let packet =
-                packet(&said, Some(&plan), &given.addresses().map_err(Trouble::of)?).map_err(Trouble)?;
-            (Rules::of_plan_in(&plan, packet.family(), backend(&given.input.settings)?), packet, Vec::new())
+            let packet = packet(&said, Some(&plan), &given.addresses().map_err(InputError::of)?)
+                .map_err(InputError)?;
+            (
+                TraceRules::of_plan_in(&plan, packet.family(), backend(&given.input.settings)?),
+                packet,
+                Vec::new(),
+            )
         }
     };
     let trace = rules.trace(&packet);
@@ -135,46 +140,50 @@ pub(super) fn trace(given: &Given) -> Result<Answer, Trouble> {
             Some("dot") => picture::of_trace(&trace, detail, Language::Dot),
             Some("mermaid") => picture::of_trace(&trace, detail, Language::Mermaid),
             Some("svg") => picture::of_trace(&trace, detail, Language::Svg),
-            Some(_) | None => traffic::told(&trace, detail) + &traffic::not_examined(&unexamined),
+            Some(_) | None => traffic::report(&trace, detail) + &traffic::not_examined(&unexamined),
         }
     };
     Ok(Answer { text, code: FINE })
 }
 
-/// All rules of a network namespace, whoever's; those of the pod that is given know their settings. Also what is not examined there.
-fn in_namespace(path: &str, said: &Said<'_>, given: &Given) -> Result<(Rules, Packet, Vec<String>), Trouble> {
+/// All rules of a network namespace, of any program; those of the given pod know their settings. Also lists what is not examined.
+fn in_namespace(
+    path: &str,
+    said: &Said<'_>,
+    given: &Given,
+) -> Result<(TraceRules, Packet, Vec<String>), InputError> {
     let pod = given.pod()?;
-    let netns = Netns::open(path).map_err(Trouble::of)?;
+    let netns = Netns::open(path).map_err(InputError::of)?;
     let read = netns.run(|| {
         let options = ApplyOptions { most_read: Some(MOST_RULES), ..ApplyOptions::default() };
-        let live = Live::now(&options).map_err(Trouble::of)?;
+        let live = Live::now(&options).map_err(InputError::of)?;
         let plan = pod.as_ref().and_then(|pod| {
             let facts = NamespaceFacts::new(&live.addresses).with_names(&NameFiles);
             Node::default().decide(pod, &facts).plan()
         });
-        let packet = packet(said, plan.as_ref(), &live.addresses).map_err(Trouble)?;
+        let packet = packet(said, plan.as_ref(), &live.addresses).map_err(InputError)?;
         Ok((live.rules(packet.family(), plan.as_ref()), packet, live.unexamined))
     });
-    read.map_err(Trouble::of)?
+    read.map_err(InputError::of)?
 }
 
 /// `diff`
-pub(super) fn diff(given: &Given) -> Result<Answer, Trouble> {
+pub(super) fn diff(given: &Given) -> Result<Answer, InputError> {
     let (mut plans, mut wrong) = (Vec::new(), Vec::new());
     for operand in &given.operands {
         match side(operand, given) {
             Ok(plan) => plans.push(plan),
-            Err(Trouble(all)) => wrong.extend(all.into_iter().map(|what| format!("{operand}: {what}"))),
+            Err(InputError(all)) => wrong.extend(all.into_iter().map(|what| format!("{operand}: {what}"))),
         }
     }
-    let [before, after] = plans.as_slice() else { return Err(Trouble(wrong)) };
+    let [before, after] = plans.as_slice() else { return Err(InputError(wrong)) };
     let compared = Compared::of(before, after);
     let text = if given.is_json() { pretty(&compared.json()) } else { compared.text(given.layout) };
     Ok(Answer { text, code: if compared.traffic.is_empty() { FINE } else { FOUND } })
 }
 
-/// The plan of one side: of a manifest, or of flags. A pod that is left alone has the plan of nothing.
-fn side(operand: &str, given: &Given) -> Result<Programmed, Trouble> {
+/// The plan of one side: of a manifest, or of flags. A pod that is not redirected has an empty plan.
+fn side(operand: &str, given: &Given) -> Result<Programmed, InputError> {
     let Some(words) = operand.strip_prefix(FLAGS) else {
         let plan = match decide(&input::pod_of_file(operand)?, given)? {
             Ok(redirect) => redirect.plan(),
@@ -182,14 +191,14 @@ fn side(operand: &str, given: &Given) -> Result<Programmed, Trouble> {
         };
         return Ok(Programmed { plan, backend: backend(&given.input.settings)? });
     };
-    let typed = flags::typed(words).map_err(Trouble::of)?;
-    let settings = flags::input(typed).map_err(Trouble::of)?.settings;
+    let typed = flags::typed(words).map_err(InputError::of)?;
+    let settings = flags::input(typed).map_err(InputError::of)?.settings;
     let mut wrong = flags::refused(&settings);
     wrong.extend(flags::wrong(&settings, &NameFiles));
     if !wrong.is_empty() {
-        return Err(Trouble(wrong));
+        return Err(InputError(wrong));
     }
-    let mut addresses = given.addresses().map_err(Trouble::of)?;
+    let mut addresses = given.addresses().map_err(InputError::of)?;
     if addresses.is_empty() {
         addresses.push(SOMEWHERE);
     }
@@ -198,6 +207,6 @@ fn side(operand: &str, given: &Given) -> Result<Programmed, Trouble> {
 }
 
 /// What programs the rules, as the settings say.
-fn backend(settings: &RawSettings) -> Result<BackendChoice, Trouble> {
+fn backend(settings: &RawSettings) -> Result<BackendChoice, InputError> {
     RunOptions::parse(settings).map(|options| options.backend).map_err(|all| errors(&all))
 }

@@ -1,16 +1,16 @@
-//! Which commands there are, and what their help says.
+//! The commands and their help.
 
-use cni_core::signs::AGENT_HEALTH;
+use cni_core::reasons::AGENT_HEALTH;
 use explain::flags::STATUSES;
 use redirect_core::settings::SETTINGS;
 use settings_cli::{CommandLine, Pages, setting_row};
 use settings_table::{Row, Takes};
 
 use super::{Answer, Given, NETNS_DIR, in_force, planned};
-use crate::input::Trouble;
+use crate::input::InputError;
 use crate::node::CONF_DIR;
-use crate::paper::When;
 use crate::plan::Format;
+use crate::text_writer::ColorChoice;
 
 /// A command.
 pub struct Definition {
@@ -33,7 +33,7 @@ pub struct Definition {
     /// What help says besides the flags.
     pub pages: Pages,
     /// What it does.
-    pub run: fn(&Given) -> Result<Answer, Trouble>,
+    pub run: fn(&Given) -> Result<Answer, InputError>,
 }
 
 impl Definition {
@@ -62,7 +62,7 @@ impl Definition {
 }
 
 const EXIT_STATUS: &[(u8, &str)] = &[
-    (0, "Done, and nothing is wrong. Notes are no trouble."),
+    (0, "Done, and nothing is wrong. Notes are not trouble."),
     (1, "Bad input, or it could not be done. Standard error says all that is wrong."),
     (2, "Done, and something is wrong: at least one warning or error was found."),
 ];
@@ -71,7 +71,7 @@ const FILES: &[(&str, &str)] = &[
     ("/var/run/netns", "The network namespaces of the node's pods."),
     (
         "/var/run/istio-cni/istio-cni-kubeconfig",
-        "The plugin's way to the API server, used where nobody names another. It may get single pods.",
+        "The plugin's kubeconfig, the default. It may get single pods.",
     ),
     (
         "/etc/kubernetes/kubelet.conf, /var/lib/kubelet/kubeconfig",
@@ -96,7 +96,7 @@ pub const PROGRAM: Pages = pages(&[
 const OUTPUT: Row =
     Row::new(Takes::Choice(&["text", "json"]), "How the answer is written.").flag("output").default("text");
 const COLOR: Row = Row::new(
-    Takes::Choice(When::WORDS),
+    Takes::Choice(ColorChoice::WORDS),
     "Whether text is coloured; auto colours it on a terminal, unless NO_COLOR is set or TERM is dumb.",
 )
 .flag("color")
@@ -174,7 +174,7 @@ pub const COMMANDS: &[Definition] = &[
         name: "verify",
         alias: Some("check"),
         full_name: "redirectctl verify",
-        about: "Compares a network namespace with what a pod or settings ask for, and tells all that is otherwise, with what it means.",
+        about: "Compares a network namespace with what a pod or settings ask for, and explains every difference.",
         operands: &[],
         needs: 0,
         rows: &[
@@ -228,8 +228,8 @@ pub const COMMANDS: &[Definition] = &[
         name: "scan",
         alias: None,
         full_name: "redirectctl scan",
-        about: "Looks at every pod of this node in one pass, and tells those that are not as they should be.",
-        operands: &[("WHAT", "may be the word node: there is nothing else to scan")],
+        about: "Checks every pod of this node in one pass, and lists those with problems.",
+        operands: &[("WHAT", "may be the word node: nothing else can be scanned")],
         needs: 0,
         rows: &[
             PODS_FILE,
@@ -258,7 +258,7 @@ pub const COMMANDS: &[Definition] = &[
         name: "watch",
         alias: None,
         full_name: "redirectctl watch",
-        about: "Shows what the mesh's rules count, live, so that one sees which rule traffic meets. On a terminal all rules are drawn again and again, elsewhere each rule that counted is a line.",
+        about: "Shows what the mesh's rules count, live, to show which rules match traffic. On a terminal all rules are drawn repeatedly, elsewhere each rule that counted is a line.",
         operands: &[("POD", "the pod, as NAMESPACE/NAME; without it --file or --netns names what is watched, or it is the network namespace this runs in")],
         needs: 0,
         rows: &[
@@ -324,7 +324,7 @@ pub const COMMANDS: &[Definition] = &[
         name: "trace",
         alias: None,
         full_name: "redirectctl trace",
-        about: "Follows one packet through the rules of a plan, or of a network namespace with all rules of others: every rule that is about it, the one that decides, and where it ends.",
+        about: "Follows one packet through the rules of a plan, or of a network namespace with all other programs' rules: every rule that is about it, the one that decides, and where it ends.",
         operands: &[],
         needs: 0,
         rows: &[
@@ -356,7 +356,7 @@ pub const COMMANDS: &[Definition] = &[
         pages: pages(&[
             ("Where does a call of the application go?", "redirectctl trace -f pod.yaml --as app --to 198.51.100.1:443"),
             (
-                "Somebody calls the pod; with all rules that are in force there",
+                "A client calls the pod; with all rules that are in force there",
                 "redirectctl trace --netns /run/netns/cni-1234 --as outside --to 10.1.0.2:8080",
             ),
             ("The same as a picture", "redirectctl trace -f pod.yaml --to 198.51.100.1:443 --format svg >way.svg"),
@@ -368,7 +368,7 @@ pub const COMMANDS: &[Definition] = &[
         name: "diff",
         alias: None,
         full_name: "redirectctl diff",
-        about: "Compares two pods or configurations: the rules that change, and exactly the traffic that changes its fate.",
+        about: "Compares two pods or configurations: the rules that change, and exactly the traffic treated differently.",
         operands: &[
             ("BEFORE", "a pod's manifest, or flags:WORDS for flags of istio-iptables"),
             ("AFTER", "likewise, what takes its place"),

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use super::Given;
-use crate::input::{self, Trouble};
+use crate::input::{self, InputError};
 use crate::pod::Pod;
 use crate::show;
 
@@ -15,9 +15,9 @@ pub(super) struct Target {
 }
 
 impl Target {
-    /// The one that `POD`, `--file` and `--netns` name; the one this runs in where they name none. It is not kept open: that
+    /// The one that `POD`, `--file` and `--netns` name; by default the one this runs in. Not kept open, which
     /// would keep it alive.
-    pub(super) fn of(given: &Given, pod: Option<&str>) -> Result<Self, Trouble> {
+    pub(super) fn of(given: &Given, pod: Option<&str>) -> Result<Self, InputError> {
         let pod = match (pod, given.flag("file")) {
             (Some(name), _) => Some(given.pod_named(name)?),
             (None, Some(file)) => Some(input::pod_of_file(file)?),
@@ -31,7 +31,7 @@ impl Target {
     }
 
     /// That of a pod, unless `--netns` names it.
-    pub(super) fn of_pod(pod: Pod, given: &Given) -> Result<Self, Trouble> {
+    pub(super) fn of_pod(pod: Pod, given: &Given) -> Result<Self, InputError> {
         let path = match given.flag("netns") {
             Some(path) => path.into(),
             None => find(&pod, given)?,
@@ -45,9 +45,9 @@ impl Target {
     }
 }
 
-fn find(pod: &Pod, given: &Given) -> Result<PathBuf, Trouble> {
+fn find(pod: &Pod, given: &Given) -> Result<PathBuf, InputError> {
     if pod.host_network {
-        return Err(Trouble(vec![format!(
+        return Err(InputError(vec![format!(
             "pod {} is on the host's network, and has no network namespace of its own",
             pod.name
         )]));
@@ -55,7 +55,9 @@ fn find(pod: &Pod, given: &Given) -> Result<PathBuf, Trouble> {
     let directory = given.netns_dir();
     let found = show::find(pod, &directory).map_err(|why| {
         let pod = &pod.name;
-        Trouble(vec![format!("the network namespace of pod {pod} is not found: {why}; name it with --netns")])
+        InputError(vec![format!(
+            "the network namespace of pod {pod} is not found: {why}; name it with --netns"
+        )])
     })?;
     Ok(found.0)
 }

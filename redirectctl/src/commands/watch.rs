@@ -1,4 +1,4 @@
-//! `watch`: looks at the mesh's rules again and again, until a signal comes or the network namespace goes.
+//! `watch`: checks the mesh's rules repeatedly, until a signal comes or the network namespace goes.
 //!
 //! Between two looks nothing of the namespace is held: an open file of it would keep a dead pod's namespace alive.
 
@@ -13,36 +13,37 @@ use netns_apply::netns::{Netns, NetnsError, NetnsId};
 use netns_apply::{ApplyOptions, Live};
 use redirect_core::settings::NamespaceFacts;
 use redirect_core::values::parse_duration;
-use terminal::{AlternateScreen, Signals, Woken, write};
+use terminal::{AlternateScreen, Signals, WakeReason, write};
 
 use super::target::Target;
 use super::{Answer, Given};
 use crate::FINE;
-use crate::input::Trouble;
+use crate::input::InputError;
 use crate::inspect::MOST_RULES;
 use crate::node::Node;
 use crate::watch::{
-    Counter, End, Look, News, Screen, counted, counted_json, end_json, rules_json, started, totals,
+    Counter, CounterSnapshot, CounterUpdate, Screen, WatchExit, counted, counted_json, end_json, rules_json,
+    started, totals,
 };
 
 /// The shortest and the longest pause between two looks.
 const PAUSES: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(3600)];
-/// How many looks may fail in a row: somebody else may change rules faster than they can be read.
+/// How many looks may fail in a row: another program may change rules faster than they can be read.
 const MOST_FAILURES: u32 = 5;
-/// The height of a terminal that does not tell it.
+/// The height of a terminal that does not report it.
 const USUAL_HEIGHT: usize = 24;
 
 /// `watch`
-pub(super) fn watch(given: &Given) -> Result<Answer, Trouble> {
+pub(super) fn watch(given: &Given) -> Result<Answer, InputError> {
     let pause = pause(given.flag("interval").unwrap_or("1s"))?;
     let target = Target::of(given, given.operands.first().map(String::as_str))?;
     let node = if target.pod.is_some() { given.node()? } else { Node::default() };
-    let id = Netns::open(&target.path).map_err(Trouble::of)?.id();
+    let id = Netns::open(&target.path).map_err(InputError::of)?.id();
     let watch = Watch { given, target, node, id, pause };
     let first = match watch.look() {
         Ok(look) => look,
-        Err(Blind::Gone) => return Err(Trouble::of("the network namespace is gone")),
-        Err(Blind::Failed(why)) => return Err(Trouble(vec![why])),
+        Err(ReadFailure::Gone) => return Err(InputError::of("the network namespace is gone")),
+        Err(ReadFailure::Failed(why)) => return Err(InputError(vec![why])),
     };
     if given.flag("once") == Some("true") {
         let subject = watch.target.subject();
@@ -53,39 +54,41 @@ pub(super) fn watch(given: &Given) -> Result<Answer, Trouble> {
         };
         return Ok(Answer { text, code: FINE });
     }
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(Trouble::of)?;
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(InputError::of)?;
     match runtime.block_on(watch.go_on(first)) {
         Ok(()) => {}
         // Who read it has seen enough.
         Err(Stopped::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => {}
         Err(Stopped::Output(error)) => {
-            return Err(Trouble(vec![format!("cannot write to standard output: {error}")]));
+            return Err(InputError(vec![format!("cannot write to standard output: {error}")]));
         }
-        Err(Stopped::Blind(why)) => return Err(Trouble(vec![why])),
+        Err(Stopped::ReadFailure(why)) => return Err(InputError(vec![why])),
     }
     Ok(Answer { text: String::new(), code: FINE })
 }
 
-fn pause(text: &str) -> Result<Duration, Trouble> {
+fn pause(text: &str) -> Result<Duration, InputError> {
     let [least, most] = PAUSES;
     let parsed = parse_duration(text).ok().filter(|pause| (least..=most).contains(pause));
-    let wrong =
-        || Trouble(vec![format!("flag --interval: {text:?} is no duration such as 1s, from 100ms to 1h")]);
+    let wrong = || {
+        InputError(vec![format!("flag --interval: {text:?} is not a duration such as 1s, from 100ms to 1h")])
+    };
     parsed.ok_or_else(wrong)
 }
 
 /// Why nothing was seen.
-enum Blind {
-    /// The namespace is gone, or its file names another one by now.
+enum ReadFailure {
+    /// The namespace is gone, or its file now names another one.
     Gone,
-    /// It is there and cannot be looked at.
+    /// It is there and cannot be checked.
     Failed(String),
 }
 
 /// Why watching cannot go on.
 enum Stopped {
     Output(io::Error),
-    Blind(String),
+    ReadFailure(String),
 }
 
 impl From<io::Error> for Stopped {
@@ -107,15 +110,15 @@ impl Watch<'_> {
         self.target.path.display().to_string()
     }
 
-    fn look(&self) -> Result<Look, Blind> {
+    fn look(&self) -> Result<CounterSnapshot, ReadFailure> {
         let netns = match Netns::open(&self.target.path) {
             Ok(netns) if netns.id() == self.id => netns,
             // What was unmounted is an empty file until it is removed.
-            Ok(_) | Err(NetnsError::NotANamespace { .. }) => return Err(Blind::Gone),
-            Err(NetnsError::Open { cause, .. }) if is_gone(&cause) => return Err(Blind::Gone),
-            Err(error) => return Err(Blind::Failed(error.to_string())),
+            Ok(_) | Err(NetnsError::NotANamespace { .. }) => return Err(ReadFailure::Gone),
+            Err(NetnsError::Open { cause, .. }) if is_gone(&cause) => return Err(ReadFailure::Gone),
+            Err(error) => return Err(ReadFailure::Failed(error.to_string())),
         };
-        let failed = |error: &dyn std::fmt::Display| Blind::Failed(error.to_string());
+        let failed = |error: &dyn std::fmt::Display| ReadFailure::Failed(error.to_string());
         let looked = netns.run(|| {
             let options = ApplyOptions { most_read: Some(MOST_RULES), ..ApplyOptions::default() };
             let live = Live::now(&options)?;
@@ -123,12 +126,12 @@ impl Watch<'_> {
                 let facts = NamespaceFacts::new(&live.addresses).with_names(&NameFiles);
                 self.node.decide(pod, &facts).plan()
             });
-            Ok::<Look, netns_apply::ApplyError>(Look::of(&live, plan.as_ref()))
+            Ok::<CounterSnapshot, netns_apply::ApplyError>(CounterSnapshot::of(&live, plan.as_ref()))
         });
         looked.map_err(|error| failed(&error))?.map_err(|error| failed(&error))
     }
 
-    async fn go_on(&self, first: Look) -> Result<(), Stopped> {
+    async fn go_on(&self, first: CounterSnapshot) -> Result<(), Stopped> {
         let mut signals = Signals::new()?;
         let mut writer = Writer::new(self)?;
         let mut shown = Shown { look: first, added: Vec::new(), since: Duration::ZERO };
@@ -137,7 +140,7 @@ impl Watch<'_> {
         let mut failures = 0;
         loop {
             if self.wait(&mut signals, &mut writer, &shown).await? {
-                return Ok(writer.end(End::Signal)?);
+                return Ok(writer.end(WatchExit::Signal)?);
             }
             let at = Instant::now();
             match self.look() {
@@ -147,11 +150,11 @@ impl Watch<'_> {
                     (looked_at, failures) = (at, 0);
                     writer.next(&mut shown, news)?;
                 }
-                Err(Blind::Gone) => return Ok(writer.end(End::Gone)?),
-                Err(Blind::Failed(why)) => {
+                Err(ReadFailure::Gone) => return Ok(writer.end(WatchExit::Gone)?),
+                Err(ReadFailure::Failed(why)) => {
                     failures += 1;
                     if failures == MOST_FAILURES {
-                        return Err(Stopped::Blind(why));
+                        return Err(Stopped::ReadFailure(why));
                     }
                     log::warn!(target: DEFAULT_SCOPE, "{why}; looking again");
                 }
@@ -159,7 +162,7 @@ impl Watch<'_> {
         }
     }
 
-    /// Waits until it is time for the next look; whether a signal asks for the end meanwhile.
+    /// Waits until the next round is due; returns whether a signal requests the end.
     async fn wait(
         &self,
         signals: &mut Signals,
@@ -169,10 +172,10 @@ impl Watch<'_> {
         let due = Instant::now() + self.pause;
         loop {
             match signals.wait(due).await {
-                Woken::Due => return Ok(false),
-                Woken::Ended => return Ok(true),
-                Woken::Resized => writer.redraw(shown)?,
-                Woken::Suspended => writer.suspend(shown)?,
+                WakeReason::Due => return Ok(false),
+                WakeReason::Ended => return Ok(true),
+                WakeReason::Resized => writer.redraw(shown)?,
+                WakeReason::Suspended => writer.suspend(shown)?,
             }
         }
     }
@@ -186,14 +189,14 @@ fn is_gone(cause: &io::Error) -> bool {
 
 /// What is shown: a look, and what its rules counted since the one before.
 struct Shown {
-    look: Look,
+    look: CounterSnapshot,
     added: Vec<(usize, Counter)>,
     since: Duration,
 }
 
 /// How what is seen is shown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Manner {
+enum OutputMode {
     /// Drawn over what was there.
     Screen,
     /// A line for each rule that counted.
@@ -205,7 +208,7 @@ enum Manner {
 struct Writer<'a> {
     watch: &'a Watch<'a>,
     subject: String,
-    manner: Manner,
+    manner: OutputMode,
     /// While it draws on one.
     screen: Option<AlternateScreen>,
 }
@@ -215,29 +218,29 @@ impl<'a> Writer<'a> {
         let is_screen =
             io::stdout().is_terminal() && watch.given.env.get("TERM").is_none_or(|term| term != "dumb");
         let manner = match (watch.given.is_json(), is_screen) {
-            (true, _) => Manner::Json,
-            (false, true) => Manner::Screen,
-            (false, false) => Manner::Lines,
+            (true, _) => OutputMode::Json,
+            (false, true) => OutputMode::Screen,
+            (false, false) => OutputMode::Lines,
         };
-        let screen = if manner == Manner::Screen { Some(AlternateScreen::enter()?) } else { None };
+        let screen = if manner == OutputMode::Screen { Some(AlternateScreen::enter()?) } else { None };
         Ok(Self { watch, subject: watch.target.subject(), manner, screen })
     }
 
     fn start(&self, shown: &Shown) -> io::Result<()> {
         let look = &shown.look;
         match self.manner {
-            Manner::Screen => self.redraw(shown),
-            Manner::Lines => write(&started(&now(), &self.subject, look, self.watch.given.layout)),
-            Manner::Json => write(&line(&rules_json(&self.subject, &self.watch.path(), &now(), look))),
+            OutputMode::Screen => self.redraw(shown),
+            OutputMode::Lines => write(&started(&now(), &self.subject, look, self.watch.given.layout)),
+            OutputMode::Json => write(&line(&rules_json(&self.subject, &self.watch.path(), &now(), look))),
         }
     }
 
-    fn next(&self, shown: &mut Shown, news: News) -> io::Result<()> {
+    fn next(&self, shown: &mut Shown, news: CounterUpdate) -> io::Result<()> {
         match news {
-            News::OtherRules => return self.start(shown),
-            News::Counted(added) => shown.added = added,
+            CounterUpdate::OtherRules => return self.start(shown),
+            CounterUpdate::Counted(added) => shown.added = added,
         }
-        if self.manner == Manner::Screen {
+        if self.manner == OutputMode::Screen {
             return self.redraw(shown);
         }
         let time = now();
@@ -245,14 +248,16 @@ impl<'a> Writer<'a> {
         for (index, added) in &shown.added {
             let Some(rule) = shown.look.rules.get(*index) else { continue };
             text += &match self.manner {
-                Manner::Json => line(&counted_json(&time, rule, *added)),
-                Manner::Lines | Manner::Screen => counted(&time, rule, *added, self.watch.given.layout),
+                OutputMode::Json => line(&counted_json(&time, rule, *added)),
+                OutputMode::Lines | OutputMode::Screen => {
+                    counted(&time, rule, *added, self.watch.given.layout)
+                }
             };
         }
         write(&text)
     }
 
-    /// Draws everything again, as large as the terminal is by now.
+    /// Draws everything again, at the terminal's current size.
     fn redraw(&self, shown: &Shown) -> io::Result<()> {
         if self.screen.is_none() {
             return Ok(());
@@ -273,12 +278,14 @@ impl<'a> Writer<'a> {
         self.redraw(shown)
     }
 
-    fn end(mut self, end: End) -> io::Result<()> {
+    fn end(mut self, end: WatchExit) -> io::Result<()> {
         self.screen = None;
         match (self.manner, end) {
-            (Manner::Json, _) => write(&line(&end_json(&now(), end))),
-            (Manner::Screen | Manner::Lines, End::Gone) => write("the network namespace is gone\n"),
-            (Manner::Screen | Manner::Lines, End::Signal) => Ok(()),
+            (OutputMode::Json, _) => write(&line(&end_json(&now(), end))),
+            (OutputMode::Screen | OutputMode::Lines, WatchExit::Gone) => {
+                write("the network namespace is gone\n")
+            }
+            (OutputMode::Screen | OutputMode::Lines, WatchExit::Signal) => Ok(()),
         }
     }
 }

@@ -7,21 +7,21 @@ use netfilter_state::ruleset::Counter;
 use packet_trace::Origin;
 use redirect_core::settings::Source;
 
-use super::{Look, Watched};
-use crate::paper::{Ink, Layout, Paper, harmless};
+use super::{CounterSnapshot, Watched};
+use crate::text_writer::{Layout, TextStyle, TextWriter, harmless};
 
-/// How many lines of a screen are no rules: the subject, the heading, and what is left out.
+/// How many lines of a screen are not rules: the subject, the heading, and what is left out.
 const FRAME: usize = 4;
-/// Empties a line before it is drawn: behind a line that is as wide as the terminal, it would take its last character.
+/// Clears a line before drawing it: behind a line as wide as the terminal, it would take its last character.
 const ERASE: &str = "\u{1b}[K";
 /// Said below totals, because it surprises.
 const OF_NAT: &str =
-    "only the first packet of a connection meets rules in nat tables: packets there are connections";
+    "only the first packet of a connection meets rules in nat tables: their packet counts are connections";
 
 /// All rules with their totals.
 #[must_use]
-pub fn totals(subject: &str, look: &Look, layout: Layout) -> String {
-    let mut paper = Paper::new(layout);
+pub fn totals(subject: &str, look: &CounterSnapshot, layout: Layout) -> String {
+    let mut paper = TextWriter::new(layout);
     paper.heading(subject);
     if look.rules.is_empty() {
         paper.line(2, "no rule of the mesh is in force");
@@ -48,9 +48,9 @@ pub fn totals(subject: &str, look: &Look, layout: Layout) -> String {
     paper.into_text()
 }
 
-fn silent(look: &Look) -> String {
+fn silent(look: &CounterSnapshot) -> String {
     let (some, all) = (look.without_counter(), look.rules.len());
-    format!("{some} of {all} rules do not count: whoever made them left counters out")
+    format!("{some} of {all} rules do not count: they were created without counters")
 }
 
 fn said(origin: Origin) -> String {
@@ -69,7 +69,7 @@ fn numbers(counter: Option<Counter>) -> String {
 
 /// The line that says what is watched from now on.
 #[must_use]
-pub fn started(time: &str, subject: &str, look: &Look, layout: Layout) -> String {
+pub fn started(time: &str, subject: &str, look: &CounterSnapshot, layout: Layout) -> String {
     let mut text = clipped(&format!("{time} {} rules of {subject}", look.rules.len()), layout.width);
     if look.without_counter() > 0 {
         text += &clipped(&silent(look), layout.width);
@@ -98,13 +98,13 @@ fn clipped(text: &str, width: usize) -> String {
     kept + "…\n"
 }
 
-/// A terminal that shows all rules and is drawn anew with every look.
+/// A terminal that shows all rules and is drawn again with every look.
 #[derive(Debug, Clone, Copy)]
 pub struct Screen<'a> {
     /// Whose rules they are.
     pub subject: &'a str,
     /// The rules.
-    pub look: &'a Look,
+    pub look: &'a CounterSnapshot,
     /// What they counted since the look before, by their index.
     pub added: &'a [(usize, Counter)],
     /// How long ago that was.
@@ -112,19 +112,19 @@ pub struct Screen<'a> {
 }
 
 impl Screen<'_> {
-    /// As it is drawn: over what was there, so that nothing flickers. Where the terminal has too few lines, rules that
+    /// As it is drawn: over the previous frame, so that nothing flickers. If the terminal has too few lines, rules that
     /// counted come before others.
     #[must_use]
     pub fn text(&self, layout: Layout, height: usize) -> String {
         let room = height.saturating_sub(FRAME).max(1);
         let shown = self.shown(room);
-        let mut lines = vec![(self.subject.to_owned(), Some(Ink::Bold))];
-        lines.push((format!("{:>9} {:>7}  RULE", "PACKETS", "PER S"), Some(Ink::Dim)));
+        let mut lines = vec![(self.subject.to_owned(), Some(TextStyle::Bold))];
+        lines.push((format!("{:>9} {:>7}  RULE", "PACKETS", "PER S"), Some(TextStyle::Dim)));
         for index in &shown {
             let Some(rule) = self.look.rules.get(*index) else { continue };
             let added = self.added_to(*index);
             let packets = rule.counter.map_or("-".to_owned(), |counter| counter.packets.to_string());
-            let ink = (added.packets > 0).then_some(Ink::Green);
+            let ink = (added.packets > 0).then_some(TextStyle::Green);
             lines.push((format!("{packets:>9} {:>7}  {}", self.rate(added), named(rule)), ink));
         }
         if self.look.rules.is_empty() {
@@ -132,7 +132,7 @@ impl Screen<'_> {
         }
         let hidden = self.look.rules.len().saturating_sub(shown.len());
         if hidden > 0 {
-            lines.push((format!("{hidden} more rules; --once shows all"), Some(Ink::Dim)));
+            lines.push((format!("{hidden} more rules; --once shows all"), Some(TextStyle::Dim)));
         }
         let mut text = String::from("\u{1b}[H");
         for (line, ink) in lines {
@@ -163,7 +163,7 @@ impl Screen<'_> {
         self.added.iter().find(|(of, _)| *of == index).map_or_else(Counter::default, |(_, added)| *added)
     }
 
-    /// Packets in a second, in tenths where there are few.
+    /// Packets in a second, in tenths if few.
     fn rate(&self, added: Counter) -> String {
         let millis = u64::try_from(self.since.as_millis()).unwrap_or(u64::MAX);
         if added.packets == 0 || millis == 0 {
@@ -219,6 +219,9 @@ mod tests {
         let text = totals("pod a/b", &look, layout);
         assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
         assert!(text.contains("        3          180  1: -p tcp"), "{text}");
-        assert!(totals("pod a/b", &Look::default(), layout).contains("no rule of the mesh is in force"));
+        assert!(
+            totals("pod a/b", &CounterSnapshot::default(), layout)
+                .contains("no rule of the mesh is in force")
+        );
     }
 }

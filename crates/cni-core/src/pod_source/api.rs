@@ -2,7 +2,7 @@
 
 use super::{PodError, PodName};
 use crate::logs::SCOPE;
-use cluster_client::{Failure, Limits, Pauses, Request, kubeconfig, params::GetParams};
+use cluster_client::{ApiError, Backoff, Limits, Request, kubeconfig, params::GetParams};
 use redirect_core::pod::PodFacts;
 use serde_json::Value;
 use std::{
@@ -16,7 +16,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 /// How long one try may take: a connection that hangs must not use up the whole deadline.
 const TRY_PATIENCE: Duration = Duration::from_secs(8);
 /// How long refusals are worth another try, counted from the first of them. The agent may be renewing the token or the authority at this
-/// moment, and a role may be new; but if that does not help soon, it will not help at all, and the runtime should hear of it.
+/// moment, and a role may be new; but if that does not help soon, it will not help at all, and the runtime should receive the error.
 const REFUSAL_PATIENCE: Duration = Duration::from_secs(3);
 /// What a kubelet writes on the pod that stands for a static one in the API server. Its UID differs from the static pod's.
 const MIRROR: &str = "/metadata/annotations/kubernetes.io~1config.mirror";
@@ -34,7 +34,7 @@ fn object(kubeconfig: &Path, pod: &PodName, uid: &str, deadline: Instant) -> Res
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(|error| {
         PodError::Unreachable { server: "?".to_owned(), message: format!("no event loop: {error}") }
     })?;
-    let tries = Tries::new(deadline, Pauses::new(FIRST_PAUSE, LONGEST_PAUSE));
+    let tries = Tries::new(deadline, Backoff::new(FIRST_PAUSE, LONGEST_PAUSE));
     let read = runtime.block_on(try_until(tries, || one_try(kubeconfig, pod, uid, deadline)));
     // A look-up of the server's name may still be under way on a thread; it is not waited for.
     runtime.shutdown_background();
@@ -55,14 +55,14 @@ async fn try_until<T>(
         let Some(pause) = tries.failed(&failed, Instant::now()) else { return Err(failed.error) };
         log::debug!(target: SCOPE, milliseconds = start.elapsed().as_millis() as u64; "{}; trying again", failed.error);
         tokio::time::sleep(pause).await;
-        // If the machine stood still, the pause was longer; a try that has no time left could only say so.
+        // If the machine stood still, the pause was longer; a try that has no time left could only fail.
         if Instant::now() >= tries.deadline {
             return Err(failed.error);
         }
     }
 }
 
-/// Why a try failed, and when the server wants to be asked again, if it says so.
+/// Why a try failed, and the server's requested delay, if any.
 struct TryError {
     error: PodError,
     retry_after: Option<Duration>,
@@ -77,17 +77,17 @@ impl From<PodError> for TryError {
 /// When to try again.
 struct Tries {
     deadline: Instant,
-    pauses: Pauses,
+    pauses: Backoff,
     /// When the present run of refusals began: the first that no other failure came after.
     refused: Option<Instant>,
 }
 
 impl Tries {
-    const fn new(deadline: Instant, pauses: Pauses) -> Self {
+    const fn new(deadline: Instant, pauses: Backoff) -> Self {
         Self { deadline, pauses, refused: None }
     }
 
-    /// The pause before the next try, if there is to be one.
+    /// The pause before the next try, if any.
     fn failed(&mut self, failed: &TryError, now: Instant) -> Option<Duration> {
         let last = match &failed.error {
             PodError::Unauthorized { .. }
@@ -114,7 +114,7 @@ impl Tries {
     }
 }
 
-/// Each try reads the kubeconfig anew and connects anew: the agent may have renewed it, and what failed may be the
+/// Each try reads the kubeconfig again and connects again: the agent may have renewed it, and what failed may be the
 /// connection.
 async fn one_try(kubeconfig: &Path, pod: &PodName, uid: &str, deadline: Instant) -> Result<Value, TryError> {
     let client = kubeconfig::client(kubeconfig).map_err(PodError::Kubeconfig)?;
@@ -127,13 +127,13 @@ async fn one_try(kubeconfig: &Path, pod: &PodName, uid: &str, deadline: Instant)
     Ok(found)
 }
 
-/// Whether it is the pod that was asked for.
+/// Whether it is the requested pod.
 fn check(found: &Value, pod: &PodName, uid: &str, server: &str) -> Result<(), PodError> {
     let text = |pointer: &str| found.pointer(pointer).and_then(Value::as_str).unwrap_or_default();
     let (namespace, name) = (text("/metadata/namespace"), text("/metadata/name"));
     if text("/kind") != "Pod" || namespace != pod.namespace || name != pod.name {
         let what = format!(
-            "asked for pod {pod}, it answers with {:?} {:?} in namespace {:?}",
+            "requested pod {pod}, received {:?} {:?} in namespace {:?}",
             text("/kind"),
             name,
             namespace
@@ -151,21 +151,21 @@ fn check(found: &Value, pod: &PodName, uid: &str, server: &str) -> Result<(), Po
     })
 }
 
-fn failed(failure: Failure, kubeconfig: &Path, pod: &PodName) -> TryError {
+fn failed(failure: ApiError, kubeconfig: &Path, pod: &PodName) -> TryError {
     let retry_after = failure.retry_after();
     let error = match failure {
-        Failure::Impossible(problem) => PodError::Unreadable { pod: pod.clone(), problems: vec![problem] },
-        Failure::Unauthorized(words) => {
+        ApiError::Impossible(problem) => PodError::Unreadable { pod: pod.clone(), problems: vec![problem] },
+        ApiError::Unauthorized(words) => {
             PodError::Unauthorized { kubeconfig: kubeconfig.to_owned(), message: words.text }
         }
-        Failure::Forbidden(words) => PodError::Forbidden(words.text),
-        Failure::NotFound(words) if words.by_api => PodError::NotFound(pod.clone()),
-        Failure::NotFound(words) => PodError::Busy { code: 404, message: words.text },
-        Failure::Busy { code, words, .. } => PodError::Busy { code, message: words.text },
-        Failure::Garbled { server, what } => PodError::Garbled { server, what },
-        Failure::Untrusted { server, message } => PodError::Untrusted { server, message },
-        Failure::Unreachable { server, message } => PodError::Unreachable { server, message },
-        Failure::Silent { server, patience } => PodError::Silent { server, patience },
+        ApiError::Forbidden(words) => PodError::Forbidden(words.text),
+        ApiError::NotFound(words) if words.by_api => PodError::NotFound(pod.clone()),
+        ApiError::NotFound(words) => PodError::Busy { code: 404, message: words.text },
+        ApiError::Busy { code, words, .. } => PodError::Busy { code, message: words.text },
+        ApiError::Garbled { server, what } => PodError::Garbled { server, what },
+        ApiError::Untrusted { server, message } => PodError::Untrusted { server, message },
+        ApiError::Unreachable { server, message } => PodError::Unreachable { server, message },
+        ApiError::Silent { server, patience } => PodError::Silent { server, patience },
     };
     TryError { error, retry_after }
 }
@@ -177,10 +177,10 @@ mod tests {
 
     const SECOND: Duration = Duration::from_secs(1);
 
-    /// When the tries begin that fail with these errors, the last of them again and again, where each takes this long.
+    /// When the tries begin that fail with these errors, the last of them repeatedly, where each takes this long.
     fn tries(errors: &[TryError], deadline: Duration, each: Duration) -> Vec<Duration> {
         let start = Instant::now();
-        let pauses = Pauses::with_random(FIRST_PAUSE, LONGEST_PAUSE, || 0.0);
+        let pauses = Backoff::with_random(FIRST_PAUSE, LONGEST_PAUSE, || 0.0);
         let mut tries = Tries::new(start + deadline, pauses);
         let mut begun = vec![Duration::ZERO];
         loop {

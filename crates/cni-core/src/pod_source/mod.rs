@@ -27,7 +27,7 @@ pub fn read(conf: &Conf, pod: &PodName, uid: &str, deadline: Instant) -> Result<
     }
 }
 
-/// Whether pods could be read at present, as far as this machine can tell.
+/// Whether pods could be read now, judging by this machine alone.
 ///
 /// # Errors
 /// Why not.
@@ -55,7 +55,7 @@ pub enum PodError {
     /// The API server does not let us read the pod (403).
     #[error("the API server does not let this plugin read pods (403): {0}")]
     Forbidden(String),
-    /// There is no such pod (404).
+    /// No such pod (404).
     #[error("the API server has no pod {0} (404)")]
     NotFound(PodName),
     /// The API server's certificate cannot be verified, or it does not speak TLS.
@@ -66,8 +66,8 @@ pub enum PodError {
         /// What is wrong.
         message: String,
     },
-    /// The API server is not reached.
-    #[error("the API server at {server} is not reached: {message}")]
+    /// The API server is unreachable.
+    #[error("the API server at {server} is unreachable: {message}")]
     Unreachable {
         /// Its address.
         server: String,
@@ -75,7 +75,7 @@ pub enum PodError {
         message: String,
     },
     /// The API server does not answer in time.
-    #[error("the API server at {server} does not answer within {patience:?}")]
+    #[error("the API server at {server} did not respond within {patience:?}")]
     Silent {
         /// Its address.
         server: String,
@@ -83,15 +83,15 @@ pub enum PodError {
         patience: Duration,
     },
     /// The API server gives another answer.
-    #[error("the API server cannot serve the pod at present ({code}): {message}")]
+    #[error("the API server cannot serve the pod now ({code}): {message}")]
     Busy {
         /// The HTTP status.
         code: u16,
         /// What the server says.
         message: String,
     },
-    /// What answers is no API server, or not a healthy one.
-    #[error("what answers at {server} is not an API server, or not a well one: {what}")]
+    /// An unexpected response: perhaps not an API server.
+    #[error("unexpected response from {server}; is this the API server? {what}")]
     Garbled {
         /// Its address.
         server: String,
@@ -99,7 +99,7 @@ pub enum PodError {
         what: String,
     },
     /// The pod of this name is not the one the runtime starts.
-    #[error("the API server has another pod {pod}: its UID is {found}, not {wanted}")]
+    #[error("pod {pod} was recreated: its UID is {found}, not {wanted}")]
     Another {
         /// The name of both.
         pod: PodName,
@@ -149,10 +149,10 @@ impl PodError {
                 (Code::TryAgain, "the node agent writes it when it starts: is its pod on this node running?")
             }
             Self::Kubeconfig(KubeconfigError::Unusable { .. }) => {
-                (Code::Kubeconfig, "the node agent writes it; look at its log")
+                (Code::Kubeconfig, "the node agent writes it; check its log")
             }
             Self::Unauthorized { .. } => {
-                (Code::TryAgain, "the node agent renews the token; look at its log if this goes on")
+                (Code::TryAgain, "the node agent renews the token; check its log if this goes on")
             }
             Self::Forbidden(_) => (
                 Code::Forbidden,
@@ -173,10 +173,9 @@ impl PodError {
                 Code::TryAgain,
                 "a proxy or load balancer may answer in the API server's place, at the address in the kubeconfig",
             ),
-            Self::Another { .. } => (
-                Code::TryAgain,
-                "the pod was deleted, and another one of its name made; the runtime gives this one up",
-            ),
+            Self::Another { .. } => {
+                (Code::TryAgain, "the pod was deleted, and recreated; the runtime drops this sandbox")
+            }
             Self::Unreadable { .. } => (Code::Pod, ""),
             Self::Folder { .. } => (Code::Config, ""),
             Self::NoManifest { .. } => (

@@ -47,7 +47,7 @@ impl Command {
     }
 }
 
-/// What CNI_ARGS says about the pod. Empty where it says nothing.
+/// The pod in CNI_ARGS. Empty if unset.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PodArgs {
     /// `K8S_POD_NAMESPACE`.
@@ -61,7 +61,7 @@ pub struct PodArgs {
 /// The environment, parsed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Invocation {
-    /// What is wanted.
+    /// The command.
     pub command: Command,
     /// The container; empty where the command needs none.
     pub container_id: String,
@@ -131,7 +131,7 @@ fn check_container_id(text: &str, problems: &mut Vec<String>) {
 /// What the kernel accepts as the name of an interface.
 fn check_ifname(text: &str, problems: &mut Vec<String>) {
     let problem = match text {
-        "." | ".." => "is no name",
+        "." | ".." => "is not a name",
         _ if text.len() > 15 => "is longer than 15 bytes",
         _ if text.contains(|c: char| c == '/' || c == ':' || c.is_whitespace()) => {
             "has a slash, colon or blank"
@@ -150,7 +150,7 @@ fn pod_args(text: &str, problems: &mut Vec<String>) -> PodArgs {
         let (key, value) = match pair.split_once('=') {
             Some((key, value)) if !value.contains('=') => (key, value),
             Some(_) | None => {
-                problems.push(format!("CNI_ARGS: {pair:?} is no pair KEY=VALUE"));
+                problems.push(format!("CNI_ARGS: {pair:?} is not KEY=VALUE"));
                 continue;
             }
         };
@@ -187,7 +187,7 @@ fn check_dns_name(key: &str, text: &str, most: usize, problems: &mut Vec<String>
     };
     if !text.is_empty() && (text.len() > most || !text.split('.').all(good)) {
         let shown: String = text.chars().take(80).collect();
-        problems.push(format!("CNI_ARGS: {key}: {shown:?} is no name Kubernetes gives"));
+        problems.push(format!("CNI_ARGS: {key}: {shown:?} is not a Kubernetes name"));
     }
 }
 

@@ -13,13 +13,13 @@ pub enum Code {
     Environment,
     /// 5: standard input cannot be read.
     Io,
-    /// 6: standard input is no JSON object.
+    /// 6: standard input is not a JSON object.
     Decode,
     /// 7: the configuration is wrong.
     Config,
     /// 11: it may work later; the runtime should try again.
     TryAgain,
-    /// 50: pods cannot be served at present.
+    /// 50: pods cannot be served now.
     NotAvailable,
     /// 51: pods cannot be served, and running ones may lack something.
     LimitedConnectivity,
@@ -115,7 +115,7 @@ impl CniError {
     }
 }
 
-/// The beginning of a text that somebody else may have made long: a runtime puts it into events, logs and statuses.
+/// The beginning of a text that another program may have made long: a runtime puts it into events, logs and statuses.
 fn shortened(text: &str) -> &str {
     const LONGEST: usize = 2048;
     let end =

@@ -41,7 +41,7 @@ fn check(result: &Value, reader: &mut Reader) {
     if let Some(version) = reader.string("prevResult.cniVersion", result.get("cniVersion"))
         && Version::parse(version).is_err()
     {
-        reader.problem(format!("prevResult.cniVersion: {version:?} is no version of the specification"));
+        reader.problem(format!("prevResult.cniVersion: {version:?} is not a version of the specification"));
     }
     for (index, item) in reader.list("prevResult.interfaces", result.get("interfaces")).iter().enumerate() {
         let path = format!("prevResult.interfaces[{index}]");
@@ -92,14 +92,14 @@ fn prefix(path: &str, value: Option<&Value>, reader: &mut Reader) {
         Some((Err(_), _) | (_, Err(_))) | None => false,
     };
     if !good {
-        reader.problem(format!("{path}: {text:?} is no address with prefix length"));
+        reader.problem(format!("{path}: {text:?} is not an address with prefix length"));
     }
 }
 
 fn address(path: &str, value: Option<&Value>, reader: &mut Reader) {
     let Some(text) = reader.string(path, value) else { return };
     if !text.is_empty() && text.parse::<IpAddr>().is_err() {
-        reader.problem(format!("{path}: {text:?} is no IP address"));
+        reader.problem(format!("{path}: {text:?} is not an IP address"));
     }
 }
 

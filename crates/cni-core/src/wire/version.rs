@@ -57,7 +57,7 @@ impl Version {
         if self >= since {
             return Ok(());
         }
-        let message = format!("cniVersion {self} has no {}; it came with {since}", command.word());
+        let message = format!("cniVersion {self} does not define {}; use {since} or later", command.word());
         Err(CniError::new(Code::IncompatibleVersion, message))
     }
 }

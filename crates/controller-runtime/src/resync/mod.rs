@@ -7,7 +7,7 @@ use std::convert::Infallible;
 use std::future::{Future, pending};
 use std::time::{Duration, Instant};
 
-use cluster_client::{AccessError, Failure};
+use cluster_client::{AccessError, ApiError};
 use serde_json::Value;
 
 use crate::SCOPE;
@@ -64,19 +64,19 @@ impl From<AccessError> for ReadError {
     }
 }
 
-impl From<Failure> for ReadError {
-    fn from(failure: Failure) -> Self {
+impl From<ApiError> for ReadError {
+    fn from(failure: ApiError) -> Self {
         match failure {
-            Failure::Unauthorized(words) => Self::Denied { code: 401, message: words.text },
-            Failure::Forbidden(words) => Self::Denied { code: 403, message: words.text },
-            Failure::Busy { code: 410, .. } => Self::Expired,
-            Failure::Impossible(_)
-            | Failure::NotFound(_)
-            | Failure::Busy { .. }
-            | Failure::Garbled { .. }
-            | Failure::Untrusted { .. }
-            | Failure::Unreachable { .. }
-            | Failure::Silent { .. } => {
+            ApiError::Unauthorized(words) => Self::Denied { code: 401, message: words.text },
+            ApiError::Forbidden(words) => Self::Denied { code: 403, message: words.text },
+            ApiError::Busy { code: 410, .. } => Self::Expired,
+            ApiError::Impossible(_)
+            | ApiError::NotFound(_)
+            | ApiError::Busy { .. }
+            | ApiError::Garbled { .. }
+            | ApiError::Untrusted { .. }
+            | ApiError::Unreachable { .. }
+            | ApiError::Silent { .. } => {
                 Self::Failed { retry_after: failure.retry_after(), text: failure.to_string() }
             }
         }

@@ -20,7 +20,7 @@ pub fn each_of_json(reader: impl Read, mut take: impl FnMut(Value)) -> serde_jso
     deserializer.end()
 }
 
-/// A text: its items go to the closure, what is no list is returned.
+/// A text to deserialize: passes the items of a list to the closure; returns anything else.
 struct Document<'a, F>(&'a mut F);
 
 impl<'de, F: FnMut(Value)> DeserializeSeed<'de> for Document<'_, F> {
@@ -60,7 +60,7 @@ impl<'de, F: FnMut(Value)> Visitor<'de> for Document<'_, F> {
     }
 }
 
-/// The items of a list go to the closure; what is none is returned.
+/// Passes the items of a list to the closure; returns anything else.
 struct Items<'a, F>(&'a mut F);
 
 impl<'de, F: FnMut(Value)> DeserializeSeed<'de> for Items<'_, F> {

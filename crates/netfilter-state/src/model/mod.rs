@@ -1,7 +1,7 @@
 //! A network namespace in memory, to test against (feature `model`).
 //!
 //! [`Kernel`] takes the steps that [`steps::between`] plans, refuses what Linux would refuse, is read back as the
-//! [`Observation`] that a real run makes, and can be damaged: rules deleted, rules of others inserted, routing lost. A program
+//! [`Observation`] that a real run makes, and can be damaged: rules deleted, other programs' rules inserted, routing lost. A program
 //! that applies plans can so be tested without root and without a network namespace.
 //!
 //! ```
@@ -27,10 +27,10 @@
 //! assert!(!kernel.run(&goal)?.is_empty());
 //! assert!(kernel.run(&goal)?.is_empty(), "a second run has nothing to do");
 //!
-//! // Somebody flushes a chain, and the policy routing goes.
+//! // Another program flushes a chain, and the policy routing goes.
 //! kernel.tables_mut(Variant::Nft, Family::V4).flush(Table::Mangle, &Hook::Prerouting.into());
 //! kernel.lose_routing();
-//! assert!(!kernel.run(&goal)?.is_empty(), "the next run mends both");
+//! assert!(!kernel.run(&goal)?.is_empty(), "the next run repairs both");
 //! assert!(kernel.run(&goal)?.is_empty());
 //! # Ok::<(), netfilter_state::model::Refused>(())
 //! ```
@@ -41,7 +41,7 @@
 mod tables;
 
 use crate::{
-    change::Change,
+    change::RulesetDiff,
     netlink::NativeState,
     routing::{FoundRouting, RoutingItem},
     steps::{self, Goal, Inverse, Observation, PerFamily, Step, Transaction},
@@ -88,7 +88,7 @@ pub struct Refused {
 }
 
 impl Kernel {
-    /// A namespace in which nobody has programmed anything.
+    /// A namespace without any rules.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
@@ -137,7 +137,7 @@ impl Kernel {
     pub fn take(&mut self, step: &Step) -> Result<(), Refused> {
         match step {
             Step::AddRouting(item) => self.add_routing(*item),
-            Step::Condemn(found) => self.replace_routing(found, found.condemn()),
+            Step::MarkForRemoval(found) => self.replace_routing(found, found.mark_for_removal()),
             Step::Transaction(transaction) => self.commit(transaction),
             Step::Restore(variant, family, change) => self.restore(*variant, *family, change),
             Step::Grace | Step::ForgetClosed => Ok(()),
@@ -161,11 +161,11 @@ impl Kernel {
                 self.routing.push(found.clone());
                 Ok(())
             }
-            Inverse::Pardon(found) => self.replace_routing(&found.condemn(), found.clone()),
+            Inverse::Unmark(found) => self.replace_routing(&found.mark_for_removal(), found.clone()),
             Inverse::Rules { iptables, native } => {
                 for (variant, family, done, before) in iptables {
                     let now = self.tables(*variant, *family).observe();
-                    self.restore(*variant, *family, &Change::back(&now, before, done))?;
+                    self.restore(*variant, *family, &RulesetDiff::back(&now, before, done))?;
                 }
                 if let Some(native) = native {
                     self.native = native.clone();
@@ -189,7 +189,7 @@ impl Kernel {
         }
     }
 
-    /// The same, to be changed as somebody else would.
+    /// The same, to be changed as another program would.
     pub const fn tables_mut(&mut self, variant: Variant, family: Family) -> &mut Tables {
         let both = match variant {
             Variant::Legacy => &mut self.legacy,
@@ -212,13 +212,13 @@ impl Kernel {
         self.native.delete_rule(table, chain, number)
     }
 
-    /// Policy rules, routes and addresses, whoever's.
+    /// Policy rules, routes and addresses, of any owner.
     #[must_use]
     pub fn routing(&self) -> &[FoundRouting] {
         &self.routing
     }
 
-    /// Adds a policy rule, route or address as another program would, whether or not there is such a one.
+    /// Adds a policy rule, route or address as another program would, whether or not an equal one exists.
     pub fn insert_routing(&mut self, found: FoundRouting) {
         self.routing.push(found);
     }
@@ -246,7 +246,7 @@ impl Kernel {
     }
 
     /// A run of `iptables-restore`.
-    fn restore(&mut self, variant: Variant, family: Family, change: &Change) -> Result<(), Refused> {
+    fn restore(&mut self, variant: Variant, family: Family, change: &RulesetDiff) -> Result<(), Refused> {
         apply(self.tables_mut(variant, family), family, change, Writer::Iptables)
     }
 
@@ -288,7 +288,7 @@ impl PartialEq for Kernel {
 
 impl Eq for Kernel {}
 
-fn apply(tables: &mut Tables, family: Family, change: &Change, writer: Writer) -> Result<(), Refused> {
+fn apply(tables: &mut Tables, family: Family, change: &RulesetDiff, writer: Writer) -> Result<(), Refused> {
     tables.apply(change, writer).map_err(|mut refused| {
         refused.what = alloc::format!("{family} {}", refused.what);
         refused

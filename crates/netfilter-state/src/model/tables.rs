@@ -2,7 +2,7 @@
 
 use super::Refused;
 use crate::{
-    change::{Change, Step, TableChange},
+    change::{EditOp, RulesetDiff, TableChange},
     state::{Entry, RuleState},
 };
 use alloc::{collections::BTreeMap, format, vec::Vec};
@@ -10,7 +10,7 @@ use redirect_core::rule::{Chain, Rule, Table, Target};
 
 /// The tables of one variant of iptables and one family, changed as the kernel changes them.
 ///
-/// Two are equal when they hold the same rules and chains, whoever wrote them.
+/// Two are equal when they hold the same rules and chains, no matter who wrote them.
 #[derive(Debug, Clone, Default)]
 pub struct Tables {
     tables: BTreeMap<Table, BTreeMap<Chain, Vec<Held>>>,
@@ -41,13 +41,13 @@ pub enum Refusal {
     #[error("a built-in chain can be neither declared nor removed")]
     BuiltIn,
     /// The chain is not there.
-    #[error("there is no such chain")]
+    #[error("no such chain")]
     NoSuchChain,
-    /// There are fewer rules than the number says.
-    #[error("there is no rule of this number")]
+    /// The chain has fewer rules than this number.
+    #[error("no rule with this number")]
     NoSuchNumber,
     /// No rule reads so.
-    #[error("there is no such rule")]
+    #[error("no such rule")]
     NoSuchRule,
     /// A chain with rules is removed.
     #[error("the chain is not empty")]
@@ -90,7 +90,7 @@ impl Tables {
         Self { tables: Table::ALL.iter().copied().map(|table| (table, chains(table))).collect() }
     }
 
-    /// The rules, as iptables-save, or a look over netlink, would tell them.
+    /// The rules, as iptables-save, or netlink, would list them.
     #[must_use]
     pub fn observe(&self) -> RuleState {
         let mut state = RuleState::new();
@@ -112,11 +112,11 @@ impl Tables {
     ///
     /// # Errors
     /// What the kernel refuses; the tables before that one have changed.
-    pub fn apply(&mut self, change: &Change, writer: Writer) -> Result<(), Refused> {
+    pub fn apply(&mut self, change: &RulesetDiff, writer: Writer) -> Result<(), Refused> {
         change.tables.iter().try_for_each(|change| self.apply_table(change, writer))
     }
 
-    /// The rules of a chain, in order; none where there is no such chain.
+    /// The rules of a chain, in order; none where no such chain.
     pub fn rules(&self, table: Table, chain: &Chain) -> impl Iterator<Item = &Entry> {
         self.tables
             .get(&table)
@@ -127,7 +127,7 @@ impl Tables {
     }
 
     /// Inserts a rule as another program would, before the one with this number, counted from 1; behind the last rule
-    /// where there are fewer. The chain is made where it is missing, and nothing is checked.
+    /// if it has fewer. The chain is made where it is missing, and nothing is checked.
     pub fn insert(&mut self, table: Table, chain: impl Into<Chain>, number: usize, rule: impl Into<Entry>) {
         let rules = self.tables.entry(table).or_default().entry(chain.into()).or_default();
         let index = number.saturating_sub(1).min(rules.len());
@@ -141,7 +141,7 @@ impl Tables {
         Some(rules.remove(index).entry)
     }
 
-    /// Makes a copy of a rule, by its number, right behind it; whether there was such a rule.
+    /// Duplicates a rule right behind itself, by number; returns whether it existed.
     pub fn duplicate(&mut self, table: Table, chain: &Chain, number: usize) -> bool {
         let rules = self.tables.get_mut(&table).and_then(|chains| chains.get_mut(chain));
         let Some(rules) = rules else { return false };
@@ -178,29 +178,29 @@ impl Eq for Tables {}
 
 type Chains = BTreeMap<Chain, Vec<Held>>;
 
-fn take(chains: &mut Chains, step: &Step, writer: Writer) -> Result<(), Refusal> {
+fn take(chains: &mut Chains, step: &EditOp, writer: Writer) -> Result<(), Refusal> {
     match step {
-        Step::DeclareEmpty(Chain::Hook(_)) | Step::RemoveChain(Chain::Hook(_)) => {
+        EditOp::DeclareEmpty(Chain::Hook(_)) | EditOp::RemoveChain(Chain::Hook(_)) => {
             return Err(Refusal::BuiltIn);
         }
-        Step::DeclareEmpty(chain) => drop(chains.insert(chain.clone(), Vec::new())),
-        Step::Append(chain, entry) => {
+        EditOp::DeclareEmpty(chain) => drop(chains.insert(chain.clone(), Vec::new())),
+        EditOp::Append(chain, entry) => {
             let held = held(chains, chain, entry, writer)?;
             rules(chains, chain)?.push(held);
         }
-        Step::Insert(chain, number, entry) => {
+        EditOp::Insert(chain, number, entry) => {
             let held = held(chains, chain, entry, writer)?;
             let rules = rules(chains, chain)?;
             let index = number.checked_sub(1).filter(|index| *index <= rules.len());
             rules.insert(index.ok_or(Refusal::NoSuchNumber)?, held);
         }
-        Step::Delete(chain, entry) => {
+        EditOp::Delete(chain, entry) => {
             let rules = rules(chains, chain)?;
             let index = rules.iter().position(|held| held.entry == *entry).ok_or(Refusal::NoSuchRule)?;
             rules.remove(index);
         }
-        Step::Flush(chain) => rules(chains, chain)?.clear(),
-        Step::RemoveChain(chain) => {
+        EditOp::Flush(chain) => rules(chains, chain)?.clear(),
+        EditOp::RemoveChain(chain) => {
             if !rules(chains, chain)?.is_empty() {
                 return Err(Refusal::NotEmpty);
             }
@@ -275,11 +275,11 @@ mod tests {
         let before = || {
             let mut tables = Tables::new();
             let steps = [
-                Step::DeclareEmpty(own()),
-                Step::DeclareEmpty(other()),
-                Step::Append(own(), rule(1)),
-                Step::Append(own(), rule(2)),
-                Step::Append(hook(), jump()),
+                EditOp::DeclareEmpty(own()),
+                EditOp::DeclareEmpty(other()),
+                EditOp::Append(own(), rule(1)),
+                EditOp::Append(own(), rule(2)),
+                EditOp::Append(hook(), jump()),
             ];
             take_all(&mut tables, &steps).unwrap();
             tables
@@ -288,38 +288,41 @@ mod tests {
             |tables: &Tables, chain: &Chain| tables.rules(Table::Nat, chain).cloned().collect::<Vec<_>>();
         assert_eq!(held(&before(), &own()), [rule(1), rule(2)]);
         for (step, chain, rules) in [
-            (Step::DeclareEmpty(own()), own(), &[][..]),
-            (Step::Append(own(), rule(3)), own(), &[rule(1), rule(2), rule(3)]),
-            (Step::Insert(own(), 1, rule(3)), own(), &[rule(3), rule(1), rule(2)]),
-            (Step::Insert(own(), 3, rule(3)), own(), &[rule(1), rule(2), rule(3)]),
-            (Step::Insert(Chain::Hook(Hook::Input), 1, rule(3)), Chain::Hook(Hook::Input), &[rule(3)]),
-            (Step::Delete(own(), rule(2)), own(), &[rule(1)]),
-            (Step::Flush(own()), own(), &[]),
-            (Step::RemoveChain(other()), other(), &[]),
+            (EditOp::DeclareEmpty(own()), own(), &[][..]),
+            (EditOp::Append(own(), rule(3)), own(), &[rule(1), rule(2), rule(3)]),
+            (EditOp::Insert(own(), 1, rule(3)), own(), &[rule(3), rule(1), rule(2)]),
+            (EditOp::Insert(own(), 3, rule(3)), own(), &[rule(1), rule(2), rule(3)]),
+            (EditOp::Insert(Chain::Hook(Hook::Input), 1, rule(3)), Chain::Hook(Hook::Input), &[rule(3)]),
+            (EditOp::Delete(own(), rule(2)), own(), &[rule(1)]),
+            (EditOp::Flush(own()), own(), &[]),
+            (EditOp::RemoveChain(other()), other(), &[]),
         ] {
             let mut after = before();
             take_all(&mut after, core::slice::from_ref(&step)).unwrap();
             assert_eq!(held(&after, &chain), rules, "{step:?}");
             let gone = after.observe().chains(Table::Nat).all(|(name, _)| *name != other());
-            assert_eq!(gone, matches!(step, Step::RemoveChain(_)), "{step:?}");
-            // A chain that is declared anew is the same one, empty; every other step makes a difference.
+            assert_eq!(gone, matches!(step, EditOp::RemoveChain(_)), "{step:?}");
+            // A chain that is declared again is the same one, empty; every other step makes a difference.
             assert_ne!(after, before(), "{step:?}");
         }
         let mut free = before();
-        take_all(&mut free, &[Step::Flush(own()), Step::Delete(hook(), jump()), Step::RemoveChain(own())])
-            .unwrap();
+        take_all(
+            &mut free,
+            &[EditOp::Flush(own()), EditOp::Delete(hook(), jump()), EditOp::RemoveChain(own())],
+        )
+        .unwrap();
         let nowhere = || Chain::named("ISTIO_INBOUND");
         for (step, why) in [
-            (Step::DeclareEmpty(hook()), Refusal::BuiltIn),
-            (Step::RemoveChain(hook()), Refusal::BuiltIn),
-            (Step::Append(nowhere(), rule(1)), Refusal::NoSuchChain),
-            (Step::Flush(nowhere()), Refusal::NoSuchChain),
-            (Step::RemoveChain(nowhere()), Refusal::NoSuchChain),
-            (Step::Append(own(), entry("-j ISTIO_INBOUND")), Refusal::NoTarget),
-            (Step::Insert(own(), 0, rule(3)), Refusal::NoSuchNumber),
-            (Step::Insert(own(), 4, rule(3)), Refusal::NoSuchNumber),
-            (Step::Delete(own(), rule(3)), Refusal::NoSuchRule),
-            (Step::RemoveChain(own()), Refusal::NotEmpty),
+            (EditOp::DeclareEmpty(hook()), Refusal::BuiltIn),
+            (EditOp::RemoveChain(hook()), Refusal::BuiltIn),
+            (EditOp::Append(nowhere(), rule(1)), Refusal::NoSuchChain),
+            (EditOp::Flush(nowhere()), Refusal::NoSuchChain),
+            (EditOp::RemoveChain(nowhere()), Refusal::NoSuchChain),
+            (EditOp::Append(own(), entry("-j ISTIO_INBOUND")), Refusal::NoTarget),
+            (EditOp::Insert(own(), 0, rule(3)), Refusal::NoSuchNumber),
+            (EditOp::Insert(own(), 4, rule(3)), Refusal::NoSuchNumber),
+            (EditOp::Delete(own(), rule(3)), Refusal::NoSuchRule),
+            (EditOp::RemoveChain(own()), Refusal::NotEmpty),
         ] {
             let mut after = before();
             assert_eq!(take_all(&mut after, core::slice::from_ref(&step)), Err(why), "{step:?}");
@@ -327,14 +330,14 @@ mod tests {
         }
         let mut after = before();
         assert_eq!(
-            take_all(&mut after, &[Step::Flush(own()), Step::RemoveChain(own())]),
+            take_all(&mut after, &[EditOp::Flush(own()), EditOp::RemoveChain(own())]),
             Err(Refusal::InUse)
         );
         assert_eq!(after, before(), "wholly or not at all");
     }
 
-    fn take_all(tables: &mut Tables, steps: &[Step]) -> Result<(), Refusal> {
-        let change = Change { tables: [TableChange { table: Table::Nat, steps: steps.into() }].into() };
+    fn take_all(tables: &mut Tables, steps: &[EditOp]) -> Result<(), Refusal> {
+        let change = RulesetDiff { tables: [TableChange { table: Table::Nat, steps: steps.into() }].into() };
         tables.apply(&change, Writer::Iptables).map_err(|refused| refused.why)
     }
 
@@ -360,9 +363,9 @@ mod tests {
     #[test]
     fn only_netlink_signs_rules_and_only_those_of_built_in_chains() {
         let (hook, own) = (Chain::Hook(Hook::Output), Chain::named("ISTIO_OUTPUT"));
-        let steps = [Step::DeclareEmpty(own.clone()), Step::Append(own.clone(), entry("-j RETURN"))];
-        let steps = [&steps[..], &[Step::Append(hook.clone(), entry("-p tcp -j RETURN"))]].concat();
-        let change = Change { tables: [TableChange { table: Table::Nat, steps }].into() };
+        let steps = [EditOp::DeclareEmpty(own.clone()), EditOp::Append(own.clone(), entry("-j RETURN"))];
+        let steps = [&steps[..], &[EditOp::Append(hook.clone(), entry("-p tcp -j RETURN"))]].concat();
+        let change = RulesetDiff { tables: [TableChange { table: Table::Nat, steps }].into() };
         for (writer, is_signed) in [(Writer::Netlink, true), (Writer::Iptables, false)] {
             let mut tables = Tables::new();
             tables.apply(&change, writer).unwrap();

@@ -58,7 +58,7 @@ pub mod kind {
     pub const GET_GENERATION: u16 = of_nftables(16);
     pub const NEW_OBJECT: u16 = of_nftables(18);
     pub const GET_OBJECT: u16 = of_nftables(19);
-    /// Asks whether there is an xt match or target.
+    /// Asks whether an xt match or target exists.
     pub const GET_COMPAT: u16 = 11 << 8;
     /// Asks for what hangs on a hook, and the type of the answers (`NFNL_MSG_HOOK_GET`).
     pub const HOOKS: u16 = 12 << 8;
@@ -426,7 +426,7 @@ pub mod byteorder {
     pub const TO_NETWORK: u32 = 1;
 }
 
-/// Of the fib expression: what it tells, and which address it is about.
+/// Of the fib expression: what it returns, and which address it is about.
 pub mod fib {
     pub const ADDRESS_TYPE: u32 = 3;
     pub const SOURCE: u32 = 1;

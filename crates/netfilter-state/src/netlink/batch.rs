@@ -6,11 +6,11 @@ use super::{
     iptables::{self, Unencodable},
     layout::{Item, Layout},
     observed::{Observed, SIGNATURE},
-    part::{Part, Place},
+    part::{ChainRef, Part},
     wire::{Head, Writer},
 };
 use crate::{
-    change::{Change, TableChange},
+    change::{RulesetDiff, TableChange},
     state::Entry,
 };
 use alloc::{
@@ -27,10 +27,10 @@ use redirect_core::{
 #[non_exhaustive]
 pub enum BatchError {
     /// A step names a chain that is not there.
-    #[error("{0}: there is no such chain")]
+    #[error("{0}: no such chain")]
     NoSuchChain(String),
     /// A step removes a rule that is not there.
-    #[error("{place}: there is no rule {rule}")]
+    #[error("{place}: no rule {rule}")]
     NoSuchRule {
         /// Family, table and chain.
         place: String,
@@ -88,11 +88,11 @@ impl<'a> Batch<'a> {
     ///
     /// # Errors
     /// When it is not a change of what was observed, or has no encoding.
-    pub fn change(&mut self, family: Family, change: &'a Change) -> Result<(), BatchError> {
+    pub fn change(&mut self, family: Family, change: &'a RulesetDiff) -> Result<(), BatchError> {
         change.tables.iter().try_for_each(|table| self.table(family, table))
     }
 
-    /// Whether there is nothing to send.
+    /// Whether nothing is left to send.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.parts.is_empty()
@@ -140,7 +140,7 @@ impl<'a> Batch<'a> {
                 body.text(attribute::table::NAME, table.name());
             });
         }
-        let place = |chain: &'a Chain| Place { family: Some(family), table, chain };
+        let place = |chain: &'a Chain| ChainRef { family: Some(family), table, chain };
         for (chain, _) in layouts.iter().filter(|(_, layout)| layout.is_new()) {
             self.new_chain(place(chain), number);
         }
@@ -160,8 +160,8 @@ impl<'a> Batch<'a> {
         Ok(())
     }
 
-    fn new_chain(&mut self, place: Place<'a>, number: u8) {
-        let Place { table, chain, .. } = place;
+    fn new_chain(&mut self, place: ChainRef<'a>, number: u8) {
+        let ChainRef { table, chain, .. } = place;
         self.part(kind::NEW_CHAIN, flags::CREATE | flags::EXCLUSIVE, number, Part::Chain(place), |body| {
             body.text(attribute::chain::TABLE, table.name());
             body.text(attribute::chain::NAME, chain.name());
@@ -172,7 +172,7 @@ impl<'a> Batch<'a> {
     }
 
     /// Rules that go: each by its handle, or all of the chain at once.
-    fn removals(&mut self, place: Place<'a>, number: u8, layout: &Layout<'a>) {
+    fn removals(&mut self, place: ChainRef<'a>, number: u8, layout: &Layout<'a>) {
         let body = move |handle: Option<u64>| {
             move |body: &mut Writer| {
                 body.text(attribute::rule::TABLE, place.table.name());
@@ -192,7 +192,12 @@ impl<'a> Batch<'a> {
     }
 
     /// Rules that come: before the next one that stays, or behind all.
-    fn additions(&mut self, place: Place<'a>, family: Family, layout: &Layout<'a>) -> Result<(), BatchError> {
+    fn additions(
+        &mut self,
+        place: ChainRef<'a>,
+        family: Family,
+        layout: &Layout<'a>,
+    ) -> Result<(), BatchError> {
         let mut next_kept = layout.next_kept();
         for item in &layout.items {
             match item {
@@ -205,7 +210,7 @@ impl<'a> Batch<'a> {
 
     fn rule(
         &mut self,
-        place: Place<'a>,
+        place: ChainRef<'a>,
         family: Family,
         entry: &'a Entry,
         before: Option<u64>,
@@ -285,7 +290,7 @@ impl<'a> FinishedBatch<'a> {
         &self.bytes
     }
 
-    /// The number of the message whose confirmation says that everything is in force.
+    /// The number of the message whose confirmation means that everything is in force.
     #[must_use]
     pub const fn confirmed(&self) -> u32 {
         self.confirmed

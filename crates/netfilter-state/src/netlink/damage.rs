@@ -1,4 +1,4 @@
-//! Native tables damaged as somebody else would, for the model of a kernel.
+//! Native tables damaged as another program would, for the model of a kernel.
 
 use super::NativeState;
 use alloc::sync::Arc;

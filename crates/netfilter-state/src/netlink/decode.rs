@@ -11,7 +11,7 @@ use super::{
 use crate::ruleset::{Condition, Statement};
 use alloc::vec::Vec;
 use redirect_core::{
-    rule::{Chain, Direction, Is, Match, Rule, Target, TcpFlags, Tracked},
+    rule::{Chain, Direction, Equality, Match, Rule, Target, TcpFlags, Tracked},
     values::{Family, Mark, MaskedMark, Port},
 };
 
@@ -31,7 +31,7 @@ pub(super) fn rule(expressions: Attributes<'_>, family: Family) -> Option<Rule> 
     rule.says_its_protocol().then_some(rule)
 }
 
-/// Reads an expression; the target if it is one. `None` for one that says more than what is seen of it, or says it as no plan does.
+/// Reads an expression; the target if it is one. `None` if it does more than the decoded view shows, or in a form no plan uses.
 fn read<'a>(
     reader: &mut Reader<'a, '_>,
     expression: Expression<'a>,
@@ -115,22 +115,22 @@ pub(super) fn asked(conditions: Vec<Condition>) -> Option<Vec<Match>> {
     let mut direction = None;
     for condition in conditions {
         matches.push(match condition {
-            Condition::IsReply(Is { value, not: false }) if direction.is_none() => {
+            Condition::IsReply(Equality { value, not: false }) if direction.is_none() => {
                 direction = Some(if value { Direction::Reply } else { Direction::Original });
                 continue;
             }
             Condition::Plain(condition) => condition,
-            Condition::State(Is { value, not: false }) => {
+            Condition::State(Equality { value, not: false }) => {
                 Match::Tracked(Tracked { state: xt::conn_state(value)?, direction: direction.take() })
             }
-            Condition::MarkBits { mask: u32::MAX, is: Is { value, not } } => {
-                Match::Mark(Is { value: Mark::new(value)?, not })
+            Condition::MarkBits { mask: u32::MAX, is: Equality { value, not } } => {
+                Match::Mark(Equality { value: Mark::new(value)?, not })
             }
-            Condition::ConnMarkBits { mask, is: Is { value, not } } => {
-                Match::ConnMark(Is { value: MaskedMark::new(value, mask)?, not })
+            Condition::ConnMarkBits { mask, is: Equality { value, not } } => {
+                Match::ConnMark(Equality { value: MaskedMark::new(value, mask)?, not })
             }
-            Condition::TcpFlags { mask, is: Is { value, not } } => {
-                Match::TcpFlags(Is { value: TcpFlags::new(mask, value)?, not })
+            Condition::TcpFlags { mask, is: Equality { value, not } } => {
+                Match::TcpFlags(Equality { value: TcpFlags::new(mask, value)?, not })
             }
             Condition::Family(_)
             | Condition::Protocol(_)
@@ -155,7 +155,7 @@ pub(super) fn done(statements: &[Statement]) -> Option<Option<Target>> {
         [Statement::Drop] => Target::Drop,
         [Statement::Return] => Target::Return,
         [Statement::Jump(chain)] => {
-            // Jumps of others are not understood, as in the text of iptables-save.
+            // Jumps of other programs are not understood, as in the text of iptables-save.
             Target::Jump(Some(Chain::named(chain)).filter(Chain::belongs_to_mesh)?)
         }
         [Statement::Redirect(port)] => Target::Redirect(Port::new(*port)?),

@@ -6,7 +6,7 @@ use super::{
     xt::Extension,
 };
 use redirect_core::{
-    rule::{Direction, Is, TcpFlags},
+    rule::{Direction, Equality, TcpFlags},
     values::{Family, PortRange},
 };
 
@@ -226,7 +226,7 @@ impl Expressions<'_> {
     }
 
     /// A TCP segment has, or has not, exactly these flags.
-    pub(super) fn flags(&mut self, is: &Is<TcpFlags>) {
+    pub(super) fn flags(&mut self, is: &Equality<TcpFlags>) {
         self.payload(base::TRANSPORT, TCP_FLAGS, 1);
         self.mask(&[is.value.mask()]);
         self.is(is.not, &[is.value.set()]);

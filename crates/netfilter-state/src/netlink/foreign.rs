@@ -1,4 +1,4 @@
-//! Rules of others as the kernel sends them: described for people, and made again with all their bytes.
+//! Other programs' rules as the kernel sends them: described for people, and made again with all their bytes.
 
 use super::{
     abi::{attribute, meta},
@@ -15,7 +15,7 @@ const COMMENT: u8 = 0;
 /// The longest piece of a comment that is shown.
 const SHOWN: usize = 64;
 
-/// A rule as the kernel sent it, its counters at zero: they are what two looks at the same rule differ in.
+/// A rule as the kernel sent it, its counters at zero: they differ between two readings of the same rule.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct RawRule {
     /// Its expressions.

@@ -1,7 +1,7 @@
 //! What hangs on the hooks of IP, as the kernel lists it (nfnetlink_hook).
 //!
-//! Functions are known by the names that they have in the kernel's sources. Of legacy tables the kernel says only which function reads them
-//! and at which priority. A newer kernel lists the chains of type nat in the place of the function that asks them, all with that
+//! Functions are known by the names that they have in the kernel's sources. For legacy tables the kernel lists only the function that reads them
+//! and its priority. A newer kernel lists the chains of type nat in the place of the function that asks them, all with that
 //! function's priority; an older one only the function.
 
 use super::{
@@ -14,7 +14,7 @@ use alloc::{borrow::ToOwned, string::String};
 impl HookList {
     /// Takes in one message of an answer about a hook.
     pub fn take(&mut self, message: &Message<'_>) {
-        // What cannot be read hangs on no hook of IP.
+        // An unreadable entry is not on a hook of IP.
         let _ = self.take_entry(message);
     }
 
@@ -28,7 +28,7 @@ impl HookList {
         let priority = attributes.find(attribute::hooked::PRIORITY)?.u32()?.cast_signed();
         let (owner, is_asked_by_nat) = owner(attributes, priority);
         let entries = self.entries.entry((family, hook)).or_default();
-        // Whoever reads the list finds address translation in it, whichever kernel this is.
+        // Readers of the list find address translation in it, whichever kernel this is.
         if is_asked_by_nat && !entries.iter().any(|entry| entry.owner == HookOwner::Nat) {
             entries.push(HookEntry { priority, owner: HookOwner::Nat });
         }
@@ -37,7 +37,7 @@ impl HookList {
     }
 }
 
-/// Whose an entry is, and whether it is one of those that address translation asks.
+/// An entry's owner, and whether address translation runs it.
 fn owner(entry: Attributes<'_>, priority: i32) -> (HookOwner, bool) {
     let text = |kind| entry.find(kind).and_then(Attribute::text).unwrap_or_default();
     let (function, module) = (text(attribute::hooked::FUNCTION), text(attribute::hooked::MODULE));
@@ -63,8 +63,8 @@ const TRACKING: [&str; 4] =
     ["ipv4_conntrack_in", "ipv4_conntrack_local", "ipv6_conntrack_in", "ipv6_conntrack_local"];
 /// What the functions of address translation begin with.
 const NAT: &str = "nf_nat_ipv";
-/// Functions that decide about no packet's way: they put fragments together, end what connection tracking began, and keep apart
-/// what a bridge has asked already.
+/// Functions that never divert a packet: they reassemble fragments, finish connection tracking, and skip
+/// packets that a bridge has already filtered.
 const HARMLESS: [&str; 8] = [
     "ipv4_conntrack_defrag",
     "ipv6_defrag",
@@ -75,7 +75,7 @@ const HARMLESS: [&str; 8] = [
     "ipv6_helper",
     "ip_sabotage_in",
 ];
-/// What the functions of security modules begin with. They ask for labels, which packets of a pod have only where somebody gives them.
+/// What the functions of security modules begin with. They ask for labels, which a pod's packets carry only if configured.
 const SECURITY_MODULES: [&str; 3] = ["apparmor_ip", "selinux_ip", "smack_ip"];
 
 fn is_harmless(function: &str) -> bool {
@@ -111,7 +111,7 @@ fn legacy_table(function: &str, priority: i32) -> Option<&'static str> {
     const NAMES: [&str; 5] = ["raw", "mangle", "nat", "filter", "security"];
     if matches!(function, "ipt_do_table" | "ip6t_do_table") {
         return Some(match priority {
-            // Before fragments are put together, where the module is told so.
+            // Before fragments are put together, if the module is configured so.
             -450 | -300 => "raw",
             -150 => "mangle",
             -100 | 100 => "nat",

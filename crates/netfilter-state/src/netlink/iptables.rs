@@ -7,7 +7,7 @@ use super::{
 };
 use ipnet::IpNet;
 use redirect_core::{
-    rule::{Chain, Is, Match, Rule, Target},
+    rule::{Chain, Equality, Match, Rule, Target},
     values::{Family, InterfaceName, PortRange},
 };
 
@@ -97,7 +97,7 @@ fn condition(out: &mut Expressions<'_>, condition: &Match, family: Family) -> Re
 fn address(
     out: &mut Expressions<'_>,
     offset: AddressOffset,
-    is: &Is<IpNet>,
+    is: &Equality<IpNet>,
     family: Family,
 ) -> Result<(), Unencodable> {
     let always = !is.not && is.value.prefix_len() == 0;
@@ -116,7 +116,7 @@ fn address(
 }
 
 /// A whole name is compared with the NUL that ends it, a beginning without.
-fn interface(out: &mut Expressions<'_>, key: u32, is: &Is<InterfaceName>) {
+fn interface(out: &mut Expressions<'_>, key: u32, is: &Equality<InterfaceName>) {
     let name = is.value.name();
     let length = name.len().saturating_add(usize::from(!is.value.is_prefix()));
     out.interface(key, is.not, name, length);
@@ -144,8 +144,8 @@ fn ports(out: &mut Expressions<'_>, rule: &Rule) -> Result<(), Unencodable> {
     Ok(())
 }
 
-/// A comparison of ports, and where they stand.
-const fn port(condition: &Match) -> Option<(u32, &Is<PortRange>)> {
+/// A comparison of ports, and their position.
+const fn port(condition: &Match) -> Option<(u32, &Equality<PortRange>)> {
     if let Match::SourcePort(is) = condition {
         Some((SOURCE_PORT, is))
     } else if let Match::DestinationPort(is) = condition {
@@ -155,7 +155,7 @@ const fn port(condition: &Match) -> Option<(u32, &Is<PortRange>)> {
     }
 }
 
-fn single(is: &Is<PortRange>) -> Option<[u8; 2]> {
+fn single(is: &Equality<PortRange>) -> Option<[u8; 2]> {
     let port = is.value.first();
     (!is.not && port != 0 && port == is.value.last()).then(|| port.to_be_bytes())
 }

@@ -2,9 +2,9 @@
 //!
 //! The kernel places a new rule before one that is there already; within one transaction nothing else is needed.
 
-use super::{abi, batch::BatchError, observed::Observed, part::Place};
+use super::{abi, batch::BatchError, observed::Observed, part::ChainRef};
 use crate::{
-    change::{Step, TableChange},
+    change::{EditOp, TableChange},
     state::Entry,
 };
 use alloc::{collections::BTreeMap, string::ToString, vec::Vec};
@@ -33,7 +33,7 @@ impl<'a> Item<'a> {
 /// A chain before and after the steps.
 #[derive(Debug, Clone)]
 pub(super) struct Layout<'a> {
-    /// How many rules there were; `None` where the chain is not there yet.
+    /// Number of rules before; `None` if the chain does not exist yet.
     before: Option<usize>,
     /// Whether the chain is there afterwards.
     present: bool,
@@ -53,7 +53,7 @@ impl<'a> Layout<'a> {
         let mut chains: BTreeMap<&'a Chain, Self> = BTreeMap::new();
         for step in &change.steps {
             let chain = chain_of(step);
-            let place = Place { family: Some(family), table: change.table, chain };
+            let place = ChainRef { family: Some(family), table: change.table, chain };
             if !chains.contains_key(chain) {
                 chains.insert(chain, Self::found(observed, place)?);
             }
@@ -64,8 +64,8 @@ impl<'a> Layout<'a> {
         Ok(chains)
     }
 
-    fn found(observed: &'a Observed, place: Place<'a>) -> Result<Self, BatchError> {
-        let Place { family: Some(family), table, chain } = place else {
+    fn found(observed: &'a Observed, place: ChainRef<'a>) -> Result<Self, BatchError> {
+        let ChainRef { family: Some(family), table, chain } = place else {
             return Err(BatchError::NoSuchChain(place.words()));
         };
         let Some(facts) = observed.chain_facts(family, table, chain) else {
@@ -86,20 +86,20 @@ impl<'a> Layout<'a> {
         Ok(Self { before: Some(items.len()), present: true, items, removed: Vec::new() })
     }
 
-    fn step(&mut self, step: &'a Step, place: Place<'a>) -> Result<(), BatchError> {
+    fn step(&mut self, step: &'a EditOp, place: ChainRef<'a>) -> Result<(), BatchError> {
         match step {
-            Step::DeclareEmpty(_) => {
+            EditOp::DeclareEmpty(_) => {
                 self.clear();
                 self.present = true;
                 return Ok(());
             }
             _ if !self.present => return Err(BatchError::NoSuchChain(place.words())),
-            Step::Append(_, entry) => self.items.push(Item::New(entry)),
-            Step::Insert(_, number, entry) => {
+            EditOp::Append(_, entry) => self.items.push(Item::New(entry)),
+            EditOp::Insert(_, number, entry) => {
                 let index = number.saturating_sub(1).min(self.items.len());
                 self.items.insert(index, Item::New(entry));
             }
-            Step::Delete(_, entry) => {
+            EditOp::Delete(_, entry) => {
                 let index = self.items.iter().position(|item| item.entry() == entry).ok_or_else(|| {
                     BatchError::NoSuchRule { place: place.words(), rule: entry.to_string() }
                 })?;
@@ -107,8 +107,8 @@ impl<'a> Layout<'a> {
                     self.removed.push(handle);
                 }
             }
-            Step::Flush(_) => self.clear(),
-            Step::RemoveChain(_) => {
+            EditOp::Flush(_) => self.clear(),
+            EditOp::RemoveChain(_) => {
                 self.clear();
                 self.present = false;
             }
@@ -124,17 +124,17 @@ impl<'a> Layout<'a> {
         self.removed.extend(gone);
     }
 
-    /// Whether the chain has to be created.
+    /// Whether the chain must be created.
     pub(super) const fn is_new(&self) -> bool {
         self.before.is_none() && self.present
     }
 
-    /// Whether the chain has to be removed.
+    /// Whether the chain must be removed.
     pub(super) const fn is_removed(&self) -> bool {
         self.before.is_some() && !self.present
     }
 
-    /// Whether there were rules and none of them stays.
+    /// Whether the chain had rules and loses all of them.
     pub(super) fn keeps_nothing(&self) -> bool {
         self.before.is_some_and(|count| count > 0 && count == self.removed.len())
     }
@@ -182,14 +182,14 @@ fn is_as_iptables_has_it(table: Table, chain: &Chain, facts: &super::observed::C
     }
 }
 
-const fn chain_of(step: &Step) -> &Chain {
+const fn chain_of(step: &EditOp) -> &Chain {
     match step {
-        Step::DeclareEmpty(chain)
-        | Step::Append(chain, _)
-        | Step::Insert(chain, ..)
-        | Step::Delete(chain, _)
-        | Step::Flush(chain)
-        | Step::RemoveChain(chain) => chain,
+        EditOp::DeclareEmpty(chain)
+        | EditOp::Append(chain, _)
+        | EditOp::Insert(chain, ..)
+        | EditOp::Delete(chain, _)
+        | EditOp::Flush(chain)
+        | EditOp::RemoveChain(chain) => chain,
     }
 }
 

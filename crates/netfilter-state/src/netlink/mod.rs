@@ -47,7 +47,7 @@ pub use iptables::Unencodable;
 pub use native_difference::{NativeDifference, NativeDifferenceKind};
 pub use native_state::NativeState;
 pub use observed::{Observed, Obstacle};
-pub use part::{Part, Place, extensions};
+pub use part::{ChainRef, Part, extensions};
 pub(crate) use reading::sets::Sets;
 pub use wire::{Answer, Message, Messages};
 pub use xt::Extension;

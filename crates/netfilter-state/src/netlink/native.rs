@@ -16,7 +16,7 @@ use redirect_core::{
         native::{Kind, Line, lines},
     },
     render,
-    rule::{Chain, ConnState, Is, Match, Protocol, Rule, Scope, Table, Target, Tracked},
+    rule::{Chain, ConnState, Equality, Match, Protocol, Rule, Scope, Table, Target, Tracked},
     values::{Family, InterfaceName, PortRange},
 };
 
@@ -25,7 +25,7 @@ const INTERFACE_LENGTH: usize = 16;
 
 /// The native tables that hold a plan's rules.
 pub(super) fn tables(plan: &RulePlan, form: NativeForm) -> Vec<(&'static str, TableState)> {
-    // Sets are numbered here and again in the transaction that makes them: these numbers tell them apart in between.
+    // Sets are numbered here and again in the transaction that makes them: these numbers distinguish them in between.
     let mut sets = 0;
     let tables = plan.merged_rules().into_iter();
     tables
@@ -154,7 +154,7 @@ fn number(out: &mut Expressions<'_>, key: u32, not: bool, value: u32) {
     out.is(not, &value.to_ne_bytes());
 }
 
-fn port(out: &mut Expressions<'_>, rule: &Rule, offset: u32, is: &Is<PortRange>) {
+fn port(out: &mut Expressions<'_>, rule: &Rule, offset: u32, is: &Equality<PortRange>) {
     load_port(out, rule, offset);
     out.ports(is.not, is.value);
 }
@@ -166,7 +166,7 @@ fn load_port(out: &mut Expressions<'_>, rule: &Rule, offset: u32) {
     out.payload(base::TRANSPORT, offset, 2);
 }
 
-fn address(out: &mut Expressions<'_>, offset: fn(Family) -> AddressOffset, is: &Is<IpNet>) {
+fn address(out: &mut Expressions<'_>, offset: fn(Family) -> AddressOffset, is: &Equality<IpNet>) {
     let family = Family::of(&is.value.addr());
     out.family(abi::family_number(family));
     if !is.not && is.value.prefix_len() == 0 {
@@ -179,7 +179,7 @@ fn address(out: &mut Expressions<'_>, offset: fn(Family) -> AddressOffset, is: &
 }
 
 /// A whole name is compared in all its length, a beginning in its own.
-fn interface(out: &mut Expressions<'_>, key: u32, is: &Is<InterfaceName>) {
+fn interface(out: &mut Expressions<'_>, key: u32, is: &Equality<InterfaceName>) {
     let name = is.value.name();
     let length = if is.value.is_prefix() { name.len() } else { INTERFACE_LENGTH };
     out.interface(key, is.not, name, length);
@@ -245,7 +245,7 @@ mod tests {
 
     #[test]
     fn any_address_of_a_family_is_compared_only_where_it_must_not_be() {
-        let written = |is: &Is<IpNet>| {
+        let written = |is: &Equality<IpNet>| {
             let mut list = Writer::default();
             address(&mut Expressions(&mut list), AddressOffset::source, is);
             let names =
@@ -254,10 +254,13 @@ mod tests {
         };
         let net = |text: &str| text.parse::<IpNet>().unwrap();
         for any in ["0.0.0.0/0", "::/0"] {
-            assert_eq!(written(&Is::equals(net(any))), ["meta", "cmp"]);
-            assert_eq!(written(&Is::not_equals(net(any))), ["meta", "cmp", "payload", "bitwise", "cmp"]);
+            assert_eq!(written(&Equality::equals(net(any))), ["meta", "cmp"]);
+            assert_eq!(
+                written(&Equality::not_equals(net(any))),
+                ["meta", "cmp", "payload", "bitwise", "cmp"]
+            );
         }
-        for is in [Is::equals, Is::not_equals] {
+        for is in [Equality::equals, Equality::not_equals] {
             assert_eq!(written(&is(net("10.0.0.0/8"))), ["meta", "cmp", "payload", "cmp"]);
         }
     }

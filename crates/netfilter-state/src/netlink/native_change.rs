@@ -1,7 +1,7 @@
 //! From the native tables in force to others, rule by rule.
 //!
 //! Tables, base chains and rules that stay are not touched: a packet between two chains keeps meeting them, and what is
-//! somebody else's keeps its handle. What goes is named by its handle, what comes is placed before the next rule that
+//! another program's keeps its handle. What goes is named by its handle, what comes is placed before the next rule that
 //! stays.
 
 use super::{
@@ -138,7 +138,7 @@ impl<'a> TableChange<'a> {
         self.now.is_some_and(|now| now.sets.contains_key(key))
     }
 
-    /// The chain as it is, unless it has to be made anew because it hangs elsewhere.
+    /// The chain as it is, unless it must be made again because it hangs elsewhere.
     fn kept_chain(&self, name: &str) -> Option<&'a ChainState> {
         let place = |hook: &'a NativeHook| (hook.number, hook.priority, hook.kind.as_str());
         let found = self.now?.chains.get(name)?;
@@ -175,8 +175,8 @@ impl<'a> TableChange<'a> {
         }
     }
 
-    /// Which rules stay: the position of each wanted one, with its handle. A rule with a handle that is there is that
-    /// very rule; any other is the next that says the same.
+    /// Which rules stay: the position of each wanted one, with its handle. A rule whose handle exists is that
+    /// very rule; any other is matched to the next equal one.
     fn kept_rules(&self, found: &ChainState, wanted: Option<&ChainState>) -> BTreeMap<usize, u64> {
         let wanted = wanted.map(|chain| chain.rules.as_slice()).unwrap_or_default();
         let there: BTreeSet<u64> = found.rules.iter().filter_map(|rule| rule.handle).collect();

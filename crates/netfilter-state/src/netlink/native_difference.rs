@@ -24,7 +24,7 @@ pub struct NativeDifference {
     pub kind: NativeDifferenceKind,
 }
 
-/// What is different. Rules are numbered from 1 and told in words.
+/// What is different. Rules are numbered from 1 and described in words.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum NativeDifferenceKind {
@@ -50,7 +50,7 @@ pub enum NativeDifferenceKind {
         /// The rule.
         found: String,
     },
-    /// There is another rule in its place.
+    /// Another rule is in its place.
     OtherRule {
         /// Its number.
         number: usize,
@@ -138,12 +138,12 @@ impl fmt::Display for NativeDifference {
             NativeDifferenceKind::Dormancy => {
                 write!(f, "{place} is dormant, so the kernel ignores its rules")
             }
-            NativeDifferenceKind::Hook => write!(f, "{place} hangs on another hook or has another policy"),
+            NativeDifferenceKind::Hook => write!(f, "{place} has a different hook or policy"),
             NativeDifferenceKind::MissingRule { number, wanted } => {
                 write!(f, "{place}: rule {number} is missing: {wanted}")
             }
             NativeDifferenceKind::StrayRule { number, found } => {
-                write!(f, "{place}: rule {number} should not be there: {found}")
+                write!(f, "{place}: unexpected rule {number}: {found}")
             }
             NativeDifferenceKind::OtherRule { number, wanted, found } => {
                 write!(f, "{place}: rule {number} is {found}, not {wanted}")

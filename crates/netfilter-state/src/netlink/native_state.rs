@@ -25,7 +25,7 @@ use redirect_core::{
 ///
 /// Two are equal when their tables are awake, their chains hang on the same hooks with the same policy and hold the
 /// same rules in the same order; counters, handles, comments and names of anonymous sets mean nothing. Expressions that
-/// no plan has are kept as they are, so that a rule of somebody else's equals itself and can be put back.
+/// no plan has are kept as they are, so that a rule of another program's equals itself and can be put back.
 ///
 /// A copy costs nothing: tables are shared until one of the copies changes.
 #[derive(Debug, Clone, Default)]
@@ -121,7 +121,7 @@ impl NativeState {
         Self { tables: tables.map(|(name, table)| (name, Arc::new(table))).collect() }
     }
 
-    /// Whether there is no table.
+    /// Whether no table exists.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.tables.is_empty()
@@ -354,7 +354,7 @@ impl TableState {
                 found == wanted
                     && match (self.set_of(one), other.set_of(two)) {
                         (Some(found), Some(wanted)) => found.meaning == wanted.meaning,
-                        // Of a set that neither knows, its name is all there is.
+                        // Of a set that neither knows, only the name is known.
                         (None, None) => one == two,
                         (Some(_), None) | (None, Some(_)) => false,
                     }
@@ -446,7 +446,7 @@ pub(super) fn raw(attributes: Attributes<'_>) -> RawAttributes {
     attributes.map(|(kind, value)| (kind, value.0.into())).collect()
 }
 
-/// In a transaction, sets are told apart by their number; the kernel knows names.
+/// In a transaction, sets are distinguished by their number; the kernel knows names.
 pub(super) fn set_key(attributes: Attributes<'_>, name: u16, number: u16) -> Option<SetKey> {
     let name = attributes.find(name)?.text()?;
     if name == super::sets::ANONYMOUS_NAME {
@@ -455,7 +455,7 @@ pub(super) fn set_key(attributes: Attributes<'_>, name: u16, number: u16) -> Opt
     Some(SetKey::Name(name.into()))
 }
 
-/// The bytes of a key, or of what is no key.
+/// The bytes of a key, or of what is not a key.
 fn key_bytes(data: Attribute<'_>) -> Vec<u8> {
     data.attributes().find(attribute::data::VALUE).unwrap_or(data).0.into()
 }
@@ -551,7 +551,7 @@ mod tests {
         let plain = state.clone();
         let tables = state.tables.values_mut().map(Arc::make_mut);
         for rule in tables.flat_map(|table| table.chains.values_mut()).flat_map(|chain| &mut chain.rules) {
-            // A list with one element of three bytes, which is no expression.
+            // A list with one element of three bytes, which is not an expression.
             rule.expressions.extend([7, 0, 1, 0, 1, 2, 3, 0]);
         }
         assert_eq!(state, state.clone());

@@ -20,7 +20,7 @@ use redirect_core::{
     values::Family,
 };
 
-/// What this program writes beside its rules in built-in chains, so that they can be told from others of the same shape: an
+/// What this program writes beside its rules in built-in chains, so that they can be determined from others of the same shape: an
 /// entry of a type that neither iptables nor nft has a meaning for, and that both pass over (libnftnl's `udata`).
 pub(super) const SIGNATURE: &[u8] = b"\x69\x06istio\0";
 
@@ -45,7 +45,7 @@ pub enum Obstacle {
         /// Family and name.
         table: String,
     },
-    /// It belongs to another program's socket (`flags owner`); nobody else may change it.
+    /// It belongs to another program's socket (`flags owner`); no other program may change it.
     Owned {
         /// Family and name.
         table: String,
@@ -100,7 +100,7 @@ impl Observed {
         Self { generation: Some(generation), ..Self::default() }
     }
 
-    /// The same, not bound to a generation: for a ruleset that somebody else changes faster than it can be read. A
+    /// The same, not bound to a generation: for a ruleset that another program changes faster than it can be read. A
     /// transaction based on it names the rules it removes and those it goes before by their handles, and is refused
     /// when one of them is gone.
     #[must_use]
@@ -108,7 +108,7 @@ impl Observed {
         Self { generation: None, ..self }
     }
 
-    /// The generation of the ruleset that was looked at. A transaction based on it is refused once it has passed.
+    /// The generation of the ruleset that was checked. A transaction based on it is refused once it has passed.
     #[must_use]
     pub const fn generation(&self) -> Option<u32> {
         self.generation
@@ -138,14 +138,14 @@ impl Observed {
     }
 
     /// Whether the rules and native tables are the same, whatever the generation. Handles may differ, and so may
-    /// chains of others that a change never touches.
+    /// chains of other programs that a change never touches.
     #[must_use]
     pub fn reads_like(&self, other: &Self) -> bool {
         let same = |family| self.state(family).chains_of_changes() == other.state(family).chains_of_changes();
         Family::BOTH.into_iter().all(same) && self.native == other.native && self.obstacles == other.obstacles
     }
 
-    /// Takes in one message of an answer: a table, a chain or a rule. Others say nothing here.
+    /// Takes in one message of an answer: a table, a chain or a rule. Other messages are ignored.
     ///
     /// Chains are asked for before their rules, so that a rule's chain is known.
     pub fn take(&mut self, message: &Message<'_>) {
@@ -160,7 +160,7 @@ impl Observed {
     }
 
     /// The chains of a table whose rules are worth reading where others have chains, too: those that a change may touch.
-    /// `None` where nobody else has any.
+    /// `None` if no other program has any.
     #[must_use]
     pub fn chains_to_read(&self, family: Family, table: Table) -> Option<Vec<Chain>> {
         let chains: Vec<&Chain> =

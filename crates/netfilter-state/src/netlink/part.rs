@@ -11,7 +11,7 @@ use redirect_core::{
 
 /// A chain in a table of a family; of both in native tables.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Place<'a> {
+pub struct ChainRef<'a> {
     /// The family; `None` for native tables, which serve both.
     pub family: Option<Family>,
     /// The table.
@@ -20,13 +20,13 @@ pub struct Place<'a> {
     pub chain: &'a Chain,
 }
 
-impl Place<'_> {
+impl ChainRef<'_> {
     pub(super) fn words(&self) -> String {
         alloc::format!("{self}")
     }
 }
 
-impl fmt::Display for Place<'_> {
+impl fmt::Display for ChainRef<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.family {
             Some(family) => write!(f, "{family} {}", crate::state::place(self.table, self.chain)),
@@ -42,13 +42,13 @@ pub enum Part<'a> {
     /// A table is created.
     Table(&'a str),
     /// A chain is created.
-    Chain(Place<'a>),
+    Chain(ChainRef<'a>),
     /// A chain is removed.
-    RemovedChain(Place<'a>),
+    RemovedChain(ChainRef<'a>),
     /// One rule or all rules of a chain are removed.
-    RemovedRule(Place<'a>),
+    RemovedRule(ChainRef<'a>),
     /// A rule is added.
-    Rule(Place<'a>, &'a Entry),
+    Rule(ChainRef<'a>, &'a Entry),
     /// A rule is added to a native table.
     NativeRule {
         /// The table.
@@ -67,7 +67,7 @@ impl Part<'_> {
     #[must_use]
     pub fn extensions(&self) -> Vec<(Family, Extension)> {
         match self {
-            Self::Rule(Place { family: Some(family), .. }, Entry::Rule(rule)) => {
+            Self::Rule(ChainRef { family: Some(family), .. }, Entry::Rule(rule)) => {
                 extensions(rule).map(|extension| (*family, extension)).collect()
             }
             Self::Rule(..)

@@ -1,5 +1,5 @@
 //! A rule's expressions, read in one place: each by itself ([`Expression`]), and what they leave in the registers
-//! ([`Registers`]). What they mean is for those who look: `seen` keeps what it does not know as unknown, `decode` refuses that,
+//! ([`Registers`]). Readers give them meaning: `seen` keeps unknown ones as unknown, `decode` refuses them,
 //! `native_state` compares. Nothing is copied: what is read borrows the bytes it was read from.
 
 mod registers;
@@ -11,7 +11,7 @@ use super::{
     abi::{attribute, operator, register},
     wire::{Attribute, Attributes},
 };
-use crate::ruleset::End;
+use crate::ruleset::Endpoint;
 use alloc::string::String;
 
 /// A lookup holds for what is not in the set (`NFT_LOOKUP_F_INV`).
@@ -30,7 +30,7 @@ pub(super) enum Field {
         length: u32,
     },
     /// What kind of address it has at this end, by the routing tables.
-    AddressType(End),
+    AddressType(Endpoint),
 }
 
 /// An expression. Two are equal when they do the same; what they use of sets is not compared.
@@ -98,14 +98,14 @@ pub(super) enum Expression<'a> {
     Lookup(Lookup<'a>),
     Match(Xt<'a>),
     Target(Xt<'a>),
-    /// One that is not read, or lacks what its kind needs.
+    /// An unsupported one, or one that lacks what its kind needs.
     Other {
         name: &'a str,
         data: Attributes<'a>,
     },
 }
 
-/// A look into a set or map.
+/// A lookup in a set or map.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Lookup<'a> {
     from: Option<u32>,
@@ -251,8 +251,8 @@ impl<'a> Expression<'a> {
         use super::abi::fib;
         let is_type = number(data, attribute::fib::RESULT)? == fib::ADDRESS_TYPE;
         let end = match number(data, attribute::fib::FLAGS)? {
-            fib::SOURCE if is_type => End::Source,
-            fib::DESTINATION if is_type => End::Destination,
+            fib::SOURCE if is_type => Endpoint::Source,
+            fib::DESTINATION if is_type => Endpoint::Destination,
             _ => return None,
         };
         Some(Self::Load { to: number(data, attribute::fib::DESTINATION)?, field: Field::AddressType(end) })
@@ -356,7 +356,7 @@ mod tests {
     use alloc::string::ToString;
     use redirect_core::{
         Family,
-        rule::{Is, Match},
+        rule::{Equality, Match},
         values::PortRange,
     };
 
@@ -457,7 +457,7 @@ mod tests {
         let (at_most, at_least): (Body, Body) = (|out| compare(out, 3), |out| compare(out, 5));
         for (order, first, last) in [(at_most, 0, 1024), (at_least, 1024, u16::MAX)] {
             let conditions = seen::rule(list(&[("payload", port), ("cmp", order)]).attributes()).conditions;
-            let range = Match::DestinationPort(Is::equals(PortRange::new(first, last).unwrap()));
+            let range = Match::DestinationPort(Equality::equals(PortRange::new(first, last).unwrap()));
             assert_eq!(conditions, [Condition::Plain(range)]);
         }
     }
@@ -545,8 +545,8 @@ mod tests {
             }
         };
         let loads = |end| Some(Field::AddressType(end));
-        assert_eq!(looked_up(fib::ADDRESS_TYPE, fib::SOURCE), loads(End::Source));
-        assert_eq!(looked_up(fib::ADDRESS_TYPE, fib::DESTINATION), loads(End::Destination));
+        assert_eq!(looked_up(fib::ADDRESS_TYPE, fib::SOURCE), loads(Endpoint::Source));
+        assert_eq!(looked_up(fib::ADDRESS_TYPE, fib::DESTINATION), loads(Endpoint::Destination));
         // By which interface, and of an address that comes in by the same.
         assert_eq!(looked_up(1, fib::SOURCE), None);
         assert_eq!(looked_up(1, fib::DESTINATION), None);

@@ -25,7 +25,7 @@ pub fn generation_in(message: &Message<'_>) -> Option<u32> {
         .then(|| message.attributes().find(attribute::generation::ID)?.u32())?
 }
 
-/// Who made a generation, where a message tells that one was made: the process (strictly, its thread) as the initial pid namespace numbers it, and
+/// Who made a generation, if a message announces one: the process (strictly, its thread) as the initial pid namespace numbers it, and
 /// its name, which it gives itself.
 #[must_use]
 pub fn writer_in<'a>(message: &Message<'a>) -> Option<(u32, &'a str)> {
@@ -134,7 +134,7 @@ pub fn native_objects(sequence: u32, table: &str) -> Vec<u8> {
 /// A transaction that makes the table that is this network namespace's lock: it belongs to the socket that sends it and
 /// ends with that socket. Refused with EEXIST while another socket has it.
 ///
-/// The message about the table has a number of its own, so that a refusal of the table can be told from one of the whole
+/// The message about the table has a number of its own, so that a refusal of the table can be determined from one of the whole
 /// transaction. `None` if a length does not fit, which cannot happen.
 #[must_use]
 pub fn take_lock(transaction: u32, table: u32) -> Option<Vec<u8>> {
@@ -174,7 +174,7 @@ pub fn native_elements(sequence: u32, table: &str, set: &str) -> Vec<u8> {
     elements(sequence, TableFamily::Inet, table, set)
 }
 
-/// Whether there is an xt match or target. The kernel loads its module if it can, and answers with an error if not.
+/// Asks whether an xt match or target exists. The kernel loads its module if it can, and answers with an error if not.
 #[must_use]
 pub fn extension(sequence: u32, of: Family, extension: Extension) -> Vec<u8> {
     question(kind::GET_COMPAT, flags::ACK, sequence, abi::family_number(of), |body| {

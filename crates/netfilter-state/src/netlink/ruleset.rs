@@ -1,4 +1,4 @@
-//! All tables of a namespace, whoever made them, read from the kernel's answers.
+//! All tables of a namespace, of any program, read from the kernel's answers.
 
 use super::{
     abi::{self, attribute, device_hook, family, kind},

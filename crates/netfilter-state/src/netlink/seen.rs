@@ -1,4 +1,4 @@
-//! A rule of anybody read expression by expression, so that one that is not understood does not hide the rest.
+//! Any program's rule, read expression by expression, so that an unsupported one does not hide the rest.
 
 mod comparisons;
 mod extensions;
@@ -12,7 +12,7 @@ use super::{
     },
     wire::{Attribute, Attributes},
 };
-use crate::ruleset::{Among, Condition, Counter, End, SeenRule, Selector, Statement, VerdictMap};
+use crate::ruleset::{Condition, Counter, Endpoint, SeenRule, Selector, SetLookup, Statement, VerdictMap};
 use alloc::{
     borrow::{Cow, ToOwned},
     string::String,
@@ -22,7 +22,7 @@ pub(super) use comparisons::{address, interface, prefix_of, protocol};
 use comparisons::{compared, ranged};
 pub(super) use extensions::{extension_match, extension_target};
 use redirect_core::{
-    rule::{Is, Match},
+    rule::{Equality, Match},
     values::{Family, PortRange},
 };
 
@@ -34,10 +34,10 @@ const QUEUE: u32 = 3;
 const VERDICT_MASK: u32 = 0xff;
 /// The type of an address of our own (`RTN_LOCAL`).
 const LOCAL_TYPE: u32 = 2;
-/// How many elements of sets all rules of a ruleset look up at most: each has those of its set, and others may make any number of either.
+/// Limit on set elements that all rules of a ruleset look up: other programs may create any number of rules and elements.
 pub(super) const MOST_LOOKED_UP: usize = 1 << 18;
 
-/// Reads the expressions of a rule; of which family its table is, and what is in sets, is not known.
+/// Reads the expressions of a rule; the family of its table and the elements of sets are unknown.
 pub(super) fn rule(expressions: Attributes<'_>) -> SeenRule {
     rule_with(expressions, None, &Sets::new(), &mut 0)
 }
@@ -89,8 +89,8 @@ fn field_name(field: Field) -> Cow<'static, str> {
         Field::Payload { base, offset, length } => {
             payload_name(base, offset, length).unwrap_or("payload").into()
         }
-        Field::AddressType(End::Source) => "fib saddr type".into(),
-        Field::AddressType(End::Destination) => "fib daddr type".into(),
+        Field::AddressType(Endpoint::Source) => "fib saddr type".into(),
+        Field::AddressType(Endpoint::Destination) => "fib daddr type".into(),
     }
 }
 
@@ -199,7 +199,7 @@ impl<'a, 's> Reader<'a, 's> {
                 // What is not of its family ends the rule.
                 let of = family.and_then(|family| u8::try_from(family).ok()).and_then(abi::family_of);
                 if let Some(value) = of {
-                    let is_of_family = Condition::Family(Is { value, not: false });
+                    let is_of_family = Condition::Family(Equality { value, not: false });
                     if !self.rule.conditions.contains(&is_of_family) {
                         self.condition(is_of_family);
                     }
@@ -214,7 +214,7 @@ impl<'a, 's> Reader<'a, 's> {
         }
     }
 
-    /// What an expression asks of a register.
+    /// The condition that an expression puts on a register.
     fn asked<C: IntoIterator<Item = Condition>>(
         &mut self,
         name: &str,
@@ -227,7 +227,7 @@ impl<'a, 's> Reader<'a, 's> {
         });
     }
 
-    /// What was found, or that something is asked that is not understood.
+    /// What was found, or that the condition is unsupported.
     fn conditions<C: IntoIterator<Item = Condition>>(
         &mut self,
         found: Option<C>,
@@ -240,7 +240,7 @@ impl<'a, 's> Reader<'a, 's> {
     }
 
     fn condition(&mut self, condition: Condition) {
-        if let Condition::Family(Is { value, not: false }) = condition {
+        if let Condition::Family(Equality { value, not: false }) = condition {
             self.family = Some(value);
         }
         self.rule.conditions.push(condition);
@@ -308,9 +308,9 @@ impl<'a, 's> Reader<'a, 's> {
         }
     }
 
-    /// One that is not understood: a condition, unless it loads or changes a register and compares nothing.
+    /// An unsupported one: a condition, unless it loads or changes a register and compares nothing.
     fn other(&mut self, name: &'a str, data: Attributes<'a>) {
-        // These begin with the register they look at.
+        // These begin with the register they check.
         let looked_at =
             || data.find(1).and_then(Attribute::u32).and_then(|register| self.registers.get(register));
         match name {
@@ -339,8 +339,8 @@ impl<'a, 's> Reader<'a, 's> {
 fn narrow(one: &mut Condition, two: &Condition) -> bool {
     match (one, two) {
         (
-            Condition::Among(Is { value: one, not: false }),
-            Condition::Among(Is { value: two, not: false }),
+            Condition::Among(Equality { value: one, not: false }),
+            Condition::Among(Equality { value: two, not: false }),
         ) if one.selectors == two.selectors && one.name.is_none() && two.name.is_none() => {
             let ([ones], [twos]) = (one.values.as_mut_slice(), two.values.as_slice()) else { return false };
             let ([range], [(first, last)]) = (ones.as_mut_slice(), twos.as_slice()) else { return false };
@@ -348,12 +348,12 @@ fn narrow(one: &mut Condition, two: &Condition) -> bool {
             true
         }
         (
-            Condition::Plain(Match::DestinationPort(Is { value: one, not: false })),
-            Condition::Plain(Match::DestinationPort(Is { value: two, not: false })),
+            Condition::Plain(Match::DestinationPort(Equality { value: one, not: false })),
+            Condition::Plain(Match::DestinationPort(Equality { value: two, not: false })),
         )
         | (
-            Condition::Plain(Match::SourcePort(Is { value: one, not: false })),
-            Condition::Plain(Match::SourcePort(Is { value: two, not: false })),
+            Condition::Plain(Match::SourcePort(Equality { value: one, not: false })),
+            Condition::Plain(Match::SourcePort(Equality { value: two, not: false })),
         ) => {
             let both = PortRange::new(one.first().max(two.first()), one.last().min(two.last()));
             both.is_some_and(|both| {
@@ -366,8 +366,8 @@ fn narrow(one: &mut Condition, two: &Condition) -> bool {
 }
 
 /// What a lookup in a set asks; few ports have conditions of their own.
-fn among(among: Among, not: bool) -> Condition {
-    /// As many as those who try packets for such a condition try.
+fn among(among: SetLookup, not: bool) -> Condition {
+    /// As many as callers try packets for.
     const FEW: usize = 3;
     let ports = || {
         let port = |number: u128| u16::try_from(number).ok();
@@ -380,12 +380,14 @@ fn among(among: Among, not: bool) -> Condition {
     };
     let found = match (among.selectors.as_slice(), &among.name) {
         ([Selector::DestinationPort], None) => {
-            ports().map(|value| Condition::Plain(Match::DestinationPorts(Is { value, not })))
+            ports().map(|value| Condition::Plain(Match::DestinationPorts(Equality { value, not })))
         }
-        ([Selector::SourcePort], None) => ports().map(|value| Condition::SourcePorts(Is { value, not })),
+        ([Selector::SourcePort], None) => {
+            ports().map(|value| Condition::SourcePorts(Equality { value, not }))
+        }
         _ => None,
     };
-    found.unwrap_or(Condition::Among(Is { value: among, not }))
+    found.unwrap_or(Condition::Among(Equality { value: among, not }))
 }
 
 /// What an expression does that is known by its name alone, if it does anything; `None` for another.
@@ -393,7 +395,7 @@ fn statement_named(name: &str, data: Attributes<'_>) -> Option<Option<Statement>
     Some(Some(match name {
         "last" => return Some(None),
         "objref" => match data.find(attribute::object_reference::TYPE).and_then(Attribute::u32) {
-            // These are conditions: what is beyond the limit does not meet the rest of the rule. So may be any of a map.
+            // These are conditions: packets beyond the limit skip the rest of the rule. Any of them may also come from a map.
             Some(object::QUOTA | object::LIMIT | object::CONNECTION_LIMIT) | None => return None,
             Some(object::SYNPROXY) => Statement::Rewrite("synproxy".to_owned()),
             Some(_) => Statement::Harmless(name.to_owned()),
@@ -486,7 +488,7 @@ fn written(field: Field) -> Statement {
     }
 }
 
-/// `None` for a jump to nowhere.
+/// `None` for a jump without a target.
 fn decided(code: u32, chain: Option<&str>) -> Option<Statement> {
     Some(match code {
         verdict::ACCEPT => Statement::Accept,
@@ -504,7 +506,7 @@ fn decided(code: u32, chain: Option<&str>) -> Option<Statement> {
 mod tests {
     use super::*;
     use alloc::vec;
-    use redirect_core::rule::Is;
+    use redirect_core::rule::Equality;
 
     #[test]
     fn verdicts_have_the_numbers_of_the_kernel() {
@@ -529,8 +531,8 @@ mod tests {
     fn two_conditions_become_one_where_both_are_ranges_of_the_same() {
         let range = |selector, name: Option<&str>, first, last| {
             let name = name.map(ToOwned::to_owned);
-            let among = Among { selectors: vec![selector], name, values: vec![vec![(first, last)]] };
-            Condition::Among(Is { value: among, not: false })
+            let among = SetLookup { selectors: vec![selector], name, values: vec![vec![(first, last)]] };
+            Condition::Among(Equality { value: among, not: false })
         };
         let narrowed = |mut one: Condition, two: &Condition| narrow(&mut one, two).then_some(one);
         let (mark, conn_mark) = (Selector::Mark, Selector::ConnMark);

@@ -9,7 +9,7 @@ use super::{
     wire::{Attribute, Head, Message, Writer},
 };
 use crate::{
-    change::{Change, Step, TableChange},
+    change::{EditOp, RulesetDiff, TableChange},
     parse,
     state::{Entry, RuleState},
 };
@@ -22,8 +22,8 @@ use redirect_core::{
     plan::FamilyRules,
     render,
     rule::{
-        Chain, ConnState, Direction, Hook, Is, Match, OurChain, Protocol, Rule, Table, Target, TcpFlags,
-        Tracked,
+        Chain, ConnState, Direction, Equality, Hook, Match, OurChain, Protocol, Rule, Table, Target,
+        TcpFlags, Tracked,
     },
     settings::{Key, NamespaceFacts, RawSettings, Source},
     values::{InterfaceName, Mark, MaskedMark, Port, PortRange},
@@ -32,7 +32,7 @@ use std::{borrow::ToOwned, collections::BTreeMap, format, string::String, vec, v
 
 /// A rule in the words of iptables-save.
 fn rule(text: &str) -> Rule {
-    let Entry::Rule(rule) = parse::entry(text) else { panic!("{text} is no rule of ours") };
+    let Entry::Rule(rule) = parse::entry(text) else { panic!("{text} is not a rule of ours") };
     rule
 }
 
@@ -48,15 +48,15 @@ fn decoded(bytes: &[u8], family: Family) -> Option<Rule> {
 
 #[test]
 fn a_range_of_all_addresses_is_not_compared_with() {
-    let condition = |is: Is<IpNet>| [Match::Source(is.clone()), Match::Destination(is)];
+    let condition = |is: Equality<IpNet>| [Match::Source(is.clone()), Match::Destination(is)];
     for (family, all) in [(Family::V4, "0.0.0.0/0"), (Family::V6, "::/0")] {
         let of = |conditions: Vec<Match>| {
             expressions(&Rule { matches: conditions, target: Target::Return }, family)
         };
-        for one in condition(Is::equals(all.parse().unwrap())) {
+        for one in condition(Equality::equals(all.parse().unwrap())) {
             assert_eq!(of(vec![one]), of(vec![]), "{all}");
         }
-        for one in condition(Is::not_equals(all.parse().unwrap())) {
+        for one in condition(Equality::not_equals(all.parse().unwrap())) {
             assert_ne!(of(vec![one]), of(vec![]), "! {all}");
         }
     }
@@ -135,7 +135,7 @@ impl Kernel {
                         Some(gone) => rules.retain(|(handle, _)| *handle != gone),
                         None => rules.clear(),
                     }
-                    assert_ne!(rules.len(), before, "there is no such rule");
+                    assert_ne!(rules.len(), before, "no such rule");
                 }
                 kind::BATCH_BEGIN | kind::BATCH_END => {}
                 other => panic!("message {other}"),
@@ -249,7 +249,7 @@ fn expressions_are_those_of_iptables() {
 #[test]
 fn a_transaction_declares_what_is_missing_and_nothing_else() {
     let rules = everything().rules(Family::V4);
-    let (nothing, change) = (Observed::at(7), Change::between(&RuleState::new(), &rules));
+    let (nothing, change) = (Observed::at(7), RulesetDiff::between(&RuleState::new(), &rules));
     let mut batch = Batch::new(&nothing);
     batch.change(Family::V4, &change).unwrap();
     let first = batch.finish().unwrap();
@@ -260,7 +260,7 @@ fn a_transaction_declares_what_is_missing_and_nothing_else() {
     assert_eq!(confirmed.sequence, first.confirmed());
 
     let observed = in_force(first.bytes());
-    let change = Change::rewriting(observed.state(Family::V4), &rules);
+    let change = RulesetDiff::rewriting(observed.state(Family::V4), &rules);
     let mut batch = Batch::new(&observed);
     batch.change(Family::V4, &change).unwrap();
     assert!(!batch.is_empty() && Batch::new(&nothing).is_empty());
@@ -275,8 +275,9 @@ fn a_transaction_declares_what_is_missing_and_nothing_else() {
 fn what_was_sent_is_what_is_observed() {
     let plan = everything();
     let (nothing, mut sent) = (Observed::at(1), Vec::new());
-    let changes: Vec<(Family, Change)> =
-        Family::BOTH.map(|family| (family, Change::between(&RuleState::new(), &plan.rules(family)))).into();
+    let changes: Vec<(Family, RulesetDiff)> = Family::BOTH
+        .map(|family| (family, RulesetDiff::between(&RuleState::new(), &plan.rules(family))))
+        .into();
     let mut batch = Batch::new(&nothing);
     for (family, change) in &changes {
         batch.change(*family, change).unwrap();
@@ -297,7 +298,7 @@ fn native_tables_that_were_sent_are_observed() {
     let mut observed = in_force(batch.finish().unwrap().bytes());
     assert_eq!(observed.native(), &wanted);
     assert_eq!(observed.generation(), Some(2));
-    // A chain that nobody sent is one more.
+    // A chain that was not sent is one more.
     let mut writer = Writer::default();
     writer.message(Head { kind: kind::NEW_CHAIN, flags: 0, sequence: 0, family: 1, resource: 0 }, |body| {
         body.text(attribute::chain::TABLE, "istio-proxy-nat");
@@ -360,7 +361,7 @@ fn rules_of_others_keep_their_place_and_can_be_put_back() {
         Entry::Foreign(super::RawRule::new(writer.attributes(), None).into())
     };
     let mut kernel = Kernel::default();
-    let mut commit = |change: &Change| {
+    let mut commit = |change: &RulesetDiff| {
         let observed = kernel.dump();
         let mut batch = Batch::new(&observed);
         batch.change(Family::V4, change).unwrap();
@@ -374,13 +375,13 @@ fn rules_of_others_keep_their_place_and_can_be_put_back() {
         let text = |entry: &Entry| entry.to_string().rsplit(' ').next().unwrap_or_default().to_owned();
         rules(state).iter().map(text).collect()
     };
-    let mut steps = vec![Step::DeclareEmpty(Chain::named("ISTIO_OLD"))];
-    steps.extend(["ONE", "ISTIO_OLD", "TWO"].map(|target| Step::Append(output.clone(), foreign(target))));
-    let with = commit(&Change { tables: vec![TableChange { table: Table::Nat, steps }] });
+    let mut steps = vec![EditOp::DeclareEmpty(Chain::named("ISTIO_OLD"))];
+    steps.extend(["ONE", "ISTIO_OLD", "TWO"].map(|target| EditOp::Append(output.clone(), foreign(target))));
+    let with = commit(&RulesetDiff { tables: vec![TableChange { table: Table::Nat, steps }] });
     assert_eq!(targets(&with), ["ONE", "ISTIO_OLD", "TWO"]);
-    let without = commit(&Change::between(&with, &FamilyRules::default()));
+    let without = commit(&RulesetDiff::between(&with, &FamilyRules::default()));
     assert_eq!(targets(&without), ["ONE", "TWO"]);
-    let back = commit(&Change::back(&without, &with, &Change::default()));
+    let back = commit(&RulesetDiff::back(&without, &with, &RulesetDiff::default()));
     assert_eq!(rules(&back), rules(&with), "all of it is there again, between the same two");
     assert!(rules(&back).contains(&foreign("ISTIO_OLD")), "to the last byte: {back:?}");
 }
@@ -395,7 +396,7 @@ fn a_chain_that_is_not_iptables_is_left_alone() {
     });
     let mut observed = Observed::at(1);
     observed.take(&Messages::new(&writer.finish().unwrap()).next().unwrap());
-    let change = Change::between(&RuleState::new(), &everything().rules(Family::V4));
+    let change = RulesetDiff::between(&RuleState::new(), &everything().rules(Family::V4));
     let result = Batch::new(&observed).change(Family::V4, &change);
     assert_eq!(result, Err(BatchError::NotBuiltIn("IPv4 nat OUTPUT".into())));
 }
@@ -426,8 +427,8 @@ fn nets(family: Family) -> BoxedStrategy<IpNet> {
 
 fn is<T: Clone + std::fmt::Debug + 'static>(
     value: impl Strategy<Value = T> + 'static,
-) -> BoxedStrategy<Is<T>> {
-    (value, any::<bool>()).prop_map(|(value, not)| Is { value, not }).boxed()
+) -> BoxedStrategy<Equality<T>> {
+    (value, any::<bool>()).prop_map(|(value, not)| Equality { value, not }).boxed()
 }
 
 fn port_ranges() -> impl Strategy<Value = PortRange> {
@@ -555,14 +556,14 @@ proptest! {
     fn any_two_states_are_one_transaction_apart(from in chains(), to in chains()) {
         let nothing = Observed::at(1);
         let (from, to) = (state(&from), state(&to));
-        let first = Change::back(&RuleState::new(), &from, &Change::default());
+        let first = RulesetDiff::back(&RuleState::new(), &from, &RulesetDiff::default());
         let mut kernel = Kernel::default();
         let mut batch = Batch::new(&nothing);
         batch.change(Family::V4, &first).unwrap();
         kernel.commit(batch.finish().unwrap().bytes());
         let observed = kernel.dump();
         prop_assert_eq!(observed.state(Family::V4), &from);
-        let second = Change::back(&from, &to, &Change::default());
+        let second = RulesetDiff::back(&from, &to, &RulesetDiff::default());
         let mut batch = Batch::new(&observed);
         batch.change(Family::V4, &second).unwrap();
         kernel.commit(batch.finish().unwrap().bytes());
@@ -601,7 +602,7 @@ fn state(chains: &[(OurChain, Vec<u16>)]) -> RuleState {
 
 #[test]
 fn no_address_at_all_is_compared_with_every_bit_masked() {
-    let none = Match::Destination(Is::not_equals("0.0.0.0/0".parse().unwrap()));
+    let none = Match::Destination(Equality::not_equals("0.0.0.0/0".parse().unwrap()));
     let rule = Rule { matches: [none].into(), target: Target::Return };
     let bytes = expressions(&rule, Family::V4);
     assert_eq!(decoded(&bytes, Family::V4), Some(rule));
@@ -618,16 +619,16 @@ fn nothing_goes_into_a_chain_that_is_not_there() {
     let entry = parse::entry("-p tcp -j RETURN");
     let chain = || Chain::from(OurChain::Output);
     for step in [
-        Step::Append(chain(), entry.clone()),
-        Step::Insert(chain(), 1, entry.clone()),
-        Step::Delete(chain(), entry),
-        Step::Flush(chain()),
-        Step::RemoveChain(chain()),
+        EditOp::Append(chain(), entry.clone()),
+        EditOp::Insert(chain(), 1, entry.clone()),
+        EditOp::Delete(chain(), entry),
+        EditOp::Flush(chain()),
+        EditOp::RemoveChain(chain()),
     ] {
-        // Neither in one that nobody has made, nor in one that is gone.
-        for before in [&[][..], &[Step::DeclareEmpty(chain()), Step::RemoveChain(chain())]] {
+        // Neither in one that was never made, nor in one that is gone.
+        for before in [&[][..], &[EditOp::DeclareEmpty(chain()), EditOp::RemoveChain(chain())]] {
             let steps = [before, core::slice::from_ref(&step)].concat();
-            let change = Change { tables: [TableChange { table: Table::Nat, steps }].into() };
+            let change = RulesetDiff { tables: [TableChange { table: Table::Nat, steps }].into() };
             let refused = Batch::new(&nothing).change(Family::V4, &change);
             assert!(matches!(refused, Err(BatchError::NoSuchChain(_))), "{before:?} {step:?}: {refused:?}");
         }
@@ -645,7 +646,7 @@ fn a_plan_of_native_rules_has_every_rule_once() {
     let text = render::nft_text(&plan);
     assert_eq!(sent, text.lines().filter(|line| line.starts_with("add rule")).count());
     let all = plan.merged_rules().into_values().flat_map(BTreeMap::into_values).flatten();
-    // Native tproxy takes two: to hand over, and to drop what nobody takes.
+    // Native tproxy takes two: to hand over, and to drop what has no listener.
     let lines = |planned: &redirect_core::plan::PlannedRule| {
         1 + usize::from(matches!(planned.rule().target, Target::Tproxy { .. }))
     };

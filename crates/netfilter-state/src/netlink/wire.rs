@@ -158,7 +158,7 @@ impl<'a> Message<'a> {
         self.body
     }
 
-    /// Whether the kernel says that what it dumps changed meanwhile.
+    /// Whether the kernel reports that its dump changed concurrently.
     #[must_use]
     pub const fn is_interrupted(&self) -> bool {
         self.flags & flags::DUMP_INTERRUPTED != 0

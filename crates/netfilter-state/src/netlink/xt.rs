@@ -4,7 +4,7 @@
 use super::{abi::state, decode, seen, wire::read_array};
 use alloc::vec::Vec;
 use redirect_core::{
-    rule::{ConnState, Direction, Is, Match, Target, TcpFlags, Tracked},
+    rule::{ConnState, Direction, Equality, Match, Target, TcpFlags, Tracked},
     values::{Family, Mark, MaskedMark, Port, PortRange},
 };
 
@@ -193,13 +193,13 @@ fn conntrack(Tracked { state, direction }: Tracked) -> Vec<u8> {
     info.fill(size::CONNTRACK)
 }
 
-fn owner(which: u8, is: &Is<u32>) -> Vec<u8> {
+fn owner(which: u8, is: &Equality<u32>) -> Vec<u8> {
     let id = is.value.to_ne_bytes();
     let info = Info::new(size::OWNER).skip_to(if which == OWNER_UID { 0 } else { 8 }).put(&id).put(&id);
     info.skip_to(16).put(&[which, if is.not { which } else { 0 }]).fill(size::OWNER)
 }
 
-fn multiport(is: &Is<Vec<PortRange>>) -> Option<Vec<u8>> {
+fn multiport(is: &Equality<Vec<PortRange>>) -> Option<Vec<u8>> {
     let (mut ports, mut flags) = (Vec::new(), Vec::new());
     for range in &is.value {
         ports.push(range.first());
@@ -286,8 +286,8 @@ pub(super) fn decode_match(name: &str, revision: u32, info: &[u8]) -> Option<Vec
     }
 }
 
-/// Which ports a multiport match looks at (`enum xt_multiport_flags`), and for what.
-pub(super) fn multiport_ports(info: &[u8]) -> Option<(u8, Is<Vec<PortRange>>)> {
+/// Which ports a multiport match checks (`enum xt_multiport_flags`), and for what.
+pub(super) fn multiport_ports(info: &[u8]) -> Option<(u8, Equality<Vec<PortRange>>)> {
     let [direction, count] = read_array(info, 0)?;
     let count = usize::from(count);
     if count > MULTIPORT_ROOM {
@@ -301,10 +301,10 @@ pub(super) fn multiport_ports(info: &[u8]) -> Option<(u8, Is<Vec<PortRange>>)> {
         value.push(PortRange::new(first, last)?);
     }
     let [not] = read_array(info, 47)?;
-    Some((direction, Is { value, not: not != 0 }))
+    Some((direction, Equality { value, not: not != 0 }))
 }
 
-/// What a match of state and direction says it looks at.
+/// What a match of state and direction says it checks.
 const STATE_AND_DIRECTION: u16 = CONNTRACK_STATE | CONNTRACK_DIRECTION;
 
 fn decode_conntrack(revision: u32, info: &[u8]) -> Option<Match> {
@@ -339,12 +339,12 @@ fn decode_tcp(info: &[u8]) -> Option<Vec<Match>> {
     let mut found = decode_ports(info, inverted & !TCP_INVERTED_FLAGS)?;
     let not = inverted & TCP_INVERTED_FLAGS != 0;
     if mask != 0 || set != 0 || not {
-        found.push(Match::TcpFlags(Is { value: TcpFlags::new(mask, set)?, not }));
+        found.push(Match::TcpFlags(Equality { value: TcpFlags::new(mask, set)?, not }));
     }
     Some(found)
 }
 
-/// Ports of older versions of iptables-nft. Without any it is what `-m tcp` alone leaves, which says nothing.
+/// Ports of older versions of iptables-nft. Without ports it is a bare `-m tcp`, which matches everything.
 fn decode_ports(info: &[u8], inverted: u8) -> Option<Vec<Match>> {
     let range =
         |offset| PortRange::new(read_u16(info, offset)?, read_u16(info, usize::checked_add(offset, 2)?)?);
@@ -354,7 +354,7 @@ fn decode_ports(info: &[u8], inverted: u8) -> Option<Vec<Match>> {
     }
     let said = |range: PortRange, bit: u8| {
         let not = inverted & bit != 0;
-        (not || range.first() != 0 || range.last() != u16::MAX).then_some(Is { value: range, not })
+        (not || range.first() != 0 || range.last() != u16::MAX).then_some(Equality { value: range, not })
     };
     let ports = [said(source, 1).map(Match::SourcePort), said(destination, 2).map(Match::DestinationPort)];
     Some(ports.into_iter().flatten().collect())
@@ -433,11 +433,11 @@ mod tests {
         let guard = MaskedMark::new(0x53b0_0000, 0xfff0_0000).unwrap();
         let ports = ["53", "15008", "100:200"].map(|port| PortRange::parse(port, PortSyntax::Saved).unwrap());
         for (condition, start) in [
-            (Match::OwnerUid(Is::equals(1337)), "3905000039050000000000000000000001000000"),
-            (Match::OwnerGid(Is::not_equals(1337)), "00000000000000003905000039050000020200"),
-            (Match::DestinationPorts(Is::not_equals(ports.into())), "01043500a03a6400c800000000"),
-            (Match::ConnMark(Is::equals(Mark::new(0x539).unwrap().into())), "39050000ffffffff00"),
-            (Match::ConnMark(Is::equals(guard)), "0000b0530000f0ff0000000000000000"),
+            (Match::OwnerUid(Equality::equals(1337)), "3905000039050000000000000000000001000000"),
+            (Match::OwnerGid(Equality::not_equals(1337)), "00000000000000003905000039050000020200"),
+            (Match::DestinationPorts(Equality::not_equals(ports.into())), "01043500a03a6400c800000000"),
+            (Match::ConnMark(Equality::equals(Mark::new(0x539).unwrap().into())), "39050000ffffffff00"),
+            (Match::ConnMark(Equality::equals(guard)), "0000b0530000f0ff0000000000000000"),
         ] {
             assert_eq!(hex(&match_info(&condition).unwrap(), start.len()), start, "{condition:?}");
         }
@@ -480,15 +480,18 @@ mod tests {
         tcp[2..4].fill(0xff);
         tcp[4..8].copy_from_slice(&[80_u16.to_ne_bytes(), 90_u16.to_ne_bytes()].concat());
         let range = PortRange::new(80, 90).unwrap();
-        assert_eq!(decode_match("tcp", 0, &tcp), Some([Match::DestinationPort(Is::equals(range))].into()));
+        assert_eq!(
+            decode_match("tcp", 0, &tcp),
+            Some([Match::DestinationPort(Equality::equals(range))].into())
+        );
         tcp[11] = 2;
         assert_eq!(
             decode_match("tcp", 0, &tcp),
-            Some([Match::DestinationPort(Is::not_equals(range))].into())
+            Some([Match::DestinationPort(Equality::not_equals(range))].into())
         );
         tcp[9..11].copy_from_slice(&[0x17, 0x02]);
-        let flags = |not| Match::TcpFlags(Is { value: TcpFlags::OPENING, not });
-        let port = Match::DestinationPort(Is::not_equals(range));
+        let flags = |not| Match::TcpFlags(Equality { value: TcpFlags::OPENING, not });
+        let port = Match::DestinationPort(Equality::not_equals(range));
         assert_eq!(decode_match("tcp", 0, &tcp), Some([port.clone(), flags(false)].into()));
         tcp[11] |= 4;
         assert_eq!(decode_match("tcp", 0, &tcp), Some([port, flags(true)].into()));
@@ -499,10 +502,10 @@ mod tests {
             let mut ports = [0; 16];
             ports[2..4].fill(0xff);
             ports[4..8].copy_from_slice(&[first.to_ne_bytes(), last.to_ne_bytes()].concat());
-            let range = Match::DestinationPort(Is::equals(PortRange::new(first, last).unwrap()));
+            let range = Match::DestinationPort(Equality::equals(PortRange::new(first, last).unwrap()));
             assert_eq!(decode_match("tcp", 0, &ports), Some(told.then_some(range).into_iter().collect()));
         }
-        // A flag that is to be set and is not looked at, and flags that are not none.
+        // A flag that is to be set and is not checked, and flags that are not none.
         for (set, inverted) in [(2, 0), (0, 8), (2, 8)] {
             let mut flags = [0; 16];
             (flags[10], flags[11]) = (set, inverted);
@@ -512,17 +515,14 @@ mod tests {
 
     #[test]
     fn a_list_of_ports_is_as_long_as_its_structure_has_room() {
-        let list =
-            |ports: u16| Match::DestinationPorts(Is::equals((1..=ports).map(PortRange::single).collect()));
+        let list = |ports: u16| {
+            Match::DestinationPorts(Equality::equals((1..=ports).map(PortRange::single).collect()))
+        };
         let mut full = match_info(&list(15)).unwrap();
         assert_eq!(decode_match("multiport", 1, &full), Some([list(15)].into()));
         assert_eq!(match_info(&list(16)), None);
         full[1] = 16;
-        assert_eq!(
-            decode_match("multiport", 1, &full),
-            None,
-            "it says that it has more than there is room for"
-        );
+        assert_eq!(decode_match("multiport", 1, &full), None, "it claims more than fits");
     }
 
     #[test]

@@ -21,7 +21,7 @@ use alloc::{
     vec::Vec,
 };
 use redirect_core::{
-    rule::{Chain, Hook, Is, Match, Rule, Table},
+    rule::{Chain, Equality, Hook, Match, Rule, Table},
     values::Family,
 };
 
@@ -455,7 +455,7 @@ impl<'a> LegacyEntry<'a> {
         }
         let which = if number == 0 { "-i" } else { "-o" };
         let known = seen::interface(name.get(..length)?).map(|value| {
-            let is = Is { value, not };
+            let is = Equality { value, not };
             Condition::Plain(if number == 0 { Match::InInterface(is) } else { Match::OutInterface(is) })
         });
         Some(known.unwrap_or_else(|| Condition::Unknown(which.to_owned())))

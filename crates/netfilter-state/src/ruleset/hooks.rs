@@ -6,7 +6,7 @@ use redirect_core::{rule::Hook, values::Family};
 
 /// What hangs on the hooks of IP.
 ///
-/// Priorities alone do not tell the order: of several at the same priority, the kernel asks the one first that was hung there last.
+/// Priorities alone do not determine the order: at equal priority, the kernel first runs the chain registered last.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct HookList {
     /// By family and hook. What hangs on a hook for both families is in the lists of both.
@@ -26,7 +26,7 @@ impl HookList {
 pub struct HookEntry {
     /// Its priority: the lowest goes first.
     pub priority: i32,
-    /// Whose it is.
+    /// Its owner.
     pub owner: HookOwner,
 }
 

@@ -11,10 +11,10 @@ use core::{
 };
 use redirect_core::values::Family;
 
-/// Combinations of values that are looked up: a set of nf_tables, or a range.
+/// Combinations of values to search: a set of nf_tables, or a range.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Among {
+pub struct SetLookup {
     /// What is looked up.
     pub selectors: Vec<Selector>,
     /// The set's name; none where it belongs to the rule.
@@ -24,7 +24,7 @@ pub struct Among {
     pub values: Vec<Vec<(u128, u128)>>,
 }
 
-/// Something of a packet or its connection that values are compared with.
+/// A property of a packet or its connection to compare with values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Selector {
     /// The family: 2 is IPv4, 10 IPv6.
@@ -63,13 +63,13 @@ pub enum Selector {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VerdictMap {
     /// What is looked up.
-    pub among: Among,
-    /// What happens, for each combination. Where none is found, the next rule is asked.
+    pub among: SetLookup,
+    /// What happens, for each combination. Without a match, the next rule follows.
     pub verdicts: Vec<Statement>,
 }
 
 impl VerdictMap {
-    /// The numbers of its combinations in the order in which the kernel asks them: those that name every value last.
+    /// The numbers of its combinations in the order in which the kernel tries them, catch-all last.
     pub fn asked(&self) -> impl Iterator<Item = usize> {
         let is_every = |values: &Vec<(u128, u128)>| {
             self.among.selectors.iter().zip(values).all(|(selector, range)| selector.is_every(*range))
@@ -82,14 +82,14 @@ impl VerdictMap {
     }
 }
 
-impl Among {
+impl SetLookup {
     /// One range of one selector.
     #[must_use]
     pub fn range(selector: Selector, range: (u128, u128)) -> Self {
         Self { selectors: [selector].into(), name: None, values: [[range].into()].into() }
     }
 
-    /// How many combinations are told of one that has no name.
+    /// Number of combinations printed for an anonymous set.
     const TOLD: usize = 6;
 
     /// In the words of nft, with something behind each combination.

@@ -1,12 +1,12 @@
-//! Everything that hangs on the hooks of a network namespace, whoever made it: tables, chains, rules as far as they are
-//! understood. Its enums are closed on purpose: who walks packets through a ruleset has to know every kind.
+//! Everything on the hooks of a network namespace, from any program: tables, chains, rules as far as they are
+//! supported. Its enums are closed on purpose: who walks packets through a ruleset has to know every kind.
 
 mod hooks;
 mod lookup;
 mod save;
 
 pub use hooks::{HookEntry, HookList, HookOwner};
-pub use lookup::{Among, Selector, VerdictMap, address};
+pub use lookup::{Selector, SetLookup, VerdictMap, address};
 pub use save::{add_saved, saved_rule};
 pub(crate) use save::{chain_priority, marked, owned_by, target_named};
 
@@ -15,7 +15,7 @@ use alloc::{collections::BTreeMap, string::String, vec::Vec};
 use core::fmt;
 use redirect_core::{
     render,
-    rule::{Hook, Is, Match, Rule, Target},
+    rule::{Equality, Hook, Match, Rule, Target},
     values::{Family, PortRange},
 };
 
@@ -86,7 +86,7 @@ pub struct TableName {
 }
 
 impl TableName {
-    /// That of no table, where something that is in none has to be named.
+    /// The name for things outside any table.
     #[must_use]
     pub fn of_family(family: Family) -> Self {
         Self { api: Api::Function, family: family.into(), name: String::new() }
@@ -116,7 +116,7 @@ pub struct Ruleset {
 }
 
 impl Ruleset {
-    /// A table; an empty one is made where there is none.
+    /// A table; creates an empty one if missing.
     pub fn table(&mut self, name: TableName) -> &mut TableState {
         self.tables.entry(name).or_default()
     }
@@ -174,7 +174,7 @@ pub struct DeviceBase {
     pub drops: bool,
 }
 
-/// A direction of an interface. Closed: there is no third.
+/// A direction of an interface. Closed: no third direction exists.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Direction {
     /// What it receives, before prerouting.
@@ -186,15 +186,15 @@ pub enum Direction {
 /// A rule, as far as it is understood.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct SeenRule {
-    /// What a packet has to fulfil, all of it.
+    /// The conditions, all of which a packet must fulfil.
     pub conditions: Vec<Condition>,
     /// What then happens, in order.
     pub statements: Vec<Statement>,
-    /// What it has counted; none where it does not count.
+    /// Its counter; `None` without one.
     pub counter: Option<Counter>,
 }
 
-/// What a rule has counted since it was made, or since somebody set it to zero.
+/// What a rule has counted since it was made, or since its last reset.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Counter {
     /// Packets that fulfilled its conditions.
@@ -209,17 +209,17 @@ pub enum Condition {
     /// One that plans have, too.
     Plain(Match),
     /// The packet is of this family.
-    Family(Is<Family>),
+    Family(Equality<Family>),
     /// The number of the transport protocol.
-    Protocol(Is<u8>),
+    Protocol(Equality<u8>),
     /// One of these source ports.
-    SourcePorts(Is<Vec<PortRange>>),
+    SourcePorts(Equality<Vec<PortRange>>),
     /// The connection is in one of these states, as bits of the kernel.
-    State(Is<u32>),
+    State(Equality<u32>),
     /// The connection is in one of these states, and, if the packet belongs to one, answers those that opened it or not.
     StateAndDirection {
         /// The states, as bits of the kernel.
-        states: Is<u32>,
+        states: Equality<u32>,
         /// Whether it answers.
         is_reply: bool,
     },
@@ -228,35 +228,35 @@ pub enum Condition {
         /// The bits.
         mask: u32,
         /// Their value.
-        is: Is<u32>,
+        is: Equality<u32>,
     },
     /// These bits of the connection's mark have this value.
     ConnMarkBits {
         /// The bits.
         mask: u32,
         /// Their value.
-        is: Is<u32>,
+        is: Equality<u32>,
     },
     /// The packet answers those that opened the connection.
-    IsReply(Is<bool>),
+    IsReply(Equality<bool>),
     /// These TCP flags have this value.
     TcpFlags {
         /// The flags, as bits of the header.
         mask: u8,
         /// Their value.
-        is: Is<u8>,
+        is: Equality<u8>,
     },
     /// The address at this end is one of the network namespace's own.
-    Local(Is<End>),
+    Local(Equality<Endpoint>),
     /// One of several combinations of values.
-    Among(Is<Among>),
-    /// One that is not understood, by its name.
+    Among(Equality<SetLookup>),
+    /// An unsupported one, by name.
     Unknown(String),
 }
 
-/// An end of a packet's way. Closed: there is no third.
+/// An end of a packet's way. Closed: no third exists.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum End {
+pub enum Endpoint {
     /// Where it comes from.
     Source,
     /// Where it goes.
@@ -270,7 +270,7 @@ pub enum Statement {
     Accept,
     /// The packet is gone.
     Drop,
-    /// The packet is gone, and its sender told so.
+    /// The packet is gone, and its sender notified.
     Reject,
     /// Back to the calling chain.
     Return,
@@ -349,7 +349,7 @@ pub enum Statement {
     Rewrite(String),
     /// Something that does not change the packet's way, by its name.
     Harmless(String),
-    /// One that is not understood, by its name.
+    /// An unsupported one, by name.
     Unknown(String),
 }
 
@@ -475,8 +475,8 @@ impl fmt::Display for Condition {
             }
             Self::Local(is) => {
                 let end = match is.value {
-                    End::Source => "src",
-                    End::Destination => "dst",
+                    Endpoint::Source => "src",
+                    Endpoint::Destination => "dst",
                 };
                 write!(f, "-m addrtype {}--{end}-type LOCAL", not(is.not))
             }
@@ -532,7 +532,7 @@ impl fmt::Display for Statement {
     }
 }
 
-/// A name of others, without anything that could be taken for another word, and not without end.
+/// Another program's name, limited in length and free of anything that reads as another word.
 pub struct Plain<'a>(pub &'a str);
 
 impl Plain<'_> {

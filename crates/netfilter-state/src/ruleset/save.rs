@@ -1,12 +1,13 @@
-//! What iptables-save prints, read for every table: rules of others as far as they are understood.
+//! What iptables-save prints, read for every table: other programs' rules as far as they are understood.
 
 use super::{
-    Among, Api, Base, Condition, Counter, End, Ruleset, SeenRule, Selector, Statement, TableName, state,
+    Api, Base, Condition, Counter, Endpoint, Ruleset, SeenRule, Selector, SetLookup, Statement, TableName,
+    state,
 };
 use crate::parse::{SaveError, ports};
 use alloc::{borrow::ToOwned, string::String, vec::Vec};
 use redirect_core::{
-    rule::{Hook, Is, Match, Protocol, Table},
+    rule::{Equality, Hook, Match, Protocol, Table},
     values::{Family, PortRange, PortSyntax, parse_cidr},
 };
 
@@ -147,8 +148,7 @@ fn rule(words: &[String]) -> SeenRule {
     rule
 }
 
-/// A single match that asks for the state of a connection and for the direction in it asks for no direction where there is no
-/// connection.
+/// A single match on state and direction ignores the direction of a packet without a connection.
 fn join_state_and_direction(conditions: &mut Vec<Condition>, of_match: usize) {
     let joined = match conditions.get(of_match..) {
         Some(
@@ -165,14 +165,16 @@ fn unknown(module: &str, word: &str) -> String {
     if module.is_empty() { word.to_owned() } else { alloc::format!("-m {module} {word}") }
 }
 
-/// A condition; `None` for one that is not understood.
+/// A condition; `None` if unsupported.
 fn condition(module: &str, word: &str, not: bool, values: &[String]) -> Option<Condition> {
     let (value, second) = (values.first(), values.get(1));
     let port = || {
-        value.and_then(|value| PortRange::parse(value, PortSyntax::Saved).ok()).map(|value| Is { value, not })
+        value
+            .and_then(|value| PortRange::parse(value, PortSyntax::Saved).ok())
+            .map(|value| Equality { value, not })
     };
-    let net = || value.and_then(|value| parse_cidr(value).ok()).map(|value| Is { value, not });
-    let interface = || value.and_then(|value| value.parse().ok()).map(|value| Is { value, not });
+    let net = || value.and_then(|value| parse_cidr(value).ok()).map(|value| Equality { value, not });
+    let interface = || value.and_then(|value| value.parse().ok()).map(|value| Equality { value, not });
     let plain = |condition: Match| Some(Condition::Plain(condition));
     match (module, word) {
         (_, "-s") => plain(Match::Source(net()?)),
@@ -183,10 +185,10 @@ fn condition(module: &str, word: &str, not: bool, values: &[String]) -> Option<C
         ("tcp" | "udp", "--sport") => plain(Match::SourcePort(port()?)),
         ("tcp" | "udp", "--dport") => plain(Match::DestinationPort(port()?)),
         ("tcp", "--tcp-flags") => tcp_flags(value?, second?, not),
-        ("multiport", "--dports") => plain(Match::DestinationPorts(Is { value: ports(value?)?, not })),
-        ("multiport", "--sports") => Some(Condition::SourcePorts(Is { value: ports(value?)?, not })),
+        ("multiport", "--dports") => plain(Match::DestinationPorts(Equality { value: ports(value?)?, not })),
+        ("multiport", "--sports") => Some(Condition::SourcePorts(Equality { value: ports(value?)?, not })),
         ("conntrack", "--ctstate") | ("state", "--state") => {
-            Some(Condition::State(Is { value: states(value?)?, not }))
+            Some(Condition::State(Equality { value: states(value?)?, not }))
         }
         ("conntrack", "--ctdir") => {
             let is_reply = match value?.as_str() {
@@ -194,23 +196,23 @@ fn condition(module: &str, word: &str, not: bool, values: &[String]) -> Option<C
                 "ORIGINAL" => not,
                 _ => return None,
             };
-            Some(Condition::IsReply(Is { value: true, not: !is_reply }))
+            Some(Condition::IsReply(Equality { value: true, not: !is_reply }))
         }
         ("owner", "--uid-owner") => owner(Selector::User, value?, not),
         ("owner", "--gid-owner") => owner(Selector::Group, value?, not),
         ("addrtype", "--src-type") if value? == "LOCAL" => {
-            Some(Condition::Local(Is { value: End::Source, not }))
+            Some(Condition::Local(Equality { value: Endpoint::Source, not }))
         }
         ("addrtype", "--dst-type") if value? == "LOCAL" => {
-            Some(Condition::Local(Is { value: End::Destination, not }))
+            Some(Condition::Local(Equality { value: Endpoint::Destination, not }))
         }
         ("mark", "--mark") => {
             let (value, mask) = bits(value?)?;
-            Some(Condition::MarkBits { mask, is: Is { value, not } })
+            Some(Condition::MarkBits { mask, is: Equality { value, not } })
         }
         ("connmark", "--mark") => {
             let (value, mask) = bits(value?)?;
-            Some(Condition::ConnMarkBits { mask, is: Is { value, not } })
+            Some(Condition::ConnMarkBits { mask, is: Equality { value, not } })
         }
         _ => None,
     }
@@ -229,7 +231,7 @@ fn protocol(name: &str, not: bool) -> Option<Condition> {
         "gre" => 47,
         _ => known.map(Protocol::number).or_else(|| name.parse().ok())?,
     };
-    Some(Condition::Protocol(Is { value: number, not }))
+    Some(Condition::Protocol(Equality { value: number, not }))
 }
 
 /// `ID` or `FIRST-LAST`.
@@ -241,9 +243,12 @@ fn owner(selector: Selector, text: &str, not: bool) -> Option<Condition> {
 /// Whether a user or group is one of these.
 pub(crate) fn owned_by(selector: Selector, (first, last): (u32, u32), not: bool) -> Condition {
     if first != last {
-        return Condition::Among(Is { value: Among::range(selector, (first.into(), last.into())), not });
+        return Condition::Among(Equality {
+            value: SetLookup::range(selector, (first.into(), last.into())),
+            not,
+        });
     }
-    let is = Is { value: first, not };
+    let is = Equality { value: first, not };
     Condition::Plain(if selector == Selector::User { Match::OwnerUid(is) } else { Match::OwnerGid(is) })
 }
 
@@ -263,7 +268,7 @@ fn tcp_flags(mask: &str, set: &str, not: bool) -> Option<Condition> {
             Some(bits | bit)
         })
     };
-    Some(Condition::TcpFlags { mask: bits(mask)?, is: Is { value: bits(set)?, not } })
+    Some(Condition::TcpFlags { mask: bits(mask)?, is: Equality { value: bits(set)?, not } })
 }
 
 /// `VALUE` or `VALUE/MASK`, in hexadecimal digits.
@@ -348,7 +353,7 @@ fn connection_marked(options: &[String]) -> Statement {
     }
 }
 
-/// What a target of x_tables does; `None` for a name that is none, and so is a chain's.
+/// What a target of x_tables does; `None` for any other name, which is a chain's.
 pub(crate) fn target_named(name: &str) -> Option<Statement> {
     Some(match name {
         "ACCEPT" => Statement::Accept,

@@ -1,8 +1,8 @@
-//! The steps from every configuration to every other are those that `tests/dumps/steps.told` says. With `UPDATE_DUMPS=1` it is written anew, and what changes
+//! The steps from every configuration to every other are those in `tests/dumps/steps.told`. With `UPDATE_DUMPS=1` it is written again, and what changes
 //! is for the review.
 
 use super::{Goal, RulesIn, Step, between, in_force::in_force};
-use crate::{change::Change, differences::Differences, netlink::recorded::dumps};
+use crate::{change::RulesetDiff, differences::Differences, netlink::recorded::dumps};
 use redirect_core::{
     Family, RulePlan,
     options::{NativeForm, Variant},
@@ -23,13 +23,13 @@ const PLACES: [(&str, RulesIn); 4] = [
 ];
 
 /// A change as its tables, each with how many steps it takes.
-fn tables(family: Family, change: &Change) -> String {
+fn tables(family: Family, change: &RulesetDiff) -> String {
     let tables: Vec<_> =
         change.tables.iter().map(|table| format!("{} {}", table.table.name(), table.steps.len())).collect();
     format!("{family} [{}]", tables.join(", "))
 }
 
-/// A step as it is told, and how much it changes.
+/// A step as it is reported, and how much it changes.
 fn words(step: &Step) -> String {
     let mut words = step.to_string();
     match step {
@@ -48,7 +48,7 @@ fn words(step: &Step) -> String {
             }
         }
         Step::AddRouting(_)
-        | Step::Condemn(_)
+        | Step::MarkForRemoval(_)
         | Step::Grace
         | Step::ForgetClosed
         | Step::RemoveRouting(_) => {}
@@ -67,7 +67,7 @@ fn configurations() -> Vec<(String, RulePlan, RulesIn)> {
     configurations
 }
 
-/// What is told where one plan is in force and another is wanted: all of it for some, and the first of it for all.
+/// What is reported where one plan is in force and another is wanted: all of it for some, and the first of it for all.
 #[test]
 fn what_is_not_as_planned_is_told_as_recorded() {
     let mut text = String::new();
@@ -100,7 +100,7 @@ fn from_every_configuration_to_every_other_the_steps_are_those_recorded() {
             let goal = Goal::new(to, *to_place);
             let ways = [
                 ("", goal),
-                (", all anew", Goal { force: true, ..goal }),
+                (", all again", Goal { force: true, ..goal }),
                 (", by programs", Goal { nft_in_transaction: false, ..goal }),
             ];
             for (how, goal) in ways {

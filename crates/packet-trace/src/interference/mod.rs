@@ -1,19 +1,19 @@
-//! Rules of others that come in the way of a plan's.
+//! Other programs' rules that interfere with a plan's.
 //!
-//! That every rule of a plan is in force does not say that traffic is captured: a packet meets all base chains of its hooks, by
-//! priority, and a chain of somebody else may translate it first, drop it, or hide it from connection tracking; within a
+//! Rules in force do not prove that traffic is captured: a packet meets all base chains of its hooks, by
+//! priority, and a chain of another program may translate it first, drop it, or hide it from connection tracking; within a
 //! built-in chain a rule before the mesh's may end it. [`find`] sends packets that the plan captures through everything that hangs on their way, and
 //! names what they meet.
 //!
-//! A rule whose conditions are understood and that no captured packet fulfils is no finding. One with a condition or
-//! statement that is not understood is one that [may](Severity::May) interfere. Judged are first packets, in the direction in
+//! A rule with supported conditions that no captured packet fulfils is not a finding. One with an unsupported condition or
+//! statement [may](Severity::May) interfere. The search judges first packets, in the direction in
 //! which a connection is opened.
 
 mod opening;
 
 pub use opening::{Captures, Opener, Opening, is_own, proxy_users};
 
-use crate::{Findings, Packet, Rules, search};
+use crate::{Findings, Packet, TraceRules, search};
 use alloc::{collections::BTreeSet, string::String, vec::Vec};
 use core::{fmt, net::IpAddr};
 use netfilter_state::ruleset::{ChainState, Plain, Ruleset, Statement, TableFamily, TableName};
@@ -104,7 +104,7 @@ pub enum Effect {
     Dormant,
     /// Routing leads it elsewhere, or nowhere.
     Routes,
-    /// There are more rules than are followed.
+    /// The ruleset has more rules than the search follows.
     Unfollowed,
 }
 
@@ -125,36 +125,34 @@ impl Effect {
                 "the chain's policy may drop packets that the mesh captures"
             }
             (Self::Untracks, Severity::Does) => {
-                "keeps connection tracking, and REDIRECT with it, from packets"
+                "disables connection tracking, and thus REDIRECT, for packets"
             }
             (Self::Untracks, Severity::May) => {
                 "may keep connection tracking, and REDIRECT with it, from packets"
             }
             (Self::Remarks, Severity::Does) => {
-                "changes a mark that the mesh's rules, or TPROXY's routing, look at"
+                "changes a mark that the mesh's rules, or TPROXY's routing, match"
             }
             (Self::Remarks, Severity::May) => {
-                "may change a mark that the mesh's rules, or TPROXY's routing, look at"
+                "may change a mark that the mesh's rules, or TPROXY's routing, match"
             }
             (Self::Tproxies, Severity::Does) => "hands packets to another transparent proxy",
             (Self::Tproxies, Severity::May) => "may hand packets to another transparent proxy",
             (Self::Queues, _) => "hands packets to a process, which may do anything with them",
             (Self::Rewrites, Severity::Does) => "rewrites or diverts packets",
             (Self::Rewrites, Severity::May) => "may rewrite or divert packets",
-            (Self::Unknown, _) => "is not understood and may keep packets from the mesh's rules",
+            (Self::Unknown, _) => "is unsupported and may hide packets from the mesh's rules",
             (Self::Dormant, _) => "the table is dormant: its rules are not in effect",
             (Self::Routes, Severity::Does) => "keeps packets from the proxy",
             (Self::Routes, Severity::May) => "may keep packets from the proxy",
-            (Self::Unfollowed, _) => {
-                "there are more rules than are followed; those that are left may interfere"
-            }
+            (Self::Unfollowed, _) => "the ruleset has more rules than are followed; the rest may interfere",
         }
     }
 }
 
 /// Where a rule stands.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Place {
+pub struct RuleRef {
     /// The table.
     pub table: TableName,
     /// The base chain by which packets come to it; empty for a whole table.
@@ -173,8 +171,8 @@ pub struct Finding {
     /// How sure it is.
     pub severity: Severity,
     /// Where.
-    pub place: Place,
-    /// The rule in words; empty where it is none.
+    pub place: RuleRef,
+    /// The rule in words; empty for anything else.
     pub rule: String,
     /// What it does.
     pub effect: Effect,
@@ -203,7 +201,7 @@ impl fmt::Display for Finding {
 
 impl Finding {
     fn write_place(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Place { table, base_chain, hook, chain, rule } = &self.place;
+        let RuleRef { table, base_chain, hook, chain, rule } = &self.place;
         write!(f, "table {table}")?;
         if !chain.is_empty() {
             write!(f, ", chain {}", Plain(chain))?;
@@ -224,7 +222,7 @@ impl Finding {
     }
 }
 
-/// A rule of others may have any length.
+/// A rule of other programs may have any length.
 struct Shortened<'a>(&'a str);
 
 impl fmt::Display for Shortened<'_> {
@@ -237,7 +235,7 @@ impl fmt::Display for Shortened<'_> {
     }
 }
 
-/// What comes in the way of a plan's rules, which are all in force: the surest first. At most a few; a ruleset of others may
+/// What interferes with a plan's rules, which are all in force: the surest first. At most a few; another program's ruleset may
 /// be made to have any number.
 #[must_use]
 pub fn find(ruleset: &Ruleset, plan: &RulePlan, pod: &Pod<'_>) -> Vec<Finding> {
@@ -245,12 +243,12 @@ pub fn find(ruleset: &Ruleset, plan: &RulePlan, pod: &Pod<'_>) -> Vec<Finding> {
     own_tables(ruleset, &mut findings);
     let planned: Vec<FoundRouting> = routing::wanted(plan).into_iter().map(FoundRouting::working).collect();
     for family in plan.families() {
-        let live = Rules::of_verdict(ruleset, &planned, *family, plan).with_addresses(pod.addresses);
+        let live = TraceRules::of_verdict(ruleset, &planned, *family, plan).with_addresses(pod.addresses);
         let live = match pod.routes {
             Some(tables) => live.with_routes(tables),
             None => live,
         };
-        search(&Rules::of_plan(plan, *family), &live, pod, &mut findings);
+        search(&TraceRules::of_plan(plan, *family), &live, pod, &mut findings);
     }
     findings.into_sorted()
 }
@@ -258,7 +256,7 @@ pub fn find(ruleset: &Ruleset, plan: &RulePlan, pod: &Pod<'_>) -> Vec<Finding> {
 /// What is wrong with the tables of the mesh themselves: dormant, or a policy that drops what the rules leave alone.
 fn own_tables(ruleset: &Ruleset, findings: &mut Findings) {
     for (name, table) in &ruleset.tables {
-        let about = |place: Place, effect| Finding {
+        let about = |place: RuleRef, effect| Finding {
             severity: Severity::Does,
             place,
             rule: String::new(),
@@ -266,7 +264,7 @@ fn own_tables(ruleset: &Ruleset, findings: &mut Findings) {
             traffic: BTreeSet::new(),
             example: None,
         };
-        let whole = Place {
+        let whole = RuleRef {
             table: name.clone(),
             base_chain: String::new(),
             hook: None,
@@ -282,7 +280,8 @@ fn own_tables(ruleset: &Ruleset, findings: &mut Findings) {
             if let Some(base) = chain.base.filter(|base| base.drops) {
                 let hook = Some((base.hook, base.priority));
                 let (base_chain, chain) = (chain_name.clone(), chain_name.clone());
-                findings.add(about(Place { base_chain, hook, chain, ..whole.clone() }, Effect::PolicyDrops));
+                findings
+                    .add(about(RuleRef { base_chain, hook, chain, ..whole.clone() }, Effect::PolicyDrops));
             }
         }
     }

@@ -1,12 +1,12 @@
-//! Whether a plan captures one connection that somebody has seen, such as one that was open before the plan's rules were.
+//! Whether a plan captures one observed connection, such as one opened before the plan's rules existed.
 
 use super::Pod;
-use crate::{Fate, Packet, Rules};
+use crate::{Fate, Packet, TraceRules};
 use alloc::{string::String, vec, vec::Vec};
 use core::net::{IpAddr, SocketAddr};
 use redirect_core::{
     RulePlan,
-    rule::{Is, Match, Protocol},
+    rule::{Equality, Match, Protocol},
     values::Family,
 };
 
@@ -23,27 +23,27 @@ pub struct Opening {
     pub by: Opener,
 }
 
-/// Who opened a connection. Closed: there is no fourth.
+/// Who opened a connection. Closed: no fourth kind exists.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Opener {
-    /// Somebody outside the pod.
+    /// A peer outside the pod.
     Outside,
-    /// A socket of this user in the pod. Nobody says of which group.
+    /// A socket of this user in the pod. The group is unknown.
     User(u32),
-    /// A socket in the pod, of nobody knows whom.
+    /// A socket in the pod, of an unknown user.
     Somebody,
 }
 
-/// Users and groups of applications, where nobody knows.
+/// Users and groups of applications, when unknown.
 const USUAL: u32 = 1000;
-/// By which a pod reaches itself.
+/// The interface by which a pod reaches itself.
 const LOOPBACK: &str = "lo";
 
-/// What a plan captures, ready to be asked about any number of connections.
+/// What a plan captures, prepared for queries about any number of connections.
 #[derive(Debug, Clone)]
 pub struct Captures {
-    rules: [(Family, Rules); 2],
-    /// The groups that the plan's rules ask for.
+    rules: [(Family, TraceRules); 2],
+    /// The groups that the plan's rules match.
     groups: Vec<u32>,
 }
 
@@ -51,13 +51,13 @@ impl Captures {
     /// What this plan captures.
     #[must_use]
     pub fn of(plan: &RulePlan) -> Self {
-        let rules = Family::BOTH.map(|family| (family, Rules::of_plan(plan, family)));
+        let rules = Family::BOTH.map(|family| (family, TraceRules::of_plan(plan, family)));
         let groups =
             constants(plan, |condition| if let Match::OwnerGid(is) = condition { Some(is) } else { None });
         Self { rules, groups: groups.collect() }
     }
 
-    /// Whether it captures a connection in a pod. Where the kernel does not tell who opened it, it counts as captured if it would be for
+    /// Whether it captures a connection in a pod. If the kernel does not report its opener, it counts as captured if it would be for
     /// one of those who may have.
     #[must_use]
     pub fn captures(&self, pod: &Pod<'_>, opening: &Opening) -> bool {
@@ -108,7 +108,7 @@ pub fn is_own(pod: &Pod<'_>, address: &IpAddr) -> bool {
 
 fn constants<'a>(
     plan: &'a RulePlan,
-    of: impl Fn(&'a Match) -> Option<&'a Is<u32>> + 'a,
+    of: impl Fn(&'a Match) -> Option<&'a Equality<u32>> + 'a,
 ) -> impl Iterator<Item = u32> + 'a {
     let conditions = plan.planned_rules().iter().flat_map(|planned| &planned.rule().matches);
     conditions.filter_map(move |condition| of(condition).map(|is| is.value))

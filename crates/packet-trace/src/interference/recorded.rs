@@ -1,5 +1,5 @@
-//! What each rule of others does to plans that are in force: the rules that a kernel dumped (`tests/dumps`), one at a time, on every hook that captured packets
-//! meet. `tests/dumps/others.found` says what was found. With `UPDATE_DUMPS=1` it is written anew, and what changes is for the review.
+//! What each rule of other programs does to plans that are in force: the rules that a kernel dumped (`tests/dumps`), one at a time, on every hook that captured packets
+//! meet. `tests/dumps/others.found` says what was found. With `UPDATE_DUMPS=1` it is written again, and what changes is for the review.
 
 // The dumps are those of a machine that puts the low byte first.
 #![cfg(target_endian = "little")]
@@ -42,7 +42,7 @@ pub(crate) fn in_force() -> Vec<(&'static str, RulePlan, Ruleset)> {
     dumps::plans().into_iter().map(|(name, plan)| (name, plan, read_saved(name))).collect()
 }
 
-/// The tables of others.
+/// The tables of other programs.
 pub(crate) struct Others(Ruleset);
 
 impl Others {
@@ -64,7 +64,7 @@ impl Others {
         })
     }
 
-    /// The rules in force with one of others in these places, in a table with everything it may lead to.
+    /// The rules in force with one of other programs in these places, in a table with everything it may lead to.
     pub(crate) fn beside(
         &self,
         in_force: &Ruleset,

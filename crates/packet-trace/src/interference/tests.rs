@@ -96,7 +96,7 @@ fn found(plan: &RulePlan, others: &str) -> Vec<Finding> {
     )
 }
 
-/// One case: rules of others, and what is found: severity, table, chain, rule number, effect, traffic.
+/// One case: other programs' rules, and what is found: severity, table, chain, rule number, effect, traffic.
 type Case = (&'static str, &'static [(Severity, &'static str, Effect, &'static [Traffic])]);
 
 #[track_caller]
@@ -108,7 +108,7 @@ fn check(settings: &[(Key, &'static str)], cases: &[Case]) {
         let said: Vec<_> = findings
             .iter()
             .map(|finding| {
-                let Place { table, chain, rule, .. } = &finding.place;
+                let RuleRef { table, chain, rule, .. } = &finding.place;
                 let place = match rule {
                     Some(number) => format!("{} {chain} {number}", table.name),
                     None => format!("{} {chain}", table.name),
@@ -453,7 +453,7 @@ fn a_dormant_table_and_a_policy_of_the_meshs_own_are_found() {
     assert_eq!((whole.base_chain.as_str(), whole.hook), ("", None));
 }
 
-/// A chain of others whose last jump but one is this many jumps away from where packets come in.
+/// A chain of other programs whose last jump but one is this many jumps away from where packets come in.
 fn nested(jumps: usize) -> String {
     let jump = |number: usize| format!("-A c{number} -j c{}\n", number + 1);
     let last = format!("-A c{jumps} -d 192.0.2.7/32 -p tcp -m tcp --dport 4242 -j DROP");
@@ -545,7 +545,7 @@ fn any_number_of_rules_is_bounded() {
     assert_eq!(shielded(300), []);
     let findings = shielded(30_000);
     assert_eq!(findings.iter().map(|finding| finding.effect).collect::<Vec<_>>(), vec![Unfollowed]);
-    let place = Place { rule: None, hook: None, chain: String::new(), ..findings[0].place.clone() };
+    let place = RuleRef { rule: None, hook: None, chain: String::new(), ..findings[0].place.clone() };
     assert_eq!(findings[0].place, place, "it is about no single chain");
 }
 

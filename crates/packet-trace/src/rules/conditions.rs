@@ -5,9 +5,9 @@ use super::super::{
     set::Set,
 };
 use alloc::vec::Vec;
-use netfilter_state::ruleset::{Among, Condition, End, Selector, state as bits};
+use netfilter_state::ruleset::{Condition, Endpoint, Selector, SetLookup, state as bits};
 use redirect_core::{
-    rule::{ConnState, Direction, Is, Match, TcpFlags},
+    rule::{ConnState, Direction, Equality, Match, TcpFlags},
     values::{Family, PortRange},
 };
 
@@ -16,20 +16,20 @@ use redirect_core::{
 pub(in super::super) enum Test {
     Always(bool),
     In(Field, Set),
-    /// Likewise, of the interface it comes in by; not what it says where there is none.
+    /// Likewise, of the interface it comes in by; not for a packet without one.
     ComesIn(Set, bool),
     GoesOut(Set, bool),
     /// Only packets that a local socket sends have an owner.
     Owner(Field, Set),
-    /// A mark's value, mask, and whether it is turned round.
+    /// A mark's value, mask, and whether it is inverted.
     Bits(Field, u32, u32, bool),
-    /// A mark's values, and whether they are turned round.
+    /// A mark's values, and whether they are inverted.
     Mark(Field, Set, bool),
     /// It belongs to a connection that conntrack has an entry of.
     Entry,
-    /// An address is one of the network namespace's, and whether that is turned round.
+    /// An address is one of the network namespace's, and whether that is inverted.
     Local(Field, bool),
-    /// All of one of these, or of none where it is turned round.
+    /// All tests of one alternative, or of none if inverted.
     AnyOf(Vec<Vec<Test>>, bool),
     Unknown,
 }
@@ -48,32 +48,32 @@ impl Test {
                 let in_state = of_states(states.value);
                 let in_state =
                     if states.not { in_state.complement(Field::State.most(family)) } else { in_state };
-                // What belongs to no connection has no direction, and is asked for none.
+                // A packet without a connection has no direction to compare.
                 let of_none = Set::range(state::INVALID, state::UNTRACKED);
                 Self::In(Field::State, in_state.and(&of_direction(*is_reply).or(&of_none)))
             }
             Condition::MarkBits { mask, is } => Self::bits(Field::Mark, is.value, *mask, is.not),
             Condition::ConnMarkBits { mask, is } => Self::bits(Field::ConnMark, is.value, *mask, is.not),
-            // Turned round it is the other direction: what belongs to no connection has none.
+            // Inverted, it is the other direction: a packet without a connection has none.
             Condition::IsReply(is) => Self::of_entry(of_direction(is.value != is.not)),
             Condition::TcpFlags { mask, is } => {
                 Self::is(Field::Flags, is, |value| of_flags(|flags| flags & mask == *value), family)
             }
             Condition::Local(is) => match is.value {
-                End::Source => Self::Local(Field::Source, is.not),
-                End::Destination => Self::Local(Field::Destination, is.not),
+                Endpoint::Source => Self::Local(Field::Source, is.not),
+                Endpoint::Destination => Self::Local(Field::Destination, is.not),
             },
             Condition::Among(is) => Self::among(is, family),
             Condition::Unknown(_) => Self::Unknown,
         }
     }
 
-    /// What only an entry of connection tracking says: without one no comparison holds.
+    /// A field of a conntrack entry: without one no comparison holds.
     fn of_entry(states: Set) -> Self {
         Self::AnyOf([[Self::Entry, Self::In(Field::State, states)].into()].into(), false)
     }
 
-    /// How many ranges and alternatives it asks of.
+    /// Number of ranges and alternatives it compares.
     pub(super) fn size(&self) -> usize {
         match self {
             Self::In(_, set)
@@ -86,7 +86,7 @@ impl Test {
         }
     }
 
-    fn among(is: &Is<Among>, family: Family) -> Self {
+    fn among(is: &Equality<SetLookup>, family: Family) -> Self {
         if let [selector] = is.value.selectors.as_slice() {
             let ranges = is.value.values.iter().filter_map(|values| values.first()).copied();
             return Self::of_ranges(*selector, &ranges.collect::<Vec<_>>(), is.not, family);
@@ -146,7 +146,7 @@ impl Test {
     }
 
     fn of_plain(condition: &Match, family: Family) -> Self {
-        let interface = |is: &Is<_>| (of_interface(&is.value), is.not);
+        let interface = |is: &Equality<_>| (of_interface(&is.value), is.not);
         match condition {
             Match::Source(is) | Match::Destination(is) if Family::of(&is.value.addr()) != family => {
                 Self::Always(is.not)
@@ -186,7 +186,7 @@ impl Test {
         }
     }
 
-    fn is<T>(field: Field, is: &Is<T>, set: impl Fn(&T) -> Set, family: Family) -> Self {
+    fn is<T>(field: Field, is: &Equality<T>, set: impl Fn(&T) -> Set, family: Family) -> Self {
         let set = set(&is.value);
         Self::In(field, if is.not { set.complement(field.most(family)) } else { set })
     }
@@ -195,7 +195,7 @@ impl Test {
         Self::Bits(field, value, mask, not)
     }
 
-    fn owner(field: Field, is: &Is<u32>, family: Family) -> Self {
+    fn owner(field: Field, is: &Equality<u32>, family: Family) -> Self {
         let set = Set::one(is.value.into());
         Self::Owner(field, if is.not { set.complement(field.most(family)) } else { set })
     }
@@ -275,10 +275,10 @@ mod tests {
     #[test]
     fn no_packet_has_an_address_of_the_other_family() {
         for not in [false, true] {
-            let of_v4 = Match::Source(Is { value: "10.0.0.0/8".parse().unwrap(), not });
+            let of_v4 = Match::Source(Equality { value: "10.0.0.0/8".parse().unwrap(), not });
             assert_eq!(Test::of_plain(&of_v4, Family::V6), Test::Always(not));
             assert!(matches!(Test::of_plain(&of_v4, Family::V4), Test::In(Field::Source, _)));
-            let of_v6 = Match::Destination(Is { value: "fd00::/8".parse().unwrap(), not });
+            let of_v6 = Match::Destination(Equality { value: "fd00::/8".parse().unwrap(), not });
             assert_eq!(Test::of_plain(&of_v6, Family::V4), Test::Always(not));
         }
     }

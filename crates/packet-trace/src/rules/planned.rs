@@ -22,7 +22,7 @@ impl Planned {
         Self(all)
     }
 
-    /// Those that a rule is, or stands for.
+    /// The planned rules that a rule equals, or stands for.
     pub(super) fn origins(&self, seen: &SeenRule, family: Family) -> Vec<(Option<Test>, Origin)> {
         if self.0.is_empty() {
             return Vec::new();
@@ -65,7 +65,8 @@ impl Meaning {
         Self { tests, acts }
     }
 
-    /// The test of a rule that it also holds for where it stands for several that differ in one test; none where it does not.
+    /// The test of `one` that this rule also covers, as a rule that stands for several that differ in one test; `None` if it
+    /// does not cover it.
     fn extends(&self, one: &Self) -> Option<Test> {
         let mut others = one.tests.iter().filter(|test| !self.tests.contains(test));
         let mut ours = self.tests.iter().filter(|test| !one.tests.contains(test));

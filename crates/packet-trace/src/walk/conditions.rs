@@ -1,8 +1,8 @@
-//! What packets are asked: whether they fulfil the conditions of a rule.
+//! Whether packets fulfil the conditions of a rule.
 
 use super::{
     super::{
-        packets::{Field, Holds, MarkNow, interface, number, state},
+        packets::{Field, FieldMatch, MarkNow, interface, number, state},
         rules::Test,
         set::Set,
     },
@@ -12,7 +12,7 @@ use netfilter_state::ruleset::{Api, TableFamily};
 use redirect_core::rule::Table;
 
 impl Walk<'_> {
-    /// Whether a test holds; none where nobody knows.
+    /// Whether a test holds; `None` if unknown.
     pub(super) fn asked(&self, test: &Test) -> Result<Option<bool>, Split> {
         let Test::AnyOf(alternatives, not) = test else { return said(self.holds(test)) };
         let mut found = Some(false);
@@ -38,21 +38,21 @@ impl Walk<'_> {
         Ok(all)
     }
 
-    pub(super) fn holds(&self, test: &Test) -> Holds {
+    pub(super) fn holds(&self, test: &Test) -> FieldMatch {
         match test {
-            Test::Always(holds) => Holds::when(*holds),
+            Test::Always(holds) => FieldMatch::when(*holds),
             Test::In(Field::State, set) => self.is_in_state(set),
             Test::In(field, set) => self.has(*field, set),
             Test::Local(field, not) => match &self.rules.addresses {
                 Some(own) if *not => self.has(*field, own).not(self.packets.family),
                 Some(own) => self.has(*field, own),
-                None => Holds::Unknown,
+                None => FieldMatch::Unknown,
             },
             Test::Entry => self.has_entry(),
             Test::ComesIn(set, not) => self.by(self.came_in, set, *not),
             Test::GoesOut(set, not) => self.by(self.goes_out, set, *not),
-            Test::Owner(field, set) if self.has_owner => Holds::of(&self.packets, *field, set),
-            Test::Owner(..) => Holds::No,
+            Test::Owner(field, set) if self.has_owner => FieldMatch::of(&self.packets, *field, set),
+            Test::Owner(..) => FieldMatch::No,
             Test::Bits(Field::ConnMark, value, mask, not) => {
                 self.of_connection(*not, |mark| mark.has(&self.packets, *value, *mask))
             }
@@ -61,51 +61,53 @@ impl Walk<'_> {
             }
             Test::Bits(_, value, mask, not) => self.turned(*not, self.mark.has(&self.packets, *value, *mask)),
             Test::Mark(_, set, not) => self.turned(*not, self.mark.is_in(&self.packets, set)),
-            // Several fields at once are asked one after the other: see `asked`.
-            Test::AnyOf(..) | Test::Unknown => Holds::Unknown,
+            // Several fields at once are compared one after the other: see `asked`.
+            Test::AnyOf(..) | Test::Unknown => FieldMatch::Unknown,
         }
     }
 
-    fn turned(&self, not: bool, holds: Holds) -> Holds {
+    fn turned(&self, not: bool, holds: FieldMatch) -> FieldMatch {
         if not { holds.not(self.packets.family) } else { holds }
     }
 
-    /// Whether a field has one of these values by now.
-    pub(super) fn has(&self, field: Field, set: &Set) -> Holds {
+    /// Whether a field now has one of these values.
+    pub(super) fn has(&self, field: Field, set: &Set) -> FieldMatch {
         match (field, self.destination) {
-            (Field::Destination, Some(to)) => Holds::when(set.contains(number(to.ip()))),
-            (Field::Port, Some(to)) => Holds::when(set.contains(to.port().into())),
-            (Field::Source | Field::SourcePort, _) if self.is_source_translated => Holds::Unknown,
-            (field, _) => Holds::of(&self.packets, field, set),
+            (Field::Destination, Some(to)) => FieldMatch::when(set.contains(number(to.ip()))),
+            (Field::Port, Some(to)) => FieldMatch::when(set.contains(to.port().into())),
+            (Field::Source | Field::SourcePort, _) if self.is_source_translated => FieldMatch::Unknown,
+            (field, _) => FieldMatch::of(&self.packets, field, set),
         }
     }
 
     /// What connection tracking says: before it has seen a packet, that it belongs to no connection (`nf_ct_get`).
-    fn is_in_state(&self, set: &Set) -> Holds {
+    fn is_in_state(&self, set: &Set) -> FieldMatch {
         match self.tracking {
-            Tracking::NotYet => Holds::when(set.contains(state::INVALID)),
-            Tracking::Template => Holds::when(set.contains(state::NEW)),
-            Tracking::Never => Holds::when(set.contains(state::UNTRACKED)),
-            Tracking::Seen => Holds::of(&self.packets, Field::State, set),
+            Tracking::NotYet => FieldMatch::when(set.contains(state::INVALID)),
+            Tracking::Template => FieldMatch::when(set.contains(state::NEW)),
+            Tracking::Never => FieldMatch::when(set.contains(state::UNTRACKED)),
+            Tracking::Seen => FieldMatch::of(&self.packets, Field::State, set),
         }
     }
 
-    /// What a connection's entry says. Without one no comparison holds, not even one that is turned round.
-    fn of_connection(&self, not: bool, says: impl FnOnce(MarkNow) -> Holds) -> Holds {
+    /// What a connection's entry says. Without one no comparison holds, not even an inverted one.
+    fn of_connection(&self, not: bool, says: impl FnOnce(MarkNow) -> FieldMatch) -> FieldMatch {
         match self.has_entry() {
-            Holds::Yes if self.tracking == Tracking::Template => self.turned(not, says(MarkNow::is(0))),
-            Holds::Yes => self.turned(not, says(self.connection_mark)),
-            without @ (Holds::No | Holds::For(..) | Holds::Unknown) => without,
+            FieldMatch::Yes if self.tracking == Tracking::Template => self.turned(not, says(MarkNow::is(0))),
+            FieldMatch::Yes => self.turned(not, says(self.connection_mark)),
+            without @ (FieldMatch::No | FieldMatch::For(..) | FieldMatch::Unknown) => without,
         }
     }
 
     /// Whether the packet belongs to a connection that has an entry.
-    pub(super) fn has_entry(&self) -> Holds {
+    pub(super) fn has_entry(&self) -> FieldMatch {
         match self.tracking {
-            Tracking::NotYet | Tracking::Never => Holds::No,
-            // x_tables take what a zone is kept in for an entry.
-            Tracking::Template => Holds::when(!self.is_in_native_table()),
-            Tracking::Seen => Holds::of(&self.packets, Field::State, &Set::range(state::NEW, state::REPLY)),
+            Tracking::NotYet | Tracking::Never => FieldMatch::No,
+            // x_tables mistake the structure that holds a zone for an entry.
+            Tracking::Template => FieldMatch::when(!self.is_in_native_table()),
+            Tracking::Seen => {
+                FieldMatch::of(&self.packets, Field::State, &Set::range(state::NEW, state::REPLY))
+            }
         }
     }
 
@@ -117,24 +119,28 @@ impl Walk<'_> {
         })
     }
 
-    pub(super) fn by(&self, by: Interface, set: &Set, not: bool) -> Holds {
+    pub(super) fn by(&self, by: Interface, set: &Set, not: bool) -> FieldMatch {
         let holds = match by {
             // The kernel compares with an empty name.
-            Interface::None => Holds::No,
-            Interface::Loopback => Holds::when(set.contains(interface("lo"))),
-            Interface::Named(name) => Holds::when(set.contains(name)),
-            Interface::Own => Holds::of(&self.packets, Field::Interface, set),
+            Interface::None => FieldMatch::No,
+            Interface::Loopback => FieldMatch::when(set.contains(interface("lo"))),
+            Interface::Named(name) => FieldMatch::when(set.contains(name)),
+            Interface::Own => FieldMatch::of(&self.packets, Field::Interface, set),
         };
         self.turned(not, holds)
     }
 
     pub(super) fn ask(&mut self, field: Field, set: &Set) -> Result<bool, Split> {
-        let holds = Holds::of(&self.packets, field, set);
+        let holds = FieldMatch::of(&self.packets, field, set);
         self.decide(holds, || Unknown::Work)
     }
 
-    /// What an answer is for all packets of the walk; where they differ, or nobody knows, there are to be two.
-    pub(super) fn decide(&mut self, holds: Holds, unknown: impl FnOnce() -> Unknown) -> Result<bool, Split> {
+    /// The answer for all packets of the walk; if they differ, or it is unknown, the walk splits in two.
+    pub(super) fn decide(
+        &mut self,
+        holds: FieldMatch,
+        unknown: impl FnOnce() -> Unknown,
+    ) -> Result<bool, Split> {
         match said(holds)? {
             Some(holds) => Ok(holds),
             None => self.assume(unknown),
@@ -142,11 +148,11 @@ impl Walk<'_> {
     }
 }
 
-pub(super) fn said(holds: Holds) -> Result<Option<bool>, Split> {
+pub(super) fn said(holds: FieldMatch) -> Result<Option<bool>, Split> {
     match holds {
-        Holds::Yes => Ok(Some(true)),
-        Holds::No => Ok(Some(false)),
-        Holds::For(field, set) => Err(Split::By(field, set)),
-        Holds::Unknown => Ok(None),
+        FieldMatch::Yes => Ok(Some(true)),
+        FieldMatch::No => Ok(Some(false)),
+        FieldMatch::For(field, set) => Err(Split::By(field, set)),
+        FieldMatch::Unknown => Ok(None),
     }
 }

@@ -2,7 +2,7 @@
 
 use super::{
     super::{
-        Change, Fate, Step, Unknown,
+        Fate, PacketEdit, TraceEvent, Unknown,
         packets::{Field, state},
         rules::{Order, TRACKING},
         set::Set,
@@ -18,7 +18,7 @@ impl Walk<'_> {
         self.hook = hook;
         let by = if self.came_in == Interface::None { self.goes_out } else { self.came_in };
         let name = if self.records { self.name_of(by) } else { None };
-        self.note(|_| Step::Hook { hook, interface: name });
+        self.note(|_| TraceEvent::Hook { hook, interface: name });
         self.to_come = self.rules.hooked(hook).to_vec();
         self.point = Point::Base;
     }
@@ -54,7 +54,7 @@ impl Walk<'_> {
         if !is_asked {
             return Ok(None);
         }
-        self.note(|_| Step::Chain { place: place(chain, None), priority: base.priority });
+        self.note(|_| TraceEvent::Chain { place: place(chain, None), priority: base.priority });
         (self.mark_before, self.destination_before) = (self.mark, self.destination);
         (self.in_base, self.base_rule) = (Some(index), None);
         self.calls.clear();
@@ -63,8 +63,7 @@ impl Walk<'_> {
         Ok(None)
     }
 
-    /// Which of the base chains that are to come is the next: the first, unless others have its priority and nobody knows
-    /// which of them was registered last.
+    /// The next of the remaining base chains: the first, unless others share its priority and the last registered is unknown.
     fn next_base(&mut self) -> Result<Option<usize>, Split> {
         if self.to_come.is_empty() {
             return Ok(None);
@@ -83,7 +82,7 @@ impl Walk<'_> {
         Ok(Some(0))
     }
 
-    /// Those of the base chains to come that none of the others is known to go before.
+    /// Those of the base chains to come that may go first.
     fn may_be_first(&self) -> Vec<usize> {
         let goes_before = |number: usize, chain: usize| {
             let mut earlier = self.to_come.iter().take(number);
@@ -117,14 +116,14 @@ impl Walk<'_> {
         }
     }
 
-    /// Whether nat is asked: only about the first packet of a connection, once about its destination and once about its source.
+    /// Whether nat applies: only to the first packet of a connection, once for its destination and once for its source.
     fn asks_nat(&mut self, is_tracked: bool) -> Result<bool, Split> {
         let of_destination = matches!(self.hook, Hook::Prerouting | Hook::Output);
         let is_bound = if of_destination { self.is_bound } else { self.is_source_bound };
         if is_bound || self.tracking == Tracking::Never || !is_tracked && self.tracking != Tracking::Seen {
             return Ok(false);
         }
-        // What the pod sends to itself has been asked about on its way out: also where no chain was there to be asked.
+        // What the pod sends to itself has passed nat on its way out, even without nat chains.
         if self.has_been_sent() {
             return Ok(false);
         }
@@ -138,7 +137,7 @@ impl Walk<'_> {
             && of_destination
         {
             (self.destination, self.captured) = (Some(to), captured.or(self.captured));
-            self.changed(Change::Destination(to));
+            self.changed(PacketEdit::Destination(to));
         }
         Ok(false)
     }
@@ -155,13 +154,13 @@ impl Walk<'_> {
         if !base.drops {
             return None;
         }
-        self.note(|_| Step::Policy { place: place(chain, None) });
+        self.note(|_| TraceEvent::Policy { place: place(chain, None) });
         self.decided = self.steps.len().checked_sub(1);
         self.causes.last = Some(Cause::Policy(index));
         Some(Fate::Dropped)
     }
 
-    /// Behind a base chain: whatever was changed in it may lead elsewhere.
+    /// Behind a base chain: its changes may reroute the packet.
     pub(super) fn leaves(&mut self) -> Result<Option<Fate>, Split> {
         let base = self.in_base.and_then(|index| self.rules.base(index)).map(|(_, base)| base);
         let moved = self.destination != self.destination_before;

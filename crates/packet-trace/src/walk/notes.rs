@@ -2,8 +2,8 @@
 
 use super::{
     super::{
-        Change, Origin, Outcome, Step,
-        packets::{Field, Holds, interface_name},
+        Origin, Outcome, PacketEdit, TraceEvent,
+        packets::{Field, FieldMatch, interface_name},
         rules::{Test, WalkedChain, WalkedRule},
     },
     Interface, Walk, place,
@@ -20,8 +20,8 @@ impl Walk<'_> {
         }
     }
 
-    pub(super) fn changed(&mut self, change: Change) {
-        self.note(|_| Step::Changed(change));
+    pub(super) fn changed(&mut self, change: PacketEdit) {
+        self.note(|_| TraceEvent::Changed(change));
     }
 
     pub(super) fn note_rule(
@@ -30,7 +30,7 @@ impl Walk<'_> {
         rule: &WalkedRule,
         outcome: impl FnOnce(&Self) -> Outcome,
     ) {
-        self.note(|walk| Step::Rule {
+        self.note(|walk| TraceEvent::Rule {
             place: place(chain, walk.calls.last().map(|call| call.rule.saturating_add(1))),
             depth: walk.calls.len().saturating_sub(1),
             rule: rule.seen.to_string(),
@@ -42,12 +42,13 @@ impl Walk<'_> {
 
     /// The setting behind a rule; where several are, the one of the planned rule that is about the packets.
     fn origin(&self, rule: &WalkedRule) -> Option<Origin> {
-        let is_about = |test: &Option<Test>| test.as_ref().is_none_or(|test| self.holds(test) == Holds::Yes);
+        let is_about =
+            |test: &Option<Test>| test.as_ref().is_none_or(|test| self.holds(test) == FieldMatch::Yes);
         let mut all = rule.origins.iter();
         all.find(|(test, _)| is_about(test)).or_else(|| rule.origins.first()).map(|(_, origin)| *origin)
     }
 
-    pub(super) fn note(&mut self, step: impl FnOnce(&Self) -> Step) {
+    pub(super) fn note(&mut self, step: impl FnOnce(&Self) -> TraceEvent) {
         if self.records {
             let step = step(self);
             self.steps.push(step);

@@ -1,9 +1,9 @@
-//! Where the kernel sends packets: asked anew for what has another mark or destination than when it was sent, and for what arrives.
+//! Where the kernel sends packets: rerouted after a change of mark or destination, and routed on arrival.
 
 use super::{
     super::{
-        Change, Fate, Step,
-        packets::{Field, Holds, interface, number, state},
+        Fate, PacketEdit, TraceEvent,
+        packets::{Field, FieldMatch, interface, number, state},
         routes::{LOOPBACK_IS_DOWN, NO_ROUTE, RouteEnd, RouteStep, RouteTest, Routes, SOURCE_NOT_LOCAL},
         set::Set,
     },
@@ -26,8 +26,8 @@ enum Lookup {
 }
 
 impl<'a> Walk<'a> {
-    /// Asks for the first route of what a socket sends, which counts for more than the interface that somebody names: where it
-    /// ends, if there is none.
+    /// Asks for the first route of what a socket sends, which takes precedence over a named interface: where it
+    /// ends without one.
     pub(super) fn is_sent(&mut self, over_loopback: bool) -> Result<Option<Fate>, Split> {
         let rules = self.rules;
         let asks = self.given.asks_route || over_loopback;
@@ -48,7 +48,7 @@ impl<'a> Walk<'a> {
                 self.goes_out = Interface::Loopback;
                 lost
             }
-            // Nobody else has its address, but REDIRECT may still bring it back.
+            // No other host has its address, but REDIRECT may still bring it back.
             RouteEnd::Out(by) if over_loopback => {
                 self.strays = Some(words);
                 self.goes_out = by.map_or(Interface::Own, Interface::Named);
@@ -62,8 +62,8 @@ impl<'a> Walk<'a> {
         })
     }
 
-    /// Where a packet ends that goes over `lo`, if it does not get there: `lo` may be down; and without a local route to
-    /// its source, nobody can answer it.
+    /// Where a packet ends that goes over `lo`, if it does not arrive: `lo` may be down; and without a local route to
+    /// its source, no host can answer it.
     fn goes_to_itself(&mut self, routes: &'a Routes) -> Result<Option<Fate>, Split> {
         if !routes.loopback_is_up {
             return Ok(Some(self.is_lost(LOOPBACK_IS_DOWN)));
@@ -85,8 +85,8 @@ impl<'a> Walk<'a> {
         })
     }
 
-    /// Where a packet of the pod goes that has another destination, or only another mark, than when it was routed first; where it
-    /// ends, if it gets no farther.
+    /// Reroutes a packet of the pod whose destination or mark has changed since it was first routed; returns where it
+    /// ends, if it goes no farther.
     pub(super) fn route_out(&mut self, moved: bool) -> Result<Option<Fate>, Split> {
         let rules = self.rules;
         let Some(routes) = &rules.routes else {
@@ -133,7 +133,7 @@ impl<'a> Walk<'a> {
             && routes.validates_sources
             && let (RouteEnd::Local, words) = self.route(routes, Lookup::Source)?
         {
-            // What says that it comes from the pod itself is not believed.
+            // The kernel drops a packet that claims to come from the pod itself.
             return Ok(Some(self.is_lost(words)));
         }
         Ok(match leads {
@@ -151,7 +151,7 @@ impl<'a> Walk<'a> {
         if let Some(fate) = self.captured {
             return Ok(fate);
         }
-        // A mark keeps in the pod what is for an address that the pod does not have: whoever listens there on that port, on
+        // A mark keeps in the pod what is for an address that the pod does not have: any listener on that port, on
         // any address, gets it, unless it belongs to a connection of a transparent socket.
         let rules = self.rules;
         if self.has_been_sent()
@@ -159,8 +159,8 @@ impl<'a> Walk<'a> {
             && self.ask(Field::State, &Set::range(state::NEW, state::RELATED))?
         {
             let is_own = match self.destination {
-                Some(to) => Holds::when(own.contains(number(to.ip()))),
-                None => Holds::of(&self.packets, Field::Destination, own),
+                Some(to) => FieldMatch::when(own.contains(number(to.ip()))),
+                None => FieldMatch::of(&self.packets, Field::Destination, own),
             };
             if !self.decide(is_own, || Unknown::Work)? {
                 self.causes.last = None;
@@ -189,7 +189,7 @@ impl<'a> Walk<'a> {
     fn leaves_by(&mut self, to: Interface) {
         if to != self.routed.unwrap_or(self.goes_out) {
             let name = if self.records { self.name_of(to) } else { None };
-            self.changed(Change::Rerouted(name));
+            self.changed(PacketEdit::Rerouted(name));
         }
         self.routed = Some(to);
     }
@@ -242,36 +242,36 @@ impl<'a> Walk<'a> {
 
     fn fulfils(&self, test: &RouteTest, lookup: Lookup) -> Result<Option<bool>, Split> {
         said(match (test, lookup) {
-            (RouteTest::Mark(value, _), Lookup::Source) => Holds::when(*value == 0),
+            (RouteTest::Mark(value, _), Lookup::Source) => FieldMatch::when(*value == 0),
             (RouteTest::Mark(value, mask), _) => self.mark.has(&self.packets, *value, *mask),
             (RouteTest::From(set), Lookup::Source) => self.has(Field::Destination, set),
             (RouteTest::From(set), _) => self.has(Field::Source, set),
             (RouteTest::To(set), _) => self.is_bound_for(set, lookup),
-            (RouteTest::Of(..), Lookup::Source) | (RouteTest::Unknown, _) => Holds::Unknown,
+            (RouteTest::Of(..), Lookup::Source) | (RouteTest::Unknown, _) => FieldMatch::Unknown,
             (RouteTest::Of(field, set), _) => self.has(*field, set),
             (RouteTest::CameIn(name), Lookup::Arrives) => {
-                Holds::of(&self.packets, Field::Interface, &Set::one(*name))
+                FieldMatch::of(&self.packets, Field::Interface, &Set::one(*name))
             }
             // What the pod sends comes from lo, and so would an answer.
-            (RouteTest::CameIn(name), _) => Holds::when(*name == interface("lo")),
-            (RouteTest::Users(set), Lookup::Sent) => Holds::of(&self.packets, Field::User, set),
-            (RouteTest::Users(_), Lookup::Again) => Holds::Unknown,
+            (RouteTest::CameIn(name), _) => FieldMatch::when(*name == interface("lo")),
+            (RouteTest::Users(set), Lookup::Sent) => FieldMatch::of(&self.packets, Field::User, set),
+            (RouteTest::Users(_), Lookup::Again) => FieldMatch::Unknown,
             // What has no socket is root's.
-            (RouteTest::Users(set), Lookup::Arrives | Lookup::Source) => Holds::when(set.contains(0)),
-            (RouteTest::Bound, _) => Holds::No,
+            (RouteTest::Users(set), Lookup::Arrives | Lookup::Source) => FieldMatch::when(set.contains(0)),
+            (RouteTest::Bound, _) => FieldMatch::No,
         })
     }
 
     /// Whether it goes to one of these addresses, or an answer to it would.
-    fn is_bound_for(&self, set: &Set, lookup: Lookup) -> Holds {
+    fn is_bound_for(&self, set: &Set, lookup: Lookup) -> FieldMatch {
         self.has(if lookup == Lookup::Source { Field::Source } else { Field::Destination }, set)
     }
 
-    /// It goes no farther, because of what these words say.
+    /// It goes no farther, for the reason in these words.
     pub(super) fn is_lost(&mut self, words: usize) -> Fate {
         self.causes.last = Some(Cause::Route(words));
         let text = self.rules.routes.as_ref().and_then(|routes| routes.words.get(words)).cloned();
-        self.note(|_| Step::Route { decides: text.unwrap_or_default() });
+        self.note(|_| TraceEvent::Route { decides: text.unwrap_or_default() });
         if self.records {
             self.decided = self.steps.len().checked_sub(1);
         }

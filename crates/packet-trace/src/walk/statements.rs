@@ -2,7 +2,7 @@
 
 use super::{
     super::{
-        Change, Fate, Listener,
+        Fate, Listener, PacketEdit,
         packets::{Field, MarkNow, number},
         rules::{ChainRule, Element, Leads},
     },
@@ -21,9 +21,9 @@ use redirect_core::{
 enum Then {
     /// To the next statement of the rule.
     Statement,
-    /// To the next rule: the rest of this one is not for it.
+    /// To the next rule: skips the rest of this one.
     Rule,
-    /// To a chain and back; nowhere where there is no such chain.
+    /// To a chain and back; nowhere if the chain is missing.
     Jump(Option<usize>),
     /// To a chain, and back to where this one was called from.
     Goto(Option<usize>),
@@ -46,7 +46,7 @@ impl<'a> Walk<'a> {
             Some((Statement::Map(map), Leads::By(elements))) => match self.looked_up(map, elements)? {
                 Some((Statement::Continue, _)) => Then::Statement,
                 Some((verdict, to)) => self.statement(verdict, to)?,
-                // What finds nothing ends the rule.
+                // A failed lookup ends the rule.
                 None => Then::Rule,
             },
             Some((statement, Leads::To(to))) => self.statement(statement, Some(*to))?,
@@ -101,7 +101,7 @@ impl<'a> Walk<'a> {
         self.point = Point::Rule;
     }
 
-    /// What a map says, and the chain that it leads to; none where it says nothing.
+    /// A map's entry, and the chain that it leads to; `None` without an entry.
     fn looked_up(
         &mut self,
         map: &'a VerdictMap,
@@ -212,7 +212,7 @@ impl<'a> Walk<'a> {
         self.rule_here().filter(|_| !is_own)
     }
 
-    /// A rule of the mesh that ends a chain without a capture is why there is none, and so is one of somebody else's that ends the base chain before the
+    /// A rule of the mesh that ends a chain without a capture is the reason that none happens; so is another program's rule that ends the base chain before the
     /// mesh's.
     fn leaves_alone(&mut self, leaves: bool) {
         let is_own = self.here().is_some_and(|(_, rule)| rule.is_own);
@@ -227,7 +227,7 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// A rule ends the base chain; if rules of the mesh come behind it there, they are not met.
+    /// A rule ends the base chain; if rules of the mesh come behind it there, packets skip them.
     pub(super) fn ends_early(&mut self, by: ChainRule) {
         let base = self.in_base.and_then(|base| self.rules.chains.get(base));
         let behind = self.base_rule.map_or(0, |rule| rule.saturating_add(1));
@@ -260,7 +260,7 @@ impl<'a> Walk<'a> {
             )
             | None => false,
         };
-        // What sends a packet to such a chain decides, not what stands in it.
+        // The rule that sends a packet to such a chain decides, not the chain's rules.
         let jumped = self.calls.last().and_then(|call| call.step).filter(|_| only_carries_out);
         self.decided = jumped.or(self.rule_step);
         self.causes.last = self.rule_here().map(Cause::Rule);
@@ -276,11 +276,11 @@ impl<'a> Walk<'a> {
         Ok(if matters { self.ends(Fate::Unknown) } else { Then::Statement })
     }
 
-    /// TPROXY has chosen the socket already. What is translated after that comes to a connection that this socket does not have.
+    /// TPROXY has chosen the socket already. A later translation makes the packet miss that socket's connection.
     fn breaks(&mut self) -> Then {
         let is_own = self.foreign_rule().is_none();
         let then = self.ends(Fate::Broken);
-        // Of the two rules, the one of others is to blame.
+        // Of the two rules, the one of other programs is to blame.
         if let Some(by) = self.handed_over.filter(|_| is_own) {
             self.causes.last = Some(Cause::Rule(by));
         }
@@ -297,7 +297,7 @@ impl<'a> Walk<'a> {
                 self.original_destination(family)
             }
         };
-        // What has this address already, and keeps its port, is left as it is.
+        // A packet that already has this address, and keeps its port, is unchanged.
         let has_address =
             self.destination.is_none() && self.packets.get(Field::Destination).single() == Some(number(at));
         if self.hook == Hook::Prerouting && has_address && port.is_none() {
@@ -314,12 +314,12 @@ impl<'a> Walk<'a> {
             Some(listener) => Fate::Proxy { listener, port, rewritten: true },
             None => Fate::Redirected(port),
         });
-        self.changed(Change::Destination(to));
+        self.changed(PacketEdit::Destination(to));
         self.decides();
         Ok(Then::Captured)
     }
 
-    /// The port it has, where it has one only.
+    /// The port it has, if it has exactly one.
     pub(super) fn port(&self) -> Option<u16> {
         self.packets.get(Field::Port).single().and_then(|port| u16::try_from(port).ok())
     }
@@ -353,7 +353,7 @@ impl<'a> Walk<'a> {
             self.mark = mark;
             self.is_marked();
             let now = mark.value(&self.packets);
-            self.changed(Change::Mark(now));
+            self.changed(PacketEdit::Mark(now));
         }
         Then::Statement
     }
@@ -363,20 +363,20 @@ impl<'a> Walk<'a> {
             self.connection_mark = mark;
             self.is_marked();
             let now = mark.value(&self.packets);
-            self.changed(Change::ConnectionMark(now));
+            self.changed(PacketEdit::ConnectionMark(now));
         }
         Then::Statement
     }
 
-    /// A rule has changed a mark. At input, routing and the rules of the mesh have looked at marks already.
+    /// A rule has changed a mark. At input, routing and the rules of the mesh have checked marks already.
     fn is_marked(&mut self) {
         if self.hook != Hook::Input {
             self.causes.marked = self.foreign_rule().or(self.causes.marked);
         }
     }
 
-    /// Only before connection tracking has seen it. Native nftables choose a zone also for what is to be passed over, and so
-    /// have it tracked after all; x_tables do not, and theirs are the rules of tables named `raw`.
+    /// Only before connection tracking has seen it. Native nftables choose a zone even for untracked packets, and so
+    /// track them after all; x_tables, whose rules are in tables named `raw`, do not.
     fn set_zone(&mut self, zone: u16) -> Then {
         let is_native = self.is_in_native_table();
         let is_chosen = match self.tracking {
@@ -386,7 +386,7 @@ impl<'a> Walk<'a> {
         };
         if is_chosen {
             (self.tracking, self.zone) = (Tracking::Template, Some(zone));
-            self.changed(Change::Zone(zone));
+            self.changed(PacketEdit::Zone(zone));
         }
         Then::Statement
     }
@@ -401,7 +401,7 @@ enum Entry {
     Own,
 }
 
-/// Whose chain sends packets where.
+/// The owner of the chain, and where it sends packets.
 const fn listener(chain: Option<OurChain>) -> Option<Listener> {
     match chain {
         Some(OurChain::Redirect) => Some(Listener::Outbound),

@@ -8,13 +8,13 @@ pub(crate) struct Image {
     pub(crate) name: &'static str,
     pub(crate) title: &'static str,
     pub(crate) description: &'static str,
-    /// Package and path. The first is what a container runs that says nothing else.
+    /// Package and path. The first is a container's default command.
     pub(crate) programs: &'static [(&'static str, &'static str)],
     /// Other names of programs: path and target.
     pub(crate) links: &'static [(&'static str, &'static str)],
     /// Folders beside those of the programs: where a read-only container gets something mounted.
     pub(crate) folders: &'static [&'static str],
-    /// As whom a container runs that says nothing else.
+    /// A container's default user.
     pub(crate) user: &'static str,
 }
 
@@ -66,7 +66,7 @@ impl Image {
         let names = || ALL.iter().map(|image| image.name).collect::<Vec<_>>().join(", ");
         ALL.iter()
             .find(|image| image.name == name)
-            .with_context(|| format!("{name} is no image of ours: {}", names()))
+            .with_context(|| format!("{name} is not an image of ours: {}", names()))
     }
 }
 

@@ -53,7 +53,7 @@ fn entries(image: &Image, architecture: Architecture, programs: &Path) -> Result
     let parents = entries.keys().filter_map(|path| Some(Path::new(path).parent()?.to_owned()));
     for folder in folders.chain(parents).collect::<Vec<_>>() {
         for folder in folder.ancestors().filter(|folder| *folder != Path::new("")) {
-            // The archive's readers tell folders by a slash at the end.
+            // The archive's readers recognize folders by a slash at the end.
             entries.entry(format!("{}/", folder.display())).or_insert(Entry::Folder);
         }
     }

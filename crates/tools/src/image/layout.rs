@@ -20,7 +20,7 @@ const INDEX: &str = "application/vnd.oci.image.index.v1+json";
 const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 const CONFIG: &str = "application/vnd.oci.image.config.v1+json";
 const LAYER: &str = "application/vnd.oci.image.layer.v1.tar";
-/// Where the programs are in a container that says nothing else.
+/// The default place of programs in a container.
 const PATH: &str = "PATH=/usr/local/bin";
 
 /// What is said of the programs' source.
@@ -32,7 +32,7 @@ pub(crate) struct Facts {
 }
 
 impl Facts {
-    /// From the variables SOURCE_DATE_EPOCH and SOURCE_REVISION; an empty one says nothing.
+    /// From the variables SOURCE_DATE_EPOCH and SOURCE_REVISION; an empty one counts as unset.
     pub(crate) fn from_variables(variable: impl Fn(&str) -> Option<String>) -> Result<Self> {
         let said = |name: &str| variable(name).filter(|text| !text.is_empty());
         let created = said("SOURCE_DATE_EPOCH").map(|text| {
@@ -238,7 +238,7 @@ impl Archive {
         };
         add("oci-layout", br#"{"imageLayoutVersion":"1.0.0"}"#)?;
         add("index.json", &serde_json::to_vec(&top)?)?;
-        // What `docker save` writes can tell of one architecture only.
+        // What `docker save` writes can describe one architecture only.
         if let [_] = &self.saved[..] {
             add("manifest.json", &serde_json::to_vec(&self.saved)?)?;
         }

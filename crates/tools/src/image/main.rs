@@ -74,7 +74,7 @@ fn parse_platform(text: &str) -> Result<(Architecture, PathBuf)> {
     Ok((Architecture::named(architecture)?, folder.into()))
 }
 
-/// At once and whole: whoever finds the file finds all of it, also after this was killed.
+/// Atomically: a reader finds the file complete or not at all, even if this process is killed.
 fn replace(file: &Path, bytes: &[u8]) -> Result<()> {
     let folder = match file.parent() {
         Some(folder) if folder != Path::new("") => folder,

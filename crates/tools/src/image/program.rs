@@ -23,7 +23,7 @@ impl Architecture {
     pub(crate) fn named(name: &str) -> Result<Self> {
         let mut all = Self::ALL.into_iter();
         all.find(|one| one.to_string() == name)
-            .with_context(|| format!("{name} is no architecture of ours: amd64, arm64"))
+            .with_context(|| format!("{name} is not an architecture of ours: amd64, arm64"))
     }
 
     /// The target of Rust's compiler that programs are shipped for.
@@ -51,7 +51,7 @@ impl fmt::Display for Architecture {
     }
 }
 
-/// Reads a program. There is no loader and no library in an image, so one that needs any is refused, as is one for another machine.
+/// Reads a program. An image has no loader and no library, so one that needs any is refused, as is one for another machine.
 pub(crate) fn read(file: &Path, architecture: Architecture) -> Result<Vec<u8>> {
     let content = fs::read(file).with_context(|| format!("cannot read {}", file.display()))?;
     check(&content, architecture).with_context(|| file.display().to_string())?;

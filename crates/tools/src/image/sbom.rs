@@ -135,7 +135,7 @@ impl Parts {
             path.push(component.bom_ref.clone());
             self.add(component);
         }
-        path.into_iter().next().context("cargo tree says nothing")
+        path.into_iter().next().context("cargo tree prints nothing")
     }
 }
 
@@ -178,7 +178,7 @@ impl<'a> Line<'a> {
 }
 
 fn license(text: &str) -> Vec<License> {
-    // As crates wrote "or" before there were expressions.
+    // As crates wrote "or" before expressions existed.
     let expression = text.replace('/', " OR ");
     (!expression.is_empty()).then_some(License { expression }).into_iter().collect()
 }
@@ -213,14 +213,14 @@ fn whole(image: &Image, architecture: Architecture) -> Component {
 /// Rust's standard library, of the compiler that is asked here.
 fn standard_library() -> Result<Component> {
     let version = output(Command::new("rustc").arg("--version"))?;
-    let version = version.split_whitespace().nth(1).context("rustc tells no version")?.to_owned();
+    let version = version.split_whitespace().nth(1).context("rustc prints no version")?.to_owned();
     let licenses = license("MIT OR Apache-2.0");
     Ok(Component { licenses, ..component("rust-std", Some(&version)) })
 }
 
 fn musl() -> Component {
     let description =
-        "The C library that comes with rust-std, linked statically; rust-std does not tell its version.";
+        "The C library that comes with rust-std, linked statically; rust-std does not report its version.";
     Component {
         description: Some(description.to_owned()),
         licenses: license("MIT"),

@@ -14,16 +14,16 @@ use wasm_bindgen_cli_support::Bindgen;
 
 const USAGE: &str = "usage: page PROJECT PROGRAM FOLDER
 
-Writes the web page of the PROJECT's folder into FOLDER, which is made anew; PROGRAM is its program as the compiler left it (web.wasm).";
+Writes the web page of the PROJECT's folder into FOLDER, which is made again; PROGRAM is its program as the compiler left it (web.wasm).";
 
 fn main() -> Result<()> {
     let args: Vec<String> = env::args().skip(1).collect();
     let [project, program, folder] = args.as_slice() else { bail!(USAGE) };
     let (project, folder) = (Path::new(project), Path::new(folder));
     if folder.exists() {
-        // Whatever is in a folder that is no page is somebody's.
+        // A folder's files that are not pages belong to someone else.
         if !folder.join("plan.html").exists() && folder.read_dir()?.next().is_some() {
-            bail!("{} is no page of an earlier run, and not empty", folder.display());
+            bail!("{} is not a page of an earlier run, and not empty", folder.display());
         }
         fs::remove_dir_all(folder)?;
     }

@@ -125,13 +125,13 @@ fn led(link: &str, name: &str, names: &[&str], files: &mut BTreeSet<PathBuf>) ->
         link.split_once('#').map_or((link, String::new()), |(path, anchor)| (path, format!("#{anchor}")));
     let own = Path::new(name).parent().unwrap_or(Path::new(""));
     let target = plain(&own.join(path));
-    let Some(text) = target.to_str() else { bail!("{name}: {link} is no link") };
+    let Some(text) = target.to_str() else { bail!("{name}: {link} is not a link") };
     if names.contains(&text) {
         let up = "../".repeat(own.components().count());
         return Ok(format!("{up}{}{anchor}", address(text).display()));
     }
     if text.ends_with(".md") {
-        bail!("{name}: {link} leads to a document that is no page");
+        bail!("{name}: {link} leads to a document that is not a page");
     }
     files.insert(target);
     Ok(link.to_owned())

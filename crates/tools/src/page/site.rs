@@ -1,4 +1,4 @@
-//! The pages of the documentation: which there are, how they hang together, and what is around each.
+//! The pages of the documentation: their list, their links, and the frame around each.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -66,7 +66,7 @@ fn whole(name: &str, page: &Page, pages: &[(&str, Page)]) -> String {
     let top = to_top(name);
     let title = markdown::escaped(&page.title);
     let contents = contents(name, pages);
-    // The text comes last: what stands in it is not looked at again.
+    // The text comes last: what stands in it is not checked again.
     let fields = [
         ("{{top}}", top.as_str()),
         ("{{title}}", &title),

@@ -1,4 +1,4 @@
-//! Lists of system calls. A line is a call, a condition where there is one, and why it is there:
+//! Lists of system calls. A line is a call, an optional condition, and its reason:
 //!
 //! ```text
 //! accept4                        seen
@@ -14,7 +14,7 @@ use std::collections::BTreeSet;
 
 use anyhow::{Context, Result, bail, ensure};
 
-/// What an argument has to be.
+/// What an argument must be.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Condition {
     /// One of these.
@@ -98,7 +98,7 @@ impl Call {
         ensure!(!why.is_empty(), "it does not say why");
         let is_name = !head.is_empty()
             && head.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'_');
-        ensure!(is_name, "{head} is no system call");
+        ensure!(is_name, "{head} is not a system call");
         let is_seen = why.split(|letter: char| !letter.is_ascii_alphabetic()).next() == Some("seen");
         Ok(Self { name: head.to_owned(), condition, errno, is_seen })
     }
@@ -117,7 +117,7 @@ fn parse_condition(text: &str) -> Result<(u8, Condition)> {
 fn parse_index(text: &str) -> Result<u8> {
     match text.trim().parse() {
         Ok(index @ 0..=5) => Ok(index),
-        Ok(_) | Err(_) => bail!("{} is no index of an argument", text.trim()),
+        Ok(_) | Err(_) => bail!("{} is not an index of an argument", text.trim()),
     }
 }
 
@@ -127,7 +127,7 @@ fn number(text: &str) -> Result<u64> {
         Some(digits) => u64::from_str_radix(digits, 16),
         None => text.parse(),
     };
-    parsed.with_context(|| format!("{text} is no number"))
+    parsed.with_context(|| format!("{text} is not a number"))
 }
 
 #[cfg(test)]

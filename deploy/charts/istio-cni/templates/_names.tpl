@@ -1,5 +1,5 @@
 {{/*
-Names that were given and are no values of this chart, each with the one that was probably meant. Values files are shared with Istio's other
+Given names that are not values of this chart, each with the one probably intended. Values files are shared with Istio's other
 charts: their names are let pass at the top level (and where `helm upgrade --reuse-values` has put the defaults of Istio's chart), and any name in "global" that is not nearly one of ours.
 */}}
 {{- define "istio-cni.check" }}
@@ -17,9 +17,9 @@ charts: their names are let pass at the top level (and where `helm upgrade --reu
 {{- else if not (and (has $name $others) (has $.at (list "" "cni."))) }}
 {{- $meant := include "istio-cni.meant" (dict "name" $name "known" $.known "at" $.at "root" $.root) }}
 {{- if $meant }}
-{{- $_ := include "istio-cni.problem" (dict "problems" $.problems "text" (printf "%s is no value of this chart; is %s meant?" $path $meant)) }}
+{{- $_ := include "istio-cni.problem" (dict "problems" $.problems "text" (printf "%s is not a value of this chart; did you mean %s?" $path $meant)) }}
 {{- else if ne $.at "global." }}
-{{- $_ := include "istio-cni.problem" (dict "problems" $.problems "text" (printf "%s is no value of this chart" $path)) }}
+{{- $_ := include "istio-cni.problem" (dict "problems" $.problems "text" (printf "%s is not a value of this chart" $path)) }}
 {{- end }}
 {{- end }}
 {{- end }}

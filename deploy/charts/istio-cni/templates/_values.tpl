@@ -23,7 +23,7 @@ everything that is wrong with what was given.
 {{- if hasKey $platforms $platform }}
 {{- $_ := include "istio-cni.merge" (dict "into" $values "from" (get $platforms $platform)) }}
 {{- else if $platform }}
-{{- $_ := include "istio-cni.problem" (dict "problems" $problems "text" (printf "platform: %q is none of %s" $platform (keys $platforms | sortAlpha | join ", "))) }}
+{{- $_ := include "istio-cni.problem" (dict "problems" $problems "text" (printf "platform: %q is not one of %s" $platform (keys $platforms | sortAlpha | join ", "))) }}
 {{- end }}
 {{- $_ := include "istio-cni.merge" (dict "into" $values "from" $given) }}
 {{- $_ := include "istio-cni.merge" (dict "into" $values.global "from" $global) }}
@@ -65,10 +65,10 @@ everything that is wrong with what was given.
 {{- if or (eq $profile "ambient") $values.ambient.enabled }}
 {{- $refuse = append $refuse "ambient: this agent has no ambient mode, and pods of the ambient mesh would lose their traffic; keep Istio's own chart for this cluster, or set ambient.enabled=false and another profile" }}
 {{- else if not (has $profile $profiles) }}
-{{- $refuse = append $refuse (printf "profile: %q is none of %s" $profile (join ", " $profiles)) }}
+{{- $refuse = append $refuse (printf "profile: %q is not one of %s" $profile (join ", " $profiles)) }}
 {{- end }}
 {{- if not (has $compatibility (list "1.27" "1.28" "1.29")) }}
-{{- $refuse = append $refuse (printf "compatibilityVersion: %q is none of 1.27, 1.28, 1.29" $compatibility) }}
+{{- $refuse = append $refuse (printf "compatibilityVersion: %q is not one of 1.27, 1.28, 1.29" $compatibility) }}
 {{- end }}
 {{- $config := lookup "v1" "ConfigMap" .root.Release.Namespace "istio-cni-config" }}
 {{- if eq (dig "data" "AMBIENT_ENABLED" "false" $config) "true" }}
@@ -86,7 +86,7 @@ everything that is wrong with what was given.
 {{- $refuse = append $refuse (printf "env.%s: set %s, which sees to what goes with it as well" $name .) }}
 {{- end }}
 {{- if has $name (list "NODE_NAME" "POD_NAME" "POD_NAMESPACE" "POD_IP" "HOST_IP" "HEALTH_ADDRESS" "SETTINGS_DIR") }}
-{{- $refuse = append $refuse (printf "env.%s: the chart itself says this" $name) }}
+{{- $refuse = append $refuse (printf "env.%s: the chart sets this" $name) }}
 {{- end }}
 {{- end }}
 {{- $controller := $values.taintController }}

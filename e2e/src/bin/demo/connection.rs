@@ -84,7 +84,7 @@ impl Connection<'_> {
                 None => " (was going to: unknown)".to_owned(),
             },
             Reach::Transparently(_) => format!(" (sees {} → {})", report.peer.ip(), report.local),
-            // The client is a connected socket: the kernel gives it no datagram of anybody else.
+            // The client is a connected socket: the kernel gives it no other peer's datagram.
             Reach::Answering(_) => format!(" (answered as {})", self.target),
         }
     }

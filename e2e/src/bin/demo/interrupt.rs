@@ -1,4 +1,4 @@
-//! Ending in order when somebody presses Ctrl-C.
+//! Ending in order on Ctrl-C.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

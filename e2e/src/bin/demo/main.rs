@@ -42,7 +42,7 @@ fn demo() -> Result<bool> {
     let mut screen = Screen::new(io::stdout(), interrupt);
 
     let shown = redirection::show(&mut screen).and_then(|()| plugin::show(&mut screen));
-    // By now every value that stands for something on this machine has been dropped.
+    // Every value that stands for something on this machine has been dropped.
     let gone = leftovers::show(&mut screen);
     shown?;
     gone?;

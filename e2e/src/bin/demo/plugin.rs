@@ -58,7 +58,7 @@ spec:
     image: example.com/ratings
 ";
 
-/// Shows an annotated pod redirected and a plain one left alone.
+/// Shows an annotated pod redirected and a plain one unchanged.
 pub(crate) fn show(screen: &mut Screen) -> Result<()> {
     screen.part("istio-cni: the same for every pod of a node")?;
     let mut node = Node::new()?;
@@ -204,7 +204,7 @@ impl PodStage {
     }
 }
 
-/// Nobody else is on these networks, so that nobody has to be asked whether an IPv6 address is taken.
+/// These networks have no other hosts, so duplicate address detection is unnecessary.
 fn use_addresses_at_once(namespace: &Namespace) -> Result<()> {
     let switches = ["all", "default"].map(|which| format!("/proc/sys/net/ipv6/conf/{which}/accept_dad"));
     namespace.enter(|| switches.iter().try_for_each(|switch| fs::write(switch, "0")))??;

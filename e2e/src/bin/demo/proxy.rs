@@ -1,4 +1,4 @@
-//! A stand-in for the sidecar proxy: it takes what the rules bring and tells the client what it saw.
+//! A stand-in for the sidecar proxy: it takes what the rules bring and reports to the client what it saw.
 
 use std::io::{BufRead, BufReader};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};

@@ -53,7 +53,7 @@ impl Screen {
         self.note(output.stderr.trim_end())
     }
 
-    /// Something that was looked at: what it should be, what it is, and an error if the two differ.
+    /// Something that was checked: what it should be, what it is, and an error if the two differ.
     pub(crate) fn check(&mut self, what: &str, found: &str, verdict: Result<(), String>) -> Result<()> {
         match &verdict {
             Ok(()) => self.passed += 1,

@@ -1,4 +1,4 @@
-//! Everything that hangs on the namespace's hooks, whoever made it.
+//! Everything that hangs on the namespace's hooks, from any program.
 
 use super::{Connection, NetlinkError};
 use netfilter_state::{
@@ -11,10 +11,10 @@ use std::{
     time::Instant,
 };
 
-/// How many bytes of set elements are read at most. Sets of others may hold the addresses of half the world.
+/// How many bytes of set elements are read at most. Other programs' sets may hold millions of addresses.
 const MOST_OF_SETS: usize = 8 << 20;
 
-/// Whether the kernel has refused to list what hangs on a hook. It looks for a module each time that it is asked and has none, which
+/// Whether the kernel has refused to list what hangs on a hook. Without the module, it searches for it on every request, which
 /// takes longer than everything else together.
 static LISTS_NO_HOOKS: AtomicBool = AtomicBool::new(false);
 
@@ -80,7 +80,7 @@ impl Connection {
     }
 
     /// Reads the elements of a set, as long as some bytes are left for them. Rules that look something up in a set that was not
-    /// read are not understood; all others are, whatever somebody has put into that set.
+    /// read are unsupported; all others are supported, regardless of that set's content.
     fn elements_into(
         &mut self,
         ruleset: &mut Ruleset,

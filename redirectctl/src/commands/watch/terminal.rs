@@ -1,4 +1,4 @@
-//! The terminal that `watch` draws on, and the signals it hears meanwhile.
+//! The terminal that `watch` draws on, and the signals it receives.
 
 use std::future::poll_fn;
 use std::io::{self, Write};
@@ -33,7 +33,7 @@ impl Drop for AlternateScreen {
     }
 }
 
-/// Stops this process as Ctrl-Z does, until somebody continues it.
+/// Stops this process as Ctrl-Z does, until it is continued.
 pub(super) fn stop() -> io::Result<()> {
     Ok(raise(signal::Signal::SIGSTOP)?)
 }
@@ -46,7 +46,7 @@ pub(super) fn write(text: &str) -> io::Result<()> {
 
 /// Why waiting ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Woken {
+pub(super) enum WakeReason {
     /// It is time.
     Due,
     /// A signal asks for the end.
@@ -57,22 +57,22 @@ pub(super) enum Woken {
     Suspended,
 }
 
-/// The signals that are heard.
+/// The signals that it handles.
 #[derive(Debug)]
-pub(super) struct Signals([(Signal, Woken); 4]);
+pub(super) struct Signals([(Signal, WakeReason); 4]);
 
 impl Signals {
     pub(super) fn new() -> io::Result<Self> {
         Ok(Self([
-            (signal(SignalKind::interrupt())?, Woken::Ended),
-            (signal(SignalKind::terminate())?, Woken::Ended),
-            (signal(SignalKind::from_raw(SIGTSTP))?, Woken::Suspended),
-            (signal(SignalKind::window_change())?, Woken::Resized),
+            (signal(SignalKind::interrupt())?, WakeReason::Ended),
+            (signal(SignalKind::terminate())?, WakeReason::Ended),
+            (signal(SignalKind::from_raw(SIGTSTP))?, WakeReason::Suspended),
+            (signal(SignalKind::window_change())?, WakeReason::Resized),
         ]))
     }
 
     /// Waits for the first of them, and no longer than until then.
-    pub(super) async fn wait(&mut self, due: Instant) -> Woken {
+    pub(super) async fn wait(&mut self, due: Instant) -> WakeReason {
         let any = poll_fn(|context| {
             let mut came = self
                 .0
@@ -80,6 +80,6 @@ impl Signals {
                 .filter_map(|(signal, woken)| signal.poll_recv(context).is_ready().then_some(*woken));
             came.next().map_or(Poll::Pending, Poll::Ready)
         });
-        tokio::time::timeout_at(due.into(), any).await.unwrap_or(Woken::Due)
+        tokio::time::timeout_at(due.into(), any).await.unwrap_or(WakeReason::Due)
     }
 }

@@ -156,7 +156,7 @@ impl<'a> Registers<'a> {
         Some(())
     }
 
-    /// Nobody knows which register was loaded: all may hold this.
+    /// The loaded register is unknown: all may hold this.
     pub(in super::super) fn forget(&mut self, origin: Origin<'a>) {
         self.0.insert(slot(register::FIRST), Loaded::whole(origin));
         for held in self.0.values_mut() {

@@ -9,7 +9,7 @@ use super::{
     },
     Bits, Field, Loaded,
 };
-use crate::ruleset::{Among, Selector};
+use crate::ruleset::{Selector, SetLookup};
 use alloc::{
     borrow::ToOwned,
     collections::BTreeMap,
@@ -50,7 +50,7 @@ struct Element {
 
 /// What a lookup finds: which combinations of values are in the set, and the verdict of each in a verdict map.
 pub(in super::super) struct Found {
-    pub(in super::super) among: Among,
+    pub(in super::super) among: SetLookup,
     pub(in super::super) verdicts: Vec<(u32, Option<String>)>,
 }
 
@@ -112,7 +112,7 @@ impl Set {
             return Err("a set of another type");
         }
         let mut found = Found {
-            among: Among {
+            among: SetLookup {
                 selectors: parts.iter().map(|part| part.selector).collect(),
                 name: (self.flags & set::ANONYMOUS == 0).then(|| name.to_owned()),
                 values: Vec::with_capacity(self.elements.len()),

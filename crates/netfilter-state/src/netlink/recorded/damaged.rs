@@ -1,5 +1,5 @@
 //! What is read of rules that differ in one bit, or lack a part, from those that a kernel, iptables-save or this library writes: something else, or
-//! nothing. `tests/dumps/*.damaged` says what; a line `as it was` lists what makes no difference, and that has to be padding, names and numbers
+//! nothing. `tests/dumps/*.damaged` says what; a line `as it was` lists what makes no difference, and that must be padding, names and numbers
 //! that mean nothing.
 
 use super::{
@@ -135,7 +135,7 @@ fn extended() -> Vec<(Vec<Match>, Target)> {
     ];
     let rule = |text: &str| match parse::entry(text) {
         Entry::Rule(Rule { matches, target }) => (matches, target),
-        Entry::Foreign(_) => panic!("{text} is no rule of ours"),
+        Entry::Foreign(_) => panic!("{text} is not a rule of ours"),
     };
     texts.map(rule).into()
 }
@@ -229,14 +229,14 @@ fn messages(mut dump: &[u8]) -> Vec<&[u8]> {
     messages
 }
 
-/// What is known of a namespace, in each of the ways in which it is looked at.
+/// What is known of a namespace, in each of the ways in which it is checked.
 #[derive(Clone, Default)]
-struct Known {
+struct ReadNamespace {
     ruleset: Ruleset,
     observed: Observed,
 }
 
-impl Known {
+impl ReadNamespace {
     fn with(&self, bytes: &[u8]) -> Self {
         let mut known = self.clone();
         for message in Messages::new(bytes) {
@@ -251,7 +251,7 @@ impl Known {
             (self.ruleset != from.ruleset, "tables"),
             (self.observed.native() != from.observed.native(), "native state"),
             (!self.observed.reads_like(&from.observed), "what a change may touch"),
-            (!self.observed.obstacles().eq(from.observed.obstacles()), "what is in the way"),
+            (!self.observed.obstacles().eq(from.observed.obstacles()), "what interferes"),
         ];
         let words: Vec<_> =
             differs.into_iter().filter(|(differs, _)| *differs).map(|(_, word)| word).collect();
@@ -263,12 +263,12 @@ impl Known {
 fn messages_that_differ_in_one_bit_say_something_else() {
     /// Of each kind in each dump.
     const MOST: usize = 6;
-    /// The end of an answer, which says nothing (`NLMSG_DONE`).
+    /// The end of an answer, which carries nothing (`NLMSG_DONE`).
     const DONE: u16 = 3;
     let mut text = String::new();
     for name in [dumps::EXTENDED, "strict-sets", "redirect-plain", "redirect-iptables", dumps::OF_OTHERS] {
         let bytes = dump(name);
-        let mut known = Known::default();
+        let mut known = ReadNamespace::default();
         let mut met: BTreeMap<u16, usize> = BTreeMap::new();
         for bytes in messages(&bytes) {
             let whole = known.with(bytes);

@@ -1,4 +1,4 @@
-//! What the dumps in `tests/dumps` are dumps of, for the tests that read them and for the one that takes them anew
+//! What the dumps in `tests/dumps` are dumps of, for the tests that read them and for the one that takes them again
 //! (`netns-apply/tests/dumps.rs`).
 
 #[path = "../../../../../redirect-core/src/recorded/plans.rs"]
@@ -21,7 +21,7 @@ use std::{
 /// Rules that nft and iptables made of `others.nft` and of the `others*.iptables`.
 pub const OF_OTHERS: &str = "others";
 
-/// Native tables of the mesh with things of somebody else in them: what nft made of `extended.nft`.
+/// Native tables of the mesh with things of another program in them: what nft made of `extended.nft`.
 pub const EXTENDED: &str = "extended";
 
 /// Tables that hang on interfaces: what nft made of `devices.nft`.
@@ -37,12 +37,12 @@ pub fn of_native(plan: &str, form: NativeForm) -> String {
     format!("{plan}-{form:?}").to_lowercase()
 }
 
-/// What nft is told to make a plan's native tables.
+/// The input with which nft makes a plan's native tables.
 pub fn script(plan: &str) -> String {
     format!("{plan}.nft")
 }
 
-/// What iptables-legacy-save prints of the rules of others, or of a plan's.
+/// What iptables-legacy-save prints of the other programs' rules, or of a plan's.
 pub fn saved(what: &str, family: Family) -> String {
     format!("{what}-{family:?}.saved").to_lowercase()
 }

@@ -10,7 +10,7 @@ use super::{
     dumps::{self, dump, read_saved},
 };
 use crate::{
-    change::Change,
+    change::RulesetDiff,
     ruleset::{Api, HookEntry, HookList, HookOwner, Ruleset, TableFamily, TableName},
     state::{Entry, RuleState},
 };
@@ -18,7 +18,7 @@ use redirect_core::{
     Family, RulePlan,
     options::NativeForm,
     render,
-    rule::{Chain, Hook, Is, Match, Table},
+    rule::{Chain, Equality, Hook, Match, Table},
 };
 use std::{collections::BTreeSet, fmt::Write as _, format, string::String, vec::Vec};
 
@@ -57,7 +57,7 @@ fn a_set_that_was_not_read_is_not_understood_and_hides_nothing_else() {
 fn chains_of_interfaces_are_read_with_their_rules() {
     let ruleset = dumps::dumped(&dump(dumps::ON_DEVICES));
     dumps::assert_recorded("devices.seen", &dumps::seen(&ruleset));
-    // Whoever reads tables of iptables or of the mesh passes them over.
+    // Readers of iptables' or the mesh's tables skip them.
     let observed = observed(&dump(dumps::ON_DEVICES));
     assert!(Family::BOTH.iter().all(|family| observed.state(*family) == &RuleState::new()));
     assert!(observed.native().is_empty());
@@ -149,7 +149,7 @@ fn hooks_with_damaged_bytes_are_read_or_passed_over() {
         damaged[at] ^= 0xff;
         let mut hooks = HookList::default();
         Messages::new(&damaged).for_each(|message| hooks.take(&message));
-        // One more where address translation is told twice, on two hooks.
+        // One more where address translation is reported twice, on two hooks.
         assert!(entries(&hooks) <= all + 1, "{at}");
     }
 }
@@ -347,7 +347,7 @@ fn nft_is_told_what_it_understood() {
     }
 }
 
-/// Rules that a plan may have are known as such, and those of others are kept as they are.
+/// Rules that a plan may have are known as such, and those of other programs are kept as they are.
 #[test]
 fn of_rules_of_others_those_that_a_plan_may_have_are_known() {
     let observed = observed(&dump(dumps::OF_OTHERS));
@@ -390,7 +390,7 @@ fn native_expressions_are_read_as_rules_of_plans_too() {
 }
 
 /// What a transaction does, a message a line.
-fn told(bytes: &[u8]) -> String {
+fn report(bytes: &[u8]) -> String {
     let mut text = String::new();
     for message in Messages::new(bytes) {
         let Message { kind, flags, sequence, family, .. } = message;
@@ -412,7 +412,7 @@ fn told(bytes: &[u8]) -> String {
     text
 }
 
-/// From what somebody extended to a plan and back, rule by rule.
+/// From an extended plan to the plan and back, rule by rule.
 #[test]
 fn a_transaction_says_to_the_kernel_what_is_to_be_done() {
     let extended = observed(&dump(dumps::EXTENDED));
@@ -425,11 +425,11 @@ fn a_transaction_says_to_the_kernel_what_is_to_be_done() {
     let text = [
         &differences,
         "\nto the plan\n",
-        &told(&changed(&extended, &wanted).0),
+        &report(&changed(&extended, &wanted).0),
         "\nback\n",
-        &told(&changed(&of_plan, extended.native()).0),
+        &report(&changed(&of_plan, extended.native()).0),
         "\nto nothing\n",
-        &told(&changed(&extended, &nothing).0),
+        &report(&changed(&extended, &nothing).0),
     ]
     .concat();
     dumps::assert_recorded("extended.told", &text);
@@ -444,12 +444,12 @@ fn iptables_tables_are_changed_beside_rules_of_others() {
     let of_plan = observed(&dump(&dumps::of_iptables("tproxy")));
     for (now, plan) in [(&others, &tproxy), (&of_plan, &redirect), (&of_plan, &RulePlan::empty())] {
         let changes =
-            Family::BOTH.map(|family| (family, Change::between(now.state(family), &plan.rules(family))));
+            Family::BOTH.map(|family| (family, RulesetDiff::between(now.state(family), &plan.rules(family))));
         let mut batch = Batch::new(now);
         for (family, change) in &changes {
             batch.change(*family, change).unwrap();
         }
-        text.push_str(&told(batch.finish().unwrap().bytes()));
+        text.push_str(&report(batch.finish().unwrap().bytes()));
         text.push('\n');
     }
     dumps::assert_recorded("iptables.told", &text);
@@ -458,7 +458,7 @@ fn iptables_tables_are_changed_beside_rules_of_others() {
 #[test]
 fn questions_ask_the_kernel_for_what_they_say() {
     let (chain, extension) =
-        (Chain::Hook(Hook::Output), Extension::of_match(&Match::OwnerUid(Is { value: 1, not: false })));
+        (Chain::Hook(Hook::Output), Extension::of_match(&Match::OwnerUid(Equality { value: 1, not: false })));
     let questions = [
         request::generation(1),
         request::tables(2),
@@ -479,7 +479,7 @@ fn questions_ask_the_kernel_for_what_they_say() {
         request::take_lock(17, 18).unwrap(),
         request::release_lock(19).unwrap(),
     ];
-    dumps::assert_recorded("questions.told", &questions.map(|bytes| told(&bytes)).concat());
+    dumps::assert_recorded("questions.told", &questions.map(|bytes| report(&bytes)).concat());
 }
 
 /// A plan in force, as every backend leaves it.
@@ -527,13 +527,13 @@ fn every_extension_that_plans_need_is_named_with_its_module() {
     assert_eq!(needed.iter().map(String::as_str).collect::<Vec<_>>(), wanted);
 }
 
-/// What parts of a transaction are told as, where the kernel refuses them.
+/// The names of the parts of a transaction that the kernel refuses.
 #[test]
 fn parts_of_a_transaction_are_told_by_what_they_are_about() {
     let now = observed(&dump(&dumps::of_iptables("tproxy")));
     let [(_, redirect), ..] = dumps::plans();
     let changes =
-        Family::BOTH.map(|family| (family, Change::between(now.state(family), &redirect.rules(family))));
+        Family::BOTH.map(|family| (family, RulesetDiff::between(now.state(family), &redirect.rules(family))));
     let native = NativeState::wanted(&redirect, NativeForm::Sets);
     let mut batch = Batch::new(&now);
     for (family, change) in &changes {
@@ -555,7 +555,7 @@ fn of_tables_with_chains_of_others_only_those_are_read_that_a_change_may_touch()
         let chains = observed(&dump(name)).chains_to_read(Family::V4, table)?;
         Some(chains.iter().map(|chain| String::from(chain.name())).collect::<Vec<_>>())
     };
-    // Nobody else's there, or no table.
+    // No other program's rules, or no table.
     assert_eq!(read(&dumps::of_iptables("strict"), Table::Nat), None);
     assert_eq!(read("redirect-plain", Table::Nat), None);
     let mut with_others = observed(&dump(&dumps::of_iptables("redirect")));

@@ -9,12 +9,12 @@ use super::{
     },
     LOCAL_TYPE, number, port,
 };
-use crate::ruleset::{Among, Condition, Selector};
+use crate::ruleset::{Condition, Selector, SetLookup};
 use alloc::{string::String, vec::Vec};
 use core::net::{Ipv4Addr, Ipv6Addr};
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use redirect_core::{
-    rule::{Is, Match, Protocol},
+    rule::{Equality, Match, Protocol},
     values::{Family, InterfaceName, PortRange},
 };
 
@@ -54,11 +54,11 @@ fn within(selector: Selector, range: (u128, u128), not: bool) -> Condition {
     let port = |number: u128| u16::try_from(number).ok();
     let ports = port(range.0).zip(port(range.1)).and_then(|(first, last)| PortRange::new(first, last));
     match (selector, ports) {
-        (Selector::SourcePort, Some(value)) => Condition::Plain(Match::SourcePort(Is { value, not })),
+        (Selector::SourcePort, Some(value)) => Condition::Plain(Match::SourcePort(Equality { value, not })),
         (Selector::DestinationPort, Some(value)) => {
-            Condition::Plain(Match::DestinationPort(Is { value, not }))
+            Condition::Plain(Match::DestinationPort(Equality { value, not }))
         }
-        _ => Condition::Among(Is { value: Among::range(selector, range), not }),
+        _ => Condition::Among(Equality { value: SetLookup::range(selector, range), not }),
     }
 }
 
@@ -90,22 +90,22 @@ fn field_is(field: Field, not: bool, value: &[u8], family: Option<Family>) -> Op
     {
         return Some(both_ports(value)?.map(Condition::Plain).into());
     }
-    let one_port = || Some(Is { value: PortRange::single(port(value)?), not });
+    let one_port = || Some(Equality { value: PortRange::single(port(value)?), not });
     let condition = match field {
         Field::Meta(key) => meta_is(key, not, value)?,
         Field::Ct(ct::MARK) => {
-            Condition::ConnMarkBits { mask: u32::MAX, is: Is { value: number(value)?, not } }
+            Condition::ConnMarkBits { mask: u32::MAX, is: Equality { value: number(value)?, not } }
         }
         // One of the kernel's bits; a connection is in one state.
         Field::Ct(ct::STATE) => {
             let value = number(value).filter(|value| value.count_ones() == 1)?;
-            Condition::State(Is { value, not })
+            Condition::State(Equality { value, not })
         }
         Field::Ct(ct::DIRECTION) => {
-            Condition::IsReply(Is { value: *value.first()? == abi::direction::REPLY, not })
+            Condition::IsReply(Equality { value: *value.first()? == abi::direction::REPLY, not })
         }
         Field::Payload { base: base::TRANSPORT, offset: TCP_FLAGS, length: 1 } => {
-            Condition::TcpFlags { mask: u8::MAX, is: Is { value: *value.first()?, not } }
+            Condition::TcpFlags { mask: u8::MAX, is: Equality { value: *value.first()?, not } }
         }
         Field::Payload { base: base::TRANSPORT, offset: SOURCE_PORT, length: 2 } => {
             Condition::Plain(Match::SourcePort(one_port()?))
@@ -117,7 +117,9 @@ fn field_is(field: Field, not: bool, value: &[u8], family: Option<Family>) -> Op
             let prefix = u8::try_from(value.len().checked_mul(8)?).ok()?;
             address((offset, family), not, value, prefix)?
         }
-        Field::AddressType(end) if number(value)? == LOCAL_TYPE => Condition::Local(Is { value: end, not }),
+        Field::AddressType(end) if number(value)? == LOCAL_TYPE => {
+            Condition::Local(Equality { value: end, not })
+        }
         Field::Ct(_) | Field::CtOneWay(..) | Field::Payload { .. } | Field::AddressType(_) => return None,
     };
     Some([condition].into())
@@ -126,7 +128,7 @@ fn field_is(field: Field, not: bool, value: &[u8], family: Option<Family>) -> Op
 /// Both ports, compared at once.
 fn both_ports(value: &[u8]) -> Option<[Match; 2]> {
     let [a, b, c, d] = <[u8; 4]>::try_from(value).ok()?;
-    let is = |bytes| Is::equals(PortRange::single(u16::from_be_bytes(bytes)));
+    let is = |bytes| Equality::equals(PortRange::single(u16::from_be_bytes(bytes)));
     Some([Match::SourcePort(is([a, b])), Match::DestinationPort(is([c, d]))])
 }
 
@@ -137,19 +139,19 @@ fn masked_is(
     value: &[u8],
     family: Option<Family>,
 ) -> Option<Condition> {
-    let bits = || Some((number(mask)?, Is { value: number(value)?, not }));
+    let bits = || Some((number(mask)?, Equality { value: number(value)?, not }));
     match field {
         Field::Payload { base: base::NETWORK, offset, .. } if mask.len() == value.len() => {
             address((offset, family), not, value, prefix_of(mask)?)
         }
         Field::Payload { base: base::TRANSPORT, offset: TCP_FLAGS, length: 1 } => {
-            Some(Condition::TcpFlags { mask: *mask.first()?, is: Is { value: *value.first()?, not } })
+            Some(Condition::TcpFlags { mask: *mask.first()?, is: Equality { value: *value.first()?, not } })
         }
         Field::Meta(meta::MARK) => bits().map(|(mask, is)| Condition::MarkBits { mask, is }),
         Field::Ct(ct::MARK) => bits().map(|(mask, is)| Condition::ConnMarkBits { mask, is }),
         // Compared with 0: none of these states, or with `!=` one of them.
         Field::Ct(ct::STATE) if value.iter().all(|byte| *byte == 0) => {
-            Some(Condition::State(Is { value: number(mask)?, not: !not }))
+            Some(Condition::State(Equality { value: number(mask)?, not: !not }))
         }
         Field::Meta(_)
         | Field::Ct(_)
@@ -160,11 +162,11 @@ fn masked_is(
 }
 
 fn meta_is(key: u32, not: bool, value: &[u8]) -> Option<Condition> {
-    let id = || number(value).map(|value| Is { value, not });
+    let id = || number(value).map(|value| Equality { value, not });
     Some(match key {
         meta::FAMILY => {
             let of = abi::family_of(*value.first()?)?;
-            Condition::Family(Is { value: of, not })
+            Condition::Family(Equality { value: of, not })
         }
         meta::ETHERTYPE => {
             let of = match <[u8; 2]>::try_from(value).ok()? {
@@ -172,17 +174,21 @@ fn meta_is(key: u32, not: bool, value: &[u8]) -> Option<Condition> {
                 ethertype::IPV6 => Family::V6,
                 _ => return None,
             };
-            Condition::Family(Is { value: of, not })
+            Condition::Family(Equality { value: of, not })
         }
         meta::PROTOCOL => protocol(*value.first()?, not),
-        meta::IN_INTERFACE => Condition::Plain(Match::InInterface(Is { value: interface(value)?, not })),
-        meta::OUT_INTERFACE => Condition::Plain(Match::OutInterface(Is { value: interface(value)?, not })),
+        meta::IN_INTERFACE => {
+            Condition::Plain(Match::InInterface(Equality { value: interface(value)?, not }))
+        }
+        meta::OUT_INTERFACE => {
+            Condition::Plain(Match::OutInterface(Equality { value: interface(value)?, not }))
+        }
         // The first interface of every network namespace is lo.
         meta::IN_INDEX if number(value)? == LOOPBACK_INDEX => {
-            Condition::Plain(Match::InInterface(Is { value: "lo".parse().ok()?, not }))
+            Condition::Plain(Match::InInterface(Equality { value: "lo".parse().ok()?, not }))
         }
         meta::OUT_INDEX if number(value)? == LOOPBACK_INDEX => {
-            Condition::Plain(Match::OutInterface(Is { value: "lo".parse().ok()?, not }))
+            Condition::Plain(Match::OutInterface(Equality { value: "lo".parse().ok()?, not }))
         }
         meta::MARK => Condition::MarkBits { mask: u32::MAX, is: id()? },
         meta::SOCKET_USER => Condition::Plain(Match::OwnerUid(id()?)),
@@ -195,7 +201,7 @@ pub(in super::super) fn protocol(number: u8, not: bool) -> Condition {
     let known = [Protocol::Tcp, Protocol::Udp].into_iter().find(|known| known.number() == number);
     match known {
         Some(protocol) if !not => Condition::Plain(Match::Protocol(protocol)),
-        Some(_) | None => Condition::Protocol(Is { value: number, not }),
+        Some(_) | None => Condition::Protocol(Equality { value: number, not }),
     }
 }
 
@@ -244,7 +250,7 @@ pub(in super::super) fn address(
     } else {
         IpNet::V6(Ipv6Net::new(Ipv6Addr::from(octets), prefix).ok()?)
     };
-    let is = Is { value: net.trunc(), not };
+    let is = Equality { value: net.trunc(), not };
     Some(Condition::Plain(if is_source { Match::Source(is) } else { Match::Destination(is) }))
 }
 

@@ -4,9 +4,9 @@ use super::{
     super::xt::{self, CONNTRACK_DIRECTION, OWNER_GID, OWNER_UID, RESTORE_MARK, SAVE_MARK, SET_MARK},
     LOCAL_TYPE,
 };
-use crate::ruleset::{Condition, End, Selector, Statement, marked, owned_by, state, target_named};
+use crate::ruleset::{Condition, Endpoint, Selector, Statement, marked, owned_by, state, target_named};
 use alloc::{borrow::ToOwned, vec::Vec};
-use redirect_core::{rule::Is, values::Family};
+use redirect_core::{rule::Equality, values::Family};
 
 /// `XT_CT_NOTRACK`.
 const XT_NOTRACK: u8 = 1;
@@ -33,20 +33,20 @@ pub(in super::super) fn extension_match(name: &str, revision: u32, info: &[u8]) 
             let (rest, states) = (states & !XT_UNTRACKED & !known, states & known | untracked);
             // The direction is the other one where it is inverted.
             let is_reply = inverted & CONNTRACK_DIRECTION != 0;
-            let state = Is { value: states, not: inverted & 1 != 0 };
+            let state = Equality { value: states, not: inverted & 1 != 0 };
             let condition =
                 match (flags & !CONNTRACK_DIRECTION & !XT_WRITTEN_AS_STATE, flags & CONNTRACK_DIRECTION != 0)
                 {
                     (1, false) => Condition::State(state),
                     (1, true) => Condition::StateAndDirection { states: state, is_reply },
-                    (0, true) => Condition::IsReply(Is { value: is_reply, not: false }),
+                    (0, true) => Condition::IsReply(Equality { value: is_reply, not: false }),
                     _ => return None,
                 };
             (rest == 0).then(|| [condition].into())
         }
         ("mark" | "connmark", 1) => {
             let (value, mask) = (xt::read_u32(info, 0)?, xt::read_u32(info, 4)?);
-            let is = Is { value, not: *info.get(8)? != 0 };
+            let is = Equality { value, not: *info.get(8)? != 0 };
             let condition = if name == "mark" {
                 Condition::MarkBits { mask, is }
             } else {
@@ -84,7 +84,7 @@ fn owner(info: &[u8]) -> Option<Vec<Condition>> {
 
 /// `xt_addrtype_info` and `xt_addrtype_info_v1`: types of the source and of the destination, and what of that is inverted.
 fn address_type(revision: u32, info: &[u8]) -> Option<Vec<Condition>> {
-    let types = [(End::Source, xt::read_u16(info, 0)?), (End::Destination, xt::read_u16(info, 2)?)];
+    let types = [(Endpoint::Source, xt::read_u16(info, 0)?), (Endpoint::Destination, xt::read_u16(info, 2)?)];
     let inverted = match revision {
         0 => [xt::read_u32(info, 4)? != 0, xt::read_u32(info, 8)? != 0],
         _ => match xt::read_u32(info, 4)? {
@@ -95,7 +95,7 @@ fn address_type(revision: u32, info: &[u8]) -> Option<Vec<Condition>> {
     };
     let asked = types.into_iter().zip(inverted).filter(|((_, types), _)| *types != 0);
     let condition =
-        |((value, types), not)| (types == LOCAL_TYPES).then_some(Condition::Local(Is { value, not }));
+        |((value, types), not)| (types == LOCAL_TYPES).then_some(Condition::Local(Equality { value, not }));
     asked.map(condition).collect()
 }
 
@@ -154,7 +154,7 @@ mod tests {
             info[150..152].copy_from_slice(&states);
             extension_match("conntrack", revision, &info)
         };
-        let state = |not: bool| Condition::State(Is { value: state::INVALID | state::NEW, not });
+        let state = |not: bool| Condition::State(Equality { value: state::INVALID | state::NEW, not });
         let states = u8::try_from(state::INVALID | state::NEW).unwrap();
         let wide = u16::from(states).to_ne_bytes();
         assert_eq!(seen(1, [states, 0xff], 1, 0), Some([state(false)].into()));
@@ -164,12 +164,12 @@ mod tests {
         }
         assert_eq!(seen(3, wide, 1 | 2, 0), None, "the protocol is compared, too");
         assert_eq!(seen(3, 0x40_u16.to_ne_bytes(), 1, 0), None, "a state of translated connections");
-        let untracked = Condition::State(Is { value: state::UNTRACKED, not: true });
+        let untracked = Condition::State(Equality { value: state::UNTRACKED, not: true });
         assert_eq!(seen(3, 0x100_u16.to_ne_bytes(), 1, 1), Some([untracked].into()));
         for (inverted, is_reply) in [(0, false), (CONNTRACK_DIRECTION, true)] {
-            let direction = Condition::IsReply(Is { value: is_reply, not: false });
+            let direction = Condition::IsReply(Equality { value: is_reply, not: false });
             assert_eq!(seen(3, wide, CONNTRACK_DIRECTION, inverted), Some([direction].into()));
-            let states = Is { value: state::INVALID | state::NEW, not: false };
+            let states = Equality { value: state::INVALID | state::NEW, not: false };
             let both = Condition::StateAndDirection { states, is_reply };
             assert_eq!(seen(3, wide, 1 | CONNTRACK_DIRECTION, inverted), Some([both].into()));
         }
@@ -181,12 +181,12 @@ mod tests {
 
     #[test]
     fn types_of_addresses_are_asked_of_either_end() {
-        let local = |value, not| Condition::Local(Is { value, not });
+        let local = |value, not| Condition::Local(Equality { value, not });
         let seen = |revision: u32, source: u16, destination: u16, rest: &[u32]| {
             let types = [source.to_ne_bytes(), destination.to_ne_bytes()].concat();
             extension_match("addrtype", revision, &[types, words(rest)].concat())
         };
-        let (from, to) = (|not| local(End::Source, not), |not| local(End::Destination, not));
+        let (from, to) = (|not| local(Endpoint::Source, not), |not| local(Endpoint::Destination, not));
         assert_eq!(seen(0, LOCAL_TYPES, 0, &[0, 0]), Some([from(false)].into()));
         assert_eq!(seen(0, LOCAL_TYPES, 0, &[1, 0]), Some([from(true)].into()));
         assert_eq!(seen(0, LOCAL_TYPES, LOCAL_TYPES, &[0, 1]), Some([from(false), to(true)].into()));
@@ -217,10 +217,10 @@ mod tests {
         ] {
             assert_eq!(owner(asked, inverted).as_deref(), Some(text));
         }
-        assert_eq!(owner(4, 0), None, "of whether there is a socket");
+        assert_eq!(owner(4, 0), None, "whether a socket exists");
         for not in [false, true] {
             let info = [words(&[5, 7]), [u8::from(not), 0, 0, 0].into()].concat();
-            let is = Is { value: 5, not };
+            let is = Equality { value: 5, not };
             assert_eq!(
                 extension_match("mark", 1, &info),
                 Some([Condition::MarkBits { mask: 7, is: is.clone() }].into())
@@ -282,7 +282,7 @@ mod tests {
         assert_eq!(extension_target("TPROXY", 0, &first), to(Some(15006)));
         assert_eq!(extension_target("TPROXY", 1, &second(15001)), to(Some(15001)));
         assert_eq!(extension_target("TPROXY", 1, &second(0)), to(None), "the port the packet goes to");
-        // Too short to say so, or of a revision that nobody knows.
+        // Too short, or of an unknown revision.
         let some = Statement::Tproxy { port: None, mark: None, ends: true };
         for (revision, info) in [(1, &first[..]), (0, &first[..8]), (2, &second(15001)[..])] {
             assert_eq!(extension_target("TPROXY", revision, info), Some(some.clone()), "{revision}");

@@ -3,7 +3,7 @@
 
 use std::fmt::Write as _;
 
-/// The width where there is no terminal.
+/// The width without a terminal.
 pub const USUAL_WIDTH: usize = 80;
 /// Narrower than this nothing can be laid out.
 const NARROWEST: usize = 40;
@@ -12,20 +12,20 @@ const WIDEST: usize = 120;
 
 /// How a word stands out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Ink {
+pub enum TextStyle {
     /// A heading.
     Bold,
     /// Something that goes with something else.
     Dim,
     /// Something good.
     Green,
-    /// Something to look at.
+    /// Something to check.
     Yellow,
     /// Something wrong.
     Red,
 }
 
-impl Ink {
+impl TextStyle {
     const fn code(self) -> &'static str {
         match self {
             Self::Bold => "1",
@@ -45,7 +45,7 @@ impl Ink {
 
 /// When text is coloured.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum When {
+pub enum ColorChoice {
     /// On a terminal that has colours, unless NO_COLOR is set.
     #[default]
     Auto,
@@ -55,7 +55,7 @@ pub enum When {
     Never,
 }
 
-impl When {
+impl ColorChoice {
     /// All of them, by their words.
     pub const WORDS: &'static [&'static str] = &["auto", "always", "never"];
 
@@ -76,7 +76,7 @@ impl When {
 pub struct Layout {
     /// How many characters a line has at most; only a word that is longer makes a longer line.
     pub width: usize,
-    /// Whether there are colours.
+    /// Whether to use colours.
     pub colour: bool,
 }
 
@@ -86,16 +86,16 @@ impl Layout {
     pub fn new(
         is_terminal: bool,
         terminal: Option<usize>,
-        colour: When,
+        colour: ColorChoice,
         env: impl Fn(&str) -> Option<String>,
     ) -> Self {
         let is_said = |name| env(name).is_some_and(|text| !text.is_empty());
         let has_colours = env("TERM").is_none_or(|term| term != "dumb");
         let width = terminal.filter(|_| is_terminal).unwrap_or(USUAL_WIDTH);
         let colour = match colour {
-            When::Auto => is_terminal && has_colours && !is_said("NO_COLOR"),
-            When::Always => true,
-            When::Never => false,
+            ColorChoice::Auto => is_terminal && has_colours && !is_said("NO_COLOR"),
+            ColorChoice::Always => true,
+            ColorChoice::Never => false,
         };
         Self { width: width.clamp(NARROWEST, WIDEST), colour }
     }
@@ -109,12 +109,12 @@ impl Default for Layout {
 
 /// A text that grows line by line.
 #[derive(Debug)]
-pub struct Paper {
+pub struct TextWriter {
     layout: Layout,
     text: String,
 }
 
-impl Paper {
+impl TextWriter {
     /// An empty one.
     #[must_use]
     pub const fn new(layout: Layout) -> Self {
@@ -134,7 +134,7 @@ impl Paper {
 
     /// A heading.
     pub fn heading(&mut self, text: &str) {
-        self.write(0, "", text, Some(Ink::Bold));
+        self.write(0, "", text, Some(TextStyle::Bold));
     }
 
     /// Words at this indent; further lines keep it.
@@ -143,7 +143,7 @@ impl Paper {
     }
 
     /// The same, inked.
-    pub fn inked(&mut self, indent: usize, text: &str, ink: Ink) {
+    pub fn inked(&mut self, indent: usize, text: &str, ink: TextStyle) {
         self.write(indent, "", text, Some(ink));
     }
 
@@ -153,7 +153,7 @@ impl Paper {
     }
 
     /// A label that stands out, and words beside it.
-    pub fn marked(&mut self, indent: usize, label: &str, ink: Ink, text: &str) {
+    pub fn marked(&mut self, indent: usize, label: &str, ink: TextStyle, text: &str) {
         let start = self.text.len();
         self.write(indent, label, text, None);
         if self.layout.colour {
@@ -164,7 +164,7 @@ impl Paper {
         }
     }
 
-    fn write(&mut self, indent: usize, label: &str, text: &str, ink: Option<Ink>) {
+    fn write(&mut self, indent: usize, label: &str, text: &str, ink: Option<TextStyle>) {
         let hanging = indent + label.chars().count();
         let room = self.layout.width.saturating_sub(hanging).max(1);
         for (index, line) in wrap(&harmless(text), room).into_iter().enumerate() {
@@ -178,7 +178,7 @@ impl Paper {
     }
 
     /// A table: every column as wide as its widest cell, the last one wrapped in what is left. Where that is too little, rows are
-    /// told line by line.
+    /// described line by line.
     pub fn table(&mut self, heads: &[&str], rows: &[Vec<String>]) {
         let harmless: Vec<Vec<String>> =
             rows.iter().map(|row| row.iter().map(|cell| harmless(cell)).collect()).collect();
@@ -261,8 +261,8 @@ fn wrap(text: &str, width: usize) -> Vec<String> {
 mod tests {
     use super::*;
 
-    fn paper(width: usize, colour: bool) -> Paper {
-        Paper::new(Layout { width, colour })
+    fn paper(width: usize, colour: bool) -> TextWriter {
+        TextWriter::new(Layout { width, colour })
     }
 
     #[test]
@@ -299,24 +299,30 @@ mod tests {
         let env = |pairs: &'static [(&str, &str)]| {
             move |name: &str| pairs.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned())
         };
-        assert!(Layout::new(true, Some(100), When::Auto, env(&[])).colour);
-        assert!(Layout::new(true, None, When::Auto, env(&[("NO_COLOR", "")])).colour, "empty says nothing");
-        assert!(!Layout::new(true, None, When::Auto, env(&[("NO_COLOR", "1")])).colour);
-        assert!(!Layout::new(true, None, When::Auto, env(&[("TERM", "dumb")])).colour);
-        assert_eq!(Layout::new(false, Some(200), When::Auto, env(&[])), Layout { width: 80, colour: false });
-        assert_eq!(Layout::new(true, Some(7), When::Auto, env(&[])).width, NARROWEST);
-        assert_eq!(Layout::new(true, Some(500), When::Auto, env(&[])).width, WIDEST);
+        assert!(Layout::new(true, Some(100), ColorChoice::Auto, env(&[])).colour);
+        assert!(
+            Layout::new(true, None, ColorChoice::Auto, env(&[("NO_COLOR", "")])).colour,
+            "empty counts as unset"
+        );
+        assert!(!Layout::new(true, None, ColorChoice::Auto, env(&[("NO_COLOR", "1")])).colour);
+        assert!(!Layout::new(true, None, ColorChoice::Auto, env(&[("TERM", "dumb")])).colour);
+        assert_eq!(
+            Layout::new(false, Some(200), ColorChoice::Auto, env(&[])),
+            Layout { width: 80, colour: false }
+        );
+        assert_eq!(Layout::new(true, Some(7), ColorChoice::Auto, env(&[])).width, NARROWEST);
+        assert_eq!(Layout::new(true, Some(500), ColorChoice::Auto, env(&[])).width, WIDEST);
         let no = env(&[("NO_COLOR", "1"), ("TERM", "dumb")]);
-        assert!(Layout::new(false, None, When::Always, no).colour, "who asks for colours gets them");
-        assert!(!Layout::new(true, None, When::Never, env(&[])).colour);
-        assert!(When::WORDS.iter().all(|word| When::named(word).is_some()));
+        assert!(Layout::new(false, None, ColorChoice::Always, no).colour, "who asks for colours gets them");
+        assert!(!Layout::new(true, None, ColorChoice::Never, env(&[])).colour);
+        assert!(ColorChoice::WORDS.iter().all(|word| ColorChoice::named(word).is_some()));
     }
 
     #[test]
     fn ink_is_only_around_the_words() {
         let mut paper = paper(80, true);
-        paper.marked(0, "ERROR  ", Ink::Red, "bad");
-        paper.inked(2, "good", Ink::Green);
+        paper.marked(0, "ERROR  ", TextStyle::Red, "bad");
+        paper.inked(2, "good", TextStyle::Green);
         assert_eq!(paper.into_text(), "\u{1b}[31mERROR\u{1b}[0m  bad\n  \u{1b}[32mgood\u{1b}[0m\n");
     }
 }

@@ -6,20 +6,20 @@ use std::{
     time::Duration,
 };
 
-/// The longest that a server's wish is heeded: what stands in front of one may ask for an hour.
+/// Limit on a server's requested delay: a proxy in front of one may ask for an hour.
 const LONGEST_WISH: Duration = Duration::from_secs(10);
 
 /// Pauses that double up to a longest one. Up to a half is taken off each at random, so that many who failed together do not come back
 /// together; and none is shorter than the server asks for.
 #[derive(Debug, Clone)]
-pub struct Pauses {
+pub struct Backoff {
     first: Duration,
     longest: Duration,
     next: Duration,
     random: fn() -> f64,
 }
 
-impl Pauses {
+impl Backoff {
     /// From the first to the longest.
     #[must_use]
     pub fn new(first: Duration, longest: Duration) -> Self {
@@ -39,7 +39,7 @@ impl Pauses {
         pause.max(retry_after.unwrap_or_default().min(LONGEST_WISH))
     }
 
-    /// Begins anew, after a success.
+    /// Resets the delay after a success.
     pub const fn reset(&mut self) {
         self.next = self.first;
     }
@@ -61,7 +61,7 @@ mod tests {
 
     #[test]
     fn pauses_double_up_to_the_longest_and_begin_anew() {
-        let mut pauses = Pauses::with_random(SECOND, 5 * SECOND, || 0.0);
+        let mut pauses = Backoff::with_random(SECOND, 5 * SECOND, || 0.0);
         let seconds: Vec<u64> = (0..5).map(|_| pauses.pause(None).as_secs()).collect();
         assert_eq!(seconds, [1, 2, 4, 5, 5]);
         pauses.reset();
@@ -70,7 +70,7 @@ mod tests {
 
     #[test]
     fn the_servers_wish_counts_within_reason() {
-        let mut pauses = Pauses::with_random(SECOND, SECOND, || 1.0);
+        let mut pauses = Backoff::with_random(SECOND, SECOND, || 1.0);
         assert_eq!(pauses.pause(None), SECOND / 2);
         assert_eq!(pauses.pause(Some(3 * SECOND)), 3 * SECOND);
         assert_eq!(pauses.pause(Some(3600 * SECOND)), LONGEST_WISH);

@@ -1,19 +1,19 @@
-//! What the node agent leaves for others to read: events, the node's condition and taint, reasons in metrics. The agent writes these words;
+//! What the node agent publishes: events, the node's condition and taint, reasons in metrics. The agent writes these words;
 //! `redirectctl` reads and explains them.
 
 /// A word that others read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Sign {
+pub struct ReasonDoc {
     /// The word.
     pub word: &'static str,
     /// What it means, as a sentence without its full stop.
     pub meaning: &'static str,
-    /// What to do; empty where there is nothing to do.
+    /// The remedy; empty if none is needed.
     pub remedy: &'static str,
 }
 
-const fn sign(word: &'static str, meaning: &'static str, remedy: &'static str) -> Sign {
-    Sign { word, meaning, remedy }
+const fn sign(word: &'static str, meaning: &'static str, remedy: &'static str) -> ReasonDoc {
+    ReasonDoc { word, meaning, remedy }
 }
 
 /// The label of the agents' pods.
@@ -30,13 +30,13 @@ pub const COULD_NOT_BE: &str = "but it could not be";
 pub const REPAIR_EVENTS: [&str; 3] = ["RepairBrokenPod", "DeleteBrokenPod", "LabelBrokenPod"];
 
 /// How an attempt to repair or heal a pod ended.
-pub const REPAIRS: [Sign; 22] = [
+pub const REPAIRS: [ReasonDoc; 22] = [
     sign("done", "it is done, and where the pod was redirected also verified", ""),
     sign("healed", "the pod is redirected as planned again", ""),
     sign("had_label", "the pod has the label already", ""),
     sign("gone", "the pod is gone, or another one has its name", ""),
-    sign("changed", "the pod changed meanwhile; it is tried again", ""),
-    sign("unanswered", "the API server gave no answer; it is tried again", "look at the API server"),
+    sign("changed", "the pod changed concurrently; it is tried again", ""),
+    sign("unanswered", "the API server gave no answer; it is tried again", "check the API server"),
     sign(
         "refused",
         "the API server does not allow it (401 or 403)",
@@ -44,7 +44,7 @@ pub const REPAIRS: [Sign; 22] = [
     ),
     sign(
         "rejected",
-        "the API server does not want the change",
+        "the API server rejected the change",
         "the event has its words: an admission policy, perhaps",
     ),
     sign(
@@ -68,11 +68,7 @@ pub const REPAIRS: [Sign; 22] = [
         "no network namespace is surely the pod's",
         "see that the agent has its mounts and SYS_PTRACE",
     ),
-    sign(
-        "no_process",
-        "no process of the pod runs at present",
-        "wait: it is tried again as soon as one does",
-    ),
+    sign("no_process", "no process of the pod runs now", "wait: it is tried again as soon as one does"),
     sign(
         "ambiguous",
         "several network namespaces may be the pod's",
@@ -88,27 +84,23 @@ pub const REPAIRS: [Sign; 22] = [
         "the rules could not be put in force, and the network namespace is as it was",
         "the event names the cause",
     ),
-    sign(
-        "not_verified",
-        "the rules are in force, and something else comes in the way",
-        "the event names the rule",
-    ),
+    sign("not_verified", "the rules are in force, but another rule interferes", "the event names the rule"),
     sign(
         "unverifiable",
         "the rules are in force, but whether other programs' rules interfere cannot be determined",
         "the event names the cause: if the pod has too many rules to be read, remove them or delete the pod",
     ),
-    sign("not_severed", "connections that were open before may go on beside the proxy", "delete the pod"),
+    sign("not_severed", "connections opened earlier may still bypass the proxy", "delete the pod"),
     sign(
         "interference",
-        "rules of other programs come in the way, and stay",
+        "rules of other programs interfere; the agent keeps them",
         "take them away where they are made",
     ),
-    sign("failed", "it cannot be told whether the pod is redirected", "the agent's log says why"),
+    sign("failed", "cannot determine whether the pod is redirected", "the agent's log says why"),
 ];
 
 /// The reasons of the agents' events.
-pub const EVENTS: [Sign; 14] = [
+pub const EVENTS: [ReasonDoc; 14] = [
     sign(
         "RepairBrokenPod",
         "the agent redirected a pod whose validation had failed, or could not",
@@ -122,7 +114,7 @@ pub const EVENTS: [Sign; 14] = [
     sign(
         "LabelBrokenPod",
         "the agent labelled a pod whose validation had failed, or could not",
-        "somebody has to deal with pods that have the label",
+        "handle the labelled pods",
     ),
     sign(
         "RedirectDrift",
@@ -132,36 +124,32 @@ pub const EVENTS: [Sign; 14] = [
     sign(
         "RedirectHealed",
         "the agent redirected a pod as planned again",
-        "find out who changed its rules: the message names the process where the kernel told of it",
+        "find out who changed its rules: the message names the process if the kernel reported it",
     ),
     sign(
         "RedirectContested",
-        "another writer changes a pod's rules again and again, and the agent waits before it answers",
-        "take the other writer away",
+        "another program changes a pod's rules repeatedly; the agent backs off",
+        "stop the other program",
     ),
     sign(
         "RedirectNotHealed",
-        "a pod is not redirected as planned and could not be mended",
+        "a pod is not redirected as planned and could not be repaired",
         "delete it; the message names the cause",
     ),
     sign(
         "NodeTainted",
-        "the agent or the controller tainted the node: pods of the mesh that start there are not verified to be redirected",
+        "the agent or the controller tainted the node: mesh pods starting on it are not verified to be redirected",
         "the message says why",
     ),
-    sign(
-        "NodeFreed",
-        "the node's taint was removed: pods that start there are verified to be redirected",
-        "",
-    ),
+    sign("NodeFreed", "the node's taint was removed: pods starting on it are verified to be redirected", ""),
     sign(
         "NodeTaintContested",
-        "somebody else removes the node's taint while pods are not verified to be redirected there",
+        "another controller removes the node's taint while pods are not verified to be redirected there",
         "switch the other controller off, or the agent's taint",
     ),
     sign(
         "NetworkConfigContested",
-        "another writer removes the plugin's entry again and again",
+        "another program removes the plugin's entry repeatedly",
         "the message says who it probably is, and what to do",
     ),
     sign(
@@ -171,23 +159,23 @@ pub const EVENTS: [Sign; 14] = [
     ),
     sign(
         "SettingsRefused",
-        "the agent refuses what its ConfigMap says, and goes on with what was before",
+        "the agent rejected its ConfigMap and keeps the previous settings",
         "correct what the message names",
     ),
     sign(
         "PluginTokenRefused",
-        "the agent may not ask for the plugin's own tokens, and lends it its own",
+        "the agent may not ask for the plugin's own tokens, so the plugin uses the agent's token",
         "give it the right that the message names",
     ),
 ];
 
 /// The reasons of the node's condition.
-pub const VERDICTS: [Sign; 5] = [
+pub const VERDICTS: [ReasonDoc; 5] = [
     sign("Verified", "pods that start on the node are verified to be redirected", ""),
     sign("AgentNotReady", "the node agent is not ready", "the message is that of its /readyz"),
     sign(
         "ProbeFailed",
-        "a network namespace made for the purpose could not be redirected: pods would fail alike",
+        "a network namespace created as a test could not be redirected; pods would fail too",
         "the message says what the kernel refused",
     ),
     sign(

@@ -1,6 +1,6 @@
 //! Sorting the words of a command line: those the parser understands, and the others, each with what to write instead.
 //!
-//! The parser stops at the first word it does not know. An operator wants to hear of all of them, together with whatever
+//! The parser stops at the first word it does not know. An operator wants to see all of them, together with whatever
 //! else is wrong, so they are taken out beforehand.
 
 use clap::{Arg, Command};
@@ -16,7 +16,7 @@ const SHOWN: usize = 3;
 
 /// A command line, sorted.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct Sorted {
+pub(crate) struct ClassifiedArgs {
     /// What the parser understands.
     pub(crate) understood: Vec<OsString>,
     /// What it does not, with the reason.
@@ -33,20 +33,25 @@ enum Before<'a> {
     Switch(&'a Arg),
     /// A flag with its value.
     Value(&'a Arg),
-    /// A flag nobody knows: the word may be its value.
+    /// An unknown flag: the word may be its value.
     Unknown,
     /// A stray word that the last message covers.
     Stray,
 }
 
 /// Sorts the words of a command line, without the program's name, for a parser that is built.
-pub(crate) fn sort(command: &Command, words: impl IntoIterator<Item = OsString>) -> Sorted {
+pub(crate) fn sort(command: &Command, words: impl IntoIterator<Item = OsString>) -> ClassifiedArgs {
     let words: Vec<OsString> = words.into_iter().map(lossy).collect();
     let raw = RawArgs::new(&words);
     let mut cursor = raw.cursor();
     let operands = command.get_positionals().count();
-    let mut sorter =
-        Sorter { command, sorted: Sorted::default(), before: Before::Nothing, strays: Vec::new(), operands };
+    let mut sorter = ArgClassifier {
+        command,
+        sorted: ClassifiedArgs::default(),
+        before: Before::Nothing,
+        strays: Vec::new(),
+        operands,
+    };
     while let Some(word) = raw.next(&mut cursor) {
         let wants_value = if word.is_escape() {
             sorter.refuse("--", "separates nothing here; leave it out");
@@ -63,7 +68,7 @@ pub(crate) fn sort(command: &Command, words: impl IntoIterator<Item = OsString>)
                 Before::Unknown | Before::Stray => false,
             };
             if command.find_subcommand(&text).is_some() && may_follow {
-                return Sorted { understood: words, refused: Vec::new(), has_subcommand: true };
+                return ClassifiedArgs { understood: words, refused: Vec::new(), has_subcommand: true };
             }
             sorter.word(&text);
             continue;
@@ -81,14 +86,14 @@ pub(crate) fn sort(command: &Command, words: impl IntoIterator<Item = OsString>)
     sorter.finish()
 }
 
-/// A word that is not UTF-8 is no valid value of anything; it is refused with the value it is part of.
+/// A word that is not UTF-8 is not a valid value of anything; it is refused with the value it is part of.
 fn lossy(word: OsString) -> OsString {
     word.into_string().unwrap_or_else(|word| word.to_string_lossy().into_owned()).into()
 }
 
-struct Sorter<'a> {
+struct ArgClassifier<'a> {
     command: &'a Command,
-    sorted: Sorted,
+    sorted: ClassifiedArgs,
     before: Before<'a>,
     /// Stray words in a row.
     strays: Vec<String>,
@@ -99,7 +104,7 @@ struct Sorter<'a> {
 /// A flag that waits for its value, and how it is written.
 type Waiting<'a> = Option<(&'a Arg, OsString)>;
 
-impl<'a> Sorter<'a> {
+impl<'a> ArgClassifier<'a> {
     /// `--flag` or `--flag=value`.
     fn long(&mut self, word: &ParsedArg<'_>) -> Waiting<'a> {
         let (name, value) = word.to_long().map_or(("", None), |(name, value)| (name.unwrap_or(""), value));
@@ -153,7 +158,7 @@ impl<'a> Sorter<'a> {
             return;
         }
         let write = match self.before {
-            // It may be the value of the flag nobody knows, which is told already.
+            // It may be the value of the unknown flag, which is reported already.
             Before::Unknown => {
                 self.before = Before::Nothing;
                 return;
@@ -170,7 +175,7 @@ impl<'a> Sorter<'a> {
         let flags = || self.command.get_arguments().filter_map(Arg::get_long);
         let is_flag = || {
             let name = flags().find(|flag| *flag == text).or_else(|| meant(text, flags()))?;
-            Some(format!("is no flag without its dashes; is --{name} meant?"))
+            Some(format!("needs dashes; did you mean --{name}?"))
         };
         let subcommands: Vec<&str> = self.command.get_subcommands().map(Command::get_name).collect();
         let unknown =
@@ -198,8 +203,8 @@ impl<'a> Sorter<'a> {
 
     fn unknown(&mut self, given: &str, meant: Option<&str>) {
         let why = match meant {
-            Some(meant) => format!("is no flag; is --{meant} meant?"),
-            None => "is no flag; --help lists all".to_owned(),
+            Some(meant) => format!("is not a flag; did you mean --{meant}?"),
+            None => "is not a flag; see --help".to_owned(),
         };
         self.refuse(given, &why);
         self.before = Before::Unknown;
@@ -222,7 +227,7 @@ impl<'a> Sorter<'a> {
         }
     }
 
-    fn finish(mut self) -> Sorted {
+    fn finish(mut self) -> ClassifiedArgs {
         self.end_strays();
         self.sorted
     }
@@ -253,7 +258,7 @@ fn after_value(flag: &Arg) -> Option<String> {
     let takes_star = setting.star == Star::Everything;
     let mut write = format!("follows the one value of --{name}: a list has commas and no blanks");
     if takes_star {
-        let more = format!(", and an unquoted * has become the names of files; for all write {dashes} '*'");
+        let more = format!(", and an unquoted * was expanded by the shell; use {dashes} '*'");
         write.push_str(&more);
     }
     is_list.then_some(write)
@@ -300,12 +305,12 @@ mod tests {
         assert_eq!(
             refused,
             [
-                "--frob is no flag; --help lists all",
-                "--istio-inbound-port is no flag; is --istio-inbound-ports meant?",
-                "-Q is no flag; --help lists all",
+                "--frob is not a flag; see --help",
+                "--istio-inbound-port is not a flag; did you mean --istio-inbound-ports?",
+                "-Q is not a flag; see --help",
                 "-d lacks its value; see --help",
             ],
-            "\"stray\" may be the value of the flag that nobody knows"
+            "\"stray\" may be the value of the flag that is unknown"
         );
     }
 
@@ -329,17 +334,17 @@ mod tests {
         assert_eq!(understood, "-b bin -i bin -m TPROXY");
         assert_eq!(refused.len(), 2, "{refused:?}");
         assert!(
-            refused[0].starts_with("boot dev etc … ") && refused[0].ends_with("write -b '*'"),
+            refused[0].starts_with("boot dev etc … ") && refused[0].ends_with("use -b '*'"),
             "{refused:?}"
         );
-        assert!(refused[1].starts_with("boot ") && refused[1].ends_with("write -i '*'"), "{refused:?}");
+        assert!(refused[1].starts_with("boot ") && refused[1].ends_with("use -i '*'"), "{refused:?}");
     }
 
     #[test]
     fn other_stray_words_are_told_what_they_may_be() {
         let told = |line: &str| sort(line).1.join("\n");
-        assert!(told("dry-run").contains("is --dry-run meant?"));
-        assert!(told("-b 80 dry-run").contains("is --dry-run meant?"));
+        assert!(told("dry-run").contains("did you mean --dry-run?"));
+        assert!(told("-b 80 dry-run").contains("did you mean --dry-run?"));
         assert!(
             told("-d 80 90")
                 .contains("follows the one value of --istio-local-exclude-ports: a list has commas")
