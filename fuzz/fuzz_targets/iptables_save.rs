@@ -3,7 +3,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use netfilter_state::{change::Change, parse::rule_state, ruleset::{Ruleset, add_saved}, state::RuleState};
+use netfilter_state::{change::Change, parse::{add_saved, rule_state}, ruleset::Ruleset, state::RuleState};
 use redirect_core::{Family, RulePlan, render};
 
 fuzz_target!(|text: &str| {

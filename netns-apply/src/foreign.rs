@@ -11,11 +11,7 @@ use crate::{
     pause::{deadline, pause},
     routes::{Links, RouteSocket},
 };
-use netfilter_state::{
-    route_tables::RouteTables,
-    routing::FoundRouting,
-    ruleset::{self, Ruleset},
-};
+use netfilter_state::{parse, route_tables::RouteTables, routing::FoundRouting, ruleset::Ruleset};
 use packet_trace::{
     Rules,
     interference::{self, Effect, Finding, Pod},
@@ -151,5 +147,5 @@ fn legacy(
     }
     let (program, text) = restore::saved(programs, Variant::Legacy, family, &["--counters"], most_read)?;
     let program = program.display().to_string();
-    ruleset::add_saved(ruleset, family, &text).map_err(|cause| ApplyError::Unreadable { program, cause })
+    parse::add_saved(ruleset, family, &text).map_err(|cause| ApplyError::Unreadable { program, cause })
 }

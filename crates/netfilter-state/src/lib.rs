@@ -24,6 +24,7 @@ extern crate std;
 mod align;
 pub mod change;
 pub mod differences;
+mod expressions;
 #[cfg(feature = "serde")]
 pub mod json;
 #[cfg(feature = "model")]

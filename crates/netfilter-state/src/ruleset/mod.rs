@@ -1,16 +1,16 @@
 //! Everything that hangs on the hooks of a network namespace, whoever made it: tables, chains, rules as far as they are
 //! understood. Its enums are closed on purpose: who walks packets through a ruleset has to know every kind.
 
+mod extensions;
 mod hooks;
 mod lookup;
-mod save;
+mod sets;
 
+pub(crate) use extensions::{marked, owned_by, target_named};
 pub use hooks::{HookEntry, HookList, HookOwner};
 pub use lookup::{Among, Selector, VerdictMap, address};
-pub use save::{add_saved, saved_rule};
-pub(crate) use save::{marked, owned_by, target_named};
+pub(crate) use sets::{Element, Set, Sets};
 
-use crate::netlink::Sets;
 use alloc::{collections::BTreeMap, string::String, vec::Vec};
 use core::fmt;
 use redirect_core::{

@@ -3,18 +3,18 @@
 //! that mean nothing.
 
 use super::{
-    super::{
-        Extension, Message, Messages, Observed,
-        abi::{attribute, family_of, kind},
-        decode, seen,
-        wire::Attribute,
-        xt,
-    },
+    super::{Extension, Message, Messages, Observed},
     dumps::{self, dump},
 };
+use crate::expressions::{
+    abi::{attribute, family_of, kind},
+    decode, seen,
+    wire::Attribute,
+    xt,
+};
 use crate::{
-    parse,
-    ruleset::{Ruleset, SeenRule, saved_rule},
+    parse::{self, saved_rule},
+    ruleset::{Ruleset, SeenRule},
     state::Entry,
 };
 use redirect_core::{

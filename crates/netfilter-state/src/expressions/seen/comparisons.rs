@@ -27,7 +27,7 @@ const AT_LEAST: u32 = 5;
 const LOOPBACK_INDEX: u32 = 1;
 
 /// What a comparison with a range says.
-pub(super) fn ranged(loaded: &Loaded<'_>, operator: u32, from: &[u8], to: &[u8]) -> Option<[Condition; 1]> {
+pub(crate) fn ranged(loaded: &Loaded<'_>, operator: u32, from: &[u8], to: &[u8]) -> Option<[Condition; 1]> {
     let not = negated(operator)?;
     let part = sets::Part::of(loaded)?;
     Some([within(part.selector, part.range(from, to)?, not)])
@@ -63,7 +63,7 @@ fn within(selector: Selector, range: (u128, u128), not: bool) -> Condition {
 }
 
 /// What a comparison of a register with a value says.
-pub(super) fn compared(
+pub(crate) fn compared(
     loaded: &Loaded<'_>,
     operator: u32,
     value: &[u8],
