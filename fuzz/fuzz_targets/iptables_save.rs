@@ -4,7 +4,7 @@
 
 use libfuzzer_sys::fuzz_target;
 use netfilter_state::{change::Change, parse::{add_saved, rule_state}, ruleset::Ruleset, state::RuleState};
-use redirect_core::{Family, RulePlan, render};
+use redirect_core::{Family, RulePlan};
 
 fuzz_target!(|text: &str| {
     for family in Family::BOTH {

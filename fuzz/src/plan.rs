@@ -82,7 +82,7 @@ fn netlink(plan: &RulePlan) {
     let observed = kernel::after_iptables(plan);
     for family in Family::BOTH {
         let rules = plan.rules(family);
-        assert_eq!(*observed.state(family), RuleState::from(rules), "{family}");
+        assert_eq!(*observed.state(family), RuleState::from(&rules), "{family}");
         let is_ours = |entry: &Entry| matches!(entry, Entry::Rule(_));
         let mut read = Table::ALL
             .iter()
