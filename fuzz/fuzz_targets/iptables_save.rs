@@ -3,7 +3,12 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use netfilter_state::{change::Change, parse::{add_saved, rule_state}, ruleset::Ruleset, state::RuleState};
+use netfilter_state::{
+    change::Change,
+    parse::{add_saved, rule_state},
+    ruleset::Ruleset,
+    state::RuleState,
+};
 use redirect_core::{Family, RulePlan};
 
 fuzz_target!(|text: &str| {

@@ -1,8 +1,18 @@
 //! What must be true of every plan, whatever text it was made of: each renderer writes its rules, all of them and nothing else.
 
 use crate::{kernel, text};
-use netfilter_state::{change::{Change, RuleDifference}, parse::{entry, rule_state}, state::{Entry, RuleState}};
-use redirect_core::{Family, Redirect, RulePlan, json, options::NativeForm, plan::FamilyRules, render, rule::{Table, Target}};
+use netfilter_state::{
+    change::{Change, RuleDifference},
+    parse::{entry, rule_state},
+    state::{Entry, RuleState},
+};
+use redirect_core::{
+    Family, Redirect, RulePlan, json,
+    options::NativeForm,
+    plan::FamilyRules,
+    render,
+    rule::{Table, Target},
+};
 use redirectctl::{
     paper::Layout,
     plan::{Format, written},

@@ -147,8 +147,8 @@ fn structures_that_differ_in_one_bit_or_end_early_say_something_else() {
     let seen_match = |name: &str, revision: u32, info: &[u8]| {
         let conditions = seen::extension_match(name, revision, info)
             .map(|all| all.iter().map(ToString::to_string).collect::<Vec<_>>().join(" "));
-        let of_plan =
-            crate::expressions::decode::matched(name, revision, info).map(|all| format!(", as a plan has it: {all:?}"));
+        let of_plan = crate::expressions::decode::matched(name, revision, info)
+            .map(|all| format!(", as a plan has it: {all:?}"));
         plain(conditions) + &of_plan.unwrap_or_default()
     };
     let seen_target = |name: &str, revision: u32, info: &[u8], family: Family| {
