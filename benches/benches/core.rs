@@ -9,8 +9,8 @@ use benches::{plan, redirect, settings};
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use netfilter_state::{
     change::RulesetDiff,
-    parse,
-    ruleset::{Ruleset, add_saved},
+    parse::{self, add_saved},
+    ruleset::Ruleset,
     state::RuleState,
 };
 use packet_trace::{

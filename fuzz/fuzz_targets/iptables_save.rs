@@ -3,8 +3,13 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use netfilter_state::{change::RulesetDiff, parse::rule_state, ruleset::{Ruleset, add_saved}, state::RuleState};
-use redirect_core::{Family, RulePlan, render};
+use netfilter_state::{
+    change::RulesetDiff,
+    parse::{add_saved, rule_state},
+    ruleset::Ruleset,
+    state::RuleState,
+};
+use redirect_core::{Family, RulePlan};
 
 fuzz_target!(|text: &str| {
     for family in Family::BOTH {

@@ -4,7 +4,11 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use netfilter_state::{change::RulesetDiff, netlink::{Batch, Messages, NativeState, Observed}, ruleset::{HookList, Ruleset}};
+use netfilter_state::{
+    change::RulesetDiff,
+    netlink::{Batch, Messages, NativeState, Observed},
+    ruleset::{HookList, Ruleset},
+};
 use packet_trace::interference::{Pod, find};
 use redirect_core::{Family, RulePlan};
 use redirect_core_fuzz::kernel::dumped;

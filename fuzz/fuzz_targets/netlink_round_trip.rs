@@ -3,7 +3,12 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use netfilter_state::{change::RulesetDiff, netlink::{Batch, Messages, Observed}, parse::rule_state, state::RuleState};
+use netfilter_state::{
+    change::RulesetDiff,
+    netlink::{Batch, Messages, Observed},
+    parse::rule_state,
+    state::RuleState,
+};
 use redirect_core::{Family, rule::Table};
 use redirect_core_fuzz::kernel::dumped;
 

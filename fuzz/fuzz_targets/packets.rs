@@ -7,7 +7,7 @@
 
 use libfuzzer_sys::fuzz_target;
 use packet_trace::{Detail, Rules};
-use redirect_core::{Redirect, RulePlan, json, options::BackendChoice};
+use redirect_core::{Redirect, RulePlan, options::BackendChoice};
 use redirect_core_fuzz::{parts, plan, text};
 use redirectctl::{
     packet::{Said, packet},

@@ -1,8 +1,18 @@
 //! What must be true of every plan, whatever text it was made of: each renderer writes its rules, all of them and nothing else.
 
 use crate::{kernel, text};
-use netfilter_state::{change::{RuleDifference, RulesetDiff}, parse::{entry, rule_state}, state::{Entry, RuleState}};
-use redirect_core::{Family, Redirect, RulePlan, json, options::NativeForm, plan::FamilyRules, render, rule::{Table, Target}};
+use netfilter_state::{
+    change::{RuleDifference, RulesetDiff},
+    parse::{entry, rule_state},
+    state::{Entry, RuleState},
+};
+use redirect_core::{
+    Family, Redirect, RulePlan, json,
+    options::NativeForm,
+    plan::FamilyRules,
+    render,
+    rule::{Table, Target},
+};
 use redirectctl::{
     plan::{Format, written},
     text_writer::Layout,
@@ -82,7 +92,7 @@ fn netlink(plan: &RulePlan) {
     let observed = kernel::after_iptables(plan);
     for family in Family::BOTH {
         let rules = plan.rules(family);
-        assert_eq!(*observed.state(family), RuleState::from(rules), "{family}");
+        assert_eq!(*observed.state(family), RuleState::from(&rules), "{family}");
         let is_ours = |entry: &Entry| matches!(entry, Entry::Rule(_));
         let mut read = Table::ALL
             .iter()

@@ -6,9 +6,9 @@ use crate::{
     exec::{ExecError, Programs},
 };
 use netfilter_state::{
-    netlink::{LegacyChains, LegacyTable, MalformedTable},
     ruleset::Ruleset,
     state::RuleState,
+    xtables::{LegacyChains, LegacyTable, MalformedTable},
 };
 use redirect_core::{Family, options::Variant, rule::Table};
 use std::{fs, io};

@@ -12,7 +12,8 @@ use common::{namespace, observe, run, soon, sorted_words};
 use e2e::netns::{Families, Namespace};
 use netfilter_state::{
     netlink::{Messages, NativeState, Observed, request},
-    ruleset::{Ruleset, add_saved},
+    parse::add_saved,
+    ruleset::Ruleset,
 };
 use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_NETFILTER};
 use netns_apply::netlink::{Connection, Transaction};

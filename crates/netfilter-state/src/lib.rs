@@ -24,6 +24,7 @@ extern crate std;
 mod align;
 pub mod change;
 pub mod differences;
+mod expressions;
 #[cfg(feature = "serde")]
 pub mod json;
 #[cfg(feature = "model")]
@@ -35,6 +36,7 @@ pub mod routing;
 pub mod ruleset;
 pub mod state;
 pub mod steps;
+pub mod xtables;
 
 /// The snippets of the README, as doc tests.
 #[cfg(doctest)]

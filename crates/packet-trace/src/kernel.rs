@@ -4,10 +4,7 @@
 #[path = "../../netfilter-state/src/netlink/recorded/dumps.rs"]
 pub(crate) mod dumps;
 
-use netfilter_state::{
-    netlink::Messages,
-    ruleset::{Ruleset, add_saved},
-};
+use netfilter_state::{netlink::Messages, parse::add_saved, ruleset::Ruleset};
 use redirect_core::{
     Family, Redirect, RulePlan,
     options::NativeForm,

@@ -4,10 +4,11 @@ use alloc::{
     string::{String, ToString},
 };
 use netfilter_state::{
+    parse::add_saved,
     routing::{FoundRouting, RoutingItem},
     ruleset::{
         Api, Base, ChainState, Condition, Ruleset, SeenRule, Selector, SetLookup, Statement, TableFamily,
-        TableName, VerdictMap, add_saved,
+        TableName, VerdictMap,
     },
 };
 use redirect_core::{

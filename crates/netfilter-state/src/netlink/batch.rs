@@ -1,12 +1,14 @@
 //! One transaction: the changes of both families and of the native tables, in force at one instant or not at all.
 
 use super::{
-    abi::{self, attribute, family, flags, kind},
-    expression::Expressions,
     iptables::{self, Unencodable},
     layout::{Item, Layout},
     observed::{Observed, SIGNATURE},
     part::{ChainRef, Part},
+};
+use crate::expressions::{
+    abi::{self, attribute, family, flags, kind},
+    expression::Expressions,
     wire::{Head, Writer},
 };
 use crate::{

@@ -4,7 +4,7 @@
 //! and its priority. A newer kernel lists the chains of type nat in the place of the function that asks them, all with that
 //! function's priority; an older one only the function.
 
-use super::{
+use crate::expressions::{
     abi::{self, attribute, hooked, kind},
     wire::{Attribute, Attributes, Message},
 };

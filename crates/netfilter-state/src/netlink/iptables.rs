@@ -1,6 +1,6 @@
 //! A rule as iptables-nft encodes it: its own tools read it back as the rule it is.
 
-use super::{
+use crate::expressions::{
     abi::{base, meta, verdict},
     expression::{AddressOffset, DESTINATION_PORT, Expressions, SOURCE_PORT},
     xt::{self, Extension},

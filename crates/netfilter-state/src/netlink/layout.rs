@@ -2,7 +2,8 @@
 //!
 //! The kernel places a new rule before one that is there already; within one transaction nothing else is needed.
 
-use super::{abi, batch::BatchError, observed::Observed, part::ChainRef};
+use super::{batch::BatchError, observed::Observed, part::ChainRef};
+use crate::expressions::abi;
 use crate::{
     change::{EditOp, TableChange},
     state::Entry,

@@ -10,13 +10,9 @@
 //!
 //! Numbers are in network order, xt structures and values that the kernel compares with its own in the machine's.
 
-mod abi;
 mod batch;
 #[cfg(feature = "model")]
 mod damage;
-mod decode;
-mod expression;
-mod foreign;
 mod hooks;
 mod iptables;
 mod layout;
@@ -26,29 +22,21 @@ mod native_difference;
 mod native_state;
 mod observed;
 mod part;
-mod reading;
 pub mod request;
 mod ruleset;
-mod seen;
 pub(crate) mod sets;
-mod wire;
-mod xt;
-mod xtables;
 
 #[cfg(test)]
 pub(crate) mod recorded;
 #[cfg(test)]
 mod tests;
 
-pub use abi::family_number;
+pub use crate::expressions::abi::family_number;
+pub use crate::expressions::wire::{Answer, Message, Messages};
+pub use crate::expressions::xt::Extension;
 pub use batch::{Batch, BatchError, FinishedBatch};
-pub(crate) use foreign::RawRule;
 pub use iptables::Unencodable;
 pub use native_difference::{NativeDifference, NativeDifferenceKind};
 pub use native_state::NativeState;
 pub use observed::{Observed, Obstacle};
 pub use part::{ChainRef, Part, extensions};
-pub(crate) use reading::sets::Sets;
-pub use wire::{Answer, Message, Messages};
-pub use xt::Extension;
-pub use xtables::{LegacyChains, LegacyTable, MalformedTable};

@@ -1,10 +1,12 @@
 //! Native nftables: the same rules in tables of their own that serve both families, in the words of `nft list ruleset`.
 
 use super::{
-    abi::{self, base, ct, family, meta, state, verdict},
-    expression::{AddressOffset, DESTINATION_PORT, Expressions, SOURCE_PORT},
     native_state::{NativeHook, NativeRule, SetKey, TableState},
     sets,
+};
+use crate::expressions::{
+    abi::{self, base, ct, family, meta, state, verdict},
+    expression::{AddressOffset, DESTINATION_PORT, Expressions, SOURCE_PORT},
     wire::Writer,
 };
 use alloc::{collections::BTreeMap, vec::Vec};
@@ -241,7 +243,7 @@ fn target(out: &mut Expressions<'_>, target: &Target, scope: Scope) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::netlink::reading;
+    use crate::expressions::reading;
 
     #[test]
     fn any_address_of_a_family_is_compared_only_where_it_must_not_be() {

@@ -6,16 +6,17 @@
 
 use super::{
     Batch,
-    abi::{
-        attribute::{self, expression},
-        family, flags, kind,
-    },
     native_state::{
         ChainState, NativeHook, NativeRule, NativeState, RawAttributes, SetKey, SetState, TableState, set_key,
     },
     part::Part,
+};
+use crate::expressions::{
+    abi::{
+        attribute::{self, expression},
+        family, flags, kind,
+    },
     reading,
-    sets::ANONYMOUS_NAME,
     wire::{Attribute, Writer},
 };
 use alloc::{
@@ -279,7 +280,7 @@ impl<'a> TableChange<'a> {
         for (_, element) in Attribute(&rule.expressions).attributes() {
             let Some(key) = set_of(element) else { continue };
             if self.wanted.sets.get(&key).is_some_and(SetState::is_anonymous) && !numbers.contains_key(&key) {
-                let number = self.set(batch, &key, ANONYMOUS_NAME);
+                let number = self.set(batch, &key, crate::expressions::abi::ANONYMOUS_SET);
                 numbers.insert(key, number);
             }
         }
@@ -381,7 +382,7 @@ fn write_expression(list: &mut Writer, kind: u16, element: Attribute<'_>, number
             for (kind, value) in data.filter(|(kind, _)| ![by_name, by_number].contains(kind)) {
                 out.bytes(kind, value.0);
             }
-            out.text(by_name, ANONYMOUS_NAME);
+            out.text(by_name, crate::expressions::abi::ANONYMOUS_SET);
             out.u32(by_number, *number);
         });
     });
@@ -389,7 +390,8 @@ fn write_expression(list: &mut Writer, kind: u16, element: Attribute<'_>, number
 
 #[cfg(test)]
 mod tests {
-    use super::{super::abi::DORMANT, *};
+    use super::*;
+    use crate::expressions::abi::DORMANT;
     use alloc::vec;
     use redirect_core::{Families, Redirect, options::NativeForm};
 
@@ -440,7 +442,7 @@ mod tests {
             ("objref", (object_reference::SET, object_reference::SET_ID)),
         ] {
             for (set, wanted) in [
-                ("__objmap4", using(name, by, ANONYMOUS_NAME, 7)),
+                ("__objmap4", using(name, by, crate::expressions::abi::ANONYMOUS_SET, 7)),
                 ("of_others", using(name, by, "of_others", 4)),
             ] {
                 let was = using(name, by, set, 4);

@@ -1,11 +1,8 @@
 //! Where native tables are not as wanted.
 
-use super::{
-    native_state::{ChainState, NativeRule, NativeState, TableState},
-    seen,
-    wire::Attribute,
-};
+use super::native_state::{ChainState, NativeRule, NativeState, TableState};
 use crate::align::{Aligned, align};
+use crate::expressions::{seen, wire::Attribute};
 use alloc::{
     string::{String, ToString},
     vec::Vec,

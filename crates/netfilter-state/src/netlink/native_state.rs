@@ -1,10 +1,9 @@
 //! What the mesh's native tables hold: compared with what a plan puts there, and complete enough to be made again.
 
-use super::{
+use super::{native, native_change};
+use crate::expressions::{
     abi::{self, attribute, family, kind},
-    native, native_change,
     reading::{self, Expression, Field},
-    seen,
     wire::{Attribute, Attributes, Message},
 };
 use alloc::{
@@ -438,7 +437,7 @@ fn marks_given(rule: &NativeRule) -> impl Iterator<Item = Mark> + '_ {
     rule.read().zip(behind).filter_map(|(first, second)| {
         let Expression::Store { field: Field::Meta(abi::meta::MARK), .. } = second else { return None };
         let Expression::Value { value, .. } = first else { return None };
-        Mark::new(seen::number(value)?)
+        Mark::new(crate::expressions::wire::number(value)?)
     })
 }
 
@@ -449,7 +448,7 @@ pub(super) fn raw(attributes: Attributes<'_>) -> RawAttributes {
 /// In a transaction, sets are distinguished by their number; the kernel knows names.
 pub(super) fn set_key(attributes: Attributes<'_>, name: u16, number: u16) -> Option<SetKey> {
     let name = attributes.find(name)?.text()?;
-    if name == super::sets::ANONYMOUS_NAME {
+    if name == crate::expressions::abi::ANONYMOUS_SET {
         return attributes.find(number)?.u32().map(SetKey::Number);
     }
     Some(SetKey::Name(name.into()))
@@ -512,7 +511,7 @@ mod tests {
     #[test]
     fn the_end_of_no_interval_is_no_element() {
         let with = |port: u16, flags: u32| {
-            let mut element = super::super::wire::Writer::default();
+            let mut element = crate::expressions::wire::Writer::default();
             element.nested(attribute::element::KEY, |key| {
                 key.bytes(attribute::data::VALUE, &port.to_be_bytes());
             });

@@ -1,13 +1,12 @@
 //! What the kernel holds, read from its answers: rules with their handles, chains with their hooks.
 
-use super::{
-    NativeState,
+use super::NativeState;
+use crate::expressions::{
     abi::{self, attribute, family, kind},
     decode,
-    foreign::RawRule,
     wire::{Attribute, Attributes, Message},
 };
-use crate::state::{Entry, RuleState};
+use crate::state::{Entry, RawRule, RuleState};
 use alloc::{
     collections::{BTreeMap, BTreeSet},
     format,

@@ -1,6 +1,6 @@
 //! What a message of a transaction is about, to say which one the kernel refused.
 
-use super::{seen, wire::Attribute, xt::Extension};
+use crate::expressions::{seen, wire::Attribute, xt::Extension};
 use crate::state::Entry;
 use alloc::{string::String, vec::Vec};
 use core::fmt;

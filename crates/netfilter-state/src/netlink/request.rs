@@ -1,6 +1,6 @@
 //! Questions to the kernel; none of them changes anything.
 
-use super::{
+use crate::expressions::{
     abi::{self, attribute, family, flags, kind},
     wire::{Head, Message, Writer},
     xt::Extension,

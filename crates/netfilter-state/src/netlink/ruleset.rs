@@ -1,6 +1,6 @@
 //! All tables of a namespace, of any program, read from the kernel's answers.
 
-use super::{
+use crate::expressions::{
     abi::{self, attribute, device_hook, family, kind},
     reading::sets,
     seen,
@@ -216,7 +216,7 @@ mod tests {
 
     #[test]
     fn what_the_kernel_counted_is_read() {
-        let mut writer = super::super::wire::Writer::default();
+        let mut writer = crate::expressions::wire::Writer::default();
         writer.nested(attribute::list::ELEMENT, |element| {
             element.text(attribute::expression::NAME, "counter");
             element.nested(attribute::expression::DATA, |data| {
@@ -225,6 +225,6 @@ mod tests {
             });
         });
         assert_eq!(seen::rule(writer.attributes()).counter, Some(Counter { packets: 3, bytes: 180 }));
-        assert_eq!(seen::rule(super::super::wire::Writer::default().attributes()).counter, None);
+        assert_eq!(seen::rule(crate::expressions::wire::Writer::default().attributes()).counter, None);
     }
 }

@@ -1,8 +1,8 @@
 //! Sets of native tables as the kernel is told them.
 
-use super::{
+use super::native_state::{SetState, raw};
+use crate::expressions::{
     abi::{attribute, key_type, set},
-    native_state::{SetState, raw},
     wire::Writer,
 };
 use alloc::vec::Vec;
@@ -10,9 +10,6 @@ use redirect_core::{
     plan::native::{Kind, Ranges},
     values::Family,
 };
-
-/// The name of a set that belongs to one rule; the kernel puts a number in.
-pub(super) const ANONYMOUS_NAME: &str = "__set%d";
 
 /// An element of a set: a key, and whether an interval ends before it.
 type Element = (u128, bool);

@@ -1,11 +1,11 @@
 //! What is encoded is what iptables-nft sends, and what is encoded can be read back.
 
-use super::{
-    Batch, BatchError, Messages, NativeState, Observed, Obstacle,
+use super::{Batch, BatchError, Messages, NativeState, Observed, Obstacle, iptables};
+use crate::expressions::{
     abi::{self, attribute, flags, kind, meta},
     decode,
     expression::Expressions,
-    iptables, reading,
+    reading,
     wire::{Attribute, Head, Message, Writer},
 };
 use crate::{
@@ -358,7 +358,7 @@ fn rules_of_others_keep_their_place_and_can_be_put_back() {
         Expressions(&mut writer).is(false, &[0, 0, 0, 1]);
         Expressions(&mut writer).counter();
         Expressions(&mut writer).jump(target);
-        Entry::Foreign(super::RawRule::new(writer.attributes(), None).into())
+        Entry::Foreign(crate::state::RawRule::new(writer.attributes(), None).into())
     };
     let mut kernel = Kernel::default();
     let mut commit = |change: &RulesetDiff| {
@@ -548,7 +548,7 @@ proptest! {
         let index = at.index(bytes.len());
         bytes[index] = to;
         let _ = decoded(&bytes, family);
-        let rule = super::RawRule::new(Attribute(&bytes).attributes(), None);
+        let rule = crate::state::RawRule::new(Attribute(&bytes).attributes(), None);
         let _ = (rule.to_string(), rule.jumps_to(), rule.protocol());
     }
 

@@ -1,16 +1,16 @@
 //! Everything on the hooks of a network namespace, from any program: tables, chains, rules as far as they are
 //! supported. Its enums are closed on purpose: who walks packets through a ruleset has to know every kind.
 
+mod extensions;
 mod hooks;
 mod lookup;
-mod save;
+mod sets;
 
+pub(crate) use extensions::{chain_priority, marked, owned_by, target_named};
 pub use hooks::{HookEntry, HookList, HookOwner};
 pub use lookup::{Selector, SetLookup, VerdictMap, address};
-pub use save::{add_saved, saved_rule};
-pub(crate) use save::{chain_priority, marked, owned_by, target_named};
+pub(crate) use sets::{Element, Set, Sets};
 
-use crate::netlink::Sets;
 use alloc::{collections::BTreeMap, string::String, vec::Vec};
 use core::fmt;
 use redirect_core::{

@@ -53,7 +53,15 @@ pub(crate) const CONTENTS: &[(&str, &[&str])] = &[
             "docs/dependencies.md",
         ],
     ),
-    ("For programs", &["redirect-core/README.md", "netns-apply/README.md"]),
+    (
+        "For programs",
+        &[
+            "redirect-core/README.md",
+            "crates/netfilter-state/README.md",
+            "crates/packet-trace/README.md",
+            "netns-apply/README.md",
+        ],
+    ),
     (
         "The project",
         &[

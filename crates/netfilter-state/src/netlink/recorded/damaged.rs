@@ -3,18 +3,18 @@
 //! that mean nothing.
 
 use super::{
-    super::{
-        Extension, Message, Messages, Observed,
-        abi::{attribute, family_of, kind},
-        decode, seen,
-        wire::Attribute,
-        xt,
-    },
+    super::{Extension, Message, Messages, Observed},
     dumps::{self, dump},
 };
+use crate::expressions::{
+    abi::{attribute, family_of, kind},
+    decode, seen,
+    wire::Attribute,
+    xt,
+};
 use crate::{
-    parse,
-    ruleset::{Ruleset, SeenRule, saved_rule},
+    parse::{self, saved_rule},
+    ruleset::{Ruleset, SeenRule},
     state::Entry,
 };
 use redirect_core::{
@@ -147,8 +147,8 @@ fn structures_that_differ_in_one_bit_or_end_early_say_something_else() {
     let seen_match = |name: &str, revision: u32, info: &[u8]| {
         let conditions = seen::extension_match(name, revision, info)
             .map(|all| all.iter().map(ToString::to_string).collect::<Vec<_>>().join(" "));
-        let of_plan =
-            xt::decode_match(name, revision, info).map(|all| format!(", as a plan has it: {all:?}"));
+        let of_plan = crate::expressions::decode::matched(name, revision, info)
+            .map(|all| format!(", as a plan has it: {all:?}"));
         plain(conditions) + &of_plan.unwrap_or_default()
     };
     let seen_target = |name: &str, revision: u32, info: &[u8], family: Family| {

@@ -9,7 +9,7 @@ mod damaged;
 mod tests;
 
 use super::Messages;
-use crate::ruleset::{Ruleset, add_saved};
+use crate::{parse::add_saved, ruleset::Ruleset};
 use redirect_core::options::NativeForm;
 use redirect_core::{
     Family, Redirect, RulePlan,

@@ -1,13 +1,13 @@
 //! Dumps read, compared, changed and put back.
 
 use super::{
-    super::{
-        Batch, Extension, Message, Messages, NativeState, Observed,
-        abi::{attribute, family, kind},
-        decode, extensions, request,
-        wire::{Attribute, Head, Writer},
-    },
+    super::{Batch, Extension, Message, Messages, NativeState, Observed, extensions, request},
     dumps::{self, dump, read_saved},
+};
+use crate::expressions::{
+    abi::{attribute, family, kind},
+    decode,
+    wire::{Attribute, Head, Writer},
 };
 use crate::{
     change::RulesetDiff,

@@ -16,7 +16,7 @@ const TYPE_MASK: u16 = 0x3fff;
 
 /// Writes messages one behind the other.
 #[derive(Debug, Default)]
-pub(super) struct Writer {
+pub(crate) struct Writer {
     bytes: Vec<u8>,
     /// Where the last message starts.
     last: usize,
@@ -26,7 +26,7 @@ pub(super) struct Writer {
 
 impl Writer {
     /// Appends a message: `nlmsghdr`, `nfgenmsg` and the attributes that `body` writes.
-    pub(super) fn message(&mut self, head: Head, body: impl FnOnce(&mut Self)) {
+    pub(crate) fn message(&mut self, head: Head, body: impl FnOnce(&mut Self)) {
         let start = self.bytes.len();
         self.last = start;
         self.raw(&[0; 4]);
@@ -44,22 +44,22 @@ impl Writer {
     }
 
     /// An attribute of bytes.
-    pub(super) fn bytes(&mut self, kind: u16, value: &[u8]) {
+    pub(crate) fn bytes(&mut self, kind: u16, value: &[u8]) {
         self.attribute(kind, |writer| writer.raw(value));
     }
 
     /// An attribute of 32 bits; netfilter's are in network order.
-    pub(super) fn u32(&mut self, kind: u16, value: u32) {
+    pub(crate) fn u32(&mut self, kind: u16, value: u32) {
         self.bytes(kind, &value.to_be_bytes());
     }
 
     /// An attribute of 64 bits.
-    pub(super) fn u64(&mut self, kind: u16, value: u64) {
+    pub(crate) fn u64(&mut self, kind: u16, value: u64) {
         self.bytes(kind, &value.to_be_bytes());
     }
 
     /// A text, with the NUL that ends it.
-    pub(super) fn text(&mut self, kind: u16, value: &str) {
+    pub(crate) fn text(&mut self, kind: u16, value: &str) {
         self.attribute(kind, |writer| {
             writer.raw(value.as_bytes());
             writer.raw(&[0]);
@@ -67,24 +67,24 @@ impl Writer {
     }
 
     /// An attribute of attributes.
-    pub(super) fn nested(&mut self, kind: u16, body: impl FnOnce(&mut Self)) {
+    pub(crate) fn nested(&mut self, kind: u16, body: impl FnOnce(&mut Self)) {
         self.attribute(kind | NESTED, body);
     }
 
     /// Adds a flag to the last message.
-    pub(super) fn flag_last(&mut self, flag: u16) {
+    pub(crate) fn flag_last(&mut self, flag: u16) {
         let offset = self.last.saturating_add(6);
         let flags = read_array(&self.bytes, offset).map_or(0, u16::from_ne_bytes);
         self.patch(offset, &(flags | flag).to_ne_bytes());
     }
 
     /// The bytes; `None` when something is longer than its length field can say.
-    pub(super) fn finish(self) -> Option<Vec<u8>> {
+    pub(crate) fn finish(self) -> Option<Vec<u8>> {
         (!self.too_long).then_some(self.bytes)
     }
 
     /// What was written, in its exact length, as [`finish`](Self::finish) says it; the room stays for what is written next.
-    pub(super) fn take(&mut self) -> Option<Vec<u8>> {
+    pub(crate) fn take(&mut self) -> Option<Vec<u8>> {
         let written = (!self.too_long).then(|| self.bytes.as_slice().into());
         self.bytes.clear();
         (self.last, self.too_long) = (0, false);
@@ -92,7 +92,7 @@ impl Writer {
     }
 
     /// What was written, read back.
-    pub(super) fn attributes(&self) -> Attributes<'_> {
+    pub(crate) fn attributes(&self) -> Attributes<'_> {
         Attributes { bytes: &self.bytes }
     }
 
@@ -109,7 +109,7 @@ impl Writer {
     }
 
     /// Bytes as they are, without padding.
-    pub(super) fn raw(&mut self, bytes: &[u8]) {
+    pub(crate) fn raw(&mut self, bytes: &[u8]) {
         self.bytes.extend_from_slice(bytes);
     }
 
@@ -123,12 +123,12 @@ impl Writer {
 
 /// What the headers of a message say.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Head {
-    pub(super) kind: u16,
-    pub(super) flags: u16,
-    pub(super) sequence: u32,
-    pub(super) family: u8,
-    pub(super) resource: u16,
+pub(crate) struct Head {
+    pub(crate) kind: u16,
+    pub(crate) flags: u16,
+    pub(crate) sequence: u32,
+    pub(crate) family: u8,
+    pub(crate) resource: u16,
 }
 
 /// A message as received.
@@ -148,7 +148,7 @@ pub struct Message<'a> {
 
 impl<'a> Message<'a> {
     /// Its attributes.
-    pub(super) fn attributes(&self) -> Attributes<'a> {
+    pub(crate) fn attributes(&self) -> Attributes<'a> {
         Attributes { bytes: self.body.get(NETFILTER_HEADER..).unwrap_or_default() }
     }
 
@@ -243,13 +243,13 @@ impl<'a> Iterator for Messages<'a> {
 
 /// The attributes of a message, or of an attribute.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Attributes<'a> {
+pub(crate) struct Attributes<'a> {
     bytes: &'a [u8],
 }
 
 impl<'a> Attributes<'a> {
     /// The first attribute of this type.
-    pub(super) fn find(&self, kind: u16) -> Option<Attribute<'a>> {
+    pub(crate) fn find(&self, kind: u16) -> Option<Attribute<'a>> {
         let mut all = *self;
         all.find_map(|(found, value)| (found == kind).then_some(value))
     }
@@ -270,36 +270,41 @@ impl<'a> Iterator for Attributes<'a> {
 
 /// The value of an attribute.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Attribute<'a>(pub(super) &'a [u8]);
+pub(crate) struct Attribute<'a>(pub(crate) &'a [u8]);
 
 impl<'a> Attribute<'a> {
-    pub(super) fn u32(self) -> Option<u32> {
+    pub(crate) fn u32(self) -> Option<u32> {
         <[u8; 4]>::try_from(self.0).ok().map(u32::from_be_bytes)
     }
 
-    pub(super) fn u64(self) -> Option<u64> {
+    pub(crate) fn u64(self) -> Option<u64> {
         <[u8; 8]>::try_from(self.0).ok().map(u64::from_be_bytes)
     }
 
     /// A text, up to its NUL if it has one.
-    pub(super) fn text(self) -> Option<&'a str> {
+    pub(crate) fn text(self) -> Option<&'a str> {
         core::str::from_utf8(self.text_bytes()).ok()
     }
 
     /// The bytes of a text that is only compared with others: whether it is UTF-8 is not asked.
-    pub(super) fn text_bytes(self) -> &'a [u8] {
+    pub(crate) fn text_bytes(self) -> &'a [u8] {
         let end = self.0.iter().position(|byte| *byte == 0);
         end.and_then(|end| self.0.get(..end)).unwrap_or(self.0)
     }
 
-    pub(super) fn attributes(self) -> Attributes<'a> {
+    pub(crate) fn attributes(self) -> Attributes<'a> {
         Attributes { bytes: self.0 }
     }
 }
 
 /// The bytes of a fixed size that stand at an offset.
-pub(super) fn read_array<const N: usize>(bytes: &[u8], offset: usize) -> Option<[u8; N]> {
+pub(crate) fn read_array<const N: usize>(bytes: &[u8], offset: usize) -> Option<[u8; N]> {
     bytes.get(offset..)?.first_chunk().copied()
+}
+
+/// A number of four bytes, in the order of this machine.
+pub(crate) fn number(value: &[u8]) -> Option<u32> {
+    <[u8; 4]>::try_from(value).ok().map(u32::from_ne_bytes)
 }
 
 #[cfg(test)]

@@ -1,6 +1,9 @@
 //! Rules in force, or to be: tables of chains of rules, of one family.
 
-use crate::netlink::RawRule;
+mod raw;
+
+pub(crate) use raw::RawRule;
+
 use alloc::{
     boxed::Box,
     collections::{BTreeMap, BTreeSet},

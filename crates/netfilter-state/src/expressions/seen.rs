@@ -8,19 +8,21 @@ use super::{
     expression::TCP_FLAGS,
     reading::{
         self, Bits, Expression, Field, Loaded, Lookup, Origin, Registers, Xt,
-        sets::{Found, Sets, Why},
+        sets::{Found, Why},
     },
-    wire::{Attribute, Attributes},
+    wire::{Attribute, Attributes, number},
 };
-use crate::ruleset::{Condition, Counter, Endpoint, SeenRule, Selector, SetLookup, Statement, VerdictMap};
+use crate::ruleset::{
+    Condition, Counter, Endpoint, SeenRule, Selector, SetLookup, Sets, Statement, VerdictMap,
+};
 use alloc::{
     borrow::{Cow, ToOwned},
     string::String,
     vec::Vec,
 };
-pub(super) use comparisons::{address, interface, prefix_of, protocol};
+pub(crate) use comparisons::{address, interface, prefix_of, protocol};
 use comparisons::{compared, ranged};
-pub(super) use extensions::{extension_match, extension_target};
+pub(crate) use extensions::{extension_match, extension_target};
 use redirect_core::{
     rule::{Equality, Match},
     values::{Family, PortRange},
@@ -35,15 +37,15 @@ const VERDICT_MASK: u32 = 0xff;
 /// The type of an address of our own (`RTN_LOCAL`).
 const LOCAL_TYPE: u32 = 2;
 /// Limit on set elements that all rules of a ruleset look up: other programs may create any number of rules and elements.
-pub(super) const MOST_LOOKED_UP: usize = 1 << 18;
+pub(crate) const MOST_LOOKED_UP: usize = 1 << 18;
 
 /// Reads the expressions of a rule; the family of its table and the elements of sets are unknown.
-pub(super) fn rule(expressions: Attributes<'_>) -> SeenRule {
+pub(crate) fn rule(expressions: Attributes<'_>) -> SeenRule {
     rule_with(expressions, None, &Sets::new(), &mut 0)
 }
 
 /// Reads the expressions of a rule of a table of this family, unless it is of both, with these sets. Counts how many elements are looked up.
-pub(super) fn rule_with(
+pub(crate) fn rule_with(
     expressions: Attributes<'_>,
     family: Option<Family>,
     sets: &Sets,
@@ -68,12 +70,8 @@ fn counter(data: Attributes<'_>) -> Option<Counter> {
     Some(Counter { packets: number(attribute::counter::PACKETS)?, bytes: number(attribute::counter::BYTES)? })
 }
 
-pub(super) fn port(value: &[u8]) -> Option<u16> {
+pub(crate) fn port(value: &[u8]) -> Option<u16> {
     <[u8; 2]>::try_from(value).ok().map(u16::from_be_bytes)
-}
-
-pub(super) fn number(value: &[u8]) -> Option<u32> {
-    <[u8; 4]>::try_from(value).ok().map(u32::from_ne_bytes)
 }
 
 /// What a field is called in nft.
@@ -133,17 +131,17 @@ const fn payload_name(from: u32, offset: u32, length: u32) -> Option<&'static st
 }
 
 /// Reads expressions, one behind the other.
-pub(super) struct Reader<'a, 's> {
+pub(crate) struct Reader<'a, 's> {
     /// That of the table, or what was compared with one so far.
     family: Option<Family>,
-    pub(super) registers: Registers<'a>,
-    pub(super) rule: SeenRule,
+    pub(crate) registers: Registers<'a>,
+    pub(crate) rule: SeenRule,
     sets: &'s Sets,
     looked_up: &'s mut usize,
 }
 
 impl<'a, 's> Reader<'a, 's> {
-    pub(super) fn new(family: Option<Family>, sets: &'s Sets, looked_up: &'s mut usize) -> Self {
+    pub(crate) fn new(family: Option<Family>, sets: &'s Sets, looked_up: &'s mut usize) -> Self {
         Self { family, registers: Registers::default(), rule: SeenRule::default(), sets, looked_up }
     }
 
@@ -151,7 +149,7 @@ impl<'a, 's> Reader<'a, 's> {
         self.rule.statements.push(statement);
     }
 
-    pub(super) fn expression(&mut self, expression: Expression<'a>) {
+    pub(crate) fn expression(&mut self, expression: Expression<'a>) {
         match expression {
             Expression::Counter => {}
             Expression::Load { to, field } => self.registers.load(to, Origin::Field(field)),

@@ -21,7 +21,7 @@ const MULTIPORT_SOURCE: u8 = 0;
 const LOCAL_TYPES: u16 = 1 << LOCAL_TYPE;
 
 /// The conditions an xt match stands for.
-pub(in super::super) fn extension_match(name: &str, revision: u32, info: &[u8]) -> Option<Vec<Condition>> {
+pub(crate) fn extension_match(name: &str, revision: u32, info: &[u8]) -> Option<Vec<Condition>> {
     match (name, revision) {
         ("conntrack", 1..=3) => {
             let (flags, inverted) = (xt::read_u16(info, 146)?, xt::read_u16(info, 148)?);
@@ -124,7 +124,7 @@ fn handed_over(revision: u32, info: &[u8]) -> Option<Statement> {
 }
 
 /// What an xt target does.
-pub(in super::super) fn extension_target(name: &str, revision: u32, info: &[u8]) -> Option<Statement> {
+pub(crate) fn extension_target(name: &str, revision: u32, info: &[u8]) -> Option<Statement> {
     match (name, revision) {
         ("CT", _) if info.first().is_some_and(|flags| flags & XT_NOTRACK != 0) => Some(Statement::Untrack),
         // The mask comes behind the value.

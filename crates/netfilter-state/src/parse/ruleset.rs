@@ -1,10 +1,10 @@
 //! What iptables-save prints, read for every table: other programs' rules as far as they are understood.
 
-use super::{
+use super::{SaveError, ports};
+use crate::ruleset::{
     Api, Base, Condition, Counter, Endpoint, Ruleset, SeenRule, Selector, SetLookup, Statement, TableName,
-    state,
+    chain_priority, marked, owned_by, state, target_named,
 };
-use crate::parse::{SaveError, ports};
 use alloc::{borrow::ToOwned, string::String, vec::Vec};
 use redirect_core::{
     rule::{Equality, Hook, Match, Protocol, Table},
@@ -72,16 +72,6 @@ fn declare(ruleset: &mut Ruleset, table: TableName, line: &str) -> Option<()> {
     });
     ruleset.table(table).chains.entry(name.to_owned()).or_default().base = base;
     Some(())
-}
-
-/// The priority of a built-in chain (`enum nf_ip_hook_priorities`).
-pub(crate) fn chain_priority(table: &str, hook: Hook) -> Option<i32> {
-    match (Table::named(table), table) {
-        (Some(table), _) => Some(table.priority(hook)),
-        (None, "filter") => Some(0),
-        (None, "security") => Some(50),
-        (None, _) => None,
-    }
 }
 
 /// The words of a line; what stands between quotation marks is one.
@@ -240,18 +230,6 @@ fn owner(selector: Selector, text: &str, not: bool) -> Option<Condition> {
     Some(owned_by(selector, (first.parse().ok()?, last.parse().ok()?), not))
 }
 
-/// Whether a user or group is one of these.
-pub(crate) fn owned_by(selector: Selector, (first, last): (u32, u32), not: bool) -> Condition {
-    if first != last {
-        return Condition::Among(Equality {
-            value: SetLookup::range(selector, (first.into(), last.into())),
-            not,
-        });
-    }
-    let is = Equality { value: first, not };
-    Condition::Plain(if selector == Selector::User { Match::OwnerUid(is) } else { Match::OwnerGid(is) })
-}
-
 fn states(list: &str) -> Option<u32> {
     list.split(',').try_fold(0, |bits, name| {
         let (bit, _) = state::NAMES.into_iter().find(|(_, known)| *known == name)?;
@@ -318,15 +296,6 @@ fn option<'a>(options: &'a [String], name: &str) -> Option<&'a str> {
     options.iter().skip_while(|word| *word != name).nth(1).map(String::as_str)
 }
 
-/// `-j MARK` with this value and mask; what it does is not known without.
-pub(crate) const fn marked(bits: Option<(u32, u32)>) -> Statement {
-    match bits {
-        Some((value, u32::MAX)) => Statement::SetMark(Some(value)),
-        Some((value, mask)) => Statement::SetMarkBits { mask, value },
-        None => Statement::SetMark(None),
-    }
-}
-
 /// `-j CONNMARK` without shifts.
 fn connection_marked(options: &[String]) -> Statement {
     let has = |name: &str| has(options, name);
@@ -351,27 +320,6 @@ fn connection_marked(options: &[String]) -> Statement {
         }
         _ => Statement::Unknown("-j CONNMARK".into()),
     }
-}
-
-/// What a target of x_tables does; `None` for any other name, which is a chain's.
-pub(crate) fn target_named(name: &str) -> Option<Statement> {
-    Some(match name {
-        "ACCEPT" => Statement::Accept,
-        "DROP" => Statement::Drop,
-        "REJECT" | "TARPIT" => Statement::Reject,
-        "RETURN" => Statement::Return,
-        "DNAT" | "REDIRECT" | "NETMAP" => Statement::Translate(name.to_owned()),
-        "SNAT" | "MASQUERADE" => Statement::TranslateSource(name.to_owned()),
-        "TPROXY" => Statement::Tproxy { port: None, mark: None, ends: true },
-        "NOTRACK" => Statement::Untrack,
-        "MARK" => Statement::SetMark(None),
-        "QUEUE" | "NFQUEUE" => Statement::Queue,
-        "CT" | "CONNMARK" | "LOG" | "NFLOG" | "TRACE" | "AUDIT" | "CLASSIFY" | "DSCP" | "TOS" | "TTL"
-        | "HL" | "ECN" | "TCPMSS" | "TCPOPTSTRIP" | "CHECKSUM" | "SET" | "IDLETIMER" | "LED" | "RATEEST"
-        | "SECMARK" | "CONNSECMARK" | "TEE" | "HMARK" => Statement::Harmless(alloc::format!("-j {name}")),
-        "SYNPROXY" | "CLUSTERIP" | "SNPT" | "DNPT" => Statement::Rewrite(alloc::format!("-j {name}")),
-        _ => return None,
-    })
 }
 
 #[cfg(test)]

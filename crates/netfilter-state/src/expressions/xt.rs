@@ -1,7 +1,7 @@
 //! The xt matches and targets that iptables-nft uses where nf_tables' own expressions would not be read back: structures of
 //! `linux/netfilter/xt_*.h`, in the machine's byte order but for ports and addresses, padded to eight bytes.
 
-use super::{abi::state, decode, seen, wire::read_array};
+use super::{abi::state, wire::read_array};
 use alloc::vec::Vec;
 use redirect_core::{
     rule::{ConnState, Direction, Equality, Match, Target, TcpFlags, Tracked},
@@ -90,38 +90,38 @@ impl Extension {
 
 /// Sizes, padding included.
 mod size {
-    pub(super) const OWNER: usize = 24;
-    pub(super) const MULTIPORT: usize = 48;
-    pub(super) const CONNTRACK: usize = 168;
-    pub(super) const MARK_MATCH: usize = 16;
-    pub(super) const REDIRECT_V4: usize = 24;
-    pub(super) const REDIRECT_V6: usize = 40;
-    pub(super) const TPROXY: usize = 32;
-    pub(super) const MARK: usize = 8;
-    pub(super) const CONNMARK: usize = 16;
-    pub(super) const CT: usize = 72;
+    pub(crate) const OWNER: usize = 24;
+    pub(crate) const MULTIPORT: usize = 48;
+    pub(crate) const CONNTRACK: usize = 168;
+    pub(crate) const MARK_MATCH: usize = 16;
+    pub(crate) const REDIRECT_V4: usize = 24;
+    pub(crate) const REDIRECT_V6: usize = 40;
+    pub(crate) const TPROXY: usize = 32;
+    pub(crate) const MARK: usize = 8;
+    pub(crate) const CONNMARK: usize = 16;
+    pub(crate) const CT: usize = 72;
 }
 
 /// Bits of `xt_owner_match_info.match` and `.invert`.
-pub(super) const OWNER_UID: u8 = 1;
-pub(super) const OWNER_GID: u8 = 2;
+pub(crate) const OWNER_UID: u8 = 1;
+pub(crate) const OWNER_GID: u8 = 2;
 /// `XT_MULTIPORT_DESTINATION`.
 const MULTIPORT_DESTINATION: u8 = 1;
 /// How many ports a multiport match has room for; a range takes two.
-pub(super) const MULTIPORT_ROOM: usize = 15;
+pub(crate) const MULTIPORT_ROOM: usize = 15;
 /// Where in `xt_conntrack_mtinfo3` the flags, the inverted flags and the states stand.
 const CONNTRACK_FLAGS: usize = 146;
 const CONNTRACK_STATES: usize = 150;
 /// `XT_CONNTRACK_STATE`.
 const CONNTRACK_STATE: u16 = 1;
 /// `XT_CONNTRACK_DIRECTION`: the original direction; inverted, the other.
-pub(super) const CONNTRACK_DIRECTION: u16 = 1 << 12;
+pub(crate) const CONNTRACK_DIRECTION: u16 = 1 << 12;
 /// `XT_TCP_INV_FLAGS`.
 const TCP_INVERTED_FLAGS: u8 = 4;
 /// Modes of CONNMARK.
-pub(super) const SET_MARK: u8 = 0;
-pub(super) const SAVE_MARK: u8 = 1;
-pub(super) const RESTORE_MARK: u8 = 2;
+pub(crate) const SET_MARK: u8 = 0;
+pub(crate) const SAVE_MARK: u8 = 1;
+pub(crate) const RESTORE_MARK: u8 = 2;
 const ALL_BITS: [u8; 4] = [0xff; 4];
 
 /// A structure of a fixed size, written field by field.
@@ -151,7 +151,7 @@ impl Info {
 }
 
 /// The structure of a condition that needs an extension.
-pub(super) fn match_info(condition: &Match) -> Option<Vec<u8>> {
+pub(crate) fn match_info(condition: &Match) -> Option<Vec<u8>> {
     match condition {
         Match::OwnerUid(is) => Some(owner(OWNER_UID, is)),
         Match::OwnerGid(is) => Some(owner(OWNER_GID, is)),
@@ -219,7 +219,7 @@ fn multiport(is: &Equality<Vec<PortRange>>) -> Option<Vec<u8>> {
 }
 
 /// The structure of a target that needs an extension.
-pub(super) fn target_info(target: &Target, family: Family) -> Option<Vec<u8>> {
+pub(crate) fn target_info(target: &Target, family: Family) -> Option<Vec<u8>> {
     match target {
         Target::Accept | Target::Drop | Target::Return | Target::Jump(_) => None,
         Target::Redirect(port) => {
@@ -269,14 +269,13 @@ fn connmark(mark: [u8; 4], bits: [u8; 4], mode: u8) -> Vec<u8> {
 }
 
 /// The conditions an xt match stands for; `None` for one that no rule of ours has.
-pub(super) fn decode_match(name: &str, revision: u32, info: &[u8]) -> Option<Vec<Match>> {
+pub(crate) fn decode_match(name: &str, revision: u32, info: &[u8]) -> Option<Vec<Match>> {
     match (name, revision) {
         ("multiport", 1) => {
             let (direction, is) = multiport_ports(info)?;
             (direction == MULTIPORT_DESTINATION).then(|| [Match::DestinationPorts(is)].into())
         }
         ("conntrack", 1..=3) => decode_conntrack(revision, info).map(|one| [one].into()),
-        ("owner" | "mark" | "connmark", 1) => decode::asked(seen::extension_match(name, revision, info)?),
         ("tcp", 0) => decode_tcp(info),
         ("udp", 0) => {
             let [inverted] = read_array(info, 8)?;
@@ -287,7 +286,7 @@ pub(super) fn decode_match(name: &str, revision: u32, info: &[u8]) -> Option<Vec
 }
 
 /// Which ports a multiport match checks (`enum xt_multiport_flags`), and for what.
-pub(super) fn multiport_ports(info: &[u8]) -> Option<(u8, Equality<Vec<PortRange>>)> {
+pub(crate) fn multiport_ports(info: &[u8]) -> Option<(u8, Equality<Vec<PortRange>>)> {
     let [direction, count] = read_array(info, 0)?;
     let count = usize::from(count);
     if count > MULTIPORT_ROOM {
@@ -324,7 +323,7 @@ fn decode_conntrack(revision: u32, info: &[u8]) -> Option<Match> {
 }
 
 /// The state of connections that these bits stand for.
-pub(super) const fn conn_state(bits: u32) -> Option<ConnState> {
+pub(crate) const fn conn_state(bits: u32) -> Option<ConnState> {
     match bits {
         state::INVALID => Some(ConnState::Invalid),
         state::RELATED_OR_ESTABLISHED => Some(ConnState::RelatedOrEstablished),
@@ -361,7 +360,7 @@ fn decode_ports(info: &[u8], inverted: u8) -> Option<Vec<Match>> {
 }
 
 /// The target an xt target stands for; `None` for one that no rule of ours has.
-pub(super) fn decode_target(name: &str, revision: u32, info: &[u8], family: Family) -> Option<Target> {
+pub(crate) fn decode_target(name: &str, revision: u32, info: &[u8], family: Family) -> Option<Target> {
     match (name, revision) {
         ("REDIRECT", 0) => decode_redirect(info, family),
         ("TPROXY", 1) => {
@@ -407,17 +406,17 @@ fn decode_redirect(info: &[u8], family: Family) -> Option<Target> {
 }
 
 /// Whether a REDIRECT changes the address alone: it names no port, and asks for nothing else. The structure of IPv6 is longer.
-pub(super) fn redirects_here(info: &[u8]) -> bool {
+pub(crate) fn redirects_here(info: &[u8]) -> bool {
     let is_v6 = info.len() >= 40;
     let flags = read_u32(info, if is_v6 { 0 } else { 4 });
     flags == Some(0) && (is_v6 || read_u32(info, 0) == Some(1))
 }
 
-pub(super) fn read_u32(bytes: &[u8], offset: usize) -> Option<u32> {
+pub(crate) fn read_u32(bytes: &[u8], offset: usize) -> Option<u32> {
     read_array(bytes, offset).map(u32::from_ne_bytes)
 }
 
-pub(super) fn read_u16(bytes: &[u8], offset: usize) -> Option<u16> {
+pub(crate) fn read_u16(bytes: &[u8], offset: usize) -> Option<u16> {
     read_array(bytes, offset).map(u16::from_ne_bytes)
 }
 

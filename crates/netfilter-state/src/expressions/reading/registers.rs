@@ -8,14 +8,14 @@ use alloc::{collections::BTreeMap, vec::Vec};
 
 /// What a register holds: something, of which bits were kept or flipped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in super::super) struct Loaded<'a> {
-    pub(in super::super) origin: Origin<'a>,
-    pub(in super::super) bits: Bits<'a>,
+pub(crate) struct Loaded<'a> {
+    pub(crate) origin: Origin<'a>,
+    pub(crate) bits: Bits<'a>,
 }
 
 /// Where it comes from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in super::super) enum Origin<'a> {
+pub(crate) enum Origin<'a> {
     Field(Field),
     Value(&'a [u8]),
     /// From an expression of this name.
@@ -24,7 +24,7 @@ pub(in super::super) enum Origin<'a> {
 
 /// What has become of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in super::super) enum Bits<'a> {
+pub(crate) enum Bits<'a> {
     All,
     Masked(&'a [u8]),
     Flipped {
@@ -43,7 +43,7 @@ impl<'a> Loaded<'a> {
     }
 
     /// The field it is, if it is as it was loaded.
-    pub(in super::super) fn field(&self) -> Option<Field> {
+    pub(crate) fn field(&self) -> Option<Field> {
         match (self.origin, self.bits) {
             (Origin::Field(field), Bits::All) => Some(field),
             (_, _) => None,
@@ -51,7 +51,7 @@ impl<'a> Loaded<'a> {
     }
 
     /// The field it is, whatever the order of its bytes.
-    pub(in super::super) const fn field_in_some_order(&self) -> Option<Field> {
+    pub(crate) const fn field_in_some_order(&self) -> Option<Field> {
         match (self.origin, self.bits) {
             (Origin::Field(field), Bits::All | Bits::NetworkOrder) => Some(field),
             (_, _) => None,
@@ -59,7 +59,7 @@ impl<'a> Loaded<'a> {
     }
 
     /// The value it is, if it is as it was loaded.
-    pub(in super::super) fn value(&self) -> Option<&'a [u8]> {
+    pub(crate) fn value(&self) -> Option<&'a [u8]> {
         match (self.origin, self.bits) {
             (Origin::Value(value), Bits::All) => Some(value),
             (_, _) => None,
@@ -91,7 +91,7 @@ impl<'a> Loaded<'a> {
 
 /// What the registers hold while a rule is walked through, by the number of their first four bytes.
 #[derive(Debug, Default)]
-pub(in super::super) struct Registers<'a>(BTreeMap<u32, Loaded<'a>>);
+pub(crate) struct Registers<'a>(BTreeMap<u32, Loaded<'a>>);
 
 /// How many registers of four bytes one of sixteen is.
 const PARTS: u32 = 4;
@@ -105,21 +105,17 @@ const fn slot(register: u32) -> u32 {
 }
 
 impl<'a> Registers<'a> {
-    pub(in super::super) fn get(&self, register: u32) -> Option<Loaded<'a>> {
+    pub(crate) fn get(&self, register: u32) -> Option<Loaded<'a>> {
         self.0.get(&slot(register)).copied()
     }
 
     /// What a lookup looks for.
-    pub(in super::super) fn looked_up(&self, lookup: Lookup<'a>) -> Option<Loaded<'a>> {
+    pub(crate) fn looked_up(&self, lookup: Lookup<'a>) -> Option<Loaded<'a>> {
         self.get(lookup.from?)
     }
 
     /// All parts of what a lookup looks for, in a set with keys of this length; none where one is not understood.
-    pub(in super::super) fn parts_looked_up(
-        &self,
-        lookup: Lookup<'a>,
-        length: usize,
-    ) -> Option<Vec<sets::Part>> {
+    pub(crate) fn parts_looked_up(&self, lookup: Lookup<'a>, length: usize) -> Option<Vec<sets::Part>> {
         let mut at = slot(lookup.from?);
         let (mut parts, mut taken) = (Vec::new(), 0_usize);
         while taken < length {
@@ -131,25 +127,19 @@ impl<'a> Registers<'a> {
         Some(parts)
     }
 
-    pub(in super::super) fn load(&mut self, to: u32, origin: Origin<'a>) {
+    pub(crate) fn load(&mut self, to: u32, origin: Origin<'a>) {
         self.put(to, Loaded::whole(origin));
     }
 
     /// Changes bits of what is loaded; none where nothing is loaded.
-    pub(in super::super) fn change(
-        &mut self,
-        from: u32,
-        to: u32,
-        mask: &'a [u8],
-        flip: &'a [u8],
-    ) -> Option<()> {
+    pub(crate) fn change(&mut self, from: u32, to: u32, mask: &'a [u8], flip: &'a [u8]) -> Option<()> {
         let loaded = self.get(from)?.changed(mask, flip);
         self.put(to, loaded);
         Some(())
     }
 
     /// Changes the order of bytes of what is loaded; none where nothing is loaded.
-    pub(in super::super) fn reorder(&mut self, from: u32, to: u32, reordered: (u32, u32, u32)) -> Option<()> {
+    pub(crate) fn reorder(&mut self, from: u32, to: u32, reordered: (u32, u32, u32)) -> Option<()> {
         let (operation, length, size) = reordered;
         let loaded = self.get(from)?.reordered(operation, length, size);
         self.put(to, loaded);
@@ -157,7 +147,7 @@ impl<'a> Registers<'a> {
     }
 
     /// The loaded register is unknown: all may hold this.
-    pub(in super::super) fn forget(&mut self, origin: Origin<'a>) {
+    pub(crate) fn forget(&mut self, origin: Origin<'a>) {
         self.0.insert(slot(register::FIRST), Loaded::whole(origin));
         for held in self.0.values_mut() {
             *held = Loaded::whole(origin);

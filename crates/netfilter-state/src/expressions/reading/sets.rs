@@ -4,15 +4,13 @@ use super::{
     super::{
         abi::{attribute, base, ct, meta, set},
         expression::TCP_FLAGS,
-        seen,
         wire::{Attribute, Attributes},
     },
     Bits, Field, Loaded,
 };
-use crate::ruleset::{Selector, SetLookup};
+use crate::ruleset::{Element, Selector, Set, SetLookup};
 use alloc::{
     borrow::ToOwned,
-    collections::BTreeMap,
     string::{String, ToString},
     vec::Vec,
 };
@@ -23,44 +21,19 @@ const PART: usize = 4;
 /// How many elements of one set are kept at most.
 const MOST_ELEMENTS: usize = 1 << 16;
 
-/// The sets of a table, by name.
-pub(crate) type Sets = BTreeMap<String, Set>;
-
-/// A set or map.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Set {
-    flags: u32,
-    key_length: usize,
-    elements: Vec<Element>,
-    /// Whether elements are missing here: they are too many, or cannot be read.
-    is_partial: bool,
-}
-
-/// An element of a set.
-#[derive(Debug, Clone, PartialEq, Eq)]
-struct Element {
-    /// None of the element that stands for all others.
-    key: Option<Vec<u8>>,
-    /// The last key, where an element is a range of each part.
-    last: Option<Vec<u8>>,
-    /// Whether an interval ends before it.
-    ends: bool,
-    verdict: Option<(u32, Option<String>)>,
-}
-
 /// What a lookup finds: which combinations of values are in the set, and the verdict of each in a verdict map.
-pub(in super::super) struct Found {
-    pub(in super::super) among: SetLookup,
-    pub(in super::super) verdicts: Vec<(u32, Option<String>)>,
+pub(crate) struct Found {
+    pub(crate) among: SetLookup,
+    pub(crate) verdicts: Vec<(u32, Option<String>)>,
 }
 
 /// Why a lookup cannot be followed.
-pub(in super::super) type Why = &'static str;
+pub(crate) type Why = &'static str;
 
 /// The name of a set; in a transaction those without one are numbered.
-pub(in super::super) fn name_of(attributes: Attributes<'_>, name: u16, number: u16) -> Option<String> {
+pub(crate) fn name_of(attributes: Attributes<'_>, name: u16, number: u16) -> Option<String> {
     let name = attributes.find(name)?.text()?;
-    if name != super::super::sets::ANONYMOUS_NAME {
+    if name != super::super::abi::ANONYMOUS_SET {
         return Some(name.to_owned());
     }
     let number = attributes.find(number)?.u32()?;
@@ -69,14 +42,14 @@ pub(in super::super) fn name_of(attributes: Attributes<'_>, name: u16, number: u
 
 impl Set {
     /// Takes in what a set is.
-    pub(in super::super) fn declare(&mut self, attributes: Attributes<'_>) {
+    pub(crate) fn declare(&mut self, attributes: Attributes<'_>) {
         let number = |kind| attributes.find(kind).and_then(Attribute::u32).unwrap_or_default();
         self.flags = number(attribute::set::FLAGS);
         self.key_length = usize::try_from(number(attribute::set::KEY_LENGTH)).unwrap_or_default();
     }
 
     /// Takes in elements.
-    pub(in super::super) fn take(&mut self, elements: Attributes<'_>) {
+    pub(crate) fn take(&mut self, elements: Attributes<'_>) {
         for (_, element) in elements {
             let read =
                 if self.elements.len() < MOST_ELEMENTS { Element::read(element.attributes()) } else { None };
@@ -93,17 +66,17 @@ impl Set {
     }
 
     /// How many elements it has.
-    pub(in super::super) const fn len(&self) -> usize {
+    pub(crate) const fn len(&self) -> usize {
         self.elements.len()
     }
 
     /// The length of its keys in bytes.
-    pub(in super::super) const fn key_length(&self) -> usize {
+    pub(crate) const fn key_length(&self) -> usize {
         self.key_length
     }
 
     /// What a lookup of what registers hold finds.
-    pub(in super::super) fn look_up(&self, name: &str, parts: &[Part]) -> Result<Found, Why> {
+    pub(crate) fn look_up(&self, name: &str, parts: &[Part]) -> Result<Found, Why> {
         if self.is_partial {
             return Err("a set that is too large");
         }
@@ -214,15 +187,15 @@ impl Element {
 
 /// A part of a key: a field of the packet, as a register holds it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in super::super) struct Part {
-    pub(in super::super) selector: Selector,
+pub(crate) struct Part {
+    pub(crate) selector: Selector,
     length: usize,
     is_host_order: bool,
 }
 
 impl Part {
     /// What is loaded; none where it is not understood.
-    pub(in super::super) fn of(loaded: &Loaded<'_>) -> Option<Self> {
+    pub(crate) fn of(loaded: &Loaded<'_>) -> Option<Self> {
         let field = loaded.field_in_some_order()?;
         let (selector, length) = selected(field)?;
         let is_host_order = match loaded.bits {
@@ -234,11 +207,11 @@ impl Part {
     }
 
     /// The numbers of the first and the last value, in what a register of it holds.
-    pub(in super::super) fn range(&self, first: &[u8], last: &[u8]) -> Option<(u128, u128)> {
+    pub(crate) fn range(&self, first: &[u8], last: &[u8]) -> Option<(u128, u128)> {
         let number = |bytes: &[u8]| {
             let bytes = bytes.get(..self.length)?;
             if self.is_host_order {
-                return seen::number(bytes).map(u128::from);
+                return crate::expressions::wire::number(bytes).map(u128::from);
             }
             Some(bytes.iter().fold(0_u128, |number, byte| number << 8 | u128::from(*byte)))
         };
@@ -247,18 +220,18 @@ impl Part {
     }
 
     /// All values.
-    pub(in super::super) fn every(&self) -> (u128, u128) {
+    pub(crate) fn every(&self) -> (u128, u128) {
         let bits = u32::try_from(self.length.saturating_mul(8)).unwrap_or(u128::BITS);
         (0, u128::MAX.checked_shr(u128::BITS.saturating_sub(bits)).unwrap_or(0))
     }
 
     /// Whether it is in the machine's order of bytes, in which comparisons of order mean nothing.
-    pub(in super::super) const fn is_host_order(&self) -> bool {
+    pub(crate) const fn is_host_order(&self) -> bool {
         self.is_host_order
     }
 
     /// How many bytes it takes in registers.
-    pub(in super::super) const fn room(&self) -> usize {
+    pub(crate) const fn room(&self) -> usize {
         self.length.next_multiple_of(PART)
     }
 }
@@ -326,7 +299,7 @@ const fn is_host_order(selector: Selector) -> bool {
 #[cfg(test)]
 mod tests {
     use super::{super::Origin, *};
-    use crate::netlink::wire::Writer;
+    use crate::expressions::wire::Writer;
 
     #[test]
     fn so_many_elements_are_kept_and_no_more() {

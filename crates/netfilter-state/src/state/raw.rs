@@ -1,6 +1,6 @@
 //! Other programs' rules as the kernel sends them: described for people, and made again with all their bytes.
 
-use super::{
+use crate::expressions::{
     abi::{attribute, meta},
     reading::{self, Expression, Field},
     seen,
@@ -19,13 +19,13 @@ const SHOWN: usize = 64;
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct RawRule {
     /// Its expressions.
-    pub(super) expressions: Vec<u8>,
+    pub(crate) expressions: Vec<u8>,
     /// Its comment and the like.
-    pub(super) user_data: Option<Vec<u8>>,
+    pub(crate) user_data: Option<Vec<u8>>,
 }
 
 impl RawRule {
-    pub(super) fn new(expressions: Attributes<'_>, user_data: Option<Attribute<'_>>) -> Self {
+    pub(crate) fn new(expressions: Attributes<'_>, user_data: Option<Attribute<'_>>) -> Self {
         Self {
             expressions: without_counts(expressions),
             user_data: user_data.map(|user_data| user_data.0.into()),
@@ -38,7 +38,7 @@ impl RawRule {
     }
 
     /// The protocol it compares with; xt matches and targets ask for it.
-    pub(super) fn protocol(&self) -> u32 {
+    pub(crate) fn protocol(&self) -> u32 {
         protocol(self.list()).unwrap_or_default()
     }
 
@@ -71,7 +71,7 @@ fn without_counts(expressions: Attributes<'_>) -> Vec<u8> {
     let mut writer = Writer::default();
     for (_, element) in expressions {
         match reading::name_and_data(element) {
-            Some(("counter", _)) => super::expression::Expressions(&mut writer).counter(),
+            Some(("counter", _)) => crate::expressions::expression::Expressions(&mut writer).counter(),
             _ => writer.nested(attribute::list::ELEMENT, |out| out.raw(element.0)),
         }
     }
@@ -95,7 +95,7 @@ fn protocol(expressions: Attributes<'_>) -> Option<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{netlink::expression::Expressions, state::ForeignRule};
+    use crate::{expressions::expression::Expressions, state::ForeignRule};
     use alloc::string::ToString;
 
     fn rule(user_data: Option<&[u8]>) -> ForeignRule {

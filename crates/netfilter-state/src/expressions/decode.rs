@@ -3,12 +3,12 @@
 use super::{
     abi::{PORTS_GIVEN, base, ct, direction, meta},
     expression::AddressOffset,
-    reading::{Bits, Expression, Field, Loaded, Origin, Xt, negated, sets::Sets},
-    seen::Reader,
+    reading::{Bits, Expression, Field, Loaded, Origin, Xt, negated},
+    seen::{self, Reader},
     wire::Attributes,
     xt,
 };
-use crate::ruleset::{Condition, Statement};
+use crate::ruleset::{Condition, Sets, Statement};
 use alloc::vec::Vec;
 use redirect_core::{
     rule::{Chain, Direction, Equality, Match, Rule, Target, TcpFlags, Tracked},
@@ -16,7 +16,7 @@ use redirect_core::{
 };
 
 /// Reads the expressions of a rule; `None` for a rule that none of ours can be.
-pub(super) fn rule(expressions: Attributes<'_>, family: Family) -> Option<Rule> {
+pub(crate) fn rule(expressions: Attributes<'_>, family: Family) -> Option<Rule> {
     let (sets, mut looked_up, mut target) = (Sets::new(), 0, None);
     let mut reader = Reader::new(Some(family), &sets, &mut looked_up);
     for (_, element) in expressions {
@@ -39,7 +39,7 @@ fn read<'a>(
 ) -> Option<Option<Target>> {
     match expression {
         Expression::Match(Xt { name, revision, info }) => {
-            let found = xt::decode_match(name, revision, info)?;
+            let found = matched(name, revision, info)?;
             reader.rule.conditions.extend(found.into_iter().map(Condition::Plain));
             return Some(None);
         }
@@ -78,6 +78,14 @@ fn read<'a>(
     done(&reader.rule.statements)
 }
 
+/// The conditions an xt match stands for; `None` for one that no rule of ours has.
+pub(crate) fn matched(name: &str, revision: u32, info: &[u8]) -> Option<Vec<Match>> {
+    match (name, revision) {
+        ("owner" | "mark" | "connmark", 1) => asked(seen::extension_match(name, revision, info)?),
+        _ => xt::decode_match(name, revision, info),
+    }
+}
+
 /// Whether a comparison is one of all that is loaded, with something that it can be, and not another way of asking the same.
 fn is_exact(loaded: &Loaded<'_>, value: &[u8], family: Family) -> bool {
     match (loaded.origin, loaded.bits) {
@@ -109,7 +117,7 @@ fn is_address(offset: u32, family: Family) -> bool {
 }
 
 /// What a rule asks; `None` where plans do not ask that.
-pub(super) fn asked(conditions: Vec<Condition>) -> Option<Vec<Match>> {
+pub(crate) fn asked(conditions: Vec<Condition>) -> Option<Vec<Match>> {
     let mut matches = Vec::with_capacity(conditions.len());
     // One that belongs to the state that follows.
     let mut direction = None;
@@ -148,7 +156,7 @@ pub(super) fn asked(conditions: Vec<Condition>) -> Option<Vec<Match>> {
 }
 
 /// What a rule does, if it does anything; `None` where plans do not do that.
-pub(super) fn done(statements: &[Statement]) -> Option<Option<Target>> {
+pub(crate) fn done(statements: &[Statement]) -> Option<Option<Target>> {
     Some(Some(match statements {
         [] => return Some(None),
         [Statement::Accept] => Target::Accept,

@@ -14,7 +14,7 @@ use redirect_core::{
 const LONGEST: usize = 16;
 
 /// Writes expressions into the list of a rule.
-pub(super) struct Expressions<'a>(pub(super) &'a mut Writer);
+pub(crate) struct Expressions<'a>(pub(crate) &'a mut Writer);
 
 impl Expressions<'_> {
     fn expression(&mut self, name: &str, body: impl FnOnce(&mut Writer)) {
@@ -30,27 +30,27 @@ impl Expressions<'_> {
     }
 
     /// Loads something about a packet.
-    pub(super) fn meta(&mut self, key: u32) {
+    pub(crate) fn meta(&mut self, key: u32) {
         self.numbers("meta", &[(attribute::meta::KEY, key), (attribute::meta::DESTINATION, register::FIRST)]);
     }
 
     /// Sets something about a packet to what is loaded.
-    pub(super) fn set_meta(&mut self, key: u32) {
+    pub(crate) fn set_meta(&mut self, key: u32) {
         self.numbers("meta", &[(attribute::meta::KEY, key), (attribute::meta::SOURCE, register::FIRST)]);
     }
 
     /// Loads something about a connection.
-    pub(super) fn ct(&mut self, key: u32) {
+    pub(crate) fn ct(&mut self, key: u32) {
         self.numbers("ct", &[(attribute::ct::KEY, key), (attribute::ct::DESTINATION, register::FIRST)]);
     }
 
     /// Sets something about a connection to what is loaded.
-    pub(super) fn set_ct(&mut self, key: u32) {
+    pub(crate) fn set_ct(&mut self, key: u32) {
         self.numbers("ct", &[(attribute::ct::KEY, key), (attribute::ct::SOURCE, register::FIRST)]);
     }
 
     /// Loads bytes of a packet.
-    pub(super) fn payload(&mut self, base: u32, offset: u32, length: u32) {
+    pub(crate) fn payload(&mut self, base: u32, offset: u32, length: u32) {
         self.expression("payload", |data| {
             data.u32(attribute::payload::DESTINATION, register::FIRST);
             data.u32(attribute::payload::BASE, base);
@@ -60,13 +60,13 @@ impl Expressions<'_> {
     }
 
     /// Keeps the bits of the mask.
-    pub(super) fn mask(&mut self, mask: &[u8]) {
+    pub(crate) fn mask(&mut self, mask: &[u8]) {
         let zero = [0; LONGEST];
         self.mask_and_flip(mask, zero.get(..mask.len()).unwrap_or_default());
     }
 
     /// Keeps the bits of the mask, then flips those of the other value.
-    pub(super) fn mask_and_flip(&mut self, mask: &[u8], flip: &[u8]) {
+    pub(crate) fn mask_and_flip(&mut self, mask: &[u8], flip: &[u8]) {
         self.expression("bitwise", |data| {
             data.u32(attribute::bitwise::SOURCE, register::FIRST);
             data.u32(attribute::bitwise::DESTINATION, register::FIRST);
@@ -77,7 +77,7 @@ impl Expressions<'_> {
     }
 
     /// Goes on only when what is loaded is, or is not, this.
-    pub(super) fn is(&mut self, not: bool, value: &[u8]) {
+    pub(crate) fn is(&mut self, not: bool, value: &[u8]) {
         self.compare(if not { operator::NOT_EQUAL } else { operator::EQUAL }, value);
     }
 
@@ -91,7 +91,7 @@ impl Expressions<'_> {
     }
 
     /// Goes on only when the port loaded lies, or does not lie, in a range.
-    pub(super) fn ports(&mut self, not: bool, ports: PortRange) {
+    pub(crate) fn ports(&mut self, not: bool, ports: PortRange) {
         let (first, last) = (ports.first().to_be_bytes(), ports.last().to_be_bytes());
         if first == last {
             self.is(not, &first);
@@ -107,9 +107,9 @@ impl Expressions<'_> {
     }
 
     /// Goes on only when what is loaded is, or is not, in a set of this transaction.
-    pub(super) fn lookup(&mut self, not: bool, set: u32) {
+    pub(crate) fn lookup(&mut self, not: bool, set: u32) {
         self.expression("lookup", |data| {
-            data.text(attribute::lookup::SET, super::sets::ANONYMOUS_NAME);
+            data.text(attribute::lookup::SET, crate::expressions::abi::ANONYMOUS_SET);
             data.u32(attribute::lookup::SOURCE, register::FIRST);
             data.u32(attribute::lookup::SET_ID, set);
             if not {
@@ -119,7 +119,7 @@ impl Expressions<'_> {
     }
 
     /// Loads a value.
-    pub(super) fn value(&mut self, value: &[u8]) {
+    pub(crate) fn value(&mut self, value: &[u8]) {
         self.expression("immediate", |data| {
             data.u32(attribute::immediate::REGISTER, register::FIRST);
             data.nested(attribute::immediate::DATA, |data| data.bytes(attribute::data::VALUE, value));
@@ -127,7 +127,7 @@ impl Expressions<'_> {
     }
 
     /// Counts packets.
-    pub(super) fn counter(&mut self) {
+    pub(crate) fn counter(&mut self) {
         self.expression("counter", |data| {
             data.u64(attribute::counter::BYTES, 0);
             data.u64(attribute::counter::PACKETS, 0);
@@ -135,12 +135,12 @@ impl Expressions<'_> {
     }
 
     /// Decides.
-    pub(super) fn verdict(&mut self, code: u32) {
+    pub(crate) fn verdict(&mut self, code: u32) {
         self.decide(code, None);
     }
 
     /// Jumps to a chain.
-    pub(super) fn jump(&mut self, chain: &str) {
+    pub(crate) fn jump(&mut self, chain: &str) {
         self.decide(verdict::JUMP, Some(chain));
     }
 
@@ -159,7 +159,7 @@ impl Expressions<'_> {
     }
 
     /// An xt match or target.
-    pub(super) fn xt(&mut self, extension: Extension, info: &[u8]) {
+    pub(crate) fn xt(&mut self, extension: Extension, info: &[u8]) {
         self.expression(if extension.is_target { "target" } else { "match" }, |data| {
             data.text(attribute::xt::NAME, extension.name);
             data.u32(attribute::xt::REVISION, extension.revision);
@@ -168,7 +168,7 @@ impl Expressions<'_> {
     }
 
     /// To the local host's port that is loaded.
-    pub(super) fn redirect(&mut self) {
+    pub(crate) fn redirect(&mut self) {
         self.expression("redir", |data| {
             data.u32(attribute::redir::FIRST_PORT, register::FIRST);
             data.u32(attribute::redir::LAST_PORT, register::FIRST);
@@ -177,7 +177,7 @@ impl Expressions<'_> {
     }
 
     /// To the listener on the port that is loaded.
-    pub(super) fn tproxy(&mut self, family: u8) {
+    pub(crate) fn tproxy(&mut self, family: u8) {
         self.expression("tproxy", |data| {
             data.u32(attribute::tproxy::FAMILY, u32::from(family));
             data.u32(attribute::tproxy::PORT, register::FIRST);
@@ -185,19 +185,19 @@ impl Expressions<'_> {
     }
 
     /// The transport protocol is this.
-    pub(super) fn protocol(&mut self, number: u8) {
+    pub(crate) fn protocol(&mut self, number: u8) {
         self.meta(meta::PROTOCOL);
         self.is(false, &[number]);
     }
 
     /// The packet's family is this: for tables that see both.
-    pub(super) fn family(&mut self, number: u8) {
+    pub(crate) fn family(&mut self, number: u8) {
         self.meta(meta::FAMILY);
         self.is(false, &[number]);
     }
 
     /// The name of an interface, or its beginning.
-    pub(super) fn interface(&mut self, key: u32, not: bool, name: &str, length: usize) {
+    pub(crate) fn interface(&mut self, key: u32, not: bool, name: &str, length: usize) {
         let mut padded = [0; LONGEST];
         for (to, from) in padded.iter_mut().zip(name.bytes()) {
             *to = from;
@@ -207,14 +207,14 @@ impl Expressions<'_> {
     }
 
     /// The connection is in one of these states.
-    pub(super) fn state(&mut self, bits: u32) {
+    pub(crate) fn state(&mut self, bits: u32) {
         self.ct(ct::STATE);
         self.mask(&bits.to_ne_bytes());
         self.is(true, &[0; 4]);
     }
 
     /// The packet goes this way of its connection.
-    pub(super) fn direction(&mut self, direction: Direction) {
+    pub(crate) fn direction(&mut self, direction: Direction) {
         self.ct(ct::DIRECTION);
         self.is(
             false,
@@ -226,14 +226,14 @@ impl Expressions<'_> {
     }
 
     /// A TCP segment has, or has not, exactly these flags.
-    pub(super) fn flags(&mut self, is: &Equality<TcpFlags>) {
+    pub(crate) fn flags(&mut self, is: &Equality<TcpFlags>) {
         self.payload(base::TRANSPORT, TCP_FLAGS, 1);
         self.mask(&[is.value.mask()]);
         self.is(is.not, &[is.value.set()]);
     }
 
     /// An address lies in a range: compared whole, by its first bytes, or with the others masked.
-    pub(super) fn address(&mut self, offset: AddressOffset, not: bool, address: &[u8], prefix: u8) {
+    pub(crate) fn address(&mut self, offset: AddressOffset, not: bool, address: &[u8], prefix: u8) {
         let (bytes, bits) = (usize::from(prefix / 8), prefix % 8);
         if bits == 0 && bytes > 0 {
             let address = address.get(..bytes).unwrap_or(address);
@@ -257,11 +257,11 @@ impl Expressions<'_> {
 
 /// Where in the network header an address stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct AddressOffset(pub(super) u32);
+pub(crate) struct AddressOffset(pub(crate) u32);
 
 impl AddressOffset {
     /// The source address.
-    pub(super) const fn source(family: Family) -> Self {
+    pub(crate) const fn source(family: Family) -> Self {
         match family {
             Family::V4 => Self(12),
             Family::V6 => Self(8),
@@ -269,7 +269,7 @@ impl AddressOffset {
     }
 
     /// The destination address.
-    pub(super) const fn destination(family: Family) -> Self {
+    pub(crate) const fn destination(family: Family) -> Self {
         match family {
             Family::V4 => Self(16),
             Family::V6 => Self(24),
@@ -278,8 +278,8 @@ impl AddressOffset {
 }
 
 /// Where in the transport header the flags of a TCP segment stand.
-pub(super) const TCP_FLAGS: u32 = 13;
+pub(crate) const TCP_FLAGS: u32 = 13;
 /// Where in the transport header the source port stands.
-pub(super) const SOURCE_PORT: u32 = 0;
+pub(crate) const SOURCE_PORT: u32 = 0;
 /// Where in the transport header the destination port stands.
-pub(super) const DESTINATION_PORT: u32 = 2;
+pub(crate) const DESTINATION_PORT: u32 = 2;

@@ -495,3 +495,6 @@ pub const fn hook_number(hook: Hook) -> u32 {
 pub fn hook_of(number: u32) -> Option<Hook> {
     Hook::ALL.iter().copied().find(|hook| hook_number(*hook) == number)
 }
+
+/// The name of a set that belongs to one rule; the kernel puts a number in.
+pub const ANONYMOUS_SET: &str = "__set%d";

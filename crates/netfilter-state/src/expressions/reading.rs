@@ -5,7 +5,7 @@
 mod registers;
 pub(crate) mod sets;
 
-pub(super) use registers::{Bits, Loaded, Origin, Registers};
+pub(crate) use registers::{Bits, Loaded, Origin, Registers};
 
 use super::{
     abi::{attribute, operator, register},
@@ -19,7 +19,7 @@ const INVERTED: u32 = 1;
 
 /// Something about a packet or its connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Field {
+pub(crate) enum Field {
     Meta(u32),
     Ct(u32),
     /// Of one direction of the connection.
@@ -35,7 +35,7 @@ pub(super) enum Field {
 
 /// An expression. Two are equal when they do the same; what they use of sets is not compared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Expression<'a> {
+pub(crate) enum Expression<'a> {
     Counter,
     Load {
         to: u32,
@@ -107,12 +107,12 @@ pub(super) enum Expression<'a> {
 
 /// A lookup in a set or map.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Lookup<'a> {
+pub(crate) struct Lookup<'a> {
     from: Option<u32>,
     to: Option<u32>,
     flags: u32,
     /// All of it: sets have names or numbers.
-    pub(super) data: Attributes<'a>,
+    pub(crate) data: Attributes<'a>,
 }
 
 /// Sets are compared by what is in them.
@@ -125,36 +125,36 @@ impl PartialEq for Lookup<'_> {
 impl Eq for Lookup<'_> {}
 
 impl Lookup<'_> {
-    pub(super) fn is_verdict_map(&self) -> bool {
+    pub(crate) fn is_verdict_map(&self) -> bool {
         self.to == Some(register::VERDICT)
     }
 
     /// The register that gets what a map has for the key.
-    pub(super) fn loads(&self) -> Option<u32> {
+    pub(crate) fn loads(&self) -> Option<u32> {
         self.to.filter(|to| *to != register::VERDICT)
     }
 
     /// Whether it holds for what is not in the set.
-    pub(super) const fn is_inverted(&self) -> bool {
+    pub(crate) const fn is_inverted(&self) -> bool {
         self.flags & INVERTED != 0
     }
 
     /// The name of its set.
-    pub(super) fn set(&self) -> Option<String> {
+    pub(crate) fn set(&self) -> Option<String> {
         sets::name_of(self.data, attribute::lookup::SET, attribute::lookup::SET_ID)
     }
 }
 
 /// An xt match or target: name, revision and structure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Xt<'a> {
-    pub(super) name: &'a str,
-    pub(super) revision: u32,
-    pub(super) info: &'a [u8],
+pub(crate) struct Xt<'a> {
+    pub(crate) name: &'a str,
+    pub(crate) revision: u32,
+    pub(crate) info: &'a [u8],
 }
 
 /// The name of an expression and its attributes.
-pub(super) fn name_and_data(element: Attribute<'_>) -> Option<(&str, Attributes<'_>)> {
+pub(crate) fn name_and_data(element: Attribute<'_>) -> Option<(&str, Attributes<'_>)> {
     let (name, data) = parts(element);
     Some((name?.text()?, data))
 }
@@ -173,7 +173,7 @@ fn parts(element: Attribute<'_>) -> (Option<Attribute<'_>>, Attributes<'_>) {
 
 impl<'a> Expression<'a> {
     /// Reads an element of a rule's list; none where it has no name.
-    pub(super) fn read(element: Attribute<'a>) -> Option<Self> {
+    pub(crate) fn read(element: Attribute<'a>) -> Option<Self> {
         let (name, data) = parts(element);
         let name = name?;
         match Self::of(name.text_bytes(), data) {
@@ -326,7 +326,7 @@ fn xt(data: Attributes<'_>) -> Option<Xt<'_>> {
 }
 
 /// Whether an operator is `!=`; none for one of order.
-pub(super) const fn negated(operator: u32) -> Option<bool> {
+pub(crate) const fn negated(operator: u32) -> Option<bool> {
     match operator {
         operator::EQUAL => Some(false),
         operator::NOT_EQUAL => Some(true),
@@ -335,7 +335,7 @@ pub(super) const fn negated(operator: u32) -> Option<bool> {
 }
 
 /// The chain a rule jumps or goes to.
-pub(super) fn jump_of(expressions: Attributes<'_>) -> Option<&str> {
+pub(crate) fn jump_of(expressions: Attributes<'_>) -> Option<&str> {
     let mut expressions = expressions.filter_map(|(_, element)| Expression::read(element));
     expressions.find_map(|read| if let Expression::Verdict { chain, .. } = read { chain } else { None })
 }
@@ -344,7 +344,7 @@ pub(super) fn jump_of(expressions: Attributes<'_>) -> Option<&str> {
 mod tests {
     use super::*;
     use crate::{
-        netlink::{
+        expressions::{
             abi::{base, ct, meta, verdict},
             decode,
             expression::Expressions,
@@ -532,7 +532,7 @@ mod tests {
     }
     #[test]
     fn only_the_type_of_an_address_is_told_by_where_it_leads() {
-        use crate::netlink::abi::fib;
+        use crate::expressions::abi::fib;
         let looked_up = |result: u32, flags: u32| {
             let mut data = Writer::default();
             data.u32(attribute::fib::DESTINATION, 1);
@@ -605,7 +605,7 @@ mod tests {
         }
         let mut declared = Writer::default();
         declared.u32(attribute::set::KEY_LENGTH, 2);
-        let mut set = sets::Set::default();
+        let mut set = crate::ruleset::Set::default();
         set.declare(declared.attributes());
         set.take(elements.attributes());
         let sets = [("ports".to_string(), set)].into();

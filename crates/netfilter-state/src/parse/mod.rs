@@ -3,6 +3,10 @@
 //! Other programs' rules are kept as text. The same words a plan is rendered in are understood, so that reading a rendered
 //! plan gives the plan.
 
+mod ruleset;
+
+pub use ruleset::{add_saved, saved_rule};
+
 use crate::state::{Entry, ForeignRule, RuleState};
 use alloc::{string::String, vec::Vec};
 use redirect_core::{

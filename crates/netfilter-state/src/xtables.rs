@@ -1,13 +1,13 @@
 //! Tables of legacy iptables as the kernel lays them out: entries of `linux/netfilter_ipv4/ip_tables.h` and
 //! `linux/netfilter_ipv6/ip6_tables.h`, one behind the other. Their matches and targets are those that iptables-nft uses, too.
 
-use super::{
-    decode,
-    seen::{self, extension_match, extension_target},
-    wire::read_array,
-    xt,
-};
 use crate::{
+    expressions::{
+        decode,
+        seen::{self, extension_match, extension_target},
+        wire::read_array,
+        xt,
+    },
     ruleset::{
         Api, Base, ChainState, Condition, Counter, Ruleset, SeenRule, Statement, TableName, chain_priority,
     },

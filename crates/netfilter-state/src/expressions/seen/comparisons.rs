@@ -27,7 +27,7 @@ const AT_LEAST: u32 = 5;
 const LOOPBACK_INDEX: u32 = 1;
 
 /// What a comparison with a range says.
-pub(super) fn ranged(loaded: &Loaded<'_>, operator: u32, from: &[u8], to: &[u8]) -> Option<[Condition; 1]> {
+pub(crate) fn ranged(loaded: &Loaded<'_>, operator: u32, from: &[u8], to: &[u8]) -> Option<[Condition; 1]> {
     let not = negated(operator)?;
     let part = sets::Part::of(loaded)?;
     Some([within(part.selector, part.range(from, to)?, not)])
@@ -63,7 +63,7 @@ fn within(selector: Selector, range: (u128, u128), not: bool) -> Condition {
 }
 
 /// What a comparison of a register with a value says.
-pub(super) fn compared(
+pub(crate) fn compared(
     loaded: &Loaded<'_>,
     operator: u32,
     value: &[u8],
@@ -197,7 +197,7 @@ fn meta_is(key: u32, not: bool, value: &[u8]) -> Option<Condition> {
     })
 }
 
-pub(in super::super) fn protocol(number: u8, not: bool) -> Condition {
+pub(crate) fn protocol(number: u8, not: bool) -> Condition {
     let known = [Protocol::Tcp, Protocol::Udp].into_iter().find(|known| known.number() == number);
     match known {
         Some(protocol) if !not => Condition::Plain(Match::Protocol(protocol)),
@@ -206,7 +206,7 @@ pub(in super::super) fn protocol(number: u8, not: bool) -> Condition {
 }
 
 /// A name with a NUL behind it is a whole one, without it the beginning of names.
-pub(in super::super) fn interface(value: &[u8]) -> Option<InterfaceName> {
+pub(crate) fn interface(value: &[u8]) -> Option<InterfaceName> {
     let end = value.iter().position(|byte| *byte == 0);
     let name = core::str::from_utf8(value.get(..end.unwrap_or(value.len()))?).ok()?;
     let whole =
@@ -224,7 +224,7 @@ pub(in super::super) fn interface(value: &[u8]) -> Option<InterfaceName> {
 
 /// What the first bytes of a header's field were compared with: of an address as many as its prefix has, or the transport protocol. Where the field
 /// begins says which it is, once the family is known: where IPv6 has the source, IPv4 has the time to live.
-pub(in super::super) fn address(
+pub(crate) fn address(
     (offset, family): (u32, Option<Family>),
     not: bool,
     value: &[u8],
@@ -255,7 +255,7 @@ pub(in super::super) fn address(
 }
 
 /// The prefix length of a mask whose set bits come first.
-pub(in super::super) fn prefix_of(mask: &[u8]) -> Option<u8> {
+pub(crate) fn prefix_of(mask: &[u8]) -> Option<u8> {
     let ones: u32 = mask.iter().map(|byte| byte.count_ones()).sum();
     let mut bits = mask.iter().flat_map(|byte| (0..8_u32).rev().map(move |bit| byte.wrapping_shr(bit) & 1));
     let leading = bits.by_ref().take_while(|bit| *bit == 1).count();

@@ -1,0 +1,57 @@
+//! What matches and targets of x_tables say, whoever wrote them down: the kernel or iptables-save.
+
+use super::{Condition, Selector, SetLookup, Statement};
+use alloc::borrow::ToOwned;
+use redirect_core::rule::{Equality, Hook, Match, Table};
+
+/// Whether a user or group is one of these.
+pub(crate) fn owned_by(selector: Selector, (first, last): (u32, u32), not: bool) -> Condition {
+    if first != last {
+        return Condition::Among(Equality {
+            value: SetLookup::range(selector, (first.into(), last.into())),
+            not,
+        });
+    }
+    let is = Equality { value: first, not };
+    Condition::Plain(if selector == Selector::User { Match::OwnerUid(is) } else { Match::OwnerGid(is) })
+}
+
+/// `-j MARK` with this value and mask; what it does is not known without.
+pub(crate) const fn marked(bits: Option<(u32, u32)>) -> Statement {
+    match bits {
+        Some((value, u32::MAX)) => Statement::SetMark(Some(value)),
+        Some((value, mask)) => Statement::SetMarkBits { mask, value },
+        None => Statement::SetMark(None),
+    }
+}
+
+/// What a target of x_tables does; `None` for a name that is none, and so is a chain's.
+pub(crate) fn target_named(name: &str) -> Option<Statement> {
+    Some(match name {
+        "ACCEPT" => Statement::Accept,
+        "DROP" => Statement::Drop,
+        "REJECT" | "TARPIT" => Statement::Reject,
+        "RETURN" => Statement::Return,
+        "DNAT" | "REDIRECT" | "NETMAP" => Statement::Translate(name.to_owned()),
+        "SNAT" | "MASQUERADE" => Statement::TranslateSource(name.to_owned()),
+        "TPROXY" => Statement::Tproxy { port: None, mark: None, ends: true },
+        "NOTRACK" => Statement::Untrack,
+        "MARK" => Statement::SetMark(None),
+        "QUEUE" | "NFQUEUE" => Statement::Queue,
+        "CT" | "CONNMARK" | "LOG" | "NFLOG" | "TRACE" | "AUDIT" | "CLASSIFY" | "DSCP" | "TOS" | "TTL"
+        | "HL" | "ECN" | "TCPMSS" | "TCPOPTSTRIP" | "CHECKSUM" | "SET" | "IDLETIMER" | "LED" | "RATEEST"
+        | "SECMARK" | "CONNSECMARK" | "TEE" | "HMARK" => Statement::Harmless(alloc::format!("-j {name}")),
+        "SYNPROXY" | "CLUSTERIP" | "SNPT" | "DNPT" => Statement::Rewrite(alloc::format!("-j {name}")),
+        _ => return None,
+    })
+}
+
+/// The priority of a built-in chain (`enum nf_ip_hook_priorities`).
+pub(crate) fn chain_priority(table: &str, hook: Hook) -> Option<i32> {
+    match (Table::named(table), table) {
+        (Some(table), _) => Some(table.priority(hook)),
+        (None, "filter") => Some(0),
+        (None, "security") => Some(50),
+        (None, _) => None,
+    }
+}

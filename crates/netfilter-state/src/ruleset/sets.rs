@@ -1,0 +1,28 @@
+//! Sets and maps of a table, as far as rules look something up in them. What a lookup finds is for who reads rules to say.
+
+use alloc::{collections::BTreeMap, string::String, vec::Vec};
+
+/// The sets of a table, by name.
+pub(crate) type Sets = BTreeMap<String, Set>;
+
+/// A set or map.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Set {
+    pub(crate) flags: u32,
+    pub(crate) key_length: usize,
+    pub(crate) elements: Vec<Element>,
+    /// Whether elements are missing here: they are too many, or cannot be read.
+    pub(crate) is_partial: bool,
+}
+
+/// An element of a set.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Element {
+    /// None of the element that stands for all others.
+    pub(crate) key: Option<Vec<u8>>,
+    /// The last key, where an element is a range of each part.
+    pub(crate) last: Option<Vec<u8>>,
+    /// Whether an interval ends before it.
+    pub(crate) ends: bool,
+    pub(crate) verdict: Option<(u32, Option<String>)>,
+}
