@@ -1,13 +1,4 @@
-//! The agent's taint manager: the taint and the condition of its own node.
-//!
-//! ```text
-//! readiness, probe ──► health ──► damper ──► patch of the node
-//! ```
-//!
-//! [`health`] is pure. The controller of all nodes is a process of its own (crate `taint-controller`).
-
-pub mod health;
-pub mod probe;
+//! Keeps the taint and the condition of the agent's node.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -20,19 +11,19 @@ use controller_runtime::supervisor::Unneeded;
 use controller_runtime::{NodeError, SCOPE};
 use tokio::sync::watch::Receiver;
 
+use super::health::{FlapDamper, NodeHealth, TaintBackoff, TaintDecision, TaintPermission};
+use super::probe::{ProbeError, probe};
 use crate::cluster::{Cluster, Connection, EventBody};
 use crate::metrics::Metrics;
 use crate::pod_check::{ExpectedRules, plugin_conf};
 use crate::serve::Served;
 use crate::settings::{DriftSettings, Settings};
-use health::{FlapDamper, NodeHealth, TaintBackoff, TaintDecision, TaintPermission};
-use probe::{ProbeError, probe};
 
 /// The component of the events.
 const COMPONENT: &str = "cni-taint";
-/// How often the agent looks whether its node is fit for pods: until it is, and then.
-const LOOK_UNFIT: Duration = Duration::from_secs(1);
-const LOOK_FIT: Duration = Duration::from_secs(10);
+/// How often the agent checks whether its node is fit for pods: before it is, and after.
+const CHECK_UNFIT: Duration = Duration::from_secs(1);
+const CHECK_FIT: Duration = Duration::from_secs(10);
 /// How long it holds, of the same rules, that a probe namespace was redirected, and that it was not.
 const PROBE_HOLDS: Duration = Duration::from_secs(300);
 const FAILURE_HOLDS: Duration = Duration::from_secs(10);
@@ -44,7 +35,7 @@ const END_PATIENCE: Duration = Duration::from_secs(5);
 /// Keeps the taint and the condition of the agent's node.
 pub struct NodeTaintManager {
     settings: Settings,
-    /// What the container runtime's environment says is part of it, and may change while the agent runs.
+    /// The container runtime's environment is part of it, and may change while the agent runs.
     drift: Receiver<DriftSettings>,
     served: Arc<Served>,
     metrics: Arc<Metrics>,
@@ -110,13 +101,13 @@ impl NodeTaintManager {
         }
     }
 
-    /// Looks once; how long until the next time.
+    /// Checks once; returns how long until the next check.
     async fn check(&mut self) -> Duration {
         let health = self.health().await;
         let now = Instant::now();
         let decision = self.damper.decide(&health, now);
         self.metrics.node_verified.set(i64::from(health == NodeHealth::Verified));
-        let pause = if health == NodeHealth::Verified { LOOK_FIT } else { LOOK_UNFIT };
+        let pause = if health == NodeHealth::Verified { CHECK_FIT } else { CHECK_UNFIT };
         let is_settled = self.settled.as_ref().is_some_and(|(last, meant, at)| {
             health.is_like(last) && *meant == decision && now.duration_since(*at) < REREAD
         });
@@ -179,21 +170,21 @@ impl NodeTaintManager {
     async fn settle(&mut self, health: &NodeHealth, decision: TaintDecision) -> Result<(), NodeError> {
         let cluster = self.served.connection.get()?;
         let node = cluster.node(&self.settings.identity.node).await?;
-        let said = self.report_condition(&cluster, &node, health, decision).await;
+        let reported = self.report_condition(&cluster, &node, health, decision).await;
         if !self.settings.taint.keeps_taint {
-            return said;
+            return reported;
         }
         match decision {
-            TaintDecision::AsItIs => said,
+            TaintDecision::AsItIs => reported,
             TaintDecision::Free => {
-                said?;
+                reported?;
                 self.set(&cluster, &node, RequestedTaint::Free, health).await
             }
-            // A node is held back also where that cannot be said.
-            TaintDecision::Tainted if self.backs_off(&node).await => said,
+            // A node is tainted even if its condition cannot be published.
+            TaintDecision::Tainted if self.backs_off(&node).await => reported,
             TaintDecision::Tainted => {
                 self.set(&cluster, &node, RequestedTaint::Tainted, health).await?;
-                said
+                reported
             }
         }
     }
@@ -212,12 +203,12 @@ impl NodeTaintManager {
         if is_unsettled && node.condition(of_type).is_some() {
             return Ok(());
         }
-        let said = health.condition(of_type);
-        let Some(patch) = node.condition_patch(&said, &timestamp()) else { return Ok(()) };
+        let condition = health.condition(of_type);
+        let Some(patch) = node.condition_patch(&condition, &timestamp()) else { return Ok(()) };
         let done = cluster.patch_node_status(node.name(), patch).await;
         self.count(None, &done);
         done?;
-        log::info!(target: SCOPE, condition = of_type.as_str(), status = said.status.as_str(), reason = said.reason.as_str(); "the node's condition says: {}", said.message);
+        log::info!(target: SCOPE, condition = of_type.as_str(), status = condition.status.as_str(), reason = condition.reason.as_str(); "set the node's condition: {}", condition.message);
         if let NodeHealth::ProbeImpossible(why) = health {
             log::warn!(target: SCOPE, "the node's taint stays as it is: {why}");
         }
@@ -291,13 +282,13 @@ impl NodeTaintManager {
             let gone = NodeHealth::ProbeImpossible(
                 "the agent and its plugin were removed from this node".to_owned(),
             );
-            let mut said = gone.condition(&taint.marking.condition_type);
-            "Removed".clone_into(&mut said.reason);
-            let said = match node.condition_patch(&said, &timestamp()) {
+            let mut condition = gone.condition(&taint.marking.condition_type);
+            "Removed".clone_into(&mut condition.reason);
+            let reported = match node.condition_patch(&condition, &timestamp()) {
                 Some(patch) => cluster.patch_node_status(node.name(), patch).await.map(drop),
                 None => Ok(()),
             };
-            // The node is freed also where that cannot be said.
+            // The node is freed even if its condition cannot be published.
             let freed = if taint.keeps_taint {
                 cluster
                     .set_taint(&node, &taint.marking.taint, &taint.marking.old_keys, RequestedTaint::Free)
@@ -306,7 +297,7 @@ impl NodeTaintManager {
             } else {
                 Ok(())
             };
-            said.and(freed).map_err(|error| error.to_string())
+            reported.and(freed).map_err(|error| error.to_string())
         });
         let slow = |_| Err(format!("no answer within {END_PATIENCE:?}"));
         if let Err(error) = left.await.unwrap_or_else(slow) {
