@@ -410,7 +410,7 @@ impl Installer {
             serde_json::from_str(&want.entry.standalone()).map_err(|error| error.to_string())?;
         // In a list, the list's name counts.
         conf["name"] = PLUGIN_TYPE.into();
-        self.accept(&conf.to_string()).map_err(|why| format!("the plugin would refuse its entry: {why}"))
+        self.accept(&conf.to_string()).map_err(|why| format!("the plugin would reject its entry: {why}"))
     }
 
     fn want_with(&self, entry: &EntrySettings) -> Result<Want, InstallError> {

@@ -307,7 +307,7 @@ fn with_istios_roles_an_upgrade_leaves_the_plugin_and_removal_takes_it() {
     let (replaced, gone, refused) = (own_pod(true, true), (404, failure(404)), (403, failure(403)));
     for (what, answers, stays) in [
         ("a rollout deletes the pod", vec![replaced.clone()], true),
-        ("the container alone ends", vec![own_pod(false, true)], true),
+        ("only the container ends", vec![own_pod(false, true)], true),
         ("the pod was deleted by force", vec![gone], true),
         ("the roles are applied again", vec![replaced.clone(), refused.clone(), replaced.clone()], true),
         ("the roles go with the DaemonSet", vec![replaced, refused.clone()], false),

@@ -77,7 +77,7 @@ fn directories_of_another_user_need_dac_override() {
         let before = (files(), node.confs());
         for (some, missing) in one_fewer(&needed) {
             let agent = start(&node, &some);
-            wait(&node, &missing, || node.log().contains(&format!("needs {missing}")));
+            wait(&node, &missing, || node.log().contains(&format!("add {missing}")));
             assert!(
                 agent.readyz().is_none_or(|(status, _)| status != 200),
                 "{part}: ready without {missing}"

@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn a_error_is_new_once() {
+    fn an_error_is_new_once() {
         let (mut queue, start) = (RepairQueue::default(), Instant::now());
         queue.note(broken("a", "1"), start);
         let news: Vec<bool> = ["x", "x", "y", "x"].map(|word| queue.is_news("a", word)).into();
