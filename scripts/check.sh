@@ -53,6 +53,9 @@ cargo clippy --locked --workspace --all-targets -- -D warnings
 step "lints of what makes the web page"
 cargo clippy --locked -p tools --features page --bin page -- -D warnings
 
+step "circles of modules"
+cargo run --locked --quiet -p tools --bin modules -- --allow tools/module-circles.txt
+
 step "dependency rules"
 cargo deny --log-level error check bans licenses sources
 

@@ -566,8 +566,8 @@ fn a_config_map_of_selectors_says_which_pods_a_node_needs() -> Result<()> {
     };
     cluster.api.apply(&CONTROLLER.replace("# configmap: ", ""))?;
     cluster.delete("configmap", "istio-cni-taint-configmap")?;
-    ends("there is no ConfigMap")?;
-    for (selectors, part) in [("[]", "names no pods"), ("- {selector: 'a b'}", "no condition")] {
+    ends("istio-cni-taint-configmap not found")?;
+    for (selectors, part) in [("[]", "names no pods"), ("- {selector: 'a b'}", "is not a condition")] {
         let map = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "istio-cni-taint-configmap", "namespace": SYSTEM}, "data": {"x": selectors}});
         cluster.api.apply(&map.to_string())?;
         ends(part)?;

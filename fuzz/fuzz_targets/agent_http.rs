@@ -4,17 +4,22 @@
 
 #![no_main]
 
+use controller_runtime::{
+    serve::{Answer, Listener, connections},
+    supervisor::Supervisor,
+};
 use hyper::{Request, body::Incoming};
 use install_cni::{
+    cluster,
     disk::Real,
+    drift::NodeSummary,
     install::Installer,
     log_socket::Receiver,
     metrics::Metrics,
     plugin::{Ask, Question, Refusal},
-    ready::State,
-    serve::{Answer, Listener, Served, connections},
+    ready::AgentState,
+    serve::Served,
     settings::Settings,
-    supervisor::Supervisor,
 };
 use libfuzzer_sys::fuzz_target;
 use logging::{Config, Entry};
@@ -52,15 +57,18 @@ static AGENT: LazyLock<Agent> = LazyLock::new(|| {
     ];
     let env = env.map(|(name, value)| (name.to_owned(), value.to_owned()));
     let (settings, _) = Settings::read(&ParsedArgs::default(), &env).expect("settings");
-    let metrics = Arc::new(Metrics::new());
+    let (metrics, registry) = Metrics::new();
     let logs = logging::init(Config { targets: Vec::new(), ..Config::default() }).expect("logs");
     let emit = |entry: &Entry| text::is_one_safe_line(&entry.console().replace('\t', " "));
     Agent {
         runtime: Builder::new_current_thread().enable_time().build().expect("a run-time"),
         served: Arc::new(Served {
+            connection: Arc::new(cluster::connection(&settings)),
             installer: Arc::new(Installer::new(Arc::new(Real), Arc::new(Nobody), settings)),
-            state: Arc::new(State::default()),
+            state: Arc::new(AgentState::default()),
+            summary: Arc::new(NodeSummary::new(metrics.clone())),
             metrics: metrics.clone(),
+            registry,
             logs: Some(logs),
             tasks: Supervisor::default(),
         }),

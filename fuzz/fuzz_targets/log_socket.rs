@@ -2,6 +2,7 @@
 
 #![no_main]
 
+use controller_runtime::metrics;
 use install_cni::{log_socket::Receiver, metrics::Metrics};
 use libfuzzer_sys::fuzz_target;
 use logging::Entry;
@@ -12,16 +13,16 @@ use std::{
 };
 
 fuzz_target!(|body: &[u8]| {
-    let (metrics, logged) = (Arc::new(Metrics::new()), Arc::new(Mutex::new(0_u64)));
+    let ((counters, registry), logged) = (Metrics::new(), Arc::new(Mutex::new(0_u64)));
     let count = logged.clone();
     let emit = move |entry: &Entry| {
         *count.lock().expect("a count") += 1;
         check(entry);
     };
-    Receiver::new(metrics.clone(), Box::new(emit)).take(body, Instant::now());
+    Receiver::new(counters, Box::new(emit)).take(body, Instant::now());
     let lines = serde_json::from_slice::<Vec<String>>(body).map_or(1, |lines| lines.len() as u64);
     let counted = |result: &str| {
-        let text = metrics.text(true);
+        let text = metrics::text(&registry);
         text::is_safe(&text);
         let name = format!("istio_cni_log_entries_total{{result=\"{result}\"}} ");
         text.lines().find_map(|line| line.strip_prefix(&name)?.parse::<u64>().ok()).unwrap_or(0)

@@ -11,8 +11,8 @@ use common::{namespace, run};
 use e2e::netns::{Families, Namespace};
 use netfilter_state::{
     netlink::Messages,
-    parse,
-    ruleset::{Condition, Ruleset, add_saved},
+    parse::{self, add_saved},
+    ruleset::{Condition, Ruleset},
     state::{Entry, RuleState},
 };
 use netns_apply::{

@@ -64,13 +64,13 @@ pub enum Invalid {
 /// The state of our entry in a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum EntryState {
-    /// It is the last plugin and says what it should.
+    /// It is the last plugin and up to date.
     Right,
     /// It does not exist.
     Absent,
     /// These keys of it differ from what they should be.
     Edited(Vec<String>),
-    /// It says what it should, but plugins follow; the first of them is of this type.
+    /// It is up to date, but plugins follow; the first of them is of this type.
     Followed(String),
     /// It exists several times.
     Repeated,
@@ -149,7 +149,7 @@ impl<'a> NetConf<'a> {
         self.types().iter().all(|kind| *kind == PLUGIN_TYPE)
     }
 
-    /// Whether our entry is in it, whatever it says.
+    /// Whether our entry is in it, in any version.
     #[must_use]
     pub fn has_ours(&self) -> bool {
         self.types().contains(&PLUGIN_TYPE)

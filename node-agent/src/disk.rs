@@ -36,7 +36,7 @@ pub trait Disk: Send + Sync {
     /// # Errors
     /// It does not exist.
     fn stat(&self, path: &Path) -> io::Result<Stat>;
-    /// Whether a path is a link to something that is not there. A disk without links has none.
+    /// Whether a path is a link with a missing target. A disk without links has none.
     fn leads_nowhere(&self, _path: &Path) -> bool {
         false
     }
@@ -45,7 +45,7 @@ pub trait Disk: Send + Sync {
     /// # Errors
     /// When it cannot be opened.
     fn open(&self, path: &Path) -> io::Result<Box<dyn Read + '_>>;
-    /// Makes a file that is not there yet.
+    /// Makes a new file.
     ///
     /// # Errors
     /// When it is there or cannot be made.

@@ -43,7 +43,7 @@ pub enum FileEvent {
 pub struct FileWatch {
     queue: AsyncFd<InotifyQueue>,
     watched: Vec<(WatchDescriptor, WatchedDir)>,
-    /// What has happened in the burst that goes on.
+    /// The events of the current burst.
     pending: Option<FileEvent>,
 }
 
@@ -109,7 +109,7 @@ impl FileWatch {
         self.drain()
     }
 
-    /// All events that are there now, as one change.
+    /// All pending events, as one.
     fn drain(&self) -> io::Result<Option<FileEvent>> {
         let mut change = None;
         loop {

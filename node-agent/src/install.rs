@@ -111,7 +111,7 @@ pub enum InstallError {
     Refused {
         /// Where the entry was to go.
         file: String,
-        /// What the plugin would say.
+        /// The plugin's error.
         why: String,
     },
 }
@@ -225,7 +225,7 @@ impl Installer {
         self.sweep_locked()
     }
 
-    /// As [`sweep`](Self::sweep), by who has the lock.
+    /// As [`sweep`](Self::sweep), under the lock.
     pub(crate) fn sweep_locked(&self) -> Result<usize, DiskError> {
         let paths = &self.settings.paths;
         let mut binaries = self.source_names().unwrap_or_default();
@@ -310,7 +310,7 @@ impl Installer {
         Ok(names)
     }
 
-    /// Copies a binary if its content or mode differs, and says whether it did.
+    /// Copies a binary if its content or mode differs; true if it did.
     fn binary(&self, name: &str) -> Result<bool, DiskError> {
         let (source, target) =
             (self.settings.paths.source_bin.join(name), self.settings.paths.bin.join(name));
@@ -350,7 +350,7 @@ impl Installer {
         self.compared.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Writes the kubeconfig if it differs, and says whether it did.
+    /// Writes the kubeconfig if it differs; true if it did.
     ///
     /// # Errors
     /// The service account's files cannot be read, the kubeconfig not be written, or another agent keeps working.
@@ -360,7 +360,7 @@ impl Installer {
         self.note_durability(self.kubeconfig_locked())
     }
 
-    /// As [`kubeconfig`](Self::kubeconfig), by who has the lock.
+    /// As [`kubeconfig`](Self::kubeconfig), under the lock.
     fn kubeconfig_locked(&self) -> Result<bool, DiskError> {
         let (paths, settings) = (&self.settings.paths, &self.settings.kubeconfig);
         if settings.server.is_empty() {
@@ -376,7 +376,7 @@ impl Installer {
         Ok(has_written)
     }
 
-    /// Writes a file of ours if its text or mode differs, and says whether it did.
+    /// Writes a file of ours if its text or mode differs; true if it did.
     fn text(&self, path: &Path, text: &str, mode: u32) -> Result<bool, DiskError> {
         let has_mode = self.disk.stat(path).is_ok_and(|stat| stat.mode == mode);
         if has_mode && context(disk::has_content(self.disk(), path, &mut text.as_bytes()), "compare", path)? {
@@ -410,7 +410,7 @@ impl Installer {
             serde_json::from_str(&want.entry.standalone()).map_err(|error| error.to_string())?;
         // In a list, the list's name counts.
         conf["name"] = PLUGIN_TYPE.into();
-        self.accept(&conf.to_string()).map_err(|why| format!("the plugin would refuse its entry: {why}"))
+        self.accept(&conf.to_string()).map_err(|why| format!("the plugin would reject its entry: {why}"))
     }
 
     fn want_with(&self, entry: &EntrySettings) -> Result<Want, InstallError> {
@@ -589,13 +589,13 @@ impl Installer {
         let conf = accepted(conf)?;
         let written = self.settings.paths.kubeconfig();
         if conf.manifest_dir.is_none() && conf.kubeconfig != written {
-            let (looks, written) = (conf.kubeconfig.display(), written.display());
-            return Err(format!("it leads to the kubeconfig {looks}, and the agent writes {written}"));
+            let (read, written) = (conf.kubeconfig.display(), written.display());
+            return Err(format!("it leads to the kubeconfig {read}, and the agent writes {written}"));
         }
         Ok(())
     }
 
-    /// Asks the installed plugin whether it could serve pods, unless it has said yes to the same a moment ago.
+    /// Asks the installed plugin whether it could serve pods, unless it has just confirmed that.
     fn ask(&self, conf: String) -> Result<(), Reason> {
         let paths = &self.settings.paths;
         let binary = paths.bin.join(PLUGIN_TYPE);
@@ -621,7 +621,7 @@ fn is_needless(error: io::ErrorKind) -> bool {
     [NotFound, ReadOnlyFilesystem, InvalidInput, Unsupported].contains(&error)
 }
 
-/// A configuration as the plugin's own parser reads it, or what that says against it.
+/// A configuration as the plugin's own parser reads it, or the parser's error.
 fn accepted(conf: &str) -> Result<Conf, String> {
     let envelope = Envelope::read(conf.as_bytes(), Command::Add).map_err(|error| error.to_string())?;
     envelope.conf().map_err(|error| error.to_string())

@@ -116,7 +116,7 @@ pub fn remove(installer: &Installer) -> Result<(), Vec<RemovalError>> {
 }
 
 fn remove_locked(installer: &Installer) -> Result<(), Vec<RemovalError>> {
-    // What cannot be synced is tried all the same, so that at least a runtime that looks now does not call what is gone.
+    // What cannot be synced is tried all the same, so that at least a runtime that reads now does not call a removed plugin.
     let mut errors: Vec<RemovalError> = installer.make_durable().err().map(Into::into).into_iter().collect();
     let (resisting, may_call) = remove_entries(installer);
     errors.extend(resisting);
@@ -148,11 +148,11 @@ fn hidden(installer: &Installer) -> impl Iterator<Item = RemovalError> {
     })
 }
 
-/// Takes our entry out of every configuration, and says whether one may still call the plugin.
+/// Removes our entry from every configuration; true if one may still call the plugin.
 fn remove_entries(installer: &Installer) -> (Vec<RemovalError>, bool) {
     let (directory, stats) = match installer.directory() {
         Ok(read) => read,
-        // A directory that is not there has no entry.
+        // A missing directory has no entry.
         Err(error) if error.error.kind() == std::io::ErrorKind::NotFound => return (Vec::new(), false),
         Err(error) => return (vec![error.into()], true),
     };
@@ -208,7 +208,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_upgrade_is_told_from_removal() {
+    fn an_upgrade_and_a_removal_are_distinguished() {
         let present = |deleting, wants_node| Lookup::Present { deleting, wants_node };
         let unreachable = || Lookup::Unreachable("timeout".into());
         let stays = |lookup: Lookup, seen| matches!(decide(&lookup, seen), Departure::Stay(_));

@@ -6,11 +6,11 @@
 //! image, service account ───────────┘     └──► obstacle ──► ready
 //! ```
 //!
-//! [`conflist`] and [`plan`] are pure; [`install`] and [`leave`] carry out what they say, through the seam of [`disk`]; [`plugin`] asks the plugin; [`agent`] is
-//! the loop; [`once`] does the same a single time. [`repair`] deals with pods that started before the plugin was there;
+//! [`conflist`] and [`plan`] are pure; [`install`] and [`leave`] carry their plans out, through the seam of [`disk`]; [`plugin`] queries the plugin; [`agent`] is
+//! the loop; [`once`] does the same a single time. [`pod_check`] compares and redirects a pod. [`repair`] handles pods that started before the plugin was installed;
 //! [`taint`] keeps pods off nodes where they would not be redirected;
 //! [`drift`] compares the node's pods with what the plugin made of them; [`heal`] repairs drifted ones as soon as the kernel reports a change;
-//! `pod-netns` finds their namespaces. [`supervisor`] notices when one of the tasks ends that do all this. [`rights`] says what of its privileges an agent keeps, and [`confine`] to which files it shuts itself in.
+//! `pod-netns` finds their namespaces. [`rights`] decides which privileges an agent keeps, and [`confine`] which files it may use.
 
 pub mod agent;
 pub mod cluster;

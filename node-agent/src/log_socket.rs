@@ -31,7 +31,7 @@ const RATE: f64 = 1000.0;
 /// Entries at once after a quiet time.
 const BURST: f64 = 5000.0;
 /// The least time between two lines about refused connections.
-const SAY_AGAIN: Duration = Duration::from_secs(60);
+const LOG_AGAIN: Duration = Duration::from_secs(60);
 /// The most combinations of outcome and reason that are counted apart: a faulty plugin must not create labels without limit.
 const MOST_REASONS: usize = 64;
 /// The scope under which plugins' lines are logged.
@@ -229,7 +229,7 @@ struct Peers {
     metrics: Arc<Metrics>,
     own: u32,
     /// The last refusal that was logged.
-    said: Mutex<Option<Instant>>,
+    logged: Mutex<Option<Instant>>,
 }
 
 impl Peers {
@@ -239,11 +239,11 @@ impl Peers {
             return true;
         }
         self.metrics.log_refused.inc();
-        let mut said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
-        if said.is_none_or(|said| said.elapsed() > SAY_AGAIN) {
+        let mut logged = self.logged.lock().unwrap_or_else(PoisonError::into_inner);
+        if logged.is_none_or(|logged| logged.elapsed() > LOG_AGAIN) {
             let user = user.map_or_else(|error| error.to_string(), |user| user.to_string());
             log::warn!(target: "cni-agent", user = user; "refused a connection to the log socket: the peer is neither root nor the agent's user");
-            *said = Some(Instant::now());
+            *logged = Some(Instant::now());
         }
         false
     }
@@ -265,7 +265,7 @@ impl serve::Listener for Peers {
 fn run_server(tasks: &Supervisor, listener: UnixListener, receiver: &Arc<Receiver>) -> AbortHandle {
     let (receiver, metrics) = (receiver.clone(), receiver.metrics.clone());
     let own = nix::unistd::geteuid().as_raw();
-    let peers = Peers { listener, metrics, own, said: Mutex::default() };
+    let peers = Peers { listener, metrics, own, logged: Mutex::default() };
     serve::spawn(tasks, "log socket", peers, move |request| {
         let receiver = receiver.clone();
         async move { receiver.answer(request).await }

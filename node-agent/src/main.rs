@@ -78,11 +78,11 @@ fn taint_controller(settings: Settings) -> ExitCode {
     }))
 }
 
-/// How long a thread is kept that has nothing to do: for ever. Where the kernel makes no more (a limit on processes), what waits for one waits for one
-/// that is there; without any, tokio would panic.
+/// How long an idle thread is kept: for ever. At a limit on processes, work waits for an existing thread;
+/// without any, tokio would panic.
 const KEPT: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 
-/// One thread does the work; up to three more wait for the disk or look into pods.
+/// One thread does the work; up to three more wait for the disk or check pods.
 fn block_on(work: impl Future<Output = anyhow::Result<()>>) -> ExitCode {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()

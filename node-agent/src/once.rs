@@ -33,7 +33,7 @@ pub enum Done {
     Installed {
         /// What this run changed.
         changed: Pass,
-        /// Whether the plugin has the credentials it needs; without them it holds back every pod that it has to look up.
+        /// Whether the plugin has the credentials it needs; without them it holds back every pod that it has to query.
         credentials: bool,
     },
     /// An agent runs on this node, which keeps its own installation.
@@ -79,7 +79,7 @@ pub enum UninstallError {
     Removal(#[from] RemovalError),
 }
 
-/// What was the matter before, where that is not what is the matter now.
+/// The earlier problem, if it differs from the current one.
 fn before(reason: &Reason, obstacle: Option<&Obstacle>) -> String {
     let is_said = |obstacle: &Obstacle| matches!(reason, Reason::Directory(now) if now == obstacle);
     obstacle
@@ -202,7 +202,7 @@ impl fmt::Display for Done {
     }
 }
 
-/// What to say where the plugin has no credentials.
+/// The warning about a plugin without credentials.
 #[must_use]
 pub fn without_credentials(installer: &Installer) -> String {
     let file = installer.settings().paths.kubeconfig();

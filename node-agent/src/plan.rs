@@ -166,7 +166,7 @@ pub enum Obstacle {
     /// Our entry is missing.
     #[error("{0} has no istio-cni entry")]
     Missing(String),
-    /// Our entry says something else.
+    /// Our entry differs.
     #[error("the istio-cni entry of {file} was edited: {}", .keys.join(", "))]
     Edited {
         /// Where.
@@ -226,7 +226,7 @@ impl Obstacle {
     }
 }
 
-/// Files with what is the matter with each, behind what is said of all; as many as one reads.
+/// Files with the problem of each, after a common text; as many as a person reads.
 fn in_brackets(files: &[(String, String)]) -> String {
     const SHOWN: usize = 3;
     let mut words: Vec<String> =

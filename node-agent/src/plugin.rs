@@ -37,12 +37,12 @@ pub enum Refusal {
         /// What happens instead.
         why: String,
     },
-    /// It says no.
+    /// It refuses.
     #[error("the installed plugin refuses to work (code {code}): {message}")]
     Refused {
         /// The code of its error object.
         code: u64,
-        /// What it says.
+        /// Its message.
         message: String,
     },
 }
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_plugin_is_told_from_one() {
+    fn a_program_that_is_not_a_plugin_is_rejected() {
         let speaks = "#!/bin/sh\necho '{\"supportedVersions\":[\"1.1.0\"]}'\n";
         assert_eq!(asked(speaks, Question::Version), Ok(()));
         for (other, why) in [

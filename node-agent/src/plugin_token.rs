@@ -15,7 +15,7 @@ use serde::Deserialize;
 use tokio::sync::watch;
 
 use crate::cluster::token::{self, Granted, TokenError};
-use crate::cluster::{Connection, EventBody};
+use crate::cluster::{Connection, warning};
 use crate::metrics::Metrics;
 use crate::settings::{Identity, PluginAccount};
 
@@ -23,8 +23,8 @@ use crate::settings::{Identity, PluginAccount};
 const LEAST_LEFT: Duration = Duration::from_secs(60);
 /// A token is renewed when this part of its time has passed: whenever the agent ends, three quarters at least are left.
 const RENEWED_AFTER: u32 = 4;
-/// How often it is looked whether a token is to be renewed, at least: clocks stand still while a machine sleeps.
-const LOOK: Duration = Duration::from_secs(60);
+/// The longest interval between checks of a token's age: clocks stand still while a machine sleeps.
+const CHECK_INTERVAL: Duration = Duration::from_secs(60);
 /// The pauses between attempts: while the API server does not respond, and while it denies access, until an operator changes that.
 const FIRST_RETRY: Duration = Duration::from_secs(1);
 const LONGEST_RETRY: Duration = Duration::from_secs(10);
@@ -32,7 +32,7 @@ const REFUSED_RETRY: Duration = Duration::from_secs(60);
 /// The pauses before each time that the API server is asked, at the agent's end, whether it takes the plugin's token.
 const WORKS_PAUSES: [Duration; 2] = [Duration::ZERO, Duration::from_secs(1)];
 
-/// Which token the plugin is given. Shared by who asks for it and who writes it down.
+/// Which token the plugin gets. Shared by its renewer and the installer.
 #[derive(Debug)]
 pub struct PluginToken {
     /// `system:serviceaccount:NAMESPACE:NAME`; none where the plugin uses the agent's token.
@@ -70,8 +70,8 @@ impl std::fmt::Debug for Token {
 impl Token {
     /// The node's clock may be wrong, so a token's age counts from its arrival.
     fn new(text: String, asked: Duration) -> Self {
-        let said = claims(&text).and_then(|claims| claims.exp.checked_sub(claims.iat));
-        let lifetime = said.map_or(asked, Duration::from_secs);
+        let claimed = claims(&text).and_then(|claims| claims.exp.checked_sub(claims.iat));
+        let lifetime = claimed.map_or(asked, Duration::from_secs);
         Self { text, lifetime, came: (Instant::now(), SystemTime::now()) }
     }
 
@@ -88,7 +88,7 @@ impl Token {
     }
 }
 
-/// What a token says about itself.
+/// The claims of a token.
 #[derive(Deserialize)]
 struct Claims {
     sub: String,
@@ -174,7 +174,7 @@ impl PluginToken {
         self.answers.subscribe()
     }
 
-    /// Whether the plugin's own token, granted or inherited, is one that the API server takes; none where it does not say.
+    /// Whether the plugin's own token, granted or inherited, is valid for the API server; none if unknown.
     pub async fn works(&self, connection: &Connection) -> Option<bool> {
         let inherited = self.inherited().clone();
         let Some(token) = self.choose(inherited) else { return Some(false) };
@@ -314,7 +314,7 @@ impl TokenRenewer {
         }
     }
 
-    /// Waits until the token is to be renewed.
+    /// Waits until the token is due for renewal.
     async fn wait(&self) {
         // The agents of many nodes start together, and need not all ask together.
         let share = 1.0 - cluster_client::random() / 10.0;
@@ -326,7 +326,7 @@ impl TokenRenewer {
             if left.is_zero() {
                 return;
             }
-            tokio::time::sleep(left.clamp(Duration::from_secs(1), LOOK)).await;
+            tokio::time::sleep(left.clamp(Duration::from_secs(1), CHECK_INTERVAL)).await;
         }
     }
 
@@ -344,12 +344,7 @@ impl TokenRenewer {
             self.token.outlook()
         );
         log::warn!(target: SCOPE, "{text}");
-        let event = EventBody {
-            component: "install-cni",
-            kind: "Warning",
-            reason: "PluginTokenRefused",
-            message: &text,
-        };
+        let event = warning("PluginTokenRefused", &text);
         let _ = self.connection.publish(&self.metrics.events, self.connection.own_pod(), &event).await;
     }
 }
@@ -413,7 +408,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_that_says_nothing_lasts_as_long_as_was_asked_for() {
+    fn a_token_without_claims_lasts_as_long_as_requested() {
         let token = Token::new("opaque".to_owned(), Duration::from_secs(600));
         assert_eq!(token.lifetime, Duration::from_secs(600));
         assert!(!format!("{token:?}").contains("opaque"));

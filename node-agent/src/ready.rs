@@ -33,7 +33,7 @@ pub enum Reason {
     Directory(Obstacle),
 }
 
-/// What the agent's loop knows, beside what the node's files say.
+/// The state of the agent's loop; the node's files are read separately.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Phase {
     /// The first pass is not done.
@@ -93,7 +93,7 @@ impl AgentState {
             (Phase::Starting, _) => Err(Reason::Starting.to_string()),
             (Phase::Leaving, _) => Err(Reason::Leaving.to_string()),
             (Phase::Failed(error), Ok(())) => Err(error),
-            // The error says more than what it leads to.
+            // The error explains more than its consequence.
             (Phase::Failed(error), Err(reason)) => Err(format!("{error}; {reason}")),
             (Phase::Installed | Phase::Fighting { .. }, Ok(())) => Ok(()),
             (Phase::Installed, Err(reason)) => Err(reason.to_string()),

@@ -1,6 +1,6 @@
 //! Settings that change while the agent runs: a folder with a file for every setting, as the kubelet mounts a ConfigMap.
 //!
-//! What the folder says is read and checked as a whole, with the flags and with what the environment says about everything else, before any of
+//! The folder is read and checked as a whole, with the flags and the environment for everything else, before any of
 //! it is used.
 
 mod folder;
@@ -14,7 +14,7 @@ use crate::settings::table::SETTINGS;
 use crate::settings::{self, Notice, Problem, Settings};
 
 /// The settings that are read from the folder, whenever it changes. If a folder is set, the environment does not count for them: it may be
-/// what the same ConfigMap said when the container started.
+/// an earlier version of the same ConfigMap.
 pub const RELOADED: [&str; 12] = [
     "EXCLUDE_NAMESPACES",
     "NATIVE_NFTABLES",
@@ -41,12 +41,12 @@ pub struct Sources {
     folder: Option<PathBuf>,
 }
 
-/// What the sources say.
+/// The result of reading the sources.
 #[derive(Debug)]
 pub struct Reading {
     /// The settings.
     pub settings: Settings,
-    /// What is worth saying about them.
+    /// The notices about them.
     pub notices: Vec<String>,
     /// Reads them again; none where no folder is named.
     pub reloader: Option<Reloader>,
@@ -75,7 +75,7 @@ impl Sources {
             vec![Problem { origin, value, reason: format!("cannot be read: {error}") }]
         })?;
         let mut reloader =
-            Reloader { sources: self, at_start: files.clone(), last: Ok(files.clone()), said: Vec::new() };
+            Reloader { sources: self, at_start: files.clone(), last: Ok(files.clone()), noticed: Vec::new() };
         let (settings, notices) = reloader.sources.with(&files)?;
         let mut notices = reloader.news(&files, &notices);
         notices.extend(reloader.sources.overridden(&files));
@@ -93,7 +93,7 @@ impl Sources {
         Settings::read(&self.given, &of_environment.chain(of_folder).collect::<Vec<_>>())
     }
 
-    /// Settings that the environment alone says, and that are read from the folder. At the start, these cannot come from the same ConfigMap.
+    /// Reloaded settings that only the environment sets. At the start, these cannot come from the same ConfigMap.
     fn overridden(&self, files: &Files) -> Option<String> {
         let given = self.env.iter().map(|(name, _)| name.as_str());
         let names: Vec<&str> =
@@ -106,7 +106,7 @@ impl Sources {
         })
     }
 
-    /// What is in force of a setting that the environment says.
+    /// The value in force of a setting of the environment.
     fn value(&self, setting: &settings::table::Row) -> &str {
         let given = self.env.iter().find(|(name, _)| setting.env.contains(&name.as_str()));
         given.map_or(setting.default, |(_, value)| value.trim_end_matches('\n'))
@@ -124,7 +124,7 @@ pub enum Reload {
     Taken {
         /// With these settings.
         settings: Box<Settings>,
-        /// About which this is worth saying and was not said before.
+        /// New notices about them.
         notices: Vec<String>,
     },
 }
@@ -136,7 +136,7 @@ pub struct Reloader {
     at_start: Files,
     /// What was read last, or why it could not be read.
     last: Result<Files, String>,
-    said: Vec<String>,
+    noticed: Vec<String>,
 }
 
 impl Reloader {
@@ -146,7 +146,7 @@ impl Reloader {
         self.sources.folder.clone().unwrap_or_default()
     }
 
-    /// Looks whether the folder has changed. Settings have to please `accept` as well.
+    /// Reads the folder if it has changed. `accept` has to accept the settings too.
     pub fn read(&mut self, accept: impl FnOnce(&Settings) -> Result<(), String>) -> Reload {
         let now = folder::read(&self.folder()).map_err(|error| error.to_string());
         if now == self.last {
@@ -166,22 +166,22 @@ impl Reloader {
         }
     }
 
-    /// What has not been said yet.
+    /// The notices that were not logged yet.
     fn news(&mut self, files: &Files, notices: &[Notice]) -> Vec<String> {
         let mut all: Vec<String> = notices.iter().map(Notice::to_string).collect();
         let pending = self.pending(files);
         if !pending.is_empty() {
             all.push(format!(
-                "{}: the environment counts for these and says otherwise than the settings folder; a change takes effect when the container is restarted",
+                "{}: the environment counts for these and differs from the settings folder; a change takes effect when the container is restarted",
                 pending.join(", ")
             ));
         }
-        let news = all.iter().filter(|text| !self.said.contains(text)).cloned().collect();
-        self.said = all;
+        let news = all.iter().filter(|text| !self.noticed.contains(text)).cloned().collect();
+        self.noticed = all;
         news
     }
 
-    /// Settings of which the folder says something that is not in force, because they are read from the environment.
+    /// Settings whose value in the folder is not in force, because they are read from the environment.
     fn pending(&self, files: &Files) -> Vec<&'static str> {
         let fixed = SETTINGS.iter().filter(|setting| !RELOADED.contains(&setting.name()));
         let differs = |setting: &&settings::table::Row| {

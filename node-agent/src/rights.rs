@@ -28,15 +28,15 @@ pub const fn reads_processes(settings: &Settings, reloads: bool) -> bool {
     in_place || settings.drift.heal || reloads
 }
 
-/// Entering pods, reading and writing rules there, with the raw socket of iptables' legacy variant; and looking at their processes.
+/// Entering pods, reading and writing rules there, with the raw socket of iptables' legacy variant; and reading their processes.
 fn of_pods(settings: &Settings, reloads: bool) -> CapabilitySet {
     let judges = settings.taint.keeps_taint || settings.taint.keeps_condition;
-    let looks = reads_processes(settings, reloads);
+    let reads_processes = reads_processes(settings, reloads);
     let mut needed = CapabilitySet::empty();
-    if looks || judges || settings.drift.interval.is_some() {
+    if reads_processes || judges || settings.drift.interval.is_some() {
         needed |= CapabilitySet::NET_ADMIN | CapabilitySet::SYS_ADMIN | CapabilitySet::NET_RAW;
     }
-    if looks {
+    if reads_processes {
         needed |= CapabilitySet::SYS_PTRACE;
     }
     needed

@@ -476,7 +476,7 @@ fn repair(raw: &mut Raw<'_>) -> RepairSettings {
     }
 }
 
-/// The first of these that is not empty.
+/// The first non-empty one.
 fn first(raw: &Raw<'_>, names: &[&'static str]) -> String {
     names.iter().map(|name| raw.text(name)).find(|text| !text.is_empty()).unwrap_or_default()
 }

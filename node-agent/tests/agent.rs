@@ -74,7 +74,7 @@ fn files_have_the_modes_they_should() {
 }
 
 #[test]
-fn it_waits_for_a_network_and_says_so() {
+fn a_missing_network_is_reported_and_waited_for() {
     let node = Node::new(&[]);
     let agent = node.start();
     agent.wait_not_ready("waiting for the network plugin");
@@ -116,7 +116,7 @@ fn a_pinned_file_that_is_not_used_is_not_ready() {
 }
 
 #[test]
-fn an_entry_that_is_removed_edited_or_moved_is_put_right() {
+fn an_entry_that_is_removed_edited_or_moved_is_restored() {
     for change in [
         |_: &str| CALICO.to_owned(),
         |with: &str| with.replace("\"native_nftables\":false", "\"native_nftables\":true"),
@@ -384,7 +384,7 @@ fn an_api_server_that_does_not_answer_leaves_the_plugin() {
 }
 
 #[test]
-fn a_failed_start_removes_nothing_and_says_why() {
+fn a_failed_start_removes_nothing_and_reports_the_cause() {
     let node = Node::new(&[("10-calico.conflist", CALICO)]);
     node.start_ready().kill();
     let before = node.confs();
@@ -409,7 +409,7 @@ fn a_failed_start_removes_nothing_and_says_why() {
 }
 
 #[test]
-fn an_image_without_the_plugin_is_said() {
+fn an_image_without_the_plugin_is_reported() {
     let node = Node::new(&[("10-calico.conflist", CALICO)]);
     fs::remove_file(node.path("image/istio-cni")).expect("removes");
     let agent = node.start();
@@ -448,7 +448,7 @@ fn cleanup_goes_on_past_a_corrupt_file() {
 
 /// As the runtime's own JSON parser loads them: it takes any bytes in a text, and any size.
 #[test]
-fn cleanup_is_not_held_up_by_files_of_others_that_cannot_be_read() {
+fn cleanup_continues_past_unreadable_files_of_other_programs() {
     let node = Node::new(&[("10-calico.conflist", CALICO)]);
     node.start_ready().kill();
     let foreign = [

@@ -176,7 +176,7 @@ fn a_server_that_does_not_bind_to_nodes_is_asked_without() {
 
 /// Neither a missing role to ask, nor a missing account, nor an account that may not read pods leaves the plugin without credentials.
 #[test]
-fn without_its_account_or_roles_the_plugin_is_lent_the_agents_token_and_that_is_said() {
+fn without_its_account_or_roles_the_plugin_uses_the_agents_token() {
     for (tokens, pods, reason) in [
         (403, 404, "may not request tokens of service account istio-cni-plugin (403)"),
         (404, 404, "service account istio-cni-plugin not found"),
@@ -235,7 +235,7 @@ fn credentials(node: &Node) -> String {
 }
 
 #[test]
-fn an_agent_that_reaches_nobody_leaves_the_plugins_token_as_it_is() {
+fn an_agent_without_an_api_server_keeps_the_plugins_token() {
     for token_file in ["false", "true"] {
         let mut node = node();
         node.set("KUBECONFIG_TOKEN_FILE", token_file);
@@ -307,7 +307,7 @@ fn with_istios_roles_an_upgrade_leaves_the_plugin_and_removal_takes_it() {
     let (replaced, gone, refused) = (own_pod(true, true), (404, failure(404)), (403, failure(403)));
     for (what, answers, stays) in [
         ("a rollout deletes the pod", vec![replaced.clone()], true),
-        ("the container alone ends", vec![own_pod(false, true)], true),
+        ("only the container ends", vec![own_pod(false, true)], true),
         ("the pod was deleted by force", vec![gone], true),
         ("the roles are applied again", vec![replaced.clone(), refused.clone(), replaced.clone()], true),
         ("the roles go with the DaemonSet", vec![replaced, refused.clone()], false),
@@ -349,7 +349,7 @@ fn wait_watched(node: &Node, api: &Api) {
 }
 
 #[test]
-fn an_agent_without_a_working_client_says_so() {
+fn an_agent_without_a_working_client_reports_that() {
     let mut node = node();
     node.set("KUBERNETES_SERVICE_PROTOCOL", "https");
     node.set("SKIP_TLS_VERIFY", "false");

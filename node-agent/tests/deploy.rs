@@ -17,7 +17,7 @@ fn manifest() -> String {
 }
 
 #[test]
-fn the_manifest_uses_the_names_others_depend_on() {
+fn the_manifest_uses_the_published_names() {
     let manifest = manifest();
     for part in [
         concat!("image: localhost/install-cni:", env!("CARGO_PKG_VERSION"), "\n"),

@@ -28,7 +28,7 @@ fn metrics(rows: &[Described]) -> String {
 }
 
 #[test]
-fn the_reference_says_what_the_code_says() {
+fn the_reference_matches_the_code() {
     let tables = [
         ("metrics", metrics(&[Metrics::ROWS, process::METRICS].concat())),
         ("settings", markdown(SETTINGS)),

@@ -31,7 +31,7 @@ fn is(node: &Node, name: &str, value: f64) -> bool {
 }
 
 #[test]
-fn a_deleted_rule_is_drift_until_it_is_put_right() {
+fn a_deleted_rule_is_drift_until_it_is_restored() {
     let mut node = node();
     let mut sandboxes = Sandboxes::new(&mut node);
     let web = sandboxes.add("cni-web", &["10.1.0.2", "fd00:10::2"]);
@@ -164,7 +164,7 @@ fn a_pod_that_drifted_and_went_is_forgotten() {
 }
 
 #[test]
-fn pods_that_are_not_redirected_are_not_looked_at() {
+fn pods_outside_the_mesh_are_not_checked() {
     let mut node = node();
     let mut sandboxes = Sandboxes::new(&mut node);
     let good = sandboxes.add("cni-good", &["10.1.0.2"]);
@@ -284,7 +284,7 @@ fn a_pod_with_users_of_its_own_is_compared_with_native_rules() {
 }
 
 #[test]
-fn the_hosts_namespace_is_nobodys() {
+fn the_hosts_namespace_belongs_to_no_pod() {
     let mut node = node();
     let mut sandboxes = Sandboxes::new(&mut node);
     sandboxes.mount("default", "/proc/self/ns/net".as_ref());

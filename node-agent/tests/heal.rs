@@ -50,6 +50,14 @@ fn pod(name: &str, number: u8, addresses: &[&str]) -> Value {
     mesh_pod_of(&uid(number), name, addresses)
 }
 
+/// The namespace of pod 1, redirected, with a process of the pod in it.
+fn redirected(sandboxes: &mut Sandboxes, proc: &Proc) -> Namespace {
+    let web = sandboxes.add("cni-web", &["10.1.0.2"]);
+    redirect(&web);
+    proc.add_of(71, &uid(1), &web.path());
+    web
+}
+
 /// A kind of pod, and deletions of its redirection.
 struct Case {
     addresses: &'static [&'static str],
@@ -191,7 +199,7 @@ fn a_pod_whose_namespace_is_replaced_is_found_again() {
 }
 
 #[test]
-fn a_running_pod_that_was_never_redirected_is_and_the_node_says_so() {
+fn a_running_pod_that_was_never_redirected_is_healed_and_reported() {
     let mut node = node();
     let proc = Proc::new(&mut node);
     let mut sandboxes = Sandboxes::new(&mut node);
@@ -224,9 +232,7 @@ fn what_was_verified_stays_although_annotations_and_settings_say_something_else_
     node.set("DRIFT_WATCH_INTERVAL", "1s");
     let proc = Proc::new(&mut node);
     let mut sandboxes = Sandboxes::new(&mut node);
-    let web = sandboxes.add("cni-web", &["10.1.0.2"]);
-    redirect(&web);
-    proc.add_of(71, &uid(1), &web.path());
+    let web = redirected(&mut sandboxes, &proc);
     let api = PodApi::start(&mut node, vec![pod("web", 1, &["10.1.0.2"])]);
     let _agent = node.start_ready();
     wait_at_least(&node, WATCHED, 1.0);
@@ -243,7 +249,7 @@ fn what_was_verified_stays_although_annotations_and_settings_say_something_else_
 
 /// What must not be touched, and why it is not.
 #[test]
-fn a_namespace_that_is_not_surely_the_pods_is_not_mended() {
+fn a_namespace_without_proof_of_its_pod_is_not_healed() {
     type Scene = fn(&Proc, &Namespace);
     let scenes: [(&str, Scene); 4] = [
         ("no_process", |_, _| {}),
@@ -282,13 +288,11 @@ fn a_namespace_that_is_not_surely_the_pods_is_not_mended() {
 }
 
 #[test]
-fn rules_of_others_that_come_in_the_way_stay_and_are_said() {
+fn interfering_rules_stay_and_are_reported() {
     let mut node = node();
     let proc = Proc::new(&mut node);
     let mut sandboxes = Sandboxes::new(&mut node);
-    let web = sandboxes.add("cni-web", &["10.1.0.2"]);
-    redirect(&web);
-    proc.add_of(71, &uid(1), &web.path());
+    let web = redirected(&mut sandboxes, &proc);
     let api = PodApi::start(&mut node, vec![pod("web", 1, &["10.1.0.2"])]);
     let _agent = node.start_ready();
     wait_at_least(&node, WATCHED, 1.0);
@@ -304,7 +308,7 @@ fn rules_of_others_that_come_in_the_way_stay_and_are_said() {
 }
 
 #[test]
-fn a_pod_with_users_of_its_own_is_listened_to_and_mended() {
+fn a_pod_with_its_own_users_is_monitored_and_healed() {
     let mut node = node();
     let proc = Proc::new(&mut node);
     let mut sandboxes = Sandboxes::new(&mut node);
@@ -323,15 +327,13 @@ fn a_pod_with_users_of_its_own_is_listened_to_and_mended() {
 }
 
 #[test]
-fn by_default_nothing_is_mended_and_nobody_listens() {
+fn by_default_nothing_is_healed_or_monitored() {
     let mut node = node();
     node.set("DRIFT_WATCH_INTERVAL", "1s");
     node.set("DRIFT_HEAL", "false");
     let proc = Proc::new(&mut node);
     let mut sandboxes = Sandboxes::new(&mut node);
-    let web = sandboxes.add("cni-web", &["10.1.0.2"]);
-    redirect(&web);
-    proc.add_of(71, &uid(1), &web.path());
+    let web = redirected(&mut sandboxes, &proc);
     let _api = PodApi::start(&mut node, vec![pod("web", 1, &["10.1.0.2"])]);
     let _agent = node.start_ready();
     pods::wait_rounds(&node, 2.0);
@@ -344,13 +346,11 @@ fn by_default_nothing_is_mended_and_nobody_listens() {
 
 /// What a pod can make the agent read is limited; what the agent can still do, it does.
 #[test]
-fn a_pod_with_more_rules_than_are_read_is_mended_as_far_as_possible_and_the_event_says_so() {
+fn a_pod_with_too_many_rules_is_healed_as_far_as_possible_and_reported() {
     let mut node = node();
     let proc = Proc::new(&mut node);
     let mut sandboxes = Sandboxes::new(&mut node);
-    let web = sandboxes.add("cni-web", &["10.1.0.2"]);
-    redirect(&web);
-    proc.add_of(71, &uid(1), &web.path());
+    let web = redirected(&mut sandboxes, &proc);
     let api = PodApi::start(&mut node, vec![pod("web", 1, &["10.1.0.2"])]);
     let _agent = node.start_ready();
     wait_at_least(&node, &looks("as_planned"), 1.0);

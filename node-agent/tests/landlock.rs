@@ -229,7 +229,7 @@ fn an_agent_whose_directory_is_exchanged_ends_and_the_next_one_works() {
 }
 
 #[test]
-fn an_agent_whose_directory_is_not_there_yet_is_not_confined_and_says_so() {
+fn an_agent_with_a_missing_directory_is_unconfined_and_reports_that() {
     let node = Node::with_the_real_plugin();
     fs::rename(node.path("net.d"), node.path("later")).expect("renames");
     let agent = node.start();

@@ -11,7 +11,7 @@ use process::{CALICO, Node};
 
 /// A container sees the node's directory through a bind mount, which keeps showing the old one when the node recreates it.
 #[test]
-fn a_directory_made_anew_under_the_mount_ends_the_agent_so_that_it_is_mounted_again() {
+fn a_directory_recreated_under_the_mount_ends_the_agent() {
     for part in ["net.d", "bin", "run"] {
         let mut node = Node::new(&[("10-calico.conflist", CALICO)]);
         let (source, mounted) = (node.path(part), node.path("mounted"));
@@ -57,7 +57,7 @@ fn without_inotify_it_looks_every_few_seconds() {
 
 /// A read that has failed once, or the target of a link: the kernel does not report when that is over.
 #[test]
-fn a_configuration_that_could_not_be_loaded_is_looked_at_again_without_an_event() {
+fn an_unloadable_configuration_is_read_again_without_an_event() {
     let mut node = Node::new(&[]);
     node.set("LANDLOCK", "false");
     // Other tokens would make it look as well.
@@ -96,7 +96,7 @@ fn a_template_that_changes_is_read_again() {
 }
 
 #[test]
-fn whoever_works_on_the_nodes_directories_is_waited_for() {
+fn another_process_on_the_nodes_directories_is_waited_for() {
     for part in ["net.d", "bin", "run"] {
         let node = Node::new(&[("10-calico.conflist", CALICO)]);
         let held = File::open(node.path(part)).expect("opens");

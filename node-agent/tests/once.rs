@@ -143,7 +143,7 @@ fn half_an_api_server_is_refused() {
 }
 
 #[test]
-fn without_a_network_configuration_it_is_not_done_and_says_so() {
+fn without_a_network_configuration_it_fails_and_reports_that() {
     let node = bare(&[]);
     assert_ends(
         &run(&node, &["install", "--once"]),
@@ -195,7 +195,7 @@ fn a_directory_in_the_place_of_a_configuration_is_named_and_not_taken_for_anothe
 }
 
 #[test]
-fn what_cannot_be_looked_at_is_not_taken_for_gone() {
+fn an_unreadable_file_does_not_count_as_gone() {
     let node = bare(&[("10-calico.conflist", CALICO)]);
     assert_ends(&run(&node, &["install", "--once"]), 0, &[]);
     for name in ["10-calico.conflist", "10-calico.conflist.istio-cni-original"] {
@@ -216,7 +216,11 @@ fn a_directory_behind_a_link_to_nowhere_is_not_taken_for_clean() {
         let (there, away) = (node.path(name), node.path("away"));
         fs::rename(&there, &away).expect("renames");
         std::os::unix::fs::symlink("/nowhere", &there).expect("links");
-        assert_ends(&run(&node, &["uninstall"]), 1, &[&there.display().to_string(), "a link to something"]);
+        assert_ends(
+            &run(&node, &["uninstall"]),
+            1,
+            &[&there.display().to_string(), "the target of this link does not exist"],
+        );
         fs::remove_file(&there).expect("removes");
         fs::rename(&away, &there).expect("renames");
     }
@@ -225,7 +229,7 @@ fn a_directory_behind_a_link_to_nowhere_is_not_taken_for_clean() {
 }
 
 #[test]
-fn what_belongs_to_somebody_else_stays_as_it_is() {
+fn another_programs_file_stays_as_it_is() {
     let mut node = bare(&[("10-calico.conflist", CALICO)]);
     let before = node.confs();
     node.set("ISTIO_OWNED_CNI_CONFIG", "true");

@@ -65,7 +65,7 @@ fn the_plugin_is_installed_and_kept_without_any() {
 }
 
 #[test]
-fn directories_of_somebody_else_need_dac_override() {
+fn directories_of_another_user_need_dac_override() {
     const PARTS: [&str; 3] = ["bin", "net.d", "run"];
     let needed = needs("install-cni", "the same where the node's directories belong to somebody else");
     let needed = needed.expect("a row");
@@ -77,7 +77,7 @@ fn directories_of_somebody_else_need_dac_override() {
         let before = (files(), node.confs());
         for (some, missing) in one_fewer(&needed) {
             let agent = start(&node, &some);
-            wait(&node, &missing, || node.log().contains(&format!("needs {missing}")));
+            wait(&node, &missing, || node.log().contains(&format!("add {missing}")));
             assert!(
                 agent.readyz().is_none_or(|(status, _)| status != 200),
                 "{part}: ready without {missing}"
@@ -129,7 +129,7 @@ fn cluster_with(node: &mut Node, name: &str) -> Objects {
 }
 
 #[test]
-fn the_probe_needs_what_the_page_says() {
+fn the_probe_needs_the_documented_capabilities() {
     let needed = needs("install-cni", "probes for taint or condition").expect("a row");
     let mut node = node(&[("NODE_CONDITION", "true")]);
     let api = cluster_with(&mut node, "node-1");
@@ -166,7 +166,7 @@ fn process_of_the_pod(node: &mut Node, web: &Namespace) -> (Proc, Background) {
 }
 
 #[test]
-fn the_repair_in_place_needs_what_the_page_says() {
+fn the_repair_in_place_needs_the_documented_capabilities() {
     let needed = needs("install-cni", "repairs in place").expect("a row");
     let mut node = node(&[("REPAIR_REPAIR_PODS", "true")]);
     let (_sandboxes, web, pod) = drifted(&mut node);
@@ -185,7 +185,7 @@ fn the_repair_in_place_needs_what_the_page_says() {
 }
 
 #[test]
-fn healing_needs_what_the_page_says() {
+fn healing_needs_the_documented_capabilities() {
     let needed = needs("install-cni", "heals").expect("a row");
     let mut node = node(&[("DRIFT_WATCH_INTERVAL", "1h"), ("DRIFT_HEAL", "true")]);
     let (_sandboxes, web, pod) = drifted(&mut node);
@@ -212,7 +212,7 @@ fn healing_needs_what_the_page_says() {
 }
 
 #[test]
-fn the_clusters_taint_controller_is_nobody_and_needs_nothing() {
+fn the_clusters_taint_controller_runs_unprivileged() {
     let needed = needs("install-cni taint-controller", "taints nodes").expect("a row");
     assert!(needed.is_empty());
     let mut node = node(&[("TAINT_AFTER", "1s")]);

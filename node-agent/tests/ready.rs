@@ -37,7 +37,7 @@ fn a_template_that_the_plugin_refuses_is_not_written() {
         let node = node(&[("CNI_NETWORK_CONFIG", template)]);
         let agent = refused(&node, reason);
         let said = agent.wait_not_ready("10-calico.conflist");
-        assert!(said.contains("the plugin would refuse its entry"), "{said}");
+        assert!(said.contains("the plugin would reject its entry"), "{said}");
         agent.wait_metric("istio_cni_installs_total{result=\"CREATE_CNI_CONFIG_FAILURE\"}", 1.0);
     }
 }

@@ -235,7 +235,7 @@ fn a_folder_that_is_written_file_by_file_is_read_when_it_is_whole() {
     symlink("/dev/zero", folder.join("EXCLUDE_NAMESPACES")).expect("links");
     agent.wait("the device", || node.log().contains("is not a regular file"));
     fs::rename(&folder, node.path("gone")).expect("renames");
-    agent.wait("the folder", || node.log().matches("are refused").count() >= 4);
+    agent.wait("the folder", || node.log().matches("are invalid; keeping").count() >= 4);
     assert_eq!(entry(&node)["exclude_namespaces"][0], "first");
     agent.wait_ready();
 }

@@ -130,7 +130,7 @@ fn a_broken_pod_is_labelled_through_its_status_once_for_each_failure() {
 }
 
 #[test]
-fn a_pod_that_somebody_else_changes_is_dealt_with_as_it_is_then() {
+fn a_concurrently_changed_pod_is_handled_in_its_new_state() {
     for (action, kind) in DONE {
         let mut node = node(action);
         let api = Api::start(&mut node);
@@ -145,7 +145,7 @@ fn a_pod_that_somebody_else_changes_is_dealt_with_as_it_is_then() {
 }
 
 #[test]
-fn a_pod_that_was_recovered_or_replaced_before_patch_is_left_alone() {
+fn a_recovered_or_replaced_pod_stays_as_it_is() {
     for (action, kind) in DONE {
         for (what, before_patch) in [
             ("recovered", recovered as fn(&mut Value)),
@@ -214,7 +214,7 @@ fn what_was_done_without_a_word_is_not_done_twice() {
 
 /// The agent waits five seconds for an answer, then asks again.
 #[test]
-fn a_server_that_does_not_answer_in_time_holds_nobody_up_and_nothing_is_done_twice() {
+fn a_late_response_delays_nothing_and_repeats_nothing() {
     for (action, kind, verb) in [(DELETE, "delete", Verb::Delete), (LABEL, "label", Verb::Patch)] {
         let mut node = node(action);
         let api = Api::start(&mut node);
@@ -233,7 +233,7 @@ fn a_server_that_does_not_answer_in_time_holds_nobody_up_and_nothing_is_done_twi
 }
 
 #[test]
-fn an_event_that_nobody_takes_holds_up_no_other_pod_for_long() {
+fn a_rejected_event_delays_no_other_pod_for_long() {
     let mut node = node(LABEL);
     let api = Api::start(&mut node);
     api.fail(&[(Verb::Event, Fault::Hang), (Verb::Event, Fault::Status(500))]);
@@ -269,7 +269,7 @@ fn an_agent_that_is_killed_between_change_and_event_does_nothing_twice() {
 
 /// The agent respects an API server's Retry-After, for lists and watches too.
 #[test]
-fn a_server_that_says_when_to_come_back_is_not_asked_before() {
+fn a_retry_after_is_respected() {
     let mut node = node(DELETE);
     let api = Api::start(&mut node);
     api.put(broken_pod("web", 1));
@@ -303,7 +303,7 @@ fn pods_that_did_not_fit_are_asked_for_as_soon_as_there_is_room() {
 /// Takes five minutes, the longest silence of a watch: `make race` runs it.
 #[test]
 #[ignore = "takes five minutes: make race"]
-fn a_watch_that_stays_silent_is_made_anew_and_misses_nobody() {
+fn a_silent_watch_is_restarted_and_misses_nothing() {
     let mut node = node(DELETE);
     let api = Api::start(&mut node);
     api.fail(&[(Verb::Watch, Fault::SilentWatch)]);
@@ -346,7 +346,7 @@ fn a_clock_that_jumps_makes_no_pod_wait_and_none_be_tried_more_often() {
 }
 
 #[test]
-fn a_watch_that_expires_or_breaks_misses_nobody() {
+fn an_expired_or_broken_watch_misses_nothing() {
     let mut node = node(DELETE);
     let api = Api::start(&mut node);
     let _agent = node.start_ready();
@@ -418,7 +418,7 @@ fn a_missing_right_is_named_in_log_and_event_and_counted() {
 }
 
 #[test]
-fn selectors_are_sent_and_looked_at() {
+fn selectors_are_sent_and_checked() {
     let mut node = node(DELETE);
     node.set("REPAIR_LABEL_SELECTORS", "app in (web,shop)");
     node.set("REPAIR_FIELD_SELECTORS", "metadata.namespace!=kube-system");
@@ -447,7 +447,7 @@ fn selectors_are_sent_and_looked_at() {
 }
 
 #[test]
-fn without_an_action_or_a_node_nobody_asks_for_pods() {
+fn without_an_action_or_a_node_pods_are_not_requested() {
     let cases: [&[(&str, &str)]; 3] =
         [&[], &[(DELETE, "true"), ("REPAIR_ENABLED", "false")], &[(DELETE, "true"), ("NODE_NAME", "")]];
     for env in cases {

@@ -55,6 +55,14 @@ fn is_alive((_, one, other): &mut (TcpListener, TcpStream, TcpStream)) -> bool {
     one.write_all(b"x").and_then(|()| other.read_exact(&mut [0])).is_ok()
 }
 
+/// The namespace of the pod, redirected, with a process of the pod in it.
+fn redirected(sandboxes: &mut Sandboxes, proc: &Proc) -> Namespace {
+    let web = sandboxes.add("cni-web", &["10.1.0.2"]);
+    proc.add_of(77, WEB, &web.path());
+    redirect(&web);
+    web
+}
+
 #[test]
 fn a_pod_that_started_before_the_plugin_is_redirected_and_nothing_goes_on_beside_the_proxy() {
     for native in ["false", "true"] {
@@ -98,7 +106,7 @@ fn a_pod_that_started_before_the_plugin_is_redirected_and_nothing_goes_on_beside
 
 /// What must not be touched, and why it is not.
 #[test]
-fn a_namespace_that_is_not_surely_the_pods_is_left_alone() {
+fn a_namespace_without_proof_of_its_pod_stays_as_it_is() {
     type Scene = fn(&Proc, &mut Sandboxes, &Namespace) -> Option<Namespace>;
     let cases: [(&str, Scene); 8] = [
         ("not_found", |_, _, _| None),
@@ -165,7 +173,7 @@ fn a_namespace_that_is_not_surely_the_pods_is_left_alone() {
 }
 
 #[test]
-fn what_cannot_be_redirected_where_it_stands_is_said() {
+fn pods_that_cannot_be_redirected_in_place_are_reported() {
     type Change = fn(&mut Value);
     let changes: [(&str, Change); 4] = [
         ("not_meshed", |pod| pod["spec"]["hostNetwork"] = json!(true)),
@@ -233,13 +241,11 @@ fn only_a_verified_repair_counts() {
 }
 
 #[test]
-fn a_pod_with_more_rules_of_the_mesh_than_are_read_is_not_repaired_and_the_event_says_why() {
+fn a_pod_with_too_many_mesh_rules_is_not_repaired_and_reported() {
     let mut node = node();
     let proc = Proc::new(&mut node);
     let mut sandboxes = Sandboxes::new(&mut node);
-    let web = sandboxes.add("cni-web", &["10.1.0.2"]);
-    proc.add_of(77, WEB, &web.path());
-    redirect(&web);
+    let web = redirected(&mut sandboxes, &proc);
     flood(&web, "nat", "ISTIO_OUTPUT");
     let api = Api::start(&mut node);
     api.put(held_back(mesh_pod_of(WEB, "web", &["10.1.0.2"])));
@@ -255,7 +261,7 @@ fn a_pod_with_more_rules_of_the_mesh_than_are_read_is_not_repaired_and_the_event
 }
 
 #[test]
-fn rules_of_others_that_are_too_many_to_be_read_keep_no_pod_from_being_redirected() {
+fn too_many_rules_of_other_programs_do_not_prevent_redirection() {
     let mut node = node();
     let proc = Proc::new(&mut node);
     let mut sandboxes = Sandboxes::new(&mut node);
@@ -289,13 +295,11 @@ fn rules_of_others_that_are_too_many_to_be_read_keep_no_pod_from_being_redirecte
 }
 
 #[test]
-fn a_pod_that_is_redirected_and_fails_again_is_looked_at_again_and_not_changed() {
+fn a_redirected_pod_that_fails_again_is_checked_and_not_changed() {
     let mut node = node();
     let proc = Proc::new(&mut node);
     let mut sandboxes = Sandboxes::new(&mut node);
-    let web = sandboxes.add("cni-web", &["10.1.0.2"]);
-    proc.add_of(77, WEB, &web.path());
-    redirect(&web);
+    let web = redirected(&mut sandboxes, &proc);
     let before = rules(&web);
     let api = Api::start(&mut node);
     api.put(held_back(mesh_pod_of(WEB, "web", &["10.1.0.2"])));
@@ -313,7 +317,7 @@ fn a_pod_that_is_redirected_and_fails_again_is_looked_at_again_and_not_changed()
 }
 
 #[test]
-fn what_the_settings_folder_says_at_present_counts() {
+fn the_current_settings_folder_counts() {
     let mut node = node();
     let folder = node.path("settings");
     fs::create_dir(&folder).expect("makes");

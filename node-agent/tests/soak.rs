@@ -368,7 +368,7 @@ fn kernel_memory() -> String {
 }
 
 #[test]
-fn nothing_is_lost_nothing_is_left_over_and_nobody_grows() -> Result<()> {
+fn nothing_is_lost_or_left_over_and_memory_stays() -> Result<()> {
     let (namespaces, rounds) = (number("SOAK", NAMESPACES)?, number("SOAK_ROUNDS", ROUNDS)?);
     ensure!(rounds >= 3, "what grows is seen from the third round on");
     alone(|| soak(namespaces, rounds))

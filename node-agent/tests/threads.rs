@@ -17,7 +17,7 @@ fn start<'n>(node: &'n Node, which: &str) -> Agent<'n> {
 }
 
 #[test]
-fn an_agent_that_can_make_no_thread_says_so_and_ends() {
+fn an_agent_without_threads_reports_that_and_exits() {
     let node = Node::new(&[("10-calico.conflist", CALICO)]);
     // The first one that the agent needs; no other comes of that.
     assert_eq!(start(&node, "1").wait_end(), Some(1));

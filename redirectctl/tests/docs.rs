@@ -47,7 +47,7 @@ fn commands() -> String {
 }
 
 #[test]
-fn the_reference_says_what_the_code_says() {
+fn the_reference_matches_the_code() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/redirectctl.md");
     let mut text = fs::read_to_string(&path).unwrap();
     for (name, wanted) in [("commands", commands()), ("causes", causes())] {

@@ -3,11 +3,12 @@
 use crate::{
     fields::Reader,
     keys::{self, NotInForce},
+    pod_name::PodName,
     selection::Programming,
     wire::{CniError, Code, Command, PrevResult, RawObject, Version},
 };
 use logging::Levels;
-use redirect_core::values::parse_duration;
+use redirect_core::{pod::SkipReason, values::parse_duration};
 use serde_json::{Map, Value};
 use std::{path::PathBuf, time::Duration};
 
@@ -21,6 +22,8 @@ pub const ADD_TIMEOUT: Duration = Duration::from_secs(25);
 const MOST_ADD_TIMEOUT: Duration = Duration::from_secs(600);
 /// What the older installer wrote where it had not filled in a path.
 const PLACEHOLDER: &str = "__KUBECONFIG_FILEPATH__";
+/// How the names of the node agent's own pods begin.
+const AGENT_POD_PREFIX: &str = "istio-cni-node-";
 /// The most that is read of standard input.
 pub const MOST_INPUT: u64 = 16 << 20;
 
@@ -235,6 +238,18 @@ fn add_timeout(value: Option<&Value>, reader: &mut Reader) -> Duration {
         ));
         ADD_TIMEOUT
     })
+}
+
+impl Conf {
+    /// Why a pod is left alone because of its name, if it is.
+    #[must_use]
+    pub fn skips(&self, pod: &PodName) -> Option<SkipReason> {
+        // This comes first: without its agent a node never gets better.
+        if pod.name.starts_with(AGENT_POD_PREFIX) && pod.namespace == self.pod_namespace {
+            return Some(SkipReason::AgentPod);
+        }
+        self.exclude_namespaces.contains(&pod.namespace).then_some(SkipReason::NamespaceExcluded)
+    }
 }
 
 #[cfg(test)]

@@ -1,28 +1,12 @@
 //! What decides about a pod besides the pod itself: its name, the configuration, the runtime's environment. The node agent asks the same.
 
-use crate::{conf::Conf, pod_name::PodName};
 use redirect_core::{
     options::{BackendChoice, NativeForm},
-    pod::SkipReason,
     settings::{Key, RawSettings, Source},
 };
 
-/// How the names of the node agent's own pods begin.
-const AGENT_POD_PREFIX: &str = "istio-cni-node-";
 /// What the environment of the container runtime may say for all pods.
 pub const PROCESS_WIDE: [Key; 3] = [Key::OwnerGroups, Key::OwnerGroupsExclude, Key::LoopbackRange];
-
-impl Conf {
-    /// Why a pod's name excludes it, if it does.
-    #[must_use]
-    pub fn skips(&self, pod: &PodName) -> Option<SkipReason> {
-        // This comes first: without its agent a node never gets better.
-        if pod.name.starts_with(AGENT_POD_PREFIX) && pod.namespace == self.pod_namespace {
-            return Some(SkipReason::AgentPod);
-        }
-        self.exclude_namespaces.contains(&pod.namespace).then_some(SkipReason::NamespaceExcluded)
-    }
-}
 
 /// What programs pods' rules, and in which form.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -58,9 +42,9 @@ pub fn base_settings(strict_capture: bool, env: impl FnMut(&'static str) -> Opti
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{conf::Envelope, wire::Command};
+    use crate::{conf::Envelope, pod_name::PodName, wire::Command};
     use redirect_core::{
-        pod::{Decision, PodFacts},
+        pod::{Decision, PodFacts, SkipReason},
         settings::NamespaceFacts,
     };
 

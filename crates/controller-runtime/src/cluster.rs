@@ -128,7 +128,7 @@ impl Cluster {
         &self.client
     }
 
-    /// Who asks.
+    /// The identity of this controller.
     #[must_use]
     pub const fn identity(&self) -> &Identity {
         &self.identity

@@ -34,7 +34,7 @@ pub const fn is_deleted(daemon_set: &DaemonSet) -> bool {
     daemon_set.metadata.deletion_timestamp.is_some()
 }
 
-/// Whether a DaemonSet puts pods on a node with these labels, as far as its selector and its required affinity say.
+/// Whether a DaemonSet puts pods on a node with these labels, according to its selector and its required affinity.
 #[must_use]
 pub fn wants(daemon_set: &DaemonSet, node: &str, labels: &BTreeMap<String, String>) -> bool {
     let Some(pod) = daemon_set.spec.as_ref().and_then(|spec| spec.template.spec.as_ref()) else {

@@ -263,17 +263,17 @@ impl Node {
     /// The strategic merge patch of the status that sets this condition and keeps the others; none if it is set already.
     /// `now` is a time as the API server writes it.
     #[must_use]
-    pub fn condition_patch(&self, said: &Condition, now: &str) -> Option<Value> {
-        let old = self.condition(&said.r#type);
+    pub fn condition_patch(&self, wanted: &Condition, now: &str) -> Option<Value> {
+        let old = self.condition(&wanted.r#type);
         if old.is_some_and(|old| {
-            (&old.status, &old.reason, &old.message) == (&said.status, &said.reason, &said.message)
+            (&old.status, &old.reason, &old.message) == (&wanted.status, &wanted.reason, &wanted.message)
         }) {
             return None;
         }
-        let since = old.filter(|old| old.status == said.status);
+        let since = old.filter(|old| old.status == wanted.status);
         let since = since.and_then(|old| old.last_transition_time.as_deref()).unwrap_or(now);
         let condition = json!({
-            "type": said.r#type, "status": said.status, "reason": said.reason, "message": said.message,
+            "type": wanted.r#type, "status": wanted.status, "reason": wanted.reason, "message": wanted.message,
             "lastHeartbeatTime": now, "lastTransitionTime": since,
         });
         // Another node of this name has another UID, and the server answers 409.
@@ -385,7 +385,7 @@ mod tests {
 
     #[test]
     fn a_condition_keeps_its_transition_while_its_status_stays() {
-        let said = |status: &str, message: &str| Condition {
+        let condition = |status: &str, message: &str| Condition {
             r#type: "cni.istio.io/Ready".into(),
             status: status.into(),
             reason: "Verified".into(),
@@ -396,11 +396,11 @@ mod tests {
             {"type": "Ready", "status": "False"},
             {"type": "cni.istio.io/Ready", "status": "True", "reason": "Verified", "message": "m", "lastTransitionTime": "old"}]}});
         let node = Node::of(&object).expect("a node");
-        assert_eq!(node.condition_patch(&said("True", "m"), "now"), None);
-        let patch = node.condition_patch(&said("True", "other"), "now").expect("a patch");
+        assert_eq!(node.condition_patch(&condition("True", "m"), "now"), None);
+        let patch = node.condition_patch(&condition("True", "other"), "now").expect("a patch");
         assert_eq!(patch["status"]["conditions"][0]["lastTransitionTime"], "old");
         assert_eq!(patch["status"]["conditions"].as_array().map(Vec::len), Some(1));
-        let patch = node.condition_patch(&said("False", "m"), "now").expect("a patch");
+        let patch = node.condition_patch(&condition("False", "m"), "now").expect("a patch");
         assert_eq!(
             (&patch["status"]["conditions"][0]["lastTransitionTime"], &patch["metadata"]["uid"]),
             (&json!("now"), &json!("u"))

@@ -194,7 +194,7 @@ fn label_condition(part: &str) -> Option<(String, LabelCondition)> {
     of(part, LabelCondition::Exists)
 }
 
-/// Key, value, and whether they are to be equal.
+/// Key, value, and whether they have to be equal.
 fn comparison(part: &str) -> Option<(&str, &str, bool)> {
     let (left, right) = part.split_once('=')?;
     let (key, equal) = match left.strip_suffix('!') {

@@ -15,7 +15,7 @@ use std::task::Poll;
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
 
-/// What a task returns that has nothing to do: the settings ask for nothing, or those whom it works for have ended.
+/// The result of a task without work: its feature is off, or its clients have ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Unneeded;
 
@@ -94,7 +94,7 @@ impl Supervisor {
     }
 }
 
-/// What a panic says.
+/// The message of a panic.
 fn words(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
     let text = text.or_else(|| panic.downcast_ref::<String>().cloned());
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_task_that_nobody_needs_or_that_is_given_up_is_no_death() {
+    async fn an_unneeded_or_aborted_task_is_not_a_death() {
         let supervisor = Supervisor::default();
         let done = supervisor.spawn("done", async { Unneeded });
         let given_up = supervisor.spawn("given up", std::future::pending());

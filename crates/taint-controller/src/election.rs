@@ -1,6 +1,6 @@
 //! Who of several replicas acts: the one that holds the Lease. Pure.
 //!
-//! Clocks of different machines are never compared. Who waits goes by how long the Lease has not changed before its own eyes; who leads stops some
+//! Clocks of different machines are never compared. A waiting replica measures how long it has seen the Lease unchanged; a leader stops some
 //! seconds before another replica may consider it gone.
 
 use std::time::{Duration, Instant};
@@ -13,7 +13,7 @@ pub const LEASE: Duration = Duration::from_secs(15);
 pub const ACTS: Duration = Duration::from_secs(8);
 /// How often the Lease is read and renewed.
 pub const PAUSE: Duration = Duration::from_secs(2);
-/// The most that is believed of what a Lease says of its duration.
+/// The longest duration of a Lease that counts.
 const LONGEST_LEASE: Duration = Duration::from_secs(120);
 
 /// What to do about the Lease.
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lease_of_somebody_odd_does_not_last_for_ever() {
+    fn a_lease_with_an_odd_duration_expires() {
         let (now, mut a) = (Instant::now(), candidate("a"));
         let odd = json!({"metadata": {}, "spec": {"holderIdentity": "x", "leaseDurationSeconds": 4_000_000_000_u64}});
         assert_eq!(a.consider(Some(&odd), now, "t"), LeaseWrite::Wait);

@@ -16,16 +16,16 @@ pub enum Watched {
     Pods(usize),
 }
 
-/// What is to be done about a node.
+/// What to do about a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TaintAction {
     /// Nothing, until something changes.
     Leave,
     /// It may have to be tainted then.
     Wait(Instant),
-    /// It is to be tainted.
+    /// Taint it.
     Taint(TaintReason),
-    /// It is to be freed.
+    /// Remove its taint.
     Free(TaintReason),
 }
 
@@ -38,7 +38,7 @@ pub enum TaintReason {
     AgentGone,
     /// The agent there reports that pods would not be redirected.
     AgentSaysNo,
-    /// An agent is ready there, and does not say otherwise.
+    /// An agent is ready there, and does not report a failure.
     AgentReady,
     /// The agents were removed.
     AgentsRemoved,
@@ -68,7 +68,7 @@ enum ReportedCondition {
     Nothing,
 }
 
-/// Where agents are to be.
+/// Where agents should run.
 #[derive(Clone)]
 pub enum AgentPlacement {
     /// On every node, as far as known.
@@ -184,7 +184,7 @@ impl Model {
         self.stale.insert(of);
     }
 
-    /// Whether everything was listed. Before that nothing can be decided: who has not been listed seems to be gone.
+    /// Whether everything was listed. Before that nothing can be decided: an unlisted pod seems to be gone.
     #[must_use]
     pub fn is_complete(&self) -> bool {
         self.nodes.is_some() && self.placement.is_some() && self.pods.iter().all(Option::is_some)
@@ -218,8 +218,12 @@ impl Model {
         // An agent that frees a node, or reports it as fit, gets the time to be proved right.
         let reports_yes = |node: &Node| self.reported(node) == ReportedCondition::Yes;
         let is_freed = self.is_held(&old.node) && !self.is_held(&node);
-        let is_anew = is_freed || (reports_yes(&node) && !reports_yes(&old.node));
-        Known { unfit_since: old.unfit_since.filter(|_| !is_anew), is_new: old.is_new && !is_anew, node }
+        let is_restarted = is_freed || (reports_yes(&node) && !reports_yes(&old.node));
+        Known {
+            unfit_since: old.unfit_since.filter(|_| !is_restarted),
+            is_new: old.is_new && !is_restarted,
+            node,
+        }
     }
 
     /// A node is gone.
@@ -249,7 +253,7 @@ impl Model {
         self.pods[requirement].as_mut()?.remove(name)
     }
 
-    /// Where agents are to be; whether that is another answer than before.
+    /// Sets where agents should run; true if that changed.
     pub fn place(&mut self, placement: AgentPlacement) -> bool {
         let is_news = self.placement.as_ref().is_none_or(|old| !old.is_like(&placement));
         self.placement = Some(placement);
@@ -274,7 +278,7 @@ impl Model {
         Some(&self.nodes.as_ref()?.get(name)?.node)
     }
 
-    /// What is to be done about a node at this moment. On what may be out of date a node that joins is tainted, and nothing else is done.
+    /// What to do about a node at this moment. With stale knowledge a node that joins is tainted, and nothing else is done.
     pub fn next_action(&mut self, name: &str, now: Instant) -> TaintAction {
         let ready = self.is_ready(name);
         let Some(known) = self.nodes.as_ref().and_then(|nodes| nodes.get(name)) else {

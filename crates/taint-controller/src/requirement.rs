@@ -136,7 +136,7 @@ mod tests {
             (json!({"a": "text"}), "\"a\" is not a list"),
             (json!({"a": "- {name: n}"}), "selector"),
             (json!({"a": "- {name: n, selector: ''}"}), "empty"),
-            (json!({"a": "- {name: n, selector: 'a b'}"}), "no condition"),
+            (json!({"a": "- {name: n, selector: 'a b'}"}), "is not a condition"),
             (json!({"a": many}), "40 selectors"),
         ] {
             let error = names(&data).expect_err("no requirements").to_string();

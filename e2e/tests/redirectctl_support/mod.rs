@@ -290,11 +290,11 @@ const BROKEN: &[State] = &[
         name: "rules fought over",
         cause: "not-healed",
         events: &[
-            ("RedirectHealed", "the pod was not redirected as planned, and is again"),
+            ("RedirectHealed", "restored the pod's redirection"),
             (
                 "RedirectContested",
-                "another writer keeps changing the pod's rules (iptables, process 4711); from now on they are put right only after \
-                 some time, 1 s at first and a minute at most, in which traffic may bypass the proxy",
+                "another program keeps changing the pod's rules (iptables, process 4711); backing off 1 s (at most 60 s); traffic \
+                 may bypass the proxy",
             ),
         ],
         ..WHOLE

@@ -18,7 +18,7 @@ use tokio::sync::watch::{self, Receiver};
 use tokio::task::AbortHandle;
 
 use crate::cluster::own::SharedObservation;
-use crate::cluster::{self, Connection, EventBody};
+use crate::cluster::{self, Connection};
 use crate::confine;
 use crate::conflict::{Collisions, WriteConflict, suspect};
 use crate::disk::Real;
@@ -252,7 +252,7 @@ impl Agent {
         }
         let mut watch = None;
         loop {
-            // The watch comes before the look, so that nothing falls between them.
+            // The watch comes before the pass, so that no change is missed in between.
             if watch.is_none() {
                 watch = self.watch();
             }
@@ -282,7 +282,7 @@ impl Agent {
         made.ok()
     }
 
-    /// Waits for a change, another token of the plugin's, or for as long as it takes until the next look; a reason to end cuts it short.
+    /// Waits for a change, another token of the plugin's, or until the next pass is due; an exit cause cuts it short.
     async fn wait(
         &mut self,
         watch: &mut Option<FileWatch>,
@@ -400,7 +400,7 @@ impl Agent {
         wait
     }
 
-    /// Says, counts and remembers what a pass did.
+    /// Reports, counts and remembers the result of a pass.
     fn settle(&mut self, pass: &Pass) -> Option<Duration> {
         if pass.kubeconfig {
             self.metrics.token_refreshes.inc();
@@ -492,14 +492,13 @@ impl Agent {
         let (connection, metrics) = (self.connection.clone(), self.metrics.clone());
         #[expect(clippy::disallowed_methods, reason = "an event is soon sent or lost; the log has it")]
         tokio::spawn(async move {
-            let component = "install-cni";
-            let event = EventBody { component, kind: "Warning", reason, message: &text };
+            let event = cluster::warning(reason, &text);
             let _ = connection.publish(&metrics.events, connection.own_pod(), &event).await;
         });
     }
 }
 
-/// Says what a pass changed.
+/// Logs the changes of a pass.
 pub fn report(pass: &Pass) {
     for name in &pass.binaries {
         log::info!(target: SCOPE, binary = name; "installed the plugin");

@@ -50,7 +50,7 @@ impl Agent {
         }
     }
 
-    /// Puts settings into force. Those that are not reloaded are what they were.
+    /// Puts settings into force. Those that are not reloaded stay.
     fn apply(&mut self, new: Settings) {
         let old = std::mem::replace(&mut self.settings, new);
         let new = &self.settings;

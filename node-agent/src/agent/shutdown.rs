@@ -87,7 +87,7 @@ pub(super) async fn shut_down(
                     log::info!(target: SCOPE, "the plugin is removed");
                     taint::NodeTaintManager::release(settings, connection).await;
                 }
-                // The node keeps its taint, and what is said of it: pods may still meet the plugin.
+                // The node keeps its taint and condition: pods may still meet the plugin.
                 Ok(Err(errors)) => {
                     for error in errors {
                         log::error!(target: SCOPE, "removal: {error}");

@@ -9,6 +9,12 @@ pub use controller_runtime::cluster::{Cluster, Connection, EventBody, PATIENCE, 
 
 use crate::settings::Settings;
 
+/// A warning of the agent itself, as opposed to one of its controllers.
+#[must_use]
+pub const fn warning<'a>(reason: &'a str, message: &'a str) -> EventBody<'a> {
+    EventBody { component: "install-cni", kind: "Warning", reason, message }
+}
+
 /// The account that these settings describe.
 #[must_use]
 pub fn account(settings: &Settings) -> Account {

@@ -42,8 +42,8 @@ fn try_begin(action: AgentCommand, settings: &Settings, folder: Option<&Path>) -
         AgentCommand::Once => drop(once::prepare(&settings.paths)),
         AgentCommand::Uninstall | AgentCommand::TaintController => {}
     }
-    let looks = action == AgentCommand::Run && reads_processes(settings, folder.is_some());
-    if looks && capabilities::has(SYS_PTRACE) != Some(false) {
+    let reads_processes = action == AgentCommand::Run && reads_processes(settings, folder.is_some());
+    if reads_processes && capabilities::has(SYS_PTRACE) != Some(false) {
         outside::start()?;
     }
     let template = match &settings.entry.template {

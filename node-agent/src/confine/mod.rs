@@ -5,7 +5,7 @@
 //! child process inherits it. It cannot be undone.
 //!
 //! A confined thread may not read processes outside, whatever its capabilities (`/proc/PID/ns`, as ptrace(2)). If the agent has to, to find the owner of a
-//! network namespace is, [`outside`] keeps one thread that is not shut in, and does that and nothing else.
+//! network namespace is, [`outside`] keeps one unconfined thread for that alone.
 
 mod begin;
 mod kernel;

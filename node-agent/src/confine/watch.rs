@@ -46,7 +46,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_could_not_be_looked_at_is_no_other_directory() {
+    fn an_unreadable_directory_does_not_count_as_another_one() {
         let place = |id| ConfinedDir { path: "/".into(), id };
         assert!(!place(id_of(Path::new("/"))).is_another_now());
         assert!(place(Some((0, 0))).is_another_now());

@@ -39,7 +39,7 @@ struct Keys<'a> {
     enablement_selectors: [(); 0],
     exclude_namespaces: &'a [String],
     pod_namespace: &'a str,
-    /// The reference has no such key: it is there only where it says something.
+    /// The reference lacks this key: it is written only if set.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     agent_host_network: bool,
     native_nftables: bool,
@@ -85,7 +85,7 @@ pub enum EntryError {
 }
 
 impl Entry {
-    /// The entry that says these facts.
+    /// The entry with these facts.
     #[must_use]
     pub fn of(facts: &Facts) -> Self {
         let keys = Keys {

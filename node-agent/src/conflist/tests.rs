@@ -133,7 +133,7 @@ fn a_single_plugin_without_name_or_version_gets_only_the_name() {
 }
 
 #[test]
-fn the_standing_says_what_is_wrong() {
+fn the_state_of_an_entry_names_the_problem() {
     let base = "{\"name\":\"a\",\"plugins\":[{\"type\":\"b\"}]}";
     assert_eq!(entry_state(base), EntryState::Absent);
     let right = with("x.conflist", base);

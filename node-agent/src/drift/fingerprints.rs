@@ -1,4 +1,4 @@
-//! Which pods were as planned, and how their network namespaces looked then. To find that a namespace has not changed since takes a tenth of what
+//! Which pods were as planned, and the fingerprints of their network namespaces then. Comparing a fingerprint takes a tenth of the time that
 //! reading its rules takes.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -37,7 +37,7 @@ impl Fingerprints {
         self.keys.clone()
     }
 
-    /// How a pod's namespace looked when this plan was in force there. None where its rules have to be read.
+    /// The fingerprint of a pod's namespace when this plan was in force there. None if its rules must be read.
     #[must_use]
     pub fn of(&self, pod: &MeshPod, rules: &ExpectedRules, namespace: NetnsId) -> Option<Fingerprint> {
         let known = self.known.get(&pod.uid)?;
@@ -69,7 +69,7 @@ impl Fingerprints {
         }
     }
 
-    /// Forgets the pods that are not among these.
+    /// Forgets all other pods.
     pub fn keep(&mut self, uids: &BTreeSet<&str>) {
         self.known.retain(|uid, _| uids.contains(uid.as_str()));
     }

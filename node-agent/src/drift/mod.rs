@@ -25,7 +25,7 @@ use netns_apply::capabilities::{NET_ADMIN, SYS_ADMIN};
 use pod_netns::{NamespaceIndex, Sandbox, SurveyError};
 use tokio::sync::watch::Receiver;
 
-use crate::cluster::{Cluster, Connection, EventBody, pod_reference, pods};
+use crate::cluster::{Cluster, Connection, pod_reference, pods, warning};
 use crate::heal::{CheckRequests, HealHandle, HealRequest};
 use crate::install::Installer;
 use crate::metrics::Metrics;
@@ -370,7 +370,7 @@ impl DriftWatch {
         let survey = tokio::task::spawn_blocking(move || NamespaceIndex::of(&directory, &wanted)).await;
         let survey = survey.map_err(panicked)??;
         let (namespaces, others) = survey.counts();
-        log::debug!(target: SCOPE, namespaces = namespaces, others = others; "looked for network namespaces");
+        log::debug!(target: SCOPE, namespaces = namespaces, others = others; "searched network namespaces");
         Ok(Arc::new(survey))
     }
 
@@ -415,10 +415,10 @@ impl DriftWatch {
             Comparison::Unknown(error) => error.word(),
         });
         self.states.note(&pod.uid, PodState::of(seen));
-        let said = self.tracker.note(&pod.uid, &pod.name, seen, Instant::now());
+        let report = self.tracker.note(&pod.uid, &pod.name, seen, Instant::now());
         self.show();
         let name = pod.name.to_string();
-        match said {
+        match report {
             None => {}
             Some(DriftReport::Recovered) => {
                 log::info!(target: SCOPE, pod = name; "the pod is redirected as planned again");
@@ -448,12 +448,7 @@ impl DriftWatch {
     async fn send_event(&mut self, pod: &MeshPod, difference: &str) {
         let about = pod_reference(&pod.name.namespace, &pod.name.name, Some(&pod.uid));
         let message = format!("the pod is not redirected as planned: {difference}");
-        let event = EventBody {
-            component: "install-cni",
-            kind: "Warning",
-            reason: "RedirectDrift",
-            message: &message,
-        };
+        let event = warning("RedirectDrift", &message);
         match self.connection.publish(&self.metrics.events, about, &event).await {
             Ok(()) => self.mute = false,
             Err(error) if !self.mute => {

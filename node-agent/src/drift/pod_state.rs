@@ -27,7 +27,7 @@ pub enum PodState {
 impl PodState {
     const ALL: [Self; 5] = [Self::Verified, Self::NotRedirected, Self::Drifted, Self::Unknown, Self::Unseen];
 
-    /// What a comparison says.
+    /// The state that a comparison shows.
     #[must_use]
     pub const fn of(seen: &Comparison) -> Self {
         match seen {

@@ -1,4 +1,4 @@
-//! What is known of the pods that are not as they should be, and what is worth saying of it. Pure: time comes from outside.
+//! The pods that have drifted, and what to report about them. Pure: time comes from outside.
 
 use std::collections::hash_map::DefaultHasher;
 use std::collections::{BTreeMap, BTreeSet};
@@ -14,7 +14,7 @@ const EVENT_PAUSE: Duration = Duration::from_secs(6 * 3600);
 /// The most events about one pod in that time. A process in the pod may make a new difference every second.
 const MOST_EVENTS: usize = 4;
 
-/// The pods that are not, or were not, as they should be, by their UIDs.
+/// The pods that have, or had, drifted, by their UIDs.
 #[derive(Debug, Default)]
 pub struct DriftTracker {
     histories: BTreeMap<String, DriftHistory>,
@@ -31,7 +31,7 @@ struct DriftHistory {
     events: Vec<(u64, Instant)>,
 }
 
-/// Something to be said about a pod.
+/// A report about a pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DriftReport {
     /// It has drifted, or in another way than before.
@@ -52,9 +52,9 @@ pub enum DriftReport {
 impl DriftTracker {
     /// Whether a check found a new problem, which a second check has to confirm.
     #[must_use]
-    pub fn is_news(&self, uid: &str, look: &Comparison) -> bool {
+    pub fn is_news(&self, uid: &str, result: &Comparison) -> bool {
         let history = self.histories.get(uid);
-        match look {
+        match result {
             Comparison::AsPlanned => false,
             Comparison::Different(now) | Comparison::NotRedirected(now) | Comparison::Interference(now) => {
                 history.and_then(|history| history.drift.as_ref()) != Some(now)
@@ -63,19 +63,19 @@ impl DriftTracker {
         }
     }
 
-    /// Takes note of what a look has shown, and returns what is worth saying.
+    /// Takes note of the result of a check, and returns what to report.
     pub fn note(
         &mut self,
         uid: &str,
         name: &PodName,
-        look: &Comparison,
+        result: &Comparison,
         now: Instant,
     ) -> Option<DriftReport> {
-        if *look == Comparison::AsPlanned && !self.histories.contains_key(uid) {
+        if *result == Comparison::AsPlanned && !self.histories.contains_key(uid) {
             return None;
         }
         let history = self.histories.entry(uid.to_owned()).or_insert_with(|| DriftHistory::new(name.clone()));
-        let said = match look {
+        let report = match result {
             Comparison::AsPlanned => history.clear(),
             Comparison::Different(difference)
             | Comparison::NotRedirected(difference)
@@ -86,10 +86,10 @@ impl DriftTracker {
         if history.drift.is_none() && history.error.is_none() && history.events.is_empty() {
             self.histories.remove(uid);
         }
-        said
+        report
     }
 
-    /// Forgets the pods that are not among these; returns the names of those that had drifted.
+    /// Forgets all other pods; returns the names of those that had drifted.
     pub fn keep(&mut self, uids: &BTreeSet<&str>) -> Vec<PodName> {
         let mut gone = Vec::new();
         self.histories.retain(|uid, history| {
@@ -155,8 +155,8 @@ fn hash(text: &str) -> u64 {
 mod tests {
     use super::*;
 
-    fn note(tracker: &mut DriftTracker, look: &Comparison, now: Instant) -> Option<DriftReport> {
-        tracker.note("u", &PodName { namespace: "shop".into(), name: "web".into() }, look, now)
+    fn note(tracker: &mut DriftTracker, result: &Comparison, now: Instant) -> Option<DriftReport> {
+        tracker.note("u", &PodName { namespace: "shop".into(), name: "web".into() }, result, now)
     }
 
     fn different(text: &str) -> Comparison {
@@ -184,7 +184,11 @@ mod tests {
         let (mut tracker, now) = (DriftTracker::default(), Instant::now());
         assert_eq!(note(&mut tracker, &different("a"), now), drifted("a", true));
         note(&mut tracker, &Comparison::AsPlanned, now);
-        assert_eq!(note(&mut tracker, &different("a"), now), drifted("a", false), "said, but no event");
+        assert_eq!(
+            note(&mut tracker, &different("a"), now),
+            drifted("a", false),
+            "reported, without an event"
+        );
         let events = (0..100).filter(|count| {
             note(&mut tracker, &different(&count.to_string()), now) == drifted(&count.to_string(), true)
         });

@@ -11,9 +11,9 @@ const PATIENCE: usize = 60;
 /// How long nothing is reverted until a conflict counts as ended: the longest wait and the minute that counts.
 const CALM: Duration = Duration::from_secs(120);
 /// The pauses after the first attempts that fail. Most of these fail because another program is still changing rules, as a script of several commands does, and the
-/// next one works: all of them fit into a second. Until then nothing is said.
+/// next one works: all of them fit into a second. Until then nothing is reported.
 const SOON: [Duration; 2] = [Duration::from_millis(20), Duration::from_millis(200)];
-/// How often what does not work is tried again by itself after these, and the longest wait. After that, a change or the drift watch has to ask for it.
+/// How often a failed repair is repeated after these, and the longest wait. After that, a change or the drift watch has to request it.
 const MOST_LATER: usize = 9;
 /// The longest wait between two tries.
 const LONGEST_WAIT: Duration = Duration::from_secs(60);
@@ -31,7 +31,7 @@ pub struct HealHistory {
     /// How many tries have failed, one after the other.
     failures: usize,
     /// The reason of the failure that was reported.
-    said: Option<&'static str>,
+    reported: Option<&'static str>,
     events: Vec<Instant>,
 }
 
@@ -51,7 +51,7 @@ pub enum HealReport {
 /// What follows from a check.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct HealDecision {
-    /// What to say, and whether it is worth an event.
+    /// What to report, and whether as an event too.
     pub report: Option<(HealReport, bool)>,
     /// How long to do nothing.
     pub wait: Duration,
@@ -67,7 +67,7 @@ impl HealHistory {
             conflict: WriteConflict::after(PATIENCE),
             contested: None,
             failures: 0,
-            said: None,
+            reported: None,
             events: Vec::new(),
         }
     }
@@ -95,7 +95,7 @@ impl HealHistory {
         match outcome {
             HealOutcome::AsPlanned => {
                 self.failures = 0;
-                let report = self.said.take().map(|_| (HealReport::Recovered, false));
+                let report = self.reported.take().map(|_| (HealReport::Recovered, false));
                 HealDecision { report, ..HealDecision::default() }
             }
             HealOutcome::Healed { .. } => self.healed(now),
@@ -109,7 +109,7 @@ impl HealHistory {
     }
 
     fn healed(&mut self, now: Instant) -> HealDecision {
-        (self.failures, self.said) = (0, None);
+        (self.failures, self.reported) = (0, None);
         let wait = self.conflict.restored(now);
         let was_contested = self.is_contested();
         if wait.is_some() {
@@ -138,7 +138,7 @@ impl HealHistory {
     }
 
     fn worse(&mut self, reason: &'static str, now: Instant) -> Option<(HealReport, bool)> {
-        let is_new = self.said.replace(reason) != Some(reason);
+        let is_new = self.reported.replace(reason) != Some(reason);
         is_new.then(|| (HealReport::Failed, self.may_send(now)))
     }
 
@@ -232,9 +232,13 @@ mod tests {
             pauses,
             [20, 200, 1000, 2000, 4000, 8000, 16_000, 32_000, 60_000, 60_000, 60_000, 0, 0, 0]
         );
-        let said: Vec<usize> =
+        let reported: Vec<usize> =
             (0..).zip(&nexts).filter(|(_, next)| next.report.is_some()).map(|(at, _)| at).collect();
-        assert_eq!((said, &nexts[2].report), (vec![2], &Some((HealReport::Failed, true))), "said once");
+        assert_eq!(
+            (reported, &nexts[2].report),
+            (vec![2], &Some((HealReport::Failed, true))),
+            "reported once"
+        );
         assert!(nexts.iter().all(|next| next.wait <= Duration::from_secs(1)), "a change is an occasion");
         assert_eq!(
             history.ended(&failed("not_applied"), now).report,
@@ -249,12 +253,12 @@ mod tests {
     #[test]
     fn interference_is_reported_once_and_not_waited_for() {
         let (mut history, now) = (HealHistory::new(), Instant::now());
-        let look = HealOutcome::Interference("table ip theirs".into());
-        let next = history.ended(&look, now);
+        let outcome = HealOutcome::Interference("table ip theirs".into());
+        let next = history.ended(&outcome, now);
         assert_eq!(
             (next.report, next.wait, next.retry),
             (Some((HealReport::Failed, true)), Duration::ZERO, None)
         );
-        assert_eq!(history.ended(&look, now), HealDecision::default());
+        assert_eq!(history.ended(&outcome, now), HealDecision::default());
     }
 }

@@ -25,7 +25,7 @@ use crate::pod_check::{ExpectedRules, MeshPod, RepairError, UNVERIFIABLE};
 
 /// How long to wait for the rest of a burst.
 const BURST: Duration = Duration::from_millis(5);
-/// How many datagrams are read at a time. More of them say no more.
+/// How many datagrams are read at a time. More of them add nothing.
 const MOST_READ: usize = 64;
 /// The name of the threads that enter namespaces, with which the kernel reports our own changes.
 const OWN_NAME: &str = "netns";

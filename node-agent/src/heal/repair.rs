@@ -16,7 +16,7 @@ use crate::settings::Paths;
 pub struct HealJob {
     /// The pod.
     pub pod: Arc<MeshPod>,
-    /// What holds beside what it says.
+    /// The expected rules.
     pub rules: Arc<ExpectedRules>,
     /// Its network namespace.
     pub sandbox: Sandbox,

@@ -227,7 +227,7 @@ fn a_single_plugin_that_its_owner_writes_again_is_taken_in_again() {
 }
 
 #[test]
-fn a_list_of_somebody_else_in_the_way_of_a_single_plugin_comes_back() {
+fn another_programs_list_replaced_by_a_single_plugin_comes_back() {
     let start = directory(&[("10-a.conf", SINGLE), ("10-a.conflist", OTHER)]);
     let (end, _) = settled(start.clone(), &chained());
     assert!(calls_us(&end) && end.text("10-a.conflist").expect("is there").contains("ptp"));
@@ -235,7 +235,7 @@ fn a_list_of_somebody_else_in_the_way_of_a_single_plugin_comes_back() {
 }
 
 #[test]
-fn entries_that_others_touched_are_put_right() {
+fn changed_entries_are_restored() {
     let (at, _) = settled(directory(&[("10-calico.conflist", CALICO)]), &chained());
     let right = at.text("10-calico.conflist").expect("is there").to_owned();
     let cases = [
@@ -257,7 +257,7 @@ fn entries_that_others_touched_are_put_right() {
 }
 
 #[test]
-fn a_file_that_its_owner_wrote_anew_has_a_new_original() {
+fn a_file_that_its_owner_rewrote_has_a_new_original() {
     let (at, _) = settled(directory(&[("10-calico.conflist", CALICO)]), &chained());
     let newer = CALICO.replace("calico", "calico2");
     let at = edited(
@@ -327,7 +327,7 @@ fn owned_as(file: &str) -> Want {
 }
 
 #[test]
-fn an_owned_name_that_belongs_to_somebody_else_is_refused() {
+fn an_owned_name_of_another_programs_file_is_refused() {
     let setting = "ISTIO_OWNED_CNI_CONFIG_FILENAME";
     let alone = [("10-calico.conflist", CALICO)];
     belongs_to_others(&alone, &owned_as("10-calico.conflist"), "10-calico.conflist", setting);
@@ -407,7 +407,7 @@ fn a_name_of_ours_does_not_make_a_file_ours() {
 }
 
 #[test]
-fn a_name_for_standing_alone_that_belongs_to_somebody_else_is_refused() {
+fn a_standalone_name_of_another_programs_file_is_refused() {
     let want = |file: &str| Want { placement: Placement::Standalone { file: file.into() }, entry: entry() };
     let multus = r#"{"name":"m","type":"multus-shim"}"#;
     let files = [("00-multus.conf", multus), ("10-calico.conflist", CALICO)];
@@ -417,7 +417,7 @@ fn a_name_for_standing_alone_that_belongs_to_somebody_else_is_refused() {
 }
 
 #[test]
-fn a_list_under_a_pinned_name_of_a_single_plugin_is_said() {
+fn a_list_under_a_pinned_name_of_a_single_plugin_is_reported() {
     let at = directory(&[("10-calico.conf", CALICO), ("20-b.conflist", OTHER)]);
     let text = plan(&at, &pinned("10-calico.conf")).obstacle.expect("an obstacle").to_string();
     assert!(text.contains("10-calico.conf") && text.contains("holds a list"), "{text}");
@@ -445,7 +445,7 @@ fn a_copy_that_is_not_in_front_is_preempted() {
 }
 
 #[test]
-fn standing_alone_touches_nobody() {
+fn a_standalone_file_touches_no_other_file() {
     let start = directory(&[("10-calico.conflist", CALICO)]);
     let (end, last) = settled(start.clone(), &standalone());
     assert_eq!(last.obstacle, None);
@@ -491,7 +491,7 @@ fn a_power_failure_between_any_two_edits_is_made_good() {
 }
 
 #[test]
-fn removal_says_what_it_cannot_edit() {
+fn removal_reports_files_it_cannot_edit() {
     let (mut at, _) = settled(directory(&[("10-calico.conflist", CALICO)]), &chained());
     let cut = at.text("10-calico.conflist").expect("is there").trim_end().trim_end_matches('}').to_owned();
     at.files.retain(|file| file.name != "10-calico.conflist");

@@ -22,9 +22,9 @@ const MOST_RULES: usize = 1 << 20;
 pub struct ExpectedRules {
     /// What programs the rules, and in which form.
     pub programming: Programming,
-    /// Whether pods get strict capture, unless they say otherwise.
+    /// Whether pods get strict capture, unless their annotation decides.
     pub strict_capture: bool,
-    /// What the runtime's environment says: variables and their values.
+    /// The runtime's environment: variables and their values.
     pub environment: Vec<(&'static str, String)>,
 }
 
@@ -68,9 +68,9 @@ impl ExpectedRules {
 pub enum Comparison {
     /// All rules, routes and addresses are as planned.
     AsPlanned,
-    /// This is the first thing that is not.
+    /// This is the first difference.
     Different(String),
-    /// Nothing of the mesh is there; this is the first thing that is missing.
+    /// It has no rules of the mesh; this is the first missing one.
     NotRedirected(String),
     /// All are, but rules of other programs interfere.
     Interference(String),
@@ -166,7 +166,7 @@ pub fn check(
     checked().unwrap_or_else(|error| (Comparison::Unknown(error), Basis::Rules(None)))
 }
 
-/// Compares the calling thread's network namespace, which is to be the pod's, with the pod's plan.
+/// Compares the calling thread's network namespace, which must be the pod's, with the pod's plan.
 ///
 /// # Errors
 /// Why it cannot be determined.

@@ -1,6 +1,6 @@
 //! Finding the network namespace of a pod, surely or not at all.
 //!
-//! The pod's cgroup says in which namespaces its processes are; the pod's status says which addresses its namespace has. The one that both
+//! The pod's cgroup shows which namespaces its processes are in; the pod's status lists the addresses of its namespace. The one that both
 //! name is the pod's. The runtime's directory of mounted namespaces shows whether a namespace with the pod's addresses exists
 //! without processes.
 

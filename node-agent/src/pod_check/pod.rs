@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn a_running_pod_of_the_mesh_is_looked_at() {
+    fn a_running_pod_of_the_mesh_is_checked() {
         let candidate = candidate(&pod()).expect("a candidate");
         assert_eq!((candidate.name.to_string().as_str(), candidate.uid.as_str()), ("shop/web", "u-1"));
         assert_eq!(
@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn others_are_left_out() {
+    fn other_pods_are_skipped() {
         let changes: [(&str, Value); 10] = [
             ("/spec/hostNetwork", json!(true)),
             ("/status/phase", json!("Pending")),

@@ -36,7 +36,7 @@ pub struct ProcessIndex {
 }
 
 impl ProcessIndex {
-    /// Asks a mounted procfs, which is to be the host's.
+    /// Reads a mounted procfs, which must be the host's.
     ///
     /// # Errors
     /// It cannot be read, or lacks the host's network namespace.

@@ -64,7 +64,7 @@ impl RepairAction {
         }
     }
 
-    /// What an event says was done.
+    /// The past participle, for events.
     #[must_use]
     pub const fn past(self) -> &'static str {
         match self {
@@ -96,9 +96,9 @@ pub enum RepairOutcome {
     Gone,
     /// The pod changed since it was read; the watch reports it again.
     Changed,
-    /// The API server gave no answer that says whether it was done.
+    /// The API server did not confirm whether it was done.
     Unanswered {
-        /// What it said instead.
+        /// What happened.
         text: String,
         /// When it wants to be asked again.
         retry_after: Option<Duration>,

@@ -23,7 +23,7 @@ pub struct Filter {
     pub annotation: String,
     /// The init container that failed; empty for any.
     pub container: String,
-    /// What that said, without white space around it; empty for anything.
+    /// Its termination message, without surrounding white space; empty for any.
     pub message: String,
     /// Its exit code; 0 for any but success.
     pub exit_code: i64,
@@ -64,7 +64,7 @@ pub struct ApiError {
     pub exit_code: i64,
     /// What the runtime calls that run of the container.
     pub id: String,
-    /// When it ended, as the kubelet says it.
+    /// When it ended, as the kubelet reports it.
     pub finished: String,
 }
 

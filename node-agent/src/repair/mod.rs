@@ -311,7 +311,7 @@ impl Replica for RepairController {
         self.show();
     }
 
-    /// A pod that becomes broken stays so: the next watch goes on from the version of the last event.
+    /// A pod that becomes broken stays so: the next watch continues from the version of the last event.
     fn interrupted(&self) -> bool {
         self.metrics.watch_restarts.get_or_create(&WatchLabel { watch: "pods" }).inc();
         false

@@ -34,8 +34,8 @@ struct RepairJob {
     tries: u32,
     pauses: Backoff,
     state: JobState,
-    /// The word of the error that was said about it last.
-    said: Option<&'static str>,
+    /// The reason of its last reported error.
+    reported: Option<&'static str>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -93,7 +93,7 @@ impl RepairQueue {
             let pauses = Backoff::new(FIRST_PAUSE, LONGEST_PAUSE);
             let uid = pod.uid.clone();
             let state = JobState::Due(now);
-            self.jobs.insert(uid, RepairJob { pod, since: now, tries: 0, pauses, state, said: None });
+            self.jobs.insert(uid, RepairJob { pod, since: now, tries: 0, pauses, state, reported: None });
             return Noted::New;
         };
         let is_again = matches!(&job.state, JobState::Settled(failure) if *failure != pod.failure);
@@ -162,9 +162,9 @@ impl RepairQueue {
         job.state == JobState::GivenUp
     }
 
-    /// Whether a pod's error, by its word, is another one than the last that was said about it.
+    /// Whether a pod's error, by its reason, differs from the last reported one.
     pub fn is_news(&mut self, uid: &str, error: &'static str) -> bool {
-        self.jobs.get_mut(uid).is_some_and(|job| job.said.replace(error) != Some(error))
+        self.jobs.get_mut(uid).is_some_and(|job| job.reported.replace(error) != Some(error))
     }
 
     /// When the next pod is due.
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_is_dealt_with_once_and_the_next_one_again() {
+    fn a_failure_is_handled_once_and_the_next_one_again() {
         let (mut queue, start) = (RepairQueue::default(), Instant::now());
         assert_eq!(queue.note(broken("a", "1"), start), Noted::New);
         let task = queue.take(start).expect("a task");
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_answers_does_not_count() {
+    fn an_attempt_without_a_response_does_not_count() {
         let (mut queue, mut now) = (RepairQueue::default(), Instant::now());
         queue.note(broken("a", "1"), now);
         for _ in 0..3 * MOST_TRIES {
@@ -293,11 +293,11 @@ mod tests {
     }
 
     #[test]
-    fn a_error_is_new_once() {
+    fn an_error_is_new_once() {
         let (mut queue, start) = (RepairQueue::default(), Instant::now());
         queue.note(broken("a", "1"), start);
-        let said: Vec<bool> = ["x", "x", "y", "x"].map(|word| queue.is_news("a", word)).into();
-        assert_eq!((said, queue.is_news("b", "x")), (vec![true, false, true, true], false));
+        let news: Vec<bool> = ["x", "x", "y", "x"].map(|word| queue.is_news("a", word)).into();
+        assert_eq!((news, queue.is_news("b", "x")), (vec![true, false, true, true], false));
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! What is worth saying about settings that are not wrong.
+//! Notices about valid settings.
 
 use super::raw::{Origin, Raw, file_mode};
 use super::table::{SETTINGS, Status, Takes};
@@ -46,7 +46,7 @@ pub enum Notice {
     Unknown {
         /// The name.
         given: String,
-        /// The setting it looks like.
+        /// The setting it resembles.
         meant: Option<&'static str>,
     },
 }
@@ -75,7 +75,7 @@ impl std::fmt::Display for Notice {
     }
 }
 
-/// Everything worth saying, in the order of the table and then of the environment.
+/// All notices, in the order of the table and then of the environment.
 pub(super) fn all(raw: &Raw<'_>, env: &[(String, String)]) -> Vec<Notice> {
     let mut notices: Vec<Notice> = raw.not_in_force().into_iter().map(Notice::NotInForce).collect();
     for (setting, origin, value) in raw.given() {
@@ -232,7 +232,7 @@ fn of_taint(raw: &Raw<'_>) -> [(&'static str, (bool, &'static str)); 13] {
     ]
 }
 
-/// Whether a variable looks like a setting of ours without being one. The kubelet puts the names of services into the environment, so
+/// Whether a variable resembles a setting of ours without being one. The kubelet puts the names of services into the environment, so
 /// most names mean nothing.
 fn unknown(given: &str) -> Option<Notice> {
     let names = || SETTINGS.iter().flat_map(|setting| setting.env.iter().copied());

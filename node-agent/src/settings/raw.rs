@@ -28,7 +28,7 @@ pub enum AgentCommand {
     TaintController,
 }
 
-/// What help and the manual say besides the flags.
+/// Texts of help and manual besides the flags.
 const PAGES: Pages = Pages {
     examples: &[
         ("Install into the list that the runtime uses, and keep it there", "install-cni"),

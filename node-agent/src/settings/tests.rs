@@ -35,7 +35,7 @@ fn notices(args: &[&str], env: &[(&str, &str)]) -> Vec<String> {
 }
 
 #[test]
-fn the_table_has_no_name_twice_and_says_something_of_each() {
+fn the_table_names_and_explains_each_setting_once() {
     let mut names: Vec<&str> = SETTINGS.iter().filter_map(|setting| setting.flag).collect();
     names.extend(SETTINGS.iter().flat_map(|setting| setting.env));
     names.extend(logging::FLAGS.iter().map(|flag| flag.name));
@@ -87,7 +87,7 @@ fn defaults_are_those_of_the_interface() {
 }
 
 #[test]
-fn the_drift_watch_is_off_unless_it_is_found_how_often() {
+fn the_drift_watch_is_off_without_an_interval() {
     assert_eq!(
         settings(&[], &[]).drift,
         DriftSettings { interval: None, heal: false, environment: Vec::new() }
@@ -343,7 +343,7 @@ const CHART: [(&str, &str); 13] = [
 
 /// A user who sets them relies on repair.
 #[test]
-fn what_a_chart_asks_for_and_is_not_done_is_said_once_for_each_reason() {
+fn unsupported_settings_of_a_chart_are_reported_once_for_each_reason() {
     let texts = notices(&["--log_output_level=info,cni-plugin:debug"], &CHART);
     assert_eq!(texts, ["ALLOW_SWITCH_TO_HOST_NS, GOMEMLIMIT have no effect: it is not used"]);
     assert_eq!(notices(&[], &[]), [""; 0]);
@@ -353,7 +353,7 @@ fn what_a_chart_asks_for_and_is_not_done_is_said_once_for_each_reason() {
 }
 
 #[test]
-fn help_says_what_the_log_says() {
+fn help_and_log_agree() {
     let help = printed(&["--help"]).split_whitespace().collect::<Vec<_>>().join(" ");
     let mut count = 0;
     for setting in SETTINGS {
@@ -364,7 +364,7 @@ fn help_says_what_the_log_says() {
 }
 
 #[test]
-fn the_entry_says_what_the_settings_say() {
+fn the_entry_follows_the_settings() {
     let env = [
         ("EXCLUDE_NAMESPACES", " a, ,b "),
         ("POD_NAMESPACE", "istio-system"),
@@ -381,7 +381,7 @@ fn the_entry_says_what_the_settings_say() {
 }
 
 #[test]
-fn the_entry_tells_whether_the_agent_is_on_the_hosts_network() {
+fn the_entry_shows_whether_the_agent_is_on_the_hosts_network() {
     let says = |env: &[(&str, &str)]| {
         let Settings { entry, paths, kubeconfig, .. } = settings(&[], env);
         entry

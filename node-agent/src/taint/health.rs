@@ -18,7 +18,7 @@ pub enum NodeHealth {
 }
 
 impl NodeHealth {
-    /// What the node's condition says.
+    /// The node's condition for it.
     #[must_use]
     pub fn condition(&self, of_type: &str) -> Condition {
         let (status, reason, message) = match self {
@@ -36,7 +36,7 @@ impl NodeHealth {
         }
     }
 
-    /// Whether another health says the same, details aside, which may change all the time.
+    /// Whether another health is the same except for details, which may change all the time.
     #[must_use]
     pub fn is_like(&self, other: &Self) -> bool {
         std::mem::discriminant(self) == std::mem::discriminant(other)
@@ -55,9 +55,9 @@ impl NodeHealth {
 /// What a health means for the taint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TaintDecision {
-    /// The node is to be free of it.
+    /// The node should not have it.
     Free,
-    /// The node is to have it.
+    /// The node should have it.
     Tainted,
     /// It stays as it is, for now at least.
     AsItIs,
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_that_was_replaced_has_lost_its_taint_to_nobody() {
+    fn a_replaced_node_has_no_contested_taint() {
         let (now, mut backoff) = (Instant::now(), TaintBackoff::default());
         backoff.note(true, "old");
         assert_eq!(backoff.ask("new", now), TaintPermission::Granted);
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn the_condition_says_what_the_health_is() {
+    fn the_condition_follows_the_health() {
         for (health, status, reason) in [
             (NodeHealth::Verified, "True", "Verified"),
             (bad(), "False", "AgentNotReady"),

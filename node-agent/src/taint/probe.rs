@@ -15,10 +15,10 @@ use crate::pod_check::{ApplyFailure, ExpectedRules, redirect_here, require};
 /// Why a probe namespace is not redirected.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ProbeError {
-    /// Nothing is said about pods: the agent's container is not equipped for it.
+    /// The agent's container is not equipped for it, so the result for pods is unknown.
     #[error("cannot try a redirection: {0}; or set TAINT_PROBE=false")]
     Impossible(String),
-    /// A pod would fare alike.
+    /// A pod would fail too.
     #[error("a network namespace created as a test could not be redirected: {0}")]
     Failed(String),
 }
@@ -108,7 +108,7 @@ mod tests {
     #[test]
     fn what_would_fail_pods_fails_the_probe() {
         let environment = [("ISTIO_OUTBOUND_IPV4_LOOPBACK_CIDR", "nonsense".to_owned())];
-        let said = probe(&ExpectedRules::of(&conf(""), &environment));
-        assert!(matches!(&said, Err(ProbeError::Failed(why)) if why.contains("nonsense")), "{said:?}");
+        let probed = probe(&ExpectedRules::of(&conf(""), &environment));
+        assert!(matches!(&probed, Err(ProbeError::Failed(why)) if why.contains("nonsense")), "{probed:?}");
     }
 }

@@ -77,7 +77,7 @@ fn an_api_server_that_fails_delays_a_change_and_doubles_nothing() {
 }
 
 #[test]
-fn a_server_that_says_when_to_come_back_is_not_asked_before() {
+fn a_retry_after_is_respected() {
     let (node, api) = born_tainted();
     for asked in [GET, STATUS, PATCH] {
         api.fail(asked, &[Fault::Later(6)]);
@@ -109,7 +109,7 @@ fn a_server_that_does_not_answer_in_time_is_asked_again_and_nothing_is_done_twic
 }
 
 #[test]
-fn a_conflict_is_worked_out_anew_and_costs_nobody_a_taint() {
+fn a_conflict_is_resolved_and_keeps_other_taints() {
     let (node, api) = born_tainted();
     api.fail(STATUS, &[Fault::Status(409)]);
     api.fail(PATCH, &[Fault::Status(409); 3]);
@@ -187,7 +187,7 @@ fn a_clock_that_jumps_taints_no_node_early_and_none_late() {
 
 /// Another machine has the agent's node's name: its taint is removed by a patch that tests its owner.
 #[test]
-fn a_node_that_is_replaced_in_the_moment_of_a_change_is_looked_at_anew() {
+fn a_node_replaced_during_a_change_is_read_again() {
     let (node, api) = born_tainted();
     api.fail(STATUS, &[Fault::DoneInSilence]);
     let _agent = node.start_ready();
@@ -203,7 +203,7 @@ fn a_node_that_is_replaced_in_the_moment_of_a_change_is_looked_at_anew() {
 
 /// The runtime's environment counts for every pod, so a probe uses it, and is repeated when it changes.
 #[test]
-fn a_node_is_verified_by_what_the_settings_folder_says_at_present() {
+fn a_node_is_verified_with_the_current_settings_folder() {
     let (mut node, api) = born_tainted();
     let folder = node.path("settings");
     fs::create_dir(&folder).expect("makes");

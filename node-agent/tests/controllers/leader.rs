@@ -102,7 +102,7 @@ fn an_api_server_that_fails_delays_a_change_and_doubles_nothing() {
 
 /// Only a Retry-After explains such a late request: the first pauses are of a second at most. All nodes wait, whichever it was about.
 #[test]
-fn a_server_that_says_when_to_come_back_is_not_asked_before() {
+fn a_retry_after_is_respected() {
     let (node, api) = cluster();
     let asked = [
         (Verb::Get, "leases"),
@@ -132,7 +132,7 @@ fn a_server_that_says_when_to_come_back_is_not_asked_before() {
 
 /// Five seconds is how long a request may take, and three one about the Lease.
 #[test]
-fn a_server_that_does_not_answer_in_time_holds_nobody_up_and_nothing_is_done_twice() {
+fn a_late_response_delays_nothing_and_repeats_nothing() {
     let (node, api) = cluster();
     for asked in
         [(Verb::Get, "leases"), (Verb::Get, "daemonsets"), (Verb::List, "nodes"), (Verb::Watch, "pods")]
@@ -168,7 +168,7 @@ fn an_event_that_is_not_taken_delays_nothing_that_is_counted() {
 }
 
 #[test]
-fn a_watch_that_expires_misses_nobody() {
+fn an_expired_watch_misses_nothing() {
     let (node, api) = cluster();
     for name in ["n1", "n2"] {
         joins(&api, name, false);
@@ -202,7 +202,7 @@ fn a_watch_that_expires_misses_nobody() {
 
 /// A leader's stale pods do not count for a node that joined while their watch was broken.
 #[test]
-fn a_leader_that_cannot_see_pods_frees_nobody_and_taints_who_joins() {
+fn a_leader_without_pods_frees_nothing_and_taints_new_nodes() {
     let (node, api) = cluster();
     joins(&api, "n1", false);
     agent(&api, "n1", true);
@@ -229,7 +229,7 @@ fn a_leader_that_cannot_see_pods_frees_nobody_and_taints_who_joins() {
 }
 
 #[test]
-fn a_conflict_is_worked_out_anew_and_costs_nobody_a_taint() {
+fn a_conflict_is_resolved_and_keeps_other_taints() {
     let (node, api) = cluster();
     let _controller = start(&node);
     wait_at_least(&node, LEADS, 1.0);
@@ -294,7 +294,7 @@ fn wait_looks(node: &Node, api: &Objects, more: usize) {
 }
 
 #[test]
-fn a_leader_whose_lease_somebody_else_has_taken_does_nothing_any_more() {
+fn a_leader_that_lost_its_lease_stops() {
     let (node, api) = cluster();
     let _controller = start(&node);
     wait_at_least(&node, LEADS, 1.0);
@@ -345,7 +345,7 @@ fn a_leader_that_cannot_renew_its_lease_stops_and_leads_again_when_it_can() {
 }
 
 #[test]
-fn two_that_write_the_lease_at_once_are_told_and_one_goes_on() {
+fn two_concurrent_writers_of_the_lease_leave_one_leader() {
     let (node, api) = cluster();
     let _controller = start(&node);
     wait_at_least(&node, LEADS, 1.0);
@@ -376,7 +376,7 @@ fn the_clocks_of_two_replicas_need_not_agree() {
 }
 
 #[test]
-fn a_clock_that_jumps_taints_nobody_early_and_nobody_late() {
+fn a_jumping_clock_taints_neither_early_nor_late() {
     for jump in ["-3d", "+3d"] {
         let (mut node, api) = cluster();
         node.set("TAINT_AFTER", "6s");
@@ -401,7 +401,7 @@ fn a_clock_that_jumps_taints_nobody_early_and_nobody_late() {
 }
 
 #[test]
-fn a_config_map_is_asked_for_until_the_server_answers_and_nobody_is_touched_before() {
+fn a_config_map_is_requested_until_the_server_responds() {
     let (mut node, api) = cluster();
     node.set("TAINT_CONFIGMAP_NAME", "selectors");
     node.set("TAINT_CONFIGMAP_NAMESPACE", "istio-system");

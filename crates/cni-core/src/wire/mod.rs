@@ -2,6 +2,7 @@
 //!
 //! Follows the specification at <https://www.cni.dev/docs/spec/>, versions 0.1.0 to 1.1.0.
 
+mod compatibility;
 mod environment;
 mod error;
 mod object;

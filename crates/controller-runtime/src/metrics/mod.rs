@@ -135,7 +135,7 @@ labels!(
     WatchLabel = "watch" { watch: &'static str }
 );
 labels!(
-    /// What was to be changed, and how that ended.
+    /// A requested change, and how it ended.
     ChangeLabels = "change,result" { change: &'static str, result: &'static str }
 );
 

@@ -205,7 +205,7 @@ impl<'de, T, K: Fn(&Value) -> Option<T>> DeserializeSeed<'de> for ItemsSeed<'_, 
     type Value = ();
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
-        // The server says null for none.
+        // The API server writes null for none.
         deserializer.deserialize_option(self)
     }
 }

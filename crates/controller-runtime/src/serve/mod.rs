@@ -165,7 +165,7 @@ where
         };
         let slot = slots.take().await;
         let (answer, number, own) = (answer.clone(), slot.number(), slots.clone());
-        #[expect(clippy::disallowed_methods, reason = "a connection is over soon; who has made it notices")]
+        #[expect(clippy::disallowed_methods, reason = "a connection ends soon; its client notices")]
         let task = tokio::spawn(async move {
             let service = service_fn(move |request| {
                 let (answer, slots) = (answer(request), own.clone());

@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[tokio::test(flavor = "current_thread")]
-    async fn whoever_finds_nobody_idle_waits_for_the_next_who_is() {
+    async fn a_new_connection_waits_for_an_idle_one() {
         let slots = Slots::new(1);
         let busy = slots.take().await;
         slots.begin(busy.number());

@@ -2,12 +2,12 @@
 
 use super::{SaveError, ports};
 use crate::ruleset::{
-    Api, Base, Condition, Counter, Endpoint, Ruleset, SeenRule, Selector, SetLookup, Statement, TableName,
+    Api, Base, Condition, Counter, Endpoint, Ruleset, SeenRule, Selector, Statement, TableName,
     chain_priority, marked, owned_by, state, target_named,
 };
 use alloc::{borrow::ToOwned, string::String, vec::Vec};
 use redirect_core::{
-    rule::{Equality, Hook, Match, Protocol, Table},
+    rule::{Equality, Hook, Match, Protocol},
     values::{Family, PortRange, PortSyntax, parse_cidr},
 };
 

@@ -104,7 +104,7 @@ fn a_node_that_joins_is_tainted_at_once_and_one_that_was_there_is_not() {
 }
 
 #[test]
-fn who_frees_a_node_is_given_the_time_to_be_proved_right() {
+fn an_agent_that_frees_a_node_gets_time_to_be_proved_right() {
     let now = Instant::now();
     let mut model = model(node("there", &[], ""), vec![]);
     model.put_node(node("n", &[KEY], ""));

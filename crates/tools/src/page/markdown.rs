@@ -9,8 +9,6 @@ use std::path::{Component, Path, PathBuf};
 use anyhow::{Result, bail};
 use pulldown_cmark::{CowStr, Event, HeadingLevel, Options, Parser, Tag, TagEnd, html};
 
-use crate::site::address;
-
 /// A document.
 pub(crate) struct Page {
     pub(crate) title: String,
@@ -155,6 +153,14 @@ fn plain(path: &Path) -> PathBuf {
 /// Text as HTML.
 pub(crate) fn escaped(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
+}
+
+/// The file of a document's page.
+pub(crate) fn address(name: &str) -> PathBuf {
+    match name.strip_suffix("README.md") {
+        Some(folder) => Path::new(folder).join("index.html"),
+        None => Path::new(name).with_extension("html"),
+    }
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use anyhow::{Context, Result, ensure};
 use serde_json::json;
 
 use crate::contents::{self, CONTENTS};
-use crate::markdown::{self, Page};
+use crate::markdown::{self, Page, address};
 
 /// What is around the text of a document.
 const TEMPLATE: &str = include_str!("../../../web/docs.html");
@@ -47,14 +47,6 @@ fn complete(project: &Path) -> Result<()> {
         missing.join(", ")
     );
     Ok(())
-}
-
-/// The file of a document's page.
-pub(crate) fn address(name: &str) -> PathBuf {
-    match name.strip_suffix("README.md") {
-        Some(folder) => Path::new(folder).join("index.html"),
-        None => Path::new(name).with_extension("html"),
-    }
 }
 
 /// The way from a page to the folder of all.
