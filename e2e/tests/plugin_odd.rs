@@ -95,13 +95,13 @@ fn answers_that_no_api_server_gives_are_blamed_on_the_server() -> Result<()> {
         (with("/metadata/namespace", "bank"), "in namespace \"bank\""),
         (with("/kind", "Job"), "received \"Job\""),
         (http("200 OK", "application/json", "[]"), "received \"\""),
-        (
-            http("200 OK", "application/json", "{\"kind\":\"Pod\",\"metadata\":3}"),
-            "received \"Pod\" \"\"",
-        ),
+        (http("200 OK", "application/json", "{\"kind\":\"Pod\",\"metadata\":3}"), "received \"Pod\" \"\""),
     ] {
         let (code, text) = add(serve(answer)?, SOON, "")?.expect(expected);
-        assert!(code == 11 && text.contains(expected) && text.contains("is this the API server?"), "{code} {text}");
+        assert!(
+            code == 11 && text.contains(expected) && text.contains("is this the API server?"),
+            "{code} {text}"
+        );
     }
     Ok(())
 }
