@@ -126,7 +126,7 @@ impl Question {
         match answer {
             None => paper.line(0, "not sent: --dry-run"),
             Some(Answer::AsPlanned) => {
-                paper.inked(0, "the plugin reports that all is as planned", TextStyle::Green)
+                paper.inked(0, "the plugin reports that all is as planned", TextStyle::Green);
             }
             Some(Answer::Refused { code, message, details }) => {
                 paper.marked(0, "error  ", TextStyle::Red, &format!("code {code}: {message}"));
