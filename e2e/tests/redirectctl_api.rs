@@ -77,9 +77,9 @@ fn a_server_that_does_not_serve_is_one_sentence_that_says_what_to_do() -> Result
     for (server, words) in [
         (free, ["is unreachable", "--file"]),
         (stand_in("")?, ["did not respond within 5s", "--file"]),
-        (stand_in(html)?, ["not an API server", "proxy or load balancer"]),
+        (stand_in(html)?, ["is this the API server?", "proxy or load balancer"]),
         (stand_in(busy)?, ["answers 503", "--file"]),
-        (stand_in(other)?, ["not an API server", "proxy or load balancer"]),
+        (stand_in(other)?, ["is this the API server?", "proxy or load balancer"]),
     ] {
         let kubeconfig = kubeconfig_for(folder.path(), &server, &json!({}))?;
         // Each of them waits for the silent one: so two ways of asking are enough here.

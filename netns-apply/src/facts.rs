@@ -154,9 +154,9 @@ mod tests {
         let long = folder.path().join("long");
         fs::write(&long, "nameserver 10.96.0.10\n".repeat(60_000)).unwrap();
         for (path, why) in [
-            (fifo.as_path(), "no regular file"),
-            (folder.path(), "no regular file"),
-            (Path::new("/dev/zero"), "no regular file"),
+            (fifo.as_path(), "not a regular file"),
+            (folder.path(), "not a regular file"),
+            (Path::new("/dev/zero"), "not a regular file"),
             (long.as_path(), "longer than 1 MiB"),
         ] {
             let error = servers_in(path).unwrap_err().to_string();
