@@ -43,6 +43,6 @@ generated() {
     fi
 }
 generated redirect-core/tests/dumps/settings.told "$setting"
-generated docs/settings.md "## \`$setting\`"
+generated docs/reference/settings.md "## \`$setting\`"
 # The table, the reading, the plan; what the generators reach; every property; what was recorded; the JSON and its schema.
 cargo test --locked --quiet -p redirect-core --lib --test coverage --test properties --test recordings --test json

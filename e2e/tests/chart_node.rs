@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 
 /// The agent's own profile.
 const PROFILE: &str = include_str!("../../deploy/seccomp/install-cni.json");
-const PRIVILEGES: &str = include_str!("../../docs/privileges.md");
+const PRIVILEGES: &str = include_str!("../../docs/reference/privileges.md");
 
 #[test]
 #[ignore = "needs helm: make chart"]
@@ -39,7 +39,7 @@ fn the_charts_defaults_run_an_agent_that_is_ready_and_has_nothing_to_complain_of
     ensure_the_page_tells_of_the_runtimes_profile(&node)
 }
 
-/// The calls that containerd's profile lets the agent make, whatever their arguments are: as many as docs/privileges.md says, give or take what another
+/// The calls that containerd's profile lets the agent make, whatever their arguments are: as many as docs/reference/privileges.md says, give or take what another
 /// version of containerd brings.
 fn ensure_the_page_tells_of_the_runtimes_profile(node: &Node<'_>) -> Result<()> {
     let agents =

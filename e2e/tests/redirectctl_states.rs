@@ -129,7 +129,7 @@ fn a_packet_is_followed_through_rules_of_others_as_well() -> Result<()> {
     Ok(())
 }
 
-/// What somebody notices who has such a pod, in the words of docs/troubleshooting.md.
+/// What somebody notices who has such a pod, in the words of docs/tasks/troubleshooting.md.
 fn symptom(state: &str) -> Option<&'static str> {
     Some(match state {
         "plugin never ran" => "The sidecar sees no traffic at all; the mesh's policies do not apply",
@@ -186,12 +186,12 @@ fn the_page_of_troubles_shows_what_is_really_told() -> Result<()> {
     compare("states", &told)
 }
 
-/// A part of docs/troubleshooting.md with what is told; with UPDATE_DOCS=1 it is written.
+/// A part of docs/tasks/troubleshooting.md with what is told; with UPDATE_DOCS=1 it is written.
 fn compare(part: &str, told: &str) -> Result<()> {
     // Tests of a process run side by side.
     static WRITING: Mutex<()> = Mutex::new(());
     let _one = WRITING.lock().unwrap_or_else(PoisonError::into_inner);
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/troubleshooting.md");
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/tasks/troubleshooting.md");
     let mut page = fs::read_to_string(&path)?;
     let begin = format!("<!-- {part} -->\n");
     let start = page.find(&begin).context("a place for it")? + begin.len();

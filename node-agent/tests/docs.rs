@@ -1,4 +1,4 @@
-//! docs/agent.md says what the code says. With UPDATE_DOCS=1 the tables are written instead of compared.
+//! docs/reference/agent.md says what the code says. With UPDATE_DOCS=1 the tables are written instead of compared.
 
 use std::fmt::Write;
 use std::fs;
@@ -33,8 +33,8 @@ fn the_reference_says_what_the_code_says() {
         ("settings", markdown(SETTINGS)),
         ("logging", markdown(&log_rows())),
     ];
-    compare("agent.md", &tables);
-    compare("taint.md", &[("taint-metrics", metrics(&[TAINT_METRICS, PROCESS_METRICS].concat()))]);
+    compare("reference/agent.md", &tables);
+    compare("concepts/taint.md", &[("taint-metrics", metrics(&[TAINT_METRICS, PROCESS_METRICS].concat()))]);
 }
 
 fn compare(file: &str, tables: &[(&str, String)]) {
@@ -57,8 +57,8 @@ fn compare(file: &str, tables: &[(&str, String)]) {
 
 #[test]
 fn the_reference_shows_every_placeholder() {
-    let text =
-        fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/agent.md")).expect("docs");
+    let text = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/reference/agent.md"))
+        .expect("docs");
     let template = install_cni::conflist::Template { text: "__X__", values: &[] };
     assert!(install_cni::conflist::Entry::from_template(&template).is_err(), "unknown ones are refused");
     let source = include_str!("../src/settings.rs");
@@ -73,8 +73,8 @@ fn the_reference_shows_every_placeholder() {
 
 #[test]
 fn the_reference_lists_what_is_reloaded() {
-    let text =
-        fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/agent.md")).expect("docs");
+    let text = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/reference/agent.md"))
+        .expect("docs");
     let (_, section) = text.split_once("### Settings that are reloaded").expect("a section");
     let (list, _) = section.split_once("- **Precedence**").expect("a list");
     let listed: Vec<&str> = list.split('`').filter(|word| RELOADED.contains(word)).collect();

@@ -1,4 +1,4 @@
-//! The agent with exactly the capabilities that docs/privileges.md says it needs, and with one fewer: then it names it, and changes nothing. Needs root.
+//! The agent with exactly the capabilities that docs/reference/privileges.md says it needs, and with one fewer: then it names it, and changes nothing. Needs root.
 //!
 //! The other programs are in `e2e/tests/least_privilege.rs`.
 

@@ -1,4 +1,4 @@
-//! docs/redirectctl.md says what the code says. With UPDATE_DOCS=1 the tables are written instead of compared.
+//! docs/reference/redirectctl.md says what the code says. With UPDATE_DOCS=1 the tables are written instead of compared.
 
 #![allow(clippy::unwrap_used)] // a panic is how a test fails
 
@@ -48,7 +48,7 @@ fn commands() -> String {
 
 #[test]
 fn the_reference_says_what_the_code_says() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/redirectctl.md");
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/reference/redirectctl.md");
     let mut text = fs::read_to_string(&path).unwrap();
     for (name, wanted) in [("commands", commands()), ("causes", causes())] {
         let begin = format!("<!-- {name} -->\n");
