@@ -21,7 +21,6 @@ pub const STORY: &[&str] = &[
     "README.md",
     "docs/get-started/migrate.md",
     "docs/get-started/upgrade.md",
-    "docs/get-started/uninstall.md",
     "docs/get-started/install.md",
     "docs/reference/images.md",
 ];
@@ -37,14 +36,18 @@ pub const WORLDS: [World; 6] = [
     },
     World {
         name: "machine",
-        documents: &["README.md", "docs/get-started/node-image.md", "docs/reference/privileges.md"],
+        documents: &[
+            "docs/tasks/diagnose.md",
+            "docs/get-started/node-image.md",
+            "docs/reference/privileges.md",
+        ],
         test: "e2e/tests/guides.rs: what_is_typed_on_a_machine_prints_what_is_shown",
     },
     World {
         name: "mesh",
         documents: &[
             "README.md",
-            "docs/reference/redirectctl.md",
+            "docs/tasks/diagnose.md",
             "docs/tasks/troubleshooting.md",
             "docs/tasks/alerts.md",
         ],
@@ -57,7 +60,7 @@ pub const WORLDS: [World; 6] = [
     },
     // The two of one test: typed where the engineer is, and typed on a node.
     World { name: "cluster", documents: STORY, test: STORY_TEST },
-    World { name: "node", documents: &["README.md", "docs/get-started/uninstall.md"], test: STORY_TEST },
+    World { name: "node", documents: &["README.md", "docs/get-started/upgrade.md"], test: STORY_TEST },
 ];
 
 pub fn world(name: &str) -> Result<&'static World> {
