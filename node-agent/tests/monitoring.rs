@@ -217,7 +217,9 @@ fn the_runbooks_commands_ask_what_is_there() {
     let known = known();
     let manifests =
         ["istio-cni-node.yaml", "taint-controller.yaml"].map(|file| read(&format!("deploy/{file}"))).concat();
-    let [events, reference] = ["docs/reference/agent.md", "docs/reference/redirectctl.md"].map(read);
+    let [reference_agent, drift, examples] =
+        ["docs/reference/agent.md", "docs/concepts/drift.md", "docs/tasks/diagnose.md"].map(read);
+    let events = reference_agent + &drift;
     let text = read("docs/tasks/alerts.md");
     let commands: Vec<&str> =
         text.split("**First**: `").skip(1).map(|rest| rest.split('`').next().expect("a command")).collect();
@@ -248,7 +250,7 @@ fn the_runbooks_commands_ask_what_is_there() {
                 }
             }
             ["redirectctl", subcommand, ..] => {
-                assert!(reference.contains(&format!("redirectctl {subcommand}")), "{command}");
+                assert!(examples.contains(&format!("redirectctl {subcommand}")), "{command}");
             }
             ["sysctl", name] => {
                 assert!(
