@@ -88,7 +88,7 @@ pub const METRICS: &[Described] = &[
     described("istio_cni_heal_watched_pods", "gauge", "", "Pods in whose network namespace the agent listens for changes"),
     described("istio_cni_heal_unwatched_pods", "gauge", "", "Pods that it would listen to as well, but there are too many, or their network namespace cannot be listened to; only the drift watch looks at them"),
     described("istio_cni_heal_looks_total", "counter", "result", "Times a pod was looked at because something changed in its network namespace: as_planned, drifted, failed"),
-    described("istio_cni_heal_attempts_total", "counter", "reason", "Times a pod that had drifted was to be redirected as planned again, by how that ended; docs/reference/agent.md has the reasons"),
+    described("istio_cni_heal_attempts_total", "counter", "reason", "Times a pod that had drifted was to be redirected as planned again, by how that ended; docs/concepts/drift.md has the reasons"),
     described("istio_cni_heal_duration_seconds", "histogram", "", "How long after the kernel told of a change the pod was redirected as planned again, verified"),
     described("istio_cni_heal_contested_pods", "gauge", "", "Pods whose rules another writer removes again and again, so that the agent waits before it answers"),
     described("istio_cni_heal_lost_notifications_total", "counter", "", "Times the kernel had more to tell of a network namespace than could wait; it is then looked at all the same"),

@@ -79,7 +79,7 @@ pub const SETTINGS: &[Row] = &[
     used("", &["KUBERNETES_SERVICE_PORT"], TEXT, "", "The API server's port. Required."),
     used("", &["KUBERNETES_SERVICE_PROTOCOL"], TEXT, "https", "The API server's protocol."),
     used("drift-watch-interval", &["DRIFT_WATCH_INTERVAL"], Duration, "0s", "How often every pod of the node is compared with what the plugin made of it; 0s: never, else 1s at least. By itself it changes nothing."),
-    used("drift-heal", &["DRIFT_HEAL"], Switch, "false", "Redirect pods as planned again where the drift watch finds that they are not any more, and listen to the kernel, so that this takes less than a second (docs/reference/agent.md)."),
+    used("drift-heal", &["DRIFT_HEAL"], Switch, "false", "Redirect pods as planned again where the drift watch finds that they are not any more, and listen to the kernel, so that this takes less than a second (docs/concepts/drift.md)."),
     used("", &["ISTIO_OUTBOUND_OWNER_GROUPS"], TEXT, "", "What the container runtime's environment, which the plugin obeys, says; for what plans pods as the plugin does: the drift watch, repairs in place and the probe of the node's taint."),
     used("", &["ISTIO_OUTBOUND_OWNER_GROUPS_EXCLUDE"], TEXT, "", "Likewise."),
     used("", &["ISTIO_OUTBOUND_IPV4_LOOPBACK_CIDR"], TEXT, "", "Likewise."),
