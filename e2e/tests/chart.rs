@@ -284,20 +284,22 @@ fn gke_is_known_by_its_api_server() -> Result<()> {
 #[ignore = "needs helm: make chart"]
 fn every_variable_is_a_setting_that_is_in_force() -> Result<()> {
     let reference = fs::read_to_string(project().join("docs/reference/agent.md"))?;
-    let is_row = |line: &&str| line.starts_with('|') && line.matches(" | ").count() >= 4;
-    let rows = reference
-        .lines()
-        .filter(is_row)
-        .filter(|row| !row.contains("Has no effect") && !row.contains("not implemented"));
-    let names = |row: &str| -> Vec<String> {
-        let column = row.split('|').nth(2).unwrap_or_default();
-        column
-            .split(',')
-            .map(|name| name.trim().trim_matches('`').to_owned())
-            .filter(|name| !name.is_empty())
+    let (_, settings) = reference.split_once("<!-- settings -->").context("no settings")?;
+    let (in_force, _) = settings.split_once("Not in force:").context("no settings without effect")?;
+    let items = in_force.lines().filter(|line| line.starts_with("- `"));
+    let names = |item: &str| -> Vec<String> {
+        let names = item.split(": ").next().unwrap_or_default();
+        names
+            .split(" (")
+            .next()
+            .unwrap_or_default()
+            .split('`')
+            .skip(1)
+            .step_by(2)
+            .map(str::to_owned)
             .collect()
     };
-    let known: BTreeSet<String> = rows.flat_map(names).collect();
+    let known: BTreeSet<String> = items.flat_map(names).collect();
     ensure!(known.contains("REPAIR_REPAIR_PODS") && !known.contains("AMBIENT_ENABLED"), "{known:?}");
     let mut set = BTreeSet::new();
     for file in values_files()? {
@@ -513,7 +515,7 @@ fn the_agent_gets_the_capabilities_that_the_pages_name_and_no_others() -> Result
     // Of several repairs one is made; the last of the table is not the one with capabilities.
     together["repair"] = json!({"enabled": true, "repairPods": true});
     ensure!(agents_capabilities(&together)? == of_all, "{together}");
-    let more = needs("the same where the node's directories belong to somebody else")?;
+    let more = needs("the same where the node's directories belong to another user")?;
     let asked: Vec<String> = more.iter().map(|name| name.to_uppercase()).collect();
     ensure!(agents_capabilities(&json!({"repair": {"enabled": false}, "extraCapabilities": asked}))? == more);
 

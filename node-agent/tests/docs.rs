@@ -1,6 +1,5 @@
 //! docs/reference/agent.md says what the code says. With UPDATE_DOCS=1 the tables are written instead of compared.
 
-use std::fmt::Write;
 use std::fs;
 use std::path::Path;
 
@@ -10,31 +9,47 @@ use install_cni::reload::RELOADED;
 use install_cni::settings::table::SETTINGS;
 use install_cni::taint::cluster::metrics::METRICS as TAINT_METRICS;
 use settings_cli::log_rows;
-use settings_table::markdown;
+use settings_table::{Status, markdown, wrapped};
 
 fn metrics(rows: &[Described]) -> String {
-    let mut table = "| metric | kind | labels | meaning |\n|---|---|---|---|\n".to_owned();
-    for row in rows {
-        let labels: Vec<String> = row
-            .labels
-            .split(',')
-            .filter(|label| !label.is_empty())
-            .map(|label| format!("`{label}`"))
-            .collect();
-        let _ = writeln!(table, "| `{}` | {} | {} | {} |", row.name, row.kind, labels.join(", "), row.help);
+    let item = |row: &Described| {
+        let labels = if row.labels.is_empty() { String::new() } else { format!("{{{}}}", row.labels) };
+        wrapped(&format!("- `{}{labels}` ({}): {}", row.name, row.kind, row.help), "  ")
+    };
+    rows.iter().map(item).collect()
+}
+
+/// The list of settings; those that are not in force come behind it, together by the reason.
+fn settings() -> String {
+    let (others, in_force): (Vec<_>, Vec<_>) = SETTINGS
+        .iter()
+        .copied()
+        .partition(|row| matches!(row.status, Status::WithoutEffect(_) | Status::NotImplemented(_)));
+    let mut text = markdown(&in_force) + "\nNot in force:\n\n";
+    let mut reasons: Vec<(String, Vec<&str>)> = Vec::new();
+    for row in &others {
+        let (description, name) = (row.description(), row.env.first().copied().unwrap_or(row.name()));
+        match reasons.iter_mut().find(|(known, _)| *known == description) {
+            Some((_, names)) => names.push(name),
+            None => reasons.push((description, vec![name])),
+        }
     }
-    table
+    for (description, names) in reasons {
+        let names: Vec<String> = names.iter().map(|name| format!("`{name}`")).collect();
+        text += &wrapped(&format!("- {}: {description}", names.join(", ")), "  ");
+    }
+    text
 }
 
 #[test]
 fn the_reference_says_what_the_code_says() {
     let tables = [
         ("metrics", metrics(&[METRICS, PROCESS_METRICS].concat())),
-        ("settings", markdown(SETTINGS)),
+        ("settings", settings()),
         ("logging", markdown(&log_rows())),
     ];
     compare("reference/agent.md", &tables);
-    compare("concepts/taint.md", &[("taint-metrics", metrics(&[TAINT_METRICS, PROCESS_METRICS].concat()))]);
+    compare("concepts/taint.md", &[("taint-metrics", metrics(TAINT_METRICS))]);
 }
 
 fn compare(file: &str, tables: &[(&str, String)]) {
