@@ -45,7 +45,7 @@ fuzz:
 	scripts/fuzz.sh
 
 # The code changed in one small way after the other, which tests must notice; prints what survived. Takes many hours: PART=3/80 takes every 80th change, from
-# the fourth on, and goes on where it was. docs/internals/mutants.md has the figures.
+# the fourth on, and goes on where it was. docs/internals/testing.md has the figures.
 mutants:
 	command -v cargo-mutants >/dev/null || cargo install --quiet --locked cargo-mutants
 	scripts/mutants.sh core $${PART:-0/1}
