@@ -159,7 +159,7 @@ fn symptom(state: &str) -> Option<&'static str> {
             "The pod stays in Init:CrashLoopBackOff or Init:Error; the validation's exit code is 126"
         }
         "validation killed" => "The pod stays in Init:Error or Init:OOMKilled with another exit code",
-        "repair failed" => "The pod stays in Init:CrashLoopBackOff although the agent repairs",
+        "repair failed" => "The pod stays in Init:CrashLoopBackOff despite repair",
         "rules fought over" => "Traffic repeatedly bypasses the proxy for moments",
         "network not set up" => "The pod stays in ContainerCreating",
         _ => return None,
