@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Follows the recipe "Add a setting" of CONTRIBUTING.md: applies its example to a copy of the tree and runs the tests that
+# Follows "A new annotation" of CONTRIBUTING.md: applies its example to a copy of the tree and runs the tests that
 # a new setting concerns. The copy has a fixed place in the target folder, so that what was built there is built once; it has a
 # target folder of its own, because cargo tells packages of the same name in two workspaces apart by nothing.
 set -euo pipefail
