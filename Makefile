@@ -14,7 +14,7 @@ demo:
 test: setup
 	scripts/test.sh
 
-# Every kind of fault into every operation, one at a time (docs/faults.md); then every step of every kind of change, failed once and killed once. Prints a
+# Every kind of fault into every operation, one at a time (docs/internals/faults.md); then every step of every kind of change, failed once and killed once. Prints a
 # table of each. `make test` takes a part of both.
 faults:
 	scripts/setup-apt.sh
@@ -23,7 +23,7 @@ faults:
 	FAULTS=all cargo test --locked -p e2e --test redirect_faults -- --nocapture
 
 # A million segments that follow no protocol, from outside, on connections that live, die and are used again: none may get past the proxy. Then a process
-# of the pod without privileges tries 100,000 times to call a host outside: only by the paths that docs/capture.md names, and by none with strict
+# of the pod without privileges tries 100,000 times to call a host outside: only by the paths that docs/concepts/capture.md names, and by none with strict
 # capture. Prints its figures. `make test` sends 20,000, and tries 12,000 times.
 hunt:
 	scripts/setup-apt.sh
@@ -45,7 +45,7 @@ fuzz:
 	scripts/fuzz.sh
 
 # The code changed in one small way after the other, which tests must notice; prints what survived. Takes many hours: PART=3/80 takes every 80th change, from
-# the fourth on, and goes on where it was. docs/mutants.md has the figures.
+# the fourth on, and goes on where it was. docs/internals/testing.md has the figures.
 mutants:
 	command -v cargo-mutants >/dev/null || cargo install --quiet --locked cargo-mutants
 	scripts/mutants.sh core $${PART:-0/1}
@@ -183,7 +183,7 @@ page:
 	folder="$$(scripts/page.sh)" && export PAGE="$$folder" && mkdir -p docs/page && \
 	PAGE_PICTURES="$(CURDIR)/docs/page" cargo test --locked -p e2e --test page_browser -- --ignored --test-threads=2
 
-# The dashboard's picture in docs/alerts.md: what a real Prometheus has to say of two minutes of a real agent, built as it is shipped. Takes
+# The dashboard's picture in docs/tasks/alerts.md: what a real Prometheus has to say of two minutes of a real agent, built as it is shipped. Takes
 # Python with venv, and matplotlib from PyPI.
 picture: setup
 	scripts/setup-apt.sh release
@@ -228,7 +228,7 @@ release:
 	scripts/setup-apt.sh release
 	scripts/release.sh
 
-# What a release consists of, in the folder OUT, of a commit that has its version's tag (docs/releasing.md). Publishes nothing.
+# What a release consists of, in the folder OUT, of a commit that has its version's tag (docs/internals/releasing.md). Publishes nothing.
 release-candidate:
 	scripts/setup-apt.sh
 	scripts/setup-apt.sh cross

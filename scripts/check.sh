@@ -60,7 +60,7 @@ step "dependency rules"
 cargo deny --log-level error check bans licenses sources
 
 step "advisories about dependencies"
-# Findings fail; a machine without the database prints a note, and one with it runs `cargo deny check advisories` (docs/releasing.md).
+# Findings fail; a machine without the database prints a note, and one with it runs `cargo deny check advisories` (docs/internals/releasing.md).
 if fetched=$(timeout 300 cargo deny --log-level error fetch db 2>&1); then
     cargo deny --log-level error --offline check advisories
 else

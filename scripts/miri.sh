@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Runs unit tests that do no I/O in Miri, which finds undefined behaviour, out-of-bounds access and leaks also in the crates that ours are made of.
-# Takes a nightly compiler with the components miri and rust-src. docs/mutants.md says what is left out, and why.
+# Takes a nightly compiler with the components miri and rust-src. docs/internals/testing.md says what is left out, and why.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Follows the recipe "Add a setting" of CONTRIBUTING.md: applies its example to a copy of the tree and runs the tests that
+# Follows "A new annotation" of CONTRIBUTING.md: applies its example to a copy of the tree and runs the tests that
 # a new setting concerns. The copy has a fixed place in the target folder, so that everything in it is built once; it has a
 # target folder of its own, because cargo cannot distinguish packages of the same name in two workspaces.
 set -euo pipefail
@@ -43,7 +43,7 @@ generated() {
     fi
 }
 generated redirect-core/tests/dumps/settings.told "$setting"
-generated docs/settings.md "## \`$setting\`"
+generated docs/reference/settings.md "## \`$setting\`"
 # The table, the reading, the plan; what the generators reach; every property; what was recorded; the JSON and its schema.
 cargo test --locked --quiet -p redirect-core --lib --test coverage
 cargo test --locked --quiet -p netfilter-state --test properties --test recordings

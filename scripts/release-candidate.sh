@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Makes what a release consists of, from a tagged commit: programs, images, lists of their parts, the chart, and what says where they are from
-# (docs/releasing.md). Publishes nothing.
+# (docs/internals/releasing.md). Publishes nothing.
 #
 #   release-candidate.sh check           whether this commit can be released: says everything that speaks against it
 #   release-candidate.sh make FOLDER     checks, then makes it in a folder that is not there yet, then verifies it

@@ -1,4 +1,4 @@
-//! The table of docs/privileges.md: tests run each of its rows with exactly the capabilities that it names, and with one fewer.
+//! The table of docs/reference/privileges.md: tests run each of its rows with exactly the capabilities that it names, and with one fewer.
 
 use std::fs;
 
@@ -22,7 +22,7 @@ pub struct Row {
 /// # Errors
 /// The table cannot be read.
 pub fn rows() -> Result<Vec<Row>> {
-    let page = fs::read_to_string(project().join("docs/privileges.md"))?;
+    let page = fs::read_to_string(project().join("docs/reference/privileges.md"))?;
     let mut rows: Vec<Row> = Vec::new();
     let lines = page.lines().skip_while(|line| !line.starts_with("| program |")).skip(2);
     for line in lines.take_while(|line| line.starts_with('|')) {
@@ -34,7 +34,7 @@ pub fn rows() -> Result<Vec<Row>> {
         };
         rows.push(Row { program, does: does.trim_matches('`').to_owned(), needs: capabilities(needs)? });
     }
-    ensure!(!rows.is_empty(), "docs/privileges.md has no table of programs");
+    ensure!(!rows.is_empty(), "docs/reference/privileges.md has no table of programs");
     Ok(rows)
 }
 
@@ -54,7 +54,9 @@ fn capabilities(cell: &str) -> Result<Vec<String>> {
 /// The page has no such row.
 pub fn needs(program: &str, does: &str) -> Result<Vec<String>> {
     let row = rows()?.into_iter().find(|row| row.program == program && row.does == does);
-    Ok(row.with_context(|| format!("docs/privileges.md does not list that {program} {does}"))?.needs)
+    Ok(row
+        .with_context(|| format!("docs/reference/privileges.md does not list that {program} {does}"))?
+        .needs)
 }
 
 /// Starts a program as root with these capabilities, and no way to get more: as a container does that drops all and adds some.

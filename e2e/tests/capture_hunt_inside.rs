@@ -82,7 +82,7 @@ enum Direction {
 }
 
 impl Direction {
-    /// The ways that docs/capture.md names.
+    /// The ways that docs/concepts/capture.md names.
     fn known(mode: &str, v6: bool) -> BTreeSet<Self> {
         if mode.contains("--strict-capture") {
             return BTreeSet::new();

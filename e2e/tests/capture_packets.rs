@@ -1,5 +1,5 @@
 //! Nothing passes by: segments made by hand, from outside and by processes of the pod, against what earlier connections
-//! have left in connection tracking. docs/capture.md says what is closed, and what stays open.
+//! have left in connection tracking. docs/concepts/capture.md says what is closed, and what stays open.
 
 mod common;
 

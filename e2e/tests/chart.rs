@@ -241,7 +241,8 @@ fn alerts_and_dashboard_are_those_of_the_files_and_come_when_asked_for() -> Resu
     });
     let all = objects(&rendered(&on)?)?;
     let rule = find(&all, "PrometheusRule", "istio-cni")?;
-    let text = chart_file("files/rules.yaml")?.replace("docs/alerts.md#", "https://example.com/alerts#");
+    let text =
+        chart_file("files/rules.yaml")?.replace("docs/tasks/alerts.md#", "https://example.com/alerts#");
     ensure!(rule["spec"] == yaml(&text)?, "{}", rule["spec"]);
     ensure!(rule["metadata"]["labels"]["release"] == "x");
     let board = find(&all, "ConfigMap", "istio-cni-dashboard")?;
@@ -282,21 +283,23 @@ fn gke_is_known_by_its_api_server() -> Result<()> {
 #[test]
 #[ignore = "needs helm: make chart"]
 fn every_variable_is_a_setting_that_is_in_force() -> Result<()> {
-    let reference = fs::read_to_string(project().join("docs/agent.md"))?;
-    let is_row = |line: &&str| line.starts_with('|') && line.matches(" | ").count() >= 4;
-    let rows = reference
-        .lines()
-        .filter(is_row)
-        .filter(|row| !row.contains("Has no effect") && !row.contains("not implemented"));
-    let names = |row: &str| -> Vec<String> {
-        let column = row.split('|').nth(2).unwrap_or_default();
-        column
-            .split(',')
-            .map(|name| name.trim().trim_matches('`').to_owned())
-            .filter(|name| !name.is_empty())
+    let reference = fs::read_to_string(project().join("docs/reference/agent.md"))?;
+    let (_, settings) = reference.split_once("<!-- settings -->").context("no settings")?;
+    let (in_force, _) = settings.split_once("Not in force:").context("no settings without effect")?;
+    let items = in_force.lines().filter(|line| line.starts_with("- `"));
+    let names = |item: &str| -> Vec<String> {
+        let names = item.split(": ").next().unwrap_or_default();
+        names
+            .split(" (")
+            .next()
+            .unwrap_or_default()
+            .split('`')
+            .skip(1)
+            .step_by(2)
+            .map(str::to_owned)
             .collect()
     };
-    let known: BTreeSet<String> = rows.flat_map(names).collect();
+    let known: BTreeSet<String> = items.flat_map(names).collect();
     ensure!(known.contains("REPAIR_REPAIR_PODS") && !known.contains("AMBIENT_ENABLED"), "{known:?}");
     let mut set = BTreeSet::new();
     for file in values_files()? {
@@ -444,7 +447,7 @@ fn pods_roll_for_settings_that_are_read_at_the_start_and_for_no_others() -> Resu
     Ok(())
 }
 
-/// The value that switches a feature on, as docs/install.md names it; all values of which it takes; and what the agent does then, as docs/privileges.md
+/// The value that switches a feature on, as docs/get-started/install.md names it; all values of which it takes; and what the agent does then, as docs/reference/privileges.md
 /// has it.
 fn privileged_features() -> [(&'static str, Value, &'static str); 7] {
     let [watch, heal, in_place, delete, label, taint, condition] = features().map(|(_, values)| values);
@@ -473,9 +476,9 @@ fn agents_capabilities(values: &Value) -> Result<BTreeSet<String>> {
     capabilities(&daemon_set(&objects)?["spec"]["template"]["spec"]["containers"][0])
 }
 
-/// The table of docs/install.md: by value, the capabilities.
+/// The table of docs/get-started/install.md: by value, the capabilities.
 fn told_by_the_guide() -> Result<BTreeMap<String, BTreeSet<String>>> {
-    let page = fs::read_to_string(project().join("docs/install.md"))?;
+    let page = fs::read_to_string(project().join("docs/get-started/install.md"))?;
     let lines = page.lines().skip_while(|line| !line.starts_with("| value | capabilities |")).skip(2);
     let row = |line: &str| -> Result<(String, BTreeSet<String>)> {
         let value = line.split('`').nth(1).context("no value")?;
@@ -496,9 +499,15 @@ fn the_agent_gets_the_capabilities_that_the_pages_name_and_no_others() -> Result
     let (mut together, mut of_all) = (json!({}), BTreeSet::new());
     for (value, values, does) in privileged_features() {
         let (is, needed) = (agents_capabilities(&values)?, needs(does)?);
-        ensure!(is == needed, "{value}: the chart gives {is:?}, docs/privileges.md says {needed:?}");
+        ensure!(
+            is == needed,
+            "{value}: the chart gives {is:?}, docs/reference/privileges.md says {needed:?}"
+        );
         let told = told.remove(value);
-        ensure!(told.as_ref() == Some(&is), "{value}: the chart gives {is:?}, docs/install.md says {told:?}");
+        ensure!(
+            told.as_ref() == Some(&is),
+            "{value}: the chart gives {is:?}, docs/get-started/install.md says {told:?}"
+        );
         for (name, fields) in values.as_object().context("no values")? {
             for (field, value) in fields.as_object().context("no fields")? {
                 together[name][field] = value.clone();
@@ -509,7 +518,7 @@ fn the_agent_gets_the_capabilities_that_the_pages_name_and_no_others() -> Result
     // Of several repairs one is made; the last of the table is not the one with capabilities.
     together["repair"] = json!({"enabled": true, "repairPods": true});
     ensure!(agents_capabilities(&together)? == of_all, "{together}");
-    let more = needs("the same where the node's directories belong to somebody else")?;
+    let more = needs("the same where the node's directories belong to another user")?;
     let asked: Vec<String> = more.iter().map(|name| name.to_uppercase()).collect();
     ensure!(agents_capabilities(&json!({"repair": {"enabled": false}, "extraCapabilities": asked}))? == more);
 

@@ -91,17 +91,17 @@ fn what_is_typed_on_a_machine_prints_what_is_shown() -> Result<()> {
         ensure!(!(is_installed && block.text.contains("uninstall")), "{} leaves the entry", block.place());
         installed += usize::from(is_installed);
     }
-    ensure!(installed > 0, "no command of docs/node-image.md installs the plugin");
+    ensure!(installed > 0, "no command of docs/get-started/node-image.md installs the plugin");
     Ok(())
 }
 
-/// The table of docs/platforms.md has what the chart has.
+/// The table of docs/get-started/platforms.md has what the chart has.
 #[test]
 fn the_platforms_are_those_of_the_chart() -> Result<()> {
     let chart: BTreeMap<String, Value> = serde_saphyr::from_str(&fs::read_to_string(
         project().join("deploy/charts/istio-cni/files/platforms.yaml"),
     )?)?;
-    let text = fs::read_to_string(project().join("docs/platforms.md"))?;
+    let text = fs::read_to_string(project().join("docs/get-started/platforms.md"))?;
     let table = text.split("<!-- platforms -->").nth(1).and_then(|rest| rest.split("<!-- end -->").next());
     let rows: BTreeMap<&str, &str> = table
         .context("no table")?

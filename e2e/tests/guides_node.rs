@@ -34,14 +34,25 @@ struct Story<'a> {
     station: &'a Workstation,
 }
 
+/// What a document shows for a cluster or a node, in its order.
+fn shown(document: &str) -> Result<Vec<Block>> {
+    let mut blocks = blocks_for("cluster")?;
+    blocks.extend(blocks_for("node")?);
+    blocks.retain(|block| block.document == document);
+    blocks.sort_by_key(|block| block.line);
+    Ok(blocks)
+}
+
 impl Story<'_> {
     /// Types all that a document shows, in its order.
     fn type_all(&self, document: &str) -> Result<Vec<Block>> {
-        let mut blocks = blocks_for("cluster")?;
-        blocks.extend(blocks_for("node")?);
-        blocks.retain(|block| block.document == document);
-        blocks.sort_by_key(|block| block.line);
-        for block in &blocks {
+        let blocks = shown(document)?;
+        self.type_blocks(&blocks)?;
+        Ok(blocks)
+    }
+
+    fn type_blocks(&self, blocks: &[Block]) -> Result<()> {
+        for block in blocks {
             if block.world == "cluster" {
                 typed(block, |script| self.station.run(&script.replace("NODE", self.node.name())))?;
             } else {
@@ -54,7 +65,7 @@ impl Story<'_> {
                 .with_context(|| format!("{last:?}"))?;
             }
         }
-        Ok(blocks)
+        Ok(())
     }
 
     /// A pod that starts now is redirected.
@@ -93,7 +104,7 @@ fn the_guides_lead_from_istios_agent_to_verified_pods_and_back() -> Result<()> {
     api.apply(DEPLOYMENT)?;
 
     // The first page: to a line that says that all pods of the mesh are verified.
-    let [readme, migrate, upgrade, uninstall, install, images] = STORY else { unreachable!("six documents") };
+    let [readme, migrate, upgrade, install, images] = STORY else { unreachable!("five documents") };
     let typed = story.type_all(readme)?;
     let commands: usize = typed
         .iter()
@@ -109,11 +120,14 @@ fn the_guides_lead_from_istios_agent_to_verified_pods_and_back() -> Result<()> {
     ensure_capabilities(&api, &ISTIOS)?;
     story.ensure_redirects("back")?;
     station.run("helm rollback istio-cni 2 --namespace istio-system --wait")?.ok()?;
-    story.type_all(upgrade)?;
+    let upgrade = shown(upgrade)?;
+    let removal = upgrade.iter().position(|block| block.text.contains("helm uninstall"));
+    let (upgrade, removal) = upgrade.split_at(removal.context("the guide does not remove the agent")?);
+    story.type_blocks(upgrade)?;
     story.is_rolled_out()?;
     story.ensure_redirects("upgraded")?;
 
-    story.type_all(uninstall)?;
+    story.type_blocks(removal)?;
     ensure!(!entries(&node)?.contains("istio-cni"), "{}", entries(&node)?);
     let left = api.list("daemonsets,configmaps,serviceaccounts,roles,rolebindings", NAMESPACE)?;
     let left: Vec<_> = left.iter().map(|object| object["metadata"]["name"].clone()).collect();

@@ -1,4 +1,4 @@
-//! The programs with exactly the capabilities that docs/privileges.md says they need, and with one fewer: then they name it, and change nothing.
+//! The programs with exactly the capabilities that docs/reference/privileges.md says they need, and with one fewer: then they name it, and change nothing.
 //!
 //! The agent's part is in `node-agent/tests/privileges.rs`.
 

@@ -490,7 +490,7 @@ fn opened_as_a_file_it_says_what_it_needs() -> Result<()> {
     browser.open(&format!("file://{}/plan.html", folder.display()))?;
     let status = browser.script("return document.getElementById('status').innerText", &[])?;
     ensure!(status.to_string().contains("a web server"), "{status}");
-    browser.open(&format!("file://{}/docs/install.html", folder.display()))?;
+    browser.open(&format!("file://{}/docs/get-started/install.html", folder.display()))?;
     let text = browser.script("return document.querySelector('article h1').innerText", &[])?;
     ensure!(text.as_str().is_some_and(|text| !text.is_empty()), "{text}");
     Ok(())
@@ -533,7 +533,7 @@ fn the_documentation_hangs_together() -> Result<()> {
     ensure!(gone == json!([]), "{gone}");
 
     browser.surroundings(WIDE.0, WIDE.1, "dark")?;
-    browser.open(&server.url("docs/agent.html"))?;
+    browser.open(&server.url("docs/reference/agent.html"))?;
     let faint = browser.script(FAINT, &[])?;
     ensure!(faint["faint"] == json!([]), "{faint:#}");
     browser.script("document.getElementById('words').focus()", &[])?;

@@ -131,7 +131,7 @@ fn tour() -> Vec<&'static Configuration> {
 /// For a moment two backends hand the same packets over. The second takes them for packets the proxy has marked, so their
 /// connection remembers the mark and its answers go to loopback: such a connection is lost, and does not escape.
 /// What REDIRECT translates is reset while TPROXY is in force as well: TPROXY looks for a socket of the address before the
-/// translation, and finds the listener (docs/capture.md).
+/// translation, and finds the listener (docs/concepts/capture.md).
 fn loses_connections(before: &Configuration, after: &Configuration) -> bool {
     match (before.is_tproxy(), after.is_tproxy()) {
         (true, true) => before.backend() != after.backend(),

@@ -129,18 +129,18 @@ fn a_packet_is_followed_through_rules_of_others_as_well() -> Result<()> {
     Ok(())
 }
 
-/// What somebody notices who has such a pod, in the words of docs/troubleshooting.md.
+/// What a user notices with such a pod, in the words of docs/tasks/troubleshooting.md.
 fn symptom(state: &str) -> Option<&'static str> {
     Some(match state {
         "plugin never ran" => "The sidecar sees no traffic at all; the mesh's policies do not apply",
-        "foreign accept" => "Calls of the application bypass the proxy although every rule is there",
+        "foreign accept" => "The application's calls bypass the proxy although every rule is in force",
         "foreign nat chain" => "Connections to one port of the pod reach another program",
-        "foreign drop" => "Calls of the application hang, and the proxy never sees them",
+        "foreign drop" => "The application's calls hang, and the proxy never receives them",
         "port excluded" => "One port of the application is reached without the proxy",
         "nobody answers DNS" => "No name can be resolved in the pod",
         "no proxy yet" => "Every connection is refused",
         "stranger on the port" => "Connections reach a process that is not the proxy",
-        "capture removed" => "Calls of the application bypass the proxy, those to it do not",
+        "capture removed" => "The application's calls bypass the proxy, calls to it do not",
         "hook removed" => "Connections to the pod bypass the proxy, its own calls do not",
         "one family removed" => "IPv6 bypasses the proxy, IPv4 does not",
         "policy rule removed" => "With TPROXY, connections to the pod hang",
@@ -148,21 +148,19 @@ fn symptom(state: &str) -> Option<&'static str> {
         "legacy rules beside" => "Redirection works on some nodes only, or to the wrong port",
         "table asleep" => "All rules are listed, and none has an effect",
         "lo without address" => "Proxy and application cannot reach each other",
-        "annotation that nobody understands" => "The pod is not created: error of the plugin, code 100",
+        "annotation that nobody understands" => "The pod is not created: plugin error code 100",
         "annotation that is misspelt" => "An annotation has no effect",
         "one family not captured" => "In a dual-stack pod, one family bypasses the proxy",
-        "application with the proxy's user" => "Calls of one container bypass the proxy",
+        "application with the proxy's user" => "One container's calls bypass the proxy",
         "init container before the proxy" => "An init container has no network",
         "proxy taken away afterwards" => "A pod without a proxy has no network",
-        "sandboxed runtime" => "Every rule is in force, and no traffic is redirected",
+        "sandboxed runtime" => "Every rule is in force, and nothing is redirected",
         "held back" => {
-            "The pod stays in Init:CrashLoopBackOff or Init:Error, and the validation's exit code is 126"
+            "The pod stays in Init:CrashLoopBackOff or Init:Error; the validation's exit code is 126"
         }
-        "validation killed" => {
-            "The pod stays in Init:Error or Init:OOMKilled, and the validation's exit code is another one"
-        }
-        "repair failed" => "The pod stays in Init:CrashLoopBackOff although the node agent repairs pods",
-        "rules fought over" => "Traffic bypasses the proxy for moments, repeatedly",
+        "validation killed" => "The pod stays in Init:Error or Init:OOMKilled with another exit code",
+        "repair failed" => "The pod stays in Init:CrashLoopBackOff despite repair",
+        "rules fought over" => "Traffic repeatedly bypasses the proxy for moments",
         "network not set up" => "The pod stays in ContainerCreating",
         _ => return None,
     })
@@ -170,7 +168,7 @@ fn symptom(state: &str) -> Option<&'static str> {
 
 #[test]
 fn the_page_of_troubles_shows_what_is_really_told() -> Result<()> {
-    let mut told = String::new();
+    let mut shown = Shown::new();
     for state in States::broken() {
         let symptom = symptom(state.name).with_context(|| format!("{}: has no symptom", state.name))?;
         let patient = state.patient(0)?;
@@ -181,28 +179,56 @@ fn the_page_of_troubles_shows_what_is_really_told() -> Result<()> {
             .lines()
             .skip_while(|line| !line.starts_with("error") && !line.starts_with("warning"));
         let findings: Vec<&str> = lines.collect();
-        told += &format!("### {symptom}\n\n```text\n{}\n```\n\n", findings.join("\n"));
+        shown.add(symptom, &findings);
     }
-    compare("states", &told)
+    shown.compare("states")
 }
 
-/// A part of docs/troubleshooting.md with what is reported; with UPDATE_DOCS=1 it is written.
-fn compare(part: &str, told: &str) -> Result<()> {
-    // Tests of a process run side by side.
-    static WRITING: Mutex<()> = Mutex::new(());
-    let _one = WRITING.lock().unwrap_or_else(PoisonError::into_inner);
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/troubleshooting.md");
-    let mut page = fs::read_to_string(&path)?;
-    let begin = format!("<!-- {part} -->\n");
-    let start = page.find(&begin).context("a place for it")? + begin.len();
-    let end = start + page[start..].find("<!-- end -->").context("an end of it")?;
-    if std::env::var_os("UPDATE_DOCS").is_some() {
-        page.replace_range(start..end, told);
-        fs::write(path, page)?;
-    } else {
-        assert_eq!(&page[start..end], told, "run UPDATE_DOCS=1 cargo test -p e2e --test redirectctl_states");
+/// What is reported of troubles: which findings, for docs/tasks/troubleshooting.md, and every line, as `e2e/fixtures/troubles-PART.txt`.
+struct Shown {
+    page: String,
+    lines: String,
+}
+
+impl Shown {
+    fn new() -> Self {
+        Self { page: String::new(), lines: String::new() }
     }
-    Ok(())
+
+    fn add(&mut self, symptom: &str, lines: &[&str]) {
+        let is_bad = |line: &&&str| line.starts_with("error") || line.starts_with("warning");
+        let codes = lines.iter().filter(is_bad).filter_map(|line| {
+            let code = line.split_whitespace().nth(1)?.trim_end_matches(':');
+            Some(format!("[{code}](#{code})"))
+        });
+        let codes: Vec<String> = codes.collect();
+        self.page += &format!("- {symptom}: {}\n", codes.join(", "));
+        self.lines += &format!("# {symptom}\n\n{}\n\n", lines.join("\n"));
+    }
+
+    /// Compares with the page and the file; with UPDATE_DOCS=1 both are written.
+    fn compare(&self, part: &str) -> Result<()> {
+        // Tests of a process run side by side.
+        static WRITING: Mutex<()> = Mutex::new(());
+        let _one = WRITING.lock().unwrap_or_else(PoisonError::into_inner);
+        let project = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+        let path = project.join("docs/tasks/troubleshooting.md");
+        let file = project.join(format!("e2e/fixtures/troubles-{part}.txt"));
+        let mut page = fs::read_to_string(&path)?;
+        let begin = format!("<!-- {part} -->\n");
+        let start = page.find(&begin).context("a place for it")? + begin.len();
+        let end = start + page[start..].find("<!-- end -->").context("an end of it")?;
+        if std::env::var_os("UPDATE_DOCS").is_some() {
+            page.replace_range(start..end, &self.page);
+            fs::write(path, page)?;
+            fs::write(file, &self.lines)?;
+        } else {
+            let run = "run UPDATE_DOCS=1 cargo test -p e2e --test redirectctl_states";
+            assert_eq!(&page[start..end], self.page, "{run}");
+            assert_eq!(fs::read_to_string(file)?, self.lines, "{run}");
+        }
+        Ok(())
+    }
 }
 
 /// Something wrong with a node.
@@ -236,25 +262,25 @@ const BROKEN_NODES: &[NodeState] = &[
         ..NODE
     },
     NodeState {
-        symptom: "Addresses that another plugin gives are not redirected",
+        symptom: "Addresses from another plugin are not redirected",
         cause: "plugin-order",
         plugins: &["istio-cni", "multinet"],
         ..NODE
     },
     NodeState {
-        symptom: "No pod of the mesh can be created: error of the plugin, code 11 or 103",
+        symptom: "No mesh pod can be created: plugin error code 11 or 103",
         cause: "no-credentials",
         script: "rm /run/istio-cni/istio-cni-kubeconfig",
         ..NODE
     },
     NodeState {
-        symptom: "Nothing of the agent is heard any more",
+        symptom: "The agent does not respond",
         cause: "agent-silent",
         script: "touch /run/istio-cni/log.sock",
         ..NODE
     },
     NodeState {
-        symptom: "The node agent does not come up",
+        symptom: "The agent does not become ready",
         cause: "agent-not-ready",
         objects: r#"[{"kind": "Pod", "metadata": {"namespace": "istio-system", "name": "istio-cni-node-x", "labels": {"k8s-app": "istio-cni-node"}},
             "spec": {"hostNetwork": true, "containers": [{"name": "install-cni"}]}, "status": {"phase": "Pending",
@@ -318,7 +344,7 @@ impl NodeState {
 fn what_is_wrong_with_a_node_is_seen_and_shown_on_the_page_of_troubles() -> Result<()> {
     let whole = NODE.look()?;
     ensure!(whole.code() == Some(0) && whole.stdout.contains("nothing is wrong"), "{whole:?}");
-    let mut told = String::new();
+    let mut shown = Shown::new();
     for state in BROKEN_NODES {
         let output = state.look()?;
         let is_bad = |line: &&str| line.starts_with("error") || line.starts_with("warning");
@@ -326,7 +352,7 @@ fn what_is_wrong_with_a_node_is_seen_and_shown_on_the_page_of_troubles() -> Resu
         ensure!(output.code() == Some(2) && bad.len() == 1, "{}: {output:?}", state.symptom);
         ensure!(bad[0].contains(&format!("{}:", state.cause)), "wanted {}: {bad:?}", state.cause);
         let lines: Vec<&str> = output.stdout.lines().skip_while(|line| !is_bad(line)).collect();
-        told += &format!("### {}\n\n```text\n{}\n```\n\n", state.symptom, lines.join("\n"));
+        shown.add(state.symptom, &lines);
     }
-    compare("nodes", &told)
+    shown.compare("nodes")
 }

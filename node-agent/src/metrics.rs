@@ -94,7 +94,7 @@ metrics! {
         reloads: Family<ResultLabel, Counter> => "istio_cni_settings_reloads_total", "Changes of the settings folder: applied, refused (the previous settings stay in force)";
         settings_refused: Gauge => "istio_cni_settings_refused", "1 while the settings in the settings folder are refused";
         repaired: Family<RepairedLabels, Counter> => "istio_cni_repair_pods_repaired_total", "Repair attempts by action (repair, delete, label) and result: success, fail, skip (the label existed already)";
-        repair_attempts: Family<AttemptLabels, Counter> => "istio_cni_repair_attempts_total", "The same attempts, and those without a result, by reason; docs/repair.md has the reasons";
+        repair_attempts: Family<AttemptLabels, Counter> => "istio_cni_repair_attempts_total", "The same attempts, and those without a result, by reason; docs/concepts/repair.md has the reasons";
         repair_durations: Histograms<TypeLabel> = repair_histograms() => "istio_cni_repair_duration_seconds", "Duration of one attempt";
         repair_delays: Histograms<TypeLabel> = repair_histograms() => "istio_cni_repair_delay_seconds", "Delay from first failure to repair";
         repair_given_up: Family<TypeLabel, Counter> => "istio_cni_repair_given_up_total", "Broken pods that were given up, after ten attempts that count";
@@ -104,7 +104,7 @@ metrics! {
         heal_watched: Gauge => "istio_cni_heal_watched_pods", "Pods whose network namespace the agent monitors for changes";
         heal_unwatched: Gauge => "istio_cni_heal_unwatched_pods", "Pods that cannot be monitored, because of their number or their network namespace; only the drift watch checks them";
         heal_checks: Family<ResultLabel, Counter> => "istio_cni_heal_looks_total", "Checks of a pod after a change in its network namespace: as_planned, drifted, failed";
-        heal_attempts: Family<ReasonLabel, Counter> => "istio_cni_heal_attempts_total", "Attempts to heal a drifted pod, by result; docs/agent.md has the reasons";
+        heal_attempts: Family<ReasonLabel, Counter> => "istio_cni_heal_attempts_total", "Attempts to heal a drifted pod, by result; docs/reference/agent.md has the reasons";
         heal_durations: Histogram = Histogram::new(HEAL_BUCKETS) => "istio_cni_heal_duration_seconds", "Delay from kernel notification to verified redirection";
         heal_contested: Gauge => "istio_cni_heal_contested_pods", "Pods whose rules another program removes repeatedly, so the agent backs off";
         heal_lost: Counter => "istio_cni_heal_lost_notifications_total", "Times the kernel dropped notifications about a network namespace; the agent checks it all the same";

@@ -1,6 +1,5 @@
-//! docs/agent.md says what the code says. With UPDATE_DOCS=1 the tables are written instead of compared.
+//! docs/reference/agent.md says what the code says. With UPDATE_DOCS=1 the tables are written instead of compared.
 
-use std::fmt::Write;
 use std::fs;
 use std::path::Path;
 
@@ -10,32 +9,48 @@ use install_cni::reload::RELOADED;
 use install_cni::settings::table::SETTINGS;
 
 use settings_cli::log_rows;
-use settings_table::markdown;
+use settings_table::{Status, markdown, wrapped};
 use taint_controller::metrics::ControllerMetrics;
 
 fn metrics(rows: &[Described]) -> String {
-    let mut table = "| metric | kind | labels | meaning |\n|---|---|---|---|\n".to_owned();
-    for row in rows {
-        let labels: Vec<String> = row
-            .labels
-            .split(',')
-            .filter(|label| !label.is_empty())
-            .map(|label| format!("`{label}`"))
-            .collect();
-        let _ = writeln!(table, "| `{}` | {} | {} | {} |", row.name, row.kind, labels.join(", "), row.help);
+    let item = |row: &Described| {
+        let labels = if row.labels.is_empty() { String::new() } else { format!("{{{}}}", row.labels) };
+        wrapped(&format!("- `{}{labels}` ({}): {}", row.name, row.kind, row.help), "  ")
+    };
+    rows.iter().map(item).collect()
+}
+
+/// The list of settings; those that are not in force come behind it, together by the reason.
+fn settings() -> String {
+    let (others, in_force): (Vec<_>, Vec<_>) = SETTINGS
+        .iter()
+        .copied()
+        .partition(|row| matches!(row.status, Status::WithoutEffect(_) | Status::NotImplemented(_)));
+    let mut text = markdown(&in_force) + "\nNot in force:\n\n";
+    let mut reasons: Vec<(String, Vec<&str>)> = Vec::new();
+    for row in &others {
+        let (description, name) = (row.description(), row.env.first().copied().unwrap_or(row.name()));
+        match reasons.iter_mut().find(|(known, _)| *known == description) {
+            Some((_, names)) => names.push(name),
+            None => reasons.push((description, vec![name])),
+        }
     }
-    table
+    for (description, names) in reasons {
+        let names: Vec<String> = names.iter().map(|name| format!("`{name}`")).collect();
+        text += &wrapped(&format!("- {}: {description}", names.join(", ")), "  ");
+    }
+    text
 }
 
 #[test]
 fn the_reference_matches_the_code() {
     let tables = [
         ("metrics", metrics(&[Metrics::ROWS, process::METRICS].concat())),
-        ("settings", markdown(SETTINGS)),
+        ("settings", settings()),
         ("logging", markdown(&log_rows())),
     ];
-    compare("agent.md", &tables);
-    compare("taint.md", &[("taint-metrics", metrics(&[ControllerMetrics::ROWS, process::METRICS].concat()))]);
+    compare("reference/agent.md", &tables);
+    compare("concepts/taint.md", &[("taint-metrics", metrics(ControllerMetrics::ROWS))]);
 }
 
 fn compare(file: &str, tables: &[(&str, String)]) {
@@ -58,8 +73,8 @@ fn compare(file: &str, tables: &[(&str, String)]) {
 
 #[test]
 fn the_reference_shows_every_placeholder() {
-    let text =
-        fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/agent.md")).expect("docs");
+    let text = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/reference/agent.md"))
+        .expect("docs");
     let template = install_cni::conflist::Template { text: "__X__", values: &[] };
     assert!(install_cni::conflist::Entry::from_template(&template).is_err(), "unknown ones are refused");
     let source = include_str!("../src/settings.rs");
@@ -74,8 +89,8 @@ fn the_reference_shows_every_placeholder() {
 
 #[test]
 fn the_reference_lists_what_is_reloaded() {
-    let text =
-        fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/agent.md")).expect("docs");
+    let text = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/reference/agent.md"))
+        .expect("docs");
     let (_, section) = text.split_once("### Settings that are reloaded").expect("a section");
     let (list, _) = section.split_once("- **Precedence**").expect("a list");
     let listed: Vec<&str> = list.split('`').filter(|word| RELOADED.contains(word)).collect();

@@ -185,14 +185,14 @@ fn panels_say_what_they_show_and_do_not_overlap() {
 
 #[test]
 fn every_alert_has_a_section_in_the_runbook_and_every_section_an_alert() {
-    let text = read("docs/alerts.md");
+    let text = read("docs/tasks/alerts.md");
     let sections: BTreeMap<&str, &str> =
         text.split("\n### ").skip(1).filter_map(|section| section.split_once('\n')).collect();
     let named: BTreeSet<String> = alerts().iter().map(|alert| name(alert).to_owned()).collect();
     assert_eq!(sections.keys().map(|name| (*name).to_owned()).collect::<BTreeSet<_>>(), named);
     for alert in alerts() {
         let name = name(&alert);
-        let anchor = format!("docs/alerts.md#{}", name.to_lowercase());
+        let anchor = format!("docs/tasks/alerts.md#{}", name.to_lowercase());
         assert_eq!(alert["annotations"]["runbook_url"], json!(anchor));
         let severity = alert["labels"]["severity"].as_str().expect("a severity");
         assert!(["critical", "warning", "info"].contains(&severity), "{name}: {severity}");
@@ -217,8 +217,10 @@ fn the_runbooks_commands_ask_what_is_there() {
     let known = known();
     let manifests =
         ["istio-cni-node.yaml", "taint-controller.yaml"].map(|file| read(&format!("deploy/{file}"))).concat();
-    let [events, reference] = ["docs/agent.md", "docs/redirectctl.md"].map(read);
-    let text = read("docs/alerts.md");
+    let [reference_agent, drift, examples] =
+        ["docs/reference/agent.md", "docs/concepts/drift.md", "docs/tasks/diagnose.md"].map(read);
+    let events = reference_agent + &drift;
+    let text = read("docs/tasks/alerts.md");
     let commands: Vec<&str> =
         text.split("**First**: `").skip(1).map(|rest| rest.split('`').next().expect("a command")).collect();
     assert_eq!(commands.len(), alerts().len());
@@ -248,7 +250,7 @@ fn the_runbooks_commands_ask_what_is_there() {
                 }
             }
             ["redirectctl", subcommand, ..] => {
-                assert!(reference.contains(&format!("redirectctl {subcommand}")), "{command}");
+                assert!(examples.contains(&format!("redirectctl {subcommand}")), "{command}");
             }
             ["sysctl", name] => {
                 assert!(

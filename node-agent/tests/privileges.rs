@@ -1,4 +1,4 @@
-//! The agent with exactly the capabilities that docs/privileges.md says it needs, and with one fewer: then it names it, and changes nothing. Needs root.
+//! The agent with exactly the capabilities that docs/reference/privileges.md says it needs, and with one fewer: then it names it, and changes nothing. Needs root.
 //!
 //! The other programs are in `e2e/tests/least_privilege.rs`.
 
@@ -67,7 +67,7 @@ fn the_plugin_is_installed_and_kept_without_any() {
 #[test]
 fn directories_of_another_user_need_dac_override() {
     const PARTS: [&str; 3] = ["bin", "net.d", "run"];
-    let needed = needs("install-cni", "the same where the node's directories belong to somebody else");
+    let needed = needs("install-cni", "the same where the node's directories belong to another user");
     let needed = needed.expect("a row");
     assert!(!needed.is_empty());
     for part in PARTS {

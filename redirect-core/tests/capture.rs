@@ -113,7 +113,7 @@ fn leaves_eth0_alone(redirect: &Redirect) -> bool {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 2000, ..ProptestConfig::default() })]
 
-    /// Of an entry that an earlier connection left, nat keeps what it decided about that connection (docs/capture.md
+    /// Of an entry that an earlier connection left, nat keeps what it decided about that connection (docs/concepts/capture.md
     /// says what that leaves open); the rules of TPROXY decide about every segment again.
     #[test]
     fn tproxy_captures_what_opens_a_connection_whatever_was_before(

@@ -104,7 +104,7 @@ causes! {
         "read the rule: if it takes, drops or rewrites packets, the program that made it must be reconfigured";
     KernelLacks: "kernel-lacks", Error,
         "the kernel has no support for something that the rules need",
-        "load the module on the node, and see that it is loaded at boot; docs/backends.md lists what is needed";
+        "load the module on the node, and see that it is loaded at boot; docs/concepts/backends.md lists what is needed";
     NoAddress: "no-address", Error,
         "the network namespace has no address but loopback and link-local ones, so no plan can be made for it",
         "the primary network plugin gives addresses; see the pod's events and the runtime's log";
@@ -140,10 +140,10 @@ causes! {
         "see the pod's traffic.sidecar.istio.io annotations; without any all TCP traffic is captured";
     BadSettings: "bad-settings", Error,
         "annotations of the pod cannot be understood: the plugin fails its creation",
-        "correct what is named; docs/settings.md says what each takes";
+        "correct what is named; docs/reference/settings.md says what each takes";
     Misspelt: "misspelt-setting", Warning,
         "an annotation or a variable of the proxy resembles a setting but is not one; it has no effect",
-        "write the name that is meant; docs/settings.md lists all";
+        "write the name that is meant; docs/reference/settings.md lists all";
     HostNetwork: "host-network", Warning,
         "the pod has a proxy and is on the host's network: no plugin runs for it, and it is never redirected",
         "take hostNetwork: true or the proxy away";
@@ -170,25 +170,25 @@ causes! {
         "the node agent writes the plugin's kubeconfig: see whether it runs and is ready";
     NodeNotVerified: "node-not-verified", Error,
         "the node's condition cni.istio.io/Ready reports that pods that start here would not be redirected",
-        "redirectctl why REASON explains the reason; docs/taint.md says when the condition changes";
+        "redirectctl why REASON explains the reason; docs/concepts/taint.md says when the condition changes";
     NodeNotReady: "node-not-ready", Error,
         "Kubernetes reports the node as not ready: no pod is scheduled there",
         "what the kubelet says is missing; NetworkPluginNotReady is about the network configuration, or is what a plugin answers when asked for its STATUS";
     NodeTainted: "node-tainted", Warning,
         "the node has the mesh's taint: pods that do not tolerate it are not put there",
-        "it goes when pods that start here are verified to be redirected: see whether the node agent is ready; docs/taint.md says who removes it";
+        "it goes when pods that start here are verified to be redirected: see whether the node agent is ready; docs/concepts/taint.md says who removes it";
     NotSetUp: "not-set-up", Error,
         "the runtime cannot set up the pod's network, and tries repeatedly: the pod does not start",
         "the message names the plugin that failed; where it is istio-cni, redirectctl why cni-CODE explains its code";
     HeldBack: "held-back", Error,
         "istio-validation holds the pod back (exit code 126): the pod is not redirected, or that could not be proven",
-        "redirectctl why REASON explains its reason; the node agent can repair such pods (docs/repair.md), or delete the pod, and its successor is redirected";
+        "redirectctl why REASON explains its reason; the node agent can repair such pods (docs/concepts/repair.md), or delete the pod, and its successor is redirected";
     ValidationEnded: "validation-ended", Error,
         "istio-validation failed with an exit code that is not its own: its settings are wrong, or something ended it",
         "see the log of container istio-validation; 1 is bad input, 137 means that it was killed, often for memory";
     NotRepaired: "not-repaired", Error,
         "the node agent tried to repair the pod and could not",
-        "the event names the cause, and docs/repair.md what to do about it; or delete the pod, and its successor is redirected";
+        "the event names the cause, and docs/concepts/repair.md what to do about it; or delete the pod, and its successor is redirected";
     NotHealed: "not-healed", Warning,
         "the pod's rules were changed, and the node agent could not put them right for good",
         "the event names who changes them, where that is known: take that away, then delete the pod";

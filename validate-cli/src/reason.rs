@@ -280,7 +280,7 @@ impl Remedy {
     /// Where it is explained.
     #[must_use]
     pub fn document(&self) -> String {
-        format!("docs/validation.md#{}", self.code)
+        format!("docs/reference/validation.md#{}", self.code)
     }
 }
 
@@ -298,10 +298,13 @@ mod tests {
 
     #[test]
     fn every_reason_is_documented() {
-        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/validation.md");
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/reference/validation.md");
         let text = std::fs::read_to_string(path).unwrap_or_default();
         for reason in Reason::ALL {
-            assert!(text.contains(&format!("### {reason}\n")), "{reason} is not in docs/validation.md");
+            assert!(
+                text.contains(&format!("### {reason}\n")),
+                "{reason} is not in docs/reference/validation.md"
+            );
         }
     }
 }

@@ -279,7 +279,7 @@ mod tests {
             "no-rules: nothing",
             "FAILED   IPv6 proxy-to-self",
             "owner: the istio-cni agent",
-            "docs/validation.md#no-rules",
+            "docs/reference/validation.md#no-rules",
         ] {
             assert!(text.contains(expected), "{expected} is missing in {text}");
         }

@@ -28,7 +28,7 @@ pub const KEYS: &[Row] = &[
     key("pod_namespace", TEXT, "", "The agent's own namespace: its pods istio-cni-node-* pass first, whatever else is wrong."),
     key("native_nftables", Takes::Switch, "false", "Native nftables tables instead of iptables rules."),
     key("nft_sets", Takes::Switch, "false", "Native nftables rules gather long lists of ports and ranges in sets."),
-    key("strict_capture", Takes::Switch, "false", "Pods get strict capture (docs/capture.md), unless annotation traffic.sidecar.istio.io/strictCapture says otherwise."),
+    key("strict_capture", Takes::Switch, "false", "Pods get strict capture (docs/concepts/capture.md), unless annotation traffic.sidecar.istio.io/strictCapture says otherwise."),
     key("add_timeout", Takes::Duration, "25s", "Timeout of one ADD, retries included; text, or a number of seconds; at most 600 s. Keep it below the runtime's timeout."),
     key("pod_manifest_dir", Takes::Path, "", "Pods are read from the manifests in this folder, not from an API server."),
     key("node_name", TEXT, "", "What the kubelet appends to names of static pods; without it, the manifest whose name fits best counts."),

@@ -104,7 +104,7 @@ pub const EVENTS: [ReasonDoc; 14] = [
     sign(
         "RepairBrokenPod",
         "the agent redirected a pod whose validation had failed, or could not",
-        "where it could not, the message names the cause; docs/repair.md explains each",
+        "where it could not, the message names the cause; docs/concepts/repair.md explains each",
     ),
     sign(
         "DeleteBrokenPod",

@@ -2,6 +2,7 @@
 
 use crate::rows::{IPTABLES, VALIDATION};
 use redirect_core::settings::{Kind, SETTINGS, Setting};
+use settings_table::wrapped;
 use std::fmt::Write;
 
 /// A page in Markdown: every setting with its flag, variables, annotation, default and meaning.
@@ -9,15 +10,15 @@ use std::fmt::Write;
 pub fn reference() -> String {
     let mut page = String::from(
         "# Settings\n\n\
-         Every setting of `istio-iptables`, of `istio-validation` and, through annotations, of `istio-cni`. This page is\n\
-         generated from the settings table in `redirect-core`; a test keeps the two the same.\n\n\
-         A flag overrides the environment, and the environment overrides the default; for a pod, an annotation overrides the\n\
-         default for pods. If several variables are given, the last one listed here wins; of several annotations, the first. A\n\
-         boolean is `true` or `false`, `1` or `0`, `t` or `f`. Lists are separated by commas. A flag, variable or annotation that\n\
-         cannot be read is an error, and all errors are reported together. One exception: a variable of a pod's container\n\
-         `istio-proxy` that is not a boolean counts as false, with a warning, as in the reference; `istio-validation` in that pod refuses it.\n\
-         A name that is nearly one of these (`ISTIO_INBOUND_PORT`) causes a warning that names the one that is meant; so does a\n\
-         setting that is given and has no effect, in the words used here.\n",
+         Settings of `istio-iptables`, of `istio-validation` and, through annotations, of `istio-cni`,\n\
+         generated from the settings table in `redirect-core`.\n\n\
+         A flag overrides the environment, which overrides the default; a pod's annotation overrides the default for pods.\n\
+         Of several variables the last one listed counts, of several annotations the first.\n\
+         A boolean is `true` or `false`, `1` or `0`, `t` or `f`. Commas separate the items of a list.\n\
+         Unreadable values are errors, reported together.\n\
+         One exception: a variable of a pod's container `istio-proxy` that is not a boolean counts as false with a warning,\n\
+         as in the reference; `istio-validation` in that pod refuses it.\n\
+         A misspelt name (`ISTIO_INBOUND_PORT`) and a setting without effect cause a warning.\n",
     );
     for setting in SETTINGS {
         section(setting, &mut page);
@@ -27,32 +28,31 @@ pub fn reference() -> String {
 
 fn section(setting: &Setting, page: &mut String) {
     // Writing to a string cannot fail.
-    let _ = write!(page, "\n## `{}`\n\n{}\n\n", setting.name(), setting.meaning);
-    let mut row = |what: &str, value: String| {
-        let _ = writeln!(page, "- {what}: {value}");
-    };
+    let _ = write!(page, "\n## `{}`\n\n{}", setting.name(), wrapped(setting.meaning, ""));
+    let mut facts = Vec::new();
     if let Some(short) = setting.short {
-        row("short flag", format!("`-{short}`"));
+        facts.push(format!("`-{short}`"));
     }
     if !setting.env.is_empty() {
-        row("environment", code(setting.env));
+        facts.push(format!("environment {}", code(setting.env)));
     }
     if !setting.annotations.is_empty() {
-        row("annotation", code(setting.annotations));
+        facts.push(format!("annotation {}", code(setting.annotations)));
     }
     if let Some(name) = setting.proxy_env {
-        row("variable of container `istio-proxy`", format!("`{name}`"));
+        facts.push(format!("variable `{name}` of container `istio-proxy`"));
     }
     if let Kind::Choice(words) = setting.kind {
-        row("one of", code(words));
+        facts.push(format!("one of {}", code(words)));
     }
-    row("default", value(setting.default));
+    facts.push(format!("default {}", value(setting.default)));
     if let Some(default) = setting.pod_default {
-        row("default for pods", value(default));
+        facts.push(format!("for pods {}", value(default)));
     }
+    *page += &wrapped(&format!("({})", facts.join("; ")), "");
     for (program, statuses) in [("istio-iptables", IPTABLES), ("istio-validation", VALIDATION)] {
         if let Some((_, status)) = statuses.iter().find(|(key, _)| *key == setting.key) {
-            row(&format!("in `{program}`"), status.to_string());
+            *page += &wrapped(&format!("In `{program}`: {status}"), "");
         }
     }
 }

@@ -5,7 +5,7 @@ use std::{env, fs, path::Path};
 
 #[test]
 fn the_settings_page_is_up_to_date() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/settings.md");
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/reference/settings.md");
     if env::var_os("UPDATE_DOCS").is_some() {
         fs::write(&path, settings_cli::reference()).unwrap();
     }

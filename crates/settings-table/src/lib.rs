@@ -7,14 +7,8 @@
 
 extern crate alloc;
 
-use alloc::{
-    borrow::ToOwned,
-    collections::BTreeMap,
-    format,
-    string::{String, ToString},
-    vec::Vec,
-};
-use core::fmt::{self, Write};
+use alloc::{borrow::ToOwned, collections::BTreeMap, format, string::String, vec::Vec};
+use core::fmt;
 
 /// One setting.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -264,39 +258,55 @@ impl fmt::Display for NotInForce {
     }
 }
 
-/// A table of settings in Markdown, with columns for the names that any of them has.
+/// Rows as a list in Markdown: names, what each takes unless it is a text, its default (that of a boolean if it is true), what it means.
 #[must_use]
 pub fn markdown(rows: &[Row]) -> String {
-    let code = |text: &str| if text.is_empty() { String::new() } else { format!("`{text}`") };
-    let list = |texts: &[&str]| texts.iter().map(|text| code(text)).collect::<Vec<_>>().join(", ");
-    type Column<'c> = (&'c str, &'c dyn Fn(&Row) -> String);
-    let columns: [Column<'_>; 6] = [
-        ("key", &|row| code(row.key.unwrap_or_default())),
-        ("flag", &|row| row.flag.map(|flag| code(&format!("--{flag}"))).unwrap_or_default()),
-        ("environment", &|row| list(row.env)),
-        ("takes", &|row| {
-            row.takes
-                .words()
-                .filter(|_| row.takes != Takes::Switch)
-                .map_or_else(|| row.takes.name().to_string(), list)
-        }),
-        ("default", &|row| code(row.default)),
-        ("meaning", &Row::description),
-    ];
-    let is_used = |(_, cell): &&Column<'_>| rows.iter().any(|row| !cell(row).is_empty());
-    let columns: Vec<_> = columns.iter().filter(is_used).collect();
-    let titles: Vec<&str> = columns.iter().map(|(title, _)| *title).collect();
-    let mut table = format!("| {} |\n|{}\n", titles.join(" | "), "---|".repeat(columns.len()));
+    let code = |text: &&str| format!("`{text}`");
+    let mut list = String::new();
     for row in rows {
-        let cells: Vec<String> = columns.iter().map(|(_, cell)| cell(row)).collect();
-        // Writing to a string cannot fail.
-        let _ = writeln!(table, "| {} |", cells.join(" | "));
+        let flag = row.flag.map(|flag| format!("`--{flag}`"));
+        let names = row.key.iter().chain(row.env).map(code).collect::<Vec<_>>();
+        let names = flag.into_iter().chain(names).collect::<Vec<_>>().join(", ");
+        let words = row.takes.words().filter(|_| row.takes != Takes::Switch);
+        let takes = words.map_or_else(
+            || row.takes.name().to_owned(),
+            |words| words.iter().map(code).collect::<Vec<_>>().join(", "),
+        );
+        let is_usual = row.default.is_empty() || (row.takes == Takes::Switch && row.default == "false");
+        let default = (!is_usual).then(|| format!("default `{}`", row.default));
+        let facts: Vec<String> = (takes != "text").then_some(takes).into_iter().chain(default).collect();
+        let facts = if facts.is_empty() { String::new() } else { format!(" ({})", facts.join(", ")) };
+        list += &wrapped(&format!("- {names}{facts}: {}", row.description()), "  ");
     }
-    table
+    list
+}
+
+/// A paragraph of Markdown in lines of at most 120 characters, all but the first behind an indent.
+#[must_use]
+pub fn wrapped(paragraph: &str, indent: &str) -> String {
+    const WIDTH: usize = 120;
+    // Such a word would begin a list or a heading.
+    let begins_something = |word: &str| word.starts_with(['-', '+', '*', '#', '>']);
+    let mut lines = String::new();
+    let mut line = String::new();
+    for word in paragraph.split_whitespace() {
+        let width = line.chars().count() + 1 + word.chars().count();
+        if width > WIDTH && !line.is_empty() && !begins_something(word) {
+            lines.push_str(line.trim_end());
+            lines.push('\n');
+            line = indent.to_owned();
+        } else if !line.trim().is_empty() {
+            line.push(' ');
+        }
+        line.push_str(word);
+    }
+    lines + &line + "\n"
 }
 
 #[cfg(test)]
 mod tests {
+    use alloc::string::ToString;
+
     use super::*;
     use alloc::vec;
 
@@ -338,16 +348,23 @@ mod tests {
     }
 
     #[test]
-    fn a_table_has_the_columns_that_are_used() {
-        let table = markdown(&ROWS);
-        let lines: Vec<&str> = table.lines().collect();
-        assert_eq!(lines[0], "| flag | environment | takes | default | meaning |");
-        assert_eq!(lines[2], "| `--run` | `RUN` | boolean | `true` | Whether it runs. |");
+    fn each_row_is_an_item_of_the_list() {
+        let list = markdown(&ROWS);
+        let lines: Vec<&str> = list.lines().collect();
+        assert_eq!(lines[0], "- `--run`, `RUN` (boolean, default `true`): Whether it runs.");
         assert_eq!(
-            lines[3],
-            "|  | `WHOM` | text |  | Whom it greets. Accepted but not implemented: ambient mode does not exist. |"
+            lines[1],
+            "- `WHOM`: Whom it greets. Accepted but not implemented: ambient mode does not exist."
         );
-        assert_eq!(lines[6], "|  | `REMOVE` | `a`, `b` |  | Removes. Refused: it removes. |");
-        assert_eq!(vec![lines.len()], [7]);
+        assert!(lines.contains(&"- `REMOVE` (`a`, `b`): Removes. Refused: it removes."), "{list}");
+        assert_eq!(vec![lines.len()], [5]);
+    }
+
+    #[test]
+    fn a_long_paragraph_is_wrapped() {
+        let long = format!("- {} - {}", "word ".repeat(23), "x ".repeat(3));
+        let lines: Vec<String> = wrapped(&long, "  ").lines().map(str::to_owned).collect();
+        assert!(lines.iter().all(|line| line.chars().count() <= 120), "{lines:?}");
+        assert!(lines.len() == 2 && lines[1].starts_with("  ") && !lines[1].starts_with("  -"), "{lines:?}");
     }
 }

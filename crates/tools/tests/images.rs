@@ -278,9 +278,9 @@ fn check_list_of_parts(file: &Path, image: &str, files: &BTreeMap<PathBuf, (u32,
     assert_eq!(Some(version.as_str()), rustc.split(' ').nth(1));
 }
 
-/// The size of an image for amd64 in MiB, as docs/images.md has it.
+/// The size of an image for amd64 in MiB, as docs/reference/images.md has it.
 fn recorded_size(image: &str) -> f64 {
-    let page = include_str!("../../../docs/images.md");
+    let page = include_str!("../../../docs/reference/images.md");
     let row =
         page.lines().find_map(|line| line.strip_prefix(&format!("| `{image}` | "))?.strip_suffix(" MiB |"));
     row.expect("a size").parse().expect("a number")

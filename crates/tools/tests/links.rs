@@ -111,8 +111,8 @@ fn anchors(text: &str) -> BTreeSet<String> {
 fn links_that_lead_nowhere_are_found() {
     let here = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../README.md");
     let fault = |link: &str| fault(&here, link, &mut BTreeMap::new());
-    assert_eq!(fault("docs/agent.md#metrics"), None);
-    assert_eq!(fault("docs/agent.md#no-such-heading"), Some("no such heading"));
+    assert_eq!(fault("docs/reference/agent.md#metrics"), None);
+    assert_eq!(fault("docs/reference/agent.md#no-such-heading"), Some("no such heading"));
     assert_eq!(fault("docs/nothing.md"), Some("no such file"));
     assert_eq!(fault("#no-such-heading"), Some("no such heading"));
     let text = "[a](b.md) `[no](c.md)`\n```sh\n[no](d.md)\n```\n[e](f.md#g \"title\")";

@@ -19,9 +19,9 @@ fn every_document_has_a_place_on_the_web_page() {
 #[test]
 fn a_document_without_a_place_is_told() {
     let project = tempfile::tempdir().expect("a folder");
-    fs::create_dir(project.path().join("docs")).expect("a folder");
-    for name in ["docs/faq.md", "docs/new.md", "docs/sizes.txt"] {
+    fs::create_dir_all(project.path().join("docs/get-started")).expect("folders");
+    for name in ["docs/get-started/install.md", "docs/get-started/new.md", "docs/sizes.txt"] {
         fs::write(project.path().join(name), "").expect("writes");
     }
-    assert_eq!(contents::without_a_place(project.path()).expect("lists"), ["docs/new.md"]);
+    assert_eq!(contents::without_a_place(project.path()).expect("lists"), ["docs/get-started/new.md"]);
 }

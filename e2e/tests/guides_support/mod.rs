@@ -19,11 +19,10 @@ pub struct World {
 /// Documents whose commands are run one after the other, on one cluster: from Istio's agent to ours and back, upgraded, removed, and installed again.
 pub const STORY: &[&str] = &[
     "README.md",
-    "docs/migrate.md",
-    "docs/upgrade.md",
-    "docs/uninstall.md",
-    "docs/install.md",
-    "docs/images.md",
+    "docs/get-started/migrate.md",
+    "docs/get-started/upgrade.md",
+    "docs/get-started/install.md",
+    "docs/reference/images.md",
 ];
 const STORY_TEST: &str =
     "e2e/tests/guides_node.rs: the_guides_lead_from_istios_agent_to_verified_pods_and_back";
@@ -32,27 +31,36 @@ const STORY_TEST: &str =
 pub const WORLDS: [World; 6] = [
     World {
         name: "make",
-        documents: &["README.md", "docs/node-image.md"],
+        documents: &["README.md", "docs/get-started/node-image.md"],
         test: "e2e/tests/guides.rs: every_target_of_make_that_is_named_exists",
     },
     World {
         name: "machine",
-        documents: &["README.md", "docs/node-image.md", "docs/privileges.md"],
+        documents: &[
+            "docs/tasks/diagnose.md",
+            "docs/get-started/node-image.md",
+            "docs/reference/privileges.md",
+        ],
         test: "e2e/tests/guides.rs: what_is_typed_on_a_machine_prints_what_is_shown",
     },
     World {
         name: "mesh",
-        documents: &["README.md", "docs/redirectctl.md", "docs/troubleshooting.md", "docs/alerts.md"],
+        documents: &[
+            "README.md",
+            "docs/tasks/diagnose.md",
+            "docs/tasks/troubleshooting.md",
+            "docs/tasks/alerts.md",
+        ],
         test: "e2e/tests/guides_mesh.rs: what_is_typed_on_a_node_of_a_mesh_is_understood",
     },
     World {
         name: "handed-over",
-        documents: &["docs/migrate.md"],
+        documents: &["docs/get-started/migrate.md"],
         test: "e2e/tests/guides_node.rs: an_agent_that_a_manifest_installed_is_handed_over_to_helm",
     },
     // The two of one test: typed where the engineer is, and typed on a node.
     World { name: "cluster", documents: STORY, test: STORY_TEST },
-    World { name: "node", documents: &["README.md", "docs/uninstall.md"], test: STORY_TEST },
+    World { name: "node", documents: &["README.md", "docs/get-started/upgrade.md"], test: STORY_TEST },
 ];
 
 pub fn world(name: &str) -> Result<&'static World> {

@@ -33,11 +33,14 @@ const PAGES: Pages = Pages {
     examples: &[
         ("Install into the list that the runtime uses, and keep it there", "install-cni"),
         (
-            "Once, on the node itself instead of in a container (docs/node-image.md)",
+            "Once, on the node itself instead of in a container (docs/get-started/node-image.md)",
             "install-cni install --once --source-cni-bin-dir /usr/local/lib/istio-cni \\\n      --mounted-cni-bin-dir /opt/cni/bin --mounted-cni-net-dir /etc/cni/net.d",
         ),
         ("Remove everything from the node", "install-cni uninstall"),
-        ("Taint nodes of the cluster that have no agent (docs/taint.md)", "install-cni taint-controller"),
+        (
+            "Taint nodes of the cluster that have no agent (docs/concepts/taint.md)",
+            "install-cni taint-controller",
+        ),
     ],
     exit_status: &[
         (

@@ -6,51 +6,41 @@ use std::{fs, io};
 
 /// All pages in their order, under their headings.
 pub(crate) const CONTENTS: &[(&str, &[&str])] = &[
+    ("Overview", &["README.md", "docs/README.md"]),
     (
-        "Begin",
-        &["README.md", "docs/install.md", "docs/comparison.md", "docs/compatibility.md", "docs/faq.md"],
-    ),
-    (
-        "By task",
+        "Get started",
         &[
-            "docs/migrate.md",
-            "docs/platforms.md",
-            "docs/upgrade.md",
-            "docs/uninstall.md",
-            "docs/node-image.md",
+            "docs/get-started/install.md",
+            "docs/get-started/migrate.md",
+            "docs/get-started/upgrade.md",
+            "docs/get-started/platforms.md",
+            "docs/get-started/node-image.md",
+            "docs/get-started/comparison.md",
         ],
     ),
+    ("Tasks", &["docs/tasks/troubleshooting.md", "docs/tasks/diagnose.md", "docs/tasks/alerts.md"]),
     (
-        "When something is wrong",
+        "Concepts",
         &[
-            "docs/troubleshooting.md",
-            "docs/redirectctl.md",
-            "docs/page.md",
-            "docs/validation.md",
-            "docs/alerts.md",
-        ],
-    ),
-    (
-        "How it works",
-        &[
-            "docs/life.md",
-            "docs/capture.md",
-            "docs/cni-plugin.md",
-            "docs/agent.md",
-            "docs/repair.md",
-            "docs/taint.md",
-            "docs/backends.md",
+            "docs/concepts/life-of-a-pod.md",
+            "docs/concepts/capture.md",
+            "docs/concepts/drift.md",
+            "docs/concepts/repair.md",
+            "docs/concepts/taint.md",
+            "docs/concepts/backends.md",
         ],
     ),
     (
         "Reference",
         &[
-            "docs/settings.md",
-            "docs/privileges.md",
-            "docs/images.md",
-            "docs/performance.md",
-            "docs/cni-spec.md",
-            "docs/dependencies.md",
+            "docs/reference/settings.md",
+            "docs/reference/agent.md",
+            "docs/reference/redirectctl.md",
+            "docs/reference/cni-plugin.md",
+            "docs/reference/validation.md",
+            "docs/reference/privileges.md",
+            "docs/reference/compatibility.md",
+            "docs/reference/images.md",
         ],
     ),
     (
@@ -63,15 +53,18 @@ pub(crate) const CONTENTS: &[(&str, &[&str])] = &[
         ],
     ),
     (
-        "The project",
+        "Internals",
         &[
             "ARCHITECTURE.md",
             "CONTRIBUTING.md",
             "SECURITY.md",
-            "docs/releasing.md",
-            "docs/faults.md",
-            "docs/fuzzing.md",
-            "docs/mutants.md",
+            "docs/internals/cni-spec.md",
+            "docs/internals/performance.md",
+            "docs/internals/faults.md",
+            "docs/internals/testing.md",
+            "docs/internals/dependencies.md",
+            "docs/internals/releasing.md",
+            "docs/internals/page.md",
             "CHANGELOG.md",
         ],
     ),
@@ -80,11 +73,18 @@ pub(crate) const CONTENTS: &[(&str, &[&str])] = &[
 /// The documents that are in no heading's list.
 pub(crate) fn without_a_place(project: &Path) -> io::Result<Vec<String>> {
     let mut missing = Vec::new();
-    for entry in fs::read_dir(project.join("docs"))? {
-        let name = format!("docs/{}", entry?.file_name().to_string_lossy());
-        if name.ends_with(".md") && !CONTENTS.iter().any(|(_, names)| names.contains(&name.as_str())) {
-            missing.push(name);
+    let mut folders = vec!["docs".to_owned()];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(project.join(&folder))? {
+            let entry = entry?;
+            let name = format!("{folder}/{}", entry.file_name().to_string_lossy());
+            if entry.file_type()?.is_dir() {
+                folders.push(name);
+            } else if name.ends_with(".md") && !CONTENTS.iter().any(|(_, names)| names.contains(&&*name)) {
+                missing.push(name);
+            }
         }
     }
+    missing.sort();
     Ok(missing)
 }
