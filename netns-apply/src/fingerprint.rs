@@ -21,8 +21,8 @@ impl Fingerprint {
     /// The fingerprint of the calling thread's network namespace. Fingerprints taken with different keys cannot be compared; keys that no one
     /// outside knows keep a container from making two states that look alike.
     ///
-    /// `None` where nothing can tell that rules are unchanged, because tables of legacy iptables are in use, whose changes nobody counts, or
-    /// there are no nf_tables; also where something cannot be read.
+    /// `None` if the kernel cannot show that rules are unchanged: tables of legacy iptables are in use, whose changes it does not count, or it
+    /// lacks nf_tables. Also `None` if something cannot be read.
     #[must_use]
     pub fn now(keys: &RandomState) -> Option<Self> {
         if legacy::is_in_use(MOST_READ).ok()? {
@@ -106,7 +106,7 @@ mod tests {
         let there = Namespace::pod(Families::V4).unwrap();
         let take = || there.enter(|| Fingerprint::now(&RandomState::new())).unwrap();
         there.sh("iptables-legacy -t nat -L").unwrap();
-        assert!(take().is_some(), "an empty table is none");
+        assert!(take().is_some(), "an empty table does not count");
         there.sh("iptables-legacy -t nat -A OUTPUT -j RETURN").unwrap();
         assert_eq!(take(), None);
     }

@@ -76,8 +76,8 @@ pub(crate) fn state(programs: &Programs, family: Family, most_read: usize) -> Re
     }
 }
 
-/// Whether any table lets anything but everything pass. An empty table is none: looking at one with iptables-legacy leaves it
-/// behind.
+/// Whether any table holds a rule, a chain or a policy to drop. Empty tables do not count: listing one with iptables-legacy
+/// creates it.
 pub(crate) fn is_in_use(most_read: usize) -> Result<bool, ApplyError> {
     for family in Family::BOTH {
         for name in names(family) {
@@ -89,7 +89,7 @@ pub(crate) fn is_in_use(most_read: usize) -> Result<bool, ApplyError> {
     Ok(false)
 }
 
-/// A table; none if it is empty, or is gone by now.
+/// Reads a table; none if it is empty or gone.
 fn read(family: Family, name: &str, most: usize) -> Result<Option<LegacyChains>, ApplyError> {
     let of = match family {
         Family::V4 => xtables_read::Family::V4,

@@ -332,7 +332,7 @@ impl Installer {
                 return Ok(replaced);
             }
             if replaced {
-                // Another program writes it, too. It is not known to be ours, and that write wakes the next pass.
+                // Another program writes it, too. Its owner is unknown, and its write wakes the next pass.
                 return Ok(true);
             }
             let mut content = context(self.disk.open(&source), "open", &source)?;

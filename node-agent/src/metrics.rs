@@ -76,7 +76,7 @@ metrics! {
         passes: Counter => "istio_cni_passes_total", "Comparisons of the node's files with the expected ones";
         obstacles: Family<KindLabel, Counter> => "istio_cni_conflist_obstacles_total", "Times the network configuration was found out of sync: no_network, no_pinned, no_original, foreign, preempted, missing, edited, repeated, followed, stale";
         preempted: Gauge => "istio_cni_preempted", "1 while the runtime uses another file than the one with the entry";
-        conflicts: Counter => "istio_cni_fights_total", "Times the agent backed off from another writer of the network configuration";
+        conflicts: Counter => "istio_cni_fights_total", "Times the agent backed off from another program that writes the network configuration";
         token_refreshes: Counter => "istio_cni_token_refreshes_total", "Rewrites of the plugin's kubeconfig";
         plugin_token_requests: Family<ResultLabel, Counter> => "istio_cni_plugin_token_requests_total", "Requests for a plugin token: granted, refused (a service account or role is missing), failed (no response)";
         plugin_token_ends: Gauge => "istio_cni_plugin_token_expiry_timestamp_seconds", "When the plugin's own token ends, in seconds since 1970; 0 while this agent has none, and the plugin may use the agent's, which ends with the agent's pod";

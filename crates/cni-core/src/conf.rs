@@ -241,7 +241,7 @@ fn add_timeout(value: Option<&Value>, reader: &mut Reader) -> Duration {
 }
 
 impl Conf {
-    /// Why a pod is left alone because of its name, if it is.
+    /// Why a pod's name excludes it, if it does.
     #[must_use]
     pub fn skips(&self, pod: &PodName) -> Option<SkipReason> {
         // This comes first: without its agent a node never gets better.

@@ -127,7 +127,7 @@ impl Cluster {
         }
     }
 
-    /// A node as it is after a patch that was computed from `seen` failed: to compute it again.
+    /// Reads a node again after a patch that was computed from `seen` failed, so that the patch can be computed again.
     ///
     /// # Errors
     /// The error itself if it is another one, or why the patch will always fail.

@@ -15,7 +15,7 @@ pub(crate) enum Aligned<T> {
 /// How far ahead a rule is looked for that has moved.
 const FARTHEST: usize = 1000;
 
-/// Where two lists of rules differ. Where one list has rules that the other lacks, the first of them is told against what
+/// Where two lists of rules differ. Where one list has rules that the other lacks, the first of them is reported against what
 /// stands in its place, the rest as missing or stray.
 pub(crate) fn align<T: Copy>(wanted: &[T], found: &[T], same: impl Fn(T, T) -> bool) -> Vec<Aligned<T>> {
     let (mut missing, mut stray) = (0, 0);
@@ -50,7 +50,7 @@ pub(crate) fn align<T: Copy>(wanted: &[T], found: &[T], same: impl Fn(T, T) -> b
             ([..], []) => (rest_wanted.len(), 0),
             ([], [..]) => (0, rest_found.len()),
         };
-        // One of each is told already where both lists go on.
+        // One of each is reported already where both lists go on.
         let told = usize::from(!rest_wanted.is_empty() && !rest_found.is_empty());
         let numbered = |start: usize| number(start.saturating_add(told))..;
         let lacking = rest_wanted.iter().take(skip_wanted).skip(told);
@@ -92,7 +92,7 @@ mod tests {
             ("", "ab", &["1+a", "2+b"]),
             ("abc", "ab", &["3-c"]),
             ("ab", "abc", &["3+c"]),
-            // One that lacks is told against what stands in its place.
+            // One that lacks is reported against what stands in its place.
             ("abc", "ac", &["2b/c"]),
             ("abcd", "ad", &["2b/d", "3-c"]),
             ("ac", "abc", &["2c/b"]),

@@ -97,7 +97,7 @@ impl LegacyChains {
         ruleset.table(table).chains.extend(chains);
     }
 
-    /// Adds the table to the state of its family, if plans use one of its name. A rule that is not understood is told in words that
+    /// Adds the table to the state of its family, if plans use one of its name. An unsupported rule is described in words that
     /// iptables-restore does not take.
     pub fn add_to_state(&self, state: &mut RuleState, name: &str) {
         let Some(table) = Table::named(name) else { return };
@@ -227,7 +227,7 @@ const V6: Layout = Layout {
     length: 168,
 };
 
-/// `IP6T_F_PROTO`: it says that the protocol counts, which it does whenever it is not 0.
+/// `IP6T_F_PROTO`: the protocol counts. It counts without the flag, too, unless it is 0.
 const PROTOCOL_COUNTS: u8 = 1;
 /// Bits of the inverted flags, the same in both families.
 mod inverted {

@@ -179,7 +179,7 @@ fn the_rules_of_the_mesh_are_known_in_every_backend() {
         let chains = plan.explained_rules(family);
         let planned: usize = chains.values().flat_map(|chains| chains.values()).map(Vec::len).sum();
         assert_eq!(count(&ruleset, family, Some(&plan)), planned, "{family}");
-        // Without a plan nobody knows whose a rule in a built-in chain is that leads to no chain of the mesh.
+        // Without a plan, the owner of a rule in a built-in chain is unknown unless it leads to a chain of the mesh.
         let hooks = chains.values().flatten().filter(|(chain, _)| matches!(chain, Chain::Hook(_)));
         let alone: Vec<_> = hooks
             .flat_map(|(_, rules)| rules)

@@ -243,7 +243,7 @@ impl Judge<'_> {
         way.fate != self.wanted.fate && !self.is_for_the_listener(way)
     }
 
-    /// Whether packets that nobody touches are for the listener's own port in this pod, so that they reach it all the same.
+    /// Whether untouched packets go to the listener's own port in this pod, and so reach it.
     fn is_for_the_listener(&self, way: &TracePath) -> bool {
         let Fate::Proxy { port, .. } = self.wanted.fate else { return false };
         matches!(self.traffic.1, Traffic::Inbound | Traffic::ProxyToSelf)

@@ -426,7 +426,7 @@ impl<'a> Walk<'a> {
         Some(Remembered { mark, translated })
     }
 
-    /// The other of two walks: for what the split asks, this one is left with no, that one with yes.
+    /// The other of two walks: to the question of the split, this one answers no, that one yes.
     fn part(&mut self, split: Split) -> Self {
         let mut other = self.clone();
         (other.records, other.steps) = (false, Vec::new());

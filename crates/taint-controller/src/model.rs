@@ -52,7 +52,7 @@ impl TaintReason {
             Self::Joined => "the node has joined, and no agent is ready there yet",
             Self::AgentGone => "no agent is ready there any more",
             Self::AgentSaysNo => "the agent there reports that pods would not be redirected",
-            Self::AgentReady => "the agent there is ready",
+            Self::AgentReady => "its agent is ready",
             Self::AgentsRemoved => "the agents' DaemonSet is gone",
         }
     }

@@ -15,7 +15,7 @@ enum DaemonSetLoss {
     Refused,
 }
 
-/// Tracks the DaemonSet. Its loss, or a denial, counts when it is reported twice: one that is replaced is gone for a
+/// Tracks the DaemonSet. Its loss, or a denial, counts once two lists report it: a replaced one is gone for a
 /// moment, and an API server that starts refuses what it allows a second later.
 #[derive(Debug, Default)]
 pub struct DaemonSetTracker {

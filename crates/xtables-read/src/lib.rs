@@ -35,7 +35,7 @@ pub struct Table {
     pub begins: [u32; HOOKS],
     /// The offset of the entry that is each chain's policy.
     pub policies: [u32; HOOKS],
-    /// How many entries there are, those that begin and end chains among them.
+    /// The number of entries, including those that begin and end chains.
     pub count: u32,
     /// The entries, one behind the other.
     pub entries: Vec<u8>,
@@ -72,7 +72,7 @@ pub fn table(family: Family, name: &str, most: usize) -> io::Result<Table> {
     let mut tries = 1;
     loop {
         match read(&socket, family, name, most) {
-            // It has changed since it told its size.
+            // It has changed since its size was read.
             Err(error) if error.raw_os_error() == Some(libc::EAGAIN) && tries < TRIES => tries += 1,
             read => return read,
         }

@@ -42,7 +42,7 @@ pub enum HealOutcome {
     },
     /// The mesh's rules are in force, but other programs' rules interfere.
     Interference(String),
-    /// It is not as planned, or that is unknown, and repair failed.
+    /// Its redirection differs from the plan or is unknown, and repair failed.
     Failed(RepairError),
     /// The namespace is gone.
     Gone,

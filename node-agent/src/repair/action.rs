@@ -15,7 +15,7 @@ use super::queue::AttemptEnd;
 pub enum RepairAction {
     /// It is redirected in place.
     Repair,
-    /// It is deleted, so that its controller creates another one.
+    /// The pod is deleted; its controller creates another one.
     Delete,
     /// It is labelled, for another controller to handle it.
     Label,

@@ -442,7 +442,7 @@ fn what_is_not_understood_is_found_with_everything_else() {
         read(&["--frob", "--health-port=x", "--skip-tls-verify", "yes"], &[]).expect_err("problems");
     let has =
         |text: &str| assert!(problems.iter().any(|problem| problem.contains(text)), "{text}: {problems:#?}");
-    has("command line: \"--frob\": is no flag; --help lists all");
+    has("command line: \"--frob\": is not a flag; see --help");
     has("write --skip-tls-verify=true");
     has("flag --health-port: \"x\": not a whole number");
     assert_eq!(problems.len(), 3, "{problems:#?}");

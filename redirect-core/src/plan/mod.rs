@@ -230,14 +230,14 @@ pub struct FamilyRules {
 }
 
 impl FamilyRules {
-    /// Whether there is no rule at all.
+    /// Whether it holds no rule.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.tables.is_empty()
     }
 
     /// The tables, in the order in which they are to be written: the one that takes over inbound capture goes first, so that
-    /// there is no moment without it.
+    /// capture never lapses.
     #[must_use]
     pub fn table_order(&self) -> &'static [Table] {
         if self.rules(Table::Nat, &Hook::Prerouting.into()).is_empty() {
@@ -247,18 +247,18 @@ impl FamilyRules {
         }
     }
 
-    /// The chains of a table, by name, each with its rules in order, as if nobody else had any.
+    /// The chains of a table, by name, each with its rules in order, as if no other program had any.
     pub fn chains(&self, table: Table) -> impl Iterator<Item = (&Chain, &[Rule])> {
         self.tables.get(&table).into_iter().flatten().map(|(chain, rules)| (chain, rules.as_slice()))
     }
 
-    /// The rules of a chain; none where there is no such chain.
+    /// The rules of a chain; none if the chain does not exist.
     #[must_use]
     pub fn rules(&self, table: Table, chain: &Chain) -> &[Rule] {
         self.tables.get(&table).and_then(|chains| chains.get(chain)).map_or(&[], Vec::as_slice)
     }
 
-    /// How many rules of this chain go before those of others: none but in built-in chains.
+    /// How many rules of this chain go before other programs' rules: only built-in chains have any.
     #[must_use]
     pub fn leading(&self, table: Table, chain: &Chain) -> usize {
         match chain {

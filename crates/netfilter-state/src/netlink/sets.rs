@@ -1,4 +1,4 @@
-//! Sets of native tables as the kernel is told them.
+//! Sets of native tables as the kernel receives them.
 
 use super::native_state::{SetState, raw};
 use crate::expressions::{

@@ -1,4 +1,4 @@
-//! What matches and targets of x_tables say, whoever wrote them down: the kernel or iptables-save.
+//! What matches and targets of x_tables mean, in the kernel's form and in that of iptables-save.
 
 use super::{Condition, Selector, SetLookup, Statement};
 use alloc::borrow::ToOwned;
@@ -25,7 +25,7 @@ pub(crate) const fn marked(bits: Option<(u32, u32)>) -> Statement {
     }
 }
 
-/// What a target of x_tables does; `None` for a name that is none, and so is a chain's.
+/// What a target of x_tables does; `None` for any other name, which is a chain's.
 pub(crate) fn target_named(name: &str) -> Option<Statement> {
     Some(match name {
         "ACCEPT" => Statement::Accept,

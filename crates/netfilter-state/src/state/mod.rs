@@ -313,7 +313,7 @@ pub(crate) fn place(table: Table, chain: &Chain) -> String {
     alloc::format!("{} {chain}", table.name())
 }
 
-/// The rules of a plan, as if nobody else had any.
+/// The rules of a plan, as if no other program had any.
 impl From<&FamilyRules> for RuleState {
     fn from(rules: &FamilyRules) -> Self {
         let mut state = Self::new();

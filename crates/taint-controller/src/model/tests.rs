@@ -109,7 +109,7 @@ fn an_agent_that_frees_a_node_gets_time_to_be_proved_right() {
     let mut model = model(node("there", &[], ""), vec![]);
     model.put_node(node("n", &[KEY], ""));
     assert_eq!(model.next_action("n", now), TaintAction::Leave);
-    // The agent there is verified before the kubelet reports that its pod is ready.
+    // The node's agent is verified before the kubelet reports that its pod is ready.
     let long_after = now + 10 * AFTER;
     model.put_node(node("n", &[KEY], "True"));
     model.put_node(node("n", &[], "True"));

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::source::{ModulePath, Modules};
 
-/// Sibling modules of which each depends on each, directly or by others.
+/// Sibling modules of which each depends on each, directly or indirectly.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Circle {
     /// Their paths, in order.

@@ -505,7 +505,7 @@ fn nothing_of_a_plan_is_seen_that_is_not_understood() {
     }
 }
 
-/// Whose module is missing is told by the name that the kernel knows it by.
+/// A missing module is reported by the kernel's name for it.
 #[test]
 fn every_extension_that_plans_need_is_named_with_its_module() {
     let rules = dumps::plans().into_iter().flat_map(|(_, plan)| plan.planned_rules().to_vec());
