@@ -24,9 +24,8 @@ fn needed(settings: &RawSettings) -> CapabilitySet {
     // What a cleanup would remove is seen in the rules; a plan is made without looking.
     let cleans_up = options.action == Action::Cleanup;
     if cleans_up || options.action != Action::Nothing && !options.dry_run {
-        // The legacy variant of iptables asks for the second. Where no program lists legacy tables, a new network namespace shows
-        // whether those of this one were made here, or are every namespace's: that takes the third.
-        needed |= CapabilitySet::NET_ADMIN | CapabilitySet::NET_RAW | CapabilitySet::SYS_ADMIN;
+        // The programs of the legacy variant need the second.
+        needed |= CapabilitySet::NET_ADMIN | CapabilitySet::NET_RAW;
         // The programs of iptables load what the kernel lacks of theirs, where they may. The kernel loads nf_tables itself.
         if matches!(options.backend, BackendChoice::Restore(_)) {
             needed |= CapabilitySet::SYS_MODULE;
@@ -57,7 +56,7 @@ mod tests {
 
     #[test]
     fn a_run_keeps_what_its_settings_ask_for() {
-        let rules = CapabilitySet::NET_ADMIN | CapabilitySet::NET_RAW | CapabilitySet::SYS_ADMIN;
+        let rules = CapabilitySet::NET_ADMIN | CapabilitySet::NET_RAW;
         let cases: [(&[(Key, &'static str)], CapabilitySet); 9] = [
             (&[], rules),
             (&[(Key::NetworkNamespace, "/run/netns/x"), (Key::DryRun, "true")], CapabilitySet::SYS_ADMIN),
