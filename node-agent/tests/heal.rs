@@ -307,6 +307,23 @@ fn interfering_rules_stay_and_are_reported() {
     wait(&node, "the node's answer", || is(&node, &state("verified"), 1.0));
 }
 
+/// Istio's plugin leaves an empty legacy table behind; pods that it set up are watched like all others.
+#[test]
+fn a_pod_with_an_empty_legacy_table_is_verified_and_healed() {
+    let mut node = node();
+    let proc = Proc::new(&mut node);
+    let mut sandboxes = Sandboxes::new(&mut node);
+    let web = redirected(&mut sandboxes, &proc);
+    web.sh("iptables-legacy -t nat -L; ip6tables-legacy -t nat -L").expect("creates the tables");
+    let _api = PodApi::start(&mut node, vec![pod("web", 1, &["10.1.0.2"])]);
+    let _agent = node.start_ready();
+    wait_at_least(&node, WATCHED, 1.0);
+    wait(&node, "the node's answer", || is(&node, &state("verified"), 1.0));
+    web.sh("iptables-nft -t nat -F ISTIO_OUTPUT").expect("deletes");
+    wait_at_least(&node, &attempts("healed"), 1.0);
+    assert_eq!(mismatch(&web, &[], BackendChoice::Auto), None);
+}
+
 #[test]
 fn a_pod_with_its_own_users_is_monitored_and_healed() {
     let mut node = node();
