@@ -54,7 +54,7 @@ step "lints of what makes the web page"
 cargo clippy --locked -p tools --features page --bin page -- -D warnings
 
 step "circles of modules"
-cargo run --locked --quiet -p tools --bin modules -- --allow tools/module-circles.txt
+cargo run --locked --quiet -p tools --bin modules -- --allow crates/tools/module-circles.txt
 
 step "dependency rules"
 cargo deny --log-level error check bans licenses sources
@@ -110,8 +110,8 @@ scripts/minimal-versions.sh
 step "what would be published"
 # Cargo checks each crate against those it has just packed, by way of a registry in the target folder, and
 # unpacks these once for each path and version: from a folder that was used before it would take the text of that time.
-CARGO_TARGET_DIR="$work/packages" cargo package --locked --quiet --allow-dirty -p redirect-core -p netfilter-state -p packet-trace -p netns-apply
-rm -rf "$work/packages" "${CARGO_HOME:-$HOME/.cargo}"/registry/src/-*/{redirect-core,netfilter-state,packet-trace}-0.*
+CARGO_TARGET_DIR="$work/packages" cargo package --locked --quiet --allow-dirty -p redirect-core -p netfilter-state -p packet-trace -p xtables-read -p netns-apply
+rm -rf "$work/packages" "${CARGO_HOME:-$HOME/.cargo}"/registry/src/-*/{redirect-core,netfilter-state,packet-trace,xtables-read}-0.*
 find "${CARGO_HOME:-$HOME/.cargo}/registry/src" -maxdepth 1 -name '-*' -type d -empty -delete
 
 step "public interfaces"

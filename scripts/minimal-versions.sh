@@ -19,10 +19,10 @@ fi
 
 copy=$(mktemp -d)
 trap 'rm -rf "$copy"' EXIT
-crates=(redirect-core crates/netfilter-state crates/packet-trace netns-apply)
+crates=(redirect-core crates/netfilter-state crates/packet-trace crates/xtables-read netns-apply)
 cp --parents -r Cargo.toml Cargo.lock "${crates[@]}" "$copy"
 # Those alone, and without what only their tests need: whose versions do not matter to users.
-sed -i '/^members = \[/,/^\]/c members = ["redirect-core", "crates/netfilter-state", "crates/packet-trace", "netns-apply"]' "$copy/Cargo.toml"
+sed -i '/^members = \[/,/^\]/c members = ["redirect-core", "crates/netfilter-state", "crates/packet-trace", "crates/xtables-read", "netns-apply"]' "$copy/Cargo.toml"
 for crate in "${crates[@]}"; do
     sed -i '/^\[dev-dependencies\]$/,/^\[/{/^\[dev-dependencies\]$/d;/^\[/!d}' "$copy/$crate/Cargo.toml"
     sed -i '/^\[\[example\]\]$/,$d' "$copy/$crate/Cargo.toml"

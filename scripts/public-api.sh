@@ -22,7 +22,7 @@ target=${CARGO_TARGET_DIR:-target}
 # Beside the documentation for people, which the same command would otherwise replace.
 json=$target/public-api
 failed=0
-for crate in redirect-core netfilter-state packet-trace netns-apply; do
+for crate in redirect-core netfilter-state packet-trace xtables-read netns-apply; do
     text=docs/public-api/$crate.txt
     RUSTC_BOOTSTRAP=1 CARGO_TARGET_DIR=$json cargo rustdoc --locked --quiet --lib --all-features -p "$crate" -- \
         -Z unstable-options --output-format json

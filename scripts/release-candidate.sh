@@ -45,11 +45,11 @@ check() {
     elif [ "$(git rev-parse "$tag^{commit}")" != "$(git rev-parse HEAD)" ]; then
         problem "the tag $tag is another commit than this"
     fi
-    for name in redirect-core netfilter-state packet-trace netns-apply; do
+    for name in redirect-core netfilter-state packet-trace xtables-read netns-apply; do
         said=$(sed -n "s/^$name = { path = .*version = \"\(.*\)\" }\$/\1/p" Cargo.toml)
         same "Cargo.toml's dependency on $name" "$said" "$version"
     done
-    for name in $programs redirect-core netfilter-state packet-trace netns-apply; do
+    for name in $programs redirect-core netfilter-state packet-trace xtables-read netns-apply; do
         said=$(grep -A 1 -Fx "name = \"$name\"" Cargo.lock | sed -n 's/^version = "\(.*\)"$/\1/p')
         same "Cargo.lock's $name" "$said" "$version"
     done

@@ -49,6 +49,7 @@ pub(crate) const CONTENTS: &[(&str, &[&str])] = &[
             "redirect-core/README.md",
             "crates/netfilter-state/README.md",
             "crates/packet-trace/README.md",
+            "crates/xtables-read/README.md",
             "netns-apply/README.md",
         ],
     ),
