@@ -6,7 +6,8 @@
 use libfuzzer_sys::fuzz_target;
 use redirect_core::pod::{Decision, PodFacts, misspelt, unreadable_switches};
 use redirect_core_fuzz::{parts, plan, text};
-use redirectctl::input::{InputError, pods_of_text};
+use redirectctl::error::InputError;
+use redirectctl::input::pods_of_text;
 
 fuzz_target!(|manifest: &str| {
     for document in cni_core::yaml::documents(manifest).into_iter().flatten() {

@@ -8,70 +8,27 @@
 mod undo;
 
 use crate::{
-    backend::{self, Backend, Because, Handles},
+    backend::{self, Backend, Because},
     connections::{self, CloseError},
     error::{ApplyError, RollbackOutcome, RunError},
-    exec::Programs,
+    handles::Handles,
     lock::{LockError, NetnsLock},
     netlink::NetlinkError,
     observe::NamespaceState,
+    options::ApplyOptions,
     pause::{deadline, grace},
+    restore,
 };
 use netfilter_state::{
     netlink::{self, BatchError},
     routing,
     steps::{self, Goal, Inverse, RulesIn, Step, Transaction},
 };
-use redirect_core::{
-    RulePlan, Tproxy,
-    options::{BackendChoice, NativeForm, Variant},
-};
-use std::time::{Duration, Instant};
+use redirect_core::{RulePlan, options::Variant};
+use std::time::Instant;
 
 /// How many times a run may take all its steps successfully and still find something left to do.
 const PASSES: usize = 3;
-
-/// How a plan is put in force.
-#[derive(Debug, Clone)]
-pub struct ApplyOptions {
-    /// Which backend programs the rules, as far as the user has chosen one.
-    pub backend: BackendChoice,
-    /// Whether rules are rewritten even where they are in force.
-    pub force: bool,
-    /// How native rules are written.
-    pub native_form: NativeForm,
-    /// Where helper programs are.
-    pub programs: Programs,
-    /// How long to wait for another program who is changing the same namespace, or the same rules.
-    pub patience: Duration,
-    /// Limit in bytes on the rules that one reading takes in, of any program; `None` for no limit. Beyond it, the run or the
-    /// look fails with [`NetlinkError::TooMuch`], [`LegacyError::TooMuch`](crate::LegacyError::TooMuch) or
-    /// [`ExecError::TooMuch`](crate::ExecError::TooMuch). The same limit holds for routing.
-    pub most_read: Option<usize>,
-    /// TPROXY routing that counts as the mesh's even though no rule uses its mark: that of the settings.
-    pub tproxy: Option<Tproxy>,
-}
-
-impl Default for ApplyOptions {
-    fn default() -> Self {
-        Self {
-            backend: BackendChoice::Auto,
-            force: false,
-            native_form: NativeForm::Plain,
-            programs: Programs::usual(),
-            patience: Duration::from_secs(30),
-            most_read: None,
-            tproxy: None,
-        }
-    }
-}
-
-impl ApplyOptions {
-    /// [`most_read`](Self::most_read) as a number.
-    pub(crate) fn most_read(&self) -> usize {
-        self.most_read.unwrap_or(usize::MAX)
-    }
-}
 
 /// What a run did.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -273,7 +230,7 @@ impl<'a> Run<'a> {
         for step in steps {
             if let Step::Restore(variant, family, change) = step {
                 let lock = self.lock.as_ref().ok_or(LockError::NotHeld)?;
-                backend::restore::test(self.handles.programs, *variant, *family, change, lock)?;
+                restore::test(self.handles.programs, *variant, *family, change, lock)?;
             }
         }
         Ok(())
@@ -323,7 +280,7 @@ impl<'a> Run<'a> {
             Step::ForgetClosed => self.unforgotten = connections::forget_closed(self.plan).err(),
             Step::Restore(variant, family, change) => {
                 let lock = self.lock.as_ref().ok_or(LockError::NotHeld)?;
-                backend::restore::commit(self.handles.programs, *variant, *family, change, lock)?;
+                restore::commit(self.handles.programs, *variant, *family, change, lock)?;
             }
             Step::Transaction(transaction) => {
                 let connection = self.handles.netlink.as_mut().ok_or(NetlinkError::NoNfTables)?;

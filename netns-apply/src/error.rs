@@ -1,10 +1,9 @@
 //! Why a plan could not be put in force, or checked.
 
-use crate::{
-    exec::ExecError, legacy::LegacyError, lock::LockError, netlink::NetlinkError, routes::RouteError,
-};
+use crate::{exec::ExecError, lock::LockError, netlink::NetlinkError, routes::RouteError};
+use netfilter_state::xtables::MalformedTable;
 use redirect_core::{Family, options::Variant};
-use std::fmt;
+use std::{fmt, io};
 
 /// Why a run failed, and in which state it left the network namespace.
 #[derive(Debug, thiserror::Error)]
@@ -118,7 +117,7 @@ pub enum ApplyError {
     #[error("cannot read the network namespace's addresses: {cause}")]
     Addresses {
         /// What the kernel said.
-        cause: std::io::Error,
+        cause: io::Error,
     },
     /// All rules of the plan are in force, but the rules of other programs could not be read.
     #[error("the rules are in force, but cannot determine whether other programs' rules interfere: {cause}")]
@@ -136,4 +135,33 @@ pub enum ApplyError {
         /// What is not as planned.
         difference: String,
     },
+}
+
+/// Why a table of legacy iptables could not be read.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LegacyError {
+    /// The kernel refuses.
+    #[error("cannot read table {table} of legacy iptables ({family}): {cause}")]
+    Refused {
+        /// Its family.
+        family: Family,
+        /// Its name.
+        table: String,
+        /// Why.
+        cause: io::Error,
+    },
+    /// It holds more than a run may read.
+    #[error("table {table} of legacy iptables ({family}) takes more than {most} bytes")]
+    TooMuch {
+        /// Its family.
+        family: Family,
+        /// Its name.
+        table: String,
+        /// How many bytes may be read.
+        most: usize,
+    },
+    /// Its entries are not as the kernel lays them out.
+    #[error(transparent)]
+    Malformed(#[from] MalformedTable),
 }

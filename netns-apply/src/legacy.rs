@@ -1,46 +1,17 @@
 //! Tables of legacy iptables in the calling thread's network namespace, read without a helper program.
 
 use crate::{
-    ApplyError,
-    backend::restore,
+    error::{ApplyError, LegacyError},
     exec::{ExecError, Programs},
+    restore,
 };
 use netfilter_state::{
     ruleset::Ruleset,
     state::RuleState,
-    xtables::{LegacyChains, LegacyTable, MalformedTable},
+    xtables::{LegacyChains, LegacyTable},
 };
 use redirect_core::{Family, options::Variant, rule::Table};
 use std::{fs, io};
-
-/// Why a table of legacy iptables could not be read.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum LegacyError {
-    /// The kernel refuses.
-    #[error("cannot read table {table} of legacy iptables ({family}): {cause}")]
-    Refused {
-        /// Its family.
-        family: Family,
-        /// Its name.
-        table: String,
-        /// Why.
-        cause: io::Error,
-    },
-    /// It holds more than a run may read.
-    #[error("table {table} of legacy iptables ({family}) takes more than {most} bytes")]
-    TooMuch {
-        /// Its family.
-        family: Family,
-        /// Its name.
-        table: String,
-        /// How many bytes may be read.
-        most: usize,
-    },
-    /// Its entries are not as the kernel lays them out.
-    #[error(transparent)]
-    Malformed(#[from] MalformedTable),
-}
 
 /// Adds the tables of a family to a ruleset.
 pub(crate) fn add_to(ruleset: &mut Ruleset, family: Family, most_read: usize) -> Result<(), ApplyError> {

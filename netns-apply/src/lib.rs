@@ -23,6 +23,8 @@ mod fingerprint;
 #[cfg(feature = "write")]
 mod foreign;
 #[cfg(feature = "write")]
+mod handles;
+#[cfg(feature = "write")]
 mod legacy;
 #[cfg(feature = "write")]
 mod lock;
@@ -34,21 +36,25 @@ pub mod notify;
 #[cfg(feature = "write")]
 mod observe;
 #[cfg(feature = "write")]
+mod options;
+#[cfg(feature = "write")]
 mod pause;
 pub mod pod;
 #[cfg(feature = "write")]
 mod preview;
+#[cfg(feature = "write")]
+mod restore;
 pub mod routes;
 mod socket;
 #[cfg(feature = "write")]
 mod verify;
 
 #[cfg(feature = "write")]
-pub use apply::{ApplyOptions, Outcome, apply, cleanup, preflight};
+pub use apply::{Outcome, apply, cleanup, preflight};
 #[cfg(feature = "write")]
 pub use backend::{Backend, Because};
 #[cfg(feature = "write")]
-pub use error::{ApplyError, RollbackOutcome, RunError};
+pub use error::{ApplyError, LegacyError, RollbackOutcome, RunError};
 #[cfg(feature = "write")]
 pub use exec::{ExecError, Programs};
 #[cfg(feature = "write")]
@@ -56,11 +62,11 @@ pub use fingerprint::Fingerprint;
 #[cfg(feature = "write")]
 pub use foreign::{Live, interference, unexamined};
 #[cfg(feature = "write")]
-pub use legacy::LegacyError;
-#[cfg(feature = "write")]
 pub use lock::LockError;
 #[cfg(feature = "write")]
 pub use observe::observe;
+#[cfg(feature = "write")]
+pub use options::ApplyOptions;
 #[cfg(feature = "write")]
 pub use preview::cleanup_preview;
 #[cfg(feature = "write")]

@@ -1,12 +1,8 @@
 //! One reading of everything the mesh has, or may have left, in a network namespace.
 
 use crate::{
-    ApplyError, ApplyOptions,
-    backend::{Handles, restore},
-    exec::Programs,
-    legacy,
-    netlink::NetlinkError,
-    pause::deadline,
+    ApplyError, ApplyOptions, exec::Programs, handles::Handles, legacy, netlink::NetlinkError,
+    pause::deadline, restore,
 };
 use netfilter_state::{
     netlink,

@@ -1,6 +1,6 @@
 //! What cleaning up would remove, as text: nothing is locked or changed.
 
-use crate::{ApplyError, ApplyOptions, backend::Handles, observe::NamespaceState, pause::deadline};
+use crate::{ApplyError, ApplyOptions, handles::Handles, observe::NamespaceState, pause::deadline};
 use netfilter_state::{
     change::RulesetDiff,
     routing::RoutingItem,

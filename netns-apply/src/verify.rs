@@ -2,8 +2,9 @@
 
 use crate::{
     ApplyError, ApplyOptions,
-    backend::{self, Backend, Handles},
+    backend::{self, Backend},
     foreign::interference,
+    handles::Handles,
     observe::NamespaceState,
     pause::deadline,
 };

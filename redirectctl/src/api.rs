@@ -12,7 +12,7 @@ use serde_json::Value;
 use tokio::runtime::Runtime;
 
 use crate::cluster::Cluster;
-use crate::input::InputError;
+use crate::error::InputError;
 
 /// How long the API server may take for an answer.
 const PATIENCE: Duration = Duration::from_secs(5);

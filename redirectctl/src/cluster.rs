@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 
+use crate::object::{Condition, Event, text};
 use crate::pod::Pod;
 
 /// Objects besides pods, as far as they are known.
@@ -27,30 +28,6 @@ pub struct NodeObject {
     pub taints: Vec<(String, String)>,
     /// Its conditions.
     pub conditions: Vec<Condition>,
-}
-
-/// A condition of a node or pod.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Condition {
-    /// Its type.
-    pub kind: String,
-    /// `True`, `False` or `Unknown`.
-    pub status: String,
-    /// Why, in a word.
-    pub reason: String,
-    /// Why, in words.
-    pub message: String,
-}
-
-/// Something that happened to a pod.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Event {
-    /// When it happened last, as the API server writes it.
-    pub time: String,
-    /// What happened, in a word.
-    pub reason: String,
-    /// What happened, in words.
-    pub message: String,
 }
 
 /// Which pod an event is about.
@@ -116,40 +93,6 @@ impl NodeObject {
             conditions: Condition::all(object),
         }
     }
-}
-
-impl Condition {
-    /// The conditions in an object's status.
-    #[must_use]
-    pub fn all(object: &Value) -> Vec<Self> {
-        let all = object.pointer("/status/conditions").and_then(Value::as_array).into_iter().flatten();
-        let condition = |one: &Value| Self {
-            kind: text(one, "/type"),
-            status: text(one, "/status"),
-            reason: text(one, "/reason"),
-            message: text(one, "/message"),
-        };
-        all.map(condition).collect()
-    }
-}
-
-impl Event {
-    fn of(object: &Value) -> Self {
-        let times =
-            ["/lastTimestamp", "/series/lastObservedTime", "/eventTime", "/metadata/creationTimestamp"];
-        let time = times.into_iter().map(|pointer| text(object, pointer)).find(|time| !time.is_empty());
-        Self {
-            time: time.unwrap_or_default(),
-            reason: text(object, "/reason"),
-            message: text(object, "/message"),
-        }
-    }
-}
-
-/// A text in an object; empty if absent.
-#[must_use]
-pub fn text(object: &Value, pointer: &str) -> String {
-    object.pointer(pointer).and_then(Value::as_str).unwrap_or_default().to_owned()
 }
 
 #[cfg(test)]

@@ -23,7 +23,7 @@ use settings_cli::{Line, Program};
 pub use given::Given;
 pub use table::{COMMANDS, Definition, PROGRAM};
 
-use crate::input::InputError;
+use crate::error::InputError;
 use crate::{FAILED, FINE, report, why};
 
 /// Where runtimes keep pods' network namespaces.
@@ -151,7 +151,7 @@ fn run_command(command: &Definition, words: Vec<OsString>, env: Vec<(OsString, O
 fn answer(command: &Definition, given: &Given) -> Result<Answer, InputError> {
     let mut wrong: Vec<String> = given.input.settings.refused().iter().map(ToString::to_string).collect();
     wrong.extend(command.missing(&given.operands));
-    wrong.extend(given.wrong_words(command));
+    wrong.extend(command.wrong_words(given));
     if command.takes_settings {
         wrong.extend(given.wrong_settings());
     }

@@ -19,7 +19,8 @@ use crate::cause::{Cause, Finding};
 use crate::inspect::{Inspection, NATIVE};
 use crate::meaning;
 use crate::pod::{Container, Kind, Pod};
-use crate::status::{self, VALIDATION_CONTAINER};
+use crate::status;
+use crate::validation::VALIDATION_CONTAINER;
 
 /// What is in the names of runtime classes, or of their handlers, with a kernel or a network stack of their own.
 const SANDBOXES: [&str; 5] = ["gvisor", "runsc", "kata", "firecracker", "sysbox"];

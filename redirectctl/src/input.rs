@@ -9,6 +9,8 @@ use explain::manifest;
 use serde_json::Value;
 
 use crate::cluster::Cluster;
+use crate::error::InputError;
+use crate::gather::Gather;
 use crate::packed::PackedPods;
 use crate::pod::Pod;
 
@@ -16,17 +18,6 @@ use crate::pod::Pod;
 const MOST_BYTES: u64 = 64 << 20;
 /// How much of a file is read at once.
 const BUFFER: usize = 128 << 10;
-
-/// Pods that cannot be read: everything that is wrong, a sentence each.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct InputError(pub Vec<String>);
-
-impl InputError {
-    /// One thing.
-    pub fn of(what: impl std::fmt::Display) -> Self {
-        Self(vec![what.to_string()])
-    }
-}
 
 /// The pods of a file; `-` is standard input. A list, as `kubectl get pods -o json` prints it, counts as its items. Nodes, events and
 /// runtime classes may be among them, and say more about the pods.
@@ -65,12 +56,6 @@ fn name_of(path: &str) -> &str {
 fn named<T>(path: &str, read: Result<T, InputError>) -> Result<T, InputError> {
     let name = name_of(path);
     read.map_err(|InputError(all)| InputError(all.iter().map(|what| format!("{name}: {what}")).collect()))
-}
-
-/// What becomes of the objects of a manifest, which come one by one.
-pub(crate) trait Gather {
-    /// Takes in one of them.
-    fn take(&mut self, object: Value);
 }
 
 /// Pods, and what is around them.

@@ -8,7 +8,8 @@ use explain::manifest;
 use serde_json::Value;
 
 use crate::cluster::Cluster;
-use crate::input::{Gather, InputError};
+use crate::error::InputError;
+use crate::gather::Gather;
 use crate::pod::Pod;
 
 /// A pod as its text, and what must be known of it before it is checked.

@@ -9,8 +9,8 @@ use redirect_core::pod::{PROXY_CONTAINER, PodFacts};
 use redirect_core::pod_json::PodJsonErrors;
 use serde_json::Value;
 
-use crate::cluster::{Condition, Event};
-use crate::status::Validation;
+use crate::object::{Condition, Event};
+use crate::validation::Validation;
 
 /// A pod.
 #[derive(Debug, Clone, PartialEq, Eq)]

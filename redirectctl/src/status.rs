@@ -1,54 +1,15 @@
 //! What a pod's own status and events say: its validation, and what the runtime and the node agent had to do with it.
 
 use cni_core::reasons::{COULD_NOT_BE, REPAIR_EVENTS};
-use istio_validation::Reason;
-use serde_json::Value;
 
 use crate::cause::{Cause, Finding};
-use crate::cluster::{Event, text};
+use crate::object::Event;
 use crate::pod::Pod;
 
-/// The container that proves the redirection before the proxy starts; it needs no network.
-pub const VALIDATION_CONTAINER: &str = "istio-validation";
 /// The exit code of a validation that holds its pod back.
 const HELD_BACK: i64 = 126;
 /// What the kubelet calls a network that could not be set up.
 const SANDBOX_FAILED: &str = "FailedCreatePodSandBox";
-
-/// How the validation failed last.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Validation {
-    /// The exit code.
-    pub code: i64,
-    /// The termination message: usually the JSON of a verdict.
-    pub message: String,
-}
-
-impl Validation {
-    /// From a pod's status; none where it has ended well, or has not ended yet.
-    #[must_use]
-    pub fn of(pod: &Value) -> Option<Self> {
-        let statuses = pod.pointer("/status/initContainerStatuses")?.as_array()?;
-        let status = statuses.iter().find(|status| text(status, "/name") == VALIDATION_CONTAINER)?;
-        let ended = ["/state/terminated", "/lastState/terminated"].map(|pointer| status.pointer(pointer));
-        let last = ended.into_iter().flatten().next()?;
-        let code = last.get("exitCode")?.as_i64().filter(|code| *code != 0)?;
-        Some(Self { code, message: text(last, "/message") })
-    }
-
-    fn seen(&self) -> Vec<String> {
-        let ended = format!("{VALIDATION_CONTAINER} ended with exit code {}", self.code);
-        let verdict: Value = serde_json::from_str(&self.message).unwrap_or_default();
-        let reason = text(&verdict, "/reason");
-        match Reason::ALL.into_iter().find(|known| known.code() == reason) {
-            Some(known) => {
-                vec![ended, format!("{reason}: {}", known.meaning()), known.remedy().setting.to_owned()]
-            }
-            None if self.message.trim().is_empty() => vec![ended],
-            None => vec![format!("{ended}: {}", self.message.trim())],
-        }
-    }
-}
 
 /// What status and events say.
 #[must_use]
@@ -85,7 +46,7 @@ pub fn findings(pod: &Pod) -> Vec<Finding> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     fn pod(status: &Value, events: &[(&str, &str)]) -> Pod {
         let spec = json!({"containers": [{"name": "app"}]});

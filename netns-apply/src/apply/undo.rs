@@ -2,11 +2,12 @@
 
 use super::Run;
 use crate::{
-    ApplyError, LockError, backend,
-    error::RollbackOutcome,
+    error::{ApplyError, RollbackOutcome},
+    lock::LockError,
     netlink::NetlinkError,
     observe::NamespaceState,
     pause::{deadline, grace},
+    restore,
 };
 use netfilter_state::{
     change::RulesetDiff,
@@ -71,7 +72,7 @@ impl Run<'_> {
                     }
                     Variant::Nft | Variant::Legacy => {
                         let lock = self.lock.as_ref().ok_or(LockError::NotHeld)?;
-                        backend::restore::commit(self.handles.programs, *variant, *family, &change, lock)?;
+                        restore::commit(self.handles.programs, *variant, *family, &change, lock)?;
                     }
                 }
             }

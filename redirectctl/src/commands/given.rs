@@ -11,12 +11,12 @@ use explain::pretty;
 use netns_apply::facts::NameFiles;
 use redirect_core::settings::Source;
 use settings_cli::Input;
-use settings_table::Takes;
 
-use super::{Answer, Definition, NETNS_DIR};
+use super::{Answer, NETNS_DIR};
 use crate::api::{self, ApiServer};
 use crate::cluster::Cluster;
-use crate::input::{self, InputError};
+use crate::error::InputError;
+use crate::input;
 use crate::node::Node;
 use crate::pod::Pod;
 use crate::report::{self, Report};
@@ -54,26 +54,6 @@ impl Given {
 
     pub(super) fn is_json(&self) -> bool {
         self.flag("output") == Some("json")
-    }
-
-    /// Words of a closed set that are none of it.
-    pub(super) fn wrong_words(&self, command: &Definition) -> Vec<String> {
-        let rows = command.rows.iter().filter_map(|row| Some((row.flag?, row.takes.words()?)));
-        let wrong = rows.filter_map(|(flag, words)| {
-            let text = self.flags.get(flag)?;
-            (!words.contains(&text.as_str()))
-                .then(|| format!("flag --{flag}: {text:?} is not one of {}", words.join(", ")))
-        });
-        wrong.chain(self.empty_paths(command)).chain(self.addresses().err()).collect()
-    }
-
-    /// Flags that name no file: a script's variable that is not set must not mean something else.
-    fn empty_paths(&self, command: &Definition) -> Vec<String> {
-        let paths = command.rows.iter().filter(|row| matches!(row.takes, Takes::Path));
-        let empty = paths
-            .filter_map(|row| row.flag)
-            .filter(|flag| self.flags.get(*flag).is_some_and(String::is_empty));
-        empty.map(|flag| format!("flag --{flag}: is empty; name a path, or leave the flag out")).collect()
     }
 
     /// Settings that cannot be understood; or that have no effect beside a pod.

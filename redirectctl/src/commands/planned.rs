@@ -14,7 +14,8 @@ use redirect_core::{Redirect, RulePlan};
 use settings_cli::RunOptions;
 
 use super::{Answer, Given, errors};
-use crate::input::{self, InputError};
+use crate::error::InputError;
+use crate::input;
 use crate::inspect::MOST_RULES;
 use crate::node::Node;
 use crate::packet::{Said, packet};

@@ -7,7 +7,7 @@ use settings_cli::{CommandLine, Pages, setting_row};
 use settings_table::{Row, Takes};
 
 use super::{Answer, Given, NETNS_DIR, in_force, planned};
-use crate::input::InputError;
+use crate::error::InputError;
 use crate::node::CONF_DIR;
 use crate::plan::Format;
 use crate::text_writer::ColorChoice;
@@ -58,6 +58,26 @@ impl Definition {
         let needed = self.operands.iter().take(self.needs).enumerate();
         let lacking = needed.filter(|(index, _)| given.get(*index).is_none_or(String::is_empty));
         lacking.map(|(_, (name, what))| format!("{name} is missing: {what}")).collect()
+    }
+
+    /// Words of a closed set that are none of it.
+    pub(super) fn wrong_words(&self, given: &Given) -> Vec<String> {
+        let rows = self.rows.iter().filter_map(|row| Some((row.flag?, row.takes.words()?)));
+        let wrong = rows.filter_map(|(flag, words)| {
+            let text = given.flags.get(flag)?;
+            (!words.contains(&text.as_str()))
+                .then(|| format!("flag --{flag}: {text:?} is not one of {}", words.join(", ")))
+        });
+        wrong.chain(self.empty_paths(given)).chain(given.addresses().err()).collect()
+    }
+
+    /// Flags that name no file: a script's variable that is not set must not mean something else.
+    fn empty_paths(&self, given: &Given) -> Vec<String> {
+        let paths = self.rows.iter().filter(|row| matches!(row.takes, Takes::Path));
+        let empty = paths
+            .filter_map(|row| row.flag)
+            .filter(|flag| given.flags.get(*flag).is_some_and(String::is_empty));
+        empty.map(|flag| format!("flag --{flag}: is empty; name a path, or leave the flag out")).collect()
     }
 }
 

@@ -3,7 +3,8 @@
 use std::path::PathBuf;
 
 use super::Given;
-use crate::input::{self, InputError};
+use crate::error::InputError;
+use crate::input;
 use crate::pod::Pod;
 use crate::show;
 

@@ -18,7 +18,7 @@ use terminal::{AlternateScreen, Signals, WakeReason, write};
 use super::target::Target;
 use super::{Answer, Given};
 use crate::FINE;
-use crate::input::InputError;
+use crate::error::InputError;
 use crate::inspect::MOST_RULES;
 use crate::node::Node;
 use crate::watch::{

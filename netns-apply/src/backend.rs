@@ -1,11 +1,6 @@
 //! What programs the rules, and how it is chosen without trying anything out.
 
-mod handles;
-pub(crate) mod restore;
-
-pub(crate) use handles::Handles;
-
-use crate::{ApplyError, netlink::NetlinkError, observe::NamespaceState};
+use crate::{ApplyError, handles::Handles, netlink::NetlinkError, observe::NamespaceState, restore};
 use redirect_core::{
     Family, RulePlan,
     options::{BackendChoice, Variant},

@@ -1,0 +1,12 @@
+//! Why a command cannot be carried out.
+
+/// Pods that cannot be read: everything that is wrong, a sentence each.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct InputError(pub Vec<String>);
+
+impl InputError {
+    /// One thing.
+    pub fn of(what: impl std::fmt::Display) -> Self {
+        Self(vec![what.to_string()])
+    }
+}
