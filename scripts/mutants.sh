@@ -24,7 +24,7 @@ core() { # K/N [OPTION...]
 }
 
 apply() { # K/N [OPTION...]
-    part apply "$1" --package netns-apply --file netns-apply/src/apply.rs --file 'netns-apply/src/apply/*.rs' --timeout "${MUTANTS_TIMEOUT:-300}" \
+    part apply "$1" --package netns-apply --file netns-apply/src/apply.rs --file netns-apply/src/options.rs --file 'netns-apply/src/apply/*.rs' --timeout "${MUTANTS_TIMEOUT:-300}" \
         --cargo-arg=--test=apply "${@:2}"
 }
 
