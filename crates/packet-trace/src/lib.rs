@@ -43,7 +43,6 @@ mod difference;
 pub mod interference;
 #[cfg(feature = "serde")]
 pub mod json;
-mod lost;
 mod packets;
 mod routes;
 mod rules;
@@ -52,7 +51,6 @@ mod text;
 mod walk;
 
 pub use difference::{Difference, Region, difference, difference_between};
-pub(crate) use lost::{Findings, search};
 pub use rules::{MeshRule, TraceRules};
 pub use text::Detail;
 

@@ -1,7 +1,7 @@
 //! Building a redirection: setters, and the one validation that all ways to make one end in.
 
 use super::{
-    fields::Redirect,
+    fields::{Redirect, rows},
     parts::{
         DNS_PORT, DnsCapture, Families, GUARD_MARK, InboundPorts, InterceptionMode, OutboundRanges,
         OwnerGroups, PROXY_MARK, Tproxy,
@@ -9,7 +9,7 @@ use super::{
 };
 use crate::{
     settings::{InputErrors, Key, Source},
-    values::{Cidrs, ListenerPort, Mark, Problem},
+    values::{Cidrs, InterfaceName, ListenerPort, Mark, Port, PortRange, Problem},
 };
 use alloc::{
     string::{String, ToString},
@@ -150,6 +150,38 @@ impl RedirectBuilder {
     }
 }
 
+/// Makes a setter of [`RedirectBuilder`] for each row.
+macro_rules! setters {
+    (
+        values { $($(#[doc = $value_doc:literal])+ $value:ident: $value_type:ident = $value_key:ident, $value_default:expr;)+ }
+        lists { $($(#[doc = $list_doc:literal])+ $list:ident: $item:ident = $list_key:ident, $list_default:expr;)+ }
+    ) => {
+        impl RedirectBuilder {
+            /// The settings that have a row in `fields`: their setters take values that cannot be wrong. For tests.
+            #[doc(hidden)]
+            pub const PLAIN: &'static [Key] = &[$(Key::$value_key,)+ $(Key::$list_key,)+];
+
+            $(
+                $(#[doc = $value_doc])+
+                pub fn $value(mut self, value: $value_type) -> Self {
+                    self.draft.$value = value;
+                    self.said(&[Key::$value_key], concat!("setter ", stringify!($value)))
+                }
+            )+
+
+            $(
+                $(#[doc = $list_doc])+
+                pub fn $list(mut self, values: impl IntoIterator<Item = $item>) -> Self {
+                    self.draft.$list = values.into_iter().collect();
+                    self.said(&[Key::$list_key], concat!("setter ", stringify!($list)))
+                }
+            )+
+        }
+    };
+}
+
+rows!(setters);
+
 impl Redirect {
     /// The redirection, unless errors exist already or something is wrong with the whole. `written` returns how
     /// the value of a setting was written.
@@ -288,7 +320,7 @@ mod tests {
     use crate::{
         pod::{Decision, PodFacts},
         settings::{NamespaceFacts, RawSettings},
-        values::{Port, RouteTable},
+        values::RouteTable,
     };
     use core::net::IpAddr;
 

@@ -1,9 +1,7 @@
 //! What a redirection holds: a row for each setting that stands for itself, by hand what several settings decide.
 
-use super::{
-    builder::RedirectBuilder,
-    parts::{DnsCapture, Families, InboundPorts, InterceptionMode, OutboundRanges, OwnerGroups, PROXY_ID},
-    read::{Read, Reader},
+use super::parts::{
+    DnsCapture, Families, InboundPorts, InterceptionMode, OutboundRanges, OwnerGroups, PROXY_ID,
 };
 use crate::{
     settings::{Key, Provenance, Source, Sources},
@@ -13,8 +11,8 @@ use alloc::{vec, vec::Vec};
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use ipnet::{IpNet, Ipv4Net};
 
-/// Makes, for each row, a field of [`Redirect`] with its accessor, a setter of [`RedirectBuilder`], and the reading of its
-/// text. `json::decision` makes its document from the same rows. The value in a row is a sidecar's default; a test holds it to the settings table.
+/// Makes, for each row, a field of [`Redirect`] with its accessor. The value in a row is a sidecar's default; a test holds
+/// it to the settings table.
 macro_rules! fields {
     (
         values { $($(#[doc = $value_doc:literal])+ $value:ident: $value_type:ident = $value_key:ident, $value_default:expr;)+ }
@@ -102,48 +100,11 @@ macro_rules! fields {
                 }
             )+
         }
-
-        impl RedirectBuilder {
-            /// The settings that have a row below: their setters take values that cannot be wrong. For tests.
-            #[doc(hidden)]
-            pub const PLAIN: &'static [Key] = &[$(Key::$value_key,)+ $(Key::$list_key,)+];
-
-            $(
-                $(#[doc = $value_doc])+
-                pub fn $value(mut self, value: $value_type) -> Self {
-                    self.draft.$value = value;
-                    self.said(&[Key::$value_key], concat!("setter ", stringify!($value)))
-                }
-            )+
-
-            $(
-                $(#[doc = $list_doc])+
-                pub fn $list(mut self, values: impl IntoIterator<Item = $item>) -> Self {
-                    self.draft.$list = values.into_iter().collect();
-                    self.said(&[Key::$list_key], concat!("setter ", stringify!($list)))
-                }
-            )+
-        }
-
-        impl Reader<'_> {
-            /// Reads the settings that stand for themselves.
-            pub(super) fn fields(&mut self, draft: &mut Redirect) {
-                $(
-                    if let Some(value) = <$value_type>::read(self, Key::$value_key) {
-                        draft.$value = value;
-                    }
-                )+
-                $(
-                    if let Some(values) = Vec::<$item>::read(self, Key::$list_key) {
-                        draft.$list = values;
-                    }
-                )+
-            }
-        }
     };
 }
 
-/// The rows, given to a macro: what a redirection holds here, and what of it `json` writes, come from the same table.
+/// The rows, given to a macro: what a redirection holds here, its setters in `builder`, the reading of its text in `read`, and
+/// what of it `json` writes come from the same table.
 macro_rules! rows {
     ($made_by:ident) => {
         $made_by! {
@@ -172,7 +133,6 @@ macro_rules! rows {
         }
     };
 }
-#[cfg(feature = "serde")]
 pub(crate) use rows;
 
 rows!(fields);

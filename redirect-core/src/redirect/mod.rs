@@ -6,6 +6,7 @@
 
 mod builder;
 mod fields;
+mod notice;
 mod parts;
 mod read;
 #[cfg(doctest)]

@@ -1,7 +1,7 @@
 //! Reading a redirection from settings as text.
 
 use super::{
-    fields::Redirect,
+    fields::{Redirect, rows},
     parts::{
         ALWAYS_EXCLUDED_INBOUND, DnsCapture, Families, InboundPorts, InterceptionMode, OutboundRanges,
         OwnerGroups, PROXY_ID, Tproxy,
@@ -49,7 +49,7 @@ impl Redirect {
 }
 
 /// Reads settings one by one and notes what is wrong.
-pub(super) struct Reader<'a> {
+struct Reader<'a> {
     raw: &'a RawSettings,
     facts: &'a NamespaceFacts<'a>,
     errors: InputErrors,
@@ -238,6 +238,32 @@ impl Reader<'_> {
     }
 }
 
+/// Makes the reading of the text of each row's setting.
+macro_rules! readings {
+    (
+        values { $($(#[doc = $value_doc:literal])+ $value:ident: $value_type:ident = $value_key:ident, $value_default:expr;)+ }
+        lists { $($(#[doc = $list_doc:literal])+ $list:ident: $item:ident = $list_key:ident, $list_default:expr;)+ }
+    ) => {
+        impl Reader<'_> {
+            /// Reads the settings that stand for themselves.
+            fn fields(&mut self, draft: &mut Redirect) {
+                $(
+                    if let Some(value) = <$value_type>::read(self, Key::$value_key) {
+                        draft.$value = value;
+                    }
+                )+
+                $(
+                    if let Some(values) = Vec::<$item>::read(self, Key::$list_key) {
+                        draft.$list = values;
+                    }
+                )+
+            }
+        }
+    };
+}
+
+rows!(readings);
+
 const fn is_annotation(source: Source) -> bool {
     matches!(source, Source::Annotation(_))
 }
@@ -250,7 +276,7 @@ fn put<T>(place: &mut T, read: Option<T>) {
 }
 
 /// A type that stands for one setting.
-pub(super) trait Read: Sized {
+trait Read: Sized {
     /// Reads it; `None` where something was wrong and noted.
     fn read(reader: &mut Reader<'_>, key: Key) -> Option<Self>;
 }

@@ -2,10 +2,14 @@
 //! ([`Registers`]). Readers give them meaning: `seen` keeps unknown ones as unknown, `decode` refuses them,
 //! `native_state` compares. Nothing is copied: what is read borrows the bytes it was read from.
 
+mod key_part;
+mod loaded;
 mod registers;
 pub(crate) mod sets;
 
-pub(crate) use registers::{Bits, Loaded, Origin, Registers};
+pub(crate) use key_part::KeyPart;
+pub(crate) use loaded::{Bits, Loaded, Origin};
+pub(crate) use registers::Registers;
 
 use super::{
     abi::{attribute, operator, register},

@@ -306,20 +306,41 @@ pub(crate) fn multiport_ports(info: &[u8]) -> Option<(u8, Equality<Vec<PortRange
 /// What a match of state and direction says it checks.
 const STATE_AND_DIRECTION: u16 = CONNTRACK_STATE | CONNTRACK_DIRECTION;
 
+/// What a conntrack match asks.
+pub(crate) struct ConntrackInfo {
+    /// Which questions (`XT_CONNTRACK_*`).
+    pub(crate) flags: u16,
+    /// Which of them are inverted.
+    pub(crate) inverted: u16,
+    /// The states.
+    pub(crate) states: u32,
+}
+
+impl ConntrackInfo {
+    /// Reads it, of revision 1 to 3.
+    pub(crate) fn read(revision: u32, info: &[u8]) -> Option<Self> {
+        let states = match revision {
+            1 => u16::from(*info.get(CONNTRACK_STATES)?),
+            _ => read_u16(info, CONNTRACK_STATES)?,
+        };
+        Some(Self {
+            flags: read_u16(info, CONNTRACK_FLAGS)?,
+            inverted: read_u16(info, CONNTRACK_FLAGS.checked_add(2)?)?,
+            states: u32::from(states),
+        })
+    }
+}
+
+/// What plans ask, to the letter.
 fn decode_conntrack(revision: u32, info: &[u8]) -> Option<Match> {
-    let (flags, inverted) =
-        (read_u16(info, CONNTRACK_FLAGS)?, read_u16(info, CONNTRACK_FLAGS.checked_add(2)?)?);
-    let states = match revision {
-        1 => u16::from(*info.get(CONNTRACK_STATES)?),
-        _ => read_u16(info, CONNTRACK_STATES)?,
-    };
+    let ConntrackInfo { flags, inverted, states } = ConntrackInfo::read(revision, info)?;
     let direction = match (flags, inverted) {
         (CONNTRACK_STATE, 0) => None,
         (STATE_AND_DIRECTION, 0) => Some(Direction::Original),
         (STATE_AND_DIRECTION, CONNTRACK_DIRECTION) => Some(Direction::Reply),
         _ => return None,
     };
-    Some(Match::Tracked(Tracked { state: conn_state(u32::from(states))?, direction }))
+    Some(Match::Tracked(Tracked { state: conn_state(states)?, direction }))
 }
 
 /// The state of connections that these bits stand for.

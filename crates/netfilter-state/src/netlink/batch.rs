@@ -1,6 +1,7 @@
 //! One transaction: the changes of both families and of the native tables, in force at one instant or not at all.
 
 use super::{
+    batch_error::BatchError,
     iptables::{self, Unencodable},
     layout::{Item, Layout},
     observed::{Observed, SIGNATURE},
@@ -15,49 +16,11 @@ use crate::{
     change::{RulesetDiff, TableChange},
     state::Entry,
 };
-use alloc::{
-    string::{String, ToString},
-    vec::Vec,
-};
+use alloc::{string::ToString, vec::Vec};
 use redirect_core::{
     rule::{Chain, Hook, Table},
     values::Family,
 };
-
-/// Why a change cannot be written as a transaction.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum BatchError {
-    /// A step names a chain that is not there.
-    #[error("{0}: no such chain")]
-    NoSuchChain(String),
-    /// A step removes a rule that is not there.
-    #[error("{place}: no rule {rule}")]
-    NoSuchRule {
-        /// Family, table and chain.
-        place: String,
-        /// The rule.
-        rule: String,
-    },
-    /// A chain has the name of a built-in one, but was not made by iptables.
-    #[error(
-        "{0} is not the built-in chain that iptables knows (its type, hook or priority is another); another program owns the table"
-    )]
-    NotBuiltIn(String),
-    /// A rule has no encoding.
-    #[error("{place}: rule {rule} cannot be sent: {why}")]
-    Unencodable {
-        /// Family, table and chain.
-        place: String,
-        /// The rule.
-        rule: String,
-        /// Why.
-        why: Unencodable,
-    },
-    /// A rule or the whole is too long for netlink's length fields.
-    #[error("a rule, or all together, is longer than netlink can carry")]
-    TooLong,
-}
 
 /// A transaction being written. Nothing is sent by this type.
 #[derive(Debug)]

@@ -2,7 +2,7 @@
 //!
 //! The kernel places a new rule before one that is there already; within one transaction nothing else is needed.
 
-use super::{batch::BatchError, observed::Observed, part::ChainRef};
+use super::{batch_error::BatchError, observed::Observed, part::ChainRef};
 use crate::expressions::abi;
 use crate::{
     change::{EditOp, TableChange},

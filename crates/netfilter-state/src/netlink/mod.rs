@@ -11,6 +11,7 @@
 //! Numbers are in network order, xt structures and values that the kernel compares with its own in the machine's.
 
 mod batch;
+mod batch_error;
 #[cfg(feature = "model")]
 mod damage;
 mod hooks;
@@ -34,7 +35,8 @@ mod tests;
 pub use crate::expressions::abi::family_number;
 pub use crate::expressions::wire::{Answer, Message, Messages};
 pub use crate::expressions::xt::Extension;
-pub use batch::{Batch, BatchError, FinishedBatch};
+pub use batch::{Batch, FinishedBatch};
+pub use batch_error::BatchError;
 pub use iptables::Unencodable;
 pub use native_difference::{NativeDifference, NativeDifferenceKind};
 pub use native_state::NativeState;

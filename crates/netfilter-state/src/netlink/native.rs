@@ -1,7 +1,7 @@
 //! Native nftables: the same rules in tables of their own that serve both families, in the words of `nft list ruleset`.
 
 use super::{
-    native_state::{NativeHook, NativeRule, SetKey, TableState},
+    native_state::{NativeHook, NativeRule, NativeState, SetKey, TableState},
     sets,
 };
 use crate::expressions::{
@@ -9,7 +9,7 @@ use crate::expressions::{
     expression::{AddressOffset, DESTINATION_PORT, Expressions, SOURCE_PORT},
     wire::Writer,
 };
-use alloc::{collections::BTreeMap, vec::Vec};
+use alloc::{collections::BTreeMap, sync::Arc, vec::Vec};
 use ipnet::IpNet;
 use redirect_core::{
     options::NativeForm,
@@ -25,14 +25,17 @@ use redirect_core::{
 /// The length of an interface's name, padding included (`IFNAMSIZ`).
 const INTERFACE_LENGTH: usize = 16;
 
-/// The native tables that hold a plan's rules.
-pub(super) fn tables(plan: &RulePlan, form: NativeForm) -> Vec<(&'static str, TableState)> {
-    // Sets are numbered here and again in the transaction that makes them: these numbers distinguish them in between.
-    let mut sets = 0;
-    let tables = plan.merged_rules().into_iter();
-    tables
-        .map(|(table, chains)| (render::nft_table(table), self::table(table, chains, form, &mut sets)))
-        .collect()
+impl NativeState {
+    /// What a plan would put there.
+    #[must_use]
+    pub fn wanted(plan: &RulePlan, form: NativeForm) -> Self {
+        // Sets are numbered here and again in the transaction that makes them: these numbers distinguish them in between.
+        let mut sets = 0;
+        let tables = plan.merged_rules().into_iter().map(|(table, chains)| {
+            (render::nft_table(table), Arc::new(self::table(table, chains, form, &mut sets)))
+        });
+        Self { tables: tables.collect() }
+    }
 }
 
 fn table(

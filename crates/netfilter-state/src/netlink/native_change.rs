@@ -7,7 +7,8 @@
 use super::{
     Batch,
     native_state::{
-        ChainState, NativeHook, NativeRule, NativeState, RawAttributes, SetKey, SetState, TableState, set_key,
+        ChainState, NativeHook, NativeRule, NativeState, RawAttributes, SetKey, SetState, TableState,
+        set_attributes, set_of,
     },
     part::Part,
 };
@@ -350,22 +351,6 @@ fn messages(elements: &[RawAttributes]) -> Vec<&[RawAttributes]> {
     }
     parts.extend(elements.get(start..).filter(|rest| !rest.is_empty()));
     parts
-}
-
-/// The attributes of an expression that name a set, and that number it.
-fn set_attributes(name: &str) -> Option<(u16, u16)> {
-    match name {
-        "lookup" => Some((attribute::lookup::SET, attribute::lookup::SET_ID)),
-        "objref" => Some((attribute::object_reference::SET, attribute::object_reference::SET_ID)),
-        _ => None,
-    }
-}
-
-/// The set that an expression uses.
-pub(super) fn set_of(element: Attribute<'_>) -> Option<SetKey> {
-    let (name, data) = reading::name_and_data(element)?;
-    let (by_name, by_number) = set_attributes(name)?;
-    set_key(data, by_name, by_number)
 }
 
 /// An expression as it was, but for the number of a set that this transaction makes.

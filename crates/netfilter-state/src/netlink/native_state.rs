@@ -1,6 +1,5 @@
 //! What the mesh's native tables hold: compared with what a plan puts there, and complete enough to be made again.
 
-use super::{native, native_change};
 use crate::expressions::{
     abi::{self, attribute, family, kind},
     reading::{self, Expression, Field},
@@ -13,8 +12,6 @@ use alloc::{
     vec::Vec,
 };
 use redirect_core::{
-    options::NativeForm,
-    plan::RulePlan,
     render::{NFT_TABLES, nft_table},
     rule::{Hook, OurChain, Table},
     values::Mark,
@@ -113,13 +110,6 @@ impl NativeRule {
 }
 
 impl NativeState {
-    /// What a plan would put there.
-    #[must_use]
-    pub fn wanted(plan: &RulePlan, form: NativeForm) -> Self {
-        let tables = native::tables(plan, form).into_iter();
-        Self { tables: tables.map(|(name, table)| (name, Arc::new(table))).collect() }
-    }
-
     /// Whether no table exists.
     #[must_use]
     pub fn is_empty(&self) -> bool {
@@ -381,7 +371,7 @@ impl TableState {
 
     /// The set that an expression uses.
     fn set_of(&self, element: Attribute<'_>) -> Option<&SetState> {
-        self.sets.get(&native_change::set_of(element)?)
+        self.sets.get(&set_of(element)?)
     }
 }
 
@@ -446,12 +436,28 @@ pub(super) fn raw(attributes: Attributes<'_>) -> RawAttributes {
 }
 
 /// In a transaction, sets are distinguished by their number; the kernel knows names.
-pub(super) fn set_key(attributes: Attributes<'_>, name: u16, number: u16) -> Option<SetKey> {
+fn set_key(attributes: Attributes<'_>, name: u16, number: u16) -> Option<SetKey> {
     let name = attributes.find(name)?.text()?;
     if name == crate::expressions::abi::ANONYMOUS_SET {
         return attributes.find(number)?.u32().map(SetKey::Number);
     }
     Some(SetKey::Name(name.into()))
+}
+
+/// The attributes of an expression that name a set, and that number it.
+pub(super) fn set_attributes(name: &str) -> Option<(u16, u16)> {
+    match name {
+        "lookup" => Some((attribute::lookup::SET, attribute::lookup::SET_ID)),
+        "objref" => Some((attribute::object_reference::SET, attribute::object_reference::SET_ID)),
+        _ => None,
+    }
+}
+
+/// The key of the set that an expression uses.
+pub(super) fn set_of(element: Attribute<'_>) -> Option<SetKey> {
+    let (name, data) = reading::name_and_data(element)?;
+    let (by_name, by_number) = set_attributes(name)?;
+    set_key(data, by_name, by_number)
 }
 
 /// The bytes of a key, or of what is not a key.
@@ -462,7 +468,11 @@ fn key_bytes(data: Attribute<'_>) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use redirect_core::settings::{Key, NamespaceFacts, RawSettings, Source};
+    use redirect_core::{
+        options::NativeForm,
+        plan::RulePlan,
+        settings::{Key, NamespaceFacts, RawSettings, Source},
+    };
 
     fn plan(ports: &'static str) -> RulePlan {
         let mut raw = RawSettings::new();

@@ -5,7 +5,9 @@ use netfilter_state::{
 };
 use redirect_core::{
     Redirect, render,
+    rule::Hook,
     settings::{Key, NamespaceFacts, RawSettings, Source},
+    values::Family,
 };
 use std::{
     format,

@@ -1,93 +1,12 @@
 //! What the registers hold while a rule is walked through.
 
 use super::{
-    super::abi::{byteorder, register},
-    Field, Lookup, sets,
+    super::abi::register,
+    Lookup,
+    key_part::KeyPart,
+    loaded::{Loaded, Origin},
 };
 use alloc::{collections::BTreeMap, vec::Vec};
-
-/// What a register holds: something, of which bits were kept or flipped.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Loaded<'a> {
-    pub(crate) origin: Origin<'a>,
-    pub(crate) bits: Bits<'a>,
-}
-
-/// Where it comes from.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Origin<'a> {
-    Field(Field),
-    Value(&'a [u8]),
-    /// From an expression of this name.
-    Other(&'a str),
-}
-
-/// What has become of it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Bits<'a> {
-    All,
-    Masked(&'a [u8]),
-    Flipped {
-        mask: &'a [u8],
-        flip: &'a [u8],
-    },
-    /// Their bytes are in the network's order, no longer in the machine's.
-    NetworkOrder,
-    /// More than that.
-    Unknown,
-}
-
-impl<'a> Loaded<'a> {
-    const fn whole(origin: Origin<'a>) -> Self {
-        Self { origin, bits: Bits::All }
-    }
-
-    /// The field it is, if it is as it was loaded.
-    pub(crate) fn field(&self) -> Option<Field> {
-        match (self.origin, self.bits) {
-            (Origin::Field(field), Bits::All) => Some(field),
-            (_, _) => None,
-        }
-    }
-
-    /// The field it is, whatever the order of its bytes.
-    pub(crate) const fn field_in_some_order(&self) -> Option<Field> {
-        match (self.origin, self.bits) {
-            (Origin::Field(field), Bits::All | Bits::NetworkOrder) => Some(field),
-            (_, _) => None,
-        }
-    }
-
-    /// The value it is, if it is as it was loaded.
-    pub(crate) fn value(&self) -> Option<&'a [u8]> {
-        match (self.origin, self.bits) {
-            (Origin::Value(value), Bits::All) => Some(value),
-            (_, _) => None,
-        }
-    }
-
-    fn changed(self, mask: &'a [u8], flip: &'a [u8]) -> Self {
-        let bits = match self.bits {
-            Bits::All if flip.iter().all(|byte| *byte == 0) => Bits::Masked(mask),
-            Bits::All => Bits::Flipped { mask, flip },
-            Bits::Masked(_) | Bits::Flipped { .. } | Bits::NetworkOrder | Bits::Unknown => Bits::Unknown,
-        };
-        Self { bits, ..self }
-    }
-
-    /// Turns each piece of so many bytes of the first ones round.
-    fn reordered(self, operation: u32, length: u32, size: u32) -> Self {
-        let bits = match self.bits {
-            // No piece fits: nft writes this for numbers of one byte.
-            bits if length < size => bits,
-            Bits::All if operation == byteorder::TO_NETWORK && length == size => Bits::NetworkOrder,
-            Bits::All | Bits::Masked(_) | Bits::Flipped { .. } | Bits::NetworkOrder | Bits::Unknown => {
-                Bits::Unknown
-            }
-        };
-        Self { bits, ..self }
-    }
-}
 
 /// What the registers hold while a rule is walked through, by the number of their first four bytes.
 #[derive(Debug, Default)]
@@ -115,11 +34,11 @@ impl<'a> Registers<'a> {
     }
 
     /// All parts of what a lookup looks for, in a set with keys of this length; none where one is not understood.
-    pub(crate) fn parts_looked_up(&self, lookup: Lookup<'a>, length: usize) -> Option<Vec<sets::Part>> {
+    pub(crate) fn parts_looked_up(&self, lookup: Lookup<'a>, length: usize) -> Option<Vec<KeyPart>> {
         let mut at = slot(lookup.from?);
         let (mut parts, mut taken) = (Vec::new(), 0_usize);
         while taken < length {
-            let part = sets::Part::of(self.0.get(&at)?)?;
+            let part = KeyPart::of(self.0.get(&at)?)?;
             at = at.checked_add(u32::try_from(part.room().checked_div(4)?).ok()?)?;
             taken = taken.checked_add(part.room())?;
             parts.push(part);

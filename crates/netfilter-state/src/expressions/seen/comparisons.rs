@@ -4,7 +4,7 @@ use super::{
     super::{
         abi::{self, base, ct, ethertype, meta},
         expression::{DESTINATION_PORT, SOURCE_PORT, TCP_FLAGS},
-        reading::{Bits, Field, Loaded, Origin, negated, sets},
+        reading::{Bits, Field, KeyPart, Loaded, Origin, negated},
         wire::read_array,
     },
     LOCAL_TYPE, number, port,
@@ -29,13 +29,13 @@ const LOOPBACK_INDEX: u32 = 1;
 /// What a comparison with a range says.
 pub(crate) fn ranged(loaded: &Loaded<'_>, operator: u32, from: &[u8], to: &[u8]) -> Option<[Condition; 1]> {
     let not = negated(operator)?;
-    let part = sets::Part::of(loaded)?;
+    let part = KeyPart::of(loaded)?;
     Some([within(part.selector, part.range(from, to)?, not)])
 }
 
 /// What a comparison of order says.
 fn ordered(loaded: &Loaded<'_>, operator: u32, value: &[u8]) -> Option<Condition> {
-    let part = sets::Part::of(loaded)?;
+    let part = KeyPart::of(loaded)?;
     let ((number, _), (least, most)) = (part.range(value, value)?, part.every());
     if part.is_host_order() {
         return None;
@@ -77,7 +77,7 @@ pub(crate) fn compared(
         Bits::All => field_is(field, negated(operator)?, value, family),
         Bits::Masked(mask) => Some([masked_is(field, mask, negated(operator)?, value, family)?].into()),
         Bits::NetworkOrder => {
-            let part = sets::Part::of(loaded)?;
+            let part = KeyPart::of(loaded)?;
             Some([within(part.selector, part.range(value, value)?, negated(operator)?)].into())
         }
         Bits::Flipped { .. } | Bits::Unknown => None,

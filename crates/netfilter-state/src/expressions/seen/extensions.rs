@@ -1,7 +1,9 @@
 //! Matches and targets of x_tables, of which plans have some.
 
 use super::{
-    super::xt::{self, CONNTRACK_DIRECTION, OWNER_GID, OWNER_UID, RESTORE_MARK, SAVE_MARK, SET_MARK},
+    super::xt::{
+        self, CONNTRACK_DIRECTION, ConntrackInfo, OWNER_GID, OWNER_UID, RESTORE_MARK, SAVE_MARK, SET_MARK,
+    },
     LOCAL_TYPE,
 };
 use crate::ruleset::{Condition, Endpoint, Selector, Statement, marked, owned_by, state, target_named};
@@ -24,11 +26,9 @@ const LOCAL_TYPES: u16 = 1 << LOCAL_TYPE;
 pub(crate) fn extension_match(name: &str, revision: u32, info: &[u8]) -> Option<Vec<Condition>> {
     match (name, revision) {
         ("conntrack", 1..=3) => {
-            let (flags, inverted) = (xt::read_u16(info, 146)?, xt::read_u16(info, 148)?);
-            let states = if revision == 1 { u16::from(*info.get(150)?) } else { xt::read_u16(info, 150)? };
+            let ConntrackInfo { flags, inverted, states } = ConntrackInfo::read(revision, info)?;
             // These alone; translated connections have states of their own here.
             let known = state::INVALID | state::NEW | state::RELATED | state::ESTABLISHED;
-            let states = u32::from(states);
             let untracked = if states & XT_UNTRACKED != 0 { state::UNTRACKED } else { 0 };
             let (rest, states) = (states & !XT_UNTRACKED & !known, states & known | untracked);
             // The direction is the other one where it is inverted.

@@ -5,6 +5,10 @@
 //! disagree.
 
 use super::{
+    Pod,
+    finding::{Effect, Finding, RuleRef, Severity, Traffic},
+};
+use crate::{
     Fate, Packet,
     difference::Region,
     packets::{Field, Packets, interface, number, state},
@@ -12,7 +16,6 @@ use super::{
     set::Set,
     walk::{self, Cause, Given, TracePath, Ways, Work},
 };
-use crate::interference::{Effect, Finding, Pod, RuleRef, Severity, Traffic};
 use alloc::{
     collections::{BTreeMap, BTreeSet},
     string::{String, ToString},

@@ -1,0 +1,202 @@
+//! What interferes with captured traffic, where, and how sure that is.
+
+use crate::Packet;
+use alloc::{collections::BTreeSet, string::String};
+use core::fmt;
+use netfilter_state::ruleset::{Plain, TableName};
+use redirect_core::{rule::Hook, values::Family};
+
+/// How sure it is. Closed: a finding is sure, or it is not.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Severity {
+    /// It may: something about the rule, or about what goes before it, is not understood.
+    May,
+    /// It does.
+    Does,
+}
+
+/// A kind of captured traffic.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
+pub enum Traffic {
+    /// Connections from outside the pod.
+    Inbound,
+    /// Connections of the application to the outside.
+    Outbound,
+    /// Connections of the proxy to its own pod.
+    ProxyToSelf,
+    /// DNS queries of the application, in datagrams.
+    Dns,
+}
+
+impl Traffic {
+    /// What it is called in a sentence.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Inbound => "inbound connections",
+            Self::Outbound => "outbound connections",
+            Self::ProxyToSelf => "the proxy's connections to its own pod",
+            Self::Dns => "DNS queries",
+        }
+    }
+}
+
+/// What happens to captured traffic.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
+pub enum Effect {
+    /// The chain ends before the mesh's rules.
+    EndsChain,
+    /// Its destination is translated first; the kernel translates a connection once.
+    Translates,
+    /// It is dropped or rejected.
+    Drops,
+    /// A chain's policy drops it.
+    PolicyDrops,
+    /// Connection tracking passes it over, so REDIRECT does not see it.
+    Untracks,
+    /// It gets another mark than TPROXY's routing needs.
+    Remarks,
+    /// Another transparent proxy gets it.
+    Tproxies,
+    /// A process decides about it.
+    Queues,
+    /// It is rewritten.
+    Rewrites,
+    /// A statement that is not understood meets it.
+    Unknown,
+    /// The table of the mesh's rules is dormant: none of them is in effect.
+    Dormant,
+    /// Routing leads it elsewhere, or nowhere.
+    Routes,
+    /// The ruleset has more rules than the search follows.
+    Unfollowed,
+}
+
+impl Effect {
+    /// The end of a sentence that begins with the rule.
+    const fn words(self, severity: Severity) -> &'static str {
+        match (self, severity) {
+            (Self::EndsChain, Severity::Does) => "ends the chain before the mesh's rules",
+            (Self::EndsChain, Severity::May) => "may end the chain before the mesh's rules",
+            (Self::Translates, Severity::Does) => "translates the destination before the mesh's rules",
+            (Self::Translates, Severity::May) => "may translate the destination before the mesh's rules",
+            (Self::Drops, Severity::Does) => "drops packets that the mesh captures",
+            (Self::Drops, Severity::May) => "may drop packets that the mesh captures",
+            (Self::PolicyDrops, Severity::Does) => {
+                "the chain's policy drops packets that the mesh captures or leaves alone"
+            }
+            (Self::PolicyDrops, Severity::May) => {
+                "the chain's policy may drop packets that the mesh captures"
+            }
+            (Self::Untracks, Severity::Does) => {
+                "disables connection tracking, and thus REDIRECT, for packets"
+            }
+            (Self::Untracks, Severity::May) => {
+                "may keep connection tracking, and REDIRECT with it, from packets"
+            }
+            (Self::Remarks, Severity::Does) => {
+                "changes a mark that the mesh's rules, or TPROXY's routing, match"
+            }
+            (Self::Remarks, Severity::May) => {
+                "may change a mark that the mesh's rules, or TPROXY's routing, match"
+            }
+            (Self::Tproxies, Severity::Does) => "hands packets to another transparent proxy",
+            (Self::Tproxies, Severity::May) => "may hand packets to another transparent proxy",
+            (Self::Queues, _) => "hands packets to a process, which may do anything with them",
+            (Self::Rewrites, Severity::Does) => "rewrites or diverts packets",
+            (Self::Rewrites, Severity::May) => "may rewrite or divert packets",
+            (Self::Unknown, _) => "is unsupported and may hide packets from the mesh's rules",
+            (Self::Dormant, _) => "the table is dormant: its rules are not in effect",
+            (Self::Routes, Severity::Does) => "keeps packets from the proxy",
+            (Self::Routes, Severity::May) => "may keep packets from the proxy",
+            (Self::Unfollowed, _) => "the ruleset has more rules than are followed; the rest may interfere",
+        }
+    }
+}
+
+/// Where a rule stands.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct RuleRef {
+    /// The table.
+    pub table: TableName,
+    /// The base chain by which packets come to it; empty for a whole table.
+    pub base_chain: String,
+    /// The hook and priority of that.
+    pub hook: Option<(Hook, i32)>,
+    /// The chain of the rule.
+    pub chain: String,
+    /// The rule's number in the chain, counted from 1; none for a policy or a whole table.
+    pub rule: Option<usize>,
+}
+
+/// A rule, policy or table that interferes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Finding {
+    /// How sure it is.
+    pub severity: Severity,
+    /// Where.
+    pub place: RuleRef,
+    /// The rule in words; empty for anything else.
+    pub rule: String,
+    /// What it does.
+    pub effect: Effect,
+    /// To which traffic, of which family; empty where it is about a whole table.
+    pub traffic: BTreeSet<(Family, Traffic)>,
+    /// A packet of that traffic, whose trace shows it; none where it is about a whole table.
+    pub example: Option<Packet>,
+}
+
+/// In one line: `table ip nat, chain OUTPUT (hook output, priority -100), rule 1 (-j ACCEPT) ends the chain before the mesh's
+/// rules: IPv4 outbound connections`.
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.effect == Effect::Routes {
+            write!(f, "{} ", Shortened(&self.rule))?;
+        } else {
+            self.write_place(f)?;
+        }
+        f.write_str(self.effect.words(self.severity))?;
+        for (index, (family, traffic)) in self.traffic.iter().enumerate() {
+            write!(f, "{}{family} {}", if index == 0 { ": " } else { ", " }, traffic.name())?;
+        }
+        Ok(())
+    }
+}
+
+impl Finding {
+    fn write_place(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let RuleRef { table, base_chain, hook, chain, rule } = &self.place;
+        write!(f, "table {table}")?;
+        if !chain.is_empty() {
+            write!(f, ", chain {}", Plain(chain))?;
+        }
+        if let Some((hook, priority)) = hook {
+            let from = if base_chain == chain {
+                String::new()
+            } else {
+                alloc::format!("from {}, ", Plain(base_chain))
+            };
+            let hook = hook.name().to_ascii_lowercase();
+            write!(f, " ({from}hook {hook}, priority {priority})")?;
+        }
+        match rule {
+            Some(number) => write!(f, ", rule {number} ({}) ", Shortened(&self.rule)),
+            None => f.write_str(": "),
+        }
+    }
+}
+
+/// A rule of other programs may have any length.
+struct Shortened<'a>(&'a str);
+
+impl fmt::Display for Shortened<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const LONGEST: usize = 200;
+        match self.0.char_indices().nth(LONGEST) {
+            Some((end, _)) => write!(f, "{}…", self.0.get(..end).unwrap_or_default()),
+            None => f.write_str(self.0),
+        }
+    }
+}
