@@ -71,7 +71,7 @@ fi
 step "documentation"
 RUSTDOCFLAGS="-D warnings" cargo doc --locked --workspace --no-deps --document-private-items --quiet
 
-step "the recipe for a new setting"
+step "the recipes of CONTRIBUTING.md"
 scripts/recipe.sh
 
 step "the validator builds without the writing side of netns-apply"

@@ -93,7 +93,7 @@ metrics! {
         drift_rounds: Family<ResultLabel, Counter> => "istio_cni_drift_rounds_total", "Rounds of the drift watch: complete, or why not: no_capability, no_pods, no_namespaces, no_entry";
         reloads: Family<ResultLabel, Counter> => "istio_cni_settings_reloads_total", "Changes of the settings folder: applied, refused (the previous settings stay in force)";
         settings_refused: Gauge => "istio_cni_settings_refused", "1 while the settings in the settings folder are refused";
-        repaired: Family<RepairedLabels, Counter> => "istio_cni_repair_pods_repaired_total", "Repair attempts by action (repair, delete, label) and result: success, fail, skip (the label existed already)";
+        repaired: Family<RepairedLabels, Counter> => "istio_cni_repair_pods_repaired_total", "Repair attempts by action and result: success, fail, skip (the label existed already)";
         repair_attempts: Family<AttemptLabels, Counter> => "istio_cni_repair_attempts_total", "The same attempts, and those without a result, by reason; docs/concepts/repair.md has the reasons";
         repair_durations: Histograms<TypeLabel> = repair_histograms() => "istio_cni_repair_duration_seconds", "Duration of one attempt";
         repair_delays: Histograms<TypeLabel> = repair_histograms() => "istio_cni_repair_delay_seconds", "Delay from first failure to repair";

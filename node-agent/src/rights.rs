@@ -2,7 +2,7 @@
 
 use privileges::CapabilitySet;
 
-use crate::settings::{AgentCommand, Settings};
+use crate::settings::{AgentCommand, RepairAction, Settings};
 
 /// The capabilities that an agent with these settings needs, of those that it is given. `reloads`: whether settings are reread while it runs; what they may
 /// switch on then counts.
@@ -24,7 +24,7 @@ pub fn needed(action: AgentCommand, settings: &Settings, reloads: bool) -> Capab
 /// Whether the agent reads the node's processes to find a namespace's owner, or may have to.
 #[must_use]
 pub const fn reads_processes(settings: &Settings, reloads: bool) -> bool {
-    let in_place = settings.repair.enabled && settings.repair.repair_pods;
+    let in_place = matches!(settings.repair.action, Some(RepairAction::Repair));
     in_place || settings.drift.heal || reloads
 }
 

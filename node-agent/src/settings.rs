@@ -5,6 +5,7 @@
 
 mod notice;
 mod raw;
+mod repair;
 pub mod table;
 mod taint;
 
@@ -13,7 +14,6 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use cni_core::selection::PROCESS_WIDE;
-use controller_runtime::selector::{FieldSelector, LabelSelector, is_key, is_value};
 use controller_runtime::serve::Address;
 
 use crate::conflist::{Entry, EntryError, Facts, Template};
@@ -23,6 +23,7 @@ pub use controller_runtime::cluster::Identity;
 pub use notice::Notice;
 pub use raw::{AgentCommand, Problem, command_line};
 use raw::{LOCALHOST, Raw};
+pub use repair::{RepairAction, RepairSettings};
 pub use taint::TaintSettings;
 
 /// All settings.
@@ -184,35 +185,6 @@ pub struct DriftSettings {
     pub environment: Vec<(&'static str, String)>,
 }
 
-/// The repair controller.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct RepairSettings {
-    /// Whether it runs.
-    pub enabled: bool,
-    /// Repair in place.
-    pub repair_pods: bool,
-    /// Delete.
-    pub delete_pods: bool,
-    /// Label.
-    pub label_pods: bool,
-    /// The label.
-    pub label: (String, String),
-    /// The node whose pods it watches; empty if unknown.
-    pub node: String,
-    /// The annotation that pods must have; empty for any.
-    pub sidecar_annotation: String,
-    /// The container whose end shows a broken pod.
-    pub init_container: String,
-    /// Its message; empty for any.
-    pub termination_message: String,
-    /// Its exit code; 0 for any.
-    pub exit_code: i64,
-    /// More label selectors.
-    pub label_selectors: LabelSelector,
-    /// More field selectors.
-    pub field_selectors: FieldSelector,
-}
-
 /// The folder whose files are settings that are reread when they change, if one is set.
 #[must_use]
 pub fn folder(given: &settings_cli::ParsedArgs, env: &[(String, String)]) -> Option<PathBuf> {
@@ -246,7 +218,7 @@ impl Settings {
                 daemon_set: raw.text("DAEMONSET_NAME"),
             },
             drift: drift(&mut raw),
-            repair: repair(&mut raw),
+            repair: repair::read(&mut raw),
             taint: taint::read(&mut raw),
             landlock: raw.switch("LANDLOCK"),
             logging,
@@ -439,42 +411,6 @@ fn drift(raw: &mut Raw<'_>) -> DriftSettings {
 
 /// The shortest time between two checks of a pod.
 const LEAST_INTERVAL: Duration = Duration::from_secs(1);
-
-fn repair(raw: &mut Raw<'_>) -> RepairSettings {
-    let label = (raw.text("REPAIR_BROKEN_POD_LABEL_KEY"), raw.text("REPAIR_BROKEN_POD_LABEL_VALUE"));
-    let label_pods = raw.switch("REPAIR_LABEL_PODS");
-    if label_pods && !is_key(&label.0) {
-        raw.reject("REPAIR_BROKEN_POD_LABEL_KEY", "not the key of a label, such as example.com/name");
-    }
-    if label_pods && !is_value(&label.1) {
-        raw.reject(
-            "REPAIR_BROKEN_POD_LABEL_VALUE",
-            "not the value of a label: at most 63 letters, digits, dashes, dots and underscores",
-        );
-    }
-    let label_selectors = LabelSelector::parse(&raw.text("REPAIR_LABEL_SELECTORS")).unwrap_or_else(|error| {
-        raw.reject("REPAIR_LABEL_SELECTORS", &error.to_string());
-        LabelSelector::default()
-    });
-    let field_selectors = FieldSelector::parse(&raw.text("REPAIR_FIELD_SELECTORS")).unwrap_or_else(|error| {
-        raw.reject("REPAIR_FIELD_SELECTORS", &error.to_string());
-        FieldSelector::default()
-    });
-    RepairSettings {
-        enabled: raw.switch("REPAIR_ENABLED"),
-        repair_pods: raw.switch("REPAIR_REPAIR_PODS"),
-        delete_pods: raw.switch("REPAIR_DELETE_PODS"),
-        label_pods,
-        label,
-        node: first(raw, &["REPAIR_NODE_NAME", "NODE_NAME", "KUBERNETES_NODE_NAME"]),
-        sidecar_annotation: raw.text("REPAIR_SIDECAR_ANNOTATION"),
-        init_container: raw.text("REPAIR_INIT_CONTAINER_NAME"),
-        termination_message: raw.text("REPAIR_INIT_CONTAINER_TERMINATION_MESSAGE"),
-        exit_code: raw.number("REPAIR_INIT_CONTAINER_EXIT_CODE"),
-        label_selectors,
-        field_selectors,
-    }
-}
 
 /// The first non-empty one.
 fn first(raw: &Raw<'_>, names: &[&'static str]) -> String {

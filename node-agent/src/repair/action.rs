@@ -1,89 +1,12 @@
-//! What is done with a broken pod, and how that can end.
+//! How a try to repair a broken pod can end.
 
 use std::time::Duration;
 
-use cni_core::reasons;
-
 use crate::cluster::pods::ChangeError;
 use crate::pod_check::{RepairError, UNVERIFIABLE};
-use crate::settings::RepairSettings;
+use crate::settings::RepairAction;
 
 use super::queue::AttemptEnd;
-
-/// What is done with a broken pod. If the settings ask for several, the first one counts.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum RepairAction {
-    /// It is redirected in place.
-    Repair,
-    /// The pod is deleted; its controller creates another one.
-    Delete,
-    /// It is labelled, for another controller to handle it.
-    Label,
-}
-
-impl RepairAction {
-    /// What the settings ask for.
-    #[must_use]
-    pub const fn of(settings: &RepairSettings) -> Option<Self> {
-        match settings {
-            RepairSettings { enabled: false, .. } => None,
-            RepairSettings { repair_pods: true, .. } => Some(Self::Repair),
-            RepairSettings { delete_pods: true, .. } => Some(Self::Delete),
-            RepairSettings { label_pods: true, .. } => Some(Self::Label),
-            RepairSettings { .. } => None,
-        }
-    }
-
-    /// The label `type` of metrics.
-    #[must_use]
-    pub const fn word(self) -> &'static str {
-        match self {
-            Self::Repair => "repair",
-            Self::Delete => "delete",
-            Self::Label => "label",
-        }
-    }
-
-    /// The results that its attempts may have.
-    #[must_use]
-    pub const fn results(self) -> &'static [&'static str] {
-        match self {
-            Self::Repair | Self::Delete => &["success", "fail"],
-            Self::Label => &["success", "skip", "fail"],
-        }
-    }
-
-    /// The reason of events.
-    #[must_use]
-    pub const fn event(self) -> &'static str {
-        let [repair, delete, label] = reasons::REPAIR_EVENTS;
-        match self {
-            Self::Repair => repair,
-            Self::Delete => delete,
-            Self::Label => label,
-        }
-    }
-
-    /// The past participle, for events.
-    #[must_use]
-    pub const fn past(self) -> &'static str {
-        match self {
-            Self::Repair => "redirected",
-            Self::Delete => "deleted",
-            Self::Label => "labelled",
-        }
-    }
-
-    /// What a service account needs for it, for messages.
-    #[must_use]
-    pub const fn needs(self) -> &'static str {
-        match self {
-            Self::Repair => "the verb get on pods",
-            Self::Delete => "the verb delete on pods",
-            Self::Label => "the verb patch on pods/status",
-        }
-    }
-}
 
 /// How one try ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -196,14 +119,7 @@ impl RepairOutcome {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::settings::Settings;
-
-    fn settings(env: &[(&str, &str)]) -> RepairSettings {
-        let needed = [("KUBERNETES_SERVICE_HOST", "h"), ("KUBERNETES_SERVICE_PORT", "1")];
-        let env = needed.iter().chain(env).map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
-        let no_flags = settings_cli::ParsedArgs::default();
-        Settings::read(&no_flags, &env.collect::<Vec<_>>()).expect("settings").0.repair
-    }
+    use cni_core::reasons;
 
     /// `redirectctl why` explains each of these words.
     #[test]
@@ -217,28 +133,8 @@ mod tests {
             reasons::REPAIRS.iter().all(|sign| used.contains(&sign.word)),
             "every explained word is used"
         );
-        for action in [RepairAction::Repair, RepairAction::Delete, RepairAction::Label] {
+        for action in RepairAction::ALL {
             assert!(explained(action.event(), &reasons::EVENTS), "{action:?}");
-        }
-    }
-
-    #[test]
-    fn one_action_is_chosen_in_the_references_order() {
-        let names = ["REPAIR_REPAIR_PODS", "REPAIR_DELETE_PODS", "REPAIR_LABEL_PODS"];
-        for asked in 0..8_u8 {
-            let on = |index: usize| asked & (1 << index) != 0;
-            let env: Vec<(&str, &str)> = names
-                .iter()
-                .enumerate()
-                .filter(|(index, _)| on(*index))
-                .map(|(_, name)| (*name, "true"))
-                .collect();
-            let first =
-                [RepairAction::Repair, RepairAction::Delete, RepairAction::Label].into_iter().enumerate();
-            let wanted = first.filter(|(index, _)| on(*index)).map(|(_, action)| action).next();
-            assert_eq!(RepairAction::of(&settings(&env)), wanted, "{env:?}");
-            let off: Vec<(&str, &str)> = env.iter().copied().chain([("REPAIR_ENABLED", "false")]).collect();
-            assert_eq!(RepairAction::of(&settings(&off)), None, "{off:?}");
         }
     }
 

@@ -32,8 +32,8 @@ use crate::cluster::{Cluster, Connection, EventBody};
 use crate::install::Installer;
 use crate::metrics::{AttemptLabels, Metrics, RepairedLabels, TypeLabel};
 use crate::pod_check::{RepairError, UNVERIFIABLE};
-use crate::settings::{DriftSettings, Settings};
-use action::{REASONS, RepairAction, RepairOutcome};
+use crate::settings::{DriftSettings, RepairAction, Settings};
+use action::{REASONS, RepairOutcome};
 use filter::{Broken, BrokenCheck, Filter, NotBroken};
 use in_place::InPlaceRepairer;
 use queue::{Noted, RepairQueue, RepairTask};
@@ -67,7 +67,7 @@ impl RepairController {
         connection: Arc<Connection>,
         metrics: Arc<Metrics>,
     ) -> Unneeded {
-        let Some(action) = RepairAction::of(&settings.repair) else { return Unneeded };
+        let Some(action) = settings.repair.action else { return Unneeded };
         let repair = &settings.repair;
         if repair.node.is_empty() {
             log::warn!(target: SCOPE, "repair is off: set NODE_NAME or REPAIR_NODE_NAME to identify the node's pods");

@@ -1,5 +1,6 @@
 //! Notices about valid settings.
 
+use super::RepairAction;
 use super::raw::{Origin, Raw, file_mode};
 use super::table::{SETTINGS, Status, Takes};
 use redirect_core::settings::meant;
@@ -176,22 +177,21 @@ fn without_effect(raw: &Raw<'_>) -> Vec<Notice> {
 }
 
 /// The same of what concerns broken pods. Charts write defaults out, which ask for nothing.
-fn of_repair(raw: &Raw<'_>) -> [(&'static str, (bool, &'static str)); 14] {
+fn of_repair(raw: &Raw<'_>) -> Vec<(&'static str, (bool, &'static str))> {
     let is_off = !raw.is_on("REPAIR_ENABLED");
-    let (in_place, deletes) = (raw.is_on("REPAIR_REPAIR_PODS"), raw.is_on("REPAIR_DELETE_PODS"));
-    let labels = raw.is_on("REPAIR_LABEL_PODS") && !in_place && !deletes;
-    let idle = is_off || !(in_place || deletes || labels);
+    let first = RepairAction::ALL.into_iter().find(|action| raw.is_on(action.switch()));
+    let action = first.filter(|_| !is_off);
     let is_other = |name: &str| raw.given().any(|(row, _, value)| row.name() == name && row.default != value);
-    let by_switch = (is_off, "REPAIR_ENABLED is false");
-    let if_idle = |name| (name, (idle && is_other(name), "repair is off"));
-    let if_no_label = |name| (name, ((is_off || !labels) && is_other(name), "broken pods are not labelled"));
-    [
-        ("REPAIR_REPAIR_PODS", by_switch),
-        ("REPAIR_DELETE_PODS", by_switch),
-        ("REPAIR_LABEL_PODS", by_switch),
-        ("REPAIR_DELETE_PODS", (in_place, "REPAIR_REPAIR_PODS wins")),
-        ("REPAIR_LABEL_PODS", (in_place, "REPAIR_REPAIR_PODS wins")),
-        ("REPAIR_LABEL_PODS", (deletes, "REPAIR_DELETE_PODS wins")),
+    let if_idle = |name| (name, (action.is_none() && is_other(name), "repair is off"));
+    let if_no_label = |name| {
+        (name, (action != Some(RepairAction::Label) && is_other(name), "broken pods are not labelled"))
+    };
+    let switches = RepairAction::ALL.map(|action| (action.switch(), (is_off, "REPAIR_ENABLED is false")));
+    let after = |first| RepairAction::ALL.into_iter().filter(move |action| first < *action);
+    let losers = first
+        .into_iter()
+        .flat_map(|first| after(first).map(move |action| (action.switch(), (true, first.wins()))));
+    let others = [
         if_no_label("REPAIR_BROKEN_POD_LABEL_KEY"),
         if_no_label("REPAIR_BROKEN_POD_LABEL_VALUE"),
         if_idle("REPAIR_SIDECAR_ANNOTATION"),
@@ -200,7 +200,8 @@ fn of_repair(raw: &Raw<'_>) -> [(&'static str, (bool, &'static str)); 14] {
         if_idle("REPAIR_INIT_CONTAINER_EXIT_CODE"),
         if_idle("REPAIR_LABEL_SELECTORS"),
         if_idle("REPAIR_FIELD_SELECTORS"),
-    ]
+    ];
+    switches.into_iter().chain(losers).chain(others).collect()
 }
 
 /// The same of what concerns nodes' taints.

@@ -81,8 +81,8 @@ fn defaults_are_those_of_the_interface() {
     assert_eq!((settings.serve.health, settings.serve.monitoring), ((None, 8000), Some((None, 15014))));
     assert_eq!(settings.serve.control, Some(([127, 0, 0, 1].into(), 9876)));
     assert_eq!(settings.entry.facts.log_level, "info");
-    let RepairSettings { enabled, repair_pods, exit_code, label, .. } = settings.repair;
-    assert_eq!((enabled, repair_pods, exit_code), (true, false, 126));
+    let RepairSettings { action, exit_code, label, .. } = settings.repair;
+    assert_eq!((action, exit_code), (None, 126));
     assert_eq!(label, ("cni.istio.io/uninitialized".into(), "true".into()));
 }
 

@@ -12,11 +12,13 @@ pub(crate) use loaded::{Bits, Loaded, Origin};
 pub(crate) use registers::Registers;
 
 use super::{
-    abi::{attribute, operator, register},
+    abi::{attribute, base, ct, meta, operator, register},
+    expression::TCP_FLAGS,
     wire::{Attribute, Attributes},
 };
-use crate::ruleset::Endpoint;
+use crate::ruleset::{Endpoint, Selector};
 use alloc::string::String;
+use redirect_core::values::Family;
 
 /// A lookup holds for what is not in the set (`NFT_LOOKUP_F_INV`).
 const INVERTED: u32 = 1;
@@ -35,6 +37,43 @@ pub(crate) enum Field {
     },
     /// What kind of address it has at this end, by the routing tables.
     AddressType(Endpoint),
+}
+
+impl Field {
+    /// What a set or a range has values of, and how many bytes each takes; none where it has no selector.
+    pub(crate) const fn selected(self) -> Option<(Selector, usize)> {
+        Some(match self {
+            Self::Meta(meta::FAMILY) => (Selector::Family, 1),
+            Self::Meta(meta::PROTOCOL) => (Selector::Protocol, 1),
+            Self::Meta(meta::IN_INTERFACE) => (Selector::InInterface, 16),
+            Self::Meta(meta::OUT_INTERFACE) => (Selector::OutInterface, 16),
+            Self::Meta(meta::SOCKET_USER) => (Selector::User, 4),
+            Self::Meta(meta::SOCKET_GROUP) => (Selector::Group, 4),
+            Self::Meta(meta::MARK) => (Selector::Mark, 4),
+            Self::Ct(ct::MARK) => (Selector::ConnMark, 4),
+            Self::Ct(ct::STATE) => (Selector::State, 4),
+            Self::Ct(ct::DIRECTION) => (Selector::Direction, 1),
+            Self::Payload { base: base::NETWORK, offset: 12, length: 4 } => (Selector::Source(Family::V4), 4),
+            Self::Payload { base: base::NETWORK, offset: 16, length: 4 } => {
+                (Selector::Destination(Family::V4), 4)
+            }
+            Self::Payload { base: base::NETWORK, offset: 8, length: 16 } => {
+                (Selector::Source(Family::V6), 16)
+            }
+            Self::Payload { base: base::NETWORK, offset: 24, length: 16 } => {
+                (Selector::Destination(Family::V6), 16)
+            }
+            Self::Payload { base: base::NETWORK, offset: 9 | 6, length: 1 } => (Selector::Protocol, 1),
+            Self::Payload { base: base::TRANSPORT, offset: 0, length: 2 } => (Selector::SourcePort, 2),
+            Self::Payload { base: base::TRANSPORT, offset: 2, length: 2 } => (Selector::DestinationPort, 2),
+            Self::Payload { base: base::TRANSPORT, offset: TCP_FLAGS, length: 1 } => (Selector::TcpFlags, 1),
+            Self::Meta(_)
+            | Self::Ct(_)
+            | Self::CtOneWay(..)
+            | Self::Payload { .. }
+            | Self::AddressType(_) => return None,
+        })
+    }
 }
 
 /// An expression. Two are equal when they do the same; what they use of sets is not compared.
@@ -348,18 +387,11 @@ pub(crate) fn jump_of(expressions: Attributes<'_>) -> Option<&str> {
 mod tests {
     use super::*;
     use crate::{
-        expressions::{
-            abi::{base, ct, meta, verdict},
-            decode,
-            expression::Expressions,
-            seen,
-            wire::Writer,
-        },
+        expressions::{abi::verdict, decode, expression::Expressions, seen, wire::Writer},
         ruleset::{Condition, Statement},
     };
     use alloc::string::ToString;
     use redirect_core::{
-        Family,
         rule::{Equality, Match},
         values::PortRange,
     };

@@ -1,15 +1,7 @@
 //! A part of a set's key: which field of the packet it is, and how a register holds its values.
 
-use super::{
-    super::{
-        abi::{base, ct, meta},
-        expression::TCP_FLAGS,
-    },
-    Field,
-    loaded::{Bits, Loaded},
-};
+use super::loaded::{Bits, Loaded};
 use crate::ruleset::Selector;
-use redirect_core::values::Family;
 
 /// Parts of a key begin at multiples of this.
 pub(super) const ALIGNMENT: usize = 4;
@@ -26,7 +18,7 @@ impl KeyPart {
     /// What is loaded; none where it is not understood.
     pub(crate) fn of(loaded: &Loaded<'_>) -> Option<Self> {
         let field = loaded.field_in_some_order()?;
-        let (selector, length) = selected(field)?;
+        let (selector, length) = field.selected()?;
         let is_host_order = match loaded.bits {
             Bits::All => is_host_order(selector),
             Bits::NetworkOrder if is_host_order(selector) => false,
@@ -65,39 +57,6 @@ impl KeyPart {
     }
 }
 
-/// What a field is, and its length.
-const fn selected(field: Field) -> Option<(Selector, usize)> {
-    Some(match field {
-        Field::Meta(meta::FAMILY) => (Selector::Family, 1),
-        Field::Meta(meta::PROTOCOL) => (Selector::Protocol, 1),
-        Field::Meta(meta::IN_INTERFACE) => (Selector::InInterface, 16),
-        Field::Meta(meta::OUT_INTERFACE) => (Selector::OutInterface, 16),
-        Field::Meta(meta::SOCKET_USER) => (Selector::User, 4),
-        Field::Meta(meta::SOCKET_GROUP) => (Selector::Group, 4),
-        Field::Meta(meta::MARK) => (Selector::Mark, 4),
-        Field::Ct(ct::MARK) => (Selector::ConnMark, 4),
-        Field::Ct(ct::STATE) => (Selector::State, 4),
-        Field::Ct(ct::DIRECTION) => (Selector::Direction, 1),
-        Field::Payload { base: base::NETWORK, offset: 12, length: 4 } => (Selector::Source(Family::V4), 4),
-        Field::Payload { base: base::NETWORK, offset: 16, length: 4 } => {
-            (Selector::Destination(Family::V4), 4)
-        }
-        Field::Payload { base: base::NETWORK, offset: 8, length: 16 } => (Selector::Source(Family::V6), 16),
-        Field::Payload { base: base::NETWORK, offset: 24, length: 16 } => {
-            (Selector::Destination(Family::V6), 16)
-        }
-        Field::Payload { base: base::NETWORK, offset: 9 | 6, length: 1 } => (Selector::Protocol, 1),
-        Field::Payload { base: base::TRANSPORT, offset: 0, length: 2 } => (Selector::SourcePort, 2),
-        Field::Payload { base: base::TRANSPORT, offset: 2, length: 2 } => (Selector::DestinationPort, 2),
-        Field::Payload { base: base::TRANSPORT, offset: TCP_FLAGS, length: 1 } => (Selector::TcpFlags, 1),
-        Field::Meta(_)
-        | Field::Ct(_)
-        | Field::CtOneWay(..)
-        | Field::Payload { .. }
-        | Field::AddressType(_) => return None,
-    })
-}
-
 /// Whether registers hold it in the machine's order of bytes.
 const fn is_host_order(selector: Selector) -> bool {
     match selector {
@@ -118,6 +77,10 @@ const fn is_host_order(selector: Selector) -> bool {
 #[cfg(test)]
 mod tests {
     use super::{super::loaded::Origin, *};
+    use crate::expressions::{
+        abi::{base, meta},
+        reading::Field,
+    };
 
     /// Bytes that are in the network's order already are in none after they were turned round.
     #[test]

@@ -1,0 +1,186 @@
+//! What is done with broken pods, and the settings of that.
+
+use cni_core::reasons;
+use controller_runtime::selector::{FieldSelector, LabelSelector, is_key, is_value};
+
+use super::first;
+use super::raw::Raw;
+
+/// What is done with a broken pod. If the settings ask for several, the first one counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum RepairAction {
+    /// It is redirected in place.
+    Repair,
+    /// The pod is deleted; its controller creates another one.
+    Delete,
+    /// It is labelled, for another controller to handle it.
+    Label,
+}
+
+impl RepairAction {
+    /// All of them, the ones that win first.
+    pub const ALL: [Self; 3] = [Self::Repair, Self::Delete, Self::Label];
+
+    /// The variable that switches it on.
+    #[must_use]
+    pub const fn switch(self) -> &'static str {
+        match self {
+            Self::Repair => "REPAIR_REPAIR_PODS",
+            Self::Delete => "REPAIR_DELETE_PODS",
+            Self::Label => "REPAIR_LABEL_PODS",
+        }
+    }
+
+    /// The notice about a switch after it.
+    pub(super) const fn wins(self) -> &'static str {
+        match self {
+            Self::Repair => "REPAIR_REPAIR_PODS wins",
+            Self::Delete => "REPAIR_DELETE_PODS wins",
+            Self::Label => "REPAIR_LABEL_PODS wins",
+        }
+    }
+
+    /// The label `type` of metrics.
+    #[must_use]
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::Repair => "repair",
+            Self::Delete => "delete",
+            Self::Label => "label",
+        }
+    }
+
+    /// The results that its attempts may have.
+    #[must_use]
+    pub const fn results(self) -> &'static [&'static str] {
+        match self {
+            Self::Repair | Self::Delete => &["success", "fail"],
+            Self::Label => &["success", "skip", "fail"],
+        }
+    }
+
+    /// The reason of events.
+    #[must_use]
+    pub const fn event(self) -> &'static str {
+        let [repair, delete, label] = reasons::REPAIR_EVENTS;
+        match self {
+            Self::Repair => repair,
+            Self::Delete => delete,
+            Self::Label => label,
+        }
+    }
+
+    /// The past participle, for events.
+    #[must_use]
+    pub const fn past(self) -> &'static str {
+        match self {
+            Self::Repair => "redirected",
+            Self::Delete => "deleted",
+            Self::Label => "labelled",
+        }
+    }
+
+    /// What a service account needs for it, for messages.
+    #[must_use]
+    pub const fn needs(self) -> &'static str {
+        match self {
+            Self::Repair => "the verb get on pods",
+            Self::Delete => "the verb delete on pods",
+            Self::Label => "the verb patch on pods/status",
+        }
+    }
+}
+
+/// The repair controller.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RepairSettings {
+    /// What is done with broken pods, if anything.
+    pub action: Option<RepairAction>,
+    /// The label.
+    pub label: (String, String),
+    /// The node whose pods it watches; empty if unknown.
+    pub node: String,
+    /// The annotation that pods must have; empty for any.
+    pub sidecar_annotation: String,
+    /// The container whose end shows a broken pod.
+    pub init_container: String,
+    /// Its message; empty for any.
+    pub termination_message: String,
+    /// Its exit code; 0 for any.
+    pub exit_code: i64,
+    /// More label selectors.
+    pub label_selectors: LabelSelector,
+    /// More field selectors.
+    pub field_selectors: FieldSelector,
+}
+
+pub(super) fn read(raw: &mut Raw<'_>) -> RepairSettings {
+    let label = (raw.text("REPAIR_BROKEN_POD_LABEL_KEY"), raw.text("REPAIR_BROKEN_POD_LABEL_VALUE"));
+    let on = RepairAction::ALL.map(|action| raw.switch(action.switch()).then_some(action));
+    let labels = on.contains(&Some(RepairAction::Label));
+    if labels && !is_key(&label.0) {
+        raw.reject("REPAIR_BROKEN_POD_LABEL_KEY", "not the key of a label, such as example.com/name");
+    }
+    if labels && !is_value(&label.1) {
+        raw.reject(
+            "REPAIR_BROKEN_POD_LABEL_VALUE",
+            "not the value of a label: at most 63 letters, digits, dashes, dots and underscores",
+        );
+    }
+    let label_selectors = LabelSelector::parse(&raw.text("REPAIR_LABEL_SELECTORS")).unwrap_or_else(|error| {
+        raw.reject("REPAIR_LABEL_SELECTORS", &error.to_string());
+        LabelSelector::default()
+    });
+    let field_selectors = FieldSelector::parse(&raw.text("REPAIR_FIELD_SELECTORS")).unwrap_or_else(|error| {
+        raw.reject("REPAIR_FIELD_SELECTORS", &error.to_string());
+        FieldSelector::default()
+    });
+    let enabled = raw.switch("REPAIR_ENABLED");
+    RepairSettings {
+        action: on.into_iter().flatten().next().filter(|_| enabled),
+        label,
+        node: first(raw, &["REPAIR_NODE_NAME", "NODE_NAME", "KUBERNETES_NODE_NAME"]),
+        sidecar_annotation: raw.text("REPAIR_SIDECAR_ANNOTATION"),
+        init_container: raw.text("REPAIR_INIT_CONTAINER_NAME"),
+        termination_message: raw.text("REPAIR_INIT_CONTAINER_TERMINATION_MESSAGE"),
+        exit_code: raw.number("REPAIR_INIT_CONTAINER_EXIT_CODE"),
+        label_selectors,
+        field_selectors,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::settings::Settings;
+
+    fn settings(env: &[(&str, &str)]) -> RepairSettings {
+        let needed = [("KUBERNETES_SERVICE_HOST", "h"), ("KUBERNETES_SERVICE_PORT", "1")];
+        let env = needed.iter().chain(env).map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+        let no_flags = settings_cli::ParsedArgs::default();
+        Settings::read(&no_flags, &env.collect::<Vec<_>>()).expect("settings").0.repair
+    }
+
+    #[test]
+    fn one_action_is_chosen_in_the_references_order() {
+        let names = RepairAction::ALL.map(RepairAction::switch);
+        for asked in 0..1_u8 << names.len() {
+            let on = |index: usize| asked & (1 << index) != 0;
+            let env: Vec<(&str, &str)> = names
+                .iter()
+                .enumerate()
+                .filter(|(index, _)| on(*index))
+                .map(|(_, name)| (*name, "true"))
+                .collect();
+            let wanted = RepairAction::ALL
+                .into_iter()
+                .enumerate()
+                .filter(|(index, _)| on(*index))
+                .map(|(_, action)| action)
+                .next();
+            assert_eq!(settings(&env).action, wanted, "{env:?}");
+            let off: Vec<(&str, &str)> = env.iter().copied().chain([("REPAIR_ENABLED", "false")]).collect();
+            assert_eq!(settings(&off).action, None, "{off:?}");
+        }
+    }
+}
