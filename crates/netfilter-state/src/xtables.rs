@@ -353,7 +353,7 @@ impl<'a> LegacyEntry<'a> {
     fn planned(&self, header: &[Condition], statements: &[Statement], family: Family) -> Option<Rule> {
         let mut matches: Vec<Match> = decode::asked(header.to_vec())?;
         for one in &self.matches {
-            matches.extend(xt::decode_match(one.name, one.revision, one.info)?);
+            matches.extend(decode::matched(one.name, one.revision, one.info)?);
         }
         let target = match self.target.name {
             STANDARD => decode::done(statements)??,

@@ -148,7 +148,7 @@ fn first_run(evidence: &Evidence<'_>) -> Result<FaultResult, String> {
             }
             Err(format!("reports success: {}; it said {}", shown(&differs), tail(said)))
         }
-        Ending::Code(0) => Err(format!("reports success: {}", tail(said))),
+        Ending::Code(0) => Err(format!("reports success instead of a failure: {}", tail(said))),
         Ending::Code(101) => Err(format!("panics: {}", tail(said))),
         Ending::Code(_) => {
             let lower = said.to_lowercase();
@@ -349,7 +349,8 @@ mod tests {
         Case { ending: Ending::Signal(11), ..Case::failed(CAUSE, before()) }.is_red("dies of signal 11");
         Case { ending: Ending::Code(101), ..Case::failed(CAUSE, before()) }.is_red("panics");
         Case { ending: Ending::Code(0), ..Case::failed(CAUSE, before()) }.is_red("reports success");
-        Case { ending: Ending::Code(0), expected: 1, ..Case::failed(CAUSE, before()) }.is_red("all is well");
+        Case { ending: Ending::Code(0), expected: 1, ..Case::failed(CAUSE, before()) }
+            .is_red("instead of a failure");
         Case::failed("", before()).is_red("without a word");
         Case::failed("it failed", before()).is_red("does not name the cause");
         Case::failed("Input/output error of SECRET", before()).is_red("secret");
