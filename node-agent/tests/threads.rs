@@ -23,7 +23,7 @@ fn an_agent_without_threads_reports_that_and_exits() {
     assert_eq!(start(&node, "1").wait_end(), Some(1));
     let log = node.log();
     assert!(!log.contains("panicked"), "{log}");
-    for words in ["\terror\t", "no thread can be made", "temporarily unavailable", "limit"] {
+    for words in ["\terror\t", "cannot create a thread", "temporarily unavailable", "limit"] {
         assert!(log.contains(words), "{words:?} is not in {log}");
     }
     assert_eq!(node.conf("10-calico.conflist").as_deref(), Some(CALICO));

@@ -151,7 +151,7 @@ impl TraceRules {
     /// The rules of a plan, as if no other program had any.
     ///
     /// ```
-    /// use packet_trace::{Fate, Listener, Packet, Rules};
+    /// use packet_trace::{Fate, Listener, Packet, TraceRules};
     /// use redirect_core::{Families, Family, Redirect};
     ///
     /// let plan = Redirect::sidecar(Families::V4).build()?.plan();

@@ -25,7 +25,7 @@ impl Trace {
     /// The trace in plain text.
     ///
     /// ```
-    /// use packet_trace::{Detail, Packet, Rules};
+    /// use packet_trace::{Detail, Packet, TraceRules};
     /// use redirect_core::{Families, Family, Redirect};
     ///
     /// let plan = Redirect::sidecar(Families::V4).build()?.plan();
