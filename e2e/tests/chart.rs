@@ -359,7 +359,10 @@ fn a_misspelt_value_fails_with_the_one_that_was_meant() -> Result<()> {
         ensure!(words.contains(meant), "{given}: {words}");
     }
     let both = refusal("excludeNamespace={a},repair.repairPod=true")?;
-    ensure!(both.contains("did you mean excludeNamespaces") && both.contains("did you mean repair.repairPods"), "{both}");
+    ensure!(
+        both.contains("did you mean excludeNamespaces") && both.contains("did you mean repair.repairPods"),
+        "{both}"
+    );
     Ok(())
 }
 
