@@ -18,7 +18,7 @@ fuzz_target!(|text: &str| {
     let Ok(state) = rule_state(text) else { return };
     let cleanup = RulesetDiff::between(&state, &RulePlan::empty().rules(Family::V4));
     assert_eq!(cleanup.is_empty(), state.of_mesh().is_empty());
-    let ours = Change::back(&RuleState::new(), &state.of_mesh(), &Change::default()).restore_text();
+    let ours = RulesetDiff::back(&RuleState::new(), &state.of_mesh(), &RulesetDiff::default()).restore_text();
     let again = rule_state(&ours).expect("what was written can be read");
     assert_eq!(again, state.of_mesh());
 });

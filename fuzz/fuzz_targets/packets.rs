@@ -6,7 +6,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use packet_trace::{Detail, Rules};
+use packet_trace::{Detail, TraceRules};
 use redirect_core::{Redirect, RulePlan, options::BackendChoice};
 use redirect_core_fuzz::{parts, plan, text};
 use redirectctl::{
