@@ -27,21 +27,17 @@ pub(crate) fn add_to(ruleset: &mut Ruleset, family: Family, most_read: usize) ->
 /// installed: a run may have to remove them.
 pub(crate) fn state(programs: &Programs, family: Family, most_read: usize) -> Result<RuleState, ApplyError> {
     let (mut state, mut used, mut are_understood) = (RuleState::new(), Vec::new(), true);
-    for name in names(family) {
-        if Table::named(&name).is_none() {
-            continue;
-        }
-        if let Some(chains) = read(family, &name, most_read)? {
-            chains.add_to_state(&mut state, &name);
+    for table in names(family).iter().filter_map(|name| Table::named(name)) {
+        if let Some(chains) = read(family, table.name(), most_read)? {
+            chains.add_to_state(&mut state, table);
             are_understood &= chains.are_understood();
-            used.push(name);
+            used.push(table.name());
         }
     }
     if are_understood {
         return Ok(state);
     }
-    let used = used.iter().map(String::as_str);
-    match restore::save_tables(programs, Variant::Legacy, family, used, most_read) {
+    match restore::save_tables(programs, Variant::Legacy, family, used.into_iter(), most_read) {
         Err(ApplyError::Exec(ExecError::Missing { .. })) => Ok(state),
         saved => saved,
     }

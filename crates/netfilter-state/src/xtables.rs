@@ -8,9 +8,7 @@ use crate::{
         wire::read_array,
         xt,
     },
-    ruleset::{
-        Api, Base, ChainState, Condition, Counter, Ruleset, SeenRule, Statement, TableName, chain_priority,
-    },
+    ruleset::{Api, ChainState, Condition, Counter, Ruleset, SeenRule, Statement, TableName, built_in},
     state::{Entry, ForeignRule, RuleState},
 };
 use alloc::{
@@ -86,21 +84,16 @@ impl LegacyChains {
     pub fn add_to(self, ruleset: &mut Ruleset, family: Family, name: &str) {
         let table = TableName { api: Api::XTables, family: family.into(), name: name.to_owned() };
         let chains = self.chains.into_iter().map(|(chain_name, chain)| {
-            let base = chain.hook.and_then(|(hook, drops)| {
-                let priority = chain_priority(name, hook)?;
-                let reroutes = name == "mangle" && hook == Hook::Output;
-                Some(Base { hook, priority, is_nat: name == "nat", drops, reroutes })
-            });
+            let base = chain.hook.and_then(|(hook, drops)| built_in(name, hook, drops));
             let rules = chain.rules.into_iter().map(|rule| rule.seen).collect();
             (chain_name, ChainState { base, rules, ..ChainState::default() })
         });
         ruleset.table(table).chains.extend(chains);
     }
 
-    /// Adds the table to the state of its family, if plans use one of its name. An unsupported rule is described in words that
+    /// Adds the table, which has this name, to the state of its family. An unsupported rule is described in words that
     /// iptables-restore does not take.
-    pub fn add_to_state(&self, state: &mut RuleState, name: &str) {
-        let Some(table) = Table::named(name) else { return };
+    pub fn add_to_state(&self, state: &mut RuleState, table: Table) {
         for (name, chain) in &self.chains {
             if chain.hook.is_some() && chain.rules.is_empty() {
                 continue;
@@ -113,7 +106,7 @@ impl LegacyChains {
         }
     }
 
-    /// Whether every rule in a table of this name is understood, so that it can be removed by what was read of it.
+    /// Whether every rule is understood, so that it can be removed by what was read of it.
     #[must_use]
     pub fn are_understood(&self) -> bool {
         self.chains.values().flat_map(|chain| &chain.rules).all(|rule| rule.planned.is_some())

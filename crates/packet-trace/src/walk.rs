@@ -137,13 +137,13 @@ pub(super) fn all(
     records: bool,
 ) -> Ways {
     let mut found = first(rules, packets, given, work, records);
-    let repeated: Vec<Ways> = found
+    let arriving: Vec<Ways> = found
         .ways
         .iter()
         .filter_map(|way| repeated(rules, way, given, work))
         .filter(Ways::may_arrive)
         .collect();
-    for ways in repeated {
+    for ways in arriving {
         found.ways.extend(ways.ways);
         found.are_doubtful = true;
         found.unknown.insert(Unknown::Repeated);

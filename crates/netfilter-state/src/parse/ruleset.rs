@@ -2,8 +2,8 @@
 
 use super::{SaveError, ports};
 use crate::ruleset::{
-    Api, Base, Condition, Counter, Endpoint, Ruleset, SeenRule, Selector, Statement, TableName,
-    chain_priority, marked, owned_by, state, target_named,
+    Api, Condition, Counter, Endpoint, Ruleset, SeenRule, Selector, Statement, TableName, built_in, marked,
+    owned_by, state, target_named,
 };
 use alloc::{borrow::ToOwned, string::String, vec::Vec};
 use redirect_core::{
@@ -65,11 +65,7 @@ fn declare(ruleset: &mut Ruleset, table: TableName, line: &str) -> Option<()> {
     let name = words.next()?;
     let drops = words.next() == Some("DROP");
     let hook = Hook::ALL.iter().copied().find(|hook| hook.name() == name);
-    let base = hook.and_then(|hook| {
-        let priority = chain_priority(&table.name, hook)?;
-        let reroutes = table.name == "mangle" && hook == Hook::Output;
-        Some(Base { hook, priority, is_nat: table.name == "nat", drops, reroutes })
-    });
+    let base = hook.and_then(|hook| built_in(&table.name, hook, drops));
     ruleset.table(table).chains.entry(name.to_owned()).or_default().base = base;
     Some(())
 }

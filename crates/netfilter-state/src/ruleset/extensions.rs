@@ -1,6 +1,6 @@
 //! What matches and targets of x_tables mean, in the kernel's form and in that of iptables-save.
 
-use super::{Condition, Selector, SetLookup, Statement};
+use super::{Base, Condition, Selector, SetLookup, Statement};
 use alloc::borrow::ToOwned;
 use redirect_core::rule::{Equality, Hook, Match, Table};
 
@@ -46,12 +46,14 @@ pub(crate) fn target_named(name: &str) -> Option<Statement> {
     })
 }
 
-/// The priority of a built-in chain (`enum nf_ip_hook_priorities`).
-pub(crate) fn chain_priority(table: &str, hook: Hook) -> Option<i32> {
-    match (Table::named(table), table) {
-        (Some(table), _) => Some(table.priority(hook)),
-        (None, "filter") => Some(0),
-        (None, "security") => Some(50),
-        (None, _) => None,
-    }
+/// Where a built-in chain of a table of x_tables hangs (`enum nf_ip_hook_priorities`).
+pub(crate) fn built_in(table: &str, hook: Hook, drops: bool) -> Option<Base> {
+    let priority = match (Table::named(table), table) {
+        (Some(table), _) => table.priority(hook),
+        (None, "filter") => 0,
+        (None, "security") => 50,
+        (None, _) => return None,
+    };
+    let reroutes = table == "mangle" && hook == Hook::Output;
+    Some(Base { hook, priority, is_nat: table == "nat", drops, reroutes })
 }

@@ -6,7 +6,7 @@ mod hooks;
 mod lookup;
 mod sets;
 
-pub(crate) use extensions::{chain_priority, marked, owned_by, target_named};
+pub(crate) use extensions::{built_in, marked, owned_by, target_named};
 pub use hooks::{HookEntry, HookList, HookOwner};
 pub use lookup::{Selector, SetLookup, VerdictMap, address};
 pub(crate) use sets::{Element, Set, Sets};
