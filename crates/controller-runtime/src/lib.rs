@@ -5,6 +5,7 @@
 
 pub mod cluster;
 pub mod daemon_set;
+mod due;
 pub mod metrics;
 pub mod node;
 mod node_api;
@@ -14,6 +15,7 @@ pub mod selector;
 pub mod serve;
 pub mod supervisor;
 
+pub use due::added_or_due;
 pub use node_api::{NodeError, TRIES};
 
 /// The scope of the log lines of both programs.

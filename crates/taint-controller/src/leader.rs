@@ -11,7 +11,7 @@ use controller_runtime::node::{NODES, Node, NodeMarking, RequestedTaint, node_re
 use controller_runtime::outage::{FIRST_RETRY, LONGEST_RETRY, OutageLog};
 use controller_runtime::resync::{self, Collection, Freshness, Replica, Selection};
 use controller_runtime::supervisor::{Supervisor, Unneeded};
-use controller_runtime::{NodeError, SCOPE, TRIES, daemon_set};
+use controller_runtime::{NodeError, SCOPE, TRIES, added_or_due, daemon_set};
 use serde_json::Value;
 use tokio::sync::{Notify, watch};
 use tokio::task::AbortHandle;
@@ -216,15 +216,7 @@ impl Leader {
     async fn work(&self) -> Unneeded {
         loop {
             let next = lock(&self.queue).next();
-            match next {
-                None => self.added.notified().await,
-                Some(at) => {
-                    tokio::select! {
-                        () = self.added.notified() => {}
-                        () = tokio::time::sleep_until(at.into()) => {}
-                    }
-                }
-            }
+            added_or_due(&self.added, next).await;
             loop {
                 let due = lock(&self.queue).take(Instant::now());
                 let Some((name, since)) = due else { break };

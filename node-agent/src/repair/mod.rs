@@ -18,11 +18,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use cni_core::reasons::COULD_NOT_BE;
-use controller_runtime::SCOPE;
 use controller_runtime::metrics::{WatchLabel, gauged};
 use controller_runtime::outage::OutageLog;
 use controller_runtime::resync::{self, Collection, Freshness, Replica, Selection};
 use controller_runtime::supervisor::Unneeded;
+use controller_runtime::{SCOPE, added_or_due};
 use serde_json::Value;
 use tokio::sync::Notify;
 use tokio::sync::watch::Receiver;
@@ -146,15 +146,7 @@ impl RepairController {
     async fn work(&self) -> Infallible {
         loop {
             let next = self.queue().next();
-            match next {
-                None => self.added.notified().await,
-                Some(at) => {
-                    tokio::select! {
-                        () = self.added.notified() => {}
-                        () = tokio::time::sleep_until(at.into()) => {}
-                    }
-                }
-            }
+            added_or_due(&self.added, next).await;
             loop {
                 let task = self.queue().take(Instant::now());
                 let Some(task) = task else { break };
