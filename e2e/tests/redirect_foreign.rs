@@ -179,7 +179,7 @@ fn crowd(namespace: &Namespace, table: &str) -> Result<()> {
     Ok(())
 }
 
-/// Somebody who changes a table of its own without a pause, until dropped.
+/// Another program that changes a table of its own without a pause, until dropped.
 fn busy(namespace: &Namespace, folder: &TempDir) -> Result<Background> {
     let script = "while :; do nft 'add table inet busy; add chain inet busy c; delete table inet busy'; echo done; done";
     let command = namespace.command(&process::command("sh", ["-c", script]));

@@ -220,7 +220,7 @@ fn ready(listeners: &[TcpListener; 2]) -> Vec<&TcpListener> {
     listeners.iter().zip(ready).filter(|(_, ready)| *ready).map(|(listener, _)| listener).collect()
 }
 
-/// Somebody who connects to the same address repeatedly, and notes what is said there.
+/// A client that connects to one address repeatedly and notes the answers.
 struct Visitor {
     target: SocketAddr,
     notes: Arc<Mutex<Notes>>,

@@ -251,7 +251,7 @@ const BEFORE_IT: [&str; 3] = [
 ];
 
 fn replace_the_policy_rule(namespace: &Namespace, by: &str) -> Result<()> {
-    // Somebody's own routes; and with a route for everything, a lookup at a late priority is never reached.
+    // Another program's routes; and with a route for everything, a lookup at a late priority is never reached.
     namespace.sh(&format!(
         "for family in -4 -6; do
             ip $family route replace default dev eth0

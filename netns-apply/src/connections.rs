@@ -207,7 +207,7 @@ impl CloseScope {
             sockets.iter().filter(is_proxys).map(|socket| socket.local.port()).collect();
         let is_captured = |flow: &&Flow| {
             let Flow { protocol, source, destination, .. } = **flow;
-            let opening = Opening { protocol, source, destination, by: Opener::Somebody };
+            let opening = Opening { protocol, source, destination, by: Opener::UnknownUser };
             protocol == Protocol::Udp
                 && !flow.is_translated
                 && is_own(&self.pod(), &source.ip())

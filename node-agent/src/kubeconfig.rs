@@ -41,7 +41,7 @@ impl Credentials {
         };
         let authority = match &settings.trust {
             Trust::Authority(file) => Some(text(disk, file)?),
-            Trust::Anybody => None,
+            Trust::Unverified => None,
         };
         let token_file = paths.token_file();
         let kubeconfig = render(

@@ -365,7 +365,7 @@ fn kubeconfig(raw: &mut Raw<'_>) -> KubeconfigSettings {
         file if file.is_empty() => PathBuf::from(raw.text("SERVICE_ACCOUNT_DIR")).join("ca.crt"),
         file => file.into(),
     };
-    let trust = if raw.switch("SKIP_TLS_VERIFY") { Trust::Anybody } else { Trust::Authority(authority) };
+    let trust = if raw.switch("SKIP_TLS_VERIFY") { Trust::Unverified } else { Trust::Authority(authority) };
     let server = format!("{protocol}://{bracketed}:{port}");
     KubeconfigSettings {
         server: if host.is_empty() { String::new() } else { server },

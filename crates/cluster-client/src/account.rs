@@ -14,7 +14,7 @@ pub enum Trust {
     /// By the authority in this file.
     Authority(PathBuf),
     /// Blindly.
-    Anybody,
+    Unverified,
 }
 
 /// A server, and a service account's files.
@@ -88,7 +88,7 @@ impl Account {
             Trust::Authority(path) => files::read(path, files::CERTIFICATES)
                 .map(Some)
                 .map_err(|error| unreadable("certificate authority", path, &error)),
-            Trust::Anybody => Ok(None),
+            Trust::Unverified => Ok(None),
         }
     }
 }

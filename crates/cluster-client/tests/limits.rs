@@ -67,7 +67,7 @@ impl Server {
 
     fn client(&self) -> Client {
         let server = format!("http://127.0.0.1:{}", self.port);
-        Account::new(server, Trust::Anybody, self.token()).client().expect("a client")
+        Account::new(server, Trust::Unverified, self.token()).client().expect("a client")
     }
 }
 
@@ -212,7 +212,8 @@ fn words_about_a_failure_without_end_are_left_out() {
 #[test]
 fn a_client_goes_on_until_the_files_change() {
     let server = Server::answering(&answer("200 OK", "", "{}"));
-    let account = Account::new(format!("http://127.0.0.1:{}", server.port), Trust::Anybody, server.token());
+    let account =
+        Account::new(format!("http://127.0.0.1:{}", server.port), Trust::Unverified, server.token());
     run(async {
         account.client().unwrap();
         fs::write(server.token(), "not a token").unwrap();

@@ -281,7 +281,11 @@ mod tests {
                 node: String::new(),
                 daemon_set: text("istio-cni-node"),
             },
-            account: Account::new(text("https://127.0.0.1:1"), Trust::Anybody, "/nonexistent/token".into()),
+            account: Account::new(
+                text("https://127.0.0.1:1"),
+                Trust::Unverified,
+                "/nonexistent/token".into(),
+            ),
             marking,
             config_map: (text("kube-system"), String::new()),
             health: (Some(Ipv4Addr::LOCALHOST.into()), 0),

@@ -357,7 +357,7 @@ impl Agent {
                 let directory = file.parent().filter(|directory| **directory != *paths.service_account);
                 watched.extend(directory.map(all));
             }
-            Trust::Anybody => {}
+            Trust::Unverified => {}
         }
         watched
     }

@@ -146,7 +146,7 @@ fn health_and_metrics_may_have_an_address() {
 fn a_switch_may_stand_alone() {
     assert!(settings(&["--cni-conf-group-read"], &[]).conf_group_read);
     assert!(!settings(&["--cni-conf-group-read=f"], &[]).conf_group_read);
-    assert!(settings(&["--skip-tls-verify"], &[]).kubeconfig.trust == Trust::Anybody);
+    assert!(settings(&["--skip-tls-verify"], &[]).kubeconfig.trust == Trust::Unverified);
 }
 
 #[test]

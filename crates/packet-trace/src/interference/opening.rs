@@ -31,7 +31,7 @@ pub enum Opener {
     /// A socket of this user in the pod. The group is unknown.
     User(u32),
     /// A socket in the pod, of an unknown user.
-    Somebody,
+    UnknownUser,
 }
 
 /// Users and groups of applications, when unknown.
@@ -84,7 +84,7 @@ impl Captures {
                 return interfaces.iter().map(|name| packet.clone().by(name)).collect();
             }
             Opener::User(user) => user,
-            Opener::Somebody => USUAL,
+            Opener::UnknownUser => USUAL,
         };
         let is_local = is_own(pod, &destination.ip());
         let ways = if is_local { vec![LOOPBACK.into()] } else { interfaces };
@@ -153,7 +153,7 @@ mod tests {
         };
         for to in ["192.0.2.1:80", "[2001:db8::1]:443"] {
             assert!(
-                out(Opener::User(0), to) && out(Opener::Somebody, to) && out(Opener::User(1000), to),
+                out(Opener::User(0), to) && out(Opener::UnknownUser, to) && out(Opener::User(1000), to),
                 "{to}"
             );
             assert!(!out(Opener::User(1337), to), "the proxy's own: {to}");
