@@ -86,6 +86,9 @@ fn repair_here(pod: &MeshPod, rules: &ExpectedRules, is_foreign: bool) -> Result
     for warning in &applied.warnings {
         log::warn!(target: SCOPE, pod = pod.uid; "{warning}");
     }
+    if let Ok(Some(mismatch)) = verified {
+        return Err(RepairError::new("not_verified", mismatch));
+    }
     let severed = sever(&plan).map_err(|error| {
         let text =
             format!("the rules are in force, but connections opened earlier may bypass the proxy: {error}");
@@ -93,7 +96,7 @@ fn repair_here(pod: &MeshPod, rules: &ExpectedRules, is_foreign: bool) -> Result
     })?;
     let report = RepairReport { backend: applied.backend.to_string(), changed: applied.changed, severed };
     match verified {
-        Ok(()) => Ok(report),
+        Ok(_) => Ok(report),
         Err(error @ ApplyError::OthersUnread { .. }) => {
             Err(RepairError::new(UNVERIFIABLE, error.to_string() + &report.closed()))
         }
@@ -109,8 +112,8 @@ fn repair_here(pod: &MeshPod, rules: &ExpectedRules, is_foreign: bool) -> Result
 pub struct Redirected {
     plan: RulePlan,
     applied: Outcome,
-    /// Whether it could be verified.
-    pub verified: Result<(), ApplyError>,
+    /// What keeps the plan from its effect, if that could be verified.
+    pub verified: Result<Option<Mismatch>, ApplyError>,
 }
 
 /// Why a network namespace is not redirected.
@@ -125,9 +128,6 @@ pub enum ApplyFailure {
     /// The plan is not in force.
     #[error(transparent)]
     Apply(RunError),
-    /// The plan does not have its effect.
-    #[error("{0}")]
-    Mismatch(Mismatch),
 }
 
 impl From<ApplyFailure> for RepairError {
@@ -135,7 +135,6 @@ impl From<ApplyFailure> for RepairError {
         let reason = match failure {
             ApplyFailure::Settings(_) | ApplyFailure::Skipped(_) => "not_meshed",
             ApplyFailure::Apply(_) => "not_applied",
-            ApplyFailure::Mismatch(_) => "not_verified",
         };
         Self::new(reason, failure)
     }
@@ -162,11 +161,7 @@ pub fn redirect_here(
         ..rules.options(is_foreign)
     };
     let applied = apply(&plan, &options).map_err(ApplyFailure::Apply)?;
-    let verified = match verify(&plan, &options) {
-        Ok(None) => Ok(()),
-        Ok(Some(mismatch)) => return Err(ApplyFailure::Mismatch(mismatch)),
-        Err(error) => Err(error),
-    };
+    let verified = verify(&plan, &options);
     Ok(Redirected { plan, applied, verified })
 }
 

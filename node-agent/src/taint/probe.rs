@@ -61,9 +61,12 @@ const fn is_link_local(address: &IpAddr) -> bool {
 
 fn redirect(rules: &ExpectedRules, there: &[IpAddr]) -> Result<(), ProbeError> {
     match redirect_here(&PodFacts::sidecar([("", ""); 0]), rules, there, false) {
-        Ok(done) => done.verified.map_err(|error| of_apply(&error)),
+        Ok(done) => match done.verified.map_err(|error| of_apply(&error))? {
+            Some(mismatch) => Err(ProbeError::Failed(mismatch.to_string())),
+            None => Ok(()),
+        },
         Err(ApplyFailure::Apply(error)) => Err(of_apply(&error.cause)),
-        Err(failure @ (ApplyFailure::Settings(_) | ApplyFailure::Skipped(_) | ApplyFailure::Mismatch(_))) => {
+        Err(failure @ (ApplyFailure::Settings(_) | ApplyFailure::Skipped(_))) => {
             Err(ProbeError::Failed(failure.to_string()))
         }
     }
