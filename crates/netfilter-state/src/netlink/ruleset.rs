@@ -156,38 +156,14 @@ fn drops(chain: Attributes<'_>) -> bool {
 mod tests {
     use super::*;
     use crate::{
-        netlink::{Batch, NativeState, Observed, recorded::dumps::dumped},
+        netlink::{
+            Batch, NativeState, Observed,
+            recorded::dumps::{dumped, plans},
+        },
         ruleset::Counter,
     };
-    use redirect_core::{
-        Redirect, RulePlan,
-        options::NativeForm,
-        settings::{Key, NamespaceFacts, RawSettings, Source},
-    };
-    use std::{collections::BTreeSet, net::IpAddr};
-
-    fn plan(settings: &[(Key, &'static str)]) -> RulePlan {
-        let mut raw = RawSettings::new();
-        let all = [
-            (Key::InboundPorts, "*"),
-            (Key::OutboundRanges, "*"),
-            (Key::RedirectDns, "true"),
-            (Key::CaptureAllDns, "true"),
-            (Key::DropInvalid, "true"),
-            (Key::OutboundExcludePorts, "3306,5432,8000:8099"),
-            (Key::OutboundExcludeRanges, "10.96.0.0/12,fd00:96::/64"),
-            (Key::ExcludeInterfaces, "eth1"),
-            (Key::DualStack, "true"),
-        ];
-        for (key, text) in all.iter().chain(settings) {
-            raw.set(*key, *text, Source::Flag("x"));
-        }
-        Redirect::parse(&raw, &NamespaceFacts::new(&addresses())).unwrap().plan()
-    }
-
-    fn addresses() -> [IpAddr; 2] {
-        ["10.1.0.2".parse().unwrap(), "fd00::2".parse().unwrap()]
-    }
+    use redirect_core::{RulePlan, options::NativeForm};
+    use std::collections::BTreeSet;
 
     fn native(plan: &RulePlan, form: NativeForm) -> Ruleset {
         let (observed, wanted) = (Observed::default(), NativeState::wanted(plan, form));
@@ -198,7 +174,8 @@ mod tests {
 
     #[test]
     fn the_sets_of_nf_tables_are_listed() {
-        let mut ruleset = native(&plan(&[]), NativeForm::Sets);
+        let [(_, plan), ..] = plans();
+        let mut ruleset = native(&plan, NativeForm::Sets);
         let sets = ruleset.sets();
         let names: BTreeSet<&str> = sets.iter().map(|(_, table, _)| table.as_str()).collect();
         assert!(names.contains("istio-proxy-nat"), "{sets:?}");
