@@ -101,17 +101,21 @@ fn an_iptables_that_lists_rules_in_other_words_leaves_nothing_half_done() -> Res
     Ok(())
 }
 
-/// Rules that are in force and cannot be seen: nothing may be said about them, and nothing done that needs them gone.
+/// Legacy rules are read from the kernel, so what is in force is recognized; but nothing is done that needs them gone.
 #[test]
-fn legacy_rules_that_nothing_here_can_read_are_refused_in_words() -> Result<()> {
+fn without_the_programs_of_iptables_legacy_rules_are_seen_and_changing_them_is_refused_in_words() -> Result<()>
+{
     for mode in ["-b * -i *", "-m TPROXY -b * -i *"] {
         let namespace = Namespace::pod(Families::Dual)?;
         apply(&namespace, &format!("--force-iptables-binary legacy --dual-stack {mode}"))?;
         let before = namespace.snapshot()?;
         assert!(before.has("iptables-legacy", &["ISTIO_INBOUND"]), "{before:?}");
-        for args in
-            ["--cleanup-only", &format!("--dual-stack {mode}"), "--native-nftables --dual-stack -b * -i *"]
-        {
+        let same = without_programs(&namespace, &format!("--dual-stack {mode}"))?;
+        assert_eq!(same.code(), Some(0), "{same:?}");
+        assert!(same.stderr.contains("in force"), "{same:?}");
+        assert_unchanged(&namespace, &before, "the same");
+        let other = format!("--dual-stack {mode} -o 9");
+        for args in ["--cleanup-only", &other, "--native-nftables --dual-stack -b * -i *"] {
             let output = without_programs(&namespace, args)?;
             assert!(!output.stderr.contains("in force\t"), "{args}: {}", output.stderr);
             assert!(!output.stderr.contains("removed all"), "{args}: {}", output.stderr);

@@ -8,6 +8,7 @@ mod soak_support;
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Instant;
@@ -239,7 +240,7 @@ fn strays(agents: &[Agent<'_>]) -> Result<Vec<String>> {
 /// the thread.
 fn alone<T: Send>(work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
     // Cargo writes where it likes.
-    e2e::program::built()?;
+    let programs = e2e::program::built()?;
     // What a program leaves running becomes this process's child.
     set_child_subreaper(true)?;
     thread::scope(|scope| {
@@ -247,8 +248,15 @@ fn alone<T: Send>(work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
             unshare(CloneFlags::CLONE_FS | CloneFlags::CLONE_NEWNS)?;
             let none = None::<&Path>;
             mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none)?;
+            let kept = fs::File::open(&programs)?;
             for folder in FOLDERS {
                 mount(Some("none"), folder, Some("tmpfs"), MsFlags::empty(), none)?;
+            }
+            // The programs stay where they are, also if that is below one of these.
+            if FOLDERS.iter().any(|folder| programs.starts_with(folder)) {
+                fs::create_dir_all(&programs)?;
+                let open = format!("/proc/thread-self/fd/{}", kept.as_raw_fd());
+                mount(Some(open.as_str()), &programs, none, MsFlags::MS_BIND, none)?;
             }
             work()
         });
