@@ -177,7 +177,10 @@ impl Namespace for Pod {
     ) -> Result<Option<Difference>, KernelError> {
         let options = ApplyOptions { most_read: Some(MOST_RULES), ..options(programming, self.is_foreign) };
         let mismatch = netns_apply::verify(plan, &options).map_err(|error| failed(&error))?;
-        Ok(mismatch.map(|mismatch| Difference { text: mismatch.to_string(), origin: origin(&mismatch) }))
+        Ok(mismatch.map(|mismatch| Difference {
+            text: netns_apply::describe(&mismatch, plan, &options),
+            origin: origin(&mismatch),
+        }))
     }
 }
 

@@ -179,7 +179,7 @@ fn the_manifests_drift_watch_sees_what_happens_in_pods() -> Result<()> {
             until(what, POD, &[], || Ok(metric(&node, name)?.filter(|value| *value >= least).map(drop)));
         waited.with_context(log)
     };
-    wait("looks", "istio_cni_drift_checks_total{result=\"as_planned\"}", 4.0)?;
+    wait("looks", "istio_cni_drift_checks_total{result=\"verified\"}", 4.0)?;
     assert_eq!(metric(&node, "istio_cni_drifted_pods")?, Some(0.0), "{}", log());
 
     bad.namespace()?.sh("iptables-nft -t nat -D OUTPUT -j ISTIO_OUTPUT")?;

@@ -150,7 +150,6 @@ fn symptom(state: &str) -> Option<&'static str> {
         "lo without address" => "Proxy and application cannot reach each other",
         "annotation that nobody understands" => "The pod is not created: plugin error code 100",
         "annotation that is misspelt" => "An annotation has no effect",
-        "one family not captured" => "In a dual-stack pod, one family bypasses the proxy",
         "application with the proxy's user" => "One container's calls bypass the proxy",
         "init container before the proxy" => "An init container has no network",
         "proxy taken away afterwards" => "A pod without a proxy has no network",
@@ -177,7 +176,7 @@ fn the_page_of_troubles_shows_what_is_really_told() -> Result<()> {
         let lines = output
             .stdout
             .lines()
-            .skip_while(|line| !line.starts_with("error") && !line.starts_with("warning"));
+            .skip_while(|line| !["traffic", "error", "warning"].iter().any(|word| line.starts_with(word)));
         let findings: Vec<&str> = lines.collect();
         shown.add(symptom, &findings);
     }
@@ -355,4 +354,25 @@ fn what_is_wrong_with_a_node_is_seen_and_shown_on_the_page_of_troubles() -> Resu
         shown.add(state.symptom, &lines);
     }
     shown.compare("nodes")
+}
+
+/// A pod that was emptied, and in which somebody else has a rule as well.
+#[test]
+fn what_it_means_comes_first_and_a_rule_of_others_is_not_hidden() -> Result<()> {
+    let whole = States::whole()[0].patient(0)?;
+    whole
+        .namespace()
+        .sh("iptables-nft -t nat -F ISTIO_OUTPUT; iptables-nft -t nat -I PREROUTING -j ACCEPT")?;
+    let netns = whole.namespace().path().display().to_string();
+    let text = redirectctl(&["netns", &netns, "-f", &whole.manifest()?])?.stdout;
+    let place = |what: &str| text.find(what).with_context(|| format!("{what}: {text}"));
+    let (outbound, inbound) = (
+        place("traffic  all IPv4 outbound connections bypass the proxy")?,
+        place("traffic  all IPv4 inbound connections bypass the proxy")?,
+    );
+    let (foreign, differs) = (place("error    foreign-rule:")?, place("error    rules-differ:")?);
+    assert!(outbound.max(inbound) < foreign.min(differs), "{text}");
+    let report = report(&whole)?;
+    assert_eq!(report["consequences"].as_array().map(Vec::len), Some(2), "{report:#}");
+    Ok(())
 }

@@ -60,7 +60,7 @@ pub use exec::{ExecError, Programs};
 #[cfg(feature = "write")]
 pub use fingerprint::Fingerprint;
 #[cfg(feature = "write")]
-pub use foreign::{Live, interference, unexamined};
+pub use foreign::{Impact, Live, impact, interference, unexamined};
 #[cfg(feature = "write")]
 pub use lock::LockError;
 #[cfg(feature = "write")]
@@ -70,7 +70,7 @@ pub use options::ApplyOptions;
 #[cfg(feature = "write")]
 pub use preview::cleanup_preview;
 #[cfg(feature = "write")]
-pub use verify::{Mismatch, Snapshot, verify};
+pub use verify::{Mismatch, Snapshot, describe, verify};
 
 /// The snippet of the README, as a doc test.
 #[cfg(doctest)]

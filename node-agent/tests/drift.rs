@@ -48,7 +48,7 @@ fn a_deleted_rule_is_drift_until_it_is_restored() {
         vec![mesh_pod("web", &["10.1.0.2", "fd00:10::2"]), mesh_pod("shop", &["10.1.0.3", "fd00:10::3"])];
     let api = PodApi::start(&mut node, pods);
     let agent = node.start_ready();
-    wait_at_least(&node, &check("as_planned"), 4.0);
+    wait_at_least(&node, &check("verified"), 4.0);
     assert!(is(&node, DRIFTED, 0.0) && api.state().gets == 0, "a sound pod is checked once");
 
     web.sh(DELETE_RULE).expect("deletes");
@@ -138,7 +138,7 @@ fn legacy_rules_are_read_by_every_look() {
     redirect_with(&web, BackendChoice::Restore(Some(Variant::Legacy)));
     let _api = PodApi::start(&mut node, vec![mesh_pod("web", &["10.1.0.2"])]);
     let _agent = node.start_ready();
-    wait_at_least(&node, &check("as_planned"), 4.0);
+    wait_at_least(&node, &check("verified"), 4.0);
     assert!(read_and_unread(&node).1 == 0.0);
     web.sh("iptables-legacy -t nat -D OUTPUT -j ISTIO_OUTPUT").expect("deletes");
     wait(&node, "the gauge", || is(&node, DRIFTED, 1.0));
@@ -154,7 +154,7 @@ fn rules_of_others_that_keep_packets_from_the_proxy_are_drift() {
     redirect(&shop);
     let api = PodApi::start(&mut node, vec![mesh_pod("web", &["10.1.0.2"]), mesh_pod("shop", &["10.1.0.3"])]);
     let _agent = node.start_ready();
-    wait_at_least(&node, &check("as_planned"), 2.0);
+    wait_at_least(&node, &check("verified"), 2.0);
     shop.sh("iptables-nft -t nat -I OUTPUT 1 -o tun0 -j ACCEPT").expect("is harmless");
     web.sh("nft 'table ip theirs { chain out { type nat hook output priority -150; meta l4proto tcp redirect to :1; }; }'")
         .expect("adds a table");
@@ -211,10 +211,18 @@ fn pods_outside_the_mesh_are_not_checked() {
     let api = PodApi::start(&mut node, pods);
     let _agent = node.start_ready();
     wait_rounds(&node, 3.0);
-    for result in ["drifted", "changed", "not_found", "ambiguous", "failed"] {
+    for result in [
+        "not-redirected",
+        "drifted",
+        "interference",
+        "changed",
+        "namespace-not-found",
+        "namespace-ambiguous",
+        "cannot-look",
+    ] {
         assert!(is(&node, &check(result), 0.0), "{result}\n{}", node.log());
     }
-    assert!(metric(&node, &check("as_planned")).is_some_and(|count| count >= 3.0));
+    assert!(metric(&node, &check("verified")).is_some_and(|count| count >= 3.0));
     assert!(api.state().events.is_empty());
     // The same namespace, once a pod is to be redirected there.
     api.state().pods.push(mesh_pod("now", &["10.1.0.9"]));
@@ -253,9 +261,9 @@ fn two_namespaces_with_a_pods_address_are_not_guessed_between() {
     let hostile = sandboxes.add("cni-hostile", &["10.1.0.7"]);
     let api = PodApi::start(&mut node, vec![mesh_pod("web", &["10.1.0.2"])]);
     let _agent = node.start_ready();
-    wait_at_least(&node, &check("as_planned"), 2.0);
+    wait_at_least(&node, &check("verified"), 2.0);
     hostile.add_address("lo", "10.1.0.2/32").expect("adds");
-    wait_at_least(&node, &check("ambiguous"), 3.0);
+    wait_at_least(&node, &check("namespace-ambiguous"), 3.0);
     assert!(is(&node, DRIFTED, 0.0) && api.state().events.is_empty());
     let log = node.log();
     let lines: Vec<&str> = log.lines().filter(|line| line.contains("cannot determine whether")).collect();
@@ -273,12 +281,12 @@ fn a_namespace_full_of_rules_is_not_read_to_the_end() {
     redirect(&web);
     let api = PodApi::start(&mut node, vec![mesh_pod("web", &["10.1.0.2"])]);
     let _agent = node.start_ready();
-    wait_at_least(&node, &check("as_planned"), 1.0);
+    wait_at_least(&node, &check("verified"), 1.0);
     let rules = "-A POSTROUTING -p tcp -m tcp --dport 1 -j RETURN\n".repeat(5000);
     let table = format!("*nat\n{rules}COMMIT\n");
     let mut restore: Command = web.command(&command("iptables-nft-restore", ["--noflush"]));
     run_with_input(&mut restore, &table, pods::LIMIT).expect("runs").ok().expect("fills");
-    wait_at_least(&node, &check("failed"), 2.0);
+    wait_at_least(&node, &check("cannot-look"), 2.0);
     let said = node.log().matches("has more than 1048576 bytes of rules").count();
     assert!(said == 1 && api.state().events.is_empty(), "{}", node.log());
     web.sh("iptables-nft -t nat -F POSTROUTING").expect("empties");
@@ -296,7 +304,7 @@ fn a_pod_with_users_of_its_own_is_compared_with_native_rules() {
     redirect(&pod);
     let api = PodApi::start(&mut node, vec![mesh_pod("web", &["10.1.0.2"])]);
     let _agent = node.start_ready();
-    wait_at_least(&node, &check("as_planned"), 2.0);
+    wait_at_least(&node, &check("verified"), 2.0);
     pod.sh("nft delete table inet istio-proxy-nat").expect("deletes");
     wait(&node, "the event", || !api.events_about("web").is_empty());
     let message = api.events_about("web")[0]["message"].to_string();
@@ -315,7 +323,7 @@ fn the_hosts_namespace_belongs_to_no_pod() {
     // Every namespace has this address, also the host's.
     let _api = PodApi::start(&mut node, vec![mesh_pod("web", &["127.0.0.1"])]);
     let _agent = node.start_ready();
-    wait_at_least(&node, &check("as_planned"), 2.0);
+    wait_at_least(&node, &check("verified"), 2.0);
 }
 
 fn blind(result: &str) -> String {
@@ -357,11 +365,11 @@ fn legacy_rules_are_checked_without_the_programs_of_iptables() {
     // As in the image: legacy iptables is not there.
     let hide = "mount --bind /dev/null /usr/sbin/xtables-legacy-multi; exec \"$@\"";
     let agent = start_in(&node, &["unshare", "--mount", "sh", "-euc", hide, "sh"]);
-    wait_at_least(&node, &check("as_planned"), 2.0);
+    wait_at_least(&node, &check("verified"), 2.0);
     assert!(is(&node, DRIFTED, 0.0) && api.state().events.is_empty(), "{}", agent.log());
     web.sh("iptables-legacy -t nat -F ISTIO_OUTPUT").expect("deletes");
     wait(&node, "the drift to be seen", || is(&node, DRIFTED, 1.0));
-    assert!(is(&node, &check("failed"), 0.0), "{}", agent.log());
+    assert!(is(&node, &check("cannot-look"), 0.0), "{}", agent.log());
 }
 
 /// The agent, started by another program.

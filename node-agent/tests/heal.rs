@@ -125,7 +125,7 @@ fn what_is_deleted_is_back_and_the_event_says_who_deleted_it() {
         let api = PodApi::start(&mut node, vec![case.pod("web", 1)]);
         let agent = node.start_ready();
         wait_at_least(&node, WATCHED, 1.0);
-        wait_at_least(&node, &looks("as_planned"), 1.0);
+        wait_at_least(&node, &looks("verified"), 1.0);
         let before = web.snapshot().expect("a snapshot");
         for (count, deletion) in (1_u8..).zip(case.deletions) {
             web.sh(deletion).expect("deletes");
@@ -213,9 +213,9 @@ fn a_running_pod_that_was_never_redirected_is_healed_and_reported() {
     // The namespace's owner is ambiguous.
     wait_at_least(&node, &attempts("no_process"), 1.0);
     let verbose = || get(node.health, "/readyz?verbose").expect("answers");
-    let words = "ready\n1 of 3 meshed pods verified: 1 not redirected, 1 unknown\n";
+    let words = "ready\n1 of 3 meshed pods verified: 1 not-redirected, 1 unknown\n";
     wait(&node, "the node's answer", || verbose() == (200, words.to_owned()));
-    assert!(is(&node, &state("not_redirected"), 1.0) && is(&node, &state("verified"), 1.0));
+    assert!(is(&node, &state("not-redirected"), 1.0) && is(&node, &state("verified"), 1.0));
     assert_eq!(agent.readyz().expect("answers").1, "ready\n", "only a verbose request gets it");
     proc.add_of(71, &uid(1), &bare.path());
     wait_at_least(&node, &attempts("healed"), 1.0);
@@ -370,7 +370,7 @@ fn a_pod_with_too_many_rules_is_healed_as_far_as_possible_and_reported() {
     let web = redirected(&mut sandboxes, &proc);
     let api = PodApi::start(&mut node, vec![pod("web", 1, &["10.1.0.2"])]);
     let _agent = node.start_ready();
-    wait_at_least(&node, &looks("as_planned"), 1.0);
+    wait_at_least(&node, &looks("verified"), 1.0);
     let messages = || -> Vec<String> {
         api.events_about("web").iter().map(|event| event["message"].to_string()).collect()
     };
@@ -383,6 +383,6 @@ fn a_pod_with_too_many_rules_is_healed_as_far_as_possible_and_reported() {
     web.sh(DELETE_RULE).expect("runs").ok().expect("deletes");
     wait(&node, "the rule", || mismatch(&web, &[], BackendChoice::Auto).is_none());
     flood(&web, "nat", "ISTIO_OUTPUT");
-    wait_at_least(&node, &attempts("failed"), 1.0);
+    wait_at_least(&node, &attempts("cannot-look"), 1.0);
     said("and repair failed: this network namespace has more than 1048576 bytes of rules");
 }

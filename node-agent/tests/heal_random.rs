@@ -111,7 +111,7 @@ fn random_deletions(is_native: bool, count: usize) {
     let many = f64::from(u32::try_from(victims.len()).expect("few"));
     let _api = PodApi::start(&mut node, pods);
     let agent = node.start_ready();
-    wait_at_least(&node, "istio_cni_heal_looks_total{result=\"as_planned\"}", many);
+    wait_at_least(&node, "istio_cni_heal_looks_total{result=\"verified\"}", many);
     assert_eq!(metric(&node, "istio_cni_heal_watched_pods"), Some(many));
     let descriptors = std::fs::read_dir(format!("/proc/{}/fd", agent.id())).expect("a process").count();
 
@@ -126,7 +126,7 @@ fn random_deletions(is_native: bool, count: usize) {
     let attempts = |reason: &str| {
         metric(&node, &format!("istio_cni_heal_attempts_total{{reason=\"{reason}\"}}")).expect("a number")
     };
-    let spoiled = || ["not_applied", "not_verified", "failed"].map(attempts).iter().sum::<f64>();
+    let spoiled = || ["not_applied", "not_verified", "cannot-look"].map(attempts).iter().sum::<f64>();
     let asked = f64::from(u32::try_from(count).expect("few"));
     // A deletion between a repair and its verification fails that repair; the next one restores both.
     wait(&node, "all to be counted", || attempts("healed") + spoiled() >= asked);

@@ -122,7 +122,7 @@ fn an_agent_that_watches_for_drift_does_not_grow() {
     let api = PodApi::start(&mut node, pods);
     let agent = node.start_ready();
     wait_rounds(&node, 2.0);
-    let checks = || metric(&node, &check("as_planned")).expect("a number");
+    let checks = || metric(&node, &check("verified")).expect("a number");
     let (checked, used, resident) =
         (checks(), processor_seconds(agent.id()), memory_kib(agent.id(), "VmRSS:"));
     // The first thousands of looks fill what the allocator keeps for threads; after that nothing may be added.
@@ -179,11 +179,11 @@ fn an_agent_that_heals_costs_next_to_nothing_while_nothing_drifts() {
     let agent = node.start_ready();
     let descriptors = || fs::read_dir(format!("/proc/{}/fd", agent.id())).expect("a process").count();
     let before = descriptors();
-    pods::wait_at_least(&node, "istio_cni_heal_looks_total{result=\"as_planned\"}", f64::from(PODS));
+    pods::wait_at_least(&node, "istio_cni_heal_looks_total{result=\"verified\"}", f64::from(PODS));
     assert_eq!(metric(&node, "istio_cni_heal_watched_pods"), Some(f64::from(PODS)));
     let each = (descriptors() - before) as f64 / f64::from(PODS);
     assert!((1.9..2.1).contains(&each), "{each} descriptors for a pod");
-    let looks = || metric(&node, &check("as_planned")).expect("a number");
+    let looks = || metric(&node, &check("verified")).expect("a number");
     // The first check of each pod reads its rules, and a new agent lists the pods several times. What a node at rest costs begins with the first check after that.
     if seconds >= 300 {
         until("the first round", Duration::from_secs(600), &[], || {

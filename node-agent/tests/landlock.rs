@@ -91,7 +91,7 @@ fn a_confined_agent_watches_heals_and_probes() {
     let _api = PodApi::start(&mut node, vec![pod()]);
     let _agent = node.start_ready();
     assert!(is_confined(&node), "{}", node.log());
-    wait_at_least(&node, &check("as_planned"), 1.0);
+    wait_at_least(&node, &check("verified"), 1.0);
     wait_at_least(&node, "istio_cni_heal_watched_pods", 1.0);
     wait_at_least(&node, "istio_cni_node_probes_total{result=\"redirected\"}", 1.0);
     // A pod that starts later: its namespace is mounted while the agent runs.

@@ -310,7 +310,7 @@ const CAUSES: &[Cause] = &[
     cause("IstioCniPluginSlow", &[("istio_cni_plugin_add_duration_seconds_bucket{le=\"5.0\",outcome=\"redirect\"}", RISES), ("istio_cni_plugin_add_duration_seconds_bucket{le=\"+Inf\",outcome=\"redirect\"}", RISES)], 43, 50),
     cause("IstioCniLogEntriesDropped", &[("istio_cni_log_entries_total{result=\"over_rate\"}", RISES)], 43, 50),
     cause("IstioCniLogSocketRefused", &[("istio_cni_log_connections_refused_total", RISES_ONCE)], 29, 32),
-    cause("IstioCniPodsNotRedirected", &[("istio_cni_meshed_pods{state=\"not_redirected\"}", HAPPENS)], 38, 45),
+    cause("IstioCniPodsNotRedirected", &[("istio_cni_meshed_pods{state=\"not-redirected\"}", HAPPENS)], 38, 45),
     cause("IstioCniPodsDrifted", &[("istio_cni_meshed_pods{state=\"drifted\"}", HAPPENS)], 38, 45),
     cause("IstioCniPodsUnknown", &[("istio_cni_meshed_pods{state=\"unknown\"}", HAPPENS)], 58, 65),
     cause("IstioCniDriftWatchBlind", &[("istio_cni_drift_rounds_total{result=\"no_pods\"}", RISES)], 43, 50),

@@ -114,7 +114,7 @@ fn the_drift_watch_needs_what_the_page_says() {
     let _agent = start(&node, &needed);
     wait(&node, "the gauge", || metric(&node, DRIFTED) == Some(1.0));
     redirect(&web);
-    wait_at_least(&node, &check("as_planned"), 1.0);
+    wait_at_least(&node, &check("verified"), 1.0);
     assert!(!web.snapshot().expect("a snapshot").changes_since(&before).is_empty(), "the test can fail");
 }
 

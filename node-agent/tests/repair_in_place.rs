@@ -109,7 +109,7 @@ fn a_pod_that_started_before_the_plugin_is_redirected_and_nothing_goes_on_beside
 fn a_namespace_without_proof_of_its_pod_stays_as_it_is() {
     type Scene = fn(&Proc, &mut Sandboxes, &Namespace) -> Option<Namespace>;
     let cases: [(&str, Scene); 8] = [
-        ("not_found", |_, _, _| None),
+        ("namespace-not-found", |_, _, _| None),
         ("no_process", |_, sandboxes, web| {
             sandboxes.mount("cni-web", &web.path());
             None
@@ -125,7 +125,7 @@ fn a_namespace_without_proof_of_its_pod_stays_as_it_is() {
             proc.add_of(78, SHOP, &web.path());
             None
         }),
-        ("ambiguous", |proc, _, web| {
+        ("namespace-ambiguous", |proc, _, web| {
             proc.add_of(77, WEB, &web.path());
             let twin = Namespace::empty(Families::Dual).expect("a namespace");
             twin.ip_batch(&pods::eth0(&["10.1.0.2", "fd00:10::2"])).expect("addresses");
@@ -133,19 +133,19 @@ fn a_namespace_without_proof_of_its_pod_stays_as_it_is() {
             Some(twin)
         }),
         // It has one of the pod's two addresses.
-        ("not_found", |proc, _, _| {
+        ("namespace-not-found", |proc, _, _| {
             let half = Namespace::empty(Families::Dual).expect("a namespace");
             half.ip_batch(&pods::eth0(&["10.1.0.2"])).expect("addresses");
             proc.add_of(77, WEB, &half.path());
             Some(half)
         }),
         // A process of the pod on the host's network.
-        ("not_found", |proc, _, _| {
+        ("namespace-not-found", |proc, _, _| {
             proc.add_of(77, WEB, &hosts());
             None
         }),
         // The host's one is unknown.
-        ("not_found", |proc, _, web| {
+        ("namespace-not-found", |proc, _, web| {
             proc.add_of(77, WEB, &web.path());
             fs::remove_file(proc.0.path().join("1/ns/net")).expect("removes");
             None
@@ -179,7 +179,7 @@ fn pods_that_cannot_be_redirected_in_place_are_reported() {
         ("not_meshed", |pod| pod["spec"]["hostNetwork"] = json!(true)),
         ("not_meshed", |pod| pod["metadata"]["namespace"] = json!("kube-system")),
         ("ended", |pod| pod["status"]["phase"] = json!("Failed")),
-        ("not_found", |pod| pod["status"]["podIPs"] = json!([])),
+        ("namespace-not-found", |pod| pod["status"]["podIPs"] = json!([])),
     ];
     for (reason, change) in changes {
         let mut node = node();

@@ -72,7 +72,7 @@ fn it_installs_watches_heals_probes_serves_and_leaves() {
         let api = PodApi::start(&mut node, vec![pod()]);
         let agent = node.start_as(&words(&under(&format!("life-{native}"))));
         agent.wait_ready();
-        wait_at_least(&node, &check("as_planned"), 1.0);
+        wait_at_least(&node, &check("verified"), 1.0);
         wait_at_least(&node, "istio_cni_heal_watched_pods", 1.0);
         wait_at_least(&node, "istio_cni_node_probes_total{result=\"redirected\"}", 1.0);
         let deletion = if native == "true" { "nft flush ruleset" } else { "iptables-nft -t nat -F OUTPUT" };

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use cni_core::reasons;
 use serde::Serialize;
 
 /// How bad it is.
@@ -51,20 +52,28 @@ const fn row(code: &'static str, severity: Severity, meaning: &'static str, reme
 
 /// Makes the enum, the list of all and the table, so that none of them can lack a row.
 macro_rules! causes {
-    ($($name:ident: $code:literal, $severity:ident, $meaning:literal, $remedy:literal;)+) => {
+    (
+        $($name:ident: $code:literal, $severity:ident, $meaning:literal, $remedy:literal;)+
+        => $($shared:ident: $of:ident, $doc:literal;)+
+    ) => {
         /// What can be wrong. Codes are an interface: scripts and alerts match them.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
         pub enum Cause {
             $(#[doc = $meaning] $name,)+
+            $(#[doc = $doc] $shared,)+
         }
 
         impl Cause {
             /// All of them.
-            pub const ALL: &'static [Self] = &[$(Self::$name,)+];
+            pub const ALL: &'static [Self] = &[$(Self::$name,)+ $(Self::$shared,)+];
 
             const fn row(self) -> Row {
                 match self {
                     $(Self::$name => row($code, Severity::$severity, $meaning, $remedy),)+
+                    // The agent reports it as well.
+                    $(Self::$shared => {
+                        row(reasons::$of.word, Severity::Error, reasons::$of.meaning, reasons::$of.remedy)
+                    })+
                 }
             }
         }
@@ -97,10 +106,10 @@ causes! {
         "a table with rules of the mesh is dormant: the kernel passes it over, and traffic bypasses the proxy",
         "nft add table wakes it; find out who put it to sleep, and delete the pod";
     Foreign: "foreign-rule", Error,
-        "all rules of the mesh are in force, and a rule of another program meets captured packets first",
+        "a rule of another program meets captured packets before those of the mesh",
         "a container with NET_ADMIN or another network plugin made it; take it away there, then delete the pod";
     ForeignMaybe: "foreign-rule-may-interfere", Warning,
-        "all rules of the mesh are in force, and a rule of another program that is not wholly understood may meet captured packets first",
+        "a rule of another program that is not wholly understood may meet captured packets before those of the mesh",
         "read the rule: if it takes, drops or rewrites packets, the program that made it must be reconfigured";
     KernelLacks: "kernel-lacks", Error,
         "the kernel has no support for something that the rules need",
@@ -132,8 +141,8 @@ causes! {
     PortNotCaptured: "port-not-captured", Warning,
         "the pod declares that the application listens on a port whose connections are not captured",
         "take the port out of traffic.sidecar.istio.io/excludeInboundPorts, or into includeInboundPorts; if intended, ignore this";
-    FamilyNotCaptured: "family-not-captured", Warning,
-        "the pod has addresses of a family that its settings do not capture: that traffic bypasses the proxy",
+    FamilyNotCaptured: "family-not-captured", Note,
+        "the pod has addresses of a family that its settings do not capture: that traffic bypasses the proxy, as is Istio's default",
         "ISTIO_DUAL_STACK=true on the proxy captures both families";
     NothingCaptured: "nothing-captured", Warning,
         "the settings capture no traffic at all",
@@ -213,15 +222,14 @@ causes! {
     Unexamined: "not-examined", Note,
         "XDP programs or filters of traffic control see the pod's packets before or behind its rules; they are not examined, and may take or change what the rules never meet",
         "ip link and tc filter show list them in the pod's network namespace; ask the program that attached them what they do";
-    Unfound: "namespace-not-found", Error,
-        "the pod's network namespace is not found on this machine",
-        "run this on the pod's node, as root, with --netns-dir naming the runtime's directory of network namespaces";
     Unowned: "unowned-rules", Warning,
         "rules of the mesh are in force in a network namespace that belongs to no pod that is known here",
         "a pod that is gone may have left it, or the list of pods is not complete; the runtime removes it when it collects garbage";
-    Unreadable: "cannot-look", Error,
-        "cannot determine whether the pod is redirected",
-        "run this as root on the node; see what the kernel says";
+    =>
+    Unfound: NOT_FOUND, "The pod's network namespace is not found.";
+    Ambiguous: AMBIGUOUS, "Several network namespaces may be the pod's.";
+    Unverifiable: UNVERIFIABLE, "The mesh's rules are in force, and other rules cannot be read.";
+    Unreadable: UNREADABLE, "It cannot be determined whether the pod is redirected.";
 }
 
 impl Cause {

@@ -102,6 +102,7 @@ fn namespace(redirect: &Redirect, pod: Option<&Pod>, seen: &Inspection, all: &mu
     if !seen.lacking.is_empty() {
         all.push(Finding { cause: Cause::KernelLacks, seen: seen.lacking.clone() });
     }
+    all.extend(foreign(&seen.impact.foreign, seen));
     if seen.in_force.is_empty() {
         all.push(Finding::new(Cause::NotRedirected, "no table has a chain of the mesh"));
         return;
@@ -109,10 +110,9 @@ fn namespace(redirect: &Redirect, pod: Option<&Pod>, seen: &Inspection, all: &mu
     let plan = redirect.plan();
     match &seen.mismatch {
         // Reported of any namespace.
-        None | Some(Mismatch::TwoBackends) => {}
+        None | Some(Mismatch::TwoBackends | Mismatch::Interference(_)) => {}
         Some(Mismatch::Different(differences)) => all.extend(different(&plan, differences)),
         Some(Mismatch::Asleep(what)) => all.push(Finding::new(Cause::Asleep, what.clone())),
-        Some(Mismatch::Interference(findings)) => all.extend(foreign(findings, seen)),
         // A kind that this program does not know yet.
         Some(other) => all.push(Finding::new(Cause::Drifted, other.to_string())),
     }

@@ -10,7 +10,7 @@ use netns_apply::facts::{self, NameFiles};
 use netns_apply::netlink::Connection;
 use netns_apply::netns::{Netns, NetnsError};
 use netns_apply::pod::{Outside, suitable};
-use netns_apply::{ApplyError, ApplyOptions, Mismatch, Snapshot, unexamined};
+use netns_apply::{ApplyError, ApplyOptions, Impact, Mismatch, Snapshot, impact, unexamined};
 use redirect_core::options::{BackendChoice, Variant};
 use redirect_core::rule::Table;
 use redirect_core::settings::NamespaceFacts;
@@ -37,6 +37,8 @@ pub struct Inspection {
     pub unexamined: Vec<String>,
     /// How it compares with a plan, if any: what differs, if anything.
     pub mismatch: Option<Mismatch>,
+    /// What that means for traffic.
+    pub impact: Impact,
     /// What the kernel lacks for the plan.
     pub lacking: Vec<String>,
     /// Whether it belongs to another user namespace: then users have other numbers there.
@@ -52,6 +54,14 @@ pub struct InForce {
     pub rules: Option<usize>,
 }
 
+impl Inspection {
+    /// What it means for traffic that it is not as planned, a sentence each.
+    #[must_use]
+    pub fn consequences(&self) -> Vec<String> {
+        self.impact.consequences.iter().map(ToString::to_string).collect()
+    }
+}
+
 /// Why a namespace cannot be looked into.
 #[derive(Debug, thiserror::Error)]
 pub enum LookError {
@@ -61,6 +71,20 @@ pub enum LookError {
     /// It can, and does not say.
     #[error("{0}")]
     Kernel(String),
+    /// The mesh's rules are in force, and other programs' rules cannot be read.
+    #[error("{0}")]
+    OthersUnread(String),
+}
+
+impl From<ApplyError> for LookError {
+    fn from(error: ApplyError) -> Self {
+        let text = error.to_string();
+        if matches!(error, ApplyError::OthersUnread { .. }) {
+            Self::OthersUnread(text)
+        } else {
+            Self::Kernel(text)
+        }
+    }
 }
 
 fn kernel(error: &dyn std::fmt::Display) -> LookError {
@@ -90,23 +114,25 @@ pub fn inspect<T: Send>(
         };
         let usual = programming.unwrap_or_else(|| Programming::new(false, false));
         let looking = options(usual);
-        let mut snapshot = Snapshot::take(&looking).map_err(|error| kernel(&error))?;
+        let mut snapshot = Snapshot::take(&looking)?;
         let observed = snapshot.observation();
         let candidates = programming.map_or_else(|| found(observed), |programming| vec![programming]);
         let options = options(candidates.first().copied().unwrap_or(usual));
-        let unexamined = unexamined().map_err(|error| kernel(&error))?;
+        let unexamined = unexamined()?;
         let in_force = in_force(observed);
-        // Without any rules, skip the comparison: it would report every rule as missing.
-        let compared = plan.as_ref().filter(|_| !in_force.is_empty());
-        let mismatch = compared.map_or(Ok(None), |plan| compare(&mut snapshot, plan, &candidates, &options));
-        let mismatch = mismatch.map_err(|error| kernel(&error))?;
+        let compare = |plan| compare(&mut snapshot, plan, &candidates, &options);
+        let mismatch = plan.as_ref().map_or(Ok(None), compare)?;
+        let impact = match (&mismatch, &plan) {
+            (Some(mismatch), Some(plan)) => impact(mismatch, plan, &options)?,
+            _ => Impact::default(),
+        };
         let lacking = match &plan {
             Some(plan) if in_force.is_empty() => lacking(plan, options.backend),
             Some(_) | None => Vec::new(),
         };
         let listeners = listeners().map_err(|error| kernel(&error))?;
         let inspection =
-            Inspection { addresses, in_force, listeners, unexamined, mismatch, lacking, foreign };
+            Inspection { addresses, in_force, listeners, unexamined, mismatch, impact, lacking, foreign };
         Ok((inspection, more))
     })?
 }

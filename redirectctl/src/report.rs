@@ -70,9 +70,17 @@ impl Report {
         if self.findings.is_empty() && matches!(self.decided, PodDecision::Unknown) {
             paper.line(0, "nothing was compared: no pod was given");
         } else {
+            // What it means comes first, then the causes.
+            for consequence in self.consequences() {
+                paper.marked(0, "traffic  ", TextStyle::Red, &consequence);
+            }
             findings(&self.findings, &mut paper);
         }
         paper.into_text()
+    }
+
+    fn consequences(&self) -> Vec<String> {
+        self.inspection.as_ref().map(Inspection::consequences).unwrap_or_default()
     }
 
     fn decision(&self, paper: &mut TextWriter) {
@@ -155,6 +163,7 @@ impl Report {
             "listeners": seen.map(|seen| seen.listeners.iter()
                 .map(|one| json!({"protocol": one.protocol(), "port": one.port, "user": one.user})).collect::<Vec<_>>()),
             "unexamined": seen.map(|seen| &seen.unexamined),
+            "consequences": self.consequences(),
             "findings": self.findings.iter().map(finding_json).collect::<Vec<_>>(),
         })
     }

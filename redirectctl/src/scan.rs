@@ -9,92 +9,39 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
+use cni_core::states::PodState;
+use netns_apply::Mismatch;
 use pod_netns::{NamespaceIndex, Sandbox, SurveyError};
+use redirect_core::pod::SkipReason;
 use serde_json::{Value, json};
 
 use crate::cause::{Cause, Finding, Severity};
 use crate::diagnosis::{PodDecision, findings};
+use crate::inspect::Inspection;
 use crate::node::Node;
 use crate::packed::{Packed, PackedPods};
 use crate::pod::Pod;
 use crate::report::{self, VERSION};
-use crate::show::read_or_cause;
+use crate::show::{read_or_cause, unfound};
 use crate::text_writer::{Layout, TextStyle, TextWriter, harmless};
 
-/// How a pod stands.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum State {
-    /// It is redirected as planned, and nothing is wrong.
-    Redirected,
-    /// It is not redirected, as intended.
-    LeftAlone,
-    /// It should be redirected and is not.
-    NotRedirected,
-    /// It is redirected and should not be.
-    Unexpected,
-    /// It is redirected otherwise than planned.
-    Drifted,
-    /// It is redirected as planned, and other programs' rules come first.
-    Foreign,
-    /// Its rules are as planned, and something else is wrong.
-    Faulty,
-    /// It cannot be determined.
-    Unknown,
-}
-
-impl State {
-    /// All of them.
-    pub const ALL: [Self; 8] = [
-        Self::Redirected,
-        Self::LeftAlone,
-        Self::NotRedirected,
-        Self::Unexpected,
-        Self::Drifted,
-        Self::Foreign,
-        Self::Faulty,
-        Self::Unknown,
-    ];
-
-    /// Its word.
-    #[must_use]
-    pub const fn word(self) -> &'static str {
-        match self {
-            Self::Redirected => "redirected",
-            Self::LeftAlone => "left-alone",
-            Self::NotRedirected => "not-redirected",
-            Self::Unexpected => "unexpected",
-            Self::Drifted => "drifted",
-            Self::Foreign => "foreign",
-            Self::Faulty => "faulty",
-            Self::Unknown => "unknown",
+/// How a pod stands, by what was decided and what its network namespace shows, if that could be read.
+fn state(decided: &PodDecision, seen: Option<&Inspection>) -> PodState {
+    let has_rules = seen.is_some_and(|seen| !seen.in_force.is_empty());
+    match (decided, seen) {
+        (PodDecision::Skip(SkipReason::HasInitContainer), Some(_)) if !has_rules => PodState::NotRedirected,
+        (PodDecision::Skip(SkipReason::HasInitContainer) | PodDecision::HostNetwork, _) => {
+            PodState::LeftAlone
         }
-    }
-
-    /// What findings say, the worst first.
-    fn of(decided: &PodDecision, findings: &[Finding]) -> Self {
-        let worst = findings.iter().find(|finding| finding.cause.severity() > Severity::Note);
-        match worst.map(|finding| finding.cause) {
-            Some(Cause::NotRedirected) => Self::NotRedirected,
-            Some(Cause::Unexpected | Cause::Unowned) => Self::Unexpected,
-            Some(
-                Cause::OneFamily
-                | Cause::Drifted
-                | Cause::RoutingMissing
-                | Cause::PassthroughMissing
-                | Cause::TwoBackends
-                | Cause::Asleep,
-            ) => Self::Drifted,
-            Some(Cause::Foreign | Cause::ForeignMaybe) => Self::Foreign,
-            Some(Cause::Unfound | Cause::Unreadable) => Self::Unknown,
-            Some(_) => Self::Faulty,
-            None => match decided {
-                PodDecision::Redirect(..) => Self::Redirected,
-                PodDecision::Skip(_)
-                | PodDecision::HostNetwork
-                | PodDecision::Wrong(_)
-                | PodDecision::Unknown => Self::LeftAlone,
-            },
-        }
+        (PodDecision::Skip(_) | PodDecision::Unknown, _) if has_rules => PodState::Unexpected,
+        (PodDecision::Skip(_) | PodDecision::Unknown, _) => PodState::LeftAlone,
+        (PodDecision::Wrong(_), _) | (PodDecision::Redirect(..), None) => PodState::Unknown,
+        (PodDecision::Redirect(..), Some(_)) if !has_rules => PodState::NotRedirected,
+        (PodDecision::Redirect(..), Some(seen)) => match &seen.mismatch {
+            None => PodState::Verified,
+            Some(Mismatch::Interference(_)) => PodState::Interference,
+            Some(_) => PodState::Drifted,
+        },
     }
 }
 
@@ -104,7 +51,9 @@ pub struct Entry {
     /// Its name; for a namespace without a pod, its file.
     pub subject: String,
     /// How it stands.
-    pub state: State,
+    pub state: PodState,
+    /// What that means for traffic, a sentence each.
+    pub consequences: Vec<String>,
     /// What is wrong.
     pub findings: Vec<Finding>,
 }
@@ -176,11 +125,13 @@ impl Scan {
         let beside = beside.filter_map(|(index, _)| pod(index)).filter(|pod| pod.proxy().is_some());
         entries.extend(beside.map(|pod| {
             let decided = node.decide_without_namespace(&pod);
-            entry(pod.name.to_string(), &decided, findings(Some(&pod), &decided, None))
+            entry(pod.name.to_string(), &decided, None, findings(Some(&pod), &decided, None))
         }));
         entries.sort_by(|one, other| one.subject.cmp(&other.subject));
         entries.extend(strangers);
-        Ok(Self { node: node.findings.clone(), entries })
+        let mut of_node = node.findings.clone();
+        of_node.extend(beside_capture(&mut entries));
+        Ok(Self { node: of_node, entries })
     }
 
     /// All findings.
@@ -188,8 +139,9 @@ impl Scan {
         self.node.iter().chain(self.entries.iter().flat_map(|entry| &entry.findings))
     }
 
-    fn counts(&self) -> BTreeMap<State, usize> {
-        let mut counts: BTreeMap<State, usize> = State::ALL.into_iter().map(|state| (state, 0)).collect();
+    fn counts(&self) -> BTreeMap<PodState, usize> {
+        let mut counts: BTreeMap<PodState, usize> =
+            PodState::ALL.into_iter().map(|state| (state, 0)).collect();
         for entry in &self.entries {
             *counts.entry(entry.state).or_default() += 1;
         }
@@ -237,6 +189,7 @@ impl Scan {
             "pods": self.entries.iter().map(|entry| json!({
                 "subject": entry.subject,
                 "state": entry.state.word(),
+                "consequences": entry.consequences,
                 "findings": entry.findings.iter().map(report::finding_json).collect::<Vec<_>>(),
             })).collect::<Vec<_>>(),
         })
@@ -272,36 +225,52 @@ impl Scan {
     }
 }
 
-fn entry(subject: String, decided: &PodDecision, findings: Vec<Finding>) -> Entry {
-    Entry { subject, state: State::of(decided, &findings), findings }
+/// That settings leave a family alone is advice about the node, where many pods have the same settings, and no fault of each.
+fn beside_capture(entries: &mut [Entry]) -> Option<Finding> {
+    let mut pods = Vec::new();
+    for entry in entries {
+        let had = entry.findings.len();
+        entry.findings.retain(|finding| finding.cause != Cause::FamilyNotCaptured);
+        if entry.findings.len() < had {
+            pods.push(entry.subject.as_str());
+        }
+    }
+    let first = pods.first()?;
+    let told = match pods.len() - 1 {
+        0 => format!("pod {first}"),
+        others => format!("pod {first} and {others} more"),
+    };
+    Some(Finding::new(Cause::FamilyNotCaptured, told))
+}
+
+fn entry(subject: String, decided: &PodDecision, seen: Option<&Inspection>, findings: Vec<Finding>) -> Entry {
+    let consequences = seen.map(Inspection::consequences).unwrap_or_default();
+    Entry { subject, state: state(decided, seen), consequences, findings }
 }
 
 fn of_pod(pod: &Pod, survey: &NamespaceIndex, node: &Node) -> Entry {
     let subject = pod.name.to_string();
-    let unfound = |cause: Cause, why: String| {
+    let unread = |unknown: Finding| {
         let decided = node.decide_without_namespace(pod);
-        let mut all = findings(Some(pod), &decided, None);
-        // A pod that is not redirected needs no namespace for that, and one that has not started has none.
-        let needs_none = matches!(decided, PodDecision::Skip(_)) || pod.addresses.is_empty();
-        if !needs_none {
-            all.insert(0, Finding::new(cause, why));
+        let mut one = entry(subject.clone(), &decided, None, findings(Some(pod), &decided, None));
+        // A pod that is not redirected needs no namespace for that.
+        if one.state == PodState::Unknown && pod.addresses.is_empty() {
+            one.state = PodState::Unseen;
+        } else if one.state == PodState::Unknown {
+            one.findings.insert(0, unknown);
         }
-        entry(subject.clone(), &decided, all)
+        one
     };
-    let sandbox = match survey.find(&pod.addresses) {
-        Ok(sandbox) => sandbox,
-        Err(error) => return unfound(Cause::Unfound, pod.unfound(&error)),
+    let looked = match survey.find(&pod.addresses) {
+        Ok(sandbox) => sandbox.open().map_err(|error| Finding::new(Cause::Unreadable, error.to_string())),
+        Err(error) => Err(unfound(pod, &error)),
     };
-    match sandbox
-        .open()
-        .map_err(|error| error.to_string())
-        .and_then(|netns| read_or_cause(&netns, Some(pod), node))
-    {
+    match looked.and_then(|netns| read_or_cause(&netns, Some(pod), node)) {
         Ok((decided, seen)) => {
             let findings = findings(Some(pod), &decided, seen.as_ref());
-            entry(subject, &decided, findings)
+            entry(subject, &decided, seen.as_ref(), findings)
         }
-        Err(why) => unfound(Cause::Unreadable, why),
+        Err(unknown) => unread(unknown),
     }
 }
 
@@ -312,7 +281,7 @@ fn of_nobody(sandbox: &Sandbox, node: &Node) -> Option<Entry> {
     let seen = seen.filter(|seen| !seen.in_force.is_empty())?;
     let backends: Vec<&str> = seen.in_force.iter().map(|one| one.backend).collect();
     let found = vec![Finding::new(Cause::Unowned, format!("rules are in {}", backends.join(" and in ")))];
-    Some(entry(sandbox.path().display().to_string(), &decided, found))
+    Some(entry(sandbox.path().display().to_string(), &decided, Some(&seen), found))
 }
 
 /// Does something with every item, with one thread per processor; the answers are in the order of the items.
@@ -350,7 +319,7 @@ mod tests {
         let decided = PodDecision::Unknown;
         let name = "\u{1b}[31m\"} 1\nredirectctl_pods{state=\"x\"} 9\\";
         let found = vec![Finding::new(Cause::NotRedirected, "")];
-        let scan = Scan { node: Vec::new(), entries: vec![entry(name.to_owned(), &decided, found)] };
+        let scan = Scan { node: Vec::new(), entries: vec![entry(name.to_owned(), &decided, None, found)] };
         let text = scan.prometheus();
         let samples: Vec<&str> =
             text.lines().filter(|line| line.starts_with("redirectctl_finding{")).collect();

@@ -3,11 +3,11 @@
 use std::path::{Path, PathBuf};
 
 use netns_apply::netns::Netns;
-use pod_netns::{NamespaceIndex, SurveyError};
+use pod_netns::{LookupError, NamespaceIndex, SurveyError};
 
 use crate::cause::{Cause, Finding};
 use crate::diagnosis::{PodDecision, findings};
-use crate::inspect::{Inspection, inspect};
+use crate::inspect::{Inspection, LookError, inspect};
 use crate::node::Node;
 use crate::pod::Pod;
 use crate::report::Report;
@@ -18,11 +18,11 @@ pub type Looked = (PodDecision, Option<Inspection>);
 /// Checks a network namespace, as that of this pod if any.
 #[must_use]
 pub fn netns(path: &Path, pod: Option<&Pod>, node: &Node) -> Report {
-    let opened = Netns::open(path).map_err(|error| error.to_string());
+    let opened = Netns::open(path).map_err(|error| Finding::new(Cause::Unreadable, error.to_string()));
     let looked = opened.and_then(|netns| read_or_cause(&netns, pod, node));
     let subject = pod.map_or_else(|| path.display().to_string(), |pod| format!("pod {}", pod.name));
     let without = || pod.map_or(PodDecision::Unknown, |pod| node.decide_without_namespace(pod));
-    report(subject, Some(path.to_owned()), pod, node, looked, Cause::Unreadable, without)
+    report(subject, Some(path.to_owned()), pod, node, looked, without)
 }
 
 /// Checks a pod, whose namespace is looked for among those of a directory.
@@ -38,14 +38,15 @@ pub fn pod_among(pod: &Pod, survey: Result<&NamespaceIndex, &SurveyError>, node:
     let without = || node.decide_without_namespace(pod);
     let subject = format!("pod {}", pod.name);
     if pod.host_network || pod.is_over() || pod.addresses.is_empty() {
-        return report(subject, None, Some(pod), node, Ok((without(), None)), Cause::Unfound, without);
+        return report(subject, None, Some(pod), node, Ok((without(), None)), without);
     }
-    match survey.map_err(ToString::to_string).and_then(|survey| find_among(pod, survey)) {
+    let found = survey.map_err(|error| Finding::new(Cause::Unfound, error.to_string()));
+    match found.and_then(|survey| find_among(pod, survey)) {
         Ok((path, netns)) => {
             let looked = read_or_cause(&netns, Some(pod), node);
-            report(subject, Some(path), Some(pod), node, looked, Cause::Unreadable, without)
+            report(subject, Some(path), Some(pod), node, looked, without)
         }
-        Err(why) => report(subject, None, Some(pod), node, Err(why), Cause::Unfound, without),
+        Err(unknown) => report(subject, None, Some(pod), node, Err(unknown), without),
     }
 }
 
@@ -53,24 +54,40 @@ pub fn pod_among(pod: &Pod, survey: Result<&NamespaceIndex, &SurveyError>, node:
 ///
 /// # Errors
 /// It cannot be looked into.
-pub fn read_or_cause(netns: &Netns, pod: Option<&Pod>, node: &Node) -> Result<Looked, String> {
+pub fn read_or_cause(netns: &Netns, pod: Option<&Pod>, node: &Node) -> Result<Looked, Finding> {
     let looked = inspect(netns, node.programming(), |facts| {
         let decided = pod.map_or(PodDecision::Unknown, |pod| node.decide(pod, facts));
         (decided.plan(), decided)
     });
-    looked.map(|(seen, decided)| (decided, Some(seen))).map_err(|error| error.to_string())
+    looked.map(|(seen, decided)| (decided, Some(seen))).map_err(|error| {
+        let cause = match error {
+            LookError::OthersUnread(_) => Cause::Unverifiable,
+            LookError::Netns(_) | LookError::Kernel(_) => Cause::Unreadable,
+        };
+        Finding::new(cause, error.to_string())
+    })
 }
 
 /// The network namespace of a pod among those of a directory.
 pub(crate) fn find(pod: &Pod, directory: &Path) -> Result<(PathBuf, Netns), String> {
     let wanted = pod.addresses.iter().copied().collect();
-    find_among(pod, &NamespaceIndex::of(directory, &wanted).map_err(|error| error.to_string())?)
+    let survey = NamespaceIndex::of(directory, &wanted).map_err(|error| error.to_string())?;
+    find_among(pod, &survey).map_err(|unknown| unknown.seen.join("; "))
 }
 
-fn find_among(pod: &Pod, survey: &NamespaceIndex) -> Result<(PathBuf, Netns), String> {
-    let sandbox = survey.find(&pod.addresses).map_err(|error| pod.unfound(&error))?;
-    let netns = sandbox.open().map_err(|error| error.to_string())?;
+fn find_among(pod: &Pod, survey: &NamespaceIndex) -> Result<(PathBuf, Netns), Finding> {
+    let sandbox = survey.find(&pod.addresses).map_err(|error| unfound(pod, &error))?;
+    let netns = sandbox.open().map_err(|error| Finding::new(Cause::Unfound, error.to_string()))?;
     Ok((sandbox.path().to_owned(), netns))
+}
+
+/// Why no network namespace is surely the pod's.
+pub(crate) fn unfound(pod: &Pod, error: &LookupError) -> Finding {
+    let cause = match error {
+        LookupError::Ambiguous { .. } => Cause::Ambiguous,
+        LookupError::NoAddress | LookupError::Nowhere(_) => Cause::Unfound,
+    };
+    Finding::new(cause, pod.unfound(error))
 }
 
 fn report(
@@ -78,13 +95,12 @@ fn report(
     netns: Option<PathBuf>,
     pod: Option<&Pod>,
     node: &Node,
-    looked: Result<Looked, String>,
-    cause: Cause,
+    looked: Result<Looked, Finding>,
     without: impl FnOnce() -> PodDecision,
 ) -> Report {
     let mut all = node.findings.clone();
-    let (decided, inspection) = looked.unwrap_or_else(|why| {
-        all.push(Finding::new(cause, why));
+    let (decided, inspection) = looked.unwrap_or_else(|unknown| {
+        all.push(unknown);
         (without(), None)
     });
     all.extend(findings(pod, &decided, inspection.as_ref()));

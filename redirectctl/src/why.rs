@@ -1,6 +1,7 @@
 //! What every reason and code means, without a cluster.
 
 use cni_core::reasons::{self, ReasonDoc};
+use cni_core::states::PodState;
 use cni_core::wire::Code;
 use istio_validation::Reason;
 use redirect_core::pod::SkipReason;
@@ -16,6 +17,17 @@ struct Entry {
     place: &'static str,
     meaning: String,
     remedy: String,
+}
+
+impl Entry {
+    fn of(place: &'static str, doc: &ReasonDoc) -> Self {
+        Self {
+            word: doc.word.to_owned(),
+            place,
+            meaning: doc.meaning.to_owned(),
+            remedy: doc.remedy.to_owned(),
+        }
+    }
 }
 
 /// Exit codes, by the program that ends with them.
@@ -34,9 +46,12 @@ const SIGNS: &[(&str, &[ReasonDoc])] = &[
     ("a reason of the agent's repairs", &reasons::REPAIRS),
     ("an event of the node agent", &reasons::EVENTS),
     ("a reason of the node's condition cni.istio.io/Ready", &reasons::VERDICTS),
+    ("an obstacle in the network configuration", &reasons::OBSTACLES),
+    ("a result in the agent's metrics", &reasons::RESULTS),
 ];
 
 fn all() -> Vec<Entry> {
+    let states = PodState::ALL.iter().map(|state| Entry::of("the state of a pod", &state.doc()));
     let causes = Cause::ALL.iter().map(|cause| Entry {
         word: cause.code().to_owned(),
         place: "a finding of redirectctl",
@@ -55,14 +70,7 @@ fn all() -> Vec<Entry> {
         meaning: reason.meaning().to_owned(),
         remedy: reason.remedy().setting.to_owned(),
     });
-    let signs = SIGNS.iter().flat_map(|(place, signs)| {
-        signs.iter().map(|sign| Entry {
-            word: sign.word.to_owned(),
-            place,
-            meaning: sign.meaning.to_owned(),
-            remedy: sign.remedy.to_owned(),
-        })
-    });
+    let signs = SIGNS.iter().flat_map(|(place, signs)| signs.iter().map(|sign| Entry::of(place, sign)));
     let codes = EXIT_CODES.iter().map(|(code, meaning)| Entry {
         word: format!("exit-{code}"),
         place: "an exit code",
@@ -75,7 +83,49 @@ fn all() -> Vec<Entry> {
         meaning: (*meaning).to_owned(),
         remedy: String::new(),
     });
-    causes.chain(skips).chain(reasons).chain(signs).chain(codes).chain(errors).collect()
+    states
+        .chain(causes)
+        .chain(skips)
+        .chain(reasons)
+        .chain(signs)
+        .chain(alerts())
+        .chain(codes)
+        .chain(errors)
+        .collect()
+}
+
+/// The alerts as shipped.
+const RULES: &str = include_str!("../../deploy/charts/istio-cni/files/rules.yaml");
+
+fn alerts() -> Vec<Entry> {
+    let of = |line: &str, key: &str| {
+        line.trim_start().strip_prefix(key).map(|value| value.trim().trim_matches('"').to_owned())
+    };
+    let mut all: Vec<Entry> = Vec::new();
+    for line in RULES.lines() {
+        if let Some(word) = of(line, "- alert:") {
+            all.push(Entry { word, place: "an alert", meaning: String::new(), remedy: String::new() });
+        }
+        let Some(alert) = all.last_mut() else { continue };
+        if let Some(summary) = of(line, "summary:") {
+            alert.meaning = plain(&summary);
+        }
+        if let Some(url) = of(line, "runbook_url:") {
+            alert.remedy = format!("see {url}");
+        }
+    }
+    all
+}
+
+/// A summary without the places that Prometheus fills in.
+fn plain(summary: &str) -> String {
+    let mut text = summary.to_owned();
+    while let Some((before, rest)) = text.split_once("{{") {
+        let Some((filled, after)) = rest.split_once("}}") else { break };
+        let name = filled.trim().trim_start_matches("$labels.").trim_start_matches('$');
+        text = format!("{before}<{name}>{after}");
+    }
+    text
 }
 
 /// The codes in the plugin's errors.
@@ -103,7 +153,9 @@ const ERROR_CODES: &[(Code, &str)] = &[
 /// What is meant, perhaps.
 pub fn explain(word: &str, layout: Layout) -> Result<String, String> {
     let all = all();
-    let found: Vec<&Entry> = all.iter().filter(|entry| entry.word == word).collect();
+    // Labels of metrics have underscores where other words have hyphens.
+    let is_it = |entry: &&Entry| entry.word.replace('_', "-") == word.replace('_', "-");
+    let found: Vec<&Entry> = all.iter().filter(is_it).collect();
     if found.is_empty() {
         let words = all.iter().map(|entry| entry.word.as_str());
         let near: Vec<&str> = words.filter(|known| known.contains(word) && word.len() > 2).collect();

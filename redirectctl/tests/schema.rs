@@ -6,11 +6,12 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use cni_core::pod_source::PodName;
+use cni_core::states::PodState;
 use e2e::netns::{Families, Namespace};
 use jsonschema::Validator;
 use netfilter_state::ruleset::{Api, Counter, TableFamily, TableName};
 use netns_apply::netns::Netns;
-use netns_apply::{ApplyOptions, Live};
+use netns_apply::{ApplyOptions, Impact, Live};
 use packet_trace::{Origin, RuleLocation};
 use redirect_core::options::BackendChoice;
 use redirect_core::settings::{Key, NamespaceFacts, Source};
@@ -24,7 +25,7 @@ use redirectctl::listeners::Listener;
 use redirectctl::node::Node;
 use redirectctl::pod::Pod;
 use redirectctl::report::Report;
-use redirectctl::scan::{Entry, Scan, State};
+use redirectctl::scan::{Entry, Scan};
 use redirectctl::show;
 use redirectctl::traffic::{Compared, Programmed};
 use redirectctl::watch::{CounterSnapshot, WatchExit, Watched, counted_json, end_json, rules_json};
@@ -101,6 +102,7 @@ fn reports() -> Vec<Value> {
         .into(),
         unexamined: vec!["the XDP program 7 of eth0".into()],
         mismatch: None,
+        impact: Impact::default(),
         lacking: Vec::new(),
         foreign: false,
     };
@@ -119,8 +121,13 @@ fn reports() -> Vec<Value> {
 }
 
 fn scans() -> Vec<Value> {
-    let entry = |state| Entry { subject: "shop/web".into(), state, findings: findings() };
-    let scan = Scan { node: findings(), entries: State::ALL.into_iter().map(entry).collect() };
+    let entry = |state| Entry {
+        subject: "shop/web".into(),
+        state,
+        consequences: vec!["all outbound connections bypass the proxy".into()],
+        findings: findings(),
+    };
+    let scan = Scan { node: findings(), entries: PodState::ALL.into_iter().map(entry).collect() };
     checked("scan", vec![scan.json()])
 }
 

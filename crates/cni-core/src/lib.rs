@@ -1,7 +1,8 @@
 //! What the plugin and the node agent share.
 //!
 //! [`wire`] is the protocol of the Container Network Interface, [`conf`] the plugin's configuration ([`keys`] lists its keys), and [`selection`] what decides
-//! about a pod besides the pod itself. [`pod_source`] reads pods; [`reasons`] are the agent's words that others read. The agent parses the entry it writes, and
+//! about a pod besides the pod itself. [`pod_source`] reads pods; [`states`] and
+//! [`reasons`] are the agent's words that others read. The agent parses the entry it writes, and
 //! takes facts from pods, with the same code as the plugin: they cannot disagree.
 
 pub mod conf;
@@ -14,5 +15,6 @@ pub mod pod_name;
 pub mod pod_source;
 pub mod reasons;
 pub mod selection;
+pub mod states;
 pub mod wire;
 pub mod yaml;

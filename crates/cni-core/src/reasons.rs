@@ -1,6 +1,8 @@
 //! What the node agent publishes: events, the node's condition and taint, reasons in metrics. The agent writes these words;
 //! `redirectctl` reads and explains them.
 
+use crate::states::PodState;
+
 /// A word that others read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ReasonDoc {
@@ -12,7 +14,8 @@ pub struct ReasonDoc {
     pub remedy: &'static str,
 }
 
-const fn sign(word: &'static str, meaning: &'static str, remedy: &'static str) -> ReasonDoc {
+/// A word with its meaning and remedy.
+pub(crate) const fn reason(word: &'static str, meaning: &'static str, remedy: &'static str) -> ReasonDoc {
     ReasonDoc { word, meaning, remedy }
 }
 
@@ -29,140 +32,153 @@ pub const COULD_NOT_BE: &str = "but it could not be";
 /// The reasons of events about broken pods, by what is done with them.
 pub const REPAIR_EVENTS: [&str; 3] = ["RepairBrokenPod", "DeleteBrokenPod", "LabelBrokenPod"];
 
+/// Why the state of a pod is unknown: no network namespace is surely the pod's.
+pub const NOT_FOUND: ReasonDoc = reason(
+    "namespace-not-found",
+    "the pod's network namespace is not found on this machine",
+    "redirectctl: run it on the pod's node, as root, with --netns-dir naming the runtime's directory of network namespaces; the agent needs its mounts and SYS_PTRACE",
+);
+/// Likewise: several may be.
+pub const AMBIGUOUS: ReasonDoc = reason(
+    "namespace-ambiguous",
+    "several network namespaces may be the pod's",
+    "look for a container that has made network namespaces of its own",
+);
+/// Likewise: the mesh's rules are in force, other rules cannot be read.
+pub const UNVERIFIABLE: ReasonDoc = reason(
+    "unverifiable",
+    "the rules are in force, but whether other programs' rules interfere cannot be determined",
+    "the message names the cause: if the pod has too many rules to be read, remove them or delete the pod",
+);
+/// Likewise: the network namespace, or the pod's settings, cannot be read.
+pub const UNREADABLE: ReasonDoc = reason(
+    "cannot-look",
+    "cannot determine whether the pod is redirected",
+    "the message, or the agent's log, says why; redirectctl has to run as root on the node",
+);
+
 /// How an attempt to repair or heal a pod ended.
 pub const REPAIRS: [ReasonDoc; 22] = [
-    sign("done", "it is done, and where the pod was redirected also verified", ""),
-    sign("healed", "the pod is redirected as planned again", ""),
-    sign("had_label", "the pod has the label already", ""),
-    sign("gone", "the pod is gone, or another one has its name", ""),
-    sign("changed", "the pod changed concurrently; it is tried again", ""),
-    sign("unanswered", "the API server gave no answer; it is tried again", "check the API server"),
-    sign(
+    reason("done", "it is done, and where the pod was redirected also verified", ""),
+    reason("healed", "the pod is redirected as planned again", ""),
+    reason("had_label", "the pod has the label already", ""),
+    reason("gone", "the pod is gone, or another one has its name", ""),
+    reason("changed", "the pod changed concurrently; it is tried again", ""),
+    reason("unanswered", "the API server gave no answer; it is tried again", "check the API server"),
+    reason(
         "refused",
         "the API server does not allow it (401 or 403)",
         "give the agent's service account what the event names",
     ),
-    sign(
+    reason(
         "rejected",
         "the API server rejected the change",
         "the event has its words: an admission policy, perhaps",
     ),
-    sign(
+    reason(
         "no_capability",
         "the agent's container lacks a capability",
         "switch on all that is marked repair-in-place in its manifest",
     ),
-    sign("no_entry", "the plugin's entry cannot be read", "the agent's /readyz says more"),
-    sign(
+    reason("no_entry", "the plugin's entry cannot be read", "the agent's /readyz says more"),
+    reason(
         "ended",
         "the pod does not run any more (restartPolicy: Never)",
         "delete it: only another pod can be redirected",
     ),
-    sign(
+    reason(
         "not_meshed",
         "the plugin would leave the pod alone as well",
         "the settings of the validation contradict those of the plugin",
     ),
-    sign(
-        "not_found",
-        "no network namespace is surely the pod's",
-        "see that the agent has its mounts and SYS_PTRACE",
-    ),
-    sign("no_process", "no process of the pod runs now", "wait: it is tried again as soon as one does"),
-    sign(
-        "ambiguous",
-        "several network namespaces may be the pod's",
-        "look for a container that has made network namespaces of its own",
-    ),
-    sign(
+    NOT_FOUND,
+    reason("no_process", "no process of the pod runs now", "wait: it is tried again as soon as one does"),
+    AMBIGUOUS,
+    reason(
         "other_pod",
         "another pod's processes are in the network namespace, and nothing is touched there",
         "delete the pod",
     ),
-    sign(
+    reason(
         "not_applied",
         "the rules could not be put in force, and the network namespace is as it was",
         "the event names the cause",
     ),
-    sign("not_verified", "the rules are in force, but another rule interferes", "the event names the rule"),
-    sign(
-        "unverifiable",
-        "the rules are in force, but whether other programs' rules interfere cannot be determined",
-        "the event names the cause: if the pod has too many rules to be read, remove them or delete the pod",
-    ),
-    sign("not_severed", "connections opened earlier may still bypass the proxy", "delete the pod"),
-    sign(
-        "interference",
-        "rules of other programs interfere; the agent keeps them",
-        "take them away where they are made",
-    ),
-    sign("failed", "cannot determine whether the pod is redirected", "the agent's log says why"),
+    reason("not_verified", "the rules are in force, but another rule interferes", "the event names the rule"),
+    UNVERIFIABLE,
+    reason("not_severed", "connections opened earlier may still bypass the proxy", "delete the pod"),
+    PodState::Interference.doc(),
+    UNREADABLE,
 ];
 
 /// The reasons of the agents' events.
 pub const EVENTS: [ReasonDoc; 14] = [
-    sign(
+    reason(
         "RepairBrokenPod",
         "the agent redirected a pod whose validation had failed, or could not",
         "where it could not, the message names the cause; docs/concepts/repair.md explains each",
     ),
-    sign(
+    reason(
         "DeleteBrokenPod",
         "the agent deleted a pod whose validation had failed, or could not",
         "where it could not, the message names the cause",
     ),
-    sign(
+    reason(
         "LabelBrokenPod",
         "the agent labelled a pod whose validation had failed, or could not",
         "handle the labelled pods",
     ),
-    sign(
+    reason(
         "RedirectDrift",
         "the drift watch found a pod that is not redirected as planned",
         "redirectctl pod shows what differs and what to do",
     ),
-    sign(
+    reason(
         "RedirectHealed",
         "the agent redirected a pod as planned again",
         "find out who changed its rules: the message names the process if the kernel reported it",
     ),
-    sign(
+    reason(
         "RedirectContested",
         "another program changes a pod's rules repeatedly; the agent backs off",
         "stop the other program",
     ),
-    sign(
+    reason(
         "RedirectNotHealed",
         "a pod is not redirected as planned and could not be repaired",
         "delete it; the message names the cause",
     ),
-    sign(
+    reason(
         "NodeTainted",
         "the agent or the controller tainted the node: mesh pods starting on it are not verified to be redirected",
         "the message says why",
     ),
-    sign("NodeFreed", "the node's taint was removed: pods starting on it are verified to be redirected", ""),
-    sign(
+    reason(
+        "NodeFreed",
+        "the node's taint was removed: pods starting on it are verified to be redirected",
+        "",
+    ),
+    reason(
         "NodeTaintContested",
         "another controller removes the node's taint while pods are not verified to be redirected there",
         "switch the other controller off, or the agent's taint",
     ),
-    sign(
+    reason(
         "NetworkConfigContested",
         "another program removes the plugin's entry repeatedly",
         "the message says who it probably is, and what to do",
     ),
-    sign(
+    reason(
         "NetworkConfigPreempted",
         "another file came to be the one that the runtime uses",
         "the message names it",
     ),
-    sign(
+    reason(
         "SettingsRefused",
         "the agent rejected its ConfigMap and keeps the previous settings",
         "correct what the message names",
     ),
-    sign(
+    reason(
         "PluginTokenRefused",
         "the agent may not ask for the plugin's own tokens, so the plugin uses the agent's token",
         "give it the right that the message names",
@@ -171,17 +187,101 @@ pub const EVENTS: [ReasonDoc; 14] = [
 
 /// The reasons of the node's condition.
 pub const VERDICTS: [ReasonDoc; 5] = [
-    sign("Verified", "pods that start on the node are verified to be redirected", ""),
-    sign("AgentNotReady", "the node agent is not ready", "the message is that of its /readyz"),
-    sign(
+    reason("Verified", "pods that start on the node are verified to be redirected", ""),
+    reason("AgentNotReady", "the node agent is not ready", "the message is that of its /readyz"),
+    reason(
         "ProbeFailed",
         "a network namespace created as a test could not be redirected; pods would fail too",
         "the message says what the kernel refused",
     ),
-    sign(
+    reason(
         "ProbeImpossible",
         "the agent's container is not equipped to redirect a network namespace of its own",
         "give it NET_ADMIN and SYS_ADMIN, or set TAINT_PROBE=false",
     ),
-    sign("Removed", "the plugin was removed from the node", ""),
+    reason("Removed", "the plugin was removed from the node", ""),
 ];
+
+/// Why the runtime does not call the plugin as it should (`istio_cni_conflist_obstacles_total`).
+pub const OBSTACLES: [ReasonDoc; 10] = [
+    reason(
+        "no_network",
+        "the directory has no network configuration that the runtime can load",
+        "wait for the primary network plugin, or see its log",
+    ),
+    reason(
+        "no_pinned",
+        "the file of CNI_CONF_NAME is missing or cannot be loaded",
+        "name the file that the runtime uses",
+    ),
+    reason(
+        "no_original",
+        "the file of which the agent's own list is a copy is gone",
+        "wait for the primary network plugin to write it",
+    ),
+    reason(
+        "foreign",
+        "the file of the agent's settings belongs to another program",
+        "give the agent an unused file name",
+    ),
+    reason(
+        "preempted",
+        "the runtime uses another file than the one with the entry",
+        "remove the file that comes first, or have the agent follow it",
+    ),
+    reason("missing", "the istio-cni entry is missing, and the agent adds it", FIND_WRITER),
+    reason("edited", "the istio-cni entry was edited, and the agent restores it", FIND_WRITER),
+    reason("repeated", "the file has several istio-cni entries, and the agent keeps one", FIND_WRITER),
+    reason("followed", "a plugin comes after istio-cni", FIND_WRITER),
+    reason(
+        "stale",
+        "the agent's own list is not the copy that it should be, and is written again",
+        FIND_WRITER,
+    ),
+];
+
+const FIND_WRITER: &str = "where it recurs, find the program that writes the file: the agent's log names it";
+
+/// Other results that the metrics of agent and taint controller count.
+pub const RESULTS: [ReasonDoc; 26] = [
+    reason("SUCCESS", "the node's files were changed as expected", ""),
+    reason("COPY_BINARIES_FAILURE", "the plugin could not be copied to the node", LOG),
+    reason("CREATE_KUBECONFIG_FAILURE", "the plugin's kubeconfig could not be written", LOG),
+    reason("CREATE_CNI_CONFIG_FAILURE", "the network configuration could not be written", LOG),
+    reason("complete", "a round of the drift watch checked every pod", ""),
+    reason(
+        "no_pods",
+        "the drift watch could not read the node's pods",
+        "check the API server and the agent's role",
+    ),
+    reason("no_namespaces", "the drift watch could not read the directory of network namespaces", LOG),
+    reason("granted", "the API server granted a plugin token", ""),
+    reason("failed", "the request, event, write or probe failed", LOG),
+    reason("conflict", "another replica of the taint controller was faster", ""),
+    reason("accepted", "a log entry of the plugin was received", ""),
+    reason(
+        "malformed",
+        "a log entry was not the plugin's",
+        "find out what else writes to the agent's log socket",
+    ),
+    reason("over_rate", "log entries were too many", ""),
+    reason("over_size", "a log entry was too large", ""),
+    reason("sent", "the API server accepted an event", ""),
+    reason("applied", "changed settings are in force", ""),
+    reason("redirect", "an ADD redirected the pod", ""),
+    reason("skip", "an ADD or a repair left the pod alone, as its reason says", ""),
+    reason("fail", "an ADD or a repair failed", "its reason says why"),
+    reason("success", "a repair succeeded", ""),
+    reason("redirected", "a network namespace created as a test was redirected", ""),
+    reason(
+        "impossible",
+        "the agent's container is not equipped to redirect a network namespace created as a test",
+        "give it NET_ADMIN and SYS_ADMIN, or set TAINT_PROBE=false",
+    ),
+    reason("repair", "the repair action that redirects broken pods in place", ""),
+    reason("delete", "the repair action that deletes broken pods", ""),
+    reason("label", "the repair action that labels broken pods", ""),
+    reason("condition", "a change of the node's condition", ""),
+];
+
+const LOG: &str = "the agent's log says why";

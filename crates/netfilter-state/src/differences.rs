@@ -31,6 +31,17 @@ pub enum Difference {
     BrokenRouting(FoundRouting),
 }
 
+impl Difference {
+    /// Whether it is about routing, and not about rules.
+    #[must_use]
+    pub const fn is_routing(&self) -> bool {
+        match self {
+            Self::MissingRouting(_) | Self::BrokenRouting(_) => true,
+            Self::Rule { .. } | Self::NoNativeTables | Self::Native(_) => false,
+        }
+    }
+}
+
 impl fmt::Display for Difference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

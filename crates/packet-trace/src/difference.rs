@@ -191,6 +191,26 @@ impl Region {
         }
     }
 
+    /// What its packets have in common, in words; empty for all packets.
+    pub(super) fn conditions(&self) -> Vec<String> {
+        let family = self.packets.family;
+        let decimal = |number: u128| number.to_string();
+        let hexadecimal = |number: u128| alloc::format!("{number:#x}");
+        let all = [
+            self.words(Field::Source, "from", |number| address(family, number).to_string()),
+            self.words(Field::SourcePort, "source port", decimal),
+            self.words(Field::Destination, "to", |number| address(family, number).to_string()),
+            self.words(Field::Port, "port", decimal),
+            self.words(Field::User, "user", decimal).filter(|_| self.is_local),
+            self.words(Field::Group, "group", decimal).filter(|_| self.is_local),
+            states(self.packets.get(Field::State)),
+            self.words(Field::Flags, "flags", hexadecimal),
+            self.words(Field::Mark, "mark", hexadecimal),
+            self.words(Field::ConnMark, "connection mark", hexadecimal),
+        ];
+        all.into_iter().flatten().collect()
+    }
+
     fn addresses(&self, field: Field) -> Option<Vec<(IpAddr, IpAddr)>> {
         let family = self.packets.family;
         let ranges = self.limited(field)?.ranges().iter();
@@ -254,21 +274,7 @@ impl fmt::Display for Region {
         if !matches!(by.as_str(), "lo" | "not lo" | "any") {
             write!(f, " by {by}")?;
         }
-        let decimal = |number: u128| number.to_string();
-        let hexadecimal = |number: u128| alloc::format!("{number:#x}");
-        let words = [
-            self.words(Field::Source, "from", |number| address(family, number).to_string()),
-            self.words(Field::SourcePort, "source port", decimal),
-            self.words(Field::Destination, "to", |number| address(family, number).to_string()),
-            self.words(Field::Port, "port", decimal),
-            self.words(Field::User, "user", decimal).filter(|_| self.is_local),
-            self.words(Field::Group, "group", decimal).filter(|_| self.is_local),
-            states(self.packets.get(Field::State)),
-            self.words(Field::Flags, "flags", hexadecimal),
-            self.words(Field::Mark, "mark", hexadecimal),
-            self.words(Field::ConnMark, "connection mark", hexadecimal),
-        ];
-        for words in words.into_iter().flatten() {
+        for words in self.conditions() {
             write!(f, ", {words}")?;
         }
         Ok(())
@@ -398,7 +404,7 @@ fn without_impossible(mut packets: Packets) -> Packets {
 }
 
 /// Fewer sets for the same packets: two that differ in one field become one.
-fn merged(mut all: Vec<Packets>) -> Vec<Packets> {
+pub(super) fn merged(mut all: Vec<Packets>) -> Vec<Packets> {
     /// Merges the least interesting fields first.
     const ORDER: [Field; 12] = [
         Field::Flags,

@@ -148,7 +148,7 @@ impl Healing {
         };
         Self {
             attempts: sum("istio_cni_heal_attempts_total{"),
-            found_as_planned: sum("istio_cni_drift_checks_total{result=\"as_planned\"}"),
+            found_as_planned: sum("istio_cni_drift_checks_total{result=\"verified\"}"),
         }
     }
 }

@@ -242,7 +242,6 @@ const BROKEN: &[State] = &[
         annotations: &[("traffic.sidecar.istio.io/excludeOutboundPort", "80")],
         ..WHOLE
     },
-    State { name: "one family not captured", cause: "family-not-captured", variables: &[], ..WHOLE },
     State {
         name: "application with the proxy's user",
         cause: "uid-collision",
@@ -321,6 +320,11 @@ impl States {
             State { name: "redirected with DNS", variables: DNS, ..WHOLE },
             State { name: "redirected by TPROXY", annotations: TPROXY, ..WHOLE },
             State { name: "redirected by native nftables", conf: NATIVE, variables: DNS, ..WHOLE },
+            State {
+                name: "redirected in the family that Istio captures by default",
+                variables: &[],
+                ..WHOLE
+            },
             State { name: "left alone", added: false, spec: r#"{"containers": [{"name": "app"}]}"#, ..WHOLE },
         ]
     }

@@ -17,6 +17,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cni_core::conf::Conf;
+use cni_core::states::PodState;
 use controller_runtime::SCOPE;
 use controller_runtime::metrics::{ResultLabel, gauged, results, start_at_zero};
 use controller_runtime::resync::ReadError;
@@ -30,12 +31,13 @@ use crate::heal::{CheckRequests, HealHandle, HealRequest};
 use crate::install::Installer;
 use crate::metrics::Metrics;
 use crate::pod_check::{
-    Basis, CheckError, Comparison, ExpectedRules, MeshPod, UNVERIFIABLE, check, plugin_conf, require,
+    AMBIGUOUS, Basis, CheckError, Comparison, ExpectedRules, MeshPod, NOT_FOUND, UNREADABLE, UNVERIFIABLE,
+    check, plugin_conf, require,
 };
 use crate::settings::{DriftSettings, Settings};
 use fingerprints::Fingerprints;
 pub use pod_state::NodeSummary;
-use pod_state::{PodState, PodStates};
+use pod_state::PodStates;
 use tracker::{DriftReport, DriftTracker};
 
 /// The longest time between a bad check and the next: enough for the API server to report a pod's end.
@@ -43,6 +45,8 @@ const LONGEST_RECHECK: Duration = Duration::from_secs(5);
 /// The longest wait before the first round.
 const LONGEST_START: Duration = Duration::from_secs(60);
 
+/// A pod that ended or changed while it was checked.
+const CHANGED_POD: &str = "changed";
 /// Where a difference comes from.
 const CHANGED: &str =
     "Its rules were changed after it started, or its annotations were; a new pod is redirected as planned";
@@ -128,8 +132,10 @@ impl DriftWatch {
         summary: Arc<NodeSummary>,
         healer: HealHandle,
     ) -> Self {
-        let checks = ["as_planned", "drifted", "changed", "not_found", "ambiguous", UNVERIFIABLE, "failed"];
-        start_at_zero(&metrics.drift_checks, results(checks));
+        let states = [PodState::Verified, PodState::NotRedirected, PodState::Drifted, PodState::Interference];
+        start_at_zero(&metrics.drift_checks, results(states.map(PodState::word)));
+        let others = [CHANGED_POD, NOT_FOUND, AMBIGUOUS, UNVERIFIABLE, UNREADABLE];
+        start_at_zero(&metrics.drift_checks, results(others));
         let rounds = ["complete", "no_capability", "no_pods", "no_namespaces", "no_entry"];
         start_at_zero(&metrics.drift_rounds, results(rounds));
         Self {
@@ -389,14 +395,14 @@ impl DriftWatch {
         let survey = self.survey(wanted.clone()).await?;
         for pod in unconfirmed {
             let Some(now) = same(cluster, pod, conf).await? else {
-                self.count("changed");
+                self.count(CHANGED_POD);
                 continue;
             };
             let now = Arc::new(now);
             let seen = self.compare(&now, &survey, rules).await;
             // Only if it was this pod, with these settings, all the time.
             if seen != Comparison::AsPlanned && same(cluster, pod, conf).await?.as_ref() != Some(&*now) {
-                self.count("changed");
+                self.count(CHANGED_POD);
                 continue;
             }
             self.settle(&now, &seen).await;
@@ -407,14 +413,9 @@ impl DriftWatch {
 
     /// Counts the result of a check, and reports what is new.
     async fn settle(&mut self, pod: &MeshPod, seen: &Comparison) {
-        self.count(match seen {
-            Comparison::AsPlanned => "as_planned",
-            Comparison::Different(_) | Comparison::NotRedirected(_) | Comparison::Interference(_) => {
-                "drifted"
-            }
-            Comparison::Unknown(error) => error.word(),
-        });
-        self.states.note(&pod.uid, PodState::of(seen));
+        let cause = if let Comparison::Unknown(error) = seen { Some(error.word()) } else { None };
+        self.count(cause.unwrap_or(seen.state().word()));
+        self.states.note(&pod.uid, seen.state());
         let report = self.tracker.note(&pod.uid, &pod.name, seen, Instant::now());
         self.show();
         let name = pod.name.to_string();

@@ -4,62 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use cni_core::states::PodState;
 use controller_runtime::metrics::gauged;
 
 use crate::metrics::{Metrics, StateLabel};
-use crate::pod_check::Comparison;
-
-/// What is known of one pod.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum PodState {
-    /// It is redirected as planned, and other rules do not interfere.
-    Verified,
-    /// Nothing of the mesh is in its network namespace.
-    NotRedirected,
-    /// It is redirected otherwise than planned.
-    Drifted,
-    /// It cannot be determined.
-    Unknown,
-    /// It was not checked yet.
-    Unseen,
-}
-
-impl PodState {
-    const ALL: [Self; 5] = [Self::Verified, Self::NotRedirected, Self::Drifted, Self::Unknown, Self::Unseen];
-
-    /// The state that a comparison shows.
-    #[must_use]
-    pub const fn of(seen: &Comparison) -> Self {
-        match seen {
-            Comparison::AsPlanned => Self::Verified,
-            Comparison::NotRedirected(_) => Self::NotRedirected,
-            Comparison::Different(_) | Comparison::Interference(_) => Self::Drifted,
-            Comparison::Unknown(_) => Self::Unknown,
-        }
-    }
-
-    /// The word for metrics.
-    const fn word(self) -> &'static str {
-        match self {
-            Self::Verified => "verified",
-            Self::NotRedirected => "not_redirected",
-            Self::Drifted => "drifted",
-            Self::Unknown => "unknown",
-            Self::Unseen => "unseen",
-        }
-    }
-
-    /// The words for people.
-    const fn words(self) -> &'static str {
-        match self {
-            Self::Verified => "verified",
-            Self::NotRedirected => "not redirected",
-            Self::Drifted => "drifted",
-            Self::Unknown => "unknown",
-            Self::Unseen => "not yet checked",
-        }
-    }
-}
 
 /// What is known of the node's meshed pods, by their UIDs.
 #[derive(Debug, Default)]
@@ -96,11 +44,11 @@ impl PodStates {
     pub fn words(&self) -> String {
         let mut words =
             format!("{} of {} meshed pods verified", self.count(PodState::Verified), self.0.len());
-        let others = PodState::ALL.into_iter().filter(|state| *state != PodState::Verified);
+        let others = PodState::MESHED.into_iter().filter(|state| *state != PodState::Verified);
         let others = others.map(|state| (state, self.count(state))).filter(|(_, count)| *count > 0);
         for (index, (state, count)) in others.enumerate() {
             // Writing to a string does not fail.
-            let _ = write!(words, "{}{count} {}", if index == 0 { ": " } else { ", " }, state.words());
+            let _ = write!(words, "{}{count} {}", if index == 0 { ": " } else { ", " }, state.word());
         }
         words
     }
@@ -149,7 +97,7 @@ impl NodeSummary {
 
     fn set(&self, states: &PodStates, words: String) {
         *self.words.lock().unwrap_or_else(PoisonError::into_inner) = words;
-        for state in PodState::ALL {
+        for state in PodState::MESHED {
             let label = StateLabel { state: state.word() };
             self.metrics.meshed_pods.get_or_create(&label).set(gauged(states.count(state)));
         }
@@ -159,21 +107,21 @@ impl NodeSummary {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pod_check::CheckError;
+    use crate::pod_check::{CheckError, Comparison};
 
     #[test]
     fn the_answer_counts_every_pod_once_and_names_every_cause() {
         let mut states = PodStates::default();
         assert_eq!(states.words(), "0 of 0 meshed pods verified");
         states.keep(&BTreeSet::from(["a", "b", "c", "d", "e", "f"]));
-        states.note("a", PodState::of(&Comparison::AsPlanned));
-        states.note("b", PodState::of(&Comparison::NotRedirected("x".into())));
-        states.note("c", PodState::of(&Comparison::Different("x".into())));
-        states.note("d", PodState::of(&Comparison::Interference("x".into())));
-        states.note("e", PodState::of(&Comparison::Unknown(CheckError::Failed("x".into()))));
+        states.note("a", Comparison::AsPlanned.state());
+        states.note("b", Comparison::NotRedirected("x".into()).state());
+        states.note("c", Comparison::Different("x".into()).state());
+        states.note("d", Comparison::Interference("x".into()).state());
+        states.note("e", Comparison::Unknown(CheckError::Failed("x".into())).state());
         assert_eq!(
             states.words(),
-            "1 of 6 meshed pods verified: 1 not redirected, 2 drifted, 1 unknown, 1 not yet checked"
+            "1 of 6 meshed pods verified: 1 not-redirected, 1 drifted, 1 interference, 1 unknown, 1 unseen"
         );
         assert!(states.is_unseen("f") && states.is_unseen("unknown") && !states.is_unseen("a"));
         states.keep(&BTreeSet::from(["a"]));

@@ -155,6 +155,7 @@ impl HealHistory {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::pod_check::NOT_FOUND;
     use crate::pod_check::RepairError;
 
     fn healed() -> HealOutcome {
@@ -225,7 +226,7 @@ mod tests {
     #[test]
     fn failed_repairs_are_repeated_with_pauses_and_a_limit() {
         let (mut history, now) = (HealHistory::new(), Instant::now());
-        let nexts: Vec<HealDecision> = (0..14).map(|_| history.ended(&failed("not_found"), now)).collect();
+        let nexts: Vec<HealDecision> = (0..14).map(|_| history.ended(&failed(NOT_FOUND), now)).collect();
         let pauses: Vec<u128> =
             nexts.iter().map(|next| next.retry.map_or(0, |pause| pause.as_millis())).collect();
         assert_eq!(
@@ -247,7 +248,7 @@ mod tests {
         );
         assert_eq!(history.ended(&HealOutcome::AsPlanned, now).report, Some((HealReport::Recovered, false)));
         assert_eq!(history.ended(&HealOutcome::AsPlanned, now), HealDecision::default());
-        assert_eq!(history.ended(&failed("not_found"), now).retry, Some(SOON[0]), "it starts again");
+        assert_eq!(history.ended(&failed(NOT_FOUND), now).retry, Some(SOON[0]), "it starts again");
     }
 
     #[test]

@@ -23,6 +23,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use cni_core::states::PodState;
 use controller_runtime::SCOPE;
 use controller_runtime::metrics::{gauged, results, start_at_zero};
 use controller_runtime::supervisor::{Supervisor, Unneeded};
@@ -35,7 +36,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 use crate::cluster::Connection;
 use crate::file_watch::{FileEvent, FileWatch, WatchedDir};
 use crate::metrics::{Metrics, ReasonLabel};
-use crate::pod_check::{ExpectedRules, MeshPod, UNVERIFIABLE};
+use crate::pod_check::{AMBIGUOUS, ExpectedRules, MeshPod, NOT_FOUND, UNREADABLE, UNVERIFIABLE};
 use crate::settings::{Paths, Settings};
 use events::EventPublisher;
 use monitor::{DesiredRedirect, PodMonitor};
@@ -65,21 +66,24 @@ pub const REASONS: [&str; 13] = [
     HEALED,
     INTERFERENCE,
     "no_capability",
-    "not_found",
+    NOT_FOUND,
     "no_process",
-    "ambiguous",
+    AMBIGUOUS,
     "other_pod",
     "not_meshed",
     "not_applied",
     "not_verified",
     UNVERIFIABLE,
     "not_severed",
-    "failed",
+    UNREADABLE,
 ];
+/// How healing finds a pod.
+const CHECKED: [PodState; 4] =
+    [PodState::Verified, PodState::Drifted, PodState::Interference, PodState::Unknown];
 /// It is redirected as planned again.
 pub const HEALED: &str = "healed";
 /// Other programs' rules interfere, and stay.
-pub const INTERFERENCE: &str = "interference";
+pub const INTERFERENCE: &str = PodState::Interference.word();
 
 /// A message of the drift watch.
 #[derive(Debug)]
@@ -161,7 +165,7 @@ pub fn link(
 ) -> (HealHandle, Healer) {
     let (sender, requests) = mpsc::channel(MOST_WAITING);
     let queue = Arc::new(CheckQueue::default());
-    start_at_zero(&metrics.heal_checks, results(["as_planned", "drifted", "failed"]));
+    start_at_zero(&metrics.heal_checks, results(CHECKED.map(PodState::word)));
     start_at_zero(&metrics.heal_attempts, REASONS.map(|reason| ReasonLabel { reason }));
     let context = HealContext {
         paths: settings.paths.clone(),
@@ -288,7 +292,7 @@ impl Healer {
             Err(("too_many", "too many pods, or too few file descriptors (RLIMIT_NOFILE)".to_owned()))
         } else if is_anothers {
             let text = format!("{} has the addresses of two pods", sandbox.path().display());
-            Err(("ambiguous", text))
+            Err((AMBIGUOUS, text))
         } else {
             PodMonitor::start(&self.context, desired, sandbox).await.map_err(|error| ("no_socket", error))
         };

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use cni_core::states::PodState;
 use controller_runtime::SCOPE;
 use controller_runtime::metrics::ResultLabel;
 use netns_apply::notify::{Notification, Subscription};
@@ -21,7 +22,7 @@ use super::history::{HealDecision, HealHistory, HealReport};
 use super::repair::{HealJob, HealOutcome, check_and_repair};
 use super::{HEALED, HealContext};
 use crate::metrics::ReasonLabel;
-use crate::pod_check::{ExpectedRules, MeshPod, RepairError, UNVERIFIABLE};
+use crate::pod_check::{ExpectedRules, MeshPod, RepairError, UNREADABLE, UNVERIFIABLE};
 
 /// How long to wait for the rest of a burst.
 const BURST: Duration = Duration::from_millis(5);
@@ -283,7 +284,7 @@ impl MonitorTask {
         let done = tokio::task::spawn_blocking(move || check_and_repair(&job)).await;
         drop(slot);
         let outcome = done.unwrap_or_else(|error| {
-            HealOutcome::Failed(RepairError::new("failed", format!("the check panicked: {error}")))
+            HealOutcome::Failed(RepairError::new(UNREADABLE, format!("the check panicked: {error}")))
         });
         self.is_unfinished = outcome.reason() == Some("not_severed");
         self.is_sure |= matches!(outcome, HealOutcome::Healed { .. });
@@ -332,13 +333,16 @@ impl MonitorTask {
 
     fn count(&self, outcome: &HealOutcome, since: Instant) {
         let metrics = &self.context.metrics;
-        let result = match outcome {
-            HealOutcome::AsPlanned => "as_planned",
-            HealOutcome::Healed { .. } | HealOutcome::Interference(_) => "drifted",
-            HealOutcome::Failed(_) => "failed",
+        let state = match outcome {
+            HealOutcome::AsPlanned => PodState::Verified,
+            HealOutcome::Interference(_) => PodState::Interference,
+            HealOutcome::Failed(error) if [UNREADABLE, UNVERIFIABLE].contains(&error.reason) => {
+                PodState::Unknown
+            }
+            HealOutcome::Healed { .. } | HealOutcome::Failed(_) => PodState::Drifted,
             HealOutcome::Gone => return,
         };
-        metrics.heal_checks.get_or_create(&ResultLabel { result }).inc();
+        metrics.heal_checks.get_or_create(&ResultLabel { result: state.word() }).inc();
         let reason = outcome.reason();
         if let Some(reason) = reason {
             metrics.heal_attempts.get_or_create(&ReasonLabel { reason }).inc();

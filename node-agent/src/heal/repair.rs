@@ -3,11 +3,14 @@
 use std::sync::Arc;
 
 use netns_apply::pod::Outside;
+use netns_apply::{ApplyOptions, Mismatch};
 use pod_netns::Sandbox;
+use redirect_core::RulePlan;
 
 use super::{HEALED, INTERFERENCE};
 use crate::pod_check::{
-    CheckError, Comparison, ExpectedRules, MeshPod, RepairError, UNVERIFIABLE, compare_here, repair_known,
+    CheckError, Comparison, ExpectedRules, MeshPod, RepairError, UNREADABLE, UNVERIFIABLE, compare_here,
+    repair_known,
 };
 use crate::settings::Paths;
 
@@ -67,8 +70,10 @@ pub fn check_and_repair(job: &HealJob) -> HealOutcome {
     let Ok(netns) = job.sandbox.open() else { return HealOutcome::Gone };
     let outside = Outside::of_this_process();
     let failed =
-        |error: &dyn std::fmt::Display| HealOutcome::Failed(RepairError::new("failed", error.to_string()));
-    let seen = match netns.run(|| compare_here(&job.pod, &job.rules, outside.finds_this_foreign())) {
+        |error: &dyn std::fmt::Display| HealOutcome::Failed(RepairError::new(UNREADABLE, error.to_string()));
+    let seen = match netns
+        .run(|| compare_here(&job.pod, &job.rules, outside.finds_this_foreign(), first_difference))
+    {
         Ok(Ok(seen)) => seen,
         Ok(Err(error)) => Comparison::Unknown(error),
         Err(error) => return failed(&error),
@@ -95,4 +100,9 @@ pub fn check_and_repair(job: &HealJob) -> HealOutcome {
             HealOutcome::Failed(RepairError::new(error.reason, format!("{difference}; {}", error.text)))
         }
     }
+}
+
+/// A repair that is due does not wait for what the difference means.
+fn first_difference(mismatch: &Mismatch, _: &RulePlan, _: &ApplyOptions) -> String {
+    mismatch.to_string()
 }

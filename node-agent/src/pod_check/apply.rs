@@ -16,7 +16,7 @@ use redirect_core::pod::{Decision, PodFacts, SkipReason};
 use redirect_core::settings::InputErrors;
 
 use super::namespace;
-use super::{ExpectedRules, MeshPod, RepairError, UNVERIFIABLE, require};
+use super::{AMBIGUOUS, ExpectedRules, MeshPod, NOT_FOUND, RepairError, UNVERIFIABLE, require};
 use crate::settings::Paths;
 
 /// How long another program may hold the lock of a pod's network namespace.
@@ -51,7 +51,7 @@ pub fn repair_known(
     is_sure: bool,
 ) -> Result<RepairReport, RepairError> {
     if is_sure {
-        let netns = sandbox.open().map_err(|error| RepairError::new("not_found", error))?;
+        let netns = sandbox.open().map_err(|error| RepairError::new(NOT_FOUND, error))?;
         return repair_in(&netns, pod, rules);
     }
     if let Err(missing) = require([SYS_PTRACE]) {
@@ -67,7 +67,7 @@ pub fn repair_known(
             "{} has the pod's addresses, but its processes are in another network namespace",
             sandbox.path().display()
         );
-        return Err(RepairError::new("ambiguous", text));
+        return Err(RepairError::new(AMBIGUOUS, text));
     }
     repair_in(&netns, pod, rules)
 }

@@ -5,14 +5,16 @@ use std::net::IpAddr;
 
 use cni_core::conf::Conf;
 use cni_core::selection::{Programming, base_settings};
+use cni_core::states::PodState;
 use netns_apply::facts::{NameFiles, addresses};
 use netns_apply::pod::{Outside, suitable};
-use netns_apply::{ApplyError, ApplyOptions, Fingerprint, Mismatch, cleanup_preview, verify};
+use netns_apply::{ApplyError, ApplyOptions, Fingerprint, Mismatch, Snapshot, describe};
 use pod_netns::{LookupError, NamespaceIndex};
+use redirect_core::RulePlan;
 use redirect_core::pod::{Decision, PodFacts};
 use redirect_core::settings::{InputErrors, NamespaceFacts};
 
-use super::{MeshPod, UNVERIFIABLE};
+use super::{AMBIGUOUS, MeshPod, NOT_FOUND, UNREADABLE, UNVERIFIABLE};
 
 /// How many bytes of rules are read: fifty times what the mesh's take. A container with CAP_NET_ADMIN may make as many as it likes.
 const MOST_RULES: usize = 1 << 20;
@@ -78,6 +80,20 @@ pub enum Comparison {
     Unknown(CheckError),
 }
 
+impl Comparison {
+    /// The state that it shows.
+    #[must_use]
+    pub const fn state(&self) -> PodState {
+        match self {
+            Self::AsPlanned => PodState::Verified,
+            Self::NotRedirected(_) => PodState::NotRedirected,
+            Self::Different(_) => PodState::Drifted,
+            Self::Interference(_) => PodState::Interference,
+            Self::Unknown(_) => PodState::Unknown,
+        }
+    }
+}
+
 /// How a comparison was made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Basis {
@@ -109,10 +125,10 @@ impl CheckError {
     #[must_use]
     pub const fn word(&self) -> &'static str {
         match self {
-            Self::NotFound(_) => "not_found",
-            Self::Ambiguous(_) => "ambiguous",
+            Self::NotFound(_) => NOT_FOUND,
+            Self::Ambiguous(_) => AMBIGUOUS,
             Self::Unverifiable(_) => UNVERIFIABLE,
-            Self::Failed(_) => "failed",
+            Self::Failed(_) => UNREADABLE,
         }
     }
 }
@@ -158,7 +174,7 @@ pub fn check(
             if known.is_some() && fingerprint == known {
                 return Ok((Comparison::AsPlanned, Basis::Fingerprint));
             }
-            let compared = compare_here(pod, rules, outside.finds_this_foreign())?;
+            let compared = compare_here(pod, rules, outside.finds_this_foreign(), describe)?;
             Ok((compared, Basis::Rules(fingerprint)))
         };
         netns.run(inside).map_err(|error| CheckError::Failed(error.to_string()))?
@@ -166,7 +182,7 @@ pub fn check(
     checked().unwrap_or_else(|error| (Comparison::Unknown(error), Basis::Rules(None)))
 }
 
-/// Compares the calling thread's network namespace, which must be the pod's, with the pod's plan.
+/// Compares the calling thread's network namespace, which must be the pod's, with the pod's plan. `words` puts a mismatch into words.
 ///
 /// # Errors
 /// Why it cannot be determined.
@@ -174,6 +190,7 @@ pub fn compare_here(
     pod: &MeshPod,
     rules: &ExpectedRules,
     is_foreign: bool,
+    words: impl Fn(&Mismatch, &RulePlan, &ApplyOptions) -> String,
 ) -> Result<Comparison, CheckError> {
     let there = addresses().map_err(|error| CheckError::Failed(error.to_string()))?;
     if !pod.addresses.iter().all(|address| there.contains(address)) {
@@ -182,20 +199,17 @@ pub fn compare_here(
     match rules.decide(&pod.facts, &there).map_err(|errors| CheckError::Failed(errors.to_string()))? {
         Decision::Skip(_) => Ok(Comparison::AsPlanned),
         Decision::Redirect(redirect) => {
-            let options = rules.options(is_foreign);
-            match verify(&redirect.plan(), &options)? {
-                None => Ok(Comparison::AsPlanned),
-                Some(mismatch) => judge(&mismatch, &options),
-            }
+            let (plan, options) = (redirect.plan(), rules.options(is_foreign));
+            let mut snapshot = Snapshot::take(&options)?;
+            let Some(mismatch) = snapshot.compare(&plan, &options)? else { return Ok(Comparison::AsPlanned) };
+            let text = words(&mismatch, &plan, &options);
+            Ok(if matches!(mismatch, Mismatch::Interference(_)) {
+                Comparison::Interference(text)
+            } else if snapshot.observation().is_redirected() {
+                Comparison::Different(text)
+            } else {
+                Comparison::NotRedirected(text)
+            })
         }
     }
-}
-
-fn judge(mismatch: &Mismatch, options: &ApplyOptions) -> Result<Comparison, CheckError> {
-    if matches!(mismatch, Mismatch::Interference(_)) {
-        return Ok(Comparison::Interference(mismatch.to_string()));
-    }
-    let is_bare = cleanup_preview(options).is_ok_and(|ours| ours.is_empty());
-    let text = mismatch.to_string();
-    Ok(if is_bare { Comparison::NotRedirected(text) } else { Comparison::Different(text) })
 }

@@ -10,6 +10,7 @@ mod plugin_conf;
 mod pod;
 mod processes;
 
+use cni_core::reasons;
 use netns_apply::capabilities::{self, Capability};
 
 pub use apply::{ApplyFailure, RepairReport, redirect_here, repair, repair_known};
@@ -17,8 +18,14 @@ pub use compare::{Basis, CheckError, Comparison, ExpectedRules, check, compare_h
 pub use plugin_conf::plugin_conf;
 pub use pod::{MeshPod, NotMeshed};
 
-/// The rules are in force, but whether other programs' rules interfere cannot be determined.
-pub const UNVERIFIABLE: &str = "unverifiable";
+/// Words for a pod whose state is unknown.
+pub const NOT_FOUND: &str = reasons::NOT_FOUND.word;
+/// Likewise.
+pub const AMBIGUOUS: &str = reasons::AMBIGUOUS.word;
+/// Likewise.
+pub const UNVERIFIABLE: &str = reasons::UNVERIFIABLE.word;
+/// Likewise.
+pub const UNREADABLE: &str = reasons::UNREADABLE.word;
 
 /// Why a pod cannot be repaired.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

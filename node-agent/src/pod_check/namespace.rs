@@ -14,7 +14,7 @@ use netns_apply::pod::hosts;
 use pod_netns::{LookupError, NamespaceIndex};
 
 use super::processes::{ProcessIndex, namespace_of};
-use super::{MeshPod, RepairError};
+use super::{AMBIGUOUS, MeshPod, NOT_FOUND, RepairError};
 use crate::confine::outside;
 use crate::settings::Paths;
 
@@ -24,12 +24,12 @@ use crate::settings::Paths;
 /// Why it cannot be determined.
 pub fn open(pod: &MeshPod, paths: &Paths) -> Result<Netns, RepairError> {
     if pod.addresses.is_empty() {
-        return Err(RepairError::new("not_found", LookupError::NoAddress));
+        return Err(RepairError::new(NOT_FOUND, LookupError::NoAddress));
     }
     let (pod, mounted, proc) = (pod.clone(), paths.netns.clone(), paths.proc.clone());
     // A confined thread sees no processes.
     outside::run(move || find(&pod, &mounted, &proc))
-        .unwrap_or_else(|| Err(RepairError::new("not_found", "the search for the pod's processes panicked")))
+        .unwrap_or_else(|| Err(RepairError::new(NOT_FOUND, "the search for the pod's processes panicked")))
 }
 
 fn find(pod: &MeshPod, mounted: &Path, proc: &Path) -> Result<Netns, RepairError> {
@@ -37,7 +37,7 @@ fn find(pod: &MeshPod, mounted: &Path, proc: &Path) -> Result<Netns, RepairError
         let text = format!(
             "cannot determine the pod's processes: {error}; mount the host's /proc there, or name it in MOUNTED_PROC_DIR, and add SYS_PTRACE to the capabilities"
         );
-        RepairError::new("not_found", text)
+        RepairError::new(NOT_FOUND, text)
     };
     let processes = ProcessIndex::of(proc).map_err(unknown)?;
     let mut found = Vec::new();
@@ -73,7 +73,7 @@ fn find(pod: &MeshPod, mounted: &Path, proc: &Path) -> Result<Netns, RepairError
             let text = format!(
                 "processes of the pod are in {several} network namespaces that have its addresses; ownership is ambiguous"
             );
-            Err(RepairError::new("ambiguous", text))
+            Err(RepairError::new(AMBIGUOUS, text))
         }
     }
 }
@@ -84,7 +84,7 @@ fn belongs_to_pod(
     addresses: &[IpAddr],
     processes: &ProcessIndex,
 ) -> Result<bool, RepairError> {
-    let failed = |error: &dyn std::fmt::Display| RepairError::new("not_found", error.to_string());
+    let failed = |error: &dyn std::fmt::Display| RepairError::new(NOT_FOUND, error.to_string());
     if processes.hosts == Some(netns.id()) || hosts(netns).map_err(|error| failed(&error))?.is_some() {
         return Ok(false);
     }
@@ -97,7 +97,7 @@ fn belongs_to_pod(
 fn nowhere(pod: &MeshPod, mounted: &Path, processes: &ProcessIndex) -> RepairError {
     if let Some(error) = processes.hidden.get(&pod.uid) {
         let text = format!("cannot read the pod's processes: {error}; add SYS_PTRACE to the capabilities");
-        return RepairError::new("not_found", text);
+        return RepairError::new(NOT_FOUND, text);
     }
     let addresses: BTreeSet<IpAddr> = pod.addresses.iter().copied().collect();
     let survey = NamespaceIndex::of(mounted, &addresses);
@@ -110,13 +110,13 @@ fn nowhere(pod: &MeshPod, mounted: &Path, processes: &ProcessIndex) -> RepairErr
             RepairError::new("no_process", text)
         }
         Ok(Err(unfound)) => RepairError::new(
-            if matches!(unfound, LookupError::Ambiguous { .. }) { "ambiguous" } else { "not_found" },
+            if matches!(unfound, LookupError::Ambiguous { .. }) { AMBIGUOUS } else { NOT_FOUND },
             format!(
                 "none of the pod's processes is in a network namespace that has its addresses; {unfound}"
             ),
         ),
         Err(error) => RepairError::new(
-            "not_found",
+            NOT_FOUND,
             format!("none of the pod's processes is in a network namespace that has its addresses; {error}"),
         ),
     }

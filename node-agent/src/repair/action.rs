@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::cluster::pods::ChangeError;
-use crate::pod_check::{RepairError, UNVERIFIABLE};
+use crate::pod_check::{AMBIGUOUS, NOT_FOUND, RepairError, UNVERIFIABLE};
 use crate::settings::RepairAction;
 
 use super::queue::AttemptEnd;
@@ -43,8 +43,8 @@ pub const REASONS: [&str; 19] = [
     "no_entry",
     "ended",
     "not_meshed",
-    "not_found",
-    "ambiguous",
+    NOT_FOUND,
+    AMBIGUOUS,
     "other_pod",
     "not_applied",
     "not_verified",
@@ -150,7 +150,7 @@ mod tests {
                 None,
                 AttemptEnd::Unanswered(Some(Duration::from_secs(3))),
             ),
-            (RepairError::new("ambiguous", "x").into(), Some("fail"), AttemptEnd::Failed),
+            (RepairError::new(AMBIGUOUS, "x").into(), Some("fail"), AttemptEnd::Failed),
         ];
         for (outcome, result, ended) in all {
             assert!(REASONS.contains(&outcome.reason()), "{outcome:?}");

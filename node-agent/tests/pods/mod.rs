@@ -304,7 +304,7 @@ pub fn read_and_unread(node: &Node) -> (f64, f64) {
     };
     // A look that reads nothing counts as such before it counts as a look, so of one that is going on it may look as if one fewer had been read.
     let unread = value("istio_cni_drift_unread_total");
-    (value(&check("as_planned")) - unread, unread)
+    (value(&check("verified")) - unread, unread)
 }
 
 /// Waits until a number of further rounds went round all pods.

@@ -31,7 +31,7 @@ use redirect_core::{
 /// How many findings are named at most.
 const MOST_FINDINGS: usize = 16;
 /// How much work one search is at most: some tenths of a second.
-const MOST_WORK: usize = 2_000_000;
+pub(super) const MOST_WORK: usize = 2_000_000;
 /// The port of DNS.
 const DNS: u16 = 53;
 
@@ -87,6 +87,20 @@ struct Start {
 /// Adds what keeps packets of a family, which the planned rules capture, from the proxy in a pod that holds these rules.
 pub(crate) fn search(planned: &TraceRules, live: &TraceRules, pod: &Pod<'_>, findings: &mut Findings) {
     let mut work = Work { left: MOST_WORK };
+    each_captured(planned, live, pod, &mut work, |judge| judge.judge(findings));
+    if work.left == 0 {
+        findings.add(unfollowed(live));
+    }
+}
+
+/// Walks all packets of a family that the planned rules capture through the rules of a pod.
+pub(super) fn each_captured(
+    planned: &TraceRules,
+    live: &TraceRules,
+    pod: &Pod<'_>,
+    work: &mut Work,
+    mut judge: impl FnMut(&Judge<'_>),
+) {
     for mut start in starts(planned.family, pod) {
         // From hosts outside.
         let of_others = match start.traffic {
@@ -98,15 +112,12 @@ pub(crate) fn search(planned: &TraceRules, live: &TraceRules, pod: &Pod<'_>, fin
             let others = start.packets.get(field).without(&routes.of_nobody_else);
             start.packets.set(field, others);
         }
-        let captured = walk::all(planned, &start.packets, &start.given, &mut work, false);
+        let captured = walk::all(planned, &start.packets, &start.given, work, false);
         for wanted in captured.ways.iter().filter(|way| matches!(way.fate, Fate::Proxy { .. })) {
-            let found = walk::all(live, &wanted.packets, &start.given, &mut work, false);
+            let found = walk::all(live, &wanted.packets, &start.given, work, false);
             let (traffic, is_sent) = ((live.family, start.traffic), start.given.is_local);
-            Judge { live, wanted, found: &found, traffic, is_sent }.judge(findings);
+            judge(&Judge { live, wanted, found: &found, traffic, is_sent });
         }
-    }
-    if work.left == 0 {
-        findings.add(unfollowed(live));
     }
 }
 
@@ -213,13 +224,13 @@ fn is_the_pods(address: &IpAddr) -> bool {
 }
 
 /// What becomes of packets that a plan captures in one way.
-struct Judge<'a> {
+pub(super) struct Judge<'a> {
     live: &'a TraceRules,
-    wanted: &'a TracePath,
-    found: &'a Ways,
-    traffic: (Family, Traffic),
+    pub(super) wanted: &'a TracePath,
+    pub(super) found: &'a Ways,
+    pub(super) traffic: (Family, Traffic),
     /// Whether the pod sends them.
-    is_sent: bool,
+    pub(super) is_sent: bool,
 }
 
 impl Judge<'_> {
@@ -242,7 +253,7 @@ impl Judge<'_> {
     }
 
     /// Whether packets do not come to the proxy. A packet with another mark, or in another zone, does come to it.
-    fn is_lost(&self, way: &TracePath) -> bool {
+    pub(super) fn is_lost(&self, way: &TracePath) -> bool {
         way.fate != self.wanted.fate && !self.is_for_the_listener(way)
     }
 

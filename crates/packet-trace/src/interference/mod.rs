@@ -9,10 +9,12 @@
 //! statement [may](Severity::May) interfere. The search judges first packets, in the direction in
 //! which a connection is opened.
 
+mod consequences;
 mod finding;
 mod lost;
 mod opening;
 
+pub use consequences::{Consequence, consequences};
 pub use finding::{Effect, Finding, RuleRef, Severity, Traffic};
 pub use opening::{Captures, Opener, Opening, is_own, proxy_users};
 

@@ -562,3 +562,67 @@ proptest::proptest! {
         let _ = find(&ruleset, &plan(&[]), &pod).iter().map(ToString::to_string).collect::<Vec<_>>();
     }
 }
+
+/// What it means that rules of a plan, after an edit, are in force beside those of other programs.
+fn means(settings: &[(Key, &'static str)], others: &str, edit: impl Fn(&mut Ruleset)) -> Vec<String> {
+    let plan = plan(settings);
+    let mut ruleset = in_force(&plan, others);
+    edit(&mut ruleset);
+    let addresses: [IpAddr; 1] = [OWN.parse().unwrap()];
+    let interfaces = ["eth0".to_string()];
+    let pod = Pod { addresses: &addresses, interfaces: &interfaces, ..Pod::default() };
+    consequences(&ruleset, &[], &plan, &pod).iter().map(ToString::to_string).collect()
+}
+
+fn chain<'a>(ruleset: &'a mut Ruleset, chain: &str) -> &'a mut ChainState {
+    let nat = TableName { api: Api::NfTables, family: TableFamily::Ip, name: "nat".into() };
+    chain_of(ruleset.table(nat), chain)
+}
+
+#[test]
+fn where_all_is_captured_there_is_no_consequence() {
+    assert_eq!(means(&[], "", |_| ()), Vec::<String>::new());
+    // A rule that changes nothing for captured traffic.
+    assert_eq!(means(&[], "*filter\n-A INPUT -j ACCEPT", |_| ()), Vec::<String>::new());
+}
+
+#[test]
+fn rules_that_are_gone_are_told_by_the_traffic_that_they_captured() {
+    let outbound = "all outbound connections bypass the proxy";
+    assert_eq!(means(&[], "", |all| chain(all, "ISTIO_OUTPUT").rules.clear()), [outbound]);
+    let inbound = "all inbound connections bypass the proxy";
+    assert_eq!(means(&[], "", |all| chain(all, "PREROUTING").rules.clear()), [inbound]);
+    assert_eq!(means(&[], "", |all| all.tables.clear()), [inbound, outbound]);
+    let settings = [(Key::RedirectDns, "true"), (Key::CaptureAllDns, "true")];
+    let dns = "all DNS queries bypass the proxy";
+    assert_eq!(means(&settings, "", |all| chain(all, "OUTPUT").rules.clear()), [outbound, dns]);
+}
+
+#[test]
+fn a_part_of_the_traffic_is_told_by_what_is_its_own() {
+    let returns = "-I ISTIO_OUTPUT -p tcp -m tcp --dport 8080 -j RETURN";
+    assert_eq!(means(&[], returns, |_| ()), ["outbound connections bypass the proxy (port 8080)"]);
+    let itself = "-I OUTPUT -o lo -p tcp -m tcp --dport 8080 -j RETURN";
+    let wanted = "the proxy's connections to its own pod bypass the proxy (port 8080)";
+    assert_eq!(means(&[], itself, |_| ()), [wanted]);
+    let drops = "*filter\n-A INPUT -p tcp -m tcp --dport 15006 -s 192.0.2.0/24 -j DROP";
+    assert_eq!(means(&[], drops, |_| ()), ["inbound connections are dropped (from 192.0.2.0-192.0.2.255)"]);
+}
+
+#[test]
+fn traffic_that_goes_elsewhere_is_told_where() {
+    let elsewhere = "-I PREROUTING -p tcp -m tcp --dport 8080 -j REDIRECT --to-ports 3128";
+    assert_eq!(
+        means(&[], elsewhere, |_| ()),
+        ["inbound connections reach another program, at port 3128 (port 8080)"]
+    );
+    let refuses = "*filter\n-A OUTPUT -p tcp -j REJECT";
+    let found = means(&[], refuses, |_| ());
+    assert!(found.contains(&"all outbound connections are refused".to_string()), "{found:?}");
+}
+
+#[test]
+fn what_is_not_understood_may_have_a_consequence() {
+    let found = means(&[], "-I OUTPUT -m limit --limit 5/sec -j ACCEPT", |_| ());
+    assert!(found.contains(&"outbound connections may bypass the proxy".to_string()), "{found:?}");
+}

@@ -1,0 +1,85 @@
+//! How pods stand: the same words in the agent's metrics and summary and in all that `redirectctl` prints.
+
+use crate::reasons::{ReasonDoc, reason};
+
+/// How a pod stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum PodState {
+    /// It is redirected as planned, and other programs' rules do not interfere.
+    Verified,
+    /// It is not redirected, as intended.
+    LeftAlone,
+    /// It should be redirected, and nothing of the mesh is in its network namespace.
+    NotRedirected,
+    /// It is redirected and should not be.
+    Unexpected,
+    /// It is redirected otherwise than planned.
+    Drifted,
+    /// It is redirected as planned, and other programs' rules interfere.
+    Interference,
+    /// It cannot be determined.
+    Unknown,
+    /// It was not checked yet.
+    Unseen,
+}
+
+impl PodState {
+    /// All of them.
+    pub const ALL: [Self; 8] = [
+        Self::Verified,
+        Self::LeftAlone,
+        Self::NotRedirected,
+        Self::Unexpected,
+        Self::Drifted,
+        Self::Interference,
+        Self::Unknown,
+        Self::Unseen,
+    ];
+
+    /// Those of pods that should be redirected.
+    pub const MESHED: [Self; 6] =
+        [Self::Verified, Self::NotRedirected, Self::Drifted, Self::Interference, Self::Unknown, Self::Unseen];
+
+    /// Its word, what it means and what to do.
+    #[must_use]
+    pub const fn doc(self) -> ReasonDoc {
+        match self {
+            Self::Verified => reason(
+                "verified",
+                "the pod is redirected as planned, and other programs' rules do not interfere",
+                "",
+            ),
+            Self::LeftAlone => reason("left-alone", "the pod is not redirected, as intended", ""),
+            Self::NotRedirected => reason(
+                "not-redirected",
+                "the pod should be redirected, and its network namespace holds no rule of the mesh",
+                DETAILS,
+            ),
+            Self::Unexpected => reason(
+                "unexpected",
+                "the pod, or a network namespace without one, is redirected and should not be",
+                DETAILS,
+            ),
+            Self::Drifted => reason("drifted", "the pod is redirected otherwise than planned", DETAILS),
+            Self::Interference => reason(
+                "interference",
+                "the pod is redirected as planned, and rules of other programs interfere; the agent keeps them",
+                "take them away where they are made",
+            ),
+            Self::Unknown => reason(
+                "unknown",
+                "it cannot be determined whether the pod is redirected",
+                "the cause beside it says why",
+            ),
+            Self::Unseen => reason("unseen", "the pod was not checked yet, or has no network yet", "wait"),
+        }
+    }
+
+    /// Its word.
+    #[must_use]
+    pub const fn word(self) -> &'static str {
+        self.doc().word
+    }
+}
+
+const DETAILS: &str = "redirectctl pod NAMESPACE/NAME shows what differs and what to do";

@@ -1,0 +1,199 @@
+//! What it means for traffic that a network namespace is not as planned: which captured packets do not come to the proxy, and
+//! where they end instead.
+
+use super::{
+    Pod, Severity, Traffic,
+    lost::{Judge, MOST_WORK, each_captured},
+};
+use crate::{
+    Fate,
+    difference::{Region, merged},
+    packets::{Field, Packets},
+    rules::TraceRules,
+    set::Set,
+    walk::Work,
+};
+use alloc::{collections::BTreeMap, string::String, vec::Vec};
+use core::fmt;
+use netfilter_state::{routing::FoundRouting, ruleset::Ruleset};
+use redirect_core::{plan::RulePlan, values::Family};
+
+/// How many sets of packets a text names.
+const MOST_NAMED: usize = 3;
+
+/// What becomes of traffic that a plan captures and a network namespace does not.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Consequence {
+    /// How sure it is.
+    pub severity: Severity,
+    /// The traffic.
+    pub traffic: Traffic,
+    /// Its family; none if it is the same for all families of the plan.
+    pub family: Option<Family>,
+    /// Where it ends.
+    pub fate: Fate,
+    /// Which of it; empty for all of it.
+    pub parts: Vec<Region>,
+}
+
+/// The words for [`Fate`], and for what may be.
+const fn words(fate: Fate, severity: Severity) -> &'static str {
+    match (fate, severity) {
+        (Fate::Untouched, Severity::Does) => "bypass the proxy",
+        (Fate::Untouched, Severity::May) => "may bypass the proxy",
+        (Fate::Proxy { .. }, Severity::Does) => "reach the wrong port of the proxy:",
+        (Fate::Proxy { .. }, Severity::May) => "may reach the wrong port of the proxy:",
+        (Fate::Redirected(_), Severity::Does) => "reach another program, at port",
+        (Fate::Redirected(_), Severity::May) => "may reach another program, at port",
+        (Fate::Translated, Severity::Does) => "go to another destination",
+        (Fate::Translated, Severity::May) => "may go to another destination",
+        (Fate::Broken, Severity::Does) => "are reset",
+        (Fate::Broken, Severity::May) => "may be reset",
+        (Fate::Dropped, Severity::Does) => "are dropped",
+        (Fate::Dropped, Severity::May) => "may be dropped",
+        (Fate::Rejected, Severity::Does) => "are refused",
+        (Fate::Rejected, Severity::May) => "may be refused",
+        (Fate::Unknown, _) => "may not reach the proxy",
+    }
+}
+
+/// `all outbound connections bypass the proxy`, `IPv4 inbound connections are dropped (port 8080)`.
+impl fmt::Display for Consequence {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let family = self.family.map(|family| alloc::format!("{family} ")).unwrap_or_default();
+        if self.traffic == Traffic::ProxyToSelf {
+            let all = if self.parts.is_empty() { "all of " } else { "" };
+            write!(f, "{all}the proxy's {family}connections to its own pod")?;
+        } else {
+            let all = if self.parts.is_empty() { "all " } else { "" };
+            write!(f, "{all}{family}{}", self.traffic.name())?;
+        }
+        write!(f, " {}", words(self.fate, self.severity))?;
+        if let Fate::Proxy { port, .. } | Fate::Redirected(port) = self.fate {
+            write!(f, " {port}")?;
+        }
+        if self.parts.is_empty() {
+            return Ok(());
+        }
+        let named = self.parts.iter().take(MOST_NAMED).map(|part| part.conditions().join(", "));
+        let named: Vec<String> = named.filter(|words| !words.is_empty()).collect();
+        if named.is_empty() {
+            return if self.severity == Severity::Does { f.write_str(" in part") } else { Ok(()) };
+        }
+        write!(f, " ({}", named.join("; "))?;
+        match self.parts.len().saturating_sub(MOST_NAMED) {
+            0 => f.write_str(")"),
+            more => write!(f, "; and {more} more)"),
+        }
+    }
+}
+
+/// What becomes of captured traffic in a network namespace with these rules and this routing, where that is not what the plan
+/// means: whole kinds of traffic first. Empty if all of it comes to the proxy, and if the ruleset is too large to tell.
+#[must_use]
+pub fn consequences(
+    ruleset: &Ruleset,
+    routing: &[FoundRouting],
+    plan: &RulePlan,
+    pod: &Pod<'_>,
+) -> Vec<Consequence> {
+    let mut all: Vec<Consequence> = Vec::new();
+    for family in plan.families() {
+        let live = TraceRules::of_verdict(ruleset, routing, *family, plan).with_addresses(pod.addresses);
+        let live = match pod.routes {
+            Some(tables) => live.with_routes(tables),
+            None => live,
+        };
+        let mut kinds: BTreeMap<Traffic, Kind> = BTreeMap::new();
+        let mut work = Work { left: MOST_WORK };
+        each_captured(&TraceRules::of_plan(plan, *family), &live, pod, &mut work, |judge| {
+            kinds.entry(judge.traffic.1).or_default().add(judge);
+        });
+        if work.left == 0 {
+            return Vec::new();
+        }
+        all.extend(kinds.into_iter().flat_map(|(traffic, kind)| kind.consequences(*family, traffic)));
+    }
+    // What the pod sends to itself shares its rules with what it sends to others, which matters more.
+    let outbound: Vec<Option<Family>> =
+        all.iter().filter(|one| one.traffic == Traffic::Outbound).map(|one| one.family).collect();
+    all.retain(|one| one.traffic != Traffic::ProxyToSelf || !outbound.contains(&one.family));
+    of_all_families(&mut all, plan.families().len());
+    all.sort_by_key(|one| (!one.parts.is_empty(), core::cmp::Reverse(one.severity), one.traffic));
+    all
+}
+
+/// What is the same for all families is said once.
+fn of_all_families(all: &mut Vec<Consequence>, families: usize) {
+    let is_same = |one: &Consequence, other: &Consequence| {
+        one.parts.is_empty()
+            && Consequence { family: None, ..one.clone() } == Consequence { family: None, ..other.clone() }
+    };
+    let mut merged: Vec<Consequence> = Vec::new();
+    for one in all.drain(..) {
+        match merged.iter_mut().find(|known| is_same(known, &one)) {
+            Some(known) => known.family = None,
+            None => merged.push(one),
+        }
+    }
+    if families == 1 {
+        merged.iter_mut().for_each(|one| one.family = None);
+    }
+    *all = merged;
+}
+
+/// What is captured of a kind of traffic, and what of that is lost.
+#[derive(Default)]
+struct Kind {
+    is_sent: bool,
+    captured: Vec<Packets>,
+    /// Whether some of it comes to the proxy, on one way at least.
+    arrives: bool,
+    lost: BTreeMap<(Fate, Severity), Vec<Packets>>,
+}
+
+impl Kind {
+    fn add(&mut self, judge: &Judge<'_>) {
+        self.is_sent = judge.is_sent;
+        self.captured.push(judge.wanted.packets.clone());
+        let sent = || judge.found.ways.iter().filter(|way| !way.is_unsent);
+        let is_certain = !judge.found.are_doubtful || sent().all(|way| judge.is_lost(way));
+        for way in sent() {
+            if !judge.is_lost(way) {
+                self.arrives = true;
+                continue;
+            }
+            let is_known = is_certain && way.fate != Fate::Unknown;
+            let severity = if is_known { Severity::Does } else { Severity::May };
+            self.lost.entry((way.fate, severity)).or_default().push(way.packets.clone());
+        }
+    }
+
+    fn consequences(self, family: Family, traffic: Traffic) -> Vec<Consequence> {
+        let Self { is_sent, captured, arrives, lost } = self;
+        let is_all = !arrives && lost.len() == 1;
+        let of = |((fate, severity), packets): ((Fate, Severity), Vec<Packets>)| {
+            let parts = if is_all { Vec::new() } else { regions(is_sent, traffic, packets, &captured) };
+            Consequence { severity, traffic, family: Some(family), fate, parts }
+        };
+        lost.into_iter().map(of).collect()
+    }
+}
+
+/// The sets of packets by what tells them from the rest of what is captured.
+fn regions(is_sent: bool, traffic: Traffic, packets: Vec<Packets>, captured: &[Packets]) -> Vec<Region> {
+    let mut of_interest = merged(packets);
+    for field in Field::ALL {
+        let all = captured.iter().fold(Set::empty(), |all, one| all.or(one.get(field)));
+        for one in &mut of_interest {
+            // What a pod sends to itself comes from a few addresses, which say nothing.
+            let is_usual =
+                traffic == Traffic::ProxyToSelf && matches!(field, Field::Source | Field::Destination);
+            if is_usual || all.without(one.get(field)).is_empty() {
+                let family = one.family;
+                one.set(field, Set::range(0, field.most(family)));
+            }
+        }
+    }
+    merged(of_interest).into_iter().map(|packets| Region::new(is_sent, packets)).collect()
+}
