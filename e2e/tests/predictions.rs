@@ -17,7 +17,7 @@ use common::in_parallel;
 use common::packets::{Arrived, FORMS, Said, plan};
 use e2e::netns::{client_address, pod_address, remote_address};
 use e2e::traffic::PROXY_ID;
-use netns_apply::{ApplyOptions, Live, Mismatch, apply, verify};
+use netns_apply::{ApplyOptions, Live, Mismatch, apply, impact, verify};
 use packet_trace::{Detail, Fate, Packet, TraceRules, interference::Severity};
 use redirect_core::{Family, RulePlan, settings::Key};
 
@@ -478,9 +478,17 @@ impl Pod {
 
     /// What CHECK names, if that is wrong. Where no captured packet is lost it may still be that an answer is.
     fn check(&self, case: &Case, is_lost: bool, is_answer_lost: bool) -> Result<Option<String>> {
-        let found = self.ground.pod().enter(|| verify(&self.plan, &self.options))??;
+        let look = || -> Result<_> {
+            let Some(found) = verify(&self.plan, &self.options)? else { return Ok(None) };
+            let consequences = impact(&found, &self.plan, &self.options)?.consequences;
+            Ok(Some((found, consequences)))
+        };
+        let (found, consequences) = self.ground.pod().enter(look)??.unzip();
         Ok(match (found, is_lost) {
             (None, true) => Some("CHECK: silent".to_owned()),
+            (Some(_), true) if consequences.is_none_or(|all| all.is_empty()) => {
+                Some("CHECK: tells no consequence".to_owned())
+            }
             (Some(_), true) | (None, false) => None,
             (Some(_), false) if case.lacks || is_answer_lost => None,
             (Some(Mismatch::Interference(findings)), false)

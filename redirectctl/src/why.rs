@@ -83,8 +83,8 @@ fn all() -> Vec<Entry> {
         meaning: (*meaning).to_owned(),
         remedy: String::new(),
     });
-    states
-        .chain(causes)
+    causes
+        .chain(states)
         .chain(skips)
         .chain(reasons)
         .chain(signs)
