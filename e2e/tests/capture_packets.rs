@@ -7,6 +7,7 @@ use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::thread;
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use common::crafted::{FORMS, Lossy, stranger};
@@ -18,7 +19,8 @@ use e2e::traffic::{ANSWER, Client, GREETING, Obedient, PROXY_ID, TcpServer, as_u
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::sys::socket::{
-    AddressFamily, SockFlag, SockType, SockaddrStorage, bind, connect, setsockopt, socket, sockopt,
+    AddressFamily, MsgFlags, SockFlag, SockType, SockaddrStorage, bind, connect, send, setsockopt, socket,
+    sockopt,
 };
 
 const BOTH: [bool; 2] = [false, true];
@@ -443,19 +445,37 @@ enum Exempt {
     Unanswered,
     /// The proxy's, which is reset.
     Reset,
+    /// The proxy's, whose entry has expired, so that the kernel makes a new one in its middle.
+    PickedUp,
 }
 
+/// How long the kernel keeps an entry of an idle connection, in seconds.
+fn established_for(pod: &Namespace, seconds: u32) -> Result<()> {
+    pod.sh(&format!("echo {seconds} >/proc/sys/net/netfilter/nf_conntrack_tcp_timeout_established"))?.ok()?;
+    Ok(())
+}
+
+/// Keeps resets that the pod sends from connection tracking.
+const HIDE_RESETS: &str = "nft 'table inet hide {
+    chain out { type filter hook output priority -310; tcp flags & rst == rst drop; }
+}'";
+
 impl Exempt {
-    const ALL: [Self; 3] = [Self::OverLoopback, Self::Unanswered, Self::Reset];
+    const ALL: [Self; 4] = [Self::OverLoopback, Self::Unanswered, Self::Reset, Self::PickedUp];
 
     /// Leaves it; whether there is one.
     fn leave(self, pod: &Pod, wire: &Wire, from: SocketAddr, to: SocketAddr) -> Result<bool> {
         let (user, interface) = match self {
             Self::OverLoopback => (APP, Some("lo")),
-            Self::Unanswered | Self::Reset => (PROXY_ID, None),
+            Self::Unanswered | Self::Reset | Self::PickedUp => (PROXY_ID, None),
         };
+        if self == Self::PickedUp {
+            // The timeout of an entry is that of its last packet.
+            established_for(pod.namespace(), 1)?;
+        }
         let socket = call(pod.namespace(), user, from, to, interface)?;
-        if self == Self::Reset {
+        let is_there = socket.is_some();
+        if matches!(self, Self::Reset | Self::PickedUp) {
             let is_syn = |segment: &Segment| (segment.source, segment.destination) == (from, to);
             let syn =
                 wire.wait_for("call of the proxy", |segment| is_syn(segment).then(|| segment.clone()))?;
@@ -464,11 +484,33 @@ impl Exempt {
             peer.send(SYN | ACK)?;
             peer.sequence += 1;
             peer.acknowledged()?;
-            peer.send(RST)?;
+            match socket {
+                Some(socket) if self == Self::PickedUp => forgotten_and_picked_up(pod, socket, from)?,
+                _ => peer.send(RST)?,
+            }
             Pod::settle(wire, to.is_ipv6(), from.port())?;
         }
-        Ok(socket.is_some())
+        Ok(is_there)
     }
+}
+
+/// Lets the entry of an idle connection expire, sends on the connection, and closes it unseen by connection tracking.
+fn forgotten_and_picked_up(pod: &Pod, socket: OwnedFd, from: SocketAddr) -> Result<()> {
+    let pod = pod.namespace();
+    let family = if from.is_ipv6() { "ipv6" } else { "ipv4" };
+    let entry = format!(" sport={} ", from.port());
+    process::until("the entry to expire", Duration::from_secs(120), &[], || {
+        let entries = pod.sh("cat /proc/net/nf_conntrack")?.stdout;
+        let is_there = |line: &str| line.starts_with(family) && line.contains(&entry);
+        Ok((!entries.lines().any(is_there)).then_some(()))
+    })?;
+    established_for(pod, 432_000)?;
+    send(socket.as_raw_fd(), b"still here", MsgFlags::empty())?;
+    pod.sh(HIDE_RESETS)?.ok()?;
+    setsockopt(&socket, sockopt::Linger, &nix::libc::linger { l_onoff: 1, l_linger: 0 })?;
+    drop(socket);
+    pod.sh("nft delete table inet hide")?.ok()?;
+    Ok(())
 }
 
 /// The ways in which the application gets out beside the proxy, on what others have left.

@@ -342,6 +342,8 @@ impl TcpFlags {
     ];
     /// What opens a connection: SYN without FIN, RST or ACK, `--syn` in iptables.
     pub const OPENING: Self = Self { mask: Self::FIN | Self::SYN | Self::RST | Self::ACK, set: Self::SYN };
+    /// SYN and ACK, whatever else: the answer to what opens a connection.
+    pub const ANSWERING: Self = Self { mask: Self::SYN | Self::ACK, set: Self::SYN | Self::ACK };
     /// SYN, whatever else: what opens a connection, and its answer.
     pub const SYNCHRONIZING: Self = Self { mask: Self::SYN, set: Self::SYN };
 

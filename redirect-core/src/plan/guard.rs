@@ -25,8 +25,7 @@ pub(super) fn strict_capture(r: &Redirect, rules: &mut RuleListBuilder<'_>) {
     let mut group = rules.group(Key::StrictCapture, "what opens a connection, or answers");
     let opens = [not_in_by_loopback(), tcp(), opening()];
     group.insert(Table::Mangle, Hook::Prerouting, 1, opens, Target::Jump(OurChain::GuardIn.into()));
-    let opens_or_answers = [tcp(), Match::TcpFlags(Equality::equals(TcpFlags::SYNCHRONIZING))];
-    group.insert(Table::Mangle, Hook::Output, 1, opens_or_answers, Target::Jump(OurChain::GuardOut.into()));
+    group.insert(Table::Mangle, Hook::Output, 1, [tcp()], Target::Jump(OurChain::GuardOut.into()));
     guard_in(r, rules);
     guard_out(r, rules);
 }
@@ -43,7 +42,20 @@ fn guard_in(r: &Redirect, rules: &mut RuleListBuilder<'_>) {
     group.append(Table::Mangle, OurChain::GuardIn, [guarded()], Target::Drop);
 }
 
+/// Packets without SYN pass unless they begin an entry: the kernel makes one for an acknowledgement, too, where that of the
+/// connection is gone.
 fn guard_out(r: &Redirect, rules: &mut RuleListBuilder<'_>) {
+    let goes_on = [
+        tcp(),
+        Match::TcpFlags(Equality::not_equals(TcpFlags::SYNCHRONIZING)),
+        Match::Tracked(ConnState::RelatedOrEstablished.into()),
+    ];
+    rules.group(Key::StrictCapture, "what belongs to a known connection").append(
+        Table::Mangle,
+        OurChain::GuardOut,
+        goes_on,
+        Target::Return,
+    );
     let interfaces =
         r.exclude_interfaces().iter().map(|interface| (Key::ExcludeInterfaces, going_out(interface)));
     for (because, exempt) in [(Key::StrictCapture, out_by_loopback())].into_iter().chain(interfaces) {
@@ -65,14 +77,15 @@ fn guard_out(r: &Redirect, rules: &mut RuleListBuilder<'_>) {
         );
     }
     let mut group = rules.group(Key::StrictCapture, "drops reuse of an exempt connection");
-    group.append(Table::Mangle, OurChain::GuardOut, [guarded()], Target::Drop);
+    let reuses = [tcp(), Match::TcpFlags(Equality::equals(TcpFlags::SYNCHRONIZING)), guarded()];
+    group.append(Table::Mangle, OurChain::GuardOut, reuses, Target::Drop);
 }
 
 /// Connections with any of these conditions are exempt, and marked; so are all their packets.
 fn exempts(because: Key, exempt: &[Vec<Match>], rules: &mut RuleListBuilder<'_>) {
     let mut group = rules.group(because, "this connection is not captured");
     for conditions in exempt {
-        let opens = conditions.iter().cloned().chain([tcp(), opening()]).collect();
+        let opens = conditions.iter().cloned().chain([tcp(), not_answering()]).collect();
         group.append_all(Table::Mangle, OurChain::GuardOut, opens, Target::SetConnMark(GUARD_MARK));
     }
     for conditions in exempt {
@@ -94,6 +107,11 @@ fn exempt_senders(r: &Redirect) -> Vec<Vec<Match>> {
         }
     }
     senders
+}
+
+/// Whatever does not answer another's SYN.
+fn not_answering() -> Match {
+    Match::TcpFlags(Equality::not_equals(TcpFlags::ANSWERING))
 }
 
 fn guarded() -> Match {

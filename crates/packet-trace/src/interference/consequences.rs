@@ -89,7 +89,8 @@ impl fmt::Display for Consequence {
 }
 
 /// What becomes of captured traffic in a network namespace with these rules and this routing, where that is not what the plan
-/// means: whole kinds of traffic first. Empty if all of it comes to the proxy, and if the ruleset is too large to tell.
+/// means: whole kinds of traffic first. Empty if all of it comes to the proxy, and if the ruleset is too large
+/// to be followed.
 #[must_use]
 pub fn consequences(
     ruleset: &Ruleset,
@@ -180,13 +181,13 @@ impl Kind {
     }
 }
 
-/// The sets of packets by what tells them from the rest of what is captured.
+/// The sets of packets by what distinguishes them from the rest of what is captured.
 fn regions(is_sent: bool, traffic: Traffic, packets: Vec<Packets>, captured: &[Packets]) -> Vec<Region> {
     let mut of_interest = merged(packets);
     for field in Field::ALL {
         let all = captured.iter().fold(Set::empty(), |all, one| all.or(one.get(field)));
         for one in &mut of_interest {
-            // What a pod sends to itself comes from a few addresses, which say nothing.
+            // What a pod sends to itself comes from a few addresses, which mean nothing.
             let is_usual =
                 traffic == Traffic::ProxyToSelf && matches!(field, Field::Source | Field::Destination);
             if is_usual || all.without(one.get(field)).is_empty() {
