@@ -58,7 +58,7 @@ pub const UNREADABLE: ReasonDoc = reason(
 );
 
 /// How an attempt to repair or heal a pod ended.
-pub const REPAIRS: [ReasonDoc; 22] = [
+pub const REPAIRS: [ReasonDoc; 23] = [
     reason("done", "it is done, and where the pod was redirected also verified", ""),
     reason("healed", "the pod is redirected as planned again", ""),
     reason("had_label", "the pod has the label already", ""),
@@ -92,6 +92,11 @@ pub const REPAIRS: [ReasonDoc; 22] = [
         "the settings of the validation contradict those of the plugin",
     ),
     NOT_FOUND,
+    reason(
+        "throttled",
+        "pods were deleted, and their replacements failed as well, or many pods of the node were deleted; it is tried again later",
+        "find out why pods start without being redirected: the agent's /readyz, and redirectctl pod for one of them",
+    ),
     reason("no_process", "no process of the pod runs now", "wait: it is tried again as soon as one does"),
     AMBIGUOUS,
     reason(

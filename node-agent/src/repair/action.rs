@@ -6,6 +6,7 @@ use crate::cluster::pods::ChangeError;
 use crate::pod_check::{AMBIGUOUS, NOT_FOUND, RepairError, UNVERIFIABLE};
 use crate::settings::RepairAction;
 
+use super::limit::Throttled;
 use super::queue::AttemptEnd;
 
 /// How one try ended.
@@ -28,10 +29,17 @@ pub enum RepairOutcome {
     },
     /// It cannot be done, at least now.
     Failed(RepairError),
+    /// It has to wait, because of what was done before.
+    Throttled {
+        /// Why.
+        text: String,
+        /// How long.
+        wait: Duration,
+    },
 }
 
 /// Every reason of a try's end, for metrics.
-pub const REASONS: [&str; 19] = [
+pub const REASONS: [&str; 20] = [
     "done",
     "had_label",
     "gone",
@@ -51,7 +59,24 @@ pub const REASONS: [&str; 19] = [
     UNVERIFIABLE,
     "not_severed",
     "no_process",
+    THROTTLED,
 ];
+
+/// Too many deletions came before.
+pub const THROTTLED: &str = "throttled";
+
+impl From<Throttled> for RepairOutcome {
+    fn from(throttled: Throttled) -> Self {
+        let (why, wait) = match throttled {
+            Throttled::Owner { failed, wait } => {
+                (format!("replacements of deleted pods failed as well, {failed} times in a row"), wait)
+            }
+            Throttled::Node { wait } => ("many pods of this node were deleted".to_owned(), wait),
+        };
+        let text = format!("{why}; tried again in {} s", wait.as_secs().saturating_add(1));
+        Self::Throttled { text, wait }
+    }
+}
 
 impl From<RepairError> for RepairOutcome {
     fn from(error: RepairError) -> Self {
@@ -70,6 +95,7 @@ impl RepairOutcome {
             Self::Changed => "changed",
             Self::Unanswered { .. } => "unanswered",
             Self::Failed(error) => error.reason,
+            Self::Throttled { .. } => THROTTLED,
         }
     }
 
@@ -80,7 +106,7 @@ impl RepairOutcome {
             Self::Done(_) => Some("success"),
             Self::HadLabel => Some("skip"),
             Self::Failed(_) => Some("fail"),
-            Self::Gone | Self::Changed | Self::Unanswered { .. } => None,
+            Self::Gone | Self::Changed | Self::Unanswered { .. } | Self::Throttled { .. } => None,
         }
     }
 
@@ -94,6 +120,7 @@ impl RepairOutcome {
             Self::Failed(_) => AttemptEnd::Failed,
             Self::Changed => AttemptEnd::Unanswered(None),
             Self::Unanswered { retry_after, .. } => AttemptEnd::Unanswered(*retry_after),
+            Self::Throttled { wait, .. } => AttemptEnd::Unanswered(Some(*wait)),
         }
     }
 
@@ -151,6 +178,11 @@ mod tests {
                 AttemptEnd::Unanswered(Some(Duration::from_secs(3))),
             ),
             (RepairError::new(AMBIGUOUS, "x").into(), Some("fail"), AttemptEnd::Failed),
+            (
+                RepairOutcome::Throttled { text: String::new(), wait: Duration::from_secs(9) },
+                None,
+                AttemptEnd::Unanswered(Some(Duration::from_secs(9))),
+            ),
         ];
         for (outcome, result, ended) in all {
             assert!(REASONS.contains(&outcome.reason()), "{outcome:?}");

@@ -51,6 +51,8 @@ pub struct Broken {
     pub labels: Option<BTreeMap<String, String>>,
     /// What shows that it is broken.
     pub failure: ApiError,
+    /// The controller that will replace it, by its UID; its own UID where it has none.
+    pub owner: String,
     /// Whether one of its init containers runs at the moment, so that the pod has processes.
     pub runs: bool,
 }
@@ -133,7 +135,8 @@ impl Filter {
         let failure = self.failure(pod)?;
         let statuses = pod.pointer("/status/initContainerStatuses").and_then(Value::as_array);
         let runs = statuses.into_iter().flatten().any(|status| status.pointer("/state/running").is_some());
-        Ok(Broken { name, uid, version, labels, failure, runs })
+        let owner = controller(pod).unwrap_or(&uid).to_owned();
+        Ok(Broken { name, uid, version, labels, failure, owner, runs })
     }
 
     /// The failure of one of the init containers, or what comes closest to one.
@@ -195,6 +198,14 @@ impl TerminatedState<'_> {
     fn text(&self, pointer: &str) -> String {
         text(self.0, pointer).unwrap_or_default().to_owned()
     }
+}
+
+/// The UID of the controller that owns a pod.
+fn controller(pod: &Value) -> Option<&str> {
+    let owners = pod.pointer("/metadata/ownerReferences").and_then(Value::as_array);
+    let mut controllers =
+        owners.into_iter().flatten().filter(|owner| owner.get("controller") == Some(&Value::Bool(true)));
+    text(controllers.next()?, "/uid")
 }
 
 fn text<'a>(value: &'a Value, pointer: &str) -> Option<&'a str> {

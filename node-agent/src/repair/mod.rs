@@ -1,15 +1,17 @@
 //! The repair controller: it redirects, deletes or labels pods of the node whose redirection failed validation.
 //!
 //! ```text
-//! API server ──► list, watch ──► filter ──► queue ──► action ──► metrics, event
+//! API server ──► list, watch ──► filter ──► queue ──► confirm ──► action ──► metrics, event
 //! ```
 //!
-//! [`filter`] and [`queue`] are pure. One task watches, another acts. The queue between them has a limit; a pod that does not fit is found by
+//! [`filter`], [`queue`] and [`limit`] are pure. One task watches, another acts. The queue between them has a limit; a pod that does not fit is found by
 //! the next list. Each request has a time limit.
 
 pub mod action;
+mod confirm;
 pub mod filter;
 mod in_place;
+pub mod limit;
 pub mod queue;
 
 use std::collections::BTreeSet;
@@ -31,12 +33,13 @@ use crate::cluster::pods::{self, ObservedPod, PODS};
 use crate::cluster::{Cluster, Connection, EventBody};
 use crate::install::Installer;
 use crate::metrics::{AttemptLabels, Metrics, RepairedLabels, TypeLabel};
-use crate::pod_check::{RepairError, UNVERIFIABLE};
-use crate::settings::{DriftSettings, RepairAction, Settings};
-use action::{REASONS, RepairOutcome};
+use crate::pod_check::{ExpectedRules, RepairError, UNVERIFIABLE};
+use crate::settings::{DriftSettings, Paths, RepairAction, Settings};
+use action::{REASONS, RepairOutcome, THROTTLED};
+use confirm::{Confirmed, confirm};
 use filter::{Broken, BrokenCheck, Filter, NotBroken};
-use in_place::InPlaceRepairer;
-use queue::{Noted, RepairQueue, RepairTask};
+use limit::DeletionLimit;
+use queue::{MOST_TRIES, Noted, RepairQueue, RepairTask};
 
 /// The component of the events.
 const COMPONENT: &str = "cni-repair";
@@ -46,7 +49,11 @@ pub struct RepairController {
     action: RepairAction,
     filter: Filter,
     label: (String, String),
-    repairer: InPlaceRepairer,
+    installer: Arc<Installer>,
+    paths: Paths,
+    /// The container runtime's environment is part of it, and may change while the agent runs.
+    drift: Receiver<DriftSettings>,
+    limit: Mutex<DeletionLimit>,
     connection: Arc<Connection>,
     metrics: Arc<Metrics>,
     queue: Mutex<RepairQueue>,
@@ -94,7 +101,10 @@ impl RepairController {
             action,
             filter,
             label: repair.label.clone(),
-            repairer: InPlaceRepairer::new(&settings, drift, installer),
+            installer,
+            paths: settings.paths.clone(),
+            drift,
+            limit: Mutex::new(DeletionLimit::new(Instant::now())),
             connection,
             metrics,
             queue: Mutex::default(),
@@ -156,10 +166,14 @@ impl RepairController {
     }
 
     async fn handle(&self, task: &RepairTask) {
+        if task.tries > MOST_TRIES {
+            self.give_up(task).await;
+            return;
+        }
         let start = Instant::now();
         let cluster = self.connection.get();
         let outcome = match &cluster {
-            Ok(cluster) => self.act(cluster, &task.pod).await,
+            Ok(cluster) => self.act(cluster, task).await.unwrap_or_else(|outcome| outcome),
             Err(error) => RepairOutcome::Unanswered { text: error.to_string(), retry_after: None },
         };
         let end = Instant::now();
@@ -172,22 +186,52 @@ impl RepairController {
         self.report(task, &outcome, gave_up).await;
     }
 
-    async fn act(&self, cluster: &Cluster, broken: &Broken) -> RepairOutcome {
+    /// A pod whose container fails again after every repair that succeeded.
+    async fn give_up(&self, task: &RepairTask) {
+        self.queue().give_up(&task.pod.uid);
+        self.metrics.repair_given_up.get_or_create(&self.type_label()).inc();
+        self.show();
+        let (failure, past) = (&task.pod.failure, self.action.past());
+        let message = format!(
+            "pod detected as broken ({failure}), given up: it was {past} {MOST_TRIES} times, and failed again each time"
+        );
+        log::warn!(target: SCOPE, pod = task.pod.name.to_string(), action = self.action.word(); "{message}");
+        self.send(task, "Warning", &message).await;
+    }
+
+    async fn act(&self, cluster: &Cluster, task: &RepairTask) -> Result<RepairOutcome, RepairOutcome> {
         let (key, value) = (self.label.0.as_str(), self.label.1.as_str());
-        match self.action {
-            RepairAction::Repair => self.repairer.repair(cluster, &self.filter, broken).await,
-            RepairAction::Delete => {
-                RepairOutcome::of_change(self.action, pods::delete(cluster, &observed(broken)).await)
+        let has_label =
+            |broken: &Broken| broken.labels.as_ref().is_some_and(|labels| labels.contains_key(key));
+        if self.action == RepairAction::Label && has_label(&task.pod) {
+            return Ok(RepairOutcome::HadLabel);
+        }
+        if self.action == RepairAction::Delete {
+            self.limit().ask(&task.pod.owner, task.since, Instant::now())?;
+        }
+        if self.action == RepairAction::Repair {
+            in_place::require_capabilities()?;
+        }
+        let Confirmed { broken, pod, conf } =
+            confirm(cluster, &self.installer, &self.filter, &task.pod).await?;
+        Ok(match self.action {
+            RepairAction::Repair => {
+                let rules = ExpectedRules::of(&conf, &self.drift.borrow().environment);
+                in_place::repair_pod(pod, rules, self.paths.clone()).await?
             }
-            RepairAction::Label if broken.labels.as_ref().is_some_and(|labels| labels.contains_key(key)) => {
-                RepairOutcome::HadLabel
+            RepairAction::Delete => {
+                let done = pods::delete(cluster, &observed(&broken)).await;
+                if done.is_ok() {
+                    self.limit().deleted(&broken.owner, task.since, Instant::now());
+                }
+                RepairOutcome::of_change(self.action, done)
             }
             RepairAction::Label => {
                 let done =
-                    pods::label(cluster, &observed(broken), broken.labels.is_some(), (key, value)).await;
+                    pods::label(cluster, &observed(&broken), broken.labels.is_some(), (key, value)).await;
                 RepairOutcome::of_change(self.action, done)
             }
-        }
+        })
     }
 
     fn count(&self, task: &RepairTask, outcome: &RepairOutcome, took: Duration, since: Duration) {
@@ -226,6 +270,9 @@ impl RepairController {
                 self.send(task, kind, &message).await;
             }
             RepairOutcome::Failed(error) => self.report_failure(task, error, gave_up).await,
+            RepairOutcome::Throttled { text, .. } => {
+                self.report_failure(task, &RepairError::new(THROTTLED, text), false).await;
+            }
             RepairOutcome::HadLabel
             | RepairOutcome::Gone
             | RepairOutcome::Changed
@@ -258,6 +305,10 @@ impl RepairController {
 
     fn queue(&self) -> MutexGuard<'_, RepairQueue> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn limit(&self) -> MutexGuard<'_, DeletionLimit> {
+        self.limit.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn outage(&self) -> MutexGuard<'_, OutageLog> {

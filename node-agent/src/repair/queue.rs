@@ -66,7 +66,7 @@ pub struct RepairTask {
     pub pod: Broken,
     /// When its failure was seen first.
     pub since: Instant,
-    /// How many tries count, this one included.
+    /// How many tries count, this one included; more than [`MOST_TRIES`] if it is to be given up.
     pub tries: u32,
 }
 
@@ -77,7 +77,7 @@ pub enum AttemptEnd {
     Settled,
     /// It did not work.
     Failed,
-    /// The result is unknown; it does not count. The API server may have asked for a pause.
+    /// The result is unknown, or nothing was done; it does not count. It may have to wait.
     Unanswered(Option<Duration>),
 }
 
@@ -107,8 +107,20 @@ impl RepairQueue {
             return Noted::Known;
         }
         job.since = now;
-        job.retry(now, None);
+        if job.tries >= MOST_TRIES {
+            // Taken once more, to be given up.
+            job.state = JobState::Due(now);
+        } else {
+            job.retry(now, None);
+        }
         Noted::New
+    }
+
+    /// Gives a pod up, until it is sound.
+    pub fn give_up(&mut self, uid: &str) {
+        if let Some(job) = self.jobs.get_mut(uid) {
+            job.state = JobState::GivenUp;
+        }
     }
 
     /// Forgets a pod that is sound, or gone; true if it was known.
@@ -206,6 +218,7 @@ mod tests {
             uid: uid.into(),
             version: run.into(),
             labels: None,
+            owner: uid.into(),
             failure: ApiError { container: "v".into(), exit_code: 126, id: run.into(), finished: "t".into() },
             runs: false,
         }
@@ -358,7 +371,11 @@ mod tests {
                     }
                     QueueStep::Take => if let Some(task) = queue.take(now) {
                         prop_assert!(in_work.insert(task.pod.uid.clone()), "{:?}", task);
-                        prop_assert!(task.tries <= MOST_TRIES);
+                        if task.tries > MOST_TRIES {
+                            queue.give_up(&task.pod.uid);
+                            in_work.remove(&task.pod.uid);
+                        }
+                        prop_assert!(task.tries <= MOST_TRIES + 1);
                     },
                     QueueStep::Done(uid, ended) => {
                         queue.done(&uid.to_string(), ended, now);
