@@ -64,35 +64,39 @@ impl WriteConflict {
     }
 }
 
-/// Which program writes a file with these plugins, and how to make it stop.
+/// Which program writes a file with these plugins, and how to make it stop; `is_copy` is whether the file is our own copy in front.
 #[must_use]
-pub fn suspect(file: &str, plugins: &[String]) -> String {
+pub fn suspect(file: &str, plugins: &[String], is_copy: bool) -> String {
     let is = |part: &str| file.contains(part) || plugins.iter().any(|plugin| plugin.contains(part));
     let known = WRITERS.iter().find(|(part, _, _)| is(part));
+    let own_copy = if is_copy { "stop it from changing this agent's file" } else { OWN_COPY };
     match known {
-        Some((_, name, advice)) => {
-            format!("another program, probably {name}, keeps changing {file}: {advice}")
+        Some((_, name, remedy)) => {
+            format!("another program, probably {name}, keeps changing {file}: {}", remedy.unwrap_or(own_copy))
         }
         None => format!(
-            "another program keeps changing {file} (its plugins: {}); find it, or set ISTIO_OWNED_CNI_CONFIG=true",
+            "another program keeps changing {file} (its plugins: {}); find it, or {own_copy}",
             plugins.join(", ")
         ),
     }
 }
 
-/// Part of a file name or plugin type, the software that has it, and what to do. The first that fits counts.
-const WRITERS: [(&str, &str, &str); 11] = [
-    ("cilium", "Cilium", "set its Helm value cni.exclusive=false"),
-    ("multus", "Multus", "install into Multus's own directory with CHAINED_CNI_PLUGIN=false"),
-    ("calico", "Calico's install-cni", "set ISTIO_OWNED_CNI_CONFIG=true, or stop it rewriting the file"),
-    ("aws", "the AWS VPC plugin's aws-node", "set ISTIO_OWNED_CNI_CONFIG=true"),
-    ("azure", "Azure's node agent", "set ISTIO_OWNED_CNI_CONFIG=true"),
-    ("ovn", "OVN-Kubernetes", "set ISTIO_OWNED_CNI_CONFIG=true"),
-    ("antrea", "Antrea", "set ISTIO_OWNED_CNI_CONFIG=true"),
-    ("weave", "Weave", "set ISTIO_OWNED_CNI_CONFIG=true"),
-    ("flannel", "flannel or k3s", "set ISTIO_OWNED_CNI_CONFIG=true"),
-    ("linkerd", "Linkerd's installer", "two meshes want the same pods; remove one from this node"),
-    ("kindnet", "kindnet", "set ISTIO_OWNED_CNI_CONFIG=true"),
+/// What helps against writers of the network plugin's own file.
+const OWN_COPY: &str = "set ISTIO_OWNED_CNI_CONFIG=true";
+
+/// Part of a file name or plugin type, the software that has it, and what to do if an own copy does not help. The first that fits counts.
+const WRITERS: [(&str, &str, Option<&str>); 11] = [
+    ("cilium", "Cilium", Some("set its Helm value cni.exclusive=false")),
+    ("multus", "Multus", Some("install into Multus's own directory with CHAINED_CNI_PLUGIN=false")),
+    ("calico", "Calico's install-cni", None),
+    ("aws", "the AWS VPC plugin's aws-node", None),
+    ("azure", "Azure's node agent", None),
+    ("ovn", "OVN-Kubernetes", None),
+    ("antrea", "Antrea", None),
+    ("weave", "Weave", None),
+    ("flannel", "flannel or k3s", None),
+    ("linkerd", "Linkerd's installer", Some("two meshes want the same pods; remove one from this node")),
+    ("kindnet", "kindnet", None),
 ];
 
 /// Passes in a row that another program's write interrupted. A program that never pauses keeps our entry out of its file, which is a failure like any.
@@ -158,8 +162,16 @@ mod tests {
     #[test]
     fn suspects_are_named() {
         let plugins = ["cilium-cni".to_owned()];
-        assert!(suspect("05-x.conflist", &plugins).contains("Cilium"));
-        assert!(suspect("05-x.conflist", &plugins).contains("cni.exclusive=false"));
-        assert!(suspect("10-x.conflist", &["bridge".to_owned()]).contains("its plugins: bridge"));
+        for is_copy in [false, true] {
+            let text = suspect("05-x.conflist", &plugins, is_copy);
+            assert!(text.contains("Cilium") && text.contains("cni.exclusive=false"), "{text}");
+        }
+        for plugin in ["bridge", "calico"] {
+            let text = suspect("10-x.conflist", &[plugin.to_owned()], false);
+            assert!(text.contains(plugin) || text.contains("Calico"), "{text}");
+            assert!(text.ends_with("set ISTIO_OWNED_CNI_CONFIG=true"), "{text}");
+            let text = suspect("02-x.conflist", &[plugin.to_owned()], true);
+            assert!(!text.contains("ISTIO_OWNED_CNI_CONFIG"), "it is set already: {text}");
+        }
     }
 }

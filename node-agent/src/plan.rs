@@ -307,7 +307,8 @@ fn chained(directory: &Directory, pinned: Option<&str>, entry: &Entry) -> Plan {
     edits.extend(finish(directory, name, &conf));
     let retired = directory.valid().filter(|(name, conf)| is_retired(name, conf));
     let retired = retired.filter(|(name, _)| Some(*name) != pinned && **name != *target);
-    edits.extend(retired.flat_map(|(name, _)| removal::retire(directory, name)));
+    let retired = retired.map(|(name, _)| name).chain(ownership::broken_copies(directory));
+    edits.extend(retired.flat_map(|name| removal::retire(directory, name)));
     let obstacle = obstacle(standing, name).or_else(|| match directory.active() {
         // Multus calls other plugins' lists itself.
         Some((active, conf)) if active != name && !is_multus(&conf) => {
@@ -326,8 +327,7 @@ fn owned(directory: &Directory, file: &str, pinned: Option<&str>, entry: &Entry)
     let found = network(directory, pinned, Some(file));
     let (name, conf) = match found {
         Ok(found) => found,
-        // Without the copy, pods that start before the network plugin has written its file again would start outside the mesh.
-        Err(_) if directory.has(file) => return Plan::wait(Obstacle::NoOriginal(file.to_owned())),
+        Err(_) if directory.has(file) => return orphan(directory, file, entry),
         Err(obstacle) => return Plan::wait(obstacle),
     };
     let text = conf.with(entry);
@@ -335,9 +335,14 @@ fn owned(directory: &Directory, file: &str, pinned: Option<&str>, entry: &Entry)
     edits.extend(ownership::mark_copy(directory, file));
     let mut obstacle = None;
     if directory.text(file) != Some(text.as_str()) {
-        let missing = !directory.has(file);
-        obstacle =
-            Some(if missing { Obstacle::Missing(file.to_owned()) } else { Obstacle::Stale(file.to_owned()) });
+        let there = directory.text(file).map(|text| NetConf::parse(file, text));
+        // Without the entry, or without the file.
+        let is_missing = there.is_none_or(|conf| conf.is_ok_and(|conf| !conf.has_ours()));
+        obstacle = Some(if is_missing {
+            Obstacle::Missing(file.to_owned())
+        } else {
+            Obstacle::Stale(file.to_owned())
+        });
         edits.push(Edit::Write { name: file.to_owned(), text, like: name.to_owned() });
     }
     edits.extend(strays(directory, file));
@@ -347,6 +352,18 @@ fn owned(directory: &Directory, file: &str, pinned: Option<&str>, entry: &Entry)
         obstacle = obstacle.or(Some(preempted));
     }
     Plan { target: Some(file.to_owned()), obstacle, edits }
+}
+
+/// A copy of which the original is gone. It stays, with the entry: without it, pods that start before the network plugin has written its
+/// file again would start outside the mesh.
+fn orphan(directory: &Directory, file: &str, entry: &Entry) -> Plan {
+    let there =
+        directory.text(file).and_then(|text| Some((text, NetConf::parse(file, text).ok()?.with(entry))));
+    let mended = there.filter(|(text, mended)| text != mended);
+    let write = |text: String| Edit::Write { name: file.to_owned(), text, like: file.to_owned() };
+    let target = mended.as_ref().map(|_| file.to_owned());
+    let edits = mended.into_iter().map(|(_, text)| write(text)).collect();
+    Plan { target, obstacle: Some(Obstacle::NoOriginal(file.to_owned())), edits }
 }
 
 /// The entry in a file of its own.
@@ -460,10 +477,14 @@ fn single_names(list: &str) -> impl Iterator<Item = String> {
     stem.into_iter().flat_map(|stem| [format!("{stem}.conf"), format!("{stem}.json")])
 }
 
-/// The edits that take our entry out of every file but one.
+/// The edits that take us out of every file but one.
 fn strays(directory: &Directory, but: &str) -> Vec<Edit> {
-    let others = directory.valid().filter(|(name, conf)| *name != but && conf.has_ours());
-    others.flat_map(|(name, conf)| removal::take_out(directory, name, &conf, None)).collect()
+    let is_ours =
+        |name: &str, conf: &NetConf<'_>| conf.has_ours() || ownership::is_our_copy(directory, name, conf);
+    let others = directory.valid().filter(|(name, conf)| *name != but && is_ours(name, conf));
+    let taken_out = others.flat_map(|(name, conf)| removal::take_out(directory, name, &conf, None));
+    let broken = ownership::broken_copies(directory).filter(|name| *name != but);
+    taken_out.chain(broken.flat_map(|name| removal::retire(directory, name))).collect()
 }
 
 fn obstacle(standing: EntryState, file: &str) -> Option<Obstacle> {

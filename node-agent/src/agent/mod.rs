@@ -35,7 +35,7 @@ use crate::ready::{AgentState, Phase};
 use crate::reload::Reloader;
 use crate::repair;
 use crate::serve::{self, Served};
-use crate::settings::{DriftSettings, KUBECONFIG, Settings, TOKEN_FILE, TemplateSource, Trust};
+use crate::settings::{DriftSettings, KUBECONFIG, Placement, Settings, TOKEN_FILE, TemplateSource, Trust};
 use crate::taint;
 use shutdown::{ShutdownSignals, follow_daemon_set, shut_down};
 
@@ -435,7 +435,8 @@ impl Agent {
     fn contest(&mut self, pass: &Pass) {
         let now = Instant::now();
         if let (Some(wait), Some(file)) = (self.conflict.restored(now), &pass.target) {
-            let who = suspect(file, &pass.neighbours);
+            let is_copy = matches!(self.settings.placement, Placement::Owned { .. });
+            let who = suspect(file, &pass.neighbours, is_copy);
             self.backoff = Some(WriteBackoff { file: file.clone(), until: now + wait, who: who.clone() });
             self.metrics.conflicts.inc();
             self.warn("NetworkConfigContested", who);

@@ -21,38 +21,61 @@ pub(super) fn mark_copy(directory: &Directory, copy: &str) -> Option<Edit> {
     (!directory.has(&name)).then(|| Edit::Write { like: name.clone(), name, text })
 }
 
-/// The edits that remove the marks of files that ceased to be our copies, except for `but`.
-pub(super) fn stale_marks(directory: &Directory, but: Option<&str>) -> Vec<Edit> {
-    let copies = directory.files.iter().filter_map(|file| file.name.strip_suffix(MARK));
-    let stale = copies.filter(|copy| {
-        let text = directory.text(copy);
-        let has_ours =
-            text.and_then(|text| NetConf::parse(copy, text).ok()).is_some_and(|conf| conf.has_ours());
-        Some(*copy) != but && !has_ours
-    });
-    stale.map(|copy| Edit::Delete { name: mark(copy) }).collect()
+/// Whether a file has a mark of ours beside it.
+fn is_marked(directory: &Directory, name: &str) -> bool {
+    directory.has(&mark(name))
 }
 
-/// Whether a file is a copy that we made: it has our entry, and a mark beside it. A copy that Istio's agent made has the
-/// name of copies and no mark; in another program's list of that name, our entry would have an original kept beside it.
+/// The edits that remove marks that mark no copy of ours, except for `but`.
+pub(super) fn stale_marks(directory: &Directory, but: Option<&str>) -> Vec<Edit> {
+    let marked = directory.files.iter().filter_map(|file| file.name.strip_suffix(MARK));
+    let is_copy = |name: &str| {
+        let conf = directory.text(name).map(|text| NetConf::parse(name, text));
+        conf.is_some_and(|conf| conf.map_or(true, |conf| is_our_copy(directory, name, &conf)))
+    };
+    let stale = marked.filter(|name| Some(*name) != but && !is_copy(name));
+    stale.map(|name| Edit::Delete { name: mark(name) }).collect()
+}
+
+/// Whether a file is a copy that we made. With our entry it has a mark beside it, or, made by Istio's agent, the name of copies; in another
+/// program's list of that name, our entry would have an original kept beside it. Without the entry, which another program took out, it is
+/// a copy as long as nothing would be lost with it: in the place of a copy another program may have put a list of its own.
 pub(super) fn is_our_copy(directory: &Directory, name: &str, conf: &NetConf<'_>) -> bool {
-    let is_called_so = name == OWNED_FILE && !directory.has(&format!("{name}{ORIGINAL}"));
-    conf.has_ours() && (is_called_so || directory.has(&mark(name)))
+    let is_marked = is_marked(directory, name);
+    if conf.has_ours() {
+        is_marked || (name == OWNED_FILE && !directory.has(&format!("{name}{ORIGINAL}")))
+    } else {
+        is_marked && is_in_another(directory, name, conf)
+    }
+}
+
+/// The copies of ours that no runtime can load, because another program wrote half of them.
+pub(super) fn broken_copies(directory: &Directory) -> impl Iterator<Item = &str> {
+    let broken = directory.read().filter(|(_, conf)| conf.is_err()).map(|(name, _)| name);
+    broken.filter(|name| is_marked(directory, name) && directory.text(name).is_some())
 }
 
 /// Whether nothing would be lost with a file that has our entry: what else is in it is in another file as well.
 pub(super) fn is_copy_of_another(directory: &Directory, name: &str, conf: &NetConf<'_>) -> bool {
+    let is_kept = directory.has(&format!("{name}{ORIGINAL}"));
+    conf.has_ours() && !is_kept && is_in_another(directory, name, conf)
+}
+
+/// Whether what is in a file beside our entry is in another file as well.
+fn is_in_another(directory: &Directory, name: &str, conf: &NetConf<'_>) -> bool {
     let values = |conf: &NetConf<'_>| match conf.without() {
         super::EntryRemoval::Rest(rest) => serde_json::from_str::<Value>(&rest).ok(),
         super::EntryRemoval::Nothing => None,
     };
-    let is_kept = directory.has(&format!("{name}{ORIGINAL}"));
-    let Some(there) = values(conf).filter(|_| conf.has_ours() && !is_kept) else { return false };
+    let Some(there) = values(conf) else { return false };
     directory.valid().any(|(other, conf)| other != name && values(&conf).as_ref() == Some(&there))
 }
 
-/// The owner of the file to write a copy to, in words, if it is another program.
+/// The owner of the file to write a copy to, in words, if it is another program. A marked file is ours, whatever became of it.
 pub(super) fn others_copy(directory: &Directory, file: &str) -> Option<String> {
+    if is_marked(directory, file) {
+        return None;
+    }
     let is_copy =
         |conf: &NetConf<'_>| is_our_copy(directory, file, conf) || is_copy_of_another(directory, file, conf);
     others(directory, file, is_copy, OWNED_FILE)

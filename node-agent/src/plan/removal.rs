@@ -57,11 +57,15 @@ pub fn removal(directory: &Directory, placement: &Placement) -> Removal {
         Placement::Owned { file, .. } => Some(file.as_str()),
         Placement::Chained { .. } | Placement::Standalone { .. } => None,
     };
+    let broken: Vec<&str> = ownership::broken_copies(directory).collect();
     let mut removal = Removal::default();
     for (name, conf) in directory.read() {
         match conf {
-            Ok(conf) if conf.has_ours() => removal.edits.push(take_out(directory, name, &conf, owned)),
+            Ok(conf) if conf.has_ours() || ownership::is_our_copy(directory, name, &conf) => {
+                removal.edits.push(take_out(directory, name, &conf, owned));
+            }
             Ok(_) => {}
+            Err(_) if broken.contains(&name) => removal.edits.push(retire(directory, name)),
             Err(reason) => removal.leftovers.extend(leftover(directory, name, reason)),
         }
     }

@@ -291,6 +291,87 @@ fn a_copy_in_front_follows_its_original() {
     assert!(at.text(OWNED_FILE).expect("is there").contains("calico2"));
 }
 
+/// The directory with another text in a file, or none.
+fn rewritten(mut at: Directory, name: &str, text: Option<&str>) -> Directory {
+    at.files.retain(|file| file.name != name);
+    at.files.extend(text.map(|text| File { name: name.into(), text: Ok(text.into()) }));
+    Directory::new(at.files)
+}
+
+#[test]
+fn a_copy_that_lost_the_entry_is_written_anew() {
+    for file in [OWNED_FILE, "00-mesh.conflist"] {
+        let want = owned_as(file);
+        let (right, _) = settled(directory(&[("10-calico.conflist", CALICO)]), &want);
+        // Another program's edit, another program's own list, an interrupted write, and an empty file.
+        for (text, kind) in [(CALICO, "missing"), (OTHER, "missing"), ("{\"name\"", "stale"), ("", "stale")] {
+            let at = rewritten(right.clone(), file, Some(text));
+            let mended = plan(&at, &want);
+            assert_eq!(
+                mended.target.as_deref(),
+                Some(file),
+                "who keeps undoing this is found by the file's name"
+            );
+            let obstacle = mended.obstacle.expect("an obstacle");
+            assert_eq!((obstacle.kind(), obstacle.concerns_pods()), (kind, true), "{file} {text}");
+            let (end, last) = settled(at, &want);
+            assert_eq!((end, last.obstacle), (right.clone(), None), "{file} {text}");
+        }
+    }
+}
+
+/// The mark alone makes a file ours, and only in its place.
+#[test]
+fn a_file_that_never_was_ours_stays_beside_marks_of_others() {
+    let mark = "02-istio-cni.conflist.istio-cni-owned";
+    let start = directory(&[("00-theirs.conflist", OTHER), ("10-calico.conflist", CALICO), (mark, "")]);
+    let refused = plan(&start, &owned_as("00-theirs.conflist"));
+    assert_eq!((refused.obstacle.expect("an obstacle").kind(), refused.edits), ("foreign", Vec::new()));
+}
+
+#[test]
+fn a_copy_that_lost_the_entry_and_its_original_gets_the_entry() {
+    let want = owned();
+    let (right, _) = settled(directory(&[("10-calico.conflist", CALICO)]), &want);
+    let alone = rewritten(right.clone(), "10-calico.conflist", None);
+    let at = rewritten(alone.clone(), OWNED_FILE, Some(CALICO));
+    assert_eq!(plan(&at, &want).obstacle.expect("an obstacle").kind(), "no_original");
+    assert_eq!(settled(at, &want).0, alone);
+    // Without a list to put the entry into, this waits.
+    let at = rewritten(alone, OWNED_FILE, Some("{"));
+    assert_eq!(plan(&at, &want).edits, []);
+}
+
+#[test]
+fn a_copy_that_lost_the_entry_goes_with_us() {
+    let start = directory(&[("10-calico.conflist", CALICO)]);
+    for text in [CALICO, "{\"name\"", "{\"type\":\"istio-cni\""] {
+        let (right, _) = settled(start.clone(), &owned());
+        let at = rewritten(right, OWNED_FILE, Some(text));
+        for to in [chained(), standalone(), owned_as("00-mesh.conflist")] {
+            let (moved, last) = settled(at.clone(), &to);
+            assert_eq!(last.obstacle, None, "{text} {to:?}");
+            assert_eq!(moved.text(OWNED_FILE), None, "{text} {to:?}");
+            assert_eq!(removed(moved, &to.placement), start, "{text} {to:?}");
+        }
+        for placement in [owned().placement, chained().placement] {
+            assert_eq!(removed(at.clone(), &placement), start, "{text}");
+        }
+    }
+}
+
+/// Nothing of another program is lost: a list that exists nowhere else stays where it is.
+#[test]
+fn another_programs_list_in_the_place_of_a_copy_stays_when_we_go() {
+    let (right, _) = settled(directory(&[("10-calico.conflist", CALICO)]), &owned());
+    let at = rewritten(right, OWNED_FILE, Some(OTHER));
+    let theirs = directory(&[(OWNED_FILE, OTHER), ("10-calico.conflist", CALICO)]);
+    assert_eq!(removed(at.clone(), &owned().placement), theirs);
+    let (moved, _) = settled(at, &chained());
+    assert!(calls_us(&moved), "the runtime uses it, so the entry goes into it");
+    assert_eq!(removed(moved, &chained().placement), theirs);
+}
+
 /// A network plugin may remove its file when it ends and write it when it starts: in between, pods must not start outside the mesh.
 #[test]
 fn a_copy_stays_while_its_original_is_gone() {
