@@ -191,7 +191,7 @@ mod tests {
         start_at_zero(&metrics.meshed_pods, [StateLabel { state: "verified" }]);
         let text = text(&registry);
         for row in Metrics::ROWS.iter().chain(process::METRICS) {
-            let name = row.registered();
+            let name = row.name;
             assert!(text.contains(&format!("# HELP {name} {}.\n", row.help)), "{name}\n{text}");
             assert!(text.contains(&format!("# TYPE {name} {}\n", row.kind)), "{name}\n{text}");
         }

@@ -80,7 +80,7 @@ impl Served {
         match (request.method(), request.uri().path()) {
             (&Method::GET | &Method::HEAD, "/metrics") => {
                 self.metrics.ready.set(i64::from(self.verdict().await.is_ok()));
-                serve::metrics(&self.registry)
+                serve::metrics(&self.registry, request.headers())
             }
             (_, "/metrics") => only("GET"),
             _ => text(StatusCode::NOT_FOUND, "not found; use /metrics\n"),

@@ -3,7 +3,7 @@
 mod process;
 
 use std::fs;
-use std::io::ErrorKind;
+use std::io::{ErrorKind, Write as _};
 use std::net::TcpStream;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixStream;
@@ -755,6 +755,35 @@ fn other_paths_and_methods_are_refused() {
     assert_eq!(request(node.health, "POST", "/readyz", "").expect("answers").0, 405);
     assert_eq!(get(node.monitoring, "/debug/pprof").expect("answers").0, 404);
     assert_eq!(request(node.monitoring, "DELETE", "/metrics", "").expect("answers").0, 405);
+}
+
+#[test]
+fn metrics_come_in_the_format_that_is_asked_for() {
+    let node = Node::new(&[("10-calico.conflist", CALICO)]);
+    let _agent = node.start_ready();
+    for (accept, kind, described) in [
+        ("", "text/plain; version=0.0.4", "istio_cni_passes_total"),
+        ("Accept: text/plain\r\n", "text/plain; version=0.0.4", "istio_cni_passes_total"),
+        (
+            "Accept: application/openmetrics-text\r\n",
+            "application/openmetrics-text; version=1.0.0",
+            "istio_cni_passes",
+        ),
+    ] {
+        let mut stream = TcpStream::connect(("127.0.0.1", node.monitoring)).expect("connects");
+        write!(stream, "GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{accept}\r\n")
+            .expect("asks");
+        let answer = std::io::read_to_string(stream).expect("is answered");
+        assert!(
+            answer.contains(&format!("\r\ncontent-type: {kind}; charset=utf-8\r\n")),
+            "{accept}\n{answer}"
+        );
+        assert!(
+            answer.contains(&format!("\n# TYPE {described} counter\nistio_cni_passes_total ")),
+            "{accept}\n{answer}"
+        );
+        assert_eq!(answer.ends_with("# EOF\n"), kind.starts_with("application"), "{accept}");
+    }
 }
 
 #[test]

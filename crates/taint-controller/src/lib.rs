@@ -241,7 +241,7 @@ async fn serve(
 
 fn show(request: &hyper::Request<Incoming>, registry: &Registry) -> Answer {
     match request.uri().path() {
-        "/metrics" => serve::metrics(registry),
+        "/metrics" => serve::metrics(registry, request.headers()),
         _ => text(StatusCode::NOT_FOUND, "not found; use /metrics\n"),
     }
 }

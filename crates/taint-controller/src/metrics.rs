@@ -56,7 +56,7 @@ mod tests {
     fn every_metric_is_scraped_with_its_help_and_kind() {
         let text = text(&ControllerMetrics::default().registry());
         for row in ControllerMetrics::ROWS.iter().chain(process::METRICS) {
-            let name = row.registered();
+            let name = row.name;
             assert!(text.contains(&format!("# HELP {name} {}.\n", row.help)), "{name}\n{text}");
             assert!(text.contains(&format!("# TYPE {name} {}\n", row.kind)), "{name}\n{text}");
         }

@@ -1,9 +1,9 @@
 //! Metrics: each is declared once, with its type, name and help; its kind and labels follow from the type.
 
+pub mod exposition;
 pub mod process;
 
 use prometheus_client::encoding::EncodeLabelSet;
-use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::{Family, MetricConstructor};
 use prometheus_client::metrics::gauge::Gauge;
@@ -165,13 +165,10 @@ pub fn watches<const N: usize>(watches: [&'static str; N]) -> [WatchLabel; N] {
     watches.map(|watch| WatchLabel { watch })
 }
 
-/// All metrics in the OpenMetrics text format.
+/// All metrics in Prometheus' text format.
 #[must_use]
 pub fn text(registry: &Registry) -> String {
-    let mut text = String::new();
-    // Writing to a String does not fail.
-    let _ = encode(&mut text, registry);
-    text
+    exposition::Format::Text.write(registry)
 }
 
 /// A count as a gauge shows it.

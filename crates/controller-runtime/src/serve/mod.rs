@@ -9,10 +9,11 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use crate::SCOPE;
+use crate::metrics::exposition::Format;
 use crate::supervisor::Supervisor;
 use http_body_util::Full;
 use hyper::body::{Bytes, Incoming};
-use hyper::header::{ALLOW, CONTENT_TYPE, HeaderValue};
+use hyper::header::{ALLOW, CONTENT_TYPE, HeaderMap, HeaderValue, VARY};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Request, Response, StatusCode};
@@ -46,12 +47,13 @@ pub fn healthz(tasks: &Supervisor) -> Answer {
     }
 }
 
-/// The metrics of a registry.
+/// The metrics of a registry, in the format that a request with these headers prefers.
 #[must_use]
-pub fn metrics(registry: &Registry) -> Answer {
-    let mut answer = text(StatusCode::OK, crate::metrics::text(registry));
-    let kind = HeaderValue::from_static("application/openmetrics-text; version=1.0.0; charset=utf-8");
-    answer.headers_mut().insert(CONTENT_TYPE, kind);
+pub fn metrics(registry: &Registry, headers: &HeaderMap) -> Answer {
+    let format = Format::wanted(headers);
+    let mut answer = text(StatusCode::OK, format.write(registry));
+    answer.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(format.content_type()));
+    answer.headers_mut().insert(VARY, HeaderValue::from_static("Accept"));
     answer
 }
 
