@@ -172,6 +172,19 @@ fn remove_entries(installer: &Installer) -> (Vec<RemovalError>, bool) {
     (errors, may_call)
 }
 
+/// Removes what only an agent of ours would use, because another may follow.
+///
+/// # Errors
+/// When something resists; the next agent of ours can do without this.
+pub fn hand_over(installer: &Installer) -> Result<(), DiskError> {
+    let _lock = installer.lock()?;
+    let (directory, stats) = installer.directory()?;
+    let removed = plan::spent_originals(&directory)
+        .iter()
+        .try_for_each(|edit| installer.edit(edit, &directory, &stats).map(drop));
+    installer.note_durability(removed)
+}
+
 /// Whether a file that cannot be read as text certainly lacks the entry. Runtimes read more than we do: invalid text, any size.
 fn is_without_entry(installer: &Installer, leftover: &Leftover) -> bool {
     match leftover {

@@ -11,7 +11,7 @@ use crate::settings::{Placement, STANDALONE_FILE};
 mod ownership;
 mod removal;
 pub use ownership::MARK;
-pub use removal::{Leftover, Removal, removal};
+pub use removal::{Leftover, Removal, removal, spent_originals};
 
 /// What is appended to a file's name for its original.
 pub const ORIGINAL: &str = ".istio-cni-original";
@@ -295,8 +295,8 @@ fn chained(directory: &Directory, pinned: Option<&str>, entry: &Entry) -> Plan {
     let standing = conf.entry_state(entry);
     // Before the entry goes into a file that once was a copy.
     let mut edits = ownership::stale_marks(directory, None);
+    edits.extend(keep_original(directory, name, &conf));
     if standing != EntryState::Right {
-        edits.extend(keep_original(directory, name, &conf));
         edits.extend(keep_replaced(directory, name, &target));
         edits.push(Edit::Write { name: target.clone(), text: conf.with(entry), like: name.to_owned() });
         if target != name {

@@ -372,6 +372,8 @@ fn an_upgrade_leaves_the_plugin_and_removal_takes_it() {
         let agent = node.start_ready();
         assert_eq!(agent.end(), Some(0), "{status}");
         assert_eq!((node.calls_us(), node.has_plugin()), (stays, stays), "{status}\n{}", node.log());
+        // Istio's agent may follow, which would leave others behind.
+        assert_eq!(node.confs().into_keys().collect::<Vec<_>>(), ["10-calico.conflist"], "{status}");
     }
 }
 

@@ -71,11 +71,17 @@ pub(super) async fn shut_down(
     match leave::decide(&lookup, observed.get()) {
         Departure::Stay(because) => {
             // It has to last until the next agent runs, however long that takes.
-            if tokio::time::timeout(LAST_RENEWAL, renewer.renew_if_own()).await == Ok(true) {
-                let written = tokio::task::spawn_blocking(move || installer.kubeconfig()).await;
-                if let Ok(Err(error)) = written {
+            let is_new = tokio::time::timeout(LAST_RENEWAL, renewer.renew_if_own()).await == Ok(true);
+            let hand_over = move || {
+                if is_new && let Err(error) = installer.kubeconfig() {
                     log::warn!(target: SCOPE, "cannot write the plugin's new token: {error}");
                 }
+                if let Err(error) = leave::hand_over(&installer) {
+                    log::warn!(target: SCOPE, "originals of network configurations stay: {error}");
+                }
+            };
+            if let Err(error) = tokio::task::spawn_blocking(hand_over).await {
+                log::error!(target: SCOPE, "handing over panicked: {error}");
             }
             log::info!(target: SCOPE, "shutting down; keeping the plugin: {because}");
         }

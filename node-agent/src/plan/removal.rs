@@ -3,7 +3,7 @@
 use super::ownership::{self, MARK};
 use super::{Directory, Edit, ORIGINAL, single_names};
 use crate::conflist::{EntryRemoval, NetConf, PLUGIN_TYPE, Shape};
-use crate::settings::Placement;
+use crate::settings::{OWNED_FILE, Placement};
 
 /// The changes that take us out of a directory.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -80,6 +80,20 @@ pub fn removal(directory: &Directory, placement: &Placement) -> Removal {
     removal.originals =
         originals.filter(|name| !corrupt(name)).map(|name| Edit::Delete { name: name.clone() }).collect();
     removal
+}
+
+/// The edits that remove the originals of lists from which removal alone gives the same text. They are of no use to another agent, which
+/// may be Istio's; the next one of ours keeps them again. The default name of copies is an exception: there the original distinguishes another
+/// program's list from a copy.
+#[must_use]
+pub fn spent_originals(directory: &Directory) -> Vec<Edit> {
+    let is_spent = |name: &str, conf: &NetConf<'_>| {
+        let original = directory.text(&format!("{name}{ORIGINAL}"));
+        let is_told = matches!(conf.without(), EntryRemoval::Rest(rest) if original == Some(rest.as_str()));
+        conf.shape() == Shape::List && name != OWNED_FILE && is_told
+    };
+    let spent = directory.valid().filter(|(name, conf)| is_spent(name, conf));
+    spent.map(|(name, _)| Edit::Delete { name: format!("{name}{ORIGINAL}") }).collect()
 }
 
 /// The edits that remove a file of ours, and its mark.

@@ -120,6 +120,40 @@ fn the_original_is_kept_before_the_file_is_changed() {
     assert_eq!(names, ["10-calico.conflist.istio-cni-original", "10-calico.conflist"]);
 }
 
+/// What follows may be Istio's agent, which knows no originals.
+#[test]
+fn originals_that_say_nothing_new_go_when_another_agent_follows() {
+    let start = directory(&[("10-calico.conflist", CALICO)]);
+    let (end, _) = settled(start.clone(), &chained());
+    let goes = [Edit::Delete { name: "10-calico.conflist.istio-cni-original".into() }];
+    assert_eq!(spent_originals(&end), goes);
+    let left = edited(end.clone(), &goes);
+    assert_eq!(removed(left.clone(), &chained().placement), start);
+    assert_eq!(settled(left, &chained()).0, end, "the next agent of ours keeps it again");
+    // An agent before wrote the entry elsewhere.
+    assert_eq!(spent_originals(&settled(end, &owned()).0), goes);
+}
+
+#[test]
+fn originals_that_are_of_use_stay_when_another_agent_follows() {
+    let mark = "10-a.conf.istio-cni-original";
+    let theirs = [(OWNED_FILE, OTHER), ("10-calico.conflist", CALICO)];
+    for start in [
+        directory(&[("10-a.conf", SINGLE)]),
+        directory(&[("10-a.conf", SINGLE), ("10-a.conflist", OTHER)]),
+        // Only the original distinguishes it from a copy.
+        directory(&theirs),
+    ] {
+        assert_eq!(spent_originals(&settled(start.clone(), &chained()).0), [], "{start:?}");
+    }
+    let other = "10-calico.conflist.istio-cni-original";
+    for text in [CALICO, "{", ""] {
+        let at = directory(&[("10-calico.conflist", text), (other, OTHER), (mark, SINGLE)]);
+        assert_eq!(spent_originals(&at), [], "{text}");
+    }
+    assert_eq!(spent_originals(&directory(&[(other, CALICO)])), [], "its file is gone");
+}
+
 #[test]
 fn the_order_is_that_of_bytes_and_covers_every_extension() {
     let start = directory(&[("b.conflist", OTHER), ("B.conflist", CALICO), ("a.json", SINGLE)]);
