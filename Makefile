@@ -173,7 +173,7 @@ guides: setup
 	scripts/setup-apt.sh guides
 	scripts/setup-apt.sh release
 	scripts/setup-kube.sh helm
-	folder="$$(scripts/release.sh install-cni istio-cni istio-iptables istio-validation)" && export PROGRAMS_AMD64="$$folder" && \
+	folder="$$(scripts/release.sh install-cni istio-cni istio-iptables istio-validation redirectctl)" && export PROGRAMS_AMD64="$$folder" && \
 	cargo test --locked -p e2e --test guides_node -- --ignored --test-threads=1
 
 # The web page, in target/site: the documentation, and redirectctl's plan, diff and trace in the browser. Tried in a real one; writes the pictures

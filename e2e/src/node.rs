@@ -248,10 +248,14 @@ impl<'a> Node<'a> {
 
     /// Runs containerd's client; an exit code other than 0 is an error.
     pub fn ctr(&self, args: &[&str]) -> Result<Output> {
+        self.try_ctr(args)?.ok()
+    }
+
+    fn try_ctr(&self, args: &[&str]) -> Result<Output> {
         let socket = config::socket(self.folder.path());
         let mut command =
             process::command(self.runtime.program("ctr")?, ["-a", &socket.to_string_lossy(), "-n", "k8s.io"]);
-        self.run(command.args(args))?.ok()
+        self.run(command.args(args))
     }
 
     /// Gives the node an image. Pods must use it with `imagePullPolicy: Never`.

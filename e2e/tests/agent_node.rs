@@ -11,7 +11,8 @@ use std::time::Duration;
 use agent_support::host_agent::HostAgent;
 use agent_support::{
     LOOPBACK, MANIFEST, NAMESPACE, PATIENT_ENTRY, POD, agent_pod, apply_manifest, assert_redirected,
-    ensure_none_failed_or_bypassed, entries, import_image, is_ready, metric, programs, run_dir, wait_loaded,
+    ensure_none_failed_or_bypassed, ensure_redirectctl_works, entries, import_image, is_ready, metric,
+    programs, run_dir, wait_loaded,
 };
 use anyhow::{Context, Result, ensure};
 use e2e::kube::ApiServer;
@@ -197,6 +198,8 @@ fn the_manifests_drift_watch_sees_what_happens_in_pods() -> Result<()> {
     ensure!(events[0]["message"].as_str().is_some_and(|text| text.contains("ISTIO_OUTPUT")), "{events:#?}");
     agent.wait("still ready", POD, is_ready)?;
     ensure!(!log().contains("cannot check pods"), "{}", log());
+    // In both, no proxy listens.
+    ensure_redirectctl_works(&agent, &[("good", "faulty"), ("bad", "drifted")])?;
 
     bad.delete(POD)?;
     until("the gauge to go down", POD, &[], || {

@@ -8,7 +8,8 @@ mod chart_support;
 use std::collections::BTreeSet;
 
 use agent_support::{
-    LOOPBACK, POD, agent_pod, apply_manifest, assert_redirected, import_image, is_ready, metric, wait_loaded,
+    LOOPBACK, POD, agent_pod, apply_manifest, assert_redirected, ensure_redirectctl_works, import_image,
+    is_ready, metric, wait_loaded,
 };
 use anyhow::{Context, Result, ensure};
 use chart_support::rendered_without_tests;
@@ -36,6 +37,8 @@ fn the_charts_defaults_run_an_agent_that_is_ready_and_has_nothing_to_complain_of
     assert_redirected(&node, &pod)?;
     let log = agent.log("install-cni")?;
     ensure!(!log.contains("\twarn\t") && !log.contains("\terror\t"), "{log}");
+    // No proxy listens in it.
+    ensure_redirectctl_works(&agent, &[("web", "faulty")])?;
     ensure_the_page_tells_of_the_runtimes_profile(&node)
 }
 
@@ -90,5 +93,5 @@ fn the_agent_installs_probes_and_heals_under_its_own_seccomp_profile() -> Result
     at_least_one("istio_cni_heal_attempts_total{reason=\"healed\"}")?;
     let log = agent.log("install-cni")?;
     ensure!(!log.contains("not permitted") && !log.contains("\terror\t"), "{log}");
-    Ok(())
+    ensure_redirectctl_works(&agent, &[("web", "faulty")])
 }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use cluster_client::params::{GetParams, ListParams};
-use cluster_client::{ApiError, Built, Client, Limits, Request, kubeconfig};
+use cluster_client::{Account, ApiError, Built, Client, Limits, Request, Trust, kubeconfig};
 use cni_core::pod_source::PodName;
 use serde_json::Value;
 use tokio::runtime::Runtime;
@@ -29,21 +29,62 @@ const OF_NODES: [&str; 3] = [
 /// What asks for events about the pods of a scan.
 const EVENTS: [&str; 3] = ["reason=FailedCreatePodSandBox", "source=cni-repair", "source=cni-heal"];
 
-/// Which kubeconfigs may be used: the one that is named, else that of the environment, else those of a node, else the user's.
+/// A pod's own service account, where it has one.
+const SERVICE_ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
+
+/// With what an API server may be asked.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Credentials {
+    /// A kubeconfig's.
+    Kubeconfig(PathBuf),
+    /// Those of the pod that this runs in, in this folder, for this server.
+    Account {
+        /// Where token and authority are.
+        folder: PathBuf,
+        /// The server's address.
+        server: String,
+    },
+}
+
+impl Credentials {
+    /// Where they are.
+    fn path(&self) -> &Path {
+        match self {
+            Self::Kubeconfig(path) | Self::Account { folder: path, .. } => path,
+        }
+    }
+
+    /// A client. Needs a tokio runtime.
+    fn client(&self) -> Result<Client, String> {
+        match self {
+            Self::Kubeconfig(path) => kubeconfig::client(path).map_err(|error| error.to_string()),
+            Self::Account { folder, server } => {
+                let trust = Trust::Authority(folder.join("ca.crt"));
+                let account = Account::new(server.clone(), trust, folder.join("token"));
+                account.client().map_err(|error| error.to_string())
+            }
+        }
+    }
+}
+
+/// Which credentials may be used: the kubeconfig that is named, else that of the environment, else the account of the pod that this runs
+/// in, kubeconfigs of a node, the user's.
 ///
 /// # Errors
 /// None was found.
-pub fn kubeconfigs(
+pub fn credentials(
     named: Option<&str>,
     env: impl Fn(&str) -> Option<String>,
-) -> Result<Vec<PathBuf>, InputError> {
+) -> Result<Vec<Credentials>, InputError> {
     let from_env = || env("KUBECONFIG").filter(|path| !path.is_empty());
     if let Some(path) = named.map(str::to_owned).or_else(from_env) {
-        return Ok(vec![path.into()]);
+        return Ok(vec![Credentials::Kubeconfig(path.into())]);
     }
     let home = env("HOME").map(|home| Path::new(&home).join(".kube/config"));
-    let candidates = OF_NODES.into_iter().map(PathBuf::from).chain(home);
-    let found: Vec<PathBuf> = candidates.filter(|path| fs::metadata(path).is_ok()).collect();
+    let kubeconfigs = OF_NODES.into_iter().map(PathBuf::from).chain(home).map(Credentials::Kubeconfig);
+    let candidates = account(&env).into_iter().chain(kubeconfigs);
+    let found: Vec<Credentials> =
+        candidates.filter(|credentials| fs::metadata(credentials.path()).is_ok()).collect();
     if found.is_empty() {
         return Err(InputError::of(
             "no kubeconfig found; set --kubeconfig or KUBECONFIG, or give pods with --file",
@@ -52,7 +93,17 @@ pub fn kubeconfigs(
     Ok(found)
 }
 
-/// An API server, and the kubeconfigs with which it may be asked.
+/// The account of a pod, which the kubelet gives the server's address in variables.
+fn account(env: impl Fn(&str) -> Option<String>) -> Option<Credentials> {
+    let said = |name: &str| env(name).filter(|text| !text.is_empty());
+    let host = said("KUBERNETES_SERVICE_HOST")?;
+    let host = if host.contains(':') { format!("[{host}]") } else { host };
+    let server = format!("https://{host}:{}", said("KUBERNETES_SERVICE_PORT")?);
+    let folder = said("SERVICE_ACCOUNT_DIR").unwrap_or_else(|| SERVICE_ACCOUNT.to_owned());
+    Some(Credentials::Account { folder: folder.into(), server })
+}
+
+/// An API server, and the credentials with which it may be asked.
 #[derive(Debug)]
 pub struct ApiServer {
     // None only while it is dropped.
@@ -66,16 +117,16 @@ impl ApiServer {
     /// Contacts no server yet.
     ///
     /// # Errors
-    /// No kubeconfig is of any use: why, for each.
-    pub fn new(kubeconfigs: &[PathBuf]) -> Result<Self, InputError> {
+    /// No credentials are of any use: why, for each.
+    pub fn new(credentials: &[Credentials]) -> Result<Self, InputError> {
         let runtime =
             tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(InputError::of)?;
         let (mut clients, mut wrong) = (Vec::new(), Vec::new());
         {
             let _inside = runtime.enter();
-            for path in kubeconfigs {
-                match kubeconfig::client(path) {
-                    Ok(client) => clients.push((path.clone(), client)),
+            for one in credentials {
+                match one.client() {
+                    Ok(client) => clients.push((one.path().to_owned(), client)),
                     Err(error) => wrong.push(format!(
                         "{error}; name another kubeconfig with --kubeconfig, or give pods with --file"
                     )),
@@ -210,7 +261,7 @@ impl ApiServer {
         }
     }
 
-    /// Asks with one kubeconfig after the other, until one is not refused.
+    /// Asks with one account after the other, until one is not refused.
     fn ask(&self, request: impl Fn() -> Built) -> Result<Value, (PathBuf, ApiError)> {
         let limits = Limits { patience: PATIENCE, most: MOST_BYTES };
         let mut refused = None;
@@ -286,8 +337,28 @@ mod tests {
     #[test]
     fn who_names_a_kubeconfig_gets_that_one_and_no_other() {
         let env = |name: &str| (name == "KUBECONFIG").then(|| "/of/env".to_owned());
-        assert_eq!(kubeconfigs(Some("/named"), env), Ok(vec!["/named".into()]));
-        assert_eq!(kubeconfigs(None, env), Ok(vec!["/of/env".into()]));
+        let only = |path: &str| Ok(vec![Credentials::Kubeconfig(path.into())]);
+        assert_eq!(credentials(Some("/named"), env), only("/named"));
+        assert_eq!(credentials(None, env), only("/of/env"));
+    }
+
+    #[test]
+    fn a_pod_uses_its_own_account_first() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().to_owned();
+        for (host, server) in [("10.96.0.1", "https://10.96.0.1:443"), ("fd00::1", "https://[fd00::1]:443")] {
+            let env = |name: &str| match name {
+                "KUBERNETES_SERVICE_HOST" => Some(host.to_owned()),
+                "KUBERNETES_SERVICE_PORT" => Some("443".to_owned()),
+                "SERVICE_ACCOUNT_DIR" => Some(path.display().to_string()),
+                _ => None,
+            };
+            let found = credentials(None, env).expect("credentials");
+            assert_eq!(found[0], Credentials::Account { folder: path.clone(), server: server.to_owned() });
+            let named = credentials(Some("/named"), env);
+            assert_eq!(named, Ok(vec![Credentials::Kubeconfig("/named".into())]));
+        }
+        assert_eq!(account(|name| (name == "KUBERNETES_SERVICE_HOST").then(|| "10.96.0.1".to_owned())), None);
     }
 
     #[test]

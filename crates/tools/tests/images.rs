@@ -16,7 +16,7 @@ use tempfile::{TempDir, tempdir};
 
 const REFERENCE: &str = "localhost/mesh/install-cni:9.8.7";
 const NAMES: [&str; 3] = ["install-cni", "proxy-init", "validator"];
-const PACKAGES: [&str; 4] = ["install-cni", "istio-cni", "istio-iptables", "istio-validation"];
+const PACKAGES: [&str; 5] = ["install-cni", "istio-cni", "istio-iptables", "istio-validation", "redirectctl"];
 const AMD64: u16 = 62;
 const ARM64: u16 = 183;
 
@@ -254,7 +254,7 @@ fn an_image_for_two_architectures_is_as_the_specification_has_it() {
 /// The programs of an image, by their paths.
 fn programs_of(image: &str) -> &'static [&'static str] {
     match image {
-        "install-cni" => &["opt/cni/bin/istio-cni", "usr/local/bin/install-cni"],
+        "install-cni" => &["opt/cni/bin/istio-cni", "usr/local/bin/install-cni", "usr/local/bin/redirectctl"],
         "proxy-init" => &["usr/local/bin/istio-iptables"],
         _ => &["usr/local/bin/istio-validation"],
     }
@@ -315,7 +315,7 @@ fn each_image_holds_its_programs_and_runs_the_first() {
             "install-cni",
             "0:0",
             "/usr/local/bin/install-cni",
-            &["opt/cni/bin/istio-cni", "usr/local/bin/install-cni"],
+            &["opt/cni/bin/istio-cni", "usr/local/bin/install-cni", "usr/local/bin/redirectctl"],
         ),
         (
             "proxy-init",
@@ -428,7 +428,7 @@ fn the_list_of_parts_names_every_crate_that_is_linked() {
     ] {
         assert!(has(name), "{name} is missing");
     }
-    for name in ["proptest", "tempfile", "syn", "serde_derive", "windows-sys"] {
+    for name in ["proptest", "oci-spec", "syn", "serde_derive", "windows-sys"] {
         assert!(!has(name), "{name} is not linked");
     }
     let ring = components.iter().find(|component| *component.name == *"ring").expect("ring");

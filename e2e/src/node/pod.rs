@@ -150,11 +150,16 @@ impl<'a> Pod<'a> {
 
     /// Runs a command in a container; an exit code other than 0 is an error.
     pub fn exec(&self, container: &str, words: &[&str]) -> Result<Output> {
+        self.try_exec(container, words)?.ok()
+    }
+
+    /// The same, where an exit code other than 0 is not an error.
+    pub fn try_exec(&self, container: &str, words: &[&str]) -> Result<Output> {
         let id = self
             .container(container)?
             .with_context(|| format!("no container {container} in {}", self.name))?;
         let exec_id = crate::leftovers::fresh_name();
-        self.node.ctr(&[&["tasks", "exec", "--exec-id", &exec_id, &id], words].concat())
+        self.node.try_ctr(&[&["tasks", "exec", "--exec-id", &exec_id, &id], words].concat())
     }
 
     /// Deletes the pod and waits until its sandbox and network are gone.

@@ -30,7 +30,9 @@ pub const LOOPBACK: &str = "127.0.0.1";
 /// The API server as pods reach it.
 pub const GATEWAY: &str = "10.88.0.1";
 pub const DAEMON_SET: &str = "istio-cni-node";
-/// Two programs, with all that they are made of.
+/// What is in the agent's image.
+const AGENTS_PROGRAMS: [&str; 3] = ["install-cni", "istio-cni", "redirectctl"];
+/// These programs, with all that they are made of.
 const STATIC_BUILD: Duration = Duration::from_secs(1800);
 
 pub fn programs() -> Result<PathBuf> {
@@ -151,12 +153,12 @@ pub fn import_image_as(node: &Node<'_>, name: &str, version: &str) -> Result<()>
     let triple = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
     // A folder of its own: in the other, this would hold up whoever starts tests.
     let target = program::target_folder()?.join("static");
-    let packages = ["build", "--target", &triple, "--package", "install-cni", "--package", "istio-cni"];
-    let mut build = program::cargo(&packages, &target);
+    let mut build = program::cargo(&["build", "--target", &triple], &target);
+    build.args(AGENTS_PROGRAMS.iter().flat_map(|program| ["--package", program]));
     process::run(build.env("RUSTFLAGS", "-C target-feature=+crt-static"), STATIC_BUILD)?.ok()?;
     let built = target.join(triple).join("debug");
     let programs = tempfile::tempdir_in(node.state_dir())?;
-    for program in ["install-cni", "istio-cni"] {
+    for program in AGENTS_PROGRAMS {
         fs::copy(built.join(program), programs.path().join(program))?;
     }
     let plugin = programs.path().join("istio-cni");
@@ -173,6 +175,32 @@ pub fn import_packed(node: &Node<'_>, image: &str, name: &str, programs: &Path) 
     process::run(&mut pack, POD)?.ok()?;
     node.ctr(&["images", "import", &archive.to_string_lossy()])?;
     Ok(fs::remove_file(archive)?)
+}
+
+/// What `redirectctl` of the agent's image says as JSON inside of the agent's container, and its exit code.
+pub fn exec_redirectctl(agent: &Pod<'_>, words: &[&str]) -> Result<(Value, i32)> {
+    let output = agent.try_exec("install-cni", &[&["redirectctl"], words, &["--output", "json"]].concat())?;
+    let answer = serde_json::from_str(&output.stdout).with_context(|| format!("{output:?}"))?;
+    Ok((answer, output.code().context("a code")?))
+}
+
+/// Inside of the agent's container `redirectctl` finds by itself what it needs, and how these pods of namespace default stand.
+pub fn ensure_redirectctl_works(agent: &Pod<'_>, pods: &[(&str, &str)]) -> Result<()> {
+    let (scan, _) = exec_redirectctl(agent, &["scan"])?;
+    // The agent may not read events; everything else about the node is found and as it should be.
+    let of_node = scan["node"].as_array().context("the node")?;
+    ensure!(of_node.iter().all(|finding| finding["code"] == "not-told"), "{scan:#}");
+    for (name, state) in pods {
+        let name = format!("default/{name}");
+        let found = scan["pods"].as_array().into_iter().flatten().find(|pod| pod["subject"] == *name);
+        ensure!(found.is_some_and(|pod| pod["state"] == *state), "{name}: {scan:#}");
+        let (report, _) = exec_redirectctl(agent, &["pod", &name])?;
+        for (at, folder) in [("/netns", "/host/var/run/netns/"), ("/plugins/file", "/host/etc/cni/net.d/")] {
+            let path = report.pointer(at).and_then(Value::as_str).unwrap_or_default();
+            ensure!(path.starts_with(folder), "{report:#}");
+        }
+    }
+    Ok(())
 }
 
 pub fn is_ready(pod: &Value) -> Option<()> {

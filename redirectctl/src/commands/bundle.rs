@@ -91,13 +91,12 @@ fn pods(given: &Given) -> Result<(Vec<Value>, Cluster), InputError> {
 
 /// The plugin's configuration and what it leaves behind.
 fn configuration(bundle: &mut Bundle, given: &Given) {
-    let directory = given.flag("cni-conf-dir").unwrap_or(crate::node::CONF_DIR);
-    let listed = bundle::conflists(Path::new(directory)).map(|all| format!("{all:#}\n").into_bytes());
+    let listed = bundle::conflists(&given.conf_dir()).map(|all| format!("{all:#}\n").into_bytes());
     bundle.try_add("node/network-configurations.json", listed);
     let node = given.node().unwrap_or_default();
     let run_dir =
         node.conf.as_ref().map_or_else(|| cni_core::conf::RUN_DIR.into(), |conf| conf.run_dir.clone());
-    let program = Path::new(given.flag("cni-bin-dir").unwrap_or(cni::BIN_DIR)).join(cni::PLUGIN);
+    let program = given.bin_dir().join(cni::PLUGIN);
     let kubeconfig = node.conf.as_ref().map(|conf: &Conf| conf.kubeconfig.clone());
     let kubeconfig = kubeconfig.unwrap_or_else(|| run_dir.join(cni_core::conf::KUBECONFIG_NAME));
     let facts: Vec<Value> = [program, kubeconfig, run_dir.join("log.sock"), run_dir.join(LOG)]

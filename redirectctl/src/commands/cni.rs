@@ -51,7 +51,7 @@ pub(super) fn cni(given: &Given) -> Result<Answer, InputError> {
         None => Target::of(given, given.operands.get(1).map(String::as_str))?,
     };
     let attachment = attachment(target, &entry, given)?;
-    let program = Path::new(given.flag("cni-bin-dir").unwrap_or(cni::BIN_DIR)).join(cni::PLUGIN);
+    let program = given.bin_dir().join(cni::PLUGIN);
     let mut entry = entry;
     if let Some(manifest) = &manifest {
         // The plugin shall judge the pod that was given, and needs no API server for it.
@@ -80,9 +80,9 @@ fn no_entry(node: &Node, given: &Given) -> InputError {
         .flat_map(|finding| finding.seen.iter().map(|seen| format!("{}: {seen}", finding.cause.code())))
         .collect();
     if told.is_empty() {
-        let directory = given.flag("cni-conf-dir").unwrap_or(crate::node::CONF_DIR);
         told.push(format!(
-            "{directory} has no network configuration with the plugin; name it with --cni-conf-dir"
+            "{} has no network configuration with the plugin; name it with --cni-conf-dir",
+            given.conf_dir().display()
         ));
     }
     InputError(told)

@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 use std::io::{self, IsTerminal as _};
-use std::net::{IpAddr, SocketAddr};
-use std::path::{Path, PathBuf};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
 
 use cni_core::reasons::AGENT_HEALTH;
 use explain::flags;
@@ -21,6 +21,9 @@ use crate::node::Node;
 use crate::pod::Pod;
 use crate::report::{self, Report};
 use crate::text_writer::{ColorChoice, Layout};
+
+/// Where the agent's container has the node's folders.
+const HOST: &str = "/host";
 
 /// What a command works with.
 pub struct Given {
@@ -106,18 +109,22 @@ impl Given {
 
     pub(super) fn api_server(&self) -> Result<ApiServer, InputError> {
         let env = |name: &str| self.env.get(name).cloned();
-        ApiServer::new(&api::kubeconfigs(self.flag("kubeconfig"), env)?)
+        ApiServer::new(&api::credentials(self.flag("kubeconfig"), env)?)
     }
 
     pub(super) fn node(&self) -> Result<Node, InputError> {
-        let directory = self.flag("cni-conf-dir").unwrap_or(crate::node::CONF_DIR);
-        Node::read(Path::new(directory))
-            .map_err(|error| InputError(vec![format!("cannot read {directory}: {error}")]))
+        let directory = self.conf_dir();
+        Node::read(&directory)
+            .map_err(|error| InputError(vec![format!("cannot read {}: {error}", directory.display())]))
     }
 
     /// The node, and whether it serves pods that start there now.
     pub(super) fn node_in(&self, cluster: &Cluster, pods: &[Pod]) -> Result<Node, InputError> {
-        let address = self.flag("agent").unwrap_or(AGENT_HEALTH);
+        // In the agent's container, its own settings say where it serves.
+        let port = self.env.get("HEALTH_PORT").and_then(|port| port.parse().ok());
+        let local = port.map(|port| SocketAddr::new(Ipv4Addr::LOCALHOST.into(), port).to_string());
+        let address = self.flag("agent").map(str::to_owned).or(local);
+        let address = address.unwrap_or_else(|| AGENT_HEALTH.to_owned());
         let address: SocketAddr = address.parse().map_err(|_| {
             InputError(vec![format!("flag --agent: {address:?} is not an IP address with a port")])
         })?;
@@ -125,7 +132,26 @@ impl Given {
     }
 
     pub(super) fn netns_dir(&self) -> PathBuf {
-        self.flag("netns-dir").unwrap_or(NETNS_DIR).into()
+        self.folder_of_node("netns-dir", "MOUNTED_CNI_NETNS_DIR", NETNS_DIR)
+    }
+
+    pub(super) fn conf_dir(&self) -> PathBuf {
+        self.folder_of_node("cni-conf-dir", "MOUNTED_CNI_NET_DIR", crate::node::CONF_DIR)
+    }
+
+    pub(super) fn bin_dir(&self) -> PathBuf {
+        self.folder_of_node("cni-bin-dir", "MOUNTED_CNI_BIN_DIR", crate::cni::BIN_DIR)
+    }
+
+    /// A folder of the node: the one that is named; in the agent's container the one that its settings name, or where the chart mounts
+    /// it; else its usual place.
+    fn folder_of_node(&self, flag: &str, setting: &str, usual: &str) -> PathBuf {
+        let named = self.flag(flag).or_else(|| self.env.get(setting).map(String::as_str));
+        if let Some(path) = named.filter(|path| !path.is_empty()) {
+            return path.into();
+        }
+        let mounted = PathBuf::from(format!("{HOST}{usual}"));
+        if mounted.is_dir() { mounted } else { usual.into() }
     }
 
     pub(super) fn answer(&self, report: &Report) -> Answer {

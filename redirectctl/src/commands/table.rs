@@ -136,7 +136,7 @@ const PODS_FILE: Row = Row {
 const POD: Row = Row::new(Takes::Text("NAMESPACE/NAME"), "A pod, as the API server has it.").flag("pod");
 const KUBECONFIG: Row = Row::new(
     Takes::Path,
-    "How the API server is reached. Without it KUBECONFIG counts, then on a node the plugin's kubeconfig and the kubelet's, then the user's.",
+    "How the API server is reached. Without it KUBECONFIG counts, then in a pod its service account, on a node the plugin's kubeconfig and the kubelet's, then the user's.",
 )
 .flag("kubeconfig");
 const CONF: Row = Row::new(

@@ -19,7 +19,7 @@ pub enum Format {
 
 impl Format {
     /// The first format of the client's preference that exists, as the Prometheus client library for Go chooses it: a wildcard, like no
-    /// wish at all, gets Prometheus' text.
+    /// header at all, gets Prometheus' text.
     #[must_use]
     pub fn wanted(headers: &HeaderMap) -> Self {
         let accepted = headers.get_all(ACCEPT).iter().filter_map(|value| value.to_str().ok());

@@ -27,7 +27,12 @@ impl Image {
             name: "install-cni",
             title: "sidecar-cni node agent",
             description: "Puts the CNI plugin istio-cni on a node and keeps it in the container runtime's configuration.",
-            programs: &[("install-cni", "usr/local/bin/install-cni"), ("istio-cni", "opt/cni/bin/istio-cni")],
+            programs: &[
+                ("install-cni", "usr/local/bin/install-cni"),
+                ("istio-cni", "opt/cni/bin/istio-cni"),
+                // Not beside the plugin: the agent copies the programs of that folder to the node.
+                ("redirectctl", "usr/local/bin/redirectctl"),
+            ],
             links: &[],
             folders: &[
                 "host/opt/cni/bin",
