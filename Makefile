@@ -141,7 +141,7 @@ images: setup
 	scripts/setup-kube.sh runtimes
 	scripts/setup-kube.sh helm
 	scripts/setup-kube.sh envoy
-	deploy/build-images.sh "$${CARGO_TARGET_DIR:-target}/images"
+	deploy/build-images.sh --for amd64,arm64 "$${CARGO_TARGET_DIR:-target}/images"
 	export IMAGES="$${CARGO_TARGET_DIR:-target}/images"; \
 	cargo test --locked -p tools --test images -- --ignored && cargo test --locked -p e2e --test images_node -- --ignored
 

@@ -96,7 +96,7 @@ make_all() {
         pack "$work/$architecture" "$work/out/sidecar-cni-$version-linux-$architecture.tar.gz" "$date"
     done
     PROGRAMS_AMD64=$work/amd64 PROGRAMS_ARM64=$work/arm64 SOURCE_REVISION=$commit SOURCE_DATE_EPOCH=$date \
-        deploy/build-images.sh "$work/out" >&2
+        deploy/build-images.sh --for "$(tr ' ' , <<<"${ARCHITECTURES:-amd64 arm64}")" "$work/out" >&2
     mkdir -p "$work/chart"
     # The chart as Helm packs it, without its tests' values; Helm's own archive would have the time of day in it.
     git archive HEAD deploy/charts/istio-cni | tar --extract --directory "$work/chart" --strip-components=2 --exclude=deploy/charts/istio-cni/ci

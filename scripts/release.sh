@@ -3,6 +3,7 @@
 # library, read nothing of the node's name service, and need nothing in an image. Prints the folder they are in.
 #
 # usage: scripts/release.sh [PROGRAM...]      all of them by default
+#        scripts/release.sh --check           builds nothing, prints everything that is missing, each with what to do
 #
 # Programs do not reveal the paths of their sources and of cargo's crates.
 #
@@ -11,21 +12,29 @@
 set -eu
 cd "$(dirname "$0")/.."
 
-host=$(rustc -vV | sed -n 's/^host: //p')
-triple=${TARGET:-${host%%-*}-unknown-linux-musl}
-[ $# -gt 0 ] || set -- istio-cni istio-iptables istio-validation install-cni redirectctl
-
-die() {
-    printf 'release.sh: %s\n' "$@" >&2
-    exit 1
+problems=0
+problem() {
+    printf 'release.sh: %s\n' "$1" >&2
+    problems=$((problems + 1))
 }
 
+command -v rustc >/dev/null || {
+    problem "no Rust: install it with rustup (https://rustup.rs)"
+    exit 1
+}
+host=$(rustc -vV | sed -n 's/^host: //p')
+triple=${TARGET:-${host%%-*}-unknown-linux-musl}
+check=
+[ "${1:-}" != --check ] || { check=1; shift; }
+[ $# -gt 0 ] || set -- istio-cni istio-iptables istio-validation install-cni redirectctl
+
 # Rust's standard library for the target.
+needs_library=
 if ! [ -d "$(rustc --print target-libdir --target "$triple")" ]; then
-    command -v rustup >/dev/null || die "this Rust ($(command -v rustc)) has no standard library for $triple, and no rustup to add it." \
-        "Install Rust with rustup (https://rustup.rs), or the library from where this Rust is from." \
-        "TARGET=$host builds programs with this machine's C library; they are not what is shipped."
-    rustup target add "$triple" >&2 || die "rustup cannot add $triple; it needs https://static.rust-lang.org, or a mirror in RUSTUP_DIST_SERVER."
+    needs_library=1
+    command -v rustup >/dev/null || problem "this Rust ($(command -v rustc)) has no standard library for $triple, and no rustup to add it: \
+install Rust with rustup (https://rustup.rs), or the library from where this Rust is from. \
+TARGET=$host builds programs with this machine's C library; they are not what is shipped"
 fi
 
 # The plugin's and the agent's TLS library has C in it.
@@ -34,20 +43,29 @@ eval "compiler=\${$variable:-\${TARGET_CC:-\${CC:-}}}"
 case $triple in
 "${host%%-*}"-*-musl)
     [ -n "$compiler" ] || command -v "${triple%%-*}-linux-musl-gcc" >/dev/null || command -v musl-gcc >/dev/null ||
-        die "no C compiler for $triple: scripts/setup-apt.sh release installs Debian's musl-tools, or name one in $variable."
+        problem "no C compiler for $triple: scripts/setup-apt.sh release installs Debian's musl-tools, or name one in $variable"
     ;;
 *-musl)
     # What that C asks of a C library is the same in musl and glibc, and Rust brings musl itself; so Debian's cross compiler does, which also links.
     cross=${triple%%-*}-linux-gnu-gcc
     if [ -z "$compiler" ]; then
         command -v "$cross" >/dev/null ||
-            die "no C compiler for $triple: scripts/setup-apt.sh cross installs Debian's $cross, or name one in $variable."
+            problem "no C compiler for $triple: scripts/setup-apt.sh cross installs Debian's $cross, or name one in $variable"
         export "$variable=$cross"
     fi
     linker=CARGO_TARGET_$(printf %s "$triple" | tr a-z- A-Z_)_LINKER
     eval "[ -n \"\${$linker:-}\" ]" || export "$linker=${compiler:-$cross}"
     ;;
 esac
+
+[ "$problems" = 0 ] || exit 1
+[ -z "$check" ] || exit 0
+if [ -n "$needs_library" ]; then
+    rustup target add "$triple" >&2 || {
+        problem "rustup cannot add $triple: it needs https://static.rust-lang.org, or a mirror in RUSTUP_DIST_SERVER"
+        exit 1
+    }
+fi
 
 # Flags one by one, because folders may have spaces in their names: cargo takes a separator of its own.
 separator=$(printf '\037')
@@ -70,10 +88,13 @@ for crates in "${CARGO_HOME:-$HOME/.cargo}"/registry/src/[!-]*; do
 done
 export CARGO_ENCODED_RUSTFLAGS="$flags"
 
+# A person sees how far it is.
+quiet=--quiet
+[ ! -t 2 ] || quiet=
 for program in "$@"; do
     # One by one: built together, each would get the library features of the others.
     # shellcheck disable=SC2086 # a list of arguments
-    cargo rustc --release --locked --quiet --target "$triple" -p "$program" --bin "$program" -- $position >&2
+    cargo rustc --release --locked $quiet --target "$triple" -p "$program" --bin "$program" -- $position >&2
 done
 cd "${CARGO_TARGET_DIR:-target}/$triple/release"
 pwd

@@ -66,7 +66,7 @@ images() {
         mkdir -p "$out/$architecture"
         cp "$(TARGET=$triple scripts/release.sh | tail -n 1)"/{istio-cni,istio-iptables,istio-validation,install-cni,redirectctl} "$out/$architecture/"
     done
-    PROGRAMS_AMD64=$out/amd64 PROGRAMS_ARM64=$out/arm64 deploy/build-images.sh "$out/images" >&2
+    PROGRAMS_AMD64=$out/amd64 PROGRAMS_ARM64=$out/arm64 deploy/build-images.sh --for amd64,arm64 "$out/images" >&2
 }
 
 git clone --quiet . "$work/first"

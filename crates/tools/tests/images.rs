@@ -78,33 +78,163 @@ fn packed(image: &str, options: &[&str], platforms: &[(&str, &Path)], variables:
     bytes
 }
 
+/// Stands in for programs that `deploy/build-images.sh` starts.
+struct Stubs(TempDir);
+
+impl Stubs {
+    /// Cargo runs the program that is tested here, and puts an empty program where it would build one. Each build is noted.
+    fn new() -> Self {
+        let stubs = Self(tempdir().expect("a folder"));
+        for (machine, triple) in [(AMD64, "x86_64-unknown-linux-musl"), (ARM64, "aarch64-unknown-linux-musl")]
+        {
+            fs::write(stubs.path(triple), program(machine, false, 0)).expect("it is written");
+        }
+        let here = stubs.0.path().display();
+        let cargo = format!(
+            "case $1 in\n\
+             run) while [ \"$1\" != -- ]; do shift; done; shift; exec '{}' \"$@\" ;;\n\
+             fetch) ;;\n\
+             rustc) while [ \"$1\" != --target ]; do shift; done\n\
+                 mkdir -p \"$CARGO_TARGET_DIR/$2/release\"\n\
+                 cp '{here}'/$2 \"$CARGO_TARGET_DIR/$2/release/$4\"\n\
+                 echo $4 $2 >>'{here}/built' ;;\n\
+             *) exec '{}' \"$@\" ;;\nesac",
+            env!("CARGO_BIN_EXE_image"),
+            env!("CARGO"),
+        );
+        stubs.write("cargo", &cargo);
+        stubs
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    fn write(&self, name: &str, script: &str) {
+        fs::write(self.path(name), format!("#!/bin/sh\n{script}\n")).expect("it is written");
+        fs::set_permissions(self.path(name), Permissions::from_mode(0o755)).expect("it has a mode");
+    }
+
+    /// What was built: each program with its target.
+    fn built(&self) -> Vec<String> {
+        let text = fs::read_to_string(self.path("built")).unwrap_or_default();
+        text.lines().map(str::to_owned).collect()
+    }
+
+    fn build_images(&self, args: &[&str], path: &str, variables: &[(&str, &Path)]) -> Output {
+        let mut command = Command::new("/bin/bash");
+        command.arg(concat!(env!("CARGO_MANIFEST_DIR"), "/../../deploy/build-images.sh")).args(args);
+        let path = format!("{}:{path}", self.0.path().display());
+        command.env("PATH", path).env("CARGO_TARGET_DIR", self.path("target"));
+        command.envs(variables.iter().copied()).output().expect("it runs")
+    }
+}
+
+fn usual_path() -> String {
+    std::env::var("PATH").expect("a path")
+}
+
+/// Where a program is.
+fn found(name: &str) -> PathBuf {
+    let path = usual_path();
+    let mut places = std::env::split_paths(&path).map(|folder| folder.join(name));
+    places.find(|path| path.exists()).unwrap_or_else(|| panic!("{name} is missing"))
+}
+
 #[test]
 fn folders_may_have_spaces_in_their_names() {
-    let folder = tempdir().expect("a folder");
+    let (folder, stubs) = (tempdir().expect("a folder"), Stubs::new());
     let built = folder.path().join("built here");
     fs::rename(programs(AMD64, 1, 0o755).keep(), &built).expect("it moves");
-    // The script has cargo run the program that is tested here, which is built already.
-    let cargo = folder.path().join("cargo");
-    let stub = format!(
-        "#!/bin/sh\n[ \"$1\" = run ] || exec '{}' \"$@\"\nwhile [ \"$1\" != -- ]; do shift; done; shift\nexec '{}' \"$@\"\n",
-        env!("CARGO"),
-        env!("CARGO_BIN_EXE_image"),
-    );
-    fs::write(&cargo, stub).expect("it is written");
-    fs::set_permissions(&cargo, Permissions::from_mode(0o755)).expect("it has a mode");
-    let path = format!("{}:{}", folder.path().display(), std::env::var("PATH").expect("a path"));
     let images = folder.path().join("the images");
-    let output = Command::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../deploy/build-images.sh"))
-        .arg(&images)
-        .envs([("PATH", path.as_str()), ("ARCHITECTURES", "amd64")])
-        .env("PROGRAMS_AMD64", &built)
-        .output()
-        .expect("it runs");
+    let args = ["--for", "amd64", images.to_str().expect("UTF-8")];
+    let output = stubs.build_images(&args, &usual_path(), &[("PROGRAMS_AMD64", &built)]);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert_eq!(stubs.built(), [""; 0], "these are built already");
     for name in NAMES {
         assert!(images.join(format!("{name}.tar")).is_file(), "{name}");
         assert!(images.join(format!("{name}.amd64.cdx.json")).is_file(), "{name}");
     }
+}
+
+#[test]
+fn what_the_wanted_images_need_is_built_for_this_machine_or_for_all_and_said() {
+    let stubs = Stubs::new();
+    // Compilers and libraries for both.
+    let rustc = found("rustc");
+    stubs.write(
+        "rustc",
+        &format!("case $1 in --print) echo / ;; *) exec '{}' \"$@\" ;; esac", rustc.display()),
+    );
+    stubs.write("uname", "echo x86_64");
+    for compiler in ["musl-gcc", "x86_64-linux-gnu-gcc", "aarch64-linux-gnu-gcc", "cc"] {
+        stubs.write(compiler, "exit 0");
+    }
+    let images = stubs.path("images");
+    let folder = images.to_str().expect("UTF-8");
+    let amd64: Vec<String> =
+        PACKAGES.iter().map(|name| format!("{name} x86_64-unknown-linux-musl")).collect();
+    let arm64 = amd64.iter().map(|line| line.replace("x86_64", "aarch64"));
+    let all: Vec<String> = amd64.iter().cloned().chain(arm64).collect();
+    let validator = ["istio-validation x86_64-unknown-linux-musl".to_owned()];
+    for (args, expected, steps) in [
+        (vec![folder], &amd64[..], "8 of 8"),
+        (vec!["--for", "amd64,arm64", folder], &all, "13 of 13"),
+        (vec![folder, "registry.example.com/mesh", "validator"], &validator, "2 of 2"),
+    ] {
+        let _ = fs::remove_file(stubs.path("built"));
+        let output = stubs.build_images(&args, &usual_path(), &[]);
+        let told = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success(), "{told}");
+        let mut built = stubs.built();
+        built.sort_by_key(|line| (line.contains("aarch64"), line.clone()));
+        assert_eq!(built, expected, "{args:?}");
+        assert!(told.contains("1 of ") && told.contains(&format!("{steps}, after 0:")), "{told}");
+        let archive = Layout(files(&fs::read(images.join("validator.tar")).expect("an archive")));
+        let single = archive.0.contains_key(Path::new("manifest.json"));
+        assert_eq!(single, expected.len() != all.len(), "an archive for one architecture, or for both");
+    }
+}
+
+#[test]
+fn everything_that_is_missing_is_said_at_once_before_anything_is_built() {
+    let stubs = Stubs::new();
+    stubs.write("cargo", &format!("echo started >>'{}'; exit 1", stubs.path("built").display()));
+    stubs.write("rustc", "case $* in -vV) echo host: x86_64-unknown-linux-gnu ;; *) echo /nowhere ;; esac");
+    stubs.write("uname", "echo x86_64");
+    stubs.write("df", "echo Avail; echo 7M");
+    let tools = tempdir().expect("a folder");
+    for tool in
+        ["sed", "head", "tail", "tr", "mkdir", "dirname", "find", "sh", "cat", "wc", "git", "env", "bash"]
+    {
+        std::os::unix::fs::symlink(found(tool), tools.path().join(tool)).expect("a link");
+    }
+    let (images, programs) = (stubs.path("images"), tempdir().expect("a folder"));
+    let path = tools.path().to_str().expect("UTF-8");
+    let folder = images.to_str().expect("UTF-8");
+    let output = stubs.build_images(&["--for", "amd64,arm64,riscv64", folder], path, &[]);
+    let told = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(1), "{told}");
+    for missing in [
+        "no standard library for x86_64-unknown-linux-musl, and no rustup to add it: install Rust with rustup",
+        "no C compiler for x86_64-unknown-linux-musl: scripts/setup-apt.sh release installs",
+        "no standard library for aarch64-unknown-linux-musl",
+        "no C compiler for aarch64-unknown-linux-musl: scripts/setup-apt.sh cross installs",
+        "riscv64 is neither amd64 nor arm64",
+        "no C compiler for this machine",
+        "7 MiB are free",
+    ] {
+        assert_eq!(told.matches(missing).count(), 1, "{missing}\n{told}");
+    }
+    let output =
+        stubs.build_images(&["--for", "amd64", folder], path, &[("PROGRAMS_AMD64", programs.path())]);
+    let told = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(
+        told.matches(&format!("{} has no ", programs.path().display())).count(),
+        PACKAGES.len(),
+        "{told}"
+    );
+    assert_eq!(stubs.built(), [""; 0]);
 }
 
 /// What is in a tar archive: by path; a link is the bytes of its target.

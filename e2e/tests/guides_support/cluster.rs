@@ -83,12 +83,8 @@ impl Workstation {
         // Programs that are built already: `make guides` has them built as they are shipped.
         let programs =
             std::env::var("PROGRAMS_AMD64").context("PROGRAMS_AMD64 names no folder: run make guides")?;
-        let environment = [
-            ("KUBECONFIG", &*kubeconfig),
-            ("ARCHITECTURES", "amd64"),
-            ("PROGRAMS_AMD64", &programs),
-            ("HELM_CACHE_HOME", "/root/helm"),
-        ];
+        let environment =
+            [("KUBECONFIG", &*kubeconfig), ("PROGRAMS_AMD64", &programs), ("HELM_CACHE_HOME", "/root/helm")];
         self.machine.run(&script, &environment)
     }
 

@@ -20,10 +20,12 @@ use program::Architecture;
 const USAGE: &str = "usage: image pack [--plain] IMAGE ARCHIVE REFERENCE ARCHITECTURE=FOLDER...
        image sbom IMAGE ARCHITECTURE=FOLDER FILE
        image list
+       image programs IMAGE...
 
 pack  writes an archive with an image for each ARCHITECTURE (amd64, arm64), of the static programs in its FOLDER. --plain leaves the layers uncompressed.
 sbom  writes what the image for one architecture is made of, as CycloneDX.
 list  prints the names of all images.
+programs  prints the programs that are in these images.
 
 SOURCE_DATE_EPOCH and SOURCE_REVISION, where they are set, say from when and from which revision the programs are.";
 
@@ -37,6 +39,7 @@ fn main() -> Result<()> {
             pack(image, Path::new(archive), reference, platforms, true)
         }
         ["sbom", image, platform, file] => write_sbom(image, platform, Path::new(file)),
+        ["programs", ref images @ ..] if !images.is_empty() => say_programs(images),
         ["list"] => {
             say(&Image::ALL.map(|image| image.name).join("\n"));
             Ok(())
@@ -58,6 +61,18 @@ fn pack(image: &str, file: &Path, reference: &str, platforms: &[&str], compress:
     let bytes = archive.finish(image)?;
     replace(file, &bytes)?;
     say(&format!("{}: {reference}, {} bytes", file.display(), bytes.len()));
+    Ok(())
+}
+
+/// Each once, in the order of the images.
+fn say_programs(images: &[&str]) -> Result<()> {
+    let mut packages: Vec<&str> = Vec::new();
+    for name in images {
+        let programs = Image::named(name)?.programs.iter().map(|(package, _)| *package);
+        let more: Vec<&str> = programs.filter(|package| !packages.contains(package)).collect();
+        packages.extend(more);
+    }
+    say(&packages.join("\n"));
     Ok(())
 }
 
