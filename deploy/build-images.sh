@@ -91,21 +91,47 @@ programs=$(image programs "$@")
 steps=$#
 for architecture in $architectures; do [ -n "$(given_for "$architecture")" ] || steps=$((steps + $(wc -w <<<"$programs"))); done
 
-step=0
-# step WHAT: says what is done now, and how far this is.
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+# step WHAT: reports what begins now, and how far this is. Two builds may report at once.
 step() {
-    step=$((step + 1))
-    printf 'build-images.sh: %d of %d, after %d:%02d: %s\n' "$step" "$steps" $((SECONDS / 60)) $((SECONDS % 60)) "$1" >&2
+    local number
+    echo "$1" >>"$work/steps"
+    number=$(grep -nxF "$1" "$work/steps")
+    printf 'build-images.sh: %d of %d, after %d:%02d: %s\n' "${number%%:*}" "$steps" $((SECONDS / 60)) $((SECONDS % 60)) "$1" >&2
 }
+
+# build ARCHITECTURE PROGRAM...: one after the other, into the architecture's folder.
+build() {
+    local architecture=$1 program built
+    shift
+    for program; do
+        step "$program for $architecture"
+        built=$(TARGET=$(triple_of "$architecture") scripts/release.sh "$program") && cp "$built/$program" "$work/$architecture/" || return 1
+    done
+}
+
+# Programs with the client of the API server share most of their crates, and few with the others, which are built at the same time: in the end of a build,
+# where a whole program is optimized, it keeps one processor busy.
+with_client=() others=()
+for program in $programs; do
+    case $program in
+    istio-iptables | istio-validation) others+=("$program") ;;
+    *) with_client+=("$program") ;;
+    esac
+done
 
 platforms=()
 for architecture in $architectures; do
     built=$(given_for "$architecture")
     if [ -z "$built" ]; then
-        for program in $programs; do
-            step "$program for $architecture"
-            built=$(TARGET=$(triple_of "$architecture") scripts/release.sh "$program")
-        done
+        built=$work/$architecture
+        mkdir "$built"
+        # Cargo keeps others waiting for a folder that it builds in.
+        CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-target}/others build "$architecture" "${others[@]}" &
+        build "$architecture" "${with_client[@]}" || { wait; exit 1; }
+        wait $! || exit 1
     fi
     platforms+=("$architecture=$built")
 done

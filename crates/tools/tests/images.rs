@@ -95,6 +95,7 @@ impl Stubs {
              run) while [ \"$1\" != -- ]; do shift; done; shift; exec '{}' \"$@\" ;;\n\
              fetch) ;;\n\
              rustc) while [ \"$1\" != --target ]; do shift; done\n\
+                 [ ! -e '{here}/broken-'$4 ] || exit 101\n\
                  mkdir -p \"$CARGO_TARGET_DIR/$2/release\"\n\
                  cp '{here}'/$2 \"$CARGO_TARGET_DIR/$2/release/$4\"\n\
                  echo $4 $2 >>'{here}/built' ;;\n\
@@ -191,8 +192,19 @@ fn what_the_wanted_images_need_is_built_for_this_machine_or_for_all_and_said() {
         assert_eq!(built, expected, "{args:?}");
         assert!(told.contains("1 of ") && told.contains(&format!("{steps}, after 0:")), "{told}");
         let archive = Layout(files(&fs::read(images.join("validator.tar")).expect("an archive")));
+        for number in 1..steps.split(' ').next().expect("a number").parse().expect("a number") {
+            assert_eq!(told.matches(&format!(": {number} of ")).count(), 1, "{told}");
+        }
         let single = archive.0.contains_key(Path::new("manifest.json"));
         assert_eq!(single, expected.len() != all.len(), "an archive for one architecture, or for both");
+    }
+    for broken in ["istio-cni", "istio-validation"] {
+        fs::remove_dir_all(&images).expect("it is removed");
+        fs::write(stubs.path(&format!("broken-{broken}")), "").expect("it is written");
+        let output = stubs.build_images(&[folder], &usual_path(), &[]);
+        assert_eq!(output.status.code(), Some(1), "{output:?}");
+        assert_eq!(fs::read_dir(&images).expect("a folder").count(), 0, "{broken}");
+        fs::remove_file(stubs.path(&format!("broken-{broken}"))).expect("it is removed");
     }
 }
 
