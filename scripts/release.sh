@@ -87,6 +87,8 @@ for crates in "${CARGO_HOME:-$HOME/.cargo}"/registry/src/[!-]*; do
     add_flag "--remap-path-prefix=$crates=/crates"
 done
 export CARGO_ENCODED_RUSTFLAGS="$flags"
+# The build script of the TLS library's C asks for it, so everything would be built again for each commit; no program has a date in it.
+unset SOURCE_DATE_EPOCH
 
 # A person sees how far it is.
 quiet=--quiet
