@@ -11,8 +11,8 @@ use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 use chart_support::{
-    changes, chart, chart_file, daemon_set, find, objects, project, rendered, rendered_without_tests,
-    rendering, values_files, yaml,
+    changes, chart, chart_file, daemon_set, environment, expect, find, objects, project, rendered,
+    rendered_without_tests, rendering, seen, values_files, yaml,
 };
 use e2e::privileges;
 use e2e::process::{self, SHORT};
@@ -61,6 +61,7 @@ fn controller(more: &Value) -> Result<Vec<String>> {
 fn without_helms(text: &str) -> Vec<String> {
     let helms = [
         "# Source: ",
+        "release: ",
         "helm.sh/chart: ",
         "app.kubernetes.io/managed-by: ",
         "app.kubernetes.io/instance: ",
@@ -150,7 +151,7 @@ fn generated(path: &str, base: &[String], features: &[(&str, Vec<String>)]) -> R
 fn generated_values_yaml_shows_every_default_as_a_comment() -> Result<()> {
     let head = "# Every value, with its default. Values are commented out so that platform defaults apply first.\n\
                 # Values stand at the top level, or, as in files for several of Istio's charts, under `cni`; those win. null is the default; for\n\
-                # a list, the empty one. A name that is not one of these, nor one of Istio's other charts, fails the installation.\n\n";
+                # a list, the empty one. A name that is nearly one of these fails the installation; any other is ignored, and listed at its end.\n\n";
     let is_comment = |line: &str| line.is_empty() || line.starts_with('#');
     let comment = |line: &str| format!("{}{line}\n", if is_comment(line) { "" } else { "#" });
     let defaults: String = chart_file("files/defaults.yaml")?.lines().map(comment).collect();
@@ -165,54 +166,6 @@ fn the_charts_version_is_the_projects() -> Result<()> {
         ensure!(about[field] == env!("CARGO_PKG_VERSION"), "{field}: {}", about[field]);
     }
     Ok(())
-}
-
-/// The container's variables: of the ConfigMap, and its own, which win.
-fn environment(objects: &[Value]) -> Result<BTreeMap<String, String>> {
-    let config = &find(objects, "ConfigMap", "istio-cni-config")?["data"];
-    let mut environment: BTreeMap<String, String> = serde_json::from_value(config.clone())?;
-    let own = &daemon_set(objects)?["spec"]["template"]["spec"]["containers"][0]["env"];
-    for variable in own.as_array().context("no variables")? {
-        let name = variable["name"].as_str().context("no name")?;
-        let from = &variable["valueFrom"]["fieldRef"]["fieldPath"];
-        let value = variable["value"].as_str().or(from.as_str()).context("no value")?;
-        environment.insert(name.to_owned(), value.to_owned());
-    }
-    Ok(environment)
-}
-
-/// Holds all that an expectation names to it: null is what is not there.
-fn expect(is: &Value, wanted: &Value, at: &str) -> Result<()> {
-    let Value::Object(fields) = wanted else {
-        ensure!(is == wanted, "{at} is {is} instead of {wanted}");
-        return Ok(());
-    };
-    for (name, wanted) in fields {
-        let field = if name.starts_with('/') { is.pointer(name) } else { is.get(name) };
-        expect(field.unwrap_or(&Value::Null), wanted, &format!("{at} {name}"))?;
-    }
-    Ok(())
-}
-
-/// What an expectation is about: the agent's variables, its directories, pod, container, and all objects by kind and name.
-fn seen(objects: &[Value]) -> Result<Value> {
-    let named = |object: &Value| {
-        let text = |at: &str| object.pointer(at).and_then(Value::as_str).unwrap_or_default().to_owned();
-        (format!("{}/{}", text("/kind"), text("/metadata/name")), object.clone())
-    };
-    let mut seen = json!({"objects": objects.iter().map(named).collect::<serde_json::Map<_, _>>()});
-    if let Ok(set) = daemon_set(objects) {
-        let pod = &set["spec"]["template"]["spec"];
-        let volumes = pod["volumes"].as_array().context("no volumes")?;
-        let directory = |volume: &Value| {
-            (volume["name"].as_str().unwrap_or_default().to_owned(), volume["hostPath"]["path"].clone())
-        };
-        seen["env"] = json!(environment(objects)?);
-        seen["directories"] = volumes.iter().map(directory).collect::<serde_json::Map<_, _>>().into();
-        seen["pod"] = pod.clone();
-        seen["container"] = pod["containers"][0].clone();
-    }
-    Ok(seen)
 }
 
 #[test]
@@ -301,6 +254,16 @@ fn every_variable_is_a_setting_that_is_in_force() -> Result<()> {
     };
     let known: BTreeSet<String> = items.flat_map(names).collect();
     ensure!(known.contains("REPAIR_REPAIR_PODS") && !known.contains("AMBIENT_ENABLED"), "{known:?}");
+    let variables = yaml(&chart_file("files/variables.yaml")?)?;
+    let listed =
+        |part: &str| -> Result<BTreeSet<String>> { Ok(serde_json::from_value(variables[part].clone())?) };
+    let values: BTreeMap<String, String> = serde_json::from_value(variables["values"].clone())?;
+    let mut told: BTreeSet<String> = values.into_keys().chain(listed("chart")?).collect();
+    told.extend(listed("refused")?.into_iter().chain(listed("others")?));
+    let named: BTreeSet<String> = known.iter().filter(|name| !name.starts_with("--")).cloned().collect();
+    // Refused where it is true, whether the agent has it or not.
+    ensure!(told.remove("AMBIENT_ENABLED"));
+    ensure!(told == named, "files/variables.yaml: {:?}", told.symmetric_difference(&named));
     let mut set = BTreeSet::new();
     for file in values_files()? {
         let output = rendering(&["--values", &file.display().to_string()])?.ok()?;
@@ -339,21 +302,22 @@ fn a_misspelt_value_fails_with_the_one_that_was_meant() -> Result<()> {
         ("nativeNftables=true", "did you mean global.nativeNftables?"),
         ("global.platfrom=gke", "did you mean global.platform?"),
         ("driftWatch.intervall=5m", "did you mean driftWatch.interval?"),
-        ("nonsense=1", "nonsense is not a value of this chart"),
         ("platform=k4s", "platform: \"k4s\" is not one of gke, k3d, k3s, microk8s, minikube, openshift"),
         ("profile=defualt", "profile: \"defualt\" is not one of default"),
-        ("compatibilityVersion=1.12", "compatibilityVersion: \"1.12\" is not one of"),
+        ("compatibilityVersion=1.12", "compatibilityVersion: \"1.12\" is not a minor version of Istio"),
         ("chained=no", "chained: Invalid type"),
         ("cniBinDir=opt/cni/bin", "cniBinDir: Does not match pattern"),
         ("podLabels.k8s-app=x", "podLabels: k8s-app is what the DaemonSet selects its pods by"),
-        ("env.NODE_NAME=x", "env.NODE_NAME: the chart sets this"),
+        ("env.REPAIR_ENABLED=maybe", "env.REPAIR_ENABLED: \"maybe\" is not a value for repair.enabled"),
+        ("env.MONITORING_PORT=x", "env.MONITORING_PORT: \"x\" is not a value for monitoringPort"),
+        ("env.PLUGIN_SERVICE_ACCOUNT=x", "env.PLUGIN_SERVICE_ACCOUNT: set pluginToken.enabled"),
+        ("defaults.cni.chained=false", "defaults: Istio's chart refuses this too"),
         ("taintControler.enabled=true", "did you mean taintController?"),
         (
             "taintController.enabled=true,taintController.healthPort=8000",
             "taintController.healthPort: the agents have port 8000",
         ),
         ("taintController.selectors[0].name=x", "selector"),
-        ("env.REPAIR_REPAIR_PODS=true", "env.REPAIR_REPAIR_PODS: set repair.repairPods"),
     ] {
         let words = refusal(given)?;
         ensure!(words.contains(meant), "{given}: {words}");
@@ -411,9 +375,13 @@ fn values_of_istios_other_charts_do_not_matter() -> Result<()> {
 #[test]
 #[ignore = "needs helm: make chart"]
 fn ambient_is_refused_in_words() -> Result<()> {
-    for set in
-        ["ambient.enabled=true", "cni.ambient.enabled=true", "profile=ambient", "global.profile=ambient"]
-    {
+    for set in [
+        "ambient.enabled=true",
+        "cni.ambient.enabled=true",
+        "profile=ambient",
+        "global.profile=ambient",
+        "env.AMBIENT_ENABLED=true",
+    ] {
         let words = refusal(set)?;
         ensure!(words.contains("this agent has no ambient mode"), "{set}: {words}");
     }

@@ -151,7 +151,7 @@ fn the_nodes_taint_and_condition_are_switched_on_by_what_is_marked() {
     for (mark, marked, parts) in [
         (
             "node-taint",
-            34,
+            42,
             [
                 "NODE_TAINT: \"true\"",
                 "resources: [nodes, nodes/status], verbs: [patch]}",

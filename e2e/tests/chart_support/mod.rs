@@ -2,6 +2,7 @@
 
 #![allow(dead_code, reason = "each test program uses a part")]
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -9,7 +10,7 @@ use anyhow::{Context, Result, ensure};
 use e2e::kube::ApiServer;
 use e2e::process::{self, Output, SHORT};
 use e2e::tools;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 pub const NAMESPACE: &str = "istio-system";
 pub const RELEASE: &str = "istio-cni";
@@ -109,4 +110,52 @@ pub fn values_files() -> Result<Vec<PathBuf>> {
         fs::read_dir(chart().join("ci"))?.map(|entry| Ok(entry?.path())).collect::<Result<_>>()?;
     files.sort();
     Ok(files)
+}
+
+/// The container's variables: of the ConfigMap, and its own, which win.
+pub fn environment(objects: &[Value]) -> Result<BTreeMap<String, String>> {
+    let config = &find(objects, "ConfigMap", "istio-cni-config")?["data"];
+    let mut environment: BTreeMap<String, String> = serde_json::from_value(config.clone())?;
+    let own = &daemon_set(objects)?["spec"]["template"]["spec"]["containers"][0]["env"];
+    for variable in own.as_array().context("no variables")? {
+        let name = variable["name"].as_str().context("no name")?;
+        let from = &variable["valueFrom"]["fieldRef"]["fieldPath"];
+        let value = variable["value"].as_str().or(from.as_str()).context("no value")?;
+        environment.insert(name.to_owned(), value.to_owned());
+    }
+    Ok(environment)
+}
+
+/// Holds all that an expectation names to it: null is what is not there.
+pub fn expect(is: &Value, wanted: &Value, at: &str) -> Result<()> {
+    let Value::Object(fields) = wanted else {
+        ensure!(is == wanted, "{at} is {is} instead of {wanted}");
+        return Ok(());
+    };
+    for (name, wanted) in fields {
+        let field = if name.starts_with('/') { is.pointer(name) } else { is.get(name) };
+        expect(field.unwrap_or(&Value::Null), wanted, &format!("{at} {name}"))?;
+    }
+    Ok(())
+}
+
+/// What an expectation is about: the agent's variables, its directories, pod, container, and all objects by kind and name.
+pub fn seen(objects: &[Value]) -> Result<Value> {
+    let named = |object: &Value| {
+        let text = |at: &str| object.pointer(at).and_then(Value::as_str).unwrap_or_default().to_owned();
+        (format!("{}/{}", text("/kind"), text("/metadata/name")), object.clone())
+    };
+    let mut seen = json!({"objects": objects.iter().map(named).collect::<serde_json::Map<_, _>>()});
+    if let Ok(set) = daemon_set(objects) {
+        let pod = &set["spec"]["template"]["spec"];
+        let volumes = pod["volumes"].as_array().context("no volumes")?;
+        let directory = |volume: &Value| {
+            (volume["name"].as_str().unwrap_or_default().to_owned(), volume["hostPath"]["path"].clone())
+        };
+        seen["env"] = json!(environment(objects)?);
+        seen["directories"] = volumes.iter().map(directory).collect::<serde_json::Map<_, _>>().into();
+        seen["pod"] = pod.clone();
+        seen["container"] = pod["containers"][0].clone();
+    }
+    Ok(seen)
 }

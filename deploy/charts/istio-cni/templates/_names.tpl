@@ -1,50 +1,51 @@
 {{/*
-Given names that are not values of this chart, each with the one probably intended. Values files are shared with Istio's other
-charts: their names are let pass at the top level (and where `helm upgrade --reuse-values` has put the defaults of Istio's chart), and any name in "global" that is not nearly one of ours.
+Given names that are not values of this chart. Those that are nearly one, or one at another place, are problems. Values files are shared
+with Istio's other charts: names that only those have, and any in "global", pass in silence; all others are noted as ignored, as Istio's
+chart would ignore them.
 */}}
 {{- define "istio-cni.check" }}
 {{- $free := list "resources" "updateStrategy" "env" "affinity" "tolerations" "defaultResources" }}
-{{- $others := list "base" "pilot" "istiod" "istiodRemote" "istio_cni" "ztunnel" "gateways" "meshConfig" "proxy" "proxy_init" "sidecarInjectorWebhook" "telemetry" "revisionTags" "defaultRevision" "experimental" "gatewayClasses" "enabled" "_internal_defaults_do_not_set" }}
+{{- $others := list "base" "pilot" "istiod" "istiodRemote" "istio_cni" "ztunnel" "gateways" "meshConfig" "proxy" "proxy_init" "sidecarInjectorWebhook" "telemetry" "revisionTags" "defaultRevision" "experimental" "gatewayClasses" "enabled" "defaults" "_internal_defaults_do_not_set" }}
 {{- range $name, $value := .given }}
 {{- $path := printf "%s%s" $.at $name }}
+{{- $reason := get $.ignored.reasons (trimPrefix "cni." $path) }}
 {{- if hasKey $.known $name }}
 {{- $inner := get $.known $name }}
-{{- if and (kindIs "map" $value) (kindIs "map" $inner) }}
-{{- if and $inner (not (has $name $free)) }}
-{{- $_ := include "istio-cni.check" (dict "given" $value "known" $inner "at" (printf "%s." $path) "root" $.root "problems" $.problems) }}
+{{- if and (kindIs "map" $value) (kindIs "map" $inner) $inner (not (has $name $free)) (not (and (eq $name "global") (ne $.at "global."))) }}
+{{- $_ := include "istio-cni.check" (dict "given" $value "known" $inner "at" (printf "%s." $path) "root" $.root "problems" $.problems "ignored" $.ignored) }}
 {{- end }}
-{{- end }}
+{{- else if $reason }}
+{{- $_ := include "istio-cni.ignore" (dict "ignored" $.ignored "path" $path "reason" $reason) }}
 {{- else if not (and (has $name $others) (has $.at (list "" "cni."))) }}
 {{- $meant := include "istio-cni.meant" (dict "name" $name "known" $.known "at" $.at "root" $.root) }}
 {{- if $meant }}
 {{- $_ := include "istio-cni.problem" (dict "problems" $.problems "text" (printf "%s is not a value of this chart; did you mean %s?" $path $meant)) }}
 {{- else if ne $.at "global." }}
-{{- $_ := include "istio-cni.problem" (dict "problems" $.problems "text" (printf "%s is not a value of this chart" $path)) }}
+{{- $_ := include "istio-cni.ignore" (dict "ignored" $.ignored "path" $path "reason" "not a value of this chart, nor of Istio's for its plugin") }}
 {{- end }}
 {{- end }}
 {{- end }}
 {{- end }}
 
-{{/* The known name that a name is nearly: beside it, or the same one at another place. */}}
+{{/* The known name that a name is nearly: beside it, or the same one at one other place. */}}
 {{- define "istio-cni.meant" }}
-{{- $found := "" }}
+{{- $found := list }}
 {{- $near := include "istio-cni.shorter" .name | splitList " " }}
 {{- range $known := keys .known | sortAlpha }}
-{{- if not $found }}
 {{- range include "istio-cni.shorter" $known | splitList " " }}
-{{- if has . $near }}{{ $found = printf "%s%s" $.at $known }}{{ end }}
-{{- end }}
+{{- if has . $near }}{{ $found = append $found (printf "%s%s" $.at $known) }}{{ end }}
 {{- end }}
 {{- end }}
 {{- if not (or $found (eq .at "global.")) }}
 {{- $prefix := ternary "cni." "" (hasPrefix "cni." .at) }}
 {{- range $path := include "istio-cni.paths" (dict "tree" .root "at" "") | splitList "\n" }}
-{{- if and (not $found) (eq ($path | splitList "." | last) $.name) }}
-{{- $found = printf "%s%s" (ternary "" $prefix (hasPrefix "global." $path)) $path }}
+{{- if eq ($path | splitList "." | last) $.name }}
+{{- $found = append $found (printf "%s%s" (ternary "" $prefix (hasPrefix "global." $path)) $path) }}
 {{- end }}
 {{- end }}
+{{- $found = ternary $found list (eq (len $found) 1) }}
 {{- end }}
-{{- $found }}
+{{- first $found | default "" }}
 {{- end }}
 
 {{/* A name without regard to case and separators, and all that is left of it when one letter is taken out: two names that share one are

@@ -6,17 +6,20 @@ everything that is wrong with what was given.
 {{- $values := .Files.Get "files/defaults.yaml" | fromYaml }}
 {{- $known := deepCopy $values }}
 {{- $problems := dict "list" list }}
+{{- $ignored := dict "list" list "reasons" (.Files.Get "files/ignored.yaml" | fromYaml) }}
 {{- $global := deepCopy (.Values.global | default dict) }}
 {{- $given := omit (deepCopy .Values) "global" "cni" "_internal_defaults_do_not_set" }}
-{{- $_ := include "istio-cni.check" (dict "given" $given "known" $known "at" "" "root" $known "problems" $problems) }}
+{{- $_ := include "istio-cni.check" (dict "given" $given "known" $known "at" "" "root" $known "problems" $problems "ignored" $ignored) }}
 {{- with .Values.cni }}
-{{- $_ := include "istio-cni.check" (dict "given" . "known" $known "at" "cni." "root" $known "problems" $problems) }}
-{{- $_ := include "istio-cni.merge" (dict "into" $given "from" (deepCopy .)) }}
+{{- $_ := include "istio-cni.check" (dict "given" . "known" $known "at" "cni." "root" $known "problems" $problems "ignored" $ignored) }}
+{{- $_ := include "istio-cni.merge" (dict "into" $given "from" (omit (deepCopy .) "global")) }}
+{{- $_ := include "istio-cni.merge" (dict "into" $global "from" (deepCopy (.global | default dict))) }}
 {{- end }}
-{{- $_ := include "istio-cni.check" (dict "given" $global "known" $known.global "at" "global." "root" $known "problems" $problems) }}
+{{- $_ := include "istio-cni.check" (dict "given" $global "known" $known.global "at" "global." "root" $known "problems" $problems "ignored" $ignored) }}
 
 {{- $platforms := .Files.Get "files/platforms.yaml" | fromYaml }}
-{{- $platform := $given.platform | default $global.platform | default "" }}
+{{- $profile := $given.profile | default $global.profile | default "" }}
+{{- $platform := $given.platform | default $global.platform | default (ternary (trimPrefix "platform-" $profile) "" (hasPrefix "platform-" $profile)) }}
 {{- if and (not $platform) (contains "-gke" .Capabilities.KubeVersion.Version) }}
 {{- $platform = "gke" }}
 {{- end }}
@@ -28,6 +31,8 @@ everything that is wrong with what was given.
 {{- $_ := include "istio-cni.merge" (dict "into" $values "from" $given) }}
 {{- $_ := include "istio-cni.merge" (dict "into" $values.global "from" $global) }}
 {{- $_ := set $values "platform" $platform }}
+{{- $_ := include "istio-cni.environment" (dict "root" . "values" $values "problems" $problems "ignored" $ignored) }}
+{{- $_ := set $values "_ignored" $ignored.list }}
 {{- $_ := include "istio-cni.refuse" (dict "values" $values "root" . "problems" $problems) }}
 {{- with $problems.list }}
 {{- fail (printf "\n\nThe values cannot be used:\n- %s\n" (join "\n- " .)) }}
@@ -50,6 +55,41 @@ everything that is wrong with what was given.
 {{- end }}
 {{- end }}
 
+{{/* Variables of env that stand for a value set it, so that the rights, mounts and ports of that value come with them. Leaves out those
+     that are empty, which Istio's agent counts as unset, and those that the chart sets. */}}
+{{- define "istio-cni.environment" }}
+{{- $values := .values }}
+{{- $variables := .root.Files.Get "files/variables.yaml" | fromYaml }}
+{{- $env := dict }}
+{{- range $name, $given := $values.env }}
+{{- $text := ternary "" (toString $given) (kindIs "invalid" $given) }}
+{{- $path := get $variables.values $name }}
+{{- if has $name $variables.chart }}
+{{- $_ := include "istio-cni.ignore" (dict "ignored" $.ignored "path" (printf "env.%s" $name) "reason" "the chart sets this") }}
+{{- else if and $path $text }}
+{{- $into := ternary (get $values ($path | splitList "." | first)) $values (contains "." $path) }}
+{{- $key := $path | splitList "." | last }}
+{{- $kind := get $into $key | kindOf }}
+{{- if regexMatch (get (dict "bool" "^(1|t|T|true|TRUE|True|0|f|F|false|FALSE|False)$" "float64" "^[0-9]{1,5}$" "string" "") $kind) $text }}
+{{- $_ := set $into $key (get (dict "bool" (has $text (list "1" "t" "T" "true" "TRUE" "True")) "float64" (int $text) "string" $text) $kind) }}
+{{- else }}
+{{- $_ := include "istio-cni.problem" (dict "problems" $.problems "text" (printf "env.%s: %q is not a value for %s" $name $text $path)) }}
+{{- end }}
+{{- else if not $path }}
+{{- $_ := set $env $name $text }}
+{{- if not (has $name (concat $variables.others $variables.refused)) }}
+{{- $_ := include "istio-cni.ignore" (dict "ignored" $.ignored "path" (printf "env.%s" $name) "reason" "not a setting of this agent") }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- $_ := set $values "env" $env }}
+{{- end }}
+
+{{/* Notes that something given has no effect. */}}
+{{- define "istio-cni.ignore" }}
+{{- $_ := set .ignored "list" (append .ignored.list (printf "%s: %s" .path .reason)) }}
+{{- end }}
+
 {{- define "istio-cni.problem" }}
 {{- $_ := set .problems "list" (append .problems.list .text) }}
 {{- end }}
@@ -60,15 +100,17 @@ everything that is wrong with what was given.
 {{- $problems := .problems }}
 {{- $refuse := list }}
 {{- $profile := $values.profile | default $values.global.profile | default "default" }}
-{{- $compatibility := $values.compatibilityVersion | default $values.global.compatibilityVersion | default "1.29" | toString }}
-{{- $profiles := list "default" "demo" "preview" "remote" "stable" }}
+{{- $compatibility := $values.compatibilityVersion | default "1.30" | toString }}
 {{- if or (eq $profile "ambient") $values.ambient.enabled }}
 {{- $refuse = append $refuse "ambient: this agent has no ambient mode, and pods of the ambient mesh would lose their traffic; keep Istio's own chart for this cluster, or set ambient.enabled=false and another profile" }}
-{{- else if not (has $profile $profiles) }}
-{{- $refuse = append $refuse (printf "profile: %q is not one of %s" $profile (join ", " $profiles)) }}
+{{- else if not (regexMatch "^(default|demo|preview|remote|stable|platform-.*|compatibility-version-.*)$" $profile) }}
+{{- $refuse = append $refuse (printf "profile: %q is not one of default, demo, preview, remote, stable" $profile) }}
 {{- end }}
-{{- if not (has $compatibility (list "1.27" "1.28" "1.29")) }}
-{{- $refuse = append $refuse (printf "compatibilityVersion: %q is not one of 1.27, 1.28, 1.29" $compatibility) }}
+{{- if not (regexMatch "^1\\.(2[4-9]|[3-9][0-9])$" $compatibility) }}
+{{- $refuse = append $refuse (printf "compatibilityVersion: %q is not a minor version of Istio from 1.24 on" $compatibility) }}
+{{- end }}
+{{- with .root.Values.defaults }}
+{{- $refuse = append $refuse "defaults: Istio's chart refuses this too; set the values without that prefix" }}
 {{- end }}
 {{- $config := lookup "v1" "ConfigMap" .root.Release.Namespace "istio-cni-config" }}
 {{- if eq (dig "data" "AMBIENT_ENABLED" "false" $config) "true" }}
@@ -80,14 +122,8 @@ everything that is wrong with what was given.
 {{- if hasKey ($values.podLabels | default dict) "k8s-app" }}
 {{- $refuse = append $refuse "podLabels: k8s-app is what the DaemonSet selects its pods by" }}
 {{- end }}
-{{- $switches := dict "DRIFT_WATCH_INTERVAL" "driftWatch.interval" "DRIFT_HEAL" "driftWatch.heal" "NODE_TAINT" "nodeTaint.enabled" "NODE_CONDITION" "nodeCondition.enabled" "REPAIR_ENABLED" "repair.enabled" "REPAIR_REPAIR_PODS" "repair.repairPods" "REPAIR_DELETE_PODS" "repair.deletePods" "REPAIR_LABEL_PODS" "repair.labelPods" "PLUGIN_SERVICE_ACCOUNT" "pluginToken.enabled" "LANDLOCK" "landlock" "HEALTH_PORT" "healthPort" "MONITORING_PORT" "monitoringPort" }}
-{{- range $name, $_ := $values.env }}
-{{- with get $switches $name }}
-{{- $refuse = append $refuse (printf "env.%s: set %s, which sees to what goes with it as well" $name .) }}
-{{- end }}
-{{- if has $name (list "NODE_NAME" "POD_NAME" "POD_NAMESPACE" "POD_IP" "HOST_IP" "HEALTH_ADDRESS" "SETTINGS_DIR") }}
-{{- $refuse = append $refuse (printf "env.%s: the chart sets this" $name) }}
-{{- end }}
+{{- if hasKey $values.env "PLUGIN_SERVICE_ACCOUNT" }}
+{{- $refuse = append $refuse "env.PLUGIN_SERVICE_ACCOUNT: set pluginToken.enabled, because the chart brings the account" }}
 {{- end }}
 {{- $controller := $values.taintController }}
 {{- range $name := list "healthPort" "monitoringPort" }}

@@ -3,7 +3,7 @@
 {{- $values := .values }}
 {{- $powers := include "istio-cni.powers" $values | fromYaml }}
 {{- $defaults := .root.Files.Get "files/defaults.yaml" | fromYaml }}
-{{- $warnings := list }}
+{{- $warnings := $values._ignored }}
 {{- $repair := $values.repair }}
 {{- $lessened := dict "repairPods" "" "deletePods" "repairPods wins" "labelPods" "repairPods or deletePods wins" }}
 {{- range $name, $because := $lessened }}
@@ -76,27 +76,32 @@
 {{- $warnings = append $warnings "monitoringAddress: monitoringPort is 0" }}
 {{- end }}
 {{- range $name := list "compatibilityVersion" "profile" }}
-{{- if get $values $name | default (get $values.global $name) }}
+{{- with get $values $name | default (get $values.global $name) }}
+{{- if not (hasPrefix "platform-" (toString .)) }}
 {{- $warnings = append $warnings (printf "%s: it changes nothing of the sidecars' plugin" $name) }}
 {{- end }}
 {{- end }}
+{{- end }}
+{{- if not (has $values.provider (list "default" "multus" "")) }}
+{{- $warnings = append $warnings (printf "provider: %s is the same as default" $values.provider) }}
+{{- end }}
 {{- range $name, $value := $values.ambient }}
-{{- if ne ($value | toString) (get $defaults.ambient $name | toString) }}
+{{- if and (hasKey $defaults.ambient $name) (ne ($value | toString) (get $defaults.ambient $name | toString)) }}
 {{- $warnings = append $warnings (printf "ambient.%s: this agent has no ambient mode" $name) }}
 {{- end }}
 {{- end }}
 {{- $image := include "istio-cni.image" . }}
-{{- $own := $values.hub | default $values.global.hub }}
-{{- if or (include "istio-cni.is-istios" $own) (include "istio-cni.is-istios" $values.image) }}
-{{- $warnings = append $warnings (printf "hub and image: Istio's own hold another program; the image is %s" $image) }}
-{{- end }}
 {{- $tag := $values.tag | default $values.global.tag | toString }}
-{{- if and $tag (not (contains (printf ":%s" $tag) $image)) }}
-{{- $warnings = append $warnings (printf "tag: without a hub of your own, or beside one of Istio's, it is passed over; the image is %s" $image) }}
-{{- end }}
 {{- $variant := $values.variant | default $values.global.variant | toString }}
+{{- with include "istio-cni.istios-image" . }}
+{{- $warnings = append $warnings (printf "hub, tag and image: %s would have been pulled, which is Istio's or a copy of it and holds another program; the image is %s" . $image) }}
+{{- else }}
+{{- if and $tag (not (hasSuffix (printf ":%s" $tag) (trimSuffix (printf "-%s" $variant) $image))) }}
+{{- $warnings = append $warnings (printf "tag: without a hub of your own, or as one of Istio's, it is ignored; the image is %s" $image) }}
+{{- end }}
 {{- if and $variant (not (hasSuffix (printf "-%s" $variant) $image)) }}
-{{- $warnings = append $warnings (printf "variant: without a hub and a tag of your own, or beside a hub of Istio's, it is passed over; the image is %s" $image) }}
+{{- $warnings = append $warnings (printf "variant: without a hub and a tag of your own it is ignored; the image is %s" $image) }}
+{{- end }}
 {{- end }}
 {{- range $warnings }}
 - {{ . }}
