@@ -8,8 +8,9 @@ use std::fs;
 use std::os::unix::net::UnixStream;
 
 use monitoring_support::{
-    Series, TARGET_LABELS, alert_test, alerts, changed, controller, dashboard, known, name, panel_queries,
-    panels, parsed, project, promtool, read, run_alert_tests, unchanged, variable_queries,
+    Fleet, TARGET_LABELS, alert_test, alerts, changed, controller, dashboard, inhibit_names, known, name,
+    others, panel_queries, panels, parsed, project, promtool, read, run_alert_tests, sent, unchanged,
+    variable_queries,
 };
 use process::{Agent, CALICO, Node, exchange, get};
 use serde_json::{Value, json};
@@ -140,7 +141,10 @@ fn is_value(metric: &str, label: &str, value: &str, help: &str, scraped: &str) -
     let pair = format!("{label}=\"{value}\"");
     let mut series = scraped.lines().filter(|line| line.split('{').next() == Some(metric));
     let is_word = |byte: char| byte.is_ascii_alphanumeric() || byte == '_';
-    series.any(|line| line.contains(&pair)) || help.split(|byte| !is_word(byte)).any(|word| word == value)
+    series.any(|line| line.contains(&pair))
+        || help.split(|byte| !is_word(byte)).any(|word| word == value)
+        || metric == "istio_cni_plugin_add_total"
+            && read("docs/reference/cni-plugin.md").contains(&format!("\n- {value}: "))
 }
 
 #[test]
@@ -181,6 +185,17 @@ fn panels_say_what_they_show_and_do_not_overlap() {
             );
         }
     }
+}
+
+/// A page is for the fleet, and for traffic that bypasses the proxy altogether; all else is a ticket.
+#[test]
+fn five_alerts_at_most_page_somebody() {
+    let critical = alerts().into_iter().filter(|alert| alert["labels"]["severity"] == "critical");
+    let critical: Vec<String> = critical.map(|alert| name(&alert).to_owned()).collect();
+    assert!(critical.len() <= 5, "{critical:?}");
+    let is_of_a_fleet = |name: &&String| name.starts_with("IstioCniFleet") || *name == "IstioCniNoAgents";
+    let others: Vec<&String> = critical.iter().filter(|name| !is_of_a_fleet(name)).collect();
+    assert_eq!(others, ["IstioCniPodsNotRedirected"]);
 }
 
 #[test]
@@ -294,11 +309,14 @@ const CAUSES: &[Cause] = &[
     cause("IstioCniAgentNotReady", &[("istio_cni_install_ready", ENDS)], 33, 40),
     cause("IstioCniPreempted", &[("istio_cni_preempted", HAPPENS)], 33, 40),
     cause("IstioCniAgentDown", &[("up", ENDS), (VERSION, "1+0x29")], 33, 40),
-    cause("IstioCniNoAgents", &[("up", "1+0x29"), (VERSION, "1+0x29")], 48, 55),
+    cause("IstioCniNoAgents", &[("up", "1+0x29"), (VERSION, "1+0x29"), (OTHERS_UP, "1+0x29"), (OTHERS_VERSION, "1+0x29")], 48, 55),
     cause("IstioCniAgentRestarting", &[("process_start_time_seconds", "100+0x29 160+0x1 220+0x1 280+0x1 340+0x400")], 34, 40),
     cause("IstioCniVersionsMixed", &[("istio_cni_build_info{version=\"0.0.9\"}", "1+0x400")], 355, 365),
     cause("IstioCniInstallFailing", &[("istio_cni_installs_total{result=\"COPY_BINARIES_FAILURE\"}", RISES)], 38, 45),
     cause("IstioCniConfigurationContested", &[("istio_cni_fights_total", RISES_ONCE)], 29, 32),
+    // A program that removes the entry once a minute, which never makes the agent back off.
+    cause("IstioCniConfigurationRewritten", &[("istio_cni_installs_total{result=\"SUCCESS\"}", RISES)], 30, 36),
+    cause("IstioCniConfigurationChanged", &[("istio_cni_conflist_obstacles_total{kind=\"edited\"}", RISES_ONCE)], 29, 32),
     cause("IstioCniSettingsRefused", &[("istio_cni_settings_refused", HAPPENS)], 33, 40),
     cause("IstioCniPolling", &[("istio_cni_polling", HAPPENS)], 58, 65),
     cause("IstioCniTokenRefused", &[("istio_cni_plugin_token_requests_total{result=\"refused\"}", RISES_ONCE)], 29, 32),
@@ -329,6 +347,18 @@ const CAUSES: &[Cause] = &[
     cause("IstioCniTaintsLate", &[("istio_cni_taint_controller_delay_seconds_bucket{le=\"300.0\"}", RISES), ("istio_cni_taint_controller_delay_seconds_bucket{le=\"+Inf\"}", RISES)], 38, 45),
 ];
 
+/// What the fleet shows, the alert it raises, and those on nodes that fire beside it and are silenced.
+#[rustfmt::skip]
+const FLEET: &[(Cause, &[&str])] = &[
+    (cause("IstioCniFleetNotReady", &[("others/istio_cni_install_ready", ENDS)], 33, 40), &["IstioCniAgentNotReady"]),
+    (cause("IstioCniFleetNotReady", &[(OTHERS_UP, ENDS), (OTHERS_VERSION, "1+0x29"), ("others/istio_cni_install_ready", "1+0x29")], 33, 40), &["IstioCniAgentDown"]),
+    (cause("IstioCniFleetPluginFailing", &[("others/istio_cni_plugin_add_total{outcome=\"fail\",reason=\"11\"}", RISES)], 34, 42), &["IstioCniPluginFailing"]),
+    (cause("IstioCniFleetPodsNotVerified", &[("others/istio_cni_meshed_pods{state=\"drifted\"}", "0+0x29 3+0x400")], 38, 45), &["IstioCniPodsDrifted"]),
+];
+const OTHERS_UP: &str = "others/up";
+const OTHERS_VERSION: &str =
+    concat!("others/istio_cni_build_info{version=\"", env!("CARGO_PKG_VERSION"), "\"}");
+
 /// Events that are not a reason to page an operator.
 const HARMLESS: &[(&str, &[(&str, &str)])] = &[
     ("nothing", &[]),
@@ -341,6 +371,19 @@ const HARMLESS: &[(&str, &[(&str, &str)])] = &[
         ],
     ),
     ("a token that is renewed late", &[("istio_cni_plugin_token_expiry_timestamp_seconds", "3000+0x400")]),
+    (
+        "a token that is renewed every quarter of an hour",
+        &[
+            (
+                "istio_cni_installs_total{result=\"SUCCESS\"}",
+                "1+0x14 2+0x14 3+0x14 4+0x14 5+0x14 6+0x14 7+0x14 8+0x14 9+0x400",
+            ),
+            (
+                "istio_cni_token_refreshes_total",
+                "1+0x14 2+0x14 3+0x14 4+0x14 5+0x14 6+0x14 7+0x14 8+0x14 9+0x400",
+            ),
+        ],
+    ),
     ("no token by choice", &[("istio_cni_plugin_token_expiry_timestamp_seconds", "0+0x400")]),
     (
         "a slow pod among a thousand",
@@ -353,47 +396,101 @@ const HARMLESS: &[(&str, &[(&str, &str)])] = &[
     ("a follower", &[("istio_cni_taint_controller_nodes", "0+0x400")]),
 ];
 
+/// What is a ticket, and no page.
+#[rustfmt::skip]
+const TICKETS: &[(&str, Cause)] = &[
+    ("pods of one deployment with a misspelt annotation, everywhere", cause("IstioCniPluginFailing", &[("istio_cni_plugin_add_total{outcome=\"fail\",reason=\"100\"}", RISES), ("others/istio_cni_plugin_add_total{outcome=\"fail\",reason=\"100\"}", RISES)], 33, 45)),
+    ("a pod that the kernel of one node refuses", cause("IstioCniPluginFailing", &[("istio_cni_plugin_add_total{outcome=\"fail\",reason=\"110\"}", RISES)], 33, 45)),
+    ("two drifted pods", cause("IstioCniPodsDrifted", &[("istio_cni_meshed_pods{state=\"drifted\"}", "0+0x29 2+0x400")], 33, 45)),
+];
+
 #[test]
 fn each_alert_fires_for_its_cause_and_no_other_does() {
-    let causes: Vec<&str> = CAUSES.iter().map(|cause| cause.alert).collect();
+    let of_fleet = FLEET.iter().map(|(cause, _)| cause.alert).collect::<BTreeSet<_>>();
+    let causes: Vec<&str> = CAUSES.iter().map(|cause| cause.alert).chain(of_fleet).collect();
     let all = alerts();
     assert_eq!(causes, all.iter().map(name).collect::<Vec<_>>(), "one cause for each alert, in their order");
     let healthy = healthy();
     let mut tests = Vec::new();
     for Cause { alert, series, quiet, fires } in CAUSES {
-        let (agent, controller) = with(&healthy, series, *fires);
-        tests.push(alert_test(alert, agent, controller, &[(*quiet, &[]), (*fires, &[alert])]));
+        let fleet = with(&healthy, series, *fires);
+        tests.push(alert_test(alert, fleet, &[(*quiet, &[]), (*fires, &[alert])]));
+    }
+    for (Cause { alert, series, quiet, fires }, beside) in FLEET {
+        // Those of nodes do not wait for it; they are asked for once it fires.
+        let firing = [&[*alert], *beside].concat();
+        tests.push(alert_test(alert, with(&healthy, series, *fires), &[(29, &[]), (*fires, &firing)]));
+        let not_yet = alert_test(alert, with(&healthy, series, *quiet), &[(*quiet, &[])]);
+        tests.push(not_yet);
     }
     for (about, series) in HARMLESS {
-        let (agent, controller) = with(&healthy, series, 120);
-        tests.push(alert_test(about, agent, controller, &[(29, &[]), (60, &[]), (120, &[])]));
+        tests.push(alert_test(about, with(&healthy, series, 120), &[(29, &[]), (60, &[]), (120, &[])]));
+    }
+    for (about, Cause { alert, series, quiet, fires }) in TICKETS {
+        tests.push(alert_test(about, with(&healthy, series, *fires), &[(*quiet, &[]), (*fires, &[alert])]));
     }
     run_alert_tests(&tests);
 }
 
-/// A healthy agent and a healthy taint controller, but for some series.
-fn with(healthy: &str, series: &[(&str, &str)], minutes: usize) -> (Series, Series) {
-    let mut agent = unchanged(&format!("{healthy}up 1\n"), minutes);
-    let mut controller = unchanged(&format!("{}up 1\n", controller()), minutes);
+/// A healthy agent, eleven others and a healthy taint controller, but for some series; `others/` marks those of the others.
+fn with(healthy: &str, series: &[(&str, &str)], minutes: usize) -> Fleet {
+    let mut fleet = Fleet {
+        agent: unchanged(&format!("{healthy}up 1\n"), minutes),
+        others: others(minutes),
+        controller: unchanged(&format!("{}up 1\n", controller()), minutes),
+    };
     let known = known();
     for (name, values) in series {
+        let (target, name) = match name.strip_prefix("others/") {
+            Some(name) => (&mut fleet.others, name),
+            None if name.starts_with("istio_cni_taint_controller") => (&mut fleet.controller, *name),
+            None => (&mut fleet.agent, *name),
+        };
         let metric = name.split('{').next().expect("a name");
         assert!(metric == "up" || known.contains_key(metric), "{metric}");
-        let target =
-            if metric.starts_with("istio_cni_taint_controller") { &mut controller } else { &mut agent };
-        target.insert((*name).to_owned(), (*values).to_owned());
+        target.insert(name.to_owned(), (*values).to_owned());
     }
-    (agent, controller)
+    fleet
+}
+
+#[test]
+fn an_alert_on_the_fleet_silences_those_on_its_nodes_and_a_cause_its_consequence() {
+    let agents = ("job", "istio-system/istio-cni");
+    let of_fleet = |name| BTreeMap::from([("alertname", name), agents]);
+    let of_node = |name, node| BTreeMap::from([("alertname", name), agents, ("node", node)]);
+    for (Cause { alert, .. }, beside) in FLEET {
+        let nodes = beside.iter().flat_map(|name| [of_node(*name, "n1"), of_node(*name, "n2")]);
+        let nodes: Vec<_> = nodes.collect();
+        assert_eq!(sent(&nodes), nodes, "alone");
+        let elsewhere = BTreeMap::from([("alertname", beside[0]), ("job", "another"), ("node", "n1")]);
+        let firing = [nodes, vec![elsewhere.clone(), of_fleet(alert)]].concat();
+        assert_eq!(sent(&firing), [elsewhere, of_fleet(alert)], "{alert}");
+    }
+    let preempted = of_node("IstioCniPreempted", "n1");
+    let [same, other] = ["n1", "n2"].map(|node| of_node("IstioCniAgentNotReady", node));
+    let changed = of_node("IstioCniConfigurationChanged", "n1");
+    assert_eq!(sent(&[changed.clone(), same.clone(), preempted.clone(), other.clone()]), [preempted, other]);
+    assert_eq!(sent(&[changed, same.clone()]), [same]);
+    // Rules name alerts that exist, and nothing silences what it comes from.
+    let all: BTreeSet<String> = alerts().iter().map(|alert| name(alert).to_owned()).collect();
+    let file: Value = serde_saphyr::from_str(&read("deploy/monitoring/inhibit.yaml")).expect("YAML");
+    for rule in file["inhibit_rules"].as_array().expect("rules") {
+        let [source, target] = ["source_matchers", "target_matchers"].map(|side| inhibit_names(rule, side));
+        assert!(source.iter().chain(&target).all(|name| all.contains(name)), "{rule}");
+        assert!(source.iter().all(|name| !target.contains(name)), "{rule}");
+        assert!(rule["equal"].as_array().is_some_and(|equal| equal.contains(&json!("job"))), "{rule}");
+    }
 }
 
 /// The same with real agents: what they print, once they are in that state, is what the alert is asked about.
 #[test]
 fn agents_in_trouble_raise_their_alerts() {
-    let none = || unchanged(&format!("{}up 1\n", controller()), 60);
     let mut tests = Vec::new();
     let mut add = |about: &str, before: &str, after: &str, firing: &[&str]| {
         let [before, after] = [before, after].map(|text| format!("{text}up 1\n"));
-        tests.push(alert_test(about, changed(&before, &after, 30), none(), &[(29, &[]), (38, firing)]));
+        let controller = unchanged(&format!("{}up 1\n", controller()), 60);
+        let fleet = Fleet { agent: changed(&before, &after, 30), others: others(60), controller };
+        tests.push(alert_test(about, fleet, &[(29, &[]), (38, firing)]));
     };
 
     let node = Node::new(&[("10-calico.conflist", CALICO)]);
@@ -402,9 +499,16 @@ fn agents_in_trouble_raise_their_alerts() {
     add("all is well", &before, &before, &[]);
     fs::remove_file(node.path("net.d/10-calico.conflist")).expect("removes");
     agent.wait_not_ready("");
-    add("no network configuration", &before, &metrics(&agent), &["IstioCniAgentNotReady"]);
+    agent.wait_metric("istio_cni_conflist_obstacles_total{kind=\"no_network\"}", 1.0);
+    let firing = ["IstioCniAgentNotReady", "IstioCniConfigurationChanged"];
+    add("no network configuration", &before, &metrics(&agent), &firing);
     node.write_conf("10-calico.conflist", CALICO);
     agent.wait_ready();
+    // What the agent counts when its entry is removed, as often as makes no fight: an hour of it, once a minute, is a cause above.
+    let restored = "istio_cni_installs_total{result=\"SUCCESS\"}";
+    let before = agent.metric(restored);
+    node.write_conf("10-calico.conflist", CALICO);
+    agent.wait_metric(restored, before + 1.0);
 
     // A failure is a series of its own, whose first value is not a rise.
     let line = r#"{"level":"error","time":"2026-11-21T07:26:50.000001Z","msg":"x","pod":"shop/cart-0","decision":"fail","code":110,"ms":"total:9.5"}"#;
@@ -432,6 +536,8 @@ fn agents_in_trouble_raise_their_alerts() {
     agent.wait("settings", || agent.metric("istio_cni_settings_refused") == 0.0);
     pinned.write_conf("10-other.conflist", CALICO);
     agent.wait_metric("istio_cni_preempted", 1.0);
-    add("preempted", &before, &metrics(&agent), &["IstioCniAgentNotReady", "IstioCniPreempted"]);
+    agent.wait_metric("istio_cni_conflist_obstacles_total{kind=\"preempted\"}", 1.0);
+    let firing = ["IstioCniAgentNotReady", "IstioCniConfigurationChanged", "IstioCniPreempted"];
+    add("preempted", &before, &metrics(&agent), &firing);
     run_alert_tests(&tests);
 }

@@ -147,14 +147,33 @@ fn scraped(text: &str) -> BTreeMap<String, String> {
     lines.map(split).collect()
 }
 
-/// A test of promtool: these series, and at these minutes exactly these alerts.
-pub fn alert_test(about: &str, agent: Series, controller: Series, firing: &[(usize, &[&str])]) -> Value {
-    let targets = [
-        (agent, r#"job="istio-system/istio-cni",instance="10.0.0.1:15014",node="n1""#),
-        (controller, r#"job="istio-system/istio-cni-taint-controller",instance="10.1.0.7:15014""#),
-    ];
+/// What the other agents of the fleet show of interest, while all is well.
+pub fn others(minutes: usize) -> Series {
+    let version = env!("CARGO_PKG_VERSION");
+    unchanged(
+        &format!(
+            "up 1\nistio_cni_install_ready 1\nistio_cni_build_info{{version=\"{version}\"}} 1\nistio_cni_meshed_pods{{state=\"verified\"}} 20\n"
+        ),
+        minutes,
+    )
+}
+
+/// The series of an agent, of each of eleven others, and of the taint controller.
+pub struct Fleet {
+    pub agent: Series,
+    pub others: Series,
+    pub controller: Series,
+}
+
+/// A test of promtool: these series, and at these minutes exactly these alerts, on whatever nodes.
+pub fn alert_test(about: &str, fleet: Fleet, firing: &[(usize, &[&str])]) -> Value {
+    let target = |node: usize| {
+        format!(r#"job="istio-system/istio-cni",instance="10.0.0.{node}:15014",node="n{node}""#)
+    };
+    let controller = r#"job="istio-system/istio-cni-taint-controller",instance="10.1.0.7:15014""#.to_owned();
+    let others = (2..=12).map(|node| (fleet.others.clone(), target(node)));
+    let targets = [(fleet.agent, target(1)), (fleet.controller, controller)].into_iter().chain(others);
     let input: Vec<Value> = targets
-        .into_iter()
         .flat_map(|(series, target)| {
             series.into_iter().map(move |(name, values)| {
                 let name = match name.split_once('{') {
@@ -174,6 +193,39 @@ pub fn alert_test(about: &str, agent: Series, controller: Series, firing: &[(usi
         })
         .collect();
     json!({"name": about, "interval": "1m", "input_series": input, "promql_expr_test": expected})
+}
+
+/// Which of these alerts Alertmanager would still send, by the rules of deploy/monitoring/inhibit.yaml.
+pub fn sent<'a>(firing: &[BTreeMap<&'a str, &'a str>]) -> Vec<BTreeMap<&'a str, &'a str>> {
+    let file: Value = serde_saphyr::from_str(&read("deploy/monitoring/inhibit.yaml")).expect("YAML");
+    let rules = file["inhibit_rules"].as_array().expect("rules");
+    let is_inhibited = |target: &BTreeMap<&str, &str>| {
+        rules.iter().any(|rule| {
+            let is_source = |source: &BTreeMap<&str, &str>| {
+                let equal = rule["equal"].as_array().expect("labels");
+                matches(rule, "source_matchers", source)
+                    && equal
+                        .iter()
+                        .filter_map(Value::as_str)
+                        .all(|label| source.get(label) == target.get(label))
+            };
+            matches(rule, "target_matchers", target) && firing.iter().any(is_source)
+        })
+    };
+    firing.iter().filter(|alert| !is_inhibited(alert)).cloned().collect()
+}
+
+/// Whether an alert has the name that a rule asks for: each has one matcher, of the name.
+fn matches(rule: &Value, side: &str, alert: &BTreeMap<&str, &str>) -> bool {
+    inhibit_names(rule, side).iter().any(|name| name == alert["alertname"])
+}
+
+/// The alerts that one side of a rule names.
+pub fn inhibit_names(rule: &Value, side: &str) -> Vec<String> {
+    let [matcher] = &rule[side].as_array().expect("matchers")[..] else { panic!("one matcher: {rule}") };
+    let matcher = matcher.as_str().expect("text").strip_prefix("alertname=").expect("of the name");
+    let names = matcher.trim_start_matches('~').strip_prefix('"').and_then(|rest| rest.strip_suffix('"'));
+    names.expect("in quotes").split('|').map(str::to_owned).collect()
 }
 
 /// All tests in one run.
