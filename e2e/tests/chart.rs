@@ -502,6 +502,87 @@ fn the_agent_gets_the_capabilities_that_the_pages_name_and_no_others() -> Result
     Ok(())
 }
 
+/// What the pages say of an agent with the chart's defaults.
+#[test]
+#[ignore = "needs helm: make chart"]
+fn the_pages_name_the_capabilities_of_the_charts_defaults() -> Result<()> {
+    let names: Vec<String> =
+        agents_capabilities(&json!({}))?.iter().map(|name| name.to_uppercase()).collect();
+    let (last, first) = names.split_last().context("no capabilities by default")?;
+    let words = format!("by default {} and {last}", first.join(", "));
+    for page in [
+        "README.md",
+        "docs/concepts/repair.md",
+        "docs/get-started/install.md",
+        "docs/get-started/migrate.md",
+        "docs/reference/agent.md",
+        "docs/reference/privileges.md",
+    ] {
+        let text = fs::read_to_string(project().join(page))?;
+        let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
+        ensure!(text.contains(&words), "{page} does not say: {words}");
+    }
+    let table = fs::read_to_string(project().join("docs/get-started/install.md"))?;
+    let default = table.lines().filter(|line| line.contains("` (default) |"));
+    let default: Vec<&str> = default.filter_map(|line| line.split('`').nth(1)).collect();
+    let environment = environment(&objects(&rendered(&json!({}))?)?)?;
+    let switched_on =
+        environment.iter().filter(|(name, value)| name.starts_with("REPAIR_") && *value == "true");
+    let switched_on: Vec<&str> = switched_on.map(|(name, _)| name.as_str()).collect();
+    ensure!(
+        default == ["repair.repairPods"] && switched_on == ["REPAIR_REPAIR_PODS"],
+        "{default:?} {switched_on:?}"
+    );
+    Ok(())
+}
+
+/// What a role lets its account do, in words: resources, verbs, and the namespace of those of a Role.
+fn granted(objects: &[Value], kind: &str, name: &str) -> Result<BTreeSet<String>> {
+    let Ok(role) = find(objects, kind, name) else { return Ok(BTreeSet::new()) };
+    let list =
+        |rule: &Value, part: &str| -> Result<Vec<String>> { Ok(serde_json::from_value(rule[part].clone())?) };
+    let place = role["metadata"]["namespace"].as_str().map(|name| format!(" in namespace {name}"));
+    let mut all = BTreeSet::new();
+    for rule in role["rules"].as_array().context("no rules")? {
+        for (resource, verb) in list(rule, "resources")?.iter().flat_map(|resource| {
+            list(rule, "verbs").unwrap_or_default().into_iter().map(move |verb| (resource.clone(), verb))
+        }) {
+            all.insert(format!("{resource}{}: {verb}", place.as_deref().unwrap_or_default()));
+        }
+    }
+    Ok(all)
+}
+
+/// The rights that a row of the table in docs/get-started/install.md names.
+fn rights_of_row(row: &str) -> BTreeSet<String> {
+    let cell = row.trim_end_matches('|').rsplit('|').next().unwrap_or_default().trim();
+    let rights = cell.split("; ").filter_map(|right| right.split_once(": "));
+    let each = rights.flat_map(|(resources, verbs)| {
+        resources
+            .split(", ")
+            .flat_map(move |resource| verbs.split(", ").map(move |verb| format!("{resource}: {verb}")))
+    });
+    each.collect()
+}
+
+#[test]
+#[ignore = "needs helm: make chart"]
+fn the_table_of_rights_is_what_the_roles_grant() -> Result<()> {
+    let page = fs::read_to_string(project().join("docs/get-started/install.md"))?;
+    let of = |values: &Value| -> Result<BTreeSet<String>> {
+        let objects = objects(&rendered(values)?)?;
+        let events = granted(&objects, "Role", "istio-cni-node-events")?;
+        Ok(granted(&objects, "ClusterRole", "istio-cni")?.into_iter().chain(events).collect())
+    };
+    let off = of(&json!({"repair": {"enabled": false}}))?;
+    for (value, values, _) in privileged_features() {
+        let row = page.lines().find(|line| line.starts_with(&format!("| `{value}`"))).context(value)?;
+        let granted: BTreeSet<String> = of(&values)?.difference(&off).cloned().collect();
+        ensure!(rights_of_row(row) == granted, "{value}: {granted:?}, the page says: {row}");
+    }
+    Ok(())
+}
+
 #[test]
 #[ignore = "needs helm: make chart"]
 fn the_base_for_kustomize_has_every_object_of_the_manifest() -> Result<()> {
