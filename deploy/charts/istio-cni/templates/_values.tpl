@@ -10,6 +10,9 @@ everything that is wrong with what was given.
 {{- $global := deepCopy (.Values.global | default dict) }}
 {{- $given := omit (deepCopy .Values) "global" "cni" "_internal_defaults_do_not_set" }}
 {{- $_ := include "istio-cni.check" (dict "given" $given "known" $known "at" "" "root" $known "problems" $problems "ignored" $ignored) }}
+{{- with .Values._internal_defaults_do_not_set }}
+{{- $_ := include "istio-cni.ignore" (dict "ignored" $ignored "path" "_internal_defaults_do_not_set" "reason" "these are the defaults of Istio's chart; set values without that prefix") }}
+{{- end }}
 {{- with .Values.cni }}
 {{- $_ := include "istio-cni.check" (dict "given" . "known" $known "at" "cni." "root" $known "problems" $problems "ignored" $ignored) }}
 {{- $_ := include "istio-cni.merge" (dict "into" $given "from" (omit (deepCopy .) "global")) }}
@@ -69,9 +72,9 @@ everything that is wrong with what was given.
 {{- else if and $path $text }}
 {{- $into := ternary (get $values ($path | splitList "." | first)) $values (contains "." $path) }}
 {{- $key := $path | splitList "." | last }}
-{{- $kind := get $into $key | kindOf }}
-{{- if regexMatch (get (dict "bool" "^(1|t|T|true|TRUE|True|0|f|F|false|FALSE|False)$" "float64" "^[0-9]{1,5}$" "string" "") $kind) $text }}
-{{- $_ := set $into $key (get (dict "bool" (has $text (list "1" "t" "T" "true" "TRUE" "True")) "float64" (int $text) "string" $text) $kind) }}
+{{- $kind := ternary (get $into $key | kindOf) "number" (has (get $into $key | kindOf) (list "bool" "string")) }}
+{{- if regexMatch (get (dict "bool" "^(1|t|T|true|TRUE|True|0|f|F|false|FALSE|False)$" "number" "^[0-9]{1,5}$" "string" "") $kind) $text }}
+{{- $_ := set $into $key (get (dict "bool" (has $text (list "1" "t" "T" "true" "TRUE" "True")) "number" (int $text) "string" $text) $kind) }}
 {{- else }}
 {{- $_ := include "istio-cni.problem" (dict "problems" $.problems "text" (printf "env.%s: %q is not a value for %s" $name $text $path)) }}
 {{- end }}
