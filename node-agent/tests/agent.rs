@@ -116,6 +116,20 @@ fn a_pinned_file_that_is_not_used_is_not_ready() {
 }
 
 #[test]
+fn an_entry_is_counted_as_missing_each_time() {
+    let node = Node::new(&[("10-calico.conflist", CALICO)]);
+    let agent = node.start_ready();
+    let missing = "istio_cni_conflist_obstacles_total{kind=\"missing\"}";
+    let at_first = agent.metric(missing);
+    for _ in 0..2 {
+        node.write_conf("10-calico.conflist", CALICO);
+        agent.wait("the entry restored", || node.calls_us());
+        agent.wait_ready();
+    }
+    assert_eq!(agent.metric(missing).to_string(), (at_first + 2.0).to_string());
+}
+
+#[test]
 fn an_entry_that_is_removed_edited_or_moved_is_restored() {
     for change in [
         |_: &str| CALICO.to_owned(),

@@ -411,6 +411,10 @@ impl Agent {
         self.note_invalid(&pass.invalid);
         self.note_obstacle(pass.obstacle.as_ref());
         report(pass);
+        if !pass.edits.is_empty() {
+            // It is removed: the next one of its kind is another one.
+            self.obstacle = None;
+        }
         let was = self.settled.take();
         self.settled = pass.target.clone().or_else(|| was.clone());
         let is_contested = !pass.edits.is_empty() && was.is_some() && was == pass.target;
