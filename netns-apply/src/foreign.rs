@@ -6,14 +6,11 @@ use crate::{
     netlink::{Connection, NetlinkError},
     pause::{deadline, pause},
     routes::{Links, RouteSocket},
-    verify::Mismatch,
 };
-use netfilter_state::{
-    differences::Difference, route_tables::RouteTables, routing::FoundRouting, ruleset::Ruleset,
-};
+use netfilter_state::{route_tables::RouteTables, routing::FoundRouting, ruleset::Ruleset};
 use packet_trace::{
     TraceRules,
-    interference::{self, Consequence, Effect, Finding, Pod},
+    interference::{self, Effect, Finding, Pod},
 };
 use redirect_core::{Family, RulePlan};
 use std::{net::IpAddr, time::Duration};
@@ -46,37 +43,6 @@ fn look(plan: &RulePlan, options: &ApplyOptions) -> Result<Vec<Finding>, ApplyEr
     let links = routes.links()?;
     let live = Live::hooks(options, &mut routes, &links)?;
     Ok(interference::find(&live.ruleset, plan, &live.pod()))
-}
-
-/// What it means that a network namespace is not as planned.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Impact {
-    /// What becomes of traffic that should come to the proxy, whole kinds of it first.
-    pub consequences: Vec<Consequence>,
-    /// Other programs' rules that have a part in it, the most certain first.
-    pub foreign: Vec<Finding>,
-}
-
-/// What it means for traffic that the calling thread's network namespace is not as planned, whatever of the plan is in force.
-///
-/// # Errors
-/// The namespace cannot be inspected.
-pub fn impact(mismatch: &Mismatch, plan: &RulePlan, options: &ApplyOptions) -> Result<Impact, ApplyError> {
-    let live = Live::now(options)?;
-    let consequences = interference::consequences(&live.ruleset, &live.routing, plan, &live.pod());
-    let mut foreign = match mismatch {
-        Mismatch::Interference(findings) => findings.clone(),
-        Mismatch::Different(_) | Mismatch::TwoBackends | Mismatch::Asleep(_) => {
-            interference::find(&live.ruleset, plan, &live.pod())
-        }
-    };
-    // What the mismatch says already.
-    foreign.retain(|finding| match (mismatch, finding.effect) {
-        (Mismatch::Asleep(_), Effect::Dormant) => false,
-        (Mismatch::Different(differences), Effect::Routes) => !differences.iter().any(Difference::is_routing),
-        _ => true,
-    });
-    Ok(Impact { consequences, foreign })
 }
 
 /// What packets meet in a network namespace, from any program.
@@ -119,7 +85,7 @@ impl Live {
     }
 
     /// What its packets look like.
-    const fn pod(&self) -> Pod<'_> {
+    pub(crate) const fn pod(&self) -> Pod<'_> {
         Pod {
             addresses: self.addresses.as_slice(),
             interfaces: self.interfaces.as_slice(),

@@ -25,6 +25,8 @@ mod foreign;
 #[cfg(feature = "write")]
 mod handles;
 #[cfg(feature = "write")]
+mod impact;
+#[cfg(feature = "write")]
 mod legacy;
 #[cfg(feature = "write")]
 mod lock;
@@ -60,7 +62,9 @@ pub use exec::{ExecError, Programs};
 #[cfg(feature = "write")]
 pub use fingerprint::Fingerprint;
 #[cfg(feature = "write")]
-pub use foreign::{Impact, Live, impact, interference, unexamined};
+pub use foreign::{Live, interference, unexamined};
+#[cfg(feature = "write")]
+pub use impact::{Impact, describe, impact};
 #[cfg(feature = "write")]
 pub use lock::LockError;
 #[cfg(feature = "write")]
@@ -70,7 +74,7 @@ pub use options::ApplyOptions;
 #[cfg(feature = "write")]
 pub use preview::cleanup_preview;
 #[cfg(feature = "write")]
-pub use verify::{Mismatch, Snapshot, describe, verify};
+pub use verify::{Mismatch, Snapshot, verify};
 
 /// The snippet of the README, as a doc test.
 #[cfg(doctest)]

@@ -3,7 +3,7 @@
 use crate::{
     ApplyError, ApplyOptions,
     backend::{self, Backend},
-    foreign::{impact, interference},
+    foreign::interference,
     handles::Handles,
     observe::NamespaceState,
     pause::deadline,
@@ -47,29 +47,13 @@ impl fmt::Display for Mismatch {
 }
 
 /// The first of several things.
-fn few<T: fmt::Display>(all: &[T]) -> String {
+pub(crate) fn few<T: fmt::Display>(all: &[T]) -> String {
     let mut named: Vec<String> = all.iter().take(MOST_NAMED).map(ToString::to_string).collect();
     let more = all.len().saturating_sub(MOST_NAMED);
     if more > 0 {
         named.push(format!("and {more} more"));
     }
     named.join("; ")
-}
-
-/// A mismatch of the calling thread's network namespace for people: what it means for traffic, then what is not as planned, then
-/// which rules of other programs have a part in it.
-#[must_use]
-pub fn describe(mismatch: &Mismatch, plan: &RulePlan, options: &ApplyOptions) -> String {
-    // The mismatch stands by itself.
-    let impact = impact(mismatch, plan, options).unwrap_or_default();
-    let mut text = mismatch.to_string();
-    if !impact.consequences.is_empty() {
-        text = format!("{}: {text}", few(&impact.consequences));
-    }
-    if !impact.foreign.is_empty() && !matches!(mismatch, Mismatch::Interference(_)) {
-        text = format!("{text}; other programs' rules interfere, too: {}", few(&impact.foreign));
-    }
-    text
 }
 
 /// A snapshot of a network namespace, which answers several questions about it.

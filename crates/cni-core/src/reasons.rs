@@ -1,8 +1,6 @@
 //! What the node agent publishes: events, the node's condition and taint, reasons in metrics. The agent writes these words;
 //! `redirectctl` reads and explains them.
 
-use crate::states::PodState;
-
 /// A word that others read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ReasonDoc {
@@ -32,6 +30,12 @@ pub const COULD_NOT_BE: &str = "but it could not be";
 /// The reasons of events about broken pods, by what is done with them.
 pub const REPAIR_EVENTS: [&str; 3] = ["RepairBrokenPod", "DeleteBrokenPod", "LabelBrokenPod"];
 
+/// Rules of other programs interfere with a pod that is redirected as planned.
+pub const INTERFERENCE: ReasonDoc = reason(
+    "interference",
+    "the pod is redirected as planned, and rules of other programs interfere; the agent keeps them",
+    "take them away where they are made",
+);
 /// Why the state of a pod is unknown: no network namespace is surely the pod's.
 pub const NOT_FOUND: ReasonDoc = reason(
     "namespace-not-found",
@@ -112,7 +116,7 @@ pub const REPAIRS: [ReasonDoc; 23] = [
     reason("not_verified", "the rules are in force, but another rule interferes", "the event names the rule"),
     UNVERIFIABLE,
     reason("not_severed", "connections opened earlier may still bypass the proxy", "delete the pod"),
-    PodState::Interference.doc(),
+    INTERFERENCE,
     UNREADABLE,
 ];
 

@@ -1,6 +1,6 @@
 //! How pods stand: the same words in the agent's metrics and summary and in all that `redirectctl` prints.
 
-use crate::reasons::{ReasonDoc, reason};
+use crate::reasons::{INTERFERENCE, ReasonDoc, reason};
 
 /// How a pod stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -61,11 +61,7 @@ impl PodState {
                 DETAILS,
             ),
             Self::Drifted => reason("drifted", "the pod is redirected otherwise than planned", DETAILS),
-            Self::Interference => reason(
-                "interference",
-                "the pod is redirected as planned, and rules of other programs interfere; the agent keeps them",
-                "take them away where they are made",
-            ),
+            Self::Interference => INTERFERENCE,
             Self::Unknown => reason(
                 "unknown",
                 "it cannot be determined whether the pod is redirected",

@@ -1,0 +1,57 @@
+//! What it means for traffic that a network namespace is not as planned.
+
+use crate::{
+    ApplyError, ApplyOptions,
+    foreign::Live,
+    verify::{Mismatch, few},
+};
+use netfilter_state::differences::Difference;
+use packet_trace::interference::{self, Consequence, Effect, Finding};
+use redirect_core::RulePlan;
+
+/// What it means that a network namespace is not as planned.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Impact {
+    /// What becomes of traffic that should come to the proxy, whole kinds of it first.
+    pub consequences: Vec<Consequence>,
+    /// Other programs' rules that have a part in it, the most certain first.
+    pub foreign: Vec<Finding>,
+}
+
+/// What it means for traffic that the calling thread's network namespace is not as planned, whatever of the plan is in force.
+///
+/// # Errors
+/// The namespace cannot be inspected.
+pub fn impact(mismatch: &Mismatch, plan: &RulePlan, options: &ApplyOptions) -> Result<Impact, ApplyError> {
+    let live = Live::now(options)?;
+    let consequences = interference::consequences(&live.ruleset, &live.routing, plan, &live.pod());
+    let mut foreign = match mismatch {
+        Mismatch::Interference(findings) => findings.clone(),
+        Mismatch::Different(_) | Mismatch::TwoBackends | Mismatch::Asleep(_) => {
+            interference::find(&live.ruleset, plan, &live.pod())
+        }
+    };
+    // What the mismatch says already.
+    foreign.retain(|finding| match (mismatch, finding.effect) {
+        (Mismatch::Asleep(_), Effect::Dormant) => false,
+        (Mismatch::Different(differences), Effect::Routes) => !differences.iter().any(Difference::is_routing),
+        _ => true,
+    });
+    Ok(Impact { consequences, foreign })
+}
+
+/// A mismatch of the calling thread's network namespace for people: what it means for traffic, then what is not as planned, then
+/// which rules of other programs have a part in it.
+#[must_use]
+pub fn describe(mismatch: &Mismatch, plan: &RulePlan, options: &ApplyOptions) -> String {
+    // The mismatch stands by itself.
+    let impact = impact(mismatch, plan, options).unwrap_or_default();
+    let mut text = mismatch.to_string();
+    if !impact.consequences.is_empty() {
+        text = format!("{}: {text}", few(&impact.consequences));
+    }
+    if !impact.foreign.is_empty() && !matches!(mismatch, Mismatch::Interference(_)) {
+        text = format!("{text}; other programs' rules interfere, too: {}", few(&impact.foreign));
+    }
+    text
+}
