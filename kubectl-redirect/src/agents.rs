@@ -1,0 +1,148 @@
+//! The agents' pods: which node has which, and whether it can be asked.
+
+use std::collections::BTreeMap;
+
+use crate::Failure;
+use crate::cluster::{Cluster, Only, PODS};
+use crate::objects::{ContainerStatus, Pod};
+
+/// What selects the agents' pods, in Istio's chart and in ours.
+pub const LABEL: &str = "k8s-app=istio-cni-node";
+/// Their container.
+const CONTAINER: &str = "install-cni";
+
+/// Whether an agent can be asked; the best last.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub enum AgentState {
+    /// Its container does not run: why.
+    NotRunning(String),
+    /// It runs and is not ready.
+    NotReady,
+    /// It runs and is ready.
+    Ready,
+}
+
+/// The pod of an agent.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Agent {
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+    /// Its node.
+    pub node: String,
+    /// The container that has `redirectctl`.
+    pub container: String,
+    /// The image of that.
+    pub image: String,
+    /// Whether it can be asked.
+    pub state: AgentState,
+}
+
+impl Agent {
+    /// From its pod, once that has a node.
+    #[must_use]
+    pub fn of(pod: &Pod) -> Option<Self> {
+        let containers = &pod.spec.containers;
+        let container = containers.iter().find(|one| one.name == CONTAINER).or(containers.first())?;
+        let status = pod.status.container_statuses.iter().find(|one| one.name == container.name);
+        (!pod.spec.node_name.is_empty() && !pod.is_over()).then(|| Self {
+            namespace: pod.metadata.namespace.clone(),
+            name: pod.metadata.name.clone(),
+            node: pod.spec.node_name.clone(),
+            container: container.name.clone(),
+            image: container.image.clone(),
+            state: state(pod, status),
+        })
+    }
+
+    /// `NAMESPACE/NAME`.
+    #[must_use]
+    pub fn pod(&self) -> String {
+        format!("{}/{}", self.namespace, self.name)
+    }
+}
+
+fn state(pod: &Pod, status: Option<&ContainerStatus>) -> AgentState {
+    let Some(status) = status else {
+        return AgentState::NotRunning(pod.status.phase.to_lowercase());
+    };
+    if status.state.running.is_none() {
+        let reason = status.state.waiting.as_ref().or(status.state.terminated.as_ref());
+        let reason = reason.map(|one| one.reason.clone()).filter(|word| !word.is_empty());
+        return AgentState::NotRunning(reason.unwrap_or_else(|| "not started".to_owned()));
+    }
+    if status.ready && pod.metadata.deletion_timestamp.is_none() {
+        AgentState::Ready
+    } else {
+        AgentState::NotReady
+    }
+}
+
+/// The agents by their nodes. Of two on one node, as during an update, the better one.
+#[must_use]
+pub fn by_node(agents: impl IntoIterator<Item = Agent>) -> BTreeMap<String, Agent> {
+    let mut all: BTreeMap<String, Agent> = BTreeMap::new();
+    for agent in agents {
+        match all.get(&agent.node) {
+            Some(known) if known.state >= agent.state => {}
+            Some(_) | None => {
+                all.insert(agent.node.clone(), agent);
+            }
+        }
+    }
+    all
+}
+
+/// The agents of the cluster, or of one node.
+///
+/// # Errors
+/// They cannot be listed.
+pub async fn find(cluster: &Cluster, node: Option<&str>) -> Result<BTreeMap<String, Agent>, Failure> {
+    let field = node.map(|name| format!("spec.nodeName={name}"));
+    let only = Only { labels: Some(LABEL), fields: field.as_deref(), ..Only::default() };
+    let mut agents = Vec::new();
+    cluster.each::<Pod>(PODS, only, |pod| agents.extend(Agent::of(&pod))).await?;
+    Ok(by_node(agents))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+
+    fn agent(name: &str, node: &str, state: &Value) -> Option<Agent> {
+        let pod = json!({
+            "metadata": {"namespace": "mesh", "name": name}, "spec": {"nodeName": node,
+                "containers": [{"name": "log"}, {"name": "install-cni", "image": "hub/install-cni:0.1.0"}]},
+            "status": {"phase": "Pending", "containerStatuses": state},
+        });
+        Agent::of(&serde_json::from_value(pod).expect("a pod"))
+    }
+
+    #[test]
+    fn an_agent_is_as_its_container_is() {
+        let state = |state: Value| agent("a", "n", &state).expect("an agent").state;
+        let status =
+            |ready: bool, state: Value| json!([{"name": "install-cni", "ready": ready, "state": state}]);
+        assert_eq!(state(status(true, json!({"running": {}}))), AgentState::Ready);
+        assert_eq!(state(status(false, json!({"running": {}}))), AgentState::NotReady);
+        let crashed = state(status(false, json!({"waiting": {"reason": "CrashLoopBackOff"}})));
+        assert_eq!(crashed, AgentState::NotRunning("CrashLoopBackOff".to_owned()));
+        assert_eq!(state(json!(null)), AgentState::NotRunning("pending".to_owned()));
+        assert_eq!(agent("a", "", &json!(null)), None);
+    }
+
+    #[test]
+    fn of_two_agents_of_a_node_the_ready_one_counts() {
+        let running =
+            |ready: bool| json!([{"name": "install-cni", "ready": ready, "state": {"running": {}}}]);
+        let both = [
+            agent("new", "n", &running(true)),
+            agent("old", "n", &running(false)),
+            agent("x", "m", &json!(null)),
+        ];
+        let all = by_node(both.into_iter().flatten());
+        assert_eq!(all.values().map(|one| one.name.as_str()).collect::<Vec<_>>(), ["x", "new"]);
+    }
+}

@@ -1,0 +1,245 @@
+//! The command line. Flags that kubectl has too go by its names.
+
+use std::time::Duration;
+
+use clap::{Arg, ArgAction, ArgMatches};
+
+use crate::cluster::Access;
+use crate::forward::{self, About, Command};
+use crate::{precheck, scan};
+
+/// Flags of every command: they may stand anywhere, as for kubectl.
+const COMMON: [(&str, Option<&str>); 3] =
+    [("--kubeconfig", None), ("--context", None), ("--namespace", Some("-n"))];
+
+/// What to do.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Job {
+    Scan(scan::Wanted),
+    Forward(forward::Wanted),
+    Bundle(forward::WantedBundle),
+    Precheck(precheck::Wanted),
+}
+
+/// What a command line asks for.
+#[derive(Debug)]
+pub(crate) enum Line {
+    Job(Box<Job>),
+    /// Help or the version.
+    Print(String),
+}
+
+/// Reads the words of a command line, without the program's name; an error is for people.
+pub(crate) fn read(words: Vec<String>) -> Result<Line, String> {
+    let (common, rest) = split(words);
+    let mut words = rest.into_iter();
+    let command: Vec<String> = words.next().into_iter().collect();
+    let all = command.into_iter().chain(common).chain(words);
+    match parser().no_binary_name(true).try_get_matches_from(all) {
+        Ok(matches) => job(&matches).map(|job| Line::Job(Box::new(job))),
+        Err(error) if error.use_stderr() => Err(error.to_string().trim_end().to_owned()),
+        Err(help) => Ok(Line::Print(help.to_string())),
+    }
+}
+
+/// Flags of every command with their values, and the other words.
+fn split(words: Vec<String>) -> (Vec<String>, Vec<String>) {
+    let (mut common, mut rest) = (Vec::new(), Vec::new());
+    let mut words = words.into_iter();
+    while let Some(word) = words.next() {
+        let is = |(long, short): &(&str, Option<&str>)| word == *long || Some(word.as_str()) == *short;
+        let has_value = |(long, _): &(&str, Option<&str>)| {
+            word.strip_prefix(long).is_some_and(|rest| rest.starts_with('='))
+        };
+        if COMMON.iter().any(is) {
+            common.push(word);
+            common.extend(words.next());
+        } else if COMMON.iter().any(has_value) {
+            common.push(word);
+        } else {
+            rest.push(word);
+        }
+    }
+    (common, rest)
+}
+
+fn text(name: &'static str, value: &'static str, help: &'static str) -> Arg {
+    Arg::new(name).long(name).value_name(value).help(help)
+}
+
+fn output() -> Arg {
+    text("output", "FORMAT", "text or json").short('o').value_parser(["text", "json"]).default_value("text")
+}
+
+fn with_common(command: clap::Command) -> clap::Command {
+    command
+        .arg(text("kubeconfig", "FILE", "The kubeconfig; by default KUBECONFIG's, then ~/.kube/config"))
+        .arg(text("context", "NAME", "A context of it in place of the current one"))
+        .arg(text("namespace", "NAME", "A namespace").short('n'))
+}
+
+/// The whole command line.
+fn parser() -> clap::Command {
+    let scan = clap::Command::new("scan")
+        .about("Asks every node's agent, and shows how many pods are redirected, and why others are not")
+        .arg(text("node", "NAME", "Only this node"))
+        .arg(
+            Arg::new("all-namespaces")
+                .long("all-namespaces")
+                .short('A')
+                .action(ArgAction::SetTrue)
+                .conflicts_with("namespace")
+                .help("Pods of all namespaces, as without -n"),
+        )
+        .arg(text("selector", "LABELS", "Only pods with these labels").short('l'))
+        .arg(output())
+        .arg(text("timeout", "TIME", "How long a node may take").default_value("20s"));
+    let bundle = clap::Command::new("bundle")
+        .about("Saves the archive for a support ticket that redirectctl makes of a node; it holds no secrets")
+        .arg(Arg::new("POD").required_unless_present("node").help("A pod of the node, as NAMESPACE/NAME"))
+        .arg(text("node", "NAME", "The node, in place of one of its pods").conflicts_with("POD"))
+        .arg(text("file", "FILE", "Where it goes; by default redirectctl-NODE.tar.gz").short('f'));
+    let precheck = clap::Command::new("precheck")
+        .about("Shows whether this cluster can run the agent; changes nothing. -n names its namespace, by default istio-system")
+        .arg(output());
+    clap::Command::new("kubectl-redirect")
+        .bin_name("kubectl redirect")
+        .about("Asks the agents of all nodes whether pods are redirected. It never changes anything.")
+        .version(env!("CARGO_PKG_VERSION"))
+        .subcommand_required(true)
+        .arg_required_else_help(true)
+        .disable_help_subcommand(true)
+        .subcommand(with_common(scan))
+        .subcommands(Command::ALL.map(|command| with_common(forwarded(command))))
+        .subcommand(with_common(bundle))
+        .subcommand(with_common(precheck))
+        .after_help("Exit codes: 0 nothing is wrong, 1 bad input or not possible, 2 problems found.")
+}
+
+fn forwarded(command: Command) -> clap::Command {
+    let (about, operand, help) = match command {
+        Command::Pod => {
+            ("Shows one pod: the decision, its settings, what is wrong, and what to do", "POD", POD)
+        }
+        Command::Verify => ("Compares what is in force in a pod with what it should have", "POD", POD),
+        Command::Trace => ("Follows a packet through the rules in force in a pod: --to IP:PORT", "POD", POD),
+        Command::Why => {
+            ("Explains a reason or code, such as foreign-rule; without one, lists them", "REASON", "The code")
+        }
+    };
+    let takes_pod = command != Command::Why;
+    clap::Command::new(command.name())
+        .about(about)
+        .arg(Arg::new("operand").value_name(operand).required(takes_pod).help(help))
+        .arg(
+            Arg::new("words")
+                .value_name("FLAGS")
+                .num_args(0..)
+                .trailing_var_arg(true)
+                .allow_hyphen_values(true)
+                .help("Flags of redirectctl's command of this name, behind the pod; --help among them lists all"),
+        )
+}
+
+const POD: &str = "The pod, as NAMESPACE/NAME, or its name in the namespace of -n or the context";
+
+fn job(matches: &ArgMatches) -> Result<Job, String> {
+    let (name, line) = matches.subcommand().ok_or("a command is missing")?;
+    let text = |name: &str| line.get_one::<String>(name).cloned();
+    let access =
+        Access { kubeconfig: text("kubeconfig"), context: text("context"), namespace: text("namespace") };
+    Ok(match name {
+        "scan" => {
+            let patience = text("timeout").unwrap_or_default();
+            Job::Scan(scan::Wanted {
+                access,
+                node: text("node"),
+                selector: text("selector"),
+                is_json: is_json(line),
+                patience: duration(&patience)?,
+            })
+        }
+        "bundle" => Job::Bundle(forward::WantedBundle {
+            access,
+            about: text("node").map_or_else(|| About::Pod(text("POD").unwrap_or_default()), About::Node),
+            file: text("file").map(Into::into),
+        }),
+        "precheck" => Job::Precheck(precheck::Wanted { access, is_json: is_json(line) }),
+        _ => {
+            let command = Command::ALL.into_iter().find(|command| command.name() == name);
+            let words = line.get_many::<String>("words").unwrap_or_default().map(|word| long(word)).collect();
+            let command = command.ok_or("this command does not exist")?;
+            Job::Forward(forward::Wanted { access, command, operand: text("operand"), words })
+        }
+    })
+}
+
+fn is_json(line: &ArgMatches) -> bool {
+    line.get_one::<String>("output").is_some_and(|word| word == "json")
+}
+
+fn duration(text: &str) -> Result<Duration, String> {
+    let time = humantime::parse_duration(text).ok().filter(|time| !time.is_zero());
+    time.ok_or_else(|| format!("--timeout: {text:?} is not a time; write 20s or 2m"))
+}
+
+/// As `redirectctl` calls the flag that kubectl shortens to -o.
+fn long(word: &str) -> String {
+    if word == "-o" { "--output".to_owned() } else { word.to_owned() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn job_of(line: &str) -> Job {
+        match read(line.split(' ').map(str::to_owned).collect()) {
+            Ok(Line::Job(job)) => *job,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn error_of(line: &str) -> String {
+        read(line.split(' ').map(str::to_owned).collect()).expect_err("an error")
+    }
+
+    #[test]
+    fn the_command_line_is_sound() {
+        parser().debug_assert();
+    }
+
+    #[test]
+    fn flags_of_kubectl_may_stand_anywhere_and_others_go_to_redirectctl() {
+        let job =
+            job_of("--context test trace cart-0 --to 10.0.0.1:80 -n shop -o json --as app --kubeconfig=/k");
+        let access = Access {
+            kubeconfig: Some("/k".to_owned()),
+            context: Some("test".to_owned()),
+            namespace: Some("shop".to_owned()),
+        };
+        let words = ["--to", "10.0.0.1:80", "--output", "json", "--as", "app"].map(str::to_owned).to_vec();
+        let operand = Some("cart-0".to_owned());
+        assert_eq!(job, Job::Forward(forward::Wanted { access, command: Command::Trace, operand, words }));
+    }
+
+    #[test]
+    fn a_scan_is_of_all_namespaces_unless_one_is_named() {
+        let Job::Scan(all) = job_of("scan -A --timeout 1m -o json") else { panic!("no scan") };
+        assert!(all.is_json && all.access.namespace.is_none() && all.patience == Duration::from_secs(60));
+        let Job::Scan(one) = job_of("scan -n shop -l app=cart --node n1") else { panic!("no scan") };
+        assert_eq!(
+            (one.access.namespace.as_deref(), one.selector.as_deref(), one.node.as_deref()),
+            (Some("shop"), Some("app=cart"), Some("n1"))
+        );
+        assert!(error_of("scan -n shop -A").contains("cannot be used with"));
+        assert!(error_of("scan --timeout soon").contains("--timeout"));
+        assert!(error_of("scan --output yaml").contains("yaml"));
+    }
+
+    #[test]
+    fn what_is_missing_is_named() {
+        assert!(error_of("pod").contains("POD"));
+        assert!(error_of("bundle").contains("POD"));
+        assert!(error_of("repair").contains("repair"));
+    }
+}

@@ -1,0 +1,267 @@
+//! Commands that `redirectctl` answers on a pod's node: this finds the node's agent, and passes on its answer.
+
+use std::fs::OpenOptions;
+use std::io::{self, IsTerminal as _, Write as _};
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+
+use crate::agents::{self, Agent, AgentState};
+use crate::cluster::{Access, Cluster, PODS};
+use crate::objects::Pod;
+use crate::{FAILED, FINE, Failure, exec};
+
+/// A command of `redirectctl`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Command {
+    /// `pod`: everything about a pod.
+    Pod,
+    /// `verify`: a pod's network namespace against what it should be.
+    Verify,
+    /// `trace`: a packet through the rules in force in a pod.
+    Trace,
+    /// `why`: what a word means, which any agent knows.
+    Why,
+}
+
+impl Command {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::Pod, Self::Verify, Self::Trace, Self::Why];
+
+    /// Its word.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Pod => "pod",
+            Self::Verify => "verify",
+            Self::Trace => "trace",
+            Self::Why => "why",
+        }
+    }
+}
+
+/// What to pass on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Wanted {
+    /// How the API server is found.
+    pub access: Access,
+    /// The command.
+    pub command: Command,
+    /// The pod, or the word that `why` explains.
+    pub operand: Option<String>,
+    /// Flags of `redirectctl`.
+    pub words: Vec<String>,
+}
+
+/// An archive to write.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WantedBundle {
+    /// How the API server is found.
+    pub access: Access,
+    /// Whose node it is about.
+    pub about: About,
+    /// Where it goes.
+    pub file: Option<PathBuf>,
+}
+
+/// A node, by its name or by a pod's.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum About {
+    /// This node.
+    Node(String),
+    /// The node of this pod.
+    Pod(String),
+}
+
+/// `pod`, `verify`, `trace`, `why`: the exit code is `redirectctl`'s.
+///
+/// # Errors
+/// No agent can be asked.
+pub async fn run(wanted: &Wanted) -> Result<u8, Failure> {
+    let cluster = Cluster::new(&wanted.access).await?;
+    let mut words = vec![wanted.command.name().to_owned()];
+    let agent = match (wanted.command, &wanted.operand) {
+        (Command::Why, reason) => {
+            words.extend(reason.clone());
+            any_agent(&cluster).await?
+        }
+        (command, Some(pod)) => {
+            let (namespace, name) = pod_name(pod, cluster.namespace())?;
+            let agent = agent_of(&cluster, &node_of(&cluster, &namespace, &name).await?).await?;
+            let pod = format!("{namespace}/{name}");
+            if command == Command::Pod {
+                words.push(pod);
+            } else {
+                words.extend(["--pod".to_owned(), pod.clone()]);
+                // Without it, `verify` is about the agent's own namespace and `trace` about rules that may not be in force.
+                if !wanted.words.iter().any(|word| word == "--netns" || word.starts_with("--netns=")) {
+                    words.extend(["--netns".to_owned(), netns_of(&cluster, &agent, &pod).await?]);
+                }
+            }
+            agent
+        }
+        (_, None) => return Err(Failure("POD is missing: the pod, as NAMESPACE/NAME".to_owned())),
+    };
+    words.extend(wanted.words.iter().cloned());
+    if io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none() {
+        words.extend(["--color".to_owned(), "always".to_owned()]);
+    }
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    let done = exec::forward(&cluster, &agent, &words, tokio::io::stdout(), tokio::io::stderr()).await;
+    done.map_err(|error| about(&agent, &error))
+}
+
+/// `bundle`: `redirectctl` writes the archive of its node, which is saved here.
+///
+/// # Errors
+/// No agent can be asked, or the file cannot be written.
+pub async fn bundle(wanted: &WantedBundle) -> Result<u8, Failure> {
+    let cluster = Cluster::new(&wanted.access).await?;
+    let node = match &wanted.about {
+        About::Node(node) => node.clone(),
+        About::Pod(pod) => {
+            let (namespace, name) = pod_name(pod, cluster.namespace())?;
+            node_of(&cluster, &namespace, &name).await?
+        }
+    };
+    let file = wanted.file.clone().unwrap_or_else(|| format!("redirectctl-{node}.tar.gz").into());
+    // Before anything is gathered, because that takes a while; writing asks again.
+    if file.symlink_metadata().is_ok() {
+        return Err(Failure(format!(
+            "{} exists, and nothing is overwritten; name another file",
+            file.display()
+        )));
+    }
+    let agent = agent_of(&cluster, &node).await?;
+    let output =
+        exec::output(&cluster, &agent, &["bundle", "-"]).await.map_err(|error| about(&agent, &error))?;
+    // Nothing is left to report to.
+    let _ = io::stderr().write_all(output.stderr.as_bytes());
+    if output.code != FINE {
+        return Ok(output.code);
+    }
+    write_new(&file, &output.stdout)
+        .map_err(|error| Failure(format!("cannot write {}: {error}", file.display())))?;
+    crate::print(&format!("{} has {} bytes, of node {node}\n", file.display(), output.stdout.len()))?;
+    Ok(FINE)
+}
+
+fn about(agent: &Agent, error: &exec::ExecError) -> Failure {
+    Failure(format!("agent {} on node {}: {error}", agent.pod(), agent.node))
+}
+
+/// A file that appears whole or not at all, and that only its owner may read.
+fn write_new(file: &Path, bytes: &[u8]) -> io::Result<()> {
+    let mut options = OpenOptions::new();
+    options.write(true).create_new(true);
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+    let written = options.open(file)?.write_all(bytes);
+    if written.is_err() {
+        // The first error counts.
+        let _ = std::fs::remove_file(file);
+    }
+    written
+}
+
+/// Namespace and name of a pod: `NAMESPACE/NAME`, or a name in the usual namespace.
+fn pod_name(text: &str, usual: &str) -> Result<(String, String), Failure> {
+    let text = text.strip_prefix("pod/").or_else(|| text.strip_prefix("pods/")).unwrap_or(text);
+    let (namespace, name) = text.split_once('/').unwrap_or((usual, text));
+    let is_name = |part: &str| {
+        part.starts_with(|c: char| c.is_ascii_alphanumeric())
+            && part.bytes().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || b"-.".contains(&c))
+    };
+    if is_name(namespace) && is_name(name) {
+        return Ok((namespace.to_owned(), name.to_owned()));
+    }
+    Err(Failure(format!("{text:?} is not a pod; write NAMESPACE/NAME")))
+}
+
+async fn node_of(cluster: &Cluster, namespace: &str, name: &str) -> Result<String, Failure> {
+    let found: Option<Pod> = cluster.get(PODS, Some(namespace), name).await?;
+    let pod = found.ok_or_else(|| {
+        Failure(format!(
+            "the API server has no pod {namespace}/{name}; kubectl get pods -n {namespace} lists its pods"
+        ))
+    })?;
+    if pod.spec.node_name.is_empty() {
+        return Err(Failure(format!(
+            "pod {namespace}/{name} has no node yet; kubectl describe pod shows why"
+        )));
+    }
+    Ok(pod.spec.node_name)
+}
+
+/// The agent of a node, if it can be asked.
+async fn agent_of(cluster: &Cluster, node: &str) -> Result<Agent, Failure> {
+    let agent = agents::find(cluster, Some(node)).await?.remove(node).ok_or_else(|| {
+        Failure(format!(
+            "node {node} has no agent: no pod with the label {}; does the DaemonSet tolerate its taints?",
+            agents::LABEL
+        ))
+    })?;
+    match &agent.state {
+        AgentState::NotRunning(why) => Err(Failure(format!(
+            "agent {} on node {node} does not run ({why}); kubectl -n {} describe pod {} shows why",
+            agent.pod(),
+            agent.namespace,
+            agent.name
+        ))),
+        AgentState::NotReady | AgentState::Ready => Ok(agent),
+    }
+}
+
+async fn any_agent(cluster: &Cluster) -> Result<Agent, Failure> {
+    let agents = agents::find(cluster, None).await?.into_values();
+    agents.max_by(|one, other| one.state.cmp(&other.state)).ok_or_else(|| {
+        Failure(format!(
+            "no agent found: no pod with the label {}; redirectctl why answers anywhere",
+            agents::LABEL
+        ))
+    })
+}
+
+/// The file of a pod's network namespace, as the agent sees it.
+async fn netns_of(cluster: &Cluster, agent: &Agent, pod: &str) -> Result<String, Failure> {
+    let output = exec::output(cluster, agent, &["pod", pod, "--output", "json"]).await;
+    let output = output.map_err(|error| about(agent, &error))?;
+    if output.code == FAILED {
+        return Err(Failure(output.stderr.trim().to_owned()));
+    }
+    let report: Value = serde_json::from_slice(&output.stdout).map_err(Failure::of)?;
+    let netns = report.get("netns").and_then(Value::as_str).map(str::to_owned);
+    netns.ok_or_else(|| {
+        Failure(format!(
+            "the network namespace of pod {pod} was not found; kubectl redirect pod {pod} shows why"
+        ))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pods_are_named_as_for_kubectl() {
+        let name = |text: &str| pod_name(text, "usual").ok();
+        let is = |namespace: &str, name: &str| Some((namespace.to_owned(), name.to_owned()));
+        assert_eq!(name("shop/cart-0"), is("shop", "cart-0"));
+        assert_eq!(name("pod/cart-0"), is("usual", "cart-0"));
+        assert_eq!(name("cart-0"), is("usual", "cart-0"));
+        for wrong in ["", "/", "shop/", "a/b/c", "--to", "Shop/cart"] {
+            assert_eq!(name(wrong), None, "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn an_archive_replaces_nothing() -> io::Result<()> {
+        let file = std::env::temp_dir().join(format!("kubectl-redirect-{}.tar.gz", std::process::id()));
+        write_new(&file, b"archive")?;
+        let again = write_new(&file, b"another");
+        let kept = std::fs::read(&file)?;
+        std::fs::remove_file(&file)?;
+        assert!(again.is_err() && kept == b"archive");
+        Ok(())
+    }
+}

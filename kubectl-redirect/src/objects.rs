@@ -1,0 +1,293 @@
+//! The fields of the API's objects that are read, and no others: lists of a large cluster do not fit into memory otherwise.
+
+use std::collections::BTreeMap;
+
+use serde::Deserialize;
+use serde_json::Value;
+
+/// A page of a list.
+#[derive(Debug, Deserialize)]
+#[serde(bound = "T: Deserialize<'de>")]
+pub struct List<T> {
+    /// Where the next page begins.
+    #[serde(default)]
+    pub metadata: ListMeta,
+    /// Its objects.
+    // Servers may write null for an empty list.
+    #[serde(default = "Vec::new", deserialize_with = "or_default")]
+    pub items: Vec<T>,
+}
+
+/// About a list.
+#[derive(Debug, Default, Deserialize)]
+pub struct ListMeta {
+    /// What asks for the next page; empty on the last.
+    #[serde(default, rename = "continue")]
+    pub next: Option<String>,
+}
+
+/// Any object, of which only this is of interest.
+#[derive(Debug, Clone, Default, Deserialize)]
+pub struct Object {
+    /// Its name and labels.
+    #[serde(default)]
+    pub metadata: Meta,
+}
+
+/// What all objects have.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Meta {
+    /// Its name.
+    pub name: String,
+    /// Empty for what has none.
+    pub namespace: String,
+    /// Its labels.
+    pub labels: BTreeMap<String, String>,
+    /// Its annotations.
+    pub annotations: BTreeMap<String, String>,
+    /// Since when it is being deleted.
+    pub deletion_timestamp: Option<String>,
+}
+
+/// A pod.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+pub struct Pod {
+    /// Its name and labels.
+    pub metadata: Meta,
+    /// What it should be.
+    pub spec: PodSpec,
+    /// What it is.
+    pub status: PodStatus,
+}
+
+impl Pod {
+    /// `NAMESPACE/NAME`.
+    #[must_use]
+    pub fn name(&self) -> String {
+        format!("{}/{}", self.metadata.namespace, self.metadata.name)
+    }
+
+    /// Whether the mesh's injector has dealt with it.
+    #[must_use]
+    pub fn is_of_mesh(&self) -> bool {
+        self.metadata.annotations.contains_key("sidecar.istio.io/status")
+    }
+
+    /// Whether it has ended for good.
+    #[must_use]
+    pub fn is_over(&self) -> bool {
+        matches!(self.status.phase.as_str(), "Succeeded" | "Failed")
+    }
+}
+
+/// What a pod should be.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct PodSpec {
+    /// Its node, once it has one.
+    pub node_name: String,
+    /// Whether it uses its node's network.
+    pub host_network: bool,
+    /// Its containers.
+    pub containers: Vec<Container>,
+}
+
+/// A container.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+pub struct Container {
+    /// Its name.
+    pub name: String,
+    /// Its image.
+    pub image: String,
+    /// Its ports.
+    pub ports: Vec<ContainerPort>,
+    /// Its variables.
+    pub env: Vec<Variable>,
+}
+
+/// A port that a container names.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct ContainerPort {
+    /// The port in its network namespace.
+    pub container_port: u16,
+    /// That of its node.
+    pub host_port: u16,
+}
+
+/// A variable of a container.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+pub struct Variable {
+    /// Its name.
+    pub name: String,
+    /// Its value, unless it comes from elsewhere.
+    pub value: String,
+}
+
+/// What a pod is.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct PodStatus {
+    /// Pending, Running, Succeeded, Failed.
+    pub phase: String,
+    /// Its containers.
+    #[serde(deserialize_with = "or_default")]
+    pub container_statuses: Vec<ContainerStatus>,
+    /// Its init containers.
+    #[serde(deserialize_with = "or_default")]
+    pub init_container_statuses: Vec<ContainerStatus>,
+}
+
+/// What a container is.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct ContainerStatus {
+    /// Its name.
+    pub name: String,
+    /// Whether it is ready.
+    pub ready: bool,
+    /// Its state now.
+    #[serde(deserialize_with = "or_default")]
+    pub state: State,
+    /// How it ended last.
+    #[serde(deserialize_with = "or_default")]
+    pub last_state: State,
+}
+
+/// One of the three.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+pub struct State {
+    /// It waits.
+    pub waiting: Option<Reason>,
+    /// It runs.
+    pub running: Option<Value>,
+    /// It has ended.
+    pub terminated: Option<Reason>,
+}
+
+/// Why a container waits, or how it ended.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Reason {
+    /// A word, such as CrashLoopBackOff.
+    pub reason: String,
+    /// Its exit code, where it ended.
+    pub exit_code: i32,
+}
+
+/// A node.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+pub struct Node {
+    /// Its name and labels.
+    pub metadata: Meta,
+    /// What it should be.
+    pub spec: NodeSpec,
+    /// What it is.
+    pub status: NodeStatus,
+}
+
+/// What a node should be.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+pub struct NodeSpec {
+    /// What keeps pods away.
+    pub taints: Vec<Taint>,
+}
+
+/// What keeps pods away from a node.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+pub struct Taint {
+    /// Its key.
+    pub key: String,
+}
+
+/// What a node is.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct NodeStatus {
+    /// Its system.
+    pub node_info: NodeInfo,
+}
+
+/// A node's system.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct NodeInfo {
+    /// Such as `6.1.0-18-amd64`.
+    pub kernel_version: String,
+    /// `linux`, `windows`.
+    pub operating_system: String,
+    /// `amd64`, `arm64`.
+    pub architecture: String,
+    /// Such as `containerd://1.7.27`.
+    pub container_runtime_version: String,
+    /// The kubelet's version.
+    pub kubelet_version: String,
+}
+
+/// A DaemonSet or Deployment.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+pub struct Workload {
+    /// Its name and labels.
+    pub metadata: Meta,
+    /// What it should be.
+    pub spec: WorkloadSpec,
+}
+
+impl Workload {
+    /// Its containers.
+    #[must_use]
+    pub fn containers(&self) -> &[Container] {
+        &self.spec.template.spec.containers
+    }
+}
+
+/// What a DaemonSet or Deployment should be.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+pub struct WorkloadSpec {
+    /// Its pods.
+    pub template: Pod,
+}
+
+/// A ConfigMap.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+pub struct ConfigMap {
+    /// Its name and labels.
+    pub metadata: Meta,
+    /// Its texts.
+    #[serde(deserialize_with = "or_default")]
+    pub data: BTreeMap<String, String>,
+}
+
+fn or_default<'de, D: serde::Deserializer<'de>, T: Deserialize<'de> + Default>(
+    from: D,
+) -> Result<T, D::Error> {
+    Option::deserialize(from).map(Option::unwrap_or_default)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn objects_are_read_with_whatever_they_lack() {
+        let list: List<Pod> = serde_json::from_str(
+            r#"{"kind":"PodList","metadata":{"continue":"x"},"items":[{"metadata":{"name":"a"},
+                "status":{"containerStatuses":null,"initContainerStatuses":[{"name":"i","lastState":{}}]}}]}"#,
+        )
+        .expect("a list");
+        assert_eq!((list.items.len(), list.metadata.next.as_deref()), (1, Some("x")));
+        let empty: List<Node> = serde_json::from_str(r#"{"items":null}"#).expect("a list");
+        assert!(empty.items.is_empty() && empty.metadata.next.is_none());
+    }
+}

@@ -1,0 +1,317 @@
+//! The checks in their order: each is made of facts alone.
+
+use super::facts::{Needs, PORTS};
+use super::{Check, Facts, nodes, workloads};
+use crate::verdict::names;
+
+/// What decides whether a namespace allows the agent's pod.
+const POD_SECURITY: &str = "pod-security.kubernetes.io/enforce";
+
+/// All of them.
+#[must_use]
+pub fn all(facts: &Facts) -> Vec<Check> {
+    let mut all = vec![
+        Check::ok("api-server", format!("Kubernetes {} at {}", facts.server.1, facts.server.0)),
+        rights(facts, Needs::Installing),
+        rights(facts, Needs::Asking),
+    ];
+    all.extend(nodes::checks(&facts.nodes));
+    all.extend(workloads::network(facts));
+    all.push(workloads::agent(facts));
+    all.push(ports(facts));
+    all.push(namespace(facts));
+    all.push(workloads::autoscalers(facts));
+    all.push(broken(facts));
+    all
+}
+
+fn rights(facts: &Facts, needs: Needs) -> Check {
+    let name = match needs {
+        Needs::Installing => "rights-to-install",
+        Needs::Asking => "rights-to-ask",
+    };
+    let of = facts.rights.iter().filter(|(who, ..)| *who == needs);
+    let mut missing = Vec::new();
+    for (_, right, may) in of.clone() {
+        match may {
+            Ok(true) => {}
+            Ok(false) => missing.push(right.to_string()),
+            Err(why) => return Check::unknown(name, why),
+        }
+    }
+    if missing.is_empty() {
+        return Check::ok(name, format!("all {}", of.count()));
+    }
+    let seen = format!("missing: {}", missing.join(", "));
+    match needs {
+        Needs::Installing => {
+            Check::failed(name, seen, "install with an account that has these rights, such as cluster-admin")
+        }
+        Needs::Asking => Check::warning(
+            name,
+            seen,
+            "kubectl redirect needs a role with these rights; pods/exec only in this namespace",
+        ),
+    }
+}
+
+fn ports(facts: &Facts) -> Check {
+    const NAME: &str = "ports";
+    let used = match &facts.pods {
+        Ok(pods) => &pods.ports,
+        Err(why) => return Check::unknown(NAME, why),
+    };
+    let taken = PORTS.iter().filter_map(|(port, value)| used.get(port).map(|pods| (port, value, pods)));
+    let (mut seen, mut remedy) = (Vec::new(), Vec::new());
+    for (port, value, pods) in taken {
+        seen.push(format!("{port} is used on nodes by {}", names(pods)));
+        remedy.push(format!("{value}=PORT"));
+    }
+    if seen.is_empty() {
+        return Check::ok(NAME, "8000 and 15014 are free, as far as pods name their ports");
+    }
+    Check::failed(
+        NAME,
+        seen.join("; "),
+        format!("install with --set {}, or hostNetwork=false", remedy.join(" --set ")),
+    )
+}
+
+fn namespace(facts: &Facts) -> Check {
+    const NAME: &str = "namespace";
+    let (name, object) = &facts.namespace;
+    let object = match object {
+        Ok(Some(object)) => object,
+        Ok(None) => {
+            let seen = format!("{name} does not exist");
+            return Check::warning(NAME, seen, "create it, or name that of Istio's control plane with -n");
+        }
+        Err(why) => return Check::unknown(NAME, why),
+    };
+    match object.labels.get(POD_SECURITY).map(String::as_str) {
+        Some("privileged") => Check::ok(NAME, format!("{name} enforces Pod Security level privileged")),
+        None => Check::ok(NAME, format!("{name} enforces no Pod Security level by a label of its own")),
+        Some(level) => Check::failed(
+            NAME,
+            format!("{name} enforces Pod Security level {level}, which refuses the agent's host directories"),
+            format!("kubectl label --overwrite namespace {name} {POD_SECURITY}=privileged"),
+        ),
+    }
+}
+
+fn broken(facts: &Facts) -> Check {
+    const NAME: &str = "broken-pods";
+    match &facts.pods {
+        Ok(pods) if pods.broken.is_empty() => {
+            Check::ok(NAME, format!("{} mesh pods, none of which waits for its redirection", pods.mesh))
+        }
+        Ok(pods) => Check::warning(
+            NAME,
+            format!(
+                "the validation of {} of {} mesh pods failed: {}",
+                pods.broken.len(),
+                pods.mesh,
+                names(&pods.broken)
+            ),
+            "the agent repairs them in place (repair.repairPods, the default); kubectl redirect scan shows the rest",
+        ),
+        Err(why) => Check::unknown(NAME, why),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::super::{Outcome, PodFacts};
+    use super::*;
+    use crate::Failure;
+    use crate::cluster::Right;
+    use crate::objects::{Meta, Workload};
+
+    fn right(verb: &'static str, resource: &'static str) -> Right {
+        Right { verb, group: "", resource, namespace: None }
+    }
+
+    fn sound() -> Facts {
+        let node = json!({"metadata": {"name": "a"}, "status": {"nodeInfo": {"kernelVersion": "6.1.0", "operatingSystem": "linux",
+            "architecture": "amd64", "containerRuntimeVersion": "containerd://2.1.9", "kubeletVersion": "v1.34.4"}}});
+        Facts {
+            server: ("https://api".to_owned(), "v1.34.4".to_owned()),
+            namespace: ("istio-system".to_owned(), Ok(Some(Meta::default()))),
+            rights: vec![
+                (Needs::Installing, right("create", "configmaps"), Ok(true)),
+                (Needs::Asking, right("list", "nodes"), Ok(true)),
+            ],
+            nodes: Ok(vec![serde_json::from_value(node).expect("a node")]),
+            daemon_sets: Ok(Vec::new()),
+            deployments: Ok(Vec::new()),
+            pods: Ok(PodFacts { mesh: 7, ..PodFacts::default() }),
+            cilium: Ok(None),
+            agent: Ok(None),
+        }
+    }
+
+    fn workloads(all: Value) -> Vec<Workload> {
+        serde_json::from_value(all).expect("workloads")
+    }
+
+    fn agent(image: &str, labels: &Value, env: &Value) -> Vec<Workload> {
+        let metadata = json!({"name": "istio-cni-node", "namespace": "istio-system", "labels": labels});
+        workloads(
+            json!([{"metadata": metadata, "spec": {"template": {"spec": {"containers": [{"image": image, "env": env}]}}}}]),
+        )
+    }
+
+    /// What a check comes to in a cluster that is sound but for a change.
+    fn outcome(name: &str, change: impl FnOnce(&mut Facts)) -> (Outcome, String) {
+        let mut facts = sound();
+        change(&mut facts);
+        let all = all(&facts);
+        let check = all.iter().find(|check| check.name == name).unwrap_or_else(|| panic!("{name}: {all:#?}"));
+        assert_eq!(check.remedy.is_none(), check.outcome == Outcome::Ok, "{check:?}");
+        (check.outcome, check.seen.clone())
+    }
+
+    #[test]
+    fn a_sound_cluster_passes_every_check() {
+        let all = all(&sound());
+        assert!(all.iter().all(|check| check.outcome == Outcome::Ok && check.remedy.is_none()), "{all:#?}");
+        let text = super::super::text(&all, explain::text_writer::Layout::default());
+        assert!(text.ends_with("\nthe agent can be installed: 0 failed, 0 warnings, 13 ok\n"), "{text}");
+    }
+
+    #[test]
+    fn a_missing_right_is_named() {
+        let without = |needs: Needs| {
+            move |facts: &mut Facts| {
+                for (who, _, may) in &mut facts.rights {
+                    *may = Ok(*who != needs);
+                }
+            }
+        };
+        assert_eq!(
+            outcome("rights-to-install", without(Needs::Installing)),
+            (Outcome::Failed, "missing: create configmaps".to_owned())
+        );
+        assert_eq!(
+            outcome("rights-to-ask", without(Needs::Asking)),
+            (Outcome::Warning, "missing: list nodes".to_owned())
+        );
+    }
+
+    #[test]
+    fn what_cannot_be_asked_is_a_warning_with_the_reason() {
+        let refused = || Failure::of("missing right: list pods");
+        let (verdict, seen) = outcome("ports", |facts| facts.pods = Err(refused()));
+        assert_eq!((verdict, seen.as_str()), (Outcome::Warning, "not checked: missing right: list pods"));
+        for name in ["network-plugin", "existing-agent"] {
+            assert_eq!(outcome(name, |facts| facts.daemon_sets = Err(refused())).0, Outcome::Warning);
+        }
+        assert_eq!(outcome("autoscalers", |facts| facts.deployments = Err(refused())).0, Outcome::Warning);
+        assert_eq!(outcome("namespace", |facts| facts.namespace.1 = Err(refused())).0, Outcome::Warning);
+    }
+
+    #[test]
+    fn the_namespace_must_allow_the_agent() {
+        let level = |level: &'static str| {
+            move |facts: &mut Facts| {
+                let labels = [(POD_SECURITY.to_owned(), level.to_owned())].into_iter().collect();
+                facts.namespace.1 = Ok(Some(Meta { labels, ..Meta::default() }));
+            }
+        };
+        assert_eq!(outcome("namespace", level("privileged")).0, Outcome::Ok);
+        assert_eq!(outcome("namespace", level("baseline")).0, Outcome::Failed);
+        assert_eq!(outcome("namespace", |facts| facts.namespace.1 = Ok(None)).0, Outcome::Warning);
+    }
+
+    #[test]
+    fn ports_of_other_pods_and_broken_pods_are_named() {
+        let pods = || vec!["monitoring/exporter".to_owned()];
+        let (verdict, seen) = outcome("ports", |facts| {
+            facts.pods =
+                Ok(PodFacts { ports: [(15014, pods())].into_iter().collect(), ..PodFacts::default() });
+        });
+        assert_eq!(
+            (verdict, seen.as_str()),
+            (Outcome::Failed, "15014 is used on nodes by monitoring/exporter")
+        );
+        let (verdict, seen) = outcome("broken-pods", |facts| {
+            facts.pods = Ok(PodFacts { mesh: 3, broken: pods(), ..PodFacts::default() });
+        });
+        assert!(verdict == Outcome::Warning && seen.contains("1 of 3 mesh pods"), "{seen}");
+    }
+
+    #[test]
+    fn ciliums_settings_decide() {
+        let with = |data: Value| {
+            move |facts: &mut Facts| {
+                facts.daemon_sets =
+                    Ok(workloads(json!([{"metadata": {"name": "cilium", "namespace": "kube-system"}}])));
+                facts.cilium = Ok(serde_json::from_value(json!({"data": data})).ok());
+            }
+        };
+        assert_eq!(
+            outcome("cilium", with(json!({"cni-exclusive": "false", "bpf-lb-sock-hostns-only": "true"}))).0,
+            Outcome::Ok
+        );
+        assert_eq!(outcome("cilium", with(json!({"cni-exclusive": "false"}))).0, Outcome::Warning);
+        assert_eq!(
+            outcome("cilium", with(json!({"cni-exclusive": "true", "bpf-lb-sock-hostns-only": "true"}))).0,
+            Outcome::Failed
+        );
+        assert_eq!(outcome("cilium", with(json!({}))).0, Outcome::Failed);
+    }
+
+    #[test]
+    fn amazons_plugin_needs_a_mode_for_security_groups() {
+        let with = |mode: &str| {
+            let env = json!([{"name": "ENABLE_POD_ENI", "value": "true"}, {"name": "POD_SECURITY_GROUP_ENFORCING_MODE", "value": mode}]);
+            let mut facts = sound();
+            facts.daemon_sets = Ok(workloads(json!([{"metadata": {"name": "aws-node"},
+                "spec": {"template": {"spec": {"containers": [{"env": env}]}}}}])));
+            all(&facts).into_iter().find(|check| check.name == "security-groups").map(|check| check.outcome)
+        };
+        assert_eq!((with("strict"), with("standard")), (Some(Outcome::Warning), None));
+    }
+
+    #[test]
+    fn istios_agent_is_told_from_ours() {
+        let with = |sets: Vec<Workload>, data: Value| {
+            move |facts: &mut Facts| {
+                facts.daemon_sets = Ok(sets);
+                facts.agent = Ok(serde_json::from_value(json!({"data": data})).ok());
+            }
+        };
+        let of_helm = json!({"app.kubernetes.io/managed-by": "Helm"});
+        let istio = "docker.io/istio/install-cni:1.30.3";
+        let ours = agent("hub/install-cni:0.1.0", &of_helm, &json!([{"name": "SETTINGS_DIR"}]));
+        let (verdict, seen) = outcome("existing-agent", with(ours, json!({})));
+        assert!(verdict == Outcome::Ok && seen.starts_with("this project's"), "{seen}");
+        let (verdict, seen) = outcome(
+            "existing-agent",
+            with(
+                agent(istio, &of_helm, &json!([{"name": "GOMEMLIMIT"}])),
+                json!({"AMBIENT_ENABLED": "false", "EXCLUDE_NAMESPACES": "kube-system"}),
+            ),
+        );
+        assert!(verdict == Outcome::Ok && seen.contains("but not AMBIENT_ENABLED, GOMEMLIMIT;"), "{seen}");
+        let alone = agent(istio, &json!({}), &json!([]));
+        assert_eq!(outcome("existing-agent", with(alone.clone(), json!({}))).0, Outcome::Warning);
+        assert_eq!(
+            outcome("existing-agent", with(alone, json!({"AMBIENT_ENABLED": "true"}))).0,
+            Outcome::Failed
+        );
+        let mut elsewhere = agent(istio, &of_helm, &json!([]));
+        elsewhere.iter_mut().for_each(|set| set.metadata.namespace = "kube-system".to_owned());
+        assert_eq!(outcome("existing-agent", with(elsewhere, json!({}))).0, Outcome::Failed);
+    }
+
+    #[test]
+    fn autoscalers_learn_of_the_taint() {
+        let with = |facts: &mut Facts| {
+            facts.deployments = Ok(workloads(json!([{"metadata": {"name": "prod-cluster-autoscaler"}}])));
+        };
+        assert!(outcome("autoscalers", with).1.contains("--startup-taint=cni.istio.io/not-ready"));
+    }
+}

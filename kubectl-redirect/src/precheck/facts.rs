@@ -1,0 +1,211 @@
+//! What a precheck asks the API server for.
+
+use std::collections::BTreeMap;
+
+use crate::Failure;
+use crate::agents::LABEL;
+use crate::cluster::{CONFIG_MAPS, Cluster, DAEMON_SETS, DEPLOYMENTS, NAMESPACES, NODES, Only, PODS, Right};
+use crate::objects::{ConfigMap, Meta, Node, Object, Pod, Workload};
+
+/// Ports that the agent uses on its node, and the chart's values for them.
+pub const PORTS: [(u16, &str); 2] = [(8000, "healthPort"), (15014, "monitoringPort")];
+/// The init container of pods that are validated.
+const VALIDATION: &str = "istio-validation";
+
+/// Who needs a right.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Needs {
+    /// The one who installs the chart.
+    Installing,
+    /// The one who uses `kubectl redirect`.
+    Asking,
+}
+
+/// All that is known. What could not be asked is the reason.
+#[derive(Debug)]
+pub struct Facts {
+    /// The API server's address and version.
+    pub server: (String, String),
+    /// The namespace to install in, and its object if it exists.
+    pub namespace: (String, Result<Option<Meta>, Failure>),
+    /// Rights, and whether the user has them.
+    pub rights: Vec<(Needs, Right, Result<bool, Failure>)>,
+    /// The nodes.
+    pub nodes: Result<Vec<Node>, Failure>,
+    /// The DaemonSets.
+    pub daemon_sets: Result<Vec<Workload>, Failure>,
+    /// The Deployments.
+    pub deployments: Result<Vec<Workload>, Failure>,
+    /// Of the pods, what counts.
+    pub pods: Result<PodFacts, Failure>,
+    /// Cilium's settings, if it has any.
+    pub cilium: Result<Option<ConfigMap>, Failure>,
+    /// The settings of an agent of the mesh that exists.
+    pub agent: Result<Option<ConfigMap>, Failure>,
+}
+
+/// What counts of the pods: a cluster has too many to keep them.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct PodFacts {
+    /// Pods of the mesh.
+    pub mesh: usize,
+    /// Those that use one of the agent's ports on their node, `NAMESPACE/NAME`, by port.
+    pub ports: BTreeMap<u16, Vec<String>>,
+    /// Those whose validation failed, `NAMESPACE/NAME`.
+    pub broken: Vec<String>,
+}
+
+impl PodFacts {
+    /// Takes a pod into account.
+    pub fn see(&mut self, pod: &Pod) {
+        if pod.is_over() {
+            return;
+        }
+        let (key, value) = LABEL.split_once('=').unwrap_or((LABEL, ""));
+        let is_agent = pod.metadata.labels.get(key).is_some_and(|label| label == value);
+        for port in pod.spec.containers.iter().flat_map(|container| &container.ports) {
+            let used = if pod.spec.host_network { port.container_port } else { port.host_port };
+            if !is_agent && PORTS.iter().any(|(ours, _)| *ours == used) {
+                self.ports.entry(used).or_default().push(pod.name());
+            }
+        }
+        self.mesh += usize::from(pod.is_of_mesh());
+        let has_failed = pod.status.init_container_statuses.iter().any(|status| {
+            let ends = [&status.state.terminated, &status.last_state.terminated];
+            status.name == VALIDATION
+                && !status.ready
+                && ends.into_iter().flatten().any(|end| end.exit_code != 0)
+        });
+        if has_failed {
+            self.broken.push(pod.name());
+        }
+    }
+}
+
+impl Facts {
+    /// Asks for all of it.
+    ///
+    /// # Errors
+    /// The API server does not respond at all.
+    pub async fn of(cluster: &Cluster, namespace: &str) -> Result<Self, Failure> {
+        let version = cluster.version().await?;
+        let mut rights = Vec::new();
+        for (needs, right) in needed(namespace) {
+            let may = cluster.may(&right).await;
+            rights.push((needs, right, may));
+        }
+        let daemon_sets = cluster.list::<Workload>(DAEMON_SETS, Only::default()).await;
+        let place = |name: &str| {
+            let found = daemon_sets.iter().flatten().find(|one| one.metadata.name == name);
+            found.map(|one| one.metadata.namespace.clone())
+        };
+        let (cilium, agent) = (place("cilium"), place(super::workloads::AGENT));
+        let mut pods = PodFacts::default();
+        let seen = cluster.each::<Pod>(PODS, Only::default(), |pod| pods.see(&pod)).await;
+        let object: Result<Option<Object>, Failure> = cluster.get(NAMESPACES, None, namespace).await;
+        Ok(Self {
+            server: (cluster.url().to_owned(), version),
+            namespace: (namespace.to_owned(), object.map(|found| found.map(|one| one.metadata))),
+            rights,
+            nodes: cluster.list(NODES, Only::default()).await,
+            deployments: cluster.list(DEPLOYMENTS, Only::default()).await,
+            pods: seen.map(|()| pods),
+            cilium: config_map(cluster, cilium, "cilium-config").await,
+            agent: config_map(cluster, agent, "istio-cni-config").await,
+            daemon_sets,
+        })
+    }
+}
+
+async fn config_map(
+    cluster: &Cluster,
+    namespace: Option<String>,
+    name: &str,
+) -> Result<Option<ConfigMap>, Failure> {
+    match namespace {
+        Some(namespace) => cluster.get(CONFIG_MAPS, Some(&namespace), name).await,
+        None => Ok(None),
+    }
+}
+
+/// Rights on what the chart creates, and those of this program. A release of Helm is a Secret.
+fn needed(namespace: &str) -> Vec<(Needs, Right)> {
+    const RBAC: &str = "rbac.authorization.k8s.io";
+    let right = |verb, group, resource, inside: bool| Right {
+        verb,
+        group,
+        resource,
+        namespace: inside.then(|| namespace.to_owned()),
+    };
+    let install = [
+        right("create", "apps", "daemonsets", true),
+        right("create", "", "configmaps", true),
+        right("create", "", "serviceaccounts", true),
+        right("create", "", "serviceaccounts/token", true),
+        right("create", "", "secrets", true),
+        right("create", RBAC, "roles", true),
+        right("create", RBAC, "rolebindings", true),
+        right("create", RBAC, "clusterroles", false),
+        right("create", RBAC, "clusterrolebindings", false),
+    ];
+    let ask = [
+        right("list", "", "nodes", false),
+        right("list", "", "pods", false),
+        right("get", "", "pods/exec", true),
+        right("create", "", "pods/exec", true),
+    ];
+    let of = |needs: Needs| move |right: Right| (needs, right);
+    install.into_iter().map(of(Needs::Installing)).chain(ask.into_iter().map(of(Needs::Asking))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+
+    fn seen(pods: Value) -> PodFacts {
+        let pods: Vec<Pod> = serde_json::from_value(pods).expect("pods");
+        let mut facts = PodFacts::default();
+        pods.iter().for_each(|pod| facts.see(pod));
+        facts
+    }
+
+    #[test]
+    fn ports_of_the_node_count_and_those_of_pods_do_not() {
+        let pod = |name: &str, on_node: bool, port: Value| {
+            json!({"metadata": {"namespace": "a", "name": name, "labels": {"k8s-app": name}},
+                "spec": {"hostNetwork": on_node, "containers": [{"ports": [port]}]}})
+        };
+        let facts = seen(json!([
+            pod("on-node", true, json!({"containerPort": 15014})),
+            pod("mapped", false, json!({"containerPort": 80, "hostPort": 8000})),
+            pod("inside", false, json!({"containerPort": 8000})),
+            pod("istio-cni-node", true, json!({"containerPort": 8000})),
+        ]));
+        let ports = [(8000, vec!["a/mapped".to_owned()]), (15014, vec!["a/on-node".to_owned()])];
+        assert_eq!(facts.ports, ports.into_iter().collect());
+    }
+
+    #[test]
+    fn pods_whose_validation_failed_are_known() {
+        let pod = |name: &str, status: Value| {
+            json!({"metadata": {"namespace": "a", "name": name, "annotations": {"sidecar.istio.io/status": "{}"}},
+                "status": {"initContainerStatuses": [status]}})
+        };
+        let end = |code: i32| json!({"terminated": {"exitCode": code}});
+        let facts = seen(json!([
+            pod("held", json!({"name": "istio-validation", "state": end(126)})),
+            pod(
+                "loops",
+                json!({"name": "istio-validation", "state": {"waiting": {"reason": "CrashLoopBackOff"}}, "lastState": end(126)})
+            ),
+            pod("sound", json!({"name": "istio-validation", "ready": true, "state": end(0)})),
+            pod(
+                "healed",
+                json!({"name": "istio-validation", "ready": true, "state": end(0), "lastState": end(126)})
+            ),
+            pod("other", json!({"name": "migrate", "state": end(1)})),
+        ]));
+        assert_eq!((facts.mesh, facts.broken), (5, vec!["a/held".to_owned(), "a/loops".to_owned()]));
+    }
+}

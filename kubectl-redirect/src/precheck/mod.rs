@@ -1,0 +1,134 @@
+//! `precheck`: whether a cluster can run the agent, before it is installed and later. [`checks`] judges, without asking.
+
+pub mod checks;
+mod facts;
+pub mod nodes;
+pub mod workloads;
+
+use explain::text_writer::{Layout, TextStyle, TextWriter};
+use serde_json::{Value, json};
+
+use crate::cluster::{Access, Cluster};
+use crate::{FINE, FOUND, Failure, layout, print};
+pub use facts::{Facts, PodFacts};
+
+/// The version of the document.
+const VERSION: u32 = 1;
+/// Where the agent is installed unless another namespace is named.
+pub const USUAL_NAMESPACE: &str = "istio-system";
+
+/// What to check.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Wanted {
+    /// How the API server is found; its namespace is the one to install in.
+    pub access: Access,
+    /// Whether the answer is JSON.
+    pub is_json: bool,
+}
+
+/// What a check came to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Outcome {
+    /// Nothing is to be done.
+    Ok,
+    /// The agent can be installed, and something needs a decision.
+    Warning,
+    /// The agent cannot work like this.
+    Failed,
+}
+
+impl Outcome {
+    const fn word(self) -> &'static str {
+        match self {
+            Self::Ok => "ok",
+            Self::Warning => "warning",
+            Self::Failed => "failed",
+        }
+    }
+
+    const fn style(self) -> TextStyle {
+        match self {
+            Self::Ok => TextStyle::Green,
+            Self::Warning => TextStyle::Yellow,
+            Self::Failed => TextStyle::Red,
+        }
+    }
+}
+
+/// A check and what it came to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Check {
+    /// What was checked, in a word that does not change.
+    pub name: &'static str,
+    /// What it came to.
+    pub outcome: Outcome,
+    /// What was seen.
+    pub seen: String,
+    /// What to do, unless nothing is.
+    pub remedy: Option<String>,
+}
+
+impl Check {
+    /// Nothing is to be done.
+    pub(crate) fn ok(name: &'static str, seen: impl Into<String>) -> Self {
+        Self { name, outcome: Outcome::Ok, seen: seen.into(), remedy: None }
+    }
+
+    /// Something needs a decision.
+    pub(crate) fn warning(name: &'static str, seen: impl Into<String>, remedy: impl Into<String>) -> Self {
+        Self { name, outcome: Outcome::Warning, seen: seen.into(), remedy: Some(remedy.into()) }
+    }
+
+    /// It cannot work like this.
+    pub(crate) fn failed(name: &'static str, seen: impl Into<String>, remedy: impl Into<String>) -> Self {
+        Self { name, outcome: Outcome::Failed, seen: seen.into(), remedy: Some(remedy.into()) }
+    }
+
+    /// It was not possible to check.
+    pub(crate) fn unknown(name: &'static str, why: &Failure) -> Self {
+        Self::warning(name, format!("not checked: {why}"), "run it again with that right")
+    }
+}
+
+/// `precheck`
+///
+/// # Errors
+/// The API server cannot be asked.
+pub async fn run(wanted: &Wanted) -> Result<u8, Failure> {
+    let cluster = Cluster::new(&wanted.access).await?;
+    let namespace = wanted.access.namespace.as_deref().unwrap_or(USUAL_NAMESPACE);
+    let facts = Facts::of(&cluster, namespace).await?;
+    let checks = checks::all(&facts);
+    print(&if wanted.is_json { format!("{:#}\n", json(&checks)) } else { text(&checks, layout()) })?;
+    Ok(if checks.iter().any(|check| check.outcome > Outcome::Ok) { FOUND } else { FINE })
+}
+
+/// For people.
+#[must_use]
+pub fn text(checks: &[Check], layout: Layout) -> String {
+    let mut paper = TextWriter::new(layout);
+    for check in checks {
+        let label = format!("{:8} ", check.outcome.word());
+        paper.marked(0, &label, check.outcome.style(), &format!("{}: {}", check.name, check.seen));
+        if let Some(remedy) = &check.remedy {
+            paper.labelled(9, "what to do: ", remedy);
+        }
+    }
+    let count = |outcome: Outcome| checks.iter().filter(|check| check.outcome == outcome).count();
+    paper.gap();
+    let (failed, warnings) = (count(Outcome::Failed), count(Outcome::Warning));
+    let style = if failed > 0 { TextStyle::Red } else { TextStyle::Green };
+    let can = if failed > 0 { "the agent cannot be installed yet" } else { "the agent can be installed" };
+    paper.inked(0, &format!("{can}: {failed} failed, {warnings} warnings, {} ok", count(Outcome::Ok)), style);
+    paper.into_text()
+}
+
+/// For programs.
+#[must_use]
+pub fn json(checks: &[Check]) -> Value {
+    let checks: Vec<Value> = checks
+        .iter()
+        .map(|check| json!({"name": check.name, "outcome": check.outcome.word(), "seen": check.seen, "remedy": check.remedy}))
+        .collect();
+    json!({"version": VERSION, "checks": checks})
+}

@@ -1,0 +1,297 @@
+//! What precheck says of nodes: their kernel, their runtime, their platform.
+
+use std::collections::BTreeMap;
+
+use super::Check;
+use crate::Failure;
+use crate::objects::Node;
+use crate::verdict::names;
+
+/// The oldest kernel with nf_tables as the agent needs it, and the oldest on which it was run.
+const OLDEST: (u32, u32) = (4, 14);
+const OLDEST_RUN: (u32, u32) = (5, 10);
+/// Architectures of the images.
+const ARCHITECTURES: [&str; 2] = ["amd64", "arm64"];
+
+/// All checks of nodes.
+#[must_use]
+pub fn checks(nodes: &Result<Vec<Node>, Failure>) -> Vec<Check> {
+    let nodes = match nodes {
+        Ok(nodes) => nodes,
+        Err(why) => return vec![Check::unknown("nodes", why)],
+    };
+    let linux: Vec<&Node> = nodes.iter().filter(|node| is_linux(node)).collect();
+    if linux.is_empty() {
+        let seen = format!("{} nodes, none with Linux", nodes.len());
+        return vec![Check::failed("nodes", seen, "the agent needs Linux; add such nodes first")];
+    }
+    let mut all = vec![system(&linux, nodes.len()), kernel(&linux), runtime(&linux), platform(&linux)];
+    all.extend(serverless(nodes));
+    all
+}
+
+fn is_linux(node: &Node) -> bool {
+    node.status.node_info.operating_system == "linux"
+}
+
+/// Names of the nodes for which something holds.
+fn those(nodes: &[&Node], is: impl Fn(&Node) -> bool) -> Vec<String> {
+    nodes.iter().filter(|node| is(node)).map(|node| node.metadata.name.clone()).collect()
+}
+
+/// The distinct values of something, with how often it occurs.
+fn counted(nodes: &[&Node], value: impl Fn(&Node) -> String) -> String {
+    let mut counts: BTreeMap<String, usize> = BTreeMap::new();
+    for node in nodes {
+        *counts.entry(value(node)).or_default() += 1;
+    }
+    counts.iter().map(|(value, count)| format!("{value} ({count})")).collect::<Vec<_>>().join(", ")
+}
+
+fn system(linux: &[&Node], all: usize) -> Check {
+    let strange = those(linux, |node| !ARCHITECTURES.contains(&node.status.node_info.architecture.as_str()));
+    if !strange.is_empty() {
+        return Check::failed(
+            "system",
+            format!("no image for the architecture of {}", names(&strange)),
+            "keep the agent and mesh pods off these nodes (affinity), or build the programs for them",
+        );
+    }
+    let others = all - linux.len();
+    let beside = if others > 0 { format!("; {others} others get no agent") } else { String::new() };
+    Check::ok(
+        "system",
+        format!("Linux, {}{beside}", counted(linux, |node| node.status.node_info.architecture.clone())),
+    )
+}
+
+fn kernel(linux: &[&Node]) -> Check {
+    let is_below = |than: (u32, u32)| {
+        move |node: &Node| version(&node.status.node_info.kernel_version).is_none_or(|v| v < than)
+    };
+    let too_old = those(linux, is_below(OLDEST));
+    if !too_old.is_empty() {
+        return Check::failed(
+            "kernel",
+            format!("older than {}.{}: {}", OLDEST.0, OLDEST.1, names(&too_old)),
+            "update these nodes, or keep mesh pods off them: their kernel lacks the nf_tables that rules need",
+        );
+    }
+    let not_run = those(linux, is_below(OLDEST_RUN));
+    if !not_run.is_empty() {
+        return Check::warning(
+            "kernel",
+            format!(
+                "older than {}.{}, the oldest that was tested: {}",
+                OLDEST_RUN.0,
+                OLDEST_RUN.1,
+                names(&not_run)
+            ),
+            "install on one such node first; docs/concepts/backends.md lists what the kernel needs",
+        );
+    }
+    let oldest = linux.iter().min_by_key(|node| version(&node.status.node_info.kernel_version));
+    let oldest = oldest.map_or("", |node| node.status.node_info.kernel_version.as_str());
+    Check::ok("kernel", format!("{oldest} or newer"))
+}
+
+/// The first two numbers of a version.
+fn version(text: &str) -> Option<(u32, u32)> {
+    let mut numbers = text.trim_start_matches('v').split(|c: char| !c.is_ascii_digit());
+    Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
+}
+
+fn runtime(linux: &[&Node]) -> Check {
+    let of = |node: &Node| node.status.node_info.container_runtime_version.clone();
+    let seen = counted(linux, of);
+    let is = |name: &'static str| move |node: &Node| of(node).starts_with(name);
+    let docker = those(linux, is("docker://"));
+    if !docker.is_empty() {
+        return Check::warning(
+            "runtime",
+            format!("{seen}: Docker keeps network namespaces elsewhere"),
+            "set cniNetnsDir=/var/run/docker/netns, which platform=minikube does",
+        );
+    }
+    let old = those(linux, |node| {
+        let text = of(node);
+        text.strip_prefix("containerd://").and_then(version).is_some_and(|version| version < (1, 6))
+    });
+    if !old.is_empty() {
+        let seen = format!("containerd older than 1.6, the oldest that was tested: {}", names(&old));
+        return Check::warning(
+            "runtime",
+            seen,
+            "install on one such node first, then run kubectl redirect scan",
+        );
+    }
+    let untested = those(linux, |node| !of(node).starts_with("containerd://"));
+    let note = if untested.is_empty() {
+        ""
+    } else {
+        "; only containerd was tested (docs/reference/compatibility.md)"
+    };
+    Check::ok("runtime", format!("{seen}{note}"))
+}
+
+/// A platform: its name, the chart's value, and how its nodes are recognized.
+struct Platform {
+    name: &'static str,
+    value: Option<&'static str>,
+    is: fn(&Node) -> bool,
+}
+
+fn has_label(node: &Node, label: &str) -> bool {
+    node.metadata.labels.contains_key(label)
+}
+
+fn kubelet(node: &Node, part: &str) -> bool {
+    node.status.node_info.kubelet_version.contains(part)
+}
+
+const PLATFORMS: [Platform; 9] = [
+    Platform { name: "GKE", value: Some("gke"), is: |node| kubelet(node, "-gke.") },
+    Platform {
+        name: "OpenShift",
+        value: Some("openshift"),
+        is: |node| has_label(node, "node.openshift.io/os_id"),
+    },
+    Platform { name: "MicroK8s", value: Some("microk8s"), is: |node| has_label(node, "microk8s.io/cluster") },
+    Platform {
+        name: "minikube",
+        value: Some("minikube"),
+        is: |node| has_label(node, "minikube.k8s.io/name"),
+    },
+    // k3d's nodes are containers with k3s in them, and so called.
+    Platform {
+        name: "k3d",
+        value: Some("k3d"),
+        is: |node| kubelet(node, "+k3s") && node.metadata.name.starts_with("k3d-"),
+    },
+    Platform { name: "k3s", value: Some("k3s"), is: |node| kubelet(node, "+k3s") },
+    Platform { name: "RKE2", value: None, is: |node| kubelet(node, "+rke2") },
+    Platform { name: "EKS", value: None, is: |node| kubelet(node, "-eks-") },
+    Platform { name: "AKS", value: None, is: |node| has_label(node, "kubernetes.azure.com/cluster") },
+];
+
+fn platform(linux: &[&Node]) -> Check {
+    let found = PLATFORMS.iter().find(|platform| linux.iter().any(|node| (platform.is)(node)));
+    match found {
+        Some(Platform { name, value: Some(value), .. }) => {
+            Check::ok("platform", format!("{name}: install with --set platform={value}"))
+        }
+        Some(Platform { name, value: None, .. }) => Check::ok(
+            "platform",
+            format!("{name}: needs no platform value; docs/get-started/platforms.md has notes"),
+        ),
+        None => Check::ok("platform", "none that needs a platform value"),
+    }
+}
+
+/// Nodes that run no DaemonSet.
+fn serverless(nodes: &[Node]) -> Option<Check> {
+    let all: Vec<&Node> = nodes.iter().collect();
+    let found = those(&all, |node| {
+        let label = |name: &str| node.metadata.labels.get(name).map(String::as_str);
+        label("eks.amazonaws.com/compute-type") == Some("fargate") || label("type") == Some("virtual-kubelet")
+    });
+    (!found.is_empty()).then(|| {
+        Check::warning(
+            "serverless",
+            format!("nodes that run no agent: {}", names(&found)),
+            "mesh pods there need istio-init, with the image proxy-init (docs/reference/images.md)",
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Outcome;
+    use super::*;
+    use serde_json::json;
+
+    fn node(name: &str, kernel: &str, runtime: &str, architecture: &str) -> Node {
+        let node = json!({"metadata": {"name": name}, "status": {"nodeInfo": {"kernelVersion": kernel, "operatingSystem": "linux",
+            "architecture": architecture, "containerRuntimeVersion": runtime, "kubeletVersion": "v1.34.4"}}});
+        serde_json::from_value(node).expect("a node")
+    }
+
+    fn outcome(nodes: Vec<Node>, name: &str) -> (Outcome, String) {
+        let all = checks(&Ok(nodes));
+        let check = all.iter().find(|check| check.name == name).expect("this check");
+        (check.outcome, check.seen.clone())
+    }
+
+    #[test]
+    fn kernels_are_judged_by_what_was_run() {
+        let with = |kernel: &str| {
+            outcome(
+                vec![
+                    node("a", "6.1.0", "containerd://1.7", "amd64"),
+                    node("b", kernel, "containerd://1.7", "amd64"),
+                ],
+                "kernel",
+            )
+        };
+        assert_eq!(with("5.10.0-46-amd64"), (Outcome::Ok, "5.10.0-46-amd64 or newer".to_owned()));
+        assert_eq!(with("4.18.0-553.el8").0, Outcome::Warning);
+        let (verdict, seen) = with("3.10.0-1160.el7");
+        assert!(verdict == Outcome::Failed && seen.ends_with(": b"), "{seen}");
+        assert_eq!(with("?").0, Outcome::Failed);
+    }
+
+    #[test]
+    fn runtimes_and_architectures_are_judged() {
+        let with = |runtime: &str| outcome(vec![node("a", "6.1.0", runtime, "amd64")], "runtime").0;
+        assert_eq!(with("containerd://2.1.9"), Outcome::Ok);
+        assert_eq!(with("cri-o://1.31.0"), Outcome::Ok);
+        assert_eq!(with("containerd://1.5.0"), Outcome::Warning);
+        assert_eq!(with("docker://27.0.0"), Outcome::Warning);
+        let of = |architecture: &str| {
+            outcome(vec![node("a", "6.1.0", "containerd://2.0", architecture)], "system").0
+        };
+        assert_eq!((of("arm64"), of("s390x")), (Outcome::Ok, Outcome::Failed));
+    }
+
+    #[test]
+    fn platforms_are_recognized() {
+        let with = |change: fn(&mut Node)| {
+            let mut node = node("a", "6.1.0", "containerd://2.0", "amd64");
+            change(&mut node);
+            outcome(vec![node], "platform").1
+        };
+        let kubelet =
+            |node: &mut Node, version: &str| node.status.node_info.kubelet_version = version.to_owned();
+        assert!(with(|_| {}).starts_with("none"));
+        let k3s = node_with(kubelet, "v1.33.1+k3s1");
+        assert!(outcome(vec![k3s], "platform").1.contains("platform=k3s"));
+        assert!(
+            with(|node| {
+                node.metadata.labels.insert("microk8s.io/cluster".to_owned(), "true".to_owned());
+            })
+            .contains("platform=microk8s")
+        );
+    }
+
+    fn node_with(change: impl Fn(&mut Node, &str), value: &str) -> Node {
+        let mut node = node("a", "6.1.0", "containerd://2.0", "amd64");
+        change(&mut node, value);
+        node
+    }
+
+    #[test]
+    fn windows_and_fargate_get_no_agent() {
+        let mut windows = node("w", "10.0", "containerd://2.0", "amd64");
+        windows.status.node_info.operating_system = "windows".to_owned();
+        assert_eq!(checks(&Ok(vec![windows.clone()]))[0].outcome, Outcome::Failed);
+        let linux = node("a", "6.1.0", "containerd://2.0", "amd64");
+        assert_eq!(
+            outcome(vec![windows, linux.clone()], "system"),
+            (Outcome::Ok, "Linux, amd64 (1); 1 others get no agent".to_owned())
+        );
+        let mut fargate = linux;
+        fargate.metadata.labels.insert("eks.amazonaws.com/compute-type".to_owned(), "fargate".to_owned());
+        assert_eq!(outcome(vec![fargate], "serverless").0, Outcome::Warning);
+        assert_eq!(checks(&Err(Failure::of("missing right")))[0].outcome, Outcome::Warning);
+    }
+}

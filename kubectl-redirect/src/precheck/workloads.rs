@@ -1,0 +1,209 @@
+//! What precheck says of what runs in the cluster: network plugins, an agent of the mesh, autoscalers.
+
+use std::collections::BTreeMap;
+
+use super::{Check, Facts};
+use crate::Failure;
+use crate::objects::{ConfigMap, Workload};
+
+/// The DaemonSet of the agent, in Istio's chart and in ours.
+pub const AGENT: &str = "istio-cni-node";
+/// A variable that only this project's agent is given.
+const OURS: &str = "SETTINGS_DIR";
+/// Variables of Istio's agent that this project's agent takes and does not use, as docs/reference/agent.md lists them.
+const UNUSED: [&str; 6] = [
+    "ALLOW_SWITCH_TO_HOST_NS",
+    "CURRENT_AGENT_VERSION",
+    "FORCE_IPTABLES_BINARY",
+    "GOMAXPROCS",
+    "GOMEMLIMIT",
+    "REPAIR_RUN_AS_DAEMON",
+];
+/// Network plugins by their DaemonSets, and what to know of them.
+const PLUGINS: [(&str, &str); 16] = [
+    ("calico-node", "Calico"),
+    ("canal", "Calico with Flannel"),
+    ("cilium", "Cilium"),
+    ("anetd", "GKE Dataplane V2, which is Cilium"),
+    ("kube-flannel-ds", "Flannel"),
+    ("kube-flannel", "Flannel"),
+    ("aws-node", "Amazon VPC CNI, which rewrites its list at each start; the agent restores its entry"),
+    ("azure-cns", "Azure CNI"),
+    ("azure-cni", "Azure CNI"),
+    ("netd", "GKE's plugin"),
+    ("kindnet", "kindnet"),
+    ("antrea-agent", "Antrea"),
+    ("kube-router", "kube-router"),
+    ("weave-net", "Weave Net"),
+    ("ovnkube-node", "OVN-Kubernetes"),
+    ("kube-multus-ds", "Multus, which reads its own directory (docs/get-started/platforms.md)"),
+];
+/// Autoscalers by their Deployments, and the setting that announces a taint which the agent removes.
+const AUTOSCALERS: [(&str, &str); 2] = [
+    ("cluster-autoscaler", "--startup-taint=cni.istio.io/not-ready, and the same taint on the node group"),
+    ("karpenter", "startupTaints of each NodePool"),
+];
+
+/// The network plugin.
+#[must_use]
+pub fn network(facts: &Facts) -> Vec<Check> {
+    let sets = match &facts.daemon_sets {
+        Ok(sets) => sets,
+        Err(why) => return vec![Check::unknown("network-plugin", why)],
+    };
+    let known = PLUGINS.iter().filter(|(name, _)| sets.iter().any(|set| set.metadata.name == *name));
+    let known: Vec<&str> = known.map(|(_, words)| *words).collect();
+    let mut all = vec![if known.is_empty() {
+        Check::ok(
+            "network-plugin",
+            "none that is known by its DaemonSet; the agent edits any valid configuration list",
+        )
+    } else {
+        Check::ok("network-plugin", known.join("; "))
+    }];
+    if sets.iter().any(|set| set.metadata.name == "cilium") {
+        all.push(cilium(&facts.cilium));
+    }
+    all.extend(sets.iter().find(|set| set.metadata.name == "aws-node").and_then(amazon));
+    all
+}
+
+fn cilium(config: &Result<Option<ConfigMap>, Failure>) -> Check {
+    let config = match config {
+        Ok(Some(config)) => config,
+        Ok(None) => return Check::warning("cilium", "no ConfigMap cilium-config", ADVICE),
+        Err(why) => return Check::unknown("cilium", why),
+    };
+    let is = |key: &str, value: &str| config.data.get(key).is_some_and(|text| text == value);
+    let mut wrong = Vec::new();
+    if !is("cni-exclusive", "false") {
+        wrong.push("cni-exclusive is not \"false\": Cilium removes other plugins from its configuration");
+    }
+    if !is("bpf-lb-sock-hostns-only", "true") {
+        wrong.push("bpf-lb-sock-hostns-only is not \"true\": with socket load balancing, rules of pods see rewritten destinations");
+    }
+    match wrong.first() {
+        None => Check::ok("cilium", "allows chained plugins, and keeps socket load balancing out of pods"),
+        Some(first) if first.starts_with("cni-exclusive") => {
+            Check::failed("cilium", wrong.join("; "), ADVICE)
+        }
+        Some(_) => Check::warning("cilium", wrong.join("; "), ADVICE),
+    }
+}
+
+const ADVICE: &str = "install Cilium with cni.exclusive=false and socketLB.hostNamespaceOnly=true";
+
+/// Security groups of pods, which need a mode of their own.
+fn amazon(set: &Workload) -> Option<Check> {
+    let variables = variables(set);
+    let value = |name: &str| variables.get(name).copied().unwrap_or_default();
+    (value("ENABLE_POD_ENI") == "true" && value("POD_SECURITY_GROUP_ENFORCING_MODE") != "standard").then(|| {
+        Check::warning(
+            "security-groups",
+            "pods may have security groups of their own, and POD_SECURITY_GROUP_ENFORCING_MODE is not standard",
+            "set POD_SECURITY_GROUP_ENFORCING_MODE=standard in DaemonSet aws-node, as Istio documents",
+        )
+    })
+}
+
+fn variables(set: &Workload) -> BTreeMap<&str, &str> {
+    let all = set.containers().iter().flat_map(|container| &container.env);
+    all.map(|variable| (variable.name.as_str(), variable.value.as_str())).collect()
+}
+
+/// An agent of the mesh that exists.
+#[must_use]
+pub fn agent(facts: &Facts) -> Check {
+    const NAME: &str = "existing-agent";
+    let sets = match &facts.daemon_sets {
+        Ok(sets) => sets,
+        Err(why) => return Check::unknown(NAME, why),
+    };
+    let Some(set) = sets.iter().find(|set| set.metadata.name == AGENT) else {
+        return Check::ok(NAME, "none");
+    };
+    let image = set.containers().first().map_or("?", |container| container.image.as_str());
+    let place = format!("{}/{AGENT}, image {image}", set.metadata.namespace);
+    let mut variables = variables(set);
+    if variables.contains_key(OURS) {
+        return Check::ok(NAME, format!("this project's: {place}"));
+    }
+    match &facts.agent {
+        Ok(Some(config)) => {
+            variables.extend(config.data.iter().map(|(name, value)| (name.as_str(), value.as_str())));
+        }
+        Ok(None) => {}
+        Err(why) => return Check::unknown(NAME, why),
+    }
+    if variables.get("AMBIENT_ENABLED").is_some_and(|value| *value == "true") {
+        return Check::failed(
+            NAME,
+            format!("Istio's, in ambient mode: {place}"),
+            "ambient mode is not implemented here; keep Istio's agent while namespaces use it",
+        );
+    }
+    if set.metadata.namespace != facts.namespace.0 {
+        return Check::failed(
+            NAME,
+            format!("Istio's, in another namespace: {place}"),
+            format!(
+                "two agents would edit the same files: name its namespace with -n {}",
+                set.metadata.namespace
+            ),
+        );
+    }
+    let unused: Vec<&str> = variables.keys().copied().filter(|name| is_unused(name)).collect();
+    let seen = format!("Istio's: {place}; the agent takes its settings");
+    let beside = if unused.is_empty() { String::new() } else { format!(", but not {}", unused.join(", ")) };
+    let is_of_helm = set.metadata.labels.get("app.kubernetes.io/managed-by").is_some_and(|by| by == "Helm");
+    if is_of_helm {
+        return Check::ok(NAME, format!("{seen}{beside}; helm upgrade replaces it node by node"));
+    }
+    Check::warning(
+        NAME,
+        format!("{seen}{beside}; it belongs to no Helm release"),
+        "hand its objects over first (docs/get-started/migrate.md), or remove it",
+    )
+}
+
+fn is_unused(name: &str) -> bool {
+    UNUSED.contains(&name) || name.starts_with("AMBIENT_") || name == "ENABLE_AMBIENT_DETECTION_RETRY"
+}
+
+/// Programs that add nodes, which need to know of a taint that goes.
+#[must_use]
+pub fn autoscalers(facts: &Facts) -> Check {
+    const NAME: &str = "autoscalers";
+    let deployments = match &facts.deployments {
+        Ok(deployments) => deployments,
+        Err(why) => return Check::unknown(NAME, why),
+    };
+    // Helm puts a release's name around the chart's.
+    let has = |name: &str| deployments.iter().any(|one| one.metadata.name.contains(name));
+    let found: Vec<_> = AUTOSCALERS.iter().filter(|(name, _)| has(name)).collect();
+    if found.is_empty() {
+        return Check::ok(NAME, "none among the Deployments; a provider's own may run elsewhere");
+    }
+    let how: Vec<String> = found.iter().map(|(name, how)| format!("{name}: {how}")).collect();
+    Check::ok(
+        NAME,
+        format!(
+            "to keep pods off new nodes until the agent runs (nodeTaint.enabled=true): {}",
+            how.join("; ")
+        ),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unused_settings_are_those_of_the_reference() {
+        let page = include_str!("../../../docs/reference/agent.md");
+        for name in UNUSED {
+            let told = page.split("\n- ").find(|entry| entry.contains(&format!("`{name}`")));
+            assert!(told.is_some_and(|entry| entry.contains("Has no effect")), "{name}");
+        }
+    }
+}

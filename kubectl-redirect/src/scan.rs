@@ -1,0 +1,207 @@
+//! `scan`: every node's agent is asked for its pods.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::{self, IsTerminal as _, Write as _};
+use std::time::Duration;
+
+use futures_util::stream::{self, StreamExt as _};
+use tokio::time::timeout;
+
+use crate::agents::{self, Agent, AgentState};
+use crate::cluster::{Access, Cluster, NODES, Only, PODS};
+use crate::exec::{self, ExecError};
+use crate::objects::{Node, Object, Pod};
+use crate::verdict::{Filter, NodeScan, Unasked, VERSION, Verdict};
+use crate::{FAILED, Failure, layout, print};
+
+/// How many agents are asked at once.
+const AT_ONCE: usize = 16;
+
+/// What to scan.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Wanted {
+    /// How the API server is found; its namespace, if one is named, limits the pods.
+    pub access: Access,
+    /// One node in place of all.
+    pub node: Option<String>,
+    /// The labels of the pods.
+    pub selector: Option<String>,
+    /// Whether the answer is JSON.
+    pub is_json: bool,
+    /// How long a node may take.
+    pub patience: Duration,
+}
+
+/// What became of one node's question.
+type Answer = Result<Result<NodeScan, String>, Failure>;
+
+/// `scan`
+///
+/// # Errors
+/// Nothing can be asked.
+pub async fn run(wanted: &Wanted) -> Result<u8, Failure> {
+    let cluster = Cluster::new(&wanted.access).await?;
+    let nodes = nodes(&cluster, wanted.node.as_deref()).await?;
+    let agents = agents::find(&cluster, wanted.node.as_deref()).await?;
+    if agents.is_empty() {
+        return Err(Failure(format!(
+            "no agent found: no pod with the label {} on {}; kubectl redirect precheck shows whether one can be installed",
+            agents::LABEL,
+            wanted.node.as_ref().map_or("any node".to_owned(), |node| format!("node {node}")),
+        )));
+    }
+    let mut verdict = Verdict::new(filter(&cluster, wanted).await?);
+    for agent in agents.values() {
+        verdict.see(agent);
+    }
+    for node in nodes.iter().filter(|node| !agents.contains_key(*node)) {
+        verdict.miss(node, Unasked::NoAgent(mesh_pods(&cluster, node).await?));
+    }
+    ask_all(&cluster, agents, wanted.patience, &mut verdict).await?;
+    print(&if wanted.is_json { format!("{:#}\n", verdict.json()) } else { verdict.text(layout()) })?;
+    Ok(verdict.code())
+}
+
+/// The nodes that can have an agent.
+async fn nodes(cluster: &Cluster, named: Option<&str>) -> Result<Vec<String>, Failure> {
+    let field = named.map(|name| format!("metadata.name={name}"));
+    let mut names = Vec::new();
+    let is_linux = |node: &Node| matches!(node.status.node_info.operating_system.as_str(), "linux" | "");
+    let only = Only { fields: field.as_deref(), ..Only::default() };
+    cluster
+        .each(NODES, only, |node: Node| {
+            if is_linux(&node) {
+                names.push(node.metadata.name);
+            }
+        })
+        .await?;
+    match named {
+        Some(name) if names.is_empty() => Err(Failure(format!("the API server has no Linux node {name}"))),
+        Some(_) | None => Ok(names),
+    }
+}
+
+async fn filter(cluster: &Cluster, wanted: &Wanted) -> Result<Filter, Failure> {
+    let namespace = wanted.access.namespace.clone();
+    let Some(selector) = &wanted.selector else { return Ok(Filter { namespace, names: None }) };
+    let only = Only { namespace: namespace.as_deref(), labels: Some(selector), fields: None };
+    let mut names = BTreeSet::new();
+    cluster
+        .each(PODS, only, |pod: Object| {
+            names.insert(format!("{}/{}", pod.metadata.namespace, pod.metadata.name));
+        })
+        .await?;
+    Ok(Filter { namespace, names: Some(names) })
+}
+
+/// How many pods of the mesh are on a node.
+async fn mesh_pods(cluster: &Cluster, node: &str) -> Result<usize, Failure> {
+    let field = format!("spec.nodeName={node}");
+    let mut count = 0;
+    let only = Only { fields: Some(&field), ..Only::default() };
+    cluster.each(PODS, only, |pod: Pod| count += usize::from(pod.is_of_mesh() && !pod.is_over())).await?;
+    Ok(count)
+}
+
+async fn ask_all(
+    cluster: &Cluster,
+    agents: BTreeMap<String, Agent>,
+    patience: Duration,
+    verdict: &mut Verdict,
+) -> Result<(), Failure> {
+    let mut questions = Vec::new();
+    for (node, agent) in agents {
+        match &agent.state {
+            AgentState::NotRunning(why) => verdict.miss(&node, Unasked::NotRunning(why.clone())),
+            AgentState::NotReady | AgentState::Ready => questions.push((node, agent)),
+        }
+    }
+    let mut progress = Progress::new(questions.len());
+    let asked = stream::iter(questions).map(|(node, agent)| async move {
+        let late = format!("no response within {}", humantime::format_duration(patience));
+        (node, timeout(patience, ask(cluster, &agent)).await.unwrap_or(Ok(Err(late))))
+    });
+    let mut answers = std::pin::pin!(asked.buffer_unordered(AT_ONCE));
+    while let Some((node, answer)) = answers.next().await {
+        match answer? {
+            Ok(scan) => verdict.add(&node, scan),
+            Err(why) => verdict.miss(&node, Unasked::Failed(why)),
+        }
+        progress.step();
+    }
+    Ok(())
+}
+
+/// A missing right ends it all: it is missing for every node.
+async fn ask(cluster: &Cluster, agent: &Agent) -> Answer {
+    let output = match exec::output(cluster, agent, &["scan", "--output", "json"]).await {
+        Ok(output) => output,
+        Err(error @ ExecError::Forbidden { .. }) => return Err(Failure::of(error)),
+        Err(error) => return Ok(Err(error.to_string())),
+    };
+    if output.code == FAILED {
+        let last = output.stderr.lines().rfind(|line| !line.trim().is_empty()).unwrap_or("no reason given");
+        return Ok(Err(format!("redirectctl failed: {}", last.trim())));
+    }
+    Ok(read(&output.stdout))
+}
+
+fn read(json: &[u8]) -> Result<NodeScan, String> {
+    let scan: NodeScan = serde_json::from_slice(json)
+        .map_err(|error| format!("redirectctl's answer is unreadable: {error}"))?;
+    if scan.version != VERSION {
+        return Err(format!(
+            "redirectctl answers in version {} of its documents, and this program reads {VERSION}: use the kubectl-redirect of the agents' release",
+            scan.version
+        ));
+    }
+    Ok(scan)
+}
+
+/// How far it is, on a terminal.
+struct Progress {
+    all: usize,
+    done: usize,
+    is_shown: bool,
+}
+
+impl Progress {
+    fn new(all: usize) -> Self {
+        let progress = Self { all, done: 0, is_shown: io::stderr().is_terminal() };
+        progress.show();
+        progress
+    }
+
+    fn step(&mut self) {
+        self.done += 1;
+        self.show();
+    }
+
+    fn show(&self) {
+        if self.is_shown {
+            // A terminal that is gone needs no progress.
+            let _ = write!(io::stderr(), "\r\u{1b}[K{} of {} nodes", self.done, self.all);
+        }
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        if self.is_shown {
+            let _ = write!(io::stderr(), "\r\u{1b}[K");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn answers_of_another_version_are_refused() {
+        assert!(read(br#"{"version": 1, "node": [], "pods": []}"#).is_ok());
+        let refused = read(br#"{"version": 2, "state": {}}"#).expect_err("another version");
+        assert!(refused.contains("version 2"), "{refused}");
+        assert!(read(b"no JSON").is_err());
+    }
+}

@@ -1,0 +1,455 @@
+//! What the answers of all nodes come to. Pure.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
+
+use explain::text_writer::{Layout, TextStyle, TextWriter};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use crate::agents::{Agent, AgentState};
+use crate::{FAILED, FINE, FOUND};
+
+/// The version of the documents that this reads and writes.
+pub const VERSION: u32 = 1;
+/// How many names of a kind text shows.
+const MOST_NAMES: usize = 5;
+/// States of pods, as `redirectctl scan` has them: all others mean that something is wrong.
+const REDIRECTED: &str = "redirected";
+const LEFT_ALONE: &str = "left-alone";
+
+/// What `redirectctl scan --output json` prints, as far as it is used.
+#[derive(Debug, Clone, Default, Deserialize)]
+pub struct NodeScan {
+    /// The version of the document.
+    #[serde(default)]
+    pub version: u32,
+    /// What is wrong with the node itself.
+    #[serde(default)]
+    pub node: Vec<Finding>,
+    /// Its pods.
+    #[serde(default)]
+    pub pods: Vec<ScannedPod>,
+}
+
+/// A pod, or a network namespace without a pod.
+#[derive(Debug, Clone, Deserialize)]
+pub struct ScannedPod {
+    /// `NAMESPACE/NAME`, or a file.
+    pub subject: String,
+    /// Its state.
+    pub state: String,
+    /// What is wrong.
+    #[serde(default)]
+    pub findings: Vec<Finding>,
+}
+
+/// Something wrong, or worth knowing.
+#[derive(Debug, Clone, Deserialize)]
+pub struct Finding {
+    /// What it is.
+    pub code: String,
+    /// How bad.
+    #[serde(default)]
+    pub severity: Severity,
+    /// What that means.
+    #[serde(default)]
+    pub meaning: String,
+    /// What to do about it.
+    #[serde(default)]
+    pub remedy: String,
+}
+
+/// How bad something is. A word that is not known is taken seriously.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Severity {
+    /// Nothing is wrong.
+    Note,
+    /// Something may be.
+    Warning,
+    /// Something is.
+    #[default]
+    #[serde(other)]
+    Error,
+}
+
+impl Severity {
+    /// Its word.
+    #[must_use]
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::Note => "note",
+            Self::Warning => "warning",
+            Self::Error => "error",
+        }
+    }
+
+    /// Its colour.
+    #[must_use]
+    pub const fn style(self) -> TextStyle {
+        match self {
+            Self::Note => TextStyle::Dim,
+            Self::Warning => TextStyle::Yellow,
+            Self::Error => TextStyle::Red,
+        }
+    }
+}
+
+/// Which pods are asked for.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Filter {
+    /// Those of this namespace.
+    pub namespace: Option<String>,
+    /// Those of these names, `NAMESPACE/NAME`.
+    pub names: Option<BTreeSet<String>>,
+}
+
+impl Filter {
+    fn has(&self, subject: &str) -> bool {
+        let namespace = subject.split('/').next();
+        self.namespace.as_deref().is_none_or(|wanted| namespace == Some(wanted))
+            && self.names.as_ref().is_none_or(|names| names.contains(subject))
+    }
+}
+
+/// Why a node has no answer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Unasked {
+    /// It has no agent, and so many pods of the mesh.
+    NoAgent(usize),
+    /// Its agent does not run.
+    NotRunning(String),
+    /// It did not answer: why.
+    Failed(String),
+}
+
+impl std::fmt::Display for Unasked {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::NoAgent(0) => f.write_str("no agent, and no mesh pods"),
+            Self::NoAgent(1) => f.write_str("no agent, and 1 mesh pod"),
+            Self::NoAgent(pods) => write!(f, "no agent, and {pods} mesh pods"),
+            Self::NotRunning(why) => write!(f, "agent not running: {why}"),
+            Self::Failed(why) => write!(f, "no answer: {why}"),
+        }
+    }
+}
+
+/// A finding of several pods or nodes.
+#[derive(Debug, Clone, Default)]
+struct Cause {
+    meaning: String,
+    remedy: String,
+    subjects: Vec<String>,
+}
+
+/// By severity, the worst first, then by code.
+type Causes = BTreeMap<(Reverse<Severity>, String), Cause>;
+
+/// What is known of the cluster.
+#[derive(Debug, Default)]
+pub struct Verdict {
+    filter: Filter,
+    expected: usize,
+    redirected: usize,
+    outside: usize,
+    of_pods: Causes,
+    of_nodes: Causes,
+    asked: usize,
+    unasked: BTreeMap<String, Unasked>,
+    not_ready: Vec<String>,
+    images: BTreeMap<String, usize>,
+}
+
+impl Verdict {
+    /// Nothing yet, about these pods.
+    #[must_use]
+    pub fn new(filter: Filter) -> Self {
+        Self { filter, ..Self::default() }
+    }
+
+    /// Takes an agent into account, whether it answers or not.
+    pub fn see(&mut self, agent: &Agent) {
+        *self.images.entry(agent.image.clone()).or_default() += 1;
+        if agent.state == AgentState::NotReady {
+            self.not_ready.push(format!("{} on {}", agent.pod(), agent.node));
+        }
+    }
+
+    /// Takes a node's answer into account.
+    pub fn add(&mut self, node: &str, scan: NodeScan) {
+        self.asked += 1;
+        collect(&mut self.of_nodes, node, scan.node);
+        for pod in scan.pods {
+            if !self.filter.has(&pod.subject) {
+                continue;
+            }
+            // A namespace without a pod has a file for a name.
+            let is_pod = !pod.subject.starts_with('/');
+            match pod.state.as_str() {
+                LEFT_ALONE => self.outside += usize::from(is_pod),
+                state => {
+                    self.expected += usize::from(is_pod);
+                    self.redirected += usize::from(is_pod && state == REDIRECTED);
+                }
+            }
+            let subject = if is_pod { pod.subject } else { format!("{node}:{}", pod.subject) };
+            collect(&mut self.of_pods, &subject, pod.findings);
+        }
+    }
+
+    /// Takes a node without an answer into account.
+    pub fn miss(&mut self, node: &str, why: Unasked) {
+        self.unasked.insert(node.to_owned(), why);
+    }
+
+    /// Whether nothing is known at all.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.asked == 0
+    }
+
+    /// The exit code: what was found counts more than what could not be asked.
+    #[must_use]
+    pub fn code(&self) -> u8 {
+        let is_bad = |why: &Unasked| match why {
+            Unasked::NoAgent(pods) => *pods > 0,
+            Unasked::NotRunning(_) => true,
+            Unasked::Failed(_) => false,
+        };
+        let found = !self.of_pods.is_empty() || !self.of_nodes.is_empty() || !self.not_ready.is_empty();
+        if self.asked > 0 && (found || self.redirected < self.expected || self.unasked.values().any(is_bad)) {
+            FOUND
+        } else if self.asked == 0 || self.unasked.values().any(|why| matches!(why, Unasked::Failed(_))) {
+            FAILED
+        } else {
+            FINE
+        }
+    }
+
+    /// For people.
+    #[must_use]
+    pub fn text(&self, layout: Layout) -> String {
+        let mut paper = TextWriter::new(layout);
+        let nodes = self.asked + self.unasked.len();
+        let headline = format!("{} of {} pods redirected, verified", self.redirected, self.expected);
+        let style = if self.redirected == self.expected { TextStyle::Green } else { TextStyle::Red };
+        paper.inked(0, &headline, style);
+        let outside = counted(self.outside, "pod", "outside the mesh or excluded");
+        paper.line(
+            0,
+            &format!("{outside}; {} of {} answered", self.asked, counted(nodes, "node", "").trim_end()),
+        );
+        causes(&self.of_pods, "pod", &mut paper);
+        causes(&self.of_nodes, "node", &mut paper);
+        if !self.unasked.is_empty() || !self.not_ready.is_empty() {
+            paper.gap();
+        }
+        self.unasked_text(&mut paper);
+        if !self.not_ready.is_empty() {
+            paper.marked(0, "agents not ready: ", TextStyle::Yellow, &names(&self.not_ready));
+        }
+        paper.gap();
+        let images = self.images.iter().map(|(image, count)| format!("{count} of {image}"));
+        paper.labelled(0, "agents: ", &images.collect::<Vec<_>>().join(", "));
+        if !self.of_pods.is_empty() {
+            paper.line(0, "kubectl redirect pod NAMESPACE/NAME shows what was seen of a pod");
+        }
+        paper.into_text()
+    }
+
+    /// Nodes without an answer, those with the same reason together.
+    fn unasked_text(&self, paper: &mut TextWriter) {
+        let mut by_reason: BTreeMap<String, Vec<String>> = BTreeMap::new();
+        for (node, why) in &self.unasked {
+            by_reason.entry(why.to_string()).or_default().push(node.clone());
+        }
+        for (why, nodes) in by_reason {
+            let label = format!("{}: ", counted(nodes.len(), "node", "").trim_end());
+            paper.marked(0, &label, TextStyle::Yellow, &format!("{why}: {}", names(&nodes)));
+        }
+    }
+
+    /// For programs.
+    #[must_use]
+    pub fn json(&self) -> Value {
+        json!({
+            "version": VERSION,
+            "redirected": self.redirected,
+            "expected": self.expected,
+            "outside": self.outside,
+            "pods": causes_json(&self.of_pods),
+            "nodes": causes_json(&self.of_nodes),
+            "answered": self.asked,
+            "unanswered": self.unasked.iter()
+                .map(|(node, why)| json!({"node": node, "why": why.to_string()})).collect::<Vec<_>>(),
+            "notReady": self.not_ready,
+            "images": self.images,
+        })
+    }
+}
+
+fn collect(causes: &mut Causes, subject: &str, findings: Vec<Finding>) {
+    for finding in findings.into_iter().filter(|one| one.severity > Severity::Note) {
+        let cause = causes.entry((Reverse(finding.severity), finding.code)).or_default();
+        // The text is the same for all.
+        if cause.subjects.is_empty() {
+            (cause.meaning, cause.remedy) = (finding.meaning, finding.remedy);
+        }
+        cause.subjects.push(subject.to_owned());
+    }
+}
+
+fn causes(causes: &Causes, what: &str, paper: &mut TextWriter) {
+    for ((Reverse(severity), code), cause) in causes {
+        let mut subjects = cause.subjects.clone();
+        subjects.sort();
+        paper.gap();
+        let count = counted(subjects.len(), what, "");
+        paper.marked(0, &format!("{code}: "), severity.style(), &format!("{count}{}", cause.meaning));
+        paper.line(2, &names(&subjects));
+        paper.labelled(2, "what to do: ", &cause.remedy);
+    }
+}
+
+fn causes_json(causes: &Causes) -> Vec<Value> {
+    let one = |((Reverse(severity), code), cause): (&(Reverse<Severity>, String), &Cause)| {
+        let mut subjects = cause.subjects.clone();
+        subjects.sort();
+        json!({"code": code, "severity": severity.word(), "meaning": cause.meaning, "remedy": cause.remedy, "subjects": subjects})
+    };
+    causes.iter().map(one).collect()
+}
+
+/// The first of them, and how many more.
+pub(crate) fn names(all: &[String]) -> String {
+    let mut text = all.iter().take(MOST_NAMES).cloned().collect::<Vec<_>>().join(", ");
+    if let Some(more) = all.len().checked_sub(MOST_NAMES).filter(|more| *more > 0) {
+        text = format!("{text} and {more} more");
+    }
+    text
+}
+
+/// Such as `1 node ` and `7 pods outside`.
+fn counted(count: usize, what: &str, which: &str) -> String {
+    format!("{count} {what}{} {which}", if count == 1 { "" } else { "s" })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn agent(node: &str, image: &str, state: AgentState) -> Agent {
+        Agent {
+            namespace: "mesh".to_owned(),
+            name: format!("istio-cni-node-{node}"),
+            node: node.to_owned(),
+            container: "install-cni".to_owned(),
+            image: image.to_owned(),
+            state,
+        }
+    }
+
+    /// A pod's name, its state, and codes with their severities.
+    type Row<'a> = (&'a str, &'a str, &'a [(&'a str, &'a str)]);
+
+    fn scan(pods: &[Row<'_>]) -> NodeScan {
+        let pods: Vec<Value> = pods
+            .iter()
+            .map(|(subject, state, findings)| {
+                let finding = |(code, severity): &(&str, &str)| {
+                    json!({"code": code, "severity": severity, "meaning": format!("{code} means this"), "seen": [], "remedy": "do that"})
+                };
+                json!({"subject": subject, "state": state, "findings": findings.iter().map(finding).collect::<Vec<_>>()})
+            })
+            .collect();
+        serde_json::from_value(json!({"version": 1, "node": [], "pods": pods})).expect("a scan")
+    }
+
+    #[test]
+    fn a_sound_cluster_is_fine() {
+        let mut verdict = Verdict::default();
+        verdict.see(&agent("a", "hub/install-cni:0.1.0", AgentState::Ready));
+        verdict.add(
+            "a",
+            scan(&[
+                ("shop/cart", "redirected", &[("dns-captured", "note")]),
+                ("kube-system/dns", "left-alone", &[]),
+            ]),
+        );
+        verdict.miss("gpu", Unasked::NoAgent(0));
+        assert_eq!(verdict.code(), FINE);
+        let text = verdict.text(Layout::default());
+        assert!(text.starts_with("1 of 1 pods redirected, verified\n1 pod outside the mesh or excluded; 1 of 2 nodes answered\n"), "{text}");
+        assert!(text.contains("1 node: no agent, and no mesh pods: gpu\n"), "{text}");
+        assert!(text.ends_with("agents: 1 of hub/install-cni:0.1.0\n"), "{text}");
+    }
+
+    #[test]
+    fn the_rest_is_listed_by_cause_with_the_first_names() {
+        let mut verdict = Verdict::default();
+        let names: Vec<String> = (0..42).map(|number| format!("shop/cart-{number:02}")).collect();
+        let bad: &[(&str, &str)] = &[("not-redirected", "error"), ("misspelt-setting", "warning")];
+        let pods: Vec<_> = names.iter().map(|name| (name.as_str(), "not-redirected", bad)).collect();
+        verdict.add("a", scan(&pods));
+        verdict.add(
+            "b",
+            scan(&[
+                ("shop/web", "redirected", &[]),
+                ("/run/netns/x", "unexpected", &[("unowned-rules", "warning")]),
+            ]),
+        );
+        assert_eq!(verdict.code(), FOUND);
+        let text = verdict.text(Layout::default());
+        assert!(text.starts_with("1 of 43 pods redirected, verified\n"), "{text}");
+        let unwrapped = text.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(unwrapped.contains("shop/cart-03, shop/cart-04 and 37 more"), "{text}");
+        assert!(text.contains("not-redirected: 42 pods not-redirected means this\n"), "{text}");
+        assert!(text.find("not-redirected:") < text.find("misspelt-setting:"), "{text}");
+        assert!(text.contains("b:/run/netns/x\n"), "{text}");
+        assert_eq!(verdict.json()["pods"][0]["subjects"].as_array().map(Vec::len), Some(42));
+    }
+
+    #[test]
+    fn what_could_not_be_asked_is_told_with_its_reason() {
+        let mut verdict = Verdict::default();
+        verdict.add("a", scan(&[("shop/cart", "redirected", &[])]));
+        verdict.miss("b", Unasked::Failed("no response within 20s".to_owned()));
+        assert_eq!(verdict.code(), FAILED);
+        verdict.miss("c", Unasked::NotRunning("CrashLoopBackOff".to_owned()));
+        assert_eq!(verdict.code(), FOUND);
+        verdict.see(&agent("d", "hub/install-cni:0.0.9", AgentState::NotReady));
+        let text = verdict.text(Layout::default());
+        assert!(text.contains("1 node: agent not running: CrashLoopBackOff: c\n"), "{text}");
+        assert!(text.contains("1 node: no answer: no response within 20s: b\n"), "{text}");
+        assert!(text.contains("agents not ready: mesh/istio-cni-node-d on d\n"), "{text}");
+        assert_eq!(Verdict::default().code(), FAILED);
+    }
+
+    #[test]
+    fn mesh_pods_on_a_node_without_an_agent_are_a_problem() {
+        let mut verdict = Verdict::default();
+        verdict.add("a", scan(&[]));
+        verdict.miss("b", Unasked::NoAgent(3));
+        assert_eq!(verdict.code(), FOUND);
+    }
+
+    #[test]
+    fn only_the_pods_that_are_asked_for_count() {
+        let pods = scan(&[
+            ("shop/cart", "redirected", &[]),
+            ("shop/web", "faulty", &[("bad-settings", "error")]),
+            ("pay/web", "redirected", &[]),
+        ]);
+        let of = |namespace: Option<&str>, names: Option<&[&str]>| {
+            let names = names.map(|names| names.iter().map(|name| (*name).to_owned()).collect());
+            let mut verdict = Verdict::new(Filter { namespace: namespace.map(str::to_owned), names });
+            verdict.add("a", pods.clone());
+            (verdict.redirected, verdict.expected, verdict.code())
+        };
+        assert_eq!(of(None, None), (2, 3, FOUND));
+        assert_eq!(of(Some("pay"), None), (1, 1, FINE));
+        assert_eq!(of(Some("shop"), Some(&["shop/cart"])), (1, 1, FINE));
+    }
+}
