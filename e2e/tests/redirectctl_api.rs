@@ -11,7 +11,8 @@ use std::path::{Path, PathBuf};
 use std::thread;
 
 use anyhow::{Context, Result, ensure};
-use e2e::kube::ApiServer;
+use e2e::kube::{ApiServer, Sending};
+use e2e::netns::{Families, Namespace, NetnsDirectory, pod_address};
 use e2e::node::{plain_pod, sidecar_pod};
 use redirectctl_support::redirectctl;
 use serde_json::{Value, json};
@@ -129,6 +130,45 @@ fn refusals_of_a_real_server_say_which_right_is_missing() -> Result<()> {
     let untrusted = kubeconfig_for(api.ca_path().parent().context("a folder")?, &stranger.url(), &cluster)?;
     let said = complaint(ASKING[0], &untrusted)?;
     ensure!(said.contains("no trustworthy connection") && said.contains("certificate authority"), "{said}");
+    Ok(())
+}
+
+/// A kubelet with `--hostname-override` has another name than its machine, and another node's pods are not here.
+#[test]
+fn a_machine_with_another_name_than_its_node_is_asked_for_the_nodes_name() -> Result<()> {
+    let api = ApiServer::start()?;
+    let namespace = Namespace::pod(Families::Dual)?;
+    namespace
+        .sh("iptables -t nat -N ISTIO_OUTPUT; iptables -t nat -A OUTPUT -p tcp -j ISTIO_OUTPUT")?
+        .ok()?;
+    let here = [pod_address(false).to_string(), pod_address(true).to_string()];
+    for (node, name, addresses) in
+        [("n1", "web", here), ("n2", "other", ["192.0.2.9".to_owned(), "2001:db8::9".to_owned()])]
+    {
+        api.create(&json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": node}}))?;
+        let mut pod = sidecar_pod(name);
+        pod["spec"]["nodeName"] = json!(node);
+        api.create(&pod)?;
+        let addresses: Vec<Value> = addresses.iter().map(|address| json!({"ip": address})).collect();
+        let status =
+            json!({"status": {"phase": "Running", "podIP": addresses[0]["ip"], "podIPs": addresses}});
+        api.send_all(&[Sending::merge(&format!("/api/v1/namespaces/default/pods/{name}/status"), &status)])?;
+    }
+    let directory = NetnsDirectory::of([&namespace])?;
+    let path = directory.path().display().to_string();
+    let scan = ["scan", "--netns-dir", &path];
+    let said = complaint(&scan, &api.admin_kubeconfig())?;
+    let machine = fs::read_to_string("/proc/sys/kernel/hostname")?.trim().to_lowercase();
+    ensure!(
+        said.contains(&format!("the API server has no node {machine}")) && said.contains("--node"),
+        "{said}"
+    );
+    let said = complaint(&[&scan[..], &["--node", "n2"]].concat(), &api.admin_kubeconfig())?;
+    ensure!(said.contains("no pod of node n2 is on this machine") && said.contains("--node"), "{said}");
+    let kubeconfig = api.admin_kubeconfig().display().to_string();
+    let words = ["--node", "n1", "--kubeconfig", &kubeconfig, "--cni-conf-dir", "/nonexistent"];
+    let output = redirectctl(&[&scan[..], &words].concat())?;
+    ensure!(output.code() == Some(2) && output.stdout.contains("default/web"), "{output:?}");
     Ok(())
 }
 

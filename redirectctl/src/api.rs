@@ -20,12 +20,20 @@ const PATIENCE: Duration = Duration::from_secs(5);
 const MOST_BYTES: usize = 64 << 20;
 /// The most events of a kind that are read for a scan.
 const MOST_EVENTS: u32 = 500;
-/// Kubeconfigs of a node: the plugin's, which may get pods and nothing else, and the kubelet's, which may list those of its node.
-const OF_NODES: [&str; 3] = [
+/// Kubeconfigs of a node: the plugin's, which may get pods and nothing else, and the kubelet's, which may list those of its node, where
+/// kubeadm, k3s, RKE2, MicroK8s and k0s have it; at last an administrator's.
+const OF_NODES: [&str; 8] = [
     "/var/run/istio-cni/istio-cni-kubeconfig",
     "/etc/kubernetes/kubelet.conf",
     "/var/lib/kubelet/kubeconfig",
+    "/var/lib/rancher/k3s/agent/kubelet.kubeconfig",
+    "/var/lib/rancher/rke2/agent/kubelet.kubeconfig",
+    "/var/snap/microk8s/current/credentials/kubelet.config",
+    "/var/lib/k0s/kubelet.conf",
+    "/etc/rancher/k3s/k3s.yaml",
 ];
+/// What to do where a machine has another name than its node.
+pub const NAME_IT: &str = "give the name that kubectl get nodes shows with --node";
 /// What asks for events about the pods of a scan.
 const EVENTS: [&str; 3] = ["reason=FailedCreatePodSandBox", "source=cni-repair", "source=cni-heal"];
 
@@ -81,16 +89,21 @@ pub fn credentials(
         return Ok(vec![Credentials::Kubeconfig(path.into())]);
     }
     let home = env("HOME").map(|home| Path::new(&home).join(".kube/config"));
-    let kubeconfigs = OF_NODES.into_iter().map(PathBuf::from).chain(home).map(Credentials::Kubeconfig);
-    let candidates = account(&env).into_iter().chain(kubeconfigs);
-    let found: Vec<Credentials> =
-        candidates.filter(|credentials| fs::metadata(credentials.path()).is_ok()).collect();
+    let account = account(&env).filter(|account| fs::metadata(account.path()).is_ok());
+    let kubeconfigs = existing(Path::new("/"), home).into_iter().map(Credentials::Kubeconfig);
+    let found: Vec<Credentials> = account.into_iter().chain(kubeconfigs).collect();
     if found.is_empty() {
         return Err(InputError::of(
             "no kubeconfig found; set --kubeconfig or KUBECONFIG, or give pods with --file",
         ));
     }
     Ok(found)
+}
+
+/// The kubeconfigs that exist on a node whose root is this, and the user's.
+fn existing(root: &Path, users: Option<PathBuf>) -> Vec<PathBuf> {
+    let of_node = OF_NODES.into_iter().map(|path| root.join(path.trim_start_matches('/')));
+    of_node.chain(users).filter(|path| fs::metadata(path).is_ok()).collect()
 }
 
 /// The account of a pod, which the kubelet gives the server's address in variables.
@@ -179,7 +192,14 @@ impl ApiServer {
     pub fn pods(&self, node: &str) -> Result<Vec<Value>, InputError> {
         let params = ListParams::default().fields(&format!("spec.nodeName={node}"));
         let list = self.ask(|| Request::new("/api/v1/pods").list(&params));
-        let list = list.map_err(|(path, failure)| report(&path, &failure, "list"))?;
+        let list = list.map_err(|(path, failure)| {
+            let InputError(mut told) = report(&path, &failure, "list");
+            if let (ApiError::Forbidden(_), Some(last)) = (&failure, told.last_mut()) {
+                // The server lets a kubelet list the pods of its own node alone.
+                last.push_str(&format!("; if {node} is not the name of this node, {NAME_IT}"));
+            }
+            InputError(told)
+        })?;
         let is_list = list.get("kind").and_then(Value::as_str) == Some("PodList");
         if is_list && list.get("items").is_some_and(|items| items.is_array() || items.is_null()) {
             return Ok(items(list));
@@ -193,7 +213,8 @@ impl ApiServer {
         let mut cluster = Cluster::default();
         let text = |pointer: &str| pod.pointer(pointer).and_then(Value::as_str);
         if let Some(node) = text("/spec/nodeName") {
-            self.node(node, &mut cluster);
+            // Without it the pod is judged by itself.
+            let _ = self.node(node, &mut cluster);
         }
         let fields = format!("involvedObject.kind=Pod,involvedObject.name={}", name.name);
         let events = format!("/api/v1/namespaces/{}/events", name.namespace);
@@ -205,10 +226,16 @@ impl ApiServer {
     }
 
     /// Everything known about a node and its pods besides their objects.
-    #[must_use]
-    pub fn around_node(&self, node: &str, pods: &[Value]) -> Cluster {
+    ///
+    /// # Errors
+    /// The API server has no such node: the machine has another name.
+    pub fn around_node(&self, node: &str, pods: &[Value]) -> Result<Cluster, InputError> {
         let mut cluster = Cluster::default();
-        self.node(node, &mut cluster);
+        if let Err(Some(ApiError::NotFound(words))) = self.node(node, &mut cluster)
+            && words.by_api
+        {
+            return Err(InputError(vec![format!("the API server has no node {node}; {NAME_IT}")]));
+        }
         for fields in EVENTS {
             if !self.more("events of pods", "/api/v1/events", fields, &mut cluster) {
                 break;
@@ -217,46 +244,48 @@ impl ApiServer {
         if pods.iter().any(|pod| pod.pointer("/spec/runtimeClassName").is_some()) {
             self.runtime_classes(&mut cluster);
         }
-        cluster
+        Ok(cluster)
     }
 
-    fn node(&self, name: &str, cluster: &mut Cluster) {
+    fn node(&self, name: &str, cluster: &mut Cluster) -> Result<(), Option<ApiError>> {
         let request = || Request::new("/api/v1/nodes").get(name, &GetParams::default());
-        self.unless_silent("the node", request, cluster, |found| vec![found]);
+        self.unless_silent("the node", request, cluster, |found| vec![found])
     }
 
     fn runtime_classes(&self, cluster: &mut Cluster) {
         let request = || Request::new("/apis/node.k8s.io/v1/runtimeclasses").list(&ListParams::default());
-        self.unless_silent("runtime classes", request, cluster, items);
+        // A failure is noted.
+        let _ = self.unless_silent("runtime classes", request, cluster, items);
     }
 
     /// Whether an answer came.
     fn more(&self, what: &str, path: &str, fields: &str, cluster: &mut Cluster) -> bool {
         let params = ListParams::default().fields(fields).limit(MOST_EVENTS);
-        self.unless_silent(what, || Request::new(path).list(&params), cluster, items)
+        self.unless_silent(what, || Request::new(path).list(&params), cluster, items).is_ok()
     }
 
+    /// Notes a failure. The error is that of the server, unless it was not asked.
     fn unless_silent(
         &self,
         what: &str,
         request: impl Fn() -> Built,
         cluster: &mut Cluster,
         found: impl FnOnce(Value) -> Vec<Value>,
-    ) -> bool {
+    ) -> Result<(), Option<ApiError>> {
         if self.is_silent.get() {
             cluster.untold.push(format!("{what}: the API server did not answer"));
-            return false;
+            return Err(None);
         }
         match self.ask(request) {
             Ok(answer) => {
                 for object in found(answer) {
                     cluster.take(&object);
                 }
-                true
+                Ok(())
             }
             Err((_, failure)) => {
                 cluster.untold.push(format!("{what}: {failure}"));
-                false
+                Err(Some(failure))
             }
         }
     }
@@ -359,6 +388,26 @@ mod tests {
             assert_eq!(named, Ok(vec![Credentials::Kubeconfig("/named".into())]));
         }
         assert_eq!(account(|name| (name == "KUBERNETES_SERVICE_HOST").then(|| "10.96.0.1".to_owned())), None);
+    }
+
+    #[test]
+    fn kubelets_of_every_distribution_come_before_administrators() {
+        let root = tempfile::tempdir().expect("a folder");
+        let users = root.path().join("home");
+        let files = [&OF_NODES[3..], &["/home"]].concat();
+        for file in &files {
+            let path = root.path().join(file.trim_start_matches('/'));
+            fs::create_dir_all(path.parent().expect("a folder")).expect("is made");
+            fs::write(path, "").expect("writes");
+        }
+        let found = existing(root.path(), Some(users));
+        let wanted: Vec<PathBuf> =
+            files.iter().map(|file| root.path().join(file.trim_start_matches('/'))).collect();
+        assert_eq!(found, wanted);
+        assert!(
+            found.iter().position(|path| path.ends_with("k0s/kubelet.conf"))
+                < found.iter().position(|path| path.ends_with("k3s.yaml"))
+        );
     }
 
     #[test]

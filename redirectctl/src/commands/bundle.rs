@@ -85,7 +85,7 @@ fn pods(given: &Given) -> Result<(Vec<Value>, Cluster), InputError> {
     }
     let (api, node) = (given.api_server()?, super::in_force::node_name(given)?);
     let objects = api.pods(&node)?;
-    let cluster = api.around_node(&node, &objects);
+    let cluster = api.around_node(&node, &objects)?;
     Ok((objects, cluster))
 }
 

@@ -4,11 +4,13 @@ use std::path::Path;
 
 use cni_core::selection::Programming;
 use netns_apply::netns::Netns;
+use pod_netns::NamespaceIndex;
 use settings_cli::RunOptions;
 
 use super::planned::of_settings;
 use super::{Answer, Given, errors, pretty};
-use crate::cause::Finding;
+use crate::api::NAME_IT;
+use crate::cause::{Cause, Finding};
 use crate::diagnosis::{PodDecision, findings};
 use crate::error::InputError;
 use crate::input;
@@ -93,9 +95,14 @@ pub(super) fn scan(given: &Given) -> Result<Answer, InputError> {
         None => {
             let (api, node) = (given.api_server()?, node_name(given)?);
             let objects = api.pods(&node)?;
-            let cluster = api.around_node(&node, &objects);
+            let cluster = api.around_node(&node, &objects)?;
             let pods = input::pods_of(&objects, &cluster)?;
-            Scan::of(&pods, &given.netns_dir(), &given.node_in(&cluster, &pods)?)
+            let directory = given.netns_dir();
+            let scan = Scan::of(&pods, &directory, &given.node_in(&cluster, &pods)?);
+            if scan.as_ref().is_ok_and(has_unowned) && !is_any_here(&pods, &directory) {
+                return Err(InputError(vec![format!("no pod of node {node} is on this machine; {NAME_IT}")]));
+            }
+            scan
         }
     };
     let scan = scan.map_err(InputError::of)?;
@@ -106,6 +113,20 @@ pub(super) fn scan(given: &Given) -> Result<Answer, InputError> {
     };
     let all: Vec<Finding> = scan.findings().cloned().collect();
     Ok(Answer { text, code: report::code(&all) })
+}
+
+/// Whether rules of the mesh are in namespaces of no known pod: those may be of pods of a node with another name.
+fn has_unowned(scan: &Scan) -> bool {
+    scan.findings().any(|finding| finding.cause == Cause::Unowned)
+}
+
+/// Whether the network namespace of a pod is here, if any pod has one.
+fn is_any_here(pods: &[Pod], directory: &Path) -> bool {
+    let has_own = |pod: &&Pod| !pod.host_network && !pod.is_over() && !pod.addresses.is_empty();
+    let pods: Vec<&Pod> = pods.iter().filter(has_own).collect();
+    let wanted = pods.iter().flat_map(|pod| pod.addresses.iter().copied()).collect();
+    let index = NamespaceIndex::of(directory, &wanted);
+    pods.is_empty() || index.is_ok_and(|index| pods.iter().any(|pod| index.find(&pod.addresses).is_ok()))
 }
 
 /// The pods that may be on a node, where one is named.

@@ -95,7 +95,7 @@ const FILES: &[(&str, &str)] = &[
     ),
     (
         "/etc/kubernetes/kubelet.conf, /var/lib/kubelet/kubeconfig",
-        "The kubelet's, used where the plugin's is refused. It may list the pods of its node.",
+        "The kubelet's, used where the plugin's is refused. It may list the pods of its node. That of k3s, RKE2, MicroK8s and k0s is found too.",
     ),
 ];
 const SEE_ALSO: &[&str] =
