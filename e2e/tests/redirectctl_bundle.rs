@@ -223,6 +223,20 @@ fn what_cannot_be_read_is_left_out_and_said() -> Result<()> {
 }
 
 #[test]
+fn an_archive_goes_to_standard_output_and_its_report_beside() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let file = folder.path().join("ticket.tar.gz").display().to_string();
+    let line = process::command_line(&redirectctl_support::command(&without_anything("-")));
+    let output =
+        process::run(&mut process::command("sh", ["-c", &format!("{line} >{file}")]), process::SHORT)?
+            .ok()?;
+    assert!(output.stderr.contains("standard output has 3 entries"), "{output:?}");
+    let listed = process::run(&mut process::command("tar", ["-tzf", &file]), process::SHORT)?.ok()?.stdout;
+    assert!(listed.lines().any(|entry| entry.ends_with("/contents.json")), "{listed}");
+    Ok(())
+}
+
+#[test]
 fn a_full_disk_leaves_nothing_behind() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let disk = folder.path().join("disk").display().to_string();

@@ -1,5 +1,6 @@
 //! `bundle`: gathers what a support ticket needs, and writes it as one file.
 
+use std::io::{self, Write as _};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
@@ -28,6 +29,8 @@ use crate::{FINE, cni, show};
 
 /// The port of the agent's metrics, unless it is reported otherwise.
 const METRICS_PORT: u16 = 15014;
+/// What stands for standard output.
+const STDOUT: &str = "-";
 /// The name of the plugin's log in the run directory.
 const LOG: &str = "istio-cni.log";
 
@@ -36,9 +39,10 @@ pub(super) fn bundle(given: &Given) -> Result<Answer, InputError> {
     let agent = given.flag("metrics").map(str::parse::<SocketAddr>).transpose();
     let agent = agent.map_err(|_| InputError::of("flag --metrics: is not IP:PORT"))?;
     let folder = format!("redirectctl-{}", stamp());
+    let to_stdout = given.operands.first().is_some_and(|file| file == STDOUT);
     let path = given.operands.first().map_or_else(|| format!("{folder}.tar.gz").into(), PathBuf::from);
     // Before anything is gathered, because that takes a while; writing asks again.
-    if path.symlink_metadata().is_ok() {
+    if !to_stdout && path.symlink_metadata().is_ok() {
         return Err(InputError(vec![format!(
             "{} is there already, and nothing is overwritten",
             path.display()
@@ -58,6 +62,12 @@ pub(super) fn bundle(given: &Given) -> Result<Answer, InputError> {
     let left_out = bundle.left_out().to_vec();
     let entries = bundle.into_entries();
     let bytes = bundle::packed(&folder, &entries).map_err(InputError::of)?;
+    if to_stdout {
+        let text = report(Path::new("standard output"), &entries, bytes.len(), &left_out, given);
+        let written = io::stdout().write_all(&bytes).and_then(|()| io::stderr().write_all(text.as_bytes()));
+        written.map_err(|error| InputError(vec![format!("cannot write to standard output: {error}")]))?;
+        return Ok(Answer { text: String::new(), code: FINE });
+    }
     written(&path, &bytes)?;
     Ok(Answer { text: report(&path, &entries, bytes.len(), &left_out, given), code: FINE })
 }

@@ -410,7 +410,7 @@ pub const COMMANDS: &[Definition] = &[
         alias: None,
         full_name: "redirectctl bundle",
         about: "Writes an archive for a support ticket: the scan, reports and rules of the node's pods, configuration, metrics, what the plugin decided, the machine. Only fields that are known to hold no secret are copied.",
-        operands: &[("FILE", "the archive, which must not be there; without it redirectctl-TIME.tar.gz in this folder")],
+        operands: &[("FILE", "the archive, which must not be there; - is standard output; without it redirectctl-TIME.tar.gz in this folder")],
         needs: 0,
         rows: &[
             PODS_FILE,
