@@ -7,10 +7,14 @@
 #   release-candidate.sh verify FOLDER   whether a folder is whole, unchanged, and of one version and commit. Needs no source and no compiler, but jq.
 #
 # ARCHITECTURES="amd64 arm64" are those in it. PROGRAMS_AMD64 and PROGRAMS_ARM64 name folders of programs that are built already, by scripts/release.sh
-# of this commit; otherwise they are built here. BUILDER is the URI of who builds, for the provenance.
+# of this commit; otherwise they are built here. BUILDER is the URI of who builds, for the provenance. PROGRAMS_DARWIN_AMD64 and PROGRAMS_DARWIN_ARM64
+# name folders with kubectl-redirect as a Mac has built it (cargo build --release -p kubectl-redirect). DOWNLOADS is the URL under which the folder will
+# be, for krew's manifest.
 set -euo pipefail
 
 programs="istio-cni istio-iptables istio-validation install-cni redirectctl"
+# For laptops, in archives of its own.
+plugin=kubectl-redirect
 images="install-cni proxy-init validator"
 usage() {
     sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "$0" >&2
@@ -49,7 +53,7 @@ check() {
         said=$(sed -n "s/^$name = { path = .*version = \"\(.*\)\" }\$/\1/p" Cargo.toml)
         same "Cargo.toml's dependency on $name" "$said" "$version"
     done
-    for name in $programs redirect-core netfilter-state packet-trace xtables-read netns-apply; do
+    for name in $programs $plugin redirect-core netfilter-state packet-trace xtables-read netns-apply; do
         said=$(grep -A 1 -Fx "name = \"$name\"" Cargo.lock | sed -n 's/^version = "\(.*\)"$/\1/p')
         same "Cargo.lock's $name" "$said" "$version"
     done
@@ -76,6 +80,35 @@ pack() {
     tar --create --sort=name --owner=0 --group=0 --numeric-owner --mode=go=u,go-w --mtime="@$date" --directory "$folder" $(ls "$folder") | gzip --no-name --best >"$archive"
 }
 
+# An archive of kubectl-redirect from a folder, as krew unpacks it.
+pack_plugin() {
+    local built=$1 archive=$2 date=$3
+    rm -rf "$work/$plugin"
+    mkdir "$work/$plugin"
+    cp "$built/$plugin" LICENSE "$work/$plugin/"
+    pack "$work/$plugin" "$archive" "$date"
+}
+
+# krew's manifest, with the archives of kubectl-redirect that are in a folder.
+krew() {
+    local folder=$1 version=$2 source file platform
+    source=$(git config --get remote.origin.url || true)
+    [[ $source =~ ^https://[^@]*$ ]] || source=https://example.com/sidecar-cni
+    source=${source%.git}
+    sed -e '/^#/d' -e "s|HOMEPAGE|$source|" -e "/^spec:/a\\  version: v$version" deploy/krew/redirect.yaml
+    echo "  platforms:"
+    for file in "$folder/$plugin-$version"-*.tar.gz; do
+        platform=$(basename "$file" .tar.gz)
+        platform=${platform#"$plugin-$version-"}
+        cat <<PLATFORM
+    - selector: {matchLabels: {os: ${platform%-*}, arch: ${platform#*-}}}
+      uri: ${DOWNLOADS:-$source/releases/download/v$version}/$(basename "$file")
+      sha256: $(sha256sum "$file" | cut -d ' ' -f 1)
+      bin: $plugin
+PLATFORM
+    done
+}
+
 make_all() {
     local folder=$1 version commit date architecture triple built
     version=$(version) commit=$(git rev-parse HEAD) date=$(git log -1 --format=%ct)
@@ -89,12 +122,18 @@ make_all() {
         *) problem "$architecture is neither amd64 nor arm64"; judge ;;
         esac
         # shellcheck disable=SC2086 # a list of programs
-        [ -n "$built" ] || built=$(TARGET=$triple scripts/release.sh $programs | tail -n 1)
+        [ -n "$built" ] || built=$(TARGET=$triple scripts/release.sh $programs $plugin | tail -n 1)
         mkdir -p "$work/$architecture"
         for program in $programs; do cp "$built/$program" "$work/$architecture/"; done
         cp LICENSE "$work/$architecture/"
         pack "$work/$architecture" "$work/out/sidecar-cni-$version-linux-$architecture.tar.gz" "$date"
+        pack_plugin "$built" "$work/out/$plugin-$version-linux-$architecture.tar.gz" "$date"
     done
+    for architecture in amd64 arm64; do
+        built=PROGRAMS_DARWIN_${architecture^^}
+        [ -z "${!built:-}" ] || pack_plugin "${!built}" "$work/out/$plugin-$version-darwin-$architecture.tar.gz" "$date"
+    done
+    krew "$work/out" "$version" >"$work/out/redirect.yaml"
     PROGRAMS_AMD64=$work/amd64 PROGRAMS_ARM64=$work/arm64 SOURCE_REVISION=$commit SOURCE_DATE_EPOCH=$date \
         deploy/build-images.sh --for "$(tr ' ' , <<<"${ARCHITECTURES:-amd64 arm64}")" "$work/out" >&2
     mkdir -p "$work/chart"
@@ -158,6 +197,12 @@ verify() {
         for said in $programs LICENSE; do
             grep -qx "$said" <<<"$list" || problem "$file has no $said"
         done
+        [ -f "$plugin-$version-linux-$name.tar.gz" ] || problem "$plugin-$version-linux-$name.tar.gz is missing"
+    done
+    for file in "$plugin-$version"-*.tar.gz; do
+        [ -f "$file" ] || continue
+        [ "$(tar --list --gzip --file "$file" | sort)" = "$(printf '%s\n' "$plugin" LICENSE | sort)" ] || problem "$file is not $plugin and its licence"
+        grep -A 1 "/$file\$" redirect.yaml 2>/dev/null | grep -q "sha256: $(sha256sum "$file" | cut -d ' ' -f 1)\$" || problem "redirect.yaml does not name $file with its sum"
     done
     file=istio-cni-$version.tgz
     if [ -f "$file" ]; then

@@ -26,7 +26,7 @@ host=$(rustc -vV | sed -n 's/^host: //p')
 triple=${TARGET:-${host%%-*}-unknown-linux-musl}
 check=
 [ "${1:-}" != --check ] || { check=1; shift; }
-[ $# -gt 0 ] || set -- istio-cni istio-iptables istio-validation install-cni redirectctl
+[ $# -gt 0 ] || set -- istio-cni istio-iptables istio-validation install-cni redirectctl kubectl-redirect
 
 # Rust's standard library for the target.
 needs_library=

@@ -64,7 +64,7 @@ images() {
     for architecture in amd64 arm64; do
         case $architecture in amd64) triple=x86_64-unknown-linux-musl ;; *) triple=aarch64-unknown-linux-musl ;; esac
         mkdir -p "$out/$architecture"
-        cp "$(TARGET=$triple scripts/release.sh | tail -n 1)"/{istio-cni,istio-iptables,istio-validation,install-cni,redirectctl} "$out/$architecture/"
+        cp "$(TARGET=$triple scripts/release.sh | tail -n 1)"/{istio-cni,istio-iptables,istio-validation,install-cni,redirectctl,kubectl-redirect} "$out/$architecture/"
     done
     PROGRAMS_AMD64=$out/amd64 PROGRAMS_ARM64=$out/arm64 deploy/build-images.sh --for amd64,arm64 "$out/images" >&2
 }

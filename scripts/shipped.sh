@@ -3,7 +3,7 @@
 # file; that the plugin asks none for an API server with a host name is seen in what it opens.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-programs="istio-cni istio-iptables istio-validation install-cni redirectctl"
+programs="istio-cni istio-iptables istio-validation install-cni redirectctl kubectl-redirect"
 # shellcheck disable=SC2086 # a list of programs
 folder=${1:-$(scripts/release.sh $programs)}
 failed=0

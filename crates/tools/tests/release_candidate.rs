@@ -144,6 +144,10 @@ for architecture in amd64 arm64; do
     mkdir "$work/$architecture"
     for program in istio-cni istio-iptables istio-validation install-cni redirectctl LICENSE; do echo x >"$work/$architecture/$program"; done
     tar -C "$work/$architecture" -czf "sidecar-cni-$version-linux-$architecture.tar.gz" $(ls "$work/$architecture")
+    file=kubectl-redirect-$version-linux-$architecture.tar.gz
+    mkdir -p "$work/plugin" && echo x >"$work/plugin/kubectl-redirect" && echo x >"$work/plugin/LICENSE"
+    tar -C "$work/plugin" -czf "$file" kubectl-redirect LICENSE
+    printf '      uri: https://example.com/%s\n      sha256: %s\n' "$file" "$(sha256sum "$file" | cut -d ' ' -f 1)" >>redirect.yaml
 done
 mkdir -p "$work/chart/istio-cni" && echo "version: $version" >"$work/chart/istio-cni/Chart.yaml"
 tar -C "$work/chart" -czf "istio-cni-$version.tgz" istio-cni
@@ -187,6 +191,8 @@ fn a_folder_that_is_not_what_was_made_is_refused() {
         ("echo y >more", "does not list exactly these files"),
         ("rm SHA256SUMS", "SHA256SUMS is missing"),
         ("rm validator.tar", "validator.tar is missing"),
+        ("rm kubectl-redirect-*-linux-arm64.tar.gz", "linux-arm64.tar.gz is missing"),
+        (&format!("sed -i 's/sha256: ./sha256: x/' redirect.yaml; {sums}"), "redirect.yaml does not name"),
         // With sums that were made again, the provenance tells.
         (&format!("echo y >>proxy-init.tar; {sums}"), "about other files than SHA256SUMS"),
         (

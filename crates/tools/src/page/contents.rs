@@ -36,6 +36,7 @@ pub(crate) const CONTENTS: &[(&str, &[&str])] = &[
             "docs/reference/settings.md",
             "docs/reference/agent.md",
             "docs/reference/redirectctl.md",
+            "docs/reference/kubectl-redirect.md",
             "docs/reference/cni-plugin.md",
             "docs/reference/validation.md",
             "docs/reference/privileges.md",
