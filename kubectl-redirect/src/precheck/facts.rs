@@ -7,6 +7,8 @@ use crate::agents::LABEL;
 use crate::cluster::{CONFIG_MAPS, Cluster, DAEMON_SETS, DEPLOYMENTS, NAMESPACES, NODES, Only, PODS, Right};
 use crate::objects::{ConfigMap, Meta, Node, Object, Pod, Workload};
 
+/// The DaemonSet of the agent, in Istio's chart and in ours.
+pub const AGENT: &str = "istio-cni-node";
 /// Ports that the agent uses on its node, and the chart's values for them.
 pub const PORTS: [(u16, &str); 2] = [(8000, "healthPort"), (15014, "monitoringPort")];
 /// The init container of pods that are validated.
@@ -99,7 +101,7 @@ impl Facts {
             let found = daemon_sets.iter().flatten().find(|one| one.metadata.name == name);
             found.map(|one| one.metadata.namespace.clone())
         };
-        let (cilium, agent) = (place("cilium"), place(super::workloads::AGENT));
+        let (cilium, agent) = (place("cilium"), place(AGENT));
         let mut pods = PodFacts::default();
         let seen = cluster.each::<Pod>(PODS, Only::default(), |pod| pods.see(&pod)).await;
         let object: Result<Option<Object>, Failure> = cluster.get(NAMESPACES, None, namespace).await;

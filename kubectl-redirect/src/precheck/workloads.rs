@@ -2,12 +2,11 @@
 
 use std::collections::BTreeMap;
 
+use super::facts::AGENT;
 use super::{Check, Facts};
 use crate::Failure;
 use crate::objects::{ConfigMap, Workload};
 
-/// The DaemonSet of the agent, in Istio's chart and in ours.
-pub const AGENT: &str = "istio-cni-node";
 /// A variable that only this project's agent is given.
 const OURS: &str = "SETTINGS_DIR";
 /// Variables of Istio's agent that this project's agent takes and does not use, as docs/reference/agent.md lists them.
