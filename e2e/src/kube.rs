@@ -294,6 +294,9 @@ impl ApiServer {
             format!("--tls-cert-file={}", path("apiserver.crt")),
             format!("--tls-private-key-file={}", path("apiserver.key")),
             format!("--client-ca-file={}", self.ca_path().display()),
+            // A kubelet lets this one run programs in containers.
+            format!("--kubelet-client-certificate={}", path("admin.crt")),
+            format!("--kubelet-client-key={}", path("admin.key")),
             format!("--service-account-key-file={}", self.authority.token_key().display()),
             format!("--service-account-signing-key-file={}", self.authority.token_key().display()),
             format!("--service-account-issuer={}", pki::ISSUER),

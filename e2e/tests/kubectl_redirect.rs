@@ -3,15 +3,17 @@
 mod kubectl_support;
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use e2e::kube::{ApiServer, Sending};
-use e2e::process::{self, Background, Output};
+use e2e::node::{Node, plain_pod};
+use e2e::process::{self, Background, Output, until};
 use e2e::program;
-use kubectl_support::{Call, Kubelets, Reply};
+use kubectl_support::{Call, Kubelets, Reply, reach_kubelet};
 use serde_json::{Value, json};
 
 /// How long a run may take on a busy machine.
@@ -380,6 +382,67 @@ fn a_precheck_reads_the_cluster_and_names_what_to_do() -> Result<()> {
     fleet.api.stop();
     let output = fleet.run(&["precheck"])?;
     ensure!(output.code() == Some(1) && output.stderr.contains("cannot read the version"), "{output:?}");
+    Ok(())
+}
+
+/// What stands for `redirectctl` in a container of a real node.
+const PROGRAM: &str = r#"#!/bin/sh
+case "$1" in
+scan) cat "${0%/*}/scan.json"; exit 2 ;;
+bundle) cat "${0%/*}/archive" ;;
+*) echo "asked for $*"; echo "not ready" >&2; exit 2 ;;
+esac
+"#;
+
+/// The words of a real runtime, real streams, and a real program's exit code.
+#[test]
+fn a_real_kubelet_runs_the_program_in_the_agents_container() -> Result<()> {
+    let api = ApiServer::start()?;
+    let node = Node::joined(&api)?;
+    let programs = node.state_dir().join("programs");
+    fs::create_dir(&programs)?;
+    let mut pod = plain_pod("agent");
+    pod["metadata"]["labels"] = json!({"k8s-app": "istio-cni-node"});
+    let container = &mut pod["spec"]["containers"][0];
+    container["name"] = json!("install-cni");
+    container["env"] = json!([{"name": "PATH", "value": "/usr/local/bin:/bin"}]);
+    container["volumeMounts"] = json!([{"name": "programs", "mountPath": "/usr/local/bin"}]);
+    pod["spec"]["volumes"] = json!([{"name": "programs", "hostPath": {"path": programs}}]);
+    node.start_pod(&pod)?.wait_running(LIMIT)?;
+    let here = json!({"status": {"addresses": [{"type": "InternalIP", "address": "127.0.0.1"}],
+        "daemonEndpoints": {"kubeletEndpoint": {"Port": reach_kubelet(&node)?}}}});
+    let status = [Sending::merge(&format!("/api/v1/nodes/{}/status", node.name()), &here)];
+    let run = |words: &[&str]| -> Result<Output> {
+        until("the API server to reach the kubelet", LIMIT, &[], || {
+            // The kubelet restores its own address every few seconds.
+            api.send_all(&status)?;
+            let output = process::run(&mut command(&api.admin_kubeconfig(), words)?, LIMIT)?;
+            let said = format!("{}{}", output.stdout, output.stderr);
+            Ok((!said.contains("error dialing backend")).then_some(output))
+        })
+    };
+    let output = run(&["scan"])?;
+    ensure!(output.code() == Some(1) && output.stdout.contains("has no redirectctl"), "{output:?}");
+
+    let Reply::Ended { stdout, .. } = scan(node.name(), 3, 1) else { unreachable!("a scan ends") };
+    fs::write(programs.join("scan.json"), stdout)?;
+    let archive: Vec<u8> =
+        (0..3_000_000_u32).map(|number| (number.wrapping_mul(number) / 7).to_le_bytes()[1]).collect();
+    fs::write(programs.join("archive"), &archive)?;
+    fs::write(programs.join("redirectctl"), PROGRAM)?;
+    fs::set_permissions(programs.join("redirectctl"), fs::Permissions::from_mode(0o755))?;
+    let output = run(&["scan"])?;
+    ensure!(
+        output.code() == Some(2) && output.stdout.starts_with("2 of 3 pods redirected, verified"),
+        "{output:?}"
+    );
+    let output = run(&["pod", "agent", "--agent", "[::1]:8000"])?;
+    let wanted = ("asked for pod default/agent --agent [::1]:8000\n", "not ready\n", Some(2));
+    ensure!((output.stdout.as_str(), output.stderr.as_str(), output.code()) == wanted, "{output:?}");
+    let folder = tempfile::tempdir()?;
+    let file = folder.path().join("archive").display().to_string();
+    run(&["bundle", "--node", node.name(), "--file", &file])?.ok()?;
+    ensure!(fs::read(&file)? == archive, "the archive is not as it was sent");
     Ok(())
 }
 
