@@ -89,9 +89,9 @@ fn scan(node: &str, pods: usize, broken: usize) -> Reply {
                     "seen": ["nothing"], "remedy": "restart the pod"}]),
                 )
             } else {
-                ("redirected", json!([]))
+                ("verified", json!([]))
             };
-            json!({"subject": format!("shop/{node}-{number}"), "state": state, "findings": findings})
+            json!({"subject": format!("shop/{node}-{number}"), "state": state, "consequences": [], "findings": findings})
         })
         .collect();
     let report = json!({"version": 1, "node": [], "pods": pods});

@@ -3,6 +3,7 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
+use cni_core::states::PodState;
 use explain::text_writer::{Layout, TextStyle, TextWriter};
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -14,9 +15,6 @@ use crate::{FAILED, FINE, FOUND};
 pub const VERSION: u32 = 1;
 /// How many names of a kind text shows.
 const MOST_NAMES: usize = 5;
-/// States of pods, as `redirectctl scan` has them: all others mean that something is wrong.
-const REDIRECTED: &str = "redirected";
-const LEFT_ALONE: &str = "left-alone";
 
 /// What `redirectctl scan --output json` prints, as far as it is used.
 #[derive(Debug, Clone, Default, Deserialize)]
@@ -37,8 +35,11 @@ pub struct NodeScan {
 pub struct ScannedPod {
     /// `NAMESPACE/NAME`, or a file.
     pub subject: String,
-    /// Its state.
+    /// Its state: the word of a [`PodState`].
     pub state: String,
+    /// What becomes of traffic that should come to its proxy and does not.
+    #[serde(default)]
+    pub consequences: Vec<String>,
     /// What is wrong.
     #[serde(default)]
     pub findings: Vec<Finding>,
@@ -154,6 +155,8 @@ pub struct Verdict {
     expected: usize,
     redirected: usize,
     outside: usize,
+    unseen: usize,
+    consequences: BTreeMap<String, Vec<String>>,
     of_pods: Causes,
     of_nodes: Causes,
     asked: usize,
@@ -187,15 +190,33 @@ impl Verdict {
             }
             // A namespace without a pod has a file for a name.
             let is_pod = !pod.subject.starts_with('/');
-            match pod.state.as_str() {
-                LEFT_ALONE => self.outside += usize::from(is_pod),
-                state => {
-                    self.expected += usize::from(is_pod);
-                    self.redirected += usize::from(is_pod && state == REDIRECTED);
-                }
+            if is_pod {
+                self.count(&pod.state);
             }
             let subject = if is_pod { pod.subject } else { format!("{node}:{}", pod.subject) };
+            for consequence in pod.consequences {
+                self.consequences.entry(consequence).or_default().push(subject.clone());
+            }
             collect(&mut self.of_pods, &subject, pod.findings);
+        }
+    }
+
+    /// A state that is not known, of a newer agent, is not a good one.
+    fn count(&mut self, state: &str) {
+        match PodState::ALL.into_iter().find(|known| known.word() == state) {
+            Some(PodState::LeftAlone | PodState::Unexpected) => self.outside += 1,
+            Some(PodState::Unseen) => self.unseen += 1,
+            known @ (Some(
+                PodState::Verified
+                | PodState::NotRedirected
+                | PodState::Drifted
+                | PodState::Interference
+                | PodState::Unknown,
+            )
+            | None) => {
+                self.expected += 1;
+                self.redirected += usize::from(known == Some(PodState::Verified));
+            }
         }
     }
 
@@ -236,11 +257,17 @@ impl Verdict {
         let headline = format!("{} of {} pods redirected, verified", self.redirected, self.expected);
         let style = if self.redirected == self.expected { TextStyle::Green } else { TextStyle::Red };
         paper.inked(0, &headline, style);
+        let unseen = if self.unseen > 0 { format!(", {} not started", self.unseen) } else { String::new() };
         let outside = counted(self.outside, "pod", "outside the mesh or excluded");
-        paper.line(
-            0,
-            &format!("{outside}; {} of {} answered", self.asked, counted(nodes, "node", "").trim_end()),
-        );
+        let answered = format!("{} of {} answered", self.asked, counted(nodes, "node", "").trim_end());
+        paper.line(0, &format!("{outside}{unseen}; {answered}"));
+        // What it means comes first, then the causes.
+        for (text, subjects) in &self.consequences {
+            paper.gap();
+            let count = counted(subjects.len(), "pod", "").trim_end().to_owned();
+            paper.marked(0, "traffic: ", TextStyle::Red, &format!("{count}: {text}"));
+            paper.line(2, &sorted_names(subjects));
+        }
         causes(&self.of_pods, "pod", &mut paper);
         causes(&self.of_nodes, "node", &mut paper);
         if !self.unasked.is_empty() || !self.not_ready.is_empty() {
@@ -279,6 +306,9 @@ impl Verdict {
             "redirected": self.redirected,
             "expected": self.expected,
             "outside": self.outside,
+            "unseen": self.unseen,
+            "consequences": self.consequences.iter()
+                .map(|(text, subjects)| json!({"text": text, "subjects": sorted(subjects)})).collect::<Vec<_>>(),
             "pods": causes_json(&self.of_pods),
             "nodes": causes_json(&self.of_nodes),
             "answered": self.asked,
@@ -303,23 +333,27 @@ fn collect(causes: &mut Causes, subject: &str, findings: Vec<Finding>) {
 
 fn causes(causes: &Causes, what: &str, paper: &mut TextWriter) {
     for ((Reverse(severity), code), cause) in causes {
-        let mut subjects = cause.subjects.clone();
-        subjects.sort();
         paper.gap();
-        let count = counted(subjects.len(), what, "");
+        let count = counted(cause.subjects.len(), what, "");
         paper.marked(0, &format!("{code}: "), severity.style(), &format!("{count}{}", cause.meaning));
-        paper.line(2, &names(&subjects));
+        paper.line(2, &sorted_names(&cause.subjects));
         paper.labelled(2, "what to do: ", &cause.remedy);
     }
 }
 
 fn causes_json(causes: &Causes) -> Vec<Value> {
-    let one = |((Reverse(severity), code), cause): (&(Reverse<Severity>, String), &Cause)| {
-        let mut subjects = cause.subjects.clone();
-        subjects.sort();
-        json!({"code": code, "severity": severity.word(), "meaning": cause.meaning, "remedy": cause.remedy, "subjects": subjects})
-    };
+    let one = |((Reverse(severity), code), cause): (&(Reverse<Severity>, String), &Cause)| json!({"code": code, "severity": severity.word(), "meaning": cause.meaning, "remedy": cause.remedy, "subjects": sorted(&cause.subjects)});
     causes.iter().map(one).collect()
+}
+
+fn sorted(all: &[String]) -> Vec<String> {
+    let mut all = all.to_vec();
+    all.sort();
+    all
+}
+
+fn sorted_names(all: &[String]) -> String {
+    names(&sorted(all))
 }
 
 /// The first of them, and how many more.
@@ -374,7 +408,7 @@ mod tests {
         verdict.add(
             "a",
             scan(&[
-                ("shop/cart", "redirected", &[("dns-captured", "note")]),
+                ("shop/cart", "verified", &[("dns-captured", "note")]),
                 ("kube-system/dns", "left-alone", &[]),
             ]),
         );
@@ -396,7 +430,7 @@ mod tests {
         verdict.add(
             "b",
             scan(&[
-                ("shop/web", "redirected", &[]),
+                ("shop/web", "verified", &[]),
                 ("/run/netns/x", "unexpected", &[("unowned-rules", "warning")]),
             ]),
         );
@@ -414,7 +448,7 @@ mod tests {
     #[test]
     fn what_could_not_be_asked_is_told_with_its_reason() {
         let mut verdict = Verdict::default();
-        verdict.add("a", scan(&[("shop/cart", "redirected", &[])]));
+        verdict.add("a", scan(&[("shop/cart", "verified", &[])]));
         verdict.miss("b", Unasked::Failed("no response within 20s".to_owned()));
         assert_eq!(verdict.code(), FAILED);
         verdict.miss("c", Unasked::NotRunning("CrashLoopBackOff".to_owned()));
@@ -436,11 +470,39 @@ mod tests {
     }
 
     #[test]
+    fn what_becomes_of_traffic_comes_first_and_pods_without_a_network_do_not_count() {
+        let mut bad =
+            scan(&[("shop/cart", "drifted", &[("rules-differ", "error")]), ("shop/new", "unseen", &[])]);
+        bad.pods[0].consequences = vec!["all outbound traffic bypasses the proxy".to_owned()];
+        let mut verdict = Verdict::default();
+        verdict.add("a", bad);
+        let text = verdict.text(Layout::default());
+        assert!(
+            text.starts_with(
+                "0 of 1 pods redirected, verified\n0 pods outside the mesh or excluded, 1 not started;"
+            ),
+            "{text}"
+        );
+        assert!(
+            text.contains("traffic: 1 pod: all outbound traffic bypasses the proxy\n  shop/cart\n"),
+            "{text}"
+        );
+        assert!(text.find("traffic:") < text.find("rules-differ:"), "{text}");
+    }
+
+    #[test]
+    fn a_state_of_a_newer_agent_is_no_good_one() {
+        let mut verdict = Verdict::default();
+        verdict.add("a", scan(&[("shop/cart", "enchanted", &[])]));
+        assert_eq!((verdict.expected, verdict.redirected, verdict.code()), (1, 0, FOUND));
+    }
+
+    #[test]
     fn only_the_pods_that_are_asked_for_count() {
         let pods = scan(&[
-            ("shop/cart", "redirected", &[]),
-            ("shop/web", "faulty", &[("bad-settings", "error")]),
-            ("pay/web", "redirected", &[]),
+            ("shop/cart", "verified", &[]),
+            ("shop/web", "unknown", &[("bad-settings", "error")]),
+            ("pay/web", "verified", &[]),
         ]);
         let of = |namespace: Option<&str>, names: Option<&[&str]>| {
             let names = names.map(|names| names.iter().map(|name| (*name).to_owned()).collect());
