@@ -12,7 +12,7 @@ use anyhow::{Context, Result, ensure};
 use e2e::kube::{ApiServer, Sending};
 use e2e::node::{Node, plain_pod};
 use e2e::process::{self, Background, Output, until};
-use e2e::program;
+use e2e::{program, tools};
 use kubectl_support::{Call, Kubelets, Reply, reach_kubelet};
 use serde_json::{Value, json};
 
@@ -127,6 +127,8 @@ fn a_hundred_nodes_are_asked_in_seconds_and_little_memory() -> Result<()> {
     ensure!(program.ended().and_then(|status| status.code()) == Some(2), "{:?}", program.ended());
     ensure!(most > 0 && most < 60 << 10, "{most} KiB");
     ensure!(fleet.kubelets.calls().len() == 100, "each agent is asked once");
+    let most = fleet.kubelets.most_at_once();
+    ensure!((2..=16).contains(&most), "{most} agents at once");
     Ok(())
 }
 
@@ -180,6 +182,39 @@ fn a_scan_needs_four_rights_and_names_the_one_that_is_missing() -> Result<()> {
         output.code() == Some(1) && output.stderr.contains("missing right: get pods cart-0"),
         "{output:?}"
     );
+    Ok(())
+}
+
+/// As kubectl finds it, with a credential helper, and a context that is not the current one.
+#[test]
+fn kubectl_runs_it_with_the_users_own_kubeconfig() -> Result<()> {
+    let fleet = Fleet::start(1, |call| scan(node_of(call), 1, 0))?;
+    let rights = [("list", "nodes"), ("list", "pods"), ("get", "pods/exec"), ("create", "pods/exec")];
+    user(&fleet.api, "helped", &rights)?;
+    let token = fleet.api.token("mesh", "helped")?;
+    let credential = json!({"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential", "status": {"token": token}});
+    let helper = json!({"exec": {"apiVersion": "client.authentication.k8s.io/v1", "command": "echo", "args": [credential.to_string()],
+        "interactiveMode": "Never"}});
+    let mut config = fleet.api.kubeconfig(&helper)?;
+    config["current-context"] = json!("other");
+    let folder = tempfile::tempdir()?;
+    let file = folder.path().join("config");
+    fs::write(&file, config.to_string())?;
+    let programs = program::under_test("kubectl-redirect")?;
+    let path = format!("{}:{}", programs.parent().context("a folder")?.display(), std::env::var("PATH")?);
+    let run = |words: &[&str]| {
+        let mut kubectl = process::command(tools::built("kubectl")?, [&["redirect"], words].concat());
+        process::run(kubectl.env("PATH", &path).env("KUBECONFIG", &file), LIMIT)
+    };
+    let output = run(&["scan", "--context", "e2e"])?;
+    ensure!(output.code() == Some(0) && output.stdout.starts_with("1 of 1 pods redirected"), "{output:?}");
+    let output = run(&["scan"])?;
+    ensure!(
+        output.code() == Some(1) && output.stderr.contains("other") && output.stderr.contains("--context"),
+        "{output:?}"
+    );
+    let output = run(&["scan", "--kubeconfig", "/nonexistent/config"])?;
+    ensure!(output.code() == Some(1) && output.stderr.contains("/nonexistent/config"), "{output:?}");
     Ok(())
 }
 

@@ -5,6 +5,7 @@
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 
@@ -63,6 +64,14 @@ impl Reply {
 pub struct Kubelets {
     pub port: u16,
     calls: Arc<Mutex<Vec<Call>>>,
+    open: Arc<Open>,
+}
+
+/// Calls that have no answer yet.
+#[derive(Default)]
+struct Open {
+    now: AtomicUsize,
+    most: AtomicUsize,
 }
 
 impl Kubelets {
@@ -77,18 +86,28 @@ impl Kubelets {
         let config = ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions()?;
         let config = Arc::new(config.with_no_client_auth().with_single_cert(vec![certificate], key)?);
         let listener = TcpListener::bind("127.0.0.1:0")?;
-        let kubelets = Self { port: listener.local_addr()?.port(), calls: Arc::default() };
-        let (answer, calls) = (Arc::new(answer), Arc::clone(&kubelets.calls));
+        let kubelets =
+            Self { port: listener.local_addr()?.port(), calls: Arc::default(), open: Arc::default() };
+        let (answer, calls, open) =
+            (Arc::new(answer), Arc::clone(&kubelets.calls), Arc::clone(&kubelets.open));
         thread::spawn(move || {
             for stream in listener.incoming().flatten() {
                 let (config, answer, calls) = (Arc::clone(&config), Arc::clone(&answer), Arc::clone(&calls));
+                let open = Arc::clone(&open);
                 thread::spawn(move || {
                     // A client that goes away is not the test's concern; one that gets no answer fails it.
-                    let _ = serve(stream, config, answer.as_ref(), &calls);
+                    let now = open.now.fetch_add(1, Ordering::SeqCst) + 1;
+                    open.most.fetch_max(now, Ordering::SeqCst);
+                    let _ = serve(stream, config, answer.as_ref(), &calls, &open);
                 });
             }
         });
         Ok(kubelets)
+    }
+
+    /// How many calls had no answer at the same time, at most.
+    pub fn most_at_once(&self) -> usize {
+        self.open.most.load(Ordering::SeqCst)
     }
 
     /// What was run so far.
@@ -126,6 +145,7 @@ fn serve(
     config: Arc<ServerConfig>,
     answer: &(impl Fn(&Call) -> Reply + ?Sized),
     calls: &Mutex<Vec<Call>>,
+    open: &Open,
 ) -> Result<()> {
     let mut stream = StreamOwned::new(ServerConnection::new(config)?, stream);
     let call = call(&request_line(&mut stream)?)?;
@@ -139,6 +159,8 @@ fn serve(
         Reply::Refused(_) | Reply::Silent => (&[][..], &[][..]),
     };
     let Some(status) = reply.status() else { return hold(&mut stream) };
+    // Before the end is sent: then the next call may come.
+    open.now.fetch_sub(1, Ordering::SeqCst);
     let streams = [opened(&mut stream, true)?, opened(&mut stream, false)?, opened(&mut stream, false)?];
     for (id, bytes) in
         [(streams[1], stdout), (streams[2], stderr), (streams[0], status.to_string().as_bytes())]
