@@ -59,9 +59,13 @@ impl Fleet {
     }
 }
 
+/// A node may take as long as a machine stands still, unless the test says otherwise.
 fn command(kubeconfig: &Path, words: &[&str]) -> Result<Command> {
     let mut command = process::command(program::under_test("kubectl-redirect")?, words);
     command.env("KUBECONFIG", kubeconfig);
+    if words.first() == Some(&"scan") && !words.contains(&"--timeout") {
+        command.args(["--timeout", "150s"]);
+    }
     Ok(command)
 }
 

@@ -13,8 +13,7 @@ use crate::cluster::{AskError, Cluster};
 
 /// The program. The image has it where its `PATH` leads.
 const PROGRAM: &str = "redirectctl";
-/// The most that is kept of an answer, and of what is logged beside it.
-const MOST_BYTES: u64 = 32 << 20;
+/// The most that is kept of what is logged beside an answer.
 const MOST_LOG: u64 = 64 << 10;
 
 /// Why an agent does not answer.
@@ -47,15 +46,20 @@ pub struct Output {
     pub code: u8,
 }
 
-/// Runs the program with these words, and waits for its end.
+/// Runs the program with these words, and waits for its end. An answer has at most so many bytes.
 ///
 /// # Errors
 /// It did not run to its end.
-pub async fn output(cluster: &Cluster, agent: &Agent, words: &[&str]) -> Result<Output, ExecError> {
+pub async fn output(
+    cluster: &Cluster,
+    agent: &Agent,
+    words: &[&str],
+    most: u64,
+) -> Result<Output, ExecError> {
     let mut process = start(cluster, agent, words).await?;
     let (stdout, stderr) = (process.stdout(), process.stderr());
     let end = end(&mut process, agent);
-    let (stdout, stderr, code) = tokio::join!(whole(stdout, MOST_BYTES), whole(stderr, MOST_LOG), end);
+    let (stdout, stderr, code) = tokio::join!(whole(stdout, most), whole(stderr, MOST_LOG), end);
     let broken = |error: io::Error| ExecError::Other(format!("the connection broke: {error}"));
     let stderr = String::from_utf8_lossy(&stderr.map_err(broken)?).into_owned();
     Ok(Output { stdout: stdout.map_err(broken)?, stderr, code: code? })
@@ -86,8 +90,14 @@ pub async fn forward(
 async fn copy(from: Option<impl AsyncRead + Unpin>, to: &mut (impl AsyncWrite + Unpin)) -> io::Result<()> {
     use tokio::io::AsyncWriteExt as _;
     let Some(mut from) = from else { return Ok(()) };
-    tokio::io::copy(&mut from, to).await?;
-    to.flush().await
+    match tokio::io::copy(&mut from, to).await {
+        // A reader that ends early has enough of it.
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {
+            tokio::io::copy(&mut from, &mut tokio::io::sink()).await.map(drop)
+        }
+        Err(error) => Err(error),
+        Ok(_) => to.flush().await,
+    }
 }
 
 /// All of it; more than `most` is an error, after which the process is not waited for.

@@ -11,6 +11,11 @@ use crate::cluster::{Access, Cluster, PODS};
 use crate::objects::Pod;
 use crate::{FAILED, FINE, Failure, exec};
 
+/// The largest archive: `redirectctl` limits what it packs to as much.
+const MOST_ARCHIVE: u64 = 32 << 20;
+/// The largest report of a pod.
+const MOST_REPORT: u64 = 8 << 20;
+
 /// A command of `redirectctl`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Command {
@@ -94,7 +99,7 @@ pub async fn run(wanted: &Wanted) -> Result<u8, Failure> {
             } else {
                 words.extend(["--pod".to_owned(), pod.clone()]);
                 // Without it, `verify` is about the agent's own namespace and `trace` about rules that may not be in force.
-                if !wanted.words.iter().any(|word| word == "--netns" || word.starts_with("--netns=")) {
+                if !wanted.words.iter().any(|word| word.split('=').next() == Some("--netns")) {
                     words.extend(["--netns".to_owned(), netns_of(&cluster, &agent, &pod).await?]);
                 }
             }
@@ -103,7 +108,8 @@ pub async fn run(wanted: &Wanted) -> Result<u8, Failure> {
         (_, None) => return Err(Failure("POD is missing: the pod, as NAMESPACE/NAME".to_owned())),
     };
     words.extend(wanted.words.iter().cloned());
-    if io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none() {
+    let has = |flag: &str| words.iter().any(|word| word.split('=').next() == Some(flag));
+    if io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none() && !has("--color") {
         words.extend(["--color".to_owned(), "always".to_owned()]);
     }
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
@@ -133,8 +139,9 @@ pub async fn bundle(wanted: &WantedBundle) -> Result<u8, Failure> {
         )));
     }
     let agent = agent_of(&cluster, &node).await?;
-    let output =
-        exec::output(&cluster, &agent, &["bundle", "-"]).await.map_err(|error| about(&agent, &error))?;
+    let output = exec::output(&cluster, &agent, &["bundle", "-"], MOST_ARCHIVE)
+        .await
+        .map_err(|error| about(&agent, &error))?;
     // Nothing is left to report to.
     let _ = io::stderr().write_all(output.stderr.as_bytes());
     if output.code != FINE {
@@ -224,7 +231,7 @@ async fn any_agent(cluster: &Cluster) -> Result<Agent, Failure> {
 
 /// The file of a pod's network namespace, as the agent sees it.
 async fn netns_of(cluster: &Cluster, agent: &Agent, pod: &str) -> Result<String, Failure> {
-    let output = exec::output(cluster, agent, &["pod", pod, "--output", "json"]).await;
+    let output = exec::output(cluster, agent, &["pod", pod, "--output", "json"], MOST_REPORT).await;
     let output = output.map_err(|error| about(agent, &error))?;
     if output.code == FAILED {
         return Err(Failure(output.stderr.trim().to_owned()));

@@ -17,6 +17,9 @@ use crate::{FAILED, Failure, layout, print};
 /// How many agents are asked at once.
 const AT_ONCE: usize = 16;
 
+/// The most of a node's answer: several are in memory at once.
+const MOST_BYTES: u64 = 8 << 20;
+
 /// What to scan.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Wanted {
@@ -134,7 +137,7 @@ async fn ask_all(
 
 /// A missing right ends it all: it is missing for every node.
 async fn ask(cluster: &Cluster, agent: &Agent) -> Answer {
-    let output = match exec::output(cluster, agent, &["scan", "--output", "json"]).await {
+    let output = match exec::output(cluster, agent, &["scan", "--output", "json"], MOST_BYTES).await {
         Ok(output) => output,
         Err(error @ ExecError::Forbidden { .. }) => return Err(Failure::of(error)),
         Err(error) => return Ok(Err(error.to_string())),

@@ -198,6 +198,18 @@ mod tests {
     use super::*;
 
     #[test]
+    fn the_agents_own_manifest_is_recognized() {
+        let manifest = include_str!("../../../deploy/istio-cni-node.yaml");
+        let (key, value) = crate::agents::LABEL.split_once('=').expect("a label");
+        for words in [format!("name: {OURS},"), format!("name: {AGENT}\n"), format!("{key}: {value}")] {
+            assert!(manifest.contains(&words), "{words}");
+        }
+        for (port, _) in super::super::facts::PORTS {
+            assert!(manifest.contains(&format!("containerPort: {port}")), "{port}");
+        }
+    }
+
+    #[test]
     fn unused_settings_are_those_of_the_reference() {
         let page = include_str!("../../../docs/reference/agent.md");
         for name in UNUSED {
