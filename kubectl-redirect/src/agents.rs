@@ -134,6 +134,19 @@ mod tests {
     }
 
     #[test]
+    fn an_agent_that_goes_is_not_ready_and_one_that_is_over_is_none() {
+        let pod = |phase: &str, leaves: Value| {
+            let pod = json!({"metadata": {"name": "a", "deletionTimestamp": leaves},
+                "spec": {"nodeName": "n", "containers": [{"name": "install-cni"}]},
+                "status": {"phase": phase, "containerStatuses": [{"name": "install-cni", "ready": true, "state": {"running": {}}}]}});
+            Agent::of(&serde_json::from_value(pod).expect("a pod")).map(|agent| agent.state)
+        };
+        assert_eq!(pod("Running", json!(null)), Some(AgentState::Ready));
+        assert_eq!(pod("Running", json!("2026-11-24T00:00:00Z")), Some(AgentState::NotReady));
+        assert_eq!(pod("Failed", json!(null)), None);
+    }
+
+    #[test]
     fn of_two_agents_of_a_node_the_ready_one_counts() {
         let running =
             |ready: bool| json!([{"name": "install-cni", "ready": ready, "state": {"running": {}}}]);

@@ -465,7 +465,16 @@ mod tests {
     fn mesh_pods_on_a_node_without_an_agent_are_a_problem() {
         let mut verdict = Verdict::default();
         verdict.add("a", scan(&[]));
-        verdict.miss("b", Unasked::NoAgent(3));
+        assert_eq!(verdict.code(), FINE);
+        verdict.miss("b", Unasked::NoAgent(1));
+        assert_eq!(verdict.code(), FOUND);
+    }
+
+    #[test]
+    fn an_agent_that_is_not_ready_is_a_problem() {
+        let mut verdict = Verdict::default();
+        verdict.see(&agent("a", "i", AgentState::NotReady));
+        verdict.add("a", scan(&[]));
         assert_eq!(verdict.code(), FOUND);
     }
 
