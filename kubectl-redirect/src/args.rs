@@ -31,7 +31,13 @@ pub(crate) enum Line {
 
 /// Reads the words of a command line, without the program's name; an error is for people.
 pub(crate) fn read(words: Vec<String>) -> Result<Line, String> {
-    let (common, rest) = split(words);
+    let (common, mut rest) = split(words);
+    let is_forwarded =
+        Command::ALL.iter().any(|command| rest.first().is_some_and(|word| word == command.name()));
+    if is_forwarded && rest.get(1).is_some_and(|operand| !operand.starts_with('-')) {
+        // All behind the operand is redirectctl's, --help included.
+        rest.insert(2, "--".to_owned());
+    }
     let mut words = rest.into_iter();
     let command: Vec<String> = words.next().into_iter().collect();
     let all = command.into_iter().chain(common).chain(words);
@@ -220,6 +226,13 @@ mod tests {
         let words = ["--to", "10.0.0.1:80", "--output", "json", "--as", "app"].map(str::to_owned).to_vec();
         let operand = Some("cart-0".to_owned());
         assert_eq!(job, Job::Forward(forward::Wanted { access, command: Command::Trace, operand, words }));
+    }
+
+    #[test]
+    fn help_behind_the_pod_is_that_of_redirectctl() {
+        let Job::Forward(wanted) = job_of("pod shop/cart --help") else { panic!("no command") };
+        assert_eq!(wanted.words, ["--help"]);
+        assert!(matches!(read(vec!["pod".to_owned(), "--help".to_owned()]), Ok(Line::Print(_))));
     }
 
     #[test]
