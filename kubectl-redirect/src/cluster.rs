@@ -104,7 +104,7 @@ impl Cluster {
         if let Some(namespace) = &access.namespace {
             config.default_namespace.clone_from(namespace);
         }
-        let url = config.cluster_url.to_string();
+        let url = config.cluster_url.to_string().trim_end_matches('/').to_owned();
         let client = Client::try_from(config).map_err(|error| unusable(&error))?;
         Ok(Self { client, url })
     }

@@ -258,13 +258,13 @@ impl Verdict {
         let style = if self.redirected == self.expected { TextStyle::Green } else { TextStyle::Red };
         paper.inked(0, &headline, style);
         let unseen = if self.unseen > 0 { format!(", {} not started", self.unseen) } else { String::new() };
-        let outside = counted(self.outside, "pod", "outside the mesh or excluded");
-        let answered = format!("{} of {} answered", self.asked, counted(nodes, "node", "").trim_end());
+        let outside = format!("{} outside the mesh or excluded", counted(self.outside, "pod"));
+        let answered = format!("{} of {} answered", self.asked, counted(nodes, "node"));
         paper.line(0, &format!("{outside}{unseen}; {answered}"));
         // What it means comes first, then the causes.
         for (text, subjects) in &self.consequences {
             paper.gap();
-            let count = counted(subjects.len(), "pod", "").trim_end().to_owned();
+            let count = counted(subjects.len(), "pod");
             paper.marked(0, "traffic: ", TextStyle::Red, &format!("{count}: {text}"));
             paper.line(2, &sorted_names(subjects));
         }
@@ -293,7 +293,7 @@ impl Verdict {
             by_reason.entry(why.to_string()).or_default().push(node.clone());
         }
         for (why, nodes) in by_reason {
-            let label = format!("{}: ", counted(nodes.len(), "node", "").trim_end());
+            let label = format!("{}: ", counted(nodes.len(), "node"));
             paper.marked(0, &label, TextStyle::Yellow, &format!("{why}: {}", names(&nodes)));
         }
     }
@@ -334,8 +334,8 @@ fn collect(causes: &mut Causes, subject: &str, findings: Vec<Finding>) {
 fn causes(causes: &Causes, what: &str, paper: &mut TextWriter) {
     for ((Reverse(severity), code), cause) in causes {
         paper.gap();
-        let count = counted(cause.subjects.len(), what, "");
-        paper.marked(0, &format!("{code}: "), severity.style(), &format!("{count}{}", cause.meaning));
+        let count = counted(cause.subjects.len(), what);
+        paper.marked(0, &format!("{code}: "), severity.style(), &format!("{count}: {}", cause.meaning));
         paper.line(2, &sorted_names(&cause.subjects));
         paper.labelled(2, "what to do: ", &cause.remedy);
     }
@@ -365,9 +365,9 @@ pub(crate) fn names(all: &[String]) -> String {
     text
 }
 
-/// Such as `1 node ` and `7 pods outside`.
-fn counted(count: usize, what: &str, which: &str) -> String {
-    format!("{count} {what}{} {which}", if count == 1 { "" } else { "s" })
+/// Such as `1 node` and `7 pods`.
+fn counted(count: usize, what: &str) -> String {
+    format!("{count} {what}{}", if count == 1 { "" } else { "s" })
 }
 
 #[cfg(test)]
@@ -439,7 +439,7 @@ mod tests {
         assert!(text.starts_with("1 of 43 pods redirected, verified\n"), "{text}");
         let unwrapped = text.split_whitespace().collect::<Vec<_>>().join(" ");
         assert!(unwrapped.contains("shop/cart-03, shop/cart-04 and 37 more"), "{text}");
-        assert!(text.contains("not-redirected: 42 pods not-redirected means this\n"), "{text}");
+        assert!(text.contains("not-redirected: 42 pods: not-redirected means this\n"), "{text}");
         assert!(text.find("not-redirected:") < text.find("misspelt-setting:"), "{text}");
         assert!(text.contains("b:/run/netns/x\n"), "{text}");
         assert_eq!(verdict.json()["pods"][0]["subjects"].as_array().map(Vec::len), Some(42));
