@@ -1,5 +1,6 @@
 //! `kubectl redirect` with a real API server: rights, a cluster of nodes whose kubelets answer `exec`, and what can go wrong there.
 
+mod agent_support;
 mod kubectl_support;
 
 use std::fs;
@@ -8,9 +9,12 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use agent_support::{
+    LOOPBACK, MANIFEST, NAMESPACE, POD, agent_pod, apply_manifest, import_image, is_ready, wait_loaded,
+};
 use anyhow::{Context, Result, ensure};
 use e2e::kube::{ApiServer, Sending};
-use e2e::node::{Node, plain_pod};
+use e2e::node::{Node, plain_pod, sidecar_pod};
 use e2e::process::{self, Background, Output, until};
 use e2e::{program, tools};
 use kubectl_support::{Call, Kubelets, Reply, reach_kubelet};
@@ -424,6 +428,22 @@ fn a_precheck_reads_the_cluster_and_names_what_to_do() -> Result<()> {
     Ok(())
 }
 
+/// What runs the program as the admin, while the API server reaches a real node's kubelet.
+fn reached<'a>(api: &'a ApiServer, node: &Node<'_>) -> Result<impl Fn(&[&str]) -> Result<Output> + use<'a>> {
+    let here = json!({"status": {"addresses": [{"type": "InternalIP", "address": "127.0.0.1"}],
+        "daemonEndpoints": {"kubeletEndpoint": {"Port": reach_kubelet(node)?}}}});
+    let status = [Sending::merge(&format!("/api/v1/nodes/{}/status", node.name()), &here)];
+    Ok(move |words: &[&str]| {
+        until("the API server to reach the kubelet", LIMIT, &[], || {
+            // The kubelet restores its own address, which only the node knows, every few seconds.
+            api.send_all(&status)?;
+            let output = process::run(&mut command(&api.admin_kubeconfig(), words)?, LIMIT)?;
+            let said = format!("{}{}", output.stdout, output.stderr);
+            Ok((!said.contains("no such host")).then_some(output))
+        })
+    })
+}
+
 /// What stands for `redirectctl` in a container of a real node.
 const PROGRAM: &str = r#"#!/bin/sh
 case "$1" in
@@ -448,18 +468,7 @@ fn a_real_kubelet_runs_the_program_in_the_agents_container() -> Result<()> {
     container["volumeMounts"] = json!([{"name": "programs", "mountPath": "/usr/local/bin"}]);
     pod["spec"]["volumes"] = json!([{"name": "programs", "hostPath": {"path": programs}}]);
     node.start_pod(&pod)?.wait_running(LIMIT)?;
-    let here = json!({"status": {"addresses": [{"type": "InternalIP", "address": "127.0.0.1"}],
-        "daemonEndpoints": {"kubeletEndpoint": {"Port": reach_kubelet(&node)?}}}});
-    let status = [Sending::merge(&format!("/api/v1/nodes/{}/status", node.name()), &here)];
-    let run = |words: &[&str]| -> Result<Output> {
-        until("the API server to reach the kubelet", LIMIT, &[], || {
-            // The kubelet restores its own address every few seconds.
-            api.send_all(&status)?;
-            let output = process::run(&mut command(&api.admin_kubeconfig(), words)?, LIMIT)?;
-            let said = format!("{}{}", output.stdout, output.stderr);
-            Ok((!said.contains("error dialing backend")).then_some(output))
-        })
-    };
+    let run = reached(&api, &node)?;
     let output = run(&["scan"])?;
     ensure!(output.code() == Some(1) && output.stdout.contains("has no redirectctl"), "{output:?}");
 
@@ -482,6 +491,52 @@ fn a_real_kubelet_runs_the_program_in_the_agents_container() -> Result<()> {
     let file = folder.path().join("archive").display().to_string();
     run(&["bundle", "--node", node.name(), "--file", &file])?.ok()?;
     ensure!(fs::read(&file)? == archive, "the archive is not as it was sent");
+    Ok(())
+}
+
+/// The agent of the image, on a real node, asked as its users ask it.
+#[test]
+fn the_agent_of_a_real_node_answers_every_command() -> Result<()> {
+    let api = ApiServer::start()?;
+    let node = Node::joined(&api)?;
+    import_image(&node)?;
+    let daemon_set = apply_manifest(&api, &node, &MANIFEST.replace("# drift-watch: ", ""))?;
+    let agent = node.start_pod(&agent_pod(&daemon_set, LOOPBACK, &api, "istio-cni-node-one"))?;
+    agent.wait("ready", POD, is_ready).with_context(|| agent.log("install-cni").unwrap_or_default())?;
+    wait_loaded(&node)?;
+    node.start_pod(&sidecar_pod("web"))?.wait_running(POD)?;
+    let run = reached(&api, &node)?;
+    let folder = tempfile::tempdir()?;
+    let file = folder.path().join("archive").display().to_string();
+    // No proxy listens in the pod.
+    for (words, code, wanted) in [
+        (
+            &["scan"][..],
+            2,
+            &["1 of 1 pods redirected, verified", "nobody-listens: 1 pod:", "default/web"][..],
+        ),
+        (&["pod", "default/web"], 2, &["nobody-listens", "/host/var/run/netns/"]),
+        (&["verify", "default/web"], 2, &["/host/var/run/netns/", "to be redirected: REDIRECT"]),
+        (
+            &["trace", "default/web", "--to", "198.51.100.1:443"],
+            0,
+            &["ends at: proxy, outbound listener (port 15001)"],
+        ),
+        (&["why", "foreign-rule"], 0, &["a finding of redirectctl"]),
+        (&["bundle", "default/web", "--file", &file], 0, &["of node"]),
+        (&["precheck", "-n", NAMESPACE], 0, &["this project's", "0 failed, 0 warnings"]),
+    ] {
+        let output = run(words)?;
+        let is_said = |words: &&str| output.stdout.contains(*words);
+        ensure!(output.code() == Some(code) && wanted.iter().all(is_said), "{words:?}: {output:?}");
+    }
+    let listed = process::run(&mut process::command("tar", ["-tzf", &file]), LIMIT)?.ok()?.stdout;
+    ensure!(
+        ["/scan.json", "/pods/default/web/rules.json", "/agent/metrics.txt"]
+            .iter()
+            .all(|end| listed.contains(end)),
+        "{listed}"
+    );
     Ok(())
 }
 
