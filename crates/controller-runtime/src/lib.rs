@@ -3,6 +3,7 @@
 //! In: a service account, a task, a request, a collection to follow. Out: supervised tasks, HTTP responses, metrics, current copies of
 //! collections, patches of nodes, events. It does not know the plugin, pods' network namespaces or anything of a node's file system.
 
+mod boot_time;
 pub mod cluster;
 pub mod daemon_set;
 mod due;
@@ -15,6 +16,7 @@ pub mod selector;
 pub mod serve;
 pub mod supervisor;
 
+pub use boot_time::BootTime;
 pub use due::added_or_due;
 pub use node_api::{NodeError, TRIES};
 

@@ -11,11 +11,12 @@ use controller_runtime::node::{NODES, Node, NodeMarking, RequestedTaint, node_re
 use controller_runtime::outage::{FIRST_RETRY, LONGEST_RETRY, OutageLog};
 use controller_runtime::resync::{self, Collection, Freshness, Replica, Selection};
 use controller_runtime::supervisor::{Supervisor, Unneeded};
-use controller_runtime::{NodeError, SCOPE, TRIES, added_or_due, daemon_set};
+use controller_runtime::{BootTime, NodeError, SCOPE, TRIES, added_or_due, daemon_set};
 use serde_json::Value;
 use tokio::sync::{Notify, watch};
 use tokio::task::AbortHandle;
 
+use crate::election::may_act;
 use crate::metrics::ControllerMetrics;
 use crate::model::{AgentPlacement, AgentPod, Model, TaintAction, TaintReason, Watched};
 use crate::placement::DaemonSetTracker;
@@ -47,7 +48,7 @@ pub struct Leader {
     connection: Arc<Connection>,
     metrics: Arc<ControllerMetrics>,
     /// Until when it may act.
-    acts_until: watch::Receiver<Option<Instant>>,
+    acts_until: watch::Receiver<Option<BootTime>>,
     model: Mutex<Model>,
     queue: Mutex<NodeQueue>,
     failures: Mutex<BTreeMap<String, Backoff>>,
@@ -73,7 +74,7 @@ impl Leader {
         requirements: Vec<Requirement>,
         connection: Arc<Connection>,
         metrics: Arc<ControllerMetrics>,
-        acts_until: watch::Receiver<Option<Instant>>,
+        acts_until: watch::Receiver<Option<BootTime>>,
     ) -> Self {
         let outage = OutageLog::new(
             "cannot change a node's taint, which needs the verb patch on nodes",
@@ -266,7 +267,7 @@ impl Leader {
         };
         let node = model.node(name)?.clone();
         drop(model);
-        let may_act = self.acts_until.borrow().is_some_and(|until| Instant::now() < until);
+        let may_act = may_act(*self.acts_until.borrow(), BootTime::now());
         if !may_act {
             // Within seconds this replica leads again or ends its work.
             self.put(name, Instant::now() + FIRST_RETRY);

@@ -1,9 +1,10 @@
 //! The Lease at the API server: written only as it was seen.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use cluster_client::params::{GetParams, PostParams};
 use cluster_client::{ApiError, Limits, Request};
+use controller_runtime::BootTime;
 use controller_runtime::cluster::Cluster;
 use k8s_openapi::jiff::{Timestamp, Unit};
 use serde_json::Value;
@@ -31,14 +32,14 @@ pub enum Round {
 pub async fn round(cluster: &Cluster, candidate: &mut Candidate) -> Result<Round, ApiError> {
     let (path, name) = (path(candidate), candidate.name().to_owned());
     let leases = || Request::new(path.as_str());
-    let asked = Instant::now();
+    let asked = BootTime::now();
     let get = leases().get(&name, &GetParams::default());
     let found = match cluster.client().json::<Value>(get, Limits::object(PATIENCE)).await {
         Ok(lease) => Some(lease),
         Err(ApiError::NotFound(words)) if words.by_api => None,
         Err(failure) => return Err(failure),
     };
-    let step = candidate.consider(found.as_ref(), Instant::now(), &time());
+    let step = candidate.consider(found.as_ref(), BootTime::now(), &time());
     let request = match &step {
         LeaseWrite::Wait => {
             candidate.lost();

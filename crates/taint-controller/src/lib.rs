@@ -19,7 +19,6 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, bail};
 use cluster_client::params::GetParams;
 use cluster_client::{Account, ApiError, Backoff, Limits, Request};
-use controller_runtime::SCOPE;
 use controller_runtime::cluster::{Connection, Identity};
 use controller_runtime::metrics::ResultLabel;
 use controller_runtime::node::NodeMarking;
@@ -27,6 +26,7 @@ use controller_runtime::outage::{FIRST_RETRY, LONGEST_RETRY, OutageLog};
 use controller_runtime::selector::LabelSelector;
 use controller_runtime::serve::{self, Address, Answer, text};
 use controller_runtime::supervisor::Supervisor;
+use controller_runtime::{BootTime, SCOPE};
 use hyper::body::Incoming;
 use hyper::{Method, StatusCode};
 use prometheus_client::registry::Registry;
@@ -35,7 +35,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 
 use election::{Candidate, PAUSE};
-use leader::Leader;
+use leader::{Leader, Work};
 use leases::Round;
 use metrics::ControllerMetrics;
 use requirement::Requirement;
@@ -117,25 +117,31 @@ async fn lead(
     for Requirement { namespace, selector } in &requirements {
         log::info!(target: SCOPE, namespace = namespace.as_str(), selector = selector.as_str(); "every node needs one of these pods, ready");
     }
-    let (acts_until, leads) = watch::channel(None);
-    let mut leader = None;
+    // Its term, until when it may act, and what it does.
+    let mut leader: Option<(u64, watch::Sender<Option<BootTime>>, Work)> = None;
     loop {
-        let pause = election.round(&acts_until).await;
-        let is_leader = election.candidate.acts_until().is_some_and(|until| Instant::now() < until);
-        election.metrics.leader.set(i64::from(is_leader));
-        if is_leader && leader.is_none() {
+        let pause = election.round().await;
+        let term = election.candidate.term(BootTime::now());
+        election.metrics.leader.set(i64::from(term.is_some()));
+        if leader.take_if(|(led, ..)| Some(*led) != term).is_some() {
+            log::warn!(target: SCOPE, "this replica does not lead any more");
+        }
+        let until = election.candidate.acts_until();
+        if let Some((_, acts_until, _)) = &leader {
+            acts_until.send_replace(until);
+        } else if let Some(term) = term {
             log::info!(target: SCOPE, "this replica leads");
+            // A leader of an earlier term, which may still be ending, does not learn of this one.
+            let (acts_until, leads) = watch::channel(until);
             let work = Leader::new(
                 marking.clone(),
                 config_map.1.is_empty(),
                 requirements.clone(),
                 election.connection.clone(),
                 election.metrics.clone(),
-                leads.clone(),
+                leads,
             );
-            leader = Some(work.start(tasks));
-        } else if !is_leader && leader.take().is_some() {
-            log::warn!(target: SCOPE, "this replica does not lead any more");
+            leader = Some((term, acts_until, work.start(tasks)));
         }
         tokio::time::sleep(pause).await;
     }
@@ -152,7 +158,7 @@ struct Election {
 
 impl Election {
     /// One round; how long until the next.
-    async fn round(&mut self, acts_until: &watch::Sender<Option<Instant>>) -> Duration {
+    async fn round(&mut self) -> Duration {
         let mut pause = PAUSE;
         let round = match self.connection.get() {
             Ok(cluster) => leases::round(&cluster, &mut self.candidate).await.map_err(|failure| {
@@ -161,7 +167,6 @@ impl Election {
             }),
             Err(error) => Err(error.to_string()),
         };
-        acts_until.send_replace(self.candidate.acts_until());
         let count = |result| self.metrics.lease_writes.get_or_create(&ResultLabel { result }).inc();
         match &round {
             Ok(Round::Won) => drop(count("done")),
