@@ -122,7 +122,7 @@ fn install_once(settings: Settings) -> ExitCode {
     if let Err(error) = once::prepare(&settings.paths) {
         return fail(&error);
     }
-    let token = Arc::new(PluginToken::new(&settings.plugin, &settings.identity));
+    let token = Arc::new(PluginToken::unasked(&settings.plugin, &settings.identity));
     let installer = installer(settings).with_token(token);
     let done = match once::install(&installer) {
         Ok(done) => done,

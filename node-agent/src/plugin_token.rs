@@ -8,9 +8,9 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
 use cluster_client::{Backoff, Outage};
-use controller_runtime::SCOPE;
 use controller_runtime::metrics::ResultLabel;
 use controller_runtime::supervisor::Unneeded;
+use controller_runtime::{BootTime, SCOPE};
 use serde::Deserialize;
 use tokio::sync::watch;
 
@@ -19,7 +19,7 @@ use crate::cluster::{Connection, warning};
 use crate::metrics::Metrics;
 use crate::settings::{Identity, PluginAccount};
 
-/// How much of its time a token has to have left to be of use.
+/// How much of its time a token has to have left to be of use where none is requested.
 const LEAST_LEFT: Duration = Duration::from_secs(60);
 /// A token is renewed when this part of its time has passed: whenever the agent ends, three quarters at least are left.
 const RENEWED_AFTER: u32 = 4;
@@ -48,6 +48,8 @@ pub struct PluginToken {
 enum TokenSource {
     /// The API server has not responded yet: the token that an earlier agent wrote is as good as any.
     Unknown,
+    /// None will be requested: the node's clock decides whether the written one has time left.
+    Unasked,
     /// One that was granted.
     Own(Token),
     /// No token exists, and earlier ones are invalid.
@@ -57,8 +59,25 @@ enum TokenSource {
 struct Token {
     text: String,
     lifetime: Duration,
-    /// When it came, by the clock that no one sets and by the one that a machine's sleep does not stop.
-    came: (Instant, SystemTime),
+    came: Moment,
+}
+
+/// A moment by the clock that no one sets, and by the one that is corrected after a virtual machine stood still.
+#[derive(Clone, Copy)]
+struct Moment {
+    boot: BootTime,
+    wall: SystemTime,
+}
+
+impl Moment {
+    fn now() -> Self {
+        Self { boot: BootTime::now(), wall: SystemTime::now() }
+    }
+
+    /// The longer time of both: asking for a token too early costs a request only.
+    fn since(self, earlier: Self) -> Duration {
+        self.boot.since(earlier.boot).max(self.wall.duration_since(earlier.wall).unwrap_or_default())
+    }
 }
 
 impl std::fmt::Debug for Token {
@@ -69,22 +88,18 @@ impl std::fmt::Debug for Token {
 
 impl Token {
     /// The node's clock may be wrong, so a token's age counts from its arrival.
-    fn new(text: String, asked: Duration) -> Self {
+    fn new(text: String, asked: Duration, came: Moment) -> Self {
         let claimed = claims(&text).and_then(|claims| claims.exp.checked_sub(claims.iat));
         let lifetime = claimed.map_or(asked, Duration::from_secs);
-        Self { text, lifetime, came: (Instant::now(), SystemTime::now()) }
+        Self { text, lifetime, came }
     }
 
-    fn age(&self) -> Duration {
-        self.came.0.elapsed().max(self.came.1.elapsed().unwrap_or_default())
+    fn renewed_in(&self, now: Moment) -> Duration {
+        (self.lifetime / RENEWED_AFTER).saturating_sub(now.since(self.came))
     }
 
-    fn renewed_in(&self) -> Duration {
-        (self.lifetime / RENEWED_AFTER).saturating_sub(self.age())
-    }
-
-    fn left(&self) -> Duration {
-        self.lifetime.saturating_sub(self.age())
+    fn may_be_over(&self, now: Moment) -> bool {
+        now.since(self.came) >= self.lifetime
     }
 }
 
@@ -99,6 +114,12 @@ struct Claims {
 fn claims(token: &str) -> Option<Claims> {
     let body = URL_SAFE_NO_PAD.decode(token.split('.').nth(1)?).ok()?;
     serde_json::from_slice(&body).ok()
+}
+
+/// Whether a token's time is over at a moment, as far as its claims say.
+fn is_over(token: &str, at: SystemTime) -> bool {
+    let at = at.duration_since(UNIX_EPOCH).unwrap_or_default();
+    claims(token).is_some_and(|claims| Duration::from_secs(claims.exp) <= at)
 }
 
 impl Default for PluginToken {
@@ -123,14 +144,26 @@ impl PluginToken {
         Self { subject, ..Self::default() }
     }
 
+    /// For a program that requests none.
+    #[must_use]
+    pub fn unasked(account: &PluginAccount, identity: &Identity) -> Self {
+        Self { source: Mutex::new(TokenSource::Unasked), ..Self::new(account, identity) }
+    }
+
     /// The token to write: the granted one; or the written one, until the API server responds. None means the agent's.
+    ///
+    /// No clock can take it away, because clocks jump: only the API server, by another token or by a refusal.
     #[must_use]
     pub fn choose(&self, written: Option<String>) -> Option<String> {
         match &*self.source() {
-            TokenSource::Own(token) => (token.left() >= LEAST_LEFT).then(|| token.text.clone()),
+            TokenSource::Own(token) => Some(token.text.clone()),
             TokenSource::Unknown => {
-                let good = written.filter(|token| self.is_good(token));
-                good.inspect(|token| *self.inherited() = Some(token.clone()))
+                let own = written.filter(|token| self.is_own(token));
+                own.inspect(|token| *self.inherited() = Some(token.clone()))
+            }
+            TokenSource::Unasked => {
+                let until = SystemTime::now() + LEAST_LEFT;
+                written.filter(|token| self.is_own(token) && !is_over(token, until))
             }
             TokenSource::Nothing => None,
         }
@@ -138,10 +171,9 @@ impl PluginToken {
 
     /// What the plugin does while no new token is granted, for people.
     fn outlook(&self) -> &'static str {
-        let inherited = self.inherited().clone();
         let is_asked_first = matches!(*self.source(), TokenSource::Unknown);
-        match self.choose(inherited) {
-            Some(_) => "the plugin keeps using its token until it expires",
+        match self.in_place(Moment::now()) {
+            Some(_) => "the plugin keeps using its token until the API server rejects it",
             None if is_asked_first => {
                 "unless an earlier agent left a valid token, the plugin uses the agent's own token, which Kubernetes rejects once this \
                  pod is gone: until the next agent runs, no pod of the mesh will start"
@@ -153,12 +185,22 @@ impl PluginToken {
         }
     }
 
-    /// Whether a token's claims name the plugin's account and leave time.
-    fn is_good(&self, token: &str) -> bool {
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        claims(token).is_some_and(|claims| {
-            self.subject.as_ref() == Some(&claims.sub) && Duration::from_secs(claims.exp) > now + LEAST_LEFT
-        })
+    /// Whether a token's claims name the plugin's account.
+    fn is_own(&self, token: &str) -> bool {
+        claims(token).is_some_and(|claims| self.subject.as_ref() == Some(&claims.sub))
+    }
+
+    /// The plugin's token, granted or inherited, and whether its time may be over.
+    fn in_place(&self, now: Moment) -> Option<(String, bool)> {
+        match &*self.source() {
+            TokenSource::Own(token) => Some((token.text.clone(), token.may_be_over(now))),
+            TokenSource::Unknown => {
+                let inherited = self.inherited().clone()?;
+                let is_over = is_over(&inherited, now.wall);
+                Some((inherited, is_over))
+            }
+            TokenSource::Unasked | TokenSource::Nothing => None,
+        }
     }
 
     /// Waits for the response to the first request, if any.
@@ -176,8 +218,7 @@ impl PluginToken {
 
     /// Whether the plugin's own token, granted or inherited, is valid for the API server; none if unknown.
     pub async fn works(&self, connection: &Connection) -> Option<bool> {
-        let inherited = self.inherited().clone();
-        let Some(token) = self.choose(inherited) else { return Some(false) };
+        let Some((token, _)) = self.in_place(Moment::now()) else { return Some(false) };
         for pause in WORKS_PAUSES {
             tokio::time::sleep(pause).await;
             if let Some(answer) = token::is_accepted(connection, &token).await {
@@ -187,13 +228,19 @@ impl PluginToken {
         None
     }
 
-    /// Whether only an earlier agent's token is in use, and the API server rejects it: its account is gone, or was recreated.
-    async fn inherited_is_dead(&self, connection: &Connection) -> bool {
-        if !matches!(*self.source(), TokenSource::Unknown) {
-            return false;
+    /// Whether the API server, which granted no other one, rejects the plugin's token: its time is over, or its account gone or recreated.
+    async fn is_dead(&self, connection: &Connection, error: &TokenError) -> bool {
+        let is_asked = |may_be_over| match error {
+            TokenError::Refused(_) => true,
+            TokenError::Failed { .. } => may_be_over,
+            TokenError::Useless(_) => false,
+        };
+        match self.in_place(Moment::now()) {
+            Some((token, may_be_over)) if is_asked(may_be_over) => {
+                matches!(token::is_accepted(connection, &token).await, Some(Err(_)))
+            }
+            Some(_) | None => false,
         }
-        let Some(token) = self.inherited().clone() else { return false };
-        matches!(token::is_accepted(connection, &token).await, Some(Err(_)))
     }
 
     fn inherited(&self) -> MutexGuard<'_, Option<String>> {
@@ -274,7 +321,7 @@ impl TokenRenewer {
         self.metrics.plugin_token_requests.get_or_create(&ResultLabel { result }).inc();
         let source = match &renewed {
             Ok(granted) => {
-                let token = Token::new(granted.text.clone(), self.account.lifetime);
+                let token = Token::new(granted.text.clone(), self.account.lifetime, Moment::now());
                 let ends = SystemTime::now() + token.lifetime;
                 let ends = ends.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
                 self.metrics.plugin_token_ends.set(i64::try_from(ends).unwrap_or(i64::MAX));
@@ -284,14 +331,14 @@ impl TokenRenewer {
                 );
                 Some(TokenSource::Own(token))
             }
-            Err(TokenError::Useless(_)) => {
-                self.metrics.plugin_token_ends.set(0);
-                Some(TokenSource::Nothing)
+            Err(error) => {
+                let is_useless = matches!(error, TokenError::Useless(_))
+                    || self.token.is_dead(&self.connection, error).await;
+                is_useless.then(|| {
+                    self.metrics.plugin_token_ends.set(0);
+                    TokenSource::Nothing
+                })
             }
-            Err(TokenError::Refused(_)) if self.token.inherited_is_dead(&self.connection).await => {
-                Some(TokenSource::Nothing)
-            }
-            Err(TokenError::Refused(_) | TokenError::Failed { .. }) => None,
         };
         match source {
             Some(source) => self.token.set_source(source),
@@ -320,8 +367,8 @@ impl TokenRenewer {
         let share = 1.0 - cluster_client::random() / 10.0;
         loop {
             let left = match &*self.token.source() {
-                TokenSource::Own(token) => token.renewed_in().mul_f64(share),
-                TokenSource::Unknown | TokenSource::Nothing => return,
+                TokenSource::Own(token) => token.renewed_in(Moment::now()).mul_f64(share),
+                TokenSource::Unknown | TokenSource::Unasked | TokenSource::Nothing => return,
             };
             if left.is_zero() {
                 return;
@@ -367,14 +414,19 @@ mod tests {
         PluginToken { subject: Some(SUBJECT.to_owned()), ..PluginToken::default() }
     }
 
+    const HOUR: Duration = Duration::from_secs(3600);
+    const YEARS: Duration = Duration::from_secs(30 * 365 * 86400);
+
     #[test]
     fn an_earlier_agents_token_counts_until_the_api_server_responds() {
         let token = plugin_token();
         let good = jwt(SUBJECT, 3600);
         assert!(token.outlook().starts_with("unless an earlier agent"), "the written token was not read yet");
-        assert_eq!(token.choose(Some(good.clone())), Some(good.clone()));
-        for other in [jwt(SUBJECT, 5), jwt("system:serviceaccount:mesh:istio-cni", 3600), "opaque".to_owned()]
-        {
+        // The node's clock, by which the token has expired, may have jumped.
+        for written in [good.clone(), jwt(SUBJECT, -86400)] {
+            assert_eq!(token.choose(Some(written.clone())), Some(written));
+        }
+        for other in [jwt("system:serviceaccount:mesh:istio-cni", 3600), "opaque".to_owned()] {
             assert_eq!(token.choose(Some(other.clone())), None, "{other}");
         }
         assert_eq!(PluginToken::default().choose(Some(good.clone())), None, "without an account");
@@ -385,31 +437,65 @@ mod tests {
     }
 
     #[test]
-    fn a_granted_token_counts_until_it_ends_by_its_own_measure() {
-        let token = plugin_token();
-        // The server's clock is a day behind.
+    fn a_granted_token_stays_in_place_whatever_the_clocks_say() {
+        let now = Moment::now();
+        let earlier = Moment { wall: now.wall - YEARS, ..now };
+        let later = Moment { wall: now.wall + YEARS, ..now };
+        // The server's clock is a day behind; the node's stands, has jumped ahead, and back.
         let text = jwt(SUBJECT, -86400);
-        token.set_source(TokenSource::Own(Token::new(text.clone(), Duration::from_secs(60))));
-        assert_eq!(token.choose(Some("written".to_owned())), Some(text.clone()));
-        let mut old = Token::new(text, Duration::from_secs(60));
-        old.came.1 -= Duration::from_secs(7200);
-        token.set_source(TokenSource::Own(old));
-        assert_eq!(token.choose(None), None);
+        for came in [now, earlier, later] {
+            let token = plugin_token();
+            token.set_source(TokenSource::Own(Token::new(text.clone(), HOUR, came)));
+            assert_eq!(token.choose(Some("written".to_owned())), Some(text.clone()));
+        }
     }
 
     #[test]
-    fn a_token_is_renewed_when_a_quarter_of_its_time_has_passed() {
-        let mut token = Token::new(jwt(SUBJECT, 3600), Duration::from_secs(60));
-        let left = token.renewed_in();
-        assert!(left <= Duration::from_secs(1800) && left > Duration::from_secs(1700), "{left:?}");
-        // A machine that slept, which only one of the clocks shows.
-        token.came.1 -= Duration::from_secs(1801);
-        assert_eq!(token.renewed_in(), Duration::ZERO);
+    fn a_token_is_renewed_when_a_quarter_of_its_time_has_passed_by_any_clock() {
+        let came = Moment::now();
+        let token = Token::new(jwt(SUBJECT, 3600), Duration::from_secs(60), came);
+        let (half, year) = (HOUR / 2, HOUR * 8766);
+        assert_eq!(token.renewed_in(came), half);
+        let ran = Moment { boot: came.boot + HOUR / 4, wall: came.wall + HOUR / 4 };
+        assert_eq!(token.renewed_in(ran), half / 2);
+        // The machine slept, and then its clock was set back.
+        assert_eq!(
+            token.renewed_in(Moment { boot: came.boot + half, wall: came.wall - year }),
+            Duration::ZERO
+        );
+        // The clock was set ahead; or a virtual machine stood still, and cannot know.
+        assert_eq!(token.renewed_in(Moment { wall: came.wall + half, ..came }), Duration::ZERO);
+    }
+
+    #[test]
+    fn whether_a_tokens_time_may_be_over_is_known_of_granted_and_written_ones() {
+        let (token, now) = (plugin_token(), Moment::now());
+        let is_over = |now: Moment| token.in_place(now).map(|(_, is_over)| is_over);
+        assert_eq!(is_over(now), None);
+        // It ends in an hour, after two.
+        let written = token.choose(Some(jwt(SUBJECT, 3600)));
+        assert!(written.is_some());
+        assert_eq!(is_over(now), Some(false));
+        assert_eq!(is_over(Moment { wall: now.wall + HOUR, ..now }), Some(true));
+        token.set_source(TokenSource::Own(Token::new(jwt(SUBJECT, 3600), HOUR, now)));
+        assert_eq!(is_over(Moment { boot: now.boot + HOUR, ..now }), Some(false));
+        assert_eq!(is_over(Moment { boot: now.boot + HOUR * 2, ..now }), Some(true), "it slept");
+        assert_eq!(is_over(Moment { wall: now.wall + YEARS, ..now }), Some(true));
+        token.set_source(TokenSource::Nothing);
+        assert_eq!(is_over(now), None);
+    }
+
+    #[test]
+    fn where_no_token_is_requested_the_clock_decides_about_the_written_one() {
+        let token = PluginToken { source: Mutex::new(TokenSource::Unasked), ..plugin_token() };
+        let good = jwt(SUBJECT, 3600);
+        assert_eq!(token.choose(Some(good.clone())), Some(good));
+        assert_eq!(token.choose(Some(jwt(SUBJECT, 5))), None);
     }
 
     #[test]
     fn a_token_without_claims_lasts_as_long_as_requested() {
-        let token = Token::new("opaque".to_owned(), Duration::from_secs(600));
+        let token = Token::new("opaque".to_owned(), Duration::from_secs(600), Moment::now());
         assert_eq!(token.lifetime, Duration::from_secs(600));
         assert!(!format!("{token:?}").contains("opaque"));
     }

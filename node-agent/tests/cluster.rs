@@ -29,8 +29,11 @@ struct State {
     tokens: u16,
     /// Whether it binds tokens to nodes.
     binds: bool,
-    /// The status of questions for pods with the plugin's token.
+    /// How many seconds a token lasts.
+    lifetime: u64,
+    /// The status of questions for pods with the plugin's token, and how often it was asked so.
     pods: u16,
+    tried: usize,
     /// What tokens were asked for with, and which were given.
     requests: Vec<Value>,
     granted: Vec<String>,
@@ -52,7 +55,9 @@ impl Api {
             asked: 0,
             tokens: 201,
             binds: true,
+            lifetime: 86400,
             pods: 404,
+            tried: 0,
             requests: Vec::new(),
             granted: Vec::new(),
             events: Vec::new(),
@@ -106,7 +111,7 @@ fn respond(head: &str, body: &[u8], state: &Mutex<State>) -> (u16, String) {
         return match state.tokens {
             201 if is_bound && !state.binds => (400, failure(400)),
             201 => {
-                let token = jwt(state.granted.len());
+                let token = jwt(state.granted.len(), state.lifetime);
                 state.granted.push(token.clone());
                 (201, json!({"kind": "TokenRequest", "status": {"token": token}}).to_string())
             }
@@ -117,6 +122,7 @@ fn respond(head: &str, body: &[u8], state: &Mutex<State>) -> (u16, String) {
         return if state.own_pod.len() > 1 { state.own_pod.remove(0) } else { state.own_pod[0].clone() };
     }
     if path.contains("/pods/") {
+        state.tried += 1;
         return (state.pods, failure(state.pods));
     }
     if path.contains("/events") {
@@ -126,9 +132,9 @@ fn respond(head: &str, body: &[u8], state: &Mutex<State>) -> (u16, String) {
     (404, failure(404))
 }
 
-fn jwt(count: usize) -> String {
+fn jwt(count: usize, lifetime: u64) -> String {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_secs();
-    let body = json!({"sub": SUBJECT, "iat": now, "exp": now + 86400, "count": count}).to_string();
+    let body = json!({"sub": SUBJECT, "iat": now, "exp": now + lifetime, "count": count}).to_string();
     format!("e30.{}.signature", URL_SAFE_NO_PAD.encode(body))
 }
 
@@ -215,6 +221,28 @@ fn a_dead_token_of_an_agent_before_is_replaced_also_where_none_may_be_asked_for(
     (api.state().tokens, api.state().pods) = (403, 401);
     let agent = node.start_ready();
     agent.wait("the agent's token", || uses(&node, "token-1"));
+}
+
+/// An agent that gets no other token cannot be sure of its clock: it asks the API server whether the one in place has expired.
+#[test]
+fn a_token_whose_time_is_over_stays_until_the_api_server_rejects_it() {
+    for failing in [403, 500] {
+        let mut node = node();
+        let api = Api::start(&mut node);
+        api.state().lifetime = 4;
+        let agent = node.start_ready();
+        agent.wait("the plugin's own token", || uses(&node, &api.last_granted()));
+        let token = {
+            let mut state = api.state();
+            (state.tokens, state.tried) = (failing, 0);
+            state.granted.last().cloned().unwrap_or_default()
+        };
+        agent.wait("two questions about the token", || api.state().tried >= 2);
+        agent.wait("the last token", || uses(&node, &token));
+        api.state().pods = 401;
+        agent.wait("the agent's token", || uses(&node, "token-1"));
+        agent.wait_metric("istio_cni_plugin_token_expiry_timestamp_seconds", 0.0);
+    }
 }
 
 #[test]
