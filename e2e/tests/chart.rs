@@ -11,8 +11,8 @@ use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 use chart_support::{
-    changes, chart, chart_file, daemon_set, environment, expect, find, objects, project, rendered,
-    rendered_without_tests, rendering, seen, values_files, yaml,
+    NAMESPACE, changes, chart, chart_file, daemon_set, environment, expect, find, objects, project, rendered,
+    rendered_with, rendered_without_tests, rendering, seen, values_files, yaml,
 };
 use e2e::privileges;
 use e2e::process::{self, SHORT};
@@ -51,11 +51,15 @@ fn controller(more: &Value) -> Result<Vec<String>> {
     for (name, value) in more.as_object().context("no values")? {
         values["taintController"][name] = value.clone();
     }
-    let file = tempfile::NamedTempFile::new()?;
-    fs::write(file.path(), values.to_string())?;
-    let file = file.path().display().to_string();
-    let output = rendering(&["--values", &file, "--show-only", "templates/taint-controller.yaml"])?.ok()?;
-    Ok(without_helms(&output.stdout))
+    Ok(without_helms(&rendered_with(&values, &["--show-only", "templates/taint-controller.yaml"])?))
+}
+
+/// The policy that confines agents to their nodes, for a namespace.
+fn policy(values: &Value, namespace: &str) -> Result<Vec<String>> {
+    let mut values = values.clone();
+    values["ownNodePolicy"] = json!({"enabled": true});
+    let only = ["--namespace", namespace, "--show-only", "templates/own-node-policy.yaml"];
+    Ok(without_helms(&rendered_with(&values, &only)?))
 }
 
 fn without_helms(text: &str) -> Vec<String> {
@@ -131,6 +135,47 @@ fn generated_the_taint_controllers_manifest_is_the_charts() -> Result<()> {
         json!({"name": "istio-cni", "selector": "k8s-app=istio-cni-node", "namespace": "istio-system"});
     let configmap = ("configmap", controller(&json!({"selectors": [agents]}))?);
     generated("deploy/taint-controller.yaml", &controller(&json!({}))?, &[configmap])
+}
+
+#[test]
+#[ignore = "needs helm: make chart"]
+fn generated_the_policy_is_the_charts_for_any_namespace() -> Result<()> {
+    generated("deploy/own-node-only.yaml", &policy(&json!({}), NAMESPACE)?, &[])?;
+    // As the head of the file says.
+    let text = fs::read_to_string(project().join("deploy/own-node-only.yaml"))?;
+    let elsewhere = text.replace(&format!(":{NAMESPACE}:"), ":mesh:");
+    ensure!(text.contains(&format!("sed 's/:{NAMESPACE}:/:mesh:/' deploy/own-node-only.yaml")));
+    ensure!(objects(&elsewhere)? == objects(&policy(&json!({}), "mesh")?.join("\n"))?);
+    // Keys and names of one's own take the place of the defaults.
+    let own = json!({
+        "env": {"TAINT_KEY": "example.com/t", "TAINT_OLD_KEYS": "old-1, old-2", "NODE_CONDITION_TYPE": "example.com/C"},
+        "repair": {"repairPods": false, "labelPods": true, "brokenPodLabelKey": "example.com/l"},
+    });
+    let own = objects(&policy(&own, NAMESPACE)?.join("\n"))?;
+    let text = own[0].to_string();
+    for (with, without) in [
+        (r#"[\"example.com/t\",\"old-1\",\"old-2\"]"#, "cni.istio.io/not-ready"),
+        (r#"\"example.com/C\""#, "cni.istio.io/Ready"),
+        (r#"[\"example.com/l\"]"#, "cni.istio.io/uninitialized"),
+    ] {
+        ensure!(text.contains(with) && !text.contains(without), "{with}: {text}");
+    }
+    let alias = json!({"env": {"PILOT_NODE_UNTAINT_CONTROLLERS_TAINT_NAME": "example.com/a"}});
+    ensure!(policy(&alias, NAMESPACE)?.join("\n").contains(r#"["example.com/a"]"#));
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs helm: make chart"]
+fn the_policy_needs_an_api_server_that_knows_it() -> Result<()> {
+    let on = ["--set", "ownNodePolicy.enabled=true", "--kube-version"];
+    let old = rendering(&[&on[..], &["v1.29.9"]].concat())?;
+    ensure!(old.stderr.contains("ownNodePolicy.enabled: needs Kubernetes 1.30 or newer; this is v1.29.9"));
+    ensure!(!old.status.success());
+    for version in ["v1.30.0", "v1.30.0-gke.1", "v1.34.1+k3s1"] {
+        rendering(&[&on[..], &[version]].concat())?.ok()?;
+    }
+    rendering(&["--kube-version", "v1.29.9"])?.ok().map(drop)
 }
 
 /// Holds a manifest, below its head, to the chart.

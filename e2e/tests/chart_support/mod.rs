@@ -64,7 +64,8 @@ pub fn test_pod(values: &Value) -> Result<Value> {
     yaml(&rendered_with(values, &["--show-only", "templates/tests/redirected.yaml"])?)
 }
 
-fn rendered_with(values: &Value, more: &[&str]) -> Result<String> {
+/// The same with further arguments.
+pub fn rendered_with(values: &Value, more: &[&str]) -> Result<String> {
     let file = tempfile::NamedTempFile::new()?;
     fs::write(file.path(), values.to_string())?;
     let file = file.path().display().to_string();
