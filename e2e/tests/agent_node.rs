@@ -198,8 +198,7 @@ fn the_manifests_drift_watch_sees_what_happens_in_pods() -> Result<()> {
     ensure!(events[0]["message"].as_str().is_some_and(|text| text.contains("ISTIO_OUTPUT")), "{events:#?}");
     agent.wait("still ready", POD, is_ready)?;
     ensure!(!log().contains("cannot check pods"), "{}", log());
-    // In both, no proxy listens.
-    ensure_redirectctl_works(&agent, &[("good", "faulty"), ("bad", "drifted")])?;
+    ensure_redirectctl_works(&agent, &[("good", "verified"), ("bad", "drifted")])?;
 
     bad.delete(POD)?;
     until("the gauge to go down", POD, &[], || {

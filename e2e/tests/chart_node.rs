@@ -38,7 +38,7 @@ fn the_charts_defaults_run_an_agent_that_is_ready_and_has_nothing_to_complain_of
     let log = agent.log("install-cni")?;
     ensure!(!log.contains("\twarn\t") && !log.contains("\terror\t"), "{log}");
     // No proxy listens in it.
-    ensure_redirectctl_works(&agent, &[("web", "faulty")])?;
+    ensure_redirectctl_works(&agent, &[("web", "verified")])?;
     ensure_the_page_tells_of_the_runtimes_profile(&node)
 }
 
@@ -93,5 +93,5 @@ fn the_agent_installs_probes_and_heals_under_its_own_seccomp_profile() -> Result
     at_least_one("istio_cni_heal_attempts_total{reason=\"healed\"}")?;
     let log = agent.log("install-cni")?;
     ensure!(!log.contains("not permitted") && !log.contains("\terror\t"), "{log}");
-    ensure_redirectctl_works(&agent, &[("web", "faulty")])
+    ensure_redirectctl_works(&agent, &[("web", "verified")])
 }

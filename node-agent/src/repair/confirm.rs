@@ -9,14 +9,14 @@ use super::action::RepairOutcome;
 use super::filter::{Broken, BrokenCheck, Filter};
 use crate::cluster::{Cluster, pods};
 use crate::install::Installer;
-use crate::pod_check::{MeshPod, NotMeshed, RepairError, plugin_conf};
+use crate::pod_check::{MeshPod, RepairError, plugin_conf};
 
 /// A pod as it is now.
 pub struct Confirmed {
     /// What shows that it is broken.
     pub broken: Broken,
-    /// What of it decides how it is redirected.
-    pub pod: MeshPod,
+    /// Its object.
+    pub object: Value,
     /// The plugin's configuration.
     pub conf: Conf,
 }
@@ -42,9 +42,11 @@ pub async fn confirm(
         BrokenCheck::Broken(_) => return Err(RepairOutcome::Gone),
         BrokenCheck::Sound(_) => return Err(RepairOutcome::Changed),
     };
-    can_restart(&object)?;
-    let pod = MeshPod::read(&object, &conf).map_err(not_meshed)?;
-    Ok(Confirmed { broken, pod, conf })
+    // Whoever chose another annotation says by that which pods are meant.
+    if filter.annotation == redirect_core::pod::STATUS_ANNOTATION {
+        meshed(&object, &conf)?;
+    }
+    Ok(Confirmed { broken, object, conf })
 }
 
 fn unread(error: &ReadError) -> RepairOutcome {
@@ -60,60 +62,10 @@ fn unread(error: &ReadError) -> RepairOutcome {
     }
 }
 
-/// A pod that has ended stays as it is.
-fn can_restart(pod: &Value) -> Result<(), RepairError> {
-    match pod.pointer("/status/phase").and_then(Value::as_str) {
-        Some(phase @ ("Failed" | "Succeeded")) => {
-            let text = format!(
-                "the pod has ended ({phase}) and will not run again; only another pod can be redirected"
-            );
-            Err(RepairError::new("ended", text))
-        }
-        Some(_) | None => Ok(()),
-    }
-}
-
-fn not_meshed(why: NotMeshed) -> RepairError {
-    RepairError::new("not_meshed", why)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use cni_core::conf::Envelope;
-    use cni_core::wire::Command;
-    use serde_json::json;
-
-    fn target(pod: &Value) -> Result<MeshPod, &'static str> {
-        let conf =
-            br#"{"cniVersion":"1.0.0","name":"n","type":"istio-cni","exclude_namespaces":["kube-system"]}"#;
-        let conf = Envelope::read(conf, Command::Add).expect("JSON").conf().expect("a configuration");
-        can_restart(pod)
-            .and_then(|()| MeshPod::read(pod, &conf).map_err(not_meshed))
-            .map_err(|error| error.reason)
-    }
-
-    #[test]
-    fn only_a_pod_that_the_plugin_would_redirect_is_redirected_in_place() {
-        let pod = json!({"metadata": {"namespace": "shop", "name": "web", "uid": "u-1", "annotations": {"sidecar.istio.io/status": "{}"}},
-            "spec": {"containers": [{"name": "istio-proxy", "args": ["proxy", "sidecar"]}]},
-            "status": {"phase": "Pending", "podIPs": [{"ip": "10.1.0.2"}, {"ip": "fd00::2"}]}});
-        let good = target(&pod).expect("a pod of the mesh");
-        assert_eq!((good.uid.as_str(), good.addresses.len()), ("u-1", 2));
-        for (pointer, value, reason) in [
-            ("/spec/hostNetwork", json!(true), "not_meshed"),
-            ("/status/phase", json!("Failed"), "ended"),
-            ("/status/phase", json!("Succeeded"), "ended"),
-            ("/metadata/namespace", json!("kube-system"), "not_meshed"),
-            ("/metadata/annotations", json!({}), "not_meshed"),
-            ("/spec/initContainers", json!([{"name": "istio-init"}]), "not_meshed"),
-            ("/spec/containers", json!([{"name": "app"}]), "not_meshed"),
-            ("/spec/containers", json!(7), "not_meshed"),
-        ] {
-            let mut pod = pod.clone();
-            let (parent, key) = pointer.rsplit_once('/').expect("a pointer");
-            pod.pointer_mut(parent).expect("a parent")[key] = value;
-            assert_eq!(target(&pod).err(), Some(reason), "{pointer}");
-        }
-    }
+/// What of a pod decides how it is redirected.
+///
+/// # Errors
+/// The plugin would not redirect it.
+pub fn meshed(pod: &Value, conf: &Conf) -> Result<MeshPod, RepairError> {
+    MeshPod::read(pod, conf).map_err(|why| RepairError::new("not_meshed", why))
 }

@@ -212,12 +212,12 @@ impl RepairController {
         if self.action == RepairAction::Repair {
             in_place::require_capabilities()?;
         }
-        let Confirmed { broken, pod, conf } =
+        let Confirmed { broken, object, conf } =
             confirm(cluster, &self.installer, &self.filter, &task.pod).await?;
         Ok(match self.action {
             RepairAction::Repair => {
                 let rules = ExpectedRules::of(&conf, &self.drift.borrow().environment);
-                in_place::repair_pod(pod, rules, self.paths.clone()).await?
+                in_place::repair_pod(&object, &conf, rules, self.paths.clone()).await?
             }
             RepairAction::Delete => {
                 let done = pods::delete(cluster, &observed(&broken)).await;
