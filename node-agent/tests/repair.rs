@@ -177,8 +177,9 @@ fn a_pod_that_the_plugin_skips_is_neither_deleted_nor_labelled() {
     }
 }
 
-/// A pod whose container fails after each repair.
+/// A pod whose container fails after each repair, with all the pauses between.
 #[test]
+#[ignore = "takes four minutes: make race"]
 fn what_is_given_up_is_said_once() {
     let mut node = node(LABEL);
     let api = Api::start(&mut node);

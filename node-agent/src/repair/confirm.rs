@@ -42,7 +42,7 @@ pub async fn confirm(
         BrokenCheck::Broken(_) => return Err(RepairOutcome::Gone),
         BrokenCheck::Sound(_) => return Err(RepairOutcome::Changed),
     };
-    // Whoever chose another annotation says by that which pods are meant.
+    // Settings that name another annotation say by that which pods are meant.
     if filter.annotation == redirect_core::pod::STATUS_ANNOTATION {
         meshed(&object, &conf)?;
     }

@@ -244,6 +244,22 @@ mod tests {
     }
 
     #[test]
+    fn a_pod_that_fails_after_every_repair_is_taken_once_more_to_be_given_up() {
+        let (mut queue, mut now) = (RepairQueue::default(), Instant::now());
+        for run in 1..=MOST_TRIES + 1 {
+            assert_eq!(queue.note(broken("a", &run.to_string()), now), Noted::New);
+            now = queue.next().expect("is due").max(now);
+            assert_eq!(queue.take(now).expect("a task").tries, run);
+            if run <= MOST_TRIES {
+                assert!(!queue.done("a", AttemptEnd::Settled, now));
+            }
+        }
+        queue.give_up("a");
+        assert_eq!(queue.note(broken("a", "later"), now), Noted::Known);
+        assert_eq!((queue.next(), queue.waiting()), (None, 0));
+    }
+
+    #[test]
     fn a_failure_during_a_try_is_another_one() {
         let (mut queue, start) = (RepairQueue::default(), Instant::now());
         queue.note(broken("a", "1"), start);
