@@ -18,15 +18,9 @@ use std::io::{self, ErrorKind, Write as _};
 use std::process::ExitCode;
 
 use explain::text_writer::harmless;
+pub use explain::{FAILED, FINE, FOUND};
 
 use crate::args::{Job, Line};
-
-/// Everything that was asked for was done, and nothing is wrong.
-pub const FINE: u8 = 0;
-/// The request is not understood, or could not be carried out.
-pub const FAILED: u8 = 1;
-/// It was done, and something is wrong.
-pub const FOUND: u8 = 2;
 
 /// Why a command cannot be carried out, and what to do, in a sentence.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

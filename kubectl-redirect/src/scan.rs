@@ -61,7 +61,7 @@ pub async fn run(wanted: &Wanted) -> Result<u8, Failure> {
         verdict.miss(node, Unasked::NoAgent(mesh_pods(&cluster, node).await?));
     }
     ask_all(&cluster, agents, wanted.patience, &mut verdict).await?;
-    print(&if wanted.is_json { format!("{:#}\n", verdict.json()) } else { verdict.text(layout()) })?;
+    print(&if wanted.is_json { explain::pretty(&verdict.json()) } else { verdict.text(layout()) })?;
     Ok(verdict.code())
 }
 

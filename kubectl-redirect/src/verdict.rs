@@ -4,6 +4,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
 use cni_core::states::PodState;
+use explain::Severity;
 use explain::text_writer::{Layout, TextStyle, TextWriter};
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -59,42 +60,6 @@ pub struct Finding {
     /// What to do about it.
     #[serde(default)]
     pub remedy: String,
-}
-
-/// How bad something is. A word that is not known is taken seriously.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Severity {
-    /// Nothing is wrong.
-    Note,
-    /// Something may be.
-    Warning,
-    /// Something is.
-    #[default]
-    #[serde(other)]
-    Error,
-}
-
-impl Severity {
-    /// Its word.
-    #[must_use]
-    pub const fn word(self) -> &'static str {
-        match self {
-            Self::Note => "note",
-            Self::Warning => "warning",
-            Self::Error => "error",
-        }
-    }
-
-    /// Its colour.
-    #[must_use]
-    pub const fn style(self) -> TextStyle {
-        match self {
-            Self::Note => TextStyle::Dim,
-            Self::Warning => TextStyle::Yellow,
-            Self::Error => TextStyle::Red,
-        }
-    }
 }
 
 /// Which pods are asked for.

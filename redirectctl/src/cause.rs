@@ -3,31 +3,7 @@
 use std::fmt;
 
 use cni_core::reasons;
-use serde::Serialize;
-
-/// How bad it is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Severity {
-    /// Good to know; as it was asked for.
-    Note,
-    /// It may be wrong, or part of the traffic is concerned.
-    Warning,
-    /// Traffic bypasses the proxy that should not, or arrives nowhere.
-    Error,
-}
-
-impl Severity {
-    /// Its word.
-    #[must_use]
-    pub const fn word(self) -> &'static str {
-        match self {
-            Self::Note => "note",
-            Self::Warning => "warning",
-            Self::Error => "error",
-        }
-    }
-}
+pub use explain::Severity;
 
 /// Something wrong, or worth knowing, about a pod: what, and where it shows.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -29,17 +29,10 @@ pub mod validation;
 pub mod watch;
 pub mod why;
 
-pub use explain::{packet, picture, plan, text_writer, traffic};
+pub use explain::{FAILED, FINE, FOUND, packet, picture, plan, text_writer, traffic};
 
 use std::ffi::OsString;
 use std::process::ExitCode;
-
-/// Everything that was asked for was done, and nothing is wrong.
-pub const FINE: u8 = 0;
-/// What was asked for is not understood, or could not be done.
-pub const FAILED: u8 = 1;
-/// It was done, and something is wrong.
-pub const FOUND: u8 = 2;
 
 /// Runs the program with these words, without its name, and this environment.
 pub fn run(

@@ -200,13 +200,8 @@ pub fn findings(findings: &[Finding], paper: &mut TextWriter) {
     }
     for finding in findings {
         let severity = finding.cause.severity();
-        let ink = match severity {
-            Severity::Note => TextStyle::Dim,
-            Severity::Warning => TextStyle::Yellow,
-            Severity::Error => TextStyle::Red,
-        };
         let told = format!("{}: {}", finding.cause.code(), finding.cause.meaning());
-        paper.marked(0, &format!("{:9}", severity.word()), ink, &told);
+        paper.marked(0, &format!("{:9}", severity.word()), severity.style(), &told);
         for seen in finding.seen.iter().take(MOST_SEEN) {
             paper.labelled(9, "- ", &short(seen, LONGEST_SEEN));
         }

@@ -8,11 +8,20 @@ pub mod manifest;
 pub mod packet;
 pub mod picture;
 pub mod plan;
+mod severity;
 pub mod text_writer;
 pub mod traffic;
 
+pub use severity::Severity;
+
 use std::net::{IpAddr, Ipv4Addr};
 
+/// The exit code where everything that was asked for was done, and nothing is wrong.
+pub const FINE: u8 = 0;
+/// What was asked for is not understood, or could not be done.
+pub const FAILED: u8 = 1;
+/// It was done, and something is wrong.
+pub const FOUND: u8 = 2;
 /// The version of the JSON that `redirectctl` writes.
 pub const VERSION: u32 = 1;
 /// The address of a pod that has none yet: one of the documentation.

@@ -99,7 +99,7 @@ pub async fn run(wanted: &Wanted) -> Result<u8, Failure> {
     let namespace = wanted.access.namespace.as_deref().unwrap_or(USUAL_NAMESPACE);
     let facts = Facts::of(&cluster, namespace).await?;
     let checks = checks::all(&facts);
-    print(&if wanted.is_json { format!("{:#}\n", json(&checks)) } else { text(&checks, layout()) })?;
+    print(&if wanted.is_json { explain::pretty(&json(&checks)) } else { text(&checks, layout()) })?;
     Ok(if checks.iter().any(|check| check.outcome > Outcome::Ok) { FOUND } else { FINE })
 }
 
