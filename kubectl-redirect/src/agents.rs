@@ -2,12 +2,19 @@
 
 use std::collections::BTreeMap;
 
+use cni_core::reasons::AGENT_LABEL;
+
 use crate::Failure;
 use crate::cluster::{Cluster, Only, PODS};
 use crate::objects::{ContainerStatus, Pod};
 
 /// What selects the agents' pods, in Istio's chart and in ours.
-pub const LABEL: &str = "k8s-app=istio-cni-node";
+#[must_use]
+pub fn selector() -> String {
+    let (key, value) = AGENT_LABEL;
+    format!("{key}={value}")
+}
+
 /// Their container.
 const CONTAINER: &str = "install-cni";
 
@@ -100,7 +107,8 @@ pub fn by_node(agents: impl IntoIterator<Item = Agent>) -> BTreeMap<String, Agen
 /// They cannot be listed.
 pub async fn find(cluster: &Cluster, node: Option<&str>) -> Result<BTreeMap<String, Agent>, Failure> {
     let field = node.map(|name| format!("spec.nodeName={name}"));
-    let only = Only { labels: Some(LABEL), fields: field.as_deref(), ..Only::default() };
+    let labels = selector();
+    let only = Only { labels: Some(&labels), fields: field.as_deref(), ..Only::default() };
     let mut agents = Vec::new();
     cluster.each::<Pod>(PODS, only, |pod| agents.extend(Agent::of(&pod))).await?;
     Ok(by_node(agents))

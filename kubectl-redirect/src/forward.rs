@@ -205,7 +205,7 @@ async fn agent_of(cluster: &Cluster, node: &str) -> Result<Agent, Failure> {
     let agent = agents::find(cluster, Some(node)).await?.remove(node).ok_or_else(|| {
         Failure(format!(
             "node {node} has no agent: no pod with the label {}; does the DaemonSet tolerate its taints?",
-            agents::LABEL
+            agents::selector()
         ))
     })?;
     match &agent.state {
@@ -224,7 +224,7 @@ async fn any_agent(cluster: &Cluster) -> Result<Agent, Failure> {
     agents.max_by(|one, other| one.state.cmp(&other.state)).ok_or_else(|| {
         Failure(format!(
             "no agent found: no pod with the label {}; redirectctl why answers anywhere",
-            agents::LABEL
+            agents::selector()
         ))
     })
 }

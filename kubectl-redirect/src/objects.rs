@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use redirect_core::pod::STATUS_ANNOTATION;
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -72,7 +73,7 @@ impl Pod {
     /// Whether the mesh's injector has dealt with it.
     #[must_use]
     pub fn is_of_mesh(&self) -> bool {
-        self.metadata.annotations.contains_key("sidecar.istio.io/status")
+        self.metadata.annotations.contains_key(STATUS_ANNOTATION)
     }
 
     /// Whether it has ended for good.

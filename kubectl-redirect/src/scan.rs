@@ -49,7 +49,7 @@ pub async fn run(wanted: &Wanted) -> Result<u8, Failure> {
     if agents.is_empty() {
         return Err(Failure(format!(
             "no agent found: no pod with the label {} on {}; kubectl redirect precheck shows whether one can be installed",
-            agents::LABEL,
+            agents::selector(),
             wanted.node.as_ref().map_or("any node".to_owned(), |node| format!("node {node}")),
         )));
     }

@@ -2,8 +2,9 @@
 
 use std::collections::BTreeMap;
 
+use cni_core::reasons::AGENT_LABEL;
+
 use crate::Failure;
-use crate::agents::LABEL;
 use crate::cluster::{CONFIG_MAPS, Cluster, DAEMON_SETS, DEPLOYMENTS, NAMESPACES, NODES, Only, PODS, Right};
 use crate::objects::{ConfigMap, Meta, Node, Object, Pod, Workload};
 
@@ -63,7 +64,7 @@ impl PodFacts {
         if pod.is_over() {
             return;
         }
-        let (key, value) = LABEL.split_once('=').unwrap_or((LABEL, ""));
+        let (key, value) = AGENT_LABEL;
         let is_agent = pod.metadata.labels.get(key).is_some_and(|label| label == value);
         for port in pod.spec.containers.iter().flat_map(|container| &container.ports) {
             let used = if pod.spec.host_network { port.container_port } else { port.host_port };
