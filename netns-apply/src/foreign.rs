@@ -70,10 +70,16 @@ impl Live {
     pub fn now(options: &ApplyOptions) -> Result<Self, ApplyError> {
         let mut routes = RouteSocket::open(options.most_read())?;
         let links = routes.links()?;
-        let mut live = Self::hooks(options, &mut routes, &links)?;
-        live.routing = routes.observe()?;
+        let mut live = Self::routed(options, &mut routes, &links)?;
         live.unexamined = routes.unexamined(&links)?;
         Ok(live)
+    }
+
+    /// The same without what is not examined.
+    pub(crate) fn examined(options: &ApplyOptions) -> Result<Self, ApplyError> {
+        let mut routes = RouteSocket::open(options.most_read())?;
+        let links = routes.links()?;
+        Self::routed(options, &mut routes, &links)
     }
 
     /// The rules that packets of a family meet. If a plan is given, its own rules know the settings behind them.
@@ -91,6 +97,12 @@ impl Live {
             interfaces: self.interfaces.as_slice(),
             routes: Some(&self.route_tables),
         }
+    }
+
+    fn routed(options: &ApplyOptions, routes: &mut RouteSocket, links: &Links) -> Result<Self, ApplyError> {
+        let mut live = Self::hooks(options, routes, links)?;
+        live.routing = routes.observe()?;
+        Ok(live)
     }
 
     /// All but the routing of a plan and what is not examined.

@@ -13,6 +13,7 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use cluster_client::server_url;
 use cni_core::selection::PROCESS_WIDE;
 use controller_runtime::serve::Address;
 
@@ -360,15 +361,13 @@ fn kubeconfig(raw: &mut Raw<'_>) -> KubeconfigSettings {
     if host.contains(|c: char| !c.is_ascii_alphanumeric() && !matches!(c, '.' | '-' | ':' | '_')) {
         raw.reject("KUBERNETES_SERVICE_HOST", "no host name and no address");
     }
-    let bracketed = if host.contains(':') { format!("[{host}]") } else { host.clone() };
     let authority = match raw.text("KUBE_CA_FILE") {
         file if file.is_empty() => PathBuf::from(raw.text("SERVICE_ACCOUNT_DIR")).join("ca.crt"),
         file => file.into(),
     };
     let trust = if raw.switch("SKIP_TLS_VERIFY") { Trust::Unverified } else { Trust::Authority(authority) };
-    let server = format!("{protocol}://{bracketed}:{port}");
     KubeconfigSettings {
-        server: if host.is_empty() { String::new() } else { server },
+        server: if host.is_empty() { String::new() } else { server_url(&protocol, &host, &port) },
         host,
         port,
         trust,

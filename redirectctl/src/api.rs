@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use cluster_client::params::{GetParams, ListParams};
-use cluster_client::{Account, ApiError, Built, Client, Limits, Request, Trust, kubeconfig};
+use cluster_client::{Account, ApiError, Built, Client, Limits, Request, Trust, kubeconfig, server_url};
 use cni_core::pod_source::PodName;
 use serde_json::Value;
 use tokio::runtime::Runtime;
@@ -109,9 +109,7 @@ fn existing(root: &Path, users: Option<PathBuf>) -> Vec<PathBuf> {
 /// The account of a pod, which the kubelet gives the server's address in variables.
 fn account(env: impl Fn(&str) -> Option<String>) -> Option<Credentials> {
     let said = |name: &str| env(name).filter(|text| !text.is_empty());
-    let host = said("KUBERNETES_SERVICE_HOST")?;
-    let host = if host.contains(':') { format!("[{host}]") } else { host };
-    let server = format!("https://{host}:{}", said("KUBERNETES_SERVICE_PORT")?);
+    let server = server_url("https", &said("KUBERNETES_SERVICE_HOST")?, &said("KUBERNETES_SERVICE_PORT")?);
     let folder = said("SERVICE_ACCOUNT_DIR").unwrap_or_else(|| SERVICE_ACCOUNT.to_owned());
     Some(Credentials::Account { folder: folder.into(), server })
 }

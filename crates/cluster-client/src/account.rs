@@ -8,6 +8,16 @@ use std::{
     sync::{Mutex, PoisonError},
 };
 
+/// The address of a server that variables name by its parts: an IPv6 address gets brackets.
+#[must_use]
+pub fn server_url(protocol: &str, host: &str, port: &str) -> String {
+    if host.contains(':') {
+        format!("{protocol}://[{host}]:{port}")
+    } else {
+        format!("{protocol}://{host}:{port}")
+    }
+}
+
 /// How a server is trusted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Trust {

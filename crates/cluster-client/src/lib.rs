@@ -19,7 +19,7 @@ pub mod kubeconfig;
 mod outage;
 
 pub use access::{Access, AccessError};
-pub use account::{Account, Trust};
+pub use account::{Account, Trust, server_url};
 pub use backoff::{Backoff, random};
 pub use client::{Answer, Built, Client, Limits};
 pub use failure::{ApiError, StatusMessage};

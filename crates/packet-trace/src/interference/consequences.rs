@@ -100,11 +100,7 @@ pub fn consequences(
 ) -> Vec<Consequence> {
     let mut all: Vec<Consequence> = Vec::new();
     for family in plan.families() {
-        let live = TraceRules::of_verdict(ruleset, routing, *family, plan).with_addresses(pod.addresses);
-        let live = match pod.routes {
-            Some(tables) => live.with_routes(tables),
-            None => live,
-        };
+        let live = pod.rules(ruleset, routing, *family, plan);
         let mut kinds: BTreeMap<Traffic, Kind> = BTreeMap::new();
         let mut work = Work { left: MOST_WORK };
         each_captured(&TraceRules::of_plan(plan, *family), &live, pod, &mut work, |judge| {

@@ -27,7 +27,7 @@ use netfilter_state::{
     route_tables::RouteTables,
     routing::{self, FoundRouting},
 };
-use redirect_core::{plan::RulePlan, render::NFT_TABLES, rule::Chain};
+use redirect_core::{plan::RulePlan, render::NFT_TABLES, rule::Chain, values::Family};
 
 /// What captured packets look like in a pod.
 #[derive(Debug, Clone, Copy, Default)]
@@ -41,19 +41,32 @@ pub struct Pod<'a> {
     pub routes: Option<&'a RouteTables>,
 }
 
-/// What interferes with a plan's rules, which are all in force: the surest first. At most a few; another program's ruleset may
-/// be made to have any number.
+impl Pod<'_> {
+    /// The rules that its packets of a family meet.
+    fn rules(
+        &self,
+        ruleset: &Ruleset,
+        routing: &[FoundRouting],
+        family: Family,
+        plan: &RulePlan,
+    ) -> TraceRules {
+        let rules = TraceRules::of_verdict(ruleset, routing, family, plan).with_addresses(self.addresses);
+        match self.routes {
+            Some(tables) => rules.with_routes(tables),
+            None => rules,
+        }
+    }
+}
+
+/// What interferes with a plan's rules: the surest first. At most a few; another program's ruleset may be made to have any
+/// number. What is lost because rules of the plan are missing is not among it: [`consequences`] has that.
 #[must_use]
 pub fn find(ruleset: &Ruleset, plan: &RulePlan, pod: &Pod<'_>) -> Vec<Finding> {
     let mut findings = Findings::default();
     own_tables(ruleset, &mut findings);
     let planned: Vec<FoundRouting> = routing::wanted(plan).into_iter().map(FoundRouting::working).collect();
     for family in plan.families() {
-        let live = TraceRules::of_verdict(ruleset, &planned, *family, plan).with_addresses(pod.addresses);
-        let live = match pod.routes {
-            Some(tables) => live.with_routes(tables),
-            None => live,
-        };
+        let live = pod.rules(ruleset, &planned, *family, plan);
         search(&TraceRules::of_plan(plan, *family), &live, pod, &mut findings);
     }
     findings.into_sorted()
