@@ -6,7 +6,7 @@ mod process;
 use std::collections::{BTreeMap, BTreeSet};
 
 use cni_core::states::PodState;
-use pods::{PodApi, Sandboxes, check, mesh_pod, metric, redirect, wait, wait_at_least, wait_rounds};
+use pods::{PodApi, Sandboxes, check, flood, mesh_pod, metric, redirect, wait, wait_at_least, wait_rounds};
 use process::{CALICO, Node, get};
 use redirectctl::cause::Cause;
 use redirectctl::pod::Pod;
@@ -87,6 +87,8 @@ fn a_scan_finds_every_pod_in_the_state_that_the_agent_reports() {
         ("raced", PodState::Interference, "iptables-nft -t nat -I OUTPUT -j ACCEPT"),
         ("claimed", PodState::Unknown, ""),
         ("lost", PodState::Unknown, ""),
+        // The mesh's rules can be compared, others cannot be read.
+        ("flooded", PodState::Drifted, "iptables-nft -t nat -F ISTIO_OUTPUT"),
     ];
     for ((name, _, script), number) in states.into_iter().zip(2..) {
         let addresses = [format!("10.1.0.{number}"), format!("fd00:10::{number}")];
@@ -99,6 +101,9 @@ fn a_scan_finds_every_pod_in_the_state_that_the_agent_reports() {
         redirect(&namespace);
         if !script.is_empty() {
             namespace.sh(script).expect("runs").ok().expect("breaks it");
+        }
+        if name == "flooded" {
+            flood(&namespace, "filter", "FORWARD");
         }
         namespaces.push(namespace);
     }

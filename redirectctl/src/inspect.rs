@@ -123,7 +123,8 @@ pub fn inspect<T: Send>(
         let compare = |plan| compare(&mut snapshot, plan, &candidates, &options);
         let mismatch = plan.as_ref().map_or(Ok(None), compare)?;
         let impact = match (&mismatch, &plan) {
-            (Some(mismatch), Some(plan)) => impact(mismatch, plan, &options)?,
+            // The mismatch stands by itself, even if other rules are too many to be read.
+            (Some(mismatch), Some(plan)) => impact(mismatch, plan, &options).unwrap_or_default(),
             _ => Impact::default(),
         };
         let lacking = match &plan {
