@@ -210,6 +210,21 @@ fn what_is_given_up_is_said_once() {
     assert_eq!((said(), metric(&node, given_up)), (1, Some(1.0)));
 }
 
+/// The pod gets the label between the watch and the reading before the action.
+#[test]
+fn a_label_that_another_client_gives_meanwhile_stays() {
+    let mut node = node(LABEL);
+    let api = Api::start(&mut node);
+    api.put(broken_pod("web", 1));
+    api.state().before_get =
+        Some(|pod| pod["metadata"]["labels"]["cni.istio.io/uninitialized"] = json!("by another controller"));
+    let _agent = node.start_ready();
+    wait_at_least(&node, &repaired("label", "skip"), 1.0);
+    let label = api.pod("web").expect("the pod")["metadata"]["labels"]["cni.istio.io/uninitialized"].clone();
+    assert_eq!(label, "by another controller");
+    assert!(api.changes_of("web").is_empty());
+}
+
 #[test]
 fn a_concurrently_changed_pod_is_handled_in_its_new_state() {
     for (action, kind) in DONE {

@@ -201,11 +201,6 @@ impl RepairController {
 
     async fn act(&self, cluster: &Cluster, task: &RepairTask) -> Result<RepairOutcome, RepairOutcome> {
         let (key, value) = (self.label.0.as_str(), self.label.1.as_str());
-        let has_label =
-            |broken: &Broken| broken.labels.as_ref().is_some_and(|labels| labels.contains_key(key));
-        if self.action == RepairAction::Label && has_label(&task.pod) {
-            return Ok(RepairOutcome::HadLabel);
-        }
         if self.action == RepairAction::Delete {
             self.limit().ask(&task.pod.owner, task.since, Instant::now())?;
         }
@@ -225,6 +220,9 @@ impl RepairController {
                     self.limit().deleted(&broken.owner, task.since, Instant::now());
                 }
                 RepairOutcome::of_change(self.action, done)
+            }
+            RepairAction::Label if broken.labels.as_ref().is_some_and(|labels| labels.contains_key(key)) => {
+                RepairOutcome::HadLabel
             }
             RepairAction::Label => {
                 let done =

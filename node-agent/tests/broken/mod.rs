@@ -69,6 +69,8 @@ pub struct State {
     pub down: bool,
     /// Happens to a pod just before it is deleted or patched: another client was faster.
     pub before_patch: Option<fn(&mut Value)>,
+    /// The same just before it is read.
+    pub before_get: Option<fn(&mut Value)>,
 }
 
 /// Makes a node's API server: a thread for each connection. Returns its port.
@@ -185,15 +187,30 @@ impl State {
         self.faults.remove(at).map(|(_, fault)| fault)
     }
 
+    /// Reads a pod.
+    fn get(&mut self, name: &str) -> Option<Value> {
+        let pod = self.pods.iter().find(|pod| pod["metadata"]["name"] == name).cloned()?;
+        Some(match self.before_get.take() {
+            Some(before_get) => self.change_first(pod, before_get),
+            None => pod,
+        })
+    }
+
+    /// Another client is faster; the pod as it is then.
+    fn change_first(&mut self, mut pod: Value, change: fn(&mut Value)) -> Value {
+        change(&mut pod);
+        self.put(pod.clone());
+        pod["metadata"]["resourceVersion"] = json!(self.version.to_string());
+        pod
+    }
+
     /// Deletes or patches a pod if it is as the request says; the status.
     fn change(&mut self, verb: Verb, name: &str, body: &Value) -> u16 {
         let Some(mut pod) = self.pods.iter().find(|pod| pod["metadata"]["name"] == name).cloned() else {
             return 404;
         };
         if let Some(before_patch) = self.before_patch.take() {
-            before_patch(&mut pod);
-            self.put(pod.clone());
-            pod["metadata"]["resourceVersion"] = json!(self.version.to_string());
+            pod = self.change_first(pod, before_patch);
         }
         let is = |field: &str, value: &Value| pod["metadata"][field] == *value;
         if verb == Verb::Delete {
@@ -271,7 +288,7 @@ fn serve(mut stream: TcpStream, shared: &(Mutex<State>, Condvar)) {
             let metadata = json!({"resourceVersion": state.version.to_string()});
             (200, json!({"kind": "PodList", "metadata": metadata, "items": state.pods}).to_string())
         }
-        Verb::Get => match state.pods.iter().find(|pod| pod["metadata"]["name"] == name) {
+        Verb::Get => match state.get(name) {
             Some(pod) => (200, pod.to_string()),
             None => (404, failure(404)),
         },
