@@ -359,10 +359,10 @@ fn owned(directory: &Directory, file: &str, pinned: Option<&str>, entry: &Entry)
 fn orphan(directory: &Directory, file: &str, entry: &Entry) -> Plan {
     let there =
         directory.text(file).and_then(|text| Some((text, NetConf::parse(file, text).ok()?.with(entry))));
-    let mended = there.filter(|(text, mended)| text != mended);
+    let completed = there.filter(|(text, completed)| text != completed);
     let write = |text: String| Edit::Write { name: file.to_owned(), text, like: file.to_owned() };
-    let target = mended.as_ref().map(|_| file.to_owned());
-    let edits = mended.into_iter().map(|(_, text)| write(text)).collect();
+    let target = completed.as_ref().map(|_| file.to_owned());
+    let edits = completed.into_iter().map(|(_, text)| write(text)).collect();
     Plan { target, obstacle: Some(Obstacle::NoOriginal(file.to_owned())), edits }
 }
 

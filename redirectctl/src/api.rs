@@ -191,12 +191,12 @@ impl ApiServer {
         let params = ListParams::default().fields(&format!("spec.nodeName={node}"));
         let list = self.ask(|| Request::new("/api/v1/pods").list(&params));
         let list = list.map_err(|(path, failure)| {
-            let InputError(mut told) = report(&path, &failure, "list");
-            if let (ApiError::Forbidden(_), Some(last)) = (&failure, told.last_mut()) {
+            let InputError(mut messages) = report(&path, &failure, "list");
+            if let (ApiError::Forbidden(_), Some(last)) = (&failure, messages.last_mut()) {
                 // The server lets a kubelet list the pods of its own node alone.
                 last.push_str(&format!("; if {node} is not the name of this node, {NAME_IT}"));
             }
-            InputError(told)
+            InputError(messages)
         })?;
         let is_list = list.get("kind").and_then(Value::as_str) == Some("PodList");
         if is_list && list.get("items").is_some_and(|items| items.is_array() || items.is_null()) {

@@ -236,11 +236,11 @@ fn beside_capture(entries: &mut [Entry]) -> Option<Finding> {
         }
     }
     let first = pods.first()?;
-    let told = match pods.len() - 1 {
+    let seen = match pods.len() - 1 {
         0 => format!("pod {first}"),
         others => format!("pod {first} and {others} more"),
     };
-    Some(Finding::new(Cause::FamilyNotCaptured, told))
+    Some(Finding::new(Cause::FamilyNotCaptured, seen))
 }
 
 fn entry(subject: String, decided: &PodDecision, seen: Option<&Inspection>, findings: Vec<Finding>) -> Entry {

@@ -213,8 +213,8 @@ mod tests {
     fn unused_settings_are_those_of_the_reference() {
         let page = include_str!("../../../docs/reference/agent.md");
         for name in UNUSED {
-            let told = page.split("\n- ").find(|entry| entry.contains(&format!("`{name}`")));
-            assert!(told.is_some_and(|entry| entry.contains("Has no effect")), "{name}");
+            let described = page.split("\n- ").find(|entry| entry.contains(&format!("`{name}`")));
+            assert!(described.is_some_and(|entry| entry.contains("Has no effect")), "{name}");
         }
     }
 }

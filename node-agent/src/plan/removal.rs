@@ -89,8 +89,9 @@ pub fn removal(directory: &Directory, placement: &Placement) -> Removal {
 pub fn spent_originals(directory: &Directory) -> Vec<Edit> {
     let is_spent = |name: &str, conf: &NetConf<'_>| {
         let original = directory.text(&format!("{name}{ORIGINAL}"));
-        let is_told = matches!(conf.without(), EntryRemoval::Rest(rest) if original == Some(rest.as_str()));
-        conf.shape() == Shape::List && name != OWNED_FILE && is_told
+        let is_derived =
+            matches!(conf.without(), EntryRemoval::Rest(rest) if original == Some(rest.as_str()));
+        conf.shape() == Shape::List && name != OWNED_FILE && is_derived
     };
     let spent = directory.valid().filter(|(name, conf)| is_spent(name, conf));
     spent.map(|(name, _)| Edit::Delete { name: format!("{name}{ORIGINAL}") }).collect()

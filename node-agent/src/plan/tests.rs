@@ -340,13 +340,13 @@ fn a_copy_that_lost_the_entry_is_written_anew() {
         // Another program's edit, another program's own list, an interrupted write, and an empty file.
         for (text, kind) in [(CALICO, "missing"), (OTHER, "missing"), ("{\"name\"", "stale"), ("", "stale")] {
             let at = rewritten(right.clone(), file, Some(text));
-            let mended = plan(&at, &want);
+            let rewrite = plan(&at, &want);
             assert_eq!(
-                mended.target.as_deref(),
+                rewrite.target.as_deref(),
                 Some(file),
                 "who keeps undoing this is found by the file's name"
             );
-            let obstacle = mended.obstacle.expect("an obstacle");
+            let obstacle = rewrite.obstacle.expect("an obstacle");
             assert_eq!((obstacle.kind(), obstacle.concerns_pods()), (kind, true), "{file} {text}");
             let (end, last) = settled(at, &want);
             assert_eq!((end, last.obstacle), (right.clone(), None), "{file} {text}");
