@@ -59,7 +59,7 @@ impl Pod<'_> {
 }
 
 /// What interferes with a plan's rules: the surest first. At most a few; another program's ruleset may be made to have any
-/// number. What is lost because rules of the plan are missing is not among it: [`consequences`] has that.
+/// number. What is lost because rules of the plan are missing is not among it: [`consequences()`] has that.
 #[must_use]
 pub fn find(ruleset: &Ruleset, plan: &RulePlan, pod: &Pod<'_>) -> Vec<Finding> {
     let mut findings = Findings::default();
