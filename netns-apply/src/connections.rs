@@ -75,10 +75,10 @@ pub fn sever(plan: &RulePlan) -> Result<ClosedConnections, CloseError> {
     let mut diag = QuerySocket::open(NETLINK_SOCK_DIAG, OPEN_DIAG)?;
     let mut tracking = QuerySocket::open(NETLINK_NETFILTER, "open a socket for netfilter")?;
     for _ in 0..LOOKS {
+        let beside = place.surely_beside(&mut diag, &mut tracking)?;
         let flows = tracking.flows()?;
-        let sockets = diag.sockets()?;
-        let beside = place.beside(&sockets, &flows);
-        let forgotten = place.untranslated(&sockets, &flows);
+        // In this order: a datagram's socket is there before it is tracked.
+        let forgotten = place.untranslated(&diag.sockets()?, &flows);
         if beside.is_empty() && forgotten.is_empty() {
             return Ok(severed);
         }
@@ -94,7 +94,7 @@ pub fn sever(plan: &RulePlan) -> Result<ClosedConnections, CloseError> {
             severed.tracked += usize::from(tracking.forget(flow)?);
         }
     }
-    match place.beside(&diag.sockets()?, &tracking.flows()?).len() {
+    match place.surely_beside(&mut diag, &mut tracking)?.len() {
         0 => Ok(severed),
         open => Err(CloseError::Still(open)),
     }
@@ -167,6 +167,27 @@ impl CloseScope {
 
     fn pod(&self) -> Pod<'_> {
         Pod { addresses: &self.addresses, interfaces: &self.interfaces, ..Pod::default() }
+    }
+
+    /// The sockets whose connections bypass the proxy both times they are looked at: one that is just being opened has a socket a moment
+    /// before it is tracked.
+    fn surely_beside(
+        &self,
+        diag: &mut QuerySocket,
+        tracking: &mut QuerySocket,
+    ) -> Result<Vec<Inet>, CloseError> {
+        let mut look = || {
+            let sockets = diag.sockets()?;
+            Ok(self.beside(&sockets, &tracking.flows()?).into_iter().cloned().collect::<Vec<_>>())
+        };
+        let first = look()?;
+        if first.is_empty() {
+            return Ok(first);
+        }
+        let mut second = look()?;
+        let first: BTreeSet<[u8; 48]> = first.iter().map(Inet::id).collect();
+        second.retain(|socket| first.contains(&socket.id()));
+        Ok(second)
     }
 
     /// The sockets whose connections bypass the proxy.

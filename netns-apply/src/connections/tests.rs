@@ -3,6 +3,7 @@
 use super::*;
 use crate::{ApplyOptions, apply};
 use e2e::netns::{Families, Namespace, Topology, remote_address};
+use nix::sys::socket::{setsockopt, sockopt::Linger};
 use redirect_core::{
     pod::{Decision, PodFacts},
     settings::NamespaceFacts,
@@ -10,6 +11,8 @@ use redirect_core::{
 use std::{
     io::{ErrorKind, Read, Write},
     net::{IpAddr, TcpListener, TcpStream, UdpSocket},
+    sync::atomic::{AtomicBool, Ordering},
+    thread,
     time::Duration,
 };
 
@@ -118,6 +121,49 @@ fn connections_that_the_rules_have_captured_go_on() {
         pair.1.set_read_timeout(Some(LONG)).unwrap();
         assert!(is_alive(pair));
     }
+}
+
+#[test]
+fn connections_that_are_captured_while_others_are_looked_for_go_on() {
+    const CALLS: usize = 3000;
+    let topology = Topology::new(Families::Dual).unwrap();
+    redirect(&topology.pod, &[]);
+    let proxy = topology.pod.enter(|| TcpListener::bind("0.0.0.0:15001")).unwrap().unwrap();
+    proxy.set_nonblocking(true).unwrap();
+    let is_done = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            while !is_done.load(Ordering::Relaxed) {
+                drop(proxy.accept());
+            }
+        });
+        let looks = scope.spawn(|| {
+            let mut closed = ClosedConnections::default();
+            topology
+                .pod
+                .enter(|| {
+                    let plan = plan(&[]);
+                    while !is_done.load(Ordering::Relaxed) {
+                        closed.sockets += sever(&plan).unwrap().sockets;
+                    }
+                })
+                .unwrap();
+            closed
+        });
+        topology
+            .pod
+            .enter(|| {
+                for _ in 0..CALLS {
+                    if let Ok(call) = TcpStream::connect((remote_address(false), 80)) {
+                        // A reset leaves no socket that waits: the lists stay short, and are made often.
+                        setsockopt(&call, Linger, &nix::libc::linger { l_onoff: 1, l_linger: 0 }).unwrap();
+                    }
+                }
+            })
+            .unwrap();
+        is_done.store(true, Ordering::Relaxed);
+        assert_eq!(looks.join().unwrap(), ClosedConnections::default());
+    });
 }
 
 #[test]

@@ -43,6 +43,11 @@ pub(super) struct Inet {
 }
 
 impl Inet {
+    /// What no two sockets share: it holds the kernel's cookie.
+    pub(super) const fn id(&self) -> [u8; 48] {
+        self.id
+    }
+
     /// From an `inet_diag_msg`.
     pub(super) fn read(body: &[u8], protocol: Protocol) -> Option<Self> {
         let (family, state) = (*body.first()?, *body.get(1)?);

@@ -201,6 +201,12 @@ impl RepairController {
 
     async fn act(&self, cluster: &Cluster, task: &RepairTask) -> Result<RepairOutcome, RepairOutcome> {
         let (key, value) = (self.label.0.as_str(), self.label.1.as_str());
+        let has_label =
+            |broken: &Broken| broken.labels.as_ref().is_some_and(|labels| labels.contains_key(key));
+        // The watch also reports the agent's own change, which must not cost another read.
+        if self.action == RepairAction::Label && has_label(&task.pod) {
+            return Ok(RepairOutcome::HadLabel);
+        }
         if self.action == RepairAction::Delete {
             self.limit().ask(&task.pod.owner, task.since, Instant::now())?;
         }
@@ -221,9 +227,7 @@ impl RepairController {
                 }
                 RepairOutcome::of_change(self.action, done)
             }
-            RepairAction::Label if broken.labels.as_ref().is_some_and(|labels| labels.contains_key(key)) => {
-                RepairOutcome::HadLabel
-            }
+            RepairAction::Label if has_label(&broken) => RepairOutcome::HadLabel,
             RepairAction::Label => {
                 let done =
                     pods::label(cluster, &observed(&broken), broken.labels.is_some(), (key, value)).await;
