@@ -142,12 +142,20 @@ static CHANGING: LazyLock<[(Regex, &str); 3]> = LazyLock::new(|| {
     .map(|(pattern, word)| (Regex::new(pattern).expect("a regular expression"), word))
 });
 
-/// Compares what a command printed with what a document says, but for what changes from run to run. `…` stands for anything up to the end of the line.
+/// Compares what a command printed with what a document says, but for what changes from run to run. `…` stands for anything up to the end of the line;
+/// as the last line, for all lines that follow.
 ///
 /// # Errors
 /// They differ.
 pub fn compare(said: &[String], printed: &str) -> Result<()> {
-    let printed: Vec<&str> = printed.lines().collect();
+    let mut printed: Vec<&str> = printed.lines().collect();
+    let said = match said.split_last() {
+        Some((last, said)) if last == "…" => {
+            printed.truncate(said.len());
+            said
+        }
+        _ => said,
+    };
     let same = said.len() == printed.len()
         && said.iter().zip(&printed).all(|(said, printed)| is_same(said, printed));
     ensure!(same, "it is said to print\n{}\nand printed\n{}", said.join("\n"), printed.join("\n"));
@@ -186,5 +194,8 @@ mod tests {
         compare(&steps[0].output, "2027-01-01T00:00:00Z took 12 ms and more\n").expect("the same");
         compare(&steps[0].output, "2027-01-01T00:00:00Z took long").expect_err("another");
         compare(&steps[0].output, "").expect_err("nothing");
+        let first = ["one".to_owned(), "…".to_owned()];
+        compare(&first, "one\ntwo\nthree\n").expect("the first line");
+        compare(&first, "two\nthree\n").expect_err("another first line");
     }
 }

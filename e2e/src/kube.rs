@@ -56,11 +56,9 @@ impl ApiServer {
         let folder = temp_dir()?;
         let authority = Authority::new(folder.path())?;
         authority.issue("apiserver", "/CN=kube-apiserver", SERVER_NAMES)?;
-        let admin = authority.issue("admin", "/O=system:masters/CN=admin", "DNS:admin")?;
         let (etcd, etcd_url) = start_etcd(folder.path())?;
         let api = Self { server: Mutex::new(None), etcd, port: free_port()?, etcd_url, authority, folder };
-        let user = json!({"client-certificate-data": pki::base64(&admin.certificate)?, "client-key-data": pki::base64(&admin.key)?});
-        fs::write(api.admin_kubeconfig(), api.kubeconfig(&user)?.to_string())?;
+        api.certificate_kubeconfig("admin", "/O=system:masters/CN=admin")?;
         api.start_again()?;
         api.provision_namespace("default")?;
         Ok(api)
@@ -150,6 +148,15 @@ impl ApiServer {
     pub fn token_kubeconfig(&self, name: &str, token: &str) -> Result<PathBuf> {
         let file = self.folder.path().join(format!("{name}.kubeconfig"));
         fs::write(&file, self.kubeconfig(&json!({"token": token}))?.to_string())?;
+        Ok(file)
+    }
+
+    /// The kubeconfig file of the user, and the groups, that a certificate of this subject names.
+    pub fn certificate_kubeconfig(&self, name: &str, subject: &str) -> Result<PathBuf> {
+        let Identity { certificate, key } = self.authority.issue(name, subject, &format!("DNS:{name}"))?;
+        let user = json!({"client-certificate-data": pki::base64(&certificate)?, "client-key-data": pki::base64(&key)?});
+        let file = self.folder.path().join(format!("{name}.kubeconfig"));
+        fs::write(&file, self.kubeconfig(&user)?.to_string())?;
         Ok(file)
     }
 

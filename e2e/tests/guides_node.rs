@@ -6,6 +6,10 @@ mod agent_support;
 #[path = "guides_support/cluster.rs"]
 mod cluster;
 mod guides_support;
+#[path = "kubectl_support/kubelet.rs"]
+mod kubelet;
+
+use std::time::Instant;
 
 use agent_support::{
     NAMESPACE, POD, assert_redirected, entries, import_packed, is_ready, wait_loaded, wait_rolled_out,
@@ -15,8 +19,10 @@ use cluster::{Registry, Workstation, ensure_capabilities, on_node};
 use e2e::guides::Block;
 use e2e::kube::{ApiServer, Controllers};
 use e2e::node::{Node, sidecar_pod};
-use e2e::process::until;
+use e2e::process::{Output, until};
 use guides_support::{STORY, blocks_for, typed};
+use kubelet::{reach_kubelet, through_kubelet};
+use serde_json::json;
 
 /// What stands for Istio's own agent under Istio's chart; its program cannot be had here.
 const STAND_IN: &str = agent_support::IMAGE;
@@ -32,12 +38,15 @@ struct Story<'a> {
     node: &'a Node<'a>,
     controllers: &'a Controllers,
     station: &'a Workstation,
+    /// Where the API server reaches the node's kubelet.
+    kubelet: u16,
 }
 
 /// What a document shows for a cluster or a node, in its order.
 fn shown(document: &str) -> Result<Vec<Block>> {
     let mut blocks = blocks_for("cluster")?;
     blocks.extend(blocks_for("node")?);
+    blocks.extend(blocks_for("sam")?);
     blocks.retain(|block| block.document == document);
     blocks.sort_by_key(|block| block.line);
     Ok(blocks)
@@ -51,10 +60,14 @@ impl Story<'_> {
         Ok(blocks)
     }
 
+    #[allow(clippy::print_stdout, reason = "tells how long a reader's steps take")]
     fn type_blocks(&self, blocks: &[Block]) -> Result<()> {
         for block in blocks {
+            let start = Instant::now();
             if block.world == "cluster" {
                 typed(block, |script| self.station.run(&script.replace("NODE", self.node.name())))?;
+            } else if block.world == "sam" {
+                typed(block, |script| self.as_sam(script))?;
             } else {
                 // A reader types it again until it is so: pods are checked one after the other.
                 let mut last = None;
@@ -64,8 +77,39 @@ impl Story<'_> {
                 })
                 .with_context(|| format!("{last:?}"))?;
             }
+            println!("{}, {}: {:.0} s", block.place(), block.world, start.elapsed().as_secs_f64());
         }
         Ok(())
+    }
+
+    /// Types what asks agents through the API server and a kubelet, and takes away one right after the other.
+    fn ask_from_outside(&self, document: &str) -> Result<()> {
+        let mut pod = sidecar_pod("cart-0");
+        let listens = "nc -ll -p 15001 -e true & exec nc -ll -p 15006 -e true";
+        pod["spec"]["containers"][1]["command"] = json!(["/bin/sh", "-c", listens]);
+        self.node.start_pod(&pod)?.wait_running(POD)?;
+        self.type_all(document)?;
+        for (role, rights, missing) in [
+            ("role", "--verb=create --resource=pods/exec", "get pods/exec"),
+            ("clusterrole", "--verb=get,list --resource=nodes", "list pods"),
+            ("clusterrole", "--verb=get,list --resource=pods", "list nodes"),
+        ] {
+            let place = if role == "role" { "-n istio-system" } else { "" };
+            let change = format!(
+                "kubectl {place} create {role} redirect {rights} --dry-run=client -o yaml | kubectl {place} replace -f -"
+            );
+            self.station.run(&change)?.ok()?;
+            let output = self.as_sam("kubectl redirect scan")?;
+            ensure!(
+                !output.status.success() && format!("{}{}", output.stdout, output.stderr).contains(missing),
+                "without {missing}: {output:?}"
+            );
+        }
+        Ok(())
+    }
+
+    fn as_sam(&self, script: &str) -> Result<Output> {
+        through_kubelet(self.api, self.node, self.kubelet, || self.station.run_as_sam(script))
     }
 
     /// A pod that starts now is redirected.
@@ -83,6 +127,7 @@ impl Story<'_> {
 
 #[test]
 #[ignore = "needs helm, skopeo, a registry and the programs as shipped: make guides"]
+#[allow(clippy::print_stdout, reason = "tells how long a reader's steps take")]
 fn the_guides_lead_from_istios_agent_to_verified_pods_and_back() -> Result<()> {
     let api = ApiServer::start()?;
     api.create_namespace(NAMESPACE)?;
@@ -90,12 +135,11 @@ fn the_guides_lead_from_istios_agent_to_verified_pods_and_back() -> Result<()> {
     let _service = node.as_usual()?;
     let _registry_on_node = node.reach(registry.port)?;
     let controllers = Controllers::start(&api)?;
-    let programs =
-        std::env::var("PROGRAMS_AMD64").context("PROGRAMS_AMD64 names no folder: run make guides")?;
-    import_packed(&node, "install-cni", STAND_IN, programs.as_ref())?;
+    import_packed(&node, "install-cni", STAND_IN, cluster::programs()?.as_ref())?;
     let station = Workstation::start(&api, &registry)?;
     station.install_istio()?;
-    let story = Story { api: &api, node: &node, controllers: &controllers, station: &station };
+    let kubelet = reach_kubelet(&node)?;
+    let story = Story { api: &api, node: &node, controllers: &controllers, station: &station, kubelet };
     story.is_rolled_out()?;
     wait_loaded(&node)?;
     for name in ["before-a", "before-b", "before-c"] {
@@ -104,8 +148,10 @@ fn the_guides_lead_from_istios_agent_to_verified_pods_and_back() -> Result<()> {
     api.apply(DEPLOYMENT)?;
 
     // The first page: to a line that says that all pods of the mesh are verified.
-    let [readme, migrate, upgrade, install, images] = STORY else { unreachable!("five documents") };
+    let [readme, migrate, upgrade, install, kubectl, images] = STORY else { unreachable!("six documents") };
+    let start = Instant::now();
     let typed = story.type_all(readme)?;
+    println!("README.md, to verified pods: {:.0} s", start.elapsed().as_secs_f64());
     let commands: usize = typed
         .iter()
         .map(|block| if block.is_console { block.steps().len() } else { block.commands().len() })
@@ -141,6 +187,10 @@ fn the_guides_lead_from_istios_agent_to_verified_pods_and_back() -> Result<()> {
     story.is_rolled_out()?;
     wait_loaded(&node)?;
     story.ensure_redirects("fresh")?;
+    for name in ["before-a", "before-b", "before-c", "after", "back", "upgraded", "fresh"] {
+        api.kubectl(&["delete", "pod", name, "--now", "--wait"])?;
+    }
+    story.ask_from_outside(kubectl)?;
     story.type_all(images).map(drop)
 }
 

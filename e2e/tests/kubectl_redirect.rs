@@ -2,6 +2,8 @@
 
 mod agent_support;
 mod kubectl_support;
+#[path = "kubectl_support/kubelet.rs"]
+mod kubelet;
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -15,13 +17,11 @@ use agent_support::{
 use anyhow::{Context, Result, ensure};
 use e2e::kube::{ApiServer, Sending};
 use e2e::node::{Node, plain_pod, sidecar_pod};
-use e2e::process::{self, Background, Output, until};
+use e2e::process::{self, Background, Output};
 use e2e::{program, tools};
-use kubectl_support::{Call, Kubelets, Reply, reach_kubelet};
+use kubectl_support::{Call, Kubelets, Reply};
+use kubelet::{LIMIT, reach_kubelet, through_kubelet};
 use serde_json::{Value, json};
-
-/// How long a run may take on a busy machine.
-const LIMIT: Duration = Duration::from_secs(180);
 
 /// A cluster whose nodes exist at the API server only, each with an agent.
 struct Fleet {
@@ -429,17 +429,14 @@ fn a_precheck_reads_the_cluster_and_names_what_to_do() -> Result<()> {
 }
 
 /// What runs the program as the admin, while the API server reaches a real node's kubelet.
-fn reached<'a>(api: &'a ApiServer, node: &Node<'_>) -> Result<impl Fn(&[&str]) -> Result<Output> + use<'a>> {
-    let here = json!({"status": {"addresses": [{"type": "InternalIP", "address": "127.0.0.1"}],
-        "daemonEndpoints": {"kubeletEndpoint": {"Port": reach_kubelet(node)?}}}});
-    let status = [Sending::merge(&format!("/api/v1/nodes/{}/status", node.name()), &here)];
+fn reached<'a>(
+    api: &'a ApiServer,
+    node: &'a Node<'a>,
+) -> Result<impl Fn(&[&str]) -> Result<Output> + use<'a>> {
+    let kubelet = reach_kubelet(node)?;
     Ok(move |words: &[&str]| {
-        until("the API server to reach the kubelet", LIMIT, &[], || {
-            // The kubelet restores its own address, which only the node knows, every few seconds.
-            api.send_all(&status)?;
-            let output = process::run(&mut command(&api.admin_kubeconfig(), words)?, LIMIT)?;
-            let said = format!("{}{}", output.stdout, output.stderr);
-            Ok((!said.contains("no such host")).then_some(output))
+        through_kubelet(api, node, kubelet, || {
+            process::run(&mut command(&api.admin_kubeconfig(), words)?, LIMIT)
         })
     })
 }

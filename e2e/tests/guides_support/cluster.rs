@@ -1,7 +1,7 @@
 //! A cluster as a platform engineer finds it: Istio's charts installed, a registry, and a workstation with the tools.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
@@ -57,14 +57,25 @@ pub struct Workstation {
     machine: Machine,
     registry: String,
     kubeconfig: PathBuf,
+    /// Of the user `sam`, who has the rights that the documents give.
+    sams: PathBuf,
+    /// What stands in its PATH beside the tools.
+    _plugins: TempDir,
 }
 
 impl Workstation {
     pub fn start(api: &ApiServer, registry: &Registry) -> Result<Self> {
         let tools = tools::built("helm")?.parent().context("helm is in no folder")?.to_owned();
         let kubectl = tools::built("kubectl")?.parent().context("kubectl is in no folder")?.to_owned();
-        let machine = Machine::start(&[&tools, &kubectl], &[api.port(), registry.port])?;
-        let station = Self { machine, registry: registry.name(), kubeconfig: api.admin_kubeconfig() };
+        let plugins = kubectl_plugins()?;
+        let machine = Machine::start(&[&tools, &kubectl, plugins.path()], &[api.port(), registry.port])?;
+        let station = Self {
+            machine,
+            registry: registry.name(),
+            kubeconfig: api.admin_kubeconfig(),
+            sams: api.certificate_kubeconfig("sam", "/CN=sam")?,
+            _plugins: plugins,
+        };
         // TLS is not a part of what is shown here: this registry has none.
         let insecure = format!("[[registry]]\nlocation = \"127.0.0.1:{}\"\ninsecure = true\n", registry.port);
         station.write("/root/.config/containers/registries.conf", &insecure)?;
@@ -78,11 +89,17 @@ impl Workstation {
 
     /// Runs what a document shows. Where the documents name a registry, it is the test's.
     pub fn run(&self, script: &str) -> Result<Output> {
-        let kubeconfig = self.kubeconfig.to_string_lossy();
+        self.run_as(&self.kubeconfig, script)
+    }
+
+    /// Runs it as a user without rights but those that the documents give.
+    pub fn run_as_sam(&self, script: &str) -> Result<Output> {
+        self.run_as(&self.sams, script)
+    }
+
+    fn run_as(&self, kubeconfig: &Path, script: &str) -> Result<Output> {
         let script = script.replace(REGISTRY, &self.registry);
-        // Programs that are built already: `make guides` has them built as they are shipped.
-        let programs =
-            std::env::var("PROGRAMS_AMD64").context("PROGRAMS_AMD64 names no folder: run make guides")?;
+        let (kubeconfig, programs) = (kubeconfig.to_string_lossy(), programs()?);
         let environment =
             [("KUBECONFIG", &*kubeconfig), ("PROGRAMS_AMD64", &programs), ("HELM_CACHE_HOME", "/root/helm")];
         self.machine.run(&script, &environment)
@@ -131,6 +148,20 @@ impl Workstation {
         .ok()?;
         Ok(())
     }
+}
+
+/// The folder of the programs as they are shipped, which `make guides` has built.
+pub fn programs() -> Result<String> {
+    std::env::var("PROGRAMS_AMD64").context("PROGRAMS_AMD64 names no folder: run make guides")
+}
+
+/// A folder with `kubectl-redirect` alone.
+fn kubectl_plugins() -> Result<TempDir> {
+    let folder = tempfile::tempdir()?;
+    let program = Path::new(&programs()?).join("kubectl-redirect");
+    fs::copy(&program, folder.path().join("kubectl-redirect"))
+        .with_context(|| program.display().to_string())?;
+    Ok(folder)
 }
 
 /// A command as root on a node.

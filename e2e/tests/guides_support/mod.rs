@@ -22,13 +22,14 @@ pub const STORY: &[&str] = &[
     "docs/get-started/migrate.md",
     "docs/get-started/upgrade.md",
     "docs/get-started/install.md",
+    "docs/reference/kubectl-redirect.md",
     "docs/reference/images.md",
 ];
 const STORY_TEST: &str =
     "e2e/tests/guides_node.rs: the_guides_lead_from_istios_agent_to_verified_pods_and_back";
 
 /// Who runs what.
-pub const WORLDS: [World; 6] = [
+pub const WORLDS: [World; 7] = [
     World {
         name: "make",
         documents: &["README.md", "docs/get-started/node-image.md"],
@@ -58,8 +59,9 @@ pub const WORLDS: [World; 6] = [
         documents: &["docs/get-started/migrate.md"],
         test: "e2e/tests/guides_node.rs: an_agent_that_a_manifest_installed_is_handed_over_to_helm",
     },
-    // The two of one test: typed where the engineer is, and typed on a node.
+    // The three of one test: typed where the engineer is, by a user with few rights, and on a node.
     World { name: "cluster", documents: STORY, test: STORY_TEST },
+    World { name: "sam", documents: &["docs/reference/kubectl-redirect.md"], test: STORY_TEST },
     World { name: "node", documents: &["README.md", "docs/get-started/upgrade.md"], test: STORY_TEST },
 ];
 

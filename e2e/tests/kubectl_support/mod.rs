@@ -4,15 +4,13 @@
 //! for each of error, standard output and standard error, in this order, and reads them to their ends. Of the first comes the status.
 
 use std::io::{Read, Write};
-use std::net::{Shutdown, TcpListener, TcpStream};
+use std::net::{TcpListener, TcpStream};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 
 use anyhow::{Context, Result, bail};
 use e2e::kube::Identity;
-use e2e::netns;
-use e2e::node::Node;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::{ServerConfig, ServerConnection, StreamOwned};
@@ -114,30 +112,6 @@ impl Kubelets {
     pub fn calls(&self) -> Vec<Call> {
         self.calls.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
-}
-
-/// Makes the kubelet of a real node reachable at a port of this machine's loopback, until the test ends.
-pub fn reach_kubelet(node: &Node<'_>) -> Result<u16> {
-    let namespace = node.namespace().path();
-    let listener = TcpListener::bind("127.0.0.1:0")?;
-    let port = listener.local_addr()?.port();
-    thread::spawn(move || {
-        for outside in listener.incoming().flatten() {
-            // Without the kubelet the connection is closed, which the API server reports.
-            let Ok(Ok(inside)) = netns::enter(&namespace, || TcpStream::connect(("127.0.0.1", 10250))) else {
-                continue;
-            };
-            for (from, to) in [(&outside, &inside), (&inside, &outside)] {
-                if let (Ok(mut from), Ok(mut to)) = (from.try_clone(), to.try_clone()) {
-                    thread::spawn(move || {
-                        let _ = std::io::copy(&mut from, &mut to);
-                        let _ = to.shutdown(Shutdown::Write);
-                    });
-                }
-            }
-        }
-    });
-    Ok(port)
 }
 
 fn serve(
