@@ -169,7 +169,7 @@ impl CloseScope {
         Pod { addresses: &self.addresses, interfaces: &self.interfaces, ..Pod::default() }
     }
 
-    /// The sockets whose connections bypass the proxy both times they are looked at: one that is just being opened has a socket a moment
+    /// The sockets whose connections bypass the proxy both times they are listed: one that is just being opened has a socket a moment
     /// before it is tracked.
     fn surely_beside(
         &self,

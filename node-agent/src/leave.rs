@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use crate::cluster::own::{LastObserved, Lookup, OwnPod};
+use crate::cluster::own::{Lookup, OwnPod};
 use crate::conflist::PLUGIN_TYPE;
 use crate::disk::{self, DiskError};
 use crate::install::Installer;
@@ -24,22 +24,16 @@ pub enum Departure {
 /// that stays without credentials would fail every pod of the node. Where the plugin has credentials of its own and these work, only the agent's
 /// pod is gone, as after a forced deletion. An agent that never had the right to ask goes by what it can see of its own pod.
 #[must_use]
-pub const fn decide(lookup: &Lookup, observed: LastObserved) -> Departure {
-    match (lookup, observed) {
-        (Lookup::Present { deleting: true, .. }, _) => Departure::Remove("the DaemonSet is being deleted"),
-        (Lookup::Present { wants_node: false, .. }, _) => {
+pub const fn decide(lookup: &Lookup) -> Departure {
+    match lookup {
+        Lookup::Present { deleting: true, .. } => Departure::Remove("the DaemonSet is being deleted"),
+        Lookup::Present { wants_node: false, .. } => {
             Departure::Remove("the DaemonSet no longer wants this node")
         }
-        (Lookup::Present { .. }, _) => Departure::Stay("the DaemonSet exists; another agent takes over"),
-        (Lookup::Absent, _) => Departure::Remove("the DaemonSet does not exist"),
-        (Lookup::Denied { .. }, LastObserved::Gone) => Departure::Remove("the DaemonSet was deleted"),
-        (Lookup::Denied { plugin_works, pod }, LastObserved::Present | LastObserved::Never) => {
-            without_asking(*plugin_works, *pod)
-        }
-        (Lookup::Unreachable(_), LastObserved::Gone) => Departure::Remove("the DaemonSet was deleted"),
-        (Lookup::Unreachable(_), LastObserved::Present | LastObserved::Never) => Departure::Stay(
-            "the API server does not respond, and the DaemonSet was not observed to be deleted",
-        ),
+        Lookup::Present { .. } => Departure::Stay("the DaemonSet exists; another agent takes over"),
+        Lookup::Absent => Departure::Remove("the DaemonSet does not exist"),
+        Lookup::Denied { plugin_works, pod } => without_asking(*plugin_works, *pod),
+        Lookup::Unreachable(_) => Departure::Stay("the API server does not respond"),
     }
 }
 
@@ -223,30 +217,23 @@ mod tests {
     #[test]
     fn an_upgrade_and_a_removal_are_distinguished() {
         let present = |deleting, wants_node| Lookup::Present { deleting, wants_node };
-        let unreachable = || Lookup::Unreachable("timeout".into());
-        let stays = |lookup: Lookup, seen| matches!(decide(&lookup, seen), Departure::Stay(_));
+        let stays = |lookup: Lookup| matches!(decide(&lookup), Departure::Stay(_));
         let denied = |plugin_works, pod| Lookup::Denied { plugin_works, pod };
-        for seen in [LastObserved::Never, LastObserved::Present, LastObserved::Gone] {
-            assert!(stays(present(false, true), seen));
-            assert!(!stays(present(true, true), seen));
-            assert!(!stays(present(false, false), seen));
-            assert!(!stays(Lookup::Absent, seen));
-            let is_there = seen != LastObserved::Gone;
-            for pod in [OwnPod::Refused, OwnPod::Unknown] {
-                assert!(!stays(denied(Some(false), pod), seen));
-                for plugin_works in [Some(true), None] {
-                    assert_eq!(stays(denied(plugin_works, pod), seen), is_there);
-                }
-            }
-            for plugin_works in [Some(true), Some(false), None] {
-                for pod in [OwnPod::Stays, OwnPod::Replaced, OwnPod::Gone, OwnPod::Silent] {
-                    assert_eq!(stays(denied(plugin_works, pod), seen), is_there);
-                }
-                assert!(!stays(denied(plugin_works, OwnPod::Unowned), seen));
-            }
+        assert!(stays(present(false, true)));
+        assert!(!stays(present(true, true)));
+        assert!(!stays(present(false, false)));
+        assert!(!stays(Lookup::Absent));
+        assert!(stays(Lookup::Unreachable("timeout".into())));
+        for pod in [OwnPod::Refused, OwnPod::Unknown] {
+            assert!(!stays(denied(Some(false), pod)));
+            assert!(stays(denied(Some(true), pod)));
+            assert!(stays(denied(None, pod)));
         }
-        assert!(stays(unreachable(), LastObserved::Never));
-        assert!(stays(unreachable(), LastObserved::Present));
-        assert!(!stays(unreachable(), LastObserved::Gone));
+        for plugin_works in [Some(true), Some(false), None] {
+            for pod in [OwnPod::Stays, OwnPod::Replaced, OwnPod::Gone, OwnPod::Silent] {
+                assert!(stays(denied(plugin_works, pod)));
+            }
+            assert!(!stays(denied(plugin_works, OwnPod::Unowned)));
+        }
     }
 }

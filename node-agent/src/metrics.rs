@@ -80,7 +80,7 @@ metrics! {
         token_refreshes: Counter => "istio_cni_token_refreshes_total", "Rewrites of the plugin's kubeconfig";
         plugin_token_requests: Family<ResultLabel, Counter> => "istio_cni_plugin_token_requests_total", "Requests for a plugin token: granted, refused (a service account or role is missing), failed (no response)";
         plugin_token_ends: Gauge => "istio_cni_plugin_token_expiry_timestamp_seconds", "When the plugin's own token ends, in seconds since 1970; 0 while this agent has none, and the plugin may use the agent's, which ends with the agent's pod";
-        watch_restarts: Family<WatchLabel, Counter> => "istio_cni_watch_restarts_total", "Restarts of a watch: files, daemonset, pods";
+        watch_restarts: Family<WatchLabel, Counter> => "istio_cni_watch_restarts_total", "Restarts of a watch: files, pods";
         polling: Gauge => "istio_cni_polling", "1 while the node's files are polled because they cannot be watched";
         adds: Family<AddLabels, Counter> => "istio_cni_plugin_add_total", "ADD calls the plugin reported, by outcome (redirect, skip, fail) and the reason of a skip or the error code of a failure";
         add_durations: Histograms<OutcomeLabel> = add_histograms() => "istio_cni_plugin_add_duration_seconds", "Duration of ADD in the plugin";
@@ -146,7 +146,7 @@ impl Metrics {
         ];
         start_at_zero(&self.obstacles, obstacles.map(|kind| KindLabel { kind }));
         start_at_zero(&self.plugin_token_requests, results(["granted", "refused", "failed"]));
-        start_at_zero(&self.watch_restarts, watches(["files", "daemonset", "pods"]));
+        start_at_zero(&self.watch_restarts, watches(["files", "pods"]));
         start_at_zero(&self.adds, [AddLabels { outcome: "redirect", reason: String::new() }]);
         start_at_zero(&self.add_durations, [OutcomeLabel { outcome: "redirect" }]);
         start_at_zero(&self.log_entries, results(["accepted", "malformed", "over_rate", "over_size"]));

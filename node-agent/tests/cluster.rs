@@ -38,8 +38,8 @@ struct State {
     requests: Vec<Value>,
     granted: Vec<String>,
     events: Vec<String>,
-    /// How often the DaemonSet was watched, which follows a first read of it.
-    watches: usize,
+    /// How often an agent that starts read the DaemonSet.
+    looks: usize,
     /// The status of every question for the DaemonSet, where the agent has no right to ask.
     daemon_sets: Option<u16>,
     /// The answers to questions for the agent's own pod, one after the other, and the last one for ever.
@@ -61,7 +61,7 @@ impl Api {
             requests: Vec::new(),
             granted: Vec::new(),
             events: Vec::new(),
-            watches: 0,
+            looks: 0,
             daemon_sets: None,
             own_pod: vec![(403, failure(403))],
         }));
@@ -95,9 +95,10 @@ fn respond(head: &str, body: &[u8], state: &Mutex<State>) -> (u16, String) {
         return (status, failure(status));
     }
     if path.contains("/daemonsets") {
-        // The watch reads metadata only.
+        assert!(!head.contains("watch="), "the status of a DaemonSet changes with each of its pods");
+        // An agent that starts reads metadata only.
         if head.contains("PartialObjectMetadata") {
-            state.watches += usize::from(head.contains("watch=true"));
+            state.looks += 1;
             return (200, daemon_set(false));
         }
         state.asked += 1;
@@ -281,7 +282,7 @@ fn an_agent_without_an_api_server_keeps_the_plugins_token() {
         agent.wait("the new server's address", || credentials(&node).contains(":1\""));
         assert!(credentials(&node).contains(&api.last_granted()), "{}", node.log());
         // And an outage is one line.
-        assert_eq!(node.log().matches("cannot watch the agent's DaemonSet").count(), 1, "{}", node.log());
+        assert_eq!(node.log().matches("cannot read the agent's DaemonSet").count(), 1, "{}", node.log());
     }
 }
 
@@ -291,7 +292,7 @@ fn one_refusal_at_the_end_does_not_uninstall() {
         let mut node = node();
         let api = Api::start(&mut node);
         let agent = node.start_ready();
-        wait_watched(&node, &api);
+        wait_looked(&node, &api);
         api.state().refusals = vec![status];
         assert_eq!(agent.end(), Some(0));
         assert!(node.calls_us() && node.has_plugin() && node.kubeconfig().is_some(), "{}", node.log());
@@ -306,7 +307,7 @@ fn refusals_without_end_uninstall_only_where_the_plugin_is_refused_as_well() {
         let mut node = node();
         let api = Api::start(&mut node);
         let agent = node.start_ready();
-        wait_watched(&node, &api);
+        wait_looked(&node, &api);
         agent.wait("the plugin's own token", || uses(&node, &api.last_granted()));
         api.state().refusals = vec![401; 10_000];
         api.state().pods = pods;
@@ -370,9 +371,9 @@ fn a_token_that_an_agent_before_was_granted_counts_as_the_plugins_at_the_end() {
     assert!(node.calls_us() && node.has_plugin(), "{}", node.log());
 }
 
-/// Waits until the agent has seen its DaemonSet.
-fn wait_watched(node: &Node, api: &Api) {
-    e2e::process::until("the watch", process::DEADLINE, &[], || Ok((api.state().watches > 0).then_some(())))
+/// Waits until the agent has seen its DaemonSet, as it does when it starts.
+fn wait_looked(node: &Node, api: &Api) {
+    e2e::process::until("the lookup", process::DEADLINE, &[], || Ok((api.state().looks > 0).then_some(())))
         .unwrap_or_else(|error| panic!("{error:#}\n{}", node.log()));
 }
 

@@ -67,6 +67,12 @@ impl Retry {
         Self { pauses: Backoff::new(FIRST_RETRY, LONGEST_RETRY), log: OutageLog::new(cannot, again) }
     }
 
+    /// The same with another longest pause.
+    #[must_use]
+    pub fn longest(self, longest: Duration) -> Self {
+        Self { pauses: Backoff::new(FIRST_RETRY, longest), ..self }
+    }
+
     /// An attempt works.
     pub fn worked(&mut self) {
         self.log.worked();

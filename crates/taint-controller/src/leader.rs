@@ -135,7 +135,8 @@ impl Leader {
             }
         };
         let selection = Selection { fields: String::new(), labels };
-        let collection = Collection { what, path, selection, freshness: Freshness::Newest, remedy };
+        let (freshness, spread) = (Freshness::Newest, Duration::ZERO);
+        let collection = Collection { what, path, selection, freshness, remedy, spread };
         match watched {
             Watched::Nodes => match resync::run(&self.connection, &collection, &NodeReplica(self)).await {},
             Watched::Pods(index) => {

@@ -1,5 +1,7 @@
 //! The agent's loop: watch, compare, correct, wait.
 
+#[cfg(test)]
+mod fleet;
 mod reload;
 mod shutdown;
 #[cfg(test)]
@@ -17,7 +19,7 @@ use controller_runtime::supervisor::{DeadTask, Supervisor};
 use tokio::sync::watch::{self, Receiver};
 use tokio::task::AbortHandle;
 
-use crate::cluster::own::SharedObservation;
+use crate::cluster::own::{self, WasReadable};
 use crate::cluster::{self, Connection};
 use crate::confine;
 use crate::conflict::{Collisions, WriteConflict, suspect};
@@ -37,7 +39,7 @@ use crate::repair;
 use crate::serve::{self, Served};
 use crate::settings::{DriftSettings, KUBECONFIG, Placement, Settings, TOKEN_FILE, TemplateSource, Trust};
 use crate::taint;
-use shutdown::{ShutdownSignals, follow_daemon_set, shut_down};
+use shutdown::{ShutdownSignals, shut_down};
 
 /// The least time between two events of a reason.
 const EVENT_PAUSE: Duration = Duration::from_secs(60);
@@ -70,28 +72,15 @@ async fn run_with(
     tasks: Supervisor,
 ) -> anyhow::Result<()> {
     let mut signals = ShutdownSignals::new()?;
-    let token = Arc::new(PluginToken::new(&settings.plugin, &settings.identity));
-    let installer = Installer::new(Arc::new(Real), Arc::new(Program), settings.clone());
-    let installer = Arc::new(installer.with_token(token.clone()));
-    let (metrics, registry) = Metrics::new();
-    let (state, connection) = (Arc::new(AgentState::default()), Arc::new(cluster::connection(&settings)));
-    let served = Arc::new(Served {
-        installer: installer.clone(),
-        state: state.clone(),
-        connection: connection.clone(),
-        metrics: metrics.clone(),
-        registry,
-        summary: Arc::new(NodeSummary::new(metrics.clone())),
-        logs: logs.clone(),
-        tasks: tasks.clone(),
-    });
+    let (served, token) = served(&settings, logs.clone(), tasks.clone());
+    let Served { installer, connection, state, metrics, .. } = &*served;
+    let (installer, connection, state) = (installer.clone(), connection.clone(), state.clone());
     let changes = Changes { reloader, levels: logs, drift: watch::Sender::new(settings.drift.clone()) };
     let logs = serve::start(&settings, &served).await?;
-    let observed = Arc::new(SharedObservation::default());
-    tasks.spawn("DaemonSet watch", follow_daemon_set(connection.clone(), observed.clone(), metrics.clone()));
     let renewer =
         TokenRenewer::new(settings.plugin.clone(), token.clone(), connection.clone(), metrics.clone());
     let renewer = Arc::new(renewer);
+    let readable = start_lookup(&served);
     let working = start_work(&settings, &changes.drift, &served, renewer.clone());
     let own = settings.clone();
     let mut agent = Agent::new(settings, &served, logs, token.clone(), changes);
@@ -114,10 +103,40 @@ async fn run_with(
     }
     state.set(Phase::Leaving);
     tokio::select! {
-        () = shut_down(&own, installer, &connection, &observed, &token, &renewer) => {}
+        () = shut_down(&own, installer, &connection, &readable, &token, &renewer) => {}
         () = signals.next_signal() => log::warn!(target: SCOPE, "received a second signal; exiting without cleanup"),
     }
     Ok(())
+}
+
+/// What the agent's parts share, and the plugin's token.
+fn served(
+    settings: &Settings,
+    logs: Option<logging::Handle>,
+    tasks: Supervisor,
+) -> (Arc<Served>, Arc<PluginToken>) {
+    let token = Arc::new(PluginToken::new(&settings.plugin, &settings.identity));
+    let installer = Installer::new(Arc::new(Real), Arc::new(Program), settings.clone());
+    let (metrics, registry) = Metrics::new();
+    let served = Served {
+        installer: Arc::new(installer.with_token(token.clone())),
+        state: Arc::new(AgentState::default()),
+        connection: Arc::new(cluster::connection(settings)),
+        summary: Arc::new(NodeSummary::new(metrics.clone())),
+        metrics,
+        registry,
+        logs,
+        tasks,
+    };
+    (Arc::new(served), token)
+}
+
+/// Starts the lookup of the agent's DaemonSet.
+fn start_lookup(served: &Served) -> Arc<WasReadable> {
+    let readable = Arc::new(WasReadable::default());
+    let (connection, shared) = (served.connection.clone(), readable.clone());
+    served.tasks.spawn("DaemonSet lookup", async move { own::look_at_start(&connection, &shared).await });
+    readable
 }
 
 /// Starts the tasks that work beside the agent's loop, and end with it.

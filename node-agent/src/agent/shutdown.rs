@@ -5,15 +5,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use controller_runtime::SCOPE;
-use controller_runtime::metrics::WatchLabel;
-use controller_runtime::supervisor::Unneeded;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::cluster::Connection;
-use crate::cluster::own::{self, Lookup, SharedObservation};
+use crate::cluster::own::{self, Lookup, WasReadable};
 use crate::install::Installer;
 use crate::leave::{self, Departure};
-use crate::metrics::Metrics;
 use crate::plugin_token::{PluginToken, TokenRenewer};
 use crate::settings::Settings;
 use crate::taint;
@@ -40,27 +37,16 @@ impl ShutdownSignals {
     }
 }
 
-pub(super) async fn follow_daemon_set(
-    connection: Arc<Connection>,
-    observed: Arc<SharedObservation>,
-    metrics: Arc<Metrics>,
-) -> Unneeded {
-    let restarted = || {
-        metrics.watch_restarts.get_or_create(&WatchLabel { watch: "daemonset" }).inc();
-    };
-    own::follow(&connection, &observed, restarted).await
-}
-
 /// Leaves the plugin or removes it.
 pub(super) async fn shut_down(
     settings: &Settings,
     installer: Arc<Installer>,
     connection: &Connection,
-    observed: &SharedObservation,
+    readable: &WasReadable,
     token: &PluginToken,
     renewer: &TokenRenewer,
 ) {
-    let lookup = match own::look_up(connection, observed).await {
+    let lookup = match own::look_up(connection, readable).await {
         Lookup::Denied { .. } => {
             // In this order: the plugin's rights go some seconds after the agent's.
             let pod = own::own_pod(connection).await;
@@ -68,7 +54,7 @@ pub(super) async fn shut_down(
         }
         other @ (Lookup::Present { .. } | Lookup::Absent | Lookup::Unreachable(_)) => other,
     };
-    match leave::decide(&lookup, observed.get()) {
+    match leave::decide(&lookup) {
         Departure::Stay(because) => {
             // It has to last until the next agent runs, however long that takes.
             let is_new = tokio::time::timeout(LAST_RENEWAL, renewer.renew_if_own()).await == Ok(true);

@@ -13,7 +13,7 @@ const LOCALHOST: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
 /// All tasks that an agent may have.
 const TASKS: [&str; 11] = [
-    "DaemonSet watch",
+    "DaemonSet lookup",
     "drift watch",
     "events of healing",
     "healer",

@@ -1,13 +1,15 @@
-//! The agent's own DaemonSet and pod: watched while the agent runs, looked up when it shuts down.
+//! The agent's own DaemonSet and pod: looked up when the agent starts, and when it shuts down.
+//!
+//! Nothing is watched. The DaemonSet's status changes whenever one of its pods does, so watches of all agents would get each node's every step.
 
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use cluster_client::params::{GetParams, WatchParams};
-use cluster_client::{ApiError, Limits, PartialObjectMeta, Request, WatchEvent};
+use cluster_client::params::GetParams;
+use cluster_client::{ApiError, Limits, PartialObjectMeta, Request};
+use controller_runtime::SCOPE;
 use controller_runtime::daemon_set::{self, is_deleted, wants};
 use controller_runtime::outage::Retry;
-use controller_runtime::resync::WATCH_PATIENCE;
 use controller_runtime::supervisor::Unneeded;
 use k8s_openapi::api::apps::v1::DaemonSet;
 use k8s_openapi::api::core::v1::{Node, Pod};
@@ -65,148 +67,64 @@ pub enum OwnPod {
     Silent,
 }
 
-/// The state of the DaemonSet when it was last observed.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum LastObserved {
-    /// Never observed.
-    #[default]
-    Never,
-    /// It existed.
-    Present,
-    /// It was deleted.
-    Gone,
-}
-
-/// That state, shared by the watch and the shutdown.
+/// Whether the agent could ever read its DaemonSet, shared by its start and its shutdown.
 #[derive(Debug, Default)]
-pub struct SharedObservation(AtomicU8);
+pub struct WasReadable(AtomicBool);
 
-impl SharedObservation {
-    /// The state.
-    #[must_use]
-    pub fn get(&self) -> LastObserved {
-        match self.0.load(Ordering::Relaxed) {
-            1 => LastObserved::Present,
-            2 => LastObserved::Gone,
-            _ => LastObserved::Never,
-        }
-    }
-
-    fn note(&self, object: &PartialObjectMeta<DaemonSet>) {
-        let deleting = object.metadata.deletion_timestamp.is_some();
-        self.set(if deleting { LastObserved::Gone } else { LastObserved::Present });
-    }
-
-    fn set(&self, state: LastObserved) {
-        let value = match state {
-            LastObserved::Never => 0,
-            LastObserved::Present => 1,
-            LastObserved::Gone => 2,
-        };
-        self.0.store(value, Ordering::Relaxed);
-    }
-}
-
-/// Watches the DaemonSet for as long as the agent lives. Calls `restarted` each time the watch broke.
-pub async fn follow(connection: &Connection, observed: &SharedObservation, restarted: impl Fn()) -> Unneeded {
-    let mut retry = Retry::new("cannot watch the agent's DaemonSet", "watching the agent's DaemonSet again");
+/// Reads the DaemonSet, and repeats that until the API server answers. A name without a DaemonSet, or a refusal, is worth a warning.
+pub async fn look_at_start(connection: &Connection, readable: &WasReadable) -> Unneeded {
+    let mut retry =
+        Retry::new("cannot read the agent's DaemonSet", "the agent's DaemonSet can be read again");
     loop {
-        let done = match connection.get() {
-            Ok(cluster) => watch_once(&cluster, observed).await,
-            Err(error) => Err(format!("the agent has no working API client: {error}").into()),
+        let read = match connection.get() {
+            Ok(cluster) if cluster.identity().namespace.is_empty() => Err((NO_NAMESPACE.to_owned(), None)),
+            Ok(cluster) => warn_unless_readable(&cluster, readable)
+                .await
+                .map_err(|failure| (failure.to_string(), failure.retry_after())),
+            Err(error) => Err((format!("the agent has no working API client: {error}"), None)),
         };
-        let pause = match done {
+        match read {
             Ok(()) => {
                 retry.worked();
-                retry.after_success()
+                return Unneeded;
             }
-            Err(WatchError { text, retry_after }) => {
-                restarted();
-                retry.after_failure(&text, retry_after)
-            }
-        };
-        tokio::time::sleep(pause).await;
-    }
-}
-
-/// Why a watch broke.
-struct WatchError {
-    text: String,
-    retry_after: Option<Duration>,
-}
-
-impl From<String> for WatchError {
-    fn from(text: String) -> Self {
-        Self { text, retry_after: None }
-    }
-}
-
-impl From<ApiError> for WatchError {
-    fn from(failure: ApiError) -> Self {
-        Self { retry_after: failure.retry_after(), text: failure.to_string() }
-    }
-}
-
-/// Watches the DaemonSet, one object without its content, until the API server ends the watch.
-///
-/// Not by `resync`, which lists first: that needs one more verb than a get of this one object.
-async fn watch_once(cluster: &Cluster, observed: &SharedObservation) -> Result<(), WatchError> {
-    let identity = cluster.identity();
-    if identity.namespace.is_empty() {
-        return Err(NO_NAMESPACE.to_owned().into());
-    }
-    let version = observe(cluster, &identity.daemon_set, observed).await?;
-    let only = WatchParams::default().fields(&format!("metadata.name={}", identity.daemon_set));
-    let request = daemon_set::collection(cluster).watch_metadata(&only, &version);
-    let start = Instant::now();
-    let mut response = cluster.client().open(request, PATIENCE).await?;
-    loop {
-        let left = WATCH_PATIENCE.saturating_sub(start.elapsed());
-        match response.line::<WatchEvent<PartialObjectMeta<DaemonSet>>>(left).await? {
-            Some(WatchEvent::Added(object) | WatchEvent::Modified(object)) => observed.note(&object),
-            Some(WatchEvent::Deleted(_)) => observed.set(LastObserved::Gone),
-            Some(WatchEvent::Bookmark(_)) => {}
-            Some(WatchEvent::Error(status)) => return Err(status.message.into()),
-            None => return Ok(()),
+            Err((text, retry_after)) => tokio::time::sleep(retry.after_failure(&text, retry_after)).await,
         }
     }
 }
 
-/// Reads the DaemonSet before the watch; returns the version to watch from.
-async fn observe(cluster: &Cluster, name: &str, observed: &SharedObservation) -> Result<String, WatchError> {
+/// Reads it without its content.
+///
+/// # Errors
+/// The API server does not answer.
+async fn warn_unless_readable(cluster: &Cluster, readable: &WasReadable) -> Result<(), ApiError> {
+    let name = &cluster.identity().daemon_set;
     let request = daemon_set::collection(cluster).get_metadata(name, &GetParams::default());
     let found =
         cluster.client().json::<PartialObjectMeta<DaemonSet>>(request, Limits::object(PATIENCE)).await;
     match found {
-        Ok(found) => {
-            observed.note(&found);
-            Ok(found.metadata.resource_version.unwrap_or_default())
-        }
-        Err(ApiError::NotFound(words)) if words.by_api && observed.get() == LastObserved::Never => {
-            Err(format!("DaemonSet {name} not found; if the agent's has another name, set DAEMONSET_NAME").into())
-        }
+        Ok(_) => readable.0.store(true, Ordering::Relaxed),
         Err(ApiError::NotFound(words)) if words.by_api => {
-            observed.set(LastObserved::Gone);
-            Ok("0".to_owned())
+            log::warn!(target: SCOPE, "DaemonSet {name} not found; if the agent's has another name, set DAEMONSET_NAME");
         }
-        Err(failure) if failure.is_refusal() => Err(format!(
-            "the agent may not get DaemonSet {name}; at shutdown, losing its rights counts as removal ({failure})"
-        )
-        .into()),
-        Err(failure) => Err(failure.into()),
+        Err(failure) if failure.is_refusal() => {
+            log::warn!(target: SCOPE, "the agent may not get DaemonSet {name}; at shutdown, losing its rights counts as removal ({failure})");
+        }
+        Err(failure) => return Err(failure),
     }
+    Ok(())
 }
 
-/// Looks the DaemonSet up when the agent shuts down. One refusal does not count if the DaemonSet existed a moment ago: while an
+/// Looks the DaemonSet up when the agent shuts down. One refusal does not count if the agent could read it before: while an
 /// API server starts, or roles are replaced, it denies what it allows a second later.
-pub async fn look_up(connection: &Connection, observed: &SharedObservation) -> Lookup {
+pub async fn look_up(connection: &Connection, readable: &WasReadable) -> Lookup {
     let start = Instant::now();
     loop {
         let lookup = match connection.get() {
             Ok(cluster) => look_up_once(&cluster).await,
             Err(error) => Lookup::Unreachable(error.to_string()),
         };
-        let is_final = !matches!(lookup, Lookup::Denied { .. }) || observed.get() != LastObserved::Present;
+        let is_final = !matches!(lookup, Lookup::Denied { .. }) || !readable.0.load(Ordering::Relaxed);
         if is_final || start.elapsed() >= REFUSAL_PATIENCE {
             return lookup;
         }

@@ -7,14 +7,14 @@ use std::convert::Infallible;
 use std::future::{Future, pending};
 use std::time::{Duration, Instant};
 
-use cluster_client::{AccessError, ApiError};
+use cluster_client::{AccessError, ApiError, random};
 use serde_json::Value;
 
 use crate::SCOPE;
 use crate::cluster::Connection;
 use crate::outage::{LONGEST_RETRY, Retry};
 pub use list::{Freshness, Listed, Selection};
-pub use watch::{ObjectEvent, WATCH_PATIENCE};
+pub use watch::{ObjectEvent, WATCH_PATIENCE, WatchEnd};
 
 /// Why a collection cannot be read or watched.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -96,6 +96,9 @@ pub struct Collection {
     pub freshness: Freshness,
     /// The rights that a controller needs, for one that is denied them.
     pub remedy: &'static str,
+    /// How long it takes, at most, until all who follow such a collection follow it again after the API server was gone for a moment; and the
+    /// longest pause while it is. Zero for a program that runs once in a cluster.
+    pub spread: Duration,
 }
 
 /// A copy of a collection.
@@ -126,12 +129,19 @@ pub trait Replica: Sync {
 /// Keeps a copy current for ever.
 pub async fn run(connection: &Connection, collection: &Collection, replica: &impl Replica) -> Infallible {
     let what = collection.what;
-    let mut retry = Retry::new(format!("cannot watch {what}"), format!("watching {what} again"));
+    let mut retry = Retry::new(format!("cannot watch {what}"), format!("watching {what} again"))
+        .longest(collection.spread.max(LONGEST_RETRY));
     let mut version = None;
     loop {
-        let start = Instant::now();
-        let pause = match watch_once(connection, collection, replica, &mut version, &mut retry).await {
-            Ok(()) => retry.after_success(),
+        let (start, mut was_watching) = (Instant::now(), false);
+        let ended = watch_once(connection, collection, replica, &mut version, || {
+            was_watching = true;
+            retry.worked();
+        })
+        .await;
+        let is_lost = was_watching && matches!(ended, Ok(WatchEnd::Early) | Err(ReadError::Failed { .. }));
+        let pause = match ended {
+            Ok(_) => retry.after_success(),
             Err(error) => {
                 if replica.interrupted() || error == ReadError::Expired {
                     version = None;
@@ -154,7 +164,9 @@ pub async fn run(connection: &Connection, collection: &Collection, replica: &imp
                 }
             }
         };
-        tokio::time::sleep(pause).await;
+        // All watches end together when an API server restarts, and are not to come back together.
+        let share = if is_lost { collection.spread.mul_f64(random()) } else { Duration::ZERO };
+        tokio::time::sleep(pause.max(share)).await;
     }
 }
 
@@ -164,8 +176,8 @@ async fn watch_once(
     collection: &Collection,
     replica: &impl Replica,
     version: &mut Option<String>,
-    retry: &mut Retry,
-) -> Result<(), ReadError> {
+    mut watching: impl FnMut(),
+) -> Result<WatchEnd, ReadError> {
     let cluster = connection.get()?;
     let Collection { path, selection, freshness, .. } = collection;
     if replica.is_incomplete() {
@@ -180,12 +192,12 @@ async fn watch_once(
         }
     };
     let watch = cluster.watch(path, selection, from, |event| match event {
-        ObjectEvent::Watching => retry.worked(),
+        ObjectEvent::Watching => watching(),
         ObjectEvent::Changed(object) => replica.changed(&object),
         ObjectEvent::Removed(object) => replica.removed(&object),
     });
     tokio::select! {
         done = watch => done,
-        () = replica.wants_list() => Ok(()),
+        () = replica.wants_list() => Ok(WatchEnd::AsAsked),
     }
 }

@@ -6,7 +6,7 @@
 use std::time::{Duration, Instant};
 
 use cluster_client::params::WatchParams;
-use cluster_client::{Request, WatchEvent};
+use cluster_client::{Request, WatchEvent, random};
 use serde_json::Value;
 
 use super::{ReadError, Selection};
@@ -14,8 +14,17 @@ use crate::cluster::{Cluster, PATIENCE};
 
 /// How long a watch may last. The API server is asked to end it earlier, so a watch that lasts longer is dead.
 pub const WATCH_PATIENCE: Duration = Duration::from_secs(300);
-/// When the API server is to end it, in seconds.
-const WATCH_SECONDS: u32 = 240;
+/// When the API server is to end it, in seconds: of many that began together, each at another time.
+const WATCH_SECONDS: std::ops::Range<u32> = 180..240;
+
+/// How the API server ended a watch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WatchEnd {
+    /// When it was asked to.
+    AsAsked,
+    /// Earlier, as one that shuts down does.
+    Early,
+}
 
 /// What happened to an object.
 #[derive(Debug, Clone, PartialEq)]
@@ -39,8 +48,9 @@ impl Cluster {
         of: &Selection,
         version: &mut String,
         mut each: impl FnMut(ObjectEvent),
-    ) -> Result<(), ReadError> {
-        let params = WatchParams::default().fields(&of.fields).timeout(WATCH_SECONDS);
+    ) -> Result<WatchEnd, ReadError> {
+        let seconds = random_of(WATCH_SECONDS);
+        let params = WatchParams::default().fields(&of.fields).timeout(seconds);
         let params = if of.labels.is_empty() { params } else { params.labels(&of.labels) };
         let start = Instant::now();
         let mut answer = self.client().open(Request::new(path).watch(&params, version), PATIENCE).await?;
@@ -48,7 +58,8 @@ impl Cluster {
         loop {
             let left = WATCH_PATIENCE.saturating_sub(start.elapsed());
             let Some(event) = answer.line::<WatchEvent<Value>>(left).await? else {
-                return Ok(());
+                let is_early = start.elapsed() < Duration::from_secs(seconds.into());
+                return Ok(if is_early { WatchEnd::Early } else { WatchEnd::AsAsked });
             };
             match event {
                 WatchEvent::Added(object) | WatchEvent::Modified(object) => {
@@ -68,6 +79,14 @@ impl Cluster {
             }
         }
     }
+}
+
+/// A number of a range, each as likely.
+fn random_of(range: std::ops::Range<u32>) -> u32 {
+    let width = f64::from(range.end - range.start);
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "within the range")]
+    let above = (random() * width) as u32;
+    range.start + above
 }
 
 fn advance(version: &mut String, object: &Value) {

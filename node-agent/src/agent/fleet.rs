@@ -1,0 +1,298 @@
+//! Agents of many nodes on one real API server: what they ask when they start, when nothing happens, for each broken pod, and when the API server was
+//! gone. They are tasks of this process, as an agent starts them, without the node's files.
+//!
+//! `FLEET` lists numbers of agents, `FLEET_IDLE` says for how many seconds nothing happens. `make fleet` plays 10 to 5,000.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use e2e::kube::{ApiServer, Sending};
+use serde_json::{Value, json};
+use tokio::task::AbortHandle;
+
+use super::*;
+
+/// For what must come, however slow the machine.
+const LONG: Duration = Duration::from_secs(900);
+const NAMESPACE: &str = "istio-system";
+/// As the chart renders it, with a repair that needs no node.
+const MANIFEST: &str = include_str!("../../../deploy/istio-cni-node.yaml");
+/// How fast nodes join: 500 a minute.
+const JOIN: Duration = Duration::from_millis(120);
+/// How many pods break.
+const BROKEN: usize = 100;
+/// What an idle agent may ask, in requests a second.
+const MOST_IDLE: f64 = 0.01;
+/// How long it may take until everyone watches again after the API server was gone.
+const SPREAD: Duration = Duration::from_secs(60);
+
+fn numbers(name: &str, usual: &str) -> Result<Vec<usize>> {
+    let text = std::env::var(name).unwrap_or_else(|_| usual.to_owned());
+    text.split_whitespace()
+        .map(|number| number.parse().with_context(|| format!("{name}: {number:?}")))
+        .collect()
+}
+
+/// Requests that the API server has counted, by verb and resource.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+struct Requests(BTreeMap<(String, String), u64>);
+
+impl Requests {
+    fn so_far(api: &ApiServer) -> Result<Self> {
+        let text = api.kubectl(&["get", "--raw", "/metrics"])?.stdout;
+        let mut counts = BTreeMap::new();
+        for line in text.lines().filter(|line| line.starts_with("apiserver_request_total{")) {
+            let label = |name: &str| {
+                let (_, rest) = line.split_once(&format!("{name}=\""))?;
+                Some(rest.split_once('"')?.0.to_owned())
+            };
+            let (resource, part) = (label("resource"), label("subresource"));
+            let what = [resource, part].into_iter().flatten().filter(|word| !word.is_empty());
+            let of = (label("verb").unwrap_or_default(), what.collect::<Vec<_>>().join("/"));
+            let value = line.rsplit_once(' ').and_then(|(_, value)| value.parse().ok()).unwrap_or(0);
+            *counts.entry(of).or_default() += value;
+        }
+        Ok(Self(counts))
+    }
+
+    fn of(&self, verb: &str, resource: &str) -> u64 {
+        self.0.get(&(verb.to_owned(), resource.to_owned())).copied().unwrap_or_default()
+    }
+
+    /// Those of agents: the test itself sends others, and the server some to itself.
+    fn of_agents(&self) -> u64 {
+        [
+            ("GET", "daemonsets"),
+            ("POST", "serviceaccounts/token"),
+            ("LIST", "pods"),
+            ("WATCH", "pods"),
+            ("GET", "pods"),
+        ]
+        .iter()
+        .chain(&[
+            ("PATCH", "pods"),
+            ("PATCH", "pods/status"),
+            ("POST", "events"),
+            ("GET", "nodes"),
+            ("WATCH", "daemonsets"),
+        ])
+        .map(|(verb, resource)| self.of(verb, resource))
+        .sum()
+    }
+
+    fn since(&self, before: &Self) -> Self {
+        let less = |(of, count): (&(String, String), &u64)| {
+            (of.clone(), count - before.0.get(of).copied().unwrap_or_default())
+        };
+        Self(self.0.iter().map(less).collect())
+    }
+}
+
+/// How many watches of pods are open.
+fn watches(api: &ApiServer) -> Result<u64> {
+    let text = api.kubectl(&["get", "--raw", "/metrics"])?.stdout;
+    let open = text.lines().filter(|line| {
+        line.starts_with("apiserver_longrunning_requests{")
+            && line.contains("resource=\"pods\"")
+            && line.contains("verb=\"WATCH\"")
+            && line.contains("scope=\"cluster\"")
+    });
+    Ok(open.filter_map(|line| line.rsplit_once(' ')?.1.parse::<u64>().ok()).sum())
+}
+
+/// Waits until so many watch, and returns the most that came in a second.
+async fn wait_watching(api: &ApiServer, agents: usize) -> Result<(Duration, u64)> {
+    let (start, mut last, mut most) = (Instant::now(), (Instant::now(), 0), 0);
+    loop {
+        let open = watches(api).unwrap_or_default();
+        let second = last.0.elapsed().as_secs_f64().max(1.0);
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            clippy::cast_precision_loss,
+            reason = "a count"
+        )]
+        let rate = (open.saturating_sub(last.1) as f64 / second) as u64;
+        (last, most) = ((Instant::now(), open), most.max(rate));
+        if open >= agents as u64 {
+            return Ok((start.elapsed(), most));
+        }
+        ensure!(start.elapsed() < LONG, "only {open} of {agents} watch");
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
+}
+
+fn settings(api: &ApiServer, account: &Path, node: usize) -> Result<Settings> {
+    let mut env: Vec<(String, String)> = [
+        ("KUBERNETES_SERVICE_HOST", "127.0.0.1".to_owned()),
+        ("KUBERNETES_SERVICE_PORT", api.port().to_string()),
+        ("SERVICE_ACCOUNT_DIR", account.display().to_string()),
+        ("POD_NAMESPACE", NAMESPACE.to_owned()),
+        ("POD_NAME", format!("istio-cni-node-{node}")),
+        ("NODE_NAME", format!("node-{node}")),
+        ("REPAIR_LABEL_PODS", "true".to_owned()),
+        ("PLUGIN_SERVICE_ACCOUNT", "istio-cni-plugin".to_owned()),
+    ]
+    .map(|(name, value)| (name.to_owned(), value))
+    .into();
+    env.extend(
+        e2e::agent::DIRECTORIES
+            .iter()
+            .filter(|(name, _)| *name != "SERVICE_ACCOUNT_DIR")
+            .map(|(name, part)| ((*name).to_owned(), account.join(part).display().to_string())),
+    );
+    let (settings, _) = Settings::read(&settings_cli::ParsedArgs::default(), &env)
+        .map_err(|errors| anyhow::anyhow!("{errors:?}"))?;
+    Ok(settings)
+}
+
+/// One agent, as far as the API server meets it.
+struct FleetAgent {
+    work: [AbortHandle; 5],
+    _drift: watch::Sender<DriftSettings>,
+}
+
+impl FleetAgent {
+    fn start(settings: &Settings) -> Self {
+        let (served, token) = served(settings, None, Supervisor::default());
+        let drift = watch::Sender::new(settings.drift.clone());
+        let renewer = TokenRenewer::new(
+            settings.plugin.clone(),
+            token,
+            served.connection.clone(),
+            served.metrics.clone(),
+        );
+        start_lookup(&served);
+        Self { work: start_work(settings, &drift, &served, Arc::new(renewer)), _drift: drift }
+    }
+}
+
+impl Drop for FleetAgent {
+    fn drop(&mut self) {
+        self.work.iter().for_each(AbortHandle::abort);
+    }
+}
+
+fn pod(name: &str, node: usize) -> Value {
+    json!({
+        "apiVersion": "v1", "kind": "Pod",
+        "metadata": {"name": name, "namespace": "default", "annotations": {"sidecar.istio.io/status": "{}"}},
+        "spec": {
+            "nodeName": format!("node-{node}"), "terminationGracePeriodSeconds": 0,
+            "initContainers": [{"name": "istio-validation", "image": "proxy"}],
+            "containers": [{"name": "app", "image": "app"}, {"name": "istio-proxy", "image": "proxy", "args": ["proxy", "sidecar"]}],
+        },
+    })
+}
+
+fn held_back() -> Value {
+    let time = "2026-11-21T00:00:00Z";
+    json!({"status": {"phase": "Pending", "initContainerStatuses": [{"name": "istio-validation", "image": "proxy",
+        "imageID": "proxy", "ready": false, "restartCount": 0, "state": {"terminated": {"exitCode": 126, "reason": "Error",
+        "startedAt": time, "finishedAt": time, "containerID": "containerd://1"}}}]}})
+}
+
+/// Breaks pods on nodes in turn, and waits until all have their label and their event; what that took of agents.
+async fn break_pods(api: &ApiServer, agents: usize, tag: &str) -> Result<Requests> {
+    let path = "/api/v1/namespaces/default/pods";
+    let names: Vec<String> = (0..BROKEN).map(|number| format!("{tag}-{number}")).collect();
+    let made =
+        names.iter().enumerate().map(|(number, name)| Sending::post(path, &pod(name, number % agents)));
+    api.send_all(&made.collect::<Vec<_>>())?;
+    let before = Requests::so_far(api)?;
+    let failed = names.iter().map(|name| Sending::merge(&format!("{path}/{name}/status"), &held_back()));
+    api.send_all(&failed.collect::<Vec<_>>())?;
+    let start = Instant::now();
+    loop {
+        let taken = Requests::so_far(api)?.since(&before);
+        if taken.of("POST", "events") >= BROKEN as u64 {
+            return Ok(taken);
+        }
+        ensure!(start.elapsed() < LONG, "{taken:?}");
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+}
+
+/// Processor time and resident memory of the API server, in seconds and MiB.
+fn cost(api: &ApiServer) -> Result<(f64, f64)> {
+    let text = api.kubectl(&["get", "--raw", "/metrics"])?.stdout;
+    let of = |name: &str| {
+        let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        line.and_then(|value| value.parse::<f64>().ok()).context(name.to_owned())
+    };
+    Ok((of("process_cpu_seconds_total")?, of("process_resident_memory_bytes")? / f64::from(1 << 20)))
+}
+
+/// Plays it with so many agents; one line of figures.
+async fn play(api: &ApiServer, account: &Path, agents: usize, idle: Duration) -> Result<String> {
+    #[expect(clippy::cast_precision_loss, reason = "a count")]
+    let each = |count: u64| count as f64 / agents as f64;
+    let before = Requests::so_far(api)?;
+    let cpu = cost(api)?.0;
+    let mut fleet = Vec::new();
+    for node in 0..agents {
+        fleet.push(FleetAgent::start(&settings(api, account, node)?));
+        tokio::time::sleep(JOIN).await;
+    }
+    let (late, _) = wait_watching(api, agents).await?;
+    let start = Requests::so_far(api)?.since(&before);
+    let start_cpu = cost(api)?.0 - cpu;
+    // The DaemonSet, its own pod, the plugin's token, the list and the watch.
+    ensure!(each(start.of_agents()) <= 5.5, "an agent that starts asks too much: {start:?}");
+
+    let (before, cpu) = (Requests::so_far(api)?, cost(api)?.0);
+    tokio::time::sleep(idle).await;
+    let quiet = Requests::so_far(api)?.since(&before);
+    let idle_cpu = (cost(api)?.0 - cpu) / idle.as_secs_f64() * 100.0;
+    let rate = each(quiet.of_agents()) / idle.as_secs_f64();
+    // Watches that end within a short time are more than the mean.
+    ensure!(rate <= MOST_IDLE || idle < Duration::from_secs(240), "{rate} requests a second: {quiet:?}");
+    ensure!(quiet.of("LIST", "pods") == 0 && quiet.of("WATCH", "daemonsets") == 0, "{quiet:?}");
+
+    let repaired = break_pods(api, agents, &format!("a{agents}")).await?;
+    let changes = repaired.of("PATCH", "pods/status") + repaired.of("PATCH", "pods") - BROKEN as u64;
+    ensure!(repaired.of("GET", "pods") <= BROKEN as u64, "more than one read: {repaired:?}");
+    ensure!(changes == BROKEN as u64, "not one change a pod: {repaired:?}");
+
+    api.stop();
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    api.start_again()?;
+    let (back, most) = wait_watching(api, agents).await?;
+    let again = Requests::so_far(api)?;
+    ensure!(back <= SPREAD * 2, "all watch again after {back:?} only");
+    // Evenly, it would be a sixtieth each second.
+    ensure!(most <= (agents as u64 / 10).max(20), "{most} of {agents} came back in one second");
+    ensure!(each(again.of("LIST", "pods")) <= 1.1, "lists after a restart: {again:?}");
+    let memory = cost(api)?.1;
+    let missed = break_pods(api, agents, &format!("b{agents}")).await?;
+    ensure!(missed.of("POST", "events") == BROKEN as u64, "{missed:?}");
+    Ok(format!(
+        "| {agents} | {:.0} s, {start_cpu:.0} s | {:.1} | {rate:.4} | {idle_cpu:.1} % | {:.1} | {:.0} s, {most} | {:.2} | {memory:.0} MiB |",
+        late.as_secs_f64(),
+        each(start.of_agents()),
+        (repaired.of("GET", "pods") + changes) as f64 / BROKEN as f64,
+        back.as_secs_f64(),
+        each(again.of("LIST", "pods")),
+    ))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[allow(clippy::print_stdout, reason = "figures for people")]
+async fn a_fleet_asks_little_and_comes_back_spread_out() -> Result<()> {
+    let idle = Duration::from_secs(numbers("FLEET_IDLE", "5")?[0] as u64);
+    println!(
+        "| agents | all watch after the last has started, processor time of the API server | requests to start | idle, requests a second | API server, idle | requests for a broken pod, without its event | all back after, most in a second | lists after a restart | API server |\n|---:|---:|---:|---:|---:|---:|---:|---:|---:|"
+    );
+    for agents in numbers("FLEET", "40")? {
+        let api = ApiServer::start()?;
+        api.create_namespace(NAMESPACE)?;
+        api.apply(&MANIFEST.replace("# repair-label: ", ""))?;
+        let folder = tempfile::tempdir()?;
+        std::fs::copy(api.ca_path(), folder.path().join("ca.crt"))?;
+        std::fs::write(folder.path().join("token"), api.token(NAMESPACE, "istio-cni")?)?;
+        println!("{}", play(&api, folder.path(), agents, idle).await?);
+    }
+    Ok(())
+}
