@@ -102,7 +102,7 @@ metrics! {
         repair_overflows: Counter => "istio_cni_repair_queue_overflows_total", "Broken pods that did not fit into the queue and wait for the next list";
         meshed_pods: Family<StateLabel, Gauge> => "istio_cni_meshed_pods", "Pods of the node that should be redirected, by state: verified, not-redirected, drifted, interference (other programs' rules), unknown (cannot be determined), unseen (not yet checked); all 0 while the drift watch is off";
         heal_watched: Gauge => "istio_cni_heal_watched_pods", "Pods whose network namespace the agent monitors for changes";
-        heal_unwatched: Gauge => "istio_cni_heal_unwatched_pods", "Pods that cannot be monitored, because of their number or their network namespace; only the drift watch checks them";
+        heal_unwatched: Gauge => "istio_cni_heal_unwatched_pods", "Pods that are not monitored: they are too many, and only the drift watch checks them, or their network namespace is not known";
         heal_checks: Family<ResultLabel, Counter> => "istio_cni_heal_looks_total", "Checks of a pod after a change in its network namespace, by state: verified, drifted, interference, unknown";
         heal_attempts: Family<ReasonLabel, Counter> => "istio_cni_heal_attempts_total", "Attempts to heal a drifted pod, by result; docs/reference/agent.md has the reasons";
         heal_durations: Histogram = Histogram::new(HEAL_BUCKETS) => "istio_cni_heal_duration_seconds", "Delay from kernel notification to verified redirection";

@@ -14,10 +14,10 @@ use e2e::netns::Namespace;
 use e2e::process::{Background, command, prefixed, run_with_input};
 use netns_apply::Fingerprint;
 use pods::{
-    Foreign, PodApi, Sandboxes, check, eth0, mesh_pod, metric, read_and_unread, redirect, redirect_as,
-    redirect_with, wait, wait_at_least, wait_rounds,
+    Foreign, PodApi, Proc, Sandboxes, UID, check, eth0, mesh_pod, mesh_pod_of, metric, read_and_unread,
+    redirect, redirect_as, redirect_with, wait, wait_at_least, wait_rounds,
 };
-use process::{CALICO, Node};
+use process::{CALICO, Node, get};
 use redirect_core::options::{BackendChoice, Variant};
 use serde_json::{Value, json};
 
@@ -269,8 +269,41 @@ fn two_namespaces_with_a_pods_address_are_not_guessed_between() {
     let lines: Vec<&str> = log.lines().filter(|line| line.contains("cannot determine whether")).collect();
     let [line] = lines[..] else { panic!("{lines:?}\n{log}") };
     assert!(line.contains("cni-again") && line.contains("cni-hostile"), "{line}");
+    assert!(line.contains("SYS_PTRACE"), "it says what would decide: {line}");
+    let (_, verbose) = get(node.health, "/readyz?verbose").expect("answers");
+    assert!(verbose.contains("1 unknown; 1 unwatched"), "{verbose}");
     hostile.ip_batch("addr del 10.1.0.2/32 dev lo\n").expect("deletes");
     wait(&node, "the pod to be determined again", || node.log().contains("the pod can be checked again"));
+}
+
+/// Any container with NET_ADMIN can take its neighbours' addresses, but none of their processes.
+#[test]
+fn a_neighbour_that_takes_a_pods_addresses_hides_no_drift() {
+    const NEIGHBOUR: &str = "0f1e2d3c-4b5a-6978-8796-a5b4c3d2e109";
+    let mut node = node();
+    // With which the agent may read processes.
+    node.set("REPAIR_REPAIR_PODS", "true");
+    let proc = Proc::new(&mut node);
+    let mut sandboxes = Sandboxes::new(&mut node);
+    let web = sandboxes.add("cni-web", &["10.1.0.2", "fd00:10::2"]);
+    redirect(&web);
+    let hostile = sandboxes.add("cni-hostile", &["10.1.0.7"]);
+    hostile.add_address("lo", "10.1.0.2/32").expect("adds");
+    hostile.add_address("lo", "fd00:10::2/128").expect("adds");
+    proc.add_of(71, UID, &web.path());
+    proc.add_of(72, NEIGHBOUR, &hostile.path());
+    let api = PodApi::start(&mut node, vec![mesh_pod_of(UID, "web", &["10.1.0.2", "fd00:10::2"])]);
+    let _agent = node.start_ready();
+    wait_at_least(&node, &check("verified"), 2.0);
+    web.sh(DELETE_RULE).expect("deletes");
+    wait(&node, "the event", || !api.events_about("web").is_empty());
+    assert!(is(&node, DRIFTED, 1.0) && is(&node, &check("namespace-ambiguous"), 0.0), "{}", node.log());
+    redirect(&web);
+    wait(&node, "the gauge to go down", || is(&node, DRIFTED, 0.0));
+    // A neighbour in whose namespace the pod has a process as well leaves it open.
+    proc.add_of(73, UID, &hostile.path());
+    wait_at_least(&node, &check("namespace-ambiguous"), 1.0);
+    assert!(node.log().contains("processes"), "{}", node.log());
 }
 
 #[test]

@@ -16,6 +16,7 @@ use redirect_core::options::BackendChoice;
 use serde_json::{Value, json};
 
 const WATCHED: &str = "istio_cni_heal_watched_pods";
+const UNWATCHED: &str = "istio_cni_heal_unwatched_pods";
 const DELETE_RULE: &str = "iptables-nft -t nat -D OUTPUT -j ISTIO_OUTPUT";
 
 fn node() -> Node {
@@ -285,6 +286,37 @@ fn a_namespace_without_proof_of_its_pod_is_not_healed() {
         });
         assert_eq!(api.events_about("web").len(), 2, "{:?}", api.events_about("web"));
     }
+}
+
+/// Also a pod that had no monitor yet when a neighbour took its addresses.
+#[test]
+fn a_neighbour_that_takes_a_pods_addresses_prevents_no_healing() {
+    let mut node = node();
+    let proc = Proc::new(&mut node);
+    let mut sandboxes = Sandboxes::new(&mut node);
+    let web = redirected(&mut sandboxes, &proc);
+    let shop = sandboxes.add("cni-shop", &["10.1.0.3"]);
+    redirect(&shop);
+    let hostile = sandboxes.add("cni-hostile", &["10.1.0.7"]);
+    proc.add_of(79, &uid(9), &hostile.path());
+    for address in ["10.1.0.2/32", "10.1.0.3/32"] {
+        hostile.add_address("lo", address).expect("adds");
+    }
+    let before = hostile.snapshot().expect("a snapshot");
+    let _api = PodApi::start(&mut node, vec![pod("web", 1, &["10.1.0.2"]), pod("shop", 2, &["10.1.0.3"])]);
+    let _agent = node.start_ready();
+    wait_at_least(&node, WATCHED, 1.0);
+    wait(&node, "the pod without a process to count", || is(&node, UNWATCHED, 1.0));
+    let (_, verbose) = get(node.health, "/readyz?verbose").expect("answers");
+    assert!(verbose.contains("1 of 2 meshed pods verified: 1 unknown; 1 unwatched"), "{verbose}");
+    web.sh(DELETE_RULE).expect("deletes");
+    wait_at_least(&node, &attempts("healed"), 1.0);
+    assert_eq!(mismatch(&web, &[], BackendChoice::Auto), None);
+    assert_eq!(lost_or_added(&hostile, &before), [""; 0]);
+    // As soon as it has a process, and a runtime makes a namespace, it is found.
+    proc.add_of(72, &uid(2), &shop.path());
+    sandboxes.add("cni-new", &["10.1.0.8"]);
+    wait(&node, "the pod to be found", || is(&node, WATCHED, 2.0) && is(&node, UNWATCHED, 0.0));
 }
 
 #[test]

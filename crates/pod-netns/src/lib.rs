@@ -2,7 +2,9 @@
 //!
 //! A pod's status names its addresses, and the runtime's directory has a file per namespace; which belong together, the addresses inside the
 //! namespaces say. A container with CAP_NET_ADMIN can give its own namespace the address of another pod: then two have it, and neither is
-//! the answer. No namespace is held open between two looks, because an open one outlives its pod.
+//! the answer: then the cgroups of the processes in them say whose they are. No namespace is held open between two looks, because an open one outlives its pod.
+
+mod processes;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -12,6 +14,8 @@ use std::path::{Path, PathBuf};
 
 use netns_apply::netns::{Netns, NetnsError, NetnsId};
 use netns_apply::{facts, pod};
+
+pub use processes::{NamespaceProcesses, ProcessIndex, namespace_of};
 
 /// The namespaces of a directory, as they were at one moment.
 #[derive(Debug, Default)]
@@ -81,6 +85,23 @@ pub enum LookupError {
     },
 }
 
+/// Why processes do not show which of several namespaces is a pod's.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum UndecidedError {
+    /// None of the pod's is in any of them.
+    #[error("no process of the pod is in one of them")]
+    NoProcess,
+    /// Some of the pod's cannot be read.
+    #[error("the pod's processes cannot be read: {0}; add SYS_PTRACE to the capabilities")]
+    Hidden(String),
+    /// Some of the pod's are in more than one of them.
+    #[error("processes of the pod are in {0} of them")]
+    Several(usize),
+    /// Another pod's are in the same one.
+    #[error("processes of another pod (UID {0}) are in the same one as the pod's")]
+    Shared(String),
+}
+
 fn list<T: ToString>(values: &[T]) -> String {
     values.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
 }
@@ -142,16 +163,38 @@ impl NamespaceIndex {
         if addresses.is_empty() {
             return Err(LookupError::NoAddress);
         }
-        let mut having = self.found.iter().filter(|sandbox| sandbox.has(addresses));
+        let mut having = self.having(addresses);
         match (having.next(), having.next()) {
             (None, _) => Err(LookupError::Nowhere(addresses.to_owned())),
             (Some(one), None) => Ok(one),
             (Some(_), Some(_)) => {
-                let all = self.found.iter().filter(|sandbox| sandbox.has(addresses));
-                let paths = all.map(|sandbox| sandbox.path.clone()).collect();
+                let paths = self.having(addresses).map(|sandbox| sandbox.path.clone()).collect();
                 Err(LookupError::Ambiguous { addresses: addresses.to_owned(), paths })
             }
         }
+    }
+
+    /// Of several namespaces that have all these addresses, the one with processes of this pod and of no other: into another pod's
+    /// cgroup no container gets.
+    ///
+    /// # Errors
+    /// Why the processes do not decide.
+    pub fn find_by_processes(
+        &self,
+        addresses: &[IpAddr],
+        uid: &str,
+        processes: &ProcessIndex,
+    ) -> Result<&Sandbox, UndecidedError> {
+        let inside = |sandbox: &Sandbox| processes.namespaces.get(&sandbox.id);
+        let having = self.having(addresses).filter_map(|sandbox| Some((sandbox, inside(sandbox)?)));
+        the_pods(having, uid).map_err(|undecided| match (undecided, processes.hidden.get(uid)) {
+            (UndecidedError::NoProcess, Some(error)) => UndecidedError::Hidden(error.clone()),
+            (other, _) => other,
+        })
+    }
+
+    fn having<'s, 'a>(&'s self, addresses: &'a [IpAddr]) -> impl Iterator<Item = &'s Sandbox> + use<'s, 'a> {
+        self.found.iter().filter(|sandbox| sandbox.has(addresses))
     }
 
     /// All of them, in the order of their paths.
@@ -164,6 +207,24 @@ impl NamespaceIndex {
     #[must_use]
     pub const fn counts(&self) -> (usize, usize) {
         (self.found.len(), self.passed_over)
+    }
+}
+
+/// The one of several candidates with processes of this pod and of no other.
+fn the_pods<'a, T>(
+    candidates: impl Iterator<Item = (T, &'a NamespaceProcesses)>,
+    uid: &str,
+) -> Result<T, UndecidedError> {
+    let mut with: Vec<(T, &NamespaceProcesses)> =
+        candidates.filter(|(_, inside)| inside.pods.contains(uid)).collect();
+    let count = with.len();
+    match (with.pop(), count) {
+        (None, _) => Err(UndecidedError::NoProcess),
+        (Some((one, inside)), 1) => match inside.pods.iter().find(|other| *other != uid) {
+            None => Ok(one),
+            Some(other) => Err(UndecidedError::Shared(other.clone())),
+        },
+        (Some(_), several) => Err(UndecidedError::Several(several)),
     }
 }
 
@@ -258,6 +319,24 @@ mod tests {
             ambiguous.contains("/n/0, /n/2") && ambiguous.contains("ownership is ambiguous"),
             "{ambiguous}"
         );
+    }
+
+    #[test]
+    fn of_several_namespaces_the_one_with_the_pods_processes_is_the_pods() {
+        let inside = |pods: &[&str]| NamespaceProcesses {
+            pods: pods.iter().map(ToString::to_string).collect(),
+            process: 7,
+        };
+        let owner = |namespaces: &[&[&str]]| {
+            let all: Vec<NamespaceProcesses> = namespaces.iter().map(|pods| inside(pods)).collect();
+            the_pods(all.iter().enumerate(), "own")
+        };
+        assert_eq!(owner(&[&["other"], &["own"], &[]]), Ok(1));
+        assert_eq!(owner(&[&["other"], &[]]), Err(UndecidedError::NoProcess));
+        assert_eq!(owner(&[&["own"], &["own"]]), Err(UndecidedError::Several(2)));
+        // A neighbour that is in the pod's own namespace, too, does not make another one the pod's.
+        assert_eq!(owner(&[&["own", "other"], &["other"]]), Err(UndecidedError::Shared("other".into())));
+        assert_eq!(owner(&[&["own", "other"], &["own"]]), Err(UndecidedError::Several(2)));
     }
 
     #[test]

@@ -12,7 +12,6 @@ mod tracker;
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -23,7 +22,7 @@ use controller_runtime::metrics::{ResultLabel, gauged, results, start_at_zero};
 use controller_runtime::resync::ReadError;
 use controller_runtime::supervisor::Unneeded;
 use netns_apply::capabilities::{NET_ADMIN, SYS_ADMIN};
-use pod_netns::{NamespaceIndex, Sandbox, SurveyError};
+use pod_netns::{Sandbox, SurveyError};
 use tokio::sync::watch::Receiver;
 
 use crate::cluster::{Cluster, Connection, pod_reference, pods, warning};
@@ -31,8 +30,8 @@ use crate::heal::{CheckRequests, HealHandle, HealRequest};
 use crate::install::Installer;
 use crate::metrics::Metrics;
 use crate::pod_check::{
-    AMBIGUOUS, Basis, CheckError, Comparison, ExpectedRules, MeshPod, NOT_FOUND, UNREADABLE, UNVERIFIABLE,
-    check, plugin_conf, require,
+    AMBIGUOUS, Basis, CheckError, Comparison, ExpectedRules, MeshPod, NOT_FOUND, Surroundings, UNREADABLE,
+    UNVERIFIABLE, check, plugin_conf, require,
 };
 use crate::settings::{DriftSettings, Settings};
 use fingerprints::Fingerprints;
@@ -101,6 +100,13 @@ struct RoundContext {
     rules: Arc<ExpectedRules>,
     /// The addresses of all pods.
     wanted: Arc<BTreeSet<IpAddr>>,
+}
+
+/// What came of a check.
+struct CheckedPod {
+    seen: Comparison,
+    /// The pod's network namespace, if it was found.
+    sandbox: Option<Sandbox>,
 }
 
 /// The drift watch.
@@ -263,7 +269,7 @@ impl DriftWatch {
     async fn run_requested_checks(&mut self, requests: &CheckRequests) -> Result<(), RoundError> {
         let (cluster, ground, pods) = self.begin().await?;
         let is_requested = |pod: &MeshPod| {
-            requests.pods.contains(&pod.uid) || (requests.new && self.states.is_unseen(&pod.uid))
+            requests.pods.contains(&pod.uid) || (requests.new && self.states.wants_check(&pod.uid))
         };
         let pods: Vec<MeshPod> = pods.into_iter().filter(is_requested).collect();
         if pods.is_empty() {
@@ -297,16 +303,16 @@ impl DriftWatch {
     async fn check_one(
         &mut self,
         pod: MeshPod,
-        survey: &Arc<NamespaceIndex>,
+        survey: &Arc<Surroundings>,
         rules: &Arc<ExpectedRules>,
     ) -> Option<Arc<MeshPod>> {
         let pod = Arc::new(pod);
-        let seen = self.compare(&pod, survey, rules).await;
-        if self.tracker.is_news(&pod.uid, &seen) {
+        let checked = self.compare(&pod, survey, rules).await;
+        if self.tracker.is_news(&pod.uid, &checked.seen) {
             return Some(pod);
         }
-        self.settle(&pod, &seen).await;
-        self.entrust(&pod, survey, rules, &seen).await;
+        self.settle(&pod, &checked.seen).await;
+        self.entrust(&pod, rules, checked).await;
         None
     }
 
@@ -314,42 +320,45 @@ impl DriftWatch {
     async fn compare(
         &mut self,
         pod: &Arc<MeshPod>,
-        survey: &Arc<NamespaceIndex>,
+        survey: &Arc<Surroundings>,
         rules: &Arc<ExpectedRules>,
-    ) -> Comparison {
-        let namespace = survey.find(&pod.addresses).ok().map(Sandbox::id);
-        let known = namespace.and_then(|namespace| self.fingerprints.of(pod, rules, namespace));
+    ) -> CheckedPod {
+        let (of, there) = (pod.clone(), survey.clone());
+        let sandbox = match tokio::task::spawn_blocking(move || there.find(&of)).await {
+            Ok(Ok(sandbox)) => sandbox,
+            Ok(Err(unfound)) => return CheckedPod { seen: Comparison::Unknown(unfound), sandbox: None },
+            Err(error) => return CheckedPod { seen: panicked(&error), sandbox: None },
+        };
+        let namespace = sandbox.id();
+        let known = self.fingerprints.of(pod, rules, namespace);
         let keys = self.fingerprints.keys();
-        let (of, there, all) = (pod.clone(), survey.clone(), rules.clone());
+        let (of, there, all) = (pod.clone(), sandbox.clone(), rules.clone());
         let checked = tokio::task::spawn_blocking(move || check(&of, &there, &all, &keys, known)).await;
-        let (seen, basis) = checked.unwrap_or_else(|error| {
-            let error = CheckError::Failed(format!("the check panicked: {error}"));
-            (Comparison::Unknown(error), Basis::Rules(None))
-        });
+        let (seen, basis) = checked.unwrap_or_else(|error| (panicked(&error), Basis::Rules(None)));
         if basis == Basis::Fingerprint {
             self.metrics.drift_unread.inc();
         }
-        if let Some(namespace) = namespace {
-            self.fingerprints.note(pod, rules, namespace, &seen, basis);
-        }
-        seen
+        self.fingerprints.note(pod, rules, namespace, &seen, basis);
+        CheckedPod { seen, sandbox: Some(sandbox) }
     }
 
-    /// Hands a pod over to healing.
-    async fn entrust(
-        &self,
-        pod: &Arc<MeshPod>,
-        survey: &NamespaceIndex,
-        rules: &Arc<ExpectedRules>,
-        seen: &Comparison,
-    ) {
-        let is_verified = match seen {
+    /// Hands a pod over to healing, or reports to it that the pod cannot be monitored.
+    async fn entrust(&self, pod: &Arc<MeshPod>, rules: &Arc<ExpectedRules>, checked: CheckedPod) {
+        if !self.heals() {
+            return;
+        }
+        let is_verified = match &checked.seen {
             Comparison::AsPlanned => true,
             Comparison::Different(_) | Comparison::NotRedirected(_) | Comparison::Interference(_) => false,
-            Comparison::Unknown(_) => return,
+            Comparison::Unknown(error) => {
+                if error.is_unfound() {
+                    self.healer.send(HealRequest::Unfound { uid: pod.uid.clone() }).await;
+                }
+                return;
+            }
         };
-        if let (true, Ok(sandbox)) = (self.heals(), survey.find(&pod.addresses)) {
-            let (pod, rules, sandbox) = (pod.clone(), rules.clone(), sandbox.clone());
+        if let Some(sandbox) = checked.sandbox {
+            let (pod, rules) = (pod.clone(), rules.clone());
             self.healer.send(HealRequest::Checked { pod, rules, sandbox, is_verified }).await;
         }
     }
@@ -367,13 +376,13 @@ impl DriftWatch {
         }
     }
 
-    async fn survey(&self, wanted: Arc<BTreeSet<IpAddr>>) -> Result<Arc<NamespaceIndex>, SurveyError> {
-        let directory: PathBuf = self.settings.paths.netns.clone();
+    async fn survey(&self, wanted: Arc<BTreeSet<IpAddr>>) -> Result<Arc<Surroundings>, SurveyError> {
+        let paths = self.settings.paths.clone();
         let panicked = |error: tokio::task::JoinError| SurveyError::Directory {
             directory: self.settings.paths.netns.clone(),
             cause: std::io::Error::other(error.to_string()),
         };
-        let survey = tokio::task::spawn_blocking(move || NamespaceIndex::of(&directory, &wanted)).await;
+        let survey = tokio::task::spawn_blocking(move || Surroundings::of(&paths, &wanted)).await;
         let survey = survey.map_err(panicked)??;
         let (namespaces, others) = survey.counts();
         log::debug!(target: SCOPE, namespaces = namespaces, others = others; "searched network namespaces");
@@ -399,14 +408,16 @@ impl DriftWatch {
                 continue;
             };
             let now = Arc::new(now);
-            let seen = self.compare(&now, &survey, rules).await;
+            let checked = self.compare(&now, &survey, rules).await;
             // Only if it was this pod, with these settings, all the time.
-            if seen != Comparison::AsPlanned && same(cluster, pod, conf).await?.as_ref() != Some(&*now) {
+            if checked.seen != Comparison::AsPlanned
+                && same(cluster, pod, conf).await?.as_ref() != Some(&*now)
+            {
                 self.count(CHANGED_POD);
                 continue;
             }
-            self.settle(&now, &seen).await;
-            self.entrust(&now, &survey, rules, &seen).await;
+            self.settle(&now, &checked.seen).await;
+            self.entrust(&now, rules, checked).await;
         }
         Ok(())
     }
@@ -415,7 +426,8 @@ impl DriftWatch {
     async fn settle(&mut self, pod: &MeshPod, seen: &Comparison) {
         let cause = if let Comparison::Unknown(error) = seen { Some(error.word()) } else { None };
         self.count(cause.unwrap_or(seen.state().word()));
-        self.states.note(&pod.uid, seen.state());
+        let is_unwatched = matches!(seen, Comparison::Unknown(error) if error.is_unfound());
+        self.states.note(&pod.uid, seen.state(), is_unwatched);
         let report = self.tracker.note(&pod.uid, &pod.name, seen, Instant::now());
         self.show();
         let name = pod.name.to_string();
@@ -476,6 +488,10 @@ async fn same(cluster: &Cluster, pod: &MeshPod, conf: &Conf) -> Result<Option<Me
     Ok(now
         .and_then(|now| MeshPod::running(&now, conf))
         .filter(|now| now.uid == pod.uid && now.addresses == pod.addresses))
+}
+
+fn panicked(error: &tokio::task::JoinError) -> Comparison {
+    Comparison::Unknown(CheckError::Failed(format!("the check panicked: {error}")))
 }
 
 /// From 0 to 1, evenly, and always the same for a node.

@@ -11,44 +11,57 @@ use crate::metrics::{Metrics, StateLabel};
 
 /// What is known of the node's meshed pods, by their UIDs.
 #[derive(Debug, Default)]
-pub struct PodStates(BTreeMap<String, PodState>);
+pub struct PodStates {
+    states: BTreeMap<String, PodState>,
+    /// Those whose network namespace is not known, so that nothing watches them.
+    unwatched: BTreeSet<String>,
+}
 
 impl PodStates {
     /// These are all pods.
     pub fn keep(&mut self, uids: &BTreeSet<&str>) {
-        self.0.retain(|uid, _| uids.contains(uid.as_str()));
+        self.states.retain(|uid, _| uids.contains(uid.as_str()));
+        self.unwatched.retain(|uid| uids.contains(uid.as_str()));
         for uid in uids {
-            if !self.0.contains_key(*uid) {
-                self.0.insert((*uid).to_owned(), PodState::Unseen);
+            if !self.states.contains_key(*uid) {
+                self.states.insert((*uid).to_owned(), PodState::Unseen);
             }
         }
     }
 
-    /// Takes note of a check.
-    pub fn note(&mut self, uid: &str, state: PodState) {
-        self.0.insert(uid.to_owned(), state);
+    /// Takes note of a check, and of whether the pod's network namespace is not known.
+    pub fn note(&mut self, uid: &str, state: PodState, is_unwatched: bool) {
+        self.states.insert(uid.to_owned(), state);
+        if is_unwatched {
+            self.unwatched.insert(uid.to_owned());
+        } else {
+            self.unwatched.remove(uid);
+        }
     }
 
-    /// Whether a pod was not checked yet.
+    /// Whether a pod was not checked yet, or its network namespace was not known then.
     #[must_use]
-    pub fn is_unseen(&self, uid: &str) -> bool {
-        self.0.get(uid).is_none_or(|state| *state == PodState::Unseen)
+    pub fn wants_check(&self, uid: &str) -> bool {
+        self.unwatched.contains(uid) || self.states.get(uid).is_none_or(|state| *state == PodState::Unseen)
     }
 
     fn count(&self, of: PodState) -> usize {
-        self.0.values().filter(|state| **state == of).count()
+        self.states.values().filter(|state| **state == of).count()
     }
 
     /// In words.
     #[must_use]
     pub fn words(&self) -> String {
         let mut words =
-            format!("{} of {} meshed pods verified", self.count(PodState::Verified), self.0.len());
+            format!("{} of {} meshed pods verified", self.count(PodState::Verified), self.states.len());
         let others = PodState::MESHED.into_iter().filter(|state| *state != PodState::Verified);
         let others = others.map(|state| (state, self.count(state))).filter(|(_, count)| *count > 0);
         for (index, (state, count)) in others.enumerate() {
             // Writing to a string does not fail.
             let _ = write!(words, "{}{count} {}", if index == 0 { ": " } else { ", " }, state.word());
+        }
+        if !self.unwatched.is_empty() {
+            let _ = write!(words, "; {} unwatched", self.unwatched.len());
         }
         words
     }
@@ -114,16 +127,18 @@ mod tests {
         let mut states = PodStates::default();
         assert_eq!(states.words(), "0 of 0 meshed pods verified");
         states.keep(&BTreeSet::from(["a", "b", "c", "d", "e", "f"]));
-        states.note("a", Comparison::AsPlanned.state());
-        states.note("b", Comparison::NotRedirected("x".into()).state());
-        states.note("c", Comparison::Different("x".into()).state());
-        states.note("d", Comparison::Interference("x".into()).state());
-        states.note("e", Comparison::Unknown(CheckError::Failed("x".into())).state());
+        states.note("a", Comparison::AsPlanned.state(), false);
+        states.note("b", Comparison::NotRedirected("x".into()).state(), false);
+        states.note("c", Comparison::Different("x".into()).state(), false);
+        states.note("d", Comparison::Interference("x".into()).state(), false);
+        states.note("e", Comparison::Unknown(CheckError::Failed("x".into())).state(), false);
         assert_eq!(
             states.words(),
             "1 of 6 meshed pods verified: 1 not-redirected, 1 drifted, 1 interference, 1 unknown, 1 unseen"
         );
-        assert!(states.is_unseen("f") && states.is_unseen("unknown") && !states.is_unseen("a"));
+        assert!(states.wants_check("f") && states.wants_check("unknown") && !states.wants_check("a"));
+        states.note("e", PodState::Unknown, true);
+        assert!(states.wants_check("e") && states.words().ends_with("1 unseen; 1 unwatched"));
         states.keep(&BTreeSet::from(["a"]));
         assert_eq!(states.words(), "1 of 1 meshed pods verified");
     }
@@ -134,7 +149,7 @@ mod tests {
         let (node, mut states) = (NodeSummary::new(metrics.clone()), PodStates::default());
         let verified = || metrics.meshed_pods.get_or_create(&StateLabel { state: "verified" }).get();
         assert!(node.words().contains("DRIFT_WATCH_INTERVAL") && verified() == 0);
-        states.note("a", PodState::Verified);
+        states.note("a", PodState::Verified, false);
         node.show(&states, None);
         assert_eq!((node.words().as_str(), verified()), ("1 of 1 meshed pods verified", 1));
         node.show(&states, Some("no_pods"));

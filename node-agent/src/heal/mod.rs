@@ -99,6 +99,11 @@ pub enum HealRequest {
         /// Whether it is redirected as planned; otherwise it certainly is not.
         is_verified: bool,
     },
+    /// It does not know this pod's network namespace.
+    Unfound {
+        /// The pod's UID.
+        uid: String,
+    },
     /// The UIDs of all pods.
     Pods(BTreeSet<String>),
     /// Healing is off.
@@ -271,6 +276,12 @@ impl Healer {
             HealRequest::Pods(uids) => {
                 self.monitors.retain(|uid, _| uids.contains(uid));
                 self.unwatched.retain(|uid| uids.contains(uid));
+            }
+            // A monitor that it has already goes on.
+            HealRequest::Unfound { uid } => {
+                if self.monitors.get(&uid).is_none_or(PodMonitor::is_over) {
+                    self.unwatched.insert(uid);
+                }
             }
             HealRequest::Checked { pod, rules, sandbox, is_verified } => {
                 let uid = pod.uid.clone();

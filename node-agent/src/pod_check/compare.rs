@@ -9,7 +9,7 @@ use cni_core::states::PodState;
 use netns_apply::facts::{NameFiles, addresses};
 use netns_apply::pod::{Outside, suitable};
 use netns_apply::{ApplyError, ApplyOptions, Fingerprint, Mismatch, Snapshot, describe};
-use pod_netns::{LookupError, NamespaceIndex};
+use pod_netns::{LookupError, Sandbox};
 use redirect_core::RulePlan;
 use redirect_core::pod::{Decision, PodFacts};
 use redirect_core::settings::{InputErrors, NamespaceFacts};
@@ -133,6 +133,17 @@ impl CheckError {
     }
 }
 
+impl CheckError {
+    /// Whether its network namespace is not known, so that nothing watches the pod.
+    #[must_use]
+    pub const fn is_unfound(&self) -> bool {
+        match self {
+            Self::NotFound(_) | Self::Ambiguous(_) => true,
+            Self::Unverifiable(_) | Self::Failed(_) => false,
+        }
+    }
+}
+
 impl From<ApplyError> for CheckError {
     fn from(error: ApplyError) -> Self {
         let text = error.to_string();
@@ -153,18 +164,17 @@ impl From<LookupError> for CheckError {
     }
 }
 
-/// Compares a pod's network namespace with its plan. If it still has the fingerprint of a time when everything was as planned, nothing else is
+/// Compares a pod's network namespace, which is this one, with its plan. If it still has the fingerprint of a time when everything was as planned, nothing else is
 /// read. Takes a few milliseconds: not for an async thread.
 #[must_use]
 pub fn check(
     pod: &MeshPod,
-    survey: &NamespaceIndex,
+    sandbox: &Sandbox,
     rules: &ExpectedRules,
     keys: &RandomState,
     known: Option<Fingerprint>,
 ) -> (Comparison, Basis) {
     let checked = || {
-        let sandbox = survey.find(&pod.addresses)?;
         // It may have gone since the survey.
         let netns = sandbox.open().map_err(|error| CheckError::NotFound(error.to_string()))?;
         let outside = Outside::of_this_process();

@@ -8,7 +8,7 @@ mod compare;
 mod namespace;
 mod plugin_conf;
 mod pod;
-mod processes;
+mod surroundings;
 
 use cni_core::reasons;
 use netns_apply::capabilities::{self, Capability};
@@ -17,6 +17,7 @@ pub use apply::{ApplyFailure, RepairReport, redirect_here, repair, repair_known}
 pub use compare::{Basis, CheckError, Comparison, ExpectedRules, check, compare_here};
 pub use plugin_conf::plugin_conf;
 pub use pod::{MeshPod, NotMeshed};
+pub use surroundings::Surroundings;
 
 /// Words for a pod whose state is unknown.
 pub const NOT_FOUND: &str = reasons::NOT_FOUND.word;

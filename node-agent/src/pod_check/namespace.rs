@@ -11,9 +11,8 @@ use std::path::Path;
 use netns_apply::facts;
 use netns_apply::netns::Netns;
 use netns_apply::pod::hosts;
-use pod_netns::{LookupError, NamespaceIndex};
+use pod_netns::{LookupError, NamespaceIndex, ProcessIndex, namespace_of};
 
-use super::processes::{ProcessIndex, namespace_of};
 use super::{AMBIGUOUS, MeshPod, NOT_FOUND, RepairError};
 use crate::confine::outside;
 use crate::settings::Paths;
