@@ -214,14 +214,14 @@ fn a_running_pod_that_was_never_redirected_is_healed_and_reported() {
     // The namespace's owner is ambiguous.
     wait_at_least(&node, &attempts("no_process"), 1.0);
     let verbose = || get(node.health, "/readyz?verbose").expect("answers");
-    let words = "ready\n1 of 3 meshed pods verified: 1 not-redirected, 1 unknown\n";
+    let words = "ready\n1 of 3 meshed pods verified: 1 not-redirected, 1 unknown; 1 unwatched\n";
     wait(&node, "the node's answer", || verbose() == (200, words.to_owned()));
     assert!(is(&node, &state("not-redirected"), 1.0) && is(&node, &state("verified"), 1.0));
     assert_eq!(agent.readyz().expect("answers").1, "ready\n", "only a verbose request gets it");
     proc.add_of(71, &uid(1), &bare.path());
     wait_at_least(&node, &attempts("healed"), 1.0);
     assert_eq!(mismatch(&bare, &[], BackendChoice::Auto), None);
-    let words = "ready\n2 of 3 meshed pods verified: 1 unknown\n";
+    let words = "ready\n2 of 3 meshed pods verified: 1 unknown; 1 unwatched\n";
     wait(&node, "the node's answer", || verbose() == (200, words.to_owned()));
     wait(&node, "the gauge", || is(&node, "istio_cni_drifted_pods", 0.0));
 }
