@@ -167,6 +167,31 @@ fn generated_the_policy_is_the_charts_for_any_namespace() -> Result<()> {
 
 #[test]
 #[ignore = "needs helm: make chart"]
+fn the_taints_key_is_the_same_for_all_that_know_it() -> Result<()> {
+    const KEY: &str = "startup-taint.cluster-autoscaler.kubernetes.io/istio-cni-not-ready";
+    let mut values = json!({"nodeTaint": {"enabled": true, "key": KEY}, "taintController": {"enabled": true}, "ownNodePolicy": {"enabled": true}});
+    let text = rendered_without_tests(&values)?;
+    ensure!(!text.contains("cni.istio.io/not-ready"), "the default is left somewhere");
+    let all = objects(&text)?;
+    let config = find(&all, "ConfigMap", "istio-cni-config")?;
+    ensure!(config["data"]["TAINT_KEY"] == KEY, "{config}");
+    let controller =
+        find(&all, "Deployment", "istio-cni-taint-controller")?["spec"]["template"]["spec"].to_string();
+    ensure!(controller.contains(&json!({"key": KEY, "operator": "Exists"}).to_string()), "{controller}");
+    ensure!(controller.contains(&json!({"name": "TAINT_KEY", "value": KEY}).to_string()), "{controller}");
+    let policy = find(&all, "ValidatingAdmissionPolicy", "istio-cni-own-node-only")?.to_string();
+    ensure!(policy.matches(KEY).count() == 2, "{policy}");
+    // The variables of before stand for it.
+    for name in ["TAINT_KEY", "PILOT_NODE_UNTAINT_CONTROLLERS_TAINT_NAME"] {
+        values["nodeTaint"] = json!({"enabled": true});
+        values["env"] = json!({name: KEY});
+        ensure!(rendered_without_tests(&values)? == text, "{name}");
+    }
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs helm: make chart"]
 fn the_policy_needs_an_api_server_that_knows_it() -> Result<()> {
     let on = ["--set", "ownNodePolicy.enabled=true", "--kube-version"];
     let old = rendering(&[&on[..], &["v1.29.9"]].concat())?;

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use cni_core::conf::Conf;
 use cni_core::pod_source;
-use cni_core::reasons::{CONDITION, TAINT};
+use cni_core::reasons::{CONDITION, TAINT_KEYS};
 use netns_apply::netlink::Connection;
 use netns_apply::{ApplyOptions, preflight};
 use redirect_core::options::BackendChoice;
@@ -153,7 +153,7 @@ pub fn of_object(node: &NodeObject) -> Vec<Finding> {
     let taints: Vec<String> = node
         .taints
         .iter()
-        .filter(|(key, _)| key == TAINT)
+        .filter(|(key, _)| TAINT_KEYS.contains(&key.as_str()))
         .map(|(_, taint)| format!("node {} has taint {taint}", node.name))
         .collect();
     if !taints.is_empty() {
@@ -211,9 +211,8 @@ mod tests {
         assert_eq!(node("True", &json!([])), Vec::<&str>::new());
         assert_eq!(node("Unknown", &json!([{"key": "other"}])), Vec::<&str>::new());
         assert_eq!(node("False", &json!([])), ["node-not-verified"]);
-        assert_eq!(
-            node("True", &json!([{"key": "cni.istio.io/not-ready", "effect": "NoExecute"}])),
-            ["node-tainted"]
-        );
+        for key in TAINT_KEYS {
+            assert_eq!(node("True", &json!([{"key": key, "effect": "NoExecute"}])), ["node-tainted"]);
+        }
     }
 }

@@ -25,6 +25,12 @@ pub const AGENT_HEALTH: &str = "127.0.0.1:8000";
 pub const CONDITION: &str = "cni.istio.io/Ready";
 /// The key of the node's taint, unless it is set otherwise.
 pub const TAINT: &str = "cni.istio.io/not-ready";
+/// The keys that the documents name, by what autoscalers ignore: the usual one first.
+pub const TAINT_KEYS: [&str; 3] = [
+    TAINT,
+    "startup-taint.cluster-autoscaler.kubernetes.io/istio-cni-not-ready",
+    "readiness.k8s.io/istio-cni-not-ready",
+];
 /// A part of the message of an event about a repair that failed.
 pub const COULD_NOT_BE: &str = "but it could not be";
 /// The reasons of events about broken pods, by what is done with them.

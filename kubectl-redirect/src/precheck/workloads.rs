@@ -39,7 +39,10 @@ const PLUGINS: [(&str, &str); 16] = [
 ];
 /// Autoscalers by their Deployments, and the setting that announces a taint which the agent removes.
 const AUTOSCALERS: [(&str, &str); 2] = [
-    ("cluster-autoscaler", "--startup-taint=cni.istio.io/not-ready, and the same taint on the node group"),
+    (
+        "cluster-autoscaler",
+        "--startup-taint=cni.istio.io/not-ready, or nodeTaint.key=startup-taint.cluster-autoscaler.kubernetes.io/istio-cni-not-ready",
+    ),
     ("karpenter", "startupTaints of each NodePool"),
 ];
 

@@ -42,6 +42,7 @@ capabilities: {{ concat $capabilities .extraCapabilities | uniq | toJson }}
 {{- if $powers.watches }}{{ $_ := set $config "DRIFT_WATCH_INTERVAL" .driftWatch.interval }}{{ end }}
 {{- if and $powers.watches .driftWatch.heal }}{{ $_ := set $config "DRIFT_HEAL" true }}{{ end }}
 {{- if .nodeTaint.enabled }}{{ $_ := set $config "NODE_TAINT" true }}{{ end }}
+{{- if and .nodeTaint.enabled (ne .nodeTaint.key "cni.istio.io/not-ready") }}{{ $_ := set $config "TAINT_KEY" .nodeTaint.key }}{{ end }}
 {{- if and .nodeCondition.enabled (not .nodeTaint.enabled) }}{{ $_ := set $config "NODE_CONDITION" true }}{{ end }}
 {{- if $powers.repair }}
 {{- $_ := set $config (get (dict "in-place" "REPAIR_REPAIR_PODS" "delete" "REPAIR_DELETE_PODS" "label" "REPAIR_LABEL_PODS") $powers.repair) true }}
