@@ -310,6 +310,65 @@ fn what_a_pod_says_in_vain_is_warned_of() -> Result<()> {
     Ok(())
 }
 
+/// A manifest of the pod `web` whose spec has these fields, too.
+fn web_with(run_dir: &RunDir, annotations: &[(&str, &str)], spec: &Value) -> Result<()> {
+    let mut pod = sidecar("web", annotations);
+    for (field, value) in spec.as_object().context("no fields")? {
+        match (&mut pod["spec"][field], value) {
+            (Value::Array(list), Value::Array(more)) => list.extend(more.iter().cloned()),
+            (place, value) => *place = value.clone(),
+        }
+    }
+    run_dir.write_manifest("web.json", &pod)
+}
+
+/// Rules exempt the proxy by its user and group, whoever has them.
+#[test]
+fn a_container_that_runs_as_the_proxy_is_warned_of_and_refused_with_strict_capture() -> Result<()> {
+    const STRICT: (&str, &str) = ("traffic.sidecar.istio.io/strictCapture", "true");
+    let (run_dir, namespace) = web()?;
+    let container = |field: &str| json!([{"name": "x", "securityContext": {field: 1337}}]);
+    let found: [(Value, &str); 4] = [
+        (json!({"containers": container("runAsUser")}), "container x runs as user 1337, as the proxy does"),
+        (json!({"containers": container("runAsGroup")}), "container x runs as group 1337, as the proxy does"),
+        (
+            json!({"initContainers": [{"name": "x", "restartPolicy": "Always"}], "securityContext": {"runAsUser": 1337}}),
+            "container x runs as user 1337, as the proxy does",
+        ),
+        (
+            json!({"securityContext": {"runAsGroup": 1337}}),
+            "container app runs as group 1337, as the proxy does",
+        ),
+    ];
+    for (spec, words) in found {
+        web_with(&run_dir, &[], &spec)?;
+        let log = add(&run_dir, &namespace).run()?.log()?;
+        let warning = log.iter().find(|line| line["level"] == "warn").context("no warning")?;
+        let message = warning["msg"].as_str().unwrap_or_default();
+        ensure!(message.starts_with(words) && message.contains("bypasses"), "{spec}: {message}");
+        // Nothing is written.
+        let fresh = Namespace::pod(Families::Dual)?;
+        let before = fresh.state()?;
+        web_with(&run_dir, &[STRICT], &spec)?;
+        let (code, text) = add(&run_dir, &fresh).run()?.error()?;
+        ensure!(code == 100 && text.contains(words) && text.contains("runAs"), "{code} {text}");
+        ensure!(fresh.state()? == before, "{spec}");
+    }
+    let harmless = [
+        // The known way for one that needs the network before the proxy runs, and the mesh's own validation.
+        json!({"initContainers": [{"name": "x", "securityContext": {"runAsUser": 1337, "runAsGroup": 1337}}]}),
+        // The kernel's owner match knows neither.
+        json!({"securityContext": {"fsGroup": 1337, "supplementalGroups": [1337]}}),
+        json!({"containers": [{"name": "x", "securityContext": {"runAsUser": 1338}}], "securityContext": {"runAsUser": 7}}),
+    ];
+    for spec in harmless {
+        web_with(&run_dir, &[STRICT], &spec)?;
+        let log = add(&run_dir, &namespace).run()?.log()?;
+        ensure!(log.iter().all(|line| line["level"] != "warn"), "{spec}: {log:?}");
+    }
+    Ok(())
+}
+
 #[test]
 fn at_level_debug_every_rule_is_explained() -> Result<()> {
     let (run_dir, namespace) = web()?;

@@ -50,6 +50,21 @@ pub struct PodFacts {
     pub containers: BTreeSet<String>,
     /// The container named istio-proxy; the last one of several.
     pub proxy: Option<ProxyContainer>,
+    /// The containers that run beside the proxy: the others, without init containers that end before it.
+    pub beside_proxy: Vec<ContainerIdentity>,
+}
+
+/// Whom a container runs as, as far as the pod says; its image may say something else. Made from its default and filled in
+/// field by field: fields may come.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ContainerIdentity {
+    /// The container's name.
+    pub name: String,
+    /// `securityContext.runAsUser` of the container; if unset, of the pod.
+    pub run_as_user: Option<i64>,
+    /// `securityContext.runAsGroup` of the container; if unset, of the pod.
+    pub run_as_group: Option<i64>,
 }
 
 /// The proxy's container. Made from its default and filled in field by field: fields may come.
@@ -187,6 +202,7 @@ impl PodFacts {
             annotations: all,
             containers: ["app", PROXY_CONTAINER].map(ToOwned::to_owned).into(),
             proxy: Some(ProxyContainer { args, ..ProxyContainer::default() }),
+            beside_proxy: Vec::new(),
         }
     }
 
@@ -249,6 +265,7 @@ impl PodFacts {
         if let Some(status) = self.annotations.get_mut(STATUS_ANNOTATION) {
             *status = String::new();
         }
+        self.beside_proxy = Vec::new();
         self.containers.retain(|name| [INIT_CONTAINER, PROXY_CONTAINER].contains(&&**name));
         if let Some(proxy) = &mut self.proxy {
             let is_setting = |name: &str| SETTINGS.iter().any(|setting| setting.proxy_env == Some(name));
@@ -298,6 +315,35 @@ fn proxy_settings(proxy: &ProxyContainer, raw: &mut RawSettings) {
         let id = id.filter(|id| *id > 0).unwrap_or_else(|| i64::from(crate::PROXY_ID));
         raw.set(key, id.to_string(), Source::ProxyField(field));
     }
+}
+
+/// A container that runs as the proxy does: the rules exempt its traffic as well.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("container {container} runs as {what} {id}, as the proxy does")]
+#[non_exhaustive]
+pub struct IdentityCollision {
+    /// The container's name.
+    pub container: String,
+    /// "user" or "group".
+    pub what: &'static str,
+    /// The user's or group's ID.
+    pub id: u32,
+}
+
+/// Which of a pod's containers run as the proxy does, by what the pod says. The kernel's owner match asks for a socket's user and primary group
+/// alone, so `fsGroup` and `supplementalGroups` do not count.
+#[must_use]
+pub fn collisions(pod: &PodFacts, redirect: &Redirect) -> Vec<IdentityCollision> {
+    let shared = |id: Option<i64>, ids: &[u32], what| {
+        let id = id.and_then(|id| u32::try_from(id).ok()).filter(|id| ids.contains(id))?;
+        Some((what, id))
+    };
+    let collision = |one: &ContainerIdentity| {
+        let user = shared(one.run_as_user, redirect.proxy_uids(), "user");
+        let (what, id) = user.or_else(|| shared(one.run_as_group, redirect.proxy_gids(), "group"))?;
+        Some(IdentityCollision { container: one.name.clone(), what, id })
+    };
+    pod.beside_proxy.iter().filter_map(collision).collect()
 }
 
 /// Annotations of a pod, and variables of its proxy, that look like ours and are none: each is a likely mistake, worth a

@@ -24,7 +24,7 @@
 //! ```
 
 use crate::{
-    pod::{PROXY_CONTAINER, PodFacts, ProxyContainer},
+    pod::{ContainerIdentity, PROXY_CONTAINER, PodFacts, ProxyContainer},
     settings::errors::error_list,
 };
 use alloc::{
@@ -105,11 +105,14 @@ fn facts(pod: &Field<'_, '_>, errors: &mut PodJsonErrors) -> PodFacts {
     let spec = pod.at("spec");
     if spec.required_object(errors).is_some() {
         // In this order, because a later istio-proxy wins over an earlier one.
-        for list in ["initContainers", "containers"] {
-            containers(&spec.at(list), &mut facts, errors);
-        }
+        containers(&spec.at("initContainers"), true, &mut facts, errors);
+        containers(&spec.at("containers"), false, &mut facts, errors);
         // What the container's securityContext does not say, the pod's does.
         let (user, group) = ids(&spec, errors);
+        for one in &mut facts.beside_proxy {
+            one.run_as_user = one.run_as_user.or(user);
+            one.run_as_group = one.run_as_group.or(group);
+        }
         if let Some(proxy) = &mut facts.proxy {
             proxy.run_as_user = proxy.run_as_user.or(user);
             proxy.run_as_group = proxy.run_as_group.or(group);
@@ -118,7 +121,7 @@ fn facts(pod: &Field<'_, '_>, errors: &mut PodJsonErrors) -> PodFacts {
     facts
 }
 
-fn containers(list: &Field<'_, '_>, facts: &mut PodFacts, errors: &mut PodJsonErrors) {
+fn containers(list: &Field<'_, '_>, are_init: bool, facts: &mut PodFacts, errors: &mut PodJsonErrors) {
     for index in list.indices(errors) {
         let container = list.item(index);
         if container.required_object(errors).is_none() {
@@ -128,6 +131,13 @@ fn containers(list: &Field<'_, '_>, facts: &mut PodFacts, errors: &mut PodJsonEr
             facts.containers.insert(name.to_owned());
             if name == PROXY_CONTAINER {
                 facts.proxy = Some(proxy(&container, errors));
+            } else if !are_init || container.at("restartPolicy").string(errors) == Some("Always") {
+                let (run_as_user, run_as_group) = ids(&container, errors);
+                facts.beside_proxy.push(ContainerIdentity {
+                    name: name.to_owned(),
+                    run_as_user,
+                    run_as_group,
+                });
             }
         }
     }

@@ -8,7 +8,7 @@ use netfilter_state::differences::{Difference, Differences};
 use netfilter_state::routing::RoutingItem;
 use netns_apply::Mismatch;
 use packet_trace::interference::{self, Effect, Severity as Sureness};
-use redirect_core::pod::{PROXY_CONTAINER, SkipReason, misspelt, unreadable_switches};
+use redirect_core::pod::{PROXY_CONTAINER, SkipReason, collisions, misspelt, unreadable_switches};
 use redirect_core::rule::{Protocol, Target};
 use redirect_core::settings::{Key, Notice, RawSettings, Source};
 use redirect_core::{DNS_PORT, DnsCapture, Family, InboundPorts, Redirect, RulePlan};
@@ -300,7 +300,10 @@ const fn family(address: &IpAddr) -> Family {
 fn of_pod(pod: &Pod, redirect: &Redirect, all: &mut Vec<Finding>) {
     all.extend(sandboxed(pod));
     let of = |cause: Cause, seen: Vec<String>| (!seen.is_empty()).then_some(Finding { cause, seen });
-    all.extend(of(Cause::UidCollision, collisions(pod, redirect)));
+    all.extend(of(
+        Cause::UidCollision,
+        collisions(&pod.facts, redirect).iter().map(ToString::to_string).collect(),
+    ));
     all.extend(of(Cause::InitWithoutNetwork, without_network(pod, redirect)));
     all.extend(of(Cause::PortNotCaptured, beside_capture(pod, redirect)));
 }
@@ -312,22 +315,6 @@ fn sandboxed(pod: &Pod) -> Option<Finding> {
     let known = pod.handler.iter().map(|handler| format!(", whose handler is {handler}")).collect::<String>();
     let is_sandbox = SANDBOXES.iter().any(|sandbox| handler.contains(sandbox));
     is_sandbox.then(|| Finding::new(Cause::Sandboxed, format!("runtimeClassName: {class}{known}")))
-}
-
-/// Containers beside the proxy that count as it. Init containers that do are a known way out, and on purpose.
-fn collisions(pod: &Pod, redirect: &Redirect) -> Vec<String> {
-    let others = pod.containers.iter().filter(|one| one.name != PROXY_CONTAINER && one.kind != Kind::Init);
-    others
-        .filter_map(|one| {
-            let is_one_of = |id: Option<i64>, ids: &[u32]| {
-                id.and_then(|id| u32::try_from(id).ok()).filter(|id| ids.contains(id))
-            };
-            let user = is_one_of(one.user, redirect.proxy_uids()).map(|id| format!("user {id}"));
-            let group = is_one_of(one.group, redirect.proxy_gids()).map(|id| format!("group {id}"));
-            let who = user.or(group)?;
-            Some(format!("container {} runs as {who}, as the proxy does", one.name))
-        })
-        .collect()
 }
 
 /// Init containers whose connections are captured before the proxy is there.

@@ -13,8 +13,8 @@ use crate::{
 };
 use netns_apply::facts::NameFiles;
 use redirect_core::{
-    RulePlan,
-    pod::{Decision, PodFacts, SkipReason, misspelt, unreadable_switches},
+    Redirect, RulePlan,
+    pod::{Decision, PodFacts, SkipReason, collisions, misspelt, unreadable_switches},
     render,
     settings::{NamespaceFacts, Notice},
 };
@@ -179,6 +179,7 @@ impl Job<'_> {
         match facts.decide_with(base.clone(), &facts_there) {
             Ok(Decision::Skip(reason)) => Ok(Err(reason)),
             Ok(Decision::Redirect(redirect)) => {
+                self.collide(pod, facts, &redirect)?;
                 let plan = redirect.plan();
                 for notice in Notice::about(&facts.settings(base), &redirect) {
                     log::warn!(target: SCOPE, pod = self.pod_label(); "{notice}");
@@ -191,6 +192,24 @@ impl Job<'_> {
                 Err(CniError::new(Code::Pod, format!("pod {pod}: {errors}")).with_details(details))
             }
         }
+    }
+
+    /// Containers that run as the proxy does are exempt, too: with strict capture that is refused.
+    fn collide(&self, pod: &PodName, facts: &PodFacts, redirect: &Redirect) -> Result<(), CniError> {
+        let collisions: Vec<String> = collisions(facts, redirect).iter().map(ToString::to_string).collect();
+        if collisions.is_empty() {
+            return Ok(());
+        }
+        let words = collisions.join("; ");
+        if redirect.strict_capture() {
+            let message = format!(
+                "pod {pod}: {words}, so its traffic would bypass the proxy; strict capture allows no other container to"
+            );
+            let details = "give it another runAsUser or runAsGroup, or set the annotation traffic.sidecar.istio.io/strictCapture: \"false\"; nothing was changed";
+            return Err(CniError::new(Code::Pod, message).with_details(details));
+        }
+        log::warn!(target: SCOPE, pod = self.pod_label(); "{words}, so its traffic bypasses the proxy; give it another runAsUser or runAsGroup");
+        Ok(())
     }
 
     /// Logs the plan at debug, a line a rule: a log line is one line.
