@@ -167,6 +167,14 @@ fn generated_the_policy_is_the_charts_for_any_namespace() -> Result<()> {
 
 #[test]
 #[ignore = "needs helm: make chart"]
+fn generated_the_policy_about_the_proxys_user_is_the_charts() -> Result<()> {
+    let on = json!({"proxyUserPolicy": {"enabled": true}});
+    let only = ["--show-only", "templates/proxy-user-policy.yaml"];
+    generated("deploy/proxy-user-only.yaml", &without_helms(&rendered_with(&on, &only)?), &[])
+}
+
+#[test]
+#[ignore = "needs helm: make chart"]
 fn the_taints_key_is_the_same_for_all_that_know_it() -> Result<()> {
     const KEY: &str = "startup-taint.cluster-autoscaler.kubernetes.io/istio-cni-not-ready";
     let mut values = json!({"nodeTaint": {"enabled": true, "key": KEY}, "taintController": {"enabled": true}, "ownNodePolicy": {"enabled": true}});
@@ -193,9 +201,12 @@ fn the_taints_key_is_the_same_for_all_that_know_it() -> Result<()> {
 #[test]
 #[ignore = "needs helm: make chart"]
 fn the_policy_needs_an_api_server_that_knows_it() -> Result<()> {
-    let on = ["--set", "ownNodePolicy.enabled=true", "--kube-version"];
+    let on = ["--set", "ownNodePolicy.enabled=true,proxyUserPolicy.enabled=true", "--kube-version"];
     let old = rendering(&[&on[..], &["v1.29.9"]].concat())?;
-    ensure!(old.stderr.contains("ownNodePolicy.enabled: needs Kubernetes 1.30 or newer; this is v1.29.9"));
+    for name in ["ownNodePolicy", "proxyUserPolicy"] {
+        let words = format!("{name}.enabled: needs Kubernetes 1.30 or newer; this is v1.29.9");
+        ensure!(old.stderr.contains(&words), "{}", old.stderr);
+    }
     ensure!(!old.status.success());
     for version in ["v1.30.0", "v1.30.0-gke.1", "v1.34.1+k3s1"] {
         rendering(&[&on[..], &[version]].concat())?.ok()?;

@@ -112,8 +112,10 @@ everything that is wrong with what was given.
 {{- if not (regexMatch "^1\\.(2[4-9]|[3-9][0-9])$" $compatibility) }}
 {{- $refuse = append $refuse (printf "compatibilityVersion: %q is not a minor version of Istio from 1.24 on" $compatibility) }}
 {{- end }}
-{{- if and $values.ownNodePolicy.enabled (not (semverCompare ">=1.30.0-0" .root.Capabilities.KubeVersion.Version)) }}
-{{- $refuse = append $refuse (printf "ownNodePolicy.enabled: needs Kubernetes 1.30 or newer; this is %s" .root.Capabilities.KubeVersion.Version) }}
+{{- range $name := list "ownNodePolicy" "proxyUserPolicy" }}
+{{- if and (get $values $name).enabled (not (semverCompare ">=1.30.0-0" $.root.Capabilities.KubeVersion.Version)) }}
+{{- $refuse = append $refuse (printf "%s.enabled: needs Kubernetes 1.30 or newer; this is %s" $name $.root.Capabilities.KubeVersion.Version) }}
+{{- end }}
 {{- end }}
 {{- with .root.Values.defaults }}
 {{- $refuse = append $refuse "defaults: Istio's chart refuses this too; set the values without that prefix" }}
