@@ -8,6 +8,7 @@ mod redirectctl_support;
 use std::collections::BTreeMap;
 use std::env;
 use std::fs;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -35,6 +36,10 @@ const PATIENCE: Duration = Duration::from_secs(900);
 struct Node {
     runtime: NetnsDirectory,
     folder: TempDir,
+    /// The file of the first pod's namespace.
+    first: PathBuf,
+    /// Further flags.
+    more: Vec<String>,
 }
 
 impl Node {
@@ -42,6 +47,8 @@ impl Node {
         let node = Self {
             runtime: NetnsDirectory::of(patients.iter().map(Patient::namespace))?,
             folder: tempfile::tempdir()?,
+            first: patients.first().map(|first| first.namespace().path()).unwrap_or_default(),
+            more: Vec::new(),
         };
         let objects: Vec<&Value> = patients.iter().flat_map(Patient::objects).collect();
         fs::write(node.pods(), json!({"kind": "List", "items": objects}).to_string())?;
@@ -56,7 +63,7 @@ impl Node {
         let (pods, directory) = (self.pods(), self.runtime.path().display().to_string());
         let args = ["scan", "-f", &pods, "--netns-dir", &directory, "--cni-conf-dir", "/nonexistent"];
         let mut command = redirectctl_support::command(&args);
-        command.args(["--output", output]);
+        command.args(["--output", output]).args(&self.more);
         command
     }
 
@@ -156,6 +163,111 @@ fn a_pod_costs_a_bounded_number_of_questions() -> Result<()> {
 }
 
 /// The codes of a pod's findings that are more than notes.
+const UID: &str = "0f1e2d3c-4b5a-6978-8796-a5b4c3d2e1f0";
+
+/// What the kernel shows of a process of a pod's container, in whose user namespace IDs begin at a number of the node.
+fn process(proc: &Path, id: u32, container: &str, user: u32, group: u32, begin: u32) -> Result<()> {
+    let folder = proc.join(id.to_string());
+    fs::create_dir_all(&folder)?;
+    let slice = UID.replace('-', "_");
+    let cgroup = format!("0::/kubepods.slice/kubepods-pod{slice}.slice/cri-containerd-{container}.scope\n");
+    let (user, group) = (user + begin, group + begin);
+    let status = format!("Name:\tprog{id}\nUid:\t0\t0\t0\t{user}\nGid:\t0\t0\t0\t{group}\n");
+    let map = format!("         0 {begin:10} {:10}\n", 65536);
+    for (file, text) in [("cgroup", cgroup), ("status", status), ("uid_map", map.clone()), ("gid_map", map)] {
+        fs::write(folder.join(file), text)?;
+    }
+    Ok(())
+}
+
+/// What an image, or a setuid program, makes of a container no specification says.
+#[test]
+fn processes_that_run_as_the_proxy_are_found() -> Result<()> {
+    let patient = States::whole()[0].patient(1)?;
+    let mut node = Node::new(std::slice::from_ref(&patient))?;
+    let proc = tempfile::tempdir()?;
+    node.more = ["--proc-dir".to_owned(), proc.path().display().to_string()].into();
+    let mut objects: Vec<Value> = patient.objects().cloned().collect();
+    objects[0]["metadata"]["uid"] = json!(UID);
+    objects[0]["spec"]["initContainers"] = json!([{"name": "early", "securityContext": {"runAsUser": 1337}}]);
+    let status = |name: &str, id: &str| json!({"name": name, "containerID": format!("containerd://{id}")});
+    objects[0]["status"]["containerStatuses"] = json!([status("app", "aa11"), status("istio-proxy", "bb22")]);
+    objects[0]["status"]["initContainerStatuses"] = json!([status("early", "cc33")]);
+    objects[0]["status"]["ephemeralContainerStatuses"] = json!([status("debugger", "dd44")]);
+    fs::write(node.pods(), json!({"kind": "List", "items": objects}).to_string())?;
+    // The proxy itself, one that ends before it, the runtime's own, and whom the rules do not exempt.
+    for (id, container, user, group) in [
+        (10, "bb22", 1337, 1337),
+        (11, "cc33", 1337, 1337),
+        (12, "ee55", 1337, 1337),
+        (13, "aa11", 1000, 1000),
+    ] {
+        process(proc.path(), id, container, user, group, 0)?;
+    }
+    // In a user namespace of its own another user has that number.
+    process(proc.path(), 14, "aa11", 0, 0, 1337)?;
+    ensure!(node.scan("json")?.ok()?.status.success());
+    process(proc.path(), 20, "aa11", 1337, 7, 0)?;
+    process(proc.path(), 21, "aa11", 1337, 1337, 100_000)?;
+    process(proc.path(), 22, "dd44", 7, 1337, 0)?;
+    let output = node.scan("json")?;
+    let scan: Value = serde_json::from_str(&output.stdout)?;
+    ensure!(causes(&scan["pods"][0]) == ["uid-collision"], "{scan}");
+    let seen: Vec<String> = serde_json::from_value(scan["pods"][0]["findings"][0]["seen"].clone())?;
+    ensure!(
+        seen == [
+            "process 20 (prog20) of container app runs as user 1337, as the proxy does",
+            "process 21 (prog21) of container app runs as user 1337, as the proxy does",
+            "process 22 (prog22) of container debugger runs as group 1337, as the proxy does",
+        ],
+        "{seen:?}"
+    );
+    // As many as it likes: they are counted.
+    for id in 23..100 {
+        process(proc.path(), id, "aa11", 1337, 7, 0)?;
+    }
+    let text = node.scan("json")?.stdout;
+    ensure!(text.contains("and 75 more processes") && text.len() < 4000, "{text}");
+    Ok(())
+}
+
+/// A neighbour can take a pod's addresses, but none of its processes.
+#[test]
+fn processes_decide_where_addresses_do_not() -> Result<()> {
+    let patient = States::whole()[0].patient(1)?;
+    let hostile = States::whole()[0].patient(2)?;
+    for address in
+        patient.objects().next().context("no pod")?["status"]["podIPs"].as_array().context("none")?
+    {
+        let ip = address["ip"].as_str().context("no address")?;
+        hostile
+            .namespace()
+            .add_address("lo", &format!("{ip}/{}", if ip.contains(':') { 128 } else { 32 }))?;
+    }
+    let patients = [patient, hostile];
+    let mut node = Node::new(&patients)?;
+    let mut pods: Value = serde_json::from_str(&fs::read_to_string(node.pods())?)?;
+    pods["items"][0]["metadata"]["uid"] = json!(UID);
+    fs::write(node.pods(), pods.to_string())?;
+    let proc = tempfile::tempdir()?;
+    node.more = ["--proc-dir".to_owned(), proc.path().display().to_string()].into();
+    let states = |node: &Node| -> Result<Vec<String>> {
+        let scan: Value = serde_json::from_str(&node.scan("json")?.stdout)?;
+        let pods = scan["pods"].as_array().context("no pods")?;
+        Ok(pods.iter().map(|pod| pod["state"].as_str().unwrap_or_default().to_owned()).collect())
+    };
+    ensure!(states(&node)? == ["unknown", "verified"]);
+    process(proc.path(), 7, "aa11", 1000, 1000, 0)?;
+    let link = |id: u32, namespace: &Path| -> Result<()> {
+        fs::create_dir_all(proc.path().join(format!("{id}/ns")))?;
+        Ok(std::os::unix::fs::symlink(namespace, proc.path().join(format!("{id}/ns/net")))?)
+    };
+    link(1, Path::new("/proc/self/ns/net"))?;
+    link(7, &node.first)?;
+    ensure!(states(&node)? == ["verified", "verified"], "{:?}", states(&node)?);
+    Ok(())
+}
+
 fn causes(pod: &Value) -> Vec<&str> {
     let findings = pod["findings"].as_array().into_iter().flatten();
     findings.filter(|one| one["severity"] != "note").filter_map(|one| one["code"].as_str()).collect()

@@ -106,7 +106,7 @@ causes! {
         "a process that is not the proxy's user listens on a port that the rules redirect to",
         "only the proxy may listen on 15001, 15006 and 15053; the other process needs another port";
     UidCollision: "uid-collision", Warning,
-        "another container runs as the proxy's user or group: its traffic bypasses the proxy",
+        "another container, or a process in one, runs as the proxy's user or group: its traffic bypasses the proxy",
         "give it another runAsUser and runAsGroup than the proxy's (1337 unless said otherwise)";
     RootIsProxy: "root-is-the-proxy", Warning,
         "root's traffic counts as the proxy's and passes by it",

@@ -21,6 +21,7 @@ pub mod node;
 pub mod object;
 pub mod packed;
 pub mod pod;
+pub mod processes;
 pub mod report;
 pub mod scan;
 pub mod show;

@@ -20,6 +20,7 @@ use crate::cluster::Cluster;
 use crate::diagnosis::PodDecision;
 use crate::health;
 use crate::pod::Pod;
+use crate::processes::NodeProcesses;
 
 /// Where runtimes read network configurations, unless they are reported otherwise.
 pub const CONF_DIR: &str = "/etc/cni/net.d";
@@ -45,6 +46,8 @@ pub struct Node {
     pub file: Option<PathBuf>,
     /// What is wrong with that.
     pub findings: Vec<Finding>,
+    /// Its processes.
+    pub processes: NodeProcesses,
 }
 
 impl Node {

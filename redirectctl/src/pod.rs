@@ -43,6 +43,8 @@ pub struct Pod {
     pub is_agent: bool,
     /// The handler of its runtime class, where that is known.
     pub handler: Option<String>,
+    /// The IDs of its containers as the runtime has them, and their names, as far as they are known.
+    pub container_ids: Vec<(String, String)>,
     /// What happened to it, the oldest first, as far as that is known.
     pub events: Vec<Event>,
 }
@@ -95,6 +97,7 @@ impl Pod {
             validation: Validation::of(pod),
             is_agent: facts.labels.get(AGENT_LABEL.0).is_some_and(|value| value == AGENT_LABEL.1),
             handler: None,
+            container_ids: container_ids(pod),
             events: Vec::new(),
             facts,
         })
@@ -128,6 +131,17 @@ fn waits(pod: &Value) -> Vec<String> {
         Some(format!("container {} waits ({why})", status.get("name")?.as_str()?))
     });
     waiting.collect()
+}
+
+/// Without the runtime's name before `://`.
+fn container_ids(pod: &Value) -> Vec<(String, String)> {
+    let lists = ["initContainerStatuses", "containerStatuses", "ephemeralContainerStatuses"];
+    let all = lists.into_iter().filter_map(|list| pod.get("status")?.get(list)?.as_array()).flatten();
+    let id = |status: &Value| {
+        let (_, id) = status.get("containerID")?.as_str()?.split_once("://")?;
+        (!id.is_empty()).then(|| Some((id.to_owned(), status.get("name")?.as_str()?.to_owned())))?
+    };
+    all.filter_map(id).collect()
 }
 
 fn containers(pod: &Value) -> Vec<Container> {

@@ -252,7 +252,9 @@ fn of_pod(pod: &Pod, survey: &NamespaceIndex, node: &Node) -> Entry {
     let subject = pod.name.to_string();
     let unread = |unknown: Finding| {
         let decided = node.decide_without_namespace(pod);
-        let mut one = entry(subject.clone(), &decided, None, findings(Some(pod), &decided, None));
+        let mut found = findings(Some(pod), &decided, None);
+        node.processes.add_collisions(pod, &decided, &mut found);
+        let mut one = entry(subject.clone(), &decided, None, found);
         // A pod that is not redirected needs no namespace for that.
         if one.state == PodState::Unknown && pod.addresses.is_empty() {
             one.state = PodState::Unseen;
@@ -261,14 +263,15 @@ fn of_pod(pod: &Pod, survey: &NamespaceIndex, node: &Node) -> Entry {
         }
         one
     };
-    let looked = match survey.find(&pod.addresses) {
+    let looked = match node.processes.find(pod, survey) {
         Ok(sandbox) => sandbox.open().map_err(|error| Finding::new(Cause::Unreadable, error.to_string())),
         Err(error) => Err(unfound(pod, &error)),
     };
     match looked.and_then(|netns| read_or_cause(&netns, Some(pod), node)) {
         Ok((decided, seen)) => {
-            let findings = findings(Some(pod), &decided, seen.as_ref());
-            entry(subject, &decided, seen.as_ref(), findings)
+            let mut found = findings(Some(pod), &decided, seen.as_ref());
+            node.processes.add_collisions(pod, &decided, &mut found);
+            entry(subject, &decided, seen.as_ref(), found)
         }
         Err(unknown) => unread(unknown),
     }

@@ -10,6 +10,7 @@ use crate::diagnosis::{PodDecision, findings};
 use crate::inspect::{Inspection, LookError, inspect};
 use crate::node::Node;
 use crate::pod::Pod;
+use crate::processes::NodeProcesses;
 use crate::report::Report;
 
 /// What is to be done with a pod, and what its namespace holds.
@@ -41,7 +42,7 @@ pub fn pod_among(pod: &Pod, survey: Result<&NamespaceIndex, &SurveyError>, node:
         return report(subject, None, Some(pod), node, Ok((without(), None)), without);
     }
     let found = survey.map_err(|error| Finding::new(Cause::Unfound, error.to_string()));
-    match found.and_then(|survey| find_among(pod, survey)) {
+    match found.and_then(|survey| find_among(pod, survey, &node.processes)) {
         Ok((path, netns)) => {
             let looked = read_or_cause(&netns, Some(pod), node);
             report(subject, Some(path), Some(pod), node, looked, without)
@@ -69,14 +70,22 @@ pub fn read_or_cause(netns: &Netns, pod: Option<&Pod>, node: &Node) -> Result<Lo
 }
 
 /// The network namespace of a pod among those of a directory.
-pub(crate) fn find(pod: &Pod, directory: &Path) -> Result<(PathBuf, Netns), String> {
+pub(crate) fn find(
+    pod: &Pod,
+    directory: &Path,
+    processes: &NodeProcesses,
+) -> Result<(PathBuf, Netns), String> {
     let wanted = pod.addresses.iter().copied().collect();
     let survey = NamespaceIndex::of(directory, &wanted).map_err(|error| error.to_string())?;
-    find_among(pod, &survey).map_err(|unknown| unknown.seen.join("; "))
+    find_among(pod, &survey, processes).map_err(|unknown| unknown.seen.join("; "))
 }
 
-fn find_among(pod: &Pod, survey: &NamespaceIndex) -> Result<(PathBuf, Netns), Finding> {
-    let sandbox = survey.find(&pod.addresses).map_err(|error| unfound(pod, &error))?;
+fn find_among(
+    pod: &Pod,
+    survey: &NamespaceIndex,
+    processes: &NodeProcesses,
+) -> Result<(PathBuf, Netns), Finding> {
+    let sandbox = processes.find(pod, survey).map_err(|error| unfound(pod, &error))?;
     let netns = sandbox.open().map_err(|error| Finding::new(Cause::Unfound, error.to_string()))?;
     Ok((sandbox.path().to_owned(), netns))
 }
@@ -103,7 +112,11 @@ fn report(
         all.push(unknown);
         (without(), None)
     });
-    all.extend(findings(pod, &decided, inspection.as_ref()));
+    let mut of_pod = findings(pod, &decided, inspection.as_ref());
+    if let Some(pod) = pod {
+        node.processes.add_collisions(pod, &decided, &mut of_pod);
+    }
+    all.extend(of_pod);
     let order = node.file.clone().map(|file| (file, node.order.clone()));
     Report { subject, netns, decided, order, inspection, findings: all }
 }

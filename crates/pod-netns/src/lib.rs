@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use netns_apply::netns::{Netns, NetnsError, NetnsId};
 use netns_apply::{facts, pod};
 
-pub use processes::{NamespaceProcesses, ProcessIndex, namespace_of};
+pub use processes::{NamespaceProcesses, PodProcess, ProcessIndex, namespace_of, processes_of_pods};
 
 /// The namespaces of a directory, as they were at one moment.
 #[derive(Debug, Default)]

@@ -1,7 +1,7 @@
 //! Which processes of the node belong to which pod, and in which network namespaces they are.
 //!
 //! A container with CAP_NET_ADMIN can give its network namespace any address; into another pod's cgroup no container can get. So the cgroup shows
-//! the owner of a namespace.
+//! the owner of a namespace, and of a process.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
@@ -10,8 +10,8 @@ use std::path::{Path, PathBuf};
 
 use netns_apply::netns::{Netns, NetnsError, NetnsId};
 
-/// The most that is read of a process's cgroups.
-const MOST_CGROUPS: u64 = 64 << 10;
+/// The most that is read of one file of a process.
+const MOST_BYTES: u64 = 64 << 10;
 /// The shortest part of a cgroup's name that is taken for a UID.
 const LEAST_UID: usize = 8;
 
@@ -57,7 +57,7 @@ impl ProcessIndex {
 
     /// A process that ends concurrently does not count.
     fn count(&mut self, proc: &Path, process: u32) {
-        let pod = cgroups(&proc.join(process.to_string()).join("cgroup")).ok();
+        let pod = read_short(&proc.join(process.to_string()).join("cgroup")).ok();
         let pod = pod.and_then(|text| pod_uid(&text));
         let namespace = match Netns::open(namespace_of(proc, process)) {
             Ok(namespace) => namespace.id(),
@@ -81,6 +81,59 @@ impl ProcessIndex {
     }
 }
 
+/// A process of a pod.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PodProcess {
+    /// Its number.
+    pub id: u32,
+    /// Its name, which it chooses itself.
+    pub name: String,
+    /// The name of its container's cgroup, which contains the container's ID.
+    pub container: String,
+    /// The user that its sockets belong to, by the number that the pod knows; none if the pod knows none.
+    pub user: Option<u32>,
+    /// The group, likewise.
+    pub group: Option<u32>,
+}
+
+/// The processes of pods, by the pods' UIDs, as a mounted procfs shows them. Those that end concurrently, or cannot be read, are left out.
+///
+/// # Errors
+/// The procfs cannot be read.
+pub fn processes_of_pods(proc: &Path) -> io::Result<BTreeMap<String, Vec<PodProcess>>> {
+    let mut all: BTreeMap<String, Vec<PodProcess>> = BTreeMap::new();
+    for entry in fs::read_dir(proc)? {
+        let entry = entry?;
+        let Some(id) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
+        let read = |name: &str| read_short(&entry.path().join(name)).ok();
+        let Some((uid, container)) = read("cgroup").and_then(|text| pod_and_container(&text)) else {
+            continue;
+        };
+        let Some(status) = read("status") else { continue };
+        let inside = |field: &str, map: &str| number_inside(of_sockets(&status, field)?, &read(map)?);
+        let (user, group) = (inside("Uid:", "uid_map"), inside("Gid:", "gid_map"));
+        let name = status.lines().find_map(|line| line.strip_prefix("Name:")).unwrap_or_default().trim();
+        all.entry(uid).or_default().push(PodProcess { id, name: name.to_owned(), container, user, group });
+    }
+    all.values_mut().for_each(|processes| processes.sort_by_key(|process| process.id));
+    Ok(all)
+}
+
+/// The fourth of a field's numbers: that of the file system, which sockets get.
+fn of_sockets(status: &str, field: &str) -> Option<u32> {
+    status.lines().find_map(|line| line.strip_prefix(field))?.split_whitespace().nth(3)?.parse().ok()
+}
+
+/// A number of the reader's user namespace in the process's own (user_namespaces(7)).
+fn number_inside(outside: u32, map: &str) -> Option<u32> {
+    map.lines().find_map(|line| {
+        let numbers: Vec<u32> = line.split_whitespace().map_while(|word| word.parse().ok()).collect();
+        let [inside, begin, count] = numbers[..] else { return None };
+        let offset = outside.checked_sub(begin).filter(|offset| *offset < count)?;
+        inside.checked_add(offset)
+    })
+}
+
 /// The network namespace of a process, as a mounted procfs shows it.
 #[must_use]
 pub fn namespace_of(proc: &Path, process: u32) -> PathBuf {
@@ -93,9 +146,9 @@ fn is_gone(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(ESRCH)
 }
 
-fn cgroups(path: &Path) -> io::Result<String> {
+fn read_short(path: &Path) -> io::Result<String> {
     let mut text = String::new();
-    File::open(path)?.take(MOST_CGROUPS).read_to_string(&mut text)?;
+    File::open(path)?.take(MOST_BYTES).read_to_string(&mut text)?;
     Ok(text)
 }
 
@@ -106,8 +159,17 @@ fn cgroups(path: &Path) -> io::Result<String> {
 /// comes behind its pod's name.
 #[must_use]
 pub fn pod_uid(cgroups: &str) -> Option<String> {
+    pod_and_container(cgroups).map(|(uid, _)| uid)
+}
+
+/// The same, and the part of the path below it, which is the container's.
+fn pod_and_container(cgroups: &str) -> Option<(String, String)> {
     let paths = cgroups.lines().filter_map(|line| line.splitn(3, ':').nth(2));
-    paths.flat_map(|path| path.split('/')).find_map(uid_in)
+    paths.into_iter().find_map(|path| {
+        let mut parts = path.split('/');
+        let uid = parts.find_map(uid_in)?;
+        Some((uid, parts.next().unwrap_or_default().to_owned()))
+    })
 }
 
 fn uid_in(part: &str) -> Option<String> {
@@ -160,6 +222,17 @@ mod tests {
         for text in texts {
             assert_eq!(pod_uid(&text).as_deref(), Some(UID), "{text}");
         }
+    }
+
+    #[test]
+    fn users_are_those_that_the_pod_knows() {
+        let whole = "         0          0 4294967295\n";
+        let apart = "         0     100000      65536\n     70000       5000         10\n";
+        assert_eq!((number_inside(1337, whole), number_inside(101_337, apart)), (Some(1337), Some(1337)));
+        assert_eq!((number_inside(5009, apart), number_inside(5010, apart)), (Some(70009), None));
+        assert_eq!((number_inside(1337, apart), number_inside(1, "x y z\n4294967295 0 2")), (None, None));
+        let status = "Name:\tcurl\nUid:\t1\t2\t3\t1337\nGid:\t5\t6\t7\n";
+        assert_eq!((of_sockets(status, "Uid:"), of_sockets(status, "Gid:")), (Some(1337), None));
     }
 
     #[test]

@@ -19,6 +19,7 @@ use crate::error::InputError;
 use crate::input;
 use crate::node::Node;
 use crate::pod::Pod;
+use crate::processes::{NodeProcesses, PROC};
 use crate::report::{self, Report};
 use crate::text_writer::{ColorChoice, Layout};
 
@@ -115,6 +116,7 @@ impl Given {
     pub(super) fn node(&self) -> Result<Node, InputError> {
         let directory = self.conf_dir();
         Node::read(&directory)
+            .map(|node| Node { processes: self.processes(), ..node })
             .map_err(|error| InputError(vec![format!("cannot read {}: {error}", directory.display())]))
     }
 
@@ -133,6 +135,10 @@ impl Given {
 
     pub(super) fn netns_dir(&self) -> PathBuf {
         self.folder_of_node("netns-dir", "MOUNTED_CNI_NETNS_DIR", NETNS_DIR)
+    }
+
+    pub(super) fn processes(&self) -> NodeProcesses {
+        NodeProcesses::in_proc(&self.folder_of_node("proc-dir", "MOUNTED_PROC_DIR", PROC))
     }
 
     pub(super) fn conf_dir(&self) -> PathBuf {

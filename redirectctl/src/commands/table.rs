@@ -10,6 +10,7 @@ use super::{Answer, Given, NETNS_DIR, in_force, planned};
 use crate::error::InputError;
 use crate::node::CONF_DIR;
 use crate::plan::Format;
+use crate::processes::PROC;
 use crate::text_writer::ColorChoice;
 
 /// A command.
@@ -160,6 +161,9 @@ const NETNS_FOLDER: Row = Row::new(Takes::Path, "Where the node's runtime keeps 
     .flag("netns-dir")
     .default(NETNS_DIR);
 
+const PROC_FOLDER: Row =
+    Row::new(Takes::Path, "Where the node's processes are shown.").flag("proc-dir").default(PROC);
+
 /// All commands.
 pub const COMMANDS: &[Definition] = &[
     Definition {
@@ -236,7 +240,7 @@ pub const COMMANDS: &[Definition] = &[
         about: "Shows one pod of this node: the decision and its reason, every setting with who said it, what is in force, what is wrong and what to do.",
         operands: &[("POD", "the pod, as NAMESPACE/NAME")],
         needs: 1,
-        rows: &[FILE, KUBECONFIG, NODE_CONF, NETNS_FOLDER, AGENT, OUTPUT, COLOR],
+        rows: &[FILE, KUBECONFIG, NODE_CONF, NETNS_FOLDER, PROC_FOLDER, AGENT, OUTPUT, COLOR],
         takes_settings: false,
         pages: pages(&[
             ("On the pod's node, as root", "redirectctl pod shop/cart-0"),
@@ -257,6 +261,7 @@ pub const COMMANDS: &[Definition] = &[
             Row::new(Takes::Text("NAME"), "The node's name: pods of other nodes do not count. Without it NODE_NAME counts for the API server, then the machine's name.").flag("node"),
             NODE_CONF,
             NETNS_FOLDER,
+            PROC_FOLDER,
             AGENT,
             Row::new(Takes::Choice(&["text", "json", "prometheus"]), "How the answer is written.")
                 .flag("output")
@@ -287,6 +292,7 @@ pub const COMMANDS: &[Definition] = &[
             KUBECONFIG,
             NODE_CONF,
             NETNS_FOLDER,
+            PROC_FOLDER,
             Row::new(Takes::Switch, "Shows what was counted until now, and ends.").flag("once").default("false"),
             Row::new(Takes::Duration, "How long it waits between two looks: 100ms to 1h.").flag("interval").default("1s"),
             Row::new(Takes::Choice(&["text", "json"]), "How it is written; json is a document on each line.").flag("output").default("text"),
@@ -324,6 +330,7 @@ pub const COMMANDS: &[Definition] = &[
             KUBECONFIG,
             NODE_CONF,
             NETNS_FOLDER,
+            PROC_FOLDER,
             Row::new(Takes::Path, "Where the node's plugins are.").flag("cni-bin-dir").default(crate::cni::BIN_DIR),
             Row::new(Takes::Path, "Where the node's runtime remembers results of plugins.")
                 .flag("cni-cache-dir")
@@ -418,6 +425,7 @@ pub const COMMANDS: &[Definition] = &[
             Row::new(Takes::Text("NAME"), "The node's name. Without it NODE_NAME counts, then the machine's name.").flag("node"),
             NODE_CONF,
             NETNS_FOLDER,
+            PROC_FOLDER,
             Row::new(Takes::Path, "Where the node's plugins are.").flag("cni-bin-dir").default(crate::cni::BIN_DIR),
             AGENT,
             Row::new(Takes::Text("IP:PORT"), "Where the agent serves metrics. Without it, port 15014 of its pod, or of this machine.")

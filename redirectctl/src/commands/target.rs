@@ -54,7 +54,7 @@ fn find(pod: &Pod, given: &Given) -> Result<PathBuf, InputError> {
         )]));
     }
     let directory = given.netns_dir();
-    let found = show::find(pod, &directory).map_err(|why| {
+    let found = show::find(pod, &directory, &given.processes()).map_err(|why| {
         let pod = &pod.name;
         InputError(vec![format!(
             "the network namespace of pod {pod} is not found: {why}; name it with --netns"
