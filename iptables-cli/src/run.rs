@@ -150,7 +150,7 @@ fn plan_text(plan: &RulePlan, options: &RunOptions) -> String {
     if let Some(routes) = plan.policy_routes() {
         for family in routes.families() {
             let option = if *family == redirect_core::Family::V4 { "-4" } else { "-6" };
-            let (mark, table) = (routes.tproxy().mark(), routes.tproxy().table());
+            let (mark, table) = (routes.mark(), routes.table());
             text += &format!("# ip {option} rule add fwmark {mark} lookup {table}\n");
             text += &format!("# ip {option} route add local default dev lo table {table}\n");
         }

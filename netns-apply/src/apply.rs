@@ -24,7 +24,7 @@ use netfilter_state::{
     routing,
     steps::{self, Goal, Inverse, RulesIn, Step, Transaction},
 };
-use redirect_core::{RulePlan, options::Variant};
+use redirect_core::{RulePlan, options::Variant, plan::PolicyRoutes};
 use std::time::Instant;
 
 /// How many times a run may take all its steps successfully and still find something left to do.
@@ -270,10 +270,15 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
+    /// The priority that the plan has for its policy rules, if it has one.
+    fn rule_priority(&self) -> Option<u32> {
+        self.plan.policy_routes().and_then(PolicyRoutes::priority)
+    }
+
     /// Takes one step; `false` if it changed nothing.
     fn step(&mut self, step: &Step, base: &mut Option<netlink::Observed>) -> Result<bool, ApplyError> {
         match step {
-            Step::AddRouting(item) => return Ok(self.handles.routes.add(*item)?),
+            Step::AddRouting(item) => return Ok(self.handles.routes.add(*item, self.rule_priority())?),
             Step::RemoveRouting(found) => self.handles.routes.remove(found)?,
             Step::MarkForRemoval(found) => self.handles.routes.mark_for_removal(found)?,
             Step::Grace => grace(),

@@ -35,6 +35,7 @@ extern crate alloc;
 #[cfg(test)]
 extern crate std;
 
+pub mod ambient;
 #[cfg(feature = "serde")]
 pub mod json;
 pub mod options;
@@ -50,6 +51,7 @@ pub mod rule;
 pub mod settings;
 pub mod values;
 
+pub use ambient::AmbientRedirect;
 pub use ipnet;
 pub use plan::RulePlan;
 pub use redirect::{

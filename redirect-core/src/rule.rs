@@ -178,6 +178,8 @@ pub enum OurChain {
     Output,
     /// Decides about DNS queries.
     OutputDns,
+    /// Decides about packets that arrive (ambient mode).
+    Prerouting,
     /// Sends to the outbound listener.
     Redirect,
     /// Hands to the inbound listener as it is (TPROXY).
@@ -195,6 +197,7 @@ impl OurChain {
         Self::InRedirect,
         Self::Output,
         Self::OutputDns,
+        Self::Prerouting,
         Self::Redirect,
         Self::Tproxy,
     ];
@@ -211,6 +214,7 @@ impl OurChain {
             Self::InRedirect => "ISTIO_IN_REDIRECT",
             Self::Output => "ISTIO_OUTPUT",
             Self::OutputDns => "ISTIO_OUTPUT_DNS",
+            Self::Prerouting => "ISTIO_PRERT",
             Self::Redirect => "ISTIO_REDIRECT",
             Self::Tproxy => "ISTIO_TPROXY",
         }
@@ -450,7 +454,7 @@ pub enum Match {
     /// `-m owner --gid-owner`: the group of the sending socket.
     OwnerGid(Equality<u32>),
     /// `-m mark --mark`: the packet's mark.
-    Mark(Equality<Mark>),
+    Mark(Equality<MaskedMark>),
     /// `-m connmark --mark`: the connection's mark.
     ConnMark(Equality<MaskedMark>),
 }

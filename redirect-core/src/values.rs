@@ -418,8 +418,13 @@ impl MaskedMark {
         if value != 0 && value & !mask == 0 { Some(Self { value, mask }) } else { None }
     }
 
+    /// A mark known when the program is built.
+    pub(crate) const fn known(value: u32, mask: u32) -> Self {
+        Self { value, mask }
+    }
+
     /// That of connections which strict capture guards: in the middle, where few others have theirs.
-    pub(crate) const GUARD: Self = Self { value: 0x053b_0000, mask: 0x0fff_0000 };
+    pub(crate) const GUARD: Self = Self::known(0x053b_0000, 0x0fff_0000);
 
     /// The value.
     #[must_use]

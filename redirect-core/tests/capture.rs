@@ -166,7 +166,7 @@ proptest! {
         let (fresh, ..) = fate(&plan, family, &again, State::New, 0);
         let mark = if is_invalid { 0 } else { mark };
         let (verdict, packet_mark, _) = fate(&plan, family, &again, state, mark);
-        let is_sent_to_lo = plan.policy_routes().is_some_and(|routes| routes.tproxy().mark().value() == packet_mark);
+        let is_sent_to_lo = plan.policy_routes().is_some_and(|routes| routes.mark().covers(packet_mark));
         if matches!(fresh, WalkVerdict::Redirected | WalkVerdict::Tproxied) {
             let held = matches!(verdict, WalkVerdict::Dropped | WalkVerdict::Tproxied) || is_sent_to_lo;
             prop_assert!(held, "{again:?} as {state:?} with {mark:#x}: {verdict:?} instead of {fresh:?}");

@@ -11,9 +11,9 @@ use proptest::{
     test_runner::TestRunner,
 };
 use redirect_core::{
-    RedirectBuilder, RulePlan,
+    AmbientRedirect, RedirectBuilder, RulePlan,
     rule::{Chain, Match, OurChain, Table, Target},
-    settings::{Key, Part, SETTINGS, Source},
+    settings::{AMBIENT_SETTINGS, Key, Part, RawSettings, SETTINGS, Source},
 };
 use std::collections::BTreeSet;
 
@@ -41,7 +41,9 @@ fn assert_reached(plans: &[RulePlan]) {
     let chains: BTreeSet<OurChain> = rules()
         .filter_map(|planned| if let Chain::Ours(chain) = planned.chain() { Some(*chain) } else { None })
         .collect();
-    assert_eq!(chains, OurChain::ALL.iter().copied().collect(), "chains");
+    let of_ambient_mode_alone = |chain: &OurChain| *chain == OurChain::Prerouting;
+    let wanted = OurChain::ALL.iter().copied().filter(|chain| !of_ambient_mode_alone(chain));
+    assert_eq!(chains, wanted.collect(), "chains");
     let tables: BTreeSet<Table> = rules().map(redirect_core::plan::PlannedRule::table).collect();
     assert_eq!(tables, Table::ALL.iter().copied().collect(), "tables");
 }
@@ -52,6 +54,27 @@ fn generated_settings_reach_everything() {
     let said: BTreeSet<Key> = made.iter().flat_map(|settings| &settings.said).map(|(key, _)| *key).collect();
     assert_eq!(said, of_a_plan());
     assert_reached(&made.iter().map(generated::Settings::plan).collect::<Vec<_>>());
+}
+
+#[test]
+fn every_setting_of_ambient_mode_is_behind_a_rule_or_a_family() {
+    let plan = |said: &[(Key, &'static str)]| {
+        let mut raw = RawSettings::new();
+        said.iter().for_each(|(key, text)| raw.set(*key, *text, Source::Default));
+        AmbientRedirect::parse(&raw).unwrap().plan()
+    };
+    let all = [
+        plan(&[(Key::AmbientDnsCapture, "true"), (Key::AmbientVirtualInterfaces, "eth1")]),
+        plan(&[(Key::AmbientDnsOverride, "true")]),
+    ];
+    let rules = || all.iter().flat_map(RulePlan::planned_rules);
+    let behind: BTreeSet<Key> = rules().map(redirect_core::plan::PlannedRule::because).collect();
+    let wanted = AMBIENT_SETTINGS.iter().map(|setting| setting.key).filter(|key| *key != Key::AmbientIpv6);
+    assert_eq!(behind, wanted.collect());
+    let tables: BTreeSet<Table> = rules().map(redirect_core::plan::PlannedRule::table).collect();
+    assert_eq!(tables, Table::ALL.iter().copied().collect());
+    let families = [plan(&[]), plan(&[(Key::AmbientIpv6, "false")])].map(|plan| plan.families().len());
+    assert_eq!(families, [2, 1]);
 }
 
 #[test]

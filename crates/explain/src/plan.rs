@@ -85,10 +85,11 @@ fn restore(plan: &RulePlan) -> String {
 fn routing(plan: &RulePlan, before: &str) -> String {
     let mut text = String::new();
     if let Some(routes) = plan.policy_routes() {
-        let (mark, table) = (routes.tproxy().mark(), routes.tproxy().table());
+        let (mark, table) = (routes.mark(), routes.table());
         for family in routes.families() {
             let option = if *family == Family::V4 { "-4" } else { "-6" };
-            text += &format!("{before}ip {option} rule add fwmark {mark} lookup {table}\n");
+            let priority = routes.priority().map(|priority| format!(" pref {priority}")).unwrap_or_default();
+            text += &format!("{before}ip {option} rule add fwmark {mark} lookup {table}{priority}\n");
             text += &format!("{before}ip {option} route add local default dev lo table {table}\n");
         }
     }

@@ -46,9 +46,9 @@ impl fmt::Display for Difference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Rule { family, difference } => write!(f, "{family}: {difference}"),
-            Self::NoNativeTables => f.write_str("the native tables inet istio-proxy-* are missing"),
+            Self::NoNativeTables => f.write_str("the native tables inet istio-* are missing"),
             Self::Native(difference) => {
-                write!(f, "the native tables inet istio-proxy-* hold other rules: {difference}")
+                write!(f, "the native tables inet istio-* hold other rules: {difference}")
             }
             Self::MissingRouting(item) => write!(f, "missing: {item}"),
             Self::BrokenRouting(found) => write!(f, "does not work: {found}"),
@@ -145,7 +145,7 @@ mod tests {
         };
         let nothing = of(&Observation::default());
         assert_eq!((nothing.is_empty(), nothing.len()), (false, 1));
-        assert_eq!(alloc::format!("{nothing}"), "the native tables inet istio-proxy-* are missing");
+        assert_eq!(alloc::format!("{nothing}"), "the native tables inet istio-* are missing");
         let native = NativeState::wanted(&plan, NativeForm::Plain);
         let all = of(&Observation { native, ..Observation::default() });
         assert_eq!((all.is_empty(), all.len(), all.first()), (true, 0, None));

@@ -5,8 +5,9 @@ use alloc::{collections::BTreeSet, string::String, vec::Vec};
 use core::fmt;
 use redirect_core::{
     Tproxy,
-    plan::{PolicyRoutes, RulePlan},
-    values::{Family, Mark, PASSTHROUGH_V6, RouteTable},
+    ambient::{ANSWER_MARK, ANSWER_TABLE},
+    plan::{DataPlane, RulePlan},
+    values::{Family, Mark, MaskedMark, PASSTHROUGH_V6, RouteTable},
 };
 
 /// One thing a plan needs besides rules. Closed on purpose: who puts a plan in force has to make every kind of them.
@@ -16,8 +17,9 @@ pub enum RoutingItem {
     LoopbackAddress,
     /// `local default dev lo` in this table.
     Route(Family, RouteTable),
-    /// `ip rule`: packets with this mark are looked up in this table.
-    Rule(Family, Mark, RouteTable),
+    /// `ip rule`: packets with this mark are looked up in this table. Its priority is the plan's to choose, and none of those
+    /// before the table `main` is better than another.
+    Rule(Family, MaskedMark, RouteTable),
 }
 
 /// Something of that kind that is in the kernel.
@@ -64,19 +66,23 @@ impl RoutingItem {
     }
 }
 
-/// What a plan needs: the address, then routes, then the rules that lead to them.
+/// What a plan needs, in the order in which to add it: the address, then routes, then the rules that lead to them; in ambient mode
+/// the rules first.
 #[must_use]
 pub fn wanted(plan: &RulePlan) -> Vec<RoutingItem> {
     let mut items: Vec<RoutingItem> =
         plan.loopback_address().map(|_| RoutingItem::LoopbackAddress).into_iter().collect();
-    for (family, tproxy) in
-        plan.policy_routes().into_iter().flat_map(|p| p.families().iter().map(|family| (*family, p.tproxy())))
-    {
-        let (mark, table) = (tproxy.mark(), tproxy.table());
-        items.push(RoutingItem::Route(family, table));
-        items.push(RoutingItem::Rule(family, mark, table));
+    if let Some(routes) = plan.policy_routes() {
+        for family in routes.families().iter().copied() {
+            items.push(RoutingItem::Route(family, routes.table()));
+            items.push(RoutingItem::Rule(family, routes.mark(), routes.table()));
+        }
     }
     items.sort_unstable();
+    if plan.data_plane() == DataPlane::Ambient {
+        // Only the rule says whose a route is in a table that many use, and a run may end in between.
+        items.reverse();
+    }
     items
 }
 
@@ -91,9 +97,10 @@ pub fn missing(plan: &RulePlan, found: &[FoundRouting]) -> Vec<RoutingItem> {
 /// identify their owner.
 ///
 /// Other programs do transparent proxying, too, with the same routing. So a policy rule counts as the mesh's when its
-/// mark is one that rules of the mesh use (`marks`), or when mark and table are those of `tproxy` or the usual ones; a
-/// route when such a rule leads to it; a rule that an earlier run has marked for removal always counts. Of several that are the
-/// same, one that works is kept where the plan wants it.
+/// mark is one that rules of the mesh use (`marks`), or when mark and table are those of `tproxy`, the usual ones or those of
+/// ambient mode; a route when such a rule leads to it, and in ambient mode's table (100, which many use) no rule of another
+/// program does; a rule that an earlier run has marked for removal always counts. Of several that are the same, one that works
+/// is kept where the plan wants it.
 #[must_use]
 pub fn stale<'a>(
     plan: &RulePlan,
@@ -101,13 +108,11 @@ pub fn stale<'a>(
     marks: &BTreeSet<Mark>,
     tproxy: Option<Tproxy>,
 ) -> Vec<&'a FoundRouting> {
-    let named: Vec<Tproxy> = plan
-        .policy_routes()
-        .map(PolicyRoutes::tproxy)
-        .into_iter()
-        .chain(tproxy)
-        .chain([Tproxy::default()])
-        .collect();
+    let of_tproxy = |tproxy: Tproxy| (MaskedMark::from(tproxy.mark()), tproxy.table());
+    let mut named: Vec<(MaskedMark, RouteTable)> =
+        plan.policy_routes().map(|routes| (routes.mark(), routes.table())).into_iter().collect();
+    named.extend(tproxy.into_iter().chain([Tproxy::default()]).map(of_tproxy));
+    named.push((ANSWER_MARK, ANSWER_TABLE));
     let has_route = |family, table| found.iter().any(|one| one.item == RoutingItem::Route(family, table));
     let marked_for_removal: BTreeSet<RoutingItem> =
         found.iter().filter(|one| one.marked_for_removal).map(|one| one.item).collect();
@@ -115,17 +120,23 @@ pub fn stale<'a>(
         _ if marked_for_removal.contains(item) => true,
         RoutingItem::LoopbackAddress => true,
         RoutingItem::Rule(family, mark, table) => {
-            let is_named = |one: &Tproxy| one.mark() == mark && one.table() == table;
-            named.iter().any(is_named) || marks.contains(&mark) && has_route(family, table)
+            let is_used = mark.whole().is_some_and(|mark| marks.contains(&mark));
+            named.contains(&(mark, table)) || is_used && has_route(family, table)
         }
         RoutingItem::Route(..) => false,
     };
+    let usual = named.iter().map(|(_, table)| *table).filter(|table| *table != ANSWER_TABLE);
     let mut tables: BTreeSet<(Family, RouteTable)> =
-        named.iter().flat_map(|one| Family::BOTH.map(|family| (family, one.table()))).collect();
+        usual.flat_map(|table| Family::BOTH.map(|family| (family, table))).collect();
     tables.extend(found.iter().filter(|one| ours(&one.item)).filter_map(|one| match one.item {
         RoutingItem::Rule(family, _, table) => Some((family, table)),
         RoutingItem::LoopbackAddress | RoutingItem::Route(..) => None,
     }));
+    for one in found.iter().filter(|one| !ours(&one.item)) {
+        if let RoutingItem::Rule(family, _, ANSWER_TABLE) = one.item {
+            tables.remove(&(family, ANSWER_TABLE));
+        }
+    }
     let is_ours = |item: &RoutingItem| match item {
         RoutingItem::Route(family, table) => tables.contains(&(*family, *table)),
         RoutingItem::LoopbackAddress | RoutingItem::Rule(..) => ours(item),
@@ -162,7 +173,7 @@ impl fmt::Display for FoundRouting {
 mod tests {
     use super::*;
     use redirect_core::{
-        Redirect,
+        AmbientRedirect, Families, Redirect,
         settings::{Key, NamespaceFacts, RawSettings, Source},
     };
 
@@ -182,9 +193,9 @@ mod tests {
 
     #[test]
     fn only_what_marks_of_the_mesh_lead_to_is_left_of_an_earlier_plan() {
-        let (mark, usual) = (Tproxy::default().mark(), Tproxy::default().table());
+        let (mark, usual) = (Tproxy::default().mark().into(), Tproxy::default().table());
         let [theirs, other] = [200, 201].map(|table| RouteTable::new(table).unwrap());
-        let rule = |mark: u32, table| RoutingItem::Rule(Family::V4, Mark::new(mark).unwrap(), table);
+        let rule = |mark: u32, table| RoutingItem::Rule(Family::V4, Mark::new(mark).unwrap().into(), table);
         let route = |table| RoutingItem::Route(Family::V4, table);
         let both = [route(usual), RoutingItem::Rule(Family::V4, mark, usual)];
         // They are the usual ones; a plan that wants them keeps them.
@@ -203,9 +214,27 @@ mod tests {
     }
 
     #[test]
+    fn what_is_left_of_ambient_mode_goes_unless_another_program_needs_its_route() {
+        let ambient = AmbientRedirect::new(Families::V4).plan();
+        let [route, rule] = [
+            RoutingItem::Route(Family::V4, ANSWER_TABLE),
+            RoutingItem::Rule(Family::V4, ANSWER_MARK, ANSWER_TABLE),
+        ];
+        assert_eq!(wanted(&ambient), [rule, route]);
+        assert_eq!(stale_of(&ambient, &[route, rule], &[]), []);
+        assert_eq!(stale_of(&RulePlan::empty(), &[route, rule], &[]), [route, rule]);
+        assert_eq!(stale_of(&plan("TPROXY"), &[route, rule], &[]), [route, rule]);
+        // The number 100 is in every handbook.
+        let theirs = RoutingItem::Rule(Family::V4, Mark::new(1).unwrap().into(), ANSWER_TABLE);
+        assert_eq!(stale_of(&RulePlan::empty(), &[route], &[]), []);
+        assert_eq!(stale_of(&RulePlan::empty(), &[route, theirs], &[]), []);
+        assert_eq!(stale_of(&RulePlan::empty(), &[route, rule, theirs], &[]), [rule]);
+    }
+
+    #[test]
     fn what_an_earlier_run_has_marked_is_left_of_it_whatever_its_mark() {
         let table = RouteTable::new(200).unwrap();
-        let rule = FoundRouting::working(RoutingItem::Rule(Family::V4, Mark::new(7).unwrap(), table));
+        let rule = FoundRouting::working(RoutingItem::Rule(Family::V4, Mark::new(7).unwrap().into(), table));
         let route = FoundRouting::working(RoutingItem::Route(Family::V4, table));
         let none = BTreeSet::new();
         let found = [rule.mark_for_removal(), route.clone()];

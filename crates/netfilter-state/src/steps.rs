@@ -22,6 +22,7 @@ use redirect_core::{
     Tproxy,
     options::{NativeForm, Variant},
     plan::{FamilyRules, RulePlan},
+    render::NFT_TABLES,
     rule::Table,
     values::{Family, Mark},
 };
@@ -122,7 +123,7 @@ impl Observation {
             }
         }
         if self.native != earlier.native {
-            words.push("native tables inet istio-proxy-*".to_string());
+            words.push("native tables inet istio-*".to_string());
         }
         let only_in = |one: &Self, other: &Self| -> Vec<RoutingItem> {
             let mut rest: Vec<RoutingItem> = other.routing.iter().map(|found| found.item).collect();
@@ -285,7 +286,7 @@ impl fmt::Display for Transaction {
         let changed = self.iptables.iter().filter(|(_, change)| !change.is_empty());
         let mut words: Vec<String> =
             changed.map(|(family, change)| format!("{family} {} (iptables-nft)", tables(change))).collect();
-        words.extend(self.native.as_ref().map(|_| "native tables inet istio-proxy-*".to_string()));
+        words.extend(self.native.as_ref().map(|_| "native tables inet istio-*".to_string()));
         f.write_str(&words.join(", "))
     }
 }
@@ -391,8 +392,8 @@ fn native(observed: &NativeState, goal: &Goal<'_>) -> (Option<NativeState>, Opti
     let uses_sets = |table| observed.looks_up(table) || wanted.looks_up(table);
     let mut first = wanted.clone();
     let mut is_last = true;
-    for table in Table::ALL.iter().copied() {
-        if moves && observed.captures_inbound(table) && !wanted.captures_inbound(table) {
+    for table in NFT_TABLES {
+        if moves && observed.captures_inbound_in(table) && !wanted.captures_inbound_in(table) {
             first = first.with_table_of(observed, table);
             is_last = false;
         } else if goal.force || uses_sets(table) && !observed.agrees_in(&wanted, table) {

@@ -85,9 +85,7 @@ fn policy_routes_are_the_recorded_ones() {
             let planned: Vec<String> = plan
                 .policy_routes()
                 .filter(|routes| routes.families().contains(&family))
-                .map(|routes| {
-                    format!("from all fwmark {} lookup {}", routes.tproxy().mark(), routes.tproxy().table())
-                })
+                .map(|routes| format!("from all fwmark {} lookup {}", routes.mark(), routes.table()))
                 .into_iter()
                 .collect();
             let recorded: Vec<String> = strings(&case[key])

@@ -31,10 +31,10 @@ use netfilter_state::{
 };
 use redirect_core::{
     options::BackendChoice,
-    plan::{PlannedRule, RulePlan},
+    plan::{DataPlane, PlannedRule, RulePlan},
     render::{nft_chain_name, nft_table},
     rule::{Chain, Equality, Hook, Match, OurChain, Rule, Table},
-    values::Family,
+    values::{Family, MaskedMark},
 };
 
 /// Where connection tracking begins (`NF_IP_PRI_CONNTRACK`).
@@ -58,7 +58,7 @@ pub struct TraceRules {
     /// Where connection tracking begins, if the kernel says.
     tracking: BTreeMap<Hook, usize>,
     /// Packets with these marks are delivered to the pod itself, whatever their destination.
-    pub(super) local_marks: Vec<u32>,
+    pub(super) local_marks: Vec<MaskedMark>,
     /// The addresses of the network namespace, where they are known.
     pub(super) addresses: Option<Set>,
     /// Its policy rules and routes, where they are known.
@@ -175,7 +175,7 @@ impl TraceRules {
         let name = |table| TableName {
             api: Api::NfTables,
             family: TableFamily::Inet,
-            name: nft_table(table).into(),
+            name: nft_table(plan.data_plane(), table).into(),
         };
         Self::of_planned(plan, plan.merged_rules(), family, name, of_both_families)
     }
@@ -375,7 +375,7 @@ impl TraceRules {
             .iter()
             .filter_map(|item| match item {
                 RoutingItem::Rule(family, mark, table) if *family == self.family && has_route(*table) => {
-                    Some(mark.value())
+                    Some(*mark)
                 }
                 RoutingItem::Rule(..) | RoutingItem::Route(..) | RoutingItem::LoopbackAddress => None,
             })
@@ -512,7 +512,9 @@ fn base_of(table: Table, hook: Hook) -> Base {
 
 fn holds_plans_table(name: &TableName, table: Table) -> bool {
     match name.family {
-        TableFamily::Inet => name.name == nft_table(table),
+        TableFamily::Inet => {
+            DataPlane::BOTH.into_iter().any(|data_plane| name.name == nft_table(data_plane, table))
+        }
         TableFamily::Ip | TableFamily::Ip6 => name.name == table.name(),
         TableFamily::Netdev => false,
     }

@@ -15,7 +15,7 @@ use redirect_core::{
     Families, Redirect, render,
     rule::{Equality, Hook},
     settings::{Key, NamespaceFacts, RawSettings, Source},
-    values::{Mark, RouteTable},
+    values::{Mark, MaskedMark, RouteTable},
 };
 
 fn plan(settings: &[(Key, &'static str)]) -> redirect_core::RulePlan {
@@ -403,7 +403,7 @@ fn rules_that_are_not_about_a_packet_are_told_where_every_rule_is_asked_for() {
 
 #[test]
 fn marks_that_are_routed_locally_are_those_of_the_family_whose_table_has_the_route() {
-    let (mark, other) = (Mark::new(0x539).unwrap(), Mark::new(0x53a).unwrap());
+    let [mark, other] = [0x539, 0x53a].map(|mark| MaskedMark::from(Mark::new(mark).unwrap()));
     let (table, empty) = (RouteTable::new(133).unwrap(), RouteTable::new(134).unwrap());
     let routing = [
         RoutingItem::Route(Family::V4, table),
@@ -413,7 +413,7 @@ fn marks_that_are_routed_locally_are_those_of_the_family_whose_table_has_the_rou
     ];
     let routing = routing.map(FoundRouting::working);
     let marks = |family| TraceRules::of_ruleset(&Ruleset::default(), &routing, family, None).local_marks;
-    assert_eq!((marks(Family::V4), marks(Family::V6)), (alloc::vec![0x539], alloc::vec![]));
+    assert_eq!((marks(Family::V4), marks(Family::V6)), (alloc::vec![mark], alloc::vec![]));
 }
 
 #[test]

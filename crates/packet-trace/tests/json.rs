@@ -90,6 +90,7 @@ fn documents() -> Vec<Value> {
     }
     documents.push(every_source());
     documents.push(plan_document(&strict_plan()));
+    documents.extend(ambient_plans().iter().map(plan_document));
     documents.extend(differences());
     documents.extend(traces());
     documents
@@ -168,6 +169,11 @@ fn strict_plan() -> RulePlan {
     redirect.build().unwrap().plan()
 }
 
+/// Those of the recorded cases of ambient mode.
+fn ambient_plans() -> Vec<RulePlan> {
+    recorded::ambient_cases().iter().map(|case| recorded::ambient_redirect(case).plan()).collect()
+}
+
 fn every_source() -> Value {
     let mut raw = RawSettings::for_pod();
     let mut sources = vec![
@@ -221,7 +227,11 @@ fn in_words(rule: &json::PlannedRule) -> String {
             }
             "ownerUid" => (Some("owner"), format!("--uid-owner {}", number("uid"))),
             "ownerGid" => (Some("owner"), format!("--gid-owner {}", number("gid"))),
-            "mark" => (Some("mark"), format!("--mark {:#x}", number("mark"))),
+            "mark" => {
+                let mask = condition.get("mask").and_then(Value::as_u64);
+                let mask = mask.map(|mask| format!("/{mask:#x}")).unwrap_or_default();
+                (Some("mark"), format!("--mark {:#x}{mask}", number("mark")))
+            }
             "connectionMark" => {
                 (Some("connmark"), format!("--mark {:#x}/{:#x}", number("value"), number("mask")))
             }
@@ -391,7 +401,7 @@ fn every_recorded_case_is_what_the_schema_says_and_the_schema_says_no_more() {
 fn conditions_and_targets_say_what_the_text_of_a_rule_says() {
     let cases = fixtures("rules.json");
     let recorded = cases.as_array().unwrap().iter().filter_map(recorded::redirect);
-    let plans = recorded.map(|(_, redirect)| redirect.plan()).chain([strict_plan()]);
+    let plans = recorded.map(|(_, redirect)| redirect.plan()).chain([strict_plan()]).chain(ambient_plans());
     let mut kinds = BTreeSet::new();
     for plan in plans {
         let document = json::Plan::from(&plan);

@@ -104,8 +104,9 @@ impl Constants {
                 self.interfaces.push(is.value.name().to_owned());
                 self.interfaces.push(format!("{}0", is.value.name()).chars().take(15).collect());
             }
-            Match::Mark(is) => self.marks.push(is.value.value()),
-            Match::ConnMark(is) => self.marks.extend([is.value.value(), is.value.value() | !is.value.mask()]),
+            Match::Mark(is) | Match::ConnMark(is) => {
+                self.marks.extend([is.value.value(), is.value.value() | !is.value.mask()])
+            }
             Match::Protocol(_) | Match::TcpFlags(_) | Match::Tracked(_) => {}
         }
     }

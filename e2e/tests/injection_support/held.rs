@@ -128,7 +128,7 @@ fn routing(namespace: &Namespace, plan: &RulePlan) -> Result<()> {
         let there = text.lines().count();
         ensure!(there == own + usize::from(wanted), "{family}: policy rules:\n{text}");
         if let Some(routes) = routes.filter(|_| wanted) {
-            let (mark, table) = (routes.tproxy().mark(), routes.tproxy().table());
+            let (mark, table) = (routes.mark(), routes.table());
             let rule = format!("fwmark {:#x} lookup {table}", mark.value());
             ensure!(text.contains(&rule), "{family}: no {rule} in:\n{text}");
         }

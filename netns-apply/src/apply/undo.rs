@@ -42,7 +42,10 @@ impl Run<'_> {
 
     fn take_back(&mut self, inverse: &Inverse) -> Result<(), ApplyError> {
         match inverse {
-            Inverse::RemoveRouting(item) => Ok(self.handles.routes.take_back(*item)?),
+            Inverse::RemoveRouting(item) => {
+                let priority = self.rule_priority();
+                Ok(self.handles.routes.take_back(*item, priority)?)
+            }
             Inverse::PutBackRouting(found) => Ok(self.handles.routes.put_back(found)?),
             Inverse::Unmark(found) => Ok(self.handles.routes.unmark(found)?),
             Inverse::Grace => {

@@ -13,7 +13,7 @@ use netlink_packet_route::{
 use nix::errno::Errno;
 use redirect_core::{
     Family,
-    values::{Mark, PASSTHROUGH_V6, RouteTable},
+    values::{MaskedMark, PASSTHROUGH_V6, RouteTable},
 };
 use std::net::IpAddr;
 
@@ -30,15 +30,22 @@ const ADD: u16 = NLM_F_REQUEST | NLM_F_ACK | NLM_F_CREATE;
 const REMOVE: u16 = NLM_F_REQUEST | NLM_F_ACK;
 
 impl RouteSocket {
-    /// Adds an item; returns `false` if it was there already. A policy rule never is: each gets a priority of its own, before all others but the
-    /// kernel's, and only one with the same priority would be the same (fib_rules.c, `rule_exists`).
-    pub(crate) fn add(&mut self, item: RoutingItem) -> Result<bool, RouteError> {
-        let message = match item {
-            RoutingItem::Rule(family, mark, table) => RouteNetlinkMessage::NewRule(rule(family, mark, table)),
-            RoutingItem::Route(family, table) => RouteNetlinkMessage::NewRoute(route(family, table)),
-            RoutingItem::LoopbackAddress => RouteNetlinkMessage::NewAddress(passthrough()),
+    /// Adds an item; returns `false` if it was there already. A policy rule never is: one of the same priority may be there
+    /// that does not work or is to go (fib_rules.c, `rule_exists`). Without a priority, the kernel gives it one of its own,
+    /// before all others but the kernel's.
+    pub(crate) fn add(&mut self, item: RoutingItem, priority: Option<u32>) -> Result<bool, RouteError> {
+        let (message, flags) = match item {
+            RoutingItem::Rule(family, mark, table) => {
+                (RouteNetlinkMessage::NewRule(rule(family, mark, table, priority)), ADD)
+            }
+            RoutingItem::Route(family, table) => {
+                (RouteNetlinkMessage::NewRoute(route(family, table)), ADD | NLM_F_EXCL)
+            }
+            RoutingItem::LoopbackAddress => {
+                (RouteNetlinkMessage::NewAddress(passthrough()), ADD | NLM_F_EXCL)
+            }
         };
-        let question = self.message(&message, ADD | NLM_F_EXCL);
+        let question = self.message(&message, flags);
         match self.acknowledged(&question) {
             Ok(()) => Ok(true),
             Err(Unacknowledged::Refused(Errno::EEXIST)) => Ok(false),
@@ -47,9 +54,11 @@ impl RouteSocket {
     }
 
     /// Removes what was added; what is gone already is fine.
-    pub(crate) fn take_back(&mut self, item: RoutingItem) -> Result<(), RouteError> {
+    pub(crate) fn take_back(&mut self, item: RoutingItem, priority: Option<u32>) -> Result<(), RouteError> {
         let message = match item {
-            RoutingItem::Rule(family, mark, table) => RouteNetlinkMessage::DelRule(rule(family, mark, table)),
+            RoutingItem::Rule(family, mark, table) => {
+                RouteNetlinkMessage::DelRule(rule(family, mark, table, priority))
+            }
             RoutingItem::Route(family, table) => RouteNetlinkMessage::DelRoute(route(family, table)),
             RoutingItem::LoopbackAddress => RouteNetlinkMessage::DelAddress(passthrough()),
         };
@@ -202,11 +211,14 @@ fn passthrough() -> AddressMessage {
     message
 }
 
-fn rule(family: Family, mark: Mark, table: RouteTable) -> RuleMessage {
+fn rule(family: Family, mark: MaskedMark, table: RouteTable, priority: Option<u32>) -> RuleMessage {
     let mut rule = RuleMessage::default();
     rule.header.family = address_family(family);
     rule.header.table = u8::try_from(table.number()).unwrap_or(RouteHeader::RT_TABLE_UNSPEC);
     rule.header.action = RuleAction::ToTable;
     rule.attributes = vec![RuleAttribute::FwMark(mark.value()), RuleAttribute::Table(table.number())];
+    // No mask stands for all bits.
+    rule.attributes.extend(mark.whole().is_none().then(|| RuleAttribute::FwMask(mark.mask())));
+    rule.attributes.extend(priority.map(RuleAttribute::Priority));
     rule
 }

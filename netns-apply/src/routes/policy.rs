@@ -13,7 +13,7 @@ use netlink_packet_route::{
 use redirect_core::{
     Family,
     ipnet::IpNet,
-    values::{Mark, RouteTable},
+    values::{MaskedMark, RouteTable},
 };
 
 /// The priority of the rule that looks into the table `main`: what comes behind it decides nothing (`ip rule`).
@@ -160,8 +160,9 @@ fn conditions(rule: &PolicyRule) -> Vec<&'static str> {
 
 /// Whether a rule sends packets with this mark, all of them or those of an interface, anywhere but to the kernel's table of local
 /// addresses.
-fn takes_all(rule: &PolicyRule, mark: Mark) -> bool {
-    let fits = rule.mark.is_none_or(|(value, mask)| value & mask == mark.value() & mask);
+fn takes_all(rule: &PolicyRule, mark: MaskedMark) -> bool {
+    let fits =
+        rule.mark.is_none_or(|(value, mask)| mask & !mark.mask() == 0 && value & mask == mark.value() & mask);
     // Marked packets come in through some interface, or are on their way to one.
     let limits = conditions(rule).iter().any(|condition| !["iif", "oif"].contains(condition));
     fits && !limits && rule.action != RuleAction::Lookup(LOCAL_TABLE)
@@ -170,8 +171,8 @@ fn takes_all(rule: &PolicyRule, mark: Mark) -> bool {
 /// A rule that sends packets with a mark to a table, with the reason why it does not, if any.
 pub(super) fn marked_lookup(family: Family, rules: &[DumpedRule<'_>], index: usize) -> Option<FoundRouting> {
     let DumpedRule { dumped, rule, marked_for_removal } = rules.get(index)?;
-    let (RuleAction::Lookup(number), Some((mark, u32::MAX))) = (rule.action, rule.mark) else { return None };
-    let (mark, table) = (Mark::new(mark)?, RouteTable::new(number)?);
+    let (RuleAction::Lookup(number), Some((value, mask))) = (rule.action, rule.mark) else { return None };
+    let (mark, table) = (MaskedMark::new(value, mask)?, RouteTable::new(number)?);
     let item = RoutingItem::Rule(family, mark, table);
     let earlier = rules
         .get(..index)?

@@ -1,6 +1,6 @@
 //! The plan: rules as they will stand, policy routing, the loopback address.
 
-use super::{Action, Condition, Family, Source, VERSION, setting_name};
+use super::{Action, Condition, Family, Source, VERSION, rule::mask_of, setting_name};
 use crate::{
     RulePlan,
     plan::{self, Position},
@@ -89,6 +89,12 @@ pub struct PlannedRule {
 pub struct PolicyRouting {
     /// The mark of the packets.
     pub mark: u32,
+    /// The bits of it that count; all where missing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mask: Option<u32>,
+    /// The priority of the policy rule; the kernel chooses one where missing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub priority: Option<u32>,
     /// The routing table.
     pub table: u32,
     /// The families that have it.
@@ -142,8 +148,10 @@ impl From<&plan::PlannedRule> for PlannedRule {
 impl From<&plan::PolicyRoutes> for PolicyRouting {
     fn from(routes: &plan::PolicyRoutes) -> Self {
         Self {
-            mark: routes.tproxy().mark().value(),
-            table: routes.tproxy().table().number(),
+            mark: routes.mark().value(),
+            mask: mask_of(routes.mark()),
+            priority: routes.priority(),
+            table: routes.table().number(),
             families: routes.families().iter().copied().map(Family::from).collect(),
         }
     }

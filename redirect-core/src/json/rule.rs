@@ -95,8 +95,11 @@ pub enum Test {
     },
     /// The packet's mark.
     Mark {
-        /// All its bits.
+        /// Its bits.
         mark: u32,
+        /// Those of them that count; all where missing.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        mask: Option<u32>,
     },
     /// The connection's mark.
     ConnectionMark(MaskedMark),
@@ -191,6 +194,11 @@ pub enum Action {
     },
 }
 
+/// The bits of a mark that count, where not all do.
+pub(super) fn mask_of(mark: values::MaskedMark) -> Option<u32> {
+    mark.whole().is_none().then_some(mark.mask())
+}
+
 impl From<&Match> for Condition {
     fn from(condition: &Match) -> Self {
         match condition {
@@ -218,7 +226,7 @@ impl From<&Match> for Condition {
             }),
             Match::OwnerUid(is) => Self::of(is, |uid| Test::OwnerUid { uid: *uid }),
             Match::OwnerGid(is) => Self::of(is, |gid| Test::OwnerGid { gid: *gid }),
-            Match::Mark(is) => Self::of(is, |mark| Test::Mark { mark: mark.value() }),
+            Match::Mark(is) => Self::of(is, |mark| Test::Mark { mark: mark.value(), mask: mask_of(*mark) }),
             Match::ConnMark(is) => Self::of(is, |mark| Test::ConnectionMark((*mark).into())),
         }
     }

@@ -2,11 +2,10 @@
 
 use super::{PlannedRule, Position};
 use crate::{
-    redirect::Redirect,
     rule::{
         Chain, ConnState, Direction, Equality, Match, Protocol, Rule, Scope, Table, Target, TcpFlags, Tracked,
     },
-    settings::{Key, Provenance, Source},
+    settings::{Key, Provenance, Source, Sources},
     values::{InterfaceName, Mark, PortRange},
 };
 use alloc::vec::Vec;
@@ -17,22 +16,20 @@ const MANY: usize = 64;
 
 /// Collects rules in the order of emission.
 pub(super) struct RuleListBuilder<'a> {
-    redirect: &'a Redirect,
+    sources: &'a Sources,
     rules: Vec<PlannedRule>,
 }
 
 impl<'a> RuleListBuilder<'a> {
-    /// None yet, of this redirection.
-    pub(super) fn of(redirect: &'a Redirect) -> Self {
+    /// None yet; who asked for each setting, and the length of the lists of which each element is a rule.
+    pub(super) fn of(sources: &'a Sources, listed: usize) -> Self {
         // Long lists make long plans; a plan that grows is copied repeatedly.
-        let excluded_ports = redirect.outbound_ports_exclude().len().saturating_mul(2);
-        let expected = redirect.outbound_exclude().len().saturating_add(excluded_ports).saturating_add(MANY);
-        Self { redirect, rules: Vec::with_capacity(expected) }
+        Self { sources, rules: Vec::with_capacity(listed.saturating_add(MANY)) }
     }
 
     /// Rules of one group: the setting that asked for them, and what for.
     pub(super) fn group(&mut self, because: Key, purpose: &'static str) -> Group<'_> {
-        let source = self.redirect.source(because);
+        let source = self.sources.of(because);
         Group { rules: &mut self.rules, because, source, purpose, scope: Scope::Every }
     }
 
@@ -142,6 +139,10 @@ pub(super) fn not_in_by_loopback() -> Match {
     Match::InInterface(Equality::not_equals(InterfaceName::loopback()))
 }
 
+pub(super) fn not_out_by_loopback() -> Match {
+    Match::OutInterface(Equality::not_equals(InterfaceName::loopback()))
+}
+
 pub(super) fn in_by_loopback() -> Match {
     Match::InInterface(Equality::equals(InterfaceName::loopback()))
 }
@@ -163,11 +164,11 @@ pub(super) fn from_port(port: impl Into<PortRange>) -> Match {
 }
 
 pub(super) fn marked(mark: Mark) -> Match {
-    Match::Mark(Equality::equals(mark))
+    Match::Mark(Equality::equals(mark.into()))
 }
 
 pub(super) fn not_marked(mark: Mark) -> Match {
-    Match::Mark(Equality::not_equals(mark))
+    Match::Mark(Equality::not_equals(mark.into()))
 }
 
 /// An answer within a connection.

@@ -23,7 +23,9 @@ const IN_REDIRECT: Target = Target::Jump(crate::rule::Chain::Ours(OurChain::InRe
 
 /// All rules of a redirection.
 pub(super) fn rules(r: &Redirect) -> Vec<PlannedRule> {
-    let mut rules = RuleListBuilder::of(r);
+    let excluded_ports = r.outbound_ports_exclude().len().saturating_mul(2);
+    let listed = r.outbound_exclude().len().saturating_add(excluded_ports);
+    let mut rules = RuleListBuilder::of(r.sources(), listed);
     let rules_ref = &mut rules;
     excluded_interfaces(r, rules_ref);
     virtual_interfaces_return(r, rules_ref);

@@ -3,6 +3,7 @@
 //! A plan is made in the order in which the reference emits its rules; each rule group is one short function. Folding
 //! the plan gives the rules of a family as they will stand in the kernel.
 
+mod ambient;
 mod builder;
 mod dns;
 mod groups;
@@ -10,10 +11,10 @@ mod guard;
 pub mod native;
 
 use crate::{
-    redirect::{InboundPorts, InterceptionMode, Redirect, Tproxy},
+    redirect::{InboundPorts, InterceptionMode, Redirect},
     rule::{Chain, Hook, Rule, Scope, Table, Target},
     settings::{Key, Provenance, Source},
-    values::{Family, PASSTHROUGH_V6},
+    values::{Family, MaskedMark, PASSTHROUGH_V6, RouteTable},
 };
 use alloc::{collections::BTreeMap, vec::Vec};
 use core::net::Ipv6Addr;
@@ -96,15 +97,29 @@ impl PlannedRule {
 /// Policy routing that delivers marked packets to the proxy: `ip rule` and a route per family.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PolicyRoutes {
-    pub(crate) tproxy: Tproxy,
+    pub(crate) mark: MaskedMark,
+    pub(crate) table: RouteTable,
+    pub(crate) priority: Option<u32>,
     pub(crate) families: Vec<Family>,
 }
 
 impl PolicyRoutes {
-    /// The mark and the table.
+    /// The mark of the packets.
     #[must_use]
-    pub const fn tproxy(&self) -> Tproxy {
-        self.tproxy
+    pub const fn mark(&self) -> MaskedMark {
+        self.mark
+    }
+
+    /// The routing table.
+    #[must_use]
+    pub const fn table(&self) -> RouteTable {
+        self.table
+    }
+
+    /// The priority of the policy rule; where `None`, the kernel chooses one before all others but its own.
+    #[must_use]
+    pub const fn priority(&self) -> Option<u32> {
+        self.priority
     }
 
     /// The families that have them.
@@ -114,9 +129,24 @@ impl PolicyRoutes {
     }
 }
 
+/// Who a pod's traffic goes to. Closed: native tables of each have names of their own, which who reads or writes them has to know.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum DataPlane {
+    /// The pod's own proxy.
+    Sidecar,
+    /// The node's ztunnel.
+    Ambient,
+}
+
+impl DataPlane {
+    /// Both of them.
+    pub const BOTH: [Self; 2] = [Self::Sidecar, Self::Ambient];
+}
+
 /// What makes a redirection real.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RulePlan {
+    data_plane: DataPlane,
     rules: Vec<PlannedRule>,
     families: Vec<Family>,
     policy_routes: Option<PolicyRoutes>,
@@ -130,10 +160,11 @@ impl Redirect {
         let policy_routes = match (self.mode(), self.inbound()) {
             (InterceptionMode::Redirect, _) | (InterceptionMode::Tproxy(_), InboundPorts::None) => None,
             (InterceptionMode::Tproxy(tproxy), InboundPorts::AllExcept(_) | InboundPorts::Only(_)) => {
-                Some(PolicyRoutes { tproxy, families: families.clone() })
+                let (mark, table) = (tproxy.mark().into(), tproxy.table());
+                Some(PolicyRoutes { mark, table, priority: None, families: families.clone() })
             }
         };
-        RulePlan { rules: groups::rules(self), families, policy_routes }
+        RulePlan { data_plane: DataPlane::Sidecar, rules: groups::rules(self), families, policy_routes }
     }
 }
 
@@ -141,7 +172,13 @@ impl RulePlan {
     /// The plan of nothing: what a namespace holds that is not redirected.
     #[must_use]
     pub const fn empty() -> Self {
-        Self { rules: Vec::new(), families: Vec::new(), policy_routes: None }
+        Self { data_plane: DataPlane::Sidecar, rules: Vec::new(), families: Vec::new(), policy_routes: None }
+    }
+
+    /// Who the pod's traffic goes to.
+    #[must_use]
+    pub const fn data_plane(&self) -> DataPlane {
+        self.data_plane
     }
 
     /// The rules, in the order of emission.
@@ -156,18 +193,19 @@ impl RulePlan {
         &self.families
     }
 
-    /// The policy routes, in TPROXY mode with captured inbound ports.
+    /// The policy routes: in TPROXY mode with captured inbound ports, and in ambient mode.
     #[must_use]
     pub const fn policy_routes(&self) -> Option<&PolicyRoutes> {
         self.policy_routes.as_ref()
     }
 
-    /// The address to be added to the loopback interface: `::6`, wherever IPv6 is programmed.
+    /// The address to be added to the loopback interface: `::6`, wherever IPv6 is programmed for a sidecar.
     ///
     /// It is the source address of the proxy's connections to the application; IPv4's 127.0.0.6 needs no adding.
     #[must_use]
     pub fn loopback_address(&self) -> Option<Ipv6Addr> {
-        self.families.contains(&Family::V6).then_some(PASSTHROUGH_V6)
+        let is_needed = self.data_plane == DataPlane::Sidecar && self.families.contains(&Family::V6);
+        is_needed.then_some(PASSTHROUGH_V6)
     }
 
     /// The rules of a family as they will stand. Nothing where the plan has no rules for it.

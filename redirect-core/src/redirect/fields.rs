@@ -207,6 +207,11 @@ impl Redirect {
         self.sources.0.of(key)
     }
 
+    /// Who asked for each setting.
+    pub(crate) const fn sources(&self) -> &Sources {
+        &self.sources.0
+    }
+
     /// Who asked for the excluded inbound port at this place: a pod's own are excluded without being listed.
     pub(crate) fn source_of_excluded_inbound(&self, place: usize) -> Source {
         self.sources.0.of_excluded_inbound(place)

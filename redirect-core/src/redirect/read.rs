@@ -83,7 +83,7 @@ impl Reader<'_> {
         let table = self.value::<RouteTable>(Key::TproxyRouteTable);
         let words = [("REDIRECT", false), ("TPROXY", true), ("NONE", false)];
         let (text, source) = self.raw.get(Key::InterceptionMode);
-        let (words, listed) = if is_annotation(source) {
+        let (words, listed) = if source.is_annotation() {
             // A pod with mode NONE is skipped before anything of this is read.
             (&words[..], "REDIRECT, TPROXY, NONE")
         } else if text.is_empty() {
@@ -217,24 +217,9 @@ impl Reader<'_> {
         })
     }
 
-    /// A list separated by commas. An empty list is empty. Empty elements are skipped, as the reference does,
-    /// except in annotations, which it reads strictly; `parse` receives which it is.
+    /// A list, as [`RawSettings::read_list`] reads it.
     fn list<T>(&mut self, key: Key, parse: impl Fn(&str, bool) -> Result<T, Problem>) -> Option<Vec<T>> {
-        let (text, source) = self.raw.get(key);
-        let strict = is_annotation(source);
-        if text.is_empty() {
-            return Some(Vec::new());
-        }
-        let elements = text.split(',').filter(|element| strict || !element.trim().is_empty());
-        let mut good = true;
-        let values = elements
-            .filter_map(|element| {
-                let value = self.errors.keep(key, source, element, parse(element, strict));
-                good &= value.is_some();
-                value
-            })
-            .collect();
-        good.then_some(values)
+        self.raw.read_list(key, &mut self.errors, parse)
     }
 }
 
@@ -263,10 +248,6 @@ macro_rules! readings {
 }
 
 rows!(readings);
-
-const fn is_annotation(source: Source) -> bool {
-    matches!(source, Source::Annotation(_))
-}
 
 /// Replaces a value by what could be read.
 fn put<T>(place: &mut T, read: Option<T>) {
@@ -308,11 +289,7 @@ impl Read for Vec<PortRange> {
 
 impl Read for Vec<InterfaceName> {
     fn read(reader: &mut Reader<'_>, key: Key) -> Option<Self> {
-        reader.list(key, |text, is_annotation| match text.trim() {
-            "" => Err(Problem::EmptyElement),
-            text if is_annotation => InterfaceName::parse_exact(text),
-            text => text.parse(),
-        })
+        reader.raw.read_interfaces(key, &mut reader.errors)
     }
 }
 

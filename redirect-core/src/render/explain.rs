@@ -24,7 +24,7 @@ pub fn explain(plan: &RulePlan) -> String {
     }
     if let Some(routes) = plan.policy_routes() {
         for family in &routes.families {
-            let (mark, table) = (routes.tproxy.mark(), routes.tproxy.table());
+            let (mark, table) = (routes.mark, routes.table);
             let _ =
                 writeln!(text, "{family}: packets with mark {mark} are delivered locally (table {table})");
         }

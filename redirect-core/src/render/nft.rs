@@ -3,7 +3,7 @@
 use crate::{
     options::NativeForm,
     plan::{
-        RulePlan,
+        DataPlane, RulePlan,
         native::{Kind, Line, Ranges, lines},
     },
     rule::{Chain, ConnState, Direction, Equality, Match, Scope, Table, Target, TcpFlags, Tracked},
@@ -20,23 +20,38 @@ use core::{
 };
 use ipnet::IpNet;
 
-/// The names of the native tables, all of family inet.
-pub const NFT_TABLES: [&str; 3] = [nft_table(Table::Raw), nft_table(Table::Mangle), nft_table(Table::Nat)];
+/// The names of the native tables of both data planes, all of family inet.
+pub const NFT_TABLES: [&str; 6] = {
+    let [raw, mangle, nat] = tables_of(DataPlane::Sidecar);
+    let [ambient_raw, ambient_mangle, ambient_nat] = tables_of(DataPlane::Ambient);
+    [raw, mangle, nat, ambient_raw, ambient_mangle, ambient_nat]
+};
 
 /// The name of the table, of family inet, that a run holds while it works in several steps. It has no chain.
 pub const NFT_LOCK_TABLE: &str = "istio-proxy-lock";
 
-/// The name of a native table.
+/// The name of a native table. Those of ambient mode are the reference's, so that each agent finds what the other has left.
 #[must_use]
-pub const fn nft_table(table: Table) -> &'static str {
-    match table {
-        Table::Raw => "istio-proxy-raw",
-        Table::Mangle => "istio-proxy-mangle",
-        Table::Nat => "istio-proxy-nat",
+pub const fn nft_table(data_plane: DataPlane, table: Table) -> &'static str {
+    match (data_plane, table) {
+        (DataPlane::Sidecar, Table::Raw) => "istio-proxy-raw",
+        (DataPlane::Sidecar, Table::Mangle) => "istio-proxy-mangle",
+        (DataPlane::Sidecar, Table::Nat) => "istio-proxy-nat",
+        (DataPlane::Ambient, Table::Raw) => "istio-ambient-raw",
+        (DataPlane::Ambient, Table::Mangle) => "istio-ambient-mangle",
+        (DataPlane::Ambient, Table::Nat) => "istio-ambient-nat",
     }
 }
 
-/// One transaction that replaces any native tables by the plan's.
+const fn tables_of(data_plane: DataPlane) -> [&'static str; 3] {
+    [
+        nft_table(data_plane, Table::Raw),
+        nft_table(data_plane, Table::Mangle),
+        nft_table(data_plane, Table::Nat),
+    ]
+}
+
+/// One transaction that replaces any native tables of the plan's data plane by the plan's.
 #[must_use]
 pub fn nft_text(plan: &RulePlan) -> String {
     nft_text_in(plan, NativeForm::Plain)
@@ -45,9 +60,9 @@ pub fn nft_text(plan: &RulePlan) -> String {
 /// The same, with rules in this form: with sets, as they are written over netlink.
 #[must_use]
 pub fn nft_text_in(plan: &RulePlan, form: NativeForm) -> String {
-    let mut text = nft_remove();
+    let mut text = removal(&tables_of(plan.data_plane()));
     for (table, chains) in plan.merged_rules() {
-        let name = nft_table(table);
+        let name = nft_table(plan.data_plane(), table);
         line(&mut text, &format!("add table inet {name}"));
         for chain in chains.keys() {
             line(&mut text, &format!("add chain inet {name} {}", chain_declaration(table, chain)));
@@ -61,11 +76,16 @@ pub fn nft_text_in(plan: &RulePlan, form: NativeForm) -> String {
     text
 }
 
-/// One transaction that removes the native tables. Adding first makes removing succeed if they do not exist.
+/// One transaction that removes the native tables of both data planes.
 #[must_use]
 pub fn nft_remove() -> String {
+    removal(&NFT_TABLES)
+}
+
+/// Adding first makes removing succeed if they do not exist.
+fn removal(tables: &[&str]) -> String {
     let mut text = String::new();
-    for name in NFT_TABLES {
+    for name in tables {
         line(&mut text, &format!("add table inet {name}"));
         line(&mut text, &format!("delete table inet {name}"));
     }
@@ -137,8 +157,8 @@ fn condition_text(condition: &Match, protocol: &str) -> String {
         }
         Match::OwnerUid(is) => compare("meta skuid", is, is.value),
         Match::OwnerGid(is) => compare("meta skgid", is, is.value),
-        Match::Mark(is) => compare("meta mark", is, mark(is.value)),
-        Match::ConnMark(is) => connection_mark(is),
+        Match::Mark(is) => masked_mark("meta mark", is),
+        Match::ConnMark(is) => masked_mark("ct mark", is),
     }
 }
 
@@ -201,12 +221,12 @@ fn flags(is: &Equality<TcpFlags>) -> String {
     }
 }
 
-fn connection_mark(is: &Equality<MaskedMark>) -> String {
+fn masked_mark(what: &str, is: &Equality<MaskedMark>) -> String {
     if let Some(value) = is.value.whole() {
-        return compare("ct mark", is, mark(value));
+        return compare(what, is, mark(value));
     }
     let (value, mask) = (is.value.value(), is.value.mask());
-    format!("ct mark & {mask:#010x} {} {value:#010x}", if is.not { "!=" } else { "==" })
+    format!("{what} & {mask:#010x} {} {value:#010x}", if is.not { "!=" } else { "==" })
 }
 
 fn interface(name: &InterfaceName) -> String {

@@ -1,4 +1,4 @@
-//! Settings as text: which exist ([`SETTINGS`]), what was set, and where ([`RawSettings`]).
+//! Settings as text: which exist ([`SETTINGS`], [`AMBIENT_SETTINGS`]), what was set, and where ([`RawSettings`]).
 //!
 //! Precedence: default < environment < flag; for a pod: default < the plugin's environment < annotation.
 
@@ -9,8 +9,8 @@ mod notice;
 mod source;
 mod table;
 
-use crate::values::{Problem, parse_bool};
-use alloc::{borrow::Cow, collections::BTreeMap, string::String};
+use crate::values::{InterfaceName, Problem, parse_bool};
+use alloc::{borrow::Cow, collections::BTreeMap, string::String, vec::Vec};
 
 pub use errors::{InputError, InputErrors};
 pub use facts::{NameLookup, NamespaceFacts, NoNames, id_in_passwd, nameservers};
@@ -19,7 +19,7 @@ pub(crate) use names::{misspelt_annotation, misspelt_proxy_variable};
 pub use notice::Notice;
 pub use source::Source;
 pub(crate) use source::{Provenance, Sources};
-pub use table::{Key, Kind, Part, SETTINGS, Setting, Star};
+pub use table::{AMBIENT_SETTINGS, Key, Kind, Part, SETTINGS, Setting, Star};
 
 /// The value of each setting that was set.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -111,6 +111,40 @@ impl RawSettings {
     ) -> Option<T> {
         let (text, source) = self.get(key);
         errors.keep(key, source, text, parse(text))
+    }
+
+    /// Reads a list separated by commas. An empty list is empty. Empty elements are skipped, as the reference does,
+    /// except in annotations, which it reads strictly; `parse` receives which it is.
+    pub(crate) fn read_list<T>(
+        &self,
+        key: Key,
+        errors: &mut InputErrors,
+        parse: impl Fn(&str, bool) -> Result<T, Problem>,
+    ) -> Option<Vec<T>> {
+        let (text, source) = self.get(key);
+        let strict = source.is_annotation();
+        if text.is_empty() {
+            return Some(Vec::new());
+        }
+        let elements = text.split(',').filter(|element| strict || !element.trim().is_empty());
+        let mut good = true;
+        let values = elements
+            .filter_map(|element| {
+                let value = errors.keep(key, source, element, parse(element, strict));
+                good &= value.is_some();
+                value
+            })
+            .collect();
+        good.then_some(values)
+    }
+
+    /// Reads a list of interfaces.
+    pub(crate) fn read_interfaces(&self, key: Key, errors: &mut InputErrors) -> Option<Vec<InterfaceName>> {
+        self.read_list(key, errors, |text, is_annotation| match text.trim() {
+            "" => Err(Problem::EmptyElement),
+            text if is_annotation => InterfaceName::parse_exact(text),
+            text => text.parse(),
+        })
     }
 
     /// Who said what holds for each setting.

@@ -31,6 +31,13 @@ pub enum Source {
     Caller(&'static str),
 }
 
+impl Source {
+    /// Whether a pod's annotation said it.
+    pub(crate) const fn is_annotation(self) -> bool {
+        matches!(self, Self::Annotation(_))
+    }
+}
+
 impl fmt::Display for Source {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

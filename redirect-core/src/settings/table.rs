@@ -165,16 +165,22 @@ macro_rules! settings {
         meaning: $meaning:literal,
         kind: $kind:expr,
         $($field:ident: $value:expr,)*
-    })+) => {
-        /// Names a setting; each is explained by its row in [`SETTINGS`].
+    })+
+    ; ambient {$($ambient_key:ident {
+        meaning: $ambient_meaning:literal,
+        kind: $ambient_kind:expr,
+        $($ambient_field:ident: $ambient_value:expr,)*
+    })+}) => {
+        /// Names a setting; each is explained by its row in [`SETTINGS`] or [`AMBIENT_SETTINGS`].
         #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
         #[non_exhaustive]
         pub enum Key {
             $(#[doc = $meaning] $key,)+
+            $(#[doc = $ambient_meaning] $ambient_key,)+
         }
 
         impl Key {
-            /// All of them, in the order of the table.
+            /// All of [`SETTINGS`], in its order.
             pub const ALL: &'static [Self] = &[$(Self::$key),+];
 
             /// This setting's row.
@@ -182,12 +188,16 @@ macro_rules! settings {
             pub const fn setting(self) -> &'static Setting {
                 match self {
                     $(Self::$key => &const { Setting { $($field: $value,)* ..Setting::row(Self::$key, $meaning, $kind) } },)+
+                    $(Self::$ambient_key => &const { Setting { $($ambient_field: $ambient_value,)* ..Setting::row(Self::$ambient_key, $ambient_meaning, $ambient_kind) } },)+
                 }
             }
         }
 
-        /// Every setting, in the order in which the documentation lists them.
+        /// Every setting of a sidecar, in the order in which the documentation lists them.
         pub const SETTINGS: &[Setting] = &[$(*Key::$key.setting()),+];
+
+        /// Every setting of ambient mode.
+        pub const AMBIENT_SETTINGS: &[Setting] = &[$(*Key::$ambient_key.setting()),+];
     };
 }
 
@@ -515,6 +525,47 @@ settings! {
         default: "auto",
         part: Part::Run,
     }
+    ; ambient {
+        Ambient {
+            meaning: "Capture for ambient mode: the node's ztunnel listens in the pod's network namespace.",
+            kind: Kind::Bool,
+            flag: Some("ambient"),
+            default: "false",
+        }
+        AmbientIpv6 {
+            meaning: "Capture IPv6 as well as IPv4.",
+            kind: Kind::Bool,
+            flag: Some("ipv6"),
+            env: &["AMBIENT_IPV6"],
+            default: "true",
+        }
+        AmbientDnsCapture {
+            meaning: "Capture DNS queries to port 53, to ztunnel's port 15053.",
+            kind: Kind::Bool,
+            flag: Some("redirect-dns"),
+            env: &["AMBIENT_DNS_CAPTURE"],
+            default: "false",
+        }
+        AmbientDnsOverride {
+            meaning: "The pod's own choice about DNS capture, which overrides the node's. Where empty, none.",
+            kind: Kind::Bool,
+            flag: Some("dns-proxy"),
+            annotations: &["ambient.istio.io/dns-capture"],
+        }
+        AmbientVirtualInterfaces {
+            meaning: "Virtual interfaces whose inbound traffic is treated as outbound: virtual machines or containers inside the pod.",
+            kind: Kind::Interfaces,
+            flag: Some("virtual-interfaces"),
+            annotations: &["istio.io/reroute-virtual-interfaces"],
+        }
+        AmbientIngress {
+            meaning: "Do not capture inbound connections: the pod is a gateway that clients reach from outside the mesh.",
+            kind: Kind::Bool,
+            flag: Some("ingress"),
+            annotations: &["ambient.istio.io/bypass-inbound-capture"],
+            default: "false",
+        }
+    }
 }
 
 #[cfg(test)]
@@ -525,8 +576,13 @@ mod tests {
 
     #[test]
     fn names_are_unique() {
+        are_unique(SETTINGS);
+        are_unique(AMBIENT_SETTINGS);
+    }
+
+    fn are_unique(settings: &[Setting]) {
         let mut seen = BTreeSet::new();
-        for setting in SETTINGS {
+        for setting in settings {
             assert!(seen.insert(setting.flag.map_or_else(|| std::format!("{:?}", setting.key), Into::into)));
             if let Some(short) = setting.short {
                 assert!(seen.insert(short.to_string()), "-{short} twice");
@@ -581,7 +637,7 @@ mod tests {
 
     #[test]
     fn every_row_says_what_it_means() {
-        for setting in SETTINGS {
+        for setting in SETTINGS.iter().chain(AMBIENT_SETTINGS) {
             assert!(setting.meaning.ends_with('.'), "{:?}", setting.key);
             assert!(!setting.name().is_empty(), "{:?} cannot be set", setting.key);
         }

@@ -6,8 +6,8 @@
 pub mod rewrites;
 
 use redirect_core::{
-    Redirect, RulePlan,
-    settings::{Kind, NameLookup, NamespaceFacts, RawSettings, SETTINGS, Setting, Source},
+    AmbientRedirect, Redirect, RulePlan,
+    settings::{Key, Kind, NameLookup, NamespaceFacts, RawSettings, SETTINGS, Setting, Source},
 };
 use serde_json::Value;
 use std::{collections::BTreeMap, net::IpAddr, path::Path};
@@ -84,4 +84,28 @@ pub fn redirect(case: &Value) -> Option<(RawSettings, Redirect)> {
     };
     let facts = NamespaceFacts::new(&addresses).with_nameservers(&nameservers).with_names(&Recorded);
     Redirect::parse(&raw, &facts).ok().map(|redirect| (raw, redirect))
+}
+
+/// What was recorded of ambient mode.
+pub fn ambient_cases() -> Vec<Value> {
+    fixtures("ambient.json")["cases"].as_array().unwrap().clone()
+}
+
+/// The redirection that a recorded case of ambient mode asks for.
+pub fn ambient_redirect(case: &Value) -> AmbientRedirect {
+    let asked = &case["in"];
+    let mut raw = RawSettings::new();
+    for (key, flag, name) in [
+        (Key::AmbientIpv6, "ipv6", "ipv6"),
+        (Key::AmbientDnsCapture, "redirect-dns", "dns_global"),
+        (Key::AmbientDnsOverride, "dns-proxy", "dns_pod"),
+        (Key::AmbientIngress, "ingress", "ingress"),
+    ] {
+        if let Some(is_on) = asked[name].as_bool() {
+            raw.set(key, is_on.to_string(), Source::Flag(flag));
+        }
+    }
+    let interfaces = strings(&asked["virtual_interfaces"]).join(",");
+    raw.set(Key::AmbientVirtualInterfaces, interfaces, Source::Flag("virtual-interfaces"));
+    AmbientRedirect::parse(&raw).unwrap()
 }

@@ -135,7 +135,7 @@ impl<'a> Walk<'a> {
             }
             Match::OwnerUid(is) => owned(is, segment.owner.map(|(user, _)| user)),
             Match::OwnerGid(is) => owned(is, segment.owner.map(|(_, group)| group)),
-            Match::Mark(is) => is_so(is, |mark| mark.value() == segment.mark),
+            Match::Mark(is) => is_so(is, |mark| mark.covers(segment.mark)),
             Match::ConnMark(is) => is_so(is, |mark| mark.covers(self.connection_mark)),
         }
     }

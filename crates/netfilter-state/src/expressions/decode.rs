@@ -131,8 +131,8 @@ pub(crate) fn asked(conditions: Vec<Condition>) -> Option<Vec<Match>> {
             Condition::State(Equality { value, not: false }) => {
                 Match::Tracked(Tracked { state: xt::conn_state(value)?, direction: direction.take() })
             }
-            Condition::MarkBits { mask: u32::MAX, is: Equality { value, not } } => {
-                Match::Mark(Equality { value: Mark::new(value)?, not })
+            Condition::MarkBits { mask, is: Equality { value, not } } => {
+                Match::Mark(Equality { value: MaskedMark::new(value, mask)?, not })
             }
             Condition::ConnMarkBits { mask, is: Equality { value, not } } => {
                 Match::ConnMark(Equality { value: MaskedMark::new(value, mask)?, not })
@@ -145,7 +145,6 @@ pub(crate) fn asked(conditions: Vec<Condition>) -> Option<Vec<Match>> {
             | Condition::SourcePorts(_)
             | Condition::State(_)
             | Condition::StateAndDirection { .. }
-            | Condition::MarkBits { .. }
             | Condition::IsReply(_)
             | Condition::Local(_)
             | Condition::Among(_)

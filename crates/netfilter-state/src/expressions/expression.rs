@@ -7,6 +7,7 @@ use super::{
 };
 use redirect_core::{
     rule::{Direction, Equality, TcpFlags},
+    values::MaskedMark,
     values::{Family, PortRange},
 };
 
@@ -63,6 +64,14 @@ impl Expressions<'_> {
     pub(crate) fn mask(&mut self, mask: &[u8]) {
         let zero = [0; LONGEST];
         self.mask_and_flip(mask, zero.get(..mask.len()).unwrap_or_default());
+    }
+
+    /// What was loaded is a mark, in the bits that count.
+    pub(crate) fn masked(&mut self, is: &Equality<MaskedMark>) {
+        if is.value.mask() != u32::MAX {
+            self.mask(&is.value.mask().to_ne_bytes());
+        }
+        self.is(is.not, &is.value.value().to_ne_bytes());
     }
 
     /// Keeps the bits of the mask, then flips those of the other value.

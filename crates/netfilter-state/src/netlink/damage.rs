@@ -3,14 +3,16 @@
 use super::NativeState;
 use alloc::sync::Arc;
 use redirect_core::{
+    plan::DataPlane,
     render::{nft_chain_name, nft_table},
     rule::{Chain, Table},
 };
 
 impl NativeState {
-    /// Deletes a rule by its number, counted from 1; whether it was there.
+    /// Deletes a sidecar's rule by its number, counted from 1; whether it was there.
     pub(crate) fn delete_rule(&mut self, table: Table, chain: &Chain, number: usize) -> bool {
-        let chains = self.tables.get_mut(nft_table(table)).map(|table| &mut Arc::make_mut(table).chains);
+        let name = nft_table(DataPlane::Sidecar, table);
+        let chains = self.tables.get_mut(name).map(|table| &mut Arc::make_mut(table).chains);
         let Some(chain) = chains.and_then(|chains| chains.get_mut(&nft_chain_name(chain))) else {
             return false;
         };

@@ -76,7 +76,7 @@ fn condition(out: &mut Expressions<'_>, condition: &Match, family: Family) -> Re
         Match::Protocol(protocol) => out.protocol(protocol.number()),
         Match::Mark(is) => {
             out.meta(meta::MARK);
-            out.is(is.not, &is.value.value().to_ne_bytes());
+            out.masked(is);
         }
         Match::TcpFlags(is) => out.flags(is),
         Match::SourcePort(_)

@@ -32,7 +32,10 @@ impl NativeState {
         // Sets are numbered here and again in the transaction that makes them: these numbers distinguish them in between.
         let mut sets = 0;
         let tables = plan.merged_rules().into_iter().map(|(table, chains)| {
-            (render::nft_table(table), Arc::new(self::table(table, chains, form, &mut sets)))
+            (
+                render::nft_table(plan.data_plane(), table),
+                Arc::new(self::table(table, chains, form, &mut sets)),
+            )
         });
         Self { tables: tables.collect() }
     }
@@ -128,13 +131,13 @@ fn condition(out: &mut Expressions<'_>, rule: &Rule, condition: &Match, set: Opt
         Match::Tracked(tracked) => self::tracked(out, rule, *tracked),
         Match::OwnerUid(is) => number(out, meta::SOCKET_USER, is.not, is.value),
         Match::OwnerGid(is) => number(out, meta::SOCKET_GROUP, is.not, is.value),
-        Match::Mark(is) => number(out, meta::MARK, is.not, is.value.value()),
+        Match::Mark(is) => {
+            out.meta(meta::MARK);
+            out.masked(is);
+        }
         Match::ConnMark(is) => {
             out.ct(ct::MARK);
-            if is.value.mask() != u32::MAX {
-                out.mask(&is.value.mask().to_ne_bytes());
-            }
-            out.is(is.not, &is.value.value().to_ne_bytes());
+            out.masked(is);
         }
     }
 }

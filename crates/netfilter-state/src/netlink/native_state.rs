@@ -12,7 +12,8 @@ use alloc::{
     vec::Vec,
 };
 use redirect_core::{
-    render::{NFT_TABLES, nft_table},
+    plan::DataPlane,
+    render::{NFT_TABLES, nft_chain_name, nft_table},
     rule::{Hook, OurChain, Table},
     values::Mark,
 };
@@ -133,58 +134,62 @@ impl NativeState {
         named.collect()
     }
 
-    /// Whether a table hands inbound connections to the proxy: a packet that arrives jumps to `istio-inbound`.
+    /// Whether a table hands inbound connections to the proxy of either data plane.
     #[must_use]
     pub fn captures_inbound(&self, table: Table) -> bool {
-        let prerouting = self.tables.get(nft_table(table)).and_then(|state| {
-            state.chains.get(&redirect_core::render::nft_chain_name(&Hook::Prerouting.into()))
-        });
-        let inbound = redirect_core::render::nft_chain_name(&OurChain::Inbound.into());
-        prerouting.is_some_and(|chain| {
-            let jumps = |rule: &NativeRule| {
-                reading::jump_of(Attribute(&rule.expressions).attributes()) == Some(&inbound)
-            };
-            chain.rules.iter().any(jumps)
-        })
+        DataPlane::BOTH.into_iter().any(|data_plane| self.captures_inbound_in(nft_table(data_plane, table)))
     }
 
-    /// Whether rules of a table look something up in a set.
+    /// Whether the table of this name does: a packet that arrives jumps to `istio-inbound`, or in nat to `istio-prert`.
     #[must_use]
-    pub fn looks_up(&self, table: Table) -> bool {
+    pub fn captures_inbound_in(&self, table: &str) -> bool {
+        let to = if table == nft_table(DataPlane::Ambient, Table::Nat) {
+            OurChain::Prerouting
+        } else {
+            OurChain::Inbound
+        };
+        let (prerouting, to) = (nft_chain_name(&Hook::Prerouting.into()), nft_chain_name(&to.into()));
+        let jumps = |rule: &NativeRule| {
+            reading::jump_of(Attribute(&rule.expressions).attributes()) == Some(to.as_str())
+        };
+        let chain = self.tables.get(table).and_then(|state| state.chains.get(&prerouting));
+        chain.is_some_and(|chain| chain.rules.iter().any(jumps))
+    }
+
+    /// Whether rules of the table of this name look something up in a set.
+    #[must_use]
+    pub fn looks_up(&self, table: &str) -> bool {
         let looks_up =
             |rule: &NativeRule| rule.read().any(|expression| matches!(expression, Expression::Lookup(_)));
         self.tables
-            .get(nft_table(table))
+            .get(table)
             .is_some_and(|state| state.chains.values().flat_map(|chain| &chain.rules).any(looks_up))
     }
 
-    /// Whether a table is the same in both.
+    /// Whether the table of this name is the same in both.
     #[must_use]
-    pub fn agrees_in(&self, other: &Self, table: Table) -> bool {
-        let name = nft_table(table);
-        match (self.tables.get(name), other.tables.get(name)) {
+    pub fn agrees_in(&self, other: &Self, table: &str) -> bool {
+        match (self.tables.get(table), other.tables.get(table)) {
             (None, None) => true,
             (Some(one), Some(two)) => one.same(two),
             (Some(_), None) | (None, Some(_)) => false,
         }
     }
 
-    /// The same, with one table as it is in `other`.
+    /// The same, with the table of this name as it is in `other`.
     #[must_use]
-    pub fn with_table_of(mut self, other: &Self, table: Table) -> Self {
-        let name = nft_table(table);
-        self.tables.remove(name);
-        self.tables.extend(other.tables.get(name).map(|state| (name, Arc::clone(state))));
+    pub fn with_table_of(mut self, other: &Self, table: &'static str) -> Self {
+        self.tables.remove(table);
+        self.tables.extend(other.tables.get(table).map(|state| (table, Arc::clone(state))));
         self
     }
 
-    /// The same, with the rules that a table has in `old` behind those it has here, chain by chain. All sets of both
-    /// are there.
+    /// The same, with the rules that the table of this name has in `old` behind those it has here, chain by chain. All sets
+    /// of both are there.
     #[must_use]
-    pub fn before_rules_of(mut self, old: &Self, table: Table) -> Self {
-        let name = nft_table(table);
-        let Some(from) = old.tables.get(name) else { return self };
-        let to = Arc::make_mut(self.tables.entry(name).or_default());
+    pub fn before_rules_of(mut self, old: &Self, table: &'static str) -> Self {
+        let Some(from) = old.tables.get(table) else { return self };
+        let to = Arc::make_mut(self.tables.entry(table).or_default());
         for (chain, from) in &from.chains {
             let place = to.chains.len();
             let new = || ChainState { place, ..ChainState::default() };
@@ -496,7 +501,9 @@ mod tests {
     fn states_agree_in_the_tables_that_are_the_same() {
         let [one, other] = ["1,2", "3"].map(|ports| NativeState::wanted(&plan(ports), NativeForm::Sets));
         let agree = |one: &NativeState, other: &NativeState| {
-            Table::ALL.iter().copied().filter(|table| one.agrees_in(other, *table)).collect::<Vec<_>>()
+            let tables = Table::ALL.iter().copied();
+            let agrees = |table: &Table| one.agrees_in(other, nft_table(DataPlane::Sidecar, *table));
+            tables.filter(agrees).collect::<Vec<_>>()
         };
         assert_eq!(agree(&one, &one), Table::ALL);
         assert_eq!(agree(&one, &other), [Table::Raw, Table::Mangle]);
@@ -507,11 +514,12 @@ mod tests {
     #[test]
     fn chains_of_old_rules_come_behind_those_that_are_there() {
         let [old, new] = ["1", "2"].map(|ports| NativeState::wanted(&plan(ports), NativeForm::Plain));
-        let chains = |state: &NativeState| state.tables[nft_table(Table::Nat)].chains.clone();
+        let nat = nft_table(DataPlane::Sidecar, Table::Nat);
+        let chains = |state: &NativeState| state.tables[nat].chains.clone();
         let number = chains(&old).len();
         assert!(number > 4);
         for from in [NativeState::default(), new] {
-            let all = chains(&from.before_rules_of(&old, Table::Nat));
+            let all = chains(&from.before_rules_of(&old, nat));
             let mut places: Vec<_> = all.values().map(|chain| chain.place).collect();
             places.sort_unstable();
             assert_eq!(places, (0..number).collect::<Vec<_>>());

@@ -352,10 +352,10 @@ fn tables_that_are_dormant_or_owned_are_named_with_their_family() {
 fn rules_of_others_keep_their_place_and_can_be_put_back() {
     let foreign = |target: &str| {
         let mut writer = Writer::default();
-        // A mark is compared with part of it only, which no rule of ours does.
+        // No rule of ours asks whether bits of a mark are not set.
         Expressions(&mut writer).meta(meta::MARK);
         Expressions(&mut writer).mask(&[0, 0, 0, 1]);
-        Expressions(&mut writer).is(false, &[0, 0, 0, 1]);
+        Expressions(&mut writer).is(false, &[0, 0, 0, 0]);
         Expressions(&mut writer).counter();
         Expressions(&mut writer).jump(target);
         Entry::Foreign(crate::state::RawRule::new(writer.attributes(), None).into())
@@ -440,7 +440,6 @@ fn interfaces() -> impl Strategy<Value = InterfaceName> {
 }
 
 fn matches(family: Family) -> impl Strategy<Value = Vec<Match>> {
-    let marks = || (1..=u32::MAX).prop_map(|one| Mark::new(one).unwrap());
     let before = prop::collection::vec(
         prop_oneof![
             is(nets(family)).prop_map(Match::Source),
@@ -464,7 +463,7 @@ fn matches(family: Family) -> impl Strategy<Value = Vec<Match>> {
             tracked().prop_map(Match::Tracked),
             is(any::<u32>()).prop_map(Match::OwnerUid),
             is(any::<u32>()).prop_map(Match::OwnerGid),
-            is(marks()).prop_map(Match::Mark),
+            is(masked_marks()).prop_map(Match::Mark),
             is(masked_marks()).prop_map(Match::ConnMark),
         ],
         0..4,
@@ -478,7 +477,8 @@ fn matches(family: Family) -> impl Strategy<Value = Vec<Match>> {
 }
 
 fn masked_marks() -> impl Strategy<Value = MaskedMark> {
-    (1..=u32::MAX, any::<u32>()).prop_map(|(value, more)| MaskedMark::new(value, value | more).unwrap())
+    let more = prop_oneof![any::<u32>(), Just(u32::MAX)];
+    (1..=u32::MAX, more).prop_map(|(value, more)| MaskedMark::new(value, value | more).unwrap())
 }
 
 fn tcp_flags() -> impl Strategy<Value = TcpFlags> {

@@ -173,7 +173,7 @@ impl<'a> WordReader<'a> {
             PortRange::parse(value, PortSyntax::Saved).ok().map(|value| Equality { value, not })
         };
         let id = |value: &str| value.parse::<u32>().ok().map(|value| Equality { value, not });
-        let mark = |value: &str| value.parse::<Mark>().ok().map(|value| Equality { value, not });
+        let mark = |value: &str| MaskedMark::parse(value).map(|value| Equality { value, not });
         Some(match (module, word) {
             (_, "-s") => Match::Source(net(value)?),
             (_, "-d") => Match::Destination(net(value)?),
@@ -193,7 +193,7 @@ impl<'a> WordReader<'a> {
             ("owner", "--uid-owner") => Match::OwnerUid(id(value)?),
             ("owner", "--gid-owner") => Match::OwnerGid(id(value)?),
             ("mark", "--mark") => Match::Mark(mark(value)?),
-            ("connmark", "--mark") => Match::ConnMark(Equality { value: MaskedMark::parse(value)?, not }),
+            ("connmark", "--mark") => Match::ConnMark(mark(value)?),
             _ => return None,
         })
     }
@@ -298,7 +298,7 @@ mod tests {
             "-m addrtype --dst-type LOCAL -j DOCKER",
             "-p icmp -j ACCEPT",
             "-j CNI-HOSTPORT-DNAT",
-            "-m mark --mark 0x1/0xff -j RETURN",
+            "-m mark --mark 0x0/0xff -j RETURN",
             "! -p tcp -j RETURN",
             "-j",
             "",

@@ -251,7 +251,10 @@ impl RuleState {
                     || match self.signed.get(&table) {
                         Some(signed) => signed.contains(&(chain.clone(), entry.clone())),
                         None => {
-                            self.has_mesh_chain(table) && self.has_planned_shape(wanted, table, *hook, rule)
+                            // In ambient mode a plan has only jumps there.
+                            self.has_mesh_chain(table)
+                                && !self.has(table, &OurChain::Prerouting.into())
+                                && self.has_planned_shape(wanted, table, *hook, rule)
                         }
                     }
             }
@@ -284,10 +287,14 @@ impl RuleState {
         marks
     }
 
-    /// Whether a table hands inbound connections to the proxy: a packet that arrives jumps to `ISTIO_INBOUND`.
+    /// Whether a table hands inbound connections to the proxy: a packet that arrives jumps to `ISTIO_INBOUND`, or in nat to
+    /// `ISTIO_PRERT`.
     #[must_use]
     pub fn captures_inbound(&self, table: Table) -> bool {
-        let jumps = |rule: &Rule| rule.target == Target::Jump(OurChain::Inbound.into());
+        let jumps = |rule: &Rule| {
+            rule.target == Target::Jump(OurChain::Inbound.into())
+                || table == Table::Nat && rule.target == Target::Jump(OurChain::Prerouting.into())
+        };
         table != Table::Raw
             && self
                 .rules(table, &Chain::Hook(Hook::Prerouting))
@@ -330,7 +337,7 @@ impl From<&FamilyRules> for RuleState {
 /// The marks a rule gives or asks for.
 fn marks_of(rule: &Rule) -> impl Iterator<Item = Mark> + '_ {
     let asked =
-        rule.matches.iter().filter_map(|one| if let Match::Mark(is) = one { Some(is.value) } else { None });
+        rule.matches.iter().filter_map(|one| if let Match::Mark(is) = one { is.value.whole() } else { None });
     let given = if let Target::SetMark(mark) | Target::Tproxy { mark, .. } = &rule.target {
         Some(*mark)
     } else {
@@ -360,14 +367,15 @@ fn planned_shape(table: Table, hook: Hook, rule: &Rule) -> Option<Shape> {
         }
         (Hook::Prerouting, [Match::Protocol(_), Match::Mark(is)], Target::SaveMark)
         | (Hook::Output, [Match::OutInterface(_), Match::Protocol(_), Match::Mark(is)], Target::Return) => {
-            (!is.not).then_some(is.value)
+            is.value.whole().filter(|_| !is.not)
         }
         (Hook::Output, [Match::Protocol(_), Match::ConnMark(is)], Target::RestoreMark) => {
             is.value.whole().filter(|_| !is.not)
         }
         // With strict capture the guard's mark stands beside it.
         (Hook::Prerouting, [Match::Protocol(_), Match::Mark(is)], Target::SetConnMark(set)) => {
-            (!is.not && redirect_core::GUARD_MARK.beside(is.value) == Some(*set)).then_some(is.value)
+            let mark = is.value.whole().filter(|_| !is.not)?;
+            (redirect_core::GUARD_MARK.beside(mark) == Some(*set)).then_some(mark)
         }
         (Hook::Output, [Match::Protocol(_), Match::ConnMark(is)], Target::SetMark(set)) => {
             (!is.not && redirect_core::GUARD_MARK.beside(*set) == Some(is.value)).then_some(*set)

@@ -181,7 +181,7 @@ impl Test {
             }
             Match::OwnerUid(is) => Self::owner(Field::User, is, family),
             Match::OwnerGid(is) => Self::owner(Field::Group, is, family),
-            Match::Mark(is) => Self::bits(Field::Mark, is.value.value(), u32::MAX, is.not),
+            Match::Mark(is) => Self::bits(Field::Mark, is.value.value(), is.value.mask(), is.not),
             Match::ConnMark(is) => Self::bits(Field::ConnMark, is.value.value(), is.value.mask(), is.not),
         }
     }

@@ -174,7 +174,7 @@ impl<'a> Walk<'a> {
     fn route_by_marks(&mut self, moved: bool) -> Result<Interface, Split> {
         let rules = self.rules;
         for local in &rules.local_marks {
-            let holds = self.mark.has(&self.packets, *local, u32::MAX);
+            let holds = self.mark.has(&self.packets, local.value(), local.mask());
             if self.decide(holds, || Unknown::Mark)? {
                 return Ok(Interface::Loopback);
             }

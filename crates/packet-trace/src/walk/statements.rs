@@ -12,6 +12,8 @@ use alloc::string::ToString;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use netfilter_state::ruleset::{Statement, VerdictMap};
 use redirect_core::{
+    DNS_PORT,
+    ambient::{INBOUND_PORT, OUTBOUND_PORT},
     rule::{Hook, OurChain},
     values::{Family, PASSTHROUGH_V4},
 };
@@ -256,7 +258,8 @@ impl<'a> Walk<'a> {
                 | OurChain::GuardOut
                 | OurChain::Inbound
                 | OurChain::Output
-                | OurChain::OutputDns,
+                | OurChain::OutputDns
+                | OurChain::Prerouting,
             )
             | None => false,
         };
@@ -310,7 +313,7 @@ impl<'a> Walk<'a> {
         }
         let to = SocketAddr::new(at, port);
         (self.destination, self.is_bound) = (Some(to), true);
-        self.captured = Some(match listener(self.chain_of_plan()) {
+        self.captured = Some(match listener(self.chain_of_plan(), port) {
             Some(listener) => Fate::Proxy { listener, port, rewritten: true },
             None => Fate::Redirected(port),
         });
@@ -338,10 +341,10 @@ impl<'a> Walk<'a> {
             self.set_mark(self.mark.changed(mask, value));
         }
         let port = port.or_else(|| self.port());
-        self.captured = Some(match (listener(self.chain_of_plan()), port) {
-            (Some(listener), Some(port)) => Fate::Proxy { listener, port, rewritten: false },
-            (None, Some(port)) => Fate::Redirected(port),
-            (_, None) => Fate::Unknown,
+        self.captured = Some(match port.map(|port| (listener(self.chain_of_plan(), port), port)) {
+            Some((Some(listener), port)) => Fate::Proxy { listener, port, rewritten: false },
+            Some((None, port)) => Fate::Redirected(port),
+            None => Fate::Unknown,
         });
         self.decides();
         self.handed_over = self.rule_here();
@@ -401,20 +404,24 @@ enum Entry {
     Own,
 }
 
-/// The owner of the chain, and where it sends packets.
-const fn listener(chain: Option<OurChain>) -> Option<Listener> {
+/// The listener that a rule of this chain sends packets to. In ambient mode one chain has rules for several, each with its
+/// port.
+fn listener(chain: Option<OurChain>, port: u16) -> Option<Listener> {
     match chain {
         Some(OurChain::Redirect) => Some(Listener::Outbound),
         Some(OurChain::InRedirect | OurChain::Tproxy) => Some(Listener::Inbound),
         Some(OurChain::OutputDns) => Some(Listener::Dns),
         Some(
-            OurChain::Divert
-            | OurChain::Drop
-            | OurChain::GuardIn
-            | OurChain::GuardOut
-            | OurChain::Inbound
-            | OurChain::Output,
+            OurChain::Divert | OurChain::Drop | OurChain::GuardIn | OurChain::GuardOut | OurChain::Inbound,
         )
         | None => None,
+        Some(OurChain::Output | OurChain::Prerouting) => {
+            let of_port = [
+                (OUTBOUND_PORT, Listener::Outbound),
+                (INBOUND_PORT, Listener::Inbound),
+                (DNS_PORT, Listener::Dns),
+            ];
+            of_port.into_iter().find(|(own, _)| own.number() == port).map(|(_, listener)| listener)
+        }
     }
 }

@@ -1,0 +1,275 @@
+//! Ambient mode: a pod without a proxy of its own, whose traffic the node's ztunnel takes over by listeners that it opens in
+//! the pod's network namespace.
+
+use crate::{
+    redirect::Families,
+    settings::{InputErrors, Key, Provenance, RawSettings, Source, Sources},
+    values::{InterfaceName, MaskedMark, Port, RouteTable, parse_bool},
+};
+use alloc::vec::Vec;
+use core::net::{Ipv4Addr, Ipv6Addr};
+
+/// Where ztunnel listens in a pod for outbound connections: 15001.
+pub const OUTBOUND_PORT: Port = Port::known(15001);
+/// Where ztunnel listens in a pod for inbound connections of plain TCP: 15006.
+pub const INBOUND_PORT: Port = Port::known(15006);
+/// Where ztunnel listens in a pod for tunnelled inbound connections (HBONE): 15008. It is never captured.
+pub const TUNNEL_PORT: Port = Port::known(15008);
+/// The mark of ztunnel's own packets: `0x539/0xfff`.
+pub const ZTUNNEL_MARK: MaskedMark = MaskedMark::known(0x539, 0xfff);
+/// The mark of connections that ztunnel opens to the application, and of the application's answers on them: `0x111/0xfff`.
+pub const ANSWER_MARK: MaskedMark = MaskedMark::known(0x111, 0xfff);
+/// The routing table that delivers these answers to ztunnel: 100.
+pub const ANSWER_TABLE: RouteTable = RouteTable::known(100);
+/// The priority of the policy rule that leads there: 32764, before the table `main`.
+pub const ANSWER_PRIORITY: u32 = 32764;
+/// The source address that the node gives to the kubelet's probes over IPv4.
+pub const PROBE_V4: Ipv4Addr = Ipv4Addr::new(169, 254, 7, 127);
+/// The source address that the node gives to the kubelet's probes over IPv6.
+pub const PROBE_V6: Ipv6Addr = Ipv6Addr::new(0xfd16, 0x9254, 0x7127, 0x1337, 0xffff, 0xffff, 0xffff, 0xffff);
+
+/// The redirection of a pod in ambient mode. Every value of this type is valid.
+///
+/// Two are equal when they ask for the same; who asked for it does not matter.
+///
+/// ```
+/// use redirect_core::{AmbientRedirect, Families, Family, render};
+///
+/// let redirect = AmbientRedirect::new(Families::Both).with_dns_capture(true);
+/// let rules = render::restore_text(&redirect.plan().rules(Family::V4));
+/// assert!(rules.contains("-A ISTIO_PRERT -s 169.254.7.127/32 -p tcp -j ACCEPT"));
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AmbientRedirect {
+    families: Families,
+    captures_dns: bool,
+    captures_inbound: bool,
+    virtual_interfaces: Vec<InterfaceName>,
+    /// The setting that decided about DNS.
+    dns_key: Provenance<DnsKey>,
+    sources: Provenance<Sources>,
+}
+
+/// Which setting decides about DNS: the node's, unless the pod has its own.
+#[derive(Debug, Clone, Copy, Default)]
+enum DnsKey {
+    #[default]
+    Node,
+    Pod,
+}
+
+impl AmbientRedirect {
+    /// Captures all TCP both ways, and no DNS.
+    #[must_use]
+    pub fn new(families: Families) -> Self {
+        Self {
+            families,
+            captures_dns: false,
+            captures_inbound: true,
+            virtual_interfaces: Vec::new(),
+            dns_key: Provenance::default(),
+            sources: Provenance::default(),
+        }
+    }
+
+    /// Whether DNS queries go to ztunnel.
+    #[must_use]
+    pub fn with_dns_capture(mut self, captures: bool) -> Self {
+        self.captures_dns = captures;
+        self.said(Key::AmbientDnsCapture, "setter with_dns_capture")
+    }
+
+    /// Interfaces whose inbound traffic counts as outbound: virtual machines or containers inside the pod.
+    #[must_use]
+    pub fn with_virtual_interfaces(mut self, interfaces: impl IntoIterator<Item = InterfaceName>) -> Self {
+        self.virtual_interfaces = interfaces.into_iter().collect();
+        self.said(Key::AmbientVirtualInterfaces, "setter with_virtual_interfaces")
+    }
+
+    /// Whether inbound connections that are not tunnelled go to ztunnel. They do not in a gateway that ambient mode's clients
+    /// reach from outside the mesh.
+    #[must_use]
+    pub fn with_inbound_capture(mut self, captures: bool) -> Self {
+        self.captures_inbound = captures;
+        self.said(Key::AmbientIngress, "setter with_inbound_capture")
+    }
+
+    /// Reads a redirection from settings.
+    ///
+    /// # Errors
+    /// Everything wrong with the settings, together.
+    ///
+    /// ```
+    /// use redirect_core::{AmbientRedirect, settings::{Key, RawSettings, Source}};
+    ///
+    /// let mut raw = RawSettings::new();
+    /// raw.set(Key::AmbientDnsOverride, "perhaps", Source::Annotation("ambient.istio.io/dns-capture"));
+    /// let errors = AmbientRedirect::parse(&raw).unwrap_err();
+    /// assert!(errors.to_string().starts_with("annotation ambient.istio.io/dns-capture: \"perhaps\""));
+    /// ```
+    pub fn parse(raw: &RawSettings) -> Result<Self, InputErrors> {
+        let mut errors = raw.refused().clone();
+        let mut is_on = |key| raw.read(key, &mut errors, parse_bool).unwrap_or_default();
+        let (has_v6, of_node, bypasses_inbound) =
+            (is_on(Key::AmbientIpv6), is_on(Key::AmbientDnsCapture), is_on(Key::AmbientIngress));
+        let is_overridden = !raw.get(Key::AmbientDnsOverride).0.is_empty();
+        let captures_dns = if is_overridden { is_on(Key::AmbientDnsOverride) } else { of_node };
+        let virtual_interfaces = raw.read_interfaces(Key::AmbientVirtualInterfaces, &mut errors);
+        errors.into_result(Self {
+            families: if has_v6 { Families::Both } else { Families::V4 },
+            captures_dns,
+            captures_inbound: !bypasses_inbound,
+            virtual_interfaces: virtual_interfaces.unwrap_or_default(),
+            dns_key: Provenance(if is_overridden { DnsKey::Pod } else { DnsKey::Node }),
+            sources: Provenance(raw.sources()),
+        })
+    }
+
+    /// The families it has rules for.
+    #[must_use]
+    pub const fn families(&self) -> Families {
+        self.families
+    }
+
+    /// Whether DNS queries go to ztunnel.
+    #[must_use]
+    pub const fn captures_dns(&self) -> bool {
+        self.captures_dns
+    }
+
+    /// Whether inbound connections that are not tunnelled go to ztunnel.
+    #[must_use]
+    pub const fn captures_inbound(&self) -> bool {
+        self.captures_inbound
+    }
+
+    /// Interfaces whose inbound traffic counts as outbound.
+    #[must_use]
+    pub fn virtual_interfaces(&self) -> &[InterfaceName] {
+        &self.virtual_interfaces
+    }
+
+    /// Who asked for what it has of a setting; [`Source::Default`] if unset.
+    #[must_use]
+    pub fn source(&self, key: Key) -> Source {
+        self.sources.0.of(key)
+    }
+
+    /// Who asked for each setting.
+    pub(crate) const fn sources(&self) -> &Sources {
+        &self.sources.0
+    }
+
+    /// The setting that decided about DNS.
+    pub(crate) const fn dns_key(&self) -> Key {
+        match self.dns_key.0 {
+            DnsKey::Node => Key::AmbientDnsCapture,
+            DnsKey::Pod => Key::AmbientDnsOverride,
+        }
+    }
+
+    fn said(mut self, key: Key, setter: &'static str) -> Self {
+        self.sources.0.set(key, Source::Caller(setter));
+        self
+    }
+}
+
+impl RawSettings {
+    /// Takes what a pod's annotations say about ambient mode, over whatever was said before. Of a setting's annotations an
+    /// earlier one wins.
+    pub fn read_ambient_annotations<'a>(&mut self, annotation: impl Fn(&'static str) -> Option<&'a str>) {
+        for setting in crate::settings::AMBIENT_SETTINGS {
+            let said = setting.annotations.iter().find_map(|name| Some((*name, annotation(name)?)));
+            if let Some((name, text)) = said {
+                self.set(setting.key, alloc::string::String::from(text), Source::Annotation(name));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use alloc::string::ToString;
+
+    fn of(
+        annotations: &[(&str, &'static str)],
+        node: &[(Key, &'static str)],
+    ) -> Result<AmbientRedirect, InputErrors> {
+        let mut raw = RawSettings::new();
+        for (key, text) in node {
+            raw.set(*key, *text, Source::Flag("test"));
+        }
+        raw.read_ambient_annotations(|name| {
+            annotations.iter().find(|(given, _)| *given == name).map(|(_, text)| *text)
+        });
+        AmbientRedirect::parse(&raw)
+    }
+
+    #[test]
+    fn what_is_not_said_is_as_the_reference_has_it() {
+        assert_eq!(of(&[], &[]).unwrap(), AmbientRedirect::new(Families::Both));
+        assert_eq!(of(&[], &[(Key::AmbientIpv6, "false")]).unwrap(), AmbientRedirect::new(Families::V4));
+    }
+
+    #[test]
+    fn a_pod_overrides_what_the_node_captures_of_dns() {
+        for (node, pod, captures) in [
+            ("false", None, false),
+            ("true", None, true),
+            ("false", Some("true"), true),
+            ("true", Some("false"), false),
+            ("true", Some("true"), true),
+        ] {
+            let annotation = pod.map(|text| ("ambient.istio.io/dns-capture", text));
+            let redirect = of(annotation.as_slice(), &[(Key::AmbientDnsCapture, node)]).unwrap();
+            assert_eq!(redirect.captures_dns(), captures, "{node} {pod:?}");
+            let decided = if pod.is_some() { Key::AmbientDnsOverride } else { Key::AmbientDnsCapture };
+            assert_eq!(redirect.dns_key(), decided);
+        }
+    }
+
+    #[test]
+    fn a_pods_annotations_are_read_and_named() {
+        let redirect = of(
+            &[
+                ("ambient.istio.io/bypass-inbound-capture", "true"),
+                ("istio.io/reroute-virtual-interfaces", "eth1,net1"),
+            ],
+            &[],
+        )
+        .unwrap();
+        let interfaces = ["eth1", "net1"].map(|name| name.parse().unwrap());
+        let wanted = AmbientRedirect::new(Families::Both).with_inbound_capture(false);
+        assert_eq!(redirect, wanted.with_virtual_interfaces(interfaces));
+        assert_eq!(
+            redirect.source(Key::AmbientIngress),
+            Source::Annotation("ambient.istio.io/bypass-inbound-capture")
+        );
+    }
+
+    #[test]
+    fn everything_wrong_is_said_at_once() {
+        let errors = of(
+            &[
+                ("ambient.istio.io/bypass-inbound-capture", "ja"),
+                ("ambient.istio.io/dns-capture", "2"),
+                ("istio.io/reroute-virtual-interfaces", "eth1,a/b"),
+            ],
+            &[(Key::AmbientIpv6, "6")],
+        )
+        .unwrap_err();
+        let text = errors.to_string();
+        assert_eq!(errors.iter().count(), 4, "{text}");
+        for part in ["\"ja\"", "dns-capture: \"2\"", "\"a/b\"", "flag --test: \"6\""] {
+            assert!(text.contains(part), "{part} is missing in {text}");
+        }
+    }
+
+    #[test]
+    fn what_is_refused_elsewhere_is_told_with_it() {
+        let mut raw = RawSettings::new();
+        raw.refuse(Source::Flag("unheard-of"), "1", crate::values::Problem::NotANumber);
+        assert_eq!(AmbientRedirect::parse(&raw).unwrap_err().iter().count(), 1);
+    }
+}

@@ -1,0 +1,199 @@
+//! The rule groups of ambient mode, in the order in which the reference emits them.
+
+use super::{DataPlane, PlannedRule, PolicyRoutes, RulePlan, builder::*, dns::DNS};
+use crate::{
+    ambient::{
+        ANSWER_MARK, ANSWER_PRIORITY, ANSWER_TABLE, AmbientRedirect, INBOUND_PORT, OUTBOUND_PORT, PROBE_V4,
+        PROBE_V6, TUNNEL_PORT, ZTUNNEL_MARK,
+    },
+    redirect::DNS_PORT,
+    rule::{Equality, Hook, Match, OurChain, Scope, Table, Target},
+    settings::Key,
+    values::{Family, host},
+};
+use alloc::vec::Vec;
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use ipnet::IpNet;
+
+/// The conntrack zone of queries between ztunnel and the real servers.
+const ZTUNNEL_ZONE: Target = Target::ConntrackZone(1);
+
+impl AmbientRedirect {
+    /// The plan of this redirection.
+    #[must_use]
+    pub fn plan(&self) -> RulePlan {
+        let families = self.families().list().to_vec();
+        let policy_routes = PolicyRoutes {
+            mark: ANSWER_MARK,
+            table: ANSWER_TABLE,
+            priority: Some(ANSWER_PRIORITY),
+            families: families.clone(),
+        };
+        RulePlan {
+            data_plane: DataPlane::Ambient,
+            rules: rules(self),
+            families,
+            policy_routes: Some(policy_routes),
+        }
+    }
+}
+
+/// All rules of a redirection.
+fn rules(r: &AmbientRedirect) -> Vec<PlannedRule> {
+    let mut rules = RuleListBuilder::of(r.sources(), r.virtual_interfaces().len());
+    let rules_ref = &mut rules;
+    hooks(Table::Mangle, Key::Ambient, rules_ref);
+    hooks(Table::Nat, Key::Ambient, rules_ref);
+    answers(rules_ref);
+    virtual_interfaces(r, rules_ref);
+    probe_answers(rules_ref);
+    inbound(r, rules_ref);
+    dns(r, rules_ref);
+    outbound(rules_ref);
+    rules.into_vec()
+}
+
+/// The chains of a table, and the jumps to them.
+fn hooks(table: Table, because: Key, rules: &mut RuleListBuilder<'_>) {
+    let mut group = rules.group(because, "packets that arrive");
+    group.append(table, Hook::Prerouting, [], Target::Jump(OurChain::Prerouting.into()));
+    let mut group = rules.group(because, "packets of the pod");
+    group.append(table, Hook::Output, [], Target::Jump(OurChain::Output.into()));
+}
+
+/// ztunnel connects to the application with the client's address, so what the application answers has to be delivered in
+/// the pod: its connections are marked, and so are the answers on them, which a policy rule sends to `lo`.
+fn answers(rules: &mut RuleListBuilder<'_>) {
+    rules.group(Key::Ambient, "connections that ztunnel opens to the application").append(
+        Table::Mangle,
+        OurChain::Prerouting,
+        [of_ztunnel()],
+        Target::SetConnMark(ANSWER_MARK),
+    );
+    rules.group(Key::Ambient, "the application's answers go to ztunnel").append(
+        Table::Mangle,
+        OurChain::Output,
+        [Match::ConnMark(Equality::equals(ANSWER_MARK))],
+        Target::RestoreMark,
+    );
+}
+
+/// What comes from inside the pod is outbound.
+fn virtual_interfaces(r: &AmbientRedirect, rules: &mut RuleListBuilder<'_>) {
+    let mut group = rules.group(Key::AmbientVirtualInterfaces, "outbound: it comes from inside the pod");
+    for interface in r.virtual_interfaces() {
+        for target in [Target::Redirect(OUTBOUND_PORT), Target::Return] {
+            group.append(Table::Nat, OurChain::Prerouting, [coming_in(interface), tcp()], target);
+        }
+    }
+}
+
+/// What answers the kubelet's probes does not go to ztunnel.
+fn probe_answers(rules: &mut RuleListBuilder<'_>) {
+    for source in probe_sources() {
+        rules.group(Key::Ambient, "answers to the kubelet's probes").scoped(scope_of(&source)).append(
+            Table::Nat,
+            OurChain::Output,
+            [to(source), tcp()],
+            Target::Accept,
+        );
+    }
+}
+
+fn inbound(r: &AmbientRedirect, rules: &mut RuleListBuilder<'_>) {
+    if !r.captures_inbound() {
+        return;
+    }
+    for source in probe_sources() {
+        rules.group(Key::AmbientIngress, "the kubelet's probes").scoped(scope_of(&source)).append(
+            Table::Nat,
+            OurChain::Prerouting,
+            [from(source), tcp()],
+            Target::Accept,
+        );
+    }
+    for family in Family::BOTH {
+        let captured = [not_to(itself(family)), tcp(), not_to_port(TUNNEL_PORT), not_of_ztunnel()];
+        rules
+            .group(Key::AmbientIngress, "inbound connections; tunnelled ones reach ztunnel by themselves")
+            .scoped(Scope::Only(family))
+            .append(Table::Nat, OurChain::Prerouting, captured, Target::Redirect(INBOUND_PORT));
+    }
+}
+
+/// DNS queries go to ztunnel; conntrack zones keep its own ones apart.
+fn dns(r: &AmbientRedirect, rules: &mut RuleListBuilder<'_>) {
+    if !r.captures_dns() {
+        return;
+    }
+    let because = r.dns_key();
+    hooks(Table::Raw, because, rules);
+    let over_udp = [not_out_by_loopback(), udp(), not_of_ztunnel(), to_port(DNS)];
+    rules.group(because, "DNS queries over UDP").append(
+        Table::Nat,
+        OurChain::Output,
+        over_udp,
+        Target::Redirect(DNS_PORT),
+    );
+    for family in Family::BOTH {
+        let over_tcp = [not_to(itself(family)), tcp(), to_port(DNS), not_of_ztunnel()];
+        rules.group(because, "DNS queries over TCP").scoped(Scope::Only(family)).append(
+            Table::Nat,
+            OurChain::Output,
+            over_tcp,
+            Target::Redirect(DNS_PORT),
+        );
+    }
+    let mut group = rules.group(because, "ztunnel's queries and their answers, kept apart by conntrack zone");
+    group.append(Table::Raw, OurChain::Output, [udp(), of_ztunnel(), to_port(DNS)], ZTUNNEL_ZONE);
+    group.append(Table::Raw, OurChain::Prerouting, [udp(), not_of_ztunnel(), from_port(DNS)], ZTUNNEL_ZONE);
+}
+
+fn outbound(rules: &mut RuleListBuilder<'_>) {
+    rules.group(Key::Ambient, "the application's answers, already on their way to ztunnel").append(
+        Table::Nat,
+        OurChain::Output,
+        [tcp(), Match::Mark(Equality::equals(ANSWER_MARK))],
+        Target::Accept,
+    );
+    for family in Family::BOTH {
+        rules
+            .group(Key::Ambient, "the pod calling itself by its own address")
+            .scoped(Scope::Only(family))
+            .append(
+                Table::Nat,
+                OurChain::Output,
+                [not_to(itself(family)), out_by_loopback()],
+                Target::Accept,
+            );
+    }
+    for family in Family::BOTH {
+        rules.group(Key::Ambient, "outbound connections").scoped(Scope::Only(family)).append(
+            Table::Nat,
+            OurChain::Output,
+            [not_to(itself(family)), tcp(), not_of_ztunnel()],
+            Target::Redirect(OUTBOUND_PORT),
+        );
+    }
+}
+
+/// The addresses that the node gives to the kubelet's probes.
+fn probe_sources() -> [IpNet; 2] {
+    [host(IpAddr::V4(PROBE_V4)), host(IpAddr::V6(PROBE_V6))]
+}
+
+/// The loopback address, by which the pod calls itself.
+fn itself(family: Family) -> IpNet {
+    host(match family {
+        Family::V4 => IpAddr::V4(Ipv4Addr::LOCALHOST),
+        Family::V6 => IpAddr::V6(Ipv6Addr::LOCALHOST),
+    })
+}
+
+fn of_ztunnel() -> Match {
+    Match::Mark(Equality::equals(ZTUNNEL_MARK))
+}
+
+fn not_of_ztunnel() -> Match {
+    Match::Mark(Equality::not_equals(ZTUNNEL_MARK))
+}
