@@ -160,8 +160,9 @@ impl AmbientRedirect {
         &self.sources.0
     }
 
-    /// The setting that decided about DNS.
-    pub(crate) const fn dns_key(&self) -> Key {
+    /// The setting that decided about DNS: the pod's own choice, where it has one.
+    #[must_use]
+    pub const fn dns_key(&self) -> Key {
         match self.dns_key.0 {
             DnsKey::Node => Key::AmbientDnsCapture,
             DnsKey::Pod => Key::AmbientDnsOverride,

@@ -11,7 +11,7 @@ use packet_trace::interference::{self, Effect, Severity as Sureness};
 use redirect_core::pod::{PROXY_CONTAINER, SkipReason, collisions, misspelt, unreadable_switches};
 use redirect_core::rule::{Protocol, Target};
 use redirect_core::settings::{Key, Notice, RawSettings, Source};
-use redirect_core::{DNS_PORT, DnsCapture, Family, InboundPorts, Redirect, RulePlan};
+use redirect_core::{DNS_PORT, DnsCapture, Families, Family, InboundPorts, Redirect, RulePlan};
 
 pub use explain::decision::PodDecision;
 
@@ -41,12 +41,22 @@ pub fn findings(pod: Option<&Pod>, decided: &PodDecision, seen: Option<&Inspecti
     match decided {
         PodDecision::Redirect(redirect, settings) => {
             if let Some(seen) = seen {
-                namespace(redirect, pod, seen, &mut all);
+                namespace(&redirect.plan(), Some(redirect.proxy_uids()), pod, seen, &mut all);
             }
             all.extend(of_settings(redirect, settings, pod, seen));
             if let Some(pod) = pod {
                 of_pod(pod, redirect, &mut all);
             }
+        }
+        PodDecision::Ambient(redirect, _) => {
+            if let Some(seen) = seen {
+                // Which user the node's ztunnel runs as is not known here.
+                namespace(&redirect.plan(), None, pod, seen, &mut all);
+            }
+            if redirect.captures_dns() {
+                all.push(dns_captured("all queries to port 53", redirect.source(redirect.dns_key())));
+            }
+            all.extend(beside_families(redirect.families(), pod, seen));
         }
         PodDecision::Skip(reason) => all.extend(skipped(*reason, seen)),
         PodDecision::HostNetwork => {
@@ -97,8 +107,14 @@ fn is_reachable(address: &IpAddr) -> bool {
     !address.is_loopback() && !is_link_local
 }
 
-/// The namespace against the plan, and who serves what is captured.
-fn namespace(redirect: &Redirect, pod: Option<&Pod>, seen: &Inspection, all: &mut Vec<Finding>) {
+/// The namespace against the plan, and who serves what is captured: one of these users, where they are known.
+fn namespace(
+    plan: &RulePlan,
+    proxy_uids: Option<&[u32]>,
+    pod: Option<&Pod>,
+    seen: &Inspection,
+    all: &mut Vec<Finding>,
+) {
     if !seen.lacking.is_empty() {
         all.push(Finding { cause: Cause::KernelLacks, seen: seen.lacking.clone() });
     }
@@ -107,18 +123,17 @@ fn namespace(redirect: &Redirect, pod: Option<&Pod>, seen: &Inspection, all: &mu
         all.push(Finding::new(Cause::NotRedirected, "no table has a chain of the mesh"));
         return;
     }
-    let plan = redirect.plan();
     match &seen.mismatch {
         // Reported of any namespace.
         None | Some(Mismatch::TwoBackends | Mismatch::Interference(_)) => {}
-        Some(Mismatch::Different(differences)) => all.extend(different(&plan, differences)),
+        Some(Mismatch::Different(differences)) => all.extend(different(plan, differences)),
         Some(Mismatch::Asleep(what)) => all.push(Finding::new(Cause::Asleep, what.clone())),
         // A kind that this program does not know yet.
         Some(other) => all.push(Finding::new(Cause::Drifted, other.to_string())),
     }
     // Before its containers run nothing listens yet.
     if pod.is_none_or(|pod| pod.phase.as_deref().is_none_or(|phase| phase == "Running")) {
-        all.extend(unserved(redirect, &plan, seen));
+        all.extend(unserved(proxy_uids, plan, seen));
     }
 }
 
@@ -197,7 +212,7 @@ pub fn served_ports(plan: &RulePlan) -> BTreeMap<u16, Vec<Protocol>> {
     ports
 }
 
-fn unserved(redirect: &Redirect, plan: &RulePlan, seen: &Inspection) -> Vec<Finding> {
+fn unserved(proxy_uids: Option<&[u32]>, plan: &RulePlan, seen: &Inspection) -> Vec<Finding> {
     let mut all: BTreeMap<Cause, Vec<String>> = BTreeMap::new();
     for (port, protocols) in served_ports(plan) {
         let is_dns = port == DNS_PORT.number();
@@ -213,8 +228,10 @@ fn unserved(redirect: &Redirect, plan: &RulePlan, seen: &Inspection) -> Vec<Find
                 let cause = if is_dns { Cause::DnsNobodyListens } else { Cause::NobodyListens };
                 all.entry(cause).or_default().push(format!("nothing listens on {word} port {port}"));
             }
-            let strangers =
-                users.iter().filter(|user| !seen.foreign && !redirect.proxy_uids().contains(user));
+            let is_stranger = |user: &&u32| {
+                !seen.foreign && proxy_uids.is_some_and(|proxy_uids| !proxy_uids.contains(user))
+            };
+            let strangers = users.iter().filter(is_stranger);
             for user in strangers {
                 let told = format!("user {user} listens on {word} port {port}");
                 all.entry(Cause::StrangerListens).or_default().push(told);
@@ -271,23 +288,27 @@ fn of_settings(
         } else {
             "all queries to port 53".to_owned()
         };
-        all.push(Finding::new(
-            Cause::DnsCaptured,
-            format!("{which} ({})", redirect.source(Key::RedirectDns)),
-        ));
+        all.push(dns_captured(&which, redirect.source(Key::RedirectDns)));
     }
+    all.extend(beside_families(redirect.families(), pod, seen));
+    all
+}
+
+fn dns_captured(which: &str, source: Source) -> Finding {
+    Finding::new(Cause::DnsCaptured, format!("{which} ({source})"))
+}
+
+/// Addresses of a family without rules.
+fn beside_families(families: Families, pod: Option<&Pod>, seen: Option<&Inspection>) -> Option<Finding> {
     // Native nftables catch the other family as well: their tables are of both.
     let is_native = seen.is_some_and(|seen| seen.in_force.iter().any(|in_force| in_force.backend == NATIVE));
     let addresses = seen.map(|seen| &seen.addresses).or(pod.map(|pod| &pod.addresses));
     let beside: Vec<&IpAddr> = addresses
         .into_iter()
         .flatten()
-        .filter(|address| is_reachable(address) && !redirect.families().contains(family(address)))
+        .filter(|address| is_reachable(address) && !families.contains(family(address)))
         .collect();
-    if !beside.is_empty() && !is_native {
-        all.push(Finding::new(Cause::FamilyNotCaptured, list(&beside)));
-    }
-    all
+    (!beside.is_empty() && !is_native).then(|| Finding::new(Cause::FamilyNotCaptured, list(&beside)))
 }
 
 const fn family(address: &IpAddr) -> Family {

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use redirect_core::pod::Decision;
+use redirect_core::settings::RawSettings;
 use redirect_core::{Family, json};
 use serde_json::{Value, json};
 
@@ -89,6 +90,10 @@ impl Report {
                 let families = list(&redirect.families().iter().collect::<Vec<Family>>(), " and ");
                 format!("to be redirected: {}, {families}", redirect.mode().word())
             }
+            PodDecision::Ambient(redirect, _) => {
+                let families = list(&redirect.families().iter().collect::<Vec<Family>>(), " and ");
+                format!("to be redirected to the node's ztunnel: {families}")
+            }
             PodDecision::Skip(reason) => {
                 format!("not to be redirected: {} ({})", reason.explanation(), reason.word())
             }
@@ -104,7 +109,7 @@ impl Report {
     }
 
     fn settings(&self, paper: &mut TextWriter) {
-        if let PodDecision::Redirect(_, settings) = &self.decided {
+        if let Some(settings) = self.decided.settings() {
             for (index, (key, value, source)) in settings.said().enumerate() {
                 let label = if index == 0 { "settings   " } else { "           " };
                 let value = if value.is_empty() { "(none)".to_owned() } else { short(value, LONGEST_VALUE) };
@@ -138,17 +143,17 @@ impl Report {
             PodDecision::Skip(reason) => {
                 serde_json::to_value(json::Decision::from(&Decision::Skip(*reason))).ok()
             }
-            PodDecision::HostNetwork | PodDecision::Wrong(_) | PodDecision::Unknown => None,
+            PodDecision::Ambient(..)
+            | PodDecision::HostNetwork
+            | PodDecision::Wrong(_)
+            | PodDecision::Unknown => None,
         };
-        let settings: Vec<Value> = match &self.decided {
-            PodDecision::Redirect(_, settings) => settings
-                .said()
-                .map(|(key, value, source)| {
-                    json!({"setting": key.setting().name(), "value": value, "source": source.to_string()})
-                })
-                .collect(),
-            PodDecision::Skip(_) | PodDecision::HostNetwork | PodDecision::Wrong(_) | PodDecision::Unknown => Vec::new(),
-        };
+        let settings = self.decided.settings().into_iter().flat_map(RawSettings::said);
+        let settings: Vec<Value> = settings
+            .map(|(key, value, source)| {
+                json!({"setting": key.setting().name(), "value": value, "source": source.to_string()})
+            })
+            .collect();
         let seen = self.inspection.as_ref();
         json!({
             "version": VERSION,

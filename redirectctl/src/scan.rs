@@ -35,9 +35,13 @@ fn state(decided: &PodDecision, seen: Option<&Inspection>) -> PodState {
         }
         (PodDecision::Skip(_) | PodDecision::Unknown, _) if has_rules => PodState::Unexpected,
         (PodDecision::Skip(_) | PodDecision::Unknown, _) => PodState::LeftAlone,
-        (PodDecision::Wrong(_), _) | (PodDecision::Redirect(..), None) => PodState::Unknown,
-        (PodDecision::Redirect(..), Some(_)) if !has_rules => PodState::NotRedirected,
-        (PodDecision::Redirect(..), Some(seen)) => match &seen.mismatch {
+        (PodDecision::Wrong(_), _) | (PodDecision::Redirect(..) | PodDecision::Ambient(..), None) => {
+            PodState::Unknown
+        }
+        (PodDecision::Redirect(..) | PodDecision::Ambient(..), Some(_)) if !has_rules => {
+            PodState::NotRedirected
+        }
+        (PodDecision::Redirect(..) | PodDecision::Ambient(..), Some(seen)) => match &seen.mismatch {
             None => PodState::Verified,
             Some(Mismatch::Interference(_)) => PodState::Interference,
             Some(_) => PodState::Drifted,

@@ -3,13 +3,15 @@
 use cni_core::pod_name::PodName;
 use redirect_core::pod::{Decision, PodFacts, SkipReason};
 use redirect_core::settings::{InputErrors, NamespaceFacts, RawSettings};
-use redirect_core::{Redirect, RulePlan, json};
+use redirect_core::{AmbientRedirect, Redirect, RulePlan, json};
 
 /// What is to be done with a pod.
 #[derive(Debug, Clone)]
 pub enum PodDecision {
     /// It is redirected, as these settings say.
     Redirect(Box<Redirect>, Box<RawSettings>),
+    /// It is redirected to the node's ztunnel, as these settings say.
+    Ambient(Box<AmbientRedirect>, Box<RawSettings>),
     /// It is not redirected.
     Skip(SkipReason),
     /// On the host's network: the runtime never calls the plugin for it.
@@ -40,17 +42,28 @@ impl PodDecision {
     pub fn plan(&self) -> Option<RulePlan> {
         match self {
             Self::Redirect(redirect, _) => Some(redirect.plan()),
+            Self::Ambient(redirect, _) => Some(redirect.plan()),
             Self::Skip(_) | Self::HostNetwork | Self::Wrong(_) | Self::Unknown => None,
         }
     }
 
-    /// How the pod is redirected, or why it is not.
+    /// The settings of a pod that is redirected.
+    #[must_use]
+    pub fn settings(&self) -> Option<&RawSettings> {
+        match self {
+            Self::Redirect(_, settings) | Self::Ambient(_, settings) => Some(settings),
+            Self::Skip(_) | Self::HostNetwork | Self::Wrong(_) | Self::Unknown => None,
+        }
+    }
+
+    /// The plan of a pod that is redirected, or why it is not.
     ///
     /// # Errors
     /// Why neither can be determined.
-    pub fn settled(self) -> Result<Result<Box<Redirect>, SkipReason>, Vec<String>> {
+    pub fn settled(self) -> Result<Result<RulePlan, SkipReason>, Vec<String>> {
         match self {
-            Self::Redirect(redirect, _) => Ok(Ok(redirect)),
+            Self::Redirect(redirect, _) => Ok(Ok(redirect.plan())),
+            Self::Ambient(redirect, _) => Ok(Ok(redirect.plan())),
             Self::Skip(reason) => Ok(Err(reason)),
             Self::HostNetwork => Err(vec![
                 "the pod is on the host's network: no plugin is asked about it, and it has no plan"

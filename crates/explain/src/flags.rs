@@ -2,10 +2,13 @@
 
 use std::ffi::OsString;
 
-use redirect_core::Redirect;
-use redirect_core::settings::{Key, NameLookup, NamespaceFacts, RawSettings, SETTINGS};
+use redirect_core::settings::{
+    AMBIENT_SETTINGS, Key, NameLookup, NamespaceFacts, Part, RawSettings, SETTINGS, Setting, Source,
+};
+use redirect_core::values::parse_bool;
+use redirect_core::{AmbientRedirect, Redirect};
 use settings_cli::{CommandLine, Input, Line, Pages, Program, RunOptions, setting_row};
-use settings_table::Status;
+use settings_table::{Row, Status};
 
 /// The settings that are not in force where a plan is only shown.
 pub const STATUSES: &[(Key, Status)] = &[
@@ -88,7 +91,7 @@ pub fn input(typed: CommandInput) -> Result<Input, String> {
         about: program.about,
         version: program.version,
         pages: program.pages,
-        rows: SETTINGS.iter().map(|setting| setting_row(setting, STATUSES)).collect(),
+        rows: rows().collect(),
         operands: &[],
         commands: Vec::new(),
     };
@@ -101,6 +104,37 @@ pub fn input(typed: CommandInput) -> Result<Input, String> {
     Ok(program.input(words, variables))
 }
 
+/// The rows of all settings. A flag that ambient mode has as well is about the same.
+pub fn rows() -> impl Iterator<Item = Row> {
+    let is_shared = |setting: &&Setting| SETTINGS.iter().any(|one| one.flag == setting.flag);
+    let sidecar = SETTINGS.iter().map(|setting| setting_row(setting, STATUSES));
+    let ambient = AMBIENT_SETTINGS.iter().filter(move |setting| !is_shared(setting));
+    // The agent's environment is of no effect here.
+    sidecar.chain(ambient.map(|setting| Row { env: &[], ..setting_row(setting, &[]) }))
+}
+
+/// Whether settings ask for a plan of ambient mode.
+#[must_use]
+pub fn is_ambient(settings: &RawSettings) -> bool {
+    parse_bool(settings.get(Key::Ambient).0) == Ok(true)
+}
+
+/// What of settings belongs to the other data plane.
+fn astray(settings: &RawSettings) -> Vec<String> {
+    let is_ambient = is_ambient(settings);
+    let of_ambient = |key: Key| AMBIENT_SETTINGS.iter().any(|setting| setting.key == key);
+    let flags = settings.said().filter_map(|(key, _, source)| match source {
+        Source::Flag(flag) if key.setting().part == Part::Plan && key != Key::Ambient => Some((key, flag)),
+        _ => None,
+    });
+    let astray = flags.filter(|(key, _)| of_ambient(*key) != is_ambient);
+    let told = |(_, flag)| match is_ambient {
+        true => format!("flag --{flag}: is a sidecar's and has no effect with --ambient; omit one of them"),
+        false => format!("flag --{flag}: has no effect without --ambient; add it, or omit this"),
+    };
+    astray.map(told).collect()
+}
+
 /// What was refused of settings while they were gathered.
 #[must_use]
 pub fn refused(settings: &RawSettings) -> Vec<String> {
@@ -111,10 +145,15 @@ pub fn refused(settings: &RawSettings) -> Vec<String> {
 #[must_use]
 pub fn wrong(settings: &RawSettings, names: &dyn NameLookup) -> Vec<String> {
     let refused = refused(settings);
-    let mut wrong = Vec::new();
+    let mut wrong = astray(settings);
     let options = RunOptions::parse(settings).err().unwrap_or_default();
     let facts = NamespaceFacts::new(&[]).with_names(names);
-    let redirect = Redirect::parse(settings, &facts).err().unwrap_or_default().without_namespace();
+    let redirect = if is_ambient(settings) {
+        AmbientRedirect::parse(settings).err()
+    } else {
+        Redirect::parse(settings, &facts).err()
+    };
+    let redirect = redirect.unwrap_or_default().without_namespace();
     for error in options.iter().chain(redirect.iter()).map(ToString::to_string) {
         if !refused.contains(&error) && !wrong.contains(&error) {
             wrong.push(error);
@@ -154,6 +193,23 @@ mod tests {
         {
             assert!(!looks_typed(text), "{text}");
         }
+    }
+
+    #[test]
+    fn flags_of_the_other_data_plane_are_refused() {
+        let wrong = |line: &str| {
+            let input = input(typed(line).expect("a line")).expect("flags");
+            assert_eq!(refused(&input.settings), [] as [&str; 0], "{line}");
+            wrong(&input.settings, &redirect_core::settings::NoNames)
+        };
+        assert_eq!(wrong("--ambient --redirect-dns --ingress --ipv6=false --dns-proxy=true"), [""; 0]);
+        assert_eq!(wrong("--redirect-dns -b 80"), [""; 0]);
+        let [one] = &*wrong("--ambient --native-nftables -b 80") else { panic!("one is wrong") };
+        assert!(one.starts_with("flag --istio-inbound-ports: is a sidecar's"), "{one}");
+        let [one] = &*wrong("--ingress") else { panic!("one is wrong") };
+        assert!(one.starts_with("flag --ingress: has no effect without --ambient"), "{one}");
+        let [one] = &*wrong("--ambient --redirect-dns=perhaps") else { panic!("one is wrong") };
+        assert!(one.starts_with("flag --redirect-dns: \"perhaps\""), "{one}");
     }
 
     #[test]

@@ -4,6 +4,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use packet_trace::interference::proxy_users;
 use packet_trace::{Connection, ConnectionState, Packet};
+use redirect_core::ambient::ZTUNNEL_MARK;
+use redirect_core::plan::DataPlane;
 use redirect_core::{Family, PROXY_ID, RulePlan};
 
 /// A user of the application if unset: not the proxy's, nor root.
@@ -67,7 +69,9 @@ pub fn packet(said: &Said<'_>, plan: Option<&RulePlan>, addresses: &[IpAddr]) ->
         None => packet,
     };
     let state = state(said.state);
-    Ok(Packet { mark: mark.unwrap_or(0), connection: Connection { state, ..packet.connection }, ..packet })
+    let is_ambient = plan.is_some_and(|plan| plan.data_plane() == DataPlane::Ambient);
+    let own = if is_ambient && said.sender == Some("proxy") { ZTUNNEL_MARK.value() } else { 0 };
+    Ok(Packet { mark: mark.unwrap_or(own), connection: Connection { state, ..packet.connection }, ..packet })
 }
 
 fn state(word: Option<&str>) -> ConnectionState {
@@ -160,6 +164,16 @@ mod tests {
             let packet = made(&Said { sender: Some(sender), to: "10.1.0.2:80", ..Said::default() });
             assert_eq!(packet.expect("a packet").sender, wanted, "{sender}");
         }
+    }
+
+    #[test]
+    fn what_ztunnel_sends_has_its_mark_unless_another_is_said() {
+        let plan = redirect_core::AmbientRedirect::new(redirect_core::Families::V4).plan();
+        let mark = |sender, mark| {
+            let said = Said { sender: Some(sender), to: "192.0.2.9:80", mark, ..Said::default() };
+            packet(&said, Some(&plan), &[]).expect("a packet").mark
+        };
+        assert_eq!([mark("proxy", None), mark("proxy", Some("0x7")), mark("app", None)], [0x539, 7, 0]);
     }
 
     #[test]

@@ -19,7 +19,10 @@ pub use rows::{IPTABLES, VALIDATION, row as setting_row};
 
 use logging::LevelError;
 use redirect_core::{
-    settings::{InputErrors, Key, Misspelt, RawSettings, SETTINGS, Source, misspelt_variables},
+    settings::{
+        AMBIENT_SETTINGS, InputErrors, Key, Misspelt, RawSettings, SETTINGS, Setting, Source,
+        misspelt_variables,
+    },
     values::{Problem, parse_bool},
 };
 use settings_table::{Given, NotInForce, Row, Status, Takes};
@@ -144,7 +147,7 @@ impl Program {
             settings.refuse(Source::CommandLine, &given, problem);
         }
         settings.read_environment(|_| true, variable);
-        for setting in SETTINGS {
+        for setting in said_by_flags(&line.flags) {
             if let Some((flag, text)) = setting.flag.zip(setting.flag.and_then(flag)) {
                 settings.set(setting.key, text, Source::Flag(flag));
             }
@@ -191,6 +194,18 @@ impl Program {
         let rows = SETTINGS.iter().map(|setting| rows::row(setting, statuses)).collect();
         CommandLine { name, about, version, pages, rows, operands: &[], commands: Vec::new() }
     }
+}
+
+/// The settings that flags are about: of those with one flag the sidecar's, and with `--ambient` ambient mode's.
+fn said_by_flags(flags: &BTreeMap<String, String>) -> impl Iterator<Item = &'static Setting> {
+    let is_ambient = Key::Ambient
+        .setting()
+        .flag
+        .and_then(|flag| flags.get(flag))
+        .is_some_and(|text| parse_bool(text) == Ok(true));
+    let (others, own) = if is_ambient { (SETTINGS, AMBIENT_SETTINGS) } else { (AMBIENT_SETTINGS, SETTINGS) };
+    let is_shared = |setting: &&Setting| own.iter().any(|one| one.flag == setting.flag);
+    own.iter().chain(others.iter().filter(move |setting| setting.flag.is_some() && !is_shared(setting)))
 }
 
 /// Why a program refuses a value, if it does.

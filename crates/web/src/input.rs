@@ -12,7 +12,7 @@ use redirect_core::options::BackendChoice;
 use redirect_core::options::NativeForm;
 use redirect_core::pod::{SkipReason, misspelt, unreadable_switches};
 use redirect_core::settings::{NameLookup, NamespaceFacts, Notice, RawSettings};
-use redirect_core::{Redirect, RulePlan};
+use redirect_core::{AmbientRedirect, Redirect, RulePlan};
 use serde::Serialize;
 use serde_json::{Value, json};
 use settings_cli::RunOptions;
@@ -76,7 +76,7 @@ impl NameLookup for RootOnly {
 
 /// What was understood of a text.
 enum Understood {
-    Plan { redirect: Box<Redirect>, backend: BackendChoice, native: NativeForm },
+    Plan { plan: RulePlan, backend: BackendChoice, native: NativeForm },
     LeftAlone(PodName, SkipReason),
 }
 
@@ -110,8 +110,7 @@ impl Side {
 
     fn filled(self, understood: Understood, format: Format) -> Self {
         match understood {
-            Understood::Plan { redirect, backend, native } => {
-                let plan = redirect.plan();
+            Understood::Plan { plan, backend, native } => {
                 let written = written(&plan, format, native, Layout::default());
                 Self { tables: tables(&plan), written, plan: Some(Programmed { plan, backend }), ..self }
             }
@@ -139,13 +138,19 @@ fn of_flags(text: &str, around: &Around<'_>, notices: &mut Vec<String>) -> Resul
         errors.iter().map(ToString::to_string).collect()
     };
     let RunOptions { backend, native_form: native, .. } = RunOptions::parse(settings).map_err(told)?;
-    let addresses = with_one(around.addresses, notices);
-    let facts = NamespaceFacts::new(&addresses).with_nameservers(around.nameservers).with_names(&RootOnly);
-    let redirect = Redirect::parse(settings, &facts).map(Box::new).map_err(told)?;
+    let plan = if flags::is_ambient(settings) {
+        AmbientRedirect::parse(settings).map_err(told)?.plan()
+    } else {
+        let addresses = with_one(around.addresses, notices);
+        let facts =
+            NamespaceFacts::new(&addresses).with_nameservers(around.nameservers).with_names(&RootOnly);
+        let redirect = Redirect::parse(settings, &facts).map_err(told)?;
+        notices.extend(Notice::about(settings, &redirect).iter().map(ToString::to_string));
+        redirect.plan()
+    };
     notices.extend(input.misspelt.iter().map(ToString::to_string));
     notices.extend(input.not_in_force.iter().map(ToString::to_string));
-    notices.extend(Notice::about(settings, &redirect).iter().map(ToString::to_string));
-    Ok(Understood::Plan { redirect, backend, native })
+    Ok(Understood::Plan { plan, backend, native })
 }
 
 /// The addresses, or one where none is known.
@@ -225,9 +230,7 @@ fn of_object(
         }),
     );
     Ok(match decided.settled()? {
-        Ok(redirect) => {
-            Understood::Plan { redirect, backend: BackendChoice::Auto, native: NativeForm::Plain }
-        }
+        Ok(plan) => Understood::Plan { plan, backend: BackendChoice::Auto, native: NativeForm::Plain },
         Err(reason) => Understood::LeftAlone(pod.name, reason),
     })
 }

@@ -60,15 +60,22 @@ impl Given {
         self.flag("output") == Some("json")
     }
 
+    /// Whether a plan of ambient mode is asked for.
+    pub(super) fn is_ambient(&self) -> bool {
+        flags::is_ambient(&self.input.settings)
+    }
+
     /// Settings that cannot be understood; or that have no effect beside a pod.
     pub(super) fn wrong_settings(&self) -> Vec<String> {
         let mut wrong = flags::wrong(&self.input.settings, &NameFiles);
         let has_pod = self.flag("file").is_some() || self.flag("pod").is_some();
         if has_pod {
-            let flags =
-                self.input.settings.said().filter_map(|(_, _, source)| {
-                    if let Source::Flag(flag) = source { Some(flag) } else { None }
-                });
+            let flags = self.input.settings.said().filter_map(|(key, _, source)| match source {
+                // Of ambient mode, the node decides about what no annotation does.
+                Source::Flag(_) if self.is_ambient() && key.setting().annotations.is_empty() => None,
+                Source::Flag(flag) => Some(flag),
+                _ => None,
+            });
             wrong.extend(flags.map(|flag| {
                 format!(
                     "flag --{flag}: has no effect beside a pod, whose annotations decide; omit it or the pod"

@@ -7,7 +7,7 @@ use netns_apply::netns::Netns;
 use pod_netns::NamespaceIndex;
 use settings_cli::RunOptions;
 
-use super::planned::of_settings;
+use super::planned::{ambient, of_settings};
 use super::{Answer, Given, errors, pretty};
 use crate::api::NAME_IT;
 use crate::cause::{Cause, Finding};
@@ -27,7 +27,7 @@ const NODE: &str = "node";
 /// `verify`
 pub(super) fn verify(given: &Given) -> Result<Answer, InputError> {
     let path = given.flag("netns").unwrap_or("/proc/self/ns/net").to_owned();
-    if let Some(pod) = given.pod()? {
+    if let Some(pod) = given.pod()?.filter(|_| !given.is_ambient()) {
         // The node's configuration counts where it is named: the rules may be those of another machine.
         let node = if given.flag("cni-conf-dir").is_some() { given.node()? } else { Node::default() };
         return Ok(given.answer(&show::netns(Path::new(&path), Some(&pod), &node)));
@@ -35,12 +35,17 @@ pub(super) fn verify(given: &Given) -> Result<Answer, InputError> {
     let options = RunOptions::parse(&given.input.settings).map_err(|all| errors(&all))?;
     let programming = Programming { backend: options.backend, native_form: options.native_form };
     let netns = Netns::open(&path).map_err(InputError::of)?;
+    let ambient = if given.is_ambient() { Some(ambient(given)?) } else { None };
     let looked = inspect(&netns, Some(programming), |facts| {
-        let wanted = of_settings(&given.input.settings, facts);
-        (wanted.as_ref().ok().map(|redirect| redirect.plan()), wanted)
+        let wanted = match ambient {
+            Some((redirect, settings)) => Ok(PodDecision::Ambient(Box::new(redirect), Box::new(settings))),
+            None => of_settings(&given.input.settings, facts)
+                .map(|redirect| PodDecision::Redirect(redirect, Box::new(given.input.settings.clone()))),
+        };
+        (wanted.as_ref().ok().and_then(PodDecision::plan), wanted)
     });
     let (seen, wanted) = looked.map_err(InputError::of)?;
-    let decided = PodDecision::Redirect(wanted?, Box::new(given.input.settings.clone()));
+    let decided = wanted?;
     let all = findings(None, &decided, Some(&seen));
     let report = Report {
         subject: path.clone(),

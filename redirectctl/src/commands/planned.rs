@@ -10,7 +10,7 @@ use packet_trace::{Detail, Packet, TraceRules};
 use redirect_core::options::BackendChoice;
 use redirect_core::pod::SkipReason;
 use redirect_core::settings::{Key, NamespaceFacts, Notice, RawSettings};
-use redirect_core::{Redirect, RulePlan};
+use redirect_core::{AmbientRedirect, Redirect, RulePlan};
 use settings_cli::RunOptions;
 
 use super::{Answer, Given, errors};
@@ -33,19 +33,37 @@ pub(super) fn plan(given: &Given) -> Result<Answer, InputError> {
     let format = if given.is_json() { "json" } else { given.flag("format").unwrap_or("text") };
     let format = Format::named(format).unwrap_or(Format::Text);
     let native = RunOptions::parse(&given.input.settings).map_err(|all| errors(&all))?.native_form;
-    let redirect = match given.pod()? {
-        Some(pod) => match decide(&pod, given)? {
-            Ok(redirect) => redirect,
-            Err(reason) => return Ok(skipped(&pod, reason, given)),
-        },
-        None => settings_here(given)?,
+    let plan = match asked_for(given)? {
+        Ok(plan) => plan,
+        Err(answer) => return Ok(answer),
     };
-    let text = plan::written(&redirect.plan(), format, native, given.layout);
+    let text = plan::written(&plan, format, native, given.layout);
     Ok(Answer { text, code: FINE })
 }
 
-/// How a pod is redirected, or why not.
-pub(super) fn decide(pod: &Pod, given: &Given) -> Result<Result<Box<Redirect>, SkipReason>, InputError> {
+/// The plan that settings or a pod ask for; the answer for a pod that is not redirected.
+fn asked_for(given: &Given) -> Result<Result<RulePlan, Answer>, InputError> {
+    if given.is_ambient() {
+        return Ok(Ok(ambient(given)?.0.plan()));
+    }
+    Ok(match given.pod()? {
+        Some(pod) => decide(&pod, given)?.map_err(|reason| skipped(&pod, reason, given)),
+        None => Ok(settings_here(given)?.plan()),
+    })
+}
+
+/// What ambient mode's flags ask for, and the annotations of the pod that is named, if one is; with the settings behind it.
+pub(super) fn ambient(given: &Given) -> Result<(AmbientRedirect, RawSettings), InputError> {
+    let mut settings = given.input.settings.clone();
+    if let Some(pod) = given.pod()? {
+        settings.read_ambient_annotations(|name| pod.facts.annotations.get(name).map(String::as_str));
+    }
+    let redirect = AmbientRedirect::parse(&settings).map_err(|all| errors(&all))?;
+    Ok((redirect, settings))
+}
+
+/// The plan of a pod, or why it has none.
+pub(super) fn decide(pod: &Pod, given: &Given) -> Result<Result<RulePlan, SkipReason>, InputError> {
     let mut addresses = given.addresses().map_err(InputError::of)?;
     if addresses.is_empty() {
         addresses.clone_from(&pod.addresses);
@@ -113,14 +131,10 @@ pub(super) fn trace(given: &Given) -> Result<Answer, InputError> {
     let (rules, packet, unexamined) = match given.flag("netns") {
         Some(path) => in_namespace(path, &said, given)?,
         None => {
-            let redirect = match given.pod()? {
-                Some(pod) => match decide(&pod, given)? {
-                    Ok(redirect) => redirect,
-                    Err(reason) => return Ok(skipped(&pod, reason, given)),
-                },
-                None => settings_here(given)?,
+            let plan = match asked_for(given)? {
+                Ok(plan) => plan,
+                Err(answer) => return Ok(answer),
             };
-            let plan = redirect.plan();
             let packet = packet(&said, Some(&plan), &given.addresses().map_err(InputError::of)?)
                 .map_err(InputError)?;
             (
@@ -153,15 +167,17 @@ fn in_namespace(
     said: &Said<'_>,
     given: &Given,
 ) -> Result<(TraceRules, Packet, Vec<String>), InputError> {
-    let pod = given.pod()?;
+    let ambient = if given.is_ambient() { Some(ambient(given)?.0.plan()) } else { None };
+    let pod = given.pod()?.filter(|_| ambient.is_none());
     let netns = Netns::open(path).map_err(InputError::of)?;
     let read = netns.run(|| {
         let options = ApplyOptions { most_read: Some(MOST_RULES), ..ApplyOptions::default() };
         let live = Live::now(&options).map_err(InputError::of)?;
-        let plan = pod.as_ref().and_then(|pod| {
+        let of_pod = pod.as_ref().and_then(|pod| {
             let facts = NamespaceFacts::new(&live.addresses).with_names(&NameFiles);
             Node::default().decide(pod, &facts).plan()
         });
+        let plan = ambient.or(of_pod);
         let packet = packet(said, plan.as_ref(), &live.addresses).map_err(InputError)?;
         Ok((live.rules(packet.family(), plan.as_ref()), packet, live.unexamined))
     });
@@ -187,7 +203,7 @@ pub(super) fn diff(given: &Given) -> Result<Answer, InputError> {
 fn side(operand: &str, given: &Given) -> Result<Programmed, InputError> {
     let Some(words) = operand.strip_prefix(FLAGS) else {
         let plan = match decide(&input::pod_of_file(operand)?, given)? {
-            Ok(redirect) => redirect.plan(),
+            Ok(plan) => plan,
             Err(_) => RulePlan::empty(),
         };
         return Ok(Programmed { plan, backend: backend(&given.input.settings)? });
@@ -198,6 +214,10 @@ fn side(operand: &str, given: &Given) -> Result<Programmed, InputError> {
     wrong.extend(flags::wrong(&settings, &NameFiles));
     if !wrong.is_empty() {
         return Err(InputError(wrong));
+    }
+    if flags::is_ambient(&settings) {
+        let plan = AmbientRedirect::parse(&settings).map_err(|all| errors(&all))?.plan();
+        return Ok(Programmed { plan, backend: backend(&settings)? });
     }
     let mut addresses = given.addresses().map_err(InputError::of)?;
     if addresses.is_empty() {

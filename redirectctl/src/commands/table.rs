@@ -1,9 +1,8 @@
 //! The commands and their help.
 
 use cni_core::reasons::AGENT_HEALTH;
-use explain::flags::STATUSES;
-use redirect_core::settings::SETTINGS;
-use settings_cli::{CommandLine, Pages, setting_row};
+use explain::flags;
+use settings_cli::{CommandLine, Pages};
 use settings_table::{Row, Takes};
 
 use super::{Answer, Given, NETNS_DIR, in_force, planned};
@@ -41,8 +40,7 @@ impl Definition {
     /// Its command line.
     #[must_use]
     pub fn line(&self) -> CommandLine {
-        let settings =
-            SETTINGS.iter().filter(|_| self.takes_settings).map(|setting| setting_row(setting, STATUSES));
+        let settings = flags::rows().filter(|_| self.takes_settings);
         CommandLine {
             name: self.full_name,
             about: self.about,
