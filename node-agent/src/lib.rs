@@ -10,9 +10,10 @@
 //! the loop; [`once`] does the same a single time. [`pod_check`] compares and redirects a pod. [`repair`] handles pods that started before the plugin was installed;
 //! [`taint`] keeps pods off nodes where they would not be redirected;
 //! [`drift`] compares the node's pods with what the plugin made of them; [`heal`] repairs drifted ones as soon as the kernel reports a change;
-//! `pod-netns` finds their namespaces. [`rights`] decides which privileges an agent keeps, and [`confine`] which files it may use.
+//! `pod-netns` finds their namespaces. [`ambient_command`] programs one namespace by hand. [`rights`] decides which privileges an agent keeps, and [`confine`] which files it may use.
 
 pub mod agent;
+pub mod ambient_command;
 pub mod cluster;
 pub mod confine;
 pub mod conflict;

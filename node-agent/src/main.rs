@@ -8,6 +8,7 @@ use std::time::Duration;
 use anyhow::anyhow;
 use controller_runtime::SCOPE;
 use install_cni::agent;
+use install_cni::ambient_command;
 use install_cni::cluster;
 use install_cni::confine;
 use install_cni::disk::Real;
@@ -19,11 +20,20 @@ use install_cni::reload::{Reading, Reloader, Sources};
 use install_cni::rights;
 use install_cni::settings::{AgentCommand, Problem, Settings, command_line};
 use privileges::keep_only;
-use settings_cli::Line;
+use settings_cli::{Line, ParsedArgs};
 use tokio::runtime::Runtime;
 
 fn main() -> ExitCode {
-    let given = match command_line().read(std::env::args_os().skip(1)) {
+    let mut words = std::env::args_os().skip(1).peekable();
+    if words.next_if(|word| word == ambient_command::WORD).is_some() {
+        return ambient_command::run(words);
+    }
+    let given = match command_line().read(words) {
+        Ok(Line::Work(given)) if is_ambient(&given) => {
+            return settings_cli::complain(
+                "install-cni: flags stand before the word ambient; write install-cni ambient first",
+            );
+        }
         Ok(Line::Work(given)) => given,
         Ok(Line::Print(text)) => return settings_cli::print(&text),
         Err(usage) => return settings_cli::complain(&usage.to_string()),
@@ -52,6 +62,11 @@ fn main() -> ExitCode {
     };
     logs.flush();
     done
+}
+
+/// Whether the word stands behind flags: it must not start an agent.
+fn is_ambient(given: &ParsedArgs) -> bool {
+    given.command.as_ref().is_some_and(|(name, _)| name == ambient_command::WORD)
 }
 
 /// Before any other thread exists.

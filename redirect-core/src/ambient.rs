@@ -4,7 +4,7 @@
 use crate::{
     redirect::Families,
     settings::{InputErrors, Key, Provenance, RawSettings, Source, Sources},
-    values::{InterfaceName, MaskedMark, Port, RouteTable, parse_bool},
+    values::{Family, InterfaceName, MaskedMark, Port, RouteTable, parse_bool},
 };
 use alloc::vec::Vec;
 use core::net::{Ipv4Addr, Ipv6Addr};
@@ -42,6 +42,8 @@ pub const PROBE_V6: Ipv6Addr = Ipv6Addr::new(0xfd16, 0x9254, 0x7127, 0x1337, 0xf
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AmbientRedirect {
     families: Families,
+    /// Those of which `lo` has addresses.
+    local: Families,
     captures_dns: bool,
     captures_inbound: bool,
     virtual_interfaces: Vec<InterfaceName>,
@@ -64,12 +66,28 @@ impl AmbientRedirect {
     pub fn new(families: Families) -> Self {
         Self {
             families,
+            local: Families::Both,
             captures_dns: false,
             captures_inbound: true,
             virtual_interfaces: Vec::new(),
             dns_key: Provenance::default(),
             sources: Provenance::default(),
         }
+    }
+
+    /// The families it has rules for.
+    #[must_use]
+    pub const fn with_families(mut self, families: Families) -> Self {
+        self.families = families;
+        self
+    }
+
+    /// The families that routes on `lo` can be made for. Where IPv6 is off on `lo` alone, the rules stay, so that nothing bypasses
+    /// ztunnel.
+    #[must_use]
+    pub const fn with_local_routes(mut self, families: Families) -> Self {
+        self.local = families;
+        self
     }
 
     /// Whether DNS queries go to ztunnel.
@@ -117,6 +135,7 @@ impl AmbientRedirect {
         let virtual_interfaces = raw.read_interfaces(Key::AmbientVirtualInterfaces, &mut errors);
         errors.into_result(Self {
             families: if has_v6 { Families::Both } else { Families::V4 },
+            local: Families::Both,
             captures_dns,
             captures_inbound: !bypasses_inbound,
             virtual_interfaces: virtual_interfaces.unwrap_or_default(),
@@ -129,6 +148,12 @@ impl AmbientRedirect {
     #[must_use]
     pub const fn families(&self) -> Families {
         self.families
+    }
+
+    /// The families whose marked packets are delivered to ztunnel by routes on `lo`.
+    pub fn local_routes(&self) -> impl Iterator<Item = Family> {
+        let local = self.local;
+        self.families.iter().filter(move |family| local.contains(*family))
     }
 
     /// Whether DNS queries go to ztunnel.
@@ -211,6 +236,16 @@ mod tests {
     fn what_is_not_said_is_as_the_reference_has_it() {
         assert_eq!(of(&[], &[]).unwrap(), AmbientRedirect::new(Families::Both));
         assert_eq!(of(&[], &[(Key::AmbientIpv6, "false")]).unwrap(), AmbientRedirect::new(Families::V4));
+    }
+
+    #[test]
+    fn where_lo_has_no_ipv6_there_are_rules_and_no_route() {
+        let redirect = AmbientRedirect::new(Families::Both).with_local_routes(Families::V4);
+        let plan = redirect.plan();
+        assert_eq!(plan.families(), Family::BOTH);
+        assert_eq!(plan.policy_routes().unwrap().families(), [Family::V4]);
+        let v4 = redirect.with_local_routes(Families::Both).with_families(Families::V4);
+        assert_eq!(v4.plan().policy_routes().unwrap().families(), [Family::V4]);
     }
 
     #[test]

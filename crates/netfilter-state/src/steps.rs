@@ -21,7 +21,7 @@ use core::fmt;
 use redirect_core::{
     Tproxy,
     options::{NativeForm, Variant},
-    plan::{FamilyRules, RulePlan},
+    plan::{DataPlane, FamilyRules, RulePlan},
     render::NFT_TABLES,
     rule::Table,
     values::{Family, Mark},
@@ -86,6 +86,15 @@ impl Observation {
     #[must_use]
     pub fn is_redirected(&self) -> bool {
         VARIANTS.into_iter().any(|variant| self.redirected_by(variant)) || !self.native.is_empty()
+    }
+
+    /// The data planes that have rules here, of whatever backend.
+    #[must_use]
+    pub fn data_planes(&self) -> BTreeSet<DataPlane> {
+        let states = VARIANTS
+            .into_iter()
+            .flat_map(|variant| Family::BOTH.map(|family| self.rules(variant).of(family)));
+        states.flat_map(RuleState::data_planes).chain(self.native.data_planes()).collect()
     }
 
     /// Whether rules of the mesh capture inbound connections in a table, of whatever backend.

@@ -4,6 +4,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
 use super::table::{Row, SETTINGS};
+use crate::ambient_command;
 use clap::{Arg, ArgAction, Command};
 use redirect_core::values::parse_duration;
 use settings_cli::{CommandLine, Pages, ParsedArgs, log_rows};
@@ -112,7 +113,7 @@ pub fn command_line() -> CommandLine {
         pages: PAGES,
         rows: SETTINGS.to_vec(),
         operands: &[],
-        commands: vec![install, uninstall, taint_controller],
+        commands: vec![install, uninstall, taint_controller, ambient_command::in_help()],
     }
 }
 

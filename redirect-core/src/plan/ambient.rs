@@ -27,7 +27,7 @@ impl AmbientRedirect {
             mark: ANSWER_MARK,
             table: ANSWER_TABLE,
             priority: Some(ANSWER_PRIORITY),
-            families: families.clone(),
+            families: self.local_routes().collect(),
         };
         RulePlan {
             data_plane: DataPlane::Ambient,

@@ -122,6 +122,14 @@ impl NativeState {
         self.tables.keys().copied()
     }
 
+    /// The data planes that have tables.
+    pub fn data_planes(&self) -> impl Iterator<Item = DataPlane> {
+        let has_any = |data_plane: &DataPlane| {
+            Table::ALL.iter().any(|table| self.tables.contains_key(nft_table(*data_plane, *table)))
+        };
+        DataPlane::BOTH.into_iter().filter(has_any)
+    }
+
     /// The names of the sets seen so far, by table.
     #[must_use]
     pub fn sets(&self) -> Vec<(String, String)> {

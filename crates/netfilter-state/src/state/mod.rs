@@ -13,7 +13,7 @@ use alloc::{
 };
 use core::fmt;
 use redirect_core::{
-    plan::FamilyRules,
+    plan::{DataPlane, FamilyRules},
     render,
     rule::{Chain, Hook, Match, OurChain, Rule, Table, Target},
     values::Mark,
@@ -285,6 +285,26 @@ impl RuleState {
             marks.insert(redirect_core::PROXY_MARK);
         }
         marks
+    }
+
+    /// The data planes whose chains are here. Of ambient mode each table has `ISTIO_PRERT`; a table with another chain of the mesh
+    /// and without that one is a sidecar's.
+    #[must_use]
+    pub fn data_planes(&self) -> BTreeSet<DataPlane> {
+        let mut found = BTreeSet::new();
+        for table in Table::ALL.iter().copied() {
+            let has_prerouting = self.has(table, &OurChain::Prerouting.into());
+            let is_of_sidecar = |chain: &Chain| match chain {
+                Chain::Ours(OurChain::Prerouting) => false,
+                Chain::Ours(OurChain::Output) => !has_prerouting,
+                Chain::Hook(_) | Chain::Ours(_) | Chain::Other(_) => chain.belongs_to_mesh(),
+            };
+            found.extend(has_prerouting.then_some(DataPlane::Ambient));
+            found.extend(
+                self.chains(table).any(|(chain, _)| is_of_sidecar(chain)).then_some(DataPlane::Sidecar),
+            );
+        }
+        found
     }
 
     /// Whether a table hands inbound connections to the proxy: a packet that arrives jumps to `ISTIO_INBOUND`, or in nat to
