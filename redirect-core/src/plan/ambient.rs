@@ -1,4 +1,5 @@
-//! The rule groups of ambient mode, in the order in which the reference emits them.
+//! The rule groups of ambient mode, in the order in which the reference emits them; conditions are in the order of its native
+//! rules.
 
 use super::{DataPlane, PlannedRule, PolicyRoutes, RulePlan, builder::*, dns::DNS};
 use crate::{
@@ -94,7 +95,7 @@ fn probe_answers(rules: &mut RuleListBuilder<'_>) {
         rules.group(Key::Ambient, "answers to the kubelet's probes").scoped(scope_of(&source)).append(
             Table::Nat,
             OurChain::Output,
-            [to(source), tcp()],
+            [tcp(), to(source)],
             Target::Accept,
         );
     }
@@ -108,7 +109,7 @@ fn inbound(r: &AmbientRedirect, rules: &mut RuleListBuilder<'_>) {
         rules.group(Key::AmbientIngress, "the kubelet's probes").scoped(scope_of(&source)).append(
             Table::Nat,
             OurChain::Prerouting,
-            [from(source), tcp()],
+            [tcp(), from(source)],
             Target::Accept,
         );
     }
@@ -128,7 +129,7 @@ fn dns(r: &AmbientRedirect, rules: &mut RuleListBuilder<'_>) {
     }
     let because = r.dns_key();
     hooks(Table::Raw, because, rules);
-    let over_udp = [not_out_by_loopback(), udp(), not_of_ztunnel(), to_port(DNS)];
+    let over_udp = [not_out_by_loopback(), not_of_ztunnel(), udp(), to_port(DNS)];
     rules.group(because, "DNS queries over UDP").append(
         Table::Nat,
         OurChain::Output,
@@ -145,8 +146,8 @@ fn dns(r: &AmbientRedirect, rules: &mut RuleListBuilder<'_>) {
         );
     }
     let mut group = rules.group(because, "ztunnel's queries and their answers, kept apart by conntrack zone");
-    group.append(Table::Raw, OurChain::Output, [udp(), of_ztunnel(), to_port(DNS)], ZTUNNEL_ZONE);
-    group.append(Table::Raw, OurChain::Prerouting, [udp(), not_of_ztunnel(), from_port(DNS)], ZTUNNEL_ZONE);
+    group.append(Table::Raw, OurChain::Output, [udp(), to_port(DNS), of_ztunnel()], ZTUNNEL_ZONE);
+    group.append(Table::Raw, OurChain::Prerouting, [udp(), from_port(DNS), not_of_ztunnel()], ZTUNNEL_ZONE);
 }
 
 fn outbound(rules: &mut RuleListBuilder<'_>) {
@@ -163,7 +164,7 @@ fn outbound(rules: &mut RuleListBuilder<'_>) {
             .append(
                 Table::Nat,
                 OurChain::Output,
-                [not_to(itself(family)), out_by_loopback()],
+                [out_by_loopback(), not_to(itself(family))],
                 Target::Accept,
             );
     }
@@ -171,7 +172,7 @@ fn outbound(rules: &mut RuleListBuilder<'_>) {
         rules.group(Key::Ambient, "outbound connections").scoped(Scope::Only(family)).append(
             Table::Nat,
             OurChain::Output,
-            [not_to(itself(family)), tcp(), not_of_ztunnel()],
+            [tcp(), not_to(itself(family)), not_of_ztunnel()],
             Target::Redirect(OUTBOUND_PORT),
         );
     }
