@@ -235,10 +235,11 @@ fn a_sidecars_rules_are_neither_replaced_nor_removed() -> Result<()> {
 fn everything_wrong_is_told_before_anything_is_done() -> Result<()> {
     let namespace = Namespace::pod(Families::Dual)?;
     let before = namespace.snapshot()?;
-    let output =
-        run(&namespace, "apply --backend nft --ipv6=perhaps --virtual-interfaces a/b --proxy-uid 7")?;
-    assert_refused(&output, &["--backend", "netlink, native", "--ipv6", "perhaps", "\"a/b\"", "--proxy-uid"]);
+    let output = run(&namespace, "apply --backend nft --ipv6=perhaps --virtual-interfaces a/b")?;
+    assert_refused(&output, &["--backend", "netlink, native", "--ipv6", "perhaps", "\"a/b\""]);
     assert_refused(&run(&namespace, "")?, &["install-cni ambient apply or remove"]);
+    let output = run(&namespace, "apply --proxy-uid 7")?;
+    ensure!(output.code() == Some(1) && output.stderr.contains("'--proxy-uid'"), "{output:?}");
     assert_unchanged(&namespace, &before, "refused");
     // As the agent would be: outside, in a namespace that is no pod's.
     for path in ["/proc/self/ns/net", "/nowhere", "/etc/hostname"] {
