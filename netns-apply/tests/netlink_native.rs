@@ -8,7 +8,11 @@ use common::{Recording, namespace, observe, recordings, run, soon, strict_record
 use e2e::netns::State;
 use netfilter_state::netlink::NativeState;
 use netns_apply::netlink::{Connection, Transaction};
-use redirect_core::{RulePlan, options::NativeForm, render::nft_text, rule::Table};
+use redirect_core::{
+    RulePlan,
+    options::NativeForm,
+    render::{NFT_TABLES, nft_text},
+};
 
 fn commit(native: NativeState) {
     let mut connection = Connection::open().unwrap();
@@ -91,9 +95,8 @@ fn native_tables_change_rule_by_rule_and_back() {
                     run("nft", &["-f", "-"], SOMEBODY_ELSES);
                     let (before, text) = (found(), lines());
                     let wanted = NativeState::wanted(&next.plan, form);
-                    let both = Table::ALL
-                        .iter()
-                        .copied()
+                    let both = NFT_TABLES
+                        .into_iter()
                         .fold(wanted.clone(), |state, table| state.before_rules_of(&before, table));
                     for state in [&both, &wanted] {
                         commit(state.clone());

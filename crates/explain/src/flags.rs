@@ -123,9 +123,9 @@ pub fn is_ambient(settings: &RawSettings) -> bool {
 fn astray(settings: &RawSettings) -> Vec<String> {
     let is_ambient = is_ambient(settings);
     let of_ambient = |key: Key| AMBIENT_SETTINGS.iter().any(|setting| setting.key == key);
-    let flags = settings.said().filter_map(|(key, _, source)| match source {
-        Source::Flag(flag) if key.setting().part == Part::Plan && key != Key::Ambient => Some((key, flag)),
-        _ => None,
+    let flags = settings.said().filter_map(|(key, _, source)| {
+        let Source::Flag(flag) = source else { return None };
+        (key.setting().part == Part::Plan && key != Key::Ambient).then_some((key, flag))
     });
     let astray = flags.filter(|(key, _)| of_ambient(*key) != is_ambient);
     let told = |(_, flag)| match is_ambient {

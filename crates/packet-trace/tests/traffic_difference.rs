@@ -105,7 +105,7 @@ impl Constants {
                 self.interfaces.push(format!("{}0", is.value.name()).chars().take(15).collect());
             }
             Match::Mark(is) | Match::ConnMark(is) => {
-                self.marks.extend([is.value.value(), is.value.value() | !is.value.mask()])
+                self.marks.extend([is.value.value(), is.value.value() | !is.value.mask()]);
             }
             Match::Protocol(_) | Match::TcpFlags(_) | Match::Tracked(_) => {}
         }

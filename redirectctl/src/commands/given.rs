@@ -70,11 +70,11 @@ impl Given {
         let mut wrong = flags::wrong(&self.input.settings, &NameFiles);
         let has_pod = self.flag("file").is_some() || self.flag("pod").is_some();
         if has_pod {
-            let flags = self.input.settings.said().filter_map(|(key, _, source)| match source {
+            let flags = self.input.settings.said().filter_map(|(key, _, source)| {
+                let Source::Flag(flag) = source else { return None };
                 // Of ambient mode, the node decides about what no annotation does.
-                Source::Flag(_) if self.is_ambient() && key.setting().annotations.is_empty() => None,
-                Source::Flag(flag) => Some(flag),
-                _ => None,
+                let is_nodes = self.is_ambient() && key.setting().annotations.is_empty();
+                (!is_nodes).then_some(flag)
             });
             wrong.extend(flags.map(|flag| {
                 format!(
