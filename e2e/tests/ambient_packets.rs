@@ -13,6 +13,8 @@ use ambient_support::run;
 use anyhow::{Context, Result, ensure};
 use common::mesh::{Mesh, loopback};
 use e2e::netns::{client_address, pod_address, remote_address};
+use e2e::process::{self, Output};
+use e2e::program;
 use e2e::traffic::{ANSWER, Client, Outcome, Report, TcpServer, UdpServer};
 use netns_apply::{ApplyOptions, Live};
 use nix::sys::socket::{
@@ -205,6 +207,31 @@ fn packets_go_where_the_plan_says_with_dns_capture() -> Result<()> {
                 ensure!(outcome.server() == Some(server), "removed: {outcome:?}");
             }
         }
+    }
+    Ok(())
+}
+
+/// `redirectctl verify` finds nothing wrong where ztunnel listens, and names the rule that somebody removed.
+#[test]
+fn redirectctl_compares_a_namespace_with_the_plan() -> Result<()> {
+    for (backend, native, removes) in [
+        ("netlink", "", "iptables-nft -t nat -F ISTIO_PRERT"),
+        ("native", "--native-nftables", "nft flush chain inet istio-ambient-nat istio-prert"),
+    ] {
+        let redirect = AmbientRedirect::new(Families::Both).with_dns_capture(true);
+        let pod = Pod::new(backend, redirect, "--redirect-dns")?;
+        let verify = || -> Result<Output> {
+            let program = program::under_test("redirectctl")?;
+            let mut command = process::command(program, ["verify", "--ambient", "--redirect-dns", "--netns"]);
+            command.arg(pod.mesh.pod().path()).args(native.split_whitespace());
+            process::run(&mut command, process::SHORT)
+        };
+        let whole = verify()?;
+        ensure!(whole.code() == Some(0) && whole.stdout.contains("node's ztunnel"), "{backend}: {whole:?}");
+        pod.mesh.pod().sh(removes)?;
+        let damaged = verify()?;
+        let is_told = ["rules-differ", "15006"].iter().all(|word| damaged.stdout.contains(word));
+        ensure!(damaged.code() == Some(2) && is_told, "{backend}: {damaged:?}");
     }
     Ok(())
 }

@@ -10,7 +10,7 @@ use netfilter_state::parse::rule_state;
 use netfilter_state::state::RuleState;
 use redirect_core::options::NativeForm;
 use redirect_core::settings::{NameLookup, NamespaceFacts};
-use redirect_core::{Family, Redirect, RulePlan};
+use redirect_core::{AmbientRedirect, Families, Family, Redirect, RulePlan};
 use redirectctl::commands::COMMANDS;
 use redirectctl::picture::{Language, of_trace};
 use redirectctl::plan::{Format, written};
@@ -151,4 +151,45 @@ fn the_picture_shows_where_chains_lead() {
     ] {
         assert!(dot.contains(edge), "{edge}: {dot}");
     }
+}
+
+/// The flags of ambient mode lead to the recorded rules, and beside `--ambient` to those of no sidecar.
+#[test]
+fn flags_of_ambient_mode_are_read_as_recorded() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../e2e/fixtures/ambient.json");
+    let recorded: Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
+    let mut compared = 0;
+    for case in recorded["cases"].as_array().unwrap() {
+        let asked = &case["in"];
+        let mut words = vec!["--ambient".to_owned()];
+        for (name, flag) in [
+            ("ipv6", "ipv6"),
+            ("dns_global", "redirect-dns"),
+            ("dns_pod", "dns-proxy"),
+            ("ingress", "ingress"),
+        ] {
+            words.extend(asked[name].as_bool().map(|is_on| format!("--{flag}={is_on}")));
+        }
+        let interfaces = strings(&asked["virtual_interfaces"]);
+        words.extend(
+            (!interfaces.is_empty()).then(|| format!("--virtual-interfaces={}", interfaces.join(","))),
+        );
+        for name in ["plan", "trace", "verify"] {
+            let command = COMMANDS.iter().find(|command| command.name == name).unwrap();
+            let Ok(Line::Work(line)) = command.line().read(words.iter().map(OsString::from)) else {
+                panic!("{name} {words:?}: is a command line")
+            };
+            let settings = command.program().input(line, []).settings;
+            let plan = AmbientRedirect::parse(&settings).unwrap().plan();
+            let is_on = |name: &str| asked[name] == true;
+            let wanted = AmbientRedirect::new(if is_on("ipv6") { Families::Both } else { Families::V4 })
+                .with_dns_capture(asked["dns_pod"].as_bool().unwrap_or(is_on("dns_global")))
+                .with_inbound_capture(!is_on("ingress"))
+                .with_virtual_interfaces(interfaces.iter().map(|name| name.parse().unwrap()));
+            assert_eq!(plan.rules(Family::V4), wanted.plan().rules(Family::V4), "{name} {words:?}");
+            assert_eq!(plan.rules(Family::V6), wanted.plan().rules(Family::V6), "{name} {words:?}");
+            compared += 1;
+        }
+    }
+    assert_eq!(compared, 3 * 96);
 }
