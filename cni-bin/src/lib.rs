@@ -9,7 +9,7 @@ pub mod kernel;
 pub mod logs;
 mod usage;
 
-pub use cni_core::{conf, fields, pod_source, selection, wire};
+pub use cni_core::{conf, fields, pod_source, sandboxed, selection, wire};
 
 use commands::Job;
 use conf::{Conf, Envelope, MOST_INPUT};

@@ -135,7 +135,7 @@ fn a_machine_that_does_not_help_is_not_needed() -> Result<()> {
 }
 
 #[test]
-fn the_plugins_account_may_get_pods_and_nothing_else() -> Result<()> {
+fn the_plugins_account_may_get_pods_and_runtime_classes_and_nothing_else() -> Result<()> {
     let api = cluster()?;
     let kubeconfig = |name: &str, account: &str| api.token_kubeconfig(name, &api.token(NAMESPACE, account)?);
     let (plugin, agent) = (kubeconfig("plugin", "istio-cni-plugin")?, kubeconfig("agent", "istio-cni")?);
@@ -152,7 +152,9 @@ fn the_plugins_account_may_get_pods_and_nothing_else() -> Result<()> {
         |who: &Path| asked(who, "create", "serviceaccounts/istio-cni-plugin", "token", &["-n", NAMESPACE]);
     until("the agent's role to count", SHORT, &[], || Ok(tokens(&agent)?.then_some(())))?;
     ensure!(!tokens(&plugin)?, "it may make tokens of its own account");
+    ensure!(may("get", "runtimeclasses.node.k8s.io", "")?);
     for (verb, what, part) in [
+        ("list", "runtimeclasses.node.k8s.io", ""),
         ("list", "pods", ""),
         ("watch", "pods", ""),
         ("create", "events", ""),

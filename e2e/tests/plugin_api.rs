@@ -179,6 +179,40 @@ fn an_expired_token_is_told_and_a_renewed_one_is_used_at_once() -> Result<()> {
     Ok(())
 }
 
+/// A class may have any name; its handler says what it is.
+#[test]
+fn the_handler_of_a_runtime_class_is_read_where_its_name_says_nothing() -> Result<()> {
+    let cluster = Cluster::new()?;
+    cluster.use_token(&cluster.good_token()?)?;
+    for (name, class, handler) in [("a", "secure", "runsc"), ("b", "gpu", "nvidia"), ("c", "kata", "kata")] {
+        cluster.api.create(&json!({"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", "metadata": {"name": class}, "handler": handler}))?;
+        let mut pod = pod(name);
+        pod["spec"]["runtimeClassName"] = json!(class);
+        cluster.api.create(&pod)?;
+    }
+    // Without the right, a name must do, and the log says so.
+    ensure!(cluster.add("a", LATE)?.is_none());
+    let log = fs::read_to_string(cluster.log())?;
+    ensure!(
+        log.contains("RuntimeClass secure: its handler is unknown") && log.contains("runtimeclasses"),
+        "{log}"
+    );
+    ensure!(cluster.refused("c")?.0 == 104);
+    let role = ["create", "clusterrole", "classes", "--verb=get", "--resource=runtimeclasses.node.k8s.io"];
+    cluster.api.kubectl(&role)?;
+    let account = format!("--serviceaccount=default:{ACCOUNT}");
+    cluster.api.kubectl(&["create", "clusterrolebinding", "classes", "--clusterrole=classes", &account])?;
+    until("the role to count", SHORT, &[], || Ok(cluster.add("a", LATE)?.map(drop)))?;
+    let (code, text) = cluster.refused("a")?;
+    ensure!(code == 104 && text.contains("secure"), "{code} {text}");
+    ensure!(cluster.add("b", LATE)?.is_none());
+    // A kubelet may know a class a moment before this server does.
+    cluster.api.kubectl(&["delete", "runtimeclass", "gpu"])?;
+    let (code, text) = cluster.late("b", "2s")?;
+    ensure!(code == 11 && text.contains("no RuntimeClass gpu"), "{code} {text}");
+    Ok(())
+}
+
 #[test]
 fn a_missing_role_is_told() -> Result<()> {
     let cluster = Cluster::new()?;

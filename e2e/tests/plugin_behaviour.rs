@@ -369,6 +369,40 @@ fn a_container_that_runs_as_the_proxy_is_warned_of_and_refused_with_strict_captu
     Ok(())
 }
 
+/// Rules do not bind what runs in a sandbox: where the class's name shows one, no API server is asked.
+#[test]
+fn a_pod_in_a_sandbox_is_refused_or_left_alone_and_never_redirected_in_vain() -> Result<()> {
+    let (run_dir, namespace) = web()?;
+    let before = namespace.state()?;
+    let add = |conf: &Value| Invocation::new("ADD", conf).netns(&namespace).pod("default", "web").run();
+    let conf = run_dir.manifest_conf();
+    for class in ["gvisor", "kata-qemu"] {
+        web_with(&run_dir, &[], &json!({"runtimeClassName": class}))?;
+        let (code, text) = add(&conf)?.error()?;
+        ensure!(code == 104 && text.contains(class) && text.contains("SANDBOXED_PODS=skip"), "{code} {text}");
+        let mut skips = conf.clone();
+        skips["sandboxed_pods"] = json!("skip");
+        let log = add(&skips)?.log()?;
+        let line = log.last().context("no line")?;
+        ensure!(line["decision"] == "skip" && line["reason"] == "sandboxed_runtime", "{line}");
+        ensure!(namespace.state()? == before, "{class}");
+    }
+    // Pods outside the mesh are nobody's business.
+    let mut plain = sidecar("web", &[("sidecar.istio.io/inject", "false")]);
+    plain["spec"]["runtimeClassName"] = json!("gvisor");
+    run_dir.write_manifest("web.json", &plain)?;
+    ensure!(add(&conf)?.log()?[0]["reason"] == "injection_disabled");
+    // The list is the operator's.
+    let mut own = conf;
+    own["sandboxed_runtimes"] = json!(["vm-*"]);
+    for (class, refused) in [("vm-1", true), ("gvisor", false), ("nvidia", false)] {
+        web_with(&run_dir, &[], &json!({"runtimeClassName": class}))?;
+        let answer = add(&own)?;
+        ensure!(answer.0.status.success() != refused, "{class}");
+    }
+    Ok(())
+}
+
 #[test]
 fn at_level_debug_every_rule_is_explained() -> Result<()> {
     let (run_dir, namespace) = web()?;

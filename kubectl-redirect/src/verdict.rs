@@ -176,6 +176,7 @@ impl Verdict {
                 | PodState::NotRedirected
                 | PodState::Drifted
                 | PodState::Interference
+                | PodState::Sandboxed
                 | PodState::Unknown,
             )
             | None) => {

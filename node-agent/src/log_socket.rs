@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use cni_core::reasons;
 use controller_runtime::metrics::ResultLabel;
 use controller_runtime::serve::{self, Answer};
 use controller_runtime::supervisor::Supervisor;
@@ -17,10 +18,13 @@ use http_body_util::{BodyExt, Limited};
 use hyper::body::Incoming;
 use hyper::{Method, Request, StatusCode};
 use logging::Entry;
+use redirect_core::pod::SkipReason;
 use serde_json::Value;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::task::AbortHandle;
 
+use crate::cluster::events::{EventMessage, EventPublisher};
+use crate::cluster::{Connection, pod_reference};
 use crate::disk;
 use crate::metrics::{AddLabels, Metrics, OutcomeLabel};
 
@@ -157,6 +161,22 @@ fn is_word(reason: &str) -> bool {
         && reason.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'_')
 }
 
+/// The event about a pod that a plugin left alone because rules do not bind it.
+fn event_about_sandboxed(entry: &Entry) -> Option<EventMessage> {
+    let label = |key: &str| entry.labels.iter().find(|(name, _)| name == key)?.1.as_str();
+    if label("reason") != Some(SkipReason::SandboxedRuntime.word()) || label("decision") != Some("skip") {
+        return None;
+    }
+    let (namespace, name) = label("pod")?.split_once('/')?;
+    Some(EventMessage {
+        about: pod_reference(namespace, name, label("uid")),
+        component: SCOPE,
+        kind: "Warning",
+        reason: reasons::SANDBOXED_EVENT,
+        message: format!("{}; {}", SkipReason::SandboxedRuntime.explanation(), reasons::SANDBOXED.remedy),
+    })
+}
+
 /// The server of the socket, which can be restarted.
 #[derive(Debug)]
 pub struct LogServer {
@@ -175,13 +195,18 @@ impl LogServer {
         run: &Path,
         metrics: Arc<Metrics>,
         logs: Option<logging::Handle>,
+        connection: Arc<Connection>,
         tasks: Supervisor,
     ) -> anyhow::Result<Self> {
         disk::context(std::fs::create_dir_all(run), "make the run directory", run)?;
         let path = run.join(logging::SOCKET_NAME);
+        let events = EventPublisher::start(connection, metrics.clone(), &tasks);
         let emit = move |entry: &Entry| {
             if let Some(logs) = &logs {
                 logs.emit(entry);
+            }
+            if let Some(event) = event_about_sandboxed(entry) {
+                events.send(event);
             }
         };
         let receiver = Arc::new(Receiver::new(metrics, Box::new(emit)));

@@ -88,7 +88,7 @@ metrics! {
         log_refused: Counter => "istio_cni_log_connections_refused_total", "Connections to the log socket refused because the peer is neither root nor the agent's user";
         events: Family<ResultLabel, Counter> => "istio_cni_events_total", "Events sent to the API server: sent, failed";
         drifted: Gauge => "istio_cni_drifted_pods", "Pods of the node that were not redirected as planned when last checked; 0 while the drift watch is off";
-        drift_checks: Family<ResultLabel, Counter> => "istio_cni_drift_checks_total", "Pods the drift watch compared with their plan, by state: verified, not-redirected, drifted, interference (other programs' rules); or why it is unknown: changed (the pod ended or changed concurrently), namespace-not-found, namespace-ambiguous, unverifiable (its rules are in force, but other rules cannot be read), cannot-look";
+        drift_checks: Family<ResultLabel, Counter> => "istio_cni_drift_checks_total", "Pods the drift watch compared with their plan, by state: verified, not-redirected, drifted, interference (other programs' rules), sandboxed (rules do not bind its runtime); or why it is unknown: changed (the pod ended or changed concurrently), namespace-not-found, namespace-ambiguous, unverifiable (its rules are in force, but other rules cannot be read), cannot-look";
         drift_unread: Counter => "istio_cni_drift_unread_total", "Drift checks that skipped reading rules of an unchanged namespace";
         drift_rounds: Family<ResultLabel, Counter> => "istio_cni_drift_rounds_total", "Rounds of the drift watch: complete, or why not: no_capability, no_pods, no_namespaces, no_entry";
         reloads: Family<ResultLabel, Counter> => "istio_cni_settings_reloads_total", "Changes of the settings folder: applied, refused (the previous settings stay in force)";
@@ -100,7 +100,7 @@ metrics! {
         repair_given_up: Family<TypeLabel, Counter> => "istio_cni_repair_given_up_total", "Broken pods that were given up, after ten attempts that count";
         repair_waiting: Gauge => "istio_cni_repair_waiting_pods", "Broken pods waiting for repair, now or later";
         repair_overflows: Counter => "istio_cni_repair_queue_overflows_total", "Broken pods that did not fit into the queue and wait for the next list";
-        meshed_pods: Family<StateLabel, Gauge> => "istio_cni_meshed_pods", "Pods of the node that should be redirected, by state: verified, not-redirected, drifted, interference (other programs' rules), unknown (cannot be determined), unseen (not yet checked); all 0 while the drift watch is off";
+        meshed_pods: Family<StateLabel, Gauge> => "istio_cni_meshed_pods", "Pods of the node that should be redirected, by state: verified, not-redirected, drifted, interference (other programs' rules), sandboxed (rules do not bind its runtime), unknown (cannot be determined), unseen (not yet checked); all 0 while the drift watch is off";
         heal_watched: Gauge => "istio_cni_heal_watched_pods", "Pods whose network namespace the agent monitors for changes";
         heal_unwatched: Gauge => "istio_cni_heal_unwatched_pods", "Pods that are not monitored: they are too many, and only the drift watch checks them, or their network namespace is not known";
         heal_checks: Family<ResultLabel, Counter> => "istio_cni_heal_looks_total", "Checks of a pod after a change in its network namespace, by state: verified, drifted, interference, unknown";

@@ -14,6 +14,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use cluster_client::server_url;
+use cni_core::sandboxed::{SandboxedPods, SandboxedRuntimes};
 use cni_core::selection::PROCESS_WIDE;
 use controller_runtime::serve::Address;
 
@@ -336,10 +337,19 @@ fn entry(raw: &mut Raw<'_>, logging: &logging::Config) -> EntrySettings {
             native_nftables: raw.switch("NATIVE_NFTABLES"),
             nft_sets: raw.switch("NFT_SETS"),
             strict_capture: raw.switch("STRICT_CAPTURE"),
+            sandboxed: sandboxed(raw),
         },
         template,
         template_log_level: raw.text("LOG_LEVEL"),
     }
+}
+
+fn sandboxed(raw: &mut Raw<'_>) -> SandboxedRuntimes {
+    let pods = SandboxedPods::parse(&raw.text("SANDBOXED_PODS")).unwrap_or_else(|| {
+        raw.reject("SANDBOXED_PODS", "not refuse or skip");
+        SandboxedPods::default()
+    });
+    SandboxedRuntimes { names: raw.list("SANDBOXED_RUNTIMES"), pods }
 }
 
 /// Whether the agent's pod has the node's address, and so the node's network. If unknown, it does not: a runtime that waited for an agent on

@@ -50,6 +50,8 @@ pub struct PodFacts {
     pub containers: BTreeSet<String>,
     /// The container named istio-proxy; the last one of several.
     pub proxy: Option<ProxyContainer>,
+    /// The class of its runtime (`spec.runtimeClassName`); none for the node's usual one.
+    pub runtime_class: Option<String>,
     /// The containers that run beside the proxy: the others, without init containers that end before it.
     pub beside_proxy: Vec<ContainerIdentity>,
 }
@@ -128,6 +130,8 @@ pub enum SkipReason {
     NotInjected,
     /// It asks for no interception.
     InterceptionNone,
+    /// Its runtime is sandboxed: rules do not bind it.
+    SandboxedRuntime,
 }
 
 impl SkipReason {
@@ -143,6 +147,7 @@ impl SkipReason {
         Self::InjectionDisabled,
         Self::NotInjected,
         Self::InterceptionNone,
+        Self::SandboxedRuntime,
     ];
 
     /// The word for logs and metrics.
@@ -159,6 +164,7 @@ impl SkipReason {
             Self::InjectionDisabled => "injection_disabled",
             Self::NotInjected => "not_injected",
             Self::InterceptionNone => "interception_none",
+            Self::SandboxedRuntime => "sandboxed_runtime",
         }
     }
 
@@ -180,6 +186,9 @@ impl SkipReason {
                 "annotation sidecar.istio.io/status is missing: the injector has not processed the pod"
             }
             Self::InterceptionNone => "annotation sidecar.istio.io/interceptionMode is NONE",
+            Self::SandboxedRuntime => {
+                "the pod's runtime is sandboxed: rules do not bind it, and its traffic bypasses the proxy"
+            }
         }
     }
 }
@@ -202,6 +211,7 @@ impl PodFacts {
             annotations: all,
             containers: ["app", PROXY_CONTAINER].map(ToOwned::to_owned).into(),
             proxy: Some(ProxyContainer { args, ..ProxyContainer::default() }),
+            runtime_class: None,
             beside_proxy: Vec::new(),
         }
     }
@@ -265,7 +275,7 @@ impl PodFacts {
         if let Some(status) = self.annotations.get_mut(STATUS_ANNOTATION) {
             *status = String::new();
         }
-        self.beside_proxy = Vec::new();
+        (self.runtime_class, self.beside_proxy) = (None, Vec::new());
         self.containers.retain(|name| [INIT_CONTAINER, PROXY_CONTAINER].contains(&&**name));
         if let Some(proxy) = &mut self.proxy {
             let is_setting = |name: &str| SETTINGS.iter().any(|setting| setting.proxy_env == Some(name));

@@ -107,6 +107,8 @@ fn facts(pod: &Field<'_, '_>, errors: &mut PodJsonErrors) -> PodFacts {
         // In this order, because a later istio-proxy wins over an earlier one.
         containers(&spec.at("initContainers"), true, &mut facts, errors);
         containers(&spec.at("containers"), false, &mut facts, errors);
+        let class = spec.at("runtimeClassName").string(errors);
+        facts.runtime_class = class.filter(|class| !class.is_empty()).map(str::to_owned);
         // What the container's securityContext does not say, the pod's does.
         let (user, group) = ids(&spec, errors);
         for one in &mut facts.beside_proxy {

@@ -132,9 +132,9 @@ causes! {
     HostNetwork: "host-network", Warning,
         "the pod has a proxy and is on the host's network: no plugin runs for it, and it is never redirected",
         "take hostNetwork: true or the proxy away";
-    Sandboxed: "sandboxed-runtime", Warning,
-        "the pod's runtime class has a network stack or a kernel of its own: rules in the network namespace on the node do not bind what runs inside",
-        "gVisor needs --net-raw and its own netfilter, Kata an agent inside; prove the redirection by traffic with istio-validation";
+    Sandboxed: "sandboxed-runtime", Error,
+        "the pod's runtime is sandboxed (a network stack or a kernel of its own): rules in the network namespace do not bind it, and its traffic bypasses the proxy",
+        "take runtimeClassName, or the proxy, from the pod; if its sandbox does obey these rules, which istio-validation proves, take its name out of SANDBOXED_RUNTIMES";
     NoEntry: "no-plugin-entry", Error,
         "the network configuration that the runtime uses has no entry of istio-cni: pods that start now are not redirected",
         "the node agent writes it; see whether it is ready, and which file sorts first in the configuration directory";

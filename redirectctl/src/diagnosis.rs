@@ -22,8 +22,6 @@ use crate::pod::{Container, Kind, Pod};
 use crate::status;
 use crate::validation::VALIDATION_CONTAINER;
 
-/// What is in the names of runtime classes, or of their handlers, with a kernel or a network stack of their own.
-const SANDBOXES: [&str; 5] = ["gvisor", "runsc", "kata", "firecracker", "sysbox"];
 /// Settings that leave traffic alone.
 const EXCLUDING: [Key; 6] = [
     Key::InboundExcludePorts,
@@ -319,7 +317,6 @@ const fn family(address: &IpAddr) -> Family {
 }
 
 fn of_pod(pod: &Pod, redirect: &Redirect, all: &mut Vec<Finding>) {
-    all.extend(sandboxed(pod));
     let of = |cause: Cause, seen: Vec<String>| (!seen.is_empty()).then_some(Finding { cause, seen });
     all.extend(of(
         Cause::UidCollision,
@@ -327,15 +324,6 @@ fn of_pod(pod: &Pod, redirect: &Redirect, all: &mut Vec<Finding>) {
     ));
     all.extend(of(Cause::InitWithoutNetwork, without_network(pod, redirect)));
     all.extend(of(Cause::PortNotCaptured, beside_capture(pod, redirect)));
-}
-
-/// The handler says what a class is, whatever the class is called; where it is not known, the name has to do.
-fn sandboxed(pod: &Pod) -> Option<Finding> {
-    let class = pod.runtime_class.as_ref()?;
-    let handler = pod.handler.as_ref().unwrap_or(class).to_ascii_lowercase();
-    let known = pod.handler.iter().map(|handler| format!(", whose handler is {handler}")).collect::<String>();
-    let is_sandbox = SANDBOXES.iter().any(|sandbox| handler.contains(sandbox));
-    is_sandbox.then(|| Finding::new(Cause::Sandboxed, format!("runtimeClassName: {class}{known}")))
 }
 
 /// Init containers whose connections are captured before the proxy is there.
@@ -395,23 +383,4 @@ fn list<T: ToString>(values: &[T]) -> String {
         return "none".to_owned();
     }
     values.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_handler_of_a_runtime_class_tells_a_sandbox_and_not_its_name() {
-        let seen = |class: &str, handler: Option<&str>| {
-            let pod = serde_json::json!({"spec": {"runtimeClassName": class, "containers": []}});
-            let pod = Pod { handler: handler.map(str::to_owned), ..Pod::from_json(&pod).expect("a pod") };
-            sandboxed(&pod).map(|finding| finding.seen.join(""))
-        };
-        let told = "runtimeClassName: secure, whose handler is runsc";
-        assert_eq!(seen("secure", Some("runsc")), Some(told.to_owned()));
-        assert_eq!(seen("kata-like", Some("runc")), None);
-        assert_eq!(seen("secure", None), None);
-        assert!(seen("kata-qemu", None).is_some());
-    }
 }

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use cluster_client::files;
 use cni_core::conf::{Conf, Envelope};
 use cni_core::pod_source::PodName;
+use cni_core::sandboxed::SandboxedRuntimes;
 use cni_core::selection::{Programming, base_settings};
 use cni_core::wire::Command;
 use explain::SOMEWHERE;
@@ -81,6 +82,26 @@ impl Node {
             node.findings.iter_mut().for_each(|finding| finding.seen.push(told.clone()));
         }
         Ok(node)
+    }
+
+    /// The name of a pod's runtime class, with its handler's where that is known, if rules do not bind it: by what the plugin's entry says, else by what
+    /// it says usually.
+    #[must_use]
+    pub fn sandbox(&self, pod: &Pod) -> Option<String> {
+        let class = pod.runtime_class.as_ref()?;
+        let usual = SandboxedRuntimes::default();
+        let known = self.conf.as_ref().map_or(&usual, |conf| &conf.sandboxed);
+        let handler = pod.handler.iter().map(|handler| format!(", whose handler is {handler}"));
+        let is_sandboxed = known.has(class) || pod.handler.as_ref().is_some_and(|handler| known.has(handler));
+        is_sandboxed.then(|| format!("runtimeClassName: {class}{}", handler.collect::<String>()))
+    }
+
+    /// Adds to what was found about a pod what only the node shows: that its runtime is sandboxed, and processes that run as its proxy.
+    pub fn add_findings(&self, pod: &Pod, decided: &PodDecision, all: &mut Vec<Finding>) {
+        let sandbox = matches!(decided, PodDecision::Redirect(..)).then(|| self.sandbox(pod)).flatten();
+        all.extend(sandbox.map(|seen| Finding::new(Cause::Sandboxed, seen)));
+        self.processes.add_collisions(pod, decided, all);
+        all.sort_by_key(|finding| (std::cmp::Reverse(finding.cause.severity()), finding.cause));
     }
 
     /// With what is wrong with its agent, its kernel and its object. Where no runtime is configured, this is not a node.
@@ -192,6 +213,19 @@ impl Node {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_class_or_its_handler_shows_a_sandbox() {
+        let seen = |class: &str, handler: Option<&str>| {
+            let pod = serde_json::json!({"metadata": {"namespace": "a", "name": "b"}, "spec": {"runtimeClassName": class}});
+            let pod = Pod::from_json(&pod).expect("a pod");
+            Node::default().sandbox(&Pod { handler: handler.map(str::to_owned), ..pod })
+        };
+        let told = "runtimeClassName: secure, whose handler is runsc";
+        assert_eq!(seen("secure", Some("runsc")).as_deref(), Some(told));
+        assert_eq!(seen("kata-qemu", None).as_deref(), Some("runtimeClassName: kata-qemu"));
+        assert_eq!((seen("secure", None), seen("nvidia", Some("nvidia"))), (None, None));
+    }
 
     fn node(files: &[(&str, &str)]) -> Node {
         let folder = tempfile::tempdir().expect("a folder");

@@ -59,10 +59,7 @@ impl NodeProcesses {
         }
         match all.iter_mut().find(|finding| finding.cause == Cause::UidCollision) {
             Some(finding) => finding.seen.extend(seen),
-            None => {
-                all.push(Finding { cause: Cause::UidCollision, seen });
-                all.sort_by_key(|finding| (std::cmp::Reverse(finding.cause.severity()), finding.cause));
-            }
+            None => all.push(Finding { cause: Cause::UidCollision, seen }),
         }
     }
 

@@ -26,8 +26,11 @@ use crate::show::{read_or_cause, unfound};
 use crate::text_writer::{Layout, TextStyle, TextWriter, harmless};
 
 /// How a pod stands, by what was decided and what its network namespace shows, if that could be read.
-fn state(decided: &PodDecision, seen: Option<&Inspection>) -> PodState {
+fn state(decided: &PodDecision, seen: Option<&Inspection>, findings: &[Finding]) -> PodState {
     let has_rules = seen.is_some_and(|seen| !seen.in_force.is_empty());
+    if findings.iter().any(|finding| finding.cause == Cause::Sandboxed) {
+        return PodState::Sandboxed;
+    }
     match (decided, seen) {
         (PodDecision::Skip(SkipReason::HasInitContainer), Some(_)) if !has_rules => PodState::NotRedirected,
         (PodDecision::Skip(SkipReason::HasInitContainer) | PodDecision::HostNetwork, _) => {
@@ -249,7 +252,7 @@ fn beside_capture(entries: &mut [Entry]) -> Option<Finding> {
 
 fn entry(subject: String, decided: &PodDecision, seen: Option<&Inspection>, findings: Vec<Finding>) -> Entry {
     let consequences = seen.map(Inspection::consequences).unwrap_or_default();
-    Entry { subject, state: state(decided, seen), consequences, findings }
+    Entry { subject, state: state(decided, seen, &findings), consequences, findings }
 }
 
 fn of_pod(pod: &Pod, survey: &NamespaceIndex, node: &Node) -> Entry {
@@ -257,7 +260,7 @@ fn of_pod(pod: &Pod, survey: &NamespaceIndex, node: &Node) -> Entry {
     let unread = |unknown: Finding| {
         let decided = node.decide_without_namespace(pod);
         let mut found = findings(Some(pod), &decided, None);
-        node.processes.add_collisions(pod, &decided, &mut found);
+        node.add_findings(pod, &decided, &mut found);
         let mut one = entry(subject.clone(), &decided, None, found);
         // A pod that is not redirected needs no namespace for that.
         if one.state == PodState::Unknown && pod.addresses.is_empty() {
@@ -274,7 +277,7 @@ fn of_pod(pod: &Pod, survey: &NamespaceIndex, node: &Node) -> Entry {
     match looked.and_then(|netns| read_or_cause(&netns, Some(pod), node)) {
         Ok((decided, seen)) => {
             let mut found = findings(Some(pod), &decided, seen.as_ref());
-            node.processes.add_collisions(pod, &decided, &mut found);
+            node.add_findings(pod, &decided, &mut found);
             entry(subject, &decided, seen.as_ref(), found)
         }
         Err(unknown) => unread(unknown),

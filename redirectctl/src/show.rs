@@ -114,7 +114,7 @@ fn report(
     });
     let mut of_pod = findings(pod, &decided, inspection.as_ref());
     if let Some(pod) = pod {
-        node.processes.add_collisions(pod, &decided, &mut of_pod);
+        node.add_findings(pod, &decided, &mut of_pod);
     }
     all.extend(of_pod);
     let order = node.file.clone().map(|file| (file, node.order.clone()));

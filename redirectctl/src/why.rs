@@ -142,6 +142,10 @@ const ERROR_CODES: &[(Code, &str)] = &[
     (Code::Forbidden, "the API server refuses the plugin (403): its role is missing"),
     (Code::Untrusted, "the API server's certificate cannot be verified"),
     (Code::Kubeconfig, "the kubeconfig cannot be used"),
+    (
+        Code::Sandboxed,
+        "the pod's runtime is sandboxed: rules do not bind it; docs/concepts/capture.md has the ways out",
+    ),
     (Code::NotProgrammed, "the network namespace could not be programmed, and is as it was"),
     (Code::NotAsPlanned, "CHECK found something that is not as planned"),
     (Code::Internal, "a bug of the plugin"),

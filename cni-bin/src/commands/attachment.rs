@@ -8,6 +8,7 @@ use crate::{
     kernel::{Difference, Kernel, KernelError, Namespace},
     logs::SCOPE,
     pod_source::{self, PodName},
+    sandboxed::SandboxedPods,
     selection::base_settings,
     wire::{CniError, Code, Invocation, PodArgs},
 };
@@ -48,7 +49,7 @@ pub fn add(job: &Job<'_>) -> Result<(), CniError> {
     let pod = job.pod_label();
     match &done {
         Ok(Done::Skipped(reason)) => log::info!(
-            target: SCOPE, pod = pod, decision = "skip", reason = reason.word(), ms = phases.text();
+            target: SCOPE, pod = pod, uid = job.invocation.pod.uid, decision = "skip", reason = reason.word(), ms = phases.text();
             "not redirected: {}", reason.explanation()
         ),
         Ok(Done::Redirected(applied)) => log::info!(
@@ -133,6 +134,14 @@ impl Job<'_> {
         if let Some(reason) = facts.skip_reason() {
             return Ok(Err(reason));
         }
+        if let Some(class) = &facts.runtime_class
+            && self.is_sandboxed(class)?
+        {
+            return match self.conf.sandboxed.pods {
+                SandboxedPods::Skip => Ok(Err(SkipReason::SandboxedRuntime)),
+                SandboxedPods::Refuse => Err(refused(&pod, class)),
+            };
+        }
         for (name, value) in unreadable_switches(&facts) {
             log::warn!(
                 target: SCOPE, pod = self.pod_label();
@@ -143,6 +152,23 @@ impl Job<'_> {
             log::warn!(target: SCOPE, pod = self.pod_label(); "{misspelt}");
         }
         Ok(Ok(Sidecar { pod, facts }))
+    }
+
+    /// Whether rules do not bind pods of a runtime class: by its name or, which takes another request, by its handler's.
+    fn is_sandboxed(&self, class: &str) -> Result<bool, CniError> {
+        let sandboxed = &self.conf.sandboxed;
+        if sandboxed.names.is_empty() || sandboxed.has(class) {
+            return Ok(sandboxed.has(class));
+        }
+        let handler = pod_source::handler(self.conf, class, self.deadline())?;
+        if handler.is_none() {
+            log::warn!(
+                target: SCOPE, pod = self.pod_label();
+                "RuntimeClass {class}: its handler is unknown, so its name alone decides whether the runtime is sandboxed; give the plugin's account \
+                 the verb get on runtimeclasses (node.k8s.io), or list the name in sandboxed_runtimes if it is"
+            );
+        }
+        Ok(handler.is_some_and(|handler| sandboxed.has(&handler)))
     }
 
     /// Does some work inside the pod's network namespace.
@@ -229,6 +255,16 @@ impl Job<'_> {
         let PodArgs { namespace, name, .. } = &self.invocation.pod;
         format!("{namespace}/{name}")
     }
+}
+
+fn refused(pod: &PodName, class: &str) -> CniError {
+    let message = format!(
+        "pod {pod}: the runtime of runtimeClassName {class} is sandboxed: rules in the pod's network namespace do not bind it, so its traffic would \
+         bypass the proxy"
+    );
+    let details = "take runtimeClassName, or the proxy, from the pod; or let the agent leave such pods alone (SANDBOXED_PODS=skip), or count this runtime \
+                   as an ordinary one (SANDBOXED_RUNTIMES); nothing was changed";
+    CniError::new(Code::Sandboxed, message).with_details(details)
 }
 
 impl From<KernelError> for CniError {

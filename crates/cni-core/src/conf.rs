@@ -4,6 +4,7 @@ use crate::{
     fields::Reader,
     keys::{self, NotInForce},
     pod_name::PodName,
+    sandboxed::{SandboxedPods, SandboxedRuntimes},
     selection::Programming,
     wire::{CniError, Code, Command, PrevResult, RawObject, Version},
 };
@@ -50,6 +51,8 @@ pub struct Conf {
     pub programming: Programming,
     /// Whether pods get strict capture, unless they say otherwise.
     pub strict_capture: bool,
+    /// Runtimes whose pods rules do not bind.
+    pub sandboxed: SandboxedRuntimes,
     /// How long an ADD may take.
     pub add_timeout: Duration,
     /// A folder of pod manifests, in place of the API server.
@@ -135,6 +138,7 @@ impl<'a> Envelope<'a> {
         let agent_host_network = switch("agent_host_network");
         let programming = Programming::new(switch("native_nftables"), switch("nft_sets"));
         let strict_capture = switch("strict_capture");
+        let sandboxed = self.sandboxed(reader);
         Conf {
             version: self.version,
             prev_result: PrevResult::read(&self.object, reader),
@@ -149,12 +153,30 @@ impl<'a> Envelope<'a> {
             pod_namespace,
             programming,
             strict_capture,
+            sandboxed,
             add_timeout: add_timeout(self.object.value("add_timeout").as_ref(), reader),
             manifest_dir,
             node_name,
             unknown_keys: keys::unknown(&self.object),
             not_in_force: keys::not_in_force(&self.object),
         }
+    }
+}
+
+impl Envelope<'_> {
+    fn sandboxed(&self, reader: &mut Reader) -> SandboxedRuntimes {
+        let mut sandboxed = SandboxedRuntimes::default();
+        if let Some(names) = self.object.value("sandboxed_runtimes").filter(|names| !names.is_null()) {
+            sandboxed.names = reader.strings("sandboxed_runtimes", Some(&names));
+        }
+        let pods = self.object.value("sandboxed_pods");
+        if let Some(word) = reader.string("sandboxed_pods", pods.as_ref()).filter(|word| !word.is_empty()) {
+            match SandboxedPods::parse(word) {
+                Some(pods) => sandboxed.pods = pods,
+                None => reader.problem(format!("sandboxed_pods: {word:?} is not refuse or skip")),
+            }
+        }
+        sandboxed
     }
 }
 
@@ -267,6 +289,7 @@ mod tests {
             r#"{"cniVersion":"1.0.0","name":"n","type":"istio-cni","plugin_log_level":"debug","cni_agent_run_dir":"/run/x",
             "exclude_namespaces":["kube-system"],"pod_namespace":"istio-system","native_nftables":true,"add_timeout":"1.5s",
             "agent_host_network":true,"ambient_enabled":false,"enablement_selectors":[],"pod_manifest_dir":"/m","strict_capture":true,
+            "sandboxed_runtimes":["vm"],"sandboxed_pods":"skip",
             "surprise":1}"#,
         )
         .unwrap();
@@ -279,6 +302,8 @@ mod tests {
         );
         assert_eq!((conf.add_timeout, conf.manifest_dir), (Duration::from_millis(1500), Some("/m".into())));
         assert!(conf.agent_host_network && conf.strict_capture);
+        assert!(conf.sandboxed.has("vm") && !conf.sandboxed.has("kata"));
+        assert_eq!(conf.sandboxed.pods, SandboxedPods::Skip);
         assert_eq!(conf.unknown_keys, ["surprise"]);
     }
 
@@ -311,7 +336,7 @@ mod tests {
         let conf =
             conf(r#"{"name":"n","plugin_log_level":"","exclude_namespaces":null,"add_timeout":30}"#).unwrap();
         assert_eq!(conf.levels.of(crate::logs::SCOPE), Level::Info);
-        assert!(!conf.agent_host_network);
+        assert!(!conf.agent_host_network && conf.sandboxed == SandboxedRuntimes::default());
         assert_eq!(conf.add_timeout, Duration::from_secs(30));
         assert_eq!(conf.prev_result.json(conf.version), r#"{"cniVersion":"0.1.0"}"#);
     }
@@ -319,7 +344,7 @@ mod tests {
     #[test]
     fn all_problems_come_together() {
         let error = conf(
-            r#"{"cniVersion":"1.0.0","name":"a/b","plugin_log_level":"loud","cni_agent_run_dir":"run","native_nftables":"yes","nft_sets":1,"strict_capture":"on",
+            r#"{"cniVersion":"1.0.0","name":"a/b","plugin_log_level":"loud","cni_agent_run_dir":"run","native_nftables":"yes","nft_sets":1,"strict_capture":"on","sandboxed_runtimes":"kata","sandboxed_pods":"ignore",
             "exclude_namespaces":["a",1],"pod_namespace":[],"add_timeout":0,"pod_manifest_dir":7,"kubernetes":{"kubeconfig":"x"},
             "prevResult":5}"#,
         )
@@ -332,6 +357,8 @@ mod tests {
             "native_nftables:",
             "nft_sets:",
             "strict_capture:",
+            "sandboxed_runtimes:",
+            "sandboxed_pods:",
             "exclude_namespaces[1]:",
             "pod_namespace:",
             "add_timeout:",

@@ -1,6 +1,6 @@
 //! The keys of the plugin's configuration, as data: what is known, what it means, and what becomes of it.
 
-use crate::wire::RawObject;
+use crate::{sandboxed::USUAL, wire::RawObject};
 use serde_json::Value;
 use settings_table::Given;
 pub use settings_table::{NotInForce, Row, Status, Takes};
@@ -29,6 +29,8 @@ pub const KEYS: &[Row] = &[
     key("native_nftables", Takes::Switch, "false", "Native nftables tables instead of iptables rules."),
     key("nft_sets", Takes::Switch, "false", "Native nftables rules gather long lists of ports and ranges in sets."),
     key("strict_capture", Takes::Switch, "false", "Pods get strict capture (docs/concepts/capture.md), unless annotation traffic.sidecar.istio.io/strictCapture says otherwise."),
+    key("sandboxed_runtimes", LIST, USUAL, "Names of runtime classes, or of their handlers, whose pods rules do not bind (docs/concepts/capture.md); * at the end stands for anything."),
+    key("sandboxed_pods", Takes::Choice(&["refuse", "skip"]), "refuse", "What is done with pods of the mesh there: refuse (they are not created) or skip (they are left alone)."),
     key("add_timeout", Takes::Duration, "25s", "Timeout of one ADD, retries included; text, or a number of seconds; at most 600 s. Keep it below the runtime's timeout."),
     key("pod_manifest_dir", Takes::Path, "", "Pods are read from the manifests in this folder, not from an API server."),
     key("node_name", TEXT, "", "What the kubelet appends to names of static pods; without it, the manifest whose name fits best counts."),
@@ -135,7 +137,8 @@ mod tests {
             Takes::Path => json!("/x"),
             Takes::Duration => json!("7s"),
             Takes::Text(_) if row.key.is_some_and(|key| key.ends_with("level")) => json!("debug"),
-            Takes::Text(_) | Takes::Choice(_) | Takes::Number | Takes::Levels => json!("x"),
+            Takes::Choice(words) => json!(words.last()),
+            Takes::Text(_) | Takes::Number | Takes::Levels => json!("x"),
         }
     }
 
@@ -148,7 +151,16 @@ mod tests {
             assert!(refused.starts_with(&format!("{name}: ")), "{refused}");
             assert_ne!(conf(&[(name, value(row))]).unwrap(), nothing, "{name}");
             let default = row.default;
-            let default = if row.takes == Takes::Switch { json!(default == "true") } else { json!(default) };
+            let default = match row.takes {
+                Takes::Switch => json!(default == "true"),
+                Takes::List(_) => json!(default.split(',').collect::<Vec<_>>()),
+                Takes::Path
+                | Takes::Duration
+                | Takes::Text(_)
+                | Takes::Choice(_)
+                | Takes::Number
+                | Takes::Levels => json!(default),
+            };
             if !row.default.is_empty() {
                 assert_eq!(conf(&[(name, default)]).unwrap(), nothing, "{name}");
             }

@@ -14,6 +14,7 @@ pub mod pod_name;
 #[cfg(feature = "pod-source")]
 pub mod pod_source;
 pub mod reasons;
+pub mod sandboxed;
 pub mod selection;
 pub mod states;
 pub mod wire;

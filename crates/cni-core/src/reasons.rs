@@ -36,11 +36,19 @@ pub const COULD_NOT_BE: &str = "but it could not be";
 /// The reasons of events about broken pods, by what is done with them.
 pub const REPAIR_EVENTS: [&str; 3] = ["RepairBrokenPod", "DeleteBrokenPod", "LabelBrokenPod"];
 
+/// The reason of events about pods that rules do not bind.
+pub const SANDBOXED_EVENT: &str = "SandboxedRuntime";
 /// Rules of other programs interfere with a pod that is redirected as planned.
 pub const INTERFERENCE: ReasonDoc = reason(
     "interference",
     "the pod is redirected as planned, and rules of other programs interfere; the agent keeps them",
     "take them away where they are made",
+);
+/// Rules do not bind a pod.
+pub const SANDBOXED: ReasonDoc = reason(
+    "sandboxed",
+    "the pod's runtime is sandboxed: rules do not bind it, and its traffic bypasses the proxy",
+    "take runtimeClassName, or the proxy, from the pod; a sandbox that obeys the node's rules does not belong into SANDBOXED_RUNTIMES",
 );
 /// Why the state of a pod is unknown: no network namespace is surely the pod's.
 pub const NOT_FOUND: ReasonDoc = reason(
@@ -68,7 +76,7 @@ pub const UNREADABLE: ReasonDoc = reason(
 );
 
 /// How an attempt to repair or heal a pod ended.
-pub const REPAIRS: [ReasonDoc; 23] = [
+pub const REPAIRS: [ReasonDoc; 24] = [
     reason("done", "it is done, and where the pod was redirected also verified", ""),
     reason("healed", "the pod is redirected as planned again", ""),
     reason("had_label", "the pod has the label already", ""),
@@ -101,6 +109,7 @@ pub const REPAIRS: [ReasonDoc; 23] = [
         "the plugin would leave the pod alone as well",
         "the settings of the validation contradict those of the plugin",
     ),
+    SANDBOXED,
     NOT_FOUND,
     reason(
         "throttled",
@@ -127,7 +136,7 @@ pub const REPAIRS: [ReasonDoc; 23] = [
 ];
 
 /// The reasons of the agents' events.
-pub const EVENTS: [ReasonDoc; 14] = [
+pub const EVENTS: [ReasonDoc; 15] = [
     reason(
         "RepairBrokenPod",
         "the agent redirected a pod whose validation had failed, or could not",
@@ -147,6 +156,11 @@ pub const EVENTS: [ReasonDoc; 14] = [
         "RedirectDrift",
         "the drift watch found a pod that is not redirected as planned",
         "redirectctl pod shows what differs and what to do",
+    ),
+    reason(
+        SANDBOXED_EVENT,
+        "a pod of the mesh runs in a sandboxed runtime, which rules do not bind: its traffic bypasses the proxy",
+        "take runtimeClassName, or the proxy, from the pod",
     ),
     reason(
         "RedirectHealed",

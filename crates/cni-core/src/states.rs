@@ -1,6 +1,6 @@
 //! How pods stand: the same words in the agent's metrics and summary and in all that `redirectctl` prints.
 
-use crate::reasons::{INTERFERENCE, ReasonDoc, reason};
+use crate::reasons::{INTERFERENCE, ReasonDoc, SANDBOXED, reason};
 
 /// How a pod stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -17,6 +17,8 @@ pub enum PodState {
     Drifted,
     /// It is redirected as planned, and other programs' rules interfere.
     Interference,
+    /// It should be redirected, and its runtime is sandboxed, so that rules do not bind it.
+    Sandboxed,
     /// It cannot be determined.
     Unknown,
     /// It was not checked yet.
@@ -25,20 +27,28 @@ pub enum PodState {
 
 impl PodState {
     /// All of them.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Verified,
         Self::LeftAlone,
         Self::NotRedirected,
         Self::Unexpected,
         Self::Drifted,
         Self::Interference,
+        Self::Sandboxed,
         Self::Unknown,
         Self::Unseen,
     ];
 
     /// Those of pods that should be redirected.
-    pub const MESHED: [Self; 6] =
-        [Self::Verified, Self::NotRedirected, Self::Drifted, Self::Interference, Self::Unknown, Self::Unseen];
+    pub const MESHED: [Self; 7] = [
+        Self::Verified,
+        Self::NotRedirected,
+        Self::Drifted,
+        Self::Interference,
+        Self::Sandboxed,
+        Self::Unknown,
+        Self::Unseen,
+    ];
 
     /// Its word, what it means and what to do.
     #[must_use]
@@ -62,6 +72,7 @@ impl PodState {
             ),
             Self::Drifted => reason("drifted", "the pod is redirected otherwise than planned", DETAILS),
             Self::Interference => INTERFERENCE,
+            Self::Sandboxed => SANDBOXED,
             Self::Unknown => reason(
                 "unknown",
                 "it cannot be determined whether the pod is redirected",

@@ -1,7 +1,9 @@
 //! The agent's requests to the API server: its own DaemonSet and pod, the node's pods, the plugin's token.
 
+pub mod events;
 pub mod own;
 pub mod pods;
+pub mod runtime_classes;
 pub mod token;
 
 use cluster_client::Account;

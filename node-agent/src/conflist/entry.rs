@@ -2,6 +2,7 @@
 
 use super::format::JsonStyle;
 use super::{OWN_VERSION, PLUGIN_TYPE, kind, object, value_of};
+use cni_core::sandboxed::SandboxedRuntimes;
 use serde::Serialize;
 use serde_json::{Map, Value};
 
@@ -24,6 +25,8 @@ pub struct Facts {
     pub nft_sets: bool,
     /// Whether pods get strict capture.
     pub strict_capture: bool,
+    /// Runtimes whose pods rules do not bind.
+    pub sandboxed: SandboxedRuntimes,
 }
 
 /// The entry's keys in the order in which they are written.
@@ -49,6 +52,12 @@ struct Keys<'a> {
     /// Likewise.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     strict_capture: bool,
+    /// Likewise.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    sandboxed_runtimes: Option<&'a [String]>,
+    /// Likewise.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    sandboxed_pods: Option<&'static str>,
     enable_ambient_detection_retry: bool,
 }
 
@@ -88,6 +97,7 @@ impl Entry {
     /// The entry with these facts.
     #[must_use]
     pub fn of(facts: &Facts) -> Self {
+        let (sandboxed, usual) = (&facts.sandboxed, SandboxedRuntimes::default());
         let keys = Keys {
             name: PLUGIN_TYPE,
             r#type: PLUGIN_TYPE,
@@ -103,6 +113,8 @@ impl Entry {
             native_nftables: facts.native_nftables,
             nft_sets: facts.nft_sets,
             strict_capture: facts.strict_capture,
+            sandboxed_runtimes: (sandboxed.names != usual.names).then_some(&sandboxed.names),
+            sandboxed_pods: (sandboxed.pods != usual.pods).then_some(sandboxed.pods.word()),
             enable_ambient_detection_retry: false,
         };
         let text = serde_json::to_string(&keys).unwrap_or_default();

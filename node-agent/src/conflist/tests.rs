@@ -1,4 +1,5 @@
 use super::*;
+use cni_core::sandboxed::{SandboxedPods, SandboxedRuntimes};
 use proptest::prelude::*;
 
 /// One file of each network plugin, written as its installer writes it.
@@ -33,6 +34,7 @@ fn facts() -> Facts {
         native_nftables: false,
         nft_sets: false,
         strict_capture: false,
+        sandboxed: SandboxedRuntimes::default(),
     }
 }
 
@@ -223,6 +225,11 @@ fn the_entry_has_the_keys_of_the_reference() {
     assert!(!chained.contains("strict_capture"));
     let with_both = Entry::of(&Facts { nft_sets: true, strict_capture: true, ..facts() }).standalone();
     assert!(with_both.contains("\"nft_sets\": true,\n  \"strict_capture\": true"), "{with_both}");
+    assert!(!chained.contains("sandboxed"));
+    let sandboxed = SandboxedRuntimes { names: vec!["vm".into()], pods: SandboxedPods::Skip };
+    let entry: serde_json::Value =
+        serde_json::from_str(&Entry::of(&Facts { sandboxed, ..facts() }).standalone()).unwrap();
+    assert_eq!((&entry["sandboxed_runtimes"], &entry["sandboxed_pods"]), (&["vm"].into(), &"skip".into()));
 }
 
 #[test]

@@ -87,7 +87,7 @@ mod tests {
     fn pod(annotation: &str) -> Arc<MeshPod> {
         let name = PodName { namespace: "shop".into(), name: "web".into() };
         let facts = PodFacts::sidecar([("traffic.sidecar.istio.io/excludeOutboundPorts", annotation)]);
-        Arc::new(MeshPod { name, uid: "u".into(), addresses: Vec::new(), facts })
+        Arc::new(MeshPod { name, uid: "u".into(), addresses: Vec::new(), runtime_class: None, facts })
     }
 
     fn rules(strict_capture: bool) -> Arc<ExpectedRules> {

@@ -16,6 +16,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cni_core::conf::Conf;
+use cni_core::reasons;
 use cni_core::states::PodState;
 use controller_runtime::SCOPE;
 use controller_runtime::metrics::{ResultLabel, gauged, results, start_at_zero};
@@ -25,7 +26,7 @@ use netns_apply::capabilities::{NET_ADMIN, SYS_ADMIN};
 use pod_netns::{Sandbox, SurveyError};
 use tokio::sync::watch::Receiver;
 
-use crate::cluster::{Cluster, Connection, pod_reference, pods, warning};
+use crate::cluster::{Cluster, Connection, EventBody, pod_reference, pods, runtime_classes, warning};
 use crate::heal::{CheckRequests, HealHandle, HealRequest};
 use crate::install::Installer;
 use crate::metrics::Metrics;
@@ -100,6 +101,15 @@ struct RoundContext {
     rules: Arc<ExpectedRules>,
     /// The addresses of all pods.
     wanted: Arc<BTreeSet<IpAddr>>,
+    /// Sandboxed runtime classes of pods.
+    sandboxed: BTreeSet<String>,
+}
+
+impl RoundContext {
+    /// The class of a pod's runtime, if it is sandboxed.
+    fn sandbox<'a>(&self, pod: &'a MeshPod) -> Option<&'a str> {
+        pod.runtime_class.as_deref().filter(|class| self.sandboxed.contains(*class))
+    }
 }
 
 /// What came of a check.
@@ -121,6 +131,8 @@ pub struct DriftWatch {
     fingerprints: Fingerprints,
     /// Receives every pod, and heals it.
     healer: HealHandle,
+    /// Pods whose runtime was reported to be sandboxed.
+    sandboxed: BTreeSet<String>,
     /// Why the last round could not be made.
     blind: Option<&'static str>,
     /// Whether the last event could not be sent.
@@ -138,7 +150,13 @@ impl DriftWatch {
         summary: Arc<NodeSummary>,
         healer: HealHandle,
     ) -> Self {
-        let states = [PodState::Verified, PodState::NotRedirected, PodState::Drifted, PodState::Interference];
+        let states = [
+            PodState::Verified,
+            PodState::NotRedirected,
+            PodState::Drifted,
+            PodState::Interference,
+            PodState::Sandboxed,
+        ];
         start_at_zero(&metrics.drift_checks, results(states.map(PodState::word)));
         let others = [CHANGED_POD, NOT_FOUND, AMBIGUOUS, UNVERIFIABLE, UNREADABLE];
         start_at_zero(&metrics.drift_checks, results(others));
@@ -154,6 +172,7 @@ impl DriftWatch {
             states: PodStates::default(),
             fingerprints: Fingerprints::default(),
             healer,
+            sandboxed: BTreeSet::new(),
             blind: None,
             mute: false,
         }
@@ -250,6 +269,7 @@ impl DriftWatch {
 
     async fn round(&mut self, start: tokio::time::Instant) -> Result<(), RoundError> {
         let (cluster, ground, pods) = self.begin().await?;
+        let pods = self.without_sandboxed(pods, &ground).await;
         let mut survey = None;
         let mut unconfirmed = Vec::new();
         let count = u32::try_from(pods.len()).unwrap_or(u32::MAX).max(1);
@@ -272,6 +292,7 @@ impl DriftWatch {
             requests.pods.contains(&pod.uid) || (requests.new && self.states.wants_check(&pod.uid))
         };
         let pods: Vec<MeshPod> = pods.into_iter().filter(is_requested).collect();
+        let pods = self.without_sandboxed(pods, &ground).await;
         if pods.is_empty() {
             return Ok(());
         }
@@ -281,6 +302,26 @@ impl DriftWatch {
             unconfirmed.extend(self.check_one(pod, &survey, &ground.rules).await);
         }
         self.check_again(&cluster, &unconfirmed, &ground).await
+    }
+
+    /// Reports the pods whose runtimes are sandboxed, and returns the others: only these are compared with their plans.
+    async fn without_sandboxed(&mut self, pods: Vec<MeshPod>, ground: &RoundContext) -> Vec<MeshPod> {
+        let (mut bound, mut sandboxed) = (Vec::new(), Vec::new());
+        for pod in pods {
+            match ground.sandbox(&pod).map(str::to_owned) {
+                None => bound.push(pod),
+                Some(class) => sandboxed.push((pod, class)),
+            }
+        }
+        for (pod, class) in sandboxed {
+            self.settle(&pod, &Comparison::Sandboxed(class.clone())).await;
+            if self.sandboxed.insert(pod.uid.clone()) {
+                let text = format!("runtimeClassName {class}: {}", reasons::SANDBOXED.meaning);
+                log::warn!(target: SCOPE, pod = pod.name.to_string(); "{text}");
+                self.publish(&pod, &warning(reasons::SANDBOXED_EVENT, &text)).await;
+            }
+        }
+        bound
     }
 
     /// Which pods to check, and how.
@@ -296,7 +337,10 @@ impl DriftWatch {
         let pods = pods::of_node(&cluster, move |pod| MeshPod::running(pod, &of_node)).await?;
         self.forget_others(&pods).await;
         let wanted = Arc::new(pods.iter().flat_map(|pod| pod.addresses.iter().copied()).collect());
-        Ok((cluster, RoundContext { conf, rules, wanted }, pods))
+        let classes = pods.iter().filter_map(|pod| pod.runtime_class.as_deref());
+        let sandboxed = runtime_classes::sandboxed(&cluster, &conf.sandboxed, classes).await;
+        let sandboxed = sandboxed.map_err(ReadError::from)?;
+        Ok((cluster, RoundContext { conf, rules, wanted, sandboxed }, pods))
     }
 
     /// Checks one pod; returns it if a second check has to confirm the result.
@@ -350,6 +394,7 @@ impl DriftWatch {
         let is_verified = match &checked.seen {
             Comparison::AsPlanned => true,
             Comparison::Different(_) | Comparison::NotRedirected(_) | Comparison::Interference(_) => false,
+            Comparison::Sandboxed(_) => return,
             Comparison::Unknown(error) => {
                 if error.is_unfound() {
                     self.healer.send(HealRequest::Unfound { uid: pod.uid.clone() }).await;
@@ -367,6 +412,7 @@ impl DriftWatch {
         let uids: BTreeSet<&str> = pods.iter().map(|pod| pod.uid.as_str()).collect();
         self.states.keep(&uids);
         self.fingerprints.keep(&uids);
+        self.sandboxed.retain(|uid| uids.contains(uid.as_str()));
         for pod in self.tracker.keep(&uids) {
             log::info!(target: SCOPE, pod = pod.to_string(); "the pod that had drifted has ended, or is not to be redirected any more");
         }
@@ -396,7 +442,7 @@ impl DriftWatch {
         unconfirmed: &[Arc<MeshPod>],
         ground: &RoundContext,
     ) -> Result<(), RoundError> {
-        let RoundContext { conf, rules, wanted } = ground;
+        let RoundContext { conf, rules, wanted, .. } = ground;
         if unconfirmed.is_empty() {
             return Ok(());
         }
@@ -450,6 +496,7 @@ impl DriftWatch {
                         Comparison::Different(_)
                         | Comparison::NotRedirected(_)
                         | Comparison::AsPlanned
+                        | Comparison::Sandboxed(_)
                         | Comparison::Unknown(_) => CHANGED,
                     };
                     self.send_event(pod, &format!("{difference}. {origin}")).await;
@@ -459,10 +506,13 @@ impl DriftWatch {
     }
 
     async fn send_event(&mut self, pod: &MeshPod, difference: &str) {
-        let about = pod_reference(&pod.name.namespace, &pod.name.name, Some(&pod.uid));
         let message = format!("the pod is not redirected as planned: {difference}");
-        let event = warning("RedirectDrift", &message);
-        match self.connection.publish(&self.metrics.events, about, &event).await {
+        self.publish(pod, &warning("RedirectDrift", &message)).await;
+    }
+
+    async fn publish(&mut self, pod: &MeshPod, event: &EventBody<'_>) {
+        let about = pod_reference(&pod.name.namespace, &pod.name.name, Some(&pod.uid));
+        match self.connection.publish(&self.metrics.events, about, event).await {
             Ok(()) => self.mute = false,
             Err(error) if !self.mute => {
                 log::warn!(target: SCOPE, pod = pod.name.to_string(); "cannot send an event, which needs the verb create on events: {error}");

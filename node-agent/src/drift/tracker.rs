@@ -55,7 +55,7 @@ impl DriftTracker {
     pub fn is_news(&self, uid: &str, result: &Comparison) -> bool {
         let history = self.histories.get(uid);
         match result {
-            Comparison::AsPlanned => false,
+            Comparison::AsPlanned | Comparison::Sandboxed(_) => false,
             Comparison::Different(now) | Comparison::NotRedirected(now) | Comparison::Interference(now) => {
                 history.and_then(|history| history.drift.as_ref()) != Some(now)
             }
@@ -71,12 +71,19 @@ impl DriftTracker {
         result: &Comparison,
         now: Instant,
     ) -> Option<DriftReport> {
-        if *result == Comparison::AsPlanned && !self.histories.contains_key(uid) {
+        if matches!(result, Comparison::AsPlanned | Comparison::Sandboxed(_))
+            && !self.histories.contains_key(uid)
+        {
             return None;
         }
         let history = self.histories.entry(uid.to_owned()).or_insert_with(|| DriftHistory::new(name.clone()));
         let report = match result {
             Comparison::AsPlanned => history.clear(),
+            // Reported by what is not the tracker's: it has not recovered.
+            Comparison::Sandboxed(_) => {
+                (history.drift, history.error) = (None, None);
+                None
+            }
             Comparison::Different(difference)
             | Comparison::NotRedirected(difference)
             | Comparison::Interference(difference) => history.differs(difference, now),

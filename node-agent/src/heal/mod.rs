@@ -11,7 +11,6 @@
 //! are pure.
 
 mod backoff;
-mod events;
 mod history;
 mod monitor;
 mod repair;
@@ -34,11 +33,11 @@ use tokio::sync::{Notify, Semaphore, mpsc};
 use tokio::time::{Instant, sleep, sleep_until};
 
 use crate::cluster::Connection;
+use crate::cluster::events::EventPublisher;
 use crate::file_watch::{FileEvent, FileWatch, WatchedDir};
 use crate::metrics::{Metrics, ReasonLabel};
 use crate::pod_check::{AMBIGUOUS, ExpectedRules, MeshPod, NOT_FOUND, UNREADABLE, UNVERIFIABLE};
 use crate::settings::{Paths, Settings};
-use events::EventPublisher;
 use monitor::{DesiredRedirect, PodMonitor};
 
 /// The most pods that are monitored. No node has as many.

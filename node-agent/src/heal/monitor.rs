@@ -17,10 +17,11 @@ use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep, sleep_until};
 
 use super::backoff::RecheckBackoff;
-use super::events::EventMessage;
 use super::history::{HealDecision, HealHistory, HealReport};
 use super::repair::{HealJob, HealOutcome, check_and_repair};
 use super::{HEALED, HealContext};
+use crate::cluster::events::EventMessage;
+use crate::cluster::pod_reference;
 use crate::metrics::ReasonLabel;
 use crate::pod_check::{ExpectedRules, MeshPod, RepairError, UNREADABLE, UNVERIFIABLE};
 
@@ -28,6 +29,8 @@ use crate::pod_check::{ExpectedRules, MeshPod, RepairError, UNREADABLE, UNVERIFI
 const BURST: Duration = Duration::from_millis(5);
 /// How many datagrams are read at a time. More of them add nothing.
 const MOST_READ: usize = 64;
+/// The component of the events.
+const COMPONENT: &str = "cni-heal";
 /// The name of the threads that enter namespaces, with which the kernel reports our own changes.
 const OWN_NAME: &str = "netns";
 
@@ -399,7 +402,9 @@ impl MonitorTask {
         };
         log::warn!(target: SCOPE, pod = desired.pod.name.to_string(); "{message}");
         if is_event {
-            self.context.events.send(EventMessage { pod: desired.pod.clone(), kind, reason, message });
+            let pod = &desired.pod;
+            let about = pod_reference(&pod.name.namespace, &pod.name.name, Some(&pod.uid));
+            self.context.events.send(EventMessage { about, component: COMPONENT, kind, reason, message });
         }
     }
 }
@@ -423,7 +428,7 @@ mod tests {
     fn order(ports: &str, is_strict: bool, is_verified: bool) -> DesiredRedirect {
         let facts = PodFacts::sidecar([("traffic.sidecar.istio.io/excludeOutboundPorts", ports)]);
         let name = PodName { namespace: "shop".into(), name: "web".into() };
-        let pod = MeshPod { name, uid: "u".into(), addresses: Vec::new(), facts };
+        let pod = MeshPod { name, uid: "u".into(), addresses: Vec::new(), runtime_class: None, facts };
         let programming = Programming::new(false, false);
         let rules = ExpectedRules { programming, strict_capture: is_strict, environment: Vec::new() };
         DesiredRedirect::new(Arc::new(pod), Arc::new(rules), is_verified)

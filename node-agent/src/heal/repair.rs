@@ -82,7 +82,8 @@ pub fn check_and_repair(job: &HealJob) -> HealOutcome {
         Comparison::AsPlanned | Comparison::Unknown(CheckError::Unverifiable(_)) if job.is_unfinished => {
             "connections opened earlier may bypass the proxy".to_owned()
         }
-        Comparison::AsPlanned => return HealOutcome::AsPlanned,
+        // Its rules are none of healing's business.
+        Comparison::AsPlanned | Comparison::Sandboxed(_) => return HealOutcome::AsPlanned,
         Comparison::Interference(findings) => return HealOutcome::Interference(findings),
         Comparison::Unknown(CheckError::Unverifiable(text)) => {
             return HealOutcome::Failed(RepairError::new(UNVERIFIABLE, text));

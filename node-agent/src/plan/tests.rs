@@ -1,6 +1,7 @@
 use super::*;
 use crate::conflist::Facts;
 use crate::settings::OWNED_FILE;
+use cni_core::sandboxed::SandboxedRuntimes;
 
 const CALICO: &str = "{\n  \"name\": \"net\",\n  \"cniVersion\": \"0.3.1\",\n  \"plugins\": [\n    {\n      \"type\": \"calico\"\n    }\n  ]\n}\n";
 const OTHER: &str = r#"{"name":"other","plugins":[{"type":"bridge"}]}"#;
@@ -16,6 +17,7 @@ fn entry() -> Entry {
         native_nftables: false,
         nft_sets: false,
         strict_capture: false,
+        sandboxed: SandboxedRuntimes::default(),
     })
 }
 

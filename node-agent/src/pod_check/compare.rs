@@ -76,6 +76,8 @@ pub enum Comparison {
     NotRedirected(String),
     /// All are, but rules of other programs interfere.
     Interference(String),
+    /// It is not compared: rules do not bind its runtime, of this class.
+    Sandboxed(String),
     /// It cannot be determined.
     Unknown(CheckError),
 }
@@ -89,6 +91,7 @@ impl Comparison {
             Self::NotRedirected(_) => PodState::NotRedirected,
             Self::Different(_) => PodState::Drifted,
             Self::Interference(_) => PodState::Interference,
+            Self::Sandboxed(_) => PodState::Sandboxed,
             Self::Unknown(_) => PodState::Unknown,
         }
     }

@@ -28,6 +28,9 @@ pub const UNVERIFIABLE: &str = reasons::UNVERIFIABLE.word;
 /// Likewise.
 pub const UNREADABLE: &str = reasons::UNREADABLE.word;
 
+/// Rules do not bind the pod.
+pub const SANDBOXED: &str = reasons::SANDBOXED.word;
+
 /// Why a pod cannot be repaired.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{text}")]

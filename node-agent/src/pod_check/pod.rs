@@ -16,6 +16,8 @@ pub struct MeshPod {
     pub uid: String,
     /// All its addresses.
     pub addresses: Vec<IpAddr>,
+    /// The class of its runtime, where it names one.
+    pub runtime_class: Option<String>,
     /// What a decision depends on, and no more.
     pub facts: PodFacts,
 }
@@ -60,7 +62,8 @@ impl MeshPod {
         }
         let listed = pod.pointer("/status/podIPs").and_then(Value::as_array).into_iter().flatten();
         let addresses = listed.filter_map(|item| item.get("ip")?.as_str()?.parse().ok()).collect();
-        Ok(Self { name, uid: text("/metadata/uid")?, addresses, facts: facts.condensed() })
+        let (uid, runtime_class) = (text("/metadata/uid")?, facts.runtime_class.clone());
+        Ok(Self { name, uid, addresses, runtime_class, facts: facts.condensed() })
     }
 
     /// Reads a pod that runs. The rules of a pod that starts may not exist yet, and the namespace of one that ends may be gone.

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::cluster::pods::ChangeError;
-use crate::pod_check::{AMBIGUOUS, NOT_FOUND, RepairError, UNVERIFIABLE};
+use crate::pod_check::{AMBIGUOUS, NOT_FOUND, RepairError, SANDBOXED, UNVERIFIABLE};
 use crate::settings::RepairAction;
 
 use super::limit::Throttled;
@@ -39,7 +39,7 @@ pub enum RepairOutcome {
 }
 
 /// Every reason of a try's end, for metrics.
-pub const REASONS: [&str; 20] = [
+pub const REASONS: [&str; 21] = [
     "done",
     "had_label",
     "gone",
@@ -51,6 +51,7 @@ pub const REASONS: [&str; 20] = [
     "no_entry",
     "ended",
     "not_meshed",
+    SANDBOXED,
     NOT_FOUND,
     AMBIGUOUS,
     "other_pod",

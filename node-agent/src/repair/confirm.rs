@@ -2,14 +2,15 @@
 //! fails as well, and so does one that starts while the plugin is not installed.
 
 use cni_core::conf::Conf;
+use cni_core::reasons;
 use controller_runtime::resync::ReadError;
 use serde_json::Value;
 
 use super::action::RepairOutcome;
 use super::filter::{Broken, BrokenCheck, Filter};
-use crate::cluster::{Cluster, pods};
+use crate::cluster::{Cluster, pods, runtime_classes};
 use crate::install::Installer;
-use crate::pod_check::{MeshPod, RepairError, plugin_conf};
+use crate::pod_check::{MeshPod, RepairError, SANDBOXED, plugin_conf};
 
 /// A pod as it is now.
 pub struct Confirmed {
@@ -44,9 +45,30 @@ pub async fn confirm(
     };
     // Settings that name another annotation say by that which pods are meant.
     if filter.annotation == redirect_core::pod::STATUS_ANNOTATION {
-        meshed(&object, &conf)?;
+        let pod = meshed(&object, &conf)?;
+        bound(cluster, &conf, &pod).await?;
     }
     Ok(Confirmed { broken, object, conf })
+}
+
+/// Whether rules bind a pod: repairing one in a sandbox would be in vain, and so would another pod in its place.
+async fn bound(cluster: &Cluster, conf: &Conf, pod: &MeshPod) -> Result<(), RepairOutcome> {
+    let sandboxed =
+        runtime_classes::sandboxed(cluster, &conf.sandboxed, pod.runtime_class.as_deref().into_iter());
+    let sandboxed = sandboxed.await.map_err(|failure| RepairOutcome::Unanswered {
+        retry_after: failure.retry_after(),
+        text: failure.to_string(),
+    })?;
+    match sandboxed.first() {
+        None => Ok(()),
+        Some(class) => {
+            let text = format!(
+                "the runtime of runtimeClassName {class} is sandboxed: rules do not bind it; {}",
+                reasons::SANDBOXED.remedy
+            );
+            Err(RepairError::new(SANDBOXED, text).into())
+        }
+    }
 }
 
 fn unread(error: &ReadError) -> RepairOutcome {

@@ -144,6 +144,8 @@ fn without_effect(raw: &Raw<'_>) -> Vec<Notice> {
             ),
         ),
         ("STRICT_CAPTURE", by_template),
+        ("SANDBOXED_RUNTIMES", by_template),
+        ("SANDBOXED_PODS", by_template),
         ("CNI_NETWORK_CONFIG", (given("CNI_NETWORK_CONFIG_FILE").is_some(), "CNI_NETWORK_CONFIG_FILE wins")),
         ("KUBE_CA_FILE", (raw.is_on("SKIP_TLS_VERIFY"), "SKIP_TLS_VERIFY is true")),
         (

@@ -1,6 +1,6 @@
 //! Every flag and environment variable of the agent, as data. The parser, the documentation and the warnings come from it.
 
-use cni_core::reasons;
+use cni_core::{reasons, sandboxed};
 pub use settings_table::{Row, Status, Takes};
 
 use Takes::{Duration, Number, Path, Switch};
@@ -75,6 +75,8 @@ pub const SETTINGS: &[Row] = &[
     used("", &["NATIVE_NFTABLES"], Switch, "false", "Let the plugin write native nftables rules."),
     used("", &["NFT_SETS"], Switch, "false", "Gather long lists of ports and ranges in sets of native nftables."),
     used("", &["STRICT_CAPTURE"], Switch, "false", "Give pods strict capture, unless their annotation says otherwise (docs/concepts/capture.md)."),
+    used("", &["SANDBOXED_RUNTIMES"], LIST, sandboxed::USUAL, "Names of runtime classes, or of their handlers, whose pods rules do not bind (docs/concepts/capture.md); * at the end stands for anything."),
+    used("", &["SANDBOXED_PODS"], Takes::Choice(&["refuse", "skip"]), "refuse", "What is done with pods of the mesh there: refuse (they are not created) or skip (they are left alone, with an event)."),
     used("", &["KUBERNETES_SERVICE_HOST"], TEXT, "", "The API server's host. Required."),
     used("", &["KUBERNETES_SERVICE_PORT"], TEXT, "", "The API server's port. Required."),
     used("", &["KUBERNETES_SERVICE_PROTOCOL"], TEXT, "https", "The API server's protocol."),

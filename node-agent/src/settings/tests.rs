@@ -371,6 +371,8 @@ fn the_entry_follows_the_settings() {
         ("NATIVE_NFTABLES", "1"),
         ("NFT_SETS", "true"),
         ("STRICT_CAPTURE", "true"),
+        ("SANDBOXED_RUNTIMES", "vm, kata-*"),
+        ("SANDBOXED_PODS", "skip"),
     ];
     let facts = settings(&["--log_output_level=cni-plugin:debug"], &env).entry.facts;
     assert_eq!(facts.exclude_namespaces, ["a", "b"]);
@@ -378,6 +380,11 @@ fn the_entry_follows_the_settings() {
         (facts.log_level.as_str(), facts.native_nftables, facts.nft_sets, facts.strict_capture),
         ("debug", true, true, true)
     );
+    assert_eq!(
+        (&facts.sandboxed.names[..], facts.sandboxed.pods.word()),
+        (&["vm".into(), "kata-*".into()][..], "skip")
+    );
+    assert_eq!(settings(&[], &[]).entry.facts.sandboxed, cni_core::sandboxed::SandboxedRuntimes::default());
 }
 
 #[test]
@@ -474,8 +481,16 @@ fn commands_take_flags_on_either_side() {
 /// A template replaces the settings of the built-in entry.
 #[test]
 fn every_key_of_the_entry_that_a_template_replaces_is_found() {
-    let keys = ["EXCLUDE_NAMESPACES", "NATIVE_NFTABLES", "NFT_SETS", "STRICT_CAPTURE"];
-    let mut env = keys.map(|name| (name, "true")).to_vec();
+    let keys = [
+        "EXCLUDE_NAMESPACES",
+        "NATIVE_NFTABLES",
+        "NFT_SETS",
+        "STRICT_CAPTURE",
+        "SANDBOXED_RUNTIMES",
+        "SANDBOXED_PODS",
+    ];
+    let value = |name: &str| if name == "SANDBOXED_PODS" { "skip" } else { "true" };
+    let mut env = keys.map(|name| (name, value(name))).to_vec();
     assert_eq!(notices(&[], &env), [""; 0]);
     env.push(("CNI_NETWORK_CONFIG", r#"{"type":"istio-cni"}"#));
     let found = notices(&[], &env);
@@ -484,7 +499,7 @@ fn every_key_of_the_entry_that_a_template_replaces_is_found() {
         assert!(found.contains(&wanted), "{wanted}: {found:#?}");
     }
     assert_eq!(found.len(), keys.len(), "{found:#?}");
-    let off = keys.map(|name| (name, "false")).to_vec();
+    let off = keys[..4].iter().map(|name| (*name, "false")).collect::<Vec<_>>();
     assert_eq!(notices(&["--cni-network-config={\"type\":\"istio-cni\"}"], &off[1..]), [""; 0]);
     let [sets] = &notices(&[], &[("NFT_SETS", "true")])[..] else { panic!("one notice") };
     assert!(sets.starts_with("NFT_SETS has no effect: only native nftables rules have sets"), "{sets}");

@@ -49,6 +49,9 @@ pub struct State {
     pub gets: usize,
     /// The status of all answers about pods.
     pub refuse: Option<u16>,
+    /// The handlers of runtime classes, and which classes were asked for.
+    pub handlers: BTreeMap<String, String>,
+    pub asked_classes: Vec<String>,
 }
 
 impl PodApi {
@@ -91,6 +94,13 @@ fn respond(target: &str, body: &[u8], state: &Mutex<State>) -> (u16, String) {
     }
     if path == "/api/v1/pods" {
         return (200, list(query, &mut state).to_string());
+    }
+    if let Some((_, class)) = path.rsplit_once("/runtimeclasses/") {
+        state.asked_classes.push(class.to_owned());
+        return match state.handlers.get(class) {
+            Some(handler) => (200, json!({"kind": "RuntimeClass", "handler": handler}).to_string()),
+            None => (404, failure(404)),
+        };
     }
     match path.rsplit_once("/pods/") {
         Some((_, name)) => {

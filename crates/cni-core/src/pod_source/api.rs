@@ -18,24 +18,36 @@ const TRY_PATIENCE: Duration = Duration::from_secs(8);
 /// How long refusals are worth another try, counted from the first of them. The agent may be renewing the token or the authority at this
 /// moment, and a role may be new; but if that does not help soon, it will not help at all, and the runtime should receive the error.
 const REFUSAL_PATIENCE: Duration = Duration::from_secs(3);
+/// The classes of container runtimes.
+const RUNTIME_CLASSES: &str = "/apis/node.k8s.io/v1/runtimeclasses";
 /// What a kubelet writes on the pod that stands for a static one in the API server. Its UID differs from the static pod's.
 const MIRROR: &str = "/metadata/annotations/kubernetes.io~1config.mirror";
 
 /// Reads a pod, trying until the deadline. The pod has to have this UID, unless that is empty.
 pub fn read(kubeconfig: &Path, pod: &PodName, uid: &str, deadline: Instant) -> Result<PodFacts, PodError> {
     PodFacts::from_json(&object(kubeconfig, pod, uid, deadline)?).map_err(|errors| PodError::Unreadable {
-        pod: pod.clone(),
+        what: pod.to_string(),
         problems: errors.iter().map(ToString::to_string).collect(),
     })
 }
 
 /// The same, as the API server has it.
 fn object(kubeconfig: &Path, pod: &PodName, uid: &str, deadline: Instant) -> Result<Value, PodError> {
+    let tries = Tries::new(deadline, Backoff::new(FIRST_PAUSE, LONGEST_PAUSE));
+    block_on(try_until(tries, || one_try(kubeconfig, pod, uid, deadline)))
+}
+
+/// The handler of a runtime class, trying until the deadline; none if the account may not read it, at once.
+pub fn handler(kubeconfig: &Path, class: &str, deadline: Instant) -> Result<Option<String>, PodError> {
+    let tries = Tries::new(deadline, Backoff::new(FIRST_PAUSE, LONGEST_PAUSE));
+    block_on(try_until(tries, || one_try_for_handler(kubeconfig, class, deadline)))
+}
+
+fn block_on<T>(work: impl Future<Output = Result<T, PodError>>) -> Result<T, PodError> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(|error| {
         PodError::Unreachable { server: "?".to_owned(), message: format!("no event loop: {error}") }
     })?;
-    let tries = Tries::new(deadline, Backoff::new(FIRST_PAUSE, LONGEST_PAUSE));
-    let read = runtime.block_on(try_until(tries, || one_try(kubeconfig, pod, uid, deadline)));
+    let read = runtime.block_on(work);
     // A look-up of the server's name may still be under way on a thread; it is not waited for.
     runtime.shutdown_background();
     read
@@ -97,6 +109,7 @@ impl Tries {
                 self.deadline.min(*self.refused.get_or_insert(now) + REFUSAL_PATIENCE)
             }
             PodError::NotFound(_)
+            | PodError::NoRuntimeClass(_)
             | PodError::Unreachable { .. }
             | PodError::Silent { .. }
             | PodError::Garbled { .. }
@@ -122,9 +135,38 @@ async fn one_try(kubeconfig: &Path, pod: &PodName, uid: &str, deadline: Instant)
     let pods = Request::new(format!("/api/v1/namespaces/{}/pods", pod.namespace));
     let request = pods.get(&pod.name, &GetParams::default());
     let found = client.json(request, Limits::object(patience)).await;
-    let found = found.map_err(|failure| failed(failure, kubeconfig, pod))?;
+    let found = found.map_err(|failure| match failure {
+        ApiError::NotFound(words) if words.by_api => PodError::NotFound(pod.clone()).into(),
+        failure => failed(failure, kubeconfig, pod),
+    })?;
     check(&found, pod, uid, client.server())?;
     Ok(found)
+}
+
+/// Likewise.
+async fn one_try_for_handler(
+    kubeconfig: &Path,
+    class: &str,
+    deadline: Instant,
+) -> Result<Option<String>, TryError> {
+    let client = kubeconfig::client(kubeconfig).map_err(PodError::Kubeconfig)?;
+    let patience = TRY_PATIENCE.min(deadline.saturating_duration_since(Instant::now()));
+    let request = Request::new(RUNTIME_CLASSES).get(class, &GetParams::default());
+    let found: Value = match client.json(request, Limits::object(patience)).await {
+        Ok(found) => found,
+        Err(ApiError::Forbidden(_)) => return Ok(None),
+        Err(ApiError::NotFound(words)) if words.by_api => {
+            return Err(PodError::NoRuntimeClass(class.to_owned()).into());
+        }
+        Err(failure) => return Err(failed(failure, kubeconfig, class)),
+    };
+    match found.get("handler").and_then(Value::as_str) {
+        Some(handler) => Ok(Some(handler.to_owned())),
+        None => {
+            let what = format!("requested the runtime class {class:?}, received no handler");
+            Err(PodError::Garbled { server: client.server().to_owned(), what }.into())
+        }
+    }
 }
 
 /// Whether it is the requested pod.
@@ -151,15 +193,16 @@ fn check(found: &Value, pod: &PodName, uid: &str, server: &str) -> Result<(), Po
     })
 }
 
-fn failed(failure: ApiError, kubeconfig: &Path, pod: &PodName) -> TryError {
+fn failed(failure: ApiError, kubeconfig: &Path, wanted: impl ToString) -> TryError {
     let retry_after = failure.retry_after();
     let error = match failure {
-        ApiError::Impossible(problem) => PodError::Unreadable { pod: pod.clone(), problems: vec![problem] },
+        ApiError::Impossible(problem) => {
+            PodError::Unreadable { what: wanted.to_string(), problems: vec![problem] }
+        }
         ApiError::Unauthorized(words) => {
             PodError::Unauthorized { kubeconfig: kubeconfig.to_owned(), message: words.text }
         }
         ApiError::Forbidden(words) => PodError::Forbidden(words.text),
-        ApiError::NotFound(words) if words.by_api => PodError::NotFound(pod.clone()),
         ApiError::NotFound(words) => PodError::Busy { code: 404, message: words.text },
         ApiError::Busy { code, words, .. } => PodError::Busy { code, message: words.text },
         ApiError::Garbled { server, what } => PodError::Garbled { server, what },

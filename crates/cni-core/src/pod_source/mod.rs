@@ -27,6 +27,17 @@ pub fn read(conf: &Conf, pod: &PodName, uid: &str, deadline: Instant) -> Result<
     }
 }
 
+/// The handler of a runtime class, where an API server has pods; none if it may not be read there.
+///
+/// # Errors
+/// As [`read`].
+pub fn handler(conf: &Conf, class: &str, deadline: Instant) -> Result<Option<String>, PodError> {
+    match &conf.manifest_dir {
+        Some(_) => Ok(None),
+        None => api::handler(&conf.kubeconfig, class, deadline),
+    }
+}
+
 /// Whether pods could be read now, judging by this machine alone.
 ///
 /// # Errors
@@ -58,6 +69,9 @@ pub enum PodError {
     /// No such pod (404).
     #[error("the API server has no pod {0} (404)")]
     NotFound(PodName),
+    /// No such runtime class (404).
+    #[error("the API server has no RuntimeClass {0} (404), which the pod names")]
+    NoRuntimeClass(String),
     /// The API server's certificate cannot be verified, or it does not speak TLS.
     #[error("no trustworthy connection to the API server at {server}: {message}")]
     Untrusted {
@@ -109,10 +123,10 @@ pub enum PodError {
         wanted: String,
     },
     /// The object cannot be read as a pod.
-    #[error("pod {pod}: {}", .problems.join("; "))]
+    #[error("pod {what}: {}", .problems.join("; "))]
     Unreadable {
         /// Which.
-        pod: PodName,
+        what: String,
         /// Everything wrong with it, each with its field.
         problems: Vec<String>,
     },
@@ -159,7 +173,7 @@ impl PodError {
                 "give the service account that the message names the verb get on pods (ClusterRole istio-cni-plugin, or \
                  istio-cni where the plugin has no account of its own)",
             ),
-            Self::NotFound(_) => {
+            Self::NotFound(_) | Self::NoRuntimeClass(_) => {
                 (Code::TryAgain, "it may have been deleted, or the API server may lag behind the kubelet")
             }
             Self::Untrusted { .. } => (

@@ -31,6 +31,8 @@ pub enum Code {
     Untrusted,
     /// 103: the kubeconfig cannot be used.
     Kubeconfig,
+    /// 104: the pod's runtime is sandboxed: rules do not bind it.
+    Sandboxed,
     /// 110: the network namespace could not be programmed; it is as it was, or the error says what is left in it.
     NotProgrammed,
     /// 111: CHECK found something that is not as planned.
@@ -56,6 +58,7 @@ impl Code {
             Self::Forbidden => 101,
             Self::Untrusted => 102,
             Self::Kubeconfig => 103,
+            Self::Sandboxed => 104,
             Self::NotProgrammed => 110,
             Self::NotAsPlanned => 111,
             Self::Internal => 199,

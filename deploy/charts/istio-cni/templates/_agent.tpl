@@ -21,7 +21,7 @@ repair: {{ $repair | quote }}
 watches: {{ $watches }}
 readsProcesses: {{ $reads }}
 entersPods: {{ or $watches (eq $repair "in-place") }}
-tellsOfPods: {{ or $watches (ne $repair "") }}
+tellsOfPods: {{ or $watches (ne $repair "") (eq .sandboxedPods "skip") }}
 podVerbs: {{ toJson $verbs }}
 nodeResources: {{ ternary (list "nodes" "nodes/status") (ternary (list "nodes/status") list .nodeCondition.enabled) .nodeTaint.enabled | toJson }}
 capabilities: {{ concat $capabilities .extraCapabilities | uniq | toJson }}
@@ -39,6 +39,9 @@ capabilities: {{ concat $capabilities .extraCapabilities | uniq | toJson }}
 {{- end }}
 {{- if and .nftSets .global.nativeNftables }}{{ $_ := set $config "NFT_SETS" true }}{{ end }}
 {{- if .strictCapture }}{{ $_ := set $config "STRICT_CAPTURE" true }}{{ end }}
+{{- $usual := "gvisor,gvisor-*,runsc,runsc-*,kata,kata-*,firecracker" }}
+{{- if ne (join "," .sandboxedRuntimes) $usual }}{{ $_ := set $config "SANDBOXED_RUNTIMES" (join "," .sandboxedRuntimes | default "none") }}{{ end }}
+{{- if ne .sandboxedPods "refuse" }}{{ $_ := set $config "SANDBOXED_PODS" .sandboxedPods }}{{ end }}
 {{- if $powers.watches }}{{ $_ := set $config "DRIFT_WATCH_INTERVAL" .driftWatch.interval }}{{ end }}
 {{- if and $powers.watches .driftWatch.heal }}{{ $_ := set $config "DRIFT_HEAL" true }}{{ end }}
 {{- if .nodeTaint.enabled }}{{ $_ := set $config "NODE_TAINT" true }}{{ end }}

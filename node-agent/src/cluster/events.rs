@@ -1,17 +1,15 @@
-//! Events about pods, sent one after the other: a slow API server does not delay healing.
+//! Events about pods, sent one after the other: a slow API server does not delay who has something to report.
 
 use std::sync::Arc;
 
 use controller_runtime::metrics::ResultLabel;
 use controller_runtime::supervisor::{Supervisor, Unneeded};
+use k8s_openapi::api::core::v1::ObjectReference;
 use tokio::sync::mpsc;
 
-use crate::cluster::{Connection, EventBody, pod_reference};
+use super::{Connection, EventBody};
 use crate::metrics::Metrics;
-use crate::pod_check::MeshPod;
 
-/// The component of the events.
-const COMPONENT: &str = "cni-heal";
 /// How many may wait. An event that does not fit counts as failed; the log has it in any case.
 const MOST_WAITING: usize = 64;
 
@@ -19,7 +17,9 @@ const MOST_WAITING: usize = 64;
 #[derive(Debug)]
 pub struct EventMessage {
     /// The pod.
-    pub pod: Arc<MeshPod>,
+    pub about: ObjectReference,
+    /// What reports it.
+    pub component: &'static str,
     /// Normal or Warning.
     pub kind: &'static str,
     /// Its reason, for people and programs.
@@ -41,10 +41,9 @@ impl EventPublisher {
     pub fn start(connection: Arc<Connection>, metrics: Arc<Metrics>, tasks: &Supervisor) -> Self {
         let (queue, mut waiting) = mpsc::channel::<EventMessage>(MOST_WAITING);
         let counted = metrics.clone();
-        tasks.spawn("events of healing", async move {
-            while let Some(EventMessage { pod, kind, reason, message }) = waiting.recv().await {
-                let about = pod_reference(&pod.name.namespace, &pod.name.name, Some(&pod.uid));
-                let event = EventBody { component: COMPONENT, kind, reason, message: &message };
+        tasks.spawn("events about pods", async move {
+            while let Some(EventMessage { about, component, kind, reason, message }) = waiting.recv().await {
+                let event = EventBody { component, kind, reason, message: &message };
                 let _ = connection.publish(&counted.events, about, &event).await;
             }
             Unneeded

@@ -1,0 +1,94 @@
+//! Container runtimes with a network stack or a kernel of their own. gVisor takes packets off the pod's interface before the rules of its
+//! network namespace meet them, and Kata's virtual machine sends them past these rules: such a pod looks redirected and is not.
+
+/// The names of runtime classes, and of their handlers, that count as sandboxed unless others are named: as gVisor, Kata, GKE, AKS and OpenShift
+/// have them. A star at the end stands for anything.
+pub const USUAL: &str = "gvisor,gvisor-*,runsc,runsc-*,kata,kata-*,firecracker";
+
+/// What the plugin does with a pod of the mesh in a sandboxed runtime.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum SandboxedPods {
+    /// It fails the pod's creation.
+    #[default]
+    Refuse,
+    /// It leaves the pod alone.
+    Skip,
+}
+
+impl SandboxedPods {
+    /// All of them.
+    pub const ALL: [Self; 2] = [Self::Refuse, Self::Skip];
+
+    /// Its word in settings.
+    #[must_use]
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::Refuse => "refuse",
+            Self::Skip => "skip",
+        }
+    }
+
+    /// From its word.
+    #[must_use]
+    pub fn parse(word: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|one| one.word() == word)
+    }
+}
+
+/// Which runtimes are sandboxed, and what is done with their pods.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SandboxedRuntimes {
+    /// Names of runtime classes and handlers, some with a star at the end.
+    pub names: Vec<String>,
+    /// What is done.
+    pub pods: SandboxedPods,
+}
+
+impl Default for SandboxedRuntimes {
+    fn default() -> Self {
+        Self { names: USUAL.split(',').map(str::to_owned).collect(), pods: SandboxedPods::default() }
+    }
+}
+
+impl SandboxedRuntimes {
+    /// Whether this is the name of a sandboxed runtime's class or handler.
+    #[must_use]
+    pub fn has(&self, name: &str) -> bool {
+        self.names.iter().any(|known| match known.strip_suffix('*') {
+            Some(begin) => name.starts_with(begin),
+            None => name == known,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_usual_runtimes_are_known_and_names_that_resemble_them_are_not() {
+        let usual = SandboxedRuntimes::default();
+        let sandboxed = [
+            "gvisor",
+            "runsc",
+            "runsc-gpu",
+            "kata",
+            "kata-qemu",
+            "kata-clh",
+            "kata-fc",
+            "kata-qemu-snp",
+            "kata-mshv-vm-isolation",
+            "kata-remote",
+            "firecracker",
+        ];
+        assert!(sandboxed.iter().all(|name| usual.has(name)));
+        for other in
+            ["", "runc", "crun", "nvidia", "sysbox-runc", "youki", "katana", "my-kata", "gvisors", "windows"]
+        {
+            assert!(!usual.has(other), "{other}");
+        }
+        let own = SandboxedRuntimes { names: vec!["vm".into(), "box*".into()], ..usual };
+        assert!(own.has("vm") && own.has("box") && own.has("boxed") && !own.has("vms") && !own.has("kata"));
+        assert!(SandboxedPods::ALL.iter().all(|one| SandboxedPods::parse(one.word()) == Some(*one)));
+    }
+}
