@@ -102,7 +102,7 @@ fn watches(api: &ApiServer) -> Result<u64> {
     Ok(open.filter_map(|line| line.rsplit_once(' ')?.1.parse::<u64>().ok()).sum())
 }
 
-/// Waits until so many watch, and returns the most that came in a second.
+/// Waits until so many watch, but for the few whose watch has just ended as it was asked to; returns the most that came in a second.
 async fn wait_watching(api: &ApiServer, agents: usize) -> Result<(Duration, u64)> {
     let (start, mut last, mut most) = (Instant::now(), (Instant::now(), 0), 0);
     loop {
@@ -116,7 +116,7 @@ async fn wait_watching(api: &ApiServer, agents: usize) -> Result<(Duration, u64)
         )]
         let rate = (open.saturating_sub(last.1) as f64 / second) as u64;
         (last, most) = ((Instant::now(), open), most.max(rate));
-        if open >= agents as u64 {
+        if open >= (agents - agents / 100) as u64 {
             return Ok((start.elapsed(), most));
         }
         ensure!(start.elapsed() < LONG, "only {open} of {agents} watch");
