@@ -1,0 +1,21 @@
+//! ZDS, by which a node's agent passes pods to ztunnel: their identities, and a descriptor of each network namespace, over a Unix socket that
+//! keeps the bounds of messages (SOCK_SEQPACKET).
+//!
+//! ztunnel connects and sends a hello. The server answers with a snapshot of all pods, then with what changes. Each message is one datagram,
+//! and the next one waits for ztunnel's acknowledgement.
+//!
+//! - [`Server`] is the protocol for any number of connections: pure, without sockets and without a clock.
+//! - [`wire`] has the messages.
+
+#![no_std]
+
+extern crate alloc;
+
+mod server;
+pub mod wire;
+mod workload;
+
+pub use server::{
+    CloseReason, ConnectionId, DEADLINE, Input, LONGEST_RETRY, MOST_CONNECTIONS, Output, PodState, Server,
+};
+pub use workload::{NetnsInode, TooLong, Workload};

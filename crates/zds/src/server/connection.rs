@@ -1,0 +1,243 @@
+//! One connection: how far it is, what was sent on it, what ztunnel answered, and what comes next.
+
+use alloc::collections::BTreeMap;
+use alloc::string::String;
+use core::time::Duration;
+
+use super::{CloseReason, DEADLINE, Pod, Retry, shortened};
+use crate::NetnsInode;
+use crate::wire::{self, Answer};
+
+/// A connection to a ztunnel.
+#[derive(Debug)]
+pub struct Connection {
+    phase: Phase,
+    in_flight: Option<InFlight>,
+    told: BTreeMap<String, Told>,
+}
+
+/// What was sent and is not answered.
+#[derive(Debug)]
+struct InFlight {
+    request: Request,
+    /// When the answer is due.
+    deadline: Duration,
+    /// What ztunnel was told of the pod before.
+    before: Option<Told>,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Phase {
+    /// Its hello is due at this time.
+    Hello(Duration),
+    /// It receives the snapshot. Its hello was the one with this number.
+    Snapshot(u64),
+    /// It receives changes.
+    Changes(u64),
+}
+
+/// A message to ztunnel.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Request {
+    /// A pod, by UID, and its network namespace.
+    Add(String, NetnsInode),
+    /// A pod that exists.
+    Keep(String),
+    /// A pod to drop.
+    Del(String),
+    /// The end of the snapshot.
+    SnapshotSent,
+}
+
+/// What ztunnel was told of a pod.
+#[derive(Debug, Clone)]
+struct Told {
+    /// The network namespace that it received; none after a keep, so what it has is unknown.
+    netns: Option<NetnsInode>,
+    /// What it answered last to that.
+    answer: Option<Result<(), Retry>>,
+}
+
+impl Connection {
+    /// One that was accepted at this time.
+    pub const fn new(now: Duration) -> Self {
+        Self { phase: Phase::Hello(now.saturating_add(DEADLINE)), in_flight: None, told: BTreeMap::new() }
+    }
+
+    /// The number of its hello, if that came.
+    pub const fn hello(&self) -> Option<u64> {
+        match self.phase {
+            Phase::Hello(_) => None,
+            Phase::Snapshot(number) | Phase::Changes(number) => Some(number),
+        }
+    }
+
+    /// When ztunnel must have sent what is due.
+    pub fn deadline(&self) -> Option<Duration> {
+        match self.phase {
+            Phase::Hello(deadline) => Some(deadline),
+            Phase::Snapshot(_) | Phase::Changes(_) => self.in_flight.as_ref().map(|sent| sent.deadline),
+        }
+    }
+
+    /// What is due, in words.
+    pub fn lateness(&self) -> CloseReason {
+        match &self.in_flight {
+            None => CloseReason::NoHello,
+            Some(sent) => CloseReason::NoAnswer(sent.request.name()),
+        }
+    }
+
+    /// What ztunnel answered last to an add of this pod in this network namespace.
+    pub fn answer(&self, uid: &str, netns: NetnsInode) -> Option<Answer> {
+        let told = self.told.get(uid).filter(|told| told.netns == Some(netns))?;
+        Some(match told.answer.as_ref()? {
+            Ok(()) => Answer::Ack,
+            Err(retry) => Answer::Nack(retry.error.clone()),
+        })
+    }
+
+    /// Takes the first datagram.
+    pub fn greeted(&mut self, datagram: &[u8], number: u64) -> Result<(), CloseReason> {
+        match wire::hello(datagram).map_err(CloseReason::Malformed)? {
+            wire::VERSION => {
+                self.phase = Phase::Snapshot(number);
+                Ok(())
+            }
+            version => Err(CloseReason::Version(version)),
+        }
+    }
+
+    /// Takes any later datagram, and returns the UID of the pod if that was the answer to an add.
+    pub fn answered(&mut self, datagram: &[u8], now: Duration) -> Result<Option<String>, CloseReason> {
+        let answer = wire::answer(datagram).map_err(CloseReason::Malformed)?;
+        match (self.in_flight.take().ok_or(CloseReason::Unasked)?.request, answer) {
+            (Request::Add(uid, netns), answer) => {
+                self.settle_add(uid.clone(), netns, answer, now);
+                return Ok(Some(uid));
+            }
+            // ztunnel keeps what it has and drops what it can, so no answer changes what comes next.
+            (Request::Keep(uid), _) => drop(self.told.insert(uid, Told { netns: None, answer: None })),
+            (Request::Del(uid), _) => drop(self.told.remove(&uid)),
+            (Request::SnapshotSent, Answer::Nack(error)) => {
+                return Err(CloseReason::SnapshotRefused(shortened(&error)));
+            }
+            (Request::SnapshotSent, Answer::Ack) => {
+                if let Phase::Snapshot(number) = self.phase {
+                    self.phase = Phase::Changes(number);
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    fn settle_add(&mut self, uid: String, netns: NetnsInode, answer: Answer, now: Duration) {
+        let before = self.told.remove(&uid).and_then(|told| told.answer);
+        let answer = match answer {
+            Answer::Ack => Ok(()),
+            Answer::Nack(error) => {
+                let before = before.and_then(Result::err);
+                Err(Retry::after(before.as_ref(), shortened(&error), now))
+            }
+        };
+        self.told.insert(uid, Told { netns: Some(netns), answer: Some(answer) });
+    }
+
+    /// Notes what was sent at this time.
+    pub fn sent(&mut self, request: Request, now: Duration) {
+        let before = match &request {
+            Request::Add(uid, netns) => {
+                let before = self.told.get(uid).cloned();
+                // From now on ztunnel may have it. Until it answers, its answer to an earlier try counts.
+                let answer =
+                    before.clone().filter(|told| told.netns == Some(*netns)).and_then(|told| told.answer);
+                self.told.insert(uid.clone(), Told { netns: Some(*netns), answer });
+                before
+            }
+            Request::Del(uid) => {
+                // From now on ztunnel may have dropped it.
+                self.told.get_mut(uid).map(|told| Told { answer: told.answer.take(), ..told.clone() })
+            }
+            Request::Keep(_) | Request::SnapshotSent => None,
+        };
+        self.in_flight = Some(InFlight { request, deadline: now.saturating_add(DEADLINE), before });
+    }
+
+    /// Forgets the add that is in flight, because it was not sent after all.
+    pub fn take_back_add(&mut self) -> Option<(String, NetnsInode)> {
+        let sent = self.in_flight.take_if(|sent| matches!(sent.request, Request::Add(..)))?;
+        let Request::Add(uid, netns) = sent.request else { return None };
+        match sent.before {
+            Some(before) => drop(self.told.insert(uid.clone(), before)),
+            None => drop(self.told.remove(&uid)),
+        }
+        Some((uid, netns))
+    }
+
+    /// What to send next, if nothing is in flight.
+    pub fn next(&self, pods: &BTreeMap<String, Pod>, is_newest: bool, now: Duration) -> Option<Request> {
+        if self.in_flight.is_some() {
+            return None;
+        }
+        match self.phase {
+            Phase::Hello(_) => None,
+            Phase::Snapshot(_) => Some(self.next_of_snapshot(pods)),
+            Phase::Changes(_) => self.next_del(pods).map(Request::Del).or_else(|| {
+                let (add, due) = self.next_add(pods, is_newest)?;
+                (due <= now).then_some(add)
+            }),
+        }
+    }
+
+    /// A pod that ztunnel was not told of, or the end. A del in a snapshot is an error of the protocol, so what changed meanwhile comes later.
+    fn next_of_snapshot(&self, pods: &BTreeMap<String, Pod>) -> Request {
+        let Some((uid, pod)) = pods.iter().find(|(uid, _)| !self.told.contains_key(*uid)) else {
+            return Request::SnapshotSent;
+        };
+        match pod.netns.filter(|_| pod.unopened.is_none()) {
+            Some(netns) => Request::Add(uid.clone(), netns),
+            None => Request::Keep(uid.clone()),
+        }
+    }
+
+    /// A pod that is not to be served any more, or not in the network namespace that ztunnel has.
+    fn next_del(&self, pods: &BTreeMap<String, Pod>) -> Option<String> {
+        let is_over = |(uid, told): &(&String, &Told)| match pods.get(*uid) {
+            None => true,
+            Some(pod) => pod.netns.zip(told.netns).is_some_and(|(wanted, told)| wanted != told),
+        };
+        self.told.iter().find(is_over).map(|(uid, _)| uid.clone())
+    }
+
+    /// The pod to be added first, and when. New pods are for the newest ztunnel; a keep is followed by its add on every connection.
+    pub fn next_add(&self, pods: &BTreeMap<String, Pod>, is_newest: bool) -> Option<(Request, Duration)> {
+        if !matches!(self.phase, Phase::Changes(_)) {
+            return None;
+        }
+        let due = |(uid, pod): (&String, &Pod)| {
+            let (netns, told) = (pod.netns?, self.told.get(uid));
+            if !is_newest && told.is_none_or(|told| told.netns.is_some()) {
+                return None;
+            }
+            let refused = match told.filter(|told| told.netns == Some(netns)).map(|told| &told.answer) {
+                Some(Some(Ok(()))) => return None,
+                Some(Some(Err(retry))) => retry.due,
+                Some(None) | None => Duration::ZERO,
+            };
+            let unopened = pod.unopened.as_ref().map_or(Duration::ZERO, |retry| retry.due);
+            Some((Request::Add(uid.clone(), netns), refused.max(unopened)))
+        };
+        pods.iter().filter_map(due).min_by_key(|(_, due)| *due)
+    }
+}
+
+impl Request {
+    const fn name(&self) -> &'static str {
+        match self {
+            Self::Add(..) => "an added pod",
+            Self::Keep(_) => "a kept pod",
+            Self::Del(_) => "a removed pod",
+            Self::SnapshotSent => "the snapshot",
+        }
+    }
+}

@@ -1,0 +1,324 @@
+//! The server's side of the protocol: what to send to which ztunnel, and which pods the newest one serves.
+//!
+//! The server compares the pods that there should be with what it sent on each connection, and sends the next message that brings them
+//! together. So a pod that is removed while its add waits is never added, and one that a lost ztunnel had goes to the one that is left.
+
+mod connection;
+mod retry;
+
+use alloc::collections::BTreeMap;
+use alloc::string::{String, ToString as _};
+use alloc::vec::Vec;
+use core::time::Duration;
+
+use crate::wire::{self, Answer, DecodeError};
+use crate::{NetnsInode, Workload};
+use connection::{Connection, Request};
+use retry::Retry;
+
+pub use retry::LONGEST as LONGEST_RETRY;
+
+/// How long ztunnel may take for its hello, and for each answer.
+pub const DEADLINE: Duration = Duration::from_secs(5);
+/// The most connections at once. A node has one ztunnel, and two during an upgrade.
+pub const MOST_CONNECTIONS: usize = 16;
+/// The most characters kept of an error of ztunnel.
+const LONGEST_ERROR: usize = 256;
+
+/// A connection, by a number that its owner never uses again. Of two, the larger was accepted later.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct ConnectionId(pub u64);
+
+/// What happened.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Input<'a> {
+    /// These are all pods, with their network namespaces where these are known. Before the first of it no ztunnel receives a snapshot:
+    /// it would drop the pods that are missing there.
+    Pods(Vec<(Workload, Option<NetnsInode>)>),
+    /// A pod is to be served in this network namespace.
+    Add(Workload, NetnsInode),
+    /// A pod exists, and its network namespace is unknown: ztunnel keeps what it has of it.
+    Know(Workload),
+    /// A pod, by its UID, is not to be served any more.
+    Remove(&'a str),
+    /// ztunnel connected.
+    Accepted(ConnectionId),
+    /// ztunnel sent a datagram.
+    Received(ConnectionId, &'a [u8]),
+    /// ztunnel is gone.
+    Disconnected(ConnectionId),
+    /// The network namespace of the message that was to be sent cannot be opened, so that the message was not sent.
+    Unopened(ConnectionId, String),
+    /// Time passed.
+    Tick,
+}
+
+/// What to do.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Output {
+    /// Send this datagram.
+    Send {
+        /// To whom.
+        connection: ConnectionId,
+        /// Its bytes.
+        datagram: Vec<u8>,
+        /// The pod, by UID and network namespace, whose namespace's descriptor goes with it.
+        descriptor: Option<(String, NetnsInode)>,
+    },
+    /// Close this connection, of which nothing more is expected.
+    Close {
+        /// Which.
+        connection: ConnectionId,
+        /// Why.
+        reason: CloseReason,
+    },
+    /// The state of a pod changed.
+    Report {
+        /// The pod's UID.
+        uid: String,
+        /// Its state.
+        state: PodState,
+    },
+}
+
+/// Whether ztunnel serves a pod.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum PodState {
+    /// The ztunnel that connected last acknowledged the pod, in its network namespace.
+    #[error("ztunnel acknowledged the pod")]
+    Acknowledged,
+    /// ztunnel's answer is due.
+    #[error("ztunnel has not answered yet")]
+    Waiting,
+    /// No ztunnel is connected.
+    #[error("no ztunnel is connected; start one on this node")]
+    NoZtunnel,
+    /// ztunnel refused it. The server tries again, at most every [`LONGEST_RETRY`].
+    #[error("ztunnel refused the pod, and the agent retries: {0}")]
+    Refused(String),
+    /// Its network namespace cannot be opened. The server tries again likewise.
+    #[error("the pod's network namespace cannot be opened, and the agent retries: {0}")]
+    Unopened(String),
+    /// Its network namespace is unknown.
+    #[error("the pod's network namespace is unknown")]
+    NamespaceUnknown,
+}
+
+/// Why a connection is closed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum CloseReason {
+    /// No hello came in time.
+    #[error("ztunnel sent no hello within {} s", DEADLINE.as_secs())]
+    NoHello,
+    /// The hello has another version.
+    #[error("ztunnel uses version {0} of the protocol, and this agent only {version}; update the agent", version = wire::VERSION)]
+    Version(i32),
+    /// No answer came in time.
+    #[error("ztunnel did not answer {0} within {seconds} s", seconds = DEADLINE.as_secs())]
+    NoAnswer(&'static str),
+    /// A message cannot be decoded.
+    #[error(transparent)]
+    Malformed(DecodeError),
+    /// A message came that answers nothing.
+    #[error("ztunnel sent a message that answers no request")]
+    Unasked,
+    /// It refused the snapshot, so what it serves is unknown.
+    #[error("ztunnel refused the snapshot: {0}")]
+    SnapshotRefused(String),
+    /// There are too many.
+    #[error("{MOST_CONNECTIONS} ztunnels are connected already")]
+    TooMany,
+}
+
+/// The server: pods, connections, and what was sent on them. Times are those of any clock that only advances.
+#[derive(Debug, Default)]
+pub struct Server {
+    pods: BTreeMap<String, Pod>,
+    /// The pods are known.
+    is_complete: bool,
+    connections: BTreeMap<ConnectionId, Connection>,
+    /// How many hellos were received.
+    hellos: u64,
+}
+
+/// A pod that is to be served.
+#[derive(Debug)]
+struct Pod {
+    workload: Workload,
+    netns: Option<NetnsInode>,
+    /// Why its network namespace could not be opened.
+    unopened: Option<Retry>,
+    reported: Option<PodState>,
+}
+
+impl Server {
+    /// A server without pods and connections.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Takes what happened, at this time, and returns what to do, in this order.
+    #[must_use]
+    pub fn handle(&mut self, now: Duration, input: Input<'_>) -> Vec<Output> {
+        let mut outputs = Vec::new();
+        match input {
+            Input::Pods(pods) => self.replace_pods(pods),
+            Input::Add(workload, netns) => self.want(workload, Some(netns)),
+            Input::Know(workload) => self.want(workload, None),
+            Input::Remove(uid) => drop(self.pods.remove(uid)),
+            Input::Accepted(id) => self.accept(id, now, &mut outputs),
+            Input::Received(id, datagram) => self.receive(id, datagram, now, &mut outputs),
+            Input::Disconnected(id) => drop(self.connections.remove(&id)),
+            Input::Unopened(id, error) => self.unopened(id, &error, now),
+            Input::Tick => {}
+        }
+        self.expire(now, &mut outputs);
+        self.send(now, &mut outputs);
+        self.report(&mut outputs);
+        outputs
+    }
+
+    /// When [`Input::Tick`] is due, if nothing else happens before.
+    #[must_use]
+    pub fn next_deadline(&self) -> Option<Duration> {
+        let newest = self.newest();
+        let due = |(id, connection): (&ConnectionId, &Connection)| {
+            let next_add = || connection.next_add(&self.pods, newest == Some(*id)).map(|(_, due)| due);
+            connection.deadline().or_else(next_add)
+        };
+        self.connections.iter().filter_map(due).min()
+    }
+
+    /// How many ztunnels are connected and have sent a hello.
+    #[must_use]
+    pub fn ztunnels(&self) -> usize {
+        self.connections.values().filter(|connection| connection.hello().is_some()).count()
+    }
+
+    /// The ztunnel whose hello came last.
+    fn newest(&self) -> Option<ConnectionId> {
+        let greeted = self.connections.iter().filter_map(|(id, connection)| Some((connection.hello()?, *id)));
+        greeted.max().map(|(_, id)| id)
+    }
+
+    fn replace_pods(&mut self, pods: Vec<(Workload, Option<NetnsInode>)>) {
+        self.pods.retain(|uid, _| pods.iter().any(|(workload, _)| workload.uid() == uid));
+        for (workload, netns) in pods {
+            self.want(workload, netns);
+        }
+        self.is_complete = true;
+    }
+
+    fn want(&mut self, workload: Workload, netns: Option<NetnsInode>) {
+        let uid = workload.uid().to_string();
+        let before = self.pods.remove(&uid);
+        let unopened = before.as_ref().filter(|pod| pod.netns == netns).and_then(|pod| pod.unopened.clone());
+        let reported = before.and_then(|pod| pod.reported);
+        self.pods.insert(uid, Pod { workload, netns, unopened, reported });
+    }
+
+    fn accept(&mut self, id: ConnectionId, now: Duration, outputs: &mut Vec<Output>) {
+        if self.connections.len() < MOST_CONNECTIONS {
+            self.connections.entry(id).or_insert_with(|| Connection::new(now));
+        } else {
+            outputs.push(Output::Close { connection: id, reason: CloseReason::TooMany });
+        }
+    }
+
+    fn receive(&mut self, id: ConnectionId, datagram: &[u8], now: Duration, outputs: &mut Vec<Output>) {
+        let Some(connection) = self.connections.get_mut(&id) else { return };
+        let received = if connection.hello().is_some() {
+            connection.answered(datagram, now)
+        } else {
+            self.hellos += 1;
+            connection.greeted(datagram, self.hellos).map(|()| None)
+        };
+        match received {
+            Ok(Some(added)) => {
+                if let Some(pod) = self.pods.get_mut(&added) {
+                    pod.unopened = None;
+                }
+            }
+            Ok(None) => {}
+            Err(reason) => self.close(id, reason, outputs),
+        }
+    }
+
+    fn unopened(&mut self, id: ConnectionId, error: &str, now: Duration) {
+        let Some(connection) = self.connections.get_mut(&id) else { return };
+        let Some((uid, netns)) = connection.take_back_add() else { return };
+        // The pod may have moved on.
+        if let Some(pod) = self.pods.get_mut(&uid).filter(|pod| pod.netns == Some(netns)) {
+            pod.unopened = Some(Retry::after(pod.unopened.as_ref(), shortened(error), now));
+        }
+    }
+
+    fn close(&mut self, connection: ConnectionId, reason: CloseReason, outputs: &mut Vec<Output>) {
+        self.connections.remove(&connection);
+        outputs.push(Output::Close { connection, reason });
+    }
+
+    fn expire(&mut self, now: Duration, outputs: &mut Vec<Output>) {
+        let is_late = |connection: &Connection| connection.deadline().is_some_and(|deadline| deadline <= now);
+        let late = self.connections.iter().filter(|(_, connection)| is_late(connection));
+        let late: Vec<_> = late.map(|(id, connection)| (*id, connection.lateness())).collect();
+        for (id, reason) in late {
+            self.close(id, reason, outputs);
+        }
+    }
+
+    /// Sends what is next on each connection that waits for nothing.
+    fn send(&mut self, now: Duration, outputs: &mut Vec<Output>) {
+        if !self.is_complete {
+            return;
+        }
+        let newest = self.newest();
+        for (id, connection) in &mut self.connections {
+            let Some(request) = connection.next(&self.pods, newest == Some(*id), now) else { continue };
+            let Some((datagram, descriptor)) = encode(&request, &self.pods) else { continue };
+            connection.sent(request, now);
+            outputs.push(Output::Send { connection: *id, datagram, descriptor });
+        }
+    }
+
+    fn report(&mut self, outputs: &mut Vec<Output>) {
+        let newest = self.newest().and_then(|id| self.connections.get(&id));
+        for (uid, pod) in &mut self.pods {
+            let state = state(uid, pod, newest);
+            if pod.reported.as_ref() != Some(&state) {
+                pod.reported = Some(state.clone());
+                outputs.push(Output::Report { uid: uid.clone(), state });
+            }
+        }
+    }
+}
+
+/// A request's bytes, and whose descriptor goes with them.
+fn encode(
+    request: &Request,
+    pods: &BTreeMap<String, Pod>,
+) -> Option<(Vec<u8>, Option<(String, NetnsInode)>)> {
+    Some(match request {
+        Request::Add(uid, netns) => (wire::add(&pods.get(uid)?.workload), Some((uid.clone(), *netns))),
+        Request::Keep(uid) => (wire::keep(uid), None),
+        Request::Del(uid) => (wire::del(uid), None),
+        Request::SnapshotSent => (wire::snapshot_sent(), None),
+    })
+}
+
+fn state(uid: &str, pod: &Pod, newest: Option<&Connection>) -> PodState {
+    let Some(netns) = pod.netns else { return PodState::NamespaceUnknown };
+    let Some(newest) = newest else { return PodState::NoZtunnel };
+    match (newest.answer(uid, netns), &pod.unopened) {
+        (Some(Answer::Ack), _) => PodState::Acknowledged,
+        (_, Some(unopened)) => PodState::Unopened(unopened.error.clone()),
+        (Some(Answer::Nack(error)), None) => PodState::Refused(error),
+        (None, None) => PodState::Waiting,
+    }
+}
+
+/// The beginning of an error's text.
+fn shortened(error: &str) -> String {
+    error.chars().take(LONGEST_ERROR).collect()
+}

@@ -1,0 +1,224 @@
+//! What the protocol has for single cases: order, texts, and times.
+
+use std::time::Duration;
+
+use zds::{
+    CloseReason, ConnectionId, DEADLINE, Input, LONGEST_RETRY, MOST_CONNECTIONS, NetnsInode, Output,
+    PodState, Server, Workload, wire,
+};
+
+const HELLO: &[u8] = &[8, 1];
+const ACK: &[u8] = &[0x0a, 0];
+/// An error of which the text is `no`.
+const NACK: &[u8] = b"\x0a\x04\x0a\x02no";
+const FIRST: ConnectionId = ConnectionId(1);
+const SECOND: ConnectionId = ConnectionId(2);
+
+fn pod(uid: &str) -> Workload {
+    Workload::new(uid.into(), "web".into(), "shop".into(), "account".into()).expect("short")
+}
+
+/// A server with a clock, whose outputs are in words.
+#[derive(Default)]
+struct Desk {
+    server: Server,
+    now: Duration,
+}
+
+impl Desk {
+    fn with(pods: &[(&str, Option<u64>)]) -> Self {
+        let mut desk = Self::default();
+        let pods = pods.iter().map(|(uid, netns)| (pod(uid), netns.map(NetnsInode))).collect();
+        desk.handle(Input::Pods(pods));
+        desk
+    }
+
+    /// Connects ztunnel and receives its hello.
+    fn greet(&mut self, id: ConnectionId) -> Vec<String> {
+        self.handle(Input::Accepted(id));
+        self.handle(Input::Received(id, HELLO))
+    }
+
+    fn handle(&mut self, input: Input<'_>) -> Vec<String> {
+        self.server.handle(self.now, input).into_iter().map(words).collect()
+    }
+
+    fn wait(&mut self, time: Duration) -> Vec<String> {
+        self.now += time;
+        self.handle(Input::Tick)
+    }
+}
+
+fn words(output: Output) -> String {
+    match output {
+        Output::Close { connection, reason } => format!("{} closed: {reason}", connection.0),
+        Output::Report { uid, state } => format!("{uid}: {state:?}"),
+        Output::Send { connection, datagram, descriptor } => {
+            let uid = |content: &[u8]| String::from_utf8_lossy(&content[4..]).into_owned();
+            let message = match datagram.first() {
+                Some(0x0a) => "add".to_owned(),
+                Some(0x12) => format!("del {}", uid(&datagram)),
+                Some(0x1a) => "snapshot".to_owned(),
+                Some(0x2a) => format!("keep {}", uid(&datagram)),
+                other => panic!("{other:?}"),
+            };
+            let descriptor = descriptor.map(|(uid, netns)| format!(" {uid} in {}", netns.0));
+            format!("{} {message}{}", connection.0, descriptor.unwrap_or_default())
+        }
+    }
+}
+
+#[test]
+fn a_snapshot_has_all_pods_and_changes_follow_it() {
+    let mut desk = Desk::with(&[("a", Some(7)), ("b", None)]);
+    assert_eq!(desk.greet(FIRST), ["1 add a in 7", "a: Waiting"]);
+    assert_eq!(desk.handle(Input::Received(FIRST, ACK)), ["1 keep b", "a: Acknowledged"]);
+    // What comes and goes during the snapshot waits for its end.
+    assert_eq!(desk.handle(Input::Remove("a")), [""; 0]);
+    assert_eq!(desk.handle(Input::Received(FIRST, ACK)), ["1 snapshot"]);
+    assert_eq!(desk.handle(Input::Add(pod("c"), NetnsInode(8))), ["c: Waiting"]);
+    assert_eq!(desk.handle(Input::Received(FIRST, ACK)), ["1 del a"]);
+    assert_eq!(desk.handle(Input::Received(FIRST, ACK)), ["1 add c in 8"]);
+    assert_eq!(desk.handle(Input::Received(FIRST, ACK)), ["c: Acknowledged"]);
+    assert_eq!(desk.handle(Input::Add(pod("b"), NetnsInode(9))), ["1 add b in 9", "b: Waiting"]);
+    assert_eq!(desk.handle(Input::Received(FIRST, ACK)), ["b: Acknowledged"]);
+    assert_eq!(desk.server.next_deadline(), None);
+}
+
+#[test]
+fn a_pod_with_another_network_namespace_is_a_del_and_an_add() {
+    let mut desk = Desk::with(&[("a", Some(7))]);
+    desk.greet(FIRST);
+    desk.handle(Input::Received(FIRST, ACK));
+    desk.handle(Input::Received(FIRST, ACK));
+    assert_eq!(desk.handle(Input::Add(pod("a"), NetnsInode(8))), ["1 del a", "a: Waiting"]);
+    assert_eq!(desk.handle(Input::Received(FIRST, ACK)), ["1 add a in 8"]);
+    assert_eq!(desk.handle(Input::Received(FIRST, ACK)), ["a: Acknowledged"]);
+}
+
+#[test]
+fn the_newest_ztunnel_receives_adds_all_receive_dels_and_the_one_left_takes_over() {
+    let mut desk = Desk::with(&[("a", Some(7))]);
+    for id in [FIRST, SECOND] {
+        desk.greet(id);
+        desk.handle(Input::Received(id, ACK));
+        desk.handle(Input::Received(id, ACK));
+    }
+    assert_eq!(desk.handle(Input::Add(pod("b"), NetnsInode(8))), ["2 add b in 8", "b: Waiting"]);
+    assert_eq!(desk.handle(Input::Received(SECOND, ACK)), ["b: Acknowledged"]);
+    assert_eq!(desk.handle(Input::Remove("a")), ["1 del a", "2 del a"]);
+    desk.handle(Input::Received(FIRST, ACK));
+    // The first ztunnel never had it.
+    assert_eq!(desk.handle(Input::Disconnected(SECOND)), ["1 add b in 8", "b: Waiting"]);
+    assert_eq!(desk.handle(Input::Disconnected(FIRST)), ["b: NoZtunnel"]);
+}
+
+#[test]
+fn a_second_ztunnel_has_to_acknowledge_a_pod_by_itself() {
+    let mut desk = Desk::with(&[("a", Some(7))]);
+    desk.greet(FIRST);
+    assert_eq!(desk.handle(Input::Received(FIRST, ACK)), ["1 snapshot", "a: Acknowledged"]);
+    assert_eq!(desk.handle(Input::Accepted(SECOND)), [""; 0], "without a hello it counts for nothing");
+    assert_eq!(desk.handle(Input::Received(SECOND, HELLO)), ["2 add a in 7", "a: Waiting"]);
+    assert_eq!(desk.handle(Input::Received(SECOND, NACK)), ["2 snapshot", "a: Refused(\"no\")"]);
+    assert_eq!(desk.handle(Input::Disconnected(SECOND)), ["a: Acknowledged"]);
+}
+
+#[test]
+fn a_refused_pod_is_tried_again_with_longer_and_longer_pauses() {
+    let mut desk = Desk::with(&[("a", Some(7))]);
+    desk.greet(FIRST);
+    desk.handle(Input::Received(FIRST, NACK));
+    assert_eq!(desk.handle(Input::Received(FIRST, ACK)), [""; 0], "the pause is not over");
+    let mut pauses = Vec::new();
+    for _ in 0..14 {
+        let due = desk.server.next_deadline().expect("a try is due");
+        pauses.push(due - desk.now);
+        assert_eq!(
+            desk.wait(due - desk.now),
+            ["1 add a in 7"],
+            "and no report: it is refused until it is not"
+        );
+        assert_eq!(desk.handle(Input::Received(FIRST, NACK)), [""; 0]);
+    }
+    assert!(pauses.is_sorted() && pauses[0] == Duration::from_millis(5), "{pauses:?}");
+    assert_eq!(pauses.last(), Some(&LONGEST_RETRY));
+    // Others do not wait for it.
+    assert_eq!(desk.handle(Input::Add(pod("b"), NetnsInode(8))), ["1 add b in 8", "b: Waiting"]);
+    desk.handle(Input::Received(FIRST, ACK));
+    assert_eq!(desk.wait(LONGEST_RETRY), ["1 add a in 7"]);
+    assert_eq!(desk.handle(Input::Received(FIRST, ACK)), ["a: Acknowledged"]);
+}
+
+#[test]
+fn a_namespace_that_cannot_be_opened_is_kept_in_a_snapshot_and_tried_again() {
+    let mut desk = Desk::with(&[("a", Some(7))]);
+    desk.greet(FIRST);
+    let unopened = || Input::Unopened(FIRST, "Too many open files".into());
+    let report = "a: Unopened(\"Too many open files\")";
+    assert_eq!(desk.handle(unopened()), ["1 keep a", report]);
+    desk.handle(Input::Received(FIRST, ACK));
+    desk.wait(Duration::from_millis(5));
+    assert_eq!(desk.handle(Input::Received(FIRST, ACK)), ["1 add a in 7"]);
+    assert_eq!(desk.handle(unopened()), [""; 0]);
+    assert_eq!(desk.wait(Duration::from_millis(10)), ["1 add a in 7"]);
+    assert_eq!(desk.handle(Input::Received(FIRST, ACK)), ["a: Acknowledged"]);
+    // What was is over for the next ztunnel.
+    assert_eq!(desk.greet(SECOND), ["2 add a in 7", "a: Waiting"]);
+}
+
+#[test]
+fn a_ztunnel_that_lets_a_deadline_pass_is_disconnected() {
+    let mut desk = Desk::with(&[("a", Some(7))]);
+    desk.handle(Input::Accepted(FIRST));
+    desk.now += Duration::from_secs(1);
+    assert_eq!(desk.greet(SECOND), ["2 add a in 7", "a: Waiting"]);
+    assert_eq!(desk.server.next_deadline(), Some(DEADLINE));
+    assert_eq!(desk.wait(Duration::from_secs(4)), ["1 closed: ztunnel sent no hello within 5 s"]);
+    let late = desk.wait(Duration::from_secs(1));
+    assert_eq!(late, ["2 closed: ztunnel did not answer an added pod within 5 s", "a: NoZtunnel"]);
+    assert_eq!(desk.handle(Input::Received(SECOND, ACK)), [""; 0], "it is gone");
+}
+
+#[test]
+fn errors_of_the_protocol_end_a_connection() {
+    let mut desk = Desk::with(&[]);
+    desk.handle(Input::Accepted(FIRST));
+    let closed = desk.handle(Input::Received(FIRST, &[8, 2]));
+    assert_eq!(closed, [format!("1 closed: {}", CloseReason::Version(2))]);
+    assert!(closed[0].contains("update the agent"), "{closed:?}");
+    assert_eq!(desk.greet(SECOND), ["2 snapshot"]);
+    assert_eq!(desk.handle(Input::Received(SECOND, NACK)), ["2 closed: ztunnel refused the snapshot: no"]);
+    let third = ConnectionId(3);
+    desk.greet(third);
+    desk.handle(Input::Received(third, ACK));
+    let unasked = desk.handle(Input::Received(third, ACK));
+    assert_eq!(unasked, [format!("3 closed: {}", CloseReason::Unasked)]);
+    let long = vec![0; wire::LARGEST_RESPONSE + 1];
+    desk.handle(Input::Accepted(ConnectionId(4)));
+    let long = desk.handle(Input::Received(ConnectionId(4), &long));
+    assert!(long[0].starts_with("4 closed: a message has 4097 bytes"), "{long:?}");
+}
+
+#[test]
+fn there_are_not_more_connections_than_a_node_needs() {
+    let mut desk = Desk::with(&[]);
+    let most = u64::try_from(MOST_CONNECTIONS).expect("few");
+    for number in 0..most {
+        assert_eq!(desk.handle(Input::Accepted(ConnectionId(number))), [""; 0]);
+    }
+    let closed = desk.handle(Input::Accepted(ConnectionId(most)));
+    assert_eq!(closed, [format!("{most} closed: {}", CloseReason::TooMany)]);
+}
+
+#[test]
+fn a_list_of_all_pods_replaces_what_was_wanted_before() {
+    let mut desk = Desk::default();
+    desk.handle(Input::Add(pod("a"), NetnsInode(7)));
+    assert_eq!(desk.greet(FIRST), ["a: Waiting"], "a snapshot of one pod would drop the others");
+    let pods = vec![(pod("b"), Some(NetnsInode(8)))];
+    assert_eq!(desk.handle(Input::Pods(pods)), ["1 add b in 8", "b: Waiting"]);
+    assert_eq!(desk.handle(Input::Received(FIRST, ACK)), ["1 snapshot", "b: Acknowledged"]);
+    assert_eq!(desk.handle(Input::Received(FIRST, ACK)), [""; 0]);
+    assert_eq!(PodState::Acknowledged.to_string(), "ztunnel acknowledged the pod");
+}
