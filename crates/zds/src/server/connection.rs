@@ -232,6 +232,14 @@ impl Connection {
 }
 
 impl Request {
+    /// The pod whose network namespace's descriptor goes with it.
+    pub fn descriptor(&self) -> Option<(String, NetnsInode)> {
+        match self {
+            Self::Add(uid, netns) => Some((uid.clone(), *netns)),
+            Self::Keep(_) | Self::Del(_) | Self::SnapshotSent => None,
+        }
+    }
+
     const fn name(&self) -> &'static str {
         match self {
             Self::Add(..) => "an added pod",

@@ -276,7 +276,8 @@ impl Server {
         let newest = self.newest();
         for (id, connection) in &mut self.connections {
             let Some(request) = connection.next(&self.pods, newest == Some(*id), now) else { continue };
-            let Some((datagram, descriptor)) = encode(&request, &self.pods) else { continue };
+            let Some(datagram) = encode(&request, &self.pods) else { continue };
+            let descriptor = request.descriptor();
             connection.sent(request, now);
             outputs.push(Output::Send { connection: *id, datagram, descriptor });
         }
@@ -294,16 +295,13 @@ impl Server {
     }
 }
 
-/// A request's bytes, and whose descriptor goes with them.
-fn encode(
-    request: &Request,
-    pods: &BTreeMap<String, Pod>,
-) -> Option<(Vec<u8>, Option<(String, NetnsInode)>)> {
+/// A request's bytes; none for an add of a pod that is gone.
+fn encode(request: &Request, pods: &BTreeMap<String, Pod>) -> Option<Vec<u8>> {
     Some(match request {
-        Request::Add(uid, netns) => (wire::add(&pods.get(uid)?.workload), Some((uid.clone(), *netns))),
-        Request::Keep(uid) => (wire::keep(uid), None),
-        Request::Del(uid) => (wire::del(uid), None),
-        Request::SnapshotSent => (wire::snapshot_sent(), None),
+        Request::Add(uid, _) => wire::add(&pods.get(uid)?.workload),
+        Request::Keep(uid) => wire::keep(uid),
+        Request::Del(uid) => wire::del(uid),
+        Request::SnapshotSent => wire::snapshot_sent(),
     })
 }
 
