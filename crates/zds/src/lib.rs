@@ -6,12 +6,15 @@
 //!
 //! - [`Server`] is the protocol for any number of connections: pure, without sockets and without a clock.
 //! - [`wire`] has the messages.
+//! - `socket`, with the feature of that name, serves a socket file on a thread of its own.
 
-#![no_std]
+#![cfg_attr(not(feature = "socket"), no_std)]
 
 extern crate alloc;
 
 mod server;
+#[cfg(feature = "socket")]
+pub mod socket;
 pub mod wire;
 mod workload;
 

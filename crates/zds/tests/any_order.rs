@@ -1,14 +1,12 @@
 //! Whatever happens in whatever order, no ztunnel sees an error of the protocol, nothing is acknowledged that the newest ztunnel does not serve,
 //! and all ends as wanted.
 
-mod ztunnel;
-
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
+use e2e::ztunnel::{Message, State};
 use proptest::prelude::*;
 use zds::{ConnectionId, Input, NetnsInode, Output, PodState, Server, Workload};
-use ztunnel::Ztunnel;
 
 /// What happens.
 #[derive(Debug, Clone)]
@@ -57,9 +55,9 @@ struct World {
     wanted: BTreeMap<String, Option<NetnsInode>>,
     unopenable: BTreeSet<String>,
     /// In the order in which they connected.
-    open: Vec<(ConnectionId, Option<Ztunnel>)>,
+    open: Vec<(ConnectionId, Option<State>)>,
     /// Those that have sent no hello yet, with what they serve.
-    silent: BTreeMap<ConnectionId, Ztunnel>,
+    silent: BTreeMap<ConnectionId, State>,
     /// The order of hellos.
     greeted: Vec<ConnectionId>,
     states: BTreeMap<String, PodState>,
@@ -128,8 +126,8 @@ impl World {
     fn connect(&mut self, pods: &[(u8, u64)]) {
         self.connected += 1;
         let id = ConnectionId(self.connected);
-        let served = pods.iter().map(|(pod, netns)| (format!("u{pod}"), NetnsInode(*netns))).collect();
-        self.silent.insert(id, Ztunnel::with(served));
+        let served = pods.iter().map(|(pod, netns)| (format!("u{pod}"), *netns)).collect();
+        self.silent.insert(id, State::serving(served));
         self.open.push((id, None));
         self.handle(Input::Accepted(id));
     }
@@ -153,11 +151,11 @@ impl World {
         let Some(id) = self.id(which) else { return };
         let answer = self.ztunnel(id, |ztunnel| ztunnel.as_mut()?.answer(fails)).flatten();
         if let Some(answer) = answer {
-            self.handle(Input::Received(id, &answer));
+            self.handle(Input::Received(id, answer));
         }
     }
 
-    fn ztunnel<T>(&mut self, id: ConnectionId, with: impl FnOnce(&mut Option<Ztunnel>) -> T) -> Option<T> {
+    fn ztunnel<T>(&mut self, id: ConnectionId, with: impl FnOnce(&mut Option<State>) -> T) -> Option<T> {
         self.open.iter_mut().find(|(other, _)| *other == id).map(|(_, ztunnel)| with(ztunnel))
     }
 
@@ -198,9 +196,10 @@ impl World {
         let wanted: Vec<String> = self.wanted.keys().cloned().collect();
         self.ztunnel(id, |ztunnel| {
             let ztunnel = ztunnel.as_mut().expect("no message before a hello");
-            ztunnel.receive(datagram, netns);
-            if matches!(ztunnel.inbox, Some((ztunnel::Message::SnapshotSent, _))) {
-                let missing = wanted.iter().find(|uid| !ztunnel.knows(uid));
+            let descriptors: Vec<u64> = netns.into_iter().map(|netns| netns.0).collect();
+            ztunnel.receive(datagram, &descriptors).expect("ztunnel accepts it");
+            if matches!(ztunnel.inbox, Some((Message::SnapshotSent, _))) {
+                let missing = wanted.iter().find(|uid| !ztunnel.was_named(uid));
                 assert_eq!(missing, None, "missing in the snapshot");
             }
         })
@@ -217,10 +216,13 @@ impl World {
             let state = self.states.get(uid).expect("every pod has a state");
             if *state == PodState::Acknowledged {
                 let served = newest.and_then(|ztunnel| ztunnel.served.get(uid));
-                assert_eq!(served, netns.as_ref(), "{uid} is acknowledged and not served");
+                assert_eq!(
+                    served.copied(),
+                    netns.map(|netns| netns.0),
+                    "{uid} is acknowledged and not served"
+                );
                 let inbox = newest.and_then(|ztunnel| ztunnel.inbox.as_ref());
-                let is_leaving =
-                    inbox.is_some_and(|(message, _)| *message == ztunnel::Message::Del(uid.clone()));
+                let is_leaving = inbox.is_some_and(|(message, _)| *message == Message::Del(uid.clone()));
                 assert!(!is_leaving, "{uid} is acknowledged and being removed");
             }
         }
@@ -238,7 +240,7 @@ impl World {
         for _ in 0..1000 {
             let mut is_quiet = true;
             for which in 0..self.open.len() {
-                let asked = |(_, ztunnel): &(ConnectionId, Option<Ztunnel>)| {
+                let asked = |(_, ztunnel): &(ConnectionId, Option<State>)| {
                     ztunnel.as_ref().is_some_and(|ztunnel| ztunnel.inbox.is_some())
                 };
                 if self.open.get(which).is_some_and(asked) {
@@ -265,7 +267,7 @@ impl World {
             for (uid, netns) in ztunnel.served.iter().chain(&ztunnel.pending) {
                 match self.wanted.get(uid) {
                     None => panic!("{id:?} has {uid}, which is removed"),
-                    Some(Some(wanted)) => assert_eq!(netns, wanted, "{id:?} serves {uid} where it was"),
+                    Some(Some(wanted)) => assert_eq!(*netns, wanted.0, "{id:?} serves {uid} where it was"),
                     // What ztunnel had stays.
                     Some(None) => {}
                 }
