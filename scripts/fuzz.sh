@@ -51,7 +51,7 @@ cargo "${toolchain[@]}" fuzz build "${common[@]}"
 words() {
     case $1 in
         agent_http | log_socket) echo fuzz/words/http.dict ;;
-        netlink_answers) ;;
+        netlink_answers | ztunnel) ;;
         *) echo fuzz/words/settings.dict ;;
     esac
 }

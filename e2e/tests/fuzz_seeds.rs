@@ -16,6 +16,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 use common::recording::Recording;
+use e2e::ztunnel::{ACK, HELLO, NACK};
 use netfilter_state::change::RulesetDiff;
 use netfilter_state::netlink::{Batch, Observed};
 use netfilter_state::parse::rule_state;
@@ -203,6 +204,13 @@ impl Seeds {
 
     /// What no recording has.
     fn texts(&mut self) {
+        let answered = |answers: &[&[u8]]| {
+            let datagrams = [&[HELLO], answers].concat();
+            let with_length = |datagram: &&[u8]| [&[datagram.len() as u8], *datagram].concat();
+            datagrams.iter().flat_map(with_length).collect::<Vec<u8>>()
+        };
+        self.add("ztunnel", "served", answered(&[ACK, ACK, ACK, ACK]));
+        self.add("ztunnel", "refused", answered(&[NACK, ACK, NACK, ACK]));
         let cluster = "server: 'https://[fd00::1]:6443', insecure-skip-tls-verify: true";
         for (name, user) in [
             ("token", "token: s3cr3tt0k3n"),

@@ -89,7 +89,7 @@ impl Agent {
         }
     }
 
-    fn wait_for_state(&self, uid: &str, state: PodState) -> Result<Event> {
+    fn wait_for_state(&self, uid: &str, state: &PodState) -> Result<Event> {
         self.wait_for(|event| *event == Event::Pod(uid.to_owned(), state.clone()))
     }
 }
@@ -147,8 +147,9 @@ fn send_with(socket: &OwnedFd, datagram: &[u8], descriptors: usize) -> Result<()
 fn the_client_is_as_strict_as_ztunnel() -> Result<()> {
     let (long, snapshot) = (wire::keep(&"u".repeat(1100)), wire::snapshot_sent());
     let web = wire::add(&pod("u"));
-    // What is acknowledged first, what ends the connection, and how many descriptors come with the latter.
-    let cases: [(&[&[u8]], &[u8], usize, &str); 9] = [
+    /// What is acknowledged first, what ends the connection, how many descriptors come with the latter, and the error.
+    type Case<'a> = (&'a [&'a [u8]], &'a [u8], usize, &'a str);
+    let cases: [Case<'_>; 9] = [
         (&[&snapshot], &wire::keep("u"), 0, "after the snapshot"),
         (&[&snapshot], &snapshot, 0, "after the snapshot"),
         (&[], &wire::del("u"), 0, "a del in the snapshot"),
@@ -183,15 +184,15 @@ fn two_ztunnels_at_once_receive_the_snapshot_and_the_newer_one_what_is_new() -> 
     let mut old = Ztunnel::greet(&agent.socket())?;
     agent.serve(&["a", "b"])?;
     assert_eq!(old.obey_snapshot(SHORT)?, [add("a"), add("b"), Message::SnapshotSent]);
-    agent.wait_for_state("b", PodState::Acknowledged)?;
+    agent.wait_for_state("b", &PodState::Acknowledged)?;
 
     let mut new = Ztunnel::greet(&agent.socket())?;
-    agent.wait_for_state("a", PodState::Waiting)?;
+    agent.wait_for_state("a", &PodState::Waiting)?;
     assert_eq!(new.obey_snapshot(SHORT)?.len(), 3);
-    agent.wait_for_state("b", PodState::Acknowledged)?;
+    agent.wait_for_state("b", &PodState::Acknowledged)?;
     agent.add("c")?;
     assert_eq!(new.obey(SHORT)?, Some(add("c")));
-    agent.wait_for_state("c", PodState::Acknowledged)?;
+    agent.wait_for_state("c", &PodState::Acknowledged)?;
     agent.handle().remove("a".into());
     assert_eq!(new.obey(SHORT)?, Some(del("a")));
     assert_eq!(old.obey(SHORT)?, Some(del("a")), "and nothing before");
@@ -199,7 +200,7 @@ fn two_ztunnels_at_once_receive_the_snapshot_and_the_newer_one_what_is_new() -> 
     // The new one fails its start, and the old one goes on.
     drop(new);
     assert_eq!(old.obey(SHORT)?, Some(add("c")));
-    agent.wait_for_state("c", PodState::Acknowledged)?;
+    agent.wait_for_state("c", &PodState::Acknowledged)?;
     assert_eq!(old.state.served.keys().collect::<Vec<_>>(), ["b", "c"]);
     Ok(())
 }
@@ -211,13 +212,13 @@ fn a_ztunnel_that_dies_in_the_snapshot_leaves_nothing_and_the_next_one_receives_
     let mut killed = Ztunnel::greet(&agent.socket())?;
     killed.obey(SHORT)?;
     // It dies with a message that it has not read.
-    agent.wait_for_state("a", PodState::Acknowledged)?;
+    agent.wait_for_state("a", &PodState::Acknowledged)?;
     drop(killed);
     agent.wait_for(|event| matches!(event, Event::Closed(_)))?;
-    agent.wait_for_state("a", PodState::NoZtunnel)?;
+    agent.wait_for_state("a", &PodState::NoZtunnel)?;
     let mut next = Ztunnel::greet(&agent.socket())?;
     assert_eq!(next.obey_snapshot(SHORT)?.len(), 4);
-    agent.wait_for_state("c", PodState::Acknowledged)?;
+    agent.wait_for_state("c", &PodState::Acknowledged)?;
     let kept = open_files_of(agent.folder.path())?;
     assert!(kept.is_empty(), "descriptors of namespaces are kept: {kept:?}");
     Ok(())
@@ -243,7 +244,7 @@ fn a_slow_ztunnel_is_disconnected_at_its_deadline_and_the_next_one_is_served() -
     assert!(slow.answer(false).is_err() || slow.receive(SHORT)?.is_none());
     let mut quick = Ztunnel::greet(&agent.socket())?;
     quick.obey_snapshot(SHORT)?;
-    agent.wait_for_state("a", PodState::Acknowledged)?;
+    agent.wait_for_state("a", &PodState::Acknowledged)?;
     drop(silent);
     Ok(())
 }
@@ -293,7 +294,7 @@ fn ztunnel_receives_the_pods_namespace_which_ends_with_its_pod() -> Result<()> {
     assert_eq!(ztunnel.obey(SHORT)?, Some(del("a")));
     assert_eq!(second.obey(SHORT)?, Some(add("a")));
     assert_eq!(second.state.served.get("a"), Some(&next_inode.0));
-    agent.wait_for_state("a", PodState::Acknowledged)?;
+    agent.wait_for_state("a", &PodState::Acknowledged)?;
 
     agent.handle().remove("a".into());
     second.obey(SHORT)?;
@@ -335,6 +336,6 @@ fn five_hundred_pods_reach_a_ztunnel() -> Result<()> {
     agent.serve(&uids.iter().map(String::as_str).collect::<Vec<_>>())?;
     let mut ztunnel = Ztunnel::greet(&agent.socket())?;
     assert_eq!(ztunnel.obey_snapshot(Duration::from_secs(60))?.len(), 501);
-    agent.wait_for_state("pod-99", PodState::Acknowledged)?;
+    agent.wait_for_state("pod-99", &PodState::Acknowledged)?;
     Ok(())
 }

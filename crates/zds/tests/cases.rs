@@ -222,3 +222,15 @@ fn a_list_of_all_pods_replaces_what_was_wanted_before() {
     assert_eq!(desk.handle(Input::Received(FIRST, ACK)), [""; 0]);
     assert_eq!(PodState::Acknowledged.to_string(), "ztunnel acknowledged the pod");
 }
+
+#[test]
+fn ztunnels_words_are_one_short_line() {
+    let mut desk = Desk::with(&[("a", Some(7))]);
+    desk.greet(FIRST);
+    let words = [b"\x1b[2J\n".as_slice(), "\u{202e}".as_bytes(), &[b'x'; 500]].concat();
+    let length = |length: usize| [(length & 0x7f | 0x80) as u8, (length >> 7) as u8];
+    let ack = [&[0x0a], length(words.len()).as_slice(), &words].concat();
+    let response = [&[0x0a], length(ack.len()).as_slice(), &ack].concat();
+    let state = format!("a: Refused(\" [2J  {}\")", "x".repeat(250));
+    assert_eq!(desk.handle(Input::Received(FIRST, &response)), ["1 snapshot", &state]);
+}

@@ -316,7 +316,9 @@ fn state(uid: &str, pod: &Pod, newest: Option<&Connection>) -> PodState {
     }
 }
 
-/// The beginning of an error's text.
+/// The beginning of an error's text, on one line that steers no terminal.
 fn shortened(error: &str) -> String {
-    error.chars().take(LONGEST_ERROR).collect()
+    let is_harmful =
+        |c: char| c.is_control() || matches!(c, '\u{2028}' | '\u{2029}' | '\u{202a}'..='\u{202e}');
+    error.chars().take(LONGEST_ERROR).map(|c| if is_harmful(c) { ' ' } else { c }).collect()
 }
