@@ -6,6 +6,7 @@
 //! takes facts from pods, with the same code as the plugin: they cannot disagree.
 
 pub mod conf;
+pub mod enablement;
 pub mod fields;
 pub mod invoke;
 pub mod keys;

@@ -1,0 +1,270 @@
+//! Which pods are in ambient mode: what plugin and agent decide alike, from labels of the pod and of its namespace.
+
+use std::collections::BTreeSet;
+
+use serde::Deserialize;
+use serde_json::{Map, Value};
+
+/// The label by which pods and namespaces ask for a data plane.
+pub const DATAPLANE_LABEL: &str = "istio.io/dataplane-mode";
+/// The annotation of pods that have a sidecar.
+pub const SIDECAR_ANNOTATION: &str = "sidecar.istio.io/status";
+
+/// Which pods are in ambient mode.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Enablement {
+    /// One that selects a pod is enough.
+    selectors: Vec<PairedSelector>,
+    excluded: BTreeSet<String>,
+}
+
+/// Why a pod is not in ambient mode.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum NotAmbient {
+    /// It has no network namespace of its own.
+    #[error("the pod is on the node's network, which is never redirected")]
+    HostNetwork,
+    /// It has a sidecar, and stays with it.
+    #[error("the pod has a sidecar (annotation sidecar.istio.io/status)")]
+    Sidecar,
+    /// Its namespace is excluded.
+    #[error("the pod's namespace is in EXCLUDE_NAMESPACES")]
+    ExcludedNamespace,
+    /// No selector selects it.
+    #[error("neither the pod nor its namespace has labels that ask for ambient mode")]
+    NotSelected,
+}
+
+/// Why selectors cannot be read.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum EnablementError {
+    /// They have another form.
+    #[error("not a list of selectors: {0}")]
+    Form(String),
+    /// A condition has an unknown operator, or values that this operator does not take.
+    #[error("condition on label {key:?}: {problem}")]
+    Condition {
+        /// The label.
+        key: String,
+        /// What is wrong, and what would be right.
+        problem: &'static str,
+    },
+}
+
+/// A selector of pods by their labels and those of their namespaces. An empty one selects all.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct PairedSelector {
+    #[serde(default)]
+    pod_selector: LabelSelector,
+    #[serde(default)]
+    namespace_selector: LabelSelector,
+}
+
+/// As in the API of Kubernetes.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct LabelSelector {
+    #[serde(default)]
+    match_labels: std::collections::BTreeMap<String, String>,
+    #[serde(default)]
+    match_expressions: Vec<Condition>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Condition {
+    key: String,
+    operator: Operator,
+    #[serde(default)]
+    values: BTreeSet<String>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+enum Operator {
+    In,
+    NotIn,
+    Exists,
+    DoesNotExist,
+}
+
+impl Enablement {
+    /// The reference's: pods that ask for ambient mode, and those of namespaces that do, unless they ask for none.
+    #[must_use]
+    pub fn usual(excluded: impl IntoIterator<Item = String>) -> Self {
+        let ambient = || LabelSelector {
+            match_labels: [(DATAPLANE_LABEL.to_owned(), "ambient".to_owned())].into(),
+            ..LabelSelector::default()
+        };
+        let not_none = Condition {
+            key: DATAPLANE_LABEL.to_owned(),
+            operator: Operator::NotIn,
+            values: ["none".to_owned()].into(),
+        };
+        let of_namespace = PairedSelector {
+            pod_selector: LabelSelector { match_expressions: vec![not_none], ..LabelSelector::default() },
+            namespace_selector: ambient(),
+        };
+        let of_pod = PairedSelector { pod_selector: ambient(), ..PairedSelector::default() };
+        Self { selectors: vec![of_pod, of_namespace], excluded: excluded.into_iter().collect() }
+    }
+
+    /// Reads a list of objects with `podSelector` and `namespaceSelector`. Without any, no pod is selected.
+    ///
+    /// # Errors
+    /// It has another form.
+    pub fn read(
+        selectors: &Value,
+        excluded: impl IntoIterator<Item = String>,
+    ) -> Result<Self, EnablementError> {
+        let selectors: Vec<PairedSelector> =
+            Vec::deserialize(selectors).map_err(|error| EnablementError::Form(error.to_string()))?;
+        let all = selectors.iter().flat_map(|pair| [&pair.pod_selector, &pair.namespace_selector]);
+        all.flat_map(|selector| &selector.match_expressions).try_for_each(Condition::check)?;
+        Ok(Self { selectors, excluded: excluded.into_iter().collect() })
+    }
+
+    /// Whether a pod, as the API server has it, in a namespace with these labels, is in ambient mode.
+    ///
+    /// # Errors
+    /// Why it is not.
+    pub fn selects(&self, pod: &Value, namespace_labels: &Map<String, Value>) -> Result<(), NotAmbient> {
+        if pod.pointer("/spec/hostNetwork") == Some(&Value::Bool(true)) {
+            return Err(NotAmbient::HostNetwork);
+        }
+        let of_pod = |pointer: &str| pod.pointer(pointer).and_then(Value::as_object);
+        let namespace = pod.pointer("/metadata/namespace").and_then(Value::as_str).unwrap_or_default();
+        if self.excluded.contains(namespace) {
+            return Err(NotAmbient::ExcludedNamespace);
+        }
+        if of_pod("/metadata/annotations").is_some_and(|all| all.contains_key(SIDECAR_ANNOTATION)) {
+            return Err(NotAmbient::Sidecar);
+        }
+        let none = Map::new();
+        let labels = of_pod("/metadata/labels").unwrap_or(&none);
+        let selects = |pair: &PairedSelector| {
+            pair.pod_selector.selects(labels) && pair.namespace_selector.selects(namespace_labels)
+        };
+        if self.selectors.iter().any(selects) { Ok(()) } else { Err(NotAmbient::NotSelected) }
+    }
+}
+
+impl LabelSelector {
+    fn selects(&self, labels: &Map<String, Value>) -> bool {
+        let value = |key: &str| labels.get(key).and_then(Value::as_str);
+        self.match_labels.iter().all(|(key, wanted)| value(key) == Some(wanted))
+            && self.match_expressions.iter().all(|condition| condition.holds(value(&condition.key)))
+    }
+}
+
+impl Condition {
+    fn check(&self) -> Result<(), EnablementError> {
+        let problem = match (self.operator, self.values.is_empty()) {
+            (Operator::In | Operator::NotIn, true) => "In and NotIn need values",
+            (Operator::Exists | Operator::DoesNotExist, false) => "Exists and DoesNotExist take no values",
+            (Operator::In | Operator::NotIn, false) | (Operator::Exists | Operator::DoesNotExist, true) => {
+                return Ok(());
+            }
+        };
+        Err(EnablementError::Condition { key: self.key.clone(), problem })
+    }
+
+    fn holds(&self, value: Option<&str>) -> bool {
+        let is_listed = value.is_some_and(|value| self.values.contains(value));
+        match self.operator {
+            Operator::In => is_listed,
+            Operator::NotIn => !is_listed,
+            Operator::Exists => value.is_some(),
+            Operator::DoesNotExist => value.is_none(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn labels(mode: Option<&str>) -> Map<String, Value> {
+        mode.map(|mode| (DATAPLANE_LABEL.to_owned(), json!(mode))).into_iter().collect()
+    }
+
+    fn pod(mode: Option<&str>) -> Value {
+        json!({"metadata": {"namespace": "shop", "name": "web", "labels": labels(mode)}, "spec": {}})
+    }
+
+    /// What the reference's chart has.
+    fn of_chart() -> Value {
+        json!([
+            {"podSelector": {"matchLabels": {"istio.io/dataplane-mode": "ambient"}}},
+            {"podSelector": {"matchExpressions": [
+                {"key": "istio.io/dataplane-mode", "operator": "NotIn", "values": ["none"]}]},
+             "namespaceSelector": {"matchLabels": {"istio.io/dataplane-mode": "ambient"}}},
+        ])
+    }
+
+    #[test]
+    fn pods_are_selected_by_their_label_or_their_namespaces() {
+        let read = Enablement::read(&of_chart(), []).expect("selectors");
+        assert_eq!(read, Enablement::usual([]), "the usual ones are the chart's");
+        let cases = [
+            (Some("ambient"), None, true),
+            (None, Some("ambient"), true),
+            (Some("none"), Some("ambient"), false),
+            (Some("other"), Some("ambient"), true),
+            (None, None, false),
+            (None, Some("other"), false),
+        ];
+        for (of_pod, of_namespace, selected) in cases {
+            let selects = read.selects(&pod(of_pod), &labels(of_namespace));
+            assert_eq!(selects.is_ok(), selected, "{of_pod:?} {of_namespace:?}");
+        }
+    }
+
+    #[test]
+    fn some_pods_are_never_in_ambient_mode() {
+        let usual = Enablement::usual(["kube-system".to_owned()]);
+        let because = |pointer: &str, value: Value| {
+            let mut pod = pod(Some("ambient"));
+            let (parent, key) = pointer.rsplit_once('/').expect("a pointer");
+            pod.pointer_mut(parent).expect("a parent")[key] = value;
+            usual.selects(&pod, &Map::new())
+        };
+        assert_eq!(because("/spec/hostNetwork", json!(false)), Ok(()));
+        assert_eq!(because("/spec/hostNetwork", json!(true)), Err(NotAmbient::HostNetwork));
+        assert_eq!(because("/metadata/namespace", json!("kube-system")), Err(NotAmbient::ExcludedNamespace));
+        let sidecar = json!({"sidecar.istio.io/status": ""});
+        assert_eq!(because("/metadata/annotations", sidecar), Err(NotAmbient::Sidecar));
+        assert_eq!(usual.selects(&json!(7), &Map::new()), Err(NotAmbient::NotSelected));
+    }
+
+    #[test]
+    fn selectors_mean_what_they_mean_to_the_api_server() {
+        let selects = |condition: Value| {
+            let selectors = json!([{"podSelector": {"matchExpressions": [condition]}}]);
+            Enablement::read(&selectors, [])
+                .map(|read| read.selects(&pod(Some("ambient")), &Map::new()).is_ok())
+        };
+        let condition = |operator: &str, key: &str, values: &[&str]| {
+            selects(json!({"key": key, "operator": operator, "values": values}))
+        };
+        assert_eq!(condition("In", DATAPLANE_LABEL, &["ambient", "x"]), Ok(true));
+        assert_eq!(condition("In", "app", &["x"]), Ok(false));
+        assert_eq!(condition("NotIn", "app", &["x"]), Ok(true));
+        assert_eq!(condition("Exists", DATAPLANE_LABEL, &[]), Ok(true));
+        assert_eq!(condition("DoesNotExist", DATAPLANE_LABEL, &[]), Ok(false));
+        for (operator, values) in [("In", &[][..]), ("Exists", &["x"])] {
+            let error = condition(operator, "app", values).expect_err("not a condition").to_string();
+            assert!(error.contains("\"app\""), "{error}");
+        }
+        assert!(matches!(condition("Like", "app", &[]), Err(EnablementError::Form(_))));
+        assert!(
+            Enablement::read(&json!({}), []).is_err()
+                && Enablement::read(&json!([{"podselector": {}}]), []).is_err()
+        );
+        let all = Enablement::read(&json!([{}]), []).expect("selects all");
+        assert_eq!(all.selects(&pod(None), &Map::new()), Ok(()));
+        let none = Enablement::read(&json!([]), []).expect("selects none");
+        assert_eq!(none.selects(&pod(Some("ambient")), &Map::new()), Err(NotAmbient::NotSelected));
+    }
+}
