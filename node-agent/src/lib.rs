@@ -13,6 +13,7 @@
 //! `pod-netns` finds their namespaces. [`ambient_command`] programs one namespace by hand. [`rights`] decides which privileges an agent keeps, and [`confine`] which files it may use.
 
 pub mod agent;
+pub mod ambient;
 pub mod ambient_command;
 pub mod cluster;
 pub mod confine;

@@ -1,0 +1,334 @@
+//! The next step of a pod's enrolment, from what is wanted and what is there. Nothing is remembered, so an agent that was killed at any step
+//! goes on at that step.
+//!
+//! Enrolling: rules, then ztunnel, then probes, then the annotation. The other way round a pod would lose connections: without rules nothing
+//! reaches ztunnel, with rules and no ztunnel nothing reaches the pod. Leaving: probes, then rules, then ztunnel.
+
+/// What the annotation says about the pod. Whatever has another value counts as none.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Redirection {
+    /// It is enrolled: rules, ztunnel and probes are verified.
+    Enabled,
+    /// It is to be, or to leave, and is not yet.
+    Pending,
+}
+
+impl Redirection {
+    /// The annotation's key.
+    pub const KEY: &str = "ambient.istio.io/redirection";
+
+    /// Its value.
+    #[must_use]
+    pub const fn value(self) -> &'static str {
+        match self {
+            Self::Enabled => "enabled",
+            Self::Pending => "pending",
+        }
+    }
+
+    /// What a value means.
+    #[must_use]
+    pub fn of(value: &str) -> Option<Self> {
+        [Self::Enabled, Self::Pending].into_iter().find(|one| one.value() == value)
+    }
+}
+
+/// One condition of a pod's enrolment, as it is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Condition {
+    /// It is verified.
+    Holds,
+    /// It does not hold, and nothing was tried since that is known.
+    Lacks,
+    /// It was tried, and another try is not due yet; with the reason.
+    Waits(String),
+    /// It cannot be determined, so neither can what to do; with the reason.
+    Unknown(String),
+}
+
+/// ztunnel's part.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Service {
+    /// The newest ztunnel acknowledged the pod in its network namespace.
+    Acknowledged,
+    /// ztunnel was told, and has not acknowledged it; with the reason. It is overdue after a time in which a ztunnel can be replaced.
+    Told {
+        /// Why it has not.
+        why: String,
+        /// Whether it should have by now.
+        is_overdue: bool,
+    },
+    /// ztunnel was not told.
+    Untold,
+}
+
+/// A pod as it is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Observed {
+    /// Whether the rules in its network namespace are as planned. For a pod that is to leave: whether there are any.
+    pub rules: Condition,
+    /// ztunnel's part.
+    pub ztunnel: Service,
+    /// Whether all its addresses are among those of probes. For a pod that is to leave: whether any is.
+    pub probes: Condition,
+    /// What its annotation says.
+    pub annotation: Option<Redirection>,
+}
+
+/// What to do next.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Step {
+    /// Put the rules in force, and verify them.
+    ApplyRules,
+    /// Tell ztunnel to serve the pod.
+    TellZtunnel,
+    /// Add its addresses to those of probes.
+    AddProbes,
+    /// Remove its addresses from those of probes.
+    RemoveProbes,
+    /// Remove the rules.
+    RemoveRules,
+    /// Tell ztunnel to stop serving the pod.
+    Withdraw,
+    /// Write the annotation, or remove it.
+    Annotate(Option<Redirection>),
+    /// Wait for a change, because of this.
+    Wait(String),
+    /// All is as wanted.
+    Done,
+}
+
+/// The next step of a pod that is to be enrolled.
+///
+/// What can be repaired at once is repaired first: that takes milliseconds. If that fails, or takes long, the annotation is withdrawn.
+#[must_use]
+pub fn enrol(pod: &Observed) -> Step {
+    match (&pod.rules, &pod.ztunnel, &pod.probes) {
+        (Condition::Lacks, _, _) => Step::ApplyRules,
+        (Condition::Waits(why) | Condition::Unknown(why), _, _) => pending(pod, why),
+        (Condition::Holds, Service::Untold, _) => Step::TellZtunnel,
+        (Condition::Holds, Service::Told { why, is_overdue }, _) => {
+            let is_claimed = pod.annotation == Some(Redirection::Enabled);
+            if is_claimed && !is_overdue { Step::Wait(why.clone()) } else { pending(pod, why) }
+        }
+        (Condition::Holds, Service::Acknowledged, Condition::Lacks) => Step::AddProbes,
+        (Condition::Holds, Service::Acknowledged, Condition::Waits(why) | Condition::Unknown(why)) => {
+            pending(pod, why)
+        }
+        (Condition::Holds, Service::Acknowledged, Condition::Holds) => {
+            annotated(pod, Some(Redirection::Enabled)).unwrap_or(Step::Done)
+        }
+    }
+}
+
+/// The next step of a pod that runs and is not to be enrolled. What cannot be removed stops the rest: rules without ztunnel would take the pod off the
+/// network.
+#[must_use]
+pub fn leave(pod: &Observed) -> Step {
+    if pod.annotation == Some(Redirection::Enabled) {
+        return Step::Annotate(Some(Redirection::Pending));
+    }
+    match (&pod.probes, &pod.rules, &pod.ztunnel) {
+        (Condition::Holds, _, _) => Step::RemoveProbes,
+        (Condition::Waits(why) | Condition::Unknown(why), _, _) => Step::Wait(why.clone()),
+        (Condition::Lacks, Condition::Holds, _) => Step::RemoveRules,
+        (Condition::Lacks, Condition::Waits(why) | Condition::Unknown(why), _) => Step::Wait(why.clone()),
+        (Condition::Lacks, Condition::Lacks, Service::Acknowledged | Service::Told { .. }) => Step::Withdraw,
+        (Condition::Lacks, Condition::Lacks, Service::Untold) => annotated(pod, None).unwrap_or(Step::Done),
+    }
+}
+
+/// The annotation says that the pod is not enrolled yet; then the step is to wait.
+fn pending(pod: &Observed, why: &str) -> Step {
+    annotated(pod, Some(Redirection::Pending)).unwrap_or_else(|| Step::Wait(why.to_owned()))
+}
+
+/// The step that makes the annotation this one, if it is not.
+fn annotated(pod: &Observed, wanted: Option<Redirection>) -> Option<Step> {
+    (pod.annotation != wanted).then_some(Step::Annotate(wanted))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn condition() -> impl Strategy<Value = Condition> {
+        prop_oneof![
+            Just(Condition::Holds),
+            Just(Condition::Lacks),
+            Just(Condition::Waits("it failed".into())),
+            Just(Condition::Unknown("it cannot be read".into())),
+        ]
+    }
+
+    fn service() -> impl Strategy<Value = Service> {
+        prop_oneof![
+            Just(Service::Acknowledged),
+            any::<bool>().prop_map(|is_overdue| Service::Told { why: "no answer".into(), is_overdue }),
+            Just(Service::Untold),
+        ]
+    }
+
+    fn observed() -> impl Strategy<Value = Observed> {
+        let annotation =
+            prop::option::of(prop_oneof![Just(Redirection::Enabled), Just(Redirection::Pending)]);
+        (condition(), service(), condition(), annotation)
+            .prop_map(|(rules, ztunnel, probes, annotation)| Observed { rules, ztunnel, probes, annotation })
+    }
+
+    fn is_enrolled(pod: &Observed) -> bool {
+        (&pod.rules, &pod.ztunnel, &pod.probes)
+            == (&Condition::Holds, &Service::Acknowledged, &Condition::Holds)
+    }
+
+    /// What a step makes of the pod, if it succeeds or, `fails`, does not; and what waiting brings.
+    fn after(mut pod: Observed, step: &Step, fails: bool) -> Observed {
+        let done = |holds| match (fails, holds) {
+            (true, _) => Condition::Waits("it failed".into()),
+            (false, true) => Condition::Holds,
+            (false, false) => Condition::Lacks,
+        };
+        match step {
+            Step::ApplyRules => pod.rules = done(true),
+            Step::RemoveRules => pod.rules = done(false),
+            Step::AddProbes => pod.probes = done(true),
+            Step::RemoveProbes => pod.probes = done(false),
+            Step::TellZtunnel => pod.ztunnel = Service::Told { why: "no answer".into(), is_overdue: false },
+            Step::Withdraw => pod.ztunnel = Service::Untold,
+            Step::Annotate(annotation) if !fails => pod.annotation = *annotation,
+            Step::Annotate(_) | Step::Done => {}
+            Step::Wait(_) => {
+                // The next try is due, and shows how it is.
+                for part in [&mut pod.rules, &mut pod.probes] {
+                    if matches!(part, Condition::Waits(_) | Condition::Unknown(_)) {
+                        *part = if fails { Condition::Holds } else { Condition::Lacks };
+                    }
+                }
+                if matches!(pod.ztunnel, Service::Told { .. }) {
+                    pod.ztunnel = match fails {
+                        true => Service::Told { why: "refused".into(), is_overdue: true },
+                        false => Service::Acknowledged,
+                    };
+                }
+            }
+        }
+        pod
+    }
+
+    proptest! {
+        #[test]
+        fn enabled_is_written_only_of_enrolled_pods(pod in observed()) {
+            for step in [enrol(&pod), leave(&pod)] {
+                if step == Step::Annotate(Some(Redirection::Enabled)) {
+                    prop_assert!(is_enrolled(&pod), "{pod:?}");
+                }
+            }
+            prop_assert_ne!(leave(&pod), Step::Annotate(Some(Redirection::Enabled)));
+        }
+
+        #[test]
+        fn enabled_does_not_stay_where_something_is_missing(mut pod in observed()) {
+            pod.annotation = Some(Redirection::Enabled);
+            prop_assert_eq!(leave(&pod), Step::Annotate(Some(Redirection::Pending)));
+            // It is repaired, withdrawn, or waits for a ztunnel that is being replaced.
+            match enrol(&pod) {
+                Step::Done => prop_assert!(is_enrolled(&pod), "{pod:?}"),
+                Step::Wait(_) => prop_assert!(matches!(pod.ztunnel, Service::Told { is_overdue: false, .. }), "{pod:?}"),
+                step => prop_assert!(
+                    matches!(step, Step::ApplyRules | Step::TellZtunnel | Step::AddProbes | Step::Annotate(Some(Redirection::Pending))),
+                    "{pod:?}: {step:?}"
+                ),
+            }
+        }
+
+        #[test]
+        fn whatever_failed_before_all_ends_as_wanted(
+            mut pod in observed(),
+            failures in prop::collection::vec(any::<bool>(), 0..20),
+            is_wanted in any::<bool>(),
+        ) {
+            let next = if is_wanted { enrol } else { leave };
+            for fails in failures {
+                let step = next(&pod);
+                pod = after(pod, &step, fails);
+            }
+            let mut steps = Vec::new();
+            while steps.last() != Some(&Step::Done) {
+                steps.push(next(&pod));
+                prop_assert!(steps.len() < 12, "it never ends: {steps:?}");
+                pod = after(pod, steps.last().expect("one"), false);
+            }
+            let gone = Observed {
+                rules: Condition::Lacks,
+                ztunnel: Service::Untold,
+                probes: Condition::Lacks,
+                annotation: None,
+            };
+            let is_as_wanted = if is_wanted { is_enrolled(&pod) } else { pod == gone };
+            prop_assert!(is_as_wanted, "{pod:?} after {steps:?}");
+            prop_assert_eq!(pod.annotation, is_wanted.then_some(Redirection::Enabled));
+        }
+
+        #[test]
+        fn no_step_takes_a_pod_off_the_network(pod in observed()) {
+            match leave(&pod) {
+                Step::Withdraw => prop_assert_eq!(&pod.rules, &Condition::Lacks),
+                Step::RemoveRules => prop_assert_eq!(&pod.probes, &Condition::Lacks),
+                _ => {}
+            }
+            if enrol(&pod) == Step::AddProbes {
+                prop_assert_eq!((&pod.rules, &pod.ztunnel), (&Condition::Holds, &Service::Acknowledged));
+            }
+        }
+    }
+
+    #[test]
+    fn a_new_pod_is_enrolled_in_order() {
+        let mut pod = Observed {
+            rules: Condition::Lacks,
+            ztunnel: Service::Untold,
+            probes: Condition::Lacks,
+            annotation: None,
+        };
+        let mut steps = Vec::new();
+        loop {
+            let step = enrol(&pod);
+            pod = after(pod, &step, false);
+            steps.push(step);
+            if steps.last() == Some(&Step::Done) {
+                break;
+            }
+        }
+        let waiting = Step::Wait("no answer".into());
+        let (pending, enabled) = (Some(Redirection::Pending), Some(Redirection::Enabled));
+        assert_eq!(
+            steps,
+            [
+                Step::ApplyRules,
+                Step::TellZtunnel,
+                Step::Annotate(pending),
+                waiting,
+                Step::AddProbes,
+                Step::Annotate(enabled),
+                Step::Done
+            ]
+        );
+    }
+
+    #[test]
+    fn after_a_reboot_an_annotation_proves_nothing() {
+        let enabled = Some(Redirection::Enabled);
+        let mut pod = Observed {
+            rules: Condition::Unknown("no network namespace has the pod's addresses".into()),
+            ztunnel: Service::Untold,
+            probes: Condition::Lacks,
+            annotation: enabled,
+        };
+        assert_eq!(enrol(&pod), Step::Annotate(Some(Redirection::Pending)));
+        pod.rules = Condition::Lacks;
+        assert_eq!(enrol(&pod), Step::ApplyRules);
+        assert_eq!(Redirection::of("enabled"), enabled);
+        assert_eq!(Redirection::of("Enabled"), None);
+    }
+}

@@ -1,0 +1,6 @@
+//! Ambient mode: pods without a sidecar, which the node's ztunnel serves.
+//!
+//! A pod is enrolled when its rules are as planned, ztunnel has acknowledged it, and its addresses are among those whose probes are let
+//! through. [`decision`] compares that with what is wanted, and is pure.
+
+pub mod decision;
