@@ -45,6 +45,8 @@ pub mod pod;
 #[cfg(feature = "write")]
 mod preview;
 #[cfg(feature = "write")]
+pub mod probes;
+#[cfg(feature = "write")]
 mod restore;
 pub mod routes;
 mod socket;

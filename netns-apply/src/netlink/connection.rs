@@ -8,7 +8,8 @@ use super::{Missing, NetlinkError};
 use crate::socket::{Ended, NetlinkSocket, code};
 use netfilter_state::{
     netlink::{
-        Answer, Batch, Extension, FinishedBatch, Message, Messages, Observed, Obstacle, Part, request,
+        Answer, Batch, BatchError, Extension, FinishedBatch, Message, Messages, Observed, Obstacle, Part,
+        request,
     },
     steps::Transaction,
 };
@@ -291,6 +292,26 @@ impl Connection {
                 self.reopen()?;
                 Err(NetlinkError::TooMuch(most))
             }
+        }
+    }
+
+    /// Sends a transaction all of whose messages have one number, as they are.
+    pub(crate) fn transact(
+        &mut self,
+        what: &'static str,
+        transaction: impl FnOnce(u32) -> Option<Vec<u8>>,
+    ) -> Result<(), NetlinkError> {
+        let sequence = self.socket.next_sequence();
+        let bytes = transaction(sequence).ok_or(BatchError::TooLong)?;
+        self.socket.send(&bytes).map_err(failed(what))?;
+        let ended = self.socket.answer(sequence, |_| Ok::<(), Errno>(())).map_err(failed(what))?;
+        match ended {
+            Ended::Whole | Ended::Interrupted => Ok(()),
+            Ended::Refused(answer) => match code(&answer) {
+                Errno::EPERM => Err(NetlinkError::NotPermitted),
+                Errno::ERESTART | Errno::EAGAIN => Err(NetlinkError::Contended),
+                cause => Err(NetlinkError::Question { what, cause, text: answer.text }),
+            },
         }
     }
 

@@ -265,6 +265,12 @@ pub mod attribute {
         pub const LAST_PORT: u16 = 2;
         pub const FLAGS: u16 = 3;
     }
+    pub mod nat {
+        pub const TYPE: u16 = 1;
+        pub const FAMILY: u16 = 2;
+        pub const FIRST_ADDRESS: u16 = 3;
+        pub const LAST_ADDRESS: u16 = 4;
+    }
     pub mod tproxy {
         pub const FAMILY: u16 = 1;
         pub const PORT: u16 = 3;

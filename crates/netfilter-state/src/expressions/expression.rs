@@ -117,8 +117,13 @@ impl Expressions<'_> {
 
     /// Goes on only when what is loaded is, or is not, in a set of this transaction.
     pub(crate) fn lookup(&mut self, not: bool, set: u32) {
+        self.lookup_in(not, crate::expressions::abi::ANONYMOUS_SET, set);
+    }
+
+    /// Goes on only when what is loaded is, or is not, in the set of this name, which has this number in the transaction.
+    pub(crate) fn lookup_in(&mut self, not: bool, name: &str, set: u32) {
         self.expression("lookup", |data| {
-            data.text(attribute::lookup::SET, crate::expressions::abi::ANONYMOUS_SET);
+            data.text(attribute::lookup::SET, name);
             data.u32(attribute::lookup::SOURCE, register::FIRST);
             data.u32(attribute::lookup::SET_ID, set);
             if not {
@@ -183,6 +188,20 @@ impl Expressions<'_> {
             data.u32(attribute::redir::LAST_PORT, register::FIRST);
             data.u32(attribute::redir::FLAGS, super::abi::PORTS_GIVEN);
         });
+    }
+
+    /// From the address that is loaded, instead of the packet's source.
+    pub(crate) fn source_nat(&mut self, family: u8) {
+        const SOURCE: u32 = 0;
+        self.numbers(
+            "nat",
+            &[
+                (attribute::nat::TYPE, SOURCE),
+                (attribute::nat::FAMILY, u32::from(family)),
+                (attribute::nat::FIRST_ADDRESS, register::FIRST),
+                (attribute::nat::LAST_ADDRESS, register::FIRST),
+            ],
+        );
     }
 
     /// To the listener on the port that is loaded.

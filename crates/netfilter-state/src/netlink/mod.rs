@@ -23,6 +23,7 @@ mod native_difference;
 mod native_state;
 mod observed;
 mod part;
+pub mod probes;
 pub mod request;
 mod ruleset;
 pub(crate) mod sets;

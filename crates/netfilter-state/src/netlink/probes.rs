@@ -1,0 +1,343 @@
+//! The node's table for ambient mode: TCP connections that the node's own processes, such as the kubelet, open to enrolled pods get a source address
+//! that the pods' rules let through, so that probes need no mesh identity.
+//!
+//! It holds one set of pods' addresses for each family, and one rule for each set. Whatever it holds, one transaction replaces it whole; connections
+//! that were open before go on, because connection tracking has their addresses.
+
+use alloc::{collections::BTreeSet, vec::Vec};
+use core::net::IpAddr;
+
+use redirect_core::ambient::{PROBE_V4, PROBE_V6};
+
+use super::{Message, family_number};
+use crate::expressions::{
+    abi::{self, attribute, family, flags, key_type, kind, meta},
+    expression::{AddressOffset, Expressions},
+    wire::{Attribute, Head, Writer},
+};
+use redirect_core::values::Family;
+
+/// The table, of family inet.
+pub const TABLE: &str = "istio-ambient-probes";
+const CHAIN: &str = "postrouting";
+/// The hook behind routing.
+const POSTROUTING: u32 = 4;
+/// Before chains that masquerade, at 100: the first chain that translates a connection decides.
+const PRIORITY: u32 = 99;
+const CHAIN_TYPE: &str = "nat";
+/// No process has this user. A packet without a local socket ends the rule as soon as its user is loaded; the comparison is for nft, which prints no rule
+/// without one.
+const NO_USER: u32 = u32::MAX;
+/// A rule's comment, as nft keeps it: type 0, its length, and its text. Rules cannot change, so one with this comment is as it was written; another
+/// form of them takes another number.
+const COMMENT: &[u8] = b"\x00\x18istio ambient, probes 1\x00";
+/// The most elements of a message: an attribute holds less than 64 KiB.
+const MOST_ELEMENTS: usize = 1024;
+
+/// The table as the kernel holds it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ProbeTable {
+    exists: bool,
+    /// It is dormant, or another program's.
+    is_altered: bool,
+    chains: usize,
+    /// The chain is where it should be.
+    is_hooked: bool,
+    /// How many rules there are, and how many of them are ours.
+    rules: (usize, usize),
+    addresses: BTreeSet<IpAddr>,
+}
+
+impl ProbeTable {
+    /// Whether it exists.
+    #[must_use]
+    pub const fn exists(&self) -> bool {
+        self.exists
+    }
+
+    /// The addresses in its sets.
+    #[must_use]
+    pub const fn addresses(&self) -> &BTreeSet<IpAddr> {
+        &self.addresses
+    }
+
+    /// Whether it does what it should for these addresses and no others.
+    #[must_use]
+    pub fn is_for(&self, addresses: &BTreeSet<IpAddr>) -> bool {
+        self.works() && self.addresses == *addresses
+    }
+
+    /// Whether its rules are those that were written, for whichever addresses.
+    #[must_use]
+    pub fn works(&self) -> bool {
+        self.exists && !self.is_altered && self.is_hooked && self.chains == 1 && self.rules == (2, 2)
+    }
+
+    /// Takes a message of the kernel that tells of tables, chains, rules or elements.
+    pub fn take(&mut self, message: &Message<'_>) {
+        if message.family != family::INET {
+            return;
+        }
+        let attributes = message.attributes();
+        let text = |kind| attributes.find(kind).map(Attribute::text_bytes);
+        // The table's name has the same number in all of them.
+        if text(attribute::table::NAME) != Some(TABLE.as_bytes()) {
+            return;
+        }
+        match message.kind {
+            kind::NEW_TABLE => {
+                self.exists = true;
+                let flags = attributes.find(attribute::table::FLAGS).and_then(Attribute::u32);
+                self.is_altered = flags.is_some_and(|flags| flags != 0);
+            }
+            kind::NEW_CHAIN => {
+                self.chains = self.chains.saturating_add(1);
+                self.is_hooked |= is_hooked(message);
+            }
+            kind::NEW_RULE => {
+                let user_data = attributes.find(attribute::rule::USER_DATA);
+                let is_ours = user_data.is_some_and(|data| data.0 == COMMENT);
+                self.rules.0 = self.rules.0.saturating_add(1);
+                self.rules.1 = self.rules.1.saturating_add(usize::from(is_ours));
+            }
+            kind::NEW_SET_ELEMENT => {
+                let elements = attributes.find(attribute::elements::ELEMENTS);
+                let elements = elements.into_iter().flat_map(|all| all.attributes().map(|(_, one)| one));
+                self.addresses.extend(elements.filter_map(address));
+            }
+            _ => {}
+        }
+    }
+}
+
+fn is_hooked(message: &Message<'_>) -> bool {
+    let attributes = message.attributes();
+    let hook = attributes.find(attribute::chain::HOOK).map(Attribute::attributes);
+    let number = |kind| hook.and_then(|hook| hook.find(kind)).and_then(Attribute::u32);
+    let policy = attributes.find(attribute::chain::POLICY).and_then(Attribute::u32);
+    number(attribute::hook::NUMBER) == Some(POSTROUTING)
+        && number(attribute::hook::PRIORITY) == Some(PRIORITY)
+        && policy == Some(abi::POLICY_ACCEPT)
+        && attributes.find(attribute::chain::TYPE).and_then(Attribute::text) == Some(CHAIN_TYPE)
+}
+
+/// The address that an element holds.
+fn address(element: Attribute<'_>) -> Option<IpAddr> {
+    let key = element.attributes().find(attribute::element::KEY)?;
+    let bytes = key.attributes().find(attribute::data::VALUE)?.0;
+    let v4 = || <[u8; 4]>::try_from(bytes).ok().map(IpAddr::from);
+    <[u8; 16]>::try_from(bytes).ok().map(IpAddr::from).or_else(v4)
+}
+
+/// The name of a family's set.
+#[must_use]
+pub const fn set_name(of: Family) -> &'static str {
+    match of {
+        Family::V4 => "pods-v4",
+        Family::V6 => "pods-v6",
+    }
+}
+
+/// A transaction that puts the table in force for these addresses, in place of what it held. `None` if it is too long to be sent.
+#[must_use]
+pub fn replace(sequence: u32, addresses: &BTreeSet<IpAddr>) -> Option<Vec<u8>> {
+    let mut parts = Parts::new(sequence);
+    // The first makes sure that there is one to delete.
+    parts.table(kind::NEW_TABLE, flags::CREATE);
+    parts.table(kind::DELETE_TABLE, 0);
+    parts.table(kind::NEW_TABLE, flags::CREATE);
+    parts.chain();
+    for (id, of) in (1..).zip(Family::BOTH) {
+        parts.set(of, id);
+        let keys: Vec<IpAddr> =
+            addresses.iter().copied().filter(|address| address.is_ipv4() == (of == Family::V4)).collect();
+        keys.chunks(MOST_ELEMENTS).for_each(|keys| parts.elements(of, id, keys));
+        parts.rule(of, id);
+    }
+    parts.finish()
+}
+
+/// A transaction that removes the table, whether it exists or not.
+#[must_use]
+pub fn remove(sequence: u32) -> Option<Vec<u8>> {
+    let mut parts = Parts::new(sequence);
+    parts.table(kind::NEW_TABLE, flags::CREATE);
+    parts.table(kind::DELETE_TABLE, 0);
+    parts.finish()
+}
+
+/// A transaction being written. All its messages have one number: the first error is as good as any.
+struct Parts {
+    sequence: u32,
+    writer: Writer,
+}
+
+impl Parts {
+    fn new(sequence: u32) -> Self {
+        let mut parts = Self { sequence, writer: Writer::default() };
+        parts.limit(kind::BATCH_BEGIN);
+        parts
+    }
+
+    fn limit(&mut self, kind: u16) {
+        let head = Head {
+            kind,
+            flags: flags::REQUEST,
+            sequence: self.sequence,
+            family: family::UNSPECIFIED,
+            resource: abi::NFTABLES,
+        };
+        self.writer.message(head, |_| {});
+    }
+
+    fn part(&mut self, kind: u16, flags: u16, body: impl FnOnce(&mut Writer)) {
+        let flags = flags | flags::REQUEST;
+        let head = Head { kind, flags, sequence: self.sequence, family: family::INET, resource: 0 };
+        self.writer.message(head, body);
+    }
+
+    fn finish(mut self) -> Option<Vec<u8>> {
+        self.writer.flag_last(flags::ACK);
+        self.limit(kind::BATCH_END);
+        self.writer.finish()
+    }
+
+    fn table(&mut self, kind: u16, flags: u16) {
+        self.part(kind, flags, |body| body.text(attribute::table::NAME, TABLE));
+    }
+
+    fn chain(&mut self) {
+        self.part(kind::NEW_CHAIN, flags::CREATE, |body| {
+            body.text(attribute::chain::TABLE, TABLE);
+            body.text(attribute::chain::NAME, CHAIN);
+            body.nested(attribute::chain::HOOK, |hook| {
+                hook.u32(attribute::hook::NUMBER, POSTROUTING);
+                hook.u32(attribute::hook::PRIORITY, PRIORITY);
+            });
+            body.u32(attribute::chain::POLICY, abi::POLICY_ACCEPT);
+            body.text(attribute::chain::TYPE, CHAIN_TYPE);
+        });
+    }
+
+    fn set(&mut self, of: Family, id: u32) {
+        let (key, length) = match of {
+            Family::V4 => (key_type::IPV4_ADDRESS, 4),
+            Family::V6 => (key_type::IPV6_ADDRESS, 16),
+        };
+        self.part(kind::NEW_SET, flags::CREATE, |body| {
+            body.text(attribute::set::TABLE, TABLE);
+            body.text(attribute::set::NAME, set_name(of));
+            body.u32(attribute::set::KEY_TYPE, key);
+            body.u32(attribute::set::KEY_LENGTH, length);
+            body.u32(attribute::set::ID, id);
+        });
+    }
+
+    fn elements(&mut self, of: Family, id: u32, keys: &[IpAddr]) {
+        self.part(kind::NEW_SET_ELEMENT, flags::CREATE, |body| {
+            body.text(attribute::elements::TABLE, TABLE);
+            body.text(attribute::elements::SET, set_name(of));
+            body.u32(attribute::elements::SET_ID, id);
+            body.nested(attribute::elements::ELEMENTS, |list| {
+                for key in keys {
+                    list.nested(attribute::list::ELEMENT, |element| {
+                        element.nested(attribute::element::KEY, |data| value(data, *key));
+                    });
+                }
+            });
+        });
+    }
+
+    /// TCP from a local socket to one of the pods: another source.
+    fn rule(&mut self, of: Family, id: u32) {
+        let probe = match of {
+            Family::V4 => IpAddr::V4(PROBE_V4),
+            Family::V6 => IpAddr::V6(PROBE_V6),
+        };
+        self.part(kind::NEW_RULE, flags::CREATE | flags::APPEND, |body| {
+            body.text(attribute::rule::TABLE, TABLE);
+            body.text(attribute::rule::CHAIN, CHAIN);
+            body.nested(attribute::rule::EXPRESSIONS, |list| {
+                let mut rule = Expressions(list);
+                rule.family(family_number(of));
+                rule.protocol(TCP);
+                rule.meta(meta::SOCKET_USER);
+                rule.is(true, &NO_USER.to_ne_bytes());
+                rule.payload(abi::base::NETWORK, AddressOffset::destination(of).0, length_of(probe));
+                rule.lookup_in(false, set_name(of), id);
+                match probe {
+                    IpAddr::V4(address) => rule.value(&address.octets()),
+                    IpAddr::V6(address) => rule.value(&address.octets()),
+                }
+                rule.source_nat(family_number(of));
+            });
+            body.bytes(attribute::rule::USER_DATA, COMMENT);
+        });
+    }
+}
+
+/// The number of the protocol.
+const TCP: u8 = 6;
+
+fn value(data: &mut Writer, address: IpAddr) {
+    match address {
+        IpAddr::V4(address) => data.bytes(attribute::data::VALUE, &address.octets()),
+        IpAddr::V6(address) => data.bytes(attribute::data::VALUE, &address.octets()),
+    }
+}
+
+const fn length_of(address: IpAddr) -> u32 {
+    match address {
+        IpAddr::V4(_) => 4,
+        IpAddr::V6(_) => 16,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::netlink::Messages;
+
+    fn seen(bytes: &[u8]) -> ProbeTable {
+        // The kernel shows what it was sent, in messages of the same kind.
+        let mut table = ProbeTable::default();
+        for message in Messages::new(bytes) {
+            if message.kind == kind::DELETE_TABLE {
+                table = ProbeTable::default();
+            }
+            table.take(&message);
+        }
+        table
+    }
+
+    #[test]
+    fn what_is_written_is_read() {
+        let addresses: BTreeSet<IpAddr> =
+            ["10.1.0.2", "10.1.0.3", "fd00::2"].map(|text| text.parse().expect("an address")).into();
+        let table = seen(&replace(7, &addresses).expect("it fits"));
+        assert!(table.is_for(&addresses), "{table:?}");
+        assert!(!table.is_for(&BTreeSet::new()));
+        assert_eq!(table.addresses(), &addresses);
+        let none = seen(&remove(7).expect("it fits"));
+        assert!(!none.exists() && !none.works());
+    }
+
+    #[test]
+    fn more_pods_than_a_node_has_fit() {
+        let address = |number: u32| IpAddr::from(number.to_be_bytes());
+        let addresses: BTreeSet<IpAddr> = (0x0a00_0000..0x0a00_1000).map(address).collect();
+        let table = seen(&replace(7, &addresses).expect("it fits"));
+        assert!(table.is_for(&addresses) && addresses.len() == 4096);
+    }
+
+    #[test]
+    fn bytes_of_any_kind_are_read_without_a_panic() {
+        let bytes = replace(7, &BTreeSet::from([IpAddr::from([10, 1, 0, 2])])).expect("it fits");
+        for at in 0..bytes.len() {
+            let mut damaged = bytes.clone();
+            damaged[at] ^= 0xff;
+            let _ = seen(&damaged);
+            let _ = seen(&bytes[..at]);
+        }
+    }
+}

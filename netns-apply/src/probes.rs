@@ -1,0 +1,90 @@
+//! The node's table for ambient mode, in the calling thread's network namespace, which must be the node's: the addresses of pods whose probes pods'
+//! rules let through. [`netfilter_state::netlink::probes`] has its form.
+
+use crate::netlink::{Connection, NetlinkError};
+use netfilter_state::netlink::{
+    probes::{self, ProbeTable, TABLE},
+    request,
+};
+use redirect_core::Family;
+use std::{collections::BTreeSet, net::IpAddr};
+
+/// How often the table is read again if it changes while it is read.
+const TRIES: usize = 20;
+
+/// Makes these addresses, and no others, those of probes. Returns whether that changed anything. A killed call leaves the table as it was, or as
+/// wanted.
+///
+/// # Errors
+/// The kernel refuses, or another program keeps changing the table. Nothing was changed then.
+///
+/// ```no_run
+/// use std::collections::BTreeSet;
+///
+/// let pod = "10.1.0.2".parse()?;
+/// netns_apply::probes::set(&BTreeSet::from([pod]))?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub fn set(addresses: &BTreeSet<IpAddr>) -> Result<bool, NetlinkError> {
+    let mut connection = Connection::open()?;
+    if read(&mut connection)?.is_for(addresses) {
+        return Ok(false);
+    }
+    connection.transact("change the addresses of probes", |sequence| probes::replace(sequence, addresses))?;
+    // It is read back: what another agent wrote at the same moment must not count as ours.
+    if read(&mut connection)?.is_for(addresses) { Ok(true) } else { Err(NetlinkError::Changed) }
+}
+
+/// Reads the table.
+///
+/// # Errors
+/// The kernel refuses, or another program keeps changing it.
+pub fn observe() -> Result<ProbeTable, NetlinkError> {
+    read(&mut Connection::open()?)
+}
+
+/// Removes the table. Returns whether it existed.
+///
+/// # Errors
+/// The kernel refuses. Nothing was changed then.
+pub fn remove() -> Result<bool, NetlinkError> {
+    let mut connection = Connection::open()?;
+    let exists = read(&mut connection)?.exists();
+    if exists {
+        connection.transact("remove the addresses of probes", probes::remove)?;
+    }
+    Ok(exists)
+}
+
+/// Other programs may change other tables all the time; then two readings alike are enough.
+fn read(connection: &mut Connection) -> Result<ProbeTable, NetlinkError> {
+    let mut earlier = None;
+    for _ in 0..TRIES {
+        let (table, is_of_one_generation) = read_once(connection)?;
+        if is_of_one_generation || earlier.as_ref() == Some(&table) {
+            return Ok(table);
+        }
+        earlier = Some(table);
+    }
+    Err(NetlinkError::Contended)
+}
+
+/// The table, and whether nothing changed while it was read.
+fn read_once(connection: &mut Connection) -> Result<(ProbeTable, bool), NetlinkError> {
+    const WHAT: &str = "list the addresses of probes";
+    let mut table = ProbeTable::default();
+    let generation = connection.generation()?;
+    let mut is_whole = connection.ask(WHAT, request::tables, |message| table.take(message))?;
+    if table.exists() {
+        is_whole &= connection.ask(WHAT, request::native_chains, |message| table.take(message))?;
+        let rules = |sequence| request::native_rules(sequence, TABLE);
+        is_whole &= connection.ask(WHAT, rules, |message| table.take(message))?;
+        for of in Family::BOTH {
+            let elements = |sequence| request::native_elements(sequence, TABLE, probes::set_name(of));
+            // One of another form may lack a set; then it has no addresses.
+            connection.ask(WHAT, elements, |message| table.take(message))?;
+        }
+    }
+    let is_of_one_generation = is_whole && connection.generation()? == generation;
+    Ok((table, is_of_one_generation))
+}
