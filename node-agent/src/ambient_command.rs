@@ -2,22 +2,22 @@
 //! look for an error. No agent is needed, and none is asked.
 
 use std::ffi::OsString;
-use std::fs;
 use std::process::ExitCode;
 
 use clap::Command;
 use controller_runtime::SCOPE;
 use netns_apply::netns::Netns;
 use netns_apply::pod::{FOREIGN, HostNamespace, Outside, hosts, remember_hosts, suitable};
-use netns_apply::{ApplyOptions, Mismatch, Outcome, apply, cleanup, observe, verify};
+use netns_apply::{ApplyOptions, Mismatch, Outcome, apply, cleanup, verify};
 use privileges::{CapabilitySet, keep_only};
+use redirect_core::AmbientRedirect;
 use redirect_core::options::BackendChoice;
-use redirect_core::plan::DataPlane;
 use redirect_core::settings::{AMBIENT_SETTINGS, Key, RawSettings, Setting, Source};
 use redirect_core::values::parse_word;
-use redirect_core::{AmbientRedirect, Families};
 use settings_cli::{CommandLine, Line, Pages, ParsedArgs, setting_row};
 use settings_table::{Row, Takes};
+
+use crate::ambient::rules::{here, refuse_sidecar};
 
 /// The word that begins such a command line.
 pub const WORD: &str = "ambient";
@@ -29,8 +29,6 @@ const BACKEND: &str = "backend";
 const BACKENDS: &[(&str, BackendChoice)] =
     &[("netlink", BackendChoice::Netlink), ("native", BackendChoice::NativeNft)];
 const BACKEND_WORDS: &[&str] = &["netlink", "native"];
-/// Whether IPv6 is off on the loopback interface of the thread's network namespace.
-const LOOPBACK_WITHOUT_V6: &str = "/proc/sys/net/ipv6/conf/lo/disable_ipv6";
 
 const PAGES: Pages = Pages {
     examples: &[
@@ -229,15 +227,6 @@ fn netns(path: Option<&str>) -> Result<Netns, String> {
     }
 }
 
-/// A pod with a sidecar stays with it: its rules are not ours to replace or remove here.
-fn refuse_sidecar(options: &ApplyOptions) -> Result<(), String> {
-    let observed = observe(options).map_err(|error| error.to_string())?;
-    if observed.data_planes().contains(&DataPlane::Sidecar) {
-        return Err("the network namespace has rules of a sidecar; remove them with istio-iptables --cleanup-only if the pod has none any more".to_owned());
-    }
-    Ok(())
-}
-
 fn put_in_force(redirect: AmbientRedirect, options: &ApplyOptions) -> Result<(), String> {
     let plan = here(redirect).plan();
     let outcome = apply(&plan, options).map_err(|error| error.to_string())?;
@@ -252,15 +241,6 @@ fn put_in_force(redirect: AmbientRedirect, options: &ApplyOptions) -> Result<(),
         }
         Ok(Some(mismatch)) => Err(format!("the rules have been changed since: {mismatch}; run it again")),
         Err(error) => Err(format!("the rules are in force, but cannot be verified: {error}")),
-    }
-}
-
-/// The redirection as far as the thread's network namespace has IPv6.
-fn here(redirect: AmbientRedirect) -> AmbientRedirect {
-    match fs::read_to_string(LOOPBACK_WITHOUT_V6) {
-        Ok(text) if text.trim() == "0" => redirect,
-        Ok(_) => redirect.with_local_routes(Families::V4),
-        Err(_) => redirect.with_families(Families::V4),
     }
 }
 

@@ -1,0 +1,314 @@
+//! Pods that come, go, fail and change in any order, with an agent that is killed now and then, in a world of memory.
+
+use super::*;
+use crate::ambient::pod::NotEnrolled;
+use cni_core::enablement::NotAmbient;
+use cni_core::pod_source::PodName;
+use proptest::prelude::*;
+use redirect_core::Families;
+use zds::Workload;
+
+/// A node, its ztunnel, and the API server.
+#[derive(Debug, Default)]
+struct World {
+    pods: BTreeMap<String, Pod>,
+    probes: BTreeSet<IpAddr>,
+    /// What ztunnel was told of, and acknowledged.
+    told: BTreeMap<String, (NetnsInode, PodState)>,
+    /// What fails: rules, probes, the API server, finding namespaces.
+    broken: [bool; 4],
+    /// Whether ztunnel answers.
+    serves: bool,
+}
+
+#[derive(Debug, Clone)]
+struct Pod {
+    number: u8,
+    is_wanted: bool,
+    netns: u64,
+    has_rules: bool,
+    annotation: Option<Redirection>,
+}
+
+#[derive(Debug, Clone)]
+enum Event {
+    Start(u8, bool),
+    End(u8),
+    /// The pod's labels change.
+    Want(u8, bool),
+    /// Its sandbox is made again.
+    Sandbox(u8),
+    /// Another program removes its rules.
+    Drift(u8),
+    /// Another program removes the probes.
+    Flush,
+    Break([bool; 4]),
+    Ztunnel(bool),
+    /// The node restarts: names and annotations are the same, everything else is gone.
+    Reboot,
+    /// The agent is killed, and another begins.
+    Kill,
+    Reconcile,
+    Wait(u64),
+}
+
+fn event() -> impl Strategy<Value = Event> {
+    let pod = 0..4_u8;
+    prop_oneof![
+        4 => (pod.clone(), any::<bool>()).prop_map(|(pod, is_wanted)| Event::Start(pod, is_wanted)),
+        2 => pod.clone().prop_map(Event::End),
+        2 => (pod.clone(), any::<bool>()).prop_map(|(pod, is_wanted)| Event::Want(pod, is_wanted)),
+        1 => pod.clone().prop_map(Event::Sandbox),
+        1 => pod.prop_map(Event::Drift),
+        1 => Just(Event::Flush),
+        2 => prop::array::uniform4(prop::bool::weighted(0.3)).prop_map(Event::Break),
+        3 => any::<bool>().prop_map(Event::Ztunnel),
+        1 => Just(Event::Reboot),
+        1 => Just(Event::Kill),
+        8 => Just(Event::Reconcile),
+        3 => (1..8000_u64).prop_map(Event::Wait),
+    ]
+}
+
+impl Pod {
+    fn uid(&self) -> String {
+        format!("u{}", self.number)
+    }
+
+    fn address(&self) -> IpAddr {
+        IpAddr::from([10, 1, 0, self.number])
+    }
+
+    fn listed(&self) -> AmbientPod {
+        let name = format!("p{}", self.number);
+        AmbientPod {
+            name: PodName { namespace: "shop".into(), name: name.clone() },
+            workload: Workload::new(self.uid(), name, "shop".into(), "a".into()).expect("short"),
+            addresses: vec![self.address()],
+            wanted: if self.is_wanted {
+                Ok(AmbientRedirect::new(Families::Both))
+            } else {
+                Err(NotEnrolled::NotAmbient(NotAmbient::NotSelected))
+            },
+            annotation: self.annotation,
+        }
+    }
+}
+
+impl World {
+    fn pod(&mut self, pod: &AmbientPod) -> &mut Pod {
+        self.pods.get_mut(pod.workload.uid()).expect("a pod that runs")
+    }
+
+    fn is_enrolled(&self, uid: &str) -> bool {
+        let pod = &self.pods[uid];
+        pod.has_rules
+            && self.told.get(uid) == Some(&(NetnsInode(pod.netns), PodState::Acknowledged))
+            && self.probes.contains(&pod.address())
+    }
+
+    fn done(&self, what: usize) -> Result<(), String> {
+        if self.broken[what] { Err(format!("{what} is broken")) } else { Ok(()) }
+    }
+
+    fn set_ztunnel(&mut self, serves: bool) {
+        self.serves = serves;
+        let state = if serves { PodState::Acknowledged } else { PodState::NoZtunnel };
+        self.told.values_mut().for_each(|told| told.1 = state.clone());
+    }
+
+    fn happen(&mut self, event: &Event) {
+        let edit = |world: &mut Self, pod: u8, edit: &dyn Fn(&mut Pod)| {
+            if let Some(pod) = world.pods.get_mut(&format!("u{pod}")) {
+                edit(pod);
+            }
+        };
+        match event {
+            Event::Start(number, is_wanted) => {
+                let pod = Pod {
+                    number: *number,
+                    is_wanted: *is_wanted,
+                    netns: 1,
+                    has_rules: false,
+                    annotation: None,
+                };
+                self.pods.entry(pod.uid()).or_insert(pod);
+            }
+            Event::End(pod) => drop(self.pods.remove(&format!("u{pod}"))),
+            Event::Want(pod, is_wanted) => edit(self, *pod, &|pod| pod.is_wanted = *is_wanted),
+            Event::Sandbox(pod) => {
+                edit(self, *pod, &|pod| (pod.netns, pod.has_rules) = (pod.netns + 1, false))
+            }
+            Event::Drift(pod) => edit(self, *pod, &|pod| pod.has_rules = false),
+            Event::Flush => self.probes.clear(),
+            Event::Break(broken) => self.broken = *broken,
+            Event::Ztunnel(serves) => self.set_ztunnel(*serves),
+            Event::Reboot => {
+                self.probes.clear();
+                self.told.clear();
+                for pod in self.pods.values_mut() {
+                    (pod.netns, pod.has_rules) = (pod.netns + 1, false);
+                }
+            }
+            // What ztunnel has without this agent does not count.
+            Event::Kill => self.told.clear(),
+            Event::Reconcile | Event::Wait(_) => {}
+        }
+    }
+
+    fn listed(&self) -> Vec<AmbientPod> {
+        self.pods.values().map(Pod::listed).collect()
+    }
+}
+
+impl Effects for World {
+    fn find(&mut self, pod: &AmbientPod) -> Result<NetnsInode, String> {
+        self.done(3)?;
+        Ok(NetnsInode(self.pod(pod).netns))
+    }
+
+    fn rules(&mut self, pod: &AmbientPod, _: Option<&AmbientRedirect>) -> Condition {
+        if self.pod(pod).has_rules { Condition::Holds } else { Condition::Lacks }
+    }
+
+    fn change_rules(&mut self, pod: &AmbientPod, redirect: Option<&AmbientRedirect>) -> Result<(), String> {
+        self.done(0)?;
+        self.pod(pod).has_rules = redirect.is_some();
+        Ok(())
+    }
+
+    fn ztunnel(&self, pod: &AmbientPod) -> Option<(NetnsInode, PodState)> {
+        self.told.get(pod.workload.uid()).cloned()
+    }
+
+    fn tell(&mut self, pod: &AmbientPod, netns: NetnsInode) {
+        let state = if self.serves { PodState::Acknowledged } else { PodState::NoZtunnel };
+        self.told.insert(pod.workload.uid().to_owned(), (netns, state));
+    }
+
+    fn withdraw(&mut self, uid: &str) {
+        if let Some(pod) = self.pods.get(uid) {
+            assert!(!pod.has_rules, "rules without ztunnel take a pod off the network");
+        }
+        self.told.remove(uid);
+    }
+
+    fn probes(&mut self) -> Result<BTreeSet<IpAddr>, String> {
+        self.done(1)?;
+        Ok(self.probes.clone())
+    }
+
+    fn set_probes(&mut self, addresses: &BTreeSet<IpAddr>) -> Result<(), String> {
+        self.done(1)?;
+        self.probes = addresses.clone();
+        Ok(())
+    }
+
+    fn annotate(&mut self, pod: &AmbientPod, annotation: Option<Redirection>) -> Result<(), String> {
+        if annotation == Some(Redirection::Enabled) {
+            assert!(self.is_enrolled(pod.workload.uid()), "enabled is written of a pod that is not");
+        }
+        self.done(2)?;
+        self.pod(pod).annotation = annotation;
+        Ok(())
+    }
+}
+
+/// Passes until nothing changes any more, as time goes by.
+fn settle(world: &mut World, enrolment: &mut Enrolment, now: &mut Duration) -> Enrolled {
+    world.broken = [false; 4];
+    world.set_ztunnel(true);
+    let mut last = Enrolled::default();
+    for _ in 0..4 {
+        *now += LONGEST_PAUSE;
+        last = enrolment.reconcile(*now, &world.listed(), world);
+    }
+    last
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 2000, ..ProptestConfig::default() })]
+
+    #[test]
+    fn all_pods_end_as_wanted_and_no_annotation_lies(events in prop::collection::vec(event(), 0..60)) {
+        let (mut world, mut enrolment, mut now) = (World::default(), Enrolment::default(), Duration::ZERO);
+        for event in &events {
+            world.happen(event);
+            match event {
+                Event::Kill | Event::Reboot => enrolment = Enrolment::default(),
+                Event::Wait(milliseconds) => now += Duration::from_millis(*milliseconds),
+                Event::Reconcile => {
+                    let listed = world.listed();
+                    let enrolled = enrolment.reconcile(now, &listed, &mut world);
+                    prop_assert_eq!(enrolled.wanted, listed.iter().filter(|pod| pod.wanted.is_ok()).count());
+                    prop_assert!(enrolled.enrolled <= enrolled.wanted);
+                    for (uid, pod) in &world.pods {
+                        let counts = pod.is_wanted && !enrolled.pending.contains_key(uid);
+                        prop_assert!(!counts || world.is_enrolled(uid), "{} is not enrolled", uid);
+                        // What was claimed and is not so waits only for ztunnel's replacement, or for the API server.
+                        let is_claimed = pod.annotation == Some(Redirection::Enabled);
+                        prop_assert!(!is_claimed || counts || enrolled.pending.contains_key(uid), "{}", uid);
+                    }
+                }
+                _ => {}
+            }
+        }
+        let enrolled = settle(&mut world, &mut enrolment, &mut now);
+        prop_assert!(enrolled.pending.is_empty(), "{:?}", enrolled);
+        prop_assert_eq!(enrolled.enrolled, enrolled.wanted);
+        let mut probes = BTreeSet::new();
+        for (uid, pod) in &world.pods {
+            if pod.is_wanted {
+                prop_assert!(world.is_enrolled(uid), "{}", uid);
+                prop_assert_eq!(pod.annotation, Some(Redirection::Enabled));
+                probes.insert(pod.address());
+            } else {
+                prop_assert!(!pod.has_rules && !world.told.contains_key(uid), "{} has not left", uid);
+                prop_assert_eq!(pod.annotation, None);
+            }
+        }
+        prop_assert_eq!(&world.probes, &probes);
+        let gone = world.told.keys().find(|uid| !world.pods.contains_key(*uid));
+        prop_assert_eq!(gone, None, "ztunnel is told of pods that ended");
+    }
+}
+
+#[test]
+fn a_ztunnel_that_is_replaced_withdraws_no_annotation_and_one_that_stays_away_does() {
+    let (mut world, mut enrolment, mut now) = (World::default(), Enrolment::default(), Duration::ZERO);
+    world.happen(&Event::Start(1, true));
+    assert_eq!(
+        settle(&mut world, &mut enrolment, &mut now).words(),
+        "1 of 1 ambient pods enrolled, verified"
+    );
+    world.set_ztunnel(false);
+    let seen = enrolment.reconcile(now, &world.listed(), &mut world);
+    assert!(seen.enrolled == 0 && seen.pending["u1"].contains("no ztunnel is connected"), "{seen:?}");
+    assert_eq!(world.pods["u1"].annotation, Some(Redirection::Enabled), "it may be back in a moment");
+    assert_eq!(enrolment.next_due(), Some(now + REPLACEMENT));
+    now += REPLACEMENT;
+    enrolment.reconcile(now, &world.listed(), &mut world);
+    assert_eq!(world.pods["u1"].annotation, Some(Redirection::Pending));
+    settle(&mut world, &mut enrolment, &mut now);
+    assert_eq!(world.pods["u1"].annotation, Some(Redirection::Enabled));
+}
+
+#[test]
+fn what_fails_is_tried_again_later_and_says_why() {
+    let (mut world, mut enrolment) = (World::default(), Enrolment::default());
+    world.happen(&Event::Start(1, true));
+    world.happen(&Event::Break([true, false, false, false]));
+    let seen = enrolment.reconcile(Duration::ZERO, &world.listed(), &mut world);
+    assert_eq!(seen.pending["u1"], "0 is broken");
+    assert_eq!(seen.words(), "0 of 1 ambient pods enrolled, verified");
+    assert_eq!(world.pods["u1"].annotation, Some(Redirection::Pending));
+    let mut pauses = Vec::new();
+    let mut now = Duration::ZERO;
+    for _ in 0..10 {
+        let due = enrolment.next_due().expect("a try is due");
+        pauses.push(due - now);
+        now = due;
+        enrolment.reconcile(now, &world.listed(), &mut world);
+    }
+    assert!(pauses.is_sorted() && pauses[0] == SHORTEST_PAUSE && pauses[9] == LONGEST_PAUSE, "{pauses:?}");
+}

@@ -1,0 +1,170 @@
+//! A pod that is to be in ambient mode, as enrolment needs it.
+
+use std::net::IpAddr;
+
+use cni_core::enablement::{Enablement, NotAmbient};
+use cni_core::pod_source::PodName;
+use redirect_core::AmbientRedirect;
+use redirect_core::settings::{Key, RawSettings, Source};
+use serde_json::{Map, Value};
+use zds::Workload;
+
+use super::decision::Redirection;
+
+/// What holds for all pods, unless their annotations decide.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AmbientDefaults {
+    /// Whether DNS queries go to ztunnel (`AMBIENT_DNS_CAPTURE`).
+    pub dns_capture: bool,
+    /// Whether IPv6 is redirected, too (`AMBIENT_IPV6`).
+    pub ipv6: bool,
+}
+
+/// A pod of this node that runs, and is in ambient mode or was.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AmbientPod {
+    /// Its namespace and name.
+    pub name: PodName,
+    /// What ztunnel receives of it.
+    pub workload: Workload,
+    /// All its addresses.
+    pub addresses: Vec<IpAddr>,
+    /// How it is to be redirected; why it is not in ambient mode.
+    pub wanted: Result<AmbientRedirect, NotEnrolled>,
+    /// What its annotation says.
+    pub annotation: Option<Redirection>,
+}
+
+/// Why a pod is not to be enrolled.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum NotEnrolled {
+    /// It is not in ambient mode.
+    #[error(transparent)]
+    NotAmbient(#[from] NotAmbient),
+    /// Its annotations are invalid.
+    #[error("{0}; correct the pod's annotations")]
+    Settings(String),
+}
+
+impl AmbientPod {
+    /// Reads a pod whose namespace has these labels; none if it does not run, or is not a pod.
+    #[must_use]
+    pub fn read(
+        pod: &Value,
+        namespace_labels: &Map<String, Value>,
+        enablement: &Enablement,
+        defaults: AmbientDefaults,
+    ) -> Option<Self> {
+        let text = |pointer: &str| {
+            pod.pointer(pointer).and_then(Value::as_str).filter(|text| !text.is_empty()).map(str::to_owned)
+        };
+        let is_ending = pod.pointer("/metadata/deletionTimestamp").is_some_and(|at| !at.is_null());
+        if is_ending || text("/status/phase").as_deref() != Some("Running") {
+            return None;
+        }
+        let name = PodName { namespace: text("/metadata/namespace")?, name: text("/metadata/name")? };
+        let account = text("/spec/serviceAccountName").unwrap_or_else(|| "default".to_owned());
+        let (uid, pod_name, namespace) = (text("/metadata/uid")?, name.name.clone(), name.namespace.clone());
+        // Names that Kubernetes accepts fit.
+        let workload = Workload::new(uid, pod_name, namespace, account).ok()?;
+        let listed = pod.pointer("/status/podIPs").and_then(Value::as_array).into_iter().flatten();
+        let addresses = listed.filter_map(|item| item.get("ip")?.as_str()?.parse().ok()).collect();
+        let annotations = pod.pointer("/metadata/annotations").and_then(Value::as_object);
+        let annotation = |key: &str| annotations?.get(key)?.as_str();
+        let wanted = enablement.selects(pod, namespace_labels).map_err(NotEnrolled::from);
+        let wanted = wanted.and_then(|()| redirect(defaults, |key| annotation(key)));
+        let annotation = annotation(Redirection::KEY).and_then(Redirection::of);
+        Some(Self { name, workload, addresses, wanted, annotation })
+    }
+}
+
+fn redirect<'a>(
+    defaults: AmbientDefaults,
+    annotation: impl Fn(&'static str) -> Option<&'a str>,
+) -> Result<AmbientRedirect, NotEnrolled> {
+    let mut raw = RawSettings::new();
+    let of_node = [
+        (Key::AmbientDnsCapture, "AMBIENT_DNS_CAPTURE", defaults.dns_capture),
+        (Key::AmbientIpv6, "AMBIENT_IPV6", defaults.ipv6),
+    ];
+    for (key, variable, is_on) in of_node {
+        raw.set(key, is_on.to_string(), Source::Environment(variable));
+    }
+    raw.read_ambient_annotations(annotation);
+    AmbientRedirect::parse(&raw).map_err(|errors| {
+        let problems: Vec<String> = errors.iter().map(ToString::to_string).collect();
+        NotEnrolled::Settings(problems.join("; "))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use redirect_core::Families;
+    use serde_json::json;
+
+    const DEFAULTS: AmbientDefaults = AmbientDefaults { dns_capture: true, ipv6: true };
+
+    fn pod() -> Value {
+        json!({"metadata": {"namespace": "shop", "name": "web", "uid": "u-1",
+                "labels": {"istio.io/dataplane-mode": "ambient"},
+                "annotations": {"ambient.istio.io/redirection": "enabled"}},
+            "spec": {"serviceAccountName": "seller"},
+            "status": {"phase": "Running", "podIPs": [{"ip": "10.1.0.2"}, {"ip": "fd00::2"}]}})
+    }
+
+    fn read(pod: &Value, defaults: AmbientDefaults) -> Option<AmbientPod> {
+        AmbientPod::read(pod, &Map::new(), &Enablement::usual([]), defaults)
+    }
+
+    #[test]
+    fn a_pod_is_read_with_its_identity_addresses_and_settings() {
+        let web = read(&pod(), DEFAULTS).expect("a pod");
+        let workload = &web.workload;
+        assert_eq!(
+            [workload.uid(), workload.name(), workload.namespace(), workload.service_account()],
+            ["u-1", "web", "shop", "seller"]
+        );
+        assert_eq!(web.addresses, ["10.1.0.2", "fd00::2"].map(|ip| ip.parse::<IpAddr>().expect("one")));
+        assert_eq!(web.annotation, Some(Redirection::Enabled));
+        let redirect = web.wanted.expect("in ambient mode");
+        assert_eq!(redirect, AmbientRedirect::new(Families::Both).with_dns_capture(true));
+        let narrow = read(&pod(), AmbientDefaults { dns_capture: false, ipv6: false }).expect("a pod");
+        assert_eq!(narrow.wanted, Ok(AmbientRedirect::new(Families::V4)));
+    }
+
+    #[test]
+    fn a_pods_annotations_decide_and_wrong_ones_are_told() {
+        let with = |annotation: &str, value: &str| {
+            let mut pod = pod();
+            pod["metadata"]["annotations"][annotation] = json!(value);
+            read(&pod, DEFAULTS).expect("a pod").wanted
+        };
+        let bypassing = with("ambient.istio.io/bypass-inbound-capture", "true").expect("valid");
+        assert!(!bypassing.captures_inbound());
+        assert!(!with("ambient.istio.io/dns-capture", "false").expect("valid").captures_dns());
+        let wrong = with("ambient.istio.io/dns-capture", "perhaps").expect_err("invalid").to_string();
+        assert!(wrong.contains("ambient.istio.io/dns-capture") && wrong.contains("correct"), "{wrong}");
+    }
+
+    #[test]
+    fn pods_that_do_not_run_do_not_count_and_others_may_have_to_leave() {
+        for (pointer, value) in [
+            ("/status/phase", json!("Pending")),
+            ("/status/phase", json!("Succeeded")),
+            ("/metadata/deletionTimestamp", json!("2026-11-21T00:00:00Z")),
+            ("/metadata/uid", json!("")),
+        ] {
+            let mut pod = pod();
+            let (parent, key) = pointer.rsplit_once('/').expect("a pointer");
+            pod.pointer_mut(parent).expect("a parent")[key] = value;
+            assert_eq!(read(&pod, DEFAULTS), None, "{pointer}");
+        }
+        let mut left = pod();
+        left["metadata"]["labels"] = json!({});
+        let left = read(&left, DEFAULTS).expect("it runs");
+        assert_eq!(left.wanted, Err(NotEnrolled::NotAmbient(NotAmbient::NotSelected)));
+        assert_eq!(left.annotation, Some(Redirection::Enabled));
+        assert_eq!(read(&json!([]), DEFAULTS), None);
+    }
+}

@@ -1,0 +1,161 @@
+//! Ambient mode's rules in one network namespace: put in force, verified, removed, by the code of the sidecar's.
+//!
+//! Everything acts on the calling thread's network namespace, which must be the pod's.
+
+use std::fs;
+
+use netns_apply::{ApplyOptions, Mismatch, Outcome, apply, cleanup, observe, verify};
+use redirect_core::plan::DataPlane;
+use redirect_core::{AmbientRedirect, Families};
+
+use super::decision::Condition;
+
+/// Whether IPv6 is off on the loopback interface of the thread's network namespace.
+const LOOPBACK_WITHOUT_V6: &str = "/proc/sys/net/ipv6/conf/lo/disable_ipv6";
+
+/// Why a namespace with rules of a sidecar is left as it is.
+pub const HAS_SIDECAR: &str = "the network namespace has rules of a sidecar; remove them with istio-iptables --cleanup-only if the pod has none any more";
+
+/// The redirection as far as the thread's network namespace has IPv6.
+#[must_use]
+pub fn here(redirect: AmbientRedirect) -> AmbientRedirect {
+    match fs::read_to_string(LOOPBACK_WITHOUT_V6) {
+        Ok(text) if text.trim() == "0" => redirect,
+        Ok(_) => redirect.with_local_routes(Families::V4),
+        Err(_) => redirect.with_families(Families::V4),
+    }
+}
+
+/// Fails if the namespace has rules of a sidecar: a pod stays with it, and they are not ambient mode's to replace or remove.
+///
+/// # Errors
+/// It has, or its rules cannot be read.
+pub fn refuse_sidecar(options: &ApplyOptions) -> Result<(), String> {
+    let observed = observe(options).map_err(|error| error.to_string())?;
+    if observed.data_planes().contains(&DataPlane::Sidecar) {
+        return Err(HAS_SIDECAR.to_owned());
+    }
+    Ok(())
+}
+
+/// Whether the plan of this redirection is in force.
+#[must_use]
+pub fn are_in_force(redirect: &AmbientRedirect, options: &ApplyOptions) -> Condition {
+    if let Err(why) = refuse_sidecar(options) {
+        return Condition::Unknown(why);
+    }
+    match verify(&here(redirect.clone()).plan(), options) {
+        Ok(None) => Condition::Holds,
+        // They are there; writing them again would not change what other programs do.
+        Ok(Some(mismatch @ Mismatch::Interference(_))) => Condition::Unknown(mismatch.to_string()),
+        Ok(Some(_)) => Condition::Lacks,
+        Err(error) => Condition::Unknown(error.to_string()),
+    }
+}
+
+/// Whether the namespace has any rules of ambient mode.
+#[must_use]
+pub fn exist(options: &ApplyOptions) -> Condition {
+    match observe(options) {
+        Ok(observed) if observed.data_planes().contains(&DataPlane::Ambient) => Condition::Holds,
+        Ok(_) => Condition::Lacks,
+        Err(error) => Condition::Unknown(error.to_string()),
+    }
+}
+
+/// Puts the plan in force, and verifies it. What other programs' rules do to it, only [`are_in_force`] tells.
+///
+/// # Errors
+/// Why it is not in force, or not verified.
+pub fn put_in_force(redirect: &AmbientRedirect, options: &ApplyOptions) -> Result<Outcome, String> {
+    refuse_sidecar(options)?;
+    let plan = here(redirect.clone()).plan();
+    let outcome = apply(&plan, options).map_err(|error| error.to_string())?;
+    match verify(&plan, options) {
+        Ok(None | Some(Mismatch::Interference(_))) => Ok(outcome),
+        Ok(Some(mismatch)) => Err(mismatch.to_string()),
+        Err(error) => Err(format!("the rules are in force, but cannot be verified: {error}")),
+    }
+}
+
+/// Removes all rules of ambient mode.
+///
+/// # Errors
+/// Why they are not removed.
+pub fn remove(options: &ApplyOptions) -> Result<(), String> {
+    refuse_sidecar(options)?;
+    cleanup(options).map(drop).map_err(|error| error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use e2e::netns::{Families as Addresses, Namespace};
+    use redirect_core::options::BackendChoice;
+
+    fn options(backend: BackendChoice) -> ApplyOptions {
+        ApplyOptions { backend, ..ApplyOptions::default() }
+    }
+
+    /// A pod with the routes that a network gives it.
+    fn pod(addresses: Addresses) -> Namespace {
+        let pod = Namespace::pod(addresses).expect("a namespace");
+        pod.sh("ip route add default dev eth0; ip -6 route add default dev eth0 || true").expect("runs");
+        pod
+    }
+
+    #[test]
+    fn rules_come_are_found_changed_and_go_in_each_backend() {
+        let redirect = AmbientRedirect::new(Families::Both).with_dns_capture(true);
+        for backend in [BackendChoice::Netlink, BackendChoice::NativeNft] {
+            let pod = pod(Addresses::Dual);
+            let (of_pod, options) = (redirect.clone(), options(backend));
+            let is_there =
+                || pod.enter(|| (are_in_force(&of_pod, &options), exist(&options))).expect("enters");
+            assert_eq!(is_there(), (Condition::Lacks, Condition::Lacks));
+            let outcome = pod.enter(|| put_in_force(&of_pod, &options)).expect("enters").expect("in force");
+            assert!(outcome.changed);
+            assert_eq!(is_there(), (Condition::Holds, Condition::Holds));
+            pod.sh("nft flush ruleset").expect("runs").ok().expect("flushes");
+            assert_eq!(is_there().0, Condition::Lacks, "rules that are gone");
+            pod.enter(|| put_in_force(&of_pod, &options)).expect("enters").expect("in force");
+            pod.enter(|| remove(&options)).expect("enters").expect("removed");
+            assert_eq!(is_there(), (Condition::Lacks, Condition::Lacks));
+            let left = pod
+                .sh("{ nft list ruleset | grep -i istio; ip rule | grep 32764; } | wc -l")
+                .expect("runs")
+                .stdout;
+            assert_eq!(left, "0\n", "{backend:?}");
+        }
+    }
+
+    #[test]
+    fn a_namespace_without_ipv6_is_redirected_and_verified() {
+        let redirect = AmbientRedirect::new(Families::Both);
+        let pod = pod(Addresses::V4);
+        let options = options(BackendChoice::Netlink);
+        pod.enter(|| put_in_force(&redirect, &options)).expect("enters").expect("in force");
+        assert_eq!(pod.enter(|| are_in_force(&redirect, &options)).expect("enters"), Condition::Holds);
+    }
+
+    #[test]
+    fn rules_of_a_sidecar_are_neither_replaced_nor_removed() {
+        let pod = pod(Addresses::V4);
+        let options = options(BackendChoice::Netlink);
+        let plan = redirect_core::Redirect::sidecar(Families::V4).build().expect("a redirection").plan();
+        pod.enter(|| apply(&plan, &options)).expect("enters").expect("applied");
+        let before = pod.state_with_nft().expect("a state");
+        let redirect = AmbientRedirect::new(Families::Both);
+        let refused = Condition::Unknown(HAS_SIDECAR.to_owned());
+        assert_eq!(pod.enter(|| are_in_force(&redirect, &options)).expect("enters"), refused);
+        assert_eq!(pod.enter(|| exist(&options)).expect("enters"), Condition::Lacks);
+        for done in [
+            pod.enter(|| put_in_force(&redirect, &options).map(drop)).expect("enters"),
+            pod.enter(|| remove(&options)).expect("enters"),
+        ] {
+            assert_eq!(done, Err(HAS_SIDECAR.to_owned()));
+        }
+        let differences = pod.state_with_nft().expect("a state").differences(&before);
+        assert!(differences.is_empty(), "{differences:?}");
+    }
+}
