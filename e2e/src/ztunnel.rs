@@ -191,6 +191,11 @@ impl Ztunnel {
         Ok(())
     }
 
+    /// Whether nothing comes for a moment.
+    pub fn is_quiet(&self) -> bool {
+        Patience::new(Duration::from_millis(20)).wait_for(&self.socket, PollFlags::POLLIN).is_err()
+    }
+
     /// The next message, and not yet an answer to it; none if the agent closed the connection. Waits at most this long.
     pub fn receive(&mut self, longest: Duration) -> Result<Option<Message>> {
         let mut patience = Patience::new(longest);

@@ -90,7 +90,7 @@ impl Agent {
     }
 
     fn wait_for_state(&self, uid: &str, state: &PodState) -> Result<Event> {
-        self.wait_for(|event| *event == Event::Pod(uid.to_owned(), state.clone()))
+        self.wait_for(|event| matches!(event, Event::Pod(of, _, seen) if of == uid && seen == state))
     }
 }
 
@@ -288,7 +288,7 @@ fn ztunnel_receives_the_pods_namespace_which_ends_with_its_pod() -> Result<()> {
     let next_inode = agent.opens("a", &next.path())?;
     let mut second = Ztunnel::greet(&agent.socket())?;
     assert_eq!(second.obey_snapshot(SHORT)?, [Message::Keep("a".into()), Message::SnapshotSent]);
-    let unopened = agent.wait_for(|event| matches!(event, Event::Pod(_, PodState::Unopened(_))))?;
+    let unopened = agent.wait_for(|event| matches!(event, Event::Pod(_, _, PodState::Unopened(_))))?;
     assert!(format!("{unopened:?}").contains("another network namespace"), "{unopened:?}");
     agent.handle().add(pod("a"), next_inode);
     assert_eq!(ztunnel.obey(SHORT)?, Some(del("a")));

@@ -169,9 +169,10 @@ impl World {
         let mut outputs: VecDeque<Output> = self.server.handle(self.now, input).into();
         while let Some(output) = outputs.pop_front() {
             match output {
-                Output::Report { uid, state } => {
+                Output::Report { uid, netns, state } => {
+                    assert_eq!(Some(&netns), self.wanted.get(&uid), "a report about another namespace");
                     assert!(self.wanted.contains_key(&uid), "a report of a pod that is gone");
-                    assert_ne!(self.states.insert(uid, state.clone()), Some(state), "no news");
+                    self.states.insert(uid, state);
                 }
                 Output::Close { connection, reason } => {
                     assert!(!reason.to_string().is_empty());

@@ -52,7 +52,7 @@ impl Desk {
 fn words(output: Output) -> String {
     match output {
         Output::Close { connection, reason } => format!("{} closed: {reason}", connection.0),
-        Output::Report { uid, state } => format!("{uid}: {state:?}"),
+        Output::Report { uid, state, .. } => format!("{uid}: {state:?}"),
         Output::Send { connection, datagram, descriptor } => {
             let uid = |content: &[u8]| String::from_utf8_lossy(&content[4..]).into_owned();
             let message = match datagram.first() {

@@ -76,6 +76,8 @@ pub enum Output {
     Report {
         /// The pod's UID.
         uid: String,
+        /// The network namespace that the state is about.
+        netns: Option<NetnsInode>,
         /// Its state.
         state: PodState,
     },
@@ -148,7 +150,7 @@ struct Pod {
     netns: Option<NetnsInode>,
     /// Why its network namespace could not be opened.
     unopened: Option<Retry>,
-    reported: Option<PodState>,
+    reported: Option<(Option<NetnsInode>, PodState)>,
 }
 
 impl Server {
@@ -287,9 +289,10 @@ impl Server {
         let newest = self.newest().and_then(|id| self.connections.get(&id));
         for (uid, pod) in &mut self.pods {
             let state = state(uid, pod, newest);
-            if pod.reported.as_ref() != Some(&state) {
-                pod.reported = Some(state.clone());
-                outputs.push(Output::Report { uid: uid.clone(), state });
+            let news = Some((pod.netns, state.clone()));
+            if pod.reported != news {
+                pod.reported = news;
+                outputs.push(Output::Report { uid: uid.clone(), netns: pod.netns, state });
             }
         }
     }

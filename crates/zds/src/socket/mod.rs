@@ -34,8 +34,8 @@ pub type Observer = Box<dyn FnMut(Event) + Send>;
 /// What happens.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
-    /// The state of a pod, by its UID, changed.
-    Pod(String, PodState),
+    /// The state of a pod, by its UID, in this network namespace changed.
+    Pod(String, Option<NetnsInode>, PodState),
     /// This many ztunnels are connected and have sent a hello.
     Ztunnels(usize),
     /// A connection ended, or could not begin; with the reason.
@@ -230,7 +230,7 @@ impl Thread {
         let mut outputs = VecDeque::from(self.server.handle(self.now(), input));
         while let Some(output) = outputs.pop_front() {
             match output {
-                Output::Report { uid, state } => (self.observe)(Event::Pod(uid, state)),
+                Output::Report { uid, netns, state } => (self.observe)(Event::Pod(uid, netns, state)),
                 Output::Close { connection, reason } => {
                     self.connections.close(connection);
                     (self.observe)(Event::Closed(reason.to_string()));
