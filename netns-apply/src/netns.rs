@@ -29,6 +29,14 @@ pub struct NetnsId {
     inode: u64,
 }
 
+impl NetnsId {
+    /// Its inode: all network namespaces are on one device.
+    #[must_use]
+    pub const fn inode(self) -> u64 {
+        self.inode
+    }
+}
+
 /// An open network namespace.
 #[derive(Debug)]
 pub struct Netns {

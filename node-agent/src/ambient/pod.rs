@@ -72,7 +72,7 @@ impl AmbientPod {
         let annotations = pod.pointer("/metadata/annotations").and_then(Value::as_object);
         let annotation = |key: &str| annotations?.get(key)?.as_str();
         let wanted = enablement.selects(pod, namespace_labels).map_err(NotEnrolled::from);
-        let wanted = wanted.and_then(|()| redirect(defaults, |key| annotation(key)));
+        let wanted = wanted.and_then(|()| redirect(defaults, annotation));
         let annotation = annotation(Redirection::KEY).and_then(Redirection::of);
         Some(Self { name, workload, addresses, wanted, annotation })
     }

@@ -4,7 +4,6 @@
 //! name is the pod's. The runtime's directory of mounted namespaces shows whether a namespace with the pod's addresses exists
 //! without processes.
 
-use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::path::Path;
 
@@ -22,46 +21,61 @@ use crate::settings::Paths;
 /// # Errors
 /// Why it cannot be determined.
 pub fn open(pod: &MeshPod, paths: &Paths) -> Result<Netns, RepairError> {
-    if pod.addresses.is_empty() {
-        return Err(RepairError::new(NOT_FOUND, LookupError::NoAddress));
-    }
-    let (pod, mounted, proc) = (pod.clone(), paths.netns.clone(), paths.proc.clone());
+    let (pod, paths) = (pod.clone(), paths.clone());
     // A confined thread sees no processes.
-    outside::run(move || find(&pod, &mounted, &proc))
+    outside::run(move || find(&pod.uid, &pod.addresses, &census(&paths)?, &paths))
         .unwrap_or_else(|| Err(RepairError::new(NOT_FOUND, "the search for the pod's processes panicked")))
 }
 
-fn find(pod: &MeshPod, mounted: &Path, proc: &Path) -> Result<Netns, RepairError> {
-    let unknown = |error: std::io::Error| {
+/// The node's processes, as [`find`] needs them. A confined thread sees none.
+///
+/// # Errors
+/// They cannot be read.
+pub fn census(paths: &Paths) -> Result<ProcessIndex, RepairError> {
+    ProcessIndex::of(&paths.proc).map_err(|error| {
         let text = format!(
             "cannot determine the pod's processes: {error}; mount the host's /proc there, or name it in MOUNTED_PROC_DIR, and add SYS_PTRACE to the capabilities"
         );
         RepairError::new(NOT_FOUND, text)
-    };
-    let processes = ProcessIndex::of(proc).map_err(unknown)?;
+    })
+}
+
+/// Opens the network namespace of the pod with this UID and these addresses, by the node's processes. A confined thread cannot.
+///
+/// # Errors
+/// Why it cannot be determined.
+pub fn find(
+    uid: &str,
+    addresses: &[IpAddr],
+    processes: &ProcessIndex,
+    paths: &Paths,
+) -> Result<Netns, RepairError> {
+    if addresses.is_empty() {
+        return Err(RepairError::new(NOT_FOUND, LookupError::NoAddress));
+    }
     let mut found = Vec::new();
     let mut others = None;
     for (id, inside) in &processes.namespaces {
-        if !inside.pods.contains(&pod.uid) {
+        if !inside.pods.contains(uid) {
             continue;
         }
-        let netns = match Netns::open(namespace_of(proc, inside.process)) {
+        let netns = match Netns::open(namespace_of(&paths.proc, inside.process)) {
             Ok(netns) if netns.id() == *id => netns,
             // The process has ended; the next try finds another one.
             Ok(_) | Err(_) => continue,
         };
-        if !belongs_to_pod(&netns, &pod.addresses, &processes)? {
+        if !belongs_to_pod(&netns, addresses, processes)? {
             continue;
         }
         if inside.pods.len() > 1 {
-            others = inside.pods.iter().find(|uid| **uid != pod.uid);
+            others = inside.pods.iter().find(|other| *other != uid);
             continue;
         }
         found.push(netns);
     }
     match (found.len(), others) {
-        (1, None) => found.pop().ok_or_else(|| nowhere(pod, mounted, &processes)),
-        (0, None) => Err(nowhere(pod, mounted, &processes)),
+        (1, None) => found.pop().ok_or_else(|| nowhere(uid, addresses, processes, &paths.netns)),
+        (0, None) => Err(nowhere(uid, addresses, processes, &paths.netns)),
         (_, Some(other)) => {
             let text = format!(
                 "processes of another pod (UID {other}) are in the network namespace that has the pod's addresses; not changing it"
@@ -93,14 +107,13 @@ fn belongs_to_pod(
 }
 
 /// Why none was found.
-fn nowhere(pod: &MeshPod, mounted: &Path, processes: &ProcessIndex) -> RepairError {
-    if let Some(error) = processes.hidden.get(&pod.uid) {
+fn nowhere(uid: &str, addresses: &[IpAddr], processes: &ProcessIndex, mounted: &Path) -> RepairError {
+    if let Some(error) = processes.hidden.get(uid) {
         let text = format!("cannot read the pod's processes: {error}; add SYS_PTRACE to the capabilities");
         return RepairError::new(NOT_FOUND, text);
     }
-    let addresses: BTreeSet<IpAddr> = pod.addresses.iter().copied().collect();
-    let survey = NamespaceIndex::of(mounted, &addresses);
-    match survey.as_ref().map(|survey| survey.find(&pod.addresses)) {
+    let survey = NamespaceIndex::of(mounted, &addresses.iter().copied().collect());
+    match survey.as_ref().map(|survey| survey.find(addresses)) {
         Ok(Ok(sandbox)) => {
             let text = format!(
                 "{} has the pod's addresses, but no process of the pod is in it, so it may belong to another pod; the agent retries when a container of the pod runs",

@@ -1,0 +1,236 @@
+//! What enrolment does on a node: in pods' network namespaces, in the node's own, and with ztunnel.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::io;
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+
+use cni_core::selection::Programming;
+use netns_apply::ApplyOptions;
+use netns_apply::netns::Netns;
+use netns_apply::pod::Outside;
+use netns_apply::probes;
+use pod_netns::ProcessIndex;
+use redirect_core::AmbientRedirect;
+use zds::socket::{Event, Handle, serve};
+use zds::{NetnsInode, PodState, Workload};
+
+use super::decision::{Condition, Redirection};
+use super::enrolment::Effects;
+use super::pod::AmbientPod;
+use super::rules;
+use crate::confine::outside;
+use crate::pod_check::{ExpectedRules, census, find};
+use crate::settings::Paths;
+
+/// What ztunnel was told, and what it answered.
+#[derive(Debug, Default)]
+struct Ledger {
+    /// By UID: the network namespace, the path that opens it, and the state.
+    told: BTreeMap<String, (NetnsInode, PathBuf, PodState)>,
+    ztunnels: usize,
+}
+
+/// The node's ztunnel, at its socket.
+pub struct ZtunnelLink {
+    handle: Handle,
+    thread: JoinHandle<()>,
+    ledger: Arc<Mutex<Ledger>>,
+}
+
+impl ZtunnelLink {
+    /// Serves ztunnel at this socket file. No ztunnel receives anything before [`begin`](Self::begin). `observe` learns whatever changes, on a thread that
+    /// it must not hold up.
+    ///
+    /// # Errors
+    /// The socket cannot be made.
+    pub fn serve(path: &Path, mut observe: impl FnMut(&Event) + Send + 'static) -> io::Result<Self> {
+        let ledger: Arc<Mutex<Ledger>> = Arc::default();
+        let (opened, noted) = (ledger.clone(), ledger.clone());
+        let open = move |uid: &str, netns: NetnsInode| {
+            let path = lock(&opened).told.get(uid).filter(|told| told.0 == netns).map(|told| told.1.clone());
+            let path = path.ok_or(io::ErrorKind::NotFound)?;
+            // A confined thread sees no processes.
+            outside::run(move || File::open(path)).unwrap_or_else(|| Err(io::ErrorKind::Other.into()))
+        };
+        let observe = move |event: Event| {
+            {
+                let mut ledger = lock(&noted);
+                match &event {
+                    Event::Pod(uid, netns, state) => {
+                        // What is about an earlier sandbox comes too late.
+                        if let Some(told) = ledger.told.get_mut(uid).filter(|told| Some(told.0) == *netns) {
+                            told.2 = state.clone();
+                        }
+                    }
+                    Event::Ztunnels(count) => ledger.ztunnels = *count,
+                    Event::Closed(_) | Event::Restored | Event::Failed(_) => {}
+                }
+            }
+            observe(&event);
+        };
+        let (handle, thread) = serve(path, Box::new(open), Box::new(observe))?;
+        Ok(Self { handle, thread, ledger })
+    }
+
+    /// These are the node's pods: from now on ztunnel receives them, and drops all others. Those without a network namespace it keeps if it has them.
+    pub fn begin(&self, pods: Vec<(Workload, Option<NetnsInode>)>) {
+        self.handle.pods(pods);
+    }
+
+    /// How many ztunnels are connected.
+    #[must_use]
+    pub fn ztunnels(&self) -> usize {
+        lock(&self.ledger).ztunnels
+    }
+
+    /// Ends it, and waits until it has.
+    ///
+    /// # Errors
+    /// It had panicked.
+    pub fn end(self) -> Result<(), &'static str> {
+        drop(self.handle);
+        self.thread.join().map_err(|_| "the server of ztunnel panicked")
+    }
+}
+
+fn lock(ledger: &Mutex<Ledger>) -> std::sync::MutexGuard<'_, Ledger> {
+    ledger.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Writes a pod's annotation, or removes it.
+pub type Annotate = Box<dyn FnMut(&AmbientPod, Option<Redirection>) -> Result<(), String> + Send>;
+
+/// The effects of one pass over the pods. Network namespaces are open only as long as it exists: an open one outlives its pod.
+pub struct NodePass<'a> {
+    paths: &'a Paths,
+    programming: Programming,
+    /// The node's network namespace.
+    host: &'a Netns,
+    ztunnel: &'a ZtunnelLink,
+    annotate: &'a mut Annotate,
+    processes: Option<Arc<ProcessIndex>>,
+    found: BTreeMap<String, Netns>,
+}
+
+impl<'a> NodePass<'a> {
+    /// Reads nothing yet.
+    #[must_use]
+    pub const fn new(
+        paths: &'a Paths,
+        programming: Programming,
+        host: &'a Netns,
+        ztunnel: &'a ZtunnelLink,
+        annotate: &'a mut Annotate,
+    ) -> Self {
+        Self { paths, programming, host, ztunnel, annotate, processes: None, found: BTreeMap::new() }
+    }
+
+    /// The node's processes, read once for all pods.
+    fn processes(&mut self) -> Result<Arc<ProcessIndex>, String> {
+        if let Some(processes) = &self.processes {
+            return Ok(processes.clone());
+        }
+        let paths = self.paths.clone();
+        let processes =
+            outside::run(move || census(&paths)).ok_or("reading the node's processes panicked")?;
+        let processes = Arc::new(processes.map_err(|error| error.to_string())?);
+        self.processes = Some(processes.clone());
+        Ok(processes)
+    }
+
+    /// Works in the pod's network namespace.
+    fn inside<T: Send>(
+        &self,
+        pod: &AmbientPod,
+        work: impl FnOnce(&ApplyOptions) -> T + Send,
+    ) -> Result<T, String> {
+        let netns = self.found.get(pod.workload.uid()).ok_or("the pod's network namespace is not open")?;
+        let (outside, programming) = (Outside::of_this_process(), self.programming);
+        let done = netns.run(|| {
+            let expected = ExpectedRules { programming, strict_capture: false, environment: Vec::new() };
+            work(&expected.options(outside.finds_this_foreign()))
+        });
+        done.map_err(|error| error.to_string())
+    }
+
+    fn on_node<T: Send>(
+        &self,
+        work: impl FnOnce() -> Result<T, netns_apply::netlink::NetlinkError> + Send,
+    ) -> Result<T, String> {
+        let done = self.host.run(work).map_err(|error| error.to_string())?;
+        done.map_err(|error| format!("the addresses of probes: {error}"))
+    }
+}
+
+impl Effects for NodePass<'_> {
+    fn find(&mut self, pod: &AmbientPod) -> Result<NetnsInode, String> {
+        if let Some(netns) = self.found.get(pod.workload.uid()) {
+            return Ok(NetnsInode(netns.id().inode()));
+        }
+        let (processes, paths) = (self.processes()?, self.paths.clone());
+        let (uid, addresses) = (pod.workload.uid().to_owned(), pod.addresses.clone());
+        let found = outside::run(move || find(&uid, &addresses, &processes, &paths));
+        let netns = found
+            .ok_or("the search for the pod's network namespace panicked")?
+            .map_err(|error| error.to_string())?;
+        let inode = NetnsInode(netns.id().inode());
+        // The process by which it was found before may have ended.
+        if let Some(told) = lock(&self.ztunnel.ledger).told.get_mut(pod.workload.uid())
+            && told.0 == inode
+        {
+            netns.path().clone_into(&mut told.1);
+        }
+        self.found.insert(pod.workload.uid().to_owned(), netns);
+        Ok(inode)
+    }
+
+    fn rules(&mut self, pod: &AmbientPod, redirect: Option<&AmbientRedirect>) -> Condition {
+        let seen = self.inside(pod, |options| match redirect {
+            Some(redirect) => rules::are_in_force(redirect, options),
+            None => rules::exist(options),
+        });
+        seen.unwrap_or_else(Condition::Unknown)
+    }
+
+    fn change_rules(&mut self, pod: &AmbientPod, redirect: Option<&AmbientRedirect>) -> Result<(), String> {
+        self.inside(pod, |options| match redirect {
+            Some(redirect) => rules::put_in_force(redirect, options).map(drop),
+            None => rules::remove(options),
+        })?
+    }
+
+    fn ztunnel(&self, pod: &AmbientPod) -> Option<(NetnsInode, PodState)> {
+        let ledger = lock(&self.ztunnel.ledger);
+        ledger.told.get(pod.workload.uid()).map(|(netns, _, state)| (*netns, state.clone()))
+    }
+
+    fn tell(&mut self, pod: &AmbientPod, netns: NetnsInode) {
+        let uid = pod.workload.uid();
+        let Some(path) = self.found.get(uid).map(|netns| netns.path().to_owned()) else { return };
+        lock(&self.ztunnel.ledger).told.insert(uid.to_owned(), (netns, path, PodState::Waiting));
+        self.ztunnel.handle.add(pod.workload.clone(), netns);
+    }
+
+    fn withdraw(&mut self, uid: &str) {
+        lock(&self.ztunnel.ledger).told.remove(uid);
+        self.ztunnel.handle.remove(uid.to_owned());
+    }
+
+    fn probes(&mut self) -> Result<BTreeSet<IpAddr>, String> {
+        let table = self.on_node(probes::observe)?;
+        // A table that does not work lets no probe through.
+        Ok(if table.works() { table.addresses().clone() } else { BTreeSet::new() })
+    }
+
+    fn set_probes(&mut self, addresses: &BTreeSet<IpAddr>) -> Result<(), String> {
+        self.on_node(|| probes::set(addresses)).map(drop)
+    }
+
+    fn annotate(&mut self, pod: &AmbientPod, annotation: Option<Redirection>) -> Result<(), String> {
+        (self.annotate)(pod, annotation)
+    }
+}
