@@ -137,7 +137,7 @@ impl World {
             Event::End(pod) => drop(self.pods.remove(&format!("u{pod}"))),
             Event::Want(pod, is_wanted) => edit(self, *pod, &|pod| pod.is_wanted = *is_wanted),
             Event::Sandbox(pod) => {
-                edit(self, *pod, &|pod| (pod.netns, pod.has_rules) = (pod.netns + 1, false))
+                edit(self, *pod, &|pod| (pod.netns, pod.has_rules) = (pod.netns + 1, false));
             }
             Event::Drift(pod) => edit(self, *pod, &|pod| pod.has_rules = false),
             Event::Flush => self.probes.clear(),
@@ -234,23 +234,24 @@ proptest! {
         let (mut world, mut enrolment, mut now) = (World::default(), Enrolment::default(), Duration::ZERO);
         for event in &events {
             world.happen(event);
-            match event {
-                Event::Kill | Event::Reboot => enrolment = Enrolment::default(),
-                Event::Wait(milliseconds) => now += Duration::from_millis(*milliseconds),
-                Event::Reconcile => {
-                    let listed = world.listed();
-                    let enrolled = enrolment.reconcile(now, &listed, &mut world);
-                    prop_assert_eq!(enrolled.wanted, listed.iter().filter(|pod| pod.wanted.is_ok()).count());
-                    prop_assert!(enrolled.enrolled <= enrolled.wanted);
-                    for (uid, pod) in &world.pods {
-                        let counts = pod.is_wanted && !enrolled.pending.contains_key(uid);
-                        prop_assert!(!counts || world.is_enrolled(uid), "{} is not enrolled", uid);
-                        // What was claimed and is not so waits only for ztunnel's replacement, or for the API server.
-                        let is_claimed = pod.annotation == Some(Redirection::Enabled);
-                        prop_assert!(!is_claimed || counts || enrolled.pending.contains_key(uid), "{}", uid);
-                    }
+            if matches!(event, Event::Kill | Event::Reboot) {
+                enrolment = Enrolment::default();
+            }
+            if let Event::Wait(milliseconds) = event {
+                now += Duration::from_millis(*milliseconds);
+            }
+            if matches!(event, Event::Reconcile) {
+                let listed = world.listed();
+                let enrolled = enrolment.reconcile(now, &listed, &mut world);
+                prop_assert_eq!(enrolled.wanted, listed.iter().filter(|pod| pod.wanted.is_ok()).count());
+                prop_assert!(enrolled.enrolled <= enrolled.wanted);
+                for (uid, pod) in &world.pods {
+                    let counts = pod.is_wanted && !enrolled.pending.contains_key(uid);
+                    prop_assert!(!counts || world.is_enrolled(uid), "{} is not enrolled", uid);
+                    // What was claimed and is not so waits only for ztunnel's replacement, or for the API server.
+                    let is_claimed = pod.annotation == Some(Redirection::Enabled);
+                    prop_assert!(!is_claimed || counts || enrolled.pending.contains_key(uid), "{}", uid);
                 }
-                _ => {}
             }
         }
         let enrolled = settle(&mut world, &mut enrolment, &mut now);
