@@ -28,7 +28,7 @@ pub const NACK: &[u8] = b"\x0a\x04\x0a\x02no";
 pub const HELLO: &[u8] = &[8, 1];
 /// The most that ztunnel reads.
 const LARGEST: usize = 1024;
-/// The most descriptors that are received, to find that there are too many.
+/// The most descriptors that are received, to find surplus ones.
 const MOST_DESCRIPTORS: usize = 4;
 
 /// A message.
@@ -136,7 +136,7 @@ impl Message {
             2 => Self::Del(uid()?),
             3 => Self::SnapshotSent,
             5 => Self::Keep(uid()?),
-            other => bail!("field {other} is no request"),
+            other => bail!("field {other} is not a request"),
         })
     }
 }

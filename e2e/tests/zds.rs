@@ -146,7 +146,7 @@ fn send_with(socket: &OwnedFd, datagram: &[u8], descriptors: usize) -> Result<()
 #[test]
 fn the_client_is_as_strict_as_ztunnel() -> Result<()> {
     let (long, snapshot) = (wire::keep(&"u".repeat(1100)), wire::snapshot_sent());
-    let web = wire::add(&pod("u"));
+    let web = pod("u").add();
     /// What is acknowledged first, what ends the connection, how many descriptors come with the latter, and the error.
     type Case<'a> = (&'a [&'a [u8]], &'a [u8], usize, &'a str);
     let cases: [Case<'_>; 9] = [

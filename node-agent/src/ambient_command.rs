@@ -17,7 +17,7 @@ use redirect_core::values::parse_word;
 use settings_cli::{CommandLine, Line, Pages, ParsedArgs, setting_row};
 use settings_table::{Row, Takes};
 
-use crate::ambient::rules::{here, refuse_sidecar};
+use crate::ambient_rules::{here, refuse_sidecar};
 
 /// The word that begins such a command line.
 pub const WORD: &str = "ambient";

@@ -15,6 +15,7 @@
 pub mod agent;
 pub mod ambient;
 pub mod ambient_command;
+pub mod ambient_rules;
 pub mod cluster;
 pub mod confine;
 pub mod conflict;

@@ -114,7 +114,7 @@ impl Node {
             source_bin: none.clone(),
             bin: none.clone(),
             net: none.clone(),
-            netns: PathBuf::from("/run/netns"),
+            netns: self.folder.path().join("netns"),
             proc: self.folder.path().join("proc"),
             run: none.clone(),
             service_account: none,
@@ -319,7 +319,7 @@ fn another_pods_namespace_is_not_taken() {
     let ztunnel = Obedient::start(node.socket());
     let mut agent = node.agent();
     let seen = node.pass(&mut agent);
-    assert!(seen.pending[UIDS[0]].contains("10.1.0.2"), "{seen:?}");
+    assert!(seen.pending[UIDS[0]].contains("none of the pod's processes"), "{seen:?}");
     assert!(seen.pending[UIDS[1]].contains("no address"), "{seen:?}");
     assert_eq!(lines_of_the_mesh(&other), "0");
     assert!(ztunnel.served().is_empty() && node.probes().is_empty());

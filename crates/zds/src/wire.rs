@@ -5,8 +5,6 @@ use alloc::vec::Vec;
 
 use prost::{Message, Oneof};
 
-use crate::Workload;
-
 /// The most bytes of a datagram to ztunnel: it reads no more, and a longer one ends the connection.
 pub const LARGEST_REQUEST: usize = 1024;
 /// The most bytes accepted from ztunnel, whose longest message is an error's text.
@@ -137,13 +135,13 @@ fn decode<M: Message + Default>(datagram: &[u8]) -> Result<M, DecodeError> {
 
 /// A pod, whose namespace's descriptor comes with it.
 #[must_use]
-pub fn add(workload: &Workload) -> Vec<u8> {
+pub fn add(uid: &str, name: &str, namespace: &str, service_account: &str) -> Vec<u8> {
     let info = WorkloadInfo {
-        name: workload.name().into(),
-        namespace: workload.namespace().into(),
-        service_account: workload.service_account().into(),
+        name: name.into(),
+        namespace: namespace.into(),
+        service_account: service_account.into(),
     };
-    request(Request::Add(AddWorkload { uid: workload.uid().into(), workload_info: Some(info) }))
+    request(Request::Add(AddWorkload { uid: uid.into(), workload_info: Some(info) }))
 }
 
 /// A pod to drop.
@@ -181,9 +179,11 @@ mod tests {
 
     #[test]
     fn requests_have_the_numbers_of_the_protocol() {
-        let pod = Workload::new("u-1".into(), "web".into(), "shop".into(), "account".into()).expect("short");
         let info = [field(1, b"web"), field(2, b"shop"), field(3, b"account")].concat();
-        assert_eq!(add(&pod), field(1, &[field(1, b"u-1"), field(2, &info)].concat()));
+        assert_eq!(
+            add("u-1", "web", "shop", "account"),
+            field(1, &[field(1, b"u-1"), field(2, &info)].concat())
+        );
         assert_eq!(del("u-1"), field(2, &field(1, b"u-1")));
         assert_eq!(snapshot_sent(), field(3, b""));
         assert_eq!(keep("u-1"), field(5, &field(1, b"u-1")));

@@ -1,6 +1,7 @@
 //! A pod as ztunnel knows it.
 
 use alloc::string::String;
+use alloc::vec::Vec;
 
 use crate::wire;
 
@@ -45,11 +46,17 @@ impl Workload {
         service_account: String,
     ) -> Result<Self, TooLong> {
         let workload = Self { uid, name, namespace, service_account };
-        let bytes = wire::add(&workload).len();
+        let bytes = workload.add().len();
         if bytes > wire::LARGEST_REQUEST {
             return Err(TooLong { namespace: workload.namespace, name: workload.name, bytes });
         }
         Ok(workload)
+    }
+
+    /// The message that passes it to ztunnel.
+    #[must_use]
+    pub fn add(&self) -> Vec<u8> {
+        wire::add(&self.uid, &self.name, &self.namespace, &self.service_account)
     }
 
     /// Its UID.

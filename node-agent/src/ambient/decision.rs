@@ -1,8 +1,10 @@
-//! The next step of a pod's enrolment, from what is wanted and what is there. Nothing is remembered, so an agent that was killed at any step
+//! The next step of a pod's enrolment, from the pod's settings and its state. Nothing is remembered, so an agent that was killed at any step
 //! goes on at that step.
 //!
 //! Enrolling: rules, then ztunnel, then probes, then the annotation. The other way round a pod would lose connections: without rules nothing
 //! reaches ztunnel, with rules and no ztunnel nothing reaches the pod. Leaving: probes, then rules, then ztunnel.
+
+use crate::ambient_rules::Condition;
 
 /// What the annotation says about the pod. Whatever has another value counts as none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -33,39 +35,26 @@ impl Redirection {
     }
 }
 
-/// One condition of a pod's enrolment, as it is.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Condition {
-    /// It is verified.
-    Holds,
-    /// It does not hold, and nothing was tried since that is known.
-    Lacks,
-    /// It was tried, and another try is not due yet; with the reason.
-    Waits(String),
-    /// It cannot be determined, so neither can what to do; with the reason.
-    Unknown(String),
-}
-
 /// ztunnel's part.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Service {
     /// The newest ztunnel acknowledged the pod in its network namespace.
     Acknowledged,
-    /// ztunnel was told, and has not acknowledged it; with the reason. It is overdue after a time in which a ztunnel can be replaced.
+    /// ztunnel received it, and has not acknowledged it; with the reason. It is overdue after a time in which a ztunnel can be replaced.
     Told {
         /// Why it has not.
         why: String,
-        /// Whether it should have by now.
+        /// Whether it is overdue.
         is_overdue: bool,
     },
-    /// ztunnel was not told.
+    /// ztunnel did not receive it.
     Untold,
 }
 
 /// A pod as it is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Observed {
-    /// Whether the rules in its network namespace are as planned. For a pod that is to leave: whether there are any.
+    /// Whether the rules in its network namespace are as planned. For a pod that is to leave: whether it has any.
     pub rules: Condition,
     /// ztunnel's part.
     pub ztunnel: Service,
@@ -80,7 +69,7 @@ pub struct Observed {
 pub enum Step {
     /// Put the rules in force, and verify them.
     ApplyRules,
-    /// Tell ztunnel to serve the pod.
+    /// Pass the pod to ztunnel.
     TellZtunnel,
     /// Add its addresses to those of probes.
     AddProbes,
@@ -88,7 +77,7 @@ pub enum Step {
     RemoveProbes,
     /// Remove the rules.
     RemoveRules,
-    /// Tell ztunnel to stop serving the pod.
+    /// Withdraw the pod from ztunnel.
     Withdraw,
     /// Write the annotation, or remove it.
     Annotate(Option<Redirection>),
@@ -138,7 +127,7 @@ pub fn leave(pod: &Observed) -> Step {
     }
 }
 
-/// The annotation says that the pod is not enrolled yet; then the step is to wait.
+/// The annotation becomes pending; then the step is to wait.
 fn pending(pod: &Observed, why: &str) -> Step {
     annotated(pod, Some(Redirection::Pending)).unwrap_or_else(|| Step::Wait(why.to_owned()))
 }

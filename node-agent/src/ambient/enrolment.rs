@@ -9,8 +9,9 @@ use std::time::Duration;
 
 use zds::{NetnsInode, PodState};
 
-use super::decision::{Condition, Observed, Redirection, Service, Step, enrol, leave};
+use super::decision::{Observed, Redirection, Service, Step, enrol, leave};
 use super::pod::AmbientPod;
+use crate::ambient_rules::Condition;
 use redirect_core::AmbientRedirect;
 
 /// How long ztunnel may be away, as when it is replaced, before pods count as not enrolled.
@@ -29,18 +30,18 @@ pub trait Effects {
     /// # Errors
     /// It cannot be determined, and why.
     fn find(&mut self, pod: &AmbientPod) -> Result<NetnsInode, String>;
-    /// Whether the rules of this redirection are in force; without one, whether there are any rules of ambient mode.
+    /// Whether the rules of this redirection are in force; without one, whether any rules of ambient mode exist.
     fn rules(&mut self, pod: &AmbientPod, redirect: Option<&AmbientRedirect>) -> Condition;
     /// Puts the rules of this redirection in force; without one, removes all.
     ///
     /// # Errors
     /// Why they are not.
     fn change_rules(&mut self, pod: &AmbientPod, redirect: Option<&AmbientRedirect>) -> Result<(), String>;
-    /// In which network namespace ztunnel was told of a pod, and what it makes of it.
+    /// The network namespace that ztunnel received for a pod, and the pod's state there.
     fn ztunnel(&self, pod: &AmbientPod) -> Option<(NetnsInode, PodState)>;
-    /// Tells ztunnel of a pod.
+    /// Passes a pod to ztunnel.
     fn tell(&mut self, pod: &AmbientPod, netns: NetnsInode);
-    /// Tells ztunnel that a pod, by its UID, is not to be served any more.
+    /// Withdraws a pod, by its UID, from ztunnel.
     fn withdraw(&mut self, uid: &str);
     /// The addresses of probes.
     ///
@@ -233,7 +234,7 @@ fn observe(
         Err(why) => Condition::Unknown(why.clone()),
     };
     let told = effects.ztunnel(pod);
-    // A pod that leaves has to be withdrawn from wherever it is served.
+    // A pod that leaves must be withdrawn from wherever it is served.
     let told = told.filter(|(told, _)| pod.wanted.is_err() || netns.as_ref() == Ok(told));
     let ztunnel = match told {
         None => Service::Untold,

@@ -18,15 +18,15 @@ use redirect_core::AmbientRedirect;
 use zds::socket::{Event, Handle, serve};
 use zds::{NetnsInode, PodState, Workload};
 
-use super::decision::{Condition, Redirection};
+use super::decision::Redirection;
 use super::enrolment::Effects;
 use super::pod::AmbientPod;
-use super::rules;
+use crate::ambient_rules::{self as rules, Condition};
 use crate::confine::outside;
 use crate::pod_check::{ExpectedRules, census, find};
 use crate::settings::Paths;
 
-/// What ztunnel was told, and what it answered.
+/// The pods that ztunnel received, and its answers.
 #[derive(Debug, Default)]
 struct Ledger {
     /// By UID: the network namespace, the path that opens it, and the state.

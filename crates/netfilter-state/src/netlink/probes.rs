@@ -43,7 +43,7 @@ pub struct ProbeTable {
     chains: usize,
     /// The chain is where it should be.
     is_hooked: bool,
-    /// How many rules there are, and how many of them are ours.
+    /// The numbers of rules, and of ours among them.
     rules: (usize, usize),
     addresses: BTreeSet<IpAddr>,
 }
@@ -73,7 +73,7 @@ impl ProbeTable {
         self.exists && !self.is_altered && self.is_hooked && self.chains == 1 && self.rules == (2, 2)
     }
 
-    /// Takes a message of the kernel that tells of tables, chains, rules or elements.
+    /// Takes a message of the kernel about tables, chains, rules or elements.
     pub fn take(&mut self, message: &Message<'_>) {
         if message.family != family::INET {
             return;
@@ -142,7 +142,7 @@ pub const fn set_name(of: Family) -> &'static str {
 #[must_use]
 pub fn replace(sequence: u32, addresses: &BTreeSet<IpAddr>) -> Option<Vec<u8>> {
     let mut parts = Parts::new(sequence);
-    // The first makes sure that there is one to delete.
+    // The first makes sure that the deletion finds one.
     parts.table(kind::NEW_TABLE, flags::CREATE);
     parts.table(kind::DELETE_TABLE, 0);
     parts.table(kind::NEW_TABLE, flags::CREATE);

@@ -22,7 +22,7 @@ struct InFlight {
     request: Request,
     /// When the answer is due.
     deadline: Duration,
-    /// What ztunnel was told of the pod before.
+    /// What ztunnel had received of the pod before.
     before: Option<Told>,
 }
 
@@ -49,7 +49,7 @@ pub enum Request {
     SnapshotSent,
 }
 
-/// What ztunnel was told of a pod.
+/// What ztunnel received of a pod.
 #[derive(Debug, Clone)]
 struct Told {
     /// The network namespace that it received; none after a keep, so what it has is unknown.
@@ -189,7 +189,7 @@ impl Connection {
         }
     }
 
-    /// A pod that ztunnel was not told of, or the end. A del in a snapshot is an error of the protocol, so what changed meanwhile comes later.
+    /// A pod that ztunnel has not received, or the end. A del in a snapshot is an error of the protocol, so changes come later.
     fn next_of_snapshot(&self, pods: &BTreeMap<String, Pod>) -> Request {
         let Some((uid, pod)) = pods.iter().find(|(uid, _)| !self.told.contains_key(*uid)) else {
             return Request::SnapshotSent;

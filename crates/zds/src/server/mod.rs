@@ -127,7 +127,7 @@ pub enum CloseReason {
     /// It refused the snapshot, so what it serves is unknown.
     #[error("ztunnel refused the snapshot: {0}")]
     SnapshotRefused(String),
-    /// There are too many.
+    /// More connections than a node needs.
     #[error("{MOST_CONNECTIONS} ztunnels are connected already")]
     TooMany,
 }
@@ -301,7 +301,7 @@ impl Server {
 /// A request's bytes; none for an add of a pod that is gone.
 fn encode(request: &Request, pods: &BTreeMap<String, Pod>) -> Option<Vec<u8>> {
     Some(match request {
-        Request::Add(uid, _) => wire::add(&pods.get(uid)?.workload),
+        Request::Add(uid, _) => pods.get(uid)?.workload.add(),
         Request::Keep(uid) => wire::keep(uid),
         Request::Del(uid) => wire::del(uid),
         Request::SnapshotSent => wire::snapshot_sent(),

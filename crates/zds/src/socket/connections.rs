@@ -39,7 +39,7 @@ pub enum Ready {
 #[derive(Debug, Default)]
 pub struct Connections {
     open: BTreeMap<ConnectionId, OwnedFd>,
-    /// How many there were.
+    /// The number of the last one.
     count: u64,
     /// When the next one may be accepted.
     accept_at: Option<Instant>,
@@ -72,7 +72,7 @@ impl Connections {
     /// Accepts a connection of root or of this process's own user. All others are closed, even if the file's mode was changed.
     ///
     /// # Errors
-    /// Why there is no connection.
+    /// Why nothing was accepted.
     pub fn accept(&mut self, file: &SocketFile, now: Instant) -> Result<Option<ConnectionId>, String> {
         self.accept_at = Some(now + ACCEPT_PAUSE);
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;

@@ -88,7 +88,7 @@ impl SocketFile {
     }
 }
 
-/// The same for all agents, so that what a killed one left is found by the next.
+/// The same for all agents, so that the next agent finds the leftover of a killed one.
 fn temporary(path: &Path) -> PathBuf {
     let mut name = OsString::from(".");
     name.push(path.file_name().unwrap_or_default());

@@ -1,6 +1,6 @@
 //! Serving ztunnel at a socket file.
 //!
-//! One thread waits for connections, datagrams, orders and deadlines, passes them to the [`Server`](crate::Server), and does what that returns.
+//! One thread waits for connections, datagrams, orders and deadlines, passes them to the [`Server`], and does what that returns.
 //! It keeps no descriptor of a network namespace, because an open one outlives its pod: each is opened for its message.
 
 mod connections;
@@ -276,7 +276,7 @@ impl Thread {
         if file.metadata()?.ino() == netns.0 {
             Ok(file)
         } else {
-            Err(io::Error::other("it is another network namespace by now"))
+            Err(io::Error::other("its path is now another network namespace"))
         }
     }
 

@@ -13,7 +13,7 @@ use zds::Workload;
 struct World {
     pods: BTreeMap<String, Pod>,
     probes: BTreeSet<IpAddr>,
-    /// What ztunnel was told of, and acknowledged.
+    /// What ztunnel received, and its answers.
     told: BTreeMap<String, (NetnsInode, PodState)>,
     /// What fails: rules, probes, the API server, finding namespaces.
     broken: [bool; 4],
@@ -270,7 +270,7 @@ proptest! {
         }
         prop_assert_eq!(&world.probes, &probes);
         let gone = world.told.keys().find(|uid| !world.pods.contains_key(*uid));
-        prop_assert_eq!(gone, None, "ztunnel is told of pods that ended");
+        prop_assert_eq!(gone, None, "ztunnel serves pods that ended");
     }
 }
 

@@ -8,7 +8,18 @@ use netns_apply::{ApplyOptions, Mismatch, Outcome, apply, cleanup, observe, veri
 use redirect_core::plan::DataPlane;
 use redirect_core::{AmbientRedirect, Families};
 
-use super::decision::Condition;
+/// One condition of a pod's enrolment, as it is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Condition {
+    /// It is verified.
+    Holds,
+    /// It does not hold, and nothing was tried since that is known.
+    Lacks,
+    /// It was tried, and another try is not due yet; with the reason.
+    Waits(String),
+    /// It cannot be determined, so neither can what to do; with the reason.
+    Unknown(String),
+}
 
 /// Whether IPv6 is off on the loopback interface of the thread's network namespace.
 const LOOPBACK_WITHOUT_V6: &str = "/proc/sys/net/ipv6/conf/lo/disable_ipv6";
@@ -63,7 +74,7 @@ pub fn exist(options: &ApplyOptions) -> Condition {
     }
 }
 
-/// Puts the plan in force, and verifies it. What other programs' rules do to it, only [`are_in_force`] tells.
+/// Puts the plan in force, and verifies it. What other programs' rules do to it, only [`are_in_force`] shows.
 ///
 /// # Errors
 /// Why it is not in force, or not verified.
