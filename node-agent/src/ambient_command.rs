@@ -119,7 +119,7 @@ pub fn command_line() -> CommandLine {
         operands: &[],
         commands: vec![
             Command::new(APPLY).about("Put the plan in force, over whatever ambient rules are there"),
-            Command::new(REMOVE).about("Remove all rules and routing of ambient mode, whoever wrote them"),
+            Command::new(REMOVE).about("Remove all rules and routing of ambient mode, of any program"),
         ],
     }
 }
@@ -137,7 +137,7 @@ struct Task {
 }
 
 impl Task {
-    /// Everything is read, and all that is wrong is told, before anything is done.
+    /// Reads everything, and reports all errors at once, before it changes anything.
     fn of(line: &ParsedArgs) -> Result<Self, Vec<String>> {
         let flag = |name: &str| line.flags.get(name).map(String::as_str);
         let mut wrong: Vec<String> =

@@ -161,7 +161,7 @@ fn is_word(reason: &str) -> bool {
         && reason.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'_')
 }
 
-/// The event about a pod that a plugin left alone because rules do not bind it.
+/// The event about a pod that a plugin did not redirect because rules do not bind it.
 fn event_about_sandboxed(entry: &Entry) -> Option<EventMessage> {
     let label = |key: &str| entry.labels.iter().find(|(name, _)| name == key)?.1.as_str();
     if label("reason") != Some(SkipReason::SandboxedRuntime.word()) || label("decision") != Some("skip") {

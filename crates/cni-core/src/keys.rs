@@ -30,7 +30,7 @@ pub const KEYS: &[Row] = &[
     key("nft_sets", Takes::Switch, "false", "Native nftables rules gather long lists of ports and ranges in sets."),
     key("strict_capture", Takes::Switch, "false", "Pods get strict capture (docs/concepts/capture.md), unless annotation traffic.sidecar.istio.io/strictCapture says otherwise."),
     key("sandboxed_runtimes", LIST, USUAL, "Names of runtime classes, or of their handlers, whose pods rules do not bind (docs/concepts/capture.md); * at the end stands for anything."),
-    key("sandboxed_pods", Takes::Choice(&["refuse", "skip"]), "refuse", "What is done with pods of the mesh there: refuse (they are not created) or skip (they are left alone)."),
+    key("sandboxed_pods", Takes::Choice(&["refuse", "skip"]), "refuse", "What is done with pods of the mesh there: refuse (they are not created) or skip (they are not redirected)."),
     key("add_timeout", Takes::Duration, "25s", "Timeout of one ADD, retries included; text, or a number of seconds; at most 600 s. Keep it below the runtime's timeout."),
     key("pod_manifest_dir", Takes::Path, "", "Pods are read from the manifests in this folder, not from an API server."),
     key("node_name", TEXT, "", "What the kubelet appends to names of static pods; without it, the manifest whose name fits best counts."),

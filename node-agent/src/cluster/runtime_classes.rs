@@ -1,4 +1,4 @@
-//! Which runtime classes are sandboxed: by their names or, where these say nothing, by their handlers.
+//! Which runtime classes are sandboxed: by their names or, where a name is unknown, by their handlers.
 
 use std::collections::BTreeSet;
 

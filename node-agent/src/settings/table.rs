@@ -76,7 +76,7 @@ pub const SETTINGS: &[Row] = &[
     used("", &["NFT_SETS"], Switch, "false", "Gather long lists of ports and ranges in sets of native nftables."),
     used("", &["STRICT_CAPTURE"], Switch, "false", "Give pods strict capture, unless their annotation says otherwise (docs/concepts/capture.md)."),
     used("", &["SANDBOXED_RUNTIMES"], LIST, sandboxed::USUAL, "Names of runtime classes, or of their handlers, whose pods rules do not bind (docs/concepts/capture.md); * at the end stands for anything."),
-    used("", &["SANDBOXED_PODS"], Takes::Choice(&["refuse", "skip"]), "refuse", "What is done with pods of the mesh there: refuse (they are not created) or skip (they are left alone, with an event)."),
+    used("", &["SANDBOXED_PODS"], Takes::Choice(&["refuse", "skip"]), "refuse", "What is done with pods of the mesh there: refuse (they are not created) or skip (they are not redirected, with an event)."),
     used("", &["KUBERNETES_SERVICE_HOST"], TEXT, "", "The API server's host. Required."),
     used("", &["KUBERNETES_SERVICE_PORT"], TEXT, "", "The API server's port. Required."),
     used("", &["KUBERNETES_SERVICE_PROTOCOL"], TEXT, "https", "The API server's protocol."),

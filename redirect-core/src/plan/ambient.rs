@@ -62,7 +62,7 @@ fn hooks(table: Table, because: Key, rules: &mut RuleListBuilder<'_>) {
     group.append(table, Hook::Output, [], Target::Jump(OurChain::Output.into()));
 }
 
-/// ztunnel connects to the application with the client's address, so what the application answers has to be delivered in
+/// ztunnel connects to the application with the client's address, so the application's answers must be delivered in
 /// the pod: its connections are marked, and so are the answers on them, which a policy rule sends to `lo`.
 fn answers(rules: &mut RuleListBuilder<'_>) {
     rules.group(Key::Ambient, "connections that ztunnel opens to the application").append(

@@ -30,7 +30,7 @@ pub const NFT_TABLES: [&str; 6] = {
 /// The name of the table, of family inet, that a run holds while it works in several steps. It has no chain.
 pub const NFT_LOCK_TABLE: &str = "istio-proxy-lock";
 
-/// The name of a native table. Those of ambient mode are the reference's, so that each agent finds what the other has left.
+/// The name of a native table. Those of ambient mode are the reference's, so that each agent finds the rules of the other.
 #[must_use]
 pub const fn nft_table(data_plane: DataPlane, table: Table) -> &'static str {
     match (data_plane, table) {
