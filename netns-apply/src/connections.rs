@@ -5,7 +5,11 @@
 //! connections by aborting the socket (`SOCK_DESTROY`, inet_diag), which notifies both ends at once; datagrams, which have no connection, by making
 //! the kernel forget what it tracks of them, so that the next one meets the rules. It keeps what the plan excludes, and what is
 //! already translated.
+//!
+//! With TPROXY nothing is translated, and the proxy runs as root: only the group tells its sockets from the application's. inet_diag does not list
+//! groups, so they are read from the processes that have the sockets open.
 
+mod owners;
 mod wire;
 
 use crate::{
@@ -15,14 +19,16 @@ use crate::{
 };
 use netlink_sys::protocols::{NETLINK_NETFILTER, NETLINK_SOCK_DIAG};
 use nix::errno::Errno;
-use packet_trace::interference::{Captures, Opener, Opening, Pod, is_own, proxy_users};
+use packet_trace::interference::{Captures, Opener, Opening, Pod, is_own, proxy_groups, proxy_users};
 use redirect_core::{Family, RulePlan, rule::Protocol};
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     io,
     net::{IpAddr, SocketAddr},
 };
 use wire::{Flow, Inet};
+
+pub use owners::socket_groups;
 
 /// How many times to list sockets: the second pass finds connections that began while the rules were applied.
 const LOOKS: usize = 3;
@@ -67,15 +73,21 @@ fn failed(what: &'static str) -> impl Fn(Errno) -> CloseError {
 /// Ends the connections in the calling thread's network namespace that were open before the plan's rules came into force, and that the
 /// plan would otherwise have captured. The rules have to be in force.
 ///
+/// `groups_of` tells the groups of sockets by their inodes, as [`socket_groups`] does. A socket whose group it does not tell counts as the
+/// application's.
+///
 /// # Errors
 /// Why some of them may go on.
-pub fn sever(plan: &RulePlan) -> Result<ClosedConnections, CloseError> {
+pub fn sever(
+    plan: &RulePlan,
+    groups_of: &dyn Fn(&BTreeSet<u32>) -> BTreeMap<u32, u32>,
+) -> Result<ClosedConnections, CloseError> {
     let place = CloseScope::here(plan)?;
     let mut severed = ClosedConnections::default();
     let mut diag = QuerySocket::open(NETLINK_SOCK_DIAG, OPEN_DIAG)?;
     let mut tracking = QuerySocket::open(NETLINK_NETFILTER, "open a socket for netfilter")?;
     for _ in 0..LOOKS {
-        let beside = place.surely_beside(&mut diag, &mut tracking)?;
+        let beside = place.surely_beside(&mut diag, &mut tracking, groups_of)?;
         let flows = tracking.flows()?;
         // In this order: a datagram's socket is there before it is tracked.
         let forgotten = place.untranslated(&diag.sockets()?, &flows);
@@ -94,7 +106,7 @@ pub fn sever(plan: &RulePlan) -> Result<ClosedConnections, CloseError> {
             severed.tracked += usize::from(tracking.forget(flow)?);
         }
     }
-    match place.surely_beside(&mut diag, &mut tracking)?.len() {
+    match place.surely_beside(&mut diag, &mut tracking, groups_of)?.len() {
         0 => Ok(severed),
         open => Err(CloseError::Still(open)),
     }
@@ -148,6 +160,7 @@ struct CloseScope {
     addresses: Vec<IpAddr>,
     interfaces: Vec<String>,
     proxies: BTreeSet<u32>,
+    proxy_groups: BTreeSet<u32>,
     /// Which user the pod's root is out here.
     root: u32,
 }
@@ -161,6 +174,7 @@ impl CloseScope {
             addresses: facts::addresses().map_err(unread)?,
             interfaces: facts::interfaces().map_err(unread)?,
             proxies: proxy_users(plan).collect(),
+            proxy_groups: proxy_groups(plan).collect(),
             root: owner().unwrap_or_default(),
         })
     }
@@ -175,6 +189,7 @@ impl CloseScope {
         &self,
         diag: &mut QuerySocket,
         tracking: &mut QuerySocket,
+        groups_of: &dyn Fn(&BTreeSet<u32>) -> BTreeMap<u32, u32>,
     ) -> Result<Vec<Inet>, CloseError> {
         let mut look = || {
             let sockets = diag.sockets()?;
@@ -187,7 +202,7 @@ impl CloseScope {
         let mut second = look()?;
         let first: BTreeSet<[u8; 48]> = first.iter().map(Inet::id).collect();
         second.retain(|socket| first.contains(&socket.id()));
-        Ok(second)
+        Ok(self.without_proxys(second, groups_of))
     }
 
     /// The sockets whose connections bypass the proxy.
@@ -196,8 +211,15 @@ impl CloseScope {
             flows.iter().filter(|flow| flow.is_translated).flat_map(Flow::ends_seen).collect();
         let listeners: BTreeSet<u16> =
             sockets.iter().filter(|socket| socket.is_listener()).map(|socket| socket.local.port()).collect();
+        let ends: BTreeSet<(Protocol, SocketAddr, SocketAddr)> =
+            sockets.iter().map(|socket| (socket.protocol, socket.local, socket.remote)).collect();
         let is_beside = |socket: &&Inet| {
-            if !socket.is_open() || translated.contains(&(socket.protocol, socket.local, socket.remote)) {
+            // Both ends are here: one is the proxy's, which opened it in a client's name.
+            let is_inner = ends.contains(&(socket.protocol, socket.remote, socket.local));
+            if is_inner
+                || !socket.is_open()
+                || translated.contains(&(socket.protocol, socket.local, socket.remote))
+            {
                 return false;
             }
             let opening = self.opening(socket, listeners.contains(&socket.local.port()));
@@ -206,13 +228,37 @@ impl CloseScope {
         sockets.iter().filter(is_beside).collect()
     }
 
+    /// Those that no process of the proxy's group has open.
+    fn without_proxys(
+        &self,
+        mut beside: Vec<Inet>,
+        groups_of: &dyn Fn(&BTreeSet<u32>) -> BTreeMap<u32, u32>,
+    ) -> Vec<Inet> {
+        if beside.is_empty() || self.proxy_groups.is_empty() {
+            return beside;
+        }
+        let groups = groups_of(&beside.iter().map(|socket| socket.inode).collect());
+        beside.retain(|socket| !self.is_proxys(socket, &groups));
+        beside
+    }
+
+    fn is_proxys(&self, socket: &Inet, groups: &BTreeMap<u32, u32>) -> bool {
+        let group = groups.get(&socket.inode).map(|group| group.checked_sub(self.root).unwrap_or(*group));
+        group.is_some_and(|group| self.proxy_groups.contains(&group))
+    }
+
     /// How a socket's connection was opened; `None` if that is not this socket's concern.
     fn opening(&self, socket: &Inet, listens: bool) -> Option<Opening> {
         let user = self.user(socket);
         let Inet { protocol, local, remote, .. } = *socket;
         let is_outbound = protocol == Protocol::Udp || !listens;
         if is_outbound {
-            return Some(Opening { protocol, source: local, destination: remote, by: Opener::User(user) });
+            return Some(Opening {
+                protocol,
+                source: local,
+                destination: remote,
+                by: Opener::Socket { user, group: None },
+            });
         }
         // A connection the pod opened to itself is the other socket's concern, and one that the proxy accepted has reached it.
         let is_anothers = is_own(&self.pod(), &remote.ip()) || self.proxies.contains(&user);

@@ -11,6 +11,7 @@ use redirect_core::{
 use std::{
     io::{ErrorKind, Read, Write},
     net::{IpAddr, TcpListener, TcpStream, UdpSocket},
+    path::Path,
     sync::atomic::{AtomicBool, Ordering},
     thread,
     time::Duration,
@@ -30,11 +31,16 @@ fn plan(annotations: &[(&str, &str)]) -> RulePlan {
     }
 }
 
+fn groups_here(inodes: &BTreeSet<u32>) -> BTreeMap<u32, u32> {
+    let here = crate::netns::Netns::open("/proc/thread-self/ns/net").unwrap().id();
+    socket_groups(Path::new("/proc"), here, inodes)
+}
+
 fn redirect(pod: &Namespace, annotations: &[(&str, &str)]) -> ClosedConnections {
     pod.enter(|| {
         let plan = plan(annotations);
         apply(&plan, &ApplyOptions::default()).unwrap();
-        sever(&plan).unwrap()
+        sever(&plan, &groups_here).unwrap()
     })
     .unwrap()
 }
@@ -97,7 +103,10 @@ fn connections_that_were_open_before_do_not_go_on_beside_the_proxy() {
             assert_eq!(
                 topology
                     .pod
-                    .enter(|| sever(&plan(&[("traffic.sidecar.istio.io/excludeOutboundPorts", "3306")])))
+                    .enter(|| {
+                        let plan = plan(&[("traffic.sidecar.istio.io/excludeOutboundPorts", "3306")]);
+                        sever(&plan, &groups_here)
+                    })
                     .unwrap(),
                 Ok(ClosedConnections::default())
             );
@@ -123,6 +132,54 @@ fn connections_that_the_rules_have_captured_go_on() {
     }
 }
 
+/// With TPROXY the proxy runs as root, like many an application, and nothing is translated.
+#[test]
+fn with_tproxy_the_proxys_own_connections_go_on() {
+    let topology = Topology::new(Families::Dual).unwrap();
+    let (remote, own) = (remote_address(false), e2e::netns::pod_address(false));
+    let to_control_plane = topology.client.enter(|| TcpListener::bind((remote, 15012))).unwrap().unwrap();
+    let log = tempfile::NamedTempFile::new().unwrap();
+    let script = format!("sleep 600 | busybox nc {remote} 15012");
+    let proxy = e2e::process::command("setpriv", ["--regid=1337", "--clear-groups", "sh", "-c", &script]);
+    let _proxy = e2e::process::Background::start("proxy", &topology.pod.command(&proxy), log.path())
+        .unwrap()
+        .killed_on_drop();
+    let (mut control_plane, _) = to_control_plane.accept().unwrap();
+    let mut beside = connect(&topology.pod, &topology.client, remote, 80);
+    let mut inward = connect(&topology.client, &topology.pod, own, 8080);
+
+    let tproxy = [("sidecar.istio.io/interceptionMode", "TPROXY")];
+    assert_eq!(redirect(&topology.pod, &tproxy).sockets, 2);
+    assert!(!is_alive(&mut beside) && !is_alive(&mut inward));
+    control_plane.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
+    let nothing = control_plane.read(&mut [0]).unwrap_err();
+    assert!([ErrorKind::WouldBlock, ErrorKind::TimedOut].contains(&nothing.kind()), "{nothing}");
+
+    // What the proxy opens in a client's name reaches the application, whose end looks as if the client had come past the proxy.
+    let application = topology.pod.enter(|| TcpListener::bind((own, 8081))).unwrap().unwrap();
+    let client = e2e::netns::client_address(false);
+    let named = topology.pod.enter(|| open_in_the_name_of(client, (own, 8081).into())).unwrap();
+    let mut pair = (named, application.accept().unwrap().0);
+    assert_eq!(pair.1.peer_addr().unwrap().ip(), client);
+    pair.1.set_read_timeout(Some(LONG)).unwrap();
+    assert_eq!(redirect(&topology.pod, &tproxy), ClosedConnections::default());
+    assert!(is_alive(&mut pair));
+}
+
+/// As Envoy does with its filter `original_src`.
+fn open_in_the_name_of(client: IpAddr, to: std::net::SocketAddr) -> TcpStream {
+    use nix::sys::socket::{
+        AddressFamily, SockFlag, SockType, SockaddrStorage, bind, connect, setsockopt, socket, sockopt,
+    };
+    use std::os::fd::AsRawFd;
+    let fd = socket(AddressFamily::Inet, SockType::Stream, SockFlag::SOCK_CLOEXEC, None).unwrap();
+    setsockopt(&fd, sockopt::IpTransparent, &true).unwrap();
+    setsockopt(&fd, sockopt::Mark, &1337).unwrap();
+    bind(fd.as_raw_fd(), &SockaddrStorage::from(std::net::SocketAddr::new(client, 0))).unwrap();
+    connect(fd.as_raw_fd(), &SockaddrStorage::from(to)).unwrap();
+    TcpStream::from(fd)
+}
+
 #[test]
 fn connections_that_are_captured_while_others_are_looked_for_go_on() {
     const CALLS: usize = 3000;
@@ -144,7 +201,7 @@ fn connections_that_are_captured_while_others_are_looked_for_go_on() {
                 .enter(|| {
                     let plan = plan(&[]);
                     while !is_done.load(Ordering::Relaxed) {
-                        closed.sockets += sever(&plan).unwrap().sockets;
+                        closed.sockets += sever(&plan, &groups_here).unwrap().sockets;
                     }
                 })
                 .unwrap();

@@ -28,6 +28,8 @@ const AF_INET6: u8 = 10;
 const ID: std::ops::Range<usize> = 4..52;
 /// Where it has the user's id.
 const USER: usize = 64;
+/// Where it has the socket's inode.
+const INODE: usize = 68;
 
 /// A socket of TCP or UDP.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -37,6 +39,8 @@ pub(super) struct Inet {
     pub(super) remote: SocketAddr,
     /// Its owner.
     pub(super) user: u32,
+    /// What links of open files call it by; 0 when no process has it open.
+    pub(super) inode: u32,
     state: u8,
     family: u8,
     id: [u8; 48],
@@ -58,6 +62,7 @@ impl Inet {
             local: SocketAddr::new(address(family, &id, 4)?, port(0)?),
             remote: SocketAddr::new(address(family, &id, 20)?, port(2)?),
             user: u32::from_ne_bytes(array(body, USER)?),
+            inode: u32::from_ne_bytes(array(body, INODE)?),
             state,
             family,
             id,

@@ -1,11 +1,13 @@
 //! Redirecting a pod in place: what the plugin does for ADD, then what it does for CHECK; then it ends the connections that were open before.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
+use std::path::Path;
 use std::time::Duration;
 
 use controller_runtime::SCOPE;
 use netns_apply::capabilities::SYS_PTRACE;
-use netns_apply::connections::{ClosedConnections, sever};
+use netns_apply::connections::{ClosedConnections, sever, socket_groups};
 use netns_apply::facts::addresses;
 use netns_apply::netns::Netns;
 use netns_apply::pod::Outside;
@@ -17,6 +19,7 @@ use redirect_core::settings::InputErrors;
 
 use super::namespace;
 use super::{AMBIGUOUS, ExpectedRules, MeshPod, NOT_FOUND, RepairError, UNVERIFIABLE, require};
+use crate::confine::outside;
 use crate::settings::Paths;
 
 /// How long another program may hold the lock of a pod's network namespace.
@@ -35,7 +38,7 @@ pub struct RepairReport {
 /// # Errors
 /// Why it is not redirected, or not verified.
 pub fn repair(pod: &MeshPod, rules: &ExpectedRules, paths: &Paths) -> Result<RepairReport, RepairError> {
-    repair_in(&namespace::open(pod, paths)?, pod, rules)
+    repair_in(&namespace::open(pod, paths)?, pod, rules, &paths.proc)
 }
 
 /// Redirects a pod in a network namespace that has its addresses. Any process with CAP_NET_ADMIN can add an address, but none can enter
@@ -52,7 +55,7 @@ pub fn repair_known(
 ) -> Result<RepairReport, RepairError> {
     if is_sure {
         let netns = sandbox.open().map_err(|error| RepairError::new(NOT_FOUND, error))?;
-        return repair_in(&netns, pod, rules);
+        return repair_in(&netns, pod, rules, &paths.proc);
     }
     if let Err(missing) = require([SYS_PTRACE]) {
         let text = format!(
@@ -69,18 +72,33 @@ pub fn repair_known(
         );
         return Err(RepairError::new(AMBIGUOUS, text));
     }
-    repair_in(&netns, pod, rules)
+    repair_in(&netns, pod, rules, &paths.proc)
 }
 
-fn repair_in(netns: &Netns, pod: &MeshPod, rules: &ExpectedRules) -> Result<RepairReport, RepairError> {
+fn repair_in(
+    netns: &Netns,
+    pod: &MeshPod,
+    rules: &ExpectedRules,
+    proc: &Path,
+) -> Result<RepairReport, RepairError> {
     let outside = Outside::of_this_process();
-    let done = netns.run(|| repair_here(pod, rules, outside.finds_this_foreign()));
+    let groups_of = |inodes: &BTreeSet<u32>| {
+        let (proc, namespace, inodes) = (proc.to_owned(), netns.id(), inodes.clone());
+        // A confined thread sees no processes.
+        outside::run(move || socket_groups(&proc, namespace, &inodes)).unwrap_or_default()
+    };
+    let done = netns.run(|| repair_here(pod, rules, outside.finds_this_foreign(), &groups_of));
     done.map_err(|error| RepairError::new("not_applied", error))?
 }
 
 /// Redirects the pod of the calling thread's network namespace, and ends connections that were open before, even if other programs' rules
 /// prevent verification.
-fn repair_here(pod: &MeshPod, rules: &ExpectedRules, is_foreign: bool) -> Result<RepairReport, RepairError> {
+fn repair_here(
+    pod: &MeshPod,
+    rules: &ExpectedRules,
+    is_foreign: bool,
+    groups_of: &dyn Fn(&BTreeSet<u32>) -> BTreeMap<u32, u32>,
+) -> Result<RepairReport, RepairError> {
     let there = addresses().map_err(|error| RepairError::new("not_applied", error))?;
     let Redirected { plan, applied, verified } = redirect_here(&pod.facts, rules, &there, is_foreign)?;
     for warning in &applied.warnings {
@@ -89,7 +107,7 @@ fn repair_here(pod: &MeshPod, rules: &ExpectedRules, is_foreign: bool) -> Result
     if let Ok(Some(mismatch)) = verified {
         return Err(RepairError::new("not_verified", mismatch));
     }
-    let severed = sever(&plan).map_err(|error| {
+    let severed = sever(&plan, groups_of).map_err(|error| {
         let text =
             format!("the rules are in force, but connections opened earlier may bypass the proxy: {error}");
         RepairError::new("not_severed", text)

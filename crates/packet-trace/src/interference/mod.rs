@@ -16,7 +16,7 @@ mod opening;
 
 pub use consequences::{Consequence, consequences};
 pub use finding::{Effect, Finding, RuleRef, Severity, Traffic};
-pub use opening::{Captures, Opener, Opening, is_own, proxy_users};
+pub use opening::{Captures, Opener, Opening, is_own, proxy_groups, proxy_users};
 
 use crate::TraceRules;
 use alloc::{collections::BTreeSet, string::String, vec::Vec};

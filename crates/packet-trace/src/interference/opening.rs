@@ -7,6 +7,7 @@ use core::net::{IpAddr, SocketAddr};
 use redirect_core::{
     RulePlan,
     rule::{Equality, Match, Protocol},
+    settings::Key,
     values::Family,
 };
 
@@ -28,9 +29,14 @@ pub struct Opening {
 pub enum Opener {
     /// A peer outside the pod.
     Outside,
-    /// A socket of this user in the pod. The group is unknown.
-    User(u32),
-    /// A socket in the pod, of an unknown user.
+    /// A socket in the pod.
+    Socket {
+        /// Its user.
+        user: u32,
+        /// Its group, if known.
+        group: Option<u32>,
+    },
+    /// A socket in the pod, of an unknown user and group.
     UnknownUser,
 }
 
@@ -78,19 +84,24 @@ impl Captures {
             Protocol::Tcp => packet,
             Protocol::Udp => packet.over_udp(),
         };
-        let user = match by {
+        let (user, group) = match by {
             Opener::Outside => {
                 let packet = of_protocol(Packet::from_outside(source, destination));
                 return interfaces.iter().map(|name| packet.clone().by(name)).collect();
             }
-            Opener::User(user) => user,
-            Opener::UnknownUser => USUAL,
+            Opener::Socket { user, group } => (user, group),
+            Opener::UnknownUser => (USUAL, None),
         };
         let is_local = is_own(pod, &destination.ip());
         let ways = if is_local { vec![LOOPBACK.into()] } else { interfaces };
-        let groups = [user, USUAL].into_iter().chain(self.groups.iter().copied());
-        let sent: Vec<Packet> =
-            groups.map(|group| of_protocol(Packet::from_pod(user, group, source, destination))).collect();
+        let groups = match group {
+            Some(group) => vec![group],
+            None => [user, USUAL].into_iter().chain(self.groups.iter().copied()).collect(),
+        };
+        let sent: Vec<Packet> = groups
+            .into_iter()
+            .map(|group| of_protocol(Packet::from_pod(user, group, source, destination)))
+            .collect();
         ways.iter().flat_map(|way| sent.iter().map(|packet| packet.clone().by(way))).collect()
     }
 }
@@ -98,6 +109,13 @@ impl Captures {
 /// The users whose connections a plan lets pass: the proxy's.
 pub fn proxy_users(plan: &RulePlan) -> impl Iterator<Item = u32> + '_ {
     constants(plan, |condition| if let Match::OwnerUid(is) = condition { Some(is) } else { None })
+}
+
+/// The groups whose connections a plan lets pass because they are the proxy's.
+pub fn proxy_groups(plan: &RulePlan) -> impl Iterator<Item = u32> + '_ {
+    let proxys = plan.planned_rules().iter().filter(|planned| planned.because() == Key::ProxyGid);
+    let conditions = proxys.flat_map(|planned| &planned.rule().matches);
+    conditions.filter_map(|condition| if let Match::OwnerGid(is) = condition { Some(is.value) } else { None })
 }
 
 /// Whether an address is the pod's own, by which it reaches itself.
@@ -153,12 +171,18 @@ mod tests {
         };
         for to in ["192.0.2.1:80", "[2001:db8::1]:443"] {
             assert!(
-                out(Opener::User(0), to) && out(Opener::UnknownUser, to) && out(Opener::User(1000), to),
+                out(Opener::Socket { user: 0, group: None }, to)
+                    && out(Opener::UnknownUser, to)
+                    && out(Opener::Socket { user: 1000, group: None }, to),
                 "{to}"
             );
-            assert!(!out(Opener::User(1337), to), "the proxy's own: {to}");
+            assert!(!out(Opener::Socket { user: 1337, group: None }, to), "the proxy's own: {to}");
         }
-        assert!(!out(Opener::User(0), "127.0.0.1:80") && !out(Opener::User(0), "10.1.0.2:80"), "to itself");
+        assert!(
+            !out(Opener::Socket { user: 0, group: None }, "127.0.0.1:80")
+                && !out(Opener::Socket { user: 0, group: None }, "10.1.0.2:80"),
+            "to itself"
+        );
         let come = |to| is_captured(&plan, Opener::Outside, TCP, "192.0.2.1:4000", to);
         assert!(come("10.1.0.2:80"));
         assert!(!come("10.1.0.2:15021"), "the proxy's own port");
@@ -172,7 +196,7 @@ mod tests {
             ("traffic.sidecar.istio.io/excludeInboundPorts", "81"),
             ("traffic.sidecar.istio.io/excludeOutboundIPRanges", "198.51.100.0/24"),
         ]);
-        let out = |to| is_captured(&plan, Opener::User(0), TCP, "10.1.0.2:4000", to);
+        let out = |to| is_captured(&plan, Opener::Socket { user: 0, group: None }, TCP, "10.1.0.2:4000", to);
         assert!(out("192.0.2.1:80") && !out("192.0.2.1:3306") && !out("198.51.100.7:80"));
         let come = |to| is_captured(&plan, Opener::Outside, TCP, "192.0.2.1:4000", to);
         assert!(come("10.1.0.2:80") && !come("10.1.0.2:81"));
@@ -182,7 +206,13 @@ mod tests {
     fn an_interface_that_is_left_alone_is_so_both_ways() {
         for (interface, is_left_alone) in [("eth0", true), ("eth1", false)] {
             let plan = plan(&[("traffic.sidecar.istio.io/excludeInterfaces", interface)]);
-            let out = is_captured(&plan, Opener::User(0), TCP, "10.1.0.2:4000", "192.0.2.1:80");
+            let out = is_captured(
+                &plan,
+                Opener::Socket { user: 0, group: None },
+                TCP,
+                "10.1.0.2:4000",
+                "192.0.2.1:80",
+            );
             let come = is_captured(&plan, Opener::Outside, TCP, "192.0.2.1:4000", "10.1.0.2:80");
             assert_eq!((out, come), (!is_left_alone, !is_left_alone), "{interface}");
         }
@@ -193,7 +223,14 @@ mod tests {
         let addresses = ["10.1.0.2".parse().unwrap()];
         let only_v4 = PodFacts::sidecar([("a", "b")]).decide(&NamespaceFacts::new(&addresses));
         let Ok(Decision::Redirect(redirect)) = only_v4 else { panic!("{only_v4:?}") };
-        assert!(!is_captured(&redirect.plan(), Opener::User(0), TCP, "[fd00::2]:1", "[2001:db8::1]:80"));
+        assert!(!is_captured(
+            &redirect.plan(),
+            Opener::Socket { user: 0, group: None },
+            TCP,
+            "[fd00::2]:1",
+            "[2001:db8::1]:80"
+        ));
         assert!(proxy_users(&redirect.plan()).all(|user| user == 1337));
+        assert!(proxy_groups(&redirect.plan()).all(|group| group == 1337));
     }
 }
