@@ -1,7 +1,7 @@
 # Everything a newcomer needs: `make demo` and `make test`. Each sets up what it needs from Debian first; both need
 # cargo and root.
 
-.PHONY: demo test fleet kernels picture fuzz mutants miri sanitize inject msrv faults hunt soak scale race scan heal trace swap rollouts runtimes envoy images reproducible release-candidate seccomp chart guides manifests page check setup bench release
+.PHONY: demo test fleet kernels picture fuzz mutants miri sanitize inject msrv faults hunt soak scale race scan heal trace swap rollouts runtimes envoy images reproducible release-candidate seccomp chart mesh guides manifests page check setup bench release
 
 # The main job on real network namespaces: redirected packets, shown.
 demo:
@@ -172,6 +172,17 @@ chart: setup
 	scripts/setup-kube.sh helm
 	cargo build --locked -p install-cni -p istio-cni -p e2e
 	cargo test --locked -p e2e --test chart --test chart_cluster --test chart_node -- --ignored
+
+# A real mesh: istiod, its injector, pilot-agent and Envoy, with pods redirected by our plugin, Istio's, and each one's init container; prints a table for each release
+# of Istio, and what heals and is migrated under load. Programs of Istio are no package of any registry: ISTIO names folders that hold them.
+mesh:
+	@[ -n "$(ISTIO)" ] || { echo 'make mesh needs ISTIO="FOLDER...", in each folder a release of Istio: bin/{pilot-discovery,pilot-agent,install-cni,istio-cni}, manifests/charts and envoy_bootstrap.json; takes about ten minutes for each' >&2; exit 2; }
+	scripts/setup-apt.sh
+	scripts/setup-kube.sh
+	scripts/setup-kube.sh helm
+	scripts/setup-kube.sh envoy
+	cargo build --locked --workspace --bins
+	for release in $(ISTIO); do ISTIO="$$release" cargo test --locked -p e2e --test mesh -- --ignored --nocapture --test-threads=1 || exit 1; done
 
 # Every command of the guides, typed on a cluster with a real node: from Istio's chart to verified pods, back, upgraded, removed and installed again.
 # Builds the programs as shipped, and pushes the images to a registry of its own. Prints how long each step takes. What `make test` types it types without a cluster.

@@ -83,6 +83,13 @@ impl Image {
         self
     }
 
+    /// Adds a symbolic link.
+    #[must_use]
+    pub fn link(mut self, path: &str, target: &str) -> Self {
+        self.layer.push(Entry::Link(path.to_owned(), target.to_owned()));
+        self
+    }
+
     /// Adds an executable of the machine. It must be static, or the image must have its libraries.
     pub fn program(self, path: &str, source: &Path) -> Result<Self> {
         let content = fs::read(source).with_context(|| format!("cannot read {}", source.display()))?;

@@ -233,7 +233,12 @@ impl<'a> Node<'a> {
 
     /// Lets the node reach a server on a port of this machine's loopback, at the same address, for as long as the value lives.
     pub fn reach(&self, port: u16) -> Result<impl Drop + use<>> {
-        Relay::start(self.namespace(), port)
+        self.reach_at(port, port)
+    }
+
+    /// The same at another port of the node.
+    pub fn reach_at(&self, inside: u16, port: u16) -> Result<impl Drop + use<>> {
+        Relay::between(self.namespace(), inside, port)
     }
 
     /// A command that runs on the node: in its network, mount and process-id namespaces.

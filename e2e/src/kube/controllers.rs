@@ -1,4 +1,4 @@
-//! The controllers that make, schedule and remove the pods of a DaemonSet: Kubernetes' own.
+//! Kubernetes' own controllers: those that make, schedule and remove the pods of a DaemonSet, and others that a test asks for.
 
 use anyhow::Result;
 use tempfile::TempDir;
@@ -8,8 +8,8 @@ use crate::leftovers::temp_dir;
 use crate::process::{self, Background, until};
 use crate::tools;
 
-/// The controllers that run: those of DaemonSets, and the one that removes what a deleted object owned.
-const CONTROLLERS: &str = "--controllers=daemonset-controller,garbage-collector-controller";
+/// The controllers that always run: those of DaemonSets, and the one that removes what a deleted object owned.
+const CONTROLLERS: [&str; 2] = ["daemonset-controller", "garbage-collector-controller"];
 
 /// A controller manager and a scheduler beside an API server. Both end when the value is dropped.
 #[derive(Debug)]
@@ -23,6 +23,12 @@ pub struct Controllers {
 impl Controllers {
     /// Starts them and waits until they work.
     pub fn start(api: &ApiServer) -> Result<Self> {
+        Self::start_with(api, &[])
+    }
+
+    /// The same with more controllers, by their names in the controller manager.
+    pub fn start_with(api: &ApiServer, more: &[&str]) -> Result<Self> {
+        let controllers = format!("--controllers={}", [&CONTROLLERS, more].concat().join(","));
         let folder = temp_dir()?;
         let start = |name: &str, more: &[&str]| -> Result<Background> {
             let mut command = process::command(tools::built(name)?, ["--leader-elect=false"]);
@@ -30,7 +36,7 @@ impl Controllers {
             let log = folder.path().join(format!("{name}.log"));
             Ok(Background::start(name, &command, &log)?.killed_on_drop())
         };
-        let manager = start("kube-controller-manager", &[CONTROLLERS, "--secure-port=0"])?;
+        let manager = start("kube-controller-manager", &[&controllers, "--secure-port=0"])?;
         let scheduler = start("kube-scheduler", &["--secure-port=0"])?;
         let controllers = Self { manager, scheduler, _folder: folder };
         until("the DaemonSet controller", START, &controllers.processes(), || {

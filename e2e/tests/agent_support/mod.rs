@@ -150,13 +150,7 @@ pub fn import_image(node: &Node<'_>) -> Result<()> {
 
 /// The same under a name. The plugin is another one for every `version`: bytes after an executable's end change nothing but its content.
 pub fn import_image_as(node: &Node<'_>, name: &str, version: &str) -> Result<()> {
-    let triple = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
-    // A folder of its own: in the other, this would hold up whoever starts tests.
-    let target = program::target_folder()?.join("static");
-    let mut build = program::cargo(&["build", "--target", &triple], &target);
-    build.args(AGENTS_PROGRAMS.iter().flat_map(|program| ["--package", program]));
-    process::run(build.env("RUSTFLAGS", "-C target-feature=+crt-static"), STATIC_BUILD)?.ok()?;
-    let built = target.join(triple).join("debug");
+    let built = static_programs(&AGENTS_PROGRAMS)?;
     let programs = tempfile::tempdir_in(node.state_dir())?;
     for program in AGENTS_PROGRAMS {
         fs::copy(built.join(program), programs.path().join(program))?;
@@ -164,6 +158,17 @@ pub fn import_image_as(node: &Node<'_>, name: &str, version: &str) -> Result<()>
     let plugin = programs.path().join("istio-cni");
     fs::File::options().append(true).open(plugin)?.write_all(version.as_bytes())?;
     import_packed(node, "install-cni", name, programs.path())
+}
+
+/// The folder of these programs of ours as static ones, built where they are not.
+pub fn static_programs(names: &[&str]) -> Result<PathBuf> {
+    let triple = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
+    // A folder of its own: in the other, this would hold up whoever starts tests.
+    let target = program::target_folder()?.join("static");
+    let mut build = program::cargo(&["build", "--target", &triple], &target);
+    build.args(names.iter().flat_map(|program| ["--package", program]));
+    process::run(build.env("RUSTFLAGS", "-C target-feature=+crt-static"), STATIC_BUILD)?.ok()?;
+    Ok(target.join(triple).join("debug"))
 }
 
 /// Gives the node an image of ours, of static programs in a folder.

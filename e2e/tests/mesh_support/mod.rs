@@ -1,0 +1,161 @@
+//! A real mesh on the tests' node: istiod, its injector, `pilot-agent` and Envoy, and what redirects pods: ours, or Istio's own.
+
+pub mod checks;
+pub mod cluster;
+pub mod istiod;
+pub mod load;
+pub mod pods;
+pub mod release;
+pub mod table;
+
+use std::fs;
+use std::path::PathBuf;
+
+use anyhow::{Context, Result};
+use e2e::kube::{ApiServer, Controllers};
+use e2e::node::Node;
+use serde_json::{Value, json};
+
+use crate::agent_support::{
+    IMAGE, NAMESPACE, entries, import_image, import_packed, static_programs, wait_loaded, wait_rolled_out,
+};
+use crate::chart_support::{chart, helm};
+use release::Release;
+
+/// The namespace of meshed pods.
+pub const APPS: &str = "apps";
+/// Our images in the places of Istio's, by a value of istiod's chart.
+pub const INIT: &str = "localhost/proxy-init:test";
+const VALIDATOR: &str = "localhost/validator:test";
+
+/// What redirects pods, and what looks whether they are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Redirection {
+    /// Our plugin; our `istio-validation`.
+    OurPlugin,
+    /// Istio's plugin; `pilot-agent`.
+    IstiosPlugin,
+    /// Our `istio-iptables` as the init container.
+    OurInit,
+    /// `pilot-agent` as the init container.
+    IstiosInit,
+}
+
+impl Redirection {
+    pub const ALL: [Self; 4] = [Self::OurPlugin, Self::IstiosPlugin, Self::OurInit, Self::IstiosInit];
+
+    /// The head of its column.
+    pub fn title(self) -> &'static str {
+        match self {
+            Self::OurPlugin => "this plugin",
+            Self::IstiosPlugin => "Istio's plugin",
+            Self::OurInit => "istio-iptables",
+            Self::IstiosInit => "Istio's istio-init",
+        }
+    }
+
+    /// The chart of the agent and its image, if there is one.
+    fn agent(self, release: &Release) -> Option<(PathBuf, String)> {
+        match self {
+            Self::OurPlugin => Some((chart(), IMAGE.to_owned())),
+            Self::IstiosPlugin => Some((release.chart("istio-cni"), release.agent_image())),
+            Self::OurInit | Self::IstiosInit => None,
+        }
+    }
+
+    /// The values of istiod's chart that go with it.
+    pub fn values(self) -> Value {
+        let image = match self {
+            Self::OurPlugin => json!(VALIDATOR),
+            Self::OurInit => json!(INIT),
+            Self::IstiosPlugin | Self::IstiosInit => Value::Null,
+        };
+        let by_plugin = matches!(self, Self::OurPlugin | Self::IstiosPlugin);
+        let mut values = json!({"pilot": {"cni": {"enabled": by_plugin}}, "cni": {"enabled": by_plugin}});
+        if !image.is_null() {
+            values["global"] = json!({"proxy_init": {"image": image}});
+        }
+        values
+    }
+
+    /// The image of a pod's first init container.
+    pub fn first_image(self, release: &Release) -> String {
+        match self {
+            Self::OurPlugin => VALIDATOR.to_owned(),
+            Self::OurInit => INIT.to_owned(),
+            Self::IstiosPlugin | Self::IstiosInit => release.proxy_image(),
+        }
+    }
+}
+
+/// Controllers that services need.
+pub const OF_SERVICES: [&str; 1] = ["endpointslice-controller"];
+
+/// Gives the node every image that pods of the mesh and agents use.
+pub fn import_images(node: &Node<'_>, release: &Release) -> Result<()> {
+    release.import_proxy(node)?;
+    release.import_agent(node)?;
+    import_image(node)?;
+    let programs = static_programs(&["istio-iptables", "istio-validation"])?;
+    import_packed(node, "proxy-init", INIT, &programs)?;
+    import_packed(node, "validator", VALIDATOR, &programs)
+}
+
+/// Installs the agent by its chart, if there is one, with further values, and waits until it has changed the node.
+pub fn install_agent(
+    redirection: Redirection,
+    release: &Release,
+    api: &ApiServer,
+    node: &Node<'_>,
+    controllers: &Controllers,
+    values: &Value,
+) -> Result<()> {
+    if redirection.agent(release).is_none() {
+        return Ok(());
+    }
+    helm_agent("install", redirection, release, api, values)?;
+    wait_rolled_out(api, node, controllers)?;
+    wait_loaded(node).with_context(|| entries(node).unwrap_or_default())
+}
+
+/// Runs Helm to install or upgrade the agent's release.
+pub fn helm_agent(
+    verb: &str,
+    redirection: Redirection,
+    release: &Release,
+    api: &ApiServer,
+    values: &Value,
+) -> Result<()> {
+    let (chart, image) = redirection.agent(release).context("no agent")?;
+    let base = json!({"image": image, "pullPolicy": "Never", "excludeNamespaces": ["kube-system"]});
+    let folder = tempfile::tempdir()?;
+    let chart = chart.display().to_string();
+    let mut args = [verb, "istio-cni", &chart, "--namespace", NAMESPACE].map(str::to_owned).to_vec();
+    for (name, values) in [("base", &base), ("more", values)] {
+        let file = folder.path().join(name);
+        fs::write(&file, values.to_string())?;
+        args.extend(["--values".to_owned(), file.display().to_string()]);
+    }
+    let args: Vec<&str> = args.iter().map(String::as_str).collect();
+    helm(Some(api), &args)?.ok()?;
+    Ok(())
+}
+
+/// A namespace whose pods are injected.
+pub fn create_apps(api: &ApiServer) -> Result<()> {
+    api.create_namespace(APPS)?;
+    api.kubectl(&["label", "namespace", APPS, "istio-injection=enabled"])?;
+    Ok(())
+}
+
+/// mTLS or nothing, everywhere.
+pub fn require_mutual_tls(api: &ApiServer) -> Result<()> {
+    api.apply(
+        &json!({
+            "apiVersion": "security.istio.io/v1", "kind": "PeerAuthentication",
+            "metadata": {"name": "default", "namespace": NAMESPACE},
+            "spec": {"mtls": {"mode": "STRICT"}},
+        })
+        .to_string(),
+    )
+}
