@@ -26,6 +26,7 @@ mod probes;
 mod reason;
 mod report;
 mod run;
+mod sandbox;
 mod sockets;
 mod stop;
 mod verdict;

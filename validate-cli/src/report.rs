@@ -1,5 +1,6 @@
 //! A verdict's report: to people by the log, to machines by the container's termination message.
 
+use crate::sandbox;
 use crate::verdict::ValidationReport;
 use redirect_core::settings::Key;
 use std::{
@@ -14,6 +15,14 @@ pub fn report(verdict: &ValidationReport, termination_log: Option<&str>) {
     for (wrong, line) in verdict.lines() {
         let level = if wrong { log::Level::Error } else { log::Level::Info };
         log::log!(target: logging::DEFAULT_SCOPE, level, "{line}");
+    }
+    if verdict.reason.is_redirected() == Some(false)
+        && let Some(sandbox) = sandbox::of_this_process()
+    {
+        log::error!(
+            target: logging::DEFAULT_SCOPE,
+            "this container runs in {sandbox}, a sandbox that rules on the node do not bind: take runtimeClassName, or the proxy, from the pod"
+        );
     }
     let Some(path) = termination_log else { return };
     let usual = path == Key::TerminationLog.setting().default;

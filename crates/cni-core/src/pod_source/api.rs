@@ -6,6 +6,7 @@ use cluster_client::{ApiError, Backoff, Limits, Request, kubeconfig, params::Get
 use redirect_core::pod::PodFacts;
 use serde_json::Value;
 use std::{
+    fmt::Display,
     path::Path,
     time::{Duration, Instant},
 };
@@ -135,10 +136,8 @@ async fn one_try(kubeconfig: &Path, pod: &PodName, uid: &str, deadline: Instant)
     let pods = Request::new(format!("/api/v1/namespaces/{}/pods", pod.namespace));
     let request = pods.get(&pod.name, &GetParams::default());
     let found = client.json(request, Limits::object(patience)).await;
-    let found = found.map_err(|failure| match failure {
-        ApiError::NotFound(words) if words.by_api => PodError::NotFound(pod.clone()).into(),
-        failure => failed(failure, kubeconfig, pod),
-    })?;
+    let absent = PodError::NotFound(pod.clone());
+    let found = found.map_err(|failure| failed(failure, kubeconfig, pod, absent))?;
     check(&found, pod, uid, client.server())?;
     Ok(found)
 }
@@ -155,10 +154,10 @@ async fn one_try_for_handler(
     let found: Value = match client.json(request, Limits::object(patience)).await {
         Ok(found) => found,
         Err(ApiError::Forbidden(_)) => return Ok(None),
-        Err(ApiError::NotFound(words)) if words.by_api => {
-            return Err(PodError::NoRuntimeClass(class.to_owned()).into());
+        Err(failure) => {
+            let absent = PodError::NoRuntimeClass(class.to_owned());
+            return Err(failed(failure, kubeconfig, &class, absent));
         }
-        Err(failure) => return Err(failed(failure, kubeconfig, class)),
     };
     match found.get("handler").and_then(Value::as_str) {
         Some(handler) => Ok(Some(handler.to_owned())),
@@ -193,7 +192,8 @@ fn check(found: &Value, pod: &PodName, uid: &str, server: &str) -> Result<(), Po
     })
 }
 
-fn failed(failure: ApiError, kubeconfig: &Path, wanted: impl ToString) -> TryError {
+/// `absent`: that the server has no such object.
+fn failed(failure: ApiError, kubeconfig: &Path, wanted: &dyn Display, absent: PodError) -> TryError {
     let retry_after = failure.retry_after();
     let error = match failure {
         ApiError::Impossible(problem) => {
@@ -203,6 +203,7 @@ fn failed(failure: ApiError, kubeconfig: &Path, wanted: impl ToString) -> TryErr
             PodError::Unauthorized { kubeconfig: kubeconfig.to_owned(), message: words.text }
         }
         ApiError::Forbidden(words) => PodError::Forbidden(words.text),
+        ApiError::NotFound(words) if words.by_api => absent,
         ApiError::NotFound(words) => PodError::Busy { code: 404, message: words.text },
         ApiError::Busy { code, words, .. } => PodError::Busy { code, message: words.text },
         ApiError::Garbled { server, what } => PodError::Garbled { server, what },
