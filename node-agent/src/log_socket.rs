@@ -200,7 +200,7 @@ impl LogServer {
     ) -> anyhow::Result<Self> {
         disk::context(std::fs::create_dir_all(run), "make the run directory", run)?;
         let path = run.join(logging::SOCKET_NAME);
-        let events = EventPublisher::start(connection, metrics.clone(), &tasks);
+        let events = EventPublisher::start("events of plugins", connection, metrics.clone(), &tasks);
         let emit = move |entry: &Entry| {
             if let Some(logs) = &logs {
                 logs.emit(entry);

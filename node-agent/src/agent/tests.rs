@@ -12,10 +12,11 @@ const LONG: Duration = Duration::from_secs(600);
 const LOCALHOST: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
 /// All tasks that an agent may have.
-const TASKS: [&str; 11] = [
+const TASKS: [&str; 12] = [
     "DaemonSet lookup",
     "drift watch",
     "events of healing",
+    "events of plugins",
     "healer",
     "health server",
     "log socket",

@@ -36,12 +36,17 @@ pub struct EventPublisher {
 }
 
 impl EventPublisher {
-    /// Sends until it is dropped.
+    /// Sends until it is dropped, by a task of this name.
     #[must_use]
-    pub fn start(connection: Arc<Connection>, metrics: Arc<Metrics>, tasks: &Supervisor) -> Self {
+    pub fn start(
+        name: &'static str,
+        connection: Arc<Connection>,
+        metrics: Arc<Metrics>,
+        tasks: &Supervisor,
+    ) -> Self {
         let (queue, mut waiting) = mpsc::channel::<EventMessage>(MOST_WAITING);
         let counted = metrics.clone();
-        tasks.spawn("events about pods", async move {
+        tasks.spawn(name, async move {
             while let Some(EventMessage { about, component, kind, reason, message }) = waiting.recv().await {
                 let event = EventBody { component, kind, reason, message: &message };
                 let _ = connection.publish(&counted.events, about, &event).await;

@@ -173,7 +173,7 @@ pub fn link(
     start_at_zero(&metrics.heal_attempts, REASONS.map(|reason| ReasonLabel { reason }));
     let context = HealContext {
         paths: settings.paths.clone(),
-        events: EventPublisher::start(connection, metrics.clone(), tasks),
+        events: EventPublisher::start("events of healing", connection, metrics.clone(), tasks),
         metrics,
         slots: Semaphore::new(AT_ONCE),
         requests: queue.clone(),
