@@ -6,7 +6,7 @@
 //! the kernel forget what it tracks of them, so that the next one meets the rules. It keeps what the plan excludes, and what is
 //! already translated.
 //!
-//! With TPROXY nothing is translated, and the proxy runs as root: only the group tells its sockets from the application's. inet_diag does not list
+//! With TPROXY nothing is translated, and the proxy runs as root: only the group distinguishes its sockets from the application's. inet_diag does not list
 //! groups, so they are read from the processes that have the sockets open.
 
 mod owners;
@@ -73,7 +73,7 @@ fn failed(what: &'static str) -> impl Fn(Errno) -> CloseError {
 /// Ends the connections in the calling thread's network namespace that were open before the plan's rules came into force, and that the
 /// plan would otherwise have captured. The rules have to be in force.
 ///
-/// `groups_of` tells the groups of sockets by their inodes, as [`socket_groups`] does. A socket whose group it does not tell counts as the
+/// `groups_of` maps the inodes of sockets to groups, as [`socket_groups`] does. A socket whose group is unknown counts as the
 /// application's.
 ///
 /// # Errors

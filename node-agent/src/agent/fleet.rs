@@ -239,9 +239,9 @@ async fn play(api: &ApiServer, account: &Path, agents: usize, idle: Duration) ->
     let (late, _) = wait_watching(api, agents).await?;
     let start = Requests::so_far(api)?.since(&before);
     let start_cpu = cost(api)?.0 - cpu;
-    // The DaemonSet, its own pod, the plugin's token, and the list. While the last ones join, the first ones watch again.
+    // The DaemonSet, its own pod, the plugin's token (twice where its pod is unknown), and the list. While the last ones join, the first ones watch again.
     let asked = each(start.of_agents() - start.of("WATCH", "pods")) + 1.0;
-    ensure!(asked <= 5.5, "an agent that starts asks too much: {start:?}");
+    ensure!(asked <= 6.5, "an agent that starts asks too much: {start:?}");
 
     let (before, cpu) = (Requests::so_far(api)?, cost(api)?.0);
     tokio::time::sleep(idle).await;
