@@ -50,6 +50,28 @@ pub struct ApiServer {
     folder: TempDir,
 }
 
+/// What an API server counts.
+pub struct ServerMetrics(String);
+
+impl ServerMetrics {
+    /// A metric: all its series with these labels, each as in `verb="GET"`, together.
+    pub fn sum(&self, name: &str, labels: &[&str]) -> f64 {
+        let of_name = |line: &&str| {
+            line.strip_prefix(name).is_some_and(|rest| rest.starts_with('{') || rest.starts_with(' '))
+        };
+        let fitting =
+            self.0.lines().filter(of_name).filter(|line| labels.iter().all(|label| line.contains(label)));
+        fitting.filter_map(|line| line.rsplit_once(' ')?.1.parse::<f64>().ok()).sum()
+    }
+
+    /// Requests with this verb for a resource, and whatever part of it, that have these other labels.
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a counter")]
+    pub fn requests(&self, verb: &str, resource: &str, labels: &[&str]) -> u64 {
+        let of = [&*format!("verb=\"{verb}\""), &format!("resource=\"{resource}\"")];
+        self.sum("apiserver_request_total", &[&of, labels].concat()) as u64
+    }
+}
+
 impl ApiServer {
     /// Starts both and waits until the server is ready and the namespace `default` has its service account.
     pub fn start() -> Result<Self> {
@@ -121,6 +143,11 @@ impl ApiServer {
     /// The certificate of its authority (PEM).
     pub fn ca_path(&self) -> PathBuf {
         self.authority.certificate()
+    }
+
+    /// What the server counts, at one moment.
+    pub fn metrics(&self) -> Result<ServerMetrics> {
+        Ok(ServerMetrics(self.kubectl(&["get", "--raw", "/metrics"])?.stdout))
     }
 
     /// All the server has logged.

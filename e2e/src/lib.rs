@@ -40,6 +40,7 @@
 
 pub mod agent;
 pub mod archive;
+pub mod broken;
 pub mod cnitool;
 pub mod confined;
 pub mod dice;

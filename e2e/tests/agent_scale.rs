@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use agent_support::fleet::FleetAgent;
 use agent_support::{MANIFEST, NAMESPACE};
 use anyhow::{Context, Result, ensure};
+use e2e::broken;
 use e2e::kube::{ApiServer, Sending};
 use e2e::process::until;
 use serde_json::{Value, json};
@@ -26,40 +27,6 @@ fn number(name: &str, usual: usize) -> Result<usize> {
         .map_or(Ok(usual), |text| text.parse().with_context(|| format!("{name} is not a number")))
 }
 
-fn pod(number: usize, node: usize) -> Value {
-    json!({
-        "apiVersion": "v1", "kind": "Pod",
-        "metadata": {"name": format!("web-{number}"), "namespace": "default", "labels": {"app": "web"},
-            "annotations": {"sidecar.istio.io/status": "{}"}},
-        "spec": {
-            "nodeName": format!("node-{node}"), "terminationGracePeriodSeconds": 0,
-            "initContainers": [{"name": "istio-validation", "image": "proxy"}],
-            "containers": [{"name": "app", "image": "app"}, {"name": "istio-proxy", "image": "proxy", "args": ["proxy", "sidecar"]}],
-        },
-    })
-}
-
-/// As a kubelet reports a pod that is held back.
-fn held_back(number: usize) -> Value {
-    let time = "2026-11-21T00:00:00Z";
-    let end = json!({"terminated": {"exitCode": 126, "reason": "Error", "startedAt": time, "finishedAt": time,
-        "containerID": format!("containerd://{number}")}});
-    json!({"status": {"phase": "Pending", "podIP": "10.1.0.2", "podIPs": [{"ip": "10.1.0.2"}],
-        "initContainerStatuses": [{"name": "istio-validation", "image": "proxy", "imageID": "proxy", "ready": false,
-            "restartCount": 0, "state": end}]}})
-}
-
-/// A counter of the API server, all its series with these labels together.
-fn counted(api: &ApiServer, name: &str, labels: &[&str]) -> Result<u64> {
-    let text = api.kubectl(&["get", "--raw", "/metrics"])?.stdout;
-    let of_name =
-        text.lines().filter(|line| line.strip_prefix(name).is_some_and(|rest| rest.starts_with('{')));
-    let fitting = of_name.filter(|line| labels.iter().all(|label| line.contains(label)));
-    let values = fitting.filter_map(|line| line.rsplit_once(' ')?.1.parse::<f64>().ok());
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a counter")]
-    Ok(values.sum::<f64>() as u64)
-}
-
 /// Requests to read, label and list pods, and to create events. Each agent has one watch beside.
 #[derive(Debug)]
 struct Calls {
@@ -72,15 +39,13 @@ struct Calls {
 
 impl Calls {
     fn so_far(api: &ApiServer) -> Result<Self> {
-        let of = |verb: &str, resource: &str| {
-            let (verb, resource) = (format!("verb=\"{verb}\""), format!("resource=\"{resource}\""));
-            counted(api, "apiserver_request_total", &[&verb, &resource])
-        };
+        let metrics = api.metrics()?;
+        let of = |verb: &str, resource: &str| metrics.requests(verb, resource, &[]);
         Ok(Self {
-            reads: of("GET", "pods")?,
-            changes: of("PATCH", "pods")?,
-            events: of("POST", "events")?,
-            lists: of("LIST", "pods")?,
+            reads: of("GET", "pods"),
+            changes: of("PATCH", "pods"),
+            events: of("POST", "events"),
+            lists: of("LIST", "pods"),
         })
     }
 
@@ -111,11 +76,13 @@ fn make_pods(api: &ApiServer, from: usize, count: usize, nodes: usize) -> Result
     let numbers: Vec<usize> = (from..from + count).collect();
     for batch in numbers.chunks(BATCH) {
         let pods = "/api/v1/namespaces/default/pods";
-        let made = batch.iter().map(|number| Sending::post(pods, &pod(*number, number % nodes)));
+        let made = batch.iter().map(|number| {
+            Sending::post(pods, &broken::pod(&format!("web-{number}"), &format!("node-{}", number % nodes)))
+        });
         api.send_all(&made.collect::<Vec<_>>())?;
         let failed = batch
             .iter()
-            .map(|number| Sending::merge(&format!("{pods}/web-{number}/status"), &held_back(*number)));
+            .map(|number| Sending::merge(&format!("{pods}/web-{number}/status"), &broken::held_back()));
         api.send_all(&failed.collect::<Vec<_>>())?;
     }
     Ok(())
@@ -210,11 +177,9 @@ struct TaintCalls {
 
 impl TaintCalls {
     fn so_far(api: &ApiServer) -> Result<Self> {
-        let of = |verb: &str, resource: &str| {
-            let labels = [format!("verb=\"{verb}\""), format!("resource=\"{resource}\"")];
-            counted(api, "apiserver_request_total", &[&labels[0], &labels[1], "subresource=\"\""])
-        };
-        Ok(Self { patches: of("PATCH", "nodes")?, events: of("POST", "events")?, gets: of("GET", "nodes")? })
+        let metrics = api.metrics()?;
+        let of = |verb: &str, resource: &str| metrics.requests(verb, resource, &["subresource=\"\""]);
+        Ok(Self { patches: of("PATCH", "nodes"), events: of("POST", "events"), gets: of("GET", "nodes") })
     }
 
     fn since(&self, before: &Self) -> Self {
