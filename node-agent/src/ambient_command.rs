@@ -8,7 +8,7 @@ use clap::Command;
 use controller_runtime::SCOPE;
 use netns_apply::netns::Netns;
 use netns_apply::pod::{FOREIGN, HostNamespace, Outside, hosts, remember_hosts, suitable};
-use netns_apply::{ApplyOptions, Mismatch, Outcome, apply, cleanup, verify};
+use netns_apply::{ApplyOptions, Outcome};
 use privileges::{CapabilitySet, keep_only};
 use redirect_core::AmbientRedirect;
 use redirect_core::options::BackendChoice;
@@ -17,7 +17,7 @@ use redirect_core::values::parse_word;
 use settings_cli::{CommandLine, Line, Pages, ParsedArgs, setting_row};
 use settings_table::{Row, Takes};
 
-use crate::ambient_rules::{here, refuse_sidecar};
+use crate::ambient_rules::{apply_here, remove, verify_applied};
 
 /// The word that begins such a command line.
 pub const WORD: &str = "ambient";
@@ -175,16 +175,19 @@ impl Task {
         if options.backend != self.backend {
             log::info!(target: SCOPE, backend = "native"; "the backend is chosen by the namespace: {FOREIGN}");
         }
-        refuse_sidecar(&options)?;
-        match &self.redirect {
-            Some(redirect) => put_in_force(redirect.clone(), &options),
-            None => {
-                let outcome = cleanup(&options).map_err(|error| error.to_string())?;
-                let what = if outcome.changed { "removed all redirection" } else { "nothing to remove" };
-                report(&outcome, what);
-                Ok(())
-            }
+        let Some(redirect) = &self.redirect else {
+            let outcome = remove(&options)?;
+            report(&outcome, if outcome.changed { "removed all redirection" } else { "nothing to remove" });
+            return Ok(());
+        };
+        let (plan, outcome) = apply_here(redirect, &options)?;
+        let what =
+            if outcome.changed { "redirection is in force" } else { "redirection was in force already" };
+        report(&outcome, what);
+        if let Some(interference) = verify_applied(&plan, &options)? {
+            log::warn!(target: SCOPE, "{interference}");
         }
+        Ok(())
     }
 }
 
@@ -224,23 +227,6 @@ fn netns(path: Option<&str>) -> Result<Netns, String> {
         Some(host @ (HostNamespace::Own | HostNamespace::Inits)) => {
             Err(format!("{path:?} is {host}; name a pod's"))
         }
-    }
-}
-
-fn put_in_force(redirect: AmbientRedirect, options: &ApplyOptions) -> Result<(), String> {
-    let plan = here(redirect).plan();
-    let outcome = apply(&plan, options).map_err(|error| error.to_string())?;
-    let what = if outcome.changed { "redirection is in force" } else { "redirection was in force already" };
-    report(&outcome, what);
-    match verify(&plan, options) {
-        Ok(None) => Ok(()),
-        // They are there; what others do is not undone by giving up.
-        Ok(Some(mismatch @ Mismatch::Interference(_))) => {
-            log::warn!(target: SCOPE, "{mismatch}");
-            Ok(())
-        }
-        Ok(Some(mismatch)) => Err(format!("the rules have been changed since: {mismatch}; run it again")),
-        Err(error) => Err(format!("the rules are in force, but cannot be verified: {error}")),
     }
 }
 

@@ -6,7 +6,7 @@ use std::fs;
 
 use netns_apply::{ApplyOptions, Mismatch, Outcome, apply, cleanup, observe, verify};
 use redirect_core::plan::DataPlane;
-use redirect_core::{AmbientRedirect, Families};
+use redirect_core::{AmbientRedirect, Families, RulePlan};
 
 /// One condition of a pod's enrolment, as it is.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -79,12 +79,31 @@ pub fn exist(options: &ApplyOptions) -> Condition {
 /// # Errors
 /// Why it is not in force, or not verified.
 pub fn put_in_force(redirect: &AmbientRedirect, options: &ApplyOptions) -> Result<Outcome, String> {
+    let (plan, outcome) = apply_here(redirect, options)?;
+    verify_applied(&plan, options).map(|_| outcome)
+}
+
+/// Puts the plan in force; returns it.
+///
+/// # Errors
+/// Why it is not in force.
+pub fn apply_here(redirect: &AmbientRedirect, options: &ApplyOptions) -> Result<(RulePlan, Outcome), String> {
     refuse_sidecar(options)?;
     let plan = here(redirect.clone()).plan();
     let outcome = apply(&plan, options).map_err(|error| error.to_string())?;
-    match verify(&plan, options) {
-        Ok(None | Some(Mismatch::Interference(_))) => Ok(outcome),
-        Ok(Some(mismatch)) => Err(mismatch.to_string()),
+    Ok((plan, outcome))
+}
+
+/// Verifies a plan that was just put in force; returns what other programs' rules do to it.
+///
+/// # Errors
+/// It is not in force any more, or that cannot be determined.
+pub fn verify_applied(plan: &RulePlan, options: &ApplyOptions) -> Result<Option<Mismatch>, String> {
+    match verify(plan, options) {
+        Ok(None) => Ok(None),
+        // They are there; what others do is not undone by giving up.
+        Ok(Some(interference @ Mismatch::Interference(_))) => Ok(Some(interference)),
+        Ok(Some(mismatch)) => Err(format!("the rules have been changed since: {mismatch}; run it again")),
         Err(error) => Err(format!("the rules are in force, but cannot be verified: {error}")),
     }
 }
@@ -93,9 +112,9 @@ pub fn put_in_force(redirect: &AmbientRedirect, options: &ApplyOptions) -> Resul
 ///
 /// # Errors
 /// Why they are not removed.
-pub fn remove(options: &ApplyOptions) -> Result<(), String> {
+pub fn remove(options: &ApplyOptions) -> Result<Outcome, String> {
     refuse_sidecar(options)?;
-    cleanup(options).map(drop).map_err(|error| error.to_string())
+    cleanup(options).map_err(|error| error.to_string())
 }
 
 #[cfg(test)]
@@ -162,7 +181,7 @@ mod tests {
         assert_eq!(pod.enter(|| exist(&options)).expect("enters"), Condition::Lacks);
         for done in [
             pod.enter(|| put_in_force(&redirect, &options).map(drop)).expect("enters"),
-            pod.enter(|| remove(&options)).expect("enters"),
+            pod.enter(|| remove(&options).map(drop)).expect("enters"),
         ] {
             assert_eq!(done, Err(HAS_SIDECAR.to_owned()));
         }

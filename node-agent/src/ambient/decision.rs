@@ -41,14 +41,14 @@ pub enum Service {
     /// The newest ztunnel acknowledged the pod in its network namespace.
     Acknowledged,
     /// ztunnel received it, and has not acknowledged it; with the reason. It is overdue after a time in which a ztunnel can be replaced.
-    Told {
+    Announced {
         /// Why it has not.
         why: String,
         /// Whether it is overdue.
         is_overdue: bool,
     },
     /// ztunnel did not receive it.
-    Untold,
+    Unannounced,
 }
 
 /// A pod as it is.
@@ -70,7 +70,7 @@ pub enum Step {
     /// Put the rules in force, and verify them.
     ApplyRules,
     /// Pass the pod to ztunnel.
-    TellZtunnel,
+    AnnounceToZtunnel,
     /// Add its addresses to those of probes.
     AddProbes,
     /// Remove its addresses from those of probes.
@@ -95,8 +95,8 @@ pub fn enrol(pod: &Observed) -> Step {
     match (&pod.rules, &pod.ztunnel, &pod.probes) {
         (Condition::Lacks, _, _) => Step::ApplyRules,
         (Condition::Waits(why) | Condition::Unknown(why), _, _) => pending(pod, why),
-        (Condition::Holds, Service::Untold, _) => Step::TellZtunnel,
-        (Condition::Holds, Service::Told { why, is_overdue }, _) => {
+        (Condition::Holds, Service::Unannounced, _) => Step::AnnounceToZtunnel,
+        (Condition::Holds, Service::Announced { why, is_overdue }, _) => {
             let is_claimed = pod.annotation == Some(Redirection::Enabled);
             if is_claimed && !is_overdue { Step::Wait(why.clone()) } else { pending(pod, why) }
         }
@@ -122,8 +122,12 @@ pub fn leave(pod: &Observed) -> Step {
         (Condition::Waits(why) | Condition::Unknown(why), _, _) => Step::Wait(why.clone()),
         (Condition::Lacks, Condition::Holds, _) => Step::RemoveRules,
         (Condition::Lacks, Condition::Waits(why) | Condition::Unknown(why), _) => Step::Wait(why.clone()),
-        (Condition::Lacks, Condition::Lacks, Service::Acknowledged | Service::Told { .. }) => Step::Withdraw,
-        (Condition::Lacks, Condition::Lacks, Service::Untold) => annotated(pod, None).unwrap_or(Step::Done),
+        (Condition::Lacks, Condition::Lacks, Service::Acknowledged | Service::Announced { .. }) => {
+            Step::Withdraw
+        }
+        (Condition::Lacks, Condition::Lacks, Service::Unannounced) => {
+            annotated(pod, None).unwrap_or(Step::Done)
+        }
     }
 }
 
@@ -154,8 +158,8 @@ mod tests {
     fn service() -> impl Strategy<Value = Service> {
         prop_oneof![
             Just(Service::Acknowledged),
-            any::<bool>().prop_map(|is_overdue| Service::Told { why: "no answer".into(), is_overdue }),
-            Just(Service::Untold),
+            any::<bool>().prop_map(|is_overdue| Service::Announced { why: "no answer".into(), is_overdue }),
+            Just(Service::Unannounced),
         ]
     }
 
@@ -183,8 +187,10 @@ mod tests {
             Step::RemoveRules => pod.rules = done(false),
             Step::AddProbes => pod.probes = done(true),
             Step::RemoveProbes => pod.probes = done(false),
-            Step::TellZtunnel => pod.ztunnel = Service::Told { why: "no answer".into(), is_overdue: false },
-            Step::Withdraw => pod.ztunnel = Service::Untold,
+            Step::AnnounceToZtunnel => {
+                pod.ztunnel = Service::Announced { why: "no answer".into(), is_overdue: false }
+            }
+            Step::Withdraw => pod.ztunnel = Service::Unannounced,
             Step::Annotate(annotation) if !fails => pod.annotation = *annotation,
             Step::Annotate(_) | Step::Done => {}
             Step::Wait(_) => {
@@ -194,9 +200,9 @@ mod tests {
                         *part = if fails { Condition::Holds } else { Condition::Lacks };
                     }
                 }
-                if matches!(pod.ztunnel, Service::Told { .. }) {
+                if matches!(pod.ztunnel, Service::Announced { .. }) {
                     pod.ztunnel = match fails {
-                        true => Service::Told { why: "refused".into(), is_overdue: true },
+                        true => Service::Announced { why: "refused".into(), is_overdue: true },
                         false => Service::Acknowledged,
                     };
                 }
@@ -224,11 +230,11 @@ mod tests {
             let step = enrol(&pod);
             let repairs = [
                 Step::ApplyRules,
-                Step::TellZtunnel,
+                Step::AnnounceToZtunnel,
                 Step::AddProbes,
                 Step::Annotate(Some(Redirection::Pending)),
             ];
-            let is_replaced = matches!(pod.ztunnel, Service::Told { is_overdue: false, .. });
+            let is_replaced = matches!(pod.ztunnel, Service::Announced { is_overdue: false, .. });
             let is_right = if is_enrolled(&pod) {
                 step == Step::Done
             } else {
@@ -256,7 +262,7 @@ mod tests {
             }
             let gone = Observed {
                 rules: Condition::Lacks,
-                ztunnel: Service::Untold,
+                ztunnel: Service::Unannounced,
                 probes: Condition::Lacks,
                 annotation: None,
             };
@@ -280,7 +286,7 @@ mod tests {
     fn a_new_pod_is_enrolled_in_order() {
         let mut pod = Observed {
             rules: Condition::Lacks,
-            ztunnel: Service::Untold,
+            ztunnel: Service::Unannounced,
             probes: Condition::Lacks,
             annotation: None,
         };
@@ -299,7 +305,7 @@ mod tests {
             steps,
             [
                 Step::ApplyRules,
-                Step::TellZtunnel,
+                Step::AnnounceToZtunnel,
                 Step::Annotate(pending),
                 waiting,
                 Step::AddProbes,
@@ -314,7 +320,7 @@ mod tests {
         let enabled = Some(Redirection::Enabled);
         let mut pod = Observed {
             rules: Condition::Unknown("no network namespace has the pod's addresses".into()),
-            ztunnel: Service::Untold,
+            ztunnel: Service::Unannounced,
             probes: Condition::Lacks,
             annotation: enabled,
         };

@@ -40,7 +40,7 @@ pub trait Effects {
     /// The network namespace that ztunnel received for a pod, and the pod's state there.
     fn ztunnel(&self, pod: &AmbientPod) -> Option<(NetnsInode, PodState)>;
     /// Passes a pod to ztunnel.
-    fn tell(&mut self, pod: &AmbientPod, netns: NetnsInode);
+    fn announce(&mut self, pod: &AmbientPod, netns: NetnsInode);
     /// Withdraws a pod, by its UID, from ztunnel.
     fn withdraw(&mut self, uid: &str);
     /// The addresses of probes.
@@ -201,9 +201,9 @@ impl Enrolment {
                 (Step::AddProbes | Step::RemoveProbes, _) => {
                     Failure::note(&mut memory.probes, change_probes(pod, effects), now);
                 }
-                (Step::TellZtunnel, Ok(netns)) => effects.tell(pod, netns),
+                (Step::AnnounceToZtunnel, Ok(netns)) => effects.announce(pod, netns),
                 // Rules that hold, or do not, were found in a namespace.
-                (Step::TellZtunnel, Err(why)) => return Err(why),
+                (Step::AnnounceToZtunnel, Err(why)) => return Err(why),
                 (Step::Withdraw, _) => effects.withdraw(pod.workload.uid()),
                 (Step::Annotate(annotation), _) => {
                     if let Some(failure) = memory.annotation.as_ref().filter(|failure| failure.due > now) {
@@ -233,18 +233,21 @@ fn observe(
         Ok(_) => effects.rules(pod, pod.wanted.as_ref().ok()),
         Err(why) => Condition::Unknown(why.clone()),
     };
-    let told = effects.ztunnel(pod);
+    let announced = effects.ztunnel(pod);
     // A pod that leaves must be withdrawn from wherever it is served.
-    let told = told.filter(|(told, _)| pod.wanted.is_err() || netns.as_ref() == Ok(told));
-    let ztunnel = match told {
-        None => Service::Untold,
+    let announced = announced.filter(|(announced, _)| pod.wanted.is_err() || netns.as_ref() == Ok(announced));
+    let ztunnel = match announced {
+        None => Service::Unannounced,
         Some((_, PodState::Acknowledged)) => Service::Acknowledged,
         Some((_, state)) => {
             let since = *memory.unserved.get_or_insert(now);
-            Service::Told { why: state.to_string(), is_overdue: now.saturating_sub(since) >= REPLACEMENT }
+            Service::Announced {
+                why: state.to_string(),
+                is_overdue: now.saturating_sub(since) >= REPLACEMENT,
+            }
         }
     };
-    if ztunnel == Service::Acknowledged || ztunnel == Service::Untold {
+    if ztunnel == Service::Acknowledged || ztunnel == Service::Unannounced {
         memory.unserved = None;
     }
     let has = |probes: BTreeSet<IpAddr>| {

@@ -30,7 +30,7 @@ use crate::settings::Paths;
 #[derive(Debug, Default)]
 struct Ledger {
     /// By UID: the network namespace, the path that opens it, and the state.
-    told: BTreeMap<String, (NetnsInode, PathBuf, PodState)>,
+    announced: BTreeMap<String, (NetnsInode, PathBuf, PodState)>,
     ztunnels: usize,
 }
 
@@ -51,7 +51,11 @@ impl ZtunnelLink {
         let ledger: Arc<Mutex<Ledger>> = Arc::default();
         let (opened, noted) = (ledger.clone(), ledger.clone());
         let open = move |uid: &str, netns: NetnsInode| {
-            let path = lock(&opened).told.get(uid).filter(|told| told.0 == netns).map(|told| told.1.clone());
+            let path = lock(&opened)
+                .announced
+                .get(uid)
+                .filter(|announced| announced.0 == netns)
+                .map(|announced| announced.1.clone());
             let path = path.ok_or(io::ErrorKind::NotFound)?;
             // A confined thread sees no processes.
             outside::run(move || File::open(path)).unwrap_or_else(|| Err(io::ErrorKind::Other.into()))
@@ -62,8 +66,10 @@ impl ZtunnelLink {
                 match &event {
                     Event::Pod(uid, netns, state) => {
                         // What is about an earlier sandbox comes too late.
-                        if let Some(told) = ledger.told.get_mut(uid).filter(|told| Some(told.0) == *netns) {
-                            told.2 = state.clone();
+                        if let Some(announced) =
+                            ledger.announced.get_mut(uid).filter(|announced| Some(announced.0) == *netns)
+                        {
+                            announced.2 = state.clone();
                         }
                     }
                     Event::Ztunnels(count) => ledger.ztunnels = *count,
@@ -179,10 +185,10 @@ impl Effects for NodePass<'_> {
             .map_err(|error| error.to_string())?;
         let inode = NetnsInode(netns.id().inode());
         // The process by which it was found before may have ended.
-        if let Some(told) = lock(&self.ztunnel.ledger).told.get_mut(pod.workload.uid())
-            && told.0 == inode
+        if let Some(announced) = lock(&self.ztunnel.ledger).announced.get_mut(pod.workload.uid())
+            && announced.0 == inode
         {
-            netns.path().clone_into(&mut told.1);
+            netns.path().clone_into(&mut announced.1);
         }
         self.found.insert(pod.workload.uid().to_owned(), netns);
         Ok(inode)
@@ -199,24 +205,24 @@ impl Effects for NodePass<'_> {
     fn change_rules(&mut self, pod: &AmbientPod, redirect: Option<&AmbientRedirect>) -> Result<(), String> {
         self.inside(pod, |options| match redirect {
             Some(redirect) => rules::put_in_force(redirect, options).map(drop),
-            None => rules::remove(options),
+            None => rules::remove(options).map(drop),
         })?
     }
 
     fn ztunnel(&self, pod: &AmbientPod) -> Option<(NetnsInode, PodState)> {
         let ledger = lock(&self.ztunnel.ledger);
-        ledger.told.get(pod.workload.uid()).map(|(netns, _, state)| (*netns, state.clone()))
+        ledger.announced.get(pod.workload.uid()).map(|(netns, _, state)| (*netns, state.clone()))
     }
 
-    fn tell(&mut self, pod: &AmbientPod, netns: NetnsInode) {
+    fn announce(&mut self, pod: &AmbientPod, netns: NetnsInode) {
         let uid = pod.workload.uid();
         let Some(path) = self.found.get(uid).map(|netns| netns.path().to_owned()) else { return };
-        lock(&self.ztunnel.ledger).told.insert(uid.to_owned(), (netns, path, PodState::Waiting));
+        lock(&self.ztunnel.ledger).announced.insert(uid.to_owned(), (netns, path, PodState::Waiting));
         self.ztunnel.handle.add(pod.workload.clone(), netns);
     }
 
     fn withdraw(&mut self, uid: &str) {
-        lock(&self.ztunnel.ledger).told.remove(uid);
+        lock(&self.ztunnel.ledger).announced.remove(uid);
         self.ztunnel.handle.remove(uid.to_owned());
     }
 

@@ -13,7 +13,7 @@ use crate::wire::{self, Answer};
 pub struct Connection {
     phase: Phase,
     in_flight: Option<InFlight>,
-    told: BTreeMap<String, Told>,
+    announced: BTreeMap<String, Announced>,
 }
 
 /// What was sent and is not answered.
@@ -23,7 +23,7 @@ struct InFlight {
     /// When the answer is due.
     deadline: Duration,
     /// What ztunnel had received of the pod before.
-    before: Option<Told>,
+    before: Option<Announced>,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -51,7 +51,7 @@ pub enum Request {
 
 /// What ztunnel received of a pod.
 #[derive(Debug, Clone)]
-struct Told {
+struct Announced {
     /// The network namespace that it received; none after a keep, so what it has is unknown.
     netns: Option<NetnsInode>,
     /// What it answered last to that.
@@ -61,7 +61,11 @@ struct Told {
 impl Connection {
     /// One that was accepted at this time.
     pub const fn new(now: Duration) -> Self {
-        Self { phase: Phase::Hello(now.saturating_add(DEADLINE)), in_flight: None, told: BTreeMap::new() }
+        Self {
+            phase: Phase::Hello(now.saturating_add(DEADLINE)),
+            in_flight: None,
+            announced: BTreeMap::new(),
+        }
     }
 
     /// The number of its hello, if that came.
@@ -90,8 +94,8 @@ impl Connection {
 
     /// What ztunnel answered last to an add of this pod in this network namespace.
     pub fn answer(&self, uid: &str, netns: NetnsInode) -> Option<Answer> {
-        let told = self.told.get(uid).filter(|told| told.netns == Some(netns))?;
-        Some(match told.answer.as_ref()? {
+        let announced = self.announced.get(uid).filter(|announced| announced.netns == Some(netns))?;
+        Some(match announced.answer.as_ref()? {
             Ok(()) => Answer::Ack,
             Err(retry) => Answer::Nack(retry.error.clone()),
         })
@@ -117,8 +121,10 @@ impl Connection {
                 return Ok(Some(uid));
             }
             // ztunnel keeps what it has and drops what it can, so no answer changes what comes next.
-            (Request::Keep(uid), _) => drop(self.told.insert(uid, Told { netns: None, answer: None })),
-            (Request::Del(uid), _) => drop(self.told.remove(&uid)),
+            (Request::Keep(uid), _) => {
+                drop(self.announced.insert(uid, Announced { netns: None, answer: None }));
+            }
+            (Request::Del(uid), _) => drop(self.announced.remove(&uid)),
             (Request::SnapshotSent, Answer::Nack(error)) => {
                 return Err(CloseReason::SnapshotRefused(shortened(&error)));
             }
@@ -132,7 +138,7 @@ impl Connection {
     }
 
     fn settle_add(&mut self, uid: String, netns: NetnsInode, answer: Answer, now: Duration) {
-        let before = self.told.remove(&uid).and_then(|told| told.answer);
+        let before = self.announced.remove(&uid).and_then(|announced| announced.answer);
         let answer = match answer {
             Answer::Ack => Ok(()),
             Answer::Nack(error) => {
@@ -140,23 +146,27 @@ impl Connection {
                 Err(Retry::after(before.as_ref(), shortened(&error), now))
             }
         };
-        self.told.insert(uid, Told { netns: Some(netns), answer: Some(answer) });
+        self.announced.insert(uid, Announced { netns: Some(netns), answer: Some(answer) });
     }
 
     /// Notes what was sent at this time.
     pub fn sent(&mut self, request: Request, now: Duration) {
         let before = match &request {
             Request::Add(uid, netns) => {
-                let before = self.told.get(uid).cloned();
+                let before = self.announced.get(uid).cloned();
                 // From now on ztunnel may have it. Until it answers, its answer to an earlier try counts.
-                let answer =
-                    before.clone().filter(|told| told.netns == Some(*netns)).and_then(|told| told.answer);
-                self.told.insert(uid.clone(), Told { netns: Some(*netns), answer });
+                let answer = before
+                    .clone()
+                    .filter(|announced| announced.netns == Some(*netns))
+                    .and_then(|announced| announced.answer);
+                self.announced.insert(uid.clone(), Announced { netns: Some(*netns), answer });
                 before
             }
             Request::Del(uid) => {
                 // From now on ztunnel may have dropped it.
-                self.told.get_mut(uid).map(|told| Told { answer: told.answer.take(), ..told.clone() })
+                self.announced
+                    .get_mut(uid)
+                    .map(|announced| Announced { answer: announced.answer.take(), ..announced.clone() })
             }
             Request::Keep(_) | Request::SnapshotSent => None,
         };
@@ -168,8 +178,8 @@ impl Connection {
         let sent = self.in_flight.take_if(|sent| matches!(sent.request, Request::Add(..)))?;
         let Request::Add(uid, netns) = sent.request else { return None };
         match sent.before {
-            Some(before) => drop(self.told.insert(uid.clone(), before)),
-            None => drop(self.told.remove(&uid)),
+            Some(before) => drop(self.announced.insert(uid.clone(), before)),
+            None => drop(self.announced.remove(&uid)),
         }
         Some((uid, netns))
     }
@@ -191,7 +201,7 @@ impl Connection {
 
     /// A pod that ztunnel has not received, or the end. A del in a snapshot is an error of the protocol, so changes come later.
     fn next_of_snapshot(&self, pods: &BTreeMap<String, Pod>) -> Request {
-        let Some((uid, pod)) = pods.iter().find(|(uid, _)| !self.told.contains_key(*uid)) else {
+        let Some((uid, pod)) = pods.iter().find(|(uid, _)| !self.announced.contains_key(*uid)) else {
             return Request::SnapshotSent;
         };
         match pod.netns.filter(|_| pod.unopened.is_none()) {
@@ -202,11 +212,13 @@ impl Connection {
 
     /// A pod that is not to be served any more, or not in the network namespace that ztunnel has.
     fn next_del(&self, pods: &BTreeMap<String, Pod>) -> Option<String> {
-        let is_over = |(uid, told): &(&String, &Told)| match pods.get(*uid) {
+        let is_over = |(uid, announced): &(&String, &Announced)| match pods.get(*uid) {
             None => true,
-            Some(pod) => pod.netns.zip(told.netns).is_some_and(|(wanted, told)| wanted != told),
+            Some(pod) => {
+                pod.netns.zip(announced.netns).is_some_and(|(wanted, announced)| wanted != announced)
+            }
         };
-        self.told.iter().find(is_over).map(|(uid, _)| uid.clone())
+        self.announced.iter().find(is_over).map(|(uid, _)| uid.clone())
     }
 
     /// The pod to be added first, and when. New pods are for the newest ztunnel; a keep is followed by its add on every connection.
@@ -215,11 +227,14 @@ impl Connection {
             return None;
         }
         let due = |(uid, pod): (&String, &Pod)| {
-            let (netns, told) = (pod.netns?, self.told.get(uid));
-            if !is_newest && told.is_none_or(|told| told.netns.is_some()) {
+            let (netns, announced) = (pod.netns?, self.announced.get(uid));
+            if !is_newest && announced.is_none_or(|announced| announced.netns.is_some()) {
                 return None;
             }
-            let refused = match told.filter(|told| told.netns == Some(netns)).map(|told| &told.answer) {
+            let refused = match announced
+                .filter(|announced| announced.netns == Some(netns))
+                .map(|announced| &announced.answer)
+            {
                 Some(Some(Ok(()))) => return None,
                 Some(Some(Err(retry))) => retry.due,
                 Some(None) | None => Duration::ZERO,

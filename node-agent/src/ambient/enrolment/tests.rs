@@ -14,7 +14,7 @@ struct World {
     pods: BTreeMap<String, Pod>,
     probes: BTreeSet<IpAddr>,
     /// What ztunnel received, and its answers.
-    told: BTreeMap<String, (NetnsInode, PodState)>,
+    announced: BTreeMap<String, (NetnsInode, PodState)>,
     /// What fails: rules, probes, the API server, finding namespaces.
     broken: [bool; 4],
     /// Whether ztunnel answers.
@@ -103,7 +103,7 @@ impl World {
     fn is_enrolled(&self, uid: &str) -> bool {
         let pod = &self.pods[uid];
         pod.has_rules
-            && self.told.get(uid) == Some(&(NetnsInode(pod.netns), PodState::Acknowledged))
+            && self.announced.get(uid) == Some(&(NetnsInode(pod.netns), PodState::Acknowledged))
             && self.probes.contains(&pod.address())
     }
 
@@ -114,7 +114,7 @@ impl World {
     fn set_ztunnel(&mut self, serves: bool) {
         self.serves = serves;
         let state = if serves { PodState::Acknowledged } else { PodState::NoZtunnel };
-        self.told.values_mut().for_each(|told| told.1 = state.clone());
+        self.announced.values_mut().for_each(|announced| announced.1 = state.clone());
     }
 
     fn happen(&mut self, event: &Event) {
@@ -145,13 +145,13 @@ impl World {
             Event::Ztunnel(serves) => self.set_ztunnel(*serves),
             Event::Reboot => {
                 self.probes.clear();
-                self.told.clear();
+                self.announced.clear();
                 for pod in self.pods.values_mut() {
                     (pod.netns, pod.has_rules) = (pod.netns + 1, false);
                 }
             }
             // What ztunnel has without this agent does not count.
-            Event::Kill => self.told.clear(),
+            Event::Kill => self.announced.clear(),
             Event::Reconcile | Event::Wait(_) => {}
         }
     }
@@ -178,19 +178,19 @@ impl Effects for World {
     }
 
     fn ztunnel(&self, pod: &AmbientPod) -> Option<(NetnsInode, PodState)> {
-        self.told.get(pod.workload.uid()).cloned()
+        self.announced.get(pod.workload.uid()).cloned()
     }
 
-    fn tell(&mut self, pod: &AmbientPod, netns: NetnsInode) {
+    fn announce(&mut self, pod: &AmbientPod, netns: NetnsInode) {
         let state = if self.serves { PodState::Acknowledged } else { PodState::NoZtunnel };
-        self.told.insert(pod.workload.uid().to_owned(), (netns, state));
+        self.announced.insert(pod.workload.uid().to_owned(), (netns, state));
     }
 
     fn withdraw(&mut self, uid: &str) {
         if let Some(pod) = self.pods.get(uid) {
             assert!(!pod.has_rules, "rules without ztunnel take a pod off the network");
         }
-        self.told.remove(uid);
+        self.announced.remove(uid);
     }
 
     fn probes(&mut self) -> Result<BTreeSet<IpAddr>, String> {
@@ -264,12 +264,12 @@ proptest! {
                 prop_assert_eq!(pod.annotation, Some(Redirection::Enabled));
                 probes.insert(pod.address());
             } else {
-                prop_assert!(!pod.has_rules && !world.told.contains_key(uid), "{} has not left", uid);
+                prop_assert!(!pod.has_rules && !world.announced.contains_key(uid), "{} has not left", uid);
                 prop_assert_eq!(pod.annotation, None);
             }
         }
         prop_assert_eq!(&world.probes, &probes);
-        let gone = world.told.keys().find(|uid| !world.pods.contains_key(*uid));
+        let gone = world.announced.keys().find(|uid| !world.pods.contains_key(*uid));
         prop_assert_eq!(gone, None, "ztunnel serves pods that ended");
     }
 }
