@@ -174,7 +174,7 @@ chart: setup
 	cargo test --locked -p e2e --test chart --test chart_cluster --test chart_node -- --ignored
 
 # A real mesh: istiod, its injector, pilot-agent and Envoy, with pods redirected by our plugin, Istio's, and each one's init container; prints a table for each release
-# of Istio, and what heals and is migrated under load. Programs of Istio are no package of any registry: ISTIO names folders that hold them.
+# of Istio, and what heals and is migrated under load. No registry has packages of the programs of Istio: ISTIO names folders that hold them.
 mesh:
 	@[ -n "$(ISTIO)" ] || { echo 'make mesh needs ISTIO="FOLDER...", in each folder a release of Istio: bin/{pilot-discovery,pilot-agent,install-cni,istio-cni}, manifests/charts and envoy_bootstrap.json; takes about ten minutes for each' >&2; exit 2; }
 	scripts/setup-apt.sh

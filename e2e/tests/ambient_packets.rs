@@ -47,7 +47,7 @@ enum From {
     Probe,
 }
 
-/// A packet, and who has to get it: the name of a server, and whether it is told what the sender asked for.
+/// A packet, and who has to get it: the name of a server, and whether it learns the destination that the sender asked for.
 type Case = (From, IpAddr, u16, bool, &'static str);
 
 /// A pod in ambient mode, and a plan that was put in force in it.

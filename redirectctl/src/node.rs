@@ -221,8 +221,8 @@ mod tests {
             let pod = Pod::from_json(&pod).expect("a pod");
             Node::default().sandbox(&Pod { handler: handler.map(str::to_owned), ..pod })
         };
-        let told = "runtimeClassName: secure, whose handler is runsc";
-        assert_eq!(seen("secure", Some("runsc")).as_deref(), Some(told));
+        let detail = "runtimeClassName: secure, whose handler is runsc";
+        assert_eq!(seen("secure", Some("runsc")).as_deref(), Some(detail));
         assert_eq!(seen("kata-qemu", None).as_deref(), Some("runtimeClassName: kata-qemu"));
         assert_eq!((seen("secure", None), seen("nvidia", Some("nvidia"))), (None, None));
     }

@@ -205,8 +205,8 @@ pub fn findings(findings: &[Finding], paper: &mut TextWriter) {
     }
     for finding in findings {
         let severity = finding.cause.severity();
-        let told = format!("{}: {}", finding.cause.code(), finding.cause.meaning());
-        paper.marked(0, &format!("{:9}", severity.word()), severity.style(), &told);
+        let problem = format!("{}: {}", finding.cause.code(), finding.cause.meaning());
+        paper.marked(0, &format!("{:9}", severity.word()), severity.style(), &problem);
         for seen in finding.seen.iter().take(MOST_SEEN) {
             paper.labelled(9, "- ", &short(seen, LONGEST_SEEN));
         }

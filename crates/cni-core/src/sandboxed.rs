@@ -1,6 +1,9 @@
 //! Container runtimes with a network stack or a kernel of their own. gVisor takes packets off the pod's interface before the rules of its
 //! network namespace meet them, and Kata's virtual machine sends them past these rules: such a pod looks redirected and is not.
 
+/// Where the API server has runtime classes.
+pub const RUNTIME_CLASSES: &str = "/apis/node.k8s.io/v1/runtimeclasses";
+
 /// The names of runtime classes, and of their handlers, that count as sandboxed unless others are named: as gVisor, Kata, GKE, AKS and OpenShift
 /// have them. A star at the end stands for anything.
 pub const USUAL: &str = "gvisor,gvisor-*,runsc,runsc-*,kata,kata-*,firecracker";

@@ -128,11 +128,11 @@ fn astray(settings: &RawSettings) -> Vec<String> {
         (key.setting().part == Part::Plan && key != Key::Ambient).then_some((key, flag))
     });
     let astray = flags.filter(|(key, _)| of_ambient(*key) != is_ambient);
-    let told = |(_, flag)| match is_ambient {
+    let problem = |(_, flag)| match is_ambient {
         true => format!("flag --{flag}: is a sidecar's and has no effect with --ambient; omit one of them"),
         false => format!("flag --{flag}: has no effect without --ambient; add it, or omit this"),
     };
-    astray.map(told).collect()
+    astray.map(problem).collect()
 }
 
 /// What was refused of settings while they were gathered.

@@ -81,8 +81,8 @@ fn every_documented_key_is_one_that_its_autoscaler_ignores() {
         assert_eq!(rule.ignores(key, &[]), settings.is_empty(), "{autoscaler}: {key}");
     }
     let names = |names: Vec<&str>| names.into_iter().map(str::to_owned).collect::<BTreeSet<_>>();
-    let told: BTreeSet<String> = rows.iter().map(|(autoscaler, ..)| autoscaler.clone()).collect();
-    assert_eq!(told, names(RULES.iter().map(|rule| rule.autoscaler).collect()));
+    let documented: BTreeSet<String> = rows.iter().map(|(autoscaler, ..)| autoscaler.clone()).collect();
+    assert_eq!(documented, names(RULES.iter().map(|rule| rule.autoscaler).collect()));
     let keys: BTreeSet<String> = rows.into_iter().map(|(_, key, _)| key).collect();
     assert_eq!(keys, names(TAINT_KEYS.to_vec()));
 }

@@ -4,13 +4,10 @@ use std::collections::BTreeSet;
 
 use cluster_client::params::GetParams;
 use cluster_client::{ApiError, Limits, Request};
-use cni_core::sandboxed::SandboxedRuntimes;
+use cni_core::sandboxed::{RUNTIME_CLASSES, SandboxedRuntimes};
 use serde_json::Value;
 
 use super::{Cluster, PATIENCE};
-
-/// The classes.
-const CLASSES: &str = "/apis/node.k8s.io/v1/runtimeclasses";
 
 /// Those of some runtime classes that are sandboxed: one request for each whose name does not say it. Where the API server does not let the agent read
 /// one, or has none, its name alone decides, as for the plugin.
@@ -33,7 +30,7 @@ pub async fn sandboxed<'a>(
 }
 
 async fn handler(cluster: &Cluster, class: &str) -> Result<Option<String>, ApiError> {
-    let request = Request::new(CLASSES).get(class, &GetParams::default());
+    let request = Request::new(RUNTIME_CLASSES).get(class, &GetParams::default());
     match cluster.client().json::<Value>(request, Limits::object(PATIENCE)).await {
         Ok(found) => Ok(found.get("handler").and_then(Value::as_str).map(str::to_owned)),
         Err(ApiError::Forbidden(_) | ApiError::NotFound(_)) => Ok(None),

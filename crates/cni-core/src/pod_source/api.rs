@@ -2,6 +2,7 @@
 
 use super::{PodError, PodName};
 use crate::logs::SCOPE;
+use crate::sandboxed::RUNTIME_CLASSES;
 use cluster_client::{ApiError, Backoff, Limits, Request, kubeconfig, params::GetParams};
 use redirect_core::pod::PodFacts;
 use serde_json::Value;
@@ -19,15 +20,13 @@ const TRY_PATIENCE: Duration = Duration::from_secs(8);
 /// How long refusals are worth another try, counted from the first of them. The agent may be renewing the token or the authority at this
 /// moment, and a role may be new; but if that does not help soon, it will not help at all, and the runtime should receive the error.
 const REFUSAL_PATIENCE: Duration = Duration::from_secs(3);
-/// The classes of container runtimes.
-const RUNTIME_CLASSES: &str = "/apis/node.k8s.io/v1/runtimeclasses";
 /// What a kubelet writes on the pod that stands for a static one in the API server. Its UID differs from the static pod's.
 const MIRROR: &str = "/metadata/annotations/kubernetes.io~1config.mirror";
 
 /// Reads a pod, trying until the deadline. The pod has to have this UID, unless that is empty.
 pub fn read(kubeconfig: &Path, pod: &PodName, uid: &str, deadline: Instant) -> Result<PodFacts, PodError> {
     PodFacts::from_json(&object(kubeconfig, pod, uid, deadline)?).map_err(|errors| PodError::Unreadable {
-        what: pod.to_string(),
+        what: format!("pod {pod}"),
         problems: errors.iter().map(ToString::to_string).collect(),
     })
 }
@@ -137,7 +136,7 @@ async fn one_try(kubeconfig: &Path, pod: &PodName, uid: &str, deadline: Instant)
     let request = pods.get(&pod.name, &GetParams::default());
     let found = client.json(request, Limits::object(patience)).await;
     let absent = PodError::NotFound(pod.clone());
-    let found = found.map_err(|failure| failed(failure, kubeconfig, pod, absent))?;
+    let found = found.map_err(|failure| failed(failure, kubeconfig, &format_args!("pod {pod}"), absent))?;
     check(&found, pod, uid, client.server())?;
     Ok(found)
 }
@@ -156,7 +155,7 @@ async fn one_try_for_handler(
         Err(ApiError::Forbidden(_)) => return Ok(None),
         Err(failure) => {
             let absent = PodError::NoRuntimeClass(class.to_owned());
-            return Err(failed(failure, kubeconfig, &class, absent));
+            return Err(failed(failure, kubeconfig, &format_args!("RuntimeClass {class}"), absent));
         }
     };
     match found.get("handler").and_then(Value::as_str) {

@@ -37,7 +37,7 @@ pub fn read(folder: &Path, pod: &PodName, node_name: Option<&str>) -> Result<Pod
         return Err(PodError::NoManifest { path: folder.to_owned(), pod: pod.clone(), unreadable });
     };
     PodFacts::from_json(&document).map_err(|errors| PodError::Unreadable {
-        what: pod.to_string(),
+        what: format!("pod {pod}"),
         problems: errors.iter().map(|problem| format!("{}: {problem}", path.display())).collect(),
     })
 }

@@ -122,10 +122,10 @@ pub enum PodError {
         /// The UID the runtime named.
         wanted: String,
     },
-    /// The object cannot be read as a pod.
-    #[error("pod {what}: {}", .problems.join("; "))]
+    /// The object cannot be read as what it should be.
+    #[error("{what}: {}", .problems.join("; "))]
     Unreadable {
-        /// Which.
+        /// Its kind and name.
         what: String,
         /// Everything wrong with it, each with its field.
         problems: Vec<String>,
