@@ -97,7 +97,7 @@ pub fn apply_here(redirect: &AmbientRedirect, options: &ApplyOptions) -> Result<
 /// Verifies a plan that was just put in force; returns what other programs' rules do to it.
 ///
 /// # Errors
-/// It is not in force any more, or that cannot be determined.
+/// The plan is not in force any more, or that cannot be determined.
 pub fn verify_applied(plan: &RulePlan, options: &ApplyOptions) -> Result<Option<Mismatch>, String> {
     match verify(plan, options) {
         Ok(None) => Ok(None),
