@@ -84,7 +84,7 @@ impl World {
                 let uid = format!("u{pod}");
                 self.wanted.remove(&uid);
                 self.states.remove(&uid);
-                self.handle(Input::Remove(&uid));
+                self.handle(Input::Remove(uid));
             }
             Event::Openable(pod, is_openable) => {
                 let uid = format!("u{pod}");

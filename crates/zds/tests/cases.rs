@@ -74,7 +74,7 @@ fn a_snapshot_has_all_pods_and_changes_follow_it() {
     assert_eq!(desk.greet(FIRST), ["1 add a in 7", "a: Waiting"]);
     assert_eq!(desk.handle(Input::Received(FIRST, ACK)), ["1 keep b", "a: Acknowledged"]);
     // What comes and goes during the snapshot waits for its end.
-    assert_eq!(desk.handle(Input::Remove("a")), [""; 0]);
+    assert_eq!(desk.handle(Input::Remove("a".into())), [""; 0]);
     assert_eq!(desk.handle(Input::Received(FIRST, ACK)), ["1 snapshot"]);
     assert_eq!(desk.handle(Input::Add(pod("c"), NetnsInode(8))), ["c: Waiting"]);
     assert_eq!(desk.handle(Input::Received(FIRST, ACK)), ["1 del a"]);
@@ -106,7 +106,7 @@ fn the_newest_ztunnel_receives_adds_all_receive_dels_and_the_one_left_takes_over
     }
     assert_eq!(desk.handle(Input::Add(pod("b"), NetnsInode(8))), ["2 add b in 8", "b: Waiting"]);
     assert_eq!(desk.handle(Input::Received(SECOND, ACK)), ["b: Acknowledged"]);
-    assert_eq!(desk.handle(Input::Remove("a")), ["1 del a", "2 del a"]);
+    assert_eq!(desk.handle(Input::Remove("a".into())), ["1 del a", "2 del a"]);
     desk.handle(Input::Received(FIRST, ACK));
     // The first ztunnel never had it.
     assert_eq!(desk.handle(Input::Disconnected(SECOND)), ["1 add b in 8", "b: Waiting"]);

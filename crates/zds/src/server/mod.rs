@@ -40,7 +40,7 @@ pub enum Input<'a> {
     /// A pod exists, and its network namespace is unknown: ztunnel keeps what it has of it.
     Know(Workload),
     /// A pod, by its UID, is not to be served any more.
-    Remove(&'a str),
+    Remove(String),
     /// ztunnel connected.
     Accepted(ConnectionId),
     /// ztunnel sent a datagram.
@@ -168,7 +168,7 @@ impl Server {
             Input::Pods(pods) => self.replace_pods(pods),
             Input::Add(workload, netns) => self.want(workload, Some(netns)),
             Input::Know(workload) => self.want(workload, None),
-            Input::Remove(uid) => drop(self.pods.remove(uid)),
+            Input::Remove(uid) => drop(self.pods.remove(&uid)),
             Input::Accepted(id) => self.accept(id, now, &mut outputs),
             Input::Received(id, datagram) => self.receive(id, datagram, now, &mut outputs),
             Input::Disconnected(id) => drop(self.connections.remove(&id)),

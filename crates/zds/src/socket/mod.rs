@@ -46,19 +46,10 @@ pub enum Event {
     Failed(String),
 }
 
-/// An order to the server.
-#[derive(Debug)]
-enum Order {
-    Pods(Vec<(Workload, Option<NetnsInode>)>),
-    Add(Workload, NetnsInode),
-    Know(Workload),
-    Remove(String),
-}
-
 /// Gives orders to a server, which ends with its last handle.
 #[derive(Debug, Clone)]
 pub struct Handle {
-    orders: Sender<Order>,
+    orders: Sender<Input<'static>>,
     bell: Arc<Bell>,
 }
 
@@ -80,26 +71,26 @@ impl Bell {
 impl Handle {
     /// All pods of the node, with their network namespaces where these are known. Until then no ztunnel receives anything.
     pub fn pods(&self, pods: Vec<(Workload, Option<NetnsInode>)>) {
-        self.order(Order::Pods(pods));
+        self.order(Input::Pods(pods));
     }
 
     /// A pod that is to be served in this network namespace.
     pub fn add(&self, workload: Workload, netns: NetnsInode) {
-        self.order(Order::Add(workload, netns));
+        self.order(Input::Add(workload, netns));
     }
 
     /// A pod that exists, while its network namespace is unknown.
     pub fn know(&self, workload: Workload) {
-        self.order(Order::Know(workload));
+        self.order(Input::Know(workload));
     }
 
     /// A pod, by its UID, that is not to be served any more.
     pub fn remove(&self, uid: String) {
-        self.order(Order::Remove(uid));
+        self.order(Input::Remove(uid));
     }
 
     /// The thread ends before its handles only if it panics, and then its owner learns it by joining it.
-    fn order(&self, order: Order) {
+    fn order(&self, order: Input<'static>) {
         let _ = self.orders.send(order);
         self.bell.ring();
     }
@@ -146,7 +137,7 @@ struct Thread {
     /// Another agent's socket was seen in the file's place.
     is_taken: bool,
     bell: Bell,
-    orders: Receiver<Order>,
+    orders: Receiver<Input<'static>>,
     connections: Connections,
     ztunnels: usize,
     begin: Instant,
@@ -193,10 +184,7 @@ impl Thread {
         self.bell.silence();
         loop {
             match self.orders.try_recv() {
-                Ok(Order::Pods(pods)) => self.handle(Input::Pods(pods)),
-                Ok(Order::Add(workload, netns)) => self.handle(Input::Add(workload, netns)),
-                Ok(Order::Know(workload)) => self.handle(Input::Know(workload)),
-                Ok(Order::Remove(uid)) => self.handle(Input::Remove(&uid)),
+                Ok(order) => self.handle(order),
                 Err(TryRecvError::Empty) => return true,
                 Err(TryRecvError::Disconnected) => return false,
             }
