@@ -54,6 +54,9 @@
 {{- if and (ne (int $values.resourceQuotas.pods) (int $defaults.resourceQuotas.pods)) (not $values.resourceQuotas.enabled) }}
 {{- $warnings = append $warnings "resourceQuotas.pods: resourceQuotas.enabled is false" }}
 {{- end }}
+{{- if and (ne $values.nodeTaint.key $defaults.nodeTaint.key) (not (or $values.nodeTaint.enabled $values.taintController.enabled $values.ownNodePolicy.enabled)) }}
+{{- $warnings = append $warnings "nodeTaint.key: nodeTaint.enabled, taintController.enabled and ownNodePolicy.enabled are false" }}
+{{- end }}
 {{- if not $values.taintController.enabled }}
 {{- range $name := list "replicas" "after" "selectors" "healthPort" "monitoringPort" }}
 {{- if ne (get $values.taintController $name | toString) (get $defaults.taintController $name | toString) }}
