@@ -1,9 +1,10 @@
 //! The chained CNI plugin that bends a pod's traffic through its sidecar proxy.
 //!
 //! A container runtime executes it for every pod. The environment and standard input describe the request ([`wire`], [`conf`]); the
-//! plugin reads the pod ([`pod_source`]), programs its network namespace ([`commands`], through [`kernel`]), and hands on the
-//! result of the plugins before it. Standard output carries that result, or what VERSION asks for, or an error object, and never anything else.
+//! plugin reads the pod ([`pod_source`]), programs its network namespace ([`commands`], through [`kernel`]), or has the node agent enrol it in
+//! ambient mode ([`agent`]), and hands on the result of the plugins before it. Standard output carries that result, or what VERSION asks for, or an error object, and never anything else.
 
+pub mod agent;
 pub mod commands;
 pub mod kernel;
 pub mod logs;

@@ -229,7 +229,7 @@ impl Seeds {
                 "decision": decision, "reason": "no_proxy", "code": 110, "ms": "pod:4.2 total:10.6"})
             .to_string()
         };
-        let lines = json!(["redirect", "skip", "fail"].map(line)).to_string();
+        let lines = json!(["redirect", "enrol", "skip", "fail"].map(line)).to_string();
         self.add("log_socket", "lines", lines.clone());
         let post = format!("POST /log HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n{lines}", lines.len());
         self.add("agent_http", "log", format!("\u{3}{post}"));

@@ -114,6 +114,7 @@ impl Receiver {
         let seconds = seconds.filter(|ms| (0.0..1e7).contains(ms)).map(|ms| ms / 1000.0);
         match text("decision") {
             "redirect" => self.add("redirect", "", seconds),
+            "enrol" => self.add("enrol", "", seconds),
             "skip" => self.add("skip", text("reason"), seconds),
             "fail" => {
                 let code = label("code").and_then(Value::as_u64).map(|code| code.to_string());
@@ -341,10 +342,12 @@ mod tests {
         let (receiver, registry, _) = receiver();
         let skip = ADD.replace("\"redirect\"", "\"skip\",\"reason\":\"no_proxy\"");
         let fail = ADD.replace("\"redirect\"", "\"fail\",\"code\":110").replace("total:10.6", "total:nan");
-        receiver.take(&body(&[&skip, &fail]), Instant::now());
+        let enrol = ADD.replace("\"redirect\"", "\"enrol\"");
+        receiver.take(&body(&[&skip, &fail, &enrol]), Instant::now());
         let text = text(&registry);
         assert!(text.contains("{outcome=\"skip\",reason=\"no_proxy\"} 1\n"), "{text}");
         assert!(text.contains("{outcome=\"fail\",reason=\"110\"} 1\n"), "{text}");
+        assert!(text.contains("{outcome=\"enrol\",reason=\"\"} 1\n"), "{text}");
         assert!(!text.contains("duration_seconds_count{outcome=\"fail\"}"), "{text}");
     }
 

@@ -82,7 +82,7 @@ metrics! {
         plugin_token_ends: Gauge => "istio_cni_plugin_token_expiry_timestamp_seconds", "When the plugin's own token ends, in seconds since 1970; 0 while this agent has none, and the plugin may use the agent's, which ends with the agent's pod";
         watch_restarts: Family<WatchLabel, Counter> => "istio_cni_watch_restarts_total", "Restarts of a watch: files, pods";
         polling: Gauge => "istio_cni_polling", "1 while the node's files are polled because they cannot be watched";
-        adds: Family<AddLabels, Counter> => "istio_cni_plugin_add_total", "ADD calls the plugin reported, by outcome (redirect, skip, fail) and the reason of a skip or the error code of a failure";
+        adds: Family<AddLabels, Counter> => "istio_cni_plugin_add_total", "ADD calls the plugin reported, by outcome (redirect, enrol, skip, fail) and the reason of a skip or the error code of a failure";
         add_durations: Histograms<OutcomeLabel> = add_histograms() => "istio_cni_plugin_add_duration_seconds", "Duration of ADD in the plugin";
         log_entries: Family<ResultLabel, Counter> => "istio_cni_log_entries_total", "Log entries received from plugins: accepted, malformed, over_rate, over_size";
         log_refused: Counter => "istio_cni_log_connections_refused_total", "Connections to the log socket refused because the peer is neither root nor the agent's user";

@@ -146,6 +146,7 @@ const ERROR_CODES: &[(Code, &str)] = &[
         Code::Sandboxed,
         "the pod's runtime is sandboxed: rules do not bind it; docs/concepts/capture.md has the ways out",
     ),
+    (Code::NotEnrolled, "the node agent did not enrol a pod of ambient mode; the message has its reason"),
     (Code::NotProgrammed, "the network namespace could not be programmed, and is as it was"),
     (Code::NotAsPlanned, "CHECK found something that is not as planned"),
     (Code::Internal, "a bug of the plugin"),

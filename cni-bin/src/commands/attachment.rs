@@ -1,17 +1,20 @@
-//! ADD and CHECK: both go from a pod to a plan; ADD puts it in force, CHECK compares it with the rules in force.
+//! ADD and CHECK: both go from a pod to a plan; ADD puts it in force, CHECK compares it with the rules in force. Pods of ambient mode have their
+//! plan from the node agent: ADD has it enrol them, CHECK leaves them alone.
 //!
 //! Nothing is kept outside the pod's network namespace: no file, no lock, no rule on the host. The namespace disappears
 //! with the pod and takes the rules along. So DEL and GC have nothing to remove, and cannot fail.
 
 use crate::{
+    agent,
     conf::Conf,
     kernel::{Difference, Kernel, KernelError, Namespace},
     logs::SCOPE,
-    pod_source::{self, PodName},
+    pod_source::{self, PodName, ReadPod},
     sandboxed::SandboxedPods,
     selection::base_settings,
     wire::{CniError, Code, Invocation, PodArgs},
 };
+use cni_core::plugin_event::AddEvent;
 use netns_apply::facts::NameFiles;
 use redirect_core::{
     Redirect, RulePlan,
@@ -21,6 +24,7 @@ use redirect_core::{
 };
 use std::{
     ffi::OsString,
+    path::Path,
     time::{Duration, Instant},
 };
 
@@ -57,6 +61,10 @@ pub fn add(job: &Job<'_>) -> Result<(), CniError> {
             changed = applied.changed, ms = phases.text();
             "redirected"
         ),
+        Ok(Done::Enrolled) => log::info!(
+            target: SCOPE, pod = pod, decision = "enrol", ms = phases.text();
+            "enrolled in ambient mode"
+        ),
         Err(error) => log::error!(
             target: SCOPE, pod = pod, decision = "fail", code = error.code.number(), ms = phases.text();
             "{error}"
@@ -71,7 +79,10 @@ pub fn add(job: &Job<'_>) -> Result<(), CniError> {
 /// What is not as planned, or other programs' rules that interfere with the plan (code 111); or why that cannot be determined.
 pub fn check(job: &Job<'_>) -> Result<(), CniError> {
     let mut phases = Phases::new(job.start);
-    let Ok(sidecar) = job.sidecar(&mut phases)? else { return Ok(()) };
+    let Ok(pod) = job.named_pod() else { return Ok(()) };
+    let read = job.read(&pod, &mut phases)?;
+    // A pod of ambient mode has no sidecar.
+    let Ok(sidecar) = job.sidecar(pod, read.facts)? else { return Ok(()) };
     let difference = job.inside(|namespace| match job.plan(&sidecar, namespace)? {
         Ok(plan) => Ok(namespace.first_difference(&plan, job.conf.programming)?),
         Err(_) => Ok(None),
@@ -87,6 +98,7 @@ pub fn check(job: &Job<'_>) -> Result<(), CniError> {
 enum Done {
     Skipped(SkipReason),
     Redirected(crate::kernel::Applied),
+    Enrolled,
 }
 
 /// A pod that is to be redirected, as far as can be determined from outside its network namespace.
@@ -96,7 +108,16 @@ struct Sidecar {
 }
 
 fn add_timed(job: &Job<'_>, phases: &mut Phases) -> Result<Done, CniError> {
-    let sidecar = match job.sidecar(phases)? {
+    // What needs no pod object is checked first: neither the kubeconfig nor the network is touched for it.
+    let pod = match job.named_pod() {
+        Ok(pod) => pod,
+        Err(reason) => return Ok(Done::Skipped(reason)),
+    };
+    let read = job.read(&pod, phases)?;
+    if job.is_ambient(&pod, &read, phases)? {
+        return job.enrol(&pod, &read.facts, phases);
+    }
+    let sidecar = match job.sidecar(pod, read.facts)? {
         Ok(sidecar) => sidecar,
         Err(reason) => return Ok(Done::Skipped(reason)),
     };
@@ -121,25 +142,59 @@ fn add_timed(job: &Job<'_>, phases: &mut Phases) -> Result<Done, CniError> {
 }
 
 impl Job<'_> {
-    /// What needs no pod object is checked first: neither the kubeconfig nor the network is touched for it.
-    fn sidecar(&self, phases: &mut Phases) -> Result<Result<Sidecar, SkipReason>, CniError> {
-        let pod = match self.named_pod() {
-            Ok(pod) => pod,
-            Err(reason) => return Ok(Err(reason)),
-        };
+    fn read(&self, pod: &PodName, phases: &mut Phases) -> Result<ReadPod, CniError> {
         phases.end("read");
-        let facts = pod_source::read(self.conf, &pod, &self.invocation.pod.uid, self.deadline());
+        let read = pod_source::read(self.conf, pod, &self.invocation.pod.uid, self.deadline());
         phases.end("pod");
-        let facts = facts?;
+        Ok(read?)
+    }
+
+    /// Whether the agent is to enrol the pod. Its namespace is read only where that can change the answer.
+    fn is_ambient(&self, pod: &PodName, read: &ReadPod, phases: &mut Phases) -> Result<bool, CniError> {
+        if !self.conf.ambient_enabled {
+            return Ok(false);
+        }
+        if let Some(decided) = self.conf.enablement.selects_anywhere(&read.object) {
+            return Ok(decided.is_ok());
+        }
+        let labels = pod_source::namespace_labels(self.conf, &pod.namespace, self.deadline());
+        phases.end("namespace");
+        Ok(self.conf.enablement.selects(&read.object, &labels?).is_ok())
+    }
+
+    /// Has the agent enrol a pod.
+    fn enrol(&self, pod: &PodName, facts: &PodFacts, phases: &mut Phases) -> Result<Done, CniError> {
+        if let Some(class) = self.sandboxed_class(facts)? {
+            return match self.conf.sandboxed.pods {
+                SandboxedPods::Skip => Ok(Done::Skipped(SkipReason::SandboxedRuntime)),
+                SandboxedPods::Refuse => Err(refused(pod, class, AMBIENT_WAY_OUT)),
+            };
+        }
+        let netns = self.netns()?;
+        let Some(netns) = netns.to_str() else {
+            let message = format!("CNI_NETNS: {} is not UTF-8", netns.display());
+            return Err(CniError::new(Code::Environment, message));
+        };
+        let event = AddEvent {
+            netns: netns.to_owned(),
+            pod_name: pod.name.clone(),
+            pod_namespace: pod.namespace.clone(),
+            ips: self.conf.prev_result.ips(),
+        };
+        let done = agent::enrol(&self.conf.run_dir, &event, self.deadline());
+        phases.end("enrol");
+        done.map(|()| Done::Enrolled).map_err(|error| error.of(pod))
+    }
+
+    /// A pod with its facts, if it is redirected to its own proxy.
+    fn sidecar(&self, pod: PodName, facts: PodFacts) -> Result<Result<Sidecar, SkipReason>, CniError> {
         if let Some(reason) = facts.skip_reason() {
             return Ok(Err(reason));
         }
-        if let Some(class) = &facts.runtime_class
-            && self.is_sandboxed(class)?
-        {
+        if let Some(class) = self.sandboxed_class(&facts)? {
             return match self.conf.sandboxed.pods {
                 SandboxedPods::Skip => Ok(Err(SkipReason::SandboxedRuntime)),
-                SandboxedPods::Refuse => Err(refused(&pod, class)),
+                SandboxedPods::Refuse => Err(refused(&pod, class, SIDECAR_WAY_OUT)),
             };
         }
         for (name, value) in unreadable_switches(&facts) {
@@ -152,6 +207,14 @@ impl Job<'_> {
             log::warn!(target: SCOPE, pod = self.pod_label(); "{misspelt}");
         }
         Ok(Ok(Sidecar { pod, facts }))
+    }
+
+    /// The pod's runtime class, if rules do not bind its pods.
+    fn sandboxed_class<'a>(&self, facts: &'a PodFacts) -> Result<Option<&'a str>, CniError> {
+        match &facts.runtime_class {
+            Some(class) if self.is_sandboxed(class)? => Ok(Some(class)),
+            Some(_) | None => Ok(None),
+        }
     }
 
     /// Whether rules do not bind pods of a runtime class: by its name or, which takes another request, by its handler's.
@@ -176,12 +239,15 @@ impl Job<'_> {
         &self,
         work: impl FnOnce(&dyn Namespace) -> Result<T, CniError> + Send,
     ) -> Result<T, CniError> {
-        let Some(netns) = &self.invocation.netns else {
-            return Err(CniError::new(Code::Environment, "CNI_NETNS: missing"));
-        };
+        let netns = self.netns()?;
         let (mut work, mut done) = (Some(work), None);
         self.kernel.inside(netns, &mut |namespace| done = work.take().map(|work| work(namespace)))?;
         done.unwrap_or_else(|| Err(CniError::new(Code::Internal, "the network namespace was not entered")))
+    }
+
+    fn netns(&self) -> Result<&Path, CniError> {
+        let missing = || CniError::new(Code::Environment, "CNI_NETNS: missing");
+        self.invocation.netns.as_deref().ok_or_else(missing)
     }
 
     /// The pod the runtime names, unless its name alone excludes it.
@@ -257,13 +323,19 @@ impl Job<'_> {
     }
 }
 
-fn refused(pod: &PodName, class: &str) -> CniError {
+/// What its owner can do about a pod whose runtime is sandboxed.
+const SIDECAR_WAY_OUT: &str = "take runtimeClassName, or the proxy, from the pod";
+const AMBIENT_WAY_OUT: &str = "take runtimeClassName from the pod, or label it istio.io/dataplane-mode: none";
+
+fn refused(pod: &PodName, class: &str, way_out: &str) -> CniError {
     let message = format!(
         "pod {pod}: the runtime of runtimeClassName {class} is sandboxed: rules in the pod's network namespace do not bind it, so its traffic would \
          bypass the proxy"
     );
-    let details = "take runtimeClassName, or the proxy, from the pod; or let the agent leave such pods alone (SANDBOXED_PODS=skip), or count this runtime \
-                   as an ordinary one (SANDBOXED_RUNTIMES); nothing was changed";
+    let details = format!(
+        "{way_out}; or let the agent leave such pods alone (SANDBOXED_PODS=skip), or count this runtime as an ordinary one (SANDBOXED_RUNTIMES); \
+         nothing was changed"
+    );
     CniError::new(Code::Sandboxed, message).with_details(details)
 }
 

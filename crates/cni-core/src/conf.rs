@@ -1,6 +1,7 @@
 //! The network configuration on standard input: today's keys, the older form, and what they mean together.
 
 use crate::{
+    enablement::Enablement,
     fields::Reader,
     keys::{self, NotInForce},
     pod_name::PodName,
@@ -53,6 +54,10 @@ pub struct Conf {
     pub strict_capture: bool,
     /// Runtimes whose pods rules do not bind.
     pub sandboxed: SandboxedRuntimes,
+    /// Whether pods of ambient mode are passed to the agent.
+    pub ambient_enabled: bool,
+    /// Which pods are in ambient mode.
+    pub enablement: Enablement,
     /// How long an ADD may take.
     pub add_timeout: Duration,
     /// A folder of pod manifests, in place of the API server.
@@ -138,6 +143,11 @@ impl<'a> Envelope<'a> {
         let agent_host_network = switch("agent_host_network");
         let programming = Programming::new(switch("native_nftables"), switch("nft_sets"));
         let strict_capture = switch("strict_capture");
+        let ambient_enabled = switch("ambient_enabled");
+        let exclude_namespaces = match &exclude {
+            Some(value) => reader.strings("exclude_namespaces", Some(value)),
+            None => older.exclude_namespaces,
+        };
         let sandboxed = self.sandboxed(reader);
         Conf {
             version: self.version,
@@ -146,10 +156,9 @@ impl<'a> Envelope<'a> {
             agent_host_network,
             kubeconfig: kubeconfig.unwrap_or_else(|| in_run_dir(&run_dir)),
             run_dir,
-            exclude_namespaces: match &exclude {
-                Some(value) => reader.strings("exclude_namespaces", Some(value)),
-                None => older.exclude_namespaces,
-            },
+            enablement: self.enablement(&exclude_namespaces, reader),
+            ambient_enabled,
+            exclude_namespaces,
             pod_namespace,
             programming,
             strict_capture,
@@ -177,6 +186,19 @@ impl Envelope<'_> {
             }
         }
         sandboxed
+    }
+
+    fn enablement(&self, excluded: &[String], reader: &mut Reader) -> Enablement {
+        let usual = || Enablement::usual(excluded.iter().cloned());
+        let value = self.object.value("enablement_selectors");
+        if reader.list("enablement_selectors", value.as_ref()).is_empty() {
+            return usual();
+        }
+        let read = Enablement::read(&value.unwrap_or_default(), excluded.iter().cloned());
+        read.unwrap_or_else(|error| {
+            reader.problem(format!("enablement_selectors: {error}"));
+            usual()
+        })
     }
 }
 
@@ -305,6 +327,31 @@ mod tests {
         assert!(conf.sandboxed.has("vm") && !conf.sandboxed.has("kata"));
         assert_eq!(conf.sandboxed.pods, SandboxedPods::Skip);
         assert_eq!(conf.unknown_keys, ["surprise"]);
+    }
+
+    #[test]
+    fn pods_of_ambient_mode_are_the_usual_ones_unless_selectors_say_otherwise() {
+        let read = |keys: &str| conf(&format!(r#"{{"name":"n","exclude_namespaces":["a"]{keys}}}"#));
+        let usual = Enablement::usual(["a".to_owned()]);
+        let off = read("").unwrap();
+        assert_eq!((off.ambient_enabled, off.enablement), (false, usual.clone()));
+        for keys in ["", r#","enablement_selectors":[]"#, r#","enablement_selectors":null"#] {
+            let on = read(&format!(r#","ambient_enabled":true{keys}"#)).unwrap();
+            assert_eq!((on.ambient_enabled, on.enablement), (true, usual.clone()), "{keys}");
+        }
+        let own = r#","enablement_selectors":[{"podSelector":{"matchLabels":{"team":"a"}}}]"#;
+        assert_ne!(read(own).unwrap().enablement, usual);
+        let wrong = [
+            ("[1]", "not a list of selectors"),
+            (r#"[{"podSelector":{"matchExpressions":[{"key":"k","operator":"In"}]}}]"#, "\"k\""),
+            ("{}", "is an object, not a list"),
+        ];
+        for (selectors, problem) in wrong {
+            let error = read(&format!(r#","enablement_selectors":{selectors}"#)).unwrap_err();
+            assert_eq!(error.code, Code::Config);
+            let message = error.message;
+            assert!(message.starts_with("enablement_selectors: ") && message.contains(problem), "{message}");
+        }
     }
 
     #[test]

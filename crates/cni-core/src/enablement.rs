@@ -129,27 +129,59 @@ impl Enablement {
     /// # Errors
     /// Why it is not.
     pub fn selects(&self, pod: &Value, namespace_labels: &Map<String, Value>) -> Result<(), NotAmbient> {
+        self.admits(pod)?;
+        let mut selectors = self.selectors_of(pod);
+        let selects = selectors.any(|selector| selector.selects(namespace_labels));
+        if selects { Ok(()) } else { Err(NotAmbient::NotSelected) }
+    }
+
+    /// The same where the pod alone decides; none if the labels of its namespace do, which cost a request.
+    #[must_use]
+    pub fn selects_anywhere(&self, pod: &Value) -> Option<Result<(), NotAmbient>> {
+        if let Err(why) = self.admits(pod) {
+            return Some(Err(why));
+        }
+        let mut selectors = self.selectors_of(pod).peekable();
+        if selectors.peek().is_none() {
+            return Some(Err(NotAmbient::NotSelected));
+        }
+        selectors.any(LabelSelector::selects_all).then_some(Ok(()))
+    }
+
+    /// Whether selectors decide about a pod at all.
+    fn admits(&self, pod: &Value) -> Result<(), NotAmbient> {
         if pod.pointer("/spec/hostNetwork") == Some(&Value::Bool(true)) {
             return Err(NotAmbient::HostNetwork);
         }
-        let of_pod = |pointer: &str| pod.pointer(pointer).and_then(Value::as_object);
         let namespace = pod.pointer("/metadata/namespace").and_then(Value::as_str).unwrap_or_default();
         if self.excluded.contains(namespace) {
             return Err(NotAmbient::ExcludedNamespace);
         }
-        if of_pod("/metadata/annotations").is_some_and(|all| all.contains_key(SIDECAR_ANNOTATION)) {
+        let annotations = pod.pointer("/metadata/annotations").and_then(Value::as_object);
+        if annotations.is_some_and(|all| all.contains_key(SIDECAR_ANNOTATION)) {
             return Err(NotAmbient::Sidecar);
         }
-        let none = Map::new();
-        let labels = of_pod("/metadata/labels").unwrap_or(&none);
-        let selects = |pair: &PairedSelector| {
-            pair.pod_selector.selects(labels) && pair.namespace_selector.selects(namespace_labels)
-        };
-        if self.selectors.iter().any(selects) { Ok(()) } else { Err(NotAmbient::NotSelected) }
+        Ok(())
+    }
+
+    /// The selectors of namespaces that remain once the pod's own labels are known.
+    fn selectors_of<'a>(&'a self, pod: &'a Value) -> impl Iterator<Item = &'a LabelSelector> {
+        let labels = pod.pointer("/metadata/labels").and_then(Value::as_object);
+        self.selectors
+            .iter()
+            .filter(move |pair| match labels {
+                Some(labels) => pair.pod_selector.selects(labels),
+                None => pair.pod_selector.selects(&Map::new()),
+            })
+            .map(|pair| &pair.namespace_selector)
     }
 }
 
 impl LabelSelector {
+    fn selects_all(&self) -> bool {
+        *self == Self::default()
+    }
+
     fn selects(&self, labels: &Map<String, Value>) -> bool {
         let value = |key: &str| labels.get(key).and_then(Value::as_str);
         self.match_labels.iter().all(|(key, wanted)| value(key) == Some(wanted))
@@ -183,6 +215,7 @@ impl Condition {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
     use serde_json::json;
 
     fn labels(mode: Option<&str>) -> Map<String, Value> {
@@ -266,5 +299,86 @@ mod tests {
         assert_eq!(all.selects(&pod(None), &Map::new()), Ok(()));
         let none = Enablement::read(&json!([]), []).expect("selects none");
         assert_eq!(none.selects(&pod(Some("ambient")), &Map::new()), Err(NotAmbient::NotSelected));
+    }
+
+    #[test]
+    fn the_labels_of_the_namespace_are_needed_only_where_they_decide() {
+        let usual = Enablement::usual(["kube-system".to_owned()]);
+        let mut meshed = pod(None);
+        meshed["metadata"]["annotations"] = json!({SIDECAR_ANNOTATION: "{}"});
+        let mut excluded = pod(None);
+        excluded["metadata"]["namespace"] = json!("kube-system");
+        assert_eq!(usual.selects_anywhere(&pod(None)), None);
+        assert_eq!(usual.selects_anywhere(&pod(Some("other"))), None);
+        assert_eq!(usual.selects_anywhere(&pod(Some("ambient"))), Some(Ok(())));
+        assert_eq!(usual.selects_anywhere(&pod(Some("none"))), Some(Err(NotAmbient::NotSelected)));
+        assert_eq!(usual.selects_anywhere(&meshed), Some(Err(NotAmbient::Sidecar)));
+        assert_eq!(usual.selects_anywhere(&excluded), Some(Err(NotAmbient::ExcludedNamespace)));
+    }
+
+    /// Labels, some with a value.
+    fn some_labels() -> impl Strategy<Value = Map<String, Value>> {
+        let label = prop::option::of(prop::sample::select(vec!["ambient", "none", "x"]));
+        (label.clone(), label).prop_map(|(mode, app)| {
+            let all = [(DATAPLANE_LABEL, mode), ("app", app)];
+            all.into_iter().filter_map(|(key, value)| Some((key.to_owned(), json!(value?)))).collect()
+        })
+    }
+
+    fn some_selector() -> impl Strategy<Value = Value> {
+        let condition = (
+            prop::sample::select(vec![DATAPLANE_LABEL, "app"]),
+            prop::sample::select(vec!["In", "NotIn", "Exists", "DoesNotExist"]),
+            prop::sample::select(vec!["ambient", "none", "x"]),
+        );
+        let condition = condition.prop_map(|(key, operator, value)| {
+            let values = if operator.ends_with("In") { json!([value]) } else { json!([]) };
+            json!({"key": key, "operator": operator, "values": values})
+        });
+        (some_labels(), prop::collection::vec(condition, 0..2), any::<bool>()).prop_map(
+            |(labels, conditions, is_empty)| match is_empty {
+                true => json!({}),
+                false => json!({"matchLabels": labels, "matchExpressions": conditions}),
+            },
+        )
+    }
+
+    fn some_pod() -> impl Strategy<Value = Value> {
+        let namespace = prop::sample::select(vec!["shop", "kube-system"]);
+        (some_labels(), namespace, any::<bool>(), any::<bool>()).prop_map(
+            |(labels, namespace, on_host, has_sidecar)| {
+                let annotations = if has_sidecar { json!({SIDECAR_ANNOTATION: "{}"}) } else { json!(null) };
+                json!({"metadata": {"namespace": namespace, "labels": labels, "annotations": annotations},
+                    "spec": {"hostNetwork": on_host}})
+            },
+        )
+    }
+
+    proptest! {
+        #[test]
+        fn what_the_pod_alone_decides_no_namespace_changes(
+            pairs in prop::collection::vec((some_selector(), some_selector()), 0..3),
+            pod in some_pod(),
+            namespaces in prop::collection::vec(some_labels(), 1..20),
+        ) {
+            let pairs: Vec<Value> = pairs
+                .iter()
+                .map(|(of_pod, of_namespace)| json!({"podSelector": of_pod, "namespaceSelector": of_namespace}))
+                .collect();
+            let read = Enablement::read(&json!(pairs), ["kube-system".to_owned()]).expect("selectors");
+            if let Some(decided) = read.selects_anywhere(&pod) {
+                for labels in &namespaces {
+                    prop_assert_eq!(read.selects(&pod, labels), decided, "{:?}", labels);
+                }
+            }
+        }
+
+        /// With the usual selectors, labels are asked for only if an answer depends on them.
+        #[test]
+        fn no_namespace_is_asked_for_in_vain(pod in some_pod()) {
+            let usual = Enablement::usual(["kube-system".to_owned()]);
+            let differs = usual.selects(&pod, &labels(Some("ambient"))) != usual.selects(&pod, &labels(None));
+            prop_assert_eq!(usual.selects_anywhere(&pod).is_none(), differs);
+        }
     }
 }

@@ -7,22 +7,16 @@ pub use settings_table::{NotInForce, Row, Status, Takes};
 
 const TEXT: Takes = Takes::Text("TEXT");
 const LIST: Takes = Takes::List("LIST");
-/// Belongs to ambient mode.
-const AMBIENT: Status = Status::NotImplemented("this plugin has no ambient mode");
 
 const fn key(key: &'static str, takes: Takes, default: &'static str, meaning: &'static str) -> Row {
     Row::new(takes, meaning).key(key).default(default)
-}
-
-const fn ambient(name: &'static str, takes: Takes) -> Row {
-    key(name, takes, "", "A setting of ambient mode.").status(AMBIENT)
 }
 
 /// Every key that is a setting, in the order of the documentation.
 #[rustfmt::skip]
 pub const KEYS: &[Row] = &[
     key("plugin_log_level", TEXT, "info", "debug, info, warn, error, fatal or none; debug explains every rule of every pod."),
-    key("cni_agent_run_dir", Takes::Path, "/var/run/istio-cni", "Holds istio-cni-kubeconfig, log.sock and istio-cni.log."),
+    key("cni_agent_run_dir", Takes::Path, "/var/run/istio-cni", "Holds istio-cni-kubeconfig, log.sock, pluginevent.sock and istio-cni.log."),
     key("agent_host_network", Takes::Switch, "false", "Whether the agent starts although the pods' network is not ready, so that STATUS may wait for what it brings."),
     key("exclude_namespaces", LIST, "", "Exclude pods in these namespaces."),
     key("pod_namespace", TEXT, "", "The agent's own namespace: its pods istio-cni-node-* pass first, whatever else is wrong."),
@@ -40,9 +34,9 @@ pub const KEYS: &[Row] = &[
     key("kubernetes.node_name", TEXT, "", "node_name, as it was written up to Istio 1.22."),
     key("kubernetes.cni_bin_dir", Takes::Path, "", "Where plugins are, as it was said up to Istio 1.22.").status(Status::WithoutEffect("no other plugin is called")),
     key("log_uds_address", Takes::Path, "", "The agent's log socket.").status(Status::WithoutEffect("it is log.sock in cni_agent_run_dir")),
-    ambient("ambient_enabled", Takes::Switch),
-    ambient("enablement_selectors", LIST),
-    ambient("enable_ambient_detection_retry", Takes::Switch),
+    key("ambient_enabled", Takes::Switch, "false", "Pods of ambient mode are passed to the agent, at pluginevent.sock in cni_agent_run_dir."),
+    key("enablement_selectors", Takes::List("SELECTORS"), "", "Which pods are in ambient mode: objects with podSelector and namespaceSelector, one of which must match. Without any, those whose label istio.io/dataplane-mode, or their namespace's, is ambient. A folder of manifests has no labels of namespaces."),
+    key("enable_ambient_detection_retry", Takes::Switch, "", "Try again where pod or namespace cannot be read.").status(Status::WithoutEffect("the plugin always tries again, and fails ADD in the end")),
 ];
 
 /// Keys of the specification and its conventions: those that the plugin obeys, and those that are for runtimes and other plugins.
@@ -133,6 +127,7 @@ mod tests {
     fn value(row: &Row) -> Value {
         match row.takes {
             Takes::Switch => json!(true),
+            Takes::List("SELECTORS") => json!([{"podSelector": {}}]),
             Takes::List(_) => json!(["x"]),
             Takes::Path => json!("/x"),
             Takes::Duration => json!("7s"),
@@ -183,7 +178,7 @@ mod tests {
             assert!(said.iter().all(|notice| notice.starts_with(name)), "{said:?}");
             count += said.len();
         }
-        assert_eq!((count, told(&given).len()), (5, 3), "once for each reason");
+        assert_eq!((count, told(&given).len()), (3, 3), "once for each reason");
         assert_eq!(told(&nothing), [""; 0]);
         assert_eq!(told(&[("enablement_selectors", json!([]))]), [""; 0]);
         assert_eq!(conf(&given).unwrap().unknown_keys, [""; 0]);

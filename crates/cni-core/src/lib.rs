@@ -2,7 +2,7 @@
 //!
 //! [`wire`] is the protocol of the Container Network Interface, [`conf`] the plugin's configuration ([`keys`] lists its keys), and [`selection`] what decides
 //! about a pod besides the pod itself. [`pod_source`] reads pods; [`states`] and
-//! [`reasons`] are the agent's words that others read. The agent parses the entry it writes, and
+//! [`reasons`] are the agent's words that others read. [`enablement`] and [`plugin_event`] are ambient mode's. The agent parses the entry it writes, and
 //! takes facts from pods, with the same code as the plugin: they cannot disagree.
 
 pub mod conf;
@@ -11,6 +11,7 @@ pub mod fields;
 pub mod invoke;
 pub mod keys;
 pub mod logs;
+pub mod plugin_event;
 pub mod pod_name;
 #[cfg(feature = "pod-source")]
 pub mod pod_source;

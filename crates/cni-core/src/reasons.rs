@@ -272,7 +272,7 @@ pub const OBSTACLES: [ReasonDoc; 10] = [
 const FIND_WRITER: &str = "where it recurs, find the program that writes the file: the agent's log names it";
 
 /// Other results that the metrics of agent and taint controller count.
-pub const RESULTS: [ReasonDoc; 26] = [
+pub const RESULTS: [ReasonDoc; 27] = [
     reason("SUCCESS", "the node's files were changed as expected", ""),
     reason("COPY_BINARIES_FAILURE", "the plugin could not be copied to the node", LOG),
     reason("CREATE_KUBECONFIG_FAILURE", "the plugin's kubeconfig could not be written", LOG),
@@ -298,6 +298,7 @@ pub const RESULTS: [ReasonDoc; 26] = [
     reason("sent", "the API server accepted an event", ""),
     reason("applied", "changed settings are in force", ""),
     reason("redirect", "an ADD redirected the pod", ""),
+    reason("enrol", "an ADD had the agent enrol the pod in ambient mode", ""),
     reason("skip", "an ADD or a repair left the pod alone, as its reason says", ""),
     reason("fail", "an ADD or a repair failed", "its reason says why"),
     reason("success", "a repair succeeded", ""),

@@ -1,9 +1,9 @@
-//! A stand-in for the API server that serves pods and nothing else, on a thread, without TLS.
+//! A stand-in for the API server that serves pods and namespaces and nothing else, on a thread, without TLS.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
 use anyhow::Result;
@@ -14,15 +14,23 @@ use serde_json::{Value, json};
 #[derive(Debug)]
 pub struct PodApi {
     port: u16,
-    pods: Arc<Mutex<BTreeMap<String, String>>>,
+    served: Arc<Mutex<Served>>,
+}
+
+#[derive(Debug, Default)]
+struct Served {
+    /// By path.
+    objects: BTreeMap<String, String>,
+    /// The paths that were asked for.
+    requests: Vec<String>,
 }
 
 impl PodApi {
     /// Starts it on a free port of loopback.
     pub fn start() -> Result<Self> {
-        let pods = Arc::new(Mutex::new(BTreeMap::new()));
-        let served = Arc::clone(&pods);
-        Ok(Self { port: port::serve(move |stream| serve(&stream, &served))?, pods })
+        let served: Arc<Mutex<Served>> = Arc::default();
+        let kept = Arc::clone(&served);
+        Ok(Self { port: port::serve(move |stream| serve(&stream, &kept))?, served })
     }
 
     /// Its port.
@@ -33,11 +41,27 @@ impl PodApi {
     /// Adds a pod, whatever it is.
     pub fn add(&self, namespace: &str, name: &str, pod: &Value) {
         let path = format!("/api/v1/namespaces/{namespace}/pods/{name}");
-        self.pods.lock().unwrap_or_else(PoisonError::into_inner).insert(path, pod.to_string());
+        lock(&self.served).objects.insert(path, pod.to_string());
+    }
+
+    /// Adds a namespace with these labels.
+    pub fn add_namespace(&self, name: &str, labels: &Value) {
+        let namespace =
+            json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}});
+        lock(&self.served).objects.insert(format!("/api/v1/namespaces/{name}"), namespace.to_string());
+    }
+
+    /// The paths that were asked for since the last call.
+    pub fn take_requests(&self) -> Vec<String> {
+        std::mem::take(&mut lock(&self.served).requests)
     }
 }
 
-fn serve(stream: &TcpStream, pods: &Mutex<BTreeMap<String, String>>) -> std::io::Result<()> {
+fn lock(served: &Mutex<Served>) -> MutexGuard<'_, Served> {
+    served.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn serve(stream: &TcpStream, served: &Mutex<Served>) -> std::io::Result<()> {
     let mut reader = BufReader::new(stream);
     loop {
         let mut head = String::new();
@@ -48,7 +72,11 @@ fn serve(stream: &TcpStream, pods: &Mutex<BTreeMap<String, String>>) -> std::io:
         }
         let path = head.split_whitespace().nth(1).unwrap_or_default();
         let path = path.split('?').next().unwrap_or_default();
-        let found = pods.lock().unwrap_or_else(PoisonError::into_inner).get(path).cloned();
+        let found = {
+            let mut served = lock(served);
+            served.requests.push(path.to_owned());
+            served.objects.get(path).cloned()
+        };
         let (status, body) = match found {
             Some(body) => ("200 OK", body),
             None => ("404 Not Found", not_found()),

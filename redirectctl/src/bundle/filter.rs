@@ -40,7 +40,7 @@ const LABELS: [&str; 9] = ["result", "kind", "watch", "outcome", "reason", "type
 /// Levels of log lines.
 const LEVELS: [&str; 5] = ["debug", "info", "warn", "error", "fatal"];
 /// What the plugin decides.
-const DECISIONS: [&str; 3] = ["redirect", "skip", "fail"];
+const DECISIONS: [&str; 4] = ["redirect", "enrol", "skip", "fail"];
 /// Variables of the agent that say how it works. Not among them is CNI_NETWORK_CONFIG, which may hold anything.
 pub const AGENT_VARIABLES: &[&str] = &[
     "CHAINED_CNI_PLUGIN",

@@ -1,11 +1,10 @@
 //! Pods from the API server, within a deadline.
 
-use super::{PodError, PodName};
+use super::{PodError, PodName, ReadPod};
 use crate::logs::SCOPE;
 use crate::sandboxed::RUNTIME_CLASSES;
 use cluster_client::{ApiError, Backoff, Limits, Request, kubeconfig, params::GetParams};
-use redirect_core::pod::PodFacts;
-use serde_json::Value;
+use serde_json::{Map, Value};
 use std::{
     fmt::Display,
     path::Path,
@@ -24,17 +23,20 @@ const REFUSAL_PATIENCE: Duration = Duration::from_secs(3);
 const MIRROR: &str = "/metadata/annotations/kubernetes.io~1config.mirror";
 
 /// Reads a pod, trying until the deadline. The pod has to have this UID, unless that is empty.
-pub fn read(kubeconfig: &Path, pod: &PodName, uid: &str, deadline: Instant) -> Result<PodFacts, PodError> {
-    PodFacts::from_json(&object(kubeconfig, pod, uid, deadline)?).map_err(|errors| PodError::Unreadable {
-        what: format!("pod {pod}"),
-        problems: errors.iter().map(ToString::to_string).collect(),
-    })
+pub fn read(kubeconfig: &Path, pod: &PodName, uid: &str, deadline: Instant) -> Result<ReadPod, PodError> {
+    let tries = Tries::new(deadline, Backoff::new(FIRST_PAUSE, LONGEST_PAUSE));
+    let object = block_on(try_until(tries, || one_try(kubeconfig, pod, uid, deadline)))?;
+    ReadPod::new(pod, object, "")
 }
 
-/// The same, as the API server has it.
-fn object(kubeconfig: &Path, pod: &PodName, uid: &str, deadline: Instant) -> Result<Value, PodError> {
+/// The labels of a namespace, trying until the deadline.
+pub fn namespace_labels(
+    kubeconfig: &Path,
+    namespace: &str,
+    deadline: Instant,
+) -> Result<Map<String, Value>, PodError> {
     let tries = Tries::new(deadline, Backoff::new(FIRST_PAUSE, LONGEST_PAUSE));
-    block_on(try_until(tries, || one_try(kubeconfig, pod, uid, deadline)))
+    block_on(try_until(tries, || one_try_for_labels(kubeconfig, namespace, deadline)))
 }
 
 /// The handler of a runtime class, trying until the deadline; none if the account may not read it, at once.
@@ -104,12 +106,14 @@ impl Tries {
         let last = match &failed.error {
             PodError::Unauthorized { .. }
             | PodError::Forbidden(_)
+            | PodError::NamespaceForbidden(_)
             | PodError::Untrusted { .. }
             | PodError::Another { .. } => {
                 self.deadline.min(*self.refused.get_or_insert(now) + REFUSAL_PATIENCE)
             }
             PodError::NotFound(_)
             | PodError::NoRuntimeClass(_)
+            | PodError::NoNamespace(_)
             | PodError::Unreachable { .. }
             | PodError::Silent { .. }
             | PodError::Garbled { .. }
@@ -163,6 +167,42 @@ async fn one_try_for_handler(
         None => {
             let what = format!("requested the runtime class {class:?}, received no handler");
             Err(PodError::Garbled { server: client.server().to_owned(), what }.into())
+        }
+    }
+}
+
+/// Likewise.
+async fn one_try_for_labels(
+    kubeconfig: &Path,
+    namespace: &str,
+    deadline: Instant,
+) -> Result<Map<String, Value>, TryError> {
+    let client = kubeconfig::client(kubeconfig).map_err(PodError::Kubeconfig)?;
+    let patience = TRY_PATIENCE.min(deadline.saturating_duration_since(Instant::now()));
+    let request = Request::new("/api/v1/namespaces").get(namespace, &GetParams::default());
+    let found: Value = client.json(request, Limits::object(patience)).await.map_err(|failure| {
+        let absent = PodError::NoNamespace(namespace.to_owned());
+        let mut failed = failed(failure, kubeconfig, &format_args!("namespace {namespace}"), absent);
+        if let PodError::Forbidden(words) = failed.error {
+            failed.error = PodError::NamespaceForbidden(words);
+        }
+        failed
+    })?;
+    labels(&found, namespace, client.server()).map_err(TryError::from)
+}
+
+/// The labels of the namespace, if it is the requested one.
+fn labels(found: &Value, namespace: &str, server: &str) -> Result<Map<String, Value>, PodError> {
+    let text = |pointer: &str| found.pointer(pointer).and_then(Value::as_str).unwrap_or_default();
+    let labels = found.pointer("/metadata/labels").filter(|labels| !labels.is_null());
+    let is_it = text("/kind") == "Namespace" && text("/metadata/name") == namespace;
+    match labels {
+        None if is_it => Ok(Map::new()),
+        Some(Value::Object(labels)) if is_it => Ok(labels.clone()),
+        None | Some(_) => {
+            let (kind, name) = (text("/kind"), text("/metadata/name"));
+            let what = format!("requested namespace {namespace}, received {kind:?} {name:?}");
+            Err(PodError::Garbled { server: server.to_owned(), what: what.chars().take(300).collect() })
         }
     }
 }
@@ -309,5 +349,22 @@ mod tests {
         let mut mirror = object("Pod", "shop", "cart");
         mirror["metadata"]["annotations"] = json!({"kubernetes.io/config.mirror": "u-2"});
         assert_eq!(checked(&mirror, "u-2"), Ok(()));
+    }
+
+    #[test]
+    fn only_the_namespace_that_was_asked_for_is_taken() {
+        let namespace = |kind: &str, name: &str, labels: Value| json!({"kind": kind, "metadata": {"name": name, "labels": labels}});
+        let read = |found: &Value| labels(found, "shop", "https://x").map(|labels| labels.len());
+        assert_eq!(read(&namespace("Namespace", "shop", json!({"a": "b"}))), Ok(1));
+        assert_eq!(read(&namespace("Namespace", "shop", json!(null))), Ok(0));
+        for other in [
+            namespace("Namespace", "bank", json!({})),
+            namespace("Pod", "shop", json!({})),
+            namespace("Namespace", "shop", json!([])),
+            json!(7),
+        ] {
+            let error = read(&other).unwrap_err();
+            assert!(matches!(error, PodError::Garbled { .. }), "{error}");
+        }
     }
 }

@@ -1,9 +1,8 @@
 //! Pods from a folder of manifests, for machines without a cluster.
 
-use super::{PodError, PodName};
+use super::{PodError, PodName, ReadPod};
 use crate::yaml;
 use cluster_client::files;
-use redirect_core::pod::PodFacts;
 use serde_json::Value;
 use std::{
     fs, io,
@@ -15,7 +14,7 @@ const MOST_BYTES: u64 = 4 << 20;
 
 /// Finds the manifest of a pod: by namespace and name or, because a kubelet appends the node's name to the names of
 /// static pods, by the longest manifest name that the pod's name continues with a dash.
-pub fn read(folder: &Path, pod: &PodName, node_name: Option<&str>) -> Result<PodFacts, PodError> {
+pub fn read(folder: &Path, pod: &PodName, node_name: Option<&str>) -> Result<ReadPod, PodError> {
     let mut unreadable = Vec::new();
     let mut best: Option<(usize, PathBuf, Value)> = None;
     for path in files(folder)? {
@@ -36,10 +35,7 @@ pub fn read(folder: &Path, pod: &PodName, node_name: Option<&str>) -> Result<Pod
     let Some((_, path, document)) = best else {
         return Err(PodError::NoManifest { path: folder.to_owned(), pod: pod.clone(), unreadable });
     };
-    PodFacts::from_json(&document).map_err(|errors| PodError::Unreadable {
-        what: format!("pod {pod}"),
-        problems: errors.iter().map(|problem| format!("{}: {problem}", path.display())).collect(),
-    })
+    ReadPod::new(pod, document, &format!("{}: ", path.display()))
 }
 
 /// Whether the folder can be read.
@@ -109,7 +105,7 @@ mod tests {
     fn found(folder: &Path, name: &str, node: Option<&str>) -> Option<String> {
         let pod = PodName { namespace: "default".into(), name: name.into() };
         match read(folder, &pod, node) {
-            Ok(facts) => facts.labels.get("which").cloned(),
+            Ok(read) => read.facts.labels.get("which").cloned(),
             Err(PodError::NoManifest { .. }) => None,
             Err(other) => panic!("{other}"),
         }

@@ -11,16 +11,37 @@ use crate::{
 };
 use cluster_client::kubeconfig::{self, KubeconfigError};
 use redirect_core::pod::PodFacts;
+use serde_json::{Map, Value};
 use std::{
     path::PathBuf,
     time::{Duration, Instant},
 };
 
+/// A pod as it was read.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ReadPod {
+    /// What a sidecar's redirection depends on.
+    pub facts: PodFacts,
+    /// The object.
+    pub object: Value,
+}
+
+impl ReadPod {
+    /// `origin`: what is prepended to problems.
+    fn new(pod: &PodName, object: Value, origin: &str) -> Result<Self, PodError> {
+        let facts = PodFacts::from_json(&object).map_err(|errors| PodError::Unreadable {
+            what: format!("pod {pod}"),
+            problems: errors.iter().map(|problem| format!("{origin}{problem}")).collect(),
+        })?;
+        Ok(Self { facts, object })
+    }
+}
+
 /// Reads a pod from wherever the configuration says. A pod from the API server has to have this UID, unless that is empty.
 ///
 /// # Errors
 /// Why it cannot be read, at the latest when the deadline passes.
-pub fn read(conf: &Conf, pod: &PodName, uid: &str, deadline: Instant) -> Result<PodFacts, PodError> {
+pub fn read(conf: &Conf, pod: &PodName, uid: &str, deadline: Instant) -> Result<ReadPod, PodError> {
     match &conf.manifest_dir {
         Some(folder) => manifests::read(folder, pod, conf.node_name.as_deref()),
         None => api::read(&conf.kubeconfig, pod, uid, deadline),
@@ -35,6 +56,21 @@ pub fn handler(conf: &Conf, class: &str, deadline: Instant) -> Result<Option<Str
     match &conf.manifest_dir {
         Some(_) => Ok(None),
         None => api::handler(&conf.kubeconfig, class, deadline),
+    }
+}
+
+/// The labels of a namespace, where an API server has pods; a folder of manifests has none.
+///
+/// # Errors
+/// As [`read`].
+pub fn namespace_labels(
+    conf: &Conf,
+    namespace: &str,
+    deadline: Instant,
+) -> Result<Map<String, Value>, PodError> {
+    match &conf.manifest_dir {
+        Some(_) => Ok(Map::new()),
+        None => api::namespace_labels(&conf.kubeconfig, namespace, deadline),
     }
 }
 
@@ -66,12 +102,18 @@ pub enum PodError {
     /// The API server does not let us read the pod (403).
     #[error("the API server does not let this plugin read pods (403): {0}")]
     Forbidden(String),
+    /// The API server does not let us read the pod's namespace (403).
+    #[error("the API server does not let this plugin read namespaces (403): {0}")]
+    NamespaceForbidden(String),
     /// No such pod (404).
     #[error("the API server has no pod {0} (404)")]
     NotFound(PodName),
     /// No such runtime class (404).
     #[error("the API server has no RuntimeClass {0} (404), which the pod names")]
     NoRuntimeClass(String),
+    /// No such namespace (404).
+    #[error("the API server has no namespace {0} (404), which the pod is in")]
+    NoNamespace(String),
     /// The API server's certificate cannot be verified, or it does not speak TLS.
     #[error("no trustworthy connection to the API server at {server}: {message}")]
     Untrusted {
@@ -173,7 +215,12 @@ impl PodError {
                 "give the service account that the message names the verb get on pods (ClusterRole istio-cni-plugin, or \
                  istio-cni where the plugin has no account of its own)",
             ),
-            Self::NotFound(_) | Self::NoRuntimeClass(_) => {
+            Self::NamespaceForbidden(_) => (
+                Code::Forbidden,
+                "give the service account that the message names the verb get on namespaces, by which ambient mode selects pods \
+                 (ClusterRole istio-cni-plugin, or istio-cni where the plugin has no account of its own)",
+            ),
+            Self::NotFound(_) | Self::NoRuntimeClass(_) | Self::NoNamespace(_) => {
                 (Code::TryAgain, "it may have been deleted, or the API server may lag behind the kubelet")
             }
             Self::Untrusted { .. } => (

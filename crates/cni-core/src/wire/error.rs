@@ -33,6 +33,8 @@ pub enum Code {
     Kubeconfig,
     /// 104: the pod's runtime is sandboxed: rules do not bind it.
     Sandboxed,
+    /// 105: the node agent did not enrol a pod of ambient mode.
+    NotEnrolled,
     /// 110: the network namespace could not be programmed; it is as it was, or the error says what is left in it.
     NotProgrammed,
     /// 111: CHECK found something that is not as planned.
@@ -59,6 +61,7 @@ impl Code {
             Self::Untrusted => 102,
             Self::Kubeconfig => 103,
             Self::Sandboxed => 104,
+            Self::NotEnrolled => 105,
             Self::NotProgrammed => 110,
             Self::NotAsPlanned => 111,
             Self::Internal => 199,

@@ -2,6 +2,7 @@
 
 use super::{RawObject, Version};
 use crate::fields::Reader;
+use crate::plugin_event::{PodIp, PodNetwork};
 use serde_json::{Value, value::RawValue};
 use std::net::IpAddr;
 
@@ -19,6 +20,19 @@ impl PrevResult {
         Self(object.get("prevResult").map(RawValue::get).map(str::to_owned))
     }
 
+    /// The pod's addresses, in any version's form.
+    #[must_use]
+    pub fn ips(&self) -> Vec<PodIp> {
+        let Some(Ok(result)) = self.0.as_deref().map(serde_json::from_str::<RawObject<'_>>) else {
+            return Vec::new();
+        };
+        let listed = result.value("ips");
+        let listed = listed.as_ref().and_then(Value::as_array).into_iter().flatten();
+        let listed = listed.filter_map(|item| pod_ip(item, "address"));
+        let older = ["ip4", "ip6"].into_iter().filter_map(|family| pod_ip(&result.value(family)?, "ip"));
+        listed.chain(older).collect()
+    }
+
     /// What is printed: the previous result to the last digit and blank, or an empty one. A previous result that does
     /// not say its version is given the configuration's, because a reader would otherwise take it for 0.1.0.
     #[must_use]
@@ -33,6 +47,15 @@ impl PrevResult {
             (Some(_), _) | (None, _) => text.clone(),
         }
     }
+}
+
+/// What [`check`] accepted, where it has an address.
+fn pod_ip(item: &Value, address: &str) -> Option<PodIp> {
+    Some(PodIp {
+        interface: item.get("interface").and_then(Value::as_i64),
+        address: PodNetwork::parse(item.get(address)?.as_str()?)?,
+        gateway: item.get("gateway").and_then(Value::as_str).and_then(|text| text.parse().ok()),
+    })
 }
 
 /// Checks the types of all fields of all versions: a later plugin, or the runtime, would stumble over them after we
@@ -85,13 +108,7 @@ fn routes(path: &str, routes: Option<&Value>, reader: &mut Reader) {
 
 fn prefix(path: &str, value: Option<&Value>, reader: &mut Reader) {
     let Some(text) = reader.string(path, value) else { return };
-    let parts = text.split_once('/').map(|(ip, length)| (ip.parse(), length.parse::<u8>()));
-    let good = match parts {
-        Some((Ok(IpAddr::V4(_)), Ok(length))) => length <= 32,
-        Some((Ok(IpAddr::V6(_)), Ok(length))) => length <= 128,
-        Some((Err(_), _) | (_, Err(_))) | None => false,
-    };
-    if !good {
+    if PodNetwork::parse(text).is_none() {
         reader.problem(format!("{path}: {text:?} is not an address with prefix length"));
     }
 }
@@ -127,6 +144,25 @@ mod tests {
         assert_eq!(read("null").0.json(Version::WITH_CHECK), r#"{"cniVersion":"0.4.0"}"#);
         assert_eq!(read("{}").0.json(Version::OLDEST), r#"{"cniVersion":"0.1.0"}"#);
         assert_eq!(read(r#"{"x":1}"#).0.json(Version::OLDEST), r#"{"cniVersion":"0.1.0","x":1}"#);
+    }
+
+    #[test]
+    fn addresses_are_found_in_every_form() {
+        let found = |prev: &str| {
+            let (result, problems) = read(prev);
+            assert_eq!(problems, [""; 0]);
+            let ips = result.ips().into_iter();
+            let text = |ip: PodIp| {
+                let PodIp { interface, address, gateway } = ip;
+                format!("{interface:?} {}/{} {gateway:?}", address.ip, address.prefix())
+            };
+            ips.map(text).collect::<Vec<_>>()
+        };
+        let ips = r#"{"ips":[{"address":"10.0.0.2/24","gateway":"10.0.0.1","interface":2},{"address":"fd00::2/64"}],"n":1e999}"#;
+        assert_eq!(found(ips), ["Some(2) 10.0.0.2/24 Some(10.0.0.1)", "None fd00::2/64 None"]);
+        let older = r#"{"ip4":{"ip":"10.0.0.2/24","gateway":"10.0.0.1"},"ip6":{"ip":"fd00::2/64"}}"#;
+        assert_eq!(found(older), ["None 10.0.0.2/24 Some(10.0.0.1)", "None fd00::2/64 None"]);
+        assert_eq!((found("null"), found("{}")), (Vec::new(), Vec::new()));
     }
 
     #[test]

@@ -1,0 +1,203 @@
+//! The event by which the plugin passes a pod of ambient mode to the node agent, in the reference's form: `POST /cmdadd` at a unix socket.
+
+use std::net::IpAddr;
+
+use base64::{Engine, engine::general_purpose::STANDARD};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+/// The socket's name in the run directory.
+pub const SOCKET_NAME: &str = "pluginevent.sock";
+/// Where events of ADD are posted.
+pub const ADD_PATH: &str = "/cmdadd";
+
+/// A pod that is being created.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "PascalCase")]
+pub struct AddEvent {
+    /// The file of its network namespace.
+    pub netns: String,
+    /// Its name.
+    pub pod_name: String,
+    /// Its namespace.
+    pub pod_namespace: String,
+    /// Its addresses, as the plugins before gave them.
+    #[serde(rename = "IPs", deserialize_with = "null_is_empty")]
+    pub ips: Vec<PodIp>,
+}
+
+/// An address of a pod.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "PascalCase")]
+pub struct PodIp {
+    /// Which of the result's interfaces has it.
+    #[serde(default)]
+    pub interface: Option<i64>,
+    /// The address, and its network.
+    pub address: PodNetwork,
+    /// The gateway; a missing one is written as an empty text.
+    #[serde(default, with = "empty_is_none")]
+    pub gateway: Option<IpAddr>,
+}
+
+/// An address with the length of its network's prefix, which is written as a mask.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PodNetwork {
+    /// The address.
+    pub ip: IpAddr,
+    /// The prefix's length; no greater than the address has bits.
+    prefix: u8,
+}
+
+impl PodNetwork {
+    /// None if the prefix is longer than the address.
+    #[must_use]
+    pub fn new(ip: IpAddr, prefix: u8) -> Option<Self> {
+        (prefix <= bits(ip)).then_some(Self { ip, prefix })
+    }
+
+    /// From `ADDRESS/PREFIX`.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
+        let (ip, prefix) = text.split_once('/')?;
+        Self::new(ip.parse().ok()?, prefix.parse().ok()?)
+    }
+
+    /// The prefix's length.
+    #[must_use]
+    pub const fn prefix(&self) -> u8 {
+        self.prefix
+    }
+
+    fn mask(self) -> Vec<u8> {
+        let ones = |byte: u8| self.prefix.saturating_sub(8 * byte).min(8);
+        (0..bits(self.ip) / 8)
+            .map(|byte| u8::try_from(0xff00_u16 >> ones(byte) & 0xff).unwrap_or(0xff))
+            .collect()
+    }
+
+    fn with_mask(ip: IpAddr, mask: &[u8]) -> Option<Self> {
+        let ones: u32 = mask.iter().map(|byte| byte.count_ones()).sum();
+        let found = Self::new(ip, u8::try_from(ones).ok()?)?;
+        (found.mask() == mask).then_some(found)
+    }
+}
+
+const fn bits(ip: IpAddr) -> u8 {
+    match ip {
+        IpAddr::V4(_) => 32,
+        IpAddr::V6(_) => 128,
+    }
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct Written {
+    #[serde(rename = "IP")]
+    ip: IpAddr,
+    mask: String,
+}
+
+impl Serialize for PodNetwork {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        Written { ip: self.ip, mask: STANDARD.encode(self.mask()) }.serialize(serializer)
+    }
+}
+
+impl<'de> Deserialize<'de> for PodNetwork {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let Written { ip, mask } = Written::deserialize(deserializer)?;
+        let found = STANDARD.decode(&mask).ok().and_then(|mask| Self::with_mask(ip, &mask));
+        found.ok_or_else(|| {
+            serde::de::Error::custom(format!("Mask {mask:?} is not a network mask of {ip} in base64"))
+        })
+    }
+}
+
+fn null_is_empty<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<PodIp>, D::Error> {
+    Option::deserialize(deserializer).map(Option::unwrap_or_default)
+}
+
+mod empty_is_none {
+    use super::{Deserialize, Deserializer, IpAddr, Serializer};
+
+    #[expect(clippy::ref_option, reason = "serde passes references")]
+    pub(super) fn serialize<S: Serializer>(ip: &Option<IpAddr>, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(&ip.map(|ip| ip.to_string()).unwrap_or_default())
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<Option<IpAddr>, D::Error> {
+        let text: Option<String> = Option::deserialize(deserializer)?;
+        let text = text.filter(|text| !text.is_empty());
+        text.map(|text| text.parse().map_err(serde::de::Error::custom)).transpose()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use serde_json::json;
+
+    #[test]
+    fn an_event_has_the_references_form() {
+        let event = AddEvent {
+            netns: "/run/netns/x".into(),
+            pod_name: "web".into(),
+            pod_namespace: "shop".into(),
+            ips: vec![
+                PodIp {
+                    interface: Some(2),
+                    address: PodNetwork::parse("10.1.0.2/24").expect("a network"),
+                    gateway: Some("10.1.0.1".parse().expect("an address")),
+                },
+                PodIp {
+                    interface: None,
+                    address: PodNetwork::parse("fd00::2/64").expect("a network"),
+                    gateway: None,
+                },
+            ],
+        };
+        let written = json!({"Netns": "/run/netns/x", "PodName": "web", "PodNamespace": "shop", "IPs": [
+            {"Interface": 2, "Address": {"IP": "10.1.0.2", "Mask": "////AA=="}, "Gateway": "10.1.0.1"},
+            {"Interface": null, "Address": {"IP": "fd00::2", "Mask": "//////////8AAAAAAAAAAA=="}, "Gateway": ""},
+        ]});
+        assert_eq!(serde_json::to_value(&event).expect("JSON"), written);
+        assert_eq!(serde_json::from_value::<AddEvent>(written).expect("an event"), event);
+    }
+
+    #[test]
+    fn what_is_missing_may_be_null_and_what_is_wrong_is_refused() {
+        let read = |ips: serde_json::Value| {
+            let event = json!({"Netns": "/n", "PodName": "p", "PodNamespace": "s", "IPs": ips});
+            serde_json::from_value::<AddEvent>(event)
+                .map(|event| event.ips.len())
+                .map_err(|error| error.to_string())
+        };
+        assert_eq!(read(json!(null)), Ok(0));
+        assert_eq!(read(json!([{"Address": {"IP": "10.1.0.2", "Mask": "/////w=="}}])), Ok(1));
+        for (ip, mask) in [
+            ("10.1.0.2", "AP8AAA=="),
+            ("10.1.0.2", "no"),
+            ("fd00::2", "////AA=="),
+            ("10.1.0.2", "/////////w=="),
+        ] {
+            let error = read(json!([{"Address": {"IP": ip, "Mask": mask}}])).expect_err("no mask");
+            assert!(error.contains(mask), "{error}");
+        }
+        assert!(PodNetwork::parse("10.1.0.2/33").is_none() && PodNetwork::parse("10.1.0.2").is_none());
+    }
+
+    proptest! {
+        #[test]
+        fn networks_are_read_as_they_were_written(ip: IpAddr, prefix in 0_u8..=128) {
+            let Some(network) = PodNetwork::new(ip, prefix) else {
+                prop_assert!(ip.is_ipv4() && prefix > 32);
+                return Ok(());
+            };
+            let written = serde_json::to_string(&network).expect("JSON");
+            prop_assert_eq!(serde_json::from_str::<PodNetwork>(&written).expect("a network"), network);
+        }
+    }
+}
