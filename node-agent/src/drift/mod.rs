@@ -131,6 +131,8 @@ pub struct DriftWatch {
     fingerprints: Fingerprints,
     /// Receives every pod, and heals it.
     healer: HealHandle,
+    /// Handlers of the pods' runtime classes.
+    handlers: runtime_classes::Handlers,
     /// Pods whose runtime was reported to be sandboxed.
     sandboxed: BTreeSet<String>,
     /// Why the last round could not be made.
@@ -172,6 +174,7 @@ impl DriftWatch {
             states: PodStates::default(),
             fingerprints: Fingerprints::default(),
             healer,
+            handlers: runtime_classes::Handlers::default(),
             sandboxed: BTreeSet::new(),
             blind: None,
             mute: false,
@@ -338,7 +341,7 @@ impl DriftWatch {
         self.forget_others(&pods).await;
         let wanted = Arc::new(pods.iter().flat_map(|pod| pod.addresses.iter().copied()).collect());
         let classes = pods.iter().filter_map(|pod| pod.runtime_class.as_deref());
-        let sandboxed = runtime_classes::sandboxed(&cluster, &conf.sandboxed, classes).await;
+        let sandboxed = self.handlers.sandboxed(&cluster, &conf.sandboxed, classes).await;
         let sandboxed = sandboxed.map_err(ReadError::from)?;
         Ok((cluster, RoundContext { conf, rules, wanted, sandboxed }, pods))
     }

@@ -53,8 +53,8 @@ pub async fn confirm(
 
 /// Whether rules bind a pod: repairing one in a sandbox would be in vain, and so would another pod in its place.
 async fn bound(cluster: &Cluster, conf: &Conf, pod: &MeshPod) -> Result<(), RepairOutcome> {
-    let sandboxed =
-        runtime_classes::sandboxed(cluster, &conf.sandboxed, pod.runtime_class.as_deref().into_iter());
+    let mut handlers = runtime_classes::Handlers::default();
+    let sandboxed = handlers.sandboxed(cluster, &conf.sandboxed, pod.runtime_class.as_deref().into_iter());
     let sandboxed = sandboxed.await.map_err(|failure| RepairOutcome::Unanswered {
         retry_after: failure.retry_after(),
         text: failure.to_string(),
