@@ -1,4 +1,4 @@
-//! What the agent costs while nothing happens, on a node with 200 pods. IDLE_SECONDS says for how long it is watched;
+//! What the agent costs while nothing happens, on a node with 250 pods. IDLE_SECONDS says for how long it is watched;
 //! deploy/measure-idle.sh does it for ten minutes with the release build.
 
 mod pods;
@@ -17,7 +17,9 @@ use serde_json::Value;
 /// Clock ticks per second of `/proc/PID/stat`: the same on every Linux that runs this.
 const TICKS: f64 = 100.0;
 /// How many pods the node has.
-const PODS: u8 = 200;
+const PODS: u8 = 250;
+/// What an agent of such a node may have resident, in KiB: the release build, and a debug build, which is larger.
+const MOST: [u64; 2] = [12 * 1024, 48 * 1024];
 
 fn seconds() -> u32 {
     std::env::var("IDLE_SECONDS").ok().and_then(|text| text.parse().ok()).unwrap_or(20)
@@ -25,6 +27,10 @@ fn seconds() -> u32 {
 
 fn is_release() -> bool {
     std::env::var_os("INSTALL_CNI").is_some()
+}
+
+fn most() -> u64 {
+    MOST[usize::from(!is_release())]
 }
 
 /// The node's pods as the API server has them.
@@ -58,7 +64,7 @@ fn await_rest(agent: &Agent<'_>) {
 
 #[test]
 fn an_idle_agent_costs_next_to_nothing() {
-    let (seconds, is_release) = (seconds(), is_release());
+    let seconds = seconds();
     let mut node = Node::new(&[("10-calico.conflist", CALICO)]);
     let api = PodApi::start(&mut node, all_pods());
     let agent = node.start_ready();
@@ -90,9 +96,8 @@ fn an_idle_agent_costs_next_to_nothing() {
     );
     assert!(now <= resident + 256, "grew from {resident} to {now} KiB");
     assert_eq!(agent.metric("istio_cni_passes_total"), passes, "it does not poll");
-    // A debug build is larger, and one clock tick is much of a short time.
-    assert!(now <= if is_release { 16 * 1024 } else { 32 * 1024 }, "{now} KiB");
-    // Nor is a machine as fast as another: the probes may cost twice what they cost above.
+    assert!(now <= most(), "{now} KiB");
+    // One clock tick is much of a short time, and no machine is as fast as another: the probes may cost twice what they cost above.
     let allowed = (f64::from(seconds) * 0.001).max(0.05) + f64::from(seconds / 5) * probed * 2.0;
     assert!(used <= allowed, "{share} % of a core, {used} s where {allowed} s are allowed");
     let state = api.state();
@@ -111,7 +116,7 @@ fn redirected(sandboxes: &mut Sandboxes, pods: &[Value]) -> Vec<Namespace> {
     pods.iter().map(one).collect()
 }
 
-/// A watch that checks 200 pods every five seconds, sixty times as often as needed.
+/// A watch that checks 250 pods every five seconds, sixty times as often as needed.
 #[test]
 fn an_agent_that_watches_for_drift_does_not_grow() {
     let mut node = Node::new(&[("10-calico.conflist", CALICO)]);
@@ -153,11 +158,11 @@ fn an_agent_that_watches_for_drift_does_not_grow() {
     // Half of a short time is not enough to fill it.
     let grown = if looks > 10_000.0 { now.saturating_sub(half) } else { 0 };
     assert!(grown <= 1024 && now <= resident + 4096, "grew from {resident} and {half} to {now} KiB");
-    assert!(now <= if is_release() { 16 * 1024 } else { 48 * 1024 }, "{now} KiB");
+    assert!(now <= most(), "{now} KiB");
     let state = api.state();
     // Of the last list not every page may have been asked for.
     assert!(
-        state.pages + 4 > state.lists * 4 && state.gets == 0,
+        state.pages + 5 > state.lists * 5 && state.gets == 0,
         "{} pages, {} lists",
         state.pages,
         state.lists
@@ -165,10 +170,10 @@ fn an_agent_that_watches_for_drift_does_not_grow() {
     drop(namespaces);
 }
 
-/// An agent that monitors 200 pods without changes, and checks them as often as the documents advise.
+/// An agent that monitors 250 pods without changes, and checks them as often as the documents advise.
 #[test]
 fn an_agent_that_heals_costs_next_to_nothing_while_nothing_drifts() {
-    let (seconds, is_release) = (seconds(), is_release());
+    let seconds = seconds();
     let mut node = Node::new(&[("10-calico.conflist", CALICO)]);
     node.set("DRIFT_WATCH_INTERVAL", "5m");
     node.set("DRIFT_HEAL", "true");
@@ -202,10 +207,10 @@ fn an_agent_that_heals_costs_next_to_nothing_while_nothing_drifts() {
         memory_kib(agent.id(), "VmHWM:"),
         used / f64::from(seconds) * 100.0
     );
-    assert!(now <= if is_release { 16 * 1024 } else { 48 * 1024 }, "{now} KiB");
+    assert!(now <= most(), "{now} KiB");
     assert!(now <= resident + 4096, "grew from {resident} to {now} KiB");
     // Of a short time one look of the drift watch is much, and a debug build is slower.
-    if is_release && seconds >= 300 {
+    if is_release() && seconds >= 300 {
         assert!(used <= f64::from(seconds) * 0.001, "{used} s");
     }
     drop(namespaces);
