@@ -15,7 +15,9 @@ use taint_controller::metrics::ControllerMetrics;
 fn metrics(rows: &[Described]) -> String {
     let item = |row: &Described| {
         let labels = if row.labels.is_empty() { String::new() } else { format!("{{{}}}", row.labels) };
-        wrapped(&format!("- `{}{labels}` ({}): {}", row.name, row.kind, row.help), "  ")
+        let is_named_counter = row.kind == "counter" && row.name.ends_with("_total");
+        let kind = if is_named_counter { String::new() } else { format!(" ({})", row.kind) };
+        wrapped(&format!("- `{}{labels}`{kind}: {}", row.name, row.help), "  ")
     };
     rows.iter().map(item).collect()
 }

@@ -214,7 +214,7 @@ fn every_alert_has_a_section_in_the_runbook_and_every_section_an_alert() {
         let section = sections[name];
         let after = alert["for"].as_str().unwrap_or("at once");
         assert!(
-            section.starts_with(&format!("\n{severity} · {after}\n")),
+            section.starts_with(&format!("\n{severity}, {after}\n")),
             "{name}: {severity}, {after}: {section}"
         );
         for part in ["**First**: ", "**Causes**: ", "**Remedy**: "] {

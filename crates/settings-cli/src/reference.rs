@@ -1,7 +1,7 @@
 //! The reference documentation of the settings, from the table.
 
 use crate::rows::{IPTABLES, VALIDATION};
-use redirect_core::settings::{Kind, SETTINGS, Setting};
+use redirect_core::settings::{Key, Kind, SETTINGS, Setting};
 use settings_table::wrapped;
 use std::fmt::Write;
 
@@ -12,6 +12,7 @@ pub fn reference() -> String {
         "# Settings\n\n\
          Settings of `istio-iptables`, of `istio-validation` and, through annotations, of `istio-cni`,\n\
          generated from the settings table in `redirect-core`.\n\n\
+         In brackets: the short flag, environment variables, annotations, and the default unless it is empty or `false`.\n\
          A flag overrides the environment, which overrides the default; a pod's annotation overrides the default for pods.\n\
          Of several variables the last one listed counts, of several annotations the first.\n\
          A boolean is `true` or `false`, `1` or `0`, `t` or `f`. Commas separate the items of a list.\n\
@@ -33,8 +34,8 @@ fn section(setting: &Setting, page: &mut String) {
     if let Some(short) = setting.short {
         facts.push(format!("`-{short}`"));
     }
-    if !setting.env.is_empty() {
-        facts.push(format!("environment {}", code(setting.env)));
+    if !setting.env.is_empty() && setting.env != [setting.name()] {
+        facts.push(code(setting.env));
     }
     if !setting.annotations.is_empty() {
         facts.push(format!("annotation {}", code(setting.annotations)));
@@ -45,16 +46,32 @@ fn section(setting: &Setting, page: &mut String) {
     if let Kind::Choice(words) = setting.kind {
         facts.push(format!("one of {}", code(words)));
     }
-    facts.push(format!("default {}", value(setting.default)));
+    if !["", "false"].contains(&setting.default) || setting.pod_default.is_some() {
+        facts.push(format!("default {}", value(setting.default)));
+    }
     if let Some(default) = setting.pod_default {
         facts.push(format!("for pods {}", value(default)));
     }
-    *page += &wrapped(&format!("({})", facts.join("; ")), "");
+    if !facts.is_empty() {
+        *page += &wrapped(&format!("({})", facts.join("; ")), "");
+    }
+    for (programs, status) in statuses(setting.key) {
+        *page += &wrapped(&format!("In {}: {status}", code(&programs)), "");
+    }
+}
+
+/// How far programs obey a setting where they do not do so wholly; programs that do the same are together.
+fn statuses(key: Key) -> Vec<(Vec<&'static str>, String)> {
+    let mut all: Vec<(Vec<&'static str>, String)> = Vec::new();
     for (program, statuses) in [("istio-iptables", IPTABLES), ("istio-validation", VALIDATION)] {
-        if let Some((_, status)) = statuses.iter().find(|(key, _)| *key == setting.key) {
-            *page += &wrapped(&format!("In `{program}`: {status}"), "");
+        let Some((_, status)) = statuses.iter().find(|(of, _)| *of == key) else { continue };
+        let status = status.to_string();
+        match all.iter_mut().find(|(_, known)| *known == status) {
+            Some((programs, _)) => programs.push(program),
+            None => all.push((vec![program], status)),
         }
     }
+    all
 }
 
 fn code(names: &[&str]) -> String {
