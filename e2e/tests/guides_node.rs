@@ -90,7 +90,7 @@ impl Story<'_> {
         self.node.start_pod(&pod)?.wait_running(POD)?;
         self.type_all(document)?;
         for (role, rights, missing) in [
-            ("role", "--verb=create --resource=pods/exec", "get pods/exec"),
+            ("role", "--verb=create --resource=pods/exec", "cannot get resource \"pods/exec\""),
             ("clusterrole", "--verb=get,list --resource=nodes", "list pods"),
             ("clusterrole", "--verb=get,list --resource=pods", "list nodes"),
         ] {
