@@ -3,6 +3,7 @@
 //! The environment is a parameter, every error is found before any is reported, and what is unknown, unused or has no effect is a
 //! [`Notice`], not silence.
 
+mod ambient;
 mod notice;
 mod raw;
 mod repair;
@@ -17,9 +18,11 @@ use cluster_client::server_url;
 use cni_core::sandboxed::{SandboxedPods, SandboxedRuntimes};
 use cni_core::selection::PROCESS_WIDE;
 use controller_runtime::serve::Address;
+use serde_json::Value;
 
 use crate::conflist::{Entry, EntryError, Facts, Template};
 
+pub use ambient::AmbientSettings;
 pub use cluster_client::Trust;
 pub use controller_runtime::cluster::Identity;
 pub use notice::Notice;
@@ -53,6 +56,8 @@ pub struct Settings {
     pub repair: RepairSettings,
     /// The taint controllers.
     pub taint: TaintSettings,
+    /// Ambient mode, if it is on.
+    pub ambient: Option<AmbientSettings>,
     /// Whether the agent confines itself to its directories.
     pub landlock: bool,
     /// How the agent logs.
@@ -205,10 +210,11 @@ impl Settings {
     ) -> Result<(Self, Vec<Notice>), Vec<Problem>> {
         let mut raw = Raw::new(given, env);
         let logging = raw.logging();
+        let ambient = ambient::read(&mut raw);
         let settings = Self {
             paths: paths(&raw),
             placement: placement(&mut raw),
-            entry: entry(&mut raw, &logging),
+            entry: entry(&mut raw, &logging, ambient.as_ref()),
             kubeconfig: kubeconfig(&mut raw),
             plugin: plugin_account(&mut raw),
             conf_group_read: raw.switch("CNI_CONF_GROUP_READ"),
@@ -222,6 +228,7 @@ impl Settings {
             drift: drift(&mut raw),
             repair: repair::read(&mut raw),
             taint: taint::read(&mut raw),
+            ambient,
             landlock: raw.switch("LANDLOCK"),
             logging,
         };
@@ -319,7 +326,7 @@ pub const STANDALONE_FILE: &str = "YYY-istio-cni.conf";
 /// The name of the copy in front.
 pub const OWNED_FILE: &str = "02-istio-cni.conflist";
 
-fn entry(raw: &mut Raw<'_>, logging: &logging::Config) -> EntrySettings {
+fn entry(raw: &mut Raw<'_>, logging: &logging::Config, ambient: Option<&AmbientSettings>) -> EntrySettings {
     let file = raw.text("CNI_NETWORK_CONFIG_FILE");
     let text = raw.text("CNI_NETWORK_CONFIG");
     let template = match (file.is_empty(), text.is_empty()) {
@@ -338,6 +345,8 @@ fn entry(raw: &mut Raw<'_>, logging: &logging::Config) -> EntrySettings {
             nft_sets: raw.switch("NFT_SETS"),
             strict_capture: raw.switch("STRICT_CAPTURE"),
             sandboxed: sandboxed(raw),
+            ambient: ambient
+                .map(|ambient| ambient.selectors.clone().unwrap_or_else(|| Value::Array(Vec::new()))),
         },
         template,
         template_log_level: raw.text("LOG_LEVEL"),

@@ -806,11 +806,11 @@ fn metrics_come_in_the_format_that_is_asked_for() {
 fn warnings_about_settings_come_at_the_start() {
     let mut node = Node::new(&[("10-calico.conflist", CALICO)]);
     node.set("EXCLUDE_NAMESPACE", "a");
-    node.set("AMBIENT_ENABLED", "true");
+    node.set("AMBIENT_DISABLE_SAFE_UPGRADE", "true");
     let _agent = node.start_ready();
     let log = node.log();
     assert!(log.contains("did you mean EXCLUDE_NAMESPACES?"), "{log}");
-    assert!(log.contains("AMBIENT_ENABLED: accepted but not implemented"), "{log}");
+    assert!(log.contains("AMBIENT_DISABLE_SAFE_UPGRADE has no effect"), "{log}");
 }
 
 #[test]

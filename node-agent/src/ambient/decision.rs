@@ -11,7 +11,7 @@ use crate::ambient_rules::Condition;
 pub enum Redirection {
     /// It is enrolled: rules, ztunnel and probes are verified.
     Enabled,
-    /// It is to be, or to leave, and is not yet.
+    /// It is to be, or to leave, and that takes longer than ztunnel's answer.
     Pending,
 }
 
@@ -64,6 +64,15 @@ pub struct Observed {
     pub annotation: Option<Redirection>,
 }
 
+impl Observed {
+    /// Whether the pod's traffic goes through ztunnel, verified. The annotation follows.
+    #[must_use]
+    pub fn is_enrolled(&self) -> bool {
+        let Self { rules, ztunnel, probes, .. } = self;
+        (rules, ztunnel, probes) == (&Condition::Holds, &Service::Acknowledged, &Condition::Holds)
+    }
+}
+
 /// What to do next.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Step {
@@ -97,8 +106,8 @@ pub fn enrol(pod: &Observed) -> Step {
         (Condition::Waits(why) | Condition::Unknown(why), _, _) => pending(pod, why),
         (Condition::Holds, Service::Unannounced, _) => Step::AnnounceToZtunnel,
         (Condition::Holds, Service::Announced { why, is_overdue }, _) => {
-            let is_claimed = pod.annotation == Some(Redirection::Enabled);
-            if is_claimed && !is_overdue { Step::Wait(why.clone()) } else { pending(pod, why) }
+            // An answer usually comes in milliseconds: two changes of the pod would say nothing more.
+            if *is_overdue { pending(pod, why) } else { Step::Wait(why.clone()) }
         }
         (Condition::Holds, Service::Acknowledged, Condition::Lacks) => Step::AddProbes,
         (Condition::Holds, Service::Acknowledged, Condition::Waits(why) | Condition::Unknown(why)) => {
@@ -129,6 +138,12 @@ pub fn leave(pod: &Observed) -> Step {
             annotated(pod, None).unwrap_or(Step::Done)
         }
     }
+}
+
+/// The next step of a pod that cannot be enrolled, because of this, and that may be: what it has stays.
+#[must_use]
+pub fn stay(pod: &Observed, why: &str) -> Step {
+    if pod.annotation == Some(Redirection::Enabled) { pending(pod, why) } else { Step::Wait(why.to_owned()) }
 }
 
 /// The annotation becomes pending; then the step is to wait.
@@ -170,11 +185,6 @@ mod tests {
             .prop_map(|(rules, ztunnel, probes, annotation)| Observed { rules, ztunnel, probes, annotation })
     }
 
-    fn is_enrolled(pod: &Observed) -> bool {
-        (&pod.rules, &pod.ztunnel, &pod.probes)
-            == (&Condition::Holds, &Service::Acknowledged, &Condition::Holds)
-    }
-
     /// What a step makes of the pod, if it succeeds or, `fails`, does not; and what waiting brings.
     fn after(mut pod: Observed, step: &Step, fails: bool) -> Observed {
         let done = |holds| match (fails, holds) {
@@ -214,9 +224,9 @@ mod tests {
     proptest! {
         #[test]
         fn enabled_is_written_only_of_enrolled_pods(pod in observed()) {
-            for step in [enrol(&pod), leave(&pod)] {
+            for step in [enrol(&pod), leave(&pod), stay(&pod, "it is sandboxed")] {
                 if step == Step::Annotate(Some(Redirection::Enabled)) {
-                    prop_assert!(is_enrolled(&pod), "{pod:?}");
+                    prop_assert!(pod.is_enrolled(), "{pod:?}");
                 }
             }
             prop_assert_ne!(leave(&pod), Step::Annotate(Some(Redirection::Enabled)));
@@ -235,7 +245,7 @@ mod tests {
                 Step::Annotate(Some(Redirection::Pending)),
             ];
             let is_replaced = matches!(pod.ztunnel, Service::Announced { is_overdue: false, .. });
-            let is_right = if is_enrolled(&pod) {
+            let is_right = if pod.is_enrolled() {
                 step == Step::Done
             } else {
                 repairs.contains(&step) || (matches!(step, Step::Wait(_)) && is_replaced)
@@ -266,7 +276,7 @@ mod tests {
                 probes: Condition::Lacks,
                 annotation: None,
             };
-            let is_as_wanted = if is_wanted { is_enrolled(&pod) } else { pod == gone };
+            let is_as_wanted = if is_wanted { pod.is_enrolled() } else { pod == gone };
             prop_assert!(is_as_wanted, "{pod:?} after {steps:?}");
             prop_assert_eq!(pod.annotation, is_wanted.then_some(Redirection::Enabled));
         }
@@ -300,13 +310,12 @@ mod tests {
             }
         }
         let waiting = Step::Wait("no answer".into());
-        let (pending, enabled) = (Some(Redirection::Pending), Some(Redirection::Enabled));
+        let enabled = Some(Redirection::Enabled);
         assert_eq!(
             steps,
             [
                 Step::ApplyRules,
                 Step::AnnounceToZtunnel,
-                Step::Annotate(pending),
                 waiting,
                 Step::AddProbes,
                 Step::Annotate(enabled),

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use zds::{NetnsInode, PodState};
 
-use super::decision::{Observed, Redirection, Service, Step, enrol, leave};
+use super::decision::{Observed, Redirection, Service, Step, enrol, leave, stay};
 use super::pod::AmbientPod;
 use crate::ambient_rules::Condition;
 use redirect_core::AmbientRedirect;
@@ -53,7 +53,8 @@ pub trait Effects {
     /// # Errors
     /// They are as they were.
     fn set_probes(&mut self, addresses: &BTreeSet<IpAddr>) -> Result<(), String>;
-    /// Writes the annotation, or removes it.
+    /// Writes the annotation, or removes it, soon. The list of pods shows it when that is done; if it fails,
+    /// [`Enrolment::annotation_failed`] is to learn it.
     ///
     /// # Errors
     /// It may be as it was.
@@ -67,7 +68,7 @@ pub struct Enrolled {
     pub wanted: usize,
     /// Those of them of which everything is verified.
     pub enrolled: usize,
-    /// Why each other one is not, and pods that are to leave and have not, by UID.
+    /// Why each other one is not, why annotations do not say so, and why pods that are to leave have not; by UID.
     pub pending: BTreeMap<String, String>,
 }
 
@@ -97,6 +98,12 @@ struct Memory {
     annotated: Option<(Option<Redirection>, Duration)>,
     /// It is not to be enrolled, and nothing of ambient mode was left of it when that was examined.
     is_clean: bool,
+    /// Whether it counts as one that is to be enrolled.
+    counts: bool,
+    /// Whether it was enrolled when it was examined last.
+    is_enrolled: bool,
+    /// What it waited for then; none before that.
+    outcome: Option<Result<(), String>>,
 }
 
 #[derive(Debug)]
@@ -126,29 +133,70 @@ impl Failure {
 }
 
 impl Enrolment {
-    /// Brings all running pods of the node as far as they get at this time, on a clock that only advances.
+    /// Brings all pods of the node as far as they get at this time, on a clock that only advances.
     pub fn reconcile(&mut self, now: Duration, pods: &[AmbientPod], effects: &mut impl Effects) -> Enrolled {
+        self.reconcile_some(now, pods, |_| true, effects)
+    }
+
+    /// The same for some of all pods: those that this selects, new ones, and those of which a try is due.
+    pub fn reconcile_some(
+        &mut self,
+        now: Duration,
+        pods: &[AmbientPod],
+        selects: impl Fn(&str) -> bool,
+        effects: &mut impl Effects,
+    ) -> Enrolled {
         self.forget_others(pods, effects);
-        let mut enrolled = Enrolled::default();
         for pod in pods {
-            enrolled.wanted += usize::from(pod.wanted.is_ok());
-            match self.advance(now, pod, effects) {
-                Ok(()) => enrolled.enrolled += usize::from(pod.wanted.is_ok()),
-                Err(why) => drop(enrolled.pending.insert(pod.workload.uid().to_owned(), why)),
+            let uid = pod.workload.uid();
+            let memory = self.memory.entry(uid.to_owned()).or_default();
+            let is_due = memory.outcome.is_none() || memory.due().any(|due| due <= now);
+            if is_due || selects(uid) {
+                let outcome = memory.advance(now, pod, effects);
+                memory.outcome = Some(outcome);
+            }
+        }
+        self.enrolled()
+    }
+
+    /// As it was when each pod was examined last.
+    #[must_use]
+    pub fn enrolled(&self) -> Enrolled {
+        let mut enrolled = Enrolled::default();
+        for (uid, memory) in &self.memory {
+            enrolled.wanted += usize::from(memory.counts);
+            enrolled.enrolled += usize::from(memory.counts && memory.is_enrolled);
+            if let Some(Err(why)) = &memory.outcome {
+                enrolled.pending.insert(uid.clone(), why.clone());
             }
         }
         enrolled
     }
 
-    /// When the next try of anything is due.
+    /// Whether this pod's traffic goes through ztunnel, verified when it was examined last; otherwise why not, if that is known.
+    ///
+    /// # Errors
+    /// It is not.
+    pub fn is_enrolled(&self, uid: &str) -> Result<(), Option<String>> {
+        match self.memory.get(uid) {
+            Some(memory) if memory.is_enrolled => Ok(()),
+            Some(memory) => Err(memory.outcome.clone().and_then(Result::err)),
+            None => Err(None),
+        }
+    }
+
+    /// An annotation could not be written, because of this.
+    pub fn annotation_failed(&mut self, now: Duration, uid: &str, why: String) {
+        if let Some(memory) = self.memory.get_mut(uid) {
+            memory.annotated = None;
+            Failure::note(&mut memory.annotation, Err(why), now);
+        }
+    }
+
+    /// When the next try of anything is due, after this moment.
     #[must_use]
-    pub fn next_due(&self) -> Option<Duration> {
-        let due = |memory: &Memory| {
-            let failures = [&memory.rules, &memory.probes, &memory.annotation];
-            let retries = failures.into_iter().flatten().map(|failure| failure.due);
-            retries.chain(memory.unserved.map(|since| since + REPLACEMENT)).min()
-        };
-        self.memory.values().filter_map(due).min()
+    pub fn next_due(&self, now: Duration) -> Option<Duration> {
+        self.memory.values().flat_map(Memory::due).filter(|due| *due > now).min()
     }
 
     /// What ended leaves nothing behind: ztunnel drops it, and its addresses may soon be another pod's.
@@ -169,51 +217,86 @@ impl Enrolment {
             let _ = effects.set_probes(&probes.intersection(&of_pods).copied().collect());
         }
     }
+}
+
+impl Memory {
+    /// When tries are due.
+    fn due(&self) -> impl Iterator<Item = Duration> {
+        let failures = [&self.rules, &self.probes, &self.annotation];
+        let retries = failures.into_iter().flatten().map(|failure| failure.due);
+        retries.chain(self.unserved.map(|since| since + REPLACEMENT))
+    }
 
     /// Takes steps until one has to wait; with the reason.
     fn advance(&mut self, now: Duration, pod: &AmbientPod, effects: &mut impl Effects) -> Result<(), String> {
-        let memory = self.memory.entry(pod.workload.uid().to_owned()).or_default();
-        // A list that still differs after a while shows what another client wrote.
-        let is_awaited = |(annotation, at): &(Option<Redirection>, Duration)| {
-            *annotation != pod.annotation && now.saturating_sub(*at) < LONGEST_PAUSE
-        };
-        memory.annotated = memory.annotated.filter(is_awaited);
-        if pod.wanted.is_ok() || pod.annotation.is_some() || effects.ztunnel(pod).is_some() {
-            memory.is_clean = false;
-        }
-        if memory.is_clean {
+        (self.counts, self.is_enrolled) = (pod.is_wanted() && !pod.is_ending, false);
+        self.expect_annotation(now, pod);
+        let has_traces = pod.annotation.is_some() || effects.ztunnel(pod).is_some();
+        self.is_clean &= !pod.is_wanted() && !has_traces;
+        if self.is_clean {
             return Ok(());
         }
+        let netns = effects.find(pod);
+        if netns.is_err() && (pod.is_ending || !(pod.is_wanted() || has_traces)) {
+            // Its namespace may be gone before it is, or it never had to do with ambient mode.
+            return Ok(());
+        }
+        self.take_steps(now, pod, effects)
+    }
+
+    /// Notes what the list of pods shows of the annotation that was written.
+    fn expect_annotation(&mut self, now: Duration, pod: &AmbientPod) {
+        let Some((annotation, at)) = self.annotated else { return };
+        if annotation == pod.annotation {
+            (self.annotated, self.annotation) = (None, None);
+        } else if now.saturating_sub(at) >= LONGEST_PAUSE {
+            // A list that still differs after a while shows what another client wrote.
+            self.annotated = None;
+        }
+    }
+
+    fn take_steps(
+        &mut self,
+        now: Duration,
+        pod: &AmbientPod,
+        effects: &mut impl Effects,
+    ) -> Result<(), String> {
         for _ in 0..MOST_STEPS {
             let netns = effects.find(pod);
-            let observed = observe(now, pod, &netns, memory, effects);
-            let step = if pod.wanted.is_ok() { enrol(&observed) } else { leave(&observed) };
+            let observed = observe(now, pod, &netns, self, effects);
+            self.is_enrolled = observed.is_enrolled();
+            let step = match &pod.wanted {
+                Ok(_) => enrol(&observed),
+                Err(why) if why.is_obstacle() => stay(&observed, &why.to_string()),
+                Err(_) => leave(&observed),
+            };
             match (step, netns) {
                 (Step::Done, _) => {
-                    memory.is_clean = pod.wanted.is_err();
+                    self.is_clean = !pod.is_wanted();
                     return Ok(());
                 }
                 (Step::Wait(why), _) => return Err(why),
                 (Step::ApplyRules | Step::RemoveRules, _) => {
                     let done = effects.change_rules(pod, pod.wanted.as_ref().ok());
-                    Failure::note(&mut memory.rules, done, now);
+                    Failure::note(&mut self.rules, done, now);
                 }
                 (Step::AddProbes | Step::RemoveProbes, _) => {
-                    Failure::note(&mut memory.probes, change_probes(pod, effects), now);
+                    Failure::note(&mut self.probes, change_probes(pod, effects), now);
                 }
                 (Step::AnnounceToZtunnel, Ok(netns)) => effects.announce(pod, netns),
                 // Rules that hold, or do not, were found in a namespace.
                 (Step::AnnounceToZtunnel, Err(why)) => return Err(why),
                 (Step::Withdraw, _) => effects.withdraw(pod.workload.uid()),
+                // Nobody reads it any more.
+                (Step::Annotate(annotation), _) if pod.is_ending => self.annotated = Some((annotation, now)),
                 (Step::Annotate(annotation), _) => {
-                    if let Some(failure) = memory.annotation.as_ref().filter(|failure| failure.due > now) {
+                    if let Some(failure) = self.annotation.as_ref().filter(|failure| failure.due > now) {
                         return Err(failure.why.clone());
                     }
-                    let done = effects.annotate(pod, annotation);
-                    if done.is_ok() {
-                        memory.annotated = Some((annotation, now));
+                    match effects.annotate(pod, annotation) {
+                        Ok(()) => self.annotated = Some((annotation, now)),
+                        failed @ Err(_) => Failure::note(&mut self.annotation, failed, now),
                     }
-                    Failure::note(&mut memory.annotation, done, now);
                 }
             }
         }
@@ -235,7 +318,7 @@ fn observe(
     };
     let announced = effects.ztunnel(pod);
     // A pod that leaves must be withdrawn from wherever it is served.
-    let announced = announced.filter(|(announced, _)| pod.wanted.is_err() || netns.as_ref() == Ok(announced));
+    let announced = announced.filter(|(announced, _)| !pod.is_wanted() || netns.as_ref() == Ok(announced));
     let ztunnel = match announced {
         None => Service::Unannounced,
         Some((_, PodState::Acknowledged)) => Service::Acknowledged,
@@ -253,7 +336,7 @@ fn observe(
     let has = |probes: BTreeSet<IpAddr>| {
         let mut there = pod.addresses.iter().map(|address| probes.contains(address));
         let is_member =
-            if pod.wanted.is_ok() { there.all(|is_there| is_there) } else { there.any(|is_there| is_there) };
+            if pod.is_wanted() { there.all(|is_there| is_there) } else { there.any(|is_there| is_there) };
         if is_member { Condition::Holds } else { Condition::Lacks }
     };
     let probes = effects.probes().map_or_else(Condition::Unknown, has);
@@ -267,7 +350,7 @@ fn observe(
 
 fn change_probes(pod: &AmbientPod, effects: &mut impl Effects) -> Result<(), String> {
     let mut probes = effects.probes()?;
-    if pod.wanted.is_ok() {
+    if pod.is_wanted() {
         probes.extend(&pod.addresses);
     } else {
         probes.retain(|address| !pod.addresses.contains(address));

@@ -1,9 +1,11 @@
-//! A pod that is to be in ambient mode, as enrolment needs it.
+//! A pod of the node, as enrolment needs it.
 
 use std::net::IpAddr;
 
 use cni_core::enablement::{Enablement, NotAmbient};
 use cni_core::pod_source::PodName;
+use cni_core::reasons;
+use cni_core::sandboxed::SandboxedRuntimes;
 use redirect_core::AmbientRedirect;
 use redirect_core::settings::{Key, RawSettings, Source};
 use serde_json::{Map, Value};
@@ -20,7 +22,7 @@ pub struct AmbientDefaults {
     pub ipv6: bool,
 }
 
-/// A pod of this node that runs, and is in ambient mode or was.
+/// A pod of this node that has a network namespace.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AmbientPod {
     /// Its namespace and name.
@@ -33,6 +35,8 @@ pub struct AmbientPod {
     pub wanted: Result<AmbientRedirect, NotEnrolled>,
     /// What its annotation says.
     pub annotation: Option<Redirection>,
+    /// It is being deleted. Its connections go on until its containers have ended.
+    pub is_ending: bool,
 }
 
 /// Why a pod is not to be enrolled.
@@ -41,27 +45,65 @@ pub enum NotEnrolled {
     /// It is not in ambient mode.
     #[error(transparent)]
     NotAmbient(#[from] NotAmbient),
-    /// Its annotations are invalid.
+    /// It should be, and its annotations are invalid.
     #[error("{0}; correct the pod's annotations")]
     Settings(String),
+    /// It should be, and rules do not bind it.
+    #[error("runtimeClassName {class}: {meaning}", meaning = reasons::SANDBOXED.meaning)]
+    Sandboxed {
+        /// The class of its runtime.
+        class: String,
+    },
+}
+
+impl NotEnrolled {
+    /// Whether it should be in ambient mode, and cannot. What it has then stays: without rules its traffic would be plain text.
+    #[must_use]
+    pub const fn is_obstacle(&self) -> bool {
+        match self {
+            Self::NotAmbient(_) => false,
+            Self::Settings(_) | Self::Sandboxed { .. } => true,
+        }
+    }
+}
+
+/// What decides for all pods of a node.
+#[derive(Debug, Clone)]
+pub struct AmbientRules {
+    /// Which pods are in ambient mode.
+    pub enablement: Enablement,
+    /// How they are redirected.
+    pub defaults: AmbientDefaults,
+    /// Whose pods rules do not bind.
+    pub sandboxed: SandboxedRuntimes,
 }
 
 impl AmbientPod {
-    /// Reads a pod whose namespace has these labels; none if it does not run, or is not a pod.
+    /// Reads a pod whose namespace has these labels; none if its network namespace is not known to exist, or is the node's.
     #[must_use]
-    pub fn read(
+    pub fn read(pod: &Value, namespace_labels: &Map<String, Value>, rules: &AmbientRules) -> Option<Self> {
+        let read = Self::starting(pod, namespace_labels, rules)?;
+        let phase = pod.pointer("/status/phase").and_then(Value::as_str);
+        // The kubelet lists addresses as soon as the sandbox exists, before init containers have run.
+        let has_netns = match phase {
+            Some("Running") => true,
+            Some("Pending") => !read.addresses.is_empty(),
+            Some(_) | None => false,
+        };
+        has_netns.then_some(read)
+    }
+
+    /// Reads a pod whose network namespace is being set up, so that its status may not have its addresses yet; none if it is not a pod, or on the node's network.
+    #[must_use]
+    pub fn starting(
         pod: &Value,
         namespace_labels: &Map<String, Value>,
-        enablement: &Enablement,
-        defaults: AmbientDefaults,
+        rules: &AmbientRules,
     ) -> Option<Self> {
         let text = |pointer: &str| {
             pod.pointer(pointer).and_then(Value::as_str).filter(|text| !text.is_empty()).map(str::to_owned)
         };
         let is_ending = pod.pointer("/metadata/deletionTimestamp").is_some_and(|at| !at.is_null());
-        if is_ending || text("/status/phase").as_deref() != Some("Running") {
-            return None;
-        }
         let name = PodName { namespace: text("/metadata/namespace")?, name: text("/metadata/name")? };
         let account = text("/spec/serviceAccountName").unwrap_or_else(|| "default".to_owned());
         let (uid, pod_name, namespace) = (text("/metadata/uid")?, name.name.clone(), name.namespace.clone());
@@ -71,10 +113,26 @@ impl AmbientPod {
         let addresses = listed.filter_map(|item| item.get("ip")?.as_str()?.parse().ok()).collect();
         let annotations = pod.pointer("/metadata/annotations").and_then(Value::as_object);
         let annotation = |key: &str| annotations?.get(key)?.as_str();
-        let wanted = enablement.selects(pod, namespace_labels).map_err(NotEnrolled::from);
-        let wanted = wanted.and_then(|()| redirect(defaults, annotation));
+        let selected = rules.enablement.selects(pod, namespace_labels);
+        if selected == Err(NotAmbient::HostNetwork) {
+            return None;
+        }
+        let class = text("/spec/runtimeClassName").filter(|class| rules.sandboxed.has(class));
+        let wanted = match (selected, class) {
+            (Err(not), _) => Err(not.into()),
+            (Ok(()), Some(class)) => Err(NotEnrolled::Sandboxed { class }),
+            (Ok(()), None) => redirect(rules.defaults, annotation),
+        };
         let annotation = annotation(Redirection::KEY).and_then(Redirection::of);
-        Some(Self { name, workload, addresses, wanted, annotation })
+        Some(Self { name, workload, addresses, wanted, annotation, is_ending })
+    }
+}
+
+impl AmbientPod {
+    /// Whether it should be in ambient mode, even if it cannot be.
+    #[must_use]
+    pub fn is_wanted(&self) -> bool {
+        self.wanted.as_ref().err().is_none_or(NotEnrolled::is_obstacle)
     }
 }
 
@@ -114,7 +172,12 @@ mod tests {
     }
 
     fn read(pod: &Value, defaults: AmbientDefaults) -> Option<AmbientPod> {
-        AmbientPod::read(pod, &Map::new(), &Enablement::usual([]), defaults)
+        let rules = AmbientRules {
+            enablement: Enablement::usual([]),
+            defaults,
+            sandboxed: SandboxedRuntimes::default(),
+        };
+        AmbientPod::read(pod, &Map::new(), &rules)
     }
 
     #[test]
@@ -148,18 +211,29 @@ mod tests {
     }
 
     #[test]
-    fn pods_that_do_not_run_do_not_count_and_others_may_have_to_leave() {
-        for (pointer, value) in [
-            ("/status/phase", json!("Pending")),
-            ("/status/phase", json!("Succeeded")),
-            ("/metadata/deletionTimestamp", json!("2026-11-21T00:00:00Z")),
-            ("/metadata/uid", json!("")),
-        ] {
+    fn pods_without_a_network_namespace_do_not_count_and_others_may_have_to_leave() {
+        let with = |pointer: &str, value: Value| {
             let mut pod = pod();
             let (parent, key) = pointer.rsplit_once('/').expect("a pointer");
             pod.pointer_mut(parent).expect("a parent")[key] = value;
-            assert_eq!(read(&pod, DEFAULTS), None, "{pointer}");
+            pod
+        };
+        for (pointer, value) in [
+            ("/status/phase", json!("Succeeded")),
+            ("/status/phase", json!("Failed")),
+            ("/status", json!({"phase": "Pending"})),
+            ("/metadata/uid", json!("")),
+            ("/spec/hostNetwork", json!(true)),
+        ] {
+            assert_eq!(read(&with(pointer, value), DEFAULTS), None, "{pointer}");
         }
+        let in_init = read(&with("/status/phase", json!("Pending")), DEFAULTS).expect("it has a namespace");
+        assert!(in_init.wanted.is_ok() && !in_init.is_ending);
+        let ending = with("/metadata/deletionTimestamp", json!("2026-11-21T00:00:00Z"));
+        assert!(read(&ending, DEFAULTS).expect("its containers run").is_ending);
+        let sandboxed = read(&with("/spec/runtimeClassName", json!("gvisor")), DEFAULTS).expect("it runs");
+        let why = sandboxed.wanted.expect_err("rules do not bind it");
+        assert!(why.is_obstacle() && why.to_string().starts_with("runtimeClassName gvisor: "), "{why}");
         let mut left = pod();
         left["metadata"]["labels"] = json!({});
         let left = read(&left, DEFAULTS).expect("it runs");

@@ -27,6 +27,8 @@ pub struct Facts {
     pub strict_capture: bool,
     /// Runtimes whose pods rules do not bind.
     pub sandboxed: SandboxedRuntimes,
+    /// The selectors of ambient mode, if it is on; without any, the usual ones count.
+    pub ambient: Option<Value>,
 }
 
 /// The entry's keys in the order in which they are written.
@@ -39,7 +41,7 @@ struct Keys<'a> {
     plugin_log_level: &'a str,
     cni_agent_run_dir: &'a str,
     ambient_enabled: bool,
-    enablement_selectors: [(); 0],
+    enablement_selectors: &'a Value,
     exclude_namespaces: &'a [String],
     pod_namespace: &'a str,
     /// The reference lacks this key: it is written only if set.
@@ -98,6 +100,7 @@ impl Entry {
     #[must_use]
     pub fn of(facts: &Facts) -> Self {
         let (sandboxed, usual) = (&facts.sandboxed, SandboxedRuntimes::default());
+        let none = Value::Array(Vec::new());
         let keys = Keys {
             name: PLUGIN_TYPE,
             r#type: PLUGIN_TYPE,
@@ -105,8 +108,8 @@ impl Entry {
             dns: Map::new(),
             plugin_log_level: &facts.log_level,
             cni_agent_run_dir: &facts.run_dir,
-            ambient_enabled: false,
-            enablement_selectors: [],
+            ambient_enabled: facts.ambient.is_some(),
+            enablement_selectors: facts.ambient.as_ref().unwrap_or(&none),
             exclude_namespaces: &facts.exclude_namespaces,
             pod_namespace: &facts.pod_namespace,
             agent_host_network: facts.agent_host_network,

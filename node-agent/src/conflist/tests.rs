@@ -35,6 +35,7 @@ fn facts() -> Facts {
         nft_sets: false,
         strict_capture: false,
         sandboxed: SandboxedRuntimes::default(),
+        ambient: None,
     }
 }
 

@@ -18,6 +18,7 @@ fn entry() -> Entry {
         nft_sets: false,
         strict_capture: false,
         sandboxed: SandboxedRuntimes::default(),
+        ambient: None,
     })
 }
 

@@ -7,8 +7,6 @@ use Takes::{Duration, Number, Path, Switch};
 
 const TEXT: Takes = Takes::Text("VALUE");
 const LIST: Takes = Takes::List("LIST");
-/// Belongs to ambient mode.
-const AMBIENT: Status = Status::NotImplemented("this agent has no ambient mode");
 /// Charts set it for the reference's own programs.
 const UNUSED: Status = Status::WithoutEffect("it is not used");
 
@@ -21,10 +19,6 @@ const fn used(
 ) -> Row {
     let row = Row::new(takes, meaning).env(env).default(default);
     if flag.is_empty() { row } else { row.flag(flag) }
-}
-
-const fn ambient(flag: &'static str, env: &'static [&'static str], takes: Takes) -> Row {
-    used(flag, env, takes, "", "A setting of ambient mode.").status(AMBIENT)
 }
 
 const fn unused(env: &'static [&'static str], meaning: &'static str) -> Row {
@@ -112,14 +106,14 @@ pub const SETTINGS: &[Row] = &[
     unused(&["TAINT_RUN-AS-DAEMON"], "Set by charts of Istio's first taint controller; this one keeps running."),
     unused(&["FORCE_IPTABLES_BINARY"], "Repairs choose the backend as the plugin does."),
     unused(&["ALLOW_SWITCH_TO_HOST_NS"], "Repairs do not enter the node's network namespace."),
-    ambient("ambient-enabled", &["AMBIENT_ENABLED"], Switch),
-    ambient("ztunnel-uds-address", &["ZTUNNEL_UDS_ADDRESS"], TEXT),
-    ambient("enable-ambient-detection-retry", &["ENABLE_AMBIENT_DETECTION_RETRY"], Switch),
-    ambient("", &["AMBIENT_ENABLEMENT_SELECTOR"], TEXT),
-    ambient("", &["AMBIENT_DNS_CAPTURE"], Switch),
-    ambient("", &["AMBIENT_IPV6"], Switch),
-    ambient("", &["AMBIENT_DISABLE_SAFE_UPGRADE"], Switch),
-    ambient("", &["AMBIENT_RECONCILE_POD_RULES_ON_STARTUP"], Switch),
+    used("ambient-enabled", &["AMBIENT_ENABLED"], Switch, "false", "Enable ambient mode: pods without a sidecar are redirected to the node's ztunnel (docs/tasks/ambient.md)."),
+    used("ztunnel-uds-address", &["ZTUNNEL_UDS_ADDRESS"], Path, "/var/run/ztunnel/ztunnel.sock", "Socket at which ztunnel receives pods; its directory is mounted from the node."),
+    used("", &["AMBIENT_ENABLEMENT_SELECTOR"], TEXT, "", "Which pods are in ambient mode: a JSON list of objects with podSelector and namespaceSelector, of which one that selects is enough; empty: by label istio.io/dataplane-mode."),
+    used("", &["AMBIENT_DNS_CAPTURE"], Switch, "true", "Redirect DNS queries of these pods to ztunnel, unless their annotation says otherwise."),
+    used("", &["AMBIENT_IPV6"], Switch, "true", "Redirect IPv6 of these pods, too."),
+    used("enable-ambient-detection-retry", &["ENABLE_AMBIENT_DETECTION_RETRY"], Switch, "", "Whether the plugin reads a pod again.").status(Status::NotImplemented("a pod that cannot be read does not start, and the kubelet tries again")),
+    used("", &["AMBIENT_DISABLE_SAFE_UPGRADE"], Switch, "", "Whether an agent that is replaced removes the plugin.").status(Status::WithoutEffect("the plugin stays while another agent follows")),
+    used("", &["AMBIENT_RECONCILE_POD_RULES_ON_STARTUP"], Switch, "", "Whether rules of running pods are corrected at the start.").status(Status::WithoutEffect("they always are, also later")),
     unused(&["CURRENT_AGENT_VERSION"], "Set by charts."),
     unused(&["REPAIR_RUN_AS_DAEMON"], "Set by charts."),
     unused(&["GOMEMLIMIT"], "A limit for another run-time."),

@@ -1,5 +1,6 @@
 use super::table::{SETTINGS, Status};
 use super::*;
+use cni_core::enablement::Enablement;
 use settings_cli::{Line, ParsedArgs};
 
 const REQUIRED: [(&str, &str); 2] =
@@ -308,8 +309,7 @@ fn misspelt_names_are_reported_and_others_are_not() {
 #[test]
 fn settings_without_effect_are_reported() {
     let env = [
-        ("AMBIENT_ENABLED", "true"),
-        ("AMBIENT_DNS_CAPTURE", "false"),
+        ("AMBIENT_RECONCILE_POD_RULES_ON_STARTUP", "true"),
         ("GOMEMLIMIT", "1"),
         ("LOG_LEVEL", "debug"),
         ("ISTIO_OWNED_CNI_CONF_FILENAME", "00-a.conflist"),
@@ -317,11 +317,49 @@ fn settings_without_effect_are_reported() {
     let texts = notices(&[], &env);
     assert_eq!(texts.len(), 5, "{texts:#?}");
     let has = |text: &str| assert!(texts.iter().any(|notice| notice.contains(text)), "{text}: {texts:#?}");
-    has("AMBIENT_ENABLED: accepted but not implemented: this agent has no ambient mode");
+    has("AMBIENT_RECONCILE_POD_RULES_ON_STARTUP has no effect: they always are");
     has("GOMEMLIMIT has no effect: it is not used");
     has("LOG_LEVEL has no effect: only a template");
     has("ISTIO_OWNED_CNI_CONF_FILENAME is understood as ISTIO_OWNED_CNI_CONFIG_FILENAME");
     has("ISTIO_OWNED_CNI_CONF_FILENAME has no effect: ISTIO_OWNED_CNI_CONFIG is false");
+}
+
+#[test]
+fn ambient_mode_is_off_unless_it_is_switched_on_and_its_entry_says_so() {
+    assert_eq!(settings(&[], &[]).ambient, None);
+    let on = settings(&[], &[("AMBIENT_ENABLED", "true"), ("AMBIENT_DNS_CAPTURE", "false")]);
+    let ambient = on.ambient.as_ref().expect("it is on");
+    assert_eq!(ambient.socket.as_os_str(), "/var/run/ztunnel/ztunnel.sock");
+    assert!(!ambient.defaults.dns_capture && ambient.defaults.ipv6);
+    let excluded = || vec!["kube-system".to_owned()];
+    assert_eq!(ambient.enablement(excluded()), Enablement::usual(excluded()));
+    assert_eq!(on.entry.facts.ambient, Some(serde_json::json!([])), "the usual selectors");
+    let selectors = r#"[{"podSelector": {"matchLabels": {"mesh": "ambient"}}}]"#;
+    let own = settings(&["--ambient-enabled"], &[("AMBIENT_ENABLEMENT_SELECTOR", selectors)]);
+    let parsed: serde_json::Value = serde_json::from_str(selectors).expect("JSON");
+    assert_eq!(own.entry.facts.ambient, Some(parsed.clone()));
+    let read = Enablement::read(&parsed, excluded()).expect("selectors");
+    assert_eq!(own.ambient.expect("it is on").enablement(excluded()), read);
+}
+
+#[test]
+fn wrong_settings_of_ambient_mode_are_refused_also_while_it_is_off() {
+    let env = [("AMBIENT_ENABLEMENT_SELECTOR", r#"[{"pods": {}}]"#), ("ZTUNNEL_UDS_ADDRESS", "ztunnel.sock")];
+    let problems = read(&[], &env).expect_err("wrong");
+    assert_eq!(problems.len(), 2, "{problems:#?}");
+    assert!(
+        problems[0].contains("AMBIENT_ENABLEMENT_SELECTOR") && problems[0].contains("pods"),
+        "{problems:#?}"
+    );
+    assert!(
+        problems[1].contains("ZTUNNEL_UDS_ADDRESS") && problems[1].contains("path of a socket"),
+        "{problems:#?}"
+    );
+    let [yaml] = &*read(&[], &[("AMBIENT_ENABLEMENT_SELECTOR", "- podSelector: {}")]).expect_err("YAML")
+    else {
+        panic!("one is wrong")
+    };
+    assert!(yaml.contains("not JSON"), "{yaml}");
 }
 
 /// Istio's own, at its defaults.

@@ -28,11 +28,14 @@ struct Pod {
     netns: u64,
     has_rules: bool,
     annotation: Option<Redirection>,
+    is_ending: bool,
 }
 
 #[derive(Debug, Clone)]
 enum Event {
     Start(u8, bool),
+    /// Its deletion begins.
+    Ending(u8),
     End(u8),
     /// The pod's labels change.
     Want(u8, bool),
@@ -56,6 +59,7 @@ fn event() -> impl Strategy<Value = Event> {
     let pod = 0..4_u8;
     prop_oneof![
         4 => (pod.clone(), any::<bool>()).prop_map(|(pod, is_wanted)| Event::Start(pod, is_wanted)),
+        1 => pod.clone().prop_map(Event::Ending),
         2 => pod.clone().prop_map(Event::End),
         2 => (pod.clone(), any::<bool>()).prop_map(|(pod, is_wanted)| Event::Want(pod, is_wanted)),
         1 => pod.clone().prop_map(Event::Sandbox),
@@ -91,6 +95,7 @@ impl Pod {
                 Err(NotEnrolled::NotAmbient(NotAmbient::NotSelected))
             },
             annotation: self.annotation,
+            is_ending: self.is_ending,
         }
     }
 }
@@ -131,9 +136,11 @@ impl World {
                     netns: 1,
                     has_rules: false,
                     annotation: None,
+                    is_ending: false,
                 };
                 self.pods.entry(pod.uid()).or_insert(pod);
             }
+            Event::Ending(pod) => edit(self, *pod, &|pod| pod.is_ending = true),
             Event::End(pod) => drop(self.pods.remove(&format!("u{pod}"))),
             Event::Want(pod, is_wanted) => edit(self, *pod, &|pod| pod.is_wanted = *is_wanted),
             Event::Sandbox(pod) => {
@@ -243,14 +250,14 @@ proptest! {
             if matches!(event, Event::Reconcile) {
                 let listed = world.listed();
                 let enrolled = enrolment.reconcile(now, &listed, &mut world);
-                prop_assert_eq!(enrolled.wanted, listed.iter().filter(|pod| pod.wanted.is_ok()).count());
+                prop_assert_eq!(enrolled.wanted, listed.iter().filter(|pod| pod.is_wanted() && !pod.is_ending).count());
                 prop_assert!(enrolled.enrolled <= enrolled.wanted);
                 for (uid, pod) in &world.pods {
-                    let counts = pod.is_wanted && !enrolled.pending.contains_key(uid);
+                    let counts = pod.is_wanted && !pod.is_ending && !enrolled.pending.contains_key(uid);
                     prop_assert!(!counts || world.is_enrolled(uid), "{} is not enrolled", uid);
                     // What was claimed and is not so waits only for ztunnel's replacement, or for the API server.
                     let is_claimed = pod.annotation == Some(Redirection::Enabled);
-                    prop_assert!(!is_claimed || counts || enrolled.pending.contains_key(uid), "{}", uid);
+                    prop_assert!(!is_claimed || counts || pod.is_ending || enrolled.pending.contains_key(uid), "{}", uid);
                 }
             }
         }
@@ -260,12 +267,13 @@ proptest! {
         let mut probes = BTreeSet::new();
         for (uid, pod) in &world.pods {
             if pod.is_wanted {
+                // Also while it is being deleted: its connections go on.
                 prop_assert!(world.is_enrolled(uid), "{}", uid);
-                prop_assert_eq!(pod.annotation, Some(Redirection::Enabled));
+                prop_assert!(pod.is_ending || pod.annotation == Some(Redirection::Enabled), "{}", uid);
                 probes.insert(pod.address());
             } else {
                 prop_assert!(!pod.has_rules && !world.announced.contains_key(uid), "{} has not left", uid);
-                prop_assert_eq!(pod.annotation, None);
+                prop_assert!(pod.is_ending || pod.annotation.is_none(), "{}", uid);
             }
         }
         prop_assert_eq!(&world.probes, &probes);
@@ -286,7 +294,7 @@ fn a_ztunnel_that_is_replaced_withdraws_no_annotation_and_one_that_stays_away_do
     let seen = enrolment.reconcile(now, &world.listed(), &mut world);
     assert!(seen.enrolled == 0 && seen.pending["u1"].contains("no ztunnel is connected"), "{seen:?}");
     assert_eq!(world.pods["u1"].annotation, Some(Redirection::Enabled), "it may be back in a moment");
-    assert_eq!(enrolment.next_due(), Some(now + REPLACEMENT));
+    assert_eq!(enrolment.next_due(now), Some(now + REPLACEMENT));
     now += REPLACEMENT;
     enrolment.reconcile(now, &world.listed(), &mut world);
     assert_eq!(world.pods["u1"].annotation, Some(Redirection::Pending));
@@ -306,10 +314,75 @@ fn what_fails_is_tried_again_later_and_says_why() {
     let mut pauses = Vec::new();
     let mut now = Duration::ZERO;
     for _ in 0..10 {
-        let due = enrolment.next_due().expect("a try is due");
+        let due = enrolment.next_due(now).expect("a try is due");
         pauses.push(due - now);
         now = due;
         enrolment.reconcile(now, &world.listed(), &mut world);
     }
     assert!(pauses.is_sorted() && pauses[0] == SHORTEST_PAUSE && pauses[9] == LONGEST_PAUSE, "{pauses:?}");
+}
+
+#[test]
+fn a_pod_that_cannot_be_enrolled_keeps_what_it_has_and_does_not_claim_it() {
+    let (mut world, mut enrolment, mut now) = (World::default(), Enrolment::default(), Duration::ZERO);
+    world.happen(&Event::Start(1, true));
+    settle(&mut world, &mut enrolment, &mut now);
+    let mut pod = world.listed().remove(0);
+    pod.wanted = Err(NotEnrolled::Settings("the annotation is misspelt".into()));
+    let seen = enrolment.reconcile(now, &[pod], &mut world);
+    assert_eq!((seen.wanted, seen.enrolled), (1, 1), "its traffic goes through ztunnel as before");
+    assert!(seen.pending["u1"].contains("misspelt"), "{seen:?}");
+    assert_eq!(world.pods["u1"].annotation, Some(Redirection::Pending));
+    assert!(world.is_enrolled("u1"));
+}
+
+#[test]
+fn a_pod_that_ends_is_served_until_it_is_gone_and_nobody_is_told_of_its_namespace() {
+    let (mut world, mut enrolment, mut now) = (World::default(), Enrolment::default(), Duration::ZERO);
+    world.happen(&Event::Start(1, true));
+    settle(&mut world, &mut enrolment, &mut now);
+    world.happen(&Event::Ending(1));
+    world.happen(&Event::Drift(1));
+    enrolment.reconcile(now, &world.listed(), &mut world);
+    assert!(world.is_enrolled("u1"), "its connections go on");
+    world.happen(&Event::Break([false, false, false, true]));
+    let seen = enrolment.reconcile(now, &world.listed(), &mut world);
+    assert_eq!(seen, Enrolled::default(), "nobody has to do anything about it");
+    world.happen(&Event::End(1));
+    enrolment.reconcile(now, &[], &mut world);
+    assert!(world.announced.is_empty() && world.probes.is_empty());
+}
+
+#[test]
+fn an_annotation_that_cannot_be_written_is_tried_again_ever_later() {
+    let (mut world, mut enrolment) = (World::default(), Enrolment::default());
+    world.happen(&Event::Start(1, true));
+    world.set_ztunnel(true);
+    let (mut now, mut pauses) = (Duration::ZERO, Vec::new());
+    for _ in 0..10 {
+        enrolment.reconcile(now, &world.listed(), &mut world);
+        // What was written was lost on the way.
+        world.pods.get_mut("u1").expect("a pod").annotation = None;
+        enrolment.annotation_failed(now, "u1", "the API server is silent".into());
+        let seen = enrolment.reconcile_some(now, &world.listed(), |_| true, &mut world);
+        assert_eq!((seen.enrolled, &*seen.pending["u1"]), (1, "the API server is silent"));
+        let due = enrolment.next_due(now).expect("a try is due");
+        pauses.push(due - now);
+        now = due;
+    }
+    assert!(pauses.is_sorted() && pauses[9] == LONGEST_PAUSE, "{pauses:?}");
+}
+
+#[test]
+fn only_pods_that_are_named_new_or_due_are_examined() {
+    let (mut world, mut enrolment, mut now) = (World::default(), Enrolment::default(), Duration::ZERO);
+    world.happen(&Event::Start(1, true));
+    settle(&mut world, &mut enrolment, &mut now);
+    world.happen(&Event::Drift(1));
+    world.happen(&Event::Start(2, true));
+    let seen = enrolment.reconcile_some(now, &world.listed(), |_| false, &mut world);
+    assert_eq!(seen.enrolled, 2, "the second one is new");
+    assert!(!world.pods["u1"].has_rules, "the first one was not examined");
+    enrolment.reconcile_some(now, &world.listed(), |uid| uid == "u1", &mut world);
+    assert!(world.pods["u1"].has_rules);
 }
