@@ -7,7 +7,10 @@ use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -18,7 +21,7 @@ use rustix::net::{
     SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, recvmsg, sendmsg, socket_with,
 };
 
-use crate::process::Patience;
+use crate::process::{Patience, SHORT};
 
 /// An acknowledgement.
 pub const ACK: &[u8] = &[0x0a, 0];
@@ -248,5 +251,60 @@ impl Ztunnel {
             messages.push(self.obey(longest)?.context("the agent closed the connection in the snapshot")?);
         }
         Ok(messages)
+    }
+}
+
+/// ztunnel, which obeys until it is dropped, and comes back when the agent does.
+#[derive(Debug)]
+pub struct Obedient {
+    stop: Arc<AtomicBool>,
+    /// What it serves.
+    served: Arc<Mutex<BTreeMap<String, u64>>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Obedient {
+    /// Connects to this socket as soon as that is possible, and again.
+    pub fn start(socket: PathBuf) -> Self {
+        let (stop, served) = (Arc::new(AtomicBool::new(false)), Arc::new(Mutex::new(BTreeMap::new())));
+        let (stopped, shown) = (stop.clone(), served.clone());
+        let obey = move || {
+            let mut ztunnel: Option<Ztunnel> = None;
+            while !stopped.load(Ordering::Relaxed) {
+                let Some(connected) = &mut ztunnel else {
+                    std::thread::sleep(Duration::from_millis(5));
+                    ztunnel = Ztunnel::greet(&socket).ok();
+                    // It keeps its pods until the new agent's snapshot is complete.
+                    if let Some(ztunnel) = &mut ztunnel {
+                        ztunnel.state.served.clone_from(&shown.lock().expect("not poisoned"));
+                    }
+                    continue;
+                };
+                if connected.is_quiet() {
+                    continue;
+                }
+                match connected.obey(SHORT) {
+                    Ok(Some(_)) => shown.lock().expect("not poisoned").clone_from(&connected.state.served),
+                    Ok(None) => ztunnel = None,
+                    Err(error) => panic!("ztunnel would end this connection: {error:#}"),
+                }
+            }
+        };
+        let thread = Some(std::thread::spawn(obey));
+        Self { stop, served, thread }
+    }
+
+    /// The pods that it serves, by UID, with the inodes of their network namespaces.
+    pub fn served(&self) -> BTreeMap<String, u64> {
+        self.served.lock().expect("not poisoned").clone()
+    }
+}
+
+impl Drop for Obedient {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            assert!(thread.join().is_ok() || std::thread::panicking(), "ztunnel ended a connection");
+        }
     }
 }

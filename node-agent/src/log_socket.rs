@@ -4,11 +4,9 @@
 //! bounded, and the answer is 200 whatever the body was: a plugin has nothing better to do with its lines.
 
 use std::collections::BTreeSet;
-use std::io;
-use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use cni_core::reasons;
 use controller_runtime::metrics::ResultLabel;
@@ -20,13 +18,11 @@ use hyper::{Method, Request, StatusCode};
 use logging::Entry;
 use redirect_core::pod::SkipReason;
 use serde_json::Value;
-use tokio::net::{UnixListener, UnixStream};
-use tokio::task::AbortHandle;
 
 use crate::cluster::events::{EventMessage, EventPublisher};
 use crate::cluster::{Connection, pod_reference};
-use crate::disk;
 use crate::metrics::{AddLabels, Metrics, OutcomeLabel};
+use crate::plugin_socket::PluginSocket;
 
 /// The largest body.
 const LARGEST: usize = 1024 * 1024;
@@ -34,8 +30,6 @@ const LARGEST: usize = 1024 * 1024;
 const RATE: f64 = 1000.0;
 /// Entries at once after a quiet time.
 const BURST: f64 = 5000.0;
-/// The least time between two lines about refused connections.
-const LOG_AGAIN: Duration = Duration::from_secs(60);
 /// The most combinations of outcome and reason that are counted apart: a faulty plugin must not create labels without limit.
 const MOST_REASONS: usize = 64;
 /// The scope under which plugins' lines are logged.
@@ -178,121 +172,28 @@ fn event_about_sandboxed(entry: &Entry) -> Option<EventMessage> {
     })
 }
 
-/// The server of the socket, which can be restarted.
-#[derive(Debug)]
-pub struct LogServer {
-    path: PathBuf,
-    receiver: Arc<Receiver>,
-    tasks: Supervisor,
-    running: AbortHandle,
-}
-
-impl LogServer {
-    /// Serves the socket in the run directory, which is made if it is missing. Needs a tokio run-time.
-    ///
-    /// # Errors
-    /// When directory or socket cannot be made.
-    pub fn start(
-        run: &Path,
-        metrics: Arc<Metrics>,
-        logs: Option<logging::Handle>,
-        connection: Arc<Connection>,
-        tasks: Supervisor,
-    ) -> anyhow::Result<Self> {
-        disk::context(std::fs::create_dir_all(run), "make the run directory", run)?;
-        let path = run.join(logging::SOCKET_NAME);
-        let events = EventPublisher::start("events of plugins", connection, metrics.clone(), &tasks);
-        let emit = move |entry: &Entry| {
-            if let Some(logs) = &logs {
-                logs.emit(entry);
-            }
-            if let Some(event) = event_about_sandboxed(entry) {
-                events.send(event);
-            }
-        };
-        let receiver = Arc::new(Receiver::new(metrics, Box::new(emit)));
-        let listener = disk::context(bind(&path), "make the log socket", &path)?;
-        let running = run_server(&tasks, listener, &receiver);
-        Ok(Self { path, receiver, tasks, running })
-    }
-
-    /// Recreates the socket if its file was removed: plugins could not connect any more.
-    pub fn keep(&mut self) {
-        if self.path.exists() {
-            return;
-        }
-        match bind(&self.path) {
-            Ok(listener) => {
-                log::info!(target: "cni-agent", "the log socket was removed; recreated it");
-                self.running.abort();
-                self.running = run_server(&self.tasks, listener, &self.receiver);
-            }
-            Err(error) => {
-                log::warn!(target: "cni-agent", "cannot recreate the log socket: {error}");
-            }
-        }
-    }
-}
-
-/// Makes the socket; a file of that name from an earlier agent goes. Only its owner and root may connect.
-fn bind(path: &Path) -> io::Result<UnixListener> {
-    match std::fs::remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-        Ok(()) | Err(_) => {}
-    }
-    let listener = UnixListener::bind(path)?;
-    match std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600)) {
-        // A cleanup removed it at this moment; `keep` recreates it.
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-        Ok(()) | Err(_) => Ok(listener),
-    }
-}
-
-/// Accepts connections of root, which runtimes run as, and of the agent's own user. All others are closed, even if
-/// the socket's mode was changed.
-struct Peers {
-    listener: UnixListener,
+/// Serves the socket in the run directory. Needs a tokio run-time.
+///
+/// # Errors
+/// When directory or socket cannot be made.
+pub fn start(
+    run: &Path,
     metrics: Arc<Metrics>,
-    own: u32,
-    /// The last refusal that was logged.
-    logged: Mutex<Option<Instant>>,
-}
-
-impl Peers {
-    fn may_write(&self, stream: &UnixStream) -> bool {
-        let user = stream.peer_cred().map(|peer| peer.uid());
-        if user.as_ref().is_ok_and(|user| *user == 0 || *user == self.own) {
-            return true;
+    logs: Option<logging::Handle>,
+    connection: Arc<Connection>,
+    tasks: Supervisor,
+) -> anyhow::Result<PluginSocket> {
+    let events = EventPublisher::start("events of plugins", connection, metrics.clone(), &tasks);
+    let emit = move |entry: &Entry| {
+        if let Some(logs) = &logs {
+            logs.emit(entry);
         }
-        self.metrics.log_refused.inc();
-        let mut logged = self.logged.lock().unwrap_or_else(PoisonError::into_inner);
-        if logged.is_none_or(|logged| logged.elapsed() > LOG_AGAIN) {
-            let user = user.map_or_else(|error| error.to_string(), |user| user.to_string());
-            log::warn!(target: "cni-agent", user = user; "refused a connection to the log socket: the peer is neither root nor the agent's user");
-            *logged = Some(Instant::now());
+        if let Some(event) = event_about_sandboxed(entry) {
+            events.send(event);
         }
-        false
-    }
-}
-
-impl serve::Listener for Peers {
-    type Stream = UnixStream;
-
-    async fn next(&self) -> io::Result<UnixStream> {
-        loop {
-            let (stream, _) = self.listener.accept().await?;
-            if self.may_write(&stream) {
-                return Ok(stream);
-            }
-        }
-    }
-}
-
-fn run_server(tasks: &Supervisor, listener: UnixListener, receiver: &Arc<Receiver>) -> AbortHandle {
-    let (receiver, metrics) = (receiver.clone(), receiver.metrics.clone());
-    let own = nix::unistd::geteuid().as_raw();
-    let peers = Peers { listener, metrics, own, logged: Mutex::default() };
-    serve::spawn(tasks, "log socket", peers, move |request| {
+    };
+    let receiver = Arc::new(Receiver::new(metrics.clone(), Box::new(emit)));
+    PluginSocket::start("log socket", (run, logging::SOCKET_NAME), metrics, tasks, move |request| {
         let receiver = receiver.clone();
         async move { receiver.answer(request).await }
     })
@@ -303,6 +204,7 @@ mod tests {
     use super::*;
     use controller_runtime::metrics::text;
     use prometheus_client::registry::Registry;
+    use std::time::Duration;
 
     fn receiver() -> (Receiver, Registry, Arc<Mutex<Vec<String>>>) {
         let ((metrics, registry), lines) = (Metrics::new(), Arc::new(Mutex::new(Vec::new())));

@@ -26,6 +26,10 @@ labels!(
     AddLabels = "outcome,reason" { outcome: &'static str, reason: String }
 );
 labels!(
+    /// An answer to a plugin.
+    CodeLabel = "response_code" { response_code: u16 }
+);
+labels!(
     /// The agent's version.
     VersionLabel = "version" { version: &'static str }
 );
@@ -111,6 +115,10 @@ metrics! {
         node_verified: Gauge => "istio_cni_node_verified", "1 while mesh pods that start on the node are verified to be redirected; 0 otherwise, and if neither NODE_TAINT nor NODE_CONDITION is set";
         node_probes: Family<ResultLabel, Counter> => "istio_cni_node_probes_total", "Redirections of a network namespace created as a test: redirected, failed, impossible (the agent's container is not equipped for it)";
         node_taint_changes: Family<ChangeLabels, Counter> => "istio_cni_node_taint_changes_total", "Changes of the node's taint (add, remove) and condition (condition), by result: done, gone, changed (another client was faster), refused, rejected, unanswered";
+        ambient_pods: Family<StateLabel, Gauge> => "istio_cni_ambient_pods", "Pods of the node that should be in ambient mode, by state: enrolled (rules, ztunnel and probes are verified), pending; all 0 while ambient mode is off";
+        ztunnels: Gauge => "ztunnel_connected", "Connections of ztunnels; 2 while one is replaced";
+        plugin_requests: Family<CodeLabel, Counter> => "istio_cni_plugin_requests_total", "Answers to plugins that asked to enrol a pod, by HTTP status";
+        annotations: Family<ResultLabel, Counter> => "istio_cni_ambient_annotations_total", "Changes of pods' annotation ambient.istio.io/redirection: done, gone (the pod ended), failed";
         build_info: Family<VersionLabel, Gauge> => "istio_cni_build_info", "Always 1; its label is the agent's version";
     }
 }

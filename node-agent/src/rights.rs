@@ -25,7 +25,7 @@ pub fn needed(action: AgentCommand, settings: &Settings, reloads: bool) -> Capab
 #[must_use]
 pub const fn reads_processes(settings: &Settings, reloads: bool) -> bool {
     let in_place = matches!(settings.repair.action, Some(RepairAction::Repair));
-    in_place || settings.drift.heal || reloads
+    in_place || settings.ambient.is_some() || settings.drift.heal || reloads
 }
 
 /// Entering pods, reading and writing rules there, with the raw socket of iptables' legacy variant; and reading their processes.
@@ -81,13 +81,14 @@ mod tests {
     #[test]
     fn an_agent_keeps_what_is_switched_on_or_may_be() {
         let processes = FILES | RULES | CapabilitySet::SYS_PTRACE;
-        let cases: [(Environment<'_>, bool, CapabilitySet); 8] = [
+        let cases: [(Environment<'_>, bool, CapabilitySet); 9] = [
             (&[], false, FILES),
             (&[("REPAIR_DELETE_PODS", "true")], false, FILES),
             (&[("DRIFT_WATCH_INTERVAL", "5m")], false, FILES | RULES),
             (&[("NODE_TAINT", "true")], false, FILES | RULES),
             (&[("DRIFT_WATCH_INTERVAL", "5m"), ("DRIFT_HEAL", "true")], false, processes),
             (&[("REPAIR_REPAIR_PODS", "true")], false, processes),
+            (&[("AMBIENT_ENABLED", "true")], false, processes),
             // Its folder of settings may switch healing on.
             (&[], true, processes),
             (&[("HEALTH_PORT", "80")], false, FILES | CapabilitySet::NET_BIND_SERVICE),

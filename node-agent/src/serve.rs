@@ -11,11 +11,13 @@ use hyper::body::Incoming;
 use hyper::{Method, Request, StatusCode};
 use prometheus_client::registry::Registry;
 
+use crate::ambient::state::AmbientState;
 use crate::cluster::Connection;
 use crate::drift::NodeSummary;
 use crate::install::Installer;
-use crate::log_socket::LogServer;
+use crate::log_socket;
 use crate::metrics::Metrics;
+use crate::plugin_socket::PluginSocket;
 use crate::ready::{AgentState, Reason};
 use crate::settings::Settings;
 
@@ -36,6 +38,8 @@ pub struct Served {
     pub registry: Registry,
     /// The state of the node's pods.
     pub summary: Arc<NodeSummary>,
+    /// The node's pods in ambient mode, if it is on.
+    pub ambient: Option<Arc<AmbientState>>,
     /// Logging, to be changed at run time; none in tests.
     pub logs: Option<logging::Handle>,
     /// Without one of these tasks the agent is neither healthy nor ready.
@@ -54,7 +58,14 @@ impl Served {
         let installer = self.installer.clone();
         let files = tokio::task::spawn_blocking(move || installer.check()).await;
         let files = files.unwrap_or_else(|error| Err(Reason::Failed(format!("the check panicked: {error}"))));
-        self.state.verdict(files, self.connection.problem())
+        self.state.verdict(files, self.connection.problem())?;
+        self.ambient.as_ref().map_or(Ok(()), |ambient| ambient.verdict())
+    }
+
+    /// The pods that run, a line for each data plane.
+    fn words(&self) -> String {
+        let ambient = self.ambient.as_ref().map(|ambient| ambient.words() + "\n");
+        self.summary.words() + "\n" + &ambient.unwrap_or_default()
     }
 
     /// Port 8000.
@@ -62,7 +73,7 @@ impl Served {
         match (request.method(), request.uri().path()) {
             (&Method::GET | &Method::HEAD, "/healthz") => healthz(&self.tasks),
             (&Method::GET | &Method::HEAD, "/readyz") => {
-                let more = if is_verbose(&request) { self.summary.words() + "\n" } else { String::new() };
+                let more = if is_verbose(&request) { self.words() } else { String::new() };
                 match self.verdict().await {
                     Ok(()) => text(StatusCode::OK, format!("ready\n{more}")),
                     Err(reason) => {
@@ -120,7 +131,7 @@ impl Served {
 ///
 /// # Errors
 /// One of these two cannot be opened.
-pub async fn start(settings: &Settings, served: &Arc<Served>) -> anyhow::Result<LogServer> {
+pub async fn start(settings: &Settings, served: &Arc<Served>) -> anyhow::Result<PluginSocket> {
     let tasks = &served.tasks;
     if let Some(address) = settings.serve.monitoring {
         let served = served.clone();
@@ -140,7 +151,7 @@ pub async fn start(settings: &Settings, served: &Arc<Served>) -> anyhow::Result<
     }
     let (metrics, logs) = (served.metrics.clone(), served.logs.clone());
     let log_server =
-        LogServer::start(&settings.paths.run, metrics, logs, served.connection.clone(), tasks.clone())?;
+        log_socket::start(&settings.paths.run, metrics, logs, served.connection.clone(), tasks.clone())?;
     let health = served.clone();
     serve::start(tasks, "health server", settings.serve.health, move |request| {
         let served = health.clone();
@@ -197,6 +208,7 @@ mod tests {
             summary: Arc::new(NodeSummary::new(metrics.clone())),
             metrics,
             registry,
+            ambient: None,
             logs: None,
             tasks: tasks.clone(),
         });

@@ -22,7 +22,7 @@ use serde_json::Value;
 
 use crate::conflist::{Entry, EntryError, Facts, Template};
 
-pub use ambient::AmbientSettings;
+pub use ambient::{AmbientDefaults, AmbientSettings};
 pub use cluster_client::Trust;
 pub use controller_runtime::cluster::Identity;
 pub use notice::Notice;

@@ -3,21 +3,20 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
-use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use cni_core::enablement::Enablement;
+use cni_core::sandboxed::SandboxedRuntimes;
 use cni_core::selection::Programming;
 use e2e::netns::{Families, Namespace};
 use e2e::process::{SHORT, until};
-use e2e::ztunnel::Ztunnel;
+use e2e::ztunnel::Obedient;
 use install_cni::ambient::decision::Redirection;
 use install_cni::ambient::enrolment::{Enrolled, Enrolment};
-use install_cni::ambient::node::{Annotate, NodePass, ZtunnelLink};
-use install_cni::ambient::pod::{AmbientDefaults, AmbientPod};
-use install_cni::settings::Paths;
+use install_cni::ambient::node::{Annotate, NamedNamespaces, NodePass, ZtunnelLink};
+use install_cni::ambient::pod::{AmbientPod, AmbientRules};
+use install_cni::settings::{AmbientDefaults, Paths};
 use netns_apply::netns::Netns;
 use netns_apply::probes;
 use serde_json::{Map, Value, json};
@@ -37,64 +36,13 @@ struct Node {
 struct Agent {
     link: Option<ZtunnelLink>,
     enrolment: Enrolment,
+    named: NamedNamespaces,
 }
 
 impl Drop for Agent {
     fn drop(&mut self) {
         let ended = self.link.take().map(ZtunnelLink::end);
         assert!(ended.is_none_or(|ended| ended.is_ok()) || std::thread::panicking(), "the server panicked");
-    }
-}
-
-/// ztunnel, which obeys until it is dropped, and comes back when the agent does.
-struct Obedient {
-    stop: Arc<AtomicBool>,
-    /// What it serves.
-    served: Arc<Mutex<BTreeMap<String, u64>>>,
-    thread: Option<JoinHandle<()>>,
-}
-
-impl Obedient {
-    fn start(socket: PathBuf) -> Self {
-        let (stop, served) = (Arc::new(AtomicBool::new(false)), Arc::new(Mutex::new(BTreeMap::new())));
-        let (stopped, shown) = (stop.clone(), served.clone());
-        let obey = move || {
-            let mut ztunnel: Option<Ztunnel> = None;
-            while !stopped.load(Ordering::Relaxed) {
-                let Some(connected) = &mut ztunnel else {
-                    std::thread::sleep(Duration::from_millis(5));
-                    ztunnel = Ztunnel::greet(&socket).ok();
-                    // It keeps its pods until the new agent's snapshot is complete.
-                    if let Some(ztunnel) = &mut ztunnel {
-                        ztunnel.state.served.clone_from(&shown.lock().expect("not poisoned"));
-                    }
-                    continue;
-                };
-                if connected.is_quiet() {
-                    continue;
-                }
-                match connected.obey(SHORT) {
-                    Ok(Some(_)) => shown.lock().expect("not poisoned").clone_from(&connected.state.served),
-                    Ok(None) => ztunnel = None,
-                    Err(error) => panic!("ztunnel would end this connection: {error:#}"),
-                }
-            }
-        };
-        let thread = Some(std::thread::spawn(obey));
-        Self { stop, served, thread }
-    }
-
-    fn served(&self) -> BTreeMap<String, u64> {
-        self.served.lock().expect("not poisoned").clone()
-    }
-}
-
-impl Drop for Obedient {
-    fn drop(&mut self) {
-        self.stop.store(true, Ordering::Relaxed);
-        if let Some(thread) = self.thread.take() {
-            assert!(thread.join().is_ok() || std::thread::panicking(), "ztunnel ended a connection");
-        }
     }
 }
 
@@ -149,14 +97,18 @@ impl Node {
     /// The pods as the API server has them.
     fn listed(&self) -> Vec<AmbientPod> {
         let annotations = self.annotations.lock().expect("not poisoned");
-        let defaults = AmbientDefaults { dns_capture: true, ipv6: true };
+        let rules = AmbientRules {
+            enablement: Enablement::usual([]),
+            defaults: AmbientDefaults { dns_capture: true, ipv6: true },
+            sandboxed: SandboxedRuntimes::default(),
+        };
         let read = |pod: &Value| {
             let mut pod = pod.clone();
             let uid = pod["metadata"]["uid"].as_str().unwrap_or_default().to_owned();
             if let Some(annotation) = annotations.get(&uid) {
                 pod["metadata"]["annotations"][Redirection::KEY] = json!(annotation.value());
             }
-            AmbientPod::read(&pod, &Map::new(), &Enablement::usual([]), defaults)
+            AmbientPod::read(&pod, &Map::new(), &rules)
         };
         self.pods.iter().filter_map(read).collect()
     }
@@ -165,7 +117,7 @@ impl Node {
         let link = ZtunnelLink::serve(&self.socket(), |_| {}).expect("a socket");
         // What a new agent knows before it has examined anything.
         link.begin(self.listed().into_iter().map(|pod| (pod.workload, None)).collect());
-        Agent { link: Some(link), enrolment: Enrolment::default() }
+        Agent { link: Some(link), enrolment: Enrolment::default(), named: NamedNamespaces::default() }
     }
 
     fn pass(&self, agent: &mut Agent) -> Enrolled {
@@ -180,7 +132,8 @@ impl Node {
         });
         let (paths, host) = (self.paths(), Netns::open(self.host.path()).expect("a namespace"));
         let link = agent.link.as_ref().expect("it serves");
-        let mut effects = NodePass::new(&paths, Programming::new(false, false), &host, link, &mut annotate);
+        let (programming, named) = (Programming::new(false, false), &mut agent.named);
+        let mut effects = NodePass::new(&paths, programming, &host, link, &mut annotate, named);
         agent.enrolment.reconcile(self.begin.elapsed(), &self.listed(), &mut effects)
     }
 
@@ -242,8 +195,7 @@ fn pods_are_enrolled_healed_and_leave_without_a_trace() {
     let mut agent = node.agent();
     let seen = node.pass(&mut agent);
     assert!(seen.enrolled == 0 && seen.pending[UIDS[0]].contains("no ztunnel is connected"), "{seen:?}");
-    assert_eq!(node.annotation(UIDS[0]), Some(Redirection::Pending));
-    assert!(node.probes().is_empty());
+    assert!(node.probes().is_empty() && node.annotation(UIDS[0]).is_none());
 
     let ztunnel = Obedient::start(node.socket());
     assert_eq!(node.settle(&mut agent).words(), "2 of 2 ambient pods enrolled, verified");

@@ -134,7 +134,7 @@ struct FleetAgent {
 
 impl FleetAgent {
     fn start(settings: &Settings) -> Self {
-        let (served, token) = served(settings, None, Supervisor::default());
+        let (served, token, _) = served(settings, None, Supervisor::default());
         let drift = watch::Sender::new(settings.drift.clone());
         let renewer = TokenRenewer::new(
             settings.plugin.clone(),

@@ -13,12 +13,16 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::bail;
+use cni_core::plugin_event::SOCKET_NAME;
 use controller_runtime::SCOPE;
 use controller_runtime::metrics::{ResultLabel, WatchLabel};
 use controller_runtime::supervisor::{DeadTask, Supervisor};
 use tokio::sync::watch::{self, Receiver};
 use tokio::task::AbortHandle;
 
+use crate::ambient::add_event::AddEvents;
+use crate::ambient::controller::{self as ambient, AmbientController};
+use crate::ambient::state::AmbientState;
 use crate::cluster::own::{self, WasReadable};
 use crate::cluster::{self, Connection};
 use crate::confine;
@@ -28,10 +32,10 @@ use crate::drift::{self, NodeSummary};
 use crate::file_watch::{FileEvent, FileWatch, WatchedDir};
 use crate::heal;
 use crate::install::{Conflist, Installer, Pass};
-use crate::log_socket::LogServer;
 use crate::metrics::{KindLabel, Metrics};
 use crate::plan::{Directory, Edit, Obstacle};
 use crate::plugin::Program;
+use crate::plugin_socket::PluginSocket;
 use crate::plugin_token::{PluginToken, TokenRenewer};
 use crate::ready::{AgentState, Phase};
 use crate::reload::Reloader;
@@ -45,6 +49,8 @@ use shutdown::{ShutdownSignals, shut_down};
 const EVENT_PAUSE: Duration = Duration::from_secs(60);
 /// How long the first pass waits for the plugin's own token. Without one the plugin gets the agent's, to begin with.
 const FIRST_TOKEN: Duration = Duration::from_secs(5);
+/// How long the first pass waits until running pods of ambient mode were examined: on a node that has just booted, those that are created then come after them.
+const FIRST_ENROLMENT: Duration = Duration::from_secs(5);
 /// How often the node's files are checked if they cannot be watched, or one of them cannot be loaded.
 const POLL: Duration = Duration::from_secs(5);
 /// How often to check that the node's directories are still the mounted ones. inotify does not report that.
@@ -72,18 +78,22 @@ async fn run_with(
     tasks: Supervisor,
 ) -> anyhow::Result<()> {
     let mut signals = ShutdownSignals::new()?;
-    let (served, token) = served(&settings, logs.clone(), tasks.clone());
+    let (served, token, ambient) = served(&settings, logs.clone(), tasks.clone());
     let Served { installer, connection, state, metrics, .. } = &*served;
     let (installer, connection, state) = (installer.clone(), connection.clone(), state.clone());
     let changes = Changes { reloader, levels: logs, drift: watch::Sender::new(settings.drift.clone()) };
-    let logs = serve::start(&settings, &served).await?;
+    let mut sockets = vec![serve::start(&settings, &served).await?];
     let renewer =
         TokenRenewer::new(settings.plugin.clone(), token.clone(), connection.clone(), metrics.clone());
     let renewer = Arc::new(renewer);
     let readable = start_lookup(&served);
-    let working = start_work(&settings, &changes.drift, &served, renewer.clone());
+    let mut working = Vec::from(start_work(&settings, &changes.drift, &served, renewer.clone()));
+    if let Some((controller, events)) = ambient {
+        sockets.push(events.serve(tasks.clone())?);
+        working.push(tasks.spawn("ambient mode", controller.run()));
+    }
     let own = settings.clone();
-    let mut agent = Agent::new(settings, &served, logs, token.clone(), changes);
+    let mut agent = Agent::new(settings, &served, sockets, token.clone(), changes);
     let end = tokio::select! {
         end = agent.work(&mut signals) => end,
         dead = tasks.death() => ExitCause::Died(dead),
@@ -109,26 +119,30 @@ async fn run_with(
     Ok(())
 }
 
-/// What the agent's parts share, and the plugin's token.
+/// What the agent's parts share, the plugin's token, and ambient mode, if it is on.
 fn served(
     settings: &Settings,
     logs: Option<logging::Handle>,
     tasks: Supervisor,
-) -> (Arc<Served>, Arc<PluginToken>) {
+) -> (Arc<Served>, Arc<PluginToken>, Option<(AmbientController, AddEvents)>) {
     let token = Arc::new(PluginToken::new(&settings.plugin, &settings.identity));
     let installer = Installer::new(Arc::new(Real), Arc::new(Program), settings.clone());
     let (metrics, registry) = Metrics::new();
+    let installer = Arc::new(installer.with_token(token.clone()));
+    let connection = Arc::new(cluster::connection(settings));
+    let ambient = ambient::link(settings, installer.clone(), connection.clone(), metrics.clone(), &tasks);
     let served = Served {
-        installer: Arc::new(installer.with_token(token.clone())),
+        installer,
         state: Arc::new(AgentState::default()),
-        connection: Arc::new(cluster::connection(settings)),
+        connection,
+        ambient: ambient.as_ref().map(|(_, events)| events.state.clone()),
         summary: Arc::new(NodeSummary::new(metrics.clone())),
         metrics,
         registry,
         logs,
         tasks,
     };
-    (Arc::new(served), token)
+    (Arc::new(served), token, ambient)
 }
 
 /// Starts the lookup of the agent's DaemonSet.
@@ -207,7 +221,9 @@ struct Agent {
     state: Arc<AgentState>,
     metrics: Arc<Metrics>,
     connection: Arc<Connection>,
-    logs: LogServer,
+    /// At which plugins reach the agent.
+    sockets: Vec<PluginSocket>,
+    ambient: Option<Arc<AmbientState>>,
     conflict: WriteConflict,
     backoff: Option<WriteBackoff>,
     failures: u32,
@@ -228,7 +244,7 @@ impl Agent {
     fn new(
         settings: Settings,
         served: &Served,
-        logs: LogServer,
+        sockets: Vec<PluginSocket>,
         token: Arc<PluginToken>,
         changes: Changes,
     ) -> Self {
@@ -238,7 +254,8 @@ impl Agent {
             state: served.state.clone(),
             metrics: served.metrics.clone(),
             connection: served.connection.clone(),
-            logs,
+            sockets,
+            ambient: served.ambient.clone(),
             conflict: WriteConflict::default(),
             backoff: None,
             failures: 0,
@@ -268,6 +285,12 @@ impl Agent {
         tokio::select! {
             () = signals.next_signal() => return ExitCause::Signal,
             _ = tokio::time::timeout(FIRST_TOKEN, self.token.first_answer()) => {}
+        }
+        if let Some(ambient) = self.ambient.clone() {
+            tokio::select! {
+                () = signals.next_signal() => return ExitCause::Signal,
+                _ = tokio::time::timeout(FIRST_ENROLMENT, ambient.begun()) => {}
+            }
         }
         let mut watch = None;
         loop {
@@ -358,7 +381,9 @@ impl Agent {
             },
             WatchedDir {
                 directory: paths.run.clone(),
-                matters: Box::new(|name| [KUBECONFIG, TOKEN_FILE, logging::SOCKET_NAME].contains(&name)),
+                matters: Box::new(|name| {
+                    [KUBECONFIG, TOKEN_FILE, logging::SOCKET_NAME, SOCKET_NAME].contains(&name)
+                }),
             },
             all(&paths.service_account),
         ];
@@ -383,7 +408,7 @@ impl Agent {
 
     /// One pass, and how long to wait for the next if nothing changes.
     async fn reconcile(&mut self) -> Option<Duration> {
-        self.logs.keep();
+        self.sockets.iter_mut().for_each(PluginSocket::keep);
         self.reload().await;
         let now = Instant::now();
         self.backoff = self.backoff.take().filter(|backoff| backoff.until > now);

@@ -12,15 +12,18 @@ const LONG: Duration = Duration::from_secs(600);
 const LOCALHOST: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
 /// All tasks that an agent may have.
-const TASKS: [&str; 12] = [
+const TASKS: [&str; 15] = [
     "DaemonSet lookup",
     "drift watch",
+    "ambient mode",
+    "events of ambient mode",
     "events of healing",
     "events of plugins",
     "healer",
     "health server",
     "log socket",
     "metrics server",
+    "plugin event socket",
     "plugin token renewer",
     "repair controller",
     "run-time control",
@@ -40,9 +43,11 @@ fn settings(folder: &Path) -> Settings {
         ("DRIFT_HEAL", "true"),
         ("REPAIR_REPAIR_PODS", "true"),
         ("NODE_TAINT", "true"),
+        ("AMBIENT_ENABLED", "true"),
     ]
     .map(|(name, value)| (name.to_owned(), value.to_owned()))
     .into();
+    env.push(("ZTUNNEL_UDS_ADDRESS".to_owned(), folder.join("ztunnel.sock").display().to_string()));
     for (name, part) in e2e::agent::DIRECTORIES {
         fs::create_dir(folder.join(part)).expect("makes");
         env.push((name.to_owned(), folder.join(part).display().to_string()));

@@ -11,7 +11,7 @@ use crate::ambient_rules::Condition;
 pub enum Redirection {
     /// It is enrolled: rules, ztunnel and probes are verified.
     Enabled,
-    /// It is to be, or to leave, and that takes longer than ztunnel's answer.
+    /// The pod is about to be enrolled, or to leave, and ztunnel's answer is late or a step failed.
     Pending,
 }
 
@@ -106,7 +106,7 @@ pub fn enrol(pod: &Observed) -> Step {
         (Condition::Waits(why) | Condition::Unknown(why), _, _) => pending(pod, why),
         (Condition::Holds, Service::Unannounced, _) => Step::AnnounceToZtunnel,
         (Condition::Holds, Service::Announced { why, is_overdue }, _) => {
-            // An answer usually comes in milliseconds: two changes of the pod would say nothing more.
+            // An answer usually comes in milliseconds, so one change of the pod is enough.
             if *is_overdue { pending(pod, why) } else { Step::Wait(why.clone()) }
         }
         (Condition::Holds, Service::Acknowledged, Condition::Lacks) => Step::AddProbes,

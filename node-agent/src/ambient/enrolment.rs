@@ -68,7 +68,7 @@ pub struct Enrolled {
     pub wanted: usize,
     /// Those of them of which everything is verified.
     pub enrolled: usize,
-    /// Why each other one is not, why annotations do not say so, and why pods that are to leave have not; by UID.
+    /// By UID: why each other one is not, why an annotation is not written, and why a pod that is to leave has not.
     pub pending: BTreeMap<String, String>,
 }
 
@@ -287,7 +287,7 @@ impl Memory {
                 // Rules that hold, or do not, were found in a namespace.
                 (Step::AnnounceToZtunnel, Err(why)) => return Err(why),
                 (Step::Withdraw, _) => effects.withdraw(pod.workload.uid()),
-                // Nobody reads it any more.
+                // The pod is about to go, and its annotation with it.
                 (Step::Annotate(annotation), _) if pod.is_ending => self.annotated = Some((annotation, now)),
                 (Step::Annotate(annotation), _) => {
                     if let Some(failure) = self.annotation.as_ref().filter(|failure| failure.due > now) {

@@ -10,9 +10,9 @@ use std::thread::JoinHandle;
 
 use cni_core::selection::Programming;
 use netns_apply::ApplyOptions;
-use netns_apply::netns::Netns;
-use netns_apply::pod::Outside;
-use netns_apply::probes;
+use netns_apply::netns::{Netns, NetnsId};
+use netns_apply::pod::{Outside, hosts};
+use netns_apply::{facts, probes};
 use pod_netns::ProcessIndex;
 use redirect_core::AmbientRedirect;
 use zds::socket::{Event, Handle, serve};
@@ -107,6 +107,58 @@ fn lock(ledger: &Mutex<Ledger>) -> std::sync::MutexGuard<'_, Ledger> {
     ledger.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Network namespaces that the container runtime named when it set up pods, by UID. Nothing of them is held open.
+#[derive(Debug, Default)]
+pub struct NamedNamespaces(BTreeMap<String, (PathBuf, NetnsId)>);
+
+impl NamedNamespaces {
+    /// Notes the namespace of a pod, at this path of the agent's file system, if it has the pod's addresses.
+    ///
+    /// # Errors
+    /// It is not the pod's, or cannot be opened.
+    pub fn note(&mut self, uid: &str, addresses: &[IpAddr], path: &Path) -> Result<(), String> {
+        let netns = open_outside(path).map_err(|error| error.to_string())?;
+        if hosts(&netns).map_err(|error| error.to_string())?.is_some() {
+            return Err(format!(
+                "{} is the node's network namespace, which is never redirected",
+                path.display()
+            ));
+        }
+        let there = netns.run(facts::addresses).map_err(|error| error.to_string())?;
+        let there = there.map_err(|error| error.to_string())?;
+        match addresses.iter().find(|address| !there.contains(address)) {
+            Some(missing) => Err(format!("{} does not have the pod's address {missing}", path.display())),
+            None if addresses.is_empty() => Err("the pod has no address".to_owned()),
+            None => {
+                self.0.insert(uid.to_owned(), (path.to_owned(), netns.id()));
+                Ok(())
+            }
+        }
+    }
+
+    /// Forgets pods that this does not keep.
+    pub fn retain(&mut self, keep: impl Fn(&str) -> bool) {
+        self.0.retain(|uid, _| keep(uid));
+    }
+
+    /// Opens the namespace of a pod, unless its path leads to another one now.
+    fn open(&mut self, uid: &str) -> Option<Netns> {
+        let (path, id) = self.0.get(uid)?;
+        let netns = open_outside(path).ok().filter(|netns| netns.id() == *id);
+        if netns.is_none() {
+            self.0.remove(uid);
+        }
+        netns
+    }
+}
+
+/// A confined thread does not see namespaces of processes.
+fn open_outside(path: &Path) -> io::Result<Netns> {
+    let path = path.to_owned();
+    let opened = outside::run(move || Netns::open(path));
+    opened.map_or_else(|| Err(io::ErrorKind::Other.into()), |opened| opened.map_err(io::Error::other))
+}
+
 /// Writes a pod's annotation, or removes it.
 pub type Annotate = Box<dyn FnMut(&AmbientPod, Option<Redirection>) -> Result<(), String> + Send>;
 
@@ -118,8 +170,11 @@ pub struct NodePass<'a> {
     host: &'a Netns,
     ztunnel: &'a ZtunnelLink,
     annotate: &'a mut Annotate,
+    named: &'a mut NamedNamespaces,
     processes: Option<Arc<ProcessIndex>>,
     found: BTreeMap<String, Netns>,
+    /// As they were read, or set, in this pass.
+    probes: Option<BTreeSet<IpAddr>>,
 }
 
 impl<'a> NodePass<'a> {
@@ -131,8 +186,16 @@ impl<'a> NodePass<'a> {
         host: &'a Netns,
         ztunnel: &'a ZtunnelLink,
         annotate: &'a mut Annotate,
+        named: &'a mut NamedNamespaces,
     ) -> Self {
-        Self { paths, programming, host, ztunnel, annotate, processes: None, found: BTreeMap::new() }
+        let found = BTreeMap::new();
+        Self { paths, programming, host, ztunnel, annotate, named, processes: None, found, probes: None }
+    }
+
+    /// The namespaces in which pods were found.
+    #[must_use]
+    pub fn found(&self) -> BTreeMap<String, NetnsId> {
+        self.found.iter().map(|(uid, netns)| (uid.clone(), netns.id())).collect()
     }
 
     /// The node's processes, read once for all pods.
@@ -146,6 +209,14 @@ impl<'a> NodePass<'a> {
         let processes = Arc::new(processes.map_err(|error| error.to_string())?);
         self.processes = Some(processes.clone());
         Ok(processes)
+    }
+
+    fn find_by_processes(&mut self, pod: &AmbientPod) -> Result<Netns, String> {
+        let (processes, paths) = (self.processes()?, self.paths.clone());
+        let (uid, addresses) = (pod.workload.uid().to_owned(), pod.addresses.clone());
+        let found = outside::run(move || find(&uid, &addresses, &processes, &paths));
+        let found = found.ok_or("the search for the pod's network namespace panicked")?;
+        found.map_err(|error| error.to_string())
     }
 
     /// Works in the pod's network namespace.
@@ -177,12 +248,10 @@ impl Effects for NodePass<'_> {
         if let Some(netns) = self.found.get(pod.workload.uid()) {
             return Ok(NetnsInode(netns.id().inode()));
         }
-        let (processes, paths) = (self.processes()?, self.paths.clone());
-        let (uid, addresses) = (pod.workload.uid().to_owned(), pod.addresses.clone());
-        let found = outside::run(move || find(&uid, &addresses, &processes, &paths));
-        let netns = found
-            .ok_or("the search for the pod's network namespace panicked")?
-            .map_err(|error| error.to_string())?;
+        let netns = match self.named.open(pod.workload.uid()) {
+            Some(netns) => netns,
+            None => self.find_by_processes(pod)?,
+        };
         let inode = NetnsInode(netns.id().inode());
         // The process by which it was found before may have ended.
         if let Some(announced) = lock(&self.ztunnel.ledger).announced.get_mut(pod.workload.uid())
@@ -227,13 +296,20 @@ impl Effects for NodePass<'_> {
     }
 
     fn probes(&mut self) -> Result<BTreeSet<IpAddr>, String> {
+        if let Some(probes) = &self.probes {
+            return Ok(probes.clone());
+        }
         let table = self.on_node(probes::observe)?;
         // A table that does not work lets no probe through.
-        Ok(if table.works() { table.addresses().clone() } else { BTreeSet::new() })
+        let probes = if table.works() { table.addresses().clone() } else { BTreeSet::new() };
+        Ok(self.probes.insert(probes).clone())
     }
 
     fn set_probes(&mut self, addresses: &BTreeSet<IpAddr>) -> Result<(), String> {
-        self.on_node(|| probes::set(addresses)).map(drop)
+        self.probes = None;
+        self.on_node(|| probes::set(addresses))?;
+        self.probes = Some(addresses.clone());
+        Ok(())
     }
 
     fn annotate(&mut self, pod: &AmbientPod, annotation: Option<Redirection>) -> Result<(), String> {

@@ -12,15 +12,7 @@ use serde_json::{Map, Value};
 use zds::Workload;
 
 use super::decision::Redirection;
-
-/// What holds for all pods, unless their annotations decide.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct AmbientDefaults {
-    /// Whether DNS queries go to ztunnel (`AMBIENT_DNS_CAPTURE`).
-    pub dns_capture: bool,
-    /// Whether IPv6 is redirected, too (`AMBIENT_IPV6`).
-    pub ipv6: bool,
-}
+use crate::settings::AmbientDefaults;
 
 /// A pod of this node that has a network namespace.
 #[derive(Debug, Clone, PartialEq, Eq)]

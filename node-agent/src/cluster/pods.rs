@@ -5,7 +5,7 @@ use cluster_client::{ApiError, Built, Limits, Request};
 use controller_runtime::resync::{Freshness, ReadError, Selection};
 use hyper::header::{CONTENT_TYPE, HeaderValue};
 use k8s_openapi::api::core::v1::ObjectReference;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use super::{Cluster, PATIENCE, pod_reference};
 
@@ -34,6 +34,25 @@ pub async fn get(cluster: &Cluster, namespace: &str, name: &str) -> Result<Optio
     let request = pods.get(name, &GetParams::default());
     match cluster.client().json(request, Limits::object(PATIENCE)).await {
         Ok(pod) => Ok(Some(pod)),
+        Err(ApiError::NotFound(words)) if words.by_api => Ok(None),
+        Err(failure) => Err(failure.into()),
+    }
+}
+
+/// The labels of a namespace in its current state; none if it does not exist.
+///
+/// # Errors
+/// Why it cannot be read.
+pub async fn namespace_labels(
+    cluster: &Cluster,
+    name: &str,
+) -> Result<Option<Map<String, Value>>, ReadError> {
+    let request = Request::new("/api/v1/namespaces").get(name, &GetParams::default());
+    match cluster.client().json::<Value>(request, Limits::object(PATIENCE)).await {
+        Ok(namespace) => {
+            let labels = namespace.pointer("/metadata/labels").and_then(Value::as_object);
+            Ok(Some(labels.cloned().unwrap_or_default()))
+        }
         Err(ApiError::NotFound(words)) if words.by_api => Ok(None),
         Err(failure) => Err(failure.into()),
     }
@@ -138,6 +157,24 @@ pub async fn delete(cluster: &Cluster, pod: &ObservedPod<'_>) -> Result<(), Chan
     let observed =
         Preconditions { uid: Some(pod.uid.to_owned()), resource_version: Some(pod.version.to_owned()) };
     let request = pod.collection().delete(pod.name, &DeleteParams::default().preconditions(observed));
+    let done = cluster.client().json::<Value>(request, Limits::object(PATIENCE)).await;
+    Ok(done.map(drop)?)
+}
+
+/// Writes an annotation of the pod of this name and UID, or removes it.
+///
+/// # Errors
+/// Why it is not written. A pod with another UID does not get it.
+pub async fn annotate(
+    cluster: &Cluster,
+    (namespace, name, uid): (&str, &str, &str),
+    key: &str,
+    value: Option<&str>,
+) -> Result<(), ChangeError> {
+    // The UID makes the API server refuse another pod.
+    let patch = Patch::Merge(json!({"metadata": {"uid": uid, "annotations": {key: value}}}));
+    let pods = Request::new(format!("/api/v1/namespaces/{namespace}/pods"));
+    let request = pods.patch_subresource("status", name, &PatchParams::default(), &patch);
     let done = cluster.client().json::<Value>(request, Limits::object(PATIENCE)).await;
     Ok(done.map(drop)?)
 }

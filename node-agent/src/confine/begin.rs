@@ -38,7 +38,11 @@ fn try_begin(action: AgentCommand, settings: &Settings, folder: Option<&Path>) -
     remember_hosts();
     // The run directory is gone after each boot. If it cannot be created, its users report that.
     match action {
-        AgentCommand::Run => drop(fs::create_dir_all(&settings.paths.run)),
+        AgentCommand::Run => {
+            drop(fs::create_dir_all(&settings.paths.run));
+            let folder = settings.ambient.as_ref().and_then(|ambient| ambient.socket.parent());
+            folder.into_iter().for_each(|folder| drop(fs::create_dir_all(folder)));
+        }
         AgentCommand::Once => drop(once::prepare(&settings.paths)),
         AgentCommand::Uninstall | AgentCommand::TaintController => {}
     }

@@ -77,6 +77,10 @@ pub fn allowed(
             allow(Access::Run, &paths.source_bin);
             allow(Access::Read, &paths.netns);
             allow(Access::Read, &paths.proc);
+            if let Some(ambient) = &settings.ambient {
+                // Its directory is ztunnel's as well.
+                ambient.socket.parent().iter().for_each(|folder| allow(Access::Write, folder));
+            }
             named(settings, template).iter().for_each(|path| allow(Access::Read, path));
         }
         AgentCommand::TaintController => {}

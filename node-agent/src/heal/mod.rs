@@ -38,6 +38,7 @@ use crate::file_watch::{FileEvent, FileWatch, WatchedDir};
 use crate::metrics::{Metrics, ReasonLabel};
 use crate::pod_check::{AMBIGUOUS, ExpectedRules, MeshPod, NOT_FOUND, UNREADABLE, UNVERIFIABLE};
 use crate::settings::{Paths, Settings};
+pub use backoff::RecheckBackoff;
 use monitor::{DesiredRedirect, PodMonitor};
 
 /// The most pods that are monitored. No node has as many.
@@ -369,8 +370,8 @@ fn names(path: &Path) -> BTreeSet<OsString> {
     entries.map(|entry| entry.file_name()).collect()
 }
 
-/// As many as the file descriptors allow.
-fn most_monitors() -> usize {
+/// How many pods may be monitored, as the file descriptors allow.
+pub fn most_monitors() -> usize {
     let most = match getrlimit(Resource::RLIMIT_NOFILE) {
         Ok((soft, _)) => (soft.saturating_sub(RESERVED) / PER_MONITOR).min(MOST_MONITORS),
         Err(_) => MOST_MONITORS,

@@ -3,15 +3,13 @@
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
 
 use cni_core::states::PodState;
 use controller_runtime::SCOPE;
 use controller_runtime::metrics::ResultLabel;
-use netns_apply::notify::{Notification, Subscription};
+use netns_apply::notify::Notification;
 use pod_netns::Sandbox;
 use prometheus_client::metrics::gauge::Gauge;
-use tokio::io::unix::{AsyncFd, AsyncFdReadyGuard};
 use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep, sleep_until};
@@ -23,12 +21,9 @@ use super::{HEALED, HealContext};
 use crate::cluster::events::EventMessage;
 use crate::cluster::pod_reference;
 use crate::metrics::ReasonLabel;
+use crate::netns_changes::{ChangeSubscriptions, subscribe};
 use crate::pod_check::{ExpectedRules, MeshPod, RepairError, UNREADABLE, UNVERIFIABLE};
 
-/// How long to wait for the rest of a burst.
-const BURST: Duration = Duration::from_millis(5);
-/// How many datagrams are read at a time. More of them add nothing.
-const MOST_READ: usize = 64;
 /// The component of the events.
 const COMPONENT: &str = "cni-heal";
 /// The name of the threads that enter namespaces, with which the kernel reports our own changes.
@@ -84,9 +79,10 @@ impl PodMonitor {
         sandbox: Sandbox,
     ) -> Result<Self, String> {
         let there = sandbox.clone();
-        let opened = tokio::task::spawn_blocking(move || subscribe(&there)).await;
-        let [rules, routing] = opened.map_err(|error| error.to_string())??;
-        let subscriptions = ChangeSubscriptions::new(rules, routing).map_err(|error| error.to_string())?;
+        let subscribe = move || subscribe(&there.open().map_err(|error| error.to_string())?);
+        let opened = tokio::task::spawn_blocking(subscribe).await;
+        let sockets = opened.map_err(|error| error.to_string())??;
+        let subscriptions = ChangeSubscriptions::new(sockets).map_err(|error| error.to_string())?;
         let state = MonitorState {
             is_reported: AtomicBool::new(!desired.is_verified),
             desired: Mutex::new(desired),
@@ -139,52 +135,6 @@ impl Drop for PodMonitor {
     fn drop(&mut self) {
         self.task.abort();
     }
-}
-
-fn subscribe(sandbox: &Sandbox) -> Result<[Subscription; 2], String> {
-    let netns = sandbox.open().map_err(|error| error.to_string())?;
-    let opened = netns.run(|| Ok([Subscription::to_rules()?, Subscription::to_routing()?]));
-    opened.map_err(|error| error.to_string())?.map_err(|error: io::Error| error.to_string())
-}
-
-/// Both sockets.
-struct ChangeSubscriptions([AsyncFd<Subscription>; 2]);
-
-impl ChangeSubscriptions {
-    fn new(rules: Subscription, routing: Subscription) -> io::Result<Self> {
-        Ok(Self([register(rules)?, register(routing)?]))
-    }
-
-    /// Waits for a notification, and for the end of its burst.
-    async fn receive(&self) -> io::Result<(Instant, Notification)> {
-        let [rules, routing] = &self.0;
-        let mut notification = Notification::default();
-        while notification.is_nothing() {
-            let mut ready: AsyncFdReadyGuard<'_, Subscription> = tokio::select! {
-                ready = rules.readable() => ready?,
-                ready = routing.readable() => ready?,
-            };
-            if ready.get_inner().drain(&mut notification, MOST_READ)? {
-                ready.clear_ready();
-            }
-        }
-        let since = Instant::now();
-        sleep(BURST).await;
-        self.drain(&mut notification)?;
-        Ok((since, notification))
-    }
-
-    fn drain(&self, notification: &mut Notification) -> io::Result<()> {
-        self.0.iter().try_for_each(|one| one.get_ref().drain(notification, MOST_READ).map(drop))
-    }
-}
-
-#[expect(
-    deprecated,
-    reason = "the replacement is unsafe, for types that may change their descriptor; ours has the same for life"
-)]
-fn register(subscription: Subscription) -> io::Result<AsyncFd<Subscription>> {
-    AsyncFd::with_interest(subscription, tokio::io::Interest::READABLE)
 }
 
 /// Counts a contested pod for as long as it lives.

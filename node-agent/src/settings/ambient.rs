@@ -6,27 +6,25 @@ use cni_core::enablement::Enablement;
 use serde_json::Value;
 
 use super::raw::Raw;
-use crate::ambient::pod::AmbientDefaults;
+
+/// What holds for all pods, unless their annotations decide.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AmbientDefaults {
+    /// Whether DNS queries go to ztunnel (`AMBIENT_DNS_CAPTURE`).
+    pub dns_capture: bool,
+    /// Whether IPv6 is redirected, too (`AMBIENT_IPV6`).
+    pub ipv6: bool,
+}
 
 /// Settings of ambient mode.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AmbientSettings {
-    /// Which pods are in it, apart from excluded namespaces, which may change while the agent runs: the selectors as they were given, or none for the usual ones.
+    /// Which pods are in it: selectors for the plugin's entry, which the agent reads as the plugin does; none for the usual ones.
     pub selectors: Option<Value>,
     /// What holds for all pods, unless their annotations decide.
     pub defaults: AmbientDefaults,
     /// Where ztunnel connects.
     pub socket: PathBuf,
-}
-
-impl AmbientSettings {
-    /// Which pods are in ambient mode; none of those in excluded namespaces.
-    #[must_use]
-    pub fn enablement(&self, excluded: Vec<String>) -> Enablement {
-        // They were read before.
-        let read = |selectors: &Value| Enablement::read(selectors, excluded.clone()).ok();
-        self.selectors.as_ref().and_then(read).unwrap_or_else(|| Enablement::usual(excluded.clone()))
-    }
 }
 
 /// None: ambient mode is off.

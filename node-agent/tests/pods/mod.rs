@@ -382,9 +382,14 @@ pub struct Proc(pub tempfile::TempDir);
 
 impl Proc {
     pub fn new(node: &mut Node) -> Self {
+        Self::of(node, &hosts())
+    }
+
+    /// Of a node with this network namespace.
+    pub fn of(node: &mut Node, host: &Path) -> Self {
         let proc = Self(tempfile::tempdir().expect("a folder"));
         node.set("MOUNTED_PROC_DIR", &proc.0.path().display().to_string());
-        proc.add(1, "0::/init.scope\n", &hosts());
+        proc.add(1, "0::/init.scope\n", host);
         // Not a process.
         fs::write(proc.0.path().join("uptime"), "1").expect("writes");
         proc

@@ -347,7 +347,7 @@ fn a_pod_that_ends_is_served_until_it_is_gone_and_nobody_is_told_of_its_namespac
     assert!(world.is_enrolled("u1"), "its connections go on");
     world.happen(&Event::Break([false, false, false, true]));
     let seen = enrolment.reconcile(now, &world.listed(), &mut world);
-    assert_eq!(seen, Enrolled::default(), "nobody has to do anything about it");
+    assert_eq!(seen, Enrolled::default(), "no operator has to act");
     world.happen(&Event::End(1));
     enrolment.reconcile(now, &[], &mut world);
     assert!(world.announced.is_empty() && world.probes.is_empty());

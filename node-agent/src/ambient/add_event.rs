@@ -1,0 +1,207 @@
+//! Plugins ask here to enrol pods that are being created: `POST /cmdadd` at a socket in the run directory, as in the reference. The answer comes when the pod
+//! is enrolled, so that its containers start behind ztunnel; any other answer fails the pod's creation, and the kubelet tries again.
+
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use cni_core::plugin_event::{ADD_PATH, AddEvent, SOCKET_NAME};
+use controller_runtime::SCOPE;
+use controller_runtime::serve::{self, Answer};
+use controller_runtime::supervisor::Supervisor;
+use http_body_util::{BodyExt, Limited};
+use hyper::body::Incoming;
+use hyper::{Method, Request, StatusCode};
+use serde_json::{Map, Value};
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::Instant;
+
+use super::pod::{AmbientPod, AmbientRules};
+use super::state::{AmbientState, ambient_rules};
+use crate::cluster::Connection;
+use crate::cluster::pods;
+use crate::install::Installer;
+use crate::metrics::{CodeLabel, Metrics};
+use crate::plugin_socket::PluginSocket;
+use crate::settings::{AmbientSettings, Paths};
+
+/// The largest body.
+const LARGEST: usize = 64 * 1024;
+/// How long enrolment may take: less than the plugin waits, so that it learns why.
+const PATIENCE: Duration = Duration::from_millis(4500);
+
+/// A pod that is to be enrolled, and whose creation waits for that.
+#[derive(Debug)]
+pub struct AddRequest {
+    /// The pod, with the addresses that the plugins before gave it.
+    pub pod: AmbientPod,
+    /// Its network namespace, where the agent finds it.
+    pub netns: PathBuf,
+    /// When the answer is due.
+    pub deadline: Instant,
+    /// Takes the answer.
+    pub reply: oneshot::Sender<Result<(), String>>,
+}
+
+/// What plugins are answered with.
+pub struct AddEvents {
+    /// How pods are enrolled.
+    pub settings: AmbientSettings,
+    /// Where network namespaces are.
+    pub paths: Paths,
+    /// The plugin's configuration decides as it does for the plugin.
+    pub installer: Arc<Installer>,
+    /// Pods are read here.
+    pub connection: Arc<Connection>,
+    /// Answers are counted.
+    pub metrics: Arc<Metrics>,
+    /// What is known of namespaces.
+    pub state: Arc<AmbientState>,
+    /// Enrols pods.
+    pub adds: mpsc::Sender<AddRequest>,
+}
+
+impl AddEvents {
+    /// Serves plugins. Needs a tokio run-time.
+    ///
+    /// # Errors
+    /// The socket cannot be made.
+    pub fn serve(self, tasks: Supervisor) -> anyhow::Result<PluginSocket> {
+        let (run, metrics, events) = (self.paths.run.clone(), self.metrics.clone(), Arc::new(self));
+        PluginSocket::start("plugin event socket", (&run, SOCKET_NAME), metrics, tasks, move |request| {
+            let events = events.clone();
+            async move { events.answer(request).await }
+        })
+    }
+
+    async fn answer(&self, request: Request<Incoming>) -> Answer {
+        if request.uri().path() != ADD_PATH {
+            return serve::text(StatusCode::NOT_FOUND, format!("only {ADD_PATH} is here\n"));
+        }
+        if request.method() != Method::POST {
+            return serve::text(StatusCode::METHOD_NOT_ALLOWED, "only POST\n");
+        }
+        let (status, text) = match self.add(request).await {
+            Ok(()) => (StatusCode::OK, String::new()),
+            Err((status, why)) => (status, format!("{why}\n")),
+        };
+        self.metrics.plugin_requests.get_or_create(&CodeLabel { response_code: status.as_u16() }).inc();
+        serve::text(status, text)
+    }
+
+    async fn add(&self, request: Request<Incoming>) -> Result<(), (StatusCode, String)> {
+        let deadline = Instant::now() + PATIENCE;
+        let body = Limited::new(request.into_body(), LARGEST).collect();
+        let bad = |why: String| (StatusCode::BAD_REQUEST, why);
+        let body = tokio::time::timeout(serve::BODY_PATIENCE, body).await;
+        let body = body.map_err(|_| bad("the body took too long".to_owned()))?;
+        let body = body.map_err(|error| bad(format!("the body cannot be read: {error}")))?.to_bytes();
+        let event: AddEvent =
+            serde_json::from_slice(&body).map_err(|error| bad(format!("not an event: {error}")))?;
+        if !is_name(&event.pod_name) || !is_name(&event.pod_namespace) {
+            return Err(bad(format!(
+                "{:?} in {:?} is not the name of a pod",
+                event.pod_name, event.pod_namespace
+            )));
+        }
+        let enrolled = self.enrol(&event, deadline).await;
+        enrolled.map_err(|why| {
+            log::warn!(target: SCOPE, pod = format!("{}/{}", event.pod_namespace, event.pod_name); "a pod that is being created is not enrolled, so it does not start: {why}");
+            (StatusCode::INTERNAL_SERVER_ERROR, why)
+        })
+    }
+
+    async fn enrol(&self, event: &AddEvent, deadline: Instant) -> Result<(), String> {
+        let pod = tokio::time::timeout_at(deadline, self.read(event)).await;
+        let mut pod = pod.map_err(|_| "the API server did not answer in time".to_owned())??;
+        pod.addresses = event.ips.iter().map(|ip| ip.address.ip).collect::<Vec<IpAddr>>();
+        let netns = visible(Path::new(&event.netns), &self.paths);
+        let (reply, answer) = oneshot::channel();
+        let request = AddRequest { pod, netns, deadline, reply };
+        let ending = || "the agent is ending; another one follows".to_owned();
+        self.adds.send(request).await.map_err(|_| ending())?;
+        // The controller answers in time; this is for an agent that is stuck.
+        match tokio::time::timeout_at(deadline + Duration::from_millis(200), answer).await {
+            Ok(answer) => answer.map_err(|_| ending())?,
+            Err(_) => {
+                Err("the agent is busy with other pods, or has not read the node's pods yet".to_owned())
+            }
+        }
+    }
+
+    /// Reads the pod, and what of its namespace decides.
+    async fn read(&self, event: &AddEvent) -> Result<AmbientPod, String> {
+        let (rules, _) = ambient_rules(&self.installer, &self.settings)?;
+        let cluster = self.connection.get().map_err(|error| error.to_string())?;
+        let pod = pods::get(&cluster, &event.pod_namespace, &event.pod_name).await;
+        let pod = pod.map_err(|error| format!("the pod cannot be read: {error}"))?;
+        let pod = pod.ok_or("the API server does not have the pod (any more)")?;
+        if let Some(labels) = self.state.inventory.namespace(&event.pod_namespace)
+            && let Ok(read) = wanted(&pod, &labels, &rules)
+        {
+            return Ok(read);
+        }
+        // The watch may be behind what the plugin has read.
+        let labels = pods::namespace_labels(&cluster, &event.pod_namespace).await;
+        let labels = labels.map_err(|error| format!("the pod's namespace cannot be read: {error}"))?;
+        wanted(&pod, &labels.unwrap_or_default(), &rules)
+    }
+}
+
+fn wanted(pod: &Value, labels: &Map<String, Value>, rules: &AmbientRules) -> Result<AmbientPod, String> {
+    let read = AmbientPod::starting(pod, labels, rules).ok_or("the pod is on the node's network")?;
+    match &read.wanted {
+        Ok(_) => Ok(read),
+        Err(why) => Err(why.to_string()),
+    }
+}
+
+/// Where the agent finds a network namespace of which the container runtime has this path.
+fn visible(netns: &Path, paths: &Paths) -> PathBuf {
+    match (netns.strip_prefix("/proc"), netns.file_name()) {
+        (Ok(of_process), _) => paths.proc.join(of_process),
+        (Err(_), Some(name)) if paths.netns.join(name).exists() => paths.netns.join(name),
+        (Err(_), _) => netns.to_owned(),
+    }
+}
+
+/// Whether a text can be the name of a pod or a namespace, and part of a path at the API server.
+fn is_name(text: &str) -> bool {
+    let is_part =
+        |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || matches!(byte, b'-' | b'.');
+    (1..=253).contains(&text.len()) && text.bytes().all(is_part) && !text.starts_with('.')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_no_paths() {
+        assert!(is_name("web-7d9f.b") && is_name("7"));
+        for text in ["", ".", "..", "a/b", "a?b", "A", "a b", "a%2f", &"a".repeat(254)] {
+            assert!(!is_name(text), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_namespace_is_opened_where_the_agent_sees_it() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let none = PathBuf::new();
+        let paths = Paths {
+            source_bin: none.clone(),
+            bin: none.clone(),
+            net: none.clone(),
+            netns: folder.path().to_owned(),
+            proc: "/host/proc".into(),
+            run: none.clone(),
+            service_account: none,
+        };
+        std::fs::write(folder.path().join("cni-1"), "").expect("a file");
+        let seen = |path: &str| visible(Path::new(path), &paths);
+        assert_eq!(seen("/var/run/netns/cni-1"), folder.path().join("cni-1"));
+        assert_eq!(seen("/elsewhere/cni-2"), Path::new("/elsewhere/cni-2"));
+        assert_eq!(seen("/proc/7/ns/net"), Path::new("/host/proc/7/ns/net"));
+    }
+}

@@ -1,0 +1,457 @@
+//! The task that keeps the node's pods enrolled: it waits for a reason to examine pods, and lets [`Enrolment`] take their steps.
+//!
+//! ```text
+//! API server: pods, namespaces ──┐
+//! plugins, at their socket ──────┼──► inventory ──► pass ──► rules, ztunnel, probes, annotation
+//! ztunnel, kernel, time ─────────┘
+//! ```
+//!
+//! At the start ztunnel receives nothing until pods and namespaces were listed: it would drop pods that are missing. Then it keeps what it has of them, and each is examined.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use cni_core::enablement::Enablement;
+use cni_core::selection::Programming;
+use controller_runtime::SCOPE;
+use controller_runtime::metrics::{gauged, results, start_at_zero};
+use controller_runtime::resync;
+use controller_runtime::supervisor::{Supervisor, Unneeded};
+use netns_apply::netns::Netns;
+use pod_netns::namespace_of;
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::{Instant, sleep, sleep_until};
+use zds::socket::Event;
+
+use super::add_event::{AddEvents, AddRequest};
+use super::annotations::{self, AnnotationFailure, AnnotationQueue};
+use super::enrolment::{Enrolled, Enrolment, REPLACEMENT};
+use super::inventory::{Due, Inventory, NamespaceReplica, PodReplica, namespaces, pods_of};
+use super::monitor::{self, Monitors, Opened};
+use super::node::{Annotate, NamedNamespaces, NodePass, ZtunnelLink};
+use super::pod::AmbientPod;
+use super::state::{AmbientState, ambient_rules};
+use crate::cluster::events::{EventMessage, EventPublisher};
+use crate::cluster::{Connection, pod_reference};
+use crate::confine::outside;
+use crate::file_watch::{FileEvent, FileWatch, WatchedDir};
+use crate::install::Installer;
+use crate::metrics::{CodeLabel, Metrics, StateLabel};
+use crate::settings::{AmbientSettings, Paths, Settings};
+
+/// How often all pods are examined, whatever is reported.
+const FULL_PASS: Duration = Duration::from_secs(60);
+/// How soon pods that are not as wanted are examined again, if nothing else says when.
+const PENDING_PASS: Duration = Duration::from_secs(2);
+/// How soon to try again what the agent itself lacks.
+const RETRY: Duration = Duration::from_secs(2);
+/// How long a pod that the API server does not list is believed to be one that starts.
+const LONGEST_START: Duration = Duration::from_secs(60);
+/// How many plugins may wait for their turn.
+const MOST_WAITING: usize = 64;
+/// The component of the events.
+const COMPONENT: &str = "cni-ambient";
+
+/// Keeps the node's pods enrolled.
+pub struct AmbientController {
+    settings: AmbientSettings,
+    paths: Paths,
+    node: String,
+    installer: Arc<Installer>,
+    connection: Arc<Connection>,
+    metrics: Arc<Metrics>,
+    events: EventPublisher,
+    state: Arc<AmbientState>,
+    adds: mpsc::Receiver<AddRequest>,
+    reports: BTreeMap<String, Report>,
+    monitors: Monitors,
+    waiting: Vec<Waiting>,
+}
+
+/// What is said of a pod that is not as wanted.
+struct Report {
+    why: String,
+    since: Instant,
+    is_sent: bool,
+}
+
+/// A plugin that waits for a pod.
+struct Waiting {
+    uid: String,
+    deadline: Instant,
+    reply: oneshot::Sender<Result<(), String>>,
+}
+
+/// Makes a controller, and what answers plugins, if ambient mode is on.
+#[must_use]
+pub fn link(
+    settings: &Settings,
+    installer: Arc<Installer>,
+    connection: Arc<Connection>,
+    metrics: Arc<Metrics>,
+    tasks: &Supervisor,
+) -> Option<(AmbientController, AddEvents)> {
+    let ambient = settings.ambient.clone()?;
+    let state = Arc::new(AmbientState::default());
+    start_at_zero(&metrics.ambient_pods, ["enrolled", "pending"].map(|state| StateLabel { state }));
+    start_at_zero(&metrics.annotations, results(["done", "gone", "failed"]));
+    start_at_zero(&metrics.plugin_requests, [200, 500].map(|response_code| CodeLabel { response_code }));
+    let (sender, adds) = mpsc::channel(MOST_WAITING);
+    let events = AddEvents {
+        settings: ambient.clone(),
+        paths: settings.paths.clone(),
+        installer: installer.clone(),
+        connection: connection.clone(),
+        metrics: metrics.clone(),
+        state: state.clone(),
+        adds: sender,
+    };
+    let controller = AmbientController {
+        settings: ambient,
+        paths: settings.paths.clone(),
+        node: settings.identity.node.clone(),
+        installer,
+        connection: connection.clone(),
+        events: EventPublisher::start("events of ambient mode", connection, metrics.clone(), tasks),
+        metrics,
+        state,
+        adds,
+        reports: BTreeMap::new(),
+        monitors: Monitors::default(),
+        waiting: Vec::new(),
+    };
+    Some((controller, events))
+}
+
+impl AmbientController {
+    /// Works for ever.
+    pub async fn run(self) -> Unneeded {
+        if self.node.is_empty() {
+            let why = "NODE_NAME is not set, so the agent does not know which pods are those of its node";
+            log::warn!(target: SCOPE, "no pod is enrolled in ambient mode: {why}");
+            self.state.hinder(why.to_owned());
+            return Unneeded;
+        }
+        let usual = Enablement::usual([]);
+        let selectors = self.settings.selectors.as_ref().and_then(|given| Enablement::read(given, []).ok());
+        let watched = namespaces(selectors.is_none_or(|selectors| selectors == usual));
+        let pods = pods_of(&self.node);
+        let (connection, inventory) = (self.connection.clone(), self.state.inventory.clone());
+        let queue = Arc::new(AnnotationQueue::default());
+        let (failures, failed) = mpsc::unbounded_channel();
+        let written = annotations::write(queue.clone(), connection.clone(), self.metrics.clone(), failures);
+        let (pod_replica, namespace_replica) = (PodReplica(&inventory), NamespaceReplica(&inventory));
+        tokio::select! {
+            never = resync::run(&connection, &pods, &pod_replica) => match never {},
+            never = resync::run(&connection, &watched, &namespace_replica) => match never {},
+            never = written => match never {},
+            never = self.work(queue, failed) => match never {},
+        }
+    }
+
+    async fn work(
+        mut self,
+        queue: Arc<AnnotationQueue>,
+        mut failures: mpsc::UnboundedReceiver<AnnotationFailure>,
+    ) -> std::convert::Infallible {
+        let start = Instant::now();
+        let mut worker = self.begin(queue).await;
+        let mut directory = self.watch_directory();
+        let (mut next_full, mut next) = (Instant::now(), None);
+        let mut adds = Vec::new();
+        loop {
+            let wake = [next, self.waiting.iter().map(|waiting| waiting.deadline).min(), Some(next_full)];
+            let wake = wake.into_iter().flatten().min().unwrap_or(next_full);
+            let changed_files = async {
+                match &mut directory {
+                    Some(watch) => watch.changed().await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                () = self.state.inventory.changed() => {}
+                Some(add) = self.adds.recv() => adds.push(add),
+                Some((uid, why)) = failures.recv() => {
+                    worker.enrolment.annotation_failed(start.elapsed(), &uid, why);
+                    self.state.inventory.examine(&uid);
+                }
+                change = changed_files => {
+                    self.monitors.release(|_| true);
+                    if !matches!(change, Ok(FileEvent::Files)) {
+                        directory = self.watch_directory();
+                    }
+                    continue;
+                }
+                () = sleep_until(wake) => {}
+            }
+            while let Ok(add) = self.adds.try_recv() {
+                adds.push(add);
+            }
+            let now = Instant::now();
+            let (rules, programming) = match ambient_rules(&self.installer, &self.settings) {
+                Ok(read) => read,
+                Err(why) => {
+                    self.hinder(why).await;
+                    continue;
+                }
+            };
+            // What changes from now on is examined next time.
+            let mut due = self.state.inventory.take();
+            let Some(pods) = self.state.inventory.pods(&rules) else {
+                self.refuse_late(now, &mut adds);
+                next_full = now + RETRY;
+                continue;
+            };
+            due.all |= now >= next_full;
+            if due.all {
+                next_full = now + FULL_PASS;
+                directory = directory.or_else(|| self.watch_directory());
+                self.monitors.release(|uid| self.state.inventory.has(uid));
+            }
+            let pass = Pass { now: start.elapsed(), pods, due, programming, adds: std::mem::take(&mut adds) };
+            let (mut done, monitored) = (pass, std::mem::take(&mut self.monitors));
+            let state = self.state.clone();
+            let finished = tokio::task::spawn_blocking(move || {
+                let opened = worker.pass(&mut done, &monitored, &state);
+                (worker, done, monitored, opened)
+            });
+            // The supervisor reports it.
+            let (back, done, monitored, opened) =
+                finished.await.unwrap_or_else(|error| std::panic::resume_unwind(error.into_panic()));
+            (worker, self.monitors) = (back, monitored);
+            self.monitors.add(opened, &self.state.inventory);
+            self.conclude(&worker, done);
+            let since = start.elapsed();
+            let retries = worker.enrolment.next_due(since).map(|due| Instant::now() + (due - since));
+            let pending = self.state.has_pending().then(|| Instant::now() + PENDING_PASS);
+            next = retries.into_iter().chain(pending).min();
+        }
+    }
+
+    /// Opens what enrolment needs, as soon as that is possible.
+    async fn begin(&mut self, queue: Arc<AnnotationQueue>) -> Worker {
+        loop {
+            match self.try_begin(&queue) {
+                Ok(worker) => {
+                    log::info!(target: SCOPE, socket = self.settings.socket.display().to_string(); "serving ztunnel; enrolling the node's ambient pods");
+                    return worker;
+                }
+                Err(why) => self.hinder(why).await,
+            }
+        }
+    }
+
+    fn try_begin(&self, queue: &Arc<AnnotationQueue>) -> Result<Worker, String> {
+        let path = namespace_of(&self.paths.proc, 1);
+        let host =
+            outside::run(move || Netns::open(path)).ok_or("opening the node's network namespace panicked")?;
+        let host = host.map_err(|error| {
+            format!("the node's network namespace cannot be opened: {error}; mount the host's /proc at MOUNTED_PROC_DIR, and add SYS_PTRACE to the capabilities")
+        })?;
+        if let Some(folder) = self.settings.socket.parent() {
+            std::fs::create_dir_all(folder).map_err(|error| {
+                format!("{}: {error}; mount the node's directory for ztunnel there", folder.display())
+            })?;
+        }
+        let (inventory, metrics) = (self.state.inventory.clone(), self.metrics.clone());
+        let link =
+            ZtunnelLink::serve(&self.settings.socket, move |event| observe(event, &inventory, &metrics));
+        let link = link.map_err(|error| {
+            format!("cannot serve ztunnel at {}: {error}", self.settings.socket.display())
+        })?;
+        let queue = queue.clone();
+        let annotate: Annotate = Box::new(move |pod, annotation| {
+            queue.add(pod, annotation);
+            Ok(())
+        });
+        Ok(Worker {
+            paths: self.paths.clone(),
+            host,
+            link,
+            annotate,
+            enrolment: Enrolment::default(),
+            named: NamedNamespaces::default(),
+            starting: BTreeMap::new(),
+            has_begun: false,
+        })
+    }
+
+    /// Says why nothing can be enrolled, once, and waits before the next try.
+    async fn hinder(&self, why: String) {
+        if self.state.hinder(why.clone()) {
+            log::warn!(target: SCOPE, "no pod can be enrolled in ambient mode: {why}");
+        }
+        sleep(RETRY).await;
+    }
+
+    /// Pods cannot be enrolled yet.
+    fn refuse_late(&self, now: Instant, adds: &mut Vec<AddRequest>) {
+        let (late, early) = std::mem::take(adds).into_iter().partition(|add| add.deadline <= now);
+        *adds = early;
+        for add in Vec::<AddRequest>::from_iter(late) {
+            let why = self.state.verdict().err().unwrap_or_else(|| "the agent is starting".to_owned());
+            let _ = add.reply.send(Err(why));
+        }
+    }
+
+    fn watch_directory(&self) -> Option<FileWatch> {
+        let directory = self.paths.netns.clone();
+        FileWatch::new(vec![WatchedDir { directory, matters: Box::new(|_| true) }]).ok()
+    }
+
+    /// Answers plugins, counts, and reports what is new.
+    fn conclude(&mut self, worker: &Worker, done: Pass) {
+        let now = Instant::now();
+        self.waiting.extend(done.adds.into_iter().map(|add| Waiting {
+            uid: add.pod.workload.uid().to_owned(),
+            deadline: add.deadline,
+            reply: add.reply,
+        }));
+        let (mut still, enrolment) = (Vec::new(), &worker.enrolment);
+        for waiting in std::mem::take(&mut self.waiting) {
+            match enrolment.is_enrolled(&waiting.uid) {
+                Ok(()) => drop(waiting.reply.send(Ok(()))),
+                Err(why) if now >= waiting.deadline => {
+                    let why = why.unwrap_or_else(|| "the pod was not examined in time".to_owned());
+                    drop(waiting.reply.send(Err(why)));
+                }
+                Err(_) => still.push(waiting),
+            }
+        }
+        self.waiting = still;
+        let enrolled = worker.enrolment.enrolled();
+        let pending = enrolled.wanted.saturating_sub(enrolled.enrolled);
+        for (state, count) in [("enrolled", enrolled.enrolled), ("pending", pending)] {
+            self.metrics.ambient_pods.get_or_create(&StateLabel { state }).set(gauged(count));
+        }
+        let all = done.pods.iter().chain(worker.starting.values().map(|starting| &starting.pod));
+        let names = all.map(|pod| (pod.workload.uid().to_owned(), pod.name.to_string())).collect();
+        self.report(now, &enrolled, &done.pods);
+        self.state.examined(enrolled, names);
+    }
+
+    /// Reports pods that stay pending, and those that are not any more.
+    fn report(&mut self, now: Instant, enrolled: &Enrolled, pods: &[AmbientPod]) {
+        let name = |uid: &str| pods.iter().find(|pod| pod.workload.uid() == uid).map(|pod| pod.name.clone());
+        self.reports.retain(|uid, report| {
+            let stays = enrolled.pending.contains_key(uid);
+            if !stays && report.is_sent && let Some(name) = name(uid) {
+                log::info!(target: SCOPE, pod = name.to_string(); "the pod is as its settings for ambient mode want it again");
+            }
+            stays
+        });
+        for (uid, why) in &enrolled.pending {
+            let new = Report { why: why.clone(), since: now, is_sent: false };
+            let report = self.reports.entry(uid.clone()).or_insert(new);
+            report.is_sent &= report.why == *why;
+            report.why.clone_from(why);
+            if report.is_sent || now.duration_since(report.since) < REPLACEMENT {
+                continue;
+            }
+            report.is_sent = true;
+            let Some(name) = name(uid) else { continue };
+            log::warn!(target: SCOPE, pod = name.to_string(); "the pod is not as its settings for ambient mode want it: {why}");
+            self.events.send(EventMessage {
+                about: pod_reference(&name.namespace, &name.name, Some(uid)),
+                component: COMPONENT,
+                kind: "Warning",
+                reason: "AmbientPending",
+                message: why.clone(),
+            });
+        }
+    }
+}
+
+fn observe(event: &Event, inventory: &Inventory, metrics: &Metrics) {
+    match event {
+        Event::Pod(uid, ..) => inventory.examine(uid),
+        Event::Ztunnels(count) => {
+            metrics.ztunnels.set(gauged(*count));
+            log::info!(target: SCOPE, ztunnels = *count; "ztunnel connected or disconnected");
+        }
+        Event::Closed(why) => log::warn!(target: SCOPE, "a connection of ztunnel ended: {why}"),
+        Event::Restored => log::info!(target: SCOPE, "ztunnel's socket was removed; recreated it"),
+        Event::Failed(why) => log::error!(target: SCOPE, "{why}"),
+    }
+}
+
+/// The pods of a pass, and after it the requests that wait.
+struct Pass {
+    now: Duration,
+    /// All pods that the API server lists.
+    pods: Vec<AmbientPod>,
+    due: Due,
+    programming: Programming,
+    /// Pods that are being created. After the pass: those whose plugins wait.
+    adds: Vec<AddRequest>,
+}
+
+/// A pod that is being created.
+struct Starting {
+    pod: AmbientPod,
+    since: Duration,
+}
+
+/// What passes work with, on a thread that may block.
+struct Worker {
+    paths: Paths,
+    host: Netns,
+    link: ZtunnelLink,
+    annotate: Annotate,
+    enrolment: Enrolment,
+    named: NamedNamespaces,
+    /// By UID.
+    starting: BTreeMap<String, Starting>,
+    has_begun: bool,
+}
+
+impl Worker {
+    /// Examines pods; opens sockets in namespaces that lack a monitor.
+    fn pass(&mut self, pass: &mut Pass, monitors: &Monitors, state: &AmbientState) -> Vec<Opened> {
+        self.take_adds(pass);
+        let listed: BTreeSet<&str> = pass.pods.iter().map(|pod| pod.workload.uid()).collect();
+        let now = pass.now;
+        self.starting.retain(|uid, starting| {
+            let is_known = state.inventory.has(uid) || now.saturating_sub(starting.since) < LONGEST_START;
+            is_known && !listed.contains(uid.as_str())
+        });
+        let mut pods = pass.pods.clone();
+        pods.extend(self.starting.values().map(|starting| starting.pod.clone()));
+        let uids: BTreeSet<&str> = pods.iter().map(|pod| pod.workload.uid()).collect();
+        self.named.retain(|uid| uids.contains(uid));
+        if !self.has_begun {
+            // ztunnel keeps what it has of these, and drops all others.
+            let has_traces = |pod: &&AmbientPod| pod.is_wanted() || pod.annotation.is_some();
+            self.link.begin(pods.iter().filter(has_traces).map(|pod| (pod.workload.clone(), None)).collect());
+            self.has_begun = true;
+        }
+        let Self { paths, host, link, annotate, enrolment, named, .. } = self;
+        let mut node = NodePass::new(paths, pass.programming, host, link, annotate, named);
+        let is_due = |uid: &str| pass.due.all || pass.due.uids.contains(uid);
+        let pending = enrolment.enrolled().pending;
+        enrolment.reconcile_some(now, &pods, |uid| is_due(uid) || pending.contains_key(uid), &mut node);
+        let mut found = node.found();
+        found.retain(|uid, _| enrolment.is_enrolled(uid).is_ok());
+        monitor::open(&monitors.missing(found), &paths.netns)
+    }
+
+    /// Notes pods that are being created. What cannot be is answered at once.
+    fn take_adds(&mut self, pass: &mut Pass) {
+        let Self { named, starting, .. } = self;
+        let mut waiting = Vec::new();
+        for add in std::mem::take(&mut pass.adds) {
+            let uid = add.pod.workload.uid().to_owned();
+            match named.note(&uid, &add.pod.addresses, &add.netns) {
+                Ok(()) => {
+                    let new = Starting { pod: add.pod.clone(), since: pass.now };
+                    starting.insert(uid.clone(), new);
+                    pass.due.uids.insert(uid);
+                    waiting.push(add);
+                }
+                Err(why) => drop(add.reply.send(Err(why))),
+            }
+        }
+        pass.adds = waiting;
+    }
+}

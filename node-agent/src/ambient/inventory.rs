@@ -1,0 +1,341 @@
+//! The node's pods and the namespaces that decide about them, as the API server has them, kept current by two watches; and which pods to examine.
+//!
+//! Only what decides is kept of an object. Namespaces are watched by label where labels of no other name decide: a cluster has many, and each node needs few.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use cni_core::enablement::{DATAPLANE_LABEL, SIDECAR_ANNOTATION};
+use controller_runtime::resync::{Collection, Freshness, Replica, Selection};
+use serde_json::{Map, Value, json};
+use tokio::sync::Notify;
+
+use super::pod::{AmbientPod, AmbientRules};
+use crate::cluster::pods::PODS;
+
+/// Where namespaces are.
+pub const NAMESPACES: &str = "/api/v1/namespaces";
+/// How long the agents of all nodes together take to watch again after the API server was gone.
+const SPREAD: Duration = Duration::from_secs(60);
+/// How annotations that decide begin.
+const ANNOTATIONS: &str = "ambient.istio.io/";
+/// Everything else of a pod that decides.
+const OF_POD: [&str; 10] = [
+    "/metadata/namespace",
+    "/metadata/name",
+    "/metadata/uid",
+    "/metadata/labels",
+    "/metadata/deletionTimestamp",
+    "/spec/hostNetwork",
+    "/spec/runtimeClassName",
+    "/spec/serviceAccountName",
+    "/status/phase",
+    "/status/podIPs",
+];
+
+/// What is to be examined.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Due {
+    /// All pods.
+    pub all: bool,
+    /// Pods, by UID.
+    pub uids: BTreeSet<String>,
+}
+
+/// The copies, and what changed since the last [`take`](Inventory::take).
+#[derive(Debug, Default)]
+pub struct Inventory {
+    state: Mutex<State>,
+    changed: Notify,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// By UID. None until they were listed.
+    pods: Option<BTreeMap<String, Value>>,
+    /// Labels, by name. None until they were listed.
+    namespaces: Option<BTreeMap<String, Map<String, Value>>>,
+    due: Due,
+}
+
+impl Inventory {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// All pods that have a network namespace; none until pods and namespaces were listed.
+    pub fn pods(&self, rules: &AmbientRules) -> Option<Vec<AmbientPod>> {
+        let state = self.state();
+        let (pods, namespaces) = (state.pods.as_ref()?, state.namespaces.as_ref()?);
+        let none = Map::new();
+        let labels = |pod: &Value| {
+            let namespace = pod.pointer("/metadata/namespace").and_then(Value::as_str);
+            namespace.and_then(|name| namespaces.get(name)).unwrap_or(&none)
+        };
+        Some(pods.values().filter_map(|pod| AmbientPod::read(pod, labels(pod), rules)).collect())
+    }
+
+    /// Whether the API server has a pod of this UID on the node, as far as that is known.
+    pub fn has(&self, uid: &str) -> bool {
+        self.state().pods.as_ref().is_some_and(|pods| pods.contains_key(uid))
+    }
+
+    /// The labels of a namespace, if the watch includes it.
+    pub fn namespace(&self, name: &str) -> Option<Map<String, Value>> {
+        self.state().namespaces.as_ref()?.get(name).cloned()
+    }
+
+    /// A pod is to be examined.
+    pub fn examine(&self, uid: &str) {
+        self.edit(|state| {
+            state.due.uids.insert(uid.to_owned());
+        });
+    }
+
+    /// All pods are to be examined.
+    pub fn examine_all(&self) {
+        self.edit(|state| state.due.all = true);
+    }
+
+    /// Waits until something is to be examined. May be dropped and called again.
+    pub async fn changed(&self) {
+        while self.state().due == Due::default() {
+            self.changed.notified().await;
+        }
+    }
+
+    /// What is to be examined now; the caller does.
+    pub fn take(&self) -> Due {
+        std::mem::take(&mut self.state().due)
+    }
+
+    fn edit(&self, edit: impl FnOnce(&mut State)) {
+        edit(&mut self.state());
+        self.changed.notify_one();
+    }
+}
+
+/// The pods of the node of this name.
+pub fn pods_of(node: &str) -> Collection {
+    Collection {
+        what: "pods of ambient mode",
+        path: PODS.to_owned(),
+        selection: Selection { fields: format!("spec.nodeName={node}"), labels: String::new() },
+        freshness: Freshness::Remembered,
+        remedy: "give the agent's service account the verbs get, list and watch on pods (ClusterRole istio-cni)",
+        spread: SPREAD,
+    }
+}
+
+/// The namespaces that decide: with the usual selectors those that have the label, otherwise all.
+pub fn namespaces(has_usual_selectors: bool) -> Collection {
+    let labels = if has_usual_selectors { DATAPLANE_LABEL.to_owned() } else { String::new() };
+    Collection {
+        what: "namespaces of ambient mode",
+        path: NAMESPACES.to_owned(),
+        selection: Selection { fields: String::new(), labels },
+        // An older list would take pods out of ambient mode that are in it.
+        freshness: Freshness::Newest,
+        remedy: "give the agent's service account the verbs get, list and watch on namespaces (ClusterRole istio-cni)",
+        spread: SPREAD,
+    }
+}
+
+/// The inventory's copy of the pods.
+#[derive(Debug)]
+pub struct PodReplica<'a>(pub &'a Inventory);
+
+impl Replica for PodReplica<'_> {
+    type Item = (String, Value);
+
+    fn parser(&self) -> impl Fn(&Value) -> Option<Self::Item> + Clone + Send + Sync + 'static {
+        condensed
+    }
+
+    fn replace(&self, items: Vec<Self::Item>) {
+        self.0.edit(|state| {
+            state.pods = Some(items.into_iter().collect());
+            state.due.all = true;
+        });
+    }
+
+    fn changed(&self, object: &Value) {
+        let Some((uid, pod)) = condensed(object) else { return };
+        self.0.edit(|state| {
+            let Some(pods) = &mut state.pods else { return };
+            // The kubelet writes much that decides nothing.
+            if pods.get(&uid) != Some(&pod) {
+                pods.insert(uid.clone(), pod);
+                state.due.uids.insert(uid);
+            }
+        });
+    }
+
+    fn removed(&self, object: &Value) {
+        let Some((uid, _)) = condensed(object) else { return };
+        self.0.edit(|state| {
+            drop(state.pods.as_mut().and_then(|pods| pods.remove(&uid)));
+            state.due.uids.insert(uid);
+        });
+    }
+
+    fn interrupted(&self) -> bool {
+        false
+    }
+}
+
+/// The inventory's copy of the namespaces.
+#[derive(Debug)]
+pub struct NamespaceReplica<'a>(pub &'a Inventory);
+
+impl Replica for NamespaceReplica<'_> {
+    type Item = (String, Map<String, Value>);
+
+    fn parser(&self) -> impl Fn(&Value) -> Option<Self::Item> + Clone + Send + Sync + 'static {
+        labels
+    }
+
+    fn replace(&self, items: Vec<Self::Item>) {
+        self.0.edit(|state| {
+            state.namespaces = Some(items.into_iter().collect());
+            state.due.all = true;
+        });
+    }
+
+    fn changed(&self, object: &Value) {
+        let Some((name, labels)) = labels(object) else { return };
+        self.0.edit(|state| {
+            let Some(namespaces) = &mut state.namespaces else { return };
+            if namespaces.get(&name) != Some(&labels) {
+                namespaces.insert(name, labels);
+                state.due.all = true;
+            }
+        });
+    }
+
+    fn removed(&self, object: &Value) {
+        let Some((name, _)) = labels(object) else { return };
+        self.0.edit(|state| {
+            drop(state.namespaces.as_mut().and_then(|namespaces| namespaces.remove(&name)));
+            state.due.all = true;
+        });
+    }
+
+    fn interrupted(&self) -> bool {
+        false
+    }
+}
+
+/// What decides of a pod, by its UID.
+fn condensed(pod: &Value) -> Option<(String, Value)> {
+    let uid = pod.pointer("/metadata/uid")?.as_str()?.to_owned();
+    let mut kept = json!({"metadata": {"annotations": {}}, "spec": {}, "status": {}});
+    for pointer in OF_POD {
+        if let Some(value) = pod.pointer(pointer)
+            && let Some((parent, key)) = pointer.rsplit_once('/')
+            && let Some(parent) = kept.pointer_mut(parent)
+        {
+            parent[key] = value.clone();
+        }
+    }
+    let annotations = pod.pointer("/metadata/annotations").and_then(Value::as_object);
+    for (name, value) in annotations.into_iter().flatten() {
+        if name.starts_with(ANNOTATIONS) {
+            kept["metadata"]["annotations"][name] = value.clone();
+        } else if name == SIDECAR_ANNOTATION {
+            // That it exists is enough; its value is long.
+            kept["metadata"]["annotations"][name] = json!("");
+        }
+    }
+    Some((uid, kept))
+}
+
+/// The labels of a namespace, by its name.
+pub fn labels(namespace: &Value) -> Option<(String, Map<String, Value>)> {
+    let name = namespace.pointer("/metadata/name")?.as_str()?.to_owned();
+    let labels = namespace.pointer("/metadata/labels").and_then(Value::as_object);
+    Some((name, labels.cloned().unwrap_or_default()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::settings::AmbientDefaults;
+    use cni_core::enablement::Enablement;
+    use cni_core::sandboxed::SandboxedRuntimes;
+
+    fn rules() -> AmbientRules {
+        AmbientRules {
+            enablement: Enablement::usual([]),
+            defaults: AmbientDefaults { dns_capture: true, ipv6: true },
+            sandboxed: SandboxedRuntimes::default(),
+        }
+    }
+
+    fn pod(uid: &str) -> Value {
+        json!({"metadata": {"namespace": "shop", "name": uid, "uid": uid, "resourceVersion": "7",
+                "labels": {"app": "web"},
+                "annotations": {"sidecar.istio.io/status": "{long}", "kubectl.kubernetes.io/last": "{}",
+                    "ambient.istio.io/dns-capture": "false"}},
+            "spec": {"containers": [{"name": "web"}]},
+            "status": {"phase": "Running", "podIPs": [{"ip": "10.1.0.2"}], "conditions": []}})
+    }
+
+    fn namespace(mode: Option<&str>) -> Value {
+        json!({"metadata": {"name": "shop", "labels": mode.map(|mode| json!({"istio.io/dataplane-mode": mode}))}})
+    }
+
+    #[test]
+    fn only_what_decides_is_kept() {
+        let (uid, kept) = condensed(&pod("u-1")).expect("a pod");
+        assert_eq!(uid, "u-1");
+        assert_eq!(
+            kept,
+            json!({"metadata": {"namespace": "shop", "name": "u-1", "uid": "u-1", "labels": {"app": "web"},
+                    "annotations": {"sidecar.istio.io/status": "", "ambient.istio.io/dns-capture": "false"}},
+                "spec": {}, "status": {"phase": "Running", "podIPs": [{"ip": "10.1.0.2"}]}})
+        );
+        assert_eq!(condensed(&json!({"metadata": {}})), None);
+    }
+
+    #[test]
+    fn nothing_is_known_before_both_lists_are_there() {
+        let inventory = Inventory::default();
+        PodReplica(&inventory).replace(vec![condensed(&pod("u-1")).expect("a pod")]);
+        assert_eq!(inventory.pods(&rules()), None, "without namespaces, pods would seem to have left");
+        NamespaceReplica(&inventory).replace(Vec::new());
+        assert_eq!(inventory.pods(&rules()).map(|pods| pods.len()), Some(1));
+        assert!(inventory.has("u-1") && !inventory.has("u-2"));
+    }
+
+    #[test]
+    fn changes_name_the_pods_that_they_decide_about() {
+        let inventory = Inventory::default();
+        let (pods, namespaces) = (PodReplica(&inventory), NamespaceReplica(&inventory));
+        pods.replace(vec![condensed(&pod("u-1")).expect("a pod")]);
+        namespaces.replace(Vec::new());
+        assert!(inventory.take().all);
+        let is_wanted = || inventory.pods(&rules()).expect("lists")[0].is_wanted();
+
+        let mut unlike = pod("u-1");
+        unlike["status"]["conditions"] = json!([{"type": "Ready"}]);
+        pods.changed(&unlike);
+        assert_eq!(inventory.take(), Due::default(), "what the kubelet writes decides nothing");
+        unlike["metadata"]["annotations"] = json!({});
+        pods.changed(&unlike);
+        assert_eq!(inventory.take().uids, BTreeSet::from(["u-1".to_owned()]));
+
+        assert!(!is_wanted());
+        namespaces.changed(&namespace(Some("ambient")));
+        assert!(inventory.take().all && is_wanted());
+        namespaces.changed(&namespace(Some("ambient")));
+        assert_eq!(inventory.take(), Due::default());
+        // A watch by label reports so that the label went.
+        namespaces.removed(&namespace(None));
+        assert!(inventory.take().all && !is_wanted());
+        pods.removed(&unlike);
+        assert_eq!(inventory.take().uids, BTreeSet::from(["u-1".to_owned()]));
+        assert!(!inventory.has("u-1"));
+    }
+}

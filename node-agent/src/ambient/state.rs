@@ -1,0 +1,108 @@
+//! What the controller of ambient mode knows, and other parts of the agent show.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use cni_core::selection::Programming;
+use tokio::sync::watch;
+
+use super::enrolment::Enrolled;
+use super::inventory::Inventory;
+use super::pod::AmbientRules;
+use crate::install::Installer;
+use crate::pod_check::plugin_conf;
+use crate::settings::AmbientSettings;
+
+/// The most pods whose reasons are in the words for people.
+const MOST_REASONS: usize = 10;
+
+/// The state of ambient mode on this node.
+#[derive(Debug, Default)]
+pub struct AmbientState {
+    /// What is known of pods and namespaces.
+    pub inventory: Arc<Inventory>,
+    progress: Mutex<Progress>,
+    begun: watch::Sender<bool>,
+}
+
+/// How far the node's pods are.
+#[derive(Debug, Default, Clone)]
+struct Progress {
+    enrolled: Enrolled,
+    /// The names of pods, by UID.
+    names: BTreeMap<String, String>,
+    /// Why nothing can be enrolled.
+    obstacle: Option<String>,
+}
+
+impl AmbientState {
+    fn progress(&self) -> MutexGuard<'_, Progress> {
+        self.progress.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Nothing can be enrolled, because of this. Returns whether that is new.
+    pub fn hinder(&self, why: String) -> bool {
+        let mut progress = self.progress();
+        let is_new = progress.obstacle.as_ref() != Some(&why);
+        progress.obstacle = Some(why);
+        is_new
+    }
+
+    /// All pods that were due have been examined. Names are those of pods, by UID.
+    pub fn examined(&self, enrolled: Enrolled, names: BTreeMap<String, String>) {
+        *self.progress() = Progress { enrolled, names, obstacle: None };
+        self.begun.send_replace(true);
+    }
+
+    /// Whether some pods are not as wanted.
+    #[must_use]
+    pub fn has_pending(&self) -> bool {
+        !self.progress().enrolled.pending.is_empty()
+    }
+
+    /// Waits until every pod was examined once.
+    pub async fn begun(&self) {
+        // The sender lives as long as this does.
+        let _ = self.begun.subscribe().wait_for(|begun| *begun).await;
+    }
+
+    /// Whether pods can be enrolled.
+    ///
+    /// # Errors
+    /// Why not, for people.
+    pub fn verdict(&self) -> Result<(), String> {
+        match &self.progress().obstacle {
+            Some(why) => Err(format!("ambient mode: {why}")),
+            None if *self.begun.borrow() => Ok(()),
+            None => Err("ambient mode: the node's pods and namespaces have not been listed yet".to_owned()),
+        }
+    }
+
+    /// How far pods are, and why some are not, for people.
+    #[must_use]
+    pub fn words(&self) -> String {
+        let progress = self.progress().clone();
+        let mut words = progress.enrolled.words();
+        for (uid, why) in progress.enrolled.pending.iter().take(MOST_REASONS) {
+            words += &format!("\n  {}: {why}", progress.names.get(uid).unwrap_or(uid));
+        }
+        match progress.enrolled.pending.len().saturating_sub(MOST_REASONS) {
+            0 => words,
+            more => words + &format!("\n  and {more} more"),
+        }
+    }
+}
+
+/// Which pods are in ambient mode and how they are redirected, from the plugin's configuration, so that both decide alike.
+///
+/// # Errors
+/// It cannot be read.
+pub fn ambient_rules(
+    installer: &Installer,
+    settings: &AmbientSettings,
+) -> Result<(AmbientRules, Programming), String> {
+    let conf =
+        plugin_conf(installer).map_err(|error| format!("the plugin's entry cannot be read: {error}"))?;
+    let (enablement, sandboxed) = (conf.enablement, conf.sandboxed);
+    Ok((AmbientRules { enablement, defaults: settings.defaults, sandboxed }, conf.programming))
+}
