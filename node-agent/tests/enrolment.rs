@@ -6,7 +6,7 @@ mod process;
 
 use std::fs;
 use std::net::IpAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -18,7 +18,7 @@ use e2e::ztunnel::Obedient;
 use netns_apply::netns::Netns;
 use netns_apply::probes;
 use pods::{Proc, Sandboxes, metric};
-use process::{CALICO, Node, get};
+use process::{Agent, CALICO, Node, get};
 use serde_json::{Value, json};
 
 const SYSTEM: &str = "istio-system";
@@ -92,6 +92,16 @@ impl World {
 
     fn socket(&self) -> PathBuf {
         self.node.path("ztunnel/ztunnel.sock")
+    }
+
+    /// The agent, under its seccomp profile as it ships: a call that is not in it ends the agent.
+    fn start(&self) -> Agent<'_> {
+        let helper = e2e::program::built().expect("the programs are built").join("e2e-helper");
+        let profile = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/seccomp/install-cni.json");
+        let (helper, profile) = (helper.display().to_string(), profile.display().to_string());
+        let agent = self.node.start_as(&[&helper, "confined-or-killed", &profile]);
+        agent.wait_ready();
+        agent
     }
 
     /// A pod that the scheduler has put on the node.
@@ -213,7 +223,7 @@ fn running_pods_are_enrolled_healed_and_leave_as_their_namespace_says() {
     let (first, web) = world.running("web", &["10.1.0.2", "fd00::2"]);
     let (second, db) = world.running("db", &["10.1.0.3"]);
     let ztunnel = world.ztunnel();
-    let agent = world.node.start_ready();
+    let agent = world.start();
     world.wait_enrolled(2.0);
     for name in ["web", "db"] {
         world.wait_annotation(name, Some("enabled"));
@@ -253,7 +263,7 @@ fn running_pods_are_enrolled_healed_and_leave_as_their_namespace_says() {
 #[test]
 fn a_pod_that_is_created_starts_only_behind_ztunnel() {
     let world = World::new();
-    let _agent = world.node.start_ready();
+    let _agent = world.start();
     let uid = world.create("web");
     let web = world.sandbox("web", &["10.1.0.2"]);
     let start = Instant::now();
@@ -294,12 +304,12 @@ fn pods_stay_enrolled_while_the_agent_is_killed_and_the_api_server_is_gone() {
     let world = World::new();
     let (uid, web) = world.running("web", &["10.1.0.2"]);
     let ztunnel = world.ztunnel();
-    let agent = world.node.start_ready();
+    let agent = world.start();
     world.wait_annotation("web", Some("enabled"));
     agent.kill();
     assert_eq!(ztunnel.served(), [(uid.clone(), inode(&web))].into());
     web.sh("nft flush ruleset").expect("runs").ok().expect("flushes");
-    let agent = world.node.start_ready();
+    let agent = world.start();
     world.wait_enrolled(1.0);
     assert!(has_rules(&web));
     assert_eq!(ztunnel.served(), [(uid.clone(), inode(&web))].into());
@@ -321,7 +331,7 @@ fn adds() -> u8 {
 fn pods_that_are_created_in_a_crowd_are_all_enrolled() {
     let world = World::new();
     let ztunnel = world.ztunnel();
-    let _agent = world.node.start_ready();
+    let _agent = world.start();
     let mut sandboxes = Vec::new();
     for number in 0..adds() {
         let name = format!("web-{number}");

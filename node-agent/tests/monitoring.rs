@@ -242,7 +242,7 @@ fn the_runbooks_commands_ask_what_is_there() {
     for command in commands {
         let words: Vec<&str> = command.split(' ').collect();
         match words[..] {
-            ["curl", "-s", "localhost:8000/readyz"] => {
+            ["curl", "-s", "localhost:8000/readyz" | "localhost:8000/readyz?verbose"] => {
                 assert_eq!(agent.readyz().map(|(status, _)| status), Some(200));
             }
             ["curl", "-s", "localhost:15014/metrics", "|", "grep", part] => {
@@ -335,6 +335,7 @@ const CAUSES: &[Cause] = &[
     cause("IstioCniHealingFails", &[("istio_cni_heal_attempts_total{reason=\"not_applied\"}", RISES)], 33, 40),
     cause("IstioCniHealingContested", &[("istio_cni_heal_contested_pods", HAPPENS)], 33, 40),
     cause("IstioCniHealingDeaf", &[("istio_cni_heal_unwatched_pods", HAPPENS)], 58, 65),
+    cause("IstioCniAmbientPending", &[("istio_cni_ambient_pods{state=\"pending\"}", HAPPENS)], 33, 40),
     cause("IstioCniRepairFailing", &[("istio_cni_repair_pods_repaired_total{type=\"repair\",result=\"fail\"}", RISES)], 38, 45),
     cause("IstioCniPodsGivenUp", &[("istio_cni_repair_given_up_total{type=\"repair\"}", RISES_ONCE)], 29, 32),
     cause("IstioCniBrokenPodsWaiting", &[("istio_cni_repair_waiting_pods", HAPPENS)], 43, 50),
