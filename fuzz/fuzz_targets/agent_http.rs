@@ -67,6 +67,7 @@ static AGENT: LazyLock<Agent> = LazyLock::new(|| {
             installer: Arc::new(Installer::new(Arc::new(Real), Arc::new(Nobody), settings)),
             state: Arc::new(AgentState::default()),
             summary: Arc::new(NodeSummary::new(metrics.clone())),
+            ambient: None,
             metrics: metrics.clone(),
             registry,
             logs: Some(logs),
