@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use cni_core::enablement::Enablement;
+use cni_core::yaml;
 use serde_json::Value;
 
 use super::raw::Raw;
@@ -46,7 +47,11 @@ fn selectors(raw: &mut Raw<'_>) -> Option<Value> {
     if text.trim().is_empty() {
         return None;
     }
-    let read = serde_json::from_str::<Value>(&text).map_err(|error| format!("not JSON: {error}"));
+    // Istio's chart writes YAML.
+    let read = yaml::documents(&text).and_then(|documents| match <[Value; 1]>::try_from(documents) {
+        Ok([selectors]) => Ok(selectors),
+        Err(all) => Err(format!("has {} documents, not one", all.len())),
+    });
     let checked =
         read.and_then(|value| Enablement::read(&value, []).map(|_| value).map_err(|error| error.to_string()));
     checked.map_err(|why| raw.reject(NAME, &why)).ok()

@@ -108,7 +108,7 @@ pub const SETTINGS: &[Row] = &[
     unused(&["ALLOW_SWITCH_TO_HOST_NS"], "Repairs do not enter the node's network namespace."),
     used("ambient-enabled", &["AMBIENT_ENABLED"], Switch, "false", "Enable ambient mode: pods without a sidecar are redirected to the node's ztunnel (docs/tasks/ambient.md)."),
     used("ztunnel-uds-address", &["ZTUNNEL_UDS_ADDRESS"], Path, "/var/run/ztunnel/ztunnel.sock", "Socket at which ztunnel receives pods; its directory is mounted from the node."),
-    used("", &["AMBIENT_ENABLEMENT_SELECTOR"], TEXT, "", "Which pods are in ambient mode: a JSON list of objects with podSelector and namespaceSelector, of which one that selects is enough; empty: by label istio.io/dataplane-mode."),
+    used("", &["AMBIENT_ENABLEMENT_SELECTOR"], TEXT, "", "Which pods are in ambient mode: a list, as JSON or YAML, of objects with podSelector and namespaceSelector, of which one that selects is enough; empty: by label istio.io/dataplane-mode."),
     used("", &["AMBIENT_DNS_CAPTURE"], Switch, "true", "Redirect DNS queries of these pods to ztunnel, unless their annotation says otherwise."),
     used("", &["AMBIENT_IPV6"], Switch, "true", "Redirect IPv6 of these pods, too."),
     used("enable-ambient-detection-retry", &["ENABLE_AMBIENT_DETECTION_RETRY"], Switch, "", "Whether the plugin reads a pod again.").status(Status::NotImplemented("a pod that cannot be read does not start, and the kubelet tries again")),

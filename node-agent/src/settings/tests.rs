@@ -1,5 +1,6 @@
 use super::table::{SETTINGS, Status};
 use super::*;
+use cni_core::enablement::Enablement;
 use settings_cli::{Line, ParsedArgs};
 
 const REQUIRED: [(&str, &str); 2] =
@@ -351,11 +352,21 @@ fn wrong_settings_of_ambient_mode_are_refused_also_while_it_is_off() {
         problems[1].contains("ZTUNNEL_UDS_ADDRESS") && problems[1].contains("path of a socket"),
         "{problems:#?}"
     );
-    let [yaml] = &*read(&[], &[("AMBIENT_ENABLEMENT_SELECTOR", "- podSelector: {}")]).expect_err("YAML")
-    else {
-        panic!("one is wrong")
-    };
-    assert!(yaml.contains("not JSON"), "{yaml}");
+    for wrong in ["- podSelector: [", "- podSelector: {}\n---\n- podSelector: {}"] {
+        let problems = read(&[], &[("AMBIENT_ENABLEMENT_SELECTOR", wrong)]).expect_err("wrong");
+        assert!(problems.len() == 1 && problems[0].contains("AMBIENT_ENABLEMENT_SELECTOR"), "{problems:#?}");
+    }
+}
+
+/// The defaults of Istio's chart, in its words, are the usual selectors.
+#[test]
+fn selectors_may_be_yaml() {
+    let text = "- podSelector:\n    matchLabels:\n      istio.io/dataplane-mode: ambient\n- podSelector:\n    matchExpressions:\n    - key: \
+                istio.io/dataplane-mode\n      operator: NotIn\n      values:\n      - none\n  namespaceSelector:\n    matchLabels:\n      \
+                istio.io/dataplane-mode: ambient\n";
+    let on = settings(&["--ambient-enabled"], &[("AMBIENT_ENABLEMENT_SELECTOR", text)]);
+    let selectors = on.ambient.expect("it is on").selectors.expect("selectors");
+    assert_eq!(Enablement::read(&selectors, []), Ok(Enablement::usual([])));
 }
 
 /// Istio's own, at its defaults.

@@ -7,9 +7,10 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::time::{Duration, Instant};
 
+use nix::sys::socket::getsockopt;
+use nix::sys::socket::sockopt::PeerCredentials;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::net::sockopt::socket_peercred;
 use rustix::net::{
     RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, accept_with, recv, sendmsg,
 };
@@ -85,12 +86,13 @@ impl Connections {
                 return Err(format!("cannot accept ztunnel's connection: {error}"));
             }
         };
-        let peer =
-            socket_peercred(&socket).map_err(|error| format!("cannot determine who connected: {error}"))?;
-        if !peer.uid.is_root() && peer.uid != rustix::process::geteuid() {
+        // rustix fails where the peer has no process id here, as ztunnel has none in the agent's container.
+        let peer = getsockopt(&socket, PeerCredentials)
+            .map_err(|error| format!("cannot determine who connected: {error}"))?;
+        if peer.uid() != 0 && peer.uid() != rustix::process::geteuid().as_raw() {
             return Err(format!(
                 "refused a connection: the peer is neither root nor the agent's user, but user {}",
-                peer.uid.as_raw()
+                peer.uid()
             ));
         }
         self.count += 1;
