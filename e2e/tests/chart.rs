@@ -20,7 +20,7 @@ use e2e::tools;
 use serde_json::{Value, json};
 
 /// What the manifest has switched off: the mark of its lines, and the values that switch it on.
-fn features() -> [(&'static str, Value); 7] {
+fn features() -> [(&'static str, Value); 8] {
     let repair = |name: &str| {
         let mut repair = json!({"repairPods": false});
         repair[name] = json!(true);
@@ -37,6 +37,7 @@ fn features() -> [(&'static str, Value); 7] {
         ("repair-label", repair("labelPods")),
         ("node-taint", json!({"repair": {"enabled": false}, "nodeTaint": {"enabled": true}})),
         ("node-condition", json!({"repair": {"enabled": false}, "nodeCondition": {"enabled": true}})),
+        ("ambient", json!({"repair": {"enabled": false}, "ambient": {"enabled": true}})),
     ]
 }
 
@@ -334,7 +335,7 @@ fn every_variable_is_a_setting_that_is_in_force() -> Result<()> {
             .collect()
     };
     let known: BTreeSet<String> = items.flat_map(names).collect();
-    ensure!(known.contains("REPAIR_REPAIR_PODS") && !known.contains("AMBIENT_ENABLED"), "{known:?}");
+    ensure!(known.contains("REPAIR_REPAIR_PODS") && known.contains("AMBIENT_ENABLED"), "{known:?}");
     let variables = yaml(&chart_file("files/variables.yaml")?)?;
     let listed =
         |part: &str| -> Result<BTreeSet<String>> { Ok(serde_json::from_value(variables[part].clone())?) };
@@ -342,8 +343,6 @@ fn every_variable_is_a_setting_that_is_in_force() -> Result<()> {
     let mut told: BTreeSet<String> = values.into_keys().chain(listed("chart")?).collect();
     told.extend(listed("refused")?.into_iter().chain(listed("others")?));
     let named: BTreeSet<String> = known.iter().filter(|name| !name.starts_with("--")).cloned().collect();
-    // Refused where it is true, whether the agent has it or not.
-    ensure!(told.remove("AMBIENT_ENABLED"));
     ensure!(told == named, "files/variables.yaml: {:?}", told.symmetric_difference(&named));
     let mut set = BTreeSet::new();
     for file in values_files()? {
@@ -384,7 +383,7 @@ fn a_misspelt_value_fails_with_the_one_that_was_meant() -> Result<()> {
         ("global.platfrom=gke", "did you mean global.platform?"),
         ("driftWatch.intervall=5m", "did you mean driftWatch.interval?"),
         ("platform=k4s", "platform: \"k4s\" is not one of gke, k3d, k3s, microk8s, minikube, openshift"),
-        ("profile=defualt", "profile: \"defualt\" is not one of default"),
+        ("profile=defualt", "profile: \"defualt\" is not one of ambient, default"),
         ("compatibilityVersion=1.12", "compatibilityVersion: \"1.12\" is not a minor version of Istio"),
         ("chained=no", "chained: Invalid type"),
         ("cniBinDir=opt/cni/bin", "cniBinDir: Does not match pattern"),
@@ -415,8 +414,6 @@ fn a_misspelt_value_fails_with_the_one_that_was_meant() -> Result<()> {
 fn every_value_has_a_change_that_is_tried() -> Result<()> {
     let mut values = BTreeSet::new();
     leaves("", &yaml(&chart_file("files/defaults.yaml")?)?, &mut values);
-    // Refused as a whole: tests of its own.
-    values.remove("ambient.enabled");
     let tried: BTreeSet<String> = changes()?.keys().cloned().collect();
     let differ: Vec<_> = values.symmetric_difference(&tried).collect();
     ensure!(
@@ -453,19 +450,50 @@ fn values_of_istios_other_charts_do_not_matter() -> Result<()> {
     Ok(())
 }
 
+/// Every way to switch ambient mode on brings the same, and all that it brings.
 #[test]
 #[ignore = "needs helm: make chart"]
-fn ambient_is_refused_in_words() -> Result<()> {
-    for set in [
-        "ambient.enabled=true",
-        "cni.ambient.enabled=true",
-        "profile=ambient",
-        "global.profile=ambient",
-        "env.AMBIENT_ENABLED=true",
-    ] {
-        let words = refusal(set)?;
-        ensure!(words.contains("this agent has no ambient mode"), "{set}: {words}");
+fn ambient_mode_brings_its_rights_mounts_and_settings_and_nothing_is_left_without_it() -> Result<()> {
+    let on = |set: &str| -> Result<Vec<Value>> {
+        objects(&rendering(&["--skip-tests", "--set", &format!("repair.enabled=false,{set}")])?.ok()?.stdout)
+    };
+    let ambient = on("ambient.enabled=true")?;
+    for set in
+        ["cni.ambient.enabled=true", "profile=ambient", "global.profile=ambient", "env.AMBIENT_ENABLED=true"]
+    {
+        ensure!(on(set)? == ambient, "{set}");
     }
+    let off = on("profile=default")?;
+    ensure!(on("profile=ambient,ambient.enabled=false")? == off, "what is given wins over the profile");
+    let rights = |objects: &[Value], role: &str| granted(objects, "ClusterRole", role);
+    let more = |role: &str| -> Result<Vec<String>> {
+        Ok(rights(&ambient, role)?.difference(&rights(&off, role)?).cloned().collect())
+    };
+    ensure!(more("istio-cni-plugin")? == ["namespaces: get"], "{:?}", more("istio-cni-plugin")?);
+    let of_agent = [
+        "events: create",
+        "namespaces: get",
+        "namespaces: list",
+        "namespaces: watch",
+        "pods/status: patch",
+        "pods: list",
+        "pods: watch",
+    ];
+    ensure!(more("istio-cni")? == of_agent, "{:?}", more("istio-cni")?);
+    let pod = &daemon_set(&ambient)?["spec"]["template"]["spec"];
+    let mounts = pod["containers"][0]["volumeMounts"].to_string();
+    for mount in ["/var/run/ztunnel", "/host/proc", "/host/var/run/netns", "/var/run/istio-cni"] {
+        ensure!(mounts.contains(&json!(mount).to_string()), "{mount}: {mounts}");
+    }
+    let before: BTreeMap<String, String> = environment(&off)?;
+    let mut now = environment(&ambient)?;
+    now.retain(|name, value| before.get(name) != Some(value));
+    ensure!(now == BTreeMap::from([("AMBIENT_ENABLED".to_owned(), "true".to_owned())]), "{now:?}");
+    ensure!(
+        !format!("{off:?}").contains("ztunnel") && !rights(&off, "istio-cni")?.contains("namespaces: get")
+    );
+    let wrong = refusal("ambient.enabled=true,ambient.enablementSelectors[0].pods.matchLabels.a=b")?;
+    ensure!(wrong.contains("enablementSelectors"), "{wrong}");
     Ok(())
 }
 
@@ -501,8 +529,9 @@ fn pods_roll_for_settings_that_are_read_at_the_start_and_for_no_others() -> Resu
 
 /// The value that switches a feature on, as docs/get-started/install.md names it; all values of which it takes; and what the agent does then, as docs/reference/privileges.md
 /// has it.
-fn privileged_features() -> [(&'static str, Value, &'static str); 7] {
-    let [watch, heal, in_place, delete, label, taint, condition] = features().map(|(_, values)| values);
+fn privileged_features() -> [(&'static str, Value, &'static str); 8] {
+    let [watch, heal, in_place, delete, label, taint, condition, ambient] =
+        features().map(|(_, values)| values);
     let only_installs = "installs and keeps the plugin";
     [
         ("repair.repairPods", in_place, "repairs in place"),
@@ -512,6 +541,7 @@ fn privileged_features() -> [(&'static str, Value, &'static str); 7] {
         ("driftWatch.heal", heal, "heals"),
         ("nodeTaint.enabled", taint, "probes for taint or condition"),
         ("nodeCondition.enabled", condition, "probes for taint or condition"),
+        ("ambient.enabled", ambient, "heals"),
     ]
 }
 

@@ -164,7 +164,13 @@ fn table(api: &ApiServer) -> Result<Vec<Request>> {
     // The server itself keeps a pod's owners.
     let of_pod: Vec<_> = metadata.iter().filter(|(name, ..)| *name != "an owner").cloned().collect();
     let label = |key: &str| json!({"metadata": {"labels": {key: "true"}}});
-    let repair = [("the repair label", label("cni.istio.io/uninitialized"), true)];
+    let annotation =
+        |value: &str| json!({"metadata": {"annotations": {"ambient.istio.io/redirection": value}}});
+    let repair = [
+        ("the repair label", label("cni.istio.io/uninitialized"), true),
+        ("ambient mode's annotation", annotation("enabled"), true),
+    ];
+    let of_node = [("ambient mode's annotation", annotation("enabled"), false)];
     let pod_status = [
         ("phase", json!({"status": {"phase": "Failed"}}), false),
         ("a condition", json!({"status": {"conditions": [{"type": "Ready", "status": "True"}]}}), false),
@@ -175,6 +181,7 @@ fn table(api: &ApiServer) -> Result<Vec<Request>> {
         (OWN, "", nothing.to_vec()),
         (OWN, "", metadata.clone()),
         (OWN, "/status", metadata.clone()),
+        (OWN, "", of_node.to_vec()),
         (OWN, "", spec_changes()),
         (OWN, "/status", status_changes()),
         (OTHER, "", elsewhere(&spec_changes())),

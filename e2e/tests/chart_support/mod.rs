@@ -73,7 +73,7 @@ pub fn rendered_with(values: &Value, more: &[&str]) -> Result<String> {
     Ok(output.with_context(|| values.to_string())?.stdout)
 }
 
-/// A change of every value but ambient's switch, by the value's path.
+/// A change of every value, by the value's path.
 pub fn changes() -> Result<Map<String, Value>> {
     let changes = yaml(include_str!("../../manifests/chart-changes.yaml"))?;
     changes.as_object().cloned().context("chart-changes.yaml is not a mapping")

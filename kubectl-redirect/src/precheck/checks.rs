@@ -295,12 +295,30 @@ mod tests {
                 json!({"AMBIENT_ENABLED": "false", "EXCLUDE_NAMESPACES": "kube-system"}),
             ),
         );
-        assert!(verdict == Outcome::Ok && seen.contains("but not AMBIENT_ENABLED, GOMEMLIMIT;"), "{seen}");
+        assert!(
+            verdict == Outcome::Ok && seen.contains("but not GOMEMLIMIT;") && !seen.contains("ambient"),
+            "{seen}"
+        );
+        let advice = |sets: Vec<Workload>, data: Value| {
+            let mut facts = sound();
+            with(sets, data)(&mut facts);
+            let check =
+                all(&facts).into_iter().find(|check| check.name == "existing-agent").expect("is there");
+            assert_eq!(check.outcome, Outcome::Warning, "{check:?}");
+            format!("{} {}", check.seen, check.remedy.unwrap_or_default())
+        };
         let alone = agent(istio, &json!({}), &json!([]));
-        assert_eq!(outcome("existing-agent", with(alone.clone(), json!({}))).0, Outcome::Warning);
-        assert_eq!(
-            outcome("existing-agent", with(alone, json!({"AMBIENT_ENABLED": "true"}))).0,
-            Outcome::Failed
+        let told = advice(alone.clone(), json!({}));
+        assert!(told.contains("hand its objects over first") && !told.contains("ambient"), "{told}");
+        let ambient = json!({"AMBIENT_ENABLED": "true", "AMBIENT_RECONCILE_POD_RULES_ON_STARTUP": "true"});
+        let told = advice(agent(istio, &of_helm, &json!([])), ambient.clone());
+        assert!(told.contains("in ambient mode") && told.contains("set ambient.enabled=true"), "{told}");
+        assert!(told.contains("but not AMBIENT_RECONCILE_POD_RULES_ON_STARTUP;"), "{told}");
+        assert!(!told.contains("hand its objects over"), "{told}");
+        let told = advice(alone, ambient);
+        assert!(
+            told.contains("hand its objects over first, or remove it; set ambient.enabled=true"),
+            "{told}"
         );
         let mut elsewhere = agent(istio, &of_helm, &json!([]));
         elsewhere.iter_mut().for_each(|set| set.metadata.namespace = "kube-system".to_owned());

@@ -10,9 +10,12 @@ use crate::objects::{ConfigMap, Workload};
 /// A variable that only this project's agent is given.
 const OURS: &str = "SETTINGS_DIR";
 /// Variables of Istio's agent that this project's agent takes and does not use, as docs/reference/agent.md lists them.
-const UNUSED: [&str; 6] = [
+const UNUSED: [&str; 9] = [
     "ALLOW_SWITCH_TO_HOST_NS",
+    "AMBIENT_DISABLE_SAFE_UPGRADE",
+    "AMBIENT_RECONCILE_POD_RULES_ON_STARTUP",
     "CURRENT_AGENT_VERSION",
+    "ENABLE_AMBIENT_DETECTION_RETRY",
     "FORCE_IPTABLES_BINARY",
     "GOMAXPROCS",
     "GOMEMLIMIT",
@@ -137,13 +140,6 @@ pub fn agent(facts: &Facts) -> Check {
         Ok(None) => {}
         Err(why) => return Check::unknown(NAME, why),
     }
-    if variables.get("AMBIENT_ENABLED").is_some_and(|value| *value == "true") {
-        return Check::failed(
-            NAME,
-            format!("Istio's, in ambient mode: {place}"),
-            "ambient mode is not implemented here; keep Istio's agent while namespaces use it",
-        );
-    }
     if set.metadata.namespace != facts.namespace.0 {
         return Check::failed(
             NAME,
@@ -154,22 +150,24 @@ pub fn agent(facts: &Facts) -> Check {
             ),
         );
     }
-    let unused: Vec<&str> = variables.keys().copied().filter(|name| is_unused(name)).collect();
-    let seen = format!("Istio's: {place}; the agent takes its settings");
+    let is_ambient = variables.get("AMBIENT_ENABLED").is_some_and(|value| *value == "true");
+    let unused: Vec<&str> = variables.keys().copied().filter(|name| UNUSED.contains(name)).collect();
+    let mode = if is_ambient { ", in ambient mode" } else { "" };
+    let seen = format!("Istio's{mode}: {place}; the agent takes its settings");
     let beside = if unused.is_empty() { String::new() } else { format!(", but not {}", unused.join(", ")) };
     let is_of_helm = set.metadata.labels.get("app.kubernetes.io/managed-by").is_some_and(|by| by == "Helm");
-    if is_of_helm {
-        return Check::ok(NAME, format!("{seen}{beside}; helm upgrade replaces it node by node"));
+    let release =
+        if is_of_helm { "helm upgrade replaces it node by node" } else { "it belongs to no Helm release" };
+    let seen = format!("{seen}{beside}; {release}");
+    let hand_over = (!is_of_helm).then_some("hand its objects over first, or remove it");
+    let keep_ambient = is_ambient.then_some(
+        "set ambient.enabled=true, without which the chart is refused; the agent then takes over the rules of enrolled pods",
+    );
+    let advice: Vec<&str> = [hand_over, keep_ambient].into_iter().flatten().collect();
+    if advice.is_empty() {
+        return Check::ok(NAME, seen);
     }
-    Check::warning(
-        NAME,
-        format!("{seen}{beside}; it belongs to no Helm release"),
-        "hand its objects over first (docs/get-started/migrate.md), or remove it",
-    )
-}
-
-fn is_unused(name: &str) -> bool {
-    UNUSED.contains(&name) || name.starts_with("AMBIENT_") || name == "ENABLE_AMBIENT_DETECTION_RETRY"
+    Check::warning(NAME, seen, format!("{} (docs/get-started/migrate.md)", advice.join("; ")))
 }
 
 /// Programs that add nodes, which need to know of a taint that goes.
@@ -217,7 +215,9 @@ mod tests {
         let page = include_str!("../../../docs/reference/agent.md");
         for name in UNUSED {
             let described = page.split("\n- ").find(|entry| entry.contains(&format!("`{name}`")));
-            assert!(described.is_some_and(|entry| entry.contains("Has no effect")), "{name}");
+            let is_unused =
+                |entry: &str| ["Has no effect", "not implemented"].iter().any(|words| entry.contains(words));
+            assert!(described.is_some_and(is_unused), "{name}");
         }
     }
 }

@@ -8,20 +8,22 @@
 {{- $repair = ternary "in-place" $repair .repair.repairPods }}
 {{- end }}
 {{- $watches := not (has .driftWatch.interval (list "" "0" "0s")) }}
-{{- $reads := or (eq $repair "in-place") (and $watches .driftWatch.heal) }}
+{{- $ambient := .ambient.enabled }}
+{{- $reads := or (eq $repair "in-place") (and $watches .driftWatch.heal) $ambient }}
 {{- $judges := or .nodeTaint.enabled .nodeCondition.enabled }}
 {{- $capabilities := list }}
-{{- if or $watches $judges (eq $repair "in-place") }}{{ $capabilities = list "NET_ADMIN" "SYS_ADMIN" }}{{ end }}
+{{- if or $watches $judges $reads }}{{ $capabilities = list "NET_ADMIN" "SYS_ADMIN" }}{{ end }}
 {{- if $reads }}{{ $capabilities = append $capabilities "SYS_PTRACE" }}{{ end }}
 {{- $verbs := list }}
-{{- if or $watches $repair }}{{ $verbs = append $verbs "list" }}{{ end }}
-{{- if $repair }}{{ $verbs = append $verbs "watch" }}{{ end }}
+{{- if or $watches $repair $ambient }}{{ $verbs = append $verbs "list" }}{{ end }}
+{{- if or $repair $ambient }}{{ $verbs = append $verbs "watch" }}{{ end }}
 {{- if eq $repair "delete" }}{{ $verbs = append $verbs "delete" }}{{ end }}
 repair: {{ $repair | quote }}
 watches: {{ $watches }}
 readsProcesses: {{ $reads }}
-entersPods: {{ or $watches (eq $repair "in-place") }}
-tellsOfPods: {{ or $watches (ne $repair "") (eq .sandboxedPods "skip") }}
+entersPods: {{ or $watches $reads }}
+annotatesPods: {{ or $ambient (eq $repair "label") }}
+tellsOfPods: {{ or $watches $ambient (ne $repair "") (eq .sandboxedPods "skip") }}
 podVerbs: {{ toJson $verbs }}
 nodeResources: {{ ternary (list "nodes" "nodes/status") (ternary (list "nodes/status") list .nodeCondition.enabled) .nodeTaint.enabled | toJson }}
 capabilities: {{ concat $capabilities .extraCapabilities | uniq | toJson }}
@@ -42,6 +44,12 @@ capabilities: {{ concat $capabilities .extraCapabilities | uniq | toJson }}
 {{- $usual := "gvisor,gvisor-*,runsc,runsc-*,kata,kata-*,firecracker" }}
 {{- if ne (join "," .sandboxedRuntimes) $usual }}{{ $_ := set $config "SANDBOXED_RUNTIMES" (join "," .sandboxedRuntimes | default "none") }}{{ end }}
 {{- if ne .sandboxedPods "refuse" }}{{ $_ := set $config "SANDBOXED_PODS" .sandboxedPods }}{{ end }}
+{{- if .ambient.enabled }}
+{{- $_ := set $config "AMBIENT_ENABLED" true }}
+{{- with .ambient.enablementSelectors }}{{ $_ := set $config "AMBIENT_ENABLEMENT_SELECTOR" (toJson .) }}{{ end }}
+{{- if not .ambient.dnsCapture }}{{ $_ := set $config "AMBIENT_DNS_CAPTURE" false }}{{ end }}
+{{- if not .ambient.ipv6 }}{{ $_ := set $config "AMBIENT_IPV6" false }}{{ end }}
+{{- end }}
 {{- if $powers.watches }}{{ $_ := set $config "DRIFT_WATCH_INTERVAL" .driftWatch.interval }}{{ end }}
 {{- if and $powers.watches .driftWatch.heal }}{{ $_ := set $config "DRIFT_HEAL" true }}{{ end }}
 {{- if .nodeTaint.enabled }}{{ $_ := set $config "NODE_TAINT" true }}{{ end }}

@@ -31,6 +31,9 @@ everything that is wrong with what was given.
 {{- else if $platform }}
 {{- $_ := include "istio-cni.problem" (dict "problems" $problems "text" (printf "platform: %q is not one of %s" $platform (keys $platforms | sortAlpha | join ", "))) }}
 {{- end }}
+{{- if eq $profile "ambient" }}
+{{- $_ := set $values.ambient "enabled" true }}
+{{- end }}
 {{- $_ := include "istio-cni.merge" (dict "into" $values "from" $given) }}
 {{- $_ := include "istio-cni.merge" (dict "into" $values.global "from" $global) }}
 {{- $_ := set $values "platform" $platform }}
@@ -104,10 +107,8 @@ everything that is wrong with what was given.
 {{- $refuse := list }}
 {{- $profile := $values.profile | default $values.global.profile | default "default" }}
 {{- $compatibility := $values.compatibilityVersion | default "1.30" | toString }}
-{{- if or (eq $profile "ambient") $values.ambient.enabled }}
-{{- $refuse = append $refuse "ambient: this agent has no ambient mode, and pods of the ambient mesh would lose their traffic; keep Istio's own chart for this cluster, or set ambient.enabled=false and another profile" }}
-{{- else if not (regexMatch "^(default|demo|preview|remote|stable|platform-.*|compatibility-version-.*)$" $profile) }}
-{{- $refuse = append $refuse (printf "profile: %q is not one of default, demo, preview, remote, stable" $profile) }}
+{{- if not (regexMatch "^(ambient|default|demo|preview|remote|stable|platform-.*|compatibility-version-.*)$" $profile) }}
+{{- $refuse = append $refuse (printf "profile: %q is not one of ambient, default, demo, preview, remote, stable" $profile) }}
 {{- end }}
 {{- if not (regexMatch "^1\\.(2[4-9]|[3-9][0-9])$" $compatibility) }}
 {{- $refuse = append $refuse (printf "compatibilityVersion: %q is not a minor version of Istio from 1.24 on" $compatibility) }}
@@ -120,12 +121,16 @@ everything that is wrong with what was given.
 {{- with .root.Values.defaults }}
 {{- $refuse = append $refuse "defaults: Istio's chart refuses this too; set the values without that prefix" }}
 {{- end }}
+{{- if not $values.ambient.enabled }}
+{{- $leaves := "but ambient.enabled is false: pods of the ambient mesh would lose their traffic. Set ambient.enabled=true; or take its pods out of ambient mode first (docs/tasks/ambient.md)" }}
+{{- /* Only Istio's agent has this version there. Our own may be switched off. */}}
 {{- $config := lookup "v1" "ConfigMap" .root.Release.Namespace "istio-cni-config" }}
-{{- if eq (dig "data" "AMBIENT_ENABLED" "false" $config) "true" }}
-{{- $refuse = append $refuse (printf "ambient is on in this cluster (ConfigMap istio-cni-config of namespace %s has AMBIENT_ENABLED=true), and this agent has no ambient mode: pods of the ambient mesh would lose their traffic" .root.Release.Namespace) }}
+{{- if and (eq (dig "data" "AMBIENT_ENABLED" "false" $config) "true") (dig "data" "CURRENT_AGENT_VERSION" "" $config) }}
+{{- $refuse = append $refuse (printf "ambient is on in this cluster (ConfigMap istio-cni-config of namespace %s has AMBIENT_ENABLED=true), %s" .root.Release.Namespace $leaves) }}
 {{- end }}
 {{- if lookup "apps/v1" "DaemonSet" .root.Release.Namespace "ztunnel" }}
-{{- $refuse = append $refuse (printf "ambient is on in this cluster (DaemonSet ztunnel in namespace %s), and this agent has no ambient mode: pods of the ambient mesh would lose their traffic" .root.Release.Namespace) }}
+{{- $refuse = append $refuse (printf "ambient is on in this cluster (DaemonSet ztunnel in namespace %s), %s, and ztunnel" .root.Release.Namespace $leaves) }}
+{{- end }}
 {{- end }}
 {{- if hasKey ($values.podLabels | default dict) "k8s-app" }}
 {{- $refuse = append $refuse "podLabels: k8s-app is what the DaemonSet selects its pods by" }}

@@ -80,7 +80,7 @@
 {{- end }}
 {{- range $name := list "compatibilityVersion" "profile" }}
 {{- with get $values $name | default (get $values.global $name) }}
-{{- if not (hasPrefix "platform-" (toString .)) }}
+{{- if not (or (hasPrefix "platform-" (toString .)) (and (eq $name "profile") (eq . "ambient"))) }}
 {{- $warnings = append $warnings (printf "%s: it changes nothing of the sidecars' plugin" $name) }}
 {{- end }}
 {{- end }}
@@ -88,9 +88,13 @@
 {{- if not (has $values.provider (list "default" "multus" "")) }}
 {{- $warnings = append $warnings (printf "provider: %s is the same as default" $values.provider) }}
 {{- end }}
+{{- $useless := dict "configDir" "no part of the agent reads such a directory" "reconcileIptablesOnStartup" "the agent always corrects pods' rules, also later" }}
+{{- $_ := set $useless "shareHostNetworkNamespace" "hostNetwork decides, and probes are let through either way" }}
+{{- $_ := set $useless "enableAmbientDetectionRetry" "the plugin always tries again" }}
 {{- range $name, $value := $values.ambient }}
-{{- if and (hasKey $defaults.ambient $name) (ne ($value | toString) (get $defaults.ambient $name | toString)) }}
-{{- $warnings = append $warnings (printf "ambient.%s: this agent has no ambient mode" $name) }}
+{{- $because := get $useless $name | default (ternary "" "ambient.enabled is false" $values.ambient.enabled) }}
+{{- if and $because (hasKey $defaults.ambient $name) (ne ($value | toString) (get $defaults.ambient $name | toString)) }}
+{{- $warnings = append $warnings (printf "ambient.%s: %s" $name $because) }}
 {{- end }}
 {{- end }}
 {{- $image := include "istio-cni.image" . }}
