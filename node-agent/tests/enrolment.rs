@@ -4,6 +4,7 @@
 mod pods;
 mod process;
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
@@ -12,13 +13,13 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use e2e::kube::ApiServer;
+use e2e::kube::{ApiServer, Sending};
 use e2e::netns::Namespace;
 use e2e::ztunnel::Obedient;
 use netns_apply::netns::Netns;
 use netns_apply::probes;
 use pods::{Proc, Sandboxes, metric};
-use process::{Agent, CALICO, Node, get};
+use process::{Agent, CALICO, Node, get, memory_kib};
 use serde_json::{Value, json};
 
 const SYSTEM: &str = "istio-system";
@@ -45,6 +46,13 @@ apiVersion: v1
 kind: Namespace
 metadata: {name: shop, labels: {istio.io/dataplane-mode: ambient}}
 "#;
+
+/// A pod of this name, on the node.
+fn pod(name: &str) -> Value {
+    json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "namespace": "shop"},
+            "spec": {"nodeName": "node-1", "automountServiceAccountToken": false, "serviceAccountName": "default",
+                "containers": [{"name": "app", "image": "app"}]}})
+}
 
 /// A node of a cluster, and its container runtime.
 struct World {
@@ -106,13 +114,9 @@ impl World {
 
     /// A pod that the scheduler has put on the node.
     fn create(&self, name: &str) -> String {
-        let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "namespace": "shop"},
-            "spec": {"nodeName": "node-1", "automountServiceAccountToken": false, "serviceAccountName": "default",
-                "containers": [{"name": "app", "image": "app"}]}});
-        let made = self.api.create(&pod).expect("a pod");
+        let made = self.api.create(&pod(name)).expect("a pod");
         made["metadata"]["uid"].as_str().expect("a UID").to_owned()
     }
-
     /// Its network namespace, as a runtime and a network plugin make it.
     fn sandbox(&self, name: &str, addresses: &[&str]) -> Namespace {
         let namespace = self.sandboxes.lock().expect("not poisoned").add(&format!("cni-{name}"), addresses);
@@ -122,12 +126,20 @@ impl World {
 
     /// What the kubelet says when its containers run.
     fn run(&self, name: &str, uid: &str, namespace: &Namespace, addresses: &[&str]) {
+        let run = self.run_later(name, uid, namespace, addresses);
+        self.api.send_all(&[run]).expect("it runs");
+    }
+
+    fn post(&self, name: &str) -> Sending {
+        Sending::post("/api/v1/namespaces/shop/pods", &pod(name))
+    }
+
+    /// The request by which the kubelet says that.
+    fn run_later(&self, name: &str, uid: &str, namespace: &Namespace, addresses: &[&str]) -> Sending {
         self.proc.add_of(self.processes.fetch_add(1, Ordering::Relaxed), uid, &namespace.path());
         let ips: Vec<Value> = addresses.iter().map(|ip| json!({"ip": ip})).collect();
         let status = json!({"status": {"phase": "Running", "podIP": addresses[0], "podIPs": ips}});
-        let patch = format!("--patch={status}");
-        let args = ["patch", "pod", name, "-n", "shop", "--subresource=status", "--type=merge", &patch];
-        self.api.kubectl(&args).expect("patches");
+        Sending::merge(&format!("/api/v1/namespaces/shop/pods/{name}/status"), &status)
     }
 
     /// A pod that runs.
@@ -322,8 +334,56 @@ fn pods_stay_enrolled_while_the_agent_is_killed_and_the_api_server_is_gone() {
     agent.kill();
 }
 
+/// How many pods run when their namespace becomes ambient; `PODS` plays more.
+fn running() -> u16 {
+    std::env::var("PODS").ok().and_then(|text| text.parse().ok()).unwrap_or(20)
+}
+
+#[test]
+fn all_pods_of_a_namespace_are_enrolled_at_once() {
+    let world = World::new();
+    label(&world, "-");
+    let numbers: Vec<u16> = (0..running()).collect();
+    let name = |number: u16| format!("web-{number}");
+    let address = |number: u16| format!("10.1.{}.{}", 1 + number / 250, 1 + number % 250);
+    let posts: Vec<Sending> = numbers.iter().map(|number| world.post(&name(*number))).collect();
+    world.api.send_all(&posts).expect("pods");
+    let made = world.api.list("pod", "shop").expect("pods");
+    let uid = |pod: &Value| pod["metadata"]["uid"].as_str().expect("a UID").to_owned();
+    let uids: BTreeMap<String, String> = made
+        .iter()
+        .map(|pod| (pod["metadata"]["name"].as_str().expect("a name").to_owned(), uid(pod)))
+        .collect();
+    let mut sandboxes = Vec::new();
+    let mut runs = Vec::new();
+    for number in &numbers {
+        let (name, address) = (name(*number), address(*number));
+        let sandbox = world.sandbox(&name, &[&address]);
+        runs.push(world.run_later(&name, &uids[&name], &sandbox, &[&address]));
+        sandboxes.push(sandbox);
+    }
+    world.api.send_all(&runs).expect("they run");
+    let ztunnel = world.ztunnel();
+    let agent = world.start();
+    let before = memory_kib(agent.id(), "VmRSS:");
+    label(&world, "=ambient");
+    let start = Instant::now();
+    world.wait_enrolled(f64::from(running()));
+    let took = start.elapsed();
+    assert_eq!(ztunnel.served().len(), sandboxes.len());
+    assert_eq!(world.probes().len(), sandboxes.len());
+    // Full passes, and monitors.
+    std::thread::sleep(Duration::from_secs(3));
+    let after = memory_kib(agent.id(), "VmRSS:");
+    eprintln!(
+        "{} running pods were enrolled in {took:?}; the agent had {before} KiB before, {after} now, {} at most",
+        sandboxes.len(),
+        memory_kib(agent.id(), "VmHWM:")
+    );
+}
+
 /// How many pods are created one after the other; `ADDS` plays more.
-fn adds() -> u8 {
+fn adds() -> u16 {
     std::env::var("ADDS").ok().and_then(|text| text.parse().ok()).unwrap_or(24)
 }
 

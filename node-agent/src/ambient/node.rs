@@ -173,6 +173,8 @@ pub struct NodePass<'a> {
     named: &'a mut NamedNamespaces,
     processes: Option<Arc<ProcessIndex>>,
     found: BTreeMap<String, Netns>,
+    /// What was seen of pods' rules in this pass, unless they were changed since.
+    conditions: BTreeMap<String, Condition>,
     /// As they were read, or set, in this pass.
     probes: Option<BTreeSet<IpAddr>>,
 }
@@ -188,8 +190,18 @@ impl<'a> NodePass<'a> {
         annotate: &'a mut Annotate,
         named: &'a mut NamedNamespaces,
     ) -> Self {
-        let found = BTreeMap::new();
-        Self { paths, programming, host, ztunnel, annotate, named, processes: None, found, probes: None }
+        Self {
+            paths,
+            programming,
+            host,
+            ztunnel,
+            annotate,
+            named,
+            processes: None,
+            found: BTreeMap::new(),
+            conditions: BTreeMap::new(),
+            probes: None,
+        }
     }
 
     /// The namespaces in which pods were found.
@@ -264,14 +276,20 @@ impl Effects for NodePass<'_> {
     }
 
     fn rules(&mut self, pod: &AmbientPod, redirect: Option<&AmbientRedirect>) -> Condition {
+        if let Some(seen) = self.conditions.get(pod.workload.uid()) {
+            return seen.clone();
+        }
         let seen = self.inside(pod, |options| match redirect {
             Some(redirect) => rules::are_in_force(redirect, options),
             None => rules::exist(options),
         });
-        seen.unwrap_or_else(Condition::Unknown)
+        let seen = seen.unwrap_or_else(Condition::Unknown);
+        self.conditions.insert(pod.workload.uid().to_owned(), seen.clone());
+        seen
     }
 
     fn change_rules(&mut self, pod: &AmbientPod, redirect: Option<&AmbientRedirect>) -> Result<(), String> {
+        self.conditions.remove(pod.workload.uid());
         self.inside(pod, |options| match redirect {
             Some(redirect) => rules::put_in_force(redirect, options).map(drop),
             None => rules::remove(options).map(drop),
