@@ -35,7 +35,7 @@ pub const KEYS: &[Row] = &[
     key("kubernetes.cni_bin_dir", Takes::Path, "", "Where plugins are, as it was said up to Istio 1.22.").status(Status::WithoutEffect("no other plugin is called")),
     key("log_uds_address", Takes::Path, "", "The agent's log socket.").status(Status::WithoutEffect("it is log.sock in cni_agent_run_dir")),
     key("ambient_enabled", Takes::Switch, "false", "Pods of ambient mode are passed to the agent, at pluginevent.sock in cni_agent_run_dir."),
-    key("enablement_selectors", Takes::List("SELECTORS"), "", "Which pods are in ambient mode: objects with podSelector and namespaceSelector, one of which must match. Without any, those whose label istio.io/dataplane-mode, or their namespace's, is ambient. A folder of manifests has no labels of namespaces."),
+    key("enablement_selectors", Takes::List("SELECTORS"), "", "Which pods are in ambient mode: objects with podSelector and namespaceSelector; without any, by label istio.io/dataplane-mode. A folder of manifests has no labels of namespaces."),
     key("enable_ambient_detection_retry", Takes::Switch, "", "Try again where pod or namespace cannot be read.").status(Status::WithoutEffect("the plugin always tries again, and fails ADD in the end")),
 ];
 

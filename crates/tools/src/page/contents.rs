@@ -18,7 +18,15 @@ pub(crate) const CONTENTS: &[(&str, &[&str])] = &[
             "docs/get-started/comparison.md",
         ],
     ),
-    ("Tasks", &["docs/tasks/troubleshooting.md", "docs/tasks/diagnose.md", "docs/tasks/alerts.md"]),
+    (
+        "Tasks",
+        &[
+            "docs/tasks/troubleshooting.md",
+            "docs/tasks/diagnose.md",
+            "docs/tasks/ambient.md",
+            "docs/tasks/alerts.md",
+        ],
+    ),
     (
         "Concepts",
         &[
