@@ -9,15 +9,15 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use agent_support::{
-    LOOPBACK, MANIFEST, POD, agent_pod, apply_manifest, assert_redirected, import_image, is_ready, run_dir,
-    wait_loaded,
+    GATEWAY, LOOPBACK, MANIFEST, POD, agent_pod, apply_manifest, assert_redirected, import_image, is_ready,
+    run_dir, wait_loaded,
 };
 use anyhow::{Context, Result, ensure};
 use e2e::kube::ApiServer;
 use e2e::node::{Node, Pod, plain_pod, sidecar_pod};
 use e2e::process::{self, until};
 use e2e::ztunnel::Ztunnel;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 /// The manifest with ambient mode switched on, as its head says.
 fn manifest() -> String {
@@ -151,4 +151,36 @@ fn ambient_pods_start_enrolled_and_wait_where_ztunnel_is_missing_and_leave_with_
     let mut errors = log.lines().filter(|line| line.contains("\terror\t"));
     ensure!(!log.contains("not permitted") && errors.all(|line| line.contains("pod=default/held")), "{log}");
     Ok(())
+}
+
+/// The node's own network namespace is the one where probes are let through, whatever network the agent is on.
+#[test]
+fn an_agent_on_the_pods_network_lets_probes_through_on_the_node() -> Result<()> {
+    let api = ApiServer::start()?;
+    let node = Node::joined(&api)?;
+    import_image(&node)?;
+    let on_pods_network =
+        ["hostNetwork: true\n", "host: 127.0.0.1, ", "- {name: HEALTH_ADDRESS, value: 127.0.0.1}\n"]
+            .iter()
+            .try_fold(manifest(), |manifest, part| {
+            ensure!(manifest.contains(part), "the manifest has no {part}");
+            Ok(manifest.replace(part, if part.ends_with('\n') { "\n" } else { "" }))
+        })?;
+    let daemon_set = apply_manifest(&api, &node, &on_pods_network)?;
+    let agent = node.start_pod(&agent_pod(&daemon_set, GATEWAY, &api, "istio-cni-node-one"))?;
+    agent.wait("ready", POD, is_ready).with_context(|| agent.log("install-cni").unwrap_or_default())?;
+    wait_loaded(&node)?;
+    let ztunnel = Serving::start(node.file("/run/ztunnel/ztunnel.sock"));
+    let mut web = plain_pod("web");
+    web["metadata"]["labels"] = json!({"istio.io/dataplane-mode": "ambient"});
+    let web = node.start_pod(&web)?;
+    let addresses = web.wait_running(POD).with_context(|| agent.log("install-cni").unwrap_or_default())?;
+    until("the annotation", POD, &[], || Ok((annotation(&api, "web")? == "enabled").then_some(())))
+        .with_context(|| agent.log("install-cni").unwrap_or_default())?;
+    let tables = "nft list ruleset";
+    let on_node = node.namespace().sh(tables)?.ok()?.stdout;
+    ensure!(addresses.iter().all(|address| on_node.contains(&address.to_string())), "{on_node}");
+    let of_agent = agent.namespace()?.sh(tables)?.ok()?.stdout;
+    ensure!(!of_agent.contains("istio-ambient-probes"), "it is in the agent's own namespace: {of_agent}");
+    ztunnel.end()
 }
