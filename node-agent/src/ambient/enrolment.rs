@@ -30,6 +30,11 @@ pub trait Effects {
     /// # Errors
     /// It cannot be determined, and why.
     fn find(&mut self, pod: &AmbientPod) -> Result<NetnsInode, String>;
+    /// These pods are about to be enrolled, one after the other. What waits for the kernel can be done for all of them at once: the steps find it done, or do
+    /// it.
+    fn prepare(&mut self, pods: &[&AmbientPod]) {
+        let _ = pods;
+    }
     /// Whether the rules of this redirection are in force; without one, whether any rules of ambient mode exist.
     fn rules(&mut self, pod: &AmbientPod, redirect: Option<&AmbientRedirect>) -> Condition;
     /// Puts the rules of this redirection in force; without one, removes all.
@@ -147,14 +152,22 @@ impl Enrolment {
         effects: &mut impl Effects,
     ) -> Enrolled {
         self.forget_others(pods, effects);
-        for pod in pods {
-            let uid = pod.workload.uid();
-            let memory = self.memory.entry(uid.to_owned()).or_default();
-            let is_due = memory.outcome.is_none() || memory.due().any(|due| due <= now);
-            if is_due || selects(uid) {
-                let outcome = memory.advance(now, pod, effects);
-                memory.outcome = Some(outcome);
-            }
+        let is_due = |pod: &&AmbientPod| {
+            let memory = self.memory.get(pod.workload.uid());
+            let is_known = |memory: &Memory| memory.outcome.is_some() && !memory.due().any(|due| due <= now);
+            !memory.is_some_and(is_known) || selects(pod.workload.uid())
+        };
+        let due: Vec<&AmbientPod> = pods.iter().filter(is_due).collect();
+        let waits = |pod: &AmbientPod| {
+            let failed = |memory: &Memory| memory.rules.is_some() || memory.probes.is_some();
+            self.memory.get(pod.workload.uid()).is_some_and(failed)
+        };
+        let unhindered: Vec<&AmbientPod> = due.iter().copied().filter(|pod| !waits(pod)).collect();
+        effects.prepare(&unhindered);
+        for pod in due {
+            let memory = self.memory.entry(pod.workload.uid().to_owned()).or_default();
+            let outcome = memory.advance(now, pod, effects);
+            memory.outcome = Some(outcome);
         }
         self.enrolled()
     }

@@ -5,6 +5,7 @@ use std::fs::File;
 use std::io;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
@@ -25,6 +26,9 @@ use crate::ambient_rules::{self as rules, Condition};
 use crate::confine::outside;
 use crate::pod_check::{ExpectedRules, census, find};
 use crate::settings::Paths;
+
+/// How many pods' rules are changed at the same time.
+const AT_ONCE: usize = 8;
 
 /// The pods that ztunnel received, and its answers.
 #[derive(Debug, Default)]
@@ -159,6 +163,20 @@ fn open_outside(path: &Path) -> io::Result<Netns> {
     opened.map_or_else(|| Err(io::ErrorKind::Other.into()), |opened| opened.map_err(io::Error::other))
 }
 
+/// Works in a pod's network namespace.
+fn in_namespace<T: Send>(
+    netns: &Netns,
+    programming: Programming,
+    work: impl FnOnce(&ApplyOptions) -> T + Send,
+) -> Result<T, String> {
+    let outside = Outside::of_this_process();
+    let done = netns.run(|| {
+        let expected = ExpectedRules { programming, strict_capture: false, environment: Vec::new() };
+        work(&expected.options(outside.finds_this_foreign()))
+    });
+    done.map_err(|error| error.to_string())
+}
+
 /// Writes a pod's annotation, or removes it.
 pub type Annotate = Box<dyn FnMut(&AmbientPod, Option<Redirection>) -> Result<(), String> + Send>;
 
@@ -238,12 +256,59 @@ impl<'a> NodePass<'a> {
         work: impl FnOnce(&ApplyOptions) -> T + Send,
     ) -> Result<T, String> {
         let netns = self.found.get(pod.workload.uid()).ok_or("the pod's network namespace is not open")?;
-        let (outside, programming) = (Outside::of_this_process(), self.programming);
-        let done = netns.run(|| {
-            let expected = ExpectedRules { programming, strict_capture: false, environment: Vec::new() };
-            work(&expected.options(outside.finds_this_foreign()))
+        in_namespace(netns, self.programming, work)
+    }
+
+    /// Puts rules in force where they lack; several namespaces at the same time, because each waits for the kernel most of the time.
+    fn prepare_rules(&mut self, pods: &[&AmbientPod]) {
+        let mut jobs: Vec<(&str, &AmbientRedirect)> = Vec::new();
+        for pod in pods {
+            jobs.extend(pod.wanted.as_ref().map(|redirect| (pod.workload.uid(), redirect)));
+        }
+        let (next, seen) = (AtomicUsize::new(0), Mutex::new(BTreeMap::new()));
+        let (programming, found) = (self.programming, &self.found);
+        let work = || {
+            while let Some((uid, redirect)) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
+                let Some(netns) = found.get(*uid) else { continue };
+                let condition = in_namespace(netns, programming, |options| {
+                    let seen = rules::are_in_force(redirect, options);
+                    if seen != Condition::Lacks {
+                        return Ok(seen);
+                    }
+                    // If that fails, the pod's own step does, and says why.
+                    rules::put_in_force(redirect, options).map(|_| rules::are_in_force(redirect, options))
+                });
+                if let Ok(Ok(condition)) = condition {
+                    seen.lock().unwrap_or_else(PoisonError::into_inner).insert((*uid).to_owned(), condition);
+                }
+            }
+        };
+        std::thread::scope(|scope| {
+            for _ in 0..jobs.len().min(AT_ONCE) {
+                scope.spawn(work);
+            }
         });
-        done.map_err(|error| error.to_string())
+        self.conditions.append(&mut seen.into_inner().unwrap_or_else(PoisonError::into_inner));
+    }
+
+    /// Adds the addresses of all pods that lack nothing else.
+    fn prepare_probes(&mut self, pods: &[&AmbientPod]) {
+        let Ok(before) = self.probes() else { return };
+        let mut probes = before.clone();
+        for pod in pods {
+            let has_rules = self.conditions.get(pod.workload.uid()) == Some(&Condition::Holds);
+            let found = self.found.get(pod.workload.uid()).map(|netns| NetnsInode(netns.id().inode()));
+            let is_served = self
+                .ztunnel(pod)
+                .is_some_and(|(netns, state)| Some(netns) == found && state == PodState::Acknowledged);
+            if has_rules && is_served {
+                probes.extend(&pod.addresses);
+            }
+        }
+        if probes != before {
+            // If that fails, the pods' own steps do.
+            let _ = self.set_probes(&probes);
+        }
     }
 
     fn on_node<T: Send>(
@@ -273,6 +338,15 @@ impl Effects for NodePass<'_> {
         }
         self.found.insert(pod.workload.uid().to_owned(), netns);
         Ok(inode)
+    }
+
+    fn prepare(&mut self, pods: &[&AmbientPod]) {
+        let found: Vec<&AmbientPod> =
+            pods.iter().copied().filter(|pod| pod.wanted.is_ok() && self.find(pod).is_ok()).collect();
+        if found.len() > 1 {
+            self.prepare_rules(&found);
+            self.prepare_probes(&found);
+        }
     }
 
     fn rules(&mut self, pod: &AmbientPod, redirect: Option<&AmbientRedirect>) -> Condition {
