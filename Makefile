@@ -1,7 +1,7 @@
 # Everything a newcomer needs: `make demo` and `make test`. Each sets up what it needs from Debian first; both need
 # cargo and root.
 
-.PHONY: demo test fleet kernels picture fuzz mutants miri sanitize inject msrv faults hunt soak scale race scan heal trace swap rollouts runtimes envoy images reproducible release-candidate seccomp chart mesh guides manifests page check setup bench release
+.PHONY: demo test enrol fleet kernels picture fuzz mutants miri sanitize inject msrv faults hunt soak scale race scan heal trace swap rollouts runtimes envoy images reproducible release-candidate seccomp chart mesh guides manifests page check setup bench release
 
 # The main job on real network namespaces: redirected packets, shown.
 demo:
@@ -112,6 +112,12 @@ race: setup
 scale: setup
 	cargo build --locked -p install-cni -p istio-cni -p e2e
 	SCALE_PODS=5000 SCALE_NODES=50 SCALE_TAINT_NODES=1000 cargo test --locked -p e2e --test agent_scale -- --nocapture
+
+# 500 running pods become ambient, and 250 are created, with the release build; prints how long that takes, and the agent's memory. `make test` enrols fewer.
+enrol: setup
+	folder="$$(scripts/release.sh install-cni istio-cni)" && export INSTALL_CNI="$$folder/install-cni" && \
+	ulimit -n "$$(ulimit -Hn)" && PODS=$${PODS:-500} ADDS=$${ADDS:-250} \
+		cargo test --locked -p install-cni --test enrolment -- --nocapture --test-threads=1 at_once crowd
 
 # Agents of 10, 100, 1,000 and 5,000 nodes on one real API server: what they ask, and how they come back after it was gone; prints figures. Takes half an
 # hour and 6 GiB. `make test` plays 40.
