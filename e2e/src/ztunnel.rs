@@ -129,16 +129,16 @@ impl Message {
     /// Reads a request: one field, which contains a message whose first field, if any, is the UID.
     fn read(datagram: &[u8]) -> Result<Self> {
         let (number, content) = field(datagram)?;
-        let uid = || {
+        let uid = |expected: u8| {
             let (number, uid) = field(content)?;
-            ensure!(number == 1, "field {number} comes before the UID");
+            ensure!(number == expected, "field {number} comes first, and the UID is field {expected}");
             Ok(String::from_utf8(uid.to_vec())?)
         };
         Ok(match number {
-            1 => Self::Add(uid()?),
-            2 => Self::Del(uid()?),
+            1 => Self::Add(uid(1)?),
+            2 => Self::Del(uid(2)?),
             3 => Self::SnapshotSent,
-            5 => Self::Keep(uid()?),
+            5 => Self::Keep(uid(1)?),
             other => bail!("field {other} is not a request"),
         })
     }

@@ -30,11 +30,11 @@ enum Request {
     #[prost(message, tag = "1")]
     Add(AddWorkload),
     #[prost(message, tag = "2")]
-    Del(WorkloadUid),
+    Del(DelWorkload),
     #[prost(message, tag = "3")]
     SnapshotSent(SnapshotSent),
     #[prost(message, tag = "5")]
-    Keep(WorkloadUid),
+    Keep(KeepWorkload),
 }
 
 #[derive(Clone, PartialEq, Eq, Message)]
@@ -55,9 +55,15 @@ struct WorkloadInfo {
     service_account: String,
 }
 
-/// A del and a keep are alike.
+/// The number of its field is not that of the other messages.
 #[derive(Clone, PartialEq, Eq, Message)]
-struct WorkloadUid {
+struct DelWorkload {
+    #[prost(string, tag = "2")]
+    uid: String,
+}
+
+#[derive(Clone, PartialEq, Eq, Message)]
+struct KeepWorkload {
     #[prost(string, tag = "1")]
     uid: String,
 }
@@ -147,13 +153,13 @@ pub fn add(uid: &str, name: &str, namespace: &str, service_account: &str) -> Vec
 /// A pod to drop.
 #[must_use]
 pub fn del(uid: &str) -> Vec<u8> {
-    request(Request::Del(WorkloadUid { uid: uid.into() }))
+    request(Request::Del(DelWorkload { uid: uid.into() }))
 }
 
 /// A pod that exists, without a descriptor: what ztunnel has of it stays. Only in a snapshot.
 #[must_use]
 pub fn keep(uid: &str) -> Vec<u8> {
-    request(Request::Keep(WorkloadUid { uid: uid.into() }))
+    request(Request::Keep(KeepWorkload { uid: uid.into() }))
 }
 
 /// The end of the snapshot: ztunnel drops what was not in it.
@@ -184,7 +190,7 @@ mod tests {
             add("u-1", "web", "shop", "account"),
             field(1, &[field(1, b"u-1"), field(2, &info)].concat())
         );
-        assert_eq!(del("u-1"), field(2, &field(1, b"u-1")));
+        assert_eq!(del("u-1"), field(2, &field(2, b"u-1")));
         assert_eq!(snapshot_sent(), field(3, b""));
         assert_eq!(keep("u-1"), field(5, &field(1, b"u-1")));
     }
