@@ -235,13 +235,16 @@ impl Ztunnel {
         self.send(answer)
     }
 
-    /// Receives the next message and acknowledges it.
+    /// Receives the next message and acknowledges it; none if the agent closed the connection.
     pub fn obey(&mut self, longest: Duration) -> Result<Option<Message>> {
         let message = self.receive(longest)?;
-        if message.is_some() {
-            self.answer(false)?;
+        let answered = if message.is_some() { self.answer(false) } else { Ok(()) };
+        match answered {
+            Ok(()) => Ok(message),
+            // The agent ended before it could learn the answer.
+            Err(error) if error.downcast_ref() == Some(&Errno::PIPE) => Ok(None),
+            Err(error) => Err(error),
         }
-        Ok(message)
     }
 
     /// Receives and acknowledges a snapshot to its end.
@@ -284,8 +287,12 @@ impl Obedient {
                     continue;
                 }
                 match connected.obey(SHORT) {
-                    Ok(Some(_)) => shown.lock().expect("not poisoned").clone_from(&connected.state.served),
-                    Ok(None) => ztunnel = None,
+                    Ok(message) => {
+                        shown.lock().expect("not poisoned").clone_from(&connected.state.served);
+                        if message.is_none() {
+                            ztunnel = None;
+                        }
+                    }
                     Err(error) => panic!("ztunnel would end this connection: {error:#}"),
                 }
             }
