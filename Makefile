@@ -1,7 +1,7 @@
 # Everything a newcomer needs: `make demo` and `make test`. Each sets up what it needs from Debian first; both need
 # cargo and root.
 
-.PHONY: demo test enrol fleet kernels picture fuzz mutants miri sanitize inject msrv faults hunt soak scale race scan heal trace swap rollouts runtimes envoy images reproducible release-candidate seccomp chart mesh guides manifests page check setup bench release
+.PHONY: demo test enrol fleet kernels picture fuzz mutants miri sanitize inject msrv faults hunt soak scale race scan heal trace swap rollouts runtimes envoy images reproducible release-candidate seccomp chart mesh ztunnel guides manifests page check setup bench release
 
 # The main job on real network namespaces: redirected packets, shown.
 demo:
@@ -189,6 +189,16 @@ mesh:
 	scripts/setup-kube.sh envoy
 	cargo build --locked --workspace --bins
 	for release in $(ISTIO); do ISTIO="$$release" cargo test --locked -p e2e --test mesh -- --ignored --nocapture --test-threads=1 || exit 1; done
+
+# The agent in ambient mode with a stock ztunnel: encrypted connections between pods, probes, DNS, ztunnel killed and replaced, pods that come and go (20, or
+# GUESTS), under both kinds of rules; prints figures. No registry has ztunnel: ZTUNNEL_SOURCE names a checkout of it.
+ztunnel:
+	@[ -n "$(ZTUNNEL_SOURCE)" ] || { echo 'make ztunnel needs ZTUNNEL_SOURCE=FOLDER, a checkout of github.com/istio/ztunnel; takes four minutes to compile it the first time, and three to run' >&2; exit 2; }
+	scripts/setup-apt.sh
+	scripts/setup-kube.sh
+	cargo build --locked --workspace --bins
+	program="$$(scripts/ztunnel.sh "$(ZTUNNEL_SOURCE)" | tail -n 1)" && [ -x "$$program" ] && \
+	ZTUNNEL="$$program" cargo test --locked -p install-cni --test enrolment -- --ignored --nocapture --test-threads=1 stock_ztunnel
 
 # Every command of the guides, typed on a cluster with a real node: from Istio's chart to verified pods, back, upgraded, removed and installed again.
 # Builds the programs as shipped, and pushes the images to a registry of its own. Prints how long each step takes. What `make test` types it types without a cluster.

@@ -13,7 +13,7 @@
 //! | [`port`] | ports of loopback that no other process has |
 //! | [`meddler`] | a process without privilege that does with sockets whatever it likes |
 //! | [`envoy`] | a real Envoy as a sidecar |
-//! | [`ztunnel`] | a client of ZDS as strict as ztunnel |
+//! | [`ztunnel`] | a client of ZDS as strict as ztunnel, and a stock ztunnel |
 //! | [`segments`] | TCP segments made by hand, and what comes back |
 //! | [`dice`] | numbers that look random and are the same every time |
 //! | [`killing`] | programs killed at random moments |

@@ -23,6 +23,8 @@ use rustix::net::{
 
 use crate::process::{Patience, SHORT};
 
+pub mod stock;
+
 /// An acknowledgement.
 pub const ACK: &[u8] = &[0x0a, 0];
 /// A refusal, with the text `no`.

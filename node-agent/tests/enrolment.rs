@@ -3,6 +3,7 @@
 
 mod pods;
 mod process;
+mod stock_ztunnel;
 
 use std::collections::BTreeMap;
 use std::fs;

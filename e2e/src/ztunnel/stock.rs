@@ -1,0 +1,142 @@
+//! A stock ztunnel in a network namespace of its own, without a control plane: workloads come from a file, certificates from its own test authority.
+//!
+//! `make ztunnel` compiles it.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use nix::sys::signal::Signal;
+use serde_json::Value;
+
+use crate::netns::{Families, Namespace};
+use crate::process::{Background, SHORT};
+
+/// The variable that names the program.
+const PROGRAM: &str = "ZTUNNEL";
+/// Where it answers administrators.
+const ADMIN: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 15000);
+
+/// A ztunnel that runs.
+#[derive(Debug)]
+pub struct Stock {
+    process: Background,
+    home: Namespace,
+}
+
+/// One end of a connection, as ztunnel's access log has it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Access {
+    /// `inbound` or `outbound`.
+    pub direction: String,
+    /// The client's address.
+    pub source: String,
+    /// The client's identity, if the connection was encrypted.
+    pub source_identity: String,
+    /// Where the connection goes on the wire.
+    pub target: String,
+    /// Where it goes inside a tunnel.
+    pub tunnelled: String,
+    /// The server's identity, if the connection was encrypted.
+    pub target_identity: String,
+    /// What went wrong.
+    pub error: String,
+}
+
+impl Stock {
+    /// Starts it with these workloads, in its own format, for the agent at this socket. Its log goes to the end of a file.
+    ///
+    /// # Errors
+    /// It was not compiled.
+    pub fn start(workloads: &Path, socket: &Path, log: &Path) -> Result<Self> {
+        let program =
+            std::env::var_os(PROGRAM).with_context(|| format!("{PROGRAM} is not set: run make ztunnel"))?;
+        let home = Namespace::empty(Families::Dual)?;
+        // Nothing answers there: what a pod learns, ztunnel knows itself.
+        home.set_nameservers(&["192.0.2.53"])?;
+        let mut command = Command::new(program);
+        command.envs([
+            ("FAKE_CA", "true"),
+            ("XDS_ADDRESS", ""),
+            ("NODE_NAME", "node-1"),
+            ("LOG_FORMAT", "json"),
+            ("RUST_LOG", "info,access=debug"),
+        ]);
+        command.env("LOCAL_XDS_PATH", workloads).env("INPOD_UDS", socket);
+        let process = Background::start("ztunnel", &home.command(&command), log)?.killed_on_drop();
+        Ok(Self { process, home })
+    }
+
+    /// Its process.
+    pub fn process(&self) -> &Background {
+        &self.process
+    }
+
+    /// The UIDs of the pods that it serves.
+    ///
+    /// # Errors
+    /// It does not answer.
+    pub fn served(&self) -> Result<BTreeSet<String>> {
+        let dump = self.ask("/config_dump")?;
+        let states = dump["workloadState"].as_object().context("no states of workloads")?;
+        Ok(states.iter().filter(|(_, pod)| pod["state"] == "Up").map(|(uid, _)| uid.clone()).collect())
+    }
+
+    /// Asks it as an administrator.
+    fn ask(&self, path: &str) -> Result<Value> {
+        let answer = self.home.enter(|| -> Result<String> {
+            let mut stream = TcpStream::connect(ADMIN)?;
+            stream.set_read_timeout(Some(SHORT))?;
+            write!(stream, "GET {path} HTTP/1.0\r\nHost: localhost\r\n\r\n")?;
+            let mut answer = String::new();
+            stream.read_to_string(&mut answer)?;
+            Ok(answer)
+        })??;
+        let (head, body) = answer.split_once("\r\n\r\n").context("no answer")?;
+        ensure!(head.contains(" 200 "), "{head}");
+        Ok(serde_json::from_str(body)?)
+    }
+
+    /// Ends it as the kubelet does, and waits until its connections are drained.
+    ///
+    /// # Errors
+    /// It does not end.
+    pub fn end(self) -> Result<()> {
+        self.process.signal(Signal::SIGTERM)?;
+        self.process.wait(Duration::from_secs(60))?;
+        Ok(())
+    }
+}
+
+/// What ztunnel's log at this path has of connections that began, and of those that failed.
+///
+/// # Errors
+/// The log cannot be read.
+pub fn accesses(log: &Path) -> Result<Vec<Access>> {
+    let text = fs::read_to_string(log)?;
+    let lines = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    let counts = |line: &Value| {
+        line["scope"] == "access" && (line["message"] == "connection opened" || line["error"].is_string())
+    };
+    Ok(lines.filter(counts).map(|line| Access::of(&line)).collect())
+}
+
+impl Access {
+    fn of(line: &Value) -> Self {
+        let text = |key: &str| line[key].as_str().unwrap_or_default().to_owned();
+        Self {
+            direction: text("direction"),
+            source: text("src.addr"),
+            source_identity: text("src.identity"),
+            target: text("dst.addr"),
+            tunnelled: text("dst.hbone_addr"),
+            target_identity: text("dst.identity"),
+            error: text("error"),
+        }
+    }
+}
