@@ -193,8 +193,13 @@ fn pods_are_enrolled_healed_and_leave_without_a_trace() {
     node.add_pod(UIDS[0], 101, &first, &["10.1.0.2", "fd00::2"]);
     node.add_pod(UIDS[1], 102, &second, &["10.1.0.3"]);
     let mut agent = node.agent();
-    let seen = node.pass(&mut agent);
-    assert!(seen.enrolled == 0 && seen.pending[UIDS[0]].contains("no ztunnel is connected"), "{seen:?}");
+    // The server of ztunnel answers on a thread of its own.
+    let waits = until("ztunnel to be missed", SHORT, &[], || {
+        let seen = node.pass(&mut agent);
+        assert_eq!((seen.wanted, seen.enrolled), (2, 0), "{seen:?}");
+        Ok(seen.pending[UIDS[0]].contains("no ztunnel is connected").then_some(()))
+    });
+    waits.expect("it is");
     assert!(node.probes().is_empty() && node.annotation(UIDS[0]).is_none());
 
     let ztunnel = Obedient::start(node.socket());

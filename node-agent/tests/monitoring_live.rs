@@ -81,10 +81,15 @@ impl Drop for Prometheus {
 fn every_query_of_the_dashboard_finds_series() {
     let mut node = Node::new(&[("10-calico.conflist", CALICO)]);
     // What is off has no series of its own.
-    for name in ["REPAIR_ENABLED", "REPAIR_LABEL_PODS", "NODE_TAINT"] {
+    for name in ["REPAIR_ENABLED", "REPAIR_LABEL_PODS", "NODE_TAINT", "AMBIENT_ENABLED"] {
         node.set(name, "true");
     }
-    let agent = node.start_ready();
+    let socket = node.path("ztunnel.sock").display().to_string();
+    node.set("ZTUNNEL_UDS_ADDRESS", &socket);
+    // In ambient mode it is not ready before the API server has listed the node's pods.
+    let agent = node.start();
+    agent.wait("to serve", || get(node.monitoring, "/metrics").is_some());
+    agent.wait_metric("istio_cni_passes_total", 1.0);
     for (decision, reason) in [("redirect", ""), ("skip", "no_proxy"), ("fail", "")] {
         report(&node, decision, reason, 9.5);
     }

@@ -29,7 +29,9 @@ use crate::settings::{AmbientSettings, Paths};
 /// The largest body.
 const LARGEST: usize = 64 * 1024;
 /// How long enrolment may take: less than the plugin waits, so that it learns why.
-const PATIENCE: Duration = Duration::from_millis(4500);
+const PATIENCE: Duration = Duration::from_millis(4200);
+/// How much longer the controller may take to say why a pod is not enrolled.
+const GRACE: Duration = Duration::from_millis(500);
 
 /// A pod that is to be enrolled, and whose creation waits for that.
 #[derive(Debug)]
@@ -116,17 +118,19 @@ impl AddEvents {
         let pod = tokio::time::timeout_at(deadline, self.read(event)).await;
         let mut pod = pod.map_err(|_| "the API server did not answer in time".to_owned())??;
         pod.addresses = event.ips.iter().map(|ip| ip.address.ip).collect::<Vec<IpAddr>>();
+        let uid = pod.workload.uid().to_owned();
         let netns = visible(Path::new(&event.netns), &self.paths);
         let (reply, answer) = oneshot::channel();
         let request = AddRequest { pod, netns, deadline, reply };
         let ending = || "the agent is ending; another one follows".to_owned();
         self.adds.send(request).await.map_err(|_| ending())?;
         // The controller answers in time; this is for an agent that is stuck.
-        match tokio::time::timeout_at(deadline + Duration::from_millis(200), answer).await {
+        match tokio::time::timeout_at(deadline + GRACE, answer).await {
             Ok(answer) => answer.map_err(|_| ending())?,
-            Err(_) => {
-                Err("the agent is busy with other pods, or has not read the node's pods yet".to_owned())
-            }
+            // The machine is slow; the controller has seen why, if it has seen the pod.
+            Err(_) => Err(self.state.reason(&uid).unwrap_or_else(|| {
+                "the agent is busy with other pods, or has not read the node's pods yet".to_owned()
+            })),
         }
     }
 

@@ -54,6 +54,12 @@ impl AmbientState {
         self.begun.send_replace(true);
     }
 
+    /// Why a pod was not as wanted when it was examined last.
+    #[must_use]
+    pub fn reason(&self, uid: &str) -> Option<String> {
+        self.progress().enrolled.pending.get(uid).cloned()
+    }
+
     /// Whether some pods are not as wanted.
     #[must_use]
     pub fn has_pending(&self) -> bool {
