@@ -197,6 +197,9 @@ mod tests {
         start_at_zero(&metrics.drift_rounds, results(["complete"]));
         start_at_zero(&metrics.heal_checks, results(["failed"]));
         start_at_zero(&metrics.meshed_pods, [StateLabel { state: "verified" }]);
+        start_at_zero(&metrics.ambient_pods, [StateLabel { state: "enrolled" }]);
+        start_at_zero(&metrics.plugin_requests, [CodeLabel { response_code: 200 }]);
+        start_at_zero(&metrics.annotations, results(["done"]));
         let text = text(&registry);
         for row in Metrics::ROWS.iter().chain(process::METRICS) {
             let name = row.name;
