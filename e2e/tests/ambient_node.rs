@@ -2,12 +2,6 @@
 
 mod agent_support;
 
-use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
-use std::thread::{self, JoinHandle};
-use std::time::Duration;
-
 use agent_support::{
     GATEWAY, LOOPBACK, MANIFEST, POD, agent_pod, apply_manifest, assert_redirected, import_image, is_ready,
     run_dir, wait_loaded,
@@ -16,48 +10,12 @@ use anyhow::{Context, Result, ensure};
 use e2e::kube::ApiServer;
 use e2e::node::{Node, Pod, plain_pod, sidecar_pod};
 use e2e::process::{self, until};
-use e2e::ztunnel::Ztunnel;
+use e2e::ztunnel::Obedient;
 use serde_json::{Value, json};
 
 /// The manifest with ambient mode switched on, as its head says.
 fn manifest() -> String {
     MANIFEST.replace("# ambient: ", "")
-}
-
-/// A ztunnel that does whatever it is told, until it is dropped.
-struct Serving {
-    ends: Arc<AtomicBool>,
-    served: Arc<Mutex<Vec<String>>>,
-    thread: Option<JoinHandle<Result<()>>>,
-}
-
-impl Serving {
-    fn start(socket: PathBuf) -> Self {
-        let (ends, served) = (Arc::new(AtomicBool::new(false)), Arc::new(Mutex::new(Vec::new())));
-        let (told, known) = (ends.clone(), served.clone());
-        let thread = thread::spawn(move || {
-            let mut ztunnel = Ztunnel::greet(&socket)?;
-            ztunnel.obey_snapshot(Duration::from_secs(60))?;
-            while !told.load(Ordering::Relaxed) {
-                if !ztunnel.is_quiet() && ztunnel.obey(Duration::from_secs(1))?.is_none() {
-                    break;
-                }
-                *known.lock().expect("served") = ztunnel.state.served.keys().cloned().collect();
-            }
-            Ok(())
-        });
-        Self { ends, served, thread: Some(thread) }
-    }
-
-    fn served(&self) -> Vec<String> {
-        self.served.lock().expect("served").clone()
-    }
-
-    /// Ends it. An error of the protocol is one of the agent.
-    fn end(mut self) -> Result<()> {
-        self.ends.store(true, Ordering::Relaxed);
-        self.thread.take().context("it runs")?.join().expect("no panic")
-    }
 }
 
 /// What the agent says of its node's pods.
@@ -108,7 +66,7 @@ fn ambient_pods_start_enrolled_and_wait_where_ztunnel_is_missing_and_leave_with_
     wait_loaded(&node)?;
     let with_log = |what: &str| format!("{what}: {}", agent.log("install-cni").unwrap_or_default());
 
-    let ztunnel = Serving::start(node.file("/run/ztunnel/ztunnel.sock"));
+    let ztunnel = Obedient::start(node.file("/run/ztunnel/ztunnel.sock"));
     api.kubectl(&["label", "namespace", "default", "istio.io/dataplane-mode=ambient"])?;
     wait_for_words(&node, "1 of 1 ambient pods enrolled").with_context(|| with_log("the older pod"))?;
     ensure!(annotation(&api, "older")? == "enabled" && has_rules(&older)?);
@@ -116,7 +74,7 @@ fn ambient_pods_start_enrolled_and_wait_where_ztunnel_is_missing_and_leave_with_
     let web = node.start_pod(&plain_pod("web"))?;
     web.wait_running(POD).with_context(|| with_log("a new pod"))?;
     ensure!(decision(&node, "web")?.as_deref() == Some("enrol"));
-    ensure!(ztunnel.served().contains(&uid(&api, &web)?), "{:?}", ztunnel.served());
+    ensure!(ztunnel.served().contains_key(&uid(&api, &web)?), "{:?}", ztunnel.served());
     wait_for_words(&node, "2 of 2 ambient pods enrolled")?;
     ensure!(has_rules(&web)?);
 
@@ -128,24 +86,24 @@ fn ambient_pods_start_enrolled_and_wait_where_ztunnel_is_missing_and_leave_with_
     ensure!(annotation(&api, "meshed")?.is_null());
 
     // Without ztunnel no ambient pod starts, and the kubelet's event says why; with the next one it does.
-    ztunnel.end().with_context(|| with_log("the protocol"))?;
+    drop(ztunnel);
     let held = node.start_pod(&plain_pod("held"))?;
     let told = held.wait_sandbox_failure(POD)?;
     ensure!(told.contains("in ambient mode") && told.contains("ztunnel"), "{told}");
-    let ztunnel = Serving::start(node.file("/run/ztunnel/ztunnel.sock"));
+    let ztunnel = Obedient::start(node.file("/run/ztunnel/ztunnel.sock"));
     held.wait_running(POD).with_context(|| with_log("a pod that was held back"))?;
     wait_for_words(&node, "3 of 3 ambient pods enrolled")?;
 
     // A pod that is deleted is dropped; the rest leave with the label.
     let gone = uid(&api, &web)?;
     web.delete(POD)?;
-    until("ztunnel to drop the pod", POD, &[], || Ok((!ztunnel.served().contains(&gone)).then_some(())))?;
+    until("ztunnel to drop the pod", POD, &[], || Ok((!ztunnel.served().contains_key(&gone)).then_some(())))?;
     api.kubectl(&["label", "namespace", "default", "istio.io/dataplane-mode-"])?;
     wait_for_words(&node, "0 of 0 ambient pods enrolled").with_context(|| with_log("leaving"))?;
     until("the annotation to go", POD, &[], || Ok(annotation(&api, "older")?.is_null().then_some(())))?;
     ensure!(!has_rules(&older)? && !has_rules(&held)?);
     ensure!(ztunnel.served().is_empty(), "{:?}", ztunnel.served());
-    ztunnel.end()?;
+    drop(ztunnel);
     assert_redirected(&node, &meshed)?;
     let log = agent.log("install-cni")?;
     let mut errors = log.lines().filter(|line| line.contains("\terror\t"));
@@ -170,7 +128,7 @@ fn an_agent_on_the_pods_network_lets_probes_through_on_the_node() -> Result<()> 
     let agent = node.start_pod(&agent_pod(&daemon_set, GATEWAY, &api, "istio-cni-node-one"))?;
     agent.wait("ready", POD, is_ready).with_context(|| agent.log("install-cni").unwrap_or_default())?;
     wait_loaded(&node)?;
-    let ztunnel = Serving::start(node.file("/run/ztunnel/ztunnel.sock"));
+    let ztunnel = Obedient::start(node.file("/run/ztunnel/ztunnel.sock"));
     let mut web = plain_pod("web");
     web["metadata"]["labels"] = json!({"istio.io/dataplane-mode": "ambient"});
     let web = node.start_pod(&web)?;
@@ -182,5 +140,6 @@ fn an_agent_on_the_pods_network_lets_probes_through_on_the_node() -> Result<()> 
     ensure!(addresses.iter().all(|address| on_node.contains(&address.to_string())), "{on_node}");
     let of_agent = agent.namespace()?.sh(tables)?.ok()?.stdout;
     ensure!(!of_agent.contains("istio-ambient-probes"), "it is in the agent's own namespace: {of_agent}");
-    ztunnel.end()
+    drop(ztunnel);
+    Ok(())
 }
