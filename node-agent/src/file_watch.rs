@@ -5,7 +5,7 @@
 use std::ffi::OsStr;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use nix::errno::Errno;
@@ -21,6 +21,14 @@ pub struct WatchedDir {
     pub directory: PathBuf,
     /// Whether a name matters.
     pub matters: Box<dyn Fn(&str) -> bool + Send + Sync>,
+}
+
+impl WatchedDir {
+    /// A directory all of whose names matter.
+    #[must_use]
+    pub fn all(directory: &Path) -> Self {
+        Self { directory: directory.to_owned(), matters: Box::new(|_| true) }
+    }
 }
 
 impl std::fmt::Debug for WatchedDir {

@@ -8,7 +8,7 @@ mod shutdown;
 mod tests;
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -371,8 +371,6 @@ impl Agent {
     fn watched(&self) -> Vec<WatchedDir> {
         let paths = &self.settings.paths;
         let binaries = self.installer.source_names().unwrap_or_default();
-        let all =
-            |directory: &Path| WatchedDir { directory: directory.to_owned(), matters: Box::new(|_| true) };
         let mut watched = vec![
             WatchedDir { directory: paths.net.clone(), matters: Box::new(Directory::matters) },
             WatchedDir {
@@ -385,9 +383,9 @@ impl Agent {
                     [KUBECONFIG, TOKEN_FILE, logging::SOCKET_NAME, SOCKET_NAME].contains(&name)
                 }),
             },
-            all(&paths.service_account),
+            WatchedDir::all(&paths.service_account),
         ];
-        watched.extend(self.changes.reloader.iter().map(|reloader| all(&reloader.folder())));
+        watched.extend(self.changes.reloader.iter().map(|reloader| WatchedDir::all(&reloader.folder())));
         if let Some(TemplateSource::File(file)) = &self.settings.entry.template
             && let (Some(directory), Some(name)) = (file.parent(), file.file_name())
         {
@@ -399,7 +397,7 @@ impl Agent {
         match &self.settings.kubeconfig.trust {
             Trust::Authority(file) => {
                 let directory = file.parent().filter(|directory| **directory != *paths.service_account);
-                watched.extend(directory.map(all));
+                watched.extend(directory.map(WatchedDir::all));
             }
             Trust::Unverified => {}
         }

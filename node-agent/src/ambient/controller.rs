@@ -27,7 +27,7 @@ use zds::socket::Event;
 use super::add_event::{AddEvents, AddRequest};
 use super::annotations::{self, AnnotationFailure, AnnotationQueue};
 use super::enrolment::{Enrolled, Enrolment, REPLACEMENT};
-use super::inventory::{Due, Inventory, NamespaceReplica, PodReplica, namespaces, pods_of};
+use super::inventory::{Due, Inventory, namespaces, pods_of};
 use super::monitor::{self, Monitors, Opened};
 use super::node::{Annotate, NamedNamespaces, NodePass, ZtunnelLink};
 use super::pod::AmbientPod;
@@ -141,7 +141,7 @@ impl AmbientController {
         let queue = Arc::new(AnnotationQueue::default());
         let (failures, failed) = mpsc::unbounded_channel();
         let written = annotations::write(queue.clone(), connection.clone(), self.metrics.clone(), failures);
-        let (pod_replica, namespace_replica) = (PodReplica(&inventory), NamespaceReplica(&inventory));
+        let (pod_replica, namespace_replica) = (inventory.pod_replica(), inventory.namespace_replica());
         tokio::select! {
             never = resync::run(&connection, &pods, &pod_replica) => match never {},
             never = resync::run(&connection, &watched, &namespace_replica) => match never {},
@@ -296,8 +296,7 @@ impl AmbientController {
     }
 
     fn watch_directory(&self) -> Option<FileWatch> {
-        let directory = self.paths.netns.clone();
-        FileWatch::new(vec![WatchedDir { directory, matters: Box::new(|_| true) }]).ok()
+        FileWatch::new(vec![WatchedDir::all(&self.paths.netns)]).ok()
     }
 
     /// Answers plugins, counts, and reports what is new.
@@ -429,8 +428,7 @@ impl Worker {
         let Self { paths, host, link, annotate, enrolment, named, .. } = self;
         let mut node = NodePass::new(paths, pass.programming, host, link, annotate, named);
         let is_due = |uid: &str| pass.due.all || pass.due.uids.contains(uid);
-        let pending = enrolment.enrolled().pending;
-        enrolment.reconcile_some(now, &pods, |uid| is_due(uid) || pending.contains_key(uid), &mut node);
+        enrolment.reconcile_some(now, &pods, is_due, &mut node);
         let mut found = node.found();
         found.retain(|uid, _| enrolment.is_enrolled(uid).is_ok());
         monitor::open(&monitors.missing(found), &paths.netns)

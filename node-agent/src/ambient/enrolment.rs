@@ -143,7 +143,7 @@ impl Enrolment {
         self.reconcile_some(now, pods, |_| true, effects)
     }
 
-    /// The same for some of all pods: those that this selects, new ones, and those of which a try is due.
+    /// The same for some of all pods: those that this selects, new ones, and those that are not as wanted.
     pub fn reconcile_some(
         &mut self,
         now: Duration,
@@ -154,15 +154,14 @@ impl Enrolment {
         self.forget_others(pods, effects);
         let is_due = |pod: &&AmbientPod| {
             let memory = self.memory.get(pod.workload.uid());
-            let is_known = |memory: &Memory| memory.outcome.is_some() && !memory.due().any(|due| due <= now);
-            !memory.is_some_and(is_known) || selects(pod.workload.uid())
+            memory.is_none_or(|memory| memory.outcome != Some(Ok(()))) || selects(pod.workload.uid())
         };
         let due: Vec<&AmbientPod> = pods.iter().filter(is_due).collect();
-        let waits = |pod: &AmbientPod| {
-            let failed = |memory: &Memory| memory.rules.is_some() || memory.probes.is_some();
-            self.memory.get(pod.workload.uid()).is_some_and(failed)
+        let has_failed = |pod: &&AmbientPod| {
+            let memory = self.memory.get(pod.workload.uid());
+            memory.is_some_and(|memory| memory.rules.is_some() || memory.probes.is_some())
         };
-        let unhindered: Vec<&AmbientPod> = due.iter().copied().filter(|pod| !waits(pod)).collect();
+        let unhindered: Vec<&AmbientPod> = due.iter().copied().filter(|pod| !has_failed(pod)).collect();
         effects.prepare(&unhindered);
         for pod in due {
             let memory = self.memory.entry(pod.workload.uid().to_owned()).or_default();

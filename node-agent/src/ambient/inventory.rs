@@ -4,7 +4,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
 use cni_core::enablement::{DATAPLANE_LABEL, SIDECAR_ANNOTATION};
 use controller_runtime::resync::{Collection, Freshness, Replica, Selection};
@@ -12,12 +11,8 @@ use serde_json::{Map, Value, json};
 use tokio::sync::Notify;
 
 use super::pod::{AmbientPod, AmbientRules};
-use crate::cluster::pods::PODS;
+use crate::cluster::pods::{NAMESPACES, PODS, REMEDY, SPREAD, labels};
 
-/// Where namespaces are.
-pub const NAMESPACES: &str = "/api/v1/namespaces";
-/// How long the agents of all nodes together take to watch again after the API server was gone.
-const SPREAD: Duration = Duration::from_secs(60);
 /// How annotations that decide begin.
 const ANNOTATIONS: &str = "ambient.istio.io/";
 /// Everything else of a pod that decides.
@@ -50,8 +45,9 @@ pub struct Inventory {
     changed: Notify,
 }
 
+/// What the inventory has.
 #[derive(Debug, Default)]
-struct State {
+pub struct State {
     /// By UID. None until they were listed.
     pods: Option<BTreeMap<String, Value>>,
     /// Labels, by name. None until they were listed.
@@ -123,7 +119,7 @@ pub fn pods_of(node: &str) -> Collection {
         path: PODS.to_owned(),
         selection: Selection { fields: format!("spec.nodeName={node}"), labels: String::new() },
         freshness: Freshness::Remembered,
-        remedy: "give the agent's service account the verbs get, list and watch on pods (ClusterRole istio-cni)",
+        remedy: REMEDY,
         spread: SPREAD,
     }
 }
@@ -142,83 +138,70 @@ pub fn namespaces(has_usual_selectors: bool) -> Collection {
     }
 }
 
-/// The inventory's copy of the pods.
+/// One of the inventory's copies.
 #[derive(Debug)]
-pub struct PodReplica<'a>(pub &'a Inventory);
+pub struct InventoryReplica<'a, T> {
+    inventory: &'a Inventory,
+    /// What is kept of an object, by its key.
+    keep: fn(&Value) -> Option<(String, T)>,
+    copy: fn(&mut State) -> &mut Option<BTreeMap<String, T>>,
+    /// What a change of the object with this key decides about.
+    note: fn(&mut Due, String),
+}
 
-impl Replica for PodReplica<'_> {
-    type Item = (String, Value);
-
-    fn parser(&self) -> impl Fn(&Value) -> Option<Self::Item> + Clone + Send + Sync + 'static {
-        condensed
+impl Inventory {
+    /// The copy of the pods, by UID.
+    pub const fn pod_replica(&self) -> InventoryReplica<'_, Value> {
+        InventoryReplica {
+            inventory: self,
+            keep: condensed,
+            copy: |state| &mut state.pods,
+            note: |due, uid| drop(due.uids.replace(uid)),
+        }
     }
 
-    fn replace(&self, items: Vec<Self::Item>) {
-        self.0.edit(|state| {
-            state.pods = Some(items.into_iter().collect());
-            state.due.all = true;
-        });
-    }
-
-    fn changed(&self, object: &Value) {
-        let Some((uid, pod)) = condensed(object) else { return };
-        self.0.edit(|state| {
-            let Some(pods) = &mut state.pods else { return };
-            // The kubelet writes much that decides nothing.
-            if pods.get(&uid) != Some(&pod) {
-                pods.insert(uid.clone(), pod);
-                state.due.uids.insert(uid);
-            }
-        });
-    }
-
-    fn removed(&self, object: &Value) {
-        let Some((uid, _)) = condensed(object) else { return };
-        self.0.edit(|state| {
-            drop(state.pods.as_mut().and_then(|pods| pods.remove(&uid)));
-            state.due.uids.insert(uid);
-        });
-    }
-
-    fn interrupted(&self) -> bool {
-        false
+    /// The copy of the namespaces' labels, by name.
+    pub const fn namespace_replica(&self) -> InventoryReplica<'_, Map<String, Value>> {
+        InventoryReplica {
+            inventory: self,
+            keep: labelled,
+            copy: |state| &mut state.namespaces,
+            note: |due, _| due.all = true,
+        }
     }
 }
 
-/// The inventory's copy of the namespaces.
-#[derive(Debug)]
-pub struct NamespaceReplica<'a>(pub &'a Inventory);
-
-impl Replica for NamespaceReplica<'_> {
-    type Item = (String, Map<String, Value>);
+impl<T: PartialEq + Send + 'static> Replica for InventoryReplica<'_, T> {
+    type Item = (String, T);
 
     fn parser(&self) -> impl Fn(&Value) -> Option<Self::Item> + Clone + Send + Sync + 'static {
-        labels
+        self.keep
     }
 
     fn replace(&self, items: Vec<Self::Item>) {
-        self.0.edit(|state| {
-            state.namespaces = Some(items.into_iter().collect());
+        self.inventory.edit(|state| {
+            *(self.copy)(state) = Some(items.into_iter().collect());
             state.due.all = true;
         });
     }
 
     fn changed(&self, object: &Value) {
-        let Some((name, labels)) = labels(object) else { return };
-        self.0.edit(|state| {
-            let Some(namespaces) = &mut state.namespaces else { return };
-            if namespaces.get(&name) != Some(&labels) {
-                namespaces.insert(name, labels);
-                state.due.all = true;
+        let Some((key, kept)) = (self.keep)(object) else { return };
+        self.inventory.edit(|state| {
+            let Some(copy) = (self.copy)(state) else { return };
+            // Other programs write much that decides nothing.
+            if copy.get(&key) != Some(&kept) {
+                copy.insert(key.clone(), kept);
+                (self.note)(&mut state.due, key);
             }
         });
     }
 
     fn removed(&self, object: &Value) {
-        let Some((name, _)) = labels(object) else { return };
-        self.0.edit(|state| {
-            drop(state.namespaces.as_mut().and_then(|namespaces| namespaces.remove(&name)));
-            state.due.all = true;
+        let Some((key, _)) = (self.keep)(object) else { return };
+        self.inventory.edit(|state| {
+            drop((self.copy)(state).as_mut().and_then(|copy| copy.remove(&key)));
+            (self.note)(&mut state.due, key);
         });
     }
 
@@ -252,10 +235,8 @@ fn condensed(pod: &Value) -> Option<(String, Value)> {
 }
 
 /// The labels of a namespace, by its name.
-pub fn labels(namespace: &Value) -> Option<(String, Map<String, Value>)> {
-    let name = namespace.pointer("/metadata/name")?.as_str()?.to_owned();
-    let labels = namespace.pointer("/metadata/labels").and_then(Value::as_object);
-    Some((name, labels.cloned().unwrap_or_default()))
+fn labelled(namespace: &Value) -> Option<(String, Map<String, Value>)> {
+    Some((namespace.pointer("/metadata/name")?.as_str()?.to_owned(), labels(namespace)))
 }
 
 #[cfg(test)]
@@ -302,9 +283,9 @@ mod tests {
     #[test]
     fn nothing_is_known_before_both_lists_are_there() {
         let inventory = Inventory::default();
-        PodReplica(&inventory).replace(vec![condensed(&pod("u-1")).expect("a pod")]);
+        inventory.pod_replica().replace(vec![condensed(&pod("u-1")).expect("a pod")]);
         assert_eq!(inventory.pods(&rules()), None, "without namespaces, pods would seem to have left");
-        NamespaceReplica(&inventory).replace(Vec::new());
+        inventory.namespace_replica().replace(Vec::new());
         assert_eq!(inventory.pods(&rules()).map(|pods| pods.len()), Some(1));
         assert!(inventory.has("u-1") && !inventory.has("u-2"));
     }
@@ -312,7 +293,7 @@ mod tests {
     #[test]
     fn changes_name_the_pods_that_they_decide_about() {
         let inventory = Inventory::default();
-        let (pods, namespaces) = (PodReplica(&inventory), NamespaceReplica(&inventory));
+        let (pods, namespaces) = (inventory.pod_replica(), inventory.namespace_replica());
         pods.replace(vec![condensed(&pod("u-1")).expect("a pod")]);
         namespaces.replace(Vec::new());
         assert!(inventory.take().all);

@@ -12,8 +12,8 @@ use std::thread::JoinHandle;
 use cni_core::selection::Programming;
 use netns_apply::ApplyOptions;
 use netns_apply::netns::{Netns, NetnsId};
-use netns_apply::pod::{Outside, hosts};
-use netns_apply::{facts, probes};
+use netns_apply::pod::Outside;
+use netns_apply::probes;
 use pod_netns::ProcessIndex;
 use redirect_core::AmbientRedirect;
 use zds::socket::{Event, Handle, serve};
@@ -24,7 +24,7 @@ use super::enrolment::Effects;
 use super::pod::AmbientPod;
 use crate::ambient_rules::{self as rules, Condition};
 use crate::confine::outside;
-use crate::pod_check::{ExpectedRules, census, find};
+use crate::pod_check::{ExpectedRules, census, find, pod_addresses};
 use crate::settings::Paths;
 
 /// How many pods' rules are changed at the same time.
@@ -122,14 +122,9 @@ impl NamedNamespaces {
     /// It is not the pod's, or cannot be opened.
     pub fn note(&mut self, uid: &str, addresses: &[IpAddr], path: &Path) -> Result<(), String> {
         let netns = open_outside(path).map_err(|error| error.to_string())?;
-        if hosts(&netns).map_err(|error| error.to_string())?.is_some() {
-            return Err(format!(
-                "{} is the node's network namespace, which is never redirected",
-                path.display()
-            ));
-        }
-        let there = netns.run(facts::addresses).map_err(|error| error.to_string())?;
-        let there = there.map_err(|error| error.to_string())?;
+        let there = pod_addresses(&netns)?.ok_or_else(|| {
+            format!("{} is the node's network namespace, which is never redirected", path.display())
+        })?;
         match addresses.iter().find(|address| !there.contains(address)) {
             Some(missing) => Err(format!("{} does not have the pod's address {missing}", path.display())),
             None if addresses.is_empty() => Err("the pod has no address".to_owned()),

@@ -1,5 +1,7 @@
 //! The node's pods: reading them, and changing one that did not change since it was read.
 
+use std::time::Duration;
+
 use cluster_client::params::{DeleteParams, GetParams, Patch, PatchParams, Preconditions};
 use cluster_client::{ApiError, Built, Limits, Request};
 use controller_runtime::resync::{Freshness, ReadError, Selection};
@@ -11,6 +13,13 @@ use super::{Cluster, PATIENCE, pod_reference};
 
 /// All pods of all namespaces.
 pub const PODS: &str = "/api/v1/pods";
+/// All namespaces.
+pub const NAMESPACES: &str = "/api/v1/namespaces";
+/// The rights of agents that watch pods.
+pub const REMEDY: &str =
+    "give the agent's service account the verbs get, list and watch on pods (ClusterRole istio-cni)";
+/// How long the agents of all nodes together take to watch again after the API server was gone.
+pub const SPREAD: Duration = Duration::from_secs(60);
 
 /// What `keep` keeps of the pods of the agent's node, in the state of a moment ago: the API server need not query its store.
 ///
@@ -39,6 +48,12 @@ pub async fn get(cluster: &Cluster, namespace: &str, name: &str) -> Result<Optio
     }
 }
 
+/// The labels of an object.
+#[must_use]
+pub fn labels(object: &Value) -> Map<String, Value> {
+    object.pointer("/metadata/labels").and_then(Value::as_object).cloned().unwrap_or_default()
+}
+
 /// The labels of a namespace in its current state; none if it does not exist.
 ///
 /// # Errors
@@ -47,12 +62,9 @@ pub async fn namespace_labels(
     cluster: &Cluster,
     name: &str,
 ) -> Result<Option<Map<String, Value>>, ReadError> {
-    let request = Request::new("/api/v1/namespaces").get(name, &GetParams::default());
+    let request = Request::new(NAMESPACES).get(name, &GetParams::default());
     match cluster.client().json::<Value>(request, Limits::object(PATIENCE)).await {
-        Ok(namespace) => {
-            let labels = namespace.pointer("/metadata/labels").and_then(Value::as_object);
-            Ok(Some(labels.cloned().unwrap_or_default()))
-        }
+        Ok(namespace) => Ok(Some(labels(&namespace))),
         Err(ApiError::NotFound(words)) if words.by_api => Ok(None),
         Err(failure) => Err(failure.into()),
     }

@@ -353,8 +353,7 @@ impl Healer {
 }
 
 fn watch(path: &Path, logged: &mut BTreeSet<&'static str>) -> Option<FileWatch> {
-    let watched = WatchedDir { directory: path.to_path_buf(), matters: Box::new(|_| true) };
-    match FileWatch::new(vec![watched]) {
+    match FileWatch::new(vec![WatchedDir::all(path)]) {
         Ok(watch) => Some(watch),
         Err(error) => {
             if logged.insert("no_watch") {

@@ -15,7 +15,7 @@ use netns_apply::capabilities::{self, Capability};
 
 pub use apply::{ApplyFailure, RepairReport, redirect_here, repair, repair_known};
 pub use compare::{Basis, CheckError, Comparison, ExpectedRules, check, compare_here};
-pub use namespace::{census, find};
+pub use namespace::{census, find, pod_addresses};
 pub use plugin_conf::plugin_conf;
 pub use pod::{MeshPod, NotMeshed};
 pub use surroundings::Surroundings;

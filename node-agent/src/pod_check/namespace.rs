@@ -97,13 +97,23 @@ fn belongs_to_pod(
     addresses: &[IpAddr],
     processes: &ProcessIndex,
 ) -> Result<bool, RepairError> {
-    let failed = |error: &dyn std::fmt::Display| RepairError::new(NOT_FOUND, error.to_string());
-    if processes.hosts == Some(netns.id()) || hosts(netns).map_err(|error| failed(&error))?.is_some() {
+    if processes.hosts == Some(netns.id()) {
         return Ok(false);
     }
-    let there = netns.run(facts::addresses).map_err(|error| failed(&error))?;
-    let there = there.map_err(|error| failed(&error))?;
-    Ok(addresses.iter().all(|address| there.contains(address)))
+    let there = pod_addresses(netns).map_err(|error| RepairError::new(NOT_FOUND, error))?;
+    Ok(there.is_some_and(|there| addresses.iter().all(|address| there.contains(address))))
+}
+
+/// The addresses in a network namespace; none if it is the host's.
+///
+/// # Errors
+/// What the kernel says.
+pub fn pod_addresses(netns: &Netns) -> Result<Option<Vec<IpAddr>>, String> {
+    if hosts(netns).map_err(|error| error.to_string())?.is_some() {
+        return Ok(None);
+    }
+    let there = netns.run(facts::addresses).map_err(|error| error.to_string())?;
+    there.map(Some).map_err(|error| error.to_string())
 }
 
 /// Why none was found.

@@ -65,9 +65,6 @@ pub struct RepairController {
     outage: Mutex<OutageLog>,
 }
 
-/// How long the agents of all nodes together take to watch again after the API server was gone.
-const SPREAD: Duration = Duration::from_secs(60);
-
 impl RepairController {
     /// Works for ever, if the settings ask for anything.
     pub async fn run(
@@ -120,8 +117,8 @@ impl RepairController {
             path: PODS.to_owned(),
             selection,
             freshness: Freshness::Remembered,
-            remedy: "give the agent's service account the verbs get, list and watch on pods (ClusterRole istio-cni)",
-            spread: SPREAD,
+            remedy: pods::REMEDY,
+            spread: pods::SPREAD,
         };
         let watch = resync::run(&controller.connection, &collection, &controller);
         let (never, _) = tokio::join!(watch, controller.work());
