@@ -148,8 +148,9 @@ impl<'p> Soak<'p> {
     fn healed(&mut self, round: usize) -> Vec<String> {
         self.everywhere(|_, place, pod, _| {
             let (wanted, _) = pod.annotations(round);
-            until("the pod to be as planned", LIMIT, &[], || {
-                Ok(place.mismatch(pod, wanted).is_none().then_some(()))
+            // A run holds its lock for a moment longer than its last transaction takes.
+            until("the pod to be as planned, and not locked", LIMIT, &[], || {
+                Ok((place.mismatch(pod, wanted).is_none() && !pod.is_locked()?).then_some(()))
             })?;
             place.lost(pod, wanted)
         })
@@ -402,6 +403,11 @@ fn the_soak_sees_what_is_lost_and_what_is_left_over() -> Result<()> {
         assert!(lost(one)?.concat().contains("-A OUTPUT -j ISTIO_OUTPUT"), "{:?}", lost(one)?);
         other.namespace.sh("iptables-nft -t filter -D FORWARD -p tcp --dport 7 -j ACCEPT")?;
         assert!(lost(other)?.concat().contains("beside: - "), "{:?}", lost(other)?);
+
+        assert!(!other.is_locked()?);
+        other.namespace.sh("nft add table inet istio-proxy-lock")?;
+        assert!(other.is_locked()?);
+        other.namespace.sh("nft delete table inet istio-proxy-lock")?;
 
         other.namespace.sh("iptables-nft -t filter -A FORWARD -p tcp --dport 7 -j ACCEPT")?;
         assert_eq!(soak.clean(), [""; 0]);

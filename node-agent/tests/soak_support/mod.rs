@@ -12,6 +12,7 @@ use e2e::parallel::in_parallel;
 use e2e::process::{self, SHORT};
 use redirect_core::options::BackendChoice;
 use redirect_core::options::NativeForm;
+use redirect_core::render::NFT_LOCK_TABLE;
 use serde_json::{Value, json};
 
 use crate::pods::{self, PodApi, Proc, THEIRS, eth0, mesh_pod};
@@ -111,6 +112,12 @@ impl Pod {
 
     fn process(&self) -> u32 {
         100 + u32::try_from(self.number).expect("few")
+    }
+
+    /// Whether a run is changing the namespace's rules.
+    pub fn is_locked(&self) -> Result<bool> {
+        let list = || process::run(&mut process::command("nft", ["list", "tables"]), SHORT);
+        Ok(self.namespace.enter(list)??.ok()?.stdout.contains(NFT_LOCK_TABLE))
     }
 
     /// The difference between the namespace now and before its redirection.
