@@ -11,8 +11,8 @@ use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 use chart_support::{
-    NAMESPACE, changes, chart, chart_file, daemon_set, environment, expect, find, objects, project, rendered,
-    rendered_with, rendered_without_tests, rendering, seen, values_files, yaml,
+    NAMESPACE, changes, chart, chart_file, daemon_set, environment, expect, find, helm, objects, project,
+    rendered, rendered_with, rendered_without_tests, rendering, seen, values_files, yaml,
 };
 use e2e::privileges;
 use e2e::process::{self, SHORT};
@@ -524,6 +524,50 @@ fn pods_roll_for_settings_that_are_read_at_the_start_and_for_no_others() -> Resu
     ] {
         ensure!(template(fixed.clone())? != before, "{fixed} does not roll the pods");
     }
+    Ok(())
+}
+
+/// Where something is the number that it should spell.
+fn numbers(at: &str, value: &Value, number: &str, found: &mut Vec<String>) {
+    match value {
+        Value::Number(is) if is.to_string() == number => found.push(at.to_owned()),
+        Value::Array(items) => items
+            .iter()
+            .enumerate()
+            .for_each(|(index, item)| numbers(&format!("{at}/{index}"), item, number, found)),
+        Value::Object(fields) => {
+            fields.iter().for_each(|(name, field)| numbers(&format!("{at}/{name}"), field, number, found))
+        }
+        _ => {}
+    }
+}
+
+#[test]
+#[ignore = "needs helm: make chart"]
+fn a_namespace_release_or_revision_of_digits_stays_text() -> Result<()> {
+    let (digits, others) = ("20260", "20261");
+    let on = json!({"enabled": true});
+    let values = json!({
+        "platform": "openshift", "provider": "multus", "revision": digits, "ambient": on, "resourceQuotas": on,
+        "podMonitor": on, "prometheusRule": on, "grafanaDashboard": on, "pluginToken": on, "nodeTaint": on,
+        "ownNodePolicy": on, "global": {"networkPolicy": on},
+        "taintController": {
+            "enabled": true,
+            "selectors": [{"name": "other", "selector": "app=other", "namespace": others}],
+        },
+    });
+    let file = tempfile::NamedTempFile::new()?;
+    fs::write(file.path(), values.to_string())?;
+    let (chart, file) = (chart().display().to_string(), file.path().display().to_string());
+    let text =
+        helm(None, &["template", digits, &chart, "--namespace", digits, "--values", &file])?.ok()?.stdout;
+    let mut found = Vec::new();
+    for object in objects(&text)? {
+        let at = format!("{} {}", object["kind"], object["metadata"]["name"]);
+        numbers(&at, &object, digits, &mut found);
+        numbers(&at, &object, others, &mut found);
+    }
+    ensure!(found.is_empty(), "{}", found.join("\n"));
     Ok(())
 }
 
