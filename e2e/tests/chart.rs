@@ -531,14 +531,17 @@ fn pods_roll_for_settings_that_are_read_at_the_start_and_for_no_others() -> Resu
 fn numbers(at: &str, value: &Value, number: &str, found: &mut Vec<String>) {
     match value {
         Value::Number(is) if is.to_string() == number => found.push(at.to_owned()),
-        Value::Array(items) => items
-            .iter()
-            .enumerate()
-            .for_each(|(index, item)| numbers(&format!("{at}/{index}"), item, number, found)),
-        Value::Object(fields) => {
-            fields.iter().for_each(|(name, field)| numbers(&format!("{at}/{name}"), field, number, found))
+        Value::Array(items) => {
+            for (index, item) in items.iter().enumerate() {
+                numbers(&format!("{at}/{index}"), item, number, found);
+            }
         }
-        _ => {}
+        Value::Object(fields) => {
+            for (name, field) in fields {
+                numbers(&format!("{at}/{name}"), field, number, found);
+            }
+        }
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
     }
 }
 
