@@ -23,7 +23,7 @@ cross)
 kernels) packages="$packages qemu-system-x86 busybox-static kmod xz-utils zstd jq debian-archive-keyring bsdextrautils" ;;
 guides) packages="skopeo docker-registry" ;;
 page) packages="chromium chromium-driver fonts-inter fonts-jetbrains-mono iproute2 util-linux" ;;
-all) packages="$packages containerd runc busybox-static etcd-server openssl curl jq libfaketime procps strace systemd prometheus gcc musl-tools binutils" ;;
+all) packages="$packages containerd runc busybox-static etcd-server openssl curl ipset jq libfaketime procps strace systemd prometheus gcc musl-tools binutils" ;;
 *)
     echo "setup-apt.sh: $1 is not one of the words in this script's first lines" >&2
     exit 2

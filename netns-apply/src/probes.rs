@@ -6,7 +6,8 @@ use netfilter_state::netlink::{
     probes::{self, ProbeTable, TABLE},
     request,
 };
-use redirect_core::Family;
+use nix::errno::Errno;
+use redirect_core::{Family, ambient::ISTIO_NODE_SETS};
 use std::{collections::BTreeSet, net::IpAddr};
 
 /// How often the table is read again if it changes while it is read.
@@ -54,6 +55,24 @@ pub fn remove() -> Result<bool, NetlinkError> {
         connection.transact("remove the addresses of probes", probes::remove)?;
     }
     Ok(exists)
+}
+
+/// Destroys the sets in which Istio's agent has the addresses of probes. Returns whether there was any.
+///
+/// # Errors
+/// The kernel refuses, as it does while rules look something up in them.
+pub fn destroy_ipsets() -> Result<bool, NetlinkError> {
+    let mut connection = Connection::open()?;
+    let mut had_any = false;
+    for name in ISTIO_NODE_SETS {
+        let destroy = |sequence| probes::destroy_ipset(sequence, name);
+        had_any |= match connection.ask("destroy Istio's ipset for probes", destroy, |_| {}) {
+            // Without the module there is no set.
+            Err(NetlinkError::Question { cause: Errno::EINVAL | Errno::EOPNOTSUPP, .. }) => false,
+            existed => existed?,
+        };
+    }
+    Ok(had_any)
 }
 
 /// Other programs may change other tables all the time; then two readings alike are enough.

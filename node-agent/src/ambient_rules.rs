@@ -4,7 +4,7 @@
 
 use std::fs;
 
-use netns_apply::{ApplyOptions, Mismatch, Outcome, apply, cleanup, observe, verify};
+use netns_apply::{ApplyOptions, Mismatch, Outcome, apply, cleanup, observe, probes, verify};
 use redirect_core::plan::DataPlane;
 use redirect_core::{AmbientRedirect, Families, RulePlan};
 
@@ -117,6 +117,21 @@ pub fn remove(options: &ApplyOptions) -> Result<Outcome, String> {
     cleanup(options).map_err(|error| error.to_string())
 }
 
+/// Removes what Istio's agent keeps in the node's network namespace, which must be the calling thread's, to let probes through. Returns whether there was
+/// anything.
+///
+/// # Errors
+/// Why it is not removed.
+pub fn remove_istios_of_node(options: &ApplyOptions) -> Result<bool, String> {
+    let observed = observe(options).map_err(|error| error.to_string())?;
+    let has_rules = observed.data_planes().contains(&DataPlane::Ambient);
+    if has_rules {
+        remove(options)?;
+    }
+    let had_sets = probes::destroy_ipsets().map_err(|error| error.to_string())?;
+    Ok(has_rules || had_sets)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -156,6 +171,51 @@ mod tests {
                 .expect("runs")
                 .stdout;
             assert_eq!(left, "0\n", "{backend:?}");
+        }
+    }
+
+    #[test]
+    fn what_istios_agent_has_on_a_node_goes_and_all_else_stays() {
+        let in_chain = |variant: &str| {
+            let rules = |program: &str, set: &str, source: &str| {
+                format!(
+                    "{program}-{variant} -t nat -N ISTIO_POSTRT; {program}-{variant} -t nat -I POSTROUTING 1 -j ISTIO_POSTRT; {program}-{variant} -t nat \
+                     -A ISTIO_POSTRT -m owner --socket-exists -p tcp -m set --match-set {set} dst -j SNAT --to-source {source}; "
+                )
+            };
+            "ipset create istio-inpod-probes-v4 hash:ip comment; ipset create istio-inpod-probes-v6 hash:ip family inet6 comment; \
+             ipset add istio-inpod-probes-v4 10.1.0.2 comment uid; "
+                .to_owned()
+                + &rules("iptables", "istio-inpod-probes-v4", "169.254.7.127")
+                + &rules("ip6tables", "istio-inpod-probes-v6", "fd16:9254:7127:1337:ffff:ffff:ffff:ffff")
+        };
+        let native = "nft 'table inet istio-ambient-nat { set istio-inpod-probes-v4 { type ipv4_addr; elements = { 10.1.0.2 }; }; chain postrouting \
+             { type nat hook postrouting priority 100; meta l4proto tcp skuid 0 ip daddr @istio-inpod-probes-v4 counter snat ip to 169.254.7.127; }; }'";
+        let others = "set -e; ipset create theirs hash:ip; iptables-legacy -t nat -A POSTROUTING -p tcp --dport 7 -j MASQUERADE; iptables-nft -t nat -A POSTROUTING \
+             -p tcp --dport 7 -j MASQUERADE; ip6tables-nft -t nat -A POSTROUTING -p tcp --dport 7 -j MASQUERADE; ip6tables-legacy -t nat -N THEIRS";
+        let of_istio = [in_chain("nft"), in_chain("legacy"), native.to_owned()];
+        for script in of_istio {
+            let node = pod(Addresses::Dual);
+            node.sh(others).expect("runs").ok().expect("rules of others");
+            let state = || (node.snapshot().expect("reads"), node.sh("ipset save").expect("runs").stdout);
+            let before = state();
+            let options = options(BackendChoice::Auto);
+            let take_over = || node.enter(|| remove_istios_of_node(&options)).expect("enters");
+            assert_eq!(take_over(), Ok(false), "there is nothing of Istio's");
+            node.sh(&format!("set -e; {script}")).expect("runs").ok().expect("Istio's rules");
+            assert!(state() != before, "{script}");
+
+            assert_eq!(take_over(), Ok(true), "{script}");
+            assert_eq!(state().0.changes_since(&before.0), [], "{script}");
+            assert_eq!(state().1, before.1);
+            assert_eq!(take_over(), Ok(false), "it is gone");
+
+            // A machine that is a workload of the mesh itself keeps its redirection.
+            node.sh(&format!("set -e; {script}")).expect("runs").ok().expect("Istio's rules");
+            node.sh("iptables-nft -t nat -N ISTIO_INBOUND").expect("runs").ok().expect("a chain");
+            let state = state();
+            assert_eq!(take_over(), Err(HAS_SIDECAR.to_owned()));
+            assert_eq!(node.snapshot().expect("reads").changes_since(&state.0), []);
         }
     }
 

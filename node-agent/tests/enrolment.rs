@@ -235,9 +235,21 @@ fn running_pods_are_enrolled_healed_and_leave_as_their_namespace_says() {
     let world = World::new();
     let (first, web) = world.running("web", &["10.1.0.2", "fd00::2"]);
     let (second, db) = world.running("db", &["10.1.0.3"]);
-    let ztunnel = world.ztunnel();
+    let istios = || {
+        let listing =
+            world.host.sh("iptables-nft -t nat -S POSTROUTING; ipset list -n").expect("lists").stdout;
+        listing.lines().filter(|line| line.to_ascii_lowercase().contains("istio")).count()
+    };
+    let left = "set -e; ipset create istio-inpod-probes-v4 hash:ip; iptables-nft -t nat -N ISTIO_POSTRT; iptables-nft -t nat -I POSTROUTING 1 -j ISTIO_POSTRT";
+    world.host.sh(left).expect("runs").ok().expect("what Istio's agent left");
     let agent = world.start();
+    world.wait("pods to be pending", || {
+        metric(&world.node, "istio_cni_ambient_pods{state=\"pending\"}") == Some(2.0)
+    });
+    assert_eq!(istios(), 2, "it went before all pods were enrolled");
+    let ztunnel = world.ztunnel();
     world.wait_enrolled(2.0);
+    world.wait("Istio's rules to go", || istios() == 0);
     for name in ["web", "db"] {
         world.wait_annotation(name, Some("enabled"));
     }

@@ -28,6 +28,11 @@ pub const PROBE_V4: Ipv4Addr = Ipv4Addr::new(169, 254, 7, 127);
 /// The source address that the node gives to the kubelet's probes over IPv6.
 pub const PROBE_V6: Ipv6Addr = Ipv6Addr::new(0xfd16, 0x9254, 0x7127, 0x1337, 0xffff, 0xffff, 0xffff, 0xffff);
 
+/// The chain in which Istio's agent lets probes through, in the node's network namespace.
+pub const ISTIO_NODE_CHAIN: &str = "ISTIO_POSTRT";
+/// The ipsets in which Istio's agent has the addresses of probes.
+pub const ISTIO_NODE_SETS: [&str; 2] = ["istio-inpod-probes-v4", "istio-inpod-probes-v6"];
+
 /// The redirection of a pod in ambient mode. Every value of this type is valid.
 ///
 /// Two are equal when they ask for the same; who asked for it does not matter.

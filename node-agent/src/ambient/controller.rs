@@ -274,6 +274,7 @@ impl AmbientController {
             named: NamedNamespaces::default(),
             starting: BTreeMap::new(),
             has_begun: false,
+            next_takeover: Some(Duration::ZERO),
         })
     }
 
@@ -375,6 +376,21 @@ fn observe(event: &Event, inventory: &Inventory, metrics: &Metrics) {
     }
 }
 
+/// Removes what Istio's agent left on the node. Returns whether nothing of it is there any more.
+fn take_over(node: &NodePass<'_>) -> bool {
+    match node.remove_istios() {
+        Ok(true) => {
+            log::info!(target: SCOPE, "removed the rules and ipsets by which Istio's agent let probes through");
+        }
+        Ok(false) => {}
+        Err(why) => {
+            log::warn!(target: SCOPE, "the rules and ipsets by which Istio's agent let probes through stay on the node: {why}");
+            return false;
+        }
+    }
+    true
+}
+
 /// The pods of a pass, and after it the requests that wait.
 struct Pass {
     now: Duration,
@@ -403,6 +419,8 @@ struct Worker {
     /// By UID.
     starting: BTreeMap<String, Starting>,
     has_begun: bool,
+    /// When to remove what Istio's agent left on the node; none when that is done.
+    next_takeover: Option<Duration>,
 }
 
 impl Worker {
@@ -425,10 +443,14 @@ impl Worker {
             self.link.begin(pods.iter().filter(has_traces).map(|pod| (pod.workload.clone(), None)).collect());
             self.has_begun = true;
         }
-        let Self { paths, host, link, annotate, enrolment, named, .. } = self;
+        let Self { paths, host, link, annotate, enrolment, named, next_takeover, .. } = self;
         let mut node = NodePass::new(paths, pass.programming, host, link, annotate, named);
         let is_due = |uid: &str| pass.due.all || pass.due.uids.contains(uid);
         enrolment.reconcile_some(now, &pods, is_due, &mut node);
+        // Not before our own table lets the probes of all pods through.
+        if next_takeover.is_some_and(|due| due <= now) && enrolment.enrolled().pending.is_empty() {
+            *next_takeover = (!take_over(&node)).then(|| now + FULL_PASS);
+        }
         let mut found = node.found();
         found.retain(|uid, _| enrolment.is_enrolled(uid).is_ok());
         monitor::open(&monitors.missing(found), &paths.netns)

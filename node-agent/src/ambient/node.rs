@@ -223,6 +223,14 @@ impl<'a> NodePass<'a> {
         self.found.iter().map(|(uid, netns)| (uid.clone(), netns.id())).collect()
     }
 
+    /// Removes what Istio's agent has on the node to let probes through; returns whether there was anything.
+    ///
+    /// # Errors
+    /// Why it is not removed.
+    pub fn remove_istios(&self) -> Result<bool, String> {
+        in_namespace(self.host, self.programming, rules::remove_istios_of_node)?
+    }
+
     /// The node's processes, read once for all pods.
     fn processes(&mut self) -> Result<Arc<ProcessIndex>, String> {
         if let Some(processes) = &self.processes {

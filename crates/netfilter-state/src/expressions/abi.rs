@@ -62,6 +62,8 @@ pub mod kind {
     pub const GET_COMPAT: u16 = 11 << 8;
     /// Asks for what hangs on a hook, and the type of the answers (`NFNL_MSG_HOOK_GET`).
     pub const HOOKS: u16 = 12 << 8;
+    /// Destroys a set of ipset (`IPSET_CMD_DESTROY`).
+    pub const DESTROY_IPSET: u16 = u16::from_be_bytes([6, 3]);
 }
 
 /// Number of the nf_tables subsystem, which a transaction is addressed to.
@@ -141,6 +143,11 @@ pub mod attribute {
         pub const NAME: u16 = 1;
         pub const FLAGS: u16 = 2;
         pub const OWNER: u16 = 7;
+    }
+    /// `linux/netfilter/ipset/ip_set.h`
+    pub mod ipset {
+        pub const PROTOCOL: u16 = 1;
+        pub const NAME: u16 = 2;
     }
     pub mod chain {
         pub const TABLE: u16 = 1;

@@ -166,6 +166,23 @@ pub fn remove(sequence: u32) -> Option<Vec<u8>> {
     parts.finish()
 }
 
+/// A request that destroys a set of ipset. One that rules look addresses up in stays.
+#[must_use]
+pub fn destroy_ipset(sequence: u32, name: &str) -> Vec<u8> {
+    /// Of Linux 2.6.39 and newer.
+    const PROTOCOL: u8 = 6;
+    // Exclusive: that there is none is an error.
+    let flags = flags::REQUEST | flags::ACK | flags::EXCLUSIVE;
+    let head = Head { kind: kind::DESTROY_IPSET, flags, sequence, family: family::UNSPECIFIED, resource: 0 };
+    let mut writer = Writer::default();
+    writer.message(head, |body| {
+        body.bytes(attribute::ipset::PROTOCOL, &[PROTOCOL]);
+        body.text(attribute::ipset::NAME, name);
+    });
+    // A name is short; it always fits.
+    writer.finish().unwrap_or_default()
+}
+
 /// A transaction being written. All its messages have one number: the first error is as good as any.
 struct Parts {
     sequence: u32,

@@ -13,6 +13,7 @@ use alloc::{
 };
 use core::fmt;
 use redirect_core::{
+    ambient::ISTIO_NODE_CHAIN,
     plan::{DataPlane, FamilyRules},
     render,
     rule::{Chain, Hook, Match, OurChain, Rule, Table, Target},
@@ -287,19 +288,22 @@ impl RuleState {
         marks
     }
 
-    /// The data planes whose chains are here. Of ambient mode each table has `ISTIO_PRERT`; a table with another chain of the mesh
-    /// and without that one is a sidecar's.
+    /// The data planes whose chains are here. Of ambient mode each table of a pod has `ISTIO_PRERT`, and the node has Istio's
+    /// chain for probes; a table with another chain of the mesh is a sidecar's.
     #[must_use]
     pub fn data_planes(&self) -> BTreeSet<DataPlane> {
         let mut found = BTreeSet::new();
         for table in Table::ALL.iter().copied() {
             let has_prerouting = self.has(table, &OurChain::Prerouting.into());
+            let of_node = Chain::Other(ISTIO_NODE_CHAIN.into());
             let is_of_sidecar = |chain: &Chain| match chain {
                 Chain::Ours(OurChain::Prerouting) => false,
                 Chain::Ours(OurChain::Output) => !has_prerouting,
-                Chain::Hook(_) | Chain::Ours(_) | Chain::Other(_) => chain.belongs_to_mesh(),
+                Chain::Hook(_) | Chain::Ours(_) | Chain::Other(_) => {
+                    chain.belongs_to_mesh() && *chain != of_node
+                }
             };
-            found.extend(has_prerouting.then_some(DataPlane::Ambient));
+            found.extend((has_prerouting || self.has(table, &of_node)).then_some(DataPlane::Ambient));
             found.extend(
                 self.chains(table).any(|(chain, _)| is_of_sidecar(chain)).then_some(DataPlane::Sidecar),
             );
