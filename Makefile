@@ -191,14 +191,18 @@ mesh:
 	for release in $(ISTIO); do ISTIO="$$release" cargo test --locked -p e2e --test mesh -- --ignored --nocapture --test-threads=1 || exit 1; done
 
 # The agent in ambient mode with a stock ztunnel: encrypted connections between pods, probes, DNS, ztunnel killed and replaced, pods that come and go (20, or
-# GUESTS), under both kinds of rules; prints figures. No registry has ztunnel: ZTUNNEL_SOURCE names a checkout of it.
+# GUESTS), under both kinds of rules; prints figures. No registry has ztunnel: ZTUNNEL_SOURCE names a checkout of it. With ISTIO="FOLDER..." as for `make mesh`
+# each release's own agent is replaced by ours and back, under load.
 ztunnel:
 	@[ -n "$(ZTUNNEL_SOURCE)" ] || { echo 'make ztunnel needs ZTUNNEL_SOURCE=FOLDER, a checkout of github.com/istio/ztunnel; takes four minutes to compile it the first time, and three to run' >&2; exit 2; }
 	scripts/setup-apt.sh
 	scripts/setup-kube.sh
 	cargo build --locked --workspace --bins
-	program="$$(scripts/ztunnel.sh "$(ZTUNNEL_SOURCE)" | tail -n 1)" && [ -x "$$program" ] && \
-	ZTUNNEL="$$program" cargo test --locked -p install-cni --test enrolment -- --ignored --nocapture --test-threads=1 stock_ztunnel
+	program="$$(scripts/ztunnel.sh "$(ZTUNNEL_SOURCE)" | tail -n 1)" && [ -x "$$program" ] && export ZTUNNEL="$$program" && \
+	test="cargo test --locked -p install-cni --test enrolment -- --ignored --nocapture --test-threads=1" && \
+	$$test stock_ztunnel --skip istios_agent && \
+	for release in $(ISTIO); do ISTIO="$$release" $$test istios_agent || exit 1; done
+	@[ -n "$(ISTIO)" ] || echo 'make ztunnel: no ISTIO: Istio'"'"'s own agent was not replaced'
 
 # Every command of the guides, typed on a cluster with a real node: from Istio's chart to verified pods, back, upgraded, removed and installed again.
 # Builds the programs as shipped, and pushes the images to a registry of its own. Prints how long each step takes. What `make test` types it types without a cluster.

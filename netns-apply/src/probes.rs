@@ -57,7 +57,7 @@ pub fn remove() -> Result<bool, NetlinkError> {
     Ok(exists)
 }
 
-/// Destroys the sets in which Istio's agent has the addresses of probes. Returns whether there was any.
+/// Destroys the ipsets in which Istio's agent keeps the addresses of probes. Returns whether any existed.
 ///
 /// # Errors
 /// The kernel refuses, as it does while rules look something up in them.
@@ -67,7 +67,7 @@ pub fn destroy_ipsets() -> Result<bool, NetlinkError> {
     for name in ISTIO_NODE_SETS {
         let destroy = |sequence| probes::destroy_ipset(sequence, name);
         had_any |= match connection.ask("destroy Istio's ipset for probes", destroy, |_| {}) {
-            // Without the module there is no set.
+            // The kernel has not loaded ipset.
             Err(NetlinkError::Question { cause: Errno::EINVAL | Errno::EOPNOTSUPP, .. }) => false,
             existed => existed?,
         };

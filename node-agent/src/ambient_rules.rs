@@ -117,8 +117,8 @@ pub fn remove(options: &ApplyOptions) -> Result<Outcome, String> {
     cleanup(options).map_err(|error| error.to_string())
 }
 
-/// Removes what Istio's agent keeps in the node's network namespace, which must be the calling thread's, to let probes through. Returns whether there was
-/// anything.
+/// Removes the rules and ipsets by which Istio's agent lets probes through, from the calling thread's network namespace, which must be the node's. Returns
+/// whether any existed.
 ///
 /// # Errors
 /// Why it is not removed.
@@ -196,12 +196,12 @@ mod tests {
         let of_istio = [in_chain("nft"), in_chain("legacy"), native.to_owned()];
         for script in of_istio {
             let node = pod(Addresses::Dual);
-            node.sh(others).expect("runs").ok().expect("rules of others");
+            node.sh(others).expect("runs").ok().expect("rules of other programs");
             let state = || (node.snapshot().expect("reads"), node.sh("ipset save").expect("runs").stdout);
             let before = state();
             let options = options(BackendChoice::Auto);
             let take_over = || node.enter(|| remove_istios_of_node(&options)).expect("enters");
-            assert_eq!(take_over(), Ok(false), "there is nothing of Istio's");
+            assert_eq!(take_over(), Ok(false), "Istio left nothing");
             node.sh(&format!("set -e; {script}")).expect("runs").ok().expect("Istio's rules");
             assert!(state() != before, "{script}");
 

@@ -376,7 +376,7 @@ fn observe(event: &Event, inventory: &Inventory, metrics: &Metrics) {
     }
 }
 
-/// Removes what Istio's agent left on the node. Returns whether nothing of it is there any more.
+/// Removes the rules and ipsets of Istio's agent from the node. Returns whether that succeeded.
 fn take_over(node: &NodePass<'_>) -> bool {
     match node.remove_istios() {
         Ok(true) => {
@@ -419,7 +419,7 @@ struct Worker {
     /// By UID.
     starting: BTreeMap<String, Starting>,
     has_begun: bool,
-    /// When to remove what Istio's agent left on the node; none when that is done.
+    /// When to remove the rules and ipsets of Istio's agent from the node; none when that is done.
     next_takeover: Option<Duration>,
 }
 

@@ -223,7 +223,7 @@ impl<'a> NodePass<'a> {
         self.found.iter().map(|(uid, netns)| (uid.clone(), netns.id())).collect()
     }
 
-    /// Removes what Istio's agent has on the node to let probes through; returns whether there was anything.
+    /// Removes the rules and ipsets by which Istio's agent lets probes through. Returns whether any existed.
     ///
     /// # Errors
     /// Why it is not removed.

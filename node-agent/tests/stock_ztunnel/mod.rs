@@ -3,6 +3,7 @@
 #![allow(clippy::print_stderr, reason = "figures")]
 
 mod dns;
+mod istios_agent;
 mod traffic_between_pods;
 
 use std::collections::BTreeSet;
@@ -23,6 +24,7 @@ use serde_json::{Value, json};
 use super::World;
 use super::pods::metric;
 use super::process::Agent;
+use istios_agent::IstiosAgent;
 use traffic_between_pods::{Stream, Traffic};
 
 /// The port of applications.
@@ -352,14 +354,17 @@ fn dns_queries_reach_ztunnel(is_native: bool) {
     let _ztunnel = mesh.ztunnel();
     let _agent = mesh.world.start();
     mesh.world.wait_enrolled(2.0);
-    // Without capture a connection still goes through ztunnel, which accepts it before it knows.
-    let asking: [(Ask, _); 2] =
-        [(dns::by_udp, ErrorKind::ConnectionRefused), (dns::by_tcp, ErrorKind::ConnectionReset)];
+    // Without capture a connection still goes through ztunnel, which accepts it before it knows. How that ends depends on whether it has read the query.
+    let asking: [(Ask, &[ErrorKind]); 2] = [
+        (dns::by_udp, &[ErrorKind::ConnectionRefused]),
+        (dns::by_tcp, &[ErrorKind::ConnectionReset, ErrorKind::UnexpectedEof]),
+    ];
     for server in NODE {
         for (ask, uncaptured) in asking {
             let asked = |pod: &Running| pod.namespace.enter(|| ask(server, SERVICE_NAME)).expect("enters");
             assert_eq!(asked(&web).expect("an answer"), [SERVICE], "from {server}");
-            assert_eq!(asked(&own).expect_err("nobody serves").kind(), uncaptured, "from {server}");
+            let kind = asked(&own).expect_err("nobody serves").kind();
+            assert!(uncaptured.contains(&kind), "{kind:?} from {server}");
         }
     }
 }
@@ -422,7 +427,8 @@ fn ztunnel_is_replaced(is_native: bool) {
             stream.echo().expect("it goes on while the old one drains");
             old.process().wait(e2e::process::SHORT).expect("it ends");
             eprintln!("the old ztunnel ended after {:?}; {} connections", begin.elapsed(), before.count());
-            // What waits at a listener of the old one when that is closed, the kernel resets.
+            // What the old one accepts in the millisecond of its end it does not answer: with Istio's agent in the place of ours, too, 3 of 12 exchanges
+            // lost a connection. What waits at its listener when that is closed, the kernel resets.
             let closing = begin - IN_FLIGHT..begin + CLOSING;
             let (at_the_end, other): (Vec<_>, Vec<_>) =
                 before.end().into_iter().partition(|(at, _)| closing.contains(at));
@@ -440,6 +446,84 @@ fn ztunnel_is_replaced(is_native: bool) {
         assert!(pending < LONGEST_PENDING, "{pending:?}");
     });
     assert_eq!(agent.end(), Some(0));
+}
+
+#[test]
+#[ignore = "needs a ztunnel and a release of Istio: make ztunnel"]
+fn istios_agent_is_replaced_by_ours_and_back_under_native_rules() {
+    agents_are_exchanged(true);
+}
+
+#[test]
+#[ignore = "needs a ztunnel and a release of Istio: make ztunnel"]
+fn istios_agent_is_replaced_by_ours_and_back_under_rules_of_iptables() {
+    agents_are_exchanged(false);
+}
+
+fn agents_are_exchanged(is_native: bool) {
+    let mesh = Mesh::new(is_native);
+    mesh.world.api.apply(istios_agent::RIGHTS).expect("rights");
+    let [web, db] = [Planned::web(), Planned::db()].map(|pod| mesh.running(pod));
+    let uids = BTreeSet::from([web.uid.clone(), db.uid.clone()]);
+    let ztunnel = mesh.ztunnel();
+    let wait_served =
+        || mesh.wait("ztunnel to serve both", || ztunnel.served().is_ok_and(|served| served == uids));
+    let theirs = IstiosAgent::start(&mesh.world, is_native);
+    wait_served();
+    mesh.world.wait_annotation("db", Some("enabled"));
+
+    let targets = db.planned.addresses.map(|address| SocketAddr::new(address, PORT));
+    let since = mesh.accesses().len();
+    let (between, probing) =
+        (Traffic::begin(&web.namespace, &targets), Traffic::begin(&mesh.world.host, &targets));
+    let mut streams = targets.map(|target| Stream::open(&web.namespace, target).expect("a stream"));
+    let mut go_on = |when: &str| {
+        for stream in &mut streams {
+            stream.echo().unwrap_or_else(|error| panic!("{when}: {error}"));
+        }
+    };
+    let exchanged = Instant::now();
+    theirs.end();
+    go_on("no agent runs");
+    let ours = mesh.world.start();
+    mesh.world.wait_enrolled(2.0);
+    mesh.wait("Istio's rules for probes to go", || istios_on(&mesh.world.host).is_empty());
+    wait_served();
+    go_on("the agent is ours");
+    eprintln!("Istio's agent was replaced in {:?}", exchanged.elapsed());
+
+    let exchanged = Instant::now();
+    assert_eq!(ours.end(), Some(0));
+    go_on("no agent runs");
+    let theirs = IstiosAgent::start(&mesh.world, is_native);
+    wait_served();
+    assert!(!istios_on(&mesh.world.host).is_empty());
+    go_on("the agent is Istio's again");
+    eprintln!("ours was replaced by Istio's in {:?}", exchanged.elapsed());
+
+    eprintln!("{} connections between pods, {} of the node", between.count(), probing.count());
+    assert_eq!(
+        (between.end(), probing.end()),
+        (Vec::new(), Vec::new()),
+        "{}\n{}",
+        mesh.world.node.log(),
+        theirs.log()
+    );
+    for name in ["web", "db"] {
+        assert_eq!(mesh.world.annotation(name).as_deref(), Some("enabled"), "{name}");
+    }
+    // What the node opens goes past ztunnel; all else is encrypted.
+    let plain = |access: &Access| access.target_identity.is_empty() || access.source_identity.is_empty();
+    let accesses = mesh.accesses().split_off(since);
+    assert_eq!(accesses.iter().find(|access| plain(access)), None);
+    assert!(!accesses.is_empty());
+    theirs.end();
+}
+
+/// What Istio's agent has on the node to let probes through.
+fn istios_on(host: &Namespace) -> String {
+    let script = "{ iptables-nft -t nat -S; iptables-legacy -t nat -S; nft list table inet istio-ambient-nat; ipset list -n; } 2>/dev/null | grep -i istio || true";
+    host.sh(script).expect("lists").stdout
 }
 
 struct StopOnDrop<'a>(&'a AtomicBool);

@@ -171,7 +171,7 @@ pub fn remove(sequence: u32) -> Option<Vec<u8>> {
 pub fn destroy_ipset(sequence: u32, name: &str) -> Vec<u8> {
     /// Of Linux 2.6.39 and newer.
     const PROTOCOL: u8 = 6;
-    // Exclusive: that there is none is an error.
+    // Exclusive: the kernel reports a missing set.
     let flags = flags::REQUEST | flags::ACK | flags::EXCLUSIVE;
     let head = Head { kind: kind::DESTROY_IPSET, flags, sequence, family: family::UNSPECIFIED, resource: 0 };
     let mut writer = Writer::default();
