@@ -172,6 +172,73 @@ fn a_machine_with_another_name_than_its_node_is_asked_for_the_nodes_name() -> Re
     Ok(())
 }
 
+/// Labels of namespaces are asked for where ambient mode is on, in one request; without the right to list them a note names what is missing.
+#[test]
+fn labels_of_namespaces_are_asked_for_in_ambient_mode() -> Result<()> {
+    let api = ApiServer::start()?;
+    api.apply(
+        &json!({"apiVersion": "v1", "kind": "Namespace",
+            "metadata": {"name": "shop", "labels": {"istio.io/dataplane-mode": "ambient"}}})
+        .to_string(),
+    )?;
+    api.create(&json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n1"}}))?;
+    api.create_service_account("shop", "default")?;
+    let namespace = Namespace::pod(Families::Dual)?;
+    let mut pod = plain_pod("web");
+    pod["metadata"]["namespace"] = json!("shop");
+    pod["spec"]["nodeName"] = json!("n1");
+    api.create(&pod)?;
+    let addresses = [false, true].map(|is_v6| json!({"ip": pod_address(is_v6)}));
+    let status = json!({"status": {"phase": "Running", "podIP": addresses[0]["ip"], "podIPs": addresses}});
+    api.send_all(&[Sending::merge("/api/v1/namespaces/shop/pods/web/status", &status)])?;
+
+    let folder = tempfile::Builder::new().prefix(&format!("e2e-{}-ctl", std::process::id())).tempdir()?;
+    let plugins = json!([{"type": "istio-cni", "ambient_enabled": true}]);
+    let list = json!({"cniVersion": "1.0.0", "name": "net", "plugins": plugins});
+    fs::write(folder.path().join("10-net.conflist"), list.to_string())?;
+    let conf = folder.path().display().to_string();
+    let runtime = NetnsDirectory::of([&namespace])?;
+    let directory = runtime.path().display().to_string();
+    let json_of = |kubeconfig: &Path, words: &[&str]| -> Result<Value> {
+        let kubeconfig = kubeconfig.display().to_string();
+        let place = ["--netns-dir", &directory, "--cni-conf-dir", &conf, "--agent", "127.0.0.1:1"];
+        let more = ["--kubeconfig", &kubeconfig, "--output", "json"];
+        let output = redirectctl(&[words, &place, &more].concat())?;
+        serde_json::from_str(&output.stdout).with_context(|| format!("{output:?}"))
+    };
+    let scan = json_of(&api.admin_kubeconfig(), &["scan", "--node", "n1"])?;
+    ensure!(
+        scan["pods"][0]["dataPlane"] == "ambient" && scan["pods"][0]["state"] == "not-redirected",
+        "{scan:#}"
+    );
+    let report = json_of(&api.admin_kubeconfig(), &["pod", "shop/web"])?;
+    ensure!(report["dataPlane"] == "ambient", "{report:#}");
+
+    let rules = [("nodes", "get"), ("pods", "list"), ("pods", "get")]
+        .map(|(resource, verb)| json!({"apiGroups": [""], "resources": [resource], "verbs": [verb]}));
+    api.create_service_account("shop", "reader")?;
+    api.apply(
+        &json!({"apiVersion": "v1", "kind": "List", "items": [
+            {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "metadata": {"name": "reader"}, "rules": rules},
+            {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRoleBinding", "metadata": {"name": "reader"},
+                "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "reader"},
+                "subjects": [{"kind": "ServiceAccount", "name": "reader", "namespace": "shop"}]},
+        ]})
+        .to_string(),
+    )?;
+    let reader = api.token_kubeconfig("reader", &api.token("shop", "reader")?)?;
+    for (words, untold, found) in [
+        (&["scan", "--node", "n1"][..], "\"namespaces: ", "/node"),
+        (&["pod", "shop/web"], "\"the pod's namespace: ", "/findings"),
+    ] {
+        let told = json_of(&reader, words)?;
+        let note = told.pointer(found).and_then(Value::as_array).context("findings")?.iter();
+        let note = note.filter(|finding| finding["code"] == "not-told").collect::<Vec<_>>();
+        ensure!(format!("{}", json!(note)).contains(untold), "{told:#}");
+    }
+    Ok(())
+}
+
 /// What a pod's owner may write: steering sequences, and as much as the API server takes.
 #[test]
 fn hostile_pods_are_told_in_a_few_lines_that_do_nothing_to_a_terminal() -> Result<()> {

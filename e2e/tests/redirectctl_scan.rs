@@ -8,11 +8,14 @@ mod redirectctl_support;
 use std::collections::BTreeMap;
 use std::env;
 use std::fs;
+use std::io::{Read as _, Write as _};
+use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use e2e::netns::NetnsDirectory;
 use e2e::process::{self, Output};
 use e2e::strace::Strace;
@@ -61,8 +64,11 @@ impl Node {
 
     fn command(&self, output: &str) -> Command {
         let (pods, directory) = (self.pods(), self.runtime.path().display().to_string());
-        let args = ["scan", "-f", &pods, "--netns-dir", &directory, "--cni-conf-dir", "/nonexistent"];
+        let args = ["scan", "-f", &pods, "--netns-dir", &directory];
         let mut command = redirectctl_support::command(&args);
+        if !self.more.iter().any(|word| word == "--cni-conf-dir") {
+            command.args(["--cni-conf-dir", "/nonexistent"]);
+        }
         command.args(["--output", output]).args(&self.more);
         command
     }
@@ -125,7 +131,9 @@ fn one_pass_finds_exactly_the_pods_that_are_broken() -> Result<()> {
     let rows = table.lines().filter(|line| line.contains("default/web-") && !line.contains("- pod "));
     assert_eq!(rows.count(), broken, "{table}");
     let metrics = scan("prometheus")?.stdout;
-    let not_redirected = states.iter().filter(|state| state.cause == "not-redirected").count();
+    let has_no_rules =
+        |state: &&State| state.cause == "not-redirected" || state.name == "node rebooted in ambient mode";
+    let not_redirected = states.iter().filter(has_no_rules).count();
     let wanted = format!("redirectctl_pods{{state=\"not-redirected\"}} {not_redirected}\n");
     assert!(metrics.contains(&wanted), "{metrics}");
     Ok(())
@@ -159,6 +167,141 @@ fn a_pod_costs_a_bounded_number_of_questions() -> Result<()> {
         }
     }
     assert!(wrong.is_empty(), "{} pods: {wrong:#?}", patients.len());
+    Ok(())
+}
+
+/// Objects of pods in these states, all in a namespace that asks for ambient mode.
+fn in_ambient_namespace(names: &[&str]) -> Result<(Vec<Patient>, Node)> {
+    let numbered = names.iter().zip(0..);
+    let patients: Vec<Patient> = numbered
+        .map(|(name, number)| States::named(name).with_context(|| (*name).to_owned())?.patient(number))
+        .collect::<Result<_>>()?;
+    let node = Node::new(&patients)?;
+    let mut list: Value = serde_json::from_str(&fs::read_to_string(node.pods())?)?;
+    let items = list["items"].as_array_mut().context("no list")?;
+    for pod in items.iter_mut().filter(|item| item["kind"] == "Pod") {
+        // The namespace's label decides, except where the pod's own does.
+        pod["metadata"]["labels"] = json!({});
+    }
+    let labels = json!({"istio.io/dataplane-mode": "ambient"});
+    items.push(json!({"kind": "Namespace", "metadata": {"name": "default", "labels": labels}}));
+    fs::write(node.pods(), list.to_string())?;
+    Ok((patients, node))
+}
+
+#[test]
+fn pods_of_ambient_mode_are_counted_and_those_that_are_pending_have_a_cause() -> Result<()> {
+    let names = [
+        "enrolled in ambient mode",
+        "ambient capture removed",
+        "node rebooted in ambient mode",
+        "no ztunnel",
+        "redirected",
+        "left alone",
+    ];
+    let (_patients, mut node) = in_ambient_namespace(&names)?;
+    let mut list: Value = serde_json::from_str(&fs::read_to_string(node.pods())?)?;
+    let last = list["items"]
+        .as_array_mut()
+        .context("no list")?
+        .iter_mut()
+        .find(|pod| pod["metadata"]["name"] == "web-5");
+    let metadata = &mut last.context("the last pod")?["metadata"];
+    metadata["labels"] = json!({"istio.io/dataplane-mode": "none"});
+    metadata["annotations"] = json!({});
+    fs::write(node.pods(), list.to_string())?;
+
+    let output = node.scan("json")?;
+    ensure!(output.code() == Some(2), "{output:?}");
+    let scan: Value = serde_json::from_str(&output.stdout)?;
+    let pods = scan["pods"].as_array().context("pods")?;
+    let seen: Vec<(&str, Option<&str>, Vec<&str>)> = pods
+        .iter()
+        .map(|pod| (pod["state"].as_str().unwrap_or("?"), pod["dataPlane"].as_str(), causes(pod)))
+        .collect();
+    assert_eq!(
+        seen,
+        [
+            ("verified", Some("ambient"), vec![]),
+            ("drifted", Some("ambient"), vec!["rules-differ"]),
+            ("not-redirected", Some("ambient"), vec!["not-enrolled"]),
+            ("pending", Some("ambient"), vec!["not-enrolled"]),
+            ("verified", Some("sidecar"), vec![]),
+            ("left-alone", None, vec![]),
+        ],
+        "{scan:#}"
+    );
+    let told = |index: usize| pods[index]["findings"][0]["seen"].to_string();
+    ensure!(told(2).contains("no table has a chain of the mesh") && told(2).contains("enabled"), "{scan:#}");
+    for words in ["nothing listens on tcp port 15001", "no ztunnel is connected; start one on this node"] {
+        ensure!(told(3).contains(words), "{scan:#}");
+    }
+    let text = node.scan("text")?.stdout;
+    ensure!(
+        text.contains("6 pods: 2 verified, 1 left-alone, 1 not-redirected, 1 drifted, 1 pending\n"),
+        "{text}"
+    );
+    ensure!(text.contains("\n1 of 4 ambient pods enrolled, verified\n"), "{text}");
+    let metrics = node.scan("prometheus")?.stdout;
+    for sample in ["{state=\"enrolled\"} 1\n", "{state=\"pending\"} 3\n"] {
+        ensure!(metrics.contains(&format!("\nredirectctl_ambient_pods{sample}")), "{metrics}");
+    }
+    // Whose namespace is not known is judged by its annotation.
+    list["items"].as_array_mut().context("no list")?.retain(|object| object["kind"] == "Pod");
+    fs::write(node.pods(), list.to_string())?;
+    let text = node.scan("text")?.stdout;
+    ensure!(text.contains("\n1 of 4 ambient pods enrolled, verified\n"), "{text}");
+    // Where the plugin's entry says that ambient mode is off, nobody enrols them.
+    let conf = tempfile::tempdir()?;
+    node.more = configured(conf.path(), false)?;
+    ensure!(!node.scan("text")?.stdout.contains("ambient pods"), "ambient mode is off");
+    Ok(())
+}
+
+/// A network configuration with the plugin's entry; what names it.
+fn configured(folder: &Path, ambient: bool) -> Result<Vec<String>> {
+    let entry = json!({"type": "istio-cni", "ambient_enabled": ambient});
+    let list = json!({"cniVersion": "1.0.0", "name": "net", "plugins": [{"type": "ptp"}, entry]});
+    fs::write(folder.join("10-net.conflist"), list.to_string())?;
+    Ok(vec!["--cni-conf-dir".to_owned(), folder.display().to_string()])
+}
+
+/// What only the agent knows, such as ztunnel's answer, it says at its port.
+#[test]
+fn what_the_agent_says_of_a_pod_in_ambient_mode_is_its_cause() -> Result<()> {
+    const WHY: &str = "the addresses of probes: permission denied";
+    let (_patients, mut node) = in_ambient_namespace(&["enrolled in ambient mode", "redirected"])?;
+    let agent = TcpListener::bind("127.0.0.1:0")?;
+    let address = agent.local_addr()?;
+    let conf = tempfile::tempdir()?;
+    node.more = configured(conf.path(), true)?;
+    node.more.extend(["--agent".to_owned(), address.to_string()]);
+    let answer = format!(
+        "HTTP/1.0 200 OK\r\n\r\nready\n1 of 1 meshed pods verified\n0 of 1 ambient pods enrolled, verified\n  default/web-0: {WHY}\n"
+    );
+    let server = thread::spawn(move || -> Result<String> {
+        let (mut client, _) = agent.accept()?;
+        let mut asked = [0; 512];
+        let read = client.read(&mut asked)?;
+        client.write_all(answer.as_bytes())?;
+        Ok(String::from_utf8_lossy(&asked[..read]).into_owned())
+    });
+    let scan: Value = serde_json::from_str(&node.scan("json")?.stdout)?;
+    let asked = server.join().map_err(|_| anyhow!("the server panicked"))??;
+    ensure!(asked.starts_with("GET /readyz?verbose "), "{asked}");
+    let codes = |what: &Value| causes(&json!({"findings": what})).join(", ");
+    ensure!(!codes(&scan["node"]).contains("agent-not-ready"), "{scan:#}");
+    ensure!(scan["pods"][0]["state"] == "pending" && scan["pods"][1]["state"] == "verified", "{scan:#}");
+    let [finding] = &*scan["pods"][0]["findings"]
+        .as_array()
+        .context("findings")?
+        .iter()
+        .filter(|finding| finding["severity"] != "note")
+        .collect::<Vec<_>>()
+    else {
+        bail!("one finding: {scan:#}")
+    };
+    ensure!(finding["code"] == "not-enrolled" && finding["seen"].to_string().contains(WHY), "{scan:#}");
     Ok(())
 }
 

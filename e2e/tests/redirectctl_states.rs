@@ -80,6 +80,19 @@ fn what_is_told_fits_a_terminal_and_says_what_to_do() -> Result<()> {
     Ok(())
 }
 
+/// Without IPv6 on lo the route of its own is missing, and the agent misses nothing.
+#[test]
+fn a_pod_in_ambient_mode_has_what_it_can_have_without_ipv6() -> Result<()> {
+    let patient = States::named("enrolled in ambient mode").context("is a state")?.patient(0)?;
+    patient.namespace().sh("sysctl -qw net.ipv6.conf.all.disable_ipv6=1")?.ok()?;
+    let report = report(&patient)?;
+    assert_eq!(causes(&report), Vec::<String>::new(), "{report:#}");
+    assert_eq!(report["dataPlane"], "ambient");
+    let netns = patient.namespace().path().display().to_string();
+    redirectctl(&["verify", "--ambient", "--redirect-dns", "--netns", &netns])?.ok()?;
+    Ok(())
+}
+
 #[test]
 fn a_rule_of_others_is_named_with_its_place() -> Result<()> {
     let state = States::named("foreign accept").context("is a state")?;
@@ -160,6 +173,11 @@ fn symptom(state: &str) -> Option<&'static str> {
         "validation killed" => "The pod stays in Init:Error or Init:OOMKilled with another exit code",
         "repair failed" => "The pod stays in Init:CrashLoopBackOff despite repair",
         "rules fought over" => "Traffic repeatedly bypasses the proxy for moments",
+        "node rebooted in ambient mode" => {
+            "After a reboot, ambient pods bypass ztunnel; their annotation says enabled"
+        }
+        "no ztunnel" => "An ambient pod stays pending, and its connections hang",
+        "ambient capture removed" => "An ambient pod's calls bypass ztunnel",
         "network not set up" => "The pod stays in ContainerCreating",
         _ => return None,
     })

@@ -6,9 +6,10 @@ use nix::{
     net::if_::InterfaceFlags,
 };
 use redirect_core::settings::{NameLookup, id_in_passwd, nameservers};
+use redirect_core::{AmbientRedirect, Families};
 use std::{
     collections::BTreeMap,
-    fs::File,
+    fs::{self, File},
     io::{self, Read},
     net::IpAddr,
     os::unix::fs::OpenOptionsExt,
@@ -39,6 +40,19 @@ fn addresses_of(entries: impl Iterator<Item = InterfaceAddress>) -> Vec<IpAddr> 
         by_interface.entry(index).or_default().extend(ip);
     }
     by_interface.into_values().flatten().collect()
+}
+
+/// Whether IPv6 is off on the loopback interface of the calling thread's network namespace.
+const LOOPBACK_WITHOUT_V6: &str = "/proc/sys/net/ipv6/conf/lo/disable_ipv6";
+
+/// A redirection of ambient mode as far as the calling thread's network namespace has IPv6.
+#[must_use]
+pub fn ambient_here(redirect: AmbientRedirect) -> AmbientRedirect {
+    match fs::read_to_string(LOOPBACK_WITHOUT_V6) {
+        Ok(text) if text.trim() == "0" => redirect,
+        Ok(_) => redirect.with_local_routes(Families::V4),
+        Err(_) => redirect.with_families(Families::V4),
+    }
 }
 
 /// The interfaces through which the calling thread's network namespace talks to others: those that are up and have an

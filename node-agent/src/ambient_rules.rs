@@ -2,11 +2,10 @@
 //!
 //! Everything acts on the calling thread's network namespace, which must be the pod's.
 
-use std::fs;
-
+use netns_apply::facts::ambient_here;
 use netns_apply::{ApplyOptions, Mismatch, Outcome, apply, cleanup, observe, probes, verify};
 use redirect_core::plan::DataPlane;
-use redirect_core::{AmbientRedirect, Families, RulePlan};
+use redirect_core::{AmbientRedirect, RulePlan};
 
 /// One condition of a pod's enrolment, as it is.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -21,21 +20,8 @@ pub enum Condition {
     Unknown(String),
 }
 
-/// Whether IPv6 is off on the loopback interface of the thread's network namespace.
-const LOOPBACK_WITHOUT_V6: &str = "/proc/sys/net/ipv6/conf/lo/disable_ipv6";
-
 /// Why a namespace with rules of a sidecar is left as it is.
 pub const HAS_SIDECAR: &str = "the network namespace has rules of a sidecar; remove them with istio-iptables --cleanup-only if the pod has none any more";
-
-/// The redirection as far as the thread's network namespace has IPv6.
-#[must_use]
-pub fn here(redirect: AmbientRedirect) -> AmbientRedirect {
-    match fs::read_to_string(LOOPBACK_WITHOUT_V6) {
-        Ok(text) if text.trim() == "0" => redirect,
-        Ok(_) => redirect.with_local_routes(Families::V4),
-        Err(_) => redirect.with_families(Families::V4),
-    }
-}
 
 /// Fails if the namespace has rules of a sidecar: a pod stays with it, and they are not ambient mode's to replace or remove.
 ///
@@ -55,7 +41,7 @@ pub fn are_in_force(redirect: &AmbientRedirect, options: &ApplyOptions) -> Condi
     if let Err(why) = refuse_sidecar(options) {
         return Condition::Unknown(why);
     }
-    match verify(&here(redirect.clone()).plan(), options) {
+    match verify(&ambient_here(redirect.clone()).plan(), options) {
         Ok(None) => Condition::Holds,
         // They are there; writing them again would not change what other programs do.
         Ok(Some(mismatch @ Mismatch::Interference(_))) => Condition::Unknown(mismatch.to_string()),
@@ -89,7 +75,7 @@ pub fn put_in_force(redirect: &AmbientRedirect, options: &ApplyOptions) -> Resul
 /// Why it is not in force.
 pub fn apply_here(redirect: &AmbientRedirect, options: &ApplyOptions) -> Result<(RulePlan, Outcome), String> {
     refuse_sidecar(options)?;
-    let plan = here(redirect.clone()).plan();
+    let plan = ambient_here(redirect.clone()).plan();
     let outcome = apply(&plan, options).map_err(|error| error.to_string())?;
     Ok((plan, outcome))
 }
@@ -136,6 +122,7 @@ pub fn remove_istios_of_node(options: &ApplyOptions) -> Result<bool, String> {
 mod tests {
     use super::*;
     use e2e::netns::{Families as Addresses, Namespace};
+    use redirect_core::Families;
     use redirect_core::options::BackendChoice;
 
     fn options(backend: BackendChoice) -> ApplyOptions {

@@ -7,6 +7,8 @@ use std::time::Duration;
 
 use cluster_client::params::{GetParams, ListParams};
 use cluster_client::{Account, ApiError, Built, Client, Limits, Request, Trust, kubeconfig, server_url};
+use cni_core::conf::Conf;
+use cni_core::enablement::DATAPLANE_LABEL;
 use cni_core::pod_source::PodName;
 use serde_json::Value;
 use tokio::runtime::Runtime;
@@ -35,7 +37,8 @@ const OF_NODES: [&str; 8] = [
 /// What to do where a machine has another name than its node.
 pub const NAME_IT: &str = "give the name that kubectl get nodes shows with --node";
 /// What asks for events about the pods of a scan.
-const EVENTS: [&str; 3] = ["reason=FailedCreatePodSandBox", "source=cni-repair", "source=cni-heal"];
+const EVENTS: [&str; 4] =
+    ["reason=FailedCreatePodSandBox", "source=cni-repair", "source=cni-heal", "source=cni-ambient"];
 
 /// A pod's own service account, where it has one.
 const SERVICE_ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
@@ -243,6 +246,28 @@ impl ApiServer {
             self.runtime_classes(&mut cluster);
         }
         Ok(cluster)
+    }
+
+    /// The labels of one namespace, if they may decide which pods are in ambient mode.
+    pub fn namespace(&self, name: &str, conf: Option<&Conf>, cluster: &mut Cluster) {
+        if conf.is_some_and(|conf| conf.ambient_enabled) {
+            let request = || Request::new("/api/v1/namespaces").get(name, &GetParams::default());
+            // A failure is noted.
+            let _ = self.unless_silent("the pod's namespace", request, cluster, |found| vec![found]);
+        }
+    }
+
+    /// The same of all namespaces.
+    pub fn namespaces(&self, conf: Option<&Conf>, cluster: &mut Cluster) {
+        let Some(conf) = conf.filter(|conf| conf.ambient_enabled) else { return };
+        let mut params = ListParams::default();
+        if conf.enablement.is_usual() {
+            // Others decide nothing, and a cluster has many.
+            params = params.labels(DATAPLANE_LABEL);
+        }
+        let request = || Request::new("/api/v1/namespaces").list(&params);
+        // A failure is noted.
+        cluster.has_all_namespaces = self.unless_silent("namespaces", request, cluster, items).is_ok();
     }
 
     fn node(&self, name: &str, cluster: &mut Cluster) -> Result<(), Option<ApiError>> {

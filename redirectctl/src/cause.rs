@@ -60,6 +60,9 @@ causes! {
     NotRedirected: "not-redirected", Error,
         "the pod is to be redirected and its network namespace holds no rule of the mesh: all of its traffic bypasses the proxy",
         "the plugin did not run when the pod started: see that the node agent is ready and the plugin's entry is in the runtime's configuration; then delete the pod, and its successor is redirected";
+    NotEnrolled: "not-enrolled", Error,
+        "the pod is in ambient mode, and is not verified to be enrolled: its traffic may bypass ztunnel, or hang",
+        "the node agent tries again until it is; its /readyz?verbose has the reason";
     Unexpected: "unexpected-rules", Error,
         "the pod is not to be redirected, and rules of the mesh are in force in its network namespace",
         "if the pod was changed after it started, delete it; rules made by hand are removed by istio-iptables --cleanup-only in its network namespace";
@@ -104,7 +107,7 @@ causes! {
         "the proxy answers DNS only with ISTIO_META_DNS_CAPTURE=true in its own environment; see the log of container istio-proxy";
     StrangerListens: "stranger-listens", Warning,
         "a process that is not the proxy's user listens on a port that the rules redirect to",
-        "only the proxy may listen on 15001, 15006 and 15053; the other process needs another port";
+        "give that process another port";
     UidCollision: "uid-collision", Warning,
         "another container, or a process in one, runs as the proxy's user or group: its traffic bypasses the proxy",
         "give it another runAsUser and runAsGroup than the proxy's (1337 unless said otherwise)";
@@ -143,7 +146,7 @@ causes! {
         "correct or remove the file; the node agent's log names who wrote it";
     PluginOrder: "plugin-order", Warning,
         "other plugins come after istio-cni in the network configuration: addresses, routes and rules that they make are not known when it plans",
-        "istio-cni must be the last plugin of the list; the node agent puts it there, so see who wrote the file";
+        "istio-cni must be last, where the node agent puts it; see who wrote the file";
     AgentNotReady: "agent-not-ready", Error,
         "the node agent is not ready: pods that start now may not be redirected, or may not start",
         "what it says is missing; its log has more: kubectl get pods -A -o wide -l k8s-app=istio-cni-node names its pod";
@@ -158,10 +161,10 @@ causes! {
         "redirectctl why REASON explains the reason; docs/concepts/taint.md says when the condition changes";
     NodeNotReady: "node-not-ready", Error,
         "Kubernetes reports the node as not ready: no pod is scheduled there",
-        "what the kubelet says is missing; NetworkPluginNotReady is about the network configuration, or is what a plugin answers when asked for its STATUS";
+        "what the kubelet says is missing; NetworkPluginNotReady is about the network configuration, or a plugin's STATUS";
     NodeTainted: "node-tainted", Warning,
         "the node has the mesh's taint: pods that do not tolerate it are not put there",
-        "it goes when pods that start here are verified to be redirected: see whether the node agent is ready; docs/concepts/taint.md says who removes it";
+        "see whether the node agent is ready; docs/concepts/taint.md says who removes it, and when";
     NotSetUp: "not-set-up", Error,
         "the runtime cannot set up the pod's network, and tries repeatedly: the pod does not start",
         "the message names the plugin that failed; where it is istio-cni, redirectctl why cni-CODE explains its code";
@@ -196,11 +199,11 @@ causes! {
         "DNS queries of the application go to the proxy, whatever server they are meant for",
         "nothing is to be done; without the proxy no name is resolved";
     Unexamined: "not-examined", Note,
-        "XDP programs or filters of traffic control see the pod's packets before or behind its rules; they are not examined, and may take or change what the rules never meet",
-        "ip link and tc filter show list them in the pod's network namespace; ask the program that attached them what they do";
+        "XDP programs or filters of traffic control, which are not examined, may take or change the pod's packets",
+        "ip link and tc filter show list them in the pod's network namespace";
     Unowned: "unowned-rules", Warning,
         "rules of the mesh are in force in a network namespace that belongs to no pod that is known here",
-        "a pod that is gone may have left it, or the list of pods is not complete; the runtime removes it when it collects garbage";
+        "a pod that is gone may have left it, or the list of pods is incomplete";
     =>
     Unfound: NOT_FOUND, "The pod's network namespace is not found.";
     Ambiguous: AMBIGUOUS, "Several network namespaces may be the pod's.";

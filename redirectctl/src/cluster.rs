@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use crate::object::{Condition, Event, text};
 use crate::pod::Pod;
@@ -15,6 +15,10 @@ pub struct Cluster {
     events: Vec<(About, Event)>,
     /// The handlers of runtime classes, by the names of these.
     handlers: BTreeMap<String, String>,
+    /// The labels of namespaces, by their names.
+    namespaces: BTreeMap<String, Map<String, Value>>,
+    /// Whether namespaces that are not listed have no labels that decide.
+    pub(crate) has_all_namespaces: bool,
     /// Requests that the API server did not answer, and why.
     pub untold: Vec<String>,
 }
@@ -47,6 +51,10 @@ impl Cluster {
             Some("RuntimeClass") => {
                 self.handlers.insert(text("/metadata/name"), text("/handler"));
             }
+            Some("Namespace") => {
+                let labels = object.pointer("/metadata/labels").and_then(Value::as_object);
+                self.namespaces.insert(text("/metadata/name"), labels.cloned().unwrap_or_default());
+            }
             Some("Event") => {
                 let about = |field: &str| text(&format!("/involvedObject/{field}"));
                 if about("kind") == "Pod" {
@@ -66,6 +74,8 @@ impl Cluster {
             if let Some(handler) = pod.runtime_class.as_ref().and_then(|class| self.handlers.get(class)) {
                 pod.handler = Some(handler.clone());
             }
+            let labels = self.namespaces.get(&pod.name.namespace).cloned();
+            pod.namespace_labels = labels.or_else(|| self.has_all_namespaces.then(Map::new));
             let is_about = |about: &About| {
                 let same = about.namespace == pod.name.namespace && about.name == pod.name.name;
                 // An earlier pod may have had the name.

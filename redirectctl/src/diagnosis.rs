@@ -3,11 +3,13 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
+use cni_core::enablement::REDIRECTION_ANNOTATION;
 use netfilter_state::change::DifferenceKind;
 use netfilter_state::differences::{Difference, Differences};
 use netfilter_state::routing::RoutingItem;
 use netns_apply::Mismatch;
 use packet_trace::interference::{self, Effect, Severity as Sureness};
+use redirect_core::plan::DataPlane;
 use redirect_core::pod::{PROXY_CONTAINER, SkipReason, collisions, misspelt, unreadable_switches};
 use redirect_core::rule::{Protocol, Target};
 use redirect_core::settings::{Key, Notice, RawSettings, Source};
@@ -51,6 +53,8 @@ pub fn findings(pod: Option<&Pod>, decided: &PodDecision, seen: Option<&Inspecti
                 // Which user the node's ztunnel runs as is not known here.
                 namespace(&redirect.plan(), None, pod, seen, &mut all);
             }
+            all.extend(pod.and_then(status::pending));
+            merge_not_enrolled(pod, &mut all);
             if redirect.captures_dns() {
                 all.push(dns_captured("all queries to port 53", redirect.source(redirect.dns_key())));
             }
@@ -76,6 +80,20 @@ pub fn findings(pod: Option<&Pod>, decided: &PodDecision, seen: Option<&Inspecti
     }
     all.sort_by_key(|finding| (std::cmp::Reverse(finding.cause.severity()), finding.cause));
     all
+}
+
+/// All that shows that a pod is not enrolled, as one finding, with what its annotation says.
+fn merge_not_enrolled(pod: Option<&Pod>, all: &mut Vec<Finding>) {
+    let (of_it, others): (Vec<Finding>, Vec<Finding>) =
+        std::mem::take(all).into_iter().partition(|finding| finding.cause == Cause::NotEnrolled);
+    *all = others;
+    if of_it.is_empty() {
+        return;
+    }
+    let annotation = pod.and_then(Pod::ambient_annotation);
+    let annotation = annotation.map(|says| format!("annotation {REDIRECTION_ANNOTATION}: {says}"));
+    let seen = of_it.into_iter().flat_map(|finding| finding.seen).chain(annotation).collect();
+    all.push(Finding { cause: Cause::NotEnrolled, seen });
 }
 
 /// Whatever the plan.
@@ -118,7 +136,11 @@ fn namespace(
     }
     all.extend(foreign(&seen.impact.foreign, seen));
     if seen.in_force.is_empty() {
-        all.push(Finding::new(Cause::NotRedirected, "no table has a chain of the mesh"));
+        let cause = match plan.data_plane() {
+            DataPlane::Sidecar => Cause::NotRedirected,
+            DataPlane::Ambient => Cause::NotEnrolled,
+        };
+        all.push(Finding::new(cause, "no table has a chain of the mesh"));
         return;
     }
     match &seen.mismatch {
@@ -223,7 +245,12 @@ fn unserved(proxy_uids: Option<&[u32]>, plan: &RulePlan, seen: &Inspection) -> V
                 .map(|listener| listener.user)
                 .collect();
             if users.is_empty() {
-                let cause = if is_dns { Cause::DnsNobodyListens } else { Cause::NobodyListens };
+                let cause = match plan.data_plane() {
+                    // ztunnel listens on all of them as soon as it serves the pod.
+                    DataPlane::Ambient => Cause::NotEnrolled,
+                    DataPlane::Sidecar if is_dns => Cause::DnsNobodyListens,
+                    DataPlane::Sidecar => Cause::NobodyListens,
+                };
                 all.entry(cause).or_default().push(format!("nothing listens on {word} port {port}"));
             }
             let is_stranger = |user: &&u32| {

@@ -5,6 +5,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
 use cni_core::conf::Conf;
+use cni_core::enrolment_report::EnrolmentReport;
 use cni_core::pod_source;
 use cni_core::reasons::{CONDITION, TAINT_KEYS};
 use netns_apply::netlink::Connection;
@@ -37,19 +38,21 @@ pub enum Answer {
     Nobody(String),
 }
 
-/// Asks the agent whether it is ready.
+/// Asks the agent whether it is ready, and what it knows of pods in ambient mode.
 #[must_use]
-pub fn ask(address: SocketAddr) -> Answer {
-    let answer = match get(address, "/readyz") {
+pub fn ask(address: SocketAddr) -> (Answer, Option<EnrolmentReport>) {
+    let answer = match get(address, "/readyz?verbose") {
         Ok(answer) => answer,
-        Err(error) => return Answer::Nobody(format!("{address}: {error}")),
+        Err(error) => return (Answer::Nobody(format!("{address}: {error}")), None),
     };
     let (head, body) = answer.split_once("\r\n\r\n").unwrap_or((&answer, ""));
-    match (head.split_whitespace().nth(1), body.trim()) {
+    let (verdict, more) = body.split_once('\n').unwrap_or((body, ""));
+    let verdict = match (head.split_whitespace().nth(1), verdict.trim()) {
         (Some("200"), "ready") => Answer::Ready,
         (Some("503"), why) if why.starts_with("not ready: ") => Answer::NotReady(why.to_owned()),
         _ => Answer::Odd(format!("{address} answers {:?}", head.lines().next().unwrap_or_default())),
-    }
+    };
+    (verdict, EnrolmentReport::find(more))
 }
 
 /// One request over plain HTTP, whose server closes the connection.
@@ -178,10 +181,10 @@ mod tests {
             let (mut stream, _) = listener.accept().expect("a client");
             let mut asked = [0; 512];
             let read = stream.read(&mut asked).expect("a question");
-            assert!(asked[..read].starts_with(b"GET /readyz HTTP/1.0\r\n"));
+            assert!(asked[..read].starts_with(b"GET /readyz?verbose HTTP/1.0\r\n"));
             stream.write_all(answer.as_bytes()).expect("is sent");
         });
-        let answer = ask(address);
+        let (answer, _) = ask(address);
         server.join().expect("the server ends well");
         answer
     }
@@ -189,6 +192,8 @@ mod tests {
     #[test]
     fn the_agents_answer_is_understood_and_no_other() {
         assert_eq!(answered("HTTP/1.0 200 OK\r\nx: y\r\n\r\nready\n"), Answer::Ready);
+        let verbose = "HTTP/1.0 200 OK\r\n\r\nready\n1 of 1 meshed pods verified\n";
+        assert_eq!(answered(verbose), Answer::Ready);
         let why = "not ready: 10-a.conflist has no istio-cni entry";
         let sent =
             "HTTP/1.0 503 Service Unavailable\r\n\r\nnot ready: 10-a.conflist has no istio-cni entry\n";
@@ -196,7 +201,7 @@ mod tests {
         assert!(matches!(answered("HTTP/1.0 200 OK\r\n\r\n<html>"), Answer::Odd(_)));
         assert!(matches!(answered(""), Answer::Odd(_)));
         let free = TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("an address");
-        assert!(matches!(ask(free), Answer::Nobody(_)));
+        assert!(matches!(ask(free), (Answer::Nobody(_), None)));
     }
 
     fn node(status: &str, taints: &Value) -> Vec<&'static str> {

@@ -7,13 +7,18 @@ use std::path::{Path, PathBuf};
 
 use cluster_client::files;
 use cni_core::conf::{Conf, Envelope};
+use cni_core::enablement::Enablement;
+use cni_core::enrolment_report::EnrolmentReport;
 use cni_core::pod_source::PodName;
 use cni_core::sandboxed::SandboxedRuntimes;
 use cni_core::selection::{Programming, base_settings};
 use cni_core::wire::Command;
 use explain::SOMEWHERE;
+use redirect_core::AmbientRedirect;
+use redirect_core::plan::DataPlane;
 use redirect_core::pod::SkipReason;
-use redirect_core::settings::NamespaceFacts;
+use redirect_core::settings::{Key, NamespaceFacts, RawSettings, Source};
+use redirect_core::values::parse_bool;
 use serde_json::Value;
 
 use crate::cause::{Cause, Finding};
@@ -27,6 +32,9 @@ use crate::processes::NodeProcesses;
 pub const CONF_DIR: &str = "/etc/cni/net.d";
 /// The type of the plugin.
 const PLUGIN: &str = "istio-cni";
+/// The agent's variables about pods of ambient mode.
+const DNS_CAPTURE: &str = "AMBIENT_DNS_CAPTURE";
+const IPV6: &str = "AMBIENT_IPV6";
 /// The largest configuration that is read.
 const MOST_BYTES: u64 = 4 << 20;
 /// Plugins that may stand behind ours: they make nothing in the pod's network namespace that a plan depends on.
@@ -49,6 +57,41 @@ pub struct Node {
     pub findings: Vec<Finding>,
     /// Its processes.
     pub processes: NodeProcesses,
+    /// How pods of ambient mode are redirected, unless their annotations decide.
+    pub ambient: AmbientDefaults,
+    /// What the agent knows of these pods, if it was asked.
+    pub enrolment: Option<EnrolmentReport>,
+}
+
+/// What holds for all pods of ambient mode, unless their annotations decide.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct AmbientDefaults {
+    /// Whether DNS queries go to ztunnel; none without the variable.
+    dns_capture: Option<bool>,
+    /// Whether IPv6 is redirected, too; likewise.
+    ipv6: Option<bool>,
+}
+
+impl AmbientDefaults {
+    /// As the agent's variables say, which are there in its container.
+    #[must_use]
+    pub fn of_agent(env: impl Fn(&str) -> Option<String>) -> Self {
+        // Set but empty means false, as for the agent.
+        let is_on = |name: &str| env(name).map(|text| parse_bool(&text).unwrap_or(false));
+        Self { dns_capture: is_on(DNS_CAPTURE), ipv6: is_on(IPV6) }
+    }
+
+    /// What is not said is as it is for an agent to which nothing is said.
+    fn settings(self) -> RawSettings {
+        let mut raw = RawSettings::new();
+        let of_node =
+            [(Key::AmbientDnsCapture, DNS_CAPTURE, self.dns_capture), (Key::AmbientIpv6, IPV6, self.ipv6)];
+        for (key, variable, said) in of_node {
+            let source = if said.is_some() { Source::Environment(variable) } else { Source::Default };
+            raw.set(key, said.unwrap_or(true).to_string(), source);
+        }
+        raw
+    }
 }
 
 impl Node {
@@ -98,23 +141,41 @@ impl Node {
 
     /// Adds to what was found about a pod what only the node shows: that its runtime is sandboxed, and processes that run as its proxy.
     pub fn add_findings(&self, pod: &Pod, decided: &PodDecision, all: &mut Vec<Finding>) {
-        let sandbox = matches!(decided, PodDecision::Redirect(..)).then(|| self.sandbox(pod)).flatten();
+        let is_wanted = matches!(decided, PodDecision::Redirect(..) | PodDecision::Ambient(..));
+        let sandbox = is_wanted.then(|| self.sandbox(pod)).flatten();
         all.extend(sandbox.map(|seen| Finding::new(Cause::Sandboxed, seen)));
         self.processes.add_collisions(pod, decided, all);
+        self.add_reason(pod, decided, all);
         all.sort_by_key(|finding| (std::cmp::Reverse(finding.cause.severity()), finding.cause));
+    }
+
+    /// Adds the reason that the agent gives for a pod that is pending.
+    fn add_reason(&self, pod: &Pod, decided: &PodDecision, all: &mut Vec<Finding>) {
+        let reason = self.enrolment.as_ref().and_then(|report| report.reason(&pod.name.to_string()));
+        if let (PodDecision::Ambient(..), Some(reason)) = (decided, reason) {
+            let seen = format!("the node agent: {reason}");
+            match all.iter_mut().find(|finding| finding.cause == Cause::NotEnrolled) {
+                Some(finding) => finding.seen.push(seen),
+                None => all.push(Finding::new(Cause::NotEnrolled, seen)),
+            }
+        }
     }
 
     /// With what is wrong with its agent, its kernel and its object. Where no runtime is configured, this is not a node.
     #[must_use]
     pub fn with_health(mut self, agent: SocketAddr, cluster: &Cluster, pods: &[Pod]) -> Self {
-        let found = &mut self.findings;
+        let Self { findings: found, conf, enrolment, .. } = &mut self;
         // Of a whole cluster's objects those of the pods' nodes count.
         let is_theirs =
             |name: &str| pods.iter().all(|pod| pod.node.as_deref().is_none_or(|node| node == name));
         found.extend(cluster.nodes.iter().filter(|node| is_theirs(&node.name)).flat_map(health::of_object));
         let of_pods = health::of_agent_pods(pods);
-        if let Some(conf) = &self.conf {
-            found.extend(of_pods.or_else(|| health::of_agent(health::ask(agent), conf)));
+        if let Some(conf) = conf {
+            found.extend(of_pods.or_else(|| {
+                let (answer, report) = health::ask(agent);
+                *enrolment = report;
+                health::of_agent(answer, conf)
+            }));
             found.extend(health::of_credentials(conf));
             found.extend(health::of_kernel(conf));
         } else {
@@ -196,6 +257,46 @@ impl Node {
         self.decide(pod, &NamespaceFacts::new(addresses))
     }
 
+    /// Whether a pod is in ambient mode, by labels as the plugin and the agent decide. Where those of its namespace would decide and are not known, it is
+    /// if the agent has annotated it.
+    #[must_use]
+    pub fn has_ambient(&self, pod: &Pod) -> bool {
+        let usual = Enablement::usual([]);
+        let enablement = match &self.conf {
+            Some(conf) if conf.ambient_enabled => &conf.enablement,
+            Some(_) => return false,
+            None => &usual,
+        };
+        let object = pod.for_selectors();
+        let selected = match &pod.namespace_labels {
+            Some(labels) => Some(enablement.selects(&object, labels)),
+            None => enablement.selects_anywhere(&object),
+        };
+        selected.map_or_else(|| pod.ambient_annotation().is_some(), |selected| selected.is_ok())
+    }
+
+    /// The data plane that should have a pod's traffic; none for a pod that is not redirected.
+    #[must_use]
+    pub fn data_plane(&self, pod: &Pod) -> Option<DataPlane> {
+        if pod.host_network || self.skips(&pod.name).is_some() {
+            return None;
+        }
+        if self.has_ambient(pod) {
+            return Some(DataPlane::Ambient);
+        }
+        let is_sidecars = matches!(pod.facts.skip_reason(), None | Some(SkipReason::HasInitContainer));
+        is_sidecars.then_some(DataPlane::Sidecar)
+    }
+
+    fn decide_ambient(&self, pod: &Pod) -> PodDecision {
+        let mut settings = self.ambient.settings();
+        settings.read_ambient_annotations(|name| pod.facts.annotations.get(name).map(String::as_str));
+        match AmbientRedirect::parse(&settings) {
+            Ok(redirect) => PodDecision::Ambient(Box::new(redirect), Box::new(settings)),
+            Err(errors) => PodDecision::Wrong(errors),
+        }
+    }
+
     /// What is to be done with a pod, in a namespace with these facts. Variables of the runtime's environment are not known here.
     #[must_use]
     pub fn decide(&self, pod: &Pod, facts: &NamespaceFacts<'_>) -> PodDecision {
@@ -204,6 +305,9 @@ impl Node {
         }
         if let Some(reason) = self.skips(&pod.name) {
             return PodDecision::Skip(reason);
+        }
+        if self.has_ambient(pod) {
+            return self.decide_ambient(pod);
         }
         let strict = self.conf.as_ref().is_some_and(|conf| conf.strict_capture);
         PodDecision::of(&pod.facts, base_settings(strict, |_| None), facts)

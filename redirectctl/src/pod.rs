@@ -2,12 +2,13 @@
 
 use std::net::IpAddr;
 
+use cni_core::enablement::REDIRECTION_ANNOTATION;
 use cni_core::pod_source::PodName;
 use cni_core::reasons::AGENT_LABEL;
 use explain::manifest;
 use redirect_core::pod::{PROXY_CONTAINER, PodFacts};
 use redirect_core::pod_json::PodJsonErrors;
-use serde_json::Value;
+use serde_json::{Map, Value, json};
 
 use crate::object::{Condition, Event};
 use crate::validation::Validation;
@@ -45,6 +46,8 @@ pub struct Pod {
     pub handler: Option<String>,
     /// The IDs of its containers as the runtime has them, and their names, as far as they are known.
     pub container_ids: Vec<(String, String)>,
+    /// The labels of its namespace, where they are known.
+    pub namespace_labels: Option<Map<String, Value>>,
     /// What happened to it, the oldest first, as far as that is known.
     pub events: Vec<Event>,
 }
@@ -97,6 +100,7 @@ impl Pod {
             validation: Validation::of(pod),
             is_agent: facts.labels.get(AGENT_LABEL.0).is_some_and(|value| value == AGENT_LABEL.1),
             handler: None,
+            namespace_labels: None,
             container_ids: container_ids(pod),
             events: Vec::new(),
             facts,
@@ -107,6 +111,22 @@ impl Pod {
     #[must_use]
     pub fn proxy(&self) -> Option<&Container> {
         self.containers.iter().rev().find(|container| container.name == PROXY_CONTAINER)
+    }
+
+    /// What selectors of ambient mode decide by.
+    #[must_use]
+    pub fn for_selectors(&self) -> Value {
+        let PodFacts { labels, annotations, .. } = &self.facts;
+        json!({
+            "metadata": {"namespace": self.name.namespace, "labels": labels, "annotations": annotations},
+            "spec": {"hostNetwork": self.host_network},
+        })
+    }
+
+    /// What the agent's annotation of ambient mode says, if it is there.
+    #[must_use]
+    pub fn ambient_annotation(&self) -> Option<&str> {
+        self.facts.annotations.get(REDIRECTION_ANNOTATION).map(String::as_str)
     }
 
     /// Why its namespace is not found, with where it should be.
@@ -176,7 +196,6 @@ fn ports(container: &Value) -> Vec<u16> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
 
     #[test]
     fn what_a_manifest_says_is_read() {

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use redirect_core::plan::DataPlane;
 use redirect_core::pod::Decision;
 use redirect_core::settings::RawSettings;
 use redirect_core::{Family, json};
@@ -38,6 +39,15 @@ pub struct Report {
     pub inspection: Option<Inspection>,
     /// What is wrong.
     pub findings: Vec<Finding>,
+}
+
+/// The word for a data plane.
+#[must_use]
+pub const fn data_plane(data_plane: DataPlane) -> &'static str {
+    match data_plane {
+        DataPlane::Sidecar => "sidecar",
+        DataPlane::Ambient => "ambient",
+    }
 }
 
 /// The exit code for findings: notes are not trouble.
@@ -160,6 +170,7 @@ impl Report {
             "subject": self.subject,
             "netns": self.netns,
             "decision": decision,
+            "dataPlane": self.decided.plan().map(|plan| data_plane(plan.data_plane())),
             "settings": settings,
             "plugins": self.order.as_ref().map(|(file, order)| json!({"file": file, "order": order})),
             "addresses": seen.map(|seen| &seen.addresses),

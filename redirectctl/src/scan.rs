@@ -9,9 +9,11 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
+use cni_core::enrolment_report::headline;
 use cni_core::states::PodState;
 use netns_apply::Mismatch;
 use pod_netns::{NamespaceIndex, Sandbox, SurveyError};
+use redirect_core::plan::DataPlane;
 use redirect_core::pod::SkipReason;
 use serde_json::{Value, json};
 
@@ -45,6 +47,7 @@ fn state(decided: &PodDecision, seen: Option<&Inspection>, findings: &[Finding])
             PodState::NotRedirected
         }
         (PodDecision::Redirect(..) | PodDecision::Ambient(..), Some(seen)) => match &seen.mismatch {
+            None if findings.iter().any(|finding| finding.cause == Cause::NotEnrolled) => PodState::Pending,
             None => PodState::Verified,
             Some(Mismatch::Interference(_)) => PodState::Interference,
             Some(_) => PodState::Drifted,
@@ -59,6 +62,8 @@ pub struct Entry {
     pub subject: String,
     /// How it stands.
     pub state: PodState,
+    /// What should have its traffic; none if it is not redirected, or the pod is unknown.
+    pub data_plane: Option<DataPlane>,
     /// What that means for traffic, a sentence each.
     pub consequences: Vec<String>,
     /// What is wrong.
@@ -132,7 +137,8 @@ impl Scan {
         let beside = beside.filter_map(|(index, _)| pod(index)).filter(|pod| pod.proxy().is_some());
         entries.extend(beside.map(|pod| {
             let decided = node.decide_without_namespace(&pod);
-            entry(pod.name.to_string(), &decided, None, findings(Some(&pod), &decided, None))
+            let all = findings(Some(&pod), &decided, None);
+            entry(pod.name.to_string(), None, &decided, None, all)
         }));
         entries.sort_by(|one, other| one.subject.cmp(&other.subject));
         entries.extend(strangers);
@@ -153,6 +159,14 @@ impl Scan {
             *counts.entry(entry.state).or_default() += 1;
         }
         counts
+    }
+
+    /// How many pods of ambient mode are enrolled, and how many have a network.
+    fn enrolled(&self) -> (usize, usize) {
+        let of_ambient = |entry: &&Entry| entry.data_plane == Some(DataPlane::Ambient);
+        let started = self.entries.iter().filter(of_ambient).filter(|one| one.state != PodState::Unseen);
+        let states: Vec<PodState> = started.map(|entry| entry.state).collect();
+        (states.iter().filter(|state| **state == PodState::Verified).count(), states.len())
     }
 
     /// For people: what is wrong, and how many are as they should be.
@@ -176,6 +190,10 @@ impl Scan {
         let told = counts.iter().filter(|(_, count)| **count > 0);
         let told: Vec<String> = told.map(|(state, count)| format!("{count} {}", state.word())).collect();
         paper.line(0, &format!("{} pods: {}", self.entries.len(), told.join(", ")));
+        let (enrolled, wanted) = self.enrolled();
+        if wanted > 0 {
+            paper.line(0, &headline(enrolled, wanted));
+        }
         if rows.is_empty() {
             paper.inked(0, "nothing is wrong", TextStyle::Green);
         } else {
@@ -196,6 +214,7 @@ impl Scan {
             "pods": self.entries.iter().map(|entry| json!({
                 "subject": entry.subject,
                 "state": entry.state.word(),
+                "dataPlane": entry.data_plane.map(report::data_plane),
                 "consequences": entry.consequences,
                 "findings": entry.findings.iter().map(report::finding_json).collect::<Vec<_>>(),
             })).collect::<Vec<_>>(),
@@ -211,6 +230,13 @@ impl Scan {
         for (state, count) in self.counts() {
             // Writing to a string cannot fail.
             let _ = writeln!(text, "redirectctl_pods{{state=\"{}\"}} {count}", state.word());
+        }
+        let (enrolled, wanted) = self.enrolled();
+        text.push_str(
+            "# HELP redirectctl_ambient_pods Pods of the node in ambient mode, by whether they are enrolled.\n# TYPE redirectctl_ambient_pods gauge\n",
+        );
+        for (state, count) in [("enrolled", enrolled), ("pending", wanted - enrolled)] {
+            let _ = writeln!(text, "redirectctl_ambient_pods{{state=\"{state}\"}} {count}");
         }
         text.push_str(
             "# HELP redirectctl_finding Something wrong, or worth knowing, about a pod.\n# TYPE redirectctl_finding gauge\n",
@@ -250,18 +276,25 @@ fn beside_capture(entries: &mut [Entry]) -> Option<Finding> {
     Some(Finding::new(Cause::FamilyNotCaptured, seen))
 }
 
-fn entry(subject: String, decided: &PodDecision, seen: Option<&Inspection>, findings: Vec<Finding>) -> Entry {
+fn entry(
+    subject: String,
+    data_plane: Option<DataPlane>,
+    decided: &PodDecision,
+    seen: Option<&Inspection>,
+    findings: Vec<Finding>,
+) -> Entry {
     let consequences = seen.map(Inspection::consequences).unwrap_or_default();
-    Entry { subject, state: state(decided, seen, &findings), consequences, findings }
+    Entry { subject, data_plane, state: state(decided, seen, &findings), consequences, findings }
 }
 
 fn of_pod(pod: &Pod, survey: &NamespaceIndex, node: &Node) -> Entry {
     let subject = pod.name.to_string();
+    let data_plane = node.data_plane(pod);
     let unread = |unknown: Finding| {
         let decided = node.decide_without_namespace(pod);
         let mut found = findings(Some(pod), &decided, None);
         node.add_findings(pod, &decided, &mut found);
-        let mut one = entry(subject.clone(), &decided, None, found);
+        let mut one = entry(subject.clone(), data_plane, &decided, None, found);
         // A pod that is not redirected needs no namespace for that.
         if one.state == PodState::Unknown && pod.addresses.is_empty() {
             one.state = PodState::Unseen;
@@ -278,7 +311,7 @@ fn of_pod(pod: &Pod, survey: &NamespaceIndex, node: &Node) -> Entry {
         Ok((decided, seen)) => {
             let mut found = findings(Some(pod), &decided, seen.as_ref());
             node.add_findings(pod, &decided, &mut found);
-            entry(subject, &decided, seen.as_ref(), found)
+            entry(subject, data_plane, &decided, seen.as_ref(), found)
         }
         Err(unknown) => unread(unknown),
     }
@@ -291,7 +324,7 @@ fn of_nobody(sandbox: &Sandbox, node: &Node) -> Option<Entry> {
     let seen = seen.filter(|seen| !seen.in_force.is_empty())?;
     let backends: Vec<&str> = seen.in_force.iter().map(|one| one.backend).collect();
     let found = vec![Finding::new(Cause::Unowned, format!("rules are in {}", backends.join(" and in ")))];
-    Some(entry(sandbox.path().display().to_string(), &decided, Some(&seen), found))
+    Some(entry(sandbox.path().display().to_string(), None, &decided, Some(&seen), found))
 }
 
 /// Does something with every item, with one thread per processor; the answers are in the order of the items.
@@ -329,7 +362,8 @@ mod tests {
         let decided = PodDecision::Unknown;
         let name = "\u{1b}[31m\"} 1\nredirectctl_pods{state=\"x\"} 9\\";
         let found = vec![Finding::new(Cause::NotRedirected, "")];
-        let scan = Scan { node: Vec::new(), entries: vec![entry(name.to_owned(), &decided, None, found)] };
+        let scan =
+            Scan { node: Vec::new(), entries: vec![entry(name.to_owned(), None, &decided, None, found)] };
         let text = scan.prometheus();
         let samples: Vec<&str> =
             text.lines().filter(|line| line.starts_with("redirectctl_finding{")).collect();

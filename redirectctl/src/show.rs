@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use netns_apply::facts::ambient_here;
 use netns_apply::netns::Netns;
 use pod_netns::{LookupError, NamespaceIndex, SurveyError};
 
@@ -57,7 +58,7 @@ pub fn pod_among(pod: &Pod, survey: Result<&NamespaceIndex, &SurveyError>, node:
 /// It cannot be looked into.
 pub fn read_or_cause(netns: &Netns, pod: Option<&Pod>, node: &Node) -> Result<Looked, Finding> {
     let looked = inspect(netns, node.programming(), |facts| {
-        let decided = pod.map_or(PodDecision::Unknown, |pod| node.decide(pod, facts));
+        let decided = pod.map_or(PodDecision::Unknown, |pod| here(node.decide(pod, facts)));
         (decided.plan(), decided)
     });
     looked.map(|(seen, decided)| (decided, Some(seen))).map_err(|error| {
@@ -67,6 +68,14 @@ pub fn read_or_cause(netns: &Netns, pod: Option<&Pod>, node: &Node) -> Result<Lo
         };
         Finding::new(cause, error.to_string())
     })
+}
+
+/// A decision as far as the calling thread's network namespace has IPv6.
+pub(crate) fn here(decided: PodDecision) -> PodDecision {
+    if let PodDecision::Ambient(redirect, settings) = decided {
+        return PodDecision::Ambient(Box::new(ambient_here(*redirect)), settings);
+    }
+    decided
 }
 
 /// The network namespace of a pod among those of a directory.

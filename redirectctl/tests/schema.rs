@@ -14,6 +14,7 @@ use netns_apply::netns::Netns;
 use netns_apply::{ApplyOptions, Impact, Live};
 use packet_trace::{Origin, RuleLocation};
 use redirect_core::options::BackendChoice;
+use redirect_core::plan::DataPlane;
 use redirect_core::settings::{Key, NamespaceFacts, Source};
 use redirectctl::bundle::{Bundle, written_json};
 use redirectctl::cause::{Cause, Finding};
@@ -121,13 +122,16 @@ fn reports() -> Vec<Value> {
 }
 
 fn scans() -> Vec<Value> {
-    let entry = |state| Entry {
+    let entry = |state, data_plane| Entry {
         subject: "shop/web".into(),
         state,
+        data_plane,
         consequences: vec!["all outbound connections bypass the proxy".into()],
         findings: findings(),
     };
-    let scan = Scan { node: findings(), entries: PodState::ALL.into_iter().map(entry).collect() };
+    let planes = [None, Some(DataPlane::Sidecar), Some(DataPlane::Ambient)].into_iter().cycle();
+    let entries = PodState::ALL.into_iter().zip(planes).map(|(state, plane)| entry(state, plane));
+    let scan = Scan { node: findings(), entries: entries.collect() };
     checked("scan", vec![scan.json()])
 }
 

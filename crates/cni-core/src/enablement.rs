@@ -10,6 +10,9 @@ pub const DATAPLANE_LABEL: &str = "istio.io/dataplane-mode";
 /// The annotation of pods that have a sidecar.
 pub const SIDECAR_ANNOTATION: &str = "sidecar.istio.io/status";
 
+/// The annotation by which the agent says how far a pod of ambient mode is.
+pub const REDIRECTION_ANNOTATION: &str = "ambient.istio.io/redirection";
+
 /// Which pods are in ambient mode.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Enablement {
@@ -107,6 +110,12 @@ impl Enablement {
         };
         let of_pod = PairedSelector { pod_selector: ambient(), ..PairedSelector::default() };
         Self { selectors: vec![of_pod, of_namespace], excluded: excluded.into_iter().collect() }
+    }
+
+    /// Whether labels of no other name than [`DATAPLANE_LABEL`] decide.
+    #[must_use]
+    pub fn is_usual(&self) -> bool {
+        self.selectors == Self::usual([]).selectors
     }
 
     /// Reads a list of objects with `podSelector` and `namespaceSelector`. Without any, no pod is selected.

@@ -2,11 +2,12 @@
 //!
 //! [`wire`] is the protocol of the Container Network Interface, [`conf`] the plugin's configuration ([`keys`] lists its keys), and [`selection`] what decides
 //! about a pod besides the pod itself. [`pod_source`] reads pods; [`states`] and
-//! [`reasons`] are the agent's words that others read. [`enablement`] and [`plugin_event`] are ambient mode's. The agent parses the entry it writes, and
+//! [`reasons`] are the agent's words that others read. [`enablement`], [`plugin_event`] and [`enrolment_report`] are ambient mode's. The agent parses the entry it writes, and
 //! takes facts from pods, with the same code as the plugin: they cannot disagree.
 
 pub mod conf;
 pub mod enablement;
+pub mod enrolment_report;
 pub mod fields;
 pub mod invoke;
 pub mod keys;

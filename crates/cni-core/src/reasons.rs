@@ -36,6 +36,8 @@ pub const COULD_NOT_BE: &str = "but it could not be";
 /// The reasons of events about broken pods, by what is done with them.
 pub const REPAIR_EVENTS: [&str; 3] = ["RepairBrokenPod", "DeleteBrokenPod", "LabelBrokenPod"];
 
+/// The reason of events about pods of ambient mode that stay pending.
+pub const AMBIENT_PENDING: &str = "AmbientPending";
 /// The reason of events about pods that rules do not bind.
 pub const SANDBOXED_EVENT: &str = "SandboxedRuntime";
 /// Rules of other programs interfere with a pod that is redirected as planned.
@@ -136,7 +138,7 @@ pub const REPAIRS: [ReasonDoc; 24] = [
 ];
 
 /// The reasons of the agents' events.
-pub const EVENTS: [ReasonDoc; 15] = [
+pub const EVENTS: [ReasonDoc; 16] = [
     reason(
         "RepairBrokenPod",
         "the agent redirected a pod whose validation had failed, or could not",
@@ -176,6 +178,11 @@ pub const EVENTS: [ReasonDoc; 15] = [
         "RedirectNotHealed",
         "a pod is not redirected as planned and could not be repaired",
         "delete it; the message names the cause",
+    ),
+    reason(
+        AMBIENT_PENDING,
+        "a pod is not as its settings for ambient mode want it",
+        "the message has the reason; the agent tries again until the pod is enrolled",
     ),
     reason(
         "NodeTainted",

@@ -17,6 +17,8 @@ pub enum PodState {
     Drifted,
     /// It is redirected as planned, and other programs' rules interfere.
     Interference,
+    /// It is in ambient mode and redirected as planned, and the rest of its enrolment is not verified.
+    Pending,
     /// It should be redirected, and its runtime is sandboxed, so that rules do not bind it.
     Sandboxed,
     /// It cannot be determined.
@@ -27,19 +29,20 @@ pub enum PodState {
 
 impl PodState {
     /// All of them.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::Verified,
         Self::LeftAlone,
         Self::NotRedirected,
         Self::Unexpected,
         Self::Drifted,
         Self::Interference,
+        Self::Pending,
         Self::Sandboxed,
         Self::Unknown,
         Self::Unseen,
     ];
 
-    /// Those of pods that should be redirected.
+    /// Those of pods that should be redirected to a proxy of their own.
     pub const MESHED: [Self; 7] = [
         Self::Verified,
         Self::NotRedirected,
@@ -72,6 +75,11 @@ impl PodState {
             ),
             Self::Drifted => reason("drifted", "the pod is redirected otherwise than planned", DETAILS),
             Self::Interference => INTERFERENCE,
+            Self::Pending => reason(
+                "pending",
+                "the pod is in ambient mode, its rules are as planned, and the rest is not verified",
+                DETAILS,
+            ),
             Self::Sandboxed => SANDBOXED,
             Self::Unknown => reason(
                 "unknown",

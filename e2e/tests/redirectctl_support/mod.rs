@@ -41,6 +41,17 @@ pub fn command(args: &[&str]) -> Command {
     command
 }
 
+/// Runs `install-cni ambient WORDS` for a network namespace, if there are words.
+fn enrol(namespace: &Namespace, words: &str) -> Result<()> {
+    if words.is_empty() {
+        return Ok(());
+    }
+    let mut command = process::command(program::under_test("install-cni")?, ["ambient"]);
+    command.args(words.split_whitespace()).arg("--network-namespace").arg(namespace.path());
+    process::run(&mut command, PATIENCE)?.ok()?;
+    Ok(())
+}
+
 /// A pod with a network namespace, redirected by the plugin where that redirects it, and then perhaps broken.
 pub struct Patient {
     namespace: Namespace,
@@ -102,6 +113,8 @@ pub struct State {
     listening: Listening,
     /// Whether the plugin ran.
     added: bool,
+    /// For a pod of ambient mode, in place of the plugin: with what `install-cni ambient` was run; nothing if it was not.
+    ambient: Option<&'static str>,
     /// What breaks it afterwards.
     script: &'static str,
     /// What the pod says afterwards, that is merged into its spec.
@@ -120,10 +133,18 @@ const WHOLE: State = State {
     conf: "{}",
     listening: Listening::Proxy,
     added: true,
+    ambient: None,
     script: "",
     spec: "{}",
     status: "{}",
     events: &[],
+};
+const ENROLLED: State = State {
+    name: "enrolled in ambient mode",
+    annotations: &[("ambient.istio.io/redirection", "enabled")],
+    added: false,
+    ambient: Some("apply --redirect-dns"),
+    ..WHOLE
 };
 /// What a status says while the validation holds the pod back.
 const HELD: &str = r#"{"phase": "Pending", "initContainerStatuses": [{"name": "istio-validation",
@@ -310,6 +331,27 @@ const BROKEN: &[State] = &[
         )],
         ..WHOLE
     },
+    State {
+        name: "node rebooted in ambient mode",
+        cause: "not-enrolled",
+        ambient: Some(""),
+        listening: Listening::Nobody,
+        ..ENROLLED
+    },
+    State {
+        name: "no ztunnel",
+        cause: "not-enrolled",
+        annotations: &[("ambient.istio.io/redirection", "pending")],
+        listening: Listening::Nobody,
+        events: &[("AmbientPending", "no ztunnel is connected; start one on this node")],
+        ..ENROLLED
+    },
+    State {
+        name: "ambient capture removed",
+        cause: "rules-differ",
+        script: "iptables -t nat -F ISTIO_OUTPUT",
+        ..ENROLLED
+    },
 ];
 
 impl States {
@@ -325,6 +367,7 @@ impl States {
                 variables: &[],
                 ..WHOLE
             },
+            ENROLLED,
             State { name: "left alone", added: false, spec: r#"{"containers": [{"name": "app"}]}"#, ..WHOLE },
         ]
     }
@@ -361,6 +404,17 @@ impl State {
         pod["spec"]["containers"][0]["ports"] = json!([{"containerPort": 8080}]);
         pod["spec"]["containers"][1]["env"] =
             self.variables.iter().map(|(name, value)| json!({"name": name, "value": value})).collect();
+        if let Some(words) = self.ambient {
+            pod["metadata"]["labels"] = json!({"istio.io/dataplane-mode": "ambient"});
+            pod["metadata"]["annotations"]
+                .as_object_mut()
+                .context("annotations")?
+                .remove("sidecar.istio.io/status");
+            pod["spec"]["containers"] = json!([{"name": "app", "ports": [{"containerPort": 8080}]}]);
+            // Probes come from an address that only a default route leads to.
+            namespace.sh("ip route add default dev eth0; ip -6 route add default dev eth0")?.ok()?;
+            enrol(&namespace, words)?;
+        }
         let run_dir = RunDir::new()?;
         if self.added {
             self.add(&namespace, &run_dir, &name, &pod)?;

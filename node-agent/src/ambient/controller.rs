@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cni_core::enablement::Enablement;
+use cni_core::reasons::AMBIENT_PENDING;
 use cni_core::selection::Programming;
 use controller_runtime::SCOPE;
 use controller_runtime::metrics::{gauged, results, start_at_zero};
@@ -133,9 +134,8 @@ impl AmbientController {
             self.state.hinder(why.to_owned());
             return Unneeded;
         }
-        let usual = Enablement::usual([]);
         let selectors = self.settings.selectors.as_ref().and_then(|given| Enablement::read(given, []).ok());
-        let watched = namespaces(selectors.is_none_or(|selectors| selectors == usual));
+        let watched = namespaces(selectors.is_none_or(|selectors| selectors.is_usual()));
         let pods = pods_of(&self.node);
         let (connection, inventory) = (self.connection.clone(), self.state.inventory.clone());
         let queue = Arc::new(AnnotationQueue::default());
@@ -356,7 +356,7 @@ impl AmbientController {
                 about: pod_reference(&name.namespace, &name.name, Some(uid)),
                 component: COMPONENT,
                 kind: "Warning",
-                reason: "AmbientPending",
+                reason: AMBIENT_PENDING,
                 message: why.clone(),
             });
         }

@@ -4,6 +4,8 @@
 //! Enrolling: rules, then ztunnel, then probes, then the annotation. The other way round a pod would lose connections: without rules nothing
 //! reaches ztunnel, with rules and no ztunnel nothing reaches the pod. Leaving: probes, then rules, then ztunnel.
 
+use cni_core::enablement::REDIRECTION_ANNOTATION;
+
 use crate::ambient_rules::Condition;
 
 /// What the annotation says about the pod. Whatever has another value counts as none.
@@ -17,7 +19,7 @@ pub enum Redirection {
 
 impl Redirection {
     /// The annotation's key.
-    pub const KEY: &str = "ambient.istio.io/redirection";
+    pub const KEY: &str = REDIRECTION_ANNOTATION;
 
     /// Its value.
     #[must_use]

@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::time::Duration;
 
+use cni_core::enrolment_report::headline;
 use zds::{NetnsInode, PodState};
 
 use super::decision::{Observed, Redirection, Service, Step, enrol, leave, stay};
@@ -81,7 +82,7 @@ impl Enrolled {
     /// In words.
     #[must_use]
     pub fn words(&self) -> String {
-        format!("{} of {} ambient pods enrolled, verified", self.enrolled, self.wanted)
+        headline(self.enrolled, self.wanted)
     }
 }
 

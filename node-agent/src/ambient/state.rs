@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use cni_core::enrolment_report::EnrolmentReport;
 use cni_core::selection::Programming;
 use tokio::sync::watch;
 
@@ -12,9 +13,6 @@ use super::pod::AmbientRules;
 use crate::install::Installer;
 use crate::pod_check::plugin_conf;
 use crate::settings::AmbientSettings;
-
-/// The most pods whose reasons are in the words for people.
-const MOST_REASONS: usize = 10;
 
 /// The state of ambient mode on this node.
 #[derive(Debug, Default)]
@@ -87,15 +85,10 @@ impl AmbientState {
     /// How far pods are, and why some are not, for people.
     #[must_use]
     pub fn words(&self) -> String {
-        let progress = self.progress().clone();
-        let mut words = progress.enrolled.words();
-        for (uid, why) in progress.enrolled.pending.iter().take(MOST_REASONS) {
-            words += &format!("\n  {}: {why}", progress.names.get(uid).unwrap_or(uid));
-        }
-        match progress.enrolled.pending.len().saturating_sub(MOST_REASONS) {
-            0 => words,
-            more => words + &format!("\n  and {more} more"),
-        }
+        let Progress { enrolled: Enrolled { wanted, enrolled, pending }, names, .. } =
+            self.progress().clone();
+        let named = pending.into_iter().map(|(uid, why)| (names.get(&uid).cloned().unwrap_or(uid), why));
+        EnrolmentReport { wanted, enrolled, pending: named.collect() }.to_string()
     }
 }
 

@@ -95,7 +95,8 @@ fn pods(given: &Given) -> Result<(Vec<Value>, Cluster), InputError> {
     }
     let (api, node) = (given.api_server()?, super::in_force::node_name(given)?);
     let objects = api.pods(&node)?;
-    let cluster = api.around_node(&node, &objects)?;
+    let mut cluster = api.around_node(&node, &objects)?;
+    api.namespaces(given.node().unwrap_or_default().conf.as_ref(), &mut cluster);
     Ok((objects, cluster))
 }
 

@@ -17,7 +17,7 @@ use crate::api::{self, ApiServer};
 use crate::cluster::Cluster;
 use crate::error::InputError;
 use crate::input;
-use crate::node::Node;
+use crate::node::{AmbientDefaults, Node};
 use crate::pod::Pod;
 use crate::processes::{NodeProcesses, PROC};
 use crate::report::{self, Report};
@@ -123,8 +123,12 @@ impl Given {
     pub(super) fn node(&self) -> Result<Node, InputError> {
         let directory = self.conf_dir();
         Node::read(&directory)
-            .map(|node| Node { processes: self.processes(), ..node })
+            .map(|node| Node { processes: self.processes(), ambient: self.ambient_defaults(), ..node })
             .map_err(|error| InputError(vec![format!("cannot read {}: {error}", directory.display())]))
+    }
+
+    fn ambient_defaults(&self) -> AmbientDefaults {
+        AmbientDefaults::of_agent(|name| self.env.get(name).cloned())
     }
 
     /// The node, and whether it serves pods that start there now.

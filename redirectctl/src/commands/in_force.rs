@@ -38,7 +38,9 @@ pub(super) fn verify(given: &Given) -> Result<Answer, InputError> {
     let ambient = if given.is_ambient() { Some(ambient(given)?) } else { None };
     let looked = inspect(&netns, Some(programming), |facts| {
         let wanted = match ambient {
-            Some((redirect, settings)) => Ok(PodDecision::Ambient(Box::new(redirect), Box::new(settings))),
+            Some((redirect, settings)) => {
+                Ok(show::here(PodDecision::Ambient(Box::new(redirect), Box::new(settings))))
+            }
             None => of_settings(&given.input.settings, facts)
                 .map(|redirect| PodDecision::Redirect(redirect, Box::new(given.input.settings.clone()))),
         };
@@ -73,7 +75,8 @@ pub(super) fn pod(given: &Given) -> Result<Answer, InputError> {
         None => {
             let api = given.api_server()?;
             let object = api.pod(&name)?;
-            let cluster = api.around_pod(&name, &object);
+            let mut cluster = api.around_pod(&name, &object);
+            api.namespace(&name.namespace, given.node()?.conf.as_ref(), &mut cluster);
             (input::pods_of(&[object], &cluster)?, cluster)
         }
     };
@@ -100,7 +103,8 @@ pub(super) fn scan(given: &Given) -> Result<Answer, InputError> {
         None => {
             let (api, node) = (given.api_server()?, node_name(given)?);
             let objects = api.pods(&node)?;
-            let cluster = api.around_node(&node, &objects)?;
+            let mut cluster = api.around_node(&node, &objects)?;
+            api.namespaces(given.node()?.conf.as_ref(), &mut cluster);
             let pods = input::pods_of(&objects, &cluster)?;
             let directory = given.netns_dir();
             let scan = Scan::of(&pods, &directory, &given.node_in(&cluster, &pods)?);

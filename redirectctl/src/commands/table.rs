@@ -128,7 +128,7 @@ const PODS_FILE: Row = Row {
     short: Some('f'),
     ..Row::new(
         Takes::Path,
-        "The node's pods in YAML or JSON, as kubectl get pods -o json prints them; - is standard input. Nodes, events and runtime classes may be among them.",
+        "The node's pods in YAML or JSON, as kubectl get pods -o json prints them; - is standard input. Nodes, namespaces, events and runtime classes may be among them.",
     )
     .flag("file")
 };
