@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use cni_core::enablement::REDIRECTION_ANNOTATION;
 use redirect_core::pod::STATUS_ANNOTATION;
 use serde::Deserialize;
 use serde_json::Value;
@@ -74,6 +75,12 @@ impl Pod {
     #[must_use]
     pub fn is_of_mesh(&self) -> bool {
         self.metadata.annotations.contains_key(STATUS_ANNOTATION)
+    }
+
+    /// Whether the agent has dealt with it as a pod of ambient mode.
+    #[must_use]
+    pub fn is_of_ambient(&self) -> bool {
+        self.metadata.annotations.contains_key(REDIRECTION_ANNOTATION)
     }
 
     /// Whether it has ended for good.

@@ -102,7 +102,8 @@ async fn mesh_pods(cluster: &Cluster, node: &str) -> Result<usize, Failure> {
     let field = format!("spec.nodeName={node}");
     let mut count = 0;
     let only = Only { fields: Some(&field), ..Only::default() };
-    cluster.each(PODS, only, |pod: Pod| count += usize::from(pod.is_of_mesh() && !pod.is_over())).await?;
+    let is_counted = |pod: &Pod| (pod.is_of_mesh() || pod.is_of_ambient()) && !pod.is_over();
+    cluster.each(PODS, only, |pod: Pod| count += usize::from(is_counted(&pod))).await?;
     Ok(count)
 }
 

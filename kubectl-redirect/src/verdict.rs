@@ -3,6 +3,7 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
+use cni_core::enrolment_report::headline;
 use cni_core::states::PodState;
 use explain::Severity;
 use explain::text_writer::{Layout, TextStyle, TextWriter};
@@ -14,6 +15,8 @@ use crate::{FAILED, FINE, FOUND};
 
 /// The version of the documents that this reads and writes.
 pub const VERSION: u32 = 1;
+/// The word of redirectctl for the data plane of ambient mode.
+const AMBIENT: &str = "ambient";
 /// How many names of a kind text shows.
 const MOST_NAMES: usize = 5;
 
@@ -38,6 +41,9 @@ pub struct ScannedPod {
     pub subject: String,
     /// Its state: the word of a [`PodState`].
     pub state: String,
+    /// What should have its traffic: the word of a data plane.
+    #[serde(default, rename = "dataPlane")]
+    pub data_plane: Option<String>,
     /// What becomes of traffic that should come to its proxy and does not.
     #[serde(default)]
     pub consequences: Vec<String>,
@@ -113,12 +119,27 @@ struct Cause {
 /// By severity, the worst first, then by code.
 type Causes = BTreeMap<(Reverse<Severity>, String), Cause>;
 
+/// How many pods are as they should be.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct Counts {
+    expected: usize,
+    verified: usize,
+}
+
+impl Counts {
+    const fn is_whole(self) -> bool {
+        self.verified == self.expected
+    }
+}
+
 /// What is known of the cluster.
 #[derive(Debug, Default)]
 pub struct Verdict {
     filter: Filter,
-    expected: usize,
-    redirected: usize,
+    /// Pods that are to be redirected to their proxies.
+    sidecars: Counts,
+    /// Pods of ambient mode.
+    ambient: Counts,
     outside: usize,
     unseen: usize,
     consequences: BTreeMap<String, Vec<String>>,
@@ -156,7 +177,7 @@ impl Verdict {
             // A namespace without a pod has a file for a name.
             let is_pod = !pod.subject.starts_with('/');
             if is_pod {
-                self.count(&pod.state);
+                self.count(&pod.state, pod.data_plane.as_deref());
             }
             let subject = if is_pod { pod.subject } else { format!("{node}:{}", pod.subject) };
             for consequence in pod.consequences {
@@ -167,7 +188,7 @@ impl Verdict {
     }
 
     /// A state that is not known, of a newer agent, is not a good one.
-    fn count(&mut self, state: &str) {
+    fn count(&mut self, state: &str, data_plane: Option<&str>) {
         match PodState::ALL.into_iter().find(|known| known.word() == state) {
             Some(PodState::LeftAlone | PodState::Unexpected) => self.outside += 1,
             Some(PodState::Unseen) => self.unseen += 1,
@@ -176,12 +197,14 @@ impl Verdict {
                 | PodState::NotRedirected
                 | PodState::Drifted
                 | PodState::Interference
+                | PodState::Pending
                 | PodState::Sandboxed
                 | PodState::Unknown,
             )
             | None) => {
-                self.expected += 1;
-                self.redirected += usize::from(known == Some(PodState::Verified));
+                let counts = if data_plane == Some(AMBIENT) { &mut self.ambient } else { &mut self.sidecars };
+                counts.expected += 1;
+                counts.verified += usize::from(known == Some(PodState::Verified));
             }
         }
     }
@@ -206,7 +229,8 @@ impl Verdict {
             Unasked::Failed(_) => false,
         };
         let found = !self.of_pods.is_empty() || !self.of_nodes.is_empty() || !self.not_ready.is_empty();
-        if self.asked > 0 && (found || self.redirected < self.expected || self.unasked.values().any(is_bad)) {
+        let is_whole = self.sidecars.is_whole() && self.ambient.is_whole();
+        if self.asked > 0 && (found || !is_whole || self.unasked.values().any(is_bad)) {
             FOUND
         } else if self.asked == 0 || self.unasked.values().any(|why| matches!(why, Unasked::Failed(_))) {
             FAILED
@@ -220,9 +244,14 @@ impl Verdict {
     pub fn text(&self, layout: Layout) -> String {
         let mut paper = TextWriter::new(layout);
         let nodes = self.asked + self.unasked.len();
-        let headline = format!("{} of {} pods redirected, verified", self.redirected, self.expected);
-        let style = if self.redirected == self.expected { TextStyle::Green } else { TextStyle::Red };
-        paper.inked(0, &headline, style);
+        let Counts { expected, verified } = self.sidecars;
+        let style = |counts: Counts| if counts.is_whole() { TextStyle::Green } else { TextStyle::Red };
+        let redirected = format!("{verified} of {expected} pods redirected, verified");
+        paper.inked(0, &redirected, style(self.sidecars));
+        if self.ambient.expected > 0 {
+            let Counts { expected, verified } = self.ambient;
+            paper.inked(0, &headline(verified, expected), style(self.ambient));
+        }
         let unseen = if self.unseen > 0 { format!(", {} not started", self.unseen) } else { String::new() };
         let outside = format!("{} outside the mesh or excluded", counted(self.outside, "pod"));
         let answered = format!("{} of {} answered", self.asked, counted(nodes, "node"));
@@ -269,8 +298,9 @@ impl Verdict {
     pub fn json(&self) -> Value {
         json!({
             "version": VERSION,
-            "redirected": self.redirected,
-            "expected": self.expected,
+            "redirected": self.sidecars.verified,
+            "expected": self.sidecars.expected,
+            "ambient": {"enrolled": self.ambient.verified, "expected": self.ambient.expected},
             "outside": self.outside,
             "unseen": self.unseen,
             "consequences": self.consequences.iter()
@@ -469,7 +499,29 @@ mod tests {
     fn a_state_of_a_newer_agent_is_no_good_one() {
         let mut verdict = Verdict::default();
         verdict.add("a", scan(&[("shop/cart", "enchanted", &[])]));
-        assert_eq!((verdict.expected, verdict.redirected, verdict.code()), (1, 0, FOUND));
+        assert_eq!((verdict.sidecars, verdict.code()), (Counts { expected: 1, verified: 0 }, FOUND));
+    }
+
+    #[test]
+    fn pods_of_ambient_mode_have_a_line_of_their_own() {
+        let mut mixed = scan(&[
+            ("shop/cart", "verified", &[]),
+            ("shop/web", "verified", &[]),
+            ("shop/api", "pending", &[("not-enrolled", "error")]),
+            ("shop/new", "unseen", &[]),
+        ]);
+        for pod in &mut mixed.pods[1..] {
+            pod.data_plane = Some(AMBIENT.to_owned());
+        }
+        let mut verdict = Verdict::default();
+        verdict.add("a", mixed);
+        let text = verdict.text(Layout::default());
+        let lines =
+            "1 of 1 pods redirected, verified\n1 of 2 ambient pods enrolled, verified\n0 pods outside";
+        assert!(text.starts_with(lines) && text.contains("not-enrolled: 1 pod: "), "{text}");
+        assert_eq!(verdict.code(), FOUND);
+        assert_eq!(verdict.json()["ambient"], json!({"enrolled": 1, "expected": 2}));
+        assert_eq!((&verdict.json()["redirected"], &verdict.json()["expected"]), (&json!(1), &json!(1)));
     }
 
     #[test]
@@ -483,7 +535,7 @@ mod tests {
             let names = names.map(|names| names.iter().map(|name| (*name).to_owned()).collect());
             let mut verdict = Verdict::new(Filter { namespace: namespace.map(str::to_owned), names });
             verdict.add("a", pods.clone());
-            (verdict.redirected, verdict.expected, verdict.code())
+            (verdict.sidecars.verified, verdict.sidecars.expected, verdict.code())
         };
         assert_eq!(of(None, None), (2, 3, FOUND));
         assert_eq!(of(Some("pay"), None), (1, 1, FINE));

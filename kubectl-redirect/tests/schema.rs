@@ -19,8 +19,8 @@ fn ours(document: &Value) -> Vec<String> {
 fn a_scan_follows_the_schema() {
     let finding = |code: &str, severity: &str| json!({"code": code, "severity": severity, "meaning": "m", "seen": ["s"], "remedy": "r"});
     let scan = json!({"version": 1, "node": [finding("agent-not-ready", "error"), finding("not-told", "note")], "pods": [
-        {"subject": "shop/cart", "state": "not-redirected", "consequences": ["traffic bypasses the proxy"], "findings": [finding("not-redirected", "error")]},
-        {"subject": "/run/netns/x", "state": "unexpected", "consequences": [], "findings": [finding("unowned-rules", "warning")]},
+        {"subject": "shop/cart", "state": "not-redirected", "dataPlane": "ambient", "consequences": ["traffic bypasses the proxy"], "findings": [finding("not-redirected", "error")]},
+        {"subject": "/run/netns/x", "state": "unexpected", "dataPlane": null, "consequences": [], "findings": [finding("unowned-rules", "warning")]},
     ]});
     let of_agents = include_str!("../../redirectctl/schema/redirectctl-1.schema.json");
     // Its other documents refer to another schema.
