@@ -300,6 +300,16 @@ fn a_pod_that_is_created_starts_only_behind_ztunnel() {
         world.node.log()
     );
     assert!(start.elapsed() > Duration::from_secs(4), "it has time to come: {:?}", start.elapsed());
+    // Its addresses are not in its status yet, and it is reported by its name all the same.
+    world.wait("the event", || {
+        let events = world.api.list("events", "shop").expect("events");
+        events.iter().any(|event| {
+            event["reason"] == "AmbientPending"
+                && event["involvedObject"]["name"] == "web"
+                && event["involvedObject"]["uid"] == json!(uid)
+                && event["message"].as_str().is_some_and(|why| why.contains("no ztunnel is connected"))
+        })
+    });
 
     let ztunnel = world.ztunnel();
     world.wait("ztunnel", || metric(&world.node, "ztunnel_connected") == Some(1.0));

@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cni_core::enablement::Enablement;
+use cni_core::pod_source::PodName;
 use cni_core::reasons::AMBIENT_PENDING;
 use cni_core::selection::Programming;
 use controller_runtime::SCOPE;
@@ -325,18 +326,16 @@ impl AmbientController {
         for (state, count) in [("enrolled", enrolled.enrolled), ("pending", pending)] {
             self.metrics.ambient_pods.get_or_create(&StateLabel { state }).set(gauged(count));
         }
-        let all = done.pods.iter().chain(worker.starting.values().map(|starting| &starting.pod));
-        let names = all.map(|pod| (pod.workload.uid().to_owned(), pod.name.to_string())).collect();
-        self.report(now, &enrolled, &done.pods);
+        let names = done.pods.into_iter().map(|pod| (pod.workload.uid().to_owned(), pod.name)).collect();
+        self.report(now, &enrolled, &names);
         self.state.examined(enrolled, names);
     }
 
     /// Reports pods that stay pending, and those that are not any more.
-    fn report(&mut self, now: Instant, enrolled: &Enrolled, pods: &[AmbientPod]) {
-        let name = |uid: &str| pods.iter().find(|pod| pod.workload.uid() == uid).map(|pod| pod.name.clone());
+    fn report(&mut self, now: Instant, enrolled: &Enrolled, names: &BTreeMap<String, PodName>) {
         self.reports.retain(|uid, report| {
             let stays = enrolled.pending.contains_key(uid);
-            if !stays && report.is_sent && let Some(name) = name(uid) {
+            if !stays && report.is_sent && let Some(name) = names.get(uid) {
                 log::info!(target: SCOPE, pod = name.to_string(); "the pod is as its settings for ambient mode want it again");
             }
             stays
@@ -349,8 +348,8 @@ impl AmbientController {
             if report.is_sent || now.duration_since(report.since) < REPLACEMENT {
                 continue;
             }
+            let Some(name) = names.get(uid) else { continue };
             report.is_sent = true;
-            let Some(name) = name(uid) else { continue };
             log::warn!(target: SCOPE, pod = name.to_string(); "the pod is not as its settings for ambient mode want it: {why}");
             self.events.send(EventMessage {
                 about: pod_reference(&name.namespace, &name.name, Some(uid)),
@@ -394,7 +393,7 @@ fn take_over(node: &NodePass<'_>) -> bool {
 /// The pods of a pass, and after it the requests that wait.
 struct Pass {
     now: Duration,
-    /// All pods that the API server lists.
+    /// The pods that the API server lists; after the pass also those that are being created.
     pods: Vec<AmbientPod>,
     due: Due,
     programming: Programming,
@@ -433,8 +432,8 @@ impl Worker {
             let is_known = state.inventory.has(uid) || now.saturating_sub(starting.since) < LONGEST_START;
             is_known && !listed.contains(uid.as_str())
         });
-        let mut pods = pass.pods.clone();
-        pods.extend(self.starting.values().map(|starting| starting.pod.clone()));
+        pass.pods.extend(self.starting.values().map(|starting| starting.pod.clone()));
+        let pods = &pass.pods;
         let uids: BTreeSet<&str> = pods.iter().map(|pod| pod.workload.uid()).collect();
         self.named.retain(|uid| uids.contains(uid));
         if !self.has_begun {
@@ -446,7 +445,7 @@ impl Worker {
         let Self { paths, host, link, annotate, enrolment, named, next_takeover, .. } = self;
         let mut node = NodePass::new(paths, pass.programming, host, link, annotate, named);
         let is_due = |uid: &str| pass.due.all || pass.due.uids.contains(uid);
-        enrolment.reconcile_some(now, &pods, is_due, &mut node);
+        enrolment.reconcile_some(now, pods, is_due, &mut node);
         // Not before our own table lets the probes of all pods through.
         if next_takeover.is_some_and(|due| due <= now) && enrolment.enrolled().pending.is_empty() {
             *next_takeover = (!take_over(&node)).then(|| now + FULL_PASS);

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cni_core::enrolment_report::EnrolmentReport;
+use cni_core::pod_source::PodName;
 use cni_core::selection::Programming;
 use tokio::sync::watch;
 
@@ -28,7 +29,7 @@ pub struct AmbientState {
 struct Progress {
     enrolled: Enrolled,
     /// The names of pods, by UID.
-    names: BTreeMap<String, String>,
+    names: BTreeMap<String, PodName>,
     /// Why nothing can be enrolled.
     obstacle: Option<String>,
 }
@@ -47,7 +48,7 @@ impl AmbientState {
     }
 
     /// All pods that were due have been examined. Names are those of pods, by UID.
-    pub fn examined(&self, enrolled: Enrolled, names: BTreeMap<String, String>) {
+    pub fn examined(&self, enrolled: Enrolled, names: BTreeMap<String, PodName>) {
         *self.progress() = Progress { enrolled, names, obstacle: None };
         self.begun.send_replace(true);
     }
@@ -87,7 +88,8 @@ impl AmbientState {
     pub fn words(&self) -> String {
         let Progress { enrolled: Enrolled { wanted, enrolled, pending }, names, .. } =
             self.progress().clone();
-        let named = pending.into_iter().map(|(uid, why)| (names.get(&uid).cloned().unwrap_or(uid), why));
+        let name = |uid: String| names.get(&uid).map(ToString::to_string).unwrap_or(uid);
+        let named = pending.into_iter().map(|(uid, why)| (name(uid), why));
         EnrolmentReport { wanted, enrolled, pending: named.collect() }.to_string()
     }
 }
