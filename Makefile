@@ -190,11 +190,11 @@ mesh:
 	cargo build --locked --workspace --bins
 	for release in $(ISTIO); do ISTIO="$$release" cargo test --locked -p e2e --test mesh -- --ignored --nocapture --test-threads=1 || exit 1; done
 
-# The agent in ambient mode with a stock ztunnel: encrypted connections between pods, probes, DNS, ztunnel killed and replaced, pods that come and go (20, or
+# The agent in ambient mode with a stock ztunnel: encrypted connections between pods, probes, DNS, ztunnel killed and replaced, the agent killed, pods that come and go (20, or
 # GUESTS), under both kinds of rules; prints figures. No registry has ztunnel: ZTUNNEL_SOURCE names a checkout of it. With ISTIO="FOLDER..." as for `make mesh`
 # each release's own agent is replaced by ours and back, under load.
 ztunnel:
-	@[ -n "$(ZTUNNEL_SOURCE)" ] || { echo 'make ztunnel needs ZTUNNEL_SOURCE=FOLDER, a checkout of github.com/istio/ztunnel; takes four minutes to compile it the first time, and three to run' >&2; exit 2; }
+	@[ -n "$(ZTUNNEL_SOURCE)" ] || { echo 'make ztunnel needs ZTUNNEL_SOURCE=FOLDER, a checkout of github.com/istio/ztunnel; takes four minutes to compile it the first time, and six to run' >&2; exit 2; }
 	scripts/setup-apt.sh
 	scripts/setup-kube.sh
 	cargo build --locked --workspace --bins

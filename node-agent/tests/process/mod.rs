@@ -264,6 +264,11 @@ impl Agent<'_> {
         self.wait_end()
     }
 
+    /// Whether it has ended.
+    pub fn has_ended(&mut self) -> bool {
+        self.child.try_wait().expect("waits").is_some()
+    }
+
     /// Waits until it ends; returns its exit code.
     pub fn wait_end(mut self) -> Option<i32> {
         let mut patience = Patience::new(DEADLINE);

@@ -4,6 +4,7 @@
 
 mod dns;
 mod istios_agent;
+mod killed;
 mod traffic_between_pods;
 
 use std::collections::BTreeSet;
