@@ -3,10 +3,11 @@
 use std::collections::BTreeSet;
 use std::io::Read as _;
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use e2e::netns::{Families, Namespace, Topology, pod_address};
-use netns_apply::probes;
+use netns_apply::{branch_interfaces, probes};
 use redirect_core::ambient::{PROBE_V4, PROBE_V6};
 
 const PORT: u16 = 8080;
@@ -117,5 +118,90 @@ fn another_programs_table_of_that_name_is_not_taken_without_an_error() -> Result
     let refused = refused?.err().context("it was taken")?.to_string();
     ensure!(refused.contains("CAP_NET_ADMIN") || refused.contains("refuses"), "{refused}");
     ensure!(node.enter(|| probes::set(&addresses()))??, "its owner has ended");
+    Ok(())
+}
+
+/// A node as Amazon's network plugin leaves it: what a pod with a branch interface sends goes to the VPC, also what is for the node, and so does what the
+/// node sends to the pod.
+fn node_with_branch_interface(pod: &Namespace, vpc: &Namespace) -> Result<Namespace> {
+    let node = Namespace::empty(Families::Dual)?;
+    node.ip_batch(&format!(
+        "link add vlan1 address 02:00:00:00:00:01 type veth peer name eth0 netns {}
+         link add vpc0 type veth peer name node netns {}
+         link set vlan1 up
+         link set vpc0 up
+         addr add 10.0.0.1/24 dev vpc0
+         addr add fd00::1/64 dev vpc0 nodad
+         addr add fe80::1/64 dev vlan1 nodad",
+        pod.name(),
+        vpc.name()
+    ))?;
+    vpc.ip_batch("link set node up\naddr add 10.0.0.2/24 dev node\naddr add fd00::2/64 dev node nodad")?;
+    pod.ip_batch(
+        "link set eth0 up
+         addr add 10.0.3.7/32 dev eth0
+         addr add fd00:3::7/128 dev eth0 nodad
+         route add 169.254.1.1 dev eth0 scope link
+         route add default via 169.254.1.1 dev eth0
+         neigh add 169.254.1.1 lladdr 02:00:00:00:00:01 dev eth0
+         route add ::/0 via fe80::1 dev eth0",
+    )?;
+    node.sh(
+        "set -e; echo 0 > /proc/sys/net/ipv4/tcp_early_demux
+         for all in all vlan1 vpc0; do echo 0 > /proc/sys/net/ipv4/conf/$all/rp_filter; done
+         for ip in 'ip -4' 'ip -6'; do
+             $ip rule add pref 20 lookup local; $ip rule del pref 0; $ip rule add pref 10 iif vlan1 lookup 101
+         done
+         ip route add default via 10.0.0.2; ip route add default via 10.0.0.2 table 101; ip route add 10.0.3.7 dev vlan1 table 101
+         ip -6 route add default via fd00::2; ip -6 route add default via fd00::2 table 101; ip -6 route add fd00:3::7 dev vlan1 table 101",
+    )?
+    .ok()?;
+    Ok(node)
+}
+
+#[test]
+fn probes_reach_pods_with_branch_interfaces_and_their_answers_the_node() -> Result<()> {
+    let [pod, vpc] = [Namespace::empty(Families::Dual)?, Namespace::empty(Families::Dual)?];
+    let node = node_with_branch_interface(&pod, &vpc)?;
+    let pods: BTreeSet<IpAddr> = ["10.0.3.7".parse()?, "fd00:3::7".parse()?].into();
+    let set = |addresses: &BTreeSet<IpAddr>| -> Result<bool> {
+        Ok(node.enter(|| branch_interfaces::set(addresses))??)
+    };
+    let missing = || -> Result<BTreeSet<IpAddr>> { Ok(node.enter(|| branch_interfaces::missing(&pods))??) };
+    let before = node.snapshot()?;
+    node.enter(|| probes::set(&pods))??;
+    let probe = |address: IpAddr| -> Result<IpAddr> {
+        let address = SocketAddr::new(address, PORT);
+        let listener = pod.enter(|| TcpListener::bind(address))??;
+        let patience = Duration::from_secs(1);
+        let _client = node.enter(|| TcpStream::connect_timeout(&address, patience))??;
+        Ok(listener.accept()?.1.ip())
+    };
+    for address in &pods {
+        ensure!(probe(*address).is_err(), "the VPC has no pod");
+    }
+    assert_eq!(missing()?, pods);
+
+    ensure!(set(&pods)? && !set(&pods)?);
+    assert_eq!(missing()?, BTreeSet::new());
+    for address in &pods {
+        let source = if address.is_ipv4() { IpAddr::from(PROBE_V4) } else { IpAddr::from(PROBE_V6) };
+        assert_eq!(probe(*address)?, source);
+    }
+    // One without the other is no way.
+    node.sh("ip rule del pref 9")?.ok()?;
+    assert_eq!(missing()?, ["10.0.3.7".parse()?].into());
+    ensure!(set(&pods)?);
+
+    // What Istio's agent has for pods that left has the same form.
+    node.sh("ip rule add to 10.0.3.8 lookup 102 pref 512; ip rule add iif vlan2 lookup local pref 9")?
+        .ok()?;
+    ensure!(set(&BTreeSet::new())?);
+    node.enter(probes::remove)??;
+    let left = node.snapshot()?.changes_since(&before);
+    assert_eq!(left, []);
+
+    node.sh("echo 1 > /proc/sys/net/ipv4/tcp_early_demux")?.ok()?;
+    ensure!(!set(&pods)? && missing()?.is_empty(), "such a node has no branch interfaces");
     Ok(())
 }

@@ -10,6 +10,8 @@
 mod apply;
 #[cfg(feature = "write")]
 mod backend;
+#[cfg(feature = "write")]
+pub mod branch_interfaces;
 pub mod capabilities;
 #[cfg(feature = "write")]
 pub mod connections;

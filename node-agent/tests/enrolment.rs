@@ -242,6 +242,16 @@ fn running_pods_are_enrolled_healed_and_leave_as_their_namespace_says() {
     };
     let left = "set -e; ipset create istio-inpod-probes-v4 hash:ip; iptables-nft -t nat -N ISTIO_POSTRT; iptables-nft -t nat -I POSTROUTING 1 -j ISTIO_POSTRT";
     world.host.sh(left).expect("runs").ok().expect("what Istio's agent left");
+    // As if the pod had a branch interface in Amazon's VPC.
+    let branch = "set -e; echo 0 > /proc/sys/net/ipv4/tcp_early_demux; ip route add 10.1.0.2 dev lo table 101; ip rule add pref 10 iif lo lookup 101";
+    world.host.sh(branch).expect("runs").ok().expect("a branch interface");
+    let branch_rules = || {
+        world
+            .host
+            .sh("ip rule | grep -c -e 'to 10.1.0.2 lookup 101' -e '^9:.*iif lo lookup local' || true")
+            .expect("lists")
+            .stdout
+    };
     let agent = world.start();
     world.wait("pods to be pending", || {
         metric(&world.node, "istio_cni_ambient_pods{state=\"pending\"}") == Some(2.0)
@@ -250,6 +260,7 @@ fn running_pods_are_enrolled_healed_and_leave_as_their_namespace_says() {
     let ztunnel = world.ztunnel();
     world.wait_enrolled(2.0);
     world.wait("Istio's rules to go", || istios() == 0);
+    assert_eq!(branch_rules(), "2\n");
     for name in ["web", "db"] {
         world.wait_annotation(name, Some("enabled"));
     }
@@ -271,6 +282,7 @@ fn running_pods_are_enrolled_healed_and_leave_as_their_namespace_says() {
     world.wait_annotation("web", None);
     world.wait("ztunnel to drop both", || ztunnel.served().is_empty());
     assert!(world.probes().is_empty());
+    assert_eq!(branch_rules(), "0\n");
     label(&world, "=ambient");
     world.wait_enrolled(2.0);
 

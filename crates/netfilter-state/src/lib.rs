@@ -22,6 +22,7 @@ extern crate alloc;
 extern crate std;
 
 mod align;
+pub mod branch_interfaces;
 pub mod change;
 pub mod differences;
 mod expressions;

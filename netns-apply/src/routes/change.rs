@@ -2,7 +2,10 @@
 
 use super::{LOOPBACK, Question, REMOVAL_PROTOCOL, RouteError, RouteSocket, address_family};
 use crate::socket::{Ended, code};
-use netfilter_state::routing::{FoundRouting, RoutingItem};
+use netfilter_state::{
+    branch_interfaces::BranchRule,
+    routing::{FoundRouting, RoutingItem},
+};
 use netlink_packet_core::{NLM_F_ACK, NLM_F_CREATE, NLM_F_EXCL, NLM_F_REQUEST};
 use netlink_packet_route::{
     AddressFamily, RouteNetlinkMessage,
@@ -13,6 +16,7 @@ use netlink_packet_route::{
 use nix::errno::Errno;
 use redirect_core::{
     Family,
+    ipnet::IpNet,
     values::{MaskedMark, PASSTHROUGH_V6, RouteTable},
 };
 use std::net::IpAddr;
@@ -71,6 +75,21 @@ impl RouteSocket {
         // The types of messages come in threes: new, delete, get.
         let question = self.repeat(found, kind_of(found.item).saturating_add(1), REMOVE);
         self.removed(&question, || format!("remove {}", found.item))
+    }
+
+    /// Adds a policy rule for probes.
+    pub(crate) fn add_branch_rule(&mut self, rule: &BranchRule) -> Result<(), RouteError> {
+        let question = self.message(&RouteNetlinkMessage::NewRule(branch_rule(rule)), ADD | NLM_F_EXCL);
+        match self.acknowledged(&question) {
+            Ok(()) | Err(Unacknowledged::Refused(Errno::EEXIST)) => Ok(()),
+            Err(cause) => Err(cause.of(format!("add the policy rule {rule}"))),
+        }
+    }
+
+    /// Removes one; what is gone already is fine.
+    pub(crate) fn remove_branch_rule(&mut self, rule: &BranchRule) -> Result<(), RouteError> {
+        let question = self.message(&RouteNetlinkMessage::DelRule(branch_rule(rule)), REMOVE);
+        self.removed(&question, || format!("remove the policy rule {rule}"))
     }
 
     /// Restores what was removed, as it was, unless it is still there: the kernel accepts the same policy rule twice.
@@ -220,5 +239,21 @@ fn rule(family: Family, mark: MaskedMark, table: RouteTable, priority: Option<u3
     // No mask stands for all bits.
     rule.attributes.extend(mark.whole().is_none().then(|| RuleAttribute::FwMask(mark.mask())));
     rule.attributes.extend(priority.map(RuleAttribute::Priority));
+    rule
+}
+
+fn branch_rule(of: &BranchRule) -> RuleMessage {
+    let mut rule = RuleMessage::default();
+    rule.header.family = address_family(of.family());
+    rule.header.table = u8::try_from(of.table()).unwrap_or(RouteHeader::RT_TABLE_UNSPEC);
+    rule.header.action = RuleAction::ToTable;
+    rule.attributes = vec![RuleAttribute::Table(of.table()), RuleAttribute::Priority(of.priority())];
+    rule.attributes.push(match of {
+        BranchRule::ToPod { address, .. } => {
+            rule.header.dst_len = IpNet::from(*address).prefix_len();
+            RuleAttribute::Destination(*address)
+        }
+        BranchRule::Answers { interface, .. } => RuleAttribute::Iifname(interface.clone()),
+    });
     rule
 }

@@ -11,6 +11,7 @@ use std::thread::JoinHandle;
 
 use cni_core::selection::Programming;
 use netns_apply::ApplyOptions;
+use netns_apply::branch_interfaces;
 use netns_apply::netns::{Netns, NetnsId};
 use netns_apply::pod::Outside;
 use netns_apply::probes;
@@ -314,10 +315,7 @@ impl<'a> NodePass<'a> {
         }
     }
 
-    fn on_node<T: Send>(
-        &self,
-        work: impl FnOnce() -> Result<T, netns_apply::netlink::NetlinkError> + Send,
-    ) -> Result<T, String> {
+    fn on_node<T: Send>(&self, work: impl FnOnce() -> Result<T, String> + Send) -> Result<T, String> {
         let done = self.host.run(work).map_err(|error| error.to_string())?;
         done.map_err(|error| format!("the addresses of probes: {error}"))
     }
@@ -394,15 +392,23 @@ impl Effects for NodePass<'_> {
         if let Some(probes) = &self.probes {
             return Ok(probes.clone());
         }
-        let table = self.on_node(probes::observe)?;
-        // A table that does not work lets no probe through.
-        let probes = if table.works() { table.addresses().clone() } else { BTreeSet::new() };
+        let probes = self.on_node(|| {
+            let table = probes::observe().map_err(|error| error.to_string())?;
+            // A table that does not work lets no probe through.
+            let mut probes = if table.works() { table.addresses().clone() } else { BTreeSet::new() };
+            let lost = branch_interfaces::missing(&probes).map_err(|error| error.to_string())?;
+            probes.retain(|address| !lost.contains(address));
+            Ok(probes)
+        })?;
         Ok(self.probes.insert(probes).clone())
     }
 
     fn set_probes(&mut self, addresses: &BTreeSet<IpAddr>) -> Result<(), String> {
         self.probes = None;
-        self.on_node(|| probes::set(addresses))?;
+        self.on_node(|| {
+            probes::set(addresses).map_err(|error| error.to_string())?;
+            branch_interfaces::set(addresses).map_err(|error| error.to_string())
+        })?;
         self.probes = Some(addresses.clone());
         Ok(())
     }
