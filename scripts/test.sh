@@ -43,8 +43,11 @@ for file in */tests/*.rs crates/*/tests/*.rs; do
         echo "test.sh: $file has the name of another crate's tests, and would be run twice" >&2
         exit 1
     fi
-    if grep -qE 'e2e::(node|kube)' "$file"; then
+    # So divided, all three take about as long.
+    if grep -q 'e2e::node' "$file" || [[ $file = e2e/tests/agent_* ]]; then
         of_nodes+=(--test "$name")
+    elif grep -q 'e2e::kube' "$file"; then
+        of_agents+=(--test "$name")
     elif [ "${file%%/*}" = e2e ]; then
         of_others+=(--test "$name")
     elif [ "${file%%/*}" = node-agent ] && [ "$others" = 0 ]; then
