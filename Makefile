@@ -180,7 +180,8 @@ chart: setup
 	cargo test --locked -p e2e --test chart --test chart_cluster --test chart_node -- --ignored
 
 # A real mesh: istiod, its injector, pilot-agent and Envoy, with pods redirected by our plugin, Istio's, and each one's init container; prints a table for each release
-# of Istio, and what heals and is migrated under load. No registry has packages of the programs of Istio: ISTIO names folders that hold them.
+# of Istio, and what heals, restarts and is exchanged under load. Sidecars are upgraded from each release to the next one. No registry has packages of the programs of
+# Istio: ISTIO names folders that hold them.
 mesh:
 	@[ -n "$(ISTIO)" ] || { echo 'make mesh needs ISTIO="FOLDER...", in each folder a release of Istio: bin/{pilot-discovery,pilot-agent,install-cni,istio-cni}, manifests/charts and envoy_bootstrap.json; takes about ten minutes for each' >&2; exit 2; }
 	scripts/setup-apt.sh
@@ -188,7 +189,10 @@ mesh:
 	scripts/setup-kube.sh helm
 	scripts/setup-kube.sh envoy
 	cargo build --locked --workspace --bins
-	for release in $(ISTIO); do ISTIO="$$release" cargo test --locked -p e2e --test mesh -- --ignored --nocapture --test-threads=1 || exit 1; done
+	for release in $(ISTIO); do \
+		ISTIO="$$release" cargo test --locked -p e2e --test mesh -- --ignored --nocapture --test-threads=1 --skip sidecars_are_upgraded || exit 1; done
+	set -- $(ISTIO); [ $$# -gt 1 ] || echo 'mesh: one release: no sidecar is upgraded to the next'; while [ $$# -gt 1 ]; do \
+		ISTIO="$$1" ISTIO_NEXT="$$2" cargo test --locked -p e2e --test mesh -- --ignored --nocapture --test-threads=1 sidecars_are_upgraded || exit 1; shift; done
 
 # The agent in ambient mode with a stock ztunnel: encrypted connections between pods, probes, DNS, ztunnel killed and replaced, the agent killed, pods that come and go (20, or
 # GUESTS), under both kinds of rules; prints figures. No registry has ztunnel: ZTUNNEL_SOURCE names a checkout of it. With ISTIO="FOLDER..." as for `make mesh`

@@ -6,7 +6,9 @@ mod agent_support;
 mod chart_support;
 mod mesh_support;
 
-use std::time::Duration;
+use std::collections::BTreeSet;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use agent_support::{POD, wait_rolled_out};
 use anyhow::{Context, Result, ensure};
@@ -19,9 +21,10 @@ use mesh_support::cluster::{Cluster, on_cluster};
 use mesh_support::load::{Stream, Verdicts, heard, while_calling};
 use mesh_support::pods::{App, create_service, service_address, wait_held_back, wait_ready};
 use mesh_support::release::Release;
+use mesh_support::restart::Restart;
 use mesh_support::table::{column, judge, print};
-use mesh_support::{Redirection, helm_agent};
-use serde_json::json;
+use mesh_support::{Redirection, helm_agent, import_images};
+use serde_json::{Value, json};
 
 /// How often the rules of each pod are deleted.
 const DELETIONS: usize = 10;
@@ -29,6 +32,17 @@ const DELETIONS: usize = 10;
 const SECRET: &str = "nobody between the two proxies reads this";
 /// What a call comes to that goes through both proxies.
 const ANSWERED: &str = "200, client's certificate";
+/// How long there is no istiod.
+const WITHOUT_ISTIOD: Duration = Duration::from_secs(5);
+/// How long no request may be lost any more once a proxy answers again.
+const AFTER_A_RESTART: Duration = Duration::from_secs(5);
+/// The key of the node's taint.
+const TAINT: &str = "cni.istio.io/not-ready";
+
+/// Waits until the client's calls to a service go through both proxies.
+fn wait_answered(shop: &Shop<'_>, to: &str) -> Result<()> {
+    until(&format!("mTLS to {to}"), POD, &[], || Ok((shop.call("client", to)? == ANSWERED).then_some(())))
+}
 
 #[test]
 #[ignore = "needs a release of Istio: make mesh"]
@@ -63,9 +77,7 @@ fn pods_older_than_the_agent_are_held_back_repaired_in_place_and_speak_mtls() ->
             wait_for_endpoints(&shop)?;
             for old in ["old", "old-tproxy"] {
                 create_service(api, old, None, false)?;
-                until(&format!("mTLS to {old}"), POD, &[], || {
-                    Ok((shop.call("client", old)? == ANSWERED).then_some(()))
-                })?;
+                wait_answered(&shop, old)?;
             }
             Ok(())
         })?;
@@ -139,6 +151,68 @@ fn deleted_rules_heal_under_mtls_and_no_stream_is_read_on_the_wire() -> Result<(
     })
 }
 
+#[test]
+#[ignore = "needs a release of Istio: make mesh"]
+fn an_init_image_by_its_name_is_ours_since_1_31_and_the_proxys_before() -> Result<()> {
+    on_cluster(Redirection::InitByName, &Release::named()?, |cluster| {
+        let Cluster { api, node, istiod, .. } = cluster;
+        let mut shop = Shop::empty(cluster);
+        for name in ["server", "client"] {
+            create_service(api, name, None, false)?;
+            shop.add(name, App::new(name).start(api, node, &istiod.address)?)?;
+        }
+        let first = shop.first_init()?;
+        ensure!(first == "as set, exit code 0", "{first}");
+        wait_answered(&shop, "server")?;
+        ensure!(shop.call_from_outside("server", false)? == "reset", "plain text is answered");
+        Ok(())
+    })
+}
+
+#[test]
+#[ignore = "needs a release of Istio: make mesh"]
+fn pods_wait_for_a_node_that_is_freed_of_its_taint_and_then_speak_mtls() -> Result<()> {
+    on_cluster(Redirection::OurPlugin, &Release::named()?, |cluster| {
+        let Cluster { api, node, istiod, .. } = cluster;
+        let taints =
+            || Ok::<_, anyhow::Error>(api.get("node", "", node.name())?["spec"]["taints"].to_string());
+        api.kubectl(&["taint", "node", node.name(), &format!("{TAINT}:NoSchedule")])?;
+        let mut pods = Vec::new();
+        for name in ["server", "client"] {
+            create_service(api, name, None, false)?;
+            pods.push((name, App::new(name).schedule(api, node, &istiod.address)?));
+        }
+        for (name, _) in &pods {
+            let mut last = Value::Null;
+            until(&format!("{name} to be kept off the node"), POD, &cluster.controllers.processes(), || {
+                last = api.get("pod", mesh_support::APPS, name)?;
+                let conditions = last["status"]["conditions"].as_array().cloned().unwrap_or_default();
+                Ok(conditions.iter().any(|of| of["reason"] == "Unschedulable").then_some(()))
+            })
+            .with_context(|| format!("{last:#}"))?;
+        }
+        ensure!(taints()?.contains(TAINT), "{}", taints()?);
+        helm_agent(
+            "install",
+            Redirection::OurPlugin,
+            cluster.release,
+            api,
+            &json!({"nodeTaint": {"enabled": true}}),
+        )?;
+        wait_rolled_out(api, node, cluster.controllers)?;
+        let mut shop = Shop::empty(cluster);
+        for (name, pod) in pods {
+            shop.add(name, pod)?;
+        }
+        ensure!(!taints()?.contains(TAINT), "{}", taints()?);
+        let first = shop.first_init()?;
+        ensure!(first == "as set, exit code 0", "{first}");
+        wait_answered(&shop, "server")?;
+        ensure!(shop.call_from_outside("server", false)? == "reset", "plain text is answered");
+        Ok(())
+    })
+}
+
 /// All came through both proxies.
 fn ensure_none_lost(step: &str, verdicts: &[Verdicts]) -> Result<usize> {
     ensure!(
@@ -199,4 +273,157 @@ fn agents_are_exchanged_under_load_and_no_request_is_lost() -> Result<()> {
         Ok(())
     })
     .context("the agents are exchanged")
+}
+
+#[test]
+#[ignore = "needs a release of Istio: make mesh"]
+fn istiod_and_proxies_restart_under_load_and_nothing_goes_in_plain_text() -> Result<()> {
+    let release = Release::named()?;
+    // It looks at the pods and heals them meanwhile.
+    let healing = json!({"driftWatch": {"interval": "2s", "heal": true}});
+    let ours = restarts(Redirection::OurPlugin, &release, &healing)?;
+    let theirs = restarts(Redirection::IstiosPlugin, &release, &json!({}))?;
+    for (ours, theirs) in ours.iter().zip(&theirs) {
+        ensure!(ours.kinds().is_subset(&theirs.kinds()), "{ours:?} beside {theirs:?}");
+    }
+    print(&format!("this plugin: {ours:#.1?}\nIstio's plugin: {theirs:#.1?}"));
+    Ok(())
+}
+
+/// A proxy that was started again: what was lost, and how long it took.
+#[derive(Debug)]
+struct Restarted {
+    #[expect(dead_code, reason = "printed")]
+    step: String,
+    #[expect(dead_code, reason = "printed")]
+    ready: Duration,
+    #[expect(dead_code, reason = "printed")]
+    answered_once_ready: Duration,
+    #[expect(dead_code, reason = "printed")]
+    answered: usize,
+    lost: Verdicts,
+}
+
+impl Restarted {
+    /// The statuses of what was lost.
+    fn kinds(&self) -> BTreeSet<&str> {
+        self.lost.keys().filter_map(|verdict| verdict.split(',').next()).collect()
+    }
+}
+
+/// Restarts istiod and proxies under one kind of redirection.
+fn restarts(redirection: Redirection, release: &Release, agent: &Value) -> Result<Vec<Restarted>> {
+    let restarts = on_cluster(redirection, release, |cluster| {
+        cluster.install_agent(agent)?;
+        let shop = Shop::open(cluster)?;
+        wait_for_endpoints(&shop)?;
+        restart_istiod(cluster, &shop)?;
+        [
+            ("server", Restart::Crash),
+            ("tproxy", Restart::Crash),
+            ("client", Restart::Crash),
+            ("server", Restart::Quit),
+        ]
+        .into_iter()
+        .map(|(of, how)| restart_proxy(&shop, of, how))
+        .collect()
+    });
+    restarts.with_context(|| redirection.title())
+}
+
+/// istiod is gone for a while: nothing of what runs notices.
+fn restart_istiod(cluster: &Cluster<'_>, shop: &Shop<'_>) -> Result<()> {
+    let Cluster { api, node, istiod, .. } = cluster;
+    let calls: [&(dyn Fn() -> Result<String> + Sync); 2] =
+        [&|| shop.call("client", "server"), &|| shop.call("client", "tproxy")];
+    let ((), verdicts) = while_calling(&calls, || {
+        istiod.kill()?;
+        thread::sleep(WITHOUT_ISTIOD);
+        istiod.start_again(cluster.release, api)?;
+        wait_ready(&App::new("later").start(api, node, &istiod.address)?)
+    })?;
+    let count = ensure_none_lost("istiod restarts", &verdicts)?;
+    print(&format!("istiod killed, back after {WITHOUT_ISTIOD:?}: {count} requests, none lost"));
+    Ok(())
+}
+
+/// A proxy ends and the kubelet starts it again: what it cannot serve meanwhile is lost, and not sent or answered past it.
+fn restart_proxy(shop: &Shop<'_>, of: &str, how: Restart) -> Result<Restarted> {
+    let to = if of == "client" { "server" } else { of };
+    let call = || shop.call("client", to);
+    let outside = || shop.call_from_outside(to, false);
+    let ((ready, answered_once_ready), mut verdicts) = while_calling(&[&call, &outside], || {
+        let begin = Instant::now();
+        how.run(shop, of)?;
+        let ready = begin.elapsed();
+        wait_answered(shop, to)?;
+        Ok((ready, begin.elapsed() - ready))
+    })?;
+    let step = format!("{of}'s proxy, {how:?}");
+    ensure!(
+        verdicts[0].keys().all(|verdict| !verdict.starts_with("200") || verdict == ANSWERED)
+            && verdicts[1].keys().all(|verdict| !verdict.contains("status=200")),
+        "{step}: {verdicts:#?}"
+    );
+    let ((), after) = while_calling(&[&call], || {
+        thread::sleep(AFTER_A_RESTART);
+        Ok(())
+    })?;
+    ensure_none_lost(&step, &after)?;
+    let mut lost = verdicts.swap_remove(0);
+    let answered = lost.remove(ANSWERED).unwrap_or_default();
+    Ok(Restarted { step, ready, answered_once_ready, answered, lost })
+}
+
+#[test]
+#[ignore = "needs two releases of Istio: make mesh"]
+fn sidecars_are_upgraded_under_load_and_no_request_is_lost() -> Result<()> {
+    let (old, new) = (Release::named()?, Release::next()?);
+    let mut figures = format!("from {} to {}\n", old.version(), new.version());
+    for redirection in [Redirection::OurPlugin, Redirection::IstiosPlugin] {
+        let count = on_cluster(redirection, &old, |cluster| {
+            let Cluster { api, node, istiod, .. } = cluster;
+            import_images(node, &new)?;
+            cluster.install_agent(&json!({}))?;
+            let shop = Shop::open(cluster)?;
+            wait_for_endpoints(&shop)?;
+            let calls: [&(dyn Fn() -> Result<String> + Sync); 2] =
+                [&|| shop.call("client", "server"), &|| shop.call("client", "tproxy")];
+            let (pods, verdicts) = while_calling(&calls, || {
+                istiod.upgrade(&new, api, &redirection.values())?;
+                let tproxy = App::new("tproxy").annotated("sidecar.istio.io/interceptionMode", "TPROXY");
+                let mut pods = Vec::new();
+                for (of, name, app) in
+                    [("server", "server-new", App::new("server")), ("tproxy", "tproxy-new", tproxy)]
+                {
+                    let pod = app.named(name).start(api, node, &istiod.address)?;
+                    wait_ready(&pod)?;
+                    shop.pod(of)?.0.delete(POD)?;
+                    pods.push(pod);
+                }
+                Ok(pods)
+            })?;
+            let count = ensure_none_lost("sidecars of servers", &verdicts)?;
+            for pod in &pods {
+                let image = pod.object()?.context("the pod is there")?["spec"].to_string();
+                ensure!(image.contains(&new.proxy_image()), "{}: {image}", pod.name());
+            }
+            // One that is new on both sides.
+            let mut shop = Shop::empty(cluster);
+            shop.add("client", App::new("client").named("client-new").start(api, node, &istiod.address)?)?;
+            for to in ["server", "tproxy"] {
+                wait_answered(&shop, to)?;
+            }
+            for pod in &pods {
+                let address = format!("{}:8080", pod.address(false)?);
+                let outside = mesh_support::pods::request(node.namespace(), &address, "x")?;
+                ensure!(outside.stderr.contains("reset by peer"), "{} answers: {outside:?}", pod.name());
+            }
+            Ok(count)
+        })
+        .with_context(|| redirection.title())?;
+        figures += &format!("{}: {count} requests, none lost, none in plain text\n", redirection.title());
+    }
+    print(&figures);
+    Ok(())
 }

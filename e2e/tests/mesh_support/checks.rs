@@ -1,6 +1,7 @@
 //! What is tried on a mesh, one check after the other, and what each has to come to.
 
 use std::fmt::Write;
+use std::fs;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use anyhow::{Context, Result, ensure};
@@ -10,9 +11,9 @@ use e2e::process::{self, until};
 use e2e::traffic::{Client, TcpServer};
 use serde_json::{Value, json};
 
-use super::APPS;
 use super::cluster::Cluster;
 use super::pods::{App, HTTP, create_service, request, service_address, wait_ready};
+use super::{APPS, TAGGED};
 use crate::agent_support::{GATEWAY, POD};
 
 /// The port of a protocol in which the server speaks first.
@@ -27,6 +28,8 @@ const OUT_EXCLUDED: u16 = 9200;
 const OUTSIDE: (Ipv4Addr, u16) = (Ipv4Addr::new(240, 1, 1, 1), 7000);
 /// The port of merged metrics.
 const MERGED_METRICS: u16 = 15020;
+/// Where the client's proxy keeps its certificate.
+const CERTIFICATE: &str = "/etc/istio/proxy";
 /// A port of metrics behind mTLS, as release 1.31 has them.
 const SECURE_METRICS: u16 = 15091;
 /// What answers a scrape of the application's own metrics.
@@ -41,7 +44,7 @@ pub struct Check {
 }
 
 /// All checks, in the order of the table.
-pub const CHECKS: [Check; 26] = [
+pub const CHECKS: [Check; 28] = [
     Check { name: "first init container", wanted: "as set, exit code 0", run: |shop| shop.first_init() },
     Check {
         name: "mTLS, REDIRECT",
@@ -67,6 +70,11 @@ pub const CHECKS: [Check; 26] = [
         name: "mTLS, headless service",
         wanted: "200, client's certificate",
         run: |shop| shop.call_headless(),
+    },
+    Check {
+        name: "mTLS, by a revision tag",
+        wanted: "200, tagged's certificate",
+        run: |shop| shop.call("tagged", "server"),
     },
     Check {
         name: "its own service",
@@ -139,7 +147,16 @@ pub const CHECKS: [Check; 26] = [
         wanted: "the application's and the proxy's",
         run: |shop| shop.merged_metrics(),
     },
-    Check { name: "metrics behind mTLS", wanted: "captured", run: |shop| shop.secure_metrics() },
+    Check {
+        name: "metrics behind mTLS",
+        wanted: "captured, not scraped",
+        run: |shop| shop.secure_metrics("metrics"),
+    },
+    Check {
+        name: "the same, port excluded",
+        wanted: "not captured, scraped",
+        run: |shop| shop.secure_metrics("scraped"),
+    },
 ];
 
 /// The pods that the checks are made with.
@@ -160,7 +177,7 @@ impl<'a> Shop<'a> {
         let server = App::new("server")
             .port(SERVER_FIRST)
             .annotated("traffic.sidecar.istio.io/excludeInboundPorts", &EXCLUDED.to_string());
-        let mut shop = Self { cluster, pods: Vec::new() };
+        let mut shop = Self::empty(cluster);
         // Others call it as soon as they start.
         shop.start(&[("server", server)])?;
         // A proxy takes the end of what is sent for the end of the client.
@@ -172,11 +189,13 @@ impl<'a> Shop<'a> {
         let included = format!("{HTTP},{SERVER_FIRST}");
         let secure =
             format!("{{\"proxyMetadata\": {{\"ENVOY_SECURE_MERGED_METRICS_PORT\": \"{SECURE_METRICS}\"}}}}");
+        let keeping_certificate = format!("{{\"proxyMetadata\": {{\"OUTPUT_CERTS\": \"{CERTIFICATE}\"}}}}");
         let names = r#"{"proxyMetadata": {"ISTIO_META_DNS_CAPTURE": "true", "ISTIO_DUAL_STACK": "true"}}"#;
         shop.start(&[
             (
                 "client",
                 App::new("client")
+                    .annotated("proxy.istio.io/config", &keeping_certificate)
                     .annotated("traffic.sidecar.istio.io/excludeOutboundPorts", &OUT_EXCLUDED.to_string()),
             ),
             (
@@ -193,6 +212,7 @@ impl<'a> Shop<'a> {
                     .annotated("sidecar.istio.io/nativeSidecar", "false")
                     .annotated("proxy.istio.io/config", r#"{"holdApplicationUntilProxyStarts": true}"#),
             ),
+            ("tagged", App::new("tagged").within(TAGGED)),
             ("early", App::new("early").runs(&format!("{call}{mirror}"))),
             ("names", App::new("names").annotated("proxy.istio.io/config", names)),
             (
@@ -203,6 +223,12 @@ impl<'a> Shop<'a> {
                     .annotated("prometheus.io/port", "8080")
                     .annotated("proxy.istio.io/config", &secure),
             ),
+            (
+                "scraped",
+                App::new("scraped")
+                    .annotated("proxy.istio.io/config", &secure)
+                    .annotated("traffic.sidecar.istio.io/excludeInboundPorts", &SECURE_METRICS.to_string()),
+            ),
         ])?;
         Ok(shop)
     }
@@ -210,11 +236,19 @@ impl<'a> Shop<'a> {
     fn start(&mut self, apps: &[(&'static str, App)]) -> Result<()> {
         let Cluster { api, node, istiod, .. } = self.cluster;
         let pods = apps.iter().map(|(name, app)| Ok((*name, app.start(api, node, &istiod.address)?)));
-        for (name, pod) in pods.collect::<Result<Vec<_>>>()? {
-            wait_ready(&pod)?;
-            let namespace = pod.namespace()?;
-            self.pods.push((name, pod, namespace));
-        }
+        pods.collect::<Result<Vec<_>>>()?.into_iter().try_for_each(|(name, pod)| self.add(name, pod))
+    }
+
+    /// One with no pods yet.
+    pub const fn empty(cluster: &'a Cluster<'a>) -> Self {
+        Self { cluster, pods: Vec::new() }
+    }
+
+    /// Adds a pod as soon as it is ready.
+    pub fn add(&mut self, name: &'static str, pod: Pod<'a>) -> Result<()> {
+        wait_ready(&pod)?;
+        let namespace = pod.namespace()?;
+        self.pods.push((name, pod, namespace));
         Ok(())
     }
 
@@ -224,7 +258,7 @@ impl<'a> Shop<'a> {
     }
 
     /// The one that redirects the pod or looks whether it is: its image is the one that istiod's value says.
-    fn first_init(&self) -> Result<String> {
+    pub fn first_init(&self) -> Result<String> {
         let Cluster { redirection, release, .. } = self.cluster;
         let wanted = redirection.first_image(release);
         for (name, pod, _) in &self.pods {
@@ -361,15 +395,25 @@ impl<'a> Shop<'a> {
         Ok(verdict.join(" and "))
     }
 
-    /// The static listener's port is in no exclusion: who calls it comes to the inbound port instead.
-    fn secure_metrics(&self) -> Result<String> {
-        let (pod, inside) = self.pod("metrics")?;
+    /// A scrape with the client's certificate. The static listener's port is in no exclusion: who calls it comes to the inbound port instead.
+    fn secure_metrics(&self, of: &str) -> Result<String> {
+        let (pod, inside) = self.pod(of)?;
         let target = SocketAddr::new(pod.address(false)?, SECURE_METRICS);
-        let call = format!("https://{target}/stats/prometheus");
-        let call = process::command("curl", ["--silent", "--insecure", "--max-time", "20", &call]);
-        self.cluster.node.namespace().run(&call)?;
+        let folder = tempfile::tempdir()?;
+        for file in ["cert-chain.pem", "key.pem"] {
+            let kept =
+                self.pod("client")?.0.exec("istio-proxy", &["cat", &format!("{CERTIFICATE}/{file}")])?;
+            fs::write(folder.path().join(file), kept.stdout)?;
+        }
+        let mut scrape = process::command("curl", ["--silent", "--insecure", "--max-time", "20"]);
+        scrape.arg("--cert").arg(folder.path().join("cert-chain.pem"));
+        scrape.arg("--key").arg(folder.path().join("key.pem"));
+        let answer =
+            self.cluster.node.namespace().run(scrape.arg(format!("https://{target}/stats/prometheus")))?;
         let captured = passes_through(inside, "InboundPassthroughCluster", target)?;
-        Ok(if captured { "captured" } else { "not captured" }.to_owned())
+        let scraped = answer.stdout.contains("envoy_");
+        let not = |is: bool| if is { "" } else { "not " };
+        Ok(format!("{}captured, {}scraped", not(captured), not(scraped)))
     }
 }
 
@@ -386,7 +430,8 @@ fn passes_through(pod: &Namespace, cluster: &str, target: SocketAddr) -> Result<
 /// The status, and whose certificate is in the header that the server's proxy adds.
 fn answer_of(answer: &process::Output) -> Result<String> {
     let mut verdict = status_of(answer);
-    let seen = answer.stdout.split_once(&format!("URI=spiffe://cluster.local/ns/{APPS}/sa/"));
+    let seen = answer.stdout.split_once("URI=spiffe://cluster.local/ns/");
+    let seen = seen.and_then(|(_, identity)| identity.split_once("/sa/"));
     let seen = seen.and_then(|(_, name)| name.split(|of: char| !of.is_alphanumeric()).next());
     match seen {
         Some(name) => write!(verdict, ", {name}'s certificate")?,

@@ -1,14 +1,16 @@
 //! istiod as a process of this machine beside the tests' API server, with what its chart installs.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use anyhow::{Context, Result};
 use e2e::kube::ApiServer;
 use e2e::node::Node;
 use e2e::port::free_port;
 use e2e::process::{self, Background, until};
+use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -16,6 +18,8 @@ use super::release::{HUB, Release};
 use crate::agent_support::{NAMESPACE, POD};
 use crate::chart_support::{find, helm, objects};
 
+/// A tag of its revision, by which a namespace can ask for injection.
+pub const TAG: &str = "prod";
 /// The port of the control plane for proxies, in their configuration.
 const XDS: u16 = 15012;
 /// Objects of the chart that only matter where istiod is a pod.
@@ -30,9 +34,8 @@ const FOR_STOCK_ENVOY: [(&str, &str); 3] = [
 /// A control plane that runs.
 #[derive(Debug)]
 pub struct Istiod {
-    process: Option<Background>,
+    process: Mutex<Option<Background>>,
     folder: TempDir,
-    program: PathBuf,
     kubeconfig: PathBuf,
     ports: Ports,
     /// The address of its service.
@@ -58,45 +61,64 @@ impl Istiod {
     ) -> Result<(Self, impl Drop + use<>)> {
         let ports = Ports { http: free_port()?, webhook: free_port()?, xds: free_port()? };
         let folder = tempfile::tempdir()?;
-        let objects = rendered(release, values)?;
-        let crds = release.chart("base/files/crd-all.gen.yaml");
-        api.kubectl(&["apply", "--server-side", "-f", &crds.to_string_lossy()])?;
-        api.kubectl(&["wait", "--for=condition=established", "crd", "--all", "--timeout=5m"])?;
-        install(api, objects.clone(), ports.webhook)?;
-        write_configuration(folder.path(), &objects)?;
+        install_charts(release, api, values, ports.webhook, folder.path())?;
         let service = api.get("service", NAMESPACE, "istiod")?;
         let address =
             service["spec"]["clusterIP"].as_str().context("istiod's service has no address")?.to_owned();
         node.namespace().add_address("lo", &format!("{address}/32"))?;
         let reached = node.reach_at(XDS, ports.xds)?;
-        let (program, kubeconfig) = (release.program("pilot-discovery"), api.admin_kubeconfig());
-        let mut istiod = Self { process: None, folder, program, kubeconfig, ports, address };
-        istiod.start_process()?;
+        let kubeconfig = api.admin_kubeconfig();
+        let istiod = Self { process: Mutex::new(None), folder, kubeconfig, ports, address };
+        istiod.start_process(release)?;
         istiod.wait_injecting(api)?;
         Ok((istiod, reached))
     }
 
+    /// Ends it as a crash would, without a word to the proxies.
+    pub fn kill(&self) -> Result<()> {
+        let process = self.process().take().context("istiod does not run")?;
+        process.signal(Signal::SIGKILL)?;
+        process.wait(POD).map(drop)
+    }
+
+    /// Starts it again after [`Istiod::kill`], and waits until it injects.
+    pub fn start_again(&self, release: &Release, api: &ApiServer) -> Result<()> {
+        self.start_process(release)?;
+        self.wait_injecting(api)
+    }
+
+    /// Installs another release's chart over this one's, and runs that release's program instead.
+    pub fn upgrade(&self, release: &Release, api: &ApiServer, values: &Value) -> Result<()> {
+        install_charts(release, api, values, self.ports.webhook, self.folder.path())?;
+        self.kill()?;
+        self.start_again(release, api)
+    }
+
     /// Starts the process and waits until it says that it is ready.
-    fn start_process(&mut self) -> Result<()> {
+    fn start_process(&self, release: &Release) -> Result<()> {
         let log = self.folder.path().join("istiod.log");
-        let process = Background::start("istiod", &self.command(), &log)?.killed_on_drop();
+        let process = Background::start("istiod", &self.command(release), &log)?.killed_on_drop();
         let url = format!("http://127.0.0.1:{}/ready", self.ports.http);
         let mut ready = process::command("curl", ["--silent", "--fail", "--max-time", "30", &url]);
         until("istiod to be ready", POD, &[&process], || {
             Ok(process::run(&mut ready, process::SHORT)?.status.success().then_some(()))
         })?;
-        self.process = Some(process);
+        *self.process() = Some(process);
         Ok(())
+    }
+
+    fn process(&self) -> MutexGuard<'_, Option<Background>> {
+        self.process.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The end of its log.
     pub fn tail(&self) -> String {
-        self.process.as_ref().map(Background::tail).unwrap_or_default()
+        self.process().as_ref().map(Background::tail).unwrap_or_default()
     }
 
-    fn command(&self) -> Command {
+    fn command(&self, release: &Release) -> Command {
         let Ports { http, webhook, xds } = self.ports;
-        let mut command = process::command(&self.program, ["discovery"]);
+        let mut command = process::command(release.program("pilot-discovery"), ["discovery"]);
         command.arg("--kubeconfig").arg(&self.kubeconfig);
         command.arg("--meshConfig").arg(self.folder.path().join("mesh"));
         command.arg("--injectionDirectory").arg(self.folder.path().join("inject"));
@@ -123,15 +145,36 @@ impl Istiod {
         command
     }
 
-    /// Waits until the webhook has its authority and the namespace in which pods start has the mesh's.
+    /// Waits until the webhooks have their authority and the namespace in which pods start has the mesh's.
     fn wait_injecting(&self, api: &ApiServer) -> Result<()> {
-        let processes: Vec<&Background> = self.process.iter().collect();
-        until("istiod to serve its webhook", POD, &processes, || {
-            let webhook = api.get("mutatingwebhookconfiguration", "", "istio-sidecar-injector")?;
-            let webhooks = webhook["webhooks"].as_array().cloned().unwrap_or_default();
-            Ok(webhooks.iter().all(|webhook| webhook["clientConfig"]["caBundle"].is_string()).then_some(()))
-        })
+        let process = self.process();
+        let processes: Vec<&Background> = process.iter().collect();
+        for configuration in ["istio-sidecar-injector", &format!("istio-revision-tag-{TAG}")] {
+            until(&format!("istiod to serve {configuration}"), POD, &processes, || {
+                let webhook = api.get("mutatingwebhookconfiguration", "", configuration)?;
+                let webhooks = webhook["webhooks"].as_array().cloned().unwrap_or_default();
+                let has_authority = |webhook: &Value| webhook["clientConfig"]["caBundle"].is_string();
+                Ok(webhooks.iter().all(has_authority).then_some(()))
+            })?;
+        }
+        Ok(())
     }
+}
+
+/// Installs what istiod needs in the cluster, and writes what would be mounted into its pod.
+fn install_charts(
+    release: &Release,
+    api: &ApiServer,
+    values: &Value,
+    webhook: u16,
+    folder: &Path,
+) -> Result<()> {
+    let objects = rendered(release, values)?;
+    let crds = release.chart("base/files/crd-all.gen.yaml");
+    api.kubectl(&["apply", "--server-side", "-f", &crds.to_string_lossy()])?;
+    api.kubectl(&["wait", "--for=condition=established", "crd", "--all", "--timeout=5m"])?;
+    install(api, objects.clone(), webhook)?;
+    write_configuration(folder, &objects)
 }
 
 /// The chart's objects with the values that the tests need, and these.
@@ -144,6 +187,7 @@ fn rendered(release: &Release, values: &Value) -> Result<Vec<Value>> {
         },
         "pilot": {"cni": {"enabled": true}},
         "cni": {"enabled": true},
+        "revisionTags": [TAG],
         // The metrics of Istio's own filter, which a stock Envoy lacks.
         "telemetry": {"enabled": false},
         "meshConfig": {"accessLogFile": "/dev/stdout", "defaultConfig": {"concurrency": 1}},
@@ -174,8 +218,8 @@ fn install(api: &ApiServer, mut objects: Vec<Value>, port: u16) -> Result<()> {
 }
 
 /// What would be mounted into istiod's pod.
-fn write_configuration(folder: &std::path::Path, objects: &[Value]) -> Result<()> {
-    fs::create_dir(folder.join("inject"))?;
+fn write_configuration(folder: &Path, objects: &[Value]) -> Result<()> {
+    fs::create_dir_all(folder.join("inject"))?;
     for (map, key, file) in [
         ("istio", "mesh", "mesh"),
         ("istio-sidecar-injector", "config", "inject/config"),

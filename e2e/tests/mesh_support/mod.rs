@@ -6,6 +6,7 @@ pub mod istiod;
 pub mod load;
 pub mod pods;
 pub mod release;
+pub mod restart;
 pub mod table;
 
 use std::fs;
@@ -20,13 +21,18 @@ use crate::agent_support::{
     IMAGE, NAMESPACE, entries, import_image, import_packed, static_programs, wait_loaded, wait_rolled_out,
 };
 use crate::chart_support::{chart, helm};
+use istiod::TAG;
 use release::Release;
 
 /// The namespace of meshed pods.
 pub const APPS: &str = "apps";
+/// The same, by a revision tag.
+pub const TAGGED: &str = "tagged";
 /// Our images in the places of Istio's, by a value of istiod's chart.
 pub const INIT: &str = "localhost/proxy-init:test";
 const VALIDATOR: &str = "localhost/validator:test";
+/// The same by a name alone.
+const INIT_NAME: &str = "proxy-init";
 
 /// What redirects pods, and what looks whether they are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,6 +45,8 @@ pub enum Redirection {
     OurInit,
     /// `pilot-agent` as the init container.
     IstiosInit,
+    /// An image of which istiod's value has the name alone: ours since 1.31, and before as if there were no value.
+    InitByName,
 }
 
 impl Redirection {
@@ -51,6 +59,7 @@ impl Redirection {
             Self::IstiosPlugin => "Istio's plugin",
             Self::OurInit => "istio-iptables",
             Self::IstiosInit => "Istio's istio-init",
+            Self::InitByName => "an image by its name",
         }
     }
 
@@ -59,7 +68,7 @@ impl Redirection {
         match self {
             Self::OurPlugin => Some((chart(), IMAGE.to_owned())),
             Self::IstiosPlugin => Some((release.chart("istio-cni"), release.agent_image())),
-            Self::OurInit | Self::IstiosInit => None,
+            Self::OurInit | Self::IstiosInit | Self::InitByName => None,
         }
     }
 
@@ -68,6 +77,7 @@ impl Redirection {
         let image = match self {
             Self::OurPlugin => json!(VALIDATOR),
             Self::OurInit => json!(INIT),
+            Self::InitByName => json!(INIT_NAME),
             Self::IstiosPlugin | Self::IstiosInit => Value::Null,
         };
         let by_plugin = matches!(self, Self::OurPlugin | Self::IstiosPlugin);
@@ -83,7 +93,8 @@ impl Redirection {
         match self {
             Self::OurPlugin => VALIDATOR.to_owned(),
             Self::OurInit => INIT.to_owned(),
-            Self::IstiosPlugin | Self::IstiosInit => release.proxy_image(),
+            Self::InitByName if release.is_1_31_or_newer() => release.image(INIT_NAME),
+            Self::IstiosPlugin | Self::IstiosInit | Self::InitByName => release.proxy_image(),
         }
     }
 }
@@ -98,6 +109,7 @@ pub fn import_images(node: &Node<'_>, release: &Release) -> Result<()> {
     import_image(node)?;
     let programs = static_programs(&["istio-iptables", "istio-validation"])?;
     import_packed(node, "proxy-init", INIT, &programs)?;
+    import_packed(node, "proxy-init", &release.image(INIT_NAME), &programs)?;
     import_packed(node, "validator", VALIDATOR, &programs)
 }
 
@@ -141,10 +153,14 @@ pub fn helm_agent(
     Ok(())
 }
 
-/// A namespace whose pods are injected.
+/// Namespaces whose pods are injected.
 pub fn create_apps(api: &ApiServer) -> Result<()> {
-    api.create_namespace(APPS)?;
-    api.kubectl(&["label", "namespace", APPS, "istio-injection=enabled"])?;
+    for (namespace, label) in
+        [(APPS, "istio-injection=enabled".to_owned()), (TAGGED, format!("istio.io/rev={TAG}"))]
+    {
+        api.create_namespace(namespace)?;
+        api.kubectl(&["label", "namespace", namespace, &label])?;
+    }
     Ok(())
 }
 

@@ -22,8 +22,10 @@ const MIRROR: &str = r#"body=; while read -r line; do line=${line%?}; [ -n "$lin
 #[derive(Clone, Debug)]
 pub struct App {
     name: String,
+    namespace: &'static str,
+    /// Whose it is: label `app`, and its service account.
+    service: String,
     annotations: Value,
-    labels: Value,
     script: String,
     probe: Option<Value>,
     ports: Vec<u16>,
@@ -34,14 +36,29 @@ impl App {
     pub fn new(name: &str) -> Self {
         Self {
             name: name.to_owned(),
+            namespace: APPS,
+            service: name.to_owned(),
             annotations: json!({}),
-            labels: json!({"app": name}),
             script: format!("exec nc -ll -p {HTTP} -e /bin/sh -c \"$MIRROR\""),
             probe: Some(
                 json!({"httpGet": {"path": "/readyz", "port": HTTP}, "periodSeconds": 1, "timeoutSeconds": 5}),
             ),
             ports: vec![HTTP],
         }
+    }
+
+    /// A pod of another one's service, under a name of its own.
+    #[must_use]
+    pub fn named(mut self, name: &str) -> Self {
+        name.clone_into(&mut self.name);
+        self
+    }
+
+    /// In another namespace than [`APPS`].
+    #[must_use]
+    pub const fn within(mut self, namespace: &'static str) -> Self {
+        self.namespace = namespace;
+        self
     }
 
     /// With an annotation.
@@ -78,10 +95,14 @@ impl App {
         }
         json!({
             "apiVersion": "v1", "kind": "Pod",
-            "metadata": {"name": self.name, "namespace": APPS, "annotations": self.annotations, "labels": self.labels},
+            "metadata": {
+                "name": self.name, "namespace": self.namespace, "annotations": self.annotations,
+                "labels": {"app": self.service},
+            },
             "spec": {
-                "serviceAccountName": self.name, "automountServiceAccountToken": false, "enableServiceLinks": false,
-                "terminationGracePeriodSeconds": 1,
+                "serviceAccountName": self.service, "automountServiceAccountToken": false, "enableServiceLinks": false,
+                // The application does not heed SIGTERM, and answers until the others have heard that it goes.
+                "terminationGracePeriodSeconds": 10,
                 "hostAliases": [{"ip": istiod, "hostnames": ["istiod.istio-system.svc"]}],
                 "containers": [app],
             },
@@ -90,8 +111,24 @@ impl App {
 
     /// Creates it: the injector sees it, and the plugin. Returns at once.
     pub fn start<'n>(&self, api: &ApiServer, node: &'n Node<'n>, istiod: &str) -> Result<Pod<'n>> {
-        api.create_service_account(APPS, &self.name)?;
+        self.create_service_account(api)?;
         node.start_pod(&self.pod(istiod))
+    }
+
+    /// The same, on the node that the scheduler picks: none, as long as the only one is tainted.
+    pub fn schedule<'n>(&self, api: &ApiServer, node: &'n Node<'n>, istiod: &str) -> Result<Pod<'n>> {
+        self.create_service_account(api)?;
+        api.create(&self.pod(istiod))?;
+        Ok(node.pod(self.namespace, &self.name))
+    }
+
+    fn create_service_account(&self, api: &ApiServer) -> Result<()> {
+        // A pod of the same service can have made it.
+        let there = api.list("serviceaccounts", self.namespace)?;
+        if there.iter().any(|account| account["metadata"]["name"] == *self.service) {
+            return Ok(());
+        }
+        api.create_service_account(self.namespace, &self.service)
     }
 }
 

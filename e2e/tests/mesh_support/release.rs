@@ -21,7 +21,17 @@ pub struct Release {
 impl Release {
     /// The release in the folder that ISTIO names.
     pub fn named() -> Result<Self> {
-        let folder = std::env::var_os("ISTIO").context("ISTIO names no folder: run make mesh")?;
+        Self::of_variable("ISTIO")
+    }
+
+    /// The release in the folder that ISTIO_NEXT names: what the other is upgraded to.
+    pub fn next() -> Result<Self> {
+        Self::of_variable("ISTIO_NEXT")
+    }
+
+    fn of_variable(variable: &str) -> Result<Self> {
+        let folder = std::env::var_os(variable)
+            .with_context(|| format!("{variable} names no folder: run make mesh"))?;
         // Relative to the workspace, where make runs, and not to this package, where cargo runs tests.
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(folder);
         for part in [
@@ -34,7 +44,7 @@ impl Release {
             "manifests/charts/base/files/crd-all.gen.yaml",
             "envoy_bootstrap.json",
         ] {
-            ensure!(folder.join(part).exists(), "ISTIO={} has no {part}", folder.display());
+            ensure!(folder.join(part).exists(), "{variable}={} has no {part}", folder.display());
         }
         let folder = folder.canonicalize()?;
         let mut version = process::command(folder.join("bin/pilot-discovery"), ["version", "--short"]);
@@ -46,6 +56,12 @@ impl Release {
     /// Its version, such as `1.30.3`.
     pub fn version(&self) -> &str {
         &self.version
+    }
+
+    /// Whether it is 1.31 or newer.
+    pub fn is_1_31_or_newer(&self) -> bool {
+        let minor = self.version.split('.').nth(1).and_then(|minor| minor.parse::<u32>().ok());
+        minor.is_some_and(|minor| minor >= 31)
     }
 
     /// One of its programs.
@@ -80,7 +96,12 @@ impl Release {
 
     /// The name of that image.
     pub fn proxy_image(&self) -> String {
-        format!("{HUB}/proxyv2:{}", self.version)
+        self.image("proxyv2")
+    }
+
+    /// The whole name of an image that goes by its name alone.
+    pub fn image(&self, name: &str) -> String {
+        format!("{HUB}/{name}:{}", self.version)
     }
 
     /// The image of Istio's own agent.
@@ -96,7 +117,7 @@ impl Release {
 
     /// The name of that image.
     pub fn agent_image(&self) -> String {
-        format!("{HUB}/install-cni:{}", self.version)
+        self.image("install-cni")
     }
 }
 
