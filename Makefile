@@ -194,15 +194,15 @@ mesh:
 	set -- $(ISTIO); [ $$# -gt 1 ] || echo 'mesh: one release: no sidecar is upgraded to the next'; while [ $$# -gt 1 ]; do \
 		ISTIO="$$1" ISTIO_NEXT="$$2" cargo test --locked -p e2e --test mesh -- --ignored --nocapture --test-threads=1 sidecars_are_upgraded || exit 1; shift; done
 
-# The agent in ambient mode with a stock ztunnel: encrypted connections between pods, probes, DNS, ztunnel killed and replaced, the agent killed, pods that come and go (20, or
-# GUESTS), under both kinds of rules; prints figures. No registry has ztunnel: ZTUNNEL_SOURCE names a checkout of it. With ISTIO="FOLDER..." as for `make mesh`
+# The agent in ambient mode with a stock ztunnel: encrypted connections between pods, probes, DNS, ztunnel killed and replaced, the agent killed, pods that come
+# and go (20, or GUESTS), under both kinds of rules; prints figures. No registry has ztunnel: ZTUNNEL names the program. With ISTIO="FOLDER..." as for `make mesh`
 # each release's own agent is replaced by ours and back, under load.
 ztunnel:
-	@[ -n "$(ZTUNNEL_SOURCE)" ] || { echo 'make ztunnel needs ZTUNNEL_SOURCE=FOLDER, a checkout of github.com/istio/ztunnel; takes four minutes to compile it the first time, and six to run' >&2; exit 2; }
+	@[ -x "$(ZTUNNEL)" ] || { echo 'make ztunnel needs ZTUNNEL=PROGRAM, a ztunnel with its test certificate authority (feature testing); takes six minutes to run' >&2; exit 2; }
 	scripts/setup-apt.sh
 	scripts/setup-kube.sh
 	cargo build --locked --workspace --bins
-	program="$$(scripts/ztunnel.sh "$(ZTUNNEL_SOURCE)" | tail -n 1)" && [ -x "$$program" ] && export ZTUNNEL="$$program" && \
+	export ZTUNNEL="$(realpath $(ZTUNNEL))" && \
 	test="cargo test --locked -p install-cni --test enrolment -- --ignored --nocapture --test-threads=1" && \
 	$$test stock_ztunnel --skip istios_agent && \
 	for release in $(ISTIO); do ISTIO="$$release" $$test istios_agent || exit 1; done

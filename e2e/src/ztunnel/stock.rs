@@ -1,6 +1,6 @@
 //! A stock ztunnel in a network namespace of its own, without a control plane: workloads come from a file, certificates from its own test authority.
 //!
-//! `make ztunnel` compiles it.
+//! `make ztunnel` names the program.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -52,10 +52,10 @@ impl Stock {
     /// Starts it with these workloads, in its own format, for the agent at this socket. Its log goes to the end of a file.
     ///
     /// # Errors
-    /// It was not compiled.
+    /// No program is named, or it does not start.
     pub fn start(workloads: &Path, socket: &Path, log: &Path) -> Result<Self> {
-        let program =
-            std::env::var_os(PROGRAM).with_context(|| format!("{PROGRAM} is not set: run make ztunnel"))?;
+        let program = std::env::var_os(PROGRAM)
+            .with_context(|| format!("{PROGRAM} is not set: run make ztunnel with the program"))?;
         let home = Namespace::empty(Families::Dual)?;
         // Nothing answers there: what a pod learns, ztunnel knows itself.
         home.set_nameservers(&["192.0.2.53"])?;
