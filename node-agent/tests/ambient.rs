@@ -203,7 +203,8 @@ fn pods_are_enrolled_healed_and_leave_without_a_trace() {
     assert!(node.probes().is_empty() && node.annotation(UIDS[0]).is_none());
 
     let ztunnel = Obedient::start(node.socket());
-    assert_eq!(node.settle(&mut agent).words(), "2 of 2 ambient pods enrolled, verified");
+    let settled = node.settle(&mut agent);
+    assert_eq!((settled.enrolled, settled.wanted), (2, 2));
     let served = [(UIDS[0].to_owned(), inode(&first)), (UIDS[1].to_owned(), inode(&second))];
     assert_eq!(ztunnel.served(), BTreeMap::from(served));
     assert_eq!(node.probes(), ips(&["10.1.0.2", "fd00::2", "10.1.0.3"]));
@@ -219,7 +220,8 @@ fn pods_are_enrolled_healed_and_leave_without_a_trace() {
     // One is not to be in ambient mode any more, and the other ends.
     node.pods[0]["metadata"]["labels"] = json!({});
     node.pods.remove(1);
-    assert_eq!(node.settle(&mut agent).words(), "0 of 0 ambient pods enrolled, verified");
+    let settled = node.settle(&mut agent);
+    assert_eq!((settled.enrolled, settled.wanted), (0, 0));
     assert_eq!((lines_of_the_mesh(&first).as_str(), node.annotation(UIDS[0])), ("0", None));
     assert!(node.probes().is_empty());
     until("ztunnel to drop both", SHORT, &[], || Ok(ztunnel.served().is_empty().then_some(())))

@@ -7,7 +7,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::time::Duration;
 
-use cni_core::enrolment_report::headline;
 use zds::{NetnsInode, PodState};
 
 use super::decision::{Observed, Redirection, Service, Step, enrol, leave, stay};
@@ -76,14 +75,6 @@ pub struct Enrolled {
     pub enrolled: usize,
     /// By UID: why each other one is not, why an annotation is not written, and why a pod that is to leave has not.
     pub pending: BTreeMap<String, String>,
-}
-
-impl Enrolled {
-    /// In words.
-    #[must_use]
-    pub fn words(&self) -> String {
-        headline(self.enrolled, self.wanted)
-    }
 }
 
 /// Enrolment, with what it remembers of each pod, by UID.

@@ -286,10 +286,8 @@ proptest! {
 fn a_ztunnel_that_is_replaced_withdraws_no_annotation_and_one_that_stays_away_does() {
     let (mut world, mut enrolment, mut now) = (World::default(), Enrolment::default(), Duration::ZERO);
     world.happen(&Event::Start(1, true));
-    assert_eq!(
-        settle(&mut world, &mut enrolment, &mut now).words(),
-        "1 of 1 ambient pods enrolled, verified"
-    );
+    let seen = settle(&mut world, &mut enrolment, &mut now);
+    assert_eq!((seen.enrolled, seen.wanted), (1, 1));
     world.set_ztunnel(false);
     let seen = enrolment.reconcile(now, &world.listed(), &mut world);
     assert!(seen.enrolled == 0 && seen.pending["u1"].contains("no ztunnel is connected"), "{seen:?}");
@@ -309,7 +307,7 @@ fn what_fails_is_tried_again_later_and_says_why() {
     world.happen(&Event::Break([true, false, false, false]));
     let seen = enrolment.reconcile(Duration::ZERO, &world.listed(), &mut world);
     assert_eq!(seen.pending["u1"], "0 is broken");
-    assert_eq!(seen.words(), "0 of 1 ambient pods enrolled, verified");
+    assert_eq!((seen.enrolled, seen.wanted), (0, 1));
     assert_eq!(world.pods["u1"].annotation, Some(Redirection::Pending));
     let mut pauses = Vec::new();
     let mut now = Duration::ZERO;
