@@ -116,6 +116,7 @@ fn without_effect(raw: &Raw<'_>) -> Vec<Notice> {
         given("DRIFT_WATCH_INTERVAL").is_some_and(|(_, _, interval)| !matches!(interval, "0" | "0s"));
     let by_template = (has_template, "the template in CNI_NETWORK_CONFIG replaces it");
     let in_place = raw.is_on("REPAIR_ENABLED") && raw.is_on("REPAIR_REPAIR_PODS");
+    let is_ambient = raw.is_on("AMBIENT_ENABLED");
     let is_healed = is_watched && raw.is_on("DRIFT_HEAL");
     let is_probed = raw.is_on("TAINT_PROBE") && (raw.is_on("NODE_TAINT") || raw.is_on("NODE_CONDITION"));
     let by_no_plan = (
@@ -151,15 +152,15 @@ fn without_effect(raw: &Raw<'_>) -> Vec<Notice> {
         (
             "MOUNTED_CNI_NETNS_DIR",
             (
-                !is_watched && !in_place,
-                "only the drift watch and repairs in place use it, and neither DRIFT_WATCH_INTERVAL nor REPAIR_REPAIR_PODS is set",
+                !is_watched && !in_place && !is_ambient,
+                "only the drift watch, repairs in place and ambient mode use it, and none of them is on",
             ),
         ),
         (
             "MOUNTED_PROC_DIR",
             (
-                !in_place && !is_healed,
-                "only repairs in place and healing use it, and neither REPAIR_REPAIR_PODS nor DRIFT_HEAL is set",
+                !in_place && !is_healed && !is_ambient,
+                "only repairs in place, healing and ambient mode use it, and none of them is on",
             ),
         ),
         ("DRIFT_HEAL", (!is_watched, "healing needs the drift watch, and DRIFT_WATCH_INTERVAL is not set")),

@@ -566,8 +566,10 @@ fn an_action_that_another_one_wins_over_is_said_to_have_no_effect() {
     assert!(texts.iter().all(|text| text.ends_with("REPAIR_REPAIR_PODS wins")), "{texts:?}");
     let alone = notices(&[], &[("MOUNTED_PROC_DIR", "/p"), ("MOUNTED_CNI_NETNS_DIR", "/n")]);
     assert_eq!(alone.len(), 2, "{alone:?}");
-    let used = [("MOUNTED_PROC_DIR", "/p"), ("MOUNTED_CNI_NETNS_DIR", "/n"), ("REPAIR_REPAIR_PODS", "true")];
-    assert_eq!(notices(&[], &used), [""; 0]);
+    for user in ["REPAIR_REPAIR_PODS", "AMBIENT_ENABLED"] {
+        let used = [("MOUNTED_PROC_DIR", "/p"), ("MOUNTED_CNI_NETNS_DIR", "/n"), (user, "true")];
+        assert_eq!(notices(&[], &used), [""; 0], "{user}");
+    }
 }
 
 #[test]
