@@ -1,6 +1,6 @@
 //! The programs with exactly the capabilities that docs/reference/privileges.md says they need, and with one fewer: then they name it, and change nothing.
 //!
-//! The agent's part is in `node-agent/tests/privileges.rs`.
+//! The agent's part is in `node-agent/tests/privileges.rs`, and that of ambient mode in `enrolment.rs` beside it.
 
 mod common;
 mod plugin_support;
@@ -38,7 +38,11 @@ fn ensure_names(output: &Output, missing: &str) -> Result<()> {
 /// A row that is added is red until a test asks for what it needs.
 #[test]
 fn every_row_of_the_page_is_asked_for_by_a_test() -> Result<()> {
-    let tests = [include_str!("least_privilege.rs"), include_str!("../../node-agent/tests/privileges.rs")];
+    let tests = [
+        include_str!("least_privilege.rs"),
+        include_str!("../../node-agent/tests/privileges.rs"),
+        include_str!("../../node-agent/tests/enrolment.rs"),
+    ];
     for row in rows()? {
         let asks = format!("needs(\"{}\", \"{}\")", row.program, row.does);
         ensure!(tests.iter().any(|test| test.contains(&asks)), "no test has {asks}");

@@ -8,6 +8,7 @@ mod stock_ztunnel;
 use std::collections::BTreeMap;
 use std::fs;
 use std::net::IpAddr;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::Mutex;
@@ -16,6 +17,8 @@ use std::time::{Duration, Instant};
 
 use e2e::kube::{ApiServer, Sending};
 use e2e::netns::Namespace;
+use e2e::privileges::{needs, one_fewer, only};
+use e2e::process::Background;
 use e2e::ztunnel::Obedient;
 use netns_apply::netns::Netns;
 use netns_apply::probes;
@@ -53,6 +56,13 @@ fn pod(name: &str) -> Value {
     json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "namespace": "shop"},
             "spec": {"nodeName": "node-1", "automountServiceAccountToken": false, "serviceAccountName": "default",
                 "containers": [{"name": "app", "image": "app"}]}})
+}
+
+/// The request by which the kubelet says that a pod's containers run.
+fn status(name: &str, addresses: &[&str]) -> Sending {
+    let ips: Vec<Value> = addresses.iter().map(|ip| json!({"ip": ip})).collect();
+    let status = json!({"status": {"phase": "Running", "podIP": addresses[0], "podIPs": ips}});
+    Sending::merge(&format!("/api/v1/namespaces/shop/pods/{name}/status"), &status)
 }
 
 /// A node of a cluster, and its container runtime.
@@ -138,9 +148,25 @@ impl World {
     /// The request by which the kubelet says that.
     fn run_later(&self, name: &str, uid: &str, namespace: &Namespace, addresses: &[&str]) -> Sending {
         self.proc.add_of(self.processes.fetch_add(1, Ordering::Relaxed), uid, &namespace.path());
-        let ips: Vec<Value> = addresses.iter().map(|ip| json!({"ip": ip})).collect();
-        let status = json!({"status": {"phase": "Running", "podIP": addresses[0], "podIPs": ips}});
-        Sending::merge(&format!("/api/v1/namespaces/shop/pods/{name}/status"), &status)
+        status(name, addresses)
+    }
+
+    /// A pod that runs, of which the agent finds a real process, with a user of its own.
+    fn running_as_another_user(&self, name: &str, addresses: &[&str]) -> (Namespace, Background) {
+        let uid = self.create(name);
+        let namespace = self.sandbox(name, addresses);
+        let mut command = Command::new("setpriv");
+        command.args(["--reuid=1337", "--regid=1337", "--clear-groups", "sleep", "infinity"]);
+        let log = self.node.path("process.log");
+        let process = Background::start("sleep", &namespace.command(&command), &log).expect("starts");
+        let process = process.killed_on_drop();
+        let folder = format!("/proc/{}", process.id());
+        self.wait("the process to have another user", || {
+            fs::metadata(&folder).is_ok_and(|folder| folder.uid() == 1337)
+        });
+        self.proc.add_of(process.id(), &uid, format!("{folder}/ns/net").as_ref());
+        self.api.send_all(&[status(name, addresses)]).expect("it runs");
+        (namespace, process)
     }
 
     /// A pod that runs.
@@ -344,6 +370,35 @@ fn a_pod_that_is_created_starts_only_behind_ztunnel() {
     world.run("web", &uid, &web, &["10.1.0.2"]);
     world.wait_enrolled(1.0);
     assert_eq!(ztunnel.served(), [(uid, inode(&web))].into());
+}
+
+/// As docs/reference/privileges.md has it. With one fewer the pod's reason names that, and nothing is changed.
+#[test]
+fn enrolment_needs_the_documented_capabilities() {
+    let needed = needs("install-cni", "enrols pods in ambient mode").expect("a row");
+    assert!(!needed.is_empty(), "the page lists nothing");
+    let world = World::new();
+    let (web, _process) = world.running_as_another_user("web", &["10.1.0.2"]);
+    let ztunnel = world.ztunnel();
+    let before = web.snapshot().expect("a snapshot");
+    let start = |capabilities: &[String]| {
+        let words = only(capabilities);
+        world.node.start_as(&words.iter().map(String::as_str).collect::<Vec<_>>())
+    };
+    for (some, missing) in one_fewer(&needed) {
+        let _agent = start(&some);
+        let name = missing.trim_start_matches("CAP_");
+        let says =
+            || get(world.node.health, "/readyz?verbose").is_some_and(|(_, words)| words.contains(name));
+        world.wait(&format!("the agent to name {missing}"), says);
+        let changes = web.snapshot().expect("a snapshot").changes_since(&before);
+        assert!(changes.is_empty(), "without {missing}: {changes:?}");
+        assert!(ztunnel.served().is_empty() && world.probes().is_empty(), "without {missing}");
+        assert_ne!(world.annotation("web").as_deref(), Some("enabled"), "without {missing}");
+    }
+    let _agent = start(&needed);
+    world.wait_enrolled(1.0);
+    assert!(has_rules(&web));
 }
 
 #[test]

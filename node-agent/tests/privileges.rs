@@ -212,6 +212,32 @@ fn healing_needs_the_documented_capabilities() {
 }
 
 #[test]
+fn rules_of_ambient_mode_are_programmed_by_hand_with_the_documented_capabilities() {
+    let needed = needs("install-cni ambient", "applies, removes rules").expect("a row");
+    assert!(!needed.is_empty());
+    let pod = Namespace::pod(e2e::netns::Families::Dual).expect("a namespace");
+    let program = node(&[]).command(&[]).get_program().to_owned();
+    let run = |action: &str, capabilities: &[String]| {
+        let mut command = Command::new(&program);
+        command.env_clear().args(["ambient", action, "--network-namespace"]).arg(pod.path());
+        let words = only(capabilities);
+        let words: Vec<&str> = words.iter().map(String::as_str).collect();
+        e2e::process::run(&mut prefixed(&words, &command), LIMIT).expect("runs")
+    };
+    for action in ["apply", "remove"] {
+        let before = pod.snapshot().expect("a snapshot");
+        for (some, missing) in one_fewer(&needed) {
+            let output = run(action, &some);
+            assert!(output.code() == Some(1) && output.stderr.contains(&missing), "{missing}: {output:?}");
+            let changes = pod.snapshot().expect("a snapshot").changes_since(&before);
+            assert!(changes.is_empty(), "without {missing}: {changes:?}");
+        }
+        run(action, &needed).ok().expect("done");
+        assert!(!pod.snapshot().expect("a snapshot").changes_since(&before).is_empty(), "{action}");
+    }
+}
+
+#[test]
 fn the_clusters_taint_controller_runs_unprivileged() {
     let needed = needs("install-cni taint-controller", "taints nodes").expect("a row");
     assert!(needed.is_empty());

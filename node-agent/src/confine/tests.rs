@@ -25,6 +25,10 @@ fn an_agent_writes_to_three_directories_and_no_others() {
     let written = with(&all, &[Access::Write, Access::WriteAndRun, Access::Device]);
     assert_eq!(written, ["/dev/null", "/host/etc/cni/net.d", "/host/opt/cni/bin", "/var/run/istio-cni"]);
     assert_eq!(with(&all, &[Access::WriteAndRun]), ["/host/opt/cni/bin"]);
+    let ambient = [("AMBIENT_ENABLED", "true"), ("ZTUNNEL_UDS_ADDRESS", "/srv/ztunnel/socket")];
+    let mut in_ambient_mode = with(&of(AgentCommand::Run, &ambient), &[Access::Write, Access::WriteAndRun]);
+    in_ambient_mode.retain(|path| !written.contains(path));
+    assert_eq!(in_ambient_mode, ["/srv/ztunnel"]);
     let run = ["/bin", "/lib", "/lib64", "/opt/cni/bin", "/sbin", "/srv/bin", "/usr"];
     assert_eq!(with(&all, &[Access::Run]), run);
 }
