@@ -50,7 +50,7 @@ cargo "${toolchain[@]}" fuzz build "${common[@]}"
 # What the text targets may write into an input; the others find their way without.
 words() {
     case $1 in
-        agent_http | log_socket) echo fuzz/words/http.dict ;;
+        agent_http | add_event | log_socket) echo fuzz/words/http.dict ;;
         netlink_answers | ztunnel) ;;
         *) echo fuzz/words/settings.dict ;;
     esac

@@ -211,6 +211,16 @@ impl Seeds {
         };
         self.add("ztunnel", "served", answered(&[ACK, ACK, ACK, ACK]));
         self.add("ztunnel", "refused", answered(&[NACK, ACK, NACK, ACK]));
+        let v4 =
+            json!({"Interface": 0, "Address": {"IP": "10.1.0.2", "Mask": "////AA=="}, "Gateway": "10.1.0.1"});
+        let v6 = json!({"Interface": null, "Address": {"IP": "fd00::2", "Mask": "//////////8AAAAAAAAAAA=="}, "Gateway": ""});
+        for (name, ips) in
+            [("two-families", json!([v4, v6])), ("one-address", json!([v4])), ("none", json!(null))]
+        {
+            let event =
+                json!({"Netns": "/run/netns/cni-1", "PodName": "web-0", "PodNamespace": "shop", "IPs": ips});
+            self.add("add_event", name, event.to_string());
+        }
         let cluster = "server: 'https://[fd00::1]:6443', insecure-skip-tls-verify: true";
         for (name, user) in [
             ("token", "token: s3cr3tt0k3n"),
@@ -394,6 +404,15 @@ const HTTP_WORDS: &[&str] = &[
     "/metrics",
     "/logging",
     "/log",
+    "\"Netns\":",
+    "\"PodName\":",
+    "\"PodNamespace\":",
+    "\"IPs\":[",
+    "\"Interface\":",
+    "\"Address\":{",
+    "\"IP\":",
+    "\"Mask\":",
+    "\"Gateway\":",
     " HTTP/1.1\r\n",
     " HTTP/1.0\r\n",
     "host: x\r\n",

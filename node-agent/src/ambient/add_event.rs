@@ -99,14 +99,7 @@ impl AddEvents {
         let body = tokio::time::timeout(serve::BODY_PATIENCE, body).await;
         let body = body.map_err(|_| bad("the body took too long".to_owned()))?;
         let body = body.map_err(|error| bad(format!("the body cannot be read: {error}")))?.to_bytes();
-        let event: AddEvent =
-            serde_json::from_slice(&body).map_err(|error| bad(format!("not an event: {error}")))?;
-        if !is_name(&event.pod_name) || !is_name(&event.pod_namespace) {
-            return Err(bad(format!(
-                "{:?} in {:?} is not the name of a pod",
-                event.pod_name, event.pod_namespace
-            )));
-        }
+        let event = read_event(&body).map_err(bad)?;
         let enrolled = self.enrol(&event, deadline).await;
         enrolled.map_err(|why| {
             log::warn!(target: SCOPE, pod = format!("{}/{}", event.pod_namespace, event.pod_name); "a pod that is being created is not enrolled, so it does not start: {why}");
@@ -159,6 +152,18 @@ fn wanted(pod: &Value, labels: &Map<String, Value>, rules: &AmbientRules) -> Res
         Ok(_) => Ok(read),
         Err(why) => Err(why.to_string()),
     }
+}
+
+/// The event in a body.
+///
+/// # Errors
+/// It is not one, or its names are not a pod's: why, on one line.
+pub fn read_event(body: &[u8]) -> Result<AddEvent, String> {
+    let event: AddEvent = serde_json::from_slice(body).map_err(|error| format!("not an event: {error}"))?;
+    if !is_name(&event.pod_name) || !is_name(&event.pod_namespace) {
+        return Err(format!("{:?} in {:?} is not the name of a pod", event.pod_name, event.pod_namespace));
+    }
+    Ok(event)
 }
 
 /// Where the agent finds a network namespace of which the container runtime has this path.
