@@ -111,8 +111,7 @@ fn netlink(plan: &RulePlan) {
 fn json(plan: &RulePlan, redirect: &Redirect) {
     let document = json::Plan::from(plan);
     for family in &document.families {
-        let family_of_rules = if family.family == json::Family::IPv4 { Family::V4 } else { Family::V6 };
-        let rules = plan.rules(family_of_rules);
+        let rules = plan.rules(family.family);
         for table in &family.tables {
             let named = Table::ALL.iter().find(|one| one.name() == table.table).expect("a table");
             for chain in &table.chains {

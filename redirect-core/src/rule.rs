@@ -223,6 +223,7 @@ impl OurChain {
 
 /// A transport protocol. Closed, as [`Match`] is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "lowercase"))]
 pub enum Protocol {
     /// TCP, protocol number 6.
     Tcp,
@@ -273,6 +274,7 @@ impl<T> Equality<T> {
 
 /// A state of connection tracking. Closed, as [`Match`] is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "camelCase"))]
 pub enum ConnState {
     /// Belongs to no connection.
     Invalid,
@@ -282,6 +284,7 @@ pub enum ConnState {
 
 /// Which way a packet of a connection goes. Closed: only two exist.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "camelCase"))]
 pub enum Direction {
     /// The way of the connection's first packet.
     Original,

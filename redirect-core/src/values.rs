@@ -15,10 +15,13 @@ use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
 /// An address family: which of `iptables` and `ip6tables` a rule belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum Family {
     /// IPv4.
+    #[cfg_attr(feature = "serde", serde(rename = "IPv4"))]
     V4,
     /// IPv6.
+    #[cfg_attr(feature = "serde", serde(rename = "IPv6"))]
     V6,
 }
 
@@ -215,6 +218,7 @@ fn decimal_or_hex(text: &str, what: &'static str, min: u32, max: u32) -> Result<
 
 /// A port something listens on: 1 to 65535.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Port(NonZeroU16);
 
 impl Port {
@@ -361,6 +365,7 @@ impl From<Port> for PortRange {
 /// assert_eq!(Mark::new(0), None);
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Mark(NonZeroU32);
 
 impl Mark {
@@ -488,6 +493,7 @@ impl fmt::Display for MaskedMark {
 
 /// The number of a routing table that is free for use: 1 to 252 and 256 upwards.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct RouteTable(u32);
 
 impl RouteTable {

@@ -1,6 +1,6 @@
 //! What a difference means for traffic: the rule's purpose, and who asked for it.
 
-use netfilter_state::change::{DifferenceKind, RuleDifference};
+use netfilter_state::change::{DifferenceKind, DifferingRule, RuleDifference};
 use netfilter_state::differences::Difference;
 use redirect_core::plan::PlannedRule;
 use redirect_core::{Family, RulePlan};
@@ -29,7 +29,8 @@ pub fn of(difference: &Difference, plan: &RulePlan) -> String {
 
 /// The rule of the plan that is missing, or whose place another has taken.
 fn concerned<'a>(rule: &RuleDifference, family: Family, plan: &'a RulePlan) -> Option<&'a PlannedRule> {
-    let (DifferenceKind::MissingRule { number, .. } | DifferenceKind::OtherRule { number, .. }) = rule.kind
+    let DifferenceKind::Rule(DifferingRule::Missing { number, .. } | DifferingRule::Other { number, .. }) =
+        rule.kind
     else {
         return None;
     };

@@ -73,7 +73,7 @@ pub(crate) fn fate(rules: &TraceRules, packet: &Packet) -> Fate {
             Port::new(port).map_or(Fate::Unknown, Fate::Redirected)
         }
         // No other program has rules here, and a dropped packet proves nothing.
-        packet_trace::Fate::Redirected(_)
+        packet_trace::Fate::Redirected { .. }
         | packet_trace::Fate::Translated
         | packet_trace::Fate::Broken
         | packet_trace::Fate::Dropped

@@ -1,15 +1,61 @@
 //! Two lists of rules side by side.
 
 use alloc::vec::Vec;
+use core::fmt;
 
-/// How rules that were found line up with those wanted, from where both begin to differ.
-///
-/// Positions are numbered from 1, each side by itself.
+/// A rule of a chain that is not as wanted. Rules are numbered from 1, those found and those wanted each by themselves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Aligned<T> {
-    Missing { number: usize, wanted: T },
-    Stray { number: usize, found: T },
-    Other { number: usize, wanted: T, found: T },
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(tag = "difference"))]
+pub enum DifferingRule<T> {
+    /// This rule is missing.
+    #[cfg_attr(feature = "serde", serde(rename = "missingRule"))]
+    Missing {
+        /// Its number.
+        number: usize,
+        /// The rule.
+        wanted: T,
+    },
+    /// This rule should not be there.
+    #[cfg_attr(feature = "serde", serde(rename = "strayRule"))]
+    Stray {
+        /// Its number.
+        number: usize,
+        /// The rule.
+        found: T,
+    },
+    /// Another rule is in its place.
+    #[cfg_attr(feature = "serde", serde(rename = "otherRule"))]
+    Other {
+        /// Its number.
+        number: usize,
+        /// The rule wanted.
+        wanted: T,
+        /// The rule found.
+        found: T,
+    },
+}
+
+impl<T> DifferingRule<T> {
+    /// The same about what is made of each rule.
+    pub(crate) fn map<U>(self, of: impl Fn(T) -> U) -> DifferingRule<U> {
+        match self {
+            Self::Missing { number, wanted } => DifferingRule::Missing { number, wanted: of(wanted) },
+            Self::Stray { number, found } => DifferingRule::Stray { number, found: of(found) },
+            Self::Other { number, wanted, found } => {
+                DifferingRule::Other { number, wanted: of(wanted), found: of(found) }
+            }
+        }
+    }
+}
+
+impl<T: fmt::Display> fmt::Display for DifferingRule<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Missing { number, wanted } => write!(f, "rule {number} is missing: {wanted}"),
+            Self::Stray { number, found } => write!(f, "unexpected rule {number}: {found}"),
+            Self::Other { number, wanted, found } => write!(f, "rule {number} is {found}, not {wanted}"),
+        }
+    }
 }
 
 /// How far ahead a rule is looked for that has moved.
@@ -17,7 +63,11 @@ const FARTHEST: usize = 1000;
 
 /// Where two lists of rules differ. Where one list has rules that the other lacks, the first of them is reported against what
 /// stands in its place, the rest as missing or stray.
-pub(crate) fn align<T: Copy>(wanted: &[T], found: &[T], same: impl Fn(T, T) -> bool) -> Vec<Aligned<T>> {
+pub(crate) fn align<T: Copy>(
+    wanted: &[T],
+    found: &[T],
+    same: impl Fn(T, T) -> bool,
+) -> Vec<DifferingRule<T>> {
     let (mut missing, mut stray) = (0, 0);
     let mut differing = Vec::new();
     loop {
@@ -32,7 +82,7 @@ pub(crate) fn align<T: Copy>(wanted: &[T], found: &[T], same: impl Fn(T, T) -> b
                 continue;
             }
             ([one, ..], [two, ..]) => {
-                differing.push(Aligned::Other { number: number(missing), wanted: *one, found: *two });
+                differing.push(DifferingRule::Other { number: number(missing), wanted: *one, found: *two });
                 let ahead = |list: &[T], of: &dyn Fn(T) -> bool| {
                     list.iter().take(FARTHEST).position(|candidate| of(*candidate))
                 };
@@ -57,11 +107,11 @@ pub(crate) fn align<T: Copy>(wanted: &[T], found: &[T], same: impl Fn(T, T) -> b
         differing.extend(
             numbered(missing)
                 .zip(lacking)
-                .map(|(number, wanted)| Aligned::Missing { number, wanted: *wanted }),
+                .map(|(number, wanted)| DifferingRule::Missing { number, wanted: *wanted }),
         );
         let extra = rest_found.iter().take(skip_found).skip(told);
         differing.extend(
-            numbered(stray).zip(extra).map(|(number, found)| Aligned::Stray { number, found: *found }),
+            numbered(stray).zip(extra).map(|(number, found)| DifferingRule::Stray { number, found: *found }),
         );
         missing = missing.saturating_add(skip_wanted);
         stray = stray.saturating_add(skip_found);
@@ -76,9 +126,9 @@ mod tests {
         let letters = |text: &str| text.chars().collect::<Vec<char>>();
         let differing = align(&letters(wanted), &letters(found), |one, two| one == two);
         let words = differing.into_iter().map(|one| match one {
-            Aligned::Missing { number, wanted } => alloc::format!("{number}-{wanted}"),
-            Aligned::Stray { number, found } => alloc::format!("{number}+{found}"),
-            Aligned::Other { number, wanted, found } => alloc::format!("{number}{wanted}/{found}"),
+            DifferingRule::Missing { number, wanted } => alloc::format!("{number}-{wanted}"),
+            DifferingRule::Stray { number, found } => alloc::format!("{number}+{found}"),
+            DifferingRule::Other { number, wanted, found } => alloc::format!("{number}{wanted}/{found}"),
         });
         words.collect()
     }

@@ -1,7 +1,7 @@
 //! From the rules in force to the rules wanted: the steps, and the differences.
 
 use crate::{
-    align::{Aligned, align},
+    align::align,
     state::{self, Entry, RuleState},
 };
 use alloc::{string::String, vec::Vec};
@@ -203,6 +203,8 @@ fn line(text: &mut String, words: fmt::Arguments<'_>) {
     let _ = writeln!(text, "{words}");
 }
 
+pub use crate::align::DifferingRule;
+
 /// A place where the rules in force are not those wanted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RuleDifference {
@@ -214,7 +216,7 @@ pub struct RuleDifference {
     pub kind: DifferenceKind,
 }
 
-/// What is different in a chain. Rules are numbered from 1, those of other programs not counted.
+/// What is different in a chain. Other programs' rules are not counted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum DifferenceKind {
@@ -222,29 +224,8 @@ pub enum DifferenceKind {
     MissingChain,
     /// The chain should not be there.
     StrayChain,
-    /// This rule is missing.
-    MissingRule {
-        /// Its number.
-        number: usize,
-        /// The rule.
-        wanted: Entry,
-    },
-    /// This rule should not be there.
-    StrayRule {
-        /// Its number.
-        number: usize,
-        /// The rule.
-        found: Entry,
-    },
-    /// Another rule is in its place.
-    OtherRule {
-        /// Its number.
-        number: usize,
-        /// The rule wanted.
-        wanted: Entry,
-        /// The rule found.
-        found: Entry,
-    },
+    /// A rule of it is not as wanted.
+    Rule(DifferingRule<Entry>),
 }
 
 impl RuleDifference {
@@ -310,29 +291,20 @@ fn in_table(table: Table, observed: &RuleState, wanted: &RuleState) -> Vec<RuleD
         }
         let (wanted, found): (Vec<&Entry>, Vec<&Entry>) =
             (entries.iter().collect(), chains.found(chain).collect());
-        align(&wanted, &found, |one, two| one == two).into_iter().for_each(|one| tell(chain, one.into()));
+        for one in align(&wanted, &found, |one, two| one == two) {
+            tell(chain, DifferenceKind::Rule(one.map(Entry::clone)));
+        }
     }
     for chain in chains.unplanned() {
         if chain.belongs_to_mesh() {
             tell(chain, DifferenceKind::StrayChain);
             continue;
         }
-        let stray = (1_usize..).zip(chains.found(chain));
-        stray.for_each(|(number, found)| tell(chain, Aligned::Stray { number, found }.into()));
-    }
-    all
-}
-
-impl From<Aligned<&Entry>> for DifferenceKind {
-    fn from(aligned: Aligned<&Entry>) -> Self {
-        match aligned {
-            Aligned::Missing { number, wanted } => Self::MissingRule { number, wanted: wanted.clone() },
-            Aligned::Stray { number, found } => Self::StrayRule { number, found: found.clone() },
-            Aligned::Other { number, wanted, found } => {
-                Self::OtherRule { number, wanted: wanted.clone(), found: found.clone() }
-            }
+        for (number, found) in (1_usize..).zip(chains.found(chain).cloned()) {
+            tell(chain, DifferenceKind::Rule(DifferingRule::Stray { number, found }));
         }
     }
+    all
 }
 
 impl fmt::Display for RuleDifference {
@@ -341,15 +313,7 @@ impl fmt::Display for RuleDifference {
         match &self.kind {
             DifferenceKind::MissingChain => write!(f, "chain {place} is missing"),
             DifferenceKind::StrayChain => write!(f, "unexpected chain {place}"),
-            DifferenceKind::MissingRule { number, wanted } => {
-                write!(f, "{place}: rule {number} is missing: {wanted}")
-            }
-            DifferenceKind::StrayRule { number, found } => {
-                write!(f, "{place}: unexpected rule {number}: {found}")
-            }
-            DifferenceKind::OtherRule { number, wanted, found } => {
-                write!(f, "{place}: rule {number} is {found}, not {wanted}")
-            }
+            DifferenceKind::Rule(rule) => write!(f, "{place}: {rule}"),
         }
     }
 }

@@ -1,17 +1,16 @@
 //! Where the rules in force differ from those wanted.
 
 use crate::{
-    change::{self, RuleDifference},
+    change::{DifferenceKind as Kind, DifferingRule, RuleDifference},
     differences,
     netlink::{NativeDifference, NativeDifferenceKind as Native},
-    routing::{FoundRouting, RoutingItem},
 };
 use alloc::{
     borrow::ToOwned,
     string::{String, ToString},
     vec::Vec,
 };
-use redirect_core::json::{Family, VERSION};
+use redirect_core::{json::VERSION, values::Family};
 use serde::{Deserialize, Serialize};
 
 /// Everything that is not as planned, in order: the counterpart of [`differences::Differences`].
@@ -64,29 +63,6 @@ pub enum DifferenceKind {
     StrayChain,
     /// The chain hangs on another hook, or has another policy.
     Hook,
-    /// A rule is missing.
-    MissingRule {
-        /// Its number.
-        number: usize,
-        /// The rule.
-        wanted: String,
-    },
-    /// A rule should not be there.
-    StrayRule {
-        /// Its number.
-        number: usize,
-        /// The rule.
-        found: String,
-    },
-    /// Another rule is in its place.
-    OtherRule {
-        /// Its number.
-        number: usize,
-        /// The rule wanted.
-        wanted: String,
-        /// The rule found.
-        found: String,
-    },
     /// A policy rule, route or address is missing.
     MissingRouting {
         /// The missing element.
@@ -97,6 +73,9 @@ pub enum DifferenceKind {
         /// What was found, with what is wrong with it.
         found: String,
     },
+    /// A rule is not as planned.
+    #[serde(untagged)]
+    Rule(DifferingRule<String>),
 }
 
 impl From<&differences::Differences> for Differences {
@@ -108,44 +87,36 @@ impl From<&differences::Differences> for Differences {
 impl From<&differences::Difference> for Difference {
     fn from(difference: &differences::Difference) -> Self {
         use differences::Difference as Of;
-        let text = difference.to_string();
-        match difference {
-            Of::Rule { family, difference: RuleDifference { table, chain, kind } } => Self {
-                family: Some((*family).into()),
-                table: Some(table.name().to_owned()),
-                chain: Some(chain.name().to_owned()),
-                kind: kind.into(),
-                text,
-            },
-            Of::NoNativeTables => Self::of_no_chain(None, DifferenceKind::NoNativeTables, text),
-            Of::Native(NativeDifference { table, chain, kind }) => Self {
-                family: None,
-                table: Some((*table).to_owned()),
-                chain: chain.clone(),
-                kind: native(kind, chain.is_some()),
-                text,
-            },
+        let (family, table, chain, kind) = match difference {
+            Of::Rule { family, difference: RuleDifference { table, chain, kind } } => {
+                let kind = match kind {
+                    Kind::MissingChain => DifferenceKind::MissingChain,
+                    Kind::StrayChain => DifferenceKind::StrayChain,
+                    Kind::Rule(rule) => DifferenceKind::Rule(rule.clone().map(|rule| rule.to_string())),
+                };
+                (Some(*family), Some(table.name()), Some(chain.name()), kind)
+            }
+            Of::NoNativeTables => (None, None, None, DifferenceKind::NoNativeTables),
+            Of::Native(NativeDifference { table, chain, kind }) => {
+                (None, Some(*table), chain.as_deref(), native(kind, chain.is_some()))
+            }
             Of::MissingRouting(item) => {
                 let kind = DifferenceKind::MissingRouting { wanted: item.to_string() };
-                Self::of_no_chain(family(*item), kind, text)
+                (item.family(), None, None, kind)
             }
             Of::BrokenRouting(found) => {
-                let FoundRouting { item, .. } = found;
                 let kind = DifferenceKind::BrokenRouting { found: found.to_string() };
-                Self::of_no_chain(family(*item), kind, text)
+                (found.item.family(), None, None, kind)
             }
+        };
+        Self {
+            family,
+            table: table.map(str::to_owned),
+            chain: chain.map(str::to_owned),
+            kind,
+            text: difference.to_string(),
         }
     }
-}
-
-impl Difference {
-    const fn of_no_chain(family: Option<Family>, kind: DifferenceKind, text: String) -> Self {
-        Self { family, table: None, chain: None, kind, text }
-    }
-}
-
-fn family(item: RoutingItem) -> Option<Family> {
-    item.family().map(Family::from)
 }
 
 fn native(kind: &Native, in_a_chain: bool) -> DifferenceKind {
@@ -156,33 +127,6 @@ fn native(kind: &Native, in_a_chain: bool) -> DifferenceKind {
         (Native::Stray, false) => DifferenceKind::StrayTable,
         (Native::Dormancy, _) => DifferenceKind::Dormancy,
         (Native::Hook, _) => DifferenceKind::Hook,
-        (Native::MissingRule { number, wanted }, _) => {
-            DifferenceKind::MissingRule { number: *number, wanted: wanted.clone() }
-        }
-        (Native::StrayRule { number, found }, _) => {
-            DifferenceKind::StrayRule { number: *number, found: found.clone() }
-        }
-        (Native::OtherRule { number, wanted, found }, _) => {
-            DifferenceKind::OtherRule { number: *number, wanted: wanted.clone(), found: found.clone() }
-        }
-    }
-}
-
-impl From<&change::DifferenceKind> for DifferenceKind {
-    fn from(kind: &change::DifferenceKind) -> Self {
-        use change::DifferenceKind as Kind;
-        match kind {
-            Kind::MissingChain => Self::MissingChain,
-            Kind::StrayChain => Self::StrayChain,
-            Kind::MissingRule { number, wanted } => {
-                Self::MissingRule { number: *number, wanted: wanted.to_string() }
-            }
-            Kind::StrayRule { number, found } => {
-                Self::StrayRule { number: *number, found: found.to_string() }
-            }
-            Kind::OtherRule { number, wanted, found } => {
-                Self::OtherRule { number: *number, wanted: wanted.to_string(), found: found.to_string() }
-            }
-        }
+        (Native::Rule(rule), _) => DifferenceKind::Rule(rule.clone()),
     }
 }

@@ -6,8 +6,14 @@ use alloc::{
     vec::Vec,
 };
 use core::net::{IpAddr, SocketAddr};
-use redirect_core::json::{Family, Protocol, Source, VERSION, setting_name};
+use redirect_core::{
+    json::{Source, VERSION, setting_name},
+    rule::Protocol,
+    values::Family,
+};
 use serde::{Deserialize, Serialize};
+
+use crate::{ConnectionState, Fate, Outcome};
 
 /// The way of a packet: the counterpart of [`crate::Trace`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -67,7 +73,7 @@ pub struct Packet {
     /// Its mark.
     pub mark: u32,
     /// What connection tracking says about it.
-    pub state: TrackedState,
+    pub state: ConnectionState,
     /// The mark of its connection.
     pub connection_mark: u32,
     /// Where the first packet of its connection was translated to, if it was.
@@ -84,69 +90,6 @@ pub enum Sender {
     Outside,
     /// A socket in the pod.
     Pod,
-}
-
-/// What connection tracking says about a packet: the counterpart of [`crate::ConnectionState`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-#[non_exhaustive]
-pub enum TrackedState {
-    /// The first of a connection.
-    New,
-    /// The first of a connection that another one asked for.
-    Related,
-    /// Another one, the way of the first.
-    Established,
-    /// One the other way.
-    Reply,
-    /// Of no connection.
-    Invalid,
-}
-
-/// Where a packet ends: the counterpart of [`crate::Fate`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(tag = "fate", rename_all = "camelCase")]
-#[non_exhaustive]
-pub enum Fate {
-    /// At its destination.
-    Untouched,
-    /// At a listener of the proxy.
-    Proxy {
-        /// Which.
-        listener: Listener,
-        /// Its port.
-        port: u16,
-        /// Whether the destination is rewritten.
-        rewritten: bool,
-    },
-    /// At a port of the pod to which a rule of another program's sends it.
-    Redirected {
-        /// The port.
-        port: u16,
-    },
-    /// Where a rule of another program's translates it to.
-    Translated,
-    /// Reset, because two rules contradict each other.
-    Broken,
-    /// Nowhere.
-    Dropped,
-    /// Nowhere, and the sender is reported.
-    Rejected,
-    /// Unknown.
-    Unknown,
-}
-
-/// A listener of the proxy.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-#[non_exhaustive]
-pub enum Listener {
-    /// Of what the application sends.
-    Outbound,
-    /// Of what comes to the application.
-    Inbound,
-    /// Of DNS queries.
-    Dns,
 }
 
 /// One step of a packet's way: the counterpart of [`crate::TraceEvent`].
@@ -183,11 +126,9 @@ pub enum TraceEventJson {
         depth: usize,
         /// The rule in words.
         text: String,
-        /// Whether it is about the packet.
+        /// Whether it is about the packet, and the condition that fails, or is unsupported.
+        #[serde(flatten)]
         outcome: Outcome,
-        /// The condition that fails, or is unsupported.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
-        condition: Option<String>,
         /// Whether it is one of the mesh's.
         of_mesh: bool,
         /// The name of the setting behind it, where it is known.
@@ -240,19 +181,6 @@ pub enum TraceEventJson {
         /// The policy rule or route that does, in words.
         text: String,
     },
-}
-
-/// Whether a packet fulfils a rule's conditions.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-#[non_exhaustive]
-pub enum Outcome {
-    /// It does.
-    Matched,
-    /// It does not.
-    Unmatched,
-    /// Unknown.
-    Unknown,
 }
 
 /// All traffic that two plans treat differently: the counterpart of what [`crate::difference()`] returns.
@@ -320,7 +248,7 @@ pub struct Region {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub connection_marks: Option<Vec<Range<u32>>>,
     /// What connection tracking says about them.
-    pub states: Vec<TrackedState>,
+    pub states: Vec<ConnectionState>,
 }
 
 /// Values that lie next to each other.
@@ -339,11 +267,11 @@ fn ranges<T>(ranges: Vec<(T, T)>) -> Vec<Range<T>> {
 
 impl From<&crate::Trace> for Trace {
     fn from(trace: &crate::Trace) -> Self {
-        let may = trace.may.iter().copied().map(Fate::from);
+        let may = trace.may.iter().copied();
         Self {
             version: VERSION,
             packet: (&trace.packet).into(),
-            end: trace.fate().into(),
+            end: trace.fate(),
             may: may.filter(|_| trace.may.len() > 1).collect(),
             unknown: trace.unknown.iter().map(ToString::to_string).collect(),
             decided: trace.decided,
@@ -363,7 +291,7 @@ impl From<&crate::Packet> for Packet {
             sender,
             user,
             group,
-            protocol: packet.protocol.into(),
+            protocol: packet.protocol,
             source: packet.source,
             source_port: packet.source_port,
             destination: packet.destination,
@@ -373,43 +301,9 @@ impl From<&crate::Packet> for Packet {
             },
             flags: packet.flags,
             mark: packet.mark,
-            state: packet.connection.state.into(),
+            state: packet.connection.state,
             connection_mark: packet.connection.mark,
             translated_to: packet.connection.translated_to,
-        }
-    }
-}
-
-impl From<crate::ConnectionState> for TrackedState {
-    fn from(state: crate::ConnectionState) -> Self {
-        match state {
-            crate::ConnectionState::New => Self::New,
-            crate::ConnectionState::Related => Self::Related,
-            crate::ConnectionState::Established => Self::Established,
-            crate::ConnectionState::Reply => Self::Reply,
-            crate::ConnectionState::Invalid => Self::Invalid,
-        }
-    }
-}
-
-impl From<crate::Fate> for Fate {
-    fn from(fate: crate::Fate) -> Self {
-        match fate {
-            crate::Fate::Untouched => Self::Untouched,
-            crate::Fate::Proxy { listener, port, rewritten } => {
-                let listener = match listener {
-                    crate::Listener::Outbound => Listener::Outbound,
-                    crate::Listener::Inbound => Listener::Inbound,
-                    crate::Listener::Dns => Listener::Dns,
-                };
-                Self::Proxy { listener, port, rewritten }
-            }
-            crate::Fate::Redirected(port) => Self::Redirected { port },
-            crate::Fate::Translated => Self::Translated,
-            crate::Fate::Broken => Self::Broken,
-            crate::Fate::Dropped => Self::Dropped,
-            crate::Fate::Rejected => Self::Rejected,
-            crate::Fate::Unknown => Self::Unknown,
         }
     }
 }
@@ -425,26 +319,18 @@ impl From<&crate::TraceEvent> for TraceEventJson {
                 chain: place.chain.clone(),
                 priority: *priority,
             },
-            crate::TraceEvent::Rule { place, depth, rule, outcome, is_own, origin } => {
-                let (outcome, condition) = match outcome {
-                    crate::Outcome::Matched => (Outcome::Matched, None),
-                    crate::Outcome::Unmatched(condition) => (Outcome::Unmatched, Some(condition.clone())),
-                    crate::Outcome::Unknown(condition) => (Outcome::Unknown, Some(condition.clone())),
-                };
-                Self::Rule {
-                    table: place.table.to_string(),
-                    chain: place.chain.clone(),
-                    number: place.rule.unwrap_or_default(),
-                    depth: *depth,
-                    text: rule.clone(),
-                    outcome,
-                    condition,
-                    of_mesh: *is_own,
-                    setting: origin.map(|origin| setting_name(origin.setting).to_owned()),
-                    source: origin.map(|origin| origin.source.into()),
-                    purpose: origin.map(|origin| origin.purpose.to_owned()),
-                }
-            }
+            crate::TraceEvent::Rule { place, depth, rule, outcome, is_own, origin } => Self::Rule {
+                table: place.table.to_string(),
+                chain: place.chain.clone(),
+                number: place.rule.unwrap_or_default(),
+                depth: *depth,
+                text: rule.clone(),
+                outcome: outcome.clone(),
+                of_mesh: *is_own,
+                setting: origin.map(|origin| setting_name(origin.setting).to_owned()),
+                source: origin.map(|origin| origin.source.into()),
+                purpose: origin.map(|origin| origin.purpose.to_owned()),
+            },
             crate::TraceEvent::Policy { place } => {
                 Self::Policy { table: place.table.to_string(), chain: place.chain.clone() }
             }
@@ -470,8 +356,8 @@ impl From<&[crate::Difference]> for TrafficDifferences {
     fn from(differences: &[crate::Difference]) -> Self {
         let traffic = differences.iter().map(|one| TrafficDifference {
             packets: (&one.region).into(),
-            before: one.before.into(),
-            after: one.after.into(),
+            before: one.before,
+            after: one.after,
             text: one.to_string(),
         });
         Self { version: VERSION, traffic: traffic.collect() }
@@ -481,9 +367,9 @@ impl From<&[crate::Difference]> for TrafficDifferences {
 impl From<&crate::Region> for Region {
     fn from(region: &crate::Region) -> Self {
         Self {
-            family: region.family().into(),
+            family: region.family(),
             sender: if region.is_local() { Sender::Pod } else { Sender::Outside },
-            protocols: region.protocols().into_iter().map(Protocol::from).collect(),
+            protocols: region.protocols(),
             interfaces: region.interfaces(),
             sources: region.sources().map(ranges),
             source_ports: region.source_ports().map(ranges),
@@ -494,7 +380,7 @@ impl From<&crate::Region> for Region {
             flags: region.flags().map(ranges),
             marks: region.marks().map(ranges),
             connection_marks: region.connection_marks().map(ranges),
-            states: region.states().into_iter().map(TrackedState::from).collect(),
+            states: region.states(),
         }
     }
 }

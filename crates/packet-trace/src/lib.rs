@@ -96,6 +96,7 @@ pub enum Interface {
 /// What connection tracking says about a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "camelCase"))]
 pub enum ConnectionState {
     /// It is the first of a connection.
     New,
@@ -251,6 +252,7 @@ impl Packet {
 /// A listener of the proxy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "camelCase"))]
 pub enum Listener {
     /// Of what the application sends.
     Outbound,
@@ -275,6 +277,11 @@ impl Listener {
 /// Where a packet ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(tag = "fate", rename_all = "camelCase")
+)]
 pub enum Fate {
     /// At its destination: no rule captures it.
     Untouched,
@@ -288,7 +295,10 @@ pub enum Fate {
         rewritten: bool,
     },
     /// At a port of the pod to which another program's rule sends it.
-    Redirected(u16),
+    Redirected {
+        /// The port.
+        port: u16,
+    },
     /// At the destination that another program's rule translates it to. The trace ends there.
     Translated,
     /// Reset: TPROXY hands it to a listener as it is, and another program's rule translates it afterwards.
@@ -331,6 +341,11 @@ pub struct RuleLocation {
 
 /// Whether a packet fulfils a rule's conditions. Closed: no fourth exists.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(tag = "outcome", content = "condition", rename_all = "camelCase")
+)]
 pub enum Outcome {
     /// It does.
     Matched,
@@ -534,7 +549,7 @@ impl core::fmt::Display for Fate {
                 let how = if *rewritten { "" } else { ", destination unchanged" };
                 write!(f, "proxy, {} listener (port {port}{how})", listener.name())
             }
-            Self::Redirected(port) => write!(f, "redirected to port {port} by another program's rule"),
+            Self::Redirected { port } => write!(f, "redirected to port {port} by another program's rule"),
             Self::Translated => f.write_str("translated by another program's rule"),
             Self::Broken => f.write_str("reset: handed to a listener, and then translated by another rule"),
             Self::Dropped => f.write_str("dropped"),

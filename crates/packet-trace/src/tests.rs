@@ -165,7 +165,7 @@ fn rules_of_others_are_met_as_far_as_they_are_understood() {
         ("", outbound),
         ("*nat\n-A OUTPUT -p tcp -m tcp --dport 80 -j ACCEPT\nCOMMIT", Fate::Untouched),
         ("*nat\n-A OUTPUT -p tcp -m tcp --dport 81 -j ACCEPT\nCOMMIT", outbound),
-        ("*nat\n-A OUTPUT -p tcp -j REDIRECT --to-ports 9\nCOMMIT", Fate::Redirected(9)),
+        ("*nat\n-A OUTPUT -p tcp -j REDIRECT --to-ports 9\nCOMMIT", Fate::Redirected { port: 9 }),
         ("*nat\n-A OUTPUT -p tcp -j DNAT --to-destination 192.0.2.5\nCOMMIT", Fate::Translated),
         ("*raw\n-A OUTPUT -p tcp -j CT --notrack\nCOMMIT", Fate::Untouched),
         ("*filter\n-A OUTPUT -d 127.0.0.1/32 -j DROP\nCOMMIT", Fate::Dropped),
@@ -314,7 +314,7 @@ fn with_table_of<const N: usize>(chains: [(&str, ChainState); N]) -> TraceRules 
 #[test]
 fn of_two_base_chains_that_translate_the_first_does() {
     assert_eq!(beside(-99, true, Statement::Redirect(9)), to_proxy(Listener::Outbound, 15001, true));
-    assert_eq!(beside(-101, true, Statement::Redirect(9)), Fate::Redirected(9));
+    assert_eq!(beside(-101, true, Statement::Redirect(9)), Fate::Redirected { port: 9 });
 }
 
 #[test]

@@ -121,7 +121,7 @@ fn traces() -> Vec<Value> {
     let fates = [
         Fate::Proxy { listener: Listener::Outbound, port: 15001, rewritten: true },
         Fate::Proxy { listener: Listener::Dns, port: 15053, rewritten: true },
-        Fate::Redirected(9),
+        Fate::Redirected { port: 9 },
         Fate::Translated,
         Fate::Broken,
         Fate::Rejected,
@@ -508,7 +508,7 @@ proptest! {
         let document = json::Plan::from(&plan);
         prop_assert_eq!(document.families.len(), plan.families().len());
         for (family, listed) in plan.families().iter().zip(&document.families) {
-            prop_assert_eq!(listed.family, json::Family::from(*family));
+            prop_assert_eq!(listed.family, *family);
             let rules = plan.rules(*family);
             let mut count = 0;
             for table in &listed.tables {

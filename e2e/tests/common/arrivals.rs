@@ -427,7 +427,7 @@ pub fn agrees(seen: &Arrived, fate: Fate, packet: &Packet) -> bool {
         }
         (Arrived::At(server, at), Fate::Untouched) => is_addressed(server, *at, packet),
         // TPROXY of others leaves the destination as it is.
-        (Arrived::At(server, at), Fate::Redirected(port)) => {
+        (Arrived::At(server, at), Fate::Redirected { port }) => {
             at.port() == port || port == STRANGER && server == "stranger"
         }
         // The first packet has come to a listener, and what follows it has not; or it stays in the pod, whose own it is not, where those who

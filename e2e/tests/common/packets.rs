@@ -245,7 +245,7 @@ impl Arrived {
                 server.eq_ignore_ascii_case(listener.name()) && is_there
             }
             (Self::At(server, _), Fate::Untouched) => *server == addressed(packet),
-            (Self::At(server, _), Fate::Redirected(STRANGER)) => server == "stranger",
+            (Self::At(server, _), Fate::Redirected { port: STRANGER }) => server == "stranger",
             (Self::Nothing, Fate::Dropped) | (Self::Refused, Fate::Rejected | Fate::Broken) => true,
             (Self::At(..) | Self::Refused | Self::Nothing, _) => false,
         }

@@ -1,7 +1,6 @@
 //! Settings, decisions and plans as JSON (feature `serde`).
 //!
-//! The types here mirror the library's own and exist only to be serialised, so the library can change without changing
-//! what it writes. `schema/redirect-core-1.schema.json` in this crate describes the result, and what `netfilter-state` and
+//! The types here are the documents. Their values are the library's own where those say the same. `schema/redirect-core-1.schema.json` in this crate describes the result, and what `netfilter-state` and
 //! `packet-trace` add to it; tests hold every document to it. Names are in camel case, except for words that logs and metrics use as well.
 //!
 //! Every document says which [`VERSION`] of the schema it follows. A version only grows: fields are added, and words to
@@ -37,34 +36,12 @@ mod decision;
 mod plan;
 mod rule;
 mod settings;
+mod values;
 
-use crate::values;
-use serde::{Deserialize, Serialize};
-
-pub use decision::{
-    Decision, DecisionJson, DnsCapture, InboundPorts, InterceptionMode, OutboundRanges, OwnerGroups, Redirect,
-};
+pub use decision::{Decision, DecisionJson, Redirect};
 pub use plan::{Chain, FamilyPlan, Plan, PlannedRule, PolicyRouting, Table};
-pub use rule::{Action, Condition, ConnectionState, Direction, MaskedMark, Protocol, Test};
+pub use rule::{Action, Condition, Test};
 pub use settings::{Said, Settings, SettingsError, Source, setting_name};
 
 /// The version of the schema that this release writes.
 pub const VERSION: u32 = 1;
-
-/// An address family.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Family {
-    /// IPv4.
-    IPv4,
-    /// IPv6.
-    IPv6,
-}
-
-impl From<values::Family> for Family {
-    fn from(family: values::Family) -> Self {
-        match family {
-            values::Family::V4 => Self::IPv4,
-            values::Family::V6 => Self::IPv6,
-        }
-    }
-}

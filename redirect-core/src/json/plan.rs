@@ -1,11 +1,12 @@
 //! The plan: rules as they will stand, policy routing, the loopback address.
 
-use super::{Action, Condition, Family, Source, VERSION, rule::mask_of, setting_name};
+use super::{Action, Condition, Source, VERSION, rule::mask_of, setting_name};
 use crate::{
     RulePlan,
     plan::{self, Position},
     render::rule_text,
-    rule, values,
+    rule,
+    values::Family,
 };
 use alloc::{borrow::ToOwned, string::String, vec::Vec};
 use core::net::Ipv6Addr;
@@ -113,7 +114,7 @@ impl From<&RulePlan> for Plan {
     }
 }
 
-fn family_plan(plan: &RulePlan, family: values::Family) -> FamilyPlan {
+fn family_plan(plan: &RulePlan, family: Family) -> FamilyPlan {
     let rules = plan.explained_rules(family);
     let tables = rules.iter().map(|(table, chains)| Table {
         table: table.name().to_owned(),
@@ -126,7 +127,7 @@ fn family_plan(plan: &RulePlan, family: values::Family) -> FamilyPlan {
             })
             .collect(),
     });
-    FamilyPlan { family: family.into(), tables: tables.collect() }
+    FamilyPlan { family, tables: tables.collect() }
 }
 
 impl From<&plan::PlannedRule> for PlannedRule {
@@ -152,7 +153,7 @@ impl From<&plan::PolicyRoutes> for PolicyRouting {
             mask: mask_of(routes.mark()),
             priority: routes.priority(),
             table: routes.table().number(),
-            families: routes.families().iter().copied().map(Family::from).collect(),
+            families: routes.families().to_vec(),
         }
     }
 }

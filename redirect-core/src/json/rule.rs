@@ -1,8 +1,8 @@
 //! Rules: conditions and what to do when all hold.
 
 use crate::{
-    rule::{self, Equality, Match, Target, TcpFlags},
-    values,
+    rule::{ConnState, Direction, Equality, Match, Protocol, Target, TcpFlags, Tracked},
+    values::MaskedMark,
 };
 use alloc::{
     borrow::ToOwned,
@@ -78,7 +78,7 @@ pub enum Test {
     /// What connection tracking says.
     ConnectionTracking {
         /// The packet's state.
-        state: ConnectionState,
+        state: ConnState,
         /// Which way it goes; either way where missing.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         direction: Option<Direction>,
@@ -102,50 +102,12 @@ pub enum Test {
         mask: Option<u32>,
     },
     /// The connection's mark.
-    ConnectionMark(MaskedMark),
-}
-
-/// A transport protocol.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-#[non_exhaustive]
-pub enum Protocol {
-    /// TCP.
-    Tcp,
-    /// UDP.
-    Udp,
-}
-
-/// A state of connection tracking.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-#[non_exhaustive]
-pub enum ConnectionState {
-    /// Belongs to no connection.
-    Invalid,
-    /// Belongs to a connection, or is related to one.
-    RelatedOrEstablished,
-}
-
-/// Which way a packet of a connection goes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-#[non_exhaustive]
-pub enum Direction {
-    /// The way of the connection's first packet.
-    Original,
-    /// The other way.
-    Reply,
-}
-
-/// Some bits of a mark.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[non_exhaustive]
-pub struct MaskedMark {
-    /// The bits that are set.
-    pub value: u32,
-    /// The bits that count.
-    pub mask: u32,
+    ConnectionMark {
+        /// The bits that are set.
+        value: u32,
+        /// The bits that count.
+        mask: u32,
+    },
 }
 
 /// What a rule does with a packet that fulfils its conditions.
@@ -186,7 +148,12 @@ pub enum Action {
     /// The packet gets the connection's mark.
     RestoreMark,
     /// The connection gets these bits of a mark.
-    SetConnectionMark(MaskedMark),
+    SetConnectionMark {
+        /// The bits that are set.
+        value: u32,
+        /// The bits that count.
+        mask: u32,
+    },
     /// The packet belongs to this zone of connection tracking.
     ConntrackZone {
         /// The zone.
@@ -195,7 +162,7 @@ pub enum Action {
 }
 
 /// The bits of a mark that count, where not all do.
-pub(super) fn mask_of(mark: values::MaskedMark) -> Option<u32> {
+pub(super) fn mask_of(mark: MaskedMark) -> Option<u32> {
     mark.whole().is_none().then_some(mark.mask())
 }
 
@@ -208,7 +175,7 @@ impl From<&Match> for Condition {
             Match::OutInterface(is) => {
                 Self::of(is, |name| Test::OutInterface { interface: name.to_string() })
             }
-            Match::Protocol(protocol) => Self::plain(Test::Protocol { protocol: (*protocol).into() }),
+            Match::Protocol(protocol) => Self::plain(Test::Protocol { protocol: *protocol }),
             Match::SourcePort(is) => Self::of(is, |range| Test::SourcePort { port: range.to_string() }),
             Match::DestinationPort(is) => {
                 Self::of(is, |range| Test::DestinationPort { port: range.to_string() })
@@ -220,14 +187,15 @@ impl From<&Match> for Condition {
                 mask: flag_names(tcp.mask()),
                 set: flag_names(tcp.set()),
             }),
-            Match::Tracked(rule::Tracked { state, direction }) => Self::plain(Test::ConnectionTracking {
-                state: (*state).into(),
-                direction: direction.map(Direction::from),
-            }),
+            Match::Tracked(Tracked { state, direction }) => {
+                Self::plain(Test::ConnectionTracking { state: *state, direction: *direction })
+            }
             Match::OwnerUid(is) => Self::of(is, |uid| Test::OwnerUid { uid: *uid }),
             Match::OwnerGid(is) => Self::of(is, |gid| Test::OwnerGid { gid: *gid }),
             Match::Mark(is) => Self::of(is, |mark| Test::Mark { mark: mark.value(), mask: mask_of(*mark) }),
-            Match::ConnMark(is) => Self::of(is, |mark| Test::ConnectionMark((*mark).into())),
+            Match::ConnMark(is) => {
+                Self::of(is, |mark| Test::ConnectionMark { value: mark.value(), mask: mark.mask() })
+            }
         }
     }
 }
@@ -259,41 +227,8 @@ impl From<&Target> for Action {
             Target::SetMark(mark) => Self::SetMark { mark: mark.value() },
             Target::SaveMark => Self::SaveMark,
             Target::RestoreMark => Self::RestoreMark,
-            Target::SetConnMark(mark) => Self::SetConnectionMark((*mark).into()),
+            Target::SetConnMark(mark) => Self::SetConnectionMark { value: mark.value(), mask: mark.mask() },
             Target::ConntrackZone(zone) => Self::ConntrackZone { zone: *zone },
         }
-    }
-}
-
-impl From<rule::Protocol> for Protocol {
-    fn from(protocol: rule::Protocol) -> Self {
-        match protocol {
-            rule::Protocol::Tcp => Self::Tcp,
-            rule::Protocol::Udp => Self::Udp,
-        }
-    }
-}
-
-impl From<rule::ConnState> for ConnectionState {
-    fn from(state: rule::ConnState) -> Self {
-        match state {
-            rule::ConnState::Invalid => Self::Invalid,
-            rule::ConnState::RelatedOrEstablished => Self::RelatedOrEstablished,
-        }
-    }
-}
-
-impl From<rule::Direction> for Direction {
-    fn from(direction: rule::Direction) -> Self {
-        match direction {
-            rule::Direction::Original => Self::Original,
-            rule::Direction::Reply => Self::Reply,
-        }
-    }
-}
-
-impl From<values::MaskedMark> for MaskedMark {
-    fn from(mark: values::MaskedMark) -> Self {
-        Self { value: mark.value(), mask: mark.mask() }
     }
 }

@@ -84,6 +84,11 @@ fn is_routable(address: &IpAddr) -> bool {
 
 /// How inbound connections reach the proxy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(tag = "mode", rename_all = "UPPERCASE")
+)]
 #[non_exhaustive]
 pub enum InterceptionMode {
     /// By rewriting their destination (nat table).
@@ -106,6 +111,7 @@ impl InterceptionMode {
 /// What TPROXY mode needs besides rules: the mark of inbound packets, and the routing table that delivers marked packets
 /// locally. By default 1337 and 133.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Tproxy {
     mark: Mark,
     table: RouteTable,
@@ -140,6 +146,11 @@ impl Default for Tproxy {
 
 /// Which inbound TCP ports are captured.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(tag = "capture", content = "ports", rename_all = "camelCase")
+)]
 #[non_exhaustive]
 pub enum InboundPorts {
     /// None.
@@ -152,6 +163,11 @@ pub enum InboundPorts {
 
 /// Which outbound destinations are captured.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(tag = "capture", content = "ranges", rename_all = "camelCase")
+)]
 #[non_exhaustive]
 pub enum OutboundRanges {
     /// All.
@@ -162,6 +178,11 @@ pub enum OutboundRanges {
 
 /// Whose outbound traffic is captured, by group id: 0 to 4294967294.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(tag = "capture", content = "groups", rename_all = "camelCase")
+)]
 #[non_exhaustive]
 pub enum OwnerGroups {
     /// Every group but these.
@@ -177,6 +198,11 @@ impl OwnerGroups {
 
 /// Which DNS queries are captured.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(tag = "capture", content = "servers", rename_all = "camelCase")
+)]
 #[non_exhaustive]
 pub enum DnsCapture {
     /// None.

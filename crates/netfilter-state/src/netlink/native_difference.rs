@@ -1,7 +1,7 @@
 //! Where native tables are not as wanted.
 
 use super::native_state::{ChainState, NativeRule, NativeState, TableState};
-use crate::align::{Aligned, align};
+use crate::align::{DifferingRule, align};
 use crate::expressions::{seen, wire::Attribute};
 use alloc::{
     string::{String, ToString},
@@ -21,7 +21,7 @@ pub struct NativeDifference {
     pub kind: NativeDifferenceKind,
 }
 
-/// What is different. Rules are numbered from 1 and described in words.
+/// What is different. Rules are described in words.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum NativeDifferenceKind {
@@ -33,29 +33,8 @@ pub enum NativeDifferenceKind {
     Dormancy,
     /// The chain hangs on another hook, or has another policy.
     Hook,
-    /// This rule is missing.
-    MissingRule {
-        /// Its number.
-        number: usize,
-        /// The rule.
-        wanted: String,
-    },
-    /// This rule should not be there.
-    StrayRule {
-        /// Its number.
-        number: usize,
-        /// The rule.
-        found: String,
-    },
-    /// Another rule is in its place.
-    OtherRule {
-        /// Its number.
-        number: usize,
-        /// The rule wanted.
-        wanted: String,
-        /// The rule found.
-        found: String,
-    },
+    /// A rule of the chain is not as wanted.
+    Rule(DifferingRule<String>),
 }
 
 impl NativeState {
@@ -105,21 +84,10 @@ impl Tables<'_> {
         let (of_wanted, of_found): (Vec<&NativeRule>, Vec<&NativeRule>) =
             (wanted.rules.iter().collect(), found.rules.iter().collect());
         let same = |wanted: &NativeRule, found: &NativeRule| self.found.same_rule(found, self.wanted, wanted);
-        let rules = align(&of_wanted, &of_found, same).into_iter().map(NativeDifferenceKind::from);
-        hook.into_iter().chain(rules).map(|kind| whole(self.table, Some(name), kind)).collect()
-    }
-}
-
-impl From<Aligned<&NativeRule>> for NativeDifferenceKind {
-    fn from(aligned: Aligned<&NativeRule>) -> Self {
         let words = |rule: &NativeRule| seen::rule(Attribute(&rule.expressions).attributes()).to_string();
-        match aligned {
-            Aligned::Missing { number, wanted } => Self::MissingRule { number, wanted: words(wanted) },
-            Aligned::Stray { number, found } => Self::StrayRule { number, found: words(found) },
-            Aligned::Other { number, wanted, found } => {
-                Self::OtherRule { number, wanted: words(wanted), found: words(found) }
-            }
-        }
+        let rules = align(&of_wanted, &of_found, same).into_iter();
+        let rules = rules.map(|rule| NativeDifferenceKind::Rule(rule.map(words)));
+        hook.into_iter().chain(rules).map(|kind| whole(self.table, Some(name), kind)).collect()
     }
 }
 
@@ -136,15 +104,7 @@ impl fmt::Display for NativeDifference {
                 write!(f, "{place} is dormant, so the kernel ignores its rules")
             }
             NativeDifferenceKind::Hook => write!(f, "{place} has a different hook or policy"),
-            NativeDifferenceKind::MissingRule { number, wanted } => {
-                write!(f, "{place}: rule {number} is missing: {wanted}")
-            }
-            NativeDifferenceKind::StrayRule { number, found } => {
-                write!(f, "{place}: unexpected rule {number}: {found}")
-            }
-            NativeDifferenceKind::OtherRule { number, wanted, found } => {
-                write!(f, "{place}: rule {number} is {found}, not {wanted}")
-            }
+            NativeDifferenceKind::Rule(rule) => write!(f, "{place}: {rule}"),
         }
     }
 }

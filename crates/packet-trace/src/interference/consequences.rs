@@ -43,8 +43,8 @@ const fn words(fate: Fate, severity: Severity) -> &'static str {
         (Fate::Untouched, Severity::May) => "may bypass the proxy",
         (Fate::Proxy { .. }, Severity::Does) => "reach the wrong port of the proxy:",
         (Fate::Proxy { .. }, Severity::May) => "may reach the wrong port of the proxy:",
-        (Fate::Redirected(_), Severity::Does) => "reach another program, at port",
-        (Fate::Redirected(_), Severity::May) => "may reach another program, at port",
+        (Fate::Redirected { .. }, Severity::Does) => "reach another program, at port",
+        (Fate::Redirected { .. }, Severity::May) => "may reach another program, at port",
         (Fate::Translated, Severity::Does) => "go to another destination",
         (Fate::Translated, Severity::May) => "may go to another destination",
         (Fate::Broken, Severity::Does) => "are reset",
@@ -69,7 +69,7 @@ impl fmt::Display for Consequence {
             write!(f, "{all}{family}{}", self.traffic.name())?;
         }
         write!(f, " {}", words(self.fate, self.severity))?;
-        if let Fate::Proxy { port, .. } | Fate::Redirected(port) = self.fate {
+        if let Fate::Proxy { port, .. } | Fate::Redirected { port } = self.fate {
             write!(f, " {port}")?;
         }
         if self.parts.is_empty() {

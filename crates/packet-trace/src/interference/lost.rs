@@ -295,7 +295,7 @@ impl Judge<'_> {
             }
             (_, Some(Cause::Route(words))) => Some((Effect::Routes, Cause::Route(words))),
             (Fate::Dropped | Fate::Rejected, Some(Cause::Rule(rule))) => of(Effect::Drops, Some(rule)),
-            (Fate::Redirected(_) | Fate::Translated | Fate::Broken, Some(Cause::Rule(rule))) => {
+            (Fate::Redirected { .. } | Fate::Translated | Fate::Broken, Some(Cause::Rule(rule))) => {
                 let hands_over = self.does(rule, |one| matches!(one, Statement::Tproxy { .. }));
                 of(if hands_over { Effect::Tproxies } else { Effect::Translates }, Some(rule))
             }

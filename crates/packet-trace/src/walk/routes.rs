@@ -164,7 +164,7 @@ impl<'a> Walk<'a> {
             };
             if !self.decide(is_own, || Unknown::Work)? {
                 self.causes.last = None;
-                return Ok(self.port().map_or(Fate::Translated, Fate::Redirected));
+                return Ok(self.port().map_or(Fate::Translated, |port| Fate::Redirected { port }));
             }
         }
         Ok(Fate::Untouched)

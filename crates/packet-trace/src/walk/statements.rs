@@ -315,7 +315,7 @@ impl<'a> Walk<'a> {
         (self.destination, self.is_bound) = (Some(to), true);
         self.captured = Some(match listener(self.chain_of_plan(), port) {
             Some(listener) => Fate::Proxy { listener, port, rewritten: true },
-            None => Fate::Redirected(port),
+            None => Fate::Redirected { port },
         });
         self.changed(PacketEdit::Destination(to));
         self.decides();
@@ -343,7 +343,7 @@ impl<'a> Walk<'a> {
         let port = port.or_else(|| self.port());
         self.captured = Some(match port.map(|port| (listener(self.chain_of_plan(), port), port)) {
             Some((Some(listener), port)) => Fate::Proxy { listener, port, rewritten: false },
-            Some((None, port)) => Fate::Redirected(port),
+            Some((None, port)) => Fate::Redirected { port },
             None => Fate::Unknown,
         });
         self.decides();
