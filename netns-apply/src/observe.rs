@@ -6,8 +6,8 @@ use crate::{
 };
 use netfilter_state::{
     netlink,
-    state::RuleState,
-    steps::{Observation, PerFamily},
+    state::{PerFamily, RuleState},
+    steps::Observation,
 };
 use redirect_core::{Family, options::Variant};
 use std::time::{Duration, Instant};
@@ -56,8 +56,7 @@ impl NamespaceState {
         state.native = nf_tables.as_ref().map(|observed| observed.native().clone()).unwrap_or_default();
         let nft_by_programs = match nf_tables.as_ref().filter(|_| handles.nft_in_transaction) {
             Some(observed) => {
-                let of = |family| observed.state(family).clone();
-                state.nft = PerFamily { v4: of(Family::V4), v6: of(Family::V6) };
+                state.nft = PerFamily::each(|family| observed.state(family).clone());
                 false
             }
             None => {

@@ -9,7 +9,7 @@ use crate::{
     change::RulesetDiff,
     netlink::NativeState,
     routing::{self, FoundRouting, RoutingItem},
-    state::RuleState,
+    state::{PerFamily, RuleState},
 };
 use alloc::{
     collections::BTreeSet,
@@ -27,33 +27,13 @@ use redirect_core::{
     values::{Family, Mark},
 };
 
-/// Rules of both families.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct PerFamily {
-    /// IPv4.
-    pub v4: RuleState,
-    /// IPv6.
-    pub v6: RuleState,
-}
-
-impl PerFamily {
-    /// Those of one family.
-    #[must_use]
-    pub const fn of(&self, family: Family) -> &RuleState {
-        match family {
-            Family::V4 => &self.v4,
-            Family::V6 => &self.v6,
-        }
-    }
-}
-
 /// What a network namespace holds, as far as it concerns the mesh.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Observation {
     /// Tables of iptables-legacy.
-    pub legacy: PerFamily,
+    pub legacy: PerFamily<RuleState>,
     /// Tables of iptables-nft.
-    pub nft: PerFamily,
+    pub nft: PerFamily<RuleState>,
     /// The mesh's native tables.
     pub native: NativeState,
     /// Policy rules, routes and addresses of the kind a plan needs, of any owner.
@@ -63,7 +43,7 @@ pub struct Observation {
 impl Observation {
     /// The rules of a variant of iptables.
     #[must_use]
-    pub const fn rules(&self, variant: Variant) -> &PerFamily {
+    pub const fn rules(&self, variant: Variant) -> &PerFamily<RuleState> {
         match variant {
             Variant::Legacy => &self.legacy,
             Variant::Nft => &self.nft,
@@ -118,12 +98,11 @@ impl Observation {
     #[must_use]
     pub fn differences_to(&self, earlier: &Self) -> Vec<String> {
         let nothing = RulesetDiff::default();
-        let done = |_, _| &nothing;
         let mut words = Vec::new();
         for variant in VARIANTS {
             for family in Family::BOTH {
                 let (now, earlier) = (self.rules(variant).of(family), earlier.rules(variant).of(family));
-                let back = RulesetDiff::back(now, earlier, done(variant, family));
+                let back = RulesetDiff::back(now, earlier, &nothing);
                 words.extend(
                     back.tables.iter().map(|change| {
                         format!("{family} {} (iptables-{})", change.table.name(), variant.name())

@@ -4,8 +4,9 @@
 use crate::{
     expressions::{
         decode,
+        reading::Xt,
         seen::{self, extension_match, extension_target},
-        wire::read_array,
+        wire::{Attribute, read_array},
         xt,
     },
     ruleset::{Api, ChainState, Condition, Counter, Ruleset, SeenRule, Statement, TableName, built_in},
@@ -22,9 +23,6 @@ use redirect_core::{
     rule::{Chain, Equality, Hook, Match, Rule, Table},
     values::Family,
 };
-
-/// The hooks in the kernel's order (`enum nf_inet_hooks`).
-const HOOKS: [Hook; 5] = [Hook::Prerouting, Hook::Input, Hook::Forward, Hook::Output, Hook::Postrouting];
 
 /// A table of legacy iptables, as `IPT_SO_GET_INFO` and `IPT_SO_GET_ENTRIES` describe it.
 #[derive(Debug, Clone, Copy)]
@@ -140,7 +138,7 @@ impl LegacyTable<'_> {
                     here = Some(name.to_owned());
                 }
                 (None, Some(hook), _) => {
-                    let drops = entry.verdict() == Some(Verdict::Drop);
+                    let drops = entry.verdict() == Some(verdict::DROP);
                     chains.entry(hook.name().to_owned()).or_default().hook = Some((hook, drops));
                     here = None;
                 }
@@ -161,7 +159,8 @@ impl LegacyTable<'_> {
         let is_valid = |hook: usize| {
             self.valid_hooks & 1_u32.checked_shl(u32::try_from(hook).unwrap_or(32)).unwrap_or(0) != 0
         };
-        HOOKS.into_iter().enumerate().find(|(hook, _)| is_valid(*hook) && at(*hook)).map(|(_, hook)| hook)
+        let mut hooks = Hook::ALL.iter().enumerate();
+        hooks.find(|(hook, _)| is_valid(*hook) && at(*hook)).map(|(_, hook)| *hook)
     }
 
     fn entries(&self) -> Result<Vec<LegacyEntry<'_>>, MalformedTable> {
@@ -238,47 +237,29 @@ const HEAD: usize = 32;
 const ERROR: &str = "ERROR";
 const STANDARD: &str = "";
 
-/// A match or a target.
-#[derive(Debug, Clone, Copy)]
-struct Part<'a> {
-    name: &'a str,
-    revision: u32,
-    info: &'a [u8],
+/// The match or target at the beginning of these bytes, and how many it takes.
+fn extension(bytes: &[u8]) -> Option<(Xt<'_>, usize)> {
+    let size = usize::from(u16::from_ne_bytes(read_array(bytes, 0)?));
+    let info = bytes.get(HEAD..size)?;
+    let name = Attribute(bytes.get(2..HEAD.checked_sub(1)?)?).text()?;
+    let [revision] = read_array(bytes, HEAD.checked_sub(1)?)?;
+    Some((Xt { name, revision: revision.into(), info }, size))
 }
 
-impl<'a> Part<'a> {
-    /// The one at the beginning of these bytes, and how many it takes.
-    fn read(bytes: &'a [u8]) -> Option<(Self, usize)> {
-        let size = usize::from(u16::from_ne_bytes(read_array(bytes, 0)?));
-        let info = bytes.get(HEAD..size)?;
-        let name = until_zero(bytes.get(2..HEAD.checked_sub(1)?)?)?;
-        let [revision] = read_array(bytes, HEAD.checked_sub(1)?)?;
-        Some((Self { name, revision: revision.into(), info }, size))
-    }
-}
-
-fn until_zero(bytes: &[u8]) -> Option<&str> {
-    let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
-    core::str::from_utf8(bytes.get(..end)?).ok()
-}
-
-/// What the standard target decides.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Verdict {
-    Drop,
-    Accept,
-    Queue,
-    Return,
-    /// To the entry at this offset.
-    To(usize),
+/// Verdicts of the standard target; numbers that are not negative are offsets of entries.
+mod verdict {
+    pub(super) const DROP: i32 = -1;
+    pub(super) const ACCEPT: i32 = -2;
+    pub(super) const QUEUE: i32 = -4;
+    pub(super) const RETURN: i32 = -5;
 }
 
 struct LegacyEntry<'a> {
     offset: usize,
     bytes: &'a [u8],
     layout: &'static Layout,
-    matches: Vec<Part<'a>>,
-    target: Part<'a>,
+    matches: Vec<Xt<'a>>,
+    target: Xt<'a>,
 }
 
 impl<'a> LegacyEntry<'a> {
@@ -294,11 +275,11 @@ impl<'a> LegacyEntry<'a> {
         let mut parts = bytes.get(layout.length..target_at)?;
         let mut matches = Vec::new();
         while !parts.is_empty() {
-            let (part, size) = Part::read(parts)?;
+            let (part, size) = extension(parts)?;
             matches.push(part);
             parts = parts.get(size..)?;
         }
-        let (target, _) = Part::read(bytes.get(target_at..)?)?;
+        let (target, _) = extension(bytes.get(target_at..)?)?;
         Some(Self { offset, bytes, layout, matches, target })
     }
 
@@ -308,19 +289,13 @@ impl<'a> LegacyEntry<'a> {
 
     /// The name of the chain that begins behind it.
     fn chain_name(&self) -> Option<&'a str> {
-        (self.target.name == ERROR).then(|| until_zero(self.target.info)).flatten()
+        (self.target.name == ERROR).then(|| Attribute(self.target.info).text()).flatten()
     }
 
-    fn verdict(&self) -> Option<Verdict> {
+    /// What the standard target decides.
+    fn verdict(&self) -> Option<i32> {
         (self.target.name == STANDARD).then_some(())?;
-        let code = i32::from_ne_bytes(read_array(self.target.info, 0)?);
-        Some(match code {
-            -1 => Verdict::Drop,
-            -2 => Verdict::Accept,
-            -4 => Verdict::Queue,
-            -5 => Verdict::Return,
-            _ => Verdict::To(usize::try_from(code).ok()?),
-        })
+        read_array(self.target.info, 0).map(i32::from_ne_bytes)
     }
 
     fn rule(&self, family: Family, chains: &BTreeMap<usize, &str>) -> LegacyRule {
@@ -363,24 +338,25 @@ impl<'a> LegacyEntry<'a> {
     }
 
     fn statements(&self, chains: &BTreeMap<usize, &str>) -> Vec<Statement> {
-        let Part { name, revision, info } = self.target;
+        let Xt { name, revision, info } = self.target;
         if name != STANDARD {
             let unknown = || Statement::Unknown(format!("-j {name}"));
             return [extension_target(name, revision, info).unwrap_or_else(unknown)].into();
         }
         let goes = self.bytes.get(self.layout.flags).is_some_and(|flags| flags & self.layout.goto != 0);
         let statement = match self.verdict() {
-            // A rule without a target leads to the next one.
-            Some(Verdict::To(next)) if next == self.end() => return Vec::new(),
-            Some(Verdict::To(offset)) => chains.get(&offset).map(|name| {
-                let chain = (*name).to_owned();
-                if goes { Statement::Goto(chain) } else { Statement::Jump(chain) }
-            }),
-            Some(Verdict::Drop) => Some(Statement::Drop),
-            Some(Verdict::Accept) => Some(Statement::Accept),
-            Some(Verdict::Queue) => Some(Statement::Queue),
-            Some(Verdict::Return) => Some(Statement::Return),
-            None => None,
+            Some(verdict::DROP) => Some(Statement::Drop),
+            Some(verdict::ACCEPT) => Some(Statement::Accept),
+            Some(verdict::QUEUE) => Some(Statement::Queue),
+            Some(verdict::RETURN) => Some(Statement::Return),
+            offset => match offset.and_then(|offset| usize::try_from(offset).ok()) {
+                // A rule without a target leads to the next one.
+                Some(next) if next == self.end() => return Vec::new(),
+                offset => offset.and_then(|offset| chains.get(&offset)).map(|name| {
+                    let chain = (*name).to_owned();
+                    if goes { Statement::Goto(chain) } else { Statement::Jump(chain) }
+                }),
+            },
         };
         [statement.unwrap_or_else(|| Statement::Unknown("-j".to_owned()))].into()
     }

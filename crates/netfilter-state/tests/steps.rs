@@ -10,7 +10,8 @@ use netfilter_state::{
     model::Kernel,
     netlink::NativeState,
     routing::{self, FoundRouting},
-    steps::{Goal, Inverse, Observation, PerFamily, RulesIn, Step, between},
+    state::PerFamily,
+    steps::{Goal, Inverse, Observation, RulesIn, Step, between},
 };
 use redirect_core::{
     Family, Redirect, RulePlan,

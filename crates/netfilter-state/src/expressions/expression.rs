@@ -5,6 +5,8 @@ use super::{
     wire::Writer,
     xt::Extension,
 };
+use core::net::IpAddr;
+use ipnet::IpNet;
 use redirect_core::{
     rule::{Direction, Equality, TcpFlags},
     values::MaskedMark,
@@ -261,7 +263,14 @@ impl Expressions<'_> {
     }
 
     /// An address lies in a range: compared whole, by its first bytes, or with the others masked.
-    pub(crate) fn address(&mut self, offset: AddressOffset, not: bool, address: &[u8], prefix: u8) {
+    pub(crate) fn address(&mut self, offset: AddressOffset, is: &Equality<IpNet>) {
+        match is.value.network() {
+            IpAddr::V4(address) => self.prefix(offset, is.not, &address.octets(), is.value.prefix_len()),
+            IpAddr::V6(address) => self.prefix(offset, is.not, &address.octets(), is.value.prefix_len()),
+        }
+    }
+
+    fn prefix(&mut self, offset: AddressOffset, not: bool, address: &[u8], prefix: u8) {
         let (bytes, bits) = (usize::from(prefix / 8), prefix % 8);
         if bits == 0 && bytes > 0 {
             let address = address.get(..bytes).unwrap_or(address);

@@ -1,6 +1,6 @@
 //! Bytes of netlink: messages of nested attributes, written and read.
 
-use super::abi::{attribute, flags, kind};
+use super::abi::{NFTABLES, attribute, family, flags, kind};
 use alloc::{string::String, vec::Vec};
 
 /// Size of `nlmsghdr`.
@@ -129,6 +129,13 @@ pub(crate) struct Head {
     pub(crate) sequence: u32,
     pub(crate) family: u8,
     pub(crate) resource: u16,
+}
+
+impl Head {
+    /// That of the message of this type that begins or ends a transaction of nf_tables.
+    pub(crate) const fn of_transaction(kind: u16, sequence: u32) -> Self {
+        Self { kind, flags: flags::REQUEST, sequence, family: family::UNSPECIFIED, resource: NFTABLES }
+    }
 }
 
 /// A message as received.

@@ -44,7 +44,8 @@ use crate::{
     change::RulesetDiff,
     netlink::NativeState,
     routing::{FoundRouting, RoutingItem},
-    steps::{self, Goal, Inverse, Observation, PerFamily, Step, Transaction},
+    state::{PerFamily, RuleState},
+    steps::{self, Goal, Inverse, Observation, Step, Transaction},
 };
 use alloc::{
     string::{String, ToString},
@@ -63,17 +64,10 @@ pub use tables::{Refusal, Tables, Writer};
 /// Two are equal when a run would observe the same.
 #[derive(Debug, Clone, Default)]
 pub struct Kernel {
-    legacy: Both,
-    nft: Both,
+    legacy: PerFamily<Tables>,
+    nft: PerFamily<Tables>,
     native: NativeState,
     routing: Vec<FoundRouting>,
-}
-
-/// Tables of both families.
-#[derive(Debug, Clone, Default)]
-struct Both {
-    v4: Tables,
-    v6: Tables,
 }
 
 /// A step that the kernel refuses; nothing of it has happened, but for the tables before `what` of a [`Step::Restore`].
@@ -97,8 +91,7 @@ impl Kernel {
     /// A namespace that holds what was observed somewhere.
     #[must_use]
     pub fn holding(observed: &Observation) -> Self {
-        let both =
-            |found: &PerFamily| Both { v4: Tables::holding(&found.v4), v6: Tables::holding(&found.v6) };
+        let both = |found: &PerFamily<RuleState>| PerFamily::each(|family| Tables::holding(found.of(family)));
         Self {
             legacy: both(&observed.legacy),
             nft: both(&observed.nft),
@@ -110,7 +103,7 @@ impl Kernel {
     /// What a run finds when it looks.
     #[must_use]
     pub fn observe(&self) -> Observation {
-        let both = |both: &Both| PerFamily { v4: both.v4.observe(), v6: both.v6.observe() };
+        let both = |both: &PerFamily<Tables>| PerFamily::each(|family| both.of(family).observe());
         Observation {
             legacy: both(&self.legacy),
             nft: both(&self.nft),
@@ -179,25 +172,17 @@ impl Kernel {
     /// The tables of a variant of iptables and a family.
     #[must_use]
     pub const fn tables(&self, variant: Variant, family: Family) -> &Tables {
-        let both = match variant {
-            Variant::Legacy => &self.legacy,
-            Variant::Nft => &self.nft,
-        };
-        match family {
-            Family::V4 => &both.v4,
-            Family::V6 => &both.v6,
+        match variant {
+            Variant::Legacy => self.legacy.of(family),
+            Variant::Nft => self.nft.of(family),
         }
     }
 
     /// The same, to be changed as another program would.
     pub const fn tables_mut(&mut self, variant: Variant, family: Family) -> &mut Tables {
-        let both = match variant {
-            Variant::Legacy => &mut self.legacy,
-            Variant::Nft => &mut self.nft,
-        };
-        match family {
-            Family::V4 => &mut both.v4,
-            Family::V6 => &mut both.v6,
+        match variant {
+            Variant::Legacy => self.legacy.of_mut(family),
+            Variant::Nft => self.nft.of_mut(family),
         }
     }
 
@@ -232,11 +217,7 @@ impl Kernel {
     fn commit(&mut self, Transaction { iptables, native }: &Transaction) -> Result<(), Refused> {
         let mut nft = self.nft.clone();
         for (family, change) in iptables {
-            let tables = match family {
-                Family::V4 => &mut nft.v4,
-                Family::V6 => &mut nft.v6,
-            };
-            apply(tables, *family, change, Writer::Netlink)?;
+            apply(nft.of_mut(*family), *family, change, Writer::Netlink)?;
         }
         self.nft = nft;
         if let Some(native) = native {

@@ -8,7 +8,7 @@ use super::{
     part::{ChainRef, Part},
 };
 use crate::expressions::{
-    abi::{self, attribute, family, flags, kind},
+    abi::{self, attribute, flags, kind},
     expression::Expressions,
     wire::{Head, Writer},
 };
@@ -40,8 +40,7 @@ impl<'a> Batch<'a> {
     #[must_use]
     pub fn new(observed: &'a Observed) -> Self {
         let mut writer = Writer::default();
-        let begin = Head { kind: kind::BATCH_BEGIN, ..head(BEGIN) };
-        writer.message(begin, |body| {
+        writer.message(Head::of_transaction(kind::BATCH_BEGIN, BEGIN), |body| {
             if let Some(generation) = observed.generation() {
                 body.u32(attribute::batch::GENERATION, generation);
             }
@@ -71,7 +70,7 @@ impl<'a> Batch<'a> {
         // One confirmation is enough: the kernel sends it only when the whole transaction is in force.
         self.writer.flag_last(flags::ACK);
         let confirmed = self.next_sequence().saturating_sub(1);
-        let end = Head { kind: kind::BATCH_END, ..head(self.next_sequence()) };
+        let end = Head::of_transaction(kind::BATCH_END, self.next_sequence());
         self.writer.message(end, |_| {});
         let bytes = self.writer.finish().ok_or(BatchError::TooLong)?;
         Ok(FinishedBatch { bytes, parts: self.parts, confirmed })
@@ -105,7 +104,7 @@ impl<'a> Batch<'a> {
                 body.text(attribute::table::NAME, table.name());
             });
         }
-        let place = |chain: &'a Chain| ChainRef { family: Some(family), table, chain };
+        let place = |chain: &'a Chain| ChainRef { family, table, chain };
         for (chain, _) in layouts.iter().filter(|(_, layout)| layout.is_new()) {
             self.new_chain(place(chain), number);
         }
@@ -234,10 +233,6 @@ pub(super) fn base_chain(body: &mut Writer, table: Table, hook: Hook) {
     });
     body.u32(attribute::chain::POLICY, abi::POLICY_ACCEPT);
     body.text(attribute::chain::TYPE, table.chain_type(hook));
-}
-
-const fn head(sequence: u32) -> Head {
-    Head { kind: 0, flags: flags::REQUEST, sequence, family: family::UNSPECIFIED, resource: abi::NFTABLES }
 }
 
 /// A transaction ready to be sent.

@@ -100,19 +100,14 @@ fn address(
     is: &Equality<IpNet>,
     family: Family,
 ) -> Result<(), Unencodable> {
-    let always = !is.not && is.value.prefix_len() == 0;
-    match (is.value, family) {
-        _ if always => Ok(()),
-        (IpNet::V4(net), Family::V4) => {
-            out.address(offset, is.not, &net.network().octets(), net.prefix_len());
-            Ok(())
-        }
-        (IpNet::V6(net), Family::V6) => {
-            out.address(offset, is.not, &net.network().octets(), net.prefix_len());
-            Ok(())
-        }
-        (IpNet::V4(_), Family::V6) | (IpNet::V6(_), Family::V4) => Err(Unencodable::OtherFamily),
+    if !is.not && is.value.prefix_len() == 0 {
+        return Ok(());
     }
+    if Family::of(&is.value.addr()) != family {
+        return Err(Unencodable::OtherFamily);
+    }
+    out.address(offset, is);
+    Ok(())
 }
 
 /// A whole name is compared with the NUL that ends it, a beginning without.

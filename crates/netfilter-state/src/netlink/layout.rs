@@ -2,8 +2,7 @@
 //!
 //! The kernel places a new rule before one that is there already; within one transaction nothing else is needed.
 
-use super::{batch_error::BatchError, observed::Observed, part::ChainRef};
-use crate::expressions::abi;
+use super::{batch_error::BatchError, native_state::ChainHook, observed::Observed, part::ChainRef};
 use crate::{
     change::{EditOp, TableChange},
     state::Entry,
@@ -54,7 +53,7 @@ impl<'a> Layout<'a> {
         let mut chains: BTreeMap<&'a Chain, Self> = BTreeMap::new();
         for step in &change.steps {
             let chain = chain_of(step);
-            let place = ChainRef { family: Some(family), table: change.table, chain };
+            let place = ChainRef { family, table: change.table, chain };
             if !chains.contains_key(chain) {
                 chains.insert(chain, Self::found(observed, place)?);
             }
@@ -66,9 +65,7 @@ impl<'a> Layout<'a> {
     }
 
     fn found(observed: &'a Observed, place: ChainRef<'a>) -> Result<Self, BatchError> {
-        let ChainRef { family: Some(family), table, chain } = place else {
-            return Err(BatchError::NoSuchChain(place.words()));
-        };
+        let ChainRef { family, table, chain } = place;
         let Some(facts) = observed.chain_facts(family, table, chain) else {
             // A built-in chain is always there for iptables; in truth it is made with its first rule.
             let present = matches!(chain, Chain::Hook(_));
@@ -173,11 +170,7 @@ impl NextKept {
 /// Whether a chain with the name of a built-in one is that, and one with another name hangs on no hook.
 fn is_as_iptables_has_it(table: Table, chain: &Chain, facts: &super::observed::ChainFacts) -> bool {
     match (chain, &facts.hook) {
-        (Chain::Hook(hook), Some(found)) => {
-            found.number == abi::hook_number(*hook)
-                && found.priority == table.priority(*hook)
-                && found.kind == table.chain_type(*hook)
-        }
+        (Chain::Hook(hook), Some(found)) => found.place() == ChainHook::built_in(table, *hook).place(),
         (Chain::Ours(_) | Chain::Other(_), None) => true,
         (Chain::Hook(_), None) | (Chain::Ours(_) | Chain::Other(_), Some(_)) => false,
     }
@@ -196,25 +189,23 @@ const fn chain_of(step: &EditOp) -> &Chain {
 
 #[cfg(test)]
 mod tests {
-    use super::{
-        super::observed::{ChainFacts, HookFacts},
-        *,
-    };
+    use super::{super::observed::ChainFacts, *};
     use redirect_core::rule::Hook;
 
     #[test]
     fn a_built_in_chain_has_the_hook_the_priority_and_the_kind_that_iptables_gives_it() {
-        let of_iptables = HookFacts { number: 3, priority: -100, kind: "nat".into() };
-        let is_built_in = |hook: &HookFacts| {
+        let of_iptables =
+            ChainHook { number: 3, priority: (-100_i32).cast_unsigned(), kind: "nat".into(), policy: 1 };
+        let is_built_in = |hook: &ChainHook| {
             let facts = ChainFacts { hook: Some(hook.clone()), ..ChainFacts::default() };
             is_as_iptables_has_it(Table::Nat, &Chain::Hook(Hook::Output), &facts)
         };
         assert!(is_built_in(&of_iptables));
         for other in [
-            HookFacts { number: 0, ..of_iptables.clone() },
-            HookFacts { priority: -101, ..of_iptables.clone() },
-            HookFacts { kind: "filter".into(), ..of_iptables.clone() },
-            HookFacts { number: 0, priority: 0, ..of_iptables.clone() },
+            ChainHook { number: 0, ..of_iptables.clone() },
+            ChainHook { priority: (-101_i32).cast_unsigned(), ..of_iptables.clone() },
+            ChainHook { kind: "filter".into(), ..of_iptables.clone() },
+            ChainHook { number: 0, priority: 0, ..of_iptables.clone() },
         ] {
             assert!(!is_built_in(&other), "{other:?}");
         }

@@ -1,7 +1,7 @@
 //! Native nftables: the same rules in tables of their own that serve both families, in the words of `nft list ruleset`.
 
 use super::{
-    native_state::{NativeHook, NativeRule, NativeState, SetKey, TableState},
+    native_state::{ChainHook, NativeRule, NativeState, SetKey, TableState},
     sets,
 };
 use crate::expressions::{
@@ -65,12 +65,7 @@ fn table(
         let to = state.chain(&render::nft_chain_name(&chain));
         to.rules = rules;
         if let Chain::Hook(hook) = chain {
-            to.hook = Some(NativeHook {
-                number: abi::hook_number(hook),
-                priority: table.priority(hook).cast_unsigned(),
-                kind: table.chain_type(hook).into(),
-                policy: abi::POLICY_ACCEPT,
-            });
+            to.hook = Some(ChainHook::built_in(table, hook));
         }
     }
     state
@@ -96,11 +91,7 @@ fn in_set(out: &mut Expressions<'_>, rule: &Rule, kind: Kind, set: u32) {
         Kind::Ports => load_port(out, rule, DESTINATION_PORT),
         Kind::Addresses(family) => {
             out.family(abi::family_number(family));
-            let length = match family {
-                Family::V4 => 4,
-                Family::V6 => 16,
-            };
-            out.payload(base::NETWORK, AddressOffset::destination(family).0, length);
+            out.payload(base::NETWORK, AddressOffset::destination(family).0, sets::length(kind));
         }
     }
     out.lookup(false, set);
@@ -180,10 +171,7 @@ fn address(out: &mut Expressions<'_>, offset: fn(Family) -> AddressOffset, is: &
     if !is.not && is.value.prefix_len() == 0 {
         return;
     }
-    match is.value {
-        IpNet::V4(net) => out.address(offset(family), is.not, &net.network().octets(), net.prefix_len()),
-        IpNet::V6(net) => out.address(offset(family), is.not, &net.network().octets(), net.prefix_len()),
-    }
+    out.address(offset(family), is);
 }
 
 /// A whole name is compared in all its length, a beginning in its own.

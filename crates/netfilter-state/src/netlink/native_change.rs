@@ -7,7 +7,7 @@
 use super::{
     Batch,
     native_state::{
-        ChainState, NativeHook, NativeRule, NativeState, RawAttributes, SetKey, SetState, TableState,
+        ChainHook, ChainState, NativeRule, NativeState, RawAttributes, SetKey, SetState, TableState,
         set_attributes, set_of,
     },
     part::Part,
@@ -142,10 +142,10 @@ impl<'a> TableChange<'a> {
 
     /// The chain as it is, unless it must be made again because it hangs elsewhere.
     fn kept_chain(&self, name: &str) -> Option<&'a ChainState> {
-        let place = |hook: &'a NativeHook| (hook.number, hook.priority, hook.kind.as_str());
         let found = self.now?.chains.get(name)?;
         let wanted = self.wanted.chains.get(name)?;
-        (found.hook.as_ref().map(place) == wanted.hook.as_ref().map(place)).then_some(found)
+        let place = |chain: &'a ChainState| chain.hook.as_ref().map(ChainHook::place);
+        (place(found) == place(wanted)).then_some(found)
     }
 
     /// Rules that go, then chains that go: by then nothing jumps to them.
@@ -318,7 +318,7 @@ impl<'a> TableChange<'a> {
 }
 
 /// A base chain's place; one that is there keeps it, only its policy can change.
-fn base_chain(body: &mut Writer, hook: &NativeHook, is_new: bool) {
+fn base_chain(body: &mut Writer, hook: &ChainHook, is_new: bool) {
     if is_new {
         body.nested(attribute::chain::HOOK, |data| {
             data.u32(attribute::hook::NUMBER, hook.number);

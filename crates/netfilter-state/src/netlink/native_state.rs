@@ -77,17 +77,46 @@ struct Meaning {
 pub(super) struct ChainState {
     /// Its place among the chains of its table, in the order in which they were made.
     pub(super) place: usize,
-    pub(super) hook: Option<NativeHook>,
+    pub(super) hook: Option<ChainHook>,
     pub(super) rules: Vec<NativeRule>,
 }
 
-/// Where a base chain hangs.
+/// Where a base chain hangs, in native tables and in those of iptables.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct NativeHook {
+pub(super) struct ChainHook {
     pub(super) number: u32,
     pub(super) priority: u32,
     pub(super) kind: String,
     pub(super) policy: u32,
+}
+
+impl ChainHook {
+    /// That of a built-in chain of iptables, and of the same chain of native tables.
+    pub(super) fn built_in(table: Table, hook: Hook) -> Self {
+        Self {
+            number: abi::hook_number(hook),
+            priority: table.priority(hook).cast_unsigned(),
+            kind: table.chain_type(hook).into(),
+            policy: abi::POLICY_ACCEPT,
+        }
+    }
+
+    /// From the attributes of a chain; none where it hangs on no hook.
+    pub(super) fn read(chain: Attributes<'_>) -> Option<Self> {
+        let hook = chain.find(attribute::chain::HOOK)?.attributes();
+        let policy = chain.find(attribute::chain::POLICY).and_then(Attribute::u32);
+        Some(Self {
+            number: hook.find(attribute::hook::NUMBER)?.u32()?,
+            priority: hook.find(attribute::hook::PRIORITY)?.u32()?,
+            kind: chain.find(attribute::chain::TYPE)?.text()?.into(),
+            policy: policy.unwrap_or(abi::POLICY_ACCEPT),
+        })
+    }
+
+    /// All but its policy, which alone can change.
+    pub(super) const fn place(&self) -> (u32, u32, &str) {
+        (self.number, self.priority, self.kind.as_str())
+    }
 }
 
 /// One rule.
@@ -199,9 +228,7 @@ impl NativeState {
         let Some(from) = old.tables.get(table) else { return self };
         let to = Arc::make_mut(self.tables.entry(table).or_default());
         for (chain, from) in &from.chains {
-            let place = to.chains.len();
-            let new = || ChainState { place, ..ChainState::default() };
-            let to = to.chains.entry(chain.clone()).or_insert_with(new);
+            let to = to.chain(chain);
             to.hook = to.hook.take().or_else(|| from.hook.clone());
             to.rules.extend(from.rules.iter().cloned());
         }
@@ -251,19 +278,7 @@ impl NativeState {
     fn chain(&mut self, message: &Message<'_>) -> Option<()> {
         let attributes = message.attributes();
         let name = attributes.find(attribute::chain::NAME)?.text()?;
-        let hook = attributes.find(attribute::chain::HOOK).and_then(|hook| {
-            let hook = hook.attributes();
-            Some(NativeHook {
-                number: hook.find(attribute::hook::NUMBER)?.u32()?,
-                priority: hook.find(attribute::hook::PRIORITY)?.u32()?,
-                kind: attributes.find(attribute::chain::TYPE)?.text()?.into(),
-                policy: attributes
-                    .find(attribute::chain::POLICY)
-                    .and_then(Attribute::u32)
-                    .unwrap_or(abi::POLICY_ACCEPT),
-            })
-        });
-        self.table_of(attributes, attribute::chain::TABLE)?.chain(name).hook = hook;
+        self.table_of(attributes, attribute::chain::TABLE)?.chain(name).hook = ChainHook::read(attributes);
         Some(())
     }
 
@@ -311,10 +326,7 @@ impl TableState {
     /// The chain of this name, which takes its place behind the others if it is new.
     pub(super) fn chain(&mut self, name: &str) -> &mut ChainState {
         let place = self.chains.len();
-        if !self.chains.contains_key(name) {
-            self.chains.insert(name.into(), ChainState { place, ..ChainState::default() });
-        }
-        self.chains.entry(name.into()).or_default()
+        self.chains.entry(name.into()).or_insert_with(|| ChainState { place, ..ChainState::default() })
     }
 
     /// Whether its chains are not on their hooks.
@@ -563,7 +575,7 @@ mod tests {
             assert!(asleep.tables[table].is_dormant() && !wanted.tables[table].is_dormant(), "{table}");
             let mut dropping = wanted.clone();
             let chains = Arc::make_mut(dropping.tables.get_mut(table).unwrap()).chains.values_mut();
-            let hooks: Vec<&mut NativeHook> = chains.filter_map(|chain| chain.hook.as_mut()).collect();
+            let hooks: Vec<&mut ChainHook> = chains.filter_map(|chain| chain.hook.as_mut()).collect();
             assert!(!hooks.is_empty(), "{table}");
             hooks.into_iter().for_each(|hook| hook.policy = 0);
             assert_ne!(dropping, wanted, "{table}");

@@ -1,12 +1,12 @@
 //! What the kernel holds, read from its answers: rules with their handles, chains with their hooks.
 
-use super::NativeState;
+use super::native_state::{ChainHook, NativeState};
 use crate::expressions::{
     abi::{self, attribute, family, kind},
     decode,
     wire::{Attribute, Attributes, Message},
 };
-use crate::state::{Entry, RawRule, RuleState};
+use crate::state::{Entry, PerFamily, RawRule, RuleState};
 use alloc::{
     collections::{BTreeMap, BTreeSet},
     format,
@@ -28,8 +28,7 @@ pub(super) const SIGNATURE: &[u8] = b"\x69\x06istio\0";
 #[derive(Debug, Clone, Default)]
 pub struct Observed {
     generation: Option<u32>,
-    v4: FamilyTables,
-    v6: FamilyTables,
+    families: PerFamily<FamilyTables>,
     native: NativeState,
     /// Tables that a plan touches and that do not act, or may not be changed.
     obstacles: BTreeSet<Obstacle>,
@@ -81,15 +80,7 @@ pub(super) struct ChainFacts {
     /// The handles of its rules, in their order.
     pub(super) handles: Vec<u64>,
     /// Its hook, if it has one.
-    pub(super) hook: Option<HookFacts>,
-}
-
-/// Where a base chain is hooked in.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct HookFacts {
-    pub(super) number: u32,
-    pub(super) priority: i32,
-    pub(super) kind: String,
+    pub(super) hook: Option<ChainHook>,
 }
 
 impl Observed {
@@ -116,7 +107,7 @@ impl Observed {
     /// The rules of a family in the tables a plan has rules in.
     #[must_use]
     pub const fn state(&self, family: Family) -> &RuleState {
-        &self.family(family).state
+        &self.families.of(family).state
     }
 
     /// The native tables of the mesh, all of family inet.
@@ -133,7 +124,7 @@ impl Observed {
     /// Whether a table is there.
     #[must_use]
     pub fn has_table(&self, family: Family, table: Table) -> bool {
-        self.family(family).tables.contains_key(&table)
+        self.families.of(family).tables.contains_key(&table)
     }
 
     /// Whether the rules and native tables are the same, whatever the generation. Handles may differ, and so may
@@ -162,8 +153,15 @@ impl Observed {
     /// `None` if no other program has any.
     #[must_use]
     pub fn chains_to_read(&self, family: Family, table: Table) -> Option<Vec<Chain>> {
-        let chains: Vec<&Chain> =
-            self.family(family).tables.get(&table).into_iter().flatten().map(|(chain, _)| chain).collect();
+        let chains: Vec<&Chain> = self
+            .families
+            .of(family)
+            .tables
+            .get(&table)
+            .into_iter()
+            .flatten()
+            .map(|(chain, _)| chain)
+            .collect();
         let is_others = |chain: &&Chain| matches!(chain, Chain::Other(_)) && !chain.belongs_to_mesh();
         let have_others = chains.iter().any(is_others);
         have_others.then(|| chains.into_iter().filter(|chain| !is_others(chain)).cloned().collect())
@@ -171,21 +169,7 @@ impl Observed {
 
     /// The facts about a chain, if it is there.
     pub(super) fn chain_facts(&self, family: Family, table: Table, chain: &Chain) -> Option<&ChainFacts> {
-        self.family(family).tables.get(&table)?.get(chain)
-    }
-
-    const fn family(&self, family: Family) -> &FamilyTables {
-        match family {
-            Family::V4 => &self.v4,
-            Family::V6 => &self.v6,
-        }
-    }
-
-    const fn family_mut(&mut self, family: Family) -> &mut FamilyTables {
-        match family {
-            Family::V4 => &mut self.v4,
-            Family::V6 => &mut self.v6,
-        }
+        self.families.of(family).tables.get(&table)?.get(chain)
     }
 
     fn table(&mut self, message: &Message<'_>) -> Option<()> {
@@ -199,7 +183,7 @@ impl Observed {
         }
         let table = Table::named(name)?;
         let family = abi::family_of(message.family)?;
-        self.family_mut(family).tables.entry(table).or_default();
+        self.families.of_mut(family).tables.entry(table).or_default();
         self.obstacles_in(attributes, format!("{} {name}", abi::family_word(family)));
         Some(())
     }
@@ -217,20 +201,12 @@ impl Observed {
         let attributes = message.attributes();
         let table = Table::named(attributes.find(attribute::chain::TABLE)?.text()?)?;
         let chain = Chain::named(attributes.find(attribute::chain::NAME)?.text()?);
-        let hook = attributes.find(attribute::chain::HOOK).and_then(|hook| {
-            let hook = hook.attributes();
-            Some(HookFacts {
-                number: hook.find(attribute::hook::NUMBER)?.u32()?,
-                priority: hook.find(attribute::hook::PRIORITY)?.u32()?.cast_signed(),
-                kind: attributes.find(attribute::chain::TYPE)?.text()?.into(),
-            })
-        });
-        let tables = self.family_mut(abi::family_of(message.family)?);
+        let tables = self.families.of_mut(abi::family_of(message.family)?);
         // Built-in chains without rules do not count as declared: with the other backends they are always there.
         if !matches!(chain, Chain::Hook(_)) {
             tables.state.declare(table, chain.clone());
         }
-        tables.tables.entry(table).or_default().entry(chain).or_default().hook = hook;
+        tables.tables.entry(table).or_default().entry(chain).or_default().hook = ChainHook::read(attributes);
         Some(())
     }
 
@@ -244,7 +220,7 @@ impl Observed {
         let family = abi::family_of(message.family)?;
         let is_signed = user_data.is_some_and(|data| data.0 == SIGNATURE);
         let entry = entry(expressions, user_data.filter(|_| !is_signed), family);
-        let tables = self.family_mut(family);
+        let tables = self.families.of_mut(family);
         if is_signed {
             tables.state.sign(table, chain.clone(), entry.clone());
         }

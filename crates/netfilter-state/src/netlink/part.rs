@@ -9,11 +9,11 @@ use redirect_core::{
     values::Family,
 };
 
-/// A chain in a table of a family; of both in native tables.
+/// A chain in a table of a family.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ChainRef<'a> {
-    /// The family; `None` for native tables, which serve both.
-    pub family: Option<Family>,
+    /// The family.
+    pub family: Family,
     /// The table.
     pub table: Table,
     /// The chain.
@@ -28,10 +28,7 @@ impl ChainRef<'_> {
 
 impl fmt::Display for ChainRef<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.family {
-            Some(family) => write!(f, "{family} {}", crate::state::place(self.table, self.chain)),
-            None => write!(f, "native {}", crate::state::place(self.table, self.chain)),
-        }
+        write!(f, "{} {}", self.family, crate::state::place(self.table, self.chain))
     }
 }
 
@@ -67,7 +64,7 @@ impl Part<'_> {
     #[must_use]
     pub fn extensions(&self) -> Vec<(Family, Extension)> {
         match self {
-            Self::Rule(ChainRef { family: Some(family), .. }, Entry::Rule(rule)) => {
+            Self::Rule(ChainRef { family, .. }, Entry::Rule(rule)) => {
                 extensions(rule).map(|extension| (*family, extension)).collect()
             }
             Self::Rule(..)

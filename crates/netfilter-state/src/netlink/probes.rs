@@ -9,13 +9,13 @@ use core::net::IpAddr;
 
 use redirect_core::ambient::{PROBE_V4, PROBE_V6};
 
-use super::{Message, family_number};
+use super::{Message, family_number, sets};
 use crate::expressions::{
-    abi::{self, attribute, family, flags, key_type, kind, meta},
+    abi::{self, attribute, family, flags, kind, meta},
     expression::{AddressOffset, Expressions},
     wire::{Attribute, Head, Writer},
 };
-use redirect_core::values::Family;
+use redirect_core::{plan::native::Kind, values::Family};
 
 /// The table, of family inet.
 pub const TABLE: &str = "istio-ambient-probes";
@@ -191,20 +191,9 @@ struct Parts {
 
 impl Parts {
     fn new(sequence: u32) -> Self {
-        let mut parts = Self { sequence, writer: Writer::default() };
-        parts.limit(kind::BATCH_BEGIN);
-        parts
-    }
-
-    fn limit(&mut self, kind: u16) {
-        let head = Head {
-            kind,
-            flags: flags::REQUEST,
-            sequence: self.sequence,
-            family: family::UNSPECIFIED,
-            resource: abi::NFTABLES,
-        };
-        self.writer.message(head, |_| {});
+        let mut writer = Writer::default();
+        writer.message(Head::of_transaction(kind::BATCH_BEGIN, sequence), |_| {});
+        Self { sequence, writer }
     }
 
     fn part(&mut self, kind: u16, flags: u16, body: impl FnOnce(&mut Writer)) {
@@ -215,7 +204,7 @@ impl Parts {
 
     fn finish(mut self) -> Option<Vec<u8>> {
         self.writer.flag_last(flags::ACK);
-        self.limit(kind::BATCH_END);
+        self.writer.message(Head::of_transaction(kind::BATCH_END, self.sequence), |_| {});
         self.writer.finish()
     }
 
@@ -237,15 +226,12 @@ impl Parts {
     }
 
     fn set(&mut self, of: Family, id: u32) {
-        let (key, length) = match of {
-            Family::V4 => (key_type::IPV4_ADDRESS, 4),
-            Family::V6 => (key_type::IPV6_ADDRESS, 16),
-        };
+        let kind = Kind::Addresses(of);
         self.part(kind::NEW_SET, flags::CREATE, |body| {
             body.text(attribute::set::TABLE, TABLE);
             body.text(attribute::set::NAME, set_name(of));
-            body.u32(attribute::set::KEY_TYPE, key);
-            body.u32(attribute::set::KEY_LENGTH, length);
+            body.u32(attribute::set::KEY_TYPE, sets::key_type(kind));
+            body.u32(attribute::set::KEY_LENGTH, sets::length(kind));
             body.u32(attribute::set::ID, id);
         });
     }
@@ -258,7 +244,9 @@ impl Parts {
             body.nested(attribute::elements::ELEMENTS, |list| {
                 for key in keys {
                     list.nested(attribute::list::ELEMENT, |element| {
-                        element.nested(attribute::element::KEY, |data| value(data, *key));
+                        element.nested(attribute::element::KEY, |data| {
+                            data.bytes(attribute::data::VALUE, &octets(*key));
+                        });
                     });
                 }
             });
@@ -280,12 +268,10 @@ impl Parts {
                 rule.protocol(TCP);
                 rule.meta(meta::SOCKET_USER);
                 rule.is(true, &NO_USER.to_ne_bytes());
-                rule.payload(abi::base::NETWORK, AddressOffset::destination(of).0, length_of(probe));
+                let length = sets::length(Kind::Addresses(of));
+                rule.payload(abi::base::NETWORK, AddressOffset::destination(of).0, length);
                 rule.lookup_in(false, set_name(of), id);
-                match probe {
-                    IpAddr::V4(address) => rule.value(&address.octets()),
-                    IpAddr::V6(address) => rule.value(&address.octets()),
-                }
+                rule.value(&octets(probe));
                 rule.source_nat(family_number(of));
             });
             body.bytes(attribute::rule::USER_DATA, COMMENT);
@@ -296,17 +282,10 @@ impl Parts {
 /// The number of the protocol.
 const TCP: u8 = 6;
 
-fn value(data: &mut Writer, address: IpAddr) {
+fn octets(address: IpAddr) -> Vec<u8> {
     match address {
-        IpAddr::V4(address) => data.bytes(attribute::data::VALUE, &address.octets()),
-        IpAddr::V6(address) => data.bytes(attribute::data::VALUE, &address.octets()),
-    }
-}
-
-const fn length_of(address: IpAddr) -> u32 {
-    match address {
-        IpAddr::V4(_) => 4,
-        IpAddr::V6(_) => 16,
+        IpAddr::V4(address) => address.octets().into(),
+        IpAddr::V6(address) => address.octets().into(),
     }
 }
 

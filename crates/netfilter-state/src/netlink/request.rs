@@ -148,15 +148,8 @@ pub fn release_lock(transaction: u32) -> Option<Vec<u8>> {
 }
 
 fn lock_transaction(kind: u16, table_flags: u16, transaction: u32, table: u32) -> Option<Vec<u8>> {
-    let limit = |kind| Head {
-        kind,
-        flags: flags::REQUEST,
-        sequence: transaction,
-        family: family::UNSPECIFIED,
-        resource: abi::NFTABLES,
-    };
     let mut writer = Writer::default();
-    writer.message(limit(kind::BATCH_BEGIN), |_| {});
+    writer.message(Head::of_transaction(kind::BATCH_BEGIN, transaction), |_| {});
     let flags = table_flags | flags::REQUEST | flags::ACK;
     writer.message(Head { kind, flags, sequence: table, family: family::INET, resource: 0 }, |body| {
         body.text(attribute::table::NAME, redirect_core::render::NFT_LOCK_TABLE);
@@ -164,7 +157,7 @@ fn lock_transaction(kind: u16, table_flags: u16, transaction: u32, table: u32) -
             body.u32(attribute::table::FLAGS, abi::OWNED_BY_SOCKET);
         }
     });
-    writer.message(limit(kind::BATCH_END), |_| {});
+    writer.message(Head::of_transaction(kind::BATCH_END, transaction), |_| {});
     writer.finish()
 }
 

@@ -57,7 +57,7 @@ fn declare(body: &mut Writer, ranges: &Ranges, size: usize) {
     let interval = if has_intervals(ranges) { set::INTERVAL } else { 0 };
     body.u32(attribute::set::FLAGS, set::ANONYMOUS | set::CONSTANT | interval);
     body.u32(attribute::set::KEY_TYPE, key_type(ranges.kind()));
-    body.u32(attribute::set::KEY_LENGTH, u32::try_from(length(ranges.kind())).unwrap_or_default());
+    body.u32(attribute::set::KEY_LENGTH, length(ranges.kind()));
     body.nested(attribute::set::DESCRIPTION, |description| {
         description.u32(attribute::set_description::SIZE, u32::try_from(size).unwrap_or(u32::MAX));
     });
@@ -69,13 +69,15 @@ fn element(body: &mut Writer, kind: Kind, key: u128, ends: bool) {
         body.u32(attribute::element::FLAGS, set::END_OF_INTERVAL);
     }
     let bytes = key.to_be_bytes();
-    let start = bytes.len().saturating_sub(length(kind));
+    let length = usize::try_from(length(kind)).unwrap_or_default();
+    let start = bytes.len().saturating_sub(length);
     body.nested(attribute::element::KEY, |data| {
         data.bytes(attribute::data::VALUE, bytes.get(start..).unwrap_or(&bytes));
     });
 }
 
-const fn key_type(kind: Kind) -> u32 {
+/// The type of a key.
+pub(super) const fn key_type(kind: Kind) -> u32 {
     match kind {
         Kind::Ports => key_type::PORT,
         Kind::Addresses(Family::V4) => key_type::IPV4_ADDRESS,
@@ -84,7 +86,7 @@ const fn key_type(kind: Kind) -> u32 {
 }
 
 /// The length of a key in bytes.
-const fn length(kind: Kind) -> usize {
+pub(super) const fn length(kind: Kind) -> u32 {
     match kind {
         Kind::Ports => 2,
         Kind::Addresses(Family::V4) => 4,

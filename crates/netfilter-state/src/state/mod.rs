@@ -17,8 +17,41 @@ use redirect_core::{
     plan::{DataPlane, FamilyRules},
     render,
     rule::{Chain, Hook, Match, OurChain, Rule, Table, Target},
-    values::Mark,
+    values::{Family, Mark},
 };
+
+/// One of each family.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct PerFamily<T> {
+    /// IPv4's.
+    pub v4: T,
+    /// IPv6's.
+    pub v6: T,
+}
+
+impl<T> PerFamily<T> {
+    /// What is made of each family.
+    pub fn each(mut make: impl FnMut(Family) -> T) -> Self {
+        Self { v4: make(Family::V4), v6: make(Family::V6) }
+    }
+
+    /// That of one family.
+    #[must_use]
+    pub const fn of(&self, family: Family) -> &T {
+        match family {
+            Family::V4 => &self.v4,
+            Family::V6 => &self.v6,
+        }
+    }
+
+    /// The same, to be changed.
+    pub const fn of_mut(&mut self, family: Family) -> &mut T {
+        match family {
+            Family::V4 => &mut self.v4,
+            Family::V6 => &mut self.v6,
+        }
+    }
+}
 
 /// A rule as found: one this library understands, or another's. Closed on purpose: it is one or the other.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -1,11 +1,10 @@
 //! What a namespace holds, for the tests of steps here and in `tests/steps.rs`.
 
-use super::{Family, FoundRouting, NativeState, Observation, PerFamily, RulePlan, RulesIn, Variant, routing};
+use super::{FoundRouting, NativeState, Observation, PerFamily, RulePlan, RulesIn, Variant, routing};
 
 /// What a namespace holds when a plan is in force.
 pub fn in_force(plan: &RulePlan, rules_in: RulesIn) -> Observation {
-    let rules = |family| (&plan.rules(family)).into();
-    let both = PerFamily { v4: rules(Family::V4), v6: rules(Family::V6) };
+    let both = PerFamily::each(|family| (&plan.rules(family)).into());
     let routing = routing::wanted(plan).into_iter();
     let routing = routing.map(FoundRouting::working).collect();
     let nothing = Observation { routing, ..Observation::default() };
