@@ -22,7 +22,7 @@ use crate::{
 use netfilter_state::{
     netlink::{self, BatchError},
     routing,
-    steps::{self, Goal, Inverse, RulesIn, Step, Transaction},
+    steps::{self, Goal, Inverse, Step, Transaction},
 };
 use redirect_core::{RulePlan, options::Variant, plan::PolicyRoutes};
 use std::time::Instant;
@@ -175,14 +175,9 @@ impl<'a> Run<'a> {
     }
 
     fn steps(&self, seen: &NamespaceState, backend: Backend) -> Vec<Step> {
-        let rules_in = match backend {
-            Backend::Netlink => RulesIn::Iptables(Variant::Nft),
-            Backend::Restore(variant) => RulesIn::Iptables(variant),
-            Backend::NativeNft => RulesIn::Native(self.options.native_form),
-        };
         let goal = Goal {
             plan: self.plan,
-            rules_in,
+            rules_in: backend.rules_in(self.options.native_form),
             force: self.options.force && self.done.is_empty(),
             tproxy: self.options.tproxy,
             nft_in_transaction: self.handles.nft_in_transaction,

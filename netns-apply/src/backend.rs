@@ -1,9 +1,10 @@
 //! What programs the rules, and how it is chosen without trying anything out.
 
 use crate::{ApplyError, handles::Handles, netlink::NetlinkError, observe::NamespaceState, restore};
+use netfilter_state::steps::RulesIn;
 use redirect_core::{
     Family, RulePlan,
-    options::{BackendChoice, Variant},
+    options::{BackendChoice, NativeForm, Variant},
     render::NFT_TABLES,
     rule::Table,
 };
@@ -19,6 +20,17 @@ pub enum Backend {
     Restore(Variant),
     /// Native nftables, over netlink.
     NativeNft,
+}
+
+impl Backend {
+    /// Where its rules stand.
+    pub(crate) const fn rules_in(self, form: NativeForm) -> RulesIn {
+        match self {
+            Self::Netlink => RulesIn::Iptables(Variant::Nft),
+            Self::Restore(variant) => RulesIn::Iptables(variant),
+            Self::NativeNft => RulesIn::Native(form),
+        }
+    }
 }
 
 /// The nf_tables tables that hold a plan's rules, as nft names them.

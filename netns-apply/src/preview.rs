@@ -19,11 +19,9 @@ pub fn cleanup_preview(options: &ApplyOptions) -> Result<String, ApplyError> {
     let seen = NamespaceState::now(&mut handles, deadline(options.patience))?;
     let plan = RulePlan::empty();
     let goal = Goal {
-        plan: &plan,
-        rules_in: RulesIn::Iptables(Variant::Nft),
-        force: false,
         tproxy: options.tproxy,
         nft_in_transaction: handles.nft_in_transaction,
+        ..Goal::new(&plan, RulesIn::Iptables(Variant::Nft))
     };
     Ok(steps::between(&seen.state, &goal).iter().map(text).collect())
 }

@@ -15,6 +15,8 @@ mod tables;
 #[cfg(feature = "write")]
 mod unexamined;
 
+#[cfg(feature = "write")]
+use crate::socket;
 use crate::socket::{Ended, NetlinkSocket, code};
 #[cfg(feature = "write")]
 pub(crate) use links::Links;
@@ -87,7 +89,7 @@ pub struct RouteSocket {
     most: usize,
 }
 
-fn socket() -> Result<NetlinkSocket, RouteError> {
+fn open_socket() -> Result<NetlinkSocket, RouteError> {
     NetlinkSocket::open(NETLINK_ROUTE)
         .map_err(|cause| RouteError::refused("open a routing socket".to_owned(), cause))
 }
@@ -105,12 +107,12 @@ impl RouteSocket {
     /// # Errors
     /// The kernel refuses.
     pub fn open(most_read: usize) -> Result<Self, RouteError> {
-        Ok(Self { socket: socket()?, most: most_read })
+        Ok(Self { socket: open_socket()?, most: most_read })
     }
 
     /// A new socket: unread parts of an answer would precede every other answer.
     fn reopen(&mut self) -> Result<(), RouteError> {
-        self.socket = socket()?;
+        self.socket = open_socket()?;
         Ok(())
     }
 
@@ -192,6 +194,13 @@ impl RouteSocket {
         Err(failed(Errno::EINTR))
     }
 
+    /// A message of this type: what follows netlink's own header is `payload`.
+    #[cfg(feature = "write")]
+    fn question(&mut self, kind: u16, flags: u16, payload: &[u8]) -> Question {
+        let sequence = self.socket.next_sequence();
+        Question { bytes: socket::message(kind, flags, sequence, payload), sequence }
+    }
+
     fn message(&mut self, message: &RouteNetlinkMessage, flags: u16) -> Question {
         let sequence = self.socket.next_sequence();
         let mut header = NetlinkHeader::default();
@@ -235,23 +244,6 @@ impl From<Errno> for Stopped {
 struct Question {
     bytes: Vec<u8>,
     sequence: u32,
-}
-
-#[cfg(feature = "write")]
-impl Question {
-    /// A message of this type: what follows netlink's own header is `payload`.
-    fn of(kind: u16, flags: u16, sequence: u32, payload: &[u8]) -> Self {
-        const HEADER: usize = 16;
-        let length = HEADER.saturating_add(payload.len());
-        let mut bytes = Vec::with_capacity(length);
-        bytes.extend(u32::try_from(length).unwrap_or_default().to_ne_bytes());
-        bytes.extend(kind.to_ne_bytes());
-        bytes.extend(flags.to_ne_bytes());
-        bytes.extend(sequence.to_ne_bytes());
-        bytes.extend([0; 4]);
-        bytes.extend(payload);
-        Self { bytes, sequence }
-    }
 }
 
 /// A message of a dump: as it came, and what it says.

@@ -4,6 +4,8 @@
 //! dumps, signals, a receive buffer that overflowed, and a time limit.
 
 use netfilter_state::netlink::{Answer, Message, Messages};
+#[cfg(feature = "write")]
+use netlink_packet_core::{NlaBuffer, NlasIterator};
 use netlink_sys::{Socket, SocketAddr};
 use nix::{
     errno::Errno,
@@ -198,6 +200,27 @@ impl NetlinkSocket {
     fn fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
+}
+
+/// A message of this type: netlink's own header (`nlmsghdr`), and behind it `payload`.
+#[cfg(feature = "write")]
+pub(crate) fn message(kind: u16, flags: u16, sequence: u32, payload: &[u8]) -> Vec<u8> {
+    const HEADER: usize = 16;
+    let length = HEADER.saturating_add(payload.len());
+    let mut bytes = Vec::with_capacity(length);
+    bytes.extend(u32::try_from(length).unwrap_or_default().to_ne_bytes());
+    bytes.extend(kind.to_ne_bytes());
+    bytes.extend(flags.to_ne_bytes());
+    bytes.extend(sequence.to_ne_bytes());
+    bytes.extend([0; 4]);
+    bytes.extend(payload);
+    bytes
+}
+
+/// The attributes in these bytes. Bytes that are none end them.
+#[cfg(feature = "write")]
+pub(crate) fn attributes(bytes: &[u8]) -> impl Iterator<Item = NlaBuffer<&[u8]>> {
+    NlasIterator::new(bytes).map_while(Result::ok)
 }
 
 /// The error number in an answer.

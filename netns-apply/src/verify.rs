@@ -1,19 +1,15 @@
 //! Compares a plan with the rules in force.
 
 use crate::{
-    ApplyError, ApplyOptions,
-    backend::{self, Backend},
-    foreign::interference,
-    handles::Handles,
-    observe::NamespaceState,
+    ApplyError, ApplyOptions, backend, foreign::interference, handles::Handles, observe::NamespaceState,
     pause::deadline,
 };
 use netfilter_state::{
     differences::Differences,
-    steps::{Observation, RulesIn, VARIANTS},
+    steps::{Observation, VARIANTS},
 };
 use packet_trace::interference::Finding;
-use redirect_core::{RulePlan, options::Variant};
+use redirect_core::RulePlan;
 use std::fmt;
 
 /// Why a namespace is not as planned.
@@ -105,12 +101,7 @@ impl<'a> Snapshot<'a> {
         if let Some(asleep) = self.seen.asleep(|table| names.iter().any(|name| name == table)) {
             return Ok(Some(Mismatch::Asleep(asleep.to_string())));
         }
-        let rules_in = match backend {
-            Backend::NativeNft => RulesIn::Native(options.native_form),
-            Backend::Netlink => RulesIn::Iptables(Variant::Nft),
-            Backend::Restore(variant) => RulesIn::Iptables(variant),
-        };
-        let differences = Differences::between(observed, plan, rules_in);
+        let differences = Differences::between(observed, plan, backend.rules_in(options.native_form));
         if !differences.is_empty() {
             return Ok(Some(Mismatch::Different(differences)));
         }

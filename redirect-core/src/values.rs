@@ -708,6 +708,18 @@ pub const PASSTHROUGH_V4: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 6);
 /// The pass-through source address of the proxy's inbound connections to the application: `::6`.
 pub const PASSTHROUGH_V6: Ipv6Addr = Ipv6Addr::new(0, 0, 0, 0, 0, 0, 0, 6);
 
+/// Whether other hosts may know a pod by this address: not loopback, link-local, unspecified, nor the one that a run gives the
+/// loopback interface ([`PASSTHROUGH_V6`]).
+#[must_use]
+pub fn is_routable(address: &IpAddr) -> bool {
+    let link_local = match address {
+        IpAddr::V4(address) => address.is_link_local(),
+        IpAddr::V6(address) => address.is_unicast_link_local(),
+    };
+    let ours = *address == IpAddr::V6(PASSTHROUGH_V6);
+    !address.is_loopback() && !address.is_unspecified() && !link_local && !ours
+}
+
 /// Reads a boolean as the reference does: `1 t T true TRUE True` and `0 f F false FALSE False`.
 ///
 /// # Errors

@@ -40,7 +40,7 @@ use nix::{
     unistd::{Gid, Uid, getegid, geteuid, setfsgid, setfsuid},
 };
 use probes::{Aims, Probe};
-use redirect_core::{Family, Redirect, values::PASSTHROUGH_V6};
+use redirect_core::{Family, Redirect, values::is_routable};
 use settings_cli::Validation;
 use std::{
     fs,
@@ -111,7 +111,7 @@ impl<'a> Request<'a> {
 
     /// The pod's first address of a family.
     fn own(&self, family: Family) -> Option<IpAddr> {
-        self.addresses.iter().copied().find(|a| Family::of(a) == family && is_the_pods(a))
+        self.addresses.iter().copied().find(|a| Family::of(a) == family && is_routable(a))
     }
 
     /// The families that the pod has an address of and that the settings leave alone.
@@ -142,16 +142,6 @@ impl Identity {
         setfsuid(uid);
         group && setfsuid(uid) == uid
     }
-}
-
-fn is_the_pods(address: &IpAddr) -> bool {
-    let link_local = match address {
-        IpAddr::V4(address) => address.is_link_local(),
-        IpAddr::V6(address) => address.is_unicast_link_local(),
-    };
-    // `::6` is there where IPv6 is programmed; it does not count as the pod's.
-    let passthrough = *address == IpAddr::V6(PASSTHROUGH_V6);
-    !address.is_loopback() && !address.is_unspecified() && !link_local && !passthrough
 }
 
 /// Proves it, or reports the failures. Returns as soon as all is proven within one round; otherwise tries again until

@@ -2,7 +2,7 @@
 
 use super::{
     Connection, ConnectionState, Fate, Interface, Packet, Sender,
-    packets::{Field, Packets, interface, interface_name, state},
+    packets::{Field, Packets, interface, interface_name, loopback, state},
     rules::TraceRules,
     set::Set,
     walk::{self, Given, Work},
@@ -362,11 +362,7 @@ fn between(from: &TraceRules, to: &TraceRules, work: &mut Work) -> Vec<Differenc
 
 /// All addresses but those of loopback.
 fn far(family: Family) -> Set {
-    let loopback = match family {
-        Family::V4 => Set::range(0x7f00_0000, 0x7fff_ffff),
-        Family::V6 => Set::one(1),
-    };
-    loopback.complement(Field::Destination.most(family))
+    loopback(family).complement(Field::Destination.most(family))
 }
 
 /// All possible packets, and whether the pod sends them.

@@ -239,26 +239,36 @@ pub(crate) fn number(address: IpAddr) -> u128 {
     }
 }
 
+/// The loopback addresses of a family.
+pub(super) fn loopback(family: Family) -> Set {
+    match family {
+        Family::V4 => Set::range(0x7f00_0000, 0x7fff_ffff),
+        Family::V6 => Set::one(1),
+    }
+}
+
 /// Names of interfaces as numbers: their bytes, so that those with the same beginning lie next to each other.
 pub(super) fn of_interface(name: &InterfaceName) -> Set {
-    let first = interface(name.name());
     if name.is_prefix() {
-        let bits = u32::try_from(name.name().len()).unwrap_or(0).saturating_mul(8);
-        Set::range(first, first | u128::MAX.checked_shr(bits).unwrap_or(0))
+        let (first, last) = beginning(name.name());
+        Set::range(first, last)
     } else {
-        Set::one(first)
+        Set::one(interface(name.name()))
     }
+}
+
+/// The first and the last of the names that begin so.
+fn beginning(start: &str) -> (u128, u128) {
+    let bits = u32::try_from(start.len()).unwrap_or(0).saturating_mul(8);
+    let first = interface(start);
+    (first, first | u128::MAX.checked_shr(bits).unwrap_or(0))
 }
 
 /// Names of interfaces, each of which may end in `*`.
 pub(super) fn of_names(names: &[String]) -> Set {
     let ranges = names.iter().map(|name| match name.strip_suffix('*') {
         None => (interface(name), interface(name)),
-        Some(start) => {
-            let bits = u32::try_from(start.len()).unwrap_or(0).saturating_mul(8);
-            let first = interface(start);
-            (first, first | u128::MAX.checked_shr(bits).unwrap_or(0))
-        }
+        Some(start) => beginning(start),
     });
     Set::of(ranges.collect())
 }

@@ -10,7 +10,7 @@ use runs::{Run, find_runs};
 
 use super::{
     Origin, RuleLocation,
-    packets::{number, of_names},
+    packets::{loopback, number, of_names},
     routes::Routes,
     set::Set,
 };
@@ -268,13 +268,9 @@ impl TraceRules {
     /// The same, of a network namespace with these addresses, which rules may ask for.
     #[must_use]
     pub fn with_addresses(mut self, addresses: &[IpAddr]) -> Self {
-        let loopback = match self.family {
-            Family::V4 => (0x7f00_0000, 0x7fff_ffff),
-            Family::V6 => (1, 1),
-        };
         let own = addresses.iter().filter(|address| Family::of(address) == self.family);
         let each = own.map(|address| (number(*address), number(*address)));
-        self.addresses = Some(Set::of(each.chain([loopback]).collect()));
+        self.addresses = Some(Set::of(each.collect()).or(&loopback(self.family)));
         self
     }
 

@@ -1,18 +1,14 @@
 //! Sets of numbers, as ranges: every field of a packet is a number here.
 
 use alloc::vec::Vec;
-use core::{
-    cmp::{Ordering, max, min},
-    fmt,
-    hash::{Hash, Hasher},
-};
+use core::cmp::{Ordering, max, min};
 
 /// Ranges in order, both ends included, no two of which touch.
-#[derive(Clone)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct Set(Ranges);
 
 /// Most sets are one range, and walks copy them constantly: only larger sets allocate.
-#[derive(Clone)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 enum Ranges {
     None,
     One([(u128, u128); 1]),
@@ -30,14 +26,6 @@ impl From<Vec<(u128, u128)>> for Ranges {
     }
 }
 
-impl PartialEq for Set {
-    fn eq(&self, other: &Self) -> bool {
-        self.ranges() == other.ranges()
-    }
-}
-
-impl Eq for Set {}
-
 impl PartialOrd for Set {
     fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
         Some(self.cmp(other))
@@ -47,18 +35,6 @@ impl PartialOrd for Set {
 impl Ord for Set {
     fn cmp(&self, other: &Self) -> Ordering {
         self.ranges().cmp(other.ranges())
-    }
-}
-
-impl Hash for Set {
-    fn hash<H: Hasher>(&self, state: &mut H) {
-        self.ranges().hash(state);
-    }
-}
-
-impl fmt::Debug for Set {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Set").field(&self.ranges()).finish()
     }
 }
 

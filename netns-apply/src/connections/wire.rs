@@ -2,6 +2,8 @@
 //!
 //! The library for sock_diag can list sockets but not destroy them; none for ctnetlink can delete.
 
+use crate::socket::{attributes, message};
+use netfilter_state::netlink::family_number;
 use redirect_core::{Family, rule::Protocol};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -22,7 +24,6 @@ mod state {
 }
 
 const ALL_STATES: u32 = u32::MAX;
-const AF_INET: u8 = 2;
 const AF_INET6: u8 = 10;
 /// Where `inet_diag_msg` has its `inet_diag_sockid`.
 const ID: std::ops::Range<usize> = 4..52;
@@ -111,7 +112,6 @@ mod attribute {
     pub(super) const PROTOCOL_NUMBER: u16 = 1;
     pub(super) const SOURCE_PORT: u16 = 2;
     pub(super) const DESTINATION_PORT: u16 = 3;
-    pub(super) const MASK: u16 = 0x3fff;
 }
 
 /// `IPS_SRC_NAT` and `IPS_DST_NAT`.
@@ -162,11 +162,8 @@ pub(super) fn list_listeners(sequence: u32, of: Family, protocol: Protocol) -> V
 }
 
 fn list_in_states(sequence: u32, of: Family, protocol: Protocol, states: u32) -> Vec<u8> {
-    let family = match of {
-        Family::V4 => AF_INET,
-        Family::V6 => AF_INET6,
-    };
-    message(SOCK_DIAG_BY_FAMILY, REQUEST | DUMP, sequence, &diag(family, protocol, states, &[0; 48]))
+    let question = diag(family_number(of), protocol, states, &[0; 48]);
+    message(SOCK_DIAG_BY_FAMILY, REQUEST | DUMP, sequence, &question)
 }
 
 /// Ends a socket's connection.
@@ -181,11 +178,7 @@ pub(super) fn abort(sequence: u32, socket: &Inet) -> Vec<u8> {
 
 /// All that is tracked.
 pub(super) fn list_flows(sequence: u32, of: Family) -> Vec<u8> {
-    let family = match of {
-        Family::V4 => AF_INET,
-        Family::V6 => AF_INET6,
-    };
-    message(GET_FLOWS, REQUEST | DUMP, sequence, &[family, 0, 0, 0])
+    message(GET_FLOWS, REQUEST | DUMP, sequence, &[family_number(of), 0, 0, 0])
 }
 
 /// Forgets a tracked connection.
@@ -196,16 +189,6 @@ pub(super) fn forget(sequence: u32, flow: &Flow) -> Vec<u8> {
 /// `inet_diag_req_v2`
 fn diag(family: u8, protocol: Protocol, states: u32, id: &[u8; 48]) -> Vec<u8> {
     [[family, protocol.number(), 0, 0].as_slice(), &states.to_ne_bytes(), id].concat()
-}
-
-fn message(kind: u16, flags: u16, sequence: u32, body: &[u8]) -> Vec<u8> {
-    // Nothing here is longer than what the kernel has just sent.
-    let length = u32::try_from(body.len()).unwrap_or_default().saturating_add(16);
-    let head = [length.to_ne_bytes(), [0; 4], sequence.to_ne_bytes(), [0; 4]].concat();
-    let mut bytes = [head.as_slice(), body].concat();
-    bytes[4..6].copy_from_slice(&kind.to_ne_bytes());
-    bytes[6..8].copy_from_slice(&flags.to_ne_bytes());
-    bytes
 }
 
 /// `CTA_TUPLE_*`: protocol, source and destination.
@@ -226,18 +209,11 @@ fn tuple(family: u8, attributes: &[u8]) -> Option<(Protocol, SocketAddr, SocketA
 }
 
 /// The first attribute of a type, with its header and padding.
-fn find(mut bytes: &[u8], kind: u16) -> Option<&[u8]> {
-    loop {
-        let length = usize::from(u16::from_ne_bytes(array(bytes, 0)?));
-        let padded = length.next_multiple_of(4).min(bytes.len());
-        if length < 4 || length > bytes.len() {
-            return None;
-        }
-        if u16::from_ne_bytes(array(bytes, 2)?) & attribute::MASK == kind {
-            return bytes.get(..padded);
-        }
-        bytes = bytes.get(padded..)?;
-    }
+fn find(bytes: &[u8], kind: u16) -> Option<&[u8]> {
+    let found = attributes(bytes).find(|one| one.kind() == kind)?;
+    let padded = usize::from(found.length()).next_multiple_of(4);
+    let bytes = found.into_inner();
+    Some(bytes.get(..padded).unwrap_or(bytes))
 }
 
 /// What an attribute holds.

@@ -138,8 +138,7 @@ impl RouteSocket {
 
     /// The kernel's message about something, sent back to it with another type.
     fn repeat(&mut self, found: &FoundRouting, kind: u16, flags: u16) -> Question {
-        let sequence = self.socket.next_sequence();
-        Question::of(kind, flags, sequence, &message_of(found))
+        self.question(kind, flags, &message_of(found))
     }
 
     fn acknowledged(&mut self, question: &Question) -> Result<(), Unacknowledged> {

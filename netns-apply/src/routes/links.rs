@@ -1,8 +1,9 @@
 //! The interfaces of a network namespace, as far as routing and hooks depend on them.
 
-use super::{LOOPBACK, Question, RouteError, RouteSocket};
+use super::{LOOPBACK, RouteError, RouteSocket};
+use crate::socket::attributes;
 use netfilter_state::netlink::Message;
-use netlink_packet_core::{NLM_F_DUMP, NLM_F_REQUEST, NlaBuffer, NlasIterator};
+use netlink_packet_core::{NLM_F_DUMP, NLM_F_REQUEST};
 use std::collections::BTreeMap;
 
 /// `RTM_GETLINK`.
@@ -48,10 +49,7 @@ impl Links {
 impl RouteSocket {
     /// The interfaces of the namespace.
     pub(crate) fn links(&mut self) -> Result<Links, RouteError> {
-        let ask = |socket: &mut Self| {
-            let sequence = socket.socket.next_sequence();
-            Question::of(GET_LINK, NLM_F_REQUEST | NLM_F_DUMP, sequence, &request())
-        };
+        let ask = |socket: &mut Self| socket.question(GET_LINK, NLM_F_REQUEST | NLM_F_DUMP, &request());
         let take = |links: &mut Links, message: &Message<'_>| {
             links.0.extend(link(message.payload()));
             Ok(())
@@ -91,11 +89,6 @@ fn xdp(nested: &[u8]) -> Option<u32> {
     let mode = value(attribute::XDP_ATTACHED).and_then(|mode| mode.value().first().copied())?;
     let program = value(attribute::XDP_PROGRAM).and_then(|id| number(id.value(), 0)).unwrap_or_default();
     (mode != 0).then_some(program)
-}
-
-/// The attributes in these bytes. Bytes that are none end them.
-pub(super) fn attributes(bytes: &[u8]) -> impl Iterator<Item = NlaBuffer<&[u8]>> {
-    NlasIterator::new(bytes).map_while(Result::ok)
 }
 
 /// The number in the machine's order that stands at an offset.

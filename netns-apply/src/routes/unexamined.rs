@@ -4,8 +4,9 @@
 
 use super::{
     Question, RouteError, RouteSocket,
-    links::{Link, Links, attributes, number, text},
+    links::{Link, Links, number, text},
 };
+use crate::socket::attributes;
 use netfilter_state::netlink::Message;
 use netlink_packet_core::{NLM_F_DUMP, NLM_F_REQUEST};
 use std::collections::BTreeSet;
@@ -65,7 +66,7 @@ impl RouteSocket {
         for part in [index, 0, parent, 0] {
             payload.extend(part.to_ne_bytes());
         }
-        Question::of(kind, NLM_F_REQUEST | NLM_F_DUMP, self.socket.next_sequence(), &payload)
+        self.question(kind, NLM_F_REQUEST | NLM_F_DUMP, &payload)
     }
 }
 

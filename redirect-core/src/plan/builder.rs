@@ -2,6 +2,7 @@
 
 use super::{PlannedRule, Position};
 use crate::{
+    redirect::Redirect,
     rule::{
         Chain, ConnState, Direction, Equality, Match, Protocol, Rule, Scope, Table, Target, TcpFlags, Tracked,
     },
@@ -100,6 +101,13 @@ impl Group<'_> {
         let source = Provenance(source);
         self.rules.push(PlannedRule { table, chain, position, scope, rule, because, source, purpose });
     }
+}
+
+/// The proxy's users, and then its groups, as senders; each with the setting behind it.
+pub(super) fn proxy_owners(r: &Redirect) -> impl Iterator<Item = (Key, Match)> {
+    let uids = r.proxy_uids().iter().map(|uid| (Key::ProxyUid, Match::OwnerUid(Equality::equals(*uid))));
+    let gids = r.proxy_gids().iter().map(|gid| (Key::ProxyGid, Match::OwnerGid(Equality::equals(*gid))));
+    uids.chain(gids)
 }
 
 /// The scope of a rule that names an address.

@@ -3,7 +3,7 @@
 use super::builder::*;
 use crate::{
     redirect::{DNS_PORT, DnsCapture, Redirect},
-    rule::{Equality, Hook, Match, OurChain, Scope, Table, Target},
+    rule::{Hook, OurChain, Scope, Table, Target},
     settings::Key,
     values::{Family, PortRange, host},
 };
@@ -83,9 +83,7 @@ fn dns_redirects(r: &Redirect, rules: &mut RuleListBuilder<'_>) {
 }
 
 fn dns_proxy_zones(r: &Redirect, rules: &mut RuleListBuilder<'_>) {
-    let uids = r.proxy_uids().iter().map(|uid| (Key::ProxyUid, Match::OwnerUid(Equality::equals(*uid))));
-    let gids = r.proxy_gids().iter().map(|gid| (Key::ProxyGid, Match::OwnerGid(Equality::equals(*gid))));
-    for (because, owned) in uids.chain(gids) {
+    for (because, owned) in proxy_owners(r) {
         let mut group = rules.group(because, "the proxy's queries and answers, kept apart by conntrack zone");
         let query = [udp(), to_port(DNS), owned.clone()];
         group.append(Table::Raw, OurChain::OutputDns, query, UPSTREAM_ZONE);

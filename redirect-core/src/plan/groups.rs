@@ -366,9 +366,7 @@ fn tproxy_marks(r: &Redirect, tproxy: Tproxy, rules: &mut RuleListBuilder<'_>) {
     group.append(Table::Mangle, Hook::Prerouting, [tcp(), marked(mark)], remember);
     let mut group = rules.group(Key::TproxyMark, "the proxy's answers on loopback, not captured");
     group.append(Table::Mangle, Hook::Output, [out_by_loopback(), tcp(), marked(mark)], Target::Return);
-    let uids = r.proxy_uids().iter().map(|uid| (Key::ProxyUid, Match::OwnerUid(Equality::equals(*uid))));
-    let gids = r.proxy_gids().iter().map(|gid| (Key::ProxyGid, Match::OwnerGid(Equality::equals(*gid))));
-    for (because, owned) in uids.chain(gids) {
+    for (because, owned) in proxy_owners(r) {
         for family in Family::BOTH {
             let matches = [out_by_loopback(), tcp(), not_to(r.loopback(family)), owned.clone()];
             rules

@@ -95,9 +95,7 @@ fn exempts(because: Key, exempt: &[Vec<Match>], rules: &mut RuleListBuilder<'_>)
 
 /// Whose connections are not captured: the proxy's users and groups, and the excluded groups.
 fn exempt_senders(r: &Redirect) -> Vec<Vec<Match>> {
-    let users = r.proxy_uids().iter().map(|uid| Match::OwnerUid(Equality::equals(*uid)));
-    let groups = r.proxy_gids().iter().map(|gid| Match::OwnerGid(Equality::equals(*gid)));
-    let mut senders: Vec<Vec<Match>> = users.chain(groups).map(|sender| [sender].into()).collect();
+    let mut senders: Vec<Vec<Match>> = proxy_owners(r).map(|(_, sender)| [sender].into()).collect();
     match r.owner_groups() {
         OwnerGroups::AllExcept(groups) => {
             senders.extend(groups.iter().map(|gid| [Match::OwnerGid(Equality::equals(*gid))].into()));

@@ -1,6 +1,6 @@
 //! The parts of a redirection.
 
-use crate::values::{Cidrs, Family, Mark, MaskedMark, PASSTHROUGH_V6, Port, PortRange, RouteTable};
+use crate::values::{Cidrs, Family, Mark, MaskedMark, Port, PortRange, RouteTable, is_routable};
 use alloc::vec::Vec;
 use core::net::IpAddr;
 
@@ -69,17 +69,6 @@ impl Families {
             Family::V6 => matches!(self, Self::Both),
         }
     }
-}
-
-/// Whether an address can be reached from outside: not loopback, link-local, unspecified, nor the one an earlier run
-/// gave the loopback interface.
-fn is_routable(address: &IpAddr) -> bool {
-    let link_local = match address {
-        IpAddr::V4(address) => address.is_link_local(),
-        IpAddr::V6(address) => address.is_unicast_link_local(),
-    };
-    let ours = *address == IpAddr::V6(PASSTHROUGH_V6);
-    !address.is_loopback() && !address.is_unspecified() && !link_local && !ours
 }
 
 /// How inbound connections reach the proxy.

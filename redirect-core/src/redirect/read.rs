@@ -232,16 +232,8 @@ macro_rules! readings {
         impl Reader<'_> {
             /// Reads the settings that stand for themselves.
             fn fields(&mut self, draft: &mut Redirect) {
-                $(
-                    if let Some(value) = <$value_type>::read(self, Key::$value_key) {
-                        draft.$value = value;
-                    }
-                )+
-                $(
-                    if let Some(values) = Vec::<$item>::read(self, Key::$list_key) {
-                        draft.$list = values;
-                    }
-                )+
+                $(put(&mut draft.$value, Read::read(self, Key::$value_key));)+
+                $(put(&mut draft.$list, Read::read(self, Key::$list_key));)+
             }
         }
     };

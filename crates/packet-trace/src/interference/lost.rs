@@ -11,7 +11,7 @@ use super::{
 use crate::{
     Fate, Packet,
     difference::Region,
-    packets::{Field, Packets, interface, number, state},
+    packets::{Field, Packets, interface, loopback, number, state},
     rules::{ChainRule, Test, TraceRules},
     set::Set,
     walk::{self, Cause, Given, TracePath, Ways, Work},
@@ -25,7 +25,7 @@ use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use netfilter_state::ruleset::{Statement, TableName};
 use redirect_core::{
     rule::{Hook, Protocol, TcpFlags},
-    values::{Family, PASSTHROUGH_V4, PASSTHROUGH_V6},
+    values::{Family, PASSTHROUGH_V4, PASSTHROUGH_V6, is_routable},
 };
 
 /// How many findings are named at most.
@@ -140,25 +140,21 @@ fn unfollowed(live: &TraceRules) -> Finding {
 
 /// The traffic of a pod that a plan may capture: first packets of connections, and datagrams to servers of DNS.
 fn starts(family: Family, pod: &Pod<'_>) -> Vec<Start> {
-    let is_own = |address: &&IpAddr| Family::of(address) == family && is_the_pods(address);
+    let is_own = |address: &&IpAddr| Family::of(address) == family && is_routable(address);
     let own: Vec<IpAddr> = pod.addresses.iter().filter(is_own).copied().collect();
     if own.is_empty() {
         return Vec::new();
     }
     let most = Field::Destination.most(family);
-    let (loopback_range, loopback, passthrough) = match family {
-        Family::V4 => (
-            Set::range(0x7f00_0000, 0x7fff_ffff),
-            IpAddr::V4(Ipv4Addr::LOCALHOST),
-            IpAddr::V4(PASSTHROUGH_V4),
-        ),
-        Family::V6 => (Set::one(1), IpAddr::V6(Ipv6Addr::LOCALHOST), IpAddr::V6(PASSTHROUGH_V6)),
+    let (localhost, passthrough) = match family {
+        Family::V4 => (IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V4(PASSTHROUGH_V4)),
+        Family::V6 => (IpAddr::V6(Ipv6Addr::LOCALHOST), IpAddr::V6(PASSTHROUGH_V6)),
     };
     let own_set = Set::of(own.iter().map(|address| (number(*address), number(*address))).collect());
     // No connection goes to these, and no DNS server has them.
     let all_own = pod.addresses.iter().filter(|address| Family::of(address) == family);
     let all_own = Set::of(all_own.map(|address| (number(*address), number(*address))).collect());
-    let nobody = loopback_range.or(&all_own).or(&Set::one(number(passthrough))).or(&multicast(family));
+    let nobody = loopback(family).or(&all_own).or(&Set::one(number(passthrough))).or(&multicast(family));
     let far = nobody.complement(most);
     let lo = Set::one(interface("lo"));
     let interfaces = match pod.interfaces {
@@ -190,7 +186,7 @@ fn starts(family: Family, pod: &Pod<'_>) -> Vec<Start> {
     }
     let packets = between(first(Protocol::Tcp), own_set.clone(), far.clone(), &interfaces);
     starts.push(Start { traffic: Traffic::Outbound, packets, given: sent() });
-    let itself = own.iter().map(|address| (*address, *address)).chain([(loopback, passthrough)]);
+    let itself = own.iter().map(|address| (*address, *address)).chain([(localhost, passthrough)]);
     for (from, to) in itself {
         let packets = between(first(Protocol::Tcp), one(from), one(to), &lo);
         starts.push(Start { traffic: Traffic::ProxyToSelf, packets, given: sent() });
@@ -209,18 +205,6 @@ fn multicast(family: Family) -> Set {
         // ::, ff00::/8.
         Family::V6 => Set::of([(0, 0), (0xff << 120, u128::MAX)].into()),
     }
-}
-
-/// Whether an address is one under which other hosts know the pod.
-fn is_the_pods(address: &IpAddr) -> bool {
-    let link_local = match address {
-        IpAddr::V4(address) => address.is_link_local(),
-        IpAddr::V6(address) => address.is_unicast_link_local(),
-    };
-    !address.is_loopback()
-        && !address.is_unspecified()
-        && !link_local
-        && *address != IpAddr::V6(PASSTHROUGH_V6)
 }
 
 /// What becomes of packets that a plan captures in one way.

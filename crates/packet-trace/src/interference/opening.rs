@@ -4,6 +4,7 @@ use super::Pod;
 use crate::{Fate, Packet, TraceRules};
 use alloc::{string::String, vec, vec::Vec};
 use core::net::{IpAddr, SocketAddr};
+use netfilter_state::state::PerFamily;
 use redirect_core::{
     RulePlan,
     rule::{Equality, Match, Protocol},
@@ -48,7 +49,7 @@ const LOOPBACK: &str = "lo";
 /// What a plan captures, prepared for queries about any number of connections.
 #[derive(Debug, Clone)]
 pub struct Captures {
-    rules: [(Family, TraceRules); 2],
+    rules: PerFamily<TraceRules>,
     /// The groups that the plan's rules match.
     groups: Vec<u32>,
 }
@@ -57,7 +58,7 @@ impl Captures {
     /// What this plan captures.
     #[must_use]
     pub fn of(plan: &RulePlan) -> Self {
-        let rules = Family::BOTH.map(|family| (family, TraceRules::of_plan(plan, family)));
+        let rules = PerFamily::each(|family| TraceRules::of_plan(plan, family));
         let groups =
             constants(plan, |condition| if let Match::OwnerGid(is) = condition { Some(is) } else { None });
         Self { rules, groups: groups.collect() }
@@ -67,10 +68,9 @@ impl Captures {
     /// one of those who may have.
     #[must_use]
     pub fn captures(&self, pod: &Pod<'_>, opening: &Opening) -> bool {
-        let of = Family::of(&opening.destination.ip());
+        let rules = self.rules.of(Family::of(&opening.destination.ip()));
         let packets = self.packets(pod, opening);
-        let mut rules = self.rules.iter().filter(|(family, _)| *family == of);
-        rules.any(|(_, rules)| packets.iter().any(|packet| matches!(rules.fate(packet), Fate::Proxy { .. })))
+        packets.iter().any(|packet| matches!(rules.fate(packet), Fate::Proxy { .. }))
     }
 
     /// The packets that may have opened it.

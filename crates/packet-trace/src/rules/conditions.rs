@@ -45,15 +45,13 @@ impl Test {
             Condition::SourcePorts(is) => Self::is(Field::SourcePort, is, |ports| of_ports(ports), family),
             Condition::State(is) => Self::is(Field::State, is, |states| of_states(*states), family),
             Condition::StateAndDirection { states, is_reply } => {
-                let in_state = of_states(states.value);
-                let in_state =
-                    if states.not { in_state.complement(Field::State.most(family)) } else { in_state };
+                let in_state = turned(Field::State, of_states(states.value), states.not, family);
                 // A packet without a connection has no direction to compare.
                 let of_none = Set::range(state::INVALID, state::UNTRACKED);
                 Self::In(Field::State, in_state.and(&of_direction(*is_reply).or(&of_none)))
             }
-            Condition::MarkBits { mask, is } => Self::bits(Field::Mark, is.value, *mask, is.not),
-            Condition::ConnMarkBits { mask, is } => Self::bits(Field::ConnMark, is.value, *mask, is.not),
+            Condition::MarkBits { mask, is } => Self::Bits(Field::Mark, is.value, *mask, is.not),
+            Condition::ConnMarkBits { mask, is } => Self::Bits(Field::ConnMark, is.value, *mask, is.not),
             // Inverted, it is the other direction: a packet without a connection has none.
             Condition::IsReply(is) => Self::of_entry(of_direction(is.value != is.not)),
             Condition::TcpFlags { mask, is } => {
@@ -109,10 +107,8 @@ impl Test {
     fn of_ranges(selector: Selector, ranges: &[(u128, u128)], not: bool, family: Family) -> Self {
         let has = |value: u128| ranges.iter().any(|(first, last)| (*first..=*last).contains(&value));
         let set = || Set::of(ranges.iter().copied().filter(|(first, last)| first <= last).collect());
-        let field =
-            |field: Field| Self::In(field, if not { set().complement(field.most(family)) } else { set() });
-        let owner =
-            |field: Field| Self::Owner(field, if not { set().complement(field.most(family)) } else { set() });
+        let field = |field: Field| Self::In(field, turned(field, set(), not, family));
+        let owner = |field: Field| Self::Owner(field, turned(field, set(), not, family));
         match selector {
             Selector::Source(of) | Selector::Destination(of) if of != family => Self::Always(not),
             Selector::Source(_) => field(Field::Source),
@@ -133,10 +129,7 @@ impl Test {
             Selector::State => {
                 let single = bits::NAMES.into_iter().map(|(bit, _)| bit).filter(|bit| has((*bit).into()));
                 let states = of_states(single.fold(0, |all, bit| all | bit));
-                Self::In(
-                    Field::State,
-                    if not { states.complement(Field::State.most(family)) } else { states },
-                )
+                Self::In(Field::State, turned(Field::State, states, not, family))
             }
             Selector::Direction => {
                 let each = [false, true].into_iter().filter(|reply| has(u128::from(*reply)) != not);
@@ -146,21 +139,14 @@ impl Test {
     }
 
     fn of_plain(condition: &Match, family: Family) -> Self {
-        let interface = |is: &Equality<_>| (of_interface(&is.value), is.not);
         match condition {
             Match::Source(is) | Match::Destination(is) if Family::of(&is.value.addr()) != family => {
                 Self::Always(is.not)
             }
             Match::Source(is) => Self::is(Field::Source, is, of_net, family),
             Match::Destination(is) => Self::is(Field::Destination, is, of_net, family),
-            Match::InInterface(is) => {
-                let (set, not) = interface(is);
-                Self::ComesIn(set, not)
-            }
-            Match::OutInterface(is) => {
-                let (set, not) = interface(is);
-                Self::GoesOut(set, not)
-            }
+            Match::InInterface(is) => Self::ComesIn(of_interface(&is.value), is.not),
+            Match::OutInterface(is) => Self::GoesOut(of_interface(&is.value), is.not),
             Match::Protocol(protocol) => Self::In(Field::Protocol, Set::one(protocol.number().into())),
             Match::SourcePort(is) => Self::is(Field::SourcePort, is, |range| of_ports(&[*range]), family),
             Match::DestinationPort(is) => Self::is(Field::Port, is, |range| of_ports(&[*range]), family),
@@ -181,24 +167,23 @@ impl Test {
             }
             Match::OwnerUid(is) => Self::owner(Field::User, is, family),
             Match::OwnerGid(is) => Self::owner(Field::Group, is, family),
-            Match::Mark(is) => Self::bits(Field::Mark, is.value.value(), is.value.mask(), is.not),
-            Match::ConnMark(is) => Self::bits(Field::ConnMark, is.value.value(), is.value.mask(), is.not),
+            Match::Mark(is) => Self::Bits(Field::Mark, is.value.value(), is.value.mask(), is.not),
+            Match::ConnMark(is) => Self::Bits(Field::ConnMark, is.value.value(), is.value.mask(), is.not),
         }
     }
 
     fn is<T>(field: Field, is: &Equality<T>, set: impl Fn(&T) -> Set, family: Family) -> Self {
-        let set = set(&is.value);
-        Self::In(field, if is.not { set.complement(field.most(family)) } else { set })
-    }
-
-    const fn bits(field: Field, value: u32, mask: u32, not: bool) -> Self {
-        Self::Bits(field, value, mask, not)
+        Self::In(field, turned(field, set(&is.value), is.not, family))
     }
 
     fn owner(field: Field, is: &Equality<u32>, family: Family) -> Self {
-        let set = Set::one(is.value.into());
-        Self::Owner(field, if is.not { set.complement(field.most(family)) } else { set })
+        Self::Owner(field, turned(field, Set::one(is.value.into()), is.not, family))
     }
+}
+
+/// Values of a field, or if inverted all others.
+fn turned(field: Field, set: Set, not: bool, family: Family) -> Set {
+    if not { set.complement(field.most(family)) } else { set }
 }
 
 fn of_ports(ranges: &[PortRange]) -> Set {

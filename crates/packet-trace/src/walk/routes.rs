@@ -3,7 +3,7 @@
 use super::{
     super::{
         Fate, PacketEdit, TraceEvent,
-        packets::{Field, FieldMatch, interface, number, state},
+        packets::{Field, FieldMatch, interface, loopback, number, state},
         routes::{LOOPBACK_IS_DOWN, NO_ROUTE, RouteEnd, RouteStep, RouteTest, Routes, SOURCE_NOT_LOCAL},
         set::Set,
     },
@@ -34,10 +34,9 @@ impl<'a> Walk<'a> {
         let Some(routes) = rules.routes.as_ref().filter(|_| asks) else { return Ok(None) };
         let (leads, words) = self.route(routes, Lookup::Sent)?;
         // IPv4 sends nothing from a loopback address by another interface.
-        let loopback = Set::range(0x7f00_0000, 0x7fff_ffff);
         if matches!(leads, RouteEnd::Out(_))
             && self.packets.family == Family::V4
-            && self.ask(Field::Source, &loopback)?
+            && self.ask(Field::Source, &loopback(Family::V4))?
         {
             return Ok(Some(self.is_lost(words)));
         }
