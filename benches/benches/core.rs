@@ -5,19 +5,18 @@
 
 #![allow(missing_docs)] // criterion's macros make public items
 
+#[path = "../../crates/netfilter-state/tests/saved/mod.rs"]
+mod saved;
+
 use benches::{plan, redirect, settings};
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use netfilter_state::{
-    change::RulesetDiff,
-    parse::{self, add_saved},
-    ruleset::Ruleset,
-    state::RuleState,
-};
+use netfilter_state::{change::RulesetDiff, parse, ruleset::Ruleset, state::RuleState};
 use packet_trace::{
     difference,
     interference::{Pod, find},
 };
 use redirect_core::{Family, RulePlan, render};
+use saved::add_saved;
 use std::hint::black_box;
 
 const SIZES: [usize; 4] = [0, 100, 1_000, 10_000];

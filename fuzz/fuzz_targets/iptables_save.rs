@@ -3,18 +3,10 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use netfilter_state::{
-    change::RulesetDiff,
-    parse::{add_saved, rule_state},
-    ruleset::Ruleset,
-    state::RuleState,
-};
+use netfilter_state::{change::RulesetDiff, parse::rule_state, state::RuleState};
 use redirect_core::{Family, RulePlan};
 
 fuzz_target!(|text: &str| {
-    for family in Family::BOTH {
-        let _ = add_saved(&mut Ruleset::default(), family, text);
-    }
     let Ok(state) = rule_state(text) else { return };
     let cleanup = RulesetDiff::between(&state, &RulePlan::empty().rules(Family::V4));
     assert_eq!(cleanup.is_empty(), state.of_mesh().is_empty());

@@ -42,7 +42,7 @@ fn restore_text(rules: &FamilyRules) {
     text::is_safe(&text);
     let read = rule_state(&text).expect("a rendered plan can be read");
     assert_eq!(read, RuleState::from(rules));
-    assert_eq!(RuleDifference::first(&read, rules), None);
+    assert_eq!(RuleDifference::all(&read, rules), []);
     assert!(RulesetDiff::between(&read, rules).is_empty());
     assert_eq!(RulesetDiff::between(&RuleState::new(), rules).is_empty(), rules.is_empty());
     let planned: usize =

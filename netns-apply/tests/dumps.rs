@@ -7,12 +7,13 @@ mod common;
 #[allow(dead_code)] // not every test uses everything
 #[path = "../../crates/netfilter-state/src/netlink/recorded/dumps.rs"]
 mod dumps;
+#[path = "../../crates/netfilter-state/tests/saved/mod.rs"]
+mod saved;
 
 use common::{namespace, observe, run, soon, sorted_words};
 use e2e::netns::{Families, Namespace};
 use netfilter_state::{
     netlink::{Messages, NativeState, Observed, request},
-    parse::add_saved,
     ruleset::Ruleset,
 };
 use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_NETFILTER};
@@ -23,6 +24,7 @@ use redirect_core::{
     render::{nft_text, restore_text},
     settings::{Key, NamespaceFacts, RawSettings, Source},
 };
+use saved::add_saved;
 use std::{env, fs};
 
 const RESTORE: [(Family, &str); 2] =

@@ -6,12 +6,14 @@ mod common;
 #[path = "../../crates/netfilter-state/src/netlink/recorded/dumps.rs"]
 #[allow(dead_code, reason = "shared with tests of nf_tables")]
 mod dumps;
+#[path = "../../crates/netfilter-state/tests/saved/mod.rs"]
+mod saved;
 
 use common::{namespace, run};
 use e2e::netns::{Families, Namespace};
 use netfilter_state::{
     netlink::Messages,
-    parse::{self, add_saved},
+    parse,
     ruleset::{Condition, Ruleset},
     state::{Entry, RuleState},
 };
@@ -25,6 +27,7 @@ use redirect_core::{
     rule::{Chain, Equality, Match, Table, TcpFlags},
     settings::{Key, NamespaceFacts, RawSettings, Source},
 };
+use saved::add_saved;
 use std::{fs, hash::RandomState};
 use tempfile::TempDir;
 

@@ -380,55 +380,6 @@ impl TcpFlags {
     }
 }
 
-/// Gives each variant the word of iptables for it, and lists the words: from one list, so that none can be missing.
-macro_rules! words {
-    ($type:ident { $($variant:ident $fields:tt => $word:literal,)+ }) => {
-        impl $type {
-            /// The words of all variants ([`word`](Self::word)).
-            pub const WORDS: &'static [&'static str] = &[$($word),+];
-
-            /// How iptables writes it, without its value.
-            #[must_use]
-            pub const fn word(&self) -> &'static str {
-                match self {
-                    $(Self::$variant $fields => $word,)+
-                }
-            }
-        }
-    };
-}
-
-words!(Match {
-    Source(_) => "-s",
-    Destination(_) => "-d",
-    InInterface(_) => "-i",
-    OutInterface(_) => "-o",
-    Protocol(_) => "-p",
-    SourcePort(_) => "--sport",
-    DestinationPort(_) => "--dport",
-    DestinationPorts(_) => "--dports",
-    TcpFlags(_) => "--tcp-flags",
-    Tracked(_) => "--ctstate",
-    OwnerUid(_) => "--uid-owner",
-    OwnerGid(_) => "--gid-owner",
-    Mark(_) => "-m mark",
-    ConnMark(_) => "-m connmark",
-});
-
-words!(Target {
-    Accept {} => "ACCEPT",
-    Drop {} => "DROP",
-    Return {} => "RETURN",
-    Jump(_) => "-j CHAIN",
-    Redirect(_) => "REDIRECT",
-    Tproxy { .. } => "TPROXY",
-    SetMark(_) => "MARK",
-    SaveMark {} => "CONNMARK --save-mark",
-    RestoreMark {} => "CONNMARK --restore-mark",
-    SetConnMark(_) => "CONNMARK --set-xmark",
-    ConntrackZone(_) => "CT --zone",
-});
-
 /// One condition of a rule. All conditions of a rule must hold. Closed: who writes rules, in whatever form, has to know every kind.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Match {

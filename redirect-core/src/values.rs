@@ -461,12 +461,6 @@ impl MaskedMark {
         mark & self.mask == self.value
     }
 
-    /// A mark that gets this value in these bits.
-    #[must_use]
-    pub const fn put_into(self, mark: u32) -> u32 {
-        mark & !self.mask | self.value
-    }
-
     /// Reads `0x539`, or `0x539/0xfff`, as iptables-save prints them.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
@@ -883,7 +877,6 @@ mod tests {
         let mark = MaskedMark::new(0x0530, 0x0ff0).unwrap();
         assert!([0x0530, 0xf53f].iter().all(|other| mark.covers(*other)));
         assert!([0, 0x0520, 0x0570, 0x0ff0].iter().all(|other| !mark.covers(*other)));
-        assert_eq!([0, 0x1234, u32::MAX].map(|other| mark.put_into(other)), [0x0530, 0x1534, 0xffff_f53f]);
     }
 
     #[test]

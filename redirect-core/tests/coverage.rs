@@ -17,6 +17,51 @@ use redirect_core::{
 };
 use std::collections::BTreeSet;
 
+/// Gives each variant the word of iptables for it, and lists the words: from one list, so that none can be missing.
+macro_rules! words {
+    ($type:ident, $words:ident, $word:ident { $($variant:ident $fields:tt => $text:literal,)+ }) => {
+        const $words: &[&str] = &[$($text),+];
+
+        /// How iptables writes it, without its value.
+        const fn $word(of: &$type) -> &'static str {
+            match of {
+                $($type::$variant $fields => $text,)+
+            }
+        }
+    };
+}
+
+words!(Match, MATCHES, match_word {
+    Source(_) => "-s",
+    Destination(_) => "-d",
+    InInterface(_) => "-i",
+    OutInterface(_) => "-o",
+    Protocol(_) => "-p",
+    SourcePort(_) => "--sport",
+    DestinationPort(_) => "--dport",
+    DestinationPorts(_) => "--dports",
+    TcpFlags(_) => "--tcp-flags",
+    Tracked(_) => "--ctstate",
+    OwnerUid(_) => "--uid-owner",
+    OwnerGid(_) => "--gid-owner",
+    Mark(_) => "-m mark",
+    ConnMark(_) => "-m connmark",
+});
+
+words!(Target, TARGETS, target_word {
+    Accept {} => "ACCEPT",
+    Drop {} => "DROP",
+    Return {} => "RETURN",
+    Jump(_) => "-j CHAIN",
+    Redirect(_) => "REDIRECT",
+    Tproxy { .. } => "TPROXY",
+    SetMark(_) => "MARK",
+    SaveMark {} => "CONNMARK --save-mark",
+    RestoreMark {} => "CONNMARK --restore-mark",
+    SetConnMark(_) => "CONNMARK --set-xmark",
+    ConntrackZone(_) => "CT --zone",
+});
+
 /// How many values are made: each of the rarest things below is in one of twenty.
 const MADE: usize = 1000;
 
@@ -34,10 +79,10 @@ fn of_a_plan() -> BTreeSet<Key> {
 fn assert_reached(plans: &[RulePlan]) {
     let rules = || plans.iter().flat_map(RulePlan::planned_rules);
     let matches: BTreeSet<&str> =
-        rules().flat_map(|planned| &planned.rule().matches).map(Match::word).collect();
-    assert_eq!(matches, Match::WORDS.iter().copied().collect(), "matches");
-    let targets: BTreeSet<&str> = rules().map(|planned| planned.rule().target.word()).collect();
-    assert_eq!(targets, Target::WORDS.iter().copied().collect::<BTreeSet<_>>(), "targets");
+        rules().flat_map(|planned| &planned.rule().matches).map(match_word).collect();
+    assert_eq!(matches, MATCHES.iter().copied().collect(), "matches");
+    let targets: BTreeSet<&str> = rules().map(|planned| target_word(&planned.rule().target)).collect();
+    assert_eq!(targets, TARGETS.iter().copied().collect::<BTreeSet<_>>(), "targets");
     let chains: BTreeSet<OurChain> = rules()
         .filter_map(|planned| if let Chain::Ours(chain) = planned.chain() { Some(*chain) } else { None })
         .collect();

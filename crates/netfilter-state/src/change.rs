@@ -229,16 +229,8 @@ pub enum DifferenceKind {
 }
 
 impl RuleDifference {
-    /// The first difference between the rules in force and those wanted, comparing in order; other programs' rules are
-    /// passed over.
-    #[must_use]
-    pub fn first(observed: &RuleState, wanted: &FamilyRules) -> Option<Self> {
-        let wanted = RuleState::from(wanted);
-        let in_table = |table| in_table(table, observed, &wanted).into_iter().next();
-        Table::ALL.iter().copied().filter(|table| differs(*table, observed, &wanted)).find_map(in_table)
-    }
-
-    /// All of them, table by table: first the chains that are wanted, then those that are not.
+    /// The differences between the rules in force and those wanted; other programs' rules are passed over. Table by table: first
+    /// the chains that are wanted, then those that are not.
     #[must_use]
     pub fn all(observed: &RuleState, wanted: &FamilyRules) -> Vec<Self> {
         let wanted = RuleState::from(wanted);
@@ -337,7 +329,6 @@ mod tests {
         let observed = rule_state(&text.replace(line, instead)).unwrap();
         let told = RuleDifference::all(&observed, &wanted());
         assert_eq!(told.iter().map(ToString::to_string).collect::<Vec<String>>(), all);
-        assert_eq!(RuleDifference::first(&observed, &wanted()).as_ref(), told.first());
     }
 
     #[test]

@@ -19,6 +19,8 @@
 
 extern crate alloc;
 #[cfg(test)]
+extern crate self as netfilter_state;
+#[cfg(test)]
 extern crate std;
 
 mod align;
@@ -38,6 +40,10 @@ pub mod ruleset;
 pub mod state;
 pub mod steps;
 pub mod xtables;
+
+#[cfg(test)]
+#[path = "../tests/saved/mod.rs"]
+mod saved;
 
 /// The snippets of the README, as doc tests.
 #[cfg(doctest)]

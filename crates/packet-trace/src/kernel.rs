@@ -4,7 +4,8 @@
 #[path = "../../netfilter-state/src/netlink/recorded/dumps.rs"]
 pub(crate) mod dumps;
 
-use netfilter_state::{netlink::Messages, parse::add_saved, ruleset::Ruleset};
+use crate::saved::add_saved;
+use netfilter_state::{netlink::Messages, ruleset::Ruleset};
 use redirect_core::{
     Family, Redirect, RulePlan,
     options::NativeForm,

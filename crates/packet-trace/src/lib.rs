@@ -566,4 +566,7 @@ mod kernel;
 #[cfg(test)]
 mod recorded;
 #[cfg(test)]
+#[path = "../../netfilter-state/tests/saved/mod.rs"]
+mod saved;
+#[cfg(test)]
 mod tests;

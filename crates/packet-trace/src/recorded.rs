@@ -4,7 +4,7 @@
 // The dumps are those of a machine that puts the low byte first.
 #![cfg(target_endian = "little")]
 
-use super::{Connection, ConnectionState, Detail, Packet, TraceRules};
+use super::{Connection, ConnectionState, Detail, Fate, Packet, TraceRules};
 use crate::{
     interference::recorded::{Others, PLACES, in_force},
     kernel::assert_recorded,
@@ -87,6 +87,10 @@ fn what_is_told_of_a_packets_way_is_what_is_recorded() {
     assert_recorded("traces.told", &text);
 }
 
+fn written(fate: &Fate) -> String {
+    if let Fate::Redirected { port } = fate { format!("Redirected({port})") } else { format!("{fate:?}") }
+}
+
 #[test]
 fn packets_end_where_rules_of_others_send_them() {
     let (others, plans) = (Others::dumped(), in_force());
@@ -100,7 +104,7 @@ fn packets_end_where_rules_of_others_send_them() {
             for (name, packet) in packets(family) {
                 let [before, now] = [&alone, &both].map(|rules| rules.trace(&packet).may);
                 if before != now {
-                    let fates: Vec<_> = now.iter().map(|fate| format!("{fate:?}")).collect();
+                    let fates: Vec<_> = now.iter().map(written).collect();
                     writeln!(text, "\t{plan_name} {place}: {name}: {}", fates.join(" or ")).unwrap();
                 }
             }

@@ -1,10 +1,10 @@
 use super::*;
+use crate::saved::add_saved;
 use alloc::{
     format,
     string::{String, ToString},
 };
 use netfilter_state::{
-    parse::add_saved,
     routing::{FoundRouting, RoutingItem},
     ruleset::{
         Api, Base, ChainState, Condition, Ruleset, SeenRule, Selector, SetLookup, Statement, TableFamily,

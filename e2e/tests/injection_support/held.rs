@@ -72,7 +72,7 @@ pub fn is_exactly(namespace: &Namespace, plan: &RulePlan, backend: Backend) -> R
         let lines: usize = text.lines().filter(|line| line.starts_with("-A ")).count();
         ensure!(lines == *count, "{family}: {lines} rules, {count} planned:\n{text}");
         if lines > 0 {
-            let difference = RuleDifference::first(&rule_state(&text)?, rules);
+            let difference = RuleDifference::all(&rule_state(&text)?, rules).into_iter().next();
             ensure!(
                 difference.is_none(),
                 "{family}: {}",

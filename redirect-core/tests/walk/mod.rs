@@ -95,7 +95,9 @@ impl<'a> Walk<'a> {
                 Target::SetMark(mark) => self.segment.mark = mark.value(),
                 Target::SaveMark => self.connection_mark = self.segment.mark,
                 Target::RestoreMark => self.segment.mark = self.connection_mark,
-                Target::SetConnMark(mark) => self.connection_mark = mark.put_into(self.connection_mark),
+                Target::SetConnMark(mark) => {
+                    self.connection_mark = self.connection_mark & !mark.mask() | mark.value();
+                }
                 Target::ConntrackZone(_) => {}
             }
         }

@@ -3,10 +3,6 @@
 //! Other programs' rules are kept as text. The same words a plan is rendered in are understood, so that reading a rendered
 //! plan gives the plan.
 
-mod ruleset;
-
-pub use ruleset::{add_saved, saved_rule};
-
 use crate::state::{Entry, ForeignRule, RuleState};
 use alloc::{string::String, vec::Vec};
 use redirect_core::{
@@ -258,7 +254,7 @@ fn protocol(name: &str) -> Option<Protocol> {
     }
 }
 
-pub(crate) fn ports(list: &str) -> Option<Vec<PortRange>> {
+fn ports(list: &str) -> Option<Vec<PortRange>> {
     list.split(',').map(|port| PortRange::parse(port, PortSyntax::Saved).ok()).collect()
 }
 

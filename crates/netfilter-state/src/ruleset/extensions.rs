@@ -5,7 +5,7 @@ use alloc::borrow::ToOwned;
 use redirect_core::rule::{Equality, Hook, Match, Table};
 
 /// Whether a user or group is one of these.
-pub(crate) fn owned_by(selector: Selector, (first, last): (u32, u32), not: bool) -> Condition {
+pub fn owned_by(selector: Selector, (first, last): (u32, u32), not: bool) -> Condition {
     if first != last {
         return Condition::Among(Equality {
             value: SetLookup::range(selector, (first.into(), last.into())),
@@ -17,7 +17,7 @@ pub(crate) fn owned_by(selector: Selector, (first, last): (u32, u32), not: bool)
 }
 
 /// `-j MARK` with this value and mask; what it does is not known without.
-pub(crate) const fn marked(bits: Option<(u32, u32)>) -> Statement {
+pub const fn marked(bits: Option<(u32, u32)>) -> Statement {
     match bits {
         Some((value, u32::MAX)) => Statement::SetMark(Some(value)),
         Some((value, mask)) => Statement::SetMarkBits { mask, value },
@@ -26,7 +26,7 @@ pub(crate) const fn marked(bits: Option<(u32, u32)>) -> Statement {
 }
 
 /// What a target of x_tables does; `None` for any other name, which is a chain's.
-pub(crate) fn target_named(name: &str) -> Option<Statement> {
+pub fn target_named(name: &str) -> Option<Statement> {
     Some(match name {
         "ACCEPT" => Statement::Accept,
         "DROP" => Statement::Drop,
@@ -47,7 +47,7 @@ pub(crate) fn target_named(name: &str) -> Option<Statement> {
 }
 
 /// Where a built-in chain of a table of x_tables hangs (`enum nf_ip_hook_priorities`).
-pub(crate) fn built_in(table: &str, hook: Hook, drops: bool) -> Option<Base> {
+pub fn built_in(table: &str, hook: Hook, drops: bool) -> Option<Base> {
     let priority = match (Table::named(table), table) {
         (Some(table), _) => table.priority(hook),
         (None, "filter") => 0,

@@ -6,7 +6,8 @@ mod hooks;
 mod lookup;
 mod sets;
 
-pub(crate) use extensions::{built_in, marked, owned_by, target_named};
+#[doc(hidden)] // for tests, which read the text of iptables-save
+pub use extensions::{built_in, marked, owned_by, target_named};
 pub use hooks::{HookEntry, HookList, HookOwner};
 pub use lookup::{Selector, SetLookup, VerdictMap, address};
 pub(crate) use sets::{Element, Set, Sets};

@@ -1,8 +1,6 @@
 use super::*;
-use netfilter_state::{
-    parse::{add_saved, saved_rule},
-    ruleset::{Api, Base, ChainState, TableFamily, TableName, TableState},
-};
+use crate::saved::{add_saved, saved_rule};
+use netfilter_state::ruleset::{Api, Base, ChainState, TableFamily, TableName, TableState};
 use redirect_core::{
     Redirect, render,
     rule::Hook,

@@ -12,8 +12,9 @@ use crate::expressions::{
     wire::Attribute,
     xt,
 };
+use crate::saved::saved_rule;
 use crate::{
-    parse::{self, saved_rule},
+    parse,
     ruleset::{Ruleset, SeenRule},
     state::Entry,
 };

@@ -1,25 +1,26 @@
-//! What iptables-save prints, read for every table: other programs' rules as far as they are understood.
+//! What iptables-save prints, read for every table: other programs' rules as far as they are understood. Programs read the kernel's
+//! own tables; tests write rules in these words, and hold what is read from the kernel to what iptables prints of it.
 
-use super::{SaveError, ports};
-use crate::ruleset::{
+#![allow(dead_code)] // not every test uses everything
+
+use netfilter_state::ruleset::{
     Api, Condition, Counter, Endpoint, Ruleset, SeenRule, Selector, Statement, TableName, built_in, marked,
     owned_by, state, target_named,
 };
-use alloc::{borrow::ToOwned, string::String, vec::Vec};
 use redirect_core::{
     rule::{Equality, Hook, Match, Protocol},
     values::{Family, PortRange, PortSyntax, parse_cidr},
 };
+use std::{borrow::ToOwned, format, string::String, vec::Vec};
 
 /// Adds the tables that the legacy variant of iptables-save prints.
 ///
 /// # Errors
 /// A line that cannot be part of such output.
-pub fn add_saved(ruleset: &mut Ruleset, family: Family, text: &str) -> Result<(), SaveError> {
+pub fn add_saved(ruleset: &mut Ruleset, family: Family, text: &str) -> Result<(), String> {
     let mut table: Option<TableName> = None;
-    for (number, line) in (1_usize..).zip(text.lines()) {
-        let error = || SaveError { number, line: line.chars().take(200).collect() };
-        let line = line.trim();
+    for line in text.lines().map(str::trim) {
+        let error = || line.to_owned();
         match line.split_at_checked(1) {
             None | Some(("#", _)) => {}
             Some(("*", name)) => {
@@ -33,8 +34,8 @@ pub fn add_saved(ruleset: &mut Ruleset, family: Family, text: &str) -> Result<()
             }
             Some(_) => {
                 let table = table.clone().ok_or_else(error)?;
-                let (counter, line) = counted(line);
-                let words = words(line);
+                let (counter, rule_line) = counted(line);
+                let words = words(rule_line);
                 let [command, chain, rest @ ..] = words.as_slice() else { return Err(error()) };
                 if command != "-A" {
                     return Err(error());
@@ -71,7 +72,7 @@ fn declare(ruleset: &mut Ruleset, table: TableName, line: &str) -> Option<()> {
 }
 
 /// The words of a line; what stands between quotation marks is one.
-fn words(line: &str) -> Vec<String> {
+pub fn words(line: &str) -> Vec<String> {
     let (mut words, mut word, mut quoted, mut begun) = (Vec::new(), String::new(), false, false);
     let mut characters = line.chars();
     while let Some(c) = characters.next() {
@@ -148,7 +149,7 @@ fn join_state_and_direction(conditions: &mut Vec<Condition>, of_match: usize) {
 }
 
 fn unknown(module: &str, word: &str) -> String {
-    if module.is_empty() { word.to_owned() } else { alloc::format!("-m {module} {word}") }
+    if module.is_empty() { word.to_owned() } else { format!("-m {module} {word}") }
 }
 
 /// A condition; `None` if unsupported.
@@ -226,6 +227,10 @@ fn owner(selector: Selector, text: &str, not: bool) -> Option<Condition> {
     Some(owned_by(selector, (first.parse().ok()?, last.parse().ok()?), not))
 }
 
+fn ports(list: &str) -> Option<Vec<PortRange>> {
+    list.split(',').map(|port| PortRange::parse(port, PortSyntax::Saved).ok()).collect()
+}
+
 fn states(list: &str) -> Option<u32> {
     list.split(',').try_fold(0, |bits, name| {
         let (bit, _) = state::NAMES.into_iter().find(|(_, known)| *known == name)?;
@@ -233,7 +238,7 @@ fn states(list: &str) -> Option<u32> {
     })
 }
 
-fn tcp_flags(mask: &str, set: &str, not: bool) -> Option<Condition> {
+pub fn tcp_flags(mask: &str, set: &str, not: bool) -> Option<Condition> {
     const NAMES: [(&str, u8); 8] =
         [("FIN", 1), ("SYN", 2), ("RST", 4), ("PSH", 8), ("ACK", 16), ("URG", 32), ("ALL", 63), ("NONE", 0)];
     let bits = |list: &str| {
@@ -257,7 +262,7 @@ fn bits(text: &str) -> Option<(u32, u32)> {
     }
 }
 
-fn statement(word: &str, target: &str, options: &[String]) -> Statement {
+pub fn statement(word: &str, target: &str, options: &[String]) -> Statement {
     if word == "-g" {
         return Statement::Goto(target.to_owned());
     }
@@ -293,7 +298,7 @@ fn option<'a>(options: &'a [String], name: &str) -> Option<&'a str> {
 }
 
 /// `-j CONNMARK` without shifts.
-fn connection_marked(options: &[String]) -> Statement {
+pub fn connection_marked(options: &[String]) -> Statement {
     let has = |name: &str| has(options, name);
     let is_shifted = has("--left-shift-mark") || has("--right-shift-mark");
     // A whole mask may be printed, and so may none; `--mask` is both of them.
@@ -315,95 +320,5 @@ fn connection_marked(options: &[String]) -> Statement {
             Statement::SaveMarkBits { cleared, mask, flip: 0 }
         }
         _ => Statement::Unknown("-j CONNMARK".into()),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_one_port_and_nothing_else_is_a_redirection_to_that_port() {
-        let does = |options: &str| statement("-j", "REDIRECT", &words(options));
-        assert_eq!(does("--to-ports 15001"), Statement::Redirect(15001));
-        assert_eq!(does(""), Statement::RedirectHere);
-        for options in ["--to-ports 15001 --random", "--random --to-ports 15001", "--to-ports 15001-15002"] {
-            assert_eq!(does(options), Statement::Translate("REDIRECT".into()), "{options}");
-        }
-    }
-
-    #[test]
-    fn targets_are_known_by_their_names() {
-        let words = |name: &str| alloc::format!("-j {name}");
-        for (name, does) in [
-            ("ACCEPT", Statement::Accept),
-            ("DROP", Statement::Drop),
-            ("TARPIT", Statement::Reject),
-            ("RETURN", Statement::Return),
-            ("NETMAP", Statement::Translate("NETMAP".into())),
-            ("MASQUERADE", Statement::TranslateSource("MASQUERADE".into())),
-            ("TPROXY", Statement::Tproxy { port: None, mark: None, ends: true }),
-            ("NOTRACK", Statement::Untrack),
-            ("MARK", Statement::SetMark(None)),
-            ("NFQUEUE", Statement::Queue),
-            ("TEE", Statement::Harmless(words("TEE"))),
-            ("SYNPROXY", Statement::Rewrite(words("SYNPROXY"))),
-        ] {
-            assert_eq!(target_named(name), Some(does));
-        }
-        assert_eq!(target_named("KUBE-SERVICES"), None);
-    }
-
-    #[test]
-    fn flags_are_a_set_however_often_one_is_named() {
-        let flags = |mask: &str, set: &str| match tcp_flags(mask, set, false) {
-            Some(Condition::TcpFlags { mask, is }) => Some((mask, is.value)),
-            _ => None,
-        };
-        assert_eq!(flags("SYN,FIN,SYN", "SYN,SYN"), Some((3, 2)));
-        assert_eq!(flags("ALL,FIN", "NONE"), Some((63, 0)));
-        assert_eq!(flags("SYN,ECE", "SYN"), None);
-    }
-
-    #[test]
-    fn what_stands_between_quotation_marks_is_one_word() {
-        for (line, all) in [
-            ("-p tcp  -j DROP", &["-p", "tcp", "-j", "DROP"][..]),
-            (r#"--comment "a -j ACCEPT" -j DROP"#, &["--comment", "a -j ACCEPT", "-j", "DROP"]),
-            (r#"--comment "" -j DROP"#, &["--comment", "", "-j", "DROP"]),
-            (r#"--comment "a \"b\" c\\" -j DROP"#, &["--comment", r#"a "b" c\"#, "-j", "DROP"]),
-            (r#"-j DROP --comment "a b"#, &["-j", "DROP", "--comment", "a b"]),
-            (r"-j DROP\", &["-j", r"DROP\"]),
-            ("-j DROP \"\"", &["-j", "DROP", ""]),
-        ] {
-            assert_eq!(words(line), all, "{line}");
-        }
-    }
-
-    #[test]
-    fn marks_that_are_saved_or_restored_in_part_are_not_taken_for_whole_ones() {
-        let unknown = || Statement::Unknown("-j CONNMARK".into());
-        for (options, does) in [
-            ("--save-mark", Statement::SaveMark),
-            ("--save-mark --nfmask 0xffffffff --ctmask 0xffffffff", Statement::SaveMark),
-            ("--save-mark --mask 0xff", Statement::SaveMarkBits { cleared: 0xff, mask: 0xff, flip: 0 }),
-            (
-                "--save-mark --nfmask 0xffffffff --ctmask 0xff",
-                Statement::SaveMarkBits { cleared: 0xff, mask: u32::MAX, flip: 0 },
-            ),
-            ("--save-mark --left-shift-mark 2", unknown()),
-            ("--restore-mark", Statement::RestoreMark),
-            ("--restore-mark --nfmask 0xffffffff --ctmask 0xffffffff", Statement::RestoreMark),
-            (
-                "--restore-mark --nfmask 0xff --ctmask 0xffffffff",
-                Statement::RestoreMarkBits { cleared: 0xff, mask: u32::MAX, flip: 0 },
-            ),
-            ("--restore-mark --right-shift-mark 2", Statement::SetMark(None)),
-            ("--set-xmark 0x7/0xff", Statement::SetConnMark { mask: 0xff, value: 7 }),
-            ("--set-xmark 0x7/0xff --left-shift-mark 2", unknown()),
-            ("--and-mark 0xff", unknown()),
-        ] {
-            assert_eq!(connection_marked(&words(options)), does, "{options}");
-        }
     }
 }
