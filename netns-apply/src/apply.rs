@@ -240,18 +240,10 @@ impl<'a> Run<'a> {
         for step in steps {
             log::debug!("{step}");
             let taken = self.step(&step, &mut base);
-            let native_before = match &step {
-                Step::Transaction(Transaction { native: Some(to), .. }) => {
-                    std::mem::replace(&mut native, to.clone())
-                }
-                Step::Transaction(Transaction { native: None, .. })
-                | Step::AddRouting(_)
-                | Step::RemoveRouting(_)
-                | Step::MarkForRemoval(_)
-                | Step::Grace
-                | Step::ForgetClosed
-                | Step::Restore(..) => native.clone(),
-            };
+            let native_before = native.clone();
+            if let Step::Transaction(Transaction { native: Some(to), .. }) = &step {
+                native = to.clone();
+            }
             // A step that reports a failure may have been done all the same.
             let may_be_done = match &taken {
                 Ok(is_done) => *is_done,

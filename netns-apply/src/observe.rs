@@ -1,8 +1,13 @@
 //! One reading of everything the mesh has, or may have left, in a network namespace.
 
 use crate::{
-    ApplyError, ApplyOptions, exec::Programs, handles::Handles, legacy, netlink::NetlinkError,
-    pause::deadline, restore,
+    ApplyError, ApplyOptions,
+    exec::Programs,
+    handles::Handles,
+    legacy,
+    netlink::{Connection, NetlinkError},
+    pause::deadline,
+    restore,
 };
 use netfilter_state::{
     netlink,
@@ -30,10 +35,7 @@ impl NamespaceState {
     pub(crate) fn now(handles: &mut Handles<'_>, deadline: Instant) -> Result<Self, ApplyError> {
         let patient_until = Instant::now() + ONE_GENERATION;
         loop {
-            let generation = match &mut handles.netlink {
-                Some(connection) => Some(connection.generation()?),
-                None => None,
-            };
+            let generation = handles.netlink.as_mut().map(Connection::generation).transpose()?;
             let seen = Self::once(handles, deadline)?;
             let same = seen.nf_tables.as_ref().is_none_or(|observed| observed.generation() == generation);
             if same || Instant::now() >= patient_until {
@@ -49,10 +51,8 @@ impl NamespaceState {
             v6: legacy::state(programs, Family::V6, most)?,
         };
         let mut state = Observation { legacy, routing: handles.routes.observe()?, ..Observation::default() };
-        let nf_tables = match &mut handles.netlink {
-            Some(connection) => Some(connection.observe(deadline)?),
-            None => None,
-        };
+        let observed = handles.netlink.as_mut().map(|connection| connection.observe(deadline));
+        let nf_tables = observed.transpose()?;
         state.native = nf_tables.as_ref().map(|observed| observed.native().clone()).unwrap_or_default();
         let nft_by_programs = match nf_tables.as_ref().filter(|_| handles.nft_in_transaction) {
             Some(observed) => {

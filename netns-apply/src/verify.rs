@@ -13,34 +13,25 @@ use redirect_core::RulePlan;
 use std::fmt;
 
 /// Why a namespace is not as planned.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Mismatch {
     /// Rules or routing are not as planned: all that differs, at least one thing.
+    #[error("{0}")]
     Different(Differences),
     /// Rules are in both variants of iptables, or in iptables and native tables.
+    #[error("the mesh has rules in more than one backend")]
     TwoBackends,
     /// A table exists but is dormant.
+    #[error("{0}")]
     Asleep(String),
     /// Everything is as planned, but other programs' rules interfere; the most certain first, at least one.
+    #[error("all rules are in force, but other programs' rules interfere: {}", few(.0))]
     Interference(Vec<Finding>),
 }
 
 /// How many other programs' rules are named in one text.
 const MOST_NAMED: usize = 3;
-
-impl fmt::Display for Mismatch {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Different(differences) => differences.fmt(f),
-            Self::Asleep(what) => f.write_str(what),
-            Self::TwoBackends => f.write_str("the mesh has rules in more than one backend"),
-            Self::Interference(findings) => {
-                write!(f, "all rules are in force, but other programs' rules interfere: {}", few(findings))
-            }
-        }
-    }
-}
 
 /// The first of several things.
 pub(crate) fn few<T: fmt::Display>(all: &[T]) -> String {

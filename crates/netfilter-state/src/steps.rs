@@ -65,33 +65,29 @@ impl Observation {
     /// Whether any rules of the mesh exist.
     #[must_use]
     pub fn is_redirected(&self) -> bool {
-        VARIANTS.into_iter().any(|variant| self.redirected_by(variant)) || !self.native.is_empty()
+        self.states().any(RuleState::is_redirected) || !self.native.is_empty()
+    }
+
+    /// The tables of both variants and both families.
+    fn states(&self) -> impl Iterator<Item = &RuleState> {
+        [&self.legacy, &self.nft].into_iter().flat_map(|both| [&both.v4, &both.v6])
     }
 
     /// The data planes that have rules here, of whatever backend.
     #[must_use]
     pub fn data_planes(&self) -> BTreeSet<DataPlane> {
-        let states = VARIANTS
-            .into_iter()
-            .flat_map(|variant| Family::BOTH.map(|family| self.rules(variant).of(family)));
-        states.flat_map(RuleState::data_planes).chain(self.native.data_planes()).collect()
+        self.states().flat_map(RuleState::data_planes).chain(self.native.data_planes()).collect()
     }
 
     /// Whether rules of the mesh capture inbound connections in a table, of whatever backend.
     fn captures_inbound(&self, table: Table) -> bool {
-        let by_iptables = |variant| {
-            Family::BOTH.into_iter().any(|family| self.rules(variant).of(family).captures_inbound(table))
-        };
-        VARIANTS.into_iter().any(by_iptables) || self.native.captures_inbound(table)
+        self.states().any(|state| state.captures_inbound(table)) || self.native.captures_inbound(table)
     }
 
     /// The packet marks that rules of the mesh use.
     #[must_use]
     pub fn marks(&self) -> BTreeSet<Mark> {
-        let states = VARIANTS
-            .into_iter()
-            .flat_map(|variant| Family::BOTH.map(|family| self.rules(variant).of(family)));
-        states.flat_map(RuleState::marks).chain(self.native.marks()).collect()
+        self.states().flat_map(RuleState::marks).chain(self.native.marks()).collect()
     }
 
     /// What is different from `earlier`, as far as the mesh is concerned; one entry a table or item.
@@ -288,7 +284,7 @@ fn tables(change: &RulesetDiff) -> String {
 pub fn between(observed: &Observation, goal: &Goal<'_>) -> Vec<Step> {
     let mut steps: Vec<Step> =
         routing::missing(goal.plan, &observed.routing).into_iter().map(Step::AddRouting).collect();
-    let Phases { take_over, let_go } = Phases::of(observed, goal);
+    let (take_over, let_go) = phases(observed, goal);
     let both_stand = !let_go.is_empty() && !goal.plan.families().is_empty() && observed.is_redirected();
     let rules_change = !take_over.is_empty() || !let_go.is_empty();
     let stale = routing::stale(goal.plan, &observed.routing, &observed.marks(), goal.tproxy);
@@ -317,34 +313,22 @@ fn captures_inbound(plan: &RulePlan, table: Table) -> bool {
 }
 
 /// Changes of rules: those that let the new ones capture, and those that take the old ones away.
-#[derive(Default)]
-struct Phases {
-    take_over: Vec<Step>,
-    let_go: Vec<Step>,
-}
-
-impl Phases {
-    fn of(observed: &Observation, goal: &Goal<'_>) -> Self {
-        let (mut first, mut second) = (RulesStep::default(), RulesStep::default());
-        for variant in VARIANTS {
-            for family in Family::BOTH {
-                let found = observed.rules(variant).of(family);
-                if goal.rules_in == RulesIn::Iptables(variant) {
-                    let (takes_over, lets_go) = iptables(found, goal, family);
-                    first.iptables.push((variant, family, takes_over));
-                    second.iptables.push((variant, family, lets_go));
-                } else {
-                    second.iptables.push((
-                        variant,
-                        family,
-                        RulesetDiff::between(found, &FamilyRules::default()),
-                    ));
-                }
+fn phases(observed: &Observation, goal: &Goal<'_>) -> (Vec<Step>, Vec<Step>) {
+    let (mut first, mut second) = (RulesStep::default(), RulesStep::default());
+    for variant in VARIANTS {
+        for family in Family::BOTH {
+            let found = observed.rules(variant).of(family);
+            if goal.rules_in == RulesIn::Iptables(variant) {
+                let (takes_over, lets_go) = iptables(found, goal, family);
+                first.iptables.push((variant, family, takes_over));
+                second.iptables.push((variant, family, lets_go));
+            } else {
+                second.iptables.push((variant, family, RulesetDiff::between(found, &FamilyRules::default())));
             }
         }
-        (first.native, second.native) = native(&observed.native, goal);
-        Self { take_over: first.steps(goal), let_go: second.steps(goal) }
     }
+    (first.native, second.native) = native(&observed.native, goal);
+    (first.steps(goal), second.steps(goal))
 }
 
 /// A variant's change in two parts: tables that lose inbound capture to another one change last.

@@ -55,12 +55,6 @@ impl Connection {
         Ok(Self { socket: socket()?, most: usize::MAX, read: 0 })
     }
 
-    /// Opens another socket in the same network namespace, which the calling thread is still in.
-    fn reopen(&mut self) -> Result<(), NetlinkError> {
-        self.socket = socket()?;
-        Ok(())
-    }
-
     /// Limits every later reading to this many bytes: a hostile program may add rules to exhaust our memory. A reading that
     /// is taken again, because something changed concurrently, may read as much again.
     pub const fn limit(&mut self, bytes: usize) {
@@ -288,8 +282,8 @@ impl Connection {
             },
             Err(AskError::Socket(cause)) => Err(NetlinkError::Socket { what, cause }),
             Err(AskError::TooMuch(most)) => {
-                // The rest of this answer would come before every other one.
-                self.reopen()?;
+                // The rest of this answer would come before every other one. The calling thread is still in the same namespace.
+                self.socket = socket()?;
                 Err(NetlinkError::TooMuch(most))
             }
         }

@@ -211,13 +211,18 @@ impl RulePlan {
     /// The rules of a family as they will stand. Nothing where the plan has no rules for it.
     #[must_use]
     pub fn rules(&self, family: Family) -> FamilyRules {
-        let mut folded = FamilyRules::default();
-        if self.families.contains(&family) {
-            for planned in self.rules.iter().filter(|planned| planned.scope.covers(family)) {
-                folded.add(planned);
+        let mut rules = FamilyRules::default();
+        for (table, chains) in self.explained_rules(family) {
+            for (chain, planned) in chains {
+                if let Chain::Hook(hook) = chain {
+                    let first = planned.iter().filter(|rule| matches!(rule.position, Position::Before(_)));
+                    rules.leading.insert((table, hook), first.count());
+                }
+                let canonical = planned.iter().map(|planned| planned.rule.canonical()).collect();
+                rules.tables.entry(table).or_default().insert(chain, canonical);
             }
         }
-        folded
+        rules
     }
 
     /// The rules of all families as they will stand where one table serves both (native nftables), each with the
@@ -302,19 +307,6 @@ impl FamilyRules {
         match chain {
             Chain::Hook(hook) => self.leading.get(&(table, *hook)).copied().unwrap_or(0),
             Chain::Ours(_) | Chain::Other(_) => 0,
-        }
-    }
-
-    fn add(&mut self, planned: &PlannedRule) {
-        let chains = self.tables.entry(planned.table).or_default();
-        if let Target::Jump(to) = &planned.rule.target {
-            chains.entry(to.clone()).or_default();
-        }
-        let rules = chains.entry(planned.chain.clone()).or_default();
-        place(rules, planned.position, planned.rule.canonical());
-        if let (Chain::Hook(hook), Position::Before(_)) = (&planned.chain, planned.position) {
-            let leading = self.leading.entry((planned.table, *hook)).or_default();
-            *leading = leading.saturating_add(1);
         }
     }
 }

@@ -175,10 +175,7 @@ pub(crate) fn match_info(condition: &Match) -> Option<Vec<u8>> {
 }
 
 fn conntrack(Tracked { state, direction }: Tracked) -> Vec<u8> {
-    let bits = match state {
-        ConnState::Invalid => state::INVALID,
-        ConnState::RelatedOrEstablished => state::RELATED_OR_ESTABLISHED,
-    };
+    let bits = state_bits(state);
     let (flags, inverted) = match direction {
         None => (CONNTRACK_STATE, 0),
         Some(Direction::Original) => (CONNTRACK_STATE | CONNTRACK_DIRECTION, 0),
@@ -341,6 +338,14 @@ fn decode_conntrack(revision: u32, info: &[u8]) -> Option<Match> {
         _ => return None,
     };
     Some(Match::Tracked(Tracked { state: conn_state(states)?, direction }))
+}
+
+/// The bits of a state of connections.
+pub(crate) const fn state_bits(state: ConnState) -> u32 {
+    match state {
+        ConnState::Invalid => state::INVALID,
+        ConnState::RelatedOrEstablished => state::RELATED_OR_ESTABLISHED,
+    }
 }
 
 /// The state of connections that these bits stand for.

@@ -5,9 +5,10 @@ use super::{
     sets,
 };
 use crate::expressions::{
-    abi::{self, base, ct, family, meta, state, verdict},
+    abi::{self, base, ct, family, meta, verdict},
     expression::{AddressOffset, DESTINATION_PORT, Expressions, SOURCE_PORT},
     wire::Writer,
+    xt::state_bits,
 };
 use alloc::{collections::BTreeMap, sync::Arc, vec::Vec};
 use ipnet::IpNet;
@@ -142,10 +143,7 @@ fn tracked(out: &mut Expressions<'_>, rule: &Rule, Tracked { state, direction }:
     if let Some(direction) = direction {
         out.direction(direction);
     }
-    out.state(match state {
-        ConnState::Invalid => state::INVALID,
-        ConnState::RelatedOrEstablished => state::RELATED_OR_ESTABLISHED,
-    });
+    out.state(state_bits(state));
 }
 
 fn number(out: &mut Expressions<'_>, key: u32, not: bool, value: u32) {

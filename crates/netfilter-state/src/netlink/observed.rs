@@ -35,36 +35,27 @@ pub struct Observed {
 }
 
 /// A table that a plan has rules in, in a state in which those rules would not work or cannot be written.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, thiserror::Error)]
 #[non_exhaustive]
 pub enum Obstacle {
     /// Its chains are not on their hooks: no packet meets its rules (`flags dormant`).
+    #[error(
+        "table {table} is dormant, so the kernel ignores its rules; wake it (nft 'add table {table} {{ flags ; }}') or delete it"
+    )]
     Dormant {
         /// Family and name.
         table: String,
     },
     /// It belongs to another program's socket (`flags owner`); no other program may change it.
+    #[error(
+        "table {table} is owned by another program (flags owner, netlink port {owner}, mostly its process id) and only that program can change it; end it, or make it use a table of its own"
+    )]
     Owned {
         /// Family and name.
         table: String,
         /// The port of the owner's netlink socket: mostly the process id.
         owner: u32,
     },
-}
-
-impl core::fmt::Display for Obstacle {
-    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        match self {
-            Self::Dormant { table } => write!(
-                f,
-                "table {table} is dormant, so the kernel ignores its rules; wake it (nft 'add table {table} {{ flags ; }}') or delete it"
-            ),
-            Self::Owned { table, owner } => write!(
-                f,
-                "table {table} is owned by another program (flags owner, netlink port {owner}, mostly its process id) and only that program can change it; end it, or make it use a table of its own"
-            ),
-        }
-    }
 }
 
 /// The tables of a family.

@@ -11,8 +11,6 @@ use alloc::{borrow::ToOwned, string::String, vec::Vec};
 
 /// The policy to drop (`NF_DROP`).
 const POLICY_DROP: u32 = 0;
-/// A table is dormant (`NFT_TABLE_F_DORMANT`).
-const DORMANT: u32 = 1;
 
 impl Ruleset {
     /// Takes in one message of an answer: a table, a set or its elements, a chain or a rule of a family that packets of IP meet. Sets come
@@ -38,7 +36,7 @@ impl Ruleset {
     fn take_table(&mut self, message: &Message<'_>) -> Option<()> {
         let flags = message.attributes().find(attribute::table::FLAGS).and_then(Attribute::u32);
         let table = self.table_of(message, attribute::table::NAME)?;
-        table.dormant = flags.is_some_and(|flags| flags & DORMANT != 0);
+        table.dormant = flags.is_some_and(|flags| flags & abi::DORMANT != 0);
         Some(())
     }
 

@@ -131,6 +131,13 @@ pub struct RuleRef {
     pub rule: Option<usize>,
 }
 
+impl RuleRef {
+    /// A table as a whole.
+    pub(super) const fn table(table: TableName) -> Self {
+        Self { table, base_chain: String::new(), hook: None, chain: String::new(), rule: None }
+    }
+}
+
 /// A rule, policy or table that interferes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Finding {
@@ -146,6 +153,13 @@ pub struct Finding {
     pub traffic: BTreeSet<(Family, Traffic)>,
     /// A packet of that traffic, whose trace shows it; none where it is about a whole table.
     pub example: Option<Packet>,
+}
+
+impl Finding {
+    /// One that is about no rule, and no traffic of its own.
+    pub(super) const fn of_place(severity: Severity, effect: Effect, place: RuleRef) -> Self {
+        Self { severity, place, rule: String::new(), effect, traffic: BTreeSet::new(), example: None }
+    }
 }
 
 /// In one line: `table ip nat, chain OUTPUT (hook output, priority -100), rule 1 (-j ACCEPT) ends the chain before the mesh's

@@ -16,11 +16,7 @@ use crate::{
     set::Set,
     walk::{self, Cause, Given, TracePath, Ways, Work},
 };
-use alloc::{
-    collections::{BTreeMap, BTreeSet},
-    string::{String, ToString},
-    vec::Vec,
-};
+use alloc::{collections::BTreeMap, string::ToString, vec::Vec};
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use netfilter_state::ruleset::{Statement, TableName};
 use redirect_core::{
@@ -124,18 +120,11 @@ pub(super) fn each_captured(
 /// The search stopped at its limit. No single chain is to blame, but the longest is the cause.
 fn unfollowed(live: &TraceRules) -> Finding {
     let longest = live.chains.iter().max_by_key(|chain| chain.rules.len());
-    let (table, base_chain) = longest.map_or_else(
-        || (TableName::of_family(live.family), String::new()),
-        |chain| (chain.table.clone(), chain.name.clone()),
+    let place = longest.map_or_else(
+        || RuleRef::table(TableName::of_family(live.family)),
+        |chain| RuleRef { base_chain: chain.name.clone(), ..RuleRef::table(chain.table.clone()) },
     );
-    Finding {
-        severity: Severity::May,
-        place: RuleRef { table, base_chain, hook: None, chain: String::new(), rule: None },
-        rule: String::new(),
-        effect: Effect::Unfollowed,
-        traffic: BTreeSet::new(),
-        example: None,
-    }
+    Finding::of_place(Severity::May, Effect::Unfollowed, place)
 }
 
 /// The traffic of a pod that a plan may capture: first packets of connections, and datagrams to servers of DNS.
@@ -388,23 +377,17 @@ impl Judge<'_> {
             Cause::Policy(base) => (self.place(base, None), None),
             Cause::Route(words) => {
                 let routes = self.live.routes.as_ref();
-                let place = RuleRef {
-                    table: TableName::of_family(self.live.family),
-                    base_chain: String::new(),
-                    hook: None,
-                    chain: String::new(),
-                    rule: Some(words),
-                };
-                (place, routes.and_then(|routes| routes.words.get(words)).cloned())
+                let place = RuleRef::table(TableName::of_family(self.live.family));
+                (
+                    RuleRef { rule: Some(words), ..place },
+                    routes.and_then(|routes| routes.words.get(words)).cloned(),
+                )
             }
         };
         Finding {
-            severity,
-            place,
             rule: rule.unwrap_or_default(),
-            effect,
             traffic: [self.traffic].into(),
-            example: None,
+            ..Finding::of_place(severity, effect, place)
         }
     }
 

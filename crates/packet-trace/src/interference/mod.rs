@@ -19,7 +19,7 @@ pub use finding::{Effect, Finding, RuleRef, Severity, Traffic};
 pub use opening::{Captures, Opener, Opening, is_own, proxy_groups, proxy_users};
 
 use crate::TraceRules;
-use alloc::{collections::BTreeSet, string::String, vec::Vec};
+use alloc::{string::String, vec::Vec};
 use core::net::IpAddr;
 use lost::{Findings, search};
 use netfilter_state::ruleset::{ChainState, Ruleset, Statement, TableFamily, TableName};
@@ -75,32 +75,18 @@ pub fn find(ruleset: &Ruleset, plan: &RulePlan, pod: &Pod<'_>) -> Vec<Finding> {
 /// What is wrong with the tables of the mesh themselves: dormant, or a policy that drops what the rules leave alone.
 fn own_tables(ruleset: &Ruleset, findings: &mut Findings) {
     for (name, table) in &ruleset.tables {
-        let about = |place: RuleRef, effect| Finding {
-            severity: Severity::Does,
-            place,
-            rule: String::new(),
-            effect,
-            traffic: BTreeSet::new(),
-            example: None,
-        };
-        let whole = RuleRef {
-            table: name.clone(),
-            base_chain: String::new(),
-            hook: None,
-            chain: String::new(),
-            rule: None,
-        };
+        let whole = RuleRef::table(name.clone());
         let mut own = table.chains.iter().filter(|(_, chain)| is_of_the_mesh(name, chain)).peekable();
         if table.dormant && own.peek().is_some() {
-            findings.add(about(whole.clone(), Effect::Dormant));
+            findings.add(Finding::of_place(Severity::Does, Effect::Dormant, whole));
             continue;
         }
         for (chain_name, chain) in own {
             if let Some(base) = chain.base.filter(|base| base.drops) {
                 let hook = Some((base.hook, base.priority));
                 let (base_chain, chain) = (chain_name.clone(), chain_name.clone());
-                findings
-                    .add(about(RuleRef { base_chain, hook, chain, ..whole.clone() }, Effect::PolicyDrops));
+                let place = RuleRef { base_chain, hook, chain, ..whole.clone() };
+                findings.add(Finding::of_place(Severity::Does, Effect::PolicyDrops, place));
             }
         }
     }
