@@ -6,11 +6,12 @@ use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use cni_core::conf::{Conf, Envelope};
 use cni_core::wire::Command;
+use controller_runtime::lock;
 
 use crate::conflist::{EntryError, NetConf, PLUGIN_TYPE};
 use crate::disk::{self, Disk, DiskError, FileAttributes, Lock, Stat, context};
@@ -36,7 +37,8 @@ pub struct Installer {
     /// The plugin's entry, which may change while the agent runs.
     entry: RwLock<EntrySettings>,
     token: Arc<PluginToken>,
-    /// Binaries whose content was compared, by target: what source and target were then.
+    /// Binaries whose content was compared, by target: what source and target were then. Never held during disk operations, so that
+    /// readiness is answered in time.
     compared: Mutex<BTreeMap<PathBuf, (Stat, Stat)>>,
     /// What the installed plugin was asked last and answered with yes.
     asked: Mutex<Option<Asked>>,
@@ -320,7 +322,7 @@ impl Installer {
         loop {
             let there = self.disk.stat(&target).ok();
             let known = there.map(|there| (from, there));
-            if known.is_some() && self.compared().get(&target) == known.as_ref() {
+            if known.is_some() && lock(&self.compared).get(&target) == known.as_ref() {
                 return Ok(replaced);
             }
             let alike =
@@ -328,7 +330,7 @@ impl Installer {
             let mut content = context(self.disk.open(&source), "open", &source)?;
             if alike && context(disk::has_content(self.disk(), &target, &mut *content), "compare", &target)? {
                 // As it was before it was compared: what became of it since is another file.
-                self.compared().extend(known.map(|known| (target, known)));
+                lock(&self.compared).extend(known.map(|known| (target, known)));
                 return Ok(replaced);
             }
             if replaced {
@@ -343,11 +345,6 @@ impl Installer {
             disk::replace_if(self.disk(), &target, &mut *content, FileAttributes::Mode(mode), &works)?;
             replaced = true;
         }
-    }
-
-    /// Never held during disk operations, so that readiness is answered in time.
-    fn compared(&self) -> MutexGuard<'_, BTreeMap<PathBuf, (Stat, Stat)>> {
-        self.compared.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Writes the kubeconfig if it differs; true if it did.
@@ -555,7 +552,7 @@ impl Installer {
     }
 
     fn check_binaries(&self) -> Result<(), Reason> {
-        let binaries = self.compared().clone();
+        let binaries = lock(&self.compared).clone();
         if binaries.is_empty() {
             return Err(Reason::Starting);
         }
@@ -602,7 +599,7 @@ impl Installer {
         let looked_at = [&binary, &paths.kubeconfig(), &paths.token_file()];
         let files: Vec<Option<Stat>> = looked_at.map(|path| self.disk.stat(path).ok()).into();
         // One at a time: concurrent callers get the same answer.
-        let mut asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut asked = lock(&self.asked);
         let is_known =
             |asked: &Asked| asked.conf == conf && asked.files == files && asked.at.elapsed() < ANSWER_HOLDS;
         if asked.as_ref().is_some_and(is_known) {

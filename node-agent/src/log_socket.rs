@@ -5,10 +5,11 @@
 
 use std::collections::BTreeSet;
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use cni_core::reasons;
+use controller_runtime::lock;
 use controller_runtime::metrics::ResultLabel;
 use controller_runtime::serve::{self, Answer};
 use controller_runtime::supervisor::Supervisor;
@@ -82,7 +83,7 @@ impl Receiver {
             self.count("malformed");
             return;
         };
-        let mut bucket = self.bucket.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut bucket = lock(&self.bucket);
         for line in lines {
             match Entry::from_json(&line) {
                 None => self.count("malformed"),
@@ -119,7 +120,7 @@ impl Receiver {
     }
 
     fn add(&self, outcome: &'static str, reason: &str, seconds: Option<f64>) {
-        let mut reasons = self.reasons.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut reasons = lock(&self.reasons);
         let key = (outcome, reason.to_owned());
         let is_kept = reasons.contains(&key) || (reasons.len() < MOST_REASONS && is_word(reason));
         let reason = if is_kept { reason } else { "other" };

@@ -5,12 +5,12 @@ use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use controller_runtime::SCOPE;
 use controller_runtime::serve::{self, Answer};
 use controller_runtime::supervisor::Supervisor;
+use controller_runtime::{SCOPE, lock};
 use hyper::Request;
 use hyper::body::Incoming;
 use tokio::net::{UnixListener, UnixStream};
@@ -123,7 +123,7 @@ impl Peers {
             return true;
         }
         self.metrics.log_refused.inc();
-        let mut logged = self.logged.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut logged = lock(&self.logged);
         if logged.is_none_or(|logged| logged.elapsed() > LOG_AGAIN) {
             let user = user.map_or_else(|error| error.to_string(), |user| user.to_string());
             log::warn!(target: SCOPE, user = user; "refused a connection to the {}: the peer is neither root nor the agent's user", self.name);

@@ -3,14 +3,14 @@
 //! The token of the agent's pod ends with the pod, and an upgrade deletes the pod before the next agent runs: a plugin that used it would fail
 //! every pod of the mesh in between. So the plugin has a service account of its own, and the agent asks for tokens of that account.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
 use cluster_client::{Backoff, Outage};
 use controller_runtime::metrics::ResultLabel;
 use controller_runtime::supervisor::Unneeded;
-use controller_runtime::{BootTime, SCOPE};
+use controller_runtime::{BootTime, SCOPE, lock};
 use serde::Deserialize;
 use tokio::sync::watch;
 
@@ -155,11 +155,11 @@ impl PluginToken {
     /// No clock can take it away, because clocks jump: only the API server, by another token or by a refusal.
     #[must_use]
     pub fn choose(&self, written: Option<String>) -> Option<String> {
-        match &*self.source() {
+        match &*lock(&self.source) {
             TokenSource::Own(token) => Some(token.text.clone()),
             TokenSource::Unknown => {
                 let own = written.filter(|token| self.is_own(token));
-                own.inspect(|token| *self.inherited() = Some(token.clone()))
+                own.inspect(|token| *lock(&self.inherited) = Some(token.clone()))
             }
             TokenSource::Unasked => {
                 let until = SystemTime::now() + LEAST_LEFT;
@@ -171,7 +171,7 @@ impl PluginToken {
 
     /// What the plugin does while no new token is granted, for people.
     fn outlook(&self) -> &'static str {
-        let is_asked_first = matches!(*self.source(), TokenSource::Unknown);
+        let is_asked_first = matches!(*lock(&self.source), TokenSource::Unknown);
         match self.in_place(Moment::now()) {
             Some(_) => "the plugin keeps using its token until the API server rejects it",
             None if is_asked_first => {
@@ -192,10 +192,10 @@ impl PluginToken {
 
     /// The plugin's token, granted or inherited, and whether its time may be over.
     fn in_place(&self, now: Moment) -> Option<(String, bool)> {
-        match &*self.source() {
+        match &*lock(&self.source) {
             TokenSource::Own(token) => Some((token.text.clone(), token.may_be_over(now))),
             TokenSource::Unknown => {
-                let inherited = self.inherited().clone()?;
+                let inherited = lock(&self.inherited).clone()?;
                 let is_over = is_over(&inherited, now.wall);
                 Some((inherited, is_over))
             }
@@ -243,17 +243,9 @@ impl PluginToken {
         }
     }
 
-    fn inherited(&self) -> MutexGuard<'_, Option<String>> {
-        self.inherited.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn set_source(&self, source: TokenSource) {
-        *self.source() = source;
+        *lock(&self.source) = source;
         self.answers.send_modify(|answers| *answers += 1);
-    }
-
-    fn source(&self) -> MutexGuard<'_, TokenSource> {
-        self.source.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -366,7 +358,7 @@ impl TokenRenewer {
         // The agents of many nodes start together, and need not all ask together.
         let share = 1.0 - cluster_client::random() / 10.0;
         loop {
-            let left = match &*self.token.source() {
+            let left = match &*lock(&self.token.source) {
                 TokenSource::Own(token) => token.renewed_in(Moment::now()).mul_f64(share),
                 TokenSource::Unknown | TokenSource::Unasked | TokenSource::Nothing => return,
             };

@@ -1,8 +1,10 @@
 //! Whether the agent is ready, and why not.
 
 use std::path::PathBuf;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
+
+use controller_runtime::lock;
 
 use crate::plan::Obstacle;
 use crate::plugin::Refusal;
@@ -66,13 +68,13 @@ impl Default for AgentState {
 impl AgentState {
     /// Changes it.
     pub fn set(&self, phase: Phase) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = phase;
+        *lock(&self.0) = phase;
     }
 
     /// What it is.
     #[must_use]
     pub fn phase(&self) -> Phase {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        lock(&self.0).clone()
     }
 
     /// Whether the agent is ready, from the phase, the node's files at this moment, and the problem with the client of the API server, if any.

@@ -1,6 +1,6 @@
 //! The API server: a client with the service account's current files, and events.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use std::time::Duration;
 
 use cluster_client::params::PostParams;
@@ -12,8 +12,8 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use serde_json::Value;
 
-use crate::SCOPE;
 use crate::metrics::ResultLabel;
+use crate::{SCOPE, lock};
 
 /// How long one request may take. A request that hangs must not delay the shutdown.
 pub const PATIENCE: Duration = Duration::from_secs(5);
@@ -55,13 +55,13 @@ impl Connection {
     pub fn get(&self) -> Result<Cluster, AccessError> {
         let client = self.account.client();
         let problem = client.as_ref().err().map(ToString::to_string);
-        *self.problem.lock().unwrap_or_else(PoisonError::into_inner) = problem;
+        *lock(&self.problem) = problem;
         Ok(Cluster { client: client?, identity: self.identity.clone() })
     }
 
     /// Why the last [`get`](Self::get) returned no client, if so.
     pub fn problem(&self) -> Option<String> {
-        self.problem.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        lock(&self.problem).clone()
     }
 
     /// The same API server for the owner of another token.

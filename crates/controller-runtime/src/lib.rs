@@ -6,7 +6,6 @@
 mod boot_time;
 pub mod cluster;
 pub mod daemon_set;
-mod due;
 pub mod metrics;
 pub mod node;
 mod node_api;
@@ -15,10 +14,11 @@ pub mod resync;
 pub mod selector;
 pub mod serve;
 pub mod supervisor;
+mod wait;
 
 pub use boot_time::BootTime;
-pub use due::added_or_due;
 pub use node_api::{NodeError, TRIES};
+pub use wait::{added_or_due, lock, or_never};
 
 /// The scope of the log lines of both programs.
 pub const SCOPE: &str = "cni-agent";

@@ -1,7 +1,7 @@
 //! What the leader does: it keeps the model as the API server has nodes and pods, and does what follows, one node after the other.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use cluster_client::Backoff;
@@ -11,7 +11,7 @@ use controller_runtime::node::{NODES, Node, NodeMarking, RequestedTaint, node_re
 use controller_runtime::outage::{FIRST_RETRY, LONGEST_RETRY, OutageLog};
 use controller_runtime::resync::{self, Collection, Freshness, Replica, Selection};
 use controller_runtime::supervisor::{Supervisor, Unneeded};
-use controller_runtime::{BootTime, NodeError, SCOPE, TRIES, added_or_due, daemon_set};
+use controller_runtime::{BootTime, NodeError, SCOPE, TRIES, added_or_due, daemon_set, lock};
 use serde_json::Value;
 use tokio::sync::{Notify, watch};
 use tokio::task::AbortHandle;
@@ -147,7 +147,7 @@ impl Leader {
     }
 
     fn mark_stale(&self, watched: Watched) {
-        self.model().mark_stale(watched);
+        lock(&self.model).mark_stale(watched);
         let watch = match watched {
             Watched::Nodes => "nodes",
             Watched::Pods(_) => "pods",
@@ -165,7 +165,7 @@ impl Leader {
                 Some(AgentPlacement::Everywhere)
             };
             if let Some(placement) = placement
-                && self.model().place(placement)
+                && lock(&self.model).place(placement)
             {
                 self.check_all();
             }
@@ -189,7 +189,7 @@ impl Leader {
 
     /// Those whose names are not before `first`: names come in order, so what did not fit the last time is what comes from there on.
     fn check_all_from(&self, first: &str) {
-        let model = self.model();
+        let model = lock(&self.model);
         let names: Vec<String> = model.names().filter(|name| *name >= first).map(str::to_owned).collect();
         drop(model);
         let now = Instant::now();
@@ -208,7 +208,7 @@ impl Leader {
     }
 
     fn show(&self) {
-        let (nodes, tainted) = self.model().counts();
+        let (nodes, tainted) = lock(&self.model).counts();
         self.metrics.nodes.set(gauged(nodes));
         self.metrics.tainted.set(gauged(tainted));
         self.metrics.queued.set(gauged(lock(&self.queue).len()));
@@ -256,7 +256,7 @@ impl Leader {
 
     /// What to change about a node now, if anything, and if this replica may do it.
     fn decide(&self, name: &str) -> Option<Decision> {
-        let mut model = self.model();
+        let mut model = lock(&self.model);
         let (requested, reason) = match model.next_action(name, Instant::now()) {
             TaintAction::Leave => return None,
             TaintAction::Wait(at) => {
@@ -281,7 +281,7 @@ impl Leader {
     async fn read_again(&self, node: &Node, error: NodeError) -> Result<(), NodeError> {
         let cluster = self.connection.get()?;
         let now = cluster.read_again(node, error).await?;
-        let mut model = self.model();
+        let mut model = lock(&self.model);
         // It may have been removed during the read.
         if model.node(now.name()).is_some() {
             model.put_node(now);
@@ -335,10 +335,6 @@ impl Leader {
         let body = EventBody { component: COMPONENT, kind, reason: event, message: &message };
         let _ = self.connection.publish(&self.metrics.events, node_reference(node), &body).await;
     }
-
-    fn model(&self) -> MutexGuard<'_, Model> {
-        lock(&self.model)
-    }
 }
 
 /// The model's nodes.
@@ -352,14 +348,14 @@ impl Replica for NodeReplica<'_> {
     }
 
     fn replace(&self, nodes: Vec<Node>) {
-        self.0.model().list_nodes(nodes);
+        lock(&self.0.model).list_nodes(nodes);
         self.0.check_all();
     }
 
     fn changed(&self, object: &Value) {
         if let Some(node) = Node::of(object) {
             let name = node.name().to_owned();
-            self.0.model().put_node(node);
+            lock(&self.0.model).put_node(node);
             self.0.put(&name, Instant::now());
         }
         self.0.show();
@@ -367,7 +363,7 @@ impl Replica for NodeReplica<'_> {
 
     fn removed(&self, object: &Value) {
         if let Some(node) = Node::of(object) {
-            self.0.model().remove_node(node.name());
+            lock(&self.0.model).remove_node(node.name());
             lock(&self.0.failures).remove(node.name());
         }
         self.0.show();
@@ -403,26 +399,22 @@ impl Replica for PodReplica<'_> {
     }
 
     fn replace(&self, pods: Vec<AgentPod>) {
-        self.leader.model().list_pods(self.index, pods);
+        lock(&self.leader.model).list_pods(self.index, pods);
         self.leader.check_all();
     }
 
     fn changed(&self, object: &Value) {
         let pod = AgentPod::of(object);
-        self.check(pod.map(|pod| self.leader.model().put_pod(self.index, pod)));
+        self.check(pod.map(|pod| lock(&self.leader.model).put_pod(self.index, pod)));
     }
 
     fn removed(&self, object: &Value) {
         let name = object.pointer("/metadata/name").and_then(Value::as_str);
-        self.check(name.and_then(|name| self.leader.model().remove_pod(self.index, name)));
+        self.check(name.and_then(|name| lock(&self.leader.model).remove_pod(self.index, name)));
     }
 
     fn interrupted(&self) -> bool {
         self.leader.mark_stale(Watched::Pods(self.index));
         true
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

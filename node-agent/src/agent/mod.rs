@@ -14,9 +14,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::bail;
 use cni_core::plugin_event::SOCKET_NAME;
-use controller_runtime::SCOPE;
 use controller_runtime::metrics::{ResultLabel, WatchLabel};
 use controller_runtime::supervisor::{DeadTask, Supervisor};
+use controller_runtime::{SCOPE, or_never};
 use tokio::sync::watch::{self, Receiver};
 use tokio::task::AbortHandle;
 
@@ -341,16 +341,10 @@ impl Agent {
                 return Some(ExitCause::Moved(moved.to_owned()));
             }
             let tick = tokio::time::Instant::now() + TICK;
-            let changed = async {
-                match watch {
-                    Some(watch) => watch.changed().await,
-                    None => std::future::pending().await,
-                }
-            };
             tokio::select! {
                 biased;
                 () = signals.next_signal() => return Some(ExitCause::Signal),
-                change = changed => {
+                change = or_never(watch.as_mut().map(FileWatch::changed)) => {
                     if !matches!(change, Ok(FileEvent::Files)) {
                         *watch = None;
                         self.metrics.watch_restarts.get_or_create(&WatchLabel { watch: "files" }).inc();

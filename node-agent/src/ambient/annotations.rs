@@ -2,9 +2,10 @@
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use cni_core::pod_source::PodName;
+use controller_runtime::lock;
 use controller_runtime::metrics::ResultLabel;
 use tokio::sync::{Notify, mpsc};
 
@@ -28,19 +29,15 @@ pub struct AnnotationQueue {
 }
 
 impl AnnotationQueue {
-    fn waiting(&self) -> MutexGuard<'_, BTreeMap<String, (PodName, Option<Redirection>)>> {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// This annotation of a pod is to be written, or removed.
     pub fn add(&self, pod: &AmbientPod, annotation: Option<Redirection>) {
-        self.waiting().insert(pod.workload.uid().to_owned(), (pod.name.clone(), annotation));
+        lock(&self.waiting).insert(pod.workload.uid().to_owned(), (pod.name.clone(), annotation));
         self.added.notify_one();
     }
 
     async fn next(&self) -> (String, PodName, Option<Redirection>) {
         loop {
-            let first = self.waiting().pop_first();
+            let first = lock(&self.waiting).pop_first();
             if let Some((uid, (name, annotation))) = first {
                 // The next task takes the next one.
                 self.added.notify_one();

@@ -16,10 +16,10 @@ use cni_core::enablement::Enablement;
 use cni_core::pod_source::PodName;
 use cni_core::reasons::AMBIENT_PENDING;
 use cni_core::selection::Programming;
-use controller_runtime::SCOPE;
 use controller_runtime::metrics::{gauged, results, start_at_zero};
 use controller_runtime::resync;
 use controller_runtime::supervisor::{Supervisor, Unneeded};
+use controller_runtime::{SCOPE, or_never};
 use netns_apply::netns::Netns;
 use pod_netns::namespace_of;
 use tokio::sync::{mpsc, oneshot};
@@ -164,12 +164,6 @@ impl AmbientController {
         loop {
             let wake = [next, self.waiting.iter().map(|waiting| waiting.deadline).min(), Some(next_full)];
             let wake = wake.into_iter().flatten().min().unwrap_or(next_full);
-            let changed_files = async {
-                match &mut directory {
-                    Some(watch) => watch.changed().await,
-                    None => std::future::pending().await,
-                }
-            };
             tokio::select! {
                 () = self.state.inventory.changed() => {}
                 Some(add) = self.adds.recv() => adds.push(add),
@@ -177,7 +171,7 @@ impl AmbientController {
                     worker.enrolment.annotation_failed(start.elapsed(), &uid, why);
                     self.state.inventory.examine(&uid);
                 }
-                change = changed_files => {
+                change = or_never(directory.as_mut().map(FileWatch::changed)) => {
                     self.monitors.release(|_| true);
                     if !matches!(change, Ok(FileEvent::Files)) {
                         directory = self.watch_directory();

@@ -3,9 +3,10 @@
 //! Only what decides is kept of an object. Namespaces are watched by label where labels of no other name decide: a cluster has many, and each node needs few.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Mutex;
 
 use cni_core::enablement::{DATAPLANE_LABEL, SIDECAR_ANNOTATION};
+use controller_runtime::lock;
 use controller_runtime::resync::{Collection, Freshness, Replica, Selection};
 use serde_json::{Map, Value, json};
 use tokio::sync::Notify;
@@ -56,13 +57,9 @@ pub struct State {
 }
 
 impl Inventory {
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// All pods that have a network namespace; none until pods and namespaces were listed.
     pub fn pods(&self, rules: &AmbientRules) -> Option<Vec<AmbientPod>> {
-        let state = self.state();
+        let state = lock(&self.state);
         let (pods, namespaces) = (state.pods.as_ref()?, state.namespaces.as_ref()?);
         let none = Map::new();
         let labels = |pod: &Value| {
@@ -74,12 +71,12 @@ impl Inventory {
 
     /// Whether the API server has a pod of this UID on the node, as far as that is known.
     pub fn has(&self, uid: &str) -> bool {
-        self.state().pods.as_ref().is_some_and(|pods| pods.contains_key(uid))
+        lock(&self.state).pods.as_ref().is_some_and(|pods| pods.contains_key(uid))
     }
 
     /// The labels of a namespace, if the watch includes it.
     pub fn namespace(&self, name: &str) -> Option<Map<String, Value>> {
-        self.state().namespaces.as_ref()?.get(name).cloned()
+        lock(&self.state).namespaces.as_ref()?.get(name).cloned()
     }
 
     /// A pod is to be examined.
@@ -96,18 +93,18 @@ impl Inventory {
 
     /// Waits until something is to be examined. May be dropped and called again.
     pub async fn changed(&self) {
-        while self.state().due == Due::default() {
+        while lock(&self.state).due == Due::default() {
             self.changed.notified().await;
         }
     }
 
     /// What is to be examined now; the caller does.
     pub fn take(&self) -> Due {
-        std::mem::take(&mut self.state().due)
+        std::mem::take(&mut lock(&self.state).due)
     }
 
     fn edit(&self, edit: impl FnOnce(&mut State)) {
-        edit(&mut self.state());
+        edit(&mut lock(&self.state));
         self.changed.notify_one();
     }
 }

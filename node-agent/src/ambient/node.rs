@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
 use cni_core::selection::Programming;
+use controller_runtime::lock;
 use netns_apply::ApplyOptions;
 use netns_apply::branch_interfaces;
 use netns_apply::netns::{Netns, NetnsId};
@@ -106,10 +107,6 @@ impl ZtunnelLink {
         drop(self.handle);
         self.thread.join().map_err(|_| "the server of ztunnel panicked")
     }
-}
-
-fn lock(ledger: &Mutex<Ledger>) -> std::sync::MutexGuard<'_, Ledger> {
-    ledger.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Network namespaces that the container runtime named when it set up pods, by UID. Nothing of them is held open.
@@ -283,7 +280,7 @@ impl<'a> NodePass<'a> {
                     rules::put_in_force(redirect, options).map(|_| rules::are_in_force(redirect, options))
                 });
                 if let Ok(Ok(condition)) = condition {
-                    seen.lock().unwrap_or_else(PoisonError::into_inner).insert((*uid).to_owned(), condition);
+                    lock(&seen).insert((*uid).to_owned(), condition);
                 }
             }
         };

@@ -1,11 +1,12 @@
 //! What the controller of ambient mode knows, and other parts of the agent show.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use cni_core::enrolment_report::EnrolmentReport;
 use cni_core::pod_source::PodName;
 use cni_core::selection::Programming;
+use controller_runtime::lock;
 use tokio::sync::watch;
 
 use super::enrolment::Enrolled;
@@ -35,13 +36,9 @@ struct Progress {
 }
 
 impl AmbientState {
-    fn progress(&self) -> MutexGuard<'_, Progress> {
-        self.progress.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Nothing can be enrolled, because of this. Returns whether that is new.
     pub fn hinder(&self, why: String) -> bool {
-        let mut progress = self.progress();
+        let mut progress = lock(&self.progress);
         let is_new = progress.obstacle.as_ref() != Some(&why);
         progress.obstacle = Some(why);
         is_new
@@ -49,20 +46,20 @@ impl AmbientState {
 
     /// All pods that were due have been examined. Names are those of pods, by UID.
     pub fn examined(&self, enrolled: Enrolled, names: BTreeMap<String, PodName>) {
-        *self.progress() = Progress { enrolled, names, obstacle: None };
+        *lock(&self.progress) = Progress { enrolled, names, obstacle: None };
         self.begun.send_replace(true);
     }
 
     /// Why a pod was not as wanted when it was examined last.
     #[must_use]
     pub fn reason(&self, uid: &str) -> Option<String> {
-        self.progress().enrolled.pending.get(uid).cloned()
+        lock(&self.progress).enrolled.pending.get(uid).cloned()
     }
 
     /// Whether some pods are not as wanted.
     #[must_use]
     pub fn has_pending(&self) -> bool {
-        !self.progress().enrolled.pending.is_empty()
+        !lock(&self.progress).enrolled.pending.is_empty()
     }
 
     /// Waits until every pod was examined once.
@@ -76,7 +73,7 @@ impl AmbientState {
     /// # Errors
     /// Why not, for people.
     pub fn verdict(&self) -> Result<(), String> {
-        match &self.progress().obstacle {
+        match &lock(&self.progress).obstacle {
             Some(why) => Err(format!("ambient mode: {why}")),
             None if *self.begun.borrow() => Ok(()),
             None => Err("ambient mode: the node's pods and namespaces have not been listed yet".to_owned()),
@@ -87,7 +84,7 @@ impl AmbientState {
     #[must_use]
     pub fn words(&self) -> String {
         let Progress { enrolled: Enrolled { wanted, enrolled, pending }, names, .. } =
-            self.progress().clone();
+            lock(&self.progress).clone();
         let name = |uid: String| names.get(&uid).map(ToString::to_string).unwrap_or(uid);
         let named = pending.into_iter().map(|(uid, why)| (name(uid), why));
         EnrolmentReport { wanted, enrolled, pending: named.collect() }.to_string()

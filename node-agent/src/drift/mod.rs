@@ -18,10 +18,10 @@ use std::time::{Duration, Instant};
 use cni_core::conf::Conf;
 use cni_core::reasons;
 use cni_core::states::PodState;
-use controller_runtime::SCOPE;
 use controller_runtime::metrics::{ResultLabel, gauged, results, start_at_zero};
 use controller_runtime::resync::ReadError;
 use controller_runtime::supervisor::Unneeded;
+use controller_runtime::{SCOPE, or_never};
 use netns_apply::capabilities::{NET_ADMIN, SYS_ADMIN};
 use pod_netns::{Sandbox, SurveyError};
 use tokio::sync::watch::Receiver;
@@ -189,14 +189,8 @@ impl DriftWatch {
             if !self.heals() {
                 self.healer.send(HealRequest::Off).await;
             }
-            let rounds = async {
-                match interval {
-                    Some(interval) => self.rounds(interval).await,
-                    None => std::future::pending().await,
-                }
-            };
             tokio::select! {
-                () = rounds => {}
+                () = or_never(interval.map(|interval| self.rounds(interval))) => {}
                 changed = settings.changed() => if changed.is_err() { return Unneeded },
             }
             if interval.is_some() && settings.borrow().interval.is_none() {

@@ -2,9 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use cni_core::states::PodState;
+use controller_runtime::lock;
 use controller_runtime::metrics::gauged;
 
 use crate::metrics::{Metrics, StateLabel};
@@ -105,11 +106,11 @@ impl NodeSummary {
     /// In words.
     #[must_use]
     pub fn words(&self) -> String {
-        self.words.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        lock(&self.words).clone()
     }
 
     fn set(&self, states: &PodStates, words: String) {
-        *self.words.lock().unwrap_or_else(PoisonError::into_inner) = words;
+        *lock(&self.words) = words;
         for state in PodState::MESHED {
             let label = StateLabel { state: state.word() };
             self.metrics.meshed_pods.get_or_create(&label).set(gauged(states.count(state)));

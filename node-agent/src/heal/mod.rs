@@ -17,15 +17,14 @@ mod repair;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
-use std::future::pending;
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use cni_core::states::PodState;
-use controller_runtime::SCOPE;
 use controller_runtime::metrics::{gauged, results, start_at_zero};
 use controller_runtime::supervisor::{Supervisor, Unneeded};
+use controller_runtime::{SCOPE, lock, or_never};
 use netns_apply::netns::Netns;
 use nix::sys::resource::{Resource, getrlimit};
 use pod_netns::Sandbox;
@@ -127,12 +126,12 @@ struct CheckQueue {
 
 impl CheckQueue {
     fn add(&self, add: impl FnOnce(&mut CheckRequests)) {
-        add(&mut self.requests.lock().unwrap_or_else(PoisonError::into_inner));
+        add(&mut lock(&self.requests));
         self.added.notify_one();
     }
 
     fn is_empty(&self) -> bool {
-        *self.requests.lock().unwrap_or_else(PoisonError::into_inner) == CheckRequests::default()
+        *lock(&self.requests) == CheckRequests::default()
     }
 }
 
@@ -156,7 +155,7 @@ impl HealHandle {
             self.queue.added.notified().await;
         }
         sleep(GATHER).await;
-        std::mem::take(&mut *self.queue.requests.lock().unwrap_or_else(PoisonError::into_inner))
+        std::mem::take(&mut *lock(&self.queue.requests))
     }
 }
 
@@ -231,30 +230,19 @@ impl Healer {
     pub async fn run(mut self) -> Unneeded {
         loop {
             let next = self.next.into_iter().chain(self.rechecks.iter().copied()).min();
-            let time = async {
-                match next {
-                    Some(next) => sleep_until(next).await,
-                    None => pending().await,
-                }
-            };
-            let changed = async {
-                match self.directory.as_mut().and_then(|directory| directory.watch.as_mut()) {
-                    Some(watch) => watch.changed().await,
-                    None => pending().await,
-                }
-            };
+            let watch = self.directory.as_mut().and_then(|directory| directory.watch.as_mut());
             tokio::select! {
                 request = self.requests.recv() => match request {
                     Some(request) => self.receive(request).await,
                     None => return Unneeded,
                 },
-                change = changed => {
+                change = or_never(watch.map(FileWatch::changed)) => {
                     if !matches!(change, Ok(FileEvent::Files)) {
                         self.directory = None;
                     }
                     self.scan_directory();
                 }
-                () = time => self.scan_directory(),
+                () = or_never(next.map(sleep_until)) => self.scan_directory(),
             }
             self.show();
         }

@@ -2,11 +2,11 @@
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use cni_core::states::PodState;
-use controller_runtime::SCOPE;
 use controller_runtime::metrics::ResultLabel;
+use controller_runtime::{SCOPE, lock, or_never};
 use netns_apply::notify::Notification;
 use pod_netns::Sandbox;
 use prometheus_client::metrics::gauge::Gauge;
@@ -123,7 +123,7 @@ impl PodMonitor {
     /// The drift watch has checked it again.
     pub fn update(&self, pod: Arc<MeshPod>, rules: Arc<ExpectedRules>, is_verified: bool) {
         let later = DesiredRedirect::new(pod, rules, is_verified);
-        self.state.desired.lock().unwrap_or_else(PoisonError::into_inner).update(later);
+        lock(&self.state.desired).update(later);
         if !is_verified {
             self.state.is_reported.store(true, Ordering::Relaxed);
             self.state.recheck.notify_one();
@@ -199,23 +199,17 @@ impl MonitorTask {
     }
 
     fn desired(&self) -> DesiredRedirect {
-        self.state.desired.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        lock(&self.state.desired).clone()
     }
 
     /// Waits for a reason to check.
     async fn wait(&mut self, retry: Option<Instant>) -> io::Result<Option<(Instant, Notification)>> {
         let calm = self.history.calm_at().map(Instant::from_std);
-        let at = |time: Option<Instant>| async move {
-            match time {
-                Some(time) => sleep_until(time).await,
-                None => std::future::pending().await,
-            }
-        };
         tokio::select! {
             notification = self.subscriptions.receive() => notification.map(Some),
             () = self.state.recheck.notified() => Ok(Some((Instant::now(), Notification::default()))),
-            () = at(retry) => Ok(Some((Instant::now(), Notification::default()))),
-            () = at(calm) => {
+            () = or_never(retry.map(sleep_until)) => Ok(Some((Instant::now(), Notification::default()))),
+            () = or_never(calm.map(sleep_until)) => {
                 self.history.calm_down(Instant::now().into_std());
                 self.contested = None;
                 Ok(None)
@@ -260,7 +254,7 @@ impl MonitorTask {
             (true, Some(_)) | (false, None) => {}
         }
         if matches!(outcome, HealOutcome::Healed { .. }) {
-            self.state.desired.lock().unwrap_or_else(PoisonError::into_inner).is_verified = true;
+            lock(&self.state.desired).is_verified = true;
         }
         let was_reported = match outcome {
             HealOutcome::Healed { .. } | HealOutcome::AsPlanned => {

@@ -16,7 +16,7 @@ pub mod queue;
 
 use std::collections::BTreeSet;
 use std::convert::Infallible;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use cni_core::reasons::COULD_NOT_BE;
@@ -24,7 +24,7 @@ use controller_runtime::metrics::{WatchLabel, gauged};
 use controller_runtime::outage::OutageLog;
 use controller_runtime::resync::{self, Collection, Freshness, Replica, Selection};
 use controller_runtime::supervisor::Unneeded;
-use controller_runtime::{SCOPE, added_or_due};
+use controller_runtime::{SCOPE, added_or_due, lock};
 use serde_json::Value;
 use tokio::sync::Notify;
 use tokio::sync::watch::Receiver;
@@ -127,12 +127,12 @@ impl RepairController {
 
     fn forget(&self, pod: &Value) -> bool {
         let uid = pod.pointer("/metadata/uid").and_then(Value::as_str);
-        uid.is_some_and(|uid| self.queue().forget(uid))
+        uid.is_some_and(|uid| lock(&self.queue).forget(uid))
     }
 
     fn note(&self, broken: Broken) {
         let name = broken.name.to_string();
-        match self.queue().note(broken, Instant::now()) {
+        match lock(&self.queue).note(broken, Instant::now()) {
             Noted::New => self.added.notify_one(),
             Noted::Known => {}
             Noted::Overflow => {
@@ -144,7 +144,7 @@ impl RepairController {
 
     fn show(&self) {
         let (waiting, wants_list) = {
-            let queue = self.queue();
+            let queue = lock(&self.queue);
             (queue.waiting(), queue.wants_list())
         };
         if wants_list {
@@ -156,10 +156,10 @@ impl RepairController {
     /// Handles one pod after the other, as they are due.
     async fn work(&self) -> Infallible {
         loop {
-            let next = self.queue().next();
+            let next = lock(&self.queue).next();
             added_or_due(&self.added, next).await;
             loop {
-                let task = self.queue().take(Instant::now());
+                let task = lock(&self.queue).take(Instant::now());
                 let Some(task) = task else { break };
                 self.handle(&task).await;
             }
@@ -179,7 +179,7 @@ impl RepairController {
         };
         let end = Instant::now();
         self.count(task, &outcome, end.duration_since(start), end.duration_since(task.since));
-        let gave_up = self.queue().done(&task.pod.uid, outcome.ended(), end);
+        let gave_up = lock(&self.queue).done(&task.pod.uid, outcome.ended(), end);
         if gave_up {
             self.metrics.repair_given_up.get_or_create(&self.type_label()).inc();
         }
@@ -189,7 +189,7 @@ impl RepairController {
 
     /// A pod whose container fails again after every repair that succeeded.
     async fn give_up(&self, task: &RepairTask) {
-        self.queue().give_up(&task.pod.uid);
+        lock(&self.queue).give_up(&task.pod.uid);
         self.metrics.repair_given_up.get_or_create(&self.type_label()).inc();
         self.show();
         let (failure, past) = (&task.pod.failure, self.action.past());
@@ -209,7 +209,7 @@ impl RepairController {
             return Ok(RepairOutcome::HadLabel);
         }
         if self.action == RepairAction::Delete {
-            self.limit().ask(&task.pod.owner, task.since, Instant::now())?;
+            lock(&self.limit).ask(&task.pod.owner, task.since, Instant::now())?;
         }
         if self.action == RepairAction::Repair {
             in_place::require_capabilities()?;
@@ -224,7 +224,7 @@ impl RepairController {
             RepairAction::Delete => {
                 let done = pods::delete(cluster, &observed(&broken)).await;
                 if done.is_ok() {
-                    self.limit().deleted(&broken.owner, task.since, Instant::now());
+                    lock(&self.limit).deleted(&broken.owner, task.since, Instant::now());
                 }
                 RepairOutcome::of_change(self.action, done)
             }
@@ -258,10 +258,10 @@ impl RepairController {
     async fn report(&self, task: &RepairTask, outcome: &RepairOutcome, gave_up: bool) {
         let pod = task.pod.name.to_string();
         if let RepairOutcome::Unanswered { text, .. } = outcome {
-            self.outage().failed(text, &[("pod", &pod), ("action", self.action.word())]);
+            lock(&self.outage).failed(text, &[("pod", &pod), ("action", self.action.word())]);
             return;
         }
-        self.outage().worked();
+        lock(&self.outage).worked();
         let failure = &task.pod.failure;
         match outcome {
             RepairOutcome::Done(more) => {
@@ -284,7 +284,7 @@ impl RepairController {
     }
 
     async fn report_failure(&self, task: &RepairTask, error: &RepairError, gave_up: bool) {
-        let is_new = self.queue().is_news(&task.pod.uid, error.reason);
+        let is_new = lock(&self.queue).is_news(&task.pod.uid, error.reason);
         if !is_new && !gave_up {
             return;
         }
@@ -305,18 +305,6 @@ impl RepairController {
         let about = observed(&task.pod).reference();
         let _ = self.connection.publish(&self.metrics.events, about, &event).await;
     }
-
-    fn queue(&self) -> MutexGuard<'_, RepairQueue> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn limit(&self) -> MutexGuard<'_, DeletionLimit> {
-        self.limit.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn outage(&self) -> MutexGuard<'_, OutageLog> {
-        self.outage.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 impl Replica for RepairController {
@@ -332,7 +320,7 @@ impl Replica for RepairController {
 
     fn replace(&self, pods: Vec<Broken>) {
         let uids: BTreeSet<String> = pods.iter().map(|broken| broken.uid.clone()).collect();
-        self.queue().keep(&uids);
+        lock(&self.queue).keep(&uids);
         pods.into_iter().for_each(|broken| self.note(broken));
         self.show();
     }
@@ -364,7 +352,7 @@ impl Replica for RepairController {
     }
 
     fn is_incomplete(&self) -> bool {
-        self.queue().take_overflowed()
+        lock(&self.queue).take_overflowed()
     }
 
     async fn wants_list(&self) {

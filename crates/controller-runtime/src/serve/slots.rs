@@ -1,10 +1,12 @@
 //! The connections that a server has open: a bounded number, in which an idle connection makes room for a new one.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use tokio::sync::Notify;
 use tokio::task::AbortHandle;
+
+use crate::lock;
 
 /// The open connections of one server.
 #[derive(Debug)]
@@ -53,7 +55,7 @@ impl Slots {
     }
 
     fn try_take(self: &Arc<Self>) -> Option<Slot> {
-        let mut open = self.open();
+        let mut open = lock(&self.open);
         if open.connections.len() >= self.most {
             let idle = open.connections.iter();
             let idle = idle.filter_map(|(number, connection)| Some((connection.idle_since?, *number)));
@@ -69,12 +71,8 @@ impl Slots {
         Some(Slot { slots: self.clone(), number })
     }
 
-    fn open(&self) -> MutexGuard<'_, Open> {
-        self.open.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn change(&self, number: u64, change: impl FnOnce(u64, &mut OpenConnection)) {
-        let mut open = self.open();
+        let mut open = lock(&self.open);
         open.moments += 1;
         let moment = open.moments;
         if let Some(connection) = open.connections.get_mut(&number) {
@@ -107,7 +105,7 @@ impl Slot {
 
 impl Drop for Slot {
     fn drop(&mut self) {
-        self.slots.open().connections.remove(&self.number);
+        lock(&self.slots.open).connections.remove(&self.number);
         self.slots.freed.notify_one();
     }
 }
@@ -117,7 +115,7 @@ mod tests {
     use super::*;
 
     fn numbers(slots: &Slots) -> Vec<u64> {
-        slots.open().connections.keys().copied().collect()
+        lock(&slots.open).connections.keys().copied().collect()
     }
 
     #[test]
