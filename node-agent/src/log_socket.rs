@@ -20,8 +20,8 @@ use logging::Entry;
 use redirect_core::pod::SkipReason;
 use serde_json::Value;
 
-use crate::cluster::events::{EventMessage, EventPublisher};
-use crate::cluster::{Connection, pod_reference};
+use crate::cluster::events::EventPublisher;
+use crate::cluster::{Connection, EventMessage, pod_reference};
 use crate::metrics::{AddLabels, Metrics, OutcomeLabel};
 use crate::plugin_socket::PluginSocket;
 

@@ -383,8 +383,8 @@ impl TokenRenewer {
             self.token.outlook()
         );
         log::warn!(target: SCOPE, "{text}");
-        let event = warning("PluginTokenRefused", &text);
-        let _ = self.connection.publish(&self.metrics.events, self.connection.own_pod(), &event).await;
+        let event = warning(self.connection.own_pod(), "PluginTokenRefused", text);
+        let _ = self.connection.publish(&self.metrics.events, event).await;
     }
 }
 

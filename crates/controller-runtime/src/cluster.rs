@@ -79,17 +79,17 @@ impl Connection {
     pub async fn publish(
         &self,
         counter: &Family<ResultLabel, Counter>,
-        about: ObjectReference,
-        event: &EventBody<'_>,
+        event: EventMessage,
     ) -> Result<(), String> {
+        let reason = event.reason;
         let sent = match self.get() {
-            Ok(cluster) => cluster.send_event(about, event).await,
+            Ok(cluster) => cluster.send_event(event).await,
             Err(error) => Err(error.to_string()),
         };
         let result = if sent.is_ok() { "sent" } else { "failed" };
         counter.get_or_create(&ResultLabel { result }).inc();
         if let Err(error) = &sent {
-            log::debug!(target: SCOPE, reason = event.reason; "cannot send an event, which needs the verb create on events: {error}");
+            log::debug!(target: SCOPE, reason = reason; "cannot send an event, which needs the verb create on events: {error}");
         }
         sent
     }
@@ -101,17 +101,19 @@ impl Connection {
     }
 }
 
-/// What an event contains.
-#[derive(Debug, Clone, Copy)]
-pub struct EventBody<'a> {
-    /// The component that reports it.
-    pub component: &'a str,
+/// An event.
+#[derive(Debug)]
+pub struct EventMessage {
+    /// The object.
+    pub about: ObjectReference,
+    /// What reports it.
+    pub component: &'static str,
     /// Normal or Warning.
-    pub kind: &'a str,
+    pub kind: &'static str,
     /// Its reason, for people and programs.
-    pub reason: &'a str,
+    pub reason: &'static str,
     /// Its message.
-    pub message: &'a str,
+    pub message: String,
 }
 
 /// The API server.
@@ -134,7 +136,8 @@ impl Cluster {
         &self.identity
     }
 
-    async fn send_event(&self, about: ObjectReference, event: &EventBody<'_>) -> Result<(), String> {
+    async fn send_event(&self, event: EventMessage) -> Result<(), String> {
+        let EventMessage { about, component, kind, reason, message } = event;
         let is_named = |part: Option<&String>| part.is_some_and(|part| !part.is_empty());
         // The API server keeps events about what has no namespace in this one.
         let is_global = about.kind.as_deref() == Some("Node");
@@ -152,11 +155,11 @@ impl Cluster {
                 ..ObjectMeta::default()
             },
             involved_object: about,
-            reason: Some(event.reason.to_owned()),
-            message: Some(event.message.chars().take(LONGEST_MESSAGE).collect()),
-            type_: Some(event.kind.to_owned()),
+            reason: Some(reason.to_owned()),
+            message: Some(message.chars().take(LONGEST_MESSAGE).collect()),
+            type_: Some(kind.to_owned()),
             source: Some(EventSource {
-                component: Some(event.component.to_owned()),
+                component: Some(component.to_owned()),
                 host: Some(self.identity.node.clone()),
             }),
             first_timestamp: Some(now.clone()),

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use cluster_client::Backoff;
-use controller_runtime::cluster::{Connection, EventBody};
+use controller_runtime::cluster::{Connection, EventMessage};
 use controller_runtime::metrics::{ChangeLabels, WatchLabel, gauged};
 use controller_runtime::node::{NODES, Node, NodeMarking, RequestedTaint, node_reference};
 use controller_runtime::outage::{FIRST_RETRY, LONGEST_RETRY, OutageLog};
@@ -323,7 +323,7 @@ impl Leader {
     /// Reports a change in the log and as an event of the node. The event is sent once: neither the node nor the counters wait for it.
     async fn report(&self, node: &Node, requested: RequestedTaint, reason: TaintReason) {
         let taint = &self.marking.taint;
-        let (kind, event, message) = match requested {
+        let (kind, reason, message) = match requested {
             RequestedTaint::Tainted => {
                 ("Warning", "NodeTainted", format!("taint {taint} added: {}", reason.words()))
             }
@@ -332,8 +332,8 @@ impl Leader {
             }
         };
         log::info!(target: SCOPE, node = node.name(); "{message}");
-        let body = EventBody { component: COMPONENT, kind, reason: event, message: &message };
-        let _ = self.connection.publish(&self.metrics.events, node_reference(node), &body).await;
+        let event = EventMessage { about: node_reference(node), component: COMPONENT, kind, reason, message };
+        let _ = self.connection.publish(&self.metrics.events, event).await;
     }
 }
 

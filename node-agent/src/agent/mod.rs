@@ -533,8 +533,8 @@ impl Agent {
         let (connection, metrics) = (self.connection.clone(), self.metrics.clone());
         #[expect(clippy::disallowed_methods, reason = "an event is soon sent or lost; the log has it")]
         tokio::spawn(async move {
-            let event = cluster::warning(reason, &text);
-            let _ = connection.publish(&metrics.events, connection.own_pod(), &event).await;
+            let event = cluster::warning(connection.own_pod(), reason, text);
+            let _ = connection.publish(&metrics.events, event).await;
         });
     }
 }

@@ -7,14 +7,15 @@ pub mod runtime_classes;
 pub mod token;
 
 use cluster_client::Account;
-pub use controller_runtime::cluster::{Cluster, Connection, EventBody, PATIENCE, pod_reference};
+pub use controller_runtime::cluster::{Cluster, Connection, EventMessage, PATIENCE, pod_reference};
+use k8s_openapi::api::core::v1::ObjectReference;
 
 use crate::settings::Settings;
 
 /// A warning of the agent itself, as opposed to one of its controllers.
 #[must_use]
-pub const fn warning<'a>(reason: &'a str, message: &'a str) -> EventBody<'a> {
-    EventBody { component: "install-cni", kind: "Warning", reason, message }
+pub const fn warning(about: ObjectReference, reason: &'static str, message: String) -> EventMessage {
+    EventMessage { about, component: "install-cni", kind: "Warning", reason, message }
 }
 
 /// The account that these settings describe.

@@ -26,7 +26,7 @@ use netns_apply::capabilities::{NET_ADMIN, SYS_ADMIN};
 use pod_netns::{Sandbox, SurveyError};
 use tokio::sync::watch::Receiver;
 
-use crate::cluster::{Cluster, Connection, EventBody, pod_reference, pods, runtime_classes, warning};
+use crate::cluster::{Cluster, Connection, pods, runtime_classes, warning};
 use crate::heal::{CheckRequests, HealHandle, HealRequest};
 use crate::install::Installer;
 use crate::metrics::Metrics;
@@ -315,7 +315,7 @@ impl DriftWatch {
             if self.sandboxed.insert(pod.uid.clone()) {
                 let text = format!("runtimeClassName {class}: {}", reasons::SANDBOXED.meaning);
                 log::warn!(target: SCOPE, pod = pod.name.to_string(); "{text}");
-                self.publish(&pod, &warning(reasons::SANDBOXED_EVENT, &text)).await;
+                self.publish(&pod, reasons::SANDBOXED_EVENT, text).await;
             }
         }
         bound
@@ -496,20 +496,16 @@ impl DriftWatch {
                         | Comparison::Sandboxed(_)
                         | Comparison::Unknown(_) => CHANGED,
                     };
-                    self.send_event(pod, &format!("{difference}. {origin}")).await;
+                    let message = format!("the pod is not redirected as planned: {difference}. {origin}");
+                    self.publish(pod, "RedirectDrift", message).await;
                 }
             }
         }
     }
 
-    async fn send_event(&mut self, pod: &MeshPod, difference: &str) {
-        let message = format!("the pod is not redirected as planned: {difference}");
-        self.publish(pod, &warning("RedirectDrift", &message)).await;
-    }
-
-    async fn publish(&mut self, pod: &MeshPod, event: &EventBody<'_>) {
-        let about = pod_reference(&pod.name.namespace, &pod.name.name, Some(&pod.uid));
-        match self.connection.publish(&self.metrics.events, about, event).await {
+    async fn publish(&mut self, pod: &MeshPod, reason: &'static str, message: String) {
+        let event = warning(pod.reference(), reason, message);
+        match self.connection.publish(&self.metrics.events, event).await {
             Ok(()) => self.mute = false,
             Err(error) if !self.mute => {
                 log::warn!(target: SCOPE, pod = pod.name.to_string(); "cannot send an event, which needs the verb create on events: {error}");

@@ -18,8 +18,7 @@ use super::backoff::RecheckBackoff;
 use super::history::{HealDecision, HealHistory, HealReport};
 use super::repair::{HealJob, HealOutcome, check_and_repair};
 use super::{HEALED, HealContext};
-use crate::cluster::events::EventMessage;
-use crate::cluster::pod_reference;
+use crate::cluster::EventMessage;
 use crate::metrics::ReasonLabel;
 use crate::netns_changes::{ChangeSubscriptions, subscribe};
 use crate::pod_check::{ExpectedRules, MeshPod, RepairError, UNREADABLE, UNVERIFIABLE};
@@ -346,8 +345,7 @@ impl MonitorTask {
         };
         log::warn!(target: SCOPE, pod = desired.pod.name.to_string(); "{message}");
         if is_event {
-            let pod = &desired.pod;
-            let about = pod_reference(&pod.name.namespace, &pod.name.name, Some(&pod.uid));
+            let about = desired.pod.reference();
             self.context.events.send(EventMessage { about, component: COMPONENT, kind, reason, message });
         }
     }

@@ -4,8 +4,11 @@ use std::net::IpAddr;
 
 use cni_core::conf::Conf;
 use cni_core::pod_source::PodName;
+use k8s_openapi::api::core::v1::ObjectReference;
 use redirect_core::pod::PodFacts;
 use serde_json::Value;
+
+use crate::cluster::pod_reference;
 
 /// A pod that the plugin would redirect.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -64,6 +67,12 @@ impl MeshPod {
         let addresses = listed.filter_map(|item| item.get("ip")?.as_str()?.parse().ok()).collect();
         let (uid, runtime_class) = (text("/metadata/uid")?, facts.runtime_class.clone());
         Ok(Self { name, uid, addresses, runtime_class, facts: facts.condensed() })
+    }
+
+    /// For events about it.
+    #[must_use]
+    pub fn reference(&self) -> ObjectReference {
+        pod_reference(&self.name.namespace, &self.name.name, Some(&self.uid))
     }
 
     /// Reads a pod that runs. The rules of a pod that starts may not exist yet, and the namespace of one that ends may be gone.

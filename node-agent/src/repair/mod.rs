@@ -30,7 +30,7 @@ use tokio::sync::Notify;
 use tokio::sync::watch::Receiver;
 
 use crate::cluster::pods::{self, ObservedPod, PODS};
-use crate::cluster::{Cluster, Connection, EventBody};
+use crate::cluster::{Cluster, Connection, EventMessage};
 use crate::install::Installer;
 use crate::metrics::{AttemptLabels, Metrics, RepairedLabels, TypeLabel};
 use crate::pod_check::{ExpectedRules, RepairError, UNVERIFIABLE};
@@ -197,7 +197,7 @@ impl RepairController {
             "pod detected as broken ({failure}), given up: it was {past} {MOST_TRIES} times, and failed again each time"
         );
         log::warn!(target: SCOPE, pod = task.pod.name.to_string(), action = self.action.word(); "{message}");
-        self.send(task, "Warning", &message).await;
+        self.send(task, "Warning", message).await;
     }
 
     async fn act(&self, cluster: &Cluster, task: &RepairTask) -> Result<RepairOutcome, RepairOutcome> {
@@ -270,7 +270,7 @@ impl RepairController {
                 log::info!(target: SCOPE, pod = pod, action = self.action.word(); "{message}");
                 // Nothing is left to be done about a pod that is redirected.
                 let kind = if self.action == RepairAction::Repair { "Normal" } else { "Warning" };
-                self.send(task, kind, &message).await;
+                self.send(task, kind, message).await;
             }
             RepairOutcome::Failed(error) => self.report_failure(task, error, gave_up).await,
             RepairOutcome::Throttled { text, .. } => {
@@ -297,13 +297,13 @@ impl RepairController {
         };
         let message = format!("pod detected as broken ({failure}), {what}: {error}{end}");
         log::warn!(target: SCOPE, pod = task.pod.name.to_string(), action = self.action.word(), reason = error.reason; "{message}");
-        self.send(task, "Warning", &message).await;
+        self.send(task, "Warning", message).await;
     }
 
-    async fn send(&self, task: &RepairTask, kind: &str, message: &str) {
-        let event = EventBody { component: COMPONENT, kind, reason: self.action.event(), message };
-        let about = observed(&task.pod).reference();
-        let _ = self.connection.publish(&self.metrics.events, about, &event).await;
+    async fn send(&self, task: &RepairTask, kind: &'static str, message: String) {
+        let (about, reason) = (observed(&task.pod).reference(), self.action.event());
+        let event = EventMessage { about, component: COMPONENT, kind, reason, message };
+        let _ = self.connection.publish(&self.metrics.events, event).await;
     }
 }
 

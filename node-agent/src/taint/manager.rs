@@ -13,7 +13,7 @@ use tokio::sync::watch::Receiver;
 
 use super::health::{FlapDamper, NodeHealth, TaintBackoff, TaintDecision, TaintPermission};
 use super::probe::{ProbeError, probe};
-use crate::cluster::{Cluster, Connection, EventBody};
+use crate::cluster::{Cluster, Connection, EventMessage};
 use crate::metrics::Metrics;
 use crate::pod_check::{ExpectedRules, plugin_conf};
 use crate::serve::Served;
@@ -245,7 +245,7 @@ impl NodeTaintManager {
                     ),
                 ),
             };
-            self.report(node, kind, reason, &message).await;
+            self.report(node, kind, reason, message).await;
         }
         Ok(())
     }
@@ -264,7 +264,7 @@ impl NodeTaintManager {
                     self.settings.taint.marking.taint,
                     lasts.as_secs()
                 );
-                self.report(node, "Warning", "NodeTaintContested", &message).await;
+                self.report(node, "Warning", "NodeTaintContested", message).await;
                 true
             }
         }
@@ -318,13 +318,13 @@ impl NodeTaintManager {
         self.metrics.node_taint_changes.get_or_create(&ChangeLabels::of(requested, result)).inc();
     }
 
-    async fn report(&self, node: &Node, kind: &str, reason: &str, message: &str) {
+    async fn report(&self, node: &Node, kind: &'static str, reason: &'static str, message: String) {
         if kind == "Normal" {
             log::info!(target: SCOPE, "{message}");
         } else {
             log::warn!(target: SCOPE, "{message}");
         }
-        let event = EventBody { component: COMPONENT, kind, reason, message };
-        let _ = self.served.connection.publish(&self.metrics.events, node_reference(node), &event).await;
+        let event = EventMessage { about: node_reference(node), component: COMPONENT, kind, reason, message };
+        let _ = self.served.connection.publish(&self.metrics.events, event).await;
     }
 }
