@@ -82,6 +82,21 @@ impl Client {
         })
     }
 
+    /// The same for an object that may not exist; none if the API server says so.
+    ///
+    /// # Errors
+    /// As [`Client::json`].
+    pub async fn find<T: DeserializeOwned>(
+        &self,
+        request: Built,
+        limits: Limits,
+    ) -> Result<Option<T>, ApiError> {
+        match self.json(request, limits).await {
+            Err(ApiError::NotFound(words)) if words.by_api => Ok(None),
+            found => found.map(Some),
+        }
+    }
+
     /// Sends a request and waits for the beginning of the answer, which must be one of success.
     ///
     /// # Errors

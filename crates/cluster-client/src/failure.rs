@@ -74,17 +74,7 @@ impl ApiError {
     /// The server's requested delay before a retry, if any.
     #[must_use]
     pub const fn retry_after(&self) -> Option<Duration> {
-        match self {
-            Self::Busy { retry_after, .. } => *retry_after,
-            Self::Impossible(_)
-            | Self::Unauthorized(_)
-            | Self::Forbidden(_)
-            | Self::NotFound(_)
-            | Self::Garbled { .. }
-            | Self::Untrusted { .. }
-            | Self::Unreachable { .. }
-            | Self::Silent { .. } => None,
-        }
+        if let Self::Busy { retry_after, .. } = self { *retry_after } else { None }
     }
 
     /// Whether an API server said that the credentials, or their roles, do not suffice.

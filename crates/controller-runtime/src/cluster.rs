@@ -4,19 +4,21 @@ use std::sync::Mutex;
 use std::time::Duration;
 
 use cluster_client::params::PostParams;
-use cluster_client::{AccessError, Account, Built, Client, Limits, Request, RequestError};
+use cluster_client::{AccessError, Account, ApiError, Built, Client, Limits, Request, RequestError};
+use hyper::header::{CONTENT_TYPE, HeaderValue};
 use k8s_openapi::api::core::v1::{Event, EventSource, ObjectReference};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use k8s_openapi::jiff::{Timestamp, Unit};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
+use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use crate::metrics::ResultLabel;
 use crate::{SCOPE, lock};
 
 /// How long one request may take. A request that hangs must not delay the shutdown.
-pub const PATIENCE: Duration = Duration::from_secs(5);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
 /// The longest event message that the API server accepts is 1024 bytes.
 const LONGEST_MESSAGE: usize = 1000;
 
@@ -136,6 +138,22 @@ impl Cluster {
         &self.identity
     }
 
+    /// Sends a request, and returns the object that answers it.
+    ///
+    /// # Errors
+    /// Why none is available.
+    pub async fn json<T: DeserializeOwned>(&self, request: Built) -> Result<T, ApiError> {
+        self.client.json(request, Limits::object(PATIENCE)).await
+    }
+
+    /// The same for an object that may not exist; none if the API server says so.
+    ///
+    /// # Errors
+    /// Why that cannot be determined.
+    pub async fn find<T: DeserializeOwned>(&self, request: Built) -> Result<Option<T>, ApiError> {
+        self.client.find(request, Limits::object(PATIENCE)).await
+    }
+
     async fn send_event(&self, event: EventMessage) -> Result<(), String> {
         let EventMessage { about, component, kind, reason, message } = event;
         let is_named = |part: Option<&String>| part.is_some_and(|part| !part.is_empty());
@@ -168,7 +186,7 @@ impl Cluster {
             ..Event::default()
         };
         let request = creation(&format!("/api/v1/namespaces/{namespace}/events"), &event);
-        let sent = self.client.json::<Value>(request, Limits::object(PATIENCE)).await;
+        let sent = self.json::<Value>(request).await;
         sent.map(drop).map_err(|error| error.to_string())
     }
 }
@@ -176,6 +194,15 @@ impl Cluster {
 fn creation(path: &str, event: &Event) -> Built {
     let data = serde_json::to_vec(event).map_err(RequestError::SerializeBody)?;
     Request::new(path).create(&PostParams::default(), data)
+}
+
+/// Makes a request a JSON patch (RFC 6902) that was made a merge patch. The library's own JSON patches need two more crates and produce the
+/// same bytes.
+pub fn as_json_patch(mut request: Built) -> Built {
+    if let Ok(request) = &mut request {
+        request.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json-patch+json"));
+    }
+    request
 }
 
 /// A pod, for events about it; with its UID if that is known.

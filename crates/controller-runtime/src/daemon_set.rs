@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 
 use cluster_client::params::GetParams;
-use cluster_client::{ApiError, Limits, Request};
+use cluster_client::{ApiError, Request};
 use k8s_openapi::api::apps::v1::DaemonSet;
 use k8s_openapi::api::core::v1::NodeSelectorRequirement;
 
-use crate::cluster::{Cluster, PATIENCE};
+use crate::cluster::Cluster;
 
 /// The DaemonSets of the controller's namespace.
 #[must_use]
@@ -21,11 +21,7 @@ pub fn collection(cluster: &Cluster) -> Request {
 /// Why it cannot be read.
 pub async fn find(cluster: &Cluster) -> Result<Option<DaemonSet>, ApiError> {
     let request = collection(cluster).get(&cluster.identity().daemon_set, &GetParams::default());
-    match cluster.client().json(request, Limits::object(PATIENCE)).await {
-        Ok(found) => Ok(Some(found)),
-        Err(ApiError::NotFound(words)) if words.by_api => Ok(None),
-        Err(failure) => Err(failure),
-    }
+    cluster.find(request).await
 }
 
 /// Whether a DaemonSet is being deleted.

@@ -1,12 +1,11 @@
 //! Nodes at the API server: reading one, patching its taints and its condition.
 
 use cluster_client::params::{GetParams, Patch, PatchParams};
-use cluster_client::{AccessError, ApiError, Limits, Request};
-use hyper::header::{CONTENT_TYPE, HeaderValue};
+use cluster_client::{AccessError, ApiError, Request};
 use serde_json::Value;
 use std::time::Duration;
 
-use crate::cluster::{Cluster, PATIENCE};
+use crate::cluster::{Cluster, as_json_patch};
 use crate::node::{NODES, Node, RequestedTaint, Taint};
 
 /// How often a patch is computed again because another client was faster.
@@ -56,10 +55,7 @@ impl NodeError {
     /// When the API server wants the next request, if it said so.
     #[must_use]
     pub const fn retry_after(&self) -> Option<Duration> {
-        match self {
-            Self::Unanswered { retry_after, .. } => *retry_after,
-            Self::Gone | Self::Changed(_) | Self::Untrue(_) | Self::Refused(_) | Self::Rejected(_) => None,
-        }
+        if let Self::Unanswered { retry_after, .. } = self { *retry_after } else { None }
     }
 }
 
@@ -97,7 +93,7 @@ impl Cluster {
     /// Why it cannot be read.
     pub async fn node(&self, name: &str) -> Result<Node, NodeError> {
         let request = Request::new(NODES).get(name, &GetParams::default());
-        Ok(self.client().json(request, Limits::object(PATIENCE)).await?)
+        Ok(self.json(request).await?)
     }
 
     /// Adds the taint to a node, or removes it; whether that took a patch. If another client changes the node at the same time, it is read again;
@@ -154,13 +150,8 @@ impl Cluster {
     /// # Errors
     /// Why it was not accepted.
     pub async fn patch_taints(&self, name: &str, patch: Value) -> Result<(), NodeError> {
-        let mut request = Request::new(NODES).patch(name, &PatchParams::default(), &Patch::Merge(patch));
-        if let Ok(request) = &mut request {
-            // The library's own JSON patches need two more crates and produce the same bytes.
-            let kind = HeaderValue::from_static("application/json-patch+json");
-            request.headers_mut().insert(CONTENT_TYPE, kind);
-        }
-        Ok(self.client().json::<Value>(request, Limits::object(PATIENCE)).await.map(drop)?)
+        let request = Request::new(NODES).patch(name, &PatchParams::default(), &Patch::Merge(patch));
+        Ok(self.json::<Value>(as_json_patch(request)).await.map(drop)?)
     }
 
     /// Sends a strategic merge patch of a node's status.
@@ -171,7 +162,7 @@ impl Cluster {
         let nodes = Request::new(NODES);
         let request =
             nodes.patch_subresource("status", name, &PatchParams::default(), &Patch::Strategic(patch));
-        match self.client().json::<Value>(request, Limits::object(PATIENCE)).await.map_err(NodeError::from) {
+        match self.json::<Value>(request).await.map_err(NodeError::from) {
             // It contains no tests.
             Err(NodeError::Untrue(why)) => Err(NodeError::Rejected(why)),
             done => done.map(drop),

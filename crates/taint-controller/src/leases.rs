@@ -34,11 +34,7 @@ pub async fn round(cluster: &Cluster, candidate: &mut Candidate) -> Result<Round
     let leases = || Request::new(path.as_str());
     let asked = BootTime::now();
     let get = leases().get(&name, &GetParams::default());
-    let found = match cluster.client().json::<Value>(get, Limits::object(PATIENCE)).await {
-        Ok(lease) => Some(lease),
-        Err(ApiError::NotFound(words)) if words.by_api => None,
-        Err(failure) => return Err(failure),
-    };
+    let found = cluster.client().find::<Value>(get, Limits::object(PATIENCE)).await?;
     let step = candidate.consider(found.as_ref(), BootTime::now(), &time());
     let request = match &step {
         LeaseWrite::Wait => {

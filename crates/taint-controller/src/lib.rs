@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
 use cluster_client::params::GetParams;
-use cluster_client::{Account, ApiError, Backoff, Limits, Request};
+use cluster_client::{Account, Backoff, Limits, Request};
 use controller_runtime::cluster::{Connection, Identity};
 use controller_runtime::metrics::ResultLabel;
 use controller_runtime::node::NodeMarking;
@@ -200,15 +200,15 @@ async fn requirements(
         let path = format!("/api/v1/namespaces/{namespace}/configmaps");
         let request = Request::new(path).get(name, &GetParams::default());
         let found = match connection.get() {
-            Ok(cluster) => cluster.client().json::<Value>(request, Limits::object(END_PATIENCE)).await,
+            Ok(cluster) => cluster.client().find::<Value>(request, Limits::object(END_PATIENCE)).await,
             Err(error) => bail!("no working API client: {error}"),
         };
         match found {
-            Ok(found) => {
+            Ok(Some(found)) => {
                 let read = requirement::read(&found["data"], own);
                 return read.with_context(|| format!("ConfigMap {namespace}/{name}"));
             }
-            Err(ApiError::NotFound(words)) if words.by_api => {
+            Ok(None) => {
                 bail!("ConfigMap {namespace}/{name} not found; correct TAINT_CONFIGMAP_NAME");
             }
             Err(failure) => {

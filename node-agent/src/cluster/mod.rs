@@ -7,7 +7,7 @@ pub mod runtime_classes;
 pub mod token;
 
 use cluster_client::Account;
-pub use controller_runtime::cluster::{Cluster, Connection, EventMessage, PATIENCE, pod_reference};
+pub use controller_runtime::cluster::{Cluster, Connection, EventMessage, pod_reference};
 use k8s_openapi::api::core::v1::ObjectReference;
 
 use crate::settings::Settings;

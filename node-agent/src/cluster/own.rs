@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use cluster_client::params::GetParams;
-use cluster_client::{ApiError, Limits, PartialObjectMeta, Request};
+use cluster_client::{ApiError, PartialObjectMeta, Request};
 use controller_runtime::SCOPE;
 use controller_runtime::daemon_set::{self, is_deleted, wants};
 use controller_runtime::outage::Retry;
@@ -14,7 +14,8 @@ use controller_runtime::supervisor::Unneeded;
 use k8s_openapi::api::apps::v1::DaemonSet;
 use k8s_openapi::api::core::v1::{Node, Pod};
 
-use super::{Cluster, Connection, PATIENCE};
+use super::pods::of_namespace;
+use super::{Cluster, Connection};
 
 /// How long, and how often, the agent repeats a request that is denied when it shuts down.
 const REFUSAL_PATIENCE: Duration = Duration::from_secs(10);
@@ -100,11 +101,9 @@ pub async fn look_at_start(connection: &Connection, readable: &WasReadable) -> U
 async fn warn_unless_readable(cluster: &Cluster, readable: &WasReadable) -> Result<(), ApiError> {
     let name = &cluster.identity().daemon_set;
     let request = daemon_set::collection(cluster).get_metadata(name, &GetParams::default());
-    let found =
-        cluster.client().json::<PartialObjectMeta<DaemonSet>>(request, Limits::object(PATIENCE)).await;
-    match found {
-        Ok(_) => readable.0.store(true, Ordering::Relaxed),
-        Err(ApiError::NotFound(words)) if words.by_api => {
+    match cluster.find::<PartialObjectMeta<DaemonSet>>(request).await {
+        Ok(Some(_)) => readable.0.store(true, Ordering::Relaxed),
+        Ok(None) => {
             log::warn!(target: SCOPE, "DaemonSet {name} not found; if the agent's has another name, set DAEMONSET_NAME");
         }
         Err(failure) if failure.is_refusal() => {
@@ -146,7 +145,7 @@ async fn look_up_once(cluster: &Cluster) -> Lookup {
         Err(failure) => return Lookup::Unreachable(failure.to_string()),
     };
     let request = Request::new("/api/v1/nodes").get_metadata(&identity.node, &GetParams::default());
-    let node = cluster.client().json::<PartialObjectMeta<Node>>(request, Limits::object(PATIENCE)).await;
+    let node = cluster.json::<PartialObjectMeta<Node>>(request).await;
     // An agent that cannot read the labels stays.
     let wants_node =
         node.map_or(true, |node| wants(&found, &identity.node, &node.metadata.labels.unwrap_or_default()));
@@ -189,16 +188,15 @@ async fn own_pod_once(cluster: &Cluster) -> OwnPod {
     if namespace.is_empty() || name.is_empty() {
         return OwnPod::Unknown;
     }
-    let pods = Request::new(format!("/api/v1/namespaces/{namespace}/pods"));
-    let request = pods.get_metadata(name, &GetParams::default());
-    match cluster.client().json::<PartialObjectMeta<Pod>>(request, Limits::object(PATIENCE)).await {
-        Ok(pod) if pod.metadata.deletion_timestamp.is_none() => OwnPod::Stays,
-        Ok(pod) => {
+    let request = of_namespace(namespace).get_metadata(name, &GetParams::default());
+    match cluster.find::<PartialObjectMeta<Pod>>(request).await {
+        Ok(Some(pod)) if pod.metadata.deletion_timestamp.is_none() => OwnPod::Stays,
+        Ok(Some(pod)) => {
             let mut owners = pod.metadata.owner_references.iter().flatten();
             let is_owned = owners.any(|owner| owner.controller == Some(true));
             if is_owned { OwnPod::Replaced } else { OwnPod::Unowned }
         }
-        Err(ApiError::NotFound(words)) if words.by_api => OwnPod::Gone,
+        Ok(None) => OwnPod::Gone,
         Err(failure) if failure.is_refusal() => OwnPod::Refused,
         Err(_) => OwnPod::Silent,
     }

@@ -3,13 +3,13 @@
 use std::time::Duration;
 
 use cluster_client::params::{DeleteParams, GetParams, Patch, PatchParams, Preconditions};
-use cluster_client::{ApiError, Built, Limits, Request};
+use cluster_client::{ApiError, Built, Request};
+use controller_runtime::cluster::as_json_patch;
 use controller_runtime::resync::{Freshness, ReadError, Selection};
-use hyper::header::{CONTENT_TYPE, HeaderValue};
 use k8s_openapi::api::core::v1::ObjectReference;
 use serde_json::{Map, Value, json};
 
-use super::{Cluster, PATIENCE, pod_reference};
+use super::{Cluster, pod_reference};
 
 /// All pods of all namespaces.
 pub const PODS: &str = "/api/v1/pods";
@@ -20,6 +20,11 @@ pub const REMEDY: &str =
     "give the agent's service account the verbs get, list and watch on pods (ClusterRole istio-cni)";
 /// How long the agents of all nodes together take to watch again after the API server was gone.
 pub const SPREAD: Duration = Duration::from_secs(60);
+
+/// The pods of a namespace.
+pub(super) fn of_namespace(namespace: &str) -> Request {
+    Request::new(format!("/api/v1/namespaces/{namespace}/pods"))
+}
 
 /// What `keep` keeps of the pods of the agent's node, in the state of a moment ago: the API server need not query its store.
 ///
@@ -39,13 +44,7 @@ pub async fn of_node<T: Send + 'static>(
 /// # Errors
 /// Why it cannot be read.
 pub async fn get(cluster: &Cluster, namespace: &str, name: &str) -> Result<Option<Value>, ReadError> {
-    let pods = Request::new(format!("/api/v1/namespaces/{namespace}/pods"));
-    let request = pods.get(name, &GetParams::default());
-    match cluster.client().json(request, Limits::object(PATIENCE)).await {
-        Ok(pod) => Ok(Some(pod)),
-        Err(ApiError::NotFound(words)) if words.by_api => Ok(None),
-        Err(failure) => Err(failure.into()),
-    }
+    Ok(cluster.find(of_namespace(namespace).get(name, &GetParams::default())).await?)
 }
 
 /// The labels of an object.
@@ -63,11 +62,7 @@ pub async fn namespace_labels(
     name: &str,
 ) -> Result<Option<Map<String, Value>>, ReadError> {
     let request = Request::new(NAMESPACES).get(name, &GetParams::default());
-    match cluster.client().json::<Value>(request, Limits::object(PATIENCE)).await {
-        Ok(namespace) => Ok(Some(labels(&namespace))),
-        Err(ApiError::NotFound(words)) if words.by_api => Ok(None),
-        Err(failure) => Err(failure.into()),
-    }
+    Ok(cluster.find::<Value>(request).await?.map(|namespace| labels(&namespace)))
 }
 
 /// A pod as it was read.
@@ -135,10 +130,6 @@ impl ObservedPod<'_> {
         pod_reference(self.namespace, self.name, Some(self.uid))
     }
 
-    fn collection(&self) -> Request {
-        Request::new(format!("/api/v1/namespaces/{}/pods", self.namespace))
-    }
-
     /// The version is tested first: a patch applies to the current pod, and was computed from the one that was read.
     fn label_request(&self, has_labels: bool, (key, value): (&str, &str)) -> Built {
         let add = if has_labels {
@@ -153,11 +144,8 @@ impl ObservedPod<'_> {
             {"op": "test", "path": "/metadata/resourceVersion", "value": self.version},
             add,
         ]));
-        let pods = self.collection();
-        let mut request = pods.patch_subresource("status", self.name, &PatchParams::default(), &patch)?;
-        // The library's own JSON patches need two more crates and produce the same bytes.
-        request.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json-patch+json"));
-        Ok(request)
+        let pods = of_namespace(self.namespace);
+        as_json_patch(pods.patch_subresource("status", self.name, &PatchParams::default(), &patch))
     }
 }
 
@@ -168,9 +156,9 @@ impl ObservedPod<'_> {
 pub async fn delete(cluster: &Cluster, pod: &ObservedPod<'_>) -> Result<(), ChangeError> {
     let observed =
         Preconditions { uid: Some(pod.uid.to_owned()), resource_version: Some(pod.version.to_owned()) };
-    let request = pod.collection().delete(pod.name, &DeleteParams::default().preconditions(observed));
-    let done = cluster.client().json::<Value>(request, Limits::object(PATIENCE)).await;
-    Ok(done.map(drop)?)
+    let parameters = DeleteParams::default().preconditions(observed);
+    let request = of_namespace(pod.namespace).delete(pod.name, &parameters);
+    Ok(cluster.json::<Value>(request).await.map(drop)?)
 }
 
 /// Writes an annotation of the pod of this name and UID, or removes it.
@@ -185,10 +173,8 @@ pub async fn annotate(
 ) -> Result<(), ChangeError> {
     // The UID makes the API server refuse another pod.
     let patch = Patch::Merge(json!({"metadata": {"uid": uid, "annotations": {key: value}}}));
-    let pods = Request::new(format!("/api/v1/namespaces/{namespace}/pods"));
-    let request = pods.patch_subresource("status", name, &PatchParams::default(), &patch);
-    let done = cluster.client().json::<Value>(request, Limits::object(PATIENCE)).await;
-    Ok(done.map(drop)?)
+    let request = of_namespace(namespace).patch_subresource("status", name, &PatchParams::default(), &patch);
+    Ok(cluster.json::<Value>(request).await.map(drop)?)
 }
 
 /// Adds a label to a pod, if it did not change; `has_labels`: whether it had a field of labels.
@@ -202,8 +188,7 @@ pub async fn label(
     (key, value): (&str, &str),
 ) -> Result<(), ChangeError> {
     let request = pod.label_request(has_labels, (key, value));
-    let done = cluster.client().json::<Value>(request, Limits::object(PATIENCE)).await;
-    match done.map_err(ChangeError::from) {
+    match cluster.json::<Value>(request).await.map_err(ChangeError::from) {
         Ok(_) => Ok(()),
         // A failed test has the status of an invalid patch: the pod shows which of the two it was.
         Err(ChangeError::Rejected(why)) => match get(cluster, pod.namespace, pod.name).await {

@@ -4,12 +4,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use cluster_client::params::GetParams;
-use cluster_client::{ApiError, Limits, Request};
+use cluster_client::{ApiError, Request};
 use cni_core::sandboxed::{RUNTIME_CLASSES, SandboxedRuntimes};
 use serde_json::Value;
 use tokio::time::Instant;
 
-use super::{Cluster, PATIENCE};
+use super::Cluster;
 
 /// How long a handler that was read is believed. A runtime class cannot change its handler, but another class can take its name.
 const BELIEVED: Duration = Duration::from_secs(300);
@@ -69,7 +69,7 @@ impl Handlers {
 
 async fn read(cluster: &Cluster, class: &str) -> Result<Option<String>, ApiError> {
     let request = Request::new(RUNTIME_CLASSES).get(class, &GetParams::default());
-    match cluster.client().json::<Value>(request, Limits::object(PATIENCE)).await {
+    match cluster.json::<Value>(request).await {
         Ok(found) => Ok(found.get("handler").and_then(Value::as_str).map(str::to_owned)),
         Err(ApiError::Forbidden(_) | ApiError::NotFound(_)) => Ok(None),
         Err(failure) => Err(failure),

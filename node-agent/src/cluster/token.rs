@@ -3,11 +3,12 @@
 use std::time::Duration;
 
 use cluster_client::params::{GetParams, PostParams};
-use cluster_client::{ApiError, Built, Limits, Request, RequestError};
+use cluster_client::{ApiError, Built, Request, RequestError};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::{Cluster, Connection, PATIENCE};
+use super::pods::of_namespace;
+use super::{Cluster, Connection};
 
 /// A token that the API server granted.
 #[derive(Clone, PartialEq, Eq)]
@@ -100,7 +101,7 @@ async fn request_bound(
     bound: Option<&Value>,
 ) -> Result<String, ApiError> {
     let request = token_request(&cluster.identity().namespace, account, lifetime, bound);
-    let response: TokenRequest = cluster.client().json(request, Limits::object(PATIENCE)).await?;
+    let response: TokenRequest = cluster.json(request).await?;
     Ok(response.status.token)
 }
 
@@ -142,11 +143,9 @@ fn refused(failure: ApiError, account: &str) -> TokenError {
 pub async fn is_accepted(connection: &Connection, token: &str) -> Option<Result<(), String>> {
     let cluster = connection.with_token(token).ok()?;
     let (namespace, pod) = (&cluster.identity().namespace, &cluster.identity().pod);
-    let pods = Request::new(format!("/api/v1/namespaces/{namespace}/pods"));
-    let request = pods.get(pod, &GetParams::default());
-    match cluster.client().json::<Value>(request, Limits::object(PATIENCE)).await {
-        Ok(_) => Some(Ok(())),
-        Err(ApiError::NotFound(words)) if words.by_api => Some(Ok(())),
+    let request = of_namespace(namespace).get(pod, &GetParams::default());
+    match cluster.find::<Value>(request).await {
+        Ok(Some(_) | None) => Some(Ok(())),
         Err(failure) if failure.is_refusal() => Some(Err(failure.to_string())),
         Err(_) => None,
     }

@@ -51,10 +51,7 @@ impl ReadError {
     /// When the API server wants the next request, if it said so.
     #[must_use]
     pub const fn retry_after(&self) -> Option<Duration> {
-        match self {
-            Self::Failed { retry_after, .. } => *retry_after,
-            Self::NoClient(_) | Self::Denied { .. } | Self::Expired => None,
-        }
+        if let Self::Failed { retry_after, .. } = self { *retry_after } else { None }
     }
 }
 
