@@ -4,6 +4,7 @@
 //! collections, patches of nodes, events. It does not know the plugin, pods' network namespaces or anything of a node's file system.
 
 mod boot_time;
+mod change_error;
 pub mod cluster;
 pub mod daemon_set;
 pub mod metrics;
@@ -17,7 +18,8 @@ pub mod supervisor;
 mod wait;
 
 pub use boot_time::BootTime;
-pub use node_api::{NodeError, TRIES};
+pub use change_error::ChangeError;
+pub use node_api::TRIES;
 pub use wait::{added_or_due, lock, or_never};
 
 /// The scope of the log lines of both programs.

@@ -11,7 +11,7 @@ use controller_runtime::node::{NODES, Node, NodeMarking, RequestedTaint, node_re
 use controller_runtime::outage::{FIRST_RETRY, LONGEST_RETRY, OutageLog};
 use controller_runtime::resync::{self, Collection, Freshness, Replica, Selection};
 use controller_runtime::supervisor::{Supervisor, Unneeded};
-use controller_runtime::{BootTime, NodeError, SCOPE, TRIES, added_or_due, daemon_set, lock};
+use controller_runtime::{BootTime, ChangeError, SCOPE, TRIES, added_or_due, daemon_set, lock};
 use serde_json::Value;
 use tokio::sync::{Notify, watch};
 use tokio::task::AbortHandle;
@@ -278,7 +278,7 @@ impl Leader {
     }
 
     /// Reads a node again after a patch that failed.
-    async fn read_again(&self, node: &Node, error: NodeError) -> Result<(), NodeError> {
+    async fn read_again(&self, node: &Node, error: ChangeError) -> Result<(), ChangeError> {
         let cluster = self.connection.get()?;
         let now = cluster.read_again(node, error).await?;
         let mut model = lock(&self.model);
@@ -296,9 +296,9 @@ impl Leader {
         lock(&self.outage).worked();
     }
 
-    async fn failed(&self, name: &str, requested: RequestedTaint, error: &NodeError) {
+    async fn failed(&self, name: &str, requested: RequestedTaint, error: &ChangeError) {
         self.metrics.changes.get_or_create(&ChangeLabels::of(Some(requested), error.word())).inc();
-        if *error == NodeError::Gone {
+        if *error == ChangeError::Gone {
             lock(&self.failures).remove(name);
             return;
         }
@@ -316,7 +316,7 @@ impl Leader {
         failures.entry(name.to_owned()).or_insert_with(new).pause(retry_after)
     }
 
-    async fn patch(&self, name: &str, patch: Value) -> Result<(), NodeError> {
+    async fn patch(&self, name: &str, patch: Value) -> Result<(), ChangeError> {
         self.connection.get()?.patch_taints(name, patch).await
     }
 

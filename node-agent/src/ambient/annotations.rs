@@ -5,14 +5,14 @@ use std::convert::Infallible;
 use std::sync::{Arc, Mutex};
 
 use cni_core::pod_source::PodName;
-use controller_runtime::lock;
 use controller_runtime::metrics::ResultLabel;
+use controller_runtime::{ChangeError, lock};
 use tokio::sync::{Notify, mpsc};
 
 use super::decision::Redirection;
 use super::pod::AmbientPod;
 use crate::cluster::Connection;
-use crate::cluster::pods::{self, ChangeError};
+use crate::cluster::pods;
 use crate::metrics::Metrics;
 
 /// How many are written at the same time.
@@ -73,7 +73,7 @@ async fn write_one_by_one(
         {
             Ok(()) => "done",
             // Whatever has its name now is not this pod.
-            Err(ChangeError::Gone | ChangeError::Changed) => "gone",
+            Err(ChangeError::Gone | ChangeError::Changed(_)) => "gone",
             Err(error) => {
                 let why = format!(
                     "the annotation {} cannot be written: {error}; the agent's service account needs the verb patch on pods/status",
@@ -93,6 +93,5 @@ async fn write_annotation(
     pod: (&str, &str, &str),
     annotation: Option<Redirection>,
 ) -> Result<(), ChangeError> {
-    let cluster = connection.get().map_err(|error| ChangeError::Refused(error.to_string()))?;
-    pods::annotate(&cluster, pod, Redirection::KEY, annotation.map(Redirection::value)).await
+    pods::annotate(&connection.get()?, pod, Redirection::KEY, annotation.map(Redirection::value)).await
 }

@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use cluster_client::params::{DeleteParams, GetParams, Patch, PatchParams, Preconditions};
-use cluster_client::{ApiError, Built, Request};
+use cluster_client::{Built, Request};
+use controller_runtime::ChangeError;
 use controller_runtime::cluster::as_json_patch;
 use controller_runtime::resync::{Freshness, ReadError, Selection};
 use k8s_openapi::api::core::v1::ObjectReference;
@@ -78,51 +79,6 @@ pub struct ObservedPod<'a> {
     pub version: &'a str,
 }
 
-/// Why a pod was not changed.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum ChangeError {
-    /// It is gone, or another pod has its name.
-    #[error("the pod is gone")]
-    Gone,
-    /// It changed since it was read.
-    #[error("the pod changed concurrently")]
-    Changed,
-    /// The API server denies access (401, 403).
-    #[error("{0}")]
-    Refused(String),
-    /// The API server rejects it, now and later.
-    #[error("{0}")]
-    Rejected(String),
-    /// No response, or none that shows whether it was done.
-    #[error("{0}")]
-    Unanswered(ApiError),
-}
-
-impl From<ApiError> for ChangeError {
-    fn from(failure: ApiError) -> Self {
-        match &failure {
-            ApiError::NotFound(words) if words.by_api => Self::Gone,
-            ApiError::Busy { code: 409, .. } => Self::Changed,
-            ApiError::Unauthorized(_) | ApiError::Forbidden(_) => Self::Refused(failure.to_string()),
-            ApiError::Busy { code: 400..=499, .. } if !is_for_later(&failure) => {
-                Self::Rejected(failure.to_string())
-            }
-            ApiError::Impossible(_) => Self::Rejected(failure.to_string()),
-            ApiError::NotFound(_)
-            | ApiError::Busy { .. }
-            | ApiError::Garbled { .. }
-            | ApiError::Untrusted { .. }
-            | ApiError::Unreachable { .. }
-            | ApiError::Silent { .. } => Self::Unanswered(failure),
-        }
-    }
-}
-
-/// 408 and 429 are about the moment, not about the request.
-const fn is_for_later(failure: &ApiError) -> bool {
-    matches!(failure, ApiError::Busy { code: 408 | 429, .. })
-}
-
 impl ObservedPod<'_> {
     /// For events about it.
     #[must_use]
@@ -191,12 +147,16 @@ pub async fn label(
     match cluster.json::<Value>(request).await.map_err(ChangeError::from) {
         Ok(_) => Ok(()),
         // A failed test has the status of an invalid patch: the pod shows which of the two it was.
-        Err(ChangeError::Rejected(why)) => match get(cluster, pod.namespace, pod.name).await {
-            Ok(Some(now)) if now["metadata"]["uid"] != pod.uid => Err(ChangeError::Gone),
-            Ok(None) => Err(ChangeError::Gone),
-            Ok(Some(now)) if now["metadata"]["resourceVersion"] != pod.version => Err(ChangeError::Changed),
-            Ok(Some(_)) | Err(_) => Err(ChangeError::Rejected(why)),
-        },
+        Err(ChangeError::Untrue(why) | ChangeError::Rejected(why)) => {
+            match get(cluster, pod.namespace, pod.name).await {
+                Ok(Some(now)) if now["metadata"]["uid"] != pod.uid => Err(ChangeError::Gone),
+                Ok(None) => Err(ChangeError::Gone),
+                Ok(Some(now)) if now["metadata"]["resourceVersion"] != pod.version => {
+                    Err(ChangeError::Changed(why))
+                }
+                Ok(Some(_)) | Err(_) => Err(ChangeError::Rejected(why)),
+            }
+        }
         Err(error) => Err(error),
     }
 }

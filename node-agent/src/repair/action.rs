@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use crate::cluster::pods::ChangeError;
+use controller_runtime::ChangeError;
+
 use crate::pod_check::{AMBIGUOUS, NOT_FOUND, RepairError, SANDBOXED, UNVERIFIABLE};
 use crate::settings::RepairAction;
 
@@ -131,15 +132,15 @@ impl RepairOutcome {
         match changed {
             Ok(()) => Self::Done(String::new()),
             Err(ChangeError::Gone) => Self::Gone,
-            Err(ChangeError::Changed) => Self::Changed,
+            Err(ChangeError::Changed(_)) => Self::Changed,
             Err(ChangeError::Refused(why)) => {
                 let text = format!("{why}; the agent's service account needs {}", action.needs());
                 RepairError::new("refused", text).into()
             }
-            Err(ChangeError::Rejected(why)) => RepairError::new("rejected", why).into(),
-            Err(ChangeError::Unanswered(failure)) => {
-                Self::Unanswered { retry_after: failure.retry_after(), text: failure.to_string() }
+            Err(ChangeError::Untrue(why) | ChangeError::Rejected(why)) => {
+                RepairError::new("rejected", why).into()
             }
+            Err(ChangeError::Unanswered { text, retry_after }) => Self::Unanswered { text, retry_after },
         }
     }
 }

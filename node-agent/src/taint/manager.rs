@@ -8,7 +8,7 @@ use controller_runtime::metrics::{ChangeLabels, ResultLabel};
 use controller_runtime::node::{Node, RequestedTaint, node_reference};
 use controller_runtime::outage::Retry;
 use controller_runtime::supervisor::Unneeded;
-use controller_runtime::{NodeError, SCOPE};
+use controller_runtime::{ChangeError, SCOPE};
 use tokio::sync::watch::Receiver;
 
 use super::health::{FlapDamper, NodeHealth, TaintBackoff, TaintDecision, TaintPermission};
@@ -167,7 +167,7 @@ impl NodeTaintManager {
     }
 
     /// Publishes the node's health. The condition comes first, so that a controller that reads it never contradicts the taint.
-    async fn settle(&mut self, health: &NodeHealth, decision: TaintDecision) -> Result<(), NodeError> {
+    async fn settle(&mut self, health: &NodeHealth, decision: TaintDecision) -> Result<(), ChangeError> {
         let cluster = self.served.connection.get()?;
         let node = cluster.node(&self.settings.identity.node).await?;
         let reported = self.report_condition(&cluster, &node, health, decision).await;
@@ -196,7 +196,7 @@ impl NodeTaintManager {
         node: &Node,
         health: &NodeHealth,
         decision: TaintDecision,
-    ) -> Result<(), NodeError> {
+    ) -> Result<(), ChangeError> {
         let of_type = &self.settings.taint.marking.condition_type;
         let is_unsettled =
             decision == TaintDecision::AsItIs && !matches!(health, NodeHealth::ProbeImpossible(_));
@@ -221,7 +221,7 @@ impl NodeTaintManager {
         node: &Node,
         requested: RequestedTaint,
         health: &NodeHealth,
-    ) -> Result<(), NodeError> {
+    ) -> Result<(), ChangeError> {
         let taint = &self.settings.taint;
         let done = cluster.set_taint(node, &taint.marking.taint, &taint.marking.old_keys, requested).await;
         if done != Ok(false) {
@@ -313,8 +313,8 @@ impl NodeTaintManager {
         }
     }
 
-    fn count<T>(&self, requested: Option<RequestedTaint>, done: &Result<T, NodeError>) {
-        let result = done.as_ref().err().map_or("done", NodeError::word);
+    fn count<T>(&self, requested: Option<RequestedTaint>, done: &Result<T, ChangeError>) {
+        let result = done.as_ref().err().map_or("done", ChangeError::word);
         self.metrics.node_taint_changes.get_or_create(&ChangeLabels::of(requested, result)).inc();
     }
 
