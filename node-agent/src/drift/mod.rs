@@ -31,7 +31,7 @@ use crate::heal::{CheckRequests, HealHandle, HealRequest};
 use crate::install::Installer;
 use crate::metrics::Metrics;
 use crate::pod_check::{
-    AMBIGUOUS, Basis, CheckError, Comparison, ExpectedRules, MeshPod, NOT_FOUND, Surroundings, UNREADABLE,
+    AMBIGUOUS, Basis, Comparison, ExpectedRules, MeshPod, NOT_FOUND, PodProblem, Surroundings, UNREADABLE,
     UNVERIFIABLE, check, plugin_conf, require,
 };
 use crate::settings::{DriftSettings, Settings};
@@ -57,10 +57,9 @@ const INTERFERENCE: &str = "A container with NET_ADMIN, or a program on the node
 #[derive(Debug, thiserror::Error)]
 enum RoundError {
     #[error(
-        "the container lacks {}; add them to its capabilities, as deploy/istio-cni-node.yaml describes it",
-        .0.join(" and ")
+        "the container lacks {0}; add them to its capabilities, as deploy/istio-cni-node.yaml describes it"
     )]
-    Capability(Vec<&'static str>),
+    Capability(String),
     #[error("NODE_NAME is not set, so the agent does not know which pods are those of its node")]
     NoNode,
     #[error(
@@ -467,7 +466,7 @@ impl DriftWatch {
 
     /// Counts the result of a check, and reports what is new.
     async fn settle(&mut self, pod: &MeshPod, seen: &Comparison) {
-        let cause = if let Comparison::Unknown(error) = seen { Some(error.word()) } else { None };
+        let cause = if let Comparison::Unknown(error) = seen { Some(error.reason) } else { None };
         self.count(cause.unwrap_or(seen.state().word()));
         let is_unwatched = matches!(seen, Comparison::Unknown(error) if error.is_unfound());
         self.states.note(&pod.uid, seen.state(), is_unwatched);
@@ -534,7 +533,7 @@ async fn same(cluster: &Cluster, pod: &MeshPod, conf: &Conf) -> Result<Option<Me
 }
 
 fn panicked(error: &tokio::task::JoinError) -> Comparison {
-    Comparison::Unknown(CheckError::Failed(format!("the check panicked: {error}")))
+    Comparison::Unknown(PodProblem::new(UNREADABLE, format!("the check panicked: {error}")))
 }
 
 /// From 0 to 1, evenly, and always the same for a node.
@@ -560,7 +559,7 @@ mod tests {
 
     #[test]
     fn what_is_missing_is_said_with_the_remedy() {
-        let text = RoundError::Capability(vec!["CAP_NET_ADMIN", "CAP_SYS_ADMIN"]).to_string();
+        let text = RoundError::Capability("CAP_NET_ADMIN and CAP_SYS_ADMIN".into()).to_string();
         assert!(text.contains("lacks CAP_NET_ADMIN and CAP_SYS_ADMIN"), "{text}");
         let denied = RoundError::from(ReadError::Denied { code: 403, message: "no".into() });
         assert!(denied.to_string().contains("list on pods") && denied.word() == "no_pods");

@@ -121,7 +121,7 @@ impl NodeSummary {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pod_check::{CheckError, Comparison};
+    use crate::pod_check::{Comparison, PodProblem, UNREADABLE};
 
     #[test]
     fn the_answer_counts_every_pod_once_and_names_every_cause() {
@@ -132,7 +132,7 @@ mod tests {
         states.note("b", Comparison::NotRedirected("x".into()).state(), false);
         states.note("c", Comparison::Different("x".into()).state(), false);
         states.note("d", Comparison::Interference("x".into()).state(), false);
-        states.note("e", Comparison::Unknown(CheckError::Failed("x".into())).state(), false);
+        states.note("e", Comparison::Unknown(PodProblem::new(UNREADABLE, "x")).state(), false);
         assert_eq!(
             states.words(),
             "1 of 6 meshed pods verified: 1 not-redirected, 1 drifted, 1 interference, 1 unknown, 1 unseen"

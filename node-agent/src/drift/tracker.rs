@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use cni_core::pod_source::PodName;
 
-use crate::pod_check::{CheckError, Comparison};
+use crate::pod_check::{Comparison, PodProblem};
 
 /// How long the same difference of the same pod is not an event again.
 const EVENT_PAUSE: Duration = Duration::from_secs(6 * 3600);
@@ -44,7 +44,7 @@ pub enum DriftReport {
     /// It is as planned again.
     Recovered,
     /// It cannot be determined.
-    Unknown(CheckError),
+    Unknown(PodProblem),
     /// It can be determined again.
     Visible,
 }
@@ -59,7 +59,7 @@ impl DriftTracker {
             Comparison::Different(now) | Comparison::NotRedirected(now) | Comparison::Interference(now) => {
                 history.and_then(|history| history.drift.as_ref()) != Some(now)
             }
-            Comparison::Unknown(now) => history.and_then(|history| history.error) != Some(now.word()),
+            Comparison::Unknown(now) => history.and_then(|history| history.error) != Some(now.reason),
         }
     }
 
@@ -146,8 +146,8 @@ impl DriftHistory {
     }
 
     /// What is not seen has not recovered.
-    fn failed(&mut self, error: &CheckError) -> Option<DriftReport> {
-        let is_new = self.error.replace(error.word()) != Some(error.word());
+    fn failed(&mut self, error: &PodProblem) -> Option<DriftReport> {
+        let is_new = self.error.replace(error.reason) != Some(error.reason);
         is_new.then(|| DriftReport::Unknown(error.clone()))
     }
 }
@@ -161,6 +161,7 @@ fn hash(text: &str) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::pod_check::{AMBIGUOUS, NOT_FOUND, UNREADABLE};
 
     fn note(tracker: &mut DriftTracker, result: &Comparison, now: Instant) -> Option<DriftReport> {
         tracker.note("u", &PodName { namespace: "shop".into(), name: "web".into() }, result, now)
@@ -212,7 +213,7 @@ mod tests {
     fn what_is_not_seen_has_not_recovered() {
         let (mut tracker, now) = (DriftTracker::default(), Instant::now());
         note(&mut tracker, &different("a"), now);
-        let error = CheckError::NotFound("nowhere".into());
+        let error = PodProblem::new(NOT_FOUND, "nowhere");
         assert_eq!(
             note(&mut tracker, &Comparison::Unknown(error.clone()), now),
             Some(DriftReport::Unknown(error.clone()))
@@ -222,9 +223,9 @@ mod tests {
             (None, 1)
         );
         assert!(!tracker.is_news("u", &Comparison::Unknown(error)));
-        assert!(tracker.is_news("u", &Comparison::Unknown(CheckError::Ambiguous("two".into()))));
+        assert!(tracker.is_news("u", &Comparison::Unknown(PodProblem::new(AMBIGUOUS, "two"))));
         assert_eq!(note(&mut tracker, &Comparison::AsPlanned, now), Some(DriftReport::Recovered));
-        note(&mut tracker, &Comparison::Unknown(CheckError::Failed("no".into())), now);
+        note(&mut tracker, &Comparison::Unknown(PodProblem::new(UNREADABLE, "no")), now);
         assert_eq!(note(&mut tracker, &Comparison::AsPlanned, now), Some(DriftReport::Visible));
     }
 

@@ -156,14 +156,14 @@ impl HealHistory {
 mod tests {
     use super::*;
     use crate::pod_check::NOT_FOUND;
-    use crate::pod_check::RepairError;
+    use crate::pod_check::PodProblem;
 
     fn healed() -> HealOutcome {
         HealOutcome::Healed { difference: "a rule is missing".into(), words: String::new() }
     }
 
     fn failed(reason: &'static str) -> HealOutcome {
-        HealOutcome::Failed(RepairError::new(reason, "words"))
+        HealOutcome::Failed(PodProblem::new(reason, "words"))
     }
 
     #[test]

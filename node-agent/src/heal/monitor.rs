@@ -21,7 +21,7 @@ use super::{HEALED, HealContext};
 use crate::cluster::EventMessage;
 use crate::metrics::ReasonLabel;
 use crate::netns_changes::{ChangeSubscriptions, subscribe};
-use crate::pod_check::{ExpectedRules, MeshPod, RepairError, UNREADABLE, UNVERIFIABLE};
+use crate::pod_check::{ExpectedRules, MeshPod, PodProblem, UNREADABLE, UNVERIFIABLE};
 
 /// The component of the events.
 const COMPONENT: &str = "cni-heal";
@@ -230,7 +230,7 @@ impl MonitorTask {
         let done = tokio::task::spawn_blocking(move || check_and_repair(&job)).await;
         drop(slot);
         let outcome = done.unwrap_or_else(|error| {
-            HealOutcome::Failed(RepairError::new(UNREADABLE, format!("the check panicked: {error}")))
+            HealOutcome::Failed(PodProblem::new(UNREADABLE, format!("the check panicked: {error}")))
         });
         self.is_unfinished = outcome.reason() == Some("not_severed");
         self.is_sure |= matches!(outcome, HealOutcome::Healed { .. });

@@ -9,8 +9,7 @@ use redirect_core::RulePlan;
 
 use super::{HEALED, INTERFERENCE};
 use crate::pod_check::{
-    CheckError, Comparison, ExpectedRules, MeshPod, RepairError, UNREADABLE, UNVERIFIABLE, compare_here,
-    repair_known,
+    Comparison, ExpectedRules, MeshPod, PodProblem, UNREADABLE, UNVERIFIABLE, compare_here, repair_known,
 };
 use crate::settings::Paths;
 
@@ -46,7 +45,7 @@ pub enum HealOutcome {
     /// The mesh's rules are in force, but other programs' rules interfere.
     Interference(String),
     /// Its redirection differs from the plan or is unknown, and repair failed.
-    Failed(RepairError),
+    Failed(PodProblem),
     /// The namespace is gone.
     Gone,
 }
@@ -70,7 +69,7 @@ pub fn check_and_repair(job: &HealJob) -> HealOutcome {
     let Ok(netns) = job.sandbox.open() else { return HealOutcome::Gone };
     let outside = Outside::of_this_process();
     let failed =
-        |error: &dyn std::fmt::Display| HealOutcome::Failed(RepairError::new(UNREADABLE, error.to_string()));
+        |error: &dyn std::fmt::Display| HealOutcome::Failed(PodProblem::new(UNREADABLE, error.to_string()));
     let seen = match netns
         .run(|| compare_here(&job.pod, &job.rules, outside.finds_this_foreign(), first_difference))
     {
@@ -79,26 +78,24 @@ pub fn check_and_repair(job: &HealJob) -> HealOutcome {
         Err(error) => return failed(&error),
     };
     let difference = match seen {
-        Comparison::AsPlanned | Comparison::Unknown(CheckError::Unverifiable(_)) if job.is_unfinished => {
+        Comparison::Unknown(problem) if problem.reason != UNVERIFIABLE => return failed(&problem),
+        Comparison::AsPlanned | Comparison::Unknown(_) if job.is_unfinished => {
             "connections opened earlier may bypass the proxy".to_owned()
         }
+        Comparison::Unknown(problem) => return HealOutcome::Failed(problem),
         // Its rules are none of healing's business.
         Comparison::AsPlanned | Comparison::Sandboxed(_) => return HealOutcome::AsPlanned,
         Comparison::Interference(findings) => return HealOutcome::Interference(findings),
-        Comparison::Unknown(CheckError::Unverifiable(text)) => {
-            return HealOutcome::Failed(RepairError::new(UNVERIFIABLE, text));
-        }
-        Comparison::Unknown(error) => return failed(&error),
         Comparison::Different(difference) | Comparison::NotRedirected(difference) => difference,
     };
     match repair_known(&job.pod, &job.rules, &job.paths, &job.sandbox, job.is_sure) {
         Ok(report) => HealOutcome::Healed { difference, words: report.words() },
-        Err(error) if error.reason == UNVERIFIABLE => HealOutcome::Failed(RepairError::new(
+        Err(error) if error.reason == UNVERIFIABLE => HealOutcome::Failed(PodProblem::new(
             UNVERIFIABLE,
             format!("{}; before: {difference}", error.text),
         )),
         Err(error) => {
-            HealOutcome::Failed(RepairError::new(error.reason, format!("{difference}; {}", error.text)))
+            HealOutcome::Failed(PodProblem::new(error.reason, format!("{difference}; {}", error.text)))
         }
     }
 }

@@ -18,7 +18,7 @@ use redirect_core::pod::{Decision, PodFacts, SkipReason};
 use redirect_core::settings::InputErrors;
 
 use super::namespace;
-use super::{AMBIGUOUS, ExpectedRules, MeshPod, NOT_FOUND, RepairError, UNVERIFIABLE, require};
+use super::{AMBIGUOUS, ExpectedRules, MeshPod, NOT_FOUND, PodProblem, UNVERIFIABLE, require};
 use crate::confine::outside;
 use crate::settings::Paths;
 
@@ -37,7 +37,7 @@ pub struct RepairReport {
 ///
 /// # Errors
 /// Why it is not redirected, or not verified.
-pub fn repair(pod: &MeshPod, rules: &ExpectedRules, paths: &Paths) -> Result<RepairReport, RepairError> {
+pub fn repair(pod: &MeshPod, rules: &ExpectedRules, paths: &Paths) -> Result<RepairReport, PodProblem> {
     repair_in(&namespace::open(pod, paths)?, pod, rules, &paths.proc)
 }
 
@@ -52,17 +52,16 @@ pub fn repair_known(
     paths: &Paths,
     sandbox: &Sandbox,
     is_sure: bool,
-) -> Result<RepairReport, RepairError> {
+) -> Result<RepairReport, PodProblem> {
     if is_sure {
-        let netns = sandbox.open().map_err(|error| RepairError::new(NOT_FOUND, error))?;
+        let netns = sandbox.open().map_err(|error| PodProblem::new(NOT_FOUND, error))?;
         return repair_in(&netns, pod, rules, &paths.proc);
     }
     if let Err(missing) = require([SYS_PTRACE]) {
         let text = format!(
-            "the agent's container lacks {}, so it cannot determine a network namespace's owner",
-            missing.join(" and ")
+            "the agent's container lacks {missing}, so it cannot determine a network namespace's owner"
         );
-        return Err(RepairError::new("no_capability", text));
+        return Err(PodProblem::new("no_capability", text));
     }
     let netns = namespace::open(pod, paths)?;
     if netns.id() != sandbox.id() {
@@ -70,7 +69,7 @@ pub fn repair_known(
             "{} has the pod's addresses, but its processes are in another network namespace",
             sandbox.path().display()
         );
-        return Err(RepairError::new(AMBIGUOUS, text));
+        return Err(PodProblem::new(AMBIGUOUS, text));
     }
     repair_in(&netns, pod, rules, &paths.proc)
 }
@@ -80,7 +79,7 @@ fn repair_in(
     pod: &MeshPod,
     rules: &ExpectedRules,
     proc: &Path,
-) -> Result<RepairReport, RepairError> {
+) -> Result<RepairReport, PodProblem> {
     let outside = Outside::of_this_process();
     let groups_of = |inodes: &BTreeSet<u32>| {
         let (proc, namespace, inodes) = (proc.to_owned(), netns.id(), inodes.clone());
@@ -88,7 +87,7 @@ fn repair_in(
         outside::run(move || socket_groups(&proc, namespace, &inodes)).unwrap_or_default()
     };
     let done = netns.run(|| repair_here(pod, rules, outside.finds_this_foreign(), &groups_of));
-    done.map_err(|error| RepairError::new("not_applied", error))?
+    done.map_err(|error| PodProblem::new("not_applied", error))?
 }
 
 /// Redirects the pod of the calling thread's network namespace, and ends connections that were open before, even if other programs' rules
@@ -98,31 +97,27 @@ fn repair_here(
     rules: &ExpectedRules,
     is_foreign: bool,
     groups_of: &dyn Fn(&BTreeSet<u32>) -> BTreeMap<u32, u32>,
-) -> Result<RepairReport, RepairError> {
-    let there = addresses().map_err(|error| RepairError::new("not_applied", error))?;
+) -> Result<RepairReport, PodProblem> {
+    let there = addresses().map_err(|error| PodProblem::new("not_applied", error))?;
     let Redirected { plan, applied, verified } = redirect_here(&pod.facts, rules, &there, is_foreign)?;
     for warning in &applied.warnings {
         log::warn!(target: SCOPE, pod = pod.uid; "{warning}");
     }
     if let Ok(Some(mismatch)) = verified {
-        return Err(RepairError::new("not_verified", mismatch));
+        return Err(PodProblem::new("not_verified", mismatch));
     }
     let severed = sever(&plan, groups_of).map_err(|error| {
         let text =
             format!("the rules are in force, but connections opened earlier may bypass the proxy: {error}");
-        RepairError::new("not_severed", text)
+        PodProblem::new("not_severed", text)
     })?;
     let report = RepairReport { backend: applied.backend.to_string(), changed: applied.changed, severed };
-    match verified {
-        Ok(_) => Ok(report),
-        Err(error @ ApplyError::OthersUnread { .. }) => {
-            Err(RepairError::new(UNVERIFIABLE, error.to_string() + &report.closed()))
-        }
-        Err(error) => {
-            let text = format!("the rules are in force, but cannot be verified: {error}{}", report.closed());
-            Err(RepairError::new(UNVERIFIABLE, text))
-        }
-    }
+    let why = match verified {
+        Ok(_) => return Ok(report),
+        Err(error @ ApplyError::OthersUnread { .. }) => error.to_string(),
+        Err(error) => format!("the rules are in force, but cannot be verified: {error}"),
+    };
+    Err(PodProblem::new(UNVERIFIABLE, why + &report.closed()))
 }
 
 /// What was done to a network namespace.
@@ -148,7 +143,7 @@ pub enum ApplyFailure {
     Apply(RunError),
 }
 
-impl From<ApplyFailure> for RepairError {
+impl From<ApplyFailure> for PodProblem {
     fn from(failure: ApplyFailure) -> Self {
         let reason = match failure {
             ApplyFailure::Settings(_) | ApplyFailure::Skipped(_) => "not_meshed",

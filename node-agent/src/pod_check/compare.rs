@@ -14,7 +14,7 @@ use redirect_core::RulePlan;
 use redirect_core::pod::{Decision, PodFacts};
 use redirect_core::settings::{InputErrors, NamespaceFacts};
 
-use super::{AMBIGUOUS, MeshPod, NOT_FOUND, UNREADABLE, UNVERIFIABLE};
+use super::{AMBIGUOUS, MeshPod, NOT_FOUND, PodProblem, UNREADABLE, UNVERIFIABLE};
 
 /// How many bytes of rules are read: fifty times what the mesh's take. A container with CAP_NET_ADMIN may make as many as it likes.
 const MOST_RULES: usize = 1 << 20;
@@ -79,7 +79,7 @@ pub enum Comparison {
     /// It is not compared: rules do not bind its runtime, of this class.
     Sandboxed(String),
     /// It cannot be determined.
-    Unknown(CheckError),
+    Unknown(PodProblem),
 }
 
 impl Comparison {
@@ -106,64 +106,17 @@ pub enum Basis {
     Fingerprint,
 }
 
-/// Why a pod cannot be checked.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum CheckError {
-    /// Its network namespace is not found.
-    #[error("{0}")]
-    NotFound(String),
-    /// More than one may be its network namespace.
-    #[error("{0}")]
-    Ambiguous(String),
-    /// Its rules are in force, but other rules cannot be read.
-    #[error("{0}")]
-    Unverifiable(String),
-    /// Its network namespace cannot be compared with its plan.
-    #[error("{0}")]
-    Failed(String),
-}
-
-impl CheckError {
-    /// The word for metrics.
-    #[must_use]
-    pub const fn word(&self) -> &'static str {
-        match self {
-            Self::NotFound(_) => NOT_FOUND,
-            Self::Ambiguous(_) => AMBIGUOUS,
-            Self::Unverifiable(_) => UNVERIFIABLE,
-            Self::Failed(_) => UNREADABLE,
-        }
-    }
-}
-
-impl CheckError {
-    /// Whether its network namespace is not known, so that nothing watches the pod.
-    #[must_use]
-    pub const fn is_unfound(&self) -> bool {
-        match self {
-            Self::NotFound(_) | Self::Ambiguous(_) => true,
-            Self::Unverifiable(_) | Self::Failed(_) => false,
-        }
-    }
-}
-
-impl From<ApplyError> for CheckError {
+impl From<ApplyError> for PodProblem {
     fn from(error: ApplyError) -> Self {
-        let text = error.to_string();
-        if matches!(error, ApplyError::OthersUnread { .. }) {
-            Self::Unverifiable(text)
-        } else {
-            Self::Failed(text)
-        }
+        let is_in_force = matches!(error, ApplyError::OthersUnread { .. });
+        Self::new(if is_in_force { UNVERIFIABLE } else { UNREADABLE }, error)
     }
 }
 
-impl From<LookupError> for CheckError {
+impl From<LookupError> for PodProblem {
     fn from(unfound: LookupError) -> Self {
-        match unfound {
-            LookupError::NoAddress | LookupError::Nowhere(_) => Self::NotFound(unfound.to_string()),
-            LookupError::Ambiguous { .. } => Self::Ambiguous(unfound.to_string()),
-        }
+        let is_ambiguous = matches!(unfound, LookupError::Ambiguous { .. });
+        Self::new(if is_ambiguous { AMBIGUOUS } else { NOT_FOUND }, unfound)
     }
 }
 
@@ -179,7 +132,7 @@ pub fn check(
 ) -> (Comparison, Basis) {
     let checked = || {
         // It may have gone since the survey.
-        let netns = sandbox.open().map_err(|error| CheckError::NotFound(error.to_string()))?;
+        let netns = sandbox.open().map_err(|error| PodProblem::new(NOT_FOUND, error))?;
         let outside = Outside::of_this_process();
         let inside = || {
             // Before the rules are read: a concurrent change changes the next fingerprint.
@@ -190,7 +143,7 @@ pub fn check(
             let compared = compare_here(pod, rules, outside.finds_this_foreign(), describe)?;
             Ok((compared, Basis::Rules(fingerprint)))
         };
-        netns.run(inside).map_err(|error| CheckError::Failed(error.to_string()))?
+        netns.run(inside).map_err(|error| PodProblem::new(UNREADABLE, error))?
     };
     checked().unwrap_or_else(|error| (Comparison::Unknown(error), Basis::Rules(None)))
 }
@@ -204,12 +157,12 @@ pub fn compare_here(
     rules: &ExpectedRules,
     is_foreign: bool,
     words: impl Fn(&Mismatch, &RulePlan, &ApplyOptions) -> String,
-) -> Result<Comparison, CheckError> {
-    let there = addresses().map_err(|error| CheckError::Failed(error.to_string()))?;
+) -> Result<Comparison, PodProblem> {
+    let there = addresses().map_err(|error| PodProblem::new(UNREADABLE, error))?;
     if !pod.addresses.iter().all(|address| there.contains(address)) {
-        return Err(CheckError::NotFound("its network namespace has lost the pod's addresses".to_owned()));
+        return Err(PodProblem::new(NOT_FOUND, "its network namespace has lost the pod's addresses"));
     }
-    match rules.decide(&pod.facts, &there).map_err(|errors| CheckError::Failed(errors.to_string()))? {
+    match rules.decide(&pod.facts, &there).map_err(|errors| PodProblem::new(UNREADABLE, errors))? {
         Decision::Skip(_) => Ok(Comparison::AsPlanned),
         Decision::Redirect(redirect) => {
             let (plan, options) = (redirect.plan(), rules.options(is_foreign));

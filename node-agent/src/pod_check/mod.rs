@@ -14,7 +14,7 @@ use cni_core::reasons;
 use netns_apply::capabilities::{self, Capability};
 
 pub use apply::{ApplyFailure, RepairReport, redirect_here, repair, repair_known};
-pub use compare::{Basis, CheckError, Comparison, ExpectedRules, check, compare_here};
+pub use compare::{Basis, Comparison, ExpectedRules, check, compare_here};
 pub use namespace::{census, find, pod_addresses};
 pub use plugin_conf::plugin_conf;
 pub use pod::{MeshPod, NotMeshed};
@@ -32,17 +32,17 @@ pub const UNREADABLE: &str = reasons::UNREADABLE.word;
 /// Rules do not bind the pod.
 pub const SANDBOXED: &str = reasons::SANDBOXED.word;
 
-/// Why a pod cannot be repaired.
+/// Why a pod cannot be checked, or repaired.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{text}")]
-pub struct RepairError {
+pub struct PodProblem {
     /// The reason for metrics, of a closed set.
     pub reason: &'static str,
     /// The message.
     pub text: String,
 }
 
-impl RepairError {
+impl PodProblem {
     /// A reason and a message.
     #[expect(
         clippy::needless_pass_by_value,
@@ -51,14 +51,20 @@ impl RepairError {
     pub fn new(reason: &'static str, text: impl ToString) -> Self {
         Self { reason, text: text.to_string() }
     }
+
+    /// Whether the pod's network namespace is not known, so that nothing watches the pod.
+    #[must_use]
+    pub fn is_unfound(&self) -> bool {
+        [NOT_FOUND, AMBIGUOUS].contains(&self.reason)
+    }
 }
 
 /// Whether this process has these capabilities.
 ///
 /// # Errors
 /// The names of those that it lacks.
-pub fn require<const N: usize>(wanted: [Capability; N]) -> Result<(), Vec<&'static str>> {
+pub fn require<const N: usize>(wanted: [Capability; N]) -> Result<(), String> {
     let missing = wanted.into_iter().filter(|wanted| capabilities::has(*wanted) == Some(false));
     let missing: Vec<&str> = missing.map(|capability| capability.name).collect();
-    if missing.is_empty() { Ok(()) } else { Err(missing) }
+    if missing.is_empty() { Ok(()) } else { Err(missing.join(" and ")) }
 }

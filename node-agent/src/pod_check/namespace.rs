@@ -12,7 +12,7 @@ use netns_apply::netns::Netns;
 use netns_apply::pod::hosts;
 use pod_netns::{LookupError, NamespaceIndex, ProcessIndex, namespace_of};
 
-use super::{AMBIGUOUS, MeshPod, NOT_FOUND, RepairError};
+use super::{AMBIGUOUS, MeshPod, NOT_FOUND, PodProblem};
 use crate::confine::outside;
 use crate::settings::Paths;
 
@@ -20,23 +20,23 @@ use crate::settings::Paths;
 ///
 /// # Errors
 /// Why it cannot be determined.
-pub fn open(pod: &MeshPod, paths: &Paths) -> Result<Netns, RepairError> {
+pub fn open(pod: &MeshPod, paths: &Paths) -> Result<Netns, PodProblem> {
     let (pod, paths) = (pod.clone(), paths.clone());
     // A confined thread sees no processes.
     outside::run(move || find(&pod.uid, &pod.addresses, &census(&paths)?, &paths))
-        .unwrap_or_else(|| Err(RepairError::new(NOT_FOUND, "the search for the pod's processes panicked")))
+        .unwrap_or_else(|| Err(PodProblem::new(NOT_FOUND, "the search for the pod's processes panicked")))
 }
 
 /// The node's processes, as [`find`] needs them. A confined thread sees none.
 ///
 /// # Errors
 /// They cannot be read.
-pub fn census(paths: &Paths) -> Result<ProcessIndex, RepairError> {
+pub fn census(paths: &Paths) -> Result<ProcessIndex, PodProblem> {
     ProcessIndex::of(&paths.proc).map_err(|error| {
         let text = format!(
             "cannot determine the pod's processes: {error}; mount the host's /proc there, or name it in MOUNTED_PROC_DIR, and add SYS_PTRACE to the capabilities"
         );
-        RepairError::new(NOT_FOUND, text)
+        PodProblem::new(NOT_FOUND, text)
     })
 }
 
@@ -49,9 +49,9 @@ pub fn find(
     addresses: &[IpAddr],
     processes: &ProcessIndex,
     paths: &Paths,
-) -> Result<Netns, RepairError> {
+) -> Result<Netns, PodProblem> {
     if addresses.is_empty() {
-        return Err(RepairError::new(NOT_FOUND, LookupError::NoAddress));
+        return Err(PodProblem::new(NOT_FOUND, LookupError::NoAddress));
     }
     let mut found = Vec::new();
     let mut others = None;
@@ -80,27 +80,23 @@ pub fn find(
             let text = format!(
                 "processes of another pod (UID {other}) are in the network namespace that has the pod's addresses; not changing it"
             );
-            Err(RepairError::new("other_pod", text))
+            Err(PodProblem::new("other_pod", text))
         }
         (several, None) => {
             let text = format!(
                 "processes of the pod are in {several} network namespaces that have its addresses; ownership is ambiguous"
             );
-            Err(RepairError::new(AMBIGUOUS, text))
+            Err(PodProblem::new(AMBIGUOUS, text))
         }
     }
 }
 
 /// Whether a namespace has all the addresses, and is not the host's.
-fn belongs_to_pod(
-    netns: &Netns,
-    addresses: &[IpAddr],
-    processes: &ProcessIndex,
-) -> Result<bool, RepairError> {
+fn belongs_to_pod(netns: &Netns, addresses: &[IpAddr], processes: &ProcessIndex) -> Result<bool, PodProblem> {
     if processes.hosts == Some(netns.id()) {
         return Ok(false);
     }
-    let there = pod_addresses(netns).map_err(|error| RepairError::new(NOT_FOUND, error))?;
+    let there = pod_addresses(netns).map_err(|error| PodProblem::new(NOT_FOUND, error))?;
     Ok(there.is_some_and(|there| addresses.iter().all(|address| there.contains(address))))
 }
 
@@ -117,29 +113,26 @@ pub fn pod_addresses(netns: &Netns) -> Result<Option<Vec<IpAddr>>, String> {
 }
 
 /// Why none was found.
-fn nowhere(uid: &str, addresses: &[IpAddr], processes: &ProcessIndex, mounted: &Path) -> RepairError {
+fn nowhere(uid: &str, addresses: &[IpAddr], processes: &ProcessIndex, mounted: &Path) -> PodProblem {
     if let Some(error) = processes.hidden.get(uid) {
         let text = format!("cannot read the pod's processes: {error}; add SYS_PTRACE to the capabilities");
-        return RepairError::new(NOT_FOUND, text);
+        return PodProblem::new(NOT_FOUND, text);
     }
     let survey = NamespaceIndex::of(mounted, &addresses.iter().copied().collect());
-    match survey.as_ref().map(|survey| survey.find(addresses)) {
+    let (reason, why) = match survey.as_ref().map(|survey| survey.find(addresses)) {
         Ok(Ok(sandbox)) => {
             let text = format!(
                 "{} has the pod's addresses, but no process of the pod is in it, so it may belong to another pod; the agent retries when a container of the pod runs",
                 sandbox.path().display()
             );
-            RepairError::new("no_process", text)
+            return PodProblem::new("no_process", text);
         }
-        Ok(Err(unfound)) => RepairError::new(
-            if matches!(unfound, LookupError::Ambiguous { .. }) { AMBIGUOUS } else { NOT_FOUND },
-            format!(
-                "none of the pod's processes is in a network namespace that has its addresses; {unfound}"
-            ),
-        ),
-        Err(error) => RepairError::new(
-            NOT_FOUND,
-            format!("none of the pod's processes is in a network namespace that has its addresses; {error}"),
-        ),
-    }
+        Ok(Err(unfound)) => {
+            let PodProblem { reason, text } = unfound.into();
+            (reason, text)
+        }
+        Err(error) => (NOT_FOUND, error.to_string()),
+    };
+    let text = format!("none of the pod's processes is in a network namespace that has its addresses; {why}");
+    PodProblem::new(reason, text)
 }

@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 
 use pod_netns::{LookupError, NamespaceIndex, ProcessIndex, Sandbox, SurveyError};
 
-use super::{CheckError, MeshPod};
+use super::{AMBIGUOUS, MeshPod, PodProblem};
 use crate::confine::outside;
 use crate::settings::Paths;
 
@@ -39,7 +39,7 @@ impl Surroundings {
     ///
     /// # Errors
     /// Why it cannot be determined.
-    pub fn find(&self, pod: &MeshPod) -> Result<Sandbox, CheckError> {
+    pub fn find(&self, pod: &MeshPod) -> Result<Sandbox, PodProblem> {
         let ambiguous = match self.index.find(&pod.addresses) {
             Ok(sandbox) => return Ok(sandbox.clone()),
             Err(unfound @ LookupError::Ambiguous { .. }) => unfound,
@@ -52,7 +52,7 @@ impl Surroundings {
             },
             Err(unreadable) => unreadable.clone(),
         };
-        Err(CheckError::Ambiguous(format!("{ambiguous}; {undecided}")))
+        Err(PodProblem::new(AMBIGUOUS, format!("{ambiguous}; {undecided}")))
     }
 
     fn read_processes(&self) -> Result<ProcessIndex, String> {

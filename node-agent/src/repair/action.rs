@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use controller_runtime::ChangeError;
 
-use crate::pod_check::{AMBIGUOUS, NOT_FOUND, RepairError, SANDBOXED, UNVERIFIABLE};
+use crate::pod_check::{AMBIGUOUS, NOT_FOUND, PodProblem, SANDBOXED, UNVERIFIABLE};
 use crate::settings::RepairAction;
 
 use super::limit::Throttled;
@@ -29,7 +29,7 @@ pub enum RepairOutcome {
         retry_after: Option<Duration>,
     },
     /// It cannot be done, at least now.
-    Failed(RepairError),
+    Failed(PodProblem),
     /// It has to wait, because of what was done before.
     Throttled {
         /// Why.
@@ -80,8 +80,8 @@ impl From<Throttled> for RepairOutcome {
     }
 }
 
-impl From<RepairError> for RepairOutcome {
-    fn from(error: RepairError) -> Self {
+impl From<PodProblem> for RepairOutcome {
+    fn from(error: PodProblem) -> Self {
         Self::Failed(error)
     }
 }
@@ -135,10 +135,10 @@ impl RepairOutcome {
             Err(ChangeError::Changed(_)) => Self::Changed,
             Err(ChangeError::Refused(why)) => {
                 let text = format!("{why}; the agent's service account needs {}", action.needs());
-                RepairError::new("refused", text).into()
+                PodProblem::new("refused", text).into()
             }
             Err(ChangeError::Untrue(why) | ChangeError::Rejected(why)) => {
-                RepairError::new("rejected", why).into()
+                PodProblem::new("rejected", why).into()
             }
             Err(ChangeError::Unanswered { text, retry_after }) => Self::Unanswered { text, retry_after },
         }
@@ -179,7 +179,7 @@ mod tests {
                 None,
                 AttemptEnd::Unanswered(Some(Duration::from_secs(3))),
             ),
-            (RepairError::new(AMBIGUOUS, "x").into(), Some("fail"), AttemptEnd::Failed),
+            (PodProblem::new(AMBIGUOUS, "x").into(), Some("fail"), AttemptEnd::Failed),
             (
                 RepairOutcome::Throttled { text: String::new(), wait: Duration::from_secs(9) },
                 None,

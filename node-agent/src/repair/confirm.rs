@@ -10,7 +10,7 @@ use super::action::RepairOutcome;
 use super::filter::{Broken, BrokenCheck, Filter};
 use crate::cluster::{Cluster, pods, runtime_classes};
 use crate::install::Installer;
-use crate::pod_check::{MeshPod, RepairError, SANDBOXED, plugin_conf};
+use crate::pod_check::{MeshPod, PodProblem, SANDBOXED, plugin_conf};
 
 /// A pod as it is now.
 pub struct Confirmed {
@@ -33,7 +33,7 @@ pub async fn confirm(
     seen: &Broken,
 ) -> Result<Confirmed, RepairOutcome> {
     let conf = plugin_conf(installer).map_err(|error| {
-        RepairError::new("no_entry", format!("the plugin's entry cannot be read: {error}"))
+        PodProblem::new("no_entry", format!("the plugin's entry cannot be read: {error}"))
     })?;
     let pod =
         pods::get(cluster, &seen.name.namespace, &seen.name.name).await.map_err(|error| unread(&error))?;
@@ -66,14 +66,14 @@ async fn bound(cluster: &Cluster, conf: &Conf, pod: &MeshPod) -> Result<(), Repa
                 "the runtime of runtimeClassName {class} is sandboxed: rules do not bind it; {}",
                 reasons::SANDBOXED.remedy
             );
-            Err(RepairError::new(SANDBOXED, text).into())
+            Err(PodProblem::new(SANDBOXED, text).into())
         }
     }
 }
 
 fn unread(error: &ReadError) -> RepairOutcome {
     match error {
-        ReadError::Denied { .. } => RepairError::new(
+        ReadError::Denied { .. } => PodProblem::new(
             "refused",
             format!("{error}; give the agent's service account the verb get on pods (ClusterRole istio-cni)"),
         )
@@ -88,6 +88,6 @@ fn unread(error: &ReadError) -> RepairOutcome {
 ///
 /// # Errors
 /// The plugin would not redirect it.
-pub fn meshed(pod: &Value, conf: &Conf) -> Result<MeshPod, RepairError> {
-    MeshPod::read(pod, conf).map_err(|why| RepairError::new("not_meshed", why))
+pub fn meshed(pod: &Value, conf: &Conf) -> Result<MeshPod, PodProblem> {
+    MeshPod::read(pod, conf).map_err(|why| PodProblem::new("not_meshed", why))
 }

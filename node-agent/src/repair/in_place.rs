@@ -6,18 +6,16 @@ use serde_json::Value;
 
 use super::action::RepairOutcome;
 use super::confirm::meshed;
-use crate::pod_check::{ExpectedRules, RepairError, repair, require};
+use crate::pod_check::{ExpectedRules, PodProblem, repair, require};
 use crate::settings::Paths;
 
 /// What it takes.
 ///
 /// # Errors
 /// The agent's container lacks something.
-pub fn require_capabilities() -> Result<(), RepairError> {
-    require([NET_ADMIN, SYS_ADMIN, SYS_PTRACE]).map_err(|missing| {
-        let text = format!("the agent's container lacks {}", missing.join(" and "));
-        RepairError::new("no_capability", text)
-    })
+pub fn require_capabilities() -> Result<(), PodProblem> {
+    require([NET_ADMIN, SYS_ADMIN, SYS_PTRACE])
+        .map_err(|missing| PodProblem::new("no_capability", format!("the agent's container lacks {missing}")))
 }
 
 /// Redirects a pod.
@@ -29,24 +27,24 @@ pub async fn repair_pod(
     conf: &Conf,
     rules: ExpectedRules,
     paths: Paths,
-) -> Result<RepairOutcome, RepairError> {
+) -> Result<RepairOutcome, PodProblem> {
     can_restart(object)?;
     let pod = meshed(object, conf)?;
     let repaired = tokio::task::spawn_blocking(move || repair(&pod, &rules, &paths)).await;
     let panicked = |error: tokio::task::JoinError| {
-        RepairError::new("not_applied", format!("the repair panicked: {error}"))
+        PodProblem::new("not_applied", format!("the repair panicked: {error}"))
     };
     Ok(RepairOutcome::Done(repaired.map_err(panicked)??.words()))
 }
 
 /// A pod that has ended stays as it is.
-fn can_restart(pod: &Value) -> Result<(), RepairError> {
+fn can_restart(pod: &Value) -> Result<(), PodProblem> {
     match pod.pointer("/status/phase").and_then(Value::as_str) {
         Some(phase @ ("Failed" | "Succeeded")) => {
             let text = format!(
                 "the pod has ended ({phase}) and will not run again; only another pod can be redirected"
             );
-            Err(RepairError::new("ended", text))
+            Err(PodProblem::new("ended", text))
         }
         Some(_) | None => Ok(()),
     }

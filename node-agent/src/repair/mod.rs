@@ -33,7 +33,7 @@ use crate::cluster::pods::{self, ObservedPod, PODS};
 use crate::cluster::{Cluster, Connection, EventMessage};
 use crate::install::Installer;
 use crate::metrics::{AttemptLabels, Metrics, RepairedLabels, TypeLabel};
-use crate::pod_check::{ExpectedRules, RepairError, UNVERIFIABLE};
+use crate::pod_check::{ExpectedRules, PodProblem, UNVERIFIABLE};
 use crate::settings::{DriftSettings, Paths, RepairAction, Settings};
 use action::{REASONS, RepairOutcome, THROTTLED};
 use confirm::{Confirmed, confirm};
@@ -274,7 +274,7 @@ impl RepairController {
             }
             RepairOutcome::Failed(error) => self.report_failure(task, error, gave_up).await,
             RepairOutcome::Throttled { text, .. } => {
-                self.report_failure(task, &RepairError::new(THROTTLED, text), false).await;
+                self.report_failure(task, &PodProblem::new(THROTTLED, text), false).await;
             }
             RepairOutcome::HadLabel
             | RepairOutcome::Gone
@@ -283,7 +283,7 @@ impl RepairController {
         }
     }
 
-    async fn report_failure(&self, task: &RepairTask, error: &RepairError, gave_up: bool) {
+    async fn report_failure(&self, task: &RepairTask, error: &PodProblem, gave_up: bool) {
         let is_new = lock(&self.queue).is_news(&task.pod.uid, error.reason);
         if !is_new && !gave_up {
             return;

@@ -30,7 +30,7 @@ pub enum ProbeError {
 /// Why it is not redirected.
 pub fn probe(rules: &ExpectedRules) -> Result<(), ProbeError> {
     if let Err(missing) = require([NET_ADMIN, SYS_ADMIN]) {
-        return Err(ProbeError::Impossible(format!("the agent's container lacks {}", missing.join(" and "))));
+        return Err(ProbeError::Impossible(format!("the agent's container lacks {missing}")));
     }
     // Of the families that the node has, pods have addresses.
     let mut there = addresses().map_err(|error| ProbeError::Impossible(error.to_string()))?;
