@@ -6,14 +6,14 @@ use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use cni_core::conf::{Conf, Envelope};
 use cni_core::wire::Command;
 use controller_runtime::lock;
 
-use crate::conflist::{EntryError, NetConf, PLUGIN_TYPE};
+use crate::conflist::{Entry, EntryError, NetConf, PLUGIN_TYPE};
 use crate::disk::{self, Disk, DiskError, FileAttributes, Lock, Stat, context};
 use crate::kubeconfig::Credentials;
 use crate::plan::{self, Directory, Edit, File, Obstacle, Plan, Want};
@@ -35,7 +35,7 @@ pub struct Installer {
     plugin: Arc<dyn Ask>,
     settings: Settings,
     /// The plugin's entry, which may change while the agent runs.
-    entry: RwLock<EntrySettings>,
+    entry: Mutex<EntrySettings>,
     token: Arc<PluginToken>,
     /// Binaries whose content was compared, by target: what source and target were then. Never held during disk operations, so that
     /// readiness is answered in time.
@@ -132,14 +132,7 @@ impl InstallError {
     /// Whether the only problem is another program's concurrent write.
     #[must_use]
     pub fn is_collision(&self) -> bool {
-        match self {
-            Self::Conflist(error) => error.error.kind() == io::ErrorKind::Interrupted,
-            Self::Begin(_)
-            | Self::Binaries(_)
-            | Self::Kubeconfig(_)
-            | Self::Template(_)
-            | Self::Refused { .. } => false,
-        }
+        matches!(self, Self::Conflist(error) if error.error.kind() == io::ErrorKind::Interrupted)
     }
 }
 
@@ -147,7 +140,7 @@ impl Installer {
     /// An installer for a node.
     #[must_use]
     pub fn new(disk: Arc<dyn Disk>, plugin: Arc<dyn Ask>, settings: Settings) -> Self {
-        let (token, entry) = (Arc::default(), RwLock::new(settings.entry.clone()));
+        let (token, entry) = (Arc::default(), Mutex::new(settings.entry.clone()));
         Self {
             disk,
             plugin,
@@ -388,13 +381,13 @@ impl Installer {
     /// # Errors
     /// The template cannot be read or is invalid.
     pub fn want(&self) -> Result<Want, InstallError> {
-        let entry = self.entry.read().unwrap_or_else(PoisonError::into_inner).clone();
+        let entry = lock(&self.entry).clone();
         self.want_with(&entry)
     }
 
     /// The next pass writes this entry.
     pub fn set_entry(&self, entry: EntrySettings) {
-        *self.entry.write().unwrap_or_else(PoisonError::into_inner) = entry;
+        *lock(&self.entry) = entry;
     }
 
     /// Whether the plugin would take an entry.
@@ -403,11 +396,15 @@ impl Installer {
     /// What is wrong with it.
     pub fn would_accept(&self, entry: &EntrySettings) -> Result<(), String> {
         let want = self.want_with(entry).map_err(|error| error.to_string())?;
-        let mut conf: serde_json::Value =
-            serde_json::from_str(&want.entry.standalone()).map_err(|error| error.to_string())?;
-        // In a list, the list's name counts.
-        conf["name"] = PLUGIN_TYPE.into();
-        self.accept(&conf.to_string()).map_err(|why| format!("the plugin would reject its entry: {why}"))
+        self.accept(&listed(&want.entry)?).map_err(|why| format!("the plugin would reject its entry: {why}"))
+    }
+
+    /// The plugin's configuration, as the runtime hands it over, read by the plugin's own parser.
+    ///
+    /// # Errors
+    /// The entry does not exist now, or the plugin would reject it.
+    pub fn plugin_conf(&self) -> Result<Conf, String> {
+        accepted(&listed(&self.want().map_err(|error| error.to_string())?.entry)?)
     }
 
     fn want_with(&self, entry: &EntrySettings) -> Result<Want, InstallError> {
@@ -616,6 +613,14 @@ impl Installer {
 fn is_needless(error: io::ErrorKind) -> bool {
     use io::ErrorKind::{InvalidInput, NotFound, ReadOnlyFilesystem, Unsupported};
     [NotFound, ReadOnlyFilesystem, InvalidInput, Unsupported].contains(&error)
+}
+
+/// An entry as the runtime hands it over from a list, whose name counts.
+fn listed(entry: &Entry) -> Result<String, String> {
+    let mut conf: serde_json::Value =
+        serde_json::from_str(&entry.standalone()).map_err(|error| error.to_string())?;
+    conf["name"] = PLUGIN_TYPE.into();
+    Ok(conf.to_string())
 }
 
 /// A configuration as the plugin's own parser reads it, or the parser's error.

@@ -60,9 +60,15 @@ const fn without_asking(plugin_works: Option<bool>, pod: OwnPod) -> Departure {
     }
 }
 
-/// What could not be removed.
+/// What was not removed.
 #[derive(Debug, thiserror::Error)]
 pub enum RemovalError {
+    /// Nothing: an agent runs on this node and would put everything back.
+    #[error(
+        "an agent runs on this node ({}) and would put back what is removed; delete its DaemonSet, which uninstalls as well, or end it",
+        .0.display()
+    )]
+    AgentRuns(PathBuf),
     /// A file resisted.
     #[error(transparent)]
     Disk(#[from] DiskError),

@@ -13,7 +13,7 @@ use install_cni::cluster;
 use install_cni::confine;
 use install_cni::disk::Real;
 use install_cni::install::Installer;
-use install_cni::once::{self, Done};
+use install_cni::once::{self, Installed};
 use install_cni::plugin::Program;
 use install_cni::plugin_token::PluginToken;
 use install_cni::reload::{Reading, Reloader, Sources};
@@ -140,15 +140,16 @@ fn install_once(settings: Settings) -> ExitCode {
     let token = Arc::new(PluginToken::unasked(&settings.plugin, &settings.identity));
     let installer = installer(settings).with_token(token);
     let done = match once::install(&installer) {
-        Ok(done) => done,
+        Ok(None) => "an agent runs on this node and keeps the plugin installed; nothing is changed",
+        Ok(Some(Installed { changed, credentials })) => {
+            agent::report(&changed);
+            if !credentials {
+                log::warn!(target: SCOPE, "{}", once::without_credentials(&installer));
+            }
+            if changed.has_changed() { "the plugin is installed" } else { "the plugin was installed already" }
+        }
         Err(error) => return fail(&error),
     };
-    if let Done::Installed { changed, credentials } = &done {
-        agent::report(changed);
-        if !credentials {
-            log::warn!(target: SCOPE, "{}", once::without_credentials(&installer));
-        }
-    }
     log::info!(target: SCOPE, "{done}");
     ExitCode::SUCCESS
 }

@@ -3,7 +3,6 @@
 //! The same plan, in the same order, under the same lock as the agent's: it may be cut short at any moment, and run beside agents
 //! and others of its kind.
 
-use std::fmt;
 use std::fs;
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -26,18 +25,13 @@ const PAUSE: Duration = Duration::from_millis(50);
 /// How long an agent may take to answer.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// What became of it.
+/// The runtime calls the plugin.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Done {
-    /// The runtime calls the plugin.
-    Installed {
-        /// What this run changed.
-        changed: Pass,
-        /// Whether the plugin has the credentials it needs; without them it holds back every pod that it has to query.
-        credentials: bool,
-    },
-    /// An agent runs on this node, which keeps its own installation.
-    AgentRuns,
+pub struct Installed {
+    /// What this run changed.
+    pub changed: Pass,
+    /// Whether the plugin has the credentials it needs; without them it holds back every pod that it has to query.
+    pub credentials: bool,
 }
 
 /// Why the runtime does not call the plugin.
@@ -65,20 +59,6 @@ pub enum OnceError {
     },
 }
 
-/// Why nothing was removed, or not everything.
-#[derive(Debug, thiserror::Error)]
-pub enum UninstallError {
-    /// An agent runs on this node and would put everything back.
-    #[error(
-        "an agent runs on this node ({}) and would put back what is removed; delete its DaemonSet, which uninstalls as well, or end it",
-        .0.display()
-    )]
-    AgentRuns(PathBuf),
-    /// Something resisted.
-    #[error(transparent)]
-    Removal(#[from] RemovalError),
-}
-
 /// The earlier problem, if it differs from the current one.
 fn before(reason: &Reason, obstacle: Option<&Obstacle>) -> String {
     let is_said = |obstacle: &Obstacle| matches!(reason, Reason::Directory(now) if now == obstacle);
@@ -102,47 +82,39 @@ pub fn prepare(paths: &Paths) -> Result<(), OnceError> {
     if !missing.is_empty() {
         return Err(OnceError::NoDirectories(missing));
     }
-    make(&paths.run).map_err(OnceError::RunDirectory)
+    context(fs::create_dir_all(&paths.run), "make", &paths.run).map_err(OnceError::RunDirectory)
 }
 
-fn make(directory: &Path) -> Result<(), DiskError> {
-    let made = match fs::create_dir_all(directory) {
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists && directory.is_dir() => Ok(()),
-        made => made,
-    };
-    context(made, "make", directory)
-}
-
-/// Installs the plugin once.
+/// Installs the plugin once; none if an agent runs on this node, which keeps its own installation.
 ///
 /// # Errors
 /// The reason why pods would not be redirected.
-pub fn install(installer: &Installer) -> Result<Done, OnceError> {
-    if agent(installer).is_some() { Ok(Done::AgentRuns) } else { install_alone(installer) }
+pub fn install(installer: &Installer) -> Result<Option<Installed>, OnceError> {
+    if agent(installer).is_some() { Ok(None) } else { install_alone(installer).map(Some) }
 }
 
 /// As [`install`], on a node without a running agent.
 ///
 /// # Errors
 /// The reason why pods would not be redirected.
-pub fn install_alone(installer: &Installer) -> Result<Done, OnceError> {
+pub fn install_alone(installer: &Installer) -> Result<Installed, OnceError> {
     installer.sweep().map_err(OnceError::Sweep)?;
     let changed = pass(installer)?;
     let credentials = installer.check_once().map_err(|reason| OnceError::NotCalled {
         reason,
         obstacle: changed.obstacle.clone().map(Box::new),
     })?;
-    Ok(Done::Installed { changed, credentials })
+    Ok(Installed { changed, credentials })
 }
 
 /// Takes everything of ours out of the node.
 ///
 /// # Errors
 /// An agent runs here; or everything that could not be removed.
-pub fn uninstall(installer: &Installer) -> Result<(), Vec<UninstallError>> {
+pub fn uninstall(installer: &Installer) -> Result<(), Vec<RemovalError>> {
     match agent(installer) {
-        Some(socket) => Err(vec![UninstallError::AgentRuns(socket)]),
-        None => leave::remove(installer).map_err(|errors| errors.into_iter().map(Into::into).collect()),
+        Some(socket) => Err(vec![RemovalError::AgentRuns(socket)]),
+        None => leave::remove(installer),
     }
 }
 
@@ -175,29 +147,6 @@ fn pass(installer: &Installer) -> Result<Pass, InstallError> {
                 thread::sleep(PAUSE);
             }
             done => return done,
-        }
-    }
-}
-
-impl Done {
-    /// Whether this run changed anything.
-    #[must_use]
-    pub fn has_changed(&self) -> bool {
-        match self {
-            Self::Installed { changed, .. } => changed.has_changed(),
-            Self::AgentRuns => false,
-        }
-    }
-}
-
-impl fmt::Display for Done {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::AgentRuns => {
-                f.write_str("an agent runs on this node and keeps the plugin installed; nothing is changed")
-            }
-            Self::Installed { .. } if self.has_changed() => f.write_str("the plugin is installed"),
-            Self::Installed { .. } => f.write_str("the plugin was installed already"),
         }
     }
 }

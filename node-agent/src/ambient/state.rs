@@ -13,7 +13,6 @@ use super::enrolment::Enrolled;
 use super::inventory::Inventory;
 use super::pod::AmbientRules;
 use crate::install::Installer;
-use crate::pod_check::plugin_conf;
 use crate::settings::AmbientSettings;
 
 /// The state of ambient mode on this node.
@@ -100,7 +99,7 @@ pub fn ambient_rules(
     settings: &AmbientSettings,
 ) -> Result<(AmbientRules, Programming), String> {
     let conf =
-        plugin_conf(installer).map_err(|error| format!("the plugin's entry cannot be read: {error}"))?;
+        installer.plugin_conf().map_err(|error| format!("the plugin's entry cannot be read: {error}"))?;
     let (enablement, sandboxed) = (conf.enablement, conf.sandboxed);
     Ok((AmbientRules { enablement, defaults: settings.defaults, sandboxed }, conf.programming))
 }

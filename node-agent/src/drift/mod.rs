@@ -32,7 +32,7 @@ use crate::install::Installer;
 use crate::metrics::Metrics;
 use crate::pod_check::{
     AMBIGUOUS, Basis, Comparison, ExpectedRules, MeshPod, NOT_FOUND, PodProblem, Surroundings, UNREADABLE,
-    UNVERIFIABLE, check, plugin_conf, require,
+    UNVERIFIABLE, check, require,
 };
 use crate::settings::{DriftSettings, Settings};
 use fingerprints::Fingerprints;
@@ -327,7 +327,7 @@ impl DriftWatch {
             return Err(RoundError::NoNode);
         }
         let cluster = self.connection.get().map_err(ReadError::from)?;
-        let conf = Arc::new(plugin_conf(&self.installer).map_err(RoundError::Entry)?);
+        let conf = Arc::new(self.installer.plugin_conf().map_err(RoundError::Entry)?);
         let rules = Arc::new(ExpectedRules::of(&conf, &self.settings.drift.environment));
         let of_node = conf.clone();
         let pods = pods::of_node(&cluster, move |pod| MeshPod::running(pod, &of_node)).await?;

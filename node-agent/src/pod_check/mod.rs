@@ -6,7 +6,6 @@
 mod apply;
 mod compare;
 mod namespace;
-mod plugin_conf;
 mod pod;
 mod surroundings;
 
@@ -16,7 +15,6 @@ use netns_apply::capabilities::{self, Capability};
 pub use apply::{ApplyFailure, RepairReport, redirect_here, repair, repair_known};
 pub use compare::{Basis, Comparison, ExpectedRules, check, compare_here};
 pub use namespace::{census, find, pod_addresses};
-pub use plugin_conf::plugin_conf;
 pub use pod::{MeshPod, NotMeshed};
 pub use surroundings::Surroundings;
 

@@ -10,7 +10,7 @@ use super::action::RepairOutcome;
 use super::filter::{Broken, BrokenCheck, Filter};
 use crate::cluster::{Cluster, pods, runtime_classes};
 use crate::install::Installer;
-use crate::pod_check::{MeshPod, PodProblem, SANDBOXED, plugin_conf};
+use crate::pod_check::{MeshPod, PodProblem, SANDBOXED};
 
 /// A pod as it is now.
 pub struct Confirmed {
@@ -32,7 +32,7 @@ pub async fn confirm(
     filter: &Filter,
     seen: &Broken,
 ) -> Result<Confirmed, RepairOutcome> {
-    let conf = plugin_conf(installer).map_err(|error| {
+    let conf = installer.plugin_conf().map_err(|error| {
         PodProblem::new("no_entry", format!("the plugin's entry cannot be read: {error}"))
     })?;
     let pod =

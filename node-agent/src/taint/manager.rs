@@ -15,7 +15,7 @@ use super::health::{FlapDamper, NodeHealth, TaintBackoff, TaintDecision, TaintPe
 use super::probe::{ProbeError, probe};
 use crate::cluster::{Cluster, Connection, EventMessage};
 use crate::metrics::Metrics;
-use crate::pod_check::{ExpectedRules, plugin_conf};
+use crate::pod_check::ExpectedRules;
 use crate::serve::Served;
 use crate::settings::{DriftSettings, Settings};
 
@@ -139,7 +139,7 @@ impl NodeTaintManager {
         let (installer, environment) =
             (self.served.installer.clone(), self.drift.borrow().environment.clone());
         let rules = tokio::task::spawn_blocking(move || {
-            plugin_conf(&installer).map(|conf| ExpectedRules::of(&conf, &environment))
+            installer.plugin_conf().map(|conf| ExpectedRules::of(&conf, &environment))
         });
         let rules = rules.await.unwrap_or_else(|error| Err(error.to_string()));
         if let Some(probed) = self.probed.as_ref().filter(|probed| probed.holds(&rules)) {
