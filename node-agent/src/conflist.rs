@@ -192,13 +192,8 @@ impl<'a> NetConf<'a> {
     /// Its text with our entry as the last plugin, once. A single plugin becomes a list of its own name and version.
     #[must_use]
     pub fn with(&self, entry: &Entry) -> String {
-        match self.entry_state(entry) {
-            EntryState::Right if self.shape == Shape::List => return self.text.to_owned(),
-            EntryState::Right
-            | EntryState::Absent
-            | EntryState::Edited(_)
-            | EntryState::Followed(_)
-            | EntryState::Repeated => {}
+        if self.shape == Shape::List && self.entry_state(entry) == EntryState::Right {
+            return self.text.to_owned();
         }
         match self.without() {
             EntryRemoval::Rest(rest) => append_to(&rest, entry),
@@ -297,31 +292,12 @@ fn append_to(text: &str, entry: &Entry) -> String {
 
 /// A text as a JSON object with the places of its parts: strict, as the runtime's parser is.
 fn object(text: &str) -> Result<Object<'_>, Invalid> {
-    // serde_json bounds the depth; the parser with places does not.
+    // serde_json is strict and bounds the depth; the parser with places does neither.
     serde_json::from_str::<serde::de::IgnoredAny>(text).map_err(|error| Invalid::Json(error.to_string()))?;
-    let strict = ParseOptions {
-        allow_comments: false,
-        allow_loose_object_property_names: false,
-        allow_trailing_commas: false,
-        allow_missing_commas: false,
-        allow_single_quoted_strings: false,
-        allow_hexadecimal_numbers: false,
-        allow_unary_plus_numbers: false,
-        allow_bare_decimal_point_numbers: false,
-        allow_non_finite_numbers: false,
-        allow_extended_string_escapes: false,
-    };
-    let parsed = jsonc_parser::parse_to_ast(text, &CollectOptions::default(), &strict);
+    let parsed = jsonc_parser::parse_to_ast(text, &CollectOptions::default(), &ParseOptions::default());
     match parsed.map_err(|error| Invalid::Json(error.to_string()))?.value {
         Some(Value::Object(object)) => Ok(object),
-        Some(
-            Value::Array(_)
-            | Value::BooleanLit(_)
-            | Value::NullKeyword(_)
-            | Value::NumberLit(_)
-            | Value::StringLit(_),
-        )
-        | None => Err(Invalid::NoObject),
+        Some(_) | None => Err(Invalid::NoObject),
     }
 }
 

@@ -408,14 +408,12 @@ pub fn sweep(
 pub fn mentions(disk: &dyn Disk, path: &Path, wanted: &[u8]) -> io::Result<bool> {
     let mut file = disk.open(path)?;
     let mut window = Vec::new();
-    let mut chunk = vec![0; CHUNK];
     loop {
-        let count = fill(&mut *file, &mut chunk)?;
-        window.extend_from_slice(&chunk[..count]);
+        let count = (&mut *file).take(CHUNK as u64).read_to_end(&mut window)?;
         if window.windows(wanted.len()).any(|part| part == wanted) {
             return Ok(true);
         }
-        if count < chunk.len() {
+        if count < CHUNK {
             return Ok(false);
         }
         // It may begin in this piece and end in the next one.
@@ -433,29 +431,16 @@ pub fn has_content(disk: &dyn Disk, path: &Path, content: &mut dyn Read) -> io::
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
         Err(error) => return Err(error),
     };
-    let (mut there, mut wanted) = (vec![0; CHUNK], vec![0; CHUNK]);
+    let (mut there, mut wanted) = (Vec::new(), Vec::new());
     loop {
-        let (a, b) = (fill(&mut *file, &mut there)?, fill(content, &mut wanted)?);
-        if there[..a] != wanted[..b] {
-            return Ok(false);
-        }
-        if a == 0 {
-            return Ok(true);
-        }
-    }
-}
-
-fn fill(reader: &mut dyn Read, buffer: &mut [u8]) -> io::Result<usize> {
-    let mut filled = 0;
-    while filled < buffer.len() {
-        match reader.read(&mut buffer[filled..]) {
-            Ok(0) => break,
-            Ok(count) => filled += count,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
+        there.clear();
+        wanted.clear();
+        (&mut *file).take(CHUNK as u64).read_to_end(&mut there)?;
+        (&mut *content).take(CHUNK as u64).read_to_end(&mut wanted)?;
+        if there != wanted || there.is_empty() {
+            return Ok(there == wanted);
         }
     }
-    Ok(filled)
 }
 
 /// An unused name beside a file.

@@ -94,7 +94,7 @@ impl FileWatch {
             Ok((added.map_err(explain).map_err(named)?, watched))
         };
         let watched = watched.into_iter().map(add).collect::<io::Result<_>>()?;
-        Ok(Self { queue: register(InotifyQueue(queue))?, watched, pending: None })
+        Ok(Self { queue: to_be_read(InotifyQueue(queue))?, watched, pending: None })
     }
 
     /// Waits for a change and for the end of the burst it belongs to. May be dropped and called again.
@@ -149,12 +149,13 @@ impl FileWatch {
     }
 }
 
+/// Has the run-time wait until something can be read. Needs a tokio run-time.
 #[expect(
     deprecated,
     reason = "the replacement is unsafe, for types that may change their descriptor; ours has the same for life"
 )]
-fn register(queue: InotifyQueue) -> io::Result<AsyncFd<InotifyQueue>> {
-    AsyncFd::with_interest(queue, tokio::io::Interest::READABLE)
+pub(crate) fn to_be_read<T: AsRawFd>(source: T) -> io::Result<AsyncFd<T>> {
+    AsyncFd::with_interest(source, tokio::io::Interest::READABLE)
 }
 
 fn explain(error: Errno) -> io::Error {

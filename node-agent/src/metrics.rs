@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use cni_core::reasons::OBSTACLES;
 use controller_runtime::metrics::{
     ChangeLabels, ResultLabel, WatchLabel, process, results, start_at_zero, watches,
 };
@@ -140,19 +141,7 @@ impl Metrics {
         let installs =
             ["SUCCESS", "COPY_BINARIES_FAILURE", "CREATE_KUBECONFIG_FAILURE", "CREATE_CNI_CONFIG_FAILURE"];
         start_at_zero(&self.installs, results(installs));
-        let obstacles = [
-            "no_network",
-            "no_pinned",
-            "no_original",
-            "foreign",
-            "preempted",
-            "missing",
-            "edited",
-            "repeated",
-            "followed",
-            "stale",
-        ];
-        start_at_zero(&self.obstacles, obstacles.map(|kind| KindLabel { kind }));
+        start_at_zero(&self.obstacles, OBSTACLES.map(|obstacle| KindLabel { kind: obstacle.word }));
         start_at_zero(&self.plugin_token_requests, results(["granted", "refused", "failed"]));
         start_at_zero(&self.watch_restarts, watches(["files", "pods"]));
         start_at_zero(&self.adds, [AddLabels { outcome: "redirect", reason: String::new() }]);

@@ -8,6 +8,8 @@ use netns_apply::notify::{Notification, Subscription};
 use tokio::io::unix::{AsyncFd, AsyncFdReadyGuard};
 use tokio::time::{Instant, sleep};
 
+use crate::file_watch::to_be_read;
+
 /// How long to wait for the rest of a burst.
 const BURST: Duration = Duration::from_millis(5);
 /// How many datagrams are read at a time. More of them add nothing.
@@ -34,7 +36,7 @@ impl ChangeSubscriptions {
     /// # Errors
     /// The sockets cannot be waited for.
     pub fn new([rules, routing]: Sockets) -> io::Result<Self> {
-        Ok(Self([register(rules)?, register(routing)?]))
+        Ok(Self([to_be_read(rules)?, to_be_read(routing)?]))
     }
 
     /// Waits for a notification, and for the end of its burst; with its beginning.
@@ -62,12 +64,4 @@ impl ChangeSubscriptions {
     fn drain(&self, notification: &mut Notification) -> io::Result<()> {
         self.0.iter().try_for_each(|one| one.get_ref().drain(notification, MOST_READ).map(drop))
     }
-}
-
-#[expect(
-    deprecated,
-    reason = "the replacement is unsafe, for types that may change their descriptor; ours has the same for life"
-)]
-fn register(subscription: Subscription) -> io::Result<AsyncFd<Subscription>> {
-    AsyncFd::with_interest(subscription, tokio::io::Interest::READABLE)
 }

@@ -194,18 +194,7 @@ impl Obstacle {
     /// Whether pods miss the plugin, or get it with another configuration, until this is corrected.
     #[must_use]
     pub const fn concerns_pods(&self) -> bool {
-        match self {
-            Self::NoNetwork { .. }
-            | Self::NoPinned { .. }
-            | Self::NoOriginal(_)
-            | Self::Foreign { .. }
-            | Self::Preempted { .. }
-            | Self::Missing(_)
-            | Self::Edited { .. }
-            | Self::Repeated(_)
-            | Self::Stale(_) => true,
-            Self::Followed { .. } => false,
-        }
+        !matches!(self, Self::Followed { .. })
     }
 
     /// The same for every obstacle of a kind, for metrics and events.

@@ -1,6 +1,5 @@
 //! Having it obeyed.
 
-use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -15,28 +14,21 @@ use super::{Access, Allowed, watch};
 const NEWEST: ABI = ABI::V6;
 
 /// How the agent is shut in.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Confined {
     /// By everything that was asked for.
+    #[error("confined by Landlock to the directories of its settings")]
     Wholly,
     /// By what this kernel knows of it.
+    #[error(
+        "confined by Landlock to the directories of its settings, as far as this kernel can: a newer one does more"
+    )]
     Partly,
     /// Not: the kernel has no Landlock, or it is off, or a seccomp profile keeps it away.
+    #[error(
+        "not confined by Landlock: this kernel does not have it (5.13 and newer), or it is switched off, or a seccomp profile forbids it"
+    )]
     Unsupported,
-}
-
-impl fmt::Display for Confined {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Wholly => "confined by Landlock to the directories of its settings",
-            Self::Partly => {
-                "confined by Landlock to the directories of its settings, as far as this kernel can: a newer one does more"
-            }
-            Self::Unsupported => {
-                "not confined by Landlock: this kernel does not have it (5.13 and newer), or it is switched off, or a seccomp profile forbids it"
-            }
-        })
-    }
 }
 
 /// Why the agent is not shut in.
@@ -82,17 +74,13 @@ pub fn confine(allowed: &[Allowed]) -> Result<Confined, ConfineError> {
         .create()?
         .add_rules(rules.into_iter().map(Ok::<_, RulesetError>))?;
     let RestrictionStatus { ruleset, .. } = ruleset.restrict_self()?;
-    Ok(match ruleset {
-        RulesetStatus::FullyEnforced => {
-            watch::remember(&written);
-            Confined::Wholly
-        }
-        RulesetStatus::PartiallyEnforced => {
-            watch::remember(&written);
-            Confined::Partly
-        }
-        RulesetStatus::NotEnforced => Confined::Unsupported,
-    })
+    let confined = match ruleset {
+        RulesetStatus::FullyEnforced => Confined::Wholly,
+        RulesetStatus::PartiallyEnforced => Confined::Partly,
+        RulesetStatus::NotEnforced => return Ok(Confined::Unsupported),
+    };
+    watch::remember(&written);
+    Ok(confined)
 }
 
 const fn is_written(access: Access) -> bool {

@@ -73,13 +73,9 @@ impl JsonStyle {
             return "{}".to_owned();
         }
         let members = object.properties.iter().map(|property| {
-            let value = match &property.value {
-                Value::Object(inner) => self.object(text, inner, depth + 1),
-                Value::Array(_)
-                | Value::BooleanLit(_)
-                | Value::NullKeyword(_)
-                | Value::NumberLit(_)
-                | Value::StringLit(_) => one_line(slice(text, property.value.range())),
+            let value = match property.value.as_object() {
+                Some(inner) => self.object(text, inner, depth + 1),
+                None => one_line(slice(text, property.value.range())),
             };
             format!("{}{}{value}", slice(text, property.name.range()), self.colon)
         });

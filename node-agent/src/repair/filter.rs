@@ -4,7 +4,6 @@
 //! current state, as well as one before, which stands in its last state.
 
 use std::collections::BTreeMap;
-use std::fmt;
 
 use cni_core::pod_source::PodName;
 use controller_runtime::selector::{FieldSelector, LabelSelector};
@@ -50,7 +49,7 @@ pub struct Broken {
     /// Its labels; none where it has no such field.
     pub labels: Option<BTreeMap<String, String>>,
     /// What shows that it is broken.
-    pub failure: ApiError,
+    pub failure: ContainerFailure,
     /// The controller that will replace it, by its UID; its own UID where it has none.
     pub owner: String,
     /// Whether one of its init containers runs at the moment, so that the pod has processes.
@@ -58,8 +57,9 @@ pub struct Broken {
 }
 
 /// The end of a container that shows a broken pod. Two are the same where they are one failure seen twice.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ApiError {
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("init container {container} ended with exit code {exit_code}")]
+pub struct ContainerFailure {
     /// The container.
     pub container: String,
     /// Its exit code.
@@ -68,12 +68,6 @@ pub struct ApiError {
     pub id: String,
     /// When it ended, as the kubelet reports it.
     pub finished: String,
-}
-
-impl fmt::Display for ApiError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "init container {} ended with exit code {}", self.container, self.exit_code)
-    }
 }
 
 /// Why a pod is not broken.
@@ -140,7 +134,7 @@ impl Filter {
     }
 
     /// The failure of one of the init containers, or what comes closest to one.
-    fn failure(&self, pod: &Value) -> Result<ApiError, NotBroken> {
+    fn failure(&self, pod: &Value) -> Result<ContainerFailure, NotBroken> {
         let statuses = pod.pointer("/status/initContainerStatuses").and_then(Value::as_array);
         let mut closest = NotBroken::NeverRan;
         for status in statuses.into_iter().flatten() {
@@ -156,7 +150,7 @@ impl Filter {
         Err(closest)
     }
 
-    fn failure_in(&self, container: &str, status: &Value) -> Result<ApiError, NotBroken> {
+    fn failure_in(&self, container: &str, status: &Value) -> Result<ContainerFailure, NotBroken> {
         let ends = ["/state/terminated", "/lastState/terminated"].map(|pointer| status.pointer(pointer));
         let ends = ends.map(|end| end.filter(|end| end.is_object()).map(TerminatedState));
         if ends[0].as_ref().is_some_and(TerminatedState::is_good) {
@@ -167,7 +161,7 @@ impl Filter {
             return Err(NotBroken::NotEnded);
         }
         let failed = ends.find(|end| self.is_wanted(end)).ok_or(NotBroken::FailedOtherwise)?;
-        Ok(ApiError {
+        Ok(ContainerFailure {
             container: container.to_owned(),
             exit_code: failed.exit_code(),
             id: failed.text("/containerID"),

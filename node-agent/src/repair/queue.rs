@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use cluster_client::Backoff;
 
-use super::filter::{ApiError, Broken};
+use super::filter::{Broken, ContainerFailure};
 
 /// The most pods that are remembered. No node has as many; a pod that does not fit is found by the next list.
 pub const MOST_PODS: usize = 1024;
@@ -42,9 +42,9 @@ struct RepairJob {
 enum JobState {
     Due(Instant),
     /// This failure is being handled.
-    InWork(ApiError),
+    InWork(ContainerFailure),
     /// This failure is handled.
-    Settled(ApiError),
+    Settled(ContainerFailure),
     GivenUp,
 }
 
@@ -219,7 +219,12 @@ mod tests {
             version: run.into(),
             labels: None,
             owner: uid.into(),
-            failure: ApiError { container: "v".into(), exit_code: 126, id: run.into(), finished: "t".into() },
+            failure: ContainerFailure {
+                container: "v".into(),
+                exit_code: 126,
+                id: run.into(),
+                finished: "t".into(),
+            },
             runs: false,
         }
     }

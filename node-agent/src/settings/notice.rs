@@ -11,11 +11,13 @@ const OURS: [&str; 7] =
     ["REPAIR_", "ISTIO_OWNED_", "AMBIENT_", "KUBECONFIG_", "TAINT_", "NODE_TAINT", "NODE_CONDITION"];
 
 /// Something about a setting that has less effect than its author hoped.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Notice {
     /// The agent does not do what was asked for.
+    #[error("{0}")]
     NotInForce(NotInForce),
     /// It was given empty, which means false or 0 and not the default.
+    #[error("{origin} is set but empty, which means false or 0; leave it out for the default, {default}")]
     Empty {
         /// The flag or variable.
         origin: String,
@@ -23,6 +25,7 @@ pub enum Notice {
         default: &'static str,
     },
     /// It was given by another name than its own.
+    #[error("{given} is understood as {name}")]
     OtherName {
         /// That name.
         given: String,
@@ -30,6 +33,7 @@ pub enum Notice {
         name: &'static str,
     },
     /// It has no effect because of another setting.
+    #[error("{origin} has no effect: {because}")]
     NoEffect {
         /// The flag or variable.
         origin: String,
@@ -37,6 +41,9 @@ pub enum Notice {
         because: &'static str,
     },
     /// More users than the file's owner and group can read the plugin's token, or more than its owner can write the file.
+    #[error(
+        "{origin} {mode:04o} lets others than the file's owner and group read the plugin's token, or the group replace it; 0600 or 0640 is enough"
+    )]
     Exposed {
         /// The flag or variable.
         origin: String,
@@ -44,36 +51,13 @@ pub enum Notice {
         mode: u32,
     },
     /// The environment has a name that resembles a setting but is not one.
+    #[error("{given} is not a setting and is ignored{}", .meant.map(|meant| format!("; did you mean {meant}?")).unwrap_or_default())]
     Unknown {
         /// The name.
         given: String,
         /// The setting it resembles.
         meant: Option<&'static str>,
     },
-}
-
-impl std::fmt::Display for Notice {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::NotInForce(notice) => notice.fmt(f),
-            Self::Empty { origin, default } => {
-                write!(
-                    f,
-                    "{origin} is set but empty, which means false or 0; leave it out for the default, {default}"
-                )
-            }
-            Self::OtherName { given, name } => write!(f, "{given} is understood as {name}"),
-            Self::Exposed { origin, mode } => write!(
-                f,
-                "{origin} {mode:04o} lets others than the file's owner and group read the plugin's token, or the group replace it; 0600 or 0640 is enough"
-            ),
-            Self::NoEffect { origin, because } => write!(f, "{origin} has no effect: {because}"),
-            Self::Unknown { given, meant: Some(meant) } => {
-                write!(f, "{given} is not a setting and is ignored; did you mean {meant}?")
-            }
-            Self::Unknown { given, meant: None } => write!(f, "{given} is not a setting and is ignored"),
-        }
-    }
 }
 
 /// All notices, in the order of the table and then of the environment.

@@ -2,7 +2,6 @@
 
 use super::Version;
 use serde::Serialize;
-use std::fmt;
 
 /// What kind of failure it is: the specification's codes below 100, ours from there on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -70,7 +69,8 @@ impl Code {
 }
 
 /// A failure as it is reported to the runtime.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{message}{}", if details.is_empty() { String::new() } else { format!(" ({details})") })]
 pub struct CniError {
     /// What kind.
     pub code: Code,
@@ -128,15 +128,6 @@ fn shortened(text: &str) -> &str {
         text.char_indices().map(|(index, c)| index + c.len_utf8()).take_while(|end| *end <= LONGEST).last();
     text.get(..end.unwrap_or_default()).unwrap_or_default()
 }
-
-impl fmt::Display for CniError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.message)?;
-        if self.details.is_empty() { Ok(()) } else { write!(f, " ({})", self.details) }
-    }
-}
-
-impl std::error::Error for CniError {}
 
 #[cfg(test)]
 mod tests {

@@ -128,7 +128,7 @@ fn the_first_failure_counts() {
         first["spec"]["restartPolicy"] = json!(policy);
         first["status"]["phase"] = json!(if policy == "Never" { "Failed" } else { "Pending" });
         let BrokenCheck::Broken(broken) = usual().check(&first) else { panic!("{policy}") };
-        let failure = ApiError {
+        let failure = ContainerFailure {
             container: "istio-validation".into(),
             exit_code: 126,
             id: "c-1".into(),
