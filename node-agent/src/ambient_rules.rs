@@ -7,18 +7,9 @@ use netns_apply::{ApplyOptions, Mismatch, Outcome, apply, cleanup, observe, prob
 use redirect_core::plan::DataPlane;
 use redirect_core::{AmbientRedirect, RulePlan};
 
-/// One condition of a pod's enrolment, as it is.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Condition {
-    /// It is verified.
-    Holds,
-    /// It does not hold, and nothing was tried since that is known.
-    Lacks,
-    /// It was tried, and another try is not due yet; with the reason.
-    Waits(String),
-    /// It cannot be determined, so neither can what to do; with the reason.
-    Unknown(String),
-}
+/// Whether one condition of a pod's enrolment holds, verified. Otherwise why that cannot be determined, or, after a try that failed, why the
+/// next one is not due yet.
+pub type Condition = Result<bool, String>;
 
 /// Why a namespace with rules of a sidecar is left as it is.
 pub const HAS_SIDECAR: &str = "the network namespace has rules of a sidecar; remove them with istio-iptables --cleanup-only if the pod has none any more";
@@ -36,37 +27,34 @@ pub fn refuse_sidecar(options: &ApplyOptions) -> Result<(), String> {
 }
 
 /// Whether the plan of this redirection is in force.
-#[must_use]
+///
+/// # Errors
+/// That cannot be determined, and why; or what other programs' rules do to it: writing ours again would not change that.
 pub fn are_in_force(redirect: &AmbientRedirect, options: &ApplyOptions) -> Condition {
-    if let Err(why) = refuse_sidecar(options) {
-        return Condition::Unknown(why);
-    }
-    match verify(&ambient_here(redirect.clone()).plan(), options) {
-        Ok(None) => Condition::Holds,
-        // They are there; writing them again would not change what other programs do.
-        Ok(Some(mismatch @ Mismatch::Interference(_))) => Condition::Unknown(mismatch.to_string()),
-        Ok(Some(_)) => Condition::Lacks,
-        Err(error) => Condition::Unknown(error.to_string()),
+    refuse_sidecar(options)?;
+    match verify(&ambient_here(redirect.clone()).plan(), options).map_err(|error| error.to_string())? {
+        None => Ok(true),
+        Some(mismatch @ Mismatch::Interference(_)) => Err(mismatch.to_string()),
+        Some(_) => Ok(false),
     }
 }
 
 /// Whether the namespace has any rules of ambient mode.
-#[must_use]
+///
+/// # Errors
+/// They cannot be read.
 pub fn exist(options: &ApplyOptions) -> Condition {
-    match observe(options) {
-        Ok(observed) if observed.data_planes().contains(&DataPlane::Ambient) => Condition::Holds,
-        Ok(_) => Condition::Lacks,
-        Err(error) => Condition::Unknown(error.to_string()),
-    }
+    let observed = observe(options).map_err(|error| error.to_string())?;
+    Ok(observed.data_planes().contains(&DataPlane::Ambient))
 }
 
 /// Puts the plan in force, and verifies it. What other programs' rules do to it, only [`are_in_force`] shows.
 ///
 /// # Errors
 /// Why it is not in force, or not verified.
-pub fn put_in_force(redirect: &AmbientRedirect, options: &ApplyOptions) -> Result<Outcome, String> {
-    let (plan, outcome) = apply_here(redirect, options)?;
-    verify_applied(&plan, options).map(|_| outcome)
+pub fn put_in_force(redirect: &AmbientRedirect, options: &ApplyOptions) -> Result<(), String> {
+    let (plan, _) = apply_here(redirect, options)?;
+    verify_applied(&plan, options).map(drop)
 }
 
 /// Puts the plan in force; returns it.
@@ -86,9 +74,8 @@ pub fn apply_here(redirect: &AmbientRedirect, options: &ApplyOptions) -> Result<
 /// The plan is not in force any more, or that cannot be determined.
 pub fn verify_applied(plan: &RulePlan, options: &ApplyOptions) -> Result<Option<Mismatch>, String> {
     match verify(plan, options) {
-        Ok(None) => Ok(None),
         // They are there; what others do is not undone by giving up.
-        Ok(Some(interference @ Mismatch::Interference(_))) => Ok(Some(interference)),
+        Ok(verified @ (None | Some(Mismatch::Interference(_)))) => Ok(verified),
         Ok(Some(mismatch)) => Err(format!("the rules have been changed since: {mismatch}; run it again")),
         Err(error) => Err(format!("the rules are in force, but cannot be verified: {error}")),
     }
@@ -109,8 +96,7 @@ pub fn remove(options: &ApplyOptions) -> Result<Outcome, String> {
 /// # Errors
 /// Why it is not removed.
 pub fn remove_istios_of_node(options: &ApplyOptions) -> Result<bool, String> {
-    let observed = observe(options).map_err(|error| error.to_string())?;
-    let has_rules = observed.data_planes().contains(&DataPlane::Ambient);
+    let has_rules = exist(options)?;
     if has_rules {
         remove(options)?;
     }
@@ -144,15 +130,14 @@ mod tests {
             let (of_pod, options) = (redirect.clone(), options(backend));
             let is_there =
                 || pod.enter(|| (are_in_force(&of_pod, &options), exist(&options))).expect("enters");
-            assert_eq!(is_there(), (Condition::Lacks, Condition::Lacks));
-            let outcome = pod.enter(|| put_in_force(&of_pod, &options)).expect("enters").expect("in force");
-            assert!(outcome.changed);
-            assert_eq!(is_there(), (Condition::Holds, Condition::Holds));
+            assert_eq!(is_there(), (Ok(false), Ok(false)));
+            pod.enter(|| put_in_force(&of_pod, &options)).expect("enters").expect("in force");
+            assert_eq!(is_there(), (Ok(true), Ok(true)));
             pod.sh("nft flush ruleset").expect("runs").ok().expect("flushes");
-            assert_eq!(is_there().0, Condition::Lacks, "rules that are gone");
+            assert_eq!(is_there().0, Ok(false), "rules that are gone");
             pod.enter(|| put_in_force(&of_pod, &options)).expect("enters").expect("in force");
             pod.enter(|| remove(&options)).expect("enters").expect("removed");
-            assert_eq!(is_there(), (Condition::Lacks, Condition::Lacks));
+            assert_eq!(is_there(), (Ok(false), Ok(false)));
             let left = pod
                 .sh("{ nft list ruleset | grep -i istio; ip rule | grep 32764; } | wc -l")
                 .expect("runs")
@@ -212,7 +197,7 @@ mod tests {
         let pod = pod(Addresses::V4);
         let options = options(BackendChoice::Netlink);
         pod.enter(|| put_in_force(&redirect, &options)).expect("enters").expect("in force");
-        assert_eq!(pod.enter(|| are_in_force(&redirect, &options)).expect("enters"), Condition::Holds);
+        assert_eq!(pod.enter(|| are_in_force(&redirect, &options)).expect("enters"), Ok(true));
     }
 
     #[test]
@@ -223,11 +208,11 @@ mod tests {
         pod.enter(|| apply(&plan, &options)).expect("enters").expect("applied");
         let before = pod.state_with_nft().expect("a state");
         let redirect = AmbientRedirect::new(Families::Both);
-        let refused = Condition::Unknown(HAS_SIDECAR.to_owned());
+        let refused = Err(HAS_SIDECAR.to_owned());
         assert_eq!(pod.enter(|| are_in_force(&redirect, &options)).expect("enters"), refused);
-        assert_eq!(pod.enter(|| exist(&options)).expect("enters"), Condition::Lacks);
+        assert_eq!(pod.enter(|| exist(&options)).expect("enters"), Ok(false));
         for done in [
-            pod.enter(|| put_in_force(&redirect, &options).map(drop)).expect("enters"),
+            pod.enter(|| put_in_force(&redirect, &options)).expect("enters"),
             pod.enter(|| remove(&options).map(drop)).expect("enters"),
         ] {
             assert_eq!(done, Err(HAS_SIDECAR.to_owned()));

@@ -22,7 +22,7 @@ use controller_runtime::supervisor::{Supervisor, Unneeded};
 use controller_runtime::{SCOPE, or_never};
 use netns_apply::netns::Netns;
 use pod_netns::namespace_of;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, sleep_until};
 use zds::socket::Event;
 
@@ -68,7 +68,8 @@ pub struct AmbientController {
     adds: mpsc::Receiver<AddRequest>,
     reports: BTreeMap<String, Report>,
     monitors: Monitors,
-    waiting: Vec<Waiting>,
+    /// Plugins that wait for a pod.
+    waiting: Vec<AddRequest>,
 }
 
 /// What is said of a pod that is not as wanted.
@@ -76,13 +77,6 @@ struct Report {
     why: String,
     since: Instant,
     is_sent: bool,
-}
-
-/// A plugin that waits for a pod.
-struct Waiting {
-    uid: String,
-    deadline: Instant,
-    reply: oneshot::Sender<Result<(), String>>,
 }
 
 /// Makes a controller, and what answers plugins, if ambient mode is on.
@@ -298,14 +292,10 @@ impl AmbientController {
     /// Answers plugins, counts, and reports what is new.
     fn conclude(&mut self, worker: &Worker, done: Pass) {
         let now = Instant::now();
-        self.waiting.extend(done.adds.into_iter().map(|add| Waiting {
-            uid: add.pod.workload.uid().to_owned(),
-            deadline: add.deadline,
-            reply: add.reply,
-        }));
+        self.waiting.extend(done.adds);
         let (mut still, enrolment) = (Vec::new(), &worker.enrolment);
         for waiting in std::mem::take(&mut self.waiting) {
-            match enrolment.is_enrolled(&waiting.uid) {
+            match enrolment.is_enrolled(waiting.pod.workload.uid()) {
                 Ok(()) => drop(waiting.reply.send(Ok(()))),
                 Err(why) if now >= waiting.deadline => {
                     let why = why.unwrap_or_else(|| "the pod was not examined in time".to_owned());

@@ -71,7 +71,7 @@ impl Observed {
     #[must_use]
     pub fn is_enrolled(&self) -> bool {
         let Self { rules, ztunnel, probes, .. } = self;
-        (rules, ztunnel, probes) == (&Condition::Holds, &Service::Acknowledged, &Condition::Holds)
+        (rules, ztunnel, probes) == (&Ok(true), &Service::Acknowledged, &Ok(true))
     }
 }
 
@@ -104,18 +104,16 @@ pub enum Step {
 #[must_use]
 pub fn enrol(pod: &Observed) -> Step {
     match (&pod.rules, &pod.ztunnel, &pod.probes) {
-        (Condition::Lacks, _, _) => Step::ApplyRules,
-        (Condition::Waits(why) | Condition::Unknown(why), _, _) => pending(pod, why),
-        (Condition::Holds, Service::Unannounced, _) => Step::AnnounceToZtunnel,
-        (Condition::Holds, Service::Announced { why, is_overdue }, _) => {
+        (Ok(false), _, _) => Step::ApplyRules,
+        (Err(why), _, _) => pending(pod, why),
+        (Ok(true), Service::Unannounced, _) => Step::AnnounceToZtunnel,
+        (Ok(true), Service::Announced { why, is_overdue }, _) => {
             // An answer usually comes in milliseconds, so one change of the pod is enough.
             if *is_overdue { pending(pod, why) } else { Step::Wait(why.clone()) }
         }
-        (Condition::Holds, Service::Acknowledged, Condition::Lacks) => Step::AddProbes,
-        (Condition::Holds, Service::Acknowledged, Condition::Waits(why) | Condition::Unknown(why)) => {
-            pending(pod, why)
-        }
-        (Condition::Holds, Service::Acknowledged, Condition::Holds) => {
+        (Ok(true), Service::Acknowledged, Ok(false)) => Step::AddProbes,
+        (Ok(true), Service::Acknowledged, Err(why)) => pending(pod, why),
+        (Ok(true), Service::Acknowledged, Ok(true)) => {
             annotated(pod, Some(Redirection::Enabled)).unwrap_or(Step::Done)
         }
     }
@@ -129,16 +127,12 @@ pub fn leave(pod: &Observed) -> Step {
         return Step::Annotate(Some(Redirection::Pending));
     }
     match (&pod.probes, &pod.rules, &pod.ztunnel) {
-        (Condition::Holds, _, _) => Step::RemoveProbes,
-        (Condition::Waits(why) | Condition::Unknown(why), _, _) => Step::Wait(why.clone()),
-        (Condition::Lacks, Condition::Holds, _) => Step::RemoveRules,
-        (Condition::Lacks, Condition::Waits(why) | Condition::Unknown(why), _) => Step::Wait(why.clone()),
-        (Condition::Lacks, Condition::Lacks, Service::Acknowledged | Service::Announced { .. }) => {
-            Step::Withdraw
-        }
-        (Condition::Lacks, Condition::Lacks, Service::Unannounced) => {
-            annotated(pod, None).unwrap_or(Step::Done)
-        }
+        (Ok(true), _, _) => Step::RemoveProbes,
+        (Err(why), _, _) => Step::Wait(why.clone()),
+        (Ok(false), Ok(true), _) => Step::RemoveRules,
+        (Ok(false), Err(why), _) => Step::Wait(why.clone()),
+        (Ok(false), Ok(false), Service::Acknowledged | Service::Announced { .. }) => Step::Withdraw,
+        (Ok(false), Ok(false), Service::Unannounced) => annotated(pod, None).unwrap_or(Step::Done),
     }
 }
 
@@ -164,12 +158,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn condition() -> impl Strategy<Value = Condition> {
-        prop_oneof![
-            Just(Condition::Holds),
-            Just(Condition::Lacks),
-            Just(Condition::Waits("it failed".into())),
-            Just(Condition::Unknown("it cannot be read".into())),
-        ]
+        prop_oneof![Just(Ok(true)), Just(Ok(false)), Just(Err("it failed, or cannot be read".into()))]
     }
 
     fn service() -> impl Strategy<Value = Service> {
@@ -189,11 +178,7 @@ mod tests {
 
     /// What a step makes of the pod, if it succeeds or, `fails`, does not; and what waiting brings.
     fn after(mut pod: Observed, step: &Step, fails: bool) -> Observed {
-        let done = |holds| match (fails, holds) {
-            (true, _) => Condition::Waits("it failed".into()),
-            (false, true) => Condition::Holds,
-            (false, false) => Condition::Lacks,
-        };
+        let done = |holds| if fails { Err("it failed".into()) } else { Ok(holds) };
         match step {
             Step::ApplyRules => pod.rules = done(true),
             Step::RemoveRules => pod.rules = done(false),
@@ -208,8 +193,8 @@ mod tests {
             Step::Wait(_) => {
                 // The next try is due, and shows how it is.
                 for part in [&mut pod.rules, &mut pod.probes] {
-                    if matches!(part, Condition::Waits(_) | Condition::Unknown(_)) {
-                        *part = if fails { Condition::Holds } else { Condition::Lacks };
+                    if part.is_err() {
+                        *part = Ok(fails);
                     }
                 }
                 if matches!(pod.ztunnel, Service::Announced { .. }) {
@@ -273,9 +258,9 @@ mod tests {
                 pod = after(pod, steps.last().expect("one"), false);
             }
             let gone = Observed {
-                rules: Condition::Lacks,
+                rules: Ok(false),
                 ztunnel: Service::Unannounced,
-                probes: Condition::Lacks,
+                probes: Ok(false),
                 annotation: None,
             };
             let is_as_wanted = if is_wanted { pod.is_enrolled() } else { pod == gone };
@@ -286,22 +271,18 @@ mod tests {
         #[test]
         fn no_step_takes_a_pod_off_the_network(pod in observed()) {
             let step = leave(&pod);
-            prop_assert!(step != Step::Withdraw || pod.rules == Condition::Lacks);
-            prop_assert!(step != Step::RemoveRules || pod.probes == Condition::Lacks);
+            prop_assert!(step != Step::Withdraw || pod.rules == Ok(false));
+            prop_assert!(step != Step::RemoveRules || pod.probes == Ok(false));
             if enrol(&pod) == Step::AddProbes {
-                prop_assert_eq!((&pod.rules, &pod.ztunnel), (&Condition::Holds, &Service::Acknowledged));
+                prop_assert_eq!((&pod.rules, &pod.ztunnel), (&Ok(true), &Service::Acknowledged));
             }
         }
     }
 
     #[test]
     fn a_new_pod_is_enrolled_in_order() {
-        let mut pod = Observed {
-            rules: Condition::Lacks,
-            ztunnel: Service::Unannounced,
-            probes: Condition::Lacks,
-            annotation: None,
-        };
+        let mut pod =
+            Observed { rules: Ok(false), ztunnel: Service::Unannounced, probes: Ok(false), annotation: None };
         let mut steps = Vec::new();
         loop {
             let step = enrol(&pod);
@@ -330,13 +311,13 @@ mod tests {
     fn after_a_reboot_an_annotation_proves_nothing() {
         let enabled = Some(Redirection::Enabled);
         let mut pod = Observed {
-            rules: Condition::Unknown("no network namespace has the pod's addresses".into()),
+            rules: Err("no network namespace has the pod's addresses".into()),
             ztunnel: Service::Unannounced,
-            probes: Condition::Lacks,
+            probes: Ok(false),
             annotation: enabled,
         };
         assert_eq!(enrol(&pod), Step::Annotate(Some(Redirection::Pending)));
-        pod.rules = Condition::Lacks;
+        pod.rules = Ok(false);
         assert_eq!(enrol(&pod), Step::ApplyRules);
         assert_eq!(Redirection::of("enabled"), enabled);
         assert_eq!(Redirection::of("Enabled"), None);

@@ -123,7 +123,7 @@ impl Failure {
     /// A condition, unless the next try is not due.
     fn over(failure: Option<&Self>, seen: Condition, now: Duration) -> Condition {
         match failure {
-            Some(failure) if failure.due > now => Condition::Waits(failure.why.clone()),
+            Some(failure) if failure.due > now => Err(failure.why.clone()),
             Some(_) | None => seen,
         }
     }
@@ -318,7 +318,7 @@ fn observe(
 ) -> Observed {
     let rules = match netns {
         Ok(_) => effects.rules(pod, pod.wanted.as_ref().ok()),
-        Err(why) => Condition::Unknown(why.clone()),
+        Err(why) => Err(why.clone()),
     };
     let announced = effects.ztunnel(pod);
     // A pod that leaves must be withdrawn from wherever it is served.
@@ -339,11 +339,9 @@ fn observe(
     }
     let has = |probes: BTreeSet<IpAddr>| {
         let mut there = pod.addresses.iter().map(|address| probes.contains(address));
-        let is_member =
-            if pod.is_wanted() { there.all(|is_there| is_there) } else { there.any(|is_there| is_there) };
-        if is_member { Condition::Holds } else { Condition::Lacks }
+        if pod.is_wanted() { there.all(|is_there| is_there) } else { there.any(|is_there| is_there) }
     };
-    let probes = effects.probes().map_or_else(Condition::Unknown, has);
+    let probes = effects.probes().map(has);
     Observed {
         rules: Failure::over(memory.rules.as_ref(), rules, now),
         ztunnel,

@@ -86,11 +86,6 @@ impl Inventory {
         });
     }
 
-    /// All pods are to be examined.
-    pub fn examine_all(&self) {
-        self.edit(|state| state.due.all = true);
-    }
-
     /// Waits until something is to be examined. May be dropped and called again.
     pub async fn changed(&self) {
         while lock(&self.state).due == Due::default() {

@@ -32,19 +32,14 @@ use crate::settings::Paths;
 /// How many pods' rules are changed at the same time.
 const AT_ONCE: usize = 8;
 
-/// The pods that ztunnel received, and its answers.
-#[derive(Debug, Default)]
-struct Ledger {
-    /// By UID: the network namespace, the path that opens it, and the state.
-    announced: BTreeMap<String, (NetnsInode, PathBuf, PodState)>,
-    ztunnels: usize,
-}
+/// The pods that ztunnel received, and its answers. By UID: the network namespace, the path that opens it, and the state.
+type Announced = BTreeMap<String, (NetnsInode, PathBuf, PodState)>;
 
 /// The node's ztunnel, at its socket.
 pub struct ZtunnelLink {
     handle: Handle,
     thread: JoinHandle<()>,
-    ledger: Arc<Mutex<Ledger>>,
+    announced: Arc<Mutex<Announced>>,
 }
 
 impl ZtunnelLink {
@@ -54,49 +49,30 @@ impl ZtunnelLink {
     /// # Errors
     /// The socket cannot be made.
     pub fn serve(path: &Path, mut observe: impl FnMut(&Event) + Send + 'static) -> io::Result<Self> {
-        let ledger: Arc<Mutex<Ledger>> = Arc::default();
-        let (opened, noted) = (ledger.clone(), ledger.clone());
+        let announced: Arc<Mutex<Announced>> = Arc::default();
+        let (opened, noted) = (announced.clone(), announced.clone());
         let open = move |uid: &str, netns: NetnsInode| {
-            let path = lock(&opened)
-                .announced
-                .get(uid)
-                .filter(|announced| announced.0 == netns)
-                .map(|announced| announced.1.clone());
+            let path = lock(&opened).get(uid).filter(|pod| pod.0 == netns).map(|(_, path, _)| path.clone());
             let path = path.ok_or(io::ErrorKind::NotFound)?;
             // A confined thread sees no processes.
             outside::run(move || File::open(path)).unwrap_or_else(|| Err(io::ErrorKind::Other.into()))
         };
         let observe = move |event: Event| {
+            // What is about an earlier sandbox comes too late.
+            if let Event::Pod(uid, netns, state) = &event
+                && let Some(pod) = lock(&noted).get_mut(uid).filter(|pod| Some(pod.0) == *netns)
             {
-                let mut ledger = lock(&noted);
-                match &event {
-                    Event::Pod(uid, netns, state) => {
-                        // What is about an earlier sandbox comes too late.
-                        if let Some(announced) =
-                            ledger.announced.get_mut(uid).filter(|announced| Some(announced.0) == *netns)
-                        {
-                            announced.2 = state.clone();
-                        }
-                    }
-                    Event::Ztunnels(count) => ledger.ztunnels = *count,
-                    Event::Closed(_) | Event::Restored | Event::Failed(_) => {}
-                }
+                pod.2 = state.clone();
             }
             observe(&event);
         };
         let (handle, thread) = serve(path, Box::new(open), Box::new(observe))?;
-        Ok(Self { handle, thread, ledger })
+        Ok(Self { handle, thread, announced })
     }
 
     /// These are the node's pods: from now on ztunnel receives them, and drops all others. Those without a network namespace it keeps if it has them.
     pub fn begin(&self, pods: Vec<(Workload, Option<NetnsInode>)>) {
         self.handle.pods(pods);
-    }
-
-    /// How many ztunnels are connected.
-    #[must_use]
-    pub fn ztunnels(&self) -> usize {
-        lock(&self.ledger).ztunnels
     }
 
     /// Ends it, and waits until it has.
@@ -273,11 +249,11 @@ impl<'a> NodePass<'a> {
                 let Some(netns) = found.get(*uid) else { continue };
                 let condition = in_namespace(netns, programming, |options| {
                     let seen = rules::are_in_force(redirect, options);
-                    if seen != Condition::Lacks {
+                    if seen != Ok(false) {
                         return Ok(seen);
                     }
                     // If that fails, the pod's own step does, and says why.
-                    rules::put_in_force(redirect, options).map(|_| rules::are_in_force(redirect, options))
+                    rules::put_in_force(redirect, options).map(|()| rules::are_in_force(redirect, options))
                 });
                 if let Ok(Ok(condition)) = condition {
                     lock(&seen).insert((*uid).to_owned(), condition);
@@ -297,7 +273,7 @@ impl<'a> NodePass<'a> {
         let Ok(before) = self.probes() else { return };
         let mut probes = before.clone();
         for pod in pods {
-            let has_rules = self.conditions.get(pod.workload.uid()) == Some(&Condition::Holds);
+            let has_rules = self.conditions.get(pod.workload.uid()) == Some(&Ok(true));
             let found = self.found.get(pod.workload.uid()).map(|netns| NetnsInode(netns.id().inode()));
             let is_served = self
                 .ztunnel(pod)
@@ -329,7 +305,7 @@ impl Effects for NodePass<'_> {
         };
         let inode = NetnsInode(netns.id().inode());
         // The process by which it was found before may have ended.
-        if let Some(announced) = lock(&self.ztunnel.ledger).announced.get_mut(pod.workload.uid())
+        if let Some(announced) = lock(&self.ztunnel.announced).get_mut(pod.workload.uid())
             && announced.0 == inode
         {
             netns.path().clone_into(&mut announced.1);
@@ -355,7 +331,7 @@ impl Effects for NodePass<'_> {
             Some(redirect) => rules::are_in_force(redirect, options),
             None => rules::exist(options),
         });
-        let seen = seen.unwrap_or_else(Condition::Unknown);
+        let seen = seen.unwrap_or_else(Err);
         self.conditions.insert(pod.workload.uid().to_owned(), seen.clone());
         seen
     }
@@ -363,25 +339,25 @@ impl Effects for NodePass<'_> {
     fn change_rules(&mut self, pod: &AmbientPod, redirect: Option<&AmbientRedirect>) -> Result<(), String> {
         self.conditions.remove(pod.workload.uid());
         self.inside(pod, |options| match redirect {
-            Some(redirect) => rules::put_in_force(redirect, options).map(drop),
+            Some(redirect) => rules::put_in_force(redirect, options),
             None => rules::remove(options).map(drop),
         })?
     }
 
     fn ztunnel(&self, pod: &AmbientPod) -> Option<(NetnsInode, PodState)> {
-        let ledger = lock(&self.ztunnel.ledger);
-        ledger.announced.get(pod.workload.uid()).map(|(netns, _, state)| (*netns, state.clone()))
+        let announced = lock(&self.ztunnel.announced);
+        announced.get(pod.workload.uid()).map(|(netns, _, state)| (*netns, state.clone()))
     }
 
     fn announce(&mut self, pod: &AmbientPod, netns: NetnsInode) {
         let uid = pod.workload.uid();
         let Some(path) = self.found.get(uid).map(|netns| netns.path().to_owned()) else { return };
-        lock(&self.ztunnel.ledger).announced.insert(uid.to_owned(), (netns, path, PodState::Waiting));
+        lock(&self.ztunnel.announced).insert(uid.to_owned(), (netns, path, PodState::Waiting));
         self.ztunnel.handle.add(pod.workload.clone(), netns);
     }
 
     fn withdraw(&mut self, uid: &str) {
-        lock(&self.ztunnel.ledger).announced.remove(uid);
+        lock(&self.ztunnel.announced).remove(uid);
         self.ztunnel.handle.remove(uid.to_owned());
     }
 

@@ -175,7 +175,7 @@ impl Effects for World {
     }
 
     fn rules(&mut self, pod: &AmbientPod, _: Option<&AmbientRedirect>) -> Condition {
-        if self.pod(pod).has_rules { Condition::Holds } else { Condition::Lacks }
+        Ok(self.pod(pod).has_rules)
     }
 
     fn change_rules(&mut self, pod: &AmbientPod, redirect: Option<&AmbientRedirect>) -> Result<(), String> {
