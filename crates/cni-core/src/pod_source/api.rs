@@ -3,7 +3,7 @@
 use super::{PodError, PodName, ReadPod};
 use crate::logs::SCOPE;
 use crate::sandboxed::RUNTIME_CLASSES;
-use cluster_client::{ApiError, Backoff, Limits, Request, kubeconfig, params::GetParams};
+use cluster_client::{ApiError, Backoff, Built, Limits, Request, kubeconfig, params::GetParams};
 use serde_json::{Map, Value};
 use std::{
     fmt::Display,
@@ -24,8 +24,15 @@ const MIRROR: &str = "/metadata/annotations/kubernetes.io~1config.mirror";
 
 /// Reads a pod, trying until the deadline. The pod has to have this UID, unless that is empty.
 pub fn read(kubeconfig: &Path, pod: &PodName, uid: &str, deadline: Instant) -> Result<ReadPod, PodError> {
-    let tries = Tries::new(deadline, Backoff::new(FIRST_PAUSE, LONGEST_PAUSE));
-    let object = block_on(try_until(tries, || one_try(kubeconfig, pod, uid, deadline)))?;
+    let pods = Request::new(format!("/api/v1/namespaces/{}/pods", pod.namespace));
+    let request = || pods.get(&pod.name, &GetParams::default());
+    let object = get(kubeconfig, deadline, request, |found, server| {
+        let absent = PodError::NotFound(pod.clone());
+        let found =
+            found.map_err(|failure| failed(failure, kubeconfig, &format_args!("pod {pod}"), absent))?;
+        check(&found, pod, uid, server)?;
+        Ok(found)
+    })?;
     ReadPod::new(pod, object, "")
 }
 
@@ -35,19 +42,57 @@ pub fn namespace_labels(
     namespace: &str,
     deadline: Instant,
 ) -> Result<Map<String, Value>, PodError> {
-    let tries = Tries::new(deadline, Backoff::new(FIRST_PAUSE, LONGEST_PAUSE));
-    block_on(try_until(tries, || one_try_for_labels(kubeconfig, namespace, deadline)))
+    let request = || Request::new("/api/v1/namespaces").get(namespace, &GetParams::default());
+    get(kubeconfig, deadline, request, |found, server| {
+        let found = found.map_err(|failure| {
+            let absent = PodError::NoNamespace(namespace.to_owned());
+            let mut error = failed(failure, kubeconfig, &format_args!("namespace {namespace}"), absent);
+            if let PodError::Forbidden(words) = error {
+                error = PodError::NamespaceForbidden(words);
+            }
+            error
+        })?;
+        labels(&found, namespace, server)
+    })
 }
 
 /// The handler of a runtime class, trying until the deadline; none if the account may not read it, at once.
 pub fn handler(kubeconfig: &Path, class: &str, deadline: Instant) -> Result<Option<String>, PodError> {
+    let request = || Request::new(RUNTIME_CLASSES).get(class, &GetParams::default());
+    get(kubeconfig, deadline, request, |found, server| {
+        if let Err(ApiError::Forbidden(_)) = found {
+            return Ok(None);
+        }
+        let absent = PodError::NoRuntimeClass(class.to_owned());
+        let wanted = format_args!("RuntimeClass {class}");
+        let found = found.map_err(|failure| failed(failure, kubeconfig, &wanted, absent))?;
+        let handler = found.get("handler").and_then(Value::as_str).map(str::to_owned);
+        handler.map(Some).ok_or_else(|| {
+            let what = format!("requested the runtime class {class:?}, received no handler");
+            garbled(server, what)
+        })
+    })
+}
+
+/// Requests an object, and has `take` take what is wanted of the answer of this server, trying until the deadline. Each try reads the kubeconfig
+/// again and connects again: the agent may have renewed it, and what failed may be the connection.
+fn get<T>(
+    kubeconfig: &Path,
+    deadline: Instant,
+    request: impl Fn() -> Built,
+    take: impl Fn(Result<Value, ApiError>, &str) -> Result<T, PodError>,
+) -> Result<T, PodError> {
     let tries = Tries::new(deadline, Backoff::new(FIRST_PAUSE, LONGEST_PAUSE));
-    block_on(try_until(tries, || one_try_for_handler(kubeconfig, class, deadline)))
+    block_on(try_until(tries, async || {
+        let client = kubeconfig::client(kubeconfig)?;
+        let patience = TRY_PATIENCE.min(deadline.saturating_duration_since(Instant::now()));
+        take(client.json(request(), Limits::object(patience)).await, client.server())
+    }))
 }
 
 fn block_on<T>(work: impl Future<Output = Result<T, PodError>>) -> Result<T, PodError> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(|error| {
-        PodError::Unreachable { server: "?".to_owned(), message: format!("no event loop: {error}") }
+        ApiError::Unreachable { server: "?".to_owned(), message: format!("no event loop: {error}") }
     })?;
     let read = runtime.block_on(work);
     // A look-up of the server's name may still be under way on a thread; it is not waited for.
@@ -58,7 +103,7 @@ fn block_on<T>(work: impl Future<Output = Result<T, PodError>>) -> Result<T, Pod
 /// Tries until a try succeeds; returns the last error if the deadline passes first, or sooner if trying again is of no use.
 async fn try_until<T>(
     mut tries: Tries,
-    one_try: impl AsyncFn() -> Result<T, TryError>,
+    one_try: impl AsyncFn() -> Result<T, PodError>,
 ) -> Result<T, PodError> {
     let start = Instant::now();
     loop {
@@ -66,25 +111,13 @@ async fn try_until<T>(
             Ok(done) => return Ok(done),
             Err(failed) => failed,
         };
-        let Some(pause) = tries.failed(&failed, Instant::now()) else { return Err(failed.error) };
-        log::debug!(target: SCOPE, milliseconds = start.elapsed().as_millis() as u64; "{}; trying again", failed.error);
+        let Some(pause) = tries.failed(&failed, Instant::now()) else { return Err(failed) };
+        log::debug!(target: SCOPE, milliseconds = start.elapsed().as_millis() as u64; "{failed}; trying again");
         tokio::time::sleep(pause).await;
         // If the machine stood still, the pause was longer; a try that has no time left could only fail.
         if Instant::now() >= tries.deadline {
-            return Err(failed.error);
+            return Err(failed);
         }
-    }
-}
-
-/// Why a try failed, and the server's requested delay, if any.
-struct TryError {
-    error: PodError,
-    retry_after: Option<Duration>,
-}
-
-impl From<PodError> for TryError {
-    fn from(error: PodError) -> Self {
-        Self { error, retry_after: None }
     }
 }
 
@@ -102,21 +135,19 @@ impl Tries {
     }
 
     /// The pause before the next try, if any.
-    fn failed(&mut self, failed: &TryError, now: Instant) -> Option<Duration> {
-        let last = match &failed.error {
+    fn failed(&mut self, failed: &PodError, now: Instant) -> Option<Duration> {
+        let last = match failed {
             PodError::Unauthorized { .. }
             | PodError::Forbidden(_)
             | PodError::NamespaceForbidden(_)
-            | PodError::Untrusted { .. }
+            | PodError::Api(ApiError::Untrusted { .. })
             | PodError::Another { .. } => {
                 self.deadline.min(*self.refused.get_or_insert(now) + REFUSAL_PATIENCE)
             }
             PodError::NotFound(_)
             | PodError::NoRuntimeClass(_)
             | PodError::NoNamespace(_)
-            | PodError::Unreachable { .. }
-            | PodError::Silent { .. }
-            | PodError::Garbled { .. }
+            | PodError::Api(_)
             | PodError::Busy { .. } => {
                 self.refused = None;
                 self.deadline
@@ -126,69 +157,10 @@ impl Tries {
             | PodError::Folder { .. }
             | PodError::NoManifest { .. } => return None,
         };
-        let pause = self.pauses.pause(failed.retry_after);
+        let retry_after = if let PodError::Busy { retry_after, .. } = failed { *retry_after } else { None };
+        let pause = self.pauses.pause(retry_after);
         (now + pause < last).then_some(pause)
     }
-}
-
-/// Each try reads the kubeconfig again and connects again: the agent may have renewed it, and what failed may be the
-/// connection.
-async fn one_try(kubeconfig: &Path, pod: &PodName, uid: &str, deadline: Instant) -> Result<Value, TryError> {
-    let client = kubeconfig::client(kubeconfig).map_err(PodError::Kubeconfig)?;
-    let patience = TRY_PATIENCE.min(deadline.saturating_duration_since(Instant::now()));
-    let pods = Request::new(format!("/api/v1/namespaces/{}/pods", pod.namespace));
-    let request = pods.get(&pod.name, &GetParams::default());
-    let found = client.json(request, Limits::object(patience)).await;
-    let absent = PodError::NotFound(pod.clone());
-    let found = found.map_err(|failure| failed(failure, kubeconfig, &format_args!("pod {pod}"), absent))?;
-    check(&found, pod, uid, client.server())?;
-    Ok(found)
-}
-
-/// Likewise.
-async fn one_try_for_handler(
-    kubeconfig: &Path,
-    class: &str,
-    deadline: Instant,
-) -> Result<Option<String>, TryError> {
-    let client = kubeconfig::client(kubeconfig).map_err(PodError::Kubeconfig)?;
-    let patience = TRY_PATIENCE.min(deadline.saturating_duration_since(Instant::now()));
-    let request = Request::new(RUNTIME_CLASSES).get(class, &GetParams::default());
-    let found: Value = match client.json(request, Limits::object(patience)).await {
-        Ok(found) => found,
-        Err(ApiError::Forbidden(_)) => return Ok(None),
-        Err(failure) => {
-            let absent = PodError::NoRuntimeClass(class.to_owned());
-            return Err(failed(failure, kubeconfig, &format_args!("RuntimeClass {class}"), absent));
-        }
-    };
-    match found.get("handler").and_then(Value::as_str) {
-        Some(handler) => Ok(Some(handler.to_owned())),
-        None => {
-            let what = format!("requested the runtime class {class:?}, received no handler");
-            Err(PodError::Garbled { server: client.server().to_owned(), what }.into())
-        }
-    }
-}
-
-/// Likewise.
-async fn one_try_for_labels(
-    kubeconfig: &Path,
-    namespace: &str,
-    deadline: Instant,
-) -> Result<Map<String, Value>, TryError> {
-    let client = kubeconfig::client(kubeconfig).map_err(PodError::Kubeconfig)?;
-    let patience = TRY_PATIENCE.min(deadline.saturating_duration_since(Instant::now()));
-    let request = Request::new("/api/v1/namespaces").get(namespace, &GetParams::default());
-    let found: Value = client.json(request, Limits::object(patience)).await.map_err(|failure| {
-        let absent = PodError::NoNamespace(namespace.to_owned());
-        let mut failed = failed(failure, kubeconfig, &format_args!("namespace {namespace}"), absent);
-        if let PodError::Forbidden(words) = failed.error {
-            failed.error = PodError::NamespaceForbidden(words);
-        }
-        failed
-    })?;
-    labels(&found, namespace, client.server()).map_err(TryError::from)
 }
 
 /// The labels of the namespace, if it is the requested one.
@@ -202,7 +174,7 @@ fn labels(found: &Value, namespace: &str, server: &str) -> Result<Map<String, Va
         None | Some(_) => {
             let (kind, name) = (text("/kind"), text("/metadata/name"));
             let what = format!("requested namespace {namespace}, received {kind:?} {name:?}");
-            Err(PodError::Garbled { server: server.to_owned(), what: what.chars().take(300).collect() })
+            Err(garbled(server, what.chars().take(300).collect()))
         }
     }
 }
@@ -218,7 +190,7 @@ fn check(found: &Value, pod: &PodName, uid: &str, server: &str) -> Result<(), Po
             name,
             namespace
         );
-        return Err(PodError::Garbled { server: server.to_owned(), what: what.chars().take(300).collect() });
+        return Err(garbled(server, what.chars().take(300).collect()));
     }
     let found_uid = text("/metadata/uid");
     if uid.is_empty() || uid == found_uid || found.pointer(MIRROR).is_some() {
@@ -231,10 +203,13 @@ fn check(found: &Value, pod: &PodName, uid: &str, server: &str) -> Result<(), Po
     })
 }
 
+fn garbled(server: &str, what: String) -> PodError {
+    ApiError::Garbled { server: server.to_owned(), what }.into()
+}
+
 /// `absent`: that the server has no such object.
-fn failed(failure: ApiError, kubeconfig: &Path, wanted: &dyn Display, absent: PodError) -> TryError {
-    let retry_after = failure.retry_after();
-    let error = match failure {
+fn failed(failure: ApiError, kubeconfig: &Path, wanted: &dyn Display, absent: PodError) -> PodError {
+    match failure {
         ApiError::Impossible(problem) => {
             PodError::Unreadable { what: wanted.to_string(), problems: vec![problem] }
         }
@@ -243,14 +218,15 @@ fn failed(failure: ApiError, kubeconfig: &Path, wanted: &dyn Display, absent: Po
         }
         ApiError::Forbidden(words) => PodError::Forbidden(words.text),
         ApiError::NotFound(words) if words.by_api => absent,
-        ApiError::NotFound(words) => PodError::Busy { code: 404, message: words.text },
-        ApiError::Busy { code, words, .. } => PodError::Busy { code, message: words.text },
-        ApiError::Garbled { server, what } => PodError::Garbled { server, what },
-        ApiError::Untrusted { server, message } => PodError::Untrusted { server, message },
-        ApiError::Unreachable { server, message } => PodError::Unreachable { server, message },
-        ApiError::Silent { server, patience } => PodError::Silent { server, patience },
-    };
-    TryError { error, retry_after }
+        ApiError::NotFound(words) => PodError::Busy { code: 404, message: words.text, retry_after: None },
+        ApiError::Busy { code, words, retry_after } => {
+            PodError::Busy { code, message: words.text, retry_after }
+        }
+        ApiError::Garbled { .. }
+        | ApiError::Untrusted { .. }
+        | ApiError::Unreachable { .. }
+        | ApiError::Silent { .. } => failure.into(),
+    }
 }
 
 #[cfg(test)]
@@ -261,7 +237,7 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
 
     /// When the tries begin that fail with these errors, the last of them repeatedly, where each takes this long.
-    fn tries(errors: &[TryError], deadline: Duration, each: Duration) -> Vec<Duration> {
+    fn tries(errors: &[PodError], deadline: Duration, each: Duration) -> Vec<Duration> {
         let start = Instant::now();
         let pauses = Backoff::with_random(FIRST_PAUSE, LONGEST_PAUSE, || 0.0);
         let mut tries = Tries::new(start + deadline, pauses);
@@ -275,27 +251,27 @@ mod tests {
         }
     }
 
-    fn busy() -> TryError {
-        PodError::Busy { code: 503, message: String::new() }.into()
+    fn busy(retry_after: Option<Duration>) -> PodError {
+        PodError::Busy { code: 503, message: String::new(), retry_after }
     }
 
-    fn forbidden() -> TryError {
-        PodError::Forbidden(String::new()).into()
+    fn forbidden() -> PodError {
+        PodError::Forbidden(String::new())
     }
 
     #[test]
     fn tries_go_on_until_the_deadline_and_no_longer() {
         let begun = [0, 50, 150, 350].map(Duration::from_millis);
-        assert_eq!(tries(&[busy()], Duration::from_millis(750), Duration::ZERO), begun);
+        assert_eq!(tries(&[busy(None)], Duration::from_millis(750), Duration::ZERO), begun);
         assert!(
-            tries(&[busy()], 600 * SECOND, Duration::ZERO).len() > 600,
+            tries(&[busy(None)], 600 * SECOND, Duration::ZERO).len() > 600,
             "the pauses do not grow for ever"
         );
     }
 
     #[test]
     fn a_server_that_asks_for_time_gets_it() {
-        let later = TryError { retry_after: Some(2 * SECOND), ..busy() };
+        let later = busy(Some(2 * SECOND));
         let begun = tries(&[later], 5 * SECOND, Duration::ZERO);
         assert_eq!(begun, [Duration::ZERO, 2 * SECOND, 4 * SECOND]);
     }
@@ -303,7 +279,7 @@ mod tests {
     #[test]
     fn what_trying_does_not_mend_is_tried_once() {
         let error = kubeconfig::KubeconfigError::Missing { path: "/x".into() };
-        let error = PodError::Kubeconfig(error).into();
+        let error = PodError::Kubeconfig(error);
         assert_eq!(tries(&[error], 10 * SECOND, Duration::ZERO).len(), 1);
     }
 
@@ -317,7 +293,7 @@ mod tests {
     /// A server that has just come back may refuse for a moment, however long it was away.
     #[test]
     fn the_first_refusal_begins_the_while() {
-        let mut errors: Vec<TryError> = (0..20).map(|_| busy()).collect();
+        let mut errors: Vec<PodError> = (0..20).map(|_| busy(None)).collect();
         errors.push(forbidden());
         let begun = tries(&errors, 600 * SECOND, Duration::ZERO);
         assert!(begun[20] > REFUSAL_PATIENCE && begun.len() > 22, "{begun:?}");
@@ -342,7 +318,7 @@ mod tests {
             json!([]),
         ] {
             let error = checked(&other, "").unwrap_err();
-            assert!(matches!(error, PodError::Garbled { .. }), "{error}");
+            assert!(matches!(error, PodError::Api(ApiError::Garbled { .. })), "{error}");
         }
         let error = checked(&object("Pod", "shop", "cart"), "u-2").unwrap_err();
         assert!(error.to_string().ends_with("its UID is u-1, not u-2"), "{error}");
@@ -364,7 +340,7 @@ mod tests {
             json!(7),
         ] {
             let error = read(&other).unwrap_err();
-            assert!(matches!(error, PodError::Garbled { .. }), "{error}");
+            assert!(matches!(error, PodError::Api(ApiError::Garbled { .. })), "{error}");
         }
     }
 }

@@ -9,6 +9,7 @@ use crate::{
     conf::Conf,
     wire::{CniError, Code},
 };
+use cluster_client::ApiError;
 use cluster_client::kubeconfig::{self, KubeconfigError};
 use redirect_core::pod::PodFacts;
 use serde_json::{Map, Value};
@@ -114,30 +115,9 @@ pub enum PodError {
     /// No such namespace (404).
     #[error("the API server has no namespace {0} (404), which the pod is in")]
     NoNamespace(String),
-    /// The API server's certificate cannot be verified, or it does not speak TLS.
-    #[error("no trustworthy connection to the API server at {server}: {message}")]
-    Untrusted {
-        /// Its address.
-        server: String,
-        /// What is wrong.
-        message: String,
-    },
-    /// The API server is unreachable.
-    #[error("the API server at {server} is unreachable: {message}")]
-    Unreachable {
-        /// Its address.
-        server: String,
-        /// What happens instead.
-        message: String,
-    },
-    /// The API server does not answer in time.
-    #[error("the API server at {server} did not respond within {patience:?}")]
-    Silent {
-        /// Its address.
-        server: String,
-        /// How long it was given.
-        patience: Duration,
-    },
+    /// The API server cannot be reached or trusted, or perhaps it is none.
+    #[error(transparent)]
+    Api(#[from] ApiError),
     /// The API server gives another answer.
     #[error("the API server cannot serve the pod now ({code}): {message}")]
     Busy {
@@ -145,14 +125,8 @@ pub enum PodError {
         code: u16,
         /// What the server says.
         message: String,
-    },
-    /// An unexpected response: perhaps not an API server.
-    #[error("unexpected response from {server}; is this the API server? {what}")]
-    Garbled {
-        /// Its address.
-        server: String,
-        /// What it says instead of the pod.
-        what: String,
+        /// When it wants to be asked again.
+        retry_after: Option<Duration>,
     },
     /// The pod of this name is not the one the runtime starts.
     #[error("pod {pod} was recreated: its UID is {found}, not {wanted}")]
@@ -223,17 +197,17 @@ impl PodError {
             Self::NotFound(_) | Self::NoRuntimeClass(_) | Self::NoNamespace(_) => {
                 (Code::TryAgain, "it may have been deleted, or the API server may lag behind the kubelet")
             }
-            Self::Untrusted { .. } => (
+            Self::Api(ApiError::Untrusted { .. }) => (
                 Code::Untrusted,
                 "the certificate authority in the kubeconfig is not the API server's; the node agent writes it",
             ),
-            Self::Unreachable { .. } | Self::Silent { .. } | Self::Busy { .. } => {
-                (Code::TryAgain, "the API server may be starting, or the node may have no route to it")
-            }
-            Self::Garbled { .. } => (
+            Self::Api(ApiError::Garbled { .. }) => (
                 Code::TryAgain,
                 "a proxy or load balancer may answer in the API server's place, at the address in the kubeconfig",
             ),
+            Self::Api(_) | Self::Busy { .. } => {
+                (Code::TryAgain, "the API server may be starting, or the node may have no route to it")
+            }
             Self::Another { .. } => {
                 (Code::TryAgain, "the pod was deleted, and recreated; the runtime drops this sandbox")
             }
