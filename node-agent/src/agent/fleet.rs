@@ -136,14 +136,9 @@ impl FleetAgent {
     fn start(settings: &Settings) -> Self {
         let (served, token, _) = served(settings, None, Supervisor::default());
         let drift = watch::Sender::new(settings.drift.clone());
-        let renewer = TokenRenewer::new(
-            settings.plugin.clone(),
-            token,
-            served.connection.clone(),
-            served.metrics.clone(),
-        );
+        let renewer = Arc::new(renewer(settings, &token, &served));
         start_lookup(&served);
-        Self { work: start_work(settings, &drift, &served, Arc::new(renewer)), _drift: drift }
+        Self { work: start_work(settings, &drift, &served, renewer), _drift: drift }
     }
 }
 

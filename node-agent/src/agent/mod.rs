@@ -22,9 +22,8 @@ use tokio::task::AbortHandle;
 
 use crate::ambient::add_event::AddEvents;
 use crate::ambient::controller::{self as ambient, AmbientController};
-use crate::ambient::state::AmbientState;
+use crate::cluster;
 use crate::cluster::own::{self, WasReadable};
-use crate::cluster::{self, Connection};
 use crate::confine;
 use crate::conflict::{Collisions, WriteConflict, suspect};
 use crate::disk::Real;
@@ -79,13 +78,9 @@ async fn run_with(
 ) -> anyhow::Result<()> {
     let mut signals = ShutdownSignals::new()?;
     let (served, token, ambient) = served(&settings, logs.clone(), tasks.clone());
-    let Served { installer, connection, state, metrics, .. } = &*served;
-    let (installer, connection, state) = (installer.clone(), connection.clone(), state.clone());
     let changes = Changes { reloader, levels: logs, drift: watch::Sender::new(settings.drift.clone()) };
     let mut sockets = vec![serve::start(&settings, &served).await?];
-    let renewer =
-        TokenRenewer::new(settings.plugin.clone(), token.clone(), connection.clone(), metrics.clone());
-    let renewer = Arc::new(renewer);
+    let renewer = Arc::new(renewer(&settings, &token, &served));
     let readable = start_lookup(&served);
     let mut working = Vec::from(start_work(&settings, &changes.drift, &served, renewer.clone()));
     if let Some((controller, events)) = ambient {
@@ -93,7 +88,7 @@ async fn run_with(
         working.push(tasks.spawn("ambient mode", controller.run()));
     }
     let own = settings.clone();
-    let mut agent = Agent::new(settings, &served, sockets, token.clone(), changes);
+    let mut agent = Agent::new(settings, served.clone(), sockets, token.clone(), changes);
     let end = tokio::select! {
         end = agent.work(&mut signals) => end,
         dead = tasks.death() => ExitCause::Died(dead),
@@ -111,9 +106,9 @@ async fn run_with(
             directory.display()
         ),
     }
-    state.set(Phase::Leaving);
+    served.state.set(Phase::Leaving);
     tokio::select! {
-        () = shut_down(&own, installer, &connection, &readable, &token, &renewer) => {}
+        () = shut_down(&own, &served, &readable, &token, &renewer) => {}
         () = signals.next_signal() => log::warn!(target: SCOPE, "received a second signal; exiting without cleanup"),
     }
     Ok(())
@@ -145,6 +140,11 @@ fn served(
     (Arc::new(served), token, ambient)
 }
 
+fn renewer(settings: &Settings, token: &Arc<PluginToken>, served: &Served) -> TokenRenewer {
+    let (connection, metrics) = (served.connection.clone(), served.metrics.clone());
+    TokenRenewer::new(settings.plugin.clone(), token.clone(), connection, metrics)
+}
+
 /// Starts the lookup of the agent's DaemonSet.
 fn start_lookup(served: &Served) -> Arc<WasReadable> {
     let readable = Arc::new(WasReadable::default());
@@ -170,13 +170,7 @@ fn start_work(
         summary.clone(),
         handle,
     );
-    let repair = repair::RepairController::run(
-        settings.clone(),
-        drift.subscribe(),
-        installer.clone(),
-        connection.clone(),
-        metrics.clone(),
-    );
+    let repair = repair::RepairController::run(settings.clone(), drift.subscribe(), served.clone());
     let taint = taint::NodeTaintManager::new(settings, drift.subscribe(), served.clone());
     [
         tasks.spawn("healer", healer.run()),
@@ -217,13 +211,9 @@ struct Changes {
 
 struct Agent {
     settings: Settings,
-    installer: Arc<Installer>,
-    state: Arc<AgentState>,
-    metrics: Arc<Metrics>,
-    connection: Arc<Connection>,
+    served: Arc<Served>,
     /// At which plugins reach the agent.
     sockets: Vec<PluginSocket>,
-    ambient: Option<Arc<AmbientState>>,
     conflict: WriteConflict,
     backoff: Option<WriteBackoff>,
     failures: u32,
@@ -243,19 +233,15 @@ struct Agent {
 impl Agent {
     fn new(
         settings: Settings,
-        served: &Served,
+        served: Arc<Served>,
         sockets: Vec<PluginSocket>,
         token: Arc<PluginToken>,
         changes: Changes,
     ) -> Self {
         Self {
             settings,
-            installer: served.installer.clone(),
-            state: served.state.clone(),
-            metrics: served.metrics.clone(),
-            connection: served.connection.clone(),
+            served,
             sockets,
-            ambient: served.ambient.clone(),
             conflict: WriteConflict::default(),
             backoff: None,
             failures: 0,
@@ -272,7 +258,7 @@ impl Agent {
 
     /// Works until an exit cause arises.
     async fn work(&mut self, signals: &mut ShutdownSignals) -> ExitCause {
-        let installer = self.installer.clone();
+        let installer = self.served.installer.clone();
         match tokio::task::spawn_blocking(move || installer.sweep()).await {
             Ok(Ok(0)) => {}
             Ok(Ok(count)) => {
@@ -286,7 +272,7 @@ impl Agent {
             () = signals.next_signal() => return ExitCause::Signal,
             _ = tokio::time::timeout(FIRST_TOKEN, self.token.first_answer()) => {}
         }
-        if let Some(ambient) = self.ambient.clone() {
+        if let Some(ambient) = self.served.ambient.clone() {
             tokio::select! {
                 () = signals.next_signal() => return ExitCause::Signal,
                 _ = tokio::time::timeout(FIRST_ENROLMENT, ambient.begun()) => {}
@@ -309,7 +295,7 @@ impl Agent {
     /// Starts watching, if that is possible.
     fn watch(&mut self) -> Option<FileWatch> {
         let made = FileWatch::new(self.watched());
-        self.metrics.polling.set(i64::from(made.is_err()));
+        self.served.metrics.polling.set(i64::from(made.is_err()));
         let blind = made.as_ref().err().map(ToString::to_string);
         match &blind {
             Some(error) if self.blind.as_ref() != Some(error) => {
@@ -334,7 +320,7 @@ impl Agent {
     ) -> Option<ExitCause> {
         let next = again.map(|wait| tokio::time::Instant::now() + wait);
         loop {
-            if let Some(lost) = self.installer.lost_directory() {
+            if let Some(lost) = self.served.installer.lost_directory() {
                 return Some(ExitCause::Lost(lost.to_owned()));
             }
             if let Some(moved) = confine::moved() {
@@ -347,7 +333,7 @@ impl Agent {
                 change = or_never(watch.as_mut().map(FileWatch::changed)) => {
                     if !matches!(change, Ok(FileEvent::Files)) {
                         *watch = None;
-                        self.metrics.watch_restarts.get_or_create(&WatchLabel { watch: "files" }).inc();
+                        self.served.metrics.watch_restarts.get_or_create(&WatchLabel { watch: "files" }).inc();
                     }
                     return None;
                 },
@@ -364,7 +350,7 @@ impl Agent {
     /// The directories to be watched, and which names in them matter.
     fn watched(&self) -> Vec<WatchedDir> {
         let paths = &self.settings.paths;
-        let binaries = self.installer.source_names().unwrap_or_default();
+        let binaries = self.served.installer.source_names().unwrap_or_default();
         let mut watched = vec![
             WatchedDir { directory: paths.net.clone(), matters: Box::new(Directory::matters) },
             WatchedDir {
@@ -408,9 +394,9 @@ impl Agent {
             Some(backoff) => Conflist::Leave(backoff.file.clone()),
             None => Conflist::Repair,
         };
-        let installer = self.installer.clone();
+        let installer = self.served.installer.clone();
         let done = tokio::task::spawn_blocking(move || installer.pass(&conflist)).await;
-        self.metrics.passes.inc();
+        self.served.metrics.passes.inc();
         match done {
             Ok(Ok(pass)) => {
                 self.failures = 0;
@@ -428,21 +414,21 @@ impl Agent {
     }
 
     fn failed(&mut self, label: &'static str, error: String) -> Duration {
-        self.metrics.installs.get_or_create(&ResultLabel { result: label }).inc();
+        self.served.metrics.installs.get_or_create(&ResultLabel { result: label }).inc();
         let wait = Duration::from_secs(1 << self.failures.min(6)).min(LONGEST_WAIT);
         self.failures += 1;
         log::error!(target: SCOPE, next_attempt_in_s = wait.as_secs(); "{error}");
-        self.state.set(Phase::Failed(error));
+        self.served.state.set(Phase::Failed(error));
         wait
     }
 
     /// Reports, counts and remembers the result of a pass.
     fn settle(&mut self, pass: &Pass) -> Option<Duration> {
         if pass.kubeconfig {
-            self.metrics.token_refreshes.inc();
+            self.served.metrics.token_refreshes.inc();
         }
         if pass.target.is_some() && (self.settled.is_none() || pass.has_changed()) {
-            self.metrics.installs.get_or_create(&ResultLabel { result: "SUCCESS" }).inc();
+            self.served.metrics.installs.get_or_create(&ResultLabel { result: "SUCCESS" }).inc();
         }
         self.note_invalid(&pass.invalid);
         self.note_obstacle(pass.obstacle.as_ref());
@@ -460,7 +446,7 @@ impl Agent {
             let text = format!(
                 "the runtime's network configuration is {new} instead of {old}; moving the entry there"
             );
-            self.metrics.obstacles.get_or_create(&KindLabel { kind: "preempted" }).inc();
+            self.served.metrics.obstacles.get_or_create(&KindLabel { kind: "preempted" }).inc();
             self.warn("NetworkConfigPreempted", text);
         }
         if is_contested {
@@ -478,7 +464,7 @@ impl Agent {
             let is_copy = matches!(self.settings.placement, Placement::Owned { .. });
             let who = suspect(file, &pass.neighbours, is_copy);
             self.backoff = Some(WriteBackoff { file: file.clone(), until: now + wait, who: who.clone() });
-            self.metrics.conflicts.inc();
+            self.served.metrics.conflicts.inc();
             self.warn("NetworkConfigContested", who);
         }
     }
@@ -486,11 +472,11 @@ impl Agent {
     fn phase_after_pass(&self) -> Option<Duration> {
         match &self.backoff {
             Some(WriteBackoff { until, who, .. }) => {
-                self.state.set(Phase::Fighting { who: who.clone(), until: *until });
+                self.served.state.set(Phase::Fighting { who: who.clone(), until: *until });
                 Some(until.saturating_duration_since(Instant::now()))
             }
             None => {
-                self.state.set(Phase::Installed);
+                self.served.state.set(Phase::Installed);
                 None
             }
         }
@@ -507,13 +493,13 @@ impl Agent {
 
     fn note_obstacle(&mut self, obstacle: Option<&Obstacle>) {
         let is_preempted = matches!(obstacle, Some(Obstacle::Preempted { .. }));
-        self.metrics.preempted.set(i64::from(is_preempted));
+        self.served.metrics.preempted.set(i64::from(is_preempted));
         if self.obstacle.as_ref() == obstacle {
             return;
         }
         self.obstacle = obstacle.cloned();
         if let Some(obstacle) = obstacle {
-            self.metrics.obstacles.get_or_create(&KindLabel { kind: obstacle.kind() }).inc();
+            self.served.metrics.obstacles.get_or_create(&KindLabel { kind: obstacle.kind() }).inc();
             if is_preempted {
                 self.warn("NetworkConfigPreempted", obstacle.to_string());
             } else {
@@ -530,7 +516,7 @@ impl Agent {
             return;
         }
         self.events.insert(reason, now);
-        let (connection, metrics) = (self.connection.clone(), self.metrics.clone());
+        let (connection, metrics) = (self.served.connection.clone(), self.served.metrics.clone());
         #[expect(clippy::disallowed_methods, reason = "an event is soon sent or lost; the log has it")]
         tokio::spawn(async move {
             let event = cluster::warning(connection.own_pod(), reason, text);

@@ -11,7 +11,7 @@ impl Agent {
     /// Reads the settings folder, if one is set.
     pub(super) async fn reload(&mut self) {
         let Some(mut reloader) = self.changes.reloader.take() else { return };
-        let installer = self.installer.clone();
+        let installer = self.served.installer.clone();
         let read = tokio::task::spawn_blocking(move || {
             let reload = reloader.read(|settings| installer.would_accept(&settings.entry));
             (reloader, reload)
@@ -29,8 +29,8 @@ impl Agent {
         match reload {
             Reload::Unchanged => {}
             Reload::Refused(why) => {
-                self.metrics.settings_refused.set(1);
-                self.metrics.reloads.get_or_create(&ResultLabel { result: "refused" }).inc();
+                self.served.metrics.settings_refused.set(1);
+                self.served.metrics.reloads.get_or_create(&ResultLabel { result: "refused" }).inc();
                 self.warn(
                     "SettingsRefused",
                     format!(
@@ -39,7 +39,7 @@ impl Agent {
                 );
             }
             Reload::Taken { settings, notices } => {
-                if self.metrics.settings_refused.set(0) == 1 {
+                if self.served.metrics.settings_refused.set(0) == 1 {
                     log::info!(target: SCOPE, "the settings in the settings folder are valid again");
                 }
                 for notice in notices {
@@ -62,7 +62,7 @@ impl Agent {
             changed.push("log levels");
         }
         if old.entry != new.entry {
-            self.installer.set_entry(new.entry.clone());
+            self.served.installer.set_entry(new.entry.clone());
             // The next pass edits the entry, and no other writer is to blame for that.
             self.settled = None;
             changed.push("the plugin's entry");
@@ -74,7 +74,7 @@ impl Agent {
         if changed.is_empty() {
             return;
         }
-        self.metrics.reloads.get_or_create(&ResultLabel { result: "applied" }).inc();
+        self.served.metrics.reloads.get_or_create(&ResultLabel { result: "applied" }).inc();
         log::info!(target: SCOPE, changed = changed.join(", "); "the settings in the settings folder have changed");
     }
 }

@@ -1,17 +1,15 @@
 //! The agent's shutdown: its signals, and whether the plugin stays.
 
 use std::io;
-use std::sync::Arc;
 use std::time::Duration;
 
 use controller_runtime::SCOPE;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-use crate::cluster::Connection;
 use crate::cluster::own::{self, Lookup, WasReadable};
-use crate::install::Installer;
 use crate::leave::{self, Departure};
 use crate::plugin_token::{PluginToken, TokenRenewer};
+use crate::serve::Served;
 use crate::settings::Settings;
 use crate::taint;
 
@@ -40,12 +38,12 @@ impl ShutdownSignals {
 /// Leaves the plugin or removes it.
 pub(super) async fn shut_down(
     settings: &Settings,
-    installer: Arc<Installer>,
-    connection: &Connection,
+    served: &Served,
     readable: &WasReadable,
     token: &PluginToken,
     renewer: &TokenRenewer,
 ) {
+    let (installer, connection) = (served.installer.clone(), &served.connection);
     let lookup = match own::look_up(connection, readable).await {
         Lookup::Denied { .. } => {
             // In this order: the plugin's rights go some seconds after the agent's.

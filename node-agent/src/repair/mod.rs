@@ -30,10 +30,10 @@ use tokio::sync::Notify;
 use tokio::sync::watch::Receiver;
 
 use crate::cluster::pods::{self, ObservedPod, PODS};
-use crate::cluster::{Cluster, Connection, EventMessage};
-use crate::install::Installer;
-use crate::metrics::{AttemptLabels, Metrics, RepairedLabels, TypeLabel};
+use crate::cluster::{Cluster, EventMessage};
+use crate::metrics::{AttemptLabels, RepairedLabels, TypeLabel};
 use crate::pod_check::{ExpectedRules, PodProblem, UNVERIFIABLE};
+use crate::serve::Served;
 use crate::settings::{DriftSettings, Paths, RepairAction, Settings};
 use action::{REASONS, RepairOutcome, THROTTLED};
 use confirm::{Confirmed, confirm};
@@ -49,13 +49,11 @@ pub struct RepairController {
     action: RepairAction,
     filter: Filter,
     label: (String, String),
-    installer: Arc<Installer>,
     paths: Paths,
     /// The container runtime's environment is part of it, and may change while the agent runs.
     drift: Receiver<DriftSettings>,
     limit: Mutex<DeletionLimit>,
-    connection: Arc<Connection>,
-    metrics: Arc<Metrics>,
+    served: Arc<Served>,
     queue: Mutex<RepairQueue>,
     /// A pod was added to the queue.
     added: Notify,
@@ -67,13 +65,7 @@ pub struct RepairController {
 
 impl RepairController {
     /// Works for ever, if the settings ask for anything.
-    pub async fn run(
-        settings: Settings,
-        drift: Receiver<DriftSettings>,
-        installer: Arc<Installer>,
-        connection: Arc<Connection>,
-        metrics: Arc<Metrics>,
-    ) -> Unneeded {
+    pub async fn run(settings: Settings, drift: Receiver<DriftSettings>, served: Arc<Served>) -> Unneeded {
         let Some(action) = settings.repair.action else { return Unneeded };
         let repair = &settings.repair;
         if repair.node.is_empty() {
@@ -94,19 +86,17 @@ impl RepairController {
             labels: filter.labels.as_str().to_owned(),
         };
         let r#type = action.word();
-        metrics.start_repair(r#type, action.results(), &REASONS);
+        served.metrics.start_repair(r#type, action.results(), &REASONS);
         log::info!(target: SCOPE, action = r#type, fields = selection.fields.as_str(), labels = selection.labels.as_str(); "watching for broken pods");
         let outage = OutageLog::new("cannot repair a broken pod", "broken pods are repaired again");
         let controller = Self {
             action,
             filter,
             label: repair.label.clone(),
-            installer,
             paths: settings.paths.clone(),
             drift,
             limit: Mutex::new(DeletionLimit::new(Instant::now())),
-            connection,
-            metrics,
+            served,
             queue: Mutex::default(),
             added: Notify::new(),
             room: Notify::new(),
@@ -120,7 +110,7 @@ impl RepairController {
             remedy: pods::REMEDY,
             spread: pods::SPREAD,
         };
-        let watch = resync::run(&controller.connection, &collection, &controller);
+        let watch = resync::run(&controller.served.connection, &collection, &controller);
         let (never, _) = tokio::join!(watch, controller.work());
         match never {}
     }
@@ -136,7 +126,7 @@ impl RepairController {
             Noted::New => self.added.notify_one(),
             Noted::Known => {}
             Noted::Overflow => {
-                self.metrics.repair_overflows.inc();
+                self.served.metrics.repair_overflows.inc();
                 log::debug!(target: SCOPE, pod = name; "the repair queue is full; a later list retries this pod");
             }
         }
@@ -150,7 +140,7 @@ impl RepairController {
         if wants_list {
             self.room.notify_one();
         }
-        self.metrics.repair_waiting.set(gauged(waiting));
+        self.served.metrics.repair_waiting.set(gauged(waiting));
     }
 
     /// Handles one pod after the other, as they are due.
@@ -172,7 +162,7 @@ impl RepairController {
             return;
         }
         let start = Instant::now();
-        let cluster = self.connection.get();
+        let cluster = self.served.connection.get();
         let outcome = match &cluster {
             Ok(cluster) => self.act(cluster, task).await.unwrap_or_else(|outcome| outcome),
             Err(error) => RepairOutcome::Unanswered { text: error.to_string(), retry_after: None },
@@ -181,7 +171,7 @@ impl RepairController {
         self.count(task, &outcome, end.duration_since(start), end.duration_since(task.since));
         let gave_up = lock(&self.queue).done(&task.pod.uid, outcome.ended(), end);
         if gave_up {
-            self.metrics.repair_given_up.get_or_create(&self.type_label()).inc();
+            self.served.metrics.repair_given_up.get_or_create(&self.type_label()).inc();
         }
         self.show();
         self.report(task, &outcome, gave_up).await;
@@ -190,7 +180,7 @@ impl RepairController {
     /// A pod whose container fails again after every repair that succeeded.
     async fn give_up(&self, task: &RepairTask) {
         lock(&self.queue).give_up(&task.pod.uid);
-        self.metrics.repair_given_up.get_or_create(&self.type_label()).inc();
+        self.served.metrics.repair_given_up.get_or_create(&self.type_label()).inc();
         self.show();
         let (failure, past) = (&task.pod.failure, self.action.past());
         let message = format!(
@@ -215,7 +205,7 @@ impl RepairController {
             in_place::require_capabilities()?;
         }
         let Confirmed { broken, object, conf } =
-            confirm(cluster, &self.installer, &self.filter, &task.pod).await?;
+            confirm(cluster, &self.served.installer, &self.filter, &task.pod).await?;
         Ok(match self.action {
             RepairAction::Repair => {
                 let rules = ExpectedRules::of(&conf, &self.drift.borrow().environment);
@@ -238,7 +228,7 @@ impl RepairController {
     }
 
     fn count(&self, task: &RepairTask, outcome: &RepairOutcome, took: Duration, since: Duration) {
-        let (metrics, r#type) = (&self.metrics, self.action.word());
+        let (metrics, r#type) = (&self.served.metrics, self.action.word());
         metrics.repair_attempts.get_or_create(&AttemptLabels { r#type, reason: outcome.reason() }).inc();
         metrics.repair_durations.get_or_create(&self.type_label()).observe(took.as_secs_f64());
         if let Some(result) = outcome.result() {
@@ -303,7 +293,7 @@ impl RepairController {
     async fn send(&self, task: &RepairTask, kind: &'static str, message: String) {
         let (about, reason) = (observed(&task.pod).reference(), self.action.event());
         let event = EventMessage { about, component: COMPONENT, kind, reason, message };
-        let _ = self.connection.publish(&self.metrics.events, event).await;
+        let _ = self.served.connection.publish(&self.served.metrics.events, event).await;
     }
 }
 
@@ -347,7 +337,7 @@ impl Replica for RepairController {
 
     /// A pod that becomes broken stays so: the next watch continues from the version of the last event.
     fn interrupted(&self) -> bool {
-        self.metrics.watch_restarts.get_or_create(&WatchLabel { watch: "pods" }).inc();
+        self.served.metrics.watch_restarts.get_or_create(&WatchLabel { watch: "pods" }).inc();
         false
     }
 
