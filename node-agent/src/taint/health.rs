@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use controller_runtime::node::Condition;
+use controller_runtime::node::{Condition, RequestedTaint};
 
 /// What the agent has found out about its node.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -52,17 +52,6 @@ impl NodeHealth {
     }
 }
 
-/// What a health means for the taint.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum TaintDecision {
-    /// The node should not have it.
-    Free,
-    /// The node should have it.
-    Tainted,
-    /// It stays as it is, for now at least.
-    AsItIs,
-}
-
 /// Believes what is good at once, and what is bad when it has lasted.
 #[derive(Debug)]
 pub struct FlapDamper {
@@ -77,24 +66,20 @@ impl FlapDamper {
         Self { after, bad_since: None }
     }
 
-    /// What a health means at this moment.
-    pub fn decide(&mut self, health: &NodeHealth, now: Instant) -> TaintDecision {
+    /// What a health means for the taint at this moment; none if it stays as it is, for now at least.
+    pub fn decide(&mut self, health: &NodeHealth, now: Instant) -> Option<RequestedTaint> {
         match health {
             NodeHealth::Verified => {
                 self.bad_since = None;
-                TaintDecision::Free
+                Some(RequestedTaint::Free)
             }
             NodeHealth::ProbeImpossible(_) => {
                 self.bad_since = None;
-                TaintDecision::AsItIs
+                None
             }
             NodeHealth::NotReady(_) | NodeHealth::ProbeFailed(_) => {
                 let since = *self.bad_since.get_or_insert(now);
-                if now.duration_since(since) >= self.after {
-                    TaintDecision::Tainted
-                } else {
-                    TaintDecision::AsItIs
-                }
+                (now.duration_since(since) >= self.after).then_some(RequestedTaint::Tainted)
             }
         }
     }
@@ -171,17 +156,17 @@ mod tests {
         let (start, mut damper) = (Instant::now(), FlapDamper::new(AFTER));
         let at = |seconds| start + Duration::from_secs(seconds);
         for (second, health, decision) in [
-            (0, bad(), TaintDecision::AsItIs),
-            (1, NodeHealth::Verified, TaintDecision::Free),
-            (10, bad(), TaintDecision::AsItIs),
-            (39, NodeHealth::ProbeFailed(String::new()), TaintDecision::AsItIs),
-            (40, bad(), TaintDecision::Tainted),
-            (500, bad(), TaintDecision::Tainted),
-            (501, NodeHealth::Verified, TaintDecision::Free),
-            (502, bad(), TaintDecision::AsItIs),
-            (520, NodeHealth::ProbeImpossible(String::new()), TaintDecision::AsItIs),
-            (533, bad(), TaintDecision::AsItIs),
-            (563, bad(), TaintDecision::Tainted),
+            (0, bad(), None),
+            (1, NodeHealth::Verified, Some(RequestedTaint::Free)),
+            (10, bad(), None),
+            (39, NodeHealth::ProbeFailed(String::new()), None),
+            (40, bad(), Some(RequestedTaint::Tainted)),
+            (500, bad(), Some(RequestedTaint::Tainted)),
+            (501, NodeHealth::Verified, Some(RequestedTaint::Free)),
+            (502, bad(), None),
+            (520, NodeHealth::ProbeImpossible(String::new()), None),
+            (533, bad(), None),
+            (563, bad(), Some(RequestedTaint::Tainted)),
         ] {
             assert_eq!(damper.decide(&health, at(second)), decision, "{second} {health:?}");
         }
@@ -245,8 +230,8 @@ mod tests {
                 let health = if good { NodeHealth::Verified } else { bad() };
                 bad_since = if good { None } else { bad_since.or(Some(now)) };
                 let has_lasted = bad_since.is_some_and(|since| now.duration_since(since) >= AFTER);
-                prop_assert_eq!(damper.decide(&health, now) == TaintDecision::Tainted, has_lasted);
-                prop_assert_eq!(damper.decide(&health, now) == TaintDecision::Free, good);
+                prop_assert_eq!(damper.decide(&health, now) == Some(RequestedTaint::Tainted), has_lasted);
+                prop_assert_eq!(damper.decide(&health, now) == Some(RequestedTaint::Free), good);
             }
         }
     }

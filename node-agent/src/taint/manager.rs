@@ -11,7 +11,7 @@ use controller_runtime::supervisor::Unneeded;
 use controller_runtime::{ChangeError, SCOPE};
 use tokio::sync::watch::Receiver;
 
-use super::health::{FlapDamper, NodeHealth, TaintBackoff, TaintDecision, TaintPermission};
+use super::health::{FlapDamper, NodeHealth, TaintBackoff, TaintPermission};
 use super::probe::{ProbeError, probe};
 use crate::cluster::{Cluster, Connection, EventMessage};
 use crate::metrics::Metrics;
@@ -42,7 +42,7 @@ pub struct NodeTaintManager {
     damper: FlapDamper,
     probed: Option<ProbeResult>,
     /// The verdict, and what it meant, when the node's object was last as it should be.
-    settled: Option<(NodeHealth, TaintDecision, Instant)>,
+    settled: Option<(NodeHealth, Option<RequestedTaint>, Instant)>,
     backoff: TaintBackoff,
     retry: Retry,
 }
@@ -167,7 +167,11 @@ impl NodeTaintManager {
     }
 
     /// Publishes the node's health. The condition comes first, so that a controller that reads it never contradicts the taint.
-    async fn settle(&mut self, health: &NodeHealth, decision: TaintDecision) -> Result<(), ChangeError> {
+    async fn settle(
+        &mut self,
+        health: &NodeHealth,
+        decision: Option<RequestedTaint>,
+    ) -> Result<(), ChangeError> {
         let cluster = self.served.connection.get()?;
         let node = cluster.node(&self.settings.identity.node).await?;
         let reported = self.report_condition(&cluster, &node, health, decision).await;
@@ -175,14 +179,14 @@ impl NodeTaintManager {
             return reported;
         }
         match decision {
-            TaintDecision::AsItIs => reported,
-            TaintDecision::Free => {
+            None => reported,
+            Some(RequestedTaint::Free) => {
                 reported?;
                 self.set(&cluster, &node, RequestedTaint::Free, health).await
             }
             // A node is tainted even if its condition cannot be published.
-            TaintDecision::Tainted if self.backs_off(&node).await => reported,
-            TaintDecision::Tainted => {
+            Some(RequestedTaint::Tainted) if self.backs_off(&node).await => reported,
+            Some(RequestedTaint::Tainted) => {
                 self.set(&cluster, &node, RequestedTaint::Tainted, health).await?;
                 reported
             }
@@ -195,11 +199,10 @@ impl NodeTaintManager {
         cluster: &Cluster,
         node: &Node,
         health: &NodeHealth,
-        decision: TaintDecision,
+        decision: Option<RequestedTaint>,
     ) -> Result<(), ChangeError> {
         let of_type = &self.settings.taint.marking.condition_type;
-        let is_unsettled =
-            decision == TaintDecision::AsItIs && !matches!(health, NodeHealth::ProbeImpossible(_));
+        let is_unsettled = decision.is_none() && !matches!(health, NodeHealth::ProbeImpossible(_));
         if is_unsettled && node.condition(of_type).is_some() {
             return Ok(());
         }
