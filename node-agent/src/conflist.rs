@@ -4,7 +4,7 @@
 //! number forms, indentation and line ends included. Putting an entry in and taking it out again gives the same bytes.
 //!
 //! ```
-//! use install_cni::conflist::{Entry, NetConf, EntryRemoval};
+//! use install_cni::conflist::{Entry, NetConf};
 //! let text = r#"{ "name": "k8s", "mtu": 1.50e3, "plugins": [ {"type":"calico"} ] }"#;
 //! let ours = Entry::parse(r#"{"type":"istio-cni","pod_namespace":"istio-system"}"#).expect("an entry");
 //! let with = NetConf::parse("10-calico.conflist", text).expect("valid").with(&ours);
@@ -13,7 +13,7 @@
 //!     r#"{ "name": "k8s", "mtu": 1.50e3, "plugins": [ {"type":"calico"}, {"type":"istio-cni","pod_namespace":"istio-system"} ] }"#
 //! );
 //! let without = NetConf::parse("10-calico.conflist", &with).expect("valid").without();
-//! assert_eq!(without, EntryRemoval::Rest(text.to_owned()));
+//! assert_eq!(without, Some(text.to_owned()));
 //! ```
 
 mod entry;
@@ -74,15 +74,6 @@ pub enum EntryState {
     Followed(String),
     /// It exists several times.
     Repeated,
-}
-
-/// A file with our entry taken out.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum EntryRemoval {
-    /// The rest of it.
-    Rest(String),
-    /// Nothing else was in it.
-    Nothing,
 }
 
 impl<'a> NetConf<'a> {
@@ -196,25 +187,25 @@ impl<'a> NetConf<'a> {
             return self.text.to_owned();
         }
         match self.without() {
-            EntryRemoval::Rest(rest) => append_to(&rest, entry),
+            Some(rest) => append_to(&rest, entry),
             // A list with our entry alone is not a network; its content stays.
-            EntryRemoval::Nothing => self.text.to_owned(),
+            None => self.text.to_owned(),
         }
     }
 
-    /// Its text without our entry. A single plugin of another type becomes a list, which is what our entry needs.
+    /// Its text without our entry; none if nothing else is in it. A single plugin of another type becomes a list, which is what our entry needs.
     #[must_use]
-    pub fn without(&self) -> EntryRemoval {
+    pub fn without(&self) -> Option<String> {
         match self.shape {
-            Shape::Single if self.has_ours() => EntryRemoval::Nothing,
-            Shape::Single => EntryRemoval::Rest(self.listed()),
+            Shape::Single if self.has_ours() => None,
+            Shape::Single => Some(self.listed()),
             Shape::List => match self.cut() {
-                None => EntryRemoval::Rest(self.text.to_owned()),
-                Some(_) if self.is_only_ours() => EntryRemoval::Nothing,
+                None => Some(self.text.to_owned()),
+                Some(_) if self.is_only_ours() => None,
                 // Each cut makes the text shorter by one entry, so this ends.
                 Some(rest) => match object(&rest) {
                     Ok(root) => NetConf { text: &rest, root, shape: Shape::List }.without(),
-                    Err(_) => EntryRemoval::Rest(self.text.to_owned()),
+                    Err(_) => Some(self.text.to_owned()),
                 },
             },
         }

@@ -173,7 +173,7 @@ fn installer(settings: Settings) -> Installer {
     Installer::new(Arc::new(Real), Arc::new(Program), settings)
 }
 
-fn fail(error: &dyn std::error::Error) -> ExitCode {
+fn fail(error: &anyhow::Error) -> ExitCode {
     log::error!(target: SCOPE, "{error}");
     ExitCode::FAILURE
 }

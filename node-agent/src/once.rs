@@ -10,7 +10,9 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
 
-use crate::disk::{DiskError, context};
+use anyhow::{anyhow, bail};
+
+use crate::disk::context;
 use crate::install::{Conflist, InstallError, Installer, Pass};
 use crate::leave::{self, RemovalError};
 use crate::plan::Obstacle;
@@ -34,31 +36,6 @@ pub struct Installed {
     pub credentials: bool,
 }
 
-/// Why the runtime does not call the plugin.
-#[derive(Debug, thiserror::Error)]
-pub enum OnceError {
-    /// Directories of the node are not there.
-    #[error("not there: {}. Directories are named as a container has them mounted; on the node itself they are usually /etc/cni/net.d and /opt/cni/bin", .0.join(", "))]
-    NoDirectories(Vec<String>),
-    /// The run directory cannot be made.
-    #[error(transparent)]
-    RunDirectory(DiskError),
-    /// Temporary files of an earlier run cannot be removed.
-    #[error("cannot begin: {0}")]
-    Sweep(#[source] DiskError),
-    /// A step failed; those after it were not taken.
-    #[error(transparent)]
-    Install(#[from] InstallError),
-    /// Every step was taken, and pods would not be redirected all the same.
-    #[error("{reason}{}; everything else is installed, fix this and run it again", before(.reason, .obstacle.as_deref()))]
-    NotCalled {
-        /// Why not.
-        reason: Reason,
-        /// What the steps met, which may have passed since.
-        obstacle: Option<Box<Obstacle>>,
-    },
-}
-
 /// The earlier problem, if it differs from the current one.
 fn before(reason: &Reason, obstacle: Option<&Obstacle>) -> String {
     let is_said = |obstacle: &Obstacle| matches!(reason, Reason::Directory(now) if now == obstacle);
@@ -71,7 +48,7 @@ fn before(reason: &Reason, obstacle: Option<&Obstacle>) -> String {
 ///
 /// # Errors
 /// Those that are missing, by the settings that name them.
-pub fn prepare(paths: &Paths) -> Result<(), OnceError> {
+pub fn prepare(paths: &Paths) -> anyhow::Result<()> {
     let needed = [
         ("SOURCE_CNI_BIN_DIR", &paths.source_bin),
         ("MOUNTED_CNI_BIN_DIR", &paths.bin),
@@ -80,16 +57,19 @@ pub fn prepare(paths: &Paths) -> Result<(), OnceError> {
     let missing = needed.into_iter().filter(|(_, path)| !path.is_dir());
     let missing: Vec<String> = missing.map(|(name, path)| format!("{name} {}", path.display())).collect();
     if !missing.is_empty() {
-        return Err(OnceError::NoDirectories(missing));
+        bail!(
+            "not there: {}. Directories are named as a container has them mounted; on the node itself they are usually /etc/cni/net.d and /opt/cni/bin",
+            missing.join(", ")
+        );
     }
-    context(fs::create_dir_all(&paths.run), "make", &paths.run).map_err(OnceError::RunDirectory)
+    Ok(context(fs::create_dir_all(&paths.run), "make", &paths.run)?)
 }
 
 /// Installs the plugin once; none if an agent runs on this node, which keeps its own installation.
 ///
 /// # Errors
 /// The reason why pods would not be redirected.
-pub fn install(installer: &Installer) -> Result<Option<Installed>, OnceError> {
+pub fn install(installer: &Installer) -> anyhow::Result<Option<Installed>> {
     if agent(installer).is_some() { Ok(None) } else { install_alone(installer).map(Some) }
 }
 
@@ -97,12 +77,13 @@ pub fn install(installer: &Installer) -> Result<Option<Installed>, OnceError> {
 ///
 /// # Errors
 /// The reason why pods would not be redirected.
-pub fn install_alone(installer: &Installer) -> Result<Installed, OnceError> {
-    installer.sweep().map_err(OnceError::Sweep)?;
+pub fn install_alone(installer: &Installer) -> anyhow::Result<Installed> {
+    installer.sweep().map_err(|error| anyhow!("cannot begin: {error}"))?;
     let changed = pass(installer)?;
-    let credentials = installer.check_once().map_err(|reason| OnceError::NotCalled {
-        reason,
-        obstacle: changed.obstacle.clone().map(Box::new),
+    // Every step was taken, and pods would not be redirected all the same.
+    let credentials = installer.check_once().map_err(|reason| {
+        let before = before(&reason, changed.obstacle.as_ref());
+        anyhow!("{reason}{before}; everything else is installed, fix this and run it again")
     })?;
     Ok(Installed { changed, credentials })
 }

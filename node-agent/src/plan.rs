@@ -5,7 +5,7 @@
 //! The runtime loads the first file, in byte order of the names, that it can load. Originals of files we edit are kept beside them under
 //! a name that no runtime loads.
 
-use crate::conflist::{self, Entry, EntryRemoval, EntryState, Invalid, NetConf, Shape};
+use crate::conflist::{self, Entry, EntryState, Invalid, NetConf, Shape};
 use crate::settings::{Placement, STANDALONE_FILE};
 
 mod ownership;
@@ -424,10 +424,9 @@ fn list_name(name: &str) -> String {
 
 /// The edit that keeps a file as it is without us, if it is not kept already.
 fn keep_original(directory: &Directory, name: &str, conf: &NetConf<'_>) -> Option<Edit> {
-    let original = match (conf.shape(), conf.without()) {
-        (Shape::Single, _) => directory.text(name)?.to_owned(),
-        (Shape::List, EntryRemoval::Rest(rest)) => rest,
-        (Shape::List, EntryRemoval::Nothing) => return None,
+    let original = match conf.shape() {
+        Shape::Single => directory.text(name)?.to_owned(),
+        Shape::List => conf.without()?,
     };
     let kept = format!("{name}{ORIGINAL}");
     // Of a list that was made of a single plugin the single plugin is the original.
@@ -439,12 +438,11 @@ fn keep_original(directory: &Directory, name: &str, conf: &NetConf<'_>) -> Optio
 /// The edit that keeps another program's list that a single plugin has to replace.
 fn keep_replaced(directory: &Directory, name: &str, target: &str) -> Option<Edit> {
     let text = directory.text(target).filter(|_| name != target)?;
-    let without = NetConf::parse(target, text).map(|conf| conf.without());
-    let text = match without {
-        Ok(EntryRemoval::Rest(rest)) if removal::is_made_by_us(directory, target, &rest) => return None,
-        Ok(EntryRemoval::Rest(rest)) => rest,
-        Ok(EntryRemoval::Nothing) | Err(_) => text.to_owned(),
-    };
+    let without = NetConf::parse(target, text).ok().and_then(|conf| conf.without());
+    if without.as_ref().is_some_and(|rest| removal::is_made_by_us(directory, target, rest)) {
+        return None;
+    }
+    let text = without.unwrap_or_else(|| text.to_owned());
     let kept = format!("{target}{ORIGINAL}");
     let is_kept = directory.text(&kept) == Some(text.as_str());
     (!is_kept).then(|| Edit::Write { name: kept, text, like: target.to_owned() })
@@ -452,7 +450,7 @@ fn keep_replaced(directory: &Directory, name: &str, target: &str) -> Option<Edit
 
 /// The edit that ends a change from a single plugin to a list which was cut short: the plugin was to go and is still there.
 fn finish(directory: &Directory, list: &str, conf: &NetConf<'_>) -> Option<Edit> {
-    let EntryRemoval::Rest(rest) = conf.without() else { return None };
+    let rest = conf.without()?;
     let left = single_names(list).find(|single| {
         let text = directory.text(single);
         text.is_some() && text == directory.text(&format!("{single}{ORIGINAL}"))

@@ -1,5 +1,6 @@
 //! Which pods a node needs: the ConfigMap of Istio's first taint controller, or the agent's DaemonSet. Pure.
 
+use anyhow::{anyhow, bail};
 use cni_core::yaml;
 use controller_runtime::selector::{LabelSelector, split};
 use serde::Deserialize;
@@ -17,35 +18,6 @@ pub struct Requirement {
     pub selector: LabelSelector,
 }
 
-/// Why a ConfigMap cannot be used.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum RequirementError {
-    /// It is not a list of these.
-    #[error("key {key:?} is not a list of name, selector and namespace: {what}")]
-    NoList {
-        /// Where.
-        key: String,
-        /// What is wrong.
-        what: String,
-    },
-    /// A part is not a selector.
-    #[error("key {key:?}, {name}: {what}")]
-    Selector {
-        /// Where.
-        key: String,
-        /// Of which entry.
-        name: String,
-        /// What is wrong.
-        what: String,
-    },
-    /// It names nothing, so that every node would be fit.
-    #[error("it names no pods, so every node would count as ready")]
-    Empty,
-    /// It names too much.
-    #[error("it names {0} selectors, and {MOST} are the most")]
-    TooMany(usize),
-}
-
 #[derive(Deserialize)]
 struct SelectorEntry {
     /// Whatever it is: some names are booleans to YAML.
@@ -60,18 +32,18 @@ struct SelectorEntry {
 ///
 /// # Errors
 /// What cannot be read.
-pub fn read(data: &Value, own: &str) -> Result<Vec<Requirement>, RequirementError> {
+pub fn read(data: &Value, own: &str) -> anyhow::Result<Vec<Requirement>> {
     let mut requirements = Vec::new();
     for (key, text) in data.as_object().into_iter().flatten() {
-        let no_list = |what: String| RequirementError::NoList { key: key.clone(), what };
+        let no_list =
+            |what: String| anyhow!("key {key:?} is not a list of name, selector and namespace: {what}");
         let text = text.as_str().ok_or_else(|| no_list("it is not text".to_owned()))?;
         let documents = Value::Array(yaml::documents(text).map_err(no_list)?);
         let lists =
             Vec::<Vec<SelectorEntry>>::deserialize(documents).map_err(|error| no_list(error.to_string()))?;
         let entries = lists.into_iter().flatten();
         for SelectorEntry { name, selector, namespace } in entries {
-            let wrong =
-                |what: String| RequirementError::Selector { key: key.clone(), name: name.to_string(), what };
+            let wrong = |what: String| anyhow!("key {key:?}, {name}: {what}");
             let parts = split(&selector);
             if parts.is_empty() {
                 return Err(wrong("the selector is empty".to_owned()));
@@ -87,8 +59,8 @@ pub fn read(data: &Value, own: &str) -> Result<Vec<Requirement>, RequirementErro
         }
     }
     match requirements.len() {
-        0 => Err(RequirementError::Empty),
-        count if count > MOST => Err(RequirementError::TooMany(count)),
+        0 => bail!("it names no pods, so every node would count as ready"),
+        count if count > MOST => bail!("it names {count} selectors, and {MOST} are the most"),
         _ => Ok(requirements),
     }
 }
@@ -99,7 +71,7 @@ mod tests {
     use proptest::prelude::*;
     use serde_json::json;
 
-    fn names(data: &Value) -> Result<Vec<(String, String)>, RequirementError> {
+    fn names(data: &Value) -> anyhow::Result<Vec<(String, String)>> {
         let read = read(data, "own")?;
         Ok(read.into_iter().map(|one| (one.namespace, one.selector.as_str().to_owned())).collect())
     }
@@ -115,12 +87,12 @@ mod tests {
             "more": "- {name: other, selector: app=x}\n- {name: again, selector: app=x, namespace: own}\n",
         });
         assert_eq!(
-            names(&data),
-            Ok(vec![
+            names(&data).expect("requirements"),
+            [
                 pair("kube-system", "k8s-app=istio-cni-node"),
                 pair("kube-system", "tier in (a,b)"),
                 pair("own", "app=x"),
-            ])
+            ]
         );
     }
 

@@ -55,5 +55,5 @@ fn try_begin(action: AgentCommand, settings: &Settings, folder: Option<&Path>) -
         Some(TemplateSource::Text(_)) | None => None,
     };
     let search = std::env::var_os("PATH").unwrap_or_default();
-    Ok(confine(&allowed(action, settings, folder, template.as_deref(), &search))?)
+    confine(&allowed(action, settings, folder, template.as_deref(), &search))
 }

@@ -1,11 +1,11 @@
 //! Having it obeyed.
 
-use std::io;
 use std::path::{Path, PathBuf};
 
+use anyhow::bail;
 use landlock::{
-    ABI, Access as _, AccessFs, BitFlags, PathBeneath, PathFd, PathFdError, RestrictionStatus, Ruleset,
-    RulesetAttr, RulesetCreatedAttr, RulesetError, RulesetStatus, Scope, make_bitflags,
+    ABI, Access as _, AccessFs, BitFlags, PathBeneath, PathFd, RestrictionStatus, Ruleset, RulesetAttr,
+    RulesetCreatedAttr, RulesetError, RulesetStatus, Scope, make_bitflags,
 };
 
 use super::{Access, Allowed, watch};
@@ -31,33 +31,11 @@ pub enum Confined {
     Unsupported,
 }
 
-/// Why the agent is not shut in.
-#[derive(Debug, thiserror::Error)]
-pub enum ConfineError {
-    /// A path to write to does not exist, so it would stay inaccessible.
-    #[error("{} is not there yet", .0.display())]
-    Missing(PathBuf),
-    /// A path cannot be read.
-    #[error("{}: {cause}", path.display())]
-    Path {
-        /// The path.
-        path: PathBuf,
-        /// Why not.
-        cause: io::Error,
-    },
-    /// The same, of the path as a place for rules.
-    #[error(transparent)]
-    Open(#[from] PathFdError),
-    /// The kernel does not take the rules.
-    #[error(transparent)]
-    Rules(#[from] RulesetError),
-}
-
 /// Shuts in the calling thread, and those that it makes. Nothing is done where this fails.
 ///
 /// # Errors
 /// Something to be written to is not there, or the kernel does not take the rules.
-pub fn confine(allowed: &[Allowed]) -> Result<Confined, ConfineError> {
+pub fn confine(allowed: &[Allowed]) -> anyhow::Result<Confined> {
     let mut rules = Vec::new();
     let mut written = Vec::new();
     for Allowed { path, access } in allowed {
@@ -106,11 +84,11 @@ fn rights(access: Access) -> BitFlags<AccessFs> {
 
 /// Where the rules for a path apply: on directories, because files are replaced under their names, and rules follow the file that has the name now. A file
 /// that is a link is read where it leads, too. What may be read and is not there yet is where it will be made.
-fn places(path: &Path, access: Access) -> Result<Vec<PathBuf>, ConfineError> {
+fn places(path: &Path, access: Access) -> anyhow::Result<Vec<PathBuf>> {
     match access {
         Access::Write | Access::WriteAndRun => match path.is_dir() {
             true => Ok(vec![path.to_owned()]),
-            false => Err(ConfineError::Missing(path.to_owned())),
+            false => bail!("{} is not there yet", path.display()),
         },
         Access::Device => Ok(path.exists().then(|| path.to_owned()).into_iter().collect()),
         Access::Read | Access::Run => {

@@ -20,7 +20,7 @@ use serde_json::Value;
 use crate::settings::{AgentCommand, Settings, TemplateSource, Trust};
 
 pub use begin::begin;
-pub use kernel::{ConfineError, Confined, confine};
+pub use kernel::{Confined, confine};
 pub use watch::moved;
 
 /// What may be done beneath a path.

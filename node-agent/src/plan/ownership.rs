@@ -63,10 +63,7 @@ pub(super) fn is_copy_of_another(directory: &Directory, name: &str, conf: &NetCo
 
 /// Whether what is in a file beside our entry is in another file as well.
 fn is_in_another(directory: &Directory, name: &str, conf: &NetConf<'_>) -> bool {
-    let values = |conf: &NetConf<'_>| match conf.without() {
-        super::EntryRemoval::Rest(rest) => serde_json::from_str::<Value>(&rest).ok(),
-        super::EntryRemoval::Nothing => None,
-    };
+    let values = |conf: &NetConf<'_>| serde_json::from_str::<Value>(&conf.without()?).ok();
     let Some(there) = values(conf) else { return false };
     directory.valid().any(|(other, conf)| other != name && values(&conf).as_ref() == Some(&there))
 }

@@ -2,7 +2,7 @@
 
 use super::ownership::{self, MARK};
 use super::{Directory, Edit, ORIGINAL, single_names};
-use crate::conflist::{EntryRemoval, NetConf, PLUGIN_TYPE, Shape};
+use crate::conflist::{NetConf, PLUGIN_TYPE, Shape};
 use crate::settings::{OWNED_FILE, Placement};
 
 /// The changes that take us out of a directory.
@@ -89,8 +89,7 @@ pub fn removal(directory: &Directory, placement: &Placement) -> Removal {
 pub fn spent_originals(directory: &Directory) -> Vec<Edit> {
     let is_spent = |name: &str, conf: &NetConf<'_>| {
         let original = directory.text(&format!("{name}{ORIGINAL}"));
-        let is_derived =
-            matches!(conf.without(), EntryRemoval::Rest(rest) if original == Some(rest.as_str()));
+        let is_derived = matches!(conf.without(), Some(rest) if original == Some(rest.as_str()));
         conf.shape() == Shape::List && name != OWNED_FILE && is_derived
     };
     let spent = directory.valid().filter(|(name, conf)| is_spent(name, conf));
@@ -114,11 +113,7 @@ pub(super) fn take_out(
         || (Some(name) == owned && ownership::is_copy_of_another(directory, name, conf));
     let delete = || Edit::Delete { name: name.to_owned() };
     let write = |text: String| Edit::Write { name: name.to_owned(), text, like: name.to_owned() };
-    let rest = match conf.without() {
-        EntryRemoval::Nothing => return retire(directory, name),
-        EntryRemoval::Rest(_) if is_copy => return retire(directory, name),
-        EntryRemoval::Rest(rest) => rest,
-    };
+    let Some(rest) = conf.without().filter(|_| !is_copy) else { return retire(directory, name) };
     let Some((single, text)) = made_of(directory, name, &rest) else { return vec![write(rest)] };
     // A program that rewrote the single plugin has decided its content.
     let text = directory.text(&single).unwrap_or(&text).to_owned();
@@ -140,8 +135,7 @@ fn made_of(directory: &Directory, list: &str, rest: &str) -> Option<(String, Str
     single_names(list).find_map(|single| {
         let original = directory.text(&format!("{single}{ORIGINAL}"))?;
         let conf = NetConf::parse(&single, original).ok()?;
-        let is_unchanged =
-            conf.shape() == Shape::Single && conf.without() == EntryRemoval::Rest(rest.to_owned());
+        let is_unchanged = conf.shape() == Shape::Single && conf.without() == Some(rest.to_owned());
         is_unchanged.then(|| (single, original.to_owned()))
     })
 }

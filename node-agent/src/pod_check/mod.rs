@@ -15,7 +15,7 @@ use netns_apply::capabilities::{self, Capability};
 pub use apply::{ApplyFailure, RepairReport, redirect_here, repair, repair_known};
 pub use compare::{Basis, Comparison, ExpectedRules, check, compare_here};
 pub use namespace::{census, find, pod_addresses};
-pub use pod::{MeshPod, NotMeshed};
+pub use pod::MeshPod;
 pub use surroundings::Surroundings;
 
 /// Words for a pod whose state is unknown.

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use cni_core::conf::Conf;
 use cni_core::pod_source::PodName;
 use k8s_openapi::api::core::v1::ObjectReference;
-use redirect_core::pod::PodFacts;
+use redirect_core::pod::{PodFacts, SkipReason};
 use serde_json::Value;
 
 use crate::cluster::pod_reference;
@@ -25,43 +25,27 @@ pub struct MeshPod {
     pub facts: PodFacts,
 }
 
-/// Why the plugin would not redirect a pod.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum NotMeshed {
-    /// It lacks a namespace, a name or a UID.
-    #[error("the pod has no name or no UID")]
-    Unnamed,
-    /// It has no network namespace of its own.
-    #[error("the pod is on the node's network, which is never redirected")]
-    HostNetwork,
-    /// The plugin skips it.
-    #[error("the plugin skips the pod: {0}")]
-    Skipped(&'static str),
-    /// Its object cannot be read.
-    #[error("{0}")]
-    Invalid(String),
-}
-
 impl MeshPod {
     /// Reads a pod.
     ///
     /// # Errors
-    /// The plugin would not redirect it.
-    pub fn read(pod: &Value, conf: &Conf) -> Result<Self, NotMeshed> {
-        let text = |pointer| text(pod, pointer).map(str::to_owned).ok_or(NotMeshed::Unnamed);
+    /// The plugin would not redirect it, and why.
+    pub fn read(pod: &Value, conf: &Conf) -> Result<Self, String> {
+        let text = |pointer| text(pod, pointer).map(str::to_owned).ok_or("the pod has no name or no UID");
+        let skipped = |reason: SkipReason| format!("the plugin skips the pod: {}", reason.explanation());
         if pod.pointer("/spec/hostNetwork") == Some(&Value::Bool(true)) {
-            return Err(NotMeshed::HostNetwork);
+            return Err("the pod is on the node's network, which is never redirected".to_owned());
         }
         let name = PodName { namespace: text("/metadata/namespace")?, name: text("/metadata/name")? };
         if let Some(reason) = conf.skips(&name) {
-            return Err(NotMeshed::Skipped(reason.explanation()));
+            return Err(skipped(reason));
         }
         let facts = PodFacts::from_json(pod).map_err(|errors| {
             let problems: Vec<String> = errors.iter().map(ToString::to_string).collect();
-            NotMeshed::Invalid(problems.join("; "))
+            problems.join("; ")
         })?;
         if let Some(reason) = facts.skip_reason() {
-            return Err(NotMeshed::Skipped(reason.explanation()));
+            return Err(skipped(reason));
         }
         let listed = pod.pointer("/status/podIPs").and_then(Value::as_array).into_iter().flatten();
         let addresses = listed.filter_map(|item| item.get("ip")?.as_str()?.parse().ok()).collect();

@@ -7,7 +7,7 @@ use controller_runtime::resync::ReadError;
 use serde_json::Value;
 
 use super::action::RepairOutcome;
-use super::filter::{Broken, BrokenCheck, Filter};
+use super::filter::{Broken, Filter};
 use crate::cluster::{Cluster, pods, runtime_classes};
 use crate::install::Installer;
 use crate::pod_check::{MeshPod, PodProblem, SANDBOXED};
@@ -39,9 +39,9 @@ pub async fn confirm(
         pods::get(cluster, &seen.name.namespace, &seen.name.name).await.map_err(|error| unread(&error))?;
     let object = pod.ok_or(RepairOutcome::Gone)?;
     let broken = match filter.check(&object) {
-        BrokenCheck::Broken(now) if now.uid == seen.uid => *now,
-        BrokenCheck::Broken(_) => return Err(RepairOutcome::Gone),
-        BrokenCheck::Sound(_) => return Err(RepairOutcome::Changed),
+        Ok(now) if now.uid == seen.uid => now,
+        Ok(_) => return Err(RepairOutcome::Gone),
+        Err(_) => return Err(RepairOutcome::Changed),
     };
     // Settings that name another annotation say by that which pods are meant.
     if filter.annotation == redirect_core::pod::STATUS_ANNOTATION {

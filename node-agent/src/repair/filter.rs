@@ -28,15 +28,6 @@ pub struct Filter {
     pub exit_code: i64,
 }
 
-/// Whether a pod is broken.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum BrokenCheck {
-    /// It is.
-    Broken(Box<Broken>),
-    /// It is not.
-    Sound(NotBroken),
-}
-
 /// A broken pod, as it was seen.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Broken {
@@ -94,16 +85,11 @@ pub enum NotBroken {
 }
 
 impl Filter {
-    /// Judges a pod.
-    #[must_use]
-    pub fn check(&self, pod: &Value) -> BrokenCheck {
-        match self.find(pod) {
-            Ok(broken) => BrokenCheck::Broken(Box::new(broken)),
-            Err(sound) => BrokenCheck::Sound(sound),
-        }
-    }
-
-    fn find(&self, pod: &Value) -> Result<Broken, NotBroken> {
+    /// What shows that a pod is broken.
+    ///
+    /// # Errors
+    /// Why it is not.
+    pub fn check(&self, pod: &Value) -> Result<Broken, NotBroken> {
         let field = |pointer| text(pod, pointer).filter(|text| !text.is_empty());
         let named = || {
             let namespace = field("/metadata/namespace")?.to_owned();

@@ -37,7 +37,7 @@ use crate::serve::Served;
 use crate::settings::{DriftSettings, Paths, RepairAction, Settings};
 use action::{REASONS, RepairOutcome, THROTTLED};
 use confirm::{Confirmed, confirm};
-use filter::{Broken, BrokenCheck, Filter, NotBroken};
+use filter::{Broken, Filter, NotBroken};
 use limit::DeletionLimit;
 use queue::{MOST_TRIES, Noted, RepairQueue, RepairTask};
 
@@ -302,10 +302,7 @@ impl Replica for RepairController {
 
     fn parser(&self) -> impl Fn(&Value) -> Option<Broken> + Clone + Send + Sync + 'static {
         let filter = self.filter.clone();
-        move |pod| match filter.check(pod) {
-            BrokenCheck::Broken(broken) => Some(*broken),
-            BrokenCheck::Sound(_) => None,
-        }
+        move |pod| filter.check(pod).ok()
     }
 
     fn replace(&self, pods: Vec<Broken>) {
@@ -317,8 +314,8 @@ impl Replica for RepairController {
 
     fn changed(&self, pod: &Value) {
         match self.filter.check(pod) {
-            BrokenCheck::Broken(broken) => self.note(*broken),
-            BrokenCheck::Sound(why) => {
+            Ok(broken) => self.note(broken),
+            Err(why) => {
                 if self.forget(pod) && why == NotBroken::EndedWell {
                     let metadata = &pod["metadata"];
                     let name = [&metadata["namespace"], &metadata["name"]]
