@@ -28,7 +28,7 @@ pub use controller_runtime::cluster::Identity;
 pub use notice::Notice;
 pub use raw::{AgentCommand, Problem, command_line};
 use raw::{LOCALHOST, Raw};
-pub use repair::{RepairAction, RepairSettings};
+pub use repair::{Filter, RepairAction, RepairSettings};
 pub use taint::TaintSettings;
 
 /// All settings.

@@ -27,7 +27,7 @@ use pod_netns::{Sandbox, SurveyError};
 use tokio::sync::watch::Receiver;
 
 use crate::cluster::{Cluster, Connection, pods, runtime_classes, warning};
-use crate::heal::{CheckRequests, HealHandle, HealRequest};
+use crate::heal::{CheckRequests, DesiredRedirect, HealHandle, HealRequest};
 use crate::install::Installer;
 use crate::metrics::Metrics;
 use crate::pod_check::{
@@ -399,8 +399,8 @@ impl DriftWatch {
             }
         };
         if let Some(sandbox) = checked.sandbox {
-            let (pod, rules) = (pod.clone(), rules.clone());
-            self.healer.send(HealRequest::Checked { pod, rules, sandbox, is_verified }).await;
+            let desired = DesiredRedirect { pod: pod.clone(), rules: rules.clone(), is_verified };
+            self.healer.send(HealRequest::Checked { desired, sandbox }).await;
         }
     }
 

@@ -38,7 +38,7 @@ use crate::metrics::{Metrics, ReasonLabel};
 use crate::pod_check::{AMBIGUOUS, ExpectedRules, MeshPod, NOT_FOUND, UNREADABLE, UNVERIFIABLE};
 use crate::settings::{Paths, Settings};
 pub use backoff::RecheckBackoff;
-use monitor::{DesiredRedirect, PodMonitor};
+use monitor::PodMonitor;
 
 /// The most pods that are monitored. No node has as many.
 const MOST_MONITORS: u64 = 1024;
@@ -89,14 +89,10 @@ pub const INTERFERENCE: &str = PodState::Interference.word();
 pub enum HealRequest {
     /// It has checked a pod.
     Checked {
-        /// The pod as it is now.
-        pod: Arc<MeshPod>,
-        /// What holds for all pods now.
-        rules: Arc<ExpectedRules>,
+        /// How it should be redirected.
+        desired: DesiredRedirect,
         /// Its network namespace.
         sandbox: Sandbox,
-        /// Whether it is redirected as planned; otherwise it certainly is not.
-        is_verified: bool,
     },
     /// It does not know this pod's network namespace.
     Unfound {
@@ -107,6 +103,27 @@ pub enum HealRequest {
     Pods(BTreeSet<String>),
     /// Healing is off.
     Off,
+}
+
+/// How a pod should be redirected.
+#[derive(Debug, Clone)]
+pub struct DesiredRedirect {
+    /// The pod, as it is now.
+    pub pod: Arc<MeshPod>,
+    /// What holds for all pods.
+    pub rules: Arc<ExpectedRules>,
+    /// Whether it was verified to be so; otherwise it certainly is not.
+    pub is_verified: bool,
+}
+
+impl DesiredRedirect {
+    /// Takes note of a later check. A verified state stays the desired one: a pod's annotations, and the settings of all pods, may change while it runs, and
+    /// neither is a reason to redirect it otherwise.
+    fn update(&mut self, later: Self) {
+        if later.is_verified || !self.is_verified {
+            *self = later;
+        }
+    }
 }
 
 /// Pods that the drift watch should check out of turn.
@@ -271,13 +288,13 @@ impl Healer {
                     self.unwatched.insert(uid);
                 }
             }
-            HealRequest::Checked { pod, rules, sandbox, is_verified } => {
-                let uid = pod.uid.clone();
+            HealRequest::Checked { desired, sandbox } => {
+                let uid = desired.pod.uid.clone();
                 let is_there =
                     |monitor: &&PodMonitor| !monitor.is_over() && monitor.sandbox().id() == sandbox.id();
                 match self.monitors.get(&uid).filter(is_there) {
-                    Some(monitor) => monitor.update(pod, rules, is_verified),
-                    None => self.monitor(&uid, DesiredRedirect::new(pod, rules, is_verified), sandbox).await,
+                    Some(monitor) => monitor.update(desired),
+                    None => self.monitor(&uid, desired, sandbox).await,
                 }
             }
         }

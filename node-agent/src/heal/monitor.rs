@@ -17,40 +17,16 @@ use tokio::time::{Instant, sleep, sleep_until};
 use super::backoff::RecheckBackoff;
 use super::history::{HealDecision, HealHistory, HealReport};
 use super::repair::{HealJob, HealOutcome, check_and_repair};
-use super::{HEALED, HealContext};
+use super::{DesiredRedirect, HEALED, HealContext};
 use crate::cluster::EventMessage;
 use crate::metrics::ReasonLabel;
 use crate::netns_changes::{ChangeSubscriptions, subscribe};
-use crate::pod_check::{ExpectedRules, MeshPod, PodProblem, UNREADABLE, UNVERIFIABLE};
+use crate::pod_check::{PodProblem, UNREADABLE, UNVERIFIABLE};
 
 /// The component of the events.
 const COMPONENT: &str = "cni-heal";
 /// The name of the threads that enter namespaces, with which the kernel reports our own changes.
 const OWN_NAME: &str = "netns";
-
-/// How a pod should be redirected.
-#[derive(Debug, Clone)]
-pub struct DesiredRedirect {
-    pod: Arc<MeshPod>,
-    rules: Arc<ExpectedRules>,
-    /// Whether it was verified to be so.
-    is_verified: bool,
-}
-
-impl DesiredRedirect {
-    /// As the drift watch has checked it.
-    pub const fn new(pod: Arc<MeshPod>, rules: Arc<ExpectedRules>, is_verified: bool) -> Self {
-        Self { pod, rules, is_verified }
-    }
-
-    /// Takes note of a later check. A verified state stays the desired one: a pod's annotations, and the settings of all pods, may change while it runs, and
-    /// neither is a reason to redirect it otherwise.
-    fn update(&mut self, later: Self) {
-        if later.is_verified || !self.is_verified {
-            *self = later;
-        }
-    }
-}
 
 /// What the healer and the monitor's task share.
 #[derive(Debug)]
@@ -120,8 +96,8 @@ impl PodMonitor {
     }
 
     /// The drift watch has checked it again.
-    pub fn update(&self, pod: Arc<MeshPod>, rules: Arc<ExpectedRules>, is_verified: bool) {
-        let later = DesiredRedirect::new(pod, rules, is_verified);
+    pub fn update(&self, later: DesiredRedirect) {
+        let is_verified = later.is_verified;
         lock(&self.state.desired).update(later);
         if !is_verified {
             self.state.is_reported.store(true, Ordering::Relaxed);
@@ -220,8 +196,7 @@ impl MonitorTask {
         // It is never closed.
         let slot = self.context.slots.acquire().await;
         let job = HealJob {
-            pod: desired.pod.clone(),
-            rules: desired.rules.clone(),
+            desired: desired.clone(),
             sandbox: self.state.sandbox.clone(),
             is_sure: self.is_sure,
             is_unfinished: self.is_unfinished,
@@ -362,6 +337,7 @@ fn writers(notification: &Notification) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::pod_check::{ExpectedRules, MeshPod};
     use cni_core::pod_source::PodName;
     use cni_core::selection::Programming;
     use redirect_core::pod::PodFacts;
@@ -373,7 +349,7 @@ mod tests {
         let pod = MeshPod { name, uid: "u".into(), addresses: Vec::new(), runtime_class: None, facts };
         let programming = Programming::new(false, false);
         let rules = ExpectedRules { programming, strict_capture: is_strict, environment: Vec::new() };
-        DesiredRedirect::new(Arc::new(pod), Arc::new(rules), is_verified)
+        DesiredRedirect { pod: Arc::new(pod), rules: Arc::new(rules), is_verified }
     }
 
     fn wants(desired: &DesiredRedirect) -> (String, bool) {

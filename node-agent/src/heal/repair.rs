@@ -1,25 +1,19 @@
 //! One check of a pod's network namespace, and its repair if it has drifted. Takes milliseconds: not for an async thread.
 
-use std::sync::Arc;
-
 use netns_apply::pod::Outside;
 use netns_apply::{ApplyOptions, Mismatch};
 use pod_netns::Sandbox;
 use redirect_core::RulePlan;
 
-use super::{HEALED, INTERFERENCE};
-use crate::pod_check::{
-    Comparison, ExpectedRules, MeshPod, PodProblem, UNREADABLE, UNVERIFIABLE, compare_here, repair_known,
-};
+use super::{DesiredRedirect, HEALED, INTERFERENCE};
+use crate::pod_check::{Comparison, PodProblem, UNREADABLE, UNVERIFIABLE, compare_here, repair_known};
 use crate::settings::Paths;
 
 /// What to check, and how it should be.
 #[derive(Debug, Clone)]
 pub struct HealJob {
-    /// The pod.
-    pub pod: Arc<MeshPod>,
-    /// The expected rules.
-    pub rules: Arc<ExpectedRules>,
+    /// The pod, and the expected rules.
+    pub desired: DesiredRedirect,
     /// Its network namespace.
     pub sandbox: Sandbox,
     /// Whether the pod's processes have proved that it is the pod's.
@@ -70,9 +64,9 @@ pub fn check_and_repair(job: &HealJob) -> HealOutcome {
     let outside = Outside::of_this_process();
     let failed =
         |error: &dyn std::fmt::Display| HealOutcome::Failed(PodProblem::new(UNREADABLE, error.to_string()));
-    let seen = match netns
-        .run(|| compare_here(&job.pod, &job.rules, outside.finds_this_foreign(), first_difference))
-    {
+    let seen = match netns.run(|| {
+        compare_here(&job.desired.pod, &job.desired.rules, outside.finds_this_foreign(), first_difference)
+    }) {
         Ok(Ok(seen)) => seen,
         Ok(Err(error)) => Comparison::Unknown(error),
         Err(error) => return failed(&error),
@@ -88,7 +82,7 @@ pub fn check_and_repair(job: &HealJob) -> HealOutcome {
         Comparison::Interference(findings) => return HealOutcome::Interference(findings),
         Comparison::Different(difference) | Comparison::NotRedirected(difference) => difference,
     };
-    match repair_known(&job.pod, &job.rules, &job.paths, &job.sandbox, job.is_sure) {
+    match repair_known(&job.desired.pod, &job.desired.rules, &job.paths, &job.sandbox, job.is_sure) {
         Ok(report) => HealOutcome::Healed { difference, words: report.words() },
         Err(error) if error.reason == UNVERIFIABLE => HealOutcome::Failed(PodProblem::new(
             UNVERIFIABLE,

@@ -6,27 +6,9 @@
 use std::collections::BTreeMap;
 
 use cni_core::pod_source::PodName;
-use controller_runtime::selector::{FieldSelector, LabelSelector};
 use serde_json::Value;
 
-/// What makes a pod a broken one.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Filter {
-    /// The node that it is on.
-    pub node: String,
-    /// The labels it has.
-    pub labels: LabelSelector,
-    /// The fields it has.
-    pub fields: FieldSelector,
-    /// The annotation it has, with any value; empty for none in particular.
-    pub annotation: String,
-    /// The init container that failed; empty for any.
-    pub container: String,
-    /// Its termination message, without surrounding white space; empty for any.
-    pub message: String,
-    /// Its exit code; 0 for any but success.
-    pub exit_code: i64,
-}
+pub use crate::settings::Filter;
 
 /// A broken pod, as it was seen.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -34,7 +34,7 @@ use crate::cluster::{Cluster, EventMessage};
 use crate::metrics::{AttemptLabels, RepairedLabels, TypeLabel};
 use crate::pod_check::{ExpectedRules, PodProblem, UNVERIFIABLE};
 use crate::serve::Served;
-use crate::settings::{DriftSettings, Paths, RepairAction, Settings};
+use crate::settings::{DriftSettings, Paths, RepairAction, RepairSettings, Settings};
 use action::{REASONS, RepairOutcome, THROTTLED};
 use confirm::{Confirmed, confirm};
 use filter::{Broken, Filter, NotBroken};
@@ -67,20 +67,11 @@ impl RepairController {
     /// Works for ever, if the settings ask for anything.
     pub async fn run(settings: Settings, drift: Receiver<DriftSettings>, served: Arc<Served>) -> Unneeded {
         let Some(action) = settings.repair.action else { return Unneeded };
-        let repair = &settings.repair;
-        if repair.node.is_empty() {
+        let RepairSettings { label, filter, .. } = settings.repair;
+        if filter.node.is_empty() {
             log::warn!(target: SCOPE, "repair is off: set NODE_NAME or REPAIR_NODE_NAME to identify the node's pods");
             return Unneeded;
         }
-        let filter = Filter {
-            node: repair.node.clone(),
-            labels: repair.label_selectors.clone(),
-            fields: repair.field_selectors.clone(),
-            annotation: repair.sidecar_annotation.clone(),
-            container: repair.init_container.clone(),
-            message: repair.termination_message.clone(),
-            exit_code: repair.exit_code,
-        };
         let selection = Selection {
             fields: filter.fields.on_node(&filter.node),
             labels: filter.labels.as_str().to_owned(),
@@ -92,8 +83,8 @@ impl RepairController {
         let controller = Self {
             action,
             filter,
-            label: repair.label.clone(),
-            paths: settings.paths.clone(),
+            label,
+            paths: settings.paths,
             drift,
             limit: Mutex::new(DeletionLimit::new(Instant::now())),
             served,

@@ -98,40 +98,47 @@ pub struct RepairSettings {
     pub action: Option<RepairAction>,
     /// The label.
     pub label: (String, String),
-    /// The node whose pods it watches; empty if unknown.
+    /// Which pods are broken.
+    pub filter: Filter,
+}
+
+/// What makes a pod a broken one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Filter {
+    /// The node that it is on; empty if unknown.
     pub node: String,
-    /// The annotation that pods must have; empty for any.
-    pub sidecar_annotation: String,
-    /// The container whose end shows a broken pod.
-    pub init_container: String,
-    /// Its message; empty for any.
-    pub termination_message: String,
-    /// Its exit code; 0 for any.
+    /// The labels it has.
+    pub labels: LabelSelector,
+    /// The fields it has.
+    pub fields: FieldSelector,
+    /// The annotation it has, with any value; empty for none in particular.
+    pub annotation: String,
+    /// The init container that failed; empty for any.
+    pub container: String,
+    /// Its termination message, without surrounding white space; empty for any.
+    pub message: String,
+    /// Its exit code; 0 for any but success.
     pub exit_code: i64,
-    /// More label selectors.
-    pub label_selectors: LabelSelector,
-    /// More field selectors.
-    pub field_selectors: FieldSelector,
 }
 
 pub(super) fn read(raw: &mut Raw<'_>) -> RepairSettings {
     let label = (raw.text("REPAIR_BROKEN_POD_LABEL_KEY"), raw.text("REPAIR_BROKEN_POD_LABEL_VALUE"));
     let on = RepairAction::ALL.map(|action| raw.switch(action.switch()).then_some(action));
-    let labels = on.contains(&Some(RepairAction::Label));
-    if labels && !is_key(&label.0) {
+    let is_label_on = on.contains(&Some(RepairAction::Label));
+    if is_label_on && !is_key(&label.0) {
         raw.reject("REPAIR_BROKEN_POD_LABEL_KEY", "not the key of a label, such as example.com/name");
     }
-    if labels && !is_value(&label.1) {
+    if is_label_on && !is_value(&label.1) {
         raw.reject(
             "REPAIR_BROKEN_POD_LABEL_VALUE",
             "not the value of a label: at most 63 letters, digits, dashes, dots and underscores",
         );
     }
-    let label_selectors = LabelSelector::parse(&raw.text("REPAIR_LABEL_SELECTORS")).unwrap_or_else(|error| {
+    let labels = LabelSelector::parse(&raw.text("REPAIR_LABEL_SELECTORS")).unwrap_or_else(|error| {
         raw.reject("REPAIR_LABEL_SELECTORS", &error.to_string());
         LabelSelector::default()
     });
-    let field_selectors = FieldSelector::parse(&raw.text("REPAIR_FIELD_SELECTORS")).unwrap_or_else(|error| {
+    let fields = FieldSelector::parse(&raw.text("REPAIR_FIELD_SELECTORS")).unwrap_or_else(|error| {
         raw.reject("REPAIR_FIELD_SELECTORS", &error.to_string());
         FieldSelector::default()
     });
@@ -139,13 +146,15 @@ pub(super) fn read(raw: &mut Raw<'_>) -> RepairSettings {
     RepairSettings {
         action: on.into_iter().flatten().next().filter(|_| enabled),
         label,
-        node: first(raw, &["REPAIR_NODE_NAME", "NODE_NAME", "KUBERNETES_NODE_NAME"]),
-        sidecar_annotation: raw.text("REPAIR_SIDECAR_ANNOTATION"),
-        init_container: raw.text("REPAIR_INIT_CONTAINER_NAME"),
-        termination_message: raw.text("REPAIR_INIT_CONTAINER_TERMINATION_MESSAGE"),
-        exit_code: raw.number("REPAIR_INIT_CONTAINER_EXIT_CODE"),
-        label_selectors,
-        field_selectors,
+        filter: Filter {
+            node: first(raw, &["REPAIR_NODE_NAME", "NODE_NAME", "KUBERNETES_NODE_NAME"]),
+            labels,
+            fields,
+            annotation: raw.text("REPAIR_SIDECAR_ANNOTATION"),
+            container: raw.text("REPAIR_INIT_CONTAINER_NAME"),
+            message: raw.text("REPAIR_INIT_CONTAINER_TERMINATION_MESSAGE"),
+            exit_code: raw.number("REPAIR_INIT_CONTAINER_EXIT_CODE"),
+        },
     }
 }
 

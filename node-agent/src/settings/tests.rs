@@ -82,8 +82,8 @@ fn defaults_are_those_of_the_interface() {
     assert_eq!((settings.serve.health, settings.serve.monitoring), ((None, 8000), Some((None, 15014))));
     assert_eq!(settings.serve.control, Some(([127, 0, 0, 1].into(), 9876)));
     assert_eq!(settings.entry.facts.log_level, "info");
-    let RepairSettings { action, exit_code, label, .. } = settings.repair;
-    assert_eq!((action, exit_code), (None, 126));
+    let RepairSettings { action, label, filter } = settings.repair;
+    assert_eq!((action, filter.exit_code), (None, 126));
     assert_eq!(label, ("cni.istio.io/uninitialized".into(), "true".into()));
 }
 
@@ -625,7 +625,7 @@ fn selectors_and_labels_that_are_none_are_refused_together() {
     assert_eq!(problems.len(), 4, "{problems:?}");
     let settings =
         read(&[], &[("REPAIR_BROKEN_POD_LABEL_KEY", "-x"), ("NODE_NAME", "n")]).expect("labels are off");
-    assert_eq!(settings.0.repair.node, "n", "where REPAIR_NODE_NAME is not given");
+    assert_eq!(settings.0.repair.filter.node, "n", "where REPAIR_NODE_NAME is not given");
 }
 
 #[test]
