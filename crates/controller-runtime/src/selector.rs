@@ -2,13 +2,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use cluster_client::{Expression, Selector, SelectorExt as _};
 use serde_json::Value;
 
 /// Which labels a pod has. An empty one selects every pod.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct LabelSelector {
     text: String,
-    conditions: Vec<(String, LabelCondition)>,
+    conditions: Selector,
 }
 
 /// Which fields a pod has. An empty one selects every pod.
@@ -41,16 +42,6 @@ const FIELDS: &[Field] = &[
     Field { name: "status.podIP", pointer: "/status/podIP", default: "" },
     Field { name: "status.nominatedNodeName", pointer: "/status/nominatedNodeName", default: "" },
 ];
-
-#[derive(Debug, Clone, PartialEq, Eq)]
-enum LabelCondition {
-    Exists,
-    Absent,
-    /// The label is there, with one of these values.
-    In(BTreeSet<String>),
-    /// The label is not there, or has another value.
-    NotIn(BTreeSet<String>),
-}
 
 /// Why a text is not a selector.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -94,15 +85,7 @@ impl LabelSelector {
     /// Whether it selects what has these labels.
     #[must_use]
     pub fn selects(&self, labels: &BTreeMap<String, String>) -> bool {
-        self.conditions.iter().all(|(key, condition)| {
-            let value = labels.get(key);
-            match condition {
-                LabelCondition::Exists => value.is_some(),
-                LabelCondition::Absent => value.is_none(),
-                LabelCondition::In(values) => value.is_some_and(|value| values.contains(value)),
-                LabelCondition::NotIn(values) => value.is_none_or(|value| !values.contains(value)),
-            }
-        })
+        self.conditions.matches(labels)
     }
 }
 
@@ -167,31 +150,30 @@ pub fn split(text: &str) -> Vec<&str> {
     parts
 }
 
-fn label_condition(part: &str) -> Option<(String, LabelCondition)> {
-    let of = |key: &str, condition| is_key(key).then(|| (key.to_owned(), condition));
+fn label_condition(part: &str) -> Option<Expression> {
+    let key_of = |key: &str| is_key(key).then(|| key.to_owned());
     if let Some(key) = part.strip_prefix('!') {
-        return of(key.trim(), LabelCondition::Absent);
+        return key_of(key.trim()).map(Expression::DoesNotExist);
     }
     if let Some((key, value, equal)) = comparison(part) {
-        let values = BTreeSet::from([value.to_owned()]);
-        let condition = if equal { LabelCondition::In(values) } else { LabelCondition::NotIn(values) };
-        return is_value(value).then(|| of(key, condition))?;
+        let (key, value) = (key_of(key)?, is_value(value).then(|| value.to_owned())?);
+        return Some(if equal { Expression::Equal(key, value) } else { Expression::NotEqual(key, value) });
     }
     if let Some((left, list)) = part.split_once('(') {
         let values: BTreeSet<String> =
             list.strip_suffix(')')?.split(',').map(|value| value.trim().to_owned()).collect();
         let mut words = left.split_whitespace();
-        let (key, operator) = (words.next()?, words.next()?);
+        let (key, operator) = (key_of(words.next()?)?, words.next()?);
         if words.next().is_some() || !values.iter().all(|value| is_value(value)) {
             return None;
         }
         return match operator {
-            "in" => of(key, LabelCondition::In(values)),
-            "notin" => of(key, LabelCondition::NotIn(values)),
+            "in" => Some(Expression::In(key, values)),
+            "notin" => Some(Expression::NotIn(key, values)),
             _ => None,
         };
     }
-    of(part, LabelCondition::Exists)
+    key_of(part).map(Expression::Exists)
 }
 
 /// Key, value, and whether they have to be equal.
