@@ -2,7 +2,7 @@
 
 #![no_main]
 
-use controller_runtime::metrics;
+use controller_runtime::metrics::exposition::Format;
 use install_cni::{log_socket::Receiver, metrics::Metrics};
 use libfuzzer_sys::fuzz_target;
 use logging::Entry;
@@ -22,7 +22,7 @@ fuzz_target!(|body: &[u8]| {
     Receiver::new(counters, Box::new(emit)).take(body, Instant::now());
     let lines = serde_json::from_slice::<Vec<String>>(body).map_or(1, |lines| lines.len() as u64);
     let counted = |result: &str| {
-        let text = metrics::text(&registry);
+        let text = Format::Text.write(&registry);
         text::is_safe(&text);
         let name = format!("istio_cni_log_entries_total{{result=\"{result}\"}} ");
         text.lines().find_map(|line| line.strip_prefix(&name)?.parse::<u64>().ok()).unwrap_or(0)

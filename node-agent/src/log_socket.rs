@@ -203,7 +203,7 @@ pub fn start(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use controller_runtime::metrics::text;
+    use controller_runtime::metrics::exposition::Format;
     use prometheus_client::registry::Registry;
     use std::time::Duration;
 
@@ -231,7 +231,7 @@ mod tests {
                 "2026-11-21T07:26:50.000001Z\tinfo\tcni-plugin\tredirected\tdecision=redirect ms=\"pod:4.2 total:10.6\" pod=a/b"
             ]
         );
-        let text = text(&registry);
+        let text = Format::Text.write(&registry);
         assert!(text.contains("istio_cni_log_entries_total{result=\"malformed\"} 2\n"), "{text}");
         assert!(text.contains("istio_cni_plugin_add_total{outcome=\"redirect\",reason=\"\"} 1\n"), "{text}");
         assert!(
@@ -247,7 +247,7 @@ mod tests {
         let fail = ADD.replace("\"redirect\"", "\"fail\",\"code\":110").replace("total:10.6", "total:nan");
         let enrol = ADD.replace("\"redirect\"", "\"enrol\"");
         receiver.take(&body(&[&skip, &fail, &enrol]), Instant::now());
-        let text = text(&registry);
+        let text = Format::Text.write(&registry);
         assert!(text.contains("{outcome=\"skip\",reason=\"no_proxy\"} 1\n"), "{text}");
         assert!(text.contains("{outcome=\"fail\",reason=\"110\"} 1\n"), "{text}");
         assert!(text.contains("{outcome=\"enrol\",reason=\"\"} 1\n"), "{text}");
@@ -260,7 +260,7 @@ mod tests {
         let now = Instant::now();
         receiver.take(&body(&[ADD; 6000]), now);
         assert_eq!(lines.lock().expect("lines").len(), 5000);
-        assert!(text(&registry).contains("{result=\"over_rate\"} 1000\n"));
+        assert!(Format::Text.write(&registry).contains("{result=\"over_rate\"} 1000\n"));
         receiver.take(&body(&[ADD; 1500]), now + Duration::from_secs(1));
         assert_eq!(lines.lock().expect("lines").len(), 6000);
     }
@@ -274,7 +274,7 @@ mod tests {
         for count in 0..1000 {
             receiver.add("fail", &format!("x{count}"), None);
         }
-        let text = text(&registry);
+        let text = Format::Text.write(&registry);
         assert!(
             text.contains("istio_cni_plugin_add_total{outcome=\"skip\",reason=\"no_proxy\"} 2\n"),
             "{text}"

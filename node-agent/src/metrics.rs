@@ -14,10 +14,10 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 
-labels!(
+labels! {
     /// The kind of an obstacle.
     KindLabel = "kind" { kind: &'static str }
-);
+}
 labels!(
     /// How an ADD ended.
     OutcomeLabel = "outcome" { outcome: &'static str }
@@ -173,7 +173,7 @@ impl Metrics {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use controller_runtime::metrics::text;
+    use controller_runtime::metrics::exposition::Format;
 
     #[test]
     fn every_metric_is_scraped_with_its_help_and_kind() {
@@ -189,7 +189,7 @@ mod tests {
         start_at_zero(&metrics.ambient_pods, [StateLabel { state: "enrolled" }]);
         start_at_zero(&metrics.plugin_requests, [CodeLabel { response_code: 200 }]);
         start_at_zero(&metrics.annotations, results(["done"]));
-        let text = text(&registry);
+        let text = Format::Text.write(&registry);
         for row in Metrics::ROWS.iter().chain(process::METRICS) {
             let name = row.name;
             assert!(text.contains(&format!("# HELP {name} {}.\n", row.help)), "{name}\n{text}");

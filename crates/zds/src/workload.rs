@@ -64,24 +64,6 @@ impl Workload {
     pub fn uid(&self) -> &str {
         &self.uid
     }
-
-    /// Its name.
-    #[must_use]
-    pub fn name(&self) -> &str {
-        &self.name
-    }
-
-    /// Its Kubernetes namespace.
-    #[must_use]
-    pub fn namespace(&self) -> &str {
-        &self.namespace
-    }
-
-    /// Its service account.
-    #[must_use]
-    pub fn service_account(&self) -> &str {
-        &self.service_account
-    }
 }
 
 #[cfg(test)]
@@ -94,7 +76,7 @@ mod tests {
         let of = |length: usize| {
             Workload::new("u".repeat(36), "p".repeat(length), "n".repeat(63), "s".repeat(253))
         };
-        assert_eq!(of(253).map(|pod| pod.name().len()), Ok(253));
+        assert_eq!(of(253).map(|pod| pod.name.len()), Ok(253));
         let error = of(700).expect_err("too long").to_string();
         assert!(error.contains("at most 1024"), "{error}");
     }

@@ -8,14 +8,13 @@ mod shutdown;
 mod tests;
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use anyhow::bail;
+use anyhow::anyhow;
 use cni_core::plugin_event::SOCKET_NAME;
 use controller_runtime::metrics::{ResultLabel, WatchLabel};
-use controller_runtime::supervisor::{DeadTask, Supervisor};
+use controller_runtime::supervisor::Supervisor;
 use controller_runtime::{SCOPE, or_never};
 use tokio::sync::watch::{self, Receiver};
 use tokio::task::AbortHandle;
@@ -91,21 +90,10 @@ async fn run_with(
     let mut agent = Agent::new(settings, served.clone(), sockets, token.clone(), changes);
     let end = tokio::select! {
         end = agent.work(&mut signals) => end,
-        dead = tasks.death() => ExitCause::Died(dead),
+        dead = tasks.death() => Err(anyhow!("{dead}; ending, so that the kubelet starts a new container")),
     };
     working.iter().for_each(AbortHandle::abort);
-    match end {
-        ExitCause::Signal => {}
-        ExitCause::Died(dead) => bail!("{dead}; ending, so that the kubelet starts a new container"),
-        ExitCause::Lost(directory) => bail!(
-            "the node's directory behind {} was recreated; exiting so that a new container mounts it",
-            directory.display()
-        ),
-        ExitCause::Moved(directory) => bail!(
-            "{} is another directory than the one that this process confined itself to (LANDLOCK), so it may not write there; ending, so that its supervisor starts another",
-            directory.display()
-        ),
-    }
+    end?;
     served.state.set(Phase::Leaving);
     tokio::select! {
         () = shut_down(&own, &served, &readable, &token, &renewer) => {}
@@ -181,19 +169,6 @@ fn start_work(
     ]
 }
 
-/// Why the agent stops working.
-#[derive(Debug)]
-enum ExitCause {
-    /// A signal.
-    Signal,
-    /// One of its tasks ended unexpectedly.
-    Died(DeadTask),
-    /// A directory of the node is not the one it sees any more.
-    Lost(PathBuf),
-    /// A directory is another one than that which it confined itself to.
-    Moved(PathBuf),
-}
-
 /// A file that the agent does not change for a while, because another program does.
 struct WriteBackoff {
     file: String,
@@ -256,8 +231,11 @@ impl Agent {
         }
     }
 
-    /// Works until an exit cause arises.
-    async fn work(&mut self, signals: &mut ShutdownSignals) -> ExitCause {
+    /// Works until a signal ends it.
+    ///
+    /// # Errors
+    /// Why it has to end before.
+    async fn work(&mut self, signals: &mut ShutdownSignals) -> anyhow::Result<()> {
         let installer = self.served.installer.clone();
         match tokio::task::spawn_blocking(move || installer.sweep()).await {
             Ok(Ok(0)) => {}
@@ -269,12 +247,12 @@ impl Agent {
         }
         let mut tokens = self.token.changes();
         tokio::select! {
-            () = signals.next_signal() => return ExitCause::Signal,
+            () = signals.next_signal() => return Ok(()),
             _ = tokio::time::timeout(FIRST_TOKEN, self.token.first_answer()) => {}
         }
         if let Some(ambient) = self.served.ambient.clone() {
             tokio::select! {
-                () = signals.next_signal() => return ExitCause::Signal,
+                () = signals.next_signal() => return Ok(()),
                 _ = tokio::time::timeout(FIRST_ENROLMENT, ambient.begun()) => {}
             }
         }
@@ -310,26 +288,32 @@ impl Agent {
         made.ok()
     }
 
-    /// Waits for a change, another token of the plugin's, or until the next pass is due; an exit cause cuts it short.
+    /// Waits for a change, another token of the plugin's, or until the next pass is due; a signal, or what makes it end, cuts it short.
     async fn wait(
         &mut self,
         watch: &mut Option<FileWatch>,
         tokens: &mut Receiver<u64>,
         again: Option<Duration>,
         signals: &mut ShutdownSignals,
-    ) -> Option<ExitCause> {
+    ) -> Option<anyhow::Result<()>> {
         let next = again.map(|wait| tokio::time::Instant::now() + wait);
         loop {
             if let Some(lost) = self.served.installer.lost_directory() {
-                return Some(ExitCause::Lost(lost.to_owned()));
+                return Some(Err(anyhow!(
+                    "the node's directory behind {} was recreated; exiting so that a new container mounts it",
+                    lost.display()
+                )));
             }
             if let Some(moved) = confine::moved() {
-                return Some(ExitCause::Moved(moved.to_owned()));
+                return Some(Err(anyhow!(
+                    "{} is another directory than the one that this process confined itself to (LANDLOCK), so it may not write there; ending, so that its supervisor starts another",
+                    moved.display()
+                )));
             }
             let tick = tokio::time::Instant::now() + TICK;
             tokio::select! {
                 biased;
-                () = signals.next_signal() => return Some(ExitCause::Signal),
+                () = signals.next_signal() => return Some(Ok(())),
                 change = or_never(watch.as_mut().map(FileWatch::changed)) => {
                     if !matches!(change, Ok(FileEvent::Files)) {
                         *watch = None;

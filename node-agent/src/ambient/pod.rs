@@ -175,11 +175,8 @@ mod tests {
     #[test]
     fn a_pod_is_read_with_its_identity_addresses_and_settings() {
         let web = read(&pod(), DEFAULTS).expect("a pod");
-        let workload = &web.workload;
-        assert_eq!(
-            [workload.uid(), workload.name(), workload.namespace(), workload.service_account()],
-            ["u-1", "web", "shop", "seller"]
-        );
+        let workload = Workload::new("u-1".into(), "web".into(), "shop".into(), "seller".into());
+        assert_eq!(Ok(web.workload), workload);
         assert_eq!(web.addresses, ["10.1.0.2", "fd00::2"].map(|ip| ip.parse::<IpAddr>().expect("one")));
         assert_eq!(web.annotation, Some(Redirection::Enabled));
         let redirect = web.wanted.expect("in ambient mode");

@@ -68,13 +68,7 @@ pub const REASONS: [&str; 21] = [
 pub const THROTTLED: &str = "throttled";
 
 impl From<Throttled> for RepairOutcome {
-    fn from(throttled: Throttled) -> Self {
-        let (why, wait) = match throttled {
-            Throttled::Owner { failed, wait } => {
-                (format!("replacements of deleted pods failed as well, {failed} times in a row"), wait)
-            }
-            Throttled::Node { wait } => ("many pods of this node were deleted".to_owned(), wait),
-        };
+    fn from(Throttled { why, wait }: Throttled) -> Self {
         let text = format!("{why}; tried again in {} s", wait.as_secs().saturating_add(1));
         Self::Throttled { text, wait }
     }

@@ -44,20 +44,12 @@ impl OwnerHistory {
 }
 
 /// Why a deletion has to wait, and how long.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Throttled {
-    /// Pods of this owner were deleted, and their replacements failed as well.
-    Owner {
-        /// How many times in a row.
-        failed: u32,
-        /// How long to wait.
-        wait: Duration,
-    },
-    /// Many pods of this node were deleted.
-    Node {
-        /// How long to wait.
-        wait: Duration,
-    },
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Throttled {
+    /// Why.
+    pub why: String,
+    /// How long to wait.
+    pub wait: Duration,
 }
 
 impl DeletionLimit {
@@ -76,11 +68,14 @@ impl DeletionLimit {
         if let Some(history) = self.owners.get(owner).filter(|history| history.is_replacement(since)) {
             let wait = (history.round + history.pause()).saturating_duration_since(now);
             if !wait.is_zero() {
-                return Err(Throttled::Owner { failed: history.failed.saturating_add(1), wait });
+                let failed = history.failed.saturating_add(1);
+                let why = format!("replacements of deleted pods failed as well, {failed} times in a row");
+                return Err(Throttled { why, wait });
             }
         }
         if self.left == 0 {
-            return Err(Throttled::Node { wait: (self.filled + PAUSE).saturating_duration_since(now) });
+            let wait = (self.filled + PAUSE).saturating_duration_since(now);
+            return Err(Throttled { why: "many pods of this node were deleted".to_owned(), wait });
         }
         Ok(())
     }
@@ -145,8 +140,9 @@ mod tests {
             assert_eq!(limit.ask("rs", start, at(start, second)), Ok(()));
             limit.deleted("rs", start, at(start, second));
         }
-        let late = limit.ask("rs", at(start, 6), at(start, 6));
-        assert_eq!(late, Err(Throttled::Owner { failed: 1, wait: Duration::from_secs(4) }));
+        let late = limit.ask("rs", at(start, 6), at(start, 6)).expect_err("it waits");
+        assert_eq!(late.wait, Duration::from_secs(4));
+        assert!(late.why.contains("failed as well, 1 times in a row"), "{}", late.why);
     }
 
     #[test]
@@ -164,9 +160,10 @@ mod tests {
             }
         }
         assert_eq!(deleted, BURST + 29);
+        let late = limit.ask("x", start, at(start, 59)).expect_err("it waits");
         assert_eq!(
-            limit.ask("x", start, at(start, 59)),
-            Err(Throttled::Node { wait: Duration::from_secs(1) })
+            (late.why.as_str(), late.wait),
+            ("many pods of this node were deleted", Duration::from_secs(1))
         );
         assert!(limit.ask("x", start, at(start, 60)).is_ok());
     }

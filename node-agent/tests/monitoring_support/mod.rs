@@ -7,7 +7,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use controller_runtime::metrics::{Described, process, text};
+use controller_runtime::metrics::exposition::Format;
+use controller_runtime::metrics::{Described, process};
 use e2e::process::{command, run, run_with_input};
 use install_cni::metrics::Metrics;
 use serde_json::{Value, json};
@@ -117,7 +118,7 @@ pub fn controller() -> String {
     let metrics = ControllerMetrics::default();
     metrics.leader.set(1);
     metrics.nodes.set(10);
-    text(&metrics.registry())
+    Format::Text.write(&metrics.registry())
 }
 
 /// Series by their names with labels, as they are printed, and their values minute by minute in promtool's notation.

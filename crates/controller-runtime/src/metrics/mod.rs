@@ -8,7 +8,6 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::{Family, MetricConstructor};
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
-use prometheus_client::registry::Registry;
 
 use crate::node::RequestedTaint;
 
@@ -102,10 +101,10 @@ macro_rules! metrics {
     (@value $value:expr) => { $value };
 }
 
-/// Declares a set of labels.
+/// Declares sets of labels.
 #[macro_export]
 macro_rules! labels {
-    ($(#[$meta:meta])* $name:ident = $names:literal { $($field:ident: $kind:ty),* }) => {
+    ($($(#[$meta:meta])* $name:ident = $names:literal { $($field:ident: $kind:ty),* })*) => {$(
         $(#[$meta])*
         #[derive(Debug, Clone, PartialEq, Eq, Hash, prometheus_client::encoding::EncodeLabelSet)]
         #[expect(missing_docs, reason = "the names are the documentation")]
@@ -114,7 +113,7 @@ macro_rules! labels {
         impl $crate::metrics::LabelNames for $name {
             const NAMES: &'static str = $names;
         }
-    };
+    )*};
 }
 
 /// Makes the members of a family with these labels: a counter that exists from the start shows its first rise.
@@ -126,10 +125,10 @@ where
     labels.into_iter().for_each(|labels| drop(family.get_or_create(&labels)));
 }
 
-labels!(
+labels! {
     /// How it ended.
     ResultLabel = "result" { result: &'static str }
-);
+}
 labels!(
     /// Which watch.
     WatchLabel = "watch" { watch: &'static str }
@@ -163,12 +162,6 @@ pub fn results<const N: usize>(results: [&'static str; N]) -> [ResultLabel; N] {
 /// One label set for each watch.
 pub fn watches<const N: usize>(watches: [&'static str; N]) -> [WatchLabel; N] {
     watches.map(|watch| WatchLabel { watch })
-}
-
-/// All metrics in Prometheus' text format.
-#[must_use]
-pub fn text(registry: &Registry) -> String {
-    exposition::Format::Text.write(registry)
 }
 
 /// A count as a gauge shows it.

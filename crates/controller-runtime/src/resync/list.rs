@@ -205,8 +205,7 @@ impl<'de, T, K: Fn(&Value) -> Option<T>> DeserializeSeed<'de> for ItemsSeed<'_, 
     type Value = ();
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
-        // The API server writes null for none.
-        deserializer.deserialize_option(self)
+        deserializer.deserialize_any(self)
     }
 }
 
@@ -217,12 +216,9 @@ impl<'de, T, K: Fn(&Value) -> Option<T>> Visitor<'de> for ItemsSeed<'_, T, K> {
         f.write_str("a list of objects")
     }
 
-    fn visit_none<E>(self) -> Result<(), E> {
+    /// The API server writes null for none.
+    fn visit_unit<E>(self) -> Result<(), E> {
         Ok(())
-    }
-
-    fn visit_some<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
-        deserializer.deserialize_seq(self)
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<(), A::Error> {

@@ -14,7 +14,7 @@ use crate::SCOPE;
 use crate::cluster::Connection;
 use crate::outage::{LONGEST_RETRY, Retry};
 pub use list::{Freshness, Listed, Selection};
-pub use watch::{ObjectEvent, WATCH_PATIENCE, WatchEnd};
+pub use watch::{WATCH_PATIENCE, WatchEnd};
 
 /// Why a collection cannot be read or watched.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -173,7 +173,7 @@ async fn watch_once(
     collection: &Collection,
     replica: &impl Replica,
     version: &mut Option<String>,
-    mut watching: impl FnMut(),
+    watching: impl FnOnce(),
 ) -> Result<WatchEnd, ReadError> {
     let cluster = connection.get()?;
     let Collection { path, selection, freshness, .. } = collection;
@@ -188,13 +188,8 @@ async fn watch_once(
             version.insert(listed.version)
         }
     };
-    let watch = cluster.watch(path, selection, from, |event| match event {
-        ObjectEvent::Watching => watching(),
-        ObjectEvent::Changed(object) => replica.changed(&object),
-        ObjectEvent::Removed(object) => replica.removed(&object),
-    });
     tokio::select! {
-        done = watch => done,
+        done = cluster.watch(path, selection, from, replica, watching) => done,
         () = replica.wants_list() => Ok(WatchEnd::AsAsked),
     }
 }

@@ -9,7 +9,7 @@ use cluster_client::params::WatchParams;
 use cluster_client::{Request, WatchEvent, random};
 use serde_json::Value;
 
-use super::{ReadError, Selection};
+use super::{ReadError, Replica, Selection};
 use crate::cluster::{Cluster, PATIENCE};
 
 /// How long a watch may last. The API server is asked to end it earlier, so a watch that lasts longer is dead.
@@ -26,19 +26,9 @@ pub enum WatchEnd {
     Early,
 }
 
-/// What happened to an object.
-#[derive(Debug, Clone, PartialEq)]
-pub enum ObjectEvent {
-    /// Nothing yet: the watch has begun.
-    Watching,
-    /// It is new, or changed.
-    Changed(Value),
-    /// It is gone.
-    Removed(Value),
-}
-
 impl Cluster {
-    /// Watches a collection from a version on, which is kept current, until the API server ends the watch.
+    /// Watches a collection from a version on, which is kept current as the replica is, until the API server ends the watch. `watching` is called
+    /// when it has begun.
     ///
     /// # Errors
     /// Why it broke.
@@ -47,14 +37,15 @@ impl Cluster {
         path: &str,
         of: &Selection,
         version: &mut String,
-        mut each: impl FnMut(ObjectEvent),
+        replica: &impl Replica,
+        watching: impl FnOnce(),
     ) -> Result<WatchEnd, ReadError> {
         let seconds = random_of(WATCH_SECONDS);
         let params = WatchParams::default().fields(&of.fields).timeout(seconds);
         let params = if of.labels.is_empty() { params } else { params.labels(&of.labels) };
         let start = Instant::now();
         let mut answer = self.client().open(Request::new(path).watch(&params, version), PATIENCE).await?;
-        each(ObjectEvent::Watching);
+        watching();
         loop {
             let left = WATCH_PATIENCE.saturating_sub(start.elapsed());
             let Some(event) = answer.line::<WatchEvent<Value>>(left).await? else {
@@ -64,11 +55,11 @@ impl Cluster {
             match event {
                 WatchEvent::Added(object) | WatchEvent::Modified(object) => {
                     advance(version, &object);
-                    each(ObjectEvent::Changed(object));
+                    replica.changed(&object);
                 }
                 WatchEvent::Deleted(object) => {
                     advance(version, &object);
-                    each(ObjectEvent::Removed(object));
+                    replica.removed(&object);
                 }
                 WatchEvent::Bookmark(mark) => *version = mark.metadata.resource_version,
                 WatchEvent::Error(status) if status.code == 410 => return Err(ReadError::Expired),
