@@ -31,12 +31,6 @@ impl WatchedDir {
     }
 }
 
-impl std::fmt::Debug for WatchedDir {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("WatchedDir").field("directory", &self.directory).finish_non_exhaustive()
-    }
-}
-
 /// What has happened; the graver one is the greater one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum FileEvent {
@@ -47,7 +41,6 @@ pub enum FileEvent {
 }
 
 /// Watches directories.
-#[derive(Debug)]
 pub struct FileWatch {
     queue: AsyncFd<InotifyQueue>,
     watched: Vec<(WatchDescriptor, WatchedDir)>,
@@ -56,7 +49,6 @@ pub struct FileWatch {
 }
 
 /// The run-time asks for a raw descriptor as well, which the library does not give away itself.
-#[derive(Debug)]
 struct InotifyQueue(Inotify);
 
 impl AsFd for InotifyQueue {

@@ -81,15 +81,6 @@ impl Pass {
     }
 }
 
-/// Whether a pass may change the configuration directory.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Conflist {
-    /// It may.
-    Repair,
-    /// It may, but not if the entry goes into this file, which another program keeps changing.
-    Leave(String),
-}
-
 /// What a pass failed at.
 #[derive(Debug, thiserror::Error)]
 pub enum InstallError {
@@ -255,22 +246,23 @@ impl Installer {
         text.is_ok_and(|text| NetConf::parse(name, &text).is_ok_and(|conf| conf.has_ours()))
     }
 
-    /// Makes everything as it should be.
+    /// Makes everything as it should be, but leaves the configuration directory as it is if the entry goes into the file `left`, which another
+    /// program keeps changing.
     ///
     /// # Errors
     /// At the first step that fails; later steps depend on it.
-    pub fn pass(&self, conflist: &Conflist) -> Result<Pass, InstallError> {
+    pub fn pass(&self, left: Option<&str>) -> Result<Pass, InstallError> {
         let _lock = self.lock().map_err(InstallError::Begin)?;
         self.make_durable().map_err(InstallError::Begin)?;
-        self.note_durability(self.pass_locked(conflist))
+        self.note_durability(self.pass_locked(left))
     }
 
-    fn pass_locked(&self, conflist: &Conflist) -> Result<Pass, InstallError> {
+    fn pass_locked(&self, left: Option<&str>) -> Result<Pass, InstallError> {
         let mut pass = Pass::default();
         self.binaries(&mut pass).map_err(InstallError::Binaries)?;
         pass.kubeconfig = self.kubeconfig_locked().map_err(InstallError::Kubeconfig)?;
         let want = self.want()?;
-        self.conflist(&want, conflist, &mut pass)?;
+        self.conflist(&want, left, &mut pass)?;
         Ok(pass)
     }
 
@@ -419,7 +411,7 @@ impl Installer {
         Ok(Want { placement: placement.clone(), entry: entry.map_err(InstallError::Template)? })
     }
 
-    fn conflist(&self, want: &Want, conflist: &Conflist, pass: &mut Pass) -> Result<(), InstallError> {
+    fn conflist(&self, want: &Want, left: Option<&str>, pass: &mut Pass) -> Result<(), InstallError> {
         let (directory, stats) = self.directory().map_err(InstallError::Conflist)?;
         let plan = plan::plan(&directory, want);
         if let Some((file, conf)) = plan.handed(&directory) {
@@ -430,10 +422,7 @@ impl Installer {
         pass.invalid = directory.invalid();
         pass.invalid.retain(|(name, _)| target.as_ref().is_none_or(|target| name < target));
         (pass.target, pass.obstacle) = (target, obstacle);
-        let is_left = match conflist {
-            Conflist::Repair => false,
-            Conflist::Leave(file) => pass.target.as_ref() == Some(file),
-        };
+        let is_left = left.is_some() && left == pass.target.as_deref();
         for edit in edits.into_iter().filter(|_| !is_left) {
             if self.edit(&edit, &directory, &stats).map_err(InstallError::Conflist)? {
                 pass.edits.push(edit);

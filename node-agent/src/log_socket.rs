@@ -63,12 +63,6 @@ impl Bucket {
     }
 }
 
-impl std::fmt::Debug for Receiver {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Receiver").finish_non_exhaustive()
-    }
-}
-
 impl Receiver {
     /// A receiver that logs with `emit`.
     #[must_use]

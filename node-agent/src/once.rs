@@ -13,7 +13,7 @@ use std::time::Duration;
 use anyhow::{anyhow, bail};
 
 use crate::disk::context;
-use crate::install::{Conflist, InstallError, Installer, Pass};
+use crate::install::{InstallError, Installer, Pass};
 use crate::leave::{self, RemovalError};
 use crate::plan::Obstacle;
 use crate::ready::Reason;
@@ -122,7 +122,7 @@ fn is_answered(socket: &Path) -> bool {
 fn pass(installer: &Installer) -> Result<Pass, InstallError> {
     let mut attempt = 1;
     loop {
-        match installer.pass(&Conflist::Repair) {
+        match installer.pass(None) {
             Err(error) if error.is_collision() && attempt < ATTEMPTS => {
                 attempt += 1;
                 thread::sleep(PAUSE);

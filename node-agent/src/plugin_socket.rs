@@ -35,12 +35,6 @@ pub struct PluginSocket {
     running: AbortHandle,
 }
 
-impl std::fmt::Debug for PluginSocket {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("PluginSocket").field("path", &self.path).finish_non_exhaustive()
-    }
-}
-
 impl PluginSocket {
     /// Serves the socket of this file name in the run directory, which is made if it is missing. Needs a tokio run-time.
     ///

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use install_cni::conflist::{NetConf, PLUGIN_TYPE};
 use install_cni::disk::{Disk, Lock, Output, Stat, TEMPORARY};
-use install_cni::install::{Conflist, Installer};
+use install_cni::install::Installer;
 use install_cni::leave;
 use install_cni::once;
 use install_cni::plan::{Directory, ORIGINAL};
@@ -67,7 +67,7 @@ fn start(model: Model, env: &[(&str, &str)]) -> Model {
     let installer = installer(&model, env);
     installer.sweep().expect("sweeps");
     for _ in 0..4 {
-        let pass = installer.pass(&Conflist::Repair).expect("installs");
+        let pass = installer.pass(None).expect("installs");
         if pass.edits.is_empty() && pass.obstacle.is_none() {
             installer.check().expect("ready");
             drop(installer);
@@ -175,7 +175,7 @@ fn cut_short_everywhere(
 
 fn install(installer: &Installer) {
     // What fails is what the test wants to see.
-    let _ = installer.pass(&Conflist::Repair);
+    let _ = installer.pass(None);
 }
 
 #[test]
@@ -312,7 +312,7 @@ fn full_disks_read_only_disks_and_forbidden_files_do_no_harm() {
             for at in 0..200 {
                 let model = Arc::new(before.copy());
                 model.break_at(Some(Fault::Error { at, errno }));
-                let done = installer(&model, env).pass(&Conflist::Repair);
+                let done = installer(&model, env).pass(None);
                 let has_failed = model.operations() > at;
                 assert_eq!(done.is_err(), has_failed, "{errno} at {at}: {done:?}");
                 model.break_at(None);
@@ -428,11 +428,11 @@ fn a_binary_changed_behind_the_comparison_is_not_taken_for_ours() {
     let meddled =
         Installer::new(Arc::new(Meddled(model.clone())), Arc::new(InModel(model.clone())), settings(&[]));
     for _ in 0..2 {
-        meddled.pass(&Conflist::Repair).expect("installs");
+        meddled.pass(None).expect("installs");
         assert!(meddled.check().is_err(), "ready with another program's binary");
     }
     let left_alone = installer(&model, &[]);
-    assert_eq!(left_alone.pass(&Conflist::Repair).expect("installs").binaries, ["istio-cni"]);
+    assert_eq!(left_alone.pass(None).expect("installs").binaries, ["istio-cni"]);
     left_alone.check().expect("ready");
 }
 
@@ -484,7 +484,7 @@ fn what_its_owner_wrote_a_moment_ago_is_not_deleted() {
     let model = Arc::new(node(("10-single.conf", SINGLE)));
     let meddled =
         Installer::new(Arc::new(Rewritten(model.clone())), Arc::new(InModel(model.clone())), settings(&[]));
-    let error = meddled.pass(&Conflist::Repair).expect_err("another program wrote at the same moment");
+    let error = meddled.pass(None).expect_err("another program wrote at the same moment");
     assert!(error.is_collision(), "{error}");
     assert_eq!(text(&model, "10-single.conf"), NEWER);
     let after = start(model.copy(), &[]);

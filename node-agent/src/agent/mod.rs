@@ -29,7 +29,7 @@ use crate::disk::Real;
 use crate::drift::{self, NodeSummary};
 use crate::file_watch::{FileEvent, FileWatch, WatchedDir};
 use crate::heal;
-use crate::install::{Conflist, Installer, Pass};
+use crate::install::{Installer, Pass};
 use crate::metrics::{KindLabel, Metrics};
 use crate::plan::{Directory, Edit, Obstacle};
 use crate::plugin::Program;
@@ -374,12 +374,9 @@ impl Agent {
         self.reload().await;
         let now = Instant::now();
         self.backoff = self.backoff.take().filter(|backoff| backoff.until > now);
-        let conflist = match &self.backoff {
-            Some(backoff) => Conflist::Leave(backoff.file.clone()),
-            None => Conflist::Repair,
-        };
+        let left = self.backoff.as_ref().map(|backoff| backoff.file.clone());
         let installer = self.served.installer.clone();
-        let done = tokio::task::spawn_blocking(move || installer.pass(&conflist)).await;
+        let done = tokio::task::spawn_blocking(move || installer.pass(left.as_deref())).await;
         self.served.metrics.passes.inc();
         match done {
             Ok(Ok(pass)) => {

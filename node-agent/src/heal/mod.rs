@@ -18,17 +18,17 @@ mod repair;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::path::Path;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use cni_core::states::PodState;
 use controller_runtime::metrics::{gauged, results, start_at_zero};
 use controller_runtime::supervisor::{Supervisor, Unneeded};
-use controller_runtime::{SCOPE, lock, or_never};
+use controller_runtime::{SCOPE, or_never};
 use netns_apply::netns::Netns;
 use nix::sys::resource::{Resource, getrlimit};
 use pod_netns::Sandbox;
-use tokio::sync::{Notify, Semaphore, mpsc};
+use tokio::sync::{Semaphore, mpsc, watch};
 use tokio::time::{Instant, sleep, sleep_until};
 
 use crate::cluster::Connection;
@@ -135,22 +135,8 @@ pub struct CheckRequests {
     pub new: bool,
 }
 
-#[derive(Debug, Default)]
-struct CheckQueue {
-    requests: Mutex<CheckRequests>,
-    added: Notify,
-}
-
-impl CheckQueue {
-    fn add(&self, add: impl FnOnce(&mut CheckRequests)) {
-        add(&mut lock(&self.requests));
-        self.added.notify_one();
-    }
-
-    fn is_empty(&self) -> bool {
-        *lock(&self.requests) == CheckRequests::default()
-    }
-}
+/// The requests that the drift watch has not received yet.
+type CheckQueue = watch::Sender<CheckRequests>;
 
 /// The drift watch's handle of the healer.
 #[derive(Debug)]
@@ -168,11 +154,10 @@ impl HealHandle {
 
     /// Waits for requests. May be dropped and called again.
     pub async fn requests(&self) -> CheckRequests {
-        while self.queue.is_empty() {
-            self.queue.added.notified().await;
-        }
+        // The sender lives as long as this does.
+        let _ = self.queue.subscribe().wait_for(|requests| *requests != CheckRequests::default()).await;
         sleep(GATHER).await;
-        std::mem::take(&mut *lock(&self.queue.requests))
+        self.queue.send_replace(CheckRequests::default())
     }
 }
 
@@ -219,7 +204,6 @@ struct HealContext {
 }
 
 /// Has a monitor for each pod.
-#[derive(Debug)]
 pub struct Healer {
     requests: mpsc::Receiver<HealRequest>,
     context: Arc<HealContext>,
@@ -236,7 +220,7 @@ pub struct Healer {
 }
 
 /// The runtime's directory of network namespaces.
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct NamespaceDirectory {
     watch: Option<FileWatch>,
     names: BTreeSet<OsString>,
@@ -336,7 +320,7 @@ impl Healer {
         let path = &self.context.paths.netns;
         let directory = self.directory.get_or_insert_default();
         if directory.watch.is_none() {
-            directory.watch = watch(path, &mut self.logged);
+            directory.watch = open_watch(path, &mut self.logged);
         }
         let names = names(path);
         if !names.is_subset(&directory.names) {
@@ -347,7 +331,7 @@ impl Healer {
         let due = self.rechecks.len();
         self.rechecks.retain(|at| *at > now);
         if self.rechecks.len() < due {
-            self.context.requests.add(|requests| requests.new = true);
+            self.context.requests.send_modify(|requests| requests.new = true);
         }
     }
 
@@ -357,7 +341,7 @@ impl Healer {
     }
 }
 
-fn watch(path: &Path, logged: &mut BTreeSet<&'static str>) -> Option<FileWatch> {
+fn open_watch(path: &Path, logged: &mut BTreeSet<&'static str>) -> Option<FileWatch> {
     match FileWatch::new(vec![WatchedDir::all(path)]) {
         Ok(watch) => Some(watch),
         Err(error) => {

@@ -244,7 +244,7 @@ impl MonitorTask {
         if was_reported || is_new {
             // Only the drift watch reports the state of pods.
             let uid = desired.pod.uid.clone();
-            self.context.requests.add(|requests| requests.pods.extend([uid]));
+            self.context.requests.send_modify(|requests| requests.pods.extend([uid]));
         }
         if let Some((report, is_event)) = &next.report {
             self.report(desired, outcome, report, *is_event, notification);
