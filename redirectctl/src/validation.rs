@@ -36,7 +36,7 @@ impl Validation {
         let reason = text(&verdict, "/reason");
         match Reason::ALL.into_iter().find(|known| known.code() == reason) {
             Some(known) => {
-                vec![ended, format!("{reason}: {}", known.meaning()), known.remedy().setting.to_owned()]
+                vec![ended, format!("{reason}: {}", known.meaning()), known.remedy().to_owned()]
             }
             None if self.message.trim().is_empty() => vec![ended],
             None => vec![format!("{ended}: {}", self.message.trim())],

@@ -1,11 +1,8 @@
 //! Waiting for the pod to get an address.
 
-use crate::{
-    engine::{Interrupted, timeout},
-    stop::Stop,
-};
+use crate::stop::{Interrupted, Stop, wait};
 use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_ROUTE};
-use nix::poll::{PollFd, PollFlags, poll};
+use nix::poll::{PollFd, PollFlags};
 use std::{io, os::fd::AsFd, time::Instant};
 
 /// Groups of rtnetlink(7): addresses of both families that come and go.
@@ -26,14 +23,9 @@ impl AddressWatch {
     /// Waits for the next change; false when time is up.
     pub(crate) fn wait(&self, until: Instant, stop: Option<&Stop>) -> Result<bool, Interrupted> {
         let left = until.saturating_duration_since(Instant::now());
-        let mut fds = vec![PollFd::new(self.0.as_fd(), PollFlags::POLLIN)];
-        fds.extend(stop.map(|stop| PollFd::new(stop.as_fd(), PollFlags::POLLIN)));
-        let ready = poll(&mut fds, timeout(left));
-        if let Some(signal) = stop.and_then(Stop::signal) {
-            return Err(Interrupted(signal));
-        }
+        let is_changed = wait(vec![PollFd::new(self.0.as_fd(), PollFlags::POLLIN)], left, stop)?;
         // What changed does not matter: the addresses are read again.
         while self.0.recv_from_full().is_ok() {}
-        Ok(ready != Ok(0))
+        Ok(is_changed)
     }
 }

@@ -2,11 +2,11 @@
 
 use crate::{
     sockets::{Arrival, Incoming, ProbeSocket, StandIn, TOKEN, Token},
-    stop::Stop,
+    stop::{self, Interrupted, Stop},
 };
 use nix::{
     errno::Errno,
-    poll::{PollFd, PollFlags, PollTimeout, poll},
+    poll::{PollFd, PollFlags},
 };
 use redirect_core::rule::Protocol;
 use std::{
@@ -51,10 +51,6 @@ pub(crate) enum ProbeObservation {
     /// Nothing.
     Silent,
 }
-
-/// Why a round ended before everything was seen.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Interrupted(pub(crate) &'static str);
 
 /// Random bytes of the kernel.
 pub(crate) struct Tokens(File);
@@ -142,14 +138,7 @@ impl Round<'_> {
             Incoming::Whole(_) => None,
         }));
         fds.extend(self.flying.iter().filter_map(PendingProbe::awaits));
-        fds.extend(stop.map(|stop| PollFd::new(stop.as_fd(), PollFlags::POLLIN)));
-        match poll(&mut fds, timeout(time)) {
-            Ok(0) => Ok(false),
-            Ok(_) | Err(_) => match stop.and_then(Stop::signal) {
-                Some(signal) => Err(Interrupted(signal)),
-                None => Ok(true),
-            },
-        }
+        stop::wait(fds, time, stop)
     }
 
     /// Does whatever can be done without waiting.
@@ -278,12 +267,6 @@ fn dns_query(token: &Token) -> Vec<u8> {
     // Type A, class IN.
     query.extend_from_slice(&[0, 1, 0, 1]);
     query
-}
-
-/// Rounded up, so that nothing spins.
-pub(crate) fn timeout(time: Duration) -> PollTimeout {
-    let millis = time.as_micros().div_ceil(1000);
-    PollTimeout::try_from(u32::try_from(millis).unwrap_or(u32::MAX)).unwrap_or(PollTimeout::MAX)
 }
 
 #[cfg(test)]

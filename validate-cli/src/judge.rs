@@ -20,27 +20,16 @@ pub(crate) enum Finding {
 
 /// Holds one probe against the plan. `busy` are the proxy's ports that another program has.
 pub(crate) fn judge(probe: &Probe, seen: ProbeObservation, busy: &[SocketAddr]) -> Finding {
-    if let ProbeObservation::NotSent(error) = seen
-        && is_lack(error)
-    {
-        let result = Err(Reason::OutOfResources);
-        return Finding::Check(Check {
-            family: probe.family,
-            path: probe.path,
-            target: Some(probe.shot.destination),
-            captures: matches!(probe.fate, Fate::Redirected(_) | Fate::Tproxied),
-            detail: detail(probe, seen, result),
-            result,
-        });
-    }
-    if let (Path::Outbound | Path::DnsUdp | Path::DnsTcp, ProbeObservation::NotSent(_)) = (probe.path, seen) {
-        let why = "the pod has no route to anywhere";
-        return Finding::Unproven(Unproven { family: probe.family, path: probe.path, why });
-    }
-    let result = match probe.fate {
-        Fate::Redirected(port) => redirected(probe, port, seen, busy),
-        Fate::Untouched | Fate::Unknown => untouched(probe, seen),
-        Fate::Tproxied => tproxied(seen),
+    let result = match (seen, probe.fate) {
+        (ProbeObservation::NotSent(error), _) if is_lack(error) => Err(Reason::OutOfResources),
+        (ProbeObservation::NotSent(_), _) if !stays(probe.path) => {
+            let why = "the pod has no route to anywhere";
+            return Finding::Unproven(Unproven { family: probe.family, path: probe.path, why });
+        }
+        (_, Fate::Redirected(port)) => redirected(probe, port, seen, busy),
+        (_, Fate::Untouched | Fate::Unknown) => untouched(probe, seen),
+        (ProbeObservation::Silent, Fate::Tproxied) => Ok(()),
+        (_, Fate::Tproxied) => Err(Reason::TproxyNotInEffect),
     };
     Finding::Check(Check {
         family: probe.family,
@@ -89,18 +78,9 @@ fn untouched(probe: &Probe, seen: ProbeObservation) -> Result<(), Reason> {
     match seen {
         ProbeObservation::Arrived { at, .. } if at == probe.shot.destination => Ok(()),
         ProbeObservation::Arrived { .. } | ProbeObservation::Refused | ProbeObservation::Stranger => {
-            match probe.path {
-                // Captured although it is not the proxy's; or not captured although it is.
-                Path::OwnAddress | Path::Outbound => Err(Reason::WrongOwner),
-                Path::ProxyToSelf
-                | Path::Passthrough
-                | Path::Loopback
-                | Path::DnsUdp
-                | Path::DnsTcp
-                | Path::Tproxy
-                | Path::PolicyRoute
-                | Path::Inbound => Err(Reason::LoopbackCaptured),
-            }
+            // Captured although it is not the proxy's; or not captured although it is.
+            let is_of_owner = matches!(probe.path, Path::OwnAddress | Path::Outbound);
+            Err(if is_of_owner { Reason::WrongOwner } else { Reason::LoopbackCaptured })
         }
         ProbeObservation::NotSent(Errno::EADDRNOTAVAIL) if probe.path == Path::Passthrough => {
             Err(Reason::NoPassthroughAddress)
@@ -111,48 +91,18 @@ fn untouched(probe: &Probe, seen: ProbeObservation) -> Result<(), Reason> {
     }
 }
 
-fn tproxied(seen: ProbeObservation) -> Result<(), Reason> {
-    match seen {
-        ProbeObservation::Silent => Ok(()),
-        ProbeObservation::Arrived { .. }
-        | ProbeObservation::Refused
-        | ProbeObservation::Stranger
-        | ProbeObservation::NotSent(_)
-        | ProbeObservation::Undelivered(_) => Err(Reason::TproxyNotInEffect),
-    }
-}
-
 const fn is_dns(path: Path) -> bool {
     matches!(path, Path::DnsUdp | Path::DnsTcp)
 }
 
 /// Whether a path stays inside the pod.
 const fn stays(path: Path) -> bool {
-    match path {
-        Path::Outbound | Path::DnsUdp | Path::DnsTcp => false,
-        Path::ProxyToSelf
-        | Path::OwnAddress
-        | Path::Passthrough
-        | Path::Loopback
-        | Path::Tproxy
-        | Path::PolicyRoute
-        | Path::Inbound => true,
-    }
+    !matches!(path, Path::Outbound | Path::DnsUdp | Path::DnsTcp)
 }
 
 /// The reason of a path that should be captured and is not, before others are checked.
 const fn passed_by(path: Path) -> Reason {
-    match path {
-        Path::DnsUdp | Path::DnsTcp => Reason::DnsNotCaptured,
-        Path::ProxyToSelf
-        | Path::OwnAddress
-        | Path::Passthrough
-        | Path::Loopback
-        | Path::Outbound
-        | Path::Tproxy
-        | Path::PolicyRoute
-        | Path::Inbound => Reason::RulesNotInEffect,
-    }
+    if is_dns(path) { Reason::DnsNotCaptured } else { Reason::RulesNotInEffect }
 }
 
 fn detail(probe: &Probe, seen: ProbeObservation, result: Result<(), Reason>) -> String {

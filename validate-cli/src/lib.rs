@@ -5,16 +5,6 @@
 //! arrive. Each carries a token that no other process knows. What to expect of each path is worked out from the plan's own
 //! rules, so the validation follows every setting.
 //!
-//! ```no_run
-//! use istio_validation::{Request, validate};
-//! # fn check(redirect: &redirect_core::Redirect, validation: settings_cli::Validation) -> std::io::Result<()> {
-//! let addresses = netns_apply::facts::addresses()?;
-//! let verdict = validate(&Request::new(redirect, &addresses, validation));
-//! println!("{verdict}");
-//! std::process::exit(verdict.exit_code().into());
-//! # }
-//! ```
-//!
 //! Everything acts on the network namespace of the calling thread. Nothing is left behind: the kernel closes the
 //! listeners with the process, whatever ends it.
 
@@ -32,11 +22,10 @@ mod stop;
 mod verdict;
 mod walk;
 
-use engine::{Interrupted, ProbeObservation, Tokens};
+use engine::{ProbeObservation, Tokens};
 use judge::{Finding, Tracked};
 use nix::{
     errno::Errno,
-    poll::{PollFd, PollFlags, poll},
     unistd::{Gid, Uid, getegid, geteuid, setfsgid, setfsuid},
 };
 use probes::{Aims, Probe};
@@ -45,13 +34,12 @@ use settings_cli::Validation;
 use std::{
     fs,
     net::IpAddr,
-    os::fd::AsFd,
     thread,
     time::{Duration, Instant},
 };
-use stop::Stop;
+use stop::{Interrupted, Stop};
 
-pub use reason::{Reason, Remedy};
+pub use reason::Reason;
 pub use report::report;
 pub use run::{RunError, needed, run};
 pub use verdict::{Check, Path, Unproven, ValidationReport};
@@ -67,41 +55,33 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(250);
 
 /// What is to be proven.
 #[derive(Debug, Clone, Copy)]
-pub struct Request<'a> {
+pub(crate) struct Request<'a> {
     /// The redirection that should be in force.
-    pub redirect: &'a Redirect,
+    redirect: &'a Redirect,
     /// The addresses of the pod's interfaces, in the kernel's order.
-    pub addresses: &'a [IpAddr],
+    addresses: &'a [IpAddr],
     /// The probe's port, and how long it may take.
-    pub validation: Validation,
+    validation: Validation,
     /// Whether the rules are native nftables: they show less of TPROXY.
-    pub native_nftables: bool,
+    native_nftables: bool,
     /// Whose packets are sent. Those of another user than the process's own need CAP_SETUID and CAP_SETGID.
-    pub who: Identity,
+    who: Identity,
 }
 
 impl<'a> Request<'a> {
     /// A request of this process's user; of the proxy's when this is root, who is neither proxy nor application.
-    #[must_use]
-    pub fn new(redirect: &'a Redirect, addresses: &'a [IpAddr], validation: Validation) -> Self {
+    fn new(
+        redirect: &'a Redirect,
+        addresses: &'a [IpAddr],
+        validation: Validation,
+        native_nftables: bool,
+    ) -> Self {
         let proxy = match (redirect.proxy_uids(), redirect.proxy_gids()) {
             ([uid, ..], [gid, ..]) => Identity { uid: *uid, gid: *gid },
             _ => Identity::own(),
         };
         let who = if Identity::own().uid == 0 { proxy } else { Identity::own() };
-        Self { redirect, addresses, validation, native_nftables: false, who }
-    }
-
-    /// Says whose packets are to be sent.
-    #[must_use]
-    pub fn of(self, who: Identity) -> Self {
-        Self { who, ..self }
-    }
-
-    /// Declares the rules to be native nftables.
-    #[must_use]
-    pub fn native_nftables(self, native_nftables: bool) -> Self {
-        Self { native_nftables, ..self }
+        Self { redirect, addresses, validation, native_nftables, who }
     }
 
     /// The families that are redirected and that the pod has an address of, each with its first.
@@ -145,15 +125,8 @@ impl Identity {
 }
 
 /// Proves it, or reports the failures. Returns as soon as all is proven within one round; otherwise tries again until
-/// the time is up, since rules may still come. SIGTERM, SIGINT and SIGHUP end it.
-#[must_use]
-pub fn validate(request: &Request<'_>) -> ValidationReport {
-    // Where the kernel has no signalfd(2), signals do what they do by default.
-    let stop = Stop::on_signals().ok();
-    let start = Instant::now();
-    prove(request, start, start + request.validation.timeout, stop.as_ref())
-}
-
+/// the time is up, since rules may still come.
+///
 /// On a thread of the user whose packets are wanted: netfilter checks the user of the thread that made the socket.
 fn prove(request: &Request<'_>, start: Instant, deadline: Instant, stop: Option<&Stop>) -> ValidationReport {
     let own = Request { who: Identity::own(), ..*request };
@@ -182,37 +155,33 @@ fn prove_as_ourselves(
         verdict.rounds = verdict.rounds.saturating_add(1);
         // The last round also asks why.
         let last = deadline.saturating_duration_since(Instant::now()) <= ROUND;
-        let proven = attempt(request, last, stop).map(|attempt| {
-            verdict.reason = attempt.reason;
-            verdict.checks = attempt.checks;
-            verdict.unproven = attempt.unproven;
-        });
-        let room = deadline.saturating_duration_since(Instant::now()).saturating_sub(ROUND);
-        if proven.is_ok() && !verdict.is_redirected() && !last {
-            match rest(pause.min(room), stop) {
-                Ok(()) => {
-                    pause = (pause * 2).min(LONGEST_PAUSE);
-                    continue;
-                }
-                Err(Interrupted(_)) => verdict.reason = Reason::Interrupted,
+        let retries = attempt(request, last, stop, &mut verdict).and_then(|()| {
+            let room = deadline.saturating_duration_since(Instant::now()).saturating_sub(ROUND);
+            if verdict.is_redirected() || last {
+                return Ok(false);
             }
-        }
-        if proven.is_err() {
-            verdict.reason = Reason::Interrupted;
+            stop::wait(Vec::new(), pause.min(room), stop).map(|_| true)
+        });
+        match retries {
+            Ok(true) => {
+                pause = (pause * 2).min(LONGEST_PAUSE);
+                continue;
+            }
+            Ok(false) => {}
+            Err(Interrupted) => verdict.reason = Reason::Interrupted,
         }
         verdict.elapsed = start.elapsed();
         return verdict;
     }
 }
 
-/// What one round found.
-struct Attempt {
-    reason: Reason,
-    checks: Vec<Check>,
-    unproven: Vec<Unproven>,
-}
-
-fn attempt(request: &Request<'_>, curious: bool, stop: Option<&Stop>) -> Result<Attempt, Interrupted> {
+/// One round, with what it found.
+fn attempt(
+    request: &Request<'_>,
+    curious: bool,
+    stop: Option<&Stop>,
+    verdict: &mut ValidationReport,
+) -> Result<(), Interrupted> {
     let families = request.families();
     let tracked_before = tracked();
     let aims = Aims::take(request, &families);
@@ -241,8 +210,9 @@ fn attempt(request: &Request<'_>, curious: bool, stop: Option<&Stop>) -> Result<
     checks.sort_by_key(|check| (check.family, check.path));
     let tracked =
         Tracked { any: tracked() > tracked_before, families: tracked_families(request, &probes, &seen) };
-    let reason = judge::conclude(&mut checks, mistaken, tracked);
-    Ok(Attempt { reason, checks, unproven })
+    verdict.reason = judge::conclude(&mut checks, mistaken, tracked);
+    (verdict.checks, verdict.unproven) = (checks, unproven);
+    Ok(())
 }
 
 /// The proxy's own call came back: the rules take its user for the application's.
@@ -265,14 +235,4 @@ fn tracked_families(request: &Request<'_>, probes: &[Probe], seen: &[ProbeObserv
 fn tracked() -> u32 {
     let text = fs::read_to_string("/proc/sys/net/netfilter/nf_conntrack_count").unwrap_or_default();
     text.trim().parse().unwrap_or(0)
-}
-
-fn rest(time: Duration, stop: Option<&Stop>) -> Result<(), Interrupted> {
-    let mut fds: Vec<PollFd<'_>> =
-        stop.map(|stop| PollFd::new(stop.as_fd(), PollFlags::POLLIN)).into_iter().collect();
-    let _ = poll(&mut fds, engine::timeout(time));
-    match stop.and_then(Stop::signal) {
-        Some(signal) => Err(Interrupted(signal)),
-        None => Ok(()),
-    }
 }

@@ -1,8 +1,13 @@
 //! The whole of a run, from settings to a verdict.
 
 use crate::{
-    Request, address::AddressWatch, engine::Interrupted, prove, reason::Reason, stop::Stop,
-    verdict::ValidationReport, walk::Identity,
+    Request,
+    address::AddressWatch,
+    prove,
+    reason::Reason,
+    stop::{Interrupted, Stop},
+    verdict::ValidationReport,
+    walk::Identity,
 };
 use netns_apply::{
     facts::{self, NameFiles},
@@ -97,7 +102,7 @@ fn run_here(settings: &RawSettings, stop: Option<&Stop>) -> Result<ValidationRep
         }
     };
     let native = options.backend == BackendChoice::NativeNft;
-    let request = Request::new(&redirect, &addresses, validation).native_nftables(native);
+    let request = Request::new(&redirect, &addresses, validation, native);
     Ok(prove(&request, start, deadline, stop))
 }
 
@@ -129,7 +134,7 @@ fn await_redirect(settings: &RawSettings, deadline: Instant, stop: Option<&Stop>
         match watch.as_ref().map(|watch| watch.wait(deadline, stop)) {
             Some(Ok(true)) => {}
             Some(Ok(false)) | None => return Ok(Found::Nothing(Reason::NoAddress)),
-            Some(Err(Interrupted(_))) => return Ok(Found::Nothing(Reason::Interrupted)),
+            Some(Err(Interrupted)) => return Ok(Found::Nothing(Reason::Interrupted)),
         }
     }
 }

@@ -66,22 +66,17 @@ impl StandIn {
                     _ => Ok(None),
                 },
             },
-            Self::Udp(_) => Ok(self.datagram()),
+            Self::Udp(socket) => Ok(datagram(socket)),
         }
     }
+}
 
-    fn datagram(&self) -> Option<Incoming> {
-        match self {
-            Self::Tcp(_) => None,
-            Self::Udp(socket) => {
-                let mut buffer = [0; 512];
-                let (length, peer) = socket.recv_from(&mut buffer).ok()?;
-                let at = socket.local_addr().ok()?;
-                let token = buffer.get(..length)?.to_vec();
-                Some(Incoming::Whole(Arrival { token, peer, at, original: None }))
-            }
-        }
-    }
+fn datagram(socket: &UdpSocket) -> Option<Incoming> {
+    let mut buffer = [0; 512];
+    let (length, peer) = socket.recv_from(&mut buffer).ok()?;
+    let at = socket.local_addr().ok()?;
+    let token = buffer.get(..length)?.to_vec();
+    Some(Incoming::Whole(Arrival { token, peer, at, original: None }))
 }
 
 impl AsFd for StandIn {

@@ -2,11 +2,14 @@
 //!
 //! Process 1 of a container ignores a signal it has no handler for, so the default action is not enough.
 
-use nix::sys::{
-    signal::{SigSet, SigmaskHow, Signal},
-    signalfd::{SfdFlags, SignalFd},
+use nix::{
+    poll::{PollFd, PollFlags, PollTimeout, poll},
+    sys::{
+        signal::{SigSet, SigmaskHow, Signal},
+        signalfd::{SfdFlags, SignalFd},
+    },
 };
-use std::os::fd::{AsFd, BorrowedFd};
+use std::{os::fd::AsFd, time::Duration};
 
 const ENDING: [Signal; 3] = [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP];
 
@@ -25,23 +28,30 @@ impl Stop {
         let before = ending.thread_swap_mask(SigmaskHow::SIG_BLOCK)?;
         Ok(Self { signals, before })
     }
-
-    /// The signal that came, if one did.
-    pub(crate) fn signal(&self) -> Option<&'static str> {
-        let info = self.signals.read_signal().ok()??;
-        let number = i32::try_from(info.ssi_signo).ok()?;
-        Signal::try_from(number).ok().map(Signal::as_str)
-    }
-}
-
-impl AsFd for Stop {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.signals.as_fd()
-    }
 }
 
 impl Drop for Stop {
     fn drop(&mut self) {
         let _ = self.before.thread_set_mask();
+    }
+}
+
+/// A signal ended the wait.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Interrupted;
+
+/// Waits for something to happen on these files; false when time is up.
+pub(crate) fn wait<'a>(
+    mut fds: Vec<PollFd<'a>>,
+    time: Duration,
+    stop: Option<&'a Stop>,
+) -> Result<bool, Interrupted> {
+    // Rounded up, so that nothing spins.
+    let millis = u32::try_from(time.as_micros().div_ceil(1000)).unwrap_or(u32::MAX);
+    fds.extend(stop.map(|stop| PollFd::new(stop.signals.as_fd(), PollFlags::POLLIN)));
+    let ready = poll(&mut fds, PollTimeout::try_from(millis).unwrap_or(PollTimeout::MAX));
+    match stop.map(|stop| stop.signals.read_signal()) {
+        Some(Ok(Some(_))) => Err(Interrupted),
+        Some(Ok(None) | Err(_)) | None => Ok(ready != Ok(0)),
     }
 }

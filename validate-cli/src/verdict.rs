@@ -160,30 +160,29 @@ impl ValidationReport {
         }
         lines.extend(self.unproven.iter().map(|unproven| (false, format!("{:8} {unproven}", "unproven"))));
         if wrong {
-            let remedy = self.reason.remedy();
-            lines.push((true, format!("owner: {}", remedy.agent)));
-            lines.push((true, format!("check: {}", remedy.setting)));
-            lines.push((true, format!("read on: {}", remedy.document())));
+            lines.push((true, format!("owner: {}", self.reason.agent())));
+            lines.push((true, format!("check: {}", self.reason.remedy())));
+            lines.push((true, format!("read on: {}", self.reason.document())));
         }
         lines
     }
 
     fn value<'a>(&'a self, checks: impl Iterator<Item = &'a Check>, unproven: bool) -> Value {
-        let remedy = self.reason.remedy();
+        let Self { reason, .. } = self;
         let unproven = self.unproven.iter().filter(|_| unproven);
         json!({
-            "reason": self.reason.code(),
-            "message": format!("{}{}", self.reason.meaning(), self.untested()),
+            "reason": reason.code(),
+            "message": format!("{}{}", reason.meaning(), self.untested()),
             // Unknown is neither true nor false.
-            "redirected": self.reason.is_redirected(),
+            "redirected": reason.is_redirected(),
             "exitCode": self.exit_code(),
-            "remedy": {"agent": remedy.agent, "setting": remedy.setting, "document": remedy.document()},
+            "remedy": {"agent": reason.agent(), "setting": reason.remedy(), "document": reason.document()},
             "uid": self.who.uid,
             "gid": self.who.gid,
             "rounds": self.rounds,
             "milliseconds": u64::try_from(self.elapsed.as_millis()).unwrap_or(u64::MAX),
             "checks": checks.map(Check::value).collect::<Vec<_>>(),
-            "unproven": unproven.map(|u| format!("{} {}: {}", u.family, u.path.name(), u.why)).collect::<Vec<_>>(),
+            "unproven": unproven.map(ToString::to_string).collect::<Vec<_>>(),
         })
     }
 }
@@ -226,16 +225,6 @@ impl fmt::Display for Unproven {
     }
 }
 
-/// For people, on several lines: what it means, what was seen, what to do, what could not be proven.
-impl fmt::Display for ValidationReport {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (index, (_, line)) in self.lines().iter().enumerate() {
-            write!(f, "{}{line}", if index == 0 { "" } else { "\n" })?;
-        }
-        Ok(())
-    }
-}
-
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)] // a panic is how a test fails
@@ -274,7 +263,8 @@ mod tests {
 
     #[test]
     fn people_read_what_was_seen_and_what_to_do() {
-        let text = verdict(Reason::NoRules, 1).to_string();
+        let lines = verdict(Reason::NoRules, 1).lines();
+        let text = lines.iter().map(|(_, line)| line.as_str()).collect::<Vec<_>>().join("\n");
         for expected in [
             "no-rules: nothing",
             "FAILED   IPv6 proxy-to-self",
