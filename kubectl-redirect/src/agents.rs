@@ -3,10 +3,12 @@
 use std::collections::BTreeMap;
 
 use cni_core::reasons::AGENT_LABEL;
+use k8s_openapi::api::core::v1::ContainerStatus;
+use kube::api::ListParams;
 
 use crate::Failure;
-use crate::cluster::{Cluster, Only, PODS};
-use crate::objects::{ContainerStatus, Pod};
+use crate::cluster::{Cluster, PODS};
+use crate::objects::Pod;
 
 /// What selects the agents' pods, in Istio's chart and in ours.
 #[must_use]
@@ -58,7 +60,7 @@ impl Agent {
             name: pod.metadata.name.clone(),
             node: pod.spec.node_name.clone(),
             container: container.name.clone(),
-            image: container.image.clone(),
+            image: container.image.clone().unwrap_or_default(),
             state: state(pod, status),
         })
     }
@@ -74,9 +76,10 @@ fn state(pod: &Pod, status: Option<&ContainerStatus>) -> AgentState {
     let Some(status) = status else {
         return AgentState::NotRunning(pod.status.phase.to_lowercase());
     };
-    if status.state.running.is_none() {
-        let reason = status.state.waiting.as_ref().or(status.state.terminated.as_ref());
-        let reason = reason.map(|one| one.reason.clone()).filter(|word| !word.is_empty());
+    let now = status.state.clone().unwrap_or_default();
+    if now.running.is_none() {
+        let waits = now.waiting.and_then(|why| why.reason);
+        let reason = waits.or(now.terminated.and_then(|end| end.reason)).filter(|word| !word.is_empty());
         return AgentState::NotRunning(reason.unwrap_or_else(|| "not started".to_owned()));
     }
     if status.ready && pod.metadata.deletion_timestamp.is_none() {
@@ -106,11 +109,10 @@ pub fn by_node(agents: impl IntoIterator<Item = Agent>) -> BTreeMap<String, Agen
 /// # Errors
 /// They cannot be listed.
 pub async fn find(cluster: &Cluster, node: Option<&str>) -> Result<BTreeMap<String, Agent>, Failure> {
-    let field = node.map(|name| format!("spec.nodeName={name}"));
-    let labels = selector();
-    let only = Only { labels: Some(&labels), fields: field.as_deref(), ..Only::default() };
+    let mut params = ListParams::default().labels(&selector());
+    params.field_selector = node.map(|name| format!("spec.nodeName={name}"));
     let mut agents = Vec::new();
-    cluster.each::<Pod>(PODS, only, |pod| agents.extend(Agent::of(&pod))).await?;
+    cluster.each::<Pod>(PODS, None, params, |pod| agents.extend(Agent::of(&pod))).await?;
     Ok(by_node(agents))
 }
 

@@ -30,45 +30,30 @@ pub struct Access {
 /// A kind of objects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Kind {
-    /// The API group; empty for the oldest.
-    pub group: &'static str,
-    /// Its version.
-    pub version: &'static str,
+    /// Where its API begins.
+    root: &'static str,
     /// Its plural, as in paths and rights.
-    pub resource: &'static str,
+    resource: &'static str,
 }
 
 /// Pods.
-pub const PODS: Kind = Kind { group: "", version: "v1", resource: "pods" };
+pub const PODS: Kind = Kind { root: "/api/v1", resource: "pods" };
 /// Nodes.
-pub const NODES: Kind = Kind { group: "", version: "v1", resource: "nodes" };
+pub const NODES: Kind = Kind { root: "/api/v1", resource: "nodes" };
 /// Namespaces.
-pub const NAMESPACES: Kind = Kind { group: "", version: "v1", resource: "namespaces" };
+pub const NAMESPACES: Kind = Kind { root: "/api/v1", resource: "namespaces" };
 /// DaemonSets.
-pub const DAEMON_SETS: Kind = Kind { group: "apps", version: "v1", resource: "daemonsets" };
+pub const DAEMON_SETS: Kind = Kind { root: "/apis/apps/v1", resource: "daemonsets" };
 /// Deployments.
-pub const DEPLOYMENTS: Kind = Kind { group: "apps", version: "v1", resource: "deployments" };
+pub const DEPLOYMENTS: Kind = Kind { root: "/apis/apps/v1", resource: "deployments" };
 /// ConfigMaps.
-pub const CONFIG_MAPS: Kind = Kind { group: "", version: "v1", resource: "configmaps" };
+pub const CONFIG_MAPS: Kind = Kind { root: "/api/v1", resource: "configmaps" };
 
 impl Kind {
     fn path(self, namespace: Option<&str>) -> String {
-        let root = if self.group.is_empty() { "/api/" } else { "/apis/" };
-        let group = if self.group.is_empty() { String::new() } else { format!("{}/", self.group) };
         let scope = namespace.map(|name| format!("/namespaces/{name}")).unwrap_or_default();
-        format!("{root}{group}{}{scope}/{}", self.version, self.resource)
+        format!("{}{scope}/{}", self.root, self.resource)
     }
-}
-
-/// What limits a list.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct Only<'a> {
-    /// Objects of this namespace.
-    pub namespace: Option<&'a str>,
-    /// Objects with these labels.
-    pub labels: Option<&'a str>,
-    /// Objects with these fields.
-    pub fields: Option<&'a str>,
 }
 
 /// The API server.
@@ -134,33 +119,32 @@ impl Cluster {
     pub async fn each<T: DeserializeOwned>(
         &self,
         kind: Kind,
-        only: Only<'_>,
+        namespace: Option<&str>,
+        mut params: ListParams,
         mut see: impl FnMut(T),
     ) -> Result<(), Failure> {
-        let mut params = ListParams::default().limit(PAGE);
-        params.label_selector = only.labels.map(str::to_owned);
-        params.field_selector = only.fields.map(str::to_owned);
+        params.limit = Some(PAGE);
         let what = || format!("list {}", kind.resource);
         loop {
-            let request = Request::new(kind.path(only.namespace)).list(&params);
+            let request = Request::new(kind.path(namespace)).list(&params);
             let request = request.map_err(|error| Failure(format!("cannot {}: {error}", what())))?;
             let asked = self.patiently(self.client.request::<List<T>>(request)).await;
             let page = asked.map_err(|error| error.about(&what(), &self.url))?;
             page.items.into_iter().for_each(&mut see);
-            match page.metadata.next.filter(|next| !next.is_empty()) {
+            match page.metadata.continue_.filter(|next| !next.is_empty()) {
                 Some(next) => params.continue_token = Some(next),
                 None => return Ok(()),
             }
         }
     }
 
-    /// The same as a list.
+    /// All of a kind, as a list.
     ///
     /// # Errors
     /// As [`Cluster::each`].
-    pub async fn list<T: DeserializeOwned>(&self, kind: Kind, only: Only<'_>) -> Result<Vec<T>, Failure> {
+    pub async fn list<T: DeserializeOwned>(&self, kind: Kind) -> Result<Vec<T>, Failure> {
         let mut all = Vec::new();
-        self.each(kind, only, |object| all.push(object)).await?;
+        self.each(kind, None, ListParams::default(), |object| all.push(object)).await?;
         Ok(all)
     }
 

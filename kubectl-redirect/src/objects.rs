@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 
 use cni_core::enablement::REDIRECTION_ANNOTATION;
+use k8s_openapi::api::core::v1::{Container, ContainerStatus, NodeSystemInfo};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ListMeta;
 use redirect_core::pod::STATUS_ANNOTATION;
 use serde::Deserialize;
-use serde_json::Value;
 
 /// A page of a list.
 #[derive(Debug, Deserialize)]
@@ -18,14 +19,6 @@ pub struct List<T> {
     // Servers may write null for an empty list.
     #[serde(default = "Vec::new", deserialize_with = "or_default")]
     pub items: Vec<T>,
-}
-
-/// About a list.
-#[derive(Debug, Default, Deserialize)]
-pub struct ListMeta {
-    /// What asks for the next page; empty on the last.
-    #[serde(default, rename = "continue")]
-    pub next: Option<String>,
 }
 
 /// Any object, of which only this is of interest.
@@ -102,40 +95,6 @@ pub struct PodSpec {
     pub containers: Vec<Container>,
 }
 
-/// A container.
-#[derive(Debug, Clone, Default, Deserialize)]
-#[serde(default)]
-pub struct Container {
-    /// Its name.
-    pub name: String,
-    /// Its image.
-    pub image: String,
-    /// Its ports.
-    pub ports: Vec<ContainerPort>,
-    /// Its variables.
-    pub env: Vec<Variable>,
-}
-
-/// A port that a container names.
-#[derive(Debug, Clone, Default, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-pub struct ContainerPort {
-    /// The port in its network namespace.
-    pub container_port: u16,
-    /// That of its node.
-    pub host_port: u16,
-}
-
-/// A variable of a container.
-#[derive(Debug, Clone, Default, Deserialize)]
-#[serde(default)]
-pub struct Variable {
-    /// Its name.
-    pub name: String,
-    /// Its value, unless it comes from elsewhere.
-    pub value: String,
-}
-
 /// What a pod is.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
@@ -150,70 +109,14 @@ pub struct PodStatus {
     pub init_container_statuses: Vec<ContainerStatus>,
 }
 
-/// What a container is.
-#[derive(Debug, Clone, Default, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-pub struct ContainerStatus {
-    /// Its name.
-    pub name: String,
-    /// Whether it is ready.
-    pub ready: bool,
-    /// Its state now.
-    #[serde(deserialize_with = "or_default")]
-    pub state: State,
-    /// How it ended last.
-    #[serde(deserialize_with = "or_default")]
-    pub last_state: State,
-}
-
-/// One of the three.
-#[derive(Debug, Clone, Default, Deserialize)]
-#[serde(default)]
-pub struct State {
-    /// It waits.
-    pub waiting: Option<Reason>,
-    /// It runs.
-    pub running: Option<Value>,
-    /// It has ended.
-    pub terminated: Option<Reason>,
-}
-
-/// Why a container waits, or how it ended.
-#[derive(Debug, Clone, Default, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-pub struct Reason {
-    /// A word, such as CrashLoopBackOff.
-    pub reason: String,
-    /// Its exit code, where it ended.
-    pub exit_code: i32,
-}
-
 /// A node.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default)]
 pub struct Node {
     /// Its name and labels.
     pub metadata: Meta,
-    /// What it should be.
-    pub spec: NodeSpec,
     /// What it is.
     pub status: NodeStatus,
-}
-
-/// What a node should be.
-#[derive(Debug, Clone, Default, Deserialize)]
-#[serde(default)]
-pub struct NodeSpec {
-    /// What keeps pods away.
-    pub taints: Vec<Taint>,
-}
-
-/// What keeps pods away from a node.
-#[derive(Debug, Clone, Default, Deserialize)]
-#[serde(default)]
-pub struct Taint {
-    /// Its key.
-    pub key: String,
 }
 
 /// What a node is.
@@ -221,26 +124,10 @@ pub struct Taint {
 #[serde(rename_all = "camelCase", default)]
 pub struct NodeStatus {
     /// Its system.
-    pub node_info: NodeInfo,
+    pub node_info: NodeSystemInfo,
 }
 
-/// A node's system.
-#[derive(Debug, Clone, Default, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-pub struct NodeInfo {
-    /// Such as `6.1.0-18-amd64`.
-    pub kernel_version: String,
-    /// `linux`, `windows`.
-    pub operating_system: String,
-    /// `amd64`, `arm64`.
-    pub architecture: String,
-    /// Such as `containerd://1.7.27`.
-    pub container_runtime_version: String,
-    /// The kubelet's version.
-    pub kubelet_version: String,
-}
-
-/// A DaemonSet or Deployment.
+/// A DaemonSet.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default)]
 pub struct Workload {
@@ -294,8 +181,8 @@ mod tests {
                 "status":{"containerStatuses":null,"initContainerStatuses":[{"name":"i","lastState":{}}]}}]}"#,
         )
         .expect("a list");
-        assert_eq!((list.items.len(), list.metadata.next.as_deref()), (1, Some("x")));
+        assert_eq!((list.items.len(), list.metadata.continue_.as_deref()), (1, Some("x")));
         let empty: List<Node> = serde_json::from_str(r#"{"items":null}"#).expect("a list");
-        assert!(empty.items.is_empty() && empty.metadata.next.is_none());
+        assert!(empty.items.is_empty() && empty.metadata.continue_.is_none());
     }
 }

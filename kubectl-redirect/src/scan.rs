@@ -5,10 +5,11 @@ use std::io::{self, IsTerminal as _, Write as _};
 use std::time::Duration;
 
 use futures_util::stream::{self, StreamExt as _};
+use kube::api::ListParams;
 use tokio::time::timeout;
 
 use crate::agents::{self, Agent, AgentState};
-use crate::cluster::{Access, Cluster, NODES, Only, PODS};
+use crate::cluster::{Access, Cluster, NODES, PODS};
 use crate::exec::{self, ExecError};
 use crate::objects::{Node, Object, Pod};
 use crate::verdict::{Filter, NodeScan, Unasked, VERSION, Verdict};
@@ -67,12 +68,12 @@ pub async fn run(wanted: &Wanted) -> Result<u8, Failure> {
 
 /// The nodes that can have an agent.
 async fn nodes(cluster: &Cluster, named: Option<&str>) -> Result<Vec<String>, Failure> {
-    let field = named.map(|name| format!("metadata.name={name}"));
+    let field_selector = named.map(|name| format!("metadata.name={name}"));
     let mut names = Vec::new();
     let is_linux = |node: &Node| matches!(node.status.node_info.operating_system.as_str(), "linux" | "");
-    let only = Only { fields: field.as_deref(), ..Only::default() };
+    let params = ListParams { field_selector, ..ListParams::default() };
     cluster
-        .each(NODES, only, |node: Node| {
+        .each(NODES, None, params, |node: Node| {
             if is_linux(&node) {
                 names.push(node.metadata.name);
             }
@@ -87,10 +88,10 @@ async fn nodes(cluster: &Cluster, named: Option<&str>) -> Result<Vec<String>, Fa
 async fn filter(cluster: &Cluster, wanted: &Wanted) -> Result<Filter, Failure> {
     let namespace = wanted.access.namespace.clone();
     let Some(selector) = &wanted.selector else { return Ok(Filter { namespace, names: None }) };
-    let only = Only { namespace: namespace.as_deref(), labels: Some(selector), fields: None };
+    let params = ListParams::default().labels(selector);
     let mut names = BTreeSet::new();
     cluster
-        .each(PODS, only, |pod: Object| {
+        .each(PODS, namespace.as_deref(), params, |pod: Object| {
             names.insert(format!("{}/{}", pod.metadata.namespace, pod.metadata.name));
         })
         .await?;
@@ -99,11 +100,10 @@ async fn filter(cluster: &Cluster, wanted: &Wanted) -> Result<Filter, Failure> {
 
 /// How many pods of the mesh are on a node.
 async fn mesh_pods(cluster: &Cluster, node: &str) -> Result<usize, Failure> {
-    let field = format!("spec.nodeName={node}");
     let mut count = 0;
-    let only = Only { fields: Some(&field), ..Only::default() };
+    let params = ListParams::default().fields(&format!("spec.nodeName={node}"));
     let is_counted = |pod: &Pod| (pod.is_of_mesh() || pod.is_of_ambient()) && !pod.is_over();
-    cluster.each(PODS, only, |pod: Pod| count += usize::from(is_counted(&pod))).await?;
+    cluster.each(PODS, None, params, |pod: Pod| count += usize::from(is_counted(&pod))).await?;
     Ok(count)
 }
 

@@ -1,7 +1,8 @@
 //! The checks in their order: each is made of facts alone.
 
 use super::facts::{Needs, PORTS};
-use super::{Check, Facts, nodes, workloads};
+use super::{Check, Facts, Found, nodes, workloads};
+use crate::Failure;
 use crate::verdict::names;
 
 /// What decides whether a namespace allows the agent's pod.
@@ -10,57 +11,49 @@ const POD_SECURITY: &str = "pod-security.kubernetes.io/enforce";
 /// All of them.
 #[must_use]
 pub fn all(facts: &Facts) -> Vec<Check> {
+    let server = Found::ok(format!("Kubernetes {} at {}", facts.server.1, facts.server.0));
     let mut all = vec![
-        Check::ok("api-server", format!("Kubernetes {} at {}", facts.server.1, facts.server.0)),
-        rights(facts, Needs::Installing),
-        rights(facts, Needs::Asking),
+        Check::of("api-server", Ok(server)),
+        Check::of("rights-to-install", rights(facts, Needs::Installing)),
+        Check::of("rights-to-ask", rights(facts, Needs::Asking)),
     ];
     all.extend(nodes::checks(&facts.nodes));
     all.extend(workloads::network(facts));
-    all.push(workloads::agent(facts));
-    all.push(ports(facts));
-    all.push(namespace(facts));
-    all.push(workloads::autoscalers(facts));
-    all.push(broken(facts));
+    all.extend([
+        Check::of("existing-agent", workloads::agent(facts)),
+        Check::of("ports", ports(facts)),
+        Check::of("namespace", namespace(facts)),
+        Check::of("autoscalers", workloads::autoscalers(facts)),
+        Check::of("broken-pods", broken(facts)),
+    ]);
     all
 }
 
-fn rights(facts: &Facts, needs: Needs) -> Check {
-    let name = match needs {
-        Needs::Installing => "rights-to-install",
-        Needs::Asking => "rights-to-ask",
-    };
+fn rights(facts: &Facts, needs: Needs) -> Result<Found, &Failure> {
     let of = facts.rights.iter().filter(|(who, ..)| *who == needs);
     let mut missing = Vec::new();
     for (_, right, may) in of.clone() {
-        match may {
-            Ok(true) => {}
-            Ok(false) => missing.push(right.to_string()),
-            Err(why) => return Check::unknown(name, why),
+        if !may.as_ref()? {
+            missing.push(right.to_string());
         }
     }
     if missing.is_empty() {
-        return Check::ok(name, format!("all {}", of.count()));
+        return Ok(Found::ok(format!("all {}", of.count())));
     }
     let seen = format!("missing: {}", missing.join(", "));
-    match needs {
+    Ok(match needs {
         Needs::Installing => {
-            Check::failed(name, seen, "install with an account that has these rights, such as cluster-admin")
+            Found::failed(seen, "install with an account that has these rights, such as cluster-admin")
         }
-        Needs::Asking => Check::warning(
-            name,
+        Needs::Asking => Found::warning(
             seen,
             "kubectl redirect needs a role with these rights; pods/exec only in this namespace",
         ),
-    }
+    })
 }
 
-fn ports(facts: &Facts) -> Check {
-    const NAME: &str = "ports";
-    let used = match &facts.pods {
-        Ok(pods) => &pods.ports,
-        Err(why) => return Check::unknown(NAME, why),
-    };
+fn ports(facts: &Facts) -> Result<Found, &Failure> {
+    let used = &facts.pods.as_ref()?.ports;
     let taken = PORTS.iter().filter_map(|(port, value)| used.get(port).map(|pods| (port, value, pods)));
     let (mut seen, mut remedy) = (Vec::new(), Vec::new());
     for (port, value, pods) in taken {
@@ -68,55 +61,39 @@ fn ports(facts: &Facts) -> Check {
         remedy.push(format!("{value}=PORT"));
     }
     if seen.is_empty() {
-        return Check::ok(NAME, "8000 and 15014 are free, as far as pods name their ports");
+        return Ok(Found::ok("8000 and 15014 are free, as far as pods name their ports"));
     }
-    Check::failed(
-        NAME,
-        seen.join("; "),
-        format!("install with --set {}, or hostNetwork=false", remedy.join(" --set ")),
-    )
+    let remedy = format!("install with --set {}, or hostNetwork=false", remedy.join(" --set "));
+    Ok(Found::failed(seen.join("; "), remedy))
 }
 
-fn namespace(facts: &Facts) -> Check {
-    const NAME: &str = "namespace";
+fn namespace(facts: &Facts) -> Result<Found, &Failure> {
     let (name, object) = &facts.namespace;
-    let object = match object {
-        Ok(Some(object)) => object,
-        Ok(None) => {
-            let seen = format!("{name} does not exist");
-            return Check::warning(NAME, seen, "create it, or name that of Istio's control plane with -n");
-        }
-        Err(why) => return Check::unknown(NAME, why),
+    let Some(object) = object.as_ref()? else {
+        let seen = format!("{name} does not exist");
+        return Ok(Found::warning(seen, "create it, or name that of Istio's control plane with -n"));
     };
-    match object.labels.get(POD_SECURITY).map(String::as_str) {
-        Some("privileged") => Check::ok(NAME, format!("{name} enforces Pod Security level privileged")),
-        None => Check::ok(NAME, format!("{name} enforces no Pod Security level by a label of its own")),
-        Some(level) => Check::failed(
-            NAME,
+    Ok(match object.labels.get(POD_SECURITY).map(String::as_str) {
+        Some("privileged") => Found::ok(format!("{name} enforces Pod Security level privileged")),
+        None => Found::ok(format!("{name} enforces no Pod Security level by a label of its own")),
+        Some(level) => Found::failed(
             format!("{name} enforces Pod Security level {level}, which refuses the agent's host directories"),
             format!("kubectl label --overwrite namespace {name} {POD_SECURITY}=privileged"),
         ),
-    }
+    })
 }
 
-fn broken(facts: &Facts) -> Check {
-    const NAME: &str = "broken-pods";
-    match &facts.pods {
-        Ok(pods) if pods.broken.is_empty() => {
-            Check::ok(NAME, format!("{} mesh pods, none of which waits for its redirection", pods.mesh))
-        }
-        Ok(pods) => Check::warning(
-            NAME,
-            format!(
-                "the validation of {} of {} mesh pods failed: {}",
-                pods.broken.len(),
-                pods.mesh,
-                names(&pods.broken)
-            ),
+fn broken(facts: &Facts) -> Result<Found, &Failure> {
+    let pods = facts.pods.as_ref()?;
+    let (broken, mesh) = (&pods.broken, pods.mesh);
+    Ok(if broken.is_empty() {
+        Found::ok(format!("{mesh} mesh pods, none of which waits for its redirection"))
+    } else {
+        Found::warning(
+            format!("the validation of {} of {mesh} mesh pods failed: {}", broken.len(), names(broken)),
             "the agent repairs them in place (repair.repairPods, the default); kubectl redirect scan shows the rest",
-        ),
-        Err(why) => Check::unknown(NAME, why),
-    }
+        )
+    })
 }
 
 #[cfg(test)]
@@ -125,7 +102,6 @@ mod tests {
 
     use super::super::{Outcome, PodFacts};
     use super::*;
-    use crate::Failure;
     use crate::cluster::Right;
     use crate::objects::{Meta, Workload};
 
@@ -152,7 +128,7 @@ mod tests {
         }
     }
 
-    fn workloads(all: Value) -> Vec<Workload> {
+    fn workloads<T: serde::de::DeserializeOwned>(all: Value) -> Vec<T> {
         serde_json::from_value(all).expect("workloads")
     }
 

@@ -3,15 +3,16 @@
 use std::collections::BTreeMap;
 
 use cni_core::reasons::AGENT_LABEL;
+use kube::api::ListParams;
 
 use crate::Failure;
-use crate::cluster::{CONFIG_MAPS, Cluster, DAEMON_SETS, DEPLOYMENTS, NAMESPACES, NODES, Only, PODS, Right};
+use crate::cluster::{CONFIG_MAPS, Cluster, DAEMON_SETS, DEPLOYMENTS, NAMESPACES, NODES, PODS, Right};
 use crate::objects::{ConfigMap, Meta, Node, Object, Pod, Workload};
 
 /// The DaemonSet of the agent, in Istio's chart and in ours.
 pub const AGENT: &str = "istio-cni-node";
 /// Ports that the agent uses on its node, and the chart's values for them.
-pub const PORTS: [(u16, &str); 2] = [(8000, "healthPort"), (15014, "monitoringPort")];
+pub const PORTS: [(i32, &str); 2] = [(8000, "healthPort"), (15014, "monitoringPort")];
 /// The init container of pods that are validated.
 const VALIDATION: &str = "istio-validation";
 
@@ -38,7 +39,7 @@ pub struct Facts {
     /// The DaemonSets.
     pub daemon_sets: Result<Vec<Workload>, Failure>,
     /// The Deployments.
-    pub deployments: Result<Vec<Workload>, Failure>,
+    pub deployments: Result<Vec<Object>, Failure>,
     /// Of the pods, what counts.
     pub pods: Result<PodFacts, Failure>,
     /// Cilium's settings, if it has any.
@@ -53,7 +54,7 @@ pub struct PodFacts {
     /// Pods of the mesh.
     pub mesh: usize,
     /// Those that use one of the agent's ports on their node, `NAMESPACE/NAME`, by port.
-    pub ports: BTreeMap<u16, Vec<String>>,
+    pub ports: BTreeMap<i32, Vec<String>>,
     /// Those whose validation failed, `NAMESPACE/NAME`.
     pub broken: Vec<String>,
 }
@@ -66,18 +67,19 @@ impl PodFacts {
         }
         let (key, value) = AGENT_LABEL;
         let is_agent = pod.metadata.labels.get(key).is_some_and(|label| label == value);
-        for port in pod.spec.containers.iter().flat_map(|container| &container.ports) {
-            let used = if pod.spec.host_network { port.container_port } else { port.host_port };
-            if !is_agent && PORTS.iter().any(|(ours, _)| *ours == used) {
-                self.ports.entry(used).or_default().push(pod.name());
+        for port in pod.spec.containers.iter().flat_map(|container| container.ports.iter().flatten()) {
+            let used = if pod.spec.host_network { Some(port.container_port) } else { port.host_port };
+            let taken = used.filter(|used| !is_agent && PORTS.iter().any(|(ours, _)| ours == used));
+            if let Some(taken) = taken {
+                self.ports.entry(taken).or_default().push(pod.name());
             }
         }
         self.mesh += usize::from(pod.is_of_mesh());
         let has_failed = pod.status.init_container_statuses.iter().any(|status| {
-            let ends = [&status.state.terminated, &status.last_state.terminated];
+            let states = [&status.state, &status.last_state].into_iter().flatten();
             status.name == VALIDATION
                 && !status.ready
-                && ends.into_iter().flatten().any(|end| end.exit_code != 0)
+                && states.filter_map(|state| state.terminated.as_ref()).any(|end| end.exit_code != 0)
         });
         if has_failed {
             self.broken.push(pod.name());
@@ -97,21 +99,21 @@ impl Facts {
             let may = cluster.may(&right).await;
             rights.push((needs, right, may));
         }
-        let daemon_sets = cluster.list::<Workload>(DAEMON_SETS, Only::default()).await;
+        let daemon_sets = cluster.list::<Workload>(DAEMON_SETS).await;
         let place = |name: &str| {
             let found = daemon_sets.iter().flatten().find(|one| one.metadata.name == name);
             found.map(|one| one.metadata.namespace.clone())
         };
         let (cilium, agent) = (place("cilium"), place(AGENT));
         let mut pods = PodFacts::default();
-        let seen = cluster.each::<Pod>(PODS, Only::default(), |pod| pods.see(&pod)).await;
+        let seen = cluster.each::<Pod>(PODS, None, ListParams::default(), |pod| pods.see(&pod)).await;
         let object: Result<Option<Object>, Failure> = cluster.get(NAMESPACES, None, namespace).await;
         Ok(Self {
             server: (cluster.url().to_owned(), version),
             namespace: (namespace.to_owned(), object.map(|found| found.map(|one| one.metadata))),
             rights,
-            nodes: cluster.list(NODES, Only::default()).await,
-            deployments: cluster.list(DEPLOYMENTS, Only::default()).await,
+            nodes: cluster.list(NODES).await,
+            deployments: cluster.list(DEPLOYMENTS).await,
             pods: seen.map(|()| pods),
             cilium: config_map(cluster, cilium, "cilium-config").await,
             agent: config_map(cluster, agent, "istio-cni-config").await,

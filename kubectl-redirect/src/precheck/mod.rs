@@ -2,8 +2,8 @@
 
 pub mod checks;
 mod facts;
-pub mod nodes;
-pub mod workloads;
+mod nodes;
+mod workloads;
 
 use explain::text_writer::{Layout, TextStyle, TextWriter};
 use serde_json::{Value, json};
@@ -69,24 +69,35 @@ pub struct Check {
 }
 
 impl Check {
+    /// One of this name, made or not.
+    pub(crate) fn of(name: &'static str, found: Result<Found, &Failure>) -> Self {
+        let not_checked = |why| Found::warning(format!("not checked: {why}"), "run it again with that right");
+        let Found { outcome, seen, remedy } = found.unwrap_or_else(not_checked);
+        Self { name, outcome, seen, remedy }
+    }
+}
+
+/// What a check came to, without its name.
+pub(crate) struct Found {
+    outcome: Outcome,
+    seen: String,
+    remedy: Option<String>,
+}
+
+impl Found {
     /// Nothing is to be done.
-    pub(crate) fn ok(name: &'static str, seen: impl Into<String>) -> Self {
-        Self { name, outcome: Outcome::Ok, seen: seen.into(), remedy: None }
+    pub(crate) fn ok(seen: impl Into<String>) -> Self {
+        Self { outcome: Outcome::Ok, seen: seen.into(), remedy: None }
     }
 
     /// Something needs a decision.
-    pub(crate) fn warning(name: &'static str, seen: impl Into<String>, remedy: impl Into<String>) -> Self {
-        Self { name, outcome: Outcome::Warning, seen: seen.into(), remedy: Some(remedy.into()) }
+    pub(crate) fn warning(seen: impl Into<String>, remedy: impl Into<String>) -> Self {
+        Self { outcome: Outcome::Warning, seen: seen.into(), remedy: Some(remedy.into()) }
     }
 
     /// It cannot work like this.
-    pub(crate) fn failed(name: &'static str, seen: impl Into<String>, remedy: impl Into<String>) -> Self {
-        Self { name, outcome: Outcome::Failed, seen: seen.into(), remedy: Some(remedy.into()) }
-    }
-
-    /// It was not possible to check.
-    pub(crate) fn unknown(name: &'static str, why: &Failure) -> Self {
-        Self::warning(name, format!("not checked: {why}"), "run it again with that right")
+    pub(crate) fn failed(seen: impl Into<String>, remedy: impl Into<String>) -> Self {
+        Self { outcome: Outcome::Failed, seen: seen.into(), remedy: Some(remedy.into()) }
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::Check;
+use super::{Check, Found};
 use crate::Failure;
 use crate::objects::Node;
 use crate::verdict::names;
@@ -14,18 +14,23 @@ const OLDEST_RUN: (u32, u32) = (5, 10);
 const ARCHITECTURES: [&str; 2] = ["amd64", "arm64"];
 
 /// All checks of nodes.
-#[must_use]
-pub fn checks(nodes: &Result<Vec<Node>, Failure>) -> Vec<Check> {
+pub(super) fn checks(nodes: &Result<Vec<Node>, Failure>) -> Vec<Check> {
     let nodes = match nodes {
         Ok(nodes) => nodes,
-        Err(why) => return vec![Check::unknown("nodes", why)],
+        Err(why) => return vec![Check::of("nodes", Err(why))],
     };
     let linux: Vec<&Node> = nodes.iter().filter(|node| is_linux(node)).collect();
     if linux.is_empty() {
         let seen = format!("{} nodes, none with Linux", nodes.len());
-        return vec![Check::failed("nodes", seen, "the agent needs Linux; add such nodes first")];
+        let found = Found::failed(seen, "the agent needs Linux; add such nodes first");
+        return vec![Check::of("nodes", Ok(found))];
     }
-    let mut all = vec![system(&linux, nodes.len()), kernel(&linux), runtime(&linux), platform(&linux)];
+    let mut all = vec![
+        Check::of("system", Ok(system(&linux, nodes.len()))),
+        Check::of("kernel", Ok(kernel(&linux))),
+        Check::of("runtime", Ok(runtime(&linux))),
+        Check::of("platform", Ok(platform(&linux))),
+    ];
     all.extend(serverless(nodes));
     all
 }
@@ -48,39 +53,33 @@ fn counted(nodes: &[&Node], value: impl Fn(&Node) -> String) -> String {
     counts.iter().map(|(value, count)| format!("{value} ({count})")).collect::<Vec<_>>().join(", ")
 }
 
-fn system(linux: &[&Node], all: usize) -> Check {
+fn system(linux: &[&Node], all: usize) -> Found {
     let strange = those(linux, |node| !ARCHITECTURES.contains(&node.status.node_info.architecture.as_str()));
     if !strange.is_empty() {
-        return Check::failed(
-            "system",
+        return Found::failed(
             format!("no image for the architecture of {}", names(&strange)),
             "keep the agent and mesh pods off these nodes (affinity), or build the programs for them",
         );
     }
     let others = all - linux.len();
     let beside = if others > 0 { format!("; {others} others get no agent") } else { String::new() };
-    Check::ok(
-        "system",
-        format!("Linux, {}{beside}", counted(linux, |node| node.status.node_info.architecture.clone())),
-    )
+    Found::ok(format!("Linux, {}{beside}", counted(linux, |node| node.status.node_info.architecture.clone())))
 }
 
-fn kernel(linux: &[&Node]) -> Check {
+fn kernel(linux: &[&Node]) -> Found {
     let is_below = |than: (u32, u32)| {
         move |node: &Node| version(&node.status.node_info.kernel_version).is_none_or(|v| v < than)
     };
     let too_old = those(linux, is_below(OLDEST));
     if !too_old.is_empty() {
-        return Check::failed(
-            "kernel",
+        return Found::failed(
             format!("older than {}.{}: {}", OLDEST.0, OLDEST.1, names(&too_old)),
             "update these nodes, or keep mesh pods off them: their kernel lacks the nf_tables that rules need",
         );
     }
     let not_run = those(linux, is_below(OLDEST_RUN));
     if !not_run.is_empty() {
-        return Check::warning(
-            "kernel",
+        return Found::warning(
             format!(
                 "older than {}.{}, the oldest that was tested: {}",
                 OLDEST_RUN.0,
@@ -92,7 +91,7 @@ fn kernel(linux: &[&Node]) -> Check {
     }
     let oldest = linux.iter().min_by_key(|node| version(&node.status.node_info.kernel_version));
     let oldest = oldest.map_or("", |node| node.status.node_info.kernel_version.as_str());
-    Check::ok("kernel", format!("{oldest} or newer"))
+    Found::ok(format!("{oldest} or newer"))
 }
 
 /// The first two numbers of a version.
@@ -101,14 +100,13 @@ fn version(text: &str) -> Option<(u32, u32)> {
     Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
 }
 
-fn runtime(linux: &[&Node]) -> Check {
+fn runtime(linux: &[&Node]) -> Found {
     let of = |node: &Node| node.status.node_info.container_runtime_version.clone();
     let seen = counted(linux, of);
     let is = |name: &'static str| move |node: &Node| of(node).starts_with(name);
     let docker = those(linux, is("docker://"));
     if !docker.is_empty() {
-        return Check::warning(
-            "runtime",
+        return Found::warning(
             format!("{seen}: Docker keeps network namespaces elsewhere"),
             "set cniNetnsDir=/var/run/docker/netns, which platform=minikube does",
         );
@@ -119,11 +117,7 @@ fn runtime(linux: &[&Node]) -> Check {
     });
     if !old.is_empty() {
         let seen = format!("containerd older than 1.6, the oldest that was tested: {}", names(&old));
-        return Check::warning(
-            "runtime",
-            seen,
-            "install on one such node first, then run kubectl redirect scan",
-        );
+        return Found::warning(seen, "install on one such node first, then run kubectl redirect scan");
     }
     let untested = those(linux, |node| !of(node).starts_with("containerd://"));
     let note = if untested.is_empty() {
@@ -131,7 +125,7 @@ fn runtime(linux: &[&Node]) -> Check {
     } else {
         "; only containerd was tested (docs/reference/compatibility.md)"
     };
-    Check::ok("runtime", format!("{seen}{note}"))
+    Found::ok(format!("{seen}{note}"))
 }
 
 /// A platform: its name, the chart's value, and how its nodes are recognized.
@@ -174,17 +168,16 @@ const PLATFORMS: [Platform; 9] = [
     Platform { name: "AKS", value: None, is: |node| has_label(node, "kubernetes.azure.com/cluster") },
 ];
 
-fn platform(linux: &[&Node]) -> Check {
+fn platform(linux: &[&Node]) -> Found {
     let found = PLATFORMS.iter().find(|platform| linux.iter().any(|node| (platform.is)(node)));
     match found {
         Some(Platform { name, value: Some(value), .. }) => {
-            Check::ok("platform", format!("{name}: install with --set platform={value}"))
+            Found::ok(format!("{name}: install with --set platform={value}"))
         }
-        Some(Platform { name, value: None, .. }) => Check::ok(
-            "platform",
-            format!("{name}: needs no platform value; docs/get-started/platforms.md has notes"),
-        ),
-        None => Check::ok("platform", "none that needs a platform value"),
+        Some(Platform { name, value: None, .. }) => {
+            Found::ok(format!("{name}: needs no platform value; docs/get-started/platforms.md has notes"))
+        }
+        None => Found::ok("none that needs a platform value"),
     }
 }
 
@@ -196,11 +189,11 @@ fn serverless(nodes: &[Node]) -> Option<Check> {
         label("eks.amazonaws.com/compute-type") == Some("fargate") || label("type") == Some("virtual-kubelet")
     });
     (!found.is_empty()).then(|| {
-        Check::warning(
-            "serverless",
+        let found = Found::warning(
             format!("nodes that run no agent: {}", names(&found)),
             "mesh pods there need istio-init, with the image proxy-init (docs/reference/images.md)",
-        )
+        );
+        Check::of("serverless", Ok(found))
     })
 }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::facts::AGENT;
-use super::{Check, Facts};
+use super::{Check, Facts, Found};
 use crate::Failure;
 use crate::objects::{ConfigMap, Workload};
 
@@ -50,34 +50,29 @@ const AUTOSCALERS: [(&str, &str); 2] = [
 ];
 
 /// The network plugin.
-#[must_use]
-pub fn network(facts: &Facts) -> Vec<Check> {
+pub(super) fn network(facts: &Facts) -> Vec<Check> {
     let sets = match &facts.daemon_sets {
         Ok(sets) => sets,
-        Err(why) => return vec![Check::unknown("network-plugin", why)],
+        Err(why) => return vec![Check::of("network-plugin", Err(why))],
     };
     let known = PLUGINS.iter().filter(|(name, _)| sets.iter().any(|set| set.metadata.name == *name));
     let known: Vec<&str> = known.map(|(_, words)| *words).collect();
-    let mut all = vec![if known.is_empty() {
-        Check::ok(
-            "network-plugin",
-            "none that is known by its DaemonSet; the agent edits any valid configuration list",
-        )
+    let known = if known.is_empty() {
+        "none that is known by its DaemonSet; the agent edits any valid configuration list".to_owned()
     } else {
-        Check::ok("network-plugin", known.join("; "))
-    }];
+        known.join("; ")
+    };
+    let mut all = vec![Check::of("network-plugin", Ok(Found::ok(known)))];
     if sets.iter().any(|set| set.metadata.name == "cilium") {
-        all.push(cilium(&facts.cilium));
+        all.push(Check::of("cilium", cilium(&facts.cilium)));
     }
     all.extend(sets.iter().find(|set| set.metadata.name == "aws-node").and_then(amazon));
     all
 }
 
-fn cilium(config: &Result<Option<ConfigMap>, Failure>) -> Check {
-    let config = match config {
-        Ok(Some(config)) => config,
-        Ok(None) => return Check::warning("cilium", "no ConfigMap cilium-config", ADVICE),
-        Err(why) => return Check::unknown("cilium", why),
+fn cilium(config: &Result<Option<ConfigMap>, Failure>) -> Result<Found, &Failure> {
+    let Some(config) = config.as_ref()? else {
+        return Ok(Found::warning("no ConfigMap cilium-config", ADVICE));
     };
     let is = |key: &str, value: &str| config.data.get(key).is_some_and(|text| text == value);
     let mut wrong = Vec::new();
@@ -87,13 +82,11 @@ fn cilium(config: &Result<Option<ConfigMap>, Failure>) -> Check {
     if !is("bpf-lb-sock-hostns-only", "true") {
         wrong.push("bpf-lb-sock-hostns-only is not \"true\": with socket load balancing, rules of pods see rewritten destinations");
     }
-    match wrong.first() {
-        None => Check::ok("cilium", "allows chained plugins, and keeps socket load balancing out of pods"),
-        Some(first) if first.starts_with("cni-exclusive") => {
-            Check::failed("cilium", wrong.join("; "), ADVICE)
-        }
-        Some(_) => Check::warning("cilium", wrong.join("; "), ADVICE),
-    }
+    Ok(match wrong.first() {
+        None => Found::ok("allows chained plugins, and keeps socket load balancing out of pods"),
+        Some(first) if first.starts_with("cni-exclusive") => Found::failed(wrong.join("; "), ADVICE),
+        Some(_) => Found::warning(wrong.join("; "), ADVICE),
+    })
 }
 
 const ADVICE: &str = "install Cilium with cni.exclusive=false and socketLB.hostNamespaceOnly=true";
@@ -103,52 +96,40 @@ fn amazon(set: &Workload) -> Option<Check> {
     let variables = variables(set);
     let value = |name: &str| variables.get(name).copied().unwrap_or_default();
     (value("ENABLE_POD_ENI") == "true" && value("POD_SECURITY_GROUP_ENFORCING_MODE") != "standard").then(|| {
-        Check::warning(
-            "security-groups",
+        let found = Found::warning(
             "pods may have security groups of their own, and POD_SECURITY_GROUP_ENFORCING_MODE is not standard",
             "set POD_SECURITY_GROUP_ENFORCING_MODE=standard in DaemonSet aws-node, as Istio documents",
-        )
+        );
+        Check::of("security-groups", Ok(found))
     })
 }
 
 fn variables(set: &Workload) -> BTreeMap<&str, &str> {
-    let all = set.containers().iter().flat_map(|container| &container.env);
-    all.map(|variable| (variable.name.as_str(), variable.value.as_str())).collect()
+    let all = set.containers().iter().flat_map(|container| container.env.iter().flatten());
+    all.map(|variable| (variable.name.as_str(), variable.value.as_deref().unwrap_or_default())).collect()
 }
 
 /// An agent of the mesh that exists.
-#[must_use]
-pub fn agent(facts: &Facts) -> Check {
-    const NAME: &str = "existing-agent";
-    let sets = match &facts.daemon_sets {
-        Ok(sets) => sets,
-        Err(why) => return Check::unknown(NAME, why),
-    };
+pub(super) fn agent(facts: &Facts) -> Result<Found, &Failure> {
+    let sets = facts.daemon_sets.as_ref()?;
     let Some(set) = sets.iter().find(|set| set.metadata.name == AGENT) else {
-        return Check::ok(NAME, "none");
+        return Ok(Found::ok("none"));
     };
-    let image = set.containers().first().map_or("?", |container| container.image.as_str());
+    let image = set.containers().first().and_then(|container| container.image.as_deref()).unwrap_or("?");
     let place = format!("{}/{AGENT}, image {image}", set.metadata.namespace);
     let mut variables = variables(set);
     if variables.contains_key(OURS) {
-        return Check::ok(NAME, format!("this project's: {place}"));
+        return Ok(Found::ok(format!("this project's: {place}")));
     }
-    match &facts.agent {
-        Ok(Some(config)) => {
-            variables.extend(config.data.iter().map(|(name, value)| (name.as_str(), value.as_str())));
-        }
-        Ok(None) => {}
-        Err(why) => return Check::unknown(NAME, why),
+    if let Some(config) = facts.agent.as_ref()? {
+        variables.extend(config.data.iter().map(|(name, value)| (name.as_str(), value.as_str())));
     }
     if set.metadata.namespace != facts.namespace.0 {
-        return Check::failed(
-            NAME,
-            format!("Istio's, in another namespace: {place}"),
-            format!(
-                "two agents would edit the same files: name its namespace with -n {}",
-                set.metadata.namespace
-            ),
+        let remedy = format!(
+            "two agents would edit the same files: name its namespace with -n {}",
+            set.metadata.namespace
         );
+        return Ok(Found::failed(format!("Istio's, in another namespace: {place}"), remedy));
     }
     let is_ambient = variables.get("AMBIENT_ENABLED").is_some_and(|value| *value == "true");
     let unused: Vec<&str> = variables.keys().copied().filter(|name| UNUSED.contains(name)).collect();
@@ -165,33 +146,24 @@ pub fn agent(facts: &Facts) -> Check {
     );
     let advice: Vec<&str> = [hand_over, keep_ambient].into_iter().flatten().collect();
     if advice.is_empty() {
-        return Check::ok(NAME, seen);
+        return Ok(Found::ok(seen));
     }
-    Check::warning(NAME, seen, format!("{} (docs/get-started/migrate.md)", advice.join("; ")))
+    Ok(Found::warning(seen, format!("{} (docs/get-started/migrate.md)", advice.join("; "))))
 }
 
 /// Programs that add nodes, which need to know of a taint that goes.
-#[must_use]
-pub fn autoscalers(facts: &Facts) -> Check {
-    const NAME: &str = "autoscalers";
-    let deployments = match &facts.deployments {
-        Ok(deployments) => deployments,
-        Err(why) => return Check::unknown(NAME, why),
-    };
-    // Helm puts a release's name around the chart's.
+pub(super) fn autoscalers(facts: &Facts) -> Result<Found, &Failure> {
+    let deployments = facts.deployments.as_ref()?;
     let has = |name: &str| deployments.iter().any(|one| one.metadata.name.contains(name));
     let found: Vec<_> = AUTOSCALERS.iter().filter(|(name, _)| has(name)).collect();
     if found.is_empty() {
-        return Check::ok(NAME, "none among the Deployments; a provider's own may run elsewhere");
+        return Ok(Found::ok("none among the Deployments; a provider's own may run elsewhere"));
     }
     let how: Vec<String> = found.iter().map(|(name, how)| format!("{name}: {how}")).collect();
-    Check::ok(
-        NAME,
-        format!(
-            "to keep pods off new nodes until the agent runs (nodeTaint.enabled=true): {}",
-            how.join("; ")
-        ),
-    )
+    Ok(Found::ok(format!(
+        "to keep pods off new nodes until the agent runs (nodeTaint.enabled=true): {}",
+        how.join("; ")
+    )))
 }
 
 #[cfg(test)]
