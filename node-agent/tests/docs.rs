@@ -8,7 +8,7 @@ use install_cni::metrics::Metrics;
 use install_cni::reload::RELOADED;
 use install_cni::settings::table::SETTINGS;
 
-use settings_cli::log_rows;
+use settings_cli::LOG_ROWS;
 use settings_table::{Status, markdown, wrapped};
 use taint_controller::metrics::ControllerMetrics;
 
@@ -49,7 +49,7 @@ fn the_reference_matches_the_code() {
     let tables = [
         ("metrics", metrics(&[Metrics::ROWS, process::METRICS].concat())),
         ("settings", settings()),
-        ("logging", markdown(&log_rows())),
+        ("logging", markdown(LOG_ROWS)),
     ];
     compare("reference/agent.md", &tables);
     compare("concepts/taint.md", &[("taint-metrics", metrics(ControllerMetrics::ROWS))]);

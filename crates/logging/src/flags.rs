@@ -1,65 +1,6 @@
-//! The command-line flags of logging, as data: a program's own parser defines them from this table.
+//! What the command-line flags of logging say.
 
 use crate::{Config, Format, LevelError, Target};
-
-/// What a flag takes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum FlagKind {
-    /// A text.
-    Text,
-    /// Nothing, or a boolean.
-    Switch,
-    /// A list separated by commas; the flag may be repeated.
-    List,
-}
-
-/// One flag.
-#[derive(Debug, Clone, Copy)]
-pub struct Flag {
-    /// Its name, without dashes.
-    pub name: &'static str,
-    /// What it takes.
-    pub kind: FlagKind,
-    /// The value if unset.
-    pub default: &'static str,
-    /// What it does, for people.
-    pub meaning: &'static str,
-}
-
-/// Every flag, in the order in which the documentation lists them.
-pub const FLAGS: &[Flag] = &[
-    Flag {
-        name: "log_output_level",
-        kind: FlagKind::Text,
-        default: "default:info",
-        meaning: "Minimum log level, as a list of scope:level separated by commas; a bare level is that of \
-                  the scope default, all:level that of every scope. Levels: none, fatal, error, warn, info, debug.",
-    },
-    Flag {
-        name: "log_as_json",
-        kind: FlagKind::Switch,
-        default: "false",
-        meaning: "Whether each line is a JSON object.",
-    },
-    Flag {
-        name: "log_target",
-        kind: FlagKind::List,
-        default: "stderr",
-        meaning: "Where lines go: stderr, stdout or the path of a file.",
-    },
-    Flag {
-        name: "log_caller",
-        kind: FlagKind::Text,
-        default: "",
-        meaning: "Whether lines name their place in the source: any text but none enables it.",
-    },
-    Flag {
-        name: "log_stacktrace_level",
-        kind: FlagKind::Text,
-        default: "default:none",
-        meaning: "Accepted as a list of scope:level for compatibility with existing command lines; stack traces are never logged.",
-    },
-];
 
 /// A flag whose value is wrong.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -115,22 +56,11 @@ impl Config {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Levels;
 
     fn config(flags: &[(&str, &str)]) -> Result<Config, Vec<ConfigError>> {
-        assert!(flags.iter().all(|(name, _)| FLAGS.iter().any(|flag| flag.name == *name)));
         Config::from_flags(|name| {
             flags.iter().find(|(flag, _)| *flag == name).map(|(_, value)| (*value).to_owned())
         })
-    }
-
-    #[test]
-    fn the_tables_defaults_are_the_defaults() {
-        let table: Vec<(&str, &str)> = FLAGS.iter().map(|flag| (flag.name, flag.default)).collect();
-        let (from_table, from_nothing) = (config(&table).unwrap(), config(&[]).unwrap());
-        assert_eq!(from_nothing, Config::default());
-        assert_eq!(from_table.levels.of("default"), Levels::default().of("default"));
-        assert_eq!(Config { levels: Levels::default(), ..from_table }, Config::default());
     }
 
     #[test]

@@ -26,7 +26,7 @@ mod socket;
 use std::sync::{Arc, PoisonError, RwLock};
 
 pub use entry::{Entry, Format, escaped};
-pub use flags::{ConfigError, FLAGS, Flag, FlagKind};
+pub use flags::ConfigError;
 pub use level::{Level, LevelError, Levels};
 #[cfg(unix)]
 pub use rolling::RollingFile;

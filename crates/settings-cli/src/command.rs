@@ -1,13 +1,13 @@
 //! The command line of a program, made from rows: flags, help, completions, manual, and the subcommands that all programs have.
 
-use crate::{Pages, UsageError, args, pages};
+use crate::{Pages, UsageError, args, pages, rows::LOG_ROWS};
 use clap::{
     Arg, ArgAction, ArgMatches, Command, ValueHint,
     builder::{PossibleValuesParser, StyledStr},
 };
 use clap_complete::Shell;
 use redirect_core::values::Problem;
-use settings_table::{Row, Status, Takes};
+use settings_table::{Row, Takes};
 use std::{collections::BTreeMap, ffi::OsString, fmt::Write as _};
 
 /// The heading of the flags that all programs have.
@@ -78,14 +78,12 @@ impl CommandLine {
         let flags = flags.collect();
         let operands = self.operands.iter().filter_map(|(name, _)| matches.get_one::<String>(name).cloned());
         let operands = operands.collect();
-        match matches.subcommand() {
-            Some((command, given)) if self.is_own(command) => {
-                let command = Some((command.to_owned(), given.clone()));
-                Ok(Line::Work(ParsedArgs { command, operands, flags, refused: sorted.refused }))
-            }
-            Some((command, given)) => Ok(Line::Print(self.generate(command, given))),
-            None => Ok(Line::Work(ParsedArgs { command: None, operands, flags, refused: sorted.refused })),
-        }
+        let command = match matches.subcommand() {
+            Some((command, given)) if self.is_own(command) => Some((command.to_owned(), given.clone())),
+            Some((command, given)) => return Ok(Line::Print(self.generate(command, given))),
+            None => None,
+        };
+        Ok(Line::Work(ParsedArgs { command, operands, flags, refused: sorted.refused }))
     }
 
     /// The definition of the command line.
@@ -112,9 +110,9 @@ impl CommandLine {
     fn definition(&self, is_explained: bool) -> Command {
         let shells =
             Arg::new("shell").required(true).value_parser(clap::value_parser!(Shell)).help("The shell");
-        let logging = logging::FLAGS.iter().filter_map(|flag| {
-            let arg = arg(&log_row(flag), is_explained)?.help_heading(LOGGING);
-            let repeats = flag.kind == logging::FlagKind::List;
+        let logging = LOG_ROWS.iter().filter_map(|row| {
+            let arg = arg(row, is_explained)?.help_heading(LOGGING);
+            let repeats = matches!(row.takes, Takes::List(_));
             Some(if repeats { arg.action(ArgAction::Append) } else { arg })
         });
         // Flags stand before or behind subcommands that do work; those that only print take none.
@@ -146,7 +144,7 @@ impl CommandLine {
     }
 
     fn all_rows(&self) -> impl Iterator<Item = Row> {
-        self.rows.iter().copied().chain(logging::FLAGS.iter().map(log_row))
+        self.rows.iter().chain(LOG_ROWS).copied()
     }
 
     fn generate(&self, subcommand: &str, matches: &ArgMatches) -> String {
@@ -215,25 +213,4 @@ fn help(row: &Row) -> String {
 
 fn text(arg: Arg) -> Arg {
     arg.num_args(1).allow_hyphen_values(true).action(ArgAction::Set)
-}
-
-/// A flag of logging as a row.
-fn log_row(flag: &logging::Flag) -> Row {
-    let takes = match flag.kind {
-        logging::FlagKind::Switch => Takes::Switch,
-        logging::FlagKind::Text if flag.name.ends_with("_level") => Takes::Levels,
-        logging::FlagKind::Text => Takes::Text("VALUE"),
-        logging::FlagKind::List => Takes::List("LIST"),
-    };
-    let row = Row::new(takes, flag.meaning).flag(flag.name).default(flag.default);
-    match flag.name {
-        "log_stacktrace_level" => row.status(Status::WithoutEffect("stack traces are never logged")),
-        _ => row,
-    }
-}
-
-/// The flags of logging as rows, for documentation and warnings.
-#[must_use]
-pub fn log_rows() -> Vec<Row> {
-    logging::FLAGS.iter().map(log_row).collect()
 }

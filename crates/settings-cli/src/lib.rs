@@ -11,11 +11,11 @@ mod pages;
 mod reference;
 mod rows;
 
-pub use command::{CommandLine, Line, ParsedArgs, log_rows};
+pub use command::{CommandLine, Line, ParsedArgs};
 pub use options::{Action, RunOptions, Validation};
 pub use pages::{Pages, completions};
 pub use reference::reference;
-pub use rows::{IPTABLES, VALIDATION, row as setting_row};
+pub use rows::{IPTABLES, LOG_ROWS, VALIDATION, row as setting_row};
 
 use logging::LevelError;
 use redirect_core::{
@@ -74,6 +74,14 @@ pub struct Input {
     pub not_in_force: Vec<NotInForce>,
 }
 
+impl Input {
+    /// What of it has no effect, to be warned of.
+    pub fn notices(&self) -> impl Iterator<Item = String> {
+        let misspelt = self.misspelt.iter().map(ToString::to_string);
+        misspelt.chain(self.not_in_force.iter().map(ToString::to_string))
+    }
+}
+
 /// A subcommand that cannot be understood: what is wrong, for standard error.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UsageError(pub String);
@@ -100,14 +108,11 @@ impl Program {
             Ok(Asked::Print(text)) => return print(&text),
             Err(usage) => return complain(&usage.to_string()),
         };
-        let logs = match logging::init(input.log) {
+        let logs = match logging::init(input.log.clone()) {
             Ok(logs) => logs,
             Err(error) => return complain(&error.to_string()),
         };
-        for misspelt in &input.misspelt {
-            log::warn!(target: logging::DEFAULT_SCOPE, "{misspelt}");
-        }
-        for notice in &input.not_in_force {
+        for notice in input.notices() {
             log::warn!(target: logging::DEFAULT_SCOPE, "{notice}");
         }
         let code = run(&input.settings);
@@ -167,7 +172,6 @@ impl Program {
     fn judge(&self, settings: &mut RawSettings, flags: &BTreeMap<String, String>) -> Vec<NotInForce> {
         let rows = SETTINGS.iter().map(|setting| (setting.key, rows::row(setting, self.statuses)));
         let rows: Vec<(Key, Row)> = rows.collect();
-        let logging = log_rows();
         let mut given = Vec::new();
         for (key, row) in &rows {
             let (value, source) = settings.get(*key);
@@ -180,7 +184,7 @@ impl Program {
                 None => given.push(Given { row, said: source.to_string(), value }),
             }
         }
-        given.extend(logging.iter().filter_map(|row| {
+        given.extend(LOG_ROWS.iter().filter_map(|row| {
             let flag = row.flag?;
             Some(Given { row, said: format!("flag --{flag}"), value: flags.get(flag)?.clone() })
         }));

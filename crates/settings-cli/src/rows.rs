@@ -28,6 +28,29 @@ pub const VALIDATION: &[(Key, Status)] = &[
     ),
 ];
 
+/// The flags of logging, which every program has.
+pub const LOG_ROWS: &[Row] = &[
+    Row::new(
+        Takes::Levels,
+        "Minimum log level, as a list of scope:level separated by commas; a bare level is that of the scope default, all:level that of every scope. Levels: none, fatal, error, warn, info, debug.",
+    )
+    .flag("log_output_level")
+    .default("default:info"),
+    Row::new(Takes::Switch, "Whether each line is a JSON object.").flag("log_as_json").default("false"),
+    Row::new(Takes::List("LIST"), "Where lines go: stderr, stdout or the path of a file.")
+        .flag("log_target")
+        .default("stderr"),
+    Row::new(Takes::Text("VALUE"), "Whether lines name their place in the source: any text but none enables it.")
+        .flag("log_caller"),
+    Row::new(
+        Takes::Levels,
+        "Accepted as a list of scope:level for compatibility with existing command lines; stack traces are never logged.",
+    )
+    .flag("log_stacktrace_level")
+    .default("default:none")
+    .status(Status::WithoutEffect("stack traces are never logged")),
+];
+
 /// A setting as a row of a program.
 #[must_use]
 pub fn row(setting: &Setting, statuses: &[(Key, Status)]) -> Row {
@@ -56,5 +79,24 @@ fn takes(kind: Kind) -> Takes {
         }
         // A kind that this crate does not know yet.
         _ => Takes::Text(kind.value_name()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use logging::{Config, Levels};
+
+    #[test]
+    fn the_defaults_of_logging_are_those_of_its_flags() {
+        let default = |name: &str| {
+            let row = LOG_ROWS.iter().find(|row| row.flag == Some(name))?;
+            Some(row.default.to_owned())
+        };
+        let (from_rows, from_nothing) =
+            (Config::from_flags(default).unwrap(), Config::from_flags(|_| None).unwrap());
+        assert_eq!(from_nothing, Config::default());
+        assert_eq!(from_rows.levels.of("default"), Levels::default().of("default"));
+        assert_eq!(Config { levels: Levels::default(), ..from_rows }, Config::default());
     }
 }

@@ -7,7 +7,7 @@
 
 extern crate alloc;
 
-use alloc::{borrow::ToOwned, collections::BTreeMap, format, string::String, vec::Vec};
+use alloc::{borrow::ToOwned, format, string::String, vec, vec::Vec};
 use core::fmt;
 
 /// One setting.
@@ -55,7 +55,7 @@ pub enum Takes {
 }
 
 /// Whether a program does what a setting says.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Status {
     /// It does.
     InForce,
@@ -228,22 +228,21 @@ impl NotInForce {
     /// whose switch is off; `is_on` knows the switches. What is refused is not a notice but an error.
     #[must_use]
     pub fn among(given: &[Given<'_>], is_on: impl Fn(&str) -> bool) -> Vec<Self> {
-        let mut reasons: Vec<Status> = Vec::new();
-        let mut asked = BTreeMap::<Status, Vec<String>>::new();
+        let mut all: Vec<Self> = Vec::new();
         for Given { row, said, value } in given {
             let counts = match row.status {
                 Status::InForce | Status::Refused(_) => false,
                 Status::WithoutEffect(_) | Status::NotImplemented(_) => row.part_of.is_none_or(&is_on),
             };
-            if counts && !row.takes.is_off(value) {
-                if !reasons.contains(&row.status) {
-                    reasons.push(row.status);
-                }
-                asked.entry(row.status).or_default().push(said.clone());
+            if !counts || row.takes.is_off(value) {
+                continue;
+            }
+            match all.iter_mut().find(|one| one.status == row.status) {
+                Some(one) => one.said.push(said.clone()),
+                None => all.push(Self { said: vec![said.clone()], status: row.status }),
             }
         }
-        let of = |status: Status| Self { said: asked.remove(&status).unwrap_or_default(), status };
-        reasons.into_iter().map(of).collect()
+        all
     }
 }
 

@@ -148,8 +148,7 @@ fn of_flags(text: &str, around: &Around<'_>, notices: &mut Vec<String>) -> Resul
         notices.extend(Notice::about(settings, &redirect).iter().map(ToString::to_string));
         redirect.plan()
     };
-    notices.extend(input.misspelt.iter().map(ToString::to_string));
-    notices.extend(input.not_in_force.iter().map(ToString::to_string));
+    notices.extend(input.notices());
     Ok(Understood::Plan { plan, backend, native })
 }
 

@@ -7,7 +7,7 @@ use super::table::{Row, SETTINGS};
 use crate::ambient_command;
 use clap::{Arg, ArgAction, Command};
 use redirect_core::values::parse_duration;
-use settings_cli::{CommandLine, Pages, ParsedArgs, log_rows};
+use settings_cli::{CommandLine, LOG_ROWS, Pages, ParsedArgs};
 use settings_table::{Given, NotInForce, Takes};
 
 /// What `localhost` stands for.
@@ -305,13 +305,12 @@ impl<'a> Raw<'a> {
 
     /// What was asked for and is not done.
     pub(super) fn not_in_force(&self) -> Vec<NotInForce> {
-        let logging = log_rows();
         let of_ours = self.given().map(|(row, origin, value)| Given {
             row,
             said: origin.to_string(),
             value: value.to_owned(),
         });
-        let of_logging = logging.iter().filter_map(|row| {
+        let of_logging = LOG_ROWS.iter().filter_map(|row| {
             let flag = row.flag?;
             Some(Given { row, said: format!("flag --{flag}"), value: self.given.flags.get(flag)?.clone() })
         });

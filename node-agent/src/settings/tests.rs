@@ -39,7 +39,7 @@ fn notices(args: &[&str], env: &[(&str, &str)]) -> Vec<String> {
 fn the_table_names_and_explains_each_setting_once() {
     let mut names: Vec<&str> = SETTINGS.iter().filter_map(|setting| setting.flag).collect();
     names.extend(SETTINGS.iter().flat_map(|setting| setting.env));
-    names.extend(logging::FLAGS.iter().map(|flag| flag.name));
+    names.extend(settings_cli::LOG_ROWS.iter().filter_map(|row| row.flag));
     let all = names.len();
     names.sort_unstable();
     names.dedup();
