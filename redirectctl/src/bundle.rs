@@ -7,8 +7,7 @@ mod archive;
 pub mod filter;
 
 use std::fs;
-use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::time::Duration;
@@ -16,6 +15,7 @@ use std::time::Duration;
 use cluster_client::files;
 use serde_json::{Value, json};
 
+use crate::health;
 use crate::report::VERSION;
 pub use archive::{packed, write_new};
 
@@ -179,17 +179,8 @@ pub fn log(path: &Path) -> Result<Vec<u8>, String> {
 /// # Errors
 /// It does not answer.
 pub fn metrics(agent: SocketAddr) -> Result<Vec<u8>, String> {
-    let asked = || -> std::io::Result<String> {
-        let mut stream = TcpStream::connect_timeout(&agent, PATIENCE)?;
-        stream.set_read_timeout(Some(PATIENCE))?;
-        stream.set_write_timeout(Some(PATIENCE))?;
-        let request = format!("GET /metrics HTTP/1.0\r\nHost: {agent}\r\n\r\n");
-        stream.write_all(request.as_bytes())?;
-        let mut bytes = Vec::new();
-        stream.take(MOST_ENTRY as u64).read_to_end(&mut bytes)?;
-        Ok(String::from_utf8_lossy(&bytes).into_owned())
-    };
-    let answer = asked().map_err(|error| format!("{agent}: {error}"))?;
+    let answer = health::get(agent, "/metrics", PATIENCE, MOST_ENTRY as u64)
+        .map_err(|error| format!("{agent}: {error}"))?;
     let kept: String = answer.lines().filter_map(filter::metric).map(|line| line + "\n").collect();
     if kept.is_empty() { Err(format!("{agent}: no metrics of the agent")) } else { Ok(kept.into_bytes()) }
 }

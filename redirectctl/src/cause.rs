@@ -249,6 +249,25 @@ impl Finding {
     pub fn new(cause: Cause, seen: impl Into<String>) -> Self {
         Self { cause, seen: vec![seen.into()] }
     }
+
+    /// One, if anything was seen.
+    #[must_use]
+    pub fn some(cause: Cause, seen: Vec<String>) -> Option<Self> {
+        (!seen.is_empty()).then_some(Self { cause, seen })
+    }
+}
+
+/// Adds what was seen to a cause's finding, or a finding if that cause has none.
+pub(crate) fn merge(all: &mut Vec<Finding>, cause: Cause, seen: Vec<String>) {
+    match all.iter_mut().find(|finding| finding.cause == cause) {
+        Some(finding) => finding.seen.extend(seen),
+        None => all.extend(Finding::some(cause, seen)),
+    }
+}
+
+/// Puts the worst first.
+pub(crate) fn sort(all: &mut [Finding]) {
+    all.sort_by_key(|finding| (std::cmp::Reverse(finding.cause.severity()), finding.cause));
 }
 
 /// The worst of findings.

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use cni_core::pod_source::PodName;
 use serde_json::{Map, Value};
 
 use crate::object::{Condition, Event, text};
@@ -12,7 +13,8 @@ use crate::pod::Pod;
 pub struct Cluster {
     /// The nodes.
     pub nodes: Vec<NodeObject>,
-    events: Vec<(About, Event)>,
+    /// Of a pod, with its UID if the event has it.
+    events: Vec<(PodName, String, Event)>,
     /// The handlers of runtime classes, by the names of these.
     handlers: BTreeMap<String, String>,
     /// The labels of namespaces, by their names.
@@ -34,14 +36,6 @@ pub struct NodeObject {
     pub conditions: Vec<Condition>,
 }
 
-/// Which pod an event is about.
-#[derive(Debug, Clone, PartialEq, Eq)]
-struct About {
-    namespace: String,
-    name: String,
-    uid: String,
-}
-
 impl Cluster {
     /// Takes note of an object; returns whether its kind matters here.
     pub fn take(&mut self, object: &Value) -> bool {
@@ -58,9 +52,8 @@ impl Cluster {
             Some("Event") => {
                 let about = |field: &str| text(&format!("/involvedObject/{field}"));
                 if about("kind") == "Pod" {
-                    let about =
-                        About { namespace: about("namespace"), name: about("name"), uid: about("uid") };
-                    self.events.push((about, Event::of(object)));
+                    let pod = PodName { namespace: about("namespace"), name: about("name") };
+                    self.events.push((pod, about("uid"), Event::of(object)));
                 }
             }
             Some(_) | None => return false,
@@ -76,14 +69,11 @@ impl Cluster {
             }
             let labels = self.namespaces.get(&pod.name.namespace).cloned();
             pod.namespace_labels = labels.or_else(|| self.has_all_namespaces.then(Map::new));
-            let is_about = |about: &About| {
-                let same = about.namespace == pod.name.namespace && about.name == pod.name.name;
+            let is_about = |(name, uid, _): &&(PodName, String, Event)| {
                 // An earlier pod may have had the name.
-                same && (about.uid.is_empty() || pod.uid.is_empty() || about.uid == pod.uid)
+                *name == pod.name && (uid.is_empty() || pod.uid.is_empty() || *uid == pod.uid)
             };
-            let events =
-                self.events.iter().filter(|(about, _)| is_about(about)).map(|(_, event)| event.clone());
-            pod.events = events.collect();
+            pod.events = self.events.iter().filter(is_about).map(|(.., event)| event.clone()).collect();
             pod.events.sort();
         }
     }

@@ -17,7 +17,6 @@ use clap::{Arg, Command};
 use clap_complete::Shell;
 use explain::pretty;
 use logging::DEFAULT_SCOPE;
-use redirect_core::settings::InputErrors;
 use settings_cli::{Line, Program};
 
 pub use given::Given;
@@ -47,7 +46,7 @@ pub(crate) fn run(words: Vec<OsString>, env: Vec<(OsString, OsString)>) -> ExitC
     let mut words = words.into_iter();
     let first = words.next().and_then(|word| word.into_string().ok()).unwrap_or_default();
     if let Some(command) =
-        COMMANDS.iter().find(|command| command.name == first || command.alias == Some(&*first))
+        COMMANDS.iter().find(|command| command.name() == first || command.alias == Some(&*first))
     {
         return run_command(command, words.collect(), env);
     }
@@ -72,7 +71,7 @@ fn general(first: &str, rest: &[String]) -> Result<String, String> {
         ("completion", _) => Err("completion needs a shell: bash, zsh or fish".to_owned()),
         ("", _) => Err(whole().render_help().to_string()),
         (word, _) => {
-            let names: Vec<&str> = COMMANDS.iter().map(|command| command.name).collect();
+            let names: Vec<&str> = COMMANDS.iter().map(Definition::name).collect();
             Err(format!("redirectctl: {word:?} is not one of {}; see redirectctl --help", names.join(", ")))
         }
     }
@@ -82,7 +81,7 @@ fn general(first: &str, rest: &[String]) -> Result<String, String> {
 #[must_use]
 pub fn whole() -> Command {
     let shell = Arg::new("shell").required(true).value_parser(clap::value_parser!(Shell)).help("The shell");
-    let commands = COMMANDS.iter().map(|command| command.line().completed().name(command.name));
+    let commands = COMMANDS.iter().map(|command| command.line().completed().name(command.name()));
     Command::new("redirectctl")
         .about("Shows what is planned, in force and wrong in pods' network namespaces. It never changes anything.")
         .version(env!("CARGO_PKG_VERSION"))
@@ -114,12 +113,7 @@ fn run_command(command: &Definition, words: Vec<OsString>, env: Vec<(OsString, O
         Err(error) => return settings_cli::complain(&error.to_string()),
     };
     if command.takes_settings {
-        for notice in input
-            .misspelt
-            .iter()
-            .map(ToString::to_string)
-            .chain(input.not_in_force.iter().map(ToString::to_string))
-        {
+        for notice in input.notices() {
             log::warn!(target: DEFAULT_SCOPE, "{notice}");
         }
     }
@@ -161,10 +155,6 @@ fn answer(command: &Definition, given: &Given) -> Result<Answer, InputError> {
     (command.run)(given)
 }
 
-fn errors(errors: &InputErrors) -> InputError {
-    InputError(errors.iter().map(ToString::to_string).collect())
-}
-
 /// `why`
 fn explain(given: &Given) -> Result<Answer, InputError> {
     let text = match given.operands.first() {
@@ -179,7 +169,7 @@ impl Definition {
     #[must_use]
     pub fn program(&self) -> Program {
         Program {
-            name: self.name,
+            name: self.name(),
             about: self.about,
             version: env!("CARGO_PKG_VERSION"),
             pages: self.pages,

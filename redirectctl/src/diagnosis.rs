@@ -17,7 +17,7 @@ use redirect_core::{DNS_PORT, DnsCapture, Families, Family, InboundPorts, Redire
 
 pub use explain::decision::PodDecision;
 
-use crate::cause::{Cause, Finding};
+use crate::cause::{self, Cause, Finding};
 use crate::inspect::{Inspection, NATIVE};
 use crate::meaning;
 use crate::pod::{Container, Kind, Pod};
@@ -78,7 +78,7 @@ pub fn findings(pod: Option<&Pod>, decided: &PodDecision, seen: Option<&Inspecti
     if let Some(seen) = seen {
         all.extend(of_any_namespace(seen));
     }
-    all.sort_by_key(|finding| (std::cmp::Reverse(finding.cause.severity()), finding.cause));
+    cause::sort(&mut all);
     all
 }
 
@@ -105,17 +105,14 @@ fn of_any_namespace(seen: &Inspection) -> Vec<Finding> {
     if !seen.addresses.iter().any(is_reachable) {
         all.push(Finding::new(Cause::NoAddress, format!("it has {}", list(&seen.addresses))));
     }
-    if !seen.unexamined.is_empty() {
-        all.push(Finding { cause: Cause::Unexamined, seen: seen.unexamined.clone() });
-    }
-    let backends: Vec<&str> = seen.in_force.iter().map(|in_force| in_force.backend).collect();
-    if backends.len() > 1 {
-        all.push(Finding::new(Cause::TwoBackends, format!("rules are in {}", backends.join(" and in "))));
+    all.extend(Finding::some(Cause::Unexamined, seen.unexamined.clone()));
+    if seen.in_force.len() > 1 {
+        all.push(Finding::new(Cause::TwoBackends, seen.backends()));
     }
     all
 }
 
-fn is_reachable(address: &IpAddr) -> bool {
+pub(crate) fn is_reachable(address: &IpAddr) -> bool {
     let is_link_local = match address {
         IpAddr::V4(v4) => v4.is_link_local(),
         IpAddr::V6(v6) => v6.is_unicast_link_local() || *v6 == redirect_core::values::PASSTHROUGH_V6,
@@ -131,9 +128,7 @@ fn namespace(
     seen: &Inspection,
     all: &mut Vec<Finding>,
 ) {
-    if !seen.lacking.is_empty() {
-        all.push(Finding { cause: Cause::KernelLacks, seen: seen.lacking.clone() });
-    }
+    all.extend(Finding::some(Cause::KernelLacks, seen.lacking.clone()));
     all.extend(foreign(&seen.impact.foreign, seen));
     if seen.in_force.is_empty() {
         let cause = match plan.data_plane() {
@@ -201,13 +196,8 @@ fn foreign(findings: &[interference::Finding], seen: &Inspection) -> Vec<Finding
     [(Cause::Foreign, Sureness::Does), (Cause::ForeignMaybe, Sureness::May)]
         .into_iter()
         .filter_map(|(cause, sureness)| {
-            let seen: Vec<String> = findings
-                .iter()
-                .filter(is_told)
-                .filter(|finding| finding.severity == sureness)
-                .map(ToString::to_string)
-                .collect();
-            (!seen.is_empty()).then_some(Finding { cause, seen })
+            let told = findings.iter().filter(is_told).filter(|finding| finding.severity == sureness);
+            Finding::some(cause, told.map(ToString::to_string).collect())
         })
         .collect()
 }
@@ -218,12 +208,8 @@ pub fn served_ports(plan: &RulePlan) -> BTreeMap<u16, Vec<Protocol>> {
     let mut ports: BTreeMap<u16, Vec<Protocol>> = BTreeMap::new();
     for planned in plan.planned_rules() {
         let rule = planned.rule();
-        let port = if let Target::Redirect(port) | Target::Tproxy { port, .. } = &rule.target {
-            port.number()
-        } else {
-            continue;
-        };
-        let protocols = ports.entry(port).or_default();
+        let (Target::Redirect(port) | Target::Tproxy { port, .. }) = &rule.target else { continue };
+        let protocols = ports.entry(port.number()).or_default();
         let protocol = rule.protocol().unwrap_or(Protocol::Tcp);
         if !protocols.contains(&protocol) {
             protocols.push(protocol);
@@ -238,12 +224,8 @@ fn unserved(proxy_uids: Option<&[u32]>, plan: &RulePlan, seen: &Inspection) -> V
         let is_dns = port == DNS_PORT.number();
         for protocol in protocols {
             let word = if protocol == Protocol::Udp { "udp" } else { "tcp" };
-            let users: Vec<u32> = seen
-                .listeners
-                .iter()
-                .filter(|listener| listener.is_on(protocol, port))
-                .map(|listener| listener.user)
-                .collect();
+            let there = seen.listeners.iter().filter(|listener| listener.is_on(protocol, port));
+            let users: Vec<u32> = there.map(|listener| listener.user).collect();
             if users.is_empty() {
                 let cause = match plan.data_plane() {
                     // ztunnel listens on all of them as soon as it serves the pod.
@@ -266,21 +248,15 @@ fn unserved(proxy_uids: Option<&[u32]>, plan: &RulePlan, seen: &Inspection) -> V
     all.into_iter().map(|(cause, seen)| Finding { cause, seen }).collect()
 }
 
-fn skipped(reason: SkipReason, seen: Option<&Inspection>) -> Vec<Finding> {
-    let mut all = Vec::new();
-    let has_rules = seen.is_some_and(|seen| !seen.in_force.is_empty());
+fn skipped(reason: SkipReason, seen: Option<&Inspection>) -> Option<Finding> {
+    let seen = seen?;
     // Such a pod makes its rules itself.
-    if has_rules && reason != SkipReason::HasInitContainer {
-        let backends: Vec<&str> =
-            seen.iter().flat_map(|seen| &seen.in_force).map(|in_force| in_force.backend).collect();
-        let told = format!("{}; rules are in {}", reason.explanation(), backends.join(" and in "));
-        all.push(Finding::new(Cause::Unexpected, told));
-    }
-    if !has_rules && seen.is_some() && reason == SkipReason::HasInitContainer {
-        let told = format!("{}, and has made none", reason.explanation());
-        all.push(Finding::new(Cause::NotRedirected, told));
-    }
-    all
+    let (cause, told) = match (reason == SkipReason::HasInitContainer, seen.in_force.is_empty()) {
+        (true, true) => (Cause::NotRedirected, format!("{}, and has made none", reason.explanation())),
+        (false, false) => (Cause::Unexpected, format!("{}; {}", reason.explanation(), seen.backends())),
+        (true, false) | (false, true) => return None,
+    };
+    Some(Finding::new(cause, told))
 }
 
 fn of_settings(
@@ -299,14 +275,11 @@ fn of_settings(
         };
         all.push(Finding::new(cause, notice.to_string()));
     }
-    let excluded: Vec<String> = settings
+    let excluded = settings
         .said()
         .filter(|(key, _, source)| EXCLUDING.contains(key) && matches!(source, Source::Annotation(_)))
-        .map(|(_, value, source)| format!("{source}: {value:?}"))
-        .collect();
-    if !excluded.is_empty() {
-        all.push(Finding { cause: Cause::Excluded, seen: excluded });
-    }
+        .map(|(_, value, source)| format!("{source}: {value:?}"));
+    all.extend(Finding::some(Cause::Excluded, excluded.collect()));
     if *redirect.dns() != DnsCapture::Off {
         let which = if let DnsCapture::Servers(servers) = redirect.dns() {
             format!("queries to {}", list(servers))
@@ -331,26 +304,16 @@ fn beside_families(families: Families, pod: Option<&Pod>, seen: Option<&Inspecti
     let beside: Vec<&IpAddr> = addresses
         .into_iter()
         .flatten()
-        .filter(|address| is_reachable(address) && !families.contains(family(address)))
+        .filter(|address| is_reachable(address) && !families.contains(Family::of(address)))
         .collect();
     (!beside.is_empty() && !is_native).then(|| Finding::new(Cause::FamilyNotCaptured, list(&beside)))
 }
 
-const fn family(address: &IpAddr) -> Family {
-    match address {
-        IpAddr::V4(_) => Family::V4,
-        IpAddr::V6(_) => Family::V6,
-    }
-}
-
 fn of_pod(pod: &Pod, redirect: &Redirect, all: &mut Vec<Finding>) {
-    let of = |cause: Cause, seen: Vec<String>| (!seen.is_empty()).then_some(Finding { cause, seen });
-    all.extend(of(
-        Cause::UidCollision,
-        collisions(&pod.facts, redirect).iter().map(ToString::to_string).collect(),
-    ));
-    all.extend(of(Cause::InitWithoutNetwork, without_network(pod, redirect)));
-    all.extend(of(Cause::PortNotCaptured, beside_capture(pod, redirect)));
+    let collisions = collisions(&pod.facts, redirect).iter().map(ToString::to_string).collect();
+    all.extend(Finding::some(Cause::UidCollision, collisions));
+    all.extend(Finding::some(Cause::InitWithoutNetwork, without_network(pod, redirect)));
+    all.extend(Finding::some(Cause::PortNotCaptured, beside_capture(pod, redirect)));
 }
 
 /// Init containers whose connections are captured before the proxy is there.
@@ -402,7 +365,7 @@ fn misspellings(pod: &Pod) -> Option<Finding> {
             format!("variable {name} of container istio-proxy is not a boolean: {text:?}")
         }),
     );
-    (!seen.is_empty()).then_some(Finding { cause: Cause::Misspelt, seen })
+    Finding::some(Cause::Misspelt, seen)
 }
 
 fn list<T: ToString>(values: &[T]) -> String {

@@ -1,5 +1,7 @@
 //! Why a command cannot be carried out.
 
+use redirect_core::settings::InputErrors;
+
 /// Pods that cannot be read: everything that is wrong, a sentence each.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct InputError(pub Vec<String>);
@@ -8,5 +10,11 @@ impl InputError {
     /// One thing.
     pub fn of(what: impl std::fmt::Display) -> Self {
         Self(vec![what.to_string()])
+    }
+}
+
+impl From<InputErrors> for InputError {
+    fn from(errors: InputErrors) -> Self {
+        Self(errors.iter().map(ToString::to_string).collect())
     }
 }

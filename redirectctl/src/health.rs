@@ -41,7 +41,7 @@ pub enum Answer {
 /// Asks the agent whether it is ready, and what it knows of pods in ambient mode.
 #[must_use]
 pub fn ask(address: SocketAddr) -> (Answer, Option<EnrolmentReport>) {
-    let answer = match get(address, "/readyz?verbose") {
+    let answer = match get(address, "/readyz?verbose", PATIENCE, MOST_BYTES) {
         Ok(answer) => answer,
         Err(error) => return (Answer::Nobody(format!("{address}: {error}")), None),
     };
@@ -56,13 +56,13 @@ pub fn ask(address: SocketAddr) -> (Answer, Option<EnrolmentReport>) {
 }
 
 /// One request over plain HTTP, whose server closes the connection.
-fn get(address: SocketAddr, path: &str) -> io::Result<String> {
-    let deadline = Instant::now() + PATIENCE;
-    let mut stream = TcpStream::connect_timeout(&address, PATIENCE)?;
-    stream.set_write_timeout(Some(PATIENCE))?;
+pub(crate) fn get(address: SocketAddr, path: &str, patience: Duration, most: u64) -> io::Result<String> {
+    let deadline = Instant::now() + patience;
+    let mut stream = TcpStream::connect_timeout(&address, patience)?;
+    stream.set_write_timeout(Some(patience))?;
     stream.write_all(format!("GET {path} HTTP/1.0\r\nHost: {address}\r\n\r\n").as_bytes())?;
     let (mut answer, mut piece) = (Vec::new(), [0; 4096]);
-    while (answer.len() as u64) < MOST_BYTES {
+    while (answer.len() as u64) < most {
         let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
             return Err(io::ErrorKind::TimedOut.into());
@@ -135,33 +135,24 @@ pub fn of_kernel(conf: &Conf) -> Option<Finding> {
         return None;
     };
     let missing = Connection::open().and_then(|mut kernel| kernel.missing_for(&redirect.plan())).ok()?;
-    let seen: Vec<String> = missing.iter().map(ToString::to_string).collect();
-    (!seen.is_empty()).then_some(Finding { cause: Cause::KernelLacks, seen })
+    Finding::some(Cause::KernelLacks, missing.iter().map(ToString::to_string).collect())
 }
 
 /// What the node's object says.
 #[must_use]
 pub fn of_object(node: &NodeObject) -> Vec<Finding> {
     let mut all = Vec::new();
-    let condition = |kind: &str, is_bad: fn(&str) -> bool| {
+    let condition = |cause: Cause, kind: &str, is_bad: fn(&str) -> bool| {
         let found = node.conditions.iter().find(|one| one.kind == kind && is_bad(&one.status))?;
-        Some(format!("node {}: {kind} is {} ({}): {}", node.name, found.status, found.reason, found.message))
+        let seen =
+            format!("node {}: {kind} is {} ({}): {}", node.name, found.status, found.reason, found.message);
+        Some(Finding::new(cause, seen))
     };
-    if let Some(seen) = condition(CONDITION, |status| status == "False") {
-        all.push(Finding::new(Cause::NodeNotVerified, seen));
-    }
-    if let Some(seen) = condition(READY, |status| status != "True") {
-        all.push(Finding::new(Cause::NodeNotReady, seen));
-    }
-    let taints: Vec<String> = node
-        .taints
-        .iter()
-        .filter(|(key, _)| TAINT_KEYS.contains(&key.as_str()))
-        .map(|(_, taint)| format!("node {} has taint {taint}", node.name))
-        .collect();
-    if !taints.is_empty() {
-        all.push(Finding { cause: Cause::NodeTainted, seen: taints });
-    }
+    all.extend(condition(Cause::NodeNotVerified, CONDITION, |status| status == "False"));
+    all.extend(condition(Cause::NodeNotReady, READY, |status| status != "True"));
+    let taints = node.taints.iter().filter(|(key, _)| TAINT_KEYS.contains(&key.as_str()));
+    let taints = taints.map(|(_, taint)| format!("node {} has taint {taint}", node.name));
+    all.extend(Finding::some(Cause::NodeTainted, taints.collect()));
     all
 }
 

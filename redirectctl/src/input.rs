@@ -25,8 +25,7 @@ const BUFFER: usize = 128 << 10;
 /// # Errors
 /// Everything wrong with the file, or with the pods in it.
 pub fn pods_of_file(path: &str) -> Result<(Vec<Pod>, Cluster), InputError> {
-    let gathered = of_file(path, Pods::default)?;
-    named(path, gathered.finish())
+    packed_pods_of_file(path, None).map(PackedPods::unpacked)
 }
 
 /// The same as Kubernetes writes them.
@@ -56,39 +55,6 @@ fn name_of(path: &str) -> &str {
 fn named<T>(path: &str, read: Result<T, InputError>) -> Result<T, InputError> {
     let name = name_of(path);
     read.map_err(|InputError(all)| InputError(all.iter().map(|what| format!("{name}: {what}")).collect()))
-}
-
-/// Pods, and what is around them.
-#[derive(Default)]
-struct Pods {
-    pods: Vec<Pod>,
-    wrong: Vec<String>,
-    cluster: Cluster,
-}
-
-impl Gather for Pods {
-    fn take(&mut self, object: Value) {
-        if self.cluster.take(&object) {
-            return;
-        }
-        match Pod::from_json(&object) {
-            Ok(pod) => self.pods.push(pod),
-            Err(errors) => self.wrong.extend(manifest::faults(&object, &errors)),
-        }
-    }
-}
-
-impl Pods {
-    fn finish(mut self) -> Result<(Vec<Pod>, Cluster), InputError> {
-        if !self.wrong.is_empty() {
-            return Err(InputError(self.wrong));
-        }
-        if self.pods.is_empty() {
-            return Err(InputError::of("has no pod"));
-        }
-        self.cluster.tell(&mut self.pods);
-        Ok((self.pods, self.cluster))
-    }
 }
 
 /// Pods as they are written, and what is around them.
@@ -154,7 +120,7 @@ fn stdin() -> io::Result<String> {
 /// # Errors
 /// Everything wrong with it.
 pub fn pods_of_text(text: &str) -> Result<(Vec<Pod>, Cluster), InputError> {
-    of_text(text, Pods::default())?.finish()
+    of_text(text, PackedPods::default())?.whole().map(PackedPods::unpacked)
 }
 
 /// Pods from their objects, with their context.

@@ -60,6 +60,12 @@ impl Inspection {
     pub fn consequences(&self) -> Vec<String> {
         self.impact.consequences.iter().map(ToString::to_string).collect()
     }
+
+    /// Where rules of the mesh are.
+    pub(crate) fn backends(&self) -> String {
+        let backends: Vec<&str> = self.in_force.iter().map(|in_force| in_force.backend).collect();
+        format!("rules are in {}", backends.join(" and in "))
+    }
 }
 
 /// Why a namespace cannot be looked into.

@@ -21,7 +21,7 @@ use redirect_core::settings::{Key, NamespaceFacts, RawSettings, Source};
 use redirect_core::values::parse_bool;
 use serde_json::Value;
 
-use crate::cause::{Cause, Finding};
+use crate::cause::{self, Cause, Finding};
 use crate::cluster::Cluster;
 use crate::diagnosis::PodDecision;
 use crate::health;
@@ -146,18 +146,14 @@ impl Node {
         all.extend(sandbox.map(|seen| Finding::new(Cause::Sandboxed, seen)));
         self.processes.add_collisions(pod, decided, all);
         self.add_reason(pod, decided, all);
-        all.sort_by_key(|finding| (std::cmp::Reverse(finding.cause.severity()), finding.cause));
+        cause::sort(all);
     }
 
     /// Adds the reason that the agent gives for a pod that is pending.
     fn add_reason(&self, pod: &Pod, decided: &PodDecision, all: &mut Vec<Finding>) {
         let reason = self.enrolment.as_ref().and_then(|report| report.reason(&pod.name.to_string()));
         if let (PodDecision::Ambient(..), Some(reason)) = (decided, reason) {
-            let seen = format!("the node agent: {reason}");
-            match all.iter_mut().find(|finding| finding.cause == Cause::NotEnrolled) {
-                Some(finding) => finding.seen.push(seen),
-                None => all.push(Finding::new(Cause::NotEnrolled, seen)),
-            }
+            cause::merge(all, Cause::NotEnrolled, vec![format!("the node agent: {reason}")]);
         }
     }
 
@@ -181,10 +177,8 @@ impl Node {
         } else {
             found.extend(of_pods);
         }
-        if !cluster.untold.is_empty() {
-            found.push(Finding { cause: Cause::Untold, seen: cluster.untold.clone() });
-        }
-        found.sort_by_key(|finding| (std::cmp::Reverse(finding.cause.severity()), finding.cause));
+        found.extend(Finding::some(Cause::Untold, cluster.untold.clone()));
+        cause::sort(found);
         self
     }
 
@@ -208,8 +202,7 @@ impl Node {
         let plugins = plugins.unwrap_or_else(|| vec![list.clone()]);
         let kind = |plugin: &Value| plugin.get("type").and_then(Value::as_str).unwrap_or("?").to_owned();
         let order: Vec<String> = plugins.iter().map(kind).collect();
-        let node = Self { order, file: Some(file), ..Self::default() };
-        let mut node = node;
+        let mut node = Self { order, file: Some(file), ..Self::default() };
         let behind = node.order.iter().skip_while(|plugin| *plugin != PLUGIN).skip(1);
         let behind: Vec<&str> =
             behind.map(String::as_str).filter(|plugin| !HARMLESS.contains(plugin)).collect();

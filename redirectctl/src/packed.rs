@@ -95,6 +95,12 @@ impl PackedPods {
         self.cluster.tell(&mut self.of_nodes);
         Ok(self)
     }
+
+    /// The pods as they were, and what is around them.
+    #[must_use]
+    pub fn unpacked(self) -> (Vec<Pod>, Cluster) {
+        (self.pods.iter().filter_map(|pod| pod.unpacked(&self.cluster)).collect(), self.cluster)
+    }
 }
 
 impl Gather for PackedPods {

@@ -61,8 +61,6 @@ pub struct Container {
     pub kind: Kind,
     /// Whom it runs as, as far as the pod says; the image may say something else.
     pub user: Option<i64>,
-    /// Its group, likewise.
-    pub group: Option<i64>,
     /// The ports it says it listens on, TCP only.
     pub ports: Vec<u16>,
 }
@@ -165,10 +163,8 @@ fn container_ids(pod: &Value) -> Vec<(String, String)> {
 }
 
 fn containers(pod: &Value) -> Vec<Container> {
-    let id =
-        |of: &Value, field: &str| of.pointer(&format!("/securityContext/{field}")).and_then(Value::as_i64);
+    let id = |of: &Value| of.pointer("/securityContext/runAsUser").and_then(Value::as_i64);
     let spec = pod.get("spec").unwrap_or(&Value::Null);
-    let (user, group) = (id(spec, "runAsUser"), id(spec, "runAsGroup"));
     let list = |field: &str| spec.get(field).and_then(Value::as_array).cloned().unwrap_or_default();
     let read = |container: &Value, is_init: bool| Container {
         name: container.get("name").and_then(Value::as_str).unwrap_or("?").to_owned(),
@@ -177,8 +173,7 @@ fn containers(pod: &Value) -> Vec<Container> {
             (true, _) => Kind::Init,
             (false, _) => Kind::Regular,
         },
-        user: id(container, "runAsUser").or(user),
-        group: id(container, "runAsGroup").or(group),
+        user: id(container).or_else(|| id(spec)),
         ports: ports(container),
     };
     let inits = list("initContainers");

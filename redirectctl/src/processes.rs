@@ -9,7 +9,7 @@ use pod_netns::{LookupError, NamespaceIndex, PodProcess, ProcessIndex, Sandbox, 
 use redirect_core::Redirect;
 use redirect_core::pod::PROXY_CONTAINER;
 
-use crate::cause::{Cause, Finding};
+use crate::cause::{self, Cause, Finding};
 use crate::pod::{Kind, Pod};
 
 /// Where the node's processes are shown, unless another place is named.
@@ -53,14 +53,7 @@ impl NodeProcesses {
     /// Adds to what was found about a pod the processes beside its proxy that run as it.
     pub fn add_collisions(&self, pod: &Pod, decided: &PodDecision, all: &mut Vec<Finding>) {
         let PodDecision::Redirect(redirect, _) = decided else { return };
-        let seen = self.collisions(pod, redirect);
-        if seen.is_empty() {
-            return;
-        }
-        match all.iter_mut().find(|finding| finding.cause == Cause::UidCollision) {
-            Some(finding) => finding.seen.extend(seen),
-            None => all.push(Finding { cause: Cause::UidCollision, seen }),
-        }
+        cause::merge(all, Cause::UidCollision, self.collisions(pod, redirect));
     }
 
     fn collisions(&self, pod: &Pod, redirect: &Redirect) -> Vec<String> {

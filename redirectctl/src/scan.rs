@@ -322,8 +322,7 @@ fn of_nobody(sandbox: &Sandbox, node: &Node) -> Option<Entry> {
     let netns = sandbox.open().ok()?;
     let (decided, seen) = read_or_cause(&netns, None, node).ok()?;
     let seen = seen.filter(|seen| !seen.in_force.is_empty())?;
-    let backends: Vec<&str> = seen.in_force.iter().map(|one| one.backend).collect();
-    let found = vec![Finding::new(Cause::Unowned, format!("rules are in {}", backends.join(" and in ")))];
+    let found = vec![Finding::new(Cause::Unowned, seen.backends())];
     Some(entry(sandbox.path().display().to_string(), None, &decided, Some(&seen), found))
 }
 

@@ -2,17 +2,20 @@
 
 use std::path::{Path, PathBuf};
 
-use netns_apply::facts::ambient_here;
+use netns_apply::facts::{NameFiles, ambient_here};
 use netns_apply::netns::Netns;
+use netns_apply::{ApplyError, ApplyOptions, Live};
 use pod_netns::{LookupError, NamespaceIndex, SurveyError};
+use redirect_core::settings::NamespaceFacts;
 
 use crate::cause::{Cause, Finding};
 use crate::diagnosis::{PodDecision, findings};
-use crate::inspect::{Inspection, LookError, inspect};
+use crate::inspect::{Inspection, LookError, MOST_RULES, inspect};
 use crate::node::Node;
 use crate::pod::Pod;
 use crate::processes::NodeProcesses;
 use crate::report::Report;
+use crate::watch::CounterSnapshot;
 
 /// What is to be done with a pod, and what its namespace holds.
 pub type Looked = (PodDecision, Option<Inspection>);
@@ -68,6 +71,21 @@ pub fn read_or_cause(netns: &Netns, pod: Option<&Pod>, node: &Node) -> Result<Lo
         };
         Finding::new(cause, error.to_string())
     })
+}
+
+/// What the mesh's rules in a network namespace have counted, each with what it is for if the pod is known.
+///
+/// # Errors
+/// The namespace cannot be entered, or its rules cannot be read.
+pub(crate) fn counters(netns: &Netns, pod: Option<&Pod>, node: &Node) -> Result<CounterSnapshot, String> {
+    let read = netns.run(|| {
+        let options = ApplyOptions { most_read: Some(MOST_RULES), ..ApplyOptions::default() };
+        let live = Live::now(&options)?;
+        let facts = NamespaceFacts::new(&live.addresses).with_names(&NameFiles);
+        let plan = pod.and_then(|pod| node.decide(pod, &facts).plan());
+        Ok::<_, ApplyError>(CounterSnapshot::of(&live, plan.as_ref()))
+    });
+    read.map_err(|error| error.to_string())?.map_err(|error| error.to_string())
 }
 
 /// A decision as far as the calling thread's network namespace has IPv6.

@@ -20,13 +20,17 @@ struct Entry {
 }
 
 impl Entry {
+    fn new(
+        place: &'static str,
+        word: impl Into<String>,
+        meaning: impl Into<String>,
+        remedy: impl Into<String>,
+    ) -> Self {
+        Self { word: word.into(), place, meaning: meaning.into(), remedy: remedy.into() }
+    }
+
     fn of(place: &'static str, doc: &ReasonDoc) -> Self {
-        Self {
-            word: doc.word.to_owned(),
-            place,
-            meaning: doc.meaning.to_owned(),
-            remedy: doc.remedy.to_owned(),
-        }
+        Self::new(place, doc.word, doc.meaning, doc.remedy)
     }
 }
 
@@ -52,36 +56,21 @@ const SIGNS: &[(&str, &[ReasonDoc])] = &[
 
 fn all() -> Vec<Entry> {
     let states = PodState::ALL.iter().map(|state| Entry::of("the state of a pod", &state.doc()));
-    let causes = Cause::ALL.iter().map(|cause| Entry {
-        word: cause.code().to_owned(),
-        place: "a finding of redirectctl",
-        meaning: cause.meaning().to_owned(),
-        remedy: cause.remedy().to_owned(),
+    let causes = Cause::ALL
+        .iter()
+        .map(|cause| Entry::new("a finding of redirectctl", cause.code(), cause.meaning(), cause.remedy()));
+    let skips = SkipReason::ALL.iter().map(|reason| {
+        Entry::new("a reason of istio-cni to leave a pod alone", reason.word(), reason.explanation(), "")
     });
-    let skips = SkipReason::ALL.iter().map(|reason| Entry {
-        word: reason.word().to_owned(),
-        place: "a reason of istio-cni to leave a pod alone",
-        meaning: reason.explanation().to_owned(),
-        remedy: String::new(),
-    });
-    let reasons = Reason::ALL.iter().map(|reason| Entry {
-        word: reason.code().to_owned(),
-        place: "a reason of istio-validation",
-        meaning: reason.meaning().to_owned(),
-        remedy: reason.remedy().setting.to_owned(),
+    let reasons = Reason::ALL.iter().map(|reason| {
+        Entry::new("a reason of istio-validation", reason.code(), reason.meaning(), reason.remedy())
     });
     let signs = SIGNS.iter().flat_map(|(place, signs)| signs.iter().map(|sign| Entry::of(place, sign)));
-    let codes = EXIT_CODES.iter().map(|(code, meaning)| Entry {
-        word: format!("exit-{code}"),
-        place: "an exit code",
-        meaning: (*meaning).to_owned(),
-        remedy: String::new(),
-    });
-    let errors = ERROR_CODES.iter().map(|(code, meaning)| Entry {
-        word: format!("cni-{}", code.number()),
-        place: "a code in an error of istio-cni",
-        meaning: (*meaning).to_owned(),
-        remedy: String::new(),
+    let codes = EXIT_CODES
+        .iter()
+        .map(|(code, meaning)| Entry::new("an exit code", format!("exit-{code}"), *meaning, ""));
+    let errors = ERROR_CODES.iter().map(|(code, meaning)| {
+        Entry::new("a code in an error of istio-cni", format!("cni-{}", code.number()), *meaning, "")
     });
     causes
         .chain(states)
@@ -104,7 +93,7 @@ fn alerts() -> Vec<Entry> {
     let mut all: Vec<Entry> = Vec::new();
     for line in RULES.lines() {
         if let Some(word) = of(line, "- alert:") {
-            all.push(Entry { word, place: "an alert", meaning: String::new(), remedy: String::new() });
+            all.push(Entry::new("an alert", word, "", ""));
         }
         let Some(alert) = all.last_mut() else { continue };
         if let Some(summary) = of(line, "summary:") {

@@ -51,7 +51,7 @@ fn commands() -> String {
             let value = if row.default.is_empty() { String::new() } else { format!("={}", row.default) };
             names.push(format!("`--{flag}{value}`"));
         }
-        writeln!(own_rows, "### {}\n\n{}", command.name, wrapped(command.about, "")).unwrap();
+        writeln!(own_rows, "### {}\n\n{}", command.name(), wrapped(command.about, "")).unwrap();
         if let Some(alias) = command.alias {
             writeln!(own_rows, "Also: `{alias}`.\n").unwrap();
         }

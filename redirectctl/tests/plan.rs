@@ -42,7 +42,7 @@ fn strings(value: &Value) -> Vec<String> {
 
 /// The plan of a recorded command line, read as the command reads it; none where it is wrong.
 fn plan(case: &Value) -> Option<RulePlan> {
-    let command = COMMANDS.iter().find(|command| command.name == "plan").unwrap();
+    let command = COMMANDS.iter().find(|command| command.name() == "plan").unwrap();
     let Ok(Line::Work(line)) = command.line().read(strings(&case["args"]).into_iter().map(OsString::from))
     else {
         panic!("{}: is a command line", case["name"]);
@@ -175,7 +175,7 @@ fn flags_of_ambient_mode_are_read_as_recorded() {
             (!interfaces.is_empty()).then(|| format!("--virtual-interfaces={}", interfaces.join(","))),
         );
         for name in ["plan", "trace", "verify"] {
-            let command = COMMANDS.iter().find(|command| command.name == name).unwrap();
+            let command = COMMANDS.iter().find(|command| command.name() == name).unwrap();
             let Ok(Line::Work(line)) = command.line().read(words.iter().map(OsString::from)) else {
                 panic!("{name} {words:?}: is a command line")
             };

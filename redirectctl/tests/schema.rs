@@ -273,7 +273,7 @@ fn every_command_writes_what_its_schema_says() {
     let can: BTreeSet<&str> = COMMANDS
         .iter()
         .filter(|command| command.rows.iter().any(|row| row.flag == Some("output")))
-        .map(|command| command.name)
+        .map(|command| command.name())
         .collect();
     assert_eq!(asked, can);
 }

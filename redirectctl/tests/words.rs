@@ -32,10 +32,10 @@ fn a_path_that_is_empty_is_an_error_that_names_its_flag() {
         for flag in
             command.rows.iter().filter(|row| matches!(row.takes, Takes::Path)).filter_map(|row| row.flag)
         {
-            let output = redirectctl(&[command.name, &format!("--{flag}"), ""]);
+            let output = redirectctl(&[command.name(), &format!("--{flag}"), ""]);
             let told = text(&output.stderr);
-            assert_eq!(output.status.code(), Some(1), "{} --{flag}: {output:?}", command.name);
-            assert!(told.contains(&format!("flag --{flag}: is empty")), "{}: {told}", command.name);
+            assert_eq!(output.status.code(), Some(1), "{} --{flag}: {output:?}", command.name());
+            assert!(told.contains(&format!("flag --{flag}: is empty")), "{}: {told}", command.name());
         }
     }
     let output = redirectctl(&["trace", "--netns", "", "--to", "192.0.2.1:80"]);
@@ -107,7 +107,7 @@ fn exit_codes_are_those_of_the_documentation() {
 #[test]
 fn every_help_has_examples() {
     for command in COMMANDS {
-        let help = text(&redirectctl(&[command.name, "--help"]).stdout);
-        assert!(help.contains("Examples:") && help.contains("--color"), "{}: {help}", command.name);
+        let help = text(&redirectctl(&[command.name(), "--help"]).stdout);
+        assert!(help.contains("Examples:") && help.contains("--color"), "{}: {help}", command.name());
     }
 }

@@ -33,7 +33,7 @@ fn rights(facts: &Facts, needs: Needs) -> Result<Found, &Failure> {
     let of = facts.rights.iter().filter(|(who, ..)| *who == needs);
     let mut missing = Vec::new();
     for (_, right, may) in of.clone() {
-        if !may.as_ref()? {
+        if !*may.as_ref()? {
             missing.push(right.to_string());
         }
     }

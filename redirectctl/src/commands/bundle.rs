@@ -6,11 +6,8 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use cni_core::conf::Conf;
-use netns_apply::facts::NameFiles;
 use netns_apply::netns::Netns;
-use netns_apply::{ApplyOptions, Live};
 use pod_netns::NamespaceIndex;
-use redirect_core::settings::NamespaceFacts;
 use serde_json::Value;
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -19,12 +16,11 @@ use crate::bundle::{self, Bundle, filter};
 use crate::cluster::Cluster;
 use crate::error::InputError;
 use crate::input;
-use crate::inspect::MOST_RULES;
 use crate::node::Node;
 use crate::pod::Pod;
 use crate::scan::Scan;
 use crate::text_writer::TextWriter;
-use crate::watch::{CounterSnapshot, rule_json};
+use crate::watch::rule_json;
 use crate::{FINE, cni, show};
 
 /// The port of the agent's metrics, unless it is reported otherwise.
@@ -110,11 +106,8 @@ fn configuration(bundle: &mut Bundle, given: &Given) {
     let program = given.bin_dir().join(cni::PLUGIN);
     let kubeconfig = node.conf.as_ref().map(|conf: &Conf| conf.kubeconfig.clone());
     let kubeconfig = kubeconfig.unwrap_or_else(|| run_dir.join(cni_core::conf::KUBECONFIG_NAME));
-    let facts: Vec<Value> = [program, kubeconfig, run_dir.join("log.sock"), run_dir.join(LOG)]
-        .iter()
-        .map(|path| bundle::facts_of(path))
-        .collect();
-    bundle.add_json("node/files.json", &facts.into());
+    let files = [program, kubeconfig, run_dir.join("log.sock"), run_dir.join(LOG)];
+    bundle.add_json("node/files.json", &files.iter().map(|path| bundle::facts_of(path)).collect());
     bundle.try_add("node/plugin-log.jsonl", bundle::log(&run_dir.join(LOG)));
 }
 
@@ -179,14 +172,7 @@ fn agent_pod<'a>(objects: &'a [Value], pods: &'a [Pod], node: &Node) -> Option<(
 /// The mesh's rules in force in a pod's namespace.
 fn rules(netns: &Path, pod: &Pod, node: &Node) -> Result<Value, String> {
     let netns = Netns::open(netns).map_err(|error| error.to_string())?;
-    let read = netns.run(|| {
-        let options = ApplyOptions { most_read: Some(MOST_RULES), ..ApplyOptions::default() };
-        let live = Live::now(&options)?;
-        let facts = NamespaceFacts::new(&live.addresses).with_names(&NameFiles);
-        Ok::<_, netns_apply::ApplyError>(CounterSnapshot::of(&live, node.decide(pod, &facts).plan().as_ref()))
-    });
-    let look = read.map_err(|error| error.to_string())?.map_err(|error| error.to_string())?;
-    Ok(look.rules.iter().map(rule_json).collect())
+    Ok(show::counters(&netns, Some(pod), node)?.rules.iter().map(rule_json).collect())
 }
 
 fn report(

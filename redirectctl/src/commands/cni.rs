@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -15,6 +14,7 @@ use tempfile::TempDir;
 use super::target::Target;
 use super::{Answer, Given, pretty};
 use crate::cni::{self, Attachment, Question, cache};
+use crate::diagnosis::is_reachable;
 use crate::error::InputError;
 use crate::input;
 use crate::node::Node;
@@ -111,18 +111,10 @@ fn attachment(target: Target, entry: &Value, given: &Given) -> Result<Attachment
     Ok(Attachment {
         pod,
         netns: target.path,
-        addresses: addresses.into_iter().filter(is_of_pod).collect(),
+        addresses: addresses.into_iter().filter(is_reachable).collect(),
         interface: interfaces.into_iter().next(),
         cached,
     })
-}
-
-fn is_of_pod(address: &IpAddr) -> bool {
-    let is_link_local = match address {
-        IpAddr::V4(v4) => v4.is_link_local(),
-        IpAddr::V6(v6) => v6.is_unicast_link_local(),
-    };
-    !address.is_loopback() && !is_link_local && *address != IpAddr::V6(redirect_core::values::PASSTHROUGH_V6)
 }
 
 /// A pod's manifest in a folder of its own, which only this user may look into and which goes with the value.

@@ -127,6 +127,11 @@ impl Given {
             .map_err(|error| InputError(vec![format!("cannot read {}: {error}", directory.display())]))
     }
 
+    /// The node whose configuration is named, or one about which nothing is known.
+    pub(super) fn node_if_named(&self) -> Result<Node, InputError> {
+        if self.flag("cni-conf-dir").is_some() { self.node() } else { Ok(Node::default()) }
+    }
+
     fn ambient_defaults(&self) -> AmbientDefaults {
         AmbientDefaults::of_agent(|name| self.env.get(name).cloned())
     }

@@ -8,7 +8,7 @@ use pod_netns::NamespaceIndex;
 use settings_cli::RunOptions;
 
 use super::planned::{ambient, of_settings};
-use super::{Answer, Given, errors, pretty};
+use super::{Answer, Given, pretty};
 use crate::api::NAME_IT;
 use crate::cause::{Cause, Finding};
 use crate::diagnosis::{PodDecision, findings};
@@ -29,10 +29,10 @@ pub(super) fn verify(given: &Given) -> Result<Answer, InputError> {
     let path = given.flag("netns").unwrap_or("/proc/self/ns/net").to_owned();
     if let Some(pod) = given.pod()?.filter(|_| !given.is_ambient()) {
         // The node's configuration counts where it is named: the rules may be those of another machine.
-        let node = if given.flag("cni-conf-dir").is_some() { given.node()? } else { Node::default() };
+        let node = given.node_if_named()?;
         return Ok(given.answer(&show::netns(Path::new(&path), Some(&pod), &node)));
     }
-    let options = RunOptions::parse(&given.input.settings).map_err(|all| errors(&all))?;
+    let options = RunOptions::parse(&given.input.settings)?;
     let programming = Programming { backend: options.backend, native_form: options.native_form };
     let netns = Netns::open(&path).map_err(InputError::of)?;
     let ambient = if given.is_ambient() { Some(ambient(given)?) } else { None };
@@ -63,7 +63,7 @@ pub(super) fn verify(given: &Given) -> Result<Answer, InputError> {
 /// `netns`
 pub(super) fn netns(given: &Given) -> Result<Answer, InputError> {
     let pod = given.pod()?;
-    let node = if given.flag("cni-conf-dir").is_some() { given.node()? } else { Node::default() };
+    let node = given.node_if_named()?;
     Ok(given.answer(&show::netns(Path::new(given.operand()), pod.as_ref(), &node)))
 }
 

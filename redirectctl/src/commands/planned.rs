@@ -13,7 +13,7 @@ use redirect_core::settings::{Key, NamespaceFacts, Notice, RawSettings};
 use redirect_core::{AmbientRedirect, Redirect, RulePlan};
 use settings_cli::RunOptions;
 
-use super::{Answer, Given, errors};
+use super::{Answer, Given};
 use crate::error::InputError;
 use crate::input;
 use crate::inspect::MOST_RULES;
@@ -32,7 +32,7 @@ const FLAGS: &str = "flags:";
 pub(super) fn plan(given: &Given) -> Result<Answer, InputError> {
     let format = if given.is_json() { "json" } else { given.flag("format").unwrap_or("text") };
     let format = Format::named(format).unwrap_or(Format::Text);
-    let native = RunOptions::parse(&given.input.settings).map_err(|all| errors(&all))?.native_form;
+    let native = RunOptions::parse(&given.input.settings)?.native_form;
     let plan = match asked_for(given)? {
         Ok(plan) => plan,
         Err(answer) => return Ok(answer),
@@ -58,7 +58,7 @@ pub(super) fn ambient(given: &Given) -> Result<(AmbientRedirect, RawSettings), I
     if let Some(pod) = given.pod()? {
         settings.read_ambient_annotations(|name| pod.facts.annotations.get(name).map(String::as_str));
     }
-    let redirect = AmbientRedirect::parse(&settings).map_err(|all| errors(&all))?;
+    let redirect = AmbientRedirect::parse(&settings)?;
     Ok((redirect, settings))
 }
 
@@ -72,7 +72,7 @@ pub(super) fn decide(pod: &Pod, given: &Given) -> Result<Result<RulePlan, SkipRe
         log::warn!(target: DEFAULT_SCOPE, "{NO_ADDRESS}");
         addresses.push(SOMEWHERE);
     }
-    let node = if given.flag("cni-conf-dir").is_some() { given.node()? } else { Node::default() };
+    let node = given.node_if_named()?;
     node.decide(pod, &NamespaceFacts::new(&addresses)).settled().map_err(InputError)
 }
 
@@ -113,7 +113,7 @@ pub(super) fn of_settings(
         servers.map_err(|error| InputError(vec![format!("cannot read /etc/resolv.conf: {error}")]))?;
     let servers = servers.unwrap_or_default();
     let facts = facts.with_nameservers(&servers).with_names(&NameFiles);
-    Redirect::parse(settings, &facts).map(Box::new).map_err(|all| errors(&all))
+    Ok(Box::new(Redirect::parse(settings, &facts)?))
 }
 
 /// `trace`
@@ -202,10 +202,7 @@ pub(super) fn diff(given: &Given) -> Result<Answer, InputError> {
 /// The plan of one side: of a manifest, or of flags. A pod that is not redirected has an empty plan.
 fn side(operand: &str, given: &Given) -> Result<Programmed, InputError> {
     let Some(words) = operand.strip_prefix(FLAGS) else {
-        let plan = match decide(&input::pod_of_file(operand)?, given)? {
-            Ok(plan) => plan,
-            Err(_) => RulePlan::empty(),
-        };
+        let plan = decide(&input::pod_of_file(operand)?, given)?.unwrap_or_else(|_| RulePlan::empty());
         return Ok(Programmed { plan, backend: backend(&given.input.settings)? });
     };
     let typed = flags::typed(words).map_err(InputError::of)?;
@@ -215,19 +212,19 @@ fn side(operand: &str, given: &Given) -> Result<Programmed, InputError> {
     if !wrong.is_empty() {
         return Err(InputError(wrong));
     }
-    if flags::is_ambient(&settings) {
-        let plan = AmbientRedirect::parse(&settings).map_err(|all| errors(&all))?.plan();
-        return Ok(Programmed { plan, backend: backend(&settings)? });
-    }
-    let mut addresses = given.addresses().map_err(InputError::of)?;
-    if addresses.is_empty() {
-        addresses.push(SOMEWHERE);
-    }
-    let plan = of_settings(&settings, &NamespaceFacts::new(&addresses))?.plan();
+    let plan = if flags::is_ambient(&settings) {
+        AmbientRedirect::parse(&settings)?.plan()
+    } else {
+        let mut addresses = given.addresses().map_err(InputError::of)?;
+        if addresses.is_empty() {
+            addresses.push(SOMEWHERE);
+        }
+        of_settings(&settings, &NamespaceFacts::new(&addresses))?.plan()
+    };
     Ok(Programmed { plan, backend: backend(&settings)? })
 }
 
 /// What programs the rules, as the settings say.
 fn backend(settings: &RawSettings) -> Result<BackendChoice, InputError> {
-    RunOptions::parse(settings).map(|options| options.backend).map_err(|all| errors(&all))
+    Ok(RunOptions::parse(settings)?.backend)
 }

@@ -14,12 +14,10 @@ use crate::text_writer::ColorChoice;
 
 /// A command.
 pub struct Definition {
-    /// Its word.
-    pub name: &'static str,
+    /// Its name behind the program's, as help shows it.
+    pub full_name: &'static str,
     /// Another word for it.
     pub alias: Option<&'static str>,
-    /// The same with the program's name, as help shows it.
-    pub full_name: &'static str,
     /// What it does, in a sentence.
     pub about: &'static str,
     /// What it works on, and how many of that have to be given.
@@ -37,6 +35,12 @@ pub struct Definition {
 }
 
 impl Definition {
+    /// Its word.
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        self.full_name.strip_prefix("redirectctl ").unwrap_or(self.full_name)
+    }
+
     /// Its command line.
     #[must_use]
     pub fn line(&self) -> CommandLine {
@@ -165,9 +169,8 @@ const PROC_FOLDER: Row =
 /// All commands.
 pub const COMMANDS: &[Definition] = &[
     Definition {
-        name: "plan",
-        alias: Some("explain"),
         full_name: "redirectctl plan",
+        alias: Some("explain"),
         about: "Shows the rules that settings or a pod ask for, each with its purpose and who asked for it.",
         operands: &[],
         needs: 0,
@@ -193,9 +196,8 @@ pub const COMMANDS: &[Definition] = &[
         run: planned::plan,
     },
     Definition {
-        name: "verify",
-        alias: Some("check"),
         full_name: "redirectctl verify",
+        alias: Some("check"),
         about: "Compares a network namespace with what a pod or settings ask for, and explains every difference.",
         operands: &[],
         needs: 0,
@@ -217,9 +219,8 @@ pub const COMMANDS: &[Definition] = &[
         run: in_force::verify,
     },
     Definition {
-        name: "netns",
-        alias: None,
         full_name: "redirectctl netns",
+        alias: None,
         about: "Shows what a network namespace holds: rules and their backend, who listens, and, where the pod is given, what is wrong.",
         operands: &[("PATH", "the network namespace, such as /run/netns/cni-1234 or /proc/4711/ns/net")],
         needs: 1,
@@ -232,9 +233,8 @@ pub const COMMANDS: &[Definition] = &[
         run: in_force::netns,
     },
     Definition {
-        name: "pod",
-        alias: None,
         full_name: "redirectctl pod",
+        alias: None,
         about: "Shows one pod of this node: the decision and its reason, every setting with who said it, what is in force, what is wrong and what to do.",
         operands: &[("POD", "the pod, as NAMESPACE/NAME")],
         needs: 1,
@@ -247,9 +247,8 @@ pub const COMMANDS: &[Definition] = &[
         run: in_force::pod,
     },
     Definition {
-        name: "scan",
-        alias: None,
         full_name: "redirectctl scan",
+        alias: None,
         about: "Checks every pod of this node in one pass, and lists those with problems.",
         operands: &[("WHAT", "may be the word node: nothing else can be scanned")],
         needs: 0,
@@ -278,9 +277,8 @@ pub const COMMANDS: &[Definition] = &[
         run: in_force::scan,
     },
     Definition {
-        name: "watch",
-        alias: None,
         full_name: "redirectctl watch",
+        alias: None,
         about: "Shows what the mesh's rules count, live, to show which rules match traffic. On a terminal all rules are drawn repeatedly, elsewhere each rule that counted is a line.",
         operands: &[("POD", "the pod, as NAMESPACE/NAME; without it --file or --netns names what is watched, or it is the network namespace this runs in")],
         needs: 0,
@@ -306,9 +304,8 @@ pub const COMMANDS: &[Definition] = &[
         run: super::watch::watch,
     },
     Definition {
-        name: "cni",
-        alias: None,
         full_name: "redirectctl cni",
+        alias: None,
         about: "Asks the installed plugin whether a pod is redirected as planned, as the node's runtime would: CHECK, which changes nothing.",
         operands: &[
             ("COMMAND", "check: no other command of plugins is sent"),
@@ -346,9 +343,8 @@ pub const COMMANDS: &[Definition] = &[
         run: super::cni::cni,
     },
     Definition {
-        name: "trace",
-        alias: None,
         full_name: "redirectctl trace",
+        alias: None,
         about: "Follows one packet through the rules of a plan, or of a network namespace with all other programs' rules: every rule that is about it, the one that decides, and where it ends.",
         operands: &[],
         needs: 0,
@@ -390,9 +386,8 @@ pub const COMMANDS: &[Definition] = &[
         run: planned::trace,
     },
     Definition {
-        name: "diff",
-        alias: None,
         full_name: "redirectctl diff",
+        alias: None,
         about: "Compares two pods or configurations: the rules that change, and exactly the traffic treated differently.",
         operands: &[
             ("BEFORE", "a pod's manifest, or flags:WORDS for flags of istio-iptables"),
@@ -411,9 +406,8 @@ pub const COMMANDS: &[Definition] = &[
         run: planned::diff,
     },
     Definition {
-        name: "bundle",
-        alias: None,
         full_name: "redirectctl bundle",
+        alias: None,
         about: "Writes an archive for a support ticket: the scan, reports and rules of the node's pods, configuration, metrics, what the plugin decided, the machine. Only fields that are known to hold no secret are copied.",
         operands: &[("FILE", "the archive, which must not be there; - is standard output; without it redirectctl-TIME.tar.gz in this folder")],
         needs: 0,
@@ -439,9 +433,8 @@ pub const COMMANDS: &[Definition] = &[
         run: super::bundle::bundle,
     },
     Definition {
-        name: "why",
-        alias: None,
         full_name: "redirectctl why",
+        alias: None,
         about: "Explains a reason or code: findings, reasons of skipped pods, of the validation and of repairs, the agent's events, codes of the plugin's errors, exit codes.",
         operands: &[("REASON", "such as foreign-rule, no_proxy, rules-not-in-effect, RepairBrokenPod, cni-11 or exit-126; without it, all are listed")],
         needs: 0,
@@ -472,7 +465,7 @@ mod tests {
     fn every_command_has_examples_of_itself() {
         for command in COMMANDS {
             let examples = command.pages.examples;
-            assert!(examples.iter().all(|(_, line)| line.contains(command.full_name)), "{}", command.name);
+            assert!(examples.iter().all(|(_, line)| line.contains(command.full_name)), "{}", command.name());
         }
     }
 }

@@ -8,23 +8,19 @@ use std::io::{self, IsTerminal};
 use std::time::{Duration, Instant, SystemTime};
 
 use logging::DEFAULT_SCOPE;
-use netns_apply::facts::NameFiles;
 use netns_apply::netns::{Netns, NetnsError, NetnsId};
-use netns_apply::{ApplyOptions, Live};
-use redirect_core::settings::NamespaceFacts;
 use redirect_core::values::parse_duration;
 use terminal::{AlternateScreen, Signals, WakeReason, write};
 
 use super::target::Target;
 use super::{Answer, Given};
-use crate::FINE;
 use crate::error::InputError;
-use crate::inspect::MOST_RULES;
 use crate::node::Node;
 use crate::watch::{
     Counter, CounterSnapshot, CounterUpdate, Screen, WatchExit, counted, counted_json, end_json, rules_json,
     started, totals,
 };
+use crate::{FINE, show};
 
 /// The shortest and the longest pause between two looks.
 const PAUSES: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(3600)];
@@ -57,13 +53,10 @@ pub(super) fn watch(given: &Given) -> Result<Answer, InputError> {
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(InputError::of)?;
     match runtime.block_on(watch.go_on(first)) {
-        Ok(()) => {}
+        Ok(done) => done?,
         // Who read it has seen enough.
-        Err(Stopped::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => {}
-        Err(Stopped::Output(error)) => {
-            return Err(InputError(vec![format!("cannot write to standard output: {error}")]));
-        }
-        Err(Stopped::ReadFailure(why)) => return Err(InputError(vec![why])),
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {}
+        Err(error) => return Err(InputError(vec![format!("cannot write to standard output: {error}")])),
     }
     Ok(Answer { text: String::new(), code: FINE })
 }
@@ -83,18 +76,6 @@ enum ReadFailure {
     Gone,
     /// It is there and cannot be checked.
     Failed(String),
-}
-
-/// Why watching cannot go on.
-enum Stopped {
-    Output(io::Error),
-    ReadFailure(String),
-}
-
-impl From<io::Error> for Stopped {
-    fn from(error: io::Error) -> Self {
-        Self::Output(error)
-    }
 }
 
 struct Watch<'a> {
@@ -118,20 +99,10 @@ impl Watch<'_> {
             Err(NetnsError::Open { cause, .. }) if is_gone(&cause) => return Err(ReadFailure::Gone),
             Err(error) => return Err(ReadFailure::Failed(error.to_string())),
         };
-        let failed = |error: &dyn std::fmt::Display| ReadFailure::Failed(error.to_string());
-        let looked = netns.run(|| {
-            let options = ApplyOptions { most_read: Some(MOST_RULES), ..ApplyOptions::default() };
-            let live = Live::now(&options)?;
-            let plan = self.target.pod.as_ref().and_then(|pod| {
-                let facts = NamespaceFacts::new(&live.addresses).with_names(&NameFiles);
-                self.node.decide(pod, &facts).plan()
-            });
-            Ok::<CounterSnapshot, netns_apply::ApplyError>(CounterSnapshot::of(&live, plan.as_ref()))
-        });
-        looked.map_err(|error| failed(&error))?.map_err(|error| failed(&error))
+        show::counters(&netns, self.target.pod.as_ref(), &self.node).map_err(ReadFailure::Failed)
     }
 
-    async fn go_on(&self, first: CounterSnapshot) -> Result<(), Stopped> {
+    async fn go_on(&self, first: CounterSnapshot) -> io::Result<Result<(), InputError>> {
         let mut signals = Signals::new()?;
         let mut writer = Writer::new(self)?;
         let mut shown = Shown { look: first, added: Vec::new(), since: Duration::ZERO };
@@ -140,7 +111,7 @@ impl Watch<'_> {
         let mut failures = 0;
         loop {
             if self.wait(&mut signals, &mut writer, &shown).await? {
-                return Ok(writer.end(WatchExit::Signal)?);
+                return writer.end(WatchExit::Signal).map(Ok);
             }
             let at = Instant::now();
             match self.look() {
@@ -150,11 +121,11 @@ impl Watch<'_> {
                     (looked_at, failures) = (at, 0);
                     writer.next(&mut shown, news)?;
                 }
-                Err(ReadFailure::Gone) => return Ok(writer.end(WatchExit::Gone)?),
+                Err(ReadFailure::Gone) => return writer.end(WatchExit::Gone).map(Ok),
                 Err(ReadFailure::Failed(why)) => {
                     failures += 1;
                     if failures == MOST_FAILURES {
-                        return Err(Stopped::ReadFailure(why));
+                        return Ok(Err(InputError(vec![why])));
                     }
                     log::warn!(target: DEFAULT_SCOPE, "{why}; looking again");
                 }
@@ -163,12 +134,7 @@ impl Watch<'_> {
     }
 
     /// Waits until the next round is due; returns whether a signal requests the end.
-    async fn wait(
-        &self,
-        signals: &mut Signals,
-        writer: &mut Writer<'_>,
-        shown: &Shown,
-    ) -> Result<bool, Stopped> {
+    async fn wait(&self, signals: &mut Signals, writer: &mut Writer<'_>, shown: &Shown) -> io::Result<bool> {
         let due = Instant::now() + self.pause;
         loop {
             match signals.wait(due).await {

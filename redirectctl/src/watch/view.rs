@@ -4,10 +4,9 @@ use std::fmt::Write as _;
 use std::time::Duration;
 
 use netfilter_state::ruleset::Counter;
-use packet_trace::Origin;
-use redirect_core::settings::Source;
 
 use super::{CounterSnapshot, Watched};
+use crate::plan::said_by;
 use crate::text_writer::{Layout, TextStyle, TextWriter, harmless};
 
 /// How many lines of a screen are not rules: the subject, the heading, and what is left out.
@@ -38,7 +37,11 @@ pub fn totals(subject: &str, look: &CounterSnapshot, layout: Layout) -> String {
         let number = rule.place.rule.unwrap_or_default();
         paper.labelled(2, &format!("{}  {number}: ", numbers(rule.counter)), &rule.text);
         for origin in &rule.origins {
-            paper.labelled(27, "# ", &format!("{} [{}]", origin.purpose, said(*origin)));
+            paper.labelled(
+                27,
+                "# ",
+                &format!("{} [{}]", origin.purpose, said_by(origin.setting, origin.source)),
+            );
         }
     }
     if look.without_counter() > 0 {
@@ -51,13 +54,6 @@ pub fn totals(subject: &str, look: &CounterSnapshot, layout: Layout) -> String {
 fn silent(look: &CounterSnapshot) -> String {
     let (some, all) = (look.without_counter(), look.rules.len());
     format!("{some} of {all} rules do not count: they were created without counters")
-}
-
-fn said(origin: Origin) -> String {
-    if origin.source == Source::Default {
-        return format!("default of {}", origin.setting.setting().name());
-    }
-    origin.source.to_string()
 }
 
 fn numbers(counter: Option<Counter>) -> String {
