@@ -6,7 +6,7 @@ use clap::{Arg, ArgAction, ArgMatches};
 
 use crate::cluster::Access;
 use crate::forward::{self, About, Command};
-use crate::{precheck, scan};
+use crate::scan;
 
 /// Flags of every command: they may stand anywhere, as for kubectl.
 const COMMON: [(&str, Option<&str>); 3] =
@@ -18,13 +18,13 @@ pub(crate) enum Job {
     Scan(scan::Wanted),
     Forward(forward::Wanted),
     Bundle(forward::WantedBundle),
-    Precheck(precheck::Wanted),
+    Precheck { is_json: bool },
 }
 
 /// What a command line asks for.
 #[derive(Debug)]
 pub(crate) enum Line {
-    Job(Box<Job>),
+    Job(Access, Job),
     /// Help or the version.
     Print(String),
 }
@@ -42,7 +42,7 @@ pub(crate) fn read(words: Vec<String>) -> Result<Line, String> {
     let command: Vec<String> = words.next().into_iter().collect();
     let all = command.into_iter().chain(common).chain(words);
     match parser().no_binary_name(true).try_get_matches_from(all) {
-        Ok(matches) => job(&matches).map(|job| Line::Job(Box::new(job))),
+        Ok(matches) => job(&matches),
         Err(error) if error.use_stderr() => Err(error.to_string().trim_end().to_owned()),
         Err(help) => Ok(Line::Print(help.to_string())),
     }
@@ -149,16 +149,16 @@ fn forwarded(command: Command) -> clap::Command {
 
 const POD: &str = "The pod, as NAMESPACE/NAME, or its name in the namespace of -n or the context";
 
-fn job(matches: &ArgMatches) -> Result<Job, String> {
+fn job(matches: &ArgMatches) -> Result<Line, String> {
     let (name, line) = matches.subcommand().ok_or("a command is missing")?;
     let text = |name: &str| line.get_one::<String>(name).cloned();
     let access =
         Access { kubeconfig: text("kubeconfig"), context: text("context"), namespace: text("namespace") };
-    Ok(match name {
+    let job = match name {
         "scan" => {
             let patience = text("timeout").unwrap_or_default();
             Job::Scan(scan::Wanted {
-                access,
+                namespace: access.namespace.clone(),
                 node: text("node"),
                 selector: text("selector"),
                 is_json: is_json(line),
@@ -166,18 +166,18 @@ fn job(matches: &ArgMatches) -> Result<Job, String> {
             })
         }
         "bundle" => Job::Bundle(forward::WantedBundle {
-            access,
             about: text("node").map_or_else(|| About::Pod(text("POD").unwrap_or_default()), About::Node),
             file: text("file").map(Into::into),
         }),
-        "precheck" => Job::Precheck(precheck::Wanted { access, is_json: is_json(line) }),
+        "precheck" => Job::Precheck { is_json: is_json(line) },
         _ => {
             let command = Command::ALL.into_iter().find(|command| command.name() == name);
             let words = line.get_many::<String>("words").unwrap_or_default().map(|word| long(word)).collect();
             let command = command.ok_or("this command does not exist")?;
-            Job::Forward(forward::Wanted { access, command, operand: text("operand"), words })
+            Job::Forward(forward::Wanted { command, operand: text("operand"), words })
         }
-    })
+    };
+    Ok(Line::Job(access, job))
 }
 
 fn is_json(line: &ArgMatches) -> bool {
@@ -198,9 +198,9 @@ fn long(word: &str) -> String {
 mod tests {
     use super::*;
 
-    fn job_of(line: &str) -> Job {
+    fn job_of(line: &str) -> (Access, Job) {
         match read(line.split(' ').map(str::to_owned).collect()) {
-            Ok(Line::Job(job)) => *job,
+            Ok(Line::Job(access, job)) => (access, job),
             other => panic!("{other:?}"),
         }
     }
@@ -225,23 +225,24 @@ mod tests {
         };
         let words = ["--to", "10.0.0.1:80", "--output", "json", "--as", "app"].map(str::to_owned).to_vec();
         let operand = Some("cart-0".to_owned());
-        assert_eq!(job, Job::Forward(forward::Wanted { access, command: Command::Trace, operand, words }));
+        let wanted = forward::Wanted { command: Command::Trace, operand, words };
+        assert_eq!(job, (access, Job::Forward(wanted)));
     }
 
     #[test]
     fn help_behind_the_pod_is_that_of_redirectctl() {
-        let Job::Forward(wanted) = job_of("pod shop/cart --help") else { panic!("no command") };
+        let (_, Job::Forward(wanted)) = job_of("pod shop/cart --help") else { panic!("no command") };
         assert_eq!(wanted.words, ["--help"]);
         assert!(matches!(read(vec!["pod".to_owned(), "--help".to_owned()]), Ok(Line::Print(_))));
     }
 
     #[test]
     fn a_scan_is_of_all_namespaces_unless_one_is_named() {
-        let Job::Scan(all) = job_of("scan -A --timeout 1m -o json") else { panic!("no scan") };
-        assert!(all.is_json && all.access.namespace.is_none() && all.patience == Duration::from_secs(60));
-        let Job::Scan(one) = job_of("scan -n shop -l app=cart --node n1") else { panic!("no scan") };
+        let (_, Job::Scan(all)) = job_of("scan -A --timeout 1m -o json") else { panic!("no scan") };
+        assert!(all.is_json && all.namespace.is_none() && all.patience == Duration::from_secs(60));
+        let (_, Job::Scan(one)) = job_of("scan -n shop -l app=cart --node n1") else { panic!("no scan") };
         assert_eq!(
-            (one.access.namespace.as_deref(), one.selector.as_deref(), one.node.as_deref()),
+            (one.namespace.as_deref(), one.selector.as_deref(), one.node.as_deref()),
             (Some("shop"), Some("app=cart"), Some("n1"))
         );
         assert!(error_of("scan -n shop -A").contains("cannot be used with"));

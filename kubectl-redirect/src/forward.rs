@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 
 use crate::agents::{self, Agent, AgentState};
-use crate::cluster::{Access, Cluster, PODS};
+use crate::cluster::{Cluster, PODS};
 use crate::objects::Pod;
 use crate::{FAILED, FINE, Failure, exec};
 
@@ -48,8 +48,6 @@ impl Command {
 /// What to pass on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Wanted {
-    /// How the API server is found.
-    pub access: Access,
     /// The command.
     pub command: Command,
     /// The pod, or the word that `why` explains.
@@ -61,8 +59,6 @@ pub struct Wanted {
 /// An archive to write.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WantedBundle {
-    /// How the API server is found.
-    pub access: Access,
     /// Whose node it is about.
     pub about: About,
     /// Where it goes.
@@ -82,17 +78,16 @@ pub enum About {
 ///
 /// # Errors
 /// No agent can be asked.
-pub async fn run(wanted: &Wanted) -> Result<u8, Failure> {
-    let cluster = Cluster::new(&wanted.access).await?;
+pub async fn run(cluster: &Cluster, wanted: &Wanted) -> Result<u8, Failure> {
     let mut words = vec![wanted.command.name().to_owned()];
     let agent = match (wanted.command, &wanted.operand) {
         (Command::Why, reason) => {
             words.extend(reason.clone());
-            any_agent(&cluster).await?
+            any_agent(cluster).await?
         }
         (command, Some(pod)) => {
             let (namespace, name) = pod_name(pod, cluster.namespace())?;
-            let agent = agent_of(&cluster, &node_of(&cluster, &namespace, &name).await?).await?;
+            let agent = agent_of(cluster, &node_of(cluster, &namespace, &name).await?).await?;
             let pod = format!("{namespace}/{name}");
             if command == Command::Pod {
                 words.push(pod);
@@ -100,7 +95,7 @@ pub async fn run(wanted: &Wanted) -> Result<u8, Failure> {
                 words.extend(["--pod".to_owned(), pod.clone()]);
                 // Without it, `verify` is about the agent's own namespace and `trace` about rules that may not be in force.
                 if !wanted.words.iter().any(|word| word.split('=').next() == Some("--netns")) {
-                    words.extend(["--netns".to_owned(), netns_of(&cluster, &agent, &pod).await?]);
+                    words.extend(["--netns".to_owned(), netns_of(cluster, &agent, &pod).await?]);
                 }
             }
             agent
@@ -113,7 +108,7 @@ pub async fn run(wanted: &Wanted) -> Result<u8, Failure> {
         words.extend(["--color".to_owned(), "always".to_owned()]);
     }
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
-    let done = exec::forward(&cluster, &agent, &words, tokio::io::stdout(), tokio::io::stderr()).await;
+    let done = exec::forward(cluster, &agent, &words, tokio::io::stdout(), tokio::io::stderr()).await;
     done.map_err(|error| about(&agent, &error))
 }
 
@@ -121,13 +116,12 @@ pub async fn run(wanted: &Wanted) -> Result<u8, Failure> {
 ///
 /// # Errors
 /// No agent can be asked, or the file cannot be written.
-pub async fn bundle(wanted: &WantedBundle) -> Result<u8, Failure> {
-    let cluster = Cluster::new(&wanted.access).await?;
+pub async fn bundle(cluster: &Cluster, wanted: &WantedBundle) -> Result<u8, Failure> {
     let node = match &wanted.about {
         About::Node(node) => node.clone(),
         About::Pod(pod) => {
             let (namespace, name) = pod_name(pod, cluster.namespace())?;
-            node_of(&cluster, &namespace, &name).await?
+            node_of(cluster, &namespace, &name).await?
         }
     };
     let file = wanted.file.clone().unwrap_or_else(|| format!("redirectctl-{node}.tar.gz").into());
@@ -138,8 +132,8 @@ pub async fn bundle(wanted: &WantedBundle) -> Result<u8, Failure> {
             file.display()
         )));
     }
-    let agent = agent_of(&cluster, &node).await?;
-    let output = exec::output(&cluster, &agent, &["bundle", "-"], MOST_ARCHIVE)
+    let agent = agent_of(cluster, &node).await?;
+    let output = exec::output(cluster, &agent, &["bundle", "-"], MOST_ARCHIVE)
         .await
         .map_err(|error| about(&agent, &error))?;
     // Nothing is left to report to.

@@ -21,6 +21,7 @@ use explain::text_writer::harmless;
 pub use explain::{FAILED, FINE, FOUND};
 
 use crate::args::{Job, Line};
+use crate::cluster::{Access, Cluster};
 
 /// Why a command cannot be carried out, and what to do, in a sentence.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -37,8 +38,8 @@ impl Failure {
 /// Runs the program with these words, without its name.
 #[must_use]
 pub fn run(words: Vec<String>) -> ExitCode {
-    let line = match args::read(words) {
-        Ok(Line::Job(job)) => *job,
+    let (access, job) = match args::read(words) {
+        Ok(Line::Job(access, job)) => (access, job),
         Ok(Line::Print(text)) => {
             return ExitCode::from(print(&text).map_or_else(|error| complain(&error), |()| FINE));
         }
@@ -47,7 +48,7 @@ pub fn run(words: Vec<String>) -> ExitCode {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let code = match runtime {
         Ok(runtime) => {
-            let done = runtime.block_on(execute(line));
+            let done = runtime.block_on(execute(&access, job));
             // A credential helper or a look-up of a name may still be under way on a thread.
             runtime.shutdown_background();
             done
@@ -57,12 +58,13 @@ pub fn run(words: Vec<String>) -> ExitCode {
     ExitCode::from(code.unwrap_or_else(|failure| complain(&failure)))
 }
 
-async fn execute(job: Job) -> Result<u8, Failure> {
+async fn execute(access: &Access, job: Job) -> Result<u8, Failure> {
+    let cluster = Cluster::new(access).await?;
     match job {
-        Job::Scan(wanted) => scan::run(&wanted).await,
-        Job::Forward(wanted) => forward::run(&wanted).await,
-        Job::Bundle(wanted) => forward::bundle(&wanted).await,
-        Job::Precheck(wanted) => precheck::run(&wanted).await,
+        Job::Scan(wanted) => scan::run(&cluster, &wanted).await,
+        Job::Forward(wanted) => forward::run(&cluster, &wanted).await,
+        Job::Bundle(wanted) => forward::bundle(&cluster, &wanted).await,
+        Job::Precheck { is_json } => precheck::run(&cluster, access.namespace.as_deref(), is_json).await,
     }
 }
 

@@ -9,7 +9,7 @@ use kube::api::ListParams;
 use tokio::time::timeout;
 
 use crate::agents::{self, Agent, AgentState};
-use crate::cluster::{Access, Cluster, NODES, PODS};
+use crate::cluster::{Cluster, NODES, PODS};
 use crate::exec::{self, ExecError};
 use crate::objects::{Node, Object, Pod};
 use crate::verdict::{Filter, NodeScan, Unasked, VERSION, Verdict};
@@ -24,8 +24,8 @@ const MOST_BYTES: u64 = 8 << 20;
 /// What to scan.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Wanted {
-    /// How the API server is found; its namespace, if one is named, limits the pods.
-    pub access: Access,
+    /// Pods of this namespace alone.
+    pub namespace: Option<String>,
     /// One node in place of all.
     pub node: Option<String>,
     /// The labels of the pods.
@@ -43,10 +43,9 @@ type Answer = Result<Result<NodeScan, String>, Failure>;
 ///
 /// # Errors
 /// Nothing can be asked.
-pub async fn run(wanted: &Wanted) -> Result<u8, Failure> {
-    let cluster = Cluster::new(&wanted.access).await?;
-    let nodes = nodes(&cluster, wanted.node.as_deref()).await?;
-    let agents = agents::find(&cluster, wanted.node.as_deref()).await?;
+pub async fn run(cluster: &Cluster, wanted: &Wanted) -> Result<u8, Failure> {
+    let nodes = nodes(cluster, wanted.node.as_deref()).await?;
+    let agents = agents::find(cluster, wanted.node.as_deref()).await?;
     if agents.is_empty() {
         return Err(Failure(format!(
             "no agent found: no pod with the label {} on {}; kubectl redirect precheck shows whether one can be installed",
@@ -54,14 +53,14 @@ pub async fn run(wanted: &Wanted) -> Result<u8, Failure> {
             wanted.node.as_ref().map_or("any node".to_owned(), |node| format!("node {node}")),
         )));
     }
-    let mut verdict = Verdict::new(filter(&cluster, wanted).await?);
+    let mut verdict = Verdict::new(filter(cluster, wanted).await?);
     for agent in agents.values() {
         verdict.see(agent);
     }
     for node in nodes.iter().filter(|node| !agents.contains_key(*node)) {
-        verdict.miss(node, Unasked::NoAgent(mesh_pods(&cluster, node).await?));
+        verdict.miss(node, Unasked::NoAgent(mesh_pods(cluster, node).await?));
     }
-    ask_all(&cluster, agents, wanted.patience, &mut verdict).await?;
+    ask_all(cluster, agents, wanted.patience, &mut verdict).await?;
     print(&if wanted.is_json { explain::pretty(&verdict.json()) } else { verdict.text(layout()) })?;
     Ok(verdict.code())
 }
@@ -86,7 +85,7 @@ async fn nodes(cluster: &Cluster, named: Option<&str>) -> Result<Vec<String>, Fa
 }
 
 async fn filter(cluster: &Cluster, wanted: &Wanted) -> Result<Filter, Failure> {
-    let namespace = wanted.access.namespace.clone();
+    let namespace = wanted.namespace.clone();
     let Some(selector) = &wanted.selector else { return Ok(Filter { namespace, names: None }) };
     let params = ListParams::default().labels(selector);
     let mut names = BTreeSet::new();

@@ -253,7 +253,7 @@ impl ApiServer {
         if conf.is_some_and(|conf| conf.ambient_enabled) {
             let request = || Request::new("/api/v1/namespaces").get(name, &GetParams::default());
             // A failure is noted.
-            let _ = self.unless_silent("the pod's namespace", request, cluster, |found| vec![found]);
+            let _ = self.unless_silent("the pod's namespace", request, cluster);
         }
     }
 
@@ -267,24 +267,24 @@ impl ApiServer {
         }
         let request = || Request::new("/api/v1/namespaces").list(&params);
         // A failure is noted.
-        cluster.has_all_namespaces = self.unless_silent("namespaces", request, cluster, items).is_ok();
+        cluster.has_all_namespaces = self.unless_silent("namespaces", request, cluster).is_ok();
     }
 
     fn node(&self, name: &str, cluster: &mut Cluster) -> Result<(), Option<ApiError>> {
         let request = || Request::new("/api/v1/nodes").get(name, &GetParams::default());
-        self.unless_silent("the node", request, cluster, |found| vec![found])
+        self.unless_silent("the node", request, cluster)
     }
 
     fn runtime_classes(&self, cluster: &mut Cluster) {
         let request = || Request::new("/apis/node.k8s.io/v1/runtimeclasses").list(&ListParams::default());
         // A failure is noted.
-        let _ = self.unless_silent("runtime classes", request, cluster, items);
+        let _ = self.unless_silent("runtime classes", request, cluster);
     }
 
     /// Whether an answer came.
     fn more(&self, what: &str, path: &str, fields: &str, cluster: &mut Cluster) -> bool {
         let params = ListParams::default().fields(fields).limit(MOST_EVENTS);
-        self.unless_silent(what, || Request::new(path).list(&params), cluster, items).is_ok()
+        self.unless_silent(what, || Request::new(path).list(&params), cluster).is_ok()
     }
 
     /// Notes a failure. The error is that of the server, unless it was not asked.
@@ -293,7 +293,6 @@ impl ApiServer {
         what: &str,
         request: impl Fn() -> Built,
         cluster: &mut Cluster,
-        found: impl FnOnce(Value) -> Vec<Value>,
     ) -> Result<(), Option<ApiError>> {
         if self.is_silent.get() {
             cluster.untold.push(format!("{what}: the API server did not answer"));
@@ -301,7 +300,7 @@ impl ApiServer {
         }
         match self.ask(request) {
             Ok(answer) => {
-                for object in found(answer) {
+                for object in items(answer) {
                     cluster.take(&object);
                 }
                 Ok(())
@@ -345,11 +344,16 @@ impl Drop for ApiServer {
     }
 }
 
-fn items(mut list: Value) -> Vec<Value> {
+/// The objects of an answer: of a list, or the one that it is.
+fn items(mut answer: Value) -> Vec<Value> {
+    let mut items = match answer.get_mut("items").map(Value::take) {
+        Some(Value::Array(items)) => items,
+        Some(_) => return Vec::new(),
+        None => return vec![answer],
+    };
     // What is in a list does not say its kind.
-    let kind = list.get("kind").and_then(Value::as_str).and_then(|kind| kind.strip_suffix("List"));
+    let kind = answer.get("kind").and_then(Value::as_str).and_then(|kind| kind.strip_suffix("List"));
     let kind = kind.unwrap_or_default().to_owned();
-    let Some(Value::Array(mut items)) = list.get_mut("items").map(Value::take) else { return Vec::new() };
     for item in items.iter_mut().filter_map(Value::as_object_mut) {
         item.entry("kind").or_insert_with(|| kind.clone().into());
     }

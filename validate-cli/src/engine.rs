@@ -64,15 +64,9 @@ impl Tokens {
         let mut bytes = [0; TOKEN / 2];
         self.0.read_exact(&mut bytes)?;
         let mut token = [0; TOKEN];
-        for (digits, byte) in token.chunks_exact_mut(2).zip(bytes) {
-            digits.copy_from_slice(&[hex(byte >> 4), hex(byte & 15)]);
-        }
+        token.copy_from_slice(format!("{:032x}", u128::from_be_bytes(bytes)).as_bytes());
         Ok(token)
     }
-}
-
-const fn hex(digit: u8) -> u8 {
-    if digit < 10 { b'0' + digit } else { b'a' + digit - 10 }
 }
 
 /// Sends every shot and watches until all are seen, or nothing comes for the rest of `limit`.

@@ -86,15 +86,7 @@ pub fn input(typed: CommandInput) -> Result<Input, String> {
         pages: Pages { examples: &[], exit_status: &[], files: &[], see_also: &[] },
         statuses: STATUSES,
     };
-    let line = CommandLine {
-        name: program.name,
-        about: program.about,
-        version: program.version,
-        pages: program.pages,
-        rows: rows().collect(),
-        operands: &[],
-        commands: Vec::new(),
-    };
+    let line = CommandLine { rows: rows().collect(), ..program.command_line() };
     let words = match line.read(typed.words.into_iter().map(OsString::from)) {
         Ok(Line::Work(words)) => words,
         Ok(Line::Print(_)) => return Err("asks for help, not for rules".to_owned()),

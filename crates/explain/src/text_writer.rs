@@ -159,7 +159,7 @@ impl TextWriter {
         if self.layout.colour {
             let at = start + indent;
             let end = at + label.trim_end().len();
-            let inked = format!("\u{1b}[{}m{}\u{1b}[0m", ink.code(), &self.text[at..end]);
+            let inked = ink.around(&self.text[at..end]);
             self.text.replace_range(at..end, &inked);
         }
     }
@@ -171,7 +171,7 @@ impl TextWriter {
             let margin = if index == 0 { format!("{:indent$}{label}", "") } else { " ".repeat(hanging) };
             // Writing to a string cannot fail.
             let _ = match ink.filter(|_| self.layout.colour) {
-                Some(ink) => writeln!(self.text, "{margin}\u{1b}[{}m{line}\u{1b}[0m", ink.code()),
+                Some(ink) => writeln!(self.text, "{margin}{}", ink.around(&line)),
                 None => writeln!(self.text, "{}", format!("{margin}{line}").trim_end()),
             };
         }

@@ -138,13 +138,6 @@ impl Handle {
         *self.0.levels.write().unwrap_or_else(PoisonError::into_inner) = levels;
     }
 
-    /// Changes the level of one scope.
-    pub fn set_level(&self, scope: &str, level: Level) {
-        let mut levels = self.levels();
-        levels.set(scope, level);
-        self.set_levels(levels);
-    }
-
     /// Sends lines to one more place from now on.
     pub fn add_sink(&self, sink: Box<dyn Sink>) {
         self.0.sinks.write().unwrap_or_else(PoisonError::into_inner).push(sink);
@@ -213,7 +206,9 @@ mod tests {
         handle.add_sink(Box::new(Kept(kept.clone())));
         log::debug!(target: "cni-agent", "not yet");
         log::info!(target: DEFAULT_SCOPE, n = 1, text = "a b\n"; "first\nline");
-        handle.set_level("cni-agent", Level::Debug);
+        let mut levels = handle.levels();
+        levels.set("cni-agent", Level::Debug);
+        handle.set_levels(levels);
         log::debug!(target: "cni-agent", "now");
         handle.set_levels("none".parse().unwrap());
         log::error!(target: DEFAULT_SCOPE, "never");

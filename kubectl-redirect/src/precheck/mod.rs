@@ -8,7 +8,7 @@ mod workloads;
 use explain::text_writer::{Layout, TextStyle, TextWriter};
 use serde_json::{Value, json};
 
-use crate::cluster::{Access, Cluster};
+use crate::cluster::Cluster;
 use crate::{FINE, FOUND, Failure, layout, print};
 pub use facts::{Facts, PodFacts};
 
@@ -16,15 +16,6 @@ pub use facts::{Facts, PodFacts};
 const VERSION: u32 = 1;
 /// Where the agent is installed unless another namespace is named.
 pub const USUAL_NAMESPACE: &str = "istio-system";
-
-/// What to check.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Wanted {
-    /// How the API server is found; its namespace is the one to install in.
-    pub access: Access,
-    /// Whether the answer is JSON.
-    pub is_json: bool,
-}
 
 /// What a check came to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -105,12 +96,10 @@ impl Found {
 ///
 /// # Errors
 /// The API server cannot be asked.
-pub async fn run(wanted: &Wanted) -> Result<u8, Failure> {
-    let cluster = Cluster::new(&wanted.access).await?;
-    let namespace = wanted.access.namespace.as_deref().unwrap_or(USUAL_NAMESPACE);
-    let facts = Facts::of(&cluster, namespace).await?;
+pub async fn run(cluster: &Cluster, namespace: Option<&str>, is_json: bool) -> Result<u8, Failure> {
+    let facts = Facts::of(cluster, namespace.unwrap_or(USUAL_NAMESPACE)).await?;
     let checks = checks::all(&facts);
-    print(&if wanted.is_json { explain::pretty(&json(&checks)) } else { text(&checks, layout()) })?;
+    print(&if is_json { explain::pretty(&json(&checks)) } else { text(&checks, layout()) })?;
     Ok(if checks.iter().any(|check| check.outcome > Outcome::Ok) { FOUND } else { FINE })
 }
 

@@ -15,7 +15,6 @@ use crate::diagnosis::{PodDecision, findings};
 use crate::error::InputError;
 use crate::input;
 use crate::inspect::inspect;
-use crate::node::Node;
 use crate::pod::Pod;
 use crate::report::{self, Report};
 use crate::scan::Scan;

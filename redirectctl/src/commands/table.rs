@@ -47,12 +47,9 @@ impl Definition {
         let settings = flags::rows().filter(|_| self.takes_settings);
         CommandLine {
             name: self.full_name,
-            about: self.about,
-            version: env!("CARGO_PKG_VERSION"),
-            pages: self.pages,
             rows: self.rows.iter().copied().chain(settings).collect(),
             operands: self.operands,
-            commands: Vec::new(),
+            ..self.program().command_line()
         }
     }
 

@@ -14,7 +14,7 @@ use serde_json::{Map, Value};
 /// It is not one JSON text, or cannot be read.
 pub fn each_of_json(reader: impl Read, mut take: impl FnMut(Value)) -> serde_json::Result<()> {
     let mut deserializer = serde_json::Deserializer::from_reader(reader);
-    if let Some(document) = Document(&mut take).deserialize(&mut deserializer)? {
+    if let Some(document) = deserializer.deserialize_any(Document(&mut take))? {
         take(document);
     }
     deserializer.end()
@@ -22,14 +22,6 @@ pub fn each_of_json(reader: impl Read, mut take: impl FnMut(Value)) -> serde_jso
 
 /// A text to deserialize: passes the items of a list to the closure; returns anything else.
 struct Document<'a, F>(&'a mut F);
-
-impl<'de, F: FnMut(Value)> DeserializeSeed<'de> for Document<'_, F> {
-    type Value = Option<Value>;
-
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
-        deserializer.deserialize_any(self)
-    }
-}
 
 impl<'de, F: FnMut(Value)> Visitor<'de> for Document<'_, F> {
     type Value = Option<Value>;
