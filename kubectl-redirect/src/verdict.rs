@@ -214,12 +214,6 @@ impl Verdict {
         self.unasked.insert(node.to_owned(), why);
     }
 
-    /// Whether nothing is known at all.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.asked == 0
-    }
-
     /// The exit code: what was found counts more than what could not be asked.
     #[must_use]
     pub fn code(&self) -> u8 {

@@ -19,7 +19,7 @@ use redirect_core::settings::{Key, NamespaceFacts, Source};
 use redirectctl::bundle::{Bundle, written_json};
 use redirectctl::cause::{Cause, Finding};
 use redirectctl::cni::{Answer, Attachment, Question};
-use redirectctl::commands::COMMANDS;
+use redirectctl::commands::{COMMANDS, Definition};
 use redirectctl::diagnosis::PodDecision;
 use redirectctl::inspect::{InForce, Inspection};
 use redirectctl::listeners::Listener;
@@ -273,7 +273,7 @@ fn every_command_writes_what_its_schema_says() {
     let can: BTreeSet<&str> = COMMANDS
         .iter()
         .filter(|command| command.rows.iter().any(|row| row.flag == Some("output")))
-        .map(|command| command.name())
+        .map(Definition::name)
         .collect();
     assert_eq!(asked, can);
 }
