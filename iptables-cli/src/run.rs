@@ -23,10 +23,8 @@ pub(crate) fn run(settings: &RawSettings) -> ExitCode {
     let (path, source) = settings.get(Key::NetworkNamespace);
     match Netns::run_in(path, || program(settings)) {
         // The validation enters the namespace itself: it must handle signals here.
-        Ok(Ok(Next::Validate(options))) => {
-            validate(settings, &options).unwrap_or_else(|error| report::failure(&error))
-        }
-        Ok(Ok(Next::End)) => ExitCode::SUCCESS,
+        Ok(Ok(Some(options))) => validate(settings, &options).unwrap_or_else(|error| report::failure(&error)),
+        Ok(Ok(None)) => ExitCode::SUCCESS,
         Ok(Err(error)) => report::failure(&error),
         Err(error) => {
             settings_cli::report(&wrong_anywhere(settings));
@@ -43,14 +41,9 @@ fn wrong_anywhere(settings: &RawSettings) -> InputErrors {
     errors
 }
 
-/// What follows the programming.
-enum Next {
-    End,
-    Validate(RunOptions),
-}
-
-/// What is done inside the namespace. Everything is read, and every error collected, before anything is done.
-fn program(settings: &RawSettings) -> anyhow::Result<Next> {
+/// What is done inside the namespace. Everything is read, and every error collected, before anything is done. Returns the options of a
+/// validation that is to follow.
+fn program(settings: &RawSettings) -> anyhow::Result<Option<RunOptions>> {
     let options = RunOptions::parse(settings);
     let addresses = facts::addresses().context("cannot list the addresses of this network namespace")?;
     let nameservers = nameservers(settings)?;
@@ -59,11 +52,11 @@ fn program(settings: &RawSettings) -> anyhow::Result<Next> {
     match options {
         Ok(options) if options.action == Action::Cleanup => {
             clean_up(&options, redirect, settings)?;
-            return Ok(Next::End);
+            return Ok(None);
         }
         // A pod that is only validated may still be waiting for its address.
         Ok(options) if options.action == Action::Nothing && options.validation.is_some() => {
-            return Ok(Next::Validate(options));
+            return Ok(Some(options));
         }
         Ok(_) | Err(_) => {}
     }
@@ -75,13 +68,13 @@ fn program(settings: &RawSettings) -> anyhow::Result<Next> {
     report::planned(&plan);
     if options.dry_run {
         print(&plan_text(&plan, &options), &options)?;
-        return Ok(Next::End);
+        return Ok(None);
     }
     if options.action != Action::Nothing {
         let outcome = apply(&plan, &apply_options(&options, settings))?;
         report::done(&plan, &redirect, &outcome, !about.contains(&Notice::NothingCaptured));
     }
-    Ok(if options.validation.is_some() { Next::Validate(options) } else { Next::End })
+    Ok(Some(options).filter(|options| options.validation.is_some()))
 }
 
 /// The servers of resolv.conf, which is read only if requested.

@@ -94,11 +94,8 @@ fn state(pod: &Pod, status: Option<&ContainerStatus>) -> AgentState {
 pub fn by_node(agents: impl IntoIterator<Item = Agent>) -> BTreeMap<String, Agent> {
     let mut all: BTreeMap<String, Agent> = BTreeMap::new();
     for agent in agents {
-        match all.get(&agent.node) {
-            Some(known) if known.state >= agent.state => {}
-            Some(_) | None => {
-                all.insert(agent.node.clone(), agent);
-            }
+        if all.get(&agent.node).is_none_or(|known| known.state < agent.state) {
+            all.insert(agent.node.clone(), agent);
         }
     }
     all

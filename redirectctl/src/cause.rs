@@ -1,7 +1,5 @@
 //! What can be wrong: a closed set of causes, each with its weight, what it means and what to do.
 
-use std::fmt;
-
 use cni_core::reasons;
 pub use explain::Severity;
 
@@ -237,12 +235,6 @@ impl Cause {
     }
 }
 
-impl fmt::Display for Cause {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.code())
-    }
-}
-
 impl Finding {
     /// With what was seen, one thing.
     #[must_use]
@@ -270,12 +262,6 @@ pub(crate) fn sort(all: &mut [Finding]) {
     all.sort_by_key(|finding| (std::cmp::Reverse(finding.cause.severity()), finding.cause));
 }
 
-/// The worst of findings.
-#[must_use]
-pub fn worst(findings: &[Finding]) -> Option<Severity> {
-    findings.iter().map(|finding| finding.cause.severity()).max()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -287,8 +273,8 @@ mod tests {
         assert_eq!(codes.len(), Cause::ALL.len());
         for cause in Cause::ALL {
             let is_word = |text: &str| text.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'-');
-            assert!(is_word(cause.code()), "{cause}");
-            assert!(!cause.meaning().ends_with('.') && !cause.remedy().ends_with('.'), "{cause}");
+            assert!(is_word(cause.code()), "{}", cause.code());
+            assert!(!cause.meaning().ends_with('.') && !cause.remedy().ends_with('.'), "{}", cause.code());
         }
     }
 }

@@ -64,7 +64,8 @@ impl Cluster {
     /// Gives pods what is known around them.
     pub fn tell(&self, pods: &mut [Pod]) {
         for pod in pods {
-            if let Some(handler) = pod.runtime_class.as_ref().and_then(|class| self.handlers.get(class)) {
+            if let Some(handler) = pod.facts.runtime_class.as_ref().and_then(|class| self.handlers.get(class))
+            {
                 pod.handler = Some(handler.clone());
             }
             let labels = self.namespaces.get(&pod.name.namespace).cloned();

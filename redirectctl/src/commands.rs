@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::process::ExitCode;
 
-use clap::{Arg, Command};
+use clap::Command;
 use clap_complete::Shell;
 use explain::pretty;
 use logging::DEFAULT_SCOPE;
@@ -80,17 +80,13 @@ fn general(first: &str, rest: &[String]) -> Result<String, String> {
 /// The whole command line, for help, manual and completions.
 #[must_use]
 pub fn whole() -> Command {
-    let shell = Arg::new("shell").required(true).value_parser(clap::value_parser!(Shell)).help("The shell");
     let commands = COMMANDS.iter().map(|command| command.line().completed().name(command.name()));
     Command::new("redirectctl")
         .about("Shows what is planned, in force and wrong in pods' network namespaces. It never changes anything.")
         .version(env!("CARGO_PKG_VERSION"))
         .disable_help_subcommand(true)
         .subcommands(commands)
-        .subcommand(Command::new("help").about("Print this"))
-        .subcommand(Command::new("version").about("Print the version"))
-        .subcommand(Command::new("man").about("Print the manual page (man 8 form)"))
-        .subcommand(Command::new("completion").about("Print completions for a shell").arg(shell))
+        .subcommands(settings_cli::general_commands())
         .after_help(PROGRAM.examples_text() + "redirectctl COMMAND --help shows the flags and examples of a command.\n")
 }
 

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use cni_core::enablement::REDIRECTION_ANNOTATION;
+use cni_core::reasons::AMBIENT_PENDING;
 use netfilter_state::change::DifferenceKind;
 use netfilter_state::differences::{Difference, Differences};
 use netfilter_state::routing::RoutingItem;
@@ -53,8 +54,9 @@ pub fn findings(pod: Option<&Pod>, decided: &PodDecision, seen: Option<&Inspecti
                 // Which user the node's ztunnel runs as is not known here.
                 namespace(&redirect.plan(), None, pod, seen, &mut all);
             }
-            all.extend(pod.and_then(status::pending));
-            merge_not_enrolled(pod, &mut all);
+            if let Some(pod) = pod {
+                not_enrolled(pod, &mut all);
+            }
             if redirect.captures_dns() {
                 all.push(dns_captured("all queries to port 53", redirect.source(redirect.dns_key())));
             }
@@ -82,18 +84,18 @@ pub fn findings(pod: Option<&Pod>, decided: &PodDecision, seen: Option<&Inspecti
     all
 }
 
-/// All that shows that a pod is not enrolled, as one finding, with what its annotation says.
-fn merge_not_enrolled(pod: Option<&Pod>, all: &mut Vec<Finding>) {
-    let (of_it, others): (Vec<Finding>, Vec<Finding>) =
-        std::mem::take(all).into_iter().partition(|finding| finding.cause == Cause::NotEnrolled);
-    *all = others;
-    if of_it.is_empty() {
+/// Adds that the agent has not enrolled a pod yet, or not any more, as its annotation says, with the reason in the last event about it.
+/// What its namespace shows is part of the same finding.
+fn not_enrolled(pod: &Pod, all: &mut Vec<Finding>) {
+    let Some(annotation) = pod.ambient_annotation() else { return };
+    let is_pending = annotation == "pending";
+    if !is_pending && all.iter().all(|finding| finding.cause != Cause::NotEnrolled) {
         return;
     }
-    let annotation = pod.and_then(Pod::ambient_annotation);
-    let annotation = annotation.map(|says| format!("annotation {REDIRECTION_ANNOTATION}: {says}"));
-    let seen = of_it.into_iter().flat_map(|finding| finding.seen).chain(annotation).collect();
-    all.push(Finding { cause: Cause::NotEnrolled, seen });
+    let last = pod.events.iter().rfind(|event| is_pending && event.reason == AMBIENT_PENDING);
+    let event = last.map(|event| format!("{}: {}", event.reason, event.message));
+    let annotation = format!("annotation {REDIRECTION_ANNOTATION}: {annotation}");
+    cause::merge(all, Cause::NotEnrolled, event.into_iter().chain([annotation]).collect());
 }
 
 /// Whatever the plan.

@@ -8,7 +8,7 @@ use netfilter_state::state::RuleState;
 use netfilter_state::steps::Observation;
 use netns_apply::facts::{self, NameFiles};
 use netns_apply::netlink::Connection;
-use netns_apply::netns::{Netns, NetnsError};
+use netns_apply::netns::Netns;
 use netns_apply::pod::{Outside, suitable};
 use netns_apply::{ApplyError, ApplyOptions, Impact, Mismatch, Snapshot, impact, unexamined};
 use redirect_core::options::{BackendChoice, Variant};
@@ -16,6 +16,7 @@ use redirect_core::rule::Table;
 use redirect_core::settings::NamespaceFacts;
 use redirect_core::{Family, RulePlan};
 
+use crate::cause::{Cause, Finding};
 use crate::listeners::{Listener, listeners};
 
 /// How many bytes of rules are read: fifty times what the mesh's take. A container with CAP_NET_ADMIN may make as many as it likes.
@@ -68,33 +69,13 @@ impl Inspection {
     }
 }
 
-/// Why a namespace cannot be looked into.
-#[derive(Debug, thiserror::Error)]
-pub enum LookError {
-    /// It cannot be entered.
-    #[error(transparent)]
-    Netns(#[from] NetnsError),
-    /// It can, and does not say.
-    #[error("{0}")]
-    Kernel(String),
-    /// The mesh's rules are in force, and other programs' rules cannot be read.
-    #[error("{0}")]
-    OthersUnread(String),
+fn unreadable(error: impl std::fmt::Display) -> Finding {
+    Finding::new(Cause::Unreadable, error.to_string())
 }
 
-impl From<ApplyError> for LookError {
-    fn from(error: ApplyError) -> Self {
-        let text = error.to_string();
-        if matches!(error, ApplyError::OthersUnread { .. }) {
-            Self::OthersUnread(text)
-        } else {
-            Self::Kernel(text)
-        }
-    }
-}
-
-fn kernel(error: &dyn std::fmt::Display) -> LookError {
-    LookError::Kernel(error.to_string())
+fn of_rules(error: ApplyError) -> Finding {
+    let is_verifiable = !matches!(error, ApplyError::OthersUnread { .. });
+    Finding::new(if is_verifiable { Cause::Unreadable } else { Cause::Unverifiable }, error.to_string())
 }
 
 /// Looks into a namespace. `plan` makes the plan that it is compared with, from the facts of the namespace; whatever else it makes is
@@ -106,10 +87,10 @@ pub fn inspect<T: Send>(
     netns: &Netns,
     programming: Option<Programming>,
     plan: impl FnOnce(&NamespaceFacts<'_>) -> (Option<RulePlan>, T) + Send,
-) -> Result<(Inspection, T), LookError> {
+) -> Result<(Inspection, T), Finding> {
     let outside = Outside::of_this_process();
-    netns.run(|| {
-        let addresses = facts::addresses().map_err(|error| kernel(&error))?;
+    let looked = netns.run(|| {
+        let addresses = facts::addresses().map_err(unreadable)?;
         let (plan, more) = plan(&NamespaceFacts::new(&addresses).with_names(&NameFiles));
         let foreign = outside.finds_this_foreign();
         let options = |programming: Programming| ApplyOptions {
@@ -120,14 +101,14 @@ pub fn inspect<T: Send>(
         };
         let usual = programming.unwrap_or_else(|| Programming::new(false, false));
         let looking = options(usual);
-        let mut snapshot = Snapshot::take(&looking)?;
+        let mut snapshot = Snapshot::take(&looking).map_err(of_rules)?;
         let observed = snapshot.observation();
         let candidates = programming.map_or_else(|| found(observed), |programming| vec![programming]);
         let options = options(candidates.first().copied().unwrap_or(usual));
-        let unexamined = unexamined()?;
+        let unexamined = unexamined().map_err(of_rules)?;
         let in_force = in_force(observed);
         let compare = |plan| compare(&mut snapshot, plan, &candidates, &options);
-        let mismatch = plan.as_ref().map_or(Ok(None), compare)?;
+        let mismatch = plan.as_ref().map_or(Ok(None), compare).map_err(of_rules)?;
         let impact = match (&mismatch, &plan) {
             // The mismatch stands by itself, even if other rules are too many to be read.
             (Some(mismatch), Some(plan)) => impact(mismatch, plan, &options).unwrap_or_default(),
@@ -137,11 +118,12 @@ pub fn inspect<T: Send>(
             Some(plan) if in_force.is_empty() => lacking(plan, options.backend),
             Some(_) | None => Vec::new(),
         };
-        let listeners = listeners().map_err(|error| kernel(&error))?;
+        let listeners = listeners().map_err(unreadable)?;
         let inspection =
             Inspection { addresses, in_force, listeners, unexamined, mismatch, impact, lacking, foreign };
         Ok((inspection, more))
-    })?
+    });
+    looked.map_err(unreadable)?
 }
 
 /// What may have programmed the rules that are there, the likeliest first.

@@ -131,7 +131,7 @@ impl Node {
     /// it says usually.
     #[must_use]
     pub fn sandbox(&self, pod: &Pod) -> Option<String> {
-        let class = pod.runtime_class.as_ref()?;
+        let class = pod.facts.runtime_class.as_ref()?;
         let usual = SandboxedRuntimes::default();
         let known = self.conf.as_ref().map_or(&usual, |conf| &conf.sandboxed);
         let handler = pod.handler.iter().map(|handler| format!(", whose handler is {handler}"));

@@ -26,8 +26,6 @@ pub struct Pod {
     pub containers: Vec<Container>,
     /// Whether it is on the host's network: then no plugin is asked for it.
     pub host_network: bool,
-    /// The class of its runtime.
-    pub runtime_class: Option<String>,
     /// The node it is on.
     pub node: Option<String>,
     /// `Running`, `Pending`, ...
@@ -89,7 +87,6 @@ impl Pod {
             addresses,
             containers: containers(pod),
             host_network,
-            runtime_class: text("/spec/runtimeClassName"),
             node: text("/spec/nodeName"),
             phase: text("/status/phase"),
             uid: text("/metadata/uid").unwrap_or_default(),
@@ -219,7 +216,7 @@ mod tests {
         );
         assert_eq!(pod.containers[2].ports, [80]);
         assert_eq!(pod.proxy().map(|proxy| proxy.kind), Some(Kind::Sidecar));
-        assert!(pod.host_network && !pod.is_over() && pod.runtime_class.as_deref() == Some("kata"));
+        assert!(pod.host_network && !pod.is_over() && pod.facts.runtime_class.as_deref() == Some("kata"));
     }
 
     #[test]

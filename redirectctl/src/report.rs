@@ -5,10 +5,10 @@ use std::path::PathBuf;
 use redirect_core::plan::DataPlane;
 use redirect_core::pod::Decision;
 use redirect_core::settings::RawSettings;
-use redirect_core::{Family, json};
+use redirect_core::{Families, Family, json};
 use serde_json::{Value, json};
 
-use crate::cause::{Finding, Severity, worst};
+use crate::cause::{Finding, Severity};
 use crate::diagnosis::PodDecision;
 use crate::inspect::Inspection;
 use crate::text_writer::{Layout, TextStyle, TextWriter};
@@ -52,11 +52,9 @@ pub const fn data_plane(data_plane: DataPlane) -> &'static str {
 
 /// The exit code for findings: notes are not trouble.
 #[must_use]
-pub fn code(findings: &[Finding]) -> u8 {
-    match worst(findings) {
-        None | Some(Severity::Note) => FINE,
-        Some(Severity::Warning | Severity::Error) => FOUND,
-    }
+pub fn code<'a>(findings: impl IntoIterator<Item = &'a Finding>) -> u8 {
+    let is_bad = findings.into_iter().any(|finding| finding.cause.severity() > Severity::Note);
+    if is_bad { FOUND } else { FINE }
 }
 
 impl Report {
@@ -97,12 +95,10 @@ impl Report {
     fn decision(&self, paper: &mut TextWriter) {
         let told = match &self.decided {
             PodDecision::Redirect(redirect, _) => {
-                let families = list(&redirect.families().iter().collect::<Vec<Family>>(), " and ");
-                format!("to be redirected: {}, {families}", redirect.mode().word())
+                format!("to be redirected: {}, {}", redirect.mode().word(), families(redirect.families()))
             }
             PodDecision::Ambient(redirect, _) => {
-                let families = list(&redirect.families().iter().collect::<Vec<Family>>(), " and ");
-                format!("to be redirected to the node's ztunnel: {families}")
+                format!("to be redirected to the node's ztunnel: {}", families(redirect.families()))
             }
             PodDecision::Skip(reason) => {
                 format!("not to be redirected: {} ({})", reason.explanation(), reason.word())
@@ -237,6 +233,10 @@ pub fn short(text: &str, most: usize) -> String {
         Some((end, _)) => format!("{} ... ({} bytes)", text.get(..end).unwrap_or_default(), text.len()),
         None => text.to_owned(),
     }
+}
+
+fn families(families: Families) -> String {
+    list(&families.iter().collect::<Vec<Family>>(), " and ")
 }
 
 fn list<T: ToString>(values: &[T], between: &str) -> String {

@@ -288,40 +288,35 @@ fn entry(
 }
 
 fn of_pod(pod: &Pod, survey: &NamespaceIndex, node: &Node) -> Entry {
-    let subject = pod.name.to_string();
-    let data_plane = node.data_plane(pod);
-    let unread = |unknown: Finding| {
-        let decided = node.decide_without_namespace(pod);
-        let mut found = findings(Some(pod), &decided, None);
-        node.add_findings(pod, &decided, &mut found);
-        let mut one = entry(subject.clone(), data_plane, &decided, None, found);
-        // A pod that is not redirected needs no namespace for that.
-        if one.state == PodState::Unknown && pod.addresses.is_empty() {
-            one.state = PodState::Unseen;
-        } else if one.state == PodState::Unknown {
-            one.findings.insert(0, unknown);
-        }
-        one
-    };
     let looked = match node.processes.find(pod, survey) {
         Ok(sandbox) => sandbox.open().map_err(|error| Finding::new(Cause::Unreadable, error.to_string())),
         Err(error) => Err(unfound(pod, &error)),
     };
-    match looked.and_then(|netns| read_or_cause(&netns, Some(pod), node)) {
-        Ok((decided, seen)) => {
-            let mut found = findings(Some(pod), &decided, seen.as_ref());
-            node.add_findings(pod, &decided, &mut found);
-            entry(subject, data_plane, &decided, seen.as_ref(), found)
+    let (seen, decided, unknown) = match looked.and_then(|netns| read_or_cause(&netns, Some(pod), node)) {
+        Ok((seen, decided)) => (Some(seen), decided, None),
+        Err(unknown) => (None, node.decide_without_namespace(pod), Some(unknown)),
+    };
+    let mut found = findings(Some(pod), &decided, seen.as_ref());
+    node.add_findings(pod, &decided, &mut found);
+    let mut one = entry(pod.name.to_string(), node.data_plane(pod), &decided, seen.as_ref(), found);
+    // A pod that is not redirected needs no namespace for that.
+    if let (PodState::Unknown, Some(unknown)) = (one.state, unknown) {
+        if pod.addresses.is_empty() {
+            one.state = PodState::Unseen;
+        } else {
+            one.findings.insert(0, unknown);
         }
-        Err(unknown) => unread(unknown),
     }
+    one
 }
 
 /// A namespace without a pod is reported only if it holds rules of the mesh.
 fn of_nobody(sandbox: &Sandbox, node: &Node) -> Option<Entry> {
     let netns = sandbox.open().ok()?;
-    let (decided, seen) = read_or_cause(&netns, None, node).ok()?;
-    let seen = seen.filter(|seen| !seen.in_force.is_empty())?;
+    let (seen, decided) = read_or_cause(&netns, None, node).ok()?;
+    if seen.in_force.is_empty() {
+        return None;
+    }
     let found = vec![Finding::new(Cause::Unowned, seen.backends())];
     Some(entry(sandbox.path().display().to_string(), None, &decided, Some(&seen), found))
 }

@@ -10,24 +10,19 @@ use redirect_core::settings::NamespaceFacts;
 
 use crate::cause::{Cause, Finding};
 use crate::diagnosis::{PodDecision, findings};
-use crate::inspect::{Inspection, LookError, MOST_RULES, inspect};
+use crate::inspect::{Inspection, MOST_RULES, inspect};
 use crate::node::Node;
 use crate::pod::Pod;
 use crate::processes::NodeProcesses;
 use crate::report::Report;
 use crate::watch::CounterSnapshot;
 
-/// What is to be done with a pod, and what its namespace holds.
-pub type Looked = (PodDecision, Option<Inspection>);
-
 /// Checks a network namespace, as that of this pod if any.
 #[must_use]
 pub fn netns(path: &Path, pod: Option<&Pod>, node: &Node) -> Report {
     let opened = Netns::open(path).map_err(|error| Finding::new(Cause::Unreadable, error.to_string()));
     let looked = opened.and_then(|netns| read_or_cause(&netns, pod, node));
-    let subject = pod.map_or_else(|| path.display().to_string(), |pod| format!("pod {}", pod.name));
-    let without = || pod.map_or(PodDecision::Unknown, |pod| node.decide_without_namespace(pod));
-    report(subject, Some(path.to_owned()), pod, node, looked, without)
+    report(pod, Some(path.to_owned()), node, looked.map(Some))
 }
 
 /// Checks a pod, whose namespace is looked for among those of a directory.
@@ -40,36 +35,30 @@ pub fn pod(pod: &Pod, directory: &Path, node: &Node) -> Report {
 /// Checks a pod, whose namespace is looked for among those of a survey for its addresses.
 #[must_use]
 pub fn pod_among(pod: &Pod, survey: Result<&NamespaceIndex, &SurveyError>, node: &Node) -> Report {
-    let without = || node.decide_without_namespace(pod);
-    let subject = format!("pod {}", pod.name);
     if pod.host_network || pod.is_over() || pod.addresses.is_empty() {
-        return report(subject, None, Some(pod), node, Ok((without(), None)), without);
+        return report(Some(pod), None, node, Ok(None));
     }
     let found = survey.map_err(|error| Finding::new(Cause::Unfound, error.to_string()));
     match found.and_then(|survey| find_among(pod, survey, &node.processes)) {
         Ok((path, netns)) => {
-            let looked = read_or_cause(&netns, Some(pod), node);
-            report(subject, Some(path), Some(pod), node, looked, without)
+            report(Some(pod), Some(path), node, read_or_cause(&netns, Some(pod), node).map(Some))
         }
-        Err(unknown) => report(subject, None, Some(pod), node, Err(unknown), without),
+        Err(unknown) => report(Some(pod), None, node, Err(unknown)),
     }
 }
 
-/// Looks into a namespace.
+/// Looks into a namespace: what is to be done with the pod, and what is there.
 ///
 /// # Errors
 /// It cannot be looked into.
-pub fn read_or_cause(netns: &Netns, pod: Option<&Pod>, node: &Node) -> Result<Looked, Finding> {
-    let looked = inspect(netns, node.programming(), |facts| {
+pub fn read_or_cause(
+    netns: &Netns,
+    pod: Option<&Pod>,
+    node: &Node,
+) -> Result<(Inspection, PodDecision), Finding> {
+    inspect(netns, node.programming(), |facts| {
         let decided = pod.map_or(PodDecision::Unknown, |pod| here(node.decide(pod, facts)));
         (decided.plan(), decided)
-    });
-    looked.map(|(seen, decided)| (decided, Some(seen))).map_err(|error| {
-        let cause = match error {
-            LookError::OthersUnread(_) => Cause::Unverifiable,
-            LookError::Netns(_) | LookError::Kernel(_) => Cause::Unreadable,
-        };
-        Finding::new(cause, error.to_string())
     })
 }
 
@@ -127,23 +116,28 @@ pub(crate) fn unfound(pod: &Pod, error: &LookupError) -> Finding {
 }
 
 fn report(
-    subject: String,
-    netns: Option<PathBuf>,
     pod: Option<&Pod>,
+    netns: Option<PathBuf>,
     node: &Node,
-    looked: Result<Looked, Finding>,
-    without: impl FnOnce() -> PodDecision,
+    looked: Result<Option<(Inspection, PodDecision)>, Finding>,
 ) -> Report {
     let mut all = node.findings.clone();
-    let (decided, inspection) = looked.unwrap_or_else(|unknown| {
-        all.push(unknown);
-        (without(), None)
-    });
+    let without = || pod.map_or(PodDecision::Unknown, |pod| node.decide_without_namespace(pod));
+    let (inspection, decided) = match looked {
+        Ok(Some((seen, decided))) => (Some(seen), decided),
+        Ok(None) => (None, without()),
+        Err(unknown) => {
+            all.push(unknown);
+            (None, without())
+        }
+    };
     let mut of_pod = findings(pod, &decided, inspection.as_ref());
     if let Some(pod) = pod {
         node.add_findings(pod, &decided, &mut of_pod);
     }
     all.extend(of_pod);
+    let path = || netns.as_ref().map(|path| path.display().to_string()).unwrap_or_default();
+    let subject = pod.map_or_else(path, |pod| format!("pod {}", pod.name));
     let order = node.file.clone().map(|file| (file, node.order.clone()));
     Report { subject, netns, decided, order, inspection, findings: all }
 }

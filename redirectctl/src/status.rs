@@ -1,6 +1,6 @@
 //! What a pod's own status and events say: its validation, and what the runtime and the node agent had to do with it.
 
-use cni_core::reasons::{AMBIENT_PENDING, COULD_NOT_BE, REPAIR_EVENTS};
+use cni_core::reasons::{COULD_NOT_BE, REPAIR_EVENTS};
 
 use crate::cause::{Cause, Finding};
 use crate::object::Event;
@@ -41,17 +41,6 @@ pub fn findings(pod: &Pod) -> Vec<Finding> {
         None => {}
     }
     all
-}
-
-/// That the agent has not enrolled a pod of ambient mode yet, or not any more, as its annotation says; with the reason in the last event about it.
-#[must_use]
-pub fn pending(pod: &Pod) -> Option<Finding> {
-    if pod.ambient_annotation() != Some("pending") {
-        return None;
-    }
-    let last = pod.events.iter().rfind(|event| event.reason == AMBIENT_PENDING);
-    let seen = last.map(|event| format!("{}: {}", event.reason, event.message));
-    Some(Finding { cause: Cause::NotEnrolled, seen: seen.into_iter().collect() })
 }
 
 #[cfg(test)]

@@ -94,8 +94,8 @@ fn run_here(settings: &RawSettings, stop: Option<&Stop>) -> Result<ValidationRep
     };
     let Some(validation) = options.validation else { return Err(RunError::Input(InputErrors::default())) };
     let (redirect, addresses) = match found {
-        Found::Redirect(redirect, addresses) => (redirect, addresses),
-        Found::Nothing(reason) => {
+        Ok(found) => found,
+        Err(reason) => {
             let mut verdict = ValidationReport::new(reason, Identity::own());
             verdict.elapsed = start.elapsed();
             return Ok(verdict);
@@ -106,12 +106,8 @@ fn run_here(settings: &RawSettings, stop: Option<&Stop>) -> Result<ValidationRep
     Ok(prove(&request, start, deadline, stop))
 }
 
-/// What the settings mean in this pod.
-enum Found {
-    Redirect(Box<Redirect>, Vec<IpAddr>),
-    /// Nothing, for this reason: no address came, or a signal did.
-    Nothing(Reason),
-}
+/// The redirection that the settings ask for in this pod, and its addresses; or why there is none: no address came, or a signal did.
+type Found = Result<(Redirect, Vec<IpAddr>), Reason>;
 
 fn await_redirect(settings: &RawSettings, deadline: Instant, stop: Option<&Stop>) -> Result<Found, RunError> {
     let nameservers = settings.needs_nameservers().then(facts::dns_servers).transpose();
@@ -124,7 +120,7 @@ fn await_redirect(settings: &RawSettings, deadline: Instant, stop: Option<&Stop>
             facts::addresses().map_err(|cause| RunError::Facts { what: "the pod's addresses", cause })?;
         let facts = NamespaceFacts::new(&addresses).with_nameservers(&nameservers).with_names(&NameFiles);
         match Redirect::parse(settings, &facts) {
-            Ok(redirect) => return Ok(Found::Redirect(Box::new(redirect), addresses)),
+            Ok(redirect) => return Ok(Ok((redirect, addresses))),
             Err(errors) if errors.iter().any(|error| error.problem != Problem::NoAddress) => {
                 // An address may still come.
                 return Err(RunError::Input(errors.without_namespace()));
@@ -133,8 +129,8 @@ fn await_redirect(settings: &RawSettings, deadline: Instant, stop: Option<&Stop>
         }
         match watch.as_ref().map(|watch| watch.wait(deadline, stop)) {
             Some(Ok(true)) => {}
-            Some(Ok(false)) | None => return Ok(Found::Nothing(Reason::NoAddress)),
-            Some(Err(Interrupted)) => return Ok(Found::Nothing(Reason::Interrupted)),
+            Some(Ok(false)) | None => return Ok(Err(Reason::NoAddress)),
+            Some(Err(Interrupted)) => return Ok(Err(Reason::Interrupted)),
         }
     }
 }

@@ -108,8 +108,6 @@ impl CommandLine {
 
     /// The definition, with what help says of each flag where it is explained.
     fn definition(&self, is_explained: bool) -> Command {
-        let shells =
-            Arg::new("shell").required(true).value_parser(clap::value_parser!(Shell)).help("The shell");
         let logging = LOG_ROWS.iter().filter_map(|row| {
             let arg = arg(row, is_explained)?.help_heading(LOGGING);
             let repeats = matches!(row.takes, Takes::List(_));
@@ -133,10 +131,7 @@ impl CommandLine {
             .args(args)
             .args(operands)
             .subcommands(&self.commands)
-            .subcommand(Command::new("help").about("Print this"))
-            .subcommand(Command::new("version").about("Print the version"))
-            .subcommand(Command::new("man").about("Print the manual page (man 8 form)"))
-            .subcommand(Command::new("completion").about("Print completions for a shell").arg(shells))
+            .subcommands(general_commands())
     }
 
     fn is_own(&self, command: &str) -> bool {
@@ -178,6 +173,18 @@ impl CommandLine {
         }
         text
     }
+}
+
+/// What every program does besides its work.
+#[must_use]
+pub fn general_commands() -> [Command; 4] {
+    let shell = Arg::new("shell").required(true).value_parser(clap::value_parser!(Shell)).help("The shell");
+    [
+        Command::new("help").about("Print this"),
+        Command::new("version").about("Print the version"),
+        Command::new("man").about("Print the manual page (man 8 form)"),
+        Command::new("completion").about("Print completions for a shell").arg(shell),
+    ]
 }
 
 fn arg(row: &Row, is_explained: bool) -> Option<Arg> {

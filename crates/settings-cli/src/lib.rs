@@ -11,7 +11,7 @@ mod pages;
 mod reference;
 mod rows;
 
-pub use command::{CommandLine, Line, ParsedArgs};
+pub use command::{CommandLine, Line, ParsedArgs, general_commands};
 pub use options::{Action, RunOptions, Validation};
 pub use pages::{Pages, completions};
 pub use reference::reference;

@@ -86,14 +86,10 @@ fn written(path: &Path, bytes: &[u8]) -> Result<(), InputError> {
 }
 
 fn pods(given: &Given) -> Result<(Vec<Value>, Cluster), InputError> {
-    if let Some(file) = given.flag("file") {
-        return input::objects_of_file(file);
+    match given.flag("file") {
+        Some(file) => input::objects_of_file(file),
+        None => given.objects_of_node(&given.node_name()?),
     }
-    let (api, node) = (given.api_server()?, super::in_force::node_name(given)?);
-    let objects = api.pods(&node)?;
-    let mut cluster = api.around_node(&node, &objects)?;
-    api.namespaces(given.node().unwrap_or_default().conf.as_ref(), &mut cluster);
-    Ok((objects, cluster))
 }
 
 /// The plugin's configuration and what it leaves behind.

@@ -10,6 +10,7 @@ use explain::flags;
 use explain::pretty;
 use netns_apply::facts::NameFiles;
 use redirect_core::settings::Source;
+use serde_json::Value;
 use settings_cli::Input;
 
 use super::{Answer, NETNS_DIR};
@@ -147,6 +148,25 @@ impl Given {
             InputError(vec![format!("flag --agent: {address:?} is not an IP address with a port")])
         })?;
         Ok(self.node()?.with_health(address, cluster, pods))
+    }
+
+    /// The name of the node this runs on: that of its machine, unless it is said.
+    pub(super) fn node_name(&self) -> Result<String, InputError> {
+        let said = self.flag("node").map(str::to_owned).or_else(|| self.env.get("NODE_NAME").cloned());
+        if let Some(name) = said.filter(|name| !name.is_empty()) {
+            return Ok(name);
+        }
+        let name = std::fs::read_to_string("/proc/sys/kernel/hostname").map_err(InputError::of)?;
+        Ok(name.trim().to_lowercase())
+    }
+
+    /// What the API server knows of a node's pods, and what is around them.
+    pub(super) fn objects_of_node(&self, node: &str) -> Result<(Vec<Value>, Cluster), InputError> {
+        let api = self.api_server()?;
+        let objects = api.pods(node)?;
+        let mut cluster = api.around_node(node, &objects)?;
+        api.namespaces(self.node().unwrap_or_default().conf.as_ref(), &mut cluster);
+        Ok((objects, cluster))
     }
 
     pub(super) fn netns_dir(&self) -> PathBuf {

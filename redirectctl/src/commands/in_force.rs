@@ -45,7 +45,7 @@ pub(super) fn verify(given: &Given) -> Result<Answer, InputError> {
         };
         (wanted.as_ref().ok().and_then(PodDecision::plan), wanted)
     });
-    let (seen, wanted) = looked.map_err(InputError::of)?;
+    let (seen, wanted) = looked.map_err(|unknown| InputError(unknown.seen))?;
     let decided = wanted?;
     let all = findings(None, &decided, Some(&seen));
     let report = Report {
@@ -100,10 +100,8 @@ pub(super) fn scan(given: &Given) -> Result<Answer, InputError> {
             Scan::of_packed(&packed, &given.netns_dir(), &node)
         }
         None => {
-            let (api, node) = (given.api_server()?, node_name(given)?);
-            let objects = api.pods(&node)?;
-            let mut cluster = api.around_node(&node, &objects)?;
-            api.namespaces(given.node()?.conf.as_ref(), &mut cluster);
+            let node = given.node_name()?;
+            let (objects, cluster) = given.objects_of_node(&node)?;
             let pods = input::pods_of(&objects, &cluster)?;
             let directory = given.netns_dir();
             let scan = Scan::of(&pods, &directory, &given.node_in(&cluster, &pods)?);
@@ -119,8 +117,7 @@ pub(super) fn scan(given: &Given) -> Result<Answer, InputError> {
         Some("prometheus") => scan.prometheus(),
         Some(_) | None => scan.text(given.layout),
     };
-    let all: Vec<Finding> = scan.findings().cloned().collect();
-    Ok(Answer { text, code: report::code(&all) })
+    Ok(Answer { text, code: report::code(scan.findings()) })
 }
 
 /// Whether rules of the mesh are in namespaces of no known pod: those may be of pods of a node with another name.
@@ -141,14 +138,4 @@ fn is_any_here(pods: &[Pod], directory: &Path) -> bool {
 fn of_node(mut pods: Vec<Pod>, node: Option<&str>) -> Vec<Pod> {
     pods.retain(|pod| node.is_none() || pod.node.is_none() || pod.node.as_deref() == node);
     pods
-}
-
-/// The name of the node this runs on: that of its machine, unless it is said.
-pub(super) fn node_name(given: &Given) -> Result<String, InputError> {
-    let said = given.flag("node").map(str::to_owned).or_else(|| given.env.get("NODE_NAME").cloned());
-    if let Some(name) = said.filter(|name| !name.is_empty()) {
-        return Ok(name);
-    }
-    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").map_err(InputError::of)?;
-    Ok(name.trim().to_lowercase())
 }
