@@ -73,7 +73,7 @@ fn unreadable(error: impl std::fmt::Display) -> Finding {
     Finding::new(Cause::Unreadable, error.to_string())
 }
 
-fn of_rules(error: ApplyError) -> Finding {
+fn of_rules(error: &ApplyError) -> Finding {
     let is_verifiable = !matches!(error, ApplyError::OthersUnread { .. });
     Finding::new(if is_verifiable { Cause::Unreadable } else { Cause::Unverifiable }, error.to_string())
 }
@@ -101,14 +101,14 @@ pub fn inspect<T: Send>(
         };
         let usual = programming.unwrap_or_else(|| Programming::new(false, false));
         let looking = options(usual);
-        let mut snapshot = Snapshot::take(&looking).map_err(of_rules)?;
+        let mut snapshot = Snapshot::take(&looking).map_err(|error| of_rules(&error))?;
         let observed = snapshot.observation();
         let candidates = programming.map_or_else(|| found(observed), |programming| vec![programming]);
         let options = options(candidates.first().copied().unwrap_or(usual));
-        let unexamined = unexamined().map_err(of_rules)?;
+        let unexamined = unexamined().map_err(|error| of_rules(&error))?;
         let in_force = in_force(observed);
         let compare = |plan| compare(&mut snapshot, plan, &candidates, &options);
-        let mismatch = plan.as_ref().map_or(Ok(None), compare).map_err(of_rules)?;
+        let mismatch = plan.as_ref().map_or(Ok(None), compare).map_err(|error| of_rules(&error))?;
         let impact = match (&mismatch, &plan) {
             // The mismatch stands by itself, even if other rules are too many to be read.
             (Some(mismatch), Some(plan)) => impact(mismatch, plan, &options).unwrap_or_default(),

@@ -180,17 +180,17 @@ impl TextWriter {
     /// A table: every column as wide as its widest cell, the last one wrapped in what is left. Where that is too little, rows are
     /// described line by line.
     pub fn table(&mut self, heads: &[&str], rows: &[Vec<String>]) {
-        let harmless: Vec<Vec<String>> =
-            rows.iter().map(|row| row.iter().map(|cell| harmless(cell)).collect()).collect();
+        let cells = |row: &Vec<String>| row.iter().map(|cell| harmless(cell)).collect();
+        let heads: Vec<String> = heads.iter().map(|head| (*head).to_owned()).collect();
+        let rows: Vec<Vec<String>> = [&heads].into_iter().chain(rows).map(cells).collect();
         let wide = |column: usize| {
-            let cells = harmless.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count());
-            cells.chain(heads.get(column).map(|head| head.len())).max().unwrap_or(0)
+            let cells = rows.iter().filter_map(|row| row.get(column));
+            cells.map(|cell| cell.chars().count()).max().unwrap_or(0)
         };
-        let last = heads.len().saturating_sub(1);
-        let widths: Vec<usize> = (0..last).map(wide).collect();
+        let widths: Vec<usize> = (0..heads.len().saturating_sub(1)).map(wide).collect();
         let taken: usize = widths.iter().map(|width| width + 2).sum();
         if self.layout.width < taken + 20 {
-            for row in &harmless {
+            for row in rows.iter().skip(1) {
                 self.gap();
                 for (head, cell) in heads.iter().zip(row) {
                     self.labelled(0, &format!("{head}: "), cell);
@@ -198,14 +198,10 @@ impl TextWriter {
             }
             return;
         }
-        let label = |cells: &[String]| -> String {
-            cells.iter().zip(&widths).map(|(cell, width)| format!("{cell:width$}  ")).collect()
-        };
-        let head_cells: Vec<String> = heads.iter().map(|head| (*head).to_owned()).collect();
-        let begin = |cells: &[String]| label(cells.get(..last).unwrap_or_default());
-        self.labelled(0, &begin(&head_cells), heads.last().copied().unwrap_or_default());
-        for row in &harmless {
-            self.labelled(0, &begin(row), row.get(last).map_or("", String::as_str));
+        for row in &rows {
+            let Some((last, begin)) = row.split_last() else { continue };
+            let begin = begin.iter().zip(&widths).map(|(cell, width)| format!("{cell:width$}  "));
+            self.labelled(0, &begin.collect::<String>(), last);
         }
     }
 }

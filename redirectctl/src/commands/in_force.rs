@@ -10,7 +10,7 @@ use settings_cli::RunOptions;
 use super::planned::{ambient, of_settings};
 use super::{Answer, Given, pretty};
 use crate::api::NAME_IT;
-use crate::cause::{Cause, Finding};
+use crate::cause::Cause;
 use crate::diagnosis::{PodDecision, findings};
 use crate::error::InputError;
 use crate::input;
