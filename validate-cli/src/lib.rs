@@ -205,7 +205,8 @@ fn attempt(
         }
     }
     unproven.extend(request.left_alone());
-    let mistaken = probes.iter().zip(&seen).skip(asked).any(taken_for_another);
+    // The proxy's own call came back: the rules take its user for the application's.
+    let mistaken = seen.iter().skip(asked).any(|seen| matches!(seen, ProbeObservation::Arrived { .. }));
     checks.extend(policy::check(request, families.iter().map(|(family, _)| *family)));
     checks.sort_by_key(|check| (check.family, check.path));
     let tracked =
@@ -213,11 +214,6 @@ fn attempt(
     verdict.reason = judge::conclude(&mut checks, mistaken, tracked);
     (verdict.checks, verdict.unproven) = (checks, unproven);
     Ok(())
-}
-
-/// The proxy's own call came back: the rules take its user for the application's.
-fn taken_for_another((_, seen): (&Probe, &ProbeObservation)) -> bool {
-    matches!(seen, ProbeObservation::Arrived { .. })
 }
 
 /// The families whose connections are tracked: of those the kernel can say where they were meant to go. Native tables serve both

@@ -66,18 +66,8 @@ pub fn written(plan: &RulePlan, format: Format, native: NativeForm, layout: Layo
     }
 }
 
-/// The heading of a family in restore text, which is a comment there.
-const fn family_heading(family: Family) -> &'static str {
-    match family {
-        Family::V4 => "# IPv4\n",
-        Family::V6 => "# IPv6\n",
-    }
-}
-
 fn restore(plan: &RulePlan) -> String {
-    let of = |family: &Family| {
-        format!("{}{}", family_heading(*family), render::restore_text(&plan.rules(*family)))
-    };
+    let of = |family: &Family| format!("# {family}\n{}", render::restore_text(&plan.rules(*family)));
     plan.families().iter().map(of).collect::<String>() + &routing(plan, "# ")
 }
 

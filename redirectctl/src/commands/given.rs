@@ -123,18 +123,15 @@ impl Given {
 
     pub(super) fn node(&self) -> Result<Node, InputError> {
         let directory = self.conf_dir();
+        let ambient = AmbientDefaults::of_agent(|name| self.env.get(name).cloned());
         Node::read(&directory)
-            .map(|node| Node { processes: self.processes(), ambient: self.ambient_defaults(), ..node })
+            .map(|node| Node { processes: self.processes(), ambient, ..node })
             .map_err(|error| InputError(vec![format!("cannot read {}: {error}", directory.display())]))
     }
 
     /// The node whose configuration is named, or one about which nothing is known.
     pub(super) fn node_if_named(&self) -> Result<Node, InputError> {
         if self.flag("cni-conf-dir").is_some() { self.node() } else { Ok(Node::default()) }
-    }
-
-    fn ambient_defaults(&self) -> AmbientDefaults {
-        AmbientDefaults::of_agent(|name| self.env.get(name).cloned())
     }
 
     /// The node, and whether it serves pods that start there now.
