@@ -225,8 +225,11 @@ fn unserved(proxy_uids: Option<&[u32]>, plan: &RulePlan, seen: &Inspection) -> V
     for (port, protocols) in served_ports(plan) {
         let is_dns = port == DNS_PORT.number();
         for protocol in protocols {
-            let word = if protocol == Protocol::Udp { "udp" } else { "tcp" };
-            let there = seen.listeners.iter().filter(|listener| listener.is_on(protocol, port));
+            let word = protocol.name();
+            let there = seen
+                .listeners
+                .iter()
+                .filter(|listener| listener.port == port && listener.protocol == protocol);
             let users: Vec<u32> = there.map(|listener| listener.user).collect();
             if users.is_empty() {
                 let cause = match plan.data_plane() {

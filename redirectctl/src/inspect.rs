@@ -6,6 +6,7 @@ use std::net::IpAddr;
 use cni_core::selection::Programming;
 use netfilter_state::state::RuleState;
 use netfilter_state::steps::Observation;
+use netns_apply::connections::Listener;
 use netns_apply::facts::{self, NameFiles};
 use netns_apply::netlink::Connection;
 use netns_apply::netns::Netns;
@@ -17,7 +18,7 @@ use redirect_core::settings::NamespaceFacts;
 use redirect_core::{Family, RulePlan};
 
 use crate::cause::{Cause, Finding};
-use crate::listeners::{Listener, listeners};
+use crate::listeners::listeners;
 
 /// How many bytes of rules are read: fifty times what the mesh's take. A container with CAP_NET_ADMIN may make as many as it likes.
 pub(crate) const MOST_RULES: usize = 1 << 20;

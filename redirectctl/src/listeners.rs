@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{self, Read};
 
-use netns_apply::connections;
+use netns_apply::connections::{self, Listener};
 use redirect_core::rule::Protocol;
 
 /// The most that is read of a list. Listening sockets come before connections in it.
@@ -14,49 +14,20 @@ const LISTEN: &str = "0A";
 /// The state of a UDP socket that is not connected.
 const UNCONNECTED: &str = "07";
 
-/// A port that something listens on, and whose process that is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Listener {
-    /// Whether it is UDP.
-    pub is_udp: bool,
-    /// The port.
-    pub port: u16,
-    /// The user of the process, in the numbers of this machine.
-    pub user: u32,
-}
-
-impl Listener {
-    /// The protocol's word.
-    #[must_use]
-    pub const fn protocol(&self) -> &'static str {
-        if self.is_udp { "udp" } else { "tcp" }
-    }
-
-    /// Whether it takes packets of a protocol for a port.
-    #[must_use]
-    pub fn is_on(&self, protocol: Protocol, port: u16) -> bool {
-        self.port == port && self.is_udp == (protocol == Protocol::Udp)
-    }
-}
-
 /// The listeners in the calling thread's network namespace, on any address.
 ///
 /// # Errors
 /// The kernel does not report it.
 pub fn listeners() -> io::Result<BTreeSet<Listener>> {
-    let Ok(listed) = connections::listeners() else { return in_proc() };
-    let listener = |one: connections::Listener| Listener {
-        is_udp: one.protocol == Protocol::Udp,
-        port: one.port,
-        user: one.user,
-    };
-    Ok(listed.into_iter().map(listener).collect())
+    connections::listeners().or_else(|_| in_proc())
 }
 
 /// The same from the lists in /proc. To write them the kernel walks through the connections of all network namespaces.
 fn in_proc() -> io::Result<BTreeSet<Listener>> {
     let mut all = BTreeSet::new();
-    for (name, is_udp) in [("tcp", false), ("tcp6", false), ("udp", true), ("udp6", true)] {
+    let lists =
+        [("tcp", Protocol::Tcp), ("tcp6", Protocol::Tcp), ("udp", Protocol::Udp), ("udp6", Protocol::Udp)];
+    for (name, protocol) in lists {
         let file = match File::open(format!("/proc/thread-self/net/{name}")) {
             // A kernel without IPv6.
             Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
@@ -64,21 +35,24 @@ fn in_proc() -> io::Result<BTreeSet<Listener>> {
         };
         let mut bytes = Vec::new();
         file.take(MOST_READ).read_to_end(&mut bytes)?;
-        all.extend(read(&String::from_utf8_lossy(&bytes), is_udp));
+        all.extend(read(&String::from_utf8_lossy(&bytes), protocol));
     }
     Ok(all)
 }
 
 /// The listeners in a list: `sl local_address rem_address st tx:rx tr:when retrnsmt uid ...`.
-fn read(list: &str, is_udp: bool) -> impl Iterator<Item = Listener> + '_ {
-    let wanted = if is_udp { UNCONNECTED } else { LISTEN };
+fn read(list: &str, protocol: Protocol) -> impl Iterator<Item = Listener> + '_ {
+    let wanted = match protocol {
+        Protocol::Tcp => LISTEN,
+        Protocol::Udp => UNCONNECTED,
+    };
     list.lines().skip(1).filter_map(move |line| {
         let mut words = line.split_ascii_whitespace();
         let (_, port) = words.nth(1)?.rsplit_once(':')?;
         let port = u16::from_str_radix(port, 16).ok()?;
         let is_listening = words.nth(1)? == wanted;
         let user = words.nth(3)?.parse().ok()?;
-        is_listening.then_some(Listener { is_udp, port, user })
+        is_listening.then_some(Listener { protocol, port, user })
     })
 }
 
@@ -96,9 +70,8 @@ mod tests {
                     0: 00000000:3A99 00000000:0000 0A 00000000:00000000 00:00000000 00000000  1337        0 1 1 0 100 0 0 10 0\n   \
                     1: 0100007F:3A9E 0100007F:1234 01 00000000:00000000 00:00000000 00000000  1337        0 2 1 0 20 4 30 10 -1\n   \
                     2: cut";
-        let found: Vec<Listener> = read(list, false).collect();
-        assert_eq!(found, [Listener { is_udp: false, port: 15001, user: 1337 }]);
-        assert!(found[0].is_on(Protocol::Tcp, 15001) && !found[0].is_on(Protocol::Udp, 15001));
+        let found: Vec<Listener> = read(list, Protocol::Tcp).collect();
+        assert_eq!(found, [Listener { protocol: Protocol::Tcp, port: 15001, user: 1337 }]);
     }
 
     #[test]
@@ -121,7 +94,7 @@ mod tests {
             .expect("enters");
         let asked = asked.expect("this kernel has inet_diag").expect("lists");
         assert_eq!(asked, in_proc.expect("lists"));
-        let ports: Vec<(&str, u16)> = asked.iter().map(|one| (one.protocol(), one.port)).collect();
+        let ports: Vec<(&str, u16)> = asked.iter().map(|one| (one.protocol.name(), one.port)).collect();
         assert_eq!(ports, [("tcp", 15001), ("tcp", 15006), ("udp", 15053)]);
     }
 }

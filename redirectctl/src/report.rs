@@ -133,7 +133,7 @@ impl Report {
         let of = |port: u16| {
             let on = seen.listeners.iter().filter(|listener| listener.port == port);
             let who: Vec<String> =
-                on.map(|listener| format!("{} user {}", listener.protocol(), listener.user)).collect();
+                on.map(|listener| format!("{} user {}", listener.protocol.name(), listener.user)).collect();
             format!("{port}: {}", if who.is_empty() { "no one".to_owned() } else { who.join(", ") })
         };
         ports.into_iter().map(of).collect::<Vec<_>>().join("; ")
@@ -173,7 +173,7 @@ impl Report {
             "rules": seen.map(|seen| seen.in_force.iter()
                 .map(|one| json!({"backend": one.backend, "count": one.rules})).collect::<Vec<_>>()),
             "listeners": seen.map(|seen| seen.listeners.iter()
-                .map(|one| json!({"protocol": one.protocol(), "port": one.port, "user": one.user})).collect::<Vec<_>>()),
+                .map(|one| json!({"protocol": one.protocol.name(), "port": one.port, "user": one.user})).collect::<Vec<_>>()),
             "unexamined": seen.map(|seen| &seen.unexamined),
             "consequences": self.consequences(),
             "findings": self.findings.iter().map(finding_json).collect::<Vec<_>>(),

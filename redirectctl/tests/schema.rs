@@ -10,11 +10,13 @@ use cni_core::states::PodState;
 use e2e::netns::{Families, Namespace};
 use jsonschema::Validator;
 use netfilter_state::ruleset::{Api, Counter, TableFamily, TableName};
+use netns_apply::connections::Listener;
 use netns_apply::netns::Netns;
 use netns_apply::{ApplyOptions, Impact, Live};
 use packet_trace::{Origin, RuleLocation};
 use redirect_core::options::BackendChoice;
 use redirect_core::plan::DataPlane;
+use redirect_core::rule::Protocol;
 use redirect_core::settings::{Key, NamespaceFacts, Source};
 use redirectctl::bundle::{Bundle, written_json};
 use redirectctl::cause::{Cause, Finding};
@@ -22,7 +24,6 @@ use redirectctl::cni::{Answer, Attachment, Question};
 use redirectctl::commands::{COMMANDS, Definition};
 use redirectctl::diagnosis::PodDecision;
 use redirectctl::inspect::{InForce, Inspection};
-use redirectctl::listeners::Listener;
 use redirectctl::node::Node;
 use redirectctl::pod::Pod;
 use redirectctl::report::Report;
@@ -97,8 +98,8 @@ fn reports() -> Vec<Value> {
             InForce { backend: "native nftables", rules: None },
         ],
         listeners: [
-            Listener { is_udp: true, port: 53, user: 0 },
-            Listener { is_udp: false, port: 1, user: 1337 },
+            Listener { protocol: Protocol::Udp, port: 53, user: 0 },
+            Listener { protocol: Protocol::Tcp, port: 1, user: 1337 },
         ]
         .into(),
         unexamined: vec!["the XDP program 7 of eth0".into()],
