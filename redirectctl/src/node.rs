@@ -23,6 +23,7 @@ use serde_json::Value;
 
 use crate::cause::{self, Cause, Finding};
 use crate::cluster::Cluster;
+use crate::cni::PLUGIN;
 use crate::diagnosis::PodDecision;
 use crate::health;
 use crate::pod::Pod;
@@ -30,8 +31,6 @@ use crate::processes::NodeProcesses;
 
 /// Where runtimes read network configurations, unless they are reported otherwise.
 pub const CONF_DIR: &str = "/etc/cni/net.d";
-/// The type of the plugin.
-const PLUGIN: &str = "istio-cni";
 /// The agent's variables about pods of ambient mode.
 const DNS_CAPTURE: &str = "AMBIENT_DNS_CAPTURE";
 const IPV6: &str = "AMBIENT_IPV6";
