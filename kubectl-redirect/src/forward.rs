@@ -4,6 +4,7 @@ use std::fs::OpenOptions;
 use std::io::{self, IsTerminal as _, Write as _};
 use std::path::{Path, PathBuf};
 
+use cni_core::pod_name::PodName;
 use serde_json::Value;
 
 use crate::agents::{self, Agent, AgentState};
@@ -86,9 +87,9 @@ pub async fn run(cluster: &Cluster, wanted: &Wanted) -> Result<u8, Failure> {
             any_agent(cluster).await?
         }
         (command, Some(pod)) => {
-            let (namespace, name) = pod_name(pod, cluster.namespace())?;
-            let agent = agent_of(cluster, &node_of(cluster, &namespace, &name).await?).await?;
-            let pod = format!("{namespace}/{name}");
+            let pod = pod_name(pod, cluster.namespace())?;
+            let agent = agent_of(cluster, &node_of(cluster, &pod).await?).await?;
+            let pod = pod.to_string();
             if command == Command::Pod {
                 words.push(pod);
             } else {
@@ -119,10 +120,7 @@ pub async fn run(cluster: &Cluster, wanted: &Wanted) -> Result<u8, Failure> {
 pub async fn bundle(cluster: &Cluster, wanted: &WantedBundle) -> Result<u8, Failure> {
     let node = match &wanted.about {
         About::Node(node) => node.clone(),
-        About::Pod(pod) => {
-            let (namespace, name) = pod_name(pod, cluster.namespace())?;
-            node_of(cluster, &namespace, &name).await?
-        }
+        About::Pod(pod) => node_of(cluster, &pod_name(pod, cluster.namespace())?).await?,
     };
     let file = wanted.file.clone().unwrap_or_else(|| format!("redirectctl-{node}.tar.gz").into());
     // Before anything is gathered, because that takes a while; writing asks again.
@@ -166,7 +164,7 @@ fn write_new(file: &Path, bytes: &[u8]) -> io::Result<()> {
 }
 
 /// Namespace and name of a pod: `NAMESPACE/NAME`, or a name in the usual namespace.
-fn pod_name(text: &str, usual: &str) -> Result<(String, String), Failure> {
+fn pod_name(text: &str, usual: &str) -> Result<PodName, Failure> {
     let text = text.strip_prefix("pod/").or_else(|| text.strip_prefix("pods/")).unwrap_or(text);
     let (namespace, name) = text.split_once('/').unwrap_or((usual, text));
     let is_name = |part: &str| {
@@ -174,22 +172,21 @@ fn pod_name(text: &str, usual: &str) -> Result<(String, String), Failure> {
             && part.bytes().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || b"-.".contains(&c))
     };
     if is_name(namespace) && is_name(name) {
-        return Ok((namespace.to_owned(), name.to_owned()));
+        return Ok(PodName { namespace: namespace.to_owned(), name: name.to_owned() });
     }
     Err(Failure(format!("{text:?} is not a pod; write NAMESPACE/NAME")))
 }
 
-async fn node_of(cluster: &Cluster, namespace: &str, name: &str) -> Result<String, Failure> {
-    let found: Option<Pod> = cluster.get(PODS, Some(namespace), name).await?;
+async fn node_of(cluster: &Cluster, name: &PodName) -> Result<String, Failure> {
+    let found: Option<Pod> = cluster.get(PODS, Some(&name.namespace), &name.name).await?;
     let pod = found.ok_or_else(|| {
         Failure(format!(
-            "the API server has no pod {namespace}/{name}; kubectl get pods -n {namespace} lists its pods"
+            "the API server has no pod {name}; kubectl get pods -n {} lists its pods",
+            name.namespace
         ))
     })?;
     if pod.spec.node_name.is_empty() {
-        return Err(Failure(format!(
-            "pod {namespace}/{name} has no node yet; kubectl describe pod shows why"
-        )));
+        return Err(Failure(format!("pod {name} has no node yet; kubectl describe pod shows why")));
     }
     Ok(pod.spec.node_name)
 }
@@ -245,8 +242,8 @@ mod tests {
 
     #[test]
     fn pods_are_named_as_for_kubectl() {
-        let name = |text: &str| pod_name(text, "usual").ok();
-        let is = |namespace: &str, name: &str| Some((namespace.to_owned(), name.to_owned()));
+        let name = |text: &str| pod_name(text, "usual").ok().map(|name| name.to_string());
+        let is = |namespace: &str, name: &str| Some(format!("{namespace}/{name}"));
         assert_eq!(name("shop/cart-0"), is("shop", "cart-0"));
         assert_eq!(name("pod/cart-0"), is("usual", "cart-0"));
         assert_eq!(name("cart-0"), is("usual", "cart-0"));

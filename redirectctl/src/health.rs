@@ -8,14 +8,13 @@ use cni_core::conf::Conf;
 use cni_core::enrolment_report::EnrolmentReport;
 use cni_core::pod_source;
 use cni_core::reasons::{CONDITION, TAINT_KEYS};
-use netns_apply::netlink::Connection;
 use netns_apply::{ApplyOptions, preflight};
-use redirect_core::options::BackendChoice;
 use redirect_core::pod::{Decision, PodFacts};
 use redirect_core::settings::NamespaceFacts;
 
 use crate::cause::{Cause, Finding};
 use crate::cluster::NodeObject;
+use crate::inspect::lacking;
 use crate::pod::Pod;
 
 /// How long the agent may take for an answer. It checks files, and asks the plugin.
@@ -125,17 +124,13 @@ pub fn of_kernel(conf: &Conf) -> Option<Finding> {
     if let Err(error) = preflight(&options) {
         return Some(Finding::new(Cause::KernelLacks, error.to_string()));
     }
-    if matches!(options.backend, BackendChoice::NativeNft | BackendChoice::Restore(_)) {
-        return None;
-    }
     let sidecar = PodFacts::sidecar(std::iter::empty::<(&str, &str)>());
     let Ok(Decision::Redirect(redirect)) =
         sidecar.decide(&NamespaceFacts::new(&["192.0.2.1".parse().ok()?]))
     else {
         return None;
     };
-    let missing = Connection::open().and_then(|mut kernel| kernel.missing_for(&redirect.plan())).ok()?;
-    Finding::some(Cause::KernelLacks, missing.iter().map(ToString::to_string).collect())
+    Finding::some(Cause::KernelLacks, lacking(&redirect.plan(), options.backend))
 }
 
 /// What the node's object says.

@@ -178,7 +178,7 @@ fn count(state: &RuleState) -> usize {
 }
 
 /// What the kernel lacks of what a plan needs; nothing where it cannot be asked.
-fn lacking(plan: &RulePlan, backend: BackendChoice) -> Vec<String> {
+pub(crate) fn lacking(plan: &RulePlan, backend: BackendChoice) -> Vec<String> {
     if matches!(backend, BackendChoice::NativeNft | BackendChoice::Restore(_)) {
         return Vec::new();
     }
