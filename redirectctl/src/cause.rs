@@ -1,6 +1,6 @@
 //! What can be wrong: a closed set of causes, each with its weight, what it means and what to do.
 
-use cni_core::reasons;
+use cni_core::reasons::{self, ReasonDoc};
 pub use explain::Severity;
 
 /// Something wrong, or worth knowing, about a pod: what, and where it shows.
@@ -10,18 +10,6 @@ pub struct Finding {
     pub cause: Cause,
     /// What was seen, a sentence each.
     pub seen: Vec<String>,
-}
-
-/// One row of the table of causes.
-struct Row {
-    code: &'static str,
-    severity: Severity,
-    meaning: &'static str,
-    remedy: &'static str,
-}
-
-const fn row(code: &'static str, severity: Severity, meaning: &'static str, remedy: &'static str) -> Row {
-    Row { code, severity, meaning, remedy }
 }
 
 /// Makes the enum, the list of all and the table, so that none of them can lack a row.
@@ -41,13 +29,22 @@ macro_rules! causes {
             /// All of them.
             pub const ALL: &'static [Self] = &[$(Self::$name,)+ $(Self::$shared,)+];
 
-            const fn row(self) -> Row {
+            /// What it means, and what to do about it.
+            #[must_use]
+            pub const fn doc(self) -> ReasonDoc {
                 match self {
-                    $(Self::$name => row($code, Severity::$severity, $meaning, $remedy),)+
+                    $(Self::$name => ReasonDoc { word: $code, meaning: $meaning, remedy: $remedy },)+
                     // The agent reports it as well.
-                    $(Self::$shared => {
-                        row(reasons::$of.word, Severity::Error, reasons::$of.meaning, reasons::$of.remedy)
-                    })+
+                    $(Self::$shared => reasons::$of,)+
+                }
+            }
+
+            /// How bad it is.
+            #[must_use]
+            pub const fn severity(self) -> Severity {
+                match self {
+                    $(Self::$name => Severity::$severity,)+
+                    $(Self::$shared)|+ => Severity::Error,
                 }
             }
         }
@@ -213,25 +210,19 @@ impl Cause {
     /// Its code.
     #[must_use]
     pub const fn code(self) -> &'static str {
-        self.row().code
-    }
-
-    /// How bad it is.
-    #[must_use]
-    pub const fn severity(self) -> Severity {
-        self.row().severity
+        self.doc().word
     }
 
     /// What it means, in a sentence without its end.
     #[must_use]
     pub const fn meaning(self) -> &'static str {
-        self.row().meaning
+        self.doc().meaning
     }
 
     /// What to do.
     #[must_use]
     pub const fn remedy(self) -> &'static str {
-        self.row().remedy
+        self.doc().remedy
     }
 }
 

@@ -56,9 +56,7 @@ const SIGNS: &[(&str, &[ReasonDoc])] = &[
 
 fn all() -> Vec<Entry> {
     let states = PodState::ALL.iter().map(|state| Entry::of("the state of a pod", &state.doc()));
-    let causes = Cause::ALL
-        .iter()
-        .map(|cause| Entry::new("a finding of redirectctl", cause.code(), cause.meaning(), cause.remedy()));
+    let causes = Cause::ALL.iter().map(|cause| Entry::of("a finding of redirectctl", &cause.doc()));
     let skips = SkipReason::ALL.iter().map(|reason| {
         Entry::new("a reason of istio-cni to leave a pod alone", reason.word(), reason.explanation(), "")
     });

@@ -35,8 +35,8 @@ enum Before<'a> {
     Value(&'a Arg),
     /// An unknown flag: the word may be its value.
     Unknown,
-    /// A stray word that the last message covers.
-    Stray,
+    /// So many stray words, which are one mistake: the last message covers them.
+    Strays(usize),
 }
 
 /// Sorts the words of a command line, without the program's name, for a parser that is built.
@@ -45,13 +45,8 @@ pub(crate) fn sort(command: &Command, words: impl IntoIterator<Item = OsString>)
     let raw = RawArgs::new(&words);
     let mut cursor = raw.cursor();
     let operands = command.get_positionals().count();
-    let mut sorter = ArgClassifier {
-        command,
-        sorted: ClassifiedArgs::default(),
-        before: Before::Nothing,
-        strays: Vec::new(),
-        operands,
-    };
+    let mut sorter =
+        ArgClassifier { command, sorted: ClassifiedArgs::default(), before: Before::Nothing, operands };
     while let Some(word) = raw.next(&mut cursor) {
         let wants_value = if word.is_escape() {
             sorter.refuse("--", "separates nothing here; leave it out");
@@ -65,7 +60,7 @@ pub(crate) fn sort(command: &Command, words: impl IntoIterator<Item = OsString>)
             let may_follow = match sorter.before {
                 Before::Nothing => true,
                 Before::Switch(_) | Before::Value(_) => !command.is_args_conflicts_with_subcommands_set(),
-                Before::Unknown | Before::Stray => false,
+                Before::Unknown | Before::Strays(_) => false,
             };
             if command.find_subcommand(&text).is_some() && may_follow {
                 return ClassifiedArgs { understood: words, refused: Vec::new(), has_subcommand: true };
@@ -83,7 +78,7 @@ pub(crate) fn sort(command: &Command, words: impl IntoIterator<Item = OsString>)
             }
         }
     }
-    sorter.finish()
+    sorter.sorted
 }
 
 /// A word that is not UTF-8 is not a valid value of anything; it is refused with the value it is part of.
@@ -95,8 +90,6 @@ struct ArgClassifier<'a> {
     command: &'a Command,
     sorted: ClassifiedArgs,
     before: Before<'a>,
-    /// Stray words in a row.
-    strays: Vec<String>,
     /// How many more words are what the program works on.
     operands: usize,
 }
@@ -152,7 +145,6 @@ impl<'a> ArgClassifier<'a> {
     fn word(&mut self, text: &str) {
         if self.operands > 0 && self.may_be_an_operand(text) {
             self.operands -= 1;
-            self.end_strays();
             self.sorted.understood.push(text.into());
             self.before = Before::Nothing;
             return;
@@ -163,8 +155,12 @@ impl<'a> ArgClassifier<'a> {
                 self.before = Before::Nothing;
                 return;
             }
-            Before::Stray => {
-                self.strays.push(text.to_owned());
+            Before::Strays(count) => {
+                self.before = Before::Strays(count + 1);
+                if let Some((given, _)) = self.sorted.refused.last_mut().filter(|_| count <= SHOWN) {
+                    given.push(' ');
+                    given.push_str(if count < SHOWN { text } else { "…" });
+                }
                 return;
             }
             Before::Switch(flag) => after_switch(flag, text),
@@ -181,22 +177,20 @@ impl<'a> ArgClassifier<'a> {
         let unknown =
             || format!("is neither flag nor value nor one of {}; see --help", subcommands.join(", "));
         let why = write.or_else(is_flag).unwrap_or_else(unknown);
-        self.strays.push(text.to_owned());
-        self.sorted.refused.push((String::new(), Problem::Usage(why)));
-        self.before = Before::Stray;
+        self.refuse(text, &why);
+        self.before = Before::Strays(1);
     }
 
     /// The word behind an unknown flag may be its value, and that behind a switch is one where it says yes or no.
     fn may_be_an_operand(&self, text: &str) -> bool {
         match self.before {
-            Before::Nothing | Before::Value(_) | Before::Stray => true,
+            Before::Nothing | Before::Value(_) | Before::Strays(_) => true,
             Before::Switch(flag) => after_switch(flag, text).is_none(),
             Before::Unknown => false,
         }
     }
 
     fn understand(&mut self, flag: &'a Arg, with_value: bool, written: OsString) {
-        self.end_strays();
         self.sorted.understood.push(written);
         self.before = if with_value { Before::Value(flag) } else { Before::Switch(flag) };
     }
@@ -211,25 +205,8 @@ impl<'a> ArgClassifier<'a> {
     }
 
     fn refuse(&mut self, given: &str, why: &str) {
-        self.end_strays();
         self.sorted.refused.push((given.to_owned(), Problem::Usage(why.to_owned())));
         self.before = Before::Nothing;
-    }
-
-    /// Stray words in a row are one mistake.
-    fn end_strays(&mut self) {
-        let strays = std::mem::take(&mut self.strays);
-        if let (Some((given, _)), false) = (self.sorted.refused.last_mut(), strays.is_empty()) {
-            *given = strays.iter().take(SHOWN).map(String::as_str).collect::<Vec<_>>().join(" ");
-            if strays.len() > SHOWN {
-                given.push_str(" …");
-            }
-        }
-    }
-
-    fn finish(mut self) -> ClassifiedArgs {
-        self.end_strays();
-        self.sorted
     }
 }
 
