@@ -4,12 +4,14 @@ use redirect_core::plan::PlannedRule;
 use redirect_core::rule::{Chain, Scope, Table};
 use redirect_core::settings::{Key, Source};
 use redirect_core::{Family, RulePlan, json, options::NativeForm, render};
+use serde::Deserialize;
 
 use crate::picture::{self, Language};
 use crate::text_writer::{Layout, TextWriter};
 
 /// The language of a plan.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Format {
     /// For people: each rule with its purpose and who asked for it.
     Text,
@@ -34,16 +36,7 @@ impl Format {
     /// The language of a word.
     #[must_use]
     pub fn named(word: &str) -> Option<Self> {
-        Some(match word {
-            "text" => Self::Text,
-            "restore" => Self::Restore,
-            "nft" => Self::Nft,
-            "json" => Self::Json,
-            "dot" => Self::Dot,
-            "mermaid" => Self::Mermaid,
-            "svg" => Self::Svg,
-            _ => return None,
-        })
+        serde_json::from_value(word.into()).ok()
     }
 }
 

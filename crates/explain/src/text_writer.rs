@@ -3,6 +3,8 @@
 
 use std::fmt::Write as _;
 
+use serde::Deserialize;
+
 /// The width without a terminal.
 pub const USUAL_WIDTH: usize = 80;
 /// Narrower than this nothing can be laid out.
@@ -44,7 +46,8 @@ impl TextStyle {
 }
 
 /// When text is coloured.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum ColorChoice {
     /// On a terminal that has colours, unless NO_COLOR is set.
     #[default]
@@ -62,12 +65,7 @@ impl ColorChoice {
     /// That of a word.
     #[must_use]
     pub fn named(word: &str) -> Option<Self> {
-        Some(match word {
-            "auto" => Self::Auto,
-            "always" => Self::Always,
-            "never" => Self::Never,
-            _ => return None,
-        })
+        serde_json::from_value(word.into()).ok()
     }
 }
 
