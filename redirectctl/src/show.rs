@@ -47,7 +47,7 @@ pub fn pod_among(pod: &Pod, survey: Result<&NamespaceIndex, &SurveyError>, node:
     }
 }
 
-/// Looks into a namespace: what is to be done with the pod, and what is there.
+/// Reads a namespace: its contents, and the pod's decision.
 ///
 /// # Errors
 /// It cannot be looked into.

@@ -106,7 +106,7 @@ fn run_here(settings: &RawSettings, stop: Option<&Stop>) -> Result<ValidationRep
     Ok(prove(&request, start, deadline, stop))
 }
 
-/// The redirection that the settings ask for in this pod, and its addresses; or why there is none: no address came, or a signal did.
+/// The redirection that the settings ask for in this pod, and its addresses; or the reason against: no address came, or a signal did.
 type Found = Result<(Redirect, Vec<IpAddr>), Reason>;
 
 fn await_redirect(settings: &RawSettings, deadline: Instant, stop: Option<&Stop>) -> Result<Found, RunError> {

@@ -82,7 +82,7 @@ impl Client {
         })
     }
 
-    /// The same for an object that may not exist; none if the API server says so.
+    /// The same for an object that may not exist; none if the API server reports that it does not.
     ///
     /// # Errors
     /// As [`Client::json`].

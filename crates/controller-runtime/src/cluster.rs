@@ -146,7 +146,7 @@ impl Cluster {
         self.client.json(request, Limits::object(PATIENCE)).await
     }
 
-    /// The same for an object that may not exist; none if the API server says so.
+    /// The same for an object that may not exist; none if the API server reports that it does not.
     ///
     /// # Errors
     /// Why that cannot be determined.

@@ -74,7 +74,7 @@ pub fn handler(kubeconfig: &Path, class: &str, deadline: Instant) -> Result<Opti
     })
 }
 
-/// Requests an object, and has `take` take what is wanted of the answer of this server, trying until the deadline. Each try reads the kubeconfig
+/// Requests an object, and has `take` pick from this server's response, trying until the deadline. Each try reads the kubeconfig
 /// again and connects again: the agent may have renewed it, and what failed may be the connection.
 fn get<T>(
     kubeconfig: &Path,

@@ -115,7 +115,7 @@ pub enum PodError {
     /// No such namespace (404).
     #[error("the API server has no namespace {0} (404), which the pod is in")]
     NoNamespace(String),
-    /// The API server cannot be reached or trusted, or perhaps it is none.
+    /// The API server cannot be reached or trusted, or is perhaps another server.
     #[error(transparent)]
     Api(#[from] ApiError),
     /// The API server gives another answer.
