@@ -8,13 +8,13 @@ use cluster_client::{AccessError, ApiError};
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ChangeError {
     /// It does not exist, or another one has its name.
-    #[error("it is gone")]
+    #[error("the object is gone")]
     Gone,
     /// Another client wrote it at the same time (409).
-    #[error("it changed concurrently: {0}")]
+    #[error("the object changed concurrently: {0}")]
     Changed(String),
     /// A test of the patch fails, or the API server rejects the change: its status is 422 in both cases.
-    #[error("it changed since it was read, or the change is not allowed: {0}")]
+    #[error("the object changed since it was read, or the change is not allowed: {0}")]
     Untrue(String),
     /// The API server denies access (401, 403).
     #[error("{0}")]

@@ -194,7 +194,7 @@ fn a_node_replaced_during_a_change_is_read_again() {
     wait_tainted(&node, &api, NAME, false);
     api.remove(&path(NAME));
     breaks(&node);
-    wait(&node, "the missing node to be noticed", || lines(&node, "the node is gone") >= 1);
+    wait(&node, "the missing node to be noticed", || lines(&node, "the object is gone") >= 1);
     joins(&api, NAME, false);
     wait_tainted(&node, &api, NAME, true);
     wait(&node, "the event", || api.events_about(NAME).last().is_some_and(|reason| reason == "NodeTainted"));
