@@ -240,10 +240,11 @@ impl<'a> Run<'a> {
         for step in steps {
             log::debug!("{step}");
             let taken = self.step(&step, &mut base);
-            let native_before = native.clone();
-            if let Step::Transaction(Transaction { native: Some(to), .. }) = &step {
-                native = to.clone();
-            }
+            let native_before = if let Step::Transaction(Transaction { native: Some(to), .. }) = &step {
+                std::mem::replace(&mut native, to.clone())
+            } else {
+                native.clone()
+            };
             // A step that reports a failure may have been done all the same.
             let may_be_done = match &taken {
                 Ok(is_done) => *is_done,

@@ -11,7 +11,7 @@ struct Row {
     remedy: &'static str,
 }
 
-const NOBODY: &str = "no one";
+const NO_ONE: &str = "no one";
 const NODE_AGENT: &str =
     "the istio-cni agent on this node (kubectl get pods -A -o wide -l k8s-app=istio-cni-node)";
 const OTHERS: &str = "the pod's other containers";
@@ -41,10 +41,10 @@ macro_rules! reasons {
 }
 
 reasons! {
-    Redirected: "redirected", Some(true), NOBODY,
+    Redirected: "redirected", Some(true), NO_ONE,
         "every path that can be proven from inside the pod is redirected to the proxy",
         "nothing to do";
-    Interrupted: "interrupted", None, NOBODY,
+    Interrupted: "interrupted", None, NO_ONE,
         "a signal ended the validation before anything was proven",
         "the container runs again by itself unless the pod is being deleted";
     NoAddress: "no-address", None, "the primary network plugin on this node",
