@@ -38,7 +38,7 @@ for target in "${targets[@]}"; do
 done
 
 logs=$(mktemp -d)
-trap 'jobs -p | xargs -r kill 2>/dev/null; rm -rf "$logs"' EXIT
+trap 'kill $(jobs -p) 2>/dev/null || true; rm -rf "$logs"' EXIT
 
 # cargo-fuzz asks for compiler options that are not stable; no other part of the project does.
 export RUSTC_BOOTSTRAP=1
