@@ -184,13 +184,15 @@ async fn said(client: &mut DuplexStream, bytes: &[u8]) -> Vec<u8> {
     answer
 }
 
-/// The status of the first answer, if there is one.
+/// The status of the first answer, if there is one. The interim answer to a client that waits before it sends a body (`expect: 100-continue`,
+/// RFC 9110, 10.1.1) is none.
 fn check(answer: &[u8]) -> Option<u16> {
-    if answer.is_empty() {
-        return None;
-    }
     let text = std::str::from_utf8(answer).expect("answers are text");
     text::is_safe(&text.replace("\r\n", "\n"));
+    let text = text.strip_prefix("HTTP/1.1 100 Continue\r\n\r\n").unwrap_or(text);
+    if text.is_empty() {
+        return None;
+    }
     let status =
         text.strip_prefix("HTTP/1.1 ").or_else(|| text.strip_prefix("HTTP/1.0 ")).expect("an answer in HTTP");
     let status = status.get(..3).and_then(|status| status.parse().ok()).expect("a status");
