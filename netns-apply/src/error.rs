@@ -113,12 +113,6 @@ pub enum ApplyError {
         /// What was wrong.
         cause: netfilter_state::parse::SaveError,
     },
-    /// The namespace's addresses and interfaces could not be read.
-    #[error("cannot read the network namespace's addresses: {cause}")]
-    Addresses {
-        /// What the kernel said.
-        cause: io::Error,
-    },
     /// All rules of the plan are in force, but the rules of other programs could not be read.
     #[error("the rules are in force, but cannot determine whether other programs' rules interfere: {cause}")]
     OthersUnread {

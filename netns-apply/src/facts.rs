@@ -30,8 +30,9 @@ fn addresses_of(entries: impl Iterator<Item = InterfaceAddress>) -> Vec<IpAddr> 
     let mut names: Vec<String> = Vec::new();
     for entry in entries {
         // Every interface appears first with its link-layer address, in the kernel's order.
-        let index = names.iter().position(|name| *name == entry.interface_name).unwrap_or_else(|| {
-            names.push(entry.interface_name.clone());
+        let interface = interface(&entry);
+        let index = names.iter().position(|name| name == interface).unwrap_or_else(|| {
+            names.push(interface.to_owned());
             names.len() - 1
         });
         let Some(address) = entry.address else { continue };
@@ -40,6 +41,11 @@ fn addresses_of(entries: impl Iterator<Item = InterfaceAddress>) -> Vec<IpAddr> 
         by_interface.entry(index).or_default().extend(ip);
     }
     by_interface.into_values().flatten().collect()
+}
+
+/// The name of an entry's interface: the C library gives an IPv4 address' label (`eth0:1`) instead, and no name has a colon.
+fn interface(entry: &InterfaceAddress) -> &str {
+    entry.interface_name.split(':').next().unwrap_or_default()
 }
 
 /// Whether IPv6 is off on the loopback interface of the calling thread's network namespace.
@@ -65,15 +71,8 @@ pub fn interfaces() -> io::Result<Vec<String>> {
     Ok(interfaces_of(getifaddrs()?))
 }
 
-/// [`addresses`] and [`interfaces`], from a single answer of the kernel.
-#[cfg(feature = "write")]
-pub(crate) fn addresses_and_interfaces() -> io::Result<(Vec<IpAddr>, Vec<String>)> {
-    let entries: Vec<InterfaceAddress> = getifaddrs()?.collect();
-    Ok((addresses_of(entries.iter().cloned()), interfaces_of(entries.into_iter())))
-}
-
 fn interfaces_of(entries: impl Iterator<Item = InterfaceAddress>) -> Vec<String> {
-    let (mut direct, mut tunnels) = (Vec::new(), Vec::new());
+    let (mut direct, mut tunnels): (Vec<String>, Vec<String>) = Default::default();
     for entry in entries {
         let has_address = entry
             .address
@@ -83,9 +82,9 @@ fn interfaces_of(entries: impl Iterator<Item = InterfaceAddress>) -> Vec<String>
             continue;
         }
         let is_tunnel = entry.flags.contains(InterfaceFlags::IFF_POINTOPOINT);
-        let names = if is_tunnel { &mut tunnels } else { &mut direct };
-        if !names.contains(&entry.interface_name) {
-            names.push(entry.interface_name);
+        let (names, name) = (if is_tunnel { &mut tunnels } else { &mut direct }, interface(&entry));
+        if !names.iter().any(|known| known == name) {
+            names.push(name.to_owned());
         }
     }
     if direct.is_empty() { tunnels } else { direct }

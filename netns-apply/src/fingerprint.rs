@@ -1,6 +1,6 @@
 //! Whether a network namespace is as it was at an earlier look, without reading any rule again.
 
-use crate::{facts, legacy, netlink::Connection, routes::RouteSocket};
+use crate::{legacy, netlink::Connection, routes::RouteSocket};
 use netfilter_state::routing::FoundRouting;
 use std::hash::{BuildHasher, Hash, Hasher, RandomState};
 
@@ -34,8 +34,9 @@ impl Fingerprint {
         for FoundRouting { item, flaw, marked_for_removal, message: _ } in routes.observe().ok()? {
             (item.to_string(), flaw, marked_for_removal).hash(&mut hasher);
         }
-        routes.tables().ok().filter(|tables| tables.complete)?.hash(&mut hasher);
-        facts::addresses_and_interfaces().ok()?.hash(&mut hasher);
+        let (links, addresses) = (routes.links().ok()?, routes.addresses().ok()?);
+        routes.tables_with(&links).ok().filter(|tables| tables.complete)?.hash(&mut hasher);
+        (links.to_others(&addresses), addresses).hash(&mut hasher);
         Some(Self { generation, rest: hasher.finish() })
     }
 }

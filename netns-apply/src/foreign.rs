@@ -2,7 +2,7 @@
 //! the pod's traffic looks like.
 
 use crate::{
-    ApplyError, ApplyOptions, facts, legacy,
+    ApplyError, ApplyOptions, legacy,
     netlink::{Connection, NetlinkError},
     pause::{deadline, pause},
     routes::{Links, RouteSocket},
@@ -58,7 +58,7 @@ pub struct Live {
     pub unexamined: Vec<String>,
     /// The addresses of its interfaces.
     pub addresses: Vec<IpAddr>,
-    /// The interfaces through which it reaches other hosts ([`facts::interfaces`]).
+    /// The interfaces through which it reaches other hosts ([`facts::interfaces`](crate::facts::interfaces)).
     pub interfaces: Vec<String>,
 }
 
@@ -111,9 +111,9 @@ impl Live {
         for family in Family::BOTH {
             legacy::add_to(&mut ruleset, family, options.most_read())?;
         }
-        // Inspecting a namespace is useless if its addresses cannot be read: without them no traffic can be judged.
-        let (addresses, interfaces) =
-            facts::addresses_and_interfaces().map_err(|cause| ApplyError::Addresses { cause })?;
+        let addresses = routes.addresses()?;
+        let interfaces = links.to_others(&addresses);
+        let addresses = addresses.into_iter().map(|(_, address)| address).collect();
         let route_tables = routes.tables_with(links)?;
         Ok(Self { ruleset, route_tables, addresses, interfaces, ..Self::default() })
     }

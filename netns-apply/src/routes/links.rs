@@ -1,20 +1,33 @@
-//! The interfaces of a network namespace, as far as routing and hooks depend on them.
+//! The interfaces of a network namespace and their addresses, as far as routing, hooks and packets depend on them.
 
-use super::{LOOPBACK, RouteError, RouteSocket};
+use super::{LOOPBACK, RouteError, RouteSocket, Stopped};
 use crate::socket::attributes;
 use netfilter_state::netlink::Message;
 use netlink_packet_core::{NLM_F_DUMP, NLM_F_REQUEST};
-use std::collections::BTreeMap;
+use nix::errno::Errno;
+use std::{
+    collections::BTreeMap,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+};
 
 /// `RTM_GETLINK`.
 const GET_LINK: u16 = 18;
 /// Size of `ifinfomsg`.
 const HEADER: usize = 16;
-/// The interface is up (`IFF_UP`).
+/// The interface is up, is loopback, is a tunnel (`IFF_UP`, `IFF_LOOPBACK`, `IFF_POINTOPOINT`).
 const UP: u32 = 1;
+const IS_LOOPBACK: u32 = 1 << 3;
+const POINT_TO_POINT: u32 = 1 << 4;
 
-/// Attributes of interfaces (`linux/if_link.h`).
+/// `RTM_GETADDR`.
+const GET_ADDRESS: u16 = 22;
+/// Size of `ifaddrmsg`.
+const ADDRESS_HEADER: usize = 8;
+
+/// Attributes of interfaces (`linux/if_link.h`), and of their addresses (`linux/if_addr.h`).
 mod attribute {
+    pub(super) const ADDRESS: u16 = 1;
+    pub(super) const LOCAL_ADDRESS: u16 = 2;
     pub(super) const NAME: u16 = 3;
     pub(super) const MASK: u16 = 29;
     pub(super) const XDP: u16 = 43;
@@ -31,6 +44,8 @@ pub(crate) struct Links(pub(super) BTreeMap<u32, Link>);
 pub(super) struct Link {
     pub(super) name: String,
     pub(super) is_up: bool,
+    is_loopback: bool,
+    is_tunnel: bool,
     /// The number of the XDP program that sees what it receives; 0 if the kernel does not say which.
     pub(super) xdp: Option<u32>,
 }
@@ -44,6 +59,18 @@ impl Links {
     pub(super) fn loopback_is_up(&self) -> bool {
         self.0.get(&LOOPBACK).is_some_and(|link| link.is_up)
     }
+
+    /// The interfaces among those with addresses through which a namespace reaches other hosts, as
+    /// [`facts::interfaces`](crate::facts::interfaces) has them.
+    pub(crate) fn to_others(&self, addresses: &[(u32, IpAddr)]) -> Vec<String> {
+        let with_address = |index: &u32| addresses.iter().any(|(of, _)| of == index);
+        let usable =
+            self.0.iter().filter(|(index, link)| link.is_up && !link.is_loopback && with_address(index));
+        let (tunnels, direct): (Vec<&Link>, Vec<&Link>) =
+            usable.map(|(_, link)| link).partition(|link| link.is_tunnel);
+        let links = if direct.is_empty() { tunnels } else { direct };
+        links.into_iter().map(|link| link.name.clone()).collect()
+    }
 }
 
 impl RouteSocket {
@@ -55,6 +82,23 @@ impl RouteSocket {
             Ok(())
         };
         Ok(self.gather(ask, "list interfaces", take)?.0)
+    }
+
+    /// The addresses of the namespace, each with the index of its interface.
+    pub(crate) fn addresses(&mut self) -> Result<Vec<(u32, IpAddr)>, RouteError> {
+        let most = self.most;
+        let ask = |socket: &mut Self| {
+            socket.question(GET_ADDRESS, NLM_F_REQUEST | NLM_F_DUMP, &[0; ADDRESS_HEADER])
+        };
+        let take = |(addresses, bytes): &mut (Vec<_>, usize), message: &Message<'_>| {
+            *bytes = bytes.saturating_add(message.payload().len());
+            if *bytes > most {
+                return Err(Stopped::Failed(Errno::EFBIG));
+            }
+            addresses.extend(address(message.payload()));
+            Ok(())
+        };
+        Ok(self.gather(ask, "list addresses", take)?.0.0)
     }
 }
 
@@ -72,7 +116,9 @@ fn request() -> Vec<u8> {
 /// An interface with its index, as a message has it.
 fn link(payload: &[u8]) -> Option<(u32, Link)> {
     let index = number(payload, 4)?;
-    let mut link = Link { is_up: number(payload, 8)? & UP != 0, ..Link::default() };
+    let is = |flag| number(payload, 8).is_some_and(|flags| flags & flag != 0);
+    let (is_up, is_loopback, is_tunnel) = (is(UP), is(IS_LOOPBACK), is(POINT_TO_POINT));
+    let mut link = Link { is_up, is_loopback, is_tunnel, ..Link::default() };
     for one in attributes(payload.get(HEADER..)?) {
         match one.kind() {
             attribute::NAME => link.name = text(one.value()),
@@ -81,6 +127,21 @@ fn link(payload: &[u8]) -> Option<(u32, Link)> {
         }
     }
     Some((index, link))
+}
+
+/// An address with the index of its interface, as a message has it. A tunnel's `IFA_ADDRESS` is that of the other end.
+fn address(payload: &[u8]) -> Option<(u32, IpAddr)> {
+    let value = |kind| {
+        attributes(payload.get(ADDRESS_HEADER..)?)
+            .find(|one| one.kind() == kind)
+            .map(|one| ip(one.value()))?
+    };
+    Some((number(payload, 4)?, value(attribute::LOCAL_ADDRESS).or_else(|| value(attribute::ADDRESS))?))
+}
+
+fn ip(bytes: &[u8]) -> Option<IpAddr> {
+    let v4 = <[u8; 4]>::try_from(bytes).map(|bytes| Ipv4Addr::from(bytes).into());
+    v4.or_else(|_| <[u8; 16]>::try_from(bytes).map(|bytes| Ipv6Addr::from(bytes).into())).ok()
 }
 
 /// The number of the program that is attached, if one is.
@@ -105,6 +166,9 @@ pub(super) fn text(bytes: &[u8]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::facts;
+    use e2e::netns::{Families, Namespace};
+    use std::collections::BTreeSet;
 
     /// An interface as Linux 6.18 lists it, its attributes cut down to these.
     fn message(attributes: &[&[u8]]) -> Vec<u8> {
@@ -124,6 +188,35 @@ mod tests {
             let (index, link) = link(&message(&[xdp])).unwrap();
             assert_eq!((index, &*link.name, link.is_up, link.xdp), (3, "eth0", true, wanted));
         }
+    }
+
+    /// Two readers of one namespace: this one, and the C library's of [`facts`].
+    #[test]
+    fn addresses_and_interfaces_are_those_that_the_c_library_lists() {
+        let pod = Namespace::pod(Families::Dual).unwrap();
+        let mut seen = Vec::new();
+        for change in [
+            "ip link set lo up",
+            "ip addr add 192.0.2.1 peer 192.0.2.2/32 dev eth0; ip addr add 192.0.2.3/24 dev eth0 label eth0:1",
+            "ip tuntap add dev t0 mode tun; ip link set t0 up; ip addr add 192.0.2.9/32 dev t0",
+            "ip addr flush dev eth0",
+            "ip link set t0 down",
+        ] {
+            pod.sh(change).unwrap();
+            let (ours, theirs) = pod
+                .enter(|| {
+                    let mut routes = RouteSocket::open(usize::MAX).unwrap();
+                    let addresses = routes.addresses().unwrap();
+                    let interfaces = routes.links().unwrap().to_others(&addresses);
+                    let addresses: BTreeSet<IpAddr> = addresses.into_iter().map(|(_, one)| one).collect();
+                    let theirs = facts::addresses().unwrap().into_iter().collect::<BTreeSet<_>>();
+                    ((addresses, interfaces), (theirs, facts::interfaces().unwrap()))
+                })
+                .unwrap();
+            assert_eq!(ours, theirs, "{change}");
+            seen.push(ours.1.join(" "));
+        }
+        assert_eq!(seen, ["eth0", "eth0", "eth0", "t0", ""]);
     }
 
     #[test]
