@@ -6,8 +6,13 @@ mod report;
 mod rights;
 mod run;
 
+use dlmalloc::GlobalDlmalloc;
 use settings_cli::{Pages, Program};
 use std::{env, process::ExitCode};
+
+/// musl's own asks the kernel for every few pages, and gives them back at once.
+#[global_allocator]
+static ALLOCATOR: GlobalDlmalloc = GlobalDlmalloc;
 
 const PROGRAM: Program = Program {
     name: "istio-iptables",

@@ -1,10 +1,15 @@
 //! `istio-validation`: the init container that holds a pod back while its traffic would bypass the proxy.
 
+use dlmalloc::GlobalDlmalloc;
 use istio_validation::{RunError, needed, report, run};
 use privileges::keep_only;
 use redirect_core::settings::{Key, RawSettings};
 use settings_cli::{Pages, Program};
 use std::{env, process::ExitCode};
+
+/// musl's own asks the kernel for every few pages, and gives them back at once.
+#[global_allocator]
+static ALLOCATOR: GlobalDlmalloc = GlobalDlmalloc;
 
 const PROGRAM: Program = Program {
     name: "istio-validation",
