@@ -283,8 +283,12 @@ fn istiod_and_proxies_restart_under_load_and_nothing_goes_in_plain_text() -> Res
     let healing = json!({"driftWatch": {"interval": "2s", "heal": true}});
     let ours = restarts(Redirection::OurPlugin, &release, &healing)?;
     let theirs = restarts(Redirection::IstiosPlugin, &release, &json!({}))?;
-    for (ours, theirs) in ours.iter().zip(&theirs) {
-        ensure!(ours.kinds().is_subset(&theirs.kinds()), "{ours:?} beside {theirs:?}");
+    for ours in &ours {
+        // Whether istiod has withdrawn an endpoint by the time of a request (503), or a connection to it waits, is chance: so a server's
+        // proxy is compared with all of theirs.
+        let same = theirs.iter().filter(|theirs| theirs.is_clients == ours.is_clients);
+        let theirs: BTreeSet<&str> = same.flat_map(Restarted::kinds).collect();
+        ensure!(ours.kinds().is_subset(&theirs), "{ours:?} beside {theirs:?}");
     }
     print(&format!("this plugin: {ours:#.1?}\nIstio's plugin: {theirs:#.1?}"));
     Ok(())
@@ -295,6 +299,7 @@ fn istiod_and_proxies_restart_under_load_and_nothing_goes_in_plain_text() -> Res
 struct Restarted {
     #[expect(dead_code, reason = "printed")]
     step: String,
+    is_clients: bool,
     #[expect(dead_code, reason = "printed")]
     ready: Duration,
     #[expect(dead_code, reason = "printed")]
@@ -372,7 +377,7 @@ fn restart_proxy(shop: &Shop<'_>, of: &str, how: Restart) -> Result<Restarted> {
     ensure_none_lost(&step, &after)?;
     let mut lost = verdicts.swap_remove(0);
     let answered = lost.remove(ANSWERED).unwrap_or_default();
-    Ok(Restarted { step, ready, answered_once_ready, answered, lost })
+    Ok(Restarted { step, is_clients: of == "client", ready, answered_once_ready, answered, lost })
 }
 
 #[test]
