@@ -196,7 +196,7 @@ mod tests {
         let pod = Namespace::pod(Families::Dual).unwrap();
         let mut seen = Vec::new();
         for change in [
-            "ip link set lo up",
+            "ip link set lo up; ip addr flush dev pe0",
             "ip addr add 192.0.2.1 peer 192.0.2.2/32 dev eth0; ip addr add 192.0.2.3/24 dev eth0 label eth0:1",
             "ip tuntap add dev t0 mode tun; ip link set t0 up; ip addr add 192.0.2.9/32 dev t0",
             "ip addr flush dev eth0",
@@ -208,13 +208,16 @@ mod tests {
                     let mut routes = RouteSocket::open(usize::MAX).unwrap();
                     let addresses = routes.addresses().unwrap();
                     let interfaces = routes.links().unwrap().to_others(&addresses);
-                    let addresses: BTreeSet<IpAddr> = addresses.into_iter().map(|(_, one)| one).collect();
-                    let theirs = facts::addresses().unwrap().into_iter().collect::<BTreeSet<_>>();
-                    ((addresses, interfaces), (theirs, facts::interfaces().unwrap()))
+                    let addresses = addresses.into_iter().map(|(_, one)| one).collect();
+                    ((addresses, interfaces), (facts::addresses().unwrap(), facts::interfaces().unwrap()))
                 })
                 .unwrap();
+            let sets = |(addresses, interfaces): (Vec<IpAddr>, Vec<String>)| {
+                (BTreeSet::from_iter(addresses), BTreeSet::from_iter(interfaces))
+            };
+            let (ours, theirs) = (sets(ours), sets(theirs));
             assert_eq!(ours, theirs, "{change}");
-            seen.push(ours.1.join(" "));
+            seen.push(Vec::from_iter(ours.1).join(" "));
         }
         assert_eq!(seen, ["eth0", "eth0", "eth0", "t0", ""]);
     }
