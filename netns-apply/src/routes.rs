@@ -145,10 +145,7 @@ impl RouteSocket {
         let most = self.most;
         let read = |(dumped, bytes): &mut (Vec<Dumped>, usize), message: &Message<'_>| {
             if concerns(message.payload()) {
-                *bytes = bytes.saturating_add(message.payload().len());
-                if *bytes > most {
-                    return Err(Stopped::Failed(Errno::EFBIG));
-                }
+                count(message, bytes, most)?;
                 dumped.extend(Dumped::read(message));
             }
             Ok(())
@@ -212,6 +209,12 @@ impl RouteSocket {
         packet.serialize(&mut bytes);
         Question { bytes, sequence }
     }
+}
+
+/// Counts what is kept of an answer.
+fn count(message: &Message<'_>, bytes: &mut usize, most: usize) -> Result<(), Stopped> {
+    *bytes = bytes.saturating_add(message.payload().len());
+    if *bytes > most { Err(Stopped::Failed(Errno::EFBIG)) } else { Ok(()) }
 }
 
 /// How much of an answer was read.

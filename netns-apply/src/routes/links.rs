@@ -1,12 +1,11 @@
 //! The interfaces of a network namespace and their addresses, as far as routing, hooks and packets depend on them.
 
-use super::{LOOPBACK, RouteError, RouteSocket, Stopped};
+use super::{LOOPBACK, RouteError, RouteSocket, count};
 use crate::socket::attributes;
 use netfilter_state::netlink::Message;
 use netlink_packet_core::{NLM_F_DUMP, NLM_F_REQUEST};
-use nix::errno::Errno;
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
 };
 
@@ -63,11 +62,10 @@ impl Links {
     /// The interfaces among those with addresses through which a namespace reaches other hosts, as
     /// [`facts::interfaces`](crate::facts::interfaces) has them.
     pub(crate) fn to_others(&self, addresses: &[(u32, IpAddr)]) -> Vec<String> {
-        let with_address = |index: &u32| addresses.iter().any(|(of, _)| of == index);
-        let usable =
-            self.0.iter().filter(|(index, link)| link.is_up && !link.is_loopback && with_address(index));
-        let (tunnels, direct): (Vec<&Link>, Vec<&Link>) =
-            usable.map(|(_, link)| link).partition(|link| link.is_tunnel);
+        let with_address: BTreeSet<u32> = addresses.iter().map(|(index, _)| *index).collect();
+        let usable = with_address.iter().filter_map(|index| self.0.get(index));
+        let usable = usable.filter(|link| link.is_up && !link.is_loopback);
+        let (tunnels, direct): (Vec<&Link>, Vec<&Link>) = usable.partition(|link| link.is_tunnel);
         let links = if direct.is_empty() { tunnels } else { direct };
         links.into_iter().map(|link| link.name.clone()).collect()
     }
@@ -76,12 +74,14 @@ impl Links {
 impl RouteSocket {
     /// The interfaces of the namespace.
     pub(crate) fn links(&mut self) -> Result<Links, RouteError> {
+        let most = self.most;
         let ask = |socket: &mut Self| socket.question(GET_LINK, NLM_F_REQUEST | NLM_F_DUMP, &request());
-        let take = |links: &mut Links, message: &Message<'_>| {
+        let take = |(links, bytes): &mut (Links, usize), message: &Message<'_>| {
+            count(message, bytes, most)?;
             links.0.extend(link(message.payload()));
             Ok(())
         };
-        Ok(self.gather(ask, "list interfaces", take)?.0)
+        Ok(self.gather(ask, "list interfaces", take)?.0.0)
     }
 
     /// The addresses of the namespace, each with the index of its interface.
@@ -91,10 +91,7 @@ impl RouteSocket {
             socket.question(GET_ADDRESS, NLM_F_REQUEST | NLM_F_DUMP, &[0; ADDRESS_HEADER])
         };
         let take = |(addresses, bytes): &mut (Vec<_>, usize), message: &Message<'_>| {
-            *bytes = bytes.saturating_add(message.payload().len());
-            if *bytes > most {
-                return Err(Stopped::Failed(Errno::EFBIG));
-            }
+            count(message, bytes, most)?;
             addresses.extend(address(message.payload()));
             Ok(())
         };
@@ -168,7 +165,6 @@ mod tests {
     use super::*;
     use crate::facts;
     use e2e::netns::{Families, Namespace};
-    use std::collections::BTreeSet;
 
     /// An interface as Linux 6.18 lists it, its attributes cut down to these.
     fn message(attributes: &[&[u8]]) -> Vec<u8> {
@@ -220,6 +216,18 @@ mod tests {
             seen.push(Vec::from_iter(ours.1).join(" "));
         }
         assert_eq!(seen, ["eth0", "eth0", "eth0", "t0", ""]);
+    }
+
+    #[test]
+    fn no_more_interfaces_and_addresses_are_kept_than_wanted() {
+        let pod = Namespace::pod(Families::Dual).unwrap();
+        let errors = pod.enter(|| {
+            let mut routes = RouteSocket::open(64).unwrap();
+            [routes.links().unwrap_err(), routes.addresses().unwrap_err()].map(|error| error.to_string())
+        });
+        for (error, what) in errors.unwrap().iter().zip(["list interfaces", "list addresses"]) {
+            assert!(error.contains(what) && error.contains("more of them than are read"), "{error}");
+        }
     }
 
     #[test]
