@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 
 use super::cluster::Cluster;
 use super::pods::{App, HTTP, create_service, request, service_address, wait_ready};
+use super::same_port::or_same_port;
 use super::{APPS, TAGGED};
 use crate::agent_support::{GATEWAY, POD};
 
@@ -274,8 +275,8 @@ impl<'a> Shop<'a> {
 
     /// A request to a service: what came back, and whose certificate the server's proxy saw.
     pub fn call(&self, from: &str, to: &str) -> Result<String> {
-        let address = service_address(self.cluster.api, to)?;
-        answer_of(&request(self.pod(from)?.1, &address, &format!("{to}.{APPS}"))?)
+        let (address, (_, inside)) = (service_address(self.cluster.api, to)?, self.pod(from)?);
+        or_same_port(inside, || answer_of(&request(inside, &address, &format!("{to}.{APPS}"))?))
     }
 
     pub fn call_headless(&self) -> Result<String> {

@@ -7,6 +7,7 @@ pub mod load;
 pub mod pods;
 pub mod release;
 pub mod restart;
+pub mod same_port;
 pub mod table;
 
 use std::fs;
