@@ -1,7 +1,6 @@
 //! Whether a network namespace is as it was at an earlier look, without reading any rule again.
 
 use crate::{legacy, netlink::Connection, routes::RouteSocket};
-use netfilter_state::routing::FoundRouting;
 use std::hash::{BuildHasher, Hash, Hasher, RandomState};
 
 /// What [`verify`](crate::verify()) depends on in a network namespace, in a few bytes: the generation of the nf_tables ruleset, which every transaction
@@ -31,9 +30,7 @@ impl Fingerprint {
         let generation = Connection::open().ok()?.generation().ok()?;
         let mut hasher = keys.build_hasher();
         let mut routes = RouteSocket::open(MOST_READ).ok()?;
-        for FoundRouting { item, flaw, marked_for_removal, message: _ } in routes.observe().ok()? {
-            (item.to_string(), flaw, marked_for_removal).hash(&mut hasher);
-        }
+        routes.rules_marked_for_removal().ok()?.hash(&mut hasher);
         let (links, addresses) = (routes.links().ok()?, routes.addresses().ok()?);
         routes.tables_with(&links).ok().filter(|tables| tables.complete)?.hash(&mut hasher);
         (links.to_others(&addresses), addresses).hash(&mut hasher);
@@ -73,6 +70,7 @@ mod tests {
             "iptables-nft -t nat -D OUTPUT -j RETURN",
             "nft flush ruleset",
             "ip -4 rule add fwmark 0x539 lookup 133",
+            "ip -4 rule del fwmark 0x539 lookup 133; ip -4 rule add fwmark 0x539 lookup 133 protocol 105",
             "ip -4 route add local default dev lo table 133",
             "ip -6 rule add fwmark 0x539 lookup 133",
             "ip -6 route add local default dev lo table 133",

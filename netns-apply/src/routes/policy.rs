@@ -36,6 +36,12 @@ impl<'a> DumpedRule<'a> {
         let marked_for_removal = message.attributes.iter().any(is_mark);
         Some(Self { dumped, rule: policy_rule(message)?, marked_for_removal })
     }
+
+    /// The rule, if a run has marked it.
+    #[cfg(feature = "write")]
+    pub(super) fn into_marked(self) -> Option<PolicyRule> {
+        self.marked_for_removal.then_some(self.rule)
+    }
 }
 
 /// What a message says about a policy rule; none where it is of neither family.
