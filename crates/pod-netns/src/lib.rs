@@ -13,9 +13,13 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
 use netns_apply::netns::{Netns, NetnsError, NetnsId};
-use netns_apply::{facts, pod};
+use netns_apply::pod;
+use netns_apply::routes::RouteSocket;
 
 pub use processes::{NamespaceProcesses, PodProcess, ProcessIndex, namespace_of, processes_of_pods};
+
+/// How many bytes of addresses are read of a namespace; a container with CAP_NET_ADMIN can add as many as it likes.
+const MOST_READ: usize = 16 << 20;
 
 /// The namespaces of a directory, as they were at one moment.
 #[derive(Debug, Default)]
@@ -236,9 +240,10 @@ impl Sandbox {
             return Ok(None);
         }
         // A namespace with unreadable addresses matches no pod.
-        let mut addresses = netns.run(|| facts::addresses().unwrap_or_default())?;
-        addresses.retain(|address| wanted.contains(address));
-        addresses.shrink_to_fit();
+        let read = || RouteSocket::open(MOST_READ).and_then(|mut routes| routes.addresses());
+        let there = netns.run(|| read().unwrap_or_default())?;
+        let addresses =
+            there.into_iter().map(|(_, address)| address).filter(|one| wanted.contains(one)).collect();
         Ok(Some(Self { path: path.to_owned(), id: netns.id(), addresses }))
     }
 

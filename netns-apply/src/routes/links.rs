@@ -84,8 +84,11 @@ impl RouteSocket {
         Ok(self.gather(ask, "list interfaces", take)?.0.0)
     }
 
-    /// The addresses of the namespace, each with the index of its interface.
-    pub(crate) fn addresses(&mut self) -> Result<Vec<(u32, IpAddr)>, RouteError> {
+    /// The addresses of the namespace, each with the index of its interface. No privilege is needed.
+    ///
+    /// # Errors
+    /// The kernel does not report them, or there are more than are kept.
+    pub fn addresses(&mut self) -> Result<Vec<(u32, IpAddr)>, RouteError> {
         let most = self.most;
         let ask = |socket: &mut Self| {
             socket.question(GET_ADDRESS, NLM_F_REQUEST | NLM_F_DUMP, &[0; ADDRESS_HEADER])
