@@ -87,7 +87,7 @@ impl RouteSocket {
     /// The addresses of the namespace, each with the index of its interface. No privilege is needed.
     ///
     /// # Errors
-    /// The kernel does not report them, or there are more than are kept.
+    /// The kernel does not report them, or they exceed what is kept.
     pub fn addresses(&mut self) -> Result<Vec<(u32, IpAddr)>, RouteError> {
         let most = self.most;
         let ask = |socket: &mut Self| {
