@@ -14,6 +14,8 @@ use std::{
 /// The pause before the second try; every further one is twice as long, up to the longest.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+/// What a try needs at least: it reads files first.
+const SHORTEST_TRY: Duration = Duration::from_millis(50);
 /// How long one try may take: a connection that hangs must not use up the whole deadline.
 const TRY_PATIENCE: Duration = Duration::from_secs(8);
 /// How long refusals are worth another try, counted from the first of them. The agent may be renewing the token or the authority at this
@@ -114,8 +116,8 @@ async fn try_until<T>(
         let Some(pause) = tries.failed(&failed, Instant::now()) else { return Err(failed) };
         log::debug!(target: SCOPE, milliseconds = start.elapsed().as_millis() as u64; "{failed}; trying again");
         tokio::time::sleep(pause).await;
-        // If the machine stood still, the pause was longer; a try that has no time left could only fail.
-        if Instant::now() >= tries.deadline {
+        // If the machine stood still, the pause was longer; a try that has no time left could only fail, and would hide why the last one did.
+        if Instant::now() + SHORTEST_TRY >= tries.deadline {
             return Err(failed);
         }
     }
