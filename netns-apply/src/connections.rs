@@ -23,7 +23,6 @@ use packet_trace::interference::{Captures, Opener, Opening, Pod, is_own, proxy_g
 use redirect_core::{Family, RulePlan, rule::Protocol};
 use std::{
     collections::{BTreeMap, BTreeSet},
-    io,
     net::{IpAddr, SocketAddr},
 };
 use wire::{Flow, Inet};
@@ -168,11 +167,12 @@ struct CloseScope {
 impl CloseScope {
     /// The calling thread's network namespace.
     fn here(plan: &RulePlan) -> Result<Self, CloseError> {
-        let unread = |cause: io::Error| CloseError::Addresses(cause.to_string());
+        let (addresses, interfaces) =
+            facts::addresses_and_interfaces().map_err(|cause| CloseError::Addresses(cause.to_string()))?;
         Ok(Self {
             captures: Captures::of(plan),
-            addresses: facts::addresses().map_err(unread)?,
-            interfaces: facts::interfaces().map_err(unread)?,
+            addresses,
+            interfaces,
             proxies: proxy_users(plan).collect(),
             proxy_groups: proxy_groups(plan).collect(),
             root: owner().unwrap_or_default(),

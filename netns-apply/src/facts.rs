@@ -1,10 +1,8 @@
 //! What a plan depends on in a network namespace and its files.
 
-use nix::{
-    fcntl::OFlag,
-    ifaddrs::{InterfaceAddress, getifaddrs},
-    net::if_::InterfaceFlags,
-};
+#[cfg(feature = "write")]
+use crate::routes::{RouteError, RouteSocket};
+use nix::{fcntl::OFlag, ifaddrs::getifaddrs};
 use redirect_core::settings::{NameLookup, id_in_passwd, nameservers};
 use redirect_core::{AmbientRedirect, Families};
 use std::{
@@ -22,15 +20,12 @@ use std::{
 /// # Errors
 /// The kernel does not report it.
 pub fn addresses() -> io::Result<Vec<IpAddr>> {
-    Ok(addresses_of(getifaddrs()?))
-}
-
-fn addresses_of(entries: impl Iterator<Item = InterfaceAddress>) -> Vec<IpAddr> {
     let mut by_interface: BTreeMap<usize, Vec<IpAddr>> = BTreeMap::new();
     let mut names: Vec<String> = Vec::new();
-    for entry in entries {
-        // Every interface appears first with its link-layer address, in the kernel's order.
-        let interface = interface(&entry);
+    for entry in getifaddrs()? {
+        // Every interface appears first with its link-layer address, in the kernel's order. The C library gives an IPv4 address' label
+        // (`eth0:1`) for its interface, and no name has a colon.
+        let interface = entry.interface_name.split(':').next().unwrap_or_default();
         let index = names.iter().position(|name| name == interface).unwrap_or_else(|| {
             names.push(interface.to_owned());
             names.len() - 1
@@ -40,12 +35,7 @@ fn addresses_of(entries: impl Iterator<Item = InterfaceAddress>) -> Vec<IpAddr> 
         let ip = ip.or_else(|| address.as_sockaddr_in6().map(|v6| IpAddr::V6(v6.ip())));
         by_interface.entry(index).or_default().extend(ip);
     }
-    by_interface.into_values().flatten().collect()
-}
-
-/// The name of an entry's interface: the C library gives an IPv4 address' label (`eth0:1`) instead, and no name has a colon.
-fn interface(entry: &InterfaceAddress) -> &str {
-    entry.interface_name.split(':').next().unwrap_or_default()
+    Ok(by_interface.into_values().flatten().collect())
 }
 
 /// Whether IPv6 is off on the loopback interface of the calling thread's network namespace.
@@ -67,27 +57,17 @@ pub fn ambient_here(redirect: AmbientRedirect) -> AmbientRedirect {
 ///
 /// # Errors
 /// The kernel does not report it.
-pub fn interfaces() -> io::Result<Vec<String>> {
-    Ok(interfaces_of(getifaddrs()?))
+#[cfg(feature = "write")]
+pub fn interfaces() -> Result<Vec<String>, RouteError> {
+    Ok(addresses_and_interfaces()?.1)
 }
 
-fn interfaces_of(entries: impl Iterator<Item = InterfaceAddress>) -> Vec<String> {
-    let (mut direct, mut tunnels): (Vec<String>, Vec<String>) = Default::default();
-    for entry in entries {
-        let has_address = entry
-            .address
-            .is_some_and(|address| address.as_sockaddr_in().is_some() || address.as_sockaddr_in6().is_some());
-        let is_loopback = entry.flags.contains(InterfaceFlags::IFF_LOOPBACK);
-        if !has_address || is_loopback || !entry.flags.contains(InterfaceFlags::IFF_UP) {
-            continue;
-        }
-        let is_tunnel = entry.flags.contains(InterfaceFlags::IFF_POINTOPOINT);
-        let (names, name) = (if is_tunnel { &mut tunnels } else { &mut direct }, interface(&entry));
-        if !names.iter().any(|known| known == name) {
-            names.push(name.to_owned());
-        }
-    }
-    if direct.is_empty() { tunnels } else { direct }
+/// [`interfaces`], and all addresses in no order that means anything.
+#[cfg(feature = "write")]
+pub(crate) fn addresses_and_interfaces() -> Result<(Vec<IpAddr>, Vec<String>), RouteError> {
+    let mut routes = RouteSocket::open(usize::MAX)?;
+    let links = routes.links()?;
+    routes.addresses_and_interfaces(&links)
 }
 
 /// The DNS servers of `/etc/resolv.conf`; none where no such file.

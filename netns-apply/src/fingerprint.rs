@@ -30,10 +30,9 @@ impl Fingerprint {
         let generation = Connection::open().ok()?.generation().ok()?;
         let mut hasher = keys.build_hasher();
         let mut routes = RouteSocket::open(MOST_READ).ok()?;
-        routes.rules_marked_for_removal().ok()?.hash(&mut hasher);
-        let (links, addresses) = (routes.links().ok()?, routes.addresses().ok()?);
-        routes.tables_with(&links).ok().filter(|tables| tables.complete)?.hash(&mut hasher);
-        (links.to_others(&addresses), addresses).hash(&mut hasher);
+        let links = routes.links().ok()?;
+        routes.tables_and_marked(&links).ok().filter(|(tables, _)| tables.complete)?.hash(&mut hasher);
+        routes.addresses_and_interfaces(&links).ok()?.hash(&mut hasher);
         Some(Self { generation, rest: hasher.finish() })
     }
 }

@@ -111,9 +111,7 @@ impl Live {
         for family in Family::BOTH {
             legacy::add_to(&mut ruleset, family, options.most_read())?;
         }
-        let addresses = routes.addresses()?;
-        let interfaces = links.to_others(&addresses);
-        let addresses = addresses.into_iter().map(|(_, address)| address).collect();
+        let (addresses, interfaces) = routes.addresses_and_interfaces(links)?;
         let route_tables = routes.tables_with(links)?;
         Ok(Self { ruleset, route_tables, addresses, interfaces, ..Self::default() })
     }

@@ -20,8 +20,6 @@ use crate::socket;
 use crate::socket::{Ended, NetlinkSocket, code};
 #[cfg(feature = "write")]
 pub(crate) use links::Links;
-#[cfg(feature = "write")]
-use netfilter_state::route_tables::PolicyRule;
 use netfilter_state::{
     netlink::Message,
     routing::{FoundRouting, RoutingItem},
@@ -135,17 +133,6 @@ impl RouteSocket {
         let addresses = self.dump(&address_request(), "list addresses", is_of_loopback)?;
         found.extend(addresses.iter().filter_map(passthrough_address));
         Ok(found)
-    }
-
-    /// The policy rules that a run is about to remove.
-    #[cfg(feature = "write")]
-    pub(crate) fn rules_marked_for_removal(&mut self) -> Result<Vec<PolicyRule>, RouteError> {
-        let mut marked = Vec::new();
-        for family in Family::BOTH {
-            let rules = self.dump(&rule_request(family), "list policy rules", |_| true)?;
-            marked.extend(rules.iter().filter_map(DumpedRule::read).filter_map(DumpedRule::into_marked));
-        }
-        Ok(marked)
     }
 
     /// The messages of an answer for which `concerns` is true; it sees what follows netlink's own header.

@@ -32,16 +32,15 @@ pub(super) struct DumpedRule<'a> {
 impl<'a> DumpedRule<'a> {
     pub(super) fn read(dumped: &'a Dumped) -> Option<Self> {
         let RouteNetlinkMessage::NewRule(message) = &dumped.message else { return None };
-        let is_mark = |attribute: &RuleAttribute| matches!(attribute, RuleAttribute::Protocol(protocol) if u8::from(*protocol) == REMOVAL_PROTOCOL);
-        let marked_for_removal = message.attributes.iter().any(is_mark);
+        let marked_for_removal = is_marked_for_removal(message);
         Some(Self { dumped, rule: policy_rule(message)?, marked_for_removal })
     }
+}
 
-    /// The rule, if a run has marked it.
-    #[cfg(feature = "write")]
-    pub(super) fn into_marked(self) -> Option<PolicyRule> {
-        self.marked_for_removal.then_some(self.rule)
-    }
+/// Whether a run has marked a rule as its own to remove.
+pub(super) fn is_marked_for_removal(message: &RuleMessage) -> bool {
+    let is_mark = |attribute: &RuleAttribute| matches!(attribute, RuleAttribute::Protocol(protocol) if u8::from(*protocol) == REMOVAL_PROTOCOL);
+    message.attributes.iter().any(is_mark)
 }
 
 /// What a message says about a policy rule; none where it is of neither family.

@@ -1,8 +1,10 @@
 //! All policy rules and routes of a network namespace, of any program.
 
 use super::{
-    Extent, RouteError, RouteSocket, Stopped, links::Links, policy::policy_rule, route_request, rule_request,
-    understood,
+    Extent, RouteError, RouteSocket, Stopped,
+    links::Links,
+    policy::{is_marked_for_removal, policy_rule},
+    route_request, rule_request, understood,
 };
 use netfilter_state::{
     netlink::Message,
@@ -31,19 +33,30 @@ impl RouteSocket {
 
     /// The same, where the interfaces are known.
     pub(crate) fn tables_with(&mut self, links: &Links) -> Result<RouteTables, RouteError> {
+        Ok(self.tables_and_marked(links)?.0)
+    }
+
+    /// The same, and which of the policy rules a run has marked as its own to remove.
+    pub(crate) fn tables_and_marked(
+        &mut self,
+        links: &Links,
+    ) -> Result<(RouteTables, Vec<PolicyRule>), RouteError> {
         let mut tables =
             RouteTables { loopback_is_up: links.loopback_is_up(), complete: true, ..RouteTables::default() };
+        let mut marked = Vec::new();
         for family in Family::BOTH {
             let rules = self.list(&rule_request(family), "list policy rules", |message| match message {
-                RouteNetlinkMessage::NewRule(rule) => policy_rule(rule),
+                RouteNetlinkMessage::NewRule(rule) => Some((policy_rule(rule)?, is_marked_for_removal(rule))),
                 _ => None,
             })?;
             tables.complete &= rules.is_complete();
-            tables.rules.extend(if rules.extent == Extent::Unsupported {
-                without_policy_routing(family)
-            } else {
-                rules.all
-            });
+            if rules.extent == Extent::Unsupported {
+                tables.rules.extend(without_policy_routing(family));
+            }
+            for (rule, is_marked) in rules.all {
+                marked.extend(is_marked.then(|| rule.clone()));
+                tables.rules.push(rule);
+            }
             let routes = self.routes(&route_request(family), family, links)?;
             tables.complete &= routes.is_complete();
             let is_cut = routes.extent == Extent::Part;
@@ -54,7 +67,7 @@ impl RouteSocket {
                 tables.routes.extend(local.all.into_iter().flatten());
             }
         }
-        Ok(tables)
+        Ok((tables, marked))
     }
 
     fn routes(

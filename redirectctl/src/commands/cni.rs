@@ -99,8 +99,8 @@ fn environment(given: &Given) -> BTreeMap<String, String> {
 /// What is known of the pod's network. The namespace is entered to read its addresses.
 fn attachment(target: Target, entry: &Value, given: &Given) -> Result<Attachment, InputError> {
     let netns = Netns::open(&target.path).map_err(InputError::of)?;
-    let read = netns.run(|| Ok::<_, std::io::Error>((facts::addresses()?, facts::interfaces()?)));
-    let (addresses, interfaces) = read.map_err(InputError::of)?.map_err(InputError::of)?;
+    let read = netns.run(|| (facts::addresses(), facts::interfaces())).map_err(InputError::of)?;
+    let (addresses, interfaces) = (read.0.map_err(InputError::of)?, read.1.map_err(InputError::of)?);
     let pod = target.pod.ok_or_else(|| InputError::of("POD is missing"))?.name;
     // A manifest may hold anything; what goes into the environment may not.
     let pod = input::pod_name(&pod.to_string()).map_err(InputError::of)?;
