@@ -40,16 +40,13 @@ pub fn or_same_port(pod: &Namespace, call: impl FnOnce() -> Result<String>) -> R
 
 /// Whether such a pair is seen before a call that takes long is done.
 fn watch(pod: &Namespace, done: &AtomicBool) -> Result<bool> {
-    let begin = Instant::now();
+    let late = Instant::now() + LATE;
     while !done.load(Ordering::Relaxed) {
-        let Some(left) = LATE.checked_sub(begin.elapsed()) else {
-            if same_port(pod)? {
-                return Ok(true);
-            }
-            thread::park_timeout(BETWEEN_LOOKS);
-            continue;
-        };
-        thread::park_timeout(left);
+        let left = late.saturating_duration_since(Instant::now());
+        if left.is_zero() && same_port(pod)? {
+            return Ok(true);
+        }
+        thread::park_timeout(left.max(BETWEEN_LOOKS));
     }
     Ok(false)
 }
