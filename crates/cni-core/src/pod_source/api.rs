@@ -235,6 +235,7 @@ fn failed(failure: ApiError, kubeconfig: &Path, wanted: &dyn Display, absent: Po
 mod tests {
     use super::*;
     use serde_json::json;
+    use std::cell::Cell;
 
     const SECOND: Duration = Duration::from_secs(1);
 
@@ -269,6 +270,20 @@ mod tests {
             tries(&[busy(None)], 600 * SECOND, Duration::ZERO).len() > 600,
             "the pauses do not grow for ever"
         );
+    }
+
+    /// It would fail for lack of time, and hide why the one before failed.
+    #[test]
+    fn a_try_that_has_no_time_left_is_not_made() {
+        let pauses = Backoff::with_random(FIRST_PAUSE, LONGEST_PAUSE, || 0.0);
+        let (begun, deadline) = (Cell::new(0), FIRST_PAUSE + SHORTEST_TRY - Duration::from_millis(1));
+        let tries = Tries::new(Instant::now() + deadline, pauses);
+        let failed = block_on(try_until(tries, async || {
+            begun.set(begun.get() + 1);
+            Err::<(), _>(busy(None))
+        }));
+        assert!(matches!(failed, Err(PodError::Busy { .. })), "{failed:?}");
+        assert_eq!(begun.get(), 1);
     }
 
     #[test]
