@@ -13,8 +13,12 @@ use nix::{
     },
 };
 use std::{
-    fs::File,
-    os::{fd::AsFd, unix::fs::OpenOptionsExt},
+    fs::{self, File},
+    marker::PhantomData,
+    os::{
+        fd::AsFd,
+        unix::fs::{MetadataExt, OpenOptionsExt},
+    },
     path::{Path, PathBuf},
     thread,
 };
@@ -30,6 +34,16 @@ pub struct NetnsId {
 }
 
 impl NetnsId {
+    /// That of whatever file is at a path; it is a namespace's only if it equals the identity of one. Takes a quarter of the time that
+    /// [`Netns::open`] takes.
+    ///
+    /// # Errors
+    /// Nothing is there.
+    pub fn at(path: &Path) -> std::io::Result<Self> {
+        let found = fs::metadata(path)?;
+        Ok(Self { device: found.dev(), inode: found.ino() })
+    }
+
     /// Its inode: all network namespaces are on one device.
     #[must_use]
     pub const fn inode(self) -> u64 {
@@ -131,14 +145,6 @@ impl Netns {
         Ok(Self::current()?.id == self.id)
     }
 
-    /// Whether it is that of process 1: the host's, seen from the host.
-    ///
-    /// # Errors
-    /// Process 1 cannot be inspected.
-    pub fn is_inits(&self) -> Result<bool, NetnsError> {
-        Ok(Self::open("/proc/1/ns/net")?.id == self.id)
-    }
-
     /// Runs something inside the namespace, on a thread that is made for it and never used again, so that no other
     /// work can end up in the wrong namespace. The rest of the process stays where it is.
     ///
@@ -148,30 +154,11 @@ impl Netns {
     /// # Errors
     /// It is not a network namespace or cannot be entered, no thread can be made, or `work` panics.
     pub fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> Result<T, NetnsError> {
-        let enter = || {
-            setns(self.file.as_fd(), CloneFlags::CLONE_NEWNET).map_err(|cause| {
-                let path = self.path.clone();
-                // A namespace of another kind (setns(2)).
-                let is_another = cause == Errno::EINVAL;
-                if is_another {
-                    NetnsError::NotANamespace { path }
-                } else {
-                    NetnsError::Enter { path, cause }
-                }
-            })?;
+        let done = DisposableThread::run(|thread| {
+            thread.enter(self)?;
             Ok(work())
-        };
-        thread::scope(|scope| {
-            let thread = thread::Builder::new()
-                .name("netns".to_owned())
-                .spawn_scoped(scope, enter)
-                .map_err(|cause| self.thread_error(cause.to_string()))?;
-            thread.join().unwrap_or_else(|panic| {
-                let text = panic.downcast_ref::<String>().map(String::as_str);
-                let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
-                Err(self.thread_error(text.unwrap_or("it panicked").to_owned()))
-            })
-        })
+        });
+        done.unwrap_or_else(|cause| Err(NetnsError::Thread { path: self.path.clone(), cause }))
     }
 
     /// Runs something in the namespace that a setting names by this path. If the path is empty or names the calling
@@ -186,9 +173,44 @@ impl Netns {
         let namespace = Self::open(path)?;
         if namespace.is_own()? { Ok(work()) } else { namespace.run(work) }
     }
+}
 
-    fn thread_error(&self, cause: String) -> NetnsError {
-        NetnsError::Thread { path: self.path.clone(), cause }
+/// The calling thread, if it may change its network namespace: it is made for one piece of work and never used again.
+#[derive(Debug)]
+pub struct DisposableThread {
+    /// Not to be handed to another thread.
+    of_this_thread: PhantomData<*const ()>,
+}
+
+impl DisposableThread {
+    /// Runs something on a new thread, which may enter one network namespace after the other, and waits for it.
+    ///
+    /// # Errors
+    /// What happened: no thread can be made, or `work` panics.
+    pub fn run<T: Send>(work: impl FnOnce(&Self) -> T + Send) -> Result<T, String> {
+        thread::scope(|scope| {
+            let thread = thread::Builder::new()
+                .name("netns".to_owned())
+                .spawn_scoped(scope, || work(&Self { of_this_thread: PhantomData }))
+                .map_err(|cause| cause.to_string())?;
+            thread.join().map_err(|panic| {
+                let text = panic.downcast_ref::<String>().map(String::as_str);
+                text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("it panicked").to_owned()
+            })
+        })
+    }
+
+    /// Moves the thread into a namespace, where it stays until it enters another one.
+    ///
+    /// # Errors
+    /// It is not a network namespace, or cannot be entered; the thread is where it was.
+    pub fn enter(&self, namespace: &Netns) -> Result<(), NetnsError> {
+        setns(namespace.file.as_fd(), CloneFlags::CLONE_NEWNET).map_err(|cause| {
+            let path = namespace.path.clone();
+            // A namespace of another kind (setns(2)).
+            let is_another = cause == Errno::EINVAL;
+            if is_another { NetnsError::NotANamespace { path } } else { NetnsError::Enter { path, cause } }
+        })
     }
 }
 
@@ -226,6 +248,36 @@ mod tests {
         let other = Netns::open("/proc/self/ns/uts").unwrap();
         let entered = other.run(|| ());
         assert!(matches!(entered, Err(NetnsError::NotANamespace { .. })), "{entered:?}");
+    }
+
+    #[test]
+    fn a_disposable_thread_goes_from_one_namespace_to_the_next_alone() {
+        let [one, other] = [(); 2].map(|()| Namespace::empty(Families::V4).unwrap());
+        let opened = [&one, &other].map(|there| Netns::open(there.path()).unwrap());
+        let no_netns = Netns::open("/proc/self/ns/uts").unwrap();
+        let here = Netns::current().unwrap().id();
+        let visited = DisposableThread::run(|thread| {
+            opened.each_ref().map(|namespace| {
+                thread.enter(namespace).unwrap();
+                // It stays where it is.
+                thread.enter(&no_netns).unwrap_err();
+                Netns::current().unwrap().id()
+            })
+        });
+        assert_eq!(visited, Ok([opened[0].id(), opened[1].id()]));
+        assert_eq!(Netns::current().unwrap().id(), here);
+        assert_eq!(DisposableThread::run(|_| -> () { panic!("on purpose") }), Err("on purpose".to_owned()));
+    }
+
+    #[test]
+    fn what_is_at_a_path_is_the_namespace_only_while_it_is_mounted_there() {
+        let there = Namespace::empty(Families::V4).unwrap();
+        let id = Netns::open(there.path()).unwrap().id();
+        assert_eq!(NetnsId::at(&there.path()).unwrap(), id);
+        for other in ["/proc/self/ns/net", "/proc/self/ns/uts", "/etc/hostname"] {
+            assert_ne!(NetnsId::at(Path::new(other)).unwrap(), id, "{other}");
+        }
+        assert!(NetnsId::at(Path::new("/nonexistent")).is_err());
     }
 
     #[test]

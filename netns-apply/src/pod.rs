@@ -26,10 +26,47 @@ impl fmt::Display for HostNamespace {
 /// The network namespace of process 1, if [`remember_hosts`] could see it.
 static INITS: OnceLock<Option<NetnsId>> = OnceLock::new();
 
-/// Remembers the network namespace of process 1, for all later comparisons by [`hosts`]. A process that gives up the right to inspect other processes calls
-/// this first; if it has not been called, each comparison reads it again.
+/// Remembers the network namespace of process 1, for all later comparisons with [`HostNamespaces`]. A process that gives up the right to inspect other
+/// processes calls this first; if it has not been called, that namespace is looked up each time.
 pub fn remember_hosts() {
     INITS.get_or_init(|| Netns::open("/proc/1/ns/net").ok().map(|namespace| namespace.id()));
+}
+
+/// The network namespaces that are off limits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct HostNamespaces {
+    own: NetnsId,
+    inits: Option<NetnsId>,
+}
+
+impl HostNamespaces {
+    /// Those seen from the calling thread.
+    ///
+    /// # Errors
+    /// They cannot be determined.
+    pub fn now() -> Result<Self, NetnsError> {
+        let own = Netns::current()?.id();
+        if let Some(Some(inits)) = INITS.get() {
+            return Ok(Self { own, inits: Some(*inits) });
+        }
+        let inits = match Netns::open("/proc/1/ns/net") {
+            Ok(inits) => Some(inits.id()),
+            // If process 1 has more privileges than we have, it is that of a container we are in, and we cannot reach the
+            // host's namespace by a path.
+            Err(NetnsError::Open { cause, .. }) if cause.kind() == ErrorKind::PermissionDenied => None,
+            Err(error) => return Err(error),
+        };
+        Ok(Self { own, inits })
+    }
+
+    /// Why a namespace is the host's; `None` if it may be a pod's.
+    #[must_use]
+    pub fn contain(&self, namespace: NetnsId) -> Option<HostNamespace> {
+        if self.own == namespace {
+            return Some(HostNamespace::Own);
+        }
+        (self.inits == Some(namespace)).then_some(HostNamespace::Inits)
+    }
 }
 
 /// Why a namespace is the host's and is off limits; `None` if it may be a pod's.
@@ -37,20 +74,7 @@ pub fn remember_hosts() {
 /// # Errors
 /// It cannot be determined.
 pub fn hosts(namespace: &Netns) -> Result<Option<HostNamespace>, NetnsError> {
-    if namespace.is_own()? {
-        return Ok(Some(HostNamespace::Own));
-    }
-    if let Some(Some(inits)) = INITS.get() {
-        return Ok((*inits == namespace.id()).then_some(HostNamespace::Inits));
-    }
-    match namespace.is_inits() {
-        Ok(true) => Ok(Some(HostNamespace::Inits)),
-        Ok(false) => Ok(None),
-        // If process 1 has more privileges than we have, it is that of a container we are in, and we cannot reach the
-        // host's namespace by a path.
-        Err(NetnsError::Open { cause, .. }) if cause.kind() == ErrorKind::PermissionDenied => Ok(None),
-        Err(error) => Err(error),
-    }
+    Ok(HostNamespaces::now()?.contain(namespace.id()))
 }
 
 /// Why the backend is what [`suitable`] says in a foreign namespace, for logs.
@@ -101,6 +125,18 @@ mod tests {
         for path in ["/proc/thread-self/ns/net", "/proc/self/ns/net"] {
             assert_eq!(hosts(&Netns::open(path).unwrap()).unwrap(), Some(HostNamespace::Own));
         }
+    }
+
+    #[test]
+    fn the_hosts_namespaces_are_these_and_no_others() {
+        let there = Namespace::empty(Families::V4).unwrap();
+        let pods = Netns::open(there.path()).unwrap().id();
+        let own = Netns::current().unwrap().id();
+        let hosts = HostNamespaces { own, inits: Some(pods) };
+        assert_eq!(hosts.contain(own), Some(HostNamespace::Own));
+        assert_eq!(hosts.contain(pods), Some(HostNamespace::Inits));
+        assert_eq!(HostNamespaces { own, inits: None }.contain(pods), None);
+        assert_eq!(HostNamespaces::now().unwrap().contain(pods), None);
     }
 
     #[test]

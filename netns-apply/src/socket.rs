@@ -15,11 +15,17 @@ use nix::{
 use std::{
     io,
     os::fd::{AsFd, BorrowedFd},
+    sync::{Mutex, PoisonError},
     time::{Duration, Instant},
 };
 
 /// The kernel sends at most 32 KiB at once.
 const RECEIVE_BUFFER: usize = 64 * 1024;
+/// How many receive buffers are kept for later sockets. A drift watch opens three sockets for each pod, one after the other; for each buffer that it
+/// allocates, the C library asks the kernel for memory, and returns it.
+const MOST_SPARE: usize = 2;
+/// Receive buffers of sockets that were closed.
+static SPARE: Mutex<Vec<Vec<u8>>> = Mutex::new(Vec::new());
 /// The kernel answers while it is being asked; this is for the case that it does not.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// What a message needs of the send buffer beyond its own size.
@@ -60,7 +66,9 @@ impl NetlinkSocket {
             Ok(socket)
         };
         let socket = open().map_err(|cause| errno(&cause))?;
-        Ok(Self { socket, sequence: 0, buffer: Vec::with_capacity(RECEIVE_BUFFER) })
+        let spare = SPARE.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let buffer = spare.unwrap_or_else(|| Vec::with_capacity(RECEIVE_BUFFER));
+        Ok(Self { socket, sequence: 0, buffer })
     }
 
     /// A number that no earlier question had. Transactions number their messages from 1; questions use the upper half
@@ -199,6 +207,15 @@ impl NetlinkSocket {
 
     fn fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
+    }
+}
+
+impl Drop for NetlinkSocket {
+    fn drop(&mut self) {
+        let mut spare = SPARE.lock().unwrap_or_else(PoisonError::into_inner);
+        if spare.len() < MOST_SPARE {
+            spare.push(std::mem::take(&mut self.buffer));
+        }
     }
 }
 

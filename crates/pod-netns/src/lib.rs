@@ -12,8 +12,8 @@ use std::io;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
-use netns_apply::netns::{Netns, NetnsError, NetnsId};
-use netns_apply::pod;
+use netns_apply::netns::{DisposableThread, Netns, NetnsError, NetnsId};
+use netns_apply::pod::HostNamespaces;
 use netns_apply::routes::RouteSocket;
 
 pub use processes::{NamespaceProcesses, PodProcess, ProcessIndex, namespace_of, processes_of_pods};
@@ -130,7 +130,19 @@ impl NamespaceIndex {
     /// The directory has nothing that can be looked into.
     pub fn of(directory: &Path, wanted: &BTreeSet<IpAddr>) -> Result<Self, SurveyError> {
         let unreadable = |cause| SurveyError::Directory { directory: directory.to_owned(), cause };
-        let mut by_id: BTreeMap<PathBuf, Sandbox> = BTreeMap::new();
+        let hosts = HostNamespaces::now().map_err(|error| unreadable(io::Error::other(error)))?;
+        let surveyed = DisposableThread::run(|thread| Self::survey(directory, wanted, &hosts, thread));
+        surveyed.unwrap_or_else(|cause| Err(unreadable(io::Error::other(cause))))
+    }
+
+    fn survey(
+        directory: &Path,
+        wanted: &BTreeSet<IpAddr>,
+        hosts: &HostNamespaces,
+        thread: &DisposableThread,
+    ) -> Result<Self, SurveyError> {
+        let unreadable = |cause| SurveyError::Directory { directory: directory.to_owned(), cause };
+        let mut by_path: BTreeMap<PathBuf, Sandbox> = BTreeMap::new();
         let (mut files, mut example) = (0, None);
         for entry in fs::read_dir(directory).map_err(unreadable)? {
             let entry = entry.map_err(unreadable)?;
@@ -140,14 +152,14 @@ impl NamespaceIndex {
             }
             let path = entry.path();
             files += 1;
-            match Sandbox::look(&path, wanted) {
-                Ok(Some(sandbox)) => drop(by_id.insert(path, sandbox)),
+            match Sandbox::look(&path, wanted, hosts, thread) {
+                Ok(Some(sandbox)) => drop(by_path.insert(path, sandbox)),
                 Ok(None) => {}
                 Err(error) => example = Some(error.to_string()),
             }
         }
-        let mut found: Vec<Sandbox> = Vec::with_capacity(by_id.len());
-        for sandbox in by_id.into_values() {
+        let mut found: Vec<Sandbox> = Vec::with_capacity(by_path.len());
+        for sandbox in by_path.into_values() {
             // A namespace may be mounted at two places.
             if !found.iter().any(|other| other.id == sandbox.id) {
                 found.push(sandbox);
@@ -234,26 +246,35 @@ fn the_pods<'a, T>(
 
 impl Sandbox {
     /// None for the host's.
-    fn look(path: &Path, wanted: &BTreeSet<IpAddr>) -> Result<Option<Self>, NetnsError> {
+    fn look(
+        path: &Path,
+        wanted: &BTreeSet<IpAddr>,
+        hosts: &HostNamespaces,
+        thread: &DisposableThread,
+    ) -> Result<Option<Self>, NetnsError> {
         let netns = Netns::open(path)?;
-        if pod::hosts(&netns)?.is_some() {
+        if hosts.contain(netns.id()).is_some() {
             return Ok(None);
         }
+        thread.enter(&netns)?;
         // A namespace with unreadable addresses matches no pod.
-        let read = || RouteSocket::open(MOST_READ).and_then(|mut routes| routes.addresses());
-        let there = netns.run(|| read().unwrap_or_default())?;
-        let addresses =
-            there.into_iter().map(|(_, address)| address).filter(|one| wanted.contains(one)).collect();
+        let there = RouteSocket::open(MOST_READ).and_then(|mut routes| routes.addresses());
+        let addresses = there
+            .unwrap_or_default()
+            .into_iter()
+            .map(|(_, address)| address)
+            .filter(|one| wanted.contains(one))
+            .collect();
         Ok(Some(Self { path: path.to_owned(), id: netns.id(), addresses }))
     }
 
-    /// Opens it again, if it is still the same and not the host's.
+    /// Opens it again, if it is still the same. It was not the host's, which keeps its identity as long as the host runs.
     ///
     /// # Errors
     /// It is gone, or another one.
     pub fn open(&self) -> Result<Netns, ReopenError> {
         let netns = Netns::open(&self.path)?;
-        if netns.id() != self.id || pod::hosts(&netns)?.is_some() {
+        if netns.id() != self.id {
             return Err(ReopenError::Replaced(self.path.clone()));
         }
         Ok(netns)

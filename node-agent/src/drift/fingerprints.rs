@@ -22,12 +22,26 @@ pub struct Fingerprints {
 
 #[derive(Debug)]
 struct CachedFingerprint {
-    fingerprint: Fingerprint,
-    namespace: NetnsId,
+    good: KnownGood,
     pod: Arc<MeshPod>,
     rules: Arc<ExpectedRules>,
     /// Checks since its rules were read.
     unread: u32,
+}
+
+/// What is known of a pod that was as planned.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct KnownGood {
+    namespace: NetnsId,
+    fingerprint: Fingerprint,
+}
+
+impl KnownGood {
+    /// The fingerprint that this namespace must still have; none if the pod was in another one.
+    #[must_use]
+    pub fn in_namespace(self, namespace: NetnsId) -> Option<Fingerprint> {
+        (self.namespace == namespace).then_some(self.fingerprint)
+    }
 }
 
 impl Fingerprints {
@@ -37,12 +51,12 @@ impl Fingerprints {
         self.keys.clone()
     }
 
-    /// The fingerprint of a pod's namespace when this plan was in force there. None if its rules must be read.
+    /// Where this plan was in force for a pod. None if the rules must be read.
     #[must_use]
-    pub fn of(&self, pod: &MeshPod, rules: &ExpectedRules, namespace: NetnsId) -> Option<Fingerprint> {
+    pub fn of(&self, pod: &MeshPod, rules: &ExpectedRules) -> Option<KnownGood> {
         let known = self.known.get(&pod.uid)?;
-        let is_the_same = known.namespace == namespace && *known.pod == *pod && *known.rules == *rules;
-        (is_the_same && known.unread < MOST_UNREAD).then_some(known.fingerprint)
+        let is_the_same = *known.pod == *pod && *known.rules == *rules;
+        (is_the_same && known.unread < MOST_UNREAD).then_some(known.good)
     }
 
     /// Takes note of a check.
@@ -62,7 +76,8 @@ impl Fingerprints {
             }
             Basis::Rules(Some(fingerprint)) if *seen == Comparison::AsPlanned => {
                 let (pod, rules) = (pod.clone(), rules.clone());
-                let known = CachedFingerprint { fingerprint, namespace, rules, unread: 0, pod: pod.clone() };
+                let good = KnownGood { namespace, fingerprint };
+                let known = CachedFingerprint { good, rules, unread: 0, pod: pod.clone() };
                 self.known.insert(pod.uid.clone(), known);
             }
             Basis::Rules(_) => drop(self.known.remove(&pod.uid)),
@@ -104,25 +119,26 @@ mod tests {
         let taken = namespace.enter(|| Fingerprint::now(&known.keys())).expect("enters");
         let taken = taken.expect("a fingerprint");
         let (web, all) = (pod("1"), rules(false));
-        assert_eq!(known.of(&web, &all, here), None, "not checked yet");
+        let good = KnownGood { namespace: here, fingerprint: taken };
+        assert_eq!((good.in_namespace(here), good.in_namespace(elsewhere)), (Some(taken), None));
+        assert_eq!(known.of(&web, &all), None, "not checked yet");
         known.note(&web, &all, here, &Comparison::AsPlanned, Basis::Rules(Some(taken)));
-        assert_eq!(known.of(&web, &all, here), Some(taken));
-        assert_eq!(known.of(&web, &all, elsewhere), None);
-        assert_eq!(known.of(&pod("2"), &all, here), None);
-        assert_eq!(known.of(&web, &rules(true), here), None);
+        assert_eq!(known.of(&web, &all), Some(good));
+        assert_eq!(known.of(&pod("2"), &all), None);
+        assert_eq!(known.of(&web, &rules(true)), None);
         for _ in 0..MOST_UNREAD {
-            assert_eq!(known.of(&web, &all, here), Some(taken));
+            assert_eq!(known.of(&web, &all), Some(good));
             known.note(&web, &all, here, &Comparison::AsPlanned, Basis::Fingerprint);
         }
-        assert_eq!(known.of(&web, &all, here), None, "it is time to read them");
+        assert_eq!(known.of(&web, &all), None, "it is time to read them");
         known.note(&web, &all, here, &Comparison::AsPlanned, Basis::Rules(Some(taken)));
-        assert_eq!(known.of(&web, &all, here), Some(taken));
+        assert_eq!(known.of(&web, &all), Some(good));
         known.note(&web, &all, here, &Comparison::Different("x".into()), Basis::Rules(Some(taken)));
-        assert_eq!(known.of(&web, &all, here), None, "it was not as planned");
+        assert_eq!(known.of(&web, &all), None, "it was not as planned");
         known.note(&web, &all, here, &Comparison::AsPlanned, Basis::Rules(None));
-        assert_eq!(known.of(&web, &all, here), None, "it has none");
+        assert_eq!(known.of(&web, &all), None, "it has none");
         known.note(&web, &all, here, &Comparison::AsPlanned, Basis::Rules(Some(taken)));
         known.keep(&BTreeSet::from(["another"]));
-        assert_eq!(known.of(&web, &all, here), None, "it is gone");
+        assert_eq!(known.of(&web, &all), None, "it is gone");
     }
 }

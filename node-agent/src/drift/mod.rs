@@ -363,22 +363,24 @@ impl DriftWatch {
         survey: &Arc<Surroundings>,
         rules: &Arc<ExpectedRules>,
     ) -> CheckedPod {
-        let (of, there) = (pod.clone(), survey.clone());
-        let sandbox = match tokio::task::spawn_blocking(move || there.find(&of)).await {
-            Ok(Ok(sandbox)) => sandbox,
+        let known = self.fingerprints.of(pod, rules);
+        let keys = self.fingerprints.keys();
+        let (of, there, all) = (pod.clone(), survey.clone(), rules.clone());
+        let checked = tokio::task::spawn_blocking(move || {
+            let sandbox = there.find(&of)?;
+            let known = known.and_then(|known| known.in_namespace(sandbox.id()));
+            let (seen, basis) = check(&of, &sandbox, &all, &keys, known);
+            Ok((sandbox, seen, basis))
+        });
+        let (sandbox, seen, basis) = match checked.await {
+            Ok(Ok(checked)) => checked,
             Ok(Err(unfound)) => return CheckedPod { seen: Comparison::Unknown(unfound), sandbox: None },
             Err(error) => return CheckedPod { seen: panicked(&error), sandbox: None },
         };
-        let namespace = sandbox.id();
-        let known = self.fingerprints.of(pod, rules, namespace);
-        let keys = self.fingerprints.keys();
-        let (of, there, all) = (pod.clone(), sandbox.clone(), rules.clone());
-        let checked = tokio::task::spawn_blocking(move || check(&of, &there, &all, &keys, known)).await;
-        let (seen, basis) = checked.unwrap_or_else(|error| (panicked(&error), Basis::Rules(None)));
         if basis == Basis::Fingerprint {
             self.metrics.drift_unread.inc();
         }
-        self.fingerprints.note(pod, rules, namespace, &seen, basis);
+        self.fingerprints.note(pod, rules, sandbox.id(), &seen, basis);
         CheckedPod { seen, sandbox: Some(sandbox) }
     }
 
@@ -469,9 +471,11 @@ impl DriftWatch {
         let cause = if let Comparison::Unknown(error) = seen { Some(error.reason) } else { None };
         self.count(cause.unwrap_or(seen.state().word()));
         let is_unwatched = matches!(seen, Comparison::Unknown(error) if error.is_unfound());
-        self.states.note(&pod.uid, seen.state(), is_unwatched);
+        let is_news = self.states.note(&pod.uid, seen.state(), is_unwatched);
         let report = self.tracker.note(&pod.uid, &pod.name, seen, Instant::now());
-        self.show();
+        if is_news || report.is_some() {
+            self.show();
+        }
         let name = pod.name.to_string();
         match report {
             None => {}

@@ -30,14 +30,18 @@ impl PodStates {
         }
     }
 
-    /// Takes note of a check, and of whether the pod's network namespace is not known.
-    pub fn note(&mut self, uid: &str, state: PodState, is_unwatched: bool) {
+    /// Takes note of a check, and of whether the pod's network namespace is not known. Returns whether that is news.
+    pub fn note(&mut self, uid: &str, state: PodState, is_unwatched: bool) -> bool {
+        if self.states.get(uid) == Some(&state) && self.unwatched.contains(uid) == is_unwatched {
+            return false;
+        }
         self.states.insert(uid.to_owned(), state);
         if is_unwatched {
             self.unwatched.insert(uid.to_owned());
         } else {
             self.unwatched.remove(uid);
         }
+        true
     }
 
     /// Whether a pod was not checked yet, or its network namespace was not known then.
@@ -128,7 +132,8 @@ mod tests {
         let mut states = PodStates::default();
         assert_eq!(states.words(), "0 of 0 meshed pods verified");
         states.keep(&BTreeSet::from(["a", "b", "c", "d", "e", "f"]));
-        states.note("a", Comparison::AsPlanned.state(), false);
+        assert!(states.note("a", Comparison::AsPlanned.state(), false));
+        assert!(!states.note("a", Comparison::AsPlanned.state(), false));
         states.note("b", Comparison::NotRedirected("x".into()).state(), false);
         states.note("c", Comparison::Different("x".into()).state(), false);
         states.note("d", Comparison::Interference("x".into()).state(), false);
@@ -138,7 +143,7 @@ mod tests {
             "1 of 6 meshed pods verified: 1 not-redirected, 1 drifted, 1 interference, 1 unknown, 1 unseen"
         );
         assert!(states.wants_check("f") && states.wants_check("unknown") && !states.wants_check("a"));
-        states.note("e", PodState::Unknown, true);
+        assert!(states.note("e", PodState::Unknown, true) && !states.note("e", PodState::Unknown, true));
         assert!(states.wants_check("e") && states.words().ends_with("1 unseen; 1 unwatched"));
         states.keep(&BTreeSet::from(["a"]));
         assert_eq!(states.words(), "1 of 1 meshed pods verified");

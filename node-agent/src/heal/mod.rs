@@ -25,7 +25,7 @@ use cni_core::states::PodState;
 use controller_runtime::metrics::{gauged, results, start_at_zero};
 use controller_runtime::supervisor::{Supervisor, Unneeded};
 use controller_runtime::{SCOPE, or_never};
-use netns_apply::netns::Netns;
+use netns_apply::netns::NetnsId;
 use nix::sys::resource::{Resource, getrlimit};
 use pod_netns::Sandbox;
 use tokio::sync::{Semaphore, mpsc, watch};
@@ -315,7 +315,7 @@ impl Healer {
         let now = Instant::now();
         self.monitors.retain(|_, monitor| {
             let sandbox = monitor.sandbox();
-            !monitor.is_over() && Netns::open(sandbox.path()).is_ok_and(|there| there.id() == sandbox.id())
+            !monitor.is_over() && NetnsId::at(sandbox.path()).is_ok_and(|there| there == sandbox.id())
         });
         let path = &self.context.paths.netns;
         let directory = self.directory.get_or_insert_default();
