@@ -1,12 +1,14 @@
 //! The node's pods: reading them, and changing one that did not change since it was read.
 
+use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use cluster_client::params::{DeleteParams, GetParams, Patch, PatchParams, Preconditions};
 use cluster_client::{Built, Request};
 use controller_runtime::ChangeError;
 use controller_runtime::cluster::as_json_patch;
-use controller_runtime::resync::{Freshness, ReadError, Selection};
+use controller_runtime::resync::{Freshness, Keep, ReadError, Selection};
 use k8s_openapi::api::core::v1::ObjectReference;
 use serde_json::{Map, Value, json};
 
@@ -27,17 +29,76 @@ pub(super) fn of_namespace(namespace: &str) -> Request {
     Request::new(format!("/api/v1/namespaces/{namespace}/pods"))
 }
 
-/// What `keep` keeps of the pods of the agent's node, in the state of a moment ago: the API server need not query its store.
-///
-/// # Errors
-/// Why they cannot be read.
-pub async fn of_node<T: Send + 'static>(
-    cluster: &Cluster,
-    keep: impl Fn(&Value) -> Option<T> + Clone + Send + 'static,
-) -> Result<Vec<T>, ReadError> {
-    let fields = format!("spec.nodeName={}", cluster.identity().node);
-    let selection = Selection { fields, labels: String::new() };
-    Ok(cluster.list(PODS, &selection, Freshness::Remembered, keep).await?.kept)
+/// What is kept of the pods of the agent's node. Of a pod that is the same as in the last list, no more than the metadata is read.
+#[derive(Debug, Clone)]
+pub struct NodePods<T> {
+    /// Pods of the last list, by their UIDs.
+    listed: Arc<BTreeMap<String, ListedPod<T>>>,
+}
+
+/// A pod at one version, and what was kept of it, if anything.
+#[derive(Debug, Clone)]
+struct ListedPod<T> {
+    version: String,
+    kept: Option<T>,
+}
+
+impl<T> Default for NodePods<T> {
+    fn default() -> Self {
+        Self { listed: Arc::default() }
+    }
+}
+
+impl<T: Clone + Send + Sync + 'static> NodePods<T> {
+    /// Lists the pods, in the state of a moment ago: the API server need not query its store. `keep` must always decide the same.
+    ///
+    /// # Errors
+    /// Why they cannot be read.
+    pub async fn list(
+        &mut self,
+        cluster: &Cluster,
+        keep: impl Fn(&Value) -> Option<T> + Clone + Send + 'static,
+    ) -> Result<Vec<T>, ReadError> {
+        let fields = format!("spec.nodeName={}", cluster.identity().node);
+        let selection = Selection { fields, labels: String::new() };
+        let keep = KeepChanged { listed: self.listed.clone(), keep };
+        let listed = cluster.list(PODS, &selection, Freshness::Remembered, keep).await?;
+        let kept = listed.kept.iter().filter_map(|(_, pod)| pod.kept.clone()).collect();
+        self.listed = Arc::new(listed.kept.into_iter().collect());
+        Ok(kept)
+    }
+}
+
+/// Reads the pods that were not in the last list, or have another version now.
+#[derive(Clone)]
+struct KeepChanged<T, F> {
+    listed: Arc<BTreeMap<String, ListedPod<T>>>,
+    keep: F,
+}
+
+impl<T, F> Keep for KeepChanged<T, F>
+where
+    T: Clone + Send + Sync + 'static,
+    F: Fn(&Value) -> Option<T> + Clone + Send + 'static,
+{
+    type Kept = (String, ListedPod<T>);
+
+    fn by_metadata(&self, metadata: &Value) -> Option<Self::Kept> {
+        let (uid, version) = identity(metadata)?;
+        let listed = self.listed.get(uid).filter(|listed| listed.version == version)?;
+        Some((uid.to_owned(), listed.clone()))
+    }
+
+    fn of(&self, pod: &Value) -> Option<Self::Kept> {
+        let (uid, version) = identity(pod.get("metadata")?)?;
+        Some((uid.to_owned(), ListedPod { version: version.to_owned(), kept: (self.keep)(pod) }))
+    }
+}
+
+/// The UID and the version: two objects with the same of both are the same.
+fn identity(metadata: &Value) -> Option<(&str, &str)> {
+    let text = |key| metadata.get(key).and_then(Value::as_str).filter(|text| !text.is_empty());
+    Some((text("uid")?, text("resourceVersion")?))
 }
 
 /// A pod in its current state; none if it does not exist.
@@ -158,5 +219,31 @@ pub async fn label(
             }
         }
         Err(error) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pod_of_the_last_list_is_read_again_when_it_is_another_or_has_another_version() {
+        let read = |pod: &Value| pod.pointer("/spec/x").cloned();
+        let pod = |uid: &str, version: &str, x: u8| json!({"metadata": {"uid": uid, "resourceVersion": version}, "spec": {"x": x}});
+        let mut keep = KeepChanged { listed: Arc::default(), keep: read };
+        let (uid, first) = keep.of(&pod("a", "1", 1)).expect("a pod");
+        assert_eq!((uid.as_str(), &first.kept), ("a", &Some(json!(1))));
+        keep.listed = Arc::new(BTreeMap::from([(uid, first)]));
+        let known = |uid: &str, version: &str| {
+            keep.by_metadata(&pod(uid, version, 2)["metadata"]).map(|(_, pod)| pod.kept)
+        };
+        assert_eq!(known("a", "1"), Some(Some(json!(1))));
+        for (uid, version) in [("a", "2"), ("b", "1"), ("a", ""), ("", "")] {
+            assert_eq!(known(uid, version), None, "{uid} {version}");
+        }
+        // Of most pods nothing is kept, and that is known, too.
+        let (_, other) = keep.of(&json!({"metadata": {"uid": "c", "resourceVersion": "1"}})).expect("a pod");
+        assert_eq!(other.kept, None);
+        assert!(keep.of(&json!({"metadata": {"uid": "c"}})).is_none());
     }
 }

@@ -26,7 +26,8 @@ use netns_apply::capabilities::{NET_ADMIN, SYS_ADMIN};
 use pod_netns::{Sandbox, SurveyError};
 use tokio::sync::watch::Receiver;
 
-use crate::cluster::{Cluster, Connection, pods, runtime_classes, warning};
+use crate::cluster::pods::{self, NodePods};
+use crate::cluster::{Cluster, Connection, runtime_classes, warning};
 use crate::heal::{CheckRequests, DesiredRedirect, HealHandle, HealRequest};
 use crate::install::Installer;
 use crate::metrics::Metrics;
@@ -125,6 +126,9 @@ pub struct DriftWatch {
     connection: Arc<Connection>,
     metrics: Arc<Metrics>,
     summary: Arc<NodeSummary>,
+    /// The node's pods at the last list, as they are under `conf`.
+    pods: NodePods<Arc<MeshPod>>,
+    conf: Option<Arc<Conf>>,
     tracker: DriftTracker,
     states: PodStates,
     fingerprints: Fingerprints,
@@ -169,6 +173,8 @@ impl DriftWatch {
             connection,
             metrics,
             summary,
+            pods: NodePods::default(),
+            conf: None,
             tracker: DriftTracker::default(),
             states: PodStates::default(),
             fingerprints: Fingerprints::default(),
@@ -196,7 +202,7 @@ impl DriftWatch {
                 log::info!(target: SCOPE, "the drift watch is off");
                 (self.tracker, self.states, self.blind) =
                     (DriftTracker::default(), PodStates::default(), None);
-                self.fingerprints = Fingerprints::default();
+                (self.fingerprints, self.pods) = (Fingerprints::default(), NodePods::default());
                 self.show();
                 self.summary.off();
             }
@@ -284,10 +290,10 @@ impl DriftWatch {
     /// Checks some pods at once, out of turn.
     async fn run_requested_checks(&mut self, requests: &CheckRequests) -> Result<(), RoundError> {
         let (cluster, ground, pods) = self.begin().await?;
-        let is_requested = |pod: &MeshPod| {
+        let is_requested = |pod: &Arc<MeshPod>| {
             requests.pods.contains(&pod.uid) || (requests.new && self.states.wants_check(&pod.uid))
         };
-        let pods: Vec<MeshPod> = pods.into_iter().filter(is_requested).collect();
+        let pods: Vec<Arc<MeshPod>> = pods.into_iter().filter(is_requested).collect();
         let pods = self.without_sandboxed(pods, &ground).await;
         if pods.is_empty() {
             return Ok(());
@@ -301,7 +307,11 @@ impl DriftWatch {
     }
 
     /// Reports the pods whose runtimes are sandboxed, and returns the others: only these are compared with their plans.
-    async fn without_sandboxed(&mut self, pods: Vec<MeshPod>, ground: &RoundContext) -> Vec<MeshPod> {
+    async fn without_sandboxed(
+        &mut self,
+        pods: Vec<Arc<MeshPod>>,
+        ground: &RoundContext,
+    ) -> Vec<Arc<MeshPod>> {
         let (mut bound, mut sandboxed) = (Vec::new(), Vec::new());
         for pod in pods {
             match ground.sandbox(&pod).map(str::to_owned) {
@@ -321,7 +331,7 @@ impl DriftWatch {
     }
 
     /// Which pods to check, and how.
-    async fn begin(&mut self) -> Result<(Cluster, RoundContext, Vec<MeshPod>), RoundError> {
+    async fn begin(&mut self) -> Result<(Cluster, RoundContext, Vec<Arc<MeshPod>>), RoundError> {
         require([NET_ADMIN, SYS_ADMIN]).map_err(RoundError::Capability)?;
         if self.settings.identity.node.is_empty() {
             return Err(RoundError::NoNode);
@@ -330,7 +340,12 @@ impl DriftWatch {
         let conf = Arc::new(self.installer.plugin_conf().map_err(RoundError::Entry)?);
         let rules = Arc::new(ExpectedRules::of(&conf, &self.settings.drift.environment));
         let of_node = conf.clone();
-        let pods = pods::of_node(&cluster, move |pod| MeshPod::running(pod, &of_node)).await?;
+        if self.conf != Some(conf.clone()) {
+            self.conf = Some(conf.clone());
+            self.pods = NodePods::default();
+        }
+        let read = move |pod: &serde_json::Value| MeshPod::running(pod, &of_node).map(Arc::new);
+        let pods = self.pods.list(&cluster, read).await?;
         self.forget_others(&pods).await;
         let wanted = Arc::new(pods.iter().flat_map(|pod| pod.addresses.iter().copied()).collect());
         let classes = pods.iter().filter_map(|pod| pod.runtime_class.as_deref());
@@ -342,11 +357,10 @@ impl DriftWatch {
     /// Checks one pod; returns it if a second check has to confirm the result.
     async fn check_one(
         &mut self,
-        pod: MeshPod,
+        pod: Arc<MeshPod>,
         survey: &Arc<Surroundings>,
         rules: &Arc<ExpectedRules>,
     ) -> Option<Arc<MeshPod>> {
-        let pod = Arc::new(pod);
         let checked = self.compare(&pod, survey, rules).await;
         if self.tracker.is_news(&pod.uid, &checked.seen) {
             return Some(pod);
@@ -406,7 +420,7 @@ impl DriftWatch {
         }
     }
 
-    async fn forget_others(&mut self, pods: &[MeshPod]) {
+    async fn forget_others(&mut self, pods: &[Arc<MeshPod>]) {
         let uids: BTreeSet<&str> = pods.iter().map(|pod| pod.uid.as_str()).collect();
         self.states.keep(&uids);
         self.fingerprints.keep(&uids);

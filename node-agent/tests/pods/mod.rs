@@ -3,8 +3,10 @@
 #![allow(dead_code, reason = "each test program uses a part")]
 
 use std::collections::BTreeMap;
+use std::collections::hash_map::DefaultHasher;
 use std::fmt::Write as _;
 use std::fs::{self};
+use std::hash::{Hash as _, Hasher as _};
 use std::net::IpAddr;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
@@ -107,12 +109,21 @@ fn respond(target: &str, body: &[u8], state: &Mutex<State>) -> (u16, String) {
             state.gets += 1;
             let listed = || state.pods.iter().find(|pod| pod["metadata"]["name"] == name);
             match state.newer.get(name).or_else(listed) {
-                Some(pod) => (200, pod.to_string()),
+                Some(pod) => (200, versioned(pod).to_string()),
                 None => (404, failure(404)),
             }
         }
         None => (404, failure(404)),
     }
+}
+
+/// A pod with a version that it has only while it is as it is.
+fn versioned(pod: &Value) -> Value {
+    let mut hasher = DefaultHasher::new();
+    pod.to_string().hash(&mut hasher);
+    let mut pod = pod.clone();
+    pod["metadata"]["resourceVersion"] = json!(hasher.finish().to_string());
+    pod
 }
 
 fn list(query: &str, state: &mut State) -> Value {
@@ -134,7 +145,7 @@ fn list(query: &str, state: &mut State) -> Value {
         }
     };
     state.pages += 1;
-    let items: Vec<Value> = state.pods.iter().skip(from).take(limit).cloned().collect();
+    let items: Vec<Value> = state.pods.iter().skip(from).take(limit).map(versioned).collect();
     let next = from + items.len();
     let rest = if next < state.pods.len() { next.to_string() } else { String::new() };
     json!({"kind": "PodList", "apiVersion": "v1", "metadata": {"resourceVersion": "7", "continue": rest}, "items": items})
@@ -147,7 +158,7 @@ pub fn mesh_pod(name: &str, addresses: &[&str]) -> Value {
         (0..40).map(|count| json!({"name": format!("VARIABLE_{count}"), "value": "x".repeat(60)})).collect();
     json!({
         "metadata": {
-            "namespace": "shop", "name": name, "uid": format!("uid-of-{name}"), "resourceVersion": "7",
+            "namespace": "shop", "name": name, "uid": format!("uid-of-{name}"),
             "labels": {"app": name, "pod-template-hash": "5d4f8c7b9"},
             "annotations": {"sidecar.istio.io/status": "{\"initContainers\":[\"istio-validation\"],\"containers\":[\"istio-proxy\"]}",
                 "kubectl.kubernetes.io/last-applied-configuration": "y".repeat(4000)},

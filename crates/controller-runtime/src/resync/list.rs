@@ -10,7 +10,7 @@ use hyper::body::Bytes;
 use hyper::http::uri::InvalidUri;
 use serde::Deserialize;
 use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
-use serde_json::Value;
+use serde_json::{Map, Value};
 use tokio::sync::mpsc;
 
 use super::ReadError;
@@ -53,18 +53,40 @@ pub struct Listed<T> {
     pub version: String,
 }
 
+/// Decides what is kept of the objects of a list, on another thread.
+pub trait Keep: Clone + Send + 'static {
+    /// What is kept of one.
+    type Kept: Send + 'static;
+
+    /// What is kept of an object according to its metadata alone, which come first: the rest is passed over then.
+    fn by_metadata(&self, _metadata: &Value) -> Option<Self::Kept> {
+        None
+    }
+
+    /// What is kept of an object.
+    fn of(&self, object: &Value) -> Option<Self::Kept>;
+}
+
+impl<T: Send + 'static, F: Fn(&Value) -> Option<T> + Clone + Send + 'static> Keep for F {
+    type Kept = T;
+
+    fn of(&self, object: &Value) -> Option<T> {
+        self(object)
+    }
+}
+
 impl Cluster {
     /// What `keep` keeps of the objects of a collection, by its path.
     ///
     /// # Errors
     /// Why it cannot be read.
-    pub async fn list<T: Send + 'static>(
+    pub async fn list<K: Keep>(
         &self,
         path: &str,
         of: &Selection,
         freshness: Freshness,
-        keep: impl Fn(&Value) -> Option<T> + Clone + Send + 'static,
-    ) -> Result<Listed<T>, ReadError> {
+        keep: K,
+    ) -> Result<Listed<K::Kept>, ReadError> {
         let read = async {
             let (mut kept, mut rest) = (Vec::new(), None);
             loop {
@@ -81,11 +103,7 @@ impl Cluster {
         tokio::time::timeout(LIST_PATIENCE, read).await.map_err(|_| slow())?
     }
 
-    async fn page<T: Send + 'static>(
-        &self,
-        request: Built,
-        keep: impl Fn(&Value) -> Option<T> + Send + 'static,
-    ) -> Result<Page<T>, ReadError> {
+    async fn page<K: Keep>(&self, request: Built, keep: K) -> Result<Page<K::Kept>, ReadError> {
         let mut answer = self.client().open(request, PATIENCE).await?;
         let (send, pieces) = mpsc::channel(PIECES);
         let parser = tokio::task::spawn_blocking(move || {
@@ -154,12 +172,12 @@ struct Page<T> {
 }
 
 /// Reads a list, one item after the other.
-struct PageSeed<'a, T, K> {
-    page: &'a mut Page<T>,
+struct PageSeed<'a, K: Keep> {
+    page: &'a mut Page<K::Kept>,
     keep: &'a K,
 }
 
-impl<'de, T, K: Fn(&Value) -> Option<T>> DeserializeSeed<'de> for PageSeed<'_, T, K> {
+impl<'de, K: Keep> DeserializeSeed<'de> for PageSeed<'_, K> {
     type Value = ();
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
@@ -167,7 +185,7 @@ impl<'de, T, K: Fn(&Value) -> Option<T>> DeserializeSeed<'de> for PageSeed<'_, T
     }
 }
 
-impl<'de, T, K: Fn(&Value) -> Option<T>> Visitor<'de> for PageSeed<'_, T, K> {
+impl<'de, K: Keep> Visitor<'de> for PageSeed<'_, K> {
     type Value = ();
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -196,12 +214,12 @@ impl<'de, T, K: Fn(&Value) -> Option<T>> Visitor<'de> for PageSeed<'_, T, K> {
     }
 }
 
-struct ItemsSeed<'a, T, K> {
-    kept: &'a mut Vec<T>,
+struct ItemsSeed<'a, K: Keep> {
+    kept: &'a mut Vec<K::Kept>,
     keep: &'a K,
 }
 
-impl<'de, T, K: Fn(&Value) -> Option<T>> DeserializeSeed<'de> for ItemsSeed<'_, T, K> {
+impl<'de, K: Keep> DeserializeSeed<'de> for ItemsSeed<'_, K> {
     type Value = ();
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
@@ -209,7 +227,7 @@ impl<'de, T, K: Fn(&Value) -> Option<T>> DeserializeSeed<'de> for ItemsSeed<'_, 
     }
 }
 
-impl<'de, T, K: Fn(&Value) -> Option<T>> Visitor<'de> for ItemsSeed<'_, T, K> {
+impl<'de, K: Keep> Visitor<'de> for ItemsSeed<'_, K> {
     type Value = ();
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -222,16 +240,81 @@ impl<'de, T, K: Fn(&Value) -> Option<T>> Visitor<'de> for ItemsSeed<'_, T, K> {
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<(), A::Error> {
-        while let Some(pod) = items.next_element::<Value>()? {
-            self.kept.extend((self.keep)(&pod));
+        while let Some(kept) = items.next_element_seed(ObjectSeed(self.keep))? {
+            self.kept.extend(kept);
         }
         Ok(())
+    }
+}
+
+/// Reads what is kept of an object.
+struct ObjectSeed<'a, K>(&'a K);
+
+impl<'de, K: Keep> DeserializeSeed<'de> for ObjectSeed<'_, K> {
+    type Value = Option<K::Kept>;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
+        deserializer.deserialize_map(self)
+    }
+}
+
+impl<'de, K: Keep> Visitor<'de> for ObjectSeed<'_, K> {
+    type Value = Option<K::Kept>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+        let mut fields = Map::new();
+        while let Some(key) = map.next_key::<String>()? {
+            let is_metadata = key == "metadata";
+            let value = if is_metadata { map.next_value_seed(MetadataSeed)? } else { map.next_value()? };
+            if is_metadata && let Some(kept) = self.0.by_metadata(&value) {
+                while map.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}
+                return Ok(Some(kept));
+            }
+            fields.insert(key, value);
+        }
+        Ok(self.0.of(&Value::Object(fields)))
+    }
+}
+
+/// Reads metadata without the `managedFields`: nobody here needs them, and they are a third of many objects.
+struct MetadataSeed;
+
+impl<'de> DeserializeSeed<'de> for MetadataSeed {
+    type Value = Value;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Value, D::Error> {
+        deserializer.deserialize_map(self)
+    }
+}
+
+impl<'de> Visitor<'de> for MetadataSeed {
+    type Value = Value;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("metadata")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Value, A::Error> {
+        let mut fields = Map::new();
+        while let Some(key) = map.next_key::<String>()? {
+            if key == "managedFields" {
+                map.next_value::<IgnoredAny>()?;
+            } else {
+                fields.insert(key, map.next_value()?);
+            }
+        }
+        Ok(Value::Object(fields))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde_json::json;
 
     fn read(text: &str) -> Result<(Vec<String>, Option<String>), String> {
         let mut page = Page { kept: Vec::new(), rest: None, version: String::new() };
@@ -253,6 +336,46 @@ mod tests {
             "items":[{"metadata":{"name":"a"}},{"metadata":{}},{"metadata":{"name":"\u00fc b"}}],"more":[{}]}"#;
         assert_eq!(read(list), Ok((vec!["a".into(), "ü b".into()], Some("abc".into()))));
         assert_eq!(read(r#"{"items":null,"metadata":{"continue":""}}"#), Ok((vec![], None)));
+    }
+
+    #[test]
+    fn objects_are_whole_but_for_what_nobody_needs() {
+        let read = |object: &str| {
+            let whole = |object: &Value| Some(object.clone());
+            ObjectSeed(&whole).deserialize(&mut serde_json::Deserializer::from_str(object))
+        };
+        let object = r#"{"metadata":{"name":"a","managedFields":[{"f":{"b":["}"]}}],"labels":{"managedFields":"x"}},"spec":{"managedFields":[1]}}"#;
+        let wanted = json!({"metadata": {"name": "a", "labels": {"managedFields": "x"}}, "spec": {"managedFields": [1]}});
+        assert_eq!(read(object).expect("JSON"), Some(wanted));
+        for invalid in ["7", r#"{"metadata":7}"#, r#"{"metadata":{"managedFields":[}}"#] {
+            assert!(read(invalid).is_err(), "{invalid}");
+        }
+    }
+
+    /// Keeps names, of known objects according to the metadata alone.
+    #[derive(Clone)]
+    struct Names;
+
+    impl Keep for Names {
+        type Kept = String;
+
+        fn by_metadata(&self, metadata: &Value) -> Option<String> {
+            (metadata["name"] == "known").then(|| "known, by its metadata".to_owned())
+        }
+
+        fn of(&self, object: &Value) -> Option<String> {
+            Some(format!("{} {}", object["metadata"]["name"], object["spec"]))
+        }
+    }
+
+    #[test]
+    fn the_rest_of_a_known_object_is_passed_over() {
+        let list = r#"{"items":[{"metadata":{"name":"known"},"spec":{"a":[1,{"b":"}"}]},"status":{}},{"spec":1,"metadata":{"name":"known"}},
+            {"metadata":{"name":"new"},"spec":2}]}"#;
+        let mut page = Page { kept: Vec::new(), rest: None, version: String::new() };
+        let seed = PageSeed { page: &mut page, keep: &Names };
+        seed.deserialize(&mut serde_json::Deserializer::from_str(list)).expect("a list");
+        assert_eq!(page.kept, ["known, by its metadata", "known, by its metadata", "\"new\" 2"]);
     }
 
     #[test]

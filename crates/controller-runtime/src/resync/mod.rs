@@ -13,7 +13,7 @@ use serde_json::Value;
 use crate::SCOPE;
 use crate::cluster::Connection;
 use crate::outage::{LONGEST_RETRY, Retry};
-pub use list::{Freshness, Listed, Selection};
+pub use list::{Freshness, Keep, Listed, Selection};
 pub use watch::{WATCH_PATIENCE, WatchEnd};
 
 /// Why a collection cannot be read or watched.
