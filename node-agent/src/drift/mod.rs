@@ -1,7 +1,7 @@
 //! The drift watch: compares every pod of the node with its plan, at an interval, and reports differences. It is
 //! read-only; [`crate::heal`] receives every pod, and repairs drifted ones if the settings ask for that.
 //!
-//! A round reads the node's pods and checks those of the mesh one after the other, spread over the interval. If a namespace has not changed since everything was as
+//! A round reads the node's pods and checks those of the mesh one after the other, in short bursts spread over the interval. If a namespace has not changed since everything was as
 //! planned, its rules are not read again (`fingerprints`). A pod that drifted for the first
 //! time is checked again at the end of the round, with the pod read again before and after, so that a pod that starts, ends or changes at that
 //! moment is not a false alarm.
@@ -43,6 +43,8 @@ use tracker::{DriftReport, DriftTracker};
 
 /// The longest time between a bad check and the next: enough for the API server to report a pod's end.
 const LONGEST_RECHECK: Duration = Duration::from_secs(5);
+/// How many pods are checked one right after the other, before the next pause: where each has a pause of its own, all caches are cold.
+const BURST: u32 = 10;
 /// The longest wait before the first round.
 const LONGEST_START: Duration = Duration::from_secs(60);
 
@@ -274,10 +276,9 @@ impl DriftWatch {
         let pods = self.without_sandboxed(pods, &ground).await;
         let mut survey = None;
         let mut unconfirmed = Vec::new();
-        let count = u32::try_from(pods.len()).unwrap_or(u32::MAX).max(1);
+        let count = u32::try_from(pods.len()).unwrap_or(u32::MAX);
         for (index, pod) in (0..).zip(pods) {
-            // A quarter is left for the second checks.
-            self.rest_until(start + self.interval() / 4 * 3 / count * index).await;
+            self.rest_until(start + due(index, count, self.interval())).await;
             let survey = match &survey {
                 Some(survey) => Arc::clone(survey),
                 None => survey.insert(self.survey(ground.wanted.clone()).await?).clone(),
@@ -542,6 +543,11 @@ impl DriftWatch {
     }
 }
 
+/// How long after the start of a round the pod at this place of `count` is checked. A quarter of the interval is left for the second checks.
+fn due(index: u32, count: u32, interval: Duration) -> Duration {
+    interval / 4 * 3 / count.max(1) * (index - index % BURST)
+}
+
 /// The pod in its current state, if it still has its UID and addresses and is still to be checked.
 async fn same(cluster: &Cluster, pod: &MeshPod, conf: &Conf) -> Result<Option<MeshPod>, ReadError> {
     let now = pods::get(cluster, &pod.name.namespace, &pod.name.name).await?;
@@ -573,6 +579,16 @@ mod tests {
         assert!(shares.iter().all(|share| (0.0..=1.0).contains(share)));
         let early = shares.iter().filter(|share| **share < 0.5).count();
         assert!((25..75).contains(&early), "{early}");
+    }
+
+    #[test]
+    fn pods_are_checked_in_bursts_over_three_quarters_of_the_interval() {
+        let interval = Duration::from_secs(300);
+        let dues: Vec<Duration> = (0..250).map(|index| due(index, 250, interval)).collect();
+        let bursts: Vec<&[Duration]> = dues.chunk_by(|one, other| one == other).collect();
+        assert!(bursts.len() == 25 && bursts.iter().all(|burst| burst.len() == 10), "{dues:?}");
+        assert!(dues.is_sorted() && dues[249] < interval / 4 * 3 && dues[249] > interval / 2, "{dues:?}");
+        assert_eq!((due(0, 0, interval), due(9, 10, interval)), (Duration::ZERO, Duration::ZERO));
     }
 
     #[test]
