@@ -68,6 +68,9 @@ pub enum SurveyError {
         /// What came of one of them.
         example: Option<String>,
     },
+    /// The host's namespace is not known, no thread could be made, or it panicked.
+    #[error("cannot look into the network namespaces of the node: {0}")]
+    Stopped(String),
 }
 
 /// Why a pod's namespace is not known.
@@ -129,10 +132,9 @@ impl NamespaceIndex {
     /// # Errors
     /// The directory has nothing that can be looked into.
     pub fn of(directory: &Path, wanted: &BTreeSet<IpAddr>) -> Result<Self, SurveyError> {
-        let unreadable = |cause| SurveyError::Directory { directory: directory.to_owned(), cause };
-        let hosts = HostNamespaces::now().map_err(|error| unreadable(io::Error::other(error)))?;
+        let hosts = HostNamespaces::now().map_err(|error| SurveyError::Stopped(error.to_string()))?;
         let surveyed = DisposableThread::run(|thread| Self::survey(directory, wanted, &hosts, thread));
-        surveyed.unwrap_or_else(|cause| Err(unreadable(io::Error::other(cause))))
+        surveyed.unwrap_or_else(|cause| Err(SurveyError::Stopped(cause)))
     }
 
     fn survey(

@@ -437,12 +437,8 @@ impl DriftWatch {
 
     async fn survey(&self, wanted: Arc<BTreeSet<IpAddr>>) -> Result<Arc<Surroundings>, SurveyError> {
         let paths = self.settings.paths.clone();
-        let panicked = |error: tokio::task::JoinError| SurveyError::Directory {
-            directory: self.settings.paths.netns.clone(),
-            cause: std::io::Error::other(error.to_string()),
-        };
         let survey = tokio::task::spawn_blocking(move || Surroundings::of(&paths, &wanted)).await;
-        let survey = survey.map_err(panicked)??;
+        let survey = survey.map_err(|error| SurveyError::Stopped(error.to_string()))??;
         let (namespaces, others) = survey.counts();
         log::debug!(target: SCOPE, namespaces = namespaces, others = others; "searched network namespaces");
         Ok(Arc::new(survey))
