@@ -280,7 +280,7 @@ impl<'de, K: Keep> Visitor<'de> for ObjectSeed<'_, K> {
     }
 }
 
-/// Reads metadata without the `managedFields`: nobody here needs them, and they are a third of many objects.
+/// Reads metadata without the `managedFields`: no controller reads them, and they are a third of many objects.
 struct MetadataSeed;
 
 impl<'de> DeserializeSeed<'de> for MetadataSeed {
@@ -339,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn objects_are_whole_but_for_what_nobody_needs() {
+    fn objects_are_whole_but_for_their_managed_fields() {
         let read = |object: &str| {
             let whole = |object: &Value| Some(object.clone());
             ObjectSeed(&whole).deserialize(&mut serde_json::Deserializer::from_str(object))
