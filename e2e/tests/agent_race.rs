@@ -8,6 +8,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -20,7 +21,7 @@ use anyhow::{Context, Result, ensure};
 use e2e::image::BUSYBOX;
 use e2e::kube::ApiServer;
 use e2e::node::{Node, PRIMARY_CONFLIST, Pod, plain_pod};
-use e2e::process::until;
+use e2e::process::{self, until};
 use e2e::traffic::TcpServer;
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
@@ -82,6 +83,20 @@ fn wait_broken(what: &str, stream: &mut TcpStream) -> Result<()> {
     }
 }
 
+/// Waits until the program that had a connection out to the node connects again, and gets the proxy.
+fn wait_captured(proxy: &TcpServer) -> Result<()> {
+    let captured = proxy.wait_accepted(1, POD)?;
+    assert_eq!(captured[0].original, Some(SocketAddr::new(GATEWAY.parse()?, 9000)));
+    Ok(())
+}
+
+/// No other connection has arrived beside the proxy.
+fn ensure_silent(listener: &TcpListener) -> Result<()> {
+    listener.set_nonblocking(true)?;
+    ensure!(listener.accept().is_err(), "the pod has connected beside the proxy");
+    Ok(())
+}
+
 /// The pod with a native sidecar before its validation, which has one connection out to the node, and takes such from outside.
 fn pod_with_early_sidecar(api: &ApiServer, node: &Node<'_>) -> Result<Value> {
     let mut pod = validated_pod(api, node)?;
@@ -117,14 +132,11 @@ fn a_pod_that_started_before_the_plugin_is_repaired_where_it_stands() -> Result<
     let log = || agent.log("install-cni").unwrap_or_default();
     wait_broken("the connection out of the pod", &mut out).with_context(log)?;
     wait_broken("the connection into the pod", &mut inward).with_context(log)?;
-    // The same program connects again.
-    let captured = proxy.wait_accepted(1, POD)?;
-    assert_eq!(captured[0].original, Some(SocketAddr::new(GATEWAY.parse()?, 9000)));
+    wait_captured(&proxy)?;
     pod.wait_running(POD).with_context(log)?;
     let ends = validation_ends(&pod.object()?.context("the pod")?);
     ensure!(ends.contains(&0), "validation: {ends:?}");
-    listener.set_nonblocking(true)?;
-    ensure!(listener.accept().is_err(), "the pod has connected beside the proxy");
+    ensure_silent(&listener)?;
 
     until("the metric", POD, &[], || Ok(metric(&node, REPAIRED)?.filter(|count| *count > 0.0).map(drop)))
         .with_context(log)?;
@@ -434,6 +446,11 @@ fn after_a_reboot_the_first_pod_is_held_back_and_then_redirected() -> Result<()>
         vec![Boot::Both, Boot::NoEntry]
     };
     for boot in boots {
+        // An application that is only created when the node goes down is the next test's.
+        for pod in node.pods()? {
+            let name = pod["metadata"]["name"].as_str().context("the pod has no name")?;
+            node.pod("default", name).wait_running(POD)?;
+        }
         agent.stop(Signal::SIGKILL)?;
         node.reboot(|| boot.leaves(&node))?;
         let first = load.start(&format!("first-{boot:?}").to_lowercase())?;
@@ -449,4 +466,77 @@ fn after_a_reboot_the_first_pod_is_held_back_and_then_redirected() -> Result<()>
         );
     }
     Ok(())
+}
+
+/// A node that starts no application: the runtime creates the container, and hangs when it is to start it.
+struct HeldStarts {
+    folder: PathBuf,
+}
+
+impl HeldStarts {
+    fn of(node: &Node<'_>) -> Result<Self> {
+        let folder = node.state_dir();
+        let front = r#"#!/bin/sh
+for word; do
+    if test -e FOLDER/hold && grep -qs 'cri.container-name":"app"' -- "$word/config.json"; then
+        touch FOLDER/held
+        exec sleep 1000
+    fi
+done
+exec FOLDER/runc "$@"
+"#;
+        fs::write(folder.join("front"), front.replace("FOLDER", &folder.display().to_string()))?;
+        let put_in_front = r#"cd "$0"; touch hold; cp "$(command -v runc)" runc
+            chmod +x front; mount --bind front "$(command -v runc)""#;
+        let mut script = process::command("sh", ["-ec", put_in_front]);
+        node.run(script.arg(&folder))?.ok()?;
+        Ok(Self { folder })
+    }
+
+    fn wait_for_one(&self) -> Result<()> {
+        until("an application to be created", POD, &[], || {
+            Ok(self.folder.join("held").exists().then_some(()))
+        })
+    }
+
+    fn end(&self) -> Result<()> {
+        Ok(fs::remove_file(self.folder.join("hold"))?)
+    }
+}
+
+/// A kubelet without kubernetes/kubernetes#138514 takes an application that was created and not started in the sandbox before the reboot for a sign
+/// that the new sandbox has been initialized. Where the plugin's entry is lost as well, nothing of the mesh runs before that application.
+#[test]
+fn an_application_that_the_kubelet_starts_beside_its_validation_is_redirected_where_it_runs() -> Result<()> {
+    let api = ApiServer::start()?;
+    let node = Node::joined(&api)?;
+    node.import(&validation_support::image()?)?;
+    apply_manifest(&api, &node, &repairing())?;
+    let mut agent = repairing_agent(&api, &node)?;
+    let listener = node.namespace().enter(|| TcpListener::bind((Ipv4Addr::UNSPECIFIED, 9000)))??;
+    listener.set_nonblocking(true)?;
+    let starts = HeldStarts::of(&node)?;
+    agent.start()?;
+    agent.wait_ready()?;
+
+    let mut pod = validated_pod(&api, &node)?;
+    pod["spec"]["containers"][0]["command"] =
+        json!(["/bin/sh", "-c", "while :; do nc 10.88.0.1 9000 -e cat; sleep 1; done"]);
+    let pod = node.start_pod(&pod)?;
+    starts.wait_for_one()?;
+    agent.stop(Signal::SIGKILL)?;
+    node.reboot(|| {
+        starts.end()?;
+        Boot::NoEntry.leaves(&node)
+    })?;
+    let (out, _) =
+        until("the application to call beside its validation", POD, &[], || Ok(listener.accept().ok()))?;
+    pod.wait("to be found broken", POD, |pod| is_held_back(pod).then_some(()))?;
+
+    let proxy = TcpServer::start(&pod.namespace()?, "proxy", (Ipv4Addr::UNSPECIFIED, 15001))?;
+    agent.start()?;
+    agent.wait_ready()?;
+    wait_broken("the connection out of the pod", &mut patient(out)?)?;
+    wait_captured(&proxy)?;
+    ensure_silent(&listener)
 }
