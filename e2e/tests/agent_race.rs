@@ -28,6 +28,8 @@ use serde_json::{Value, json};
 
 /// The node as its pods reach it.
 const GATEWAY: &str = "10.88.0.1";
+/// One connection out to the node at a time, again when it ends.
+const CONNECT_OUT: &str = "while :; do nc 10.88.0.1 9000 -e cat; sleep 1; done";
 const REPAIRED: &str = "istio_cni_repair_pods_repaired_total{type=\"repair\",result=\"success\"}";
 
 /// The manifest with repair where pods stand.
@@ -100,7 +102,7 @@ fn ensure_silent(listener: &TcpListener) -> Result<()> {
 /// The pod with a native sidecar before its validation, which has one connection out to the node, and takes such from outside.
 fn pod_with_early_sidecar(api: &ApiServer, node: &Node<'_>) -> Result<Value> {
     let mut pod = validated_pod(api, node)?;
-    let talk = "nc -ll -p 7000 -e cat & while :; do nc 10.88.0.1 9000 -e cat; sleep 1; done";
+    let talk = format!("nc -ll -p 7000 -e cat & {CONNECT_OUT}");
     let early = json!({"name": "early", "image": BUSYBOX, "imagePullPolicy": "Never", "restartPolicy": "Always",
         "command": ["/bin/sh", "-c", talk]});
     pod["spec"]["initContainers"].as_array_mut().context("init containers")?.insert(0, early);
@@ -337,6 +339,14 @@ fn disturb(agent: &mut HostAgent<'_>, node: &Node<'_>, load: &Load<'_>) -> Resul
     Ok(())
 }
 
+/// A node of a cluster that allows repair where pods stand, with the validation's image.
+fn repairing_node(api: &ApiServer) -> Result<Node<'_>> {
+    let node = Node::joined(api)?;
+    node.import(&validation_support::image()?)?;
+    apply_manifest(api, &node, &repairing())?;
+    Ok(node)
+}
+
 /// An agent that repairs where pods stand.
 fn repairing_agent<'n>(api: &ApiServer, node: &'n Node<'n>) -> Result<HostAgent<'n>> {
     let mut agent = HostAgent::new(node, api, &programs()?)?;
@@ -352,9 +362,7 @@ fn repairing_agent<'n>(api: &ApiServer, node: &'n Node<'n>) -> Result<HostAgent<
 fn whatever_happens_to_the_agent_no_pod_runs_outside_the_mesh() -> Result<()> {
     let start = Instant::now();
     let api = ApiServer::start()?;
-    let node = Node::joined(&api)?;
-    node.import(&validation_support::image()?)?;
-    apply_manifest(&api, &node, &repairing())?;
+    let node = repairing_node(&api)?;
     let mut agent = repairing_agent(&api, &node)?;
     let beacon = Beacon::start(&node)?;
     let mut pod = validated_pod(&api, &node)?;
@@ -428,9 +436,7 @@ impl Boot {
 #[test]
 fn after_a_reboot_the_first_pod_is_held_back_and_then_redirected() -> Result<()> {
     let api = ApiServer::start()?;
-    let node = Node::joined(&api)?;
-    node.import(&validation_support::image()?)?;
-    apply_manifest(&api, &node, &repairing())?;
+    let node = repairing_node(&api)?;
     let mut agent = repairing_agent(&api, &node)?;
     let mut pod = validated_pod(&api, &node)?;
     call_node(&mut pod["spec"]["containers"][0]);
@@ -509,9 +515,7 @@ exec FOLDER/runc "$@"
 #[test]
 fn an_application_that_the_kubelet_starts_beside_its_validation_is_redirected_where_it_runs() -> Result<()> {
     let api = ApiServer::start()?;
-    let node = Node::joined(&api)?;
-    node.import(&validation_support::image()?)?;
-    apply_manifest(&api, &node, &repairing())?;
+    let node = repairing_node(&api)?;
     let mut agent = repairing_agent(&api, &node)?;
     let listener = node.namespace().enter(|| TcpListener::bind((Ipv4Addr::UNSPECIFIED, 9000)))??;
     listener.set_nonblocking(true)?;
@@ -520,8 +524,7 @@ fn an_application_that_the_kubelet_starts_beside_its_validation_is_redirected_wh
     agent.wait_ready()?;
 
     let mut pod = validated_pod(&api, &node)?;
-    pod["spec"]["containers"][0]["command"] =
-        json!(["/bin/sh", "-c", "while :; do nc 10.88.0.1 9000 -e cat; sleep 1; done"]);
+    pod["spec"]["containers"][0]["command"] = json!(["/bin/sh", "-c", CONNECT_OUT]);
     let pod = node.start_pod(&pod)?;
     starts.wait_for_one()?;
     agent.stop(Signal::SIGKILL)?;
