@@ -7,6 +7,7 @@
 mod common;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
 use std::net::SocketAddr;
 
 use anyhow::{Context, Result, ensure};
@@ -14,15 +15,15 @@ use common::in_parallel;
 use common::mesh::other_address;
 use common::packets::{Arrived, FORMS, IMPATIENT, World, plan, random_packet, random_settings};
 use e2e::dice::Dice;
-use e2e::netns::{Families, Namespace, remote_address};
-use e2e::traffic::ANSWER;
+use e2e::netns::{Families, Namespace, pod_address, remote_address};
+use e2e::traffic::{ANSWER, PROXY_ID};
 use netfilter_state::ruleset::{Condition, Ruleset, SeenRule, Statement};
 use netns_apply::{ApplyOptions, Live, apply};
 use packet_trace::{
     Connection, ConnectionState, Detail, Fate, Outcome, Packet, PacketEdit, Sender, Trace, TraceEvent,
     TraceRules,
 };
-use redirect_core::{Family, RulePlan, rule::TcpFlags};
+use redirect_core::{Family, RulePlan, rule::TcpFlags, settings::Key};
 
 const THREADS: usize = 2;
 const FEW_PLANS: usize = 20;
@@ -255,6 +256,24 @@ fn the_kernel_does_with_every_packet_what_its_trace_says() -> Result<()> {
         fates.iter().all(|fate| tally.contains_key(fate)) && tally.len() >= 6,
         "hardly a variety: {tally:?}"
     );
+    Ok(())
+}
+
+/// Also where the kernel has a single port to choose: the proxy's query would be taken for the application's, which was captured.
+#[test]
+fn no_packet_is_taken_for_an_earlier_one() -> Result<()> {
+    let world = World::new()?;
+    let plan = plan(&[(Key::DualStack, "true"), (Key::RedirectDns, "true")].into())?;
+    world.pod().enter(|| apply(&plan, &ApplyOptions::default()))??;
+    world.pod().enter(|| fs::write("/proc/sys/net/ipv4/ip_local_port_range", "40000 40000"))??;
+    for v6 in [false, true] {
+        let resolver = SocketAddr::new(remote_address(v6), 53);
+        for (user, server) in [(1000, "dns"), (PROXY_ID, "resolver"), (1000, "dns")] {
+            let query = Packet::from_pod(user, user, SocketAddr::new(pod_address(v6), 0), resolver);
+            let (query, seen) = world.play(&query.by("eth0").over_udp(), ANSWER)?;
+            ensure!(matches!(&seen, Arrived::At(name, _) if name == server), "{query}: {seen:?}");
+        }
+    }
     Ok(())
 }
 

@@ -29,7 +29,7 @@ use packet_trace::{Fate, Packet, Sender, Trace, TraceEvent};
 use redirect_core::{Family, rule::Protocol};
 
 use super::mesh::{any, loopback, other_address};
-use super::packets::{Arrived, STRANGER, open};
+use super::packets::{Arrived, STRANGER, SourcePorts, open};
 
 /// For packets that nobody expects to arrive, counted from when all others have.
 pub const QUIET: Duration = Duration::from_millis(100);
@@ -65,6 +65,7 @@ pub struct Ground {
     arrivals: Arrivals,
     _ears: [Ear; 2],
     next: AtomicU32,
+    ports: SourcePorts,
 }
 
 /// A packet that was sent.
@@ -98,7 +99,7 @@ impl Ground {
         settled(client)?;
         let arrivals = Arrivals::default();
         let ears = [Ear::new(pod, &of_pod(), &arrivals)?, Ear::new(client, &of_client(), &arrivals)?];
-        Ok(Self { topology, arrivals, _ears: ears, next: AtomicU32::new(0) })
+        Ok(Self { topology, arrivals, _ears: ears, next: AtomicU32::new(0), ports: SourcePorts::default() })
     }
 
     pub fn pod(&self) -> &Namespace {
@@ -122,7 +123,7 @@ impl Ground {
         };
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         let act = || -> Result<SentPacket> {
-            let (fd, packet) = open(packet, bind_freely)?;
+            let (fd, packet) = open(packet, &self.ports, bind_freely)?;
             let refused = Cell::new(push_off(&fd, &packet, number).err());
             Ok(SentPacket { packet, number, fd, refused })
         };

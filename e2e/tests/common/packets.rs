@@ -3,10 +3,12 @@
 use std::collections::BTreeMap;
 use std::io::{ErrorKind, Read as _};
 use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::ops::Range;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use e2e::dice::Dice;
 use e2e::netns::{Namespace, client_address, pod_address, remote_address};
 use e2e::process::{self, Patience};
@@ -15,8 +17,8 @@ use e2e::traffic::{PROXY_ID, Report, TcpServer, UdpServer, as_user};
 use nix::errno::Errno;
 use nix::poll::PollFlags;
 use nix::sys::socket::{
-    AddressFamily, MsgFlags, SockFlag, SockType, SockaddrIn, SockaddrIn6, SockaddrStorage, bind, connect,
-    getsockname, getsockopt, send, setsockopt, socket, sockopt,
+    AddressFamily, MsgFlags, SockFlag, SockType, SockaddrStorage, bind, connect, getsockopt, send,
+    setsockopt, socket, sockopt,
 };
 use packet_trace::{Fate, Packet, Sender};
 use redirect_core::{
@@ -130,7 +132,7 @@ pub fn plan(said: &Said) -> Result<RulePlan> {
     Ok(redirect.plan())
 }
 
-/// A packet to send; its source port is whichever is free.
+/// A packet to send; its source port is given to it when it is sent.
 pub fn random_packet(dice: &mut Dice) -> Packet {
     let v6 = dice.one_in(2);
     let at = |ip: IpAddr, port: u16| SocketAddr::new(ip, port);
@@ -159,10 +161,26 @@ pub fn random_packet(dice: &mut Dice) -> Packet {
     packet
 }
 
+/// The source ports of packets, below those that the kernel chooses. No two packets have the same: the second would go the way of the
+/// first, whose connection is still tracked, or be taken for it at a server.
+#[derive(Debug, Default)]
+pub struct SourcePorts(AtomicU16);
+
+impl SourcePorts {
+    const ALL: Range<u16> = 20_000..32_000;
+
+    fn next(&self) -> Result<u16> {
+        let port = Self::ALL.start + self.0.fetch_add(1, Ordering::Relaxed);
+        ensure!(Self::ALL.contains(&port), "more packets than source ports");
+        Ok(port)
+    }
+}
+
 /// A pod that packets are sent to and from, with a stranger's servers beside the mesh's.
 pub struct World {
     pub mesh: Mesh,
     more: (Vec<TcpServer>, Vec<UdpServer>),
+    ports: SourcePorts,
 }
 
 impl World {
@@ -174,7 +192,7 @@ impl World {
             more.0.push(TcpServer::start(mesh.pod(), "stranger", (any(v6), STRANGER))?);
             more.1.push(UdpServer::start(mesh.pod(), "app", (any(v6), DATAGRAMS))?);
         }
-        Ok(Self { mesh, more })
+        Ok(Self { mesh, more, ports: SourcePorts::default() })
     }
 
     pub fn pod(&self) -> &Namespace {
@@ -187,7 +205,7 @@ impl World {
             Sender::Outside => (&self.mesh.topology.client, (0, 0)),
             Sender::Local { uid, gid } => (self.pod(), (uid, gid)),
         };
-        let sent = |packet: &Packet| as_user(owner.0, owner.1, || open(packet, bind_in_time));
+        let sent = |packet: &Packet| as_user(owner.0, owner.1, || open(packet, &self.ports, bind_in_time));
         let (fd, sent) = namespace.enter(|| sent(packet))??;
         let is_tcp = packet.protocol == Protocol::Tcp;
         let seen = match connected(&fd, packet.destination, is_tcp, patience) {
@@ -264,21 +282,21 @@ fn addressed(packet: &Packet) -> &'static str {
 }
 
 /// A socket for a packet, and the packet with the socket's port. Its address is given to it by `bind`.
-pub fn open(packet: &Packet, bind: impl Fn(&OwnedFd, SocketAddr) -> Result<()>) -> Result<(OwnedFd, Packet)> {
+pub fn open(
+    packet: &Packet,
+    ports: &SourcePorts,
+    bind: impl Fn(&OwnedFd, SocketAddr) -> Result<()>,
+) -> Result<(OwnedFd, Packet)> {
     let family = if packet.family() == Family::V4 { AddressFamily::Inet } else { AddressFamily::Inet6 };
     let kind = if packet.protocol == Protocol::Tcp { SockType::Stream } else { SockType::Datagram };
     let fd = socket(family, kind, SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK, None)?;
     if packet.mark != 0 {
         setsockopt(&fd, sockopt::Mark, &packet.mark).context("cannot set the mark")?;
     }
-    let source = SocketAddr::new(packet.source.context("no source")?, 0);
+    let port = ports.next()?;
+    let source = SocketAddr::new(packet.source.context("no source")?, port);
     bind(&fd, source).with_context(|| format!("cannot bind to {source}"))?;
-    let bound: SockaddrStorage = getsockname(fd.as_raw_fd())?;
-    let port = bound
-        .as_sockaddr_in()
-        .map(SockaddrIn::port)
-        .or_else(|| bound.as_sockaddr_in6().map(SockaddrIn6::port));
-    Ok((fd, Packet { source_port: port, ..packet.clone() }))
+    Ok((fd, Packet { source_port: Some(port), ..packet.clone() }))
 }
 
 /// The kernel takes a moment until an address that was just added can be used.
