@@ -437,8 +437,8 @@ impl Pod {
         let lost = pairs.filter(|(probe, shot)| {
             if *probe == GroupToSelf443 { may_be_lost(shot) } else { case.lost.contains(probe) }
         });
-        let lost: Vec<u32> = lost.map(|(_, shot)| shot.number).collect();
-        let seen = self.ground.outcome(&shots, |shot| !lost.contains(&shot.number), PATIENCE);
+        let lost: Vec<&Packet> = lost.map(|(_, shot)| &shot.packet).collect();
+        let seen = self.ground.outcome(&shots, |shot| !lost.contains(&&shot.packet), PATIENCE);
         let mut problems = Vec::new();
         let (mut is_captured_lost, mut is_answer_lost) = (false, false);
         for ((probe, shot), seen) in PROBES.into_iter().zip(&shots).zip(&seen) {

@@ -9,7 +9,6 @@ use std::io::{Read as _, Write as _};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
@@ -53,7 +52,7 @@ pub fn elsewhere(v6: bool) -> IpAddr {
 struct Arrival {
     server: &'static str,
     local: SocketAddr,
-    number: u32,
+    source_port: u16,
 }
 
 type Arrivals = Arc<(Mutex<Vec<Arrival>>, Condvar)>;
@@ -64,17 +63,14 @@ pub struct Ground {
     pub topology: Topology,
     arrivals: Arrivals,
     _ears: [Ear; 2],
-    next: AtomicU32,
     ports: SourcePorts,
 }
 
 /// A packet that was sent.
 #[derive(Debug)]
 pub struct SentPacket {
-    /// With its source port.
+    /// With its source port, which is its data as well: rules may translate the one on the way.
     pub packet: Packet,
-    /// Its own.
-    pub number: u32,
     fd: OwnedFd,
     refused: Cell<Option<Errno>>,
 }
@@ -99,7 +95,7 @@ impl Ground {
         settled(client)?;
         let arrivals = Arrivals::default();
         let ears = [Ear::new(pod, &of_pod(), &arrivals)?, Ear::new(client, &of_client(), &arrivals)?];
-        Ok(Self { topology, arrivals, _ears: ears, next: AtomicU32::new(0), ports: SourcePorts::default() })
+        Ok(Self { topology, arrivals, _ears: ears, ports: SourcePorts::default() })
     }
 
     pub fn pod(&self) -> &Namespace {
@@ -121,11 +117,10 @@ impl Ground {
             Sender::Outside => (&self.topology.client, (0, 0)),
             Sender::Local { uid, gid } => (self.pod(), (uid, gid)),
         };
-        let number = self.next.fetch_add(1, Ordering::Relaxed);
         let act = || -> Result<SentPacket> {
             let (fd, packet) = open(packet, &self.ports, bind_freely)?;
-            let refused = Cell::new(push_off(&fd, &packet, number).err());
-            Ok(SentPacket { packet, number, fd, refused })
+            let refused = Cell::new(push_off(&fd, &packet).err());
+            Ok(SentPacket { packet, fd, refused })
         };
         let shot = namespace.enter(|| as_user(uid, gid, act))?;
         shot.with_context(|| packet.to_string())
@@ -180,7 +175,9 @@ impl Ground {
 
     fn seen(&self, shot: &SentPacket) -> Arrived {
         let arrivals = self.arrivals.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(arrival) = arrivals.iter().find(|arrival| arrival.number == shot.number) {
+        if let Some(arrival) =
+            arrivals.iter().find(|arrival| Some(arrival.source_port) == shot.packet.source_port)
+        {
             return Arrived::At(arrival.server.to_owned(), arrival.local);
         }
         drop(arrivals);
@@ -246,8 +243,9 @@ fn bind_freely(fd: &OwnedFd, source: SocketAddr) -> Result<()> {
 }
 
 /// What the kernel says at once, such as that it has no route, is as good as an answer.
-fn push_off(fd: &OwnedFd, packet: &Packet, number: u32) -> nix::Result<()> {
-    let (to, data) = (SockaddrStorage::from(packet.destination), number.to_be_bytes());
+fn push_off(fd: &OwnedFd, packet: &Packet) -> nix::Result<()> {
+    let source_port = packet.source_port.expect("is given when the packet's socket is opened");
+    let (to, data) = (SockaddrStorage::from(packet.destination), source_port.to_be_bytes());
     if packet.protocol == Protocol::Tcp {
         sendto(fd.as_raw_fd(), &data, &to, MsgFlags::from_bits_retain(libc::MSG_FASTOPEN))?;
     } else {
@@ -387,19 +385,19 @@ fn listen(mut sockets: Vec<(&'static str, Socket)>, stopped: &UnixStream, arriva
                     sockets.push((server, Socket::Connection(stream)));
                 }
                 Socket::Datagrams(socket) => {
-                    let mut number = [0; 4];
-                    let Ok((4, peer)) = socket.recv_from(&mut number) else { continue };
+                    let mut data = [0; 2];
+                    let Ok((2, peer)) = socket.recv_from(&mut data) else { continue };
                     if let Ok(local) = socket.local_addr() {
-                        note(arrivals, server, local, number);
+                        note(arrivals, server, local, data);
                     }
                     let _ = socket.send_to(b"seen", peer);
                 }
                 Socket::Connection(stream) => {
-                    let mut number = [0; 4];
-                    match stream.read_exact(&mut number) {
+                    let mut data = [0; 2];
+                    match stream.read_exact(&mut data) {
                         Ok(()) => {
                             if let Ok(local) = stream.local_addr() {
-                                note(arrivals, server, SocketAddr::new(local.ip(), local.port()), number);
+                                note(arrivals, server, SocketAddr::new(local.ip(), local.port()), data);
                             }
                             let _ = stream.write_all(b"seen");
                         }
@@ -413,9 +411,9 @@ fn listen(mut sockets: Vec<(&'static str, Socket)>, stopped: &UnixStream, arriva
     }
 }
 
-fn note(arrivals: &Arrivals, server: &'static str, local: SocketAddr, number: [u8; 4]) {
-    let number = u32::from_be_bytes(number);
-    arrivals.0.lock().unwrap_or_else(PoisonError::into_inner).push(Arrival { server, local, number });
+fn note(arrivals: &Arrivals, server: &'static str, local: SocketAddr, data: [u8; 2]) {
+    let source_port = u16::from_be_bytes(data);
+    arrivals.0.lock().unwrap_or_else(PoisonError::into_inner).push(Arrival { server, local, source_port });
     arrivals.1.notify_all();
 }
 
