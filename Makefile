@@ -19,8 +19,8 @@ test: setup
 faults:
 	scripts/setup-apt.sh
 	cargo build --locked --workspace --bins
-	FAULTS=all cargo test --locked -p e2e --test faults -- --nocapture
-	FAULTS=all cargo test --locked -p e2e --test redirect_faults -- --nocapture
+	FAULTS=all cargo test --locked -p e2e --test programs faults:: -- --nocapture
+	FAULTS=all cargo test --locked -p e2e --test packets redirect_faults:: -- --nocapture
 
 # A million segments that follow no protocol, from outside, on connections that live, die and are used again: none may get past the proxy. Then a process
 # of the pod without privileges tries 100,000 times to call a host outside: only by the paths that docs/concepts/capture.md names, and by none with strict
@@ -28,8 +28,8 @@ faults:
 hunt:
 	scripts/setup-apt.sh
 	cargo build --locked --workspace --bins
-	HUNT=1000000 cargo test --locked -p e2e --test capture_hunt -- --nocapture
-	HUNT_INSIDE=100000 cargo test --locked -p e2e --test capture_hunt_inside -- --nocapture
+	HUNT=1000000 cargo test --locked -p e2e --test packets capture_hunt:: -- --nocapture
+	HUNT_INSIDE=100000 cargo test --locked -p e2e --test packets capture_hunt_inside:: -- --nocapture
 
 # 2,000 network namespaces of pods on four nodes, three times programmed, checked, programmed otherwise, damaged, healed and cleaned by the programs as
 # shipped, which are killed at random moments: none lost, nothing left over, and the agents do not grow. Prints its figures. `make test` takes 24.
@@ -37,7 +37,7 @@ soak:
 	scripts/setup-apt.sh
 	folder="$$(scripts/release.sh install-cni istio-cni istio-iptables)" && \
 	BUILT_PROGRAMS="$$folder" INSTALL_CNI="$$folder/install-cni" SOAK=$${SOAK:-2000} \
-		cargo test --locked -p install-cni --test soak -- --nocapture --test-threads=1
+		cargo test --locked -p e2e --test agent soak:: -- --nocapture --test-threads=1
 
 # Every fuzz target for 20 minutes (FUZZ_MINUTES), one per processor at a time; prints a table. `make check` takes a few seconds of each.
 fuzz:
@@ -66,7 +66,7 @@ sanitize:
 inject:
 	scripts/setup-apt.sh
 	cargo build --locked --workspace --bins
-	INJECTIONS=$${INJECTIONS:-1000} cargo test --locked -p e2e --test rule_injection -- --nocapture
+	INJECTIONS=$${INJECTIONS:-1000} cargo test --locked -p e2e --test packets rule_injection:: -- --nocapture
 
 # The published crates with the oldest compiler and the oldest versions of their dependencies that they promise to work with. `make check` does it, too.
 msrv:
@@ -76,48 +76,48 @@ msrv:
 swap:
 	scripts/setup-apt.sh
 	cargo build --locked -p istio-iptables -p e2e
-	SWAPS=50 cargo test --locked -p e2e --test redirect_swap -- --nocapture
+	SWAPS=50 cargo test --locked -p e2e --test packets redirect_swap:: -- --nocapture
 
 # 5,000 packets over 200 plans, each really sent and compared with its trace; 10,000 among 1,000 random rulesets of other programs, compared
 # with their traces and with what CHECK names; 2,000, each really sent in two pods, and 100,000 more compared with
 # what two plans treat differently. Prints figures; `make test` takes fewer.
 trace:
 	scripts/setup-apt.sh
-	TRACE_PLANS=200 cargo test --locked -p e2e --test trace_packets -- --nocapture
-	TRACE_FOREIGN=10000 cargo test --locked -p e2e --test trace_foreign -- --nocapture
-	DIFF_PAIRS=100 cargo test --locked -p e2e --test diff_packets -- --nocapture
-	SAMPLES=100000 cargo test --release --locked -p packet-trace --test traffic_difference -- --nocapture
+	TRACE_PLANS=200 cargo test --locked -p e2e --test packets trace_packets:: -- --nocapture
+	TRACE_FOREIGN=10000 cargo test --locked -p e2e --test packets trace_foreign:: -- --nocapture
+	DIFF_PAIRS=100 cargo test --locked -p e2e --test packets diff_packets:: -- --nocapture
+	SAMPLES=100000 cargo test --release --locked -p packet-trace --test it traffic_difference:: -- --nocapture
 
 # A thousand random deletions of pods' rules, all healed by the release build, and what it costs that nothing is deleted; prints figures. `make test`
 # deletes fewer and has no bound on time.
 heal:
 	scripts/setup-apt.sh
 	folder="$$(scripts/release.sh install-cni)" && export INSTALL_CNI="$$folder/install-cni" && \
-	HEALS=1000 cargo test --locked -p install-cni --test heal_random -- --nocapture --test-threads=1 && \
-	IDLE_SECONDS=600 cargo test --locked -p install-cni --test idle an_agent_that_heals -- --nocapture
+	HEALS=1000 cargo test --locked -p e2e --test agent heal_random:: -- --nocapture --test-threads=1 && \
+	IDLE_SECONDS=600 cargo test --locked -p e2e --test agent idle::an_agent_that_heals -- --nocapture
 
 # The agent's DaemonSet rolls ten times while pods start, each time with an image that is late. `make test` rolls it twice.
 rollouts: setup
 	cargo build --locked -p install-cni -p istio-cni -p e2e
-	ROLLOUTS=10 cargo test --locked -p e2e --test agent_rollout a_daemon_set_that_rolls -- --nocapture
+	ROLLOUTS=10 cargo test --locked -p e2e --test cluster agent_rollout::a_daemon_set_that_rolls -- --nocapture
 
 # Pods start while everything happens to the agent and the node, ten times over, reboots included; prints its figures. `make test` plays it once.
 race: setup
 	cargo build --locked -p install-cni -p istio-cni -p istio-validation -p e2e
-	RACES=10 cargo test --locked -p e2e --test agent_race -- --nocapture
-	cargo test --locked -p install-cni --test repair -- --ignored
+	RACES=10 cargo test --locked -p e2e --test cluster agent_race:: -- --nocapture
+	cargo test --locked -p e2e --test agent repair:: -- --ignored
 
 # 5,000 broken pods on one node and on fifty, and 1,000 nodes that join, get agents and lose some; prints what that costs the API server, the agents and
 # the cluster's taint controller. `make test` plays 200 and 60.
 scale: setup
 	cargo build --locked -p install-cni -p istio-cni -p e2e
-	SCALE_PODS=5000 SCALE_NODES=50 SCALE_TAINT_NODES=1000 cargo test --locked -p e2e --test agent_scale -- --nocapture
+	SCALE_PODS=5000 SCALE_NODES=50 SCALE_TAINT_NODES=1000 cargo test --locked -p e2e --test cluster agent_scale:: -- --nocapture
 
 # 500 running pods become ambient, and 250 are created, with the release build; prints how long that takes, and the agent's memory. `make test` enrols fewer.
 enrol: setup
 	folder="$$(scripts/release.sh install-cni istio-cni)" && export INSTALL_CNI="$$folder/install-cni" && \
 	ulimit -n "$$(ulimit -Hn)" && PODS=$${PODS:-500} ADDS=$${ADDS:-250} \
-		cargo test --locked -p install-cni --test enrolment -- --nocapture --test-threads=1 at_once crowd
+		cargo test --locked -p e2e --test cluster -- --nocapture --test-threads=1 enrolled_at_once created_in_a_crowd
 
 # Agents of 10, 100, 1,000 and 5,000 nodes on one real API server: what they ask, and how they come back after it was gone; prints figures. Takes half an
 # hour and 6 GiB. `make test` plays 40.
@@ -126,7 +126,7 @@ fleet: setup
 		cargo test --locked -p install-cni --lib fleet:: -- --nocapture
 
 # The tests that meet the kernel, on the kernels of four releases of Debian, 5.10 and newer, each in a virtual machine; prints a table. Takes hours where the
-# processor is emulated; `KERNEL_TESTS="redirect_packets netlink_native" make kernels` runs a part.
+# processor is emulated; `KERNEL_TESTS="packets/redirect_packets it/netlink_native" make kernels` runs a part.
 kernels:
 	scripts/setup-apt.sh
 	scripts/setup-apt.sh kernels
@@ -136,7 +136,7 @@ kernels:
 runtimes: setup
 	scripts/setup-kube.sh runtimes
 	cargo build --locked -p install-cni -p istio-cni -p e2e
-	cargo test --locked -p e2e --test agent_runtimes -- --ignored
+	cargo test --locked -p e2e --test cluster agent_runtimes:: -- --ignored
 
 # What rules bring a real Envoy in network namespaces, in both modes and families, over every backend. Fetches Envoy the first time (20 MB), so `make test`
 # has a stand-in.
@@ -144,7 +144,7 @@ envoy:
 	scripts/setup-apt.sh
 	scripts/setup-kube.sh envoy
 	cargo build --locked --workspace --bins
-	cargo test --locked -p e2e --test envoy_packets -- --ignored --test-threads=2
+	cargo test --locked -p e2e --test packets envoy_packets:: -- --ignored --test-threads=2
 
 # Builds the images as they are shipped, for both architectures, into target/images; then runs those for this machine on nodes of containerd 1 and 2, with
 # a real Envoy as the sidecar. Builds every program twice (minutes), so `make test` does without and packs small programs only.
@@ -155,7 +155,7 @@ images: setup
 	scripts/setup-kube.sh envoy
 	deploy/build-images.sh --for amd64,arm64 "$${CARGO_TARGET_DIR:-target}/images"
 	export IMAGES="$${CARGO_TARGET_DIR:-target}/images"; \
-	cargo test --locked -p tools --test images -- --ignored && cargo test --locked -p e2e --test images_node -- --ignored
+	cargo test --locked -p tools --test it images:: -- --ignored && cargo test --locked -p e2e --test cluster images_node:: -- --ignored
 
 # Builds all programs and images for both architectures in two clones in different folders, and compares every byte; prints their sums. Four release
 # builds, so `make check` compares one program of each kind only.
@@ -167,17 +167,17 @@ reproducible:
 seccomp: setup
 	cargo build --locked --workspace --bins
 	rm -rf target/seccomp && mkdir -p target/seccomp/shipped target/seccomp/built
-	SECCOMP_TRACES="$(CURDIR)/target/seccomp/built" cargo test --locked --workspace --test seccomp -- it_
+	SECCOMP_TRACES="$(CURDIR)/target/seccomp/built" cargo test --locked -p e2e --test agent seccomp::it_
 	folder="$$(scripts/release.sh install-cni istio-cni)" && \
 	INSTALL_CNI="$$folder/install-cni" ISTIO_CNI="$$folder/istio-cni" SECCOMP_TRACES="$(CURDIR)/target/seccomp/shipped" \
-		cargo test --locked --workspace --test seccomp -- it_
+		cargo test --locked -p e2e --test agent seccomp::it_
 	"$${CARGO_TARGET_DIR:-target}/debug/seccomp" compare deploy/seccomp/install-cni.calls install-cni,istio-cni target/seccomp/*/*
 
 # What Helm makes of the chart, and what an API server makes of that. Builds Helm the first time (three minutes).
 chart: setup
 	scripts/setup-kube.sh helm
 	cargo build --locked -p install-cni -p istio-cni -p e2e
-	cargo test --locked -p e2e --test chart --test chart_cluster --test chart_node -- --ignored
+	cargo test --locked -p e2e --test cluster chart
 
 # A real mesh: istiod, its injector, pilot-agent and Envoy, with pods redirected by our plugin, Istio's, and each one's init container; prints a table for each release
 # of Istio, and what heals, restarts and is exchanged under load. Sidecars are upgraded from each release to the next one. No registry has packages of the programs of
@@ -190,9 +190,9 @@ mesh:
 	scripts/setup-kube.sh envoy
 	cargo build --locked --workspace --bins
 	for release in $(ISTIO); do \
-		ISTIO="$$release" cargo test --locked -p e2e --test mesh -- --ignored --nocapture --test-threads=1 --skip sidecars_are_upgraded || exit 1; done
+		ISTIO="$$release" cargo test --locked -p e2e --test cluster mesh:: -- --ignored --nocapture --test-threads=1 --skip sidecars_are_upgraded || exit 1; done
 	set -- $(ISTIO); [ $$# -gt 1 ] || echo 'mesh: one release: no sidecar is upgraded to the next'; while [ $$# -gt 1 ]; do \
-		ISTIO="$$1" ISTIO_NEXT="$$2" cargo test --locked -p e2e --test mesh -- --ignored --nocapture --test-threads=1 sidecars_are_upgraded || exit 1; shift; done
+		ISTIO="$$1" ISTIO_NEXT="$$2" cargo test --locked -p e2e --test cluster mesh::sidecars_are_upgraded -- --ignored --nocapture --test-threads=1 || exit 1; shift; done
 
 # The agent in ambient mode with a stock ztunnel: encrypted connections between pods, probes, DNS, ztunnel killed and replaced, the agent killed, pods that come
 # and go (20, or GUESTS), under both kinds of rules; prints figures. No registry has ztunnel: ZTUNNEL names the program. With ISTIO="FOLDER..." as for `make mesh`
@@ -203,7 +203,7 @@ ztunnel:
 	scripts/setup-kube.sh
 	cargo build --locked --workspace --bins
 	export ZTUNNEL="$(realpath $(ZTUNNEL))" && \
-	test="cargo test --locked -p install-cni --test enrolment -- --ignored --nocapture --test-threads=1" && \
+	test="cargo test --locked -p e2e --test cluster enrolment:: -- --ignored --nocapture --test-threads=1" && \
 	$$test stock_ztunnel --skip istios_agent && \
 	for release in $(ISTIO); do ISTIO="$$release" $$test istios_agent || exit 1; done
 	@[ -n "$(ISTIO)" ] || echo 'make ztunnel: no ISTIO: Istio'"'"'s own agent was not replaced'
@@ -215,14 +215,14 @@ guides: setup
 	scripts/setup-apt.sh release
 	scripts/setup-kube.sh helm
 	folder="$$(scripts/release.sh)" && export PROGRAMS_AMD64="$$folder" && \
-	cargo test --locked -p e2e --test guides_node -- --ignored --test-threads=1 --nocapture
+	cargo test --locked -p e2e --test cluster guides_node:: -- --ignored --test-threads=1 --nocapture
 
 # The web page, in target/site: the documentation, and redirectctl's plan, diff and trace in the browser. Tried in a real one; writes the pictures
 # of it in docs/page.
 page:
 	scripts/setup-apt.sh page
 	folder="$$(scripts/page.sh)" && export PAGE="$$folder" && mkdir -p docs/page && \
-	PAGE_PICTURES="$(CURDIR)/docs/page" cargo test --locked -p e2e --test page_browser -- --ignored --test-threads=2
+	PAGE_PICTURES="$(CURDIR)/docs/page" cargo test --locked -p e2e --test programs page_browser:: -- --ignored --test-threads=2
 
 # The dashboard's picture in docs/tasks/alerts.md: what a real Prometheus has to say of two minutes of a real agent, built as it is shipped. Takes
 # Python with venv, and matplotlib from PyPI.
@@ -231,13 +231,13 @@ picture: setup
 	python3 -m venv target/picture && target/picture/bin/pip install --quiet matplotlib==3.11.2
 	folder="$$(scripts/release.sh install-cni)" && \
 	INSTALL_CNI="$$folder/install-cni" PYTHON="$(CURDIR)/target/picture/bin/python" DASHBOARD_PICTURE="$(CURDIR)/docs/monitoring/dashboard.svg" \
-		cargo test --locked -p install-cni --test monitoring_live
+		cargo test --locked -p e2e --test cluster monitoring_live::
 
 # Writes what is generated: of the chart deploy/istio-cni-node.yaml, deploy/taint-controller.yaml and the chart's values.yaml; of their list the seccomp
 # profile and its object.
 manifests:
 	scripts/setup-kube.sh helm
-	UPDATE_MANIFESTS=yes cargo test --locked -p e2e --test chart -- --ignored generated
+	UPDATE_MANIFESTS=yes cargo test --locked -p e2e --test cluster chart:: -- generated
 	cargo run --quiet --locked -p tools --bin seccomp -- profile deploy/seccomp/install-cni.calls >target/profile && mv target/profile deploy/seccomp/install-cni.json
 	cargo run --quiet --locked -p tools --bin seccomp -- object deploy/seccomp/install-cni.calls >target/profile && mv target/profile deploy/seccomp/security-profiles-operator.json
 
@@ -246,7 +246,7 @@ scan:
 	scripts/setup-apt.sh
 	cargo build --locked --release -p redirectctl
 	cargo build --locked -p istio-cni -p e2e
-	SCANNED=200 REDIRECTCTL="$${CARGO_TARGET_DIR:-target}/release/redirectctl" cargo test --locked -p e2e --test redirectctl_scan -- --nocapture
+	SCANNED=200 REDIRECTCTL="$${CARGO_TARGET_DIR:-target}/release/redirectctl" cargo test --locked -p e2e --test programs redirectctl_scan:: -- --nocapture
 
 setup:
 	scripts/setup-apt.sh

@@ -3,7 +3,7 @@
 #
 #   kernels.sh [SUITE...]     suites of Debian whose newest kernel is taken; all of those below where none is named
 #
-#   KERNEL_TESTS="..."        names of test programs, in place of those below
+#   KERNEL_TESTS="..."        tests as PROGRAM/MODULE, in place of those below
 #   KERNEL_ACCEL=kvm|tcg      the processor's own virtualization, or emulation, which is ten to twenty times slower
 #   KERNEL_MINUTES=N          what one machine may take; 20, with emulation 120
 #   RECORDINGS_EVERY=N        every Nth recording only; all of them, with emulation every 10th
@@ -15,8 +15,8 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 readonly all_suites="bullseye-security bookworm trixie sid"
-readonly all_tests="redirect_recordings redirect_packets redirect_routing netlink_native netlink_recordings
-    plugin_recordings plugin_behaviour validation_recordings validation_verdicts"
+readonly all_tests="packets/redirect_recordings packets/redirect_packets packets/redirect_routing it/netlink_native it/netlink_recordings
+    plugin/plugin_recordings plugin/plugin_behaviour packets/validation_recordings packets/validation_verdicts"
 target=$(realpath "${CARGO_TARGET_DIR:-target}")
 readonly target work="$target/kernels"
 
@@ -106,15 +106,15 @@ first_root() { # RELEASE
     (cd "$first" && find . | busybox cpio -o -H newc 2>/dev/null) >"$work/$1/first.cpio"
 }
 
-# Each test program of the list with the folder it runs in: what the machine executes.
-write_list() { # NAME...
-    local name line tests=()
-    for name in "$@"; do tests+=(--test "$name"); done
-    cargo build --locked --quiet --profile emulated --workspace --bins "${tests[@]}" --message-format=json >"$work/built.json"
-    for name in "$@"; do
-        line=$(jq -r --arg name "$name" 'select(.reason == "compiler-artifact" and .executable != null and .profile.test and .target.name == $name)
-            | [.target.name, .executable, (.manifest_path | rtrimstr("/Cargo.toml"))] | @tsv' "$work/built.json")
-        [ -n "$line" ] || die "no test program is called $name"
+# What the machine executes: each module of the list with its test program and the folder it runs in. `it` is netns-apply's.
+write_list() { # PROGRAM/MODULE...
+    local test line
+    cargo build --locked --quiet --profile emulated --workspace --bins --test packets --test plugin --test it --message-format=json >"$work/built.json"
+    for test in "$@"; do
+        line=$(jq -r --arg program "${test%/*}" --arg module "${test#*/}" 'select(.reason == "compiler-artifact" and .executable != null and .profile.test
+            and .target.name == $program and (.target.name != "it" or (.manifest_path | endswith("/netns-apply/Cargo.toml"))))
+            | [$module, .executable, (.manifest_path | rtrimstr("/Cargo.toml"))] | @tsv' "$work/built.json")
+        [ -n "$line" ] || die "no test program is called ${test%/*}"
         echo "$line"
     done >"$work/tests.tsv"
     rm "$work/built.json"

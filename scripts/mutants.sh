@@ -25,7 +25,7 @@ core() { # K/N [OPTION...]
 
 apply() { # K/N [OPTION...]
     part apply "$1" --package netns-apply --file netns-apply/src/apply.rs --file netns-apply/src/options.rs --file 'netns-apply/src/apply/*.rs' --timeout "${MUTANTS_TIMEOUT:-300}" \
-        --cargo-arg=--test=apply "${@:2}"
+        --cargo-arg=--test=it --cargo-test-arg=apply:: "${@:2}"
 }
 
 # One part of the changes, unless it is done.

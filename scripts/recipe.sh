@@ -75,14 +75,14 @@ compile() {
 # What is generated, so no patch has to hold it: what the setting takes and refuses, and the page.
 test_setting() {
     UPDATE_DUMPS=1 cargo test --locked --quiet -p redirect-core --lib settings::recorded
-    UPDATE_DOCS=1 cargo test --locked --quiet -p settings-cli --test reference
+    UPDATE_DOCS=1 cargo test --locked --quiet -p e2e --test programs settings_docs::
     setting=$(sed -n 's/^+ *annotations: &\["\(.*\)"\],$/\1/p' "$root/docs/recipes/add-a-setting.patch")
     generated redirect-core/tests/dumps/settings.told "$setting"
     generated docs/reference/settings.md "## \`$setting\`"
     # The table, the reading, the plan; what the generators reach; every property; what was recorded; the JSON and its schema.
-    cargo test --locked --quiet -p redirect-core --lib --test coverage
-    cargo test --locked --quiet -p netfilter-state --test properties --test recordings
-    cargo test --locked --quiet -p packet-trace --test json
+    cargo test --locked --quiet -p redirect-core --lib --test it coverage::
+    cargo test --locked --quiet -p netfilter-state --test it -- properties:: recordings::
+    cargo test --locked --quiet -p packet-trace --test it json::
 }
 
 generated() {

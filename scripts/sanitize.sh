@@ -2,12 +2,12 @@
 # Runs tests that meet the kernel with everything compiled for the address sanitizer: the tests of netns-apply, and those of e2e that are named, against
 # programs built the same way. Takes root and a nightly compiler; builds into a folder of its own, target/sanitize, which may be deleted afterwards.
 #
-#   scripts/sanitize.sh [TEST...]    tests of e2e; redirect_packets and redirect_undo unless said
+#   scripts/sanitize.sh [TEST...]    of the suite `packets`; redirect_packets and redirect_undo unless said
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 tests=("$@")
-[ ${#tests[@]} -gt 0 ] || tests=(redirect_packets redirect_undo)
+[ ${#tests[@]} -gt 0 ] || tests=(redirect_packets:: redirect_undo::)
 target=x86_64-unknown-linux-gnu
 [ "$(uname -m)" = x86_64 ] || target=aarch64-unknown-linux-gnu
 folder=$(realpath -m "${CARGO_TARGET_DIR:-target}/sanitize")
@@ -20,6 +20,4 @@ sanitized build --package istio-iptables
 export ISTIO_IPTABLES=$folder/$target/debug/istio-iptables
 # What cannot find a fault on purpose finds none.
 grep -q __asan_init <(nm "$ISTIO_IPTABLES") || { echo "sanitize.sh: istio-iptables is built without the sanitizer" >&2; exit 1; }
-names=()
-for name in "${tests[@]}"; do names+=(--test "$name"); done
-cargo test --locked --package e2e "${names[@]}"
+cargo test --locked --package e2e --test packets -- "${tests[@]}"

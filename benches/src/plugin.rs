@@ -2,13 +2,13 @@
 
 use crate::api::PodServer;
 use anyhow::Result;
-use e2e::netns::Namespace;
 use serde_json::{Value, json};
 use std::{
     fs::{self, File},
     path::{Path, PathBuf},
     process::{Command, Stdio},
 };
+use test_support::netns::Namespace;
 
 /// Names of pods that the folder has manifests of.
 #[derive(Debug, Clone, Copy)]

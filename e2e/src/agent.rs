@@ -1,4 +1,20 @@
-//! What every agent that a test starts outside of a pod needs.
+//! The real program on a node's directories, and an API server that says what a test wants.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::Duration;
+
+use crate::program;
+use serde_json::Value;
+use test_support::port;
+use test_support::port::free_port;
+use test_support::process::Patience;
 
 /// The variables that name an agent's directories, and what tests call these below a folder of theirs.
 pub const DIRECTORIES: [(&str, &str); 5] = [
@@ -8,3 +24,415 @@ pub const DIRECTORIES: [(&str, &str); 5] = [
     ("CNI_AGENT_RUN_DIR", "run"),
     ("SERVICE_ACCOUNT_DIR", "account"),
 ];
+
+/// How long anything may take, on a machine that is ten times slower than it should be.
+pub const DEADLINE: Duration = Duration::from_secs(180);
+pub const CALICO: &str = include_str!("../fixtures/conflists/10-calico.conflist");
+
+/// A plugin that is always content.
+pub const PLUGIN: &str = "#!/bin/sh
+[ \"$CNI_COMMAND\" != VERSION ] || echo '{\"cniVersion\":\"1.1.0\",\"supportedVersions\":[\"1.1.0\"]}'
+exit 0
+";
+
+/// A node's directories, the image's, and the agent's settings.
+pub struct Node {
+    folder: tempfile::TempDir,
+    pub env: BTreeMap<String, String>,
+    pub health: u16,
+    pub monitoring: u16,
+    pub control: u16,
+}
+
+impl Node {
+    /// With these network configurations. The API server does not answer.
+    pub fn new(confs: &[(&str, &str)]) -> Self {
+        let folder = tempfile::tempdir().expect("a folder");
+        let [health, monitoring, control] = std::array::from_fn(|_| free_port().expect("a port"));
+        let mut node = Self { folder, env: BTreeMap::new(), health, monitoring, control };
+        for (_, part) in DIRECTORIES {
+            fs::create_dir(node.path(part)).expect("makes");
+        }
+        fs::write(node.path("image/istio-cni"), PLUGIN).expect("writes");
+        set_mode(&node.path("image/istio-cni"), 0o755);
+        fs::write(node.path("account/ca.crt"), "authority\n").expect("writes");
+        fs::write(node.path("account/token"), "token-1").expect("writes");
+        for (name, text) in confs {
+            fs::write(node.path("net.d").join(name), text).expect("writes");
+        }
+        for (name, part) in DIRECTORIES {
+            let path = node.path(part).display().to_string();
+            node.set(name, &path);
+        }
+        node.set("HEALTH_PORT", &health.to_string());
+        node.set("MONITORING_PORT", &monitoring.to_string());
+        node.set("KUBERNETES_SERVICE_HOST", "127.0.0.1");
+        node.set("KUBERNETES_SERVICE_PORT", "1");
+        node.set("KUBERNETES_SERVICE_PROTOCOL", "http");
+        node.set("SKIP_TLS_VERIFY", "true");
+        node.set("POD_NAMESPACE", "istio-system");
+        node.set("POD_NAME", "istio-cni-node-x");
+        node.set("NODE_NAME", "node-1");
+        node
+    }
+
+    pub fn set(&mut self, name: &str, value: &str) {
+        self.env.insert(name.to_owned(), value.to_owned());
+    }
+
+    /// The returned file sets the program's clock of the day; the monotonic clock stays as it is.
+    pub fn fake_clock(&mut self) -> impl Fn(&str) + use<> {
+        // Where every program may read, also when it is confined.
+        let clock = self.path("account/clock");
+        fs::write(&clock, "+0").expect("writes");
+        let library = format!("/usr/lib/{}-linux-gnu/faketime/libfaketimeMT.so.1", std::env::consts::ARCH);
+        assert!(Path::new(&library).exists(), "libfaketime is missing: run scripts/setup-apt.sh");
+        for (name, value) in [
+            ("LD_PRELOAD", library.as_str()),
+            ("FAKETIME_TIMESTAMP_FILE", &clock.display().to_string()),
+            ("FAKETIME_NO_CACHE", "1"),
+            ("FAKETIME_DONT_FAKE_MONOTONIC", "1"),
+        ] {
+            self.set(name, value);
+        }
+        move |time| fs::write(&clock, time).expect("writes")
+    }
+
+    pub fn path(&self, part: &str) -> PathBuf {
+        self.folder.path().join(part)
+    }
+
+    pub fn conf(&self, name: &str) -> Option<String> {
+        fs::read_to_string(self.path("net.d").join(name)).ok()
+    }
+
+    pub fn write_conf(&self, name: &str, text: &str) {
+        // As network plugins do it: beside, then renamed.
+        let temporary = self.path("net.d").join(format!("{name}.tmp"));
+        fs::write(&temporary, text).expect("writes");
+        fs::rename(temporary, self.path("net.d").join(name)).expect("renames");
+    }
+
+    pub fn confs(&self) -> BTreeMap<String, String> {
+        let entries = fs::read_dir(self.path("net.d")).expect("lists").map(|entry| entry.expect("an entry"));
+        let text = |entry: &fs::DirEntry| fs::read_to_string(entry.path()).unwrap_or_default();
+        entries.map(|entry| (entry.file_name().to_string_lossy().into_owned(), text(&entry))).collect()
+    }
+
+    /// Whether the first configuration that can be loaded has the entry last.
+    pub fn calls_us(&self) -> bool {
+        let confs = self.confs();
+        let mut valid = confs
+            .iter()
+            .filter(|(name, _)| [".conf", ".conflist", ".json"].iter().any(|end| name.ends_with(end)));
+        valid.find_map(|(name, text)| {
+            let conf: Value = serde_json::from_str(text).ok()?;
+            let last = if name.ends_with(".conflist") { conf["plugins"].as_array()?.last()? } else { &conf };
+            Some(last["type"].as_str()? == "istio-cni")
+        }) == Some(true)
+    }
+
+    pub fn has_plugin(&self) -> bool {
+        fs::read(self.path("bin/istio-cni")).ok() == fs::read(self.path("image/istio-cni")).ok()
+    }
+
+    /// One whose image has the real plugin, in a cluster whose own pods are outside the mesh.
+    pub fn with_the_real_plugin() -> Self {
+        let mut node = Self::new(&[("10-calico.conflist", CALICO)]);
+        node.use_real_plugin();
+        node.set("EXCLUDE_NAMESPACES", "kube-system");
+        node
+    }
+
+    /// The image has the real plugin.
+    pub fn use_real_plugin(&self) {
+        let program = program::under_test("istio-cni").expect("istio-cni is built");
+        fs::copy(program, self.path("image/istio-cni")).expect("copies");
+    }
+
+    pub fn kubeconfig(&self) -> Option<String> {
+        fs::read_to_string(self.path("run/istio-cni-kubeconfig")).ok()
+    }
+
+    pub fn command(&self, args: &[&str]) -> Command {
+        let program = program::under_test("install-cni").expect("install-cni is built");
+        let mut command = Command::new(program);
+        command.args(args).env_clear().envs(&self.env).stdin(Stdio::null());
+        command
+    }
+
+    pub fn start(&self) -> Agent<'_> {
+        self.start_with(&[])
+    }
+
+    pub fn start_with(&self, args: &[&str]) -> Agent<'_> {
+        let log = fs::File::options().create(true).append(true).open(self.path("log")).expect("a log");
+        let control = format!("--ctrlz_port={}", self.control);
+        let args: Vec<&str> = args.iter().copied().chain([control.as_str()]).collect();
+        let child = self.command(&args).stdout(Stdio::null()).stderr(log).spawn().expect("starts");
+        Agent { node: self, child }
+    }
+
+    /// Starts it by another program, which is given its command line.
+    pub fn start_as(&self, prefix: &[&str]) -> Agent<'_> {
+        let log = fs::File::options().create(true).append(true).open(self.path("log")).expect("a log");
+        let mut command = test_support::process::prefixed(
+            prefix,
+            &self.command(&[&format!("--ctrlz_port={}", self.control)]),
+        );
+        command.env_clear().envs(&self.env).env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin");
+        let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).spawn().expect("starts");
+        Agent { node: self, child }
+    }
+
+    pub fn start_ready(&self) -> Agent<'_> {
+        let agent = self.start();
+        agent.wait_ready();
+        agent
+    }
+
+    pub fn log(&self) -> String {
+        fs::read_to_string(self.path("log")).unwrap_or_default()
+    }
+}
+
+/// The program while it runs. It is killed when dropped.
+pub struct Agent<'n> {
+    pub node: &'n Node,
+    child: Child,
+}
+
+impl Agent<'_> {
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    pub fn readyz(&self) -> Option<(u16, String)> {
+        get(self.node.health, "/readyz")
+    }
+
+    pub fn wait_ready(&self) {
+        self.wait("readiness", || self.readyz().is_some_and(|(status, _)| status == 200));
+    }
+
+    /// Waits for a reason why it is not ready.
+    pub fn wait_not_ready(&self, part: &str) -> String {
+        let mut reason = String::new();
+        self.wait(part, || {
+            let Some((status, body)) = self.readyz() else { return false };
+            reason = body;
+            status == 503 && reason.contains(part)
+        });
+        reason
+    }
+
+    pub fn wait(&self, what: &str, mut is_so: impl FnMut() -> bool) {
+        let mut patience = Patience::new(DEADLINE);
+        while !is_so() {
+            let last = self.readyz();
+            assert!(!patience.is_over(), "never came: {what}\n{last:?}\n{}", self.node.log());
+            thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    /// The value of a metric, by its name with labels.
+    pub fn metric(&self, name: &str) -> f64 {
+        self.find_metric(name).unwrap_or_else(|| panic!("no {name}\n{}", self.node.log()))
+    }
+
+    /// The number of passes once it stays the same.
+    pub fn passes_at_rest(&self) -> f64 {
+        loop {
+            let passes = self.metric("istio_cni_passes_total");
+            thread::sleep(Duration::from_millis(300));
+            if self.metric("istio_cni_passes_total") == passes {
+                return passes;
+            }
+        }
+    }
+
+    /// Waits until a metric is as high: what it counts can be seen before it is counted.
+    pub fn wait_metric(&self, name: &str, least: f64) {
+        self.wait(name, || self.find_metric(name).is_some_and(|value| value >= least));
+    }
+
+    fn find_metric(&self, name: &str) -> Option<f64> {
+        let text = get(self.node.monitoring, "/metrics").expect("metrics").1;
+        let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '))?;
+        Some(line.parse().expect("a number"))
+    }
+
+    pub fn signal(&self, signal: &str) {
+        let id = self.child.id().to_string();
+        assert!(Command::new("kill").args([signal, &id]).status().expect("kill").success());
+    }
+
+    /// Sends it a signal, and waits for it; returns its exit code.
+    pub fn end(self) -> Option<i32> {
+        self.signal("-TERM");
+        self.wait_end()
+    }
+
+    /// Whether it has ended.
+    pub fn has_ended(&mut self) -> bool {
+        self.child.try_wait().expect("waits").is_some()
+    }
+
+    /// Waits until it ends; returns its exit code.
+    pub fn wait_end(mut self) -> Option<i32> {
+        let mut patience = Patience::new(DEADLINE);
+        loop {
+            if let Some(status) = self.child.try_wait().expect("waits") {
+                return status.code();
+            }
+            assert!(!patience.is_over(), "does not end\n{}", self.node.log());
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    pub fn kill(mut self) {
+        self.kill_now();
+    }
+
+    /// Kills it where it is; another may take its place.
+    pub fn kill_now(&mut self) {
+        self.child.kill().expect("kills");
+        self.child.wait().expect("waits");
+    }
+}
+
+impl Drop for Agent<'_> {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+pub fn get(port: u16, path: &str) -> Option<(u16, String)> {
+    request(port, "GET", path, "")
+}
+
+/// One request: status and body. The agent closes a connection after five silent seconds, and on a machine that stands still any client may
+/// look like that.
+pub fn request(port: u16, method: &str, path: &str, body: &str) -> Option<(u16, String)> {
+    (0..5)
+        .find_map(|_| exchange(TcpStream::connect(("127.0.0.1", port)).ok()?, method, path, body.as_bytes()))
+}
+
+/// One request, tried once.
+pub fn exchange(
+    mut stream: impl Read + Write,
+    method: &str,
+    path: &str,
+    body: &[u8],
+) -> Option<(u16, String)> {
+    let head = format!(
+        "{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {}\r\n\r\n",
+        body.len()
+    );
+    stream.write_all(head.as_bytes()).ok()?;
+    // A server that has seen enough closes before it has read everything.
+    let _ = stream.write_all(body);
+    let mut answer = Vec::new();
+    let _ = stream.read_to_end(&mut answer);
+    let answer = String::from_utf8_lossy(&answer).into_owned();
+    let (head, body) = answer.split_once("\r\n\r\n")?;
+    Some((head.split(' ').nth(1)?.parse().ok()?, body.to_owned()))
+}
+
+pub fn set_mode(path: &Path, mode: u32) {
+    use std::os::unix::fs::PermissionsExt;
+    fs::set_permissions(path, fs::Permissions::from_mode(mode)).expect("sets the mode");
+}
+
+/// An API server that answers every request about DaemonSets in one way, and remembers what was posted.
+pub struct FakeApi {
+    pub port: u16,
+    pub posted: Arc<Mutex<Vec<String>>>,
+}
+
+impl FakeApi {
+    /// `daemon_set` is the status and the object.
+    pub fn start(status: u16, daemon_set: &str) -> Self {
+        let posted = Arc::new(Mutex::new(Vec::new()));
+        let (kept, object) = (posted.clone(), daemon_set.to_owned());
+        let serve = move |stream| answer(stream, |head, body| respond(head, body, status, &object, &kept));
+        Self { port: port::serve(serve).expect("a port"), posted }
+    }
+
+    pub fn serve(&self, node: &mut Node) {
+        node.set("KUBERNETES_SERVICE_PORT", &self.port.to_string());
+    }
+}
+
+/// Reads one request from a connection and answers it by its head and body. A watch is one on which nothing happens, whatever the answer.
+pub fn answer(mut stream: TcpStream, respond: impl FnOnce(&str, &[u8]) -> (u16, String)) {
+    let mut head = Vec::new();
+    let mut byte = [0];
+    while !head.ends_with(b"\r\n\r\n") {
+        if stream.read_exact(&mut byte).is_err() {
+            return;
+        }
+        head.push(byte[0]);
+    }
+    let head = String::from_utf8_lossy(&head).into_owned();
+    let length =
+        head.lines().find_map(|line| line.to_lowercase().strip_prefix("content-length: ")?.parse().ok());
+    let mut body = vec![0; length.unwrap_or(0)];
+    let _ = stream.read_exact(&mut body);
+    let (status, object) = respond(&head, &body);
+    if head.contains("watch=true") {
+        let _ = stream.write_all(
+            b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n",
+        );
+        let _ = stream.read(&mut byte);
+        return;
+    }
+    let answer = format!(
+        "HTTP/1.1 {status} X\r\nContent-Type: application/json\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{object}",
+        object.len()
+    );
+    let _ = stream.write_all(answer.as_bytes());
+}
+
+fn respond(head: &str, body: &[u8], status: u16, object: &str, posted: &Mutex<Vec<String>>) -> (u16, String) {
+    let body = String::from_utf8_lossy(body).into_owned();
+    if head.starts_with("POST") {
+        posted.lock().expect("posted").push(body.clone());
+    }
+    match () {
+        () if head.contains("/daemonsets") => (status, object.to_owned()),
+        () if head.contains("/events") => (201, body),
+        // An agent without rights or credentials may not read its pod either.
+        () if matches!(status, 401 | 403) => (status, failure(status)),
+        () => (404, r#"{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Failure","reason":"NotFound","code":404}"#.to_owned()),
+    }
+}
+
+/// A DaemonSet as the API server has it.
+pub fn daemon_set(deleting: bool) -> String {
+    let deletion = if deleting { r#","deletionTimestamp":"2026-11-21T00:00:00Z""# } else { "" };
+    format!(
+        r#"{{"kind":"DaemonSet","apiVersion":"apps/v1","metadata":{{"name":"istio-cni-node","namespace":"istio-system","resourceVersion":"7"{deletion}}},"spec":{{"selector":{{}},"template":{{"spec":{{"containers":[]}}}}}}}}"#
+    )
+}
+
+/// The API server's answer that something failed.
+pub fn failure(code: u16) -> String {
+    let reason = match code {
+        401 => "Unauthorized",
+        403 => "Forbidden",
+        404 => "NotFound",
+        _ => "InternalError",
+    };
+    format!(
+        r#"{{"kind":"Status","apiVersion":"v1","metadata":{{}},"status":"Failure","message":"no","reason":"{reason}","code":{code}}}"#
+    )
+}
+
+/// A size of a process, by its name in `/proc/PID/status` with a colon.
+pub fn memory_kib(id: u32, what: &str) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{id}/status")).expect("a process");
+    let line = status.lines().find_map(|line| line.strip_prefix(what)).expect("a size");
+    line.trim().trim_end_matches(" kB").parse().expect("a number")
+}

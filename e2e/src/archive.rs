@@ -6,7 +6,7 @@ use std::path::Path;
 
 use anyhow::Result;
 
-use crate::process;
+use test_support::process;
 
 /// All files of a packed archive (`.tar.gz`) by their names, without the folder they lie in.
 pub fn entries(archive: &Path) -> Result<BTreeMap<String, String>> {

@@ -8,9 +8,9 @@ use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::netns::{Families, Namespace};
-use crate::process::Output;
 use crate::tools;
+use test_support::netns::{Families, Namespace};
+use test_support::process::Output;
 
 /// Where Debian keeps the reference plugins (`bridge`, `host-local`, `loopback`, `portmap` ...).
 pub const DEBIAN_PLUGINS: &str = "/usr/lib/cni";
@@ -40,7 +40,7 @@ pub struct CniTool {
 impl CniTool {
     /// A client with no configuration, whose plugins are Debian's.
     pub fn new() -> Result<Self> {
-        let folder = crate::leftovers::temp_dir()?;
+        let folder = test_support::leftovers::temp_dir()?;
         for part in ["net.d", "state", "cache"] {
             fs::create_dir(folder.path().join(part))?;
         }

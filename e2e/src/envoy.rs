@@ -11,10 +11,10 @@ use anyhow::{Context, Result};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::netns::{Families, Namespace};
-use crate::process::{self, Background, until};
 use crate::tools;
 use crate::traffic::{ANSWER, PROXY_ID};
+use test_support::netns::{Families, Namespace};
+use test_support::process::{self, Background, until};
 
 /// The name that its DNS listener knows, and its addresses: those of the service far away.
 pub const KNOWN_NAME: &str = "shop.mesh.test";
@@ -191,7 +191,7 @@ fn listener(name: &str, family: &str, at: SocketAddr, more: Value) -> Value {
 fn dns_listener(at: IpAddr) -> Value {
     let mut address = socket_address(SocketAddr::new(at, DNS));
     address["socket_address"]["protocol"] = json!("UDP");
-    let addresses = json!([crate::netns::REMOTE_V4, crate::netns::REMOTE_V6]);
+    let addresses = json!([test_support::netns::REMOTE_V4, test_support::netns::REMOTE_V6]);
     json!({
         "name": format!("dns on {at}"),
         "address": address,

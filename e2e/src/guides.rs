@@ -10,7 +10,9 @@ use anyhow::{Context, Result, ensure};
 use pulldown_cmark::{CodeBlockKind, Event, Parser, Tag, TagEnd};
 use regex::Regex;
 
-use crate::process::{self, SHORT};
+use test_support::process::{self, SHORT};
+
+pub mod worlds;
 
 /// The words of a paragraph before a block that no test runs.
 pub const NOT_RUN: &str = "Not run in our tests";

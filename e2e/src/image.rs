@@ -9,7 +9,7 @@ use serde_json::json;
 use sha2::{Digest, Sha256};
 use tar::{Builder, EntryType, Header};
 
-use crate::process;
+use test_support::process;
 
 /// The image every test pod can use: busybox under all its names in `/bin`.
 pub const BUSYBOX: &str = "docker.io/local/busybox:1";

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 
-use crate::dice::Dice;
+use test_support::dice::Dice;
 
 /// The moments at which runs of one kind are killed: from the beginning to about twice what a run takes, which depends on
 /// what else the machine does, so that it is learnt from what became of the runs before.

@@ -14,11 +14,11 @@ use anyhow::{Context, Result};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::leftovers::temp_dir;
-use crate::port::free_port;
-use crate::process::{self, Background, Output, SHORT, until};
 use crate::retries::{Cause, once_in};
 use crate::tools;
+use test_support::leftovers::temp_dir;
+use test_support::port::free_port;
+use test_support::process::{self, Background, Output, SHORT, until};
 
 mod controllers;
 mod pki;

@@ -4,22 +4,15 @@
 //!
 //! | module | gives a test |
 //! |---|---|
-//! | [`netns`] | throw-away network namespaces and what the kernel holds in them |
 //! | [`traffic`] | servers and clients that say where a connection went |
 //! | [`cnitool`] | a CNI client that passes exactly what it is reported |
 //! | [`kube`] | an API server with etcd, certificates, RBAC and tokens |
-//! | [`process`] | commands, waiting with patience, servers in the background |
-//! | [`parallel`] | work on a few threads |
-//! | [`port`] | ports of loopback that no other process has |
 //! | [`meddler`] | a process without privilege that does with sockets whatever it likes |
 //! | [`envoy`] | a real Envoy as a sidecar |
 //! | [`ztunnel`] | a client of ZDS as strict as ztunnel, and a stock ztunnel |
 //! | [`segments`] | TCP segments made by hand, and what comes back |
-//! | [`dice`] | numbers that look random and are the same every time |
 //! | [`killing`] | programs killed at random moments |
 //! | [`retries`] | why a test tries again, and a note of each time it did |
-//! | [`sample`] | a sample of the recordings, where machines are slow |
-//! | [`rewrites`] | what this project writes otherwise than was recorded |
 //! | [`program`] | the programs under test, built where they are not |
 //! | [`strace`] | a program's system calls, noted or made to fail |
 //! | [`terminal`] | a terminal: what programs draw on it, its keys and its size |
@@ -43,30 +36,27 @@ pub mod archive;
 pub mod broken;
 pub mod cnitool;
 pub mod confined;
-pub mod dice;
 pub mod envoy;
 pub mod faults;
 pub mod guides;
 pub mod image;
+pub mod iptables;
 pub mod killing;
 pub mod kube;
 pub mod machine;
 pub mod meddler;
-pub mod netns;
 pub mod node;
-pub mod parallel;
-pub mod port;
+pub mod plugin;
+pub mod pods;
 pub mod privileges;
-pub mod process;
 pub mod program;
+pub mod redirectctl;
 pub mod retries;
-pub mod rewrites;
-pub mod sample;
 pub mod segments;
 pub mod strace;
 pub mod terminal;
 pub mod traffic;
+pub mod validation;
 
-mod leftovers;
 pub mod tools;
 pub mod ztunnel;

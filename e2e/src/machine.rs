@@ -12,11 +12,11 @@ use anyhow::{Context, Result};
 use tempfile::TempDir;
 
 use crate::guides::project;
-use crate::leftovers::temp_dir;
-use crate::netns::{Families, Namespace};
 use crate::node::Host;
-use crate::process::{self, Output};
 use crate::traffic::Relay;
+use test_support::leftovers::temp_dir;
+use test_support::netns::{Families, Namespace};
+use test_support::process::{self, Output};
 
 /// Folders that can be written to beside those that are empty at first, and the project's. `/tmp` is the last: what is written is kept below it.
 const WRITABLE: [&str; 5] = ["/etc", "/opt", "/root", "/usr/local", "/tmp"];

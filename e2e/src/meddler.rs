@@ -20,10 +20,10 @@ use rustix::net::{
 };
 use serde::{Deserialize, Serialize};
 
-use crate::dice::Dice;
-use crate::netns::Namespace;
-use crate::process;
 use crate::traffic::{Report, helper};
+use test_support::dice::Dice;
+use test_support::netns::Namespace;
+use test_support::process;
 
 /// How many sockets it keeps before it lets go of the oldest.
 const KEPT: usize = 12;

@@ -20,11 +20,11 @@ use tempfile::TempDir;
 
 use crate::image::Image;
 use crate::kube::ApiServer;
-use crate::leftovers::temp_dir;
-use crate::netns::{Families, Namespace};
-use crate::process::{self, Background, Output, SHORT, until};
 use crate::tools;
 use crate::traffic::Relay;
+use test_support::leftovers::temp_dir;
+use test_support::netns::{Families, Namespace};
+use test_support::process::{self, Background, Output, SHORT, until};
 
 mod config;
 mod host;

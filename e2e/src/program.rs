@@ -1,6 +1,5 @@
 //! The programs under test.
 
-use crate::process;
 use anyhow::{Context, Result, ensure};
 use std::{
     env,
@@ -9,6 +8,7 @@ use std::{
     sync::{Mutex, PoisonError},
     time::Duration,
 };
+use test_support::process;
 
 /// Building may have to wait for another build to end.
 const BUILD: Duration = Duration::from_secs(900);

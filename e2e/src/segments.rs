@@ -14,9 +14,9 @@ use nix::sys::socket::{
     socket, sockopt,
 };
 
-use crate::netns::Namespace;
-use crate::process::Patience;
 use crate::traffic::ANSWER;
+use test_support::netns::Namespace;
+use test_support::process::Patience;
 
 /// FIN, by its place in a segment (RFC 9293, section 3.1).
 pub const FIN: u8 = 0x01;

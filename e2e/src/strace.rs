@@ -7,7 +7,7 @@ use std::process::Command;
 use anyhow::{Context, Result};
 use tempfile::NamedTempFile;
 
-use crate::process;
+use test_support::process;
 
 /// Runs a program and what it starts under `strace`.
 #[derive(Debug)]

@@ -11,7 +11,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use nix::pty::{Winsize, openpty};
 
-use crate::process::{self, until};
+use test_support::process::{self, until};
 
 /// A terminal. What programs write to it is read all the time.
 #[derive(Debug)]
@@ -134,7 +134,7 @@ pub fn plain(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::process::SHORT;
+    use test_support::process::SHORT;
 
     #[test]
     fn a_program_sees_a_terminal_of_the_size_it_was_given() {

@@ -14,8 +14,8 @@ use anyhow::{Context, Result, anyhow};
 use nix::unistd::{Gid, Uid, setfsgid, setfsuid};
 use serde::{Deserialize, Serialize};
 
-use crate::netns::Namespace;
-use crate::process;
+use test_support::netns::Namespace;
+use test_support::process;
 
 mod client;
 mod flood;

@@ -21,7 +21,7 @@ use rustix::net::{
     SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, recvmsg, sendmsg, socket_with,
 };
 
-use crate::process::{Patience, SHORT};
+use test_support::process::{Patience, SHORT};
 
 pub mod stock;
 

@@ -40,8 +40,8 @@ impl Fingerprint {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use e2e::netns::{Families, Namespace};
     use std::time::{Duration, Instant};
+    use test_support::netns::{Families, Namespace};
 
     #[test]
     fn whatever_a_verdict_depends_on_changes_it_and_reading_does_not() {

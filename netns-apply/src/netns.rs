@@ -217,7 +217,7 @@ impl DisposableThread {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use e2e::netns::{Families, Namespace};
+    use test_support::netns::{Families, Namespace};
 
     #[test]
     fn only_namespaces_can_be_opened() {

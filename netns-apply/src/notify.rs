@@ -130,7 +130,7 @@ impl AsRawFd for Subscription {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use e2e::netns::{Families, Namespace};
+    use test_support::netns::{Families, Namespace};
 
     const MANY: usize = 1 << 20;
 

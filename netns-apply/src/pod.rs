@@ -118,7 +118,7 @@ pub const fn suitable(backend: BackendChoice, foreign: bool) -> BackendChoice {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use e2e::netns::{Families, Namespace};
+    use test_support::netns::{Families, Namespace};
 
     #[test]
     fn the_own_namespace_is_the_hosts_by_any_path() {

@@ -107,9 +107,9 @@ pub fn remove_istios_of_node(options: &ApplyOptions) -> Result<bool, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use e2e::netns::{Families as Addresses, Namespace};
     use redirect_core::Families;
     use redirect_core::options::BackendChoice;
+    use test_support::netns::{Families as Addresses, Namespace};
 
     fn options(backend: BackendChoice) -> ApplyOptions {
         ApplyOptions { backend, ..ApplyOptions::default() }

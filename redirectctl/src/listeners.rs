@@ -60,7 +60,7 @@ fn read(list: &str, protocol: Protocol) -> impl Iterator<Item = Listener> + '_ {
 mod tests {
     use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, TcpListener, TcpStream, UdpSocket};
 
-    use e2e::netns::{Families, Namespace};
+    use test_support::netns::{Families, Namespace};
 
     use super::*;
 

@@ -7,7 +7,6 @@
 
 use anyhow::{Context, Result};
 use benches::report::{self, Line};
-use e2e::netns::{Families, Namespace};
 use netns_apply::{ApplyOptions, apply};
 use redirect_core::options::{BackendChoice, NativeForm};
 use std::{
@@ -15,6 +14,7 @@ use std::{
     net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream},
     time::{Duration, Instant},
 };
+use test_support::netns::{Families, Namespace};
 
 /// How many excluded ports, with as many ranges.
 const SIZES: [usize; 4] = [0, 10, 100, 1_000];

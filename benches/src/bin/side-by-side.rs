@@ -10,7 +10,6 @@ use benches::{
     plugin::{Plugin, Pod},
     report,
 };
-use e2e::netns::{Families, Namespace};
 use redirect_core::{Family, Redirect, RulePlan, render, settings};
 use settings::{Key, NamespaceFacts, RawSettings, Source};
 use std::{
@@ -21,6 +20,7 @@ use std::{
     process::{Command, Stdio},
     time::{Duration, Instant},
 };
+use test_support::netns::{Families, Namespace};
 
 /// What istio-iptables is called with: sidecar defaults for both families.
 const ARGS: [&str; 9] = ["-i", "*", "-b", "*", "-d", "15090,15021,15020", "-u", "1337", "--dual-stack"];
@@ -193,7 +193,7 @@ fn plan() -> RulePlan {
     ] {
         raw.set(key, text, Source::Flag("bench"));
     }
-    let addresses: [IpAddr; 2] = [e2e::netns::POD_V4.into(), e2e::netns::POD_V6.into()];
+    let addresses: [IpAddr; 2] = [test_support::netns::POD_V4.into(), test_support::netns::POD_V6.into()];
     Redirect::parse(&raw, &NamespaceFacts::new(&addresses)).map_or_else(|_| RulePlan::empty(), |r| r.plan())
 }
 

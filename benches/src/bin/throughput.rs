@@ -9,7 +9,6 @@ use benches::{
     plugin::{Plugin, Pod},
     report,
 };
-use e2e::netns::{Families, Namespace};
 use nix::sys::resource::{UsageWho, getrusage};
 use std::{
     env,
@@ -18,6 +17,7 @@ use std::{
     thread,
     time::Instant,
 };
+use test_support::netns::{Families, Namespace};
 
 /// Set in the process that runs one plugin only, to see how much memory it takes.
 const MEASURE: &str = "BENCH_MEASURE_MEMORY";

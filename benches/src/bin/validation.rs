@@ -5,7 +5,6 @@
 #![allow(clippy::print_stdout)] // a table for people is what this program is for
 
 use anyhow::{Context, Result, ensure};
-use e2e::netns::{Families, Namespace};
 use std::{
     env,
     os::unix::process::CommandExt,
@@ -13,6 +12,7 @@ use std::{
     process::{Command, Stdio},
     time::{Duration, Instant},
 };
+use test_support::netns::{Families, Namespace};
 
 /// What a run may take.
 const LIMIT: Duration = Duration::from_millis(50);

@@ -148,7 +148,7 @@ struct Readme;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use e2e::netns::{Families, Namespace};
+    use test_support::netns::{Families, Namespace};
 
     #[test]
     fn an_empty_table_has_an_entry_for_each_policy_and_one_for_its_end() {

@@ -4,9 +4,9 @@ use anyhow::Result;
 use tempfile::TempDir;
 
 use super::{ApiServer, START};
-use crate::leftovers::temp_dir;
-use crate::process::{self, Background, until};
 use crate::tools;
+use test_support::leftovers::temp_dir;
+use test_support::process::{self, Background, until};
 
 /// The controllers that always run: those of DaemonSets, and the one that removes what a deleted object owned.
 const CONTROLLERS: [&str; 2] = ["daemonset-controller", "garbage-collector-controller"];

@@ -8,7 +8,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use anyhow::{Context, Result};
 use serde_json::Value;
 
-use crate::process::{self, SHORT};
+use test_support::process::{self, SHORT};
 
 /// Who signs service-account tokens, and who they are for.
 pub(super) const ISSUER: &str = "https://kubernetes.default.svc.cluster.local";

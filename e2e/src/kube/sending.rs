@@ -6,7 +6,7 @@ use anyhow::{Result, ensure};
 use serde_json::{Value, json};
 
 use super::ApiServer;
-use crate::process::{self, SHORT};
+use test_support::process::{self, SHORT};
 
 /// How many requests are on their way at once.
 const AT_ONCE: &str = "16";

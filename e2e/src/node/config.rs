@@ -12,8 +12,9 @@ use super::host::announced_address;
 use super::{KUBELET_READ_ONLY_PORT, Runtime};
 use crate::image::PAUSE;
 use crate::kube::ApiServer;
-use crate::netns::Families;
-use crate::{process, tools};
+use crate::tools;
+use test_support::netns::Families;
+use test_support::process;
 
 /// Writes the configuration files of a node's work folder.
 pub(super) fn write_all(folder: &Path, runtime: Runtime, name: &str, api: Option<&ApiServer>) -> Result<()> {

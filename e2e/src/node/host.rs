@@ -12,10 +12,10 @@ use nix::sys::signal::{SigSet, Signal, kill};
 use nix::sys::wait::{WaitPidFlag, waitpid};
 use nix::unistd::Pid;
 
-use crate::leftovers::{cgroup_roots, remove_cgroup};
-use crate::netns::{Families, Namespace};
-use crate::process::{self, Background, until};
 use crate::traffic::helper;
+use test_support::leftovers::{cgroup_roots, remove_cgroup};
+use test_support::netns::{Families, Namespace};
+use test_support::process::{self, Background, until};
 
 /// The node's own addresses, of its only interface.
 const ADDRESSES: [(&str, u8); 2] = [("10.87.0.2", 24), ("fd87::2", 64)];

@@ -10,8 +10,8 @@ use serde_json::{Value, json};
 
 use super::{Node, address_of_family};
 use crate::image::BUSYBOX;
-use crate::netns::Namespace;
-use crate::process::{Output, until};
+use test_support::netns::Namespace;
+use test_support::process::{Output, until};
 
 /// The port on which the container of [`plain_pod`] says [`GREETING`].
 pub const APP_PORT: u16 = 8080;
@@ -158,7 +158,7 @@ impl<'a> Pod<'a> {
         let id = self
             .container(container)?
             .with_context(|| format!("no container {container} in {}", self.name))?;
-        let exec_id = crate::leftovers::fresh_name();
+        let exec_id = test_support::leftovers::fresh_name();
         self.node.try_ctr(&[&["tasks", "exec", "--exec-id", &exec_id, &id], words].concat())
     }
 

@@ -15,7 +15,7 @@ use nix::sys::socket::{
 use nix::unistd::{Gid, Uid, setegid, seteuid, setgroups};
 
 use super::{Attempt, Outcome, Protocol};
-use crate::process::Patience;
+use test_support::process::Patience;
 
 /// Longest answer that is read.
 const ANSWER: usize = 4096;

@@ -16,7 +16,7 @@ use nix::sys::socket::{
 };
 
 use super::server::listener;
-use crate::netns::Topology;
+use test_support::netns::Topology;
 
 /// Connections that a client keeps before it drops the oldest: long enough for the handshake of each, which takes no wait between two namespaces.
 const KEPT: usize = 200;
@@ -34,7 +34,7 @@ pub struct Turnstile {
 
 impl Turnstile {
     /// Opens one. It also accepts what TPROXY brings.
-    pub fn open(namespace: &crate::netns::Namespace, port: u16) -> Result<Self> {
+    pub fn open(namespace: &test_support::netns::Namespace, port: u16) -> Result<Self> {
         let any: [IpAddr; 2] = [Ipv4Addr::UNSPECIFIED.into(), Ipv6Addr::UNSPECIFIED.into()];
         let listeners = any.map(|any| namespace.enter(|| listener((any, port).into(), true)));
         let listeners = listeners.into_iter().flatten().collect::<Result<Vec<_>>>()?;
@@ -104,7 +104,7 @@ impl Flood {
         let (begun, over) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
         let clients = (0..clients).map(|index| {
             let (begun, over) = (Arc::clone(&begun), Arc::clone(&over));
-            let target = SocketAddr::new(crate::netns::pod_address(index % 2 == 1), port);
+            let target = SocketAddr::new(test_support::netns::pod_address(index % 2 == 1), port);
             // The thread stays where the thread that starts it is.
             topology.client.enter(|| {
                 thread::spawn(move || {

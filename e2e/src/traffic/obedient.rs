@@ -9,7 +9,7 @@ use std::thread::{self, JoinHandle};
 use anyhow::{Context, Result};
 
 use super::server::{Server, listener, push};
-use crate::netns::Namespace;
+use test_support::netns::Namespace;
 
 /// What an [`Obedient`] server says first.
 pub const GREETING: &str = "obedient\n";

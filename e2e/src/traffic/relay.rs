@@ -9,7 +9,7 @@ use std::thread::{self, JoinHandle};
 use anyhow::Result;
 
 use super::server::{Server, listener, push};
-use crate::netns::Namespace;
+use test_support::netns::Namespace;
 
 /// Takes connections to a port on any IPv4 address of a namespace to the same port of the machine's 127.0.0.1.
 /// While nothing listens there, a connection is closed as soon as it is made.

@@ -18,8 +18,8 @@ use nix::sys::socket::{
 };
 
 use super::Report;
-use crate::netns::Namespace;
-use crate::process;
+use test_support::netns::Namespace;
+use test_support::process;
 
 /// A TCP server. To every client it sends its [`Report`] as one line of JSON, then everything the client sends.
 #[derive(Debug)]

@@ -14,8 +14,8 @@ use anyhow::{Context, Result, ensure};
 use nix::sys::signal::Signal;
 use serde_json::Value;
 
-use crate::netns::{Families, Namespace};
-use crate::process::{Background, SHORT};
+use test_support::netns::{Families, Namespace};
+use test_support::process::{Background, SHORT};
 
 /// The variable that names the program.
 const PROGRAM: &str = "ZTUNNEL";

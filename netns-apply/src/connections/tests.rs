@@ -2,7 +2,6 @@
 
 use super::*;
 use crate::{ApplyOptions, apply};
-use e2e::netns::{Families, Namespace, Topology, remote_address};
 use nix::sys::socket::{setsockopt, sockopt::Linger};
 use redirect_core::{
     pod::{Decision, PodFacts},
@@ -16,6 +15,7 @@ use std::{
     thread,
     time::Duration,
 };
+use test_support::netns::{Families, Namespace, Topology, remote_address};
 
 /// How long an answer may take on a busy machine.
 const LONG: Duration = Duration::from_secs(60);
@@ -85,7 +85,7 @@ fn connections_that_were_open_before_do_not_go_on_beside_the_proxy() {
                 topology.pod.sh("nft 'table inet t { chain c { type filter hook output priority 0; ct state new counter; }; }'").unwrap().ok().unwrap();
             }
             let remote = remote_address(v6);
-            let own = e2e::netns::pod_address(v6);
+            let own = test_support::netns::pod_address(v6);
             let mut out = connect(&topology.pod, &topology.client, remote, 80);
             let mut excluded = connect(&topology.pod, &topology.client, remote, 3306);
             let mut inward = connect(&topology.client, &topology.pod, own, 8080);
@@ -121,7 +121,7 @@ fn connections_that_the_rules_have_captured_go_on() {
     let proxy = topology.pod.enter(|| TcpListener::bind("0.0.0.0:15001")).unwrap().unwrap();
     let inbound = topology.pod.enter(|| TcpListener::bind("0.0.0.0:15006")).unwrap().unwrap();
     let remote = remote_address(false);
-    let own = e2e::netns::pod_address(false);
+    let own = test_support::netns::pod_address(false);
     let out = topology.pod.enter(|| TcpStream::connect((remote, 80))).unwrap().unwrap();
     let come = topology.client.enter(|| TcpStream::connect((own, 8080))).unwrap().unwrap();
     let mut pairs = [(out, proxy.accept().unwrap().0), (come, inbound.accept().unwrap().0)];
@@ -136,12 +136,13 @@ fn connections_that_the_rules_have_captured_go_on() {
 #[test]
 fn with_tproxy_the_proxys_own_connections_go_on() {
     let topology = Topology::new(Families::Dual).unwrap();
-    let (remote, own) = (remote_address(false), e2e::netns::pod_address(false));
+    let (remote, own) = (remote_address(false), test_support::netns::pod_address(false));
     let to_control_plane = topology.client.enter(|| TcpListener::bind((remote, 15012))).unwrap().unwrap();
     let log = tempfile::NamedTempFile::new().unwrap();
     let script = format!("sleep 600 | busybox nc {remote} 15012");
-    let proxy = e2e::process::command("setpriv", ["--regid=1337", "--clear-groups", "sh", "-c", &script]);
-    let _proxy = e2e::process::Background::start("proxy", &topology.pod.command(&proxy), log.path())
+    let proxy =
+        test_support::process::command("setpriv", ["--regid=1337", "--clear-groups", "sh", "-c", &script]);
+    let _proxy = test_support::process::Background::start("proxy", &topology.pod.command(&proxy), log.path())
         .unwrap()
         .killed_on_drop();
     let (mut control_plane, _) = to_control_plane.accept().unwrap();
@@ -157,7 +158,7 @@ fn with_tproxy_the_proxys_own_connections_go_on() {
 
     // What the proxy opens in a client's name reaches the application, whose end looks as if the client had come past the proxy.
     let application = topology.pod.enter(|| TcpListener::bind((own, 8081))).unwrap().unwrap();
-    let client = e2e::netns::client_address(false);
+    let client = test_support::netns::client_address(false);
     let named = topology.pod.enter(|| open_in_the_name_of(client, (own, 8081).into())).unwrap();
     let mut pair = (named, application.accept().unwrap().0);
     assert_eq!(pair.1.peer_addr().unwrap().ip(), client);

@@ -177,7 +177,7 @@ pub(super) fn text(bytes: &[u8]) -> String {
 mod tests {
     use super::*;
     use crate::facts;
-    use e2e::netns::{Families, Namespace};
+    use test_support::netns::{Families, Namespace};
 
     /// An interface as Linux 6.18 lists it, its attributes cut down to these.
     fn message(attributes: &[&[u8]]) -> Vec<u8> {

@@ -4,20 +4,20 @@ use proptest::prelude::*;
 
 /// One file of each network plugin, written as its installer writes it.
 const REAL: [(&str, &str); 14] = [
-    ("10-calico.conflist", include_str!("../../tests/conf/10-calico.conflist")),
-    ("05-cilium.conflist", include_str!("../../tests/conf/05-cilium.conflist")),
-    ("10-flannel.conflist", include_str!("../../tests/conf/10-flannel.conflist")),
-    ("10-aws.conflist", include_str!("../../tests/conf/10-aws.conflist")),
-    ("10-kindnet.conflist", include_str!("../../tests/conf/10-kindnet.conflist")),
-    ("10-ovn-kubernetes.conf", include_str!("../../tests/conf/10-ovn-kubernetes.conf")),
-    ("10-azure.conflist", include_str!("../../tests/conf/10-azure.conflist")),
-    ("10-weave.conflist", include_str!("../../tests/conf/10-weave.conflist")),
-    ("10-k3s-flannel.conflist", include_str!("../../tests/conf/10-k3s-flannel.conflist")),
-    ("00-multus.conf", include_str!("../../tests/conf/00-multus.conf")),
-    ("10-antrea.conflist", include_str!("../../tests/conf/10-antrea.conflist")),
-    ("100-crio-bridge.conflist", include_str!("../../tests/conf/100-crio-bridge.conflist")),
-    ("10-gke-ptp.conflist", include_str!("../../tests/conf/10-gke-ptp.conflist")),
-    ("87-podman-bridge.conflist", include_str!("../../tests/conf/87-podman-bridge.conflist")),
+    ("10-calico.conflist", include_str!("../../../e2e/fixtures/conflists/10-calico.conflist")),
+    ("05-cilium.conflist", include_str!("../../../e2e/fixtures/conflists/05-cilium.conflist")),
+    ("10-flannel.conflist", include_str!("../../../e2e/fixtures/conflists/10-flannel.conflist")),
+    ("10-aws.conflist", include_str!("../../../e2e/fixtures/conflists/10-aws.conflist")),
+    ("10-kindnet.conflist", include_str!("../../../e2e/fixtures/conflists/10-kindnet.conflist")),
+    ("10-ovn-kubernetes.conf", include_str!("../../../e2e/fixtures/conflists/10-ovn-kubernetes.conf")),
+    ("10-azure.conflist", include_str!("../../../e2e/fixtures/conflists/10-azure.conflist")),
+    ("10-weave.conflist", include_str!("../../../e2e/fixtures/conflists/10-weave.conflist")),
+    ("10-k3s-flannel.conflist", include_str!("../../../e2e/fixtures/conflists/10-k3s-flannel.conflist")),
+    ("00-multus.conf", include_str!("../../../e2e/fixtures/conflists/00-multus.conf")),
+    ("10-antrea.conflist", include_str!("../../../e2e/fixtures/conflists/10-antrea.conflist")),
+    ("100-crio-bridge.conflist", include_str!("../../../e2e/fixtures/conflists/100-crio-bridge.conflist")),
+    ("10-gke-ptp.conflist", include_str!("../../../e2e/fixtures/conflists/10-gke-ptp.conflist")),
+    ("87-podman-bridge.conflist", include_str!("../../../e2e/fixtures/conflists/87-podman-bridge.conflist")),
 ];
 
 fn entry() -> Entry {

@@ -95,9 +95,9 @@ mod tests {
     use super::*;
     use cni_core::pod_source::PodName;
     use cni_core::selection::Programming;
-    use e2e::netns::{Families, Namespace};
     use netns_apply::netns::Netns;
     use redirect_core::pod::PodFacts;
+    use test_support::netns::{Families, Namespace};
 
     fn pod(annotation: &str) -> Arc<MeshPod> {
         let name = PodName { namespace: "shop".into(), name: "web".into() };

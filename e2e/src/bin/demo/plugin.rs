@@ -5,10 +5,10 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use anyhow::{Context, Result};
 use e2e::cnitool::{CniTool, addresses};
-use e2e::netns::{Families, Namespace};
-use e2e::process::Output;
 use e2e::traffic::{Client, Protocol, TcpServer};
 use serde_json::{Value, json};
+use test_support::netns::{Families, Namespace};
+use test_support::process::Output;
 
 use crate::connection::{Connection, Reach};
 use crate::proxy::{self, Proxy};

@@ -6,12 +6,12 @@ use std::os::fd::AsRawFd;
 use std::time::Duration;
 
 use anyhow::Result;
-use e2e::netns::Namespace;
 use e2e::traffic::{PROXY_ID, Report, TcpServer, UdpServer, as_user};
 use nix::sys::socket::{
     AddressFamily, SockFlag, SockType, SockaddrStorage, bind, connect, setsockopt, socket, sockopt,
 };
 use nix::sys::time::TimeVal;
+use test_support::netns::Namespace;
 
 /// What the proxy calls itself on each of its ports.
 pub(crate) const INBOUND: &str = "proxy inbound 15006";

@@ -3,12 +3,12 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use anyhow::Result;
-use e2e::netns::{
+use e2e::traffic::{Client, Protocol, Report, TcpServer, UdpServer};
+use test_support::netns::{
     CLIENT_V4, CLIENT_V6, Families, POD_V4, POD_V6, REMOTE_V4, REMOTE_V6, State, Tables, Topology,
     client_address, pod_address, remote_address,
 };
-use e2e::process;
-use e2e::traffic::{Client, Protocol, Report, TcpServer, UdpServer};
+use test_support::process;
 
 use crate::connection::{Connection, Reach};
 use crate::proxy::{self, Onward, Proxy};

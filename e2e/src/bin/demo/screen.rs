@@ -5,7 +5,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::Result;
-use e2e::process::Output;
+use test_support::process::Output;
 
 use crate::interrupt::Interrupt;
 

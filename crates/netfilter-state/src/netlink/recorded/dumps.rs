@@ -1,5 +1,5 @@
 //! What the dumps in `tests/dumps` are dumps of, for the tests that read them and for the one that takes them again
-//! (`netns-apply/tests/dumps.rs`).
+//! (`netns-apply/tests/it/dumps.rs`).
 
 #[path = "../../../../../redirect-core/src/recorded/plans.rs"]
 pub mod plans;

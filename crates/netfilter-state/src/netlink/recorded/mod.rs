@@ -1,5 +1,5 @@
 //! What a kernel answered, for tests that need none: `tests/dumps` holds dumps as Linux 6.18 gives them. That a kernel answers so today is what
-//! `netns-apply/tests/dumps.rs` checks.
+//! `netns-apply/tests/it/dumps.rs` checks.
 
 pub(crate) mod dumps;
 // The dumps are those of a machine that puts the low byte first.

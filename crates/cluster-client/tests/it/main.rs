@@ -1,0 +1,3 @@
+//! Limits of the client, against a server that breaks them.
+
+mod limits;

@@ -1,0 +1,306 @@
+//! What the kernel holds in a namespace, in a form that two moments or a recording can be compared in.
+
+use std::collections::BTreeMap;
+use std::process::Command;
+
+use anyhow::{Context, Error, Result};
+use serde_json::Value;
+
+use super::Namespace;
+use crate::process::{self, SHORT};
+use crate::rewrites::{Printed, Rewrites};
+
+/// Chain name to its lines, in order.
+pub type Chains = BTreeMap<String, Vec<String>>;
+/// Table name to its chains. Built-in chains without a rule are left out.
+pub type Tables = BTreeMap<String, Chains>;
+
+/// The table name under which [`State`] shows that both iptables variants hold rules: never right, equal to no recording.
+const BOTH_VARIANTS: &str = "BOTH BACKENDS PROGRAMMED";
+
+/// Everything that traffic redirection may leave in a namespace.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct State {
+    /// `iptables-save`, of whichever variant holds rules.
+    pub v4: Tables,
+    /// `ip6tables-save`, of whichever variant holds rules.
+    pub v6: Tables,
+    /// `ip -4 rule list`, sorted, without priorities and the kernel's own three.
+    pub rule4: Vec<String>,
+    /// `ip -6 rule list`, sorted, without priorities and the kernel's own three.
+    pub rule6: Vec<String>,
+    /// Local default routes of any IPv4 table, sorted.
+    pub route4: Vec<String>,
+    /// Local default routes of any IPv6 table, sorted.
+    pub route6: Vec<String>,
+    /// Addresses on `lo` with prefix length, sorted.
+    pub lo: Vec<String>,
+    /// Chains of native nftables tables that have `istio` in their name: `table inet x / chain y` to its lines.
+    pub nft: Chains,
+}
+
+impl State {
+    /// What a namespace holds now.
+    pub(super) fn of(namespace: &Namespace, with_nft: bool) -> Result<Self> {
+        namespace.enter(|| {
+            Ok(Self {
+                v4: saved("iptables")?,
+                v6: saved("ip6tables")?,
+                rule4: rules(&print("ip", &["-4", "rule", "list"])?),
+                rule6: rules(&print("ip", &["-6", "rule", "list"])?),
+                route4: default_routes("-4")?,
+                route6: default_routes("-6")?,
+                lo: addresses(&print("ip", &["addr", "show", "dev", "lo"])?),
+                nft: if with_nft {
+                    nft_chains(&print("nft", &["-s", "list", "ruleset"])?)
+                } else {
+                    Chains::new()
+                },
+            })
+        })?
+    }
+
+    /// What a conformance case recorded: its `state_v4`, `state_v6`, `ip_rule_v4`, `ip_rule_v6` and `nft`, as the
+    /// [rewrites](crate::rewrites) have them.
+    /// Routes and loopback addresses are not compared against recordings and stay empty.
+    pub fn recorded(case: &Value) -> Result<Self> {
+        let rewrites =
+            Rewrites::read(include_str!("../../../../e2e/fixtures/divergences.json")).map_err(Error::msg)?;
+        let rewritten = |mut tables: Tables, printed| {
+            tables.values_mut().for_each(|chains| rewrite(&rewrites, printed, chains));
+            tables
+        };
+        Ok(Self {
+            v4: rewritten(recorded_tables(&case["state_v4"])?, Printed::V4),
+            v6: rewritten(recorded_tables(&case["state_v6"])?, Printed::V6),
+            rule4: recorded_rules(&case["ip_rule_v4"])?,
+            rule6: recorded_rules(&case["ip_rule_v6"])?,
+            nft: if case["nft"].is_array() {
+                let mut chains = nft_chains(&strings(&case["nft"])?.join("\n"));
+                rewrite(&rewrites, Printed::Nft, &mut chains);
+                chains
+            } else {
+                Chains::new()
+            },
+            ..Self::default()
+        })
+    }
+
+    /// The same without what recordings do not hold: routes and loopback addresses.
+    #[must_use]
+    pub fn without_routes_and_addresses(mut self) -> Self {
+        self.route4.clear();
+        self.route6.clear();
+        self.lo.clear();
+        self
+    }
+
+    /// Whether it has no rule, ip rule, route or native table. Addresses are not checked.
+    pub fn is_pristine(&self) -> bool {
+        let lo = self.lo.clone();
+        *self == Self { lo, ..Self::default() }
+    }
+
+    /// One text per difference, each with both sides; none if the two are equal.
+    pub fn differences(&self, want: &Self) -> Vec<String> {
+        let mut all = Vec::new();
+        for (name, want, got) in [("v4", &want.v4, &self.v4), ("v6", &want.v6, &self.v6)] {
+            all.extend(map_differences(name, want, got).into_iter().flat_map(|(table, want, got)| {
+                let (want, got) = (want.cloned().unwrap_or_default(), got.cloned().unwrap_or_default());
+                describe(&table, &want, &got)
+            }));
+        }
+        all.extend(describe("nft", &want.nft, &self.nft));
+        for (name, want, got) in [
+            ("rule4", &want.rule4, &self.rule4),
+            ("rule6", &want.rule6, &self.rule6),
+            ("route4", &want.route4, &self.route4),
+            ("route6", &want.route6, &self.route6),
+            ("lo", &want.lo, &self.lo),
+        ] {
+            if want != got {
+                all.push(format!("{name}:\n   want {want:?}\n   got  {got:?}"));
+            }
+        }
+        all
+    }
+}
+
+fn describe(name: &str, want: &Chains, got: &Chains) -> Vec<String> {
+    let differences = map_differences(name, want, got).into_iter();
+    differences.map(|(chain, want, got)| format!("{chain}:\n   want {want:?}\n   got  {got:?}")).collect()
+}
+
+/// The entries that differ: name, wanted, got.
+fn map_differences<'a, V: PartialEq>(
+    name: &str,
+    want: &'a BTreeMap<String, V>,
+    got: &'a BTreeMap<String, V>,
+) -> Vec<(String, Option<&'a V>, Option<&'a V>)> {
+    let new = got.keys().filter(|key| !want.contains_key(*key));
+    let keys = want.keys().chain(new);
+    let pairs = keys.map(|key| (format!("{name} {key}"), want.get(key), got.get(key)));
+    pairs.filter(|(_, want, got)| want != got).collect()
+}
+
+/// Runs a program in the namespace of this thread and returns what it prints.
+fn print(program: &str, args: &[&str]) -> Result<String> {
+    let mut command = Command::new(program);
+    Ok(process::run(command.args(args), SHORT)?.ok()?.stdout)
+}
+
+fn saved(family: &str) -> Result<Tables> {
+    let nft = tables(&print(&format!("{family}-nft-save"), &[])?);
+    let legacy = tables(&print(&format!("{family}-legacy-save"), &[])?);
+    Ok(match (nft.is_empty(), legacy.is_empty()) {
+        (false, false) => {
+            let sides = [("nft", nft), ("legacy", legacy)];
+            let lines = sides.map(|(side, tables)| (side.to_owned(), vec![format!("{tables:?}")]));
+            Tables::from([(BOTH_VARIANTS.to_owned(), Chains::from(lines))])
+        }
+        (true, _) => legacy,
+        (false, true) => nft,
+    })
+}
+
+/// Parses the text of `iptables-save`.
+pub(super) fn tables(text: &str) -> Tables {
+    let mut tables = Tables::new();
+    let mut current = String::new();
+    for line in text.lines().map(str::trim) {
+        if let Some(name) = line.strip_prefix('*') {
+            current = name.to_owned();
+        } else if let Some(chain) = line.strip_prefix(':') {
+            let mut words = chain.split_whitespace();
+            let (name, policy) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
+            if !is_untouched_builtin(name, policy) {
+                tables.entry(current.clone()).or_default().entry(name.to_owned()).or_default();
+            }
+        } else if !line.is_empty() && !line.starts_with('#') && line != "COMMIT" {
+            let chain = line.split_whitespace().nth(1).unwrap_or_default().to_owned();
+            tables.entry(current.clone()).or_default().entry(chain).or_default().push(line.to_owned());
+        }
+    }
+    tables
+}
+
+fn is_untouched_builtin(chain: &str, policy: &str) -> bool {
+    policy == "ACCEPT" && matches!(chain, "PREROUTING" | "INPUT" | "FORWARD" | "OUTPUT" | "POSTROUTING")
+}
+
+/// Parses `ip rule list`: lines of `PRIORITY:\tRULE`.
+fn rules(text: &str) -> Vec<String> {
+    let lines = text.lines().filter_map(|line| line.split_once(':'));
+    let added = lines.filter(|(priority, _)| !matches!(*priority, "0" | "32766" | "32767"));
+    sorted(added.map(|(_, rule)| rule.trim().to_owned()))
+}
+
+fn default_routes(family: &str) -> Result<Vec<String>> {
+    let text = print("ip", &[family, "route", "show", "table", "all", "type", "local"])?;
+    let lines = text.lines().filter(|line| line.contains("default"));
+    Ok(sorted(lines.map(|line| line.split_whitespace().collect::<Vec<_>>().join(" "))))
+}
+
+/// Parses `ip addr show`: the word after `inet` and `inet6`.
+fn addresses(text: &str) -> Vec<String> {
+    let lines = text.lines().filter_map(|line| line.trim().strip_prefix("inet"));
+    let words = lines.filter_map(|line| line.trim_start_matches('6').split_whitespace().next());
+    sorted(words.map(str::to_owned))
+}
+
+/// Parses `nft list ruleset`.
+fn nft_chains(text: &str) -> Chains {
+    let mut chains = Chains::new();
+    let (mut table, mut chain) = (String::new(), None);
+    for line in text.lines().map(str::trim) {
+        if line.starts_with("table ") {
+            table = line.trim_end_matches(['{', ' ']).to_owned();
+        } else if line.starts_with("chain ") {
+            let name = format!("{table} / {}", line.trim_end_matches(['{', ' ']));
+            chains.insert(name.clone(), Vec::new());
+            chain = Some(name);
+        } else if line != "}"
+            && !line.is_empty()
+            && let Some(lines) = chain.as_ref().and_then(|name| chains.get_mut(name))
+        {
+            lines.push(line.to_owned());
+        }
+    }
+    chains.retain(|name, _| name.contains("istio"));
+    chains
+}
+
+fn rewrite(rewrites: &Rewrites, printed: Printed, chains: &mut Chains) {
+    for (chain, lines) in chains {
+        *lines = lines.iter().flat_map(|line| rewrites.of(printed, chain, line)).collect();
+    }
+}
+
+/// A recording keeps the lines of `iptables-save` per table.
+fn recorded_tables(value: &Value) -> Result<Tables> {
+    let mut text = String::new();
+    for (table, lines) in value.as_object().into_iter().flatten() {
+        text.push_str(&format!("*{table}\n{}\n", strings(lines)?.join("\n")));
+    }
+    Ok(tables(&text))
+}
+
+fn recorded_rules(value: &Value) -> Result<Vec<String>> {
+    let lines = strings(value)?.into_iter();
+    Ok(sorted(
+        lines.map(|line| line.split_once('\t').map_or(line.clone(), |(_, rule)| rule.trim().to_owned())),
+    ))
+}
+
+fn strings(value: &Value) -> Result<Vec<String>> {
+    let lines = value.as_array().into_iter().flatten();
+    lines
+        .map(|line| line.as_str().map(str::to_owned).with_context(|| format!("{line} is not text")))
+        .collect()
+}
+
+fn sorted(lines: impl Iterator<Item = String>) -> Vec<String> {
+    let mut lines: Vec<String> = lines.collect();
+    lines.sort();
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tables_keep_chains_without_rules_and_drop_untouched_builtins() {
+        let parsed = tables(
+            "# x\n*nat\n:OUTPUT ACCEPT [0:0]\n:MINE - [0:0]\n-A PREROUTING -j MINE\nCOMMIT\n*raw\n:OUTPUT ACCEPT [0:0]\nCOMMIT\n",
+        );
+        let nat = Chains::from([
+            ("MINE".to_owned(), vec![]),
+            ("PREROUTING".to_owned(), vec!["-A PREROUTING -j MINE".to_owned()]),
+        ]);
+        assert_eq!(parsed, Tables::from([("nat".to_owned(), nat)]));
+    }
+
+    #[test]
+    fn loopback_addresses_of_both_families() {
+        let text = "1: lo: <LOOPBACK>\n    link/loopback 00:00\n    inet 127.0.0.1/8 scope host lo\n    inet6 ::1/128 scope host\n";
+        assert_eq!(addresses(text), ["127.0.0.1/8", "::1/128"]);
+    }
+
+    #[test]
+    fn differences_name_table_and_chain() {
+        let with = |rule: &str| State {
+            v4: Tables::from([(
+                "nat".to_owned(),
+                Chains::from([("OUTPUT".to_owned(), vec![rule.to_owned()])]),
+            )]),
+            ..State::default()
+        };
+        let differences = with("-A OUTPUT -j A").differences(&with("-A OUTPUT -j B"));
+        assert_eq!(
+            differences,
+            ["v4 nat OUTPUT:\n   want Some([\"-A OUTPUT -j B\"])\n   got  Some([\"-A OUTPUT -j A\"])"]
+        );
+        assert_eq!(with("x").differences(&with("x")), Vec::<String>::new());
+    }
+}

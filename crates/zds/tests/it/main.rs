@@ -1,0 +1,3 @@
+//! Conversations with ztunnel.
+
+mod cases;

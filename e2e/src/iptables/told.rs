@@ -1,0 +1,52 @@
+//! What a run that failed must have said, and left.
+
+use anyhow::Result;
+use test_support::netns::{Namespace, Snapshot, SnapshotDiff};
+use test_support::process::Output;
+
+/// The error lines of a run.
+pub fn errors(output: &Output) -> String {
+    let lines = output.stderr.lines().filter(|line| line.contains("\terror\t"));
+    lines.collect::<Vec<_>>().join("\n")
+}
+
+/// Asserts that a run failed, by exit code 1 and an error message that has all these words.
+#[track_caller]
+pub fn assert_refused(output: &Output, words: &[&str]) {
+    assert_eq!(output.code(), Some(1), "{output:?}");
+    let errors = errors(output);
+    assert!(!errors.is_empty(), "no error message: {}", output.stderr);
+    for word in words {
+        assert!(errors.contains(word), "{word:?} is not in {errors}");
+    }
+}
+
+/// Asserts that a namespace is what it was.
+#[track_caller]
+pub fn assert_unchanged(namespace: &Namespace, before: &Snapshot, what: &str) {
+    let changes = changes(namespace, before).expect("can be checked");
+    assert!(changes.is_empty(), "{what}:\n{}", changes.join("\n"));
+}
+
+/// How a namespace differs from what it was, a line each.
+pub fn changes(namespace: &Namespace, before: &Snapshot) -> Result<Vec<String>> {
+    Ok(namespace.snapshot()?.changes_since(before).iter().map(ToString::to_string).collect())
+}
+
+/// The changes that an error message does not name. Named is a rule by its table, everything else by what it is.
+pub fn not_named(changes: &[SnapshotDiff], message: &str) -> Vec<String> {
+    let is_named = |change: &SnapshotDiff| match change.section {
+        "ip -4 rule" | "ip -6 rule" => message.contains("policy rule"),
+        "ip -4 route" | "ip -6 route" => message.contains("route") || message.contains("::6"),
+        "lo" => message.contains("::6"),
+        // `nat -A OUTPUT ...`, and `table inet istio-proxy-nat / ...`.
+        _ => {
+            let words = change
+                .line
+                .strip_prefix("table ")
+                .map_or(&change.line[..], |line| line.split_once(' ').map_or(line, |(_, name)| name));
+            words.split(' ').next().is_some_and(|table| message.contains(table))
+        }
+    };
+    changes.iter().filter(|change| !is_named(change)).map(ToString::to_string).collect()
+}

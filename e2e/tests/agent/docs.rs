@@ -1,0 +1,101 @@
+//! docs/reference/agent.md says what the code says. With UPDATE_DOCS=1 the tables are written instead of compared.
+
+use std::fs;
+use std::path::Path;
+
+use controller_runtime::metrics::{Described, process};
+use install_cni::metrics::Metrics;
+use install_cni::reload::RELOADED;
+use install_cni::settings::table::SETTINGS;
+
+use settings_cli::LOG_ROWS;
+use settings_table::{Status, markdown, wrapped};
+use taint_controller::metrics::ControllerMetrics;
+
+fn metrics(rows: &[Described]) -> String {
+    let item = |row: &Described| {
+        let labels = if row.labels.is_empty() { String::new() } else { format!("{{{}}}", row.labels) };
+        let is_named_counter = row.kind == "counter" && row.name.ends_with("_total");
+        let kind = if is_named_counter { String::new() } else { format!(" ({})", row.kind) };
+        wrapped(&format!("- `{}{labels}`{kind}: {}", row.name, row.help), "  ")
+    };
+    rows.iter().map(item).collect()
+}
+
+/// The list of settings; those that are not in force come behind it, together by the reason.
+fn settings() -> String {
+    let (others, in_force): (Vec<_>, Vec<_>) = SETTINGS
+        .iter()
+        .copied()
+        .partition(|row| matches!(row.status, Status::WithoutEffect(_) | Status::NotImplemented(_)));
+    let mut text = markdown(&in_force) + "\nNot in force:\n\n";
+    let mut reasons: Vec<(String, Vec<&str>)> = Vec::new();
+    for row in &others {
+        let (description, name) = (row.description(), row.env.first().copied().unwrap_or(row.name()));
+        match reasons.iter_mut().find(|(known, _)| *known == description) {
+            Some((_, names)) => names.push(name),
+            None => reasons.push((description, vec![name])),
+        }
+    }
+    for (description, names) in reasons {
+        let names: Vec<String> = names.iter().map(|name| format!("`{name}`")).collect();
+        text += &wrapped(&format!("- {}: {description}", names.join(", ")), "  ");
+    }
+    text
+}
+
+#[test]
+fn the_reference_matches_the_code() {
+    let tables = [
+        ("metrics", metrics(&[Metrics::ROWS, process::METRICS].concat())),
+        ("settings", settings()),
+        ("logging", markdown(LOG_ROWS)),
+    ];
+    compare("reference/agent.md", &tables);
+    compare("concepts/taint.md", &[("taint-metrics", metrics(ControllerMetrics::ROWS))]);
+}
+
+fn compare(file: &str, tables: &[(&str, String)]) {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs").join(file);
+    let mut text = fs::read_to_string(&path).expect(file);
+    for (name, table) in tables {
+        let begin = format!("<!-- {name} -->\n");
+        let start = text.find(&begin).expect("a place for the table") + begin.len();
+        let end = start + text[start..].find("<!-- end -->").expect("an end of the table");
+        if std::env::var_os("UPDATE_DOCS").is_some() {
+            text.replace_range(start..end, table);
+        } else {
+            assert_eq!(&text[start..end], table, "run UPDATE_DOCS=1 cargo test -p e2e --test agent docs::");
+        }
+    }
+    if std::env::var_os("UPDATE_DOCS").is_some() {
+        fs::write(path, text).expect("writes");
+    }
+}
+
+#[test]
+fn the_reference_shows_every_placeholder() {
+    let text = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/reference/agent.md"))
+        .expect("docs");
+    let template = install_cni::conflist::Template { text: "__X__", values: &[] };
+    assert!(install_cni::conflist::Entry::from_template(&template).is_err(), "unknown ones are refused");
+    let source = include_str!("../../../node-agent/src/settings.rs");
+    let names = source.lines().filter_map(|line| {
+        let name = line.trim().strip_prefix("(\"")?.split('"').next()?;
+        name.bytes().all(|byte| byte.is_ascii_uppercase() || byte == b'_').then_some(name)
+    });
+    let names: Vec<&str> = names.collect();
+    assert!(names.len() >= 10, "{names:?}");
+    assert!(names.iter().all(|name| text.contains(&format!("`__{name}__`"))), "{names:?}");
+}
+
+#[test]
+fn the_reference_lists_what_is_reloaded() {
+    let text = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/reference/agent.md"))
+        .expect("docs");
+    let (_, section) = text.split_once("### Settings that are reloaded").expect("a section");
+    let (list, _) = section.split_once("- **Precedence**").expect("a list");
+    let listed: Vec<&str> = list.split('`').filter(|word| RELOADED.contains(word)).collect();
+    assert_eq!(listed, RELOADED);
+    assert!(RELOADED.iter().all(|name| SETTINGS.iter().any(|setting| setting.name() == *name)));
+}

@@ -1,0 +1,32 @@
+//! The agent as a process, on the directories of a node, with a stand-in for the API server.
+
+mod agent;
+mod ambient;
+mod broken;
+mod cluster;
+mod controllers;
+mod deploy;
+mod docs;
+mod drift;
+mod foreign;
+mod heal;
+mod heal_random;
+mod idle;
+mod landlock;
+mod model;
+mod nodes_ways;
+mod once;
+mod owned;
+mod power;
+mod privileges;
+mod ready;
+mod reload;
+mod repair;
+mod repair_in_place;
+mod sandboxed;
+mod seccomp;
+mod soak;
+mod soak_support;
+mod systemd;
+mod threads;
+mod verdicts;

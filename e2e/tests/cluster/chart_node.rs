@@ -1,0 +1,94 @@
+//! What the chart starts, on a real node.
+//!
+//! `make chart` builds Helm and runs this.
+
+use std::collections::BTreeSet;
+
+use crate::agent_support::{
+    LOOPBACK, POD, agent_pod, apply_manifest, assert_redirected, ensure_redirectctl_works, import_image,
+    is_ready, metric, wait_loaded,
+};
+use crate::chart_support::rendered_without_tests;
+use anyhow::{Context, Result, ensure};
+use e2e::kube::ApiServer;
+use e2e::node::{Node, sidecar_pod};
+use serde_json::{Value, json};
+use test_support::process::until;
+
+/// The agent's own profile.
+const PROFILE: &str = include_str!("../../../deploy/seccomp/install-cni.json");
+const PRIVILEGES: &str = include_str!("../../../docs/reference/privileges.md");
+
+#[test]
+#[ignore = "needs helm: make chart"]
+fn the_charts_defaults_run_an_agent_that_is_ready_and_has_nothing_to_complain_of() -> Result<()> {
+    let api = ApiServer::start()?;
+    let node = Node::joined(&api)?;
+    import_image(&node)?;
+    let daemon_set = apply_manifest(&api, &node, &rendered_without_tests(&json!({}))?)?;
+    let agent = node.start_pod(&agent_pod(&daemon_set, LOOPBACK, &api, "istio-cni-node-one"))?;
+    agent.wait("ready", POD, is_ready).with_context(|| agent.log("install-cni").unwrap_or_default())?;
+    wait_loaded(&node)?;
+    let pod = node.start_pod(&sidecar_pod("web"))?;
+    pod.wait_running(POD)?;
+    assert_redirected(&node, &pod)?;
+    let log = agent.log("install-cni")?;
+    ensure!(!log.contains("\twarn\t") && !log.contains("\terror\t"), "{log}");
+    // No proxy listens in it.
+    ensure_redirectctl_works(&agent, &[("web", "verified")])?;
+    ensure_the_page_tells_of_the_runtimes_profile(&node)
+}
+
+/// The calls that containerd's profile lets the agent make, whatever their arguments are: as many as docs/reference/privileges.md says, give or take what another
+/// version of containerd brings.
+fn ensure_the_page_tells_of_the_runtimes_profile(node: &Node<'_>) -> Result<()> {
+    let agents =
+        node.ctr(&["containers", "list", "-q", "labels.\"io.kubernetes.container.name\"==install-cni"])?;
+    let info: Value = serde_json::from_str(&node.ctr(&["containers", "info", agents.stdout.trim()])?.stdout)?;
+    let rules =
+        info.pointer("/Spec/linux/seccomp/syscalls").and_then(Value::as_array).context("no profile")?;
+    let allowing = rules.iter().filter(|rule| rule["action"] == "SCMP_ACT_ALLOW" && rule["args"].is_null());
+    let names = allowing.flat_map(|rule| rule["names"].as_array().into_iter().flatten());
+    let names: BTreeSet<&str> = names.filter_map(Value::as_str).collect();
+    for name in ["mount", "bpf", "perf_event_open"] {
+        ensure!(names.contains(name), "{name} is not let through");
+    }
+    let page = PRIVILEGES.split_whitespace().collect::<Vec<_>>().join(" ");
+    let (_, told) = page.split_once("the runtime's profile, which lets through ").context("no number")?;
+    let told: usize = told.split(' ').next().unwrap_or_default().parse()?;
+    ensure!(told.abs_diff(names.len()) <= 20, "{} calls are let through, the page says {told}", names.len());
+    Ok(())
+}
+
+/// With all that needs a capability switched on, the capabilities that the chart gives for that, and the profile of `deploy/seccomp`.
+#[test]
+#[ignore = "needs helm: make chart"]
+fn the_agent_installs_probes_and_heals_under_its_own_seccomp_profile() -> Result<()> {
+    let api = ApiServer::start()?;
+    let node = Node::joined(&api)?;
+    import_image(&node)?;
+    node.write_seccomp_profile("install-cni.json", PROFILE)?;
+    let values = json!({
+        "seccompProfile": {"type": "Localhost", "localhostProfile": "install-cni.json"},
+        "driftWatch": {"interval": "2s", "heal": true},
+        "nodeCondition": {"enabled": true},
+    });
+    let daemon_set = apply_manifest(&api, &node, &rendered_without_tests(&values)?)?;
+    let agent = node.start_pod(&agent_pod(&daemon_set, LOOPBACK, &api, "istio-cni-node-one"))?;
+    agent.wait("ready", POD, is_ready).with_context(|| agent.log("install-cni").unwrap_or_default())?;
+    wait_loaded(&node)?;
+    let pod = node.start_pod(&sidecar_pod("web"))?;
+    pod.wait_running(POD)?;
+    assert_redirected(&node, &pod)?;
+    let at_least_one = |name: &str| {
+        until(name, POD, &[], || Ok(metric(&node, name)?.is_some_and(|value| value >= 1.0).then_some(())))
+            .with_context(|| agent.log("install-cni").unwrap_or_default())
+    };
+    at_least_one("istio_cni_node_probes_total{result=\"redirected\"}")?;
+    at_least_one("istio_cni_heal_watched_pods")?;
+    pod.namespace()?.sh("iptables-nft -t nat -F OUTPUT")?.ok()?;
+    at_least_one("istio_cni_heal_attempts_total{reason=\"healed\"}")?;
+    let log = agent.log("install-cni")?;
+    ensure!(!log.contains("not permitted") && !log.contains("\terror\t"), "{log}");
+    ensure_redirectctl_works(&agent, &[("web", "verified")])
+}

@@ -1,0 +1,37 @@
+//! What needs a real API server, kubelet, containerd or Helm: `make test-cluster`.
+
+mod agent_api;
+mod agent_node;
+mod agent_race;
+mod agent_repair;
+mod agent_rollout;
+mod agent_runtimes;
+mod agent_scale;
+mod agent_support;
+mod agent_taint;
+mod ambient_node;
+mod chart;
+mod chart_cluster;
+mod chart_node;
+mod chart_support;
+mod enrolment;
+mod guides_cluster;
+mod guides_mesh;
+mod guides_node;
+mod images_node;
+mod images_support;
+mod kubectl_redirect;
+mod kubectl_support;
+mod mesh;
+mod mesh_support;
+mod monitoring;
+mod monitoring_live;
+mod monitoring_support;
+mod own_node;
+mod plugin_api;
+mod plugin_cnitool;
+mod plugin_node;
+mod proxy_user;
+mod redirectctl_api;
+mod redirectctl_node;
+mod validation_pod;

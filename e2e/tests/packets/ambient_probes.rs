@@ -1,0 +1,207 @@
+//! The node's table for probes of ambient pods: which connections get the probes' source address, and how the table is kept.
+
+use std::collections::BTreeSet;
+use std::io::Read as _;
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use netns_apply::{branch_interfaces, probes};
+use redirect_core::ambient::{PROBE_V4, PROBE_V6};
+use test_support::netns::{Families, Namespace, Topology, pod_address};
+
+const PORT: u16 = 8080;
+const FAMILIES: [bool; 2] = [false, true];
+
+fn addresses() -> BTreeSet<IpAddr> {
+    FAMILIES.map(pod_address).into()
+}
+
+/// The address from which the pod sees a connection of the node.
+fn source_seen(topology: &Topology, v6: bool) -> Result<IpAddr> {
+    let address = SocketAddr::new(pod_address(v6), PORT);
+    let listener = topology.pod.enter(|| TcpListener::bind(address))??;
+    let mut client = topology.client.enter(|| TcpStream::connect(address))?.context("cannot connect")?;
+    let (accepted, from) = listener.accept()?;
+    // It works both ways.
+    drop(accepted);
+    ensure!(client.read(&mut [0])? == 0);
+    Ok(from.ip())
+}
+
+#[test]
+fn probes_of_the_node_come_from_the_address_that_pods_let_through() -> Result<()> {
+    let topology = Topology::new(Families::Dual)?;
+    let on_node = |work: fn() -> Result<bool>| topology.client.enter(work)?;
+    for v6 in FAMILIES {
+        let before = source_seen(&topology, v6)?;
+        ensure!(before != IpAddr::from(PROBE_V4) && before != IpAddr::from(PROBE_V6), "{before}");
+    }
+    ensure!(on_node(|| Ok(probes::set(&addresses())?))?, "it was there");
+    ensure!(!on_node(|| Ok(probes::set(&addresses())?))?, "it was changed for nothing");
+    for (v6, probe) in [(false, IpAddr::from(PROBE_V4)), (true, IpAddr::from(PROBE_V6))] {
+        assert_eq!(source_seen(&topology, v6)?, probe);
+    }
+    ensure!(on_node(|| Ok(probes::set(&BTreeSet::new())?))?);
+    ensure!(source_seen(&topology, false)? != IpAddr::from(PROBE_V4), "of pods that left");
+    ensure!(on_node(|| Ok(probes::remove()?))? && !on_node(|| Ok(probes::remove()?))?);
+    let left = topology.client.sh("nft list ruleset")?.stdout;
+    assert_eq!(left.trim(), "");
+    Ok(())
+}
+
+#[test]
+fn what_the_node_forwards_keeps_its_source() -> Result<()> {
+    let topology = Topology::new(Families::V4)?;
+    let other = Namespace::empty(Families::V4)?;
+    topology.client.enter(|| probes::set(&addresses()))??;
+    topology.client.sh(&format!(
+        "set -e; ip link add fw0 type veth peer name fw1 netns {}; ip addr add 10.9.0.1/24 dev fw0; ip link set fw0 up; \
+         echo 1 > /proc/sys/net/ipv4/ip_forward",
+        other.name()
+    ))?.ok()?;
+    other
+        .sh("set -e; ip addr add 10.9.0.2/24 dev fw1; ip link set fw1 up; ip route add default via 10.9.0.1")?
+        .ok()?;
+    let address = SocketAddr::new(pod_address(false), PORT);
+    let listener = topology.pod.enter(|| TcpListener::bind(address))??;
+    let client = other.enter(|| TcpStream::connect(address))?.context("cannot connect")?;
+    assert_eq!(listener.accept()?.1.ip(), IpAddr::from([10, 9, 0, 2]));
+    drop(client);
+    Ok(())
+}
+
+#[test]
+fn whatever_another_program_made_of_the_table_is_found_and_repaired() -> Result<()> {
+    let topology = Topology::new(Families::V4)?;
+    let node = &topology.client;
+    node.enter(|| probes::set(&addresses()))??;
+    let table = "inet istio-ambient-probes";
+    for change in [
+        format!("nft delete table {table}"),
+        "nft flush ruleset".to_owned(),
+        format!("nft flush chain {table} postrouting"),
+        format!("nft insert rule {table} postrouting accept"),
+        format!("nft 'add chain {table} postrouting {{ policy drop; }}'"),
+        format!("nft 'add chain {table} other {{ type filter hook output priority 0; }}'"),
+        format!("nft flush set {table} pods-v4"),
+        format!("nft add element {table} pods-v4 '{{ 10.1.0.9 }}'"),
+        format!("nft 'add table {table} {{ flags dormant; }}'"),
+        // One of another form: no sets, no hook.
+        format!("nft delete table {table}; nft add table {table}; nft add chain {table} postrouting"),
+    ] {
+        node.sh(&change)?.ok().with_context(|| change.clone())?;
+        let seen = node.enter(probes::observe)??;
+        ensure!(!seen.is_for(&addresses()), "{change}: not found: {seen:?}");
+        ensure!(node.enter(|| probes::set(&addresses()))??, "{change}: not repaired");
+        ensure!(node.enter(probes::observe)??.is_for(&addresses()), "{change}");
+        assert_eq!(source_seen(&topology, false)?, IpAddr::from(PROBE_V4), "{change}");
+    }
+    Ok(())
+}
+
+#[test]
+fn another_programs_table_of_that_name_is_not_taken_without_an_error() -> Result<()> {
+    let node = Namespace::empty(Families::V4)?;
+    let mut owner = test_support::process::command("nft", ["-i"]);
+    owner.stdin(std::process::Stdio::piped()).stdout(std::process::Stdio::null());
+    let mut owner = node.command(&owner).stdin(std::process::Stdio::piped()).spawn()?;
+    let mut orders = owner.stdin.take().context("a pipe")?;
+    std::io::Write::write_all(&mut orders, b"add table inet istio-ambient-probes { flags owner; }\n")?;
+    std::io::Write::flush(&mut orders)?;
+    let held = test_support::process::until("the table", test_support::process::SHORT, &[], || {
+        Ok(node.enter(probes::observe)??.exists().then_some(()))
+    });
+    let refused = held.and_then(|()| node.enter(|| probes::set(&addresses())));
+    drop(orders);
+    owner.wait()?;
+    let refused = refused?.err().context("it was taken")?.to_string();
+    ensure!(refused.contains("CAP_NET_ADMIN") || refused.contains("refuses"), "{refused}");
+    ensure!(node.enter(|| probes::set(&addresses()))??, "its owner has ended");
+    Ok(())
+}
+
+/// A node as Amazon's network plugin leaves it: what a pod with a branch interface sends goes to the VPC, also what is for the node, and so does what the
+/// node sends to the pod.
+fn node_with_branch_interface(pod: &Namespace, vpc: &Namespace) -> Result<Namespace> {
+    let node = Namespace::empty(Families::Dual)?;
+    node.ip_batch(&format!(
+        "link add vlan1 address 02:00:00:00:00:01 type veth peer name eth0 netns {}
+         link add vpc0 type veth peer name node netns {}
+         link set vlan1 up
+         link set vpc0 up
+         addr add 10.0.0.1/24 dev vpc0
+         addr add fd00::1/64 dev vpc0 nodad
+         addr add fe80::1/64 dev vlan1 nodad",
+        pod.name(),
+        vpc.name()
+    ))?;
+    vpc.ip_batch("link set node up\naddr add 10.0.0.2/24 dev node\naddr add fd00::2/64 dev node nodad")?;
+    pod.ip_batch(
+        "link set eth0 up
+         addr add 10.0.3.7/32 dev eth0
+         addr add fd00:3::7/128 dev eth0 nodad
+         route add 169.254.1.1 dev eth0 scope link
+         route add default via 169.254.1.1 dev eth0
+         neigh add 169.254.1.1 lladdr 02:00:00:00:00:01 dev eth0
+         route add ::/0 via fe80::1 dev eth0",
+    )?;
+    node.sh(
+        "set -e; echo 0 > /proc/sys/net/ipv4/tcp_early_demux
+         for all in all vlan1 vpc0; do echo 0 > /proc/sys/net/ipv4/conf/$all/rp_filter; done
+         for ip in 'ip -4' 'ip -6'; do
+             $ip rule add pref 20 lookup local; $ip rule del pref 0; $ip rule add pref 10 iif vlan1 lookup 101
+         done
+         ip route add default via 10.0.0.2; ip route add default via 10.0.0.2 table 101; ip route add 10.0.3.7 dev vlan1 table 101
+         ip -6 route add default via fd00::2; ip -6 route add default via fd00::2 table 101; ip -6 route add fd00:3::7 dev vlan1 table 101",
+    )?
+    .ok()?;
+    Ok(node)
+}
+
+#[test]
+fn probes_reach_pods_with_branch_interfaces_and_their_answers_the_node() -> Result<()> {
+    let [pod, vpc] = [Namespace::empty(Families::Dual)?, Namespace::empty(Families::Dual)?];
+    let node = node_with_branch_interface(&pod, &vpc)?;
+    let pods: BTreeSet<IpAddr> = ["10.0.3.7".parse()?, "fd00:3::7".parse()?].into();
+    let set = |addresses: &BTreeSet<IpAddr>| -> Result<bool> {
+        Ok(node.enter(|| branch_interfaces::set(addresses))??)
+    };
+    let missing = || -> Result<BTreeSet<IpAddr>> { Ok(node.enter(|| branch_interfaces::missing(&pods))??) };
+    let before = node.snapshot()?;
+    node.enter(|| probes::set(&pods))??;
+    let probe = |address: IpAddr| -> Result<IpAddr> {
+        let address = SocketAddr::new(address, PORT);
+        let listener = pod.enter(|| TcpListener::bind(address))??;
+        let patience = Duration::from_secs(1);
+        let _client = node.enter(|| TcpStream::connect_timeout(&address, patience))??;
+        Ok(listener.accept()?.1.ip())
+    };
+    for address in &pods {
+        ensure!(probe(*address).is_err(), "the VPC has no pod");
+    }
+    assert_eq!(missing()?, pods);
+
+    ensure!(set(&pods)? && !set(&pods)?);
+    assert_eq!(missing()?, BTreeSet::new());
+    for address in &pods {
+        let source = if address.is_ipv4() { IpAddr::from(PROBE_V4) } else { IpAddr::from(PROBE_V6) };
+        assert_eq!(probe(*address)?, source);
+    }
+    // One without the other is no way.
+    node.sh("ip rule del pref 9")?.ok()?;
+    assert_eq!(missing()?, ["10.0.3.7".parse()?].into());
+    ensure!(set(&pods)?);
+
+    // What Istio's agent has for pods that left has the same form.
+    node.sh("ip rule add to 10.0.3.8 lookup 102 pref 512; ip rule add iif vlan2 lookup local pref 9")?
+        .ok()?;
+    ensure!(set(&BTreeSet::new())?);
+    node.enter(probes::remove)??;
+    let left = node.snapshot()?.changes_since(&before);
+    assert_eq!(left, []);
+
+    node.sh("echo 1 > /proc/sys/net/ipv4/tcp_early_demux")?.ok()?;
+    ensure!(!set(&pods)? && missing()?.is_empty(), "such a node has no branch interfaces");
+    Ok(())
+}

@@ -1,0 +1,393 @@
+//! Rules of other programs in a pod's namespace. Where one keeps packets from the proxy although every rule of the mesh is in force,
+//! packets show it and CHECK names it; where packets still reach the proxy, CHECK is content.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use e2e::iptables::in_parallel;
+use e2e::iptables::mesh::Mesh;
+use e2e::plugin::{Answer, Invocation, RunDir, sidecar};
+use e2e::traffic::{Client, Outcome, PROXY_ID, TcpServer};
+use serde_json::{Value, json};
+use test_support::netns::{pod_address, remote_address};
+
+const THREADS: usize = 2;
+/// For packets that nobody is expected to answer.
+const IMPATIENT: Duration = Duration::from_millis(300);
+/// A port of a stranger in the pod, who is not the proxy.
+const STRANGER: u16 = 3128;
+
+/// How the pod is redirected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Mode {
+    /// By iptables-nft's tables, over netlink.
+    Redirect,
+    /// The same, inbound by TPROXY.
+    Tproxy,
+    /// By native nftables.
+    Native,
+    /// The same, inbound by TPROXY.
+    NativeTproxy,
+    /// The legacy variant's tables are in use before the plugin comes.
+    Legacy,
+}
+
+/// A packet to try.
+#[derive(Clone, Copy, Debug)]
+enum Probe {
+    /// From outside to the application.
+    Inbound,
+    /// From the application to the outside.
+    Outbound,
+    /// A DNS query of the application.
+    Dns,
+}
+
+/// Other programs' rules that keep packets from the proxy.
+struct Harmful {
+    mode: Mode,
+    script: &'static str,
+    probe: Probe,
+    /// What CHECK has to name.
+    named: &'static [&'static str],
+}
+
+const fn harmful(mode: Mode, script: &'static str, probe: Probe, named: &'static [&'static str]) -> Harmful {
+    Harmful { mode, script, probe, named }
+}
+
+/// A redirected pod with servers everywhere.
+struct Pod {
+    mesh: Mesh,
+    run_dir: RunDir,
+    conf: Value,
+    _stranger: TcpServer,
+}
+
+impl Pod {
+    fn new(mode: Mode) -> Result<Self> {
+        let mesh = Mesh::new()?;
+        let stranger = TcpServer::start(mesh.pod(), "stranger", ([0, 0, 0, 0], STRANGER))?;
+        let run_dir = RunDir::new()?;
+        let inbound = match mode {
+            Mode::Redirect | Mode::Native | Mode::Legacy => "REDIRECT",
+            Mode::Tproxy | Mode::NativeTproxy => "TPROXY",
+        };
+        let mut pod = sidecar("web", &[("sidecar.istio.io/interceptionMode", inbound)]);
+        let variables = [("ISTIO_META_DNS_CAPTURE", "true"), ("ISTIO_DUAL_STACK", "true")];
+        pod["spec"]["containers"][1]["env"] =
+            variables.map(|(name, value)| json!({"name": name, "value": value})).into_iter().collect();
+        run_dir.write_manifest("web.json", &pod)?;
+        let mut conf = run_dir.manifest_conf();
+        if matches!(mode, Mode::Native | Mode::NativeTproxy) {
+            conf["native_nftables"] = json!(true);
+        }
+        if mode == Mode::Legacy {
+            mesh.pod().sh("iptables-legacy -t nat -A INPUT -p udp --dport 9 -j ACCEPT")?;
+        }
+        Ok(Self { mesh, run_dir, conf, _stranger: stranger })
+    }
+
+    fn redirected(mode: Mode) -> Result<Self> {
+        let pod = Self::new(mode)?;
+        pod.call("ADD")?.result()?;
+        pod.call("CHECK")?.silence().context("CHECK of a pod that nobody has touched")?;
+        Ok(pod)
+    }
+
+    fn call(&self, command: &str) -> Result<Answer> {
+        let mut conf = self.conf.clone();
+        if command == "CHECK" {
+            conf["prevResult"] = json!({"cniVersion": "1.1.0"});
+        }
+        let call = Invocation::new(command, &conf).netns(self.mesh.pod()).pod("default", "web");
+        call.run().with_context(|| format!("{command} in {}", self.run_dir.path().display()))
+    }
+
+    /// Where a packet arrives, and where it would at the proxy.
+    fn send(&self, probe: Probe) -> Result<(Outcome, &'static str)> {
+        let app = self.mesh.app().patience(IMPATIENT);
+        Ok(match probe {
+            Probe::Inbound => {
+                let client = Client::new(&self.mesh.topology.client).patience(IMPATIENT);
+                (client.tcp((pod_address(false), 8080))?, "inbound")
+            }
+            Probe::Outbound => (app.tcp((remote_address(false), 80))?, "outbound"),
+            Probe::Dns => (app.udp((remote_address(false), 53))?, "dns"),
+        })
+    }
+}
+
+impl Harmful {
+    fn play(&self) -> Result<Vec<String>> {
+        let pod = Pod::redirected(self.mode)?;
+        pod.mesh.pod().sh(self.script)?;
+        let mut problems = Vec::new();
+        let (outcome, proxy) = pod.send(self.probe)?;
+        if outcome.server() == Some(proxy) {
+            problems.push(format!("{}: {:?} reaches the proxy all the same", self.script, self.probe));
+        }
+        match pod.call("CHECK")?.error() {
+            Ok((111, text)) => {
+                let missing = self.named.iter().filter(|word| !text.contains(**word));
+                problems.extend(missing.map(|word| format!("{}: {word:?} is not in {text}", self.script)));
+            }
+            other => problems.push(format!("{}: CHECK says {other:?}", self.script)),
+        }
+        Ok(problems)
+    }
+}
+
+const NFT_OUTPUT: &str = "nft 'table inet theirs {
+    chain out { type nat hook output priority -150; ip protocol tcp redirect to :3128; }
+}'";
+const NFT_INBOUND: &str = "nft 'table ip theirs {
+    chain in { type nat hook prerouting priority -150; tcp dport 8080 redirect to :3128; }
+}'";
+const NFT_DROP: &str = "nft 'table inet theirs {
+    chain a { tcp dport 8080 drop; }
+    chain in { type filter hook prerouting priority -310; iifname \"eth0\" jump a; }
+}'";
+const NFT_SET: &str = "nft 'table ip theirs {
+    chain out { type nat hook output priority -150; tcp dport { 80, 443 } redirect to :3128; }
+}'";
+
+const HARMFUL: &[Harmful] = &[
+    harmful(
+        Mode::Redirect,
+        "iptables-nft -t nat -I OUTPUT 1 -j ACCEPT",
+        Probe::Outbound,
+        &["table ip nat, chain OUTPUT", "hook output, priority -100", "rule 1 (-j ACCEPT)", "ends the chain"],
+    ),
+    harmful(
+        Mode::Redirect,
+        "iptables-nft -t nat -I PREROUTING 1 -p tcp -m comment --comment 'an agent of ours' -j ACCEPT",
+        Probe::Inbound,
+        &[
+            "table ip nat, chain PREROUTING",
+            "hook prerouting",
+            "rule 1 (-p tcp -j ACCEPT)",
+            "inbound connections",
+        ],
+    ),
+    harmful(
+        Mode::Redirect,
+        "iptables-nft -t nat -I OUTPUT 1 -p udp --dport 53 -j RETURN",
+        Probe::Dns,
+        &["table ip nat, chain OUTPUT", "DNS queries"],
+    ),
+    harmful(
+        Mode::Redirect,
+        "iptables-nft -t nat -N VPN
+         iptables-nft -t nat -A VPN -d 198.51.100.0/24 -p tcp -j REDIRECT --to-ports 3128
+         iptables-nft -t nat -I OUTPUT -j VPN",
+        Probe::Outbound,
+        &["chain VPN (from OUTPUT, hook output, priority -100)", "-d 198.51.100.0/24 -p tcp -j REDIRECT"],
+    ),
+    harmful(
+        Mode::Redirect,
+        "iptables-nft -t nat -I PREROUTING -p tcp --dport 8080 -j DNAT --to-destination 10.1.0.2:8081",
+        Probe::Inbound,
+        &["-p tcp -m tcp --dport 8080 -j DNAT", "translates the destination"],
+    ),
+    harmful(
+        Mode::Redirect,
+        NFT_OUTPUT,
+        Probe::Outbound,
+        &["table inet theirs, chain out", "hook output, priority -150", "REDIRECT"],
+    ),
+    harmful(
+        Mode::Redirect,
+        NFT_INBOUND,
+        Probe::Inbound,
+        &["table ip theirs, chain in", "hook prerouting, priority -150"],
+    ),
+    harmful(
+        Mode::Redirect,
+        NFT_SET,
+        Probe::Outbound,
+        &["table ip theirs, chain out", "--dports 80,443 -j REDIRECT", "translates the destination"],
+    ),
+    harmful(
+        Mode::Redirect,
+        NFT_DROP,
+        Probe::Inbound,
+        &["chain a (from in, hook prerouting, priority -310)", "--dport 8080 -j DROP", "drops"],
+    ),
+    harmful(
+        Mode::Redirect,
+        "iptables-nft -A INPUT -p tcp --dport 15006 -j REJECT",
+        Probe::Inbound,
+        &["table ip filter, chain INPUT", "priority 0", "-j REJECT"],
+    ),
+    harmful(
+        Mode::Redirect,
+        "iptables-nft -P INPUT DROP",
+        Probe::Inbound,
+        &["table ip filter, chain INPUT", "policy drops"],
+    ),
+    harmful(
+        Mode::Redirect,
+        "iptables-nft -t mangle -I OUTPUT -m owner --uid-owner 1000 -j DROP",
+        Probe::Outbound,
+        &["table ip mangle, chain OUTPUT", "--uid-owner 1000"],
+    ),
+    harmful(
+        Mode::Redirect,
+        "iptables-nft -t raw -I PREROUTING -p tcp -j CT --notrack",
+        Probe::Inbound,
+        &["table ip raw, chain PREROUTING", "disables connection tracking"],
+    ),
+    harmful(
+        Mode::Redirect,
+        "nft 'add table ip nat { flags dormant; }'",
+        Probe::Outbound,
+        &["table ip nat", "dormant"],
+    ),
+    harmful(
+        Mode::Redirect,
+        "iptables-legacy -t nat -I OUTPUT -p tcp -j REDIRECT --to-ports 3128",
+        Probe::Outbound,
+        &["table ip nat (legacy), chain OUTPUT", "may translate"],
+    ),
+    harmful(
+        Mode::Redirect,
+        "iptables-legacy -t raw -I PREROUTING -p tcp -s 10.1.0.0/24 -j DROP",
+        Probe::Inbound,
+        &["table ip raw (legacy), chain PREROUTING", "priority -300", "-s 10.1.0.0/24 -p tcp -j DROP"],
+    ),
+    harmful(
+        Mode::Tproxy,
+        "iptables-nft -t mangle -I PREROUTING -i eth0 -p tcp -j MARK --set-mark 1337",
+        Probe::Inbound,
+        &["table ip mangle, chain PREROUTING", "rule 1 (-i eth0 -p tcp -j MARK --set-mark 0x539)"],
+    ),
+    harmful(
+        Mode::Tproxy,
+        "iptables-nft -t mangle -I PREROUTING 1 -p tcp -j ACCEPT",
+        Probe::Inbound,
+        &["table ip mangle, chain PREROUTING", "ends the chain"],
+    ),
+    harmful(Mode::Native, NFT_OUTPUT, Probe::Outbound, &["table inet theirs, chain out", "priority -150"]),
+    harmful(
+        Mode::Native,
+        "iptables-nft -t nat -I OUTPUT 1 -p tcp -j REDIRECT --to-ports 3128",
+        Probe::Outbound,
+        &["table ip nat, chain OUTPUT", "may translate"],
+    ),
+    harmful(
+        Mode::Native,
+        "nft 'add table inet istio-proxy-nat { flags dormant; }'",
+        Probe::Outbound,
+        &["inet istio-proxy-nat", "dormant"],
+    ),
+    harmful(Mode::NativeTproxy, NFT_DROP, Probe::Inbound, &["chain a (from in", "drops"]),
+    harmful(
+        Mode::Legacy,
+        "iptables-legacy -t nat -I OUTPUT 1 -j ACCEPT",
+        Probe::Outbound,
+        &["table ip nat (legacy), chain OUTPUT", "rule 1 (-j ACCEPT)", "ends the chain"],
+    ),
+    harmful(Mode::Legacy, NFT_INBOUND, Probe::Inbound, &["table ip theirs, chain in", "priority -150"]),
+];
+
+#[test]
+fn check_names_what_keeps_packets_from_the_proxy() {
+    let problems = in_parallel(THREADS, HARMFUL, |_, case| case.play());
+    assert!(problems.is_empty(), "{} problems:\n{}", problems.len(), problems.join("\n"));
+}
+
+/// What programs in a pod have without coming in the mesh's way.
+const HARMLESS: &str = "
+iptables-nft -t nat -I OUTPUT 1 -p icmp -j ACCEPT
+iptables-nft -t nat -I OUTPUT 1 -o tun0 -j ACCEPT
+iptables-nft -t nat -I PREROUTING 1 -i tun0 -j ACCEPT
+iptables-nft -t nat -I PREROUTING 1 -p tcp --dport 15021 -j ACCEPT
+iptables-nft -t nat -I PREROUTING 1 -d 10.77.0.0/16 -j ACCEPT
+iptables-nft -t nat -I OUTPUT 1 -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT
+iptables-nft -t nat -A OUTPUT -j ACCEPT
+iptables-nft -t nat -A POSTROUTING -o eth0 -j MASQUERADE
+iptables-nft -t nat -N DOCKER_OUTPUT
+iptables-nft -t nat -A DOCKER_OUTPUT -d 127.0.0.11/32 -p udp --dport 53 -j DNAT --to-destination 127.0.0.11:4053
+iptables-nft -t nat -I OUTPUT 1 -d 127.0.0.11/32 -j DOCKER_OUTPUT
+iptables-nft -A INPUT -m conntrack --ctstate INVALID -j DROP
+iptables-nft -A INPUT -p udp --dport 9 -j DROP
+iptables-nft -t mangle -A OUTPUT -p udp -j MARK --set-mark 7
+nft '
+table inet theirs {
+    chain forward { type filter hook forward priority 0; policy drop; }
+    chain in {
+        type filter hook input priority 10; policy drop
+        ct state established,related accept
+        iifname \"lo\" accept
+        meta l4proto tcp accept
+        meta l4proto icmp accept
+        meta l4proto ipv6-icmp accept
+        udp sport 53 accept
+    }
+    chain pre { type filter hook prerouting priority -350; tcp flags syn counter log prefix \"syn\" accept; }
+    chain out { type filter hook output priority -350; udp dport { 9, 10 } drop; ip daddr { 127.0.0.11, 127.0.0.53 } udp dport 54 drop; }
+    chain sleeping { ip saddr 198.51.100.0/24 drop; }
+}
+table ip6 asleep {
+    flags dormant
+    chain out { type filter hook output priority -350; policy drop; }
+}'
+";
+
+#[test]
+fn harmless_rules_of_others_pass() -> Result<()> {
+    for mode in [Mode::Redirect, Mode::Tproxy, Mode::Native] {
+        let pod = Pod::redirected(mode)?;
+        pod.mesh.pod().sh(HARMLESS)?;
+        for probe in [Probe::Inbound, Probe::Outbound, Probe::Dns] {
+            let (outcome, proxy) = pod.send(probe)?;
+            ensure!(
+                outcome.server() == Some(proxy),
+                "{mode:?} {probe:?} does not reach the proxy: {outcome:?}"
+            );
+        }
+        pod.call("CHECK")?.silence().with_context(|| format!("{mode:?}"))?;
+    }
+    Ok(())
+}
+
+#[test]
+fn adding_a_pod_warns_of_rules_in_the_way_and_does_not_fail() -> Result<()> {
+    let pod = Pod::new(Mode::Redirect)?;
+    pod.mesh.pod().sh("iptables-nft -t nat -I OUTPUT 1 -j ACCEPT")?;
+    let answer = pod.call("ADD")?;
+    let log = answer.log()?;
+    answer.result()?;
+    let warned = log.iter().find(|line| line["level"] == "warn").context("no warning")?;
+    let text = warned["msg"].as_str().unwrap_or_default();
+    ensure!(text.contains("rule of another program") && text.contains("chain OUTPUT"), "{text}");
+    ensure!(warned["pod"] == "default/web", "{warned}");
+    // And only then.
+    let quiet = Pod::new(Mode::Redirect)?.call("ADD")?;
+    ensure!(quiet.log()?.iter().all(|line| line["level"] != "warn"), "{quiet:?}");
+    Ok(())
+}
+
+#[test]
+fn check_names_a_strange_rule_without_its_bytes() -> Result<()> {
+    let pod = Pod::redirected(Mode::Redirect)?;
+    let comment = "x".repeat(200);
+    pod.mesh.pod().sh(&format!(
+        "iptables-nft -t nat -A ISTIO_OUTPUT -m limit --limit 5/sec -m comment --comment {comment} -j RETURN"
+    ))?;
+    let (code, text) = pod.call("CHECK")?.error()?;
+    ensure!(code == 111 && text.contains("nat ISTIO_OUTPUT: unexpected rule"), "{code} {text}");
+    ensure!(text.contains("limit") && text.len() < 400, "{text}");
+    let digits = text.split(|c: char| !c.is_ascii_hexdigit()).map(str::len).max();
+    ensure!(digits < Some(16), "bytes in {text}");
+    Ok(())
+}
+
+#[test]
+fn a_rule_for_the_proxys_own_user_is_its_own_affair() -> Result<()> {
+    let pod = Pod::redirected(Mode::Redirect)?;
+    let script = format!("iptables-nft -t nat -I OUTPUT 1 -m owner --uid-owner {PROXY_ID} ! -o lo -j ACCEPT");
+    pod.mesh.pod().sh(&script)?;
+    pod.call("CHECK")?.silence()
+}

@@ -1,0 +1,36 @@
+//! Rules in real network namespaces, and the packets that meet them.
+
+mod ambient_packets;
+mod ambient_probes;
+mod ambient_replay;
+mod ambient_support;
+mod capture_hunt;
+mod capture_hunt_inside;
+mod capture_packets;
+mod diff_packets;
+mod envoy_packets;
+mod foreign_rules;
+mod injected_pods;
+mod injection_support;
+mod netlink_backend;
+mod predictions;
+mod redirect_errors;
+mod redirect_faults;
+mod redirect_foreign;
+mod redirect_killed;
+mod redirect_locks;
+mod redirect_packets;
+mod redirect_reconcile;
+mod redirect_recordings;
+mod redirect_routing;
+mod redirect_swap;
+mod redirect_undo;
+mod rule_injection;
+mod trace_foreign;
+mod trace_packets;
+mod validation_events;
+mod validation_recordings;
+mod validation_unknown;
+mod validation_verdicts;
+mod zds;
+mod zds_any_order;

@@ -1,0 +1,551 @@
+//! TraceRules and routes of other programs whose effect is easily misjudged: marks from hook to hook, connection tracking's place among the
+//! priorities, equal priorities, hooks below IP, routes. Each case is set up in a pod, packets are really sent, and three have to agree: the
+//! kernel, the trace of what is in force, and CHECK, which names something if captured packets are lost, and nothing if none is.
+//!
+//! ONLY=P4 plays the cases whose names begin so, TRACES=1 shows the whole traces of those that are wrong.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use e2e::iptables::arrivals::{Ground, SentPacket, agrees, is_unsent};
+use e2e::iptables::in_parallel;
+use e2e::iptables::packets::{Arrived, FORMS, Said, plan};
+use e2e::traffic::PROXY_ID;
+use netns_apply::{ApplyOptions, Live, Mismatch, apply, impact, verify};
+use packet_trace::{Detail, Fate, Packet, TraceRules, interference::Severity};
+use redirect_core::{Family, RulePlan, settings::Key};
+use test_support::netns::{client_address, pod_address, remote_address};
+
+const THREADS: usize = 4;
+/// A packet that is to arrive is waited for this long.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// How the pod is redirected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Mode {
+    Redirect,
+    Tproxy,
+    Native,
+    NativeTproxy,
+    /// By iptables-legacy.
+    Legacy,
+    LegacyTproxy,
+    /// REDIRECT with strict capture.
+    Strict,
+    /// Native nftables of a plan for IPv4 alone, beside which the pod has an IPv6 address.
+    NativeV4,
+}
+use Mode::{Legacy, LegacyTproxy, Native, NativeTproxy, NativeV4, Redirect, Strict, Tproxy};
+
+const ALL: &[Mode] = &[Redirect, Tproxy, Native, NativeTproxy, Legacy, LegacyTproxy];
+
+impl Mode {
+    fn said(self) -> Said {
+        let mut said: Said = [(Key::InboundPorts, "*"), (Key::OutboundRanges, "*")].into();
+        if self != NativeV4 {
+            said.insert(Key::DualStack, "true");
+        }
+        if matches!(self, Tproxy | NativeTproxy | LegacyTproxy) {
+            said.insert(Key::InterceptionMode, "TPROXY");
+        }
+        if self == Strict {
+            said.insert(Key::StrictCapture, "true");
+        }
+        said
+    }
+
+    fn options(self) -> ApplyOptions {
+        let name = match self {
+            Redirect | Tproxy | Strict => "netlink",
+            Native | NativeTproxy | NativeV4 => "native nftables",
+            Legacy | LegacyTproxy => "iptables-legacy",
+        };
+        let (_, backend, native_form) = FORMS.into_iter().find(|form| form.0 == name).expect("is a form");
+        ApplyOptions { backend, native_form, ..ApplyOptions::default() }
+    }
+}
+
+/// A packet to send. All are sent in every case.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Probe {
+    /// From outside to the application.
+    In,
+    In6,
+    /// From the application to a service far away, at port 80 and 443.
+    Out,
+    Out443,
+    Out6,
+    /// From the proxy to the application, at the pod's address.
+    ToSelf,
+    /// The same from a process that has the proxy's group alone: captured by TPROXY, which marks do, and not by REDIRECT.
+    GroupToSelf443,
+    /// From the application to itself, which no plan captures.
+    AppToSelf,
+    /// From the proxy to a service far away, which no plan captures.
+    ByProxy443,
+}
+use Probe::{AppToSelf, ByProxy443, GroupToSelf443, In, In6, Out, Out6, Out443, ToSelf};
+
+const PROBES: [Probe; 9] = [In, In6, Out, Out443, Out6, ToSelf, GroupToSelf443, AppToSelf, ByProxy443];
+
+impl Probe {
+    fn packet(self) -> Packet {
+        let v6 = matches!(self, In6 | Out6);
+        let at = |ip, port| SocketAddr::new(ip, port);
+        let (pod, far) = (pod_address(v6), remote_address(v6));
+        let local = |user, to| Packet::from_pod(user, user, at(pod, 0), to);
+        match self {
+            In | In6 => Packet::from_outside(at(client_address(v6), 0), at(pod, 8080)).by("eth0"),
+            Out | Out6 => local(1000, at(far, 80)).by("eth0"),
+            Out443 => local(1000, at(far, 443)).by("eth0"),
+            ToSelf => local(PROXY_ID, at(pod, 8080)).by("lo"),
+            GroupToSelf443 => Packet::from_pod(1000, PROXY_ID, at(pod, 0), at(pod, 443)).by("lo"),
+            AppToSelf => local(1000, at(pod, 8080)).by("lo"),
+            ByProxy443 => local(PROXY_ID, at(far, 443)).by("eth0"),
+        }
+    }
+}
+
+/// What another program does, and which packets do not end where the plan alone would have them end.
+#[derive(Clone, Copy)]
+struct Case {
+    /// The finding.
+    name: &'static str,
+    modes: &'static [Mode],
+    /// What is there before the plan is put in force.
+    before: &'static str,
+    /// What comes after.
+    after: &'static str,
+    /// By the kernel.
+    lost: &'static [Probe],
+    /// Whether the kernel does not tell all that matters, so that neither the trace nor CHECK can be sure.
+    untold: bool,
+    /// Whether CHECK may name what is missing of the plan itself although no packet of these is lost.
+    lacks: bool,
+}
+
+const fn case(
+    name: &'static str,
+    modes: &'static [Mode],
+    after: &'static str,
+    lost: &'static [Probe],
+) -> Case {
+    Case { name, modes, before: "", after, lost, untold: false, lacks: false }
+}
+
+/// All that leaves the application or the proxy by way of `output` in IPv4, ...
+const OUTPUT: &[Probe] = &[Out, Out443, ToSelf, AppToSelf, ByProxy443];
+/// ... and in both families.
+const OUTPUTS: &[Probe] = &[Out, Out443, Out6, ToSelf, AppToSelf, ByProxy443];
+const NONE: &[Probe] = &[];
+
+const KUBE_MARK_DROP: &str = "$ipt -t nat -N KUBE-MARK-DROP
+    $ipt -t nat -A KUBE-MARK-DROP -j MARK --or-mark 0x8000
+    $ipt -t nat -I OUTPUT -p tcp --dport 443 -j KUBE-MARK-DROP
+    $ipt -A OUTPUT -m mark --mark 0x8000/0x8000 -j DROP";
+const MARK_443: &str = "$ipt -t mangle -A OUTPUT -p tcp --dport 443 -j MARK --set-mark 7
+    $ipt -A OUTPUT -m mark --mark 7 -j DROP";
+const MARK_IN: &str = "$ipt -t mangle -I PREROUTING -i eth0 -p tcp -j MARK --set-mark 7
+    $ipt -A INPUT -m mark --mark 7 -j DROP";
+const NFT_MARK_443: &str = "nft 'table inet theirs {
+    chain a { type filter hook output priority -149; tcp dport 443 meta mark set 7; }
+    chain b { type filter hook output priority 0; meta mark 7 drop; } }'";
+const NFT_MARK_IN: &str = "nft 'table inet theirs {
+    chain a { type filter hook prerouting priority -160; iifname eth0 meta l4proto tcp meta mark set 7; }
+    chain b { type filter hook input priority 0; meta mark 7 drop; } }'";
+const NFT_MARK_IN_AFTER: &str = "nft 'table inet theirs {
+    chain a { type filter hook prerouting priority -140; iifname eth0 meta l4proto tcp meta mark set 7; }
+    chain b { type filter hook input priority 0; meta mark 7 drop; } }'";
+const CONNMARK_BYPASS: &str = "$ipt -t mangle -A OUTPUT -p tcp -j CONNMARK --set-mark 7
+    $ipt -t nat -I OUTPUT -p tcp -m connmark --mark 7 -j RETURN";
+const CONNMARK_DROP: &str = "$ipt -t mangle -A OUTPUT -p tcp --dport 443 -j CONNMARK --set-mark 7
+    $ipt -A OUTPUT -m connmark --mark 7 -j DROP";
+const CONNMARK_SAVE: &str = "$ipt -t mangle -A OUTPUT -p tcp --dport 443 -j MARK --set-mark 0x17
+    $ipt -t mangle -A OUTPUT -j CONNMARK --save-mark --mask 0xf
+    $ipt -A OUTPUT -m connmark --mark 7 -j DROP";
+const CONNMARK_RESTORE: &str = "$ipt -t mangle -I PREROUTING -i eth0 -p tcp -j CONNMARK --set-mark 7
+    $ipt -t mangle -I INPUT -j CONNMARK --restore-mark
+    $ipt -A INPUT -m mark --mark 7 -j DROP";
+const NFT_CONNMARK: &str = "nft 'table inet theirs {
+    chain a { type filter hook output priority -150; tcp dport 443 ct mark set 0x17; }
+    chain b { type filter hook output priority -120; meta mark set ct mark & 0x0000000f; }
+    chain c { type filter hook output priority 0; meta mark 7 drop; } }'";
+const NFT_CONNMARK_BYPASS: &str = "nft 'table inet theirs {
+    chain a { type filter hook output priority -150; tcp dport 443 meta mark set 7 ct mark set meta mark; }
+    chain b { type nat hook output priority -110; ct mark 7 dnat ip to 198.51.100.2; } }'";
+
+const DROP_UNMARKED: &str = "$ipt -t mangle -A OUTPUT -p tcp -j MARK --set-mark 7
+    $ipt -A OUTPUT -p tcp -m mark ! --mark 7 -j DROP";
+const DROP_UNCONNMARKED: &str = "$ipt -t mangle -A OUTPUT -p tcp -j CONNMARK --set-mark 7
+    $ipt -A OUTPUT -p tcp -m connmark ! --mark 7 -j DROP";
+const NFT_DROP_UNMARKED: &str = "nft 'table inet theirs {
+    chain a { type filter hook output priority -140; meta l4proto tcp meta mark set 7 ct mark set 8; }
+    chain b { type filter hook output priority 0; meta l4proto tcp meta mark != 7 drop; }
+    chain c { type filter hook output priority 1; meta l4proto tcp ct mark != 8 drop; } }'";
+
+/// The same before TPROXY's own mark, which the connections of the proxy to its pod get.
+const NFT_DROP_REMARKED: &str = "nft 'table inet theirs {
+    chain a { type filter hook output priority -151; meta l4proto tcp meta mark set 7; }
+    chain b { type filter hook output priority 0; meta l4proto tcp meta mark != 7 drop; } }'";
+
+const NFT_EARLY_INVALID: &str = "nft 'table inet theirs {
+    chain out { type filter hook output priority -250; ct state vmap { invalid : drop }; } }'";
+const NFT_EARLY_INVALID_IN: &str = "nft 'table inet theirs {
+    chain in { type filter hook prerouting priority -250; ct state vmap { invalid : drop }; } }'";
+const NFT_EARLY_POLICY: &str = "nft 'table ip theirs {
+    chain out { type filter hook output priority -250; policy drop; ct state new,established accept; } }'";
+const NFT_TRACKED: &str = "nft 'table inet theirs {
+    chain out { type filter hook output priority -199; ct state vmap { invalid : drop, untracked : drop }; }
+    chain in { type filter hook prerouting priority -199; policy drop; ct state new,established accept
+        meta l4proto != tcp accept; } }'";
+
+const EARLY: [&str; 4] = [
+    "nft 'table inet theirs { chain out { type filter hook output priority -250; ct mark 0 drop; } }'",
+    "nft 'table inet theirs { chain out { type filter hook output priority -250; ct state new drop; } }'",
+    "nft 'table inet theirs { chain out { type filter hook output priority -250; ct direction original drop; } }'",
+    "$ipt -t raw -A OUTPUT -p tcp -m connmark --mark 0 -j DROP",
+];
+const EARLY_IN: &str =
+    "nft 'table inet theirs { chain in { type filter hook prerouting priority -250; iifname eth0 jump every
+        iifname eth0 ct state new drop; }
+    chain every { ct mark 0 drop
+        ct direction original drop; } }'";
+
+const LATE_NAT: &str = "nft 'table ip zz { chain out { type nat hook output priority -100; tcp dport { 80, 443 } redirect to :3128; } }'";
+
+const ZONE_MARK: &str =
+    "nft 'table inet theirs { chain out { type filter hook output priority -300; ct zone set 5
+        ct mark 0 drop
+        ct mark != 0 drop
+        ct direction original drop
+        ct state . ct mark { new . 0 } drop; } }'";
+const TPROXY_V6: &str = "nft 'table inet theirs {
+    chain in { type filter hook prerouting priority 10; iifname eth0 meta l4proto tcp tproxy ip6 to :3128 meta mark set 1 accept; } }'";
+const NO_OWN_ADDRESS: &str = "ip route del local 10.1.0.2 table local";
+
+const OWN_ADDRESS_ELSEWHERE: &str = "ip route del local 10.1.0.2 table local
+    ip route add local 10.1.0.2 dev lo table 300; ip rule add pref 5 lookup 300";
+const MARKED_FOR_LATER: &str = "nft 'table ip theirs {
+    chain out { type filter hook output priority -1; tcp dport 15001 ct mark set 0x539; }
+    chain in { type filter hook input priority -149; tcp dport 15001 meta mark != 0x539 drop; } }'";
+
+const CASES: &[Case] = &[
+    // Marks from hook to hook.
+    case("P1 nat and filter", &[Redirect, Tproxy, Legacy, LegacyTproxy], KUBE_MARK_DROP, &[Out443, ByProxy443]),
+    // Where the mesh's rules have a table of their own its priority is the same. Theirs is asked first: it was added last.
+    Case {
+        untold: true,
+        ..case("P1 nat and filter beside native rules", &[Native, NativeTproxy], KUBE_MARK_DROP, &[Out443, ByProxy443])
+    },
+    case("P1 mangle and filter", &[Redirect, Tproxy, Native, Legacy, LegacyTproxy], MARK_443, &[Out443, ByProxy443]),
+    // TPROXY's mark is set at the same priority.
+    Case { untold: true, ..case("P1 beside native TPROXY", &[NativeTproxy], MARK_443, &[Out443, ByProxy443]) },
+    case("P1 inbound", &[Redirect, Native, Legacy], MARK_IN, &[In]),
+    case("P1 inbound, TPROXY's mark comes after", &[Tproxy, LegacyTproxy], MARK_IN, NONE),
+    Case { untold: true, ..case("P1 inbound, native TPROXY", &[NativeTproxy], MARK_IN, NONE) },
+    case("P1 nft", &[Redirect, Tproxy, Native, NativeTproxy, Legacy], NFT_MARK_443, &[Out443, ByProxy443]),
+    case("P1 nft inbound", &[Redirect, Native, Legacy], NFT_MARK_IN, &[In, In6]),
+    case("P1 nft inbound, TPROXY's mark comes after", &[Tproxy, NativeTproxy, LegacyTproxy], NFT_MARK_IN, NONE),
+    case("P1 nft inbound after TPROXY", &[Tproxy, NativeTproxy], NFT_MARK_IN_AFTER, &[In, In6]),
+    // Marks of connections.
+    case("P2 bypass", &[Redirect, Legacy], CONNMARK_BYPASS, &[Out, Out443, ToSelf]),
+    case("P2 bypass of native rules", &[Native], CONNMARK_BYPASS, NONE),
+    case("P2 bypass, inbound by TPROXY", &[Tproxy, LegacyTproxy], CONNMARK_BYPASS, &[Out, Out443, ToSelf]),
+    case("P2 drop", ALL, CONNMARK_DROP, &[Out443, ByProxy443]),
+    case("P2 saved", ALL, CONNMARK_SAVE, &[Out443, ByProxy443]),
+    case("P2 restored", ALL, CONNMARK_RESTORE, &[In]),
+    case("P2 nft", ALL, NFT_CONNMARK, &[Out443, ByProxy443]),
+    case("P2 nft bypass", &[Redirect, Tproxy, Native, NativeTproxy], NFT_CONNMARK_BYPASS, &[Out443]),
+    case("P3", &[Strict], "$ipt -I OUTPUT -p tcp -m connmark ! --mark 0 -o lo -j DROP", &[ToSelf, AppToSelf]),
+    case("P4 marks", &[Redirect, Tproxy, Native, Legacy, LegacyTproxy], DROP_UNMARKED, NONE),
+    // Their table has the same priority as the mesh's native one, and was added last.
+    Case { untold: true, ..case("P4 marks, native TPROXY", &[NativeTproxy], DROP_UNMARKED, &[ToSelf]) },
+    case("P4 connection marks", ALL, DROP_UNCONNMARKED, NONE),
+    case("P4 nft", ALL, NFT_DROP_UNMARKED, NONE),
+    case("P4 nft, TPROXY's mark comes after", &[Tproxy, NativeTproxy, LegacyTproxy], NFT_DROP_REMARKED, &[ToSelf]),
+    // Before connection tracking.
+    case("P5 output", ALL, "$ipt -t raw -A OUTPUT -m conntrack --ctstate INVALID -j DROP", OUTPUT),
+    case("P5 output, state", ALL, "$ipt -t raw -A OUTPUT -m state --state INVALID -j DROP", OUTPUT),
+    case("P5 output, not new", ALL, "$ipt -t raw -A OUTPUT -m conntrack ! --ctstate NEW -j DROP", OUTPUT),
+    case("P5 prerouting", ALL, "$ipt -t raw -A PREROUTING -m conntrack --ctstate INVALID -j DROP", &[In]),
+    case("P5 prerouting, state", ALL, "$ipt -t raw -A PREROUTING -i eth0 -m state ! --state NEW -j DROP", &[In]),
+    case("P5 nft", ALL, NFT_EARLY_INVALID, OUTPUTS),
+    case("P5 nft inbound", ALL, NFT_EARLY_INVALID_IN, &[In, In6]),
+    case("P5 nft policy", ALL, NFT_EARLY_POLICY, OUTPUT),
+    case("P5 after connection tracking", ALL, NFT_TRACKED, NONE),
+    case("P6 mark", ALL, EARLY[0], NONE),
+    case("P6 state", ALL, EARLY[1], NONE),
+    case("P6 direction", ALL, EARLY[2], NONE),
+    case("P6 raw", ALL, EARLY[3], NONE),
+    case("P6 inbound", ALL, EARLY_IN, NONE),
+    case("P7", &[NativeV4], "", NONE),
+    // Equal priorities: the kernel calls the chain first that was added last. It tells this only where nfnetlink_hook is there.
+    Case { untold: true, ..case("P8 after", &[Redirect, Tproxy, Legacy], LATE_NAT, &[Out, Out443, ByProxy443]) },
+    Case {
+        before: "nft 'table ip aa { chain out { type nat hook output priority -100; tcp dport { 80, 443 } redirect to :3128; } }'",
+        untold: true,
+        ..case("P8 before", &[Redirect, Tproxy], "", &[ByProxy443])
+    },
+    Case {
+        untold: true,
+        ..case(
+            "P8 legacy",
+            &[Redirect],
+            "iptables-legacy -t nat -A OUTPUT -p tcp --dport 443 -j REDIRECT --to-ports 3128",
+            &[Out443, ByProxy443],
+        )
+    },
+    // Hooks below IP.
+    case(
+        "P9 ingress",
+        ALL,
+        "nft 'table netdev f { chain c { type filter hook ingress device eth0 priority 0; tcp dport 8080 drop; } }'",
+        &[In, In6],
+    ),
+    case(
+        "P9 egress",
+        ALL,
+        "nft 'table netdev f { chain c { type filter hook egress device eth0 priority 0; tcp dport 443 drop; } }'",
+        &[ByProxy443],
+    ),
+    case(
+        "P9 ingress of lo",
+        ALL,
+        "nft 'table netdev f { chain c { type filter hook ingress device lo priority 0; ip protocol tcp tcp dport 15001 drop; } }'",
+        &[Out, Out443],
+    ),
+    case(
+        "P9 inet ingress",
+        ALL,
+        "nft 'table inet f { chain c { type filter hook ingress device eth0 priority 0; tcp dport 8080 drop; } }'",
+        &[In, In6],
+    ),
+    case(
+        "P9 marked at ingress",
+        &[Redirect, Native, Legacy],
+        "nft 'table netdev f { chain c { type filter hook ingress device eth0 priority 0; ip protocol tcp meta mark set 7; } }'
+         $ipt -A INPUT -m mark --mark 7 -j DROP",
+        &[In],
+    ),
+    // Calls to the inbound listener's own port reach it without TPROXY as well.
+    case(
+        "marked on lo, for the listener",
+        &[Tproxy, NativeTproxy, LegacyTproxy],
+        "nft 'table netdev f { chain c { type filter hook ingress device lo priority 0; tcp dport 15006 meta mark set 7; } }'",
+        NONE,
+    ),
+    // The first packet marks its connection and is lost, and the mark lets TCP's repetition in.
+    Case { untold: true, ..case("lost at first", &[Tproxy], MARKED_FOR_LATER, NONE) },
+    // Routes.
+    case(
+        "P10 main before local",
+        &[Redirect, Tproxy],
+        "ip rule add pref 100 lookup local; ip rule del pref 0; ip rule add pref 50 lookup main",
+        &[In, Out, Out443, ToSelf, AppToSelf],
+    ),
+    case("P10 no loopback", ALL, "ip route del local 127.0.0.1 dev lo table local; ip route del local 127.0.0.0/8 dev lo table local
+         ip route add blackhole 127.0.0.0/8 table local", &[Out, Out443, ToSelf]),
+    case("P10 no own address", &[Redirect, Native, Legacy], NO_OWN_ADDRESS, &[In, Out, Out443, ToSelf, AppToSelf]),
+    case("own address in another table", &[Redirect, Native, Legacy], OWN_ADDRESS_ELSEWHERE, NONE),
+    // What TPROXY has marked is delivered by the mark's table.
+    case("P10 no own address, TPROXY", &[Tproxy, NativeTproxy, LegacyTproxy], NO_OWN_ADDRESS, &[Out, Out443, ToSelf, AppToSelf]),
+    case("P10 lo is down", ALL, "ip link set lo down", &[Out, Out443, Out6, ToSelf, AppToSelf]),
+    case("P10 marked to nowhere", &[Tproxy, NativeTproxy], "ip rule del pref 0; ip rule add pref 1 lookup local
+         ip rule add pref 0 fwmark 1337 blackhole", &[In]),
+    Case {
+        lacks: true,
+        ..case("P10 blackhole in the mark's table", &[Tproxy], "ip route flush table 133; ip route add blackhole 0.0.0.0/0 table 133", NONE)
+    },
+    case(
+        "P12",
+        ALL,
+        "nft 'table inet f { chain c { type nat hook input priority 100; iifname lo drop; } }'",
+        NONE,
+    ),
+    // A socket looks for a route before it sends anything.
+    case("no route for the user", ALL, "ip rule add pref 20000 uidrange 1000-1000 prohibit", &[Out, Out443]),
+    case("no route to the service", ALL, "ip route add blackhole 198.51.100.1/32", &[Out, Out443, ByProxy443]),
+    // What comes over lo is not routed again, and IPv6 does not ask where a source is.
+    case("no own IPv6 address", &[Redirect, Native, Legacy], "ip -6 route del local fd00:10::2 table local", &[In6]),
+    // For packets of the other family the rule ends there.
+    case("TPROXY for IPv6", &[Redirect, Native, Legacy], TPROXY_V6, &[In6]),
+    // Where a zone is chosen before connection tracking, there is a template, which counts as new. nftables asks nothing else of it.
+    case("zone, then new", ALL, "$ipt -t raw -A OUTPUT -j CT --zone 5; $ipt -t raw -A OUTPUT -m conntrack --ctstate NEW -j DROP", OUTPUT),
+    case("zone, then not new", ALL, "$ipt -t raw -A OUTPUT -j CT --zone 5; $ipt -t raw -A OUTPUT -m conntrack ! --ctstate NEW -j DROP", NONE),
+    case("zone, then mark", ALL, "$ipt -t raw -A OUTPUT -j CT --zone 5; $ipt -t raw -A OUTPUT -m connmark --mark 0 -j DROP", OUTPUT),
+    case("zone, then mark of nft", ALL, ZONE_MARK, NONE),
+    // REDIRECT changes the route, and the hook goes on with the interface it began with.
+    case("output by eth0", ALL, "$ipt -A OUTPUT -o eth0 -p tcp --dport 15001 -j DROP", &[Out, Out443]),
+    case("output by lo", ALL, "$ipt -A OUTPUT -o lo -d 127.0.0.1 -p tcp --dport 15001 -j DROP", NONE),
+    // What others have translated goes on, too.
+    case(
+        "translated, then dropped",
+        &[Redirect, Legacy],
+        "$ipt -t nat -I PREROUTING -i eth0 -p tcp -j DNAT --to-destination 10.1.0.2:3128; $ipt -A INPUT -p tcp --dport 3128 -j DROP",
+        &[In],
+    ),
+    // What the kernel ignores, and what it does all the same.
+    case("P13 zone, then notrack", ALL, "$ipt -t raw -A OUTPUT -j CT --zone 5; $ipt -t raw -A OUTPUT -p tcp --dport 443 -j CT --notrack", NONE),
+    case("P13 notrack", ALL, "$ipt -t raw -A OUTPUT -p tcp --dport 443 -j CT --notrack", &[Out443]),
+    case(
+        "P13 nft zone, then notrack",
+        ALL,
+        "nft 'table inet f { chain c { type filter hook prerouting priority -300; ct zone set 5 notrack; } }'",
+        NONE,
+    ),
+    case("P13 redirect to itself", &[Tproxy, LegacyTproxy], "$ipt -t nat -A PREROUTING -i eth0 -p tcp -j REDIRECT", NONE),
+    case(
+        "P13 TPROXY's mark",
+        &[Tproxy, NativeTproxy, LegacyTproxy],
+        "$ipt -t mangle -A OUTPUT -p tcp --dport 443 -j MARK --set-mark 0x539",
+        &[ByProxy443],
+    ),
+];
+
+/// A pod that a case is set up in.
+struct Pod {
+    ground: Ground,
+    plan: RulePlan,
+    options: ApplyOptions,
+}
+
+impl Pod {
+    fn new(case: &Case, mode: Mode) -> Result<Self> {
+        let (ground, plan, options) = (Ground::new()?, plan(&mode.said())?, mode.options());
+        ground.pod().sh(&script(case.before, mode))?;
+        ground.pod().enter(|| apply(&plan, &options))??;
+        ground.settled()?;
+        ground.pod().sh(&script(case.after, mode))?;
+        Ok(Self { ground, plan, options })
+    }
+
+    fn judge(&self, case: &Case) -> Result<Vec<String>> {
+        let live = self.ground.pod().enter(|| Live::now(&self.options))??;
+        let shots = self.ground.send(&PROBES.map(Probe::packet))?;
+        let planned = |probe: Probe, shot: &SentPacket| self.planned(probe, &shot.packet);
+        let trace =
+            |shot: &SentPacket| live.rules(shot.packet.family(), Some(&self.plan)).trace(&shot.packet);
+        let may_be_lost = |shot: &SentPacket| {
+            trace(shot).may.iter().any(|fate| agrees(&Arrived::Nothing, *fate, &shot.packet))
+        };
+        let pairs = PROBES.into_iter().zip(&shots);
+        let lost = pairs.filter(|(probe, shot)| {
+            if *probe == GroupToSelf443 { may_be_lost(shot) } else { case.lost.contains(probe) }
+        });
+        let lost: Vec<&Packet> = lost.map(|(_, shot)| &shot.packet).collect();
+        let seen = self.ground.outcome(&shots, |shot| !lost.contains(&&shot.packet), PATIENCE);
+        let mut problems = Vec::new();
+        let (mut is_captured_lost, mut is_answer_lost) = (false, false);
+        for ((probe, shot), seen) in PROBES.into_iter().zip(&shots).zip(&seen) {
+            let (planned, trace) = (planned(probe, shot), trace(shot));
+            let is_lost = !agrees(seen, planned, &shot.packet);
+            let is_captured = matches!(planned, Fate::Proxy { .. });
+            is_captured_lost |= is_captured && is_lost && !is_unsent(&trace);
+            is_answer_lost |= is_captured && !shot.is_answered();
+            // What is captured by the group alone depends on the mode.
+            if probe != GroupToSelf443 && is_lost != case.lost.contains(&probe) {
+                problems.push(format!("kernel: {probe:?} {seen:?}, by the plan {planned:?}"));
+            }
+            let fits = trace.may.iter().any(|fate| agrees(seen, *fate, &shot.packet));
+            if !fits || trace.fate() == Fate::Unknown && !case.untold {
+                let detail =
+                    std::env::var("TRACES").map_or_else(|_| String::new(), |_| trace.text(Detail::Every));
+                problems.push(format!("trace: {probe:?} {seen:?}, not {:?}{detail}", trace.may));
+            }
+        }
+        problems.extend(self.check(case, is_captured_lost, is_answer_lost)?);
+        Ok(problems)
+    }
+
+    /// Where the packet would end if nobody else did anything.
+    fn planned(&self, probe: Probe, packet: &Packet) -> Fate {
+        if self.plan.families().contains(&packet.family()) {
+            return TraceRules::of_plan(&self.plan, packet.family()).fate(packet);
+        }
+        // Native tables are of both families, so IPv6 goes the way of IPv4.
+        let like = match probe {
+            In6 => In.packet(),
+            Out6 => Out.packet(),
+            In | Out | Out443 | ToSelf | GroupToSelf443 | AppToSelf | ByProxy443 => packet.clone(),
+        };
+        TraceRules::of_plan(&self.plan, Family::V4).fate(&like)
+    }
+
+    /// What CHECK names, if that is wrong. Where no captured packet is lost it may still be that an answer is.
+    fn check(&self, case: &Case, is_lost: bool, is_answer_lost: bool) -> Result<Option<String>> {
+        let look = || -> Result<_> {
+            let Some(found) = verify(&self.plan, &self.options)? else { return Ok(None) };
+            let consequences = impact(&found, &self.plan, &self.options)?.consequences;
+            Ok(Some((found, consequences)))
+        };
+        let (found, consequences) = self.ground.pod().enter(look)??.unzip();
+        Ok(match (found, is_lost) {
+            (None, true) => Some("CHECK: silent".to_owned()),
+            (Some(_), true) if consequences.is_none_or(|all| all.is_empty()) => {
+                Some("CHECK: tells no consequence".to_owned())
+            }
+            (Some(_), true) | (None, false) => None,
+            (Some(_), false) if case.lacks || is_answer_lost => None,
+            (Some(Mismatch::Interference(findings)), false)
+                if case.untold && findings.iter().all(|finding| finding.severity == Severity::May) =>
+            {
+                None
+            }
+            (Some(named), false) => Some(format!("CHECK: names {}", report(&named))),
+        })
+    }
+}
+
+/// With how sure it is.
+fn report(named: &Mismatch) -> String {
+    let Mismatch::Interference(findings) = named else { return named.to_string() };
+    let each = findings.iter().map(|finding| format!("{:?}: {finding}", finding.severity));
+    each.collect::<Vec<_>>().join("; ")
+}
+
+/// `$ipt` is the variant of iptables that suits the mode.
+fn script(text: &str, mode: Mode) -> String {
+    let variant = if matches!(mode, Legacy | LegacyTproxy) { "legacy" } else { "nft" };
+    // nft wants each of the braces that close a block on a line of its own.
+    text.replace("} }", "}\n}").replace("$ipt", &format!("iptables-{variant} -w"))
+}
+
+#[test]
+fn kernel_trace_and_check_agree() -> Result<()> {
+    let only = std::env::var("ONLY").ok();
+    let wanted = |case: &&Case| only.as_ref().is_none_or(|only| case.name.starts_with(only.as_str()));
+    let all: Vec<(&Case, Mode)> = CASES
+        .iter()
+        .filter(wanted)
+        .flat_map(|case| case.modes.iter().map(move |mode| (case, *mode)))
+        .collect();
+    // What is wrong in several modes is reported once.
+    let wrong: Mutex<BTreeMap<(&str, String), Vec<Mode>>> = Mutex::default();
+    let failures = in_parallel(THREADS, &all, |_, (case, mode)| {
+        let problems = Pod::new(case, *mode).and_then(|pod| pod.judge(case));
+        let problems = problems.with_context(|| format!("{} {mode:?}", case.name))?;
+        let mut wrong = wrong.lock().unwrap_or_else(PoisonError::into_inner);
+        for problem in problems {
+            wrong.entry((case.name, problem)).or_default().push(*mode);
+        }
+        Ok(Vec::new())
+    });
+    let wrong = wrong.into_inner().unwrap_or_else(PoisonError::into_inner);
+    println!("{} cases", all.len());
+    let scripts = CASES.iter().map(|case| (case.name, format!("{}{}", case.before, case.after)));
+    let scripts: BTreeMap<&str, String> = scripts.collect();
+    let mut text = failures.join("\n");
+    let mut last = "";
+    for ((name, problem), modes) in &wrong {
+        if *name != last {
+            text.push_str(&format!("\n{name}: {}", scripts[name]));
+            last = name;
+        }
+        text.push_str(&format!("\n    {problem} {modes:?}"));
+    }
+    ensure!(text.is_empty(), "{} disagree:\n{text}", failures.len() + wrong.len());
+    Ok(())
+}

@@ -1,0 +1,7 @@
+//! The program, and its library, without a node.
+
+mod docs;
+mod memory;
+mod plan;
+mod schema;
+mod words;

@@ -1,0 +1,79 @@
+//! What a scan of many pods takes. A test file of its own: the kernel tells the most that any child of a process took.
+
+#![allow(clippy::unwrap_used)] // a panic is how a test fails
+
+use std::fs::File;
+use std::io::{BufWriter, Write as _};
+use std::process::Command;
+
+use nix::sys::resource::{UsageWho, getrusage};
+use serde_json::json;
+use test_support::netns::{Families, Namespace};
+
+const PODS: usize = 20_000;
+/// In KiB.
+const MOST: i64 = 100 << 10;
+
+/// A pod about as large as they are in a cluster.
+fn pod(number: usize) -> serde_json::Value {
+    let name = format!("cart-{number}");
+    let address = format!("10.{}.{}.{}", 64 + number / 62_500, number / 250 % 250, number % 250 + 1);
+    let probe = json!({"httpGet": {"path": "/app-health/cart/livez", "port": 15020}, "periodSeconds": 10, "failureThreshold": 3});
+    let mounts = json!([{"mountPath": "/var/run/secrets/kubernetes.io/serviceaccount", "name": format!("kube-api-access-{number}"), "readOnly": true}]);
+    json!({
+        "apiVersion": "v1", "kind": "Pod",
+        "metadata": {
+            "name": name, "namespace": format!("shop-{}", number % 100), "uid": format!("00000000-0000-0000-0000-{number:012}"),
+            "annotations": {"sidecar.istio.io/status": "{\"initContainers\":[\"istio-validation\"],\"containers\":[\"istio-proxy\"]}",
+                "traffic.sidecar.istio.io/excludeOutboundPorts": "3306"},
+            "labels": {"app": "cart", "pod-template-hash": "5d4f8c7b9", "security.istio.io/tlsMode": "istio"},
+        },
+        "spec": {
+            "nodeName": "n1",
+            "tolerations": [{"effect": "NoExecute", "key": "node.kubernetes.io/not-ready", "operator": "Exists", "tolerationSeconds": 300},
+                {"effect": "NoExecute", "key": "node.kubernetes.io/unreachable", "operator": "Exists", "tolerationSeconds": 300}],
+            "volumes": [{"name": format!("kube-api-access-{number}"), "projected": {"defaultMode": 420, "sources": [
+                {"serviceAccountToken": {"expirationSeconds": 3607, "path": "token"}},
+                {"configMap": {"items": [{"key": "ca.crt", "path": "ca.crt"}], "name": "kube-root-ca.crt"}},
+                {"downwardAPI": {"items": [{"fieldRef": {"apiVersion": "v1", "fieldPath": "metadata.namespace"}, "path": "namespace"}]}}]}},
+                {"name": "istio-token", "projected": {"sources": [{"serviceAccountToken": {"audience": "istio-ca", "expirationSeconds": 43200, "path": "istio-token"}}]}}],
+            "containers": [
+                {"name": "app", "image": "registry.example/shop/cart:1.2.3", "ports": [{"containerPort": 8080}], "livenessProbe": probe, "volumeMounts": mounts},
+                {"name": "istio-proxy", "image": "registry.example/istio/proxyv2:1.29.0", "args": ["proxy", "sidecar", "--domain", "$(POD_NAMESPACE).svc.cluster.local"],
+                    "env": [{"name": "PILOT_CERT_PROVIDER", "value": "istiod"}], "volumeMounts": mounts},
+            ],
+        },
+        "status": {"phase": "Running", "podIP": address, "podIPs": [{"ip": address}], "conditions": [{"type": "Ready", "status": "True"}]},
+    })
+}
+
+#[test]
+fn a_scan_of_twenty_thousand_pods_takes_less_than_100_mb() {
+    let there = Namespace::pod(Families::V4).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let manifest = folder.path().join("pods.json");
+    let mut file = BufWriter::new(File::create(&manifest).unwrap());
+    file.write_all(br#"{"apiVersion": "v1", "kind": "List", "items": ["#).unwrap();
+    for number in 0..PODS {
+        let comma = if number == 0 { "" } else { "," };
+        write!(file, "{comma}{}", pod(number)).unwrap();
+    }
+    file.write_all(b"]}").unwrap();
+    file.flush().unwrap();
+    let size = manifest.metadata().unwrap().len();
+    assert!(size > 35_000_000, "{size}");
+    let output = Command::new(env!("CARGO_BIN_EXE_redirectctl"))
+        .arg("scan")
+        .arg("-f")
+        .arg(&manifest)
+        .arg("--netns-dir")
+        .arg(there.path().parent().unwrap())
+        .arg("--cni-conf-dir")
+        .arg(folder.path())
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(text.contains("20000 unknown"), "{} {}", text.len(), String::from_utf8_lossy(&output.stderr));
+    let most = getrusage(UsageWho::RUSAGE_CHILDREN).unwrap().max_rss();
+    assert!(most < MOST, "{most} KiB");
+}
