@@ -1,7 +1,7 @@
 # Everything a newcomer needs: `make demo` and `make test`. Each sets up what it needs from Debian first; both need
 # cargo and root.
 
-.PHONY: demo test enrol fleet kernels picture fuzz mutants miri sanitize inject msrv faults hunt soak scale race scan heal trace swap rollouts runtimes envoy images reproducible release-candidate seccomp chart mesh ztunnel guides manifests page check setup bench release
+.PHONY: demo test test-cluster test-all enrol fleet kernels picture fuzz mutants miri sanitize inject msrv faults hunt soak scale race scan heal trace swap rollouts runtimes envoy images reproducible release-candidate seccomp chart mesh ztunnel guides manifests page check setup bench release
 
 # The main job on real network namespaces: redirected packets, shown.
 demo:
@@ -10,9 +10,21 @@ demo:
 	cargo build --release --locked -p istio-iptables -p istio-cni -p e2e --bin istio-iptables --bin istio-cni --bin demo --bin e2e-helper
 	"$${CARGO_TARGET_DIR:-target}/release/demo"
 
-# Every test. The first run builds a Kubernetes control plane and kubelet from their Go modules (about six minutes).
-test: setup
+# What needs no Kubernetes and no Go: ten minutes from a fresh clone, four when nothing has to be compiled.
+test:
+	scripts/setup-apt.sh
 	scripts/test.sh
+
+# What needs an API server, a kubelet, containerd or Helm: a quarter of an hour. The first run builds them from their Go modules (six minutes).
+test-cluster: setup
+	scripts/setup-kube.sh helm
+	scripts/test.sh cluster
+
+# Both, with every recording, fault and repetition where those take a part. Takes an hour.
+test-all: setup
+	scripts/setup-kube.sh helm
+	SAMPLES=all scripts/test.sh
+	SAMPLES=all scripts/test.sh cluster
 
 # Every kind of fault into every operation, one at a time (docs/internals/faults.md); then every step of every kind of change, failed once and killed once. Prints a
 # table of each. `make test` takes a part of both.
@@ -99,12 +111,12 @@ heal:
 # The agent's DaemonSet rolls ten times while pods start, each time with an image that is late. `make test` rolls it twice.
 rollouts: setup
 	cargo build --locked -p install-cni -p istio-cni -p e2e
-	ROLLOUTS=10 cargo test --locked -p e2e --test cluster agent_rollout::a_daemon_set_that_rolls -- --nocapture
+	ROLLOUTS=10 cargo test --locked -p e2e --test cluster node::agent_rollout::a_daemon_set_that_rolls -- --nocapture
 
 # Pods start while everything happens to the agent and the node, ten times over, reboots included; prints its figures. `make test` plays it once.
 race: setup
 	cargo build --locked -p install-cni -p istio-cni -p istio-validation -p e2e
-	RACES=10 cargo test --locked -p e2e --test cluster agent_race:: -- --nocapture
+	RACES=10 cargo test --locked -p e2e --test cluster node::agent_race:: -- --nocapture
 	cargo test --locked -p e2e --test agent repair:: -- --ignored
 
 # 5,000 broken pods on one node and on fifty, and 1,000 nodes that join, get agents and lose some; prints what that costs the API server, the agents and
@@ -123,7 +135,7 @@ enrol: setup
 # hour and 6 GiB. `make test` plays 40.
 fleet: setup
 	ulimit -n "$$(ulimit -Hn)" && FLEET="$${FLEET:-10 100 1000 5000}" FLEET_IDLE=$${FLEET_IDLE:-240} \
-		cargo test --locked -p install-cni --lib fleet:: -- --nocapture
+		cargo test --locked -p e2e --test cluster fleet:: -- --nocapture
 
 # The tests that meet the kernel, on the kernels of four releases of Debian, 5.10 and newer, each in a virtual machine; prints a table. Takes hours where the
 # processor is emulated; `KERNEL_TESTS="packets/redirect_packets it/netlink_native" make kernels` runs a part.
@@ -136,7 +148,7 @@ kernels:
 runtimes: setup
 	scripts/setup-kube.sh runtimes
 	cargo build --locked -p install-cni -p istio-cni -p e2e
-	cargo test --locked -p e2e --test cluster agent_runtimes:: -- --ignored
+	cargo test --locked -p e2e --test cluster node::agent_runtimes:: -- --ignored
 
 # What rules bring a real Envoy in network namespaces, in both modes and families, over every backend. Fetches Envoy the first time (20 MB), so `make test`
 # has a stand-in.
@@ -155,7 +167,7 @@ images: setup
 	scripts/setup-kube.sh envoy
 	deploy/build-images.sh --for amd64,arm64 "$${CARGO_TARGET_DIR:-target}/images"
 	export IMAGES="$${CARGO_TARGET_DIR:-target}/images"; \
-	cargo test --locked -p tools --test it images:: -- --ignored && cargo test --locked -p e2e --test cluster images_node:: -- --ignored
+	cargo test --locked -p tools --test it images:: -- --ignored && cargo test --locked -p e2e --test cluster node::images_node:: -- --ignored
 
 # Builds all programs and images for both architectures in two clones in different folders, and compares every byte; prints their sums. Four release
 # builds, so `make check` compares one program of each kind only.
@@ -190,9 +202,9 @@ mesh:
 	scripts/setup-kube.sh envoy
 	cargo build --locked --workspace --bins
 	for release in $(ISTIO); do \
-		ISTIO="$$release" cargo test --locked -p e2e --test cluster mesh:: -- --ignored --nocapture --test-threads=1 --skip sidecars_are_upgraded || exit 1; done
+		ISTIO="$$release" cargo test --locked -p e2e --test cluster node::mesh:: -- --ignored --nocapture --test-threads=1 --skip sidecars_are_upgraded || exit 1; done
 	set -- $(ISTIO); [ $$# -gt 1 ] || echo 'mesh: one release: no sidecar is upgraded to the next'; while [ $$# -gt 1 ]; do \
-		ISTIO="$$1" ISTIO_NEXT="$$2" cargo test --locked -p e2e --test cluster mesh::sidecars_are_upgraded -- --ignored --nocapture --test-threads=1 || exit 1; shift; done
+		ISTIO="$$1" ISTIO_NEXT="$$2" cargo test --locked -p e2e --test cluster node::mesh::sidecars_are_upgraded -- --ignored --nocapture --test-threads=1 || exit 1; shift; done
 
 # The agent in ambient mode with a stock ztunnel: encrypted connections between pods, probes, DNS, ztunnel killed and replaced, the agent killed, pods that come
 # and go (20, or GUESTS), under both kinds of rules; prints figures. No registry has ztunnel: ZTUNNEL names the program. With ISTIO="FOLDER..." as for `make mesh`
@@ -215,7 +227,7 @@ guides: setup
 	scripts/setup-apt.sh release
 	scripts/setup-kube.sh helm
 	folder="$$(scripts/release.sh)" && export PROGRAMS_AMD64="$$folder" && \
-	cargo test --locked -p e2e --test cluster guides_node:: -- --ignored --test-threads=1 --nocapture
+	cargo test --locked -p e2e --test cluster node::guides_node:: -- --ignored --test-threads=1 --nocapture
 
 # The web page, in target/site: the documentation, and redirectctl's plan, diff and trace in the browser. Tried in a real one; writes the pictures
 # of it in docs/page.

@@ -1,127 +1,111 @@
 #!/usr/bin/env bash
-# The checks beside the tests. Installs cargo-deny and cargo-fuzz where they are missing.
+# What a change can break beside the tests, in six minutes at most on two processors where the tests are compiled. Prints what each step took.
+# scripts/release-check.sh has what only a release needs. Installs cargo-deny where it is missing.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+# Everything is compiled once here.
+export CARGO_INCREMENTAL=${CARGO_INCREMENTAL:-0}
+. scripts/steps.sh
 
-step() { printf '\n== %s\n' "$*"; }
+target=${CARGO_TARGET_DIR:-target}
+# The libraries that do no I/O.
+pure=(redirect-core crates/netfilter-state crates/packet-trace)
 has_target() { rustup target list --installed 2>/dev/null | grep -qx "$1"; }
 
-for tool in cargo-deny cargo-fuzz; do
-    if ! command -v "$tool" >/dev/null; then
-        step "installing $tool"
-        cargo install --quiet --locked "$tool"
-    fi
-done
-
-step "standard libraries of other targets"
-# Where rustup is missing, or cannot reach its server, this fails: to go on without, set the variable below.
-for target in x86_64-unknown-none wasm32-unknown-unknown; do
-    if ! has_target "$target" && ! rustup target add "$target"; then
-        if [ -z "${CHECK_WITHOUT_TARGETS:-}" ]; then
-            echo "no standard library for $target: install it, or set CHECK_WITHOUT_TARGETS=yes to go on without this check" >&2
-            exit 1
-        fi
-        echo "NOT CHECKED: what is for $target (CHECK_WITHOUT_TARGETS)" >&2
-    fi
-done
-
-work=$(mktemp -d)
-trap 'kill $(jobs -p) 2>/dev/null || true; rm -rf "$work"' EXIT
-# What is shipped is compiled by one processor most of the time, and into folders of its own: it is built, and checked, while all else is checked.
-shipped() {
-    step "sizes of the programs"
-    scripts/sizes.sh
-    step "the programs as shipped"
-    scripts/shipped.sh
-    step "the same bytes from another folder"
-    # The plugin alone, which has all that could differ: much Rust, and C and assembler. `make reproducible` compares all programs and all images.
-    scripts/reproducible.sh istio-cni
+install_cargo_deny() {
+    command -v cargo-deny >/dev/null && return
+    # Not optimized: compiling that takes minutes, and saves a second. Not in the target folder, which cargo lets one build use at a time.
+    CARGO_PROFILE_DEV_DEBUG=0 CARGO_TARGET_DIR="$work/cargo-deny" cargo install --quiet --locked --profile dev cargo-deny
 }
-(set -e; shipped) >"$work/shipped" 2>&1 &
-shipped=$!
 
-step "formatting"
-cargo fmt --all --check
-cargo fmt --manifest-path fuzz/Cargo.toml --check
+dependencies() {
+    step "installing cargo-deny" install_cargo_deny
+    step "dependency rules" cargo deny --log-level error check bans licenses sources
+}
 
-step "plain words"
-scripts/prose.pl
+formatting() {
+    cargo fmt --all --check
+    cargo fmt --manifest-path fuzz/Cargo.toml --check
+}
 
-step "lints"
-cargo clippy --locked --workspace --all-targets -- -D warnings
-
-step "lints of what makes the web page"
-cargo clippy --locked -p tools --features page --bin page -- -D warnings
-
-step "circles of modules"
-cargo run --locked --quiet -p tools --bin modules -- --allow crates/tools/module-circles.txt
-
-step "dependency rules"
-cargo deny --log-level error check bans licenses sources
-
-step "advisories about dependencies"
-# Findings fail; a machine without the database prints a note, and one with it runs `cargo deny check advisories` (docs/internals/releasing.md).
-if fetched=$(timeout 300 cargo deny --log-level error fetch db 2>&1); then
-    cargo deny --log-level error --offline check advisories
-else
-    printf '%s\n' "$fetched" | tail -n 3 >&2
-    echo "NOT CHECKED: advisories, because https://github.com/rustsec/advisory-db cannot be had from here" >&2
-fi
-
-step "documentation"
-RUSTDOCFLAGS="-D warnings" cargo doc --locked --workspace --no-deps --document-private-items --quiet
-
-step "the recipes of CONTRIBUTING.md"
-scripts/recipe.sh
-
-step "the validator builds without the writing side of netns-apply"
-cargo check --locked --quiet -p istio-validation
-if cargo tree --locked -p istio-validation -e normal,features | grep -q 'netns-apply feature "write"'; then
-    echo "istio-validation is built with netns-apply's feature write" >&2
-    exit 1
-fi
-
-# Those that do no I/O.
-pure=(redirect-core crates/netfilter-state crates/packet-trace)
-
-step "each feature of the pure libraries alone"
-for folder in "${pure[@]}"; do
-    for feature in $(sed -n '/^\[features\]/,/^\[dep/s/^\([a-z-]*\) = .*/\1/p' "$folder/Cargo.toml"); do
-        cargo check --locked --quiet -p "$(basename "$folder")" --lib --features "$feature"
+standard_libraries() {
+    local target
+    # Where rustup is missing, or cannot reach its server, this fails: to go on without, set the variable below.
+    for target in x86_64-unknown-none wasm32-unknown-unknown; do
+        if ! has_target "$target" && ! rustup target add "$target"; then
+            if [ -z "${CHECK_WITHOUT_TARGETS:-}" ]; then
+                echo "no standard library for $target: install it, or set CHECK_WITHOUT_TARGETS=yes to go on without this check" >&2
+                exit 1
+            fi
+            echo "NOT CHECKED: what is for $target (CHECK_WITHOUT_TARGETS)" >&2
+        fi
     done
-done
+}
 
-step "the pure libraries on machines without an operating system"
-for target in x86_64-unknown-none wasm32-unknown-unknown; do
-    if has_target "$target"; then
-        for folder in "${pure[@]}"; do
-            cargo check --locked --quiet --target "$target" -p "$(basename "$folder")" --lib
-            cargo check --locked --quiet --target "$target" -p "$(basename "$folder")" --lib --all-features
-        done
+# With the web page's features: so chosen, nearly all of its libraries are the same as those of all else.
+lints() {
+    cargo clippy --locked --workspace --all-targets --features tools/page -- -D warnings
+}
+
+documentation() {
+    # No page is written. Examples choose the features of libraries that tests have; clippy's compiler and arguments, with which cargo
+    # distinguishes its results: so the libraries that the lints have checked are taken as they are.
+    RUSTC_WORKSPACE_WRAPPER=$(rustc --print sysroot)/bin/clippy-driver CLIPPY_ARGS=-D__CLIPPY_HACKERY__warnings__CLIPPY_HACKERY__ \
+        RUSTDOC=$PWD/scripts/rustdoc.sh RUSTDOCFLAGS="-D warnings -Z unstable-options --check" \
+        cargo doc --locked --quiet --workspace --no-deps --document-private-items --features tools/page --lib --bins --examples
+}
+
+circles() {
+    # The example chooses the features with which the tests were compiled.
+    cargo build --locked --quiet --workspace --bin modules --example settings_table
+    "$target/debug/modules" --allow crates/tools/module-circles.txt
+}
+
+validator() {
+    cargo check --locked --quiet -p istio-validation
+    if cargo tree --locked -p istio-validation -e normal,features | grep -q 'netns-apply feature "write"'; then
+        echo "istio-validation is built with netns-apply's feature write" >&2
+        return 1
     fi
-done
+}
 
-step "lints of the web page's program where it runs"
-! has_target wasm32-unknown-unknown || cargo clippy --locked --target wasm32-unknown-unknown -p web -- -D warnings
+features() {
+    local folder feature
+    for folder in "${pure[@]}"; do
+        for feature in $(sed -n '/^\[features\]/,/^\[dep/s/^\([a-z-]*\) = .*/\1/p' "$folder/Cargo.toml"); do
+            cargo check --locked --quiet -p "$(basename "$folder")" --lib --features "$feature"
+        done
+    done
+}
 
-step "the oldest compiler, and the oldest versions of what the published crates depend on"
-scripts/minimal-versions.sh
+without_system() {
+    local folder features
+    has_target x86_64-unknown-none || return 0
+    for folder in "${pure[@]}"; do
+        for features in "" --all-features; do
+            # shellcheck disable=SC2086 # an option or none
+            cargo check --locked --quiet --target x86_64-unknown-none -p "$(basename "$folder")" --lib $features
+        done
+    done
+}
 
-step "what would be published"
-# Cargo checks each crate against those it has just packed, by way of a registry in the target folder, and
-# unpacks these once for each path and version: from a folder that was used before it would take the text of that time.
-CARGO_TARGET_DIR="$work/packages" cargo package --locked --quiet --allow-dirty -p redirect-core -p netfilter-state -p packet-trace -p xtables-read -p netns-apply
-rm -rf "$work/packages" "${CARGO_HOME:-$HOME/.cargo}"/registry/src/-*/{redirect-core,netfilter-state,packet-trace,xtables-read}-0.*
-find "${CARGO_HOME:-$HOME/.cargo}/registry/src" -maxdepth 1 -name '-*' -type d -empty -delete
+in_browsers() {
+    ! has_target wasm32-unknown-unknown || cargo clippy --locked --quiet --target wasm32-unknown-unknown -p web -- -D warnings
+}
 
-step "public interfaces"
-scripts/public-api.sh
-
-step "fuzzing, a few seconds a target"
-scripts/fuzz.sh --smoke
-
-wait "$shipped" || failed=yes
-cat "$work/shipped"
-[ -z "${failed:-}" ] || exit 1
-
-step "all checks passed"
+step "formatting" formatting
+step "plain words" scripts/prose.pl
+step "the recipes of CONTRIBUTING.md, as text" scripts/recipe.sh --text
+step "standard libraries of other targets" standard_libraries
+beside dependencies
+step "lints" lints
+step "documentation" documentation
+step "circles of modules" circles
+step "public interfaces" scripts/public-api.sh
+step "the validator without netns-apply's write" validator
+step "each feature of the pure libraries alone" features
+step "the pure libraries without a system" without_system
+step "lints of the web page's program" in_browsers
+step "fuzz targets compile" scripts/fuzz.sh --compile
+together
+summary "all checks passed"

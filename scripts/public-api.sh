@@ -4,8 +4,7 @@
 #   public-api.sh            compares, and fails where the text is not up to date
 #   public-api.sh --update   rewrites it
 #
-# rustdoc's JSON has no stable form, so each release of the compiler may write another one. RUSTC_BOOTSTRAP lets the stable
-# compiler write it; no other part of the project is built so, but for fuzzing.
+# rustdoc's JSON has no stable form, so each release of the compiler may write another one.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -19,15 +18,16 @@ compare) update= ;;
 esac
 
 target=${CARGO_TARGET_DIR:-target}
-# Beside the documentation for people, which the same command would otherwise replace.
-json=$target/public-api
+crates=(redirect-core netfilter-state packet-trace xtables-read netns-apply)
+RUSTDOC=$PWD/scripts/rustdoc.sh RUSTDOCFLAGS="-Z unstable-options --output-format json" \
+    cargo doc --locked --quiet --lib --no-deps --all-features "${crates[@]/#/--package=}"
+# The example chooses the features with which the tests were compiled.
+cargo build --locked --quiet --workspace --bin public-api --example settings_table
 failed=0
-for crate in redirect-core netfilter-state packet-trace xtables-read netns-apply; do
+for crate in "${crates[@]}"; do
     text=docs/public-api/$crate.txt
-    RUSTC_BOOTSTRAP=1 CARGO_TARGET_DIR=$json cargo rustdoc --locked --quiet --lib --all-features -p "$crate" -- \
-        -Z unstable-options --output-format json
     new=$(mktemp)
-    if ! RUST_BACKTRACE=0 cargo run --locked --quiet -p tools --bin public-api "$json/doc/${crate//-/_}.json" >"$new"; then
+    if ! RUST_BACKTRACE=0 "$target/debug/public-api" "$target/doc/${crate//-/_}.json" >"$new"; then
         echo "public-api.sh: if $(rustc --version) writes another format of JSON than the library public-api reads, set the" >&2
         echo "public-api.sh: version of public-api in crates/tools/Cargo.toml to the one for this compiler, or use Rust 1.95" >&2
         rm "$new"

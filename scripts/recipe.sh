@@ -2,7 +2,9 @@
 # Follows "Five changes a new hand makes" of CONTRIBUTING.md: applies each example to a copy of the tree, compares its
 # files with the list there, and compiles what it concerns; for the new setting it also runs the tests.
 #
-#   scripts/recipe.sh [NAME...]     all of them, or those of docs/recipes/NAME.patch
+#   scripts/recipe.sh [--text] [NAME...]     all of them, or those of docs/recipes/NAME.patch
+#
+# With --text nothing is compiled.
 #
 # The copy has a fixed place in the target folder, so that everything in it is built once; it has a target folder of
 # its own, because cargo cannot distinguish packages of the same name in two workspaces.
@@ -61,8 +63,8 @@ recipe() {
     fi
     (
         cd "$copy"
-        cargo fmt --all --check
-        "$@"
+        xargs rustfmt --edition "$edition" --check < <(grep '\.rs$' <<<"$files")
+        [[ -n $text ]] || "$@"
     )
     in_copy -C1 --reverse "$patch"
     echo "$name: $(wc -l <<<"$files") files of at most $most_files"
@@ -74,15 +76,29 @@ compile() {
 
 # What is generated, so no patch has to hold it: what the setting takes and refuses, and the page.
 test_setting() {
-    UPDATE_DUMPS=1 cargo test --locked --quiet -p redirect-core --lib settings::recorded
-    UPDATE_DOCS=1 cargo test --locked --quiet -p e2e --test programs settings_docs::
+    UPDATE_DUMPS=1 run_tests -p redirect-core --lib settings::recorded
+    UPDATE_DOCS=1 run_tests -p settings-cli --test it settings_docs::
     setting=$(sed -n 's/^+ *annotations: &\["\(.*\)"\],$/\1/p' "$root/docs/recipes/add-a-setting.patch")
     generated redirect-core/tests/dumps/settings.told "$setting"
     generated docs/reference/settings.md "## \`$setting\`"
     # The table, the reading, the plan; what the generators reach; every property; what was recorded; the JSON and its schema.
-    cargo test --locked --quiet -p redirect-core --lib --test it coverage::
-    cargo test --locked --quiet -p netfilter-state --test it -- properties:: recordings::
-    cargo test --locked --quiet -p packet-trace --test it json::
+    run_tests -p redirect-core --lib
+    run_tests -p redirect-core --test it coverage::
+    run_tests -p netfilter-state --test it -- properties:: recordings::
+    run_tests -p packet-trace --test it json::
+}
+
+# A name that no test has selects none, and cargo is content with that.
+run_tests() {
+    local output
+    output=$(cargo test --locked --quiet "$@" 2>&1) || {
+        printf '%s\n' "$output" >&2
+        return 1
+    }
+    if ! grep --quiet 'ok\. [1-9]' <<<"$output"; then
+        echo "no test ran: cargo test $*" >&2
+        return 1
+    fi
 }
 
 generated() {
@@ -92,6 +108,12 @@ generated() {
     fi
 }
 
+text=
+if [[ ${1:-} = --text ]]; then
+    text=yes
+    shift
+fi
+edition=$(sed -n 's/^edition = "\(.*\)"$/\1/p' Cargo.toml)
 only=("$@")
 for name in "${only[@]}"; do
     if [[ ! -e docs/recipes/$name.patch ]]; then

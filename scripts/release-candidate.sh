@@ -3,7 +3,7 @@
 # (docs/internals/releasing.md). Publishes nothing.
 #
 #   release-candidate.sh check           whether this commit can be released: says everything that speaks against it
-#   release-candidate.sh make FOLDER     checks, then makes it in a folder that is not there yet, then verifies it
+#   release-candidate.sh make FOLDER     checks, also what scripts/release-check.sh does, makes it in a folder that is not there yet, verifies it
 #   release-candidate.sh verify FOLDER   whether a folder is whole, unchanged, and of one version and commit. Needs no source and no compiler, but jq.
 #
 # ARCHITECTURES="amd64 arm64" are those in it. PROGRAMS_AMD64 and PROGRAMS_ARM64 name folders of programs that are built already, by scripts/release.sh
@@ -236,7 +236,7 @@ make)
     [ $# -eq 2 ] || usage
     folder=$(realpath --canonicalize-missing "$2")
     [ ! -e "$folder" ] && [ ! -e "$folder.part" ] || { problem "$folder or $folder.part is there already"; judge; }
-    cd "$(dirname "$0")/.." && check && make_all "$folder"
+    cd "$(dirname "$0")/.." && check && scripts/release-check.sh >&2 && make_all "$folder"
     ;;
 verify)
     [ $# -eq 2 ] || usage

@@ -27,6 +27,7 @@ pub const DIRECTORIES: [(&str, &str); 5] = [
 
 /// How long anything may take, on a machine that is ten times slower than it should be.
 pub const DEADLINE: Duration = Duration::from_secs(180);
+/// A network configuration list that calls Calico alone.
 pub const CALICO: &str = include_str!("../fixtures/conflists/10-calico.conflist");
 
 /// A plugin that is always content.
@@ -38,9 +39,13 @@ exit 0
 /// A node's directories, the image's, and the agent's settings.
 pub struct Node {
     folder: tempfile::TempDir,
+    /// The agent's whole environment: variables and their values.
     pub env: BTreeMap<String, String>,
+    /// The port of loopback for `/readyz` and `/healthz`.
     pub health: u16,
+    /// The port of loopback for `/metrics`.
     pub monitoring: u16,
+    /// The port of loopback for run-time control.
     pub control: u16,
 }
 
@@ -76,6 +81,7 @@ impl Node {
         node
     }
 
+    /// Sets a variable of the agent's environment.
     pub fn set(&mut self, name: &str, value: &str) {
         self.env.insert(name.to_owned(), value.to_owned());
     }
@@ -98,14 +104,17 @@ impl Node {
         move |time| fs::write(&clock, time).expect("writes")
     }
 
+    /// The path of a directory or file of the node, by its path below the test's folder.
     pub fn path(&self, part: &str) -> PathBuf {
         self.folder.path().join(part)
     }
 
+    /// The text of a network configuration; none where the file is missing.
     pub fn conf(&self, name: &str) -> Option<String> {
         fs::read_to_string(self.path("net.d").join(name)).ok()
     }
 
+    /// Writes a network configuration in one step.
     pub fn write_conf(&self, name: &str, text: &str) {
         // As network plugins do it: beside, then renamed.
         let temporary = self.path("net.d").join(format!("{name}.tmp"));
@@ -113,6 +122,7 @@ impl Node {
         fs::rename(temporary, self.path("net.d").join(name)).expect("renames");
     }
 
+    /// The texts of all files among the network configurations, by their names.
     pub fn confs(&self) -> BTreeMap<String, String> {
         let entries = fs::read_dir(self.path("net.d")).expect("lists").map(|entry| entry.expect("an entry"));
         let text = |entry: &fs::DirEntry| fs::read_to_string(entry.path()).unwrap_or_default();
@@ -132,6 +142,7 @@ impl Node {
         }) == Some(true)
     }
 
+    /// Whether the node's plugin is the image's, byte for byte.
     pub fn has_plugin(&self) -> bool {
         fs::read(self.path("bin/istio-cni")).ok() == fs::read(self.path("image/istio-cni")).ok()
     }
@@ -150,10 +161,12 @@ impl Node {
         fs::copy(program, self.path("image/istio-cni")).expect("copies");
     }
 
+    /// The kubeconfig that the agent wrote for the plugin; none where it is missing.
     pub fn kubeconfig(&self) -> Option<String> {
         fs::read_to_string(self.path("run/istio-cni-kubeconfig")).ok()
     }
 
+    /// The program with these arguments and the node's environment, not started.
     pub fn command(&self, args: &[&str]) -> Command {
         let program = program::under_test("install-cni").expect("install-cni is built");
         let mut command = Command::new(program);
@@ -161,10 +174,12 @@ impl Node {
         command
     }
 
+    /// Starts the agent and does not wait for it. Its log lines are appended to the node's log.
     pub fn start(&self) -> Agent<'_> {
         self.start_with(&[])
     }
 
+    /// Likewise, with further arguments.
     pub fn start_with(&self, args: &[&str]) -> Agent<'_> {
         let log = fs::File::options().create(true).append(true).open(self.path("log")).expect("a log");
         let control = format!("--ctrlz_port={}", self.control);
@@ -185,12 +200,14 @@ impl Node {
         Agent { node: self, child }
     }
 
+    /// Starts the agent, and waits until it is ready.
     pub fn start_ready(&self) -> Agent<'_> {
         let agent = self.start();
         agent.wait_ready();
         agent
     }
 
+    /// The log lines of all agents of this node so far.
     pub fn log(&self) -> String {
         fs::read_to_string(self.path("log")).unwrap_or_default()
     }
@@ -198,19 +215,23 @@ impl Node {
 
 /// The program while it runs. It is killed when dropped.
 pub struct Agent<'n> {
+    /// Where it runs.
     pub node: &'n Node,
     child: Child,
 }
 
 impl Agent<'_> {
+    /// Its process id.
     pub fn id(&self) -> u32 {
         self.child.id()
     }
 
+    /// The status and body of its readiness; none while it does not answer.
     pub fn readyz(&self) -> Option<(u16, String)> {
         get(self.node.health, "/readyz")
     }
 
+    /// Waits until it is ready.
     pub fn wait_ready(&self) {
         self.wait("readiness", || self.readyz().is_some_and(|(status, _)| status == 200));
     }
@@ -226,6 +247,7 @@ impl Agent<'_> {
         reason
     }
 
+    /// Waits until something is so. Panics after [`DEADLINE`], with `what`, the readiness and the log.
     pub fn wait(&self, what: &str, mut is_so: impl FnMut() -> bool) {
         let mut patience = Patience::new(DEADLINE);
         while !is_so() {
@@ -262,6 +284,7 @@ impl Agent<'_> {
         Some(line.parse().expect("a number"))
     }
 
+    /// Sends it a signal, as `kill` takes it: `-HUP`.
     pub fn signal(&self, signal: &str) {
         let id = self.child.id().to_string();
         assert!(Command::new("kill").args([signal, &id]).status().expect("kill").success());
@@ -290,6 +313,7 @@ impl Agent<'_> {
         }
     }
 
+    /// Kills it with SIGKILL, and waits for its end.
     pub fn kill(mut self) {
         self.kill_now();
     }
@@ -308,6 +332,7 @@ impl Drop for Agent<'_> {
     }
 }
 
+/// The status and body of a page of loopback; none where no server answers.
 pub fn get(port: u16, path: &str) -> Option<(u16, String)> {
     request(port, "GET", path, "")
 }
@@ -340,6 +365,7 @@ pub fn exchange(
     Some((head.split(' ').nth(1)?.parse().ok()?, body.to_owned()))
 }
 
+/// Sets a file's permissions, such as `0o755`.
 pub fn set_mode(path: &Path, mode: u32) {
     use std::os::unix::fs::PermissionsExt;
     fs::set_permissions(path, fs::Permissions::from_mode(mode)).expect("sets the mode");
@@ -347,7 +373,9 @@ pub fn set_mode(path: &Path, mode: u32) {
 
 /// An API server that answers every request about DaemonSets in one way, and remembers what was posted.
 pub struct FakeApi {
+    /// Its port of loopback.
     pub port: u16,
+    /// The bodies of all POST requests, in their order.
     pub posted: Arc<Mutex<Vec<String>>>,
 }
 
@@ -360,6 +388,7 @@ impl FakeApi {
         Self { port: port::serve(serve).expect("a port"), posted }
     }
 
+    /// Makes this the API server of a node's agent. Takes effect at its next start.
     pub fn serve(&self, node: &mut Node) {
         node.set("KUBERNETES_SERVICE_PORT", &self.port.to_string());
     }

@@ -10,13 +10,13 @@ use std::process::{Command, ExitStatus};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use crate::retries::{Cause, once_in};
 use crate::tools;
-use test_support::leftovers::temp_dir;
+use test_support::leftovers::{fresh_name, temp_dir};
 use test_support::port::free_port;
 use test_support::process::{self, Background, Output, SHORT, until};
 
@@ -43,11 +43,34 @@ const SERVER_NAMES: &str = "DNS:localhost,DNS:kubernetes,DNS:kubernetes.default,
 pub struct ApiServer {
     // Dropped in this order: the server, its store, the files.
     server: Mutex<Option<Background>>,
-    etcd: Background,
+    /// None of a server that others use, too.
+    etcd: Option<Background>,
+    log: PathBuf,
     port: u16,
     etcd_url: String,
     authority: Authority,
     folder: TempDir,
+}
+
+/// The variable that names the folder of a server that tests share.
+const SHARED: &str = "SHARED_API_SERVER";
+/// What its clients need of that folder: the authority, the key of tokens, and the admin.
+const SHARED_FILES: [&str; 6] = ["ca.crt", "ca.key", "sa.key", "admin.crt", "admin.key", "admin.kubeconfig"];
+/// Its port and its store's address, written last.
+const ADDRESSES: &str = "addresses";
+
+/// What the helper does for a suite: a server in a folder, until standard input ends.
+pub fn serve_in_helper(shared: &Path) -> Result<()> {
+    let api = ApiServer::start()?;
+    for name in SHARED_FILES {
+        fs::copy(api.folder.path().join(name), shared.join(name))?;
+    }
+    fs::hard_link(&api.log, shared.join("kube-apiserver.log"))?;
+    let new = shared.join("addresses.new");
+    fs::write(&new, format!("{} {}", api.port, api.etcd_url))?;
+    fs::rename(new, shared.join(ADDRESSES))?;
+    std::io::copy(&mut std::io::stdin(), &mut std::io::sink())?;
+    Ok(())
 }
 
 /// What an API server counts.
@@ -79,15 +102,46 @@ impl ApiServer {
         let authority = Authority::new(folder.path())?;
         authority.issue("apiserver", "/CN=kube-apiserver", SERVER_NAMES)?;
         let (etcd, etcd_url) = start_etcd(folder.path())?;
-        let api = Self { server: Mutex::new(None), etcd, port: free_port()?, etcd_url, authority, folder };
+        let log = folder.path().join("kube-apiserver.log");
+        let (server, port) = (Mutex::new(None), free_port()?);
+        let api = Self { server, etcd: Some(etcd), log, port, etcd_url, authority, folder };
         api.certificate_kubeconfig("admin", "/O=system:masters/CN=admin")?;
         api.start_again()?;
         api.provision_namespace("default")?;
         Ok(api)
     }
 
+    /// The server that the tests of a suite share, for those that neither stop nor fill it, nor change what all its clients see; where
+    /// nobody has started one ([`serve_in_helper`]), one of its own. Names of nodes and namespaces are the test's to keep apart
+    /// ([`ApiServer::fresh_namespace`]).
+    pub fn shared() -> Result<Self> {
+        let Some(shared) = std::env::var_os(SHARED).map(PathBuf::from) else { return Self::start() };
+        let folder = temp_dir()?;
+        for name in SHARED_FILES {
+            fs::copy(shared.join(name), folder.path().join(name))
+                .with_context(|| format!("{SHARED}={} has no {name}", shared.display()))?;
+        }
+        let text = fs::read_to_string(shared.join(ADDRESSES))?;
+        let (port, etcd_url) = text.trim().split_once(' ').context("no addresses")?;
+        Ok(Self {
+            server: Mutex::new(None),
+            etcd: None,
+            log: shared.join("kube-apiserver.log"),
+            port: port.parse()?,
+            etcd_url: etcd_url.to_owned(),
+            authority: Authority::of(folder.path()),
+            folder,
+        })
+    }
+
+    /// The store's process, for who waits for an answer that only comes while it runs.
+    fn store(&self) -> Vec<&Background> {
+        self.etcd.iter().collect()
+    }
+
     /// Starts the server after [`ApiServer::stop`], on the same port with the same data, and waits until it is ready.
     pub fn start_again(&self) -> Result<()> {
+        ensure!(self.etcd.is_some(), "others use this API server");
         let mut running = self.server.lock().unwrap_or_else(PoisonError::into_inner);
         if running.is_some() {
             return Ok(());
@@ -99,13 +153,17 @@ impl ApiServer {
 
     fn start_server(&self) -> Result<Background> {
         let server =
-            Background::start("kube-apiserver", &self.server_command()?, &self.log_path())?.killed_on_drop();
-        self.await_answer(&[&server, &self.etcd])?;
+            Background::start("kube-apiserver", &self.server_command()?, &self.log)?.killed_on_drop();
+        self.await_answer(&[&[&server], &*self.store()].concat())?;
         Ok(server)
     }
 
     /// Kills the server: connections break, new ones are refused. Data stay.
+    ///
+    /// # Panics
+    /// It is [shared](ApiServer::shared).
     pub fn stop(&self) {
+        assert!(self.etcd.is_some(), "others use this API server");
         *self.server.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 
@@ -152,7 +210,7 @@ impl ApiServer {
 
     /// All the server has logged.
     pub fn log(&self) -> String {
-        fs::read_to_string(self.log_path()).unwrap_or_default()
+        fs::read_to_string(&self.log).unwrap_or_default()
     }
 
     /// The kubeconfig file of a user who may do everything.
@@ -241,7 +299,7 @@ impl ApiServer {
             if is_answer {
                 break;
             }
-            self.await_answer(&[&self.etcd])?;
+            self.await_answer(&self.store())?;
             answer = process::run(&mut curl, SHORT)?;
         }
         serde_json::from_str(&answer.ok()?.stdout).context("the API server answers no JSON")
@@ -265,6 +323,13 @@ impl ApiServer {
             &json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}).to_string(),
         )?;
         self.provision_namespace(name)
+    }
+
+    /// Creates a namespace of a name that no other test has, ready for pods, and returns the name: this word and more.
+    pub fn fresh_namespace(&self, word: &str) -> Result<String> {
+        let name = format!("{word}-{}", fresh_name());
+        self.create_namespace(&name)?;
+        Ok(name)
     }
 
     /// Creates a service account without any role.
@@ -373,7 +438,7 @@ impl ApiServer {
             if output.status.success() || !STANDSTILL.iter().any(|part| output.stderr.contains(part)) {
                 break;
             }
-            self.await_answer(&[&self.etcd])?;
+            self.await_answer(&self.store())?;
             output = process::run_with_input(kubectl, input, SHORT)?;
             // The try before may have done it, and lost only the answer.
             let verbs = [("create", "(AlreadyExists)"), ("delete", "(NotFound)")];
@@ -393,10 +458,6 @@ impl ApiServer {
             let answer = process::run(&mut probe, SHORT)?;
             Ok((answer.stdout == "ok").then_some(()))
         })
-    }
-
-    fn log_path(&self) -> PathBuf {
-        self.folder.path().join("kube-apiserver.log")
     }
 }
 

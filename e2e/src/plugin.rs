@@ -1,5 +1,6 @@
 //! What the tests of `istio-cni` share: the program, an invocation of it, a run directory, a stand-in for the API server.
 
+pub mod fake_agent;
 mod pod_api;
 
 use std::fs;

@@ -32,29 +32,36 @@ pub const LIMIT: Duration = Duration::from_secs(180);
 
 /// An API server with pods, in pages as small as asked for, that keeps the events it is sent.
 pub struct PodApi {
+    /// Its port of loopback.
     pub port: u16,
     state: Arc<Mutex<State>>,
 }
 
+/// What the server has, and what it was asked.
 #[derive(Default)]
 pub struct State {
     /// What lists say.
     pub pods: Vec<Value>,
     /// What the server says about one pod where that is not what lists say: by name.
     pub newer: BTreeMap<String, Value>,
+    /// The events it was sent, in their order.
     pub events: Vec<Value>,
-    /// How often a list was begun, and pages and single pods were asked for.
+    /// How many lists of pods were begun.
     pub lists: usize,
+    /// How many pages of such lists were requested.
     pub pages: usize,
+    /// How many single pods were requested.
     pub gets: usize,
     /// The status of all answers about pods.
     pub refuse: Option<u16>,
-    /// The handlers of runtime classes, and which classes were asked for.
+    /// The handlers of runtime classes, by the names of these.
     pub handlers: BTreeMap<String, String>,
+    /// The names of runtime classes that were requested, in their order.
     pub asked_classes: Vec<String>,
 }
 
 impl PodApi {
+    /// Serves these pods to the agent of this node.
     pub fn start(node: &mut Node, pods: Vec<Value>) -> Self {
         let state = Arc::new(Mutex::new(State { pods, ..State::default() }));
         let shared = state.clone();
@@ -68,6 +75,7 @@ impl PodApi {
         Self { port, state }
     }
 
+    /// What it has and was asked. No request is answered while the caller holds it.
     pub fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -194,12 +202,14 @@ pub fn held_back(mut pod: Value) -> Value {
 pub struct Sandboxes(NetnsDirectory);
 
 impl Sandboxes {
+    /// An empty directory, where the agent of this node looks for namespaces.
     pub fn new(node: &mut Node) -> Self {
         let sandboxes = Self(NetnsDirectory::new().expect("a folder"));
         node.set("MOUNTED_CNI_NETNS_DIR", &sandboxes.path().display().to_string());
         sandboxes
     }
 
+    /// The directory.
     pub fn path(&self) -> &Path {
         self.0.path()
     }
@@ -234,7 +244,6 @@ pub fn eth0(addresses: &[&str]) -> String {
     lines
 }
 
-/// Does in a namespace what the plugin does there for a pod with a sidecar and no further annotations.
 /// Fills a chain of a table of iptables with more rules than the agent reads.
 pub fn flood(namespace: &Namespace, table: &str, chain: &str) {
     let rules = format!("seq 30000 | sed 's/.*/-A {chain} -p tcp -m tcp --dport & -j RETURN/'");
@@ -242,10 +251,12 @@ pub fn flood(namespace: &Namespace, table: &str, chain: &str) {
     namespace.sh(&script).expect("runs").ok().expect("fills it");
 }
 
+/// Does in a namespace what the plugin does there for a pod with a sidecar and no further annotations.
 pub fn redirect(namespace: &Namespace) {
     redirect_with(namespace, BackendChoice::Auto);
 }
 
+/// Likewise, with this backend.
 pub fn redirect_with(namespace: &Namespace, choice: BackendChoice) {
     redirect_as(namespace, &[], choice);
 }
@@ -333,6 +344,7 @@ pub fn wait_rounds(node: &Node, more: f64) {
     wait_at_least(node, ROUNDS, now + more);
 }
 
+/// The name of the metric that counts the drift watch's checks with this result, with its label.
 pub fn check(result: &str) -> String {
     format!("istio_cni_drift_checks_total{{result=\"{result}\"}}")
 }
@@ -348,6 +360,7 @@ pub fn addresses_of(pod: &Value) -> Vec<IpAddr> {
 pub struct Foreign(std::process::Child);
 
 impl Foreign {
+    /// Starts it, and waits until its namespaces exist and its ids are mapped.
     pub fn start() -> Self {
         let child =
             Command::new("unshare").args(["--user", "--net", "sleep", "infinity"]).spawn().expect("starts");
@@ -364,6 +377,7 @@ impl Foreign {
         foreign
     }
 
+    /// The path of its network namespace.
     pub fn network(&self) -> PathBuf {
         format!("/proc/{}/ns/net", self.0.id()).into()
     }
@@ -385,6 +399,7 @@ pub fn hosts() -> PathBuf {
 pub struct Proc(pub tempfile::TempDir);
 
 impl Proc {
+    /// Of a node whose network namespace is that of [`hosts`]. Process 1 is in it.
     pub fn new(node: &mut Node) -> Self {
         Self::of(node, &hosts())
     }
@@ -399,6 +414,7 @@ impl Proc {
         proc
     }
 
+    /// A process with this text of `/proc/PID/cgroup`, in this network namespace.
     pub fn add(&self, process: u32, cgroup: &str, namespace: &Path) {
         let folder = self.0.path().join(process.to_string());
         fs::create_dir_all(folder.join("ns")).expect("a folder");

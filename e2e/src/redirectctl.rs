@@ -38,7 +38,7 @@ pub fn command(args: &[&str]) -> Command {
     command
 }
 
-/// Runs `install-cni ambient WORDS` for a network namespace, if there are words.
+/// Runs `install-cni ambient WORDS` for a network namespace, unless the words are empty.
 fn enrol(namespace: &Namespace, words: &str) -> Result<()> {
     if words.is_empty() {
         return Ok(());
@@ -93,7 +93,7 @@ enum Listening {
     ProxyWithoutDns,
     /// A process of another user, in the proxy's place.
     Stranger,
-    /// Nobody.
+    /// No process.
     Nobody,
 }
 
@@ -183,7 +183,7 @@ const BROKEN: &[State] = &[
         ..WHOLE
     },
     State {
-        name: "nobody answers DNS",
+        name: "no answer to DNS",
         cause: "dns-nobody-listens",
         variables: DNS,
         listening: Listening::ProxyWithoutDns,
@@ -248,7 +248,7 @@ const BROKEN: &[State] = &[
         ..WHOLE
     },
     State {
-        name: "annotation that nobody understands",
+        name: "malformed annotation",
         cause: "bad-settings",
         annotations: &[("traffic.sidecar.istio.io/excludeOutboundPorts", "http")],
         added: false,
@@ -365,7 +365,12 @@ impl States {
                 ..WHOLE
             },
             ENROLLED,
-            State { name: "left alone", added: false, spec: r#"{"containers": [{"name": "app"}]}"#, ..WHOLE },
+            State {
+                name: "outside the mesh",
+                added: false,
+                spec: r#"{"containers": [{"name": "app"}]}"#,
+                ..WHOLE
+            },
         ]
     }
 

@@ -69,7 +69,7 @@ impl ValidationRun {
         checks.find(|check| check["family"] == family && check["path"] == path)?["result"].as_str()
     }
 
-    /// Asserts that this is the reason, told as it should be.
+    /// Asserts that this is the reason, reported as it should be.
     #[track_caller]
     pub fn assert(&self, expected: &str) {
         assert_eq!(self.problems(expected), [""; 0]);

@@ -437,4 +437,22 @@ impl QuerySocket {
 }
 
 #[cfg(test)]
-mod tests;
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_list_that_changes_each_time_it_is_made_is_an_error() {
+        let asked = |whole: Option<usize>| {
+            let mut times = 0;
+            let result = until_whole("list", || {
+                times += 1;
+                Ok(if whole == Some(times) { Ended::Whole } else { Ended::Interrupted })
+            });
+            (times, result)
+        };
+        assert_eq!(asked(Some(1)), (1, Ok(())));
+        assert_eq!(asked(Some(DUMP_ATTEMPTS)), (DUMP_ATTEMPTS, Ok(())));
+        let interrupted = CloseError::Kernel { what: "list", cause: Errno::EINTR };
+        assert_eq!(asked(None), (DUMP_ATTEMPTS, Err(interrupted)));
+    }
+}

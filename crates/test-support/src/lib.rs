@@ -9,7 +9,7 @@
 //! | [`dice`] | numbers that look random and are the same every time |
 //! | [`rewrites`] | what this project writes otherwise than was recorded |
 //! | [`sample`] | a sample of the recordings, where machines are slow |
-//! | [`leftovers`] | names that show their owner, so that what a killed test left can be removed |
+//! | [`leftovers`] | names that show their owner, by which another test removes what is left of a killed one |
 //!
 //! Whatever a value of these modules started or made is gone when the value is dropped, also when the test panics. A test process that is
 //! killed takes its processes with it (parent-death signal); the namespaces, folders and cgroups it leaves carry its process id and are

@@ -1,8 +1,11 @@
-//! A sample of the recordings, for machines on which all of them would take hours.
+//! How much of a list a test takes: all of it, or a part that is the same every time.
+//!
+//! `make test` takes parts where a whole proves the same of more cases; with `SAMPLES=all`, as in `make test-all`, tests take the whole.
+//! `RECORDINGS_EVERY=N` takes every Nth of all that, for machines on which the rest would take hours.
 
 use std::env;
 
-/// All of them; where RECORDINGS_EVERY is a number, every one of that number, which is said on standard output.
+/// All recordings; where RECORDINGS_EVERY is a number, every one of that number, which is said on standard output.
 ///
 /// # Panics
 /// RECORDINGS_EVERY is not a number, or 0.
@@ -15,4 +18,46 @@ pub fn of<T>(recordings: Vec<T>) -> Vec<T> {
     let sample: Vec<T> = recordings.into_iter().step_by(number).collect();
     println!("RECORDINGS_EVERY={number}: {} of {all} recordings", sample.len());
     sample
+}
+
+/// Every one of `every` recordings, from the one at `first` on: tests that each take others meet all of them together.
+pub fn part<T>(recordings: Vec<T>, every: usize, first: usize) -> Vec<T> {
+    if is_whole() {
+        return of(recordings);
+    }
+    of(recordings.into_iter().skip(first).step_by(every).collect())
+}
+
+/// How often something is repeated: `few` times, or `all`.
+pub fn times(few: usize, all: usize) -> usize {
+    if is_whole() { all } else { few }
+}
+
+/// Whether the whole is asked for.
+///
+/// # Panics
+/// SAMPLES is set to something other than `all`.
+pub fn is_whole() -> bool {
+    match env::var_os("SAMPLES") {
+        None => false,
+        Some(all) if all == "all" => true,
+        Some(other) => panic!("SAMPLES is {other:?}, and can only be all"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_together_are_the_whole() {
+        let list = || (0..10).collect::<Vec<_>>();
+        let mut all: Vec<i32> = (0..3).flat_map(|first| part(list(), 3, first)).collect();
+        all.sort_unstable();
+        all.dedup();
+        assert_eq!(all, list());
+        if !is_whole() {
+            assert_eq!((part(list(), 3, 1), times(2, 9)), (vec![1, 4, 7], 2));
+        }
+    }
 }

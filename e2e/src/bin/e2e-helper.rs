@@ -25,6 +25,7 @@ fn run(words: &[&str]) -> Result<String> {
         ["connect", attempt] => e2e::traffic::connect_in_helper(attempt),
         ["meddle", orders] => e2e::meddler::meddle_in_helper(orders).map(|()| String::new()),
         ["node-init", folder] => e2e::node::init_in_helper(folder.as_ref()).map(|()| String::new()),
+        ["api-server", folder] => e2e::kube::serve_in_helper(folder.as_ref()).map(|()| String::new()),
         ["confined", profile, program @ ..] => {
             confined::become_confined(profile.as_ref(), Unlisted::Fails, program).map(|()| String::new())
         }

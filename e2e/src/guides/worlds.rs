@@ -8,7 +8,9 @@ use test_support::process::{self, Output, SHORT};
 
 /// The word that a block has behind its language, and the documents that have such blocks.
 pub struct World {
+    /// The word.
     pub name: &'static str,
+    /// The documents, in the order in which the test runs their commands.
     pub documents: &'static [&'static str],
     /// The test that runs them all.
     pub test: &'static str,
@@ -24,7 +26,7 @@ pub const STORY: &[&str] = &[
     "docs/reference/images.md",
 ];
 const STORY_TEST: &str =
-    "e2e/tests/cluster/guides_node.rs: the_guides_lead_from_istios_agent_to_verified_pods_and_back";
+    "e2e/tests/cluster/node/guides_node.rs: the_guides_lead_from_istios_agent_to_verified_pods_and_back";
 
 /// Who runs what.
 pub const WORLDS: [World; 7] = [
@@ -55,7 +57,7 @@ pub const WORLDS: [World; 7] = [
     World {
         name: "handed-over",
         documents: &["docs/get-started/migrate.md"],
-        test: "e2e/tests/cluster/guides_node.rs: an_agent_that_a_manifest_installed_is_handed_over_to_helm",
+        test: "e2e/tests/cluster/node/guides_node.rs: an_agent_that_a_manifest_installed_is_handed_over_to_helm",
     },
     // The three of one test: typed where the engineer is, by a user with few rights, and on a node.
     World { name: "cluster", documents: STORY, test: STORY_TEST },
@@ -63,11 +65,12 @@ pub const WORLDS: [World; 7] = [
     World { name: "node", documents: &["README.md", "docs/get-started/upgrade.md"], test: STORY_TEST },
 ];
 
+/// A world by its name.
 pub fn world(name: &str) -> Result<&'static World> {
-    WORLDS.iter().find(|world| world.name == name).with_context(|| format!("nobody runs {name}"))
+    WORLDS.iter().find(|world| world.name == name).with_context(|| format!("no test runs {name}"))
 }
 
-/// The commands that a test runs, in the order of its documents. There is at least one in each.
+/// The commands that a test runs, in the order of its documents. Each document has at least one.
 pub fn blocks_for(name: &str) -> Result<Vec<Block>> {
     let (all, world) = (blocks()?, world(name)?);
     let mut found = Vec::new();
@@ -97,7 +100,7 @@ pub fn typed(block: &Block, mut run: impl FnMut(&str) -> Result<Output>) -> Resu
     Ok(())
 }
 
-/// Runs what a shell is told by a command that leads to where it runs.
+/// Runs a shell's script by a command that leads to where it runs.
 pub fn shell(lead: impl Fn(&Command) -> Command, script: &str) -> Result<Output> {
     process::run(&mut lead(&process::command("sh", ["-c", script])), SHORT)
 }

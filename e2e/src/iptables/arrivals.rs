@@ -30,7 +30,7 @@ use test_support::process::{self, Patience};
 use super::mesh::{any, loopback, other_address};
 use super::packets::{Arrived, STRANGER, SourcePorts, open};
 
-/// For packets that nobody expects to arrive, counted from when all others have.
+/// For packets that no test expects to arrive, counted from when all others have.
 pub const QUIET: Duration = Duration::from_millis(100);
 /// The client opens connections with data, listeners accept them with that, neither asks for a cookie.
 const FAST_OPEN: u32 = 0x1 | 0x2 | 0x4 | 0x200 | 0x400;
@@ -60,6 +60,7 @@ type Arrivals = Arc<(Mutex<Vec<Arrival>>, Condvar)>;
 /// A pod and a client with listeners everywhere, in whose namespaces every arrival is noted.
 #[derive(Debug)]
 pub struct Ground {
+    /// The pod and the client.
     pub topology: Topology,
     arrivals: Arrivals,
     _ears: [Ear; 2],
@@ -98,6 +99,7 @@ impl Ground {
         Ok(Self { topology, arrivals, _ears: ears, ports: SourcePorts::default() })
     }
 
+    /// The pod's network namespace.
     pub fn pod(&self) -> &Namespace {
         &self.topology.pod
     }
@@ -167,7 +169,7 @@ impl Ground {
         Ok(shots.into_iter().map(|shot| shot.packet).zip(seen).collect())
     }
 
-    /// Until something arrives, or for the next check sockets, which tell of refusals.
+    /// Until something arrives, or for the next check sockets, which report refusals.
     fn wait(&self) {
         let arrivals = self.arrivals.0.lock().unwrap_or_else(PoisonError::into_inner);
         let _ = self.arrivals.1.wait_timeout(arrivals, Duration::from_millis(2));
@@ -209,7 +211,7 @@ fn settled(namespace: &Namespace) -> Result<()> {
     process::until("routes to all addresses", process::SHORT, &[], || {
         let (addresses, routes) = namespace.enter(|| (read("if_inet6"), read("ipv6_route")))?;
         let (addresses, routes) = (addresses?, routes?);
-        // Nobody sends to those of the link, for which the kernel takes seconds.
+        // No test sends to those of the link, for which the kernel takes seconds.
         let addresses = addresses.lines().filter_map(|line| line.split_whitespace().next());
         let mut addresses = addresses.filter(|address| !address.starts_with("fe80"));
         let has_route = |address: &str| routes.lines().any(|line| is_local_route(line, address));
@@ -235,7 +237,7 @@ fn fix_neighbours(at: &Namespace, own: u8, other: u8, address: impl Fn(bool) -> 
     ))
 }
 
-/// Also where a route of others is missing by which the kernel would know the address for its own.
+/// Also where a route of other programs is missing by which the kernel would know the address for its own.
 fn bind_freely(fd: &OwnedFd, source: SocketAddr) -> Result<()> {
     // For IPv6 too: the kernel keeps one flag.
     setsockopt(fd, sockopt::IpFreebind, &true)?;
@@ -334,7 +336,7 @@ impl Socket {
                 socket.set_nonblocking(true)?;
                 return Ok(Self::Datagrams(socket));
             }
-            // All of them accept connections to foreign addresses: marks and routes of others may bring such packets.
+            // All of them accept connections to foreign addresses: marks and routes of other programs may bring such packets.
             let socket = listener(post.at, true)?;
             socket.set_nonblocking(true)?;
             Ok(Self::Listener(socket))
@@ -362,7 +364,7 @@ fn two_families(at: SocketAddr) -> std::io::Result<UdpSocket> {
 
 /// Until the other end of `stopped` is closed.
 fn listen(mut sockets: Vec<(&'static str, Socket)>, stopped: &UnixStream, arrivals: &Arrivals) {
-    // Those that have reported stay open: what comes after the first packet is none of this module's business.
+    // Those that have reported stay open: this module ignores what comes after the first packet.
     let mut done = Vec::new();
     loop {
         let fds = sockets.iter().map(|(_, socket)| socket.fd()).chain([stopped.as_fd()]);
@@ -425,7 +427,7 @@ pub fn agrees(seen: &Arrived, fate: Fate, packet: &Packet) -> bool {
             server.eq_ignore_ascii_case(listener.name()) && is_there
         }
         (Arrived::At(server, at), Fate::Untouched) => is_addressed(server, *at, packet),
-        // TPROXY of others leaves the destination as it is.
+        // TPROXY of other programs leaves the destination as it is.
         (Arrived::At(server, at), Fate::Redirected { port }) => {
             at.port() == port || port == STRANGER && server == "stranger"
         }
@@ -435,7 +437,7 @@ pub fn agrees(seen: &Arrived, fate: Fate, packet: &Packet) -> bool {
         // What another program has translated is not followed: it may be dropped behind that.
         (Arrived::At(server, at), Fate::Translated) => server == "stranger" || *at != packet.destination,
         (Arrived::Nothing | Arrived::Refused, Fate::Translated) => true,
-        // Nobody answers for what is lost; whether the sender hears of it depends on what becomes of that answer.
+        // No host answers for what is lost; whether the sender receives an error depends on what becomes of that answer.
         (Arrived::Nothing, Fate::Dropped | Fate::Rejected | Fate::Broken)
         | (Arrived::Refused, Fate::Rejected | Fate::Broken) => true,
         (_, _) => false,

@@ -23,6 +23,7 @@ pub fn stranger(v6: bool) -> IpAddr {
 pub struct Lossy<'a>(&'a Namespace);
 
 impl<'a> Lossy<'a> {
+    /// Drops the resets of this pod from now on.
     pub fn new(pod: &'a Namespace) -> Result<Self> {
         pod.sh("nft 'table inet lossy { chain output { type filter hook output priority -400; tcp flags rst drop; }; }'")?.ok()?;
         Ok(Self(pod))

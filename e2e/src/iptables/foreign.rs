@@ -13,7 +13,7 @@ use super::packets::STRANGER;
 /// What other programs do.
 #[derive(Debug, Default)]
 pub struct Foreign {
-    /// Shell, for what is there before the plan is put in force, ...
+    /// Shell, for what they do before the plan is put in force, ...
     pub before: String,
     /// ... and for what comes after.
     pub after: String,
@@ -42,7 +42,7 @@ pub fn random(dice: &mut Dice, legacy: bool) -> Foreign {
     foreign
 }
 
-/// Nobody can say beforehand what these do: a few.
+/// The effect of these is not known beforehand: a few.
 const CHANCE: usize = 60;
 
 const TCP_PORTS: [&str; 9] = ["80", "81", "4443", "53", "8080", "8081", "15008", "15001", "15006"];
@@ -68,7 +68,7 @@ fn number(dice: &mut Dice, of: &[u32]) -> u32 {
     dice.pick(of)
 }
 
-/// Which packets iptables rules are about, in a chain of this hook, and the protocol's name where there is one.
+/// Which packets iptables rules are about, in a chain of this hook, and the protocol's name where they have one.
 fn iptables_match(dice: &mut Dice, hook: &str, v6: bool) -> (String, &'static str) {
     let mut text = String::new();
     let protocol = match dice.below(8) {

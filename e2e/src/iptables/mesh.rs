@@ -6,7 +6,7 @@ use crate::traffic::{Client, Outcome, PROXY_ID, Report, TcpServer, UdpServer, as
 use anyhow::Result;
 use test_support::netns::{Families, Namespace, Topology, pod_address, remote_address};
 
-/// The application's ports. Nobody but the rules treats them differently.
+/// The application's ports. Only the rules treat them differently.
 pub const APP: [u16; 3] = [8080, 8081, 15008];
 /// The ports of the service far away.
 pub const SERVICE: [u16; 4] = [80, 81, 4443, 53];

@@ -30,7 +30,7 @@ use test_support::process::{self, Patience};
 
 use super::mesh::{Mesh, any, loopback, other_address, passthrough};
 
-/// For packets that nobody is expected to answer.
+/// For packets that no server is expected to answer.
 pub const IMPATIENT: Duration = Duration::from_millis(150);
 /// How often a datagram is looked for before it is sent again.
 const SEND_AGAIN: usize = 100;
@@ -178,6 +178,7 @@ impl SourcePorts {
 
 /// A pod that packets are sent to and from, with a stranger's servers beside the mesh's.
 pub struct World {
+    /// The pod, its client and the mesh's servers.
     pub mesh: Mesh,
     more: (Vec<TcpServer>, Vec<UdpServer>),
     ports: SourcePorts,
@@ -195,6 +196,7 @@ impl World {
         Ok(Self { mesh, more, ports: SourcePorts::default() })
     }
 
+    /// The pod's network namespace.
     pub fn pod(&self) -> &Namespace {
         self.mesh.pod()
     }
@@ -219,9 +221,9 @@ impl World {
     }
 
     /// Where a datagram has come to. Its answer may get lost: conntrack zones keep apart what does not belong together, also
-    /// where only the query was left alone.
+    /// where only the query is excluded.
     ///
-    /// The network may lose one, such as when nobody answers in time who has an address. So it is sent again now and then: from the
+    /// The network may lose one, such as when no answer about a neighbour comes in time. So it is sent again now and then: from the
     /// same port, so it goes the way of the first.
     fn arrived(&self, fd: &OwnedFd, packet: &Packet, patience: Duration) -> Arrived {
         let from = packet.source.zip(packet.source_port).map(|(ip, port)| SocketAddr::new(ip, port));
@@ -246,7 +248,9 @@ impl World {
 pub enum Arrived {
     /// This server answered, which was reached at this address.
     At(String, SocketAddr),
+    /// Refused: by a reset, or an ICMP error.
     Refused,
+    /// No answer came in time.
     Nothing,
 }
 

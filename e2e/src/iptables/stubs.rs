@@ -37,7 +37,7 @@ impl Stubs {
         with_environment(istio_iptables(), &args, &[("PATH".to_owned(), path)])
     }
 
-    /// What a script of these has put into a file here; nothing if there is none.
+    /// What a script of these has put into a file here; empty where the file is missing.
     pub fn read(&self, file: &str) -> String {
         fs::read_to_string(self.0.path().join(file)).unwrap_or_default()
     }

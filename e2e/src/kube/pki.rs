@@ -29,8 +29,13 @@ pub struct Identity {
 }
 
 impl Authority {
+    /// The one whose files are in a folder.
+    pub(super) fn of(folder: &Path) -> Self {
+        Self { folder: folder.to_owned() }
+    }
+
     pub(super) fn new(folder: &Path) -> Result<Self> {
-        let authority = Self { folder: folder.to_owned() };
+        let authority = Self::of(folder);
         authority.request("ca", "/CN=e2e", &["-addext", "keyUsage=critical,keyCertSign"])?;
         openssl(Command::new("openssl").args(["genrsa", "-out"]).arg(authority.token_key()).arg("2048"))?;
         Ok(authority)

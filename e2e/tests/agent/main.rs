@@ -2,12 +2,14 @@
 
 mod agent;
 mod ambient;
+mod ambient_rules;
 mod broken;
 mod cluster;
 mod controllers;
 mod deploy;
 mod docs;
 mod drift;
+mod drift_fingerprints;
 mod foreign;
 mod heal;
 mod heal_random;
@@ -28,5 +30,6 @@ mod seccomp;
 mod soak;
 mod soak_support;
 mod systemd;
+mod taint_probe;
 mod threads;
 mod verdicts;

@@ -120,7 +120,6 @@ fn compare(file: &Path, wanted: &str) -> Result<()> {
 }
 
 #[test]
-#[ignore = "needs helm: make chart"]
 fn generated_the_manifest_is_the_chart_with_every_feature_off_but_marked() -> Result<()> {
     let features = features().map(|(feature, values)| Ok((feature, plain(&values)?)));
     let features: Vec<_> = features.into_iter().collect::<Result<_>>()?;
@@ -128,7 +127,6 @@ fn generated_the_manifest_is_the_chart_with_every_feature_off_but_marked() -> Re
 }
 
 #[test]
-#[ignore = "needs helm: make chart"]
 fn generated_the_taint_controllers_manifest_is_the_charts() -> Result<()> {
     let agents =
         json!({"name": "istio-cni", "selector": "k8s-app=istio-cni-node", "namespace": "istio-system"});
@@ -137,7 +135,6 @@ fn generated_the_taint_controllers_manifest_is_the_charts() -> Result<()> {
 }
 
 #[test]
-#[ignore = "needs helm: make chart"]
 fn generated_the_policy_is_the_charts_for_any_namespace() -> Result<()> {
     generated("deploy/own-node-only.yaml", &policy(&json!({}), NAMESPACE)?, &[])?;
     // As the head of the file says.
@@ -165,7 +162,6 @@ fn generated_the_policy_is_the_charts_for_any_namespace() -> Result<()> {
 }
 
 #[test]
-#[ignore = "needs helm: make chart"]
 fn generated_the_policy_about_the_proxys_user_is_the_charts() -> Result<()> {
     let on = json!({"proxyUserPolicy": {"enabled": true}});
     let only = ["--show-only", "templates/proxy-user-policy.yaml"];
@@ -173,7 +169,6 @@ fn generated_the_policy_about_the_proxys_user_is_the_charts() -> Result<()> {
 }
 
 #[test]
-#[ignore = "needs helm: make chart"]
 fn the_taints_key_is_the_same_for_all_that_know_it() -> Result<()> {
     const KEY: &str = "startup-taint.cluster-autoscaler.kubernetes.io/istio-cni-not-ready";
     let mut values = json!({"nodeTaint": {"enabled": true, "key": KEY}, "taintController": {"enabled": true}, "ownNodePolicy": {"enabled": true}});
@@ -198,7 +193,6 @@ fn the_taints_key_is_the_same_for_all_that_know_it() -> Result<()> {
 }
 
 #[test]
-#[ignore = "needs helm: make chart"]
 fn the_policy_needs_an_api_server_that_knows_it() -> Result<()> {
     let on = ["--set", "ownNodePolicy.enabled=true,proxyUserPolicy.enabled=true", "--kube-version"];
     let old = rendering(&[&on[..], &["v1.29.9"]].concat())?;
@@ -227,7 +221,6 @@ fn generated(path: &str, base: &[String], features: &[(&str, Vec<String>)]) -> R
 }
 
 #[test]
-#[ignore = "needs helm: make chart"]
 fn generated_values_yaml_shows_every_default_as_a_comment() -> Result<()> {
     let head = "# Every value, with its default. Values are commented out so that platform defaults apply first.\n\
                 # Values stand at the top level, or, as in files for several of Istio's charts, under `cni`; those win. null is the default; for\n\
@@ -239,7 +232,6 @@ fn generated_values_yaml_shows_every_default_as_a_comment() -> Result<()> {
 }
 
 #[test]
-#[ignore = "needs helm: make chart"]
 fn the_charts_version_is_the_projects() -> Result<()> {
     let about = yaml(&chart_file("Chart.yaml")?)?;
     for field in ["version", "appVersion"] {
@@ -249,7 +241,6 @@ fn the_charts_version_is_the_projects() -> Result<()> {
 }
 
 #[test]
-#[ignore = "needs helm: make chart"]
 fn istios_values_come_to_what_its_chart_makes_of_them_also_under_cni() -> Result<()> {
     let table =
         include_str!("../../manifests/chart-values.yaml").replace("VERSION", env!("CARGO_PKG_VERSION"));
@@ -266,7 +257,6 @@ fn istios_values_come_to_what_its_chart_makes_of_them_also_under_cni() -> Result
 }
 
 #[test]
-#[ignore = "needs helm: make chart"]
 fn alerts_and_dashboard_are_those_of_the_files_and_come_when_asked_for() -> Result<()> {
     let on = json!({
         "prometheusRule": {"enabled": true, "labels": {"release": "x"}, "runbookUrl": "https://example.com/alerts"},
@@ -302,7 +292,6 @@ fn alerts_and_dashboard_are_those_of_the_files_and_come_when_asked_for() -> Resu
 }
 
 #[test]
-#[ignore = "needs helm: make chart"]
 fn gke_is_known_by_its_api_server() -> Result<()> {
     let output = rendering(&["--kube-version", "v1.33.5-gke.1080000"])?.ok()?;
     let objects = objects(&output.stdout)?;
@@ -315,7 +304,6 @@ fn gke_is_known_by_its_api_server() -> Result<()> {
 }
 
 #[test]
-#[ignore = "needs helm: make chart"]
 fn every_variable_is_a_setting_that_is_in_force() -> Result<()> {
     let reference = fs::read_to_string(project().join("docs/reference/agent.md"))?;
     let (_, settings) = reference.split_once("<!-- settings -->").context("no settings")?;
@@ -365,7 +353,6 @@ fn refusal(set: &str) -> Result<String> {
 }
 
 #[test]
-#[ignore = "needs helm: make chart"]
 fn a_misspelt_value_fails_with_the_one_that_was_meant() -> Result<()> {
     for (given, meant) in [
         (
@@ -438,7 +425,6 @@ fn leaves(at: &str, value: &Value, paths: &mut BTreeSet<String>) {
 }
 
 #[test]
-#[ignore = "needs helm: make chart"]
 fn values_of_istios_other_charts_do_not_matter() -> Result<()> {
     let others = json!({
         "pilot": {"cni": {"enabled": true}}, "meshConfig": {"accessLogFile": "/dev/stdout"}, "istio_cni": {"chained": true},
@@ -451,7 +437,6 @@ fn values_of_istios_other_charts_do_not_matter() -> Result<()> {
 
 /// Every way to switch ambient mode on brings the same, and all that it brings.
 #[test]
-#[ignore = "needs helm: make chart"]
 fn ambient_mode_brings_its_rights_mounts_and_settings_and_nothing_is_left_without_it() -> Result<()> {
     let on = |set: &str| -> Result<Vec<Value>> {
         objects(&rendering(&["--skip-tests", "--set", &format!("repair.enabled=false,{set}")])?.ok()?.stdout)
@@ -497,7 +482,6 @@ fn ambient_mode_brings_its_rights_mounts_and_settings_and_nothing_is_left_withou
 }
 
 #[test]
-#[ignore = "needs helm: make chart"]
 fn pods_roll_for_settings_that_are_read_at_the_start_and_for_no_others() -> Result<()> {
     let template = |values: Value| -> Result<Value> {
         Ok(daemon_set(&objects(&rendered(&values)?)?)?["spec"]["template"].clone())
@@ -545,7 +529,6 @@ fn numbers(at: &str, value: &Value, number: &str, found: &mut Vec<String>) {
 }
 
 #[test]
-#[ignore = "needs helm: make chart"]
 fn a_namespace_release_or_revision_of_digits_stays_text() -> Result<()> {
     let (digits, others) = ("20260", "20261");
     let on = json!({"enabled": true});
@@ -618,7 +601,6 @@ fn told_by_the_guide() -> Result<BTreeMap<String, BTreeSet<String>>> {
 }
 
 #[test]
-#[ignore = "needs helm: make chart"]
 fn the_agent_gets_the_capabilities_that_the_pages_name_and_no_others() -> Result<()> {
     let needs = |does: &str| anyhow::Ok(BTreeSet::from_iter(privileges::needs("install-cni", does)?));
     let off = json!({"repair": {"enabled": false}});
@@ -661,7 +643,6 @@ fn the_agent_gets_the_capabilities_that_the_pages_name_and_no_others() -> Result
 
 /// What the pages say of an agent with the chart's defaults.
 #[test]
-#[ignore = "needs helm: make chart"]
 fn the_pages_name_the_capabilities_of_the_charts_defaults() -> Result<()> {
     let names: Vec<String> =
         agents_capabilities(&json!({}))?.iter().map(|name| name.to_uppercase()).collect();
@@ -716,7 +697,6 @@ fn rights_of_row(row: &str) -> BTreeSet<String> {
 }
 
 #[test]
-#[ignore = "needs helm: make chart"]
 fn the_table_of_rights_is_what_the_roles_grant() -> Result<()> {
     let page = fs::read_to_string(project().join("docs/get-started/install.md"))?;
     let of = |values: &Value| -> Result<BTreeSet<String>> {
@@ -734,7 +714,6 @@ fn the_table_of_rights_is_what_the_roles_grant() -> Result<()> {
 }
 
 #[test]
-#[ignore = "needs helm: make chart"]
 fn the_base_for_kustomize_has_every_object_of_the_manifest() -> Result<()> {
     let folder = project().join("deploy");
     let kubectl = tools::built("kubectl")?;

@@ -91,7 +91,6 @@ fn bring_kinds(api: &ApiServer) -> Result<()> {
 }
 
 #[test]
-#[ignore = "needs helm: make chart"]
 fn every_platform_profile_and_values_file_is_accepted_by_the_api_server() -> Result<()> {
     let api = ApiServer::start()?;
     api.create_namespace(NAMESPACE)?;
@@ -123,7 +122,6 @@ fn pod(set: &Value, name: &str) -> Value {
 }
 
 #[test]
-#[ignore = "needs helm: make chart"]
 fn pod_security_forbids_the_pod_below_privileged_for_the_nodes_directories_and_network_alone() -> Result<()> {
     let api = ApiServer::start()?;
     api.create_namespace(NAMESPACE)?;
@@ -163,7 +161,6 @@ fn release(api: &ApiServer, command: &str, args: &[&str]) -> Result<Output> {
 }
 
 #[test]
-#[ignore = "needs helm: make chart"]
 fn every_value_changes_something_or_the_notes_say_that_it_does_not() -> Result<()> {
     let api = cluster()?;
     let mut effective = 0;
@@ -198,7 +195,6 @@ fn installed(api: &ApiServer, values: &Value) -> Result<(Vec<Value>, String)> {
 }
 
 #[test]
-#[ignore = "needs helm: make chart"]
 fn values_files_of_istio_are_accepted_and_the_notes_list_what_has_no_effect() -> Result<()> {
     let api = cluster()?;
     bring_kinds(&api)?;
@@ -264,7 +260,6 @@ fn state(api: &ApiServer) -> Result<BTreeMap<String, Value>> {
 }
 
 #[test]
-#[ignore = "needs helm: make chart"]
 fn istios_chart_is_upgraded_and_rolled_back_and_leaves_nothing() -> Result<()> {
     let api = cluster()?;
     let (istio, ours) = (istios_chart()?, chart().display().to_string());
@@ -306,7 +301,6 @@ fn istios_chart_is_upgraded_and_rolled_back_and_leaves_nothing() -> Result<()> {
 }
 
 #[test]
-#[ignore = "needs helm: make chart"]
 fn a_cluster_with_ambient_is_only_taken_over_with_ambient_and_our_own_may_leave() -> Result<()> {
     let api = cluster()?;
     let (istio, ours) = (istios_chart()?, chart().display().to_string());
@@ -340,7 +334,6 @@ fn a_cluster_with_ambient_is_only_taken_over_with_ambient_and_our_own_may_leave(
 }
 
 #[test]
-#[ignore = "needs helm: make chart"]
 fn helm_finds_nothing_to_say_about_the_chart() -> Result<()> {
     let chart = chart().display().to_string();
     for file in values_files()? {

@@ -13,6 +13,7 @@ use serde_json::json;
 use test_support::dice::Dice;
 use test_support::netns::{Families, Namespace, State};
 use test_support::process;
+use test_support::sample;
 
 const THREADS: usize = 4;
 
@@ -96,12 +97,12 @@ fn an_add_uses_nothing_of_the_node() -> Result<()> {
 
 #[test]
 fn a_killed_run_leaves_the_old_rules_or_the_new_ones() -> Result<()> {
-    kill_runs(500, &REDIRECT)
+    kill_runs(sample::times(100, 500), &REDIRECT)
 }
 
 #[test]
 fn a_killed_run_leaves_no_tproxy_rules_without_their_routes() -> Result<()> {
-    kill_runs(300, &TPROXY)
+    kill_runs(sample::times(60, 300), &TPROXY)
 }
 
 /// Kills runs that put one plan in the place of another, and has each completed by the next run.

@@ -7,9 +7,10 @@ use e2e::iptables::{self, in_parallel};
 use e2e::killing::Moments;
 use test_support::dice::Dice;
 use test_support::netns::{Families, Namespace, State};
+use test_support::sample;
 
-/// Runs that have to be killed before they end, of each kind.
-const KILLS: usize = 200;
+/// Runs that have to be killed before they end, of each kind: each configuration eight times, or forty.
+const KILLS: [usize; 2] = [40, 200];
 const THREADS: usize = 4;
 
 /// Configurations as unlike each other as possible; each leaves something the next must not keep.
@@ -25,7 +26,8 @@ const CONFIGURATIONS: [&str; 5] = [
 fn an_apply_killed_at_any_moment_is_mended_by_the_next_run() -> Result<()> {
     let plans = plans()?;
     let dice = Dice::of_this_run("REDIRECT_SEED");
-    let attempts: Vec<usize> = (0..KILLS).collect();
+    let kills = sample::times(KILLS[0], KILLS[1]);
+    let attempts: Vec<usize> = (0..kills).collect();
     let problems = in_parallel(THREADS, &attempts, |index, _| {
         let (plan, mut dice) = (&plans[index % plans.len()], dice.branch(index));
         let (after, namespace) = plan.moments.kill_one(&mut dice, || {
@@ -34,7 +36,7 @@ fn an_apply_killed_at_any_moment_is_mended_by_the_next_run() -> Result<()> {
         })?;
         plan.mends(&namespace, &format!("{dice:?}, killed after {after:?}"), &[])
     });
-    assert!(problems.is_empty(), "{} of {KILLS}:\n{}", problems.len(), problems.join("\n"));
+    assert!(problems.is_empty(), "{} of {kills}:\n{}", problems.len(), problems.join("\n"));
     Ok(())
 }
 
@@ -43,17 +45,18 @@ fn a_reconcile_killed_at_any_moment_is_mended_by_the_next_run() -> Result<()> {
     let plans = plans()?;
     let dice = Dice::of_this_run("REDIRECT_SEED");
     // One namespace for each: from configuration to configuration, as long as it lives.
+    let kills = sample::times(KILLS[0], KILLS[1]);
     let walks: Vec<usize> = (0..THREADS).collect();
     let problems = in_parallel(THREADS, &walks, |walk, _| {
         let namespace = Namespace::pod(Families::Dual)?;
         let mut problems = Vec::new();
-        for step in 0..KILLS / THREADS {
+        for step in 0..kills / THREADS {
             // Every other configuration comes after every other: the distance changes with each round.
             let distance = 1 + (step / plans.len()) % (plans.len() - 1);
             let before = &plans[(walk + step * distance) % plans.len()];
             let plan = &plans[(walk + (step + 1) * distance) % plans.len()];
             before.put_in_force(&namespace)?;
-            let mut dice = dice.branch(walk * KILLS + step);
+            let mut dice = dice.branch(walk * kills + step);
             let (after, ()) = plan.moments.kill_one(&mut dice, || {
                 before.put_in_force(&namespace)?;
                 Ok((start(&namespace, plan.args, &["--reconcile"])?, ()))

@@ -12,6 +12,7 @@ use anyhow::{Context, Result, ensure};
 use e2e::traffic::{Flood, Turnstile};
 use test_support::netns::{Families, Namespace, Topology};
 use test_support::process::{SHORT, until};
+use test_support::sample;
 
 /// The application's port.
 const APP: u16 = 8080;
@@ -20,8 +21,10 @@ const INBOUND: u16 = 15006;
 const CLIENTS: usize = 2;
 /// Between mangle and nat, on the way in. With so many, every third packet that is handled at all is among them.
 const FOREIGN_RULES: usize = 2000;
-/// How often each takes the place of each other, where nobody says.
-const FEW: usize = 5;
+/// How often each takes the place of each other, where nobody says: a way past the proxy that every change opens shows at the first one.
+const FEW: [usize; 2] = [1, 5];
+/// Of so many pairs one is taken where not all are asked for: with ten configurations each is in two to four of them.
+const PAIRS: usize = 3;
 /// Connections that have to arrive after a change before the next.
 const BETWEEN: usize = 16;
 
@@ -57,14 +60,13 @@ const SETS_FACTOR: usize = 10;
 #[test]
 fn no_connection_gets_by_while_every_configuration_takes_the_place_of_every_other() -> Result<()> {
     let (swaps, only) = (swaps()?, std::env::var("SWAP_ONLY").unwrap_or_default());
-    let mut counts = Vec::new();
-    for (index, one) in CONFIGURATIONS.iter().enumerate() {
-        for other in &CONFIGURATIONS[index + 1..] {
-            if format!("{} | {}", one.0, other.0).contains(&only) {
-                counts.extend(swap([*one, *other], swaps)?);
-            }
-        }
-    }
+    let pairs = CONFIGURATIONS.iter().enumerate();
+    let pairs = pairs.flat_map(|(index, one)| CONFIGURATIONS[index + 1..].iter().map(|other| [*one, *other]));
+    let pairs = pairs.filter(|[one, other]| format!("{} | {}", one.0, other.0).contains(&only)).collect();
+    // Whoever says how often, or which, means all of them.
+    let is_asked = std::env::var_os("SWAPS").is_some() || !only.is_empty();
+    let pairs: Vec<_> = if is_asked { pairs } else { sample::part(pairs, PAIRS, 0) };
+    let counts = pairs.into_iter().map(|pair| swap(pair, swaps)).collect::<Result<Vec<_>>>()?.concat();
     println!("{}", judge(&counts)?);
     Ok(())
 }
@@ -78,7 +80,8 @@ fn no_connection_gets_by_while_sets_take_the_place_of_other_sets() -> Result<()>
 }
 
 fn swaps() -> Result<usize> {
-    std::env::var("SWAPS").map_or(Ok(FEW), |text| text.parse().context("SWAPS is a number"))
+    std::env::var("SWAPS")
+        .map_or(Ok(sample::times(FEW[0], FEW[1])), |text| text.parse().context("SWAPS is a number"))
 }
 
 /// What came of all the changes from one configuration to another.

@@ -322,9 +322,11 @@ fn only_root_and_the_agents_user_may_connect() -> Result<()> {
     fs::set_permissions(agent.socket(), fs::Permissions::from_mode(0o777))?;
     let program = agent.folder.path().join("stranger");
     fs::copy(std::env::current_exe()?, &program)?;
-    let mut stranger = process::command(&program, ["--exact", "only_root_and_the_agents_user_may_connect"]);
+    let mut stranger =
+        process::command(&program, ["--exact", "zds::only_root_and_the_agents_user_may_connect"]);
     stranger.env(STRANGERS_SOCKET, agent.socket()).current_dir(agent.folder.path()).uid(65534).gid(65534);
-    process::run(&mut stranger, SHORT)?.ok()?;
+    let output = process::run(&mut stranger, SHORT)?.ok()?;
+    ensure!(output.stdout.contains("1 passed"), "no test has this name: {output:?}");
     agent.wait_for(|event| matches!(event, Event::Closed(why) if why.contains("user 65534")))?;
     Ok(())
 }

@@ -1,94 +1,18 @@
 //! The plugin and pods of ambient mode: which the agent is asked to enrol, and what becomes of its answers.
 
-use std::io::{BufRead, BufReader, Read, Write};
-use std::os::unix::net::{UnixListener, UnixStream};
-use std::sync::{Arc, Mutex};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::os::unix::net::UnixListener;
+use std::time::Instant;
 
-use anyhow::{Context, Result, ensure};
-use e2e::kube::ApiServer;
+use anyhow::{Result, ensure};
+use e2e::plugin::fake_agent::{Does, FakeAgent, http, ok};
 use e2e::plugin::{Answer, Invocation, PodApi, RunDir, plain_kubeconfig, sidecar};
 use serde_json::{Value, json};
 use test_support::netns::{Families, Namespace};
-use test_support::process::{EARLY, LATE, SHORT, until};
+use test_support::process::{EARLY, LATE};
 
 const POD: &str = "/api/v1/namespaces/shop/pods/web";
 const NAMESPACE: &str = "/api/v1/namespaces/shop";
 const PREVIOUS: &str = r#"{"cniVersion":"1.1.0", "ips":[{"address":"10.1.0.2/24","gateway":"10.1.0.1","interface":2},{"address":"fd00::2/64"}]}"#;
-
-/// What a stand-in for the agent does with each request.
-#[derive(Clone)]
-enum Does {
-    /// Answers, byte for byte, and closes.
-    Answers(String),
-    /// Sends this, and keeps the connection open for longer than the plugin waits.
-    Hangs(&'static str),
-    /// Closes at once.
-    Closes,
-}
-
-/// A stand-in for the agent at its socket.
-struct FakeAgent(Arc<Mutex<Vec<(String, Value)>>>);
-
-impl FakeAgent {
-    fn start(run_dir: &RunDir, does: Does) -> Result<Self> {
-        let path = run_dir.path().join("pluginevent.sock");
-        let _ = std::fs::remove_file(&path);
-        let listener = UnixListener::bind(path)?;
-        let events = Arc::new(Mutex::new(Vec::new()));
-        let kept = Arc::clone(&events);
-        thread::spawn(move || {
-            for stream in listener.incoming().flatten() {
-                let (kept, does) = (Arc::clone(&kept), does.clone());
-                thread::spawn(move || serve(stream, &does, &kept));
-            }
-        });
-        Ok(Self(events))
-    }
-
-    /// Request lines and bodies since the last call.
-    fn take_events(&self) -> Vec<(String, Value)> {
-        std::mem::take(&mut self.0.lock().expect("events"))
-    }
-}
-
-fn serve(mut stream: UnixStream, does: &Does, events: &Mutex<Vec<(String, Value)>>) -> Result<()> {
-    if matches!(does, Does::Closes) {
-        return Ok(());
-    }
-    let mut reader = BufReader::new(stream.try_clone()?);
-    let mut head = String::new();
-    while !head.ends_with("\r\n\r\n") {
-        ensure!(reader.read_line(&mut head)? > 0, "the head ends early");
-    }
-    let length = head.lines().find_map(|line| {
-        let (name, value) = line.split_once(": ")?;
-        name.eq_ignore_ascii_case("content-length").then(|| value.parse())
-    });
-    let mut body = vec![0; length.context("a length")??];
-    reader.read_exact(&mut body)?;
-    let line = head.lines().next().unwrap_or_default().to_owned();
-    events.lock().expect("events").push((line, serde_json::from_slice(&body)?));
-    match does {
-        Does::Answers(answer) => stream.write_all(answer.as_bytes())?,
-        Does::Hangs(beginning) => {
-            stream.write_all(beginning.as_bytes())?;
-            thread::sleep(Duration::from_secs(600));
-        }
-        Does::Closes => {}
-    }
-    Ok(())
-}
-
-fn http(status: &str, body: &str) -> Does {
-    let length = body.len();
-    Does::Answers(format!("HTTP/1.1 {status}\r\nContent-Length: {length}\r\n\r\n{body}"))
-}
-
-fn ok() -> Does {
-    http("200 OK", "")
-}
 
 /// A node with an API server whose namespace `shop` has these labels, and a pod there.
 struct Node {
@@ -283,43 +207,5 @@ fn an_ambient_pod_in_a_sandbox_is_refused_or_left_alone_and_never_enrolled() -> 
     node.conf["sandboxed_runtimes"] = json!([]);
     node.run("ADD")?.result()?;
     assert_eq!(agent.take_events().len(), 1);
-    Ok(())
-}
-
-/// With a real API server, and its authorization.
-#[test]
-fn without_the_right_to_read_its_namespace_a_pod_is_not_started() -> Result<()> {
-    let (api, run_dir) = (ApiServer::start()?, RunDir::new()?);
-    api.create_service_account("default", "cni")?;
-    api.create(
-        &json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "shop", "labels": ambient()}}),
-    )?;
-    api.create_service_account("shop", "default")?;
-    let mut web = pod(&json!({}));
-    web["spec"]["nodeName"] = json!("nowhere");
-    api.create(&web)?;
-    let allow = |resource: &str| -> Result<()> {
-        api.kubectl(&["create", "clusterrole", resource, "--verb=get", &format!("--resource={resource}")])?;
-        let role = format!("--clusterrole={resource}");
-        api.kubectl(&["create", "clusterrolebinding", resource, &role, "--serviceaccount=default:cni"])
-            .map(drop)
-    };
-    allow("pods")?;
-    run_dir.write_kubeconfig(&api.kubeconfig(&json!({"token": api.token("default", "cni")?}))?)?;
-    let agent = FakeAgent::start(&run_dir, ok())?;
-    let netns = Namespace::pod(Families::V4)?;
-    let mut conf = run_dir.conf();
-    conf["ambient_enabled"] = json!(true);
-    let add = || Invocation::new("ADD", &conf).netns(&netns).pod("shop", "web").run();
-    // The role counts a moment later.
-    until("the pod to be read", SHORT, &[], || {
-        Ok(add()?.error()?.1.contains("read namespaces (403)").then_some(()))
-    })?;
-    let (code, text) = add()?.error()?;
-    ensure!(code == 101 && text.contains("verb get on namespaces"), "{code} {text}");
-    ensure!(agent.take_events().is_empty());
-    allow("namespaces")?;
-    until("the namespace to be read", SHORT, &[], || Ok(add()?.0.status.success().then_some(())))?;
-    ensure!(agent.take_events().len() == 1);
     Ok(())
 }

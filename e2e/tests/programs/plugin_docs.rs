@@ -15,6 +15,10 @@ fn the_reference_says_what_the_code_says() {
         text.replace_range(start..end, &table);
         fs::write(&path, &text).expect("writes");
     } else {
-        assert_eq!(&text[start..end], table, "run UPDATE_DOCS=1 cargo test -p e2e --test programs plugin_docs::");
+        assert_eq!(
+            &text[start..end],
+            table,
+            "run UPDATE_DOCS=1 cargo test -p e2e --test programs plugin_docs::"
+        );
     }
 }

@@ -63,11 +63,11 @@ fn the_plugin_judges_pods_as_for_a_runtime() -> Result<()> {
     let node = Node::new()?;
     for (number, name, code) in [
         (1, "redirected", 0),
-        (2, "left alone", 0),
+        (2, "outside the mesh", 0),
         (3, "capture removed", 2),
         (4, "plugin never ran", 2),
         (5, "foreign drop", 2),
-        (6, "annotation that nobody understands", 2),
+        (6, "malformed annotation", 2),
     ] {
         let patient = States::named(name).context(name)?.patient(number)?;
         let before = patient.namespace().snapshot()?;
@@ -83,7 +83,7 @@ fn the_plugin_judges_pods_as_for_a_runtime() -> Result<()> {
             assert_eq!(answer["environment"]["CNI_CONTAINERID"], container, "{name}");
             let wanted = match (code, name) {
                 (0, _) => Value::Null,
-                (_, "annotation that nobody understands") => 100.into(),
+                (_, "malformed annotation") => 100.into(),
                 (..) => 111.into(),
             };
             assert_eq!(

@@ -194,7 +194,7 @@ fn pods_of_ambient_mode_are_counted_and_those_that_are_pending_have_a_cause() ->
         "node rebooted in ambient mode",
         "no ztunnel",
         "redirected",
-        "left alone",
+        "outside the mesh",
     ];
     let (_patients, mut node) = in_ambient_namespace(&names)?;
     let mut list: Value = serde_json::from_str(&fs::read_to_string(node.pods())?)?;

@@ -176,8 +176,6 @@ pub(super) fn text(bytes: &[u8]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::facts;
-    use test_support::netns::{Families, Namespace};
 
     /// An interface as Linux 6.18 lists it, its attributes cut down to these.
     fn message(attributes: &[&[u8]]) -> Vec<u8> {
@@ -196,41 +194,6 @@ mod tests {
         for (xdp, wanted) in [(&attached[..], Some(97)), (&none, None), (&several, Some(0)), (&[], None)] {
             let (index, link) = link(&message(&[xdp])).unwrap();
             assert_eq!((index, &*link.name, link.is_up, link.xdp), (3, "eth0", true, wanted));
-        }
-    }
-
-    /// Two readers of one namespace: this one, and the C library's of [`facts::addresses`].
-    #[test]
-    fn addresses_are_those_that_the_c_library_lists_and_interfaces_those_that_reach_others() {
-        let pod = Namespace::pod(Families::Dual).unwrap();
-        for (change, wanted) in [
-            ("ip link set lo up; ip addr flush dev pe0", "eth0"),
-            (
-                "ip addr add 192.0.2.1 peer 192.0.2.2/32 dev eth0; ip addr add 192.0.2.3/24 dev eth0 label eth0:1",
-                "eth0",
-            ),
-            ("ip tuntap add dev t0 mode tun; ip link set t0 up; ip addr add 192.0.2.9/32 dev t0", "eth0"),
-            ("ip addr flush dev eth0", "t0"),
-            ("ip link set t0 down", ""),
-        ] {
-            pod.sh(change).unwrap();
-            let (read, theirs) =
-                pod.enter(|| (facts::addresses_and_interfaces(), facts::addresses())).unwrap();
-            let (ours, interfaces) = read.unwrap();
-            assert_eq!(BTreeSet::from_iter(ours), BTreeSet::from_iter(theirs.unwrap()), "{change}");
-            assert_eq!(interfaces.join(" "), wanted, "{change}");
-        }
-    }
-
-    #[test]
-    fn no_more_interfaces_and_addresses_are_kept_than_wanted() {
-        let pod = Namespace::pod(Families::Dual).unwrap();
-        let errors = pod.enter(|| {
-            let mut routes = RouteSocket::open(64).unwrap();
-            [routes.links().unwrap_err(), routes.addresses().unwrap_err()].map(|error| error.to_string())
-        });
-        for (error, what) in errors.unwrap().iter().zip(["list interfaces", "list addresses"]) {
-            assert!(error.contains(what) && error.contains("more of them than are read"), "{error}");
         }
     }
 

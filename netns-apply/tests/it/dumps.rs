@@ -3,13 +3,7 @@
 
 #![allow(clippy::unwrap_used)] // a panic is how a test fails
 
-#[allow(dead_code)] // not every test uses everything
-#[path = "../../../crates/netfilter-state/src/netlink/recorded/dumps.rs"]
-#[allow(dead_code, reason = "shared with tests of nf_tables")]
-mod kernel_dumps;
-#[path = "../../../crates/netfilter-state/tests/saved/mod.rs"]
-mod saved;
-
+use crate::common::dumps::kernel_dumps;
 use crate::common::{namespace, observe, run, soon, sorted_words};
 use netfilter_state::{
     netlink::{Messages, NativeState, Observed, request},
@@ -18,12 +12,10 @@ use netfilter_state::{
 use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_NETFILTER};
 use netns_apply::netlink::{Connection, Transaction};
 use redirect_core::{
-    Family, Redirect, RulePlan,
+    Family, RulePlan,
     options::NativeForm,
     render::{nft_text, restore_text},
-    settings::{Key, NamespaceFacts, RawSettings, Source},
 };
-use saved::add_saved;
 use std::{env, fs};
 use test_support::netns::{Families, Namespace};
 

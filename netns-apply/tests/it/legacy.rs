@@ -2,15 +2,9 @@
 
 #![allow(clippy::unwrap_used)] // a panic is how a test fails
 
-#[path = "../../../crates/netfilter-state/src/netlink/recorded/dumps.rs"]
-#[allow(dead_code, reason = "shared with tests of nf_tables")]
-mod kernel_dumps;
-#[path = "../../../crates/netfilter-state/tests/saved/mod.rs"]
-mod saved;
-
+use crate::common::dumps::{add_saved, kernel_dumps};
 use crate::common::{namespace, run};
 use netfilter_state::{
-    netlink::Messages,
     parse,
     ruleset::{Condition, Ruleset},
     state::{Entry, RuleState},
@@ -19,13 +13,11 @@ use netns_apply::{
     ApplyError, ApplyOptions, Fingerprint, LegacyError, Live, Programs, apply, observe, verify,
 };
 use redirect_core::{
-    Family, Redirect, RulePlan,
-    options::{BackendChoice, NativeForm, Variant},
+    Family,
+    options::{BackendChoice, Variant},
     render::restore_text,
     rule::{Chain, Equality, Match, Table, TcpFlags},
-    settings::{Key, NamespaceFacts, RawSettings, Source},
 };
-use saved::add_saved;
 use std::{fs, hash::RandomState};
 use tempfile::TempDir;
 use test_support::netns::{Families, Namespace};

@@ -2,12 +2,19 @@
 
 mod apply;
 mod common;
+mod connections;
 mod dumps;
+mod fingerprint;
 mod legacy;
+mod links;
 mod netlink_errors;
 mod netlink_native;
 mod netlink_random;
 mod netlink_recordings;
 mod netlink_sets;
+mod netns;
+mod notify;
+mod pod;
 mod routes;
 mod second_opinion;
+mod xtables_read;

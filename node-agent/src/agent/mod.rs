@@ -1,7 +1,6 @@
 //! The agent's loop: watch, compare, correct, wait.
 
-#[cfg(test)]
-mod fleet;
+mod api_tasks;
 mod reload;
 mod shutdown;
 #[cfg(test)]
@@ -41,6 +40,7 @@ use crate::repair;
 use crate::serve::{self, Served};
 use crate::settings::{DriftSettings, KUBECONFIG, Placement, Settings, TOKEN_FILE, TemplateSource, Trust};
 use crate::taint;
+pub use api_tasks::ApiTasks;
 use shutdown::{ShutdownSignals, shut_down};
 
 /// The least time between two events of a reason.

@@ -30,6 +30,15 @@ const TASKS: [&str; 15] = [
     "taint manager",
 ];
 
+/// The variables that name the node's directories, and what they are called in the folder.
+const DIRECTORIES: [(&str, &str); 5] = [
+    ("MOUNTED_CNI_NET_DIR", "net.d"),
+    ("MOUNTED_CNI_BIN_DIR", "bin"),
+    ("SOURCE_CNI_BIN_DIR", "image"),
+    ("CNI_AGENT_RUN_DIR", "run"),
+    ("SERVICE_ACCOUNT_DIR", "account"),
+];
+
 fn settings(folder: &Path) -> Settings {
     let mut env: Vec<(String, String)> = [
         ("KUBERNETES_SERVICE_HOST", "127.0.0.1"),
@@ -48,7 +57,7 @@ fn settings(folder: &Path) -> Settings {
     .map(|(name, value)| (name.to_owned(), value.to_owned()))
     .into();
     env.push(("ZTUNNEL_UDS_ADDRESS".to_owned(), folder.join("ztunnel.sock").display().to_string()));
-    for (name, part) in e2e::agent::DIRECTORIES {
+    for (name, part) in DIRECTORIES {
         fs::create_dir(folder.join(part)).expect("makes");
         env.push((name.to_owned(), folder.join(part).display().to_string()));
     }

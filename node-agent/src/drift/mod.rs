@@ -6,7 +6,7 @@
 //! time is checked again at the end of the round, with the pod read again before and after, so that a pod that starts, ends or changes at that
 //! moment is not a false alarm.
 
-mod fingerprints;
+pub mod fingerprints;
 mod pod_state;
 mod tracker;
 

@@ -100,7 +100,11 @@ fn the_documents_say_what_the_code_says() {
             text.replace_range(start..end, &wanted);
             fs::write(path, text).unwrap();
         } else {
-            assert_eq!(&text[start..end], wanted, "run UPDATE_DOCS=1 cargo test -p redirectctl --test it docs::");
+            assert_eq!(
+                &text[start..end],
+                wanted,
+                "run UPDATE_DOCS=1 cargo test -p redirectctl --test it docs::"
+            );
         }
     }
 }

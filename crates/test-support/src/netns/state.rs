@@ -1,7 +1,8 @@
 //! What the kernel holds in a namespace, in a form that two moments or a recording can be compared in.
 
 use std::collections::BTreeMap;
-use std::process::Command;
+use std::fs;
+use std::sync::LazyLock;
 
 use anyhow::{Context, Error, Result};
 use serde_json::Value;
@@ -43,19 +44,17 @@ impl State {
     /// What a namespace holds now.
     pub(super) fn of(namespace: &Namespace, with_nft: bool) -> Result<Self> {
         namespace.enter(|| {
+            let (v4, v6) = (routing("-4")?, routing("-6")?);
+            let nft = if with_nft { print("nft", &["-s", "list", "ruleset"], "")? } else { String::new() };
             Ok(Self {
-                v4: saved("iptables")?,
-                v6: saved("ip6tables")?,
-                rule4: rules(&print("ip", &["-4", "rule", "list"])?),
-                rule6: rules(&print("ip", &["-6", "rule", "list"])?),
-                route4: default_routes("-4")?,
-                route6: default_routes("-6")?,
-                lo: addresses(&print("ip", &["addr", "show", "dev", "lo"])?),
-                nft: if with_nft {
-                    nft_chains(&print("nft", &["-s", "list", "ruleset"])?)
-                } else {
-                    Chains::new()
-                },
+                v4: saved("iptables", "ip_tables_names")?,
+                v6: saved("ip6tables", "ip6_tables_names")?,
+                rule4: rules(&v4),
+                rule6: rules(&v6),
+                route4: default_routes(&v4),
+                route6: default_routes(&v6),
+                lo: sorted(addresses(&v4).into_iter().chain(addresses(&v6))),
+                nft: nft_chains(&nft),
             })
         })?
     }
@@ -64,10 +63,11 @@ impl State {
     /// [rewrites](crate::rewrites) have them.
     /// Routes and loopback addresses are not compared against recordings and stay empty.
     pub fn recorded(case: &Value) -> Result<Self> {
-        let rewrites =
-            Rewrites::read(include_str!("../../../../e2e/fixtures/divergences.json")).map_err(Error::msg)?;
+        static REWRITES: LazyLock<Result<Rewrites, String>> =
+            LazyLock::new(|| Rewrites::read(include_str!("../../../../e2e/fixtures/divergences.json")));
+        let rewrites = REWRITES.as_ref().map_err(Error::msg)?;
         let rewritten = |mut tables: Tables, printed| {
-            tables.values_mut().for_each(|chains| rewrite(&rewrites, printed, chains));
+            tables.values_mut().for_each(|chains| rewrite(rewrites, printed, chains));
             tables
         };
         Ok(Self {
@@ -77,7 +77,7 @@ impl State {
             rule6: recorded_rules(&case["ip_rule_v6"])?,
             nft: if case["nft"].is_array() {
                 let mut chains = nft_chains(&strings(&case["nft"])?.join("\n"));
-                rewrite(&rewrites, Printed::Nft, &mut chains);
+                rewrite(rewrites, Printed::Nft, &mut chains);
                 chains
             } else {
                 Chains::new()
@@ -144,14 +144,24 @@ fn map_differences<'a, V: PartialEq>(
 }
 
 /// Runs a program in the namespace of this thread and returns what it prints.
-fn print(program: &str, args: &[&str]) -> Result<String> {
-    let mut command = Command::new(program);
-    Ok(process::run(command.args(args), SHORT)?.ok()?.stdout)
+fn print(program: &str, args: &[&str], input: &str) -> Result<String> {
+    Ok(process::run_with_input(&mut process::command(program, args), input, SHORT)?.ok()?.stdout)
 }
 
-fn saved(family: &str) -> Result<Tables> {
-    let nft = tables(&print(&format!("{family}-nft-save"), &[])?);
-    let legacy = tables(&print(&format!("{family}-legacy-save"), &[])?);
+/// The policy rules, local routes and loopback addresses of a family, by one program: a process takes longer than an answer.
+fn routing(family: &str) -> Result<String> {
+    print("ip", &[family, "-batch", "-"], "rule list\nroute show table all type local\naddr show dev lo\n")
+}
+
+fn saved(family: &str, names: &str) -> Result<Tables> {
+    let nft = tables(&print(&format!("{family}-nft-save"), &[], "")?);
+    // Without a table, nothing is asked.
+    let names = fs::read_to_string(format!("/proc/thread-self/net/{names}")).unwrap_or_default();
+    let legacy = if names.is_empty() {
+        Tables::new()
+    } else {
+        tables(&print(&format!("{family}-legacy-save"), &[], "")?)
+    };
     Ok(match (nft.is_empty(), legacy.is_empty()) {
         (false, false) => {
             let sides = [("nft", nft), ("legacy", legacy)];
@@ -188,20 +198,20 @@ fn is_untouched_builtin(chain: &str, policy: &str) -> bool {
     policy == "ACCEPT" && matches!(chain, "PREROUTING" | "INPUT" | "FORWARD" | "OUTPUT" | "POSTROUTING")
 }
 
-/// Parses `ip rule list`: lines of `PRIORITY:\tRULE`.
+/// The lines of `ip rule list`: `PRIORITY:\tRULE`.
 fn rules(text: &str) -> Vec<String> {
-    let lines = text.lines().filter_map(|line| line.split_once(':'));
+    let lines = text.lines().filter_map(|line| line.split_once(":\t"));
     let added = lines.filter(|(priority, _)| !matches!(*priority, "0" | "32766" | "32767"));
     sorted(added.map(|(_, rule)| rule.trim().to_owned()))
 }
 
-fn default_routes(family: &str) -> Result<Vec<String>> {
-    let text = print("ip", &[family, "route", "show", "table", "all", "type", "local"])?;
-    let lines = text.lines().filter(|line| line.contains("default"));
-    Ok(sorted(lines.map(|line| line.split_whitespace().collect::<Vec<_>>().join(" "))))
+/// The lines of `ip route show type local` that lead everywhere.
+fn default_routes(text: &str) -> Vec<String> {
+    let lines = text.lines().filter(|line| line.starts_with("local default"));
+    sorted(lines.map(|line| line.split_whitespace().collect::<Vec<_>>().join(" ")))
 }
 
-/// Parses `ip addr show`: the word after `inet` and `inet6`.
+/// Of `ip addr show` the word after `inet` and `inet6`.
 fn addresses(text: &str) -> Vec<String> {
     let lines = text.lines().filter_map(|line| line.trim().strip_prefix("inet"));
     let words = lines.filter_map(|line| line.trim_start_matches('6').split_whitespace().next());
@@ -279,6 +289,16 @@ mod tests {
             ("PREROUTING".to_owned(), vec!["-A PREROUTING -j MINE".to_owned()]),
         ]);
         assert_eq!(parsed, Tables::from([("nat".to_owned(), nat)]));
+    }
+
+    #[test]
+    fn what_one_program_prints_is_told_apart() {
+        let text = "0:\tfrom all lookup local\n32765:\tfrom all fwmark 0x539 lookup 133\n32766:\tfrom all lookup main\n\
+                    local default dev lo table 133 scope host \nlocal 127.0.0.0/8 dev lo table local\n\
+                    1: lo: <LOOPBACK,UP> mtu 65536 qdisc noqueue state UNKNOWN\n    inet 127.0.0.1/8 scope host lo\n";
+        assert_eq!(rules(text), ["from all fwmark 0x539 lookup 133"]);
+        assert_eq!(default_routes(text), ["local default dev lo table 133 scope host"]);
+        assert_eq!(addresses(text), ["127.0.0.1/8"]);
     }
 
     #[test]

@@ -7,8 +7,8 @@ use std::path::Path;
 use anyhow::Result;
 use tar::{Builder, EntryType, Header};
 
-use crate::contents::{FILES, Image};
-use crate::program::{self, Architecture};
+use super::contents::{FILES, Image};
+use super::program::{self, Architecture};
 
 enum Entry {
     Folder,

@@ -12,9 +12,9 @@ use serde::Serialize;
 use sha2::{Digest as _, Sha256};
 use tar::{Builder, EntryType};
 
-use crate::contents::Image;
-use crate::layer::header;
-use crate::program::Architecture;
+use super::contents::Image;
+use super::layer::header;
+use super::program::Architecture;
 
 const INDEX: &str = "application/vnd.oci.image.index.v1+json";
 const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";

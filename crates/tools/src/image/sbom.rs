@@ -11,9 +11,9 @@ use anyhow::{Context, Result, ensure};
 use cargo_lock::Lockfile;
 use serde::Serialize;
 
-use crate::contents::Image;
-use crate::layout::hex;
-use crate::program::{self, Architecture};
+use super::contents::Image;
+use super::layout::hex;
+use super::program::{self, Architecture};
 
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]

@@ -3,7 +3,7 @@
 use anyhow::Result;
 use serde_json::{Value, json};
 
-use crate::calls::{Call, Calls, Condition};
+use super::calls::{Call, Calls, Condition};
 
 /// Those that images are made for. Calls by the 32-bit ways of the same machines are none of these, and end the program.
 const ARCHITECTURES: [&str; 2] = ["SCMP_ARCH_X86_64", "SCMP_ARCH_AARCH64"];

@@ -5,6 +5,8 @@
 #[path = "../../../../redirect-core/tests/it/recorded/mod.rs"]
 mod recorded;
 
+pub mod dumps;
+
 use netfilter_state::{change::RulesetDiff, netlink::Observed, state::RuleState};
 use netns_apply::netlink::{Connection, NetlinkError, Transaction};
 use recorded::{fixtures, plan};
@@ -30,9 +32,9 @@ impl Recording {
     }
 }
 
-/// The recordings of successful runs, or a sample of them.
-pub fn recordings() -> Vec<Recording> {
-    sample::of(all_recordings())
+/// The recordings of successful runs, or every fourth of them from one on.
+pub fn recordings(first: usize) -> Vec<Recording> {
+    sample::part(all_recordings(), 4, first)
 }
 
 /// The recordings of successful runs.
@@ -61,7 +63,7 @@ pub fn strict_recordings() -> Vec<Recording> {
     };
     let strict: Vec<Recording> = all_recordings().into_iter().step_by(6).filter_map(strict).collect();
     assert!(strict.iter().any(|recording| recording.plan.policy_routes().is_some()), "none in TPROXY mode");
-    sample::of(strict)
+    sample::part(strict, 4, 0)
 }
 
 pub fn namespace() -> Namespace {

@@ -9,7 +9,7 @@ use crate::agent_support::{
     GATEWAY, IMAGE, LOOPBACK, MANIFEST, POD, agent_pod, apply_manifest, is_ready, wait_loaded,
 };
 use crate::chart_support::test_pod;
-use crate::images_support::{First, import, import_envoy, injected_pod};
+use crate::node::images_support::{First, import, import_envoy, injected_pod};
 use anyhow::{Context, Result, ensure};
 use e2e::envoy::logged;
 use e2e::kube::ApiServer;

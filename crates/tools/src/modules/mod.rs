@@ -19,7 +19,8 @@ use serde_json::Value;
 
 /// A tool in `main`'s position: its output is for people.
 #[allow(clippy::print_stdout, clippy::print_stderr)]
-fn main() -> ExitCode {
+/// The program `modules`.
+pub fn main() -> ExitCode {
     match run(&mut std::env::args_os().skip(1).map(PathBuf::from)) {
         Ok(Report { problems, crates }) if problems.is_empty() => {
             println!("no module circles in {crates} crates");

@@ -29,7 +29,8 @@ programs  prints the programs that are in these images.
 
 SOURCE_DATE_EPOCH and SOURCE_REVISION, where they are set, say from when and from which revision the programs are.";
 
-fn main() -> Result<()> {
+/// The program `image`.
+pub fn main() -> Result<()> {
     let args: Vec<String> = env::args().skip(1).collect();
     match args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["pack", "--plain", image, archive, reference, ref platforms @ ..] => {

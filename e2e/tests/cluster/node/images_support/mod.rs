@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use test_support::netns::Families;
 
 /// A pod as the injector writes it where `pilot.cni.enabled` is set.
-const INJECTED: &str = include_str!("../../../manifests/validated-pod.yaml");
+const INJECTED: &str = include_str!("../../../../manifests/validated-pod.yaml");
 const ENVOY: &str = "docker.io/local/envoy:1";
 
 /// Gives the node an image of what `deploy/build-images.sh` wrote into the folder that IMAGES names, and returns its reference.

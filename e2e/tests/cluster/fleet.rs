@@ -7,19 +7,18 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, anyhow, ensure};
+use e2e::agent::DIRECTORIES;
 use e2e::broken;
 use e2e::kube::{ApiServer, Sending};
+use install_cni::agent::ApiTasks;
+use install_cni::settings::Settings;
 use serde_json::json;
-use tokio::task::AbortHandle;
 
-use super::*;
+use crate::agent_support::{MANIFEST, NAMESPACE};
 
 /// For what must come, however slow the machine.
 const LONG: Duration = Duration::from_secs(900);
-const NAMESPACE: &str = "istio-system";
-/// As the chart renders it, with a repair that needs no node.
-const MANIFEST: &str = include_str!("../../../deploy/istio-cni-node.yaml");
 /// How fast nodes join: 500 a minute.
 const JOIN: Duration = Duration::from_millis(120);
 /// How many pods break.
@@ -116,36 +115,14 @@ fn settings(api: &ApiServer, account: &Path, node: usize) -> Result<Settings> {
     .map(|(name, value)| (name.to_owned(), value))
     .into();
     env.extend(
-        e2e::agent::DIRECTORIES
+        DIRECTORIES
             .iter()
             .filter(|(name, _)| *name != "SERVICE_ACCOUNT_DIR")
             .map(|(name, part)| ((*name).to_owned(), account.join(part).display().to_string())),
     );
-    let (settings, _) = Settings::read(&settings_cli::ParsedArgs::default(), &env)
-        .map_err(|errors| anyhow::anyhow!("{errors:?}"))?;
+    let (settings, _) =
+        Settings::read(&settings_cli::ParsedArgs::default(), &env).map_err(|errors| anyhow!("{errors:?}"))?;
     Ok(settings)
-}
-
-/// One agent, as far as the API server meets it.
-struct FleetAgent {
-    work: [AbortHandle; 5],
-    _drift: watch::Sender<DriftSettings>,
-}
-
-impl FleetAgent {
-    fn start(settings: &Settings) -> Self {
-        let (served, token, _) = served(settings, None, Supervisor::default());
-        let drift = watch::Sender::new(settings.drift.clone());
-        let renewer = Arc::new(renewer(settings, &token, &served));
-        start_lookup(&served);
-        Self { work: start_work(settings, &drift, &served, renewer), _drift: drift }
-    }
-}
-
-impl Drop for FleetAgent {
-    fn drop(&mut self) {
-        self.work.iter().for_each(AbortHandle::abort);
-    }
 }
 
 /// Breaks pods on nodes in turn, and waits until all have their label and their event; what that took of agents.
@@ -194,7 +171,7 @@ async fn play(api: &ApiServer, account: &Path, agents: usize, idle: Duration) ->
     let cpu = cost(api)?.0;
     let mut fleet = Vec::new();
     for node in 0..agents {
-        fleet.push(FleetAgent::start(&settings(api, account, node)?));
+        fleet.push(ApiTasks::start(&settings(api, account, node)?));
         tokio::time::sleep(JOIN).await;
     }
     let (late, _) = wait_watching(api, agents).await?;
@@ -251,6 +228,7 @@ async fn a_fleet_asks_little_and_comes_back_spread_out() -> Result<()> {
     for agents in numbers("FLEET", "40")? {
         let api = ApiServer::start()?;
         api.create_namespace(NAMESPACE)?;
+        // With a repair that needs no node.
         api.apply(&MANIFEST.replace("# repair-label: ", ""))?;
         let folder = tempfile::tempdir()?;
         std::fs::copy(api.ca_path(), folder.path().join("ca.crt"))?;

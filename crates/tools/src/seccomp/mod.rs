@@ -22,7 +22,8 @@ object   prints the same as an object of the Security Profiles Operator.
 compare  fails where a program was seen (by strace -f) to make a call that the list does not have, or was never seen to make one that the list says
          was seen.";
 
-fn main() -> Result<()> {
+/// The program `seccomp`.
+pub fn main() -> Result<()> {
     let args: Vec<String> = env::args().skip(1).collect();
     match args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["profile", list] => say(&profile::for_runtimes(&read(list)?)?),

@@ -8,16 +8,16 @@ use std::os::fd::AsRawFd;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use super::mesh_support::checks::{SERVER_FIRST, Shop, wait_for_endpoints};
+use super::mesh_support::cluster::{Cluster, on_cluster};
+use super::mesh_support::load::{Stream, Verdicts, heard, while_calling};
+use super::mesh_support::pods::{App, create_service, service_address, wait_held_back, wait_ready};
+use super::mesh_support::release::Release;
+use super::mesh_support::restart::Restart;
+use super::mesh_support::same_port::{SAME_PORT, or_same_port};
+use super::mesh_support::table::{column, judge, print};
+use super::mesh_support::{Redirection, helm_agent, import_images};
 use crate::agent_support::{POD, wait_rolled_out};
-use crate::mesh_support::checks::{SERVER_FIRST, Shop, wait_for_endpoints};
-use crate::mesh_support::cluster::{Cluster, on_cluster};
-use crate::mesh_support::load::{Stream, Verdicts, heard, while_calling};
-use crate::mesh_support::pods::{App, create_service, service_address, wait_held_back, wait_ready};
-use crate::mesh_support::release::Release;
-use crate::mesh_support::restart::Restart;
-use crate::mesh_support::same_port::{SAME_PORT, or_same_port};
-use crate::mesh_support::table::{column, judge, print};
-use crate::mesh_support::{Redirection, helm_agent, import_images};
 use anyhow::{Context, Result, ensure};
 use e2e::segments::Wire;
 use e2e::traffic::TcpServer;
@@ -187,7 +187,7 @@ fn pods_wait_for_a_node_that_is_freed_of_its_taint_and_then_speak_mtls() -> Resu
         for (name, _) in &pods {
             let mut last = Value::Null;
             until(&format!("{name} to be kept off the node"), POD, &cluster.controllers.processes(), || {
-                last = api.get("pod", crate::mesh_support::APPS, name)?;
+                last = api.get("pod", super::mesh_support::APPS, name)?;
                 let conditions = last["status"]["conditions"].as_array().cloned().unwrap_or_default();
                 Ok(conditions.iter().any(|of| of["reason"] == "Unschedulable").then_some(()))
             })
@@ -268,7 +268,7 @@ fn agents_are_exchanged_under_load_and_no_request_is_lost() -> Result<()> {
             })?;
             let count = ensure_none_lost(step, &verdicts)?;
             for pod in pods {
-                let outside = crate::mesh_support::pods::request(
+                let outside = super::mesh_support::pods::request(
                     node.namespace(),
                     &format!("{}:8080", pod.address(false)?),
                     "x",
@@ -434,7 +434,7 @@ fn sidecars_are_upgraded_under_load_and_no_request_is_lost() -> Result<()> {
             }
             for pod in &pods {
                 let address = format!("{}:8080", pod.address(false)?);
-                let outside = crate::mesh_support::pods::request(node.namespace(), &address, "x")?;
+                let outside = super::mesh_support::pods::request(node.namespace(), &address, "x")?;
                 ensure!(outside.stderr.contains("reset by peer"), "{} answers: {outside:?}", pod.name());
             }
             Ok(count)

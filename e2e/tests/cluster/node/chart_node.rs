@@ -16,11 +16,10 @@ use serde_json::{Value, json};
 use test_support::process::until;
 
 /// The agent's own profile.
-const PROFILE: &str = include_str!("../../../deploy/seccomp/install-cni.json");
-const PRIVILEGES: &str = include_str!("../../../docs/reference/privileges.md");
+const PROFILE: &str = include_str!("../../../../deploy/seccomp/install-cni.json");
+const PRIVILEGES: &str = include_str!("../../../../docs/reference/privileges.md");
 
 #[test]
-#[ignore = "needs helm: make chart"]
 fn the_charts_defaults_run_an_agent_that_is_ready_and_has_nothing_to_complain_of() -> Result<()> {
     let api = ApiServer::start()?;
     let node = Node::joined(&api)?;
@@ -62,7 +61,6 @@ fn ensure_the_page_tells_of_the_runtimes_profile(node: &Node<'_>) -> Result<()> 
 
 /// With all that needs a capability switched on, the capabilities that the chart gives for that, and the profile of `deploy/seccomp`.
 #[test]
-#[ignore = "needs helm: make chart"]
 fn the_agent_installs_probes_and_heals_under_its_own_seccomp_profile() -> Result<()> {
     let api = ApiServer::start()?;
     let node = Node::joined(&api)?;

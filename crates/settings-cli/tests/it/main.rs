@@ -1,0 +1,3 @@
+//! What this crate writes for people.
+
+mod settings_docs;

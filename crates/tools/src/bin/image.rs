@@ -1,0 +1,5 @@
+//! Writes the project's container images.
+
+fn main() -> anyhow::Result<()> {
+    tools::image::main()
+}

@@ -1,0 +1,5 @@
+//! Finds circles of modules.
+
+fn main() -> std::process::ExitCode {
+    tools::modules::main()
+}

@@ -1,0 +1,5 @@
+//! Writes seccomp profiles.
+
+fn main() -> anyhow::Result<()> {
+    tools::seccomp::main()
+}

@@ -1,0 +1,220 @@
+//! One test in a process of its own, or one program of unit tests.
+
+use std::collections::HashMap;
+use std::fs::{self, File};
+use std::io::{Read as _, Seek as _};
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use nix::sys::signal::{Signal, killpg};
+use nix::unistd::Pid;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{PidfdFlags, pidfd_open};
+
+use super::built::Program;
+use super::cost::Cost;
+
+/// What hangs ends here, with its name: long before whoever waits for all tests gives up.
+const LONGEST: Duration = Duration::from_secs(1200);
+
+/// What is run.
+#[derive(Clone, Debug)]
+pub struct Job {
+    /// `PROGRAM::PATH` of a test, or a program's name.
+    pub name: String,
+    program: PathBuf,
+    folder: PathBuf,
+    words: Vec<String>,
+    /// How many tests it has.
+    tests: usize,
+}
+
+/// What came of it.
+#[derive(Debug)]
+pub struct Ended {
+    /// The job's name.
+    pub name: String,
+    /// Tests that passed.
+    pub passed: usize,
+    /// Tests that failed, or never ended.
+    pub failed: usize,
+    /// What it took.
+    pub cost: Cost,
+    /// What it printed.
+    pub output: String,
+}
+
+/// The jobs of a program: those of its tests whose names contain one of the filters, and that are not ignored.
+pub fn of(program: &Program, filters: &[String]) -> Result<Vec<Job>> {
+    let mut list = Command::new(&program.path);
+    list.current_dir(&program.folder).args(["--list", "--format", "terse"]).args(filters);
+    let listed = |command: &mut Command| -> Result<Vec<String>> {
+        let output = command.output().with_context(|| format!("cannot run {}", program.path.display()))?;
+        ensure!(output.status.success(), "{} does not list its tests", program.path.display());
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        Ok(text.lines().filter_map(|line| line.strip_suffix(": test")).map(str::to_owned).collect())
+    };
+    let mut tests = listed(&mut list)?;
+    let ignored = listed(list.arg("--ignored"))?;
+    tests.retain(|test| !ignored.contains(test));
+    let job = |name: String, words: Vec<String>, tests: usize| Job {
+        name,
+        program: program.path.clone(),
+        folder: program.folder.clone(),
+        words,
+        tests,
+    };
+    if program.has_unit_tests {
+        let count = tests.len();
+        return Ok(if count == 0 {
+            Vec::new()
+        } else {
+            vec![job(program.name.clone(), filters.to_vec(), count)]
+        });
+    }
+    let one = |test: String| job(format!("{}::{test}", program.name), vec!["--exact".to_owned(), test], 1);
+    Ok(tests.into_iter().map(one).collect())
+}
+
+/// Begins with what took longest the last time: so that nothing long is left when all else is done. What is new comes first.
+pub fn longest_first(jobs: &mut [Job], record: &Path) {
+    let text = fs::read_to_string(record).unwrap_or_default();
+    let known: HashMap<&str, f64> = text
+        .lines()
+        .filter_map(|line| {
+            let (wall, rest) = line.split_once('\t')?;
+            Some((rest.split_once('\t')?.1, wall.parse().ok()?))
+        })
+        .collect();
+    let last = |job: &Job| known.get(&*job.name).copied().unwrap_or(f64::MAX);
+    jobs.sort_by(|one, other| last(other).total_cmp(&last(one)));
+}
+
+impl Job {
+    /// Runs it to its end.
+    pub fn run(self) -> Ended {
+        let start = Instant::now();
+        let (passed, cost, output) =
+            self.output().unwrap_or_else(|error| (false, Cost::default(), format!("{error:#}\n")));
+        let all_pass = passed && ran(&output) == Some(self.tests);
+        let failed = if all_pass { 0 } else { failures(&output).max(1) };
+        Ended {
+            name: self.name,
+            passed: self.tests.saturating_sub(failed),
+            failed,
+            cost: Cost { wall: start.elapsed(), ..cost },
+            output,
+        }
+    }
+
+    fn output(&self) -> Result<(bool, Cost, String)> {
+        let mut log = tempfile::tempfile().context("no file for its output")?;
+        let mut child = self.start(&log)?;
+        let group = Pid::from_raw(i32::try_from(child.id())?);
+        let has_ended = wait(&child, LONGEST)?;
+        if !has_ended {
+            let _ = killpg(group, Signal::SIGKILL);
+        }
+        // A process that has ended and was not waited for still says what it took, and its children that it waited for.
+        let cost = if has_ended { Cost::of(child.id())? } else { Cost::default() };
+        let status = child.wait()?;
+        // What it left running is nobody's.
+        let _ = killpg(group, Signal::SIGKILL);
+        let mut output = Vec::new();
+        log.rewind()?;
+        log.read_to_end(&mut output)?;
+        let mut output = String::from_utf8_lossy(&output).into_owned();
+        if !has_ended {
+            output +=
+                &format!("\nit did not end within {} minutes, and was killed\n", LONGEST.as_secs() / 60);
+        }
+        Ok((status.success(), cost, output))
+    }
+
+    fn start(&self, log: &File) -> Result<Child> {
+        let mut command = Command::new(&self.program);
+        command.args(&self.words).current_dir(&self.folder).process_group(0);
+        command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log.try_clone()?);
+        // Cargo's word for where a test's own files are.
+        command.env("CARGO_MANIFEST_DIR", &self.folder);
+        command.spawn().with_context(|| format!("cannot start {}", self.program.display()))
+    }
+}
+
+/// Waits until a child has ended, without taking its end away. Whether it did.
+fn wait(child: &Child, limit: Duration) -> Result<bool> {
+    // Pidfds are readable when the process has ended (pidfd_open(2)).
+    let process = pidfd_open(rustix::process::Pid::from_child(child), PidfdFlags::empty())?;
+    let limit = Timespec::try_from(limit)?;
+    Ok(poll(&mut [PollFd::new(&process, PollFlags::IN)], Some(&limit))? > 0)
+}
+
+/// How many tests a program says have passed: of `test result: ok. 12 passed; 0 failed; ...`.
+fn ran(output: &str) -> Option<usize> {
+    closing(output, " passed")
+}
+
+fn failures(output: &str) -> usize {
+    closing(output, " failed").unwrap_or(1)
+}
+
+fn closing(output: &str, what: &str) -> Option<usize> {
+    let line = output.lines().rev().find_map(|line| line.strip_prefix("test result: "))?;
+    let before = &line[..line.find(what)?];
+    before.rsplit(' ').next()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::thread;
+
+    fn shell(script: &str, tests: usize) -> Ended {
+        let words = vec!["-c".to_owned(), script.to_owned()];
+        let job =
+            Job { name: "a test".to_owned(), program: "/bin/sh".into(), folder: "/".into(), words, tests };
+        job.run()
+    }
+
+    #[test]
+    fn what_a_program_says_counts_only_if_all_its_tests_ran() {
+        let ok = "echo 'test result: ok. 2 passed; 0 failed; 0 ignored'";
+        assert_eq!((shell(ok, 2).passed, shell(ok, 2).failed), (2, 0));
+        // Its end was another than it said.
+        assert_eq!(shell(&format!("{ok}; exit 1"), 2).failed, 1);
+        // It ended before its tests did.
+        assert_eq!(shell("true", 2).failed, 1);
+        assert_eq!(shell(ok, 3).failed, 1);
+        let three = "echo 'test result: FAILED. 4 passed; 3 failed; 0 ignored'; exit 101";
+        assert_eq!((shell(three, 7).passed, shell(three, 7).failed), (4, 3));
+    }
+
+    #[test]
+    fn a_test_that_dies_fails_with_what_it_had_printed() {
+        let ended = shell("echo before; kill -SEGV $$", 1);
+        assert_eq!((ended.failed, &*ended.output), (1, "before\n"));
+    }
+
+    #[test]
+    fn what_its_children_took_counts() {
+        let ended = shell("i=0; (while [ $i -lt 300000 ]; do i=$((i+1)); done); true", 1);
+        assert!(ended.cost.processor > Duration::from_millis(20), "{:?}", ended.cost);
+    }
+
+    #[test]
+    fn what_it_leaves_running_is_ended() {
+        let ended = shell("sleep 1000 & echo $!", 1);
+        let left: i32 = ended.output.trim().parse().expect("a process");
+        let gone = || {
+            std::fs::read_to_string(format!("/proc/{left}/stat")).map_or(true, |stat| stat.contains(") Z "))
+        };
+        let start = Instant::now();
+        while !gone() {
+            assert!(start.elapsed() < Duration::from_secs(60), "{left} lives");
+            thread::yield_now();
+        }
+    }
+}

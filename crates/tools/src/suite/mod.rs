@@ -1,0 +1,152 @@
+//! Runs the tests that cargo has built, each in a process of its own, and says what each one cost.
+//!
+//!     cargo test --no-run --message-format=json >BUILT
+//!     run-tests BUILT [--jobs N] [--only PROGRAM]... [--skip PROGRAM]... [--alone PREFIX]... [--record FILE] [FILTER]...
+//!
+//! A program of unit tests is one process: its tests share nothing but the processor, and take milliseconds. Of every other test program
+//! each test is a process. So all of them share one list, a test that hangs or dies fails alone, and the kernel knows what each one took.
+//! `--jobs` is the most that run at once (16): as many do as keep the processors busy. `--alone` names tests of which one runs at a time, by the beginning of `PROGRAM::PATH`: those that take turns at something anyway.
+
+mod built;
+mod cost;
+mod job;
+mod processors;
+mod report;
+
+use std::collections::VecDeque;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::mpsc;
+use std::thread;
+
+use anyhow::{Context, Result, bail};
+
+use built::Program;
+use job::Job;
+use processors::Processors;
+use report::Report;
+
+/// What the command line says.
+#[derive(Debug, Default)]
+struct Asked {
+    built: PathBuf,
+    jobs: usize,
+    only: Vec<String>,
+    skip: Vec<String>,
+    alone: Vec<String>,
+    record: Option<PathBuf>,
+    filters: Vec<String>,
+}
+
+/// The program `run-tests`.
+pub fn main() -> Result<ExitCode> {
+    let asked = Asked::read(std::env::args().skip(1))?;
+    let programs = built::programs(&asked.built)?;
+    let programs = programs.into_iter().filter(|program| asked.wants(program));
+    let mut jobs = Vec::new();
+    for program in programs {
+        jobs.extend(job::of(&program, &asked.filters)?);
+    }
+    if jobs.is_empty() {
+        bail!("no test has such a name");
+    }
+    if let Some(record) = &asked.record {
+        job::longest_first(&mut jobs, record);
+    }
+    let report = run(jobs, &asked);
+    report.close(asked.record.as_deref())?;
+    Ok(if report.has_failed() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+/// Runs all of them: at least one for each processor, and more while processors have nothing to do, because many tests mostly wait.
+fn run(jobs: Vec<Job>, asked: &Asked) -> Report {
+    let (alone, others): (Vec<_>, Vec<_>) =
+        jobs.into_iter().partition(|job| asked.alone.iter().any(|prefix| job.name.starts_with(prefix)));
+    let (mut alone, mut others) = (VecDeque::from(alone), VecDeque::from(others));
+    let (mut report, mut processors) = (Report::default(), Processors::new());
+    let (mut running, mut is_alone_running) = (0, false);
+    let (send, ended) = mpsc::channel();
+    thread::scope(|scope| {
+        let start = |job: Job, is_alone: bool| {
+            let send = send.clone();
+            scope.spawn(move || send.send((job.run(), is_alone)));
+        };
+        while running > 0 || !alone.is_empty() || !others.is_empty() {
+            if !is_alone_running && let Some(job) = alone.pop_front() {
+                is_alone_running = true;
+                running += 1;
+                start(job, true);
+            }
+            while running < processors.number || running < asked.jobs && processors.are_idle() {
+                let Some(job) = others.pop_front() else { break };
+                running += 1;
+                start(job, false);
+            }
+            if let Ok((job, is_alone)) = ended.recv_timeout(processors.turn()) {
+                running -= 1;
+                is_alone_running &= !is_alone;
+                report.add(job);
+            }
+        }
+    });
+    report
+}
+
+impl Asked {
+    fn read(mut words: impl Iterator<Item = String>) -> Result<Self> {
+        let mut asked = Self { jobs: 16, ..Self::default() };
+        asked.built = words.next().context("which file has the messages of cargo?")?.into();
+        while let Some(word) = words.next() {
+            let mut value = || words.next().with_context(|| format!("{word} takes a value"));
+            match &*word {
+                "--jobs" => {
+                    let jobs = value()?;
+                    asked.jobs = jobs.parse().with_context(|| format!("--jobs {jobs:?} is no number"))?;
+                }
+                "--only" => asked.only.push(value()?),
+                "--skip" => asked.skip.push(value()?),
+                "--alone" => asked.alone.push(value()?),
+                "--record" => asked.record = Some(value()?.into()),
+                _ if word.starts_with('-') => bail!("{word} is no option"),
+                _ => asked.filters.push(word),
+            }
+        }
+        Ok(asked)
+    }
+
+    fn wants(&self, program: &Program) -> bool {
+        (self.only.is_empty() || self.only.contains(&program.name)) && !self.skip.contains(&program.name)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn asked(words: &[&str]) -> Result<Asked> {
+        Asked::read(words.iter().map(|word| (*word).to_owned()))
+    }
+
+    #[test]
+    fn a_command_line_that_says_nothing_is_refused() {
+        for (words, what) in [
+            (&[][..], "which file"),
+            (&["built", "--jobs"], "--jobs takes a value"),
+            (&["built", "--jobs", "two"], "\"two\""),
+            (&["built", "--job", "2"], "--job is no option"),
+        ] {
+            let error = asked(words).expect_err("is refused").to_string();
+            assert!(error.contains(what), "{words:?}: {error}");
+        }
+    }
+
+    #[test]
+    fn what_is_left_out_is_not_run() {
+        let program = |name: &str| Program { name: name.to_owned(), ..Program::default() };
+        let all = asked(&["built", "--skip", "cluster"]).expect("is read");
+        assert!(all.wants(&program("agent")) && !all.wants(&program("cluster")));
+        let one = asked(&["built", "--only", "cluster", "redirect_"]).expect("is read");
+        assert!(!one.wants(&program("agent")) && one.wants(&program("cluster")));
+        assert_eq!(one.filters, ["redirect_"]);
+    }
+}

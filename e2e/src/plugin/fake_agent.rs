@@ -1,0 +1,88 @@
+//! A stand-in for the agent at the socket where the plugin asks it to enrol pods.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+
+use super::RunDir;
+
+/// What a stand-in for the agent does with each request.
+#[derive(Clone)]
+pub enum Does {
+    /// Answers, byte for byte, and closes.
+    Answers(String),
+    /// Sends this, and keeps the connection open for longer than the plugin waits.
+    Hangs(&'static str),
+    /// Closes at once.
+    Closes,
+}
+
+/// A stand-in for the agent at its socket.
+pub struct FakeAgent(Arc<Mutex<Vec<(String, Value)>>>);
+
+impl FakeAgent {
+    /// Starts it.
+    pub fn start(run_dir: &RunDir, does: Does) -> Result<Self> {
+        let path = run_dir.path().join("pluginevent.sock");
+        let _ = std::fs::remove_file(&path);
+        let listener = UnixListener::bind(path)?;
+        let events = Arc::new(Mutex::new(Vec::new()));
+        let kept = Arc::clone(&events);
+        thread::spawn(move || {
+            for stream in listener.incoming().flatten() {
+                let (kept, does) = (Arc::clone(&kept), does.clone());
+                thread::spawn(move || serve(stream, &does, &kept));
+            }
+        });
+        Ok(Self(events))
+    }
+
+    /// Request lines and bodies since the last call.
+    pub fn take_events(&self) -> Vec<(String, Value)> {
+        std::mem::take(&mut self.0.lock().expect("events"))
+    }
+}
+
+fn serve(mut stream: UnixStream, does: &Does, events: &Mutex<Vec<(String, Value)>>) -> Result<()> {
+    if matches!(does, Does::Closes) {
+        return Ok(());
+    }
+    let mut reader = BufReader::new(stream.try_clone()?);
+    let mut head = String::new();
+    while !head.ends_with("\r\n\r\n") {
+        ensure!(reader.read_line(&mut head)? > 0, "the head ends early");
+    }
+    let length = head.lines().find_map(|line| {
+        let (name, value) = line.split_once(": ")?;
+        name.eq_ignore_ascii_case("content-length").then(|| value.parse())
+    });
+    let mut body = vec![0; length.context("a length")??];
+    reader.read_exact(&mut body)?;
+    let line = head.lines().next().unwrap_or_default().to_owned();
+    events.lock().expect("events").push((line, serde_json::from_slice(&body)?));
+    match does {
+        Does::Answers(answer) => stream.write_all(answer.as_bytes())?,
+        Does::Hangs(beginning) => {
+            stream.write_all(beginning.as_bytes())?;
+            thread::sleep(Duration::from_secs(600));
+        }
+        Does::Closes => {}
+    }
+    Ok(())
+}
+
+/// An answer of HTTP.
+pub fn http(status: &str, body: &str) -> Does {
+    let length = body.len();
+    Does::Answers(format!("HTTP/1.1 {status}\r\nContent-Length: {length}\r\n\r\n{body}"))
+}
+
+/// The answer that a pod is enrolled.
+pub fn ok() -> Does {
+    http("200 OK", "")
+}

@@ -1,0 +1,18 @@
+//! Tests with a node: a kubelet and containerd. A machine runs one at a time.
+
+mod agent_node;
+mod agent_race;
+mod agent_rollout;
+mod agent_runtimes;
+mod ambient_node;
+mod chart_node;
+mod guides_node;
+mod harness;
+mod images_node;
+mod images_support;
+mod kubectl_redirect;
+mod mesh;
+mod mesh_support;
+mod plugin_node;
+mod redirectctl_node;
+mod validation_pod;
