@@ -1,7 +1,7 @@
 # Everything a newcomer needs: `make demo` and `make test`. Each sets up what it needs from Debian first; both need
 # cargo and root.
 
-.PHONY: demo test test-cluster test-all enrol fleet kernels picture fuzz mutants miri sanitize inject msrv faults hunt soak scale race scan heal trace swap rollouts runtimes envoy images reproducible release-candidate seccomp chart mesh ztunnel guides manifests page check setup bench release
+.PHONY: demo test test-cluster test-all enrol fleet kernels picture fuzz mutants miri sanitize inject msrv faults hunt soak scale race scan heal trace swap rollouts runtimes envoy images reproducible release-candidate seccomp chart mesh ztunnel guides manifests page check release-check setup bench release
 
 # The main job on real network namespaces: redirected packets, shown.
 demo:
@@ -10,7 +10,7 @@ demo:
 	cargo build --release --locked -p istio-iptables -p istio-cni -p e2e --bin istio-iptables --bin istio-cni --bin demo --bin e2e-helper
 	"$${CARGO_TARGET_DIR:-target}/release/demo"
 
-# What needs no Kubernetes and no Go: ten minutes from a fresh clone, four when nothing has to be compiled.
+# What needs no Kubernetes and no Go: ten minutes from a fresh clone, four once everything is compiled.
 test:
 	scripts/setup-apt.sh
 	scripts/test.sh
@@ -51,7 +51,8 @@ soak:
 	BUILT_PROGRAMS="$$folder" INSTALL_CNI="$$folder/install-cni" SOAK=$${SOAK:-2000} \
 		cargo test --locked -p e2e --test agent soak:: -- --nocapture --test-threads=1
 
-# Every fuzz target for 20 minutes (FUZZ_MINUTES), one per processor at a time; prints a table. `make check` takes a few seconds of each.
+# Every fuzz target for 20 minutes (FUZZ_MINUTES), one per processor at a time; prints a table. `make release-check` takes a few seconds of
+# each, and `make check` compiles them.
 fuzz:
 	command -v cargo-fuzz >/dev/null || cargo install --quiet --locked cargo-fuzz
 	scripts/fuzz.sh
@@ -80,7 +81,7 @@ inject:
 	cargo build --locked --workspace --bins
 	INJECTIONS=$${INJECTIONS:-1000} cargo test --locked -p e2e --test packets rule_injection:: -- --nocapture
 
-# The published crates with the oldest compiler and the oldest versions of their dependencies that they promise to work with. `make check` does it, too.
+# The published crates with the oldest compiler and the oldest versions of their dependencies that they promise to work with. `make release-check` does it, too.
 msrv:
 	scripts/minimal-versions.sh
 
@@ -108,31 +109,31 @@ heal:
 	HEALS=1000 cargo test --locked -p e2e --test agent heal_random:: -- --nocapture --test-threads=1 && \
 	IDLE_SECONDS=600 cargo test --locked -p e2e --test agent idle::an_agent_that_heals -- --nocapture
 
-# The agent's DaemonSet rolls ten times while pods start, each time with an image that is late. `make test` rolls it twice.
+# The agent's DaemonSet rolls ten times while pods start, each time with an image that is late. `make test-cluster` rolls it twice.
 rollouts: setup
 	cargo build --locked -p install-cni -p istio-cni -p e2e
 	ROLLOUTS=10 cargo test --locked -p e2e --test cluster node::agent_rollout::a_daemon_set_that_rolls -- --nocapture
 
-# Pods start while everything happens to the agent and the node, ten times over, reboots included; prints its figures. `make test` plays it once.
+# Pods start while everything happens to the agent and the node, ten times over, reboots included; prints its figures. `make test-cluster` plays it once.
 race: setup
 	cargo build --locked -p install-cni -p istio-cni -p istio-validation -p e2e
 	RACES=10 cargo test --locked -p e2e --test cluster node::agent_race:: -- --nocapture
 	cargo test --locked -p e2e --test agent repair:: -- --ignored
 
 # 5,000 broken pods on one node and on fifty, and 1,000 nodes that join, get agents and lose some; prints what that costs the API server, the agents and
-# the cluster's taint controller. `make test` plays 200 and 60.
+# the cluster's taint controller. `make test-cluster` plays 200 and 60.
 scale: setup
 	cargo build --locked -p install-cni -p istio-cni -p e2e
 	SCALE_PODS=5000 SCALE_NODES=50 SCALE_TAINT_NODES=1000 cargo test --locked -p e2e --test cluster agent_scale:: -- --nocapture
 
-# 500 running pods become ambient, and 250 are created, with the release build; prints how long that takes, and the agent's memory. `make test` enrols fewer.
+# 500 running pods become ambient, and 250 are created, with the release build; prints how long that takes, and the agent's memory. `make test-cluster` enrols fewer.
 enrol: setup
 	folder="$$(scripts/release.sh install-cni istio-cni)" && export INSTALL_CNI="$$folder/install-cni" && \
 	ulimit -n "$$(ulimit -Hn)" && PODS=$${PODS:-500} ADDS=$${ADDS:-250} \
 		cargo test --locked -p e2e --test cluster -- --nocapture --test-threads=1 enrolled_at_once created_in_a_crowd
 
 # Agents of 10, 100, 1,000 and 5,000 nodes on one real API server: what they ask, and how they come back after it was gone; prints figures. Takes half an
-# hour and 6 GiB. `make test` plays 40.
+# hour and 6 GiB. `make test-cluster` plays 40.
 fleet: setup
 	ulimit -n "$$(ulimit -Hn)" && FLEET="$${FLEET:-10 100 1000 5000}" FLEET_IDLE=$${FLEET_IDLE:-240} \
 		cargo test --locked -p e2e --test cluster fleet:: -- --nocapture
@@ -144,7 +145,7 @@ kernels:
 	scripts/setup-apt.sh kernels
 	scripts/kernels.sh
 
-# The agent and the plugin under containerd 2 and Multus. Builds both the first time (minutes), so `make test` does without.
+# The agent and the plugin under containerd 2 and Multus. Builds both the first time (minutes), so `make test-cluster` does without.
 runtimes: setup
 	scripts/setup-kube.sh runtimes
 	cargo build --locked -p install-cni -p istio-cni -p e2e
@@ -170,7 +171,7 @@ images: setup
 	cargo test --locked -p tools --test it images:: -- --ignored && cargo test --locked -p e2e --test cluster node::images_node:: -- --ignored
 
 # Builds all programs and images for both architectures in two clones in different folders, and compares every byte; prints their sums. Four release
-# builds, so `make check` compares one program of each kind only.
+# builds, so `make release-check` compares the plugin only.
 reproducible:
 	scripts/setup-apt.sh cross
 	scripts/reproducible.sh
@@ -185,7 +186,7 @@ seccomp: setup
 		cargo test --locked -p e2e --test agent seccomp::it_
 	"$${CARGO_TARGET_DIR:-target}/debug/seccomp" compare deploy/seccomp/install-cni.calls install-cni,istio-cni target/seccomp/*/*
 
-# What Helm makes of the chart, and what an API server makes of that. Builds Helm the first time (three minutes).
+# What Helm makes of the chart, and what an API server and a node make of that: a part of `make test-cluster`.
 chart: setup
 	scripts/setup-kube.sh helm
 	cargo build --locked -p install-cni -p istio-cni -p e2e
@@ -196,7 +197,7 @@ chart: setup
 # Istio: ISTIO names folders that hold them.
 mesh:
 	@[ -n "$(ISTIO)" ] || { echo 'make mesh needs ISTIO="FOLDER...", in each folder a release of Istio: bin/{pilot-discovery,pilot-agent,install-cni,istio-cni}, manifests/charts and envoy_bootstrap.json; takes about ten minutes for each' >&2; exit 2; }
-	scripts/setup-apt.sh
+	scripts/setup-apt.sh cluster
 	scripts/setup-kube.sh
 	scripts/setup-kube.sh helm
 	scripts/setup-kube.sh envoy
@@ -211,7 +212,7 @@ mesh:
 # each release's own agent is replaced by ours and back, under load.
 ztunnel:
 	@[ -x "$(ZTUNNEL)" ] || { echo 'make ztunnel needs ZTUNNEL=PROGRAM, a ztunnel with its test certificate authority (feature testing); takes six minutes to run' >&2; exit 2; }
-	scripts/setup-apt.sh
+	scripts/setup-apt.sh cluster
 	scripts/setup-kube.sh
 	cargo build --locked --workspace --bins
 	export ZTUNNEL="$(realpath $(ZTUNNEL))" && \
@@ -221,7 +222,7 @@ ztunnel:
 	@[ -n "$(ISTIO)" ] || echo 'make ztunnel: no ISTIO: Istio'"'"'s own agent was not replaced'
 
 # Every command of the guides, typed on a cluster with a real node: from Istio's chart to verified pods, back, upgraded, removed and installed again.
-# Builds the programs as shipped, and pushes the images to a registry of its own. Prints how long each step takes. What `make test` types it types without a cluster.
+# Builds the programs as shipped, and pushes the images to a registry of its own. Prints how long each step takes. What `make test-cluster` types it types without a cluster.
 guides: setup
 	scripts/setup-apt.sh guides
 	scripts/setup-apt.sh release
@@ -261,12 +262,19 @@ scan:
 	SCANNED=200 REDIRECTCTL="$${CARGO_TARGET_DIR:-target}/release/redirectctl" cargo test --locked -p e2e --test programs redirectctl_scan:: -- --nocapture
 
 setup:
-	scripts/setup-apt.sh
+	scripts/setup-apt.sh cluster
 	scripts/setup-kube.sh
 
-# The checks beside the tests: formatting, lints, dependency rules, documentation, fuzzing for a few seconds.
+# What a change can break beside the tests: formatting, lints, dependency rules, documentation, public interfaces. Takes four minutes after
+# `make test` on two processors, and prints what each step took.
 check:
 	scripts/check.sh
+
+# What only a release needs: the programs as shipped, their sizes and bytes; the published crates with the oldest compiler and libraries, and packed;
+# advisories; the recipes of CONTRIBUTING.md, compiled; fuzzing for a few seconds. Takes half an hour.
+release-check:
+	scripts/setup-apt.sh
+	scripts/release-check.sh
 
 # Side-by-side measurements of the programs as shipped; the results are ratios, because machines differ.
 bench:
@@ -281,7 +289,8 @@ release:
 	scripts/setup-apt.sh release
 	scripts/release.sh
 
-# What a release consists of, in the folder OUT, of a commit that has its version's tag (docs/internals/releasing.md). Publishes nothing.
+# What a release consists of, in the folder OUT, of a commit that has its version's tag (docs/internals/releasing.md), after `make release-check`.
+# Publishes nothing.
 release-candidate:
 	scripts/setup-apt.sh
 	scripts/setup-apt.sh cross

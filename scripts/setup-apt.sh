@@ -1,7 +1,8 @@
 #!/bin/sh
 # Installs from Debian what the tests run. Does nothing, quickly, where all of it is installed. Needs root.
 #
-#   setup-apt.sh          what the tests need
+#   setup-apt.sh          what `make test` needs
+#   setup-apt.sh cluster  what `make test-cluster` needs
 #   setup-apt.sh demo     what the demo needs: a part of it
 #   setup-apt.sh release  what building the programs as shipped needs
 #   setup-apt.sh cross    the same for the other architecture that is shipped
@@ -11,6 +12,7 @@
 set -eu
 
 packages="iptables nftables iproute2 containernetworking-plugins ca-certificates util-linux"
+tools="busybox-static openssl curl ipset jq libfaketime procps strace systemd gcc musl-tools binutils"
 case ${1:-all} in
 demo) ;;
 release) packages="gcc musl-tools" ;;
@@ -23,7 +25,8 @@ cross)
 kernels) packages="$packages qemu-system-x86 busybox-static kmod xz-utils zstd jq debian-archive-keyring bsdextrautils" ;;
 guides) packages="skopeo docker-registry" ;;
 page) packages="chromium chromium-driver fonts-inter fonts-jetbrains-mono iproute2 util-linux" ;;
-all) packages="$packages containerd runc busybox-static etcd-server openssl curl ipset jq libfaketime procps strace systemd prometheus gcc musl-tools binutils" ;;
+all) packages="$packages $tools" ;;
+cluster) packages="$packages $tools containerd runc etcd-server prometheus" ;;
 *)
     echo "setup-apt.sh: $1 is not one of the words in this script's first lines" >&2
     exit 2

@@ -8,7 +8,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus};
 use std::sync::{Mutex, PoisonError};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
@@ -73,6 +73,13 @@ pub fn serve_in_helper(shared: &Path) -> Result<()> {
     Ok(())
 }
 
+/// A name that nothing else on a server that tests share has: this word and more. The ID of a process comes again while such a server runs;
+/// with the time it does not.
+pub fn fresh(word: &str) -> String {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    format!("{word}-{}-{}", fresh_name(), now.as_secs() % 100_000)
+}
+
 /// What an API server counts.
 pub struct ServerMetrics(String);
 
@@ -112,8 +119,8 @@ impl ApiServer {
     }
 
     /// The server that the tests of a suite share, for those that neither stop nor fill it, nor change what all its clients see; where
-    /// nobody has started one ([`serve_in_helper`]), one of its own. Names of nodes and namespaces are the test's to keep apart
-    /// ([`ApiServer::fresh_namespace`]).
+    /// nobody has started one ([`serve_in_helper`]), one of its own. Names of namespaces, nodes and whatever else has no namespace are the
+    /// test's to keep apart ([`ApiServer::fresh_namespace`], [`fresh`]).
     pub fn shared() -> Result<Self> {
         let Some(shared) = std::env::var_os(SHARED).map(PathBuf::from) else { return Self::start() };
         let folder = temp_dir()?;
@@ -327,7 +334,7 @@ impl ApiServer {
 
     /// Creates a namespace of a name that no other test has, ready for pods, and returns the name: this word and more.
     pub fn fresh_namespace(&self, word: &str) -> Result<String> {
-        let name = format!("{word}-{}", fresh_name());
+        let name = fresh(word);
         self.create_namespace(&name)?;
         Ok(name)
     }

@@ -24,7 +24,7 @@ use test_support::parallel::in_parallel;
 use test_support::process::{SHORT, children, until};
 
 /// How many namespaces `make test` takes, and how many rounds; at least three are needed to see what grows.
-const NAMESPACES: usize = 24;
+const NAMESPACES: usize = 12;
 const ROUNDS: usize = 3;
 /// Where programs might leave files.
 const FOLDERS: [&str; 2] = ["/tmp", "/run"];

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use e2e::agent::DIRECTORIES;
-use e2e::kube::ApiServer;
+use e2e::kube::{ApiServer, fresh};
 use e2e::program;
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
@@ -16,11 +16,28 @@ use tempfile::TempDir;
 use test_support::port::free_port;
 use test_support::process::{self, Background, SHORT, until};
 
+use crate::agent_support::{MANIFEST, apply_in};
+
 /// How long anything may take on a busy machine.
 const LIMIT: Duration = Duration::from_secs(300);
-const NAMESPACE: &str = "istio-system";
-const MANIFEST: &str = include_str!("../../../deploy/istio-cni-node.yaml");
 const CONFLIST: &str = r#"{"cniVersion":"1.0.0","name":"net","plugins":[{"type":"bridge"}]}"#;
+
+/// An API server with the manifest in a namespace, and a node.
+struct Cluster {
+    api: ApiServer,
+    namespace: String,
+    node: String,
+}
+
+impl Cluster {
+    fn new() -> Result<Self> {
+        let api = ApiServer::shared()?;
+        let cluster = Self { namespace: api.fresh_namespace("istio-system")?, node: fresh("node-1"), api };
+        apply_in(&cluster.api, &cluster.namespace, MANIFEST)?;
+        cluster.api.create(&json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": cluster.node, "labels": {"kubernetes.io/os": "linux"}}}))?;
+        Ok(cluster)
+    }
+}
 
 /// A node's directories, and an agent on them with the token of its service account.
 struct Agent {
@@ -30,7 +47,7 @@ struct Agent {
 }
 
 impl Agent {
-    fn new(api: &ApiServer) -> Result<Self> {
+    fn new(Cluster { api, namespace, node }: &Cluster) -> Result<Self> {
         let prefix = format!("e2e-{}-agent", std::process::id());
         let agent = Self {
             folder: tempfile::Builder::new().prefix(&prefix).tempdir()?,
@@ -44,16 +61,16 @@ impl Agent {
         fs::write(agent.path("net.d/10-net.conflist"), CONFLIST)?;
         fs::copy(api.ca_path(), agent.path("account/ca.crt"))?;
         // As people write files.
-        fs::write(agent.path("account/token"), api.token(NAMESPACE, "istio-cni")? + "\n")?;
+        fs::write(agent.path("account/token"), api.token(namespace, "istio-cni")? + "\n")?;
         let text = |path: PathBuf| path.display().to_string();
         let agent = DIRECTORIES.into_iter().fold(agent, |agent, (name, part)| agent.with(name, part));
         Ok(agent
             .map_env(|agent, value| text(agent.path(value)))
             .with("KUBERNETES_SERVICE_HOST", "127.0.0.1")
             .with("KUBERNETES_SERVICE_PORT", &api.port().to_string())
-            .with("POD_NAMESPACE", NAMESPACE)
+            .with("POD_NAMESPACE", namespace)
             .with("POD_NAME", "istio-cni-node-x")
-            .with("NODE_NAME", "node-1")
+            .with("NODE_NAME", node)
             .with("HEALTH_PORT", &free_port()?.to_string())
             .with("MONITORING_PORT", "0"))
     }
@@ -89,13 +106,13 @@ impl Agent {
     }
 
     /// What the plugin's own token says about itself, once it has one.
-    fn wait_own_token(&self, running: &Background) -> Result<Value> {
+    fn wait_own_token(&self, cluster: &Cluster, running: &Background) -> Result<Value> {
+        let own = format!("system:serviceaccount:{}:istio-cni-plugin", cluster.namespace);
         until("the plugin's own token", LIMIT, &[running], || {
             let Ok(text) = fs::read_to_string(self.path("run/istio-cni-kubeconfig")) else { return Ok(None) };
             let token = text.lines().find_map(|line| line.trim().strip_prefix("token: "));
             let claims = claims(token.context("no token")?.trim_matches('"'))?;
-            let is_own = claims["sub"] == format!("system:serviceaccount:{NAMESPACE}:istio-cni-plugin");
-            Ok(is_own.then_some(claims))
+            Ok((claims["sub"] == own).then_some(claims))
         })
     }
 }
@@ -107,22 +124,14 @@ fn claims(token: &str) -> Result<Value> {
     Ok(serde_json::from_str(&decoded.stdout)?)
 }
 
-fn cluster() -> Result<ApiServer> {
-    let api = ApiServer::start()?;
-    api.create_namespace(NAMESPACE)?;
-    api.apply(MANIFEST)?;
-    api.create(&json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node-1", "labels": {"kubernetes.io/os": "linux"}}}))?;
-    Ok(api)
-}
-
 #[test]
 fn a_machine_that_does_not_help_is_not_needed() -> Result<()> {
-    let api = cluster()?;
+    let cluster = Cluster::new()?;
     for skip in ["false", "true"] {
-        let agent = Agent::new(&api)?.unhelped().with("SKIP_TLS_VERIFY", skip);
+        let agent = Agent::new(&cluster)?.unhelped().with("SKIP_TLS_VERIFY", skip);
         let running = agent.start()?;
-        let claims = agent.wait_own_token(&running)?;
-        assert_eq!(claims["kubernetes.io"]["node"]["name"], "node-1", "{claims}");
+        let claims = agent.wait_own_token(&cluster, &running)?;
+        assert_eq!(claims["kubernetes.io"]["node"]["name"], cluster.node, "{claims}");
         assert_eq!(claims["kubernetes.io"]["pod"], Value::Null, "{claims}");
         let lasts = claims["exp"].as_u64().zip(claims["iat"].as_u64()).map(|(end, begin)| end - begin);
         assert_eq!(lasts, Some(86400));
@@ -136,8 +145,8 @@ fn a_machine_that_does_not_help_is_not_needed() -> Result<()> {
 
 #[test]
 fn the_plugins_account_may_get_pods_and_runtime_classes_and_nothing_else() -> Result<()> {
-    let api = cluster()?;
-    let kubeconfig = |name: &str, account: &str| api.token_kubeconfig(name, &api.token(NAMESPACE, account)?);
+    let Cluster { api, namespace, .. } = &Cluster::new()?;
+    let kubeconfig = |name: &str, account: &str| api.token_kubeconfig(name, &api.token(namespace, account)?);
     let (plugin, agent) = (kubeconfig("plugin", "istio-cni-plugin")?, kubeconfig("agent", "istio-cni")?);
     // With --subresource: behind a slash kubectl expects a name, so `serviceaccounts/token` is an account that is called token.
     let asked = |who: &Path, verb: &str, what: &str, part: &str, scope: &[&str]| -> Result<bool> {
@@ -149,7 +158,7 @@ fn the_plugins_account_may_get_pods_and_runtime_classes_and_nothing_else() -> Re
     until("the role to count", SHORT, &[], || Ok(may("get", "pods", "")?.then_some(())))?;
     // The question about tokens is one that is answered with yes where somebody may have them.
     let tokens =
-        |who: &Path| asked(who, "create", "serviceaccounts/istio-cni-plugin", "token", &["-n", NAMESPACE]);
+        |who: &Path| asked(who, "create", "serviceaccounts/istio-cni-plugin", "token", &["-n", namespace]);
     until("the agent's role to count", SHORT, &[], || Ok(tokens(&agent)?.then_some(())))?;
     ensure!(!tokens(&plugin)?, "it may make tokens of its own account");
     ensure!(may("get", "runtimeclasses.node.k8s.io", "")?);
@@ -169,16 +178,16 @@ fn the_plugins_account_may_get_pods_and_runtime_classes_and_nothing_else() -> Re
 
 #[test]
 fn a_new_authority_is_noticed() -> Result<()> {
-    let api = cluster()?;
-    let agent = Agent::new(&api)?;
+    let cluster = Cluster::new()?;
+    let agent = Agent::new(&cluster)?;
     fs::write(agent.path("account/ca.crt"), other_authority(&agent.path("other"))?)?;
     let running = agent.start()?;
     until("the complaint", LIMIT, &[&running], || {
         Ok(running.log().contains("no trustworthy connection to the API server").then_some(()))
     })?;
-    fs::copy(api.ca_path(), agent.path("account/ca.new"))?;
+    fs::copy(cluster.api.ca_path(), agent.path("account/ca.new"))?;
     fs::rename(agent.path("account/ca.new"), agent.path("account/ca.crt"))?;
-    agent.wait_own_token(&running)?;
+    agent.wait_own_token(&cluster, &running)?;
     let complaints = running.log().matches("no trustworthy connection").count();
     ensure!(complaints == 1, "an outage is one line: {}", running.log());
     Ok(())

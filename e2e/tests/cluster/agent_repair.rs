@@ -6,17 +6,19 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::agent_support::fleet::FleetAgent;
-use crate::agent_support::{MANIFEST, NAMESPACE as SYSTEM};
+use crate::agent_support::{MANIFEST, apply_in};
 use anyhow::{Context, Result, ensure};
-use e2e::kube::ApiServer;
+use e2e::kube::{ApiServer, fresh};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use test_support::process::{SHORT, until};
 
 /// How long anything may take on a busy machine.
 const LIMIT: Duration = Duration::from_secs(300);
-const NAMESPACE: &str = "shop";
 const LABEL: &str = "cni.istio.io/uninitialized";
+
+/// The node with an agent, as scenarios name it; each cluster has a name of its own for it.
+const NODE: &str = "node-1";
 
 /// A pod in some state, and whether it is broken.
 struct Scenario {
@@ -168,10 +170,10 @@ impl Scenario {
     fn pod(&self) -> Value {
         let mut pod = json!({
             "apiVersion": "v1", "kind": "Pod",
-            "metadata": {"namespace": NAMESPACE, "name": self.name,
+            "metadata": {"name": self.name,
                 "annotations": {"sidecar.istio.io/status": "{}", "is.it/meshed": "yes"}},
             "spec": {
-                "nodeName": "node-1",
+                "nodeName": NODE,
                 "initContainers": [{"name": "istio-validation", "image": "proxy"}],
                 "containers": [{"name": "app", "image": "app"}, {"name": "istio-proxy", "image": "proxy", "args": ["proxy", "sidecar"]}],
             },
@@ -185,26 +187,33 @@ impl Scenario {
 
 struct Cluster {
     api: ApiServer,
+    /// The agents' namespace, and that of pods.
+    system: String,
+    shop: String,
+    /// That with an agent, and another one.
+    nodes: [String; 2],
     folder: TempDir,
 }
 
 impl Cluster {
-    /// With the manifest as it is after its own sed command for an action.
     fn new(action: &str) -> Result<Self> {
-        let api = ApiServer::start()?;
-        for namespace in [SYSTEM, NAMESPACE] {
-            api.create_namespace(namespace)?;
-        }
+        Self::on(ApiServer::shared()?, action)
+    }
+
+    /// With the manifest as it is after its own sed command for an action.
+    fn on(api: ApiServer, action: &str) -> Result<Self> {
+        let (system, shop) = (api.fresh_namespace("istio-system")?, api.fresh_namespace("shop")?);
         ensure!(MANIFEST.contains(&format!(
             "#   sed 's/# {action}: //' deploy/istio-cni-node.yaml | kubectl apply -f -\n"
         )));
-        api.apply(&MANIFEST.replace(&format!("# {action}: "), ""))?;
-        for name in ["node-1", "node-2"] {
+        apply_in(&api, &system, &MANIFEST.replace(&format!("# {action}: "), ""))?;
+        let nodes = [NODE, "node-2"].map(fresh);
+        for name in &nodes {
             api.create(&json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}}))?;
         }
         let folder =
             tempfile::Builder::new().prefix(&format!("e2e-{}-repair", std::process::id())).tempdir()?;
-        Ok(Self { api, folder })
+        Ok(Self { api, system, shop, nodes, folder })
     }
 
     fn path(&self, part: &str) -> PathBuf {
@@ -212,7 +221,12 @@ impl Cluster {
     }
 
     /// Makes pods, with their status as a kubelet reports it.
-    fn put(&self, pods: &[Value]) -> Result<()> {
+    fn put(&self, mut pods: Vec<Value>) -> Result<()> {
+        for pod in &mut pods {
+            let node = &self.nodes[usize::from(pod["spec"]["nodeName"] != NODE)];
+            pod["spec"]["nodeName"] = json!(node);
+            pod["metadata"]["namespace"] = json!(self.shop);
+        }
         let list = json!({"apiVersion": "v1", "kind": "List", "items": pods}).to_string();
         self.api.apply(&list)?;
         let file = self.path("pods.json");
@@ -225,20 +239,24 @@ impl Cluster {
 
     /// The agent of the first node.
     fn agent(&self, env: &[(&str, &str)]) -> Result<FleetAgent> {
-        FleetAgent::start(&self.api, self.folder.path(), "node-1", env)
+        FleetAgent::start(&self.api, &self.system, self.folder.path(), &self.nodes[0], env)
     }
 
     /// None where it is gone.
     fn pod(&self, name: &str) -> Result<Option<Value>> {
         let found =
-            self.api.kubectl(&["get", "pod", name, "-n", NAMESPACE, "--ignore-not-found", "-o", "json"])?;
+            self.api.kubectl(&["get", "pod", name, "-n", &self.shop, "--ignore-not-found", "-o", "json"])?;
         let text = found.stdout.trim();
         Ok(if text.is_empty() { None } else { Some(serde_json::from_str(text)?) })
     }
 
+    fn delete(&self, pod: &str) -> Result<()> {
+        self.api.kubectl(&["delete", "pod", pod, "-n", &self.shop, "--wait=false"]).map(drop)
+    }
+
     /// Events of the repair controller about a pod: their reasons and messages.
     fn events(&self, pod: &str) -> Result<Vec<(String, String)>> {
-        let all = self.api.kubectl(&["get", "events", "-n", NAMESPACE, "-o", "json"])?;
+        let all = self.api.kubectl(&["get", "events", "-n", &self.shop, "-o", "json"])?;
         let all: Value = serde_json::from_str(&all.stdout)?;
         let items = all["items"].as_array().context("events")?.iter();
         let about = items.filter(|event| {
@@ -261,7 +279,7 @@ impl Cluster {
 
     /// Whether the agent's account may do something with pods.
     fn may(&self, verb: &str, what: &str) -> Result<bool> {
-        let account = format!("system:serviceaccount:{SYSTEM}:istio-cni");
+        let account = format!("system:serviceaccount:{}:istio-cni", self.system);
         let admin = self.api.admin_kubeconfig();
         // Behind a slash kubectl expects a name.
         let (what, part) = what.split_once('/').unwrap_or((what, ""));
@@ -283,9 +301,9 @@ fn is_dealt_with(action: &str, pod: Option<&Value>) -> bool {
 /// Plays scenarios with an action: what is broken is dealt with once, with an event; what is sound is the same pod in the same version at the end.
 fn play(action: &str, scenarios: &[Scenario], env: &[(&str, &str)]) -> Result<()> {
     let cluster = Cluster::new(action)?;
-    cluster.put(&scenarios.iter().map(Scenario::pod).collect::<Vec<_>>())?;
+    cluster.put(scenarios.iter().map(Scenario::pod).collect())?;
     if scenarios.iter().any(|scenario| scenario.name == "being-deleted") {
-        cluster.api.kubectl(&["delete", "pod", "being-deleted", "-n", NAMESPACE, "--wait=false"])?;
+        cluster.delete("being-deleted")?;
     }
     let before: Vec<Option<Value>> =
         scenarios.iter().map(|scenario| cluster.pod(scenario.name)).collect::<Result<_>>()?;
@@ -302,7 +320,7 @@ fn play(action: &str, scenarios: &[Scenario], env: &[(&str, &str)]) -> Result<()
         name: "last",
         ..scenarios.iter().find(|one| one.broken).map(|one| broken("", one.change)).context("one")?
     };
-    cluster.put(&[last.pod()])?;
+    cluster.put(vec![last.pod()])?;
     let kind = action.trim_start_matches("repair-");
     let success = format!("istio_cni_repair_pods_repaired_total{{type=\"{kind}\",result=\"success\"}}");
     cluster.wait_metric(&success, f64::from(u32::try_from(count + 1)?), &agent)?;
@@ -347,8 +365,8 @@ fn what_is_broken_can_be_chosen() -> Result<()> {
 #[test]
 fn pods_whose_namespace_is_not_found_are_left_as_they_are() -> Result<()> {
     let cluster = Cluster::new("repair-in-place")?;
-    cluster.put(&USUAL.iter().map(Scenario::pod).collect::<Vec<_>>())?;
-    cluster.api.kubectl(&["delete", "pod", "being-deleted", "-n", NAMESPACE, "--wait=false"])?;
+    cluster.put(USUAL.iter().map(Scenario::pod).collect())?;
+    cluster.delete("being-deleted")?;
     let before: Vec<Option<Value>> =
         USUAL.iter().map(|scenario| cluster.pod(scenario.name)).collect::<Result<_>>()?;
     let agent = cluster.agent(&[])?;
@@ -408,9 +426,9 @@ fn an_action_has_the_rights_it_needs_and_no_others() -> Result<()> {
 #[test]
 fn an_api_server_that_is_restarted_and_has_forgotten_is_found_again_and_nothing_is_done_twice() -> Result<()>
 {
-    let cluster = Cluster::new("repair-label")?;
+    let cluster = Cluster::on(ApiServer::start()?, "repair-label")?;
     let pod = |name| broken(name, |pod| validation(pod, waits(), failed())).pod();
-    cluster.put(&[pod("before")])?;
+    cluster.put(vec![pod("before")])?;
     let agent = cluster.agent(&[])?;
     let success = "istio_cni_repair_pods_repaired_total{type=\"label\",result=\"success\"}";
     cluster.wait_metric(success, 1.0, &agent)?;
@@ -419,7 +437,7 @@ fn an_api_server_that_is_restarted_and_has_forgotten_is_found_again_and_nothing_
         cluster.api.stop();
         cluster.api.start_again()?;
         cluster.api.compact()?;
-        cluster.put(&[pod(name)])?;
+        cluster.put(vec![pod(name)])?;
         cluster
             .wait_metric(success, f64::from(u32::try_from(index + 2)?), &agent)
             .with_context(|| agent.process.log())?;

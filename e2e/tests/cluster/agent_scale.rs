@@ -1,6 +1,6 @@
 //! What the controllers cost an API server, and how small they stay, on a real API server. Pods are made and found broken as a rolling restart makes
 //! them, as fast as the server takes them; nodes join, get agents and lose them. `make scale` plays 5,000 pods and 1,000 nodes and prints its
-//! figures; `make test` a few.
+//! figures; `make test-cluster` a few.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -99,7 +99,8 @@ fn play(api: &ApiServer, first: usize, pods: usize, nodes: usize) -> Result<Stri
     let agents: Vec<FleetAgent> = (0..nodes)
         .map(|node| {
             let name = format!("node-{node}");
-            FleetAgent::start(api, &folder.path().join(&name), &name, &[("LOG_OUTPUT_LEVEL", "warn")])
+            let folder = folder.path().join(&name);
+            FleetAgent::start(api, NAMESPACE, &folder, &name, &[("LOG_OUTPUT_LEVEL", "warn")])
         })
         .collect::<Result<_>>()?;
     let most = thread::scope(|scope| -> Result<f64> {

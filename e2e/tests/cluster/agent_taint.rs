@@ -4,12 +4,11 @@
 use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use e2e::kube::ApiServer;
+use e2e::kube::{ApiServer, fresh};
 use e2e::program;
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
@@ -17,10 +16,10 @@ use tempfile::TempDir;
 use test_support::port::free_port;
 use test_support::process::{Background, SHORT, until};
 
+use crate::agent_support::{MANIFEST as AGENTS, NAMESPACE as SYSTEM, apply_in};
+
 /// How long anything may take on a busy machine.
 const LIMIT: Duration = Duration::from_secs(300);
-const SYSTEM: &str = "istio-system";
-const AGENTS: &str = include_str!("../../../deploy/istio-cni-node.yaml");
 const CONTROLLER: &str = include_str!("../../../deploy/taint-controller.yaml");
 const OWN_NODE_ONLY: &str = include_str!("../../../deploy/own-node-only.yaml");
 const CONFLIST: &str = r#"{"cniVersion":"1.0.0","name":"net","plugins":[{"type":"bridge"}]}"#;
@@ -41,6 +40,10 @@ fn ours() -> Value {
 
 struct Cluster {
     api: ApiServer,
+    /// The agents' namespace.
+    system: String,
+    /// What is behind the names of nodes that the tests give: something where others use the API server, too.
+    ending: String,
     folder: TempDir,
 }
 
@@ -71,43 +74,58 @@ impl Process {
 }
 
 impl Cluster {
-    /// With the agents' manifest as it is after its own sed command for this.
-    fn new(mark: &str) -> Result<Self> {
+    /// With the agents' manifest as it is after its own sed command for this, where the cluster's controller or a policy sees all nodes.
+    fn alone(mark: &str) -> Result<Self> {
         let api = ApiServer::start()?;
         api.create_namespace(SYSTEM)?;
+        let cluster = Self::of(api, SYSTEM.to_owned(), String::new())?;
+        cluster.api.apply(&Self::agents(mark)?)?;
+        Ok(cluster)
+    }
+
+    /// Likewise, where each agent keeps to a node of its own.
+    fn of_agents(mark: &str) -> Result<Self> {
+        let api = ApiServer::shared()?;
+        let system = api.fresh_namespace(SYSTEM)?;
+        let cluster = Self::of(api, system, fresh(""))?;
+        cluster.apply(&Self::agents(mark)?)?;
+        Ok(cluster)
+    }
+
+    fn of(api: ApiServer, system: String, ending: String) -> Result<Self> {
+        let folder =
+            tempfile::Builder::new().prefix(&format!("e2e-{}-taint", std::process::id())).tempdir()?;
+        Ok(Self { api, system, ending, folder })
+    }
+
+    fn agents(mark: &str) -> Result<String> {
         let mark = format!("# {mark}: ");
         ensure!(
             AGENTS
                 .contains(&format!("#   sed 's/{mark}//' deploy/istio-cni-node.yaml | kubectl apply -f -\n"))
                 || mark == "# : "
         );
-        api.apply(&AGENTS.replace(&mark, ""))?;
-        let folder =
-            tempfile::Builder::new().prefix(&format!("e2e-{}-taint", std::process::id())).tempdir()?;
-        Ok(Self { api, folder })
+        Ok(AGENTS.replace(&mark, ""))
     }
 
-    /// One in which agents keep taints. Tests in which each agent keeps to a node of its own share it as long as one of them runs: each server
-    /// takes five seconds of a processor to start.
-    fn of_agents() -> Result<Arc<Self>> {
-        static SHARED: Mutex<Weak<Cluster>> = Mutex::new(Weak::new());
-        let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(cluster) = shared.upgrade() {
-            return Ok(cluster);
-        }
-        let cluster = Arc::new(Self::new("node-taint")?);
-        *shared = Arc::downgrade(&cluster);
-        Ok(cluster)
+    /// A manifest, in a namespace of the cluster of agents.
+    fn apply(&self, manifest: &str) -> Result<()> {
+        apply_in(&self.api, &self.system, manifest)
+    }
+
+    /// The whole name of a node.
+    fn full(&self, node: &str) -> String {
+        format!("{node}{}", self.ending)
     }
 
     fn node(&self, name: &str, taints: &[Value]) -> Result<()> {
         let labels = json!({"kubernetes.io/os": "linux"});
-        let node = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": labels}, "spec": {"taints": taints}});
+        let node = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": self.full(name), "labels": labels}, "spec": {"taints": taints}});
         self.api.create(&node).map(drop)
     }
 
     fn read(&self, node: &str) -> Result<Value> {
-        self.api.read(&format!("/api/v1/nodes/{node}"))
+        self.api.read(&format!("/api/v1/nodes/{}", self.full(node)))
     }
 
     /// Its taints; the server adds one of its own to nodes that no kubelet reports, which the tests' server is reported not to.
@@ -146,15 +164,16 @@ impl Cluster {
         let patch = json!({"status": {"conditions": [{"type": of_type, "status": status, "reason": "Test", "message": "m",
             "lastHeartbeatTime": time, "lastTransitionTime": time}]}});
         let patch = patch.to_string();
-        self.api.kubectl(&["patch", "node", node, "--subresource=status", "-p", &patch]).map(drop)
+        let node = self.full(node);
+        self.api.kubectl(&["patch", "node", &node, "--subresource=status", "-p", &patch]).map(drop)
     }
 
     /// An agent's pod, as the DaemonSet's controller and a kubelet would have it.
     fn pod(&self, name: &str, node: &str, is_ready: bool) -> Result<()> {
         let status = if is_ready { "True" } else { "False" };
         let pod = json!({"apiVersion": "v1", "kind": "Pod",
-            "metadata": {"name": name, "namespace": SYSTEM, "labels": {"k8s-app": "istio-cni-node"}},
-            "spec": {"nodeName": node, "terminationGracePeriodSeconds": 0, "containers": [{"name": "install-cni", "image": "x"}]},
+            "metadata": {"name": name, "namespace": self.system, "labels": {"k8s-app": "istio-cni-node"}},
+            "spec": {"nodeName": self.full(node), "terminationGracePeriodSeconds": 0, "containers": [{"name": "install-cni", "image": "x"}]},
             "status": {"phase": "Running", "conditions": [{"type": "Ready", "status": status}]}})
         .to_string();
         self.api.apply(&pod)?;
@@ -166,7 +185,7 @@ impl Cluster {
     }
 
     fn delete(&self, kind: &str, name: &str) -> Result<()> {
-        let flags = ["delete", kind, name, "-n", SYSTEM, "--grace-period=0", "--force"];
+        let flags = ["delete", kind, name, "-n", &self.system, "--grace-period=0", "--force"];
         self.api.kubectl(&flags).map(drop)
     }
 
@@ -174,7 +193,7 @@ impl Cluster {
     fn events(&self, node: &str) -> Result<Vec<(String, String)>> {
         let all = self.api.read("/api/v1/namespaces/default/events")?;
         let about = all["items"].as_array().into_iter().flatten().filter(|event| {
-            event["involvedObject"]["name"] == node && event["involvedObject"]["kind"] == "Node"
+            event["involvedObject"]["name"] == self.full(node) && event["involvedObject"]["kind"] == "Node"
         });
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
         Ok(about.map(|event| (text(&event["source"]["component"]), text(&event["reason"]))).collect())
@@ -216,14 +235,14 @@ impl Cluster {
         }
         fs::copy(program::under_test("istio-cni")?, self.path(of, "image/istio-cni"))?;
         fs::copy(self.api.ca_path(), self.path(of, "account/ca.crt"))?;
-        fs::write(self.path(of, "account/token"), self.api.token(SYSTEM, account)?)?;
+        fs::write(self.path(of, "account/token"), self.api.token(&self.system, account)?)?;
         let (port, health, monitoring) =
             (self.api.port().to_string(), free_port()?.to_string(), free_port()?);
         let shown = monitoring.to_string();
         let common = [
             ("KUBERNETES_SERVICE_HOST", "127.0.0.1"),
             ("KUBERNETES_SERVICE_PORT", &port),
-            ("POD_NAMESPACE", SYSTEM),
+            ("POD_NAMESPACE", &self.system),
             ("POD_NAME", of),
             ("HEALTH_PORT", &health),
             ("MONITORING_PORT", &shown),
@@ -242,7 +261,8 @@ impl Cluster {
     fn agent_as(&self, prefix: &[&str], node: &str, env: &[(&str, &str)]) -> Result<Process> {
         fs::create_dir_all(self.path(node, "net.d"))?;
         fs::write(self.path(node, "net.d/10-net.conflist"), CONFLIST)?;
-        let usual = [("NODE_TAINT", "true"), ("NODE_NAME", node), ("TAINT_AFTER", "1s")];
+        let name = self.full(node);
+        let usual = [("NODE_TAINT", "true"), ("NODE_NAME", &name), ("TAINT_AFTER", "1s")];
         let env: Vec<(&str, &str)> = usual.iter().chain(env).copied().collect();
         self.start(node, "istio-cni", prefix, &[], &env)
     }
@@ -255,13 +275,13 @@ impl Cluster {
 
     /// With the controller's manifest.
     fn with_controller() -> Result<Self> {
-        let cluster = Self::new("")?;
+        let cluster = Self::alone("")?;
         cluster.api.apply(CONTROLLER)?;
         Ok(cluster)
     }
 
     fn may(&self, account: &str, namespace: &str, verb: &str, what: &str, name: &str) -> Result<bool> {
-        let account = format!("system:serviceaccount:{SYSTEM}:{account}");
+        let account = format!("system:serviceaccount:{}:{account}", self.system);
         let (what, part) = what.split_once('/').unwrap_or((what, ""));
         let what = if name.is_empty() { what.to_owned() } else { format!("{what}/{name}") };
         let part = format!("--subresource={part}");
@@ -278,7 +298,7 @@ const FREED: &str = "istio_cni_node_taint_changes_total{change=\"remove\",result
 
 #[test]
 fn an_agent_frees_its_node_when_it_is_verified_and_taints_it_when_that_ends() -> Result<()> {
-    let cluster = Cluster::of_agents()?;
+    let cluster = Cluster::of_agents("node-taint")?;
     let (a, b) = (taint("example.com/a", "1", "NoSchedule"), taint("example.com/b", "", "NoExecute"));
     // Born tainted, with a value, between the taints of others.
     cluster.node("born", &[a.clone(), taint(KEY, "true", "NoSchedule"), b.clone()])?;
@@ -309,7 +329,7 @@ fn an_agent_frees_its_node_when_it_is_verified_and_taints_it_when_that_ends() ->
 
 #[test]
 fn an_agent_does_with_taints_what_it_is_told() -> Result<()> {
-    let cluster = Cluster::of_agents()?;
+    let cluster = Cluster::of_agents("node-taint")?;
     let old = taint("NodeReadiness", "", "NoSchedule");
     let other_effect = taint(KEY, "", "NoExecute");
     cluster.node("other-effect", &[other_effect])?;
@@ -340,7 +360,7 @@ fn an_agent_does_with_taints_what_it_is_told() -> Result<()> {
 
 #[test]
 fn a_node_is_not_freed_by_an_agent_that_has_not_verified_it() -> Result<()> {
-    let cluster = Cluster::of_agents()?;
+    let cluster = Cluster::of_agents("node-taint")?;
     for node in ["fails", "cannot", "unprobed", "blip"] {
         cluster.node(node, &[ours()])?;
     }
@@ -374,7 +394,7 @@ fn a_node_is_not_freed_by_an_agent_that_has_not_verified_it() -> Result<()> {
 #[test]
 fn an_agent_that_may_not_says_so_and_one_that_is_killed_or_removed_leaves_what_it_should() -> Result<()> {
     // The rights of an agent that is to tell only.
-    let cluster = Cluster::new("node-condition")?;
+    let cluster = Cluster::of_agents("node-condition")?;
     cluster.node("n", &[ours()])?;
     let agent = cluster.agent("n", &[])?;
     agent.wait_metric("istio_cni_node_taint_changes_total{change=\"remove\",result=\"refused\"}", 1.0)?;
@@ -390,7 +410,7 @@ fn an_agent_that_may_not_says_so_and_one_that_is_killed_or_removed_leaves_what_i
     let said = cluster.condition("n")?.context("a condition")?;
     ensure!(said["status"] == "False" && cluster.taints("n")? == [ours()], "{said}");
     // With all rights: removal frees the node, whatever state it is in.
-    cluster.api.apply(&AGENTS.replace("# node-taint: ", ""))?;
+    cluster.apply(&AGENTS.replace("# node-taint: ", ""))?;
     let agent = cluster.agent("n", &[])?;
     cluster.wait_taints("n", &[], &agent)?;
     fs::remove_file(cluster.path("n", "net.d/10-net.conflist"))?;
@@ -597,9 +617,9 @@ fn a_config_map_of_selectors_says_which_pods_a_node_needs() -> Result<()> {
 
 #[test]
 fn accounts_have_the_rights_they_need_and_no_others() -> Result<()> {
-    let cluster = Cluster::of_agents()?;
-    cluster.api.apply(CONTROLLER)?;
-    let (agent, controller) = ("istio-cni", "istio-cni-taint-controller");
+    let cluster = Cluster::of_agents("node-taint")?;
+    cluster.apply(CONTROLLER)?;
+    let (agent, controller, system) = ("istio-cni", "istio-cni-taint-controller", &*cluster.system);
     until("the roles to count", SHORT, &[], || {
         Ok(cluster.may(agent, "", "patch", "nodes", "")?.then_some(()))
     })?;
@@ -609,21 +629,21 @@ fn accounts_have_the_rights_they_need_and_no_others() -> Result<()> {
         (agent, "", "update", "nodes", "", false),
         (agent, "default", "create", "events", "", true),
         (agent, "shop", "create", "events", "", false),
-        (agent, SYSTEM, "get", "leases", "istio-taint-lock", false),
+        (agent, system, "get", "leases", "istio-taint-lock", false),
         (controller, "", "watch", "nodes", "", true),
         (controller, "", "patch", "nodes", "", true),
         (controller, "", "update", "nodes", "", false),
         (controller, "", "delete", "nodes", "", false),
         (controller, "", "patch", "nodes/status", "", false),
         (controller, "", "list", "pods", "", false),
-        (controller, SYSTEM, "list", "pods", "", true),
-        (controller, SYSTEM, "delete", "pods", "", false),
-        (controller, SYSTEM, "get", "daemonsets", "istio-cni-node", true),
-        (controller, SYSTEM, "get", "daemonsets", "another", false),
-        (controller, SYSTEM, "update", "leases", "istio-taint-lock", true),
-        (controller, SYSTEM, "update", "leases", "another", false),
-        (controller, SYSTEM, "get", "configmaps", "istio-cni-taint-configmap", false),
-        (controller, SYSTEM, "get", "secrets", "", false),
+        (controller, system, "list", "pods", "", true),
+        (controller, system, "delete", "pods", "", false),
+        (controller, system, "get", "daemonsets", "istio-cni-node", true),
+        (controller, system, "get", "daemonsets", "another", false),
+        (controller, system, "update", "leases", "istio-taint-lock", true),
+        (controller, system, "update", "leases", "another", false),
+        (controller, system, "get", "configmaps", "istio-cni-taint-configmap", false),
+        (controller, system, "get", "secrets", "", false),
         (controller, "default", "create", "events", "", true),
         (controller, "shop", "create", "events", "", false),
     ] {
@@ -636,7 +656,7 @@ fn accounts_have_the_rights_they_need_and_no_others() -> Result<()> {
 /// With the policy beside its roles an agent keeps taint and condition of its node; e2e/tests/cluster/own_node.rs tries what it may not.
 #[test]
 fn an_agent_that_is_held_to_its_own_node_does_all_its_work() -> Result<()> {
-    let cluster = Cluster::new("node-taint")?;
+    let cluster = Cluster::alone("node-taint")?;
     let foreign = taint("example.com/a", "1", "NoSchedule");
     cluster.node("own", &[foreign.clone(), ours()])?;
     cluster.say("own", "Ready", "True")?;

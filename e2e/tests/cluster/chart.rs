@@ -1,6 +1,6 @@
 //! The Helm chart: what its values make of the agent, and what an API server makes of it.
 //!
-//! `make chart` builds Helm and runs this. `make manifests` writes what is generated from the chart.
+//! `make test-cluster` and `make chart` build Helm and run this. `make manifests` writes what is generated from the chart.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::env;

@@ -1,6 +1,6 @@
 //! The Helm chart on an API server: what is accepted, what is refused, and how it takes the place of Istio's.
 //!
-//! `make chart` builds Helm and runs this.
+//! `make test-cluster` and `make chart` build Helm and run this.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -106,27 +106,28 @@ fn every_platform_profile_and_values_file_is_accepted_by_the_api_server() -> Res
     let of_kind = |kind: &'static str| all.iter().filter(move |object| object["kind"] == kind);
     ensure!(of_kind("Deployment").count() > 0, "no taint controller");
     let pods = of_kind("DaemonSet").chain(of_kind("Deployment")).enumerate();
-    let pods: Vec<Value> = pods.map(|(number, set)| pod(set, &format!("istio-cni-node-{number}"))).collect();
+    let pods: Vec<Value> =
+        pods.map(|(number, set)| pod(set, NAMESPACE, &format!("istio-cni-node-{number}"))).collect();
     ensure!(pods.len() >= 50, "{} DaemonSets", pods.len());
     judge(&api, &pods)
 }
 
 /// The pod that the DaemonSet's controller would make.
-fn pod(set: &Value, name: &str) -> Value {
+fn pod(set: &Value, namespace: &str, name: &str) -> Value {
     let mut pod = set["spec"]["template"].clone();
     pod["apiVersion"] = json!("v1");
     pod["kind"] = json!("Pod");
     pod["metadata"]["name"] = json!(name);
-    pod["metadata"]["namespace"] = json!(NAMESPACE);
+    pod["metadata"]["namespace"] = json!(namespace);
     pod
 }
 
 #[test]
 fn pod_security_forbids_the_pod_below_privileged_for_the_nodes_directories_and_network_alone() -> Result<()> {
-    let api = ApiServer::start()?;
-    api.create_namespace(NAMESPACE)?;
-    api.create_service_account(NAMESPACE, "istio-cni")?;
-    api.kubectl(&["label", "namespace", NAMESPACE, "pod-security.kubernetes.io/enforce=baseline"])?;
+    let api = ApiServer::shared()?;
+    let namespace = api.fresh_namespace(NAMESPACE)?;
+    api.create_service_account(&namespace, "istio-cni")?;
+    api.kubectl(&["label", "namespace", &namespace, "pod-security.kubernetes.io/enforce=baseline"])?;
     let network = ["host namespaces", "hostPort"];
     let entering = ["non-default capabilities", "forbidden AppArmor profile"];
     let off = json!({"repair": {"enabled": false}});
@@ -135,7 +136,7 @@ fn pod_security_forbids_the_pod_below_privileged_for_the_nodes_directories_and_n
         [(off_on_pods_network, vec![]), (off, network.to_vec()), (json!({}), [network, entering].concat())]
     {
         let objects = objects(&rendered(&values)?)?;
-        let refusal = judge(&api, &[pod(daemon_set(&objects)?, "istio-cni-node-x")]);
+        let refusal = judge(&api, &[pod(daemon_set(&objects)?, &namespace, "istio-cni-node-x")]);
         let refusal =
             format!("{:#}", refusal.err().context("baseline accepts a pod with directories of its node")?);
         let told: Vec<&str> =

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use e2e::agent::{Agent, CALICO, Node, get, memory_kib};
-use e2e::kube::{ApiServer, Sending};
+use e2e::kube::{ApiServer, Sending, fresh};
 use e2e::pods::{self, Proc, Sandboxes, metric};
 use e2e::privileges::{needs, one_fewer, only};
 use e2e::ztunnel::Obedient;
@@ -28,11 +28,11 @@ const SYSTEM: &str = "istio-system";
 const REDIRECTION: &str = "ambient.istio.io/redirection";
 const ENROLLED: &str = "istio_cni_ambient_pods{state=\"enrolled\"}";
 
-/// What the agent's account needs in ambient mode.
+/// What the agent's account needs in ambient mode; SYSTEM is its namespace.
 const RIGHTS: &str = r#"
 apiVersion: rbac.authorization.k8s.io/v1
 kind: ClusterRole
-metadata: {name: agent}
+metadata: {name: agent-SYSTEM}
 rules:
 - {apiGroups: [""], resources: [pods, namespaces], verbs: [get, list, watch]}
 - {apiGroups: [""], resources: [pods/status], verbs: [patch]}
@@ -40,32 +40,17 @@ rules:
 ---
 apiVersion: rbac.authorization.k8s.io/v1
 kind: ClusterRoleBinding
-metadata: {name: agent}
-roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: agent}
-subjects: [{kind: ServiceAccount, name: agent, namespace: istio-system}]
----
-apiVersion: v1
-kind: Namespace
-metadata: {name: shop, labels: {istio.io/dataplane-mode: ambient}}
+metadata: {name: agent-SYSTEM}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: agent-SYSTEM}
+subjects: [{kind: ServiceAccount, name: agent, namespace: SYSTEM}]
 "#;
-
-/// A pod of this name, on the node.
-fn pod(name: &str) -> Value {
-    json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "namespace": "shop"},
-            "spec": {"nodeName": "node-1", "automountServiceAccountToken": false, "serviceAccountName": "default",
-                "containers": [{"name": "app", "image": "app"}]}})
-}
-
-/// The request by which the kubelet says that a pod's containers run.
-fn status(name: &str, addresses: &[&str]) -> Sending {
-    let ips: Vec<Value> = addresses.iter().map(|ip| json!({"ip": ip})).collect();
-    let status = json!({"status": {"phase": "Running", "podIP": addresses[0], "podIPs": ips}});
-    Sending::merge(&format!("/api/v1/namespaces/shop/pods/{name}/status"), &status)
-}
 
 /// A node of a cluster, and its container runtime.
 struct World {
     api: ApiServer,
+    /// The namespace of pods, and the node's name.
+    shop: String,
+    node_name: String,
     node: Node,
     proc: Proc,
     sandboxes: Mutex<Sandboxes>,
@@ -75,21 +60,37 @@ struct World {
 }
 
 impl World {
+    /// With names of its own on a server that others use, too.
     fn new() -> Self {
+        let api = ApiServer::shared().expect("an API server");
+        Self::on(api, [SYSTEM, "shop", "node-1"].map(fresh))
+    }
+
+    /// With an API server of its own, and well-known names.
+    fn alone() -> Self {
         let api = ApiServer::start().expect("an API server");
-        api.create_namespace(SYSTEM).expect("a namespace");
-        api.create_service_account(SYSTEM, "agent").expect("an account");
-        api.apply(RIGHTS).expect("rights");
-        api.create_service_account("shop", "default").expect("an account");
+        Self::on(api, [SYSTEM, "shop", "node-1"].map(str::to_owned))
+    }
+
+    fn on(api: ApiServer, [system, shop, node_name]: [String; 3]) -> Self {
+        for namespace in [&system, &shop] {
+            api.create_namespace(namespace).expect("a namespace");
+        }
+        let ambient = "istio.io/dataplane-mode=ambient";
+        api.kubectl(&["label", "namespace", &shop, ambient]).expect("labels");
+        api.create_service_account(&system, "agent").expect("an account");
+        api.apply(&RIGHTS.replace("SYSTEM", &system)).expect("rights");
         let mut node = Node::new(&[("10-calico.conflist", CALICO)]);
         node.use_real_plugin();
         fs::copy(api.ca_path(), node.path("account/ca.crt")).expect("copies");
-        fs::write(node.path("account/token"), api.token(SYSTEM, "agent").expect("a token")).expect("writes");
+        fs::write(node.path("account/token"), api.token(&system, "agent").expect("a token")).expect("writes");
         let ztunnel = node.path("ztunnel/ztunnel.sock").display().to_string();
         let port = api.port().to_string();
         for (name, value) in [
             ("KUBERNETES_SERVICE_PORT", port.as_str()),
             ("KUBERNETES_SERVICE_PROTOCOL", "https"),
+            ("POD_NAMESPACE", &system),
+            ("NODE_NAME", &node_name),
             ("SKIP_TLS_VERIFY", "false"),
             ("PLUGIN_SERVICE_ACCOUNT", ""),
             ("AMBIENT_ENABLED", "true"),
@@ -100,7 +101,8 @@ impl World {
         let host = Namespace::empty(test_support::netns::Families::Dual).expect("a namespace");
         let proc = Proc::of(&mut node, &host.path());
         let sandboxes = Sandboxes::new(&mut node);
-        Self { api, node, proc, sandboxes: Mutex::new(sandboxes), host, processes: AtomicU32::new(100) }
+        let (sandboxes, processes) = (Mutex::new(sandboxes), AtomicU32::new(100));
+        Self { api, shop, node_name, node, proc, sandboxes, host, processes }
     }
 
     fn ztunnel(&self) -> Obedient {
@@ -121,11 +123,26 @@ impl World {
         agent
     }
 
+    /// A pod of this name, on the node.
+    fn pod(&self, name: &str) -> Value {
+        json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "namespace": self.shop},
+            "spec": {"nodeName": self.node_name, "automountServiceAccountToken": false, "serviceAccountName": "default",
+                "containers": [{"name": "app", "image": "app"}]}})
+    }
+
+    /// The request by which the kubelet says that a pod's containers run.
+    fn status(&self, name: &str, addresses: &[&str]) -> Sending {
+        let ips: Vec<Value> = addresses.iter().map(|ip| json!({"ip": ip})).collect();
+        let status = json!({"status": {"phase": "Running", "podIP": addresses[0], "podIPs": ips}});
+        Sending::merge(&format!("/api/v1/namespaces/{}/pods/{name}/status", self.shop), &status)
+    }
+
     /// A pod that the scheduler has put on the node.
     fn create(&self, name: &str) -> String {
-        let made = self.api.create(&pod(name)).expect("a pod");
+        let made = self.api.create(&self.pod(name)).expect("a pod");
         made["metadata"]["uid"].as_str().expect("a UID").to_owned()
     }
+
     /// Its network namespace, as a runtime and a network plugin make it.
     fn sandbox(&self, name: &str, addresses: &[&str]) -> Namespace {
         let namespace = self.sandboxes.lock().expect("not poisoned").add(&format!("cni-{name}"), addresses);
@@ -140,13 +157,13 @@ impl World {
     }
 
     fn post(&self, name: &str) -> Sending {
-        Sending::post("/api/v1/namespaces/shop/pods", &pod(name))
+        Sending::post(&format!("/api/v1/namespaces/{}/pods", self.shop), &self.pod(name))
     }
 
     /// The request by which the kubelet says that.
     fn run_later(&self, name: &str, uid: &str, namespace: &Namespace, addresses: &[&str]) -> Sending {
         self.proc.add_of(self.processes.fetch_add(1, Ordering::Relaxed), uid, &namespace.path());
-        status(name, addresses)
+        self.status(name, addresses)
     }
 
     /// A pod that runs, of which the agent finds a real process, with a user of its own.
@@ -163,7 +180,7 @@ impl World {
             fs::metadata(&folder).is_ok_and(|folder| folder.uid() == 1337)
         });
         self.proc.add_of(process.id(), &uid, format!("{folder}/ns/net").as_ref());
-        self.api.send_all(&[status(name, addresses)]).expect("it runs");
+        self.api.send_all(&[self.status(name, addresses)]).expect("it runs");
         (namespace, process)
     }
 
@@ -199,14 +216,14 @@ impl World {
                 ("CNI_PATH", "/bin"),
             ])
             .env("CNI_NETNS", self.sandboxes.lock().expect("not poisoned").path().join(format!("cni-{name}")))
-            .env("CNI_ARGS", format!("K8S_POD_NAMESPACE=shop;K8S_POD_NAME={name}"))
+            .env("CNI_ARGS", format!("K8S_POD_NAMESPACE={};K8S_POD_NAME={name}", self.shop))
             .stdin(Stdio::from(fs::File::open(file).expect("a file")))
             .output()
             .expect("runs")
     }
 
     fn annotation(&self, name: &str) -> Option<String> {
-        let pod = self.api.get("pod", "shop", name).expect("a pod");
+        let pod = self.api.get("pod", &self.shop, name).expect("a pod");
         pod["metadata"]["annotations"][REDIRECTION].as_str().map(str::to_owned)
     }
 
@@ -251,7 +268,7 @@ fn inode(namespace: &Namespace) -> u64 {
 
 fn label(world: &World, value: &str) {
     let label = format!("istio.io/dataplane-mode{value}");
-    world.api.kubectl(&["label", "namespace", "shop", &label, "--overwrite"]).expect("labels");
+    world.api.kubectl(&["label", "namespace", &world.shop, &label, "--overwrite"]).expect("labels");
 }
 
 #[test]
@@ -313,7 +330,7 @@ fn running_pods_are_enrolled_healed_and_leave_as_their_namespace_says() {
     // It runs on, until it is gone.
     world
         .api
-        .kubectl(&["delete", "pod", "web", "-n", "shop", "--force", "--grace-period=0"])
+        .kubectl(&["delete", "pod", "web", "-n", &world.shop, "--force", "--grace-period=0"])
         .expect("deletes");
     world.wait("ztunnel to drop it", || ztunnel.served().len() == 1);
     world.wait("probes of one", || world.probes().len() == 1);
@@ -338,7 +355,7 @@ fn a_pod_that_is_created_starts_only_behind_ztunnel() {
     assert!(start.elapsed() > Duration::from_secs(4), "it has time to come: {:?}", start.elapsed());
     // Its addresses are not in its status yet, and it is reported by its name all the same.
     world.wait("the event", || {
-        let events = world.api.list("events", "shop").expect("events");
+        let events = world.api.list("events", &world.shop).expect("events");
         events.iter().any(|event| {
             event["reason"] == "AmbientPending"
                 && event["involvedObject"]["name"] == "web"
@@ -401,7 +418,7 @@ fn enrolment_needs_the_documented_capabilities() {
 
 #[test]
 fn pods_stay_enrolled_while_the_agent_is_killed_and_the_api_server_is_gone() {
-    let world = World::new();
+    let world = World::alone();
     let (uid, web) = world.running("web", &["10.1.0.2"]);
     let ztunnel = world.ztunnel();
     let agent = world.start();
@@ -436,7 +453,7 @@ fn all_pods_of_a_namespace_are_enrolled_at_once() {
     let address = |number: u16| format!("10.1.{}.{}", 1 + number / 250, 1 + number % 250);
     let posts: Vec<Sending> = numbers.iter().map(|number| world.post(&name(*number))).collect();
     world.api.send_all(&posts).expect("pods");
-    let made = world.api.list("pod", "shop").expect("pods");
+    let made = world.api.list("pod", &world.shop).expect("pods");
     let uid = |pod: &Value| pod["metadata"]["uid"].as_str().expect("a UID").to_owned();
     let uids: BTreeMap<String, String> = made
         .iter()

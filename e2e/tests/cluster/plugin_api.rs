@@ -7,7 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context, Result, bail, ensure};
-use e2e::kube::ApiServer;
+use e2e::kube::{ApiServer, fresh};
 use e2e::plugin::{self, Invocation, RunDir, sidecar};
 use e2e::retries::{Cause, once_in};
 use serde_json::{Value, json};
@@ -16,41 +16,49 @@ use test_support::process::{EARLY, LATE, SHORT, until};
 
 const ACCOUNT: &str = "istio-cni";
 
-/// An API server with the plugin's service account, a role that lets it read pods, and a sidecar pod `web`.
+/// An API server with a namespace of the plugin's service account, a role that lets it read pods, and a sidecar pod `web`.
 struct Cluster {
     api: ApiServer,
+    namespace: String,
     run_dir: RunDir,
 }
 
 impl Cluster {
     fn new() -> Result<Self> {
-        let cluster = Self { api: ApiServer::start()?, run_dir: RunDir::new()? };
-        let api = &cluster.api;
-        api.create_service_account("default", ACCOUNT)?;
-        api.kubectl(&[
-            "create",
-            "clusterrole",
-            ACCOUNT,
-            "--verb=get,list,watch",
-            "--resource=pods,nodes,namespaces",
-        ])?;
-        cluster.bind_role()?;
-        api.create(&pod("web"))?;
-        let file = api.token_kubeconfig("probe", &api.token("default", ACCOUNT)?)?;
+        Self::on(ApiServer::shared()?)
+    }
+
+    fn on(api: ApiServer) -> Result<Self> {
+        let cluster = Self { namespace: api.fresh_namespace("shop")?, api, run_dir: RunDir::new()? };
+        let (api, namespace) = (&cluster.api, &cluster.namespace);
+        api.create_service_account(namespace, ACCOUNT)?;
+        cluster.allow("get,list,watch", "pods,nodes,namespaces")?;
+        cluster.create(pod("web"))?;
+        let file = api.token_kubeconfig("probe", &api.token(namespace, ACCOUNT)?)?;
         until("the role to count", SHORT, &[], || {
-            Ok(api.kubectl_as(&file, &["get", "pod", "web"])?.status.success().then_some(()))
+            Ok(api.kubectl_as(&file, &["get", "pod", "web", "-n", namespace])?.status.success().then_some(()))
         })?;
         Ok(cluster)
     }
 
-    fn bind_role(&self) -> Result<()> {
-        let account = format!("--serviceaccount=default:{ACCOUNT}");
-        let role = format!("--clusterrole={ACCOUNT}");
-        self.api.kubectl(&["create", "clusterrolebinding", ACCOUNT, &role, &account]).map(drop)
+    /// Gives the plugin's account a role with these verbs.
+    fn allow(&self, verbs: &str, resources: &str) -> Result<()> {
+        let (name, verbs, resources) =
+            (fresh(ACCOUNT), format!("--verb={verbs}"), format!("--resource={resources}"));
+        self.api.kubectl(&["create", "clusterrole", &name, &verbs, &resources])?;
+        let account = format!("--serviceaccount={}:{ACCOUNT}", self.namespace);
+        let role = format!("--clusterrole={name}");
+        self.api.kubectl(&["create", "clusterrolebinding", &name, &role, &account]).map(drop)
+    }
+
+    /// Creates a pod in the namespace.
+    fn create(&self, mut pod: Value) -> Result<()> {
+        pod["metadata"]["namespace"] = json!(self.namespace);
+        self.api.create(&pod).map(drop)
     }
 
     fn good_token(&self) -> Result<String> {
-        self.api.token("default", ACCOUNT)
+        self.api.token(&self.namespace, ACCOUNT)
     }
 
     fn use_token(&self, token: &str) -> Result<()> {
@@ -68,7 +76,7 @@ impl Cluster {
         let mut conf = self.run_dir.conf();
         conf["add_timeout"] = json!(timeout);
         conf["plugin_log_level"] = json!("debug");
-        let add = Invocation::new("ADD", &conf).netns(&namespace).pod("default", name);
+        let add = Invocation::new("ADD", &conf).netns(&namespace).pod(&self.namespace, name);
         let answer = add.stderr(&self.log()).run()?;
         let pristine = namespace.state_with_nft()?.is_pristine();
         if answer.0.status.success() {
@@ -154,7 +162,7 @@ fn a_pod_is_read_with_every_kind_of_credentials() -> Result<()> {
 #[test]
 fn an_expired_token_is_told_and_a_renewed_one_is_used_at_once() -> Result<()> {
     let cluster = Cluster::new()?;
-    let expired = cluster.api.expired_token("default", ACCOUNT)?;
+    let expired = cluster.api.expired_token(&cluster.namespace, ACCOUNT)?;
     cluster.use_token(&expired)?;
     let (code, text) = cluster.refused("web")?;
     assert!(code == 11 && text.contains("(401)") && text.contains("istio-cni-kubeconfig"), "{code} {text}");
@@ -170,7 +178,8 @@ fn an_expired_token_is_told_and_a_renewed_one_is_used_at_once() -> Result<()> {
 
     // And a token that is not valid yet, or no token at all.
     let tomorrow = SystemTime::now() + Duration::from_secs(86400);
-    let early = cluster.api.signed_token("default", ACCOUNT, tomorrow, tomorrow + Duration::from_secs(1))?;
+    let early =
+        cluster.api.signed_token(&cluster.namespace, ACCOUNT, tomorrow, tomorrow + Duration::from_secs(1))?;
     cluster.use_token(&early)?;
     let (code, text) = cluster.refused("web")?;
     assert!(code == 11 && text.contains("(401)"), "{code} {text}");
@@ -182,41 +191,40 @@ fn an_expired_token_is_told_and_a_renewed_one_is_used_at_once() -> Result<()> {
 fn the_handler_of_a_runtime_class_is_read_where_its_name_says_nothing() -> Result<()> {
     let cluster = Cluster::new()?;
     cluster.use_token(&cluster.good_token()?)?;
-    for (name, class, handler) in [("a", "secure", "runsc"), ("b", "gpu", "nvidia"), ("c", "kata", "kata")] {
+    let [secure, gpu, kata] = ["secure", "gpu", "kata"].map(fresh);
+    for (name, class, handler) in [("a", &secure, "runsc"), ("b", &gpu, "nvidia"), ("c", &kata, "kata")] {
         cluster.api.create(&json!({"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", "metadata": {"name": class}, "handler": handler}))?;
         let mut pod = pod(name);
         pod["spec"]["runtimeClassName"] = json!(class);
-        cluster.api.create(&pod)?;
+        cluster.create(pod)?;
     }
     // Without the right, a name must do, and the log says so.
     ensure!(cluster.add("a", LATE)?.is_none());
     let log = fs::read_to_string(cluster.log())?;
     ensure!(
-        log.contains("RuntimeClass secure: its handler is unknown") && log.contains("runtimeclasses"),
+        log.contains(&format!("RuntimeClass {secure}: its handler is unknown"))
+            && log.contains("runtimeclasses"),
         "{log}"
     );
     ensure!(cluster.refused("c")?.0 == 104);
-    let role = ["create", "clusterrole", "classes", "--verb=get", "--resource=runtimeclasses.node.k8s.io"];
-    cluster.api.kubectl(&role)?;
-    let account = format!("--serviceaccount=default:{ACCOUNT}");
-    cluster.api.kubectl(&["create", "clusterrolebinding", "classes", "--clusterrole=classes", &account])?;
+    cluster.allow("get", "runtimeclasses.node.k8s.io")?;
     until("the role to count", SHORT, &[], || Ok(cluster.add("a", LATE)?.map(drop)))?;
     let (code, text) = cluster.refused("a")?;
-    ensure!(code == 104 && text.contains("secure"), "{code} {text}");
+    ensure!(code == 104 && text.contains(&secure), "{code} {text}");
     ensure!(cluster.add("b", LATE)?.is_none());
     // A kubelet may know a class a moment before this server does.
-    cluster.api.kubectl(&["delete", "runtimeclass", "gpu"])?;
+    cluster.api.kubectl(&["delete", "runtimeclass", &gpu])?;
     // Long enough that the last try of a slow machine has time for an answer.
     let (code, text) = cluster.late("b", "8s")?;
-    ensure!(code == 11 && text.contains("no RuntimeClass gpu"), "{code} {text}");
+    ensure!(code == 11 && text.contains(&format!("no RuntimeClass {gpu}")), "{code} {text}");
     Ok(())
 }
 
 #[test]
 fn a_missing_role_is_told() -> Result<()> {
     let cluster = Cluster::new()?;
-    cluster.api.create_service_account("default", "nobody")?;
-    cluster.use_token(&cluster.api.token("default", "nobody")?)?;
+    cluster.api.create_service_account(&cluster.namespace, "nobody")?;
+    cluster.use_token(&cluster.api.token(&cluster.namespace, "nobody")?)?;
     let (code, text) = cluster.refused("web")?;
     assert!(code == 101 && text.contains("(403)") && text.contains("ClusterRole istio-cni"), "{code} {text}");
     // No credentials at all: an anonymous user, who may not either.
@@ -265,7 +273,7 @@ fn without_tls() -> Result<u16> {
 
 #[test]
 fn a_stopped_server_is_told_at_the_deadline_and_one_that_comes_back_is_used() -> Result<()> {
-    let cluster = Cluster::new()?;
+    let cluster = Cluster::on(ApiServer::start()?)?;
     cluster.use_token(&cluster.good_token()?)?;
     cluster.api.stop();
     // A try that a machine stands still in may end as one that nobody answers.
@@ -301,11 +309,12 @@ fn a_server_that_hangs_is_told_at_the_deadline() -> Result<()> {
 fn a_pod_that_appears_late_is_redirected_and_one_that_never_does_is_told() -> Result<()> {
     let cluster = Cluster::new()?;
     cluster.use_token(&cluster.good_token()?)?;
-    cluster.add_while("late", || cluster.api.create(&pod("late")).map(drop))?;
+    cluster.add_while("late", || cluster.create(pod("late")))?;
+    let missing = format!("no pod {}/never (404)", cluster.namespace);
     // A try that a machine stands still in may end as one that nobody answers.
     once_in(3, Cause::Standstill, || {
         let (code, text) = cluster.late("never", "2s")?;
-        ensure!(code == 11 && text.contains("no pod default/never (404)"), "{code} {text}");
+        ensure!(code == 11 && text.contains(&missing), "{code} {text}");
         Ok(())
     })
 }

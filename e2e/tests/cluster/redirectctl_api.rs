@@ -8,19 +8,28 @@ use std::path::{Path, PathBuf};
 use std::thread;
 
 use anyhow::{Context, Result, ensure};
-use e2e::kube::{ApiServer, Sending};
+use e2e::kube::{ApiServer, Sending, fresh};
 use e2e::node::{plain_pod, sidecar_pod};
 use e2e::redirectctl::redirectctl;
 use serde_json::{Value, json};
 use test_support::netns::{Families, Namespace, NetnsDirectory, pod_address};
 
-/// What the commands that ask an API server say about a kubeconfig's server.
-const ASKING: [&[&str]; 4] = [
-    &["pod", "default/web"],
-    &["scan", "--node", "n1"],
-    &["trace", "--to", "198.51.100.1:443", "--pod", "default/web"],
-    &["plan", "--pod", "default/web"],
-];
+/// The commands that ask an API server, about a pod and a node.
+fn asking<'a>(pod: &'a str, node: &'a str) -> [Vec<&'a str>; 4] {
+    [
+        vec!["pod", pod],
+        vec!["scan", "--node", node],
+        vec!["trace", "--to", "198.51.100.1:443", "--pod", pod],
+        vec!["plan", "--pod", pod],
+    ]
+}
+
+/// A pod of a namespace, on a node.
+fn placed(mut pod: Value, namespace: &str, node: &str) -> Value {
+    pod["metadata"]["namespace"] = json!(namespace);
+    pod["spec"]["nodeName"] = json!(node);
+    pod
+}
 
 /// What is said on standard error: one line, and the exit code is 1.
 fn complaint(args: &[&str], kubeconfig: &Path) -> Result<String> {
@@ -81,7 +90,7 @@ fn a_server_that_does_not_serve_is_one_sentence_that_says_what_to_do() -> Result
     ] {
         let kubeconfig = kubeconfig_for(folder.path(), &server, &json!({}))?;
         // Each of them waits for the silent one: so two ways of asking are enough here.
-        for args in &ASKING[..2] {
+        for args in &asking("default/web", "n1")[..2] {
             let said = complaint(args, &kubeconfig)?;
             ensure!(words.iter().all(|word| said.contains(word)), "{server} {args:?}: {said}");
         }
@@ -89,7 +98,7 @@ fn a_server_that_does_not_serve_is_one_sentence_that_says_what_to_do() -> Result
     for (kubeconfig, word) in
         [(folder.path().join("none"), "is missing"), (folder.path().to_owned(), "kubeconfig")]
     {
-        let said = complaint(ASKING[0], &kubeconfig)?;
+        let said = complaint(&["pod", "default/web"], &kubeconfig)?;
         ensure!(said.contains(word) && said.contains("--kubeconfig"), "{said}");
     }
     Ok(())
@@ -97,27 +106,30 @@ fn a_server_that_does_not_serve_is_one_sentence_that_says_what_to_do() -> Result
 
 #[test]
 fn refusals_of_a_real_server_say_which_right_is_missing() -> Result<()> {
-    let api = ApiServer::start()?;
-    for mut pod in [sidecar_pod("web"), plain_pod("plain")] {
-        pod["spec"]["nodeName"] = json!("n1");
-        api.create(&pod)?;
+    let api = ApiServer::shared()?;
+    let (shop, node) = (api.fresh_namespace("shop")?, fresh("n1"));
+    for pod in [sidecar_pod("web"), plain_pod("plain")] {
+        api.create(&placed(pod, &shop, &node))?;
     }
-    api.create_service_account("default", "nobody")?;
-    let nobody = api.token_kubeconfig("nobody", &api.token("default", "nobody")?)?;
-    for args in ASKING {
-        let said = complaint(args, &nobody)?;
+    api.create_service_account(&shop, "nobody")?;
+    let nobody = api.token_kubeconfig("nobody", &api.token(&shop, "nobody")?)?;
+    let web = format!("{shop}/web");
+    for args in asking(&web, &node) {
+        let said = complaint(&args, &nobody)?;
         let verb = if args[0] == "scan" { "verb list on pods" } else { "verb get on pods" };
         ensure!(said.contains("(403)") && said.contains(verb) && said.contains("--kubeconfig"), "{said}");
     }
-    let expired = api.token_kubeconfig("expired", &api.expired_token("default", "nobody")?)?;
-    let said = complaint(ASKING[0], &expired)?;
+    let expired = api.token_kubeconfig("expired", &api.expired_token(&shop, "nobody")?)?;
+    let said = complaint(&["pod", &web], &expired)?;
     ensure!(
         said.contains("(401)") && said.contains("expired.kubeconfig") && said.contains("--kubeconfig"),
         "{said}"
     );
-    let said = complaint(&["pod", "default/cart"], &api.admin_kubeconfig())?;
+    let cart = format!("{shop}/cart");
+    let said = complaint(&["pod", &cart], &api.admin_kubeconfig())?;
     ensure!(
-        said.contains("has no pod default/cart (404)") && said.contains("kubectl get pods -n default"),
+        said.contains(&format!("has no pod {cart} (404)"))
+            && said.contains(&format!("kubectl get pods -n {shop}")),
         "{said}"
     );
     let stranger = ApiServer::start()?;
@@ -125,7 +137,7 @@ fn refusals_of_a_real_server_say_which_right_is_missing() -> Result<()> {
     let mut cluster = config["clusters"][0]["cluster"].clone();
     cluster["server"] = json!(stranger.url());
     let untrusted = kubeconfig_for(api.ca_path().parent().context("a folder")?, &stranger.url(), &cluster)?;
-    let said = complaint(ASKING[0], &untrusted)?;
+    let said = complaint(&["pod", &web], &untrusted)?;
     ensure!(said.contains("no trustworthy connection") && said.contains("certificate authority"), "{said}");
     Ok(())
 }
@@ -133,23 +145,22 @@ fn refusals_of_a_real_server_say_which_right_is_missing() -> Result<()> {
 /// A kubelet with `--hostname-override` has another name than its machine, and another node's pods are not here.
 #[test]
 fn a_machine_with_another_name_than_its_node_is_asked_for_the_nodes_name() -> Result<()> {
-    let api = ApiServer::start()?;
+    let api = ApiServer::shared()?;
+    let (shop, [n1, n2]) = (api.fresh_namespace("shop")?, ["n1", "n2"].map(fresh));
     let namespace = Namespace::pod(Families::Dual)?;
     namespace
         .sh("iptables -t nat -N ISTIO_OUTPUT; iptables -t nat -A OUTPUT -p tcp -j ISTIO_OUTPUT")?
         .ok()?;
     let here = [pod_address(false).to_string(), pod_address(true).to_string()];
     for (node, name, addresses) in
-        [("n1", "web", here), ("n2", "other", ["192.0.2.9".to_owned(), "2001:db8::9".to_owned()])]
+        [(&n1, "web", here), (&n2, "other", ["192.0.2.9".to_owned(), "2001:db8::9".to_owned()])]
     {
         api.create(&json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": node}}))?;
-        let mut pod = sidecar_pod(name);
-        pod["spec"]["nodeName"] = json!(node);
-        api.create(&pod)?;
+        api.create(&placed(sidecar_pod(name), &shop, node))?;
         let addresses: Vec<Value> = addresses.iter().map(|address| json!({"ip": address})).collect();
         let status =
             json!({"status": {"phase": "Running", "podIP": addresses[0]["ip"], "podIPs": addresses}});
-        api.send_all(&[Sending::merge(&format!("/api/v1/namespaces/default/pods/{name}/status"), &status)])?;
+        api.send_all(&[Sending::merge(&format!("/api/v1/namespaces/{shop}/pods/{name}/status"), &status)])?;
     }
     let directory = NetnsDirectory::of([&namespace])?;
     let path = directory.path().display().to_string();
@@ -160,34 +171,31 @@ fn a_machine_with_another_name_than_its_node_is_asked_for_the_nodes_name() -> Re
         said.contains(&format!("the API server has no node {machine}")) && said.contains("--node"),
         "{said}"
     );
-    let said = complaint(&[&scan[..], &["--node", "n2"]].concat(), &api.admin_kubeconfig())?;
-    ensure!(said.contains("no pod of node n2 is on this machine") && said.contains("--node"), "{said}");
+    let said = complaint(&[&scan[..], &["--node", &n2]].concat(), &api.admin_kubeconfig())?;
+    ensure!(
+        said.contains(&format!("no pod of node {n2} is on this machine")) && said.contains("--node"),
+        "{said}"
+    );
     let kubeconfig = api.admin_kubeconfig().display().to_string();
-    let words = ["--node", "n1", "--kubeconfig", &kubeconfig, "--cni-conf-dir", "/nonexistent"];
+    let words = ["--node", &n1, "--kubeconfig", &kubeconfig, "--cni-conf-dir", "/nonexistent"];
     let output = redirectctl(&[&scan[..], &words].concat())?;
-    ensure!(output.code() == Some(2) && output.stdout.contains("default/web"), "{output:?}");
+    ensure!(output.code() == Some(2) && output.stdout.contains(&format!("{shop}/web")), "{output:?}");
     Ok(())
 }
 
 /// Labels of namespaces are asked for where ambient mode is on, in one request; without the right to list them a note names what is missing.
 #[test]
 fn labels_of_namespaces_are_asked_for_in_ambient_mode() -> Result<()> {
-    let api = ApiServer::start()?;
-    api.apply(
-        &json!({"apiVersion": "v1", "kind": "Namespace",
-            "metadata": {"name": "shop", "labels": {"istio.io/dataplane-mode": "ambient"}}})
-        .to_string(),
-    )?;
-    api.create(&json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n1"}}))?;
-    api.create_service_account("shop", "default")?;
+    let api = ApiServer::shared()?;
+    let (shop, node, role) = (api.fresh_namespace("shop")?, fresh("n1"), fresh("reader"));
+    let web = format!("{shop}/web");
+    api.kubectl(&["label", "namespace", &shop, "istio.io/dataplane-mode=ambient"])?;
+    api.create(&json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": node}}))?;
     let namespace = Namespace::pod(Families::Dual)?;
-    let mut pod = plain_pod("web");
-    pod["metadata"]["namespace"] = json!("shop");
-    pod["spec"]["nodeName"] = json!("n1");
-    api.create(&pod)?;
+    api.create(&placed(plain_pod("web"), &shop, &node))?;
     let addresses = [false, true].map(|is_v6| json!({"ip": pod_address(is_v6)}));
     let status = json!({"status": {"phase": "Running", "podIP": addresses[0]["ip"], "podIPs": addresses}});
-    api.send_all(&[Sending::merge("/api/v1/namespaces/shop/pods/web/status", &status)])?;
+    api.send_all(&[Sending::merge(&format!("/api/v1/namespaces/{shop}/pods/web/status"), &status)])?;
 
     let folder = tempfile::Builder::new().prefix(&format!("e2e-{}-ctl", std::process::id())).tempdir()?;
     let plugins = json!([{"type": "istio-cni", "ambient_enabled": true}]);
@@ -203,30 +211,30 @@ fn labels_of_namespaces_are_asked_for_in_ambient_mode() -> Result<()> {
         let output = redirectctl(&[words, &place, &more].concat())?;
         serde_json::from_str(&output.stdout).with_context(|| format!("{output:?}"))
     };
-    let scan = json_of(&api.admin_kubeconfig(), &["scan", "--node", "n1"])?;
+    let scan = json_of(&api.admin_kubeconfig(), &["scan", "--node", &node])?;
     ensure!(
         scan["pods"][0]["dataPlane"] == "ambient" && scan["pods"][0]["state"] == "not-redirected",
         "{scan:#}"
     );
-    let report = json_of(&api.admin_kubeconfig(), &["pod", "shop/web"])?;
+    let report = json_of(&api.admin_kubeconfig(), &["pod", &web])?;
     ensure!(report["dataPlane"] == "ambient", "{report:#}");
 
     let rules = [("nodes", "get"), ("pods", "list"), ("pods", "get")]
         .map(|(resource, verb)| json!({"apiGroups": [""], "resources": [resource], "verbs": [verb]}));
-    api.create_service_account("shop", "reader")?;
+    api.create_service_account(&shop, "reader")?;
     api.apply(
         &json!({"apiVersion": "v1", "kind": "List", "items": [
-            {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "metadata": {"name": "reader"}, "rules": rules},
-            {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRoleBinding", "metadata": {"name": "reader"},
-                "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "reader"},
-                "subjects": [{"kind": "ServiceAccount", "name": "reader", "namespace": "shop"}]},
+            {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "metadata": {"name": role}, "rules": rules},
+            {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRoleBinding", "metadata": {"name": role},
+                "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": role},
+                "subjects": [{"kind": "ServiceAccount", "name": "reader", "namespace": shop}]},
         ]})
         .to_string(),
     )?;
-    let reader = api.token_kubeconfig("reader", &api.token("shop", "reader")?)?;
+    let reader = api.token_kubeconfig("reader", &api.token(&shop, "reader")?)?;
     for (words, untold, found) in [
-        (&["scan", "--node", "n1"][..], "\"namespaces: ", "/node"),
-        (&["pod", "shop/web"], "\"the pod's namespace: ", "/findings"),
+        (&["scan", "--node", &node][..], "\"namespaces: ", "/node"),
+        (&["pod", &web], "\"the pod's namespace: ", "/findings"),
     ] {
         let told = json_of(&reader, words)?;
         let note = told.pointer(found).and_then(Value::as_array).context("findings")?.iter();
@@ -239,7 +247,8 @@ fn labels_of_namespaces_are_asked_for_in_ambient_mode() -> Result<()> {
 /// What a pod's owner may write: steering sequences, and as much as the API server takes.
 #[test]
 fn hostile_pods_are_told_in_a_few_lines_that_do_nothing_to_a_terminal() -> Result<()> {
-    let api = ApiServer::start()?;
+    let api = ApiServer::shared()?;
+    let (shop, node) = (api.fresh_namespace("shop")?, fresh("n1"));
     let name = "traffic.sidecar.istio.io/excludeOutboundPorts";
     let many = (1..=40_000).step_by(2).map(|port| port.to_string()).collect::<Vec<_>>().join(",");
     for (pod, value, command, code) in [
@@ -248,12 +257,11 @@ fn hostile_pods_are_told_in_a_few_lines_that_do_nothing_to_a_terminal() -> Resul
         ("shouts-at-plans", "\u{1b}]0;x\u{7},".repeat(25_000), "plan", 1),
         ("goes-on", many, "pod", 0),
     ] {
-        let mut object = sidecar_pod(pod);
-        object["spec"]["nodeName"] = json!("n1");
+        let mut object = placed(sidecar_pod(pod), &shop, &node);
         object["metadata"]["annotations"][name] = json!(value);
         api.create(&object)?;
         let kubeconfig = api.admin_kubeconfig().display().to_string();
-        let full_name = format!("default/{pod}");
+        let full_name = format!("{shop}/{pod}");
         let args: &[&str] =
             if command == "pod" { &["pod", &full_name] } else { &["plan", "--pod", &full_name] };
         let output =

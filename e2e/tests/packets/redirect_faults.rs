@@ -24,7 +24,7 @@ use test_support::sample;
 const GIVEN_UP: Duration = Duration::from_secs(120);
 const THREADS: usize = 3;
 /// Of so many steps that matter one is taken, where not all are asked for.
-const ONE_OF: usize = 7;
+const ONE_OF: usize = 13;
 
 /// Configurations as unlike each other as possible.
 const CONFIGURATIONS: [(&str, &str); 10] = [

@@ -20,7 +20,10 @@ use nix::sys::socket::{
 };
 use test_support::netns::{Families, Namespace, Topology, pod_address, remote_address};
 use test_support::process::{self, Patience};
+use test_support::sample;
 
+/// Steps of the tour where not all are asked for: each configuration comes and goes.
+const FEW: usize = 24;
 const APP: u16 = 8080;
 const SERVICE: u16 = 80;
 /// Where a client's connections come from, one port after the other, all above those that are listened on.
@@ -93,7 +96,9 @@ fn no_connection_escapes_while_every_configuration_replaces_every_other() -> Res
         clients.push(Visitor::start(pod, SocketAddr::new(remote_address(v6), SERVICE))?);
     }
     let mut before = &CONFIGURATIONS[0];
-    for configuration in tour() {
+    let steps = tour();
+    let steps = &steps[..sample::times(FEW, steps.len())];
+    for configuration in steps.iter().copied() {
         configure(pod, configuration)?;
         let step = format!("from {:?} to {:?}", before.args, configuration.args);
         for visitor in &clients {

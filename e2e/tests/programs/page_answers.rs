@@ -8,6 +8,7 @@ use crate::page_support::{Case, Machines, PACKETS, errors, of_manifest};
 use anyhow::{Context, Result, ensure};
 use e2e::iptables::in_parallel;
 use test_support::process::Output;
+use test_support::sample;
 use web::{Form, PacketQuestion, Question, Side, answer};
 
 const THREADS: usize = 2;
@@ -46,6 +47,7 @@ fn the_page_plans_every_recorded_command_line_as_redirectctl_does() -> Result<()
     });
     let understood = understood.count();
     ensure!(understood >= UNDERSTOOD, "only {understood} are understood");
+    let cases = sample::part(cases, 4, 0);
     let problems = in_parallel(THREADS, &cases, |index, case| {
         let rare = ["restore", "nft", "dot", "mermaid", "svg"];
         let mut problems = Vec::new();
@@ -68,7 +70,7 @@ fn the_page_plans_every_recorded_command_line_as_redirectctl_does() -> Result<()
 
 #[test]
 fn the_page_traces_packets_as_redirectctl_does() -> Result<()> {
-    let cases = Case::all()?;
+    let cases = sample::part(Case::all()?, 4, 1);
     let machines = Machines::of(&cases)?;
     let problems = in_parallel(THREADS, &cases, |index, case| {
         let said = PACKETS[index % PACKETS.len()];

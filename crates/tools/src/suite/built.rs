@@ -48,7 +48,7 @@ pub fn programs(messages: &Path) -> Result<Vec<Program>> {
     let mut programs: Vec<Program> = Vec::new();
     for line in text.lines() {
         let message: Message =
-            serde_json::from_str(line).with_context(|| format!("no message of cargo: {line}"))?;
+            serde_json::from_str(line).with_context(|| format!("not a message of cargo: {line}"))?;
         programs.extend(program(message));
     }
     programs.sort_by(|one, other| (one.has_unit_tests, &one.name).cmp(&(other.has_unit_tests, &other.name)));

@@ -17,7 +17,7 @@ use rustix::process::{PidfdFlags, pidfd_open};
 use super::built::Program;
 use super::cost::Cost;
 
-/// What hangs ends here, with its name: long before whoever waits for all tests gives up.
+/// A test that hangs is killed and named after this time: long before CI gives up on all of them.
 const LONGEST: Duration = Duration::from_secs(1200);
 
 /// What is run.
@@ -121,7 +121,7 @@ impl Job {
         // A process that has ended and was not waited for still says what it took, and its children that it waited for.
         let cost = if has_ended { Cost::of(child.id())? } else { Cost::default() };
         let status = child.wait()?;
-        // What it left running is nobody's.
+        // Processes that it left running.
         let _ = killpg(group, Signal::SIGKILL);
         let mut output = Vec::new();
         log.rewind()?;

@@ -5,7 +5,7 @@
 //!
 //! A program of unit tests is one process: its tests share nothing but the processor, and take milliseconds. Of every other test program
 //! each test is a process. So all of them share one list, a test that hangs or dies fails alone, and the kernel knows what each one took.
-//! `--jobs` is the most that run at once (16): as many do as keep the processors busy. `--alone` names tests of which one runs at a time, by the beginning of `PROGRAM::PATH`: those that take turns at something anyway.
+//! `--jobs` is the most that run at once (24): as many do as keep the processors busy, and three for each of them in any case. `--alone` names tests of which one runs at a time, by the beginning of `PROGRAM::PATH`: those that take turns at something anyway.
 
 mod built;
 mod cost;
@@ -25,6 +25,9 @@ use built::Program;
 use job::Job;
 use processors::Processors;
 use report::Report;
+
+/// How many tests run at once for each processor, also where something else keeps the machine busy.
+const AT_LEAST: usize = 3;
 
 /// What the command line says.
 #[derive(Debug, Default)]
@@ -58,7 +61,7 @@ pub fn main() -> Result<ExitCode> {
     Ok(if report.has_failed() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-/// Runs all of them: at least one for each processor, and more while processors have nothing to do, because many tests mostly wait.
+/// Runs all of them: more at a time while processors have nothing to do, because many tests mostly wait.
 fn run(jobs: Vec<Job>, asked: &Asked) -> Report {
     let (alone, others): (Vec<_>, Vec<_>) =
         jobs.into_iter().partition(|job| asked.alone.iter().any(|prefix| job.name.starts_with(prefix)));
@@ -77,7 +80,7 @@ fn run(jobs: Vec<Job>, asked: &Asked) -> Report {
                 running += 1;
                 start(job, true);
             }
-            while running < processors.number || running < asked.jobs && processors.are_idle() {
+            while running < processors.number * AT_LEAST || running < asked.jobs && processors.are_idle() {
                 let Some(job) = others.pop_front() else { break };
                 running += 1;
                 start(job, false);
@@ -94,20 +97,20 @@ fn run(jobs: Vec<Job>, asked: &Asked) -> Report {
 
 impl Asked {
     fn read(mut words: impl Iterator<Item = String>) -> Result<Self> {
-        let mut asked = Self { jobs: 16, ..Self::default() };
+        let mut asked = Self { jobs: 24, ..Self::default() };
         asked.built = words.next().context("which file has the messages of cargo?")?.into();
         while let Some(word) = words.next() {
             let mut value = || words.next().with_context(|| format!("{word} takes a value"));
             match &*word {
                 "--jobs" => {
                     let jobs = value()?;
-                    asked.jobs = jobs.parse().with_context(|| format!("--jobs {jobs:?} is no number"))?;
+                    asked.jobs = jobs.parse().with_context(|| format!("--jobs {jobs:?} is not a number"))?;
                 }
                 "--only" => asked.only.push(value()?),
                 "--skip" => asked.skip.push(value()?),
                 "--alone" => asked.alone.push(value()?),
                 "--record" => asked.record = Some(value()?.into()),
-                _ if word.starts_with('-') => bail!("{word} is no option"),
+                _ if word.starts_with('-') => bail!("{word} is not an option"),
                 _ => asked.filters.push(word),
             }
         }
@@ -133,7 +136,7 @@ mod tests {
             (&[][..], "which file"),
             (&["built", "--jobs"], "--jobs takes a value"),
             (&["built", "--jobs", "two"], "\"two\""),
-            (&["built", "--job", "2"], "--job is no option"),
+            (&["built", "--job", "2"], "--job is not an option"),
         ] {
             let error = asked(words).expect_err("is refused").to_string();
             assert!(error.contains(what), "{words:?}: {error}");

@@ -12,7 +12,7 @@ const IDLE: f64 = 0.25;
 /// The machine's processors.
 #[derive(Debug)]
 pub struct Processors {
-    /// How many there are.
+    /// Their number.
     pub number: usize,
     since: Instant,
     before: Option<Ticks>,

@@ -23,8 +23,14 @@ pub struct FleetAgent {
 }
 
 impl FleetAgent {
-    /// Starts the agent of a node, with a folder of its own.
-    pub fn start(api: &ApiServer, folder: &Path, node: &str, env: &[(&str, &str)]) -> Result<Self> {
+    /// Starts the agent of a node, of the manifest in this namespace, with a folder of its own.
+    pub fn start(
+        api: &ApiServer,
+        namespace: &str,
+        folder: &Path,
+        node: &str,
+        env: &[(&str, &str)],
+    ) -> Result<Self> {
         let mut command = Command::new(program::under_test("install-cni")?);
         command.args(["--log_output_level=all:debug", "--ctrlz_port=0"]).env_clear();
         for (name, part) in DIRECTORIES.into_iter().chain([("MOUNTED_CNI_NETNS_DIR", "netns")]) {
@@ -33,12 +39,12 @@ impl FleetAgent {
         }
         fs::copy(program::under_test("istio-cni")?, folder.join("image/istio-cni"))?;
         fs::write(folder.join("net.d/10-net.conflist"), CONFLIST)?;
-        let config = api.get("configmap", NAMESPACE, "istio-cni-config")?;
+        let config = api.get("configmap", namespace, "istio-cni-config")?;
         for (name, value) in config["data"].as_object().context("data")? {
             command.env(name, value.as_str().unwrap_or_default());
         }
         command.env("NODE_NAME", node).env("MOUNTED_PROC_DIR", "/proc");
-        Self::run(api, folder, command, ("istio-cni", "istio-cni-node-x"), env)
+        Self::run(api, folder, command, [namespace, "istio-cni", "istio-cni-node-x"], env)
     }
 
     /// Starts a replica of the cluster's taint controller, with a folder of its own.
@@ -52,25 +58,25 @@ impl FleetAgent {
         command.args(["taint-controller", "--ctrlz_port=0"]).env_clear();
         fs::create_dir_all(folder.join("account"))?;
         command.env("SERVICE_ACCOUNT_DIR", folder.join("account"));
-        Self::run(api, folder, command, ("istio-cni-taint-controller", name), env)
+        Self::run(api, folder, command, [NAMESPACE, "istio-cni-taint-controller", name], env)
     }
 
-    /// With the rights of an account, as a pod of this name.
+    /// With the rights of a namespace's account, as a pod of this name.
     fn run(
         api: &ApiServer,
         folder: &Path,
         mut command: Command,
-        (account, pod): (&str, &str),
+        [namespace, account, pod]: [&str; 3],
         env: &[(&str, &str)],
     ) -> Result<Self> {
         fs::copy(api.ca_path(), folder.join("account/ca.crt"))?;
-        fs::write(folder.join("account/token"), api.token(NAMESPACE, account)?)?;
+        fs::write(folder.join("account/token"), api.token(namespace, account)?)?;
         let monitoring = free_port()?;
         let (port, health) = (api.port().to_string(), free_port()?.to_string());
         let common = [
             ("KUBERNETES_SERVICE_HOST", "127.0.0.1"),
             ("KUBERNETES_SERVICE_PORT", &port),
-            ("POD_NAMESPACE", NAMESPACE),
+            ("POD_NAMESPACE", namespace),
             ("POD_NAME", pod),
             ("HEALTH_PORT", &health),
             ("MONITORING_PORT", &monitoring.to_string()),

@@ -17,6 +17,8 @@ use e2e::traffic::{Client, TcpServer};
 use serde_json::{Value, json};
 use test_support::process::{self, until};
 
+use crate::chart_support::objects;
+
 /// How long a pod may take to come or go on a busy machine.
 pub const POD: Duration = Duration::from_secs(300);
 pub const IMAGE: &str = "localhost/install-cni:test";
@@ -51,6 +53,20 @@ pub fn apply_manifest(api: &ApiServer, node: &Node<'_>, manifest: &str) -> Resul
     let settings = json!({"data": {"CNI_AGENT_RUN_DIR": run_dir(node)}}).to_string();
     api.kubectl(&["-n", NAMESPACE, "patch", "configmap", "istio-cni-config", "-p", &settings])?;
     api.get("daemonset", NAMESPACE, "istio-cni-node")
+}
+
+/// A manifest's objects on an API server that others use, too: in a namespace of its own instead of the mesh's, with its name behind
+/// those of all that is not in it.
+pub fn apply_in(api: &ApiServer, namespace: &str, manifest: &str) -> Result<()> {
+    let mut items = objects(&manifest.replace(NAMESPACE, namespace))?;
+    for object in items.iter_mut().filter(|object| object["metadata"]["namespace"] != namespace) {
+        for name in ["/metadata/name", "/roleRef/name"] {
+            if let Some(Value::String(name)) = object.pointer_mut(name) {
+                *name = format!("{name}-{namespace}");
+            }
+        }
+    }
+    api.apply(&json!({"apiVersion": "v1", "kind": "List", "items": items}).to_string())
 }
 
 pub fn run_dir(node: &Node<'_>) -> PathBuf {

@@ -1,6 +1,6 @@
 //! What the chart starts, on a real node.
 //!
-//! `make chart` builds Helm and runs this.
+//! `make test-cluster` and `make chart` build Helm and run this.
 
 use std::collections::BTreeSet;
 

@@ -127,7 +127,7 @@ struct Mesh {
 
 impl Mesh {
     fn new(is_native: bool) -> Self {
-        let mut world = World::new();
+        let mut world = World::alone();
         world.node.set("NATIVE_NFTABLES", &is_native.to_string());
         for account in ["buyer", "seller", "keeper", "guest"] {
             world.api.create_service_account("shop", account).expect("an account");
