@@ -10,13 +10,13 @@ lane=
 trap '[ -z "$lane" ] || kill -- -"$lane" 2>/dev/null || true; rm -rf "$work"' EXIT
 
 step() {
-    local name=$1 start=$EPOCHREALTIME before
+    local name=$1 start=$EPOCHREALTIME shell=$BASHPID before
     shift
     printf '\n== %s\n' "$name"
-    before=$(processor_time "$BASHPID")
+    before=$(processor_time "$shell")
     "$@"
     printf '%s\t%s\t%s\n' "$name" "$(((${EPOCHREALTIME/./} - ${start/./}) / 100000))" \
-        "$(((($(processor_time "$BASHPID") - before) * 10) / $(getconf CLK_TCK)))" >>"$work/took"
+        "$(((($(processor_time "$shell") - before) * 10) / $(getconf CLK_TCK)))" >>"$work/took"
 }
 
 # Of the processes that a process has waited for, in the kernel's ticks (proc_pid_stat(5): cutime, cstime).
@@ -43,7 +43,7 @@ together() {
 }
 
 summary() {
-    printf '\n== %s\n%54s %10s\n' "$1" "seconds" "processor"
-    awk -F '\t' '{ printf "%-44s %7.1f s %8.1f s\n", $1, $2 / 10, $3 / 10; processor += $3 }
-        END { printf "%-44s %7d s %8.1f s\n", "all of it", '"$SECONDS"', processor / 10 }' "$work/took"
+    printf '\n== %s\n%-44s %9s %17s\n' "$1" "what it took, in seconds" "by clock" "of a processor"
+    awk -F '\t' -v clock="$SECONDS" '{ printf "%-44s %9.1f %17.1f\n", $1, $2 / 10, $3 / 10; processor += $3 }
+        END { printf "%-44s %9.1f %17.1f\n", "all of it", clock, processor / 10 }' "$work/took"
 }

@@ -14,8 +14,8 @@ if [ "$(id -u)" != 0 ]; then
 fi
 part=(--skip cluster)
 if [ "${1:-}" = cluster ]; then
-    # A machine runs one node at a time.
-    part=(--only cluster --alone cluster::node::)
+    # As many nodes as e2e/src/node.rs lets run at once.
+    part=(--only cluster --at-most 2 cluster::node::)
     shift
 fi
 

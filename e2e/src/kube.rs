@@ -118,9 +118,8 @@ impl ApiServer {
         Ok(api)
     }
 
-    /// The server that the tests of a suite share, for those that neither stop nor fill it, nor change what all its clients see; where
-    /// nobody has started one ([`serve_in_helper`]), one of its own. Names of namespaces, nodes and whatever else has no namespace are the
-    /// test's to keep apart ([`ApiServer::fresh_namespace`], [`fresh`]).
+    /// The server that the tests of a suite share, for those that neither stop nor fill it, nor change what all its clients see; without
+    /// one ([`serve_in_helper`]) a server of its own. Tests keep names of namespaces, nodes and all else without a namespace apart ([`ApiServer::fresh_namespace`], [`fresh`]).
     pub fn shared() -> Result<Self> {
         let Some(shared) = std::env::var_os(SHARED).map(PathBuf::from) else { return Self::start() };
         let folder = temp_dir()?;

@@ -1,9 +1,16 @@
-//! Harness of the end-to-end tests: real namespaces, real packets, real CNI clients, a real API server and a real node.
+//! What the suites of end-to-end tests share: programs, packets, CNI clients, an API server and a node, all of them real. Namespaces and
+//! processes are in `test_support`, which serves tests of every crate.
 //!
 //! From the least to the most powerful:
 //!
 //! | module | gives a test |
 //! |---|---|
+//! | [`iptables`] | `istio-iptables`: its runs, recordings, and packets among these and the rules of other programs |
+//! | [`plugin`] | `istio-cni`: an invocation as a runtime makes it, and stand-ins for the API server and the agent |
+//! | [`validation`] | `istio-validation`: runs without privilege, and verdicts |
+//! | [`redirectctl`] | `redirectctl`, and pods that are broken in one way each |
+//! | [`agent`], [`pods`] | `install-cni` on the directories of a node, with a stand-in for the API server, and the node's pods |
+//! | [`broken`] | pods that exist at an API server only, and whose validation has failed |
 //! | [`traffic`] | servers and clients that say where a connection went |
 //! | [`cnitool`] | a CNI client that passes exactly what it is reported |
 //! | [`kube`] | an API server with etcd, certificates, RBAC and tokens |
@@ -16,6 +23,8 @@
 //! | [`program`] | the programs under test, built where they are not |
 //! | [`strace`] | a program's system calls, noted or made to fail |
 //! | [`terminal`] | a terminal: what programs draw on it, its keys and its size |
+//! | [`confined`] | a seccomp profile, applied to a program |
+//! | [`tools`] | the programs that `scripts/setup-kube.sh` builds |
 //! | [`archive`] | what is in archives that programs write |
 //! | [`faults`] | the fault matrix: kinds of fault, the judge of the state after an injection, the table |
 //! | [`image`] | container images from files, for nodes |
@@ -55,8 +64,7 @@ pub mod retries;
 pub mod segments;
 pub mod strace;
 pub mod terminal;
+pub mod tools;
 pub mod traffic;
 pub mod validation;
-
-pub mod tools;
 pub mod ztunnel;

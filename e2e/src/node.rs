@@ -409,15 +409,24 @@ fn start_containerd(runtime: Runtime, host: &Host, folder: &Path) -> Result<Back
     Ok(containerd)
 }
 
-/// Nodes are heavy, so tests take turns, also those of other processes. The lock is on the kubelet's own file: nothing is left behind.
+/// The files whose locks are the turns of nodes: two at once, because nodes are heavy.
+const TURNS: [&str; 2] = ["kubelet", "kube-scheduler"];
+
+/// Tests take turns with nodes, also those of other processes. The locks are on the node's own programs: nothing is left behind.
 fn wait_for_turn() -> Result<File> {
-    let file = File::open(tools::built("kubelet")?)?;
-    until("the node of another test to end", Duration::from_secs(900), &[], || match file.try_lock() {
-        Ok(()) => Ok(Some(())),
-        Err(fs::TryLockError::WouldBlock) => Ok(None),
-        Err(fs::TryLockError::Error(error)) => bail!("cannot lock the kubelet: {error}"),
+    let files = TURNS.map(|name| tools::built(name).and_then(|path| Ok(File::open(path)?)));
+    let files: Vec<File> = files.into_iter().collect::<Result<_>>()?;
+    let turn = until("the node of another test to end", Duration::from_secs(900), &[], || {
+        for (turn, file) in files.iter().enumerate() {
+            match file.try_lock() {
+                Ok(()) => return Ok(Some(turn)),
+                Err(fs::TryLockError::WouldBlock) => {}
+                Err(fs::TryLockError::Error(error)) => bail!("cannot lock {}: {error}", TURNS[turn]),
+            }
+        }
+        Ok(None)
     })?;
-    Ok(file)
+    files.into_iter().nth(turn).context("a turn")
 }
 
 /// The address of one family out of several.

@@ -1,11 +1,12 @@
 //! Runs the tests that cargo has built, each in a process of its own, and says what each one cost.
 //!
 //!     cargo test --no-run --message-format=json >BUILT
-//!     run-tests BUILT [--jobs N] [--only PROGRAM]... [--skip PROGRAM]... [--alone PREFIX]... [--record FILE] [FILTER]...
+//!     run-tests BUILT [--jobs N] [--only PROGRAM]... [--skip PROGRAM]... [--at-most N PREFIX] [--record FILE] [FILTER]...
 //!
 //! A program of unit tests is one process: its tests share nothing but the processor, and take milliseconds. Of every other test program
 //! each test is a process. So all of them share one list, a test that hangs or dies fails alone, and the kernel knows what each one took.
-//! `--jobs` is the most that run at once (24): as many do as keep the processors busy, and three for each of them in any case. `--alone` names tests of which one runs at a time, by the beginning of `PROGRAM::PATH`: those that take turns at something anyway.
+//! `--jobs` is the most that run at once (24): as many do as keep the processors busy, and three for each of them in any case. `--at-most` limits the
+//! tests whose `PROGRAM::PATH` begins so: those that take turns at something anyway.
 
 mod built;
 mod cost;
@@ -36,7 +37,8 @@ struct Asked {
     jobs: usize,
     only: Vec<String>,
     skip: Vec<String>,
-    alone: Vec<String>,
+    /// The most that run at once of the tests whose names begin so.
+    at_most: (usize, String),
     record: Option<PathBuf>,
     filters: Vec<String>,
 }
@@ -63,20 +65,23 @@ pub fn main() -> Result<ExitCode> {
 
 /// Runs all of them: more at a time while processors have nothing to do, because many tests mostly wait.
 fn run(jobs: Vec<Job>, asked: &Asked) -> Report {
-    let (alone, others): (Vec<_>, Vec<_>) =
-        jobs.into_iter().partition(|job| asked.alone.iter().any(|prefix| job.name.starts_with(prefix)));
-    let (mut alone, mut others) = (VecDeque::from(alone), VecDeque::from(others));
+    let (most, prefix) = &asked.at_most;
+    let (limited, others): (Vec<_>, Vec<_>) =
+        jobs.into_iter().partition(|job| *most > 0 && job.name.starts_with(prefix));
+    let (mut limited, mut others) = (VecDeque::from(limited), VecDeque::from(others));
     let (mut report, mut processors) = (Report::default(), Processors::new());
-    let (mut running, mut is_alone_running) = (0, false);
+    let (mut running, mut limited_running) = (0, 0);
     let (send, ended) = mpsc::channel();
     thread::scope(|scope| {
-        let start = |job: Job, is_alone: bool| {
+        let start = |job: Job, is_limited: bool| {
             let send = send.clone();
-            scope.spawn(move || send.send((job.run(), is_alone)));
+            scope.spawn(move || send.send((job.run(), is_limited)));
         };
-        while running > 0 || !alone.is_empty() || !others.is_empty() {
-            if !is_alone_running && let Some(job) = alone.pop_front() {
-                is_alone_running = true;
+        while running > 0 || !limited.is_empty() || !others.is_empty() {
+            while limited_running < *most
+                && let Some(job) = limited.pop_front()
+            {
+                limited_running += 1;
                 running += 1;
                 start(job, true);
             }
@@ -85,14 +90,18 @@ fn run(jobs: Vec<Job>, asked: &Asked) -> Report {
                 running += 1;
                 start(job, false);
             }
-            if let Ok((job, is_alone)) = ended.recv_timeout(processors.turn()) {
+            if let Ok((job, is_limited)) = ended.recv_timeout(processors.turn()) {
                 running -= 1;
-                is_alone_running &= !is_alone;
+                limited_running -= usize::from(is_limited);
                 report.add(job);
             }
         }
     });
     report
+}
+
+fn number(option: &str, text: &str) -> Result<usize> {
+    text.parse().with_context(|| format!("{option} {text:?} is not a number"))
 }
 
 impl Asked {
@@ -102,13 +111,10 @@ impl Asked {
         while let Some(word) = words.next() {
             let mut value = || words.next().with_context(|| format!("{word} takes a value"));
             match &*word {
-                "--jobs" => {
-                    let jobs = value()?;
-                    asked.jobs = jobs.parse().with_context(|| format!("--jobs {jobs:?} is not a number"))?;
-                }
+                "--jobs" => asked.jobs = number(&word, &value()?)?,
                 "--only" => asked.only.push(value()?),
                 "--skip" => asked.skip.push(value()?),
-                "--alone" => asked.alone.push(value()?),
+                "--at-most" => asked.at_most = (number(&word, &value()?)?, value()?),
                 "--record" => asked.record = Some(value()?.into()),
                 _ if word.starts_with('-') => bail!("{word} is not an option"),
                 _ => asked.filters.push(word),

@@ -24,6 +24,45 @@ fn every_test_that_a_document_names_exists() {
     }
 }
 
+/// The files whose commands name tests: a name that is not one runs no test, and cargo is content.
+const COMMANDS: [&str; 4] = ["Makefile", "CONTRIBUTING.md", "scripts/recipe.sh", "scripts/sanitize.sh"];
+
+#[test]
+fn every_test_that_a_command_names_exists() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let mut count = 0;
+    for file in COMMANDS {
+        let text = fs::read_to_string(root.join(file)).expect(file);
+        for (program, test) in commands(&text) {
+            let folders = ["e2e/tests", "redirect-core/tests", "netns-apply/tests", "redirectctl/tests"];
+            let crates = ["netfilter-state", "packet-trace", "settings-cli", "tools"]
+                .map(|name| format!("crates/{name}/tests"));
+            let mut folders = folders.map(str::to_owned).into_iter().chain(crates);
+            let exists = folders.any(|folder| has_test(&root.join(folder).join(program), test));
+            assert!(exists, "{file} names --test {program} {test}, which does not exist");
+            count += 1;
+        }
+    }
+    assert!(count >= 25, "{count} commands");
+}
+
+/// The test programs that commands name, each with the beginning of its tests' names.
+fn commands(text: &str) -> impl Iterator<Item = (&str, &str)> {
+    text.split("--test ").skip(1).filter_map(|rest| {
+        let mut words = rest.split([' ', '\n', '`', '"']);
+        let program = words.next()?;
+        let test = words.find(|word| !matches!(*word, "--" | "--nocapture" | "--ignored"))?;
+        test.contains("::").then_some((program, test))
+    })
+}
+
+/// Whether a program has a module of this path, and in it a function whose name begins so.
+fn has_test(program: &Path, test: &str) -> bool {
+    let Some((module, name)) = test.rsplit_once("::") else { return false };
+    let file = program.join(module.replace("::", "/")).with_extension("rs");
+    fs::read_to_string(file).is_ok_and(|source| source.contains(&format!("\nfn {name}")))
+}
+
 /// The last cells of all rows of the marked tables.
 fn named_tests(text: &str) -> Vec<&str> {
     let tables = text.split("<!-- named tests -->").skip(1);
