@@ -58,6 +58,9 @@ if [ "${part[0]}" = --only ]; then
 fi
 
 status=0
+if [ "${part[0]}" = --skip ] && [ $# = 0 ]; then
+    cargo test --quiet --locked --workspace --doc || status=1
+fi
 "$target/debug/run-tests" "$built" "${part[@]}" --record "$target/tests.tsv" "$@" || status=1
 if [ -s "$retries" ]; then
     printf '%s times a test tried again:\n' "$(wc -l <"$retries")"

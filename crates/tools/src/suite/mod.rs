@@ -1,7 +1,9 @@
 //! Runs the tests that cargo has built, each in a process of its own, and says what each one cost.
 //!
-//!     cargo test --no-run --message-format=json >BUILT
-//!     run-tests BUILT [--jobs N] [--only PROGRAM]... [--skip PROGRAM]... [--at-most N PREFIX] [--record FILE] [FILTER]...
+//! ```text
+//! cargo test --no-run --message-format=json >BUILT
+//! run-tests BUILT [--jobs N] [--only PROGRAM]... [--skip PROGRAM]... [--at-most N PREFIX] [--record FILE] [FILTER]...
+//! ```
 //!
 //! A program of unit tests is one process: its tests share nothing but the processor, and take milliseconds. Of every other test program
 //! each test is a process. So all of them share one list, a test that hangs or dies fails alone, and the kernel knows what each one took.
