@@ -26,7 +26,7 @@ const THREADS: usize = 3;
 /// Of so many steps that matter one is taken, where not all are asked for.
 const ONE_OF: usize = 13;
 /// But so many at least.
-const LEAST: usize = 3;
+const LEAST: usize = 2;
 
 /// Configurations as unlike each other as possible.
 const CONFIGURATIONS: [(&str, &str); 10] = [

@@ -73,7 +73,7 @@ impl Case {
 
 #[test]
 fn every_recording_is_reproduced_kept_and_cleaned_up() -> Result<()> {
-    let cases = sample::of(all_cases()?);
+    let cases = sample::part(all_cases()?, 2, 0);
     let problems = iptables::in_parallel(THREADS, &cases, |_, case| play(case));
     assert!(problems.is_empty(), "{} problems:\n{}", problems.len(), problems.join("\n"));
     Ok(())

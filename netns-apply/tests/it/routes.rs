@@ -8,6 +8,7 @@ use netns_apply::{ApplyOptions, Live, routes::RouteSocket};
 use redirect_core::{Family, rule::Hook};
 use std::collections::BTreeSet;
 use test_support::netns::{Families, Namespace};
+use test_support::process::{SHORT, until};
 
 fn pod() -> Namespace {
     Namespace::pod(Families::Dual).unwrap()
@@ -80,13 +81,20 @@ route add local default dev lo table 133
         .enter(|| {
             run("ip", &["-batch", "-"], v4);
             run("ip", &["-6", "-batch", "-"], v6);
+            // The kernel adds what addresses bring a moment later.
+            let told = |flag: &str| -> BTreeSet<String> {
+                run("ip", &[flag, "route", "show", "table", "all"], "").lines().map(words_of_route).collect()
+            };
+            let is_linked = |route: &&String| route.starts_with("local fe80:");
+            until("the routes of both link-local addresses, which come last", SHORT, &[], || {
+                Ok((told("-6").iter().filter(is_linked).count() == 2).then_some(()))
+            })
+            .unwrap();
             let tables = RouteSocket::open(usize::MAX).unwrap().tables().unwrap();
             for (family, flag) in [(Family::V4, "-4"), (Family::V6, "-6")] {
-                let told = run("ip", &[flag, "route", "show", "table", "all"], "");
-                let wanted: BTreeSet<String> = told.lines().map(words_of_route).collect();
                 let read = tables.routes.iter().filter(|route| route.family == family);
                 let read: BTreeSet<String> = read.map(|route| words_of_route(&route.to_string())).collect();
-                assert_eq!(read, wanted);
+                assert_eq!(read, told(flag));
                 assert!(read.len() > 8, "{read:?}");
             }
             assert!(tables.complete && tables.loopback_is_up);
