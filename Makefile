@@ -271,7 +271,7 @@ check:
 	scripts/check.sh
 
 # What only a release needs: the programs as shipped, their sizes and bytes; the published crates with the oldest compiler and libraries, and packed;
-# advisories; the recipes of CONTRIBUTING.md, compiled; fuzzing for a few seconds. Takes half an hour.
+# advisories; the recipes of CONTRIBUTING.md, compiled; fuzzing for a few seconds. Builds all that is shipped, so it takes tens of minutes.
 release-check:
 	scripts/setup-apt.sh
 	scripts/release-check.sh

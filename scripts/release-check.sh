@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # What a release must be, and what a change seldom breaks: the programs as shipped, and the published crates with the compilers and libraries
-# of their users. Takes an hour. scripts/check.sh has what every change is checked for. Installs cargo-deny and cargo-fuzz where they are missing.
+# of their users. Builds all that is shipped, some of it twice, so it takes tens of minutes. scripts/check.sh has what every change is checked for.
+# Installs cargo-deny and cargo-fuzz where they are missing.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export CARGO_INCREMENTAL=${CARGO_INCREMENTAL:-0}

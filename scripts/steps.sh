@@ -10,13 +10,16 @@ lane=
 trap '[ -z "$lane" ] || kill -- -"$lane" 2>/dev/null || true; rm -rf "$work"' EXIT
 
 step() {
-    local name=$1 start=$EPOCHREALTIME shell=$BASHPID before
+    local name=$1 start=$EPOCHREALTIME
     shift
     printf '\n== %s\n' "$name"
-    before=$(processor_time "$shell")
-    "$@"
-    printf '%s\t%s\t%s\n' "$name" "$(((${EPOCHREALTIME/./} - ${start/./}) / 100000))" \
-        "$(((($(processor_time "$shell") - before) * 10) / $(getconf CLK_TCK)))" >>"$work/took"
+    # In a shell of its own, whose children are this step's alone.
+    (
+        "$@"
+        shell=$BASHPID
+        printf '%s\t%s\t%s\n' "$name" "$(((${EPOCHREALTIME/./} - ${start/./}) / 100000))" \
+            "$(($(processor_time "$shell") * 10 / $(getconf CLK_TCK)))" >>"$work/took"
+    )
 }
 
 # Of the processes that a process has waited for, in the kernel's ticks (proc_pid_stat(5): cutime, cstime).

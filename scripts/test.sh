@@ -40,7 +40,7 @@ cargo build --locked --workspace --bins --tests --examples
 built=$(mktemp)
 # Where tests note each time they try again, with the cause (e2e/src/retries.rs).
 retries=$target/retries.txt
-trap 'rm -f "$built" "$retries"' EXIT
+trap 'rm -f "$built" "$built.doc" "$retries"' EXIT
 rm -f "$retries"
 cargo test --quiet --locked --workspace --no-run --message-format=json >"$built"
 export BUILT_PROGRAMS=$target/debug
@@ -59,9 +59,18 @@ fi
 
 status=0
 if [ "${part[0]}" = --skip ] && [ $# = 0 ]; then
-    cargo test --quiet --locked --workspace --doc || status=1
+    # Examples of the documentation are compiled by one processor most of the time: beside the tests.
+    cargo test --quiet --locked --workspace --doc >"$built.doc" 2>&1 &
+    documentation=$!
 fi
 "$target/debug/run-tests" "$built" "${part[@]}" --record "$target/tests.tsv" "$@" || status=1
+if [ -n "${documentation:-}" ]; then
+    if ! wait "$documentation"; then
+        status=1
+        cat "$built.doc"
+    fi
+    awk '/^test result:/ { passed += $4; failed += $6 } END { printf "documentation: %d passed, %d failed\n", passed, failed }' "$built.doc"
+fi
 if [ -s "$retries" ]; then
     printf '%s times a test tried again:\n' "$(wc -l <"$retries")"
     sed 's/^/  /' "$retries"

@@ -110,9 +110,11 @@ const HELPERS: [&str; 11] = [
 #[test]
 fn whichever_step_fails_or_is_the_last_nothing_is_half_done() -> Result<()> {
     let takes_all = sample::is_whole() || std::env::var("FAULTS").is_ok_and(|value| value == "all");
-    let stories =
-        CHANGES.map(|(from, to)| Story::of(from, to).with_context(|| format!("from {from} to {to}")));
-    let stories = stories.into_iter().collect::<Result<Vec<_>>>()?;
+    let changes = if takes_all { CHANGES.to_vec() } else { sample::part(CHANGES.to_vec(), 2, 0) };
+    let stories = changes
+        .into_iter()
+        .map(|(from, to)| Story::of(from, to).with_context(|| format!("from {from} to {to}")));
+    let stories = stories.collect::<Result<Vec<_>>>()?;
     // A namespace is used for as many faults as leave it as it was.
     let mut shares = Vec::new();
     for (number, story) in stories.iter().enumerate() {
