@@ -44,7 +44,7 @@ hunt:
 	HUNT_INSIDE=100000 cargo test --locked -p e2e --test packets capture_hunt_inside:: -- --nocapture
 
 # 2,000 network namespaces of pods on four nodes, three times programmed, checked, programmed otherwise, damaged, healed and cleaned by the programs as
-# shipped, which are killed at random moments: none lost, nothing left over, and the agents do not grow. Prints its figures. `make test` takes 24.
+# shipped, which are killed at random moments: none lost, nothing left over, and the agents do not grow. Prints its figures. `make test` takes 12.
 soak:
 	scripts/setup-apt.sh
 	folder="$$(scripts/release.sh install-cni istio-cni istio-iptables)" && \
