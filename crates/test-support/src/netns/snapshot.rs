@@ -1,13 +1,11 @@
 //! Everything a namespace holds, line by line, from any program.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
 
 use anyhow::Result;
 
 use super::Namespace;
-use super::state::{Tables, tables};
-use crate::process::{self, SHORT};
+use super::state::{Tables, print, saved};
 
 /// What is compared before and after: both variants of iptables, all of nftables, policy rules, the routes of all tables, the addresses of `lo`.
 ///
@@ -38,26 +36,19 @@ impl Snapshot {
     pub(super) fn of(namespace: &Namespace) -> Result<Self> {
         namespace.enter(|| {
             let mut sections = BTreeMap::new();
-            for (section, names) in
-                [("iptables-legacy", "ip_tables_names"), ("ip6tables-legacy", "ip6_tables_names")]
-            {
-                // Nothing is asked for a table that is not there: asking could make it.
-                let names = fs::read_to_string(format!("/proc/thread-self/net/{names}")).unwrap_or_default();
-                sections.insert(section, if names.is_empty() { Vec::new() } else { saved(section)? });
+            for section in ["iptables-legacy", "ip6tables-legacy", "iptables-nft", "ip6tables-nft"] {
+                sections.insert(section, chain_lines(&saved(section)?));
             }
-            for section in ["iptables-nft", "ip6tables-nft"] {
-                sections.insert(section, saved(section)?);
-            }
-            sections.insert("nft", ruleset(&print("nft", &["--stateless", "list", "ruleset"])?));
+            sections.insert("nft", ruleset(&print("nft", &["--stateless", "list", "ruleset"], "")?));
             for (family, rule, route) in
                 [("-4", "ip -4 rule", "ip -4 route"), ("-6", "ip -6 rule", "ip -6 route")]
             {
-                let rules = print("ip", &[family, "rule", "list"])?;
-                let routes = print("ip", &[family, "-details", "route", "show", "table", "all"])?;
+                let rules = print("ip", &[family, "rule", "list"], "")?;
+                let routes = print("ip", &[family, "-details", "route", "show", "table", "all"], "")?;
                 sections.insert(rule, lines(&rules));
                 sections.insert(route, lines(&routes));
             }
-            sections.insert("lo", addresses(&print("ip", &["-oneline", "addr", "show", "dev", "lo"])?));
+            sections.insert("lo", addresses(&print("ip", &["-oneline", "addr", "show", "dev", "lo"], "")?));
             Ok(Self(sections))
         })?
     }
@@ -103,20 +94,15 @@ fn count(lines: &[String], wanted: &str) -> usize {
     lines.iter().filter(|line| *line == wanted).count()
 }
 
-/// Runs a program in the namespace of this thread and returns what it prints.
-fn print(program: &str, args: &[&str]) -> Result<String> {
-    Ok(process::run(&mut process::command(program, args), SHORT)?.ok()?.stdout)
-}
-
-fn saved(section: &str) -> Result<Vec<String>> {
-    let all: Tables = tables(&print(&format!("{section}-save"), &[])?);
+/// Each chain, and each of its rules, with its table.
+fn chain_lines(all: &Tables) -> Vec<String> {
     let chains = all.iter().flat_map(|(table, chains)| chains.iter().map(move |chain| (table, chain)));
     let mut found = Vec::new();
     for (table, (chain, rules)) in chains {
         found.push(format!("{table} chain {chain}"));
         found.extend(rules.iter().map(|rule| format!("{table} {rule}")));
     }
-    Ok(found)
+    found
 }
 
 fn lines(text: &str) -> Vec<String> {

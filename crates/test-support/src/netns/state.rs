@@ -47,8 +47,8 @@ impl State {
             let (v4, v6) = (routing("-4")?, routing("-6")?);
             let nft = if with_nft { print("nft", &["-s", "list", "ruleset"], "")? } else { String::new() };
             Ok(Self {
-                v4: saved("iptables", "ip_tables_names")?,
-                v6: saved("ip6tables", "ip6_tables_names")?,
+                v4: of_either("iptables")?,
+                v6: of_either("ip6tables")?,
                 rule4: rules(&v4),
                 rule6: rules(&v6),
                 route4: default_routes(&v4),
@@ -144,7 +144,7 @@ fn map_differences<'a, V: PartialEq>(
 }
 
 /// Runs a program in the namespace of this thread and returns what it prints.
-fn print(program: &str, args: &[&str], input: &str) -> Result<String> {
+pub(super) fn print(program: &str, args: &[&str], input: &str) -> Result<String> {
     Ok(process::run_with_input(&mut process::command(program, args), input, SHORT)?.ok()?.stdout)
 }
 
@@ -153,15 +153,25 @@ fn routing(family: &str) -> Result<String> {
     print("ip", &[family, "-batch", "-"], "rule list\nroute show table all type local\naddr show dev lo\n")
 }
 
-fn saved(family: &str, names: &str) -> Result<Tables> {
-    let nft = tables(&print(&format!("{family}-nft-save"), &[], "")?);
-    // Without a table, nothing is asked.
-    let names = fs::read_to_string(format!("/proc/thread-self/net/{names}")).unwrap_or_default();
-    let legacy = if names.is_empty() {
-        Tables::new()
-    } else {
-        tables(&print(&format!("{family}-legacy-save"), &[], "")?)
+/// What a variant's save program prints, such as `ip6tables-legacy`'s.
+pub(super) fn saved(variant: &str) -> Result<Tables> {
+    let names = match variant {
+        "iptables-legacy" => Some("ip_tables_names"),
+        "ip6tables-legacy" => Some("ip6_tables_names"),
+        _ => None,
     };
+    // Nothing is asked for a table that is not there: asking could make it.
+    let has_none =
+        |names| fs::read_to_string(format!("/proc/thread-self/net/{names}")).unwrap_or_default().is_empty();
+    if names.is_some_and(has_none) {
+        return Ok(Tables::new());
+    }
+    Ok(tables(&print(&format!("{variant}-save"), &[], "")?))
+}
+
+/// Of whichever variant holds rules.
+fn of_either(family: &str) -> Result<Tables> {
+    let (nft, legacy) = (saved(&format!("{family}-nft"))?, saved(&format!("{family}-legacy"))?);
     Ok(match (nft.is_empty(), legacy.is_empty()) {
         (false, false) => {
             let sides = [("nft", nft), ("legacy", legacy)];
@@ -174,7 +184,7 @@ fn saved(family: &str, names: &str) -> Result<Tables> {
 }
 
 /// Parses the text of `iptables-save`.
-pub(super) fn tables(text: &str) -> Tables {
+fn tables(text: &str) -> Tables {
     let mut tables = Tables::new();
     let mut current = String::new();
     for line in text.lines().map(str::trim) {
