@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
+use crate::http::HttpRequest;
 use crate::program;
 use serde_json::Value;
 use test_support::port;
@@ -396,25 +397,13 @@ impl FakeApi {
 
 /// Reads one request from a connection and answers it by its head and body. A watch is one on which nothing happens, whatever the answer.
 pub fn answer(mut stream: TcpStream, respond: impl FnOnce(&str, &[u8]) -> (u16, String)) {
-    let mut head = Vec::new();
-    let mut byte = [0];
-    while !head.ends_with(b"\r\n\r\n") {
-        if stream.read_exact(&mut byte).is_err() {
-            return;
-        }
-        head.push(byte[0]);
-    }
-    let head = String::from_utf8_lossy(&head).into_owned();
-    let length =
-        head.lines().find_map(|line| line.to_lowercase().strip_prefix("content-length: ")?.parse().ok());
-    let mut body = vec![0; length.unwrap_or(0)];
-    let _ = stream.read_exact(&mut body);
-    let (status, object) = respond(&head, &body);
-    if head.contains("watch=true") {
+    let Ok(Some(request)) = HttpRequest::read(&mut stream) else { return };
+    let (status, object) = respond(&request.head, &request.body);
+    if request.head.contains("watch=true") {
         let _ = stream.write_all(
             b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n",
         );
-        let _ = stream.read(&mut byte);
+        let _ = stream.read(&mut [0]);
         return;
     }
     let answer = format!(

@@ -11,6 +11,7 @@
 //! | [`redirectctl`] | `redirectctl`, and pods that are broken in one way each |
 //! | [`agent`], [`pods`] | `install-cni` on the directories of a node, with a stand-in for the API server, and the node's pods |
 //! | [`broken`] | pods that exist at an API server only, and whose validation has failed |
+//! | [`http`] | requests, for stand-ins that answer them |
 //! | [`traffic`] | servers and clients that say where a connection went |
 //! | [`cnitool`] | a CNI client that passes exactly what it is reported |
 //! | [`kube`] | an API server with etcd, certificates, RBAC and tokens |
@@ -48,6 +49,7 @@ pub mod confined;
 pub mod envoy;
 pub mod faults;
 pub mod guides;
+pub mod http;
 pub mod image;
 pub mod iptables;
 pub mod killing;

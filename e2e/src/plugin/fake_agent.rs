@@ -1,15 +1,16 @@
 //! A stand-in for the agent at the socket where the plugin asks it to enrol pods.
 
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::Write;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use serde_json::Value;
 
 use super::RunDir;
+use crate::http::HttpRequest;
 
 /// What a stand-in for the agent does with each request.
 #[derive(Clone)]
@@ -52,19 +53,9 @@ fn serve(mut stream: UnixStream, does: &Does, events: &Mutex<Vec<(String, Value)
     if matches!(does, Does::Closes) {
         return Ok(());
     }
-    let mut reader = BufReader::new(stream.try_clone()?);
-    let mut head = String::new();
-    while !head.ends_with("\r\n\r\n") {
-        ensure!(reader.read_line(&mut head)? > 0, "the head ends early");
-    }
-    let length = head.lines().find_map(|line| {
-        let (name, value) = line.split_once(": ")?;
-        name.eq_ignore_ascii_case("content-length").then(|| value.parse())
-    });
-    let mut body = vec![0; length.context("a length")??];
-    reader.read_exact(&mut body)?;
-    let line = head.lines().next().unwrap_or_default().to_owned();
-    events.lock().expect("events").push((line, serde_json::from_slice(&body)?));
+    let request = HttpRequest::read(&mut stream)?.context("the head ends early")?;
+    let line = request.head.lines().next().unwrap_or_default().to_owned();
+    events.lock().expect("events").push((line, serde_json::from_slice(&request.body)?));
     match does {
         Does::Answers(answer) => stream.write_all(answer.as_bytes())?,
         Does::Hangs(beginning) => {

@@ -1,13 +1,15 @@
 //! A stand-in for the API server that serves pods and namespaces and nothing else, on a thread, without TLS.
 
 use std::collections::BTreeMap;
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufReader, Write};
 use std::net::TcpStream;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use anyhow::Result;
 use serde_json::{Value, json};
 use test_support::port;
+
+use crate::http::HttpRequest;
 
 /// The server. It answers for as long as the test process lives.
 #[derive(Debug)]
@@ -62,15 +64,8 @@ fn lock(served: &Mutex<Served>) -> MutexGuard<'_, Served> {
 
 fn serve(stream: &TcpStream, served: &Mutex<Served>) -> std::io::Result<()> {
     let mut reader = BufReader::new(stream);
-    loop {
-        let mut head = String::new();
-        while !head.ends_with("\r\n\r\n") {
-            if reader.read_line(&mut head)? == 0 {
-                return Ok(());
-            }
-        }
-        let path = head.split_whitespace().nth(1).unwrap_or_default();
-        let path = path.split('?').next().unwrap_or_default();
+    while let Some(request) = HttpRequest::read(&mut reader)? {
+        let path = request.path();
         let found = {
             let mut served = lock(served);
             served.requests.push(path.to_owned());
@@ -86,6 +81,7 @@ fn serve(stream: &TcpStream, served: &Mutex<Served>) -> std::io::Result<()> {
             body.len()
         )?;
     }
+    Ok(())
 }
 
 fn not_found() -> String {

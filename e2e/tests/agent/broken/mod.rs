@@ -12,6 +12,7 @@ use test_support::port;
 use serde_json::{Value, json};
 
 use e2e::agent::{Node, daemon_set};
+use e2e::http::HttpRequest;
 
 /// What goes wrong with a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -238,14 +239,12 @@ impl State {
 }
 
 fn serve(mut stream: TcpStream, shared: &(Mutex<State>, Condvar)) {
-    let Some((head, body)) = read(&mut stream) else { return };
+    let Ok(Some(request)) = HttpRequest::read(&mut stream) else { return };
     if lock(&shared.0).down {
         return;
     }
-    let mut words = head.split(' ');
-    let (method, target) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
-    let (path, query) = target.split_once('?').unwrap_or((target, ""));
-    let verb = match method {
+    let (path, query) = (request.path(), request.query());
+    let verb = match request.method() {
         _ if path.contains("/daemonsets") && query.contains("watch=true") => {
             return drop(stream.read(&mut [0]));
         }
@@ -270,7 +269,7 @@ fn serve(mut stream: TcpStream, shared: &(Mutex<State>, Condvar)) {
         Some(Fault::DoneInSilence | Fault::DoneAndHang | Fault::SilentWatch | Fault::InStream(_)) | None => {}
     }
     let name = path.split("/pods/").nth(1).and_then(|rest| rest.split('/').next()).unwrap_or_default();
-    let body: Value = serde_json::from_slice(&body).unwrap_or(Value::Null);
+    let body: Value = serde_json::from_slice(&request.body).unwrap_or(Value::Null);
     let (status, answer) = match verb {
         Verb::Event => {
             state.events.push(body.clone());
@@ -287,7 +286,8 @@ fn serve(mut stream: TcpStream, shared: &(Mutex<State>, Condvar)) {
             None => (404, failure(404)),
         },
         Verb::Delete | Verb::Patch => {
-            let kind = head
+            let kind = request
+                .head
                 .lines()
                 .find_map(|line| line.to_lowercase().strip_prefix("content-type: ").map(str::to_owned));
             state.changes.push((path.to_owned(), kind.unwrap_or_default(), body.clone()));
@@ -383,20 +383,6 @@ fn stream_events(mut stream: TcpStream, fault: Option<Fault>, mut next: impl FnM
             News::Cut => return,
         }
     }
-}
-
-fn read(stream: &mut TcpStream) -> Option<(String, Vec<u8>)> {
-    let (mut head, mut byte) = (Vec::new(), [0]);
-    while !head.ends_with(b"\r\n\r\n") {
-        stream.read_exact(&mut byte).ok()?;
-        head.push(byte[0]);
-    }
-    let head = String::from_utf8_lossy(&head).into_owned();
-    let length =
-        head.lines().find_map(|line| line.to_lowercase().strip_prefix("content-length: ")?.parse().ok());
-    let mut body = vec![0; length.unwrap_or(0)];
-    stream.read_exact(&mut body).ok()?;
-    Some((head, body))
 }
 
 fn send(stream: &mut TcpStream, status: u16, body: &str, retry_after: Option<u16>) {

@@ -8,8 +8,9 @@ use std::time::Instant;
 
 use serde_json::{Value, json};
 
-use super::{Fault, News, PAUSE, failure, hang, listen, read, send, stream_events};
+use super::{Fault, News, PAUSE, failure, hang, listen, send, stream_events};
 use e2e::agent::Node;
+use e2e::http::HttpRequest;
 
 /// What is asked, by the verb that a role has for it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -313,12 +314,10 @@ impl Target {
 }
 
 fn serve(mut stream: TcpStream, shared: &Shared) {
-    let Some((head, body)) = read(&mut stream) else { return };
-    let mut words = head.split(' ');
-    let (method, target) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
-    let (path, query) = target.split_once('?').unwrap_or((target, ""));
-    let target = Target::of(path);
-    let verb = match method {
+    let Ok(Some(request)) = HttpRequest::read(&mut stream) else { return };
+    let query = request.query();
+    let target = Target::of(request.path());
+    let verb = match request.method() {
         "POST" => Verb::Create,
         "PUT" => Verb::Update,
         "PATCH" => Verb::Patch,
@@ -326,7 +325,7 @@ fn serve(mut stream: TcpStream, shared: &Shared) {
         _ if target.name.is_empty() => Verb::List,
         _ => Verb::Get,
     };
-    let body: Value = serde_json::from_slice(&body).unwrap_or(Value::Null);
+    let body: Value = serde_json::from_slice(&request.body).unwrap_or(Value::Null);
     let mut state = lock(shared);
     let (resource, name) = (target.resource.clone(), target.name.clone());
     state.requests.push(Request { verb, resource, name, at: Instant::now(), body: body.clone() });

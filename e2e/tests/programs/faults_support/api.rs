@@ -1,13 +1,14 @@
 //! A stand-in for the API server that knows a DaemonSet, some pods and what is done to them, and fails as it is reported.
 
 use std::collections::BTreeMap;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufReader, Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
 use anyhow::Result;
+use e2e::http::HttpRequest;
 use serde_json::{Value, json};
 use test_support::port;
 
@@ -129,17 +130,7 @@ fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
 
 fn serve(stream: &TcpStream, shared: &Mutex<State>) -> std::io::Result<()> {
     let mut reader = BufReader::new(stream);
-    loop {
-        let mut head = String::new();
-        while !head.ends_with("\r\n\r\n") {
-            if reader.read_line(&mut head)? == 0 {
-                return Ok(());
-            }
-        }
-        let length =
-            head.lines().find_map(|line| line.to_lowercase().strip_prefix("content-length: ")?.parse().ok());
-        let mut body = vec![0; length.unwrap_or(0)];
-        reader.read_exact(&mut body)?;
+    while let Some(request) = HttpRequest::read(&mut reader)? {
         let fault = {
             let mut state = lock(shared);
             let fault = state.fault.filter(|(_, times)| *times > 0);
@@ -147,13 +138,14 @@ fn serve(stream: &TcpStream, shared: &Mutex<State>) -> std::io::Result<()> {
             state.met |= fault.is_some();
             fault.map(|(fault, _)| fault)
         };
-        if fault.is_none() && head.contains("watch=true") {
+        if fault.is_none() && request.head.contains("watch=true") {
             return watch(stream);
         }
-        if !answer(stream, fault, || respond(&head, &body, shared))? {
+        if !answer(stream, fault, || respond(&request, shared))? {
             return stream.shutdown(Shutdown::Both);
         }
     }
+    Ok(())
 }
 
 /// A watch on which nothing happens, until the client has enough.
@@ -201,10 +193,8 @@ fn answer(
     Ok(goes_on)
 }
 
-fn respond(head: &str, body: &[u8], shared: &Mutex<State>) -> (u16, String) {
-    let mut words = head.split(' ');
-    let (method, target) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
-    let path = target.split('?').next().unwrap_or_default();
+fn respond(request: &HttpRequest, shared: &Mutex<State>) -> (u16, String) {
+    let path = request.path();
     if path.contains("/daemonsets") {
         let set = json!({"kind": "DaemonSet", "apiVersion": "apps/v1",
             "metadata": {"name": "istio-cni-node", "namespace": "istio-system", "resourceVersion": "7"},
@@ -212,7 +202,7 @@ fn respond(head: &str, body: &[u8], shared: &Mutex<State>) -> (u16, String) {
         return (200, set.to_string());
     }
     if path.ends_with("/events") {
-        return (201, String::from_utf8_lossy(body).into_owned());
+        return (201, String::from_utf8_lossy(&request.body).into_owned());
     }
     let mut state = lock(shared);
     let Some((_, name)) = path.rsplit_once("/pods/") else {
@@ -225,11 +215,11 @@ fn respond(head: &str, body: &[u8], shared: &Mutex<State>) -> (u16, String) {
     };
     // Labels are patched by way of the status, for which fewer rights are needed.
     let name = name.trim_end_matches("/status");
-    match (method, state.pods.get_mut(name)) {
+    match (request.method(), state.pods.get_mut(name)) {
         (_, None) => (404, failure(404)),
         ("DELETE", Some(_)) => (200, state.pods.remove(name).unwrap_or_default().to_string()),
         ("PATCH", Some(pod)) => {
-            let patch: Value = serde_json::from_slice(body).unwrap_or_default();
+            let patch: Value = serde_json::from_slice(&request.body).unwrap_or_default();
             for step in patch.as_array().into_iter().flatten().filter(|step| step["op"] != "test") {
                 let label = step["path"].as_str().and_then(|path| path.strip_prefix("/metadata/labels"));
                 match label.map(|label| label.trim_start_matches('/').replace("~1", "/")) {
