@@ -12,8 +12,8 @@ target=x86_64-unknown-linux-gnu
 [ "$(uname -m)" = x86_64 ] || target=aarch64-unknown-linux-gnu
 folder=$(realpath -m "${CARGO_TARGET_DIR:-target}/sanitize")
 
-# With a target named, build scripts and macros, which run within the compiler, go without.
 export SAMPLES=all
+# With a target named, build scripts and macros, which run within the compiler, go without.
 sanitized() { RUSTFLAGS=-Zsanitizer=address CARGO_TARGET_DIR=$folder cargo +nightly "$@" --locked --target "$target"; }
 
 sanitized test --package netns-apply

@@ -12,8 +12,10 @@ if [ "$(id -u)" != 0 ]; then
     echo "test.sh: the tests make network namespaces and need root" >&2
     exit 1
 fi
+suite=
 part=(--skip cluster)
 if [ "${1:-}" = cluster ]; then
+    suite=cluster
     # As many nodes as e2e/src/node.rs lets run at once.
     part=(--only cluster --at-most 2 cluster::node::)
     shift
@@ -37,39 +39,38 @@ fi
 export CARGO_INCREMENTAL=${CARGO_INCREMENTAL:-0}
 # Programs and tests at once: by themselves, programs would be built with fewer features of libraries, which would all be compiled twice.
 cargo build --locked --workspace --bins --tests --examples
-built=$(mktemp)
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
 # Where tests note each time they try again, with the cause (e2e/src/retries.rs).
 retries=$target/retries.txt
-trap 'rm -f "$built" "$built.doc" "$retries"' EXIT
 rm -f "$retries"
-cargo test --quiet --locked --workspace --no-run --message-format=json >"$built"
+cargo test --quiet --locked --workspace --no-run --message-format=json >"$work/built"
 export BUILT_PROGRAMS=$target/debug
 
-if [ "${part[0]}" = --only ]; then
+documentation=
+if [ "$suite" = cluster ]; then
     # The API server that tests share (e2e/src/kube.rs) runs until its standard input ends: with this script, however that ends.
-    shared=$(mktemp -d)
-    exec {server}> >("$BUILT_PROGRAMS/e2e-helper" api-server "$shared" >&2)
-    trap 'rm -rf "$built" "$retries" "$shared"' EXIT
+    mkdir "$work/api"
+    exec {server}> >("$BUILT_PROGRAMS/e2e-helper" api-server "$work/api" >&2)
     for _ in $(seq 600); do
-        if [ -e "$shared/addresses" ]; then break; fi
+        if [ -e "$work/api/addresses" ]; then break; fi
         sleep 0.1
     done
-    export SHARED_API_SERVER=$shared
+    export SHARED_API_SERVER=$work/api
+elif [ $# = 0 ]; then
+    # Examples of the documentation are compiled by one processor most of the time: beside the tests.
+    cargo test --quiet --locked --workspace --doc >"$work/documentation" 2>&1 &
+    documentation=$!
 fi
 
 status=0
-if [ "${part[0]}" = --skip ] && [ $# = 0 ]; then
-    # Examples of the documentation are compiled by one processor most of the time: beside the tests.
-    cargo test --quiet --locked --workspace --doc >"$built.doc" 2>&1 &
-    documentation=$!
-fi
-"$target/debug/run-tests" "$built" "${part[@]}" --record "$target/tests.tsv" "$@" || status=1
-if [ -n "${documentation:-}" ]; then
+"$target/debug/run-tests" "$work/built" "${part[@]}" --record "$target/tests.tsv" "$@" || status=1
+if [ -n "$documentation" ]; then
     if ! wait "$documentation"; then
         status=1
-        cat "$built.doc"
+        cat "$work/documentation"
     fi
-    awk '/^test result:/ { passed += $4; failed += $6 } END { printf "documentation: %d passed, %d failed\n", passed, failed }' "$built.doc"
+    awk '/^test result:/ { passed += $4; failed += $6 } END { printf "documentation: %d passed, %d failed\n", passed, failed }' "$work/documentation"
 fi
 if [ -s "$retries" ]; then
     printf '%s times a test tried again:\n' "$(wc -l <"$retries")"

@@ -119,7 +119,8 @@ impl ApiServer {
     }
 
     /// The server that the tests of a suite share, for those that neither stop nor fill it, nor change what all its clients see; without
-    /// one ([`serve_in_helper`]) a server of its own. Tests keep names of namespaces, nodes and all else without a namespace apart ([`ApiServer::fresh_namespace`], [`fresh`]).
+    /// one ([`serve_in_helper`]) a server of its own. Tests keep apart what they name: namespaces, nodes and all else that is in no
+    /// namespace ([`ApiServer::fresh_namespace`], [`fresh`]).
     pub fn shared() -> Result<Self> {
         let Some(shared) = std::env::var_os(SHARED).map(PathBuf::from) else { return Self::start() };
         let folder = temp_dir()?;

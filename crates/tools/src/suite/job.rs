@@ -99,8 +99,8 @@ impl Job {
         let start = Instant::now();
         let (passed, cost, output) =
             self.output().unwrap_or_else(|error| (false, Cost::default(), format!("{error:#}\n")));
-        let all_pass = passed && ran(&output) == Some(self.tests);
-        let failed = if all_pass { 0 } else { failures(&output).max(1) };
+        let all_pass = passed && closing(&output, " passed") == Some(self.tests);
+        let failed = if all_pass { 0 } else { closing(&output, " failed").unwrap_or(1).max(1) };
         Ended {
             name: self.name,
             passed: self.tests.saturating_sub(failed),
@@ -152,15 +152,7 @@ fn wait(child: &Child, limit: Duration) -> Result<bool> {
     Ok(poll(&mut [PollFd::new(&process, PollFlags::IN)], Some(&limit))? > 0)
 }
 
-/// How many tests a program says have passed: of `test result: ok. 12 passed; 0 failed; ...`.
-fn ran(output: &str) -> Option<usize> {
-    closing(output, " passed")
-}
-
-fn failures(output: &str) -> usize {
-    closing(output, " failed").unwrap_or(1)
-}
-
+/// The number before a word in a program's last line: of `test result: ok. 12 passed; 0 failed; ...`.
 fn closing(output: &str, what: &str) -> Option<usize> {
     let line = output.lines().rev().find_map(|line| line.strip_prefix("test result: "))?;
     let before = &line[..line.find(what)?];
