@@ -14,7 +14,7 @@ use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::retries::{Cause, once_in};
+use crate::retries::once_in;
 use crate::tools;
 use test_support::leftovers::{fresh_name, temp_dir};
 use test_support::port::free_port;
@@ -154,7 +154,7 @@ impl ApiServer {
             return Ok(());
         }
         // It gives itself seconds for steps of its start, and ends when they are over: also where the machine stands still in them.
-        *running = Some(once_in(5, Cause::Standstill, || self.start_server())?);
+        *running = Some(once_in(5, || self.start_server())?);
         Ok(())
     }
 

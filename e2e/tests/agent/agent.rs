@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::ensure;
 use e2e::agent::{self, Agent, CALICO, FakeApi, Node, daemon_set, exchange, failure, get, request};
-use e2e::retries::{Cause, once_in};
+use e2e::retries::once_in;
 
 const REAL: [(&str, &str); 10] = [
     ("10-calico.conflist", CALICO),
@@ -238,7 +238,7 @@ fn another_file_is_followed_at_once(node: &Node, agent: &Agent<'_>) {
         ensure!(took < Duration::from_secs(announced) / 2, "{took:?}, next attempt in {announced} s");
         Ok(())
     };
-    once_in(5, Cause::Standstill, follow).expect("is followed at once");
+    once_in(5, follow).expect("is followed at once");
 }
 
 #[test]
@@ -350,7 +350,7 @@ fn a_burst_of_events_is_one_pass() {
         ensure!(passes == 0.0, "{passes} passes");
         Ok(())
     };
-    once_in(5, Cause::Standstill, ignored).expect("files that do not matter do not cause a pass");
+    once_in(5, ignored).expect("files that do not matter do not cause a pass");
 }
 
 #[test]
@@ -718,8 +718,7 @@ fn clients_that_hang_do_not_hold_up_others() {
         agent.wait("room made by the oldest", || matches!(idle[0].peek(&mut [0]), Ok(0) | Err(_)));
         Ok(())
     };
-    once_in(5, Cause::Standstill, answered_while_others_hang)
-        .expect("answers before it hangs up on the others");
+    once_in(5, answered_while_others_hang).expect("answers before it hangs up on the others");
 }
 
 /// On the node's network, every pod of the cluster can reach what listens on the node's address.

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant, SystemTime};
 use anyhow::{Context, Result, bail, ensure};
 use e2e::kube::{ApiServer, fresh};
 use e2e::plugin::{self, Invocation, RunDir, sidecar};
-use e2e::retries::{Cause, once_in};
+use e2e::retries::once_in;
 use serde_json::{Value, json};
 use test_support::netns::{Families, Namespace};
 use test_support::process::{EARLY, LATE, SHORT, until};
@@ -171,7 +171,7 @@ fn an_expired_token_is_told_and_a_renewed_one_is_used_at_once() -> Result<()> {
     // The agent renews the token while the plugin tries, which it does for three seconds: a machine that stands still may use them up.
     // A plugin that read its kubeconfig once would never come to see the new token.
     let renewed = cluster.good_token()?;
-    once_in(5, Cause::Standstill, || {
+    once_in(5, || {
         cluster.use_token(&expired)?;
         cluster.add_while("web", || cluster.use_token(&renewed))
     })?;
@@ -277,7 +277,7 @@ fn a_stopped_server_is_told_at_the_deadline_and_one_that_comes_back_is_used() ->
     cluster.use_token(&cluster.good_token()?)?;
     cluster.api.stop();
     // A try that a machine stands still in may end as one that nobody answers.
-    once_in(3, Cause::Standstill, || {
+    once_in(3, || {
         let start = Instant::now();
         let (code, text) = cluster.late("web", "3s")?;
         assert_eq!(code, 11, "{text}");
@@ -312,7 +312,7 @@ fn a_pod_that_appears_late_is_redirected_and_one_that_never_does_is_told() -> Re
     cluster.add_while("late", || cluster.create(pod("late")))?;
     let missing = format!("no pod {}/never (404)", cluster.namespace);
     // A try that a machine stands still in may end as one that nobody answers.
-    once_in(3, Cause::Standstill, || {
+    once_in(3, || {
         let (code, text) = cluster.late("never", "2s")?;
         ensure!(code == 11 && text.contains(&missing), "{code} {text}");
         Ok(())

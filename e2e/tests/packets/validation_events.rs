@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use e2e::retries::{Cause, once_in};
+use e2e::retries::once_in;
 use e2e::validation::{
     self, INJECTED, PROXY, ValidationRun, command, command_of, termination_log, validate, validate_with,
 };
@@ -136,7 +136,7 @@ fn rules_that_come_late_are_enough() -> Result<()> {
 #[test]
 fn rules_that_are_flushed_between_probes_prove_nothing() -> Result<()> {
     let mut seconds = 1;
-    once_in(6, Cause::Standstill, || {
+    once_in(6, || {
         let pod = Namespace::pod(Families::Dual)?;
         iptables::apply(&pod, &format!("{INJECTED} --dual-stack"))?;
         let save = pod.sh("ip6tables-nft-save -t nat")?.stdout;

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use e2e::plugin::{Answer, Invocation, PodApi, RunDir, istio_cni, plain_kubeconfig, sidecar};
-use e2e::retries::{Cause, once_in};
+use e2e::retries::once_in;
 use e2e::traffic::{Client, TcpServer};
 use serde_json::{Value, json};
 use test_support::netns::{Families, Namespace};
@@ -481,7 +481,7 @@ fn the_agent_gets_the_lines_in_one_request() -> Result<()> {
         }
     });
     // The plugin gives the agent a second, which is over where the machine stands still in it.
-    once_in(5, Cause::Standstill, || {
+    once_in(5, || {
         let answer = add(&run_dir, &namespace).run()?;
         let said: Vec<String> = answer.0.stderr.lines().map(str::to_owned).collect();
         // Whatever the plugin has sent comes before a request of our own.

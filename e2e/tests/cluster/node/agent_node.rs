@@ -15,7 +15,7 @@ use crate::agent_support::{
 use anyhow::{Context, Result, ensure};
 use e2e::kube::ApiServer;
 use e2e::node::{Node, plain_pod, sidecar_pod};
-use e2e::retries::{Cause, once_in};
+use e2e::retries::once_in;
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 use test_support::process::{self, until};
@@ -36,7 +36,7 @@ fn the_manifest_manages_a_node_with_its_roles_and_nothing_more() -> Result<()> {
 
     let mut pods = 0;
     // The plugin gives the agent a second to take its account of a pod, which is over where the machine stands still in it.
-    once_in(3, Cause::Standstill, || {
+    once_in(3, || {
         pods += 1;
         let sidecar = node.start_pod(&sidecar_pod(&format!("first-{pods}")))?;
         sidecar.wait_running(POD)?;
