@@ -92,7 +92,14 @@ steps=$#
 for architecture in $architectures; do [ -n "$(given_for "$architecture")" ] || steps=$((steps + $(wc -w <<<"$programs"))); done
 
 work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
+halves=()
+# Whatever ends this ends what it has started.
+stop_halves() {
+    local half
+    for half in "${halves[@]}"; do kill -- "-$half" 2>/dev/null || true; done
+    wait
+}
+trap 'stop_halves; rm -rf "$work"' EXIT
 
 # step WHAT: reports what begins now, and how far this is. Two builds may report at once.
 step() {
@@ -108,8 +115,29 @@ build() {
     shift
     for program; do
         step "$program for $architecture"
-        built=$(TARGET=$(triple_of "$architecture") scripts/release.sh "$program") && cp "$built/$program" "$work/$architecture/" || return 1
+        if ! { built=$(TARGET=$(triple_of "$architecture") scripts/release.sh "$program") && cp "$built/$program" "$work/$architecture/"; }; then
+            echo "$program for $architecture" >"$work/failed"
+            return 1
+        fi
     done
+}
+
+# both ARCHITECTURE: builds both halves at once, each in a process group of its own. The first that fails ends the other.
+both() {
+    local architecture=$1
+    set -m
+    # Cargo keeps others waiting for a folder that it builds in.
+    CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-target}/others build "$architecture" "${others[@]}" &
+    halves=($!)
+    build "$architecture" "${with_client[@]}" &
+    halves+=($!)
+    set +m
+    for _ in "${halves[@]}"; do
+        wait -n && continue
+        stop_halves
+        fail "cannot build $(cat "$work/failed" 2>/dev/null || echo "the programs for $architecture"): the reason is above"
+    done
+    halves=()
 }
 
 # Programs with the client of the API server share most of their crates, and few with the others, which are built at the same time: in the end of a build,
@@ -128,10 +156,8 @@ for architecture in $architectures; do
     if [ -z "$built" ]; then
         built=$work/$architecture
         mkdir "$built"
-        # Cargo keeps others waiting for a folder that it builds in.
-        CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-target}/others build "$architecture" "${others[@]}" &
-        build "$architecture" "${with_client[@]}" || { wait; exit 1; }
-        wait $! || exit 1
+        TARGET=$(triple_of "$architecture") scripts/release.sh --prepare
+        both "$architecture"
     fi
     platforms+=("$architecture=$built")
 done

@@ -4,6 +4,7 @@
 #
 # usage: scripts/release.sh [PROGRAM...]      all of them by default
 #        scripts/release.sh --check           builds nothing, prints everything that is missing, each with what to do
+#        scripts/release.sh --prepare         builds nothing, adds Rust's standard library for the target: builds at the same time may not
 #
 # Programs do not reveal the paths of their sources and of cargo's crates.
 #
@@ -24,8 +25,8 @@ command -v rustc >/dev/null || {
 }
 host=$(rustc -vV | sed -n 's/^host: //p')
 triple=${TARGET:-${host%%-*}-unknown-linux-musl}
-check=
-[ "${1:-}" != --check ] || { check=1; shift; }
+only=
+case ${1:-} in --check | --prepare) only=$1; shift ;; esac
 [ $# -gt 0 ] || set -- istio-cni istio-iptables istio-validation install-cni redirectctl kubectl-redirect
 
 # Rust's standard library for the target.
@@ -59,13 +60,14 @@ case $triple in
 esac
 
 [ "$problems" = 0 ] || exit 1
-[ -z "$check" ] || exit 0
+[ "$only" != --check ] || exit 0
 if [ -n "$needs_library" ]; then
     rustup target add "$triple" >&2 || {
         problem "rustup cannot add $triple: it needs https://static.rust-lang.org, or a mirror in RUSTUP_DIST_SERVER"
         exit 1
     }
 fi
+[ "$only" != --prepare ] || exit 0
 
 # Flags one by one, because folders may have spaces in their names: cargo takes a separator of its own.
 separator=$(printf '\037')

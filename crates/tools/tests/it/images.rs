@@ -96,6 +96,7 @@ impl Stubs {
              fetch) ;;\n\
              rustc) while [ \"$1\" != --target ]; do shift; done\n\
                  [ ! -e '{here}/broken-'$4 ] || exit 101\n\
+                 [ ! -e '{here}/hangs-'$4 ] || exec sleep 8639999\n\
                  mkdir -p \"$CARGO_TARGET_DIR/$2/release\"\n\
                  cp '{here}'/$2 \"$CARGO_TARGET_DIR/$2/release/$4\"\n\
                  echo $4 $2 >>'{here}/built' ;;\n\
@@ -158,10 +159,9 @@ fn folders_may_have_spaces_in_their_names() {
     }
 }
 
-#[test]
-fn what_the_wanted_images_need_is_built_for_this_machine_or_for_all_and_said() {
+/// Compilers and libraries for both architectures, on a machine of amd64.
+fn complete() -> Stubs {
     let stubs = Stubs::new();
-    // Compilers and libraries for both.
     let rustc = found("rustc");
     stubs.write(
         "rustc",
@@ -171,6 +171,12 @@ fn what_the_wanted_images_need_is_built_for_this_machine_or_for_all_and_said() {
     for compiler in ["musl-gcc", "x86_64-linux-gnu-gcc", "aarch64-linux-gnu-gcc", "cc"] {
         stubs.write(compiler, "exit 0");
     }
+    stubs
+}
+
+#[test]
+fn what_the_wanted_images_need_is_built_for_this_machine_or_for_all_and_said() {
+    let stubs = complete();
     let images = stubs.path("images");
     let folder = images.to_str().expect("UTF-8");
     let amd64: Vec<String> =
@@ -205,6 +211,50 @@ fn what_the_wanted_images_need_is_built_for_this_machine_or_for_all_and_said() {
         assert_eq!(output.status.code(), Some(1), "{output:?}");
         assert_eq!(fs::read_dir(&images).expect("a folder").count(), 0, "{broken}");
         fs::remove_file(stubs.path(&format!("broken-{broken}"))).expect("it is removed");
+    }
+}
+
+/// rustup refuses a second one of its kind, and cargo needs what it adds.
+#[test]
+fn a_library_that_is_missing_is_added_once_before_anything_is_built() {
+    let stubs = complete();
+    let here = stubs.0.path().display().to_string();
+    let library = stubs.path("library");
+    stubs.write(
+        "rustc",
+        &format!(
+            "case $1 in --print) echo '{}' ;; *) exec '{}' \"$@\" ;; esac",
+            library.display(),
+            found("rustc").display()
+        ),
+    );
+    stubs.write(
+        "rustup",
+        &format!(
+            "[ ! -e '{here}/built' ] && mkdir '{here}/adds' || {{ echo conflict >&2; exit 1; }}\n\
+             echo \"$@\" >>'{here}/added'; mkdir '{here}/library'; rmdir '{here}/adds'"
+        ),
+    );
+    let images = stubs.path("images");
+    let output = stubs.build_images(&[images.to_str().expect("UTF-8")], &usual_path(), &[]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let added = fs::read_to_string(stubs.path("added")).expect("a library");
+    assert_eq!(added, "target add x86_64-unknown-linux-musl\n");
+}
+
+#[test]
+fn what_cannot_be_built_ends_the_other_half_and_is_the_last_word() {
+    // Each half fails while the other goes on for a hundred days.
+    for (broken, hangs) in [("istio-cni", "istio-iptables"), ("istio-validation", "install-cni")] {
+        let stubs = complete();
+        fs::write(stubs.path(&format!("broken-{broken}")), "").expect("it is written");
+        fs::write(stubs.path(&format!("hangs-{hangs}")), "").expect("it is written");
+        let images = stubs.path("images");
+        let output = stubs.build_images(&[images.to_str().expect("UTF-8")], &usual_path(), &[]);
+        let told = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(1), "{told}");
+        let last = format!("build-images.sh: cannot build {broken} for amd64: the reason is above");
+        assert_eq!(told.lines().last(), Some(last.as_str()), "{told}");
     }
 }
 
