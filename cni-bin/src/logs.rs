@@ -2,8 +2,9 @@
 //!
 //! Standard output belongs to the runtime. The kubelet's journal gets standard error, so the lines are found there as well.
 
-use logging::{AgentSocket, Config, Format, Handle, Level, Levels, RollingFile, Target};
-use std::path::Path;
+use cni_core::logs::{ASKED_BY_AGENT, CALLED};
+use logging::{AgentSocket, Config, Entry, Format, Handle, Level, Levels, RollingFile, Sink as _, Target};
+use std::{ffi::OsString, path::Path, time::SystemTime};
 
 pub use cni_core::logs::{SCOPE, levels};
 
@@ -22,10 +23,29 @@ pub fn start() -> Option<Handle> {
     logging::init(config).ok()
 }
 
-/// Continues as the configuration says: its level, the agent's socket, the file. Skips missing ones.
-pub fn configure(handle: &Handle, levels: Levels, run_dir: &Path) {
+/// The command of an invocation that shows the agent that the runtime uses its configuration: the others may use a remembered one.
+#[must_use]
+pub fn called(env: &dyn Fn(&str) -> Option<OsString>) -> Option<String> {
+    let command = env("CNI_COMMAND")?.into_string().ok()?;
+    let is_runtimes = ["ADD", "STATUS"].contains(&command.as_str()) && env(ASKED_BY_AGENT).is_none();
+    is_runtimes.then_some(command)
+}
+
+/// Continues as the configuration says: its level, the agent's socket, the file. Skips missing ones. The agent is told of the command in
+/// `called`, at any level.
+pub fn configure(handle: &Handle, levels: Levels, run_dir: &Path, called: Option<String>) {
     handle.set_levels(levels);
     if let Some(agent) = AgentSocket::find(run_dir.join(logging::SOCKET_NAME)) {
+        if let Some(command) = called {
+            agent.write(&Entry {
+                time: SystemTime::now(),
+                level: Level::Info,
+                scope: None,
+                caller: None,
+                message: "called".to_owned(),
+                labels: vec![(CALLED.to_owned(), command.into())],
+            });
+        }
         handle.add_sink(Box::new(agent));
     }
     handle.add_sink(Box::new(RollingFile::new(run_dir.join(FILE_NAME), Level::Info)));

@@ -19,14 +19,14 @@
 mod entry;
 mod format;
 
+use cni_core::net_dir::Network;
 use jsonc_parser::ast::{Array, Object, Value};
 use jsonc_parser::common::Ranged;
 use jsonc_parser::{CollectOptions, ParseOptions};
 
+pub use cni_core::net_dir::{Invalid, PLUGIN_TYPE, Shape};
 pub use entry::{Entry, EntryError, Facts, Template};
 
-/// The plugin's type, which is also its binary's name. The only mark of an entry that is ours.
-pub const PLUGIN_TYPE: &str = "istio-cni";
 /// The specification's version of our own files.
 pub const OWN_VERSION: &str = "0.3.1";
 
@@ -36,29 +36,6 @@ pub struct NetConf<'a> {
     text: &'a str,
     root: Object<'a>,
     shape: Shape,
-}
-
-/// What kind of file it is; its name decides, as for the runtime.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Shape {
-    /// A `.conflist`: several plugins.
-    List,
-    /// A `.conf` or `.json`: one plugin.
-    Single,
-}
-
-/// Why a runtime cannot load a file.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Invalid {
-    /// It is not JSON.
-    #[error("not JSON: {0}")]
-    Json(String),
-    /// It is JSON, but no object.
-    #[error("not a JSON object")]
-    NoObject,
-    /// A key is missing or of the wrong type.
-    #[error("no {0}")]
-    Lacks(&'static str),
 }
 
 /// The state of our entry in a file.
@@ -77,34 +54,15 @@ pub enum EntryState {
 }
 
 impl<'a> NetConf<'a> {
-    /// Reads a file as a runtime does.
+    /// Reads a file as a runtime does that knows no folders of lists: a list has plugins of its own.
     ///
     /// # Errors
     /// When a runtime could not load it.
     pub fn parse(file: &str, text: &'a str) -> Result<Self, Invalid> {
-        let root = object(text)?;
-        let conf = Self { text, root, shape: Shape::of(file) };
-        match conf.shape {
-            Shape::List => conf.check_list()?,
-            Shape::Single => drop(kind(&conf.root).ok_or(Invalid::Lacks("type"))?),
+        if Network::parse(file, text)?.plugins.is_empty() {
+            return Err(Invalid::Lacks("plugins"));
         }
-        Ok(conf)
-    }
-
-    fn check_list(&self) -> Result<(), Invalid> {
-        self.name().ok_or(Invalid::Lacks("name"))?;
-        if self.root_value("cniVersion").is_some_and(|version| version.as_string_lit().is_none()) {
-            return Err(Invalid::Lacks("cniVersion that is a text"));
-        }
-        let plugins = self.plugins().ok_or(Invalid::Lacks("plugins"))?;
-        let has_type = |plugin: &Value<'_>| plugin.as_object().is_some_and(|plugin| kind(plugin).is_some());
-        if plugins.elements.is_empty() {
-            Err(Invalid::Lacks("plugins"))
-        } else if plugins.elements.iter().all(has_type) {
-            Ok(())
-        } else {
-            Err(Invalid::Lacks("type in every plugin"))
-        }
+        Ok(Self { text, root: object(text)?, shape: Shape::of(file) })
     }
 
     /// The network's name.
@@ -164,20 +122,6 @@ impl<'a> NetConf<'a> {
             Some(next) => EntryState::Followed((*next).to_owned()),
             None => EntryState::Right,
         }
-    }
-
-    /// What the runtime hands to our plugin, if it is in the file: the entry with the network's name and version.
-    #[must_use]
-    pub fn handed(&self) -> Option<String> {
-        let ours = match self.shape {
-            Shape::List => self.objects().into_iter().rfind(|plugin| kind(plugin) == Some(PLUGIN_TYPE))?,
-            Shape::Single => Some(&self.root).filter(|_| self.has_ours())?,
-        };
-        let text = &self.text[ours.range.start..ours.range.end];
-        let mut keys: serde_json::Map<String, serde_json::Value> = serde_json::from_str(text).ok()?;
-        let network = [("name", self.name()), ("cniVersion", self.version())];
-        keys.extend(network.into_iter().filter_map(|(key, value)| Some((key.to_owned(), value?.into()))));
-        Some(serde_json::Value::from(keys).to_string())
     }
 
     /// Its text with our entry as the last plugin, once. A single plugin becomes a list of its own name and version.
@@ -252,14 +196,6 @@ impl<'a> NetConf<'a> {
     }
 }
 
-impl Shape {
-    /// The shape of a file by its name.
-    #[must_use]
-    pub fn of(file: &str) -> Self {
-        if file.ends_with(".conflist") { Self::List } else { Self::Single }
-    }
-}
-
 /// Whether a text is a list of plugins, whatever its file is called.
 #[must_use]
 pub fn is_list(text: &str) -> bool {
@@ -283,7 +219,7 @@ fn append_to(text: &str, entry: &Entry) -> String {
 
 /// A text as a JSON object with the places of its parts: strict, as the runtime's parser is.
 fn object(text: &str) -> Result<Object<'_>, Invalid> {
-    // serde_json is strict and bounds the depth; the parser with places does neither.
+    // serde_json is strict and bounds the depth; the parser with places does neither. Entries and what was cut come here unread.
     serde_json::from_str::<serde::de::IgnoredAny>(text).map_err(|error| Invalid::Json(error.to_string()))?;
     let parsed = jsonc_parser::parse_to_ast(text, &CollectOptions::default(), &ParseOptions::default());
     match parsed.map_err(|error| Invalid::Json(error.to_string()))?.value {

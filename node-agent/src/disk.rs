@@ -40,6 +40,10 @@ pub trait Disk: Send + Sync {
     fn leads_nowhere(&self, _path: &Path) -> bool {
         false
     }
+    /// Where a symbolic link leads, if a path is one. A disk without links has none.
+    fn link(&self, _path: &Path) -> Option<PathBuf> {
+        None
+    }
     /// Opens a file to be read.
     ///
     /// # Errors
@@ -165,6 +169,10 @@ impl Disk for Real {
         fs::symlink_metadata(path).is_ok() && matches!(path.try_exists(), Ok(false))
     }
 
+    fn link(&self, path: &Path) -> Option<PathBuf> {
+        fs::read_link(path).ok()
+    }
+
     fn open(&self, path: &Path) -> io::Result<Box<dyn Read + '_>> {
         // A pipe with a configuration's name must not stop the agent.
         let file = OpenOptions::new().read(true).custom_flags(nix::libc::O_NONBLOCK).open(path)?;
@@ -261,6 +269,22 @@ fn hint(error: &io::Error) -> &'static str {
 /// Adds to an error what was being done with which file.
 pub(crate) fn context<T>(result: io::Result<T>, doing: &'static str, path: &Path) -> Result<T, DiskError> {
     result.map_err(|error| DiskError { doing, path: path.to_owned(), error })
+}
+
+/// Why a file could not be read, for people. Of a symbolic link, with where it leads: on the node that may be another place than here.
+#[must_use]
+pub fn unread(disk: &dyn Disk, path: &Path, error: &io::Error) -> String {
+    let Some(target) = disk.link(path) else { return error.to_string() };
+    let (target, remedy) = (target.display(), "or put a copy in the link's place");
+    match error.kind() {
+        io::ErrorKind::NotFound => format!(
+            "a symbolic link to {target}, which is missing here; mount that path of the node into the agent's container, {remedy}"
+        ),
+        io::ErrorKind::PermissionDenied => format!(
+            "a symbolic link to {target}, which the agent may not read: {error}; set LANDLOCK=false if the node's permissions allow it, {remedy}"
+        ),
+        _ => format!("a symbolic link to {target}: {error}"),
+    }
 }
 
 /// Reads a small file.

@@ -10,16 +10,17 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use cni_core::conf::{Conf, Envelope};
+use cni_core::net_dir::{self, is_loaded};
 use cni_core::wire::Command;
-use controller_runtime::lock;
+use controller_runtime::{SCOPE, lock};
 
 use crate::conflist::{Entry, EntryError, NetConf, PLUGIN_TYPE};
 use crate::disk::{self, Disk, DiskError, FileAttributes, Lock, Stat, context};
 use crate::kubeconfig::Credentials;
-use crate::plan::{self, Directory, Edit, File, Obstacle, Plan, Want};
+use crate::plan::{self, Directory, Edit, FOLDER_FILE, File, Obstacle, Plan, Want};
 use crate::plugin::{Ask, Question};
 use crate::plugin_token::PluginToken;
-use crate::ready::Reason;
+use crate::ready::{Reason, SeenCalls};
 use crate::settings::{
     EntrySettings, KUBECONFIG, OWNED_FILE, Paths, STANDALONE_FILE, Settings, TemplateSource,
 };
@@ -42,6 +43,8 @@ pub struct Installer {
     compared: Mutex<BTreeMap<PathBuf, (Stat, Stat)>>,
     /// What the installed plugin was asked last and answered with yes.
     asked: Mutex<Option<Asked>>,
+    /// When a runtime called the plugin.
+    calls: Arc<SeenCalls>,
     /// Whether the names in the node's directories are known to outlast a power failure.
     is_durable: AtomicBool,
 }
@@ -140,6 +143,7 @@ impl Installer {
             token,
             compared: Mutex::default(),
             asked: Mutex::default(),
+            calls: Arc::default(),
             is_durable: AtomicBool::new(false),
         }
     }
@@ -148,6 +152,12 @@ impl Installer {
     #[must_use]
     pub fn with_token(self, token: Arc<PluginToken>) -> Self {
         Self { token, ..self }
+    }
+
+    /// To be told of calls of the plugin.
+    #[must_use]
+    pub fn calls(&self) -> Arc<SeenCalls> {
+        self.calls.clone()
     }
 
     pub(crate) fn disk(&self) -> &dyn Disk {
@@ -419,8 +429,10 @@ impl Installer {
         }
         let Plan { target, obstacle, edits } = plan;
         pass.neighbours = neighbours(&directory, target.as_deref());
-        pass.invalid = directory.invalid();
-        pass.invalid.retain(|(name, _)| target.as_ref().is_none_or(|target| name < target));
+        self.calls.note(obstacle.as_ref());
+        let is_in_front = |name: &str| target.as_deref().is_none_or(|target| name < target);
+        let invalid = directory.read().filter(|(name, _)| is_in_front(name));
+        pass.invalid = invalid.filter_map(|(name, read)| Some((name.to_owned(), read.err()?.to_string()))).collect();
         (pass.target, pass.obstacle) = (target, obstacle);
         let is_left = left.is_some() && left == pass.target.as_deref();
         for edit in edits.into_iter().filter(|_| !is_left) {
@@ -438,27 +450,50 @@ impl Installer {
     pub fn directory(&self) -> Result<(Directory, BTreeMap<String, Stat>), DiskError> {
         let net = &self.settings.paths.net;
         let names = context(self.disk.list(net), "list", net)?;
-        let names = names.into_iter().filter_map(|name| name.into_string().ok());
+        let names: Vec<String> = names.into_iter().filter_map(|name| name.into_string().ok()).collect();
         let (mut files, mut stats) = (Vec::new(), BTreeMap::new());
-        for name in names.filter(|name| Directory::matters(name)) {
-            let path = net.join(&name);
-            let stat = match self.disk.stat(&path) {
-                Ok(stat) => stat,
-                // Removed since, or a link that leads nowhere.
-                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
-                Err(error) if plan::is_loaded(&name) => {
-                    files.push(File { name, text: Err(error.to_string()) });
-                    continue;
-                }
-                Err(error) => return context(Err(error), "read", &path),
-            };
-            if stat.is_file {
-                let text = disk::read_text(self.disk(), &path).map_err(|error| error.error.to_string());
-                stats.insert(name.clone(), stat);
-                files.push(File { name, text });
+        for name in names.iter().filter(|name| plan::matters(name)) {
+            files.extend(self.file(name.clone(), &mut stats)?);
+        }
+        let mut folders = Directory::new(files.clone()).folders();
+        // One with our plugin, whose list is gone, has to go with us.
+        let is_ours = |name: &&String| self.disk.stat(&net.join(name).join(FOLDER_FILE)).is_ok();
+        folders.extend(names.iter().filter(|name| !plan::matters(name)).filter(is_ours).cloned());
+        folders.sort_unstable();
+        folders.dedup();
+        for folder in folders {
+            let names = self.disk.list(&net.join(&folder)).unwrap_or_default();
+            let names = names.into_iter().filter_map(|name| name.into_string().ok());
+            let names = names.map(|name| format!("{folder}/{name}"));
+            for name in names.filter(|name| net_dir::is_in_folder(name, &folder)) {
+                files.extend(self.file(name, &mut stats)?);
             }
         }
-        Ok((Directory::new(files), stats))
+        Ok((Directory::new(files).at(net.display().to_string()), stats))
+    }
+
+    /// Reads a file of the configuration directory; none if it is gone, or not a file.
+    fn file(&self, name: String, stats: &mut BTreeMap<String, Stat>) -> Result<Option<File>, DiskError> {
+        let path = self.settings.paths.net.join(&name);
+        let is_network = is_loaded(&name) || name.contains('/');
+        let unread = |error: io::Error| disk::unread(self.disk(), &path, &error);
+        let stat = match self.disk.stat(&path) {
+            Ok(stat) => stat,
+            // On the node the link may lead somewhere.
+            Err(error) if is_network && self.disk.link(&path).is_some() => {
+                return Ok(Some(File { name, text: Err(unread(error)) }));
+            }
+            // Removed since.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) if is_network => return Ok(Some(File { name, text: Err(unread(error)) })),
+            Err(error) => return context(Err(error), "read", &path),
+        };
+        if !stat.is_file {
+            return Ok(None);
+        }
+        let text = disk::read_text(self.disk(), &path).map_err(|error| unread(error.error));
+        stats.insert(name.clone(), stat);
+        Ok(Some(File { name, text }))
     }
 
     /// Makes a change unless it is made already; true if it did. A file that another program changed since the directory was read
@@ -518,7 +553,9 @@ impl Installer {
         if !self.has_kubeconfig() {
             return Err(Reason::Missing(self.settings.paths.kubeconfig()));
         }
-        let Some(conf) = self.handed()? else { return Ok(()) };
+        let is_said = self.settings.ready_before_called;
+        let is_called = |_: &Obstacle| is_said || self.calls.was_seen();
+        let Some(conf) = self.handed(is_called)? else { return Ok(()) };
         self.ask(conf)
     }
 
@@ -528,7 +565,12 @@ impl Installer {
     /// The reason why the runtime does not call it, or why it could not work with its credentials.
     pub(crate) fn check_once(&self) -> Result<bool, Reason> {
         self.check_binaries()?;
-        let Some(conf) = self.handed()? else { return Ok(self.has_kubeconfig()) };
+        // Nothing here sees calls: whoever runs this decides.
+        let is_called = |obstacle: &Obstacle| {
+            log::warn!(target: SCOPE, "{obstacle}");
+            true
+        };
+        let Some(conf) = self.handed(is_called)? else { return Ok(self.has_kubeconfig()) };
         let reads_manifests = accepted(&conf).is_ok_and(|conf| conf.manifest_dir.is_some());
         let is_equipped = reads_manifests || self.has_kubeconfig();
         if is_equipped {
@@ -552,17 +594,20 @@ impl Installer {
         Ok(())
     }
 
-    /// What the runtime hands to the plugin, accepted by the plugin's own parser; none where no file is to have the entry.
-    fn handed(&self) -> Result<Option<String>, Reason> {
+    /// What the runtime hands to the plugin, accepted by the plugin's own parser; none where no file is to have the entry. `is_called` decides
+    /// where the files leave it open.
+    fn handed(&self, is_called: impl Fn(&Obstacle) -> bool) -> Result<Option<String>, Reason> {
         let want = self.want().map_err(|error| Reason::Failed(error.to_string()))?;
         let (directory, _) = self.directory().map_err(|error| Reason::Failed(error.to_string()))?;
         let plan = plan::plan(&directory, &want);
-        match &plan.obstacle {
-            Some(obstacle) if obstacle.concerns_pods() => return Err(Reason::Directory(obstacle.clone())),
-            Some(_) | None => {}
-        }
+        self.calls.note(plan.obstacle.as_ref());
         // Without edits, and with those that concern no pod, this is what the runtime hands to the plugin.
         let handed = plan.handed(&directory).map(|(_, conf)| conf);
+        match plan.obstacle {
+            Some(obstacle) if obstacle.is_open() && handed.is_some() && is_called(&obstacle) => {}
+            Some(obstacle) if obstacle.concerns_pods() => return Err(Reason::Directory(obstacle)),
+            Some(_) | None => {}
+        }
         handed.iter().try_for_each(|conf| self.accept(conf)).map_err(Reason::Failed)?;
         Ok(handed)
     }

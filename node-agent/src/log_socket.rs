@@ -8,6 +8,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
+use cni_core::logs::CALLED;
 use cni_core::reasons;
 use controller_runtime::lock;
 use controller_runtime::metrics::ResultLabel;
@@ -24,6 +25,7 @@ use crate::cluster::events::EventPublisher;
 use crate::cluster::{Connection, EventMessage, pod_reference};
 use crate::metrics::{AddLabels, Metrics, OutcomeLabel};
 use crate::plugin_socket::PluginSocket;
+use crate::ready::SeenCalls;
 
 /// The largest body.
 const LARGEST: usize = 1024 * 1024;
@@ -42,6 +44,7 @@ pub struct Receiver {
     emit: Box<dyn Fn(&Entry) + Send + Sync>,
     bucket: Mutex<Bucket>,
     reasons: Mutex<BTreeSet<(&'static str, String)>>,
+    calls: Arc<SeenCalls>,
 }
 
 /// How many more entries are taken.
@@ -66,9 +69,13 @@ impl Bucket {
 impl Receiver {
     /// A receiver that logs with `emit`.
     #[must_use]
-    pub fn new(metrics: Arc<Metrics>, emit: Box<dyn Fn(&Entry) + Send + Sync>) -> Self {
+    pub fn new(
+        metrics: Arc<Metrics>,
+        calls: Arc<SeenCalls>,
+        emit: Box<dyn Fn(&Entry) + Send + Sync>,
+    ) -> Self {
         let bucket = Mutex::new(Bucket { left: BURST, filled: Instant::now() });
-        Self { metrics, emit, bucket, reasons: Mutex::default() }
+        Self { metrics, emit, bucket, reasons: Mutex::default(), calls }
     }
 
     /// Takes one body. Its lines are logged one after the other, without those of another plugin in between.
@@ -81,6 +88,7 @@ impl Receiver {
         for line in lines {
             match Entry::from_json(&line) {
                 None => self.count("malformed"),
+                Some(entry) if is_call(&entry) => self.calls.see(),
                 Some(_) if !bucket.take(now) => self.count("over_rate"),
                 Some(entry) => {
                     self.count("accepted");
@@ -146,6 +154,11 @@ impl Receiver {
     }
 }
 
+/// Whether a line is nothing but the plugin's notice that a runtime calls it.
+fn is_call(entry: &Entry) -> bool {
+    entry.labels.iter().any(|(name, _)| name == CALLED)
+}
+
 fn is_word(reason: &str) -> bool {
     reason.len() <= 40
         && reason.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'_')
@@ -176,7 +189,7 @@ pub fn start(
     metrics: Arc<Metrics>,
     logs: Option<logging::Handle>,
     connection: Arc<Connection>,
-    tasks: Supervisor,
+    (calls, tasks): (Arc<SeenCalls>, Supervisor),
 ) -> anyhow::Result<PluginSocket> {
     let events = EventPublisher::start("events of plugins", connection, metrics.clone(), &tasks);
     let emit = move |entry: &Entry| {
@@ -187,7 +200,7 @@ pub fn start(
             events.send(event);
         }
     };
-    let receiver = Arc::new(Receiver::new(metrics.clone(), Box::new(emit)));
+    let receiver = Arc::new(Receiver::new(metrics.clone(), calls, Box::new(emit)));
     PluginSocket::start("log socket", (run, logging::SOCKET_NAME), metrics, tasks, move |request| {
         let receiver = receiver.clone();
         async move { receiver.answer(request).await }
@@ -205,7 +218,7 @@ mod tests {
         let ((metrics, registry), lines) = (Metrics::new(), Arc::new(Mutex::new(Vec::new())));
         let kept = lines.clone();
         let emit = move |entry: &Entry| kept.lock().expect("lines").push(entry.console());
-        (Receiver::new(metrics, Box::new(emit)), registry, lines)
+        (Receiver::new(metrics, Arc::default(), Box::new(emit)), registry, lines)
     }
 
     fn body(lines: &[&str]) -> Vec<u8> {

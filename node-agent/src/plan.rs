@@ -5,89 +5,39 @@
 //! The runtime loads the first file, in byte order of the names, that it can load. Originals of files we edit are kept beside them under
 //! a name that no runtime loads.
 
-use crate::conflist::{self, Entry, EntryState, Invalid, NetConf, Shape};
-use crate::settings::{Placement, STANDALONE_FILE};
+use cni_core::net_dir::{self, Caller, Network, Uncalled, Unloadable, is_loaded};
+
+use crate::conflist::{self, Entry, EntryState, NetConf, Shape};
+use crate::settings::{OWNED_FILE, Placement};
 
 mod ownership;
 mod removal;
 pub use ownership::MARK;
+pub use cni_core::net_dir::{Directory, File};
 pub use removal::{Leftover, Removal, removal, spent_originals};
 
 /// What is appended to a file's name for its original.
 pub const ORIGINAL: &str = ".istio-cni-original";
-/// The ends of names that a runtime loads.
-const LOADED: [&str; 3] = [".conf", ".conflist", ".json"];
+/// The file with the entry in the folder of a list that has its plugins there: behind those of its usual names.
+pub const FOLDER_FILE: &str = "zz-istio-cni.conf";
 
-/// The files of the directory that matter, in byte order of their names.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Directory {
-    files: Vec<File>,
+/// Whether a name in the directory is one of those that matter.
+#[must_use]
+pub fn matters(name: &str) -> bool {
+    is_loaded(name) || name.ends_with(ORIGINAL) || name.ends_with(MARK)
 }
 
-/// One of them.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct File {
-    /// Its name.
-    pub name: String,
-    /// Its text, or why it cannot be read.
-    pub text: Result<String, String>,
+/// The files that a runtime reads, in its order, as far as they can be edited: those with plugins of their own.
+fn read(directory: &Directory) -> impl Iterator<Item = (&str, Result<NetConf<'_>, String>)> {
+    directory.files().iter().filter(|file| is_loaded(&file.name)).map(|file| {
+        let conf = file.text.as_deref().map_err(Clone::clone);
+        let parsed = |text| NetConf::parse(&file.name, text).map_err(|invalid| invalid.to_string());
+        (file.name.as_str(), conf.and_then(parsed))
+    })
 }
 
-impl Directory {
-    /// A directory of these files.
-    #[must_use]
-    pub fn new(mut files: Vec<File>) -> Self {
-        files.sort_by(|one, other| one.name.as_bytes().cmp(other.name.as_bytes()));
-        Self { files }
-    }
-
-    /// Whether a name is one of those that matter.
-    #[must_use]
-    pub fn matters(name: &str) -> bool {
-        is_loaded(name) || name.ends_with(ORIGINAL) || name.ends_with(MARK)
-    }
-
-    /// The text of a file.
-    #[must_use]
-    pub fn text(&self, name: &str) -> Option<&str> {
-        self.files.iter().find(|file| file.name == name).and_then(|file| file.text.as_deref().ok())
-    }
-
-    fn has(&self, name: &str) -> bool {
-        self.files.iter().any(|file| file.name == name)
-    }
-
-    /// The files that a runtime reads, in its order.
-    fn read(&self) -> impl Iterator<Item = (&str, Result<NetConf<'_>, String>)> {
-        self.files.iter().filter(|file| is_loaded(&file.name)).map(|file| {
-            let conf = file.text.as_deref().map_err(Clone::clone);
-            let conf = conf.and_then(|text| {
-                NetConf::parse(&file.name, text).map_err(|invalid: Invalid| invalid.to_string())
-            });
-            (file.name.as_str(), conf)
-        })
-    }
-
-    fn valid(&self) -> impl Iterator<Item = (&str, NetConf<'_>)> {
-        self.read().filter_map(|(name, conf)| Some((name, conf.ok()?)))
-    }
-
-    /// The file the runtime uses.
-    #[must_use]
-    pub fn active(&self) -> Option<(&str, NetConf<'_>)> {
-        self.valid().next()
-    }
-
-    /// Files that the runtime cannot load, with the reason.
-    #[must_use]
-    pub fn invalid(&self) -> Vec<(String, String)> {
-        self.read().filter_map(|(name, conf)| Some((name.to_owned(), conf.err()?))).collect()
-    }
-}
-
-/// Whether a runtime reads a file of this name.
-pub(crate) fn is_loaded(name: &str) -> bool {
-    LOADED.iter().any(|end| name.ends_with(end))
+fn valid(directory: &Directory) -> impl Iterator<Item = (&str, NetConf<'_>)> {
+    read(directory).filter_map(|(name, conf)| Some((name, conf.ok()?)))
 }
 
 /// What the directory should hold.
@@ -124,7 +74,7 @@ pub enum Obstacle {
     /// A file to chain into does not exist.
     #[error(
         "no network configuration that the runtime can load in the directory{}; waiting for the network plugin to write one",
-        in_brackets(.unloadable)
+        net_dir::in_brackets(.unloadable)
     )]
     NoNetwork {
         /// Files that it cannot load, with the reason.
@@ -188,6 +138,9 @@ pub enum Obstacle {
     /// The copy in front is not what it should be.
     #[error("{0} is not the copy of the runtime's list that it should be")]
     Stale(String),
+    /// The entry is there, and the runtime does not call it, or the files do not show whether it does.
+    #[error("{0}")]
+    Uncalled(Uncalled),
 }
 
 impl Obstacle {
@@ -211,19 +164,15 @@ impl Obstacle {
             Self::Repeated(_) => "repeated",
             Self::Followed { .. } => "followed",
             Self::Stale(_) => "stale",
+            Self::Uncalled(uncalled) => uncalled.kind(),
         }
     }
-}
 
-/// Files with the problem of each, after a common text; as many as a person reads.
-fn in_brackets(files: &[(String, String)]) -> String {
-    const SHOWN: usize = 3;
-    let mut words: Vec<String> =
-        files.iter().take(SHOWN).map(|(name, reason)| format!("{name}: {reason}")).collect();
-    if files.len() > SHOWN {
-        words.push(format!("{} more", files.len() - SHOWN));
+    /// Whether the files leave open that the plugin is called, and a call that was seen decides.
+    #[must_use]
+    pub const fn is_open(&self) -> bool {
+        matches!(self, Self::Uncalled(uncalled) if uncalled.is_open())
     }
-    if words.is_empty() { String::new() } else { format!(" ({})", words.join("; ")) }
 }
 
 /// What has to change, and what is wrong as long as it has not.
@@ -251,7 +200,7 @@ impl Plan {
             Edit::Write { .. } | Edit::Delete { .. } => None,
         });
         let text = written.or_else(|| directory.text(target))?;
-        Some((target, NetConf::parse(target, text).ok()?.handed()?))
+        Some((target, Network::parse(target, text).ok()?.handed()?.to_string()))
     }
 
     fn foreign(file: &str, whose: String, setting: &'static str) -> Self {
@@ -271,15 +220,21 @@ pub fn plan(directory: &Directory, want: &Want) -> Plan {
 
 /// The entry in the list of another plugin.
 fn chained(directory: &Directory, pinned: Option<&str>, entry: &Entry) -> Plan {
-    // Files of ours from before the user changed the placement.
-    let is_retired = |name: &str, conf: &NetConf<'_>| {
-        (name == STANDALONE_FILE && conf.is_only_ours()) || ownership::is_our_copy(directory, name, conf)
-    };
-    let found = network(directory, pinned, None);
-    let (name, conf) = match found {
+    let (name, network) = match network(directory, pinned, None) {
         Ok(found) => found,
-        Err(obstacle) => return Plan::wait(obstacle),
+        // Its owner took the file away so that the runtime has no network.
+        Err(obstacle) => return Plan { edits: ownership::orphans(directory), ..Plan::wait(obstacle) },
     };
+    let Some(conf) = directory.text(name).and_then(|text| NetConf::parse(name, text).ok()) else {
+        return in_folder(directory, name, &network, entry);
+    };
+    if ownership::is_bound(directory, name, &conf) {
+        return owned(directory, OWNED_FILE, pinned, entry);
+    }
+    if conf.shape() == Shape::Single && directory.is_named_by_multus(name) {
+        let because = "holds a single plugin and is named by Multus, so it cannot become a list; leave CNI_CONF_NAME empty to chain behind Multus";
+        return Plan::wait(Obstacle::NoPinned { file: name.to_owned(), because: because.to_owned() });
+    }
     let target = list_name(name);
     let standing = conf.entry_state(entry);
     // Before the entry goes into a file that once was a copy.
@@ -294,18 +249,51 @@ fn chained(directory: &Directory, pinned: Option<&str>, entry: &Entry) -> Plan {
         }
     }
     edits.extend(finish(directory, name, &conf));
-    let retired = directory.valid().filter(|(name, conf)| is_retired(name, conf));
-    let retired = retired.filter(|(name, _)| Some(*name) != pinned && **name != *target);
-    let retired = retired.map(|(name, _)| name).chain(ownership::broken_copies(directory));
-    edits.extend(retired.flat_map(|name| removal::retire(directory, name)));
-    let obstacle = obstacle(standing, name).or_else(|| match directory.active() {
-        // Multus calls other plugins' lists itself.
-        Some((active, conf)) if active != name && !is_multus(&conf) => {
-            Some(Obstacle::Preempted { active: active.to_owned(), ours: name.to_owned() })
-        }
-        Some(_) | None => None,
-    });
-    Plan { target: Some(target), obstacle, edits }
+    edits.extend(strays(directory, &[name, &target]));
+    Plan { target: Some(target), obstacle: judged(directory, standing, name, name), edits }
+}
+
+/// The entry in a file of its own in the folder of a list that has its plugins there.
+fn in_folder(directory: &Directory, name: &str, network: &Network, entry: &Entry) -> Plan {
+    let file = format!("{}/{FOLDER_FILE}", network.folder().unwrap_or_default());
+    let conf = directory.text(&file).and_then(|text| NetConf::parse(&file, text).ok());
+    if let Some(conf) = conf.as_ref().filter(|conf| !conf.is_only_ours()) {
+        return Plan::foreign(&file, format!("its plugins: {}", conf.types().join(", ")), "CNI_CONF_NAME");
+    }
+    let standing = match conf.map_or(EntryState::Absent, |conf| conf.entry_state(entry)) {
+        EntryState::Right => match network.types().skip_while(|kind| *kind != conflist::PLUGIN_TYPE).nth(1) {
+            Some(next) => EntryState::Followed(next.to_owned()),
+            None => EntryState::Right,
+        },
+        standing => standing,
+    };
+    let mut edits = ownership::stale_marks(directory, None);
+    if !matches!(standing, EntryState::Right | EntryState::Followed(_)) {
+        edits.push(Edit::Write { name: file.clone(), text: entry.standalone(), like: name.to_owned() });
+    }
+    edits.extend(strays(directory, &[&file]));
+    let obstacle = judged(directory, standing, &file, name);
+    Plan { target: Some(file), obstacle, edits }
+}
+
+/// What keeps pods from getting the plugin from the file with the entry; `network` is the runtime's file that leads to it.
+fn judged(directory: &Directory, standing: EntryState, file: &str, network: &str) -> Option<Obstacle> {
+    let own = obstacle(standing, file);
+    if own.as_ref().is_some_and(Obstacle::concerns_pods) {
+        return own;
+    }
+    uncalled(directory, network).or(own)
+}
+
+/// Why the runtime does not call the plugin by this file, or the files do not show whether it does.
+fn uncalled(directory: &Directory, ours: &str) -> Option<Obstacle> {
+    let verdict = directory.verdict();
+    let preempted = |active: &str| Obstacle::Preempted { active: active.to_owned(), ours: ours.to_owned() };
+    match (verdict.caller, verdict.uncalled) {
+        (Some(Caller { file, is_inlined: false, .. }), _) if file != ours => Some(preempted(file)),
+        (None, Some(Uncalled::Without { file, .. })) => Some(preempted(&file)),
+        (_, uncalled) => uncalled.map(Obstacle::Uncalled),
+    }
 }
 
 /// The entry in a copy of the runtime's list, in front of it.
@@ -313,12 +301,14 @@ fn owned(directory: &Directory, file: &str, pinned: Option<&str>, entry: &Entry)
     if let Some(whose) = ownership::others_copy(directory, file) {
         return Plan::foreign(file, whose, "ISTIO_OWNED_CNI_CONFIG_FILENAME");
     }
-    let found = network(directory, pinned, Some(file));
-    let (name, conf) = match found {
+    let (name, network) = match network(directory, pinned, Some(file)) {
         Ok(found) => found,
+        Err(obstacle) if obstacle.is_open() => return Plan::wait(obstacle),
         Err(_) if directory.has(file) => return orphan(directory, file, entry),
         Err(obstacle) => return Plan::wait(obstacle),
     };
+    let whole = directory.text(name).map(|text| network.inlined_text(text)).unwrap_or_default();
+    let Ok(conf) = NetConf::parse(name, &whole) else { return Plan::wait(Obstacle::Stale(file.to_owned())) };
     let text = conf.with(entry);
     let mut edits = ownership::stale_marks(directory, Some(file));
     edits.extend(ownership::mark_copy(directory, file));
@@ -334,12 +324,8 @@ fn owned(directory: &Directory, file: &str, pinned: Option<&str>, entry: &Entry)
         });
         edits.push(Edit::Write { name: file.to_owned(), text, like: name.to_owned() });
     }
-    edits.extend(strays(directory, file));
-    let first = directory.valid().map(|(name, _)| name).find(|active| *active < file);
-    if let Some(active) = first {
-        let preempted = Obstacle::Preempted { active: active.to_owned(), ours: file.to_owned() };
-        obstacle = obstacle.or(Some(preempted));
-    }
+    edits.extend(strays(directory, &[file]));
+    let obstacle = obstacle.or_else(|| uncalled(directory, file));
     Plan { target: Some(file.to_owned()), obstacle, edits }
 }
 
@@ -366,8 +352,13 @@ fn standalone(directory: &Directory, file: &str, entry: &Entry) -> Plan {
     if standing != EntryState::Right {
         edits.push(Edit::Write { name: file.to_owned(), text: entry.standalone(), like: file.to_owned() });
     }
-    edits.extend(strays(directory, file));
-    Plan { target: Some(file.to_owned()), obstacle: obstacle(standing, file), edits }
+    edits.extend(strays(directory, &[file]));
+    let obstacle = obstacle(standing, file).or_else(|| {
+        let verdict = directory.verdict();
+        let is_called = verdict.caller.is_some_and(|caller| caller.file == file) && verdict.uncalled.is_none();
+        (!is_called).then(|| Obstacle::Uncalled(Uncalled::Standalone(file.to_owned())))
+    });
+    Plan { target: Some(file.to_owned()), obstacle, edits }
 }
 
 /// The network that the entry joins: the file the user named, or the one the runtime uses apart from our own. `copy` is the copy in front,
@@ -376,24 +367,36 @@ fn network<'d>(
     directory: &'d Directory,
     pinned: Option<&str>,
     copy: Option<&str>,
-) -> Result<(&'d str, NetConf<'d>), Obstacle> {
-    let mut others = directory.valid().filter(|(name, _)| Some(*name) != copy);
-    let Some(pinned) = pinned else {
-        let is_network = |name: &str, conf: &NetConf<'_>| {
-            !conf.is_only_ours() && !ownership::is_our_copy(directory, name, conf)
-        };
-        let found = others.find(|(name, conf)| is_network(name, conf));
-        return found.ok_or_else(|| Obstacle::NoNetwork { unloadable: directory.invalid() });
+) -> Result<(&'d str, Network), Obstacle> {
+    let mut others = directory.read().filter(|(name, _)| Some(*name) != copy);
+    if let Some(pinned) = pinned {
+        let names = siblings(pinned);
+        let mut named = others.filter(|(name, _)| names.iter().any(|sibling| sibling == name));
+        let found = named.find_map(|(name, network)| Some((name, network.ok()?)));
+        return found.ok_or_else(|| no_pinned(directory, pinned));
+    }
+    let is_copy = |name: &str| {
+        let conf = directory.text(name).and_then(|text| NetConf::parse(name, text).ok());
+        conf.is_some_and(|conf| ownership::is_our_copy(directory, name, &conf))
     };
-    let names = siblings(pinned);
-    let named = others.find(|(name, _)| names.iter().any(|sibling| sibling == name));
-    named.ok_or_else(|| no_pinned(directory, pinned))
+    let found = others.find_map(|(name, network)| match network {
+        // The runtime can read it, perhaps: what is behind it is another program's, and not used.
+        Err(Unloadable::Unreadable(reason)) => {
+            let file = name.to_owned();
+            Some(Err(Obstacle::Uncalled(Uncalled::Unreadable { file, reason })))
+        }
+        Ok(network) if !network.is_only_ours() && !network.is_loopback() && !is_copy(name) => {
+            Some(Ok((name, network)))
+        }
+        Ok(_) | Err(Unloadable::Invalid(_)) => None,
+    });
+    found.unwrap_or_else(|| Err(Obstacle::NoNetwork { unloadable: directory.unusable() }))
 }
 
 /// Why the file that the user named cannot be used.
 fn no_pinned(directory: &Directory, pinned: &str) -> Obstacle {
     let names = siblings(pinned);
-    let mut there = directory.invalid().into_iter().filter(|(name, _)| names.contains(name));
+    let mut there = directory.unusable().into_iter().filter(|(name, _)| names.contains(name));
     let because = match there.next() {
         None => "is missing".to_owned(),
         Some((name, _)) if directory.text(&name).is_some_and(conflist::is_list) => format!(
@@ -407,8 +410,8 @@ fn no_pinned(directory: &Directory, pinned: &str) -> Obstacle {
 
 /// A name with each extension that a runtime loads, in the runtime's order.
 fn siblings(name: &str) -> Vec<String> {
-    let stem = LOADED.iter().find_map(|end| name.strip_suffix(end)).unwrap_or(name);
-    LOADED.iter().map(|end| format!("{stem}{end}")).collect()
+    let stem = net_dir::LOADED.iter().find_map(|end| name.strip_suffix(end)).unwrap_or(name);
+    net_dir::LOADED.iter().map(|end| format!("{stem}{end}")).collect()
 }
 
 /// The name that a file has as a list.
@@ -416,7 +419,7 @@ fn list_name(name: &str) -> String {
     match Shape::of(name) {
         Shape::List => name.to_owned(),
         Shape::Single => {
-            let stem = LOADED.iter().find_map(|end| name.strip_suffix(end)).unwrap_or(name);
+            let stem = net_dir::LOADED.iter().find_map(|end| name.strip_suffix(end)).unwrap_or(name);
             format!("{stem}.conflist")
         }
     }
@@ -464,14 +467,16 @@ fn single_names(list: &str) -> impl Iterator<Item = String> {
     stem.into_iter().flat_map(|stem| [format!("{stem}.conf"), format!("{stem}.json")])
 }
 
-/// The edits that take us out of every file but one.
-fn strays(directory: &Directory, but: &str) -> Vec<Edit> {
+/// The edits that take us out of every file but these.
+fn strays(directory: &Directory, but: &[&str]) -> Vec<Edit> {
     let is_ours =
         |name: &str, conf: &NetConf<'_>| conf.has_ours() || ownership::is_our_copy(directory, name, conf);
-    let others = directory.valid().filter(|(name, conf)| *name != but && is_ours(name, conf));
+    let others = valid(directory).filter(|(name, conf)| !but.contains(name) && is_ours(name, conf));
     let taken_out = others.flat_map(|(name, conf)| removal::take_out(directory, name, &conf, None));
-    let broken = ownership::broken_copies(directory).filter(|name| *name != but);
-    taken_out.chain(broken.flat_map(|name| removal::retire(directory, name))).collect()
+    let broken = ownership::broken_copies(directory).filter(|name| !but.contains(name));
+    let in_folders = ownership::in_folders(directory).filter(|name| !but.contains(name));
+    let retired = broken.chain(in_folders).flat_map(|name| removal::retire(directory, name));
+    taken_out.chain(retired).collect()
 }
 
 fn obstacle(standing: EntryState, file: &str) -> Option<Obstacle> {
@@ -483,11 +488,6 @@ fn obstacle(standing: EntryState, file: &str) -> Option<Obstacle> {
         EntryState::Followed(next) => Some(Obstacle::Followed { file, next }),
         EntryState::Repeated => Some(Obstacle::Repeated(file)),
     }
-}
-
-/// Whether it is Multus's own configuration.
-fn is_multus(conf: &NetConf<'_>) -> bool {
-    conf.types().first().is_some_and(|kind| kind.starts_with("multus"))
 }
 
 #[cfg(test)]

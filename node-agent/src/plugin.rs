@@ -9,6 +9,7 @@ use std::process::{Command, ExitStatus, Stdio};
 use std::time::Duration;
 
 use cni_core::invoke::invoke;
+use cni_core::logs::ASKED_BY_AGENT;
 use cni_core::wire::Code;
 use serde_json::{Value, json};
 
@@ -108,11 +109,12 @@ fn judge(error: &Value) -> Result<(), Refusal> {
     Err(Refusal::Refused { code, message })
 }
 
-/// Runs a program with nothing in its environment but the command, and returns how it ended and what it printed.
+/// Runs a program with nothing in its environment but the command and that the agent asks, and returns how it ended and what it printed.
 fn run(path: &Path, command: &str, input: &str) -> io::Result<(ExitStatus, String)> {
     let directory = path.parent().unwrap_or(Path::new("/"));
     let mut program = Command::new(path);
     program.env_clear().env("CNI_COMMAND", command).env("CNI_PATH", directory).current_dir("/");
+    program.env(ASKED_BY_AGENT, "1");
     invoke(program.stderr(Stdio::null()), input, PATIENCE)
 }
 

@@ -46,6 +46,8 @@ pub struct Settings {
     pub plugin: PluginAccount,
     /// Whether files of ours in the configuration directory may be read by their group.
     pub conf_group_read: bool,
+    /// Whether the agent is ready where the node's files leave open that the plugin is called, and no call was seen.
+    pub ready_before_called: bool,
     /// Where the agent serves.
     pub serve: ServeSettings,
     /// Who the agent is in the cluster.
@@ -218,6 +220,7 @@ impl Settings {
             kubeconfig: kubeconfig(&mut raw),
             plugin: plugin_account(&mut raw),
             conf_group_read: raw.switch("CNI_CONF_GROUP_READ"),
+            ready_before_called: raw.switch("READY_BEFORE_CALLED"),
             serve: serve(&mut raw),
             identity: Identity {
                 namespace: raw.text("POD_NAMESPACE"),

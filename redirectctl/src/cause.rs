@@ -136,6 +136,9 @@ causes! {
     NoEntry: "no-plugin-entry", Error,
         "the network configuration that the runtime uses has no entry of istio-cni: pods that start now are not redirected",
         "the node agent writes it; see whether it is ready, and which file sorts first in the configuration directory";
+    NotSeenCalled: "plugin-not-seen-called", Warning,
+        "the plugin's entry is there, the files do not show that the runtime calls it, and no ready node agent has seen it called",
+        "what is named decides: where Multus runs what these files do not show, a pod's events and the agent's /readyz tell; READY_BEFORE_CALLED is for nodes on which it is known";
     EntryUnreadable: "entry-unreadable", Error,
         "the network configuration that the runtime uses cannot be read: no pod can start",
         "correct or remove the file; the node agent's log names who wrote it";

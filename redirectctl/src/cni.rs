@@ -19,7 +19,7 @@ pub use program::{Answer, ask};
 /// Where runtimes keep plugins, unless they are reported otherwise.
 pub const BIN_DIR: &str = "/opt/cni/bin";
 /// The plugin.
-pub const PLUGIN: &str = "istio-cni";
+pub use cni_core::net_dir::PLUGIN_TYPE as PLUGIN;
 /// The ID of an unknown container: runtimes give hexadecimal numbers.
 const UNKNOWN_CONTAINER: &str = "redirectctl";
 /// The first interface of a pod, as every runtime calls it.

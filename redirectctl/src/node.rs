@@ -9,6 +9,7 @@ use cluster_client::files;
 use cni_core::conf::{Conf, Envelope};
 use cni_core::enablement::Enablement;
 use cni_core::enrolment_report::EnrolmentReport;
+use cni_core::net_dir::{self, Caller, Directory, File, Network, Uncalled};
 use cni_core::pod_source::PodName;
 use cni_core::sandboxed::SandboxedRuntimes;
 use cni_core::selection::{Programming, base_settings};
@@ -38,8 +39,9 @@ const IPV6: &str = "AMBIENT_IPV6";
 const MOST_BYTES: u64 = 4 << 20;
 /// Plugins that may stand behind ours: they make nothing in the pod's network namespace that a plan depends on.
 const HARMLESS: [&str; 4] = ["portmap", "bandwidth", "tuning", "firewall"];
-/// The endings of configurations' names, as libcni has them.
-const ENDINGS: [&str; 3] = ["conf", "conflist", "json"];
+
+/// What is found where the files leave open that the runtime calls the plugin.
+const OPEN: [Cause; 2] = [Cause::NotSeenCalled, Cause::EntryUnreadable];
 
 /// What the node's configuration says.
 #[derive(Debug, Default)]
@@ -50,8 +52,10 @@ pub struct Node {
     pub entry: Option<Value>,
     /// The plugins in their order, by their types.
     pub order: Vec<String>,
-    /// The file that the runtime reads: the first by name.
+    /// The file that it is in.
     pub file: Option<PathBuf>,
+    /// Whether the files leave open that the runtime calls the plugin: a ready agent has seen it called.
+    pub is_open: bool,
     /// What is wrong with that.
     pub findings: Vec<Finding>,
     /// Its processes.
@@ -99,31 +103,33 @@ impl Node {
     /// # Errors
     /// The directory is there and cannot be read.
     pub fn read(directory: &Path) -> io::Result<Self> {
-        let entries = match fs::read_dir(directory) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Self::default()),
-            entries => entries?,
-        };
-        let mut files = Vec::new();
-        for entry in entries {
-            let path = entry?.path();
-            let ending = path.extension().and_then(|ending| ending.to_str()).unwrap_or_default();
-            if ENDINGS.contains(&ending) {
-                files.push(path);
-            }
+        match read_directory(directory) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Self::default()),
+            files => Ok(Self::of_directory(directory, &files?)),
         }
-        files.sort();
-        let mut files = files.into_iter();
-        let Some(first) = files.next() else {
-            let told = format!("{} has no configuration", directory.display());
-            return Ok(Self { findings: vec![Finding::new(Cause::NoEntry, told)], ..Self::default() });
+    }
+
+    /// What the files of a directory make the runtime run.
+    fn of_directory(directory: &Path, files: &Directory) -> Self {
+        let verdict = files.verdict();
+        let of_caller = |caller: Caller<'_>| Self::of_network(&caller.network, directory.join(caller.file));
+        let mut node = verdict.caller.map(of_caller).unwrap_or_default();
+        let Some(uncalled) = verdict.uncalled else { return node };
+        node.is_open = uncalled.is_open();
+        let cause = match &uncalled {
+            Uncalled::NoNetwork { unloadable } if unloadable.is_empty() => Cause::NoEntry,
+            Uncalled::NoNetwork { .. } | Uncalled::Broken { .. } | Uncalled::Unreadable { .. } => Cause::EntryUnreadable,
+            Uncalled::Without { .. } | Uncalled::Loopback(_) | Uncalled::Multus { .. } => Cause::NoEntry,
+            Uncalled::MultusElsewhere { .. } | Uncalled::Standalone(_) => Cause::NotSeenCalled,
         };
-        let mut node = Self::of_file(first.clone());
-        let beside = files.find(|file| Self::of_file(file.clone()).conf.is_some());
-        if let (None, Some(beside)) = (&node.conf, beside) {
-            let told = format!("{} has the entry, and {} sorts before it", beside.display(), first.display());
-            node.findings.iter_mut().for_each(|finding| finding.seen.push(told.clone()));
+        let mut finding = Finding::new(cause, format!("{}: {uncalled}", directory.display()));
+        if let Uncalled::Without { file, .. } = &uncalled {
+            let mut networks = files.read().filter_map(|(name, network)| Some((name, network.ok()?)));
+            let beside = networks.find(|(_, network)| network.has_ours()).map(|(name, _)| name);
+            finding.seen.extend(beside.map(|beside| format!("{beside} has the entry, and {file} sorts before it")));
         }
-        Ok(node)
+        node.findings.push(finding);
+        node
     }
 
     /// The name of a pod's runtime class, with its handler's where that is known, if rules do not bind it: by what the plugin's entry says, else by what
@@ -159,18 +165,22 @@ impl Node {
     /// With what is wrong with its agent, its kernel and its object. Where no runtime is configured, this is not a node.
     #[must_use]
     pub fn with_health(mut self, agent: SocketAddr, cluster: &Cluster, pods: &[Pod]) -> Self {
-        let Self { findings: found, conf, enrolment, .. } = &mut self;
+        let Self { findings: found, conf, enrolment, is_open, .. } = &mut self;
         // Of a whole cluster's objects those of the pods' nodes count.
         let is_theirs =
             |name: &str| pods.iter().all(|pod| pod.node.as_deref().is_none_or(|node| node == name));
         found.extend(cluster.nodes.iter().filter(|node| is_theirs(&node.name)).flat_map(health::of_object));
         let of_pods = health::of_agent_pods(pods);
         if let Some(conf) = conf {
-            found.extend(of_pods.or_else(|| {
+            let of_agent = of_pods.or_else(|| {
                 let (answer, report) = health::ask(agent);
                 *enrolment = report;
+                if *is_open && answer == health::Answer::Ready {
+                    found.retain(|finding| !OPEN.contains(&finding.cause));
+                }
                 health::of_agent(answer, conf)
-            }));
+            });
+            found.extend(of_agent);
             found.extend(health::of_credentials(conf));
             found.extend(health::of_kernel(conf));
         } else {
@@ -181,26 +191,9 @@ impl Node {
         self
     }
 
-    fn of_file(file: PathBuf) -> Self {
-        let read = files::read_text(&file, MOST_BYTES).map_err(|error| error.to_string());
-        let parsed =
-            read.and_then(|text| serde_json::from_str::<Value>(&text).map_err(|error| error.to_string()));
+    fn of_network(network: &Network, file: PathBuf) -> Self {
         let shown = file.display().to_string();
-        match parsed {
-            Ok(list) => Self::of_list(&list, &shown, file),
-            Err(why) => Self {
-                findings: vec![Finding::new(Cause::EntryUnreadable, format!("{shown}: {why}"))],
-                file: Some(file),
-                ..Self::default()
-            },
-        }
-    }
-
-    fn of_list(list: &Value, shown: &str, file: PathBuf) -> Self {
-        let plugins = list.get("plugins").and_then(Value::as_array).cloned();
-        let plugins = plugins.unwrap_or_else(|| vec![list.clone()]);
-        let kind = |plugin: &Value| plugin.get("type").and_then(Value::as_str).unwrap_or("?").to_owned();
-        let order: Vec<String> = plugins.iter().map(kind).collect();
+        let order: Vec<String> = network.types().map(str::to_owned).collect();
         let mut node = Self { order, file: Some(file), ..Self::default() };
         let behind = node.order.iter().skip_while(|plugin| *plugin != PLUGIN).skip(1);
         let behind: Vec<&str> =
@@ -209,15 +202,9 @@ impl Node {
             let told = format!("{shown}: {} after {PLUGIN}", behind.join(", "));
             node.findings.push(Finding::new(Cause::PluginOrder, told));
         }
-        let Some(entry) = plugins.iter().find(|plugin| kind(plugin) == PLUGIN) else {
-            let told = format!("{shown} has {}", node.order.join(", "));
-            return Self { findings: vec![Finding::new(Cause::NoEntry, told)], ..node };
-        };
-        let mut entry = entry.clone();
-        for key in ["name", "cniVersion", "disableCheck"] {
-            if let Some(value) = list.get(key) {
-                entry[key] = value.clone();
-            }
+        let mut entry = network.handed().unwrap_or_default();
+        if network.disable_check {
+            entry["disableCheck"] = true.into();
         }
         let text = entry.to_string();
         match Envelope::read(text.as_bytes(), Command::Add).and_then(|envelope| envelope.conf()) {
@@ -304,6 +291,31 @@ impl Node {
         let strict = self.conf.as_ref().is_some_and(|conf| conf.strict_capture);
         PodDecision::of(&pod.facts, base_settings(strict, |_| None), facts)
     }
+}
+
+/// Reads what a runtime reads in a directory.
+fn read_directory(directory: &Path) -> io::Result<Directory> {
+    let mut names = Vec::new();
+    for entry in fs::read_dir(directory)? {
+        names.extend(entry?.file_name().into_string().ok());
+    }
+    let file = |name: String| {
+        let path = directory.join(&name);
+        // A folder is not read; a link is, wherever it leads.
+        let is_folder = fs::symlink_metadata(&path).is_ok_and(|known| known.is_dir());
+        let link = fs::read_link(&path).map(|target| format!("a symbolic link to {}: ", target.display()));
+        let text = files::read_text(&path, MOST_BYTES)
+            .map_err(|error| format!("{}{error}", link.unwrap_or_default()));
+        (!is_folder).then_some(File { name, text })
+    };
+    let mut read: Vec<File> = names.into_iter().filter(|name| net_dir::is_loaded(name)).filter_map(file).collect();
+    for folder in Directory::new(read.clone()).folders() {
+        let names = fs::read_dir(directory.join(&folder)).into_iter().flatten().filter_map(Result::ok);
+        let names = names.filter_map(|entry| entry.file_name().into_string().ok());
+        let names = names.map(|name| format!("{folder}/{name}"));
+        read.extend(names.filter(|name| net_dir::is_in_folder(name, &folder)).filter_map(file));
+    }
+    Ok(Directory::new(read).at(directory.display().to_string()))
 }
 
 #[cfg(test)]

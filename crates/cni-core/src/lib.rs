@@ -12,6 +12,7 @@ pub mod fields;
 pub mod invoke;
 pub mod keys;
 pub mod logs;
+pub mod net_dir;
 pub mod plugin_event;
 pub mod pod_name;
 #[cfg(feature = "pod-source")]

@@ -5,6 +5,12 @@ use logging::{Level, Levels};
 /// The scope of the plugin's lines.
 pub const SCOPE: &str = "cni-plugin";
 
+/// The label of the line by which the agent learns that a runtime calls the plugin, whatever is logged; its value is the command. It is
+/// for the agent alone.
+pub const CALLED: &str = "called";
+/// The variable by which the agent marks its own questions, which prove nothing about runtimes.
+pub const ASKED_BY_AGENT: &str = "ISTIO_CNI_ASKED_BY_AGENT";
+
 /// Libraries that log; they say in many lines what an error says in one, and none of it is meant for an operator.
 const LIBRARIES: [&str; 9] = [
     "kube_client",

@@ -239,7 +239,7 @@ pub const VERDICTS: [ReasonDoc; 5] = [
 ];
 
 /// Why the runtime does not call the plugin as it should (`istio_cni_conflist_obstacles_total`).
-pub const OBSTACLES: [ReasonDoc; 10] = [
+pub const OBSTACLES: [ReasonDoc; 15] = [
     reason(
         "no_network",
         "the directory has no network configuration that the runtime can load",
@@ -273,6 +273,31 @@ pub const OBSTACLES: [ReasonDoc; 10] = [
         "stale",
         "the agent's own list is not the copy that it should be, and is written again",
         FIND_WRITER,
+    ),
+    reason(
+        "loopback",
+        "the runtime's file has the plugin loopback alone: pods get no network",
+        "remove the file, or rename it to sort last",
+    ),
+    reason(
+        "multus",
+        "Multus runs networks without istio-cni: its inlined delegates, or what clusterNetwork names",
+        "name that network's file with CNI_CONF_NAME, or leave it empty to chain behind Multus",
+    ),
+    reason(
+        "not_seen_called",
+        "the plugin is installed, the files do not show whether the runtime calls it, and no call was seen",
+        "start a pod that tolerates the node's taint, or set READY_BEFORE_CALLED",
+    ),
+    reason(
+        "broken",
+        "a file in front cannot be loaded, and containerd loads none after it",
+        "remove or repair the file that the message names",
+    ),
+    reason(
+        "unreadable",
+        "the agent cannot read the runtime's first file, such as a symbolic link whose target it does not see",
+        "mount what the message names, or put a copy in the link's place",
     ),
 ];
 

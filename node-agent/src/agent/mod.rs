@@ -30,7 +30,7 @@ use crate::file_watch::{FileEvent, FileWatch, WatchedDir};
 use crate::heal;
 use crate::install::{Installer, Pass};
 use crate::metrics::{KindLabel, Metrics};
-use crate::plan::{Directory, Edit, Obstacle};
+use crate::plan::{self, Edit, Obstacle};
 use crate::plugin::Program;
 use crate::plugin_socket::PluginSocket;
 use crate::plugin_token::{PluginToken, TokenRenewer};
@@ -38,7 +38,7 @@ use crate::ready::{AgentState, Phase};
 use crate::reload::Reloader;
 use crate::repair;
 use crate::serve::{self, Served};
-use crate::settings::{DriftSettings, KUBECONFIG, Placement, Settings, TOKEN_FILE, TemplateSource, Trust};
+use crate::settings::{DriftSettings, KUBECONFIG, OWNED_FILE, Placement, Settings, TOKEN_FILE, TemplateSource, Trust};
 use crate::taint;
 pub use api_tasks::ApiTasks;
 use shutdown::{ShutdownSignals, shut_down};
@@ -336,7 +336,7 @@ impl Agent {
         let paths = &self.settings.paths;
         let binaries = self.served.installer.source_names().unwrap_or_default();
         let mut watched = vec![
-            WatchedDir { directory: paths.net.clone(), matters: Box::new(Directory::matters) },
+            WatchedDir { directory: paths.net.clone(), matters: Box::new(plan::matters) },
             WatchedDir {
                 directory: paths.bin.clone(),
                 matters: Box::new(move |name| binaries.iter().any(|binary| binary == name)),
@@ -433,8 +433,9 @@ impl Agent {
         if is_contested {
             self.contest(pass);
         }
-        // A read that failed once, or the target of a link: the kernel does not report when that is over.
-        let may_heal_unseen = (!pass.invalid.is_empty()).then_some(POLL);
+        // A read that failed once, the target of a link, or the folder of a list: the kernel does not report when that is over.
+        let is_in_folder = pass.target.as_deref().is_some_and(|target| target.contains('/'));
+        let may_heal_unseen = (!pass.invalid.is_empty() || is_in_folder).then_some(POLL);
         self.phase_after_pass().or(may_heal_unseen)
     }
 
@@ -442,7 +443,7 @@ impl Agent {
     fn contest(&mut self, pass: &Pass) {
         let now = Instant::now();
         if let (Some(wait), Some(file)) = (self.conflict.restored(now), &pass.target) {
-            let is_copy = matches!(self.settings.placement, Placement::Owned { .. });
+            let is_copy = matches!(self.settings.placement, Placement::Owned { .. }) || file == OWNED_FILE;
             let who = suspect(file, &pass.neighbours, is_copy);
             self.backoff = Some(WriteBackoff { file: file.clone(), until: now + wait, who: who.clone() });
             self.served.metrics.conflicts.inc();
@@ -483,6 +484,8 @@ impl Agent {
             self.served.metrics.obstacles.get_or_create(&KindLabel { kind: obstacle.kind() }).inc();
             if is_preempted {
                 self.warn("NetworkConfigPreempted", obstacle.to_string());
+            } else if matches!(obstacle, Obstacle::Uncalled(_)) {
+                log::warn!(target: SCOPE, "{obstacle}");
             } else {
                 log::info!(target: SCOPE, "{obstacle}");
             }

@@ -2,8 +2,8 @@
 
 use serde_json::Value;
 
-use super::{Directory, Edit, ORIGINAL};
-use crate::conflist::{NetConf, PLUGIN_TYPE};
+use super::{Directory, Edit, ORIGINAL, read, removal, valid};
+use crate::conflist::{NetConf, PLUGIN_TYPE, Shape};
 use crate::settings::{OWNED_FILE, STANDALONE_FILE};
 
 /// What is appended to the name of a copy of ours for the mark beside it.
@@ -28,7 +28,7 @@ fn is_marked(directory: &Directory, name: &str) -> bool {
 
 /// The edits that remove marks that mark no copy of ours, except for `but`.
 pub(super) fn stale_marks(directory: &Directory, but: Option<&str>) -> Vec<Edit> {
-    let marked = directory.files.iter().filter_map(|file| file.name.strip_suffix(MARK));
+    let marked = directory.files().iter().filter_map(|file| file.name.strip_suffix(MARK));
     let is_copy = |name: &str| {
         let conf = directory.text(name).map(|text| NetConf::parse(name, text));
         conf.is_some_and(|conf| conf.map_or(true, |conf| is_our_copy(directory, name, &conf)))
@@ -51,8 +51,41 @@ pub(super) fn is_our_copy(directory: &Directory, name: &str, conf: &NetConf<'_>)
 
 /// The copies of ours that no runtime can load, because another program wrote half of them.
 pub(super) fn broken_copies(directory: &Directory) -> impl Iterator<Item = &str> {
-    let broken = directory.read().filter(|(_, conf)| conf.is_err()).map(|(name, _)| name);
+    let broken = read(directory).filter(|(_, conf)| conf.is_err()).map(|(name, _)| name);
     broken.filter(|name| is_marked(directory, name) && directory.text(name).is_some())
+}
+
+/// The plugins whose program depends on the name of their file: OVN-Kubernetes' node pod probes for `10-ovn-kubernetes.conf` while it is ready,
+/// and takes it away when it ends, so that the runtime has no network until it is back.
+const BOUND: [&str; 1] = ["ovn-k8s-cni-overlay"];
+
+fn has_bound(conf: &NetConf<'_>) -> bool {
+    conf.types().iter().any(|kind| BOUND.contains(kind))
+}
+
+/// Whether a single plugin has to keep its name, or has lost it to a list of ours.
+pub(super) fn is_bound(directory: &Directory, name: &str, conf: &NetConf<'_>) -> bool {
+    let is_single = || match conf.shape() {
+        Shape::Single => true,
+        Shape::List => conf.without().is_some_and(|rest| removal::is_made_by_us(directory, name, &rest)),
+    };
+    has_bound(conf) && is_single()
+}
+
+/// The edits that remove copies of such plugins, whose original is gone.
+pub(super) fn orphans(directory: &Directory) -> Vec<Edit> {
+    let copies = valid(directory)
+        .filter(|(name, conf)| is_marked(directory, name) && conf.has_ours() && has_bound(conf));
+    copies.flat_map(|(name, _)| removal::retire(directory, name)).collect()
+}
+
+/// The files of ours in folders of lists.
+pub(super) fn in_folders(directory: &Directory) -> impl Iterator<Item = &str> {
+    let is_ours = |name: &str, text: &str| NetConf::parse(name, text).is_ok_and(|conf| conf.is_only_ours());
+    let files = directory.files().iter().filter(|file| file.name.contains('/'));
+    files
+        .filter(move |file| file.text.as_deref().is_ok_and(|text| is_ours(&file.name, text)))
+        .map(|file| file.name.as_str())
 }
 
 /// Whether nothing would be lost with a file that has our entry: what else is in it is in another file as well.
@@ -65,7 +98,7 @@ pub(super) fn is_copy_of_another(directory: &Directory, name: &str, conf: &NetCo
 fn is_in_another(directory: &Directory, name: &str, conf: &NetConf<'_>) -> bool {
     let values = |conf: &NetConf<'_>| serde_json::from_str::<Value>(&conf.without()?).ok();
     let Some(there) = values(conf) else { return false };
-    directory.valid().any(|(other, conf)| other != name && values(&conf).as_ref() == Some(&there))
+    valid(directory).any(|(other, conf)| other != name && values(&conf).as_ref() == Some(&there))
 }
 
 /// The owner of the file to write a copy to, in words, if it is another program. A marked file is ours, whatever became of it.
@@ -89,7 +122,7 @@ fn others(
     is_copy: impl Fn(&NetConf<'_>) -> bool,
     default: &str,
 ) -> Option<String> {
-    match directory.read().find(|(name, _)| *name == file)?.1 {
+    match read(directory).find(|(name, _)| *name == file)?.1 {
         Ok(conf) if conf.is_only_ours() || is_copy(&conf) => None,
         Ok(conf) => Some(format!("its plugins: {}", conf.types().join(", "))),
         // Truncated by a program that does not write atomically. With this plugin's name, that is an earlier agent.

@@ -1,7 +1,7 @@
 //! What has to change so that nothing of ours is left.
 
 use super::ownership::{self, MARK};
-use super::{Directory, Edit, ORIGINAL, single_names};
+use super::{Directory, Edit, ORIGINAL, read, single_names, valid};
 use crate::conflist::{NetConf, PLUGIN_TYPE, Shape};
 use crate::settings::{OWNED_FILE, Placement};
 
@@ -59,7 +59,7 @@ pub fn removal(directory: &Directory, placement: &Placement) -> Removal {
     };
     let broken: Vec<&str> = ownership::broken_copies(directory).collect();
     let mut removal = Removal::default();
-    for (name, conf) in directory.read() {
+    for (name, conf) in read(directory) {
         match conf {
             Ok(conf) if conf.has_ours() || ownership::is_our_copy(directory, name, &conf) => {
                 removal.edits.push(take_out(directory, name, &conf, owned));
@@ -69,13 +69,14 @@ pub fn removal(directory: &Directory, placement: &Placement) -> Removal {
             Err(reason) => removal.leftovers.extend(leftover(directory, name, reason)),
         }
     }
+    removal.edits.extend(ownership::in_folders(directory).map(|name| retire(directory, name)));
     let corrupt = |name: &str| {
         removal.leftovers.iter().any(|leftover| match leftover {
             Leftover::Corrupt { original, .. } => original.as_deref() == Some(name),
             Leftover::Unreadable { .. } => false,
         })
     };
-    let names = directory.files.iter().map(|file| &file.name);
+    let names = directory.files().iter().map(|file| &file.name);
     let originals = names.filter(|name| name.ends_with(ORIGINAL) || name.ends_with(MARK));
     removal.originals =
         originals.filter(|name| !corrupt(name)).map(|name| Edit::Delete { name: name.clone() }).collect();
@@ -92,7 +93,7 @@ pub fn spent_originals(directory: &Directory) -> Vec<Edit> {
         let is_derived = matches!(conf.without(), Some(rest) if original == Some(rest.as_str()));
         conf.shape() == Shape::List && name != OWNED_FILE && is_derived
     };
-    let spent = directory.valid().filter(|(name, conf)| is_spent(name, conf));
+    let spent = valid(directory).filter(|(name, conf)| is_spent(name, conf));
     spent.map(|(name, _)| Edit::Delete { name: format!("{name}{ORIGINAL}") }).collect()
 }
 

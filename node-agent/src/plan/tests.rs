@@ -1,6 +1,6 @@
 use super::*;
 use crate::conflist::Facts;
-use crate::settings::OWNED_FILE;
+use crate::settings::STANDALONE_FILE;
 use cni_core::sandboxed::SandboxedRuntimes;
 
 const CALICO: &str = "{\n  \"name\": \"net\",\n  \"cniVersion\": \"0.3.1\",\n  \"plugins\": [\n    {\n      \"type\": \"calico\"\n    }\n  ]\n}\n";
@@ -57,38 +57,41 @@ fn settled(mut at: Directory, want: &Want) -> (Directory, Plan) {
 
 fn edited(mut at: Directory, edits: &[Edit]) -> Directory {
     for edit in edits {
-        match edit {
-            Edit::Write { name, text, .. } => {
-                at.files.retain(|file| file.name != *name);
-                at.files.push(File { name: name.clone(), text: Ok(text.clone()) });
-            }
-            Edit::Delete { name } => at.files.retain(|file| file.name != *name),
-        }
-        at = Directory::new(at.files);
+        at = made(at, edit);
         // At every moment the runtime finds a network, if it ever did.
-        assert!(at.active().is_some(), "{edit:?} leaves no network: {at:?}");
+        assert!(first(&at).is_some(), "{edit:?} leaves no network: {at:?}");
     }
     at
+}
+
+fn made(at: Directory, edit: &Edit) -> Directory {
+    match edit {
+        Edit::Write { name, text, .. } => rewritten(at, name, Some(text)),
+        Edit::Delete { name } => rewritten(at, name, None),
+    }
+}
+
+/// The directory with another text in a file, or none.
+fn rewritten(at: Directory, name: &str, text: Option<&str>) -> Directory {
+    let mut files = at.files().to_vec();
+    files.retain(|file| file.name != name);
+    files.extend(text.map(|text| File { name: name.into(), text: Ok(text.into()) }));
+    Directory::new(files)
+}
+
+/// The first file that a runtime can load, with the types of its plugins.
+fn first(at: &Directory) -> Option<(&str, Vec<String>)> {
+    at.read().find_map(|(name, network)| Some((name, network.ok()?.types().map(str::to_owned).collect())))
 }
 
 fn removed(at: Directory, placement: &Placement) -> Directory {
     let removal = removal(&at, placement);
     assert_eq!(removal.leftovers, []);
-    let mut files = at.files;
-    for edit in removal.edits.iter().flatten().chain(&removal.originals) {
-        match edit {
-            Edit::Write { name, text, .. } => {
-                files.retain(|file| file.name != *name);
-                files.push(File { name: name.clone(), text: Ok(text.clone()) });
-            }
-            Edit::Delete { name } => files.retain(|file| file.name != *name),
-        }
-    }
-    Directory::new(files)
+    removal.edits.iter().flatten().chain(&removal.originals).fold(at, made)
 }
 
 fn calls_us(at: &Directory) -> bool {
-    at.active().is_some_and(|(_, conf)| conf.has_ours())
+    first(at).is_some_and(|(_, types)| types.iter().any(|kind| kind == "istio-cni"))
 }
 
 #[test]
@@ -103,11 +106,169 @@ fn the_entry_goes_into_the_first_file_that_can_be_loaded() {
     assert_eq!(first.target.as_deref(), Some("10-calico.conflist"));
     assert_eq!(first.obstacle, Some(Obstacle::Missing("10-calico.conflist".into())));
     let (end, last) = settled(start.clone(), &chained());
-    assert_eq!(last.obstacle, None);
+    let broken = last.obstacle.expect("containerd loads none of them");
+    assert!(broken.is_open() && broken.kind() == "broken", "{broken}");
     assert!(calls_us(&end));
     assert_eq!(end.text("10-calico.conflist.istio-cni-original"), Some(CALICO));
     assert_eq!(end.text("20-other.conflist"), Some(OTHER));
     assert_eq!(removed(end, &chained().placement), start);
+}
+
+#[test]
+fn what_cannot_be_loaded_in_front_leaves_it_open() {
+    for text in ["", "{broken", &CALICO[..40], "[]", r#"{"name":"x"}"#, r#"{"name":"x","plugins":[]}"#] {
+        let at = directory(&[("00-first.conflist", text), ("10-calico.conflist", CALICO)]);
+        let obstacle = settled(at, &chained()).1.obstacle.expect(text);
+        assert!(obstacle.is_open() && obstacle.concerns_pods(), "{obstacle}");
+        assert!(obstacle.to_string().contains("00-first.conflist"), "{obstacle}");
+        let behind = directory(&[("10-calico.conflist", CALICO), ("20-last.conflist", text)]);
+        assert_eq!(settled(behind, &chained()).1.obstacle, None, "{text}");
+    }
+}
+
+#[test]
+fn a_first_file_that_cannot_be_read_is_not_passed_over() {
+    let link = "a symbolic link to /nix/store/flannel.conflist, which is missing here";
+    let files = vec![
+        File { name: "10-flannel.conflist".into(), text: Err(link.into()) },
+        File { name: "87-podman-bridge.conflist".into(), text: Ok(OTHER.into()) },
+    ];
+    let at = Directory::new(files);
+    for want in [chained(), owned()] {
+        let plan = plan(&at, &want);
+        assert_eq!((plan.edits, plan.target), (Vec::new(), None));
+        let text = plan.obstacle.expect("an obstacle").to_string();
+        assert!(text.contains("10-flannel.conflist") && text.contains(link), "{text}");
+    }
+    // The user has said which.
+    let named = plan(&at, &pinned("87-podman-bridge.conflist"));
+    assert_eq!(named.target.as_deref(), Some("87-podman-bridge.conflist"));
+}
+
+#[test]
+fn loopback_alone_is_not_a_network() {
+    const LO: &str = r#"{"cniVersion":"0.3.1","type":"loopback"}"#;
+    let alone = directory(&[("99-loopback.conf", LO)]);
+    let waits = plan(&alone, &chained());
+    assert_eq!((waits.edits, waits.obstacle.expect("an obstacle").kind()), (Vec::new(), "no_network"));
+    // As an agent before left it.
+    let listed = format!(r#"{{"name":"l","plugins":[{LO},{{"type":"istio-cni"}}]}}"#);
+    let left = directory(&[("99-loopback.conflist", &listed)]);
+    assert_eq!(plan(&left, &chained()).obstacle.expect("an obstacle").kind(), "no_network");
+    let (end, last) = settled(rewritten(left, "10-calico.conflist", Some(CALICO)), &chained());
+    assert_eq!((last.target.as_deref(), last.obstacle), (Some("10-calico.conflist"), None));
+    assert!(!end.text("99-loopback.conflist").expect("stays").contains("istio-cni"));
+    let first = directory(&[("00-loopback.conf", LO), ("10-calico.conflist", CALICO)]);
+    assert_eq!(settled(first, &chained()).1.obstacle.expect("an obstacle").kind(), "loopback");
+}
+
+const OVN: &str = r#"{"cniVersion":"0.4.0","name":"ovn-kubernetes","type":"ovn-k8s-cni-overlay","ipam":{},"dns":{}}"#;
+
+#[test]
+fn a_single_plugin_whose_owner_depends_on_its_name_gets_a_copy_in_front() {
+    let name = "10-ovn-kubernetes.conf";
+    let start = directory(&[(name, OVN)]);
+    for want in [chained(), pinned(name)] {
+        let (end, last) = settled(start.clone(), &want);
+        assert_eq!((last.target.as_deref(), last.obstacle), (Some(OWNED_FILE), None));
+        assert_eq!(end.text(name), Some(OVN));
+        assert!(calls_us(&end));
+        // Its owner writes it again, and takes it away when it ends: then the runtime has no network either.
+        let newer = OVN.replace("0.4.0", "1.0.0");
+        let (again, _) = settled(rewritten(end.clone(), name, Some(&newer)), &want);
+        assert!(again.text(OWNED_FILE).expect("a copy").contains("1.0.0"));
+        let gone = plan(&rewritten(again, name, None), &want);
+        let left = gone.edits.iter().fold(rewritten(end.clone(), name, None), made);
+        assert_eq!(left, directory(&[]), "{gone:?}");
+        assert_eq!(removed(end, &want.placement), start);
+    }
+    // An agent before made a list of it.
+    let listed = format!(r#"{{"name":"ovn-kubernetes","cniVersion":"0.4.0","plugins":[{OVN},{{"type":"istio-cni"}}]}}"#);
+    let original = NetConf::parse(name, OVN).expect("valid").with(&entry());
+    let renamed = directory(&[
+        ("10-ovn-kubernetes.conflist", &original),
+        ("10-ovn-kubernetes.conf.istio-cni-original", OVN),
+    ]);
+    let (end, last) = settled(renamed, &chained());
+    assert_eq!((last.obstacle, end.text(name)), (None, Some(OVN)), "{end:?}");
+    assert_eq!(removed(end, &chained().placement), start);
+    // A list of its owner's own is a list.
+    let theirs = directory(&[("10-ovn-kubernetes.conflist", &listed)]);
+    assert_eq!(settled(theirs, &chained()).1.target.as_deref(), Some("10-ovn-kubernetes.conflist"));
+}
+
+#[test]
+fn a_single_plugin_that_multus_names_keeps_its_name() {
+    let multus = r#"{"name":"m","type":"multus","clusterNetwork":"/etc/cni/net.d/10-a.conf"}"#;
+    let at = directory(&[("00-multus.conf", multus), ("10-a.conf", SINGLE)]);
+    let refused = plan(&at, &pinned("10-a.conf"));
+    assert_eq!(refused.edits, []);
+    let text = refused.obstacle.expect("an obstacle").to_string();
+    assert!(text.contains("named by Multus") && text.contains("CNI_CONF_NAME"), "{text}");
+}
+
+#[test]
+fn multus_that_runs_something_else_is_not_an_excuse() {
+    let list = CALICO;
+    let with = r#"{"name":"net","plugins":[{"type":"calico"},{"type":"istio-cni"}]}"#;
+    let path = |name: &str| format!(r#""clusterNetwork":"/host/etc/cni/net.d/{name}""#);
+    for (keys, kind) in [
+        (format!(r#""delegates":[{list}]"#), Some("multus")),
+        (format!(r#""delegates":[{with}]"#), None),
+        (format!(r#""delegates":[{list},{with}]"#), None),
+        (path("10-calico.conflist"), None),
+        (path("20-other.conflist"), Some("multus")),
+        (path("30-missing.conflist"), Some("multus")),
+        (format!(r#"{},"delegates":[{with}]"#, path("20-other.conflist")), Some("multus")),
+        (r#""clusterNetwork":"net""#.to_owned(), None),
+        (r#""clusterNetwork":"other""#.to_owned(), Some("multus")),
+        (r#""clusterNetwork":"a-definition""#.to_owned(), Some("not_seen_called")),
+        (r#""clusterNetwork":"other","defaultNetworks":["net"]"#.to_owned(), None),
+        (r#""clusterNetwork":"/etc/cni/multus/net.d/10-calico.conflist""#.to_owned(), Some("not_seen_called")),
+        (r#""clusterNetwork":"net","confDir":"/etc/cni/multus/net.d""#.to_owned(), Some("not_seen_called")),
+        (r#""logLevel":"debug""#.to_owned(), Some("not_seen_called")),
+    ] {
+        let multus = format!(r#"{{"name":"m","type":"multus-shim",{keys}}}"#);
+        let at = directory(&[
+            ("00-multus.conf", &multus),
+            ("10-calico.conflist", CALICO),
+            ("20-other.conflist", OTHER),
+        ]);
+        let (end, last) = settled(at, &pinned("10-calico.conflist"));
+        assert_eq!(last.obstacle.as_ref().map(Obstacle::kind), kind, "{keys}: {:?}", last.obstacle);
+        assert!(end.text("10-calico.conflist").expect("is there").contains("istio-cni"));
+        // Behind Multus itself the plugin is called whatever Multus runs.
+        let (end, last) = settled(end, &chained());
+        assert_eq!(last.obstacle, None, "{keys}");
+        assert_eq!(end.text("10-calico.conflist"), Some(CALICO));
+    }
+}
+
+#[test]
+fn a_list_whose_plugins_are_in_its_folder_gets_the_entry_there() {
+    let files = [
+        ("10-net.conflist", r#"{"cniVersion":"1.1.0","name":"net"}"#),
+        ("net/10-bridge.conf", r#"{"type":"bridge"}"#),
+        ("net/20-tuning.conf", r#"{"type":"tuning"}"#),
+    ];
+    let start = directory(&files);
+    let (end, last) = settled(start.clone(), &chained());
+    assert_eq!((last.target.as_deref(), last.obstacle), (Some("net/zz-istio-cni.conf"), None));
+    assert_eq!(first(&end).expect("a network").1, ["bridge", "tuning", "istio-cni"]);
+    assert_eq!(removed(end.clone(), &chained().placement), start);
+    let followed = rewritten(end.clone(), "net/zzz.conf", Some(r#"{"type":"portmap"}"#));
+    assert_eq!(plan(&followed, &chained()).obstacle.expect("an obstacle").kind(), "followed");
+    // Another file comes to be first.
+    let (moved, _) = settled(rewritten(end, "05-x.conflist", Some(OTHER)), &chained());
+    assert_eq!(moved.text("net/zz-istio-cni.conf"), None);
+    assert!(calls_us(&moved));
+    let (copied, last) = settled(start.clone(), &owned());
+    assert_eq!(last.obstacle, None);
+    assert_eq!(first(&copied).expect("a copy"), (OWNED_FILE, ["bridge", "tuning", "istio-cni"].map(str::to_owned).to_vec()));
+    assert_eq!(removed(copied, &owned().placement), start);
+    // libcni before 1.3 reads no folders; without one there is nothing.
+    let empty = directory(&files[..1]);
+    assert_eq!(plan(&empty, &chained()).obstacle.expect("an obstacle").kind(), "no_network");
 }
 
 #[test]
@@ -161,7 +322,7 @@ fn originals_that_are_of_use_stay_when_another_agent_follows() {
 fn the_order_is_that_of_bytes_and_covers_every_extension() {
     let start = directory(&[("b.conflist", OTHER), ("B.conflist", CALICO), ("a.json", SINGLE)]);
     let (end, _) = settled(start.clone(), &chained());
-    assert_eq!(end.active().expect("a network").0, "B.conflist");
+    assert_eq!(first(&end).expect("a network").0, "B.conflist");
     assert!(calls_us(&end));
     let start = directory(&[("10-a.json", SINGLE), ("20-b.conflist", OTHER)]);
     let (end, plan) = settled(start.clone(), &chained());
@@ -175,7 +336,7 @@ fn nothing_to_chain_into_means_waiting() {
         [&[] as &[(&str, &str)], &[("00-x.conf", "{")], &[("YYY-istio-cni.conf", r#"{"type":"istio-cni"}"#)]]
     {
         let directory = directory(files);
-        let obstacle = Obstacle::NoNetwork { unloadable: directory.invalid() };
+        let obstacle = Obstacle::NoNetwork { unloadable: directory.unusable() };
         assert_eq!(
             plan(&directory, &chained()),
             Plan { target: None, obstacle: Some(obstacle), edits: Vec::new() }
@@ -185,16 +346,14 @@ fn nothing_to_chain_into_means_waiting() {
 
 #[test]
 fn a_file_that_comes_to_be_first_is_followed() {
-    let (mut at, _) = settled(directory(&[("10-calico.conflist", CALICO)]), &chained());
-    at.files.push(File { name: "05-cilium.conflist".into(), text: Ok(OTHER.into()) });
-    let at = Directory::new(at.files);
+    let (at, _) = settled(directory(&[("10-calico.conflist", CALICO)]), &chained());
+    let at = rewritten(at, "05-cilium.conflist", Some(OTHER));
     let follow = plan(&at, &chained());
     assert_eq!(follow.target.as_deref(), Some("05-cilium.conflist"));
     assert_eq!(follow.obstacle, Some(Obstacle::Missing("05-cilium.conflist".into())));
     let (at, _) = settled(at, &chained());
     assert!(calls_us(&at));
-    // The entry stays in the other file, for when the new one goes again.
-    assert!(at.text("10-calico.conflist").expect("is there").contains("istio-cni"));
+    assert_eq!(at.text("10-calico.conflist"), Some(CALICO), "nobody would maintain an entry there");
     let start = directory(&[("05-cilium.conflist", OTHER), ("10-calico.conflist", CALICO)]);
     assert_eq!(removed(at, &chained().placement), start);
 }
@@ -223,7 +382,8 @@ fn a_pinned_file_that_the_runtime_does_not_use_is_preempted() {
 
 #[test]
 fn a_pinned_file_behind_multus_is_used_by_multus() {
-    let multus = r#"{"name":"m","type":"multus-shim"}"#;
+    let multus =
+        r#"{"name":"m","type":"multus-shim","clusterNetwork":"/host/etc/cni/net.d/10-calico.conflist"}"#;
     let at = directory(&[("00-multus.conf", multus), ("10-calico.conflist", CALICO)]);
     let (_, last) = settled(at, &pinned("10-calico.conflist"));
     assert_eq!(last.obstacle, None);
@@ -312,7 +472,7 @@ fn a_copy_in_front_leaves_the_original_untouched() {
     let (end, last) = settled(start.clone(), &owned());
     assert_eq!(last.obstacle, None);
     assert_eq!(end.text("10-calico.conflist"), Some(CALICO));
-    assert_eq!(end.active().expect("a network").0, OWNED_FILE);
+    assert_eq!(first(&end).expect("a network").0, OWNED_FILE);
     assert!(calls_us(&end));
     assert_eq!(removed(end, &owned().placement), start);
 }
@@ -326,13 +486,6 @@ fn a_copy_in_front_follows_its_original() {
     assert_eq!(plan(&at, &owned()).obstacle, Some(Obstacle::Stale(OWNED_FILE.into())));
     let (at, _) = settled(at, &owned());
     assert!(at.text(OWNED_FILE).expect("is there").contains("calico2"));
-}
-
-/// The directory with another text in a file, or none.
-fn rewritten(mut at: Directory, name: &str, text: Option<&str>) -> Directory {
-    at.files.retain(|file| file.name != name);
-    at.files.extend(text.map(|text| File { name: name.into(), text: Ok(text.into()) }));
-    Directory::new(at.files)
 }
 
 #[test]
@@ -387,7 +540,7 @@ fn a_copy_that_lost_the_entry_goes_with_us() {
         let at = rewritten(right, OWNED_FILE, Some(text));
         for to in [chained(), standalone(), owned_as("00-mesh.conflist")] {
             let (moved, last) = settled(at.clone(), &to);
-            assert_eq!(last.obstacle, None, "{text} {to:?}");
+            assert_eq!(last.obstacle.filter(|obstacle| !obstacle.is_open()), None, "{text} {to:?}");
             assert_eq!(moved.text(OWNED_FILE), None, "{text} {to:?}");
             assert_eq!(removed(moved, &to.placement), start, "{text} {to:?}");
         }
@@ -414,14 +567,13 @@ fn another_programs_list_in_the_place_of_a_copy_stays_when_we_go() {
 fn a_copy_stays_while_its_original_is_gone() {
     for pinned in [None, Some("10-calico.conflist".to_owned())] {
         let want = Want { placement: Placement::Owned { file: OWNED_FILE.into(), pinned }, entry: entry() };
-        let (mut at, _) = settled(directory(&[("10-calico.conflist", CALICO)]), &want);
-        at.files.retain(|file| file.name != "10-calico.conflist");
+        let (at, _) = settled(directory(&[("10-calico.conflist", CALICO)]), &want);
+        let at = rewritten(at, "10-calico.conflist", None);
         let orphan = plan(&at, &want);
         assert_eq!(orphan.edits, [], "{want:?}");
         let obstacle = orphan.obstacle.expect("an obstacle");
         assert!(obstacle.concerns_pods() && obstacle.to_string().contains("stays"), "{obstacle}");
-        at.files.push(File { name: "10-calico.conflist".into(), text: Ok(CALICO.into()) });
-        let (at, back) = settled(Directory::new(at.files), &want);
+        let (at, back) = settled(rewritten(at, "10-calico.conflist", Some(CALICO)), &want);
         assert_eq!(back.obstacle, None);
         assert_eq!(removed(at, &want.placement), directory(&[("10-calico.conflist", CALICO)]));
     }
@@ -465,8 +617,7 @@ fn a_list_that_was_chained_into_is_not_taken_for_a_copy() {
     let want = owned_as("10-calico.conflist");
     assert_eq!(plan(&chained_into, &want).edits, []);
     assert_eq!(removed(chained_into.clone(), &want.placement), start);
-    let mut without_original = chained_into;
-    without_original.files.retain(|file| file.name == "10-calico.conflist");
+    let without_original = rewritten(chained_into, "10-calico.conflist.istio-cni-original", None);
     assert_eq!(plan(&without_original, &want).edits, []);
     assert_eq!(removed(without_original, &want.placement), start);
 }
@@ -551,7 +702,7 @@ fn a_list_under_a_pinned_name_of_a_single_plugin_is_reported() {
 fn a_copy_of_a_single_plugin_is_a_list() {
     let (end, _) = settled(directory(&[("10-a.conf", SINGLE)]), &owned());
     assert_eq!(end.text("10-a.conf"), Some(SINGLE));
-    assert_eq!(end.active().expect("a network").1.types(), ["ptp", "istio-cni"]);
+    assert_eq!(first(&end).expect("a network").1, ["ptp", "istio-cni"]);
 }
 
 #[test]
@@ -566,7 +717,7 @@ fn a_copy_that_is_not_in_front_is_preempted() {
 fn a_standalone_file_touches_no_other_file() {
     let start = directory(&[("10-calico.conflist", CALICO)]);
     let (end, last) = settled(start.clone(), &standalone());
-    assert_eq!(last.obstacle, None);
+    assert_eq!(last.obstacle, Some(Obstacle::Uncalled(Uncalled::Standalone(STANDALONE_FILE.into()))));
     assert_eq!(end.text("10-calico.conflist"), Some(CALICO));
     let own = end.text(STANDALONE_FILE).expect("is there").replace("info", "debug");
     let at =
@@ -588,8 +739,8 @@ fn changing_the_placement_moves_the_entry() {
     ] {
         let (at, _) = settled(start.clone(), &from);
         let (at, last) = settled(at, &to);
-        assert_eq!(last.obstacle, None, "{from:?} {to:?}");
-        let holders = at.valid().filter(|(_, conf)| conf.has_ours()).count();
+        assert_eq!(last.obstacle.filter(|obstacle| !obstacle.is_open()), None, "{from:?} {to:?}");
+        let holders = valid(&at).filter(|(_, conf)| conf.has_ours()).count();
         assert_eq!(holders, 1, "{from:?} {to:?} {at:?}");
         assert_eq!(removed(at, &to.placement), start);
     }
@@ -610,13 +761,12 @@ fn a_power_failure_between_any_two_edits_is_made_good() {
 
 #[test]
 fn removal_reports_files_it_cannot_edit() {
-    let (mut at, _) = settled(directory(&[("10-calico.conflist", CALICO)]), &chained());
+    let (at, _) = settled(directory(&[("10-calico.conflist", CALICO)]), &chained());
     let cut = at.text("10-calico.conflist").expect("is there").trim_end().trim_end_matches('}').to_owned();
-    at.files.retain(|file| file.name != "10-calico.conflist");
-    at.files.push(File { name: "10-calico.conflist".into(), text: Ok(cut) });
-    at.files.push(File { name: "20-secret.conflist".into(), text: Err("permission denied".into()) });
-    at.files.push(File { name: "30-corrupt.conf".into(), text: Ok("{".into()) });
-    let removal = removal(&Directory::new(at.files), &chained().placement);
+    let at = rewritten(rewritten(at, "10-calico.conflist", Some(&cut)), "30-corrupt.conf", Some("{"));
+    let mut files = at.files().to_vec();
+    files.push(File { name: "20-secret.conflist".into(), text: Err("permission denied".into()) });
+    let removal = removal(&Directory::new(files), &chained().placement);
     assert_eq!(removal.edits, [[]; 0]);
     assert_eq!(removal.originals, [], "the last good text stays");
     let [corrupt, unreadable] = &removal.leftovers[..] else { panic!("{removal:?}") };

@@ -47,6 +47,7 @@ pub const SETTINGS: &[Row] = &[
     used("plugin-service-account", &["PLUGIN_SERVICE_ACCOUNT"], TEXT, "istio-cni-plugin", "The plugin's own service account, in the agent's namespace; empty: the plugin uses the agent's token, which ends with the agent's pod."),
     used("plugin-token-lifetime", &["PLUGIN_TOKEN_LIFETIME"], Duration, "24h", "Lifetime of a token of that account, minimum 1h; the agent renews it after a quarter of that, and at shutdown."),
     used("cni-conf-group-read", &["CNI_CONF_GROUP_READ"], Switch, "false", "Give the agent's files in the configuration directory mode 0640 instead of 0600."),
+    used("ready-before-called", &["READY_BEFORE_CALLED"], Switch, "false", "Be ready also where the node's files leave open whether the runtime calls the plugin, and no call was seen (docs/reference/agent.md)."),
     used("kube-ca-file", &["KUBE_CA_FILE"], Path, "", "File of the API server's authority; empty: that of the service account."),
     used("skip-tls-verify", &["SKIP_TLS_VERIFY"], Switch, "false", "Skip verification of the API server's certificate."),
     used("monitoring-port", &["MONITORING_PORT"], Number, "15014", "Port of the metrics; 0 or less: none."),
