@@ -162,6 +162,29 @@ impl Node {
         fs::copy(program, self.path("image/istio-cni")).expect("copies");
     }
 
+    /// A runtime gives the installed plugin a command with the configuration of a file that has its entry alone. The answer does not matter.
+    pub fn runtime_asks(&self, command: &str, file: &str) {
+        let mut conf: Value = serde_json::from_str(&self.conf(file).expect("a file")).expect("JSON");
+        conf["cniVersion"] = "1.1.0".into();
+        conf["prevResult"] = serde_json::json!({"cniVersion": "1.1.0"});
+        let mut plugin = Command::new(self.path("bin/istio-cni"));
+        plugin.env_clear().stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
+        for (name, value) in [
+            ("CNI_COMMAND", command),
+            ("CNI_PATH", "/opt/cni/bin"),
+            ("CNI_CONTAINERID", "c0ffee"),
+            ("CNI_IFNAME", "eth0"),
+            ("CNI_NETNS", "/nonexistent"),
+            ("CNI_ARGS", "K8S_POD_NAMESPACE=default;K8S_POD_NAME=web"),
+        ] {
+            plugin.env(name, value);
+        }
+        let mut plugin = plugin.spawn().expect("starts");
+        // VERSION needs no input.
+        let _ = plugin.stdin.take().expect("a pipe").write_all(conf.to_string().as_bytes());
+        plugin.wait().expect("ends");
+    }
+
     /// The kubeconfig that the agent wrote for the plugin; none where it is missing.
     pub fn kubeconfig(&self) -> Option<String> {
         fs::read_to_string(self.path("run/istio-cni-kubeconfig")).ok()

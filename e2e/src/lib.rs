@@ -56,6 +56,7 @@ pub mod killing;
 pub mod kube;
 pub mod machine;
 pub mod meddler;
+pub mod net_dirs;
 pub mod node;
 pub mod plugin;
 pub mod pods;

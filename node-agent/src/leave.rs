@@ -192,7 +192,9 @@ fn is_without_entry(installer: &Installer, leftover: &Leftover) -> bool {
         Leftover::Unreadable { file, .. } => {
             let path = installer.settings().paths.net.join(file);
             let entry = format!("\"{PLUGIN_TYPE}\"");
-            disk::mentions(installer.disk(), &path, entry.as_bytes()).is_ok_and(|mentions| !mentions)
+            // Writing makes a file of a link.
+            installer.disk().leads_nowhere(&path)
+                || disk::mentions(installer.disk(), &path, entry.as_bytes()).is_ok_and(|mentions| !mentions)
         }
     }
 }

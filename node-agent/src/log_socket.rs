@@ -109,6 +109,9 @@ impl Receiver {
         let text = |key: &str| label(key).and_then(Value::as_str).unwrap_or_default();
         let seconds = text("ms").split(' ').find_map(|part| part.strip_prefix("total:")?.parse::<f64>().ok());
         let seconds = seconds.filter(|ms| (0.0..1e7).contains(ms)).map(|ms| ms / 1000.0);
+        if !text("decision").is_empty() {
+            self.calls.see();
+        }
         match text("decision") {
             "redirect" => self.add("redirect", "", seconds),
             "enrol" => self.add("enrol", "", seconds),
@@ -210,6 +213,8 @@ pub fn start(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::plan::Obstacle;
+    use cni_core::net_dir::Uncalled;
     use controller_runtime::metrics::exposition::Format;
     use prometheus_client::registry::Registry;
     use std::time::Duration;
@@ -259,6 +264,27 @@ mod tests {
         assert!(text.contains("{outcome=\"fail\",reason=\"110\"} 1\n"), "{text}");
         assert!(text.contains("{outcome=\"enrol\",reason=\"\"} 1\n"), "{text}");
         assert!(!text.contains("duration_seconds_count{outcome=\"fail\"}"), "{text}");
+    }
+
+    #[test]
+    fn calls_are_seen_and_not_logged() {
+        let (metrics, _) = Metrics::new();
+        let calls = Arc::new(SeenCalls::default());
+        let receiver = Receiver::new(metrics, calls.clone(), Box::new(|entry| assert_ne!(entry.message, "called")));
+        let open = |file: &str| Obstacle::Uncalled(Uncalled::Standalone(file.to_owned()));
+        let called = ADD.replace("redirected", "called").replace("\"decision\":\"redirect\"", "\"called\":\"STATUS\"");
+        let other = ADD.replace("\"decision\":\"redirect\",", "");
+        for (line, is_seen) in [(ADD, true), (&called, true), (&other, false), ("{}", false)] {
+            calls.note(Some(&open("a.conf")));
+            calls.note(None);
+            calls.note(Some(&open("a.conf")));
+            assert!(!calls.was_seen(), "it counts from when the files left it open");
+            receiver.take(&body(&[line]), Instant::now());
+            calls.note(Some(&open("a.conf")));
+            assert_eq!(calls.was_seen(), is_seen, "{line}");
+            calls.note(Some(&open("b.conf")));
+            assert!(!calls.was_seen(), "of another file nothing was seen");
+        }
     }
 
     #[test]

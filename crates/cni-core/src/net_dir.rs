@@ -249,10 +249,13 @@ impl Directory {
                 }
                 Ok(network) => {
                     let verdict = self.of_first(name, network);
-                    // What is certain about the file behind does not matter where another one may be used.
-                    let uncalled = match verdict.uncalled {
-                        Some(uncalled) if open.is_none() || !uncalled.is_open() => Some(uncalled),
-                        _ => open,
+                    // No runtime passes over what we cannot read, for all we know; what cannot be loaded, CRI-O does.
+                    let uncalled = match (open, verdict.uncalled) {
+                        (Some(Uncalled::Unreadable { file, reason }), _) => {
+                            Some(Uncalled::Unreadable { file, reason })
+                        }
+                        (Some(_), Some(uncalled)) if !uncalled.is_open() => Some(uncalled),
+                        (open, uncalled) => open.or(uncalled),
                     };
                     return Verdict { uncalled, ..verdict };
                 }

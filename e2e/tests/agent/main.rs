@@ -16,6 +16,7 @@ mod heal_random;
 mod idle;
 mod landlock;
 mod model;
+mod net_dirs;
 mod nodes_ways;
 mod once;
 mod owned;

@@ -11,7 +11,7 @@ use install_cni::disk::{Disk, Lock, Output, Stat, TEMPORARY};
 use install_cni::install::Installer;
 use install_cni::leave;
 use install_cni::once;
-use install_cni::plan::{Directory, ORIGINAL};
+use install_cni::plan::ORIGINAL;
 use install_cni::plugin::{Ask, Question, Refusal};
 use install_cni::settings::Settings;
 
@@ -108,7 +108,7 @@ fn assert_sound(model: &Model, when: &str) {
             }
         } else if name.ends_with(ORIGINAL) {
             assert!(text == CALICO || text == SINGLE, "{when}: half an original: {text:?}");
-        } else if Directory::matters(&name) {
+        } else if install_cni::plan::matters(&name) {
             assert!(text.ends_with(".\n"), "{when}: half a mark: {text:?}");
         }
     }

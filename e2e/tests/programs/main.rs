@@ -17,6 +17,7 @@ mod plugin_docs;
 mod redirectctl_bundle;
 mod redirectctl_cni;
 mod redirectctl_listeners;
+mod redirectctl_net_dirs;
 mod redirectctl_scan;
 mod redirectctl_states;
 mod redirectctl_terminal;

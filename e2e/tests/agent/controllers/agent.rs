@@ -48,6 +48,23 @@ fn wait_condition(node: &Node, api: &Objects, status: &str) {
     wait(node, &format!("the condition to be {status}"), || condition(api).0 == status);
 }
 
+/// Pods that tolerate the taint still start, so the node does not wait for itself.
+#[test]
+fn a_node_whose_plugin_is_not_seen_called_is_tainted_until_it_is() {
+    let (mut node, api) = born_tainted();
+    node.use_real_plugin();
+    node.set("CHAINED_CNI_PLUGIN", "false");
+    let agent = node.start();
+    agent.wait_not_ready("installed, not seen called");
+    wait_condition(&node, &api, "False");
+    assert_eq!(condition(&api).1, "AgentNotReady");
+    assert_eq!(taints(&api, NAME), [ours()]);
+    node.runtime_asks("ADD", "YYY-istio-cni.conf");
+    agent.wait_ready();
+    wait_condition(&node, &api, "True");
+    wait_at_least(&node, &changes("remove", "done"), 1.0);
+}
+
 #[test]
 fn an_api_server_that_fails_delays_a_change_and_doubles_nothing() {
     let (node, api) = born_tainted();
