@@ -32,7 +32,8 @@ pub struct NetDir {
 }
 
 const CALICO: &str = r#"{"cniVersion":"1.0.0","name":"k8s","plugins":[{"type":"calico"}]}"#;
-const WITH: &str = r#"{"cniVersion":"1.0.0","name":"k8s","plugins":[{"type":"calico"},{"type":"istio-cni"}]}"#;
+const WITH: &str =
+    r#"{"cniVersion":"1.0.0","name":"k8s","plugins":[{"type":"calico"},{"type":"istio-cni"}]}"#;
 const OTHER: &str = r#"{"cniVersion":"1.0.0","name":"other","plugins":[{"type":"bridge"}]}"#;
 const LOOPBACK: &str = r#"{"cniVersion":"1.0.0","name":"lo","type":"loopback"}"#;
 const ALONE: &str = r#"{"cniVersion":"1.0.0","name":"istio-cni","type":"istio-cni"}"#;
@@ -66,7 +67,13 @@ pub const ALL: &[NetDir] = &[
         NotCalled("the runtime uses 05-other.conflist"),
         "no-plugin-entry",
     ),
-    dir("nothing", &[], &[("99-loopback.conf", LOOPBACK)], NotCalled("no network configuration"), "entry-unreadable"),
+    dir(
+        "nothing",
+        &[],
+        &[("99-loopback.conf", LOOPBACK)],
+        NotCalled("the plugin loopback alone"),
+        "no-plugin-entry",
+    ),
     dir(
         "loopback first",
         &[],
@@ -74,7 +81,13 @@ pub const ALL: &[NetDir] = &[
         NotCalled("loopback alone"),
         "no-plugin-entry",
     ),
-    dir("an empty first file", &[], &[("00-x.conf", ""), ("10-calico.conflist", WITH)], Open("00-x.conf comes first"), "entry-unreadable"),
+    dir(
+        "an empty first file",
+        &[],
+        &[("00-x.conf", ""), ("10-calico.conflist", WITH)],
+        Open("00-x.conf comes first"),
+        "entry-unreadable",
+    ),
     dir(
         "a first file that is cut off",
         &[],
@@ -82,12 +95,23 @@ pub const ALL: &[NetDir] = &[
         Open("00-x.conflist comes first"),
         "entry-unreadable",
     ),
-    dir("a broken first file", &[], &[("00-x.conf", "{broken"), ("10-calico.conflist", WITH)], Open("00-x.conf comes first"), "entry-unreadable"),
+    dir(
+        "a broken first file",
+        &[],
+        &[("00-x.conf", "{broken"), ("10-calico.conflist", WITH)],
+        Open("00-x.conf comes first"),
+        "entry-unreadable",
+    ),
     dir(
         "a link that leads somewhere on the node alone",
         &[],
-        &[("10-flannel.conflist", "-> /nix/store/of-the-node/10-flannel.conflist"), ("87-podman.conflist", OTHER)],
-        NotCalled("10-flannel.conflist comes first and cannot be read (a symbolic link to /nix/store/of-the-node/10-flannel.conflist"),
+        &[
+            ("10-flannel.conflist", "-> /nix/store/of-the-node/10-flannel.conflist"),
+            ("87-podman.conflist", OTHER),
+        ],
+        NotCalled(
+            "10-flannel.conflist comes first and cannot be read (a symbolic link to /nix/store/of-the-node/10-flannel.conflist",
+        ),
         "entry-unreadable",
     ),
     dir(
@@ -101,12 +125,24 @@ pub const ALL: &[NetDir] = &[
         Called,
         "",
     ),
-    dir("standalone without a reader", STANDALONE, &[("YYY-istio-cni.conf", ALONE)], Open("only Multus reads it"), "plugin-not-seen-called"),
+    dir(
+        "standalone without a reader",
+        STANDALONE,
+        &[("YYY-istio-cni.conf", ALONE)],
+        Open("only Multus reads it"),
+        "plugin-not-seen-called",
+    ),
     dir(
         "thin Multus, another network inlined",
         PINNED,
         &[
-            ("00-multus.conf", multus!("multus", r#""delegates":[{"cniVersion":"1.0.0","name":"k8s","plugins":[{"type":"calico"}]}]"#)),
+            (
+                "00-multus.conf",
+                multus!(
+                    "multus",
+                    r#""delegates":[{"cniVersion":"1.0.0","name":"k8s","plugins":[{"type":"calico"}]}]"#
+                ),
+            ),
             ("10-calico.conflist", WITH),
         ],
         NotCalled("Multus (00-multus.conf) runs its own delegates (k8s: calico)"),
@@ -118,7 +154,10 @@ pub const ALL: &[NetDir] = &[
         &[
             (
                 "00-multus.conf",
-                multus!("multus", r#""delegates":[{"cniVersion":"1.0.0","name":"k8s","plugins":[{"type":"calico"},{"type":"istio-cni"}]}]"#),
+                multus!(
+                    "multus",
+                    r#""delegates":[{"cniVersion":"1.0.0","name":"k8s","plugins":[{"type":"calico"},{"type":"istio-cni"}]}]"#
+                ),
             ),
             ("10-calico.conflist", WITH),
         ],
@@ -129,7 +168,10 @@ pub const ALL: &[NetDir] = &[
         "thick Multus, by path",
         PINNED,
         &[
-            ("00-multus.conf", multus!("multus-shim", r#""clusterNetwork":"/host/etc/cni/net.d/10-calico.conflist""#)),
+            (
+                "00-multus.conf",
+                multus!("multus-shim", r#""clusterNetwork":"/host/etc/cni/net.d/10-calico.conflist""#),
+            ),
             ("10-calico.conflist", WITH),
         ],
         Called,
@@ -138,7 +180,10 @@ pub const ALL: &[NetDir] = &[
     dir(
         "thick Multus, by name",
         PINNED,
-        &[("00-multus.conf", multus!("multus-shim", r#""clusterNetwork":"k8s""#)), ("10-calico.conflist", WITH)],
+        &[
+            ("00-multus.conf", multus!("multus-shim", r#""clusterNetwork":"k8s""#)),
+            ("10-calico.conflist", WITH),
+        ],
         Called,
         "",
     ),
@@ -146,7 +191,10 @@ pub const ALL: &[NetDir] = &[
         "thick Multus, another network",
         PINNED,
         &[
-            ("00-multus.conf", multus!("multus-shim", r#""clusterNetwork":"/host/etc/cni/net.d/20-other.conflist""#)),
+            (
+                "00-multus.conf",
+                multus!("multus-shim", r#""clusterNetwork":"/host/etc/cni/net.d/20-other.conflist""#),
+            ),
             ("10-calico.conflist", WITH),
             ("20-other.conflist", OTHER),
         ],
@@ -156,7 +204,10 @@ pub const ALL: &[NetDir] = &[
     dir(
         "thick Multus, a definition of the cluster",
         PINNED,
-        &[("00-multus.conf", multus!("multus-shim", r#""clusterNetwork":"tenant""#)), ("10-calico.conflist", WITH)],
+        &[
+            ("00-multus.conf", multus!("multus-shim", r#""clusterNetwork":"tenant""#)),
+            ("10-calico.conflist", WITH),
+        ],
         Open("runs the network tenant"),
         "plugin-not-seen-called",
     ),
@@ -164,7 +215,10 @@ pub const ALL: &[NetDir] = &[
         "thick Multus, another directory",
         PINNED,
         &[
-            ("00-multus.conf", multus!("multus-shim", r#""clusterNetwork":"/run/multus/cni/net.d/10-calico.conflist""#)),
+            (
+                "00-multus.conf",
+                multus!("multus-shim", r#""clusterNetwork":"/run/multus/cni/net.d/10-calico.conflist""#),
+            ),
             ("10-calico.conflist", WITH),
         ],
         Open("which these files do not show"),
@@ -187,7 +241,10 @@ pub const ALL: &[NetDir] = &[
         "OVN-Kubernetes, which depends on its file's name",
         &[],
         &[
-            ("10-ovn-kubernetes.conf", r#"{"cniVersion":"0.4.0","name":"ovn-kubernetes","type":"ovn-k8s-cni-overlay"}"#),
+            (
+                "10-ovn-kubernetes.conf",
+                r#"{"cniVersion":"0.4.0","name":"ovn-kubernetes","type":"ovn-k8s-cni-overlay"}"#,
+            ),
             ("02-istio-cni.conflist.istio-cni-owned", ""),
             (
                 "02-istio-cni.conflist",

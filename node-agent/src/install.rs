@@ -432,7 +432,8 @@ impl Installer {
         self.calls.note(obstacle.as_ref());
         let is_in_front = |name: &str| target.as_deref().is_none_or(|target| name < target);
         let invalid = directory.read().filter(|(name, _)| is_in_front(name));
-        pass.invalid = invalid.filter_map(|(name, read)| Some((name.to_owned(), read.err()?.to_string()))).collect();
+        pass.invalid =
+            invalid.filter_map(|(name, read)| Some((name.to_owned(), read.err()?.to_string()))).collect();
         (pass.target, pass.obstacle) = (target, obstacle);
         let is_left = left.is_some() && left == pass.target.as_deref();
         for edit in edits.into_iter().filter(|_| !is_left) {

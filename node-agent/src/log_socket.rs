@@ -270,9 +270,11 @@ mod tests {
     fn calls_are_seen_and_not_logged() {
         let (metrics, _) = Metrics::new();
         let calls = Arc::new(SeenCalls::default());
-        let receiver = Receiver::new(metrics, calls.clone(), Box::new(|entry| assert_ne!(entry.message, "called")));
+        let receiver =
+            Receiver::new(metrics, calls.clone(), Box::new(|entry| assert_ne!(entry.message, "called")));
         let open = |file: &str| Obstacle::Uncalled(Uncalled::Standalone(file.to_owned()));
-        let called = ADD.replace("redirected", "called").replace("\"decision\":\"redirect\"", "\"called\":\"STATUS\"");
+        let called =
+            ADD.replace("redirected", "called").replace("\"decision\":\"redirect\"", "\"called\":\"STATUS\"");
         let other = ADD.replace("\"decision\":\"redirect\",", "");
         for (line, is_seen) in [(ADD, true), (&called, true), (&other, false), ("{}", false)] {
             calls.note(Some(&open("a.conf")));

@@ -12,8 +12,8 @@ use crate::settings::{OWNED_FILE, Placement};
 
 mod ownership;
 mod removal;
-pub use ownership::MARK;
 pub use cni_core::net_dir::{Directory, File};
+pub use ownership::MARK;
 pub use removal::{Leftover, Removal, removal, spent_originals};
 
 /// What is appended to a file's name for its original.
@@ -355,7 +355,8 @@ fn standalone(directory: &Directory, file: &str, entry: &Entry) -> Plan {
     edits.extend(strays(directory, &[file]));
     let obstacle = obstacle(standing, file).or_else(|| {
         let verdict = directory.verdict();
-        let is_called = verdict.caller.is_some_and(|caller| caller.file == file) && verdict.uncalled.is_none();
+        let is_called =
+            verdict.caller.is_some_and(|caller| caller.file == file) && verdict.uncalled.is_none();
         (!is_called).then(|| Obstacle::Uncalled(Uncalled::Standalone(file.to_owned())))
     });
     Plan { target: Some(file.to_owned()), obstacle, edits }

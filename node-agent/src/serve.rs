@@ -150,8 +150,13 @@ pub async fn start(settings: &Settings, served: &Arc<Served>) -> anyhow::Result<
         .await;
     }
     let (metrics, logs) = (served.metrics.clone(), served.logs.clone());
-    let log_server =
-        log_socket::start(&settings.paths.run, metrics, logs, served.connection.clone(), (served.installer.calls(), tasks.clone()))?;
+    let log_server = log_socket::start(
+        &settings.paths.run,
+        metrics,
+        logs,
+        served.connection.clone(),
+        (served.installer.calls(), tasks.clone()),
+    )?;
     let health = served.clone();
     serve::start(tasks, "health server", settings.serve.health, move |request| {
         let served = health.clone();

@@ -118,7 +118,9 @@ impl Node {
         node.is_open = uncalled.is_open();
         let cause = match &uncalled {
             Uncalled::NoNetwork { unloadable } if unloadable.is_empty() => Cause::NoEntry,
-            Uncalled::NoNetwork { .. } | Uncalled::Broken { .. } | Uncalled::Unreadable { .. } => Cause::EntryUnreadable,
+            Uncalled::NoNetwork { .. } | Uncalled::Broken { .. } | Uncalled::Unreadable { .. } => {
+                Cause::EntryUnreadable
+            }
             Uncalled::Without { .. } | Uncalled::Loopback(_) | Uncalled::Multus { .. } => Cause::NoEntry,
             Uncalled::MultusElsewhere { .. } | Uncalled::Standalone(_) => Cause::NotSeenCalled,
         };
@@ -126,7 +128,9 @@ impl Node {
         if let Uncalled::Without { file, .. } = &uncalled {
             let mut networks = files.read().filter_map(|(name, network)| Some((name, network.ok()?)));
             let beside = networks.find(|(_, network)| network.has_ours()).map(|(name, _)| name);
-            finding.seen.extend(beside.map(|beside| format!("{beside} has the entry, and {file} sorts before it")));
+            finding
+                .seen
+                .extend(beside.map(|beside| format!("{beside} has the entry, and {file} sorts before it")));
         }
         node.findings.push(finding);
         node
@@ -308,7 +312,8 @@ fn read_directory(directory: &Path) -> io::Result<Directory> {
             .map_err(|error| format!("{}{error}", link.unwrap_or_default()));
         (!is_folder).then_some(File { name, text })
     };
-    let mut read: Vec<File> = names.into_iter().filter(|name| net_dir::is_loaded(name)).filter_map(file).collect();
+    let mut read: Vec<File> =
+        names.into_iter().filter(|name| net_dir::is_loaded(name)).filter_map(file).collect();
     for folder in Directory::new(read.clone()).folders() {
         let names = fs::read_dir(directory.join(&folder)).into_iter().flatten().filter_map(Result::ok);
         let names = names.filter_map(|entry| entry.file_name().into_string().ok());

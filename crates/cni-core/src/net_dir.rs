@@ -89,10 +89,14 @@ pub enum Uncalled {
         plugins: Vec<String>,
     },
     /// The runtime's file makes no network.
-    #[error("the runtime uses {0}, which has the plugin loopback alone: pods get no network; remove it, or rename it to sort last")]
+    #[error(
+        "the runtime uses {0}, which has the plugin loopback alone: pods get no network; remove it, or rename it to sort last"
+    )]
     Loopback(String),
     /// Multus runs something else.
-    #[error("Multus ({multus}) runs {runs}, without {PLUGIN_TYPE}; put the entry there: name that network's file with CNI_CONF_NAME, or leave CNI_CONF_NAME empty to chain behind Multus")]
+    #[error(
+        "Multus ({multus}) runs {runs}, without {PLUGIN_TYPE}; put the entry there: name that network's file with CNI_CONF_NAME, or leave CNI_CONF_NAME empty to chain behind Multus"
+    )]
     Multus {
         /// Multus's file.
         multus: String,
@@ -108,10 +112,14 @@ pub enum Uncalled {
         runs: String,
     },
     /// The plugin alone in a file, which no runtime reads beside a network.
-    #[error("installed, not seen called: no file of the directory calls {0}; only Multus reads it, by a NetworkAttachmentDefinition")]
+    #[error(
+        "installed, not seen called: no file of the directory calls {0}; only Multus reads it, by a NetworkAttachmentDefinition"
+    )]
     Standalone(String),
     /// A file in front cannot be loaded.
-    #[error("installed, not seen called: {file} comes first and cannot be loaded ({reason}), and containerd loads none after it; remove or repair it")]
+    #[error(
+        "installed, not seen called: {file} comes first and cannot be loaded ({reason}), and containerd loads none after it; remove or repair it"
+    )]
     Broken {
         /// The file.
         file: String,
@@ -198,8 +206,10 @@ impl Directory {
     #[must_use]
     pub fn folders(&self) -> Vec<String> {
         let networks = self.files.iter().filter(|file| Shape::of(&file.name) == Shape::List);
-        let networks = networks.filter_map(|file| Network::parse(&file.name, file.text.as_deref().ok()?).ok());
-        let mut folders: Vec<String> = networks.filter_map(|network| network.folder().map(str::to_owned)).collect();
+        let networks =
+            networks.filter_map(|file| Network::parse(&file.name, file.text.as_deref().ok()?).ok());
+        let mut folders: Vec<String> =
+            networks.filter_map(|network| network.folder().map(str::to_owned)).collect();
         folders.sort_unstable();
         folders.dedup();
         folders
@@ -216,9 +226,14 @@ impl Directory {
         let mut network = Network::parse(&file.name, text)?;
         if let Some(folder) = network.folder().map(str::to_owned) {
             for plugin in self.files.iter().filter(|file| is_in_folder(&file.name, &folder)) {
-                let text =
-                    plugin.text.as_deref().map_err(|reason| Unloadable::Unreadable(format!("{}: {reason}", plugin.name)))?;
-                network.plugins.push(network::plugin(text).map_err(|why| Invalid::Plugin(plugin.name.clone(), why.to_string()))?);
+                let text = plugin
+                    .text
+                    .as_deref()
+                    .map_err(|reason| Unloadable::Unreadable(format!("{}: {reason}", plugin.name)))?;
+                network.plugins.push(
+                    network::plugin(text)
+                        .map_err(|why| Invalid::Plugin(plugin.name.clone(), why.to_string()))?,
+                );
             }
         }
         if network.plugins.is_empty() { Err(Invalid::Lacks("plugins").into()) } else { Ok(network) }

@@ -39,7 +39,11 @@ fn every_directory_is_ready_if_the_next_pod_gets_the_plugin() {
             confs
         };
         let after = others(&node.confs());
-        assert!(others(&before).iter().all(|(name, text)| after.get(name) == Some(text)), "{}: {after:?}", case.name);
+        assert!(
+            others(&before).iter().all(|(name, text)| after.get(name) == Some(text)),
+            "{}: {after:?}",
+            case.name
+        );
     }
 }
 
@@ -99,7 +103,10 @@ fn a_link_whose_target_comes_is_used() {
     std::os::unix::fs::symlink(&elsewhere, node.path("net.d/10-flannel.conflist")).expect("links");
     let agent = node.start();
     let reason = agent.wait_not_ready("10-flannel.conflist");
-    assert!(reason.contains("symbolic link") && reason.contains(&elsewhere.display().to_string()), "{reason}");
+    assert!(
+        reason.contains("symbolic link") && reason.contains(&elsewhere.display().to_string()),
+        "{reason}"
+    );
     assert_eq!(node.conf("87-podman.conflist").as_deref(), Some(OTHER));
     fs::write(&elsewhere, CALICO).expect("writes");
     agent.wait_ready();

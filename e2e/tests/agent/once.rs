@@ -6,8 +6,8 @@ use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
-use e2e::agent::{self, CALICO, Node};
 use cni_core::net_dir::Network;
+use e2e::agent::{self, CALICO, Node};
 
 const SERVER: [&str; 4] =
     ["KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT", "KUBERNETES_SERVICE_PROTOCOL", "SKIP_TLS_VERIFY"];

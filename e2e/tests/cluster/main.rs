@@ -18,6 +18,7 @@ mod kubectl_support;
 mod monitoring;
 mod monitoring_live;
 mod monitoring_support;
+mod net_dirs;
 mod node;
 mod own_node;
 mod plugin_ambient;

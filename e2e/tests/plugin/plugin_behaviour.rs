@@ -491,7 +491,9 @@ fn the_agent_gets_the_lines_in_one_request() -> Result<()> {
         let requests: Vec<_> = received.iter().take_while(|lines| !is_end(lines)).collect();
         // Before them that it is called, which is for the agent alone.
         let is_whole = |lines: &[String]| {
-            lines.split_first().is_some_and(|(first, rest)| first.contains("\"called\":\"ADD\"") && rest == said)
+            lines
+                .split_first()
+                .is_some_and(|(first, rest)| first.contains("\"called\":\"ADD\"") && rest == said)
         };
         ensure!(matches!(&requests[..], [Ok(lines)] if is_whole(lines)), "{requests:?}");
         Ok(())

@@ -38,7 +38,9 @@ use crate::ready::{AgentState, Phase};
 use crate::reload::Reloader;
 use crate::repair;
 use crate::serve::{self, Served};
-use crate::settings::{DriftSettings, KUBECONFIG, OWNED_FILE, Placement, Settings, TOKEN_FILE, TemplateSource, Trust};
+use crate::settings::{
+    DriftSettings, KUBECONFIG, OWNED_FILE, Placement, Settings, TOKEN_FILE, TemplateSource, Trust,
+};
 use crate::taint;
 pub use api_tasks::ApiTasks;
 use shutdown::{ShutdownSignals, shut_down};

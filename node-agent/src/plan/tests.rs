@@ -162,7 +162,8 @@ fn loopback_alone_is_not_a_network() {
     assert_eq!(settled(first, &chained()).1.obstacle.expect("an obstacle").kind(), "loopback");
 }
 
-const OVN: &str = r#"{"cniVersion":"0.4.0","name":"ovn-kubernetes","type":"ovn-k8s-cni-overlay","ipam":{},"dns":{}}"#;
+const OVN: &str =
+    r#"{"cniVersion":"0.4.0","name":"ovn-kubernetes","type":"ovn-k8s-cni-overlay","ipam":{},"dns":{}}"#;
 
 #[test]
 fn a_single_plugin_whose_owner_depends_on_its_name_gets_a_copy_in_front() {
@@ -183,7 +184,9 @@ fn a_single_plugin_whose_owner_depends_on_its_name_gets_a_copy_in_front() {
         assert_eq!(removed(end, &want.placement), start);
     }
     // An agent before made a list of it.
-    let listed = format!(r#"{{"name":"ovn-kubernetes","cniVersion":"0.4.0","plugins":[{OVN},{{"type":"istio-cni"}}]}}"#);
+    let listed = format!(
+        r#"{{"name":"ovn-kubernetes","cniVersion":"0.4.0","plugins":[{OVN},{{"type":"istio-cni"}}]}}"#
+    );
     let original = NetConf::parse(name, OVN).expect("valid").with(&entry());
     let renamed = directory(&[
         ("10-ovn-kubernetes.conflist", &original),
@@ -224,7 +227,10 @@ fn multus_that_runs_something_else_is_not_an_excuse() {
         (r#""clusterNetwork":"other""#.to_owned(), Some("multus")),
         (r#""clusterNetwork":"a-definition""#.to_owned(), Some("not_seen_called")),
         (r#""clusterNetwork":"other","defaultNetworks":["net"]"#.to_owned(), None),
-        (r#""clusterNetwork":"/etc/cni/multus/net.d/10-calico.conflist""#.to_owned(), Some("not_seen_called")),
+        (
+            r#""clusterNetwork":"/etc/cni/multus/net.d/10-calico.conflist""#.to_owned(),
+            Some("not_seen_called"),
+        ),
         (r#""clusterNetwork":"net","confDir":"/etc/cni/multus/net.d""#.to_owned(), Some("not_seen_called")),
         (r#""logLevel":"debug""#.to_owned(), Some("not_seen_called")),
     ] {
@@ -264,7 +270,10 @@ fn a_list_whose_plugins_are_in_its_folder_gets_the_entry_there() {
     assert!(calls_us(&moved));
     let (copied, last) = settled(start.clone(), &owned());
     assert_eq!(last.obstacle, None);
-    assert_eq!(first(&copied).expect("a copy"), (OWNED_FILE, ["bridge", "tuning", "istio-cni"].map(str::to_owned).to_vec()));
+    assert_eq!(
+        first(&copied).expect("a copy"),
+        (OWNED_FILE, ["bridge", "tuning", "istio-cni"].map(str::to_owned).to_vec())
+    );
     assert_eq!(removed(copied, &owned().placement), start);
     // libcni before 1.3 reads no folders; without one there is nothing.
     let empty = directory(&files[..1]);

@@ -84,7 +84,8 @@ impl Directory {
 
     fn multus_runs<'d>(&'d self, plugin: &Value) -> Vec<Run<'d>> {
         let text = |key: &str| plugin.get(key).and_then(Value::as_str).filter(|text| !text.is_empty());
-        let list = |key: &str| plugin.get(key).and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
+        let list =
+            |key: &str| plugin.get(key).and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
         // The daemon's settings, which are not seen, name another directory: usually the runtime's.
         let is_here = match text("confDir") {
             Some(directory) => self.is_at(directory),
@@ -92,7 +93,11 @@ impl Directory {
         };
         if let Some(cluster) = text("clusterNetwork") {
             let others = list("defaultNetworks").iter().filter_map(Value::as_str);
-            return [cluster].into_iter().chain(others).map(|network| self.multus_run(network, is_here)).collect();
+            return [cluster]
+                .into_iter()
+                .chain(others)
+                .map(|network| self.multus_run(network, is_here))
+                .collect();
         }
         let inlined: Vec<Run<'_>> =
             list("delegates").iter().filter_map(Network::inlined).map(Run::Inlined).collect();
@@ -106,7 +111,9 @@ impl Directory {
     /// The network that Multus takes for a name or path; `is_here` is whether this is the directory in which it looks for names.
     fn multus_run(&self, network: &str, is_here: bool) -> Run<'_> {
         let found = match network.trim_end_matches('/').rsplit_once('/') {
-            None => self.named(Some(network)).map(|found| found.map(|(file, network)| Run::File(file, network, is_here))),
+            None => self
+                .named(Some(network))
+                .map(|found| found.map(|(file, network)| Run::File(file, network, is_here))),
             Some(_) if self.is_at(network) => {
                 self.named(None).map(|found| found.map(|(file, network)| Run::File(file, network, true)))
             }
@@ -123,7 +130,9 @@ impl Directory {
         match found {
             Ok(Some(run)) => run,
             Ok(None) => Run::Elsewhere(format!("the network {network}")),
-            Err((file, Unloadable::Unreadable(_))) => Run::Elsewhere(format!("{file}, which cannot be read,")),
+            Err((file, Unloadable::Unreadable(_))) => {
+                Run::Elsewhere(format!("{file}, which cannot be read,"))
+            }
             Err((file, why)) => Run::Fails(format!("{network}, and {file} cannot be loaded ({why})")),
         }
     }

@@ -46,10 +46,16 @@ fn files_are_read_as_libcni_reads_them() {
 
 #[test]
 fn the_folder_of_a_list_is_behind_its_own_plugins() {
-    let files = [("10-a.conflist", WITH), ("k8s/10-x.conf", r#"{"type":"tuning"}"#), ("k8s/x.json", "{"), ("other/y.conf", "{")];
+    let files = [
+        ("10-a.conflist", WITH),
+        ("k8s/10-x.conf", r#"{"type":"tuning"}"#),
+        ("k8s/x.json", "{"),
+        ("other/y.conf", "{"),
+    ];
     let at = directory(&files);
     assert_eq!(at.folders(), ["k8s"]);
-    let types: Vec<String> = at.verdict().caller.expect("called").network.types().map(str::to_owned).collect();
+    let types: Vec<String> =
+        at.verdict().caller.expect("called").network.types().map(str::to_owned).collect();
     assert_eq!(types, ["calico", "istio-cni", "tuning"]);
     let broken = directory(&[files[0], ("k8s/10-x.conf", "{")]);
     let text = broken.verdict().uncalled.expect("broken").to_string();
@@ -60,7 +66,9 @@ fn the_folder_of_a_list_is_behind_its_own_plugins() {
 
 #[test]
 fn what_is_behind_the_first_file_does_not_matter() {
-    for (name, text) in [("20-x.conf", "{"), ("20-x.conflist", OTHER), ("99-loopback.conf", r#"{"type":"loopback"}"#)] {
+    for (name, text) in
+        [("20-x.conf", "{"), ("20-x.conflist", OTHER), ("99-loopback.conf", r#"{"type":"loopback"}"#)]
+    {
         assert_eq!(kind(&directory(&[("10-a.conflist", WITH), (name, text)])), None);
     }
     for name in ["00-x.txt", "00-x.conf.bak", ".conf.swp", "00-x"] {
@@ -80,7 +88,8 @@ fn directories_are_the_same_wherever_they_are_mounted() {
         ("/host/etc/cni/multus/net.d", "/etc/cni/net.d", false),
         ("/host/etc/cni/net.d", "/etc/kubernetes", false),
     ] {
-        let multus = json!({"type": "multus-shim", "clusterNetwork": format!("{theirs}/10-a.conflist")}).to_string();
+        let multus =
+            json!({"type": "multus-shim", "clusterNetwork": format!("{theirs}/10-a.conflist")}).to_string();
         let at = directory(&[("00-m.conf", &multus), ("10-a.conflist", WITH)]).at(ours);
         assert_eq!(kind(&at).is_none(), is_same, "{ours} {theirs}");
         assert_eq!(at.is_named_by_multus("10-a.conflist"), is_same, "{ours} {theirs}");
@@ -131,7 +140,12 @@ fn nets() -> impl Strategy<Value = Vec<Net>> {
 }
 
 fn told() -> impl Strategy<Value = Told> {
-    let mounts = prop::sample::select(vec!["/etc/cni/net.d", "/host/etc/cni/net.d", "/hostroot/etc/cni/net.d", "/opt/nets"]);
+    let mounts = prop::sample::select(vec![
+        "/etc/cni/net.d",
+        "/host/etc/cni/net.d",
+        "/hostroot/etc/cni/net.d",
+        "/opt/nets",
+    ]);
     prop_oneof![
         (0..4_usize).prop_map(Told::Inlined),
         (mounts, 0..4_usize).prop_map(|(mount, at)| Told::Path(mount, at)),
