@@ -247,6 +247,12 @@ impl Installer {
                 count += disk::sweep(self.disk(), directory, &is_leftover)?;
             }
         }
+        let folders = self.directory().map(|(directory, _)| directory.folders()).unwrap_or_default();
+        for folder in folders.iter().map(|folder| paths.net.join(folder)) {
+            if self.disk.stat(&folder).is_ok() {
+                count += disk::sweep(self.disk(), &folder, &|half| half.ends_with(disk::TEMPORARY))?;
+            }
+        }
         Ok(count)
     }
 
@@ -490,7 +496,10 @@ impl Installer {
             Err(error) => return context(Err(error), "read", &path),
         };
         if !stat.is_file {
-            return Ok(None);
+            // A runtime passes over a folder, but not over a link to one.
+            let is_link = is_network && self.disk.link(&path).is_some();
+            let text = Err(unread(io::ErrorKind::IsADirectory.into()));
+            return Ok(is_link.then_some(File { name, text }));
         }
         let text = disk::read_text(self.disk(), &path).map_err(|error| unread(error.error));
         stats.insert(name.clone(), stat);

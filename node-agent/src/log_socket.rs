@@ -284,6 +284,8 @@ mod tests {
             receiver.take(&body(&[line]), Instant::now());
             calls.note(Some(&open("a.conf")));
             assert_eq!(calls.was_seen(), is_seen, "{line}");
+            calls.note(Some(&Obstacle::Missing("a.conf".to_owned())));
+            assert_eq!(calls.was_seen(), is_seen, "the agent restores its entry");
             calls.note(Some(&open("b.conf")));
             assert!(!calls.was_seen(), "of another file nothing was seen");
         }

@@ -79,7 +79,7 @@ metrics! {
         ready: Gauge => "istio_cni_install_ready", "1 while the runtime calls the plugin and the plugin can work, else 0; determined when scraped";
         installs: Family<ResultLabel, Counter> => "istio_cni_installs_total", "Passes that changed something or failed: SUCCESS, COPY_BINARIES_FAILURE, CREATE_KUBECONFIG_FAILURE, CREATE_CNI_CONFIG_FAILURE";
         passes: Counter => "istio_cni_passes_total", "Comparisons of the node's files with the expected ones";
-        obstacles: Family<KindLabel, Counter> => "istio_cni_conflist_obstacles_total", "Times the network configuration was found out of sync: no_network, no_pinned, no_original, foreign, preempted, missing, edited, repeated, followed, stale";
+        obstacles: Family<KindLabel, Counter> => "istio_cni_conflist_obstacles_total", "Times the network configuration was found out of sync: no_network, no_pinned, no_original, foreign, preempted, missing, edited, repeated, followed, stale, loopback, multus, not_seen_called, broken, unreadable";
         preempted: Gauge => "istio_cni_preempted", "1 while the runtime uses another file than the one with the entry";
         conflicts: Counter => "istio_cni_fights_total", "Times the agent backed off from another program that writes the network configuration";
         token_refreshes: Counter => "istio_cni_token_refreshes_total", "Rewrites of the plugin's kubeconfig";

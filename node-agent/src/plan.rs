@@ -168,6 +168,12 @@ impl Obstacle {
         }
     }
 
+    /// Whether only our entry is not what it should be, and the agent corrects that.
+    #[must_use]
+    pub const fn is_of_entry(&self) -> bool {
+        matches!(self, Self::Missing(_) | Self::Edited { .. } | Self::Repeated(_) | Self::Stale(_))
+    }
+
     /// Whether the files leave open that the plugin is called, and a call that was seen decides.
     #[must_use]
     pub const fn is_open(&self) -> bool {

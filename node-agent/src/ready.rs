@@ -55,6 +55,10 @@ impl SeenCalls {
 
     /// Notes what the node's files say now.
     pub fn note(&self, obstacle: Option<&Obstacle>) {
+        // The agent restores the entry, and the files around it are what they were.
+        if obstacle.is_some_and(Obstacle::is_of_entry) {
+            return;
+        }
         let mut calls = lock(&self.0);
         let open = obstacle.filter(|obstacle| obstacle.is_open());
         if calls.open.as_ref() != open {

@@ -140,7 +140,7 @@ causes! {
         "the plugin's entry is there, the files do not show that the runtime calls it, and no ready node agent has seen it called",
         "what is named decides: where Multus runs what these files do not show, a pod's events and the agent's /readyz tell; READY_BEFORE_CALLED is for nodes on which it is known";
     EntryUnreadable: "entry-unreadable", Error,
-        "the network configuration that the runtime uses cannot be read: no pod can start",
+        "the network configuration that the runtime uses cannot be read: no pod can start, unless the runtime passes over the file, as CRI-O does",
         "correct or remove the file; the node agent's log names who wrote it";
     PluginOrder: "plugin-order", Warning,
         "other plugins come after istio-cni in the network configuration: addresses, routes and rules that they make are not known when it plans",

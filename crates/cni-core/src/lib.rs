@@ -3,7 +3,7 @@
 //! [`wire`] is the protocol of the Container Network Interface, [`conf`] the plugin's configuration ([`keys`] lists its keys), and [`selection`] what decides
 //! about a pod besides the pod itself. [`pod_source`] reads pods; [`states`] and
 //! [`reasons`] are the agent's words that others read. [`enablement`], [`plugin_event`] and [`enrolment_report`] are ambient mode's. The agent parses the entry it writes, and
-//! takes facts from pods, with the same code as the plugin: they cannot disagree.
+//! takes facts from pods, with the same code as the plugin: they cannot disagree. [`net_dir`] is which network configuration a runtime runs.
 
 pub mod conf;
 pub mod enablement;

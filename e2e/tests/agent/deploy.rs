@@ -252,6 +252,7 @@ fn the_charts_defaults_are_the_agents() {
     for name in [
         "NFT_SETS",
         "STRICT_CAPTURE",
+        "READY_BEFORE_CALLED",
         "ISTIO_OWNED_CNI_CONFIG",
         "REPAIR_REPAIR_PODS",
         "REPAIR_DELETE_PODS",

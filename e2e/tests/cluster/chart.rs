@@ -502,6 +502,7 @@ fn pods_roll_for_settings_that_are_read_at_the_start_and_for_no_others() -> Resu
     for fixed in [
         json!({"chained": false}),
         json!({"cniConfFileName": "x.conflist"}),
+        json!({"readyBeforeCalled": true}),
         json!({"env": {"KUBECONFIG_MODE": "0640"}}),
         json!({"repair": {"initContainerName": "x"}}),
     ] {

@@ -276,6 +276,12 @@ const BROKEN_NODES: &[NodeState] = &[
         ..NODE
     },
     NodeState {
+        symptom: "The agent stays unready: installed, not seen called",
+        cause: "plugin-not-seen-called",
+        script: "rm net.d/10-net.conflist; echo '{\"cniVersion\": \"1.0.0\", \"type\": \"istio-cni\"}' >net.d/YYY-istio-cni.conf",
+        ..NODE
+    },
+    NodeState {
         symptom: "Addresses from another plugin are not redirected",
         cause: "plugin-order",
         plugins: &["istio-cni", "multinet"],

@@ -39,6 +39,7 @@ capabilities: {{ concat $capabilities .extraCapabilities | uniq | toJson }}
 {{- $_ := set $config "ISTIO_OWNED_CNI_CONFIG" true }}
 {{- with .istioOwnedCNIConfigFileName }}{{ $_ := set $config "ISTIO_OWNED_CNI_CONFIG_FILENAME" . }}{{ end }}
 {{- end }}
+{{- if eq (toString .readyBeforeCalled | default (and (not .chained) (eq .provider "multus") | toString)) "true" }}{{ $_ := set $config "READY_BEFORE_CALLED" true }}{{ end }}
 {{- if and .nftSets .global.nativeNftables }}{{ $_ := set $config "NFT_SETS" true }}{{ end }}
 {{- if .strictCapture }}{{ $_ := set $config "STRICT_CAPTURE" true }}{{ end }}
 {{- $usual := "gvisor,gvisor-*,runsc,runsc-*,kata,kata-*,firecracker" }}
