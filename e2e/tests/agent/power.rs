@@ -11,7 +11,7 @@ use install_cni::disk::{Disk, Lock, Output, Stat, TEMPORARY};
 use install_cni::install::Installer;
 use install_cni::leave;
 use install_cni::once;
-use install_cni::plan::ORIGINAL;
+use install_cni::plan::{ORIGINAL, Obstacle};
 use install_cni::plugin::{Ask, Question, Refusal};
 use install_cni::settings::Settings;
 
@@ -66,7 +66,7 @@ fn start(model: Model, env: &[(&str, &str)]) -> Model {
     installer.sweep().expect("sweeps");
     for _ in 0..4 {
         let pass = installer.pass(None).expect("installs");
-        if pass.edits.is_empty() && pass.obstacle.is_none() {
+        if pass.edits.is_empty() && pass.obstacle.as_ref().is_none_or(Obstacle::is_open) {
             installer.check().expect("ready");
             drop(installer);
             return Arc::try_unwrap(model).unwrap_or_else(|_| panic!("still used"));
