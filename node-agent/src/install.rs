@@ -247,9 +247,9 @@ impl Installer {
                 count += disk::sweep(self.disk(), directory, &is_leftover)?;
             }
         }
-        let folders = self.directory().map(|(directory, _)| directory.folders()).unwrap_or_default();
-        for folder in folders.iter().map(|folder| paths.net.join(folder)) {
-            if self.disk.stat(&folder).is_ok() {
+        // Folders of lists, which hold plugins.
+        for folder in self.disk.list(&paths.net).unwrap_or_default().iter().map(|name| paths.net.join(name)) {
+            if self.disk.stat(&folder).is_ok_and(|known| !known.is_file) && self.disk.list(&folder).is_ok() {
                 count += disk::sweep(self.disk(), &folder, &|half| half.ends_with(disk::TEMPORARY))?;
             }
         }

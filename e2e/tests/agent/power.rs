@@ -136,7 +136,7 @@ const CASES: [Case; 6] = [
         ("10-calico.conflist", CALICO),
         &[("ISTIO_OWNED_CNI_CONFIG", "true"), ("ISTIO_OWNED_CNI_CONFIG_FILENAME", "00-mesh.conflist")],
     ),
-    (("10-calico.conflist", CALICO), &[("CHAINED_CNI_PLUGIN", "false")]),
+    (("10-calico.conflist", CALICO), &[("CHAINED_CNI_PLUGIN", "false"), ("READY_BEFORE_CALLED", "true")]),
 ];
 
 /// Plays `work` on a copy of `before`, cut short at every operation, by death and by power failure, and checks what is left. Returns how

@@ -278,7 +278,7 @@ const BROKEN_NODES: &[NodeState] = &[
     NodeState {
         symptom: "The agent stays unready: installed, not seen called",
         cause: "plugin-not-seen-called",
-        script: "rm net.d/10-net.conflist; echo '{\"cniVersion\": \"1.0.0\", \"type\": \"istio-cni\"}' >net.d/YYY-istio-cni.conf",
+        script: "rm net.d/10-net.conflist; echo '{\"cniVersion\": \"1.0.0\", \"name\": \"istio-cni\", \"type\": \"istio-cni\"}' >net.d/YYY-istio-cni.conf",
         ..NODE
     },
     NodeState {
