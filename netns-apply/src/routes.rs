@@ -97,8 +97,6 @@ fn open_socket() -> Result<NetlinkSocket, RouteError> {
 /// The index of the loopback interface: it is the first of every network namespace; the kernel insists on that
 /// (drivers/net/loopback.c).
 const LOOPBACK: u32 = 1;
-/// The protocol (`FRA_PROTOCOL`) of a policy rule that is about to be removed: a number without a registered meaning.
-const REMOVAL_PROTOCOL: u8 = 0x69;
 
 impl RouteSocket {
     /// Opens one in the calling thread's network namespace, which keeps at most `most_read` bytes of each answer: a container with

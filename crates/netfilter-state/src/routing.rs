@@ -10,6 +10,9 @@ use redirect_core::{
     values::{Family, Mark, MaskedMark, PASSTHROUGH_V6, RouteTable},
 };
 
+/// The protocol (`FRA_PROTOCOL`) of a policy rule that is about to be removed: a number without a registered meaning.
+pub const REMOVAL_PROTOCOL: u8 = 0x69;
+
 /// One thing a plan needs besides rules. Closed on purpose: who puts a plan in force has to make every kind of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum RoutingItem {
@@ -48,10 +51,28 @@ impl FoundRouting {
         self.flaw.is_none() && !self.marked_for_removal
     }
 
-    /// The same, marked as to be removed.
+    /// Whether the kernel would take one for the other. What it counts or measures about a route or an address makes no difference, nor
+    /// does the position among others.
+    #[must_use]
+    pub fn is_same_as(&self, other: &Self) -> bool {
+        let is_same = match self.item {
+            // There is only one of an address on an interface.
+            RoutingItem::LoopbackAddress => true,
+            RoutingItem::Route(..) => without_counters(&self.message).eq(without_counters(&other.message)),
+            RoutingItem::Rule(..) => self.message == other.message,
+        };
+        is_same && (self.item, self.marked_for_removal) == (other.item, other.marked_for_removal)
+    }
+
+    /// The same, marked as to be removed; a policy rule by its protocol.
     #[must_use]
     pub fn mark_for_removal(&self) -> Self {
-        Self { marked_for_removal: true, ..self.clone() }
+        let message = if let RoutingItem::Rule(..) = self.item {
+            with_removal_protocol(&self.message)
+        } else {
+            self.message.clone()
+        };
+        Self { marked_for_removal: true, message, ..self.clone() }
     }
 }
 
@@ -63,6 +84,108 @@ impl RoutingItem {
             Self::Rule(family, ..) | Self::Route(family, _) => Some(family),
             Self::LoopbackAddress => None,
         }
+    }
+}
+
+/// The message about a policy rule, with the protocol of one that is to be removed: since 4.17 the kernel repeats this attribute in every one.
+fn with_removal_protocol(message: &[u8]) -> Vec<u8> {
+    /// Size of `fib_rule_hdr`.
+    const HEADER: usize = 12;
+    const PROTOCOL: u16 = 21;
+    let mut bytes = message.to_vec();
+    let mut start = HEADER;
+    let number = |bytes: &[u8], at: usize| Some(u16::from_ne_bytes(*bytes.get(at..)?.first_chunk()?));
+    while let (Some(length), Some(kind)) = (number(&bytes, start), number(&bytes, start.saturating_add(2))) {
+        if kind == PROTOCOL {
+            if let Some(value) = bytes.get_mut(start.saturating_add(4)) {
+                *value = REMOVAL_PROTOCOL;
+            }
+            break;
+        }
+        start = start.saturating_add(usize::from(length.max(4)).next_multiple_of(4));
+    }
+    bytes
+}
+
+/// The kernel's message about a route, attribute by attribute, without the one that changes by itself (`RTA_CACHEINFO`).
+fn without_counters(message: &[u8]) -> impl Iterator<Item = &[u8]> {
+    /// Size of `rtmsg`.
+    const HEADER: usize = 12;
+    const CACHE_INFO: u16 = 12;
+    let (header, mut rest) = message.split_at_checked(HEADER).unwrap_or((message, &[]));
+    let attributes = core::iter::from_fn(move || {
+        let length = u16::from_ne_bytes(*rest.first_chunk()?);
+        let length = usize::from(length.max(4)).next_multiple_of(4).min(rest.len());
+        let (attribute, behind) = rest.split_at_checked(length)?;
+        rest = behind;
+        Some(attribute)
+    });
+    let counts = |attribute: &&[u8]| attribute.get(2..4) == Some(&CACHE_INFO.to_ne_bytes());
+    core::iter::once(header).chain(attributes.filter(move |attribute| !counts(attribute)))
+}
+
+/// Those of `all` that are more than those of `than`: of several that are the same, each counts.
+#[must_use]
+pub fn surplus<'a>(
+    all: impl IntoIterator<Item = &'a FoundRouting>,
+    than: impl IntoIterator<Item = &'a FoundRouting>,
+) -> Vec<&'a FoundRouting> {
+    let mut than: Vec<&FoundRouting> = than.into_iter().collect();
+    let is_more = |one: &&FoundRouting| match than.iter().position(|other| one.is_same_as(other)) {
+        Some(place) => {
+            than.swap_remove(place);
+            false
+        }
+        None => true,
+    };
+    all.into_iter().filter(is_more).collect()
+}
+
+/// What a step does to routing.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum RoutingChange {
+    /// It adds one.
+    Added(RoutingItem),
+    /// It removes this one.
+    Removed(FoundRouting),
+    /// It replaces this one with its like that is marked for removal.
+    Marked(FoundRouting),
+}
+
+/// What takes a change back, where it was made, and only as far as it was: a kernel may hold any number of the same policy rule, and
+/// removes another than the one that was meant if it comes first.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct TakingBack {
+    /// What is missing, ...
+    pub make: Vec<FoundRouting>,
+    /// ... and what is too much, to be removed after that.
+    pub remove: Option<FoundRouting>,
+}
+
+impl RoutingChange {
+    /// What it is about.
+    #[must_use]
+    pub const fn item(&self) -> RoutingItem {
+        match self {
+            Self::Added(item) => *item,
+            Self::Removed(found) | Self::Marked(found) => found.item,
+        }
+    }
+
+    /// What takes it back where `now` is there, and `before` was before the change.
+    #[must_use]
+    pub fn taking_back(&self, now: &[FoundRouting], before: &[FoundRouting]) -> TakingBack {
+        let concerned = |one: &&FoundRouting| one.item == self.item();
+        let now: Vec<&FoundRouting> = now.iter().filter(concerned).collect();
+        let before: Vec<&FoundRouting> = before.iter().filter(concerned).collect();
+        let missing = surplus(before.iter().copied(), now.iter().copied());
+        let mut extra = surplus(now.iter().copied(), before.iter().copied()).into_iter();
+        let remove = match self {
+            Self::Added(_) if now.len().saturating_add(missing.len()) > before.len() => extra.next(),
+            Self::Added(_) | Self::Removed(_) => None,
+            Self::Marked(found) => extra.find(|one| one.is_same_as(&found.mark_for_removal())),
+        };
+        TakingBack { make: missing.into_iter().cloned().collect(), remove: remove.cloned() }
     }
 }
 

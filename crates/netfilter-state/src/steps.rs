@@ -8,7 +8,7 @@
 use crate::{
     change::RulesetDiff,
     netlink::NativeState,
-    routing::{self, FoundRouting, RoutingItem},
+    routing::{self, FoundRouting, RoutingChange, RoutingItem},
     state::{PerFamily, RuleState},
 };
 use alloc::{
@@ -109,19 +109,18 @@ impl Observation {
         if self.native != earlier.native {
             words.push("native tables inet istio-*".to_string());
         }
-        let only_in = |one: &Self, other: &Self| -> Vec<RoutingItem> {
-            let mut rest: Vec<RoutingItem> = other.routing.iter().map(|found| found.item).collect();
-            let is_extra = |item: &RoutingItem| match rest.iter().position(|other| other == item) {
-                Some(position) => {
-                    rest.swap_remove(position);
-                    false
-                }
-                None => true,
-            };
-            one.routing.iter().map(|found| found.item).filter(is_extra).collect()
+        let added = routing::surplus(&self.routing, &earlier.routing);
+        words.extend(added.into_iter().map(|found| format!("added: {}", found.item)));
+        let gone = routing::surplus(&earlier.routing, &self.routing);
+        words.extend(gone.into_iter().map(|found| format!("gone: {}", found.item)));
+        let works = |of: &Self, item: &RoutingItem| {
+            of.routing.iter().any(|found| found.item == *item && found.works())
         };
-        words.extend(only_in(self, earlier).iter().map(|item| format!("added: {item}")));
-        words.extend(only_in(earlier, self).iter().map(|item| format!("gone: {item}")));
+        let worked: BTreeSet<RoutingItem> =
+            earlier.routing.iter().filter(|found| found.works()).map(|found| found.item).collect();
+        let broken =
+            self.routing.iter().filter(|found| worked.contains(&found.item) && !works(self, &found.item));
+        words.extend(broken.map(|found| format!("does not work any more: {found}")));
         words
     }
 }
@@ -200,15 +199,16 @@ impl Transaction {
     }
 }
 
-/// What takes a step back. All but the first two name a state, so that they do nothing where the step did nothing.
+/// What takes a step back. It names a state, so that it does nothing where the step did nothing.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Inverse {
-    /// Removes what was added.
-    RemoveRouting(RoutingItem),
-    /// Makes again what was removed.
-    PutBackRouting(FoundRouting),
-    /// Makes a policy rule again as it was before it was marked.
-    Unmark(FoundRouting),
+    /// Brings policy rules, routes or addresses to what they were ([`RoutingChange::taking_back`]).
+    Routing {
+        /// What was done to them.
+        change: RoutingChange,
+        /// Those of the same kind before that.
+        before: Vec<FoundRouting>,
+    },
     /// Brings these tables of iptables, and the native ones, to what they were.
     Rules {
         /// Tables of iptables by variant and family: what was done to them, and the rules they held before.
@@ -229,10 +229,14 @@ impl Step {
         let rules = |variant, family, change: RulesetDiff| {
             (variant, family, change, before.rules(variant).of(family).clone())
         };
+        let routing = |change: RoutingChange| {
+            let concerned = before.routing.iter().filter(|one| one.item == change.item());
+            Inverse::Routing { before: concerned.cloned().collect(), change }
+        };
         match self {
-            Self::AddRouting(item) => Inverse::RemoveRouting(item),
-            Self::RemoveRouting(found) => Inverse::PutBackRouting(found),
-            Self::MarkForRemoval(found) => Inverse::Unmark(found),
+            Self::AddRouting(item) => routing(RoutingChange::Added(item)),
+            Self::RemoveRouting(found) => routing(RoutingChange::Removed(found)),
+            Self::MarkForRemoval(found) => routing(RoutingChange::Marked(found)),
             Self::Grace => Inverse::Grace,
             Self::ForgetClosed => Inverse::Nothing,
             Self::Restore(variant, family, change) => {

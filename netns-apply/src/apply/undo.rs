@@ -42,12 +42,7 @@ impl Run<'_> {
 
     fn take_back(&mut self, inverse: &Inverse) -> Result<(), ApplyError> {
         match inverse {
-            Inverse::RemoveRouting(item) => {
-                let priority = self.rule_priority();
-                Ok(self.handles.routes.take_back(*item, priority)?)
-            }
-            Inverse::PutBackRouting(found) => Ok(self.handles.routes.put_back(found)?),
-            Inverse::Unmark(found) => Ok(self.handles.routes.unmark(found)?),
+            Inverse::Routing { change, before } => Ok(self.handles.routes.take_back(change, before)?),
             Inverse::Grace => {
                 grace();
                 Ok(())

@@ -1,10 +1,10 @@
 //! Adding and removing what rules need.
 
-use super::{LOOPBACK, Question, REMOVAL_PROTOCOL, RouteError, RouteSocket, address_family};
+use super::{LOOPBACK, Question, RouteError, RouteSocket, address_family};
 use crate::socket::{Ended, code};
 use netfilter_state::{
     branch_interfaces::BranchRule,
-    routing::{FoundRouting, RoutingItem},
+    routing::{FoundRouting, RoutingChange, RoutingItem, TakingBack},
 };
 use netlink_packet_core::{NLM_F_ACK, NLM_F_CREATE, NLM_F_EXCL, NLM_F_REQUEST};
 use netlink_packet_route::{
@@ -30,6 +30,8 @@ mod kind {
 
 /// The kernel's errors for something that is gone.
 const GONE: [Errno; 3] = [Errno::ENOENT, Errno::ESRCH, Errno::EADDRNOTAVAIL];
+/// How often it is corrected what taking a change back has done.
+const MOST_CORRECTIONS: usize = 2;
 const ADD: u16 = NLM_F_REQUEST | NLM_F_ACK | NLM_F_CREATE;
 const REMOVE: u16 = NLM_F_REQUEST | NLM_F_ACK;
 
@@ -57,17 +59,27 @@ impl RouteSocket {
         }
     }
 
-    /// Removes what was added; what is gone already is fine.
-    pub(crate) fn take_back(&mut self, item: RoutingItem, priority: Option<u32>) -> Result<(), RouteError> {
-        let message = match item {
-            RoutingItem::Rule(family, mark, table) => {
-                RouteNetlinkMessage::DelRule(rule(family, mark, table, priority))
+    /// Takes a change back, as far as the kernel holds something else than `before`. It is asked again after that, because it may have
+    /// removed another than the one that was meant.
+    pub(crate) fn take_back(
+        &mut self,
+        change: &RoutingChange,
+        before: &[FoundRouting],
+    ) -> Result<(), RouteError> {
+        for correction in 0..=MOST_CORRECTIONS {
+            let TakingBack { make, remove } = change.taking_back(&self.observe()?, before);
+            // What is too much after the first time is another program's.
+            if make.is_empty() && (remove.is_none() || correction > 0) {
+                break;
             }
-            RoutingItem::Route(family, table) => RouteNetlinkMessage::DelRoute(route(family, table)),
-            RoutingItem::LoopbackAddress => RouteNetlinkMessage::DelAddress(passthrough()),
-        };
-        let question = self.message(&message, REMOVE);
-        self.removed(&question, || format!("remove {item}"))
+            for missing in &make {
+                self.make(missing)?;
+            }
+            if let Some(extra) = &remove {
+                self.remove(extra)?;
+            }
+        }
+        Ok(())
     }
 
     /// Removes this very one; what is gone already is fine.
@@ -92,32 +104,15 @@ impl RouteSocket {
         self.removed(&question, || format!("remove the policy rule {rule}"))
     }
 
-    /// Restores what was removed, as it was, unless it is still there: the kernel accepts the same policy rule twice.
-    pub(crate) fn put_back(&mut self, found: &FoundRouting) -> Result<(), RouteError> {
-        let message = message_of(found);
-        let is_it = |one: &FoundRouting| one.item == found.item && one.message == message;
-        if self.observe()?.iter().any(is_it) { Ok(()) } else { self.make(found) }
-    }
-
     /// Replaces this policy rule with one that is marked for removal.
     pub(crate) fn mark_for_removal(&mut self, found: &FoundRouting) -> Result<(), RouteError> {
         let marked = found.mark_for_removal();
-        if message_of(&marked) == found.message {
+        if marked.message == found.message {
             // A kernel whose policy rules have no protocol.
             return Ok(());
         }
         self.make(&marked)?;
         self.remove(found).map_err(|error| RouteError { may_be_done: true, ..error })
-    }
-
-    /// Puts a policy rule back in place of the one that was marked for removal.
-    pub(crate) fn unmark(&mut self, found: &FoundRouting) -> Result<(), RouteError> {
-        let marked = found.mark_for_removal();
-        if message_of(&marked) == found.message {
-            return Ok(());
-        }
-        self.put_back(found)?;
-        self.remove(&marked)
     }
 
     fn make(&mut self, found: &FoundRouting) -> Result<(), RouteError> {
@@ -138,7 +133,7 @@ impl RouteSocket {
 
     /// The kernel's message about something, sent back to it with another type.
     fn repeat(&mut self, found: &FoundRouting, kind: u16, flags: u16) -> Question {
-        self.question(kind, flags, &message_of(found))
+        self.question(kind, flags, &found.message)
     }
 
     fn acknowledged(&mut self, question: &Question) -> Result<(), Unacknowledged> {
@@ -168,32 +163,6 @@ impl Unacknowledged {
             Self::Lost(cause) => RouteError { what, cause, may_be_done: true },
         }
     }
-}
-
-/// The kernel's message about it, marked for removal if it is to be.
-fn message_of(found: &FoundRouting) -> Vec<u8> {
-    if found.marked_for_removal { with_removal_mark(&found.message) } else { found.message.clone() }
-}
-
-/// The message about a policy rule, with another protocol: since 4.17 the kernel repeats this attribute in every one.
-fn with_removal_mark(message: &[u8]) -> Vec<u8> {
-    /// Size of `fib_rule_hdr`.
-    const HEADER: usize = 12;
-    /// `FRA_PROTOCOL`.
-    const PROTOCOL: u16 = 21;
-    let mut bytes = message.to_vec();
-    let mut start = HEADER;
-    let number = |bytes: &[u8], at: usize| Some(u16::from_ne_bytes(*bytes.get(at..)?.first_chunk()?));
-    while let (Some(length), Some(kind)) = (number(&bytes, start), number(&bytes, start.saturating_add(2))) {
-        if kind == PROTOCOL {
-            if let Some(value) = bytes.get_mut(start.saturating_add(4)) {
-                *value = REMOVAL_PROTOCOL;
-            }
-            break;
-        }
-        start = start.saturating_add(usize::from(length.max(4)).next_multiple_of(4));
-    }
-    bytes
 }
 
 const fn kind_of(item: RoutingItem) -> u16 {

@@ -1,9 +1,9 @@
 //! Policy rules as the kernel lists them: in their own words, and whether they do what a plan wants of them.
 
-use super::{Dumped, REMOVAL_PROTOCOL};
+use super::Dumped;
 use netfilter_state::{
     route_tables::{LOCAL_TABLE, PolicyRule, RuleAction},
-    routing::{FoundRouting, RoutingItem},
+    routing::{FoundRouting, REMOVAL_PROTOCOL, RoutingItem},
 };
 use netlink_packet_core::{DefaultNla, Nla};
 use netlink_packet_route::{

@@ -12,7 +12,7 @@ use netns_apply::{
     verify,
 };
 use redirect_core::{
-    Redirect, RulePlan,
+    AmbientRedirect, Redirect, RulePlan,
     options::{BackendChoice, Variant},
     settings::{Key, NamespaceFacts, RawSettings, Source},
 };
@@ -493,6 +493,42 @@ fn a_run_that_fails_at_its_last_program_is_undone() {
             // And who asks for programs has it done by programs.
             assert_eq!(stubs.lines("calls"), 2, "{from:?} to {to:?}, {mode}");
         }
+    }
+}
+
+/// The kernel takes the same policy rule any number of times, and removes the first that fits.
+#[test]
+fn a_failed_run_leaves_every_policy_rule_that_is_like_its_own() {
+    let ambient = AmbientRedirect::new(redirect_core::Families::V4).plan();
+    let of_ambient = "fwmark 0x111/0xfff lookup 100";
+    let of_tproxy = "fwmark 1337 lookup 133";
+    for (plan, likes) in [
+        // Of an earlier run that was killed, which has marked it.
+        (&ambient, vec![format!("{of_ambient} pref 32764 protocol 105")]),
+        (&ambient, ["", " iif lo"].map(|also| format!("{of_ambient} pref 32764{also} protocol 105")).into()),
+        (&ambient, vec![format!("{of_ambient} pref 32764 protocol boot iif lo")]),
+        (&ambient, vec![format!("{of_ambient} pref 40000"), format!("{of_ambient} pref 32764 iif lo")]),
+        (
+            &plan("TPROXY", "81"),
+            ["boot", "static"].map(|by| format!("{of_tproxy} pref 40000 protocol {by}")).into(),
+        ),
+        (&plan("TPROXY", "81"), vec![format!("{of_tproxy} pref 32765 iif lo"), of_tproxy.to_owned()]),
+        (&RulePlan::empty(), vec![of_tproxy.to_owned(), of_tproxy.to_owned()]),
+    ] {
+        let (stubs, namespace) = (Stubs::new(), namespace());
+        stubs.add("iptables-legacy-restore", DONE_AND_FAILED);
+        let legacy = options(BackendChoice::Restore(Some(Variant::Legacy)));
+        let options = ApplyOptions { programs: stubs.programs(), ..legacy.clone() };
+        if plan.families().is_empty() {
+            namespace.enter(|| apply(&self::plan("REDIRECT", "80"), &legacy)).unwrap().unwrap();
+        }
+        for like in &likes {
+            namespace.sh(&format!("ip rule add {like}")).unwrap();
+        }
+        let before = namespace.snapshot().unwrap();
+        let error = namespace.enter(|| apply(plan, &options)).unwrap().unwrap_err();
+        assert_eq!(error.aftermath, RollbackOutcome::Undone, "{likes:?}: {error}");
+        assert_as_before(&namespace, &before, &format!("{likes:?}"));
     }
 }
 

@@ -43,7 +43,7 @@ mod tables;
 use crate::{
     change::RulesetDiff,
     netlink::NativeState,
-    routing::{FoundRouting, RoutingItem},
+    routing::{FoundRouting, RoutingItem, TakingBack},
     state::{PerFamily, RuleState},
     steps::{self, Goal, Inverse, Observation, Step, Transaction},
 };
@@ -144,17 +144,11 @@ impl Kernel {
     /// What Linux would refuse.
     pub fn take_back(&mut self, inverse: &Inverse) -> Result<(), Refused> {
         match inverse {
-            Inverse::RemoveRouting(item) => {
-                let is_added = |one: &FoundRouting| one.item == *item && one.works();
-                let place = self.routing.iter().position(is_added);
-                drop(place.map(|place| self.routing.remove(place)));
-                Ok(())
+            Inverse::Routing { change, before } => {
+                let TakingBack { make, remove } = change.taking_back(&self.routing, before);
+                self.routing.extend(make);
+                remove.map_or(Ok(()), |found| self.remove_routing(&found))
             }
-            Inverse::PutBackRouting(found) => {
-                self.routing.push(found.clone());
-                Ok(())
-            }
-            Inverse::Unmark(found) => self.replace_routing(&found.mark_for_removal(), found.clone()),
             Inverse::Rules { iptables, native } => {
                 for (variant, family, done, before) in iptables {
                     let now = self.tables(*variant, *family).observe();
@@ -231,10 +225,10 @@ impl Kernel {
         apply(self.tables_mut(variant, family), family, change, Writer::Iptables)
     }
 
-    /// The kernel refuses a second one that is the same in everything.
+    /// The kernel refuses a second route or address that is the same in everything, and takes any number of the same policy rule.
     fn add_routing(&mut self, item: RoutingItem) -> Result<(), Refused> {
         let found = FoundRouting::working(item);
-        if self.routing.contains(&found) {
+        if !matches!(item, RoutingItem::Rule(..)) && self.routing.contains(&found) {
             return Err(Refused { what: item.to_string(), why: Refusal::Exists });
         }
         self.routing.push(found);
@@ -256,7 +250,8 @@ impl Kernel {
     }
 
     fn place_of(&self, found: &FoundRouting) -> Result<usize, Refused> {
-        let place = self.routing.iter().position(|one| one == found);
+        // Of several that are the same, the first one.
+        let place = self.routing.iter().position(|one| one.is_same_as(found));
         place.ok_or_else(|| Refused { what: found.to_string(), why: Refusal::NotThere })
     }
 }

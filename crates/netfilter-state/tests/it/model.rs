@@ -6,11 +6,11 @@ use netfilter_state::{
     change::{EditOp, RulesetDiff, TableChange},
     model::{Kernel, Refusal, Tables, Writer},
     parse,
-    routing::{FoundRouting, RoutingItem},
+    routing::{self, FoundRouting, RoutingItem},
     steps::{self, Goal, RulesIn},
 };
 use redirect_core::{
-    Family, RulePlan,
+    AmbientRedirect, Families, Family, RulePlan,
     options::{NativeForm, Variant},
     pod::{Decision, PodFacts},
     rule::{Chain, Hook, OurChain, Rule, Table, Target},
@@ -70,6 +70,59 @@ fn every_run_can_be_taken_back_after_any_of_its_steps() {
         }
     }
     assert!(taken_back > 500, "{taken_back}");
+}
+
+/// What may be there already of what a run adds, removes or marks: the same, the same that does not work, one that an earlier run has marked,
+/// and another program's of another priority; each also twice.
+fn likes(item: RoutingItem) -> Vec<Vec<FoundRouting>> {
+    let same = FoundRouting::working(item);
+    let shadowed = FoundRouting { flaw: Some("another takes its packets".to_owned()), ..same.clone() };
+    let another = FoundRouting { message: vec![1; 16], ..same.clone() };
+    let of_rules = [
+        vec![shadowed.clone()],
+        vec![shadowed.clone(), shadowed.clone()],
+        vec![same.clone(), same.clone()],
+        vec![same.mark_for_removal()],
+        vec![same.mark_for_removal(), shadowed.clone()],
+        vec![shadowed, same.mark_for_removal(), another.clone()],
+        vec![another.clone(), another.clone()],
+    ];
+    match item {
+        RoutingItem::Rule(..) => of_rules.into(),
+        RoutingItem::Route(..) => vec![vec![same.clone()], vec![same, another]],
+        RoutingItem::LoopbackAddress => vec![vec![same]],
+    }
+}
+
+#[test]
+fn what_is_like_the_runs_own_is_there_as_often_as_before_when_it_is_taken_back() {
+    let plans = [plan("TPROXY"), AmbientRedirect::new(Families::Both).plan(), RulePlan::empty()];
+    let items = |plan: &RulePlan| routing::wanted(plan);
+    let all: Vec<RoutingItem> = plans.iter().flat_map(items).collect();
+    let mut taken_back = 0;
+    for (from, to) in plans.iter().flat_map(|from| plans.iter().map(move |to| (from, to))) {
+        for there in all.iter().flat_map(|item| likes(*item)) {
+            let mut before = Kernel::new();
+            before.run(&Goal::new(from, PLACES[0])).unwrap();
+            there.iter().for_each(|one| before.insert_routing(one.clone()));
+            let observed = before.observe();
+            let steps = steps::between(&observed, &Goal::new(to, PLACES[0]));
+            for until in 0..=steps.len() {
+                let mut kernel = before.clone();
+                for step in &steps[..until] {
+                    kernel.take(step).unwrap();
+                }
+                for step in steps[..until].iter().rev() {
+                    kernel.take_back(&step.clone().inverse(&observed, &observed.native)).unwrap();
+                    taken_back += 1;
+                }
+                let (now, then) = (kernel.routing(), before.routing());
+                let (more, less) = (routing::surplus(now, then), routing::surplus(then, now));
+                assert!(more.is_empty() && less.is_empty(), "{there:?}: too much {more:?}, gone {less:?}");
+            }
+        }
+    }
+    assert!(taken_back > 1000, "{taken_back}");
 }
 
 #[test]

@@ -9,7 +9,7 @@ use in_force::in_force;
 use netfilter_state::{
     model::Kernel,
     netlink::NativeState,
-    routing::{self, FoundRouting},
+    routing::{self, FoundRouting, RoutingChange},
     state::PerFamily,
     steps::{Goal, Inverse, Observation, RulesIn, Step, between},
 };
@@ -195,10 +195,18 @@ fn every_step_has_an_inverse_that_names_what_was_there() {
     let (from, to) = (plan("TPROXY", "1"), plan("REDIRECT", "2"));
     let before = in_force(&from, PLACES[0]);
     for step in between(&before, &Goal::new(&to, PLACES[2])) {
+        let routing =
+            |item| before.routing.iter().filter(|one| one.item == item).cloned().collect::<Vec<_>>();
         match (&step, step.clone().inverse(&before, &before.native)) {
-            (Step::AddRouting(item), Inverse::RemoveRouting(removed)) => assert_eq!(*item, removed),
-            (Step::RemoveRouting(found), Inverse::PutBackRouting(back)) => assert_eq!(*found, back),
-            (Step::MarkForRemoval(found), Inverse::Unmark(back)) => assert_eq!(*found, back),
+            (Step::AddRouting(item), Inverse::Routing { change, before }) => {
+                assert_eq!((change, before), (RoutingChange::Added(*item), routing(*item)));
+            }
+            (Step::RemoveRouting(found), Inverse::Routing { change, before }) => {
+                assert_eq!((change, before), (RoutingChange::Removed(found.clone()), routing(found.item)));
+            }
+            (Step::MarkForRemoval(found), Inverse::Routing { change, before }) => {
+                assert_eq!((change, before), (RoutingChange::Marked(found.clone()), routing(found.item)));
+            }
             (Step::Grace, Inverse::Grace) | (Step::ForgetClosed, Inverse::Nothing) => {}
             (Step::Transaction(transaction), Inverse::Rules { iptables, native }) => {
                 assert_eq!(native.is_some(), transaction.native.is_some());
