@@ -18,10 +18,11 @@ use crate::{
     options::ApplyOptions,
     pause::{deadline, grace},
     restore,
+    routes::Placed,
 };
 use netfilter_state::{
     netlink::{self, BatchError},
-    routing,
+    routing::{self, FoundRouting},
     steps::{self, Goal, Inverse, Step, Transaction},
 };
 use redirect_core::{RulePlan, options::Variant, plan::PolicyRoutes};
@@ -76,6 +77,8 @@ pub fn preflight(options: &ApplyOptions) -> Result<(Backend, Because), ApplyErro
 /// A run: the goal, the means, and how to roll back.
 struct Run<'a> {
     plan: &'a RulePlan,
+    /// The plan with its policy routing where it fits.
+    placed: RulePlan,
     options: &'a ApplyOptions,
     handles: Handles<'a>,
     /// Held by runs of more than one transaction.
@@ -93,6 +96,7 @@ impl<'a> Run<'a> {
     fn new(plan: &'a RulePlan, options: &'a ApplyOptions) -> Result<Self, ApplyError> {
         Ok(Self {
             plan,
+            placed: plan.clone(),
             options,
             handles: Handles::open(options)?,
             lock: None,
@@ -119,7 +123,7 @@ impl<'a> Run<'a> {
         let mut chosen = None;
         let mut passes = 0;
         loop {
-            let mut seen = NamespaceState::now(&mut self.handles, self.deadline)?;
+            let mut seen = self.look()?;
             let (backend, because) = match chosen {
                 Some(choice) => choice,
                 None => backend::choose(self.options.backend, &seen, &mut self.handles, self.plan)?,
@@ -140,7 +144,7 @@ impl<'a> Run<'a> {
             if self.lock.is_none() && !only_adds(&steps) {
                 self.lock = Some(self.take_lock()?);
                 // Taking the lock has moved the generation, and another program may have been at work before that.
-                seen = NamespaceState::now(&mut self.handles, self.deadline)?;
+                seen = self.look()?;
                 steps = self.steps(&seen, backend);
             }
             self.test(&steps)?;
@@ -157,6 +161,22 @@ impl<'a> Run<'a> {
         }
     }
 
+    /// What the namespace holds, and where the plan's policy routing fits into it.
+    fn look(&mut self) -> Result<NamespaceState, ApplyError> {
+        let mut seen = NamespaceState::now(&mut self.handles, self.deadline)?;
+        seen.state.routing = self.place(std::mem::take(&mut seen.state.routing))?;
+        Ok(seen)
+    }
+
+    fn place(&mut self, found: Vec<FoundRouting>) -> Result<Vec<FoundRouting>, ApplyError> {
+        let Placed { placement, found } = self.handles.routes.place(self.plan, found)?;
+        if let Some(obstacle) = placement.obstacle {
+            return Err(ApplyError::DoesNotConverge(Box::new(obstacle)));
+        }
+        self.placed = placement.plan;
+        Ok(found)
+    }
+
     /// Whether time remains to wait for other programs.
     fn has_time(&self) -> bool {
         Instant::now() < self.deadline
@@ -167,7 +187,9 @@ impl<'a> Run<'a> {
         if routing::wanted(self.plan).is_empty() {
             return Ok(true);
         }
-        Ok(routing::missing(self.plan, &self.handles.routes.observe()?).is_empty())
+        let found = self.handles.routes.observe()?;
+        let found = self.place(found)?;
+        Ok(routing::missing(&self.placed, &found).is_empty())
     }
 
     fn take_lock(&self) -> Result<NetnsLock, ApplyError> {
@@ -176,7 +198,7 @@ impl<'a> Run<'a> {
 
     fn steps(&self, seen: &NamespaceState, backend: Backend) -> Vec<Step> {
         let goal = Goal {
-            plan: self.plan,
+            plan: &self.placed,
             rules_in: backend.rules_in(self.options.native_form),
             force: self.options.force && self.done.is_empty(),
             tproxy: self.options.tproxy,
@@ -260,7 +282,7 @@ impl<'a> Run<'a> {
 
     /// The priority that the plan has for its policy rules, if it has one.
     fn rule_priority(&self) -> Option<u32> {
-        self.plan.policy_routes().and_then(PolicyRoutes::priority)
+        self.placed.policy_routes().and_then(PolicyRoutes::priority)
     }
 
     /// Takes one step; `false` if it changed nothing.
@@ -289,6 +311,12 @@ impl<'a> Run<'a> {
 
     fn contended(&self, steps: &[Step]) -> ApplyError {
         let difference = steps.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ");
+        let is_routing = |step: &Step| {
+            matches!(step, Step::AddRouting(_) | Step::RemoveRouting(_) | Step::MarkForRemoval(_))
+        };
+        if steps.iter().all(is_routing) {
+            return ApplyError::RoutingNotKept { attempts: PASSES, difference };
+        }
         ApplyError::Contended { attempts: PASSES, difference }
     }
 }

@@ -2,6 +2,7 @@
 
 use crate::{exec::ExecError, lock::LockError, netlink::NetlinkError, routes::RouteError};
 use netfilter_state::xtables::MalformedTable;
+use packet_trace::placement::Obstacle;
 use redirect_core::{Family, options::Variant};
 use std::{fmt, io};
 
@@ -118,6 +119,19 @@ pub enum ApplyError {
     OthersUnread {
         /// Why not.
         cause: Box<ApplyError>,
+    },
+    /// Packets with the plan's mark do not reach the proxy, because of what other programs route.
+    #[error("{0}")]
+    DoesNotConverge(Box<Obstacle>),
+    /// Policy routing is not as planned whatever is added and removed.
+    #[error(
+        "does not converge: after {attempts} attempts the kernel still does not have policy routing as planned: {difference}"
+    )]
+    RoutingNotKept {
+        /// How many times it was tried.
+        attempts: usize,
+        /// What is not as planned.
+        difference: String,
     },
     /// Another program keeps changing the same rules.
     #[error(

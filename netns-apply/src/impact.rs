@@ -27,9 +27,10 @@ pub fn impact(mismatch: &Mismatch, plan: &RulePlan, options: &ApplyOptions) -> R
     let consequences = interference::consequences(&live.ruleset, &live.routing, plan, &live.pod());
     let mut foreign = match mismatch {
         Mismatch::Interference(findings) => findings.clone(),
-        Mismatch::Different(_) | Mismatch::TwoBackends | Mismatch::Asleep(_) => {
-            interference::find(&live.ruleset, plan, &live.pod())
-        }
+        Mismatch::Different(_)
+        | Mismatch::TwoBackends
+        | Mismatch::Asleep(_)
+        | Mismatch::DoesNotConverge(_) => interference::find(&live.ruleset, plan, &live.pod()),
     };
     // What the mismatch says already.
     foreign.retain(|finding| match (mismatch, finding.effect) {

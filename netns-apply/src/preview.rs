@@ -16,8 +16,9 @@ use std::fmt::Write;
 /// The namespace cannot be inspected.
 pub fn cleanup_preview(options: &ApplyOptions) -> Result<String, ApplyError> {
     let mut handles = Handles::open(options)?;
-    let seen = NamespaceState::now(&mut handles, deadline(options.patience))?;
+    let mut seen = NamespaceState::now(&mut handles, deadline(options.patience))?;
     let plan = RulePlan::empty();
+    seen.state.routing = handles.routes.place(&plan, seen.state.routing)?.found;
     let goal = Goal {
         tproxy: options.tproxy,
         nft_in_transaction: handles.nft_in_transaction,

@@ -7,17 +7,14 @@
 
 #[cfg(feature = "write")]
 mod change;
-#[cfg(feature = "write")]
 mod links;
+mod placing;
 mod policy;
-#[cfg(feature = "write")]
 mod tables;
 #[cfg(feature = "write")]
 mod unexamined;
 
-#[cfg(feature = "write")]
-use crate::socket;
-use crate::socket::{Ended, NetlinkSocket, code};
+use crate::socket::{self, Ended, NetlinkSocket, code};
 #[cfg(feature = "write")]
 pub(crate) use links::Links;
 use netfilter_state::{
@@ -35,6 +32,7 @@ use netlink_packet_route::{
 };
 use netlink_sys::protocols::NETLINK_ROUTE;
 use nix::errno::Errno;
+pub use placing::Placed;
 use policy::{DumpedRule, marked_lookup};
 use redirect_core::{
     Family,
@@ -125,8 +123,8 @@ impl RouteSocket {
             let routes = self.dump(&route_request(family), "list routes", is_default_route)?;
             found.extend(routes.iter().filter_map(|dumped| local_default(family, dumped)));
             let rules = self.dump(&rule_request(family), "list policy rules", |_| true)?;
-            let rules: Vec<DumpedRule<'_>> = rules.iter().filter_map(DumpedRule::read).collect();
-            found.extend((0..rules.len()).filter_map(|index| marked_lookup(family, &rules, index)));
+            let rules = rules.iter().filter_map(DumpedRule::read);
+            found.extend(rules.filter_map(|rule| marked_lookup(family, &rule)));
         }
         let addresses = self.dump(&address_request(), "list addresses", is_of_loopback)?;
         found.extend(addresses.iter().filter_map(passthrough_address));
@@ -179,7 +177,6 @@ impl RouteSocket {
                     self.reopen()?;
                     return Err(failed(cause));
                 }
-                #[cfg(feature = "write")]
                 Err(Stopped::Enough) => {
                     self.reopen()?;
                     return Ok((gathered, Extent::Part));
@@ -190,7 +187,6 @@ impl RouteSocket {
     }
 
     /// A message of this type: what follows netlink's own header is `payload`.
-    #[cfg(feature = "write")]
     fn question(&mut self, kind: u16, flags: u16, payload: &[u8]) -> Question {
         let sequence = self.socket.next_sequence();
         Question { bytes: socket::message(kind, flags, sequence, payload), sequence }
@@ -221,7 +217,6 @@ enum Extent {
     /// All of it.
     Whole,
     /// As much as was wanted.
-    #[cfg(feature = "write")]
     Part,
     /// The kernel does not know what was asked for.
     Unsupported,
@@ -232,7 +227,6 @@ enum Stopped {
     /// The socket failed.
     Failed(Errno),
     /// More is not wanted.
-    #[cfg(feature = "write")]
     Enough,
 }
 

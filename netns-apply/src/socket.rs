@@ -4,7 +4,6 @@
 //! dumps, signals, a receive buffer that overflowed, and a time limit.
 
 use netfilter_state::netlink::{Answer, Message, Messages};
-#[cfg(feature = "write")]
 use netlink_packet_core::{NlaBuffer, NlasIterator};
 use netlink_sys::{Socket, SocketAddr};
 use nix::{
@@ -165,7 +164,6 @@ impl NetlinkSocket {
     }
 
     /// Whether the kernel compares what it lists with all that a question says (`NETLINK_GET_STRICT_CHK`).
-    #[cfg(feature = "write")]
     pub(crate) fn only_what_is_asked_for(&self, strict: bool) -> io::Result<()> {
         self.socket.set_netlink_get_strict_chk(strict)
     }
@@ -220,7 +218,6 @@ impl Drop for NetlinkSocket {
 }
 
 /// A message of this type: netlink's own header (`nlmsghdr`), and behind it `payload`.
-#[cfg(feature = "write")]
 pub(crate) fn message(kind: u16, flags: u16, sequence: u32, payload: &[u8]) -> Vec<u8> {
     const HEADER: usize = 16;
     let length = HEADER.saturating_add(payload.len());
@@ -235,7 +232,6 @@ pub(crate) fn message(kind: u16, flags: u16, sequence: u32, payload: &[u8]) -> V
 }
 
 /// The attributes in these bytes. Bytes that are none end them.
-#[cfg(feature = "write")]
 pub(crate) fn attributes(bytes: &[u8]) -> impl Iterator<Item = NlaBuffer<&[u8]>> {
     NlasIterator::new(bytes).map_while(Result::ok)
 }

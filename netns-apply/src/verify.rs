@@ -2,13 +2,13 @@
 
 use crate::{
     ApplyError, ApplyOptions, backend, foreign::interference, handles::Handles, observe::NamespaceState,
-    pause::deadline,
+    pause::deadline, routes::Placed,
 };
 use netfilter_state::{
-    differences::Differences,
+    differences::{Difference, Differences},
     steps::{Observation, VARIANTS},
 };
-use packet_trace::interference::Finding;
+use packet_trace::{interference::Finding, placement::Obstacle};
 use redirect_core::RulePlan;
 use std::fmt;
 
@@ -25,6 +25,9 @@ pub enum Mismatch {
     /// A table exists but is dormant.
     #[error("{0}")]
     Asleep(String),
+    /// Packets with the plan's mark do not reach the proxy, because of what other programs route; a run would not change that.
+    #[error("{0}")]
+    DoesNotConverge(Box<Obstacle>),
     /// Everything is as planned, but other programs' rules interfere; the most certain first, at least one.
     #[error("all rules are in force, but other programs' rules interfere: {}", few(.0))]
     Interference(Vec<Finding>),
@@ -92,7 +95,15 @@ impl<'a> Snapshot<'a> {
         if let Some(asleep) = self.seen.asleep(|table| names.iter().any(|name| name == table)) {
             return Ok(Some(Mismatch::Asleep(asleep.to_string())));
         }
-        let differences = Differences::between(observed, plan, backend.rules_in(options.native_form));
+        let Placed { placement, found } = self.handles.routes.place(plan, observed.routing.clone())?;
+        let observed = &Observation { routing: found, ..observed.clone() };
+        let differences =
+            Differences::between(observed, &placement.plan, backend.rules_in(options.native_form));
+        // What a run would mend, if it could, comes first.
+        if let Some(obstacle) = placement.obstacle.filter(|_| differences.iter().all(Difference::is_routing))
+        {
+            return Ok(Some(Mismatch::DoesNotConverge(Box::new(obstacle))));
+        }
         if !differences.is_empty() {
             return Ok(Some(Mismatch::Different(differences)));
         }

@@ -29,12 +29,14 @@ pub fn refuse_sidecar(options: &ApplyOptions) -> Result<(), String> {
 /// Whether the plan of this redirection is in force.
 ///
 /// # Errors
-/// That cannot be determined, and why; or what other programs' rules do to it: writing ours again would not change that.
+/// That cannot be determined, and why; or what other programs' rules or routing do to it: writing ours again would not change that.
 pub fn are_in_force(redirect: &AmbientRedirect, options: &ApplyOptions) -> Condition {
     refuse_sidecar(options)?;
     match verify(&ambient_here(redirect.clone()).plan(), options).map_err(|error| error.to_string())? {
         None => Ok(true),
-        Some(mismatch @ Mismatch::Interference(_)) => Err(mismatch.to_string()),
+        Some(mismatch @ (Mismatch::Interference(_) | Mismatch::DoesNotConverge(_))) => {
+            Err(mismatch.to_string())
+        }
         Some(_) => Ok(false),
     }
 }

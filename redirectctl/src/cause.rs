@@ -70,6 +70,9 @@ causes! {
     RoutingMissing: "routing-missing", Error,
         "the policy rule or route that delivers TPROXY's packets to the proxy is missing or does not work: inbound connections hang",
         "something in the pod removed it, or another rule comes before it; see ip rule and ip route in its network namespace, and delete the pod";
+    RoutingTaken: "routing-taken", Error,
+        "a policy rule of another program takes packets on their way to the proxy, and no rule of the mesh can stand before it: connections hang",
+        "give that rule a later priority or a narrower condition, or another mark; its priority and table are named, ip rule shows it";
     PassthroughMissing: "passthrough-address-missing", Error,
         "the address ::6 is missing on lo: the proxy cannot hand IPv6 connections to the application",
         "something in the pod removed it; delete the pod, and its successor has it";

@@ -144,6 +144,9 @@ fn namespace(
         // Reported of any namespace.
         None | Some(Mismatch::TwoBackends | Mismatch::Interference(_)) => {}
         Some(Mismatch::Different(differences)) => all.extend(different(plan, differences)),
+        Some(Mismatch::DoesNotConverge(obstacle)) => {
+            all.push(Finding::new(Cause::RoutingTaken, obstacle.to_string()));
+        }
         Some(Mismatch::Asleep(what)) => all.push(Finding::new(Cause::Asleep, what.clone())),
         // A kind that this program does not know yet.
         Some(other) => all.push(Finding::new(Cause::Drifted, other.to_string())),

@@ -6,23 +6,32 @@ use crate::{
     verdict::{Check, Path},
 };
 use netfilter_state::routing;
-use netns_apply::routes::RouteSocket;
+use netns_apply::routes::{Placed, RouteSocket};
 use redirect_core::Family;
 
 /// Whether the rule and the route that the plan needs for these families are there.
 pub(crate) fn check(request: &Request<'_>, families: impl Iterator<Item = Family>) -> Vec<Check> {
     let plan = request.redirect.plan();
     let Some(routes) = plan.policy_routes() else { return Vec::new() };
-    let found = RouteSocket::open(usize::MAX)
-        .and_then(|mut socket| socket.observe())
+    let placed = RouteSocket::open(usize::MAX)
+        .and_then(|mut socket| socket.placed(&plan))
         .map_err(|error| error.to_string());
     let check = |family| {
-        let missing = found.as_ref().map(|found| {
-            routing::missing(&plan, found).into_iter().find(|item| item.family() == Some(family))
+        let wrong = placed.as_ref().map(|Placed { placement, found }| match &placement.obstacle {
+            Some(obstacle) => Some(obstacle.to_string()),
+            None => {
+                let mut missing = routing::missing(&placement.plan, found).into_iter();
+                let missing = missing.find(|item| item.family() == Some(family))?;
+                let broken = found.iter().find(|one| one.item == missing);
+                Some(
+                    broken
+                        .map_or_else(|| format!("missing: {missing}"), |one| format!("does not work: {one}")),
+                )
+            }
         });
-        let (result, detail) = match missing {
+        let (result, detail) = match wrong {
             Ok(None) => (Ok(()), "policy rule and route are there".to_owned()),
-            Ok(Some(missing)) => (Err(Reason::NoPolicyRoute), format!("missing: {missing}")),
+            Ok(Some(wrong)) => (Err(Reason::NoPolicyRoute), wrong),
             Err(error) => (Err(Reason::NoPolicyRoute), error.clone()),
         };
         Check { family, path: Path::PolicyRoute, target: None, captures: false, result, detail }

@@ -3,7 +3,11 @@
 //! [`routing`](crate::routing) is about what a plan needs; this is about all that is there. Its enums are closed, as those of
 //! [`ruleset`](crate::ruleset) are.
 
-use alloc::{string::String, vec::Vec};
+use alloc::{
+    format,
+    string::{String, ToString},
+    vec::Vec,
+};
 use core::fmt;
 use ipnet::IpNet;
 use redirect_core::values::Family;
@@ -12,6 +16,8 @@ use redirect_core::values::Family;
 pub const LOCAL_TABLE: u32 = 255;
 /// The table that routes belong to unless another is named (`RT_TABLE_MAIN`).
 pub const MAIN_TABLE: u32 = 254;
+/// The priority of the rule that looks into that table: one of a plan behind it decides nothing once it has a default route (`ip rule`).
+pub const MAIN_PRIORITY: u32 = 32766;
 /// The table behind it, usually empty (`RT_TABLE_DEFAULT`).
 pub const DEFAULT_TABLE: u32 = 253;
 
@@ -84,6 +90,37 @@ impl PolicyRule {
             unknown: Vec::new(),
             action: RuleAction::Lookup(table),
             suppress_prefix: None,
+        }
+    }
+
+    /// What it requires besides the mark, in the words of `ip rule`.
+    #[must_use]
+    pub fn limits(&self) -> Vec<&'static str> {
+        let known = [
+            (self.from.is_some(), "from"),
+            (self.to.is_some(), "to"),
+            (self.not, "not"),
+            (self.in_interface.is_some(), "iif"),
+            (self.out_interface.is_some(), "oif"),
+            (self.users.is_some(), "uidrange"),
+            (self.protocol.is_some(), "ipproto"),
+            (self.source_ports.is_some(), "sport"),
+            (self.ports.is_some(), "dport"),
+            (self.suppress_prefix.is_some(), "suppress_prefixlength"),
+        ];
+        let known = known.into_iter().filter_map(|(is_there, name)| is_there.then_some(name));
+        known.chain(self.unknown.iter().copied()).collect()
+    }
+
+    /// The rule by its priority and what it does.
+    #[must_use]
+    pub fn named(&self) -> String {
+        let Self { priority, action, .. } = self;
+        match action {
+            RuleAction::Lookup(table) => {
+                format!("the policy rule of priority {priority} (table {})", Table(*table))
+            }
+            other => format!("the policy rule of priority {priority} ({})", other.to_string().trim()),
         }
     }
 }
@@ -287,7 +324,6 @@ impl fmt::Display for Route {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::string::ToString;
 
     #[test]
     fn rules_and_routes_are_told_in_the_words_of_ip() {

@@ -2,7 +2,7 @@
 //! left of an earlier plan.
 
 use alloc::{collections::BTreeSet, string::String, vec::Vec};
-use core::fmt;
+use core::{fmt, ops::RangeInclusive};
 use redirect_core::{
     Tproxy,
     ambient::{ANSWER_MARK, ANSWER_TABLE},
@@ -12,6 +12,10 @@ use redirect_core::{
 
 /// The protocol (`FRA_PROTOCOL`) of a policy rule that is about to be removed: a number without a registered meaning.
 pub const REMOVAL_PROTOCOL: u8 = 0x69;
+
+/// The tables among which one is chosen where the plan's own is another program's. With a plan's mark, the number says whose a policy rule
+/// is.
+pub const CHOSEN_TABLES: RangeInclusive<u32> = 15_100..=15_199;
 
 /// One thing a plan needs besides rules. Closed on purpose: who puts a plan in force has to make every kind of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -202,8 +206,9 @@ pub fn wanted(plan: &RulePlan) -> Vec<RoutingItem> {
         }
     }
     items.sort_unstable();
-    if plan.data_plane() == DataPlane::Ambient {
-        // Only the rule says whose a route is in a table that many use, and a run may end in between.
+    let table = plan.policy_routes().map(|routes| routes.table().number());
+    if plan.data_plane() == DataPlane::Ambient || table.is_some_and(|table| CHOSEN_TABLES.contains(&table)) {
+        // Only the rule says whose a route is in such a table, and a run may end in between.
         items.reverse();
     }
     items
@@ -221,7 +226,7 @@ pub fn missing(plan: &RulePlan, found: &[FoundRouting]) -> Vec<RoutingItem> {
 ///
 /// Other programs do transparent proxying, too, with the same routing. So a policy rule counts as the mesh's when its
 /// mark is one that rules of the mesh use (`marks`), or when mark and table are those of `tproxy`, the usual ones or those of
-/// ambient mode; a route when such a rule leads to it, and in ambient mode's table (100, which many use) no rule of another
+/// ambient mode, or the table is one of [`CHOSEN_TABLES`]; a route when such a rule leads to it, and no rule of another
 /// program does; a rule that an earlier run has marked for removal always counts. Of several that are the same, one that works
 /// is kept where the plan wants it.
 #[must_use]
@@ -244,7 +249,9 @@ pub fn stale<'a>(
         RoutingItem::LoopbackAddress => true,
         RoutingItem::Rule(family, mark, table) => {
             let is_used = mark.whole().is_some_and(|mark| marks.contains(&mark));
-            named.contains(&(mark, table)) || is_used && has_route(family, table)
+            let is_chosen =
+                CHOSEN_TABLES.contains(&table.number()) && named.iter().any(|(named, _)| *named == mark);
+            named.contains(&(mark, table)) || is_chosen || is_used && has_route(family, table)
         }
         RoutingItem::Route(..) => false,
     };
@@ -256,8 +263,8 @@ pub fn stale<'a>(
         RoutingItem::LoopbackAddress | RoutingItem::Route(..) => None,
     }));
     for one in found.iter().filter(|one| !ours(&one.item)) {
-        if let RoutingItem::Rule(family, _, ANSWER_TABLE) = one.item {
-            tables.remove(&(family, ANSWER_TABLE));
+        if let RoutingItem::Rule(family, _, table) = one.item {
+            tables.remove(&(family, table));
         }
     }
     let is_ours = |item: &RoutingItem| match item {
@@ -352,6 +359,28 @@ mod tests {
         assert_eq!(stale_of(&RulePlan::empty(), &[route], &[]), []);
         assert_eq!(stale_of(&RulePlan::empty(), &[route, theirs], &[]), []);
         assert_eq!(stale_of(&RulePlan::empty(), &[route, rule, theirs], &[]), [rule]);
+    }
+
+    #[test]
+    fn a_table_that_was_chosen_is_known_by_the_mark_of_its_rule() {
+        let chosen = RouteTable::new(*CHOSEN_TABLES.start()).unwrap();
+        let route = RoutingItem::Route(Family::V4, chosen);
+        let theirs = RoutingItem::Rule(Family::V4, Mark::new(7).unwrap().into(), chosen);
+        for mark in [ANSWER_MARK, Tproxy::default().mark().into()] {
+            let rule = RoutingItem::Rule(Family::V4, mark, chosen);
+            for wanted in [RulePlan::empty(), plan("TPROXY"), AmbientRedirect::new(Families::V4).plan()] {
+                assert_eq!(stale_of(&wanted, &[rule, route], &[]), [route, rule]);
+                assert_eq!(stale_of(&wanted, &[theirs, rule, route], &[]), [rule]);
+            }
+        }
+        assert_eq!(stale_of(&RulePlan::empty(), &[theirs, route], &[]), []);
+        // Only the rule says whose it is, so it comes first, and goes last.
+        let ambient = AmbientRedirect::new(Families::V4).plan().with_policy_routing(chosen, None);
+        let tproxy = plan("TPROXY").with_policy_routing(chosen, None);
+        for wanted in [ambient, tproxy] {
+            assert!(matches!(super::wanted(&wanted)[..], [RoutingItem::Rule(..), RoutingItem::Route(..)]));
+            assert_eq!(stale_of(&wanted, &super::wanted(&wanted), &[]), []);
+        }
     }
 
     #[test]

@@ -44,6 +44,7 @@ pub mod interference;
 #[cfg(feature = "serde")]
 pub mod json;
 mod packets;
+pub mod placement;
 mod routes;
 mod rules;
 mod set;

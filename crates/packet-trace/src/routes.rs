@@ -40,6 +40,8 @@ pub(super) struct RouteStep {
     pub(super) leads: RouteEnd,
     /// The number of its words.
     pub(super) words: usize,
+    /// Which of the family's policy rules asks it.
+    pub(super) asked_by: usize,
 }
 
 /// A condition of a policy rule.
@@ -96,8 +98,9 @@ impl Routes {
         // Where the questions of each rule begin.
         let mut begins: Vec<(u32, usize)> = Vec::new();
         let mut jumps: Vec<(usize, u32)> = Vec::new();
-        for rule in rules {
+        for (number, rule) in rules.into_iter().enumerate() {
             begins.push((rule.priority, routes.steps.len()));
+            let begin = routes.steps.len();
             match rule.action {
                 RuleAction::Lookup(table) => routes.table(tables, rule, table),
                 RuleAction::Goto(priority) => {
@@ -110,6 +113,7 @@ impl Routes {
                 }
                 RuleAction::Other => routes.rule(rule, RouteEnd::Unknown),
             }
+            routes.steps.iter_mut().skip(begin).for_each(|step| step.asked_by = number);
         }
         for (step, priority) in jumps {
             // One that leads nowhere does nothing.
@@ -125,7 +129,14 @@ impl Routes {
     fn rule(&mut self, rule: &PolicyRule, leads: RouteEnd) {
         let words = self.words.len();
         self.words.push(format!("policy rule {rule}"));
-        self.steps.push(RouteStep { rule: tests_of(rule), not: rule.not, to: None, leads, words });
+        self.steps.push(RouteStep {
+            rule: tests_of(rule),
+            not: rule.not,
+            to: None,
+            leads,
+            words,
+            asked_by: 0,
+        });
     }
 
     /// The routes of a table, the longest prefix first.
@@ -150,7 +161,8 @@ impl Routes {
             }
             let words = self.words.len();
             self.words.push(format!("route {route}, by policy rule {rule}"));
-            self.steps.push(RouteStep { rule: tests_of(rule), not: rule.not, to: Some(to), leads, words });
+            let (tests, not) = (tests_of(rule), rule.not);
+            self.steps.push(RouteStep { rule: tests, not, to: Some(to), leads, words, asked_by: 0 });
         }
         // A route that throws packets out of its table skips to the end of that table.
         let behind = self.steps.len();

@@ -14,6 +14,8 @@ mod notes;
 mod routes;
 mod statements;
 
+pub(super) use routes::{Lookup, Routed, routed};
+
 use super::{
     Fate, Outcome, RuleLocation, TraceEvent, Unknown,
     packets::{Field, MarkNow, Packets, interface},

@@ -91,7 +91,8 @@ impl Run<'_> {
 
     /// What is not as it was before the run's first step.
     fn left(&mut self) -> Result<Vec<String>, ApplyError> {
-        let now = NamespaceState::now(&mut self.handles, self.deadline)?;
+        let mut now = NamespaceState::now(&mut self.handles, self.deadline)?;
+        now.state.routing = self.handles.routes.place(self.plan, now.state.routing)?.found;
         Ok(self.start.as_ref().map(|start| now.state.differences_to(&start.state)).unwrap_or_default())
     }
 }

@@ -55,12 +55,18 @@ impl Links {
         self.0.get(&index).map(|link| &*link.name)
     }
 
+    /// The index of the interface with this name.
+    pub(super) fn index(&self, name: &str) -> Option<u32> {
+        self.0.iter().find(|(_, link)| link.name == name).map(|(index, _)| *index)
+    }
+
     pub(super) fn loopback_is_up(&self) -> bool {
         self.0.get(&LOOPBACK).is_some_and(|link| link.is_up)
     }
 
     /// The interfaces among those with addresses through which a namespace reaches other hosts, as
     /// [`facts::interfaces`](crate::facts::interfaces) has them.
+    #[cfg(feature = "write")]
     fn to_others(&self, addresses: &[(u32, IpAddr)]) -> Vec<String> {
         let with_address: BTreeSet<u32> = addresses.iter().map(|(index, _)| *index).collect();
         let usable = with_address.iter().filter_map(|index| self.0.get(index));
@@ -85,6 +91,7 @@ impl RouteSocket {
     }
 
     /// The addresses of the namespace, and the interfaces through which it reaches other hosts.
+    #[cfg(feature = "write")]
     pub(crate) fn addresses_and_interfaces(
         &mut self,
         links: &Links,

@@ -2,7 +2,7 @@
 
 use super::Dumped;
 use netfilter_state::{
-    route_tables::{LOCAL_TABLE, PolicyRule, RuleAction},
+    route_tables::{MAIN_PRIORITY, PolicyRule, RuleAction},
     routing::{FoundRouting, REMOVAL_PROTOCOL, RoutingItem},
 };
 use netlink_packet_core::{DefaultNla, Nla};
@@ -16,8 +16,6 @@ use redirect_core::{
     values::{MaskedMark, RouteTable},
 };
 
-/// The priority of the rule that looks into the table `main`: what comes behind it decides nothing (`ip rule`).
-const MAIN_PRIORITY: u32 = 32766;
 /// What the kernel says of a number that is not set.
 const NOT_SET: u32 = u32::MAX;
 
@@ -145,52 +143,19 @@ fn is_of_all_bits(attribute: &DefaultNla) -> bool {
     value == [u8::MAX; 2]
 }
 
-/// What a rule requires besides the mark, in the words of `ip rule`.
-fn conditions(rule: &PolicyRule) -> Vec<&'static str> {
-    let known = [
-        (rule.from.is_some(), "from"),
-        (rule.to.is_some(), "to"),
-        (rule.not, "not"),
-        (rule.in_interface.is_some(), "iif"),
-        (rule.out_interface.is_some(), "oif"),
-        (rule.users.is_some(), "uidrange"),
-        (rule.protocol.is_some(), "ipproto"),
-        (rule.source_ports.is_some(), "sport"),
-        (rule.ports.is_some(), "dport"),
-        (rule.suppress_prefix.is_some(), "suppress_prefixlength"),
-    ];
-    let known = known.into_iter().filter_map(|(is_there, name)| is_there.then_some(name));
-    known.chain(rule.unknown.iter().copied()).collect()
-}
-
-/// Whether a rule sends packets with this mark, all of them or those of an interface, anywhere but to the kernel's table of local
-/// addresses.
-fn takes_all(rule: &PolicyRule, mark: MaskedMark) -> bool {
-    let fits =
-        rule.mark.is_none_or(|(value, mask)| mask & !mark.mask() == 0 && value & mask == mark.value() & mask);
-    // Marked packets come in through some interface, or are on their way to one.
-    let limits = conditions(rule).iter().any(|condition| !["iif", "oif"].contains(condition));
-    fits && !limits && rule.action != RuleAction::Lookup(LOCAL_TABLE)
-}
-
-/// A rule that sends packets with a mark to a table, with the reason why it does not, if any.
-pub(super) fn marked_lookup(family: Family, rules: &[DumpedRule<'_>], index: usize) -> Option<FoundRouting> {
-    let DumpedRule { dumped, rule, marked_for_removal } = rules.get(index)?;
+/// A rule that sends packets with a mark to a table; with the reason why it certainly does not send all of them there, if any.
+pub(super) fn marked_lookup(family: Family, dumped: &DumpedRule<'_>) -> Option<FoundRouting> {
+    let DumpedRule { dumped, rule, marked_for_removal } = dumped;
     let (RuleAction::Lookup(number), Some((value, mask))) = (rule.action, rule.mark) else { return None };
     let (mark, table) = (MaskedMark::new(value, mask)?, RouteTable::new(number)?);
     let item = RoutingItem::Rule(family, mark, table);
-    let earlier = rules
-        .get(..index)?
-        .iter()
-        .map(|other| &other.rule)
-        .find(|other| other.action != rule.action && takes_all(other, mark));
-    let conditions = conditions(rule);
-    let flaw = if !conditions.is_empty() {
-        Some(format!("it has another condition: {}", conditions.join(", ")))
+    let limits = rule.limits();
+    let flaw = if !limits.is_empty() {
+        Some(format!("it has another condition: {}", limits.join(", ")))
     } else if rule.priority >= MAIN_PRIORITY {
         Some(format!("its priority is {}, behind the table main", rule.priority))
     } else {
-        earlier.map(|other| format!("the rule of priority {} takes its packets", other.priority))
+        None
     };
     Some(FoundRouting { marked_for_removal: *marked_for_removal, ..dumped.found(item, flaw) })
 }

@@ -74,7 +74,7 @@ pub enum Comparison {
     Different(String),
     /// It has no rules of the mesh; this is the first missing one.
     NotRedirected(String),
-    /// All are, but rules of other programs interfere.
+    /// All are, but rules or routing of other programs interfere, and a repair would not change that.
     Interference(String),
     /// It is not compared: rules do not bind its runtime, of this class.
     Sandboxed(String),
@@ -169,7 +169,7 @@ pub fn compare_here(
             let mut snapshot = Snapshot::take(&options)?;
             let Some(mismatch) = snapshot.compare(&plan, &options)? else { return Ok(Comparison::AsPlanned) };
             let text = words(&mismatch, &plan, &options);
-            Ok(if matches!(mismatch, Mismatch::Interference(_)) {
+            Ok(if matches!(mismatch, Mismatch::Interference(_) | Mismatch::DoesNotConverge(_)) {
                 Comparison::Interference(text)
             } else if snapshot.observation().is_redirected() {
                 Comparison::Different(text)

@@ -199,6 +199,16 @@ impl RulePlan {
         self.policy_routes.as_ref()
     }
 
+    /// The same, its policy routing in this table and at this priority: where it fits beside that of other programs.
+    #[must_use]
+    pub const fn with_policy_routing(mut self, table: RouteTable, priority: Option<u32>) -> Self {
+        if let Some(routes) = &mut self.policy_routes {
+            routes.table = table;
+            routes.priority = priority;
+        }
+        self
+    }
+
     /// The address to be added to the loopback interface: `::6`, wherever IPv6 is programmed for a sidecar.
     ///
     /// It is the source address of the proxy's connections to the application; IPv4's 127.0.0.6 needs no adding.

@@ -11,12 +11,13 @@ const OF_NETWORK: [&str; 6] = ["cniVersion", "cniVersions", "name", "type", "dis
 /// Beginnings of the names of modules that rules need.
 const MODULES: [&str; 6] = ["nf_", "nft_", "xt_", "ip_", "ip6", "iptable_"];
 /// Findings whose evidence is read from the kernel, the settings of the mesh or the node's network configuration.
-const QUOTABLE: [&str; 22] = [
+const QUOTABLE: [&str; 23] = [
     "not-redirected",
     "unexpected-rules",
     "one-family-missing",
     "rules-differ",
     "routing-missing",
+    "routing-taken",
     "passthrough-address-missing",
     "two-backends",
     "table-dormant",

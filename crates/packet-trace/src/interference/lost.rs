@@ -187,7 +187,7 @@ fn starts(family: Family, pod: &Pod<'_>) -> Vec<Start> {
 }
 
 /// Addresses of many hosts, and of none.
-fn multicast(family: Family) -> Set {
+pub(crate) fn multicast(family: Family) -> Set {
     match family {
         // 0.0.0.0, 224.0.0.0/4 and beyond.
         Family::V4 => Set::of([(0, 0), (0xe000_0000, 0xffff_ffff)].into()),
@@ -407,7 +407,7 @@ impl Judge<'_> {
 }
 
 /// One of these packets: if possible, one with addresses that other hosts use.
-fn example(is_sent: bool, packets: &Packets) -> Packet {
+pub(crate) fn example(is_sent: bool, packets: &Packets) -> Packet {
     let far = match packets.family {
         Family::V4 => number(IpAddr::V4(Ipv4Addr::new(203, 0, 113, 77))),
         Family::V6 => number(IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0x77, 0, 0, 0, 0, 0x77))),

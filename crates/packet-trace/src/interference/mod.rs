@@ -22,6 +22,7 @@ use crate::TraceRules;
 use alloc::{string::String, vec::Vec};
 use core::net::IpAddr;
 use lost::{Findings, search};
+pub(crate) use lost::{example, multicast};
 use netfilter_state::ruleset::{ChainState, Ruleset, Statement, TableFamily, TableName};
 use netfilter_state::{
     route_tables::RouteTables,

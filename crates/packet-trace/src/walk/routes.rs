@@ -3,18 +3,20 @@
 use super::{
     super::{
         Fate, PacketEdit, TraceEvent,
-        packets::{Field, FieldMatch, interface, loopback, number, state},
+        packets::{Field, FieldMatch, Packets, interface, loopback, number, state},
         routes::{LOOPBACK_IS_DOWN, NO_ROUTE, RouteEnd, RouteStep, RouteTest, Routes, SOURCE_NOT_LOCAL},
+        rules::TraceRules,
         set::Set,
     },
-    Cause, Interface, Split, Unknown, Walk,
+    Cause, Given, Interface, Split, Unknown, Walk,
     conditions::said,
 };
+use alloc::{string::String, vec::Vec};
 use redirect_core::{rule::Protocol, values::Family};
 
 /// When the kernel asks for a route.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Lookup {
+pub(crate) enum Lookup {
     /// A socket sends a packet.
     Sent,
     /// Its mark or destination has changed.
@@ -23,6 +25,49 @@ enum Lookup {
     Arrives,
     /// It arrives, and it is asked where an answer would go.
     Source,
+}
+
+/// Where routing sends some packets.
+#[derive(Debug, Clone)]
+pub(crate) struct Routed {
+    /// Which.
+    pub(crate) packets: Packets,
+    /// Where to.
+    pub(crate) end: RouteEnd,
+    /// What decides, in words, ...
+    pub(crate) words: String,
+    /// ... and the number of the policy rule among those of the family.
+    pub(crate) rule: Option<usize>,
+    /// Whether that depends on nothing that is not modelled.
+    pub(crate) is_certain: bool,
+}
+
+/// Where policy rules and routes send packets, whatever the rules of netfilter; nothing where they are not known. What takes too much work
+/// is not certain.
+pub(crate) fn routed(rules: &TraceRules, packets: Packets, lookup: Lookup) -> Vec<Routed> {
+    /// A question asked costs one.
+    const MOST_WORK: usize = 200_000;
+    let Some(routes) = &rules.routes else { return Vec::new() };
+    let given = Given { is_local: lookup != Lookup::Arrives, ..Given::default() };
+    let (mut open, mut work) = (Vec::from([Walk::new(rules, packets, &given, false)]), 0_usize);
+    let mut all = Vec::new();
+    while let Some(mut walk) = open.pop() {
+        walk.asked = 0;
+        let (end, words, rule) = match walk.route_by_rule(routes, lookup) {
+            _ if work > MOST_WORK => (RouteEnd::Unknown, NO_ROUTE, None),
+            Ok(decided) => decided,
+            Err(split) => {
+                work = work.saturating_add(core::mem::take(&mut walk.spent)).saturating_add(1);
+                open.push(walk.part(split));
+                open.push(walk);
+                continue;
+            }
+        };
+        let words = routes.words.get(words).cloned().unwrap_or_default();
+        let is_certain = walk.assumed.is_empty();
+        all.push(Routed { packets: walk.packets, end, words, rule, is_certain });
+    }
+    all
 }
 
 impl<'a> Walk<'a> {
@@ -195,6 +240,16 @@ impl<'a> Walk<'a> {
 
     /// What the policy rules and routes say, and the number of the words for what decides.
     fn route(&mut self, routes: &'a Routes, lookup: Lookup) -> Result<(RouteEnd, usize), Split> {
+        let (end, words, _) = self.route_by_rule(routes, lookup)?;
+        Ok((end, words))
+    }
+
+    /// The same, and which policy rule decides, if one does.
+    fn route_by_rule(
+        &mut self,
+        routes: &'a Routes,
+        lookup: Lookup,
+    ) -> Result<(RouteEnd, usize, Option<usize>), Split> {
         let mut next = 0;
         while let Some(step) = routes.steps.get(next) {
             self.spent = self.spent.saturating_add(1);
@@ -205,11 +260,11 @@ impl<'a> Walk<'a> {
             match step.leads {
                 RouteEnd::Next(to) => next = to.max(next),
                 end @ (RouteEnd::Local | RouteEnd::Out(_) | RouteEnd::Lost | RouteEnd::Unknown) => {
-                    return Ok((end, step.words));
+                    return Ok((end, step.words, Some(step.asked_by)));
                 }
             }
         }
-        Ok((RouteEnd::Lost, NO_ROUTE))
+        Ok((RouteEnd::Lost, NO_ROUTE, None))
     }
 
     /// Whether a policy rule, and a route of its table, is about the packet.
@@ -253,8 +308,13 @@ impl<'a> Walk<'a> {
             }
             // What the pod sends comes from lo, and so would an answer.
             (RouteTest::CameIn(name), _) => FieldMatch::when(*name == interface("lo")),
-            (RouteTest::Users(set), Lookup::Sent) => FieldMatch::of(&self.packets, Field::User, set),
-            (RouteTest::Users(_), Lookup::Again) => FieldMatch::Unknown,
+            // IPv4 forgets the user when it routes again (`ip_route_me_harder`).
+            (RouteTest::Users(set), Lookup::Again) if self.packets.family == Family::V4 => {
+                FieldMatch::when(set.contains(0))
+            }
+            (RouteTest::Users(set), Lookup::Sent | Lookup::Again) => {
+                FieldMatch::of(&self.packets, Field::User, set)
+            }
             // What has no socket is root's.
             (RouteTest::Users(set), Lookup::Arrives | Lookup::Source) => FieldMatch::when(set.contains(0)),
             (RouteTest::Bound, _) => FieldMatch::No,

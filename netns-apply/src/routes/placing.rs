@@ -1,0 +1,158 @@
+//! How a plan's policy routing fits beside that of other programs, and what the kernel says of single packets.
+
+use super::{Ended, RouteError, RouteSocket, code, links::Links};
+use netfilter_state::{
+    netlink::Message,
+    route_tables::{PolicyRule, RouteTables, RuleAction},
+    routing::{FoundRouting, RoutingItem},
+};
+use netlink_packet_core::{NLM_F_ACK, NLM_F_REQUEST};
+use nix::errno::Errno;
+use packet_trace::{
+    Interface, Packet, Sender,
+    placement::{Placement, place},
+};
+use redirect_core::{Family, RulePlan};
+use std::net::IpAddr;
+
+/// `RTM_GETROUTE`.
+const GET_ROUTE: u16 = 26;
+/// Size of `rtmsg`, and where it says what kind of route it is.
+const HEADER: usize = 12;
+const KIND: usize = 7;
+/// The kinds of routes to the namespace itself (`RTN_LOCAL`, `RTN_BROADCAST`, `RTN_ANYCAST`).
+const OF_THIS: [u8; 3] = [2, 3, 4];
+
+/// What a route is asked for (`linux/rtnetlink.h`).
+mod attribute {
+    pub(super) const DESTINATION: u16 = 1;
+    pub(super) const SOURCE: u16 = 2;
+    pub(super) const CAME_IN_BY: u16 = 3;
+    pub(super) const MARK: u16 = 16;
+    pub(super) const USER: u16 = 25;
+    pub(super) const PROTOCOL: u16 = 27;
+    pub(super) const SOURCE_PORT: u16 = 28;
+    pub(super) const DESTINATION_PORT: u16 = 29;
+}
+
+/// A plan as it fits into a network namespace, and what of its policy routing is there.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Placed {
+    /// Where its policy routing has to stand.
+    pub placement: Placement,
+    /// What was found, with what keeps it from its effect.
+    pub found: Vec<FoundRouting>,
+}
+
+impl RouteSocket {
+    /// Where a plan's policy routing has to stand in the namespace, and what there is of it. No privilege is needed.
+    ///
+    /// # Errors
+    /// The kernel does not report it.
+    pub fn placed(&mut self, plan: &RulePlan) -> Result<Placed, RouteError> {
+        let found = self.observe()?;
+        self.place(plan, found)
+    }
+
+    /// The same for what was observed.
+    pub(crate) fn place(
+        &mut self,
+        plan: &RulePlan,
+        mut found: Vec<FoundRouting>,
+    ) -> Result<Placed, RouteError> {
+        let has_any = found.iter().any(|one| one.item != RoutingItem::LoopbackAddress);
+        if plan.policy_routes().is_none() && !has_any {
+            let placement = place(plan, &RouteTables::default(), |_| None);
+            return Ok(Placed { placement, found });
+        }
+        let links = self.links()?;
+        let tables = self.tables_with(&links)?;
+        found.retain(|one| !is_anothers(one.item, &tables));
+        let placement = place(plan, &tables, |packet| self.delivers(packet, &links));
+        placement.judge(&mut found);
+        Ok(Placed { placement, found })
+    }
+
+    /// Whether the kernel delivers a packet in the namespace itself; `None` if it cannot be asked.
+    fn delivers(&mut self, packet: &Packet, links: &Links) -> Option<bool> {
+        let question = question(packet, links)?;
+        let question = self.question(GET_ROUTE, NLM_F_REQUEST | NLM_F_ACK, &question);
+        self.socket.send(&question.bytes).ok()?;
+        let mut kind = None;
+        let read = |message: &Message<'_>| {
+            kind = message.payload().get(KIND).copied();
+            Ok::<(), Errno>(())
+        };
+        match self.socket.answer(question.sequence, read) {
+            Ok(Ended::Whole | Ended::Interrupted) => kind.map(|kind| OF_THIS.contains(&kind)),
+            Ok(Ended::Refused(answer)) => match code(&answer) {
+                // What routes that refuse packets make of it, and where there is none.
+                Errno::ENETUNREACH | Errno::EHOSTUNREACH | Errno::EACCES => Some(false),
+                // It has no words for that question.
+                _ => None,
+            },
+            Err(_) => {
+                let _ = self.reopen();
+                None
+            }
+        }
+    }
+}
+
+/// Whether a route belongs to another program: its policy rule, which no mark limits, leads to a table that holds nothing else.
+fn is_anothers(item: RoutingItem, tables: &RouteTables) -> bool {
+    let RoutingItem::Route(family, table) = item else { return false };
+    let number = table.number();
+    let leads = |rule: &PolicyRule| {
+        rule.family == family && rule.mark.is_none() && rule.action == RuleAction::Lookup(number)
+    };
+    let of_table = tables.routes.iter().filter(|route| route.family == family && route.table == number);
+    tables.rules.iter().any(leads) && of_table.count() == 1
+}
+
+/// What asks for the route of a packet.
+fn question(packet: &Packet, links: &Links) -> Option<Vec<u8>> {
+    let (to, from) = (packet.destination.ip(), packet.source?);
+    let (family, bits) = match packet.family() {
+        Family::V4 => (libc_family::INET, 32),
+        Family::V6 => (libc_family::INET6, 128),
+    };
+    let mut payload = vec![0; HEADER];
+    for (field, value) in payload.iter_mut().zip([family, bits, bits]) {
+        *field = value;
+    }
+    let mut add = |kind: u16, value: &[u8]| {
+        let length = u16::try_from(value.len().saturating_add(4)).unwrap_or(u16::MAX);
+        payload.extend(length.to_ne_bytes());
+        payload.extend(kind.to_ne_bytes());
+        payload.extend(value);
+        payload.resize(payload.len().next_multiple_of(4), 0);
+    };
+    add(attribute::DESTINATION, &bytes(to));
+    add(attribute::SOURCE, &bytes(from));
+    add(attribute::MARK, &packet.mark.to_ne_bytes());
+    add(attribute::PROTOCOL, &[packet.protocol.number()]);
+    add(attribute::SOURCE_PORT, &packet.source_port.unwrap_or_default().to_be_bytes());
+    add(attribute::DESTINATION_PORT, &packet.destination.port().to_be_bytes());
+    match (packet.sender, &packet.interface) {
+        (Sender::Local { uid, .. }, _) => add(attribute::USER, &uid.to_ne_bytes()),
+        (Sender::Outside, Interface::Named(name)) => {
+            add(attribute::CAME_IN_BY, &links.index(name)?.to_ne_bytes());
+        }
+        (Sender::Outside, _) => return None,
+    }
+    Some(payload)
+}
+
+/// Numbers of address families.
+mod libc_family {
+    pub(super) const INET: u8 = 2;
+    pub(super) const INET6: u8 = 10;
+}
+
+fn bytes(address: IpAddr) -> Vec<u8> {
+    match address {
+        IpAddr::V4(address) => address.octets().into(),
+        IpAddr::V6(address) => address.octets().into(),
+    }
+}
