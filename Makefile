@@ -92,13 +92,14 @@ swap:
 	SWAPS=50 cargo test --locked -p e2e --test packets redirect_swap:: -- --nocapture
 
 # 5,000 packets over 200 plans, each really sent and compared with its trace; 10,000 among 1,000 random rulesets of other programs, compared
-# with their traces and with what CHECK names; 2,000, each really sent in two pods, and 100,000 more compared with
+# with their traces and with what CHECK names; 300 surroundings of policy rules and routing tables; 2,000, each really sent in two pods, and 100,000 more compared with
 # what two plans treat differently. Prints figures; `make test` takes fewer.
 trace:
 	scripts/setup-apt.sh
 	TRACE_PLANS=200 cargo test --locked -p e2e --test packets trace_packets:: -- --nocapture
 	TRACE_FOREIGN=10000 cargo test --locked -p e2e --test packets trace_foreign:: -- --nocapture
 	DIFF_PAIRS=100 cargo test --locked -p e2e --test packets diff_packets:: -- --nocapture
+	SURROUNDINGS=300 cargo test --locked -p e2e --test packets routing_surroundings:: -- --nocapture
 	SAMPLES=100000 cargo test --release --locked -p packet-trace --test it traffic_difference:: -- --nocapture
 
 # A thousand random deletions of pods' rules, all healed by the release build, and what it costs that nothing is deleted; prints figures. `make test`

@@ -222,6 +222,13 @@ const BROKEN: &[State] = &[
         ..WHOLE
     },
     State {
+        name: "mark taken",
+        cause: "routing-taken",
+        annotations: TPROXY,
+        script: "ip rule add pref 9 fwmark 0x539 prohibit",
+        ..WHOLE
+    },
+    State {
         name: "passthrough address removed",
         cause: "passthrough-address-missing",
         script: "ip addr del ::6/128 dev lo",

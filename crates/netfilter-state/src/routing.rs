@@ -262,8 +262,20 @@ pub fn stale<'a>(
         RoutingItem::Rule(family, _, table) => Some((family, table)),
         RoutingItem::LoopbackAddress | RoutingItem::Route(..) => None,
     }));
-    for one in found.iter().filter(|one| !ours(&one.item)) {
-        if let RoutingItem::Rule(family, _, table) = one.item {
+    let rules = || {
+        found.iter().filter_map(|one| match one.item {
+            RoutingItem::Rule(family, _, table) => Some((ours(&one.item), family, table)),
+            RoutingItem::LoopbackAddress | RoutingItem::Route(..) => None,
+        })
+    };
+    for (_, family, table) in rules().filter(|(is_ours, ..)| !is_ours) {
+        // Beside other routes another program has no use for it, and a table that was chosen was free.
+        let is_beside = |one: &FoundRouting| {
+            one.item == RoutingItem::Route(family, table)
+                && (one.flaw.is_some() || CHOSEN_TABLES.contains(&table.number()))
+        };
+        let leads_there = rules().any(|rule| rule == (true, family, table));
+        if !(leads_there && found.iter().any(is_beside)) {
             tables.remove(&(family, table));
         }
     }
@@ -370,7 +382,7 @@ mod tests {
             let rule = RoutingItem::Rule(Family::V4, mark, chosen);
             for wanted in [RulePlan::empty(), plan("TPROXY"), AmbientRedirect::new(Families::V4).plan()] {
                 assert_eq!(stale_of(&wanted, &[rule, route], &[]), [route, rule]);
-                assert_eq!(stale_of(&wanted, &[theirs, rule, route], &[]), [rule]);
+                assert_eq!(stale_of(&wanted, &[theirs, rule, route], &[]), [route, rule]);
             }
         }
         assert_eq!(stale_of(&RulePlan::empty(), &[theirs, route], &[]), []);
@@ -381,6 +393,19 @@ mod tests {
             assert!(matches!(super::wanted(&wanted)[..], [RoutingItem::Rule(..), RoutingItem::Route(..)]));
             assert_eq!(stale_of(&wanted, &super::wanted(&wanted), &[]), []);
         }
+    }
+
+    #[test]
+    fn a_route_among_others_is_ours_whoever_leads_to_its_table() {
+        let route = FoundRouting::working(RoutingItem::Route(Family::V4, ANSWER_TABLE));
+        let rule = FoundRouting::working(RoutingItem::Rule(Family::V4, ANSWER_MARK, ANSWER_TABLE));
+        let theirs = RoutingItem::Rule(Family::V4, Mark::new(1).unwrap().into(), ANSWER_TABLE);
+        let beside = FoundRouting { flaw: Some("the table also has another".into()), ..route };
+        let found = [beside.clone(), rule.clone(), FoundRouting::working(theirs)];
+        assert_eq!(stale(&RulePlan::empty(), &found, &BTreeSet::new(), None), [&beside, &rule]);
+        // Unless no rule of ours does.
+        let found = [beside, FoundRouting::working(theirs)];
+        assert!(stale(&RulePlan::empty(), &found, &BTreeSet::new(), None).is_empty());
     }
 
     #[test]

@@ -18,7 +18,10 @@ use alloc::{
     string::{String, ToString},
     vec::Vec,
 };
-use core::{fmt, net::IpAddr};
+use core::{
+    fmt,
+    net::{IpAddr, SocketAddr},
+};
 use netfilter_state::{
     route_tables::{
         LOCAL_TABLE, MAIN_PRIORITY, MAIN_TABLE, PolicyRule, Route, RouteKind, RouteTables, RuleAction,
@@ -77,8 +80,9 @@ impl fmt::Display for Taken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { traffic, example, by, is_certain, .. } = self;
         let takes = if *is_certain { "takes" } else { "may take" };
-        let source = example.source.map(|source| format!("{source} to ")).unwrap_or_default();
-        write!(f, "{by} {takes} {traffic} (such as {source}{})", example.destination.ip())
+        let source = example.source.zip(example.source_port).map(SocketAddr::from);
+        let source = source.map(|source| format!("{source} to ")).unwrap_or_default();
+        write!(f, "{by} {takes} {traffic} (such as {source}{})", example.destination)
     }
 }
 
@@ -182,6 +186,10 @@ pub fn place(
     let chosen = seen.priority(&to_place, table, true).or_else(|_| seen.priority(&to_place, table, false));
     match chosen {
         Ok(priority) => placement.plan = plan.clone().with_policy_routing(table, priority),
+        // What works in a table that another program uses as well is not given up for what would not.
+        Err(_) if seen.works_in(wanted.table(), &mut ask) => {
+            return Placement { plan: plan.clone(), flaws: Vec::new(), obstacle: None };
+        }
         Err(obstacle) => placement.obstacle = Some(obstacle),
     }
     placement
@@ -244,6 +252,14 @@ impl Seen<'_> {
         rule.or_else(|| self.tables.routes.iter().find(of_route).map(|route| format!("route {route}")))
     }
 
+    fn works_in(&self, table: RouteTable, ask: &mut impl FnMut(&Packet) -> Option<bool>) -> bool {
+        let mut families = self.wanted.families().iter();
+        families.all(|family| {
+            let has_route = self.tables.routes.iter().any(|route| is_in(route, *family, table));
+            has_route && self.has_rule(*family, table) && self.taken_now(*family, table, ask).is_none()
+        })
+    }
+
     /// What keeps packets from the pod as its routing is, once the plan's route is there.
     fn taken_now(
         &self,
@@ -251,12 +267,7 @@ impl Seen<'_> {
         table: RouteTable,
         ask: &mut impl FnMut(&Packet) -> Option<bool>,
     ) -> Option<Taken> {
-        let own = own_route(family, table);
-        let has_route = self
-            .tables
-            .routes
-            .iter()
-            .any(|route| is_local_default(route) && route.table == own.table && route.family == family);
+        let has_route = self.tables.routes.iter().any(|route| is_in(route, family, table));
         let mut ask = |packet: &Packet| if has_route { ask(packet) } else { None };
         let rules: Vec<PolicyRule> = self.rules(family).cloned().collect();
         let mut worst: Option<Taken> = None;
@@ -264,6 +275,8 @@ impl Seen<'_> {
             let answer = if asked < MOST_ASKED { ask(&way.example) } else { None };
             let taken = match (way.taken, answer) {
                 (_, Some(true)) | (None, None) => continue,
+                // What takes them is among those that may.
+                (None, Some(false)) if !way.is_certain => continue,
                 (Some(taken), None) => taken,
                 (Some(taken), Some(false)) => Taken { is_certain: true, ..taken },
                 (None, Some(false)) => Taken {
@@ -336,11 +349,14 @@ impl Seen<'_> {
 
     /// Every way that the plan's marked packets of a family take by these policy rules, if its route is in its table.
     fn ways(&self, family: Family, table: RouteTable, rules: Vec<PolicyRule>) -> Vec<MarkedWay> {
+        // Where the plan leaves its own table, it takes its route along.
+        let left = self.wanted.table();
+        let goes =
+            |route: &&Route| table != left && is_in(route, family, left) && self.has_rule(family, left);
         let of_family = self.tables.routes.iter().filter(|route| route.family == family);
-        let mut routes: Vec<Route> = of_family.cloned().collect();
-        let own = own_route(family, table);
-        if !routes.iter().any(|route| route.table == own.table && is_local_default(route)) {
-            routes.push(own);
+        let mut routes: Vec<Route> = of_family.filter(|route| !goes(route)).cloned().collect();
+        if !routes.iter().any(|route| is_in(route, family, table)) {
+            routes.push(own_route(family, table));
         }
         let own_addresses = own_addresses(&routes);
         if own_addresses.is_empty() {
@@ -404,6 +420,8 @@ impl Seen<'_> {
 struct MarkedWay {
     traffic: MarkedTraffic,
     example: Packet,
+    /// Whether that is certain.
+    is_certain: bool,
     /// What takes them, if they do not reach the pod.
     taken: Option<Taken>,
 }
@@ -427,16 +445,20 @@ impl MarkedWay {
             family: way.packets.family,
             traffic,
             example: example.clone(),
-            by: rule.as_ref().map_or_else(|| way.words.clone(), PolicyRule::named),
+            by: rule.as_ref().map_or_else(|| "the lack of a route".into(), PolicyRule::named),
             rule,
             is_certain: way.is_certain && way.end != RouteEnd::Unknown,
         });
-        Self { traffic, example, taken }
+        Self { traffic, example, is_certain: way.is_certain, taken }
     }
 }
 
 fn is_local_default(route: &Route) -> bool {
     route.kind == RouteKind::Local && route.to.prefix_len() == 0 && route.interface.as_deref() == Some("lo")
+}
+
+fn is_in(route: &Route, family: Family, table: RouteTable) -> bool {
+    is_local_default(route) && (route.family, route.table) == (family, table.number())
 }
 
 fn own_route(family: Family, table: RouteTable) -> Route {

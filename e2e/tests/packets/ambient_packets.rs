@@ -290,6 +290,89 @@ fn the_applications_answers_go_to_ztunnel() -> Result<()> {
     Ok(())
 }
 
+/// Whether the application answers ztunnel, in the name of a neighbour.
+fn is_answered(mesh: &Mesh) -> Result<bool> {
+    Ok(mesh
+        .pod()
+        .enter(|| in_the_name_of(client_address(false), pod_address(false), ZTUNNEL[0], IMPATIENT))?
+        .is_ok())
+}
+
+/// What strongSwan, Tailscale and `sbr` leave in a pod, before or after its rules.
+#[test]
+fn policy_rules_of_others_lose_no_answer_and_keep_what_is_theirs() -> Result<()> {
+    let empty = "ip rule add pref 220 lookup 220; ip rule add pref 5270 lookup 52";
+    let takes = "ip rule add pref 100 from 10.1.0.2 lookup 200; ip route add default via 10.1.0.1 table 200";
+    let second = "ip link add net1 type veth peer name pe1; ip link set net1 up; ip link set pe1 up
+        ip addr add 192.0.2.10/24 dev net1; ip rule add from 192.0.2.10 table 100
+        ip route add 192.0.2.0/24 dev net1 table 100; ip route add default via 10.1.0.1 table 100";
+    for script in [empty, takes, second] {
+        for comes_first in BOTH {
+            let mesh = Mesh::new()?;
+            let what = format!("{script}, before the rules: {comes_first}");
+            let before = mesh.pod().snapshot()?;
+            if comes_first {
+                mesh.pod().sh(script)?;
+                run(mesh.pod(), "apply")?.ok()?;
+            } else {
+                run(mesh.pod(), "apply")?.ok()?;
+                // `sbr` takes the first table without a policy rule.
+                mesh.pod().sh(&script.replace("table 100", "table 101"))?;
+            }
+            let route = |from: &str| mesh.pod().sh(&format!("ip route get 198.51.100.1 from {from}"));
+            let theirs = if script == second { route("192.0.2.10")?.stdout } else { String::new() };
+            ensure!(!theirs.contains("local"), "{what}: {theirs}");
+            for again in 0..2 {
+                let again = run(mesh.pod(), "apply")?.ok().with_context(|| format!("{what}: run {again}"))?;
+                ensure!(is_answered(&mesh)?, "{what}: {again:?}");
+            }
+            let verify = program::under_test("redirectctl")?;
+            let mut verify = process::command(verify, ["verify", "--ambient", "--netns"]);
+            let verified = process::run(verify.arg(mesh.pod().path()), process::SHORT)?;
+            ensure!(verified.code() == Some(0), "{what}: {verified:?}");
+            run(mesh.pod(), "remove")?.ok()?;
+            let left = mesh.pod().snapshot()?.changes_since(&before);
+            let lines: Vec<String> = left.iter().map(ToString::to_string).collect();
+            let is_ours = |line: &&String| line.contains("0x111") || line.contains("local default");
+            ensure!(
+                !lines.iter().any(|line| is_ours(&line)) && left.iter().all(|one| !one.is_lost),
+                "{what}: {lines:?}"
+            );
+        }
+    }
+    Ok(())
+}
+
+/// What nothing can stand before is named, and a run that meets it takes nothing away.
+#[test]
+fn what_takes_the_answers_whatever_the_priority_is_named_before_anything_changes() -> Result<()> {
+    for (script, words) in [
+        (
+            "ip rule add pref 0 to 10.1.0.1 lookup 200; ip route add default via 10.1.0.1 table 200",
+            "priority 0 (table 200)",
+        ),
+        ("ip rule add pref 9 fwmark 0x111/0xfff prohibit", "priority 9 (prohibit)"),
+    ] {
+        for comes_first in BOTH {
+            let mesh = Mesh::new()?;
+            if !comes_first {
+                run(mesh.pod(), "apply")?.ok()?;
+            }
+            mesh.pod().sh(script)?;
+            let before = mesh.pod().snapshot()?;
+            let output = run(mesh.pod(), "apply")?;
+            let told = format!("{}{}", output.stdout, output.stderr);
+            for word in ["does not converge", words, "nothing was changed"] {
+                ensure!(output.code() == Some(1) && told.contains(word), "{script}: {told}");
+            }
+            ensure!(!told.contains("another program changes them"), "{script}: {told}");
+            let changes = mesh.pod().snapshot()?.changes_since(&before);
+            ensure!(changes.is_empty(), "{script}: {changes:?}");
+        }
+    }
+    Ok(())
+}
+
 /// Connects to the application from an address that is not the pod's.
 fn in_the_name_of(client: IpAddr, pod: IpAddr, mark: u32, patience: Duration) -> Result<Report> {
     let family = if pod.is_ipv6() { AddressFamily::Inet6 } else { AddressFamily::Inet };

@@ -25,6 +25,7 @@ mod redirect_recordings;
 mod redirect_routing;
 mod redirect_swap;
 mod redirect_undo;
+mod routing_surroundings;
 mod rule_injection;
 mod trace_foreign;
 mod trace_packets;

@@ -154,6 +154,7 @@ fn symptom(state: &str) -> Option<&'static str> {
         "hook removed" => "Connections to the pod bypass the proxy, its own calls do not",
         "one family removed" => "IPv6 bypasses the proxy, IPv4 does not",
         "policy rule removed" => "With TPROXY, connections to the pod hang",
+        "mark taken" => "With TPROXY, connections to the pod hang beside another program's policy rules",
         "passthrough address removed" => "IPv6 connections to the application fail behind the proxy",
         "legacy rules beside" => "Redirection works on some nodes only, or to the wrong port",
         "table asleep" => "All rules are listed, and none has an effect",

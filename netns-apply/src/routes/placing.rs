@@ -1,10 +1,14 @@
 //! How a plan's policy routing fits beside that of other programs, and what the kernel says of single packets.
 
-use super::{Ended, RouteError, RouteSocket, code, links::Links};
+use super::{
+    Ended, RouteError, RouteSocket, code,
+    links::{Links, number},
+};
+use crate::socket::attributes;
 use netfilter_state::{
     netlink::Message,
-    route_tables::{PolicyRule, RouteTables, RuleAction},
-    routing::{FoundRouting, RoutingItem},
+    route_tables::{PolicyRule, Route, RouteKind, RouteTables, RuleAction},
+    routing::{self, CHOSEN_TABLES, FoundRouting, RoutingItem},
 };
 use netlink_packet_core::{NLM_F_ACK, NLM_F_REQUEST};
 use nix::errno::Errno;
@@ -12,7 +16,7 @@ use packet_trace::{
     Interface, Packet, Sender,
     placement::{Placement, place},
 };
-use redirect_core::{Family, RulePlan};
+use redirect_core::{Family, RulePlan, Tproxy, ambient::ANSWER_MARK, plan::PolicyRoutes, values::MaskedMark};
 use std::net::IpAddr;
 
 /// `RTM_GETROUTE`.
@@ -23,11 +27,12 @@ const KIND: usize = 7;
 /// The kinds of routes to the namespace itself (`RTN_LOCAL`, `RTN_BROADCAST`, `RTN_ANYCAST`).
 const OF_THIS: [u8; 3] = [2, 3, 4];
 
-/// What a route is asked for (`linux/rtnetlink.h`).
+/// What a route is asked for, and has (`linux/rtnetlink.h`).
 mod attribute {
     pub(super) const DESTINATION: u16 = 1;
     pub(super) const SOURCE: u16 = 2;
     pub(super) const CAME_IN_BY: u16 = 3;
+    pub(super) const METRIC: u16 = 6;
     pub(super) const MARK: u16 = 16;
     pub(super) const USER: u16 = 25;
     pub(super) const PROTOCOL: u16 = 27;
@@ -67,9 +72,13 @@ impl RouteSocket {
         }
         let links = self.links()?;
         let tables = self.tables_with(&links)?;
-        found.retain(|one| !is_anothers(one.item, &tables));
+        found.retain(|one| !is_anothers(one, plan, &tables));
         let placement = place(plan, &tables, |packet| self.delivers(packet, &links));
         placement.judge(&mut found);
+        let wanted = routing::wanted(&placement.plan);
+        for one in found.iter_mut().filter(|one| !wanted.contains(&one.item)) {
+            one.flaw = one.flaw.take().or_else(|| is_shared(one.item, &tables));
+        }
         Ok(Placed { placement, found })
     }
 
@@ -99,15 +108,52 @@ impl RouteSocket {
     }
 }
 
-/// Whether a route belongs to another program: its policy rule, which no mark limits, leads to a table that holds nothing else.
-fn is_anothers(item: RoutingItem, tables: &RouteTables) -> bool {
-    let RoutingItem::Route(family, table) = item else { return false };
-    let number = table.number();
-    let leads = |rule: &PolicyRule| {
-        rule.family == family && rule.mark.is_none() && rule.action == RuleAction::Lookup(number)
+/// Whether a route belongs to another program, whose policy rule leads to its table: it is not as a plan makes it, or nothing else is there
+/// that the rule could be for.
+fn is_anothers(found: &FoundRouting, plan: &RulePlan, tables: &RouteTables) -> bool {
+    let RoutingItem::Route(family, table) = found.item else { return false };
+    let of_mesh: Vec<u32> = plan
+        .policy_routes()
+        .map(PolicyRoutes::mark)
+        .into_iter()
+        .chain([ANSWER_MARK, Tproxy::default().mark().into()])
+        .map(MaskedMark::value)
+        .collect();
+    let leads =
+        |rule: &&PolicyRule| rule.family == family && rule.action == RuleAction::Lookup(table.number());
+    let mut others = tables
+        .rules
+        .iter()
+        .filter(leads)
+        .filter(|rule| rule.mark.is_none_or(|(value, _)| !of_mesh.contains(&value)))
+        .peekable();
+    if others.peek().is_none() || CHOSEN_TABLES.contains(&table.number()) && is_as_made(family, found) {
+        return false;
+    }
+    let of_table =
+        tables.routes.iter().filter(|route| route.family == family && route.table == table.number());
+    !is_as_made(family, found) || of_table.count() == 1 && others.any(|rule| rule.mark.is_none())
+}
+
+/// Whether a route has the metric of one that a plan has made.
+fn is_as_made(family: Family, found: &FoundRouting) -> bool {
+    let attributes = found.message.get(HEADER..).map(attributes);
+    let metric = attributes
+        .into_iter()
+        .flatten()
+        .find(|one| one.kind() == attribute::METRIC)
+        .and_then(|one| number(one.value(), 0));
+    metric.unwrap_or_default() == if family == Family::V6 { 1024 } else { 0 }
+}
+
+/// Why a route does not make all of its table local: the table has others.
+fn is_shared(item: RoutingItem, tables: &RouteTables) -> Option<String> {
+    let RoutingItem::Route(family, table) = item else { return None };
+    let is_another = |route: &&Route| {
+        let is_local_default = route.kind == RouteKind::Local && route.to.prefix_len() == 0;
+        route.family == family && route.table == table.number() && !is_local_default
     };
-    let of_table = tables.routes.iter().filter(|route| route.family == family && route.table == number);
-    tables.rules.iter().any(leads) && of_table.count() == 1
+    tables.routes.iter().find(is_another).map(|route| format!("the table also has the route {route}"))
 }
 
 /// What asks for the route of a packet.

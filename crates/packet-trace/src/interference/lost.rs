@@ -12,14 +12,17 @@ use crate::{
     Fate, Packet,
     difference::Region,
     packets::{Field, Packets, interface, loopback, number, state},
+    routes::RouteEnd,
     rules::{ChainRule, Test, TraceRules},
     set::Set,
-    walk::{self, Cause, Given, TracePath, Ways, Work},
+    walk::{self, Cause, Given, Lookup, TracePath, Ways, Work, routed},
 };
 use alloc::{collections::BTreeMap, string::ToString, vec::Vec};
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use netfilter_state::ruleset::{Statement, TableName};
 use redirect_core::{
+    ambient::ZTUNNEL_MARK,
+    plan::{DataPlane, RulePlan},
     rule::{Hook, Protocol, TcpFlags},
     values::{Family, PASSTHROUGH_V4, PASSTHROUGH_V6, is_routable},
 };
@@ -135,9 +138,10 @@ fn starts(family: Family, pod: &Pod<'_>) -> Vec<Start> {
         return Vec::new();
     }
     let most = Field::Destination.most(family);
-    let (localhost, passthrough) = match family {
-        Family::V4 => (IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V4(PASSTHROUGH_V4)),
-        Family::V6 => (IpAddr::V6(Ipv6Addr::LOCALHOST), IpAddr::V6(PASSTHROUGH_V6)),
+    let passthrough = passthrough(family);
+    let localhost = match family {
+        Family::V4 => IpAddr::V4(Ipv4Addr::LOCALHOST),
+        Family::V6 => IpAddr::V6(Ipv6Addr::LOCALHOST),
     };
     let own_set = Set::of(own.iter().map(|address| (number(*address), number(*address))).collect());
     // No connection goes to these, and no DNS server has them.
@@ -375,14 +379,7 @@ impl Judge<'_> {
                 (self.place(rule.base, Some(rule)), self.live.rule(rule).map(|rule| rule.seen.to_string()))
             }
             Cause::Policy(base) => (self.place(base, None), None),
-            Cause::Route(words) => {
-                let routes = self.live.routes.as_ref();
-                let place = RuleRef::table(TableName::of_family(self.live.family));
-                (
-                    RuleRef { rule: Some(words), ..place },
-                    routes.and_then(|routes| routes.words.get(words)).cloned(),
-                )
-            }
+            Cause::Route(words) => return of_route(self.live, severity, words, self.traffic),
         };
         Finding {
             rule: rule.unwrap_or_default(),
@@ -403,6 +400,51 @@ impl Judge<'_> {
             chain: chain.map(|chain| chain.name.clone()).unwrap_or_default(),
             rule: rule.map(|rule| rule.rule.saturating_add(1)),
         }
+    }
+}
+
+/// A policy rule or route keeps packets from the pod: the one with these words.
+fn of_route(live: &TraceRules, severity: Severity, words: usize, traffic: (Family, Traffic)) -> Finding {
+    let place = RuleRef { rule: Some(words), ..RuleRef::table(TableName::of_family(live.family)) };
+    let rule = live.routes.as_ref().and_then(|routes| routes.words.get(words)).cloned();
+    Finding {
+        rule: rule.unwrap_or_default(),
+        traffic: [traffic].into(),
+        ..Finding::of_place(severity, Effect::Routes, place)
+    }
+}
+
+/// Adds what routes the proxy's connections to its own pod elsewhere. They come from the address that is kept for that or, where the plan
+/// marks packets, in the name of the client.
+pub(super) fn search_proxy(plan: &RulePlan, live: &TraceRules, pod: &Pod<'_>, findings: &mut Findings) {
+    let family = live.family;
+    let traffic = (family, Traffic::ProxyToSelf);
+    for mut start in starts(family, pod).into_iter().filter(|start| start.traffic == Traffic::Inbound) {
+        let (source, mark) = match (plan.policy_routes(), plan.data_plane()) {
+            (None, _) => (Set::one(number(passthrough(family))), 0),
+            (Some(routes), DataPlane::Sidecar) => {
+                (start.packets.get(Field::Source).clone(), routes.mark().value())
+            }
+            (Some(_), DataPlane::Ambient) => (start.packets.get(Field::Source).clone(), ZTUNNEL_MARK.value()),
+        };
+        start.packets.set(Field::Source, source);
+        start.packets.set_one(Field::Mark, mark);
+        for way in routed(live, start.packets, Lookup::Sent) {
+            let severity = if way.is_certain { Severity::Does } else { Severity::May };
+            // What has no route at all is for an address that is just coming or going.
+            let is_taken = matches!(way.end, RouteEnd::Out(_) | RouteEnd::Lost) && way.rule.is_some();
+            if is_taken {
+                let example = Some(example(true, &way.packets));
+                findings.add(Finding { example, ..of_route(live, severity, way.words, traffic) });
+            }
+        }
+    }
+}
+
+const fn passthrough(family: Family) -> IpAddr {
+    match family {
+        Family::V4 => IpAddr::V4(PASSTHROUGH_V4),
+        Family::V6 => IpAddr::V6(PASSTHROUGH_V6),
     }
 }
 

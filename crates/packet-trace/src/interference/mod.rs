@@ -21,7 +21,7 @@ pub use opening::{Captures, Opener, Opening, is_own, proxy_groups, proxy_users};
 use crate::TraceRules;
 use alloc::{string::String, vec::Vec};
 use core::net::IpAddr;
-use lost::{Findings, search};
+use lost::{Findings, search, search_proxy};
 pub(crate) use lost::{example, multicast};
 use netfilter_state::ruleset::{ChainState, Ruleset, Statement, TableFamily, TableName};
 use netfilter_state::{
@@ -69,6 +69,7 @@ pub fn find(ruleset: &Ruleset, plan: &RulePlan, pod: &Pod<'_>) -> Vec<Finding> {
     for family in plan.families() {
         let live = pod.rules(ruleset, &planned, *family, plan);
         search(&TraceRules::of_plan(plan, *family), &live, pod, &mut findings);
+        search_proxy(plan, &live, pod, &mut findings);
     }
     findings.into_sorted()
 }

@@ -11,7 +11,7 @@ use super::{
     Cause, Given, Interface, Split, Unknown, Walk,
     conditions::said,
 };
-use alloc::{string::String, vec::Vec};
+use alloc::vec::Vec;
 use redirect_core::{rule::Protocol, values::Family};
 
 /// When the kernel asks for a route.
@@ -34,8 +34,8 @@ pub(crate) struct Routed {
     pub(crate) packets: Packets,
     /// Where to.
     pub(crate) end: RouteEnd,
-    /// What decides, in words, ...
-    pub(crate) words: String,
+    /// The number of the words for what decides, ...
+    pub(crate) words: usize,
     /// ... and the number of the policy rule among those of the family.
     pub(crate) rule: Option<usize>,
     /// Whether that depends on nothing that is not modelled.
@@ -63,7 +63,6 @@ pub(crate) fn routed(rules: &TraceRules, packets: Packets, lookup: Lookup) -> Ve
                 continue;
             }
         };
-        let words = routes.words.get(words).cloned().unwrap_or_default();
         let is_certain = walk.assumed.is_empty();
         all.push(Routed { packets: walk.packets, end, words, rule, is_certain });
     }
