@@ -7,6 +7,7 @@ mod agent_support;
 mod agent_taint;
 mod chart;
 mod chart_cluster;
+mod chart_images;
 mod chart_support;
 mod enrolment;
 mod fleet;

@@ -97,49 +97,6 @@ capabilities: {{ concat $capabilities .extraCapabilities | uniq | toJson }}
 {{- toYaml $config | sha256sum }}
 {{- end }}
 
-{{/* Whether an image or a hub is in one of Istio's registries, which hold another program. */}}
-{{- define "istio-cni.is-istios" }}
-{{- if regexMatch "^((docker\\.io/|index\\.docker\\.io/)?istio|gcr\\.io/istio-[a-z]+|registry\\.istio\\.io)(/|$)" . }}yes{{ end }}
-{{- end }}
-
-{{/* Whether a tag is a version of Istio, as a mirror of its registry keeps them. This project's versions are others. */}}
-{{- define "istio-cni.is-istios-tag" }}
-{{- if and (regexMatch "^1\\.[2-9][0-9]([.-]|$)" .tag) (ne .tag .root.Chart.AppVersion) }}yes{{ end }}
-{{- end }}
-
-{{/* The image that the values name, as Istio's chart reads them, but for what beside a hub of your own is meant for another image: a
-     global tag and variant of Istio's. Empty: no hub. */}}
-{{- define "istio-cni.named-image" }}
-{{- $values := .values }}
-{{- $hub := $values.hub | default $values.global.hub | trimSuffix "/" }}
-{{- $istios := or (include "istio-cni.is-istios" $values.global.hub) (include "istio-cni.is-istios-tag" (dict "root" .root "tag" (toString $values.global.tag))) }}
-{{- $global := ternary dict $values.global (and (ne $values.hub "") (ne $istios "")) }}
-{{- $tag := $values.tag | default $global.tag | default "" | toString }}
-{{- $variant := $values.variant | default (ternary $global.variant "" (ne $values.global.hub "")) }}
-{{- if contains "/" $values.image -}}
-{{ $values.image }}
-{{- else if $hub -}}
-{{ $hub }}/{{ $values.image }}:{{ with $tag }}{{ . }}{{ with $variant }}-{{ . }}{{ end }}{{ else }}{{ .root.Chart.AppVersion }}{{ end }}
-{{- end }}
-{{- end }}
-
-{{/* The same, if it is Istio's or a mirrored copy. One with a digest is what it is. */}}
-{{- define "istio-cni.istios-image" }}
-{{- $named := include "istio-cni.named-image" . }}
-{{- $tag := $named | splitList "/" | last | splitList ":" | rest | first | default "" }}
-{{- $tagged := and (include "istio-cni.is-istios-tag" (dict "root" .root "tag" $tag)) (not (contains "@" $named)) }}
-{{- if or (include "istio-cni.is-istios" $named) $tagged }}{{ trimSuffix (printf ":%s" .root.Chart.AppVersion) $named }}{{ end }}
-{{- end }}
-
-{{- define "istio-cni.image" }}
-{{- $named := include "istio-cni.named-image" . }}
-{{- if and $named (not (include "istio-cni.istios-image" .)) -}}
-{{ $named }}
-{{- else -}}
-localhost/{{ .values.image | splitList "/" | last | splitList "@" | first | splitList ":" | first }}:{{ .root.Chart.AppVersion }}
-{{- end }}
-{{- end }}
-
 {{/* Labels of every object, a line each: also those that Istio's objects have, because selectors may use them. `more` wins. */}}
 {{- define "istio-cni.labels" -}}
 {{- $labels := dict

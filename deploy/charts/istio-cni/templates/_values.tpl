@@ -144,6 +144,11 @@ everything that is wrong with what was given.
 {{- $refuse = append $refuse (printf "taintController.%s: the agents have port %d of every node" $name (int (get $controller $name))) }}
 {{- end }}
 {{- end }}
+{{- if ne $values.global.resourceScope "cluster" }}
+{{- with (include "istio-cni.image-choice" (dict "root" .root "values" $values) | fromYaml).problem }}
+{{- $refuse = append $refuse . }}
+{{- end }}
+{{- end }}
 {{- range $refuse }}
 {{- $_ := include "istio-cni.problem" (dict "problems" $problems "text" .) }}
 {{- end }}

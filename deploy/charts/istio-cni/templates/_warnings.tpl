@@ -97,10 +97,11 @@
 {{- $warnings = append $warnings (printf "ambient.%s: %s" $name $because) }}
 {{- end }}
 {{- end }}
-{{- $image := include "istio-cni.image" . }}
+{{- $choice := include "istio-cni.image-choice" . | fromYaml }}
+{{- $image := $choice.image }}
 {{- $tag := $values.tag | default $values.global.tag | toString }}
 {{- $variant := $values.variant | default $values.global.variant | toString }}
-{{- with include "istio-cni.istios-image" . }}
+{{- with $choice.istios }}
 {{- $warnings = append $warnings (printf "hub, tag and image: %s would have been pulled, which is Istio's or a copy of it and holds another program; the image is %s" . $image) }}
 {{- else }}
 {{- if and $tag (not (hasSuffix (printf ":%s" $tag) (trimSuffix (printf "-%s" $variant) $image))) }}
