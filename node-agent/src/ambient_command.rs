@@ -117,6 +117,7 @@ pub fn command_line() -> CommandLine {
         pages: PAGES,
         rows: own.into_iter().chain(settings).collect(),
         operands: &[],
+        ignores_rest: false,
         commands: vec![
             Command::new(APPLY).about("Put the plan in force, over whatever ambient rules are there"),
             Command::new(REMOVE).about("Remove all rules and routing of ambient mode, of any program"),

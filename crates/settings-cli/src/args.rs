@@ -21,6 +21,8 @@ pub(crate) struct ClassifiedArgs {
     pub(crate) understood: Vec<OsString>,
     /// What it does not, with the reason.
     pub(crate) refused: Vec<(String, Problem)>,
+    /// What is behind `--`, where that is ignored.
+    pub(crate) ignored: Vec<String>,
     /// Whether a subcommand is among what it understands; then nothing is sorted out.
     pub(crate) has_subcommand: bool,
 }
@@ -39,8 +41,13 @@ enum Before<'a> {
     Strays(usize),
 }
 
-/// Sorts the words of a command line, without the program's name, for a parser that is built.
-pub(crate) fn sort(command: &Command, words: impl IntoIterator<Item = OsString>) -> ClassifiedArgs {
+/// Sorts the words of a command line, without the program's name, for a parser that is built; `ignores_rest` as
+/// [`CommandLine`](crate::CommandLine) has it.
+pub(crate) fn sort(
+    command: &Command,
+    ignores_rest: bool,
+    words: impl IntoIterator<Item = OsString>,
+) -> ClassifiedArgs {
     let words: Vec<OsString> = words.into_iter().map(lossy).collect();
     let raw = RawArgs::new(&words);
     let mut cursor = raw.cursor();
@@ -48,7 +55,11 @@ pub(crate) fn sort(command: &Command, words: impl IntoIterator<Item = OsString>)
     let mut sorter =
         ArgClassifier { command, sorted: ClassifiedArgs::default(), before: Before::Nothing, operands };
     while let Some(word) = raw.next(&mut cursor) {
-        let wants_value = if word.is_escape() {
+        let wants_value = if word.is_escape() && ignores_rest {
+            let rest = raw.remaining(&mut cursor).map(|word| word.to_string_lossy().into_owned());
+            sorter.sorted.ignored = rest.collect();
+            break;
+        } else if word.is_escape() {
             sorter.refuse("--", "separates nothing here; leave it out");
             continue;
         } else if word.is_long() {
@@ -63,7 +74,11 @@ pub(crate) fn sort(command: &Command, words: impl IntoIterator<Item = OsString>)
                 Before::Unknown | Before::Strays(_) => false,
             };
             if command.find_subcommand(&text).is_some() && may_follow {
-                return ClassifiedArgs { understood: words, refused: Vec::new(), has_subcommand: true };
+                return ClassifiedArgs {
+                    understood: words,
+                    has_subcommand: true,
+                    ..ClassifiedArgs::default()
+                };
             }
             sorter.word(&text);
             continue;
@@ -248,14 +263,44 @@ mod tests {
 
     /// What is understood, in one line; what is refused, a line each.
     fn sort(line: &str) -> (String, Vec<String>) {
-        let words = line.split(' ').filter(|word| !word.is_empty()).map(OsString::from);
-        let mut command = PROGRAM.command_line().parser();
-        command.build();
-        let sorted = super::sort(&command, words);
+        let sorted = sort_with(false, line);
         let understood: Vec<String> =
             sorted.understood.iter().map(|word| word.to_string_lossy().into_owned()).collect();
         let refused = sorted.refused.iter().map(|(given, problem)| format!("{given} {problem}"));
         (understood.join(" "), refused.collect())
+    }
+
+    fn sort_with(ignores_rest: bool, line: &str) -> super::ClassifiedArgs {
+        let words = line.split(' ').filter(|word| !word.is_empty()).map(OsString::from);
+        let mut command = PROGRAM.command_line().parser();
+        command.build();
+        super::sort(&command, ignores_rest, words)
+    }
+
+    #[test]
+    fn what_is_behind_two_dashes_is_ignored_as_the_reference_does_and_nothing_before() {
+        for (line, understood, ignored, refused) in [
+            ("-b 80 -- word", "-b 80", "word", 0),
+            ("-b 80 -n -- -b 90 --frob -- stray", "-b 80 -n", "-b 90 --frob -- stray", 0),
+            ("--", "", "", 0),
+            ("-- completion", "", "completion", 0),
+            // It is the flag's value.
+            ("-b -- -n", "-b -- -n", "", 0),
+            ("--istio-inbound-ports -- -n -- x", "--istio-inbound-ports -- -n", "x", 0),
+            // Before it, a stray word stays a mistake.
+            ("-b 80 stray -- word", "-b 80", "word", 1),
+            ("--frob -- word", "", "word", 1),
+        ] {
+            let sorted = sort_with(true, line);
+            let told: Vec<String> =
+                sorted.understood.iter().map(|word| word.to_string_lossy().into_owned()).collect();
+            assert_eq!(
+                (told.join(" ").as_str(), sorted.ignored.join(" ").as_str()),
+                (understood, ignored),
+                "{line}"
+            );
+            assert_eq!(sorted.refused.len(), refused, "{line}: {:?}", sorted.refused);
+        }
     }
 
     #[test]
@@ -334,7 +379,7 @@ mod tests {
     #[test]
     fn subcommands_are_left_to_the_parser() {
         let words = ["completion", "--frob"].map(OsString::from);
-        let sorted = super::sort(&PROGRAM.command_line().parser(), words.clone());
+        let sorted = super::sort(&PROGRAM.command_line().parser(), true, words.clone());
         assert!(sorted.has_subcommand && sorted.understood == words && sorted.refused.is_empty());
         assert_eq!(sort("-b man").0, "-b man");
     }

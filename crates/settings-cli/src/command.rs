@@ -28,6 +28,8 @@ pub struct CommandLine {
     pub rows: Vec<Row>,
     /// The words that are not flags: what it works on, each with its name and what it is. Whether one must be given is for the program to say.
     pub operands: &'static [(&'static str, &'static str)],
+    /// Whether words behind `--` are ignored, as by the reference's programs; otherwise `--` is a mistake.
+    pub ignores_rest: bool,
     /// Subcommands of its own. They take the flags as well.
     pub commands: Vec<Command>,
 }
@@ -52,6 +54,17 @@ pub struct ParsedArgs {
     pub flags: BTreeMap<String, String>,
     /// Unknown words, with corrections.
     pub refused: Vec<(String, Problem)>,
+    /// Words behind `--`, where they are ignored.
+    pub ignored: Vec<String>,
+}
+
+impl ParsedArgs {
+    /// That words are ignored, if any are.
+    #[must_use]
+    pub fn ignored_words(&self) -> Option<String> {
+        let words = self.ignored.join(" ");
+        (!words.is_empty()).then(|| format!("command line: {words:?} is ignored, because it is behind --"))
+    }
 }
 
 impl CommandLine {
@@ -61,7 +74,7 @@ impl CommandLine {
     /// A subcommand that cannot be understood.
     pub fn read(&self, args: impl IntoIterator<Item = OsString>) -> Result<Line, UsageError> {
         let sorter = self.bare_parser();
-        let sorted = args::sort(&sorter, args);
+        let sorted = args::sort(&sorter, self.ignores_rest, args);
         let words: Vec<OsString> =
             std::iter::once(OsString::from(self.name)).chain(sorted.understood).collect();
         let parser = if sorted.has_subcommand { self.parser() } else { sorter };
@@ -83,7 +96,8 @@ impl CommandLine {
             Some((command, given)) => return Ok(Line::Print(self.generate(command, given))),
             None => None,
         };
-        Ok(Line::Work(ParsedArgs { command, operands, flags, refused: sorted.refused }))
+        let (refused, ignored) = (sorted.refused, sorted.ignored);
+        Ok(Line::Work(ParsedArgs { command, operands, flags, refused, ignored }))
     }
 
     /// The definition of the command line.

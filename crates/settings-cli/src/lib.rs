@@ -72,13 +72,16 @@ pub struct Input {
     pub misspelt: Vec<Misspelt>,
     /// What was asked for and is not done.
     pub not_in_force: Vec<NotInForce>,
+    /// That words of the command line are ignored, if any are.
+    pub ignored: Option<String>,
 }
 
 impl Input {
     /// What of it has no effect, to be warned of.
     pub fn notices(&self) -> impl Iterator<Item = String> {
         let misspelt = self.misspelt.iter().map(ToString::to_string);
-        misspelt.chain(self.not_in_force.iter().map(ToString::to_string))
+        let not_in_force = self.not_in_force.iter().map(ToString::to_string);
+        self.ignored.clone().into_iter().chain(misspelt).chain(not_in_force)
     }
 }
 
@@ -148,6 +151,7 @@ impl Program {
             env.iter().find(|(name, _)| name.as_os_str() == wanted).map(|(_, value)| lossy(value))
         };
         let mut settings = RawSettings::new();
+        let ignored = line.ignored_words();
         for (given, problem) in line.refused {
             settings.refuse(Source::CommandLine, &given, problem);
         }
@@ -165,7 +169,7 @@ impl Program {
         });
         let misspelt = misspelt_variables(env.iter().filter_map(|(name, _)| name.to_str()), |_| true);
         let not_in_force = self.judge(&mut settings, &line.flags);
-        Input { settings, log, misspelt, not_in_force }
+        Input { settings, log, misspelt, not_in_force, ignored }
     }
 
     /// Refuses what this program never does, and notes what it does not do.
@@ -196,7 +200,8 @@ impl Program {
     pub fn command_line(&self) -> CommandLine {
         let Self { name, about, version, pages, statuses } = *self;
         let rows = SETTINGS.iter().map(|setting| rows::row(setting, statuses)).collect();
-        CommandLine { name, about, version, pages, rows, operands: &[], commands: Vec::new() }
+        let (operands, ignores_rest, commands) = (&[][..], true, Vec::new());
+        CommandLine { name, about, version, pages, rows, operands, ignores_rest, commands }
     }
 }
 
@@ -369,6 +374,15 @@ mod tests {
         );
         // What was understood is there to be checked as well.
         assert_eq!(settings.get(Key::InboundPorts).0, "http");
+    }
+
+    #[test]
+    fn what_is_behind_two_dashes_is_warned_of_and_changes_nothing() {
+        let Ok(Asked::Run(input)) = read(&["-b", "80", "--", "-b", "90", "word"]) else { panic!("it runs") };
+        assert_eq!(input.settings.get(Key::InboundPorts).0, "80");
+        assert_eq!(RunOptions::parse(&input.settings).err().map(|told| told.iter().count()), None);
+        let notices: Vec<String> = input.notices().collect();
+        assert_eq!(notices, ["command line: \"-b 90 word\" is ignored, because it is behind --"]);
     }
 
     #[test]

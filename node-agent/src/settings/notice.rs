@@ -50,6 +50,9 @@ pub enum Notice {
         /// The mode it stands for.
         mode: u32,
     },
+    /// Words of the command line are ignored.
+    #[error("{0}")]
+    IgnoredWords(String),
     /// The environment has a name that resembles a setting but is not one.
     #[error("{given} is not a setting and is ignored{}", .meant.map(|meant| format!("; did you mean {meant}?")).unwrap_or_default())]
     Unknown {
@@ -62,7 +65,9 @@ pub enum Notice {
 
 /// All notices, in the order of the table and then of the environment.
 pub(super) fn all(raw: &Raw<'_>, env: &[(String, String)]) -> Vec<Notice> {
-    let mut notices: Vec<Notice> = raw.not_in_force().into_iter().map(Notice::NotInForce).collect();
+    let ignored = raw.ignored_words().map(Notice::IgnoredWords).into_iter();
+    let mut notices: Vec<Notice> =
+        ignored.chain(raw.not_in_force().into_iter().map(Notice::NotInForce)).collect();
     for (setting, origin, value) in raw.given() {
         let has_value_when_empty = matches!(setting.takes, Takes::Switch | Takes::Number | Takes::Duration)
             && setting.status == Status::InForce;

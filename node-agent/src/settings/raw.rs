@@ -113,6 +113,7 @@ pub fn command_line() -> CommandLine {
         pages: PAGES,
         rows: SETTINGS.to_vec(),
         operands: &[],
+        ignores_rest: true,
         commands: vec![install, uninstall, taint_controller, ambient_command::in_help()],
     }
 }
@@ -301,6 +302,11 @@ impl<'a> Raw<'a> {
             None => self.reject(name, "not a file mode such as 0600"),
         }
         0o600
+    }
+
+    /// That words of the command line are ignored, if any are.
+    pub(super) fn ignored_words(&self) -> Option<String> {
+        self.given.ignored_words()
     }
 
     /// What was asked for and is not done.

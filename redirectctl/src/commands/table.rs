@@ -49,6 +49,7 @@ impl Definition {
             name: self.full_name,
             rows: self.rows.iter().copied().chain(settings).collect(),
             operands: self.operands,
+            ignores_rest: false,
             ..self.program().command_line()
         }
     }
@@ -123,7 +124,8 @@ const COLOR: Row = Row::new(
 .default("auto");
 const FILE: Row = Row {
     short: Some('f'),
-    ..Row::new(Takes::Path, "The pod's manifest in YAML or JSON; - is standard input.").flag("file")
+    ..Row::new(Takes::Path, "The pod's manifest, or a workload's, in YAML or JSON; - is standard input.")
+        .flag("file")
 };
 const PODS_FILE: Row = Row {
     short: Some('f'),
