@@ -7,8 +7,8 @@ use std::net::IpAddr;
 use cni_core::pod_name::PodName;
 use cni_core::yaml;
 use redirect_core::pod::PodFacts;
-use redirect_core::pod_json::PodJsonErrors;
-use serde_json::Value;
+use redirect_core::pod_json::{FieldProblem, PodJsonErrors};
+use serde_json::{Map, Value, json};
 
 pub use stream::each_of_json;
 
@@ -59,7 +59,38 @@ fn addresses(pod: &Value) -> Vec<IpAddr> {
     addresses
 }
 
-/// The objects of a text in YAML or JSON. A list, as `kubectl get pods -o json` prints it, counts as its items.
+/// Where the pod template is: in a workload, such as a Deployment, in a CronJob, and in a PodTemplate.
+const TEMPLATES: [&str; 3] = ["/spec/template", "/spec/jobTemplate/spec/template", "/template"];
+
+/// A workload's pod as its template has it, under the workload's name; any other object is itself. Whoever has no kind but a template, such
+/// as an item of a list, is a workload, too, and so are those of other programs.
+fn pod_of(mut object: Value) -> Value {
+    if object.get("kind").is_some_and(|kind| kind == "Pod") {
+        return object;
+    }
+    let is_template = |path: &&str| {
+        object.pointer(path).is_some_and(|pod| pod.pointer("/spec/containers").is_some_and(Value::is_array))
+    };
+    let Some(path) = TEMPLATES.into_iter().find(is_template) else { return object };
+    let mut template = object.pointer_mut(path).map(Value::take).unwrap_or_default();
+    if let Some(template) = template.as_object_mut() {
+        template.insert("kind".to_owned(), json!("Pod"));
+        let metadata = template.entry("metadata").or_insert(Value::Null);
+        if metadata.is_null() {
+            *metadata = Value::Object(Map::new());
+        }
+        if let Some(metadata) = metadata.as_object_mut() {
+            for field in ["name", "namespace"] {
+                let of_workload = object.pointer(&format!("/metadata/{field}")).cloned();
+                metadata.entry(field).or_insert(of_workload.unwrap_or_default());
+            }
+        }
+    }
+    template
+}
+
+/// The objects of a text in YAML or JSON. A list, as `kubectl get pods -o json` prints it, counts as its items, and a workload, such as a
+/// Deployment, as the pod of its template.
 ///
 /// # Errors
 /// It is not YAML, in words.
@@ -71,12 +102,98 @@ pub fn objects(text: &str) -> Result<Vec<Value>, String> {
             None => objects.push(document),
         }
     }
-    Ok(objects)
+    Ok(objects.into_iter().map(pod_of).collect())
 }
 
 /// Everything wrong with a pod's object, each with its name.
 #[must_use]
 pub fn faults(object: &Value, errors: &PodJsonErrors) -> Vec<String> {
     let name = object.pointer("/metadata/name").and_then(Value::as_str).unwrap_or("?");
-    errors.iter().map(|error| format!("{name}: {error}")).collect()
+    let hint = |problem: &FieldProblem| {
+        let is_other = matches!(problem, FieldProblem::NotAPod(_));
+        if is_other {
+            "; give a Pod, a list of pods, or a workload with a pod template, such as a Deployment"
+        } else {
+            ""
+        }
+    };
+    errors.iter().map(|error| format!("{name}: {error}{}", hint(&error.problem))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The pods of a text, whether JSON is read at once or object by object.
+    fn pods(text: &str) -> Vec<Pod> {
+        let at_once: Vec<Pod> = objects(text)
+            .expect("objects")
+            .iter()
+            .map(|object| Pod::from_json(object).expect("a pod"))
+            .collect();
+        let mut one_by_one = Vec::new();
+        if each_of_json(text.as_bytes(), |object| one_by_one.push(Pod::from_json(&object).expect("a pod")))
+            .is_ok()
+        {
+            assert_eq!(one_by_one, at_once);
+        }
+        at_once
+    }
+
+    #[test]
+    fn a_workload_is_the_pod_of_its_template() {
+        let template = |metadata: &Value| json!({"metadata": metadata, "spec": {"hostNetwork": true, "containers": [{"name": "app"}, {"name": "istio-proxy"}]}});
+        let own = json!({"annotations": {"a": "b"}, "labels": {"c": "d"}});
+        let name = json!({"name": "cart", "namespace": "shop", "annotations": {"of": "the workload"}});
+        let within = |kind: &str, spec: Value| json!({"kind": kind, "metadata": name, "spec": spec});
+        let mut all = Vec::new();
+        for kind in [
+            "Deployment",
+            "ReplicaSet",
+            "StatefulSet",
+            "DaemonSet",
+            "Job",
+            "ReplicationController",
+            "Rollout",
+        ] {
+            all.push(within(kind, json!({"template": template(&own)})));
+        }
+        all.push(within("CronJob", json!({"jobTemplate": {"spec": {"template": template(&own)}}})));
+        all.push(json!({"kind": "PodTemplate", "metadata": name, "template": template(&own)}));
+        // As a list of the API server has them.
+        all.push(json!({"kind": "DeploymentList", "items": [{"metadata": name, "spec": {"template": template(&own)}}]}));
+        all.push(
+            json!({"kind": "List", "items": [within("Deployment", json!({"template": template(&own)}))]}),
+        );
+        for object in all {
+            let [pod] = pods(&object.to_string()).try_into().expect("one pod");
+            assert_eq!(pod.name.to_string(), "shop/cart", "{object}");
+            let told: Vec<_> = pod.facts.annotations.keys().chain(pod.facts.labels.keys()).collect();
+            assert_eq!(told, ["a", "c"], "{object}");
+            assert!(pod.host_network && pod.facts.containers.contains("istio-proxy"), "{object}");
+        }
+        let [bare] = pods(&within("Job", json!({"template": template(&Value::Null)})).to_string())
+            .try_into()
+            .expect("one pod");
+        assert_eq!((bare.name.to_string().as_str(), bare.facts.annotations.len()), ("shop/cart", 0));
+        let yaml = "kind: Deployment\nmetadata: {name: a}\nspec:\n  template:\n    spec: {containers: [{name: x}]}\n---\nkind: Pod\nmetadata: {name: b}\nspec: {}\n";
+        let names: Vec<String> = pods(yaml).iter().map(|pod| pod.name.to_string()).collect();
+        assert_eq!(names, ["default/a", "default/b"]);
+    }
+
+    #[test]
+    fn what_has_no_pod_is_refused_with_what_is_taken() {
+        for kind in ["Service", "Deployment"] {
+            let object = json!({"kind": kind, "metadata": {"name": "a"}, "spec": {"template": {"spec": {}}}});
+            let errors =
+                Pod::from_json(&objects(&object.to_string()).expect("objects")[0]).expect_err("no pod");
+            let told = faults(&object, &errors);
+            assert_eq!(
+                told,
+                [format!(
+                    "a: kind: {kind:?} is not Pod; give a Pod, a list of pods, or a workload with a pod template, such as a Deployment"
+                )]
+            );
+        }
+    }
 }

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use cni_core::selection::PROCESS_WIDE;
+use explain::manifest;
 use netns_apply::facts;
 use netns_apply::netns::Netns;
 use serde_json::Value;
@@ -42,7 +43,7 @@ pub(super) fn cni(given: &Given) -> Result<Answer, InputError> {
     };
     let manifest = given.flag("file").map(|file| Manifest::read(file, given.operands.get(1))).transpose()?;
     let target = match &manifest {
-        Some(manifest) => Target::of_pod(Pod::from_json(&manifest.object).map_err(InputError::of)?, given)?,
+        Some(manifest) => Target::of_pod(manifest.pod()?, given)?,
         None if given.operands.len() < 2 => {
             return Err(InputError::of(
                 "POD is missing: name the pod as NAMESPACE/NAME, or give it with --file",
@@ -141,5 +142,9 @@ impl Manifest {
         let path: PathBuf = folder.path().join("pod.json");
         fs::write(&path, object.to_string()).map_err(InputError::of)?;
         Ok(Self { object, folder })
+    }
+
+    fn pod(&self) -> Result<Pod, InputError> {
+        Pod::from_json(&self.object).map_err(|errors| InputError(manifest::faults(&self.object, &errors)))
     }
 }
