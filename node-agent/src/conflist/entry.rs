@@ -91,7 +91,9 @@ pub enum EntryError {
     #[error("its type is {0:?}, not \"istio-cni\": the agent would not know it again")]
     Type(String),
     /// It has an unknown placeholder.
-    #[error("unknown placeholder {0}; known are {1}")]
+    #[error(
+        "unknown placeholder {0}; known are {1}. Remove it, or unset CNI_NETWORK_CONFIG and CNI_NETWORK_CONFIG_FILE: the built-in entry follows the agent's other settings"
+    )]
     Placeholder(String, String),
 }
 

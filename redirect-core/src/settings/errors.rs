@@ -30,7 +30,11 @@ impl fmt::Display for InputError {
         // Escaped, because the value may hold newlines or terminal sequences.
         let shown: String = self.value.chars().take(SHOWN).collect();
         let more = if shown.len() < self.value.len() { "…" } else { "" };
-        write!(f, "{}: {shown:?}{more} {}", self.source, self.problem)
+        let is_quote = |c: char| c == '"' || c == '\'';
+        // In a list, the first element has the first one and the last element the other.
+        let is_quoted = self.value.starts_with(is_quote) || self.value.ends_with(is_quote);
+        let hint = if is_quoted { "; the quotes are part of the value: omit them" } else { "" };
+        write!(f, "{}: {shown:?}{more} {}{hint}", self.source, self.problem)
     }
 }
 
@@ -127,6 +131,7 @@ error_list!(InputErrors of InputError, "The errors, in the order in which they w
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::settings::{NamespaceFacts, RawSettings};
     use alloc::string::ToString;
 
     #[test]
@@ -140,6 +145,25 @@ mod tests {
         let text = error.to_string();
         assert!(text.starts_with("annotation sidecar.istio.io/interceptionMode: \"\\u{1b}[2J\\n"));
         assert!(!text.contains('\n') && text.len() < 1000);
+    }
+
+    #[test]
+    fn kept_quotes_are_named_in_every_element_that_has_one() {
+        for (given, quoted) in
+            [("\"80,81,443\"", 2), ("'80'", 1), ("\"*\"", 1), ("80,'81x,9", 1), ("x\"y", 0), ("http", 0)]
+        {
+            let mut raw = RawSettings::new();
+            raw.set(Key::InboundPorts, given, Source::Environment("ISTIO_INBOUND_PORTS"));
+            let told =
+                crate::Redirect::parse(&raw, &NamespaceFacts::new(&[])).unwrap_err().without_namespace();
+            let told = told.to_string();
+            assert!(told.starts_with("environment variable ISTIO_INBOUND_PORTS: "), "{told}");
+            assert_eq!(
+                told.matches("; the quotes are part of the value: omit them").count(),
+                quoted,
+                "{told}"
+            );
+        }
     }
 
     #[test]
