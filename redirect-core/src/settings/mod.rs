@@ -21,6 +21,10 @@ pub use source::Source;
 pub(crate) use source::{Provenance, Sources};
 pub use table::{AMBIENT_SETTINGS, Key, Kind, Part, SETTINGS, Setting, Star};
 
+/// How many elements a list of a pod may have: who may create a pod may write a quarter of a megabyte of them, and the node's programs make
+/// rules of each.
+const MOST_IN_POD: usize = 16_384;
+
 /// The value of each setting that was set.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct RawSettings {
@@ -127,6 +131,11 @@ impl RawSettings {
             return Some(Vec::new());
         }
         let elements = text.split(',').filter(|element| strict || !element.trim().is_empty());
+        let found = if self.pod { elements.clone().count() } else { 0 };
+        if found > MOST_IN_POD {
+            errors.push_for(key, source, text, Problem::TooMany { found, most: MOST_IN_POD });
+            return None;
+        }
         let mut good = true;
         let values = elements
             .filter_map(|element| {
@@ -178,6 +187,7 @@ mod recorded;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use alloc::{string::ToString, vec};
 
     #[test]
     fn errors_of_the_input_alone_are_those_that_are_not_the_namespaces() {
@@ -220,6 +230,21 @@ mod tests {
         assert_eq!(raw.get(Key::ProxyUid), ("7", Source::Environment("PROXY_UID")));
         raw.set(Key::ProxyUid, "8", Source::Flag("proxy-uid"));
         assert_eq!(raw.get(Key::ProxyUid), ("8", Source::Flag("proxy-uid")));
+    }
+
+    #[test]
+    fn a_pods_lists_are_limited_and_others_are_not() {
+        let list = |count: usize| vec!["80"; count].join(",");
+        let read = |mut raw: RawSettings, count: usize| {
+            raw.set(Key::OutboundExcludePorts, list(count), Source::Annotation("a/b"));
+            let there = ["10.1.0.2".parse().unwrap()];
+            crate::Redirect::parse(&raw, &NamespaceFacts::new(&there)).map_err(|errors| errors.to_string())
+        };
+        assert!(read(RawSettings::for_pod(), MOST_IN_POD).is_ok());
+        assert!(read(RawSettings::new(), MOST_IN_POD + 1).is_ok());
+        let told = read(RawSettings::for_pod(), MOST_IN_POD + 1).unwrap_err();
+        assert!(told.starts_with("annotation a/b: \"80,80,"), "{told}");
+        assert!(told.ends_with("… are 16385 values; at most 16384 are possible"), "{told}");
     }
 
     #[test]
