@@ -379,6 +379,23 @@ impl TraceRules {
         self
     }
 
+    /// The same without what no verdict needs: of the mesh's rules that are asked together with the first of them, all but that one. A plan
+    /// may have any number.
+    pub(crate) fn thinned(mut self) -> Self {
+        for chain in &mut self.chains {
+            let mut covered = 0_usize;
+            for rule in &mut chain.rules {
+                if covered > 0 && rule.is_own {
+                    (rule.tests, rule.leads, rule.origins) = Default::default();
+                    rule.seen = SeenRule { conditions: Vec::new(), statements: Vec::new(), counter: None };
+                }
+                let of_run = rule.run.as_ref().map_or(1, |run| run.count);
+                covered = covered.max(of_run).saturating_sub(1);
+            }
+        }
+        self
+    }
+
     /// The mesh's rules among them, chain by chain: those of its chains and native tables, and those that jump to them. With a plan,
     /// also the others that are its own.
     pub fn of_mesh(&self) -> impl Iterator<Item = MeshRule<'_>> {

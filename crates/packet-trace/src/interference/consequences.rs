@@ -3,7 +3,7 @@
 
 use super::{
     Pod, Severity, Traffic,
-    lost::{Judge, MOST_WORK, each_captured},
+    lost::{Judge, each_captured, most_work},
 };
 use crate::{
     Fate,
@@ -11,7 +11,6 @@ use crate::{
     packets::{Field, Packets},
     rules::TraceRules,
     set::Set,
-    walk::Work,
 };
 use alloc::{collections::BTreeMap, string::String, vec::Vec};
 use core::fmt;
@@ -101,9 +100,10 @@ pub fn consequences(
     let mut all: Vec<Consequence> = Vec::new();
     for family in plan.families() {
         let live = pod.rules(ruleset, routing, *family, plan);
+        let planned = TraceRules::of_plan(plan, *family).thinned();
         let mut kinds: BTreeMap<Traffic, Kind> = BTreeMap::new();
-        let mut work = Work { left: MOST_WORK };
-        each_captured(&TraceRules::of_plan(plan, *family), &live, pod, &mut work, |judge| {
+        let mut work = most_work(&planned);
+        each_captured(&planned, &live, pod, &mut work, |judge| {
             kinds.entry(judge.traffic.1).or_default().add(judge);
         });
         if work.left == 0 {

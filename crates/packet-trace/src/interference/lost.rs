@@ -29,8 +29,10 @@ use redirect_core::{
 
 /// How many findings are named at most.
 const MOST_FINDINGS: usize = 16;
-/// How much work one search is at most: some tenths of a second.
-pub(super) const MOST_WORK: usize = 2_000_000;
+/// How much work one search is at most: some tenths of a second, ...
+const MOST_WORK: usize = 2_000_000;
+/// ... and what each rule of the plan may add: its own rules never exhaust it.
+const WORK_PER_RULE: usize = 200;
 /// The port of DNS.
 const DNS: u16 = 53;
 
@@ -85,11 +87,17 @@ struct Start {
 
 /// Adds what keeps packets of a family, which the planned rules capture, from the proxy in a pod that holds these rules.
 pub(crate) fn search(planned: &TraceRules, live: &TraceRules, pod: &Pod<'_>, findings: &mut Findings) {
-    let mut work = Work { left: MOST_WORK };
+    let mut work = most_work(planned);
     each_captured(planned, live, pod, &mut work, |judge| judge.judge(findings));
     if work.left == 0 {
         findings.add(unfollowed(live));
     }
+}
+
+/// How much work a search through the rules of a pod with this plan is at most.
+pub(super) fn most_work(planned: &TraceRules) -> Work {
+    let rules: usize = planned.chains.iter().map(|chain| chain.rules.len()).sum();
+    Work { left: MOST_WORK.saturating_add(rules.saturating_mul(WORK_PER_RULE)) }
 }
 
 /// Walks all packets of a family that the planned rules capture through the rules of a pod.
@@ -355,6 +363,9 @@ impl Judge<'_> {
     /// The rules that a cause stands for, as far as they are about packets of the way.
     fn each(&self, way: &TracePath, cause: Cause) -> Vec<Cause> {
         let Cause::Rule(rule) = cause else { return [cause].into() };
+        if self.live.is_own(rule) {
+            return [Cause::Rule(ChainRule { count: 1, ..rule })].into();
+        }
         let all = (rule.rule..rule.rule.saturating_add(rule.count)).map(|number| ChainRule {
             rule: number,
             count: 1,

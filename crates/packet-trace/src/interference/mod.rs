@@ -51,7 +51,8 @@ impl Pod<'_> {
         family: Family,
         plan: &RulePlan,
     ) -> TraceRules {
-        let rules = TraceRules::of_verdict(ruleset, routing, family, plan).with_addresses(self.addresses);
+        let rules =
+            TraceRules::of_verdict(ruleset, routing, family, plan).thinned().with_addresses(self.addresses);
         match self.routes {
             Some(tables) => rules.with_routes(tables),
             None => rules,
@@ -68,7 +69,7 @@ pub fn find(ruleset: &Ruleset, plan: &RulePlan, pod: &Pod<'_>) -> Vec<Finding> {
     let planned: Vec<FoundRouting> = routing::wanted(plan).into_iter().map(FoundRouting::working).collect();
     for family in plan.families() {
         let live = pod.rules(ruleset, &planned, *family, plan);
-        search(&TraceRules::of_plan(plan, *family), &live, pod, &mut findings);
+        search(&TraceRules::of_plan(plan, *family).thinned(), &live, pod, &mut findings);
         search_proxy(plan, &live, pod, &mut findings);
     }
     findings.into_sorted()

@@ -624,3 +624,72 @@ fn what_is_not_understood_may_have_a_consequence() {
     let found = means(&[], "-I OUTPUT -m limit --limit 5/sec -j ACCEPT", |_| ());
     assert!(found.contains(&"outbound connections may bypass the proxy".to_string()), "{found:?}");
 }
+
+/// Many numbers without an order, each once.
+fn shuffled(count: u32) -> Vec<u32> {
+    (0..count).map(|at| 1024 + at * 7919 % 16_381).collect()
+}
+
+fn listed(numbers: &[u32], item: impl Fn(&u32) -> String) -> &'static str {
+    numbers.iter().map(item).collect::<Vec<String>>().join(",").leak()
+}
+
+#[test]
+fn a_plan_of_any_size_is_followed_to_its_end_and_a_rule_of_others_is_found_beside_it() {
+    let numbers = shuffled(2_000);
+    let ports = listed(&numbers, ToString::to_string);
+    let ranges = listed(&numbers, |at| format!("192.{}.{}.0/24", at / 256, at % 256));
+    for mode in ["REDIRECT", "TPROXY"] {
+        for (key, text) in [
+            (Key::InboundPorts, ports),
+            (Key::InboundExcludePorts, ports),
+            (Key::OutboundExcludePorts, ports),
+            (Key::OutboundRanges, ranges),
+            (Key::OutboundExcludeRanges, ranges),
+        ] {
+            let plan = plan(&[(Key::InterceptionMode, mode), (key, text)]);
+            let found = |others: &str| {
+                let interfaces = ["eth0".into()];
+                let pod = Pod { addresses: &[OWN.parse().unwrap()], interfaces: &interfaces, routes: None };
+                find(&in_force(&plan, others), &plan, &pod)
+            };
+            let alone: Vec<String> = found("").iter().map(ToString::to_string).collect();
+            assert_eq!(alone, [""; 0], "{mode} {key:?}");
+            let inbound = if key == Key::InboundPorts { numbers[7] } else { 20_000 };
+            let others = format!(
+                "*raw\n-A PREROUTING -p tcp -m tcp --dport {inbound} -j DROP\n-A OUTPUT -p tcp -m tcp --dport 443 -j DROP"
+            );
+            let beside: Vec<String> = found(&others).iter().map(|finding| finding.rule.clone()).collect();
+            assert!(beside.len() == 2, "{mode} {key:?}: {beside:?}");
+        }
+    }
+}
+
+#[test]
+fn pairs_of_rules_are_joined_only_where_no_packet_could_tell() {
+    use crate::{Packet, TraceRules};
+    // A port that is written twice, ports out of order, and one pair alone.
+    for ports in ["80,443,80,8080", "9000,80,443", "80", "80,81,82,80,81"] {
+        let plan = plan(&[(Key::InterceptionMode, "TPROXY"), (Key::InboundPorts, ports)]);
+        let rules = TraceRules::of_plan(&plan, Family::V4);
+        for port in [80, 81, 82, 443, 8080, 9000, 9001] {
+            let packet = Packet::from_outside(
+                "192.0.2.1:40000".parse().unwrap(),
+                format!("{OWN}:{port}").parse().unwrap(),
+            );
+            // One packet is asked of every rule where its way is recorded, and of joined rules where it is not.
+            let recorded = rules.trace(&packet).fate();
+            let is_listed = ports.split(',').any(|listed| listed == port.to_string());
+            assert_eq!(matches!(recorded, crate::Fate::Proxy { .. }), is_listed, "{ports} {port}");
+        }
+        let pod = Pod { addresses: &[OWN.parse().unwrap()], interfaces: &["eth0".into()], routes: None };
+        assert_eq!(find(&in_force(&plan, ""), &plan, &pod), [], "{ports}");
+        // Without one of the rules of a pair, its port alone is not captured.
+        let mut damaged = in_force(&plan, "");
+        let mangle = TableName { api: Api::NfTables, family: TableFamily::Ip, name: "mangle".into() };
+        let chain = damaged.table(mangle).chains.get_mut("ISTIO_INBOUND").unwrap();
+        chain.rules.pop();
+        let lost = consequences(&damaged, &[], &plan, &pod);
+        assert!(ports == "80,443,80,8080" || ports == "80,81,82,80,81" || !lost.is_empty(), "{ports}");
+    }
+}

@@ -2,7 +2,7 @@
 
 use super::{Test, WalkedRule, cost};
 use crate::{packets::Field, set::Set};
-use alloc::vec::Vec;
+use alloc::{collections::BTreeMap, vec::Vec};
 use netfilter_state::ruleset::Statement;
 
 /// Rules, one behind the other, that do the same with packets that differ in one field. They are asked at once.
@@ -28,55 +28,166 @@ pub(super) fn find_runs(rules: &mut [WalkedRule]) {
             break;
         }
     }
-    for (first, run) in runs {
-        if let Some(rule) = rules.get_mut(first).filter(|_| run.count > 1) {
+    for (first, run) in paired(runs, rules) {
+        if let Some(rule) = rules.get_mut(first).filter(|rule| run.count > 1 || run.tests != rule.tests) {
             rule.cost = cost(&run.tests);
             rule.run = Some(run);
         }
     }
 }
 
+/// The test by which rules that are being joined differ, and the values of its field that they have.
+struct Joining {
+    number: usize,
+    ranges: Vec<(u128, u128)>,
+    /// The same in order: first and last of each.
+    taken: BTreeMap<u128, u128>,
+}
+
+impl Joining {
+    fn of(number: usize, set: &Set) -> Self {
+        let mut joining = Self { number, ranges: Vec::new(), taken: BTreeMap::new() };
+        joining.add(set);
+        joining
+    }
+
+    fn add(&mut self, set: &Set) {
+        self.ranges.extend(set.ranges());
+        self.taken.extend(set.ranges().iter().copied());
+    }
+
+    fn overlaps(&self, set: &Set) -> bool {
+        let is_taken = |(first, last): &(u128, u128)| {
+            self.taken.range(..=*last).next_back().is_some_and(|(_, end)| end >= first)
+        };
+        set.ranges().iter().any(is_taken)
+    }
+}
+
 fn joined(runs: Vec<(usize, Run)>, rules: &[WalkedRule]) -> Vec<(usize, Run)> {
     let mut all: Vec<(usize, Run)> = Vec::with_capacity(runs.len());
-    // The test by which those that are being joined differ, and the ranges of its field.
-    let mut varies: Option<(usize, Vec<(u128, u128)>)> = None;
+    let mut varies: Option<Joining> = None;
     for (first, run) in runs {
         let joins = all.last().and_then(|(last, known)| {
             let (one, other) = (rules.get(*last)?, rules.get(first)?);
-            let number = differing(
-                (one, &known.tests),
-                (other, &run.tests),
-                varies.as_ref().map(|(number, _)| *number),
-            )?;
-            let (Some(Test::In(_, had)), Some(Test::In(_, has))) =
-                (known.tests.get(number), run.tests.get(number))
-            else {
-                return None;
-            };
-            let ranges = varies.as_ref().map_or_else(|| had.ranges(), |(_, ranges)| ranges);
+            let only = varies.as_ref().map(|joining| joining.number);
+            let number = differing((one, &known.tests), (other, &run.tests), only)?;
+            let (had, has) = (set_of(known, number)?, set_of(&run, number)?);
             // What comes back from a chain would meet the next of them, too, if their values overlapped.
-            let is_behind = ranges.last().map(|(_, last)| *last) < has.first();
-            (ends(one) || is_behind).then(|| (number, ranges.iter().chain(has.ranges()).copied().collect()))
+            let overlap = || match &varies {
+                Some(joining) => joining.overlaps(has),
+                None => Joining::of(number, had).overlaps(has),
+            };
+            (ends(one) || !overlap()).then(|| (number, had.clone(), has.clone()))
         });
-        match (joins, all.last_mut()) {
-            (Some(now), Some((_, known))) => {
-                known.count = known.count.saturating_add(run.count);
-                varies = Some(now);
-            }
-            (None, _) | (_, None) => {
-                close(&mut all, varies.take());
-                all.push((first, run));
-            }
+        let Some((number, had, has)) = joins else {
+            close(all.last_mut(), varies.take());
+            all.push((first, run));
+            continue;
+        };
+        varies.get_or_insert_with(|| Joining::of(number, &had)).add(&has);
+        if let Some((_, known)) = all.last_mut() {
+            known.count = known.count.saturating_add(run.count);
         }
     }
-    close(&mut all, varies);
+    close(all.last_mut(), varies);
     all
 }
 
+/// Joins pairs of the mesh's rules, one behind the other: each pair is about ports that no other has, so that a packet meets those of one
+/// pair at most, and all first ones may be asked before all second ones (what TPROXY does with each of many ports).
+fn paired(runs: Vec<(usize, Run)>, rules: &[WalkedRule]) -> Vec<(usize, Run)> {
+    let mut all: Vec<(usize, Run)> = Vec::with_capacity(runs.len());
+    let mut rest = runs.as_slice();
+    while let [(first, one), (second, other), behind @ ..] = rest {
+        let Some(pairs) = Pairs::of([(*first, one), (*second, other)], behind, rules) else {
+            all.push((*first, one.clone()));
+            rest = rest.get(1..).unwrap_or_default();
+            continue;
+        };
+        let end = pairs.behind.first().map_or(rules.len(), |(next, _)| *next);
+        all.push((*first, Run { count: one.count, tests: pairs.tests(one, 0) }));
+        all.push((*second, Run { count: end.saturating_sub(*second), tests: pairs.tests(other, 1) }));
+        rest = pairs.behind;
+    }
+    all.extend_from_slice(rest);
+    all
+}
+
+/// Pairs of rules that are asked at once.
+struct Pairs<'a> {
+    /// The tests by which they differ: of the first ones, and of the second ones.
+    numbers: [usize; 2],
+    ports: Set,
+    /// The runs behind the last pair.
+    behind: &'a [(usize, Run)],
+}
+
+impl<'a> Pairs<'a> {
+    /// A pair, and those behind it that differ from it in their ports alone, if there are any.
+    fn of(pair: [(usize, &Run); 2], mut behind: &'a [(usize, Run)], rules: &[WalkedRule]) -> Option<Self> {
+        let ([one, other], after_pair) = (pair, behind.len());
+        let mut found: Option<([usize; 2], Joining)> = None;
+        while let [(next, like_one), (following, like_other), rest @ ..] = behind {
+            let numbers = port_by_which(one, (*next, like_one), rules).zip(port_by_which(
+                other,
+                (*following, like_other),
+                rules,
+            ));
+            let Some((first, second)) = numbers else { break };
+            let of_pair = |one: &Run, other: &Run| {
+                let (set, same) = (set_of(one, first)?.clone(), set_of(other, second)?);
+                (set == *same).then_some(set)
+            };
+            let Some((had, has)) = of_pair(one.1, other.1).zip(of_pair(like_one, like_other)) else { break };
+            let known = found.take().unwrap_or_else(|| ([first, second], Joining::of(first, &had)));
+            let (numbers, mut joining) = known;
+            let overlaps = joining.overlaps(&has);
+            if !overlaps {
+                joining.add(&has);
+                behind = rest;
+            }
+            found = Some((numbers, joining));
+            if overlaps {
+                break;
+            }
+        }
+        let (numbers, joining) = found.filter(|_| behind.len() < after_pair)?;
+        Some(Self { numbers, ports: Set::of(joining.ranges), behind })
+    }
+
+    /// The tests of the first or the second ones, all together.
+    fn tests(&self, run: &Run, which: usize) -> Vec<Test> {
+        let mut tests = run.tests.clone();
+        let number = self.numbers.get(which).copied().unwrap_or_default();
+        if let Some(Test::In(_, set)) = tests.get_mut(number) {
+            *set = self.ports.clone();
+        }
+        tests
+    }
+}
+
+/// The test by which two runs of the mesh's rules differ, if it is one of a port. Whichever of several such rules is met matters to no finding
+/// only where they are the mesh's.
+fn port_by_which(one: (usize, &Run), other: (usize, &Run), rules: &[WalkedRule]) -> Option<usize> {
+    let (first, second) = (rules.get(one.0)?, rules.get(other.0)?);
+    let number = differing((first, &one.1.tests), (second, &other.1.tests), None)?;
+    let is_port = matches!(one.1.tests.get(number), Some(Test::In(Field::Port, _)));
+    (first.is_own && is_port).then_some(number)
+}
+
+/// The values that a test of a run is about.
+fn set_of(run: &Run, number: usize) -> Option<&Set> {
+    match run.tests.get(number) {
+        Some(Test::In(_, set)) => Some(set),
+        Some(_) | None => None,
+    }
+}
+
 /// Gives the last run all ranges of the field in which its rules differ.
-fn close(runs: &mut [(usize, Run)], varies: Option<(usize, Vec<(u128, u128)>)>) {
-    let Some((number, ranges)) = varies else { return };
-    if let Some(Test::In(_, set)) = runs.last_mut().and_then(|(_, run)| run.tests.get_mut(number)) {
+fn close(last: Option<&mut (usize, Run)>, varies: Option<Joining>) {
+    let Some(Joining { number, ranges, .. }) = varies else { return };
+    if let Some(Test::In(_, set)) = last.and_then(|(_, run)| run.tests.get_mut(number)) {
         *set = Set::of(ranges);
     }
 }
