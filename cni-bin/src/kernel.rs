@@ -2,16 +2,13 @@
 
 use crate::selection::Programming;
 use netns_apply::{
-    ApplyOptions, Mismatch, Programs, RollbackOutcome, RunError,
+    ApplyOptions, MOST_READ, Mismatch, Programs, RollbackOutcome, RunError,
     capabilities::{self, SYS_ADMIN},
     netns::{Netns, NetnsError},
     pod::{FOREIGN, Outside, hosts, suitable},
 };
 use redirect_core::RulePlan;
 use std::{error::Error, net::IpAddr, path::Path, time::Duration};
-
-/// How many bytes of rules are read at most for a comparison; a container with CAP_NET_ADMIN can make as many as it likes.
-const MOST_RULES: usize = 16 << 20;
 
 /// The network namespaces of this machine.
 pub trait Kernel: Sync {
@@ -175,7 +172,7 @@ impl Namespace for Pod {
         plan: &RulePlan,
         programming: Programming,
     ) -> Result<Option<Difference>, KernelError> {
-        let options = ApplyOptions { most_read: Some(MOST_RULES), ..options(programming, self.is_foreign) };
+        let options = ApplyOptions { most_read: Some(MOST_READ), ..options(programming, self.is_foreign) };
         let mismatch = netns_apply::verify(plan, &options).map_err(|error| failed(&error))?;
         Ok(mismatch.map(|mismatch| Difference {
             text: netns_apply::describe(&mismatch, plan, &options),
@@ -195,7 +192,7 @@ fn origin(mismatch: &Mismatch) -> &'static str {
 /// Which of other programs' rules interfere with a plan that was just put in force. That is not a reason to fail a pod: nothing is worse than
 /// it was before.
 fn interference(plan: &RulePlan, options: &ApplyOptions) -> Vec<String> {
-    let options = ApplyOptions { most_read: Some(MOST_RULES), ..options.clone() };
+    let options = ApplyOptions { most_read: Some(MOST_READ), ..options.clone() };
     match netns_apply::interference(plan, &options) {
         Ok(findings) => {
             findings.iter().map(|finding| format!("a rule of another program: {finding}")).collect()

@@ -66,7 +66,7 @@ pub fn cleanup(options: &ApplyOptions) -> Result<Outcome, RunError> {
 /// # Errors
 /// What is required to put a plan in force, and missing.
 pub fn preflight(options: &ApplyOptions) -> Result<(Backend, Because), ApplyError> {
-    let mut handles = Handles::open(options)?;
+    let mut handles = Handles::open(options, &RulePlan::empty())?;
     let seen = match &handles.netlink {
         Some(_) => NamespaceState::default(),
         None => NamespaceState::now(&mut handles, deadline(options.patience))?,
@@ -98,7 +98,7 @@ impl<'a> Run<'a> {
             plan,
             placed: plan.clone(),
             options,
-            handles: Handles::open(options)?,
+            handles: Handles::open(options, plan)?,
             lock: None,
             deadline: deadline(options.patience),
             unforgotten: None,

@@ -160,7 +160,9 @@ pub enum LegacyError {
         cause: io::Error,
     },
     /// It holds more than a run may read.
-    #[error("table {table} of legacy iptables ({family}) takes more than {most} bytes")]
+    #[error(
+        "table {table} of legacy iptables ({family}) takes more than {most} bytes, more than the plan and a usual share of other programs' rules; remove those of other programs, or of an earlier plan: iptables-legacy-save shows them"
+    )]
     TooMuch {
         /// Its family.
         family: Family,

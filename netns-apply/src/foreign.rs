@@ -39,9 +39,9 @@ const MOST_LOOKS: usize = 6;
 const BETWEEN_LOOKS: Duration = Duration::from_millis(20);
 
 fn look(plan: &RulePlan, options: &ApplyOptions) -> Result<Vec<Finding>, ApplyError> {
-    let mut routes = RouteSocket::open(options.most_read())?;
+    let mut routes = RouteSocket::open(options.most_routing())?;
     let links = routes.links()?;
-    let live = Live::hooks(options, &mut routes, &links)?;
+    let live = Live::hooks(plan, options, &mut routes, &links)?;
     Ok(interference::find(&live.ruleset, plan, &live.pod()))
 }
 
@@ -68,18 +68,26 @@ impl Live {
     /// # Errors
     /// The namespace cannot be inspected.
     pub fn now(options: &ApplyOptions) -> Result<Self, ApplyError> {
-        let mut routes = RouteSocket::open(options.most_read())?;
+        Self::now_for(&RulePlan::empty(), options)
+    }
+
+    /// The same of a namespace that may hold this plan, whose own rules are always readable.
+    ///
+    /// # Errors
+    /// As [`now`](Self::now).
+    pub fn now_for(plan: &RulePlan, options: &ApplyOptions) -> Result<Self, ApplyError> {
+        let mut routes = RouteSocket::open(options.most_routing())?;
         let links = routes.links()?;
-        let mut live = Self::routed(options, &mut routes, &links)?;
+        let mut live = Self::routed(plan, options, &mut routes, &links)?;
         live.unexamined = routes.unexamined(&links)?;
         Ok(live)
     }
 
-    /// The same without what is not examined.
-    pub(crate) fn examined(options: &ApplyOptions) -> Result<Self, ApplyError> {
-        let mut routes = RouteSocket::open(options.most_read())?;
+    /// The same without what is not examined, of a namespace that may hold a plan.
+    pub(crate) fn examined(plan: &RulePlan, options: &ApplyOptions) -> Result<Self, ApplyError> {
+        let mut routes = RouteSocket::open(options.most_routing())?;
         let links = routes.links()?;
-        Self::routed(options, &mut routes, &links)
+        Self::routed(plan, options, &mut routes, &links)
     }
 
     /// The rules that packets of a family meet. If a plan is given, its own rules know the settings behind them.
@@ -99,17 +107,28 @@ impl Live {
         }
     }
 
-    fn routed(options: &ApplyOptions, routes: &mut RouteSocket, links: &Links) -> Result<Self, ApplyError> {
-        let mut live = Self::hooks(options, routes, links)?;
+    fn routed(
+        plan: &RulePlan,
+        options: &ApplyOptions,
+        routes: &mut RouteSocket,
+        links: &Links,
+    ) -> Result<Self, ApplyError> {
+        let mut live = Self::hooks(plan, options, routes, links)?;
         live.routing = routes.observe()?;
         Ok(live)
     }
 
     /// All but the routing of a plan and what is not examined.
-    fn hooks(options: &ApplyOptions, routes: &mut RouteSocket, links: &Links) -> Result<Self, ApplyError> {
-        let mut ruleset = nf_tables(options)?;
+    fn hooks(
+        plan: &RulePlan,
+        options: &ApplyOptions,
+        routes: &mut RouteSocket,
+        links: &Links,
+    ) -> Result<Self, ApplyError> {
+        let most = options.most_read(plan);
+        let mut ruleset = nf_tables(options, most)?;
         for family in Family::BOTH {
-            legacy::add_to(&mut ruleset, family, options.most_read())?;
+            legacy::add_to(&mut ruleset, family, most)?;
         }
         let (addresses, interfaces) = routes.addresses_and_interfaces(links)?;
         let route_tables = routes.tables_with(links)?;
@@ -129,10 +148,10 @@ pub fn unexamined() -> Result<Vec<String>, ApplyError> {
 }
 
 /// What hangs on the hooks of nf_tables; nothing where the kernel has none.
-fn nf_tables(options: &ApplyOptions) -> Result<Ruleset, ApplyError> {
+fn nf_tables(options: &ApplyOptions, most: usize) -> Result<Ruleset, ApplyError> {
     let read = || {
         let mut connection = Connection::open()?;
-        connection.limit(options.most_read());
+        connection.limit(most);
         connection.ruleset(deadline(options.patience))
     };
     match read() {

@@ -6,7 +6,7 @@ use crate::{
     netlink::{Connection, NetlinkError},
     routes::RouteSocket,
 };
-use redirect_core::options::BackendChoice;
+use redirect_core::{RulePlan, options::BackendChoice};
 
 /// What a run observes and acts with, in the calling thread's network namespace.
 pub(crate) struct Handles<'a> {
@@ -21,9 +21,9 @@ pub(crate) struct Handles<'a> {
 }
 
 impl<'a> Handles<'a> {
-    /// Opens the sockets. If iptables' programs are asked for, they are used for the tables of iptables.
-    pub(crate) fn open(options: &'a ApplyOptions) -> Result<Self, ApplyError> {
-        let most_read = options.most_read();
+    /// Opens the sockets, for a namespace that may hold a plan. If iptables' programs are asked for, they are used for the tables of iptables.
+    pub(crate) fn open(options: &'a ApplyOptions, plan: &RulePlan) -> Result<Self, ApplyError> {
+        let most_read = options.most_read(plan);
         let netlink = match (options.backend, connect(most_read)) {
             (
                 BackendChoice::Auto | BackendChoice::Restore(_),
@@ -33,7 +33,7 @@ impl<'a> Handles<'a> {
         };
         let by_programs = matches!(options.backend, BackendChoice::Restore(_));
         let nft_in_transaction = netlink.is_some() && !by_programs;
-        let (programs, routes) = (&options.programs, RouteSocket::open(most_read)?);
+        let (programs, routes) = (&options.programs, RouteSocket::open(options.most_routing())?);
         Ok(Self { programs, most_read, routes, netlink, nft_in_transaction })
     }
 }

@@ -23,7 +23,7 @@ pub struct Impact {
 /// # Errors
 /// The namespace cannot be inspected.
 pub fn impact(mismatch: &Mismatch, plan: &RulePlan, options: &ApplyOptions) -> Result<Impact, ApplyError> {
-    let live = Live::examined(options)?;
+    let live = Live::examined(plan, options)?;
     let consequences = interference::consequences(&live.ruleset, &live.routing, plan, &live.pod());
     let mut foreign = match mismatch {
         Mismatch::Interference(findings) => findings.clone(),

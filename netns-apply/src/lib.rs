@@ -74,11 +74,11 @@ pub use lock::LockError;
 #[cfg(feature = "write")]
 pub use observe::observe;
 #[cfg(feature = "write")]
-pub use options::ApplyOptions;
+pub use options::{ApplyOptions, MOST_READ};
 #[cfg(feature = "write")]
 pub use preview::cleanup_preview;
 #[cfg(feature = "write")]
-pub use verify::{Mismatch, Snapshot, verify};
+pub use verify::{Mismatch, Snapshot, unmixed, verify};
 
 /// The snippet of the README, as a doc test.
 #[cfg(doctest)]

@@ -14,7 +14,7 @@ use netfilter_state::{
     state::{PerFamily, RuleState},
     steps::Observation,
 };
-use redirect_core::{Family, options::Variant};
+use redirect_core::{Family, RulePlan, options::Variant};
 use std::time::{Duration, Instant};
 
 /// How long to try to see legacy tables and routing at the same generation as nf_tables.
@@ -84,7 +84,7 @@ impl NamespaceState {
 /// # Errors
 /// The namespace cannot be inspected.
 pub fn observe(options: &ApplyOptions) -> Result<Observation, ApplyError> {
-    let mut handles = Handles::open(options)?;
+    let mut handles = Handles::open(options, &RulePlan::empty())?;
     Ok(NamespaceState::now(&mut handles, deadline(options.patience))?.state)
 }
 

@@ -2,10 +2,20 @@
 
 use crate::exec::Programs;
 use redirect_core::{
-    Tproxy,
+    RulePlan, Tproxy,
     options::{BackendChoice, NativeForm},
 };
 use std::time::Duration;
+
+/// How many bytes of rules the programs of this project read that no plan asks for: all the same, so that none can judge a namespace that is
+/// too much for another. A container with CAP_NET_ADMIN may make as many as it likes; a byte takes up to seven of memory.
+pub const MOST_READ: usize = 4 << 20;
+
+/// How many bytes the kernel says of a rule at most, in any backend, and of each of its matches; measured, with a third to spare.
+const OF_RULE: usize = 256;
+const OF_MATCH: usize = 128;
+/// While one plan replaces another, the namespace holds both.
+const PLANS_AT_ONCE: usize = 2;
 
 /// How a plan is put in force.
 #[derive(Debug, Clone)]
@@ -20,9 +30,10 @@ pub struct ApplyOptions {
     pub programs: Programs,
     /// How long to wait for another program who is changing the same namespace, or the same rules.
     pub patience: Duration,
-    /// Limit in bytes on the rules that one reading takes in, of any program; `None` for no limit. Beyond it, the run or the
-    /// look fails with [`NetlinkError::TooMuch`](crate::netlink::NetlinkError::TooMuch), [`LegacyError::TooMuch`](crate::LegacyError::TooMuch) or
-    /// [`ExecError::TooMuch`](crate::ExecError::TooMuch). The same limit holds for routing.
+    /// Limit in bytes on the rules that one reading takes in, of any program, besides what the rules of the plan may take; `None` for no
+    /// limit. Beyond it, the run or the look fails with [`NetlinkError::TooMuch`](crate::netlink::NetlinkError::TooMuch),
+    /// [`LegacyError::TooMuch`](crate::LegacyError::TooMuch) or [`ExecError::TooMuch`](crate::ExecError::TooMuch). Without the plan's
+    /// part, the same limit holds for routing.
     pub most_read: Option<usize>,
     /// TPROXY routing that counts as the mesh's even though no rule uses its mark: that of the settings.
     pub tproxy: Option<Tproxy>,
@@ -43,8 +54,23 @@ impl Default for ApplyOptions {
 }
 
 impl ApplyOptions {
-    /// [`most_read`](Self::most_read) as a number.
-    pub(crate) fn most_read(&self) -> usize {
+    /// How many bytes of routing are read.
+    pub(crate) fn most_routing(&self) -> usize {
         self.most_read.unwrap_or(usize::MAX)
     }
+
+    /// How many bytes of rules are read of a namespace that may hold a plan: its own rules are always readable.
+    pub(crate) fn most_read(&self, plan: &RulePlan) -> usize {
+        self.most_read.map_or(usize::MAX, |most| most.saturating_add(room_for(plan)))
+    }
+}
+
+/// How many bytes the rules of a plan take at most where they are read.
+fn room_for(plan: &RulePlan) -> usize {
+    let of_one = |family| {
+        let rules = plan.planned_rules().iter().filter(move |planned| planned.scope().covers(family));
+        rules.map(|planned| OF_RULE.saturating_add(planned.rule().matches.len().saturating_mul(OF_MATCH)))
+    };
+    let bytes: usize = plan.families().iter().copied().flat_map(of_one).sum();
+    bytes.saturating_mul(PLANS_AT_ONCE)
 }

@@ -15,9 +15,9 @@ use std::fmt::Write;
 /// # Errors
 /// The namespace cannot be inspected.
 pub fn cleanup_preview(options: &ApplyOptions) -> Result<String, ApplyError> {
-    let mut handles = Handles::open(options)?;
-    let mut seen = NamespaceState::now(&mut handles, deadline(options.patience))?;
     let plan = RulePlan::empty();
+    let mut handles = Handles::open(options, &plan)?;
+    let mut seen = NamespaceState::now(&mut handles, deadline(options.patience))?;
     seen.state.routing = handles.routes.place(&plan, seen.state.routing)?.found;
     let goal = Goal {
         tproxy: options.tproxy,

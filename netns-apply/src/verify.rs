@@ -64,7 +64,15 @@ impl<'a> Snapshot<'a> {
     /// # Errors
     /// The namespace cannot be inspected.
     pub fn take(options: &'a ApplyOptions) -> Result<Self, ApplyError> {
-        let mut handles = Handles::open(options)?;
+        Self::take_for(&RulePlan::empty(), options)
+    }
+
+    /// The same of a namespace that may hold this plan, whose own rules are always readable.
+    ///
+    /// # Errors
+    /// As [`take`](Self::take).
+    pub fn take_for(plan: &RulePlan, options: &'a ApplyOptions) -> Result<Self, ApplyError> {
+        let mut handles = Handles::open(options, plan)?;
         let seen = NamespaceState::now(&mut handles, deadline(options.patience))?;
         Ok(Self { handles, seen })
     }
@@ -81,6 +89,21 @@ impl<'a> Snapshot<'a> {
     /// # Errors
     /// As [`verify`](verify()).
     pub fn compare(
+        &mut self,
+        plan: &RulePlan,
+        options: &ApplyOptions,
+    ) -> Result<Option<Mismatch>, ApplyError> {
+        if let Some(mismatch) = self.differences(plan, options)? {
+            return Ok(Some(mismatch));
+        }
+        unmixed(plan, options)
+    }
+
+    /// The same without other programs' rules that interfere.
+    ///
+    /// # Errors
+    /// As [`verify`](verify()).
+    pub fn differences(
         &mut self,
         plan: &RulePlan,
         options: &ApplyOptions,
@@ -104,13 +127,18 @@ impl<'a> Snapshot<'a> {
         {
             return Ok(Some(Mismatch::DoesNotConverge(Box::new(obstacle))));
         }
-        if !differences.is_empty() {
-            return Ok(Some(Mismatch::Different(differences)));
-        }
-        let findings = interference(plan, options)
-            .map_err(|cause| ApplyError::OthersUnread { cause: Box::new(cause) })?;
-        Ok(if findings.is_empty() { None } else { Some(Mismatch::Interference(findings)) })
+        Ok(if differences.is_empty() { None } else { Some(Mismatch::Different(differences)) })
     }
+}
+
+/// The other programs' rules that interfere with a plan in force, if any do.
+///
+/// # Errors
+/// [`ApplyError::OthersUnread`].
+pub fn unmixed(plan: &RulePlan, options: &ApplyOptions) -> Result<Option<Mismatch>, ApplyError> {
+    let findings =
+        interference(plan, options).map_err(|cause| ApplyError::OthersUnread { cause: Box::new(cause) })?;
+    Ok(if findings.is_empty() { None } else { Some(Mismatch::Interference(findings)) })
 }
 
 /// What in the calling thread's network namespace is not as planned, if anything. Rules are compared in order; if all are as
@@ -119,5 +147,7 @@ impl<'a> Snapshot<'a> {
 /// # Errors
 /// The namespace cannot be inspected. With [`ApplyError::OthersUnread`], all rules of the plan are in force.
 pub fn verify(plan: &RulePlan, options: &ApplyOptions) -> Result<Option<Mismatch>, ApplyError> {
-    Snapshot::take(options)?.compare(plan, options)
+    // What was read of a large plan is gone before its packets are followed.
+    let differences = Snapshot::take_for(plan, options)?.differences(plan, options)?;
+    differences.map_or_else(|| unmixed(plan, options), |mismatch| Ok(Some(mismatch)))
 }

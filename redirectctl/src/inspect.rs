@@ -11,7 +11,7 @@ use netns_apply::facts::{self, NameFiles};
 use netns_apply::netlink::Connection;
 use netns_apply::netns::Netns;
 use netns_apply::pod::{Outside, suitable};
-use netns_apply::{ApplyError, ApplyOptions, Impact, Mismatch, Snapshot, impact, unexamined};
+use netns_apply::{ApplyError, ApplyOptions, Impact, MOST_READ, Mismatch, Snapshot, impact, unexamined};
 use redirect_core::options::{BackendChoice, Variant};
 use redirect_core::rule::Table;
 use redirect_core::settings::NamespaceFacts;
@@ -19,9 +19,6 @@ use redirect_core::{Family, RulePlan};
 
 use crate::cause::{Cause, Finding};
 use crate::listeners::listeners;
-
-/// How many bytes of rules are read: fifty times what the mesh's take. A container with CAP_NET_ADMIN may make as many as it likes.
-pub(crate) const MOST_RULES: usize = 1 << 20;
 
 /// What native nftables are called where rules are.
 pub(crate) const NATIVE: &str = "native nftables";
@@ -97,12 +94,16 @@ pub fn inspect<T: Send>(
         let options = |programming: Programming| ApplyOptions {
             backend: suitable(programming.backend, foreign),
             native_form: programming.native_form,
-            most_read: Some(MOST_RULES),
+            most_read: Some(MOST_READ),
             ..ApplyOptions::default()
         };
         let usual = programming.unwrap_or_else(|| Programming::new(false, false));
         let looking = options(usual);
-        let mut snapshot = Snapshot::take(&looking).map_err(|error| of_rules(&error))?;
+        let snapshot = match &plan {
+            Some(plan) => Snapshot::take_for(plan, &looking),
+            None => Snapshot::take(&looking),
+        };
+        let mut snapshot = snapshot.map_err(|error| of_rules(&error))?;
         let observed = snapshot.observation();
         let candidates = programming.map_or_else(|| found(observed), |programming| vec![programming]);
         let options = options(candidates.first().copied().unwrap_or(usual));

@@ -2,15 +2,15 @@
 
 use std::path::{Path, PathBuf};
 
-use netns_apply::facts::{NameFiles, ambient_here};
+use netns_apply::facts::{self, NameFiles, ambient_here};
 use netns_apply::netns::Netns;
-use netns_apply::{ApplyError, ApplyOptions, Live};
+use netns_apply::{ApplyOptions, Live, MOST_READ};
 use pod_netns::{LookupError, NamespaceIndex, SurveyError};
 use redirect_core::settings::NamespaceFacts;
 
 use crate::cause::{Cause, Finding};
 use crate::diagnosis::{PodDecision, findings};
-use crate::inspect::{Inspection, MOST_RULES, inspect};
+use crate::inspect::{Inspection, inspect};
 use crate::node::Node;
 use crate::pod::Pod;
 use crate::processes::NodeProcesses;
@@ -68,13 +68,17 @@ pub fn read_or_cause(
 /// The namespace cannot be entered, or its rules cannot be read.
 pub(crate) fn counters(netns: &Netns, pod: Option<&Pod>, node: &Node) -> Result<CounterSnapshot, String> {
     let read = netns.run(|| {
-        let options = ApplyOptions { most_read: Some(MOST_RULES), ..ApplyOptions::default() };
-        let live = Live::now(&options)?;
-        let facts = NamespaceFacts::new(&live.addresses).with_names(&NameFiles);
+        let options = ApplyOptions { most_read: Some(MOST_READ), ..ApplyOptions::default() };
+        let there = facts::addresses().map_err(|error| error.to_string())?;
+        let facts = NamespaceFacts::new(&there).with_names(&NameFiles);
         let plan = pod.and_then(|pod| node.decide(pod, &facts).plan());
-        Ok::<_, ApplyError>(CounterSnapshot::of(&live, plan.as_ref()))
+        let live = match &plan {
+            Some(plan) => Live::now_for(plan, &options),
+            None => Live::now(&options),
+        };
+        Ok(CounterSnapshot::of(&live.map_err(|error| error.to_string())?, plan.as_ref()))
     });
-    read.map_err(|error| error.to_string())?.map_err(|error| error.to_string())
+    read.map_err(|error| error.to_string())?
 }
 
 /// A decision as far as the calling thread's network namespace has IPv6.

@@ -57,7 +57,9 @@ pub enum NetlinkError {
     #[error("{0}")]
     Obstacle(Obstacle),
     /// The rules exceed the caller's limit.
-    #[error("this network namespace has more than {0} bytes of rules; they are not read further")]
+    #[error(
+        "this network namespace has more than {0} bytes of rules, more than the plan and a usual share of other programs' take; remove those of other programs, or of an earlier plan: nft list ruleset shows them"
+    )]
     TooMuch(usize),
     /// The changes do not fit the rules in force, or cannot be sent.
     #[error(transparent)]

@@ -5,6 +5,7 @@ mod common;
 mod connections;
 mod dumps;
 mod fingerprint;
+mod large;
 mod legacy;
 mod links;
 mod netlink_errors;

@@ -18,6 +18,7 @@ use redirect_core::pod::{Decision, PodFacts, SkipReason};
 use redirect_core::settings::InputErrors;
 
 use super::namespace;
+use super::room::turn_of;
 use super::{AMBIGUOUS, ExpectedRules, MeshPod, NOT_FOUND, PodProblem, UNVERIFIABLE, require};
 use crate::confine::outside;
 use crate::settings::Paths;
@@ -138,6 +139,9 @@ pub enum ApplyFailure {
     /// The plugin would skip the pod.
     #[error("{}", .0.explanation())]
     Skipped(SkipReason),
+    /// The agent lacks the memory for the plan.
+    #[error(transparent)]
+    TooLarge(PodProblem),
     /// The plan is not in force.
     #[error(transparent)]
     Apply(RunError),
@@ -145,8 +149,9 @@ pub enum ApplyFailure {
 
 impl From<ApplyFailure> for PodProblem {
     fn from(failure: ApplyFailure) -> Self {
-        let reason = match failure {
+        let reason = match &failure {
             ApplyFailure::Settings(_) | ApplyFailure::Skipped(_) => "not_meshed",
+            ApplyFailure::TooLarge(problem) => problem.reason,
             ApplyFailure::Apply(_) => "not_applied",
         };
         Self::new(reason, failure)
@@ -168,6 +173,7 @@ pub fn redirect_here(
         Decision::Redirect(redirect) => redirect.plan(),
         Decision::Skip(reason) => return Err(ApplyFailure::Skipped(reason)),
     };
+    let _turn = turn_of(&plan).map_err(ApplyFailure::TooLarge)?;
     let options = ApplyOptions {
         programs: Programs::in_path(&std::env::var_os("PATH").unwrap_or_default()),
         patience: PATIENCE,

@@ -8,16 +8,14 @@ use cni_core::selection::{Programming, base_settings};
 use cni_core::states::PodState;
 use netns_apply::facts::{NameFiles, addresses};
 use netns_apply::pod::{Outside, suitable};
-use netns_apply::{ApplyError, ApplyOptions, Fingerprint, Mismatch, Snapshot, describe};
+use netns_apply::{ApplyError, ApplyOptions, Fingerprint, MOST_READ, Mismatch, Snapshot, describe, unmixed};
 use pod_netns::{LookupError, Sandbox};
 use redirect_core::RulePlan;
 use redirect_core::pod::{Decision, PodFacts};
 use redirect_core::settings::{InputErrors, NamespaceFacts};
 
+use super::room::turn_of;
 use super::{AMBIGUOUS, MeshPod, NOT_FOUND, PodProblem, UNREADABLE, UNVERIFIABLE};
-
-/// How many bytes of rules are read: fifty times what the mesh's take. A container with CAP_NET_ADMIN may make as many as it likes.
-const MOST_RULES: usize = 1 << 20;
 
 /// What holds for all pods of the node.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -61,7 +59,7 @@ impl ExpectedRules {
     pub fn options(&self, is_foreign: bool) -> ApplyOptions {
         let Programming { backend, native_form } = self.programming;
         let backend = suitable(backend, is_foreign);
-        ApplyOptions { backend, native_form, most_read: Some(MOST_RULES), ..ApplyOptions::default() }
+        ApplyOptions { backend, native_form, most_read: Some(MOST_READ), ..ApplyOptions::default() }
     }
 }
 
@@ -166,12 +164,18 @@ pub fn compare_here(
         Decision::Skip(_) => Ok(Comparison::AsPlanned),
         Decision::Redirect(redirect) => {
             let (plan, options) = (redirect.plan(), rules.options(is_foreign));
-            let mut snapshot = Snapshot::take(&options)?;
-            let Some(mismatch) = snapshot.compare(&plan, &options)? else { return Ok(Comparison::AsPlanned) };
+            let _turn = turn_of(&plan)?;
+            let mut snapshot = Snapshot::take_for(&plan, &options)?;
+            let differences = snapshot.differences(&plan, &options)?;
+            let is_redirected = snapshot.observation().is_redirected();
+            // A plan may be large: what was read is gone before its packets are followed.
+            drop(snapshot);
+            let mismatch = differences.map_or_else(|| unmixed(&plan, &options), |one| Ok(Some(one)))?;
+            let Some(mismatch) = mismatch else { return Ok(Comparison::AsPlanned) };
             let text = words(&mismatch, &plan, &options);
             Ok(if matches!(mismatch, Mismatch::Interference(_) | Mismatch::DoesNotConverge(_)) {
                 Comparison::Interference(text)
-            } else if snapshot.observation().is_redirected() {
+            } else if is_redirected {
                 Comparison::Different(text)
             } else {
                 Comparison::NotRedirected(text)

@@ -7,6 +7,7 @@ mod apply;
 mod compare;
 mod namespace;
 mod pod;
+mod room;
 mod surroundings;
 
 use cni_core::reasons;
@@ -16,6 +17,7 @@ pub use apply::{ApplyFailure, RepairReport, redirect_here, repair, repair_known}
 pub use compare::{Basis, Comparison, ExpectedRules, check, compare_here};
 pub use namespace::{census, find, pod_addresses};
 pub use pod::MeshPod;
+pub use room::remember_memory;
 pub use surroundings::Surroundings;
 
 /// Words for a pod whose state is unknown.

@@ -66,7 +66,7 @@ fn redirect(rules: &ExpectedRules, there: &[IpAddr]) -> Result<(), ProbeError> {
             None => Ok(()),
         },
         Err(ApplyFailure::Apply(error)) => Err(of_apply(&error.cause)),
-        Err(failure @ (ApplyFailure::Settings(_) | ApplyFailure::Skipped(_))) => {
+        Err(failure @ (ApplyFailure::Settings(_) | ApplyFailure::Skipped(_) | ApplyFailure::TooLarge(_))) => {
             Err(ProbeError::Failed(failure.to_string()))
         }
     }

@@ -5,7 +5,7 @@ use explain::{NO_ADDRESS, SOMEWHERE, flags, pretty};
 use logging::DEFAULT_SCOPE;
 use netns_apply::facts::{self, NameFiles};
 use netns_apply::netns::Netns;
-use netns_apply::{ApplyOptions, Live};
+use netns_apply::{ApplyOptions, Live, MOST_READ};
 use packet_trace::{Detail, Packet, TraceRules};
 use redirect_core::options::BackendChoice;
 use redirect_core::pod::SkipReason;
@@ -16,7 +16,6 @@ use settings_cli::RunOptions;
 use super::{Answer, Given};
 use crate::error::InputError;
 use crate::input;
-use crate::inspect::MOST_RULES;
 use crate::node::Node;
 use crate::packet::{Said, packet};
 use crate::picture::{self, Language};
@@ -171,13 +170,18 @@ fn in_namespace(
     let pod = given.pod()?.filter(|_| ambient.is_none());
     let netns = Netns::open(path).map_err(InputError::of)?;
     let read = netns.run(|| {
-        let options = ApplyOptions { most_read: Some(MOST_RULES), ..ApplyOptions::default() };
-        let live = Live::now(&options).map_err(InputError::of)?;
+        let options = ApplyOptions { most_read: Some(MOST_READ), ..ApplyOptions::default() };
+        let there = facts::addresses().map_err(InputError::of)?;
         let of_pod = pod.as_ref().and_then(|pod| {
-            let facts = NamespaceFacts::new(&live.addresses).with_names(&NameFiles);
+            let facts = NamespaceFacts::new(&there).with_names(&NameFiles);
             Node::default().decide(pod, &facts).plan()
         });
         let plan = ambient.or(of_pod);
+        let live = match &plan {
+            Some(plan) => Live::now_for(plan, &options),
+            None => Live::now(&options),
+        };
+        let live = live.map_err(InputError::of)?;
         let packet = packet(said, plan.as_ref(), &live.addresses).map_err(InputError)?;
         Ok((live.rules(packet.family(), plan.as_ref()), packet, live.unexamined))
     });

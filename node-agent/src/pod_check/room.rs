@@ -1,0 +1,112 @@
+//! How large a plan may be for the memory that the agent may use: a pod's annotations may ask for any number of rules.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+
+use redirect_core::plan::RulePlan;
+
+use super::{PodProblem, UNVERIFIABLE};
+
+/// What the agent's container may use (`memory.max`), by the versions of cgroups.
+const LIMITS: [&str; 2] = ["/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"];
+/// What the agent takes without any plan, and for each rule of one that it reads and follows; docs/internals/performance.md has them
+/// measured.
+const OF_AGENT: u64 = 24 << 20;
+const OF_RULE: u64 = 1_600;
+/// From so many rules on, plans take their turns: each of the pods that are checked at once may have such a plan.
+const LARGE: u64 = 2_048;
+
+static LIMIT: OnceLock<Option<u64>> = OnceLock::new();
+static TURN: Mutex<()> = Mutex::new(());
+
+/// The turn of a large plan, as long as it is read, followed or put in force.
+pub(super) type Turn = Option<MutexGuard<'static, ()>>;
+
+/// Remembers how much memory this container may use. Comes before this process gives up the right to read files.
+pub fn remember_memory() {
+    LIMIT.get_or_init(|| {
+        let read = LIMITS.into_iter().find_map(|path| fs::read_to_string(path).ok())?;
+        read.trim().parse().ok()
+    });
+}
+
+/// The turn of a plan.
+///
+/// # Errors
+/// It needs more memory than the agent may use.
+pub(super) fn turn_of(plan: &RulePlan) -> Result<Turn, PodProblem> {
+    let rules = rules_of(plan);
+    let limit = LIMIT.get().copied().flatten();
+    if let Some(limit) = limit.filter(|limit| rules > most_rules(*limit)) {
+        return Err(PodProblem::new(UNVERIFIABLE, too_large(plan, limit)));
+    }
+    Ok((rules > LARGE).then(|| TURN.lock().unwrap_or_else(PoisonError::into_inner)))
+}
+
+const fn most_rules(limit: u64) -> u64 {
+    let most = limit.saturating_sub(OF_AGENT) / OF_RULE;
+    if most > LARGE { most } else { LARGE }
+}
+
+/// How many rules of all families a plan has.
+fn rules_of(plan: &RulePlan) -> u64 {
+    let of_one = |family| plan.planned_rules().iter().filter(move |one| one.scope().covers(family)).count();
+    plan.families().iter().map(|family| of_one(*family) as u64).sum()
+}
+
+fn too_large(plan: &RulePlan, limit: u64) -> String {
+    let mut sources: BTreeMap<String, usize> = BTreeMap::new();
+    for planned in plan.planned_rules() {
+        *sources.entry(planned.source().to_string()).or_default() += 1;
+    }
+    let most = sources.into_iter().max_by_key(|(_, rules)| *rules).map(|(source, _)| source);
+    format!(
+        "its plan has {} rules, most of them because of {}; the agent's memory limit of {} MiB is enough for {}: write ranges there, or raise resources.limits.memory",
+        rules_of(plan),
+        most.unwrap_or_default(),
+        limit >> 20,
+        most_rules(limit)
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use redirect_core::Redirect;
+    use redirect_core::settings::{Key, NamespaceFacts, RawSettings, Source};
+
+    fn plan(ports: usize) -> RulePlan {
+        let name = "traffic.sidecar.istio.io/excludeOutboundPorts";
+        let ports: Vec<String> = (1..=ports).map(|port| (2 * port).to_string()).collect();
+        let mut raw = RawSettings::for_pod();
+        raw.set(Key::OutboundExcludePorts, ports.join(","), Source::Annotation(name));
+        let there = ["10.1.0.2".parse().expect("an address"), "fd00::2".parse().expect("an address")];
+        Redirect::parse(&raw, &NamespaceFacts::new(&there)).expect("a plan").plan()
+    }
+
+    #[test]
+    fn a_plan_that_is_too_large_is_told_by_what_asked_for_it() {
+        let told = too_large(&plan(10_000), 64 << 20);
+        assert!(told.starts_with("its plan has 20"), "{told}");
+        assert!(
+            told.contains("most of them because of annotation traffic.sidecar.istio.io/excludeOutboundPorts; the agent's memory limit of 64 MiB is enough for 26214"),
+            "{told}"
+        );
+    }
+
+    #[test]
+    fn the_default_limit_is_enough_for_ten_thousand_ports_and_any_limit_for_usual_plans() {
+        assert!(rules_of(&plan(10_000)) <= most_rules(64 << 20));
+        assert_eq!([most_rules(0), most_rules(24 << 20)], [LARGE; 2]);
+    }
+
+    #[test]
+    fn large_plans_take_turns_and_small_ones_none() {
+        assert!(turn_of(&plan(5)).expect("room").is_none());
+        let turn = turn_of(&plan(5_000)).expect("room");
+        assert!(turn.is_some() && TURN.try_lock().is_err());
+        drop(turn);
+        assert!(TURN.try_lock().is_ok());
+    }
+}
