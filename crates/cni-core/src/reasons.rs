@@ -68,7 +68,7 @@ pub const AMBIGUOUS: ReasonDoc = reason(
 pub const UNVERIFIABLE: ReasonDoc = reason(
     "unverifiable",
     "the rules are in force, but whether other programs' rules interfere cannot be determined",
-    "the message names the cause: if the pod has too many rules to be read, remove them or delete the pod",
+    "the message names the cause: if the pod has too many rules to be read, remove them or delete the pod; if its plan is too large for the agent, list ranges in the annotation, or raise the memory limit",
 );
 /// Likewise: the network namespace, or the pod's settings, cannot be read.
 pub const UNREADABLE: ReasonDoc = reason(
