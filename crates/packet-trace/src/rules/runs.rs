@@ -28,7 +28,7 @@ pub(super) fn find_runs(rules: &mut [WalkedRule]) {
             break;
         }
     }
-    for (first, run) in paired(runs, rules) {
+    for (first, run) in paired(&runs, rules) {
         if let Some(rule) = rules.get_mut(first).filter(|rule| run.count > 1 || run.tests != rule.tests) {
             rule.cost = cost(&run.tests);
             rule.run = Some(run);
@@ -96,9 +96,9 @@ fn joined(runs: Vec<(usize, Run)>, rules: &[WalkedRule]) -> Vec<(usize, Run)> {
 
 /// Joins pairs of the mesh's rules, one behind the other: each pair is about ports that no other has, so that a packet meets those of one
 /// pair at most, and all first ones may be asked before all second ones (what TPROXY does with each of many ports).
-fn paired(runs: Vec<(usize, Run)>, rules: &[WalkedRule]) -> Vec<(usize, Run)> {
+fn paired(runs: &[(usize, Run)], rules: &[WalkedRule]) -> Vec<(usize, Run)> {
     let mut all: Vec<(usize, Run)> = Vec::with_capacity(runs.len());
-    let mut rest = runs.as_slice();
+    let mut rest = runs;
     while let [(first, one), (second, other), behind @ ..] = rest {
         let Some(pairs) = Pairs::of([(*first, one), (*second, other)], behind, rules) else {
             all.push((*first, one.clone()));
