@@ -21,14 +21,11 @@ use test_support::{
 /// Ports, IPv4 ranges or IPv6 ranges, each once and in no order.
 fn list(key: Key, count: u32, of_v6: bool) -> String {
     let mixed = (0..count).map(|at| at * 7919 % 16_381);
-    let one = |at: u32| match key {
-        Key::OutboundRanges | Key::OutboundExcludeRanges if of_v6 => {
-            format!("2001:db8:{:x}:{:x}::/64", at >> 8, at & 0xff)
-        }
-        Key::OutboundRanges | Key::OutboundExcludeRanges => {
-            format!("172.{}.{}.0/25", 16 + (at >> 8), at & 0xff)
-        }
-        _ => (20_000 + at).to_string(),
+    let are_ranges = matches!(key, Key::OutboundRanges | Key::OutboundExcludeRanges);
+    let one = |at: u32| match (are_ranges, of_v6) {
+        (true, true) => format!("2001:db8:{:x}:{:x}::/64", at >> 8, at & 0xff),
+        (true, false) => format!("172.{}.{}.0/25", 16 + (at >> 8), at & 0xff),
+        (false, _) => (20_000 + at).to_string(),
     };
     mixed.map(one).collect::<Vec<_>>().join(",")
 }
@@ -72,7 +69,7 @@ fn damage(plan: &RulePlan, options: &ApplyOptions) {
         BackendChoice::Restore(Some(Variant::Legacy)) => {
             run("iptables-legacy", &["-t", chain.0, "-F", chain.1], "");
         }
-        _ => {
+        BackendChoice::Auto | BackendChoice::Netlink | BackendChoice::Restore(_) => {
             run("iptables-nft", &["-t", chain.0, "-F", chain.1], "");
         }
     }
