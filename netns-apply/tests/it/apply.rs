@@ -708,11 +708,13 @@ fn flood(backend: BackendChoice, table: &str, chain: &str) {
 }
 
 fn is_too_much(error: &ApplyError) -> bool {
+    // Of a plan that is known, its own part may be read besides.
     matches!(
         error,
-        ApplyError::Netlink(NetlinkError::TooMuch(MOST_READ))
-            | ApplyError::Legacy(LegacyError::TooMuch { most: MOST_READ, .. })
-            | ApplyError::Exec(ExecError::TooMuch { most: MOST_READ, .. })
+        ApplyError::Netlink(NetlinkError::TooMuch(most))
+            | ApplyError::Legacy(LegacyError::TooMuch { most, .. })
+            | ApplyError::Exec(ExecError::TooMuch { most, .. })
+            if (MOST_READ..MOST_READ + (64 << 10)).contains(most)
     )
 }
 
