@@ -276,14 +276,17 @@ pub(crate) fn context<T>(result: io::Result<T>, doing: &'static str, path: &Path
 pub fn unread(disk: &dyn Disk, path: &Path, error: &io::Error) -> String {
     let Some(target) = disk.link(path) else { return error.to_string() };
     let (target, remedy) = (target.display(), "or put a copy in the link's place");
-    match error.kind() {
-        io::ErrorKind::NotFound => format!(
+    let is = |kind: io::ErrorKind| error.kind() == kind;
+    if is(io::ErrorKind::NotFound) {
+        format!(
             "a symbolic link to {target}, which is missing here; mount that path of the node into the agent's container, {remedy}"
-        ),
-        io::ErrorKind::PermissionDenied => format!(
+        )
+    } else if is(io::ErrorKind::PermissionDenied) {
+        format!(
             "a symbolic link to {target}, which the agent may not read: {error}; set LANDLOCK=false if the node's permissions allow it, {remedy}"
-        ),
-        _ => format!("a symbolic link to {target}: {error}"),
+        )
+    } else {
+        format!("a symbolic link to {target}: {error}")
     }
 }
 

@@ -266,13 +266,11 @@ fn in_folder(directory: &Directory, name: &str, network: &Network, entry: &Entry
     if let Some(conf) = conf.as_ref().filter(|conf| !conf.is_only_ours()) {
         return Plan::foreign(&file, format!("its plugins: {}", conf.types().join(", ")), "CNI_CONF_NAME");
     }
-    let standing = match conf.map_or(EntryState::Absent, |conf| conf.entry_state(entry)) {
-        EntryState::Right => match network.types().skip_while(|kind| *kind != conflist::PLUGIN_TYPE).nth(1) {
-            Some(next) => EntryState::Followed(next.to_owned()),
-            None => EntryState::Right,
-        },
-        standing => standing,
-    };
+    let mut standing = conf.map_or(EntryState::Absent, |conf| conf.entry_state(entry));
+    let behind = network.types().skip_while(|kind| *kind != conflist::PLUGIN_TYPE).nth(1);
+    if let (EntryState::Right, Some(next)) = (&standing, behind) {
+        standing = EntryState::Followed(next.to_owned());
+    }
     let mut edits = ownership::stale_marks(directory, None);
     if !matches!(standing, EntryState::Right | EntryState::Followed(_)) {
         edits.push(Edit::Write { name: file.clone(), text: entry.standalone(), like: name.to_owned() });

@@ -174,7 +174,11 @@ fn a_configuration_that_cannot_be_read_is_named_with_the_reason() {
     let node = bare(&[("10-calico.conflist", CALICO)]);
     let file = node.path("net.d/10-calico.conflist");
     let done = run_while(&node, &["install", "--once"], &file, "read:error=ENOMEM:when=1");
-    assert_ends(&done, 1, &["10-calico.conflist comes first and cannot be read (Cannot allocate memory", "run it again"]);
+    assert_ends(
+        &done,
+        1,
+        &["10-calico.conflist comes first and cannot be read (Cannot allocate memory", "run it again"],
+    );
     assert_ends(&run(&node, &["install", "--once"]), 0, &[]);
 }
 

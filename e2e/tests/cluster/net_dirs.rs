@@ -4,7 +4,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 
 use anyhow::{Context, Result, ensure};
-use cni_core::net_dir::{Directory, File};
+use cni_core::net_dir::{Directory, File, Network};
 use e2e::cnitool::CniTool;
 use test_support::netns::{Families, Namespace};
 
@@ -83,7 +83,7 @@ fn configurations_are_read_as_libcni_reads_them() -> Result<()> {
         let file = |(name, text): &(&str, &str)| File { name: (*name).into(), text: Ok((*text).into()) };
         let directory = Directory::new(files.iter().map(file).collect());
         let (_, read) = directory.read().next().context("a file")?;
-        let ours: Vec<&str> = read.iter().flat_map(|network| network.types()).collect();
+        let ours: Vec<&str> = read.iter().flat_map(Network::types).collect();
         ensure!(called.lines().collect::<Vec<_>>() == ours, "{files:?}: {called:?}, {ours:?}; {answer:?}");
     }
     Ok(())

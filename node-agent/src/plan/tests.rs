@@ -72,6 +72,7 @@ fn made(at: Directory, edit: &Edit) -> Directory {
 }
 
 /// The directory with another text in a file, or none.
+#[expect(clippy::needless_pass_by_value, reason = "a step of a fold")]
 fn rewritten(at: Directory, name: &str, text: Option<&str>) -> Directory {
     let mut files = at.files().to_vec();
     files.retain(|file| file.name != name);

@@ -91,8 +91,8 @@ impl Network {
         if keys.get("cniVersion").is_some_and(|version| !version.is_string()) {
             return Err(Invalid::Lacks("cniVersion that is a text"));
         }
-        let is_true = |key: &str| keys.get(key).is_some_and(|value| is_true(value));
-        let only_inlined = is_true("loadOnlyInlinedPlugins");
+        let is_set = |key: &str| keys.get(key).is_some_and(is_true);
+        let only_inlined = is_set("loadOnlyInlinedPlugins");
         let plugins = match keys.get("plugins") {
             None if only_inlined => return Err(Invalid::Lacks("plugins")),
             None => Vec::new(),
@@ -106,7 +106,7 @@ impl Network {
             name: Some(name),
             version: text_of(keys, "cniVersion"),
             shape: Shape::List,
-            disable_check: is_true("disableCheck"),
+            disable_check: is_set("disableCheck"),
         })
     }
 
