@@ -116,12 +116,12 @@ impl PolicyRule {
     #[must_use]
     pub fn named(&self) -> String {
         let Self { priority, action, .. } = self;
-        match action {
-            RuleAction::Lookup(table) => {
-                format!("the policy rule of priority {priority} (table {})", Table(*table))
-            }
-            other => format!("the policy rule of priority {priority} ({})", other.to_string().trim()),
-        }
+        let does = if let RuleAction::Lookup(table) = action {
+            format!("table {}", Table(*table))
+        } else {
+            action.to_string().trim().into()
+        };
+        format!("the policy rule of priority {priority} ({does})")
     }
 }
 

@@ -13,6 +13,7 @@ use super::{
     walk::{Lookup, Routed, routed},
 };
 use alloc::{
+    boxed::Box,
     collections::BTreeSet,
     format,
     string::{String, ToString},
@@ -91,9 +92,9 @@ impl fmt::Display for Taken {
 #[non_exhaustive]
 pub enum Obstacle {
     /// Another program's policy rule is about the very mark.
-    MarkInUse(Taken),
+    MarkInUse(Box<Taken>),
     /// Something takes the packets first, whatever the priority.
-    Takes(Taken),
+    Takes(Box<Taken>),
     /// Every table that could be chosen is another program's; this is the first of them, and what it is used for.
     NoTable(RouteTable, String),
 }
@@ -173,7 +174,7 @@ pub fn place(
             }
             // Another place would not change what no policy rule does.
             if let Some(taken) = taken.as_ref().filter(|taken| taken.rule.is_none()) {
-                placement.obstacle = Some(Obstacle::Takes(taken.clone()));
+                placement.obstacle = Some(Obstacle::Takes(Box::new(taken.clone())));
                 return placement;
             }
             placement.flaws.extend(taken);
@@ -183,7 +184,18 @@ pub fn place(
     if to_place.is_empty() {
         return placement;
     }
-    let chosen = seen.priority(&to_place, table, true).or_else(|_| seen.priority(&to_place, table, false));
+    let may_work = !placement.flaws.is_empty()
+        && placement.flaws.len() == to_place.len()
+        && placement.flaws.iter().all(|flaw| !flaw.is_certain);
+    let chosen = match seen.priority(&to_place, table, true) {
+        // Nothing would make it certain, and perhaps it works.
+        Err(_) if may_work => {
+            placement.flaws.clear();
+            return placement;
+        }
+        Err(_) => seen.known_priority(&to_place, table, &placement.flaws),
+        certain @ Ok(_) => certain,
+    };
     match chosen {
         Ok(priority) => placement.plan = plan.clone().with_policy_routing(table, priority),
         // What works in a table that another program uses as well is not given up for what would not.
@@ -295,8 +307,25 @@ impl Seen<'_> {
         worst
     }
 
-    /// A priority at which the plan's policy rule is met before what takes its packets: as late as possible. If not `strictly`, what is not
-    /// certain is left out of account.
+    /// The same, as far as what is modelled takes packets. What takes them now is an obstacle if that does not.
+    fn known_priority(
+        &self,
+        families: &[Family],
+        table: RouteTable,
+        flaws: &[Taken],
+    ) -> Result<Option<u32>, Obstacle> {
+        let takes = |flaw: &&Taken| {
+            let rules = self.rules(flaw.family).filter(|rule| rule.unknown.is_empty()).cloned().collect();
+            flaw.is_certain && self.ways(flaw.family, table, rules).iter().all(|way| way.taken.is_none())
+        };
+        match flaws.iter().find(takes) {
+            Some(flaw) => Err(Obstacle::Takes(Box::new(flaw.clone()))),
+            None => self.priority(families, table, false),
+        }
+    }
+
+    /// A priority at which the plan's policy rule is met before what takes its packets: as late as possible. If not `strictly`, rules whose
+    /// conditions are not modelled are left out of account.
     fn priority(
         &self,
         families: &[Family],
@@ -307,19 +336,19 @@ impl Seen<'_> {
         let mut priority = self.wanted.priority();
         for _ in 0..MOST_TRIES {
             let taken = families.iter().find_map(|family| {
-                let rules = self.rules_with(*family, table, priority);
-                let mut ways = self.ways(*family, table, rules).into_iter();
-                ways.find_map(|way| way.taken.filter(|taken| strictly || taken.is_certain))
+                let mut rules = self.rules_with(*family, table, priority);
+                rules.retain(|rule| strictly || rule.unknown.is_empty());
+                self.ways(*family, table, rules).into_iter().find_map(|way| way.taken)
             });
             let Some(taken) = taken else { return Ok(priority) };
-            let Some(rule) = &taken.rule else { return Err(Obstacle::Takes(taken)) };
+            let Some(rule) = &taken.rule else { return Err(Obstacle::Takes(Box::new(taken))) };
             if self.names_mark(rule) {
-                return Err(Obstacle::MarkInUse(taken));
+                return Err(Obstacle::MarkInUse(Box::new(taken)));
             }
             let limit = rule.priority.min(priority.unwrap_or(u32::MAX));
             // The kernel puts a rule behind those of the same priority, and its own is at 0.
             let next = (1..limit).rev().find(|next| !used.contains(next)).or((limit > 0).then_some(0));
-            let Some(next) = next else { return Err(Obstacle::Takes(taken)) };
+            let Some(next) = next else { return Err(Obstacle::Takes(Box::new(taken))) };
             priority = Some(next);
         }
         Err(Obstacle::NoTable(table, "too many policy rules".to_string()))
@@ -386,7 +415,7 @@ impl Seen<'_> {
         let mut ways = Vec::new();
         let ours = tables.rules.iter().position(|rule| self.leads(rule) == Some(table));
         let mut add = |traffic: MarkedTraffic, ended: Vec<Routed>| {
-            ways.extend(ended.into_iter().map(|way| MarkedWay::of(traffic, way, &tables, ours)));
+            ways.extend(ended.into_iter().map(|way| MarkedWay::of(traffic, &way, &tables, ours)));
         };
         // An answer is routed without the mark first, and with it once the rules of the mesh have restored it.
         let answers = first
@@ -428,7 +457,7 @@ struct MarkedWay {
 
 impl MarkedWay {
     /// `ours` is the number of the plan's policy rule.
-    fn of(traffic: MarkedTraffic, way: Routed, tables: &RouteTables, ours: Option<usize>) -> Self {
+    fn of(traffic: MarkedTraffic, way: &Routed, tables: &RouteTables, ours: Option<usize>) -> Self {
         let is_sent = traffic == MarkedTraffic::Answers;
         let mut example = example(is_sent, &way.packets);
         if is_sent && way.packets.family == Family::V4 {

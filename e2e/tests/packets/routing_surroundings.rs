@@ -105,14 +105,24 @@ impl Ground {
 
 const NONE: &str = "none";
 
-/// Where packets go, by the kernel's word: the words behind each `ip route get`.
+/// Where packets go, by the kernel's word: the first line of each `ip route get`.
 fn routes(namespace: &Namespace, questions: &[String]) -> Result<Vec<String>> {
-    let script: String = questions
-        .iter()
-        .map(|question| format!("(ip route get {question} 2>/dev/null || echo {NONE}) | head -n 1\n"))
-        .collect();
+    // One program answers all of them; what comes before each answer tells them apart.
+    let batch: String =
+        questions.iter().map(|question| format!("link show dev lo\nroute get {question}\n")).collect();
+    let script = format!("ip -force -batch - 2>/dev/null <<'END' || true\n{batch}END");
     let told = namespace.sh(&script)?.ok()?.stdout;
-    Ok(told.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" ")).collect())
+    let answers: Vec<String> = told
+        .split("1: lo:")
+        .skip(1)
+        .map(|answer| {
+            // Two lines are about `lo`.
+            let line = answer.lines().skip(2).find(|line| !line.trim().is_empty()).unwrap_or(NONE);
+            line.split_whitespace().collect::<Vec<_>>().join(" ")
+        })
+        .collect();
+    ensure!(answers.len() == questions.len(), "{told}");
+    Ok(answers)
 }
 
 /// A connection that the proxy opens to the application in a client's name.
@@ -396,7 +406,7 @@ impl Surrounding {
     /// What a run left that failed.
     fn judge_failure(&mut self, error: &RunError, when: &str) {
         let is_truly = matches!(*error.cause, ApplyError::DoesNotConverge(_));
-        if !is_truly || error.aftermath != RollbackOutcome::Untouched {
+        if !is_truly || matches!(error.aftermath, RollbackOutcome::Left { .. }) {
             self.problem("failed otherwise", &format!("{when}: {error}"));
         } else {
             self.count("refused");
@@ -475,7 +485,7 @@ impl Surrounding {
         // In the data planes' own tables nobody can tell whose the route is if nobody's rule, or more than one, leads there.
         let certain = |told: &[String]| -> Vec<String> {
             let is_ambiguous = |line: &&String| {
-                ["100 local default dev lo", "133 local default dev lo"]
+                ["100 local default", "133 local default", "15100 local default"]
                     .iter()
                     .any(|own| line.starts_with(own))
             };

@@ -77,8 +77,9 @@ fn a_rule_whose_table_has_no_route_takes_nothing() {
     let (ours, local) = in_force();
     let elsewhere = route("192.168.0.0/16", RouteKind::Throw, "eth0", 52);
     for before in [rule(220, 220), rule(5270, 52), PolicyRule { action: RuleAction::Nop, ..rule(1, 0) }] {
-        for there in [&[][..], &[ours.clone()]] {
-            let tables = pod(&[there, &[before.clone()]].concat(), &[local.clone(), elsewhere.clone()]);
+        for there in [&[][..], std::slice::from_ref(&ours)] {
+            let tables =
+                pod(&[there, std::slice::from_ref(&before)].concat(), &[local.clone(), elsewhere.clone()]);
             assert_eq!(chosen(&ambient(), &tables), OWN, "{before}");
             assert!(placed(&ambient(), &tables).flaws.is_empty(), "{before}");
         }
@@ -152,8 +153,8 @@ fn a_table_of_another_program_is_left_to_it_and_the_chosen_one_is_found_again() 
     let theirs = route("192.0.2.0/24", RouteKind::Unicast, "net1", 100);
     for (rules, routes) in [
         (&[from.clone()][..], &[theirs.clone()][..]),
-        (&[from.clone()], &[]),
-        (&[], &[theirs.clone()]),
+        (std::slice::from_ref(&from), &[]),
+        (&[], std::slice::from_ref(&theirs)),
         (&[marked(MaskedMark::new(7, u32::MAX).unwrap(), 9, 100)], &[]),
     ] {
         assert_eq!(chosen(&ambient(), &pod(rules, routes)), (first, OWN.1), "{rules:?} {routes:?}");
@@ -203,6 +204,15 @@ fn what_is_not_modelled_is_asked_of_the_kernel_or_stood_before() {
     let flaw = |answer| place(&ambient(), &tables, |_| answer).flaws[0].to_string();
     assert!(flaw(None).contains("may take") && flaw(Some(false)).contains("takes"), "{}", flaw(None));
     assert_eq!(chosen(&ambient(), &tables), (100, Some(99)));
+    // Where it can be anything's, what is known counts, and what may work stays.
+    let first = PolicyRule { unknown: ["tos"].into(), action: RuleAction::Blackhole, ..rule(0, 0) };
+    let known = PolicyRule { protocol: Some(6), action: RuleAction::Goto(32766), ..rule(50, 0) };
+    assert_eq!(chosen(&ambient(), &pod(&[first.clone(), known.clone()], &[])), (100, Some(49)));
+    let (ours, local) = in_force();
+    let works = pod(&[first.clone(), ours.clone()], std::slice::from_ref(&local));
+    assert!(placed(&ambient(), &works).flaws.is_empty());
+    let taken = pod(&[first, known, ours], &[local]);
+    assert_eq!(place(&ambient(), &taken, |_| Some(false)).obstacle, None);
     // The kernel's word counts more than the model's.
     let fine = pod(&[in_force().0], &[in_force().1]);
     let obstacle = place(&ambient(), &fine, |_| Some(false)).obstacle.unwrap().to_string();
