@@ -205,8 +205,11 @@ impl SentPacket {
     }
 }
 
-/// The kernel takes a moment until a new IPv6 address has its route.
-fn settled(namespace: &Namespace) -> Result<()> {
+/// Waits until all addresses have their routes: the kernel takes a moment with a new IPv6 address.
+///
+/// # Errors
+/// It takes too long.
+pub fn settled(namespace: &Namespace) -> Result<()> {
     let read = |file: &str| fs::read_to_string(format!("/proc/thread-self/net/{file}"));
     process::until("routes to all addresses", process::SHORT, &[], || {
         let (addresses, routes) = namespace.enter(|| (read("if_inet6"), read("ipv6_route")))?;

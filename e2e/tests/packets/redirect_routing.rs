@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use e2e::iptables::arrivals::settled;
 use e2e::iptables::{
     self,
     told::{assert_unchanged, changes, errors},
@@ -131,6 +132,8 @@ fn routes_and_rules_of_odd_kinds_fail_no_run() -> Result<()> {
 /// `istio-iptables` of TPROXY in a namespace of its own, perhaps with one fault.
 fn traced(fault: Option<&str>) -> Result<(Output, Strace, Namespace)> {
     let namespace = Namespace::pod(Families::Dual)?;
+    // Every run asks the same.
+    settled(&namespace)?;
     let mut strace = Strace::noting("%net")?;
     if let Some(fault) = fault {
         strace = strace.tampering(fault);

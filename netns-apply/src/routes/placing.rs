@@ -1,7 +1,7 @@
 //! How a plan's policy routing fits beside that of other programs, and what the kernel says of single packets.
 
 use super::{
-    Ended, RouteError, RouteSocket, code,
+    Ended, RouteError, RouteSocket, Stopped, code,
     links::{Links, number},
 };
 use crate::socket::attributes;
@@ -10,7 +10,7 @@ use netfilter_state::{
     route_tables::{PolicyRule, Route, RouteKind, RouteTables, RuleAction},
     routing::{self, CHOSEN_TABLES, FoundRouting, RoutingItem},
 };
-use netlink_packet_core::{NLM_F_ACK, NLM_F_REQUEST};
+use netlink_packet_core::NLM_F_REQUEST;
 use nix::errno::Errno;
 use packet_trace::{
     Interface, Packet, Sender,
@@ -85,22 +85,25 @@ impl RouteSocket {
     /// Whether the kernel delivers a packet in the namespace itself; `None` if it cannot be asked.
     fn delivers(&mut self, packet: &Packet, links: &Links) -> Option<bool> {
         let question = question(packet, links)?;
-        let question = self.question(GET_ROUTE, NLM_F_REQUEST | NLM_F_ACK, &question);
+        let question = self.question(GET_ROUTE, NLM_F_REQUEST, &question);
         self.socket.send(&question.bytes).ok()?;
         let mut kind = None;
+        // The answer is one message, and nothing ends it.
         let read = |message: &Message<'_>| {
             kind = message.payload().get(KIND).copied();
-            Ok::<(), Errno>(())
+            Err(Stopped::Enough)
         };
         match self.socket.answer(question.sequence, read) {
-            Ok(Ended::Whole | Ended::Interrupted) => kind.map(|kind| OF_THIS.contains(&kind)),
+            Err(Stopped::Enough) | Ok(Ended::Whole | Ended::Interrupted) => {
+                kind.map(|kind| OF_THIS.contains(&kind))
+            }
             Ok(Ended::Refused(answer)) => match code(&answer) {
                 // What routes that refuse packets make of it, and where there is none.
                 Errno::ENETUNREACH | Errno::EHOSTUNREACH | Errno::EACCES => Some(false),
                 // It has no words for that question.
                 _ => None,
             },
-            Err(_) => {
+            Err(Stopped::Failed(_)) => {
                 let _ = self.reopen();
                 None
             }
