@@ -3,8 +3,9 @@
 use std::cell::Cell;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use api_lists::Listing;
 use cluster_client::params::{GetParams, ListParams};
 use cluster_client::{Account, ApiError, Built, Client, Limits, Request, Trust, kubeconfig, server_url};
 use cni_core::conf::Conf;
@@ -18,8 +19,8 @@ use crate::error::InputError;
 
 /// How long the API server may take for an answer.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// The most that is read of an answer: all pods of a node.
-const MOST_BYTES: usize = 64 << 20;
+/// The most that is read of a list, such as all pods of a node.
+const MOST: api_lists::Limits = api_lists::Limits { objects: 20_000, bytes: 64 << 20 };
 /// The most events of a kind that are read for a scan.
 const MOST_EVENTS: u32 = 500;
 /// Kubeconfigs of a node: the plugin's, which may get pods and nothing else, and the kubelet's, which may list those of its node, where
@@ -192,20 +193,14 @@ impl ApiServer {
     /// They cannot be read: why, and what to do.
     pub fn pods(&self, node: &str) -> Result<Vec<Value>, InputError> {
         let params = ListParams::default().fields(&format!("spec.nodeName={node}"));
-        let list = self.ask(|| Request::new("/api/v1/pods").list(&params));
-        let list = list.map_err(|(path, failure)| {
+        self.list("/api/v1/pods", &params, "PodList").map_err(|(path, failure)| {
             let InputError(mut messages) = report(&path, &failure, "list");
             if let (ApiError::Forbidden(_), Some(last)) = (&failure, messages.last_mut()) {
                 // The server lets a kubelet list the pods of its own node alone.
                 last.push_str(&format!("; if {node} is not the name of this node, {NAME_IT}"));
             }
             InputError(messages)
-        })?;
-        let is_list = list.get("kind").and_then(Value::as_str) == Some("PodList");
-        if is_list && list.get("items").is_some_and(|items| items.is_array() || items.is_null()) {
-            return Ok(items(list));
-        }
-        Err(self.something_else("asked for pods"))
+        })
     }
 
     /// Everything known about one pod besides its object.
@@ -251,9 +246,8 @@ impl ApiServer {
     /// The labels of one namespace, if they may decide which pods are in ambient mode.
     pub fn namespace(&self, name: &str, conf: Option<&Conf>, cluster: &mut Cluster) {
         if conf.is_some_and(|conf| conf.ambient_enabled) {
-            let request = || Request::new("/api/v1/namespaces").get(name, &GetParams::default());
             // A failure is noted.
-            let _ = self.unless_silent("the pod's namespace", request, cluster);
+            let _ = self.one("the pod's namespace", "/api/v1/namespaces", name, cluster);
         }
     }
 
@@ -265,42 +259,47 @@ impl ApiServer {
             // Others decide nothing, and a cluster has many.
             params = params.labels(DATAPLANE_LABEL);
         }
-        let request = || Request::new("/api/v1/namespaces").list(&params);
+        let list = || self.list("/api/v1/namespaces", &params, "NamespaceList");
         // A failure is noted.
-        cluster.has_all_namespaces = self.unless_silent("namespaces", request, cluster).is_ok();
+        cluster.has_all_namespaces = self.unless_silent("namespaces", list, cluster).is_ok();
     }
 
     fn node(&self, name: &str, cluster: &mut Cluster) -> Result<(), Option<ApiError>> {
-        let request = || Request::new("/api/v1/nodes").get(name, &GetParams::default());
-        self.unless_silent("the node", request, cluster)
+        self.one("the node", "/api/v1/nodes", name, cluster)
     }
 
     fn runtime_classes(&self, cluster: &mut Cluster) {
-        let request = || Request::new("/apis/node.k8s.io/v1/runtimeclasses").list(&ListParams::default());
+        let path = "/apis/node.k8s.io/v1/runtimeclasses";
+        let list = || self.list(path, &ListParams::default(), "RuntimeClassList");
         // A failure is noted.
-        let _ = self.unless_silent("runtime classes", request, cluster);
+        let _ = self.unless_silent("runtime classes", list, cluster);
+    }
+
+    fn one(&self, what: &str, path: &str, name: &str, cluster: &mut Cluster) -> Result<(), Option<ApiError>> {
+        let request = || Request::new(path).get(name, &GetParams::default());
+        self.unless_silent(what, || self.ask(request).map(|object| vec![object]), cluster)
     }
 
     /// Whether an answer came.
     fn more(&self, what: &str, path: &str, fields: &str, cluster: &mut Cluster) -> bool {
         let params = ListParams::default().fields(fields).limit(MOST_EVENTS);
-        self.unless_silent(what, || Request::new(path).list(&params), cluster).is_ok()
+        self.unless_silent(what, || self.list(path, &params, "EventList"), cluster).is_ok()
     }
 
     /// Notes a failure. The error is that of the server, unless it was not asked.
     fn unless_silent(
         &self,
         what: &str,
-        request: impl Fn() -> Built,
+        ask: impl FnOnce() -> Result<Vec<Value>, (PathBuf, ApiError)>,
         cluster: &mut Cluster,
     ) -> Result<(), Option<ApiError>> {
         if self.is_silent.get() {
             cluster.untold.push(format!("{what}: the API server did not answer"));
             return Err(None);
         }
-        match self.ask(request) {
-            Ok(answer) => {
-                for object in items(answer) {
+        match ask() {
+            Ok(objects) => {
+                for object in objects {
                     cluster.take(&object);
                 }
                 Ok(())
@@ -312,13 +311,55 @@ impl ApiServer {
         }
     }
 
-    /// Asks with one account after the other, until one is not refused.
+    /// An object.
     fn ask(&self, request: impl Fn() -> Built) -> Result<Value, (PathBuf, ApiError)> {
-        let limits = Limits { patience: PATIENCE, most: MOST_BYTES };
+        self.with_an_account(&async |client: &Client| client.json(request(), Limits::object(PATIENCE)).await)
+    }
+
+    /// The objects of a list: all, or as many as one page has if that has a limit.
+    fn list(
+        &self,
+        path: &str,
+        params: &ListParams,
+        kind: &'static str,
+    ) -> Result<Vec<Value>, (PathBuf, ApiError)> {
+        let item = kind.strip_suffix("List").unwrap_or(kind);
+        // What is in a list does not say its kind.
+        let keep = |object: &Value| {
+            let mut object = object.clone();
+            object.as_object_mut()?.entry("kind").or_insert_with(|| item.into());
+            Some(object)
+        };
+        self.with_an_account(&async |client: &Client| {
+            let deadline = Instant::now() + PATIENCE;
+            let (mut listing, mut params) = (Listing::new(kind, MOST), params.clone());
+            let mut objects = Vec::new();
+            loop {
+                let answer = client.open(Request::new(path).list(&params), PATIENCE).await?;
+                let most = usize::try_from(listing.left()).unwrap_or(usize::MAX);
+                let text = answer.whole(most, deadline).await?;
+                let page = listing.page(&*text, &keep).map_err(|error| ApiError::Garbled {
+                    server: client.server().to_owned(),
+                    what: error.to_string(),
+                })?;
+                objects.extend(page.kept);
+                params.continue_token = page.rest.filter(|_| params.limit.is_none());
+                if params.continue_token.is_none() {
+                    return Ok(objects);
+                }
+            }
+        })
+    }
+
+    /// Asks with one account after the other, until one is not refused.
+    fn with_an_account<T>(
+        &self,
+        ask: &impl AsyncFn(&Client) -> Result<T, ApiError>,
+    ) -> Result<T, (PathBuf, ApiError)> {
         let mut refused = None;
         for (path, client) in &self.clients {
             let Some(runtime) = &self.runtime else { break };
-            match runtime.block_on(client.json::<Value>(request(), limits)) {
+            match runtime.block_on(ask(client)) {
                 Ok(answer) => return Ok(answer),
                 // The first is the one that is meant for this.
                 Err(failure) if failure.is_refusal() => {
@@ -342,22 +383,6 @@ impl Drop for ApiServer {
             runtime.shutdown_background();
         }
     }
-}
-
-/// The objects of an answer: of a list, or the one that it is.
-fn items(mut answer: Value) -> Vec<Value> {
-    let mut items = match answer.get_mut("items").map(Value::take) {
-        Some(Value::Array(items)) => items,
-        Some(_) => return Vec::new(),
-        None => return vec![answer],
-    };
-    // What is in a list does not say its kind.
-    let kind = answer.get("kind").and_then(Value::as_str).and_then(|kind| kind.strip_suffix("List"));
-    let kind = kind.unwrap_or_default().to_owned();
-    for item in items.iter_mut().filter_map(Value::as_object_mut) {
-        item.entry("kind").or_insert_with(|| kind.clone().into());
-    }
-    items
 }
 
 /// A failure, and what to do about it.
@@ -435,12 +460,5 @@ mod tests {
             found.iter().position(|path| path.ends_with("k0s/kubelet.conf"))
                 < found.iter().position(|path| path.ends_with("k3s.yaml"))
         );
-    }
-
-    #[test]
-    fn what_is_in_a_list_learns_its_kind() {
-        let list = serde_json::json!({"kind": "PodList", "items": [{"metadata": {}}, {"kind": "Job"}]});
-        let kinds: Vec<Value> = items(list).iter().map(|item| item["kind"].clone()).collect();
-        assert_eq!(kinds, ["Pod", "Job"]);
     }
 }

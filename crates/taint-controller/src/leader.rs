@@ -9,7 +9,7 @@ use controller_runtime::cluster::{Connection, EventMessage};
 use controller_runtime::metrics::{ChangeLabels, WatchLabel, gauged};
 use controller_runtime::node::{NODES, Node, NodeMarking, RequestedTaint, node_reference};
 use controller_runtime::outage::{FIRST_RETRY, LONGEST_RETRY, OutageLog};
-use controller_runtime::resync::{self, Collection, Freshness, Replica, Selection};
+use controller_runtime::resync::{self, Collection, Freshness, Limits, Replica, Selection, Source};
 use controller_runtime::supervisor::{Supervisor, Unneeded};
 use controller_runtime::{BootTime, ChangeError, SCOPE, TRIES, added_or_due, daemon_set, lock};
 use serde_json::Value;
@@ -116,9 +116,10 @@ impl Leader {
 
     /// Keeps the model current.
     async fn watch(&self, watched: Watched) -> Unneeded {
-        let (what, path, labels, remedy) = match watched {
+        let (what, kind, path, labels, remedy) = match watched {
             Watched::Nodes => (
                 "nodes",
+                "NodeList",
                 NODES.to_owned(),
                 String::new(),
                 "the controller needs the verbs list and watch on nodes",
@@ -128,6 +129,7 @@ impl Leader {
                 let path = format!("/api/v1/namespaces/{namespace}/pods");
                 (
                     "pods",
+                    "PodList",
                     path,
                     selector.as_str().to_owned(),
                     "the controller needs the verbs list and watch on pods",
@@ -136,7 +138,8 @@ impl Leader {
         };
         let selection = Selection { fields: String::new(), labels };
         let (freshness, spread) = (Freshness::Newest, Duration::ZERO);
-        let collection = Collection { what, path, selection, freshness, remedy, spread };
+        let source = Source { path, kind, limits: Limits::OF_NODES };
+        let collection = Collection { what, source, selection, freshness, remedy, spread };
         match watched {
             Watched::Nodes => match resync::run(&self.connection, &collection, &NodeReplica(self)).await {},
             Watched::Pods(index) => {

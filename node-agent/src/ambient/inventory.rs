@@ -12,7 +12,7 @@ use serde_json::{Map, Value, json};
 use tokio::sync::Notify;
 
 use super::pod::{AmbientPod, AmbientRules};
-use crate::cluster::pods::{NAMESPACES, PODS, REMEDY, SPREAD, labels};
+use crate::cluster::pods::{self, REMEDY, SPREAD, labels};
 
 /// How annotations that decide begin.
 const ANNOTATIONS: &str = "ambient.istio.io/";
@@ -108,7 +108,7 @@ impl Inventory {
 pub fn pods_of(node: &str) -> Collection {
     Collection {
         what: "pods of ambient mode",
-        path: PODS.to_owned(),
+        source: pods::source(),
         selection: Selection { fields: format!("spec.nodeName={node}"), labels: String::new() },
         freshness: Freshness::Remembered,
         remedy: REMEDY,
@@ -121,7 +121,7 @@ pub fn namespaces(has_usual_selectors: bool) -> Collection {
     let labels = if has_usual_selectors { DATAPLANE_LABEL.to_owned() } else { String::new() };
     Collection {
         what: "namespaces of ambient mode",
-        path: NAMESPACES.to_owned(),
+        source: pods::namespaces(),
         selection: Selection { fields: String::new(), labels },
         // An older list would take pods out of ambient mode that are in it.
         freshness: Freshness::Newest,

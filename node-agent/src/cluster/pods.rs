@@ -5,24 +5,36 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cluster_client::params::{DeleteParams, GetParams, Patch, PatchParams, Preconditions};
-use cluster_client::{Built, Request};
+use cluster_client::{ApiError, Built, Request};
 use controller_runtime::ChangeError;
 use controller_runtime::cluster::as_json_patch;
-use controller_runtime::resync::{Freshness, Keep, ReadError, Selection};
+use controller_runtime::resync::{Freshness, Keep, Limits, ReadError, Selection, Source};
 use k8s_openapi::api::core::v1::ObjectReference;
 use serde_json::{Map, Value, json};
 
 use super::{Cluster, pod_reference};
 
-/// All pods of all namespaces.
-pub const PODS: &str = "/api/v1/pods";
-/// All namespaces.
-pub const NAMESPACES: &str = "/api/v1/namespaces";
+/// Where namespaces are.
+const NAMESPACES: &str = "/api/v1/namespaces";
+/// How many namespaces an agent follows. Kubernetes is tested with 10,000.
+const NAMESPACE_LIMITS: Limits = Limits { objects: 20_000, bytes: 64 << 20 };
 /// The rights of agents that watch pods.
 pub const REMEDY: &str =
     "give the agent's service account the verbs get, list and watch on pods (ClusterRole istio-cni)";
 /// How long the agents of all nodes together take to watch again after the API server was gone.
 pub const SPREAD: Duration = Duration::from_secs(60);
+
+/// The pods of all namespaces, for one who selects those of a node.
+#[must_use]
+pub fn source() -> Source {
+    Source { path: "/api/v1/pods".to_owned(), kind: "PodList", limits: Limits::OF_NODE }
+}
+
+/// All namespaces.
+#[must_use]
+pub fn namespaces() -> Source {
+    Source { path: NAMESPACES.to_owned(), kind: "NamespaceList", limits: NAMESPACE_LIMITS }
+}
 
 /// The pods of a namespace.
 pub(super) fn of_namespace(namespace: &str) -> Request {
@@ -62,7 +74,7 @@ impl<T: Clone + Send + Sync + 'static> NodePods<T> {
         let fields = format!("spec.nodeName={}", cluster.identity().node);
         let selection = Selection { fields, labels: String::new() };
         let keep = KeepChanged { listed: self.listed.clone(), keep };
-        let listed = cluster.list(PODS, &selection, Freshness::Remembered, keep).await?;
+        let listed = cluster.list(&source(), &selection, Freshness::Remembered, keep).await?;
         let kept = listed.kept.iter().filter_map(|(_, pod)| pod.kept.clone()).collect();
         self.listed = Arc::new(listed.kept.into_iter().collect());
         Ok(kept)
@@ -106,7 +118,21 @@ fn identity(metadata: &Value) -> Option<(&str, &str)> {
 /// # Errors
 /// Why it cannot be read.
 pub async fn get(cluster: &Cluster, namespace: &str, name: &str) -> Result<Option<Value>, ReadError> {
-    Ok(cluster.find(of_namespace(namespace).get(name, &GetParams::default())).await?)
+    find(cluster, &of_namespace(namespace), name).await
+}
+
+/// An object of this name, as long as that is what the API server answers with: what is missing in another one would decide.
+async fn find(cluster: &Cluster, of: &Request, name: &str) -> Result<Option<Value>, ReadError> {
+    let found: Option<Value> = cluster.find(of.get(name, &GetParams::default())).await?;
+    if found
+        .as_ref()
+        .is_some_and(|found| found.pointer("/metadata/name").and_then(Value::as_str) != Some(name))
+    {
+        let server = cluster.client().server().to_owned();
+        let what = format!("requested {name}, received something else");
+        return Err(ApiError::Garbled { server, what }.into());
+    }
+    Ok(found)
 }
 
 /// The labels of an object.
@@ -123,8 +149,8 @@ pub async fn namespace_labels(
     cluster: &Cluster,
     name: &str,
 ) -> Result<Option<Map<String, Value>>, ReadError> {
-    let request = Request::new(NAMESPACES).get(name, &GetParams::default());
-    Ok(cluster.find::<Value>(request).await?.map(|namespace| labels(&namespace)))
+    let namespace = find(cluster, &Request::new(NAMESPACES), name).await?;
+    Ok(namespace.as_ref().map(labels))
 }
 
 /// A pod as it was read.

@@ -29,7 +29,7 @@ use serde_json::Value;
 use tokio::sync::Notify;
 use tokio::sync::watch::Receiver;
 
-use crate::cluster::pods::{self, ObservedPod, PODS};
+use crate::cluster::pods::{self, ObservedPod};
 use crate::cluster::{Cluster, EventMessage};
 use crate::metrics::{AttemptLabels, RepairedLabels, TypeLabel};
 use crate::pod_check::{ExpectedRules, PodProblem, UNVERIFIABLE};
@@ -95,7 +95,7 @@ impl RepairController {
         };
         let collection = Collection {
             what: "for broken pods",
-            path: PODS.to_owned(),
+            source: pods::source(),
             selection,
             freshness: Freshness::Remembered,
             remedy: pods::REMEDY,

@@ -13,7 +13,8 @@ use serde_json::Value;
 use crate::SCOPE;
 use crate::cluster::Connection;
 use crate::outage::{LONGEST_RETRY, Retry};
-pub use list::{Freshness, Keep, Listed, Selection};
+pub use api_lists::{Keep, Limits};
+pub use list::{Freshness, Listed, Selection, Source};
 pub use watch::{WATCH_PATIENCE, WatchEnd};
 
 /// Why a collection cannot be read or watched.
@@ -85,8 +86,8 @@ impl From<ApiError> for ReadError {
 pub struct Collection {
     /// What it contains, as log lines name it.
     pub what: &'static str,
-    /// Its path.
-    pub path: String,
+    /// Where it comes from.
+    pub source: Source,
     /// Which of its objects.
     pub selection: Selection,
     /// How current its list must be.
@@ -176,20 +177,20 @@ async fn watch_once(
     watching: impl FnOnce(),
 ) -> Result<WatchEnd, ReadError> {
     let cluster = connection.get()?;
-    let Collection { path, selection, freshness, .. } = collection;
+    let Collection { source, selection, freshness, .. } = collection;
     if replica.is_incomplete() {
         *version = None;
     }
     let from = match version {
         Some(from) => from,
         None => {
-            let listed = cluster.list(path, selection, *freshness, replica.parser()).await?;
+            let listed = cluster.list(source, selection, *freshness, replica.parser()).await?;
             replica.replace(listed.kept);
             version.insert(listed.version)
         }
     };
     tokio::select! {
-        done = cluster.watch(path, selection, from, replica, watching) => done,
+        done = cluster.watch(&source.path, selection, from, replica, watching) => done,
         () = replica.wants_list() => Ok(WatchEnd::AsAsked),
     }
 }

@@ -189,9 +189,14 @@ impl State {
         match verb {
             Verb::List => {
                 let items: Vec<&Value> = self.of(path).collect();
+                let kind = match target.resource.as_str() {
+                    "nodes" => "NodeList",
+                    "pods" => "PodList",
+                    _ => "List",
+                };
                 (
                     200,
-                    json!({"kind": "List", "metadata": {"resourceVersion": self.version.to_string()}, "items": items}),
+                    json!({"kind": kind, "metadata": {"resourceVersion": self.version.to_string()}, "items": items}),
                 )
             }
             Verb::Get => self.objects.get(path).map_or((404, Value::Null), |object| (200, object.clone())),

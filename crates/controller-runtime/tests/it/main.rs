@@ -1,0 +1,3 @@
+//! Lists and watches against servers that answer with something else.
+
+mod lists;
