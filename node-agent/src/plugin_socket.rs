@@ -2,8 +2,8 @@
 
 use std::future::Future;
 use std::io;
-use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
+use std::os::fd::OwnedFd;
+use std::path::Path;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -15,6 +15,7 @@ use hyper::Request;
 use hyper::body::Incoming;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::task::AbortHandle;
+use zds::socket::{Place, SocketFile, SocketKind};
 
 use crate::disk;
 use crate::metrics::Metrics;
@@ -28,7 +29,7 @@ type Handler = Arc<dyn Fn(Request<Incoming>) -> Pin<Box<dyn Future<Output = Answ
 pub struct PluginSocket {
     /// What it is, for tasks and log lines.
     name: &'static str,
-    path: PathBuf,
+    file: SocketFile,
     answer: Handler,
     metrics: Arc<Metrics>,
     tasks: Supervisor,
@@ -49,21 +50,24 @@ impl PluginSocket {
     ) -> anyhow::Result<Self> {
         disk::context(std::fs::create_dir_all(run), "make the run directory", run)?;
         let path = run.join(file);
-        let listener = disk::context(bind(&path), "make the socket", &path)?;
+        let (file, listener) =
+            disk::context(SocketFile::bind(&path, SocketKind::Stream), "make the socket", &path)?;
+        let listener = disk::context(of_runtime(listener), "serve the socket", &path)?;
         let answer: Handler = Arc::new(move |request| Box::pin(answer(request)));
         let running = run_server(name, listener, &answer, &metrics, &tasks);
-        Ok(Self { name, path, answer, metrics, tasks, running })
+        Ok(Self { name, file, answer, metrics, tasks, running })
     }
 
-    /// Recreates the socket if its file was removed: plugins could not connect any more.
+    /// Recreates the socket if its file was removed, or another agent took its place and is gone: plugins could not connect any more.
     pub fn keep(&mut self) {
-        if self.path.exists() {
-            return;
+        match self.file.place() {
+            Place::Ours | Place::Taken => return,
+            Place::Missing | Place::Abandoned => {}
         }
         let name = self.name;
-        match bind(&self.path) {
+        match self.file.bind_again().and_then(of_runtime) {
             Ok(listener) => {
-                log::info!(target: SCOPE, "the {name} was removed; recreated it");
+                log::info!(target: SCOPE, "the {name} was removed, or belonged to an agent that is gone; recreated it");
                 self.running.abort();
                 self.running = run_server(name, listener, &self.answer, &self.metrics, &self.tasks);
             }
@@ -85,18 +89,9 @@ fn run_server(
     serve::spawn(tasks, name, peers, move |request| answer(request))
 }
 
-/// Makes the socket; a file of that name from an earlier agent goes. Only its owner and root may connect.
-fn bind(path: &Path) -> io::Result<UnixListener> {
-    match std::fs::remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-        Ok(()) | Err(_) => {}
-    }
-    let listener = UnixListener::bind(path)?;
-    match std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600)) {
-        // A cleanup removed it at this moment; `keep` recreates it.
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-        Ok(()) | Err(_) => Ok(listener),
-    }
+/// The socket as tokio waits for it.
+fn of_runtime(listener: OwnedFd) -> io::Result<UnixListener> {
+    UnixListener::from_std(listener.into())
 }
 
 /// Accepts connections of root, which runtimes run as, and of the agent's own user. All others are closed, even if

@@ -6,13 +6,18 @@ use std::net::TcpStream;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::process::Stdio;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::ensure;
 use e2e::agent::{self, Agent, CALICO, FakeApi, Node, daemon_set, exchange, failure, get, request};
+use e2e::pods::Proc;
 use e2e::retries::once_in;
+use e2e::ztunnel::Ztunnel;
+use test_support::netns::{Families, Namespace};
+use test_support::port::free_port;
 
 const REAL: [(&str, &str); 10] = [
     ("10-calico.conflist", CALICO),
@@ -662,6 +667,38 @@ fn a_log_socket_that_is_removed_comes_back() {
             exchange(stream, "POST", "/log", b"[]").is_some_and(|(status, _)| status == 200)
         })
     });
+}
+
+/// Of two agents of a node the newer has the sockets. When it is killed, its files stay, and nobody is behind them.
+#[test]
+fn the_sockets_of_a_newer_agent_that_is_killed_come_back() {
+    let mut node = Node::new(&[("10-calico.conflist", CALICO)]);
+    let host = Namespace::empty(Families::V4).expect("a namespace");
+    let _proc = Proc::of(&mut node, &host.path());
+    node.set("AMBIENT_ENABLED", "true");
+    let ztunnel = node.path("ztunnel/ztunnel.sock");
+    node.set("ZTUNNEL_UDS_ADDRESS", &ztunnel.display().to_string());
+    let sockets = || [node.path("run/log.sock"), node.path("run/pluginevent.sock"), ztunnel.clone()];
+    let files = || sockets().map(|path| fs::metadata(path).ok().map(|file| file.ino()));
+    let older = node.start();
+    older.wait("sockets", || files().iter().all(Option::is_some));
+    let before = files();
+    let mut command = node.command(&[&format!("--ctrlz_port={}", free_port().expect("a port"))]);
+    for name in ["HEALTH_PORT", "MONITORING_PORT"] {
+        command.env(name, free_port().expect("a port").to_string());
+    }
+    let log = fs::File::options().append(true).open(node.path("log")).expect("a log");
+    let mut newer = command.stdout(Stdio::null()).stderr(log).spawn().expect("starts");
+    older.wait("a newer agent's sockets", || {
+        files().iter().zip(&before).all(|(now, before)| now.is_some() && now != before)
+    });
+    newer.kill().expect("kills");
+    newer.wait().expect("ends");
+    let [streams @ .., packets] = sockets();
+    for path in &streams {
+        older.wait("the plugin's socket", || UnixStream::connect(path).is_ok());
+    }
+    older.wait("ztunnel's socket", || Ztunnel::connect(&packets).is_ok());
 }
 
 #[test]

@@ -266,6 +266,9 @@ fn the_next_agent_takes_the_socket_over_and_a_removed_one_is_made_again() -> Res
     ensure!(thread.join().is_ok(), "it panicked");
     assert_eq!(again.receive(SHORT)?, None, "the second agent has ended");
 
+    // Its socket stays, and nobody is behind it.
+    first.wait_for(|event| *event == Event::Restored)?;
+    Ztunnel::greet(&first.socket())?.obey_snapshot(SHORT)?;
     fs::remove_file(first.socket())?;
     first.wait_for(|event| *event == Event::Restored)?;
     assert_eq!(fs::metadata(first.socket())?.permissions().mode() & 0o777, 0o600);

@@ -53,7 +53,7 @@ const FIRST_TOKEN: Duration = Duration::from_secs(5);
 const FIRST_ENROLMENT: Duration = Duration::from_secs(5);
 /// How often the node's files are checked if they cannot be watched, or one of them cannot be loaded.
 const POLL: Duration = Duration::from_secs(5);
-/// How often to check that the node's directories are still the mounted ones. inotify does not report that.
+/// How often to check that the node's directories are still the mounted ones, and the sockets this agent's. inotify does not report that.
 const TICK: Duration = Duration::from_secs(10);
 /// The longest wait after failures.
 const LONGEST_WAIT: Duration = Duration::from_secs(60);
@@ -325,6 +325,8 @@ impl Agent {
                 },
                 _ = tokens.changed() => return None,
                 () = tokio::time::sleep_until(next.map_or(tick, |next| next.min(tick))) => {
+                    // No change of a file shows that another agent is gone.
+                    self.sockets.iter_mut().for_each(PluginSocket::keep);
                     if next.is_some_and(|next| next <= tokio::time::Instant::now()) {
                         return None;
                     }

@@ -354,7 +354,9 @@ fn observe(event: &Event, inventory: &Inventory, metrics: &Metrics) {
             log::info!(target: SCOPE, ztunnels = *count; "ztunnel connected or disconnected");
         }
         Event::Closed(why) => log::warn!(target: SCOPE, "a connection of ztunnel ended: {why}"),
-        Event::Restored => log::info!(target: SCOPE, "ztunnel's socket was removed; recreated it"),
+        Event::Restored => {
+            log::info!(target: SCOPE, "ztunnel's socket was removed, or belonged to an agent that is gone; recreated it");
+        }
         Event::Failed(why) => log::error!(target: SCOPE, "{why}"),
     }
 }

@@ -15,7 +15,6 @@ use rustix::net::{
     RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, accept_with, recv, sendmsg,
 };
 
-use super::file::SocketFile;
 use crate::ConnectionId;
 use crate::wire::LARGEST_RESPONSE;
 
@@ -48,14 +47,14 @@ pub struct Connections {
 
 impl Connections {
     /// Waits at most this long.
-    pub fn wait(&self, file: &SocketFile, bell: &OwnedFd, longest: Duration) -> io::Result<Vec<Ready>> {
+    pub fn wait(&self, listener: &OwnedFd, bell: &OwnedFd, longest: Duration) -> io::Result<Vec<Ready>> {
         let pause = self.accept_at.map(|at| at.saturating_duration_since(Instant::now()));
         let pause = pause.filter(|pause| !pause.is_zero());
         let mut waiting = vec![Ready::Orders];
         let mut polled = vec![PollFd::new(bell, PollFlags::IN)];
         if pause.is_none() {
             waiting.push(Ready::Connection);
-            polled.push(PollFd::new(file.listener(), PollFlags::IN));
+            polled.push(PollFd::new(listener, PollFlags::IN));
         }
         for (id, socket) in &self.open {
             waiting.push(Ready::Datagram(*id));
@@ -74,10 +73,10 @@ impl Connections {
     ///
     /// # Errors
     /// Why nothing was accepted.
-    pub fn accept(&mut self, file: &SocketFile, now: Instant) -> Result<Option<ConnectionId>, String> {
+    pub fn accept(&mut self, listener: &OwnedFd, now: Instant) -> Result<Option<ConnectionId>, String> {
         self.accept_at = Some(now + ACCEPT_PAUSE);
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let socket = match accept_with(file.listener(), flags) {
+        let socket = match accept_with(listener, flags) {
             Ok(socket) => socket,
             Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => return Ok(None),
             Err(error) => {

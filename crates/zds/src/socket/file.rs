@@ -1,4 +1,4 @@
-//! The socket file: taken over from an earlier agent, and still in its place.
+//! A socket file: taken over from an earlier agent, and still in its place.
 
 use std::ffi::OsString;
 use std::fs::{self, Permissions};
@@ -7,19 +7,31 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with};
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with,
+};
 
 /// Connections that wait to be accepted.
 const BACKLOG: i32 = 16;
 /// How often to begin again, if another agent takes the temporary name at the same moment.
 const TRIES: u32 = 3;
 
-/// A socket that listens, and its file.
+/// The file of a socket that listens.
 #[derive(Debug)]
 pub struct SocketFile {
     path: PathBuf,
-    listener: OwnedFd,
+    kind: SocketKind,
     id: (u64, u64),
+}
+
+/// How clients write to a socket.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SocketKind {
+    /// In packets, as ztunnel does.
+    Packets,
+    /// In a stream.
+    Stream,
 }
 
 /// What is at the file's path.
@@ -29,8 +41,10 @@ pub enum Place {
     Ours,
     /// Nothing.
     Missing,
-    /// Something else: another agent has taken over.
+    /// The socket of another program that lives: an agent that has taken over.
     Taken,
+    /// Something behind which nobody is, as the socket of an agent that was killed.
+    Abandoned,
 }
 
 impl SocketFile {
@@ -39,36 +53,43 @@ impl SocketFile {
     ///
     /// # Errors
     /// The socket cannot be made. A directory at its path stays.
-    pub fn bind(path: &Path) -> io::Result<Self> {
+    pub fn bind(path: &Path, kind: SocketKind) -> io::Result<(Self, OwnedFd)> {
         let mut tries = 1;
         loop {
-            match Self::try_bind(path) {
+            match Self::try_bind(path, kind) {
                 Err(error) if error.kind() == io::ErrorKind::NotFound && tries < TRIES => tries += 1,
                 result => return result,
             }
         }
     }
 
-    fn try_bind(path: &Path) -> io::Result<Self> {
+    fn try_bind(path: &Path, kind: SocketKind) -> io::Result<(Self, OwnedFd)> {
         let temporary = temporary(path);
         match fs::remove_file(&temporary) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             Ok(()) | Err(_) => {}
         }
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let listener = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+        let of_kind = match kind {
+            SocketKind::Packets => SocketType::SEQPACKET,
+            SocketKind::Stream => SocketType::STREAM,
+        };
+        let listener = socket(of_kind)?;
         bind(&listener, &SocketAddrUnix::new(&temporary)?)?;
         fs::set_permissions(&temporary, Permissions::from_mode(0o600))?;
         listen(&listener, BACKLOG)?;
         let id = id(&temporary)?;
         fs::rename(&temporary, path)?;
-        Ok(Self { path: path.to_owned(), listener, id })
+        Ok((Self { path: path.to_owned(), kind, id }, listener))
     }
 
-    /// The socket that listens.
-    #[must_use]
-    pub const fn listener(&self) -> &OwnedFd {
-        &self.listener
+    /// Listens there again, in place of what is there now.
+    ///
+    /// # Errors
+    /// As [`bind`](Self::bind).
+    pub fn bind_again(&mut self) -> io::Result<OwnedFd> {
+        let (file, listener) = Self::bind(&self.path, self.kind)?;
+        *self = file;
+        Ok(listener)
     }
 
     /// Its path.
@@ -83,9 +104,21 @@ impl SocketFile {
         match id(&self.path) {
             Ok(id) if id == self.id => Place::Ours,
             Err(error) if error.kind() == io::ErrorKind::NotFound => Place::Missing,
+            Ok(_) if is_abandoned(&self.path) => Place::Abandoned,
             Ok(_) | Err(_) => Place::Taken,
         }
     }
+}
+
+/// Whether no process has the socket of this path. A datagram socket is refused by what listens, because that is of another kind, so nobody
+/// sees a client.
+fn is_abandoned(path: &Path) -> bool {
+    let probe = socket(SocketType::DGRAM).and_then(|probe| connect(&probe, &SocketAddrUnix::new(path)?));
+    probe == Err(Errno::CONNREFUSED)
+}
+
+fn socket(kind: SocketType) -> rustix::io::Result<OwnedFd> {
+    socket_with(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK, None)
 }
 
 /// The same for all agents, so that the next agent finds the leftover of a killed one.
@@ -111,14 +144,37 @@ mod tests {
         let path = folder.path().join("ztunnel.sock");
         drop(UnixListener::bind(&path).expect("an earlier socket"));
         drop(UnixListener::bind(folder.path().join(".ztunnel.sock.new")).expect("a leftover"));
-        let socket = SocketFile::bind(&path).expect("is taken over");
+        let bind = || SocketFile::bind(&path, SocketKind::Packets);
+        let (mut socket, _listener) = bind().expect("is taken over");
         assert_eq!(socket.place(), Place::Ours);
         assert_eq!(fs::metadata(&path).expect("a file").permissions().mode() & 0o777, 0o600);
         assert_eq!(fs::read_dir(folder.path()).expect("a folder").count(), 1);
-        let next = SocketFile::bind(&path).expect("is taken over");
+        let (next, listener) = bind().expect("is taken over");
         assert_eq!((socket.place(), next.place()), (Place::Taken, Place::Ours));
+        // The next agent is killed: its file stays, and nobody is behind it.
+        drop(listener);
+        assert_eq!(socket.place(), Place::Abandoned);
+        let _listener = socket.bind_again().expect("is taken back");
+        assert_eq!((socket.place(), next.place()), (Place::Ours, Place::Taken));
         fs::remove_file(&path).expect("removes");
-        assert_eq!(next.place(), Place::Missing);
+        assert_eq!(socket.place(), Place::Missing);
+    }
+
+    #[test]
+    fn looking_at_another_agents_socket_disturbs_nobody() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("log.sock");
+        let (old, _listener) = SocketFile::bind(&path, SocketKind::Stream).expect("a socket");
+        let next = UnixListener::bind(folder.path().join("new")).expect("a socket");
+        fs::rename(folder.path().join("new"), &path).expect("renames");
+        assert_eq!(old.place(), Place::Taken);
+        next.set_nonblocking(true).expect("is set");
+        assert_eq!(next.accept().expect_err("no client").kind(), io::ErrorKind::WouldBlock);
+        drop(next);
+        assert_eq!(old.place(), Place::Abandoned);
+        fs::remove_file(&path).expect("removes");
+        fs::write(&path, "no socket").expect("writes");
+        assert_eq!(old.place(), Place::Abandoned);
     }
 
     #[test]
@@ -126,9 +182,10 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("ztunnel.sock");
         fs::create_dir(&path).expect("a directory");
-        SocketFile::bind(&path).expect_err("it is a directory");
+        SocketFile::bind(&path, SocketKind::Packets).expect_err("it is a directory");
         assert!(path.is_dir());
-        let missing = SocketFile::bind(&folder.path().join("none/ztunnel.sock")).expect_err("no directory");
+        let missing = SocketFile::bind(&folder.path().join("none/ztunnel.sock"), SocketKind::Packets);
+        let missing = missing.expect_err("no directory");
         assert_eq!(missing.kind(), io::ErrorKind::NotFound);
     }
 }

@@ -21,7 +21,7 @@ use rustix::event::{EventfdFlags, eventfd};
 
 use crate::{ConnectionId, Input, NetnsInode, Output, PodState, Server, Workload};
 use connections::{Connections, Ready};
-use file::{Place, SocketFile};
+pub use file::{Place, SocketFile, SocketKind};
 
 /// How often to check that the socket file is in its place.
 const PLACE_CHECK: Duration = Duration::from_secs(5);
@@ -40,7 +40,7 @@ pub enum Event {
     Ztunnels(usize),
     /// A connection ended, or could not begin; with the reason.
     Closed(String),
-    /// The socket file was removed, and is there again.
+    /// The socket file was removed, or another agent that had it is gone: it is ours again.
     Restored,
     /// The socket cannot be served for now; with the reason.
     Failed(String),
@@ -101,13 +101,14 @@ impl Handle {
 /// # Errors
 /// Socket or thread cannot be made.
 pub fn serve(path: &Path, open: Opener, observe: Observer) -> io::Result<(Handle, JoinHandle<()>)> {
-    let file = SocketFile::bind(path)?;
+    let (file, listener) = SocketFile::bind(path, SocketKind::Packets)?;
     let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
     let (ringing, heard) = (Bell(bell.try_clone()?), Bell(bell));
     let (orders, received) = mpsc::channel();
     let thread = Thread {
         server: Server::new(),
         file,
+        listener,
         is_taken: false,
         bell: heard,
         orders: received,
@@ -134,6 +135,7 @@ impl Drop for Handle {
 struct Thread {
     server: Server,
     file: SocketFile,
+    listener: OwnedFd,
     /// Another agent's socket was seen in the file's place.
     is_taken: bool,
     bell: Bell,
@@ -151,7 +153,7 @@ impl Thread {
         loop {
             let now = self.now();
             let due = self.server.next_deadline().map_or(place_due, |deadline| deadline.min(place_due));
-            let ready = self.connections.wait(&self.file, &self.bell.0, due.saturating_sub(now));
+            let ready = self.connections.wait(&self.listener, &self.bell.0, due.saturating_sub(now));
             for ready in ready.unwrap_or_else(|error| {
                 (self.observe)(Event::Failed(format!("cannot wait for ztunnel: {error}")));
                 thread::sleep(Duration::from_secs(1));
@@ -192,7 +194,7 @@ impl Thread {
     }
 
     fn accept(&mut self) {
-        match self.connections.accept(&self.file, Instant::now()) {
+        match self.connections.accept(&self.listener, Instant::now()) {
             Ok(Some(id)) => self.handle(Input::Accepted(id)),
             Ok(None) => {}
             Err(error) => (self.observe)(Event::Closed(error)),
@@ -268,7 +270,7 @@ impl Thread {
         }
     }
 
-    /// A socket file that was removed is made again. One that another agent made is that agent's.
+    /// A socket file that was removed is made again. One that another agent made is that agent's, for as long as that lives.
     fn keep_in_place(&mut self) {
         match self.file.place() {
             Place::Ours => self.is_taken = false,
@@ -280,15 +282,16 @@ impl Thread {
                     "{path} is another agent's now; ztunnel connects there"
                 )));
             }
-            Place::Missing => match SocketFile::bind(self.file.path()) {
-                Ok(file) => {
-                    self.file = file;
+            Place::Missing | Place::Abandoned => match self.file.bind_again() {
+                Ok(listener) => {
+                    self.listener = listener;
+                    self.is_taken = false;
                     (self.observe)(Event::Restored);
                 }
                 Err(error) => {
                     let path = self.file.path().display();
                     (self.observe)(Event::Failed(format!(
-                        "{path} was removed and cannot be made again: {error}"
+                        "{path} was removed or abandoned, and cannot be made again: {error}"
                     )));
                 }
             },
