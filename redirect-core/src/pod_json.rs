@@ -124,6 +124,8 @@ fn facts(pod: &Field<'_, '_>, errors: &mut PodJsonErrors) -> PodFacts {
 }
 
 fn containers(list: &Field<'_, '_>, are_init: bool, facts: &mut PodFacts, errors: &mut PodJsonErrors) {
+    // Init containers run one after the other, but those behind a proxy that stays run beside it.
+    let mut are_beside = !are_init;
     for index in list.indices(errors) {
         let container = list.item(index);
         if container.required_object(errors).is_none() {
@@ -131,9 +133,11 @@ fn containers(list: &Field<'_, '_>, are_init: bool, facts: &mut PodFacts, errors
         }
         if let Some(name) = container.at("name").required_string(errors) {
             facts.containers.insert(name.to_owned());
+            let stays = are_init && container.at("restartPolicy").string(errors) == Some("Always");
             if name == PROXY_CONTAINER {
                 facts.proxy = Some(proxy(&container, errors));
-            } else if !are_init || container.at("restartPolicy").string(errors) == Some("Always") {
+                are_beside |= stays;
+            } else if are_beside || stays {
                 let (run_as_user, run_as_group) = ids(&container, errors);
                 facts.beside_proxy.push(ContainerIdentity {
                     name: name.to_owned(),
@@ -344,6 +348,21 @@ mod tests {
         let facts = PodFacts::from_json(&pod).unwrap();
         assert_eq!(facts.skip_reason(), None);
         assert_eq!(facts.proxy.unwrap().run_as_user, Some(2102));
+    }
+
+    #[test]
+    fn init_containers_behind_a_native_sidecar_run_beside_it() {
+        let beside = |restarts: &str| {
+            let early = |name: &str| json!({"name": name, "securityContext": {"runAsUser": 1337}});
+            let proxy = json!({"name": "istio-proxy", "restartPolicy": restarts});
+            let pod = json!({"spec": {"initContainers": [early("first"), proxy, early("second")],
+                "containers": [{"name": "app"}]}});
+            let facts = PodFacts::from_json(&pod).unwrap();
+            facts.beside_proxy.into_iter().map(|one| one.name).collect::<Vec<_>>()
+        };
+        assert_eq!(beside("Always"), ["second", "app"]);
+        // An init container of this name that ends is not beside anything.
+        assert_eq!(beside("OnFailure"), ["app"]);
     }
 
     #[test]

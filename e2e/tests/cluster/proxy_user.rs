@@ -46,6 +46,14 @@ fn pods() -> Vec<(Value, Option<&'static str>)> {
     outside["metadata"]["annotations"] = json!({"a": "b"});
     let mut native = mesh_pod("p", &json!({}), &app(json!({"runAsGroup": 2000})));
     native["spec"]["containers"].as_array_mut().expect("containers").pop();
+    let mut behind = native.clone();
+    let early = |name: &str| container(name, &json!({"runAsUser": 1337}));
+    let proxy =
+        json!({"name": "istio-proxy", "image": "x", "restartPolicy": "Always", "securityContext": injected});
+    let of_init = |behind: &mut Value, all: Value| behind["spec"]["initContainers"] = all;
+    of_init(&mut behind, json!([proxy, early("late")]));
+    let mut before = behind.clone();
+    of_init(&mut before, json!([early("first"), proxy]));
     native["spec"]["initContainers"] = json!([{"name": "istio-proxy", "image": "x", "restartPolicy": "Always", "securityContext": {"runAsUser": 2000, "runAsGroup": 2000}}]);
     let in_mesh = |spec: Value| mesh_pod("p", &injected, &spec);
     vec![
@@ -81,6 +89,8 @@ fn pods() -> Vec<(Value, Option<&'static str>)> {
             Some("container app runs as group 1337"),
         ),
         (native, Some("container app runs as group 2000")),
+        (behind, Some("container late runs as user 1337")),
+        (before, None),
         (outside, None),
     ]
 }
