@@ -1,22 +1,20 @@
 //! The agents' pods: which node has which, and whether it can be asked.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use cni_core::reasons::AGENT_LABEL;
 use k8s_openapi::api::core::v1::ContainerStatus;
 use kube::api::ListParams;
 
 use crate::Failure;
-use crate::cluster::{Cluster, PODS};
-use crate::objects::Pod;
+use crate::cluster::{BINDINGS, Cluster, DAEMON_SETS, PODS};
+use crate::objects::{Binding, Pod, PodSpec, Workload};
+use crate::verdict::names;
 
-/// What selects the agents' pods, in Istio's chart and in ours.
-#[must_use]
-pub fn selector() -> String {
-    let (key, value) = AGENT_LABEL;
-    format!("{key}={value}")
-}
-
+/// The label of the objects of Istio's chart and of ours.
+const CHART: &str = "app=istio-cni";
+/// What to do where the agents are not found for sure.
+const NAME_IT: &str = "name the namespace of the agents with --agent-namespace";
 /// Their container.
 const CONTAINER: &str = "install-cni";
 
@@ -101,16 +99,135 @@ pub fn by_node(agents: impl IntoIterator<Item = Agent>) -> BTreeMap<String, Agen
     all
 }
 
-/// The agents of the cluster, or of one node.
-///
-/// # Errors
-/// They cannot be listed.
-pub async fn find(cluster: &Cluster, node: Option<&str>) -> Result<BTreeMap<String, Agent>, Failure> {
-    let mut params = ListParams::default().labels(&selector());
-    params.field_selector = node.map(|name| format!("spec.nodeName={name}"));
-    let mut agents = Vec::new();
-    cluster.each::<Pod>(PODS, None, params, |pod| agents.extend(Agent::of(&pod))).await?;
-    Ok(by_node(agents))
+/// The DaemonSet whose pods are the agents. Whoever may create pods can give them our labels and names, so that only its own pods count: those
+/// that it controls, by its UID, with its service account.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Fleet {
+    namespace: String,
+    name: String,
+    uid: String,
+    account: String,
+}
+
+impl std::fmt::Display for Fleet {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "DaemonSet {}/{}", self.namespace, self.name)
+    }
+}
+
+impl Fleet {
+    /// Finds it in the namespace that is named; otherwise in those whose service accounts the chart's ClusterRoleBindings name, which takes an
+    /// administrator to create.
+    ///
+    /// # Errors
+    /// It does not exist, is not the only one, or nothing can be read.
+    pub async fn find(cluster: &Cluster) -> Result<Self, Failure> {
+        let mut found = Vec::new();
+        let looked = if let Some(namespace) = cluster.agents() {
+            found.extend(Self::of(cluster, namespace).await?);
+            format!("in namespace {namespace}; correct --agent-namespace")
+        } else {
+            let accounts = accounts(cluster).await?;
+            for (namespace, names) in &accounts {
+                let fleets = Self::of(cluster, namespace).await?;
+                found.extend(fleets.into_iter().filter(|fleet| names.contains(&fleet.account)));
+            }
+            let namespaces: Vec<String> = accounts.into_keys().collect();
+            if namespaces.is_empty() {
+                format!("no ClusterRoleBinding with the label {CHART} names its account; {NAME_IT}")
+            } else {
+                format!(
+                    "with its account in {}, which ClusterRoleBindings name; {NAME_IT}",
+                    names(&namespaces)
+                )
+            }
+        };
+        if let [fleet] = found.as_slice() {
+            return Ok(fleet.clone());
+        }
+        if found.is_empty() {
+            let (key, value) = AGENT_LABEL;
+            return Err(Failure(format!(
+                "no agent found: no DaemonSet of pods with the label {key}={value} {looked}; kubectl redirect precheck shows whether one can be installed"
+            )));
+        }
+        let all: Vec<String> = found.iter().map(ToString::to_string).collect();
+        Err(Failure(format!(
+            "{} may be the agents': {}; {NAME_IT}, and remove those that are not",
+            found.len(),
+            all.join(", ")
+        )))
+    }
+
+    /// The DaemonSets of a namespace whose pods have the agents' label.
+    async fn of(cluster: &Cluster, namespace: &str) -> Result<Vec<Self>, Failure> {
+        let mut found = Vec::new();
+        let (key, value) = AGENT_LABEL;
+        let see = |set: Workload| {
+            let template = &set.spec.template;
+            if template.metadata.labels.get(key).is_some_and(|label| label == value) {
+                found.push(Self {
+                    namespace: namespace.to_owned(),
+                    name: set.metadata.name,
+                    uid: set.metadata.uid,
+                    account: account(&template.spec).to_owned(),
+                });
+            }
+        };
+        cluster.each(DAEMON_SETS, Some(namespace), ListParams::default(), see).await?;
+        Ok(found)
+    }
+
+    /// Whether a pod is one of its own.
+    #[must_use]
+    pub fn owns(&self, pod: &Pod) -> bool {
+        let mut owners = pod.metadata.owner_references.iter();
+        let is_owned = owners.any(|owner| {
+            owner.kind == "DaemonSet" && owner.controller == Some(true) && owner.uid == self.uid
+        });
+        is_owned
+            && !self.uid.is_empty()
+            && pod.metadata.namespace == self.namespace
+            && account(&pod.spec) == self.account
+    }
+
+    /// The agents by their nodes, or the one of a node.
+    ///
+    /// # Errors
+    /// They cannot be listed.
+    pub async fn agents(
+        &self,
+        cluster: &Cluster,
+        node: Option<&str>,
+    ) -> Result<BTreeMap<String, Agent>, Failure> {
+        let (key, value) = AGENT_LABEL;
+        let mut params = ListParams::default().labels(&format!("{key}={value}"));
+        params.field_selector = node.map(|name| format!("spec.nodeName={name}"));
+        let mut agents = Vec::new();
+        let see = |pod: Pod| agents.extend(Agent::of(&pod).filter(|_| self.owns(&pod)));
+        cluster.each(PODS, Some(&self.namespace), params, see).await?;
+        Ok(by_node(agents))
+    }
+}
+
+/// As whom a pod asks the API server.
+fn account(spec: &PodSpec) -> &str {
+    if spec.service_account_name.is_empty() { "default" } else { &spec.service_account_name }
+}
+
+/// The service accounts, by namespace, to which the chart's objects give rights in the whole cluster.
+async fn accounts(cluster: &Cluster) -> Result<BTreeMap<String, BTreeSet<String>>, Failure> {
+    let mut accounts: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    let see = |binding: Binding| {
+        for subject in binding.subjects {
+            if let ("ServiceAccount", Some(namespace)) = (subject.kind.as_str(), subject.namespace) {
+                accounts.entry(namespace).or_default().insert(subject.name);
+            }
+        }
+    };
+    let listed = cluster.each(BINDINGS, None, ListParams::default().labels(CHART), see).await;
+    listed.map_err(|Failure(why)| Failure(format!("cannot find the agents' namespace: {why}; {NAME_IT}")))?;
+    Ok(accounts)
 }
 
 #[cfg(test)]

@@ -9,8 +9,13 @@ use crate::forward::{self, About, Command};
 use crate::scan;
 
 /// Flags of every command: they may stand anywhere, as for kubectl.
-const COMMON: [(&str, Option<&str>); 3] =
-    [("--kubeconfig", None), ("--context", None), ("--namespace", Some("-n"))];
+const COMMON: [(&str, Option<&str>); 5] = [
+    ("--kubeconfig", None),
+    ("--context", None),
+    ("--namespace", Some("-n")),
+    ("--agent-namespace", None),
+    ("--timeout", None),
+];
 
 /// What to do.
 #[derive(Debug, PartialEq, Eq)]
@@ -77,11 +82,17 @@ fn output() -> Arg {
     text("output", "FORMAT", "text or json").short('o').value_parser(["text", "json"]).default_value("text")
 }
 
-fn with_common(command: clap::Command) -> clap::Command {
+fn with_common(command: clap::Command, patience: &'static str) -> clap::Command {
     command
         .arg(text("kubeconfig", "FILE", "The kubeconfig; by default KUBECONFIG's, then ~/.kube/config"))
         .arg(text("context", "NAME", "A context of it in place of the current one"))
         .arg(text("namespace", "NAME", "A namespace").short('n'))
+        .arg(text(
+            "agent-namespace",
+            "NAME",
+            "The namespace of the agents; by default the one that the chart's ClusterRoleBinding names",
+        ))
+        .arg(text("timeout", "TIME", "How long an agent may take").default_value(patience))
 }
 
 /// The whole command line.
@@ -98,8 +109,7 @@ fn parser() -> clap::Command {
                 .help("Pods of all namespaces, as without -n"),
         )
         .arg(text("selector", "LABELS", "Only pods with these labels").short('l'))
-        .arg(output())
-        .arg(text("timeout", "TIME", "How long a node may take").default_value("20s"));
+        .arg(output());
     let bundle = clap::Command::new("bundle")
         .about("Saves the archive for a support ticket that redirectctl makes of a node; it holds no secrets")
         .arg(Arg::new("POD").required_unless_present("node").help("A pod of the node, as NAMESPACE/NAME"))
@@ -115,10 +125,10 @@ fn parser() -> clap::Command {
         .subcommand_required(true)
         .arg_required_else_help(true)
         .disable_help_subcommand(true)
-        .subcommand(with_common(scan))
-        .subcommands(Command::ALL.map(|command| with_common(forwarded(command))))
-        .subcommand(with_common(bundle))
-        .subcommand(with_common(precheck))
+        .subcommand(with_common(scan, "20s"))
+        .subcommands(Command::ALL.map(|command| with_common(forwarded(command), "1m")))
+        .subcommand(with_common(bundle, "5m"))
+        .subcommand(with_common(precheck, "1m"))
         .after_help("Exit codes: 0 nothing is wrong, 1 bad input or not possible, 2 problems found.")
 }
 
@@ -152,29 +162,32 @@ const POD: &str = "The pod, as NAMESPACE/NAME, or its name in the namespace of -
 fn job(matches: &ArgMatches) -> Result<Line, String> {
     let (name, line) = matches.subcommand().ok_or("a command is missing")?;
     let text = |name: &str| line.get_one::<String>(name).cloned();
-    let access =
-        Access { kubeconfig: text("kubeconfig"), context: text("context"), namespace: text("namespace") };
+    let access = Access {
+        kubeconfig: text("kubeconfig"),
+        context: text("context"),
+        namespace: text("namespace"),
+        agents: text("agent-namespace"),
+    };
+    let patience = duration(&text("timeout").unwrap_or_default())?;
     let job = match name {
-        "scan" => {
-            let patience = text("timeout").unwrap_or_default();
-            Job::Scan(scan::Wanted {
-                namespace: access.namespace.clone(),
-                node: text("node"),
-                selector: text("selector"),
-                is_json: is_json(line),
-                patience: duration(&patience)?,
-            })
-        }
+        "scan" => Job::Scan(scan::Wanted {
+            namespace: access.namespace.clone(),
+            node: text("node"),
+            selector: text("selector"),
+            is_json: is_json(line),
+            patience,
+        }),
         "bundle" => Job::Bundle(forward::WantedBundle {
             about: text("node").map_or_else(|| About::Pod(text("POD").unwrap_or_default()), About::Node),
             file: text("file").map(Into::into),
+            patience,
         }),
         "precheck" => Job::Precheck { is_json: is_json(line) },
         _ => {
             let command = Command::ALL.into_iter().find(|command| command.name() == name);
             let words = line.get_many::<String>("words").unwrap_or_default().map(|word| long(word)).collect();
             let command = command.ok_or("this command does not exist")?;
-            Job::Forward(forward::Wanted { command, operand: text("operand"), words })
+            Job::Forward(forward::Wanted { command, operand: text("operand"), words, patience })
         }
     };
     Ok(Line::Job(access, job))
@@ -216,16 +229,19 @@ mod tests {
 
     #[test]
     fn flags_of_kubectl_may_stand_anywhere_and_others_go_to_redirectctl() {
-        let job =
-            job_of("--context test trace cart-0 --to 10.0.0.1:80 -n shop -o json --as app --kubeconfig=/k");
+        let job = job_of(
+            "--context test trace cart-0 --to 10.0.0.1:80 -n shop -o json --as app --kubeconfig=/k --timeout 2m --agent-namespace mesh",
+        );
         let access = Access {
             kubeconfig: Some("/k".to_owned()),
             context: Some("test".to_owned()),
             namespace: Some("shop".to_owned()),
+            agents: Some("mesh".to_owned()),
         };
         let words = ["--to", "10.0.0.1:80", "--output", "json", "--as", "app"].map(str::to_owned).to_vec();
         let operand = Some("cart-0".to_owned());
-        let wanted = forward::Wanted { command: Command::Trace, operand, words };
+        let wanted =
+            forward::Wanted { command: Command::Trace, operand, words, patience: Duration::from_secs(120) };
         assert_eq!(job, (access, Job::Forward(wanted)));
     }
 

@@ -1,20 +1,34 @@
 //! The API server, with a user's kubeconfig.
 
+use api_lists::{Limits, Listing};
+use http_body_util::BodyExt as _;
 use kube::api::{GetParams, ListParams, PostParams};
+use kube::client::Body;
 use kube::config::{KubeConfigOptions, Kubeconfig};
-use kube::core::Request;
+use kube::core::request::Error as RequestError;
+use kube::core::{Request, Status};
 use kube::{Client, Config};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use std::time::Duration;
 
 use crate::Failure;
-use crate::objects::List;
+
+type Built = Result<http::Request<Vec<u8>>, RequestError>;
 
 /// Objects of a page: large clusters answer in many.
 const PAGE: u32 = 500;
 /// How long the API server may take for one answer.
-const PATIENCE: Duration = Duration::from_secs(30);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+/// The largest list: Kubernetes is tested with 150,000 pods.
+const MOST: Limits = Limits { objects: 500_000, bytes: 32 << 30 };
+/// The largest page of one.
+const MOST_PAGE: usize = 128 << 20;
+/// The largest object.
+const MOST_OBJECT: usize = 8 << 20;
+/// The most that is read of what a server says about a failure, and that is shown of it.
+const MOST_WORDS: usize = 64 << 10;
+const MOST_SHOWN: usize = 1000;
 
 /// How the API server is found, as kubectl's flags of the same names say.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -25,6 +39,8 @@ pub struct Access {
     pub context: Option<String>,
     /// A namespace in place of the context's.
     pub namespace: Option<String>,
+    /// The namespace of the agents, in place of the one that the chart's objects name.
+    pub agents: Option<String>,
 }
 
 /// A kind of objects.
@@ -34,20 +50,28 @@ pub struct Kind {
     root: &'static str,
     /// Its plural, as in paths and rights.
     resource: &'static str,
+    /// Of its lists.
+    list: &'static str,
 }
 
 /// Pods.
-pub const PODS: Kind = Kind { root: "/api/v1", resource: "pods" };
+pub const PODS: Kind = Kind { root: "/api/v1", resource: "pods", list: "PodList" };
 /// Nodes.
-pub const NODES: Kind = Kind { root: "/api/v1", resource: "nodes" };
+pub const NODES: Kind = Kind { root: "/api/v1", resource: "nodes", list: "NodeList" };
 /// Namespaces.
-pub const NAMESPACES: Kind = Kind { root: "/api/v1", resource: "namespaces" };
+pub const NAMESPACES: Kind = Kind { root: "/api/v1", resource: "namespaces", list: "NamespaceList" };
 /// DaemonSets.
-pub const DAEMON_SETS: Kind = Kind { root: "/apis/apps/v1", resource: "daemonsets" };
+pub const DAEMON_SETS: Kind = Kind { root: "/apis/apps/v1", resource: "daemonsets", list: "DaemonSetList" };
 /// Deployments.
-pub const DEPLOYMENTS: Kind = Kind { root: "/apis/apps/v1", resource: "deployments" };
+pub const DEPLOYMENTS: Kind = Kind { root: "/apis/apps/v1", resource: "deployments", list: "DeploymentList" };
 /// ConfigMaps.
-pub const CONFIG_MAPS: Kind = Kind { root: "/api/v1", resource: "configmaps" };
+pub const CONFIG_MAPS: Kind = Kind { root: "/api/v1", resource: "configmaps", list: "ConfigMapList" };
+/// ClusterRoleBindings.
+pub const BINDINGS: Kind = Kind {
+    root: "/apis/rbac.authorization.k8s.io/v1",
+    resource: "clusterrolebindings",
+    list: "ClusterRoleBindingList",
+};
 
 impl Kind {
     fn path(self, namespace: Option<&str>) -> String {
@@ -61,6 +85,7 @@ impl Kind {
 pub struct Cluster {
     client: Client,
     url: String,
+    agents: Option<String>,
 }
 
 impl std::fmt::Debug for Cluster {
@@ -91,7 +116,7 @@ impl Cluster {
         }
         let url = config.cluster_url.to_string().trim_end_matches('/').to_owned();
         let client = Client::try_from(config).map_err(|error| unusable(&error))?;
-        Ok(Self { client, url })
+        Ok(Self { client, url, agents: access.agents.clone() })
     }
 
     /// The client itself, for `exec`.
@@ -112,6 +137,12 @@ impl Cluster {
         self.client.default_namespace()
     }
 
+    /// The namespace of the agents, if one is named.
+    #[must_use]
+    pub fn agents(&self) -> Option<&str> {
+        self.agents.as_deref()
+    }
+
     /// All objects of a kind, page by page; each page is dropped before the next is read.
     ///
     /// # Errors
@@ -124,14 +155,19 @@ impl Cluster {
         mut see: impl FnMut(T),
     ) -> Result<(), Failure> {
         params.limit = Some(PAGE);
-        let what = || format!("list {}", kind.resource);
+        let what = format!("list {}", kind.resource);
+        let failed = |error: AskError| error.about(&what, &self.url);
+        let mut listing = Listing::new(kind.list, MOST);
+        let keep = |object: &Value| Some(T::deserialize(object).map_err(|error| error.to_string()));
         loop {
             let request = Request::new(kind.path(namespace)).list(&params);
-            let request = request.map_err(|error| Failure(format!("cannot {}: {error}", what())))?;
-            let asked = self.patiently(self.client.request::<List<T>>(request)).await;
-            let page = asked.map_err(|error| error.about(&what(), &self.url))?;
-            page.items.into_iter().for_each(&mut see);
-            match page.metadata.continue_.filter(|next| !next.is_empty()) {
+            let text = self.ask(request, MOST_PAGE).await.map_err(failed)?;
+            let page =
+                listing.page(&*text, &keep).map_err(|error| failed(AskError::Other(error.to_string())))?;
+            for object in page.kept {
+                see(object.map_err(|error| failed(AskError::Other(error)))?);
+            }
+            match page.rest {
                 Some(next) => params.continue_token = Some(next),
                 None => return Ok(()),
             }
@@ -159,9 +195,7 @@ impl Cluster {
         name: &str,
     ) -> Result<Option<T>, Failure> {
         let what = format!("get {} {name}", kind.resource);
-        let request = Request::new(kind.path(namespace)).get(name, &GetParams::default());
-        let request = request.map_err(|error| Failure(format!("cannot {what}: {error}")))?;
-        match self.patiently(self.client.request::<T>(request)).await {
+        match self.json(Request::new(kind.path(namespace)).get(name, &GetParams::default())).await {
             Ok(object) => Ok(Some(object)),
             Err(AskError::Api(status)) if status.is_not_found() => Ok(None),
             Err(error) => Err(error.about(&what, &self.url)),
@@ -173,8 +207,13 @@ impl Cluster {
     /// # Errors
     /// It does not respond.
     pub async fn version(&self) -> Result<String, Failure> {
-        let asked = self.patiently(self.client.apiserver_version()).await;
-        asked.map(|info| info.git_version).map_err(|error| error.about("read the version", &self.url))
+        // `/version` is no collection, and read as if it were an object of one.
+        let asked = self.json::<Value>(Request::new("").get("version", &GetParams::default())).await;
+        let info = asked.map_err(|error| error.about("read the version", &self.url))?;
+        let version = info.get("gitVersion").and_then(Value::as_str).map(str::to_owned);
+        version.ok_or_else(|| {
+            AskError::Other("the answer has no version".to_owned()).about("read the version", &self.url)
+        })
     }
 
     /// Whether the user may do something, by the server's own account.
@@ -192,18 +231,56 @@ impl Cluster {
         });
         let path = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
         let request = Request::new(path).create(&PostParams::default(), review.to_string().into_bytes());
-        let request = request.map_err(Failure::of)?;
-        let answer = self.patiently(self.client.request::<Value>(request)).await;
-        let answer = answer.map_err(|error| error.about("ask for rights", &self.url))?;
+        let answer =
+            self.json::<Value>(request).await.map_err(|error| error.about("ask for rights", &self.url))?;
         Ok(answer.pointer("/status/allowed").and_then(Value::as_bool) == Some(true))
     }
 
-    async fn patiently<T>(&self, asked: impl Future<Output = kube::Result<T>>) -> Result<T, AskError> {
-        match tokio::time::timeout(PATIENCE, asked).await {
-            Ok(answer) => answer.map_err(AskError::from),
-            Err(_) => Err(AskError::Other(format!("no response within {}s", PATIENCE.as_secs()))),
-        }
+    async fn json<T: DeserializeOwned>(&self, request: Built) -> Result<T, AskError> {
+        let text = self.ask(request, MOST_OBJECT).await?;
+        serde_json::from_slice(&text)
+            .map_err(|error| AskError::Other(format!("the answer is not what was asked for: {error}")))
     }
+
+    /// The answer, which has at most so many bytes.
+    async fn ask(&self, request: Built, most: usize) -> Result<Vec<u8>, AskError> {
+        let request = request.map_err(|error| AskError::Other(error.to_string()))?;
+        let answer = tokio::time::timeout(PATIENCE, self.answer(request, most)).await;
+        answer.unwrap_or_else(|_| Err(AskError::Other(format!("no response within {}s", PATIENCE.as_secs()))))
+    }
+
+    async fn answer(&self, request: http::Request<Vec<u8>>, most: usize) -> Result<Vec<u8>, AskError> {
+        let (head, body) = self.client.send(request.map(Body::from)).await?.into_parts();
+        if head.status.is_success() {
+            return whole(body, most).await;
+        }
+        // The status says enough where the words do not come.
+        let words = whole(body, MOST_WORDS).await.unwrap_or_default();
+        let status = serde_json::from_slice::<Status>(&words).ok().filter(|status| status.code != 0);
+        Err(AskError::Api(Box::new(status.unwrap_or_else(|| {
+            let words = String::from_utf8_lossy(&words);
+            Status::failure(&words, head.status.canonical_reason().unwrap_or_default())
+                .with_code(head.status.as_u16())
+        }))))
+    }
+}
+
+/// A whole body; a larger one is an error.
+async fn whole(mut body: Body, most: usize) -> Result<Vec<u8>, AskError> {
+    let mut bytes = Vec::new();
+    while let Some(frame) = body.frame().await {
+        let Ok(piece) = frame?.into_data() else { continue };
+        if bytes.len() + piece.len() > most {
+            return Err(AskError::Other(format!("the answer has more than {most} bytes")));
+        }
+        bytes.extend_from_slice(&piece);
+    }
+    Ok(bytes)
+}
+
+/// The beginning of what a server says.
+pub(crate) fn shown(words: &str) -> String {
+    words.chars().take(MOST_SHOWN).collect()
 }
 
 /// A right on objects of a kind.
@@ -251,13 +328,14 @@ impl AskError {
     pub fn about(&self, what: &str, server: &str) -> Failure {
         Failure(match self {
             Self::Api(status) if status.is_forbidden() => {
-                format!("missing right: {what}: {}", status.message)
+                format!("missing right: {what}: {}", shown(&status.message))
             }
             Self::Api(status) if status.code == 401 => format!(
                 "cannot {what}: {server} does not accept the credentials (401); log in again, or name another context with --context"
             ),
-            Self::Api(status) => format!("cannot {what}: {} ({})", status.message, status.code),
+            Self::Api(status) => format!("cannot {what}: {} ({})", shown(&status.message), status.code),
             Self::Other(why) => {
+                let why = shown(why);
                 format!("cannot {what}: {why}; does the kubeconfig name the right API server ({server})?")
             }
         })

@@ -1,20 +1,25 @@
 //! `redirectctl`, run in the container of an agent by the API server's `exec`.
 
 use std::io;
+use std::time::Duration;
 
+use explain::printable::Passage;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Status;
 use kube::Api;
 use kube::api::{AttachParams, AttachedProcess};
-use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite};
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 
 use crate::agents::Agent;
-use crate::cluster::{AskError, Cluster};
+use crate::cluster::{AskError, Cluster, PATIENCE, shown};
 
 /// The program. The image has it where its `PATH` leads.
 const PROGRAM: &str = "redirectctl";
 /// The most that is kept of what is logged beside an answer.
 const MOST_LOG: u64 = 64 << 10;
+
+/// The most that is passed on of an answer.
+const MOST_TEXT: u64 = 64 << 20;
 
 /// Why an agent does not answer.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -30,6 +35,9 @@ pub enum ExecError {
     /// The agent's image lacks the program.
     #[error("image {0} has no redirectctl; is it Istio's, or older than kubectl-redirect?")]
     NoProgram(String),
+    /// It takes too long.
+    #[error("no response within {}; --timeout gives it longer", humantime::format_duration(*.0))]
+    Late(Duration),
     /// Anything else.
     #[error("{0}")]
     Other(String),
@@ -46,7 +54,16 @@ pub struct Output {
     pub code: u8,
 }
 
-/// Runs the program with these words, and waits for its end. An answer has at most so many bytes.
+/// How much an answer may have, and how long it may take.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// How many bytes.
+    pub most: u64,
+    /// How long.
+    pub patience: Duration,
+}
+
+/// Runs the program with these words, and waits for its end.
 ///
 /// # Errors
 /// It did not run to its end.
@@ -54,18 +71,28 @@ pub async fn output(
     cluster: &Cluster,
     agent: &Agent,
     words: &[&str],
-    most: u64,
+    limits: Limits,
 ) -> Result<Output, ExecError> {
-    let mut process = start(cluster, agent, words).await?;
-    let (stdout, stderr) = (process.stdout(), process.stderr());
-    let end = end(&mut process, agent);
-    let (stdout, stderr, code) = tokio::join!(whole(stdout, most), whole(stderr, MOST_LOG), end);
-    let broken = |error: io::Error| ExecError::Other(format!("the connection broke: {error}"));
-    let stderr = String::from_utf8_lossy(&stderr.map_err(broken)?).into_owned();
-    Ok(Output { stdout: stdout.map_err(broken)?, stderr, code: code? })
+    within(limits.patience, async {
+        let mut process = start(cluster, agent, words).await?;
+        let (stdout, stderr) = (process.stdout(), process.stderr());
+        let end = end(&mut process, agent);
+        // The first failure ends it: after it, nothing may come any more.
+        let (stdout, stderr, code) =
+            tokio::try_join!(whole(stdout, limits.most), whole(stderr, MOST_LOG), end)?;
+        Ok(Output { stdout, stderr: String::from_utf8_lossy(&stderr).into_owned(), code })
+    })
+    .await
 }
 
-/// The same, while its outputs go to these. The result is its exit code.
+async fn within<T>(
+    patience: Duration,
+    work: impl Future<Output = Result<T, ExecError>>,
+) -> Result<T, ExecError> {
+    tokio::time::timeout(patience, work).await.unwrap_or(Err(ExecError::Late(patience)))
+}
+
+/// The same, while its outputs are shown on these. The result is its exit code.
 ///
 /// # Errors
 /// As [`output`].
@@ -73,40 +100,76 @@ pub async fn forward(
     cluster: &Cluster,
     agent: &Agent,
     words: &[&str],
+    patience: Duration,
     mut stdout: impl AsyncWrite + Unpin,
     mut stderr: impl AsyncWrite + Unpin,
 ) -> Result<u8, ExecError> {
-    let mut process = start(cluster, agent, words).await?;
-    let (from_stdout, from_stderr) = (process.stdout(), process.stderr());
-    let end = end(&mut process, agent);
-    let (answered, logged, code) =
-        tokio::join!(copy(from_stdout, &mut stdout), copy(from_stderr, &mut stderr), end,);
-    let lost = |error: io::Error| ExecError::Other(format!("cannot pass on the answer: {error}"));
-    answered.map_err(lost)?;
-    logged.map_err(lost)?;
-    code
+    let has_colours = words.windows(2).any(|pair| pair == ["--color", "always"]);
+    within(patience, async {
+        let mut process = start(cluster, agent, words).await?;
+        let (from_stdout, from_stderr) = (process.stdout(), process.stderr());
+        let end = end(&mut process, agent);
+        let passage = || Passage::new(has_colours);
+        let ((), (), code) = tokio::try_join!(
+            show(from_stdout, passage(), &mut stdout),
+            show(from_stderr, passage(), &mut stderr),
+            end
+        )?;
+        Ok(code)
+    })
+    .await
 }
 
-async fn copy(from: Option<impl AsyncRead + Unpin>, to: &mut (impl AsyncWrite + Unpin)) -> io::Result<()> {
-    use tokio::io::AsyncWriteExt as _;
-    let Some(mut from) = from else { return Ok(()) };
-    match tokio::io::copy(&mut from, to).await {
-        // A reader that ends early has enough of it.
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {
-            tokio::io::copy(&mut from, &mut tokio::io::sink()).await.map(drop)
+/// Shows what comes, made harmless: the terminal is the user's, and the text that of a node.
+async fn show(
+    from: Option<impl AsyncRead + Unpin>,
+    mut passage: Passage,
+    to: &mut (impl AsyncWrite + Unpin),
+) -> Result<(), ExecError> {
+    let Some(from) = from else { return Ok(()) };
+    let lost = |error: io::Error| ExecError::Other(format!("cannot pass on the answer: {error}"));
+    let mut from = from.take(MOST_TEXT + 1);
+    // A reader that ends early has enough of it; the program's exit code still counts.
+    let mut is_read = true;
+    let mut buffer = [0; 8 << 10];
+    loop {
+        let count = from.read(&mut buffer).await.map_err(|error| broken(&error))?;
+        if from.limit() == 0 {
+            return Err(too_long(MOST_TEXT));
         }
-        Err(error) => Err(error),
-        Ok(_) => to.flush().await,
+        let text =
+            if count == 0 { std::mem::take(&mut passage).end() } else { passage.pass(&buffer[..count]) };
+        if is_read {
+            let shown = async {
+                to.write_all(text.as_bytes()).await?;
+                to.flush().await
+            };
+            match shown.await {
+                Err(error) if error.kind() == io::ErrorKind::BrokenPipe => is_read = false,
+                done => done.map_err(lost)?,
+            }
+        }
+        if count == 0 {
+            return Ok(());
+        }
     }
 }
 
-/// All of it; more than `most` is an error, after which the process is not waited for.
-async fn whole(from: Option<impl AsyncRead + Unpin>, most: u64) -> io::Result<Vec<u8>> {
+fn broken(error: &io::Error) -> ExecError {
+    ExecError::Other(format!("the connection broke: {error}"))
+}
+
+fn too_long(most: u64) -> ExecError {
+    ExecError::Other(format!("the answer has more than {most} bytes"))
+}
+
+/// All of it; more than `most` is an error.
+async fn whole(from: Option<impl AsyncRead + Unpin>, most: u64) -> Result<Vec<u8>, ExecError> {
     let mut bytes = Vec::new();
     let Some(from) = from else { return Ok(bytes) };
-    from.take(most + 1).read_to_end(&mut bytes).await?;
+    from.take(most + 1).read_to_end(&mut bytes).await.map_err(|error| broken(&error))?;
     if bytes.len() as u64 > most {
-        return Err(io::Error::other(format!("the answer has more than {most} bytes")));
+        return Err(too_long(most));
     }
     Ok(bytes)
 }
@@ -115,10 +178,10 @@ async fn start(cluster: &Cluster, agent: &Agent, words: &[&str]) -> Result<Attac
     let pods: Api<Pod> = Api::namespaced(cluster.client().clone(), &agent.namespace);
     let params = AttachParams::default().stdin(false).stdout(true).stderr(true).container(&agent.container);
     let command = std::iter::once(PROGRAM).chain(words.iter().copied());
-    let started = pods.exec(&agent.name, command, &params).await;
-    started.map_err(|error| match AskError::from(error) {
+    let started = tokio::time::timeout(PATIENCE, pods.exec(&agent.name, command, &params)).await;
+    started.map_err(|_| ExecError::Late(PATIENCE))?.map_err(|error| match AskError::from(error) {
         AskError::Api(status) if status.is_forbidden() => {
-            ExecError::Forbidden { namespace: agent.namespace.clone(), message: status.message.clone() }
+            ExecError::Forbidden { namespace: agent.namespace.clone(), message: shown(&status.message) }
         }
         error @ (AskError::Api(_) | AskError::Other(_)) => {
             ExecError::Other(error.about("exec redirectctl", cluster.url()).0)
@@ -146,7 +209,7 @@ fn code_of(status: &Status, image: &str) -> Result<u8, ExecError> {
     if status.status.as_deref() == Some("Success") {
         return Ok(0);
     }
-    let message = status.message.clone().unwrap_or_default();
+    let message = shown(status.message.as_deref().unwrap_or_default());
     let causes = status.details.iter().flat_map(|details| details.causes.iter().flatten());
     let mut codes = causes.filter(|cause| cause.reason.as_deref() == Some("ExitCode"));
     let code = codes.find_map(|cause| cause.message.as_deref()?.parse::<u8>().ok());

@@ -3,13 +3,16 @@
 use std::fs::OpenOptions;
 use std::io::{self, IsTerminal as _, Write as _};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use cni_core::pod_name::PodName;
+use explain::Printable;
 use serde_json::Value;
 
-use crate::agents::{self, Agent, AgentState};
+use crate::agents::{Agent, AgentState, Fleet};
 use crate::cluster::{Cluster, PODS};
 use crate::objects::Pod;
+use crate::terminal::{note, print};
 use crate::{FAILED, FINE, Failure, exec};
 
 /// The largest archive: `redirectctl` limits what it packs to as much.
@@ -55,6 +58,8 @@ pub struct Wanted {
     pub operand: Option<String>,
     /// Flags of `redirectctl`.
     pub words: Vec<String>,
+    /// How long the agent may take.
+    pub patience: Duration,
 }
 
 /// An archive to write.
@@ -64,6 +69,8 @@ pub struct WantedBundle {
     pub about: About,
     /// Where it goes.
     pub file: Option<PathBuf>,
+    /// How long the agent may take.
+    pub patience: Duration,
 }
 
 /// A node, by its name or by a pod's.
@@ -96,7 +103,10 @@ pub async fn run(cluster: &Cluster, wanted: &Wanted) -> Result<u8, Failure> {
                 words.extend(["--pod".to_owned(), pod.clone()]);
                 // Without it, `verify` is about the agent's own namespace and `trace` about rules that may not be in force.
                 if !wanted.words.iter().any(|word| word.split('=').next() == Some("--netns")) {
-                    words.extend(["--netns".to_owned(), netns_of(cluster, &agent, &pod).await?]);
+                    words.extend([
+                        "--netns".to_owned(),
+                        netns_of(cluster, &agent, &pod, wanted.patience).await?,
+                    ]);
                 }
             }
             agent
@@ -109,7 +119,8 @@ pub async fn run(cluster: &Cluster, wanted: &Wanted) -> Result<u8, Failure> {
         words.extend(["--color".to_owned(), "always".to_owned()]);
     }
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
-    let done = exec::forward(cluster, &agent, &words, tokio::io::stdout(), tokio::io::stderr()).await;
+    let (stdout, stderr) = (tokio::io::stdout(), tokio::io::stderr());
+    let done = exec::forward(cluster, &agent, &words, wanted.patience, stdout, stderr).await;
     done.map_err(|error| about(&agent, &error))
 }
 
@@ -131,17 +142,21 @@ pub async fn bundle(cluster: &Cluster, wanted: &WantedBundle) -> Result<u8, Fail
         )));
     }
     let agent = agent_of(cluster, &node).await?;
-    let output = exec::output(cluster, &agent, &["bundle", "-"], MOST_ARCHIVE)
+    let limits = exec::Limits { most: MOST_ARCHIVE, patience: wanted.patience };
+    let output = exec::output(cluster, &agent, &["bundle", "-"], limits)
         .await
         .map_err(|error| about(&agent, &error))?;
-    // Nothing is left to report to.
-    let _ = io::stderr().write_all(output.stderr.as_bytes());
+    note(&Printable::lines(&output.stderr));
     if output.code != FINE {
         return Ok(output.code);
     }
     write_new(&file, &output.stdout)
         .map_err(|error| Failure(format!("cannot write {}: {error}", file.display())))?;
-    crate::print(&format!("{} has {} bytes, of node {node}\n", file.display(), output.stdout.len()))?;
+    print(&Printable::line(&format!(
+        "{} has {} bytes, of node {node}",
+        file.display(),
+        output.stdout.len()
+    )))?;
     Ok(FINE)
 }
 
@@ -193,11 +208,9 @@ async fn node_of(cluster: &Cluster, name: &PodName) -> Result<String, Failure> {
 
 /// The agent of a node, if it can be asked.
 async fn agent_of(cluster: &Cluster, node: &str) -> Result<Agent, Failure> {
-    let agent = agents::find(cluster, Some(node)).await?.remove(node).ok_or_else(|| {
-        Failure(format!(
-            "node {node} has no agent: no pod with the label {}; does the DaemonSet tolerate its taints?",
-            agents::selector()
-        ))
+    let fleet = Fleet::find(cluster).await?;
+    let agent = fleet.agents(cluster, Some(node)).await?.remove(node).ok_or_else(|| {
+        Failure(format!("node {node} has no agent: no pod of {fleet}; does it tolerate the node's taints?"))
     })?;
     match &agent.state {
         AgentState::NotRunning(why) => Err(Failure(format!(
@@ -211,18 +224,22 @@ async fn agent_of(cluster: &Cluster, node: &str) -> Result<Agent, Failure> {
 }
 
 async fn any_agent(cluster: &Cluster) -> Result<Agent, Failure> {
-    let agents = agents::find(cluster, None).await?.into_values();
+    let fleet = Fleet::find(cluster).await?;
+    let agents = fleet.agents(cluster, None).await?.into_values();
     agents.max_by(|one, other| one.state.cmp(&other.state)).ok_or_else(|| {
-        Failure(format!(
-            "no agent found: no pod with the label {}; redirectctl why answers anywhere",
-            agents::selector()
-        ))
+        Failure(format!("no agent found: no pod of {fleet}; redirectctl why answers anywhere"))
     })
 }
 
 /// The file of a pod's network namespace, as the agent sees it.
-async fn netns_of(cluster: &Cluster, agent: &Agent, pod: &str) -> Result<String, Failure> {
-    let output = exec::output(cluster, agent, &["pod", pod, "--output", "json"], MOST_REPORT).await;
+async fn netns_of(
+    cluster: &Cluster,
+    agent: &Agent,
+    pod: &str,
+    patience: Duration,
+) -> Result<String, Failure> {
+    let limits = exec::Limits { most: MOST_REPORT, patience };
+    let output = exec::output(cluster, agent, &["pod", pod, "--output", "json"], limits).await;
     let output = output.map_err(|error| about(agent, &error))?;
     if output.code == FAILED {
         return Err(Failure(output.stderr.trim().to_owned()));

@@ -4,22 +4,10 @@ use std::collections::BTreeMap;
 
 use cni_core::enablement::REDIRECTION_ANNOTATION;
 use k8s_openapi::api::core::v1::{Container, ContainerStatus, NodeSystemInfo};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ListMeta;
+use k8s_openapi::api::rbac::v1::Subject;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use redirect_core::pod::STATUS_ANNOTATION;
 use serde::Deserialize;
-
-/// A page of a list.
-#[derive(Debug, Deserialize)]
-#[serde(bound = "T: Deserialize<'de>")]
-pub struct List<T> {
-    /// Where the next page begins.
-    #[serde(default)]
-    pub metadata: ListMeta,
-    /// Its objects.
-    // Servers may write null for an empty list.
-    #[serde(default = "Vec::new", deserialize_with = "or_default")]
-    pub items: Vec<T>,
-}
 
 /// Any object, of which only this is of interest.
 #[derive(Debug, Clone, Default, Deserialize)]
@@ -30,7 +18,7 @@ pub struct Object {
 }
 
 /// What all objects have.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Meta {
     /// Its name.
@@ -43,6 +31,11 @@ pub struct Meta {
     pub annotations: BTreeMap<String, String>,
     /// Since when it is being deleted.
     pub deletion_timestamp: Option<String>,
+    /// Which of all objects that ever had this name.
+    pub uid: String,
+    /// What it belongs to.
+    #[serde(deserialize_with = "or_default")]
+    pub owner_references: Vec<OwnerReference>,
 }
 
 /// A pod.
@@ -89,6 +82,8 @@ impl Pod {
 pub struct PodSpec {
     /// Its node, once it has one.
     pub node_name: String,
+    /// As whom it asks the API server; empty for the namespace's default.
+    pub service_account_name: String,
     /// Whether it uses its node's network.
     pub host_network: bool,
     /// Its containers.
@@ -153,6 +148,17 @@ pub struct WorkloadSpec {
     pub template: Pod,
 }
 
+/// A ClusterRoleBinding.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+pub struct Binding {
+    /// Its name and labels.
+    pub metadata: Meta,
+    /// Who has the role.
+    #[serde(deserialize_with = "or_default")]
+    pub subjects: Vec<Subject>,
+}
+
 /// A ConfigMap.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default)]
@@ -176,13 +182,12 @@ mod tests {
 
     #[test]
     fn objects_are_read_with_whatever_they_lack() {
-        let list: List<Pod> = serde_json::from_str(
-            r#"{"kind":"PodList","metadata":{"continue":"x"},"items":[{"metadata":{"name":"a"},
-                "status":{"containerStatuses":null,"initContainerStatuses":[{"name":"i","lastState":{}}]}}]}"#,
+        let pod: Pod = serde_json::from_str(
+            r#"{"metadata":{"name":"a","ownerReferences":null},
+                "status":{"containerStatuses":null,"initContainerStatuses":[{"name":"i","lastState":{}}]}}"#,
         )
-        .expect("a list");
-        assert_eq!((list.items.len(), list.metadata.continue_.as_deref()), (1, Some("x")));
-        let empty: List<Node> = serde_json::from_str(r#"{"items":null}"#).expect("a list");
-        assert!(empty.items.is_empty() && empty.metadata.continue_.is_none());
+        .expect("a pod");
+        assert_eq!((pod.metadata.name.as_str(), pod.status.init_container_statuses.len()), ("a", 1));
+        assert!(serde_json::from_str::<Node>("{}").is_ok());
     }
 }

@@ -1,19 +1,19 @@
 //! `scan`: every node's agent is asked for its pods.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::io::{self, IsTerminal as _, Write as _};
 use std::time::Duration;
 
+use explain::Printable;
 use futures_util::stream::{self, StreamExt as _};
 use kube::api::ListParams;
-use tokio::time::timeout;
 
-use crate::agents::{self, Agent, AgentState};
+use crate::agents::{Agent, AgentState, Fleet};
 use crate::cluster::{Cluster, NODES, PODS};
 use crate::exec::{self, ExecError};
 use crate::objects::{Node, Object, Pod};
+use crate::terminal::{Progress, layout, print};
 use crate::verdict::{Filter, NodeScan, Unasked, VERSION, Verdict};
-use crate::{FAILED, Failure, layout, print};
+use crate::{FAILED, Failure};
 
 /// How many agents are asked at once.
 const AT_ONCE: usize = 16;
@@ -45,11 +45,11 @@ type Answer = Result<Result<NodeScan, String>, Failure>;
 /// Nothing can be asked.
 pub async fn run(cluster: &Cluster, wanted: &Wanted) -> Result<u8, Failure> {
     let nodes = nodes(cluster, wanted.node.as_deref()).await?;
-    let agents = agents::find(cluster, wanted.node.as_deref()).await?;
+    let fleet = Fleet::find(cluster).await?;
+    let agents = fleet.agents(cluster, wanted.node.as_deref()).await?;
     if agents.is_empty() {
         return Err(Failure(format!(
-            "no agent found: no pod with the label {} on {}; kubectl redirect precheck shows whether one can be installed",
-            agents::selector(),
+            "no agent found: no pod of {fleet} on {}; kubectl redirect precheck shows whether one can be installed",
             wanted.node.as_ref().map_or("any node".to_owned(), |node| format!("node {node}")),
         )));
     }
@@ -61,7 +61,7 @@ pub async fn run(cluster: &Cluster, wanted: &Wanted) -> Result<u8, Failure> {
         verdict.miss(node, Unasked::NoAgent(mesh_pods(cluster, node).await?));
     }
     ask_all(cluster, agents, wanted.patience, &mut verdict).await?;
-    print(&if wanted.is_json { explain::pretty(&verdict.json()) } else { verdict.text(layout()) })?;
+    print(&if wanted.is_json { Printable::json(&verdict.json()) } else { verdict.text(layout()) })?;
     Ok(verdict.code())
 }
 
@@ -120,10 +120,8 @@ async fn ask_all(
         }
     }
     let mut progress = Progress::new(questions.len());
-    let asked = stream::iter(questions).map(|(node, agent)| async move {
-        let late = format!("no response within {}", humantime::format_duration(patience));
-        (node, timeout(patience, ask(cluster, &agent)).await.unwrap_or(Ok(Err(late))))
-    });
+    let asked = stream::iter(questions)
+        .map(|(node, agent)| async move { (node, ask(cluster, &agent, patience).await) });
     let mut answers = std::pin::pin!(asked.buffer_unordered(AT_ONCE));
     while let Some((node, answer)) = answers.next().await {
         match answer? {
@@ -136,8 +134,9 @@ async fn ask_all(
 }
 
 /// A missing right ends it all: it is missing for every node.
-async fn ask(cluster: &Cluster, agent: &Agent) -> Answer {
-    let output = match exec::output(cluster, agent, &["scan", "--output", "json"], MOST_BYTES).await {
+async fn ask(cluster: &Cluster, agent: &Agent, patience: Duration) -> Answer {
+    let limits = exec::Limits { most: MOST_BYTES, patience };
+    let output = match exec::output(cluster, agent, &["scan", "--output", "json"], limits).await {
         Ok(output) => output,
         Err(error @ ExecError::Forbidden { .. }) => return Err(Failure::of(error)),
         Err(error) => return Ok(Err(error.to_string())),
@@ -159,41 +158,6 @@ fn read(json: &[u8]) -> Result<NodeScan, String> {
         ));
     }
     Ok(scan)
-}
-
-/// How far it is, on a terminal.
-struct Progress {
-    all: usize,
-    done: usize,
-    is_shown: bool,
-}
-
-impl Progress {
-    fn new(all: usize) -> Self {
-        let progress = Self { all, done: 0, is_shown: io::stderr().is_terminal() };
-        progress.show();
-        progress
-    }
-
-    fn step(&mut self) {
-        self.done += 1;
-        self.show();
-    }
-
-    fn show(&self) {
-        if self.is_shown {
-            // A terminal that is gone needs no progress.
-            let _ = write!(io::stderr(), "\r\u{1b}[K{} of {} nodes", self.done, self.all);
-        }
-    }
-}
-
-impl Drop for Progress {
-    fn drop(&mut self) {
-        if self.is_shown {
-            let _ = write!(io::stderr(), "\r\u{1b}[K");
-        }
-    }
 }
 
 #[cfg(test)]

@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use cni_core::enrolment_report::headline;
 use cni_core::states::PodState;
-use explain::Severity;
 use explain::text_writer::{Layout, TextStyle, TextWriter};
+use explain::{Printable, Severity};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -235,7 +235,7 @@ impl Verdict {
 
     /// For people.
     #[must_use]
-    pub fn text(&self, layout: Layout) -> String {
+    pub fn text(&self, layout: Layout) -> Printable {
         let mut paper = TextWriter::new(layout);
         let nodes = self.asked + self.unasked.len();
         let Counts { expected, verified } = self.sidecars;

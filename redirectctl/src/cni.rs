@@ -11,6 +11,7 @@ use std::path::PathBuf;
 use cni_core::pod_source::PodName;
 use serde_json::{Value, json};
 
+use crate::printable::Printable;
 use crate::report::VERSION;
 use crate::text_writer::{Layout, TextStyle, TextWriter};
 use cache::Cached;
@@ -105,7 +106,7 @@ impl Question {
 
     /// What was sent and answered, for people.
     #[must_use]
-    pub fn text(&self, answer: Option<&Answer>, layout: Layout) -> String {
+    pub fn text(&self, answer: Option<&Answer>, layout: Layout) -> Printable {
         let mut paper = TextWriter::new(layout);
         paper.heading(&format!("CHECK of pod {}", self.pod));
         paper.labelled(2, "program    ", &self.program.display().to_string());

@@ -15,7 +15,7 @@ use std::process::ExitCode;
 
 use clap::Command;
 use clap_complete::Shell;
-use explain::pretty;
+use explain::Printable;
 use logging::DEFAULT_SCOPE;
 use settings_cli::{Line, Program};
 
@@ -36,7 +36,7 @@ const LONGEST_ERROR: usize = 2000;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Answer {
     /// For standard output.
-    pub text: String,
+    pub text: Printable,
     /// The exit code.
     pub code: u8,
 }

@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 use crate::cause::{Finding, Severity};
 use crate::diagnosis::PodDecision;
 use crate::inspect::Inspection;
+use crate::printable::Printable;
 use crate::text_writer::{Layout, TextStyle, TextWriter};
 use crate::{FINE, FOUND};
 
@@ -60,7 +61,7 @@ pub fn code<'a>(findings: impl IntoIterator<Item = &'a Finding>) -> u8 {
 impl Report {
     /// For people.
     #[must_use]
-    pub fn text(&self, layout: Layout) -> String {
+    pub fn text(&self, layout: Layout) -> Printable {
         let mut paper = TextWriter::new(layout);
         paper.heading(&self.subject);
         self.decision(&mut paper);

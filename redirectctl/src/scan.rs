@@ -23,9 +23,10 @@ use crate::inspect::Inspection;
 use crate::node::Node;
 use crate::packed::{Packed, PackedPods};
 use crate::pod::Pod;
+use crate::printable::{Printable, harmless};
 use crate::report::{self, VERSION};
 use crate::show::{read_or_cause, unfound};
-use crate::text_writer::{Layout, TextStyle, TextWriter, harmless};
+use crate::text_writer::{Layout, TextStyle, TextWriter};
 
 /// How a pod stands, by what was decided and what its network namespace shows, if that could be read.
 fn state(decided: &PodDecision, seen: Option<&Inspection>, findings: &[Finding]) -> PodState {
@@ -171,7 +172,7 @@ impl Scan {
 
     /// For people: what is wrong, and how many are as they should be.
     #[must_use]
-    pub fn text(&self, layout: Layout) -> String {
+    pub fn text(&self, layout: Layout) -> Printable {
         let mut paper = TextWriter::new(layout);
         if !self.node.is_empty() {
             report::findings(&self.node, &mut paper);
@@ -223,7 +224,7 @@ impl Scan {
 
     /// For Prometheus, as text.
     #[must_use]
-    pub fn prometheus(&self) -> String {
+    pub fn prometheus(&self) -> Printable {
         let mut text = String::from(
             "# HELP redirectctl_pods Pods of the node by how they stand.\n# TYPE redirectctl_pods gauge\n",
         );
@@ -254,7 +255,7 @@ impl Scan {
                 "redirectctl_finding{{pod=\"{subject}\",code=\"{code}\",severity=\"{severity}\"}} 1"
             );
         }
-        text
+        Printable::lines(&text)
     }
 }
 

@@ -7,6 +7,7 @@ use istio_validation::Reason;
 use redirect_core::pod::SkipReason;
 
 use crate::cause::Cause;
+use crate::printable::Printable;
 use crate::text_writer::{Layout, TextWriter};
 use crate::{FAILED, FINE, FOUND};
 
@@ -143,7 +144,7 @@ const ERROR_CODES: &[(Code, &str)] = &[
 ///
 /// # Errors
 /// What is meant, perhaps.
-pub fn explain(word: &str, layout: Layout) -> Result<String, String> {
+pub fn explain(word: &str, layout: Layout) -> Result<Printable, String> {
     let all = all();
     // Labels of metrics have underscores where other words have hyphens.
     let is_it = |entry: &&Entry| entry.word.replace('_', "-") == word.replace('_', "-");
@@ -170,7 +171,7 @@ pub fn explain(word: &str, layout: Layout) -> Result<String, String> {
 
 /// Every word, place by place.
 #[must_use]
-pub fn list(layout: Layout) -> String {
+pub fn list(layout: Layout) -> Printable {
     let mut paper = TextWriter::new(layout);
     let mut place = "";
     for entry in all() {

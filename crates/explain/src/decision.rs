@@ -5,6 +5,8 @@ use redirect_core::pod::{Decision, PodFacts, SkipReason};
 use redirect_core::settings::{InputErrors, NamespaceFacts, RawSettings};
 use redirect_core::{AmbientRedirect, Redirect, RulePlan, json};
 
+use crate::printable::Printable;
+
 /// What is to be done with a pod.
 #[derive(Debug, Clone)]
 pub enum PodDecision {
@@ -77,10 +79,10 @@ impl PodDecision {
 
 /// The text for a pod that is not redirected, in place of its plan.
 #[must_use]
-pub fn left_alone(name: &PodName, reason: SkipReason, is_json: bool) -> String {
+pub fn left_alone(name: &PodName, reason: SkipReason, is_json: bool) -> Printable {
     if is_json {
         let decision = json::Decision::from(&Decision::Skip(reason));
-        return crate::pretty(&serde_json::to_value(decision).unwrap_or_default());
+        return Printable::json(&serde_json::to_value(decision).unwrap_or_default());
     }
-    format!("# pod {name} is not redirected: {} ({})\n", reason.explanation(), reason.word())
+    Printable::line(&format!("# pod {name} is not redirected: {} ({})", reason.explanation(), reason.word()))
 }

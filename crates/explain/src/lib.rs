@@ -8,10 +8,12 @@ pub mod manifest;
 pub mod packet;
 pub mod picture;
 pub mod plan;
+pub mod printable;
 mod severity;
 pub mod text_writer;
 pub mod traffic;
 
+pub use printable::Printable;
 pub use severity::Severity;
 
 use std::net::{IpAddr, Ipv4Addr};
@@ -29,12 +31,6 @@ pub const SOMEWHERE: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
 /// What is said where a pod's plan is made for [`SOMEWHERE`].
 pub const NO_ADDRESS: &str =
     "the pod has no address yet; the plan is made for an IPv4 address; --address says others";
-
-/// JSON as it is written for people and programs.
-#[must_use]
-pub fn pretty(value: &serde_json::Value) -> String {
-    format!("{value:#}\n")
-}
 
 /// The addresses of a flag `--address`.
 ///

@@ -11,7 +11,7 @@ use redirect_core::render::rule_text;
 use redirect_core::rule::{Chain, Scope, Table, Target};
 use redirect_core::{Family, RulePlan};
 
-use crate::text_writer::harmless;
+use crate::printable::harmless;
 
 /// A language of pictures.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

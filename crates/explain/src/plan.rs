@@ -7,6 +7,7 @@ use redirect_core::{Family, RulePlan, json, options::NativeForm, render};
 use serde::Deserialize;
 
 use crate::picture::{self, Language};
+use crate::printable::Printable;
 use crate::text_writer::{Layout, TextWriter};
 
 /// The language of a plan.
@@ -42,9 +43,9 @@ impl Format {
 
 /// A plan in a language.
 #[must_use]
-pub fn written(plan: &RulePlan, format: Format, native: NativeForm, layout: Layout) -> String {
-    match format {
-        Format::Text => told(plan, layout),
+pub fn written(plan: &RulePlan, format: Format, native: NativeForm, layout: Layout) -> Printable {
+    Printable::lines(&match format {
+        Format::Text => return told(plan, layout),
         Format::Restore => restore(plan),
         Format::Nft => render::nft_text_in(plan, native) + &routing(plan, "# "),
         Format::Json => {
@@ -56,7 +57,7 @@ pub fn written(plan: &RulePlan, format: Format, native: NativeForm, layout: Layo
         Format::Dot => picture::of_plan(plan, Language::Dot),
         Format::Mermaid => picture::of_plan(plan, Language::Mermaid),
         Format::Svg => picture::of_plan(plan, Language::Svg),
-    }
+    })
 }
 
 fn restore(plan: &RulePlan) -> String {
@@ -82,7 +83,7 @@ fn routing(plan: &RulePlan, before: &str) -> String {
     text
 }
 
-fn told(plan: &RulePlan, layout: Layout) -> String {
+fn told(plan: &RulePlan, layout: Layout) -> Printable {
     let mut paper = TextWriter::new(layout);
     for (table, chains) in plan.merged_rules() {
         for (chain, rules) in &chains {

@@ -5,6 +5,8 @@ use std::fmt::Write as _;
 
 use serde::Deserialize;
 
+use crate::printable::{Printable, harmless};
+
 /// The width without a terminal.
 pub const USUAL_WIDTH: usize = 80;
 /// Narrower than this nothing can be laid out.
@@ -40,7 +42,11 @@ impl TextStyle {
 
     /// A text in this colour.
     #[must_use]
-    pub fn around(self, text: &str) -> String {
+    pub fn ink(self, text: &Printable) -> Printable {
+        Printable::written(self.around(text))
+    }
+
+    fn around(self, text: &str) -> String {
         format!("\u{1b}[{}m{text}\u{1b}[0m", self.code())
     }
 }
@@ -121,8 +127,8 @@ impl TextWriter {
 
     /// What is on it.
     #[must_use]
-    pub fn into_text(self) -> String {
-        self.text
+    pub fn into_text(self) -> Printable {
+        Printable::written(self.text)
     }
 
     /// An empty line.
@@ -156,13 +162,14 @@ impl TextWriter {
         self.write(indent, label, text, None);
         if self.layout.colour {
             let at = start + indent;
-            let end = at + label.trim_end().len();
+            let end = at + harmless(label).trim_end().len();
             let inked = ink.around(&self.text[at..end]);
             self.text.replace_range(at..end, &inked);
         }
     }
 
     fn write(&mut self, indent: usize, label: &str, text: &str, ink: Option<TextStyle>) {
+        let label = harmless(label);
         let hanging = indent + label.chars().count();
         let room = self.layout.width.saturating_sub(hanging).max(1);
         for (index, line) in wrap(&harmless(text), room).into_iter().enumerate() {
@@ -202,22 +209,6 @@ impl TextWriter {
             self.labelled(0, &begin.collect::<String>(), last);
         }
     }
-}
-
-/// The same with control characters written out.
-#[must_use]
-pub fn harmless(text: &str) -> String {
-    let mut safe = String::with_capacity(text.len());
-    for character in text.chars() {
-        // Marks that turn the direction of writing lie about what follows.
-        let lies = matches!(character, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
-        if character.is_control() || lies {
-            safe.extend(character.escape_default());
-        } else {
-            safe.push(character);
-        }
-    }
-    safe
 }
 
 /// Lines of at most `width` characters, broken between words; a word that is longer is broken itself.
@@ -285,7 +276,10 @@ mod tests {
     fn what_pods_say_does_nothing_to_the_terminal() {
         let mut paper = paper(80, true);
         paper.line(0, "red \u{1b}[31m bell \u{7} new\nline \u{202e}txt");
-        assert_eq!(paper.into_text(), "red \\u{1b}[31m bell \\u{7} new\\nline \\u{202e}txt\n");
+        paper.marked(0, "co\u{1b}[2Jde\n: ", TextStyle::Red, "x");
+        paper.labelled(0, "\u{9b}2J ", "y");
+        let wanted = "red \\u{1b}[31m bell \\u{7} new\\nline \\u{202e}txt\n\u{1b}[31mco\\u{1b}[2Jde\\n:\u{1b}[0m x\n\\u{9b}2J y\n";
+        assert_eq!(&*paper.into_text(), wanted);
     }
 
     #[test]
@@ -317,6 +311,6 @@ mod tests {
         let mut paper = paper(80, true);
         paper.marked(0, "ERROR  ", TextStyle::Red, "bad");
         paper.inked(2, "good", TextStyle::Green);
-        assert_eq!(paper.into_text(), "\u{1b}[31mERROR\u{1b}[0m  bad\n  \u{1b}[32mgood\u{1b}[0m\n");
+        assert_eq!(&*paper.into_text(), "\u{1b}[31mERROR\u{1b}[0m  bad\n  \u{1b}[32mgood\u{1b}[0m\n");
     }
 }

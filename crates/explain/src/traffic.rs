@@ -9,12 +9,13 @@ use redirect_core::{Family, RulePlan};
 use serde_json::{Value, json};
 
 use crate::VERSION;
-use crate::text_writer::{Layout, TextStyle, TextWriter, harmless};
+use crate::printable::Printable;
+use crate::text_writer::{Layout, TextStyle, TextWriter};
 
 /// A trace for people. What others call their rules is made harmless.
 #[must_use]
-pub fn report(trace: &Trace, detail: Detail) -> String {
-    trace.text(detail).lines().map(|line| harmless(line) + "\n").collect()
+pub fn report(trace: &Trace, detail: Detail) -> Printable {
+    Printable::lines(&trace.text(detail))
 }
 
 /// A plan, and what programs its rules: native nftables are about both families, whatever families the plan is for.
@@ -36,8 +37,8 @@ impl Programmed {
 
 /// What sees a packet besides the rules of a trace, for people: a line each, behind the trace.
 #[must_use]
-pub fn not_examined(unexamined: &[String]) -> String {
-    unexamined.iter().map(|one| format!("note: not examined: {}\n", harmless(one))).collect()
+pub fn not_examined(unexamined: &[String]) -> Printable {
+    unexamined.iter().map(|one| Printable::line(&format!("note: not examined: {one}"))).collect()
 }
 
 /// What two plans differ in.
@@ -60,7 +61,7 @@ impl Compared {
 
     /// For people.
     #[must_use]
-    pub fn text(&self, layout: Layout) -> String {
+    pub fn text(&self, layout: Layout) -> Printable {
         let mut paper = TextWriter::new(layout);
         let [gone, new] = &self.rules;
         if gone.is_empty() && new.is_empty() {

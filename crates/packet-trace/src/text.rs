@@ -118,6 +118,8 @@ impl Text {
 
     /// A line, broken between words; what follows the first is indented.
     fn line(&mut self, indent: usize, text: &str) {
+        // A name may have a line break; what follows must not pass for a line of the trace.
+        let text = one_line(text);
         let mut start = indent.saturating_mul(2);
         let mut line = " ".repeat(start);
         let mut is_first = true;
@@ -142,6 +144,19 @@ impl Text {
         self.0.push_str(line.trim_end());
         self.0.push('\n');
     }
+}
+
+/// The same with control characters written out.
+fn one_line(text: &str) -> String {
+    let mut line = String::with_capacity(text.len());
+    for character in text.chars() {
+        if character.is_control() {
+            line.extend(character.escape_default());
+        } else {
+            line.push(character);
+        }
+    }
+    line
 }
 
 fn words(change: &PacketEdit) -> String {
@@ -179,5 +194,17 @@ impl core::fmt::Display for Packet {
             words.push(format!("with mark {:#x}", self.mark));
         }
         f.write_str(&words.join(" "))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_with_a_line_break_forges_no_line() {
+        let mut text = Text(String::new());
+        text.line(1, "table nat chain X\nends at: proxy\u{1b}[2J\u{9b}");
+        assert_eq!(text.0, "  table nat chain X\\nends at: proxy\\u{1b}[2J\\u{9b}\n");
     }
 }

@@ -7,7 +7,7 @@ use explain::picture::{Language, of_trace};
 use explain::plan::{Format, said_by};
 use explain::text_writer::Layout;
 use explain::traffic::{Compared, report};
-use explain::{addresses, pretty};
+use explain::{Printable, addresses};
 use packet_trace::{Detail, TraceEvent};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -170,8 +170,8 @@ impl Diff {
             removed,
             added,
             traffic: traffic.collect(),
-            text: compared.text(Layout::default()),
-            json: pretty(&compared.json()),
+            text: compared.text(Layout::default()).into(),
+            json: Printable::json(&compared.json()).into(),
         }
     }
 }
@@ -192,8 +192,8 @@ impl Trace {
             packet: trace.packet.to_string(),
             end: trace.fate().to_string(),
             said: trace.steps.iter().map(asked_by).collect(),
-            text: report(&trace, detail),
-            json: pretty(&steps),
+            text: report(&trace, detail).into(),
+            json: Printable::json(&steps).into(),
             svg: of_trace(&trace, detail, Language::Svg),
             way: steps,
         })

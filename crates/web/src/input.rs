@@ -111,12 +111,12 @@ impl Side {
     fn filled(self, understood: Understood, format: Format) -> Self {
         match understood {
             Understood::Plan { plan, backend, native } => {
-                let written = written(&plan, format, native, Layout::default());
+                let written = written(&plan, format, native, Layout::default()).into();
                 Self { tables: tables(&plan), written, plan: Some(Programmed { plan, backend }), ..self }
             }
             Understood::LeftAlone(name, reason) => Self {
                 left_alone: Some(reason.explanation().to_owned()),
-                written: left_alone(&name, reason, format == Format::Json),
+                written: left_alone(&name, reason, format == Format::Json).into(),
                 // Nothing is captured.
                 plan: Some(Programmed { plan: RulePlan::empty(), backend: BackendChoice::Auto }),
                 skipped: Some((name, reason)),

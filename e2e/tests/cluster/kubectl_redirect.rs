@@ -6,7 +6,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use crate::kubectl_support::kubelet::LIMIT;
-use crate::kubectl_support::{Call, Kubelets, Reply};
+use crate::kubectl_support::{Call, Kubelets, Reply, make_fleet};
 use anyhow::{Context, Result, ensure};
 use e2e::kube::{ApiServer, Sending};
 use e2e::{program, tools};
@@ -31,7 +31,12 @@ impl Fleet {
                 &json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}}),
             )
         });
-        let agents = names.iter().map(|name| Sending::post("/api/v1/namespaces/mesh/pods", &agent(name)));
+        let owners = make_fleet(&api, "mesh")?;
+        let agents = names.iter().map(|name| {
+            let mut agent = agent(name);
+            agent["metadata"]["ownerReferences"] = owners.clone();
+            Sending::post("/api/v1/namespaces/mesh/pods", &agent)
+        });
         api.send_all(&posts.chain(agents).collect::<Vec<_>>())?;
         let node = json!({"status": {"addresses": [{"type": "InternalIP", "address": "127.0.0.1"}],
             "daemonEndpoints": {"kubeletEndpoint": {"Port": kubelets.port}}}});
@@ -130,12 +135,25 @@ fn a_hundred_nodes_are_asked_in_seconds_and_little_memory() -> Result<()> {
     Ok(())
 }
 
+/// What a scan needs.
+const RIGHTS: [(&str, &str); 6] = [
+    ("list", "nodes"),
+    ("list", "pods"),
+    ("get", "pods/exec"),
+    ("create", "pods/exec"),
+    ("list", "daemonsets.apps"),
+    ("list", "clusterrolebindings.rbac.authorization.k8s.io"),
+];
+
 /// A user with rights on these: verb, and resource with the API group behind a dot.
 fn user(api: &ApiServer, name: &str, rights: &[(&str, &str)]) -> Result<PathBuf> {
     api.create_service_account("mesh", name)?;
     let rules: Vec<Value> = rights
         .iter()
-        .map(|(verb, resource)| json!({"apiGroups": [""], "resources": [resource], "verbs": [verb]}))
+        .map(|(verb, resource)| {
+            let (resource, group) = resource.split_once('.').unwrap_or((resource, ""));
+            json!({"apiGroups": [group], "resources": [resource], "verbs": [verb]})
+        })
         .collect();
     api.apply(
         &json!({"apiVersion": "v1", "kind": "List", "items": [
@@ -150,9 +168,9 @@ fn user(api: &ApiServer, name: &str, rights: &[(&str, &str)]) -> Result<PathBuf>
 }
 
 #[test]
-fn a_scan_needs_four_rights_and_names_the_one_that_is_missing() -> Result<()> {
+fn a_scan_needs_these_rights_and_names_the_one_that_is_missing() -> Result<()> {
     let fleet = Fleet::start(1, |call| scan(node_of(call), 1, 0))?;
-    let rights = [("list", "nodes"), ("list", "pods"), ("get", "pods/exec"), ("create", "pods/exec")];
+    let rights = RIGHTS;
     let all = user(&fleet.api, "all", &rights)?;
     let output = fleet.run_as(&all, &["scan"])?;
     ensure!(
@@ -164,6 +182,8 @@ fn a_scan_needs_four_rights_and_names_the_one_that_is_missing() -> Result<()> {
         (0, "missing right: list nodes"),
         (1, "missing right: list pods"),
         (2, "create pods/exec in namespace mesh"),
+        (4, "missing right: list daemonsets"),
+        (5, "missing right: list clusterrolebindings"),
     ] {
         let fewer: Vec<_> =
             rights.iter().enumerate().filter(|(at, _)| *at != index).map(|(_, right)| *right).collect();
@@ -174,6 +194,10 @@ fn a_scan_needs_four_rights_and_names_the_one_that_is_missing() -> Result<()> {
             "{output:?}"
         );
     }
+    // Who names the namespace needs no right on bindings.
+    let output =
+        fleet.run_as(&user(&fleet.api, "names-it", &rights[..5])?, &["scan", "--agent-namespace", "mesh"])?;
+    ensure!(output.code() == Some(0), "{output:?}");
     let without = user(&fleet.api, "pod-nobody", &rights[1..])?;
     let output = fleet.run_as(&without, &["pod", "shop/cart-0"])?;
     ensure!(
@@ -187,8 +211,7 @@ fn a_scan_needs_four_rights_and_names_the_one_that_is_missing() -> Result<()> {
 #[test]
 fn kubectl_runs_it_with_the_users_own_kubeconfig() -> Result<()> {
     let fleet = Fleet::start(1, |call| scan(node_of(call), 1, 0))?;
-    let rights = [("list", "nodes"), ("list", "pods"), ("get", "pods/exec"), ("create", "pods/exec")];
-    user(&fleet.api, "helped", &rights)?;
+    user(&fleet.api, "helped", &RIGHTS)?;
     let token = fleet.api.token("mesh", "helped")?;
     let credential = json!({"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential", "status": {"token": token}});
     let helper = json!({"exec": {"apiVersion": "client.authentication.k8s.io/v1", "command": "echo", "args": [credential.to_string()],
@@ -407,7 +430,7 @@ fn a_precheck_reads_the_cluster_and_names_what_to_do() -> Result<()> {
     let text = output.stdout.split_whitespace().collect::<Vec<_>>().join(" ");
     for words in [
         "missing: create daemonsets.apps in namespace mesh,",
-        "missing: list pods, get pods/exec in namespace mesh,",
+        "missing: list pods, list clusterrolebindings.rbac.authorization.k8s.io,",
         "network-plugin: not checked: missing right: list daemonsets",
     ] {
         ensure!(text.contains(words), "{words}: {text}");

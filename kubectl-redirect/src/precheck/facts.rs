@@ -13,6 +13,8 @@ use crate::objects::{ConfigMap, Meta, Node, Object, Pod, Workload};
 pub const AGENT: &str = "istio-cni-node";
 /// Ports that the agent uses on its node, and the chart's values for them.
 pub const PORTS: [(i32, &str); 2] = [(8000, "healthPort"), (15014, "monitoringPort")];
+/// Where network plugins usually are.
+pub(super) const SYSTEM: &str = "kube-system";
 /// The init container of pods that are validated.
 const VALIDATION: &str = "istio-validation";
 
@@ -100,11 +102,11 @@ impl Facts {
             rights.push((needs, right, may));
         }
         let daemon_sets = cluster.list::<Workload>(DAEMON_SETS).await;
-        let place = |name: &str| {
-            let found = daemon_sets.iter().flatten().find(|one| one.metadata.name == name);
+        let place = |name: &str, usual: &str| {
+            let found = daemon_sets.as_ref().ok().and_then(|sets| named(sets, name, usual));
             found.map(|one| one.metadata.namespace.clone())
         };
-        let (cilium, agent) = (place("cilium"), place(AGENT));
+        let (cilium, agent) = (place("cilium", SYSTEM), place(AGENT, namespace));
         let mut pods = PodFacts::default();
         let seen = cluster.each::<Pod>(PODS, None, ListParams::default(), |pod| pods.see(&pod)).await;
         let object: Result<Option<Object>, Failure> = cluster.get(NAMESPACES, None, namespace).await;
@@ -120,6 +122,12 @@ impl Facts {
             daemon_sets,
         })
     }
+}
+
+/// The DaemonSet of this name, that of the usual namespace before others: tenants may use any name in theirs.
+pub(super) fn named<'a>(sets: &'a [Workload], name: &str, usual: &str) -> Option<&'a Workload> {
+    let all = sets.iter().filter(|set| set.metadata.name == name);
+    all.min_by_key(|set| set.metadata.namespace != usual)
 }
 
 async fn config_map(
@@ -156,6 +164,8 @@ fn needed(namespace: &str) -> Vec<(Needs, Right)> {
     let ask = [
         right("list", "", "nodes", false),
         right("list", "", "pods", false),
+        right("list", RBAC, "clusterrolebindings", false),
+        right("list", "apps", "daemonsets", true),
         right("get", "", "pods/exec", true),
         right("create", "", "pods/exec", true),
     ];

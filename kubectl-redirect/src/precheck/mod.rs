@@ -5,11 +5,13 @@ mod facts;
 mod nodes;
 mod workloads;
 
+use explain::Printable;
 use explain::text_writer::{Layout, TextStyle, TextWriter};
 use serde_json::{Value, json};
 
 use crate::cluster::Cluster;
-use crate::{FINE, FOUND, Failure, layout, print};
+use crate::terminal::{layout, print};
+use crate::{FINE, FOUND, Failure};
 pub use facts::{Facts, PodFacts};
 
 /// The version of the document.
@@ -99,13 +101,13 @@ impl Found {
 pub async fn run(cluster: &Cluster, namespace: Option<&str>, is_json: bool) -> Result<u8, Failure> {
     let facts = Facts::of(cluster, namespace.unwrap_or(USUAL_NAMESPACE)).await?;
     let checks = checks::all(&facts);
-    print(&if is_json { explain::pretty(&json(&checks)) } else { text(&checks, layout()) })?;
+    print(&if is_json { Printable::json(&json(&checks)) } else { text(&checks, layout()) })?;
     Ok(if checks.iter().any(|check| check.outcome > Outcome::Ok) { FOUND } else { FINE })
 }
 
 /// For people.
 #[must_use]
-pub fn text(checks: &[Check], layout: Layout) -> String {
+pub fn text(checks: &[Check], layout: Layout) -> Printable {
     let mut paper = TextWriter::new(layout);
     for check in checks {
         let label = format!("{:8} ", check.outcome.word());

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::facts::AGENT;
+use super::facts::{AGENT, SYSTEM, named};
 use super::{Check, Facts, Found};
 use crate::Failure;
 use crate::objects::{ConfigMap, Workload};
@@ -66,7 +66,7 @@ pub(super) fn network(facts: &Facts) -> Vec<Check> {
     if sets.iter().any(|set| set.metadata.name == "cilium") {
         all.push(Check::of("cilium", cilium(&facts.cilium)));
     }
-    all.extend(sets.iter().find(|set| set.metadata.name == "aws-node").and_then(amazon));
+    all.extend(named(sets, "aws-node", SYSTEM).and_then(amazon));
     all
 }
 
@@ -112,7 +112,7 @@ fn variables(set: &Workload) -> BTreeMap<&str, &str> {
 /// An agent of the mesh that exists.
 pub(super) fn agent(facts: &Facts) -> Result<Found, &Failure> {
     let sets = facts.daemon_sets.as_ref()?;
-    let Some(set) = sets.iter().find(|set| set.metadata.name == AGENT) else {
+    let Some(set) = named(sets, AGENT, &facts.namespace.0) else {
         return Ok(Found::ok("none"));
     };
     let image = set.containers().first().and_then(|container| container.image.as_deref()).unwrap_or("?");

@@ -1,4 +1,7 @@
-//! What the program prints, and what it must not depend on.
+//! The program with a stand-in for the API server, its schema, and what it is linked with.
 
+mod agents;
 mod dependencies;
+mod limits;
 mod schema;
+mod server;

@@ -11,13 +11,14 @@ use pod_netns::NamespaceIndex;
 use serde_json::Value;
 use tokio::signal::unix::{SignalKind, signal};
 
-use super::{Answer, Given, pretty};
+use super::{Answer, Given};
 use crate::bundle::{self, Bundle, filter};
 use crate::cluster::Cluster;
 use crate::error::InputError;
 use crate::input;
 use crate::node::Node;
 use crate::pod::Pod;
+use crate::printable::Printable;
 use crate::scan::Scan;
 use crate::text_writer::TextWriter;
 use crate::watch::rule_json;
@@ -62,7 +63,7 @@ pub(super) fn bundle(given: &Given) -> Result<Answer, InputError> {
         let text = report(Path::new("standard output"), &entries, bytes.len(), &left_out, given);
         let written = io::stdout().write_all(&bytes).and_then(|()| io::stderr().write_all(text.as_bytes()));
         written.map_err(|error| InputError(vec![format!("cannot write to standard output: {error}")]))?;
-        return Ok(Answer { text: String::new(), code: FINE });
+        return Ok(Answer { text: Printable::default(), code: FINE });
     }
     written(&path, &bytes)?;
     Ok(Answer { text: report(&path, &entries, bytes.len(), &left_out, given), code: FINE })
@@ -177,9 +178,9 @@ fn report(
     size: usize,
     left_out: &[(String, String)],
     given: &Given,
-) -> String {
+) -> Printable {
     if given.is_json() {
-        return pretty(&bundle::written_json(path, size, entries, left_out));
+        return Printable::json(&bundle::written_json(path, size, entries, left_out));
     }
     let mut paper = TextWriter::new(given.layout);
     paper.line(0, &format!("{} has {} entries, {size} bytes", path.display(), entries.len()));

@@ -13,13 +13,14 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use super::target::Target;
-use super::{Answer, Given, pretty};
+use super::{Answer, Given};
 use crate::cni::{self, Attachment, Question, cache};
 use crate::diagnosis::is_reachable;
 use crate::error::InputError;
 use crate::input;
 use crate::node::Node;
 use crate::pod::Pod;
+use crate::printable::Printable;
 use crate::{FINE, FOUND};
 
 /// The only command that is sent.
@@ -69,8 +70,11 @@ pub(super) fn cni(given: &Given) -> Result<Answer, InputError> {
         Some(cni::Answer::Refused { .. }) => FOUND,
     };
     let shown = answer.as_ref();
-    let text =
-        if given.is_json() { pretty(&question.json(shown)) } else { question.text(shown, given.layout) };
+    let text = if given.is_json() {
+        Printable::json(&question.json(shown))
+    } else {
+        question.text(shown, given.layout)
+    };
     Ok(Answer { text, code })
 }
 

@@ -6,8 +6,8 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 
 use cni_core::reasons::AGENT_HEALTH;
+use explain::Printable;
 use explain::flags;
-use explain::pretty;
 use netns_apply::facts::NameFiles;
 use redirect_core::settings::Source;
 use serde_json::Value;
@@ -194,7 +194,7 @@ impl Given {
     }
 
     pub(super) fn answer(&self, report: &Report) -> Answer {
-        let text = if self.is_json() { pretty(&report.json()) } else { report.text(self.layout) };
+        let text = if self.is_json() { Printable::json(&report.json()) } else { report.text(self.layout) };
         Answer { text, code: report::code(&report.findings) }
     }
 }

@@ -8,7 +8,7 @@ use pod_netns::NamespaceIndex;
 use settings_cli::RunOptions;
 
 use super::planned::{ambient, of_settings};
-use super::{Answer, Given, pretty};
+use super::{Answer, Given};
 use crate::api::NAME_IT;
 use crate::cause::Cause;
 use crate::diagnosis::{PodDecision, findings};
@@ -16,6 +16,7 @@ use crate::error::InputError;
 use crate::input;
 use crate::inspect::inspect;
 use crate::pod::Pod;
+use crate::printable::Printable;
 use crate::report::{self, Report};
 use crate::scan::Scan;
 use crate::show;
@@ -113,7 +114,7 @@ pub(super) fn scan(given: &Given) -> Result<Answer, InputError> {
     };
     let scan = scan.map_err(InputError::of)?;
     let text = match given.flag("output") {
-        Some("json") => pretty(&scan.json()),
+        Some("json") => Printable::json(&scan.json()),
         Some("prometheus") => scan.prometheus(),
         Some(_) | None => scan.text(given.layout),
     };

@@ -1,7 +1,7 @@
 //! Commands about what settings and pods ask for: `plan`, `trace` and `diff`.
 
 use explain::decision::left_alone;
-use explain::{NO_ADDRESS, SOMEWHERE, flags, pretty};
+use explain::{NO_ADDRESS, Printable, SOMEWHERE, flags};
 use logging::DEFAULT_SCOPE;
 use netns_apply::facts::{self, NameFiles};
 use netns_apply::netns::Netns;
@@ -148,13 +148,16 @@ pub(super) fn trace(given: &Given) -> Result<Answer, InputError> {
     let text = if given.is_json() {
         let mut trace = packet_trace::json::Trace::from(&trace);
         trace.unexamined = unexamined;
-        pretty(&serde_json::to_value(trace).unwrap_or_default())
+        Printable::json(&serde_json::to_value(trace).unwrap_or_default())
     } else {
+        let picture = |language| Printable::lines(&picture::of_trace(&trace, detail, language));
         match given.flag("format") {
-            Some("dot") => picture::of_trace(&trace, detail, Language::Dot),
-            Some("mermaid") => picture::of_trace(&trace, detail, Language::Mermaid),
-            Some("svg") => picture::of_trace(&trace, detail, Language::Svg),
-            Some(_) | None => traffic::report(&trace, detail) + &traffic::not_examined(&unexamined),
+            Some("dot") => picture(Language::Dot),
+            Some("mermaid") => picture(Language::Mermaid),
+            Some("svg") => picture(Language::Svg),
+            Some(_) | None => {
+                [traffic::report(&trace, detail), traffic::not_examined(&unexamined)].into_iter().collect()
+            }
         }
     };
     Ok(Answer { text, code: FINE })
@@ -199,7 +202,7 @@ pub(super) fn diff(given: &Given) -> Result<Answer, InputError> {
     }
     let [before, after] = plans.as_slice() else { return Err(InputError(wrong)) };
     let compared = Compared::of(before, after);
-    let text = if given.is_json() { pretty(&compared.json()) } else { compared.text(given.layout) };
+    let text = if given.is_json() { Printable::json(&compared.json()) } else { compared.text(given.layout) };
     Ok(Answer { text, code: if compared.traffic.is_empty() { FINE } else { FOUND } })
 }
 

@@ -16,6 +16,7 @@ use super::target::Target;
 use super::{Answer, Given};
 use crate::error::InputError;
 use crate::node::Node;
+use crate::printable::Printable;
 use crate::watch::{
     Counter, CounterSnapshot, CounterUpdate, Screen, WatchExit, counted, counted_json, end_json, rules_json,
     started, totals,
@@ -44,7 +45,7 @@ pub(super) fn watch(given: &Given) -> Result<Answer, InputError> {
     if given.flag("once") == Some("true") {
         let subject = watch.target.subject();
         let text = if given.is_json() {
-            line(&rules_json(&subject, &watch.path(), &now(), &first))
+            Printable::json_line(&rules_json(&subject, &watch.path(), &now(), &first))
         } else {
             totals(&subject, &first, given.layout)
         };
@@ -58,7 +59,7 @@ pub(super) fn watch(given: &Given) -> Result<Answer, InputError> {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {}
         Err(error) => return Err(InputError(vec![format!("cannot write to standard output: {error}")])),
     }
-    Ok(Answer { text: String::new(), code: FINE })
+    Ok(Answer { text: Printable::default(), code: FINE })
 }
 
 fn pause(text: &str) -> Result<Duration, InputError> {
@@ -197,7 +198,9 @@ impl<'a> Writer<'a> {
         match self.manner {
             OutputMode::Screen => self.redraw(shown),
             OutputMode::Lines => write(&started(&now(), &self.subject, look, self.watch.given.layout)),
-            OutputMode::Json => write(&line(&rules_json(&self.subject, &self.watch.path(), &now(), look))),
+            OutputMode::Json => {
+                write(&Printable::json_line(&rules_json(&self.subject, &self.watch.path(), &now(), look)))
+            }
         }
     }
 
@@ -210,15 +213,15 @@ impl<'a> Writer<'a> {
             return self.redraw(shown);
         }
         let time = now();
-        let mut text = String::new();
+        let mut text = Printable::default();
         for (index, added) in &shown.added {
             let Some(rule) = shown.look.rules.get(*index) else { continue };
-            text += &match self.manner {
-                OutputMode::Json => line(&counted_json(&time, rule, *added)),
+            text.push(&match self.manner {
+                OutputMode::Json => Printable::json_line(&counted_json(&time, rule, *added)),
                 OutputMode::Lines | OutputMode::Screen => {
                     counted(&time, rule, *added, self.watch.given.layout)
                 }
-            };
+            });
         }
         write(&text)
     }
@@ -247,18 +250,13 @@ impl<'a> Writer<'a> {
     fn end(mut self, end: WatchExit) -> io::Result<()> {
         self.screen = None;
         match (self.manner, end) {
-            (OutputMode::Json, _) => write(&line(&end_json(&now(), end))),
+            (OutputMode::Json, _) => write(&Printable::json_line(&end_json(&now(), end))),
             (OutputMode::Screen | OutputMode::Lines, WatchExit::Gone) => {
-                write("the network namespace is gone\n")
+                write(&Printable::own("the network namespace is gone\n"))
             }
             (OutputMode::Screen | OutputMode::Lines, WatchExit::Signal) => Ok(()),
         }
     }
-}
-
-/// A value as one line.
-fn line(value: &serde_json::Value) -> String {
-    format!("{value}\n")
 }
 
 fn now() -> String {

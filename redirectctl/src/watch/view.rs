@@ -1,13 +1,13 @@
 //! What rules counted, as text.
 
-use std::fmt::Write as _;
 use std::time::Duration;
 
 use netfilter_state::ruleset::Counter;
 
 use super::{CounterSnapshot, Watched};
 use crate::plan::said_by;
-use crate::text_writer::{Layout, TextStyle, TextWriter, harmless};
+use crate::printable::Printable;
+use crate::text_writer::{Layout, TextStyle, TextWriter};
 
 /// How many lines of a screen are not rules: the subject, the heading, and what is left out.
 const FRAME: usize = 4;
@@ -19,7 +19,7 @@ const OF_NAT: &str =
 
 /// All rules with their totals.
 #[must_use]
-pub fn totals(subject: &str, look: &CounterSnapshot, layout: Layout) -> String {
+pub fn totals(subject: &str, look: &CounterSnapshot, layout: Layout) -> Printable {
     let mut paper = TextWriter::new(layout);
     paper.heading(subject);
     if look.rules.is_empty() {
@@ -65,17 +65,17 @@ fn numbers(counter: Option<Counter>) -> String {
 
 /// The line that says what is watched from now on.
 #[must_use]
-pub fn started(time: &str, subject: &str, look: &CounterSnapshot, layout: Layout) -> String {
+pub fn started(time: &str, subject: &str, look: &CounterSnapshot, layout: Layout) -> Printable {
     let mut text = clipped(&format!("{time} {} rules of {subject}", look.rules.len()), layout.width);
     if look.without_counter() > 0 {
-        text += &clipped(&silent(look), layout.width);
+        text.push(&clipped(&silent(look), layout.width));
     }
     text
 }
 
 /// The line of a rule that counted.
 #[must_use]
-pub fn counted(time: &str, rule: &Watched, added: Counter, layout: Layout) -> String {
+pub fn counted(time: &str, rule: &Watched, added: Counter, layout: Layout) -> Printable {
     clipped(&format!("{time} +{} {}", added.packets, named(rule)), layout.width)
 }
 
@@ -85,13 +85,8 @@ fn named(rule: &Watched) -> String {
 }
 
 /// One line, cut where the terminal ends.
-fn clipped(text: &str, width: usize) -> String {
-    let text = harmless(text);
-    if text.chars().count() <= width {
-        return text + "\n";
-    }
-    let kept: String = text.chars().take(width.saturating_sub(1)).collect();
-    kept + "…\n"
+fn clipped(text: &str, width: usize) -> Printable {
+    [Printable::of(text).clipped(width), Printable::own("\n")].into_iter().collect()
 }
 
 /// A terminal that shows all rules and is drawn again with every look.
@@ -111,7 +106,7 @@ impl Screen<'_> {
     /// As it is drawn: over the previous frame, so that nothing flickers. If the terminal has too few lines, rules that
     /// counted come before others.
     #[must_use]
-    pub fn text(&self, layout: Layout, height: usize) -> String {
+    pub fn text(&self, layout: Layout, height: usize) -> Printable {
         let room = height.saturating_sub(FRAME).max(1);
         let shown = self.shown(room);
         let mut lines = vec![(self.subject.to_owned(), Some(TextStyle::Bold))];
@@ -130,17 +125,15 @@ impl Screen<'_> {
         if hidden > 0 {
             lines.push((format!("{hidden} more rules; --once shows all"), Some(TextStyle::Dim)));
         }
-        let mut text = String::from("\u{1b}[H");
+        let mut text = Printable::own("\u{1b}[H");
         for (line, ink) in lines {
-            let line = clipped(&line, layout.width);
-            let line = line.trim_end_matches('\n');
-            // Writing to a string cannot fail.
-            let _ = match ink.filter(|_| layout.colour) {
-                Some(ink) => write!(text, "{ERASE}{}\r\n", ink.around(line)),
-                None => write!(text, "{ERASE}{line}\r\n"),
-            };
+            let line = Printable::of(&line).clipped(layout.width);
+            text.push(&Printable::own(ERASE));
+            text.push(&ink.filter(|_| layout.colour).map_or(line.clone(), |ink| ink.ink(&line)));
+            text.push(&Printable::own("\r\n"));
         }
-        text + "\u{1b}[J"
+        text.push(&Printable::own("\u{1b}[J"));
+        text
     }
 
     /// The rules to show, in their order.

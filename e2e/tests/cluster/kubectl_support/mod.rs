@@ -12,11 +12,30 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 
 use anyhow::{Context, Result, bail};
-use e2e::kube::Identity;
+use e2e::kube::{ApiServer, Identity};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::{ServerConfig, ServerConnection, StreamOwned};
 use serde_json::{Value, json};
+
+/// The chart's objects by which the agents of a namespace are known. Returns the owners that their pods name.
+pub fn make_fleet(api: &ApiServer, namespace: &str) -> Result<Value> {
+    let labels = json!({"k8s-app": "istio-cni-node"});
+    let binding = json!({"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRoleBinding",
+        "metadata": {"name": "istio-cni", "labels": {"app": "istio-cni"}},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "istio-cni"},
+        "subjects": [{"kind": "ServiceAccount", "name": "default", "namespace": namespace}]});
+    // On no node: a test makes the pods itself.
+    let spec = json!({"selector": {"matchLabels": labels}, "template": {"metadata": {"labels": labels}, "spec": {
+        "nodeSelector": {"of": "none"}, "containers": [{"name": "install-cni", "image": "hub/install-cni:0.1.0"}]}}});
+    let set = json!({"apiVersion": "apps/v1", "kind": "DaemonSet", "spec": spec,
+        "metadata": {"name": "istio-cni-node", "namespace": namespace}});
+    api.create(&binding)?;
+    let uid = api.create(&set)?["metadata"]["uid"].clone();
+    Ok(
+        json!([{"apiVersion": "apps/v1", "kind": "DaemonSet", "name": "istio-cni-node", "uid": uid, "controller": true}]),
+    )
+}
 
 /// A program that a test runs in a container.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -13,8 +13,8 @@ use crate::agent_support::{
     LOOPBACK, MANIFEST, NAMESPACE, POD, agent_pod, apply_manifest, import_image, is_ready, wait_loaded,
 };
 use crate::kubectl_redirect::{command, scan};
-use crate::kubectl_support::Reply;
 use crate::kubectl_support::kubelet::{LIMIT, reach_kubelet, through_kubelet};
+use crate::kubectl_support::{Reply, make_fleet};
 
 /// What runs the program as the admin, while the API server reaches a real node's kubelet.
 fn reached<'a>(
@@ -47,6 +47,7 @@ fn a_real_kubelet_runs_the_program_in_the_agents_container() -> Result<()> {
     fs::create_dir(&programs)?;
     let mut pod = plain_pod("agent");
     pod["metadata"]["labels"] = json!({"k8s-app": "istio-cni-node"});
+    pod["metadata"]["ownerReferences"] = make_fleet(&api, "default")?;
     let container = &mut pod["spec"]["containers"][0];
     container["name"] = json!("install-cni");
     container["env"] = json!([{"name": "PATH", "value": "/usr/local/bin:/bin"}]);

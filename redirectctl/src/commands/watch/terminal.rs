@@ -9,6 +9,8 @@ use nix::libc::SIGTSTP;
 use nix::sys::signal::{self, raise};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
+use crate::printable::Printable;
+
 /// The alternate screen, without a cursor: what was on the terminal is there again afterwards (xterm's control sequences).
 const ENTER: &str = "\u{1b}[?1049h\u{1b}[?25l\u{1b}[2J";
 const LEAVE: &str = "\u{1b}[?25h\u{1b}[?1049l";
@@ -21,7 +23,7 @@ impl AlternateScreen {
     pub(super) fn enter() -> io::Result<Self> {
         // From here on dropping the value leaves it.
         let screen = Self(());
-        write(ENTER)?;
+        write(&Printable::own(ENTER))?;
         Ok(screen)
     }
 }
@@ -29,7 +31,7 @@ impl AlternateScreen {
 impl Drop for AlternateScreen {
     fn drop(&mut self) {
         // A terminal that is gone needs no restoring.
-        let _ = write(LEAVE);
+        let _ = write(&Printable::own(LEAVE));
     }
 }
 
@@ -38,7 +40,7 @@ pub(super) fn stop() -> io::Result<()> {
     Ok(raise(signal::Signal::SIGSTOP)?)
 }
 
-pub(super) fn write(text: &str) -> io::Result<()> {
+pub(super) fn write(text: &Printable) -> io::Result<()> {
     let mut out = io::stdout().lock();
     out.write_all(text.as_bytes())?;
     out.flush()

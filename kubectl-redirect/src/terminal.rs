@@ -1,0 +1,67 @@
+//! What the user sees. Everything here takes [`Printable`] text, and nothing else in this program writes.
+
+use std::io::{self, ErrorKind, IsTerminal as _, Write as _};
+
+use explain::Printable;
+use explain::text_writer::{ColorChoice, Layout};
+
+use crate::Failure;
+
+/// Writes the answer. A reader that ends early has enough of it.
+pub(crate) fn print(text: &Printable) -> Result<(), Failure> {
+    match io::stdout().write_all(text.as_bytes()) {
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => {
+            Err(Failure(format!("cannot write to standard output: {error}")))
+        }
+        Ok(()) | Err(_) => Ok(()),
+    }
+}
+
+/// Writes beside the answer.
+pub(crate) fn note(text: &Printable) {
+    // Nothing is left to report to.
+    let _ = io::stderr().write_all(text.as_bytes());
+}
+
+/// Reports why a command cannot be carried out.
+pub(crate) fn complain(failure: &Failure) {
+    note(&Printable::line(&format!("kubectl-redirect: {failure}")));
+}
+
+/// How text on standard output is laid out.
+pub(crate) fn layout() -> Layout {
+    let terminal = terminal_size::terminal_size().map(|(width, _)| usize::from(width.0));
+    Layout::new(io::stdout().is_terminal(), terminal, ColorChoice::Auto, |name| std::env::var(name).ok())
+}
+
+/// How far it is, on a terminal.
+pub(crate) struct Progress {
+    all: usize,
+    done: usize,
+    is_shown: bool,
+}
+
+impl Progress {
+    pub(crate) fn new(all: usize) -> Self {
+        let progress = Self { all, done: 0, is_shown: io::stderr().is_terminal() };
+        progress.show(&Printable::of(&format!("0 of {all} nodes")));
+        progress
+    }
+
+    pub(crate) fn step(&mut self) {
+        self.done += 1;
+        self.show(&Printable::of(&format!("{} of {} nodes", self.done, self.all)));
+    }
+
+    fn show(&self, words: &Printable) {
+        if self.is_shown {
+            note(&[Printable::own("\r\u{1b}[K"), words.clone()].into_iter().collect());
+        }
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        self.show(&Printable::default());
+    }
+}
