@@ -15,6 +15,7 @@ mod wire;
 use crate::{
     facts,
     pod::owner,
+    routes,
     socket::{Ended, NetlinkSocket, code},
 };
 use netlink_sys::protocols::{NETLINK_NETFILTER, NETLINK_SOCK_DIAG};
@@ -167,7 +168,7 @@ struct CloseScope {
 impl CloseScope {
     /// The calling thread's network namespace.
     fn here(plan: &RulePlan) -> Result<Self, CloseError> {
-        let (addresses, interfaces) =
+        let routes::Addresses { all: addresses, interfaces, .. } =
             facts::addresses_and_interfaces().map_err(|cause| CloseError::Addresses(cause.to_string()))?;
         Ok(Self {
             captures: Captures::of(plan),

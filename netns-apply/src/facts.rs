@@ -1,7 +1,7 @@
 //! What a plan depends on in a network namespace and its files.
 
 #[cfg(feature = "write")]
-use crate::routes::{RouteError, RouteSocket};
+use crate::routes::{Addresses, RouteError, RouteSocket};
 use nix::{fcntl::OFlag, ifaddrs::getifaddrs};
 use redirect_core::settings::{NameLookup, id_in_passwd, nameservers};
 use redirect_core::{AmbientRedirect, Families};
@@ -59,12 +59,12 @@ pub fn ambient_here(redirect: AmbientRedirect) -> AmbientRedirect {
 /// The kernel does not report it.
 #[cfg(feature = "write")]
 pub fn interfaces() -> Result<Vec<String>, RouteError> {
-    Ok(addresses_and_interfaces()?.1)
+    Ok(addresses_and_interfaces()?.interfaces)
 }
 
 /// [`interfaces`], and all addresses in no order that means anything.
 #[cfg(feature = "write")]
-pub(crate) fn addresses_and_interfaces() -> Result<(Vec<IpAddr>, Vec<String>), RouteError> {
+pub(crate) fn addresses_and_interfaces() -> Result<Addresses, RouteError> {
     let mut routes = RouteSocket::open(usize::MAX)?;
     let links = routes.links()?;
     routes.addresses_and_interfaces(&links)

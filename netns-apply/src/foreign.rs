@@ -5,7 +5,7 @@ use crate::{
     ApplyError, ApplyOptions, legacy,
     netlink::{Connection, NetlinkError},
     pause::{deadline, pause},
-    routes::{Links, RouteSocket},
+    routes::{Addresses, Links, RouteSocket},
 };
 use netfilter_state::{route_tables::RouteTables, routing::FoundRouting, ruleset::Ruleset};
 use packet_trace::{
@@ -58,6 +58,8 @@ pub struct Live {
     pub unexamined: Vec<String>,
     /// The addresses of its interfaces.
     pub addresses: Vec<IpAddr>,
+    /// Those in use, each with its interface, in the kernel's order.
+    pub by_interface: Vec<(String, IpAddr)>,
     /// The interfaces through which it reaches other hosts ([`facts::interfaces`](crate::facts::interfaces)).
     pub interfaces: Vec<String>,
 }
@@ -95,6 +97,7 @@ impl Live {
     pub fn rules(&self, family: Family, plan: Option<&RulePlan>) -> TraceRules {
         TraceRules::of_ruleset(&self.ruleset, &self.routing, family, plan)
             .with_addresses(&self.addresses)
+            .with_interfaces(&self.by_interface)
             .with_routes(&self.route_tables)
     }
 
@@ -103,6 +106,7 @@ impl Live {
         Pod {
             addresses: self.addresses.as_slice(),
             interfaces: self.interfaces.as_slice(),
+            by_interface: Some(self.by_interface.as_slice()),
             routes: Some(&self.route_tables),
         }
     }
@@ -130,9 +134,10 @@ impl Live {
         for family in Family::BOTH {
             legacy::add_to(&mut ruleset, family, most)?;
         }
-        let (addresses, interfaces) = routes.addresses_and_interfaces(links)?;
+        let Addresses { all: addresses, by_interface, interfaces } =
+            routes.addresses_and_interfaces(links)?;
         let route_tables = routes.tables_with(links)?;
-        Ok(Self { ruleset, route_tables, addresses, interfaces, ..Self::default() })
+        Ok(Self { ruleset, route_tables, addresses, by_interface, interfaces, ..Self::default() })
     }
 }
 

@@ -247,6 +247,15 @@ pub(super) fn loopback(family: Family) -> Set {
     }
 }
 
+/// The link-local addresses of a family.
+pub(super) fn link(family: Family) -> Set {
+    match family {
+        // The kernel's REDIRECT knows no such addresses of IPv4.
+        Family::V4 => Set::empty(),
+        Family::V6 => Set::range(0xfe80 << 112, (0xfec0_u128 << 112).saturating_sub(1)),
+    }
+}
+
 /// Names of interfaces as numbers: their bytes, so that those with the same beginning lie next to each other.
 pub(super) fn of_interface(name: &InterfaceName) -> Set {
     if name.is_prefix() {

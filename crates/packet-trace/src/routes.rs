@@ -81,7 +81,13 @@ pub(super) enum RouteEnd {
 pub(super) const LOOPBACK_IS_DOWN: usize = 0;
 pub(super) const NO_ROUTE: usize = 1;
 pub(super) const SOURCE_NOT_LOCAL: usize = 2;
-const WORDS: [&str; 3] = ["the interface lo is down", "no route", "the source address has no local route"];
+pub(super) const NO_RECEIVER: usize = 3;
+const WORDS: [&str; 4] = [
+    "the interface lo is down",
+    "no route",
+    "the source address has no local route",
+    "REDIRECT without an address on the receiving interface",
+];
 
 impl Routes {
     pub(super) fn of(tables: &RouteTables, family: Family) -> Self {

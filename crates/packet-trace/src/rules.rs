@@ -10,7 +10,7 @@ use runs::{Run, find_runs};
 
 use super::{
     Origin, RuleLocation,
-    packets::{loopback, number, of_names},
+    packets::{interface, link, loopback, number, of_names},
     routes::Routes,
     set::Set,
 };
@@ -61,8 +61,19 @@ pub struct TraceRules {
     pub(super) local_marks: Vec<MaskedMark>,
     /// The addresses of the network namespace, where they are known.
     pub(super) addresses: Option<Set>,
+    /// To which address REDIRECT sends what comes in by an interface, where that is known.
+    pub(super) receivers: Option<Receivers>,
     /// Its policy rules and routes, where they are known.
     pub(super) routes: Option<Routes>,
+}
+
+/// The first address of each interface, which is where REDIRECT sends what comes in by it (`nf_nat_redirect`).
+#[derive(Debug, Clone, Default)]
+pub(super) struct Receivers {
+    /// By the interface.
+    pub(super) first: BTreeMap<u128, IpAddr>,
+    /// The same, of the link-local ones: for packets to such an address the kernel takes no other.
+    pub(super) first_of_link: BTreeMap<u128, IpAddr>,
 }
 
 /// A rule that packets meet, as three indices: base chain, chain, rule.
@@ -274,6 +285,22 @@ impl TraceRules {
         self
     }
 
+    /// The same, of a network namespace whose interfaces have these addresses, in the kernel's order: what comes in by one,
+    /// REDIRECT sends to its first address. Without them, REDIRECT is taken to keep a packet's destination.
+    #[must_use]
+    pub fn with_interfaces(mut self, addresses: &[(String, IpAddr)]) -> Self {
+        let mut receivers = Receivers::default();
+        for (name, address) in addresses.iter().filter(|(_, address)| Family::of(address) == self.family) {
+            let by = interface(name);
+            receivers.first.entry(by).or_insert(*address);
+            if link(self.family).contains(number(*address)) {
+                receivers.first_of_link.entry(by).or_insert(*address);
+            }
+        }
+        self.receivers = Some(receivers);
+        self
+    }
+
     /// The same, of a network namespace with these policy rules and routes. If not all of them were read, none of them
     /// counts, because any packet may go by another.
     #[must_use]
@@ -292,6 +319,7 @@ impl TraceRules {
             tracking: BTreeMap::new(),
             local_marks: Vec::new(),
             addresses: None,
+            receivers: None,
             routes: None,
         }
     }

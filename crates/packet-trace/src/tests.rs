@@ -207,6 +207,60 @@ fn rules_about_the_pods_own_addresses_are_decided_where_those_are_known() {
     }
 }
 
+/// The address to which REDIRECT sends a packet that comes in by an interface.
+fn redirected_to(interfaces: &[(&str, &str)], to: &str, by: Option<&str>) -> (Fate, Option<String>) {
+    let family = if to.starts_with('[') { Family::V6 } else { Family::V4 };
+    let all = "*nat\n-A PREROUTING -p tcp -j REDIRECT --to-ports 9\nCOMMIT";
+    let mut ruleset = Ruleset::default();
+    add_saved(&mut ruleset, family, &format!("*nat\n:PREROUTING ACCEPT\nCOMMIT\n{all}")).unwrap();
+    let interfaces: Vec<(String, IpAddr)> =
+        interfaces.iter().map(|(name, address)| ((*name).into(), address.parse().unwrap())).collect();
+    let rules = TraceRules::of_ruleset(&ruleset, &[], family, None).with_interfaces(&interfaces);
+    let from = if family == Family::V6 { "[2001:db8::9]:1" } else { "192.0.2.9:1" };
+    let packet = Packet::from_outside(from.parse().unwrap(), to.parse().unwrap());
+    let trace = rules.trace(&by.map_or_else(|| packet.clone(), |by| packet.clone().by(by)));
+    let moved = trace.steps.iter().find_map(|step| match step {
+        TraceEvent::Changed(PacketEdit::Destination(to)) => Some(to.to_string()),
+        _ => None,
+    });
+    (trace.fate(), moved)
+}
+
+#[test]
+fn what_comes_in_is_redirected_to_the_first_address_of_its_interface() {
+    let at = |to: &str| (Fate::Redirected { port: 9 }, Some(to.to_string()));
+    let dropped = (Fate::Dropped, None);
+    let pod = [
+        ("lo", "127.0.0.1"),
+        ("lo", "::1"),
+        ("eth0", "10.1.0.2"),
+        ("eth0", "10.1.0.3"),
+        ("vnet0", "10.2.1.2"),
+        ("eth0", "fd00::2"),
+        ("eth0", "fe80::2"),
+        ("net1", "fe80::3"),
+    ];
+    for (to, by, wanted) in [
+        ("10.1.0.3:80", Some("eth0"), at("10.1.0.2:9")),
+        ("172.26.61.239:15008", Some("vnet0"), at("10.2.1.2:9")),
+        ("10.1.0.2:80", Some("vnet0"), at("10.2.1.2:9")),
+        ("10.1.0.2:80", Some("net1"), dropped.clone()),
+        ("10.1.0.2:80", Some("unknown"), dropped.clone()),
+        ("127.0.0.1:80", Some("lo"), at("127.0.0.1:9")),
+        // By one of those with an address.
+        ("10.1.0.2:80", None, at("10.1.0.2:9")),
+        ("[fd00::2]:80", Some("eth0"), at("[fd00::2]:9")),
+        ("[fe80::2]:80", Some("eth0"), at("[fe80::2]:9")),
+        ("[fd00::2]:80", Some("net1"), at("[fe80::3]:9")),
+        ("[fd00::2]:80", Some("vnet0"), dropped.clone()),
+    ] {
+        assert_eq!(redirected_to(&pod, to, by), wanted, "{to} by {by:?}");
+    }
+    let unnumbered = [("lo", "127.0.0.1"), ("lo", "10.1.0.2"), ("lo", "fd00::2")];
+    assert_eq!(redirected_to(&unnumbered, "10.1.0.2:80", None), dropped);
+    assert_eq!(redirected_to(&unnumbered, "[fd00::2]:80", None), dropped);
+}
+
 #[test]
 fn every_end_that_a_packet_may_have_is_told_and_why_it_has_it() {
     let last_lines = |others: &str, to: &str| {

@@ -9,14 +9,18 @@ use anyhow::{Context, Result, ensure};
 use e2e::iptables::mesh::{Mesh, any, assert_asked, assert_reaches, loopback, other_address, passthrough};
 use e2e::iptables::{self, apply};
 use e2e::traffic::{Client, Outcome, PROXY_ID, Report, TcpServer, as_user};
+use netns_apply::{ApplyOptions, Live};
 use nix::sys::socket::{
     AddressFamily, SockFlag, SockProtocol, SockType, SockaddrStorage, bind, connect, setsockopt, socket,
     sockopt,
 };
 use nix::sys::time::TimeVal;
+use packet_trace::{Detail, Fate, Packet, PacketEdit, TraceEvent};
 use test_support::netns::{Families, Namespace, client_address, pod_address, remote_address};
 use test_support::process;
 
+/// For packets that nobody is expected to answer.
+const UNANSWERED: Duration = Duration::from_millis(300);
 const BOTH: [bool; 2] = [false, true];
 
 /// What a pod gets that says little: everything captured but a port, a destination and a range each way, and DNS.
@@ -370,6 +374,39 @@ fn what_comes_from_a_virtual_interface_is_outbound() -> Result<()> {
         for v6 in BOTH {
             assert_reaches(guest.client().tcp((remote_address(v6), 80)), "outbound");
             assert_reaches(guest.client().tcp((other_address(v6), 80)), "remote");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn a_redirect_leads_to_the_first_address_of_the_interface_that_a_packet_comes_in_by() -> Result<()> {
+    let mesh = Mesh::new()?;
+    let guest = Guest::new(&mesh)?;
+    apply(mesh.pod(), "--dual-stack -b 3306 -i 198.51.100.0/24,2001:db8::/64 -k vif0")?;
+    for change in [
+        "true",
+        "ip addr add 10.3.0.1/24 dev vif0; ip addr add fd00:30::1/64 dev vif0 nodad",
+        "ip addr del 10.2.0.1/24 dev vif0; ip addr del fd00:20::1/64 dev vif0
+         ip route add 10.2.0.2 dev vif0; ip route add fd00:20::2 dev vif0",
+        "ip addr flush dev vif0; ip route replace 10.2.0.2 dev vif0; ip route replace fd00:20::2 dev vif0",
+    ] {
+        mesh.pod().sh(change)?;
+        for v6 in BOTH {
+            let own = SocketAddr::new(Guest::address(Guest::OWN, v6), 0);
+            let packet = Packet::from_outside(own, SocketAddr::new(remote_address(v6), 80)).by("vif0");
+            let live = mesh.pod().enter(|| Live::now(&ApplyOptions::default()))??;
+            let trace = live.rules(packet.family(), None).trace(&packet);
+            let moved = trace.steps.iter().find_map(|step| match step {
+                TraceEvent::Changed(PacketEdit::Destination(to)) => Some(*to),
+                _ => None,
+            });
+            let seen = guest.client().patience(UNANSWERED).tcp(packet.destination)?.report().ok();
+            let delivered = seen.map(|report| (report.server, report.local.ip(), report.local.port()));
+            let wanted = moved.map(|to| ("outbound".to_owned(), to.ip(), to.port()));
+            assert_eq!(delivered, wanted, "{change}\n{}", trace.text(Detail::Every));
+            let is_dropped = trace.fate() == Fate::Dropped;
+            assert_eq!(is_dropped, wanted.is_none(), "{change}");
         }
     }
     Ok(())

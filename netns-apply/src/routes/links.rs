@@ -23,6 +23,10 @@ const GET_ADDRESS: u16 = 22;
 /// Size of `ifaddrmsg`.
 const ADDRESS_HEADER: usize = 8;
 
+/// Nobody may use an address yet, or the kernel uses it all the same (`IFA_F_TENTATIVE`, `IFA_F_OPTIMISTIC`).
+const TENTATIVE: u8 = 0x40;
+const OPTIMISTIC: u8 = 0x04;
+
 /// Attributes of interfaces (`linux/if_link.h`), and of their addresses (`linux/if_addr.h`).
 mod attribute {
     pub(super) const ADDRESS: u16 = 1;
@@ -47,6 +51,24 @@ pub(super) struct Link {
     is_tunnel: bool,
     /// The number of the XDP program that sees what it receives; 0 if the kernel does not say which.
     pub(super) xdp: Option<u32>,
+}
+
+/// The addresses of a namespace, and how it reaches others.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
+pub(crate) struct Addresses {
+    /// All of them.
+    pub(crate) all: Vec<IpAddr>,
+    /// Those in use, each with its interface, in the kernel's order.
+    pub(crate) by_interface: Vec<(String, IpAddr)>,
+    /// The interfaces through which it reaches other hosts.
+    pub(crate) interfaces: Vec<String>,
+}
+
+/// An address of an interface.
+struct Assigned {
+    index: u32,
+    address: IpAddr,
+    is_tentative: bool,
 }
 
 impl Links {
@@ -92,13 +114,14 @@ impl RouteSocket {
 
     /// The addresses of the namespace, and the interfaces through which it reaches other hosts.
     #[cfg(feature = "write")]
-    pub(crate) fn addresses_and_interfaces(
-        &mut self,
-        links: &Links,
-    ) -> Result<(Vec<IpAddr>, Vec<String>), RouteError> {
-        let addresses = self.addresses()?;
-        let interfaces = links.to_others(&addresses);
-        Ok((addresses.into_iter().map(|(_, address)| address).collect(), interfaces))
+    pub(crate) fn addresses_and_interfaces(&mut self, links: &Links) -> Result<Addresses, RouteError> {
+        let all = self.assigned()?;
+        let of = |one: &Assigned| (one.index, one.address);
+        let interfaces = links.to_others(&all.iter().map(of).collect::<Vec<_>>());
+        let usable = all.iter().filter(|one| !one.is_tentative);
+        let named = usable.filter_map(|one| Some((links.name(one.index)?.to_owned(), one.address)));
+        let by_interface = named.collect();
+        Ok(Addresses { all: all.iter().map(|one| one.address).collect(), by_interface, interfaces })
     }
 
     /// The addresses of the namespace, each with the index of its interface. No privilege is needed.
@@ -106,6 +129,10 @@ impl RouteSocket {
     /// # Errors
     /// The kernel does not report them, or they exceed what is kept.
     pub fn addresses(&mut self) -> Result<Vec<(u32, IpAddr)>, RouteError> {
+        Ok(self.assigned()?.into_iter().map(|one| (one.index, one.address)).collect())
+    }
+
+    fn assigned(&mut self) -> Result<Vec<Assigned>, RouteError> {
         let most = self.most;
         let ask = |socket: &mut Self| {
             socket.question(GET_ADDRESS, NLM_F_REQUEST | NLM_F_DUMP, &[0; ADDRESS_HEADER])
@@ -146,14 +173,16 @@ fn link(payload: &[u8]) -> Option<(u32, Link)> {
     Some((index, link))
 }
 
-/// An address with the index of its interface, as a message has it. A tunnel's `IFA_ADDRESS` is that of the other end.
-fn address(payload: &[u8]) -> Option<(u32, IpAddr)> {
+/// An address, as a message has it. A tunnel's `IFA_ADDRESS` is that of the other end.
+fn address(payload: &[u8]) -> Option<Assigned> {
     let value = |kind| {
         attributes(payload.get(ADDRESS_HEADER..)?)
             .find(|one| one.kind() == kind)
             .map(|one| ip(one.value()))?
     };
-    Some((number(payload, 4)?, value(attribute::LOCAL_ADDRESS).or_else(|| value(attribute::ADDRESS))?))
+    let address = value(attribute::LOCAL_ADDRESS).or_else(|| value(attribute::ADDRESS))?;
+    let is_tentative = payload.get(2).is_some_and(|flags| flags & TENTATIVE != 0 && flags & OPTIMISTIC == 0);
+    Some(Assigned { index: number(payload, 4)?, address, is_tentative })
 }
 
 fn ip(bytes: &[u8]) -> Option<IpAddr> {

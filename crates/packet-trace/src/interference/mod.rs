@@ -37,6 +37,9 @@ pub struct Pod<'a> {
     pub addresses: &'a [IpAddr],
     /// The interfaces by which it talks to others: neither loopback nor tunnels.
     pub interfaces: &'a [String],
+    /// The addresses of each interface, in the kernel's order. Where they are not known, REDIRECT is taken to keep what is for an
+    /// address of the pod.
+    pub by_interface: Option<&'a [(String, IpAddr)]>,
     /// Its policy rules and routes. Where they are not known, packets with a plan's mark are taken to be delivered in the pod, and so
     /// is everything that arrives.
     pub routes: Option<&'a RouteTables>,
@@ -51,8 +54,11 @@ impl Pod<'_> {
         family: Family,
         plan: &RulePlan,
     ) -> TraceRules {
-        let rules =
+        let mut rules =
             TraceRules::of_verdict(ruleset, routing, family, plan).thinned().with_addresses(self.addresses);
+        if let Some(addresses) = self.by_interface {
+            rules = rules.with_interfaces(addresses);
+        }
         match self.routes {
             Some(tables) => rules.with_routes(tables),
             None => rules,

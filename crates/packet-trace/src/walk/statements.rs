@@ -3,10 +3,12 @@
 use super::{
     super::{
         Fate, Listener, PacketEdit,
-        packets::{Field, MarkNow, number},
+        packets::{Field, MarkNow, interface, link, number},
+        routes::NO_RECEIVER,
         rules::{ChainRule, Element, Leads},
+        set::Set,
     },
-    Call, Cause, DEEPEST, Point, Split, Tracking, Unknown, Walk,
+    Call, Cause, DEEPEST, Interface, Point, Split, Tracking, Unknown, Walk,
 };
 use alloc::string::ToString;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -292,12 +294,15 @@ impl<'a> Walk<'a> {
 
     /// The destination becomes an address of the pod and this port, or the port that it has.
     fn redirect(&mut self, port: Option<u16>) -> Result<Then, Split> {
-        let at = match (self.hook, self.packets.family, self.given.own) {
-            (Hook::Output, Family::V4, _) => IpAddr::V4(Ipv4Addr::LOCALHOST),
-            (Hook::Output, Family::V6, _) => IpAddr::V6(Ipv6Addr::LOCALHOST),
-            (Hook::Prerouting | Hook::Input | Hook::Forward | Hook::Postrouting, _, Some(own)) => own,
-            (Hook::Prerouting | Hook::Input | Hook::Forward | Hook::Postrouting, family, None) => {
-                self.original_destination(family)
+        let at = match (self.hook, self.packets.family) {
+            (Hook::Output, Family::V4) => IpAddr::V4(Ipv4Addr::LOCALHOST),
+            (Hook::Output, Family::V6) => IpAddr::V6(Ipv6Addr::LOCALHOST),
+            (Hook::Prerouting | Hook::Input | Hook::Forward | Hook::Postrouting, family) => {
+                match self.receiver()? {
+                    Receiver::Address(address) => address,
+                    Receiver::None => return Ok(Then::End(self.is_lost(NO_RECEIVER))),
+                    Receiver::Unknown => self.given.own.unwrap_or_else(|| self.original_destination(family)),
+                }
             }
         };
         // A packet that already has this address, and keeps its port, is unchanged.
@@ -320,6 +325,25 @@ impl<'a> Walk<'a> {
         self.changed(PacketEdit::Destination(to));
         self.decides();
         Ok(Then::Captured)
+    }
+
+    /// The address to which the kernel redirects what comes in: one of the interface by which it does.
+    fn receiver(&mut self) -> Result<Receiver, Split> {
+        let rules = self.rules;
+        let Some(receivers) = &rules.receivers else { return Ok(Receiver::Unknown) };
+        let is_of_link = self.packets.get(Field::Destination).without(&link(self.packets.family)).is_empty();
+        let of = if is_of_link { &receivers.first_of_link } else { &receivers.first };
+        for (by, address) in of {
+            let holds = self.by(self.came_in, &Set::one(*by), false);
+            if self.decide(holds, || Unknown::Interface)? {
+                return Ok(Receiver::Address(*address));
+            }
+        }
+        // An interface that nobody has named is taken to have an address if any has one.
+        let is_named =
+            self.came_in != Interface::Own || self.packets.get(Field::Interface).single().is_some();
+        let is_any = of.keys().any(|by| *by != interface("lo"));
+        Ok(if is_any && !is_named { Receiver::Unknown } else { Receiver::None })
     }
 
     /// The port it has, if it has exactly one.
@@ -393,6 +417,14 @@ impl<'a> Walk<'a> {
         }
         Then::Statement
     }
+}
+
+/// Where REDIRECT sends what comes in.
+enum Receiver {
+    Address(IpAddr),
+    /// Nowhere.
+    None,
+    Unknown,
 }
 
 /// What connection tracking has of a packet.
