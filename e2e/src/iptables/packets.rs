@@ -119,14 +119,19 @@ pub fn with_changes(said: &Said, dice: &mut Dice) -> Said {
     changed
 }
 
-/// The plan that settings make.
+/// A resolver in the pod.
+pub fn resolver(v6: bool) -> IpAddr {
+    if v6 { loopback(v6) } else { [127, 0, 0, 53].into() }
+}
+
+/// The plan that settings make where `resolv.conf` names a server far away and one in the pod.
 pub fn plan(said: &Said) -> Result<RulePlan> {
     let mut raw = RawSettings::new();
     for (key, text) in said {
         raw.set(*key, *text, Source::Default);
     }
     let addresses = [pod_address(false), pod_address(true)];
-    let servers = [remote_address(false), remote_address(true)];
+    let servers = [remote_address(false), remote_address(true), resolver(false), resolver(true)];
     let facts = NamespaceFacts::new(&addresses).with_nameservers(&servers);
     let redirect = Redirect::parse(&raw, &facts).map_err(|errors| anyhow::anyhow!("{errors}: {said:?}"))?;
     Ok(redirect.plan())
@@ -150,11 +155,15 @@ pub fn random_packet(dice: &mut Dice) -> Packet {
     let gid = dice.pick(&[1000, 1000, 1000, 1000, PROXY_ID, 7, 2000]);
     let local = |source, to| Packet::from_pod(uid, gid, at(source, 0), to);
     let far = if dice.one_in(2) { remote_address(v6) } else { other_address(v6) };
-    let mut packet = match dice.below(8) {
+    let mut packet = match dice.below(9) {
         0..=2 => local(pod, at(far, dice.pick(&tcp_ports))).by("eth0"),
         3 | 4 => local(pod, at(far, dice.pick(&[53, 53, 81]))).by("eth0").over_udp(),
         5 => local(pod, at(pod, dice.pick(&[8080, 8081, 15008]))).by("lo"),
         6 => local(lo, at(lo, dice.pick(&[8080, 8081, 15008]))).by("lo"),
+        7 => {
+            let query = local(lo, at(resolver(v6), 53)).by("lo");
+            if dice.one_in(2) { query } else { query.over_udp() }
+        }
         _ => local(passthrough(v6), at(if dice.one_in(2) { pod } else { lo }, 8080)).by("lo"),
     };
     packet.mark = dice.pick(&[0, 0, 0, 7, 1338]);
@@ -192,6 +201,8 @@ impl World {
         for v6 in [false, true] {
             more.0.push(TcpServer::start(mesh.pod(), "stranger", (any(v6), STRANGER))?);
             more.1.push(UdpServer::start(mesh.pod(), "app", (any(v6), DATAGRAMS))?);
+            more.0.push(TcpServer::start(mesh.pod(), "app", (resolver(v6), 53))?);
+            more.1.push(UdpServer::start(mesh.pod(), "app", (resolver(v6), 53))?);
         }
         Ok(Self { mesh, more, ports: SourcePorts::default() })
     }

@@ -4,12 +4,15 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use e2e::iptables::in_parallel;
 use e2e::iptables::mesh::Mesh;
+use e2e::iptables::{self, in_parallel};
 use e2e::plugin::{Answer, Invocation, RunDir, sidecar};
 use e2e::traffic::{Client, Outcome, PROXY_ID, TcpServer};
 use serde_json::{Value, json};
-use test_support::netns::{pod_address, remote_address};
+use test_support::netns::{Families, Namespace, pod_address, remote_address};
+use test_support::process::Output;
+
+use crate::ambient_support;
 
 const THREADS: usize = 2;
 /// For packets that nobody is expected to answer.
@@ -41,6 +44,8 @@ enum Probe {
     Outbound,
     /// A DNS query of the application.
     Dns,
+    /// The same to a resolver in the pod.
+    DnsInPod,
 }
 
 /// Other programs' rules that keep packets from the proxy.
@@ -114,6 +119,7 @@ impl Pod {
             }
             Probe::Outbound => (app.tcp((remote_address(false), 80))?, "outbound"),
             Probe::Dns => (app.udp((remote_address(false), 53))?, "dns"),
+            Probe::DnsInPod => (app.udp(([127, 0, 0, 11], 53))?, "dns"),
         })
     }
 }
@@ -175,6 +181,14 @@ const HARMFUL: &[Harmful] = &[
         "iptables-nft -t nat -I OUTPUT 1 -p udp --dport 53 -j RETURN",
         Probe::Dns,
         &["table ip nat, chain OUTPUT", "DNS queries"],
+    ),
+    harmful(
+        Mode::Redirect,
+        "iptables-nft -t nat -N DOCKER_OUTPUT
+         iptables-nft -t nat -A DOCKER_OUTPUT -d 127.0.0.11/32 -p udp --dport 53 -j DNAT --to-destination 127.0.0.11:4053
+         iptables-nft -t nat -I OUTPUT 1 -d 127.0.0.11/32 -j DOCKER_OUTPUT",
+        Probe::DnsInPod,
+        &["chain DOCKER_OUTPUT (from OUTPUT", "translates the destination", "DNS queries"],
     ),
     harmful(
         Mode::Redirect,
@@ -308,7 +322,7 @@ iptables-nft -t nat -I OUTPUT 1 -m conntrack --ctstate RELATED,ESTABLISHED -j AC
 iptables-nft -t nat -A OUTPUT -j ACCEPT
 iptables-nft -t nat -A POSTROUTING -o eth0 -j MASQUERADE
 iptables-nft -t nat -N DOCKER_OUTPUT
-iptables-nft -t nat -A DOCKER_OUTPUT -d 127.0.0.11/32 -p udp --dport 53 -j DNAT --to-destination 127.0.0.11:4053
+iptables-nft -t nat -A DOCKER_OUTPUT -d 127.0.0.11/32 -p udp --dport 54 -j DNAT --to-destination 127.0.0.11:4053
 iptables-nft -t nat -I OUTPUT 1 -d 127.0.0.11/32 -j DOCKER_OUTPUT
 iptables-nft -A INPUT -m conntrack --ctstate INVALID -j DROP
 iptables-nft -A INPUT -p udp --dport 9 -j DROP
@@ -367,6 +381,54 @@ fn adding_a_pod_warns_of_rules_in_the_way_and_does_not_fail() -> Result<()> {
     let quiet = Pod::new(Mode::Redirect)?.call("ADD")?;
     ensure!(quiet.log()?.iter().all(|line| line["level"] != "warn"), "{quiet:?}");
     Ok(())
+}
+
+/// A container engine's rules inside the pod, in each variant of iptables.
+const PORT_80: [&str; 2] = [
+    "iptables-nft -t nat -A PREROUTING -p tcp --dport 80 -j DNAT --to-destination 10.1.0.2:8080",
+    "iptables-legacy -t nat -A PREROUTING -p tcp --dport 80 -j DNAT --to-destination 10.1.0.2:8080",
+];
+
+#[test]
+fn whoever_puts_rules_in_force_warns_of_rules_in_the_way_in_the_same_words() -> Result<()> {
+    for script in PORT_80 {
+        let namespace = Namespace::pod(Families::Dual)?;
+        namespace.sh(script)?;
+        for backend in ["", "--native-nftables", "--backend restore"] {
+            let output = iptables::apply(&namespace, &format!("-b * -i * {backend}"))?;
+            let warned = warnings(&output);
+            ensure!(
+                warned.len() == 1
+                    && warned[0].starts_with("a rule of another program: table ip nat")
+                    && warned[0].contains("--dport 80 -j DNAT"),
+                "{backend}: {warned:?}"
+            );
+            // What was in force already is no better.
+            let again = warnings(&iptables::apply(&namespace, &format!("-b * -i * {backend}"))?);
+            ensure!(again == warned, "{backend}: {again:?}");
+        }
+        let warned = warnings(&iptables::apply(&namespace, "-b * -i *")?);
+        iptables::apply(&namespace, "--cleanup-only")?;
+        let by_ambient = warnings(&ambient_support::run(&namespace, "apply")?.ok()?);
+        ensure!(by_ambient.len() == 1 && by_ambient[0].contains("--dport 80 -j DNAT"), "{by_ambient:?}");
+        ensure!(by_ambient[0].starts_with("a rule of another program: table ip nat"), "{by_ambient:?}");
+        ambient_support::run(&namespace, "remove")?.ok()?;
+        let run_dir = RunDir::new()?;
+        run_dir.write_manifest("web.json", &sidecar("web", &[]))?;
+        let add = Invocation::new("ADD", &run_dir.manifest_conf()).netns(&namespace).pod("default", "web");
+        let log = add.run()?.log()?;
+        let mut by_add = log.iter().filter(|line| line["level"] == "warn").map(|line| line["msg"].as_str());
+        ensure!(by_add.any(|text| text == Some(&warned[0])), "{log:?}, not {warned:?}");
+    }
+    let quiet = iptables::apply(&Namespace::pod(Families::Dual)?, "-b * -i *")?;
+    ensure!(warnings(&quiet).is_empty(), "{}", quiet.stderr);
+    Ok(())
+}
+
+/// The texts of the warnings in a log.
+fn warnings(output: &Output) -> Vec<String> {
+    let lines = output.stderr.lines().filter_map(|line| line.split_once("\twarn\t"));
+    lines.map(|(_, text)| text.to_owned()).collect()
 }
 
 #[test]

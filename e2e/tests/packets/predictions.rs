@@ -12,7 +12,8 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use e2e::iptables::arrivals::{Ground, SentPacket, agrees, is_unsent};
 use e2e::iptables::in_parallel;
-use e2e::iptables::packets::{Arrived, FORMS, Said, plan};
+use e2e::iptables::mesh::loopback;
+use e2e::iptables::packets::{Arrived, FORMS, Said, plan, resolver};
 use e2e::traffic::PROXY_ID;
 use netns_apply::{ApplyOptions, Live, Mismatch, apply, impact, verify};
 use packet_trace::{Detail, Fate, Packet, TraceRules, interference::Severity};
@@ -37,8 +38,14 @@ enum Mode {
     Strict,
     /// Native nftables of a plan for IPv4 alone, beside which the pod has an IPv6 address.
     NativeV4,
+    /// REDIRECT with all DNS queries.
+    Dns,
+    /// Native nftables of the same with those to the servers of `resolv.conf`.
+    NativeDnsServers,
 }
-use Mode::{Legacy, LegacyTproxy, Native, NativeTproxy, NativeV4, Redirect, Strict, Tproxy};
+use Mode::{
+    Dns, Legacy, LegacyTproxy, Native, NativeDnsServers, NativeTproxy, NativeV4, Redirect, Strict, Tproxy,
+};
 
 const ALL: &[Mode] = &[Redirect, Tproxy, Native, NativeTproxy, Legacy, LegacyTproxy];
 
@@ -54,13 +61,28 @@ impl Mode {
         if self == Strict {
             said.insert(Key::StrictCapture, "true");
         }
+        if self.captures_dns() {
+            said.insert(Key::RedirectDns, "true");
+        }
+        if self == Dns {
+            said.insert(Key::CaptureAllDns, "true");
+        }
         said
+    }
+
+    const fn captures_dns(self) -> bool {
+        matches!(self, Dns | NativeDnsServers)
+    }
+
+    /// The packets to send.
+    fn probes(self) -> Vec<Probe> {
+        if self.captures_dns() { [&PROBES[..], &QUERIES].concat() } else { PROBES.into() }
     }
 
     fn options(self) -> ApplyOptions {
         let name = match self {
-            Redirect | Tproxy | Strict => "netlink",
-            Native | NativeTproxy | NativeV4 => "native nftables",
+            Redirect | Tproxy | Strict | Dns => "netlink",
+            Native | NativeTproxy | NativeV4 | NativeDnsServers => "native nftables",
             Legacy | LegacyTproxy => "iptables-legacy",
         };
         let (_, backend, native_form) = FORMS.into_iter().find(|form| form.0 == name).expect("is a form");
@@ -68,7 +90,7 @@ impl Mode {
     }
 }
 
-/// A packet to send. All are sent in every case.
+/// A packet to send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Probe {
     /// From outside to the application.
@@ -86,17 +108,32 @@ enum Probe {
     AppToSelf,
     /// From the proxy to a service far away, which no plan captures.
     ByProxy443,
+    /// A query of the application to a resolver in the pod that `resolv.conf` names, ...
+    Query,
+    Query6,
+    /// ... over TCP, ...
+    QueryByTcp,
+    QueryByTcp6,
+    /// ... and to one that it does not name.
+    QueryOther,
 }
-use Probe::{AppToSelf, ByProxy443, GroupToSelf443, In, In6, Out, Out6, Out443, ToSelf};
+use Probe::{
+    AppToSelf, ByProxy443, GroupToSelf443, In, In6, Out, Out6, Out443, Query, Query6, QueryByTcp,
+    QueryByTcp6, QueryOther, ToSelf,
+};
 
+/// Those that are sent in every case, ...
 const PROBES: [Probe; 9] = [In, In6, Out, Out443, Out6, ToSelf, GroupToSelf443, AppToSelf, ByProxy443];
+/// ... and those that are sent where DNS is captured, too.
+const QUERIES: [Probe; 5] = [Query, Query6, QueryByTcp, QueryByTcp6, QueryOther];
 
 impl Probe {
     fn packet(self) -> Packet {
-        let v6 = matches!(self, In6 | Out6);
+        let v6 = matches!(self, In6 | Out6 | Query6 | QueryByTcp6);
         let at = |ip, port| SocketAddr::new(ip, port);
         let (pod, far) = (pod_address(v6), remote_address(v6));
         let local = |user, to| Packet::from_pod(user, user, at(pod, 0), to);
+        let query = |to| Packet::from_pod(1000, 1000, at(loopback(v6), 0), at(to, 53));
         match self {
             In | In6 => Packet::from_outside(at(client_address(v6), 0), at(pod, 8080)).by("eth0"),
             Out | Out6 => local(1000, at(far, 80)).by("eth0"),
@@ -105,6 +142,9 @@ impl Probe {
             GroupToSelf443 => Packet::from_pod(1000, PROXY_ID, at(pod, 0), at(pod, 443)).by("lo"),
             AppToSelf => local(1000, at(pod, 8080)).by("lo"),
             ByProxy443 => local(PROXY_ID, at(far, 443)).by("eth0"),
+            Query | Query6 => query(resolver(v6)).over_udp(),
+            QueryByTcp | QueryByTcp6 => query(resolver(v6)),
+            QueryOther => query([127, 0, 0, 11].into()).over_udp(),
         }
     }
 }
@@ -231,6 +271,17 @@ const OWN_ADDRESS_ELSEWHERE: &str = "ip route del local 10.1.0.2 table local
 const MARKED_FOR_LATER: &str = "nft 'table ip theirs {
     chain out { type filter hook output priority -1; tcp dport 15001 ct mark set 0x539; }
     chain in { type filter hook input priority -149; tcp dport 15001 meta mark != 0x539 drop; } }'";
+
+/// As Docker's resolver has it, and the same for IPv6.
+const DNS_DNAT: &str = "iptables-nft -w -t nat -N DOCKER_OUTPUT
+    iptables-nft -w -t nat -A DOCKER_OUTPUT -d 127.0.0.53 -p tcp --dport 53 -j DNAT --to-destination 127.0.0.53:81
+    iptables-nft -w -t nat -A DOCKER_OUTPUT -d 127.0.0.53 -p udp --dport 53 -j DNAT --to-destination 127.0.0.53:5353
+    iptables-nft -w -t nat -A OUTPUT -d 127.0.0.53 -j DOCKER_OUTPUT
+    ip6tables-nft -w -t nat -A OUTPUT -d ::1 -p udp --dport 53 -j DNAT --to-destination [::1]:5353";
+const NFT_DROP_RESOLVER: &str = "nft 'table inet theirs {
+    chain out { type filter hook output priority -150; ip daddr 127.0.0.53 drop
+        ip6 daddr ::1 udp dport 53 drop; } }'";
+const DROP_OTHER: &str = "iptables-nft -w -t mangle -A OUTPUT -d 127.0.0.11 -j DROP";
 
 const CASES: &[Case] = &[
     // Marks from hook to hook.
@@ -403,6 +454,18 @@ const CASES: &[Case] = &[
         "$ipt -t mangle -A OUTPUT -p tcp --dport 443 -j MARK --set-mark 0x539",
         &[ByProxy443],
     ),
+    // Resolvers in the pod.
+    case("DNS", &[Dns, NativeDnsServers], "", NONE),
+    Case { before: DNS_DNAT, ..case("DNS to a resolver in the pod", &[Dns], "", &[Query, QueryByTcp, Query6]) },
+    // Native rules are asked first, which were added last.
+    Case {
+        before: DNS_DNAT,
+        untold: true,
+        ..case("DNS to a resolver in the pod, native", &[NativeDnsServers], "", NONE)
+    },
+    case("DNS over lo is dropped", &[Dns, NativeDnsServers], NFT_DROP_RESOLVER, &[Query, QueryByTcp, Query6]),
+    case("DNS to one that no file names", &[NativeDnsServers], DROP_OTHER, &[QueryOther]),
+    case("DNS to any", &[Dns], DROP_OTHER, &[QueryOther]),
 ];
 
 /// A pod that a case is set up in.
@@ -410,6 +473,7 @@ struct Pod {
     ground: Ground,
     plan: RulePlan,
     options: ApplyOptions,
+    probes: Vec<Probe>,
 }
 
 impl Pod {
@@ -419,19 +483,21 @@ impl Pod {
         ground.pod().enter(|| apply(&plan, &options))??;
         ground.settled()?;
         ground.pod().sh(&script(case.after, mode))?;
-        Ok(Self { ground, plan, options })
+        Ok(Self { ground, plan, options, probes: mode.probes() })
     }
 
     fn judge(&self, case: &Case) -> Result<Vec<String>> {
         let live = self.ground.pod().enter(|| Live::now(&self.options))??;
-        let shots = self.ground.send(&PROBES.map(Probe::packet))?;
+        let packets: Vec<Packet> = self.probes.iter().map(|probe| probe.packet()).collect();
+        let shots = self.ground.send(&packets)?;
         let planned = |probe: Probe, shot: &SentPacket| self.planned(probe, &shot.packet);
         let trace =
             |shot: &SentPacket| live.rules(shot.packet.family(), Some(&self.plan)).trace(&shot.packet);
         let may_be_lost = |shot: &SentPacket| {
             trace(shot).may.iter().any(|fate| agrees(&Arrived::Nothing, *fate, &shot.packet))
         };
-        let pairs = PROBES.into_iter().zip(&shots);
+        let probes = || self.probes.iter().copied();
+        let pairs = probes().zip(&shots);
         let lost = pairs.filter(|(probe, shot)| {
             if *probe == GroupToSelf443 { may_be_lost(shot) } else { case.lost.contains(probe) }
         });
@@ -439,7 +505,7 @@ impl Pod {
         let seen = self.ground.outcome(&shots, |shot| !lost.contains(&&shot.packet), PATIENCE);
         let mut problems = Vec::new();
         let (mut is_captured_lost, mut is_answer_lost) = (false, false);
-        for ((probe, shot), seen) in PROBES.into_iter().zip(&shots).zip(&seen) {
+        for ((probe, shot), seen) in probes().zip(&shots).zip(&seen) {
             let (planned, trace) = (planned(probe, shot), trace(shot));
             let is_lost = !agrees(seen, planned, &shot.packet);
             let is_captured = matches!(planned, Fate::Proxy { .. });
@@ -470,6 +536,7 @@ impl Pod {
             In6 => In.packet(),
             Out6 => Out.packet(),
             In | Out | Out443 | ToSelf | GroupToSelf443 | AppToSelf | ByProxy443 => packet.clone(),
+            Query | Query6 | QueryByTcp | QueryByTcp6 | QueryOther => packet.clone(),
         };
         TraceRules::of_plan(&self.plan, Family::V4).fate(&like)
     }

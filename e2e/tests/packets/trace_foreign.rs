@@ -6,7 +6,7 @@
 //! of that file in place of the random ones, to find out which of them matter.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use e2e::iptables::arrivals::{Ground, SentPacket, agrees, elsewhere, is_unsent};
 use e2e::iptables::foreign::{Foreign, random};
 use e2e::iptables::in_parallel;
 use e2e::iptables::mesh::{loopback, other_address, passthrough};
-use e2e::iptables::packets::{Arrived, FORMS, plan, random_packet, random_settings};
+use e2e::iptables::packets::{Arrived, FORMS, plan, random_packet, random_settings, resolver};
 use e2e::traffic::PROXY_ID;
 use netns_apply::{ApplyOptions, Live, apply, interference};
 use packet_trace::{
@@ -210,12 +210,13 @@ impl Pod {
 }
 
 fn kind_of(packet: &Packet, fate: Fate) -> Traffic {
-    let is_dns =
-        matches!(fate, Fate::Proxy { listener: Listener::Dns, .. }) && packet.protocol == Protocol::Udp;
+    let is_in_pod = packet.destination.ip().is_loopback();
+    let is_dns = matches!(fate, Fate::Proxy { listener: Listener::Dns, .. })
+        && (packet.protocol == Protocol::Udp || is_in_pod);
     match packet.sender {
         Sender::Outside => Traffic::Inbound,
-        Sender::Local { .. } if packet.interface == Interface::Named("lo".into()) => Traffic::ProxyToSelf,
         Sender::Local { .. } if is_dns => Traffic::Dns,
+        Sender::Local { .. } if packet.interface == Interface::Named("lo".into()) => Traffic::ProxyToSelf,
         Sender::Local { .. } => Traffic::Outbound,
     }
 }
@@ -231,13 +232,23 @@ fn captured_packet(dice: &mut Dice, traffic: Traffic, v6: bool) -> Packet {
     let (uid, gid) = (id(dice), id(dice));
     match traffic {
         Traffic::Inbound => Packet::from_outside(at(dice.pick(&[client, far]), 0), at(pod, port)).by("eth0"),
-        Traffic::Dns => Packet::from_pod(uid, gid, at(pod, 0), at(far, 53)).by("eth0").over_udp(),
+        Traffic::Dns => query(dice, [uid, gid], v6, far),
         Traffic::ProxyToSelf if dice.one_in(4) => {
             Packet::from_pod(uid, gid, at(loopback(v6), 0), at(passthrough(v6), port)).by("lo")
         }
         Traffic::ProxyToSelf => Packet::from_pod(uid, gid, at(pod, 0), at(pod, port)).by("lo"),
         Traffic::Outbound | _ => Packet::from_pod(uid, gid, at(pod, 0), at(far, port)).by("eth0"),
     }
+}
+
+/// A query to a server far away, or to a resolver in the pod.
+fn query(dice: &mut Dice, [uid, gid]: [u32; 2], v6: bool, far: IpAddr) -> Packet {
+    let at = |ip, port| SocketAddr::new(ip, port);
+    if dice.one_in(2) {
+        return Packet::from_pod(uid, gid, at(pod_address(v6), 0), at(far, 53)).by("eth0").over_udp();
+    }
+    let itself = Packet::from_pod(uid, gid, at(loopback(v6), 0), at(resolver(v6), 53)).by("lo");
+    if dice.one_in(2) { itself } else { itself.over_udp() }
 }
 
 /// What is wrong, in one word and at length.

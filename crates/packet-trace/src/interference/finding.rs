@@ -25,7 +25,7 @@ pub enum Traffic {
     Outbound,
     /// Connections of the proxy to its own pod.
     ProxyToSelf,
-    /// DNS queries of the application, in datagrams.
+    /// DNS queries of the application: in datagrams, and over TCP to a resolver in the pod.
     Dns,
 }
 

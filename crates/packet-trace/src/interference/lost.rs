@@ -9,7 +9,7 @@ use super::{
     finding::{Effect, Finding, RuleRef, Severity, Traffic},
 };
 use crate::{
-    Fate, Packet,
+    Fate, Listener, Packet,
     difference::Region,
     packets::{Field, Packets, interface, loopback, number, state},
     routes::RouteEnd,
@@ -83,6 +83,18 @@ struct Start {
     traffic: Traffic,
     packets: Packets,
     given: Given,
+    other_end: OtherEnd,
+}
+
+/// Where the other end of traffic is.
+#[derive(Clone, Copy)]
+enum OtherEnd {
+    /// At another host, which this address is then of.
+    Host(Field),
+    /// In the pod, at whichever of these destinations the pod delivers to itself.
+    Resolver,
+    /// In the pod.
+    Itself,
 }
 
 /// Adds what keeps packets of a family, which the planned rules capture, from the proxy in a pod that holds these rules.
@@ -109,18 +121,25 @@ pub(super) fn each_captured(
     mut judge: impl FnMut(&Judge<'_>),
 ) {
     for mut start in starts(planned.family, pod) {
-        // From hosts outside.
-        let of_others = match start.traffic {
-            Traffic::Inbound => Some(Field::Source),
-            Traffic::Outbound | Traffic::Dns => Some(Field::Destination),
-            Traffic::ProxyToSelf => None,
-        };
-        if let Some((field, routes)) = of_others.zip(live.routes.as_ref()) {
-            let others = start.packets.get(field).without(&routes.of_nobody_else);
-            start.packets.set(field, others);
+        let of_the_pod = live.routes.as_ref().map(|routes| &routes.of_nobody_else);
+        match (start.other_end, of_the_pod) {
+            (OtherEnd::Host(field), Some(own)) => {
+                let others = start.packets.get(field).without(own);
+                start.packets.set(field, others);
+            }
+            (OtherEnd::Resolver, Some(own)) => {
+                let delivered = start.packets.get(Field::Destination).and(own);
+                start.packets.set(Field::Destination, delivered);
+            }
+            (OtherEnd::Itself, _) | (_, None) => {}
         }
         let captured = walk::all(planned, &start.packets, &start.given, work, false);
-        for wanted in captured.ways.iter().filter(|way| matches!(way.fate, Fate::Proxy { .. })) {
+        let counts = |way: &&TracePath| match (way.fate, start.other_end) {
+            // What the proxy itself sends to that port of its pod is no query.
+            (Fate::Proxy { listener, .. }, OtherEnd::Resolver) => listener == Listener::Dns,
+            (fate, _) => matches!(fate, Fate::Proxy { .. }),
+        };
+        for wanted in captured.ways.iter().filter(counts) {
             let found = walk::all(live, &wanted.packets, &start.given, work, false);
             let (traffic, is_sent) = ((live.family, start.traffic), start.given.is_local);
             judge(&Judge { live, wanted, found: &found, traffic, is_sent });
@@ -152,7 +171,7 @@ fn starts(family: Family, pod: &Pod<'_>) -> Vec<Start> {
         Family::V6 => IpAddr::V6(Ipv6Addr::LOCALHOST),
     };
     let own_set = Set::of(own.iter().map(|address| (number(*address), number(*address))).collect());
-    // No connection goes to these, and no DNS server has them.
+    // No connection to others goes to these.
     let all_own = pod.addresses.iter().filter(|address| Family::of(address) == family);
     let all_own = Set::of(all_own.map(|address| (number(*address), number(*address))).collect());
     let nobody = loopback(family).or(&all_own).or(&Set::one(number(passthrough))).or(&multicast(family));
@@ -181,21 +200,43 @@ fn starts(family: Family, pod: &Pod<'_>) -> Vec<Start> {
     let sent = || Given { is_local: true, asks_route: true, ..Given::default() };
     let mut starts = Vec::new();
     for address in &own {
-        let packets = between(first(Protocol::Tcp), far.clone(), one(*address), &interfaces);
-        let given = Given { own: Some(*address), ..Given::default() };
-        starts.push(Start { traffic: Traffic::Inbound, packets, given });
+        let packets =
+            between(first(Protocol::Tcp), far.clone(), one(*address), &reached_by(family, pod, &interfaces));
+        let (given, other_end) =
+            (Given { own: Some(*address), ..Given::default() }, OtherEnd::Host(Field::Source));
+        starts.push(Start { traffic: Traffic::Inbound, packets, given, other_end });
     }
+    let mut add = |traffic: Traffic, packets: Packets, other_end: OtherEnd| {
+        starts.push(Start { traffic, packets, given: sent(), other_end });
+    };
+    let to_others = OtherEnd::Host(Field::Destination);
     let packets = between(first(Protocol::Tcp), own_set.clone(), far.clone(), &interfaces);
-    starts.push(Start { traffic: Traffic::Outbound, packets, given: sent() });
+    add(Traffic::Outbound, packets, to_others);
     let itself = own.iter().map(|address| (*address, *address)).chain([(localhost, passthrough)]);
     for (from, to) in itself {
-        let packets = between(first(Protocol::Tcp), one(from), one(to), &lo);
-        starts.push(Start { traffic: Traffic::ProxyToSelf, packets, given: sent() });
+        add(Traffic::ProxyToSelf, between(first(Protocol::Tcp), one(from), one(to), &lo), OtherEnd::Itself);
     }
-    let packets =
-        between(first(Protocol::Udp), own_set, far, &interfaces).with(Field::Port, Set::one(DNS.into()));
-    starts.push(Start { traffic: Traffic::Dns, packets, given: sent() });
+    let queries = |packets: Packets| packets.with(Field::Port, Set::one(DNS.into()));
+    add(Traffic::Dns, queries(between(first(Protocol::Udp), own_set, far, &interfaces)), to_others);
+    // A resolver in the pod, such as one at 127.0.0.53. What goes elsewhere over TCP was added above.
+    let mut to_resolvers = |protocol: Protocol, from: IpAddr, to: Set| {
+        add(Traffic::Dns, queries(between(first(protocol), one(from), to, &lo)), OtherEnd::Resolver);
+    };
+    to_resolvers(Protocol::Tcp, localhost, loopback(family));
+    to_resolvers(Protocol::Udp, localhost, loopback(family));
+    own.iter().for_each(|address| to_resolvers(Protocol::Udp, *address, one(*address)));
     starts
+}
+
+/// The interfaces by which others reach a pod over a family: those with an address of it, if any has one. Another may belong to
+/// a network that knows the family as little.
+fn reached_by(family: Family, pod: &Pod<'_>, interfaces: &Set) -> Set {
+    let of_family = pod.by_interface.unwrap_or_default().iter().filter(|(_, at)| Family::of(at) == family);
+    let with_address = Set::of(of_family.map(|(name, _)| (interface(name), interface(name))).collect());
+    match interfaces.and(&with_address) {
+        none if none.is_empty() => interfaces.clone(),
+        some => some,
+    }
 }
 
 /// Addresses of many hosts, and of none.

@@ -1,8 +1,9 @@
 use super::*;
 use crate::saved::{add_saved, saved_rule};
+use netfilter_state::route_tables::{LOCAL_TABLE, MAIN_TABLE, PolicyRule, Route, RouteKind, RouteTables};
 use netfilter_state::ruleset::{Api, Base, ChainState, TableFamily, TableName, TableState};
 use redirect_core::{
-    Redirect, render,
+    AmbientRedirect, Families, Redirect, render,
     rule::Hook,
     settings::{Key, NamespaceFacts, RawSettings, Source},
     values::Family,
@@ -18,14 +19,17 @@ use std::{
 const OWN: &str = "10.1.0.2";
 
 fn plan(settings: &[(Key, &'static str)]) -> RulePlan {
+    plan_for(settings, &NamespaceFacts::new(&[OWN.parse().unwrap()]))
+}
+
+fn plan_for(settings: &[(Key, &'static str)], facts: &NamespaceFacts<'_>) -> RulePlan {
     let mut raw = RawSettings::new();
     raw.set(Key::InboundPorts, "*", Source::Flag("b"));
     raw.set(Key::OutboundRanges, "*", Source::Flag("i"));
     for (key, text) in settings {
         raw.set(*key, *text, Source::Flag("x"));
     }
-    let addresses = [OWN.parse().unwrap()];
-    Redirect::parse(&raw, &NamespaceFacts::new(&addresses)).unwrap().plan()
+    Redirect::parse(&raw, facts).unwrap().plan()
 }
 
 /// A plan's rules in force in the tables of iptables, and then what others have: in the form of iptables-save, but with any
@@ -222,15 +226,7 @@ fn what_is_about_other_traffic_is_left_alone() {
             ("-I OUTPUT -m owner --uid-owner 1337 -d 192.0.2.0/24 -j ACCEPT", NOTHING),
             ("-I OUTPUT -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT", NOTHING),
             ("-I OUTPUT -m mark --mark 0x1/0x1 -j ACCEPT", NOTHING),
-            // Docker's name server.
-            (
-                ":DOCKER_OUTPUT\n-A DOCKER_OUTPUT -d 127.0.0.11/32 -p tcp -m tcp --dport 53 -j DNAT --to-destination 127.0.0.11:3\n\
-                 -A DOCKER_OUTPUT -d 127.0.0.11/32 -p udp -m udp --dport 53 -j DNAT --to-destination 127.0.0.11:4\n\
-                 -I OUTPUT -d 127.0.0.11/32 -j DOCKER_OUTPUT\n\
-                 :DOCKER_POSTROUTING\n-A DOCKER_POSTROUTING -s 127.0.0.11/32 -p tcp -m tcp --sport 3 -j SNAT --to-source :53\n\
-                 -A POSTROUTING -d 127.0.0.11/32 -j DOCKER_POSTROUTING",
-                NOTHING,
-            ),
+            (LOOPBACK_RESOLVER, NOTHING),
             // A chain of the mesh's is judged by the plan.
             ("-I OUTPUT -p tcp -j ISTIO_REDIRECT", NOTHING),
             ("-A POSTROUTING -j MASQUERADE", NOTHING),
@@ -438,6 +434,59 @@ fn dns_queries_are_traffic_too() {
     check(&[], &[("-I OUTPUT -p udp -m udp --dport 53 -j DNAT --to-destination 1.1.1.1", NOTHING)]);
 }
 
+/// Docker's, KinD's and others' name servers.
+const LOOPBACK_RESOLVER: &str = ":DOCKER_OUTPUT
+-A DOCKER_OUTPUT -d 127.0.0.11/32 -p tcp -m tcp --dport 53 -j DNAT --to-destination 127.0.0.11:3
+-A DOCKER_OUTPUT -d 127.0.0.11/32 -p udp -m udp --dport 53 -j DNAT --to-destination 127.0.0.11:4
+-I OUTPUT -d 127.0.0.11/32 -j DOCKER_OUTPUT
+:DOCKER_POSTROUTING
+-A DOCKER_POSTROUTING -s 127.0.0.11/32 -p tcp -m tcp --sport 3 -j SNAT --to-source :53
+-A POSTROUTING -d 127.0.0.11/32 -j DOCKER_POSTROUTING";
+
+#[test]
+fn a_query_to_a_resolver_in_the_pod_is_a_query() {
+    check(
+        DNS,
+        &[
+            (
+                LOOPBACK_RESOLVER,
+                &[
+                    (Does, "nat DOCKER_OUTPUT 1", Translates, &[Dns]),
+                    (Does, "nat DOCKER_OUTPUT 2", Translates, &[Dns]),
+                ],
+            ),
+            ("-I OUTPUT -d 127.0.0.53/32 -p udp -j ACCEPT", &[(Does, "nat OUTPUT 1", EndsChain, &[Dns])]),
+            ("-I OUTPUT -d 10.1.0.2/32 -p udp -j ACCEPT", &[(Does, "nat OUTPUT 1", EndsChain, &[Dns])]),
+            ("-I OUTPUT -o lo -p tcp -j ACCEPT", &[(Does, "nat OUTPUT 1", EndsChain, &[ProxyToSelf, Dns])]),
+            ("*filter\n-A OUTPUT -d 127.0.0.11/32 -p udp -j DROP", NOTHING),
+            ("-I OUTPUT -d 127.0.0.11/32 -p udp -m udp --dport 54 -j ACCEPT", NOTHING),
+            ("-I OUTPUT -d 127.0.0.11/32 -m owner --uid-owner 1337 -j ACCEPT", NOTHING),
+        ],
+    );
+    check(&[], &[(LOOPBACK_RESOLVER, NOTHING)]);
+}
+
+#[test]
+fn of_resolvers_in_the_pod_those_count_whose_queries_are_captured() {
+    let found = |server: &str, others: &str| {
+        let (addresses, nameservers) = ([OWN.parse().unwrap()], [server.parse().unwrap()]);
+        let facts = NamespaceFacts::new(&addresses).with_nameservers(&nameservers);
+        let plan = plan_for(&[(Key::RedirectDns, "true")], &facts);
+        found(&plan, others).into_iter().map(|finding| finding.effect).collect::<Vec<_>>()
+    };
+    assert_eq!(found("127.0.0.11", LOOPBACK_RESOLVER), [Translates, Translates]);
+    assert_eq!(found("127.0.0.53", LOOPBACK_RESOLVER), []);
+    assert_eq!(found("10.96.0.10", LOOPBACK_RESOLVER), []);
+}
+
+#[test]
+fn in_ambient_mode_queries_to_a_resolver_in_the_pod_are_captured_over_tcp() {
+    let redirect = AmbientRedirect::new(Families::V4).with_dns_capture(true);
+    let found = found(&redirect.plan(), LOOPBACK_RESOLVER);
+    let rules: Vec<_> = found.iter().map(|finding| (finding.rule.as_str(), finding.effect)).collect();
+    assert!(matches!(rules.as_slice(), [(rule, Translates)] if rule.contains("-p tcp")), "{rules:?}");
+}
+
 #[test]
 fn a_dormant_table_and_a_policy_of_the_meshs_own_are_found() {
     check(
@@ -492,6 +541,58 @@ fn a_family_the_pod_has_no_address_of_is_not_judged() {
     let plan = plan(&[]);
     let ruleset = in_force(&plan, "-I PREROUTING -j ACCEPT\n-I OUTPUT -j ACCEPT");
     assert_eq!(find(&ruleset, &plan, &Pod::default()), []);
+}
+
+#[test]
+fn what_redirect_drops_for_want_of_an_address_is_lost() {
+    let tables = route_tables();
+    let addresses: [IpAddr; 1] = [OWN.parse().unwrap()];
+    let lost = |by_interface: &[(&str, &str)]| {
+        let interfaces = ["eth0".to_string(), "net1".to_string()];
+        let by_interface: Vec<(String, IpAddr)> =
+            by_interface.iter().map(|(name, at)| ((*name).into(), at.parse().unwrap())).collect();
+        let pod = Pod {
+            addresses: &addresses,
+            interfaces: &interfaces,
+            by_interface: Some(&by_interface),
+            routes: Some(&tables),
+        };
+        let plan = plan(&[]);
+        let findings = find(&in_force(&plan, ""), &plan, &pod);
+        findings.iter().map(ToString::to_string).collect::<Vec<_>>()
+    };
+    // Nobody has to reach the pod over IPv4 by an interface of IPv6.
+    assert_eq!(lost(&[("eth0", OWN), ("net1", "fe80::3")]), Vec::<String>::new());
+    assert_eq!(lost(&[("eth0", "10.1.0.9"), ("lo", OWN)]), Vec::<String>::new());
+    assert_eq!(
+        lost(&[("lo", OWN), ("eth0", "fe80::2")]),
+        [
+            "REDIRECT without an address on the receiving interface keeps packets from the proxy: IPv4 inbound connections"
+        ]
+    );
+}
+
+/// The own addresses and a default route.
+fn route_tables() -> RouteTables {
+    let route = |to: &str, kind: RouteKind, table: u32, by: &str| Route {
+        family: Family::V4,
+        table,
+        to: to.parse().unwrap(),
+        kind,
+        interface: Some(by.into()),
+        metric: 0,
+        unknown: false,
+    };
+    let local = |to: &str| route(to, RouteKind::Local, LOCAL_TABLE, "lo");
+    let default = route("0.0.0.0/0", RouteKind::Unicast, MAIN_TABLE, "eth0");
+    RouteTables {
+        complete: true,
+        loopback_is_up: true,
+        rules: [(0, LOCAL_TABLE), (32_766, MAIN_TABLE)]
+            .map(|(priority, table)| PolicyRule::lookup(Family::V4, priority, table))
+            .into(),
+        routes: vec![local("127.0.0.0/8"), local("10.1.0.2/32"), local("10.1.0.9/32"), default],
+    }
 }
 
 #[test]
