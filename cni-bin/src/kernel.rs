@@ -158,7 +158,8 @@ impl Namespace for Pod {
     ) -> Result<Applied, KernelError> {
         let options = ApplyOptions { patience, ..options(programming, self.is_foreign) };
         let outcome = netns_apply::apply(plan, &options)?;
-        let warnings = outcome.warnings.into_iter().chain(interference(plan, &options));
+        let read = ApplyOptions { most_read: Some(MOST_READ), ..options };
+        let warnings = outcome.warnings.into_iter().chain(netns_apply::warnings(plan, &read));
         Ok(Applied {
             backend: outcome.backend.to_string(),
             because: if self.is_foreign { FOREIGN.to_owned() } else { outcome.because.to_string() },
@@ -186,18 +187,6 @@ fn origin(mismatch: &Mismatch) -> &'static str {
         "another program has rules in the pod's network namespace that packets meet, too"
     } else {
         "the rules or the pod's annotations changed after ADD"
-    }
-}
-
-/// Which of other programs' rules interfere with a plan that was just put in force. That is not a reason to fail a pod: nothing is worse than
-/// it was before.
-fn interference(plan: &RulePlan, options: &ApplyOptions) -> Vec<String> {
-    let options = ApplyOptions { most_read: Some(MOST_READ), ..options.clone() };
-    match netns_apply::interference(plan, &options) {
-        Ok(findings) => {
-            findings.iter().map(|finding| format!("a rule of another program: {finding}")).collect()
-        }
-        Err(error) => vec![format!("cannot determine whether rules of other programs interfere: {error}")],
     }
 }
 

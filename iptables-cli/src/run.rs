@@ -71,7 +71,9 @@ fn program(settings: &RawSettings) -> anyhow::Result<Option<RunOptions>> {
         return Ok(None);
     }
     if options.action != Action::Nothing {
-        let outcome = apply(&plan, &apply_options(&options, settings))?;
+        let apply_options = apply_options(&options, settings);
+        let mut outcome = apply(&plan, &apply_options)?;
+        outcome.warnings.extend(netns_apply::warnings(&plan, &apply_options));
         report::done(&plan, &redirect, &outcome, !about.contains(&Notice::NothingCaptured));
     }
     Ok(Some(options).filter(|options| options.validation.is_some()))

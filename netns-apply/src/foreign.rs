@@ -33,6 +33,22 @@ pub fn interference(plan: &RulePlan, options: &ApplyOptions) -> Result<Vec<Findi
     }
 }
 
+/// Which of other programs' rules interfere with a plan that was just put in force, each in a line for a log. That is not a reason
+/// to fail a run: nothing is worse than it was before.
+#[must_use]
+pub fn warnings(plan: &RulePlan, options: &ApplyOptions) -> Vec<String> {
+    match interference(plan, options) {
+        Ok(findings) => in_the_way(&findings),
+        Err(error) => vec![format!("cannot determine whether rules of other programs interfere: {error}")],
+    }
+}
+
+/// Other programs' rules that interfere with a plan, each in a line for a log.
+#[must_use]
+pub fn in_the_way(findings: &[Finding]) -> Vec<String> {
+    findings.iter().map(|finding| format!("a rule of another program: {finding}")).collect()
+}
+
 /// How often to recheck routing that keeps packets from the proxy, and how long to wait in between: the kernel lists an IPv6
 /// address a moment before its work queue has added the local route to it.
 const MOST_LOOKS: usize = 6;

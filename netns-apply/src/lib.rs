@@ -66,7 +66,7 @@ pub use exec::{ExecError, Programs};
 #[cfg(feature = "write")]
 pub use fingerprint::Fingerprint;
 #[cfg(feature = "write")]
-pub use foreign::{Live, interference, unexamined};
+pub use foreign::{Live, in_the_way, interference, unexamined, warnings};
 #[cfg(feature = "write")]
 pub use impact::{Impact, describe, impact};
 #[cfg(feature = "write")]

@@ -185,8 +185,8 @@ impl Task {
         let what =
             if outcome.changed { "redirection is in force" } else { "redirection was in force already" };
         report(&outcome, what);
-        if let Some(interference) = verify_applied(&plan, &options)? {
-            log::warn!(target: SCOPE, "{interference}");
+        for warning in verify_applied(&plan, &options)? {
+            log::warn!(target: SCOPE, "{warning}");
         }
         Ok(())
     }

@@ -3,7 +3,7 @@
 //! Everything acts on the calling thread's network namespace, which must be the pod's.
 
 use netns_apply::facts::ambient_here;
-use netns_apply::{ApplyOptions, Mismatch, Outcome, apply, cleanup, observe, probes, verify};
+use netns_apply::{ApplyOptions, Mismatch, Outcome, apply, cleanup, in_the_way, observe, probes, verify};
 use redirect_core::plan::DataPlane;
 use redirect_core::{AmbientRedirect, RulePlan};
 
@@ -70,14 +70,15 @@ pub fn apply_here(redirect: &AmbientRedirect, options: &ApplyOptions) -> Result<
     Ok((plan, outcome))
 }
 
-/// Verifies a plan that was just put in force; returns what other programs' rules do to it.
+/// Verifies a plan that was just put in force; returns what other programs' rules do to it, each in a line for a log.
 ///
 /// # Errors
 /// The plan is not in force any more, or that cannot be determined.
-pub fn verify_applied(plan: &RulePlan, options: &ApplyOptions) -> Result<Option<Mismatch>, String> {
+pub fn verify_applied(plan: &RulePlan, options: &ApplyOptions) -> Result<Vec<String>, String> {
     match verify(plan, options) {
+        Ok(None) => Ok(Vec::new()),
         // They are there; what others do is not undone by giving up.
-        Ok(verified @ (None | Some(Mismatch::Interference(_)))) => Ok(verified),
+        Ok(Some(Mismatch::Interference(findings))) => Ok(in_the_way(&findings)),
         Ok(Some(mismatch)) => Err(format!("the rules have been changed since: {mismatch}; run it again")),
         Err(error) => Err(format!("the rules are in force, but cannot be verified: {error}")),
     }
