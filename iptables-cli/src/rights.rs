@@ -32,7 +32,8 @@ fn needed(settings: &RawSettings) -> CapabilitySet {
         }
     }
     if options.validation.is_some() && !options.dry_run && !cleans_up {
-        needed |= istio_validation::needed(settings);
+        // One that fails names the rules that are the reason, which only this lets it read.
+        needed |= istio_validation::needed(settings) | CapabilitySet::NET_ADMIN;
     }
     // A file of the caller's choice may be in another program's directory.
     if options.dry_run && options.dry_run_file.is_some() {
@@ -67,7 +68,7 @@ mod tests {
             (&[(Key::RunValidation, "true")], rules | CapabilitySet::SETUID | CapabilitySet::SETGID),
             (
                 &[(Key::RunValidation, "true"), (Key::SkipRuleApply, "true")],
-                CapabilitySet::SETUID | CapabilitySet::SETGID,
+                CapabilitySet::NET_ADMIN | CapabilitySet::SETUID | CapabilitySet::SETGID,
             ),
             (&[(Key::DryRun, "perhaps"), (Key::NetworkNamespace, "/run/netns/x")], CapabilitySet::SYS_ADMIN),
         ];

@@ -2,7 +2,7 @@
 
 use crate::report;
 use anyhow::Context;
-use netns_apply::{ApplyOptions, Programs, apply, cleanup, cleanup_preview, facts, netns::Netns};
+use netns_apply::{ApplyOptions, Live, Programs, apply, cleanup, cleanup_preview, facts, netns::Netns};
 use redirect_core::{
     Redirect, RulePlan, Tproxy,
     options::BackendChoice,
@@ -168,9 +168,24 @@ fn print(text: &str, options: &RunOptions) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Proves by traffic that the redirection works; says why where it does not.
+/// Proves by traffic that the redirection works; says why where it does not, and which rules are the reason where this process may
+/// read them.
 fn validate(settings: &RawSettings, options: &RunOptions) -> anyhow::Result<ExitCode> {
-    let verdict = istio_validation::run(settings)?;
+    let mut verdict = istio_validation::run(settings)?;
+    if !verdict.is_redirected() {
+        let read = || Some((Live::now(&apply_options(options, settings)).ok()?, plan_here(settings)?));
+        let (path, _) = settings.get(Key::NetworkNamespace);
+        if let Ok(Some((live, plan))) = Netns::run_in(path, read) {
+            verdict.name_rules(|family| live.rules(family, Some(&plan)));
+        }
+    }
     istio_validation::report(&verdict, options.termination_log.as_deref());
     Ok(verdict.exit_code().into())
+}
+
+/// What the settings ask for in this network namespace, if they can be read.
+fn plan_here(settings: &RawSettings) -> Option<RulePlan> {
+    let (addresses, nameservers) = (facts::addresses().ok()?, nameservers(settings).ok()?);
+    let facts = NamespaceFacts::new(&addresses).with_nameservers(&nameservers).with_names(&facts::NameFiles);
+    Redirect::parse(settings, &facts).ok().map(|redirect| redirect.plan())
 }

@@ -1,12 +1,12 @@
 //! What was seen, held against what was planned.
 
 use crate::{
-    engine::ProbeObservation,
+    engine::{ProbeObservation, ProbeSpec},
     probes::Probe,
     reason::Reason,
     sockets::is_lack,
     verdict::{Check, Path, Unproven},
-    walk::{Fate, loopback},
+    walk::{Fate, Packet, loopback},
 };
 use nix::errno::Errno;
 use redirect_core::{Family, values::Port};
@@ -35,10 +35,18 @@ pub(crate) fn judge(probe: &Probe, seen: ProbeObservation, busy: &[SocketAddr]) 
         family: probe.family,
         path: probe.path,
         target: Some(probe.shot.destination),
+        sent: Some(sent(probe)),
         captures: matches!(probe.fate, Fate::Redirected(_) | Fate::Tproxied),
         detail: detail(probe, seen, result),
         result,
     })
+}
+
+/// The packet that a probe is.
+fn sent(probe: &Probe) -> packet_trace::Packet {
+    let ProbeSpec { protocol, source, destination, .. } = probe.shot;
+    let stays = stays(probe.path) || destination.ip().is_loopback();
+    Packet { who: probe.who, protocol, source, destination, stays }.traced()
 }
 
 fn redirected(probe: &Probe, port: Port, seen: ProbeObservation, busy: &[SocketAddr]) -> Result<(), Reason> {
@@ -185,13 +193,19 @@ pub(crate) fn conclude(checks: &mut [Check], mistaken: bool, tracked: Tracked) -
 mod tests {
     #![allow(clippy::unwrap_used)] // a panic is how a test fails
     use super::*;
-    use crate::engine::ProbeSpec;
+    use crate::walk::Identity;
     use redirect_core::rule::Protocol;
 
     fn probe(path: Path, to: &str, fate: Fate) -> Probe {
         let destination: SocketAddr = to.parse().unwrap();
         let shot = ProbeSpec { protocol: Protocol::Tcp, source: None, destination, vanishes: false };
-        Probe { family: Family::of(&destination.ip()), path, shot, fate }
+        Probe {
+            family: Family::of(&destination.ip()),
+            path,
+            shot,
+            fate,
+            who: Identity { uid: 1337, gid: 1337 },
+        }
     }
 
     fn tracked(any: bool) -> Tracked {

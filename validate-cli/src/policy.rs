@@ -34,7 +34,7 @@ pub(crate) fn check(request: &Request<'_>, families: impl Iterator<Item = Family
             Ok(Some(wrong)) => (Err(Reason::NoPolicyRoute), wrong),
             Err(error) => (Err(Reason::NoPolicyRoute), error.clone()),
         };
-        Check { family, path: Path::PolicyRoute, target: None, captures: false, result, detail }
+        Check { family, path: Path::PolicyRoute, target: None, sent: None, captures: false, result, detail }
     };
     families.filter(|family| routes.families().contains(family)).map(check).collect()
 }

@@ -7,7 +7,7 @@ use crate::{
     reason::Reason,
     sockets::{StandIn, is_lack},
     verdict::{Check, Path, Unproven},
-    walk::{Fate, Packet, fate, loopback},
+    walk::{Fate, Identity, Packet, fate, loopback},
 };
 use nix::errno::Errno;
 use packet_trace::TraceRules;
@@ -33,6 +33,8 @@ pub(crate) struct Probe {
     pub(crate) path: Path,
     pub(crate) shot: ProbeSpec,
     pub(crate) fate: Fate,
+    /// Who sends it.
+    pub(crate) who: Identity,
 }
 
 /// Everything of one round: stand-ins that listen, probes to send, and what is known without sending.
@@ -183,8 +185,8 @@ impl Aim<'_, '_> {
         }
         let target = SocketAddr::new(nowhere(self.family), self.request.validation.probe_port.number());
         let shot = ProbeSpec { protocol: Protocol::Tcp, source: None, destination: target, vanishes: false };
-        let probe = Probe { family: self.family, path: Path::Outbound, shot, fate: Fate::Untouched };
-        self.aims.curious.push(probe);
+        let (family, path, who) = (self.family, Path::Outbound, self.request.who);
+        self.aims.curious.push(Probe { family, path, shot, fate: Fate::Untouched, who });
         self.unproven(Path::Outbound, if self.is_proxy() { OWN_CALLS } else { NOT_SEEN });
     }
 
@@ -254,7 +256,7 @@ impl Aim<'_, '_> {
 
     fn probe(&mut self, path: Path, protocol: Protocol, source: Option<IpAddr>, to: SocketAddr, fate: Fate) {
         let shot = ProbeSpec { protocol, source, destination: to, vanishes: fate == Fate::Tproxied };
-        self.aims.probes.push(Probe { family: self.family, path, shot, fate });
+        self.aims.probes.push(Probe { family: self.family, path, shot, fate, who: self.request.who });
     }
 
     fn unproven(&mut self, path: Path, why: &'static str) {
@@ -282,6 +284,7 @@ impl Aim<'_, '_> {
             family: self.family,
             path,
             target: None,
+            sent: None,
             captures: false,
             result: Err(reason),
             detail,

@@ -82,7 +82,7 @@ reasons! {
         "ISTIO_META_DNS_CAPTURE must be set on the proxy when the pod is created";
     LoopbackCaptured: "loopback-captured", Some(false), NODE_AGENT,
         "connections that must not be captured are redirected: the proxy and the application could not talk to each other",
-        "see ISTIO_OUTBOUND_IPV4_LOOPBACK_CIDR and --istio-service-cidr, and delete the pod; its successor is programmed again";
+        "another program's rule, such as another mesh's, may do that (on the node, redirectctl verify names it): remove it; or see ISTIO_OUTBOUND_IPV4_LOOPBACK_CIDR and --istio-service-cidr, and delete the pod";
     NoPassthroughAddress: "no-passthrough-address", Some(false), NODE_AGENT,
         "the address ::6 is missing on lo: the proxy could not pass IPv6 connections to the application",
         "delete the pod; its successor is programmed again";

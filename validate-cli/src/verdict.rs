@@ -1,9 +1,11 @@
 //! What was proven, what was not, and what it means: for people, and for machines.
 
 use crate::{reason::Reason, walk::Identity};
+use netfilter_state::ruleset::Plain;
+use packet_trace::{Packet, TraceEvent, TraceRules};
 use redirect_core::Family;
 use serde_json::{Value, json};
-use std::{fmt, net::SocketAddr, time::Duration};
+use std::{collections::BTreeMap, fmt, net::SocketAddr, time::Duration};
 
 /// Kubernetes keeps this many bytes of a termination message.
 const MESSAGE_LIMIT: usize = 4096;
@@ -61,6 +63,8 @@ pub struct Check {
     pub path: Path,
     /// Where the probe was sent.
     pub target: Option<SocketAddr>,
+    /// The packet, if one was sent.
+    pub sent: Option<Packet>,
     /// Whether a redirection was expected on this path, rather than an exemption.
     pub captures: bool,
     /// `Ok` when it is as planned.
@@ -89,6 +93,9 @@ pub struct ValidationReport {
     pub checks: Vec<Check>,
     /// What cannot be proven from here.
     pub unproven: Vec<Unproven>,
+    /// The rules beside the plan's that decide about what failed, each in words. Only a privileged process can read them:
+    /// [`name_rules`](Self::name_rules).
+    pub rules: Vec<String>,
     /// Who asked.
     pub who: Identity,
     /// How often everything was tried.
@@ -100,7 +107,34 @@ pub struct ValidationReport {
 impl ValidationReport {
     /// A verdict without anything checked.
     pub(crate) const fn new(reason: Reason, who: Identity) -> Self {
-        Self { reason, checks: Vec::new(), unproven: Vec::new(), who, rounds: 0, elapsed: Duration::ZERO }
+        Self {
+            reason,
+            checks: Vec::new(),
+            unproven: Vec::new(),
+            rules: Vec::new(),
+            who,
+            rounds: 0,
+            elapsed: Duration::ZERO,
+        }
+    }
+
+    /// Names the rules beside the plan's that decide about what failed, from everything that packets of a family meet in
+    /// the network namespace. The plan's own rules must know the settings behind them.
+    pub fn name_rules(&mut self, live: impl Fn(Family) -> TraceRules) {
+        let mut named: BTreeMap<String, Vec<String>> = BTreeMap::new();
+        for check in self.checks.iter().filter(|check| check.result.is_err()) {
+            let Some(packet) = &check.sent else { continue };
+            let trace = live(check.family).trace(packet);
+            let Some(TraceEvent::Rule { place, rule, origin: None, .. }) = trace.deciding() else { continue };
+            let number = place.rule.unwrap_or_default();
+            let text =
+                format!("table {}, chain {}, rule {number} ({rule})", place.table, Plain(&place.chain));
+            let path = format!("{} {}", check.family, check.path.name());
+            named.entry(text).or_default().push(path);
+        }
+        let words =
+            |(rule, paths): (String, Vec<String>)| format!("{rule} decides about {}", paths.join(", "));
+        self.rules = named.into_iter().map(words).collect();
     }
 
     /// Whether the pod may start.
@@ -128,6 +162,13 @@ impl ValidationReport {
             return short;
         }
         self.value(failed().take(4), false).to_string()
+    }
+
+    /// The first of the rules, each shortened: another program may make any number, of any length.
+    fn some_rules(&self) -> impl Iterator<Item = String> {
+        const MOST: usize = 3;
+        const LONGEST: usize = 300;
+        self.rules.iter().take(MOST).map(|rule| rule.chars().take(LONGEST).collect())
     }
 
     /// What the headline has to say of paths that cannot be tested from here.
@@ -160,6 +201,7 @@ impl ValidationReport {
         }
         lines.extend(self.unproven.iter().map(|unproven| (false, format!("{:8} {unproven}", "unproven"))));
         if wrong {
+            lines.extend(self.some_rules().map(|rule| (true, format!("rule: {rule}"))));
             lines.push((true, format!("owner: {}", self.reason.agent())));
             lines.push((true, format!("check: {}", self.reason.remedy())));
             lines.push((true, format!("read on: {}", self.reason.document())));
@@ -182,6 +224,7 @@ impl ValidationReport {
             "rounds": self.rounds,
             "milliseconds": u64::try_from(self.elapsed.as_millis()).unwrap_or(u64::MAX),
             "checks": checks.map(Check::value).collect::<Vec<_>>(),
+            "rules": self.some_rules().collect::<Vec<_>>(),
             "unproven": unproven.map(ToString::to_string).collect::<Vec<_>>(),
         })
     }
@@ -234,6 +277,7 @@ mod tests {
         let check = Check {
             family: Family::V6,
             path: Path::ProxyToSelf,
+            sent: None,
             target: Some("[fd00:1234:5678:9abc:def0:1234:5678:9abc]:65535".parse().unwrap()),
             captures: true,
             result: Err(reason),
@@ -243,6 +287,7 @@ mod tests {
             reason,
             checks: vec![check; checks],
             unproven: Vec::new(),
+            rules: vec!["table ip nat, chain OTHER, rule 1 (-p tcp -j REDIRECT)".repeat(20); 16],
             who: Identity { uid: u32::MAX, gid: u32::MAX },
             rounds: u32::MAX,
             elapsed: Duration::MAX,

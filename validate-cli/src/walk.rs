@@ -51,22 +51,27 @@ pub(crate) const fn loopback(family: Family) -> IpAddr {
     }
 }
 
+impl Packet {
+    /// The same for a trace.
+    pub(crate) fn traced(&self) -> packet_trace::Packet {
+        let interface = if self.stays { Interface::Named("lo".to_owned()) } else { Interface::Elsewhere };
+        packet_trace::Packet {
+            sender: Sender::Local { uid: self.who.uid, gid: self.who.gid },
+            protocol: self.protocol,
+            source: self.source,
+            source_port: None,
+            destination: self.destination,
+            interface,
+            flags: if self.protocol == Protocol::Tcp { TcpFlags::SYN } else { 0 },
+            mark: 0,
+            connection: Connection::default(),
+        }
+    }
+}
+
 /// What these rules do with a packet.
 pub(crate) fn fate(rules: &TraceRules, packet: &Packet) -> Fate {
-    let sender = Sender::Local { uid: packet.who.uid, gid: packet.who.gid };
-    let interface = if packet.stays { Interface::Named("lo".to_owned()) } else { Interface::Elsewhere };
-    let packet = packet_trace::Packet {
-        sender,
-        protocol: packet.protocol,
-        source: packet.source,
-        source_port: None,
-        destination: packet.destination,
-        interface,
-        flags: if packet.protocol == Protocol::Tcp { TcpFlags::SYN } else { 0 },
-        mark: 0,
-        connection: Connection::default(),
-    };
-    match rules.fate(&packet) {
+    match rules.fate(&packet.traced()) {
         packet_trace::Fate::Untouched => Fate::Untouched,
         packet_trace::Fate::Proxy { rewritten: false, .. } => Fate::Tproxied,
         packet_trace::Fate::Proxy { rewritten: true, port, .. } => {

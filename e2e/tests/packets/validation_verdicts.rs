@@ -1,10 +1,10 @@
 //! `istio-validation` as the proxy's user, without privilege, in namespaces that are programmed, not programmed, and
 //! programmed wrongly: it passes where it may, and names what is missing where it may not.
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use e2e::iptables;
 use e2e::traffic::TcpServer;
-use e2e::validation::{APP, INJECTED, PROXY, ValidationRun, validate};
+use e2e::validation::{self, APP, INJECTED, PROXY, ValidationRun, validate};
 use test_support::netns::{Families, Namespace, Topology};
 
 use Families::{Dual, V4, V6};
@@ -411,6 +411,42 @@ fn play_bad(cases: &[Bad]) {
         checks: &[],
     };
     play(&cases.iter().map(case).collect::<Vec<_>>());
+}
+
+/// Another mesh's rules, as its init container writes them: before ours, and with names of their own.
+const OTHER_MESH: &str = "iptables-nft -t nat -N PROXY_INIT_OUTPUT
+    iptables-nft -t nat -A PROXY_INIT_OUTPUT -m owner --uid-owner 2102 -j RETURN
+    iptables-nft -t nat -A PROXY_INIT_OUTPUT -p tcp -m comment --comment proxy-init/redirect-all-outgoing -j REDIRECT --to-ports 4140
+    iptables-nft -t nat -I OUTPUT -j PROXY_INIT_OUTPUT";
+
+#[test]
+fn another_meshs_rule_is_named_by_who_may_read_it() -> Result<()> {
+    for form in ["", "--native-nftables"] {
+        let pod = Namespace::pod(Families::V4)?;
+        pod.sh(OTHER_MESH)?;
+        iptables::apply(&pod, &format!("{INJECTED} {form}"))?;
+        let flags = format!("{INJECTED} {form} --run-validation --skip-rule-apply --probe-timeout 250ms");
+        let log = validation::termination_log()?;
+        let path = log.path().display().to_string();
+        let words: Vec<&str> = flags.split_whitespace().chain(["--termination-log", path.as_str()]).collect();
+        let run = ValidationRun::of(iptables::run(&pod, &words)?, &log)?;
+        // As the proxy's user, whose connections to itself are the ones that must not be captured.
+        ensure!(run.output.code() == Some(126), "{run:?}");
+        let named = run.message["rules"].as_array().context("no rules")?;
+        let named: Vec<&str> = named.iter().filter_map(|rule| rule.as_str()).collect();
+        let wanted = "table ip nat, chain PROXY_INIT_OUTPUT, rule 2 (-p tcp -j REDIRECT --to-ports 4140) decides about";
+        ensure!(
+            named.len() == 1 && named[0].starts_with(wanted) && named[0].contains("IPv4 loopback"),
+            "{form}: {named:?}"
+        );
+        ensure!(run.output.stderr.contains(&format!("rule: {wanted}")), "{}", run.output.stderr);
+        // Without the right to read rules there is advice.
+        let run = validate(&pod, PROXY, &format!("{form} --probe-timeout 250ms"))?;
+        ensure!(run.message["rules"] == serde_json::json!([]), "{run:?}");
+        let advice = run.message["remedy"]["setting"].as_str().unwrap_or_default();
+        ensure!(run.reason() != "loopback-captured" || advice.contains("redirectctl"), "{run:?}");
+    }
+    Ok(())
 }
 
 #[test]
