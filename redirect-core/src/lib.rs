@@ -35,6 +35,7 @@ extern crate alloc;
 #[cfg(test)]
 extern crate std;
 
+pub mod accepted;
 pub mod ambient;
 #[cfg(feature = "serde")]
 pub mod json;

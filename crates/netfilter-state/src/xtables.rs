@@ -307,11 +307,14 @@ impl<'a> LegacyEntry<'a> {
                 .unwrap_or_else(|| [Condition::Unknown(format!("-m {}", one.name))].into())
         });
         let counter = self.counter();
+        let comment = self.matches.iter().rfind(|one| one.name == "comment");
+        let comment = comment.and_then(|one| Attribute(one.info).text()).unwrap_or_default().to_owned();
         LegacyRule {
             seen: SeenRule {
                 conditions: conditions.iter().cloned().chain(of_matches).collect(),
                 statements,
                 counter,
+                comment,
             },
             planned,
         }

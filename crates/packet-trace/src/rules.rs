@@ -1,9 +1,11 @@
 //! Everything that hangs on the hooks for one family, made ready to be walked.
 
+mod accepted;
 mod conditions;
 mod planned;
 mod runs;
 
+pub(super) use accepted::Skipped;
 pub(super) use conditions::Test;
 use planned::Planned;
 use runs::{Run, find_runs};
@@ -30,6 +32,7 @@ use netfilter_state::{
     },
 };
 use redirect_core::{
+    accepted::AcceptedBy,
     options::BackendChoice,
     plan::{DataPlane, PlannedRule, RulePlan},
     render::{nft_chain_name, nft_table},
@@ -65,6 +68,8 @@ pub struct TraceRules {
     pub(super) receivers: Option<Receivers>,
     /// Its policy rules and routes, where they are known.
     pub(super) routes: Option<Routes>,
+    /// The rules and policies whose effect is meant, and who says so.
+    accepted: BTreeMap<Skipped, AcceptedBy>,
 }
 
 /// The first address of each interface, which is where REDIRECT sends what comes in by it (`nf_nat_redirect`).
@@ -321,6 +326,7 @@ impl TraceRules {
             addresses: None,
             receivers: None,
             routes: None,
+            accepted: BTreeMap::new(),
         }
     }
 
@@ -415,7 +421,7 @@ impl TraceRules {
             for rule in &mut chain.rules {
                 if covered > 0 && rule.is_own {
                     (rule.tests, rule.leads, rule.origins) = Default::default();
-                    rule.seen = SeenRule { conditions: Vec::new(), statements: Vec::new(), counter: None };
+                    rule.seen = SeenRule::default();
                 }
                 let of_run = rule.run.as_ref().map_or(1, |run| run.count);
                 covered = covered.max(of_run).saturating_sub(1);

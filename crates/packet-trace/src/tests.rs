@@ -533,7 +533,7 @@ fn packets_of_one_family_have_no_address_of_the_other() {
             let rule = SeenRule {
                 conditions: [Condition::Among(Equality { value: among, not })].into(),
                 statements: [Statement::Drop].into(),
-                counter: None,
+                ..SeenRule::default()
             };
             let base =
                 Base { hook: Hook::Prerouting, priority: 0, is_nat: false, drops: false, reroutes: false };

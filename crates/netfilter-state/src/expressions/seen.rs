@@ -171,6 +171,9 @@ impl<'a, 's> Reader<'a, 's> {
             Expression::Range { register, operator, from, to } => {
                 self.asked("range", register, |loaded| ranged(loaded, operator, from, to));
             }
+            Expression::Match(Xt { name: "comment", info, .. }) => {
+                self.rule.comment = Attribute(info).text().unwrap_or_default().to_owned();
+            }
             Expression::Match(Xt { name, revision, info }) => {
                 self.conditions(extension_match(name, revision, info), || alloc::format!("-m {name}"));
             }

@@ -7,6 +7,7 @@ use crate::expressions::{
     wire::{Attribute, Attributes, Message},
 };
 use crate::ruleset::{Api, Base, DeviceBase, Direction, Ruleset, TableFamily, TableName, TableState};
+use crate::state::comment_in;
 use alloc::{borrow::ToOwned, string::String, vec::Vec};
 
 /// The policy to drop (`NF_DROP`).
@@ -93,7 +94,11 @@ impl Ruleset {
         let mut looked_up = self.looked_up;
         let table = self.table_of(message, attribute::rule::TABLE)?;
         let family = abi::family_of(message.family);
-        let rule = seen::rule_with(list.attributes(), family, &table.sets, &mut looked_up);
+        let mut rule = seen::rule_with(list.attributes(), family, &table.sets, &mut looked_up);
+        let user_data = attributes.find(attribute::rule::USER_DATA);
+        if let Some(comment) = user_data.and_then(|data| comment_in(data.0)) {
+            rule.comment = comment.to_owned();
+        }
         table.chains.entry(chain).or_default().rules.push(rule);
         self.looked_up = looked_up;
         Some(())

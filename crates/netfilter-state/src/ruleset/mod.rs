@@ -193,6 +193,8 @@ pub struct SeenRule {
     pub statements: Vec<Statement>,
     /// Its counter; `None` without one.
     pub counter: Option<Counter>,
+    /// Its comment; empty without one.
+    pub comment: String,
 }
 
 /// What a rule has counted since it was made, or since its last reset.
@@ -379,7 +381,8 @@ impl From<&Target> for Statement {
 impl From<&Rule> for SeenRule {
     fn from(rule: &Rule) -> Self {
         let conditions = rule.effective_matches().cloned().map(Condition::Plain).collect();
-        Self { conditions, statements: [Statement::from(&rule.target)].into(), counter: None }
+        let statements = [Statement::from(&rule.target)].into();
+        Self { conditions, statements, counter: None, comment: String::new() }
     }
 }
 

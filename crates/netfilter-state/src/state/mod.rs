@@ -2,7 +2,7 @@
 
 mod raw;
 
-pub(crate) use raw::RawRule;
+pub(crate) use raw::{RawRule, comment_in};
 
 use alloc::{
     boxed::Box,

@@ -48,11 +48,15 @@ impl RawRule {
 
     /// The comment, as far as it is shown.
     fn comment(&self) -> Option<String> {
-        let [COMMENT, length, rest @ ..] = self.user_data.as_deref()? else { return None };
-        let text = core::str::from_utf8(rest.get(..usize::from(*length))?).ok()?;
-        let shown = text.trim_end_matches('\0').chars().take(SHOWN);
+        let shown = comment_in(self.user_data.as_deref()?)?.chars().take(SHOWN);
         Some(shown.map(|c| if c.is_ascii_graphic() && c != '"' || c == ' ' { c } else { '?' }).collect())
     }
+}
+
+/// The comment in what a rule carries besides its expressions.
+pub(crate) fn comment_in(user_data: &[u8]) -> Option<&str> {
+    let [COMMENT, length, rest @ ..] = user_data else { return None };
+    Some(core::str::from_utf8(rest.get(..usize::from(*length))?).ok()?.trim_end_matches('\0'))
 }
 
 /// In the words of iptables, as far as it has any; what is not understood is named in brackets.

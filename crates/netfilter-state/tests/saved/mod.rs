@@ -126,6 +126,7 @@ fn rule(words: &[String]) -> SeenRule {
         }
         // One that always holds.
         if (module, word) == ("comment", "--comment") {
+            rule.comment = values.join(" ");
             continue;
         }
         let condition = condition(module, word, not, values);

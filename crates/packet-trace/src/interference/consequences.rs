@@ -3,7 +3,7 @@
 
 use super::{
     Pod, Severity, Traffic,
-    lost::{Judge, each_captured, most_work},
+    lost::{AcceptedFindings, Judge, each_captured, most_work},
 };
 use crate::{
     Fate,
@@ -103,7 +103,8 @@ pub fn consequences(
         let planned = TraceRules::of_plan(plan, *family).thinned();
         let mut kinds: BTreeMap<Traffic, Kind> = BTreeMap::new();
         let mut work = most_work(&planned);
-        each_captured(&planned, &live, pod, &mut work, |judge| {
+        let mut accepted = AcceptedFindings::default();
+        each_captured(&planned, &live, pod, &mut work, &mut accepted, |judge| {
             kinds.entry(judge.traffic.1).or_default().add(judge);
         });
         if work.left == 0 {

@@ -4,7 +4,7 @@ use crate::Packet;
 use alloc::{collections::BTreeSet, string::String};
 use core::fmt;
 use netfilter_state::ruleset::{Plain, TableName};
-use redirect_core::{rule::Hook, values::Family};
+use redirect_core::{accepted::AcceptedBy, rule::Hook, values::Family};
 
 /// How sure it is. Closed: a finding is sure, or it is not.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -199,6 +199,23 @@ impl Finding {
             Some(number) => write!(f, ", rule {number} ({}) ", Shortened(&self.rule)),
             None => f.write_str(": "),
         }
+    }
+}
+
+/// A finding whose effect is meant.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Accepted {
+    /// What is found.
+    pub finding: Finding,
+    /// Who says that it is meant.
+    pub by: AcceptedBy,
+}
+
+/// `table ip nat, chain BACKUP … translates the destination before the mesh's rules: IPv4 outbound connections (accepted by the
+/// node's setting ACCEPTED_RULES)`.
+impl fmt::Display for Accepted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} (accepted by {})", self.finding, self.by)
     }
 }
 

@@ -6,27 +6,35 @@
 
 use super::{
     Pod,
-    finding::{Effect, Finding, RuleRef, Severity, Traffic},
+    finding::{Accepted, Effect, Finding, RuleRef, Severity, Traffic},
 };
 use crate::{
     Fate, Listener, Packet,
     difference::Region,
     packets::{Field, Packets, interface, loopback, number, state},
     routes::RouteEnd,
-    rules::{ChainRule, Test, TraceRules},
+    rules::{ChainRule, Skipped, Test, TraceRules},
     set::Set,
     walk::{self, Cause, Given, Lookup, TracePath, Ways, Work, routed},
 };
-use alloc::{collections::BTreeMap, string::ToString, vec::Vec};
+use alloc::{
+    collections::{BTreeMap, BTreeSet},
+    rc::Rc,
+    string::ToString,
+    vec::Vec,
+};
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use netfilter_state::ruleset::{Statement, TableName};
 use redirect_core::{
+    accepted::AcceptedBy,
     ambient::ZTUNNEL_MARK,
     plan::{DataPlane, RulePlan},
     rule::{Hook, Protocol, TcpFlags},
     values::{Family, PASSTHROUGH_V4, PASSTHROUGH_V6, is_routable},
 };
 
+/// How many accepted rules one packet's way is walked without; what is lost to more of them counts as lost.
+const MOST_SKIPPED: usize = 32;
 /// How many findings are named at most.
 const MOST_FINDINGS: usize = 16;
 /// How much work one search is at most: some tenths of a second, ...
@@ -97,10 +105,17 @@ enum OtherEnd {
     Itself,
 }
 
-/// Adds what keeps packets of a family, which the planned rules capture, from the proxy in a pod that holds these rules.
-pub(crate) fn search(planned: &TraceRules, live: &TraceRules, pod: &Pod<'_>, findings: &mut Findings) {
+/// Adds what keeps packets of a family, which the planned rules capture, from the proxy in a pod that holds these rules, and what does
+/// so because it is meant.
+pub(super) fn search(
+    planned: &TraceRules,
+    live: &TraceRules,
+    pod: &Pod<'_>,
+    findings: &mut Findings,
+    accepted: &mut AcceptedFindings,
+) {
     let mut work = most_work(planned);
-    each_captured(planned, live, pod, &mut work, |judge| judge.judge(findings));
+    each_captured(planned, live, pod, &mut work, accepted, |judge| judge.judge(findings));
     if work.left == 0 {
         findings.add(unfollowed(live));
     }
@@ -112,14 +127,17 @@ pub(super) fn most_work(planned: &TraceRules) -> Work {
     Work { left: MOST_WORK.saturating_add(rules.saturating_mul(WORK_PER_RULE)) }
 }
 
-/// Walks all packets of a family that the planned rules capture through the rules of a pod.
+/// Walks all packets of a family that the planned rules capture through the rules of a pod. Packets that are lost to what is accepted
+/// are walked again as if that did nothing.
 pub(super) fn each_captured(
     planned: &TraceRules,
     live: &TraceRules,
     pod: &Pod<'_>,
     work: &mut Work,
+    accepted: &mut AcceptedFindings,
     mut judge: impl FnMut(&Judge<'_>),
 ) {
+    let mut without = Without::new(live);
     for mut start in starts(planned.family, pod) {
         let of_the_pod = live.routes.as_ref().map(|routes| &routes.of_nobody_else);
         match (start.other_end, of_the_pod) {
@@ -142,8 +160,101 @@ pub(super) fn each_captured(
         for wanted in captured.ways.iter().filter(counts) {
             let found = walk::all(live, &wanted.packets, &start.given, work, false);
             let (traffic, is_sent) = ((live.family, start.traffic), start.given.is_local);
-            judge(&Judge { live, wanted, found: &found, traffic, is_sent });
+            let of = |found| Judge { live, wanted, found, traffic, is_sent };
+            let settled = if live.accepts_any() {
+                without.settled(found, &start.given, &of, &BTreeSet::new(), work, accepted)
+            } else {
+                found
+            };
+            judge(&of(&settled));
         }
+    }
+}
+
+/// What is lost to what is accepted, by who accepts it.
+#[derive(Default)]
+pub(super) struct AcceptedFindings(BTreeMap<AcceptedBy, Findings>);
+
+impl AcceptedFindings {
+    /// All of them, those of each who accepts one behind the other.
+    pub(super) fn into_sorted(self) -> Vec<Accepted> {
+        let of = |(by, findings): (AcceptedBy, Findings)| {
+            findings.into_sorted().into_iter().map(move |finding| Accepted { finding, by })
+        };
+        self.0.into_iter().flat_map(of).collect()
+    }
+}
+
+/// What is in force without some accepted rules: each kept, since the same ones are asked for again and again.
+struct Without<'a> {
+    live: &'a TraceRules,
+    known: Vec<(BTreeSet<Skipped>, Rc<TraceRules>)>,
+}
+
+impl<'a> Without<'a> {
+    const fn new(live: &'a TraceRules) -> Self {
+        Self { live, known: Vec::new() }
+    }
+
+    fn rules(&mut self, skipped: &BTreeSet<Skipped>) -> Rc<TraceRules> {
+        if let Some((_, rules)) = self.known.iter().find(|(known, _)| known == skipped) {
+            return rules.clone();
+        }
+        let rules = Rc::new(self.live.without(skipped));
+        self.known.push((skipped.clone(), rules.clone()));
+        rules
+    }
+
+    /// The ways of packets where those that are lost to accepted rules are walked again without these rules, until they are lost to
+    /// another, or to none.
+    fn settled<'j>(
+        &mut self,
+        found: Ways,
+        given: &Given,
+        of: &impl Fn(&'j Ways) -> Judge<'j>,
+        skipped: &BTreeSet<Skipped>,
+        work: &mut Work,
+        accepted: &mut AcceptedFindings,
+    ) -> Ways {
+        let Ways { ways, are_all, are_doubtful, unknown } = found;
+        let mut settled = Ways { ways: Vec::new(), are_all, are_doubtful, unknown };
+        let judge = of(NO_WAYS);
+        for way in ways {
+            let met = judge.accepted(&way);
+            if met.is_empty() || skipped.len() >= MOST_SKIPPED {
+                settled.ways.push(way);
+                continue;
+            }
+            let mut without = skipped.clone();
+            for (effect, cause, by) in met {
+                let severity = if are_doubtful { Severity::May } else { Severity::Does };
+                let example = Some(example(judge.is_sent, &way.packets));
+                let finding = Finding { example, ..judge.finding(severity, effect, cause) };
+                accepted.0.entry(by).or_default().add(finding);
+                without.extend(skipped_for(cause));
+            }
+            let rules = self.rules(&without);
+            let again = walk::all(&rules, &way.packets, given, work, false);
+            let again = self.settled(again, given, of, &without, work, accepted);
+            settled.are_all &= again.are_all;
+            settled.are_doubtful |= again.are_doubtful;
+            settled.unknown.extend(again.unknown);
+            settled.ways.extend(again.ways);
+        }
+        settled
+    }
+}
+
+/// For a judge of one way.
+const NO_WAYS: &Ways =
+    &Ways { ways: Vec::new(), are_all: true, are_doubtful: false, unknown: BTreeSet::new() };
+
+/// What a cause is skipped as.
+const fn skipped_for(cause: Cause) -> Option<Skipped> {
+    match cause {
+        Cause::Rule(rule) => Some(rule.skipped()),
+        Cause::Policy(base) => Some((base, None)),
+        Cause::Route(_) => None,
     }
 }
 
@@ -276,6 +387,13 @@ impl Judge<'_> {
                 findings.add(Finding { example, ..self.finding(severity, *effect, cause) });
             }
         }
+    }
+
+    /// The accepted rules and policies that take packets of a way from the proxy, how, and who accepts each.
+    fn accepted(&self, way: &TracePath) -> Vec<(Effect, Cause, AcceptedBy)> {
+        let Some((effect, cause)) = self.blame(way) else { return Vec::new() };
+        let of = |cause: Cause| Some((effect, cause, self.live.accepts(skipped_for(cause)?)?));
+        self.each(way, cause).into_iter().filter_map(of).collect()
     }
 
     /// Whether packets do not come to the proxy. A packet with another mark, or in another zone, does come to it.

@@ -15,20 +15,22 @@ mod lost;
 mod opening;
 
 pub use consequences::{Consequence, consequences};
-pub use finding::{Effect, Finding, RuleRef, Severity, Traffic};
+pub use finding::{Accepted, Effect, Finding, RuleRef, Severity, Traffic};
 pub use opening::{Captures, Opener, Opening, is_own, proxy_groups, proxy_users};
 
 use crate::TraceRules;
 use alloc::{string::String, vec::Vec};
 use core::net::IpAddr;
-use lost::{Findings, search, search_proxy};
+use lost::{AcceptedFindings, Findings, search, search_proxy};
 pub(crate) use lost::{example, multicast};
 use netfilter_state::ruleset::{ChainState, Ruleset, Statement, TableFamily, TableName};
 use netfilter_state::{
     route_tables::RouteTables,
     routing::{self, FoundRouting},
 };
-use redirect_core::{plan::RulePlan, render::NFT_TABLES, rule::Chain, values::Family};
+use redirect_core::{
+    accepted::AcceptedRules, plan::RulePlan, render::NFT_TABLES, rule::Chain, values::Family,
+};
 
 /// What captured packets look like in a pod.
 #[derive(Debug, Clone, Copy, Default)]
@@ -43,6 +45,8 @@ pub struct Pod<'a> {
     /// Its policy rules and routes. Where they are not known, packets with a plan's mark are taken to be delivered in the pod, and so
     /// is everything that arrives.
     pub routes: Option<&'a RouteTables>,
+    /// The rules whose effect is meant; without them those of KubeVirt alone.
+    pub accepted: Option<&'a AcceptedRules>,
 }
 
 impl Pod<'_> {
@@ -59,6 +63,10 @@ impl Pod<'_> {
         if let Some(addresses) = self.by_interface {
             rules = rules.with_interfaces(addresses);
         }
+        rules = match self.accepted {
+            Some(accepted) => rules.with_accepted(accepted),
+            None => rules.with_accepted(&AcceptedRules::default()),
+        };
         match self.routes {
             Some(tables) => rules.with_routes(tables),
             None => rules,
@@ -66,19 +74,35 @@ impl Pod<'_> {
     }
 }
 
-/// What interferes with a plan's rules: the surest first. At most a few; another program's ruleset may be made to have any
-/// number. What is lost because rules of the plan are missing is not among it: [`consequences()`] has that.
+/// What interferes with a plan's rules.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Judgement {
+    /// What should not: the surest first. At most a few; another program's ruleset may be made to have any number.
+    pub findings: Vec<Finding>,
+    /// What is meant to.
+    pub accepted: Vec<Accepted>,
+}
+
+/// What interferes with a plan's rules, as [`judge()`] has it, unless it is meant. What is lost because rules of the plan are missing is
+/// not among it: [`consequences()`] has that.
 #[must_use]
 pub fn find(ruleset: &Ruleset, plan: &RulePlan, pod: &Pod<'_>) -> Vec<Finding> {
-    let mut findings = Findings::default();
+    judge(ruleset, plan, pod).findings
+}
+
+/// What interferes with a plan's rules, and what is meant to do so. A rule that is accepted hides no other's: packets that are lost
+/// to it are walked again as if it did nothing.
+#[must_use]
+pub fn judge(ruleset: &Ruleset, plan: &RulePlan, pod: &Pod<'_>) -> Judgement {
+    let (mut findings, mut accepted) = (Findings::default(), AcceptedFindings::default());
     own_tables(ruleset, &mut findings);
     let planned: Vec<FoundRouting> = routing::wanted(plan).into_iter().map(FoundRouting::working).collect();
     for family in plan.families() {
         let live = pod.rules(ruleset, &planned, *family, plan);
-        search(&TraceRules::of_plan(plan, *family).thinned(), &live, pod, &mut findings);
+        search(&TraceRules::of_plan(plan, *family).thinned(), &live, pod, &mut findings, &mut accepted);
         search_proxy(plan, &live, pod, &mut findings);
     }
-    findings.into_sorted()
+    Judgement { findings: findings.into_sorted(), accepted: accepted.into_sorted() }
 }
 
 /// What is wrong with the tables of the mesh themselves: dormant, or a policy that drops what the rules leave alone.

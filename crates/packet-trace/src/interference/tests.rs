@@ -3,7 +3,9 @@ use crate::saved::{add_saved, saved_rule};
 use netfilter_state::route_tables::{LOCAL_TABLE, MAIN_TABLE, PolicyRule, Route, RouteKind, RouteTables};
 use netfilter_state::ruleset::{Api, Base, ChainState, TableFamily, TableName, TableState};
 use redirect_core::{
-    AmbientRedirect, Families, Redirect, render,
+    AmbientRedirect, Families, Redirect,
+    accepted::{AcceptedBy, AcceptedRules},
+    render,
     rule::Hook,
     settings::{Key, NamespaceFacts, RawSettings, Source},
     values::Family,
@@ -556,6 +558,7 @@ fn what_redirect_drops_for_want_of_an_address_is_lost() {
             interfaces: &interfaces,
             by_interface: Some(&by_interface),
             routes: Some(&tables),
+            ..Pod::default()
         };
         let plan = plan(&[]);
         let findings = find(&in_force(&plan, ""), &plan, &pod);
@@ -751,7 +754,8 @@ fn a_plan_of_any_size_is_followed_to_its_end_and_a_rule_of_others_is_found_besid
             let plan = plan(&[(Key::InterceptionMode, mode), (key, text)]);
             let found = |others: &str| {
                 let interfaces = ["eth0".into()];
-                let pod = Pod { addresses: &[OWN.parse().unwrap()], interfaces: &interfaces, routes: None };
+                let pod =
+                    Pod { addresses: &[OWN.parse().unwrap()], interfaces: &interfaces, ..Pod::default() };
                 find(&in_force(&plan, others), &plan, &pod)
             };
             let alone: Vec<String> = found("").iter().map(ToString::to_string).collect();
@@ -783,7 +787,7 @@ fn pairs_of_rules_are_joined_only_where_no_packet_could_tell() {
             let is_listed = ports.split(',').any(|listed| listed == port.to_string());
             assert_eq!(matches!(recorded, crate::Fate::Proxy { .. }), is_listed, "{ports} {port}");
         }
-        let pod = Pod { addresses: &[OWN.parse().unwrap()], interfaces: &["eth0".into()], routes: None };
+        let pod = Pod { addresses: &[OWN.parse().unwrap()], interfaces: &["eth0".into()], ..Pod::default() };
         assert_eq!(find(&in_force(&plan, ""), &plan, &pod), [], "{ports}");
         // Without one of the rules of a pair, its port alone is not captured.
         let mut damaged = in_force(&plan, "");
@@ -792,5 +796,182 @@ fn pairs_of_rules_are_joined_only_where_no_packet_could_tell() {
         chain.rules.pop();
         let lost = consequences(&damaged, &[], &plan, &pod);
         assert!(ports == "80,443,80,8080" || ports == "80,81,82,80,81" || !lost.is_empty(), "{ports}");
+    }
+}
+
+/// What is found, and what is accepted and by whom, where these names are said.
+fn judged(
+    settings: &[(Key, &'static str)],
+    others: &str,
+    names: &[(&str, AcceptedBy)],
+) -> (Vec<String>, Vec<String>) {
+    let mut accepted = AcceptedRules::default();
+    for (list, by) in names {
+        accepted.add(list, *by).unwrap();
+    }
+    let plan = plan(settings);
+    let addresses: [IpAddr; 1] = [OWN.parse().unwrap()];
+    let interfaces = ["eth0".to_string()];
+    let pod =
+        Pod { addresses: &addresses, interfaces: &interfaces, accepted: Some(&accepted), ..Pod::default() };
+    let Judgement { findings, accepted } = judge(&in_force(&plan, others), &plan, &pod);
+    let place = |finding: &Finding| {
+        let RuleRef { table, chain, rule, .. } = &finding.place;
+        let traffic: Vec<_> = finding.traffic.iter().map(|(_, traffic)| format!("{traffic:?}")).collect();
+        let number = rule.map_or_else(String::new, |number| format!(" {number}"));
+        format!("{} {chain}{number} {:?} [{}]", table.name, finding.effect, traffic.join(" "))
+    };
+    let accepted = accepted.iter().map(|one| format!("{}: {}", one.by.word(), place(&one.finding))).collect();
+    (findings.iter().map(place).collect(), accepted)
+}
+
+const NOBODY: Vec<String> = Vec::new();
+use AcceptedBy::{Node, Pod as Owner};
+
+#[test]
+fn a_rule_is_accepted_by_comment_by_chain_or_by_table() {
+    let out = "nat VPN 1 Translates [Outbound]";
+    let vpn = ":VPN\n-A VPN -d 192.0.2.0/24 -p tcp -m comment --comment backups -j REDIRECT --to-ports 1\n-I OUTPUT -j VPN";
+    for (name, by) in [
+        ("comment=backups", Owner),
+        ("chain=VPN", Node),
+        ("chain=nat/VPN", Owner),
+        ("chain=other; comment=backups", Node),
+    ] {
+        assert_eq!(
+            judged(&[], vpn, &[(name, by)]),
+            (NOBODY, vec![format!("{}: {out}", by.word())]),
+            "{name}"
+        );
+    }
+    for name in ["comment=backup", "comment=backups2", "chain=vpn", "chain=raw/VPN", "table=VPN", ""] {
+        assert_eq!(judged(&[], vpn, &[(name, Owner)]), (vec![out.to_string()], NOBODY), "{name}");
+    }
+    let table = "*inet/theirs\n:pre prerouting -400 filter drop\n-A pre -i lo -j ACCEPT";
+    let policy = "theirs pre PolicyDrops [Inbound]";
+    assert_eq!(judged(&[], table, &[("table=theirs", Node)]), (NOBODY, vec![format!("node: {policy}")]));
+    assert_eq!(judged(&[], table, &[("chain=theirs/pre", Owner)]), (NOBODY, vec![format!("pod: {policy}")]));
+    assert_eq!(judged(&[], table, &[("comment=pre", Node)]), (vec![policy.to_string()], NOBODY));
+}
+
+#[test]
+fn an_accepted_rule_hides_no_other() {
+    // The second takes some of what the first takes, and then what the first leaves.
+    let two =
+        "-A OUTPUT -p tcp -m comment --comment other -m multiport --dports 80,81 -j REDIRECT --to-ports 2";
+    let ours = "-I OUTPUT -d 192.0.2.0/24 -p tcp -m comment --comment ours -j REDIRECT --to-ports 1";
+    let drop = "*filter\n-A OUTPUT -p tcp -m tcp --dport 15001 -s 10.1.0.2 -j DROP";
+    let (own, other) =
+        ("nat OUTPUT 1 Translates [Outbound]", "nat OUTPUT 2 Translates [Outbound ProxyToSelf]");
+    let second = two.replace("-A OUTPUT", "-I OUTPUT");
+    let both = format!("{second}\n{ours}");
+    assert_eq!(
+        judged(&[], &both, &[("comment=ours", Owner)]),
+        (vec![other.to_string()], vec![format!("pod: {own}")])
+    );
+    // Behind the accepted one, and in another table.
+    let (found, accepted) = judged(&[], &format!("{ours}\n{drop}"), &[("comment=ours", Owner)]);
+    assert_eq!(found, ["filter OUTPUT 1 Drops [Outbound]"]);
+    assert_eq!(accepted, [format!("pod: {own}")]);
+    // What is lost to the second alone.
+    let only = "-I OUTPUT -d 192.0.2.7/32 -p tcp -j ACCEPT";
+    let (found, accepted) = judged(&[], &format!("{only}\n{ours}"), &[("comment=ours", Owner)]);
+    assert_eq!(found, ["nat OUTPUT 2 EndsChain [Outbound]"]);
+    assert_eq!(accepted, [format!("pod: {own}")]);
+    // Of rules that are asked at once, one.
+    let three = "-I OUTPUT -p tcp -m tcp --dport 80 -m comment --comment a -j ACCEPT\n\
+                 -I OUTPUT -p tcp -m tcp --dport 81 -m comment --comment b -j ACCEPT\n\
+                 -I OUTPUT -p tcp -m tcp --dport 82 -m comment --comment c -j ACCEPT";
+    let (found, accepted) = judged(&[], three, &[("comment=b", Owner)]);
+    assert_eq!(found.len(), 2, "{found:?}");
+    assert_eq!(accepted, ["pod: nat OUTPUT 2 EndsChain [Outbound ProxyToSelf]"]);
+    // All of them: nothing is left.
+    let all = [("comment=a; comment=b", Owner), ("comment=c", Node)];
+    let (found, accepted) = judged(&[], three, &all);
+    assert_eq!((found, accepted.len()), (NOBODY, 3));
+}
+
+#[test]
+fn what_is_accepted_is_no_consequence() {
+    let plan = plan(&[]);
+    let others = "-I OUTPUT -p tcp -m tcp --dport 80 -m comment --comment ours -j ACCEPT";
+    let mut ruleset = in_force(&plan, others);
+    let addresses: [IpAddr; 1] = [OWN.parse().unwrap()];
+    let mut accepted = AcceptedRules::default();
+    let told = |ruleset: &Ruleset, accepted: &AcceptedRules| {
+        let pod = Pod { addresses: &addresses, accepted: Some(accepted), ..Pod::default() };
+        consequences(ruleset, &[], &plan, &pod).iter().map(ToString::to_string).collect::<Vec<_>>()
+    };
+    assert!(!told(&ruleset, &accepted).is_empty());
+    accepted.add("comment=ours", Owner).unwrap();
+    assert_eq!(told(&ruleset, &accepted), NOBODY);
+    chain(&mut ruleset, "PREROUTING").rules.clear();
+    assert_eq!(told(&ruleset, &accepted), ["all inbound connections bypass the proxy"]);
+}
+
+/// What KubeVirt's masquerade binding makes for a machine in a mesh, in nft's chains and without named ports.
+const KUBEVIRT: &str = "*nat
+:prerouting prerouting -100 nat
+:output output -100 nat
+:postrouting postrouting 100 nat
+:KUBEVIRT_PREINBOUND
+:KUBEVIRT_POSTINBOUND
+-A postrouting -s 10.0.2.2/32 -j MASQUERADE
+-A prerouting -i eth0 -j KUBEVIRT_PREINBOUND
+-A postrouting -o k6t-eth0 -j KUBEVIRT_POSTINBOUND
+-A output -s 127.0.0.1/32 -p tcp -m multiport --dports 15000,15001,15004,15006,15008,15009,15020,15021,15053,15090 -j RETURN
+-A KUBEVIRT_PREINBOUND -p tcp -m tcp --dport 22 -j DNAT --to-destination 10.0.2.2
+-A KUBEVIRT_POSTINBOUND -s 127.0.0.1/32 -j SNAT --to-source 10.0.2.1
+-A output -d 127.0.0.1/32 -j DNAT --to-destination 10.0.2.2
+-A output -d 10.1.0.2/32 -j DNAT --to-destination 10.0.2.2";
+
+#[test]
+fn kubevirts_rules_for_a_mesh_are_known() {
+    let (found, accepted) = judged(&[], KUBEVIRT, &[]);
+    assert_eq!(found, NOBODY);
+    assert!(
+        accepted.iter().all(|one| one.starts_with("kubevirt: nat ")) && accepted.len() >= 2,
+        "{accepted:?}"
+    );
+    let (found, accepted) = judged(DNS, KUBEVIRT, &[]);
+    assert_eq!(found, NOBODY);
+    assert!(accepted.iter().any(|one| one.contains("Dns")), "{accepted:?}");
+    // The same in the chains of iptables.
+    let in_iptables =
+        ["prerouting", "output", "postrouting"].into_iter().fold(KUBEVIRT.to_string(), |text, chain| {
+            let upper = chain.to_ascii_uppercase();
+            text.lines()
+                .filter(|line| !line.starts_with(&format!(":{chain}")))
+                .map(|line| line.replace(&format!("-A {chain}"), &format!("-I {upper}")) + "\n")
+                .collect()
+        });
+    let (found, accepted) = judged(&[], &in_iptables, &[]);
+    assert_eq!(found, NOBODY, "{accepted:?}");
+    assert!(accepted.len() >= 2, "{accepted:?}");
+}
+
+#[test]
+fn nothing_else_is_taken_for_kubevirts() {
+    // Whoever names his chains so: all inbound, another port, another destination, other ports that stay, another table.
+    for (from, to) in [
+        ("-A KUBEVIRT_PREINBOUND -p tcp -m tcp --dport 22", "-A KUBEVIRT_PREINBOUND"),
+        ("--dport 22", "--dport 8080"),
+        ("--dport 22", "--dport 22:80"),
+        ("-A output -d 127.0.0.1/32", "-A output -d 192.0.2.0/24"),
+        ("-A output -d 127.0.0.1/32", "-A output"),
+        ("*nat", "*theirs"),
+        ("KUBEVIRT_POSTINBOUND", "POSTINBOUND"),
+    ] {
+        let (found, _) = judged(&[], &KUBEVIRT.replace(from, to), &[]);
+        assert!(!found.is_empty(), "{from} {to}");
+    }
+    // In the chain that the mesh shares: other ports that stay, or of other senders.
+    let stays = KUBEVIRT.replace(":output output -100 nat\n", "").replace("-A output", "-I OUTPUT");
+    assert_eq!(judged(&[], &stays, &[]).0, NOBODY);
+    for (from, to) in
+        [("15090 -j", "15090,8080 -j"), ("-s 127.0.0.1/32 -p tcp -m multiport", "-p tcp -m multiport")]
+    {
+        let (found, _) = judged(&[], &stays.replace(from, to), &[]);
+        assert!(!found.is_empty(), "{from} {to}");
     }
 }
