@@ -7,7 +7,7 @@ use netns_apply::{
     netns::{Netns, NetnsError},
     pod::{FOREIGN, Outside, hosts, suitable},
 };
-use redirect_core::RulePlan;
+use redirect_core::{RulePlan, accepted::AcceptedRules};
 use std::{error::Error, net::IpAddr, path::Path, time::Duration};
 
 /// The network namespaces of this machine.
@@ -36,7 +36,8 @@ pub trait Namespace {
     /// The namespace cannot be entered, or its addresses cannot be read.
     fn addresses(&self) -> Result<Vec<IpAddr>, KernelError>;
 
-    /// Puts a plan in force, wholly or not at all, waiting at most `patience` for other programs at work there.
+    /// Puts a plan in force, wholly or not at all, waiting at most `patience` for other programs at work there. Warns of other programs'
+    /// rules that interfere, unless they are accepted.
     ///
     /// # Errors
     /// Why the plan could not be put in force. The namespace is then as it was, unless the error is [`KernelError::Left`].
@@ -44,18 +45,29 @@ pub trait Namespace {
         &self,
         plan: &RulePlan,
         programming: Programming,
+        accepted: &AcceptedRules,
         patience: Duration,
     ) -> Result<Applied, KernelError>;
 
-    /// What is not as planned, or which of other programs' rules interfere with the plan.
+    /// What is not as planned, or which of other programs' rules interfere with the plan; and which of them do because that is accepted.
     ///
     /// # Errors
     /// The namespace cannot be inspected.
-    fn first_difference(
+    fn compare(
         &self,
         plan: &RulePlan,
         programming: Programming,
-    ) -> Result<Option<Difference>, KernelError>;
+        accepted: &AcceptedRules,
+    ) -> Result<Compared, KernelError>;
+}
+
+/// How a network namespace compares with a plan.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Compared {
+    /// What is not as planned, if anything.
+    pub difference: Option<Difference>,
+    /// Other programs' rules that interfere, which is accepted: each in words.
+    pub accepted: Vec<String>,
 }
 
 /// What is not as planned.
@@ -154,9 +166,11 @@ impl Namespace for Pod {
         &self,
         plan: &RulePlan,
         programming: Programming,
+        accepted: &AcceptedRules,
         patience: Duration,
     ) -> Result<Applied, KernelError> {
-        let options = ApplyOptions { patience, ..options(programming, self.is_foreign) };
+        let accepted = accepted.clone();
+        let options = ApplyOptions { patience, accepted, ..options(programming, self.is_foreign) };
         let outcome = netns_apply::apply(plan, &options)?;
         let read = ApplyOptions { most_read: Some(MOST_READ), ..options };
         let warnings = outcome.warnings.into_iter().chain(netns_apply::warnings(plan, &read));
@@ -168,17 +182,20 @@ impl Namespace for Pod {
         })
     }
 
-    fn first_difference(
+    fn compare(
         &self,
         plan: &RulePlan,
         programming: Programming,
-    ) -> Result<Option<Difference>, KernelError> {
-        let options = ApplyOptions { most_read: Some(MOST_READ), ..options(programming, self.is_foreign) };
-        let mismatch = netns_apply::verify(plan, &options).map_err(|error| failed(&error))?;
-        Ok(mismatch.map(|mismatch| Difference {
+        accepted: &AcceptedRules,
+    ) -> Result<Compared, KernelError> {
+        let (most_read, accepted) = (Some(MOST_READ), accepted.clone());
+        let options = ApplyOptions { most_read, accepted, ..options(programming, self.is_foreign) };
+        let verdict = netns_apply::verify_all(plan, &options).map_err(|error| failed(&error))?;
+        let difference = verdict.mismatch.map(|mismatch| Difference {
             text: netns_apply::describe(&mismatch, plan, &options),
             origin: origin(&mismatch),
-        }))
+        });
+        Ok(Compared { difference, accepted: verdict.accepted.iter().map(ToString::to_string).collect() })
     }
 }
 

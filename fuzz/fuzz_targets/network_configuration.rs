@@ -7,11 +7,11 @@
 
 use istio_cni::{
     answer,
-    kernel::{Applied, Difference, Kernel, KernelError, Namespace, Work},
+    kernel::{Applied, Compared, Kernel, KernelError, Namespace, Work},
     selection::Programming,
 };
 use libfuzzer_sys::fuzz_target;
-use redirect_core::{RulePlan, options::NativeForm};
+use redirect_core::{RulePlan, accepted::AcceptedRules, options::NativeForm};
 use redirect_core_fuzz::{kernel, parts, text};
 use serde_json::{Value, value::RawValue};
 use std::{collections::HashMap, ffi::OsString, net::IpAddr, path::Path, sync::LazyLock, time::Duration};
@@ -39,15 +39,15 @@ impl Namespace for Anywhere {
         Ok(parts::addresses().to_vec())
     }
 
-    fn apply(&self, plan: &RulePlan, _: Programming, patience: Duration) -> Result<Applied, KernelError> {
+    fn apply(&self, plan: &RulePlan, _: Programming, _: &AcceptedRules, patience: Duration) -> Result<Applied, KernelError> {
         assert!(patience <= Duration::from_secs(600));
         let _ = (kernel::after_iptables(plan), kernel::after_native(plan, NativeForm::Sets));
         Ok(Applied { backend: "none".into(), because: "a test".into(), changed: true, warnings: Vec::new() })
     }
 
-    fn first_difference(&self, plan: &RulePlan, _: Programming) -> Result<Option<Difference>, KernelError> {
+    fn compare(&self, plan: &RulePlan, _: Programming, _: &AcceptedRules) -> Result<Compared, KernelError> {
         let _ = kernel::after_native(plan, NativeForm::Plain);
-        Ok(None)
+        Ok(Compared::default())
     }
 }
 

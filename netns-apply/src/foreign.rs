@@ -10,7 +10,7 @@ use crate::{
 use netfilter_state::{route_tables::RouteTables, routing::FoundRouting, ruleset::Ruleset};
 use packet_trace::{
     TraceRules,
-    interference::{self, Effect, Finding, Pod},
+    interference::{self, Effect, Finding, Judgement, Pod},
 };
 use redirect_core::{Family, RulePlan};
 use std::{net::IpAddr, time::Duration};
@@ -21,12 +21,20 @@ use std::{net::IpAddr, time::Duration};
 /// # Errors
 /// The namespace cannot be inspected.
 pub fn interference(plan: &RulePlan, options: &ApplyOptions) -> Result<Vec<Finding>, ApplyError> {
+    Ok(judged(plan, options)?.findings)
+}
+
+/// The same, and what interferes because it is meant to (`options.accepted`).
+///
+/// # Errors
+/// The namespace cannot be inspected.
+pub fn judged(plan: &RulePlan, options: &ApplyOptions) -> Result<Judgement, ApplyError> {
     let mut looks = 1;
     loop {
-        let findings = look(plan, options)?;
-        let is_about_routes = findings.iter().any(|finding| finding.effect == Effect::Routes);
+        let judged = look(plan, options)?;
+        let is_about_routes = judged.findings.iter().any(|finding| finding.effect == Effect::Routes);
         if !is_about_routes || looks == MOST_LOOKS {
-            return Ok(findings);
+            return Ok(judged);
         }
         pause(BETWEEN_LOOKS);
         looks += 1;
@@ -54,11 +62,11 @@ pub fn in_the_way(findings: &[Finding]) -> Vec<String> {
 const MOST_LOOKS: usize = 6;
 const BETWEEN_LOOKS: Duration = Duration::from_millis(20);
 
-fn look(plan: &RulePlan, options: &ApplyOptions) -> Result<Vec<Finding>, ApplyError> {
+fn look(plan: &RulePlan, options: &ApplyOptions) -> Result<Judgement, ApplyError> {
     let mut routes = RouteSocket::open(options.most_routing())?;
     let links = routes.links()?;
     let live = Live::hooks(plan, options, &mut routes, &links)?;
-    Ok(interference::find(&live.ruleset, plan, &live.pod()))
+    Ok(interference::judge(&live.ruleset, plan, &live.pod(options)))
 }
 
 /// What packets meet in a network namespace, from any program.
@@ -118,12 +126,13 @@ impl Live {
     }
 
     /// What its packets look like.
-    pub(crate) const fn pod(&self) -> Pod<'_> {
+    pub(crate) const fn pod<'a>(&'a self, options: &'a ApplyOptions) -> Pod<'a> {
         Pod {
             addresses: self.addresses.as_slice(),
             interfaces: self.interfaces.as_slice(),
             by_interface: Some(self.by_interface.as_slice()),
             routes: Some(&self.route_tables),
+            accepted: Some(&options.accepted),
         }
     }
 

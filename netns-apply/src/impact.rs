@@ -24,13 +24,13 @@ pub struct Impact {
 /// The namespace cannot be inspected.
 pub fn impact(mismatch: &Mismatch, plan: &RulePlan, options: &ApplyOptions) -> Result<Impact, ApplyError> {
     let live = Live::examined(plan, options)?;
-    let consequences = interference::consequences(&live.ruleset, &live.routing, plan, &live.pod());
+    let consequences = interference::consequences(&live.ruleset, &live.routing, plan, &live.pod(options));
     let mut foreign = match mismatch {
         Mismatch::Interference(findings) => findings.clone(),
         Mismatch::Different(_)
         | Mismatch::TwoBackends
         | Mismatch::Asleep(_)
-        | Mismatch::DoesNotConverge(_) => interference::find(&live.ruleset, plan, &live.pod()),
+        | Mismatch::DoesNotConverge(_) => interference::find(&live.ruleset, plan, &live.pod(options)),
     };
     // What the mismatch says already.
     foreign.retain(|finding| match (mismatch, finding.effect) {

@@ -66,7 +66,7 @@ pub use exec::{ExecError, Programs};
 #[cfg(feature = "write")]
 pub use fingerprint::Fingerprint;
 #[cfg(feature = "write")]
-pub use foreign::{Live, in_the_way, interference, unexamined, warnings};
+pub use foreign::{Live, in_the_way, interference, judged, unexamined, warnings};
 #[cfg(feature = "write")]
 pub use impact::{Impact, describe, impact};
 #[cfg(feature = "write")]
@@ -78,7 +78,7 @@ pub use options::{ApplyOptions, MOST_READ};
 #[cfg(feature = "write")]
 pub use preview::cleanup_preview;
 #[cfg(feature = "write")]
-pub use verify::{Mismatch, Snapshot, unmixed, verify};
+pub use verify::{Mismatch, Snapshot, Verdict, unmixed, verify, verify_all};
 
 /// The snippet of the README, as a doc test.
 #[cfg(doctest)]

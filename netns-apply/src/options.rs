@@ -3,6 +3,7 @@
 use crate::exec::Programs;
 use redirect_core::{
     RulePlan, Tproxy,
+    accepted::AcceptedRules,
     options::{BackendChoice, NativeForm},
 };
 use std::time::Duration;
@@ -37,6 +38,8 @@ pub struct ApplyOptions {
     pub most_read: Option<usize>,
     /// TPROXY routing that counts as the mesh's even though no rule uses its mark: that of the settings.
     pub tproxy: Option<Tproxy>,
+    /// The rules of other programs whose effect on capture is meant. KubeVirt's are always among them.
+    pub accepted: AcceptedRules,
 }
 
 impl Default for ApplyOptions {
@@ -49,6 +52,7 @@ impl Default for ApplyOptions {
             patience: Duration::from_secs(30),
             most_read: None,
             tproxy: None,
+            accepted: AcceptedRules::default(),
         }
     }
 }

@@ -1,14 +1,17 @@
 //! Compares a plan with the rules in force.
 
 use crate::{
-    ApplyError, ApplyOptions, backend, foreign::interference, handles::Handles, observe::NamespaceState,
+    ApplyError, ApplyOptions, backend, foreign::judged, handles::Handles, observe::NamespaceState,
     pause::deadline, routes::Placed,
 };
 use netfilter_state::{
     differences::{Difference, Differences},
     steps::{Observation, VARIANTS},
 };
-use packet_trace::{interference::Finding, placement::Obstacle};
+use packet_trace::{
+    interference::{Accepted, Finding, Judgement},
+    placement::Obstacle,
+};
 use redirect_core::RulePlan;
 use std::fmt;
 
@@ -50,6 +53,7 @@ pub(crate) fn few<T: fmt::Display>(all: &[T]) -> String {
 pub struct Snapshot<'a> {
     handles: Handles<'a>,
     seen: NamespaceState,
+    accepted: Vec<Accepted>,
 }
 
 impl fmt::Debug for Snapshot<'_> {
@@ -74,7 +78,13 @@ impl<'a> Snapshot<'a> {
     pub fn take_for(plan: &RulePlan, options: &'a ApplyOptions) -> Result<Self, ApplyError> {
         let mut handles = Handles::open(options, plan)?;
         let seen = NamespaceState::now(&mut handles, deadline(options.patience))?;
-        Ok(Self { handles, seen })
+        Ok(Self { handles, seen, accepted: Vec::new() })
+    }
+
+    /// What interferes with the plan that was compared last because it is meant to.
+    #[must_use]
+    pub fn accepted(&self) -> &[Accepted] {
+        &self.accepted
     }
 
     /// What concerns the mesh, as [`observe`](crate::observe()) returns it.
@@ -93,10 +103,13 @@ impl<'a> Snapshot<'a> {
         plan: &RulePlan,
         options: &ApplyOptions,
     ) -> Result<Option<Mismatch>, ApplyError> {
+        self.accepted.clear();
         if let Some(mismatch) = self.differences(plan, options)? {
             return Ok(Some(mismatch));
         }
-        unmixed(plan, options)
+        let Verdict { mismatch, accepted } = unmixed(plan, options)?;
+        self.accepted = accepted;
+        Ok(mismatch)
     }
 
     /// The same without other programs' rules that interfere.
@@ -131,14 +144,15 @@ impl<'a> Snapshot<'a> {
     }
 }
 
-/// The other programs' rules that interfere with a plan in force, if any do.
+/// The other programs' rules that interfere with a plan in force, if any do, and those that do so because it is accepted.
 ///
 /// # Errors
 /// [`ApplyError::OthersUnread`].
-pub fn unmixed(plan: &RulePlan, options: &ApplyOptions) -> Result<Option<Mismatch>, ApplyError> {
-    let findings =
-        interference(plan, options).map_err(|cause| ApplyError::OthersUnread { cause: Box::new(cause) })?;
-    Ok(if findings.is_empty() { None } else { Some(Mismatch::Interference(findings)) })
+pub fn unmixed(plan: &RulePlan, options: &ApplyOptions) -> Result<Verdict, ApplyError> {
+    let Judgement { findings, accepted } =
+        judged(plan, options).map_err(|cause| ApplyError::OthersUnread { cause: Box::new(cause) })?;
+    let mismatch = (!findings.is_empty()).then_some(Mismatch::Interference(findings));
+    Ok(Verdict { mismatch, accepted })
 }
 
 /// What in the calling thread's network namespace is not as planned, if anything. Rules are compared in order; if all are as
@@ -147,7 +161,24 @@ pub fn unmixed(plan: &RulePlan, options: &ApplyOptions) -> Result<Option<Mismatc
 /// # Errors
 /// The namespace cannot be inspected. With [`ApplyError::OthersUnread`], all rules of the plan are in force.
 pub fn verify(plan: &RulePlan, options: &ApplyOptions) -> Result<Option<Mismatch>, ApplyError> {
+    Ok(verify_all(plan, options)?.mismatch)
+}
+
+/// What in a network namespace is not as planned, and what is not because that is meant.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Verdict {
+    /// What is not as planned, if anything.
+    pub mismatch: Option<Mismatch>,
+    /// Other programs' rules that interfere, which is accepted.
+    pub accepted: Vec<Accepted>,
+}
+
+/// As [`verify`](verify()), with what is accepted.
+///
+/// # Errors
+/// As [`verify`](verify()).
+pub fn verify_all(plan: &RulePlan, options: &ApplyOptions) -> Result<Verdict, ApplyError> {
     // What was read of a large plan is gone before its packets are followed.
-    let differences = Snapshot::take_for(plan, options)?.differences(plan, options)?;
-    differences.map_or_else(|| unmixed(plan, options), |mismatch| Ok(Some(mismatch)))
+    let mismatch = Snapshot::take_for(plan, options)?.differences(plan, options)?;
+    if mismatch.is_some() { Ok(Verdict { mismatch, ..Verdict::default() }) } else { unmixed(plan, options) }
 }

@@ -16,8 +16,8 @@ pub const ANNOTATION: &str = "cni.istio.io/acceptedRules";
 
 /// The tables of iptables, which any program may use.
 const TABLES: [&str; 5] = ["raw", "mangle", "nat", "filter", "security"];
-/// The most bytes of a list.
-const LONGEST_LIST: usize = 2048;
+/// The most bytes of a list. A longer one counts for nothing.
+pub const LONGEST_LIST: usize = 2048;
 /// The most names of a list.
 const MOST_NAMES: usize = 16;
 /// The most bytes of a name: what iptables keeps of a comment.

@@ -1,6 +1,7 @@
 //! Whether a pod is redirected, and how: decided from the pod alone.
 
 use crate::{
+    accepted::{self, LONGEST_LIST},
     redirect::Redirect,
     settings::{
         InputErrors, Key, Misspelt, NamespaceFacts, RawSettings, SETTINGS, Source, misspelt_annotation,
@@ -270,7 +271,11 @@ impl PodFacts {
     pub fn condensed(mut self) -> Self {
         let is_setting = |name: &str| SETTINGS.iter().any(|setting| setting.annotations.contains(&name));
         self.labels.retain(|name, _| name == INJECT);
-        self.annotations.retain(|name, _| [INJECT, STATUS_ANNOTATION].contains(&&**name) || is_setting(name));
+        let is_accepting =
+            |name: &str, list: &str| name == accepted::ANNOTATION && list.len() <= LONGEST_LIST;
+        self.annotations.retain(|name, text| {
+            [INJECT, STATUS_ANNOTATION].contains(&&**name) || is_setting(name) || is_accepting(name, text)
+        });
         // Of this one only counts that it is there.
         if let Some(status) = self.annotations.get_mut(STATUS_ANNOTATION) {
             *status = String::new();
@@ -426,6 +431,15 @@ mod tests {
         assert_eq!(pod.skip_reason(), Some(SkipReason::ProxyDisabled));
         pod.containers.insert(INIT_CONTAINER.into());
         assert_eq!(pod.skip_reason(), Some(SkipReason::HasInitContainer));
+    }
+
+    #[test]
+    fn condensed_facts_name_rules_unless_the_list_is_too_long_to_count() {
+        for (length, is_kept) in [(LONGEST_LIST, true), (LONGEST_LIST + 1, false)] {
+            let list = "x".repeat(length);
+            let condensed = PodFacts::sidecar([(accepted::ANNOTATION, &*list)]).condensed();
+            assert_eq!(condensed.annotations.contains_key(accepted::ANNOTATION), is_kept, "{length}");
+        }
     }
 
     #[test]

@@ -7,7 +7,7 @@
 use crate::{
     agent,
     conf::Conf,
-    kernel::{Difference, Kernel, KernelError, Namespace},
+    kernel::{Compared, Difference, Kernel, KernelError, Namespace},
     logs::SCOPE,
     pod_source::{self, PodName, ReadPod},
     sandboxed::SandboxedPods,
@@ -18,6 +18,7 @@ use cni_core::plugin_event::AddEvent;
 use netns_apply::facts::NameFiles;
 use redirect_core::{
     Redirect, RulePlan,
+    accepted::AcceptedRules,
     pod::{Decision, PodFacts, SkipReason, collisions, misspelt, unreadable_switches},
     render,
     settings::{NamespaceFacts, Notice},
@@ -83,12 +84,16 @@ pub fn check(job: &Job<'_>) -> Result<(), CniError> {
     let read = job.read(&pod, &mut phases)?;
     // A pod of ambient mode has no sidecar.
     let Ok(sidecar) = job.sidecar(pod, read.facts)? else { return Ok(()) };
-    let difference = job.inside(|namespace| match job.plan(&sidecar, namespace)? {
-        Ok(plan) => Ok(namespace.first_difference(&plan, job.conf.programming)?),
-        Err(_) => Ok(None),
+    let accepted = job.accepted(&sidecar.facts);
+    let compared = job.inside(|namespace| match job.plan(&sidecar, namespace)? {
+        Ok(plan) => Ok(namespace.compare(&plan, job.conf.programming, &accepted)?),
+        Err(_) => Ok(Compared::default()),
     })?;
-    let Some(difference) = difference else { return Ok(()) };
     let pod = job.pod_label();
+    for accepted in &compared.accepted {
+        log::info!(target: SCOPE, pod = pod, accepted = compared.accepted.len(); "CHECK: {accepted}");
+    }
+    let Some(difference) = compared.difference else { return Ok(()) };
     let Difference { text, origin } = difference;
     log::warn!(target: SCOPE, pod = pod; "CHECK: {text}");
     let message = format!("pod {pod} is not redirected as planned: {text}");
@@ -129,7 +134,8 @@ fn add_timed(job: &Job<'_>, phases: &mut Phases) -> Result<Done, CniError> {
             Err(reason) => return Ok(Done::Skipped(reason)),
         };
         let patience = job.deadline().saturating_duration_since(Instant::now());
-        let applied = namespace.apply(&plan, job.conf.programming, patience);
+        let accepted = job.accepted(&sidecar.facts);
+        let applied = namespace.apply(&plan, job.conf.programming, &accepted, patience);
         phases.end("apply");
         Ok(Done::Redirected(applied?))
     })?;
@@ -207,6 +213,15 @@ impl Job<'_> {
             log::warn!(target: SCOPE, pod = self.pod_label(); "{misspelt}");
         }
         Ok(Ok(Sidecar { pod, facts }))
+    }
+
+    /// The rules of other programs that are accepted in the pod.
+    fn accepted(&self, facts: &PodFacts) -> AcceptedRules {
+        let (accepted, why_not) = self.conf.acceptance.of_pod(&facts.annotations);
+        if let Some(why_not) = why_not {
+            log::warn!(target: SCOPE, pod = self.pod_label(); "{why_not}");
+        }
+        accepted
     }
 
     /// The pod's runtime class, if rules do not bind its pods.

@@ -17,10 +17,10 @@ use cni_plugin::{
 };
 use istio_cni::{
     Answer,
-    kernel::{Applied, Difference, Kernel, KernelError, Namespace, Work},
+    kernel::{Applied, Compared, Kernel, KernelError, Namespace, Work},
     selection::Programming,
 };
-use redirect_core::RulePlan;
+use redirect_core::{RulePlan, accepted::AcceptedRules};
 use serde_json::{Value, json};
 
 /// The versions the other implementation knows.
@@ -51,12 +51,18 @@ impl Namespace for Pod {
         Ok(vec![IpAddr::from([10, 1, 0, 2])])
     }
 
-    fn apply(&self, _: &RulePlan, _: Programming, _: Duration) -> Result<Applied, KernelError> {
+    fn apply(
+        &self,
+        _: &RulePlan,
+        _: Programming,
+        _: &AcceptedRules,
+        _: Duration,
+    ) -> Result<Applied, KernelError> {
         Ok(Applied { backend: "none".into(), because: "a test".into(), changed: true, warnings: Vec::new() })
     }
 
-    fn first_difference(&self, _: &RulePlan, _: Programming) -> Result<Option<Difference>, KernelError> {
-        Ok(None)
+    fn compare(&self, _: &RulePlan, _: Programming, _: &AcceptedRules) -> Result<Compared, KernelError> {
+        Ok(Compared::default())
     }
 }
 

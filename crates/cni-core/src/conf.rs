@@ -6,11 +6,11 @@ use crate::{
     keys::{self, NotInForce},
     pod_name::PodName,
     sandboxed::{SandboxedPods, SandboxedRuntimes},
-    selection::Programming,
+    selection::{Acceptance, Programming},
     wire::{CniError, Code, Command, PrevResult, RawObject, Version},
 };
 use logging::Levels;
-use redirect_core::{pod::SkipReason, values::parse_duration};
+use redirect_core::{accepted::AcceptedBy, pod::SkipReason, values::parse_duration};
 use serde_json::{Map, Value};
 use std::{path::PathBuf, time::Duration};
 
@@ -52,6 +52,8 @@ pub struct Conf {
     pub programming: Programming,
     /// Whether pods get strict capture, unless they say otherwise.
     pub strict_capture: bool,
+    /// Which rules of other programs are accepted.
+    pub acceptance: Acceptance,
     /// Runtimes whose pods rules do not bind.
     pub sandboxed: SandboxedRuntimes,
     /// Whether pods of ambient mode are passed to the agent.
@@ -149,6 +151,7 @@ impl<'a> Envelope<'a> {
             None => older.exclude_namespaces,
         };
         let sandboxed = self.sandboxed(reader);
+        let acceptance = self.acceptance(reader);
         Conf {
             version: self.version,
             prev_result: PrevResult::read(&self.object, reader),
@@ -162,6 +165,7 @@ impl<'a> Envelope<'a> {
             pod_namespace,
             programming,
             strict_capture,
+            acceptance,
             sandboxed,
             add_timeout: add_timeout(self.object.value("add_timeout").as_ref(), reader),
             manifest_dir,
@@ -186,6 +190,19 @@ impl Envelope<'_> {
             }
         }
         sandboxed
+    }
+
+    fn acceptance(&self, reader: &mut Reader) -> Acceptance {
+        let mut acceptance = Acceptance::default();
+        let list = self.object.value("accepted_rules");
+        let list = reader.string("accepted_rules", list.as_ref()).unwrap_or_default();
+        if let Err(problem) = acceptance.of_node.add(list, AcceptedBy::Node) {
+            reader.problem(format!("accepted_rules: {problem}"));
+        }
+        let of_pods = self.object.value("accept_rules_of_pods");
+        acceptance.of_pods =
+            reader.bool("accept_rules_of_pods", of_pods.as_ref()).unwrap_or(acceptance.of_pods);
+        acceptance
     }
 
     fn enablement(&self, excluded: &[String], reader: &mut Reader) -> Enablement {

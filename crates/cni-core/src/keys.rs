@@ -23,6 +23,8 @@ pub const KEYS: &[Row] = &[
     key("native_nftables", Takes::Switch, "false", "Native nftables tables instead of iptables rules."),
     key("nft_sets", Takes::Switch, "false", "Native nftables rules gather long lists of ports and ranges in sets."),
     key("strict_capture", Takes::Switch, "false", "Pods get strict capture (docs/concepts/capture.md), unless annotation traffic.sidecar.istio.io/strictCapture says otherwise."),
+    key("accepted_rules", TEXT, "", "Rules of other programs that are accepted in pods' network namespaces though they interfere (docs/concepts/capture.md): comment=TEXT, chain=CHAIN, chain=TABLE/CHAIN or table=TABLE, separated by semicolons."),
+    key("accept_rules_of_pods", Takes::Switch, "true", "Whether pods may name such rules themselves, by annotation cni.istio.io/acceptedRules."),
     key("sandboxed_runtimes", LIST, USUAL, "Names of runtime classes, or of their handlers, whose pods rules do not bind (docs/concepts/capture.md); * at the end stands for anything."),
     key("sandboxed_pods", Takes::Choice(&["refuse", "skip"]), "refuse", "What is done with pods of the mesh there: refuse (they are not created) or skip (they are not redirected)."),
     key("add_timeout", Takes::Duration, "25s", "Timeout of one ADD, retries included; text, or a number of seconds; at most 600 s. Keep it below the runtime's timeout."),
@@ -126,13 +128,14 @@ mod tests {
 
     fn value(row: &Row) -> Value {
         match row.takes {
-            Takes::Switch => json!(true),
+            Takes::Switch => json!(row.default != "true"),
             Takes::List("SELECTORS") => json!([{"podSelector": {}}]),
             Takes::List(_) => json!(["x"]),
             Takes::Path => json!("/x"),
             Takes::Duration => json!("7s"),
             Takes::Text(_) if row.key.is_some_and(|key| key.ends_with("level")) => json!("debug"),
             Takes::Choice(words) => json!(words.last()),
+            Takes::Text(_) if row.key == Some("accepted_rules") => json!("comment=x"),
             Takes::Text(_) | Takes::Number | Takes::Levels => json!("x"),
         }
     }

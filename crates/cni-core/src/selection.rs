@@ -1,9 +1,12 @@
 //! What decides about a pod besides the pod itself: its name, the configuration, the runtime's environment. The node agent asks the same.
 
 use redirect_core::{
+    accepted::{ANNOTATION, AcceptedBy, AcceptedRules},
     options::{BackendChoice, NativeForm},
     settings::{Key, RawSettings, Source},
 };
+
+use std::collections::BTreeMap;
 
 /// What the environment of the container runtime may say for all pods.
 pub const PROCESS_WIDE: [Key; 3] = [Key::OwnerGroups, Key::OwnerGroupsExclude, Key::LoopbackRange];
@@ -25,6 +28,37 @@ impl Programming {
             backend: if native_nftables { BackendChoice::NativeNft } else { BackendChoice::Auto },
             native_form: if nft_sets { NativeForm::Sets } else { NativeForm::Plain },
         }
+    }
+}
+
+/// Which rules of other programs a node accepts in pods' network namespaces though they interfere, and whether its pods may name more.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Acceptance {
+    /// Those that the node's operator names.
+    pub of_node: AcceptedRules,
+    /// Whether pods may name rules, by annotation.
+    pub of_pods: bool,
+}
+
+/// None but KubeVirt's, and what pods name.
+impl Default for Acceptance {
+    fn default() -> Self {
+        Self { of_node: AcceptedRules::default(), of_pods: true }
+    }
+}
+
+impl Acceptance {
+    /// The rules that are accepted in a pod with these annotations, and why those that it names are not, if so.
+    #[must_use]
+    pub fn of_pod(&self, annotations: &BTreeMap<String, String>) -> (AcceptedRules, Option<String>) {
+        let mut accepted = self.of_node.clone();
+        let Some(list) = annotations.get(ANNOTATION) else { return (accepted, None) };
+        if !self.of_pods {
+            let why = "counts for nothing: this node's pods may not name rules (ACCEPT_RULES_OF_PODS)";
+            return (accepted, Some(format!("annotation {ANNOTATION} {why}")));
+        }
+        let problem = accepted.add(list, AcceptedBy::Pod).err();
+        (accepted, problem.map(|problem| format!("annotation {ANNOTATION} counts for nothing: it {problem}")))
     }
 }
 
@@ -64,6 +98,27 @@ mod tests {
             conf.programming,
             Programming { backend: BackendChoice::NativeNft, native_form: NativeForm::Sets }
         );
+    }
+
+    #[test]
+    fn a_pod_names_rules_where_the_node_lets_it() {
+        let annotated = |list: &str| BTreeMap::from([(ANNOTATION.to_owned(), list.to_owned())]);
+        let mut acceptance = Acceptance::default();
+        acceptance.of_node.add("chain=BACKUP", AcceptedBy::Node).unwrap();
+        let (accepted, why_not) = acceptance.of_pod(&annotated("comment=mine"));
+        assert_eq!((accepted.names().len(), why_not), (2, None));
+        for (of_pods, list, why) in
+            [(true, "table=nat", "table=nat"), (false, "comment=mine", "ACCEPT_RULES_OF_PODS")]
+        {
+            let acceptance = Acceptance { of_pods, ..acceptance.clone() };
+            let (accepted, why_not) = acceptance.of_pod(&annotated(list));
+            let why_not = why_not.unwrap();
+            assert!(
+                accepted == acceptance.of_node && why_not.contains(why) && why_not.contains(ANNOTATION),
+                "{why_not}"
+            );
+            assert_eq!(acceptance.of_pod(&BTreeMap::new()), (acceptance.of_node.clone(), None));
+        }
     }
 
     #[test]

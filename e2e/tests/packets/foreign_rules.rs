@@ -71,6 +71,10 @@ struct Pod {
 
 impl Pod {
     fn new(mode: Mode) -> Result<Self> {
+        Self::annotated(mode, &[])
+    }
+
+    fn annotated(mode: Mode, more: &[(&str, &str)]) -> Result<Self> {
         let mesh = Mesh::new()?;
         let stranger = TcpServer::start(mesh.pod(), "stranger", ([0, 0, 0, 0], STRANGER))?;
         let run_dir = RunDir::new()?;
@@ -78,7 +82,8 @@ impl Pod {
             Mode::Redirect | Mode::Native | Mode::Legacy => "REDIRECT",
             Mode::Tproxy | Mode::NativeTproxy => "TPROXY",
         };
-        let mut pod = sidecar("web", &[("sidecar.istio.io/interceptionMode", inbound)]);
+        let annotations = [&[("sidecar.istio.io/interceptionMode", inbound)], more].concat();
+        let mut pod = sidecar("web", &annotations);
         let variables = [("ISTIO_META_DNS_CAPTURE", "true"), ("ISTIO_DUAL_STACK", "true")];
         pod["spec"]["containers"][1]["env"] =
             variables.map(|(name, value)| json!({"name": name, "value": value})).into_iter().collect();
@@ -98,6 +103,21 @@ impl Pod {
         pod.call("ADD")?.result()?;
         pod.call("CHECK")?.silence().context("CHECK of a pod that nobody has touched")?;
         Ok(pod)
+    }
+
+    /// CHECK has nothing to say but what is accepted, by whom and how much of it.
+    fn check_accepts(&self, by: &str, named: &str) -> Result<()> {
+        let answer = self.call("CHECK")?;
+        let log = answer.log()?;
+        answer.silence()?;
+        let accepted: Vec<&Value> = log.iter().filter(|line| line["accepted"].is_u64()).collect();
+        ensure!(!accepted.is_empty() && accepted[0]["accepted"] == accepted.len(), "{log:?}");
+        let is_it = |line: &&Value| {
+            let text = line["msg"].as_str().unwrap_or_default();
+            text.contains(&format!("(accepted by {by}")) && text.contains(named) && line["level"] == "info"
+        };
+        ensure!(accepted.iter().any(is_it), "{by} {named}: {log:?}");
+        Ok(())
     }
 
     fn call(&self, command: &str) -> Result<Answer> {
@@ -383,6 +403,113 @@ fn adding_a_pod_warns_of_rules_in_the_way_and_does_not_fail() -> Result<()> {
     Ok(())
 }
 
+/// A rule that is meant, as each mode's programs write it, and one beside it that is not.
+const MEANT: [(Mode, &str, &str); 3] = [
+    (
+        Mode::Redirect,
+        "iptables-nft -t nat -I OUTPUT 1 -p tcp --dport 80 -m comment --comment 'backups by night' -j REDIRECT --to-ports 3128",
+        "iptables-nft -t nat -A OUTPUT -p tcp --dport 80 -j ACCEPT
+         iptables-nft -t mangle -A OUTPUT -p tcp --dport 15001 -s 10.1.0.2 -j DROP",
+    ),
+    (
+        Mode::Legacy,
+        "iptables-legacy -t nat -I OUTPUT 1 -p tcp --dport 80 -m comment --comment 'backups by night' -j REDIRECT --to-ports 3128",
+        "iptables-legacy -A OUTPUT -p tcp --dport 15001 -s 10.1.0.2 -j DROP",
+    ),
+    (
+        Mode::Native,
+        "nft 'table ip theirs {
+             chain out { type nat hook output priority -150; tcp dport 80 redirect to :3128 comment \"backups by night\"; }
+         }'",
+        "nft 'add table ip other; add chain ip other out { type nat hook output priority -140; }
+              add rule ip other out tcp dport 80 redirect to :3128'",
+    ),
+];
+
+#[test]
+fn a_rule_that_is_meant_is_no_fault_and_hides_none() -> Result<()> {
+    let names = "comment=backups by night";
+    for (mode, meant, second) in MEANT {
+        let annotation = [("cni.istio.io/acceptedRules", names)];
+        let mut pod = Pod::annotated(mode, &annotation)?;
+        pod.mesh.pod().sh(meant)?;
+        let add = pod.call("ADD")?;
+        let log = add.log()?;
+        add.result()?;
+        ensure!(log.iter().all(|line| line["level"] != "warn"), "{mode:?}: {log:?}");
+        // It does what it is meant to do.
+        ensure!(pod.send(Probe::Outbound)?.0.server() == Some("stranger"), "{mode:?}");
+        pod.check_accepts("the pod's annotation", "REDIRECT").with_context(|| format!("{mode:?}"))?;
+        // Another rule, which packets meet only behind it.
+        pod.mesh.pod().sh(second)?;
+        let (code, text) = pod.call("CHECK")?.error().with_context(|| format!("{mode:?}"))?;
+        ensure!(code == 111 && !text.contains("-j REDIRECT --to-ports 3128 ("), "{mode:?}: {text}");
+        ensure!(text.contains("DROP") || text.contains("table ip other"), "{mode:?}: {text}");
+        // The node's operator has the last word.
+        let mut forbidden = Pod::annotated(mode, &annotation)?;
+        forbidden.conf["accept_rules_of_pods"] = json!(false);
+        forbidden.mesh.pod().sh(meant)?;
+        forbidden.call("ADD")?.result()?;
+        let answer = forbidden.call("CHECK")?;
+        let why = answer
+            .log()?
+            .iter()
+            .any(|line| line["msg"].as_str().is_some_and(|text| text.contains("ACCEPT_RULES_OF_PODS")));
+        ensure!(why && answer.error()?.0 == 111, "{mode:?}");
+        forbidden.conf["accepted_rules"] = json!(names);
+        forbidden.check_accepts("the node's setting", "REDIRECT")?;
+        pod.conf["accepted_rules"] = json!("table=nat");
+        ensure!(pod.call("CHECK")?.error()?.0 == 7, "a table that programs share");
+    }
+    Ok(())
+}
+
+/// What KubeVirt's masquerade binding makes for a machine in a mesh: without named ports, and with one.
+const KUBEVIRT: [&str; 2] = [
+    "tcp dport { 15000, 15001, 15004, 15006, 15008, 15009, 15020, 15021, 15053, 15090 } ip saddr 127.0.0.1 counter return
+     ip daddr { 127.0.0.1, 10.1.0.2 } counter dnat to 10.0.2.2",
+    "ip daddr { 127.0.0.1, 10.1.0.2 } tcp dport 8080 counter dnat to 10.0.2.2",
+];
+
+#[test]
+fn kubevirts_rules_for_a_mesh_are_known_and_nothing_else_there_is() -> Result<()> {
+    for mode in [Mode::Redirect, Mode::Native] {
+        for output in KUBEVIRT {
+            let pod = Pod::new(mode)?;
+            let output: String =
+                output.lines().map(|rule| format!("add rule ip nat output {rule}\n")).collect();
+            pod.call("ADD")?.result()?;
+            pod.mesh.pod().sh(&format!(
+                "nft -f - <<'E'
+add table ip nat
+add chain ip nat prerouting {{ type nat hook prerouting priority -100; }}
+add chain ip nat input {{ type nat hook input priority 100; }}
+add chain ip nat output {{ type nat hook output priority -100; }}
+add chain ip nat postrouting {{ type nat hook postrouting priority 100; }}
+add chain ip nat KUBEVIRT_PREINBOUND
+add chain ip nat KUBEVIRT_POSTINBOUND
+add rule ip nat postrouting ip saddr 10.0.2.2 counter masquerade
+add rule ip nat prerouting iifname eth0 counter jump KUBEVIRT_PREINBOUND
+add rule ip nat postrouting oifname k6t-eth0 counter jump KUBEVIRT_POSTINBOUND
+add rule ip nat KUBEVIRT_PREINBOUND tcp dport {{ 22 }} counter dnat to 10.0.2.2
+add rule ip nat KUBEVIRT_POSTINBOUND ip saddr {{ 127.0.0.1, 127.0.0.6 }} counter snat to 10.0.2.1
+{output}E"
+            ))?;
+            pod.check_accepts("being KubeVirt's", "table ip nat")
+                .with_context(|| format!("{mode:?} {output}"))?;
+            for probe in [Probe::Inbound, Probe::Outbound] {
+                let (outcome, proxy) = pod.send(probe)?;
+                ensure!(outcome.server() == Some(proxy), "{mode:?} {probe:?}: {outcome:?}");
+            }
+            // Without a mesh it takes all that comes in.
+            pod.mesh.pod().sh("nft add rule ip nat KUBEVIRT_PREINBOUND counter dnat to 10.0.2.2")?;
+            let (code, text) = pod.call("CHECK")?.error()?;
+            ensure!(code == 111 && text.contains("KUBEVIRT_PREINBOUND") && text.contains("rule 2"), "{text}");
+        }
+    }
+    Ok(())
+}
+
 /// A container engine's rules inside the pod, in each variant of iptables.
 const PORT_80: [&str; 2] = [
     "iptables-nft -t nat -A PREROUTING -p tcp --dport 80 -j DNAT --to-destination 10.1.0.2:8080",
@@ -425,10 +552,11 @@ fn whoever_puts_rules_in_force_warns_of_rules_in_the_way_in_the_same_words() -> 
     Ok(())
 }
 
-/// The texts of the warnings in a log.
+/// The warnings of other programs' rules in a log.
 fn warnings(output: &Output) -> Vec<String> {
-    let lines = output.stderr.lines().filter_map(|line| line.split_once("\twarn\t"));
-    lines.map(|(_, text)| text.to_owned()).collect()
+    let lines = output.stderr.lines().filter(|line| line.contains("\twarn\t"));
+    let texts = lines.filter_map(|line| line.rsplit('\t').next());
+    texts.filter(|text| text.contains("of another program:")).map(str::to_owned).collect()
 }
 
 #[test]

@@ -147,6 +147,9 @@ pub(super) fn each_captured(
             }
             (OtherEnd::Resolver, Some(own)) => {
                 let delivered = start.packets.get(Field::Destination).and(own);
+                if delivered.is_empty() {
+                    continue;
+                }
                 start.packets.set(Field::Destination, delivered);
             }
             (OtherEnd::Itself, _) | (_, None) => {}

@@ -575,6 +575,22 @@ fn what_redirect_drops_for_want_of_an_address_is_lost() {
     );
 }
 
+/// Of a query that the pod does not deliver to itself nothing is said.
+#[test]
+fn a_resolver_that_no_route_leads_to_is_not_judged() {
+    let mut tables = route_tables();
+    tables.routes.retain(|route| route.to.to_string() != "10.1.0.2/32");
+    let addresses: [IpAddr; 1] = [OWN.parse().unwrap()];
+    let interfaces = ["eth0".to_string()];
+    let pod = Pod { addresses: &addresses, interfaces: &interfaces, routes: Some(&tables), ..Pod::default() };
+    let plan = plan(DNS);
+    let found = find(&in_force(&plan, ""), &plan, &pod);
+    assert!(
+        found.iter().flat_map(|finding| &finding.traffic).all(|(_, traffic)| *traffic != Dns),
+        "{found:?}"
+    );
+}
+
 /// The own addresses and a default route.
 fn route_tables() -> RouteTables {
     let route = |to: &str, kind: RouteKind, table: u32, by: &str| Route {
