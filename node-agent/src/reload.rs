@@ -15,11 +15,13 @@ use crate::settings::{self, Notice, Problem, Settings};
 
 /// The settings that are read from the folder, whenever it changes. If a folder is set, the environment does not count for them: it may be
 /// an earlier version of the same ConfigMap.
-pub const RELOADED: [&str; 14] = [
+pub const RELOADED: [&str; 16] = [
     "EXCLUDE_NAMESPACES",
     "NATIVE_NFTABLES",
     "NFT_SETS",
     "STRICT_CAPTURE",
+    "ACCEPTED_RULES",
+    "ACCEPT_RULES_OF_PODS",
     "SANDBOXED_RUNTIMES",
     "SANDBOXED_PODS",
     "CNI_NETWORK_CONFIG",

@@ -18,6 +18,7 @@ use cluster_client::server_url;
 use cni_core::sandboxed::{SandboxedPods, SandboxedRuntimes};
 use cni_core::selection::PROCESS_WIDE;
 use controller_runtime::serve::Address;
+use redirect_core::accepted::{AcceptedBy, AcceptedRules};
 use serde_json::Value;
 
 use crate::conflist::{Entry, EntryError, Facts, Template};
@@ -347,6 +348,8 @@ fn entry(raw: &mut Raw<'_>, logging: &logging::Config, ambient: Option<&AmbientS
             native_nftables: raw.switch("NATIVE_NFTABLES"),
             nft_sets: raw.switch("NFT_SETS"),
             strict_capture: raw.switch("STRICT_CAPTURE"),
+            accepted_rules: accepted_rules(raw),
+            accept_rules_of_pods: raw.switch("ACCEPT_RULES_OF_PODS"),
             sandboxed: sandboxed(raw),
             ambient: ambient
                 .map(|ambient| ambient.selectors.clone().unwrap_or_else(|| Value::Array(Vec::new()))),
@@ -354,6 +357,15 @@ fn entry(raw: &mut Raw<'_>, logging: &logging::Config, ambient: Option<&AmbientS
         template,
         template_log_level: raw.text("LOG_LEVEL"),
     }
+}
+
+/// The list, as the plugin reads it.
+fn accepted_rules(raw: &mut Raw<'_>) -> String {
+    let list = raw.text("ACCEPTED_RULES");
+    if let Err(problem) = AcceptedRules::default().add(&list, AcceptedBy::Node) {
+        raw.reject("ACCEPTED_RULES", &problem.to_string());
+    }
+    list
 }
 
 fn sandboxed(raw: &mut Raw<'_>) -> SandboxedRuntimes {

@@ -8,6 +8,7 @@ use std::time::Instant;
 
 use cni_core::enablement::Enablement;
 use cni_core::sandboxed::SandboxedRuntimes;
+use cni_core::selection::Acceptance;
 use cni_core::selection::Programming;
 use e2e::ztunnel::Obedient;
 use install_cni::ambient::decision::Redirection;
@@ -101,6 +102,7 @@ impl Node {
             enablement: Enablement::usual([]),
             defaults: AmbientDefaults { dns_capture: true, ipv6: true },
             sandboxed: SandboxedRuntimes::default(),
+            acceptance: Acceptance::default(),
         };
         let read = |pod: &Value| {
             let mut pod = pod.clone();

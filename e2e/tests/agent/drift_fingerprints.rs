@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use cni_core::pod_source::PodName;
-use cni_core::selection::Programming;
+use cni_core::selection::{Acceptance, Programming};
 use install_cni::drift::fingerprints::{Fingerprints, MOST_UNREAD};
 use install_cni::pod_check::{Basis, Comparison, ExpectedRules, MeshPod};
 use netns_apply::Fingerprint;
@@ -20,7 +20,8 @@ fn pod(annotation: &str) -> Arc<MeshPod> {
 
 fn rules(strict_capture: bool) -> Arc<ExpectedRules> {
     let programming = Programming::new(false, false);
-    Arc::new(ExpectedRules { programming, strict_capture, environment: Vec::new() })
+    let (acceptance, environment) = (Acceptance::default(), Vec::new());
+    Arc::new(ExpectedRules { programming, strict_capture, acceptance, environment })
 }
 
 #[test]

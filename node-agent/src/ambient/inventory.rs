@@ -8,6 +8,7 @@ use std::sync::Mutex;
 use cni_core::enablement::{DATAPLANE_LABEL, SIDECAR_ANNOTATION};
 use controller_runtime::lock;
 use controller_runtime::resync::{Collection, Freshness, Replica, Selection};
+use redirect_core::accepted;
 use serde_json::{Map, Value, json};
 use tokio::sync::Notify;
 
@@ -216,7 +217,11 @@ fn condensed(pod: &Value) -> Option<(String, Value)> {
     }
     let annotations = pod.pointer("/metadata/annotations").and_then(Value::as_object);
     for (name, value) in annotations.into_iter().flatten() {
-        if name.starts_with(ANNOTATIONS) {
+        let is_accepting = || {
+            name == accepted::ANNOTATION
+                && value.as_str().is_some_and(|list| list.len() <= accepted::LONGEST_LIST)
+        };
+        if name.starts_with(ANNOTATIONS) || is_accepting() {
             kept["metadata"]["annotations"][name] = value.clone();
         } else if name == SIDECAR_ANNOTATION {
             // That it exists is enough; its value is long.
@@ -237,12 +242,14 @@ mod tests {
     use crate::settings::AmbientDefaults;
     use cni_core::enablement::Enablement;
     use cni_core::sandboxed::SandboxedRuntimes;
+    use cni_core::selection::Acceptance;
 
     fn rules() -> AmbientRules {
         AmbientRules {
             enablement: Enablement::usual([]),
             defaults: AmbientDefaults { dns_capture: true, ipv6: true },
             sandboxed: SandboxedRuntimes::default(),
+            acceptance: Acceptance::default(),
         }
     }
 
@@ -250,7 +257,7 @@ mod tests {
         json!({"metadata": {"namespace": "shop", "name": uid, "uid": uid, "resourceVersion": "7",
                 "labels": {"app": "web"},
                 "annotations": {"sidecar.istio.io/status": "{long}", "kubectl.kubernetes.io/last": "{}",
-                    "ambient.istio.io/dns-capture": "false"}},
+                    "ambient.istio.io/dns-capture": "false", "cni.istio.io/acceptedRules": "chain=BACKUP"}},
             "spec": {"containers": [{"name": "web"}]},
             "status": {"phase": "Running", "podIPs": [{"ip": "10.1.0.2"}], "conditions": []}})
     }
@@ -266,7 +273,8 @@ mod tests {
         assert_eq!(
             kept,
             json!({"metadata": {"namespace": "shop", "name": "u-1", "uid": "u-1", "labels": {"app": "web"},
-                    "annotations": {"sidecar.istio.io/status": "", "ambient.istio.io/dns-capture": "false"}},
+                    "annotations": {"sidecar.istio.io/status": "", "ambient.istio.io/dns-capture": "false",
+                        "cni.istio.io/acceptedRules": "chain=BACKUP"}},
                 "spec": {}, "status": {"phase": "Running", "podIPs": [{"ip": "10.1.0.2"}]}})
         );
         assert_eq!(condensed(&json!({"metadata": {}})), None);

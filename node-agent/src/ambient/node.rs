@@ -18,6 +18,7 @@ use netns_apply::pod::Outside;
 use netns_apply::probes;
 use pod_netns::ProcessIndex;
 use redirect_core::AmbientRedirect;
+use redirect_core::accepted::AcceptedRules;
 use zds::socket::{Event, Handle, serve};
 use zds::{NetnsInode, PodState, Workload};
 
@@ -26,7 +27,7 @@ use super::enrolment::Effects;
 use super::pod::AmbientPod;
 use crate::ambient_rules::{self as rules, Condition};
 use crate::confine::outside;
-use crate::pod_check::{ExpectedRules, census, find, pod_addresses};
+use crate::pod_check::{census, find, options, pod_addresses};
 use crate::settings::Paths;
 
 /// How many pods' rules are changed at the same time.
@@ -136,12 +137,13 @@ fn open_outside(path: &Path) -> io::Result<Netns> {
 fn in_namespace<T: Send>(
     netns: &Netns,
     programming: Programming,
+    accepted: &AcceptedRules,
     work: impl FnOnce(&ApplyOptions) -> T + Send,
 ) -> Result<T, String> {
     let outside = Outside::of_this_process();
     let done = netns.run(|| {
-        let expected = ExpectedRules { programming, strict_capture: false, environment: Vec::new() };
-        work(&expected.options(outside.finds_this_foreign()))
+        let options = options(programming, accepted.clone(), outside.finds_this_foreign());
+        work(&options)
     });
     done.map_err(|error| error.to_string())
 }
@@ -202,7 +204,7 @@ impl<'a> NodePass<'a> {
     /// # Errors
     /// Why it is not removed.
     pub fn remove_istios(&self) -> Result<bool, String> {
-        in_namespace(self.host, self.programming, rules::remove_istios_of_node)?
+        in_namespace(self.host, self.programming, &AcceptedRules::default(), rules::remove_istios_of_node)?
     }
 
     /// The node's processes, read once for all pods.
@@ -233,21 +235,22 @@ impl<'a> NodePass<'a> {
         work: impl FnOnce(&ApplyOptions) -> T + Send,
     ) -> Result<T, String> {
         let netns = self.found.get(pod.workload.uid()).ok_or("the pod's network namespace is not open")?;
-        in_namespace(netns, self.programming, work)
+        in_namespace(netns, self.programming, &pod.accepted, work)
     }
 
     /// Puts rules in force where they lack; several namespaces at the same time, because each waits for the kernel most of the time.
     fn prepare_rules(&mut self, pods: &[&AmbientPod]) {
-        let mut jobs: Vec<(&str, &AmbientRedirect)> = Vec::new();
+        let mut jobs: Vec<(&AmbientPod, &AmbientRedirect)> = Vec::new();
         for pod in pods {
-            jobs.extend(pod.wanted.as_ref().map(|redirect| (pod.workload.uid(), redirect)));
+            jobs.extend(pod.wanted.as_ref().map(|redirect| (*pod, redirect)));
         }
         let (next, seen) = (AtomicUsize::new(0), Mutex::new(BTreeMap::new()));
         let (programming, found) = (self.programming, &self.found);
         let work = || {
-            while let Some((uid, redirect)) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
-                let Some(netns) = found.get(*uid) else { continue };
-                let condition = in_namespace(netns, programming, |options| {
+            while let Some((pod, redirect)) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
+                let uid = pod.workload.uid();
+                let Some(netns) = found.get(uid) else { continue };
+                let condition = in_namespace(netns, programming, &pod.accepted, |options| {
                     let seen = rules::are_in_force(redirect, options);
                     if seen != Ok(false) {
                         return Ok(seen);
@@ -256,7 +259,7 @@ impl<'a> NodePass<'a> {
                     rules::put_in_force(redirect, options).map(|()| rules::are_in_force(redirect, options))
                 });
                 if let Ok(Ok(condition)) = condition {
-                    lock(&seen).insert((*uid).to_owned(), condition);
+                    lock(&seen).insert(uid.to_owned(), condition);
                 }
             }
         };

@@ -6,7 +6,9 @@ use cni_core::enablement::{Enablement, NotAmbient};
 use cni_core::pod_source::PodName;
 use cni_core::reasons;
 use cni_core::sandboxed::SandboxedRuntimes;
+use cni_core::selection::Acceptance;
 use redirect_core::AmbientRedirect;
+use redirect_core::accepted::{ANNOTATION, AcceptedRules};
 use redirect_core::settings::{Key, RawSettings, Source};
 use serde_json::{Map, Value};
 use zds::Workload;
@@ -25,6 +27,8 @@ pub struct AmbientPod {
     pub addresses: Vec<IpAddr>,
     /// How it is to be redirected; why it is not in ambient mode.
     pub wanted: Result<AmbientRedirect, NotEnrolled>,
+    /// The rules of other programs that are accepted in it.
+    pub accepted: AcceptedRules,
     /// What its annotation says.
     pub annotation: Option<Redirection>,
     /// It is being deleted. Its connections go on until its containers have ended.
@@ -68,6 +72,8 @@ pub struct AmbientRules {
     pub defaults: AmbientDefaults,
     /// Whose pods rules do not bind.
     pub sandboxed: SandboxedRuntimes,
+    /// Which rules of other programs are accepted.
+    pub acceptance: Acceptance,
 }
 
 impl AmbientPod {
@@ -115,8 +121,10 @@ impl AmbientPod {
             (Ok(()), Some(class)) => Err(NotEnrolled::Sandboxed { class }),
             (Ok(()), None) => redirect(rules.defaults, annotation),
         };
+        let named = annotation(ANNOTATION).map(|list| (ANNOTATION.to_owned(), list.to_owned()));
+        let (accepted, _) = rules.acceptance.of_pod(&named.into_iter().collect());
         let annotation = annotation(Redirection::KEY).and_then(Redirection::of);
-        Some(Self { name, workload, addresses, wanted, annotation, is_ending })
+        Some(Self { name, workload, addresses, wanted, accepted, annotation, is_ending })
     }
 }
 
@@ -168,6 +176,7 @@ mod tests {
             enablement: Enablement::usual([]),
             defaults,
             sandboxed: SandboxedRuntimes::default(),
+            acceptance: Acceptance::default(),
         };
         AmbientPod::read(pod, &Map::new(), &rules)
     }

@@ -100,6 +100,6 @@ pub fn ambient_rules(
 ) -> Result<(AmbientRules, Programming), String> {
     let conf =
         installer.plugin_conf().map_err(|error| format!("the plugin's entry cannot be read: {error}"))?;
-    let (enablement, sandboxed) = (conf.enablement, conf.sandboxed);
-    Ok((AmbientRules { enablement, defaults: settings.defaults, sandboxed }, conf.programming))
+    let (enablement, sandboxed, acceptance) = (conf.enablement, conf.sandboxed, conf.acceptance);
+    Ok((AmbientRules { enablement, defaults: settings.defaults, sandboxed, acceptance }, conf.programming))
 }

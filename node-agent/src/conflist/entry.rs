@@ -25,6 +25,10 @@ pub struct Facts {
     pub nft_sets: bool,
     /// Whether pods get strict capture.
     pub strict_capture: bool,
+    /// The rules of other programs that are accepted; empty for none.
+    pub accepted_rules: String,
+    /// Whether pods may name more.
+    pub accept_rules_of_pods: bool,
     /// Runtimes whose pods rules do not bind.
     pub sandboxed: SandboxedRuntimes,
     /// The selectors of ambient mode, if it is on; without any, the usual ones count.
@@ -54,6 +58,12 @@ struct Keys<'a> {
     /// Likewise.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     strict_capture: bool,
+    /// Likewise.
+    #[serde(skip_serializing_if = "str::is_empty")]
+    accepted_rules: &'a str,
+    /// Likewise.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    accept_rules_of_pods: Option<bool>,
     /// Likewise.
     #[serde(skip_serializing_if = "Option::is_none")]
     sandboxed_runtimes: Option<&'a [String]>,
@@ -118,6 +128,8 @@ impl Entry {
             native_nftables: facts.native_nftables,
             nft_sets: facts.nft_sets,
             strict_capture: facts.strict_capture,
+            accepted_rules: &facts.accepted_rules,
+            accept_rules_of_pods: (!facts.accept_rules_of_pods).then_some(false),
             sandboxed_runtimes: (sandboxed.names != usual.names).then_some(&sandboxed.names),
             sandboxed_pods: (sandboxed.pods != usual.pods).then_some(sandboxed.pods.word()),
             enable_ambient_detection_retry: false,

@@ -34,6 +34,8 @@ fn facts() -> Facts {
         native_nftables: false,
         nft_sets: false,
         strict_capture: false,
+        accepted_rules: String::new(),
+        accept_rules_of_pods: true,
         sandboxed: SandboxedRuntimes::default(),
         ambient: None,
     }
@@ -226,6 +228,11 @@ fn the_entry_has_the_keys_of_the_reference() {
     assert!(!chained.contains("strict_capture"));
     let with_both = Entry::of(&Facts { nft_sets: true, strict_capture: true, ..facts() }).standalone();
     assert!(with_both.contains("\"nft_sets\": true,\n  \"strict_capture\": true"), "{with_both}");
+    assert!(!chained.contains("accept"));
+    let accepted_rules = "comment=ours".to_owned();
+    let accepting = Entry::of(&Facts { accepted_rules, accept_rules_of_pods: false, ..facts() }).standalone();
+    let wanted = "\"accepted_rules\": \"comment=ours\",\n  \"accept_rules_of_pods\": false";
+    assert!(accepting.contains(wanted), "{accepting}");
     assert!(!chained.contains("sandboxed"));
     let sandboxed = SandboxedRuntimes { names: vec!["vm".into()], pods: SandboxedPods::Skip };
     let entry: serde_json::Value =

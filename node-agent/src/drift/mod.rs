@@ -384,10 +384,10 @@ impl DriftWatch {
         let checked = tokio::task::spawn_blocking(move || {
             let sandbox = there.find(&of)?;
             let known = known.and_then(|known| known.in_namespace(sandbox.id()));
-            let (seen, basis) = check(&of, &sandbox, &all, &keys, known);
-            Ok((sandbox, seen, basis))
+            let (seen, basis, accepted) = check(&of, &sandbox, &all, &keys, known);
+            Ok((sandbox, seen, basis, accepted))
         });
-        let (sandbox, seen, basis) = match checked.await {
+        let (sandbox, seen, basis, accepted) = match checked.await {
             Ok(Ok(checked)) => checked,
             Ok(Err(unfound)) => return CheckedPod { seen: Comparison::Unknown(unfound), sandbox: None },
             Err(error) => return CheckedPod { seen: panicked(&error), sandbox: None },
@@ -395,8 +395,21 @@ impl DriftWatch {
         if basis == Basis::Fingerprint {
             self.metrics.drift_unread.inc();
         }
+        if let Some(accepted) = accepted {
+            self.note_accepted(pod, accepted);
+        }
         self.fingerprints.note(pod, rules, sandbox.id(), &seen, basis);
         CheckedPod { seen, sandbox: Some(sandbox) }
+    }
+
+    /// Reports rules of other programs that interfere in a pod because that is accepted, where they are not those of the check before.
+    fn note_accepted(&mut self, pod: &MeshPod, accepted: Vec<String>) {
+        if self.states.accepts(&pod.uid, &accepted) {
+            for rule in &accepted {
+                log::info!(target: SCOPE, pod = pod.name.to_string(), accepted = accepted.len(); "accepted: {rule}");
+            }
+            self.show();
+        }
     }
 
     /// Hands a pod over to healing, or reports to it that the pod cannot be monitored.

@@ -1,7 +1,9 @@
 //! The state of the node's meshed pods: how many are verified to be redirected as planned, and what the others are.
 
+use std::collections::hash_map::DefaultHasher;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
+use std::hash::{Hash, Hasher};
 use std::sync::{Arc, Mutex};
 
 use cni_core::states::PodState;
@@ -16,6 +18,8 @@ pub struct PodStates {
     states: BTreeMap<String, PodState>,
     /// Those whose network namespace is not known, so that nothing watches them.
     unwatched: BTreeSet<String>,
+    /// What interferes in a pod because it is accepted: a hash of the words.
+    accepted: BTreeMap<String, u64>,
 }
 
 impl PodStates {
@@ -23,6 +27,7 @@ impl PodStates {
     pub fn keep(&mut self, uids: &BTreeSet<&str>) {
         self.states.retain(|uid, _| uids.contains(uid.as_str()));
         self.unwatched.retain(|uid| uids.contains(uid.as_str()));
+        self.accepted.retain(|uid, _| uids.contains(uid.as_str()));
         for uid in uids {
             if !self.states.contains_key(*uid) {
                 self.states.insert((*uid).to_owned(), PodState::Unseen);
@@ -42,6 +47,17 @@ impl PodStates {
             self.unwatched.remove(uid);
         }
         true
+    }
+
+    /// Takes note of what interferes in a pod because it is accepted. Returns whether that is news.
+    pub fn accepts(&mut self, uid: &str, accepted: &[String]) -> bool {
+        if accepted.is_empty() {
+            return self.accepted.remove(uid).is_some();
+        }
+        let mut hasher = DefaultHasher::new();
+        accepted.hash(&mut hasher);
+        let now = hasher.finish();
+        self.accepted.insert(uid.to_owned(), now) != Some(now)
     }
 
     /// Whether a pod was not checked yet, or its network namespace was not known then.
@@ -67,6 +83,9 @@ impl PodStates {
         }
         if !self.unwatched.is_empty() {
             let _ = write!(words, "; {} unwatched", self.unwatched.len());
+        }
+        if !self.accepted.is_empty() {
+            let _ = write!(words, "; {} with accepted rules of other programs", self.accepted.len());
         }
         words
     }
@@ -145,7 +164,11 @@ mod tests {
         assert!(states.wants_check("f") && states.wants_check("unknown") && !states.wants_check("a"));
         assert!(states.note("e", PodState::Unknown, true) && !states.note("e", PodState::Unknown, true));
         assert!(states.wants_check("e") && states.words().ends_with("1 unseen; 1 unwatched"));
+        let rule = ["a rule".to_owned()];
+        assert!(states.accepts("a", &rule) && !states.accepts("a", &rule) && states.accepts("f", &rule));
+        assert!(states.words().ends_with("; 2 with accepted rules of other programs"), "{}", states.words());
         states.keep(&BTreeSet::from(["a"]));
+        assert!(states.accepts("a", &[]) && !states.accepts("a", &[]));
         assert_eq!(states.words(), "1 of 1 meshed pods verified");
     }
 

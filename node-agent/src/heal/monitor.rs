@@ -339,7 +339,7 @@ mod tests {
     use super::*;
     use crate::pod_check::{ExpectedRules, MeshPod};
     use cni_core::pod_source::PodName;
-    use cni_core::selection::Programming;
+    use cni_core::selection::{Acceptance, Programming};
     use redirect_core::pod::PodFacts;
     use std::collections::BTreeSet;
 
@@ -348,7 +348,8 @@ mod tests {
         let name = PodName { namespace: "shop".into(), name: "web".into() };
         let pod = MeshPod { name, uid: "u".into(), addresses: Vec::new(), runtime_class: None, facts };
         let programming = Programming::new(false, false);
-        let rules = ExpectedRules { programming, strict_capture: is_strict, environment: Vec::new() };
+        let (acceptance, environment) = (Acceptance::default(), Vec::new());
+        let rules = ExpectedRules { programming, strict_capture: is_strict, acceptance, environment };
         DesiredRedirect { pod: Arc::new(pod), rules: Arc::new(rules), is_verified }
     }
 

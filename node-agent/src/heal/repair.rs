@@ -67,7 +67,7 @@ pub fn check_and_repair(job: &HealJob) -> HealOutcome {
     let seen = match netns.run(|| {
         compare_here(&job.desired.pod, &job.desired.rules, outside.finds_this_foreign(), first_difference)
     }) {
-        Ok(Ok(seen)) => seen,
+        Ok(Ok((seen, _))) => seen,
         Ok(Err(error)) => Comparison::Unknown(error),
         Err(error) => return failed(&error),
     };

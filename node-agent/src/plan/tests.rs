@@ -17,6 +17,8 @@ fn entry() -> Entry {
         native_nftables: false,
         nft_sets: false,
         strict_capture: false,
+        accepted_rules: String::new(),
+        accept_rules_of_pods: true,
         sandboxed: SandboxedRuntimes::default(),
         ambient: None,
     })

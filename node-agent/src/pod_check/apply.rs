@@ -177,7 +177,7 @@ pub fn redirect_here(
     let options = ApplyOptions {
         programs: Programs::in_path(&std::env::var_os("PATH").unwrap_or_default()),
         patience: PATIENCE,
-        ..rules.options(is_foreign)
+        ..rules.options(&facts.annotations, is_foreign)
     };
     let applied = apply(&plan, &options).map_err(ApplyFailure::Apply)?;
     let verified = verify(&plan, &options);

@@ -1,16 +1,20 @@
 //! Comparing a pod's network namespace with its plan. Read-only.
 
+use std::collections::BTreeMap;
 use std::hash::RandomState;
 use std::net::IpAddr;
 
 use cni_core::conf::Conf;
-use cni_core::selection::{Programming, base_settings};
+use cni_core::selection::{Acceptance, Programming, base_settings};
 use cni_core::states::PodState;
 use netns_apply::facts::{NameFiles, addresses};
 use netns_apply::pod::{Outside, suitable};
-use netns_apply::{ApplyError, ApplyOptions, Fingerprint, MOST_READ, Mismatch, Snapshot, describe, unmixed};
+use netns_apply::{
+    ApplyError, ApplyOptions, Fingerprint, MOST_READ, Mismatch, Snapshot, Verdict, describe, unmixed,
+};
 use pod_netns::{LookupError, Sandbox};
 use redirect_core::RulePlan;
+use redirect_core::accepted::AcceptedRules;
 use redirect_core::pod::{Decision, PodFacts};
 use redirect_core::settings::{InputErrors, NamespaceFacts};
 
@@ -24,6 +28,8 @@ pub struct ExpectedRules {
     pub programming: Programming,
     /// Whether pods get strict capture, unless their annotation decides.
     pub strict_capture: bool,
+    /// Which rules of other programs are accepted.
+    pub acceptance: Acceptance,
     /// The runtime's environment: variables and their values.
     pub environment: Vec<(&'static str, String)>,
 }
@@ -35,6 +41,7 @@ impl ExpectedRules {
         Self {
             programming: conf.programming,
             strict_capture: conf.strict_capture,
+            acceptance: conf.acceptance.clone(),
             environment: environment.to_vec(),
         }
     }
@@ -53,14 +60,22 @@ impl ExpectedRules {
         )
     }
 
-    /// What programs the rules in a network namespace, and how many are read there; a foreign one is owned by another user namespace than
-    /// ours.
+    /// The same as [`options()`], for a pod with these annotations.
     #[must_use]
-    pub fn options(&self, is_foreign: bool) -> ApplyOptions {
-        let Programming { backend, native_form } = self.programming;
-        let backend = suitable(backend, is_foreign);
-        ApplyOptions { backend, native_form, most_read: Some(MOST_READ), ..ApplyOptions::default() }
+    pub fn options(&self, annotations: &BTreeMap<String, String>, is_foreign: bool) -> ApplyOptions {
+        // The plugin has told why what a pod names does not count.
+        let (accepted, _) = self.acceptance.of_pod(annotations);
+        options(self.programming, accepted, is_foreign)
     }
+}
+
+/// What programs the rules in a network namespace, how many are read there, and which of other programs' are accepted; a foreign one is
+/// owned by another user namespace than ours.
+#[must_use]
+pub fn options(programming: Programming, accepted: AcceptedRules, is_foreign: bool) -> ApplyOptions {
+    let Programming { backend, native_form } = programming;
+    let backend = suitable(backend, is_foreign);
+    ApplyOptions { backend, native_form, accepted, most_read: Some(MOST_READ), ..ApplyOptions::default() }
 }
 
 /// How a pod's namespace compares with its plan.
@@ -119,7 +134,7 @@ impl From<LookupError> for PodProblem {
 }
 
 /// Compares a pod's network namespace, which is this one, with its plan. If it still has the fingerprint of a time when everything was as planned, nothing else is
-/// read. Takes a few milliseconds: not for an async thread.
+/// read. Returns also what interferes because it is accepted, each in words, where rules were read. Takes a few milliseconds: not for an async thread.
 #[must_use]
 pub fn check(
     pod: &MeshPod,
@@ -127,7 +142,7 @@ pub fn check(
     rules: &ExpectedRules,
     keys: &RandomState,
     known: Option<Fingerprint>,
-) -> (Comparison, Basis) {
+) -> (Comparison, Basis, Option<Vec<String>>) {
     let checked = || {
         // It may have gone since the survey.
         let netns = sandbox.open().map_err(|error| PodProblem::new(NOT_FOUND, error))?;
@@ -136,17 +151,18 @@ pub fn check(
             // Before the rules are read: a concurrent change changes the next fingerprint.
             let fingerprint = Fingerprint::now(keys);
             if known.is_some() && fingerprint == known {
-                return Ok((Comparison::AsPlanned, Basis::Fingerprint));
+                return Ok((Comparison::AsPlanned, Basis::Fingerprint, None));
             }
-            let compared = compare_here(pod, rules, outside.finds_this_foreign(), describe)?;
-            Ok((compared, Basis::Rules(fingerprint)))
+            let (compared, accepted) = compare_here(pod, rules, outside.finds_this_foreign(), describe)?;
+            Ok((compared, Basis::Rules(fingerprint), Some(accepted)))
         };
         netns.run(inside).map_err(|error| PodProblem::new(UNREADABLE, error))?
     };
-    checked().unwrap_or_else(|error| (Comparison::Unknown(error), Basis::Rules(None)))
+    checked().unwrap_or_else(|error| (Comparison::Unknown(error), Basis::Rules(None), None))
 }
 
 /// Compares the calling thread's network namespace, which must be the pod's, with the pod's plan. `words` puts a mismatch into words.
+/// Returns also what interferes because it is accepted, each in words.
 ///
 /// # Errors
 /// Why it cannot be determined.
@@ -155,31 +171,36 @@ pub fn compare_here(
     rules: &ExpectedRules,
     is_foreign: bool,
     words: impl Fn(&Mismatch, &RulePlan, &ApplyOptions) -> String,
-) -> Result<Comparison, PodProblem> {
+) -> Result<(Comparison, Vec<String>), PodProblem> {
     let there = addresses().map_err(|error| PodProblem::new(UNREADABLE, error))?;
     if !pod.addresses.iter().all(|address| there.contains(address)) {
         return Err(PodProblem::new(NOT_FOUND, "its network namespace has lost the pod's addresses"));
     }
     match rules.decide(&pod.facts, &there).map_err(|errors| PodProblem::new(UNREADABLE, errors))? {
-        Decision::Skip(_) => Ok(Comparison::AsPlanned),
+        Decision::Skip(_) => Ok((Comparison::AsPlanned, Vec::new())),
         Decision::Redirect(redirect) => {
-            let (plan, options) = (redirect.plan(), rules.options(is_foreign));
+            let (plan, options) = (redirect.plan(), rules.options(&pod.facts.annotations, is_foreign));
             let _turn = turn_of(&plan)?;
             let mut snapshot = Snapshot::take_for(&plan, &options)?;
-            let differences = snapshot.differences(&plan, &options)?;
+            let mismatch = snapshot.differences(&plan, &options)?;
             let is_redirected = snapshot.observation().is_redirected();
             // A plan may be large: what was read is gone before its packets are followed.
             drop(snapshot);
-            let mismatch = differences.map_or_else(|| unmixed(&plan, &options), |one| Ok(Some(one)))?;
-            let Some(mismatch) = mismatch else { return Ok(Comparison::AsPlanned) };
+            let Verdict { mismatch, accepted } = match mismatch {
+                None => unmixed(&plan, &options)?,
+                differs => Verdict { mismatch: differs, ..Verdict::default() },
+            };
+            let accepted = accepted.iter().map(ToString::to_string).collect();
+            let Some(mismatch) = mismatch else { return Ok((Comparison::AsPlanned, accepted)) };
             let text = words(&mismatch, &plan, &options);
-            Ok(if matches!(mismatch, Mismatch::Interference(_) | Mismatch::DoesNotConverge(_)) {
+            let compared = if matches!(mismatch, Mismatch::Interference(_) | Mismatch::DoesNotConverge(_)) {
                 Comparison::Interference(text)
             } else if is_redirected {
                 Comparison::Different(text)
             } else {
                 Comparison::NotRedirected(text)
-            })
+            };
+            Ok((compared, accepted))
         }
     }
 }

@@ -4,7 +4,7 @@ use super::RepairAction;
 use super::raw::{Origin, Raw, file_mode};
 use super::table::{SETTINGS, Status, Takes};
 use redirect_core::settings::meant;
-use settings_table::NotInForce;
+use settings_table::{NotInForce, Row};
 
 /// Prefixes of names that only our settings have.
 const OURS: [&str; 7] =
@@ -97,7 +97,9 @@ fn exposed(raw: &Raw<'_>) -> Option<Notice> {
 /// What has no effect because of other settings, each for the first reason that holds.
 fn without_effect(raw: &Raw<'_>) -> Vec<Notice> {
     let given = |name: &str| {
-        raw.given().find(|(setting, _, value)| setting.name() == name && !setting.takes.is_off(value))
+        // What is off asks for nothing, unless it is on by itself.
+        let asks = |setting: &Row, value: &str| !setting.takes.is_off(value) || setting.default == "true";
+        raw.given().find(|(setting, _, value)| setting.name() == name && asks(setting, value))
     };
     let has_template = given("CNI_NETWORK_CONFIG").or(given("CNI_NETWORK_CONFIG_FILE")).is_some();
     let (is_chained, is_owned) = (raw.is_on("CHAINED_CNI_PLUGIN"), raw.is_on("ISTIO_OWNED_CNI_CONFIG"));
@@ -134,6 +136,8 @@ fn without_effect(raw: &Raw<'_>) -> Vec<Notice> {
             ),
         ),
         ("STRICT_CAPTURE", by_template),
+        ("ACCEPTED_RULES", by_template),
+        ("ACCEPT_RULES_OF_PODS", by_template),
         ("SANDBOXED_RUNTIMES", by_template),
         ("SANDBOXED_PODS", by_template),
         ("CNI_NETWORK_CONFIG", (given("CNI_NETWORK_CONFIG_FILE").is_some(), "CNI_NETWORK_CONFIG_FILE wins")),

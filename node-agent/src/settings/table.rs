@@ -70,6 +70,8 @@ pub const SETTINGS: &[Row] = &[
     used("", &["NATIVE_NFTABLES"], Switch, "false", "Let the plugin write native nftables rules."),
     used("", &["NFT_SETS"], Switch, "false", "Gather long lists of ports and ranges in sets of native nftables."),
     used("", &["STRICT_CAPTURE"], Switch, "false", "Give pods strict capture, unless their annotation says otherwise (docs/concepts/capture.md)."),
+    used("", &["ACCEPTED_RULES"], TEXT, "", "Rules of other programs that are accepted in pods' network namespaces though they interfere (docs/concepts/capture.md): comment=TEXT, chain=CHAIN, chain=TABLE/CHAIN or table=TABLE, separated by semicolons."),
+    used("", &["ACCEPT_RULES_OF_PODS"], Switch, "true", "Whether pods may name such rules themselves, by annotation cni.istio.io/acceptedRules."),
     used("", &["SANDBOXED_RUNTIMES"], LIST, sandboxed::USUAL, "Names of runtime classes, or of their handlers, whose pods rules do not bind (docs/concepts/capture.md); * at the end stands for anything."),
     used("", &["SANDBOXED_PODS"], Takes::Choice(&["refuse", "skip"]), "refuse", "What is done with pods of the mesh there: refuse (they are not created) or skip (they are not redirected, with an event)."),
     used("", &["KUBERNETES_SERVICE_HOST"], TEXT, "", "The API server's host. Required."),

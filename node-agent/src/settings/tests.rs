@@ -416,10 +416,13 @@ fn the_entry_follows_the_settings() {
         ("NATIVE_NFTABLES", "1"),
         ("NFT_SETS", "true"),
         ("STRICT_CAPTURE", "true"),
+        ("ACCEPTED_RULES", "comment=ours; chain=BACKUP"),
+        ("ACCEPT_RULES_OF_PODS", "false"),
         ("SANDBOXED_RUNTIMES", "vm, kata-*"),
         ("SANDBOXED_PODS", "skip"),
     ];
     let facts = settings(&["--log_output_level=cni-plugin:debug"], &env).entry.facts;
+    assert_eq!((&*facts.accepted_rules, facts.accept_rules_of_pods), ("comment=ours; chain=BACKUP", false));
     assert_eq!(facts.exclude_namespaces, ["a", "b"]);
     assert_eq!(
         (facts.log_level.as_str(), facts.native_nftables, facts.nft_sets, facts.strict_capture),
@@ -531,10 +534,17 @@ fn every_key_of_the_entry_that_a_template_replaces_is_found() {
         "NATIVE_NFTABLES",
         "NFT_SETS",
         "STRICT_CAPTURE",
+        "ACCEPTED_RULES",
+        "ACCEPT_RULES_OF_PODS",
         "SANDBOXED_RUNTIMES",
         "SANDBOXED_PODS",
     ];
-    let value = |name: &str| if name == "SANDBOXED_PODS" { "skip" } else { "true" };
+    let value = |name: &str| match name {
+        "SANDBOXED_PODS" => "skip",
+        "ACCEPTED_RULES" => "comment=ours",
+        "ACCEPT_RULES_OF_PODS" => "false",
+        _ => "true",
+    };
     let mut env = keys.map(|name| (name, value(name))).to_vec();
     assert_eq!(notices(&[], &env), [""; 0]);
     env.push(("CNI_NETWORK_CONFIG", r#"{"type":"istio-cni"}"#));

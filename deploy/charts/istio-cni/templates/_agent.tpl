@@ -42,6 +42,8 @@ capabilities: {{ concat $capabilities .extraCapabilities | uniq | toJson }}
 {{- if eq (toString .readyBeforeCalled | default (and (not .chained) (eq .provider "multus") | toString)) "true" }}{{ $_ := set $config "READY_BEFORE_CALLED" true }}{{ end }}
 {{- if and .nftSets .global.nativeNftables }}{{ $_ := set $config "NFT_SETS" true }}{{ end }}
 {{- if .strictCapture }}{{ $_ := set $config "STRICT_CAPTURE" true }}{{ end }}
+{{- with .acceptedRules }}{{ $_ := set $config "ACCEPTED_RULES" (join "; " .) }}{{ end }}
+{{- if not .acceptRulesOfPods }}{{ $_ := set $config "ACCEPT_RULES_OF_PODS" false }}{{ end }}
 {{- $usual := "gvisor,gvisor-*,runsc,runsc-*,kata,kata-*,firecracker" }}
 {{- if ne (join "," .sandboxedRuntimes) $usual }}{{ $_ := set $config "SANDBOXED_RUNTIMES" (join "," .sandboxedRuntimes | default "none") }}{{ end }}
 {{- if ne .sandboxedPods "refuse" }}{{ $_ := set $config "SANDBOXED_PODS" .sandboxedPods }}{{ end }}
@@ -91,7 +93,7 @@ capabilities: {{ concat $capabilities .extraCapabilities | uniq | toJson }}
 {{/* A hash of what the agent reads only when it starts. It follows the rest by itself, without a rollout. */}}
 {{- define "istio-cni.checksum" }}
 {{- $config := include "istio-cni.config" . | fromYaml }}
-{{- range list "EXCLUDE_NAMESPACES" "NATIVE_NFTABLES" "NFT_SETS" "SANDBOXED_PODS" "SANDBOXED_RUNTIMES" "STRICT_CAPTURE" "CNI_NETWORK_CONFIG" "LOG_LEVEL" "LOG_OUTPUT_LEVEL" "DRIFT_WATCH_INTERVAL" "DRIFT_HEAL" "ISTIO_OUTBOUND_OWNER_GROUPS" "ISTIO_OUTBOUND_OWNER_GROUPS_EXCLUDE" "ISTIO_OUTBOUND_IPV4_LOOPBACK_CIDR" }}
+{{- range list "ACCEPTED_RULES" "ACCEPT_RULES_OF_PODS" "EXCLUDE_NAMESPACES" "NATIVE_NFTABLES" "NFT_SETS" "SANDBOXED_PODS" "SANDBOXED_RUNTIMES" "STRICT_CAPTURE" "CNI_NETWORK_CONFIG" "LOG_LEVEL" "LOG_OUTPUT_LEVEL" "DRIFT_WATCH_INTERVAL" "DRIFT_HEAL" "ISTIO_OUTBOUND_OWNER_GROUPS" "ISTIO_OUTBOUND_OWNER_GROUPS_EXCLUDE" "ISTIO_OUTBOUND_IPV4_LOOPBACK_CIDR" }}
 {{- $_ := unset $config . }}
 {{- end }}
 {{- toYaml $config | sha256sum }}

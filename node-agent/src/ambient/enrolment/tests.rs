@@ -6,6 +6,7 @@ use cni_core::enablement::NotAmbient;
 use cni_core::pod_source::PodName;
 use proptest::prelude::*;
 use redirect_core::Families;
+use redirect_core::accepted::AcceptedRules;
 use zds::Workload;
 
 /// A node, its ztunnel, and the API server.
@@ -94,6 +95,7 @@ impl Pod {
             } else {
                 Err(NotEnrolled::NotAmbient(NotAmbient::NotSelected))
             },
+            accepted: AcceptedRules::default(),
             annotation: self.annotation,
             is_ending: self.is_ending,
         }
