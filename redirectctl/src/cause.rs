@@ -88,6 +88,12 @@ causes! {
     ForeignMaybe: "foreign-rule-may-interfere", Warning,
         "a rule of another program that is not wholly understood may meet captured packets before those of the mesh",
         "read the rule: if it takes, drops or rewrites packets, the program that made it must be reconfigured";
+    ForeignAccepted: "foreign-rule-accepted", Note,
+        "a rule of another program meets captured packets before those of the mesh, and is accepted",
+        "nothing is to be done; if this is not intended, take its name from the pod's annotation cni.istio.io/acceptedRules or the node's ACCEPTED_RULES";
+    NotAccepted: "rules-not-accepted", Warning,
+        "the pod names rules of other programs that are to be accepted, and this counts for nothing",
+        "correct the annotation, or let pods of the node name rules (ACCEPT_RULES_OF_PODS)";
     KernelLacks: "kernel-lacks", Error,
         "the kernel has no support for something that the rules need",
         "load the module on the node, and see that it is loaded at boot; docs/concepts/backends.md lists what is needed";

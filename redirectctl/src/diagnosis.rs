@@ -76,6 +76,9 @@ pub fn findings(pod: Option<&Pod>, decided: &PodDecision, seen: Option<&Inspecti
         PodDecision::Unknown => {}
     }
     all.extend(pod.and_then(misspellings));
+    if let Some(why_not) = seen.and_then(|seen| seen.not_accepted.clone()) {
+        all.push(Finding::new(Cause::NotAccepted, why_not));
+    }
     all.extend(pod.into_iter().flat_map(status::findings));
     if let Some(seen) = seen {
         all.extend(of_any_namespace(seen));
@@ -132,6 +135,10 @@ fn namespace(
 ) {
     all.extend(Finding::some(Cause::KernelLacks, seen.lacking.clone()));
     all.extend(foreign(&seen.impact.foreign, seen));
+    all.extend(Finding::some(
+        Cause::ForeignAccepted,
+        seen.accepted.iter().map(ToString::to_string).collect(),
+    ));
     if seen.in_force.is_empty() {
         let cause = match plan.data_plane() {
             DataPlane::Sidecar => Cause::NotRedirected,

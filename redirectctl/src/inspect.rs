@@ -12,6 +12,8 @@ use netns_apply::netlink::Connection;
 use netns_apply::netns::Netns;
 use netns_apply::pod::{Outside, suitable};
 use netns_apply::{ApplyError, ApplyOptions, Impact, MOST_READ, Mismatch, Snapshot, impact, unexamined};
+use packet_trace::interference::Accepted;
+use redirect_core::accepted::AcceptedRules;
 use redirect_core::options::{BackendChoice, Variant};
 use redirect_core::rule::Table;
 use redirect_core::settings::NamespaceFacts;
@@ -36,6 +38,10 @@ pub struct Inspection {
     pub unexamined: Vec<String>,
     /// How it compares with a plan, if any: what differs, if anything.
     pub mismatch: Option<Mismatch>,
+    /// What interferes because it is accepted.
+    pub accepted: Vec<Accepted>,
+    /// Why the rules that the pod names are not accepted, if so.
+    pub not_accepted: Option<String>,
     /// What that means for traffic.
     pub impact: Impact,
     /// What the kernel lacks for the plan.
@@ -77,13 +83,14 @@ fn of_rules(error: &ApplyError) -> Finding {
 }
 
 /// Looks into a namespace. `plan` makes the plan that it is compared with, from the facts of the namespace; whatever else it makes is
-/// handed back. Without a named backend, rules are compared by the backend they were found in.
+/// handed back. Without a named backend, rules are compared by the backend they were found in. Some rules of other programs are accepted.
 ///
 /// # Errors
 /// The namespace cannot be looked into.
 pub fn inspect<T: Send>(
     netns: &Netns,
     programming: Option<Programming>,
+    (accepted, not_accepted): (AcceptedRules, Option<String>),
     plan: impl FnOnce(&NamespaceFacts<'_>) -> (Option<RulePlan>, T) + Send,
 ) -> Result<(Inspection, T), Finding> {
     let outside = Outside::of_this_process();
@@ -95,6 +102,7 @@ pub fn inspect<T: Send>(
             backend: suitable(programming.backend, foreign),
             native_form: programming.native_form,
             most_read: Some(MOST_READ),
+            accepted: accepted.clone(),
             ..ApplyOptions::default()
         };
         let usual = programming.unwrap_or_else(|| Programming::new(false, false));
@@ -111,6 +119,7 @@ pub fn inspect<T: Send>(
         let in_force = in_force(observed);
         let compare = |plan| compare(&mut snapshot, plan, &candidates, &options);
         let mismatch = plan.as_ref().map_or(Ok(None), compare).map_err(|error| of_rules(&error))?;
+        let accepted = snapshot.accepted().to_vec();
         let impact = match (&mismatch, &plan) {
             // The mismatch stands by itself, even if other rules are too many to be read.
             (Some(mismatch), Some(plan)) => impact(mismatch, plan, &options).unwrap_or_default(),
@@ -121,8 +130,18 @@ pub fn inspect<T: Send>(
             Some(_) | None => Vec::new(),
         };
         let listeners = listeners().map_err(unreadable)?;
-        let inspection =
-            Inspection { addresses, in_force, listeners, unexamined, mismatch, impact, lacking, foreign };
+        let inspection = Inspection {
+            addresses,
+            in_force,
+            listeners,
+            unexamined,
+            mismatch,
+            accepted,
+            impact,
+            lacking,
+            foreign,
+            not_accepted,
+        };
         Ok((inspection, more))
     });
     looked.map_err(unreadable)?

@@ -16,6 +16,7 @@ use cni_core::selection::{Programming, base_settings};
 use cni_core::wire::Command;
 use explain::SOMEWHERE;
 use redirect_core::AmbientRedirect;
+use redirect_core::accepted::AcceptedRules;
 use redirect_core::plan::DataPlane;
 use redirect_core::pod::SkipReason;
 use redirect_core::settings::{Key, NamespaceFacts, RawSettings, Source};
@@ -278,6 +279,16 @@ impl Node {
             Ok(redirect) => PodDecision::Ambient(Box::new(redirect), Box::new(settings)),
             Err(errors) => PodDecision::Wrong(errors),
         }
+    }
+
+    /// The rules of other programs that are accepted in a pod, and why those that it names are not, if so.
+    #[must_use]
+    pub fn accepted(&self, pod: Option<&Pod>) -> (AcceptedRules, Option<String>) {
+        let acceptance = self.conf.as_ref().map(|conf| conf.acceptance.clone()).unwrap_or_default();
+        pod.map_or_else(
+            || (acceptance.of_node.clone(), None),
+            |pod| acceptance.of_pod(&pod.facts.annotations),
+        )
     }
 
     /// What is to be done with a pod, in a namespace with these facts. Variables of the runtime's environment are not known here.

@@ -176,6 +176,8 @@ impl Report {
             "listeners": seen.map(|seen| seen.listeners.iter()
                 .map(|one| json!({"protocol": one.protocol.name(), "port": one.port, "user": one.user})).collect::<Vec<_>>()),
             "unexamined": seen.map(|seen| &seen.unexamined),
+            "accepted": seen.map(|seen| seen.accepted.iter()
+                .map(|one| json!({"by": one.by.word(), "rule": one.finding.to_string()})).collect::<Vec<_>>()),
             "consequences": self.consequences(),
             "findings": self.findings.iter().map(finding_json).collect::<Vec<_>>(),
         })

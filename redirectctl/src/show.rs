@@ -56,7 +56,7 @@ pub fn read_or_cause(
     pod: Option<&Pod>,
     node: &Node,
 ) -> Result<(Inspection, PodDecision), Finding> {
-    inspect(netns, node.programming(), |facts| {
+    inspect(netns, node.programming(), node.accepted(pod), |facts| {
         let decided = pod.map_or(PodDecision::Unknown, |pod| here(node.decide(pod, facts)));
         (decided.plan(), decided)
     })

@@ -36,7 +36,8 @@ pub(super) fn verify(given: &Given) -> Result<Answer, InputError> {
     let programming = Programming { backend: options.backend, native_form: options.native_form };
     let netns = Netns::open(&path).map_err(InputError::of)?;
     let ambient = if given.is_ambient() { Some(ambient(given)?) } else { None };
-    let looked = inspect(&netns, Some(programming), |facts| {
+    let accepted = given.node_if_named()?.accepted(given.pod()?.as_ref());
+    let looked = inspect(&netns, Some(programming), accepted, |facts| {
         let wanted = match ambient {
             Some((redirect, settings)) => {
                 Ok(show::here(PodDecision::Ambient(Box::new(redirect), Box::new(settings))))

@@ -12,7 +12,9 @@ use netfilter_state::ruleset::{Api, Counter, TableFamily, TableName};
 use netns_apply::connections::Listener;
 use netns_apply::netns::Netns;
 use netns_apply::{ApplyOptions, Impact, Live};
+use packet_trace::interference::{self, Accepted, Effect, RuleRef, Severity};
 use packet_trace::{Origin, RuleLocation};
+use redirect_core::accepted::AcceptedBy;
 use redirect_core::options::BackendChoice;
 use redirect_core::plan::DataPlane;
 use redirect_core::rule::Protocol;
@@ -68,6 +70,16 @@ fn findings() -> Vec<Finding> {
     Cause::ALL.iter().copied().map(|cause| Finding::new(cause, "seen")).collect()
 }
 
+fn accepted() -> Accepted {
+    let table = TableName { api: Api::NfTables, family: TableFamily::Ip, name: "nat".into() };
+    let place =
+        RuleRef { table, base_chain: "OUTPUT".into(), hook: None, chain: "BACKUP".into(), rule: Some(1) };
+    let (severity, effect, rule) = (Severity::Does, Effect::Translates, "-j DNAT".into());
+    let finding =
+        interference::Finding { severity, place, rule, effect, traffic: BTreeSet::new(), example: None };
+    Accepted { finding, by: AcceptedBy::Node }
+}
+
 fn pod(annotations: &Value) -> Pod {
     let pod = json!({"kind": "Pod", "metadata": {"name": "web", "namespace": "shop", "annotations": annotations}, "spec": {
         "containers": [{"name": "app"}, {"name": "istio-proxy", "args": ["proxy", "sidecar"]}]}, "status": {"podIP": "10.1.0.2"}});
@@ -104,6 +116,8 @@ fn reports() -> Vec<Value> {
         .into(),
         unexamined: vec!["the XDP program 7 of eth0".into()],
         mismatch: None,
+        accepted: vec![accepted()],
+        not_accepted: None,
         impact: Impact::default(),
         lacking: Vec::new(),
         foreign: false,
