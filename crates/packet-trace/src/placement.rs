@@ -332,6 +332,15 @@ impl Seen<'_> {
         table: RouteTable,
         strictly: bool,
     ) -> Result<Option<u32>, Obstacle> {
+        // What another program does with the mark would end, wherever its rule stands.
+        let in_use = families.iter().find_map(|family| {
+            let others = self.rules(*family).filter(|rule| self.leads(rule).is_none()).cloned().collect();
+            let mut taken = self.ways(*family, table, others).into_iter().filter_map(|way| way.taken);
+            taken.find(|taken| taken.rule.as_ref().is_some_and(|rule| self.names_mark(rule)))
+        });
+        if let Some(taken) = in_use {
+            return Err(Obstacle::MarkInUse(Box::new(taken)));
+        }
         let used: BTreeSet<u32> = self.tables.rules.iter().map(|rule| rule.priority).collect();
         let mut priority = self.wanted.priority();
         for _ in 0..MOST_TRIES {
@@ -342,9 +351,6 @@ impl Seen<'_> {
             });
             let Some(taken) = taken else { return Ok(priority) };
             let Some(rule) = &taken.rule else { return Err(Obstacle::Takes(Box::new(taken))) };
-            if self.names_mark(rule) {
-                return Err(Obstacle::MarkInUse(Box::new(taken)));
-            }
             let limit = rule.priority.min(priority.unwrap_or(u32::MAX));
             // The kernel puts a rule behind those of the same priority, and its own is at 0.
             let next = (1..limit).rev().find(|next| !used.contains(next)).or((limit > 0).then_some(0));

@@ -138,6 +138,11 @@ fn what_cannot_be_stood_before_is_an_obstacle_with_its_number() {
         let text = obstacle(marked(mark, 50, 200));
         assert!(text.contains("priority 50 (table 200)") && text.contains("same mark"), "{text}");
     }
+    // Also where the plan's would stand before it.
+    let mark = tproxy().policy_routes().unwrap().mark();
+    let prohibits = PolicyRule { action: RuleAction::Prohibit, ..marked(mark, 9, 0) };
+    let placement = placed(&tproxy(), &pod(&[prohibits], &[]));
+    assert!(matches!(placement.obstacle, Some(Obstacle::MarkInUse(_))), "{placement:?}");
 }
 
 #[test]
