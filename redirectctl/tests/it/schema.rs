@@ -70,14 +70,14 @@ fn findings() -> Vec<Finding> {
     Cause::ALL.iter().copied().map(|cause| Finding::new(cause, "seen")).collect()
 }
 
-fn accepted() -> Accepted {
+fn accepted(by: AcceptedBy) -> Accepted {
     let table = TableName { api: Api::NfTables, family: TableFamily::Ip, name: "nat".into() };
     let place =
         RuleRef { table, base_chain: "OUTPUT".into(), hook: None, chain: "BACKUP".into(), rule: Some(1) };
     let (severity, effect, rule) = (Severity::Does, Effect::Translates, "-j DNAT".into());
     let finding =
         interference::Finding { severity, place, rule, effect, traffic: BTreeSet::new(), example: None };
-    Accepted { finding, by: AcceptedBy::Node }
+    Accepted { finding, by }
 }
 
 fn pod(annotations: &Value) -> Pod {
@@ -116,7 +116,7 @@ fn reports() -> Vec<Value> {
         .into(),
         unexamined: vec!["the XDP program 7 of eth0".into()],
         mismatch: None,
-        accepted: vec![accepted()],
+        accepted: [AcceptedBy::Node, AcceptedBy::Pod, AcceptedBy::KubeVirt].map(accepted).into(),
         not_accepted: None,
         impact: Impact::default(),
         lacking: Vec::new(),

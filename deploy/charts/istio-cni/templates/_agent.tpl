@@ -93,7 +93,7 @@ capabilities: {{ concat $capabilities .extraCapabilities | uniq | toJson }}
 {{/* A hash of what the agent reads only when it starts. It follows the rest by itself, without a rollout. */}}
 {{- define "istio-cni.checksum" }}
 {{- $config := include "istio-cni.config" . | fromYaml }}
-{{- range list "ACCEPTED_RULES" "ACCEPT_RULES_OF_PODS" "EXCLUDE_NAMESPACES" "NATIVE_NFTABLES" "NFT_SETS" "SANDBOXED_PODS" "SANDBOXED_RUNTIMES" "STRICT_CAPTURE" "CNI_NETWORK_CONFIG" "LOG_LEVEL" "LOG_OUTPUT_LEVEL" "DRIFT_WATCH_INTERVAL" "DRIFT_HEAL" "ISTIO_OUTBOUND_OWNER_GROUPS" "ISTIO_OUTBOUND_OWNER_GROUPS_EXCLUDE" "ISTIO_OUTBOUND_IPV4_LOOPBACK_CIDR" }}
+{{- range list "EXCLUDE_NAMESPACES" "ACCEPTED_RULES" "ACCEPT_RULES_OF_PODS" "NATIVE_NFTABLES" "NFT_SETS" "SANDBOXED_PODS" "SANDBOXED_RUNTIMES" "STRICT_CAPTURE" "CNI_NETWORK_CONFIG" "LOG_LEVEL" "LOG_OUTPUT_LEVEL" "DRIFT_WATCH_INTERVAL" "DRIFT_HEAL" "ISTIO_OUTBOUND_OWNER_GROUPS" "ISTIO_OUTBOUND_OWNER_GROUPS_EXCLUDE" "ISTIO_OUTBOUND_IPV4_LOOPBACK_CIDR" }}
 {{- $_ := unset $config . }}
 {{- end }}
 {{- toYaml $config | sha256sum }}
