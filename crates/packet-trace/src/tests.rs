@@ -219,9 +219,8 @@ fn redirected_to(interfaces: &[(&str, &str)], to: &str, by: Option<&str>) -> (Fa
     let from = if family == Family::V6 { "[2001:db8::9]:1" } else { "192.0.2.9:1" };
     let packet = Packet::from_outside(from.parse().unwrap(), to.parse().unwrap());
     let trace = rules.trace(&by.map_or_else(|| packet.clone(), |by| packet.clone().by(by)));
-    let moved = trace.steps.iter().find_map(|step| match step {
-        TraceEvent::Changed(PacketEdit::Destination(to)) => Some(to.to_string()),
-        _ => None,
+    let moved = trace.steps.iter().find_map(|step| {
+        if let TraceEvent::Changed(PacketEdit::Destination(to)) = step { Some(to.to_string()) } else { None }
     });
     (trace.fate(), moved)
 }

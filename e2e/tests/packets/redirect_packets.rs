@@ -397,9 +397,8 @@ fn a_redirect_leads_to_the_first_address_of_the_interface_that_a_packet_comes_in
             let packet = Packet::from_outside(own, SocketAddr::new(remote_address(v6), 80)).by("vif0");
             let live = mesh.pod().enter(|| Live::now(&ApplyOptions::default()))??;
             let trace = live.rules(packet.family(), None).trace(&packet);
-            let moved = trace.steps.iter().find_map(|step| match step {
-                TraceEvent::Changed(PacketEdit::Destination(to)) => Some(*to),
-                _ => None,
+            let moved = trace.steps.iter().find_map(|step| {
+                if let TraceEvent::Changed(PacketEdit::Destination(to)) = step { Some(*to) } else { None }
             });
             let seen = guest.client().patience(UNANSWERED).tcp(packet.destination)?.report().ok();
             let delivered = seen.map(|report| (report.server, report.local.ip(), report.local.port()));
