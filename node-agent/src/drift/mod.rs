@@ -396,16 +396,16 @@ impl DriftWatch {
             self.metrics.drift_unread.inc();
         }
         if let Some(accepted) = accepted {
-            self.note_accepted(pod, accepted);
+            self.note_accepted(pod, &accepted);
         }
         self.fingerprints.note(pod, rules, sandbox.id(), &seen, basis);
         CheckedPod { seen, sandbox: Some(sandbox) }
     }
 
     /// Reports rules of other programs that interfere in a pod because that is accepted, where they are not those of the check before.
-    fn note_accepted(&mut self, pod: &MeshPod, accepted: Vec<String>) {
-        if self.states.accepts(&pod.uid, &accepted) {
-            for rule in &accepted {
+    fn note_accepted(&mut self, pod: &MeshPod, accepted: &[String]) {
+        if self.states.accepts(&pod.uid, accepted) {
+            for rule in accepted {
                 log::info!(target: SCOPE, pod = pod.name.to_string(), accepted = accepted.len(); "accepted: {rule}");
             }
             self.show();
