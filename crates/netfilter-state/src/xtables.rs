@@ -5,7 +5,7 @@ use crate::{
     expressions::{
         decode,
         reading::Xt,
-        seen::{self, extension_match, extension_target},
+        seen::{self, extension_match, extension_target, matched_socket_marks},
         wire::{Attribute, read_array},
         xt,
     },
@@ -119,7 +119,7 @@ impl LegacyTable<'_> {
     pub fn chains(&self) -> Result<LegacyChains, MalformedTable> {
         let entries = self.entries()?;
         // Jumps name the offset of a chain's first entry, which is behind the one that names the chain.
-        let named: BTreeMap<usize, &str> =
+        let named: BTreeMap<usize, String> =
             entries.iter().filter_map(|entry| Some((entry.end(), entry.chain_name()?))).collect();
         let (mut chains, mut here) = (BTreeMap::<String, LegacyChain>::new(), None);
         for (number, entry) in entries.iter().enumerate() {
@@ -134,8 +134,8 @@ impl LegacyTable<'_> {
                 // The last entry ends the table.
                 (Some(_), ..) if number.saturating_add(1) == entries.len() => {}
                 (Some(name), ..) => {
-                    chains.entry(name.to_owned()).or_default();
-                    here = Some(name.to_owned());
+                    chains.entry(name.clone()).or_default();
+                    here = Some(name);
                 }
                 (None, Some(hook), _) => {
                     let drops = entry.verdict() == Some(verdict::DROP);
@@ -241,7 +241,8 @@ const STANDARD: &str = "";
 fn extension(bytes: &[u8]) -> Option<(Xt<'_>, usize)> {
     let size = usize::from(u16::from_ne_bytes(read_array(bytes, 0)?));
     let info = bytes.get(HEAD..size)?;
-    let name = Attribute(bytes.get(2..HEAD.checked_sub(1)?)?).text()?;
+    // Those that exist have names of ASCII.
+    let name = Attribute(bytes.get(2..HEAD.checked_sub(1)?)?).text().unwrap_or("?");
     let [revision] = read_array(bytes, HEAD.checked_sub(1)?)?;
     Some((Xt { name, revision: revision.into(), info }, size))
 }
@@ -288,8 +289,8 @@ impl<'a> LegacyEntry<'a> {
     }
 
     /// The name of the chain that begins behind it.
-    fn chain_name(&self) -> Option<&'a str> {
-        (self.target.name == ERROR).then(|| Attribute(self.target.info).text()).flatten()
+    fn chain_name(&self) -> Option<String> {
+        (self.target.name == ERROR).then(|| Attribute(self.target.info).name())
     }
 
     /// What the standard target decides.
@@ -298,26 +299,27 @@ impl<'a> LegacyEntry<'a> {
         read_array(self.target.info, 0).map(i32::from_ne_bytes)
     }
 
-    fn rule(&self, family: Family, chains: &BTreeMap<usize, &str>) -> LegacyRule {
+    fn rule(&self, family: Family, chains: &BTreeMap<usize, String>) -> LegacyRule {
         let conditions = self.header();
         let statements = self.statements(chains);
         let planned = self.planned(&conditions, &statements, family);
-        let of_matches = self.matches.iter().flat_map(|one| {
-            extension_match(one.name, one.revision, one.info)
-                .unwrap_or_else(|| [Condition::Unknown(format!("-m {}", one.name))].into())
-        });
-        let counter = self.counter();
         let comment = self.matches.iter().rfind(|one| one.name == "comment");
         let comment = comment.and_then(|one| Attribute(one.info).text()).unwrap_or_default().to_owned();
-        LegacyRule {
-            seen: SeenRule {
-                conditions: conditions.iter().cloned().chain(of_matches).collect(),
-                statements,
-                counter,
-                comment,
-            },
-            planned,
+        let mut seen = SeenRule { conditions, statements: Vec::new(), counter: self.counter(), comment };
+        for one in &self.matches {
+            let known = extension_match(one.name, one.revision, one.info);
+            let known = known.unwrap_or_else(|| [Condition::Unknown(format!("-m {}", one.name))].into());
+            if seen.statements.is_empty() {
+                seen.conditions.extend(known);
+            } else {
+                seen.statements.extend(known.into_iter().map(Statement::If));
+            }
+            if matched_socket_marks(one.name, one.info) {
+                seen.statements.push(Statement::SetMark(None));
+            }
         }
+        seen.statements.extend(statements);
+        LegacyRule { seen, planned }
     }
 
     /// The rule as a plan has it, if one can have it.
@@ -340,7 +342,7 @@ impl<'a> LegacyEntry<'a> {
         Some(Counter { packets, bytes: number(self.layout.counters.checked_add(8)?)? })
     }
 
-    fn statements(&self, chains: &BTreeMap<usize, &str>) -> Vec<Statement> {
+    fn statements(&self, chains: &BTreeMap<usize, String>) -> Vec<Statement> {
         let Xt { name, revision, info } = self.target;
         if name != STANDARD {
             let unknown = || Statement::Unknown(format!("-j {name}"));
@@ -356,7 +358,7 @@ impl<'a> LegacyEntry<'a> {
                 // A rule without a target leads to the next one.
                 Some(next) if next == self.end() => return Vec::new(),
                 offset => offset.and_then(|offset| chains.get(&offset)).map(|name| {
-                    let chain = (*name).to_owned();
+                    let chain = name.clone();
                     if goes { Statement::Goto(chain) } else { Statement::Jump(chain) }
                 }),
             },
@@ -468,6 +470,22 @@ mod tests {
         let rules = &chains.chains["OUTPUT"].rules;
         assert_eq!(rules[0].seen.statements, [Statement::Unknown("-j".to_owned())]);
         assert!(!chains.are_understood() && !chains.is_empty());
+    }
+
+    /// A chain may have a name of any bytes.
+    #[test]
+    fn a_chain_whose_name_is_no_text_is_read() {
+        let mut named = [0; 112 + 64];
+        named[88..90].copy_from_slice(&112_u16.to_ne_bytes());
+        named[90..92].copy_from_slice(&176_u16.to_ne_bytes());
+        named[112..114].copy_from_slice(&64_u16.to_ne_bytes());
+        named[114..119].copy_from_slice(ERROR.as_bytes());
+        named[144..146].copy_from_slice(b"X\xff");
+        // A policy, the chain with one rule and the entry that ends it, and the entry that ends the table.
+        let entries = [entry(-2), named.into(), entry(-1), entry(-5), named.into()].concat();
+        let chains = chains(&entries, 0).unwrap();
+        let name = crate::ruleset::name_of_bytes(b"X\xff");
+        assert_eq!(chains.chains[&name].rules[0].seen.statements, [Statement::Drop]);
     }
 
     #[test]

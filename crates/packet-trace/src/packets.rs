@@ -4,6 +4,7 @@ use super::set::{Set, SetRelation, masked};
 use alloc::string::String;
 use core::net::IpAddr;
 use ipnet::IpNet;
+use netfilter_state::ruleset::name_bytes;
 use redirect_core::{
     rule::Protocol,
     values::{Family, InterfaceName},
@@ -284,7 +285,7 @@ pub(super) fn of_names(names: &[String]) -> Set {
 
 pub(crate) fn interface(name: &str) -> u128 {
     let mut bytes = [0; 16];
-    for (to, from) in bytes.iter_mut().zip(name.bytes()) {
+    for (to, from) in bytes.iter_mut().zip(name_bytes(name)) {
         *to = from;
     }
     u128::from_be_bytes(bytes)

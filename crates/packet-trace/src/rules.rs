@@ -27,8 +27,8 @@ use netfilter_state::{
     route_tables::RouteTables,
     routing::{self, FoundRouting, RoutingItem},
     ruleset::{
-        Api, Base, ChainState, Condition, Direction, HookList, HookOwner, Ruleset, SeenRule, Statement,
-        TableFamily, TableName,
+        Api, Base, ChainState, Condition, Direction, HookList, HookOwner, Plain, Ruleset, SeenRule,
+        Statement, TableFamily, TableName, TableState,
     },
 };
 use redirect_core::{
@@ -148,6 +148,8 @@ pub(super) enum Leads {
     Nowhere,
     /// To a chain.
     To(usize),
+    /// To the next one, for packets that fulfil this.
+    If(Test),
     /// To the result of a lookup: the elements of a map, in the order in which they are asked.
     By(Vec<Element>),
 }
@@ -248,29 +250,20 @@ impl TraceRules {
         family: Family,
         plan: Option<&RulePlan>,
     ) -> Self {
-        Self::read(ruleset, routing, &Reading::of(ruleset, family, plan, true))
-    }
-
-    /// The same, for a verdict: knows its own rules, but not the setting behind each.
-    pub(crate) fn of_verdict(
-        ruleset: &Ruleset,
-        routing: &[FoundRouting],
-        family: Family,
-        plan: &RulePlan,
-    ) -> Self {
-        Self::read(ruleset, routing, &Reading::of(ruleset, family, Some(plan), false))
+        Self::read(ruleset, routing, &Reading::of(ruleset, family, plan))
     }
 
     fn read(ruleset: &Ruleset, routing: &[FoundRouting], reading: &Reading<'_>) -> Self {
         let mut rules = Self::empty(reading.family);
         for (name, table) in ruleset.tables.iter().filter(|(name, _)| name.family.covers(reading.family)) {
+            let updated = updated_sets(table);
             for (chain_name, chain) in &table.chains {
                 // A dormant table's chains hang on no hook, and on no interface.
                 if let Some(device) = chain.device.as_ref().filter(|_| !table.dormant) {
                     rules.devices.push((device.direction, of_names(&device.devices), rules.chains.len()));
                 }
                 let base = chain.base.filter(|_| !table.dormant);
-                rules.chains.push(reading.chain(name, chain_name, chain, base));
+                rules.chains.push(reading.chain(name, (chain_name, chain), base, &updated));
             }
         }
         if let Some(hooks) = &ruleset.hooks {
@@ -351,7 +344,16 @@ impl TraceRules {
                         let (api, family) = (Api::Function, TableFamily::from(self.family));
                         (TableName { api, family, name: function.clone() }, function.clone())
                     }
-                    HookOwner::Chain(..) | HookOwner::Nat | HookOwner::Harmless(_) => continue,
+                    HookOwner::Chain(name, chain) => {
+                        let is_read = |table: &TableState| {
+                            table.chains.get(chain).is_some_and(|chain| chain.base.is_some())
+                        };
+                        if ruleset.tables.get(name).is_some_and(is_read) {
+                            continue;
+                        }
+                        (name.clone(), format!("chain {}, which could not be read", Plain(chain)))
+                    }
+                    HookOwner::Nat | HookOwner::Harmless(_) => continue,
                 };
                 let statements = [Statement::Unknown(words)].into();
                 let rule = WalkedRule::of(SeenRule { statements, ..SeenRule::default() }, self.family);
@@ -442,7 +444,7 @@ impl TraceRules {
                 let leads_there = rule.seen.statements.iter().any(
                     |statement| matches!(statement, Statement::Jump(to) | Statement::Goto(to) if belongs(to)),
                 );
-                is_native || rule.is_own || leads_there
+                is_native || rule.is_own || leads_there || belongs(&chain.name)
             });
             rules.map(|(number, rule)| MeshRule {
                 place: RuleLocation {
@@ -567,6 +569,19 @@ fn holds_plans_table(name: &TableName, table: Table) -> bool {
     }
 }
 
+/// The sets of a table that packets change: what is in one by the time when a packet asks is not known.
+fn updated_sets(table: &TableState) -> BTreeSet<&str> {
+    let statements = table.chains.values().flat_map(|chain| &chain.rules).flat_map(|rule| &rule.statements);
+    statements
+        .filter_map(|one| if let Statement::Updates(set) = one { Some(set.as_str()) } else { None })
+        .collect()
+}
+
+/// Whether a condition asks for one of these sets.
+fn asks_one_of(condition: &Condition, sets: &BTreeSet<&str>) -> bool {
+    matches!(condition, Condition::Among(is) if is.value.name.as_deref().is_some_and(|name| sets.contains(name)))
+}
+
 /// How a ruleset is made ready to be walked.
 struct Reading<'a> {
     family: Family,
@@ -574,20 +589,29 @@ struct Reading<'a> {
     planned: BTreeMap<Table, BTreeMap<Chain, Vec<&'a PlannedRule>>>,
     /// The names of a plan's chains, in either form.
     names: BTreeMap<String, OurChain>,
-    /// Whether the settings behind each rule of the mesh are looked for.
-    explains: bool,
 }
 
 impl<'a> Reading<'a> {
-    fn of(ruleset: &'a Ruleset, family: Family, plan: Option<&'a RulePlan>, explains: bool) -> Self {
-        let planned = plan.map(|plan| plan.explained_rules(family)).unwrap_or_default();
+    fn of(ruleset: &'a Ruleset, family: Family, plan: Option<&'a RulePlan>) -> Self {
+        let planned = plan.map(|plan| match plan.explained_rules(family) {
+            // Native tables have the rules of a plan for the other family, too.
+            none if none.is_empty() => plan.merged_rules(),
+            rules => rules,
+        });
+        let planned = planned.unwrap_or_default();
         let of_one =
             |ours: &OurChain| [(ours.name().into(), *ours), (nft_chain_name(&(*ours).into()), *ours)];
         let names = OurChain::ALL.iter().flat_map(of_one).collect();
-        Self { family, hooks: ruleset.hooks.as_ref(), planned, names, explains }
+        Self { family, hooks: ruleset.hooks.as_ref(), planned, names }
     }
 
-    fn chain(&self, table: &TableName, name: &str, chain: &ChainState, base: Option<Base>) -> WalkedChain {
+    fn chain(
+        &self,
+        table: &TableName,
+        (name, chain): (&str, &ChainState),
+        base: Option<Base>,
+        updated: &BTreeSet<&str>,
+    ) -> WalkedChain {
         let of_plan = Table::ALL.iter().copied().find(|one| holds_plans_table(table, *one));
         let ours = of_plan.and_then(|_| self.names.get(name).copied());
         let chain_of_plan = ours
@@ -595,13 +619,14 @@ impl<'a> Reading<'a> {
         let candidates = of_plan
             .and_then(|table| self.planned.get(&table)?.get(&chain_of_plan?))
             .map_or(&[][..], Vec::as_slice);
-        let is_own_chain = ours.is_some() || Chain::named(name).belongs_to_mesh();
-        let is_asked = self.explains || !is_own_chain;
-        let planned = if is_asked { Planned::of(candidates, self.family) } else { Planned::default() };
+        // Without a plan, what its chains hold is taken to be the mesh's.
+        let is_own_chain = ours.is_some() && self.planned.is_empty();
+        let mut planned = Planned::of(candidates);
         let walked = chain.rules.iter().map(|seen| {
             let mut rule = WalkedRule::of(seen.clone(), self.family);
-            rule.origins = planned.origins(seen, self.family);
-            rule.is_own = is_own_chain || !rule.origins.is_empty();
+            rule.doubt(updated);
+            let (origins, is_in_place) = planned.find(seen, self.family);
+            (rule.origins, rule.is_own) = (origins, is_own_chain || is_in_place);
             rule
         });
         WalkedChain {
@@ -641,6 +666,9 @@ impl Leads {
             };
             return Self::By(map.asked().filter_map(element).collect());
         }
+        if let Statement::If(condition) = statement {
+            return Self::If(Test::of(condition, family));
+        }
         chain(statement).map_or(Self::Nowhere, Self::To)
     }
 }
@@ -650,6 +678,25 @@ impl WalkedRule {
         let tests: Vec<Test> = seen.conditions.iter().map(|condition| Test::of(condition, family)).collect();
         let cost = cost(&tests);
         Self { seen, tests, leads: Vec::new(), origins: Vec::new(), is_own: false, run: None, cost }
+    }
+
+    /// What it asks of these sets is not known.
+    fn doubt(&mut self, sets: &BTreeSet<&str>) {
+        if sets.is_empty() {
+            return;
+        }
+        for (test, condition) in self.tests.iter_mut().zip(&self.seen.conditions) {
+            if asks_one_of(condition, sets) {
+                *test = Test::Unknown;
+            }
+        }
+        for statement in &mut self.seen.statements {
+            if let Statement::If(condition) = statement
+                && asks_one_of(condition, sets)
+            {
+                *condition = Condition::Unknown(condition.to_string());
+            }
+        }
     }
 
     /// A condition in words.

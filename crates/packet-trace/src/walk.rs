@@ -24,7 +24,7 @@ use super::{
 };
 use alloc::{collections::BTreeSet, string::ToString, vec::Vec};
 use core::net::{IpAddr, SocketAddr};
-use netfilter_state::ruleset::{Direction, Statement};
+use netfilter_state::ruleset::Direction;
 use redirect_core::rule::{Hook, Protocol};
 
 /// How many chains deep a ruleset is followed; the kernel allows 16.
@@ -83,6 +83,8 @@ pub(super) struct Causes {
     pub(super) left_early: Option<ChainRule>,
     /// The rule of other programs that kept connection tracking from it.
     pub(super) untracked: Option<ChainRule>,
+    /// The rule of other programs that decided that its destination stays as it is.
+    pub(super) bound: Option<ChainRule>,
     /// The last rule of other programs that changed its mark or its connection's.
     pub(super) marked: Option<ChainRule>,
     /// The route that keeps in the pod what is sent to others: the number of its words.
@@ -97,6 +99,8 @@ pub(super) enum Cause {
     Policy(usize),
     /// A policy rule, a route or `lo`: the number of its words.
     Route(usize),
+    /// Nothing that is known.
+    Nothing,
 }
 
 /// Every way that packets take.
@@ -575,7 +579,7 @@ impl<'a> Walk<'a> {
             self.note_rule(chain, rule, |_| Outcome::Matched);
             return Ok(true);
         };
-        let matters = rule.seen.statements.iter().any(|one| !matches!(one, Statement::Harmless(_)));
+        let matters = rule.seen.statements.iter().any(|one| !one.leaves_all());
         let met = matters && self.assume(|| Unknown::Rule(rule.seen.to_string()))?;
         self.note_rule(chain, rule, |_| Outcome::Unknown(rule.condition(number)));
         Ok(met)

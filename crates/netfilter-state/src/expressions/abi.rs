@@ -237,6 +237,7 @@ pub mod attribute {
         pub const BASE: u16 = 2;
         pub const OFFSET: u16 = 3;
         pub const LENGTH: u16 = 4;
+        pub const SOURCE: u16 = 5;
     }
     pub mod bitwise {
         pub const SOURCE: u16 = 1;
@@ -307,8 +308,15 @@ pub mod attribute {
         pub const FLAGS: u16 = 3;
     }
     pub mod dynamic_set {
-        pub const EXPRESSION: u16 = 7;
-        pub const EXPRESSIONS: u16 = 10;
+        pub const SET: u16 = 1;
+        pub const SET_ID: u16 = 2;
+    }
+    /// Of an expression that reads or writes an extension header, or an option of TCP.
+    pub mod extension_header {
+        pub const TYPE: u16 = 2;
+        pub const OPERATION: u16 = 6;
+        pub const SOURCE: u16 = 7;
+        pub const DESTINATION: u16 = 1;
     }
     pub mod set {
         pub const TABLE: u16 = 1;
@@ -382,6 +390,12 @@ pub mod ethertype {
 
 /// Keys of the meta expression.
 pub mod meta {
+    pub const LENGTH: u32 = 0;
+    pub const PRIORITY: u32 = 2;
+    pub const TRACE: u32 = 12;
+    pub const SECURITY_MARK: u32 = 14;
+    pub const PROCESSOR: u32 = 20;
+    pub const RANDOM: u32 = 24;
     pub const ETHERTYPE: u32 = 1;
     pub const MARK: u32 = 3;
     pub const IN_INDEX: u32 = 4;
@@ -398,8 +412,25 @@ pub mod meta {
 pub mod ct {
     pub const STATE: u32 = 0;
     pub const DIRECTION: u32 = 1;
+    pub const STATUS: u32 = 2;
     pub const MARK: u32 = 3;
+    pub const SECURITY_MARK: u32 = 4;
+    pub const LABELS: u32 = 13;
     pub const ZONE: u32 = 17;
+    pub const EVENTS: u32 = 18;
+    pub const ID: u32 = 23;
+}
+
+/// Bits of the status of a connection (`IPS_SRC_NAT`, `IPS_DST_NAT`).
+pub mod status {
+    pub const SOURCE_TRANSLATED: u32 = 0x10;
+    pub const DESTINATION_TRANSLATED: u32 = 0x20;
+}
+
+/// Operations of the exthdr expression, and the option of TCP for the size of segments.
+pub mod extension_header {
+    pub const TCP_OPTION: u32 = 1;
+    pub const SEGMENT_SIZE: u8 = 2;
 }
 
 /// Bits of the state of a connection, the same in the ct expression and in xt's conntrack match.
@@ -448,9 +479,13 @@ pub mod fib {
 
 /// Types of stateful objects (`NFT_OBJECT_*`).
 pub mod object {
+    pub const COUNTER: u32 = 1;
     pub const QUOTA: u32 = 2;
+    pub const HELPER: u32 = 3;
     pub const LIMIT: u32 = 4;
     pub const CONNECTION_LIMIT: u32 = 5;
+    pub const TIMEOUT: u32 = 7;
+    pub const SECURITY_MARK: u32 = 8;
     pub const SYNPROXY: u32 = 10;
 }
 

@@ -148,6 +148,8 @@ pub(crate) fn asked(conditions: Vec<Condition>) -> Option<Vec<Match>> {
             | Condition::IsReply(_)
             | Condition::Local(_)
             | Condition::Among(_)
+            | Condition::Connection
+            | Condition::Translated(_)
             | Condition::Unknown(_) => return None,
         });
     }

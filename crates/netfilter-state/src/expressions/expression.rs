@@ -32,6 +32,39 @@ impl Expressions<'_> {
         self.expression(name, |data| numbers.iter().for_each(|(kind, number)| data.u32(*kind, *number)));
     }
 
+    #[cfg(test)]
+    pub(crate) fn value_in(&mut self, to: u32, value: &[u8]) {
+        self.expression("immediate", |data| {
+            data.u32(attribute::immediate::REGISTER, to);
+            data.nested(attribute::immediate::DATA, |data| data.bytes(attribute::data::VALUE, value));
+        });
+    }
+
+    #[cfg(test)]
+    pub(crate) fn store_meta(&mut self, key: u32, from: u32) {
+        self.numbers("meta", &[(attribute::meta::KEY, key), (attribute::meta::SOURCE, from)]);
+    }
+
+    #[cfg(test)]
+    pub(crate) fn payload_in(&mut self, to: u32, base: u32, offset: u32, length: u32) {
+        let numbers = [
+            (attribute::payload::DESTINATION, to),
+            (attribute::payload::BASE, base),
+            (attribute::payload::OFFSET, offset),
+            (attribute::payload::LENGTH, length),
+        ];
+        self.numbers("payload", &numbers);
+    }
+
+    #[cfg(test)]
+    pub(crate) fn compare_in(&mut self, register: u32, value: &[u8]) {
+        self.expression("cmp", |data| {
+            data.u32(attribute::cmp::REGISTER, register);
+            data.u32(attribute::cmp::OPERATOR, operator::EQUAL);
+            data.nested(attribute::cmp::DATA, |data| data.bytes(attribute::data::VALUE, value));
+        });
+    }
+
     /// Loads something about a packet.
     pub(crate) fn meta(&mut self, key: u32) {
         self.numbers("meta", &[(attribute::meta::KEY, key), (attribute::meta::DESTINATION, register::FIRST)]);

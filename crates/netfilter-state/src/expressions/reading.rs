@@ -63,7 +63,7 @@ impl Field {
             Self::Payload { base: base::NETWORK, offset: 24, length: 16 } => {
                 (Selector::Destination(Family::V6), 16)
             }
-            Self::Payload { base: base::NETWORK, offset: 9 | 6, length: 1 } => (Selector::Protocol, 1),
+            Self::Payload { base: base::NETWORK, offset: 9, length: 1 } => (Selector::Protocol, 1),
             Self::Payload { base: base::TRANSPORT, offset: 0, length: 2 } => (Selector::SourcePort, 2),
             Self::Payload { base: base::TRANSPORT, offset: 2, length: 2 } => (Selector::DestinationPort, 2),
             Self::Payload { base: base::TRANSPORT, offset: TCP_FLAGS, length: 1 } => (Selector::TcpFlags, 1),
@@ -74,7 +74,71 @@ impl Field {
             | Self::AddressType(_) => return None,
         })
     }
+
+    /// How many bytes a load of it takes in a register; of what is not known, the most.
+    pub(crate) const fn width(self) -> usize {
+        match self {
+            Self::Meta(meta::FAMILY | meta::PROTOCOL) | Self::Ct(ct::DIRECTION) => 1,
+            Self::Meta(meta::ETHERTYPE) | Self::Ct(ct::ZONE) => 2,
+            Self::Meta(
+                meta::LENGTH
+                | meta::PRIORITY
+                | meta::MARK
+                | meta::IN_INDEX
+                | meta::OUT_INDEX
+                | meta::SOCKET_USER
+                | meta::SOCKET_GROUP
+                | meta::SECURITY_MARK
+                | meta::PROCESSOR
+                | meta::RANDOM,
+            )
+            | Self::Ct(ct::STATE | ct::STATUS | ct::MARK | ct::SECURITY_MARK | ct::EVENTS | ct::ID)
+            | Self::AddressType(_) => 4,
+            Self::Meta(_) | Self::Ct(_) | Self::CtOneWay(..) => loaded::WIDEST,
+            Self::Payload { length, .. } => length as usize,
+        }
+    }
+
+    /// Whether a packet may lack it: loading it then ends the rule (`NFT_BREAK`). Each that no packet of IP lacks is listed.
+    pub(crate) const fn may_lack(self) -> bool {
+        match self {
+            // `nft_meta_get_eval`: kept in the packet itself, or 0 or an empty name without one.
+            Self::Meta(
+                meta::LENGTH
+                | meta::ETHERTYPE
+                | meta::PRIORITY
+                | meta::MARK
+                | meta::IN_INDEX
+                | meta::OUT_INDEX
+                | meta::IN_INTERFACE
+                | meta::OUT_INTERFACE
+                | meta::TRACE
+                | meta::SECURITY_MARK
+                | meta::FAMILY
+                | meta::PROTOCOL
+                | meta::PROCESSOR
+                | meta::RANDOM,
+            )
+            // `nft_ct_get_eval`: known before a connection is looked for.
+            | Self::Ct(ct::STATE)
+            // `nft_fib4_eval_type`: some type every address has.
+            | Self::AddressType(_) => false,
+            // `nft_payload_eval`: within the headers that a segment or a datagram has.
+            Self::Payload { base: base::NETWORK, offset, length } => {
+                offset.saturating_add(length) > SHORTEST_HEADER
+                    && !matches!((offset, length), (8 | 24, ..=16))
+            }
+            Self::Payload { base: base::TRANSPORT, offset, length } => {
+                offset.saturating_add(length) > SHORTEST_TRANSPORT && !(offset == TCP_FLAGS && length == 1)
+            }
+            Self::Meta(_) | Self::Ct(_) | Self::CtOneWay(..) | Self::Payload { .. } => true,
+        }
+    }
 }
+
+/// The shortest header of IP, and of a datagram.
+const SHORTEST_HEADER: u32 = 20;
+const SHORTEST_TRANSPORT: u32 = 8;
 
 /// An expression. Two are equal when they do the same; what they use of sets is not compared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -127,7 +191,7 @@ pub(crate) enum Expression<'a> {
     },
     Verdict {
         code: u32,
-        chain: Option<&'a str>,
+        chain: Option<Attribute<'a>>,
     },
     Redirect {
         first: Option<u32>,
@@ -347,7 +411,7 @@ impl<'a> Expression<'a> {
         let verdict = content.find(attribute::data::VERDICT)?.attributes();
         Some(Self::Verdict {
             code: number(verdict, attribute::verdict::CODE)?,
-            chain: verdict.find(attribute::verdict::CHAIN).and_then(Attribute::text),
+            chain: verdict.find(attribute::verdict::CHAIN),
         })
     }
 }
@@ -380,7 +444,8 @@ pub(crate) const fn negated(operator: u32) -> Option<bool> {
 /// The chain a rule jumps or goes to.
 pub(crate) fn jump_of(expressions: Attributes<'_>) -> Option<&str> {
     let mut expressions = expressions.filter_map(|(_, element)| Expression::read(element));
-    expressions.find_map(|read| if let Expression::Verdict { chain, .. } = read { chain } else { None })
+    expressions
+        .find_map(|read| if let Expression::Verdict { chain, .. } = read { chain?.text() } else { None })
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use super::{
     expression::TCP_FLAGS,
     reading::{
         self, Bits, Expression, Field, Loaded, Lookup, Origin, Registers, Xt,
-        sets::{Found, Why},
+        sets::{self, Found, Why},
     },
     wire::{Attribute, Attributes, number},
 };
@@ -20,11 +20,11 @@ use alloc::{
     string::String,
     vec::Vec,
 };
+use comparisons::{FIRST_HEADER, compared, ranged};
 pub(crate) use comparisons::{address, interface, prefix_of, protocol};
-use comparisons::{compared, ranged};
-pub(crate) use extensions::{extension_match, extension_target};
+pub(crate) use extensions::{extension_match, extension_target, matched_socket_marks};
 use redirect_core::{
-    rule::{Equality, Match},
+    rule::{Equality, Match, Protocol},
     values::{Family, PortRange},
 };
 
@@ -55,8 +55,9 @@ pub(crate) fn rule_with(
     for (_, element) in expressions {
         if let Some(("counter", data)) = reading::name_and_data(element) {
             reader.rule.counter = counter(data).or(reader.rule.counter);
-        } else if let Some(expression) = Expression::read(element) {
-            reader.expression(expression);
+        } else {
+            let nameless = Expression::Other { name: "?", data: element.attributes() };
+            reader.expression(Expression::read(element).unwrap_or(nameless));
         }
     }
     // Two comparisons of order, one behind the other, are how nft writes a range.
@@ -84,17 +85,15 @@ fn field_name(field: Field) -> Cow<'static, str> {
         Field::Ct(ct::MARK) => "ct mark".into(),
         Field::Ct(ct::ZONE) | Field::CtOneWay(ct::ZONE, _) => "ct zone".into(),
         Field::Ct(key) | Field::CtOneWay(key, _) => alloc::format!("ct {key}").into(),
-        Field::Payload { base, offset, length } => {
-            payload_name(base, offset, length).unwrap_or("payload").into()
-        }
+        Field::Payload { .. } => payload_name(field).unwrap_or("payload").into(),
         Field::AddressType(Endpoint::Source) => "fib saddr type".into(),
         Field::AddressType(Endpoint::Destination) => "fib daddr type".into(),
     }
 }
 
 /// What a register holds, as nft calls it.
-fn name_of(loaded: &Loaded<'_>) -> String {
-    match loaded.origin {
+fn name_of(origin: Origin<'_>) -> String {
+    match origin {
         Origin::Field(field) => field_name(field).into_owned(),
         Origin::Value(_) => "value".to_owned(),
         Origin::Other(name) => name.to_owned(),
@@ -117,8 +116,9 @@ const fn meta_name(key: u32) -> Option<&'static str> {
     })
 }
 
-const fn payload_name(from: u32, offset: u32, length: u32) -> Option<&'static str> {
-    Some(match (from, offset, length) {
+const fn payload_name(field: Field) -> Option<&'static str> {
+    let Field::Payload { base, offset, length } = field else { return None };
+    Some(match (base, offset, length) {
         (base::NETWORK, 12, 4) => "ip saddr",
         (base::NETWORK, 16, 4) => "ip daddr",
         (base::NETWORK, 8, 16) => "ip6 saddr",
@@ -136,24 +136,50 @@ pub(crate) struct Reader<'a, 's> {
     family: Option<Family>,
     pub(crate) registers: Registers<'a>,
     pub(crate) rule: SeenRule,
+    /// What was loaded that a packet may lack, and what it has to have. What compares it says so itself.
+    lacking: Vec<(Origin<'a>, Condition)>,
+    /// Whether the rule has done something by then.
+    has_acted: bool,
     sets: &'s Sets,
     looked_up: &'s mut usize,
 }
 
 impl<'a, 's> Reader<'a, 's> {
     pub(crate) fn new(family: Option<Family>, sets: &'s Sets, looked_up: &'s mut usize) -> Self {
-        Self { family, registers: Registers::default(), rule: SeenRule::default(), sets, looked_up }
+        Self {
+            family,
+            registers: Registers::default(),
+            rule: SeenRule::default(),
+            lacking: Vec::new(),
+            has_acted: false,
+            sets,
+            looked_up,
+        }
     }
 
+    /// Something that the rule does with the packets that it has not let go by then.
     fn statement(&mut self, statement: Statement) {
+        if !statement.leaves_all() {
+            for (_, lacks) in core::mem::take(&mut self.lacking) {
+                self.condition(lacks);
+            }
+            self.has_acted = true;
+            self.registers.outdate(|field| is_changed(field, &statement));
+        }
         self.rule.statements.push(statement);
     }
 
     pub(crate) fn expression(&mut self, expression: Expression<'a>) {
         match expression {
             Expression::Counter => {}
-            Expression::Load { to, field } => self.registers.load(to, Origin::Field(field)),
-            Expression::Value { to, value } => self.registers.load(to, Origin::Value(value)),
+            Expression::Load { to, field } => {
+                let origin = self.understood(field);
+                if field.may_lack() {
+                    self.may_lack(origin);
+                }
+                self.registers.load(to, origin, field.width());
+            }
+            Expression::Value { to, value } => self.registers.load(to, Origin::Value(value), value.len()),
             Expression::Bitwise { from, to, mask, flip, .. } => {
                 if self.registers.change(from, to, mask, flip).is_none() {
                     self.registers.forget(Origin::Other("bitwise"));
@@ -176,6 +202,9 @@ impl<'a, 's> Reader<'a, 's> {
             }
             Expression::Match(Xt { name, revision, info }) => {
                 self.conditions(extension_match(name, revision, info), || alloc::format!("-m {name}"));
+                if matched_socket_marks(name, info) {
+                    self.statement(Statement::SetMark(None));
+                }
             }
             Expression::Target(Xt { name, revision, info }) => {
                 let statement = extension_target(name, revision, info);
@@ -184,13 +213,25 @@ impl<'a, 's> Reader<'a, 's> {
             }
             Expression::Store { field, from } => {
                 let from = from.and_then(|from| self.registers.get(from));
-                self.statement(stored(field, from));
+                let statement = stored(field, from);
+                // These know themselves what becomes of a packet without a connection.
+                let keeps_bits = matches!(statement, Statement::SetConnMark { mask, .. } if mask != u32::MAX);
+                let restores =
+                    matches!(statement, Statement::RestoreMark | Statement::RestoreMarkBits { .. });
+                if keeps_bits || restores {
+                    self.lacking.retain(|(origin, _)| *origin != Origin::Field(Field::Ct(ct::MARK)));
+                }
+                self.statement(statement);
             }
-            Expression::Write { field, .. } => self.statement(written(field)),
-            Expression::Verdict { code, chain } => match decided(code, chain) {
-                Some(statement) => self.statement(statement),
-                None => self.unknown("immediate"),
-            },
+            Expression::Write { field, data } => {
+                let from = data.find(attribute::payload::SOURCE).and_then(Attribute::u32);
+                let from = from.and_then(|from| self.registers.get(from));
+                self.statement(written(field, from, self.family));
+            }
+            Expression::Verdict { code, chain } => {
+                let decided = decided(code, chain.map(Attribute::name));
+                self.statement(decided.unwrap_or_else(|| Statement::Unknown("immediate".to_owned())));
+            }
             Expression::Lookup(lookup) => self.lookup(lookup),
             Expression::Redirect { first, last, .. } => {
                 let statement = self.redirected(first, last);
@@ -208,11 +249,39 @@ impl<'a, 's> Reader<'a, 's> {
                 let port = port.and_then(|port| self.port_in(port));
                 self.statement(Statement::Tproxy { port, mark: None, ends: false });
             }
-            Expression::Other { name, data } => match statement_named(name, data) {
-                Some(statement) => self.rule.statements.extend(statement),
-                None => self.other(name, data),
-            },
+            Expression::Other { name, data } => self.other(name, data),
         }
+    }
+
+    /// The field that a load is about, if that is certain: of a header of IP only for a family that is known by then, and of TCP's only
+    /// for its segments.
+    fn understood(&self, field: Field) -> Origin<'a> {
+        let is_known = match (field, self.family) {
+            (Field::Payload { base: base::NETWORK, offset, length }, Some(Family::V4)) => {
+                matches!((offset, length), (12 | 16, 1..=4) | (9, 1) | (0, 2) | (1, 1))
+            }
+            (Field::Payload { base: base::NETWORK, offset, length }, Some(Family::V6)) => {
+                matches!((offset, length), (8 | 24, 1..=16) | (FIRST_HEADER, 1) | (0, 2))
+            }
+            (Field::Payload { base: base::TRANSPORT, offset: TCP_FLAGS, .. }, _) => {
+                self.rule.conditions.contains(&Condition::Plain(Match::Protocol(Protocol::Tcp)))
+            }
+            (Field::Payload { base: base::TRANSPORT, .. }, _) => true,
+            (Field::Payload { .. }, _) => false,
+            (Field::Meta(_) | Field::Ct(_) | Field::CtOneWay(..) | Field::AddressType(_), _) => true,
+        };
+        if is_known { Origin::Field(field) } else { Origin::Other(payload_name(field).unwrap_or("payload")) }
+    }
+
+    /// Packets that lack what was loaded go no farther in the rule.
+    fn may_lack(&mut self, origin: Origin<'a>) {
+        let lacks = match origin {
+            Origin::Field(Field::Ct(
+                ct::DIRECTION | ct::STATUS | ct::MARK | ct::SECURITY_MARK | ct::ZONE | ct::ID,
+            )) => Condition::Connection,
+            origin => Condition::Unknown(name_of(origin)),
+        };
+        self.lacking.push((origin, lacks));
     }
 
     /// The condition that an expression puts on a register.
@@ -223,8 +292,11 @@ impl<'a, 's> Reader<'a, 's> {
         read: impl FnOnce(&Loaded<'_>) -> Option<C>,
     ) {
         let loaded = self.registers.get(register);
+        if let Some(loaded) = loaded {
+            self.lacking.retain(|(origin, _)| *origin != loaded.origin);
+        }
         self.conditions(loaded.as_ref().and_then(read), || {
-            loaded.map_or_else(|| name.to_owned(), |loaded| name_of(&loaded))
+            loaded.map_or_else(|| name.to_owned(), |loaded| name_of(loaded.origin))
         });
     }
 
@@ -244,11 +316,16 @@ impl<'a, 's> Reader<'a, 's> {
         if let Condition::Family(Equality { value, not: false }) = condition {
             self.family = Some(value);
         }
-        self.rule.conditions.push(condition);
+        // In the kernel's order: of a rule that has done something already, only the rest depends on it.
+        if self.has_acted {
+            self.rule.statements.push(Statement::If(condition));
+        } else {
+            self.rule.conditions.push(condition);
+        }
     }
 
     fn unknown(&mut self, words: impl Into<String>) {
-        self.rule.conditions.push(Condition::Unknown(words.into()));
+        self.condition(Condition::Unknown(words.into()));
     }
 
     /// The port that a register holds.
@@ -270,10 +347,10 @@ impl<'a, 's> Reader<'a, 's> {
     fn lookup(&mut self, lookup: Lookup<'a>) {
         match self.found(lookup) {
             Ok(found) if lookup.is_verdict_map() => self.map(found),
-            Ok(found) => self.rule.conditions.push(among(found.among, lookup.is_inverted())),
+            Ok(found) => self.condition(among(found.among, lookup.is_inverted())),
             Err(why) => {
                 let loaded = self.registers.looked_up(lookup);
-                let what = loaded.map_or_else(|| "something".to_owned(), |loaded| name_of(&loaded));
+                let what = loaded.map_or_else(|| "something".to_owned(), |loaded| name_of(loaded.origin));
                 if lookup.is_verdict_map() {
                     self.statement(Statement::Unknown(alloc::format!("{what} in a verdict map, {why}")));
                 } else {
@@ -282,7 +359,7 @@ impl<'a, 's> Reader<'a, 's> {
             }
         }
         if let Some(to) = lookup.loads() {
-            self.registers.load(to, Origin::Other("map"));
+            self.registers.load(to, Origin::Other("map"), 0);
         }
     }
 
@@ -296,11 +373,15 @@ impl<'a, 's> Reader<'a, 's> {
         let parts = self.registers.parts_looked_up(lookup, set.key_length());
         let found = set.look_up(&name, &parts.ok_or("a set")?)?;
         *self.looked_up = looked_up;
+        // Of these, a packet that lacks them has none of the set's values.
+        if let Some(loaded) = self.registers.looked_up(lookup) {
+            self.lacking.retain(|(origin, _)| *origin != loaded.origin);
+        }
         Ok(found)
     }
 
     fn map(&mut self, found: Found) {
-        let decided = |(code, chain): &(u32, Option<String>)| decided(*code, chain.as_deref());
+        let decided = |(code, chain): &(u32, Option<String>)| decided(*code, chain.clone());
         match found.verdicts.iter().map(decided).collect::<Option<Vec<_>>>() {
             Some(verdicts) if verdicts.len() == found.among.values.len() => {
                 self.statement(Statement::Map(VerdictMap { among: found.among, verdicts }));
@@ -309,30 +390,79 @@ impl<'a, 's> Reader<'a, 's> {
         }
     }
 
-    /// An unsupported one: a condition, unless it loads or changes a register and compares nothing.
+    /// One of those that are known by name. What is on no list may do anything.
     fn other(&mut self, name: &'a str, data: Attributes<'a>) {
         // These begin with the register they check.
         let looked_at =
             || data.find(1).and_then(Attribute::u32).and_then(|register| self.registers.get(register));
         match name {
-            "fib" | "socket" | "rt" | "osf" | "numgen" | "hash" | "exthdr" | "tunnel" | "xfrm"
-            | "byteorder" | "meta" | "ct" | "payload" | "inner" => {
+            "exthdr" if data.find(attribute::extension_header::DESTINATION).is_none() => {
+                self.unknown("exthdr");
+                self.statement(header_written(data));
+            }
+            "fib" | "socket" | "rt" | "osf" | "exthdr" | "tunnel" | "xfrm" | "inner" => {
+                self.may_lack(Origin::Other(name));
                 self.registers.forget(Origin::Other(name));
             }
+            // These always have a value.
+            "numgen" | "hash" | "byteorder" => self.registers.forget(Origin::Other(name)),
             "bitwise" => {
                 let origin = looked_at().map_or(Origin::Other(name), |loaded| loaded.origin);
                 self.registers.forget(origin);
+                self.registers.outdate(|_| true);
             }
             "cmp" | "range" => {
-                let words = looked_at().map_or_else(|| name.to_owned(), |loaded| name_of(&loaded));
+                let words = looked_at().map_or_else(|| name.to_owned(), |loaded| name_of(loaded.origin));
                 self.unknown(words);
             }
             "match" => {
                 let name = data.find(attribute::xt::NAME).and_then(Attribute::text).unwrap_or("?");
                 self.unknown(alloc::format!("-m {name}"));
             }
-            name => self.unknown(name),
+            // Packets beyond them skip the rest of the rule.
+            "limit" | "quota" | "connlimit" => self.unknown(name),
+            "dynset" => {
+                // A full set ends the rule, and so may what it does for each element.
+                self.unknown(name);
+                let set = sets::name_of(data, attribute::dynamic_set::SET, attribute::dynamic_set::SET_ID);
+                self.statement(Statement::Updates(set.unwrap_or_default()));
+            }
+            "objref" => {
+                let kind = data.find(attribute::object_reference::TYPE).and_then(Attribute::u32);
+                match object(kind) {
+                    Some(statement) => self.statement(statement),
+                    None => self.unknown(name),
+                }
+            }
+            name => match statement_named(name, data) {
+                Some(statement) => self.rule_does(statement),
+                None => {
+                    self.registers.forget(Origin::Other(name));
+                    self.statement(Statement::Unknown(name.to_owned()));
+                }
+            },
         }
+    }
+
+    fn rule_does(&mut self, statement: Option<Statement>) {
+        if let Some(statement) = statement {
+            self.statement(statement);
+        }
+    }
+}
+
+/// Whether a field is another one behind a statement.
+const fn is_changed(field: Field, statement: &Statement) -> bool {
+    match statement {
+        Statement::SetMark(_)
+        | Statement::SetMarkBits { .. }
+        | Statement::RestoreMark
+        | Statement::RestoreMarkBits { .. } => matches!(field, Field::Meta(meta::MARK)),
+        Statement::SaveMark | Statement::SaveMarkBits { .. } | Statement::SetConnMark { .. } => {
+            matches!(field, Field::Ct(ct::MARK))
+        }
+        Statement::Untrack | Statement::Zone(_) => matches!(field, Field::Ct(_) | Field::CtOneWay(..)),
+        _ => true,
     }
 }
 
@@ -391,34 +521,54 @@ fn among(among: SetLookup, not: bool) -> Condition {
     found.unwrap_or(Condition::Among(Equality { value: among, not }))
 }
 
-/// What an expression does that is known by its name alone, if it does anything; `None` for another.
+/// What an expression does that is known by its name alone, if it does anything; `None` for one that is not known.
 fn statement_named(name: &str, data: Attributes<'_>) -> Option<Option<Statement>> {
     Some(Some(match name {
+        // `nft_last.c`: notes when.
         "last" => return Some(None),
-        "objref" => match data.find(attribute::object_reference::TYPE).and_then(Attribute::u32) {
-            // These are conditions: packets beyond the limit skip the rest of the rule. Any of them may also come from a map.
-            Some(object::QUOTA | object::LIMIT | object::CONNECTION_LIMIT) | None => return None,
-            Some(object::SYNPROXY) => Statement::Rewrite("synproxy".to_owned()),
-            Some(_) => Statement::Harmless(name.to_owned()),
-        },
-        // What it does for each element, such as limiting it, may be a condition.
-        "dynset"
-            if [attribute::dynamic_set::EXPRESSION, attribute::dynamic_set::EXPRESSIONS]
-                .into_iter()
-                .any(|kind| data.find(kind).is_some()) =>
-        {
-            return None;
+        // `nft_log.c`: reports the packet.
+        "log" => Statement::Harmless(name.to_owned()),
+        "nat" if data.find(attribute::nat::TYPE)?.u32()? == TRANSLATE_DESTINATION => {
+            Statement::Translate("DNAT".to_owned())
         }
-        "log" | "dynset" | "dup" => Statement::Harmless(name.to_owned()),
-        "nat" if data.find(1)?.u32()? == TRANSLATE_DESTINATION => Statement::Translate("DNAT".to_owned()),
         "nat" => Statement::TranslateSource("SNAT".to_owned()),
         "masq" => Statement::TranslateSource("MASQUERADE".to_owned()),
         "notrack" => Statement::Untrack,
         "queue" => Statement::Queue,
         "reject" => Statement::Reject,
-        "synproxy" | "fwd" | "flow_offload" => Statement::Rewrite(name.to_owned()),
+        // A copy of a segment may end the connection.
+        "dup" | "synproxy" | "fwd" | "flow_offload" => Statement::Rewrite(name.to_owned()),
         _ => return None,
     }))
+}
+
+/// What a reference to a stateful object does; `None` for a condition: packets beyond a limit skip the rest of the rule, and so do those
+/// for which a map has no object.
+fn object(kind: Option<u32>) -> Option<Statement> {
+    Some(match kind? {
+        object::QUOTA | object::LIMIT | object::CONNECTION_LIMIT => return None,
+        // `nft_counter.c` counts; `nft_ct.c` gives the connection a helper or other timeouts; `nft_meta.c` sets what security modules read.
+        object::COUNTER | object::HELPER | object::TIMEOUT | object::SECURITY_MARK => {
+            Statement::Harmless("objref".to_owned())
+        }
+        object::SYNPROXY => Statement::Rewrite("synproxy".to_owned()),
+        _ => Statement::Rewrite("objref".to_owned()),
+    })
+}
+
+/// What writing an extension header or an option of TCP does.
+fn header_written(data: Attributes<'_>) -> Statement {
+    use attribute::extension_header::{OPERATION, SOURCE, TYPE};
+    let is_segment_size = data.find(OPERATION).and_then(Attribute::u32)
+        == Some(abi::extension_header::TCP_OPTION)
+        && data.find(TYPE).is_some_and(|kind| kind.0 == [abi::extension_header::SEGMENT_SIZE])
+        && data.find(SOURCE).is_some();
+    if is_segment_size {
+        // `nft_exthdr_tcp_set_eval`: only ever makes it smaller.
+        Statement::Harmless("tcp option maxseg set".to_owned())
+    } else {
+        Statement::Rewrite("exthdr set".to_owned())
+    }
 }
 
 /// What storing something in a field does.
@@ -449,9 +599,15 @@ fn stored(field: Field, from: Option<Loaded<'_>>) -> Statement {
             None => Statement::Unknown(alloc::format!("{} set", field_name(field))),
         },
         (Field::Ct(ct::ZONE), ..) => bytes.and_then(|bytes| bytes.try_into().ok()).map_or_else(
-            || Statement::Harmless("ct zone set".to_owned()),
+            || Statement::Unknown("ct zone set".to_owned()),
             |zone| Statement::Zone(u16::from_ne_bytes(zone)),
         ),
+        // `nft_meta_set_eval`: for queues, for traces, for security modules; `nft_ct_set_eval`: for who listens to connection tracking.
+        (
+            Field::Meta(meta::PRIORITY | meta::TRACE | meta::SECURITY_MARK)
+            | Field::Ct(ct::LABELS | ct::EVENTS | ct::SECURITY_MARK),
+            ..,
+        ) => Statement::Harmless(alloc::format!("{} set", field_name(field))),
         (
             Field::Meta(_)
             | Field::Ct(_)
@@ -460,7 +616,7 @@ fn stored(field: Field, from: Option<Loaded<'_>>) -> Statement {
             | Field::AddressType(_),
             _,
             _,
-        ) => Statement::Harmless(alloc::format!("{} set", field_name(field))),
+        ) => Statement::Rewrite(alloc::format!("{} set", field_name(field))),
     }
 }
 
@@ -475,29 +631,39 @@ fn changed(field: Field, from: Option<Loaded<'_>>) -> Option<(u32, u32)> {
     }
 }
 
-/// What writing to the packet does.
-fn written(field: Field) -> Statement {
-    match field {
-        Field::Payload { base, offset, length } if payload_name(base, offset, length).is_some() => {
-            Statement::Rewrite(alloc::format!("{} set", field_name(field)))
+/// What writing to the packet does: everything but the class of traffic, which no rule is known to ask for, may matter.
+fn written(field: Field, from: Option<Loaded<'_>>, family: Option<Family>) -> Statement {
+    let kept: Option<&[u8]> = match (field, family) {
+        (Field::Payload { base: base::NETWORK, offset: 0, length: 2 }, Some(Family::V4)) => Some(&[0xff, 0]),
+        (Field::Payload { base: base::NETWORK, offset: 0, length: 2 }, Some(Family::V6)) => {
+            Some(&[0xf0, 0x0f])
         }
-        Field::Meta(_)
-        | Field::Ct(_)
-        | Field::CtOneWay(..)
-        | Field::Payload { .. }
-        | Field::AddressType(_) => Statement::Harmless("payload set".to_owned()),
+        (Field::Payload { base: base::NETWORK, offset: 1, length: 1 }, Some(Family::V4)) => Some(&[0]),
+        _ => None,
+    };
+    let (mask, flip): (&[u8], &[u8]) = match from.filter(|from| from.origin == Origin::Field(field)) {
+        Some(Loaded { bits: Bits::Masked(mask), .. }) => (mask, &[0; 2]),
+        Some(Loaded { bits: Bits::Flipped { mask, flip }, .. }) => (mask, flip),
+        _ => (&[0; 2], &[0; 2]),
+    };
+    let keeps = |kept: &[u8]| {
+        kept.iter().zip(mask).zip(flip).all(|((kept, mask), flip)| kept & !mask == 0 && kept & flip == 0)
+    };
+    if kept.is_some_and(keeps) {
+        return Statement::Harmless("payload set".to_owned());
     }
+    Statement::Rewrite(alloc::format!("{} set", field_name(field)))
 }
 
 /// `None` for a jump without a target.
-fn decided(code: u32, chain: Option<&str>) -> Option<Statement> {
+fn decided(code: u32, chain: Option<String>) -> Option<Statement> {
     Some(match code {
         verdict::ACCEPT => Statement::Accept,
         verdict::DROP => Statement::Drop,
         verdict::RETURN => Statement::Return,
         verdict::CONTINUE => Statement::Continue,
-        verdict::JUMP => Statement::Jump(chain?.to_owned()),
-        GOTO => Statement::Goto(chain?.to_owned()),
+        verdict::JUMP => Statement::Jump(chain?),
+        GOTO => Statement::Goto(chain?),
         code if code & VERDICT_MASK == QUEUE => Statement::Queue,
         _ => Statement::Unknown("verdict".to_owned()),
     })
@@ -506,8 +672,11 @@ fn decided(code: u32, chain: Option<&str>) -> Option<Statement> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use alloc::vec;
-    use redirect_core::rule::Equality;
+    use crate::expressions::{
+        expression::{AddressOffset, Expressions},
+        wire::Writer,
+    };
+    use alloc::{string::ToString, vec};
 
     #[test]
     fn verdicts_have_the_numbers_of_the_kernel() {
@@ -523,9 +692,179 @@ mod tests {
             (u32::MAX - 3, Statement::Goto("there".into())),
             (u32::MAX - 4, Statement::Return),
         ] {
-            assert_eq!(decided(code, Some("there")), Some(wanted), "{code:#x}");
+            assert_eq!(decided(code, Some("there".into())), Some(wanted), "{code:#x}");
         }
         assert_eq!((decided(u32::MAX - 2, None), decided(u32::MAX - 3, None)), (None, None));
+    }
+
+    /// The words of a rule of these expressions, in a table of IPv4.
+    fn words(write: impl FnOnce(&mut Expressions<'_>)) -> String {
+        words_of(Some(Family::V4), write)
+    }
+
+    fn words_of(family: Option<Family>, write: impl FnOnce(&mut Expressions<'_>)) -> String {
+        let mut writer = Writer::default();
+        write(&mut Expressions(&mut writer));
+        rule_with(writer.attributes(), family, &Sets::new(), &mut 0).to_string()
+    }
+
+    /// An expression of which only a name is known, and attributes of 32 bits.
+    fn named(out: &mut Expressions<'_>, name: &str, numbers: &[(u16, u32)]) {
+        out.0.nested(attribute::list::ELEMENT, |element| {
+            element.text(attribute::expression::NAME, name);
+            element.nested(attribute::expression::DATA, |data| {
+                numbers.iter().for_each(|(kind, number)| data.u32(*kind, *number));
+            });
+        });
+    }
+
+    #[test]
+    fn what_a_rule_has_done_does_not_depend_on_what_it_asks_then() {
+        let rule = words(|out| {
+            named(out, "notrack", &[]);
+            out.protocol(17);
+            out.verdict(verdict::ACCEPT);
+        });
+        assert_eq!(rule, "-j NOTRACK -p udp -j ACCEPT");
+        let rule = words(|out| {
+            named(out, "log", &[]);
+            out.protocol(17);
+            out.verdict(verdict::ACCEPT);
+        });
+        assert_eq!(rule, "-p udp log -j ACCEPT", "what leaves packets alone has no order");
+        let rule = words(|out| {
+            out.meta(meta::MARK);
+            out.value_in(2, &7_u32.to_ne_bytes());
+            out.store_meta(meta::MARK, 2);
+            out.is(false, &[0; 4]);
+        });
+        assert_eq!(rule, "-j MARK --set-mark 0x7 [an earlier value]");
+    }
+
+    #[test]
+    fn a_packet_that_lacks_what_is_loaded_goes_no_farther() {
+        let marked = |load: &dyn Fn(&mut Expressions<'_>)| {
+            words(|out| {
+                load(out);
+                out.store_meta(meta::MARK, 1);
+                out.verdict(verdict::RETURN);
+            })
+        };
+        assert_eq!(marked(&|out| out.ct(ct::ID)), "ct id -j MARK -j RETURN");
+        assert_eq!(marked(&|out| out.ct(ct::MARK)), "-j CONNMARK --restore-mark -j RETURN");
+        assert_eq!(marked(&|out| out.ct(9)), "[ct 9] -j MARK -j RETURN");
+        assert_eq!(marked(&|out| out.meta(meta::SOCKET_USER)), "[meta skuid] -j MARK -j RETURN");
+        assert_eq!(marked(&|out| out.payload(base::TRANSPORT, 30, 4)), "[payload] -j MARK -j RETURN");
+        assert_eq!(marked(&|out| named(out, "socket", &[])), "[socket] -j MARK -j RETURN");
+        for known in [meta::LENGTH, meta::PRIORITY, meta::IN_INDEX, meta::IN_INTERFACE] {
+            assert_eq!(marked(&|out| out.meta(known)), "-j MARK -j RETURN", "{known}");
+        }
+    }
+
+    #[test]
+    fn only_what_was_loaded_is_compared() {
+        let source = AddressOffset::source(Family::V4).0;
+        let seen = |length: u32, value: &[u8]| {
+            words(|out| {
+                out.payload(base::NETWORK, source, length);
+                out.is(false, value);
+            })
+        };
+        assert_eq!(seen(4, &[10, 1, 0, 2]), "-s 10.1.0.2/32");
+        assert_eq!(seen(2, &[10, 1]), "-s 10.1.0.0/16");
+        assert_eq!(seen(1, &[10, 1, 0, 2]), "[payload]", "one byte is loaded, four are compared");
+        assert_eq!(seen(8, &[10, 1, 0, 2]), "[payload]", "more than one field");
+        let overwritten = |to: u32| {
+            words(|out| {
+                out.payload_in(to, base::NETWORK, source, 4);
+                out.meta(meta::IN_INTERFACE);
+                out.compare_in(to, &[10, 1, 0, 2]);
+            })
+        };
+        assert_eq!(overwritten(2), "-s 10.1.0.2/32");
+        // Registers of four bytes are parts of those of sixteen.
+        for part in [1, 8, 9, 11] {
+            assert!(overwritten(part).starts_with('['), "{part}: {}", overwritten(part));
+        }
+    }
+
+    #[test]
+    fn a_header_is_read_for_the_family_that_is_known() {
+        let nothing = |_: &mut Expressions<'_>| {};
+        let v4 = |out: &mut Expressions<'_>| out.family(crate::netlink::family_number(Family::V4));
+        type Before<'a> = &'a dyn Fn(&mut Expressions<'_>);
+        for (family, before, wanted) in [
+            (Some(Family::V4), &nothing as Before<'_>, "-s 10.1.0.2/32"),
+            (Some(Family::V6), &nothing, "[ip saddr]"),
+            (None, &nothing, "[ip saddr]"),
+            (None, &v4, "-s 10.1.0.2/32 nfproto IPv4"),
+        ] {
+            let rule = words_of(family, |out| {
+                before(out);
+                out.payload(base::NETWORK, 12, 4);
+                out.is(false, &[10, 1, 0, 2]);
+            });
+            assert_eq!(rule, wanted);
+        }
+        // The first of IPv6's headers behind its own may be another one than the transport's.
+        for (not, wanted) in [(false, "-p tcp [ip6 nexthdr]"), (true, "[ip6 nexthdr]")] {
+            let rule = words_of(Some(Family::V6), |out| {
+                out.payload(base::NETWORK, 6, 1);
+                out.is(not, &[6]);
+            });
+            assert_eq!(rule, wanted);
+        }
+        let flags = |asks_protocol: bool| {
+            words(|out| {
+                if asks_protocol {
+                    out.protocol(6);
+                }
+                out.payload(base::TRANSPORT, TCP_FLAGS, 1);
+                out.is(false, &[2]);
+            })
+        };
+        assert_eq!(flags(true), "-p tcp --tcp-flags 0xff 0x02");
+        assert_eq!(flags(false), "[tcp flags]");
+    }
+
+    #[test]
+    fn what_is_on_no_list_may_do_anything() {
+        let does = |name: &str, numbers: &[(u16, u32)]| words(|out| named(out, name, numbers));
+        assert_eq!(does("brandnew", &[]), "[brandnew]");
+        assert_eq!(does("dup", &[]), "dup");
+        assert_eq!(does("limit", &[]), "[limit]");
+        assert_eq!(does("objref", &[(attribute::object_reference::TYPE, object::COUNTER)]), "objref");
+        let kinds = |rule: &dyn Fn(&mut Expressions<'_>)| {
+            let mut writer = Writer::default();
+            rule(&mut Expressions(&mut writer));
+            rule_with(writer.attributes(), Some(Family::V4), &Sets::new(), &mut 0).statements
+        };
+        let matters =
+            |rule: &dyn Fn(&mut Expressions<'_>)| kinds(rule).iter().any(|statement| !statement.leaves_all());
+        let stores = |key: u32| {
+            move |out: &mut Expressions<'_>| {
+                out.value(&[1; 4]);
+                out.set_meta(key);
+            }
+        };
+        assert!(!matters(&stores(meta::PRIORITY)) && !matters(&stores(meta::TRACE)));
+        assert!(matters(&stores(19)), "the kind of packet, and with it who gets it");
+        let writes = |length: u32, mask: &'static [u8]| {
+            move |out: &mut Expressions<'_>| {
+                out.payload(base::NETWORK, 0, length);
+                out.mask(mask);
+                let write = [
+                    (attribute::payload::SOURCE, 1),
+                    (attribute::payload::BASE, base::NETWORK),
+                    (attribute::payload::OFFSET, 0),
+                    (attribute::payload::LENGTH, length),
+                ];
+                named(out, "payload", &write);
+            }
+        };
+        assert!(!matters(&writes(2, &[0xff, 0x03])), "the class of traffic");
+        assert!(matters(&writes(2, &[0x0f, 0xff])), "and the version with it");
+        assert!(matters(&writes(8, &[0xff; 8])));
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Bytes of netlink: messages of nested attributes, written and read.
 
 use super::abi::{NFTABLES, attribute, family, flags, kind};
+use crate::ruleset::{name_bytes, name_of_bytes};
 use alloc::{string::String, vec::Vec};
 
 /// Size of `nlmsghdr`.
@@ -61,7 +62,7 @@ impl Writer {
     /// A text, with the NUL that ends it.
     pub(crate) fn text(&mut self, kind: u16, value: &str) {
         self.attribute(kind, |writer| {
-            writer.raw(value.as_bytes());
+            writer.bytes.extend(name_bytes(value));
             writer.raw(&[0]);
         });
     }
@@ -291,6 +292,11 @@ impl<'a> Attribute<'a> {
     /// A text, up to its NUL if it has one.
     pub(crate) fn text(self) -> Option<&'a str> {
         core::str::from_utf8(self.text_bytes()).ok()
+    }
+
+    /// A name that a program chose: of any bytes, up to its NUL if it has one.
+    pub(crate) fn name(self) -> String {
+        name_of_bytes(self.text_bytes())
     }
 
     /// The bytes of a text that is only compared with others: whether it is UTF-8 is not asked.

@@ -96,14 +96,14 @@ fn described(info: Attributes<'_>) -> Option<HookOwner> {
 }
 
 fn chain(description: Attributes<'_>) -> Option<HookOwner> {
-    let text = |kind| description.find(kind).and_then(Attribute::text);
+    let name = |kind| description.find(kind).map(Attribute::name);
     let family = *description.find(attribute::hooked_chain::FAMILY)?.0.first()?;
     let table = TableName {
         api: Api::NfTables,
         family: abi::table_family(family)?,
-        name: text(attribute::hooked_chain::TABLE)?.to_owned(),
+        name: name(attribute::hooked_chain::TABLE)?,
     };
-    Some(HookOwner::Chain(table, text(attribute::hooked_chain::NAME)?.to_owned()))
+    Some(HookOwner::Chain(table, name(attribute::hooked_chain::NAME)?))
 }
 
 /// The legacy table that a function reads at a priority.

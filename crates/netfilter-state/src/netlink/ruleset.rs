@@ -30,7 +30,7 @@ impl Ruleset {
 
     fn table_of(&mut self, message: &Message<'_>, name: u16) -> Option<&mut TableState> {
         let family = abi::table_family(message.family)?;
-        let name = message.attributes().find(name)?.text()?.to_owned();
+        let name = message.attributes().find(name)?.name();
         Some(self.table(TableName { api: Api::NfTables, family, name }))
     }
 
@@ -76,7 +76,7 @@ impl Ruleset {
 
     fn take_chain(&mut self, message: &Message<'_>) -> Option<()> {
         let attributes = message.attributes();
-        let name = attributes.find(attribute::chain::NAME)?.text()?.to_owned();
+        let name = attributes.find(attribute::chain::NAME)?.name();
         let hung = attributes.find(attribute::chain::HOOK).map(Attribute::attributes);
         let base = hung.and_then(|hook| base(message.family, attributes, hook));
         let device = hung.and_then(|hook| device_base(message.family, attributes, hook));
@@ -89,7 +89,7 @@ impl Ruleset {
 
     fn take_rule(&mut self, message: &Message<'_>) -> Option<()> {
         let attributes = message.attributes();
-        let chain = attributes.find(attribute::rule::CHAIN)?.text()?.to_owned();
+        let chain = attributes.find(attribute::rule::CHAIN)?.name();
         let list = attributes.find(attribute::rule::EXPRESSIONS).unwrap_or(Attribute(&[]));
         let mut looked_up = self.looked_up;
         let table = self.table_of(message, attribute::rule::TABLE)?;
@@ -131,19 +131,14 @@ fn device_base(family: u8, chain: Attributes<'_>, hook: Attributes<'_>) -> Optio
         _ => return None,
     };
     let named = |(kind, name): (u16, Attribute<'_>)| match kind {
-        attribute::device::NAME => name.text().map(ToOwned::to_owned),
-        attribute::device::PREFIX => name.text().map(|prefix| alloc::format!("{prefix}*")),
+        attribute::device::NAME => Some(name.name()),
+        attribute::device::PREFIX => Some(alloc::format!("{}*", name.name())),
         _ => None,
     };
     // Of several interfaces the first may be said on its own, too.
     let mut devices: Vec<String> = match hook.find(attribute::hook::DEVICES) {
         Some(devices) => devices.attributes().filter_map(named).collect(),
-        None => hook
-            .find(attribute::hook::DEVICE)
-            .and_then(Attribute::text)
-            .map(ToOwned::to_owned)
-            .into_iter()
-            .collect(),
+        None => hook.find(attribute::hook::DEVICE).map(Attribute::name).into_iter().collect(),
     };
     devices.sort_unstable();
     let priority = hook.find(attribute::hook::PRIORITY)?.u32()?.cast_signed();
@@ -165,6 +160,7 @@ mod tests {
         },
         ruleset::Counter,
     };
+    use alloc::string::ToString;
     use redirect_core::{RulePlan, options::NativeForm};
     use std::collections::BTreeSet;
 
@@ -192,6 +188,30 @@ mod tests {
             ruleset.tables.insert(name, table);
         }
         assert_eq!(ruleset.sets(), []);
+    }
+
+    /// Names that are no UTF-8 are told apart, and lead to one another.
+    #[test]
+    fn names_of_any_bytes_are_read() {
+        let mut writer = crate::expressions::wire::Writer::default();
+        let head = |kind: u16| crate::expressions::wire::Head {
+            kind,
+            flags: 0,
+            sequence: 1,
+            family: family::INET,
+            resource: 0,
+        };
+        for chain in [b"\xff\0", b"\xfe\0"] {
+            writer.message(head(kind::NEW_CHAIN), |body| {
+                body.bytes(attribute::chain::TABLE, b"t\xc3\0");
+                body.bytes(attribute::chain::NAME, chain);
+            });
+        }
+        let ruleset = dumped(&writer.finish().unwrap());
+        let (name, table) = ruleset.tables.iter().next().unwrap();
+        let names: Vec<Vec<u8>> =
+            table.chains.keys().map(|name| crate::ruleset::name_bytes(name).collect()).collect();
+        assert_eq!((name.to_string(), names), (r"inet t\xc3".into(), [[0xfe].into(), [0xff].into()].into()));
     }
 
     #[test]

@@ -25,7 +25,7 @@ pub const fn marked(bits: Option<(u32, u32)>) -> Statement {
     }
 }
 
-/// What a target of x_tables does; `None` for any other name, which is a chain's.
+/// What a target of x_tables does; `None` for any other name, which is a chain's, or of an extension that is not known.
 pub fn target_named(name: &str) -> Option<Statement> {
     Some(match name {
         "ACCEPT" => Statement::Accept,
@@ -36,12 +36,25 @@ pub fn target_named(name: &str) -> Option<Statement> {
         "SNAT" | "MASQUERADE" => Statement::TranslateSource(name.to_owned()),
         "TPROXY" => Statement::Tproxy { port: None, mark: None, ends: true },
         "NOTRACK" => Statement::Untrack,
-        "MARK" => Statement::SetMark(None),
+        "MARK" | "HMARK" => Statement::SetMark(None),
         "QUEUE" | "NFQUEUE" => Statement::Queue,
-        "CT" | "CONNMARK" | "LOG" | "NFLOG" | "TRACE" | "AUDIT" | "CLASSIFY" | "DSCP" | "TOS" | "TTL"
-        | "HL" | "ECN" | "TCPMSS" | "TCPOPTSTRIP" | "CHECKSUM" | "SET" | "IDLETIMER" | "LED" | "RATEEST"
-        | "SECMARK" | "CONNSECMARK" | "TEE" | "HMARK" => Statement::Harmless(alloc::format!("-j {name}")),
-        "SYNPROXY" | "CLUSTERIP" | "SNPT" | "DNPT" => Statement::Rewrite(alloc::format!("-j {name}")),
+        // These return XT_CONTINUE. They report the packet (xt_LOG, xt_NFLOG, xt_AUDIT; xt_TRACE), ...
+        "LOG" | "NFLOG" | "TRACE" | "AUDIT"
+        // ... measure or show traffic (xt_IDLETIMER, xt_LED, xt_RATEEST), ...
+        | "IDLETIMER" | "LED" | "RATEEST"
+        // ... keep it in a set, which no condition is understood to ask (xt_set), ...
+        | "SET"
+        // ... choose a queue, or set what security modules read (xt_CLASSIFY, xt_SECMARK, xt_CONNSECMARK), ...
+        | "CLASSIFY" | "SECMARK" | "CONNSECMARK"
+        // ... or write the class of traffic, a checksum or options that no condition is understood to ask (xt_DSCP, xt_CHECKSUM, xt_TCPMSS,
+        // xt_TCPOPTSTRIP).
+        | "DSCP" | "TOS" | "CHECKSUM" | "TCPMSS" | "TCPOPTSTRIP" => {
+            Statement::Harmless(alloc::format!("-j {name}"))
+        }
+        // A copy may end the connection, flags decide about it, and nobody forwards what has no hops left.
+        "CT" | "CONNMARK" | "TEE" | "ECN" | "TTL" | "HL" | "SYNPROXY" | "CLUSTERIP" | "SNPT" | "DNPT" => {
+            Statement::Rewrite(alloc::format!("-j {name}"))
+        }
         _ => return None,
     })
 }

@@ -4,12 +4,16 @@
 mod extensions;
 mod hooks;
 mod lookup;
+mod names;
 mod sets;
 
 #[doc(hidden)] // for tests, which read the text of iptables-save
 pub use extensions::{built_in, marked, owned_by, target_named};
 pub use hooks::{HookEntry, HookList, HookOwner};
 pub use lookup::{Selector, SetLookup, VerdictMap, address};
+pub use names::Plain;
+#[doc(hidden)] // for packet-trace, which compares names of interfaces
+pub use names::{name_bytes, name_of_bytes};
 pub(crate) use sets::{Element, Set, Sets};
 
 use alloc::{collections::BTreeMap, string::String, vec::Vec};
@@ -253,6 +257,10 @@ pub enum Condition {
     Local(Equality<Endpoint>),
     /// One of several combinations of values.
     Among(Equality<SetLookup>),
+    /// Connection tracking has an entry of its connection.
+    Connection,
+    /// Connection tracking has one, and this end of the connection is translated.
+    Translated(Equality<Endpoint>),
     /// An unsupported one, by name.
     Unknown(String),
 }
@@ -344,6 +352,10 @@ pub enum Statement {
     Zone(u16),
     /// What happens is looked up. Whatever it is ends the rule.
     Map(VerdictMap),
+    /// The rest of the rule is for packets that fulfil this.
+    If(Condition),
+    /// A set gets an element, or loses one: what a lookup in it finds depends on the packets before.
+    Updates(String),
     /// On with the rule: what a map may say.
     Continue,
     /// A process decides.
@@ -402,6 +414,8 @@ impl fmt::Display for SeenRule {
             | Condition::TcpFlags { .. }
             | Condition::Local(_)
             | Condition::Among(_)
+            | Condition::Connection
+            | Condition::Translated(_)
             | Condition::Unknown(_) => None,
         });
         let text = plain_text(plain.collect());
@@ -485,8 +499,24 @@ impl fmt::Display for Condition {
                 write!(f, "-m addrtype {}--{end}-type LOCAL", not(is.not))
             }
             Self::Among(is) => is.value.write(f, if is.not { "!= " } else { "" }, |_| String::new()),
+            Self::Connection => f.write_str("ct id"),
+            Self::Translated(is) => {
+                let end = match is.value {
+                    Endpoint::Source => "snat",
+                    Endpoint::Destination => "dnat",
+                };
+                write!(f, "ct status {}{end}", not(is.not))
+            }
             Self::Unknown(name) => write!(f, "[{}]", Plain(name)),
         }
+    }
+}
+
+impl Statement {
+    /// Whether no packet's way changes by it.
+    #[must_use]
+    pub const fn leaves_all(&self) -> bool {
+        matches!(self, Self::Harmless(_) | Self::Updates(_) | Self::Continue)
     }
 }
 
@@ -528,30 +558,13 @@ impl fmt::Display for Statement {
             Self::SetConnMark { mask, value } => write!(f, "-j CONNMARK --set-xmark {value:#x}/{mask:#x}"),
             Self::Zone(zone) => write!(f, "-j CT --zone {zone}"),
             Self::Map(map) => map.fmt(f),
+            Self::If(condition) => condition.fmt(f),
+            Self::Updates(set) => write!(f, "add @{}", Plain(set)),
             Self::Continue => f.write_str("continue"),
             Self::Queue => f.write_str("-j NFQUEUE"),
             Self::Rewrite(name) | Self::Harmless(name) => f.write_str(&Plain(name).text()),
             Self::Unknown(name) => write!(f, "[{}]", Plain(name)),
         }
-    }
-}
-
-/// Another program's name, limited in length and free of anything that reads as another word.
-pub struct Plain<'a>(pub &'a str);
-
-impl Plain<'_> {
-    /// As many characters as a table's or chain's name is printed with.
-    const LONGEST: usize = 64;
-
-    fn text(&self) -> String {
-        let printable = |c: char| if c.is_ascii_graphic() || c == ' ' { c } else { '?' };
-        self.0.chars().take(Self::LONGEST).map(printable).collect()
-    }
-}
-
-impl fmt::Display for Plain<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.text())
     }
 }
 
@@ -567,6 +580,10 @@ pub mod state {
     pub const NEW: u32 = 8;
     /// Passed over by connection tracking.
     pub const UNTRACKED: u32 = 64;
+    /// Of a connection whose source is translated (not a bit of the kernel's states).
+    pub const SOURCE_TRANSLATED: u32 = 1 << 30;
+    /// Of one whose destination is.
+    pub const TRANSLATED: u32 = 1 << 31;
     /// Those of a set, by their names.
     pub(super) fn write(f: &mut core::fmt::Formatter<'_>, states: u32) -> core::fmt::Result {
         let named = NAMES.into_iter().filter(|(bit, _)| states & bit != 0);
@@ -577,11 +594,13 @@ pub mod state {
     }
 
     /// Their names.
-    pub const NAMES: [(u32, &str); 5] = [
+    pub const NAMES: [(u32, &str); 7] = [
         (INVALID, "INVALID"),
         (NEW, "NEW"),
         (RELATED, "RELATED"),
         (ESTABLISHED, "ESTABLISHED"),
         (UNTRACKED, "UNTRACKED"),
+        (SOURCE_TRANSLATED, "SNAT"),
+        (TRANSLATED, "DNAT"),
     ];
 }

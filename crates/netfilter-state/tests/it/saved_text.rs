@@ -30,7 +30,9 @@ fn targets_are_known_by_their_names() {
         ("NOTRACK", Statement::Untrack),
         ("MARK", Statement::SetMark(None)),
         ("NFQUEUE", Statement::Queue),
-        ("TEE", Statement::Harmless(words("TEE"))),
+        ("NFLOG", Statement::Harmless(words("NFLOG"))),
+        ("TEE", Statement::Rewrite(words("TEE"))),
+        ("HMARK", Statement::SetMark(None)),
         ("SYNPROXY", Statement::Rewrite(words("SYNPROXY"))),
     ] {
         assert_eq!(target_named(name), Some(does));

@@ -70,6 +70,8 @@ pub enum Effect {
     Dormant,
     /// Routing leads it elsewhere, or nowhere.
     Routes,
+    /// No single rule of other programs explains it.
+    Unexplained,
     /// The ruleset has more rules than the search follows.
     Unfollowed,
 }
@@ -111,6 +113,7 @@ impl Effect {
             (Self::Dormant, _) => "the table is dormant: its rules are not in effect",
             (Self::Routes, Severity::Does) => "keeps packets from the proxy",
             (Self::Routes, Severity::May) => "may keep packets from the proxy",
+            (Self::Unexplained, _) => "packets do not come to the proxy, for a reason that is not known",
             (Self::Unfollowed, _) => "the ruleset has more rules than are followed; the rest may interfere",
         }
     }

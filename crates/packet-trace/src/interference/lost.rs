@@ -80,9 +80,28 @@ impl Findings {
                 }
             }
         }
+        self.explain();
         let mut findings: Vec<Finding> = self.found.into_values().collect();
         findings.sort_by_key(|finding| core::cmp::Reverse(finding.severity));
         findings
+    }
+}
+
+impl Findings {
+    /// Omits what nothing explains of traffic for which another finding does: a certain one, or one about all of it.
+    fn explain(&mut self) {
+        let explains = |finding: &&Finding| finding.effect != Effect::Unexplained;
+        let others = || self.found.values().filter(explains);
+        let is_all = others().any(|finding| finding.traffic.is_empty());
+        let certain = others().filter(|finding| finding.severity == Severity::Does);
+        let certain: Vec<_> = certain.flat_map(|finding| finding.traffic.iter().copied()).collect();
+        self.found.retain(|_, finding| {
+            if finding.effect == Effect::Unexplained {
+                finding.traffic.retain(|one| !is_all && !certain.contains(one));
+                return !finding.traffic.is_empty();
+            }
+            true
+        });
     }
 }
 
@@ -257,7 +276,7 @@ const fn skipped_for(cause: Cause) -> Option<Skipped> {
     match cause {
         Cause::Rule(rule) => Some(rule.skipped()),
         Cause::Policy(base) => Some((base, None)),
-        Cause::Route(_) => None,
+        Cause::Route(_) | Cause::Nothing => None,
     }
 }
 
@@ -435,14 +454,17 @@ impl Judge<'_> {
         }
         match (way.fate, causes.last) {
             (_, Some(Cause::Rule(rule))) if self.live.is_own(rule) && !self.is_lost_before(way) => {
-                of(Effect::Remarks, causes.marked)
+                self.never_captured(way)
             }
             (Fate::Dropped | Fate::Rejected, Some(Cause::Policy(base))) => {
                 Some((Effect::PolicyDrops, Cause::Policy(base)))
             }
             (_, Some(Cause::Route(words))) => Some((Effect::Routes, Cause::Route(words))),
             (Fate::Dropped | Fate::Rejected, Some(Cause::Rule(rule))) => of(Effect::Drops, Some(rule)),
-            (Fate::Redirected { .. } | Fate::Translated | Fate::Broken, Some(Cause::Rule(rule))) => {
+            (
+                Fate::Redirected { .. } | Fate::Translated | Fate::Broken | Fate::Proxy { .. },
+                Some(Cause::Rule(rule)),
+            ) => {
                 let hands_over = self.does(rule, |one| matches!(one, Statement::Tproxy { .. }));
                 of(if hands_over { Effect::Tproxies } else { Effect::Translates }, Some(rule))
             }
@@ -471,8 +493,10 @@ impl Judge<'_> {
         let is_rewritten = matches!(self.wanted.fate, Fate::Proxy { rewritten: true, .. });
         let of = |effect: Effect, rule: Option<ChainRule>| Some((effect, Cause::Rule(rule?)));
         of(Effect::Untracks, causes.untracked.filter(|_| is_rewritten))
+            .or_else(|| of(Effect::Translates, causes.bound))
             .or_else(|| of(Effect::EndsChain, causes.left_early))
             .or_else(|| of(Effect::Remarks, causes.marked))
+            .or(Some((Effect::Unexplained, causes.last.unwrap_or(Cause::Nothing))))
     }
 
     fn does(&self, rule: ChainRule, what: impl Fn(&Statement) -> bool) -> bool {
@@ -519,6 +543,7 @@ impl Judge<'_> {
                 (hook, place, usize::MAX, usize::MAX)
             }
             Cause::Route(words) => (passed(Hook::Output), usize::MAX, words, 0),
+            Cause::Nothing => (passed(Hook::Forward), usize::MAX, 0, 0),
         }
     }
 
@@ -552,6 +577,7 @@ impl Judge<'_> {
                 (self.place(rule.base, Some(rule)), self.live.rule(rule).map(|rule| rule.seen.to_string()))
             }
             Cause::Policy(base) => (self.place(base, None), None),
+            Cause::Nothing => (RuleRef::table(TableName::of_family(self.live.family)), None),
             Cause::Route(words) => return of_route(self.live, severity, words, self.traffic),
         };
         Finding {

@@ -58,8 +58,9 @@ impl Pod<'_> {
         family: Family,
         plan: &RulePlan,
     ) -> TraceRules {
-        let mut rules =
-            TraceRules::of_verdict(ruleset, routing, family, plan).thinned().with_addresses(self.addresses);
+        let mut rules = TraceRules::of_ruleset(ruleset, routing, family, Some(plan))
+            .thinned()
+            .with_addresses(self.addresses);
         if let Some(addresses) = self.by_interface {
             rules = rules.with_interfaces(addresses);
         }

@@ -229,8 +229,11 @@ fn what_is_about_other_traffic_is_left_alone() {
             ("-I OUTPUT -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT", NOTHING),
             ("-I OUTPUT -m mark --mark 0x1/0x1 -j ACCEPT", NOTHING),
             (LOOPBACK_RESOLVER, NOTHING),
-            // A chain of the mesh's is judged by the plan.
-            ("-I OUTPUT -p tcp -j ISTIO_REDIRECT", NOTHING),
+            // A rule of the plan, met by another program's: what the proxy sends comes back to it.
+            (
+                "-I OUTPUT -p tcp -j ISTIO_REDIRECT",
+                &[(Does, "nat ISTIO_REDIRECT 1", Unexplained, &[ProxyToSelf])],
+            ),
             ("-A POSTROUTING -j MASQUERADE", NOTHING),
             ("*filter\n-A INPUT -m conntrack --ctstate INVALID -j DROP\n-A INPUT -j ACCEPT", NOTHING),
             ("*filter\n-A INPUT -p tcp -m tcp --dport 8080 -j DROP", NOTHING),
@@ -413,6 +416,48 @@ fn the_mark_is_tproxys() {
     };
     assert_eq!(remarked(mark), [(Remarks, vec![ProxyToSelf])]);
     assert_eq!(remarked(our_mark), [(Remarks, vec![Inbound, ProxyToSelf])]);
+}
+
+/// What is the plan's is a rule that it has, in its table, chain and place.
+#[test]
+fn a_name_like_the_meshs_makes_no_rule_its_own() {
+    check(
+        &[],
+        &[
+            (
+                "*ip/f\n:ISTIO_X output -300 filter\n-A ISTIO_X -j NOTRACK",
+                &[(Does, "f ISTIO_X 1", Untracks, &[Outbound, ProxyToSelf])],
+            ),
+            (
+                "*ip/f\n:ISTIO_X prerouting -300 filter\n-A ISTIO_X -j NOTRACK",
+                &[(Does, "f ISTIO_X 1", Untracks, &[Inbound])],
+            ),
+            (
+                "*filter\n:ISTIO_X\n-A ISTIO_X -p tcp -j DROP\n-A INPUT -j ISTIO_X",
+                &[(Does, "filter ISTIO_X 1", Drops, &[Inbound, Outbound, ProxyToSelf])],
+            ),
+            (
+                "*inet/istio-proxy-nat\n:istio-redirect output -110 nat\n-A istio-redirect -p tcp -j REDIRECT --to-ports 7",
+                &[(Does, "istio-proxy-nat istio-redirect 1", Translates, &[Outbound, ProxyToSelf])],
+            ),
+            // In the plan's own chain, too.
+            (
+                "-I ISTIO_OUTPUT -d 192.0.2.0/24 -j RETURN",
+                &[(Does, "nat ISTIO_OUTPUT 1", EndsChain, &[Outbound])],
+            ),
+        ],
+    );
+}
+
+#[test]
+fn a_translation_to_where_packets_go_anyway_is_one() {
+    check(
+        &[],
+        &[
+            ("*ip/p\n:p prerouting -150 nat\n-A p -j REDIRECT", &[(Does, "p p 1", Translates, &[Inbound])]),
+            ("*ip/p\n:p prerouting -50 nat\n-A p -j REDIRECT", NOTHING),
+        ],
+    );
 }
 
 #[test]
@@ -638,7 +683,7 @@ fn a_finding_is_one_readable_line() {
     assert_eq!(
         lines,
         [
-            "table ip th?eirs, chain b (from a, hook output, priority -150), rule 1 ([-m limit --limit] -j DNAT) may translate the \
+            "table ip th\\u{1b}eirs, chain b (from a, hook output, priority -150), rule 1 ([-m limit --limit] -j DNAT) may translate the \
           destination before the mesh's rules: IPv4 outbound connections, IPv4 the proxy's connections to its own pod"
         ]
     );

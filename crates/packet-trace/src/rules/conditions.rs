@@ -27,6 +27,8 @@ pub(in super::super) enum Test {
     Mark(Field, Set, bool),
     /// It belongs to a connection that conntrack has an entry of.
     Entry,
+    /// This end of its connection is translated, and whether that is inverted.
+    Translated(Field, bool),
     /// An address is one of the network namespace's, and whether that is inverted.
     Local(Field, bool),
     /// All tests of one alternative, or of none if inverted.
@@ -43,7 +45,7 @@ impl Test {
                 Self::is(Field::Protocol, is, |number| Set::one((*number).into()), family)
             }
             Condition::SourcePorts(is) => Self::is(Field::SourcePort, is, |ports| of_ports(ports), family),
-            Condition::State(is) => Self::is(Field::State, is, |states| of_states(*states), family),
+            Condition::State(is) => Self::of_state(is, family),
             Condition::StateAndDirection { states, is_reply } => {
                 let in_state = turned(Field::State, of_states(states.value), states.not, family);
                 // A packet without a connection has no direction to compare.
@@ -57,13 +59,28 @@ impl Test {
             Condition::TcpFlags { mask, is } => {
                 Self::is(Field::Flags, is, |value| of_flags(|flags| flags & mask == *value), family)
             }
-            Condition::Local(is) => match is.value {
-                Endpoint::Source => Self::Local(Field::Source, is.not),
-                Endpoint::Destination => Self::Local(Field::Destination, is.not),
-            },
+            Condition::Local(is) => Self::Local(field_of(is.value), is.not),
             Condition::Among(is) => Self::among(is, family),
+            Condition::Connection => Self::Entry,
+            Condition::Translated(is) => {
+                let is_translated = Self::Translated(field_of(is.value), is.not);
+                Self::AnyOf([[Self::Entry, is_translated].into()].into(), false)
+            }
             Condition::Unknown(_) => Self::Unknown,
         }
+    }
+
+    /// One of these states; of some it is that which an end of a translated connection has besides.
+    fn of_state(is: &Equality<u32>, family: Family) -> Self {
+        let ends = [(bits::SOURCE_TRANSLATED, Endpoint::Source), (bits::TRANSLATED, Endpoint::Destination)];
+        let named = ends.into_iter().filter(|(bit, _)| is.value & bit != 0);
+        let mut any: Vec<Vec<Self>> =
+            named.map(|(_, end)| [Self::Entry, Self::Translated(field_of(end), false)].into()).collect();
+        if any.is_empty() {
+            return Self::is(Field::State, is, |states| of_states(*states), family);
+        }
+        any.push([Self::In(Field::State, of_states(is.value))].into());
+        Self::AnyOf(any, is.not)
     }
 
     /// A field of a conntrack entry: without one no comparison holds.
@@ -80,7 +97,12 @@ impl Test {
             | Self::Owner(_, set)
             | Self::Mark(_, set, _) => set.ranges().len(),
             Self::AnyOf(all, _) => all.iter().flatten().map(Self::size).sum(),
-            Self::Always(_) | Self::Bits(..) | Self::Local(..) | Self::Entry | Self::Unknown => 1,
+            Self::Always(_)
+            | Self::Bits(..)
+            | Self::Local(..)
+            | Self::Entry
+            | Self::Translated(..)
+            | Self::Unknown => 1,
         }
     }
 
@@ -178,6 +200,13 @@ impl Test {
 
     fn owner(field: Field, is: &Equality<u32>, family: Family) -> Self {
         Self::Owner(field, turned(field, Set::one(is.value.into()), is.not, family))
+    }
+}
+
+const fn field_of(end: Endpoint) -> Field {
+    match end {
+        Endpoint::Source => Field::Source,
+        Endpoint::Destination => Field::Destination,
     }
 }
 

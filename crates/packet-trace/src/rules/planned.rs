@@ -7,33 +7,64 @@ use alloc::{format, string::String, vec::Vec};
 use netfilter_state::ruleset::{SeenRule, Statement};
 use redirect_core::{plan::PlannedRule, values::Family};
 
-/// The rules that a plan has for a chain, by what they mean.
+/// The rules that a plan has for a chain, in its order.
 #[derive(Default)]
-pub(super) struct Planned(Vec<(Meaning, Origin)>);
+pub(super) struct Planned {
+    rules: Vec<(SeenRule, Origin)>,
+    /// The number of each, by what it means: once one is asked that is not written as in the plan.
+    meanings: Option<Vec<(Meaning, usize)>>,
+    /// The number of the last that was found.
+    last: usize,
+}
 
 impl Planned {
-    pub(super) fn of(candidates: &[&PlannedRule], family: Family) -> Self {
-        let meaning = |planned: &&PlannedRule| {
-            (Meaning::of(&SeenRule::from(planned.rule()), family), Origin::of(planned))
-        };
-        let mut all: Vec<(Meaning, Origin)> = candidates.iter().map(meaning).collect();
-        // Of equal ones the first counts: the sort is stable.
-        all.sort_by(|(one, _), (other, _)| one.cmp(other));
-        Self(all)
+    pub(super) fn of(candidates: &[&PlannedRule]) -> Self {
+        let rule = |planned: &&PlannedRule| (SeenRule::from(planned.rule()), Origin::of(planned));
+        Self { rules: candidates.iter().map(rule).collect(), ..Self::default() }
     }
 
-    /// The planned rules that a rule equals, or stands for.
-    pub(super) fn origins(&self, seen: &SeenRule, family: Family) -> Vec<(Option<Test>, Origin)> {
-        if self.0.is_empty() {
-            return Vec::new();
+    /// The planned rules that the next rule of the chain equals, or stands for; and whether it is in their place, not before another that
+    /// was found already.
+    pub(super) fn find(&mut self, seen: &SeenRule, family: Family) -> (Vec<(Option<Test>, Origin)>, bool) {
+        let is_written = |(rule, _): &(SeenRule, Origin)| {
+            (&rule.conditions, &rule.statements) == (&seen.conditions, &seen.statements)
+        };
+        // Usually it is the next one.
+        for number in [self.last, self.last.saturating_add(1)] {
+            if let Some((_, origin)) = self.rules.get(number).filter(|rule| is_written(rule)) {
+                self.last = number;
+                return ([(None, *origin)].into(), true);
+            }
         }
-        let of = Meaning::of(seen, family);
-        let first = self.0.partition_point(|(meaning, _)| *meaning < of);
-        if let Some((_, origin)) = self.0.get(first).filter(|(meaning, _)| *meaning == of) {
-            return [(None, *origin)].into();
+        let found: Vec<(Option<Test>, usize)> = self.meaning(&Meaning::of(seen, family), family);
+        let first = found.iter().map(|(_, number)| *number).min();
+        let is_in_place = first.is_some_and(|first| first >= self.last);
+        if is_in_place {
+            self.last = first.unwrap_or(self.last);
         }
-        let stands_for = |(meaning, origin): &(Meaning, Origin)| Some((Some(of.extends(meaning)?), *origin));
-        self.0.iter().filter_map(stands_for).collect()
+        let origin = |(test, number): (Option<Test>, usize)| Some((test, self.rules.get(number)?.1));
+        (found.into_iter().filter_map(origin).collect(), is_in_place)
+    }
+
+    fn meaning(&mut self, of: &Meaning, family: Family) -> Vec<(Option<Test>, usize)> {
+        let meanings = self.meanings.get_or_insert_with(|| {
+            let numbered = self.rules.iter().enumerate();
+            let mut all: Vec<_> =
+                numbered.map(|(number, (rule, _))| (Meaning::of(rule, family), number)).collect();
+            all.sort();
+            all
+        });
+        let begin = meanings.partition_point(|(meaning, _)| meaning < of);
+        let mut equal = meanings.iter().skip(begin).take_while(|(meaning, _)| meaning == of).peekable();
+        if let Some((_, first)) = equal.peek() {
+            // Of equal ones the next; behind the last of them, the first.
+            let next = equal.find(|(_, number)| *number >= self.last).map_or(*first, |(_, number)| *number);
+            return [(None, next)].into();
+        }
+        let stands_for = |(meaning, number): &(Meaning, usize)| Some((Some(of.extends(meaning)?), *number));
+        let mut all: Vec<_> = meanings.iter().filter_map(stands_for).collect();
+        all.sort_by_key(|(_, number)| *number);
+        all
     }
 }
 

@@ -49,6 +49,7 @@ impl Walk<'_> {
                 None => FieldMatch::Unknown,
             },
             Test::Entry => self.has_entry(),
+            Test::Translated(field, not) => self.turned(*not, self.is_translated(*field)),
             Test::ComesIn(set, not) => self.by(self.came_in, set, *not),
             Test::GoesOut(set, not) => self.by(self.goes_out, set, *not),
             Test::Owner(field, set) if self.has_owner => FieldMatch::of(&self.packets, *field, set),
@@ -108,6 +109,26 @@ impl Walk<'_> {
             Tracking::Seen => {
                 FieldMatch::of(&self.packets, Field::State, &Set::range(state::NEW, state::REPLY))
             }
+        }
+    }
+
+    /// Whether the connection's destination, or its source, is another one than the packet had at first.
+    fn is_translated(&self, field: Field) -> FieldMatch {
+        let is_first = FieldMatch::of(&self.packets, Field::State, &Set::range(state::NEW, state::RELATED));
+        if field == Field::Source {
+            return match is_first {
+                FieldMatch::Yes => FieldMatch::when(self.is_source_translated),
+                // How its first packet was translated is not known.
+                FieldMatch::No => FieldMatch::Unknown,
+                either @ (FieldMatch::For(..) | FieldMatch::Unknown) => either,
+            };
+        }
+        let Some(to) = self.destination.or(self.given.translated_to) else { return FieldMatch::No };
+        let addressed = Set::one(number(to.ip()));
+        match FieldMatch::of(&self.packets, Field::Destination, &addressed) {
+            FieldMatch::Yes => FieldMatch::of(&self.packets, Field::Port, &Set::one(to.port().into()))
+                .not(self.packets.family),
+            other => other.not(self.packets.family),
         }
     }
 

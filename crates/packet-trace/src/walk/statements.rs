@@ -53,8 +53,17 @@ impl<'a> Walk<'a> {
                 // A failed lookup ends the rule.
                 None => Then::Rule,
             },
+            Some((Statement::If(condition), Leads::If(test))) => {
+                let holds = match self.asked(test)? {
+                    Some(holds) => holds,
+                    None => self.assume(|| Unknown::Rule(condition.to_string()))?,
+                };
+                if holds { Then::Statement } else { Then::Rule }
+            }
             Some((statement, Leads::To(to))) => self.statement(statement, Some(*to))?,
-            Some((statement, Leads::Nowhere | Leads::By(_))) => self.statement(statement, None)?,
+            Some((statement, Leads::Nowhere | Leads::If(_) | Leads::By(_))) => {
+                self.statement(statement, None)?
+            }
             None => Then::Rule,
         };
         Ok(self.goes(then, number))
@@ -140,9 +149,11 @@ impl<'a> Walk<'a> {
             Statement::Translate(_) if self.handed_over.is_some() => self.breaks(),
             Statement::Translate(_) => self.ends(Fate::Translated),
             Statement::Tproxy { port, mark, ends } => self.tproxy(*port, *mark, *ends),
-            Statement::Queue | Statement::Unknown(_) | Statement::Rewrite(_) | Statement::Map(_) => {
-                self.not_understood(statement)?
-            }
+            Statement::Queue
+            | Statement::Unknown(_)
+            | Statement::Rewrite(_)
+            | Statement::Map(_)
+            | Statement::If(_) => self.not_understood(statement)?,
             Statement::Untrack => {
                 if self.tracking == Tracking::NotYet {
                     // Nat, which is where rules of the mesh may stand, is not asked.
@@ -180,11 +191,13 @@ impl<'a> Walk<'a> {
                 Entry::Own => self.set_connection_mark(self.mark),
             },
             Statement::SetConnMark { mask, value } => match self.entry()? {
+                // Without a connection there are no bits to keep.
+                Entry::None if *mask != u32::MAX => Then::Rule,
                 Entry::None | Entry::Template => Then::Statement,
                 Entry::Own => self.set_connection_mark(self.connection_mark.changed(*mask, *value)),
             },
             Statement::Zone(zone) => self.set_zone(*zone),
-            Statement::Harmless(_) | Statement::Continue => Then::Statement,
+            Statement::Harmless(_) | Statement::Updates(_) | Statement::Continue => Then::Statement,
         })
     }
 
@@ -225,6 +238,9 @@ impl<'a> Walk<'a> {
         if is_own && self.captured.is_none() {
             self.decided = self.rule_step;
             self.causes.last = self.rule_here().map(Cause::Rule);
+        }
+        if let Some(by) = self.foreign_rule().filter(|_| self.chain_of_plan().is_some()) {
+            self.causes.left_early = self.causes.left_early.or(Some(by));
         }
         if let Some(by) = self.rule_here().filter(|_| leaves || is_base) {
             self.ends_early(call.and_then(|call| call.gone_by).unwrap_or(by));
@@ -309,7 +325,9 @@ impl<'a> Walk<'a> {
         let has_address =
             self.destination.is_none() && self.packets.get(Field::Destination).single() == Some(number(at));
         if self.hook == Hook::Prerouting && has_address && port.is_none() {
+            // Its destination is decided by that: no other chain of type nat is asked about it.
             self.is_bound = true;
+            self.causes.bound = self.causes.bound.or(self.foreign_rule());
             return Ok(Then::Leave);
         }
         let Some(port) = port.or_else(|| self.port()) else { return Ok(self.ends(Fate::Translated)) };

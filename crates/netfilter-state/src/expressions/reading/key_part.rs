@@ -90,7 +90,7 @@ mod tests {
             [(Field::Meta(meta::MARK), Selector::Mark, true), (port, Selector::DestinationPort, false)]
         {
             let part = |bits: Bits<'_>| {
-                let part = KeyPart::of(&Loaded { origin: Origin::Field(field), bits })?;
+                let part = KeyPart::of(&Loaded { origin: Origin::Field(field), bits, width: 4 })?;
                 Some((part.selector, part.is_host_order))
             };
             assert_eq!(part(Bits::All), Some((selector, is_host_order)));

@@ -2,11 +2,16 @@
 
 use super::{super::abi::byteorder, Field};
 
+/// How many bytes a register has at most.
+pub(super) const WIDEST: usize = 16;
+
 /// What a register holds: something, of which bits were kept or flipped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Loaded<'a> {
     pub(crate) origin: Origin<'a>,
     pub(crate) bits: Bits<'a>,
+    /// How many bytes it is.
+    pub(crate) width: usize,
 }
 
 /// Where it comes from.
@@ -35,7 +40,12 @@ pub(crate) enum Bits<'a> {
 
 impl<'a> Loaded<'a> {
     pub(super) const fn whole(origin: Origin<'a>) -> Self {
-        Self { origin, bits: Bits::All }
+        let width = match origin {
+            Origin::Field(field) => field.width(),
+            Origin::Value(value) => value.len(),
+            Origin::Other(_) => WIDEST,
+        };
+        Self { origin, bits: Bits::All, width }
     }
 
     /// The field it is, if it is as it was loaded.
@@ -64,6 +74,7 @@ impl<'a> Loaded<'a> {
 
     pub(super) fn changed(self, mask: &'a [u8], flip: &'a [u8]) -> Self {
         let bits = match self.bits {
+            Bits::All if (mask.len(), flip.len()) != (self.width, self.width) => Bits::Unknown,
             Bits::All if flip.iter().all(|byte| *byte == 0) => Bits::Masked(mask),
             Bits::All => Bits::Flipped { mask, flip },
             Bits::Masked(_) | Bits::Flipped { .. } | Bits::NetworkOrder | Bits::Unknown => Bits::Unknown,

@@ -2,7 +2,7 @@
 
 use super::{
     super::abi::register,
-    Lookup,
+    Field, Lookup,
     key_part::KeyPart,
     loaded::{Loaded, Origin},
 };
@@ -14,6 +14,8 @@ pub(crate) struct Registers<'a>(BTreeMap<u32, Loaded<'a>>);
 
 /// How many registers of four bytes one of sixteen is.
 const PARTS: u32 = 4;
+/// The length of one of those.
+const PART: usize = 4;
 
 /// The number of a register's first four bytes.
 const fn slot(register: u32) -> u32 {
@@ -46,8 +48,11 @@ impl<'a> Registers<'a> {
         Some(parts)
     }
 
-    pub(crate) fn load(&mut self, to: u32, origin: Origin<'a>) {
-        self.put(to, Loaded::whole(origin));
+    /// Loads something of so many bytes; 0 where that is not known.
+    pub(crate) fn load(&mut self, to: u32, origin: Origin<'a>, width: usize) {
+        let loaded = Loaded::whole(origin);
+        let width = if width == 0 { loaded.width } else { width };
+        self.put(to, Loaded { width, ..loaded });
     }
 
     /// Changes bits of what is loaded; none where nothing is loaded.
@@ -73,7 +78,20 @@ impl<'a> Registers<'a> {
         }
     }
 
+    /// What was loaded of these fields is no longer what they are.
+    pub(crate) fn outdate(&mut self, of: impl Fn(Field) -> bool) {
+        for held in self.0.values_mut() {
+            if matches!(held.origin, Origin::Field(field) if of(field)) {
+                held.origin = Origin::Other("an earlier value");
+            }
+        }
+    }
+
+    /// What other registers hold in its place is gone.
     fn put(&mut self, to: u32, loaded: Loaded<'a>) {
-        self.0.insert(slot(to), loaded);
+        let slots = |width: usize| u32::try_from(width.div_ceil(PART)).unwrap_or(PARTS).max(1);
+        let (begin, end) = (slot(to), slot(to).saturating_add(slots(loaded.width)));
+        self.0.retain(|other, held| *other >= end || other.saturating_add(slots(held.width)) <= begin);
+        self.0.insert(begin, loaded);
     }
 }

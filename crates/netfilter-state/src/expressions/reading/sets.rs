@@ -28,9 +28,9 @@ pub(crate) type Why = &'static str;
 
 /// The name of a set; in a transaction those without one are numbered.
 pub(crate) fn name_of(attributes: Attributes<'_>, name: u16, number: u16) -> Option<String> {
-    let name = attributes.find(name)?.text()?;
+    let name = attributes.find(name)?.name();
     if name != super::super::abi::ANONYMOUS_SET {
-        return Some(name.to_owned());
+        return Some(name);
     }
     let number = attributes.find(number)?.u32()?;
     Some(name.replace("%d", &number.to_string()))
@@ -167,7 +167,7 @@ impl Element {
         let verdict = match verdict {
             Some(verdict) => Some((
                 verdict.find(attribute::verdict::CODE)?.u32()?,
-                verdict.find(attribute::verdict::CHAIN).and_then(Attribute::text).map(str::to_owned),
+                verdict.find(attribute::verdict::CHAIN).map(Attribute::name),
             )),
             None => None,
         };

@@ -2,14 +2,14 @@
 
 use super::{
     super::{
-        abi::{self, base, ct, ethertype, meta},
+        abi::{self, base, ct, ethertype, meta, status},
         expression::{DESTINATION_PORT, SOURCE_PORT, TCP_FLAGS},
         reading::{Bits, Field, KeyPart, Loaded, Origin, negated},
         wire::read_array,
     },
     LOCAL_TYPE, number, port,
 };
-use crate::ruleset::{Condition, Selector, SetLookup};
+use crate::ruleset::{Condition, Endpoint, Selector, SetLookup};
 use alloc::{string::String, vec::Vec};
 use core::net::{Ipv4Addr, Ipv6Addr};
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
@@ -25,11 +25,16 @@ const MORE: u32 = 4;
 const AT_LEAST: u32 = 5;
 /// The index of `lo` (`LOOPBACK_IFINDEX`).
 const LOOPBACK_INDEX: u32 = 1;
+/// Where IPv6 has the number of the first header behind its own.
+pub(super) const FIRST_HEADER: u32 = 6;
 
 /// What a comparison with a range says.
 pub(crate) fn ranged(loaded: &Loaded<'_>, operator: u32, from: &[u8], to: &[u8]) -> Option<[Condition; 1]> {
     let not = negated(operator)?;
     let part = KeyPart::of(loaded)?;
+    if from.len().max(to.len()) > loaded.width {
+        return None;
+    }
     Some([within(part.selector, part.range(from, to)?, not)])
 }
 
@@ -70,6 +75,10 @@ pub(crate) fn compared(
     family: Option<Family>,
 ) -> Option<Vec<Condition>> {
     let Origin::Field(field) = loaded.origin else { return None };
+    // Behind what was loaded the register holds something else.
+    if value.len() > loaded.width {
+        return None;
+    }
     match loaded.bits {
         Bits::All | Bits::NetworkOrder if matches!(operator, LESS | AT_MOST | MORE | AT_LEAST) => {
             Some([ordered(loaded, operator, value)?].into())
@@ -113,6 +122,12 @@ fn field_is(field: Field, not: bool, value: &[u8], family: Option<Family>) -> Op
         Field::Payload { base: base::TRANSPORT, offset: DESTINATION_PORT, length: 2 } => {
             Condition::Plain(Match::DestinationPort(one_port()?))
         }
+        // An extension header may come before the transport's.
+        Field::Payload { base: base::NETWORK, offset: FIRST_HEADER, length: 1 } => {
+            let unknown = Condition::Unknown("ip6 nexthdr".into());
+            let is = if not { None } else { Some(protocol(*value.first()?, false)) };
+            return Some(is.into_iter().chain([unknown]).collect());
+        }
         Field::Payload { base: base::NETWORK, offset, .. } => {
             let prefix = u8::try_from(value.len().checked_mul(8)?).ok()?;
             address((offset, family), not, value, prefix)?
@@ -149,8 +164,18 @@ fn masked_is(
         }
         Field::Meta(meta::MARK) => bits().map(|(mask, is)| Condition::MarkBits { mask, is }),
         Field::Ct(ct::MARK) => bits().map(|(mask, is)| Condition::ConnMarkBits { mask, is }),
+        Field::Ct(ct::STATUS) => {
+            let (mask, is) = bits()?;
+            let end = match mask {
+                status::SOURCE_TRANSLATED => Endpoint::Source,
+                status::DESTINATION_TRANSLATED => Endpoint::Destination,
+                _ => return None,
+            };
+            let not = if is.value == mask { not } else { !not };
+            (is.value == 0 || is.value == mask).then_some(Condition::Translated(Equality { value: end, not }))
+        }
         // Compared with 0: none of these states, or with `!=` one of them.
-        Field::Ct(ct::STATE) if value.iter().all(|byte| *byte == 0) => {
+        Field::Ct(ct::STATE) if value == [0; 4] => {
             Some(Condition::State(Equality { value: number(mask)?, not: !not }))
         }
         Field::Meta(_)
@@ -230,14 +255,11 @@ pub(crate) fn address(
     value: &[u8],
     prefix: u8,
 ) -> Option<Condition> {
-    let may_be = |of| family.is_none_or(|family| family == of);
+    let of = |one| family == Some(one);
     let is_source = match (offset, value.len()) {
-        // Of a family that nothing has named yet no part of an address is known.
-        (8, 1..16) if family == Some(Family::V6) => true,
-        (8, 16) | (24, 1..=16) if may_be(Family::V6) => offset == 8,
-        (12 | 16, 1..=4) if may_be(Family::V4) => offset == 12,
-        (9, 1) if prefix == 8 && may_be(Family::V4) => return Some(protocol(*value.first()?, not)),
-        (6, 1) if prefix == 8 && may_be(Family::V6) => return Some(protocol(*value.first()?, not)),
+        (8 | 24, 1..=16) if of(Family::V6) => offset == 8,
+        (12 | 16, 1..=4) if of(Family::V4) => offset == 12,
+        (9, 1) if prefix == 8 && of(Family::V4) => return Some(protocol(*value.first()?, not)),
         _ => return None,
     };
     let mut octets = [0; 16];
@@ -286,20 +308,20 @@ mod tests {
         };
         let (v4, v6) = (Some(Family::V4), Some(Family::V6));
         let six = "606:606:606:606:606:606:606:606";
-        for (offset, length, of_v4, of_v6, of_any) in [
-            (12, 4, Some("-s 6.6.6.6/32"), None, Some("-s 6.6.6.6/32")),
-            (16, 2, Some("-d 6.6.0.0/16"), None, Some("-d 6.6.0.0/16")),
-            (9, 1, Some("-p tcp"), None, Some("-p tcp")),
-            (6, 1, None, Some("-p tcp"), Some("-p tcp")),
-            (8, 16, None, Some(&*std::format!("-s {six}/128")), Some(&*std::format!("-s {six}/128"))),
-            (24, 16, None, Some(&*std::format!("-d {six}/128")), Some(&*std::format!("-d {six}/128"))),
-            (8, 2, None, Some("-s 606::/16"), None),
-            (24, 2, None, Some("-d 606::/16"), Some("-d 606::/16")),
-            (12, 5, None, None, None),
-            (10, 4, None, None, None),
+        for (offset, length, of_v4, of_v6) in [
+            (12, 4, Some("-s 6.6.6.6/32"), None),
+            (16, 2, Some("-d 6.6.0.0/16"), None),
+            (9, 1, Some("-p tcp"), None),
+            (6, 1, None, None),
+            (8, 16, None, Some(&*std::format!("-s {six}/128"))),
+            (24, 16, None, Some(&*std::format!("-d {six}/128"))),
+            (8, 2, None, Some("-s 606::/16")),
+            (24, 2, None, Some("-d 606::/16")),
+            (12, 5, None, None),
+            (10, 4, None, None),
         ] {
             let told = [v4, v6, None].map(|family| seen(offset, length, family));
-            assert_eq!(told.each_ref().map(Option::as_deref), [of_v4, of_v6, of_any], "{offset} {length}");
+            assert_eq!(told.each_ref().map(Option::as_deref), [of_v4, of_v6, None], "{offset} {length}");
         }
         let masked = |prefix| address((9, v4), false, &[6], prefix);
         assert!(masked(8).is_some() && masked(4).is_none(), "part of the protocol");

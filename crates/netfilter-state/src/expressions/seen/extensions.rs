@@ -12,6 +12,9 @@ use redirect_core::{rule::Equality, values::Family};
 
 /// `XT_CT_NOTRACK`.
 const XT_NOTRACK: u8 = 1;
+/// `XT_CONNTRACK_STATE_SNAT`, `XT_CONNTRACK_STATE_DNAT`.
+const XT_SOURCE_TRANSLATED: u32 = 1 << 6;
+const XT_TRANSLATED: u32 = 1 << 7;
 /// `XT_CONNTRACK_STATE_UNTRACKED`.
 const XT_UNTRACKED: u32 = 1 << 8;
 /// `XT_CONNTRACK_STATE_ALIAS`: it was written as `-m state`, which asks the same.
@@ -27,10 +30,17 @@ pub(crate) fn extension_match(name: &str, revision: u32, info: &[u8]) -> Option<
     match (name, revision) {
         ("conntrack", 1..=3) => {
             let ConntrackInfo { flags, inverted, states } = ConntrackInfo::read(revision, info)?;
-            // These alone; translated connections have states of their own here.
+            // These alone, and where revisions have them, those of translated and of untracked connections.
             let known = state::INVALID | state::NEW | state::RELATED | state::ESTABLISHED;
-            let untracked = if states & XT_UNTRACKED != 0 { state::UNTRACKED } else { 0 };
-            let (rest, states) = (states & !XT_UNTRACKED & !known, states & known | untracked);
+            let others = [
+                (XT_SOURCE_TRANSLATED, state::SOURCE_TRANSLATED),
+                (XT_TRANSLATED, state::TRANSLATED),
+                (XT_UNTRACKED, state::UNTRACKED),
+            ];
+            let named = others.into_iter().filter(|(bit, _)| states & bit != 0);
+            let (bits, named) = named.fold((0, 0), |(bits, all), (bit, own)| (bits | bit, all | own));
+            let (rest, states) = (states & !known & !bits, states & known | named);
+            let is_translated = states & (state::SOURCE_TRANSLATED | state::TRANSLATED) != 0;
             // The direction is the other one where it is inverted.
             let is_reply = inverted & CONNTRACK_DIRECTION != 0;
             let state = Equality { value: states, not: inverted & 1 != 0 };
@@ -38,6 +48,7 @@ pub(crate) fn extension_match(name: &str, revision: u32, info: &[u8]) -> Option<
                 match (flags & !CONNTRACK_DIRECTION & !XT_WRITTEN_AS_STATE, flags & CONNTRACK_DIRECTION != 0)
                 {
                     (1, false) => Condition::State(state),
+                    (1, true) if is_translated => return None,
                     (1, true) => Condition::StateAndDirection { states: state, is_reply },
                     (0, true) => Condition::IsReply(Equality { value: is_reply, not: false }),
                     _ => return None,
@@ -66,6 +77,13 @@ pub(crate) fn extension_match(name: &str, revision: u32, info: &[u8]) -> Option<
             Some(conditions.into_iter().map(Condition::Plain).collect())
         }
     }
+}
+
+/// Whether a match gives packets the mark of their socket (`XT_SOCKET_RESTORESKMARK`). It is the only one that changes a packet: all
+/// others are handed one that they cannot write to.
+pub(crate) fn matched_socket_marks(name: &str, info: &[u8]) -> bool {
+    const RESTORES_MARK: u8 = 4;
+    name == "socket" && info.first().is_some_and(|flags| flags & RESTORES_MARK != 0)
 }
 
 /// `xt_owner_match_info`: first and last user, first and last group, what is asked, and what of that is inverted.
@@ -126,7 +144,9 @@ fn handed_over(revision: u32, info: &[u8]) -> Option<Statement> {
 /// What an xt target does.
 pub(crate) fn extension_target(name: &str, revision: u32, info: &[u8]) -> Option<Statement> {
     match (name, revision) {
-        ("CT", _) if info.first().is_some_and(|flags| flags & XT_NOTRACK != 0) => Some(Statement::Untrack),
+        ("CT", 0..=2) if info.first().is_some_and(|flags| flags & XT_NOTRACK != 0) => {
+            Some(Statement::Untrack)
+        }
         // The mask comes behind the value.
         ("MARK", 2) => Some(marked(xt::read_u32(info, 0).zip(xt::read_u32(info, 4)))),
         ("CONNMARK", 1 | 2) => connection_marked(revision, info),
@@ -163,7 +183,10 @@ mod tests {
             assert_eq!(seen(revision, wide, 1, 1), Some([state(true)].into()));
         }
         assert_eq!(seen(3, wide, 1 | 2, 0), None, "the protocol is compared, too");
-        assert_eq!(seen(3, 0x40_u16.to_ne_bytes(), 1, 0), None, "a state of translated connections");
+        let translated = state::SOURCE_TRANSLATED | state::TRANSLATED;
+        let translated = Condition::State(Equality { value: translated, not: false });
+        assert_eq!(seen(3, 0xc0_u16.to_ne_bytes(), 1, 0), Some([translated].into()));
+        assert_eq!(seen(3, 0x40_u16.to_ne_bytes(), 1 | CONNTRACK_DIRECTION, 0), None, "of one direction");
         let untracked = Condition::State(Equality { value: state::UNTRACKED, not: true });
         assert_eq!(seen(3, 0x100_u16.to_ne_bytes(), 1, 1), Some([untracked].into()));
         for (inverted, is_reply) in [(0, false), (CONNTRACK_DIRECTION, true)] {
