@@ -5,7 +5,7 @@ use super::{
     packets::{Field, interface, of_net},
     set::Set,
 };
-use alloc::{format, string::String, vec::Vec};
+use alloc::{collections::BTreeMap, format, string::String, vec::Vec};
 use core::cmp::Reverse;
 use netfilter_state::route_tables::{
     DEFAULT_TABLE, LOCAL_TABLE, MAIN_TABLE, PolicyRule, Route, RouteKind, RouteTables, RuleAction,
@@ -77,6 +77,8 @@ pub(super) enum RouteEnd {
     Next(usize),
 }
 
+/// How many questions are asked at most: rules and the routes of their tables, multiplied, may be any number.
+const MOST_STEPS: usize = 1 << 15;
 /// The numbers of words that are about no policy rule or route.
 pub(super) const LOOPBACK_IS_DOWN: usize = 0;
 pub(super) const NO_ROUTE: usize = 1;
@@ -101,6 +103,13 @@ impl Routes {
                 && (rules.iter().any(is_added) || has_local_of_others(tables)),
             words: WORDS.map(String::from).into(),
         };
+        let mut by_table: BTreeMap<u32, Vec<&Route>> = BTreeMap::new();
+        for route in tables.routes.iter().filter(|route| route.family == family) {
+            by_table.entry(route.table).or_default().push(route);
+        }
+        for routes in by_table.values_mut() {
+            routes.sort_by_key(|route| (Reverse(route.to.prefix_len()), route.metric));
+        }
         // Where the questions of each rule begin.
         let mut begins: Vec<(u32, usize)> = Vec::new();
         let mut jumps: Vec<(usize, u32)> = Vec::new();
@@ -108,7 +117,10 @@ impl Routes {
             begins.push((rule.priority, routes.steps.len()));
             let begin = routes.steps.len();
             match rule.action {
-                RuleAction::Lookup(table) => routes.table(tables, rule, table),
+                RuleAction::Lookup(table) => {
+                    let of_table = by_table.get(&table).map_or(&[][..], Vec::as_slice);
+                    routes.table(of_table, rule, table);
+                }
                 RuleAction::Goto(priority) => {
                     jumps.push((routes.steps.len(), priority));
                     routes.rule(rule, RouteEnd::Next(usize::MAX));
@@ -145,30 +157,38 @@ impl Routes {
         });
     }
 
-    /// The routes of a table, the longest prefix first.
-    fn table(&mut self, tables: &RouteTables, rule: &PolicyRule, table: u32) {
-        let counts = |route: &&Route| {
+    /// The routes of a table, the longest prefix first. Of more than are followed nothing is known.
+    fn table(&mut self, of_table: &[&Route], rule: &PolicyRule, table: u32) {
+        let counts = |route: &&&Route| {
             let suppressed =
                 rule.suppress_prefix.is_some_and(|length| u32::from(route.to.prefix_len()) <= length);
-            route.family == rule.family && route.table == table && !suppressed
+            !suppressed
         };
-        let mut routes: Vec<&Route> = tables.routes.iter().filter(counts).collect();
-        routes.sort_by_key(|route| (Reverse(route.to.prefix_len()), route.metric));
         let begin = self.steps.len();
-        for route in routes {
-            let leads = end_of(route);
-            let to = of_net(&route.to);
+        let mut routes = of_table.iter().filter(counts).copied().peekable();
+        while let Some(first) = routes.next() {
+            if self.steps.len() >= MOST_STEPS {
+                self.steps.truncate(begin);
+                let words = self.words.len();
+                self.words
+                    .push(format!("more routes than are followed in table {table}, by policy rule {rule}"));
+                let leads = RouteEnd::Unknown;
+                let (rule, not) = (tests_of(rule), rule.not);
+                self.steps.push(RouteStep { rule, not, to: None, leads, words, asked_by: 0 });
+                break;
+            }
             // Neighbours with the same end are one question.
-            let joins = |step: &&mut RouteStep| step.leads == leads && leads != RouteEnd::Lost;
-            let last = self.steps.iter_mut().skip(begin).next_back().filter(joins);
-            if let Some(RouteStep { to: Some(known), .. }) = last {
-                *known = known.or(&to);
-                continue;
+            let leads = end_of(first);
+            let mut to = of_net(&first.to).ranges().to_vec();
+            let joins = |next: &&Route| end_of(next) == leads && leads != RouteEnd::Lost;
+            while let Some(next) = routes.next_if(joins) {
+                to.extend_from_slice(of_net(&next.to).ranges());
             }
             let words = self.words.len();
-            self.words.push(format!("route {route}, by policy rule {rule}"));
-            let (tests, not) = (tests_of(rule), rule.not);
-            self.steps.push(RouteStep { rule: tests, not, to: Some(to), leads, words, asked_by: 0 });
+            self.words.push(format!("route {first}, by policy rule {rule}"));
+            let to = Some(Set::of(to));
+            let (rule, not) = (tests_of(rule), rule.not);
+            self.steps.push(RouteStep { rule, not, to, leads, words, asked_by: 0 });
         }
         // A route that throws packets out of its table skips to the end of that table.
         let behind = self.steps.len();
@@ -232,4 +252,26 @@ fn tests_of(rule: &PolicyRule) -> Vec<RouteTest> {
     tests.extend(rule.users.map(|(first, last)| RouteTest::Users(Set::range(first.into(), last.into()))));
     tests.extend(rule.unknown.first().map(|_| RouteTest::Unknown));
     tests
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rules_and_routes_multiplied_are_bounded() {
+        let mut tables = RouteTables::default();
+        for number in 0..1000_u32 {
+            tables.rules.push(PolicyRule::lookup(Family::V4, 100 + number, 7));
+            let to = format!("10.{}.{}.0/24", number / 250, number % 250).parse().unwrap();
+            let interface = Some(format!("eth{}", number % 2));
+            let (family, kind, metric) = (Family::V4, RouteKind::Unicast, 0);
+            tables.routes.push(Route { family, table: 7, to, kind, interface, metric, unknown: false });
+        }
+        let routes = Routes::of(&tables, Family::V4);
+        assert!(routes.steps.len() <= MOST_STEPS + tables.rules.len(), "{}", routes.steps.len());
+        let last = routes.steps.last().unwrap();
+        assert_eq!(last.leads, RouteEnd::Unknown);
+        assert!(routes.words[last.words].contains("in table 7"), "{}", routes.words[last.words]);
+    }
 }

@@ -46,7 +46,7 @@ impl Connection {
         }
         // Sets before the rules that look something up in them.
         whole &= self.ask("list sets", request::all_sets, |message| ruleset.take(message))?;
-        let mut left = MOST_OF_SETS.min(self.most);
+        let mut left = MOST_OF_SETS;
         for (family, table, set) in ruleset.sets() {
             whole &= self.elements_into(ruleset, (family, &table, &set), &mut left)?;
         }
