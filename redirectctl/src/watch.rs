@@ -7,6 +7,7 @@ mod view;
 use std::collections::BTreeMap;
 
 pub use netfilter_state::ruleset::Counter;
+use netfilter_state::ruleset::Plain;
 use netns_apply::Live;
 use packet_trace::{Origin, RuleLocation};
 use redirect_core::{Family, RulePlan};
@@ -155,7 +156,7 @@ pub fn end_json(time: &str, end: WatchExit) -> Value {
 pub fn rule_json(rule: &Watched) -> Value {
     json!({
         "table": rule.place.table.to_string(),
-        "chain": rule.place.chain,
+        "chain": Plain(&rule.place.chain).to_string(),
         "number": rule.place.rule,
         "rule": rule.text,
         "packets": rule.counter.map(|counter| counter.packets),

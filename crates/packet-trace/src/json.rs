@@ -6,6 +6,7 @@ use alloc::{
     vec::Vec,
 };
 use core::net::{IpAddr, SocketAddr};
+use netfilter_state::ruleset::Plain;
 use redirect_core::{
     json::{Source, VERSION, setting_name},
     rule::Protocol,
@@ -316,12 +317,12 @@ impl From<&crate::TraceEvent> for TraceEventJson {
             }
             crate::TraceEvent::Chain { place, priority } => Self::Chain {
                 table: place.table.to_string(),
-                chain: place.chain.clone(),
+                chain: Plain(&place.chain).to_string(),
                 priority: *priority,
             },
             crate::TraceEvent::Rule { place, depth, rule, outcome, is_own, origin } => Self::Rule {
                 table: place.table.to_string(),
-                chain: place.chain.clone(),
+                chain: Plain(&place.chain).to_string(),
                 number: place.rule.unwrap_or_default(),
                 depth: *depth,
                 text: rule.clone(),
@@ -332,7 +333,7 @@ impl From<&crate::TraceEvent> for TraceEventJson {
                 purpose: origin.map(|origin| origin.purpose.to_owned()),
             },
             crate::TraceEvent::Policy { place } => {
-                Self::Policy { table: place.table.to_string(), chain: place.chain.clone() }
+                Self::Policy { table: place.table.to_string(), chain: Plain(&place.chain).to_string() }
             }
             crate::TraceEvent::Changed(change) => change.into(),
             crate::TraceEvent::Route { decides } => Self::Unroutable { text: decides.clone() },

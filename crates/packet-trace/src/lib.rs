@@ -528,7 +528,7 @@ impl TraceRules {
             let may = [Fate::Untouched].into();
             return Followed { ways: Vec::new(), may, unknown: BTreeSet::new() };
         }
-        let mut work = Work { left: MOST_WORK };
+        let mut work = Work::of(MOST_WORK);
         let found = walk::all(self, &packet.packets(), &packet.given(), &mut work, records);
         let may = found.ways.iter().map(|way| way.fate).collect();
         Followed { ways: found.ways, may, unknown: found.unknown }

@@ -12,7 +12,7 @@ use runs::{Run, find_runs};
 
 use super::{
     Origin, RuleLocation,
-    packets::{interface, link, loopback, number, of_names},
+    packets::{Field, interface, link, loopback, number, of_names},
     routes::Routes,
     set::Set,
 };
@@ -28,7 +28,7 @@ use netfilter_state::{
     routing::{self, FoundRouting, RoutingItem},
     ruleset::{
         Api, Base, ChainState, Condition, Direction, HookList, HookOwner, Plain, Ruleset, SeenRule,
-        Statement, TableFamily, TableName, TableState,
+        Statement, TableFamily, TableName, TableState, VerdictMap,
     },
 };
 use redirect_core::{
@@ -150,8 +150,18 @@ pub(super) enum Leads {
     To(usize),
     /// To the next one, for packets that fulfil this.
     If(Test),
-    /// To the result of a lookup: the elements of a map, in the order in which they are asked.
-    By(Vec<Element>),
+    /// To the result of a lookup in a map.
+    By(Answers),
+}
+
+/// What a map says.
+#[derive(Debug, Clone)]
+pub(super) enum Answers {
+    /// Of the values of one field, by ranges in order and apart; of all others the last. Each is the number of a verdict, and of all verdicts that
+    /// are the same, the first.
+    OfField(Field, Vec<(u128, u128, usize)>, Option<usize>, BTreeMap<usize, Option<usize>>),
+    /// Of several fields at once: its elements, in the order in which they are asked.
+    Each(Vec<Element>),
 }
 
 /// An element of a map.
@@ -476,7 +486,7 @@ impl TraceRules {
 
     pub(super) fn base_name(&self, number: usize) -> String {
         let chain = self.chains.get(number);
-        chain.map(|chain| format!("table {} chain {}", chain.table, chain.name)).unwrap_or_default()
+        chain.map(|chain| format!("table {} chain {}", chain.table, Plain(&chain.name))).unwrap_or_default()
     }
 
     /// Whether it is known which of some base chains of a hook goes first.
@@ -659,12 +669,7 @@ impl Leads {
             number_of(to)
         };
         if let Statement::Map(map) = statement {
-            let element = |verdict: usize| {
-                let values = map.among.values.get(verdict)?;
-                let test = Test::of_values(&map.among.selectors, values, family);
-                Some(Element { test, verdict, to: map.verdicts.get(verdict).and_then(chain) })
-            };
-            return Self::By(map.asked().filter_map(element).collect());
+            return Self::By(Answers::of(map, &chain, family));
         }
         if let Statement::If(condition) = statement {
             return Self::If(Test::of(condition, family));
@@ -672,6 +677,57 @@ impl Leads {
         chain(statement).map_or(Self::Nowhere, Self::To)
     }
 }
+
+impl Answers {
+    fn of(map: &VerdictMap, chain: &impl Fn(&Statement) -> Option<usize>, family: Family) -> Self {
+        Self::of_field(map, chain, family).unwrap_or_else(|| {
+            let element = |verdict: usize| {
+                let values = map.among.values.get(verdict)?;
+                let test = Test::of_values(&map.among.selectors, values, family);
+                Some(Element { test, verdict, to: map.verdicts.get(verdict).and_then(chain) })
+            };
+            Self::Each(map.asked().filter_map(element).collect())
+        })
+    }
+
+    /// None where it is about more than one field, or about one that is not only the packet's own.
+    fn of_field(
+        map: &VerdictMap,
+        chain: &impl Fn(&Statement) -> Option<usize>,
+        family: Family,
+    ) -> Option<Self> {
+        let [selector] = map.among.selectors.as_slice() else { return None };
+        let field = Test::field_of(*selector, family)?;
+        // The first of those that say the same; a handful, whatever the number of elements.
+        let mut firsts: Vec<usize> = Vec::new();
+        let mut first_like = |verdict: usize| -> Option<usize> {
+            let says = map.verdicts.get(verdict)?;
+            let known =
+                firsts.iter().rev().take(MOST_ALIKE).find(|one| map.verdicts.get(**one) == Some(says));
+            let first = known.copied().unwrap_or(verdict);
+            if known.is_none() {
+                firsts.push(verdict);
+            }
+            Some(first)
+        };
+        let (mut ranges, mut rest, mut to) = (Vec::new(), None, BTreeMap::new());
+        for verdict in map.asked() {
+            let first = first_like(verdict)?;
+            to.entry(first).or_insert_with(|| map.verdicts.get(first).and_then(chain));
+            match map.among.values.get(verdict)?.as_slice() {
+                [range] if map.among.is_every(verdict) => rest = rest.or(Some((*range, first))),
+                [(begin, end)] => ranges.push((*begin, *end, first)),
+                _ => return None,
+            }
+        }
+        ranges.sort_unstable();
+        let are_apart = ranges.windows(2).all(|two| matches!(two, [(_, end, _), (begin, ..)] if end < begin));
+        are_apart.then(|| Self::OfField(field, ranges, rest.map(|(_, first)| first), to))
+    }
+}
+
+/// Among how many different verdicts of a map the same one is looked for.
+const MOST_ALIKE: usize = 16;
 
 impl WalkedRule {
     fn of(seen: SeenRule, family: Family) -> Self {

@@ -1,6 +1,6 @@
 //! Sets of numbers, as ranges: every field of a packet is a number here.
 
-use alloc::vec::Vec;
+use alloc::{collections::BTreeMap, vec::Vec};
 use core::cmp::{Ordering, max, min};
 
 /// Ranges in order, both ends included, no two of which touch.
@@ -144,9 +144,52 @@ impl Set {
         self.ranges().get(above).is_some_and(|(first, _)| *first <= value)
     }
 
+    /// Whether it has some value of a range.
+    fn meets(&self, (first, last): (u128, u128)) -> bool {
+        let at = self.ranges().partition_point(|(_, end)| *end < first);
+        self.ranges().get(at).is_some_and(|(begin, _)| *begin <= last)
+    }
+
+    /// Its values by what these ranges, in order and apart, say of each; of the rest nothing is said. And how many ranges were touched.
+    pub(super) fn sorted_by<T: Copy + Ord>(
+        &self,
+        by: &[(u128, u128, T)],
+    ) -> (BTreeMap<Option<T>, Self>, usize) {
+        let mut parts: BTreeMap<Option<T>, Vec<(u128, u128)>> = BTreeMap::new();
+        let mut touched = 0_usize;
+        for (first, last) in self.ranges() {
+            let mut next = Some(*first);
+            let begin = by.partition_point(|(_, end, _)| end < first);
+            let met = by.iter().skip(begin).take_while(|(from, ..)| from <= last);
+            for (from, to, says) in met {
+                let (from, to) = (max(*from, *first), min(*to, *last));
+                if let Some(gap) = next.filter(|next| *next < from) {
+                    parts.entry(None).or_default().push((gap, from.saturating_sub(1)));
+                }
+                parts.entry(Some(*says)).or_default().push((from, to));
+                (next, touched) = (to.checked_add(1), touched.saturating_add(1));
+            }
+            if let Some(rest) = next.filter(|next| next <= last) {
+                parts.entry(None).or_default().push((rest, *last));
+            }
+            touched = touched.saturating_add(1);
+        }
+        (parts.into_iter().map(|(says, ranges)| (says, Self::of(ranges))).collect(), touched)
+    }
+
     pub(super) fn lies_to(&self, other: &Self) -> SetRelation {
         if let Some(value) = self.single() {
             return if other.contains(value) { SetRelation::Inside } else { SetRelation::Outside };
+        }
+        // Few ranges are found among many without looking at each.
+        if other.ranges().len().saturating_mul(8) < self.ranges().len() {
+            let beyond = other.complement(u128::MAX);
+            let meets = |set: &Self| set.ranges().iter().any(|range| self.meets(*range));
+            return match (meets(other), meets(&beyond)) {
+                (true, true) => SetRelation::Across,
+                (true, false) => SetRelation::Inside,
+                (false, _) => SetRelation::Outside,
+            };
         }
         let (mut is_inside, mut is_outside, mut from) = (false, false, 0);
         for (first, last) in self.ranges() {
@@ -231,6 +274,34 @@ mod tests {
             };
             prop_assert!(a.is_empty() || lies == expected);
             prop_assert_eq!(both.or(&rest), a);
+        }
+
+        #[test]
+        fn few_ranges_lie_to_many_as_each_of_their_values(few in (0_u128..400, 0_u128..40), holes in vec(0_u128..400, 0..90)) {
+            let many = Set::of(holes.iter().map(|hole| (*hole, *hole)).collect());
+            let few = Set::range(few.0, few.0 + few.1);
+            for many in [many.clone(), many.complement(400), many.and(&few)] {
+                let (both, rest) = (many.and(&few), many.without(&few));
+                let expected = match (both.is_empty(), rest.is_empty()) {
+                    (false, true) => SetRelation::Inside,
+                    (true, _) => SetRelation::Outside,
+                    (false, false) => SetRelation::Across,
+                };
+                prop_assert!(many.is_empty() || many.lies_to(&few) == expected);
+            }
+        }
+
+        #[test]
+        fn values_are_sorted_by_what_is_said_of_each(set in sets(), says in vec((0_u128..40, 0_u8..3), 0..20)) {
+            let by: std::collections::BTreeMap<u128, u8> = says.into_iter().collect();
+            let ranges: Vec<_> = by.iter().map(|(value, says)| (*value, *value, *says)).collect();
+            let (parts, _) = set.sorted_by(&ranges);
+            for value in 0..60 {
+                let found: Vec<_> = parts.iter().filter(|(_, part)| part.contains(value)).collect();
+                let said = found.first().map(|(says, _)| **says);
+                prop_assert_eq!(found.len(), usize::from(set.contains(value)));
+                prop_assert!(!set.contains(value) || said == Some(by.get(&value).copied()));
+            }
         }
 
         #[test]

@@ -6,6 +6,7 @@ use alloc::{
     string::{String, ToString},
     vec::Vec,
 };
+use netfilter_state::ruleset::Plain;
 use redirect_core::{rule::Hook, settings::Source};
 
 /// How much of a trace to print.
@@ -91,7 +92,10 @@ impl Text {
                 self.line(0, &format!("{name}{}", by.unwrap_or_default()));
             }
             TraceEvent::Chain { place, priority } => {
-                self.line(1, &format!("table {} chain {} (priority {priority})", place.table, place.chain));
+                self.line(
+                    1,
+                    &format!("table {} chain {} (priority {priority})", place.table, Plain(&place.chain)),
+                );
             }
             TraceEvent::Rule { place, depth, rule, outcome, origin, .. } => {
                 let words = match outcome {
@@ -103,12 +107,14 @@ impl Text {
                 let sign = if decides { '>' } else { ' ' };
                 let number = place.rule.unwrap_or_default();
                 let indent = depth.saturating_add(2);
-                self.line(indent, &format!("{sign}{} {number}: {rule}{words}", place.chain));
+                self.line(indent, &format!("{sign}{} {number}: {rule}{words}", Plain(&place.chain)));
                 if let (Some(origin), Outcome::Matched) = (origin, outcome) {
                     self.line(indent.saturating_add(2), &format!("# {} [{}]", origin.purpose, said(origin)));
                 }
             }
-            TraceEvent::Policy { place } => self.line(2, &format!(">policy of {}: drop", place.chain)),
+            TraceEvent::Policy { place } => {
+                self.line(2, &format!(">policy of {}: drop", Plain(&place.chain)))
+            }
             TraceEvent::Route { decides: words } => {
                 self.line(2, &format!("{}{words}", if decides { ">" } else { "" }));
             }

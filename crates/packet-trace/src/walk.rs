@@ -125,14 +125,28 @@ impl Ways {
 #[derive(Debug)]
 pub(super) struct Work {
     pub(super) left: usize,
+    /// The chain in which it came to an end: of all walks, of the first.
+    pub(super) ended_in: Option<usize>,
 }
 
 impl Work {
+    /// As much as this.
+    pub(super) const fn of(left: usize) -> Self {
+        Self { left, ended_in: None }
+    }
+
     /// Unlimited.
     pub(super) const fn any() -> Self {
-        Self { left: usize::MAX }
+        Self::of(usize::MAX)
+    }
+
+    pub(super) const fn spend(&mut self, cost: usize) {
+        self.left = self.left.saturating_sub(cost);
     }
 }
+
+/// How many ways are followed at most, each of which takes about a thousand bytes.
+const MOST_WALKS: usize = 1 << 14;
 
 /// Every path that packets take. On request, records the steps of one path: the one on which no uncertain rule matches.
 pub(super) fn all(
@@ -182,13 +196,14 @@ fn first(rules: &TraceRules, packets: &Packets, given: &Given, work: &mut Work, 
             if work.left == 0 {
                 found.are_all = false;
                 found.unknown.insert(Unknown::Work);
+                work.ended_in = work.ended_in.or(walk.calls.first().map(|call| call.chain)).or(walk.in_base);
                 break Some(Fate::Unknown);
             }
-            work.left =
-                work.left.saturating_sub(walk.cost().saturating_add(core::mem::take(&mut walk.spent)));
+            work.spend(walk.cost().saturating_add(core::mem::take(&mut walk.spent)));
             match walk.step() {
                 Ok(None) if found.are_doubtful && walk.is_at_a_fork() => {
                     // Walks that have become equal continue as one.
+                    work.spend(walk.packets.ranges());
                     if !known.insert(walk.state()) {
                         break None;
                     }
@@ -198,7 +213,13 @@ fn first(rules: &TraceRules, packets: &Packets, given: &Given, work: &mut Work, 
                 Err(split) => {
                     found.are_doubtful |= matches!(split, Split::Unknown(_));
                     found.unknown.extend(split.unknown());
-                    open.push(walk.part(split));
+                    let (walks, cost) = walk.cost_of(&split);
+                    work.spend(cost);
+                    if open.len().saturating_add(found.ways.len()).saturating_add(walks) > MOST_WALKS {
+                        work.left = 0;
+                    } else {
+                        walk.part(split, &mut open);
+                    }
                 }
             }
         };
@@ -254,11 +275,13 @@ enum Point {
     Left,
 }
 
-/// Why a walk becomes two.
+/// Why a walk becomes several.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Split {
     /// Its packets differ in whether they have one of these values.
     By(Field, Set),
+    /// They differ in which of these sets their values are in.
+    Into(Field, Vec<Set>),
     /// Unknown.
     Unknown(Unknown),
 }
@@ -267,9 +290,9 @@ impl Split {
     fn unknown(&self) -> Option<Unknown> {
         match self {
             Self::By(Field::Interface, _) => Some(Unknown::Interface),
-            Self::By(Field::Source, _) => Some(Unknown::Source),
-            Self::By(Field::SourcePort, _) => Some(Unknown::SourcePort),
-            Self::By(..) => None,
+            Self::By(Field::Source, _) | Self::Into(Field::Source, _) => Some(Unknown::Source),
+            Self::By(Field::SourcePort, _) | Self::Into(Field::SourcePort, _) => Some(Unknown::SourcePort),
+            Self::By(..) | Self::Into(..) => None,
             Self::Unknown(unknown) => Some(unknown.clone()),
         }
     }
@@ -432,8 +455,19 @@ impl<'a> Walk<'a> {
         Some(Remembered { mark, translated })
     }
 
-    /// The other of two walks: to the question of the split, this one answers no, that one yes.
-    fn part(&mut self, split: Split) -> Self {
+    /// How many walks a split makes of it, and how much work that is: what is copied.
+    fn cost_of(&self, split: &Split) -> (usize, usize) {
+        match split {
+            Split::By(field, set) => {
+                (2, set.ranges().len().saturating_add(self.packets.get(*field).ranges().len()) / 16)
+            }
+            Split::Into(_, sets) => (sets.len(), sets.len()),
+            Split::Unknown(_) => (2, 0),
+        }
+    }
+
+    /// The other walks of a split. Of two, to its question, this one answers no, the other yes.
+    fn part(&mut self, split: Split, open: &mut Vec<Self>) {
         let mut other = self.clone();
         (other.records, other.steps) = (false, Vec::new());
         (other.decided, other.rule_step) = (None, None);
@@ -444,12 +478,24 @@ impl<'a> Walk<'a> {
                 other.packets.set(field, inside);
                 self.packets.set(field, outside);
             }
+            Split::Into(field, sets) => {
+                let mut sets = sets.into_iter();
+                if let Some(own) = sets.next() {
+                    self.packets.set(field, own);
+                }
+                open.extend(sets.map(|set| {
+                    let mut one = other.clone();
+                    one.packets.set(field, set);
+                    one
+                }));
+                return;
+            }
             Split::Unknown(_) => {
                 other.assumed.push(true);
                 self.assumed.push(false);
             }
         }
-        other
+        open.push(other);
     }
 
     /// Whether walks with different histories may have the same future.

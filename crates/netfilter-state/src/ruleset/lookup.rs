@@ -71,12 +71,8 @@ pub struct VerdictMap {
 impl VerdictMap {
     /// The numbers of its combinations in the order in which the kernel tries them, catch-all last.
     pub fn asked(&self) -> impl Iterator<Item = usize> {
-        let is_every = |values: &Vec<(u128, u128)>| {
-            self.among.selectors.iter().zip(values).all(|(selector, range)| selector.is_every(*range))
-        };
         let of = move |every: bool| {
-            let numbered = self.among.values.iter().enumerate();
-            numbered.filter(move |(_, values)| is_every(values) == every).map(|(number, _)| number)
+            (0..self.among.values.len()).filter(move |number| self.among.is_every(*number) == every)
         };
         of(false).chain(of(true))
     }
@@ -87,6 +83,13 @@ impl SetLookup {
     #[must_use]
     pub fn range(selector: Selector, range: (u128, u128)) -> Self {
         Self { selectors: [selector].into(), name: None, values: [[range].into()].into() }
+    }
+
+    /// Whether a combination stands for all that no other is.
+    #[must_use]
+    pub fn is_every(&self, number: usize) -> bool {
+        let values = self.values.get(number).map_or(&[][..], Vec::as_slice);
+        self.selectors.iter().zip(values).all(|(selector, range)| selector.is_every(*range))
     }
 
     /// Number of combinations printed for an anonymous set.

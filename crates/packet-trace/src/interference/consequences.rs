@@ -3,7 +3,7 @@
 
 use super::{
     Pod, Severity, Traffic,
-    lost::{AcceptedFindings, Judge, each_captured, most_work},
+    lost::{AcceptedFindings, Judge, are_related, each_captured, most_work},
 };
 use crate::{
     Fate,
@@ -161,7 +161,7 @@ impl Kind {
                 self.arrives = true;
                 continue;
             }
-            let is_known = is_certain && way.fate != Fate::Unknown;
+            let is_known = is_certain && way.fate != Fate::Unknown && !are_related(&way.packets);
             let severity = if is_known { Severity::Does } else { Severity::May };
             self.lost.entry((way.fate, severity)).or_default().push(way.packets.clone());
         }

@@ -27,6 +27,8 @@ pub enum Traffic {
     ProxyToSelf,
     /// DNS queries of the application: in datagrams, and over TCP to a resolver in the pod.
     Dns,
+    /// Connections of the proxy to the outside, which the plan leaves alone.
+    ByProxy,
 }
 
 impl Traffic {
@@ -38,6 +40,7 @@ impl Traffic {
             Self::Outbound => "outbound connections",
             Self::ProxyToSelf => "the proxy's connections to its own pod",
             Self::Dns => "DNS queries",
+            Self::ByProxy => "the proxy's connections to others",
         }
     }
 }

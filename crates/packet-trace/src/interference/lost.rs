@@ -41,6 +41,8 @@ const MOST_FINDINGS: usize = 16;
 const MOST_WORK: usize = 2_000_000;
 /// ... and what each rule of the plan may add: its own rules never exhaust it.
 const WORK_PER_RULE: usize = 200;
+/// What a rule costs that is copied, and kept, to be walked without another one.
+const WORK_PER_COPY: usize = 16;
 /// The port of DNS.
 const DNS: u16 = 53;
 
@@ -136,14 +138,14 @@ pub(super) fn search(
     let mut work = most_work(planned);
     each_captured(planned, live, pod, &mut work, accepted, |judge| judge.judge(findings));
     if work.left == 0 {
-        findings.add(unfollowed(live));
+        findings.add(unfollowed(live, work.ended_in));
     }
 }
 
 /// How much work a search through the rules of a pod with this plan is at most.
 pub(super) fn most_work(planned: &TraceRules) -> Work {
     let rules: usize = planned.chains.iter().map(|chain| chain.rules.len()).sum();
-    Work { left: MOST_WORK.saturating_add(rules.saturating_mul(WORK_PER_RULE)) }
+    Work::of(MOST_WORK.saturating_add(rules.saturating_mul(WORK_PER_RULE)))
 }
 
 /// Walks all packets of a family that the planned rules capture through the rules of a pod. Packets that are lost to what is accepted
@@ -174,14 +176,10 @@ pub(super) fn each_captured(
             (OtherEnd::Itself, _) | (_, None) => {}
         }
         let captured = walk::all(planned, &start.packets, &start.given, work, false);
-        let counts = |way: &&TracePath| match (way.fate, start.other_end) {
-            // What the proxy itself sends to that port of its pod is no query.
-            (Fate::Proxy { listener, .. }, OtherEnd::Resolver) => listener == Listener::Dns,
-            (fate, _) => matches!(fate, Fate::Proxy { .. }),
-        };
-        for wanted in captured.ways.iter().filter(counts) {
+        let judged = |way| Some((way, traffic_of(&start, way)?));
+        for (wanted, traffic) in captured.ways.iter().filter_map(judged) {
             let found = walk::all(live, &wanted.packets, &start.given, work, false);
-            let (traffic, is_sent) = ((live.family, start.traffic), start.given.is_local);
+            let (traffic, is_sent) = ((live.family, traffic), start.given.is_local);
             let of = |found| Judge { live, wanted, found, traffic, is_sent };
             let settled = if live.accepts_any() {
                 without.settled(found, &start.given, &of, &BTreeSet::new(), work, accepted)
@@ -190,6 +188,21 @@ pub(super) fn each_captured(
             };
             judge(&of(&settled));
         }
+    }
+}
+
+/// What packets are that a plan treats so; none where they are not judged.
+fn traffic_of(start: &Start, way: &TracePath) -> Option<Traffic> {
+    // The plan leaves the connections out of the pod alone that belong to one user or group.
+    let is_of_one = || [Field::User, Field::Group].iter().any(|id| way.packets.get(*id).single().is_some());
+    match (way.fate, start.traffic, start.other_end) {
+        // What the proxy itself sends to that port of its pod is no query.
+        (Fate::Proxy { listener, .. }, traffic, OtherEnd::Resolver) => {
+            (listener == Listener::Dns).then_some(traffic)
+        }
+        (Fate::Proxy { .. }, traffic, OtherEnd::Host(_) | OtherEnd::Itself) => Some(traffic),
+        (Fate::Untouched, Traffic::Outbound, _) if is_of_one() => Some(Traffic::ByProxy),
+        _ => None,
     }
 }
 
@@ -218,10 +231,12 @@ impl<'a> Without<'a> {
         Self { live, known: Vec::new() }
     }
 
-    fn rules(&mut self, skipped: &BTreeSet<Skipped>) -> Rc<TraceRules> {
+    fn rules(&mut self, skipped: &BTreeSet<Skipped>, work: &mut Work) -> Rc<TraceRules> {
         if let Some((_, rules)) = self.known.iter().find(|(known, _)| known == skipped) {
             return rules.clone();
         }
+        let copied: usize = self.live.chains.iter().map(|chain| chain.rules.len()).sum();
+        work.spend(copied.saturating_mul(WORK_PER_COPY));
         let rules = Rc::new(self.live.without(skipped));
         self.known.push((skipped.clone(), rules.clone()));
         rules
@@ -249,13 +264,14 @@ impl<'a> Without<'a> {
             }
             let mut without = skipped.clone();
             for (effect, cause, by) in met {
-                let severity = if are_doubtful { Severity::May } else { Severity::Does };
+                let is_sure = !are_doubtful && !are_related(&way.packets);
+                let severity = if is_sure { Severity::Does } else { Severity::May };
                 let example = Some(example(judge.is_sent, &way.packets));
                 let finding = Finding { example, ..judge.finding(severity, effect, cause) };
                 accepted.0.entry(by).or_default().add(finding);
                 without.extend(skipped_for(cause));
             }
-            let rules = self.rules(&without);
+            let rules = self.rules(&without, work);
             let again = walk::all(&rules, &way.packets, given, work, false);
             let again = self.settled(again, given, of, &without, work, accepted);
             settled.are_all &= again.are_all;
@@ -280,10 +296,10 @@ const fn skipped_for(cause: Cause) -> Option<Skipped> {
     }
 }
 
-/// The search stopped at its limit. No single chain is to blame, but the longest is the cause.
-fn unfollowed(live: &TraceRules) -> Finding {
-    let longest = live.chains.iter().max_by_key(|chain| chain.rules.len());
-    let place = longest.map_or_else(
+/// The search stopped at its limit. No single chain is to blame, but there it came to an end.
+fn unfollowed(live: &TraceRules, ended_in: Option<usize>) -> Finding {
+    let longest = || live.chains.iter().max_by_key(|chain| chain.rules.len());
+    let place = ended_in.and_then(|chain| live.chains.get(chain)).or_else(longest).map_or_else(
         || RuleRef::table(TableName::of_family(live.family)),
         |chain| RuleRef { base_chain: chain.name.clone(), ..RuleRef::table(chain.table.clone()) },
     );
@@ -317,8 +333,9 @@ fn starts(family: Family, pod: &Pod<'_>) -> Vec<Start> {
     let first = |protocol: Protocol| {
         let mut packets = Packets::all(family);
         packets.set_one(Field::Protocol, protocol.number());
-        packets.set_one(Field::Flags, if protocol == Protocol::Tcp { TcpFlags::SYN } else { 0 });
-        packets.set_one(Field::State, state::NEW);
+        packets.set(Field::Flags, if protocol == Protocol::Tcp { opening_flags() } else { Set::one(0) });
+        // A connection that another one asked for is as new.
+        packets.set(Field::State, Set::range(state::NEW, state::RELATED));
         packets.set_one(Field::Mark, 0_u32);
         packets.set_one(Field::ConnMark, 0_u32);
         packets
@@ -372,6 +389,17 @@ fn reached_by(family: Family, pod: &Pod<'_>, interfaces: &Set) -> Set {
     }
 }
 
+/// The flags of a segment that opens a connection, of which there are several: a sender that offers ECN sets two more, and data one.
+fn opening_flags() -> Set {
+    let opens = (0..=u8::MAX).filter(|flags| TcpFlags::OPENING.covers(*flags));
+    Set::of(opens.map(|flags| (flags.into(), flags.into())).collect())
+}
+
+/// Whether they only open connections that others asked for, of which a pod has hardly any.
+pub(super) fn are_related(packets: &Packets) -> bool {
+    !packets.get(Field::State).contains(state::NEW)
+}
+
 /// Addresses of many hosts, and of none.
 pub(crate) fn multicast(family: Family) -> Set {
     match family {
@@ -420,7 +448,9 @@ impl Judge<'_> {
 
     /// Whether packets do not come to the proxy. A packet with another mark, or in another zone, does come to it.
     pub(super) fn is_lost(&self, way: &TracePath) -> bool {
-        way.fate != self.wanted.fate && !self.is_for_the_listener(way)
+        // Where a service leads the proxy's own connections is its business.
+        let is_led = self.traffic.1 == Traffic::ByProxy && way.fate == Fate::Translated;
+        way.fate != self.wanted.fate && !is_led && !self.is_for_the_listener(way)
     }
 
     /// Whether untouched packets go to the listener's own port in this pod, and so reach it.
@@ -437,7 +467,8 @@ impl Judge<'_> {
         let causes = &way.causes;
         let of = |effect: Effect, rule: Option<ChainRule>| Some((effect, Cause::Rule(rule?)));
         // Packets that are never sent cannot be lost.
-        if way.is_unsent || self.is_for_the_listener(way) {
+        let is_led = self.traffic.1 == Traffic::ByProxy && !self.is_lost(way);
+        if way.is_unsent || is_led || self.is_for_the_listener(way) {
             return None;
         }
         if way.fate == self.wanted.fate {
@@ -508,7 +539,8 @@ impl Judge<'_> {
     fn severity(&self, number: usize, lost: &[Option<(Effect, Cause)>], effect: Effect) -> Severity {
         let may = matches!(effect, Effect::Queues | Effect::Unknown | Effect::Rewrites | Effect::Unfollowed);
         let is_unknown = self.found.ways.get(number).is_none_or(|way| way.fate == Fate::Unknown);
-        if may || is_unknown {
+        let is_related = self.found.ways.get(number).is_none_or(|way| are_related(&way.packets));
+        if may || is_unknown || is_related {
             return Severity::May;
         }
         if !self.found.are_doubtful {

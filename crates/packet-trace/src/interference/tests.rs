@@ -1,7 +1,10 @@
 use super::*;
 use crate::saved::{add_saved, saved_rule};
 use netfilter_state::route_tables::{LOCAL_TABLE, MAIN_TABLE, PolicyRule, Route, RouteKind, RouteTables};
-use netfilter_state::ruleset::{Api, Base, ChainState, TableFamily, TableName, TableState};
+use netfilter_state::ruleset::{
+    Api, Base, ChainState, SeenRule, Selector, SetLookup, Statement, TableFamily, TableName, TableState,
+    VerdictMap,
+};
 use redirect_core::{
     AmbientRedirect, Families, Redirect,
     accepted::{AcceptedBy, AcceptedRules},
@@ -140,7 +143,7 @@ fn check(settings: &[(Key, &'static str)], cases: &[Case]) {
 
 use Effect::*;
 use Severity::{Does, May};
-use Traffic::{Dns, Inbound, Outbound, ProxyToSelf};
+use Traffic::{ByProxy, Dns, Inbound, Outbound, ProxyToSelf};
 
 const NOTHING: &[(Severity, &str, Effect, &[Traffic])] = &[];
 const TPROXY: &[(Key, &str)] = &[(Key::InterceptionMode, "TPROXY")];
@@ -193,7 +196,7 @@ fn what_goes_first_in_a_built_in_chain_is_found() {
             ),
             (
                 "-I OUTPUT -p tcp -j REDIRECT --to-ports 3128",
-                &[(Does, "nat OUTPUT 1", Translates, &[Outbound, ProxyToSelf])],
+                &[(Does, "nat OUTPUT 1", Translates, &[Outbound, ProxyToSelf, ByProxy])],
             ),
             (
                 ":X\n-A X -p tcp -j ACCEPT\n-I OUTPUT -j X",
@@ -226,13 +229,14 @@ fn what_is_about_other_traffic_is_left_alone() {
             ("-I PREROUTING -p tcp -m tcp --dport 9090 -j ACCEPT", NOTHING),
             ("-I PREROUTING -d 10.9.0.0/16 -j ACCEPT", NOTHING),
             ("-I OUTPUT -m owner --uid-owner 1337 -d 192.0.2.0/24 -j ACCEPT", NOTHING),
-            ("-I OUTPUT -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT", NOTHING),
+            ("-I OUTPUT -m conntrack --ctstate ESTABLISHED -j ACCEPT", NOTHING),
+            ("*filter\n-A OUTPUT -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT", NOTHING),
             ("-I OUTPUT -m mark --mark 0x1/0x1 -j ACCEPT", NOTHING),
             (LOOPBACK_RESOLVER, NOTHING),
             // A rule of the plan, met by another program's: what the proxy sends comes back to it.
             (
                 "-I OUTPUT -p tcp -j ISTIO_REDIRECT",
-                &[(Does, "nat ISTIO_REDIRECT 1", Unexplained, &[ProxyToSelf])],
+                &[(Does, "nat ISTIO_REDIRECT 1", Unexplained, &[ProxyToSelf, ByProxy])],
             ),
             ("-A POSTROUTING -j MASQUERADE", NOTHING),
             ("*filter\n-A INPUT -m conntrack --ctstate INVALID -j DROP\n-A INPUT -j ACCEPT", NOTHING),
@@ -245,7 +249,6 @@ fn what_is_about_other_traffic_is_left_alone() {
             ("*inet/theirs\n!dormant\n:pre prerouting -150 filter drop", NOTHING),
             ("*ip6/theirs\n:pre prerouting -150 filter drop", NOTHING),
             ("*inet/theirs\n:fwd forward 0 filter drop", NOTHING),
-            ("*theirs\n:out output -50 nat\n-A out -j REDIRECT --to-ports 1", NOTHING),
         ],
     );
 }
@@ -257,7 +260,7 @@ fn another_chain_that_goes_first_is_found() {
         &[
             (
                 "*theirs\n:out output -150 nat\n-A out -p tcp -j REDIRECT --to-ports 1",
-                &[(Does, "theirs out 1", Translates, &[Outbound, ProxyToSelf])],
+                &[(Does, "theirs out 1", Translates, &[Outbound, ProxyToSelf, ByProxy])],
             ),
             ("*theirs\n:out output -150 nat\n-A out -j ACCEPT", NOTHING),
             (
@@ -266,7 +269,10 @@ fn another_chain_that_goes_first_is_found() {
             ),
             (
                 "*theirs\n:out output -100 nat\n-A out -p tcp -j REDIRECT --to-ports 1",
-                &[(May, "theirs out 1", Translates, &[Outbound, ProxyToSelf])],
+                &[
+                    (Does, "theirs out 1", Translates, &[ByProxy]),
+                    (May, "theirs out 1", Translates, &[Outbound, ProxyToSelf]),
+                ],
             ),
             (
                 "*inet/theirs\n:pre prerouting -400 filter\n-A pre -p tcp -j DROP",
@@ -293,7 +299,7 @@ fn another_chain_that_goes_first_is_found() {
             ),
             (
                 "*mangle\n-I OUTPUT -p tcp -j NFQUEUE",
-                &[(May, "mangle OUTPUT 1", Queues, &[Outbound, ProxyToSelf])],
+                &[(May, "mangle OUTPUT 1", Queues, &[Outbound, ProxyToSelf, ByProxy])],
             ),
             (
                 "*inet/theirs\n:pre prerouting -10 filter\n-A pre -p tcp -m string --algo bm -j DROP",
@@ -310,11 +316,11 @@ fn of_two_chains_at_one_priority_either_may_go_first_in_either_mode() {
     for settings in [&[][..], TPROXY] {
         let by_tproxy = settings == TPROXY;
         // What the proxy's group alone sends to its own pod is TPROXY's, and no nat of the mesh translates it before or behind.
-        let to_self = (Does, "aa out 1", Translates, &[ProxyToSelf][..]);
+        let to_self = (Does, "aa out 1", Translates, &[ProxyToSelf, ByProxy][..]);
+        let by_proxy = (Does, "aa out 1", Translates, &[ByProxy][..]);
         let either: (_, _, _, &[Traffic]) =
             (May, "aa out 1", Translates, if by_tproxy { &[Outbound] } else { &[Outbound, ProxyToSelf] });
-        let both = [to_self, either];
-        let wanted = if by_tproxy { &both[..] } else { &both[1..] };
+        let wanted = [if by_tproxy { to_self } else { by_proxy }, either];
         let plan = plan(settings);
         let found: Vec<_> = found(&plan, others)
             .into_iter()
@@ -352,7 +358,7 @@ fn what_drops_captured_packets_further_on_is_found() {
             ),
             (
                 "*inet/theirs\n:post postrouting 100 nat\n-A post -p tcp -j DROP",
-                &[(Does, "theirs post 1", Drops, &[Outbound, ProxyToSelf])],
+                &[(Does, "theirs post 1", Drops, &[Outbound, ProxyToSelf, ByProxy])],
             ),
             (
                 "*filter\n-A INPUT -i lo -j ACCEPT\n-A INPUT -p tcp -j DROP",
@@ -438,13 +444,52 @@ fn a_name_like_the_meshs_makes_no_rule_its_own() {
             ),
             (
                 "*inet/istio-proxy-nat\n:istio-redirect output -110 nat\n-A istio-redirect -p tcp -j REDIRECT --to-ports 7",
-                &[(Does, "istio-proxy-nat istio-redirect 1", Translates, &[Outbound, ProxyToSelf])],
+                &[(Does, "istio-proxy-nat istio-redirect 1", Translates, &[Outbound, ProxyToSelf, ByProxy])],
             ),
             // In the plan's own chain, too.
             (
                 "-I ISTIO_OUTPUT -d 192.0.2.0/24 -j RETURN",
                 &[(Does, "nat ISTIO_OUTPUT 1", EndsChain, &[Outbound])],
             ),
+        ],
+    );
+}
+
+/// A connection may be opened with more flags than SYN, and by a packet that another connection asked for.
+#[test]
+fn every_kind_of_first_packet_is_one() {
+    check(
+        &[],
+        &[
+            (
+                "-I OUTPUT -p tcp -m tcp ! --tcp-flags FIN,SYN,RST,PSH,ACK,URG SYN -j ACCEPT",
+                &[(Does, "nat OUTPUT 1", EndsChain, &[Outbound, ProxyToSelf])],
+            ),
+            (
+                "-I PREROUTING -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT",
+                &[(May, "nat PREROUTING 1", EndsChain, &[Inbound])],
+            ),
+            ("-I OUTPUT -p tcp -m tcp ! --tcp-flags FIN,SYN,RST,ACK SYN -j ACCEPT", NOTHING),
+        ],
+    );
+}
+
+/// What the plan leaves alone because it is the proxy's has to get out; a service may lead it elsewhere.
+#[test]
+fn the_proxys_own_connections_are_judged_too() {
+    check(
+        &[],
+        &[
+            (
+                "*filter\n-A OUTPUT ! -o lo -m owner --uid-owner 1337 -j REJECT",
+                &[(Does, "filter OUTPUT 1", Drops, &[ByProxy])],
+            ),
+            (
+                "*theirs\n:out output -50 nat\n-A out -p tcp -j REDIRECT --to-ports 1",
+                &[(Does, "theirs out 1", Translates, &[ByProxy])],
+            ),
+            ("-A OUTPUT -d 10.96.0.0/12 -p tcp -j DNAT --to-destination 10.1.0.9:80", NOTHING),
+            ("*filter\n-A OUTPUT -m owner --uid-owner 1000 -p udp -j REJECT", NOTHING),
         ],
     );
 }
@@ -540,7 +585,7 @@ fn a_dormant_table_and_a_policy_of_the_meshs_own_are_found() {
         &[],
         &[
             ("!dormant", &[(Does, "nat ", Dormant, &[])]),
-            (":OUTPUT output -100 nat drop", &[(Does, "nat OUTPUT", PolicyDrops, &[])]),
+            (":OUTPUT output -100 nat drop", &[(Does, "nat OUTPUT", PolicyDrops, &[ByProxy])]),
         ],
     );
     let place = |others| found(&plan(&[]), others).into_iter().map(|finding| finding.place).next().unwrap();
@@ -687,6 +732,47 @@ fn a_finding_is_one_readable_line() {
           destination before the mesh's rules: IPv4 outbound connections, IPv4 the proxy's connections to its own pod"
         ]
     );
+}
+
+/// A map with so many entries, each for one value of each of these, behind what the plan has.
+fn mapped(many: u128, selectors: &[Selector], verdict: impl Fn(u128) -> Statement) -> Vec<Finding> {
+    let plan = plan(&[]);
+    let mut ruleset = in_force(&plan, "*inet/theirs\n:theirs prerouting 50 filter");
+    let mut among = SetLookup::range(selectors[0], (0, 0));
+    among.selectors = selectors.into();
+    // Not next to each other, so that they do not become one range.
+    let value = |number: u128| 0xcb00_0000 + 2 * number;
+    among.values = (0..many).map(|number| vec![(value(number), value(number)); selectors.len()]).collect();
+    let map = VerdictMap { among, verdicts: (0..many).map(verdict).collect() };
+    let name = TableName { api: Api::NfTables, family: TableFamily::Inet, name: "theirs".into() };
+    let rule = SeenRule { statements: [Statement::Map(map)].into(), ..SeenRule::default() };
+    let table = ruleset.table(name);
+    table.chains.get_mut("theirs").unwrap().rules.push(rule);
+    for number in 0..many {
+        let drops = SeenRule { statements: [Statement::Drop].into(), ..SeenRule::default() };
+        table.chains.insert(format!("c{number}"), ChainState { rules: [drops].into(), ..Default::default() });
+    }
+    let addresses: [IpAddr; 1] = [OWN.parse().unwrap()];
+    find(&ruleset, &plan, &Pod { addresses: &addresses, interfaces: &["eth0".into()], ..Pod::default() })
+}
+
+/// What a map says of all packets is found in one step, and what takes too much is said to.
+#[test]
+fn maps_of_any_size_are_followed_or_named() {
+    let source = [Selector::Source(Family::V4)];
+    let said = |findings: Vec<Finding>| -> Vec<_> {
+        findings.into_iter().map(|one| (one.severity, one.effect, one.place.table.name)).collect()
+    };
+    let jump = |number: u128| Statement::Jump(format!("c{number}"));
+    assert_eq!(said(mapped(10_000, &source, |_| Statement::Drop)), [(Does, Drops, "theirs".into())]);
+    let each = said(mapped(2000, &source, jump));
+    assert!(each.len() == 16 && each.iter().all(|one| *one == (Does, Drops, "theirs".into())), "{each:?}");
+    for (many, selectors) in
+        [(20_000, &source[..]), (10_000, &[Selector::Source(Family::V4), Selector::Mark])]
+    {
+        let found = said(mapped(many, selectors, jump));
+        assert!(found.iter().any(|one| *one == (May, Unfollowed, "theirs".into())), "{many}: {found:?}");
+    }
 }
 
 #[test]
@@ -891,7 +977,7 @@ use AcceptedBy::{Node, Pod as Owner};
 
 #[test]
 fn a_rule_is_accepted_by_comment_by_chain_or_by_table() {
-    let out = "nat VPN 1 Translates [Outbound]";
+    let out = "nat VPN 1 Translates [Outbound ByProxy]";
     let vpn = ":VPN\n-A VPN -d 192.0.2.0/24 -p tcp -m comment --comment backups -j REDIRECT --to-ports 1\n-I OUTPUT -j VPN";
     for (name, by) in [
         ("comment=backups", Owner),
@@ -922,8 +1008,10 @@ fn an_accepted_rule_hides_no_other() {
         "-A OUTPUT -p tcp -m comment --comment other -m multiport --dports 80,81 -j REDIRECT --to-ports 2";
     let ours = "-I OUTPUT -d 192.0.2.0/24 -p tcp -m comment --comment ours -j REDIRECT --to-ports 1";
     let drop = "*filter\n-A OUTPUT -p tcp -m tcp --dport 15001 -s 10.1.0.2 -j DROP";
-    let (own, other) =
-        ("nat OUTPUT 1 Translates [Outbound]", "nat OUTPUT 2 Translates [Outbound ProxyToSelf]");
+    let (own, other) = (
+        "nat OUTPUT 1 Translates [Outbound ByProxy]",
+        "nat OUTPUT 2 Translates [Outbound ProxyToSelf ByProxy]",
+    );
     let second = two.replace("-A OUTPUT", "-I OUTPUT");
     let both = format!("{second}\n{ours}");
     assert_eq!(
@@ -932,7 +1020,7 @@ fn an_accepted_rule_hides_no_other() {
     );
     // Behind the accepted one, and in another table.
     let (found, accepted) = judged(&[], &format!("{ours}\n{drop}"), &[("comment=ours", Owner)]);
-    assert_eq!(found, ["filter OUTPUT 1 Drops [Outbound]"]);
+    assert_eq!(found, ["filter OUTPUT 1 Drops [Outbound ByProxy]"]);
     assert_eq!(accepted, [format!("pod: {own}")]);
     // What is lost to the second alone.
     let only = "-I OUTPUT -d 192.0.2.7/32 -p tcp -j ACCEPT";

@@ -96,7 +96,8 @@ impl Test {
             | Self::GoesOut(set, _)
             | Self::Owner(_, set)
             | Self::Mark(_, set, _) => set.ranges().len(),
-            Self::AnyOf(all, _) => all.iter().flatten().map(Self::size).sum(),
+            // These are asked one behind the other.
+            Self::AnyOf(all, _) => all.iter().flatten().map(Self::size).sum::<usize>().saturating_mul(4),
             Self::Always(_)
             | Self::Bits(..)
             | Self::Local(..)
@@ -123,6 +124,29 @@ impl Test {
     fn each_in(selectors: &[Selector], values: &[(u128, u128)], family: Family) -> Vec<Self> {
         let each = selectors.iter().zip(values);
         each.map(|(selector, range)| Self::of_ranges(*selector, &[*range], false, family)).collect()
+    }
+
+    /// The field of packets that a selector is about, if it is nothing but that.
+    pub(super) fn field_of(selector: Selector, family: Family) -> Option<Field> {
+        match selector {
+            Selector::Source(of) if of == family => Some(Field::Source),
+            Selector::Destination(of) if of == family => Some(Field::Destination),
+            Selector::SourcePort => Some(Field::SourcePort),
+            Selector::DestinationPort => Some(Field::Port),
+            Selector::Protocol => Some(Field::Protocol),
+            Selector::Source(_)
+            | Selector::Destination(_)
+            | Selector::Family
+            | Selector::InInterface
+            | Selector::OutInterface
+            | Selector::User
+            | Selector::Group
+            | Selector::Mark
+            | Selector::ConnMark
+            | Selector::State
+            | Selector::Direction
+            | Selector::TcpFlags => None,
+        }
     }
 
     /// Whether a selector has one of these values.

@@ -73,11 +73,20 @@ impl Walk<'_> {
 
     /// Whether a field now has one of these values.
     pub(super) fn has(&self, field: Field, set: &Set) -> FieldMatch {
+        match self.value_of(field) {
+            Some(Known::Value(value)) => FieldMatch::when(set.contains(value)),
+            Some(Known::Packets) => FieldMatch::of(&self.packets, field, set),
+            None => FieldMatch::Unknown,
+        }
+    }
+
+    /// What is known of a field now; none where nothing is.
+    pub(super) fn value_of(&self, field: Field) -> Option<Known> {
         match (field, self.destination) {
-            (Field::Destination, Some(to)) => FieldMatch::when(set.contains(number(to.ip()))),
-            (Field::Port, Some(to)) => FieldMatch::when(set.contains(to.port().into())),
-            (Field::Source | Field::SourcePort, _) if self.is_source_translated => FieldMatch::Unknown,
-            (field, _) => FieldMatch::of(&self.packets, field, set),
+            (Field::Destination, Some(to)) => Some(Known::Value(number(to.ip()))),
+            (Field::Port, Some(to)) => Some(Known::Value(to.port().into())),
+            (Field::Source | Field::SourcePort, _) if self.is_source_translated => None,
+            _ => Some(Known::Packets),
         }
     }
 
@@ -167,6 +176,14 @@ impl Walk<'_> {
             None => self.assume(unknown),
         }
     }
+}
+
+/// What is known of a field.
+pub(super) enum Known {
+    /// It is as the packets had it at first.
+    Packets,
+    /// It is this, by translation.
+    Value(u128),
 }
 
 pub(super) fn said(holds: FieldMatch) -> Result<Option<bool>, Split> {

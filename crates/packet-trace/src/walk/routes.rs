@@ -58,7 +58,7 @@ pub(crate) fn routed(rules: &TraceRules, packets: Packets, lookup: Lookup) -> Ve
             Ok(decided) => decided,
             Err(split) => {
                 work = work.saturating_add(core::mem::take(&mut walk.spent)).saturating_add(1);
-                open.push(walk.part(split));
+                walk.part(split, &mut open);
                 open.push(walk);
                 continue;
             }

@@ -5,10 +5,11 @@ use super::{
         Fate, Listener, PacketEdit,
         packets::{Field, MarkNow, interface, link, number},
         routes::NO_RECEIVER,
-        rules::{ChainRule, Element, Leads},
+        rules::{Answers, ChainRule, Leads},
         set::Set,
     },
     Call, Cause, DEEPEST, Interface, Point, Split, Tracking, Unknown, Walk,
+    conditions::Known,
 };
 use alloc::string::ToString;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -47,7 +48,7 @@ impl<'a> Walk<'a> {
         let rule = self.here().map(|(_, rule)| rule);
         let statement = rule.and_then(|rule| rule.seen.statements.get(number).zip(rule.leads.get(number)));
         let then = match statement {
-            Some((Statement::Map(map), Leads::By(elements))) => match self.looked_up(map, elements)? {
+            Some((Statement::Map(map), Leads::By(answers))) => match self.looked_up(map, answers)? {
                 Some((Statement::Continue, _)) => Then::Statement,
                 Some((verdict, to)) => self.statement(verdict, to)?,
                 // A failed lookup ends the rule.
@@ -114,22 +115,56 @@ impl<'a> Walk<'a> {
         self.point = Point::Rule;
     }
 
-    /// A map's entry, and the chain that it leads to; `None` without an entry.
+    /// A map's verdict, and the chain that it leads to; `None` without one.
     fn looked_up(
         &mut self,
         map: &'a VerdictMap,
-        elements: &[Element],
+        answers: &Answers,
     ) -> Result<Option<(&'a Statement, Option<usize>)>, Split> {
-        for element in elements {
-            let is_it = match self.asked(&element.test)? {
-                Some(is_it) => is_it,
-                None => self.assume(|| Unknown::Rule(map.to_string()))?,
-            };
-            if is_it {
-                return Ok(map.verdicts.get(element.verdict).map(|verdict| (verdict, element.to)));
+        let verdict = |number: usize, to| map.verdicts.get(number).map(|verdict| (verdict, to));
+        match answers {
+            Answers::OfField(field, ranges, rest, leads) => {
+                let said = match self.value_of(*field) {
+                    Some(Known::Packets) => {
+                        let (mut parts, touched) = self.packets.get(*field).sorted_by(ranges);
+                        self.spent = self.spent.saturating_add(touched.div_ceil(4));
+                        if parts.len() > 1 {
+                            return Err(Split::Into(*field, parts.into_values().collect()));
+                        }
+                        parts.pop_first().and_then(|(says, _)| says)
+                    }
+                    Some(Known::Value(value)) => {
+                        let at = ranges.partition_point(|(_, last, _)| *last < value);
+                        ranges.get(at).filter(|(first, ..)| *first <= value).map(|(.., says)| *says)
+                    }
+                    None => {
+                        let mut said = None;
+                        for number in leads.keys().filter(|number| Some(**number) != *rest) {
+                            if self.assume(|| Unknown::Rule(map.to_string()))? {
+                                said = Some(*number);
+                                break;
+                            }
+                        }
+                        said
+                    }
+                };
+                let said = said.or(*rest);
+                Ok(said.and_then(|number| verdict(number, leads.get(&number).copied().flatten())))
+            }
+            Answers::Each(elements) => {
+                for element in elements {
+                    self.spent = self.spent.saturating_add(1);
+                    let is_it = match self.asked(&element.test)? {
+                        Some(is_it) => is_it,
+                        None => self.assume(|| Unknown::Rule(map.to_string()))?,
+                    };
+                    if is_it {
+                        return Ok(verdict(element.verdict, element.to));
+                    }
+                }
+                Ok(None)
             }
         }
-        Ok(None)
     }
 
     fn statement(&mut self, statement: &Statement, to: Option<usize>) -> Result<Then, Split> {
