@@ -97,7 +97,16 @@ fn iptables_match(dice: &mut Dice, hook: &str, v6: bool) -> (String, &'static st
             0 | 1 => format!(" -m mark{} --mark {:#x}/{mask:#x}", not(dice), mark & mask),
             2 | 3 => format!(" -m connmark{} --mark {:#x}/{mask:#x}", not(dice), mark & mask),
             4 | 5 => {
-                let state = dice.pick(&["NEW", "INVALID", "ESTABLISHED,RELATED", "UNTRACKED", "INVALID,NEW"]);
+                let state = dice.pick(&[
+                    "NEW",
+                    "INVALID",
+                    "ESTABLISHED,RELATED",
+                    "ESTABLISHED,RELATED,DNAT",
+                    "DNAT",
+                    "SNAT",
+                    "UNTRACKED",
+                    "INVALID,NEW",
+                ]);
                 format!(" -m conntrack{} --ctstate {state}", not(dice))
             }
             6 => format!(" -m state{} --state {}", not(dice), dice.pick(&["NEW", "INVALID", "ESTABLISHED"])),
@@ -164,6 +173,7 @@ fn iptables_target(dice: &mut Dice, table: &str, hook: &str, protocol: &str, v6:
         ("nat", 2 | 3) => dice.pick(&["ACCEPT", "RETURN"]).into(),
         ("filter", 0) if protocol == "tcp" && dice.one_in(2) => "REJECT --reject-with tcp-reset".into(),
         ("filter", 0) => "REJECT".into(),
+        ("mangle", 3) if dice.one_in(4) => "TOS --set-tos 0x10".into(),
         ("mangle", 0) if hook == "PREROUTING" && protocol == "tcp" => {
             format!(
                 "TPROXY --on-port {STRANGER} --tproxy-mark {}",
@@ -227,7 +237,8 @@ fn iptables_rule(dice: &mut Dice, program: &str, theirs: usize, v6: bool, script
         return;
     }
     // A chain of its own, perhaps by way of another. The numbers keep names apart.
-    let chain = format!("T{theirs}_{}", dice.below(100_000));
+    let name = dice.pick(&["T", "T", "ISTIO_T", "\"$(printf '\\377')\"T"]);
+    let chain = format!("{name}{theirs}_{}", dice.below(100_000));
     let how = dice.pick(&["-j", "-j", "-g"]);
     let (more, more_protocol) = iptables_match(dice, hook, v6);
     let second = iptables_target(dice, table, hook, more_protocol, v6);
@@ -266,12 +277,17 @@ fn nft(dice: &mut Dice, number: usize) -> String {
     for _ in 0..=dice.below(3) {
         table.base(dice, &mut text);
     }
+    // What packets put in is in no set that is read.
+    let seen = match family {
+        "ip6" => "set seen { type ipv6_addr; flags dynamic; size 64; }",
+        _ => "set seen { type ipv4_addr; flags dynamic; size 64; }",
+    };
     let sets = match family {
         "ip6" => "set far { type ipv6_addr; flags interval; elements = { 2001:db8::2, 2001:db8:9::/48 }; }",
         _ => "set far { type ipv4_addr; flags interval; elements = { 198.51.100.2, 203.0.113.0/24 }; }",
     };
     format!(
-        "nft '\ntable {family} theirs{number} {{\n  {sets}\n  set ports {{ type inet_service; elements = {{ 80, 8080, 9 }}; }}\n{}{text}}}'\n",
+        "nft '\ntable {family} theirs{number} {{\n  {sets}\n  {seen}\n  set ports {{ type inet_service; elements = {{ 80, 8080, 9 }}; }}\n{}{text}}}'\n",
         table.inner
     )
 }
@@ -315,9 +331,11 @@ impl Table {
             let _ = writeln!(rules, "    {keep} accept");
         }
         self.chains += 1;
+        // A name proves nothing.
+        let name = dice.pick(&["b", "b", "b", "ISTIO_B", "istio-b"]);
         let _ = writeln!(
             text,
-            "  chain b{} {{ type {kind} hook {hook} priority {priority}; {policy}\n{rules}  }}",
+            "  chain {name}{} {{ type {kind} hook {hook} priority {priority}; {policy}\n{rules}  }}",
             self.chains
         );
     }
@@ -333,6 +351,15 @@ impl Table {
         if depth < 3 && dice.one_in(8) {
             let to = self.inner_chain(dice, chain, depth);
             return format!("{}{counter} {}", matches, chain.verdict_map(dice, about, &to));
+        }
+        if dice.one_in(5) {
+            // Statements and conditions in any order.
+            let (first, rest) = (chain.passing(dice, about), chain.statement(dice, about));
+            return if dice.one_in(2) {
+                format!("{first} {matches}{counter} {rest}")
+            } else {
+                format!("{matches} {first} {} {rest}", chain.condition(dice, about))
+            };
         }
         format!("{matches}{counter} {}", chain.statement(dice, about))
     }
@@ -418,7 +445,13 @@ impl Chain {
         let ip = if about.v6 { "ip6" } else { "ip" };
         let (mark, mask, id) = (number(dice, &MARKS), number(dice, &MASKS), number(dice, &IDS));
         let address = address(dice, about.v6);
-        match dice.below(17) {
+        match dice.below(20) {
+            17 => dice.pick(&["ct status dnat", "ct status != dnat", "ct status snat"]).into(),
+            18 if !about.v6 => dice.pick(&["@nh,96,8 10", "@nh,128,8 10", "ip daddr @seen"]).into(),
+            18 => dice.pick(&["ip6 nexthdr tcp", "ip6 nexthdr != tcp"]).into(),
+            19 if about.is_tcp => {
+                dice.pick(&["tcp flags syn", "tcp flags & syn == syn", "tcp flags != syn"]).into()
+            }
             0 => format!("meta mark {}{mark:#x}", not(dice)),
             1 => format!(
                 "meta mark & {mask:#x} {} {:#x}",
@@ -507,6 +540,24 @@ impl Chain {
                 "meta mark set tcp dport map { 80 : 0x7, 8080 : 0x17, 443 : 0x8 }".into()
             }
             _ => format!("meta mark set {mark:#x} ct mark set meta mark"),
+        }
+    }
+
+    /// A statement with which a rule goes on, or does not if a packet lacks what it loads.
+    fn passing(self, dice: &mut Dice, about: About) -> String {
+        let ip = if about.v6 { "ip6" } else { "ip" };
+        let mark = number(dice, &MARKS);
+        match dice.below(10) {
+            0 => format!("meta mark set {mark:#x}"),
+            1 => format!("ct mark set {mark:#x}"),
+            2 => "meta mark set ct id".into(),
+            3 if self.goes_out() => "meta mark set ct mark".into(),
+            4 if about.v6 == (self.family == "ip6") => format!("add @seen {{ {ip} daddr }}"),
+            5 => "meta priority set 1:1".into(),
+            6 if self.kind == "filter" && matches!(self.hook, "prerouting" | "output") => "notrack".into(),
+            7 => format!("{ip} dscp set cs1"),
+            8 => "meta nftrace set 0".into(),
+            _ => "counter".into(),
         }
     }
 

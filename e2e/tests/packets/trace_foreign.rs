@@ -144,11 +144,14 @@ impl Pod {
         seen: &Arrived,
         findings: &[Finding],
     ) -> Result<Option<Problem>> {
-        let Some(planned) = self.captured(&shot.packet).filter(|fate| !agrees(seen, *fate, &shot.packet))
+        let Some((planned, traffic)) =
+            self.judged(&shot.packet).filter(|(fate, _)| !agrees(seen, *fate, &shot.packet))
         else {
             return Ok(None);
         };
-        let traffic = kind_of(&shot.packet, planned);
+        if traffic == Traffic::ByProxy && self.trace(&shot.packet).may.contains(&Fate::Translated) {
+            return Ok(None);
+        }
         let is_about = |finding: &Finding| {
             let kinds = &finding.traffic;
             traffic == Traffic::ProxyToSelf
@@ -168,8 +171,20 @@ impl Pod {
         Ok(Some(self.problem("silent", &text, &self.trace(&packet))))
     }
 
-    fn captured(&self, packet: &Packet) -> Option<Fate> {
-        Some(self.planned(packet)).filter(|fate| matches!(fate, Fate::Proxy { .. }))
+    /// Where the plan has a packet end that CHECK judges, and its traffic: what it captures, and what it leaves alone only because it is the
+    /// proxy's.
+    fn judged(&self, packet: &Packet) -> Option<(Fate, Traffic)> {
+        let fate = self.planned(packet);
+        if matches!(fate, Fate::Proxy { .. }) {
+            return Some((fate, kind_of(packet, fate)));
+        }
+        let is_local = matches!(packet.sender, Sender::Local { .. });
+        let is_out = is_local
+            && packet.protocol == Protocol::Tcp
+            && packet.interface == Interface::Named("eth0".into());
+        let of_the_application = Packet { sender: Sender::Local { uid: 1000, gid: 1000 }, ..packet.clone() };
+        let is_of_proxy = is_out && matches!(self.planned(&of_the_application), Fate::Proxy { .. });
+        is_of_proxy.then_some((fate, Traffic::ByProxy))
     }
 
     /// What is named as certain must be lost: some packet of the traffic that it is about is.
@@ -195,7 +210,7 @@ impl Pod {
         let mut all = Vec::new();
         for _ in 0..DRAWS {
             let packet = captured_packet(dice, traffic, v6);
-            let kind = self.captured(&packet).map(|fate| kind_of(&packet, fate));
+            let kind = self.judged(&packet).map(|(_, kind)| kind);
             if kind == Some(traffic) && !all.contains(&packet) {
                 all.push(packet);
             }
@@ -237,6 +252,7 @@ fn captured_packet(dice: &mut Dice, traffic: Traffic, v6: bool) -> Packet {
             Packet::from_pod(uid, gid, at(loopback(v6), 0), at(passthrough(v6), port)).by("lo")
         }
         Traffic::ProxyToSelf => Packet::from_pod(uid, gid, at(pod, 0), at(pod, port)).by("lo"),
+        Traffic::ByProxy => Packet::from_pod(PROXY_ID, gid, at(pod, 0), at(far, port)).by("eth0"),
         Traffic::Outbound | _ => Packet::from_pod(uid, gid, at(pod, 0), at(far, port)).by("eth0"),
     }
 }

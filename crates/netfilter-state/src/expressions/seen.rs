@@ -373,9 +373,10 @@ impl<'a, 's> Reader<'a, 's> {
         let parts = self.registers.parts_looked_up(lookup, set.key_length());
         let found = set.look_up(&name, &parts.ok_or("a set")?)?;
         *self.looked_up = looked_up;
-        // Of these, a packet that lacks them has none of the set's values.
-        if let Some(loaded) = self.registers.looked_up(lookup) {
-            self.lacking.retain(|(origin, _)| *origin != loaded.origin);
+        // A packet that lacks one has none of the set's values; nor does it have any other.
+        if !(lookup.is_inverted() && found.among.selectors.len() > 1) {
+            let registers = &self.registers;
+            self.lacking.retain(|(origin, _)| !registers.looks_up(lookup, set.key_length(), *origin));
         }
         Ok(found)
     }

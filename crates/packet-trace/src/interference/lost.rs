@@ -448,9 +448,14 @@ impl Judge<'_> {
 
     /// Whether packets do not come to the proxy. A packet with another mark, or in another zone, does come to it.
     pub(super) fn is_lost(&self, way: &TracePath) -> bool {
-        // Where a service leads the proxy's own connections is its business.
-        let is_led = self.traffic.1 == Traffic::ByProxy && way.fate == Fate::Translated;
-        way.fate != self.wanted.fate && !is_led && !self.is_for_the_listener(way)
+        let is_meant = match way.fate {
+            // Where a service leads the proxy's own connections is its business.
+            Fate::Translated => self.traffic.1 == Traffic::ByProxy,
+            // So is what a firewall does not let pass of those that other connections asked for.
+            Fate::Dropped | Fate::Rejected => are_related(&way.packets),
+            _ => false,
+        };
+        way.fate != self.wanted.fate && !is_meant && !self.is_for_the_listener(way)
     }
 
     /// Whether untouched packets go to the listener's own port in this pod, and so reach it.
@@ -467,8 +472,7 @@ impl Judge<'_> {
         let causes = &way.causes;
         let of = |effect: Effect, rule: Option<ChainRule>| Some((effect, Cause::Rule(rule?)));
         // Packets that are never sent cannot be lost.
-        let is_led = self.traffic.1 == Traffic::ByProxy && !self.is_lost(way);
-        if way.is_unsent || is_led || self.is_for_the_listener(way) {
+        if way.is_unsent || way.fate != self.wanted.fate && !self.is_lost(way) {
             return None;
         }
         if way.fate == self.wanted.fate {

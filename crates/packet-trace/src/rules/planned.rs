@@ -27,7 +27,9 @@ impl Planned {
     /// was found already.
     pub(super) fn find(&mut self, seen: &SeenRule, family: Family) -> (Vec<(Option<Test>, Origin)>, bool) {
         let is_written = |(rule, _): &(SeenRule, Origin)| {
-            (&rule.conditions, &rule.statements) == (&seen.conditions, &seen.statements)
+            rule.statements == seen.statements
+                && rule.conditions.len() == seen.conditions.len()
+                && rule.conditions.iter().all(|one| seen.conditions.contains(one))
         };
         // Usually it is the next one.
         for number in [self.last, self.last.saturating_add(1)] {

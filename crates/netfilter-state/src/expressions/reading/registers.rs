@@ -35,6 +35,13 @@ impl<'a> Registers<'a> {
         self.get(lookup.from?)
     }
 
+    /// Whether something is among what a lookup looks for, in a set with keys of this length.
+    pub(crate) fn looks_up(&self, lookup: Lookup<'a>, length: usize, origin: Origin<'a>) -> bool {
+        let Some(from) = lookup.from.map(slot) else { return false };
+        let slots = u32::try_from(length.div_ceil(PART)).unwrap_or(u32::MAX);
+        self.0.range(from..from.saturating_add(slots)).any(|(_, held)| held.origin == origin)
+    }
+
     /// All parts of what a lookup looks for, in a set with keys of this length; none where one is not understood.
     pub(crate) fn parts_looked_up(&self, lookup: Lookup<'a>, length: usize) -> Option<Vec<KeyPart>> {
         let mut at = slot(lookup.from?);
