@@ -113,7 +113,7 @@ impl Text {
                 }
             }
             TraceEvent::Policy { place } => {
-                self.line(2, &format!(">policy of {}: drop", Plain(&place.chain)))
+                self.line(2, &format!(">policy of {}: drop", Plain(&place.chain)));
             }
             TraceEvent::Route { decides: words } => {
                 self.line(2, &format!("{}{words}", if decides { ">" } else { "" }));

@@ -20,7 +20,7 @@ use e2e::traffic::PROXY_ID;
 use netns_apply::{ApplyOptions, Live, apply, interference};
 use packet_trace::{
     Detail, Fate, Interface, Listener, Outcome, Packet, Sender, Trace, TraceEvent, TraceRules,
-    interference::{Finding, Severity, Traffic},
+    interference::{Finding, Severity, Traffic, proxy_groups, proxy_users},
 };
 use redirect_core::{Family, RulePlan, rule::Protocol};
 use test_support::dice::Dice;
@@ -149,8 +149,14 @@ impl Pod {
         else {
             return Ok(None);
         };
-        if traffic == Traffic::ByProxy && self.trace(&shot.packet).may.contains(&Fate::Translated) {
-            return Ok(None);
+        if traffic == Traffic::ByProxy {
+            // A service may lead it elsewhere; and the plan may leave it alone for another reason than the proxy's.
+            let application =
+                Packet { sender: Sender::Local { uid: 1000, gid: 1000 }, ..shot.packet.clone() };
+            let is_left_alone = self.planned(&application) == Fate::Untouched;
+            if is_left_alone || self.trace(&shot.packet).may.contains(&Fate::Translated) {
+                return Ok(None);
+            }
         }
         let is_about = |finding: &Finding| {
             let kinds = &finding.traffic;
@@ -178,12 +184,12 @@ impl Pod {
         if matches!(fate, Fate::Proxy { .. }) {
             return Some((fate, kind_of(packet, fate)));
         }
-        let is_local = matches!(packet.sender, Sender::Local { .. });
-        let is_out = is_local
-            && packet.protocol == Protocol::Tcp
-            && packet.interface == Interface::Named("eth0".into());
-        let of_the_application = Packet { sender: Sender::Local { uid: 1000, gid: 1000 }, ..packet.clone() };
-        let is_of_proxy = is_out && matches!(self.planned(&of_the_application), Fate::Proxy { .. });
+        let Sender::Local { uid, gid } = packet.sender else { return None };
+        let is_out = packet.protocol == Protocol::Tcp && packet.interface == Interface::Named("eth0".into());
+        let is_of_proxy = is_out
+            && fate == Fate::Untouched
+            && (proxy_users(&self.plan).any(|user| user == uid)
+                || proxy_groups(&self.plan).any(|group| group == gid));
         is_of_proxy.then_some((fate, Traffic::ByProxy))
     }
 
@@ -252,7 +258,7 @@ fn captured_packet(dice: &mut Dice, traffic: Traffic, v6: bool) -> Packet {
             Packet::from_pod(uid, gid, at(loopback(v6), 0), at(passthrough(v6), port)).by("lo")
         }
         Traffic::ProxyToSelf => Packet::from_pod(uid, gid, at(pod, 0), at(pod, port)).by("lo"),
-        Traffic::ByProxy => Packet::from_pod(PROXY_ID, gid, at(pod, 0), at(far, port)).by("eth0"),
+        Traffic::ByProxy => Packet::from_pod(uid, gid, at(pod, 0), at(far, port)).by("eth0"),
         Traffic::Outbound | _ => Packet::from_pod(uid, gid, at(pod, 0), at(far, port)).by("eth0"),
     }
 }

@@ -275,12 +275,11 @@ impl<'a, 's> Reader<'a, 's> {
 
     /// Packets that lack what was loaded go no farther in the rule.
     fn may_lack(&mut self, origin: Origin<'a>) {
-        let lacks = match origin {
-            Origin::Field(Field::Ct(
-                ct::DIRECTION | ct::STATUS | ct::MARK | ct::SECURITY_MARK | ct::ZONE | ct::ID,
-            )) => Condition::Connection,
-            origin => Condition::Unknown(name_of(origin)),
-        };
+        const WITH_A_CONNECTION: [u32; 6] =
+            [ct::DIRECTION, ct::STATUS, ct::MARK, ct::SECURITY_MARK, ct::ZONE, ct::ID];
+        let is_of_all = |origin: Origin<'_>| matches!(origin, Origin::Field(Field::Ct(key)) if WITH_A_CONNECTION.contains(&key));
+        let lacks =
+            if is_of_all(origin) { Condition::Connection } else { Condition::Unknown(name_of(origin)) };
         self.lacking.push((origin, lacks));
     }
 
@@ -452,19 +451,27 @@ impl<'a, 's> Reader<'a, 's> {
     }
 }
 
-/// Whether a field is another one behind a statement.
+/// Whether a field is another one behind a statement: every one, if what the statement does is not known.
 const fn is_changed(field: Field, statement: &Statement) -> bool {
-    match statement {
+    if matches!(
+        statement,
         Statement::SetMark(_)
-        | Statement::SetMarkBits { .. }
-        | Statement::RestoreMark
-        | Statement::RestoreMarkBits { .. } => matches!(field, Field::Meta(meta::MARK)),
-        Statement::SaveMark | Statement::SaveMarkBits { .. } | Statement::SetConnMark { .. } => {
-            matches!(field, Field::Ct(ct::MARK))
-        }
-        Statement::Untrack | Statement::Zone(_) => matches!(field, Field::Ct(_) | Field::CtOneWay(..)),
-        _ => true,
+            | Statement::SetMarkBits { .. }
+            | Statement::RestoreMark
+            | Statement::RestoreMarkBits { .. }
+    ) {
+        return matches!(field, Field::Meta(meta::MARK));
     }
+    if matches!(
+        statement,
+        Statement::SaveMark | Statement::SaveMarkBits { .. } | Statement::SetConnMark { .. }
+    ) {
+        return matches!(field, Field::Ct(ct::MARK));
+    }
+    if matches!(statement, Statement::Untrack | Statement::Zone(_)) {
+        return matches!(field, Field::Ct(_) | Field::CtOneWay(..));
+    }
+    true
 }
 
 /// Makes one condition of two where both say between which values the same one is.

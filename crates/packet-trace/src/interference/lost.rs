@@ -448,13 +448,11 @@ impl Judge<'_> {
 
     /// Whether packets do not come to the proxy. A packet with another mark, or in another zone, does come to it.
     pub(super) fn is_lost(&self, way: &TracePath) -> bool {
-        let is_meant = match way.fate {
-            // Where a service leads the proxy's own connections is its business.
-            Fate::Translated => self.traffic.1 == Traffic::ByProxy,
-            // So is what a firewall does not let pass of those that other connections asked for.
-            Fate::Dropped | Fate::Rejected => are_related(&way.packets),
-            _ => false,
-        };
+        // Where a service leads the proxy's own connections is its business, and so is what a firewall does not let pass of those that
+        // other connections asked for.
+        let is_led = way.fate == Fate::Translated && self.traffic.1 == Traffic::ByProxy;
+        let is_refused = matches!(way.fate, Fate::Dropped | Fate::Rejected) && are_related(&way.packets);
+        let is_meant = is_led || is_refused;
         way.fate != self.wanted.fate && !is_meant && !self.is_for_the_listener(way)
     }
 

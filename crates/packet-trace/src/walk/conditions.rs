@@ -134,11 +134,13 @@ impl Walk<'_> {
         }
         let Some(to) = self.destination.or(self.given.translated_to) else { return FieldMatch::No };
         let addressed = Set::one(number(to.ip()));
-        match FieldMatch::of(&self.packets, Field::Destination, &addressed) {
-            FieldMatch::Yes => FieldMatch::of(&self.packets, Field::Port, &Set::one(to.port().into()))
-                .not(self.packets.family),
-            other => other.not(self.packets.family),
-        }
+        let is_addressed = FieldMatch::of(&self.packets, Field::Destination, &addressed);
+        let is_same = if is_addressed == FieldMatch::Yes {
+            FieldMatch::of(&self.packets, Field::Port, &Set::one(to.port().into()))
+        } else {
+            is_addressed
+        };
+        is_same.not(self.packets.family)
     }
 
     /// Whether the rule at hand is one of nft's own. iptables' are in tables named `raw` where this makes a difference.
