@@ -334,8 +334,7 @@ fn starts(family: Family, pod: &Pod<'_>) -> Vec<Start> {
         let mut packets = Packets::all(family);
         packets.set_one(Field::Protocol, protocol.number());
         packets.set(Field::Flags, if protocol == Protocol::Tcp { opening_flags() } else { Set::one(0) });
-        // A connection that another one asked for is as new.
-        packets.set(Field::State, Set::range(state::NEW, state::RELATED));
+        packets.set_one(Field::State, state::NEW);
         packets.set_one(Field::Mark, 0_u32);
         packets.set_one(Field::ConnMark, 0_u32);
         packets
@@ -350,8 +349,10 @@ fn starts(family: Family, pod: &Pod<'_>) -> Vec<Start> {
     let sent = || Given { is_local: true, asks_route: true, ..Given::default() };
     let mut starts = Vec::new();
     for address in &own {
+        // Others may open what a connection of the pod asked for.
         let packets =
-            between(first(Protocol::Tcp), far.clone(), one(*address), &reached_by(family, pod, &interfaces));
+            between(first(Protocol::Tcp), far.clone(), one(*address), &reached_by(family, pod, &interfaces))
+                .with(Field::State, Set::range(state::NEW, state::RELATED));
         let (given, other_end) =
             (Given { own: Some(*address), ..Given::default() }, OtherEnd::Host(Field::Source));
         starts.push(Start { traffic: Traffic::Inbound, packets, given, other_end });

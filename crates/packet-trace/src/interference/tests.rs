@@ -229,7 +229,7 @@ fn what_is_about_other_traffic_is_left_alone() {
             ("-I PREROUTING -p tcp -m tcp --dport 9090 -j ACCEPT", NOTHING),
             ("-I PREROUTING -d 10.9.0.0/16 -j ACCEPT", NOTHING),
             ("-I OUTPUT -m owner --uid-owner 1337 -d 192.0.2.0/24 -j ACCEPT", NOTHING),
-            ("-I OUTPUT -m conntrack --ctstate ESTABLISHED -j ACCEPT", NOTHING),
+            ("-I OUTPUT -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT", NOTHING),
             ("*filter\n-A OUTPUT -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT", NOTHING),
             ("-I OUTPUT -m mark --mark 0x1/0x1 -j ACCEPT", NOTHING),
             (LOOPBACK_RESOLVER, NOTHING),
