@@ -2,8 +2,9 @@
 //! the pod's traffic looks like.
 
 use crate::{
-    ApplyError, ApplyOptions, legacy,
+    ApplyError, ApplyOptions, facts, legacy,
     netlink::{Connection, NetlinkError},
+    options::MOST_READ,
     pause::{deadline, pause},
     routes::{Addresses, Links, RouteSocket},
 };
@@ -42,20 +43,39 @@ pub fn judged(plan: &RulePlan, options: &ApplyOptions) -> Result<Judgement, Appl
 }
 
 /// Which of other programs' rules interfere with a plan that was just put in force, each in a line for a log. That is not a reason
-/// to fail a run: nothing is worse than it was before.
+/// to fail a run, nor to hold it up: nothing is worse than it was before.
 #[must_use]
 pub fn warnings(plan: &RulePlan, options: &ApplyOptions) -> Vec<String> {
-    match interference(plan, options) {
-        Ok(findings) => in_the_way(&findings),
+    let options = ApplyOptions {
+        patience: options.patience.min(PATIENCE_OF_WARNINGS),
+        most_read: options.most_read.or(Some(MOST_READ)),
+        ..options.clone()
+    };
+    match interference(plan, &options) {
+        Ok(mut findings) => {
+            // Without an address there are no packets yet, and routing comes with the interfaces.
+            if facts::addresses().is_ok_and(|all| all.is_empty()) {
+                findings.retain(|finding| finding.effect != Effect::Routes);
+            }
+            in_the_way(&findings)
+        }
         Err(error) => vec![format!("cannot determine whether rules of other programs interfere: {error}")],
     }
 }
 
-/// Other programs' rules that interfere with a plan, each in a line for a log.
+/// What interferes with a plan, each in a line for a log.
 #[must_use]
 pub fn in_the_way(findings: &[Finding]) -> Vec<String> {
-    findings.iter().map(|finding| format!("a rule of another program: {finding}")).collect()
+    let line = |finding: &Finding| {
+        // What routing does may be for the lack of a route, or of an interface.
+        let by_a_rule = if finding.effect == Effect::Routes { "" } else { "a rule of another program: " };
+        format!("{by_a_rule}{finding}")
+    };
+    findings.iter().map(line).collect()
 }
+
+/// How long a run that is done waits for another program that keeps changing rules, before it says that it could not look.
+const PATIENCE_OF_WARNINGS: Duration = Duration::from_secs(1);
 
 /// How often to recheck routing that keeps packets from the proxy, and how long to wait in between: the kernel lists an IPv6
 /// address a moment before its work queue has added the local route to it.

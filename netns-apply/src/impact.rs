@@ -36,6 +36,7 @@ pub fn impact(mismatch: &Mismatch, plan: &RulePlan, options: &ApplyOptions) -> R
     foreign.retain(|finding| match (mismatch, finding.effect) {
         (Mismatch::Asleep(_), Effect::Dormant) => false,
         (Mismatch::Different(differences), Effect::Routes) => !differences.iter().any(Difference::is_routing),
+        (mismatch, Effect::Unexplained) => matches!(mismatch, Mismatch::Interference(_)),
         _ => true,
     });
     Ok(Impact { consequences, foreign })

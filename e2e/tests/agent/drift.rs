@@ -16,7 +16,7 @@ use netns_apply::Fingerprint;
 use redirect_core::options::{BackendChoice, Variant};
 use serde_json::{Value, json};
 use test_support::netns::Namespace;
-use test_support::process::{Background, command, prefixed, run_with_input};
+use test_support::process::{Background, prefixed};
 
 const DRIFTED: &str = "istio_cni_drifted_pods";
 const DELETE_RULE: &str = "iptables-nft -t nat -D OUTPUT -j ISTIO_OUTPUT";
@@ -312,12 +312,9 @@ fn a_namespace_full_of_rules_is_not_read_to_the_end() {
     let api = PodApi::start(&mut node, vec![mesh_pod("web", &["10.1.0.2"])]);
     let _agent = node.start_ready();
     wait_at_least(&node, &check("verified"), 1.0);
-    let rules = "-A POSTROUTING -p tcp -m tcp --dport 1 -j RETURN\n".repeat(5000);
-    let table = format!("*nat\n{rules}COMMIT\n");
-    let mut restore: Command = web.command(&command("iptables-nft-restore", ["--noflush"]));
-    run_with_input(&mut restore, &table, pods::LIMIT).expect("runs").ok().expect("fills");
+    pods::flood(&web, "nat", "POSTROUTING");
     wait_at_least(&node, &check("cannot-look"), 2.0);
-    let said = node.log().matches("has more than 1048576 bytes of rules").count();
+    let said = node.log().matches("bytes of rules, more than the plan").count();
     assert!(said == 1 && api.state().events.is_empty(), "{}", node.log());
     web.sh("iptables-nft -t nat -F POSTROUTING").expect("empties");
     wait(&node, "the pod to be determined again", || node.log().contains("the pod can be checked again"));

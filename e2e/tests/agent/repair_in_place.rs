@@ -249,7 +249,7 @@ fn a_pod_with_too_many_mesh_rules_is_not_repaired_and_reported() {
     wait(&node, "an attempt", || !api.events_about("web").is_empty());
     let message = api.events_about("web").remove(0)["message"].to_string();
     assert!(
-        message.contains("more than 1048576 bytes of rules") && message.contains("nothing was changed"),
+        message.contains("bytes of rules, more than the plan") && message.contains("nothing was changed"),
         "{message}"
     );
     wait_at_least(&node, &failed("not_applied"), 1.0);
@@ -275,7 +275,7 @@ fn too_many_rules_of_other_programs_do_not_prevent_redirection() {
     let message = event["message"].as_str().expect("a message");
     for words in [
         "redirected, but it could not be verified: the rules are in force",
-        "more than 1048576 bytes of rules",
+        "bytes of rules, more than the plan",
         "1 connections that bypassed the proxy were ended",
     ] {
         assert!(message.contains(words), "{words} is not in {message}");

@@ -174,7 +174,7 @@ impl fmt::Display for Finding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.effect == Effect::Routes {
             write!(f, "{} ", Shortened(&self.rule))?;
-        } else {
+        } else if !self.place.table.name.is_empty() {
             self.write_place(f)?;
         }
         f.write_str(self.effect.words(self.severity))?;
