@@ -31,7 +31,7 @@ pub fn called(env: &dyn Fn(&str) -> Option<OsString>) -> Option<String> {
     is_runtimes.then_some(command)
 }
 
-/// Continues as the configuration says: its level, the agent's socket, the file. Skips missing ones. The agent is told of the command in
+/// Continues as the configuration says: its level, the agent's socket, the file. Skips missing ones. The agent receives the command in
 /// `called`, at any level.
 pub fn configure(handle: &Handle, levels: Levels, run_dir: &Path, called: Option<String>) {
     handle.set_levels(levels);

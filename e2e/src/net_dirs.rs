@@ -27,7 +27,7 @@ pub struct NetDir {
     pub files: &'static [(&'static str, &'static str)],
     /// Whether the next pod gets the plugin.
     pub expected: Expected,
-    /// The finding of `redirectctl`, if there is one.
+    /// The finding of `redirectctl`, if any.
     pub finding: Option<&'static str>,
 }
 

@@ -18,6 +18,7 @@ use install_cni::{
     metrics::Metrics,
     plugin::{Ask, Question, Refusal},
     ready::AgentState,
+    ready::SeenCalls,
     serve::Served,
     settings::Settings,
 };
@@ -73,7 +74,7 @@ static AGENT: LazyLock<Agent> = LazyLock::new(|| {
             logs: Some(logs),
             tasks: Supervisor::default(),
         }),
-        receiver: Arc::new(Receiver::new(metrics, Box::new(emit))),
+        receiver: Arc::new(Receiver::new(metrics, Arc::new(SeenCalls::default()), Box::new(emit))),
     }
 });
 

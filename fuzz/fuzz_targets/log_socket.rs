@@ -1,9 +1,9 @@
-//! Any body at the agent's log socket: each of its lines is counted once, and what is logged of it is one line under the plugin's name.
+//! Any body at the agent's log socket: each of its lines is counted once at most, and what is logged of it is one line under the plugin's name.
 
 #![no_main]
 
 use controller_runtime::metrics::exposition::Format;
-use install_cni::{log_socket::Receiver, metrics::Metrics};
+use install_cni::{log_socket::Receiver, metrics::Metrics, ready::SeenCalls};
 use libfuzzer_sys::fuzz_target;
 use logging::Entry;
 use redirect_core_fuzz::text;
@@ -19,7 +19,7 @@ fuzz_target!(|body: &[u8]| {
         *count.lock().expect("a count") += 1;
         check(entry);
     };
-    Receiver::new(counters, Box::new(emit)).take(body, Instant::now());
+    Receiver::new(counters, Arc::new(SeenCalls::default()), Box::new(emit)).take(body, Instant::now());
     let lines = serde_json::from_slice::<Vec<String>>(body).map_or(1, |lines| lines.len() as u64);
     let counted = |result: &str| {
         let text = Format::Text.write(&registry);
@@ -28,7 +28,8 @@ fuzz_target!(|body: &[u8]| {
         text.lines().find_map(|line| line.strip_prefix(&name)?.parse::<u64>().ok()).unwrap_or(0)
     };
     assert_eq!(counted("accepted"), *logged.lock().expect("a count"));
-    assert_eq!(["accepted", "malformed", "over_rate"].map(counted).iter().sum::<u64>(), lines);
+    // A line that reports a call of the plugin is for the agent alone.
+    assert!(["accepted", "malformed", "over_rate"].map(counted).iter().sum::<u64>() <= lines);
 });
 
 fn check(entry: &Entry) {

@@ -39,7 +39,13 @@ impl Namespace for Anywhere {
         Ok(parts::addresses().to_vec())
     }
 
-    fn apply(&self, plan: &RulePlan, _: Programming, _: &AcceptedRules, patience: Duration) -> Result<Applied, KernelError> {
+    fn apply(
+        &self,
+        plan: &RulePlan,
+        _: Programming,
+        _: &AcceptedRules,
+        patience: Duration,
+    ) -> Result<Applied, KernelError> {
         assert!(patience <= Duration::from_secs(600));
         let _ = (kernel::after_iptables(plan), kernel::after_native(plan, NativeForm::Sets));
         Ok(Applied { backend: "none".into(), because: "a test".into(), changed: true, warnings: Vec::new() })

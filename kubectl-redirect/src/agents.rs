@@ -99,7 +99,7 @@ pub fn by_node(agents: impl IntoIterator<Item = Agent>) -> BTreeMap<String, Agen
     all
 }
 
-/// The DaemonSet whose pods are the agents. Whoever may create pods can give them our labels and names, so that only its own pods count: those
+/// The DaemonSet whose pods are the agents. A user who may create pods can give them our labels and names, so that only its own pods count: those
 /// that it controls, by its UID, with its service account.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Fleet {

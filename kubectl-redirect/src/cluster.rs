@@ -207,7 +207,7 @@ impl Cluster {
     /// # Errors
     /// It does not respond.
     pub async fn version(&self) -> Result<String, Failure> {
-        // `/version` is no collection, and read as if it were an object of one.
+        // `/version` is not a collection, and read as if it were an object of one.
         let asked = self.json::<Value>(Request::new("").get("version", &GetParams::default())).await;
         let info = asked.map_err(|error| error.about("read the version", &self.url))?;
         let version = info.get("gitVersion").and_then(Value::as_str).map(str::to_owned);

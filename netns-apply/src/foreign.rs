@@ -53,7 +53,7 @@ pub fn warnings(plan: &RulePlan, options: &ApplyOptions) -> Vec<String> {
     };
     match interference(plan, &options) {
         Ok(mut findings) => {
-            // Without an address there are no packets yet, and routing comes with the interfaces.
+            // Without an address no packet is sent yet, and routing comes with the interfaces.
             if facts::addresses().is_ok_and(|all| all.is_empty()) {
                 findings.retain(|finding| finding.effect != Effect::Routes);
             }
@@ -74,7 +74,7 @@ pub fn in_the_way(findings: &[Finding]) -> Vec<String> {
     findings.iter().map(line).collect()
 }
 
-/// How long a run that is done waits for another program that keeps changing rules, before it says that it could not look.
+/// How long a run that is done waits for another program that keeps changing rules, before it reports that it could not look.
 const PATIENCE_OF_WARNINGS: Duration = Duration::from_secs(1);
 
 /// How often to recheck routing that keeps packets from the proxy, and how long to wait in between: the kernel lists an IPv6

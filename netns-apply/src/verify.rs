@@ -135,7 +135,7 @@ impl<'a> Snapshot<'a> {
         let observed = &Observation { routing: found, ..observed.clone() };
         let differences =
             Differences::between(observed, &placement.plan, backend.rules_in(options.native_form));
-        // What a run would mend, if it could, comes first.
+        // What a run would repair, if it could, comes first.
         if let Some(obstacle) = placement.obstacle.filter(|_| differences.iter().all(Difference::is_routing))
         {
             return Ok(Some(Mismatch::DoesNotConverge(Box::new(obstacle))));

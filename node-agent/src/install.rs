@@ -154,7 +154,7 @@ impl Installer {
         Self { token, ..self }
     }
 
-    /// To be told of calls of the plugin.
+    /// Receives calls of the plugin.
     #[must_use]
     pub fn calls(&self) -> Arc<SeenCalls> {
         self.calls.clone()
@@ -575,7 +575,7 @@ impl Installer {
     /// The reason why the runtime does not call it, or why it could not work with its credentials.
     pub(crate) fn check_once(&self) -> Result<bool, Reason> {
         self.check_binaries()?;
-        // Nothing here sees calls: whoever runs this decides.
+        // Nothing here sees calls: the user who runs this decides.
         let is_called = |obstacle: &Obstacle| {
             log::warn!(target: SCOPE, "{obstacle}");
             true

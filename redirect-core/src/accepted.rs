@@ -51,7 +51,7 @@ impl fmt::Display for RuleName {
     }
 }
 
-/// Who says that the effect of a rule is meant.
+/// Who accepts the effect of a rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum AcceptedBy {
@@ -59,7 +59,7 @@ pub enum AcceptedBy {
     Node,
     /// The pod's owner, by annotation.
     Pod,
-    /// Nobody: the rule is one of those that KubeVirt makes for a virtual machine in a mesh.
+    /// The project: the rule is one of those that KubeVirt makes for a virtual machine in a mesh.
     KubeVirt,
 }
 
@@ -93,7 +93,7 @@ pub enum AcceptedProblem {
     TooLong,
     /// It has more names than are read.
     TooMany,
-    /// A part of it is none of the three forms.
+    /// A part of it has another form than the three.
     NoForm(String),
     /// A name is empty, too long, or has characters that cannot be printed.
     NoName(String),
@@ -125,7 +125,7 @@ impl fmt::Display for AcceptedProblem {
     }
 }
 
-/// The rules whose effect is meant, by name and by who says so. KubeVirt's are always among them.
+/// The rules whose effect is meant, by name and by who accepts them. KubeVirt's are always among them.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub struct AcceptedRules {
     names: Vec<(RuleName, AcceptedBy)>,

@@ -147,7 +147,7 @@ causes! {
         "the node agent writes it; see whether it is ready, and which file sorts first in the configuration directory";
     NotSeenCalled: "plugin-not-seen-called", Warning,
         "the plugin's entry is there, the files do not show that the runtime calls it, and no ready node agent has seen it called",
-        "what is named decides: where Multus runs what these files do not show, a pod's events and the agent's /readyz tell; READY_BEFORE_CALLED is for nodes on which it is known";
+        "what is named decides: where Multus runs what these files do not show, a pod's events and the agent's /readyz show it; READY_BEFORE_CALLED is for nodes on which it is known";
     EntryUnreadable: "entry-unreadable", Error,
         "the network configuration that the runtime uses cannot be read: no pod can start, unless the runtime passes over the file, as CRI-O does",
         "correct or remove the file; the node agent's log names who wrote it";

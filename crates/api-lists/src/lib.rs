@@ -1,7 +1,7 @@
 //! Lists of the Kubernetes API, read object by object: no list is ever in memory as a whole.
 //!
 //! In: the text of each page. Out: what is kept of its objects, and the token of the next page. A response that is not the list of the
-//! requested kind is an error, never an empty list: who follows a list gives up what is missing from it. A list has [`Limits`], which all of
+//! requested kind is an error, never an empty list: who follows a list gives up every object that it lacks. A list has [`Limits`], which all of
 //! its pages share.
 
 mod page;

@@ -4,7 +4,7 @@
 //! cannot load is its own: containerd (go-cni) then loads none at all, CRI-O (ocicni) takes the next. A list may have its plugins, or more
 //! of them, in the folder of its name (libcni 1.3). Multus is a plugin that runs others: what it runs instead is in its own configuration.
 //!
-//! The node agent, `redirectctl` and the tests ask [`Directory::verdict`]; nobody else has an idea of it.
+//! The node agent, `redirectctl` and the tests ask [`Directory::verdict`]; no other code judges it.
 
 mod multus;
 mod network;
@@ -21,7 +21,7 @@ const LOOPBACK: &str = "loopback";
 pub const LOADED: [&str; 3] = [".conf", ".conflist", ".json"];
 /// The end of the names of plugins in the folder of a list.
 const IN_FOLDER: &str = ".conf";
-/// Where runtimes have the directory, unless they are told otherwise.
+/// Where runtimes have the directory, unless they are configured otherwise.
 const USUAL: &str = "/etc/cni/net.d";
 
 /// The files of a directory, in byte order of their names.
@@ -239,7 +239,7 @@ impl Directory {
         if network.plugins.is_empty() { Err(Invalid::Lacks("plugins").into()) } else { Ok(network) }
     }
 
-    /// The files that are no network for pods, with the reason.
+    /// The files that make no network for pods, with the reason.
     #[must_use]
     pub fn unusable(&self) -> Vec<(String, String)> {
         let reason = |read: Result<Network, Unloadable>| match read {

@@ -62,7 +62,7 @@ fn addresses(pod: &Value) -> Vec<IpAddr> {
 /// Where the pod template is: in a workload, such as a Deployment, in a CronJob, and in a PodTemplate.
 const TEMPLATES: [&str; 3] = ["/spec/template", "/spec/jobTemplate/spec/template", "/template"];
 
-/// A workload's pod as its template has it, under the workload's name; any other object is itself. Whoever has no kind but a template, such
+/// A workload's pod as its template has it, under the workload's name; any other object is itself. An object with a template but no kind, such
 /// as an item of a list, is a workload, too, and so are those of other programs.
 fn pod_of(mut object: Value) -> Value {
     if object.get("kind").is_some_and(|kind| kind == "Pod") {

@@ -70,7 +70,7 @@ impl Printable {
         Self(text)
     }
 
-    /// At most so many characters, the last of which shows that there were more.
+    /// At most so many characters, the last of which shows that more followed.
     #[must_use]
     pub fn clipped(self, width: usize) -> Self {
         if self.0.chars().count() <= width {

@@ -60,7 +60,7 @@ impl FoundRouting {
     #[must_use]
     pub fn is_same_as(&self, other: &Self) -> bool {
         let is_same = match self.item {
-            // There is only one of an address on an interface.
+            // An interface has an address once.
             RoutingItem::LoopbackAddress => true,
             RoutingItem::Route(..) => without_counters(&self.message).eq(without_counters(&other.message)),
             RoutingItem::Rule(..) => self.message == other.message,
@@ -160,7 +160,7 @@ pub enum RoutingChange {
 /// removes another than the one that was meant if it comes first.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct TakingBack {
-    /// What is missing, ...
+    /// The items to make, ...
     pub make: Vec<FoundRouting>,
     /// ... and what is too much, to be removed after that.
     pub remove: Option<FoundRouting>,
@@ -386,7 +386,7 @@ mod tests {
             }
         }
         assert_eq!(stale_of(&RulePlan::empty(), &[theirs, route], &[]), []);
-        // Only the rule says whose it is, so it comes first, and goes last.
+        // Only the rule names its owner, so it comes first, and goes last.
         let ambient = AmbientRedirect::new(Families::V4).plan().with_policy_routing(chosen, None);
         let tproxy = plan("TPROXY").with_policy_routing(chosen, None);
         for wanted in [ambient, tproxy] {

@@ -68,7 +68,7 @@ pub struct TraceRules {
     pub(super) receivers: Option<Receivers>,
     /// Its policy rules and routes, where they are known.
     pub(super) routes: Option<Routes>,
-    /// The rules and policies whose effect is meant, and who says so.
+    /// The rules and policies whose effect is meant, and who accepts each.
     accepted: BTreeMap<Skipped, AcceptedBy>,
 }
 
@@ -690,7 +690,7 @@ impl Answers {
         })
     }
 
-    /// None where it is about more than one field, or about one that is not only the packet's own.
+    /// None where it is about more than one field, or about more than the packet's own.
     fn of_field(
         map: &VerdictMap,
         chain: &impl Fn(&Statement) -> Option<usize>,

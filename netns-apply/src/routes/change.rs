@@ -59,7 +59,7 @@ impl RouteSocket {
         }
     }
 
-    /// Takes a change back, as far as the kernel holds something else than `before`. It is asked again after that, because it may have
+    /// Takes a change back, as far as the kernel holds something else than `before`. The kernel is asked afterwards, because it may have
     /// removed another than the one that was meant.
     pub(crate) fn take_back(
         &mut self,

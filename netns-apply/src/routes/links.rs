@@ -23,7 +23,7 @@ const GET_ADDRESS: u16 = 22;
 /// Size of `ifaddrmsg`.
 const ADDRESS_HEADER: usize = 8;
 
-/// Nobody may use an address yet, or the kernel uses it all the same (`IFA_F_TENTATIVE`, `IFA_F_OPTIMISTIC`).
+/// No process may use an address yet, or the kernel uses it all the same (`IFA_F_TENTATIVE`, `IFA_F_OPTIMISTIC`).
 const TENTATIVE: u8 = 0x40;
 const OPTIMISTIC: u8 = 0x04;
 

@@ -50,7 +50,7 @@ pub struct Placed {
 }
 
 impl RouteSocket {
-    /// Where a plan's policy routing has to stand in the namespace, and what there is of it. No privilege is needed.
+    /// Where a plan's policy routing has to stand in the namespace, and what the kernel has of it. No privilege is needed.
     ///
     /// # Errors
     /// The kernel does not report it.
@@ -98,7 +98,7 @@ impl RouteSocket {
                 kind.map(|kind| OF_THIS.contains(&kind))
             }
             Ok(Ended::Refused(answer)) => match code(&answer) {
-                // What routes that refuse packets make of it, and where there is none.
+                // The answers of routes that refuse packets, and of a table without a route.
                 Errno::ENETUNREACH | Errno::EHOSTUNREACH | Errno::EACCES => Some(false),
                 // It has no words for that question.
                 _ => None,

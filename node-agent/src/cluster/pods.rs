@@ -121,7 +121,7 @@ pub async fn get(cluster: &Cluster, namespace: &str, name: &str) -> Result<Optio
     find(cluster, &of_namespace(namespace), name).await
 }
 
-/// An object of this name, as long as that is what the API server answers with: what is missing in another one would decide.
+/// An object of this name, as long as that is what the API server answers with: keys that another one lacks would decide.
 async fn find(cluster: &Cluster, of: &Request, name: &str) -> Result<Option<Value>, ReadError> {
     let found: Option<Value> = cluster.find(of.get(name, &GetParams::default())).await?;
     if found

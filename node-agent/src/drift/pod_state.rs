@@ -49,7 +49,7 @@ impl PodStates {
         true
     }
 
-    /// Takes note of what interferes in a pod because it is accepted. Returns whether that is news.
+    /// Takes note of what interferes in a pod with its effect accepted. Returns whether it is new.
     pub fn accepts(&mut self, uid: &str, accepted: &[String]) -> bool {
         if accepted.is_empty() {
             return self.accepted.remove(uid).is_some();

@@ -278,7 +278,7 @@ fn a_list_whose_plugins_are_in_its_folder_gets_the_entry_there() {
         (OWNED_FILE, ["bridge", "tuning", "istio-cni"].map(str::to_owned).to_vec())
     );
     assert_eq!(removed(copied, &owned().placement), start);
-    // libcni before 1.3 reads no folders; without one there is nothing.
+    // libcni before 1.3 reads no folders; without one it has no plugin.
     let empty = directory(&files[..1]);
     assert_eq!(plan(&empty, &chained()).obstacle.expect("an obstacle").kind(), "no_network");
 }
@@ -365,7 +365,7 @@ fn a_file_that_comes_to_be_first_is_followed() {
     assert_eq!(follow.obstacle, Some(Obstacle::Missing("05-cilium.conflist".into())));
     let (at, _) = settled(at, &chained());
     assert!(calls_us(&at));
-    assert_eq!(at.text("10-calico.conflist"), Some(CALICO), "nobody would maintain an entry there");
+    assert_eq!(at.text("10-calico.conflist"), Some(CALICO), "no agent would maintain an entry there");
     let start = directory(&[("05-cilium.conflist", OTHER), ("10-calico.conflist", CALICO)]);
     assert_eq!(removed(at, &chained().placement), start);
 }

@@ -63,7 +63,7 @@ impl ExpectedRules {
     /// The same as [`options()`], for a pod with these annotations.
     #[must_use]
     pub fn options(&self, annotations: &BTreeMap<String, String>, is_foreign: bool) -> ApplyOptions {
-        // The plugin has told why what a pod names does not count.
+        // The plugin has logged why the pod's names do not count.
         let (accepted, _) = self.acceptance.of_pod(annotations);
         options(self.programming, accepted, is_foreign)
     }

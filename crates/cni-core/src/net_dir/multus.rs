@@ -13,7 +13,7 @@ use super::{Caller, Directory, Network, Uncalled, Unloadable, Verdict};
 const PREFIX: &str = "multus";
 /// The one that asks a daemon, which has settings of its own.
 const SHIM: &str = "multus-shim";
-/// Its directory, unless it is told otherwise.
+/// Its directory, unless it is configured otherwise.
 const USUAL: &str = "/etc/cni/multus/net.d";
 /// Where containers mount the node's root.
 const MOUNTS: [&str; 2] = ["/hostroot/", "/host/"];
@@ -102,7 +102,8 @@ impl Directory {
         let inlined: Vec<Run<'_>> =
             list("delegates").iter().filter_map(Network::inlined).map(Run::Inlined).collect();
         if inlined.is_empty() {
-            let words = "what its daemon is told, with neither clusterNetwork nor delegates in the file";
+            let words =
+                "what its daemon is configured with, with neither clusterNetwork nor delegates in the file";
             return vec![Run::Elsewhere(words.to_owned())];
         }
         inlined

@@ -96,7 +96,7 @@ fn directories_are_the_same_wherever_they_are_mounted() {
     }
 }
 
-/// How Multus is told what to run.
+/// How Multus learns what to run.
 #[derive(Debug, Clone)]
 enum Told {
     Inlined(usize),

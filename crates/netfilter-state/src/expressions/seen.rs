@@ -136,7 +136,7 @@ pub(crate) struct Reader<'a, 's> {
     family: Option<Family>,
     pub(crate) registers: Registers<'a>,
     pub(crate) rule: SeenRule,
-    /// What was loaded that a packet may lack, and what it has to have. What compares it says so itself.
+    /// What was loaded that a packet may lack, and what it has to have. A comparison states it itself.
     lacking: Vec<(Origin<'a>, Condition)>,
     /// Whether the rule has done something by then.
     has_acted: bool,
@@ -529,7 +529,7 @@ fn among(among: SetLookup, not: bool) -> Condition {
     found.unwrap_or(Condition::Among(Equality { value: among, not }))
 }
 
-/// What an expression does that is known by its name alone, if it does anything; `None` for one that is not known.
+/// What an expression does that is known by its name alone, if it does anything; `None` for an unknown name.
 fn statement_named(name: &str, data: Attributes<'_>) -> Option<Option<Statement>> {
     Some(Some(match name {
         // `nft_last.c`: notes when.

@@ -190,7 +190,7 @@ mod tests {
         assert_eq!(ruleset.sets(), []);
     }
 
-    /// Names that are no UTF-8 are told apart, and lead to one another.
+    /// Names that are not UTF-8 stay distinct, and lead to one another.
     #[test]
     fn names_of_any_bytes_are_read() {
         let mut writer = crate::expressions::wire::Writer::default();

@@ -51,7 +51,7 @@ pub fn target_named(name: &str) -> Option<Statement> {
         | "DSCP" | "TOS" | "CHECKSUM" | "TCPMSS" | "TCPOPTSTRIP" => {
             Statement::Harmless(alloc::format!("-j {name}"))
         }
-        // A copy may end the connection, flags decide about it, and nobody forwards what has no hops left.
+        // A copy may end the connection, flags decide about it, and no router forwards a packet without hops left.
         "CT" | "CONNMARK" | "TEE" | "ECN" | "TTL" | "HL" | "SYNPROXY" | "CLUSTERIP" | "SNPT" | "DNPT" => {
             Statement::Rewrite(alloc::format!("-j {name}"))
         }

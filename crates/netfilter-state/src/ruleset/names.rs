@@ -11,7 +11,7 @@ fn byte(c: char) -> Option<u8> {
     u8::try_from(u32::from(c).checked_sub(FIRST_BYTE)?).ok()
 }
 
-/// The text for a name of the kernel: itself, if that is UTF-8. A name that has the characters that stand for bytes is told byte by
+/// The text for a name of the kernel: itself, if that is UTF-8. A name that has the characters that stand for bytes is written byte by
 /// byte, too, so that no two names have one text.
 #[must_use]
 pub fn name_of_bytes(name: &[u8]) -> String {

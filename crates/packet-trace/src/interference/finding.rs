@@ -213,7 +213,7 @@ impl Finding {
 pub struct Accepted {
     /// What is found.
     pub finding: Finding,
-    /// Who says that it is meant.
+    /// Who accepts it.
     pub by: AcceptedBy,
 }
 

@@ -196,7 +196,7 @@ fn traffic_of(start: &Start, way: &TracePath) -> Option<Traffic> {
     // The plan leaves the connections out of the pod alone that belong to one user or group.
     let is_of_one = || [Field::User, Field::Group].iter().any(|id| way.packets.get(*id).single().is_some());
     match (way.fate, start.traffic, start.other_end) {
-        // What the proxy itself sends to that port of its pod is no query.
+        // What the proxy itself sends to that port of its pod is not a query.
         (Fate::Proxy { listener, .. }, traffic, OtherEnd::Resolver) => {
             (listener == Listener::Dns).then_some(traffic)
         }
@@ -220,7 +220,7 @@ impl AcceptedFindings {
     }
 }
 
-/// What is in force without some accepted rules: each kept, since the same ones are asked for again and again.
+/// What is in force without some accepted rules: each kept, since the same ones are asked for repeatedly.
 struct Without<'a> {
     live: &'a TraceRules,
     known: Vec<(BTreeSet<Skipped>, Rc<TraceRules>)>,
@@ -390,7 +390,7 @@ fn reached_by(family: Family, pod: &Pod<'_>, interfaces: &Set) -> Set {
     }
 }
 
-/// The flags of a segment that opens a connection, of which there are several: a sender that offers ECN sets two more, and data one.
+/// The sets of flags of a segment that opens a connection: a sender that offers ECN sets two more, and data one.
 fn opening_flags() -> Set {
     let opens = (0..=u8::MAX).filter(|flags| TcpFlags::OPENING.covers(*flags));
     Set::of(opens.map(|flags| (flags.into(), flags.into())).collect())

@@ -654,7 +654,7 @@ fn what_redirect_drops_for_want_of_an_address_is_lost() {
         let findings = find(&in_force(&plan, ""), &plan, &pod);
         findings.iter().map(ToString::to_string).collect::<Vec<_>>()
     };
-    // Nobody has to reach the pod over IPv4 by an interface of IPv6.
+    // No host has to reach the pod over IPv4 by an interface of IPv6.
     assert_eq!(lost(&[("eth0", OWN), ("net1", "fe80::3")]), Vec::<String>::new());
     assert_eq!(lost(&[("eth0", "10.1.0.9"), ("lo", OWN)]), Vec::<String>::new());
     assert_eq!(
@@ -1101,7 +1101,7 @@ fn kubevirts_rules_for_a_mesh_are_known() {
 
 #[test]
 fn nothing_else_is_taken_for_kubevirts() {
-    // Whoever names his chains so: all inbound, another port, another destination, other ports that stay, another table.
+    // Another program's chains of these names: all inbound, another port, another destination, other ports that stay, another table.
     for (from, to) in [
         ("-A KUBEVIRT_PREINBOUND -p tcp -m tcp --dport 22", "-A KUBEVIRT_PREINBOUND"),
         ("--dport 22", "--dport 8080"),

@@ -34,7 +34,7 @@ fn marked(mark: MaskedMark, priority: u32, table: u32) -> PolicyRule {
     PolicyRule { mark: Some((mark.value(), mark.mask())), ..rule(priority, table) }
 }
 
-/// A pod with an address and a default route, and what else there is.
+/// A pod with an address and a default route, and these rules and routes.
 fn pod(rules: &[PolicyRule], routes: &[Route]) -> RouteTables {
     let mut all = [rule(0, LOCAL_TABLE), rule(32766, MAIN_TABLE), rule(32767, DEFAULT_TABLE)].to_vec();
     all.extend(rules.iter().cloned());
@@ -176,7 +176,7 @@ fn a_table_of_another_program_is_left_to_it_and_the_chosen_one_is_found_again() 
     let own = tproxy().policy_routes().unwrap().table().number();
     let theirs = route("192.0.2.0/24", RouteKind::Unicast, "net1", own);
     assert_eq!(chosen(&tproxy(), &pod(&[], &[theirs])).0, first);
-    // Their tables may be any, but those beyond are not looked at.
+    // Their tables may be any, but those beyond are not tried.
     let all: Vec<Route> = CHOSEN_TABLES
         .chain([100])
         .map(|table| route("192.0.2.0/24", RouteKind::Unicast, "net1", table))

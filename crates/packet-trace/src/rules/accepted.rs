@@ -66,7 +66,7 @@ impl TraceRules {
         !self.accepted.is_empty()
     }
 
-    /// Who says that the effect of a rule is meant, or that of a chain's policy.
+    /// Who accepts the effect of a rule, or that of a chain's policy.
     pub(in super::super) fn accepts(&self, what: Skipped) -> Option<AcceptedBy> {
         self.accepted.get(&what).copied()
     }

@@ -126,7 +126,7 @@ impl Test {
         each.map(|(selector, range)| Self::of_ranges(*selector, &[*range], false, family)).collect()
     }
 
-    /// The field of packets that a selector is about, if it is nothing but that.
+    /// The field of packets that a selector is about, if it names one alone.
     pub(super) fn field_of(selector: Selector, family: Family) -> Option<Field> {
         match selector {
             Selector::Source(of) if of == family => Some(Field::Source),

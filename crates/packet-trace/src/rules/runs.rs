@@ -124,7 +124,7 @@ struct Pairs<'a> {
 }
 
 impl<'a> Pairs<'a> {
-    /// A pair, and those behind it that differ from it in their ports alone, if there are any.
+    /// A pair, and those behind it that differ from it in their ports alone, if any.
     fn of(pair: [(usize, &Run); 2], mut behind: &'a [(usize, Run)], rules: &[WalkedRule]) -> Option<Self> {
         let ([one, other], after_pair) = (pair, behind.len());
         let mut found: Option<([usize; 2], Joining)> = None;

@@ -226,7 +226,7 @@ impl<'a> Walk<'a> {
                 Entry::Own => self.set_connection_mark(self.mark),
             },
             Statement::SetConnMark { mask, value } => match self.entry()? {
-                // Without a connection there are no bits to keep.
+                // Without a connection no bits remain.
                 Entry::None if *mask != u32::MAX => Then::Rule,
                 Entry::None | Entry::Template => Then::Statement,
                 Entry::Own => self.set_connection_mark(self.connection_mark.changed(*mask, *value)),
@@ -392,7 +392,7 @@ impl<'a> Walk<'a> {
                 return Ok(Receiver::Address(*address));
             }
         }
-        // An interface that nobody has named is taken to have an address if any has one.
+        // An interface without a name here is taken to have an address if any has one.
         let is_named =
             self.came_in != Interface::Own || self.packets.get(Field::Interface).single().is_some();
         let is_any = of.keys().any(|by| *by != interface("lo"));

@@ -43,7 +43,7 @@ pub enum Place {
     Missing,
     /// The socket of another program that lives: an agent that has taken over.
     Taken,
-    /// Something behind which nobody is, as the socket of an agent that was killed.
+    /// A socket that no process has, as of an agent that was killed.
     Abandoned,
 }
 
@@ -82,7 +82,7 @@ impl SocketFile {
         Ok((Self { path: path.to_owned(), kind, id }, listener))
     }
 
-    /// Listens there again, in place of what is there now.
+    /// Listens there again, in place of the present socket.
     ///
     /// # Errors
     /// As [`bind`](Self::bind).
@@ -110,7 +110,7 @@ impl SocketFile {
     }
 }
 
-/// Whether no process has the socket of this path. A datagram socket is refused by what listens, because that is of another kind, so nobody
+/// Whether no process has the socket of this path. A datagram socket is refused by what listens, because that is of another kind, so no process
 /// sees a client.
 fn is_abandoned(path: &Path) -> bool {
     let probe = socket(SocketType::DGRAM).and_then(|probe| connect(&probe, &SocketAddrUnix::new(path)?));
@@ -151,7 +151,7 @@ mod tests {
         assert_eq!(fs::read_dir(folder.path()).expect("a folder").count(), 1);
         let (next, listener) = bind().expect("is taken over");
         assert_eq!((socket.place(), next.place()), (Place::Taken, Place::Ours));
-        // The next agent is killed: its file stays, and nobody is behind it.
+        // The next agent is killed: its file stays, without a process.
         drop(listener);
         assert_eq!(socket.place(), Place::Abandoned);
         let _listener = socket.bind_again().expect("is taken back");

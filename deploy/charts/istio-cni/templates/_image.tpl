@@ -5,7 +5,7 @@
 
 {{/*
 Which image runs: "image"; "istios", what Istio's chart would have pulled instead, if that is Istio's or a copy; "problem", if it cannot be
-determined whose it is. Istio's image holds another program, and mirrors give it any name. So this project's are those under a hub that was
+determined who made it. Istio's image holds another program, and mirrors give it any name. So this project's are those under a hub that was
 set for them, and those with this chart's version as tag, which Istio does not have.
 */}}
 {{- define "istio-cni.image-choice" }}

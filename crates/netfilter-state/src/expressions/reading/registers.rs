@@ -85,7 +85,7 @@ impl<'a> Registers<'a> {
         }
     }
 
-    /// What was loaded of these fields is no longer what they are.
+    /// These fields have changed since they were loaded.
     pub(crate) fn outdate(&mut self, of: impl Fn(Field) -> bool) {
         for held in self.0.values_mut() {
             if matches!(held.origin, Origin::Field(field) if of(field)) {

@@ -79,7 +79,7 @@ pub(crate) fn extension_match(name: &str, revision: u32, info: &[u8]) -> Option<
     }
 }
 
-/// Whether a match gives packets the mark of their socket (`XT_SOCKET_RESTORESKMARK`). It is the only one that changes a packet: all
+/// Whether a match gives packets the mark of their socket (`XT_SOCKET_RESTORESKMARK`). No other match changes a packet: all
 /// others are handed one that they cannot write to.
 pub(crate) fn matched_socket_marks(name: &str, info: &[u8]) -> bool {
     const RESTORES_MARK: u8 = 4;
