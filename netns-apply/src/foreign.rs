@@ -2,7 +2,7 @@
 //! the pod's traffic looks like.
 
 use crate::{
-    ApplyError, ApplyOptions, facts, legacy,
+    ApplyError, ApplyOptions, legacy,
     netlink::{Connection, NetlinkError},
     options::MOST_READ,
     pause::{deadline, pause},
@@ -53,14 +53,28 @@ pub fn warnings(plan: &RulePlan, options: &ApplyOptions) -> Vec<String> {
     };
     match interference(plan, &options) {
         Ok(mut findings) => {
-            // Without an address no packet is sent yet, and routing comes with the interfaces.
-            if facts::addresses().is_ok_and(|all| all.is_empty()) {
-                findings.retain(|finding| finding.effect != Effect::Routes);
+            let is_about_routes = |finding: &Finding| finding.effect == Effect::Routes;
+            // Routing comes with the interfaces.
+            if findings.iter().any(is_about_routes) && !are_interfaces_up(&options) {
+                findings.retain(|finding| !is_about_routes(finding));
             }
             in_the_way(&findings)
         }
         Err(error) => vec![format!("cannot determine whether rules of other programs interfere: {error}")],
     }
+}
+
+/// Whether the namespace has a loopback address, and uses every address that it has: a moment after an interface came up, IPv6 still looks
+/// for others with its address.
+fn are_interfaces_up(options: &ApplyOptions) -> bool {
+    let addresses = || {
+        let mut routes = RouteSocket::open(options.most_routing())?;
+        let links = routes.links()?;
+        routes.addresses_and_interfaces(&links)
+    };
+    addresses().is_ok_and(|Addresses { all, by_interface, .. }| {
+        all.iter().any(IpAddr::is_loopback) && by_interface.len() == all.len()
+    })
 }
 
 /// What interferes with a plan, each in a line for a log.
