@@ -9,7 +9,7 @@ use kube::api::ListParams;
 use crate::Failure;
 use crate::cluster::{BINDINGS, Cluster, DAEMON_SETS, PODS};
 use crate::objects::{Binding, Pod, PodSpec, Workload};
-use crate::verdict::names;
+use crate::terminal::names;
 
 /// The label of the objects of Istio's chart and of ours.
 const CHART: &str = "app=istio-cni";

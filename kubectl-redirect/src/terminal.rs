@@ -65,3 +65,15 @@ impl Drop for Progress {
         self.show(&Printable::default());
     }
 }
+
+/// How many names of a kind text shows.
+const MOST_NAMES: usize = 5;
+
+/// The first of them, and how many more.
+pub(crate) fn names(all: &[String]) -> String {
+    let mut text = all.iter().take(MOST_NAMES).cloned().collect::<Vec<_>>().join(", ");
+    if let Some(more) = all.len().checked_sub(MOST_NAMES).filter(|more| *more > 0) {
+        text = format!("{text} and {more} more");
+    }
+    text
+}

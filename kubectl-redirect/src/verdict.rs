@@ -11,14 +11,13 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::agents::{Agent, AgentState};
+use crate::terminal::names;
 use crate::{FAILED, FINE, FOUND};
 
 /// The version of the documents that this reads and writes.
 pub const VERSION: u32 = 1;
 /// The word of redirectctl for the data plane of ambient mode.
 const AMBIENT: &str = "ambient";
-/// How many names of a kind text shows.
-const MOST_NAMES: usize = 5;
 
 /// What `redirectctl scan --output json` prints, as far as it is used.
 #[derive(Debug, Clone, Default, Deserialize)]
@@ -344,15 +343,6 @@ fn sorted(all: &[String]) -> Vec<String> {
 
 fn sorted_names(all: &[String]) -> String {
     names(&sorted(all))
-}
-
-/// The first of them, and how many more.
-pub(crate) fn names(all: &[String]) -> String {
-    let mut text = all.iter().take(MOST_NAMES).cloned().collect::<Vec<_>>().join(", ");
-    if let Some(more) = all.len().checked_sub(MOST_NAMES).filter(|more| *more > 0) {
-        text = format!("{text} and {more} more");
-    }
-    text
 }
 
 /// Such as `1 node` and `7 pods`.

@@ -65,7 +65,7 @@ pub fn warnings(plan: &RulePlan, options: &ApplyOptions) -> Vec<String> {
 }
 
 /// Whether the namespace has a loopback address, and uses every address that it has: a moment after an interface came up, IPv6 still looks
-/// for others with its address.
+/// for duplicates of its address.
 fn are_interfaces_up(options: &ApplyOptions) -> bool {
     let addresses = || {
         let mut routes = RouteSocket::open(options.most_routing())?;

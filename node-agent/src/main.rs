@@ -16,6 +16,7 @@ use install_cni::install::Installer;
 use install_cni::once::{self, Installed};
 use install_cni::plugin::Program;
 use install_cni::plugin_token::PluginToken;
+use install_cni::pod_check;
 use install_cni::reload::{Reading, Reloader, Sources};
 use install_cni::rights;
 use install_cni::settings::{AgentCommand, Problem, Settings, command_line};
@@ -74,6 +75,7 @@ fn give_up_what_is_not_needed(action: AgentCommand, settings: &Settings, reloade
     if let Err(error) = keep_only(rights::needed(action, settings, reloader.is_some())) {
         log::warn!(target: SCOPE, "{error}");
     }
+    pod_check::remember_memory();
     confine::begin(action, settings, reloader.map(Reloader::folder).as_deref());
 }
 

@@ -447,7 +447,7 @@ fn keep_original(directory: &Directory, name: &str, conf: &NetConf<'_>) -> Optio
 fn keep_replaced(directory: &Directory, name: &str, target: &str) -> Option<Edit> {
     let text = directory.text(target).filter(|_| name != target)?;
     let without = NetConf::parse(target, text).ok().and_then(|conf| conf.without());
-    if without.as_ref().is_some_and(|rest| removal::is_made_by_us(directory, target, rest)) {
+    if without.as_ref().is_some_and(|rest| ownership::is_made_by_us(directory, target, rest)) {
         return None;
     }
     let text = without.unwrap_or_else(|| text.to_owned());
@@ -463,7 +463,7 @@ fn finish(directory: &Directory, list: &str, conf: &NetConf<'_>) -> Option<Edit>
         let text = directory.text(single);
         text.is_some() && text == directory.text(&format!("{single}{ORIGINAL}"))
     })?;
-    removal::is_made_by_us(directory, list, &rest).then_some(Edit::Delete { name: left })
+    ownership::is_made_by_us(directory, list, &rest).then_some(Edit::Delete { name: left })
 }
 
 /// The names that the single plugin may have had of which a list was made.
@@ -480,7 +480,7 @@ fn strays(directory: &Directory, but: &[&str]) -> Vec<Edit> {
     let taken_out = others.flat_map(|(name, conf)| removal::take_out(directory, name, &conf, None));
     let broken = ownership::broken_copies(directory).filter(|name| !but.contains(name));
     let in_folders = ownership::in_folders(directory).filter(|name| !but.contains(name));
-    let retired = broken.chain(in_folders).flat_map(|name| removal::retire(directory, name));
+    let retired = broken.chain(in_folders).flat_map(|name| ownership::retire(directory, name));
     taken_out.chain(retired).collect()
 }
 

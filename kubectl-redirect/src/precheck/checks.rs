@@ -3,7 +3,7 @@
 use super::facts::{Needs, PORTS};
 use super::{Check, Facts, Found, nodes, workloads};
 use crate::Failure;
-use crate::verdict::names;
+use crate::terminal::names;
 
 /// What decides whether a namespace allows the agent's pod.
 const POD_SECURITY: &str = "pod-security.kubernetes.io/enforce";

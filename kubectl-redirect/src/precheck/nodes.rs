@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use super::{Check, Found};
 use crate::Failure;
 use crate::objects::Node;
-use crate::verdict::names;
+use crate::terminal::names;
 
 /// The oldest kernel with nf_tables as the agent needs it, and the oldest on which it was run.
 const OLDEST: (u32, u32) = (4, 14);

@@ -9,7 +9,6 @@ use netns_apply::pod::remember_hosts;
 
 use super::{Confined, allowed, confine, outside};
 use crate::once;
-use crate::pod_check::remember_memory;
 use crate::rights::reads_processes;
 use crate::settings::{AgentCommand, Settings, TemplateSource};
 
@@ -20,7 +19,6 @@ pub fn begin(action: AgentCommand, settings: &Settings, folder: Option<&Path>) {
         AgentCommand::Run => log::Level::Info,
         AgentCommand::Once | AgentCommand::Uninstall | AgentCommand::TaintController => log::Level::Debug,
     };
-    remember_memory();
     if !settings.landlock {
         log::log!(target: SCOPE, level, "not confined by Landlock: LANDLOCK is false");
         return;

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::{Directory, Edit, ORIGINAL, read, removal, valid};
+use super::{Directory, Edit, ORIGINAL, read, single_names, valid};
 use crate::conflist::{NetConf, PLUGIN_TYPE, Shape};
 use crate::settings::{OWNED_FILE, STANDALONE_FILE};
 
@@ -55,6 +55,27 @@ pub(super) fn broken_copies(directory: &Directory) -> impl Iterator<Item = &str>
     broken.filter(|name| is_marked(directory, name) && directory.text(name).is_some())
 }
 
+/// The edits that remove a file of ours, and its mark.
+pub(super) fn retire(directory: &Directory, name: &str) -> Vec<Edit> {
+    let mark = Some(mark(name)).filter(|mark| directory.has(mark));
+    [name.to_owned()].into_iter().chain(mark).map(|name| Edit::Delete { name }).collect()
+}
+
+/// Whether a list without our entry is the one we made of a single plugin, unchanged.
+pub(super) fn is_made_by_us(directory: &Directory, list: &str, rest: &str) -> bool {
+    made_of(directory, list, rest).is_some()
+}
+
+/// The single plugin, its name and text, that an unchanged list was made of.
+pub(super) fn made_of(directory: &Directory, list: &str, rest: &str) -> Option<(String, String)> {
+    single_names(list).find_map(|single| {
+        let original = directory.text(&format!("{single}{ORIGINAL}"))?;
+        let conf = NetConf::parse(&single, original).ok()?;
+        let is_unchanged = conf.shape() == Shape::Single && conf.without() == Some(rest.to_owned());
+        is_unchanged.then(|| (single, original.to_owned()))
+    })
+}
+
 /// The plugins whose program depends on the name of their file: OVN-Kubernetes' node pod probes for `10-ovn-kubernetes.conf` while it is ready,
 /// and takes it away when it ends, so that the runtime has no network until it is back.
 const BOUND: [&str; 1] = ["ovn-k8s-cni-overlay"];
@@ -67,7 +88,7 @@ fn has_bound(conf: &NetConf<'_>) -> bool {
 pub(super) fn is_bound(directory: &Directory, name: &str, conf: &NetConf<'_>) -> bool {
     let is_single = || match conf.shape() {
         Shape::Single => true,
-        Shape::List => conf.without().is_some_and(|rest| removal::is_made_by_us(directory, name, &rest)),
+        Shape::List => conf.without().is_some_and(|rest| is_made_by_us(directory, name, &rest)),
     };
     has_bound(conf) && is_single()
 }
@@ -76,7 +97,7 @@ pub(super) fn is_bound(directory: &Directory, name: &str, conf: &NetConf<'_>) ->
 pub(super) fn orphans(directory: &Directory) -> Vec<Edit> {
     let copies = valid(directory)
         .filter(|(name, conf)| is_marked(directory, name) && conf.has_ours() && has_bound(conf));
-    copies.flat_map(|(name, _)| removal::retire(directory, name)).collect()
+    copies.flat_map(|(name, _)| retire(directory, name)).collect()
 }
 
 /// The files of ours in folders of lists.

@@ -1,7 +1,7 @@
 //! What has to change so that nothing of ours is left.
 
-use super::ownership::{self, MARK};
-use super::{Directory, Edit, ORIGINAL, read, single_names, valid};
+use super::ownership::{self, MARK, made_of, retire};
+use super::{Directory, Edit, ORIGINAL, read, valid};
 use crate::conflist::{NetConf, PLUGIN_TYPE, Shape};
 use crate::settings::{OWNED_FILE, Placement};
 
@@ -97,12 +97,6 @@ pub fn spent_originals(directory: &Directory) -> Vec<Edit> {
     spent.map(|(name, _)| Edit::Delete { name: format!("{name}{ORIGINAL}") }).collect()
 }
 
-/// The edits that remove a file of ours, and its mark.
-pub(super) fn retire(directory: &Directory, name: &str) -> Vec<Edit> {
-    let mark = Some(ownership::mark(name)).filter(|mark| directory.has(mark));
-    [name.to_owned()].into_iter().chain(mark).map(|name| Edit::Delete { name }).collect()
-}
-
 /// The edits that take our entry out of a file that has it; `owned` is where the settings want a copy in front.
 pub(super) fn take_out(
     directory: &Directory,
@@ -124,21 +118,6 @@ pub(super) fn take_out(
         Edit::Write { name: single, text, like: name.to_owned() },
         replaced.map_or_else(delete, |text| write(text.to_owned())),
     ]
-}
-
-/// Whether a list without our entry is the one we made of a single plugin, unchanged.
-pub(super) fn is_made_by_us(directory: &Directory, list: &str, rest: &str) -> bool {
-    made_of(directory, list, rest).is_some()
-}
-
-/// The single plugin, its name and text, that an unchanged list was made of.
-fn made_of(directory: &Directory, list: &str, rest: &str) -> Option<(String, String)> {
-    single_names(list).find_map(|single| {
-        let original = directory.text(&format!("{single}{ORIGINAL}"))?;
-        let conf = NetConf::parse(&single, original).ok()?;
-        let is_unchanged = conf.shape() == Shape::Single && conf.without() == Some(rest.to_owned());
-        is_unchanged.then(|| (single, original.to_owned()))
-    })
 }
 
 fn leftover(directory: &Directory, name: &str, reason: String) -> Option<Leftover> {
