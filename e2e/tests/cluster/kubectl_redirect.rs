@@ -422,7 +422,7 @@ fn a_precheck_reads_the_cluster_and_names_what_to_do() -> Result<()> {
         "15014 is used on nodes by mesh/exporter",
         "--set monitoringPort=PORT",
         "socketLB.hostNamespaceOnly=true",
-        "cannot be installed yet: 2 failed, 1 warnings",
+        "cannot be installed yet: 2 failed, 2 warnings",
     ] {
         ensure!(text.contains(words), "{words}: {text}");
     }
