@@ -248,11 +248,12 @@ pub(super) fn loopback(family: Family) -> Set {
     }
 }
 
-/// The link-local addresses of a family.
-pub(super) fn link(family: Family) -> Set {
+/// Addresses of one link alone.
+pub(super) fn link_local(family: Family) -> Set {
     match family {
-        // The kernel's REDIRECT knows no such addresses of IPv4.
-        Family::V4 => Set::empty(),
+        // 169.254.0.0/16
+        Family::V4 => Set::range(0xa9fe_0000, 0xa9fe_ffff),
+        // fe80::/10
         Family::V6 => Set::range(0xfe80 << 112, (0xfec0_u128 << 112).saturating_sub(1)),
     }
 }

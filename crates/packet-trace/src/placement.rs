@@ -7,7 +7,7 @@
 use super::{
     Packet, Sender, TraceRules,
     interference::{example, multicast},
-    packets::{Field, Packets, interface, loopback, number},
+    packets::{Field, Packets, interface, link_local, loopback, number},
     routes::RouteEnd,
     set::Set,
     walk::{Lookup, Routed, routed},
@@ -522,16 +522,6 @@ fn own_addresses(routes: &[Route]) -> Vec<IpAddr> {
             && route.to.addr() != IpAddr::V6(PASSTHROUGH_V6)
     };
     routes.iter().filter(is_own).map(|route| route.to.addr()).collect()
-}
-
-/// Addresses of one link alone.
-fn link_local(family: Family) -> Set {
-    match family {
-        // 169.254.0.0/16
-        Family::V4 => Set::range(0xa9fe_0000, 0xa9fe_ffff),
-        // fe80::/10
-        Family::V6 => Set::range(0xfe80 << 112, (0xfebf << 112) | (u128::MAX >> 16)),
-    }
 }
 
 #[cfg(test)]

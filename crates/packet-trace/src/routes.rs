@@ -113,25 +113,25 @@ impl Routes {
         // Where the questions of each rule begin.
         let mut begins: Vec<(u32, usize)> = Vec::new();
         let mut jumps: Vec<(usize, u32)> = Vec::new();
-        for (number, rule) in rules.into_iter().enumerate() {
+        for asker in rules.into_iter().enumerate() {
+            let (_, rule) = asker;
             begins.push((rule.priority, routes.steps.len()));
-            let begin = routes.steps.len();
+            let words = || format!("policy rule {rule}");
             match rule.action {
                 RuleAction::Lookup(table) => {
                     let of_table = by_table.get(&table).map_or(&[][..], Vec::as_slice);
-                    routes.table(of_table, rule, table);
+                    routes.table(of_table, asker, table);
                 }
                 RuleAction::Goto(priority) => {
                     jumps.push((routes.steps.len(), priority));
-                    routes.rule(rule, RouteEnd::Next(usize::MAX));
+                    routes.ask(asker, None, RouteEnd::Next(usize::MAX), words());
                 }
                 RuleAction::Nop => {}
                 RuleAction::Blackhole | RuleAction::Unreachable | RuleAction::Prohibit => {
-                    routes.rule(rule, RouteEnd::Lost);
+                    routes.ask(asker, None, RouteEnd::Lost, words());
                 }
-                RuleAction::Other => routes.rule(rule, RouteEnd::Unknown),
+                RuleAction::Other => routes.ask(asker, None, RouteEnd::Unknown, words()),
             }
-            routes.steps.iter_mut().skip(begin).for_each(|step| step.asked_by = number);
         }
         for (step, priority) in jumps {
             // One that leads nowhere does nothing.
@@ -144,37 +144,32 @@ impl Routes {
         routes
     }
 
-    fn rule(&mut self, rule: &PolicyRule, leads: RouteEnd) {
+    /// Adds a question of a policy rule, which has this number.
+    fn ask(
+        &mut self,
+        (asked_by, rule): (usize, &PolicyRule),
+        to: Option<Set>,
+        leads: RouteEnd,
+        decides: String,
+    ) {
         let words = self.words.len();
-        self.words.push(format!("policy rule {rule}"));
-        self.steps.push(RouteStep {
-            rule: tests_of(rule),
-            not: rule.not,
-            to: None,
-            leads,
-            words,
-            asked_by: 0,
-        });
+        self.words.push(decides);
+        self.steps.push(RouteStep { rule: tests_of(rule), not: rule.not, to, leads, words, asked_by });
     }
 
     /// The routes of a table, the longest prefix first. Of more than are followed nothing is known.
-    fn table(&mut self, of_table: &[&Route], rule: &PolicyRule, table: u32) {
+    fn table(&mut self, of_table: &[&Route], asker: (usize, &PolicyRule), table: u32) {
+        let (_, rule) = asker;
         let counts = |route: &&&Route| {
-            let suppressed =
-                rule.suppress_prefix.is_some_and(|length| u32::from(route.to.prefix_len()) <= length);
-            !suppressed
+            rule.suppress_prefix.is_none_or(|length| u32::from(route.to.prefix_len()) > length)
         };
         let begin = self.steps.len();
         let mut routes = of_table.iter().filter(counts).copied().peekable();
         while let Some(first) = routes.next() {
             if self.steps.len() >= MOST_STEPS {
                 self.steps.truncate(begin);
-                let words = self.words.len();
-                self.words
-                    .push(format!("more routes than are followed in table {table}, by policy rule {rule}"));
-                let leads = RouteEnd::Unknown;
-                let (rule, not) = (tests_of(rule), rule.not);
-                self.steps.push(RouteStep { rule, not, to: None, leads, words, asked_by: 0 });
+                let words = format!("more routes than are followed in table {table}, by policy rule {rule}");
+                self.ask(asker, None, RouteEnd::Unknown, words);
                 break;
             }
             // Neighbours with the same end are one question.
@@ -184,11 +179,7 @@ impl Routes {
             while let Some(next) = routes.next_if(joins) {
                 to.extend_from_slice(of_net(&next.to).ranges());
             }
-            let words = self.words.len();
-            self.words.push(format!("route {first}, by policy rule {rule}"));
-            let to = Some(Set::of(to));
-            let (rule, not) = (tests_of(rule), rule.not);
-            self.steps.push(RouteStep { rule, not, to, leads, words, asked_by: 0 });
+            self.ask(asker, Some(Set::of(to)), leads, format!("route {first}, by policy rule {rule}"));
         }
         // A route that throws packets out of its table skips to the end of that table.
         let behind = self.steps.len();

@@ -12,7 +12,7 @@ use runs::{Run, find_runs};
 
 use super::{
     Origin, RuleLocation,
-    packets::{Field, interface, link, loopback, number, of_names},
+    packets::{Field, interface, link_local, loopback, number, of_names},
     routes::Routes,
     set::Set,
 };
@@ -301,7 +301,7 @@ impl TraceRules {
         for (name, address) in addresses.iter().filter(|(_, address)| Family::of(address) == self.family) {
             let by = interface(name);
             receivers.first.entry(by).or_insert(*address);
-            if link(self.family).contains(number(*address)) {
+            if link_local(self.family).contains(number(*address)) {
                 receivers.first_of_link.entry(by).or_insert(*address);
             }
         }

@@ -87,9 +87,7 @@ impl Findings {
         findings.sort_by_key(|finding| core::cmp::Reverse(finding.severity));
         findings
     }
-}
 
-impl Findings {
     /// Omits what nothing explains of traffic for which another finding does: a certain one, or one about all of it.
     fn explain(&mut self) {
         let explains = |finding: &&Finding| finding.effect != Effect::Unexplained;

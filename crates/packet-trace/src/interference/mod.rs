@@ -64,10 +64,8 @@ impl Pod<'_> {
         if let Some(addresses) = self.by_interface {
             rules = rules.with_interfaces(addresses);
         }
-        rules = match self.accepted {
-            Some(accepted) => rules.with_accepted(accepted),
-            None => rules.with_accepted(&AcceptedRules::default()),
-        };
+        let of_kubevirt_alone = AcceptedRules::default();
+        rules = rules.with_accepted(self.accepted.unwrap_or(&of_kubevirt_alone));
         match self.routes {
             Some(tables) => rules.with_routes(tables),
             None => rules,

@@ -3,7 +3,7 @@
 use super::{
     super::{
         Fate, Listener, PacketEdit,
-        packets::{Field, MarkNow, interface, link, number},
+        packets::{Field, MarkNow, interface, link_local, number},
         routes::NO_RECEIVER,
         rules::{Answers, ChainRule, Leads},
         set::Set,
@@ -384,7 +384,9 @@ impl<'a> Walk<'a> {
     fn receiver(&mut self) -> Result<Receiver, Split> {
         let rules = self.rules;
         let Some(receivers) = &rules.receivers else { return Ok(Receiver::Unknown) };
-        let is_of_link = self.packets.get(Field::Destination).without(&link(self.packets.family)).is_empty();
+        // Of IPv4 the kernel knows no such addresses here.
+        let is_of_link = self.packets.family == Family::V6
+            && self.packets.get(Field::Destination).without(&link_local(Family::V6)).is_empty();
         let of = if is_of_link { &receivers.first_of_link } else { &receivers.first };
         for (by, address) in of {
             let holds = self.by(self.came_in, &Set::one(*by), false);
