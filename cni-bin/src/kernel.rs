@@ -172,8 +172,7 @@ impl Namespace for Pod {
         let accepted = accepted.clone();
         let options = ApplyOptions { patience, accepted, ..options(programming, self.is_foreign) };
         let outcome = netns_apply::apply(plan, &options)?;
-        let read = ApplyOptions { most_read: Some(MOST_READ), ..options };
-        let warnings = outcome.warnings.into_iter().chain(netns_apply::warnings(plan, &read));
+        let warnings = outcome.warnings.into_iter().chain(netns_apply::warnings(plan, &options));
         Ok(Applied {
             backend: outcome.backend.to_string(),
             because: if self.is_foreign { FOREIGN.to_owned() } else { outcome.because.to_string() },

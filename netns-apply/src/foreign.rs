@@ -32,10 +32,9 @@ pub fn interference(plan: &RulePlan, options: &ApplyOptions) -> Result<Vec<Findi
 pub fn judged(plan: &RulePlan, options: &ApplyOptions) -> Result<Judgement, ApplyError> {
     let mut looks = 1;
     loop {
-        let judged = look(plan, options)?;
-        let is_about_routes = judged.findings.iter().any(|finding| finding.effect == Effect::Routes);
-        if !is_about_routes || looks == MOST_LOOKS {
-            return Ok(judged);
+        let Look { judgement, .. } = look(plan, options)?;
+        if !judgement.findings.iter().any(is_about_routes) || looks == MOST_LOOKS {
+            return Ok(judgement);
         }
         pause(BETWEEN_LOOKS);
         looks += 1;
@@ -51,30 +50,25 @@ pub fn warnings(plan: &RulePlan, options: &ApplyOptions) -> Vec<String> {
         most_read: options.most_read.or(Some(MOST_READ)),
         ..options.clone()
     };
-    match interference(plan, &options) {
-        Ok(mut findings) => {
-            let is_about_routes = |finding: &Finding| finding.effect == Effect::Routes;
-            // Routing comes with the interfaces.
-            if findings.iter().any(is_about_routes) && !are_interfaces_up(&options) {
-                findings.retain(|finding| !is_about_routes(finding));
-            }
-            in_the_way(&findings)
+    let findings = match look(plan, &options) {
+        // Routing comes with the interfaces, and no run waits for them.
+        Ok(Look { mut judgement, are_interfaces_up: false }) => {
+            judgement.findings.retain(|finding| !is_about_routes(finding));
+            Ok(judgement.findings)
         }
+        Ok(Look { judgement, .. }) if judgement.findings.iter().any(is_about_routes) => {
+            interference(plan, &options)
+        }
+        look => look.map(|look| look.judgement.findings),
+    };
+    match findings {
+        Ok(findings) => in_the_way(&findings),
         Err(error) => vec![format!("cannot determine whether rules of other programs interfere: {error}")],
     }
 }
 
-/// Whether the namespace has a loopback address, and uses every address that it has: a moment after an interface came up, IPv6 still looks
-/// for duplicates of its address.
-fn are_interfaces_up(options: &ApplyOptions) -> bool {
-    let addresses = || {
-        let mut routes = RouteSocket::open(options.most_routing())?;
-        let links = routes.links()?;
-        routes.addresses_and_interfaces(&links)
-    };
-    addresses().is_ok_and(|Addresses { all, by_interface, .. }| {
-        all.iter().any(IpAddr::is_loopback) && by_interface.len() == all.len()
-    })
+fn is_about_routes(finding: &Finding) -> bool {
+    finding.effect == Effect::Routes
 }
 
 /// What interferes with a plan, each in a line for a log.
@@ -82,7 +76,7 @@ fn are_interfaces_up(options: &ApplyOptions) -> bool {
 pub fn in_the_way(findings: &[Finding]) -> Vec<String> {
     let line = |finding: &Finding| {
         // What routing does may be for the lack of a route, or of an interface.
-        let by_a_rule = if finding.effect == Effect::Routes { "" } else { "a rule of another program: " };
+        let by_a_rule = if is_about_routes(finding) { "" } else { "a rule of another program: " };
         format!("{by_a_rule}{finding}")
     };
     findings.iter().map(line).collect()
@@ -96,11 +90,23 @@ const PATIENCE_OF_WARNINGS: Duration = Duration::from_secs(1);
 const MOST_LOOKS: usize = 6;
 const BETWEEN_LOOKS: Duration = Duration::from_millis(20);
 
-fn look(plan: &RulePlan, options: &ApplyOptions) -> Result<Judgement, ApplyError> {
+/// What interferes at one moment.
+struct Look {
+    judgement: Judgement,
+    /// Whether the namespace has a loopback address, and uses every address that it has: a moment after an interface came up, IPv6 still
+    /// looks for duplicates of its address.
+    are_interfaces_up: bool,
+}
+
+fn look(plan: &RulePlan, options: &ApplyOptions) -> Result<Look, ApplyError> {
     let mut routes = RouteSocket::open(options.most_routing())?;
     let links = routes.links()?;
     let live = Live::hooks(plan, options, &mut routes, &links)?;
-    Ok(interference::judge(&live.ruleset, plan, &live.pod(options)))
+    Ok(Look {
+        judgement: interference::judge(&live.ruleset, plan, &live.pod(options)),
+        are_interfaces_up: live.addresses.iter().any(IpAddr::is_loopback)
+            && live.by_interface.len() == live.addresses.len(),
+    })
 }
 
 /// What packets meet in a network namespace, from any program.

@@ -1,7 +1,7 @@
 //! How a plan's policy routing fits beside that of other programs, and what the kernel says of single packets.
 
 use super::{
-    Ended, RouteError, RouteSocket, Stopped, code,
+    Ended, RouteError, RouteSocket, Stopped, address_family, code,
     links::{Links, number},
 };
 use crate::socket::attributes;
@@ -11,34 +11,25 @@ use netfilter_state::{
     routing::{self, CHOSEN_TABLES, FoundRouting, RoutingItem},
 };
 use netlink_packet_core::NLM_F_REQUEST;
+use netlink_packet_route::{
+    RouteNetlinkMessage,
+    route::{RouteAttribute, RouteMessage},
+};
 use nix::errno::Errno;
 use packet_trace::{
     Interface, Packet, Sender,
     placement::{Placement, place},
 };
 use redirect_core::{Family, RulePlan, Tproxy, ambient::ANSWER_MARK, plan::PolicyRoutes, values::MaskedMark};
-use std::net::IpAddr;
 
-/// `RTM_GETROUTE`.
-const GET_ROUTE: u16 = 26;
 /// Size of `rtmsg`, and where it says what kind of route it is.
 const HEADER: usize = 12;
 const KIND: usize = 7;
 /// The kinds of routes to the namespace itself (`RTN_LOCAL`, `RTN_BROADCAST`, `RTN_ANYCAST`).
 const OF_THIS: [u8; 3] = [2, 3, 4];
 
-/// What a route is asked for, and has (`linux/rtnetlink.h`).
-mod attribute {
-    pub(super) const DESTINATION: u16 = 1;
-    pub(super) const SOURCE: u16 = 2;
-    pub(super) const CAME_IN_BY: u16 = 3;
-    pub(super) const METRIC: u16 = 6;
-    pub(super) const MARK: u16 = 16;
-    pub(super) const USER: u16 = 25;
-    pub(super) const PROTOCOL: u16 = 27;
-    pub(super) const SOURCE_PORT: u16 = 28;
-    pub(super) const DESTINATION_PORT: u16 = 29;
-}
+/// `RTA_PRIORITY`, the metric of a route (`linux/rtnetlink.h`).
+const METRIC: u16 = 6;
 
 /// A plan as it fits into a network namespace, and what of its policy routing is there.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -84,8 +75,7 @@ impl RouteSocket {
 
     /// Whether the kernel delivers a packet in the namespace itself; `None` if it cannot be asked.
     fn delivers(&mut self, packet: &Packet, links: &Links) -> Option<bool> {
-        let question = question(packet, links)?;
-        let question = self.question(GET_ROUTE, NLM_F_REQUEST, &question);
+        let question = self.message(&question(packet, links)?, NLM_F_REQUEST);
         self.socket.send(&question.bytes).ok()?;
         let mut kind = None;
         // The answer is one message, and nothing ends it.
@@ -144,7 +134,7 @@ fn is_as_made(family: Family, found: &FoundRouting) -> bool {
     let metric = attributes
         .into_iter()
         .flatten()
-        .find(|one| one.kind() == attribute::METRIC)
+        .find(|one| one.kind() == METRIC)
         .and_then(|one| number(one.value(), 0));
     metric.unwrap_or_default() == if family == Family::V6 { 1024 } else { 0 }
 }
@@ -160,48 +150,28 @@ fn is_shared(item: RoutingItem, tables: &RouteTables) -> Option<String> {
 }
 
 /// What asks for the route of a packet.
-fn question(packet: &Packet, links: &Links) -> Option<Vec<u8>> {
-    let (to, from) = (packet.destination.ip(), packet.source?);
-    let (family, bits) = match packet.family() {
-        Family::V4 => (libc_family::INET, 32),
-        Family::V6 => (libc_family::INET6, 128),
+fn question(packet: &Packet, links: &Links) -> Option<RouteNetlinkMessage> {
+    let mut request = RouteMessage::default();
+    let family = packet.family();
+    let bits = match family {
+        Family::V4 => 32,
+        Family::V6 => 128,
     };
-    let mut payload = vec![0; HEADER];
-    for (field, value) in payload.iter_mut().zip([family, bits, bits]) {
-        *field = value;
-    }
-    let mut add = |kind: u16, value: &[u8]| {
-        let length = u16::try_from(value.len().saturating_add(4)).unwrap_or(u16::MAX);
-        payload.extend(length.to_ne_bytes());
-        payload.extend(kind.to_ne_bytes());
-        payload.extend(value);
-        payload.resize(payload.len().next_multiple_of(4), 0);
-    };
-    add(attribute::DESTINATION, &bytes(to));
-    add(attribute::SOURCE, &bytes(from));
-    add(attribute::MARK, &packet.mark.to_ne_bytes());
-    add(attribute::PROTOCOL, &[packet.protocol.number()]);
-    add(attribute::SOURCE_PORT, &packet.source_port.unwrap_or_default().to_be_bytes());
-    add(attribute::DESTINATION_PORT, &packet.destination.port().to_be_bytes());
-    match (packet.sender, &packet.interface) {
-        (Sender::Local { uid, .. }, _) => add(attribute::USER, &uid.to_ne_bytes()),
-        (Sender::Outside, Interface::Named(name)) => {
-            add(attribute::CAME_IN_BY, &links.index(name)?.to_ne_bytes());
-        }
+    request.header.address_family = address_family(family);
+    (request.header.destination_prefix_length, request.header.source_prefix_length) = (bits, bits);
+    let sender = match (packet.sender, &packet.interface) {
+        (Sender::Local { uid, .. }, _) => RouteAttribute::Uid(uid),
+        (Sender::Outside, Interface::Named(name)) => RouteAttribute::Iif(links.index(name)?),
         (Sender::Outside, _) => return None,
-    }
-    Some(payload)
-}
-
-/// Numbers of address families.
-mod libc_family {
-    pub(super) const INET: u8 = 2;
-    pub(super) const INET6: u8 = 10;
-}
-
-fn bytes(address: IpAddr) -> Vec<u8> {
-    match address {
-        IpAddr::V4(address) => address.octets().into(),
-        IpAddr::V6(address) => address.octets().into(),
-    }
+    };
+    request.attributes = vec![
+        RouteAttribute::Destination(packet.destination.ip().into()),
+        RouteAttribute::Source(packet.source?.into()),
+        RouteAttribute::Mark(packet.mark),
+        RouteAttribute::IpProto(packet.protocol.number()),
+        RouteAttribute::Sport(packet.source_port.unwrap_or_default()),
+        RouteAttribute::Dport(packet.destination.port()),
+        sender,
+    ];
+    Some(RouteNetlinkMessage::GetRoute(request))
 }
