@@ -45,7 +45,7 @@ impl Format {
 #[must_use]
 pub fn written(plan: &RulePlan, format: Format, native: NativeForm, layout: Layout) -> Printable {
     Printable::lines(&match format {
-        Format::Text => return told(plan, layout),
+        Format::Text => return plan_text(plan, layout),
         Format::Restore => restore(plan),
         Format::Nft => render::nft_text_in(plan, native) + &routing(plan, "# "),
         Format::Json => {
@@ -83,7 +83,7 @@ fn routing(plan: &RulePlan, before: &str) -> String {
     text
 }
 
-fn told(plan: &RulePlan, layout: Layout) -> Printable {
+fn plan_text(plan: &RulePlan, layout: Layout) -> Printable {
     let mut paper = TextWriter::new(layout);
     for (table, chains) in plan.merged_rules() {
         for (chain, rules) in &chains {

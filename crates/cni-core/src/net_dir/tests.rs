@@ -98,7 +98,7 @@ fn directories_are_the_same_wherever_they_are_mounted() {
 
 /// How Multus learns what to run.
 #[derive(Debug, Clone)]
-enum Told {
+enum Target {
     Inlined(usize),
     Path(&'static str, usize),
     Name(usize),
@@ -139,7 +139,7 @@ fn nets() -> impl Strategy<Value = Vec<Net>> {
     prop::collection::vec(net, 1..5)
 }
 
-fn told() -> impl Strategy<Value = Told> {
+fn target() -> impl Strategy<Value = Target> {
     let mounts = prop::sample::select(vec![
         "/etc/cni/net.d",
         "/host/etc/cni/net.d",
@@ -147,12 +147,12 @@ fn told() -> impl Strategy<Value = Told> {
         "/opt/nets",
     ]);
     prop_oneof![
-        (0..4_usize).prop_map(Told::Inlined),
-        (mounts, 0..4_usize).prop_map(|(mount, at)| Told::Path(mount, at)),
-        (0..4_usize).prop_map(Told::Name),
-        Just(Told::Directory),
-        Just(Told::Definition),
-        Just(Told::Nothing),
+        (0..4_usize).prop_map(Target::Inlined),
+        (mounts, 0..4_usize).prop_map(|(mount, at)| Target::Path(mount, at)),
+        (0..4_usize).prop_map(Target::Name),
+        Just(Target::Directory),
+        Just(Target::Definition),
+        Just(Target::Nothing),
     ]
 }
 
@@ -161,7 +161,7 @@ proptest! {
     #[test]
     fn multus_in_any_form_is_followed(
         nets in nets(),
-        told in told(),
+        target in target(),
         is_thick in any::<bool>(),
         conf_dir in prop::sample::select(vec![None, Some("/etc/cni/net.d"), Some("/etc/cni/multus/net.d")]),
         is_chained in any::<bool>(),
@@ -173,30 +173,30 @@ proptest! {
         }
         let looks_here = conf_dir.map_or(is_thick, |directory| directory == "/etc/cni/net.d");
         // Whether the plugin is called, and whether that is certain.
-        let (calls, is_certain) = match &told {
-            Told::Inlined(index) => {
+        let (calls, is_certain) = match &target {
+            Target::Inlined(index) => {
                 multus["delegates"] = json!([nets[at(*index)].value(at(*index))]);
                 (nets[at(*index)].calls_us(), true)
             }
-            Told::Path(mount, index) => {
+            Target::Path(mount, index) => {
                 multus["clusterNetwork"] = format!("{mount}/{}", nets[at(*index)].file(at(*index))).into();
                 let is_here = *mount != "/opt/nets";
                 (is_here && nets[at(*index)].calls_us(), is_here)
             }
-            Told::Name(index) => {
+            Target::Name(index) => {
                 multus["clusterNetwork"] = format!("n{}", at(*index)).into();
                 (nets[at(*index)].calls_us(), looks_here || !nets[at(*index)].calls_us())
             }
-            Told::Directory => {
+            Target::Directory => {
                 multus["clusterNetwork"] = "/host/etc/cni/net.d/".into();
                 // The first file is Multus's own.
                 (is_chained, true)
             }
-            Told::Definition => {
+            Target::Definition => {
                 multus["clusterNetwork"] = "tenant".into();
                 (false, false)
             }
-            Told::Nothing => (false, false),
+            Target::Nothing => (false, false),
         };
         let mut files: Vec<File> = nets.iter().enumerate()
             .map(|(index, net)| File { name: net.file(index), text: Ok(net.value(index).to_string()) })

@@ -972,7 +972,7 @@ fn judged(
     (findings.iter().map(place).collect(), accepted)
 }
 
-const NOBODY: Vec<String> = Vec::new();
+const NONE: Vec<String> = Vec::new();
 use AcceptedBy::{Node, Pod as Owner};
 
 #[test]
@@ -985,20 +985,16 @@ fn a_rule_is_accepted_by_comment_by_chain_or_by_table() {
         ("chain=nat/VPN", Owner),
         ("chain=other; comment=backups", Node),
     ] {
-        assert_eq!(
-            judged(&[], vpn, &[(name, by)]),
-            (NOBODY, vec![format!("{}: {out}", by.word())]),
-            "{name}"
-        );
+        assert_eq!(judged(&[], vpn, &[(name, by)]), (NONE, vec![format!("{}: {out}", by.word())]), "{name}");
     }
     for name in ["comment=backup", "comment=backups2", "chain=vpn", "chain=raw/VPN", "table=VPN", ""] {
-        assert_eq!(judged(&[], vpn, &[(name, Owner)]), (vec![out.to_string()], NOBODY), "{name}");
+        assert_eq!(judged(&[], vpn, &[(name, Owner)]), (vec![out.to_string()], NONE), "{name}");
     }
     let table = "*inet/theirs\n:pre prerouting -400 filter drop\n-A pre -i lo -j ACCEPT";
     let policy = "theirs pre PolicyDrops [Inbound]";
-    assert_eq!(judged(&[], table, &[("table=theirs", Node)]), (NOBODY, vec![format!("node: {policy}")]));
-    assert_eq!(judged(&[], table, &[("chain=theirs/pre", Owner)]), (NOBODY, vec![format!("pod: {policy}")]));
-    assert_eq!(judged(&[], table, &[("comment=pre", Node)]), (vec![policy.to_string()], NOBODY));
+    assert_eq!(judged(&[], table, &[("table=theirs", Node)]), (NONE, vec![format!("node: {policy}")]));
+    assert_eq!(judged(&[], table, &[("chain=theirs/pre", Owner)]), (NONE, vec![format!("pod: {policy}")]));
+    assert_eq!(judged(&[], table, &[("comment=pre", Node)]), (vec![policy.to_string()], NONE));
 }
 
 #[test]
@@ -1037,7 +1033,7 @@ fn an_accepted_rule_hides_no_other() {
     // All of them: nothing is left.
     let all = [("comment=a; comment=b", Owner), ("comment=c", Node)];
     let (found, accepted) = judged(&[], three, &all);
-    assert_eq!((found, accepted.len()), (NOBODY, 3));
+    assert_eq!((found, accepted.len()), (NONE, 3));
 }
 
 #[test]
@@ -1047,15 +1043,15 @@ fn what_is_accepted_is_no_consequence() {
     let mut ruleset = in_force(&plan, others);
     let addresses: [IpAddr; 1] = [OWN.parse().unwrap()];
     let mut accepted = AcceptedRules::default();
-    let told = |ruleset: &Ruleset, accepted: &AcceptedRules| {
+    let described = |ruleset: &Ruleset, accepted: &AcceptedRules| {
         let pod = Pod { addresses: &addresses, accepted: Some(accepted), ..Pod::default() };
         consequences(ruleset, &[], &plan, &pod).iter().map(ToString::to_string).collect::<Vec<_>>()
     };
-    assert!(!told(&ruleset, &accepted).is_empty());
+    assert!(!described(&ruleset, &accepted).is_empty());
     accepted.add("comment=ours", Owner).unwrap();
-    assert_eq!(told(&ruleset, &accepted), NOBODY);
+    assert_eq!(described(&ruleset, &accepted), NONE);
     chain(&mut ruleset, "PREROUTING").rules.clear();
-    assert_eq!(told(&ruleset, &accepted), ["all inbound connections bypass the proxy"]);
+    assert_eq!(described(&ruleset, &accepted), ["all inbound connections bypass the proxy"]);
 }
 
 /// What KubeVirt's masquerade binding makes for a machine in a mesh, in nft's chains and without named ports.
@@ -1077,13 +1073,13 @@ const KUBEVIRT: &str = "*nat
 #[test]
 fn kubevirts_rules_for_a_mesh_are_known() {
     let (found, accepted) = judged(&[], KUBEVIRT, &[]);
-    assert_eq!(found, NOBODY);
+    assert_eq!(found, NONE);
     assert!(
         accepted.iter().all(|one| one.starts_with("kubevirt: nat ")) && accepted.len() >= 2,
         "{accepted:?}"
     );
     let (found, accepted) = judged(DNS, KUBEVIRT, &[]);
-    assert_eq!(found, NOBODY);
+    assert_eq!(found, NONE);
     assert!(accepted.iter().any(|one| one.contains("Dns")), "{accepted:?}");
     // The same in the chains of iptables.
     let in_iptables =
@@ -1095,7 +1091,7 @@ fn kubevirts_rules_for_a_mesh_are_known() {
                 .collect()
         });
     let (found, accepted) = judged(&[], &in_iptables, &[]);
-    assert_eq!(found, NOBODY, "{accepted:?}");
+    assert_eq!(found, NONE, "{accepted:?}");
     assert!(accepted.len() >= 2, "{accepted:?}");
 }
 
@@ -1116,7 +1112,7 @@ fn nothing_else_is_taken_for_kubevirts() {
     }
     // In the chain that the mesh shares: other ports that stay, or of other senders.
     let stays = KUBEVIRT.replace(":output output -100 nat\n", "").replace("-A output", "-I OUTPUT");
-    assert_eq!(judged(&[], &stays, &[]).0, NOBODY);
+    assert_eq!(judged(&[], &stays, &[]).0, NONE);
     for (from, to) in
         [("15090 -j", "15090,8080 -j"), ("-s 127.0.0.1/32 -p tcp -m multiport", "-p tcp -m multiport")]
     {
