@@ -53,7 +53,6 @@ pub(crate) fn few<T: fmt::Display>(all: &[T]) -> String {
 pub struct Snapshot<'a> {
     handles: Handles<'a>,
     seen: NamespaceState,
-    accepted: Vec<Accepted>,
 }
 
 impl fmt::Debug for Snapshot<'_> {
@@ -78,13 +77,7 @@ impl<'a> Snapshot<'a> {
     pub fn take_for(plan: &RulePlan, options: &'a ApplyOptions) -> Result<Self, ApplyError> {
         let mut handles = Handles::open(options, plan)?;
         let seen = NamespaceState::now(&mut handles, deadline(options.patience))?;
-        Ok(Self { handles, seen, accepted: Vec::new() })
-    }
-
-    /// What interferes with the plan that was compared last because it is meant to.
-    #[must_use]
-    pub fn accepted(&self) -> &[Accepted] {
-        &self.accepted
+        Ok(Self { handles, seen })
     }
 
     /// What concerns the mesh, as [`observe`](crate::observe()) returns it.
@@ -93,26 +86,8 @@ impl<'a> Snapshot<'a> {
         &self.seen.state
     }
 
-    /// The differences from the plan, if any, as [`verify`](verify()) returns it. The backend of `options` is the one to compare with;
-    /// it may differ from the one the snapshot was taken for.
-    ///
-    /// # Errors
-    /// As [`verify`](verify()).
-    pub fn compare(
-        &mut self,
-        plan: &RulePlan,
-        options: &ApplyOptions,
-    ) -> Result<Option<Mismatch>, ApplyError> {
-        self.accepted.clear();
-        if let Some(mismatch) = self.differences(plan, options)? {
-            return Ok(Some(mismatch));
-        }
-        let Verdict { mismatch, accepted } = unmixed(plan, options)?;
-        self.accepted = accepted;
-        Ok(mismatch)
-    }
-
-    /// The same without other programs' rules that interfere.
+    /// The differences from the plan, whatever other programs' rules do ([`unmixed`]). The backend of `options` is the one to compare
+    /// with; it may differ from the one the snapshot was taken for.
     ///
     /// # Errors
     /// As [`verify`](verify()).
@@ -148,11 +123,13 @@ impl<'a> Snapshot<'a> {
 ///
 /// # Errors
 /// [`ApplyError::OthersUnread`].
-pub fn unmixed(plan: &RulePlan, options: &ApplyOptions) -> Result<Verdict, ApplyError> {
+pub fn unmixed(
+    plan: &RulePlan,
+    options: &ApplyOptions,
+) -> Result<(Option<Mismatch>, Vec<Accepted>), ApplyError> {
     let Judgement { findings, accepted } =
         judged(plan, options).map_err(|cause| ApplyError::OthersUnread { cause: Box::new(cause) })?;
-    let mismatch = (!findings.is_empty()).then_some(Mismatch::Interference(findings));
-    Ok(Verdict { mismatch, accepted })
+    Ok(((!findings.is_empty()).then_some(Mismatch::Interference(findings)), accepted))
 }
 
 /// What in the calling thread's network namespace is not as planned, if anything. Rules are compared in order; if all are as
@@ -171,6 +148,8 @@ pub struct Verdict {
     pub mismatch: Option<Mismatch>,
     /// Other programs' rules that interfere, which is accepted.
     pub accepted: Vec<Accepted>,
+    /// Whether any rules of the mesh are there.
+    pub is_redirected: bool,
 }
 
 /// As [`verify`](verify()), with what is accepted.
@@ -178,7 +157,14 @@ pub struct Verdict {
 /// # Errors
 /// As [`verify`](verify()).
 pub fn verify_all(plan: &RulePlan, options: &ApplyOptions) -> Result<Verdict, ApplyError> {
+    let mut snapshot = Snapshot::take_for(plan, options)?;
+    let differences = snapshot.differences(plan, options)?;
+    let is_redirected = snapshot.observation().is_redirected();
     // What was read of a large plan is gone before its packets are followed.
-    let mismatch = Snapshot::take_for(plan, options)?.differences(plan, options)?;
-    if mismatch.is_some() { Ok(Verdict { mismatch, ..Verdict::default() }) } else { unmixed(plan, options) }
+    drop(snapshot);
+    let (mismatch, accepted) = match differences {
+        None => unmixed(plan, options)?,
+        different => (different, Vec::new()),
+    };
+    Ok(Verdict { mismatch, accepted, is_redirected })
 }

@@ -11,7 +11,9 @@ use netns_apply::facts::{self, NameFiles};
 use netns_apply::netlink::Connection;
 use netns_apply::netns::Netns;
 use netns_apply::pod::{Outside, suitable};
-use netns_apply::{ApplyError, ApplyOptions, Impact, MOST_READ, Mismatch, Snapshot, impact, unexamined};
+use netns_apply::{
+    ApplyError, ApplyOptions, Impact, MOST_READ, Mismatch, Snapshot, impact, unexamined, unmixed,
+};
 use packet_trace::interference::Accepted;
 use redirect_core::accepted::AcceptedRules;
 use redirect_core::options::{BackendChoice, Variant};
@@ -118,8 +120,8 @@ pub fn inspect<T: Send>(
         let unexamined = unexamined().map_err(|error| of_rules(&error))?;
         let in_force = in_force(observed);
         let compare = |plan| compare(&mut snapshot, plan, &candidates, &options);
-        let mismatch = plan.as_ref().map_or(Ok(None), compare).map_err(|error| of_rules(&error))?;
-        let accepted = snapshot.accepted().to_vec();
+        let compared = plan.as_ref().map_or_else(|| Ok((None, Vec::new())), compare);
+        let (mismatch, accepted) = compared.map_err(|error| of_rules(&error))?;
         let impact = match (&mismatch, &plan) {
             // The mismatch stands by itself, even if other rules are too many to be read.
             (Some(mismatch), Some(plan)) => impact(mismatch, plan, &options).unwrap_or_default(),
@@ -162,18 +164,19 @@ fn compare(
     plan: &RulePlan,
     candidates: &[Programming],
     options: &ApplyOptions,
-) -> Result<Option<Mismatch>, ApplyError> {
+) -> Result<(Option<Mismatch>, Vec<Accepted>), ApplyError> {
     let mut first = None;
     for programming in candidates {
         let options = ApplyOptions { native_form: programming.native_form, ..options.clone() };
-        match snapshot.compare(plan, &options)? {
+        match snapshot.differences(plan, &options)? {
+            None => return unmixed(plan, &options),
             Some(Mismatch::Different(differences)) => {
                 first.get_or_insert(Mismatch::Different(differences));
             }
-            other => return Ok(other),
+            other => return Ok((other, Vec::new())),
         }
     }
-    Ok(first)
+    Ok((first, Vec::new()))
 }
 
 fn in_force(observed: &Observation) -> Vec<InForce> {

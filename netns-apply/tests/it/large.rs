@@ -5,7 +5,7 @@
 
 use crate::common::run;
 use netns_apply::{
-    ApplyError, ApplyOptions, Live, MOST_READ, Mismatch, Snapshot, apply, cleanup, describe, observe, verify,
+    ApplyError, ApplyOptions, Live, MOST_READ, Mismatch, apply, cleanup, describe, observe, verify,
 };
 use redirect_core::{
     Redirect, RulePlan,
@@ -86,8 +86,7 @@ fn lives(plan: &RulePlan, options: &ApplyOptions, what: &str) {
     assert!(!apply(plan, options).unwrap().changed, "{what}: all is in force");
     assert!(Live::now_for(plan, options).is_ok(), "{what}");
     damage(plan, options);
-    let mut snapshot = Snapshot::take_for(plan, options).unwrap();
-    let mismatch = snapshot.compare(plan, options).unwrap();
+    let mismatch = verify(plan, options).unwrap();
     let Some(mismatch @ Mismatch::Different(_)) = mismatch else { panic!("{what}: {mismatch:?}") };
     assert!(!describe(&mismatch, plan, options).is_empty(), "{what}");
     assert!(apply(plan, options).unwrap().changed, "{what}");

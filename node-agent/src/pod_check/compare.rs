@@ -10,7 +10,7 @@ use cni_core::states::PodState;
 use netns_apply::facts::{NameFiles, addresses};
 use netns_apply::pod::{Outside, suitable};
 use netns_apply::{
-    ApplyError, ApplyOptions, Fingerprint, MOST_READ, Mismatch, Snapshot, Verdict, describe, unmixed,
+    ApplyError, ApplyOptions, Fingerprint, MOST_READ, Mismatch, Verdict, describe, verify_all,
 };
 use pod_netns::{LookupError, Sandbox};
 use redirect_core::RulePlan;
@@ -181,15 +181,7 @@ pub fn compare_here(
         Decision::Redirect(redirect) => {
             let (plan, options) = (redirect.plan(), rules.options(&pod.facts.annotations, is_foreign));
             let _turn = turn_of(&plan)?;
-            let mut snapshot = Snapshot::take_for(&plan, &options)?;
-            let mismatch = snapshot.differences(&plan, &options)?;
-            let is_redirected = snapshot.observation().is_redirected();
-            // A plan may be large: what was read is gone before its packets are followed.
-            drop(snapshot);
-            let Verdict { mismatch, accepted } = match mismatch {
-                None => unmixed(&plan, &options)?,
-                differs => Verdict { mismatch: differs, ..Verdict::default() },
-            };
+            let Verdict { mismatch, accepted, is_redirected } = verify_all(&plan, &options)?;
             let accepted = accepted.iter().map(ToString::to_string).collect();
             let Some(mismatch) = mismatch else { return Ok((Comparison::AsPlanned, accepted)) };
             let text = words(&mismatch, &plan, &options);
