@@ -391,12 +391,8 @@ pub mod ethertype {
 /// Keys of the meta expression.
 pub mod meta {
     pub const LENGTH: u32 = 0;
-    pub const PRIORITY: u32 = 2;
-    pub const TRACE: u32 = 12;
-    pub const SECURITY_MARK: u32 = 14;
-    pub const PROCESSOR: u32 = 20;
-    pub const RANDOM: u32 = 24;
     pub const ETHERTYPE: u32 = 1;
+    pub const PRIORITY: u32 = 2;
     pub const MARK: u32 = 3;
     pub const IN_INDEX: u32 = 4;
     pub const OUT_INDEX: u32 = 5;
@@ -404,8 +400,12 @@ pub mod meta {
     pub const OUT_INTERFACE: u32 = 7;
     pub const SOCKET_USER: u32 = 10;
     pub const SOCKET_GROUP: u32 = 11;
+    pub const TRACE: u32 = 12;
+    pub const SECURITY_MARK: u32 = 14;
     pub const FAMILY: u32 = 15;
     pub const PROTOCOL: u32 = 16;
+    pub const PROCESSOR: u32 = 20;
+    pub const RANDOM: u32 = 24;
 }
 
 /// Keys of the ct expression.

@@ -434,19 +434,15 @@ impl<'a, 's> Reader<'a, 's> {
                     None => self.unknown(name),
                 }
             }
+            // `nft_last.c`: notes when.
+            "last" => {}
             name => match statement_named(name, data) {
-                Some(statement) => self.rule_does(statement),
+                Some(statement) => self.statement(statement),
                 None => {
                     self.registers.forget(Origin::Other(name));
                     self.statement(Statement::Unknown(name.to_owned()));
                 }
             },
-        }
-    }
-
-    fn rule_does(&mut self, statement: Option<Statement>) {
-        if let Some(statement) = statement {
-            self.statement(statement);
         }
     }
 }
@@ -529,11 +525,9 @@ fn among(among: SetLookup, not: bool) -> Condition {
     found.unwrap_or(Condition::Among(Equality { value: among, not }))
 }
 
-/// What an expression does that is known by its name alone, if it does anything; `None` for an unknown name.
-fn statement_named(name: &str, data: Attributes<'_>) -> Option<Option<Statement>> {
-    Some(Some(match name {
-        // `nft_last.c`: notes when.
-        "last" => return Some(None),
+/// What an expression does that is known by its name alone; `None` for an unknown name.
+fn statement_named(name: &str, data: Attributes<'_>) -> Option<Statement> {
+    Some(match name {
         // `nft_log.c`: reports the packet.
         "log" => Statement::Harmless(name.to_owned()),
         "nat" if data.find(attribute::nat::TYPE)?.u32()? == TRANSLATE_DESTINATION => {
@@ -547,7 +541,7 @@ fn statement_named(name: &str, data: Attributes<'_>) -> Option<Option<Statement>
         // A copy of a segment may end the connection.
         "dup" | "synproxy" | "fwd" | "flow_offload" => Statement::Rewrite(name.to_owned()),
         _ => return None,
-    }))
+    })
 }
 
 /// What a reference to a stateful object does; `None` for a condition: packets beyond a limit skip the rest of the rule, and so do those
