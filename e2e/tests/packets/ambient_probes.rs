@@ -6,12 +6,15 @@ use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use e2e::traffic::{Client, TcpServer};
 use netns_apply::{branch_interfaces, probes};
 use redirect_core::ambient::{PROBE_V4, PROBE_V6};
 use test_support::netns::{Families, Namespace, Topology, pod_address};
 
 const PORT: u16 = 8080;
 const FAMILIES: [bool; 2] = [false, true];
+/// For packets that nobody is expected to answer.
+const UNANSWERED: Duration = Duration::from_millis(1500);
 
 fn addresses() -> BTreeSet<IpAddr> {
     FAMILIES.map(pod_address).into()
@@ -72,6 +75,42 @@ fn what_the_node_forwards_keeps_its_source() -> Result<()> {
 }
 
 #[test]
+fn nobody_reaches_a_pod_through_the_node_from_the_address_of_probes() -> Result<()> {
+    let topology = Topology::new(Families::Dual)?;
+    let (node, other) = (&topology.client, Namespace::empty(Families::Dual)?);
+    node.sh(&format!(
+        "set -e; ip link add fw0 type veth peer name fw1 netns {}; ip link set fw0 up; ip addr add 10.9.0.1/24 dev fw0; \
+         ip addr add fd00:9::1/64 dev fw0 nodad; ip route add {PROBE_V4} via 10.9.0.2; ip route add {PROBE_V6} via fd00:9::2; \
+         echo 1 > /proc/sys/net/ipv4/ip_forward; echo 1 > /proc/sys/net/ipv6/conf/all/forwarding; \
+         for which in all default eth0 fw0; do echo 0 > /proc/sys/net/ipv4/conf/$which/rp_filter; done",
+        other.name()
+    ))?;
+    other.sh(&format!(
+        "set -e; ip link set fw1 up; ip addr add 10.9.0.2/24 dev fw1; ip addr add fd00:9::2/64 dev fw1 nodad; \
+         ip addr add {PROBE_V4}/32 dev lo; ip addr add {PROBE_V6}/128 dev lo nodad; \
+         ip route add default via 10.9.0.1; ip route add ::/0 via fd00:9::1",
+    ))?;
+    let _servers = FAMILIES
+        .map(|v6| TcpServer::start(&topology.pod, "app", (pod_address(v6), PORT)))
+        .into_iter()
+        .collect::<Result<Vec<_>>>()?;
+    for is_kept in [false, true] {
+        if is_kept {
+            ensure!(node.enter(|| probes::set(&addresses()))??, "it was there");
+        }
+        for (v6, probe) in [(false, IpAddr::from(PROBE_V4)), (true, IpAddr::from(PROBE_V6))] {
+            let target = (pod_address(v6), PORT);
+            let honest = if v6 { IpAddr::from([0xfd00, 9, 0, 0, 0, 0, 0, 2]) } else { [10, 9, 0, 2].into() };
+            assert_eq!(Client::new(&other).from(honest).tcp(target)?.server(), Some("app"));
+            let forged = Client::new(&other).from(probe);
+            let forged = if is_kept { forged.patience(UNANSWERED) } else { forged };
+            assert_eq!(forged.tcp(target)?.server(), (!is_kept).then_some("app"), "{probe}");
+        }
+    }
+    Ok(())
+}
+
+#[test]
 fn whatever_another_program_made_of_the_table_is_found_and_repaired() -> Result<()> {
     let topology = Topology::new(Families::V4)?;
     let node = &topology.client;
@@ -82,6 +121,9 @@ fn whatever_another_program_made_of_the_table_is_found_and_repaired() -> Result<
         "nft flush ruleset".to_owned(),
         format!("nft flush chain {table} postrouting"),
         format!("nft insert rule {table} postrouting accept"),
+        format!("nft flush chain {table} prerouting"),
+        format!("nft delete chain {table} prerouting"),
+        format!("nft insert rule {table} prerouting accept"),
         format!("nft 'add chain {table} postrouting {{ policy drop; }}'"),
         format!("nft 'add chain {table} other {{ type filter hook output priority 0; }}'"),
         format!("nft flush set {table} pods-v4"),

@@ -1,7 +1,8 @@
 //! The node's table for ambient mode: TCP connections that the node's own processes, such as the kubelet, open to enrolled pods get a source address
-//! that the pods' rules let through, so that probes need no mesh identity.
+//! that the pods' rules let through, so that probes need no mesh identity. What comes to the node from that address is dropped: a pod that claims it
+//! would reach other pods' applications past ztunnel.
 //!
-//! It holds one set of pods' addresses for each family, and one rule for each set. Whatever it holds, one transaction replaces it whole; connections
+//! It holds one set of pods' addresses for each family, and one rule of each chain. Whatever it holds, one transaction replaces it whole; connections
 //! that were open before go on, because connection tracking has their addresses.
 
 use alloc::{collections::BTreeSet, vec::Vec};
@@ -19,20 +20,26 @@ use redirect_core::{plan::native::Kind, values::Family};
 
 /// The table, of family inet.
 pub const TABLE: &str = "istio-ambient-probes";
-const CHAIN: &str = "postrouting";
-/// The hook behind routing.
-const POSTROUTING: u32 = 4;
 /// Before chains that masquerade, at 100: the first chain that translates a connection decides.
-const PRIORITY: u32 = 99;
-const CHAIN_TYPE: &str = "nat";
+const POSTROUTING: BaseChain = BaseChain { name: "postrouting", kind: "nat", hook: 4, priority: 99 };
+/// Before connection tracking, at -200: what is dropped leaves no entry.
+const PREROUTING: BaseChain = BaseChain { name: "prerouting", kind: "filter", hook: 0, priority: -300 };
 /// No process has this user. A packet without a local socket ends the rule as soon as its user is loaded; the comparison is for nft, which prints no rule
 /// without one.
 const NO_USER: u32 = u32::MAX;
 /// A rule's comment, as nft keeps it: type 0, its length, and its text. Rules cannot change, so one with this comment is as it was written; another
 /// form of them takes another number.
-const COMMENT: &[u8] = b"\x00\x18istio ambient, probes 1\x00";
+const COMMENT: &[u8] = b"\x00\x18istio ambient, probes 2\x00";
 /// The most elements of a message: an attribute holds less than 64 KiB.
 const MOST_ELEMENTS: usize = 1024;
+
+/// A chain of the table, whose policy accepts.
+struct BaseChain {
+    name: &'static str,
+    kind: &'static str,
+    hook: u32,
+    priority: i32,
+}
 
 /// The table as the kernel holds it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -40,9 +47,8 @@ pub struct ProbeTable {
     exists: bool,
     /// It is dormant, or another program's.
     is_altered: bool,
-    chains: usize,
-    /// The chain is where it should be.
-    is_hooked: bool,
+    /// The numbers of chains, and of those among them that are hooked as ours are.
+    chains: (usize, usize),
     /// The numbers of rules, and of ours among them.
     rules: (usize, usize),
     addresses: BTreeSet<IpAddr>,
@@ -70,7 +76,7 @@ impl ProbeTable {
     /// Whether its rules are those that were written, for whichever addresses.
     #[must_use]
     pub fn works(&self) -> bool {
-        self.exists && !self.is_altered && self.is_hooked && self.chains == 1 && self.rules == (2, 2)
+        self.exists && !self.is_altered && self.chains == (2, 2) && self.rules == (4, 4)
     }
 
     /// Takes a message of the kernel about tables, chains, rules or elements.
@@ -91,8 +97,9 @@ impl ProbeTable {
                 self.is_altered = flags.is_some_and(|flags| flags != 0);
             }
             kind::NEW_CHAIN => {
-                self.chains = self.chains.saturating_add(1);
-                self.is_hooked |= is_hooked(message);
+                let is_ours = [POSTROUTING, PREROUTING].iter().any(|ours| ours.is(message));
+                self.chains.0 = self.chains.0.saturating_add(1);
+                self.chains.1 = self.chains.1.saturating_add(usize::from(is_ours));
             }
             kind::NEW_RULE => {
                 let user_data = attributes.find(attribute::rule::USER_DATA);
@@ -110,15 +117,20 @@ impl ProbeTable {
     }
 }
 
-fn is_hooked(message: &Message<'_>) -> bool {
-    let attributes = message.attributes();
-    let hook = attributes.find(attribute::chain::HOOK).map(Attribute::attributes);
-    let number = |kind| hook.and_then(|hook| hook.find(kind)).and_then(Attribute::u32);
-    let policy = attributes.find(attribute::chain::POLICY).and_then(Attribute::u32);
-    number(attribute::hook::NUMBER) == Some(POSTROUTING)
-        && number(attribute::hook::PRIORITY) == Some(PRIORITY)
-        && policy == Some(abi::POLICY_ACCEPT)
-        && attributes.find(attribute::chain::TYPE).and_then(Attribute::text) == Some(CHAIN_TYPE)
+impl BaseChain {
+    /// Whether the kernel's message is about this chain, as it should be.
+    fn is(&self, message: &Message<'_>) -> bool {
+        let attributes = message.attributes();
+        let text = |kind| attributes.find(kind).and_then(Attribute::text);
+        let hook = attributes.find(attribute::chain::HOOK).map(Attribute::attributes);
+        let number = |kind| hook.and_then(|hook| hook.find(kind)).and_then(Attribute::u32);
+        let policy = attributes.find(attribute::chain::POLICY).and_then(Attribute::u32);
+        text(attribute::chain::NAME) == Some(self.name)
+            && text(attribute::chain::TYPE) == Some(self.kind)
+            && number(attribute::hook::NUMBER) == Some(self.hook)
+            && number(attribute::hook::PRIORITY) == Some(self.priority.cast_unsigned())
+            && policy == Some(abi::POLICY_ACCEPT)
+    }
 }
 
 /// The address that an element holds.
@@ -146,13 +158,15 @@ pub fn replace(sequence: u32, addresses: &BTreeSet<IpAddr>) -> Option<Vec<u8>> {
     parts.table(kind::NEW_TABLE, flags::CREATE);
     parts.table(kind::DELETE_TABLE, 0);
     parts.table(kind::NEW_TABLE, flags::CREATE);
-    parts.chain();
+    parts.chain(&POSTROUTING);
+    parts.chain(&PREROUTING);
     for (id, of) in (1..).zip(Family::BOTH) {
         parts.set(of, id);
         let keys: Vec<IpAddr> =
             addresses.iter().copied().filter(|address| address.is_ipv4() == (of == Family::V4)).collect();
         keys.chunks(MOST_ELEMENTS).for_each(|keys| parts.elements(of, id, keys));
-        parts.rule(of, id);
+        parts.translate(of, id);
+        parts.drop_forged(of);
     }
     parts.finish()
 }
@@ -212,16 +226,16 @@ impl Parts {
         self.part(kind, flags, |body| body.text(attribute::table::NAME, TABLE));
     }
 
-    fn chain(&mut self) {
+    fn chain(&mut self, chain: &BaseChain) {
         self.part(kind::NEW_CHAIN, flags::CREATE, |body| {
             body.text(attribute::chain::TABLE, TABLE);
-            body.text(attribute::chain::NAME, CHAIN);
+            body.text(attribute::chain::NAME, chain.name);
             body.nested(attribute::chain::HOOK, |hook| {
-                hook.u32(attribute::hook::NUMBER, POSTROUTING);
-                hook.u32(attribute::hook::PRIORITY, PRIORITY);
+                hook.u32(attribute::hook::NUMBER, chain.hook);
+                hook.u32(attribute::hook::PRIORITY, chain.priority.cast_unsigned());
             });
             body.u32(attribute::chain::POLICY, abi::POLICY_ACCEPT);
-            body.text(attribute::chain::TYPE, CHAIN_TYPE);
+            body.text(attribute::chain::TYPE, chain.kind);
         });
     }
 
@@ -254,28 +268,46 @@ impl Parts {
     }
 
     /// TCP from a local socket to one of the pods: another source.
-    fn rule(&mut self, of: Family, id: u32) {
-        let probe = match of {
-            Family::V4 => IpAddr::V4(PROBE_V4),
-            Family::V6 => IpAddr::V6(PROBE_V6),
-        };
+    fn translate(&mut self, of: Family, id: u32) {
+        self.rule(&POSTROUTING, |rule| {
+            rule.family(family_number(of));
+            rule.protocol(TCP);
+            rule.meta(meta::SOCKET_USER);
+            rule.is(true, &NO_USER.to_ne_bytes());
+            let length = sets::length(Kind::Addresses(of));
+            rule.payload(abi::base::NETWORK, AddressOffset::destination(of).0, length);
+            rule.lookup_in(false, set_name(of), id);
+            rule.value(&octets(probe_source(of)));
+            rule.source_nat(family_number(of));
+        });
+    }
+
+    /// The node's probes leave it by here, and never come.
+    fn drop_forged(&mut self, of: Family) {
+        self.rule(&PREROUTING, |rule| {
+            rule.family(family_number(of));
+            let length = sets::length(Kind::Addresses(of));
+            rule.payload(abi::base::NETWORK, AddressOffset::source(of).0, length);
+            rule.is(false, &octets(probe_source(of)));
+            rule.verdict(abi::verdict::DROP);
+        });
+    }
+
+    fn rule(&mut self, chain: &BaseChain, write: impl FnOnce(&mut Expressions<'_>)) {
         self.part(kind::NEW_RULE, flags::CREATE | flags::APPEND, |body| {
             body.text(attribute::rule::TABLE, TABLE);
-            body.text(attribute::rule::CHAIN, CHAIN);
-            body.nested(attribute::rule::EXPRESSIONS, |list| {
-                let mut rule = Expressions(list);
-                rule.family(family_number(of));
-                rule.protocol(TCP);
-                rule.meta(meta::SOCKET_USER);
-                rule.is(true, &NO_USER.to_ne_bytes());
-                let length = sets::length(Kind::Addresses(of));
-                rule.payload(abi::base::NETWORK, AddressOffset::destination(of).0, length);
-                rule.lookup_in(false, set_name(of), id);
-                rule.value(&octets(probe));
-                rule.source_nat(family_number(of));
-            });
+            body.text(attribute::rule::CHAIN, chain.name);
+            body.nested(attribute::rule::EXPRESSIONS, |list| write(&mut Expressions(list)));
             body.bytes(attribute::rule::USER_DATA, COMMENT);
         });
+    }
+}
+
+/// The source address of the node's probes.
+const fn probe_source(of: Family) -> IpAddr {
+    match of {
+        Family::V4 => IpAddr::V4(PROBE_V4),
+        Family::V6 => IpAddr::V6(PROBE_V6),
     }
 }
 
