@@ -36,6 +36,9 @@ pub trait Namespace {
     /// The namespace cannot be entered, or its addresses cannot be read.
     fn addresses(&self) -> Result<Vec<IpAddr>, KernelError>;
 
+    /// Whether IPv6 is switched on there.
+    fn has_ipv6(&self) -> bool;
+
     /// Puts a plan in force, wholly or not at all, waiting at most `patience` for other programs at work there. Warns of other programs'
     /// rules that interfere, unless they are accepted.
     ///
@@ -160,6 +163,10 @@ impl From<RunError> for KernelError {
 impl Namespace for Pod {
     fn addresses(&self) -> Result<Vec<IpAddr>, KernelError> {
         netns_apply::facts::addresses().map_err(|error| failed(&error))
+    }
+
+    fn has_ipv6(&self) -> bool {
+        netns_apply::facts::has_ipv6()
     }
 
     fn apply(

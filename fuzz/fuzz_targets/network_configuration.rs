@@ -39,6 +39,10 @@ impl Namespace for Anywhere {
         Ok(parts::addresses().to_vec())
     }
 
+    fn has_ipv6(&self) -> bool {
+        true
+    }
+
     fn apply(
         &self,
         plan: &RulePlan,

@@ -47,7 +47,7 @@ fn program(settings: &RawSettings) -> anyhow::Result<Option<RunOptions>> {
     let options = RunOptions::parse(settings);
     let addresses = facts::addresses().context("cannot list the addresses of this network namespace")?;
     let nameservers = nameservers(settings)?;
-    let facts = NamespaceFacts::new(&addresses).with_nameservers(&nameservers).with_names(&facts::NameFiles);
+    let facts = facts::of_namespace(&addresses).with_nameservers(&nameservers);
     let redirect = Redirect::parse(settings, &facts);
     match options {
         Ok(options) if options.action == Action::Cleanup => {
@@ -186,6 +186,6 @@ fn validate(settings: &RawSettings, options: &RunOptions) -> anyhow::Result<Exit
 /// What the settings ask for in this network namespace, if they can be read.
 fn plan_here(settings: &RawSettings) -> Option<RulePlan> {
     let (addresses, nameservers) = (facts::addresses().ok()?, nameservers(settings).ok()?);
-    let facts = NamespaceFacts::new(&addresses).with_nameservers(&nameservers).with_names(&facts::NameFiles);
+    let facts = facts::of_namespace(&addresses).with_nameservers(&nameservers);
     Redirect::parse(settings, &facts).ok().map(|redirect| redirect.plan())
 }

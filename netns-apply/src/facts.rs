@@ -3,7 +3,7 @@
 #[cfg(feature = "write")]
 use crate::routes::{Addresses, RouteError, RouteSocket};
 use nix::{fcntl::OFlag, ifaddrs::getifaddrs};
-use redirect_core::settings::{NameLookup, id_in_passwd, nameservers};
+use redirect_core::settings::{NameLookup, NamespaceFacts, id_in_passwd, nameservers};
 use redirect_core::{AmbientRedirect, Families};
 use std::{
     collections::BTreeMap,
@@ -40,6 +40,19 @@ pub fn addresses() -> io::Result<Vec<IpAddr>> {
 
 /// Whether IPv6 is off on the loopback interface of the calling thread's network namespace.
 const LOOPBACK_WITHOUT_V6: &str = "/proc/sys/net/ipv6/conf/lo/disable_ipv6";
+
+/// The facts of the calling thread's network namespace with these addresses, and of the program's `/etc/passwd` and `/etc/group`.
+#[must_use]
+pub fn of_namespace(addresses: &[IpAddr]) -> NamespaceFacts<'_> {
+    NamespaceFacts::new(addresses).with_names(&NameFiles).with_ipv6(has_ipv6())
+}
+
+/// Whether the calling thread's network namespace has IPv6, also on the loopback interface, to which a plan of both families adds
+/// an address.
+#[must_use]
+pub fn has_ipv6() -> bool {
+    fs::read_to_string(LOOPBACK_WITHOUT_V6).is_ok_and(|text| text.trim() == "0")
+}
 
 /// A redirection of ambient mode as far as the calling thread's network namespace has IPv6.
 #[must_use]

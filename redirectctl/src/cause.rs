@@ -126,7 +126,7 @@ causes! {
         "take the port out of traffic.sidecar.istio.io/excludeInboundPorts, or into includeInboundPorts; if intended, ignore this";
     FamilyNotCaptured: "family-not-captured", Note,
         "the pod has addresses of a family that its settings do not capture: that traffic bypasses the proxy, as is Istio's default",
-        "ISTIO_DUAL_STACK=true on the proxy captures both families";
+        "ISTIO_DUAL_STACK=true on the proxy captures both families of a dual-stack pod; traffic.sidecar.istio.io/strictCapture: \"true\" those of any; or switch IPv6 off in pods (sysctl net.ipv6.conf.all.disable_ipv6=1)";
     NothingCaptured: "nothing-captured", Warning,
         "the settings capture no traffic at all",
         "see the pod's traffic.sidecar.istio.io annotations; without any all TCP traffic is captured";

@@ -14,7 +14,9 @@ use redirect_core::plan::DataPlane;
 use redirect_core::pod::{PROXY_CONTAINER, SkipReason, collisions, misspelt, unreadable_switches};
 use redirect_core::rule::{Protocol, Target};
 use redirect_core::settings::{Key, Notice, RawSettings, Source};
-use redirect_core::{DNS_PORT, DnsCapture, Families, Family, InboundPorts, Redirect, RulePlan};
+use redirect_core::{
+    DNS_PORT, DnsCapture, Families, Family, InboundPorts, InterceptionMode, Redirect, RulePlan,
+};
 
 pub use explain::decision::PodDecision;
 
@@ -60,7 +62,7 @@ pub fn findings(pod: Option<&Pod>, decided: &PodDecision, seen: Option<&Inspecti
             if redirect.captures_dns() {
                 all.push(dns_captured("all queries to port 53", redirect.source(redirect.dns_key())));
             }
-            all.extend(beside_families(redirect.families(), pod, seen));
+            all.extend(beside_families(redirect.families(), true, pod, seen));
         }
         PodDecision::Skip(reason) => all.extend(skipped(*reason, seen)),
         PodDecision::HostNetwork => {
@@ -118,11 +120,16 @@ fn of_any_namespace(seen: &Inspection) -> Vec<Finding> {
 }
 
 pub(crate) fn is_reachable(address: &IpAddr) -> bool {
-    let is_link_local = match address {
+    let is_local = match address {
         IpAddr::V4(v4) => v4.is_link_local(),
-        IpAddr::V6(v6) => v6.is_unicast_link_local() || *v6 == redirect_core::values::PASSTHROUGH_V6,
+        IpAddr::V6(v6) => *v6 == redirect_core::values::PASSTHROUGH_V6,
     };
-    !address.is_loopback() && !is_link_local
+    !address.is_loopback() && !is_local && !is_link_local_v6(address)
+}
+
+/// Every interface has one while IPv6 is switched on.
+const fn is_link_local_v6(address: &IpAddr) -> bool {
+    matches!(address, IpAddr::V6(v6) if v6.is_unicast_link_local())
 }
 
 /// The namespace against the plan, and who serves what is captured: one of these users, where they are known.
@@ -303,7 +310,12 @@ fn of_settings(
         };
         all.push(dns_captured(&which, redirect.source(Key::RedirectDns)));
     }
-    all.extend(beside_families(redirect.families(), pod, seen));
+    all.extend(beside_families(
+        redirect.families(),
+        redirect.mode() == InterceptionMode::Redirect,
+        pod,
+        seen,
+    ));
     all
 }
 
@@ -311,15 +323,22 @@ fn dns_captured(which: &str, source: Source) -> Finding {
     Finding::new(Cause::DnsCaptured, format!("{which} ({source})"))
 }
 
-/// Addresses of a family without rules.
-fn beside_families(families: Families, pod: Option<&Pod>, seen: Option<&Inspection>) -> Option<Finding> {
-    // Native nftables catch the other family as well: their tables are of both.
-    let is_native = seen.is_some_and(|seen| seen.in_force.iter().any(|in_force| in_force.backend == NATIVE));
+/// Addresses of a family without rules, also those by which only neighbours reach the pod.
+fn beside_families(
+    families: Families,
+    redirects: bool,
+    pod: Option<&Pod>,
+    seen: Option<&Inspection>,
+) -> Option<Finding> {
+    // Native nftables redirect the other family as well: their tables are of both. TPROXY has a rule for each.
+    let is_native =
+        redirects && seen.is_some_and(|seen| seen.in_force.iter().any(|in_force| in_force.backend == NATIVE));
     let addresses = seen.map(|seen| &seen.addresses).or(pod.map(|pod| &pod.addresses));
     let beside: Vec<&IpAddr> = addresses
         .into_iter()
         .flatten()
-        .filter(|address| is_reachable(address) && !families.contains(Family::of(address)))
+        .filter(|address| is_reachable(address) || is_link_local_v6(address))
+        .filter(|address| !families.contains(Family::of(address)))
         .collect();
     (!beside.is_empty() && !is_native).then(|| Finding::new(Cause::FamilyNotCaptured, list(&beside)))
 }

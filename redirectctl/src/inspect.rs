@@ -7,7 +7,7 @@ use cni_core::selection::Programming;
 use netfilter_state::state::RuleState;
 use netfilter_state::steps::Observation;
 use netns_apply::connections::Listener;
-use netns_apply::facts::{self, NameFiles};
+use netns_apply::facts;
 use netns_apply::netlink::Connection;
 use netns_apply::netns::Netns;
 use netns_apply::pod::{Outside, suitable};
@@ -98,7 +98,7 @@ pub fn inspect<T: Send>(
     let outside = Outside::of_this_process();
     let looked = netns.run(|| {
         let addresses = facts::addresses().map_err(unreadable)?;
-        let (plan, more) = plan(&NamespaceFacts::new(&addresses).with_names(&NameFiles));
+        let (plan, more) = plan(&facts::of_namespace(&addresses));
         let foreign = outside.finds_this_foreign();
         let options = |programming: Programming| ApplyOptions {
             backend: suitable(programming.backend, foreign),

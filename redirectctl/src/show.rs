@@ -2,11 +2,10 @@
 
 use std::path::{Path, PathBuf};
 
-use netns_apply::facts::{self, NameFiles, ambient_here};
+use netns_apply::facts::{self, ambient_here};
 use netns_apply::netns::Netns;
 use netns_apply::{ApplyOptions, Live, MOST_READ};
 use pod_netns::{LookupError, NamespaceIndex, SurveyError};
-use redirect_core::settings::NamespaceFacts;
 
 use crate::cause::{Cause, Finding};
 use crate::diagnosis::{PodDecision, findings};
@@ -70,8 +69,7 @@ pub(crate) fn counters(netns: &Netns, pod: Option<&Pod>, node: &Node) -> Result<
     let read = netns.run(|| {
         let options = ApplyOptions { most_read: Some(MOST_READ), ..ApplyOptions::default() };
         let there = facts::addresses().map_err(|error| error.to_string())?;
-        let facts = NamespaceFacts::new(&there).with_names(&NameFiles);
-        let plan = pod.and_then(|pod| node.decide(pod, &facts).plan());
+        let plan = pod.and_then(|pod| node.decide(pod, &facts::of_namespace(&there)).plan());
         let live = match &plan {
             Some(plan) => Live::now_for(plan, &options),
             None => Live::now(&options),

@@ -10,14 +10,14 @@ use crate::{
     walk::Identity,
 };
 use netns_apply::{
-    facts::{self, NameFiles},
+    facts,
     netns::{Netns, NetnsError},
 };
 use privileges::CapabilitySet;
 use redirect_core::{
     Redirect,
     options::BackendChoice,
-    settings::{InputErrors, Key, NamespaceFacts, RawSettings, Source},
+    settings::{InputErrors, Key, RawSettings, Source},
     values::Problem,
 };
 use settings_cli::RunOptions;
@@ -118,7 +118,7 @@ fn await_redirect(settings: &RawSettings, deadline: Instant, stop: Option<&Stop>
     loop {
         let addresses =
             facts::addresses().map_err(|cause| RunError::Facts { what: "the pod's addresses", cause })?;
-        let facts = NamespaceFacts::new(&addresses).with_nameservers(&nameservers).with_names(&NameFiles);
+        let facts = facts::of_namespace(&addresses).with_nameservers(&nameservers);
         match Redirect::parse(settings, &facts) {
             Ok(redirect) => return Ok(Ok((redirect, addresses))),
             Err(errors) if errors.iter().any(|error| error.problem != Problem::NoAddress) => {

@@ -282,7 +282,8 @@ impl Job<'_> {
     ) -> Result<Result<RulePlan, SkipReason>, CniError> {
         let addresses = namespace.addresses()?;
         let base = base_settings(self.conf.strict_capture, |name| (self.env)(name)?.into_string().ok());
-        let facts_there = NamespaceFacts::new(&addresses).with_names(&NameFiles);
+        let facts_there =
+            NamespaceFacts::new(&addresses).with_names(&NameFiles).with_ipv6(namespace.has_ipv6());
         match facts.decide_with(base.clone(), &facts_there) {
             Ok(Decision::Skip(reason)) => Ok(Err(reason)),
             Ok(Decision::Redirect(redirect)) => {

@@ -51,6 +51,10 @@ impl Namespace for Pod {
         Ok(vec![IpAddr::from([10, 1, 0, 2])])
     }
 
+    fn has_ipv6(&self) -> bool {
+        false
+    }
+
     fn apply(
         &self,
         _: &RulePlan,

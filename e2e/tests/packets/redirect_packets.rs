@@ -1,7 +1,7 @@
 //! Where real packets go under the rules `istio-iptables` programs: IPv4 and IPv6, every backend.
 
 use std::io::{self, BufRead, BufReader};
-use std::net::{IpAddr, SocketAddr, TcpStream, UdpSocket};
+use std::net::{IpAddr, SocketAddr, SocketAddrV6, TcpStream, UdpSocket};
 use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 
@@ -10,6 +10,7 @@ use e2e::iptables::mesh::{Mesh, any, assert_asked, assert_reaches, loopback, oth
 use e2e::iptables::{self, apply};
 use e2e::traffic::{Client, Outcome, PROXY_ID, Report, TcpServer, as_user};
 use netns_apply::{ApplyOptions, Live};
+use nix::net::if_::if_nametoindex;
 use nix::sys::socket::{
     AddressFamily, SockFlag, SockProtocol, SockType, SockaddrStorage, bind, connect, setsockopt, socket,
     sockopt,
@@ -258,6 +259,49 @@ fn without_dual_stack_ipv6_is_left_alone() -> Result<()> {
     apply(mesh.pod(), "-b * -i *")?;
     assert_reaches(mesh.visit(false, 8080), "inbound");
     nothing_is_captured(&mesh, true);
+    Ok(())
+}
+
+#[test]
+fn strict_capture_leaves_no_family_out() -> Result<()> {
+    for backend in ["", "--backend restore", "--force-iptables-binary legacy", "--native-nftables"] {
+        for mode in ["", "-m TPROXY"] {
+            let mesh = Mesh::new()?;
+            apply(mesh.pod(), &format!("-b * -i * --strict-capture {mode} {backend}"))?;
+            for v6 in BOTH {
+                assert_reaches(mesh.visit(v6, 8080), "inbound");
+                assert_reaches(mesh.app().tcp((remote_address(v6), 80)), "outbound");
+            }
+            // What every neighbour has.
+            assert_reaches(Client::new(&mesh.topology.client).tcp(link_local(&mesh)?), "inbound");
+            apply(mesh.pod(), "--cleanup-only")?;
+            nothing_is_captured(&mesh, true);
+        }
+    }
+    Ok(())
+}
+
+/// The pod's link-local address and the application's port, as its neighbour connects to it.
+fn link_local(mesh: &Mesh) -> Result<SocketAddr> {
+    let addresses = mesh.pod().enter(netns_apply::facts::addresses)??;
+    let of_neighbours = |address: &IpAddr| match address {
+        IpAddr::V6(v6) if v6.is_unicast_link_local() => Some(*v6),
+        _ => None,
+    };
+    let address = addresses.iter().find_map(of_neighbours).context("no link-local address")?;
+    let scope = mesh.topology.client.enter(|| if_nametoindex("eth0"))??;
+    Ok(SocketAddrV6::new(address, 8080, 0, scope).into())
+}
+
+#[test]
+fn strict_capture_asks_nothing_of_a_pod_without_ipv6() -> Result<()> {
+    for backend in ["", "--backend restore", "--native-nftables"] {
+        let pod = Namespace::pod(Families::V4)?;
+        apply(&pod, &format!("-b * -i * --strict-capture {backend}"))?;
+        let state = pod.state_with_nft()?;
+        ensure!(!pod.sh("ip -6 addr")?.stdout.contains("::6"), "{backend}: {state:?}");
+        ensure!(pod.sh("ip6tables-nft-save")?.stdout.is_empty(), "{backend}");
+    }
     Ok(())
 }
 

@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use cni_core::conf::Conf;
 use cni_core::selection::{Acceptance, Programming, base_settings};
 use cni_core::states::PodState;
-use netns_apply::facts::{NameFiles, addresses};
+use netns_apply::facts::{addresses, of_namespace};
 use netns_apply::pod::{Outside, suitable};
 use netns_apply::{
     ApplyError, ApplyOptions, Fingerprint, MOST_READ, Mismatch, Verdict, describe, verify_all,
@@ -16,7 +16,7 @@ use pod_netns::{LookupError, Sandbox};
 use redirect_core::RulePlan;
 use redirect_core::accepted::AcceptedRules;
 use redirect_core::pod::{Decision, PodFacts};
-use redirect_core::settings::{InputErrors, NamespaceFacts};
+use redirect_core::settings::InputErrors;
 
 use super::room::turn_of;
 use super::{AMBIGUOUS, MeshPod, NOT_FOUND, PodProblem, UNREADABLE, UNVERIFIABLE};
@@ -46,7 +46,7 @@ impl ExpectedRules {
         }
     }
 
-    /// What the plugin decides about a pod whose network namespace has these addresses.
+    /// What the plugin decides about a pod whose network namespace, the calling thread's, has these addresses.
     ///
     /// # Errors
     /// Everything that is wrong with the pod's settings.
@@ -54,10 +54,7 @@ impl ExpectedRules {
         let env = |name: &'static str| {
             self.environment.iter().find(|(key, _)| *key == name).map(|(_, value)| value.clone())
         };
-        pod.decide_with(
-            base_settings(self.strict_capture, env),
-            &NamespaceFacts::new(there).with_names(&NameFiles),
-        )
+        pod.decide_with(base_settings(self.strict_capture, env), &of_namespace(there))
     }
 
     /// The same as [`options()`], for a pod with these annotations.

@@ -63,6 +63,10 @@ impl Reader<'_> {
         draft.sources.0 = self.raw.sources();
         put(&mut draft.mode, self.mode());
         self.fields(&mut draft);
+        if draft.strict_capture && self.facts.has_v6 {
+            // An IPv4 pod has link-local addresses of IPv6 as well, and gets others from any router that advertises them.
+            draft.families = Families::Both;
+        }
         // Groups that follow users that could not be read are not wrong as well.
         draft.proxy_uids = self.proxy_uids(&mut draft).unwrap_or_else(|| vec![PROXY_ID]);
         let gids = self.proxy_gids(&mut draft);
@@ -179,7 +183,8 @@ impl Reader<'_> {
         })
     }
 
-    /// The first address that is neither loopback nor link-local decides; with dual stack, any IPv6 address does.
+    /// The first address that is neither loopback nor link-local decides; with dual stack, any IPv6 address does. Strict capture adds
+    /// IPv6 to either.
     fn families(&mut self) -> Option<Families> {
         let dual = bool::read(self, Key::DualStack);
         let Some(families) = Families::of(self.facts.addresses, dual.unwrap_or_default()) else {

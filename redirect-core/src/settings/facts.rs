@@ -45,14 +45,15 @@ pub struct NamespaceFacts<'a> {
     pub(crate) addresses: &'a [IpAddr],
     pub(crate) nameservers: &'a [IpAddr],
     pub(crate) names: &'a dyn NameLookup,
+    pub(crate) has_v6: bool,
 }
 
 impl<'a> NamespaceFacts<'a> {
     /// A namespace with these addresses on all its interfaces, in the kernel's order; loopback and link-local ones may be
-    /// among them. It knows no DNS server and no names.
+    /// among them. It knows no DNS server and no names, and its kernel has IPv6.
     #[must_use]
     pub const fn new(addresses: &'a [IpAddr]) -> Self {
-        Self { addresses, nameservers: &[], names: &NoNames }
+        Self { addresses, nameservers: &[], names: &NoNames, has_v6: true }
     }
 
     /// With the DNS servers of `/etc/resolv.conf`; checked only where DNS capture is limited to them
@@ -67,6 +68,13 @@ impl<'a> NamespaceFacts<'a> {
     pub const fn with_names(self, names: &'a dyn NameLookup) -> Self {
         Self { names, ..self }
     }
+
+    /// With IPv6 in its kernel and switched on (sysctl `net.ipv6.conf.lo.disable_ipv6`), or without: then strict capture has nothing
+    /// to close there.
+    #[must_use]
+    pub const fn with_ipv6(self, has_v6: bool) -> Self {
+        Self { has_v6, ..self }
+    }
 }
 
 impl fmt::Debug for NamespaceFacts<'_> {
@@ -74,6 +82,7 @@ impl fmt::Debug for NamespaceFacts<'_> {
         f.debug_struct("NamespaceFacts")
             .field("addresses", &self.addresses)
             .field("nameservers", &self.nameservers)
+            .field("has_v6", &self.has_v6)
             .finish_non_exhaustive()
     }
 }

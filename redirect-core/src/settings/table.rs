@@ -367,7 +367,7 @@ settings! {
         default: "false",
     }
     StrictCapture {
-        meaning: "Drop what would pass beside the proxy on a connection that was not captured: on one of the proxy's own, and on one opened over lo (docs/concepts/capture.md).",
+        meaning: "Drop what would pass beside the proxy on a connection that was not captured: on one of the proxy's own, and on one opened over lo; program IPv6 as well, whatever the pod's addresses (docs/concepts/capture.md).",
         kind: Kind::Bool,
         flag: Some("strict-capture"),
         env: &["STRICT_CAPTURE"],

@@ -85,17 +85,18 @@ pub(super) fn skipped(pod: &Pod, reason: SkipReason, given: &Given) -> Answer {
 fn settings_here(given: &Given) -> Result<Box<Redirect>, InputError> {
     let settings = &given.input.settings;
     let said = given.addresses().map_err(InputError::of)?;
-    let addresses = if said.is_empty() {
+    let (addresses, has_ipv6) = if said.is_empty() {
         let (path, source) = settings.get(Key::NetworkNamespace);
-        let there = Netns::run_in(path, facts::addresses)
-            .map_err(|error| InputError(vec![format!("{source}: {error}")]))?;
-        there.map_err(|error| {
+        let there = Netns::run_in(path, || (facts::addresses(), facts::has_ipv6()));
+        let (addresses, has_ipv6) = there.map_err(|error| InputError(vec![format!("{source}: {error}")]))?;
+        let addresses = addresses.map_err(|error| {
             InputError(vec![format!("cannot list the addresses of the network namespace: {error}")])
-        })?
+        })?;
+        (addresses, has_ipv6)
     } else {
-        said
+        (said, true)
     };
-    let redirect = of_settings(settings, &NamespaceFacts::new(&addresses))?;
+    let redirect = of_settings(settings, &NamespaceFacts::new(&addresses).with_ipv6(has_ipv6))?;
     for notice in Notice::about(settings, &redirect) {
         log::warn!(target: DEFAULT_SCOPE, "{notice}");
     }
@@ -175,10 +176,8 @@ fn in_namespace(
     let read = netns.run(|| {
         let options = ApplyOptions { most_read: Some(MOST_READ), ..ApplyOptions::default() };
         let there = facts::addresses().map_err(InputError::of)?;
-        let of_pod = pod.as_ref().and_then(|pod| {
-            let facts = NamespaceFacts::new(&there).with_names(&NameFiles);
-            Node::default().decide(pod, &facts).plan()
-        });
+        let decided = |pod: &Pod| Node::default().decide(pod, &facts::of_namespace(&there)).plan();
+        let of_pod = pod.as_ref().and_then(decided);
         let plan = ambient.or(of_pod);
         let live = match &plan {
             Some(plan) => Live::now_for(plan, &options),
