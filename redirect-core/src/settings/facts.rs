@@ -123,7 +123,7 @@ mod tests {
     fn facts_are_shown_without_who_looks_names_up() {
         let [address, nameserver] = ["10.1.0.2", "10.96.0.10"].map(|text| [text.parse().unwrap()]);
         let facts = NamespaceFacts::new(&address).with_nameservers(&nameserver);
-        let shown = "NamespaceFacts { addresses: [10.1.0.2], nameservers: [10.96.0.10], .. }";
+        let shown = "NamespaceFacts { addresses: [10.1.0.2], nameservers: [10.96.0.10], has_v6: true, .. }";
         assert_eq!(alloc::format!("{facts:?}"), shown);
     }
 
