@@ -120,6 +120,20 @@ pub struct Node {
 pub struct NodeStatus {
     /// Its system.
     pub node_info: NodeSystemInfo,
+    /// Its addresses and names.
+    #[serde(deserialize_with = "or_default")]
+    pub addresses: Vec<NodeAddress>,
+}
+
+/// An address or a name of a node.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+pub struct NodeAddress {
+    /// `InternalIP`, `Hostname` and others.
+    #[serde(rename = "type")]
+    pub kind: String,
+    /// What it is.
+    pub address: String,
 }
 
 /// A DaemonSet.

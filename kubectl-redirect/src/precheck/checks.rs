@@ -154,7 +154,7 @@ mod tests {
         let all = all(&sound());
         assert!(all.iter().all(|check| check.outcome == Outcome::Ok && check.remedy.is_none()), "{all:#?}");
         let text = super::super::text(&all, explain::text_writer::Layout::default());
-        assert!(text.ends_with("\nthe agent can be installed: 0 failed, 0 warnings, 13 ok\n"), "{text}");
+        assert!(text.ends_with("\nthe agent can be installed: 0 failed, 0 warnings, 14 ok\n"), "{text}");
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! What precheck says of nodes: their kernel, their runtime, their platform.
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 
 use super::{Check, Found};
 use crate::Failure;
@@ -30,6 +31,7 @@ pub(super) fn checks(nodes: &Result<Vec<Node>, Failure>) -> Vec<Check> {
         Check::of("kernel", Ok(kernel(&linux))),
         Check::of("runtime", Ok(runtime(&linux))),
         Check::of("platform", Ok(platform(&linux))),
+        Check::of("families", Ok(families(&linux))),
     ];
     all.extend(serverless(nodes));
     all
@@ -181,6 +183,24 @@ fn platform(linux: &[&Node]) -> Found {
     }
 }
 
+/// Pods have addresses of the families that nodes have. IPv6 of others is open, as under Istio's plugin.
+fn families(linux: &[&Node]) -> Found {
+    let has_v6 = |node: &Node| {
+        let internal = node.status.addresses.iter().filter(|address| address.kind == "InternalIP");
+        internal.filter_map(|address| address.address.parse::<IpAddr>().ok()).any(|address| address.is_ipv6())
+    };
+    let without = those(linux, |node| !has_v6(node));
+    if without.is_empty() {
+        return Found::ok(
+            "nodes with IPv6: settings decide whether a pod's is captured (ISTIO_DUAL_STACK, strictCapture)",
+        );
+    }
+    Found::ok(format!(
+        "no IPv6 on {}: pods keep link-local IPv6 past the proxy unless it is off (net.ipv6.conf.all.disable_ipv6=1) or strictCapture is on",
+        names(&without)
+    ))
+}
+
 /// Nodes that run no DaemonSet.
 fn serverless(nodes: &[Node]) -> Option<Check> {
     let all: Vec<&Node> = nodes.iter().collect();
@@ -270,6 +290,19 @@ mod tests {
         let mut node = node("a", "6.1.0", "containerd://2.0", "amd64");
         change(&mut node, value);
         node
+    }
+
+    #[test]
+    fn pods_of_nodes_without_ipv6_have_it_nevertheless() {
+        let with = |address: &str| {
+            let node = json!({"metadata": {"name": "a"}, "status": {"nodeInfo": {"operatingSystem": "linux"}, "addresses": [
+                {"type": "Hostname", "address": "fd00::1"}, {"type": "InternalIP", "address": "10.0.0.1"},
+                {"type": "InternalIP", "address": address}]}});
+            outcome(vec![serde_json::from_value(node).expect("a node")], "families")
+        };
+        assert!(with("10.0.0.2").1.starts_with("no IPv6 on a: pods keep"), "{:?}", with("10.0.0.2"));
+        assert!(with("fd00::2").1.starts_with("nodes with IPv6"), "{:?}", with("fd00::2"));
+        assert_eq!(with("").0, Outcome::Ok);
     }
 
     #[test]
