@@ -183,7 +183,7 @@ fn platform(linux: &[&Node]) -> Found {
     }
 }
 
-/// Pods have addresses of the families that nodes have. IPv6 of others is open, as under Istio's plugin.
+/// Pods have addresses of the families that nodes have. Where that is IPv4 alone, their IPv6 is open, as under Istio's plugin.
 fn families(linux: &[&Node]) -> Found {
     let has_v6 = |node: &Node| {
         let internal = node.status.addresses.iter().filter(|address| address.kind == "InternalIP");
