@@ -20,7 +20,8 @@ use crate::kubeconfig::Credentials;
 use crate::plan::{self, Directory, Edit, FOLDER_FILE, File, Obstacle, Plan, Want};
 use crate::plugin::{Ask, Question};
 use crate::plugin_token::PluginToken;
-use crate::ready::{Reason, SeenCalls};
+use crate::ready::Reason;
+use crate::seen_calls::{self, SeenCalls};
 use crate::settings::{
     EntrySettings, KUBECONFIG, OWNED_FILE, Paths, STANDALONE_FILE, Settings, TemplateSource,
 };
@@ -135,6 +136,7 @@ impl Installer {
     #[must_use]
     pub fn new(disk: Arc<dyn Disk>, plugin: Arc<dyn Ask>, settings: Settings) -> Self {
         let (token, entry) = (Arc::default(), Mutex::new(settings.entry.clone()));
+        let calls = SeenCalls::new(disk.clone(), settings.paths.run.join(seen_calls::FILE_NAME));
         Self {
             disk,
             plugin,
@@ -143,7 +145,7 @@ impl Installer {
             token,
             compared: Mutex::default(),
             asked: Mutex::default(),
-            calls: Arc::default(),
+            calls: Arc::new(calls),
             is_durable: AtomicBool::new(false),
         }
     }
@@ -433,9 +435,9 @@ impl Installer {
         if let Some((file, conf)) = plan.handed(&directory) {
             self.accept(&conf).map_err(|why| InstallError::Refused { file: file.to_owned(), why })?;
         }
+        self.note(&plan, &directory);
         let Plan { target, obstacle, edits } = plan;
         pass.neighbours = neighbours(&directory, target.as_deref());
-        self.calls.note(obstacle.as_ref());
         let is_in_front = |name: &str| target.as_deref().is_none_or(|target| name < target);
         let invalid = directory.read().filter(|(name, _)| is_in_front(name));
         pass.invalid =
@@ -564,7 +566,7 @@ impl Installer {
             return Err(Reason::Missing(self.settings.paths.kubeconfig()));
         }
         let is_said = self.settings.ready_before_called;
-        let is_called = |_: &Obstacle| is_said || self.calls.was_seen();
+        let is_called = |_: &Obstacle, was_seen| is_said || was_seen;
         let Some(conf) = self.handed(is_called)? else { return Ok(()) };
         self.ask(conf)
     }
@@ -576,7 +578,7 @@ impl Installer {
     pub(crate) fn check_once(&self) -> Result<bool, Reason> {
         self.check_binaries()?;
         // Nothing here sees calls: the user who runs this decides.
-        let is_called = |obstacle: &Obstacle| {
+        let is_called = |obstacle: &Obstacle, _| {
             log::warn!(target: SCOPE, "{obstacle}");
             true
         };
@@ -605,21 +607,26 @@ impl Installer {
     }
 
     /// What the runtime hands to the plugin, accepted by the plugin's own parser; none where no file is to have the entry. `is_called` decides
-    /// where the files leave it open.
-    fn handed(&self, is_called: impl Fn(&Obstacle) -> bool) -> Result<Option<String>, Reason> {
+    /// where the files leave it open, and knows whether a call was seen.
+    fn handed(&self, is_called: impl Fn(&Obstacle, bool) -> bool) -> Result<Option<String>, Reason> {
         let want = self.want().map_err(|error| Reason::Failed(error.to_string()))?;
         let (directory, _) = self.directory().map_err(|error| Reason::Failed(error.to_string()))?;
         let plan = plan::plan(&directory, &want);
-        self.calls.note(plan.obstacle.as_ref());
+        let was_seen = self.note(&plan, &directory);
         // Without edits, and with those that concern no pod, this is what the runtime hands to the plugin.
         let handed = plan.handed(&directory).map(|(_, conf)| conf);
         match plan.obstacle {
-            Some(obstacle) if obstacle.is_open() && handed.is_some() && is_called(&obstacle) => {}
+            Some(obstacle) if obstacle.is_open() && handed.is_some() && is_called(&obstacle, was_seen) => {}
             Some(obstacle) if obstacle.concerns_pods() => return Err(Reason::Directory(obstacle)),
             Some(_) | None => {}
         }
         handed.iter().try_for_each(|conf| self.accept(conf)).map_err(Reason::Failed)?;
         Ok(handed)
+    }
+
+    /// Notes what the files leave open; returns whether a runtime has called the plugin since.
+    fn note(&self, plan: &Plan, directory: &Directory) -> bool {
+        self.calls.note(plan.obstacle.as_ref(), plan.left_open(directory))
     }
 
     /// Whether the plugin's own parser takes a configuration, and whether it leads to what the agent writes.

@@ -7,6 +7,7 @@ use crate::conflist::PLUGIN_TYPE;
 use crate::disk::{self, DiskError};
 use crate::install::Installer;
 use crate::plan::{self, Edit, Leftover};
+use crate::seen_calls;
 use crate::settings::{KUBECONFIG, Paths, TOKEN_FILE};
 
 /// What the agent does at its end, and why.
@@ -125,8 +126,9 @@ fn remove_locked(installer: &Installer) -> Result<(), Vec<RemovalError>> {
         errors.push(RemovalError::Kept);
     } else {
         let run = &installer.settings().paths.run;
-        let mut files: Vec<PathBuf> =
-            [KUBECONFIG, TOKEN_FILE, logging::SOCKET_NAME].map(|name| run.join(name)).into();
+        let mut files: Vec<PathBuf> = [KUBECONFIG, TOKEN_FILE, logging::SOCKET_NAME, seen_calls::FILE_NAME]
+            .map(|name| run.join(name))
+            .into();
         files.extend(binaries(installer));
         errors.extend(
             files.iter().filter_map(|file| disk::remove(installer.disk(), file).err().map(Into::into)),

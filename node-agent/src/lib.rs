@@ -40,6 +40,7 @@ pub mod ready;
 pub mod reload;
 pub mod repair;
 pub mod rights;
+pub mod seen_calls;
 pub mod serve;
 pub mod settings;
 pub mod taint;

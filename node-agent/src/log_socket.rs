@@ -25,7 +25,7 @@ use crate::cluster::events::EventPublisher;
 use crate::cluster::{Connection, EventMessage, pod_reference};
 use crate::metrics::{AddLabels, Metrics, OutcomeLabel};
 use crate::plugin_socket::PluginSocket;
-use crate::ready::SeenCalls;
+use crate::seen_calls::SeenCalls;
 
 /// The largest body.
 const LARGEST: usize = 1024 * 1024;
@@ -213,17 +213,23 @@ pub fn start(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::disk::Real;
     use crate::plan::Obstacle;
     use cni_core::net_dir::Uncalled;
     use controller_runtime::metrics::exposition::Format;
     use prometheus_client::registry::Registry;
+    use std::path::PathBuf;
     use std::time::Duration;
 
     fn receiver() -> (Receiver, Registry, Arc<Mutex<Vec<String>>>) {
         let ((metrics, registry), lines) = (Metrics::new(), Arc::new(Mutex::new(Vec::new())));
         let kept = lines.clone();
         let emit = move |entry: &Entry| kept.lock().expect("lines").push(entry.console());
-        (Receiver::new(metrics, Arc::default(), Box::new(emit)), registry, lines)
+        (Receiver::new(metrics, calls(), Box::new(emit)), registry, lines)
+    }
+
+    fn calls() -> Arc<SeenCalls> {
+        Arc::new(SeenCalls::new(Arc::new(Real), PathBuf::new()))
     }
 
     fn body(lines: &[&str]) -> Vec<u8> {
@@ -269,7 +275,7 @@ mod tests {
     #[test]
     fn calls_are_seen_and_not_logged() {
         let (metrics, _) = Metrics::new();
-        let calls = Arc::new(SeenCalls::default());
+        let calls = calls();
         let receiver =
             Receiver::new(metrics, calls.clone(), Box::new(|entry| assert_ne!(entry.message, "called")));
         let open = |file: &str| Obstacle::Uncalled(Uncalled::Standalone(file.to_owned()));
@@ -277,17 +283,15 @@ mod tests {
             ADD.replace("redirected", "called").replace("\"decision\":\"redirect\"", "\"called\":\"STATUS\"");
         let other = ADD.replace("\"decision\":\"redirect\",", "");
         for (line, is_seen) in [(ADD, true), (&called, true), (&other, false), ("{}", false)] {
-            calls.note(Some(&open("a.conf")));
-            calls.note(None);
-            calls.note(Some(&open("a.conf")));
-            assert!(!calls.was_seen(), "it counts from when the files left it open");
+            let note = |obstacle: Option<&Obstacle>| calls.note(obstacle, None);
+            note(Some(&open("a.conf")));
+            note(None);
+            assert!(!note(Some(&open("a.conf"))), "it counts from when the files left it open");
             receiver.take(&body(&[line]), Instant::now());
-            calls.note(Some(&open("a.conf")));
-            assert_eq!(calls.was_seen(), is_seen, "{line}");
-            calls.note(Some(&Obstacle::Missing("a.conf".to_owned())));
-            assert_eq!(calls.was_seen(), is_seen, "the agent restores its entry");
-            calls.note(Some(&open("b.conf")));
-            assert!(!calls.was_seen(), "of another file nothing was seen");
+            assert_eq!(note(Some(&open("a.conf"))), is_seen, "{line}");
+            let missing = Obstacle::Missing("a.conf".to_owned());
+            assert_eq!(note(Some(&missing)), is_seen, "the agent restores its entry");
+            assert!(!note(Some(&open("b.conf"))), "of another file nothing was seen");
         }
     }
 

@@ -5,6 +5,8 @@
 //! The runtime loads the first file, in byte order of the names, that it can load. Originals of files we edit are kept beside them under
 //! a name that no runtime loads.
 
+use std::collections::BTreeMap;
+
 use cni_core::net_dir::{self, Caller, Network, Uncalled, Unloadable, is_loaded};
 
 use crate::conflist::{self, Entry, EntryState, NetConf, Shape};
@@ -209,8 +211,34 @@ impl Plan {
         Some((target, Network::parse(target, text).ok()?.handed()?.to_string()))
     }
 
+    /// What a call of the plugin was made with where the files leave it open: why they do, and all that the runtime may read but our entries,
+    /// which the agent changes itself.
+    #[must_use]
+    pub fn left_open(&self, directory: &Directory) -> Option<String> {
+        let obstacle = self.obstacle.as_ref().filter(|obstacle| obstacle.is_open())?;
+        let is_read = |file: &&File| is_loaded(&file.name) || file.name.contains('/');
+        let text = |file: &File| match &file.text {
+            Ok(text) => without_ours(&file.name, text),
+            Err(reason) => reason.clone(),
+        };
+        let files: BTreeMap<&str, String> =
+            directory.files().iter().filter(is_read).map(|file| (&*file.name, text(file))).collect();
+        Some(
+            serde_json::json!({"open": obstacle.to_string(), "target": self.target, "files": files})
+                .to_string(),
+        )
+    }
+
     fn foreign(file: &str, whose: String, setting: &'static str) -> Self {
         Self::wait(Obstacle::Foreign { file: file.to_owned(), whose, setting })
+    }
+}
+
+/// What other programs have written into a file.
+fn without_ours(name: &str, text: &str) -> String {
+    match NetConf::parse(name, text) {
+        Ok(conf) if conf.has_ours() => conf.without().unwrap_or_default(),
+        Ok(_) | Err(_) => text.to_owned(),
     }
 }
 

@@ -35,44 +35,6 @@ pub enum Reason {
     Directory(Obstacle),
 }
 
-/// When a runtime called the plugin, for what the node's files leave open. A call counts from the moment at which an obstacle was there first.
-#[derive(Debug, Default)]
-pub struct SeenCalls(Mutex<Calls>);
-
-#[derive(Debug, Default)]
-struct Calls {
-    /// What is open.
-    open: Option<Obstacle>,
-    /// Whether a call was seen since.
-    is_seen: bool,
-}
-
-impl SeenCalls {
-    /// Notes a call of the plugin by a runtime.
-    pub fn see(&self) {
-        lock(&self.0).is_seen = true;
-    }
-
-    /// Notes what the node's files say now.
-    pub fn note(&self, obstacle: Option<&Obstacle>) {
-        // The agent restores the entry, and the files around it are what they were.
-        if obstacle.is_some_and(Obstacle::is_of_entry) {
-            return;
-        }
-        let mut calls = lock(&self.0);
-        let open = obstacle.filter(|obstacle| obstacle.is_open());
-        if calls.open.as_ref() != open {
-            *calls = Calls { open: open.cloned(), is_seen: false };
-        }
-    }
-
-    /// Whether a call was seen since.
-    #[must_use]
-    pub fn was_seen(&self) -> bool {
-        lock(&self.0).is_seen
-    }
-}
-
 /// The state of the agent's loop; the node's files are read separately.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Phase {

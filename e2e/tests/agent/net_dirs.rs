@@ -70,29 +70,69 @@ fn where_files_leave_it_open_a_call_decides_or_the_operator() {
     node.start_ready();
 }
 
+/// The runtime asks the plugin with its entry in Calico's list.
+fn call(node: &Node) {
+    let list: serde_json::Value =
+        serde_json::from_str(&node.conf("10-calico.conflist").expect("a list")).expect("JSON");
+    let entry = list["plugins"].as_array().expect("plugins").last().expect("an entry").to_string();
+    fs::write(node.path("net.d/entry"), entry).expect("writes");
+    node.runtime_asks("STATUS", "entry");
+}
+
 /// CRI-O passes over what it cannot load; containerd loads nothing then.
 #[test]
 fn a_call_counts_only_for_the_files_that_it_was_made_with() {
     let node = Node::new(&[("10-calico.conflist", CALICO)]);
     node.use_real_plugin();
     let agent = node.start_ready();
-    let call = || {
-        let list: serde_json::Value =
-            serde_json::from_str(&node.conf("10-calico.conflist").expect("a list")).expect("JSON");
-        let entry = list["plugins"].as_array().expect("plugins").last().expect("an entry").to_string();
-        fs::write(node.path("net.d/entry"), entry).expect("writes");
-        node.runtime_asks("STATUS", "entry");
-    };
-    call();
+    call(&node);
     for file in ["00-a.conf", "00-b.conf"] {
         node.write_conf(file, "");
         agent.wait_not_ready(&format!("{file} comes first and cannot be loaded"));
         agent.wait("the gauge", || agent.metric("istio_cni_install_ready") == 0.0);
-        call();
+        call(&node);
         agent.wait_ready();
         fs::remove_file(node.path("net.d").join(file)).expect("removes");
         agent.wait_ready();
     }
+}
+
+/// A node whose plugin has been called for weeks is not unready because its agent is replaced.
+#[test]
+fn a_restarted_agent_knows_the_calls_of_the_same_files() {
+    const FRONT: &str = "00-a.conf";
+    const UNSEEN: &str = "installed, not seen called: 00-a.conf";
+    let mut node = Node::new(&[("10-calico.conflist", CALICO), (FRONT, "")]);
+    FakeApi::start(404, &e2e::agent::failure(404)).serve(&mut node);
+    node.use_real_plugin();
+    for is_called in [false, true] {
+        let agent = node.start();
+        agent.wait_not_ready(UNSEEN);
+        if is_called {
+            call(&node);
+            agent.wait_ready();
+        }
+        agent.kill();
+    }
+    // Other settings change the entry, which is the agent's own.
+    for namespaces in ["", "kube-system"] {
+        node.set("EXCLUDE_NAMESPACES", namespaces);
+        node.start_ready().kill();
+    }
+    for front in ["{", ""] {
+        node.write_conf(FRONT, front);
+        let agent = node.start();
+        agent.wait_not_ready(UNSEEN);
+        agent.kill();
+    }
+    let agent = node.start();
+    agent.wait_not_ready(UNSEEN);
+    call(&node);
+    agent.wait_ready();
+    let kept = node.path("run/plugin-called.json");
+    assert!(kept.exists());
+    assert_eq!(agent.end(), Some(0));
+    assert!(!kept.exists(), "{}", node.log());
 }
 
 #[test]
