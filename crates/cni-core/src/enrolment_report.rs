@@ -53,14 +53,21 @@ impl EnrolmentReport {
 impl fmt::Display for EnrolmentReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&headline(self.enrolled, self.wanted))?;
-        for (name, why) in self.pending.iter().take(MOST_PENDING) {
-            write!(f, "\n{INDENT}{name}: {}", why.replace(['\n', '\r'], " "))?;
-        }
-        match self.pending.len().saturating_sub(MOST_PENDING) {
-            0 => Ok(()),
-            more => write!(f, "\n{INDENT}and {more} more"),
-        }
+        f.write_str(&reasons(&self.pending))
     }
+}
+
+/// A line for each of the first pods that are not as wanted, by name, with the reason; then the number of the others.
+#[must_use]
+pub fn reasons(pods: &[(String, String)]) -> String {
+    let first = pods.iter().take(MOST_PENDING);
+    let mut lines: String =
+        first.map(|(name, why)| format!("\n{INDENT}{name}: {}", why.replace(['\n', '\r'], " "))).collect();
+    let more = pods.len().saturating_sub(MOST_PENDING);
+    if more > 0 {
+        lines += &format!("\n{INDENT}and {more} more");
+    }
+    lines
 }
 
 #[cfg(test)]

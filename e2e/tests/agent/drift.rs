@@ -76,7 +76,7 @@ fn a_deleted_rule_is_drift_until_it_is_restored() {
 }
 
 /// Waits until the kernel has added the routes of a namespace's IPv6 addresses, which takes as long as it looks for duplicates.
-fn settle(namespace: &Namespace) {
+pub(crate) fn settle(namespace: &Namespace) {
     let keys = RandomState::new();
     let take = || namespace.enter(|| Fingerprint::now(&keys)).expect("enters");
     let give_up = Instant::now() + Duration::from_secs(60);
@@ -167,6 +167,57 @@ fn rules_of_others_that_keep_packets_from_the_proxy_are_drift() {
     assert!(is(&node, DRIFTED, 1.0) && api.events_about("shop").is_empty(), "{}", node.log());
     web.sh("nft delete table ip theirs").expect("deletes");
     wait(&node, "the gauge to go down", || is(&node, DRIFTED, 0.0));
+}
+
+#[test]
+fn accepted_rules_are_no_faults_and_hide_none() {
+    const OF_POD: &str = "iptables-nft -t nat -I OUTPUT 1 -p tcp -m comment --comment ours -j ACCEPT";
+    for of_pods in [true, false] {
+        let mut node = node();
+        node.set("ACCEPTED_RULES", "table=backup");
+        node.set("ACCEPT_RULES_OF_PODS", &of_pods.to_string());
+        let mut sandboxes = Sandboxes::new(&mut node);
+        let (mut pods, mut namespaces) = (Vec::new(), Vec::new());
+        for (number, name) in (2..).zip(["web", "shop", "bare"]) {
+            let address = format!("10.1.0.{number}");
+            let namespace = sandboxes.add(&format!("cni-{name}"), &[&address]);
+            redirect(&namespace);
+            let mut pod = mesh_pod(name, &[&address]);
+            if name == "web" {
+                namespace.sh("nft 'table ip backup { chain out { type nat hook output priority -150; meta l4proto tcp redirect to :1; }; }'")
+            } else {
+                namespace.sh(OF_POD)
+            }
+            .expect("adds a rule");
+            if name == "shop" {
+                pod["metadata"]["annotations"]["cni.istio.io/acceptedRules"] = json!("comment=ours");
+            }
+            pods.push(pod);
+            namespaces.push(namespace);
+        }
+        let api = PodApi::start(&mut node, pods);
+        let agent = node.start_ready();
+        let verbose = || get(node.health, "/readyz?verbose").expect("answers").1;
+        let (verified, accepted) = if of_pods { (2, 2) } else { (1, 1) };
+        let words = format!(
+            "{verified} of 3 meshed pods verified: {} interference; {accepted} with accepted rules of other programs\n",
+            3 - verified
+        );
+        wait(&node, &words, || verbose().contains(&words));
+        wait_rounds(&node, 2.0);
+        assert!(is(&node, DRIFTED, f64::from(3 - verified)) && api.events_about("web").is_empty());
+        assert_eq!(api.events_about("shop").is_empty(), of_pods, "{}", node.log());
+        assert_eq!(api.events_about("bare").len(), 1, "{}", node.log());
+        let said =
+            |words: &str| node.log().lines().any(|line| line.contains("accepted: ") && line.contains(words));
+        assert!(said("setting ACCEPTED_RULES") && said("annotation cni.istio.io/acceptedRules") == of_pods);
+        // What another rule does to the same packets is judged.
+        namespaces[0].sh("iptables-nft -t nat -I OUTPUT 1 -p tcp --dport 9 -j ACCEPT").expect("adds a rule");
+        wait(&node, "the event", || !api.events_about("web").is_empty());
+        let message = api.events_about("web")[0]["message"].to_string();
+        assert!(message.contains("--dport 9") && !message.contains("backup"), "{message}");
+        assert_eq!(agent.end(), Some(0));
+    }
 }
 
 #[test]

@@ -2,15 +2,20 @@
 //!
 //! The drift watch checks once an hour here, so an early repair follows a kernel notification.
 
-use e2e::agent::{CALICO, Node, get};
+use std::hash::RandomState;
+
+use e2e::agent::{CALICO, Node, get, memory_kib};
 use e2e::pods::{
     self, Foreign, LIMIT, PodApi, Proc, Sandboxes, THEIRS, eth0, flood, hosts, lost_or_added, mesh_pod_of,
     metric, mismatch, redirect, redirect_as, wait, wait_at_least,
 };
+use netns_apply::Fingerprint;
 use redirect_core::options::BackendChoice;
 use serde_json::{Value, json};
 use test_support::netns::{Families, Namespace};
 use test_support::process::until;
+
+use crate::drift::settle;
 
 const WATCHED: &str = "istio_cni_heal_watched_pods";
 const UNWATCHED: &str = "istio_cni_heal_unwatched_pods";
@@ -211,8 +216,8 @@ fn a_running_pod_that_was_never_redirected_is_healed_and_reported() {
     // The namespace's owner is ambiguous.
     wait_at_least(&node, &attempts("no_process"), 1.0);
     let verbose = || get(node.health, "/readyz?verbose").expect("answers");
-    let words = "ready\n1 of 3 meshed pods verified: 1 not-redirected, 1 unknown; 1 unwatched\n";
-    wait(&node, "the node's answer", || verbose() == (200, words.to_owned()));
+    let words = "ready\n1 of 3 meshed pods verified: 1 not-redirected, 1 unknown; 1 unwatched\n  shop/bare: ";
+    wait(&node, "the node's answer", || verbose().0 == 200 && verbose().1.starts_with(words));
     assert!(is(&node, &state("not-redirected"), 1.0) && is(&node, &state("verified"), 1.0));
     assert_eq!(agent.readyz().expect("answers").1, "ready\n", "only a verbose request gets it");
     proc.add_of(71, &uid(1), &bare.path());
@@ -334,6 +339,96 @@ fn interfering_rules_stay_and_are_reported() {
     assert_eq!(lost_or_added(&web, &before), [""; 0]);
     web.sh("nft delete table ip theirs").expect("deletes");
     wait(&node, "the node's answer", || is(&node, &state("verified"), 1.0));
+}
+
+/// What other programs route before anything that the mesh could: a repair would change nothing, so none is tried.
+#[test]
+fn a_pod_that_cannot_converge_is_named_and_left_alone_and_hides_no_other() {
+    let tproxy = &[("sidecar.istio.io/interceptionMode", "TPROXY")];
+    for (rule, words) in [
+        ("pref 0 to 10.1.0.1 lookup 200", "the policy rule of priority 0 (table 200)"),
+        ("pref 9 fwmark 0x539 prohibit", "the policy rule of priority 9 (prohibit)"),
+    ] {
+        let mut node = node();
+        node.set("DRIFT_WATCH_INTERVAL", "1s");
+        let proc = Proc::new(&mut node);
+        let mut sandboxes = Sandboxes::new(&mut node);
+        let web = sandboxes.add("cni-web", &["10.1.0.2"]);
+        redirect_as(&web, tproxy, BackendChoice::Auto);
+        proc.add_of(71, &uid(1), &web.path());
+        let shop = sandboxes.add("cni-shop", &["10.1.0.3"]);
+        redirect(&shop);
+        proc.add_of(72, &uid(2), &shop.path());
+        settle(&web);
+        let mut of_tproxy = pod("web", 1, &["10.1.0.2"]);
+        of_tproxy["metadata"]["annotations"][tproxy[0].0] = json!(tproxy[0].1);
+        let api = PodApi::start(&mut node, vec![of_tproxy, pod("shop", 2, &["10.1.0.3"])]);
+        let agent = node.start_ready();
+        wait(&node, "both", || is(&node, &state("verified"), 2.0) && is(&node, WATCHED, 2.0));
+
+        web.sh("ip route add default dev eth0 table 200").expect("adds");
+        web.sh(&format!("ip rule add {rule}")).expect("adds");
+        let keys = RandomState::new();
+        let print = || web.enter(|| Fingerprint::now(&keys)).expect("enters").expect("a fingerprint");
+        let (before, all) = (print(), web.snapshot().expect("a snapshot"));
+        wait_at_least(&node, &attempts("interference"), 1.0);
+        wait(&node, "the event", || !api.events_about("web").is_empty());
+        wait(&node, "the state", || is(&node, &state("interference"), 1.0));
+        let event = api.events_about("web").remove(0);
+        let message = event["message"].as_str().expect("a message");
+        assert_eq!(event["reason"], "RedirectDrift");
+        let (ready, verbose) = get(node.health, "/readyz?verbose").expect("answers");
+        assert_eq!(ready, 200, "a pod makes no node unready: {verbose}");
+        for text in [message, &verbose] {
+            assert!(text.contains("does not converge: ") && text.contains(words), "{text}");
+        }
+        assert!(verbose.contains("1 of 2 meshed pods verified: 1 interference\n  shop/web: "), "{verbose}");
+
+        // Every round finds the same, and says and does nothing more; meanwhile others are healed.
+        shop.sh(DELETE_RULE).expect("deletes");
+        wait_at_least(&node, &attempts("healed"), 1.0);
+        pods::wait_rounds(&node, 3.0);
+        assert_eq!(print(), before, "not one transaction, policy rule or route\n{}", node.log());
+        assert!(web.snapshot().expect("a snapshot").changes_since(&all).is_empty());
+        assert_eq!(api.events_about("web").len(), 1, "{}", node.log());
+        assert_eq!(node.log().matches("the pod is not redirected as planned: ").count(), 1, "{}", node.log());
+        // Once for each round and each change that the kernel reported.
+        let rounds = metric(&node, "istio_cni_drift_rounds_total{result=\"complete\"}").expect("a number");
+        let checks = metric(&node, &attempts("interference")).expect("a number");
+        assert!(checks <= rounds + 4.0, "{checks} of {rounds} rounds\n{}", node.log());
+        web.sh(&format!("ip rule del {rule}")).expect("deletes");
+        wait(&node, "the pod to be verified again", || is(&node, &state("verified"), 2.0));
+        assert_eq!(agent.end(), Some(0));
+    }
+}
+
+/// What an agent may take for a plan that the default memory limit allows, in KiB: the release build, and a debug build, which is larger.
+const MOST_FOR_LARGE: [u64; 2] = [64 * 1024, 100 * 1024];
+
+#[test]
+fn a_plan_of_ten_thousand_ports_is_verified_and_healed_within_the_agents_memory() {
+    let name = "traffic.sidecar.istio.io/excludeOutboundPorts";
+    let ports: Vec<String> = (0..10_000).map(|at| (20_001 + 2 * at).to_string()).collect();
+    let ports = ports.join(",");
+    let annotations = [(name, ports.as_str())];
+    let mut node = node();
+    let proc = Proc::new(&mut node);
+    let mut sandboxes = Sandboxes::new(&mut node);
+    let web = sandboxes.add("cni-web", &["10.1.0.2"]);
+    redirect_as(&web, &annotations, BackendChoice::Auto);
+    proc.add_of(71, &uid(1), &web.path());
+    let mut large = pod("web", 1, &["10.1.0.2"]);
+    large["metadata"]["annotations"][name] = json!(ports);
+    let _api = PodApi::start(&mut node, vec![large]);
+    let agent = node.start_ready();
+    wait_at_least(&node, &looks("verified"), 1.0);
+    web.sh("iptables-nft -t nat -F ISTIO_OUTPUT").expect("deletes");
+    wait_at_least(&node, &attempts("healed"), 1.0);
+    assert_eq!(mismatch(&web, &annotations, BackendChoice::Auto), None);
+    wait(&node, "the node's answer", || is(&node, &state("verified"), 1.0));
+    let (most, is_release) = (memory_kib(agent.id(), "VmHWM:"), std::env::var_os("INSTALL_CNI").is_some());
+    println!("an agent that heals a plan of 10,000 ports: {most} KiB at most");
+    assert!(most <= MOST_FOR_LARGE[usize::from(!is_release)], "{most} KiB");
 }
 
 /// Istio's plugin leaves an empty legacy table behind; pods that it set up are watched like all others.

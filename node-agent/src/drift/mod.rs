@@ -548,7 +548,7 @@ impl DriftWatch {
 
     fn show(&self) {
         self.metrics.drifted.set(gauged(self.tracker.drifted()));
-        self.summary.show(&self.states, self.blind);
+        self.summary.show(&self.states, &self.tracker.differences(), self.blind);
     }
 }
 

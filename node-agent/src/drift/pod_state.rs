@@ -6,6 +6,7 @@ use std::fmt::Write as _;
 use std::hash::{Hash, Hasher};
 use std::sync::{Arc, Mutex};
 
+use cni_core::enrolment_report::reasons;
 use cni_core::states::PodState;
 use controller_runtime::lock;
 use controller_runtime::metrics::gauged;
@@ -111,14 +112,14 @@ impl NodeSummary {
         summary
     }
 
-    /// What is known now; or why nothing new is.
-    pub fn show(&self, states: &PodStates, blind: Option<&str>) {
-        let words = states.words();
-        let words = match blind {
-            None => words,
-            Some(reason) => format!("{words}, as of the last successful check ({reason})"),
-        };
-        self.set(states, words);
+    /// What is known now, with the pods that are not redirected as planned, each with its difference; or why nothing new is.
+    pub fn show(&self, states: &PodStates, different: &[(String, String)], blind: Option<&str>) {
+        let mut words = states.words();
+        if let Some(reason) = blind {
+            // Writing to a string does not fail.
+            let _ = write!(words, ", as of the last successful check ({reason})");
+        }
+        self.set(states, words + &reasons(different));
     }
 
     /// The pods are not checked any more.
@@ -179,10 +180,12 @@ mod tests {
         let verified = || metrics.meshed_pods.get_or_create(&StateLabel { state: "verified" }).get();
         assert!(node.words().contains("DRIFT_WATCH_INTERVAL") && verified() == 0);
         states.note("a", PodState::Verified, false);
-        node.show(&states, None);
+        node.show(&states, &[], None);
         assert_eq!((node.words().as_str(), verified()), ("1 of 1 meshed pods verified", 1));
-        node.show(&states, Some("no_pods"));
-        assert!(node.words().contains("as of the last successful check (no_pods)"), "{}", node.words());
+        let different = [("shop/web".to_owned(), "does not converge".to_owned())];
+        node.show(&states, &different, Some("no_pods"));
+        let words = "1 of 1 meshed pods verified, as of the last successful check (no_pods)\n  shop/web: does not converge";
+        assert_eq!(node.words(), words);
         node.off();
         assert!(node.words().contains("DRIFT_WATCH_INTERVAL") && verified() == 0);
     }

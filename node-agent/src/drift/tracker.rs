@@ -109,6 +109,15 @@ impl DriftTracker {
         gone
     }
 
+    /// The pods that have drifted, each with its difference.
+    #[must_use]
+    pub fn differences(&self) -> Vec<(String, String)> {
+        let drifted = |history: &DriftHistory| Some((history.name.to_string(), history.drift.clone()?));
+        let mut all: Vec<_> = self.histories.values().filter_map(drifted).collect();
+        all.sort_unstable();
+        all
+    }
+
     /// How many pods have drifted, as far as is known.
     #[must_use]
     pub fn drifted(&self) -> usize {
@@ -239,6 +248,7 @@ mod tests {
         let gone = tracker.keep(&BTreeSet::from(["b", "c"]));
         assert_eq!(gone.iter().map(ToString::to_string).collect::<Vec<_>>(), ["shop/a"]);
         assert_eq!((tracker.drifted(), tracker.histories.len()), (1, 1));
+        assert_eq!(tracker.differences(), [("shop/b".to_owned(), "x".to_owned())]);
         note(&mut tracker, &different("a"), now);
         note(&mut tracker, &Comparison::AsPlanned, now + EVENT_PAUSE);
         assert_eq!(tracker.histories.len(), 1, "nothing is kept of a pod that is well and was so for long");
