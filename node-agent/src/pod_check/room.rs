@@ -49,6 +49,11 @@ const fn most_rules(limit: u64) -> u64 {
     if most > LARGE { most } else { LARGE }
 }
 
+/// The memory limit that is enough for so many rules.
+const fn enough_for(rules: u64) -> u64 {
+    OF_AGENT + rules * OF_RULE
+}
+
 /// How many rules of all families a plan has.
 fn rules_of(plan: &RulePlan) -> u64 {
     let of_one = |family| plan.planned_rules().iter().filter(move |one| one.scope().covers(family)).count();
@@ -61,12 +66,13 @@ fn too_large(plan: &RulePlan, limit: u64) -> String {
         *sources.entry(planned.source().to_string()).or_default() += 1;
     }
     let most = sources.into_iter().max_by_key(|(_, rules)| *rules).map(|(source, _)| source);
+    let rules = rules_of(plan);
     format!(
-        "its plan has {} rules, most of them because of {}; the agent's memory limit of {} MiB is enough for {}: write ranges there, or raise resources.limits.memory",
-        rules_of(plan),
+        "its plan has {rules} rules, most of them because of {}; the agent's memory limit of {} MiB is enough for {}: write ranges there, or raise resources.limits.memory to {}Mi",
         most.unwrap_or_default(),
         limit >> 20,
-        most_rules(limit)
+        most_rules(limit),
+        enough_for(rules).div_ceil(1 << 20)
     )
 }
 
@@ -77,10 +83,15 @@ mod tests {
     use redirect_core::settings::{Key, NamespaceFacts, RawSettings, Source};
 
     fn plan(ports: usize) -> RulePlan {
+        plan_of(ports, false)
+    }
+
+    fn plan_of(ports: usize, is_dual: bool) -> RulePlan {
         let name = "traffic.sidecar.istio.io/excludeOutboundPorts";
         let ports: Vec<String> = (1..=ports).map(|port| (2 * port).to_string()).collect();
         let mut raw = RawSettings::for_pod();
         raw.set(Key::OutboundExcludePorts, ports.join(","), Source::Annotation(name));
+        raw.set(Key::DualStack, is_dual.to_string(), Source::Annotation("x"));
         let there = ["10.1.0.2".parse().expect("an address"), "fd00::2".parse().expect("an address")];
         Redirect::parse(&raw, &NamespaceFacts::new(&there)).expect("a plan").plan()
     }
@@ -99,6 +110,22 @@ mod tests {
     fn the_default_limit_is_enough_for_ten_thousand_ports_and_any_limit_for_usual_plans() {
         assert!(rules_of(&plan(10_000)) <= most_rules(64 << 20));
         assert_eq!([most_rules(0), most_rules(24 << 20)], [LARGE; 2]);
+    }
+
+    #[test]
+    fn the_limit_that_is_named_is_enough_and_no_larger_than_needed() {
+        let dual = plan_of(10_000, true);
+        let rules = rules_of(&dual);
+        assert!(rules > most_rules(64 << 20), "{rules}");
+        let told = too_large(&dual, 64 << 20);
+        let named =
+            told.rsplit_once(" to ").and_then(|(_, limit)| limit.strip_suffix("Mi")?.parse::<u64>().ok());
+        let named = named.expect("a limit");
+        assert!(
+            told.contains("raise resources.limits.memory to") && rules <= most_rules(named << 20),
+            "{told}"
+        );
+        assert!(rules > most_rules((named - 1) << 20), "{told}");
     }
 
     #[test]
