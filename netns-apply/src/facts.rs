@@ -64,9 +64,8 @@ pub fn ambient_here(redirect: AmbientRedirect) -> AmbientRedirect {
     }
 }
 
-/// The interfaces through which the calling thread's network namespace talks to others: those that are up and have an
-/// address. Loopback does not count, nor do tunnels (point to point) if another interface exists, because their packets
-/// meet the rules again there.
+/// The interfaces through which the calling thread's network namespace may talk to others: all that are up but loopback, those first that
+/// have an address and are no tunnel (point to point).
 ///
 /// # Errors
 /// The kernel does not report it.

@@ -159,20 +159,21 @@ impl Live {
     /// The rules that packets of a family meet. If a plan is given, its own rules know the settings behind them.
     #[must_use]
     pub fn rules(&self, family: Family, plan: Option<&RulePlan>) -> TraceRules {
-        TraceRules::of_ruleset(&self.ruleset, &self.routing, family, plan)
-            .with_addresses(&self.addresses)
-            .with_interfaces(&self.by_interface)
-            .with_routes(&self.route_tables)
+        self.seen().trace_rules(&self.ruleset, &self.routing, family, plan)
     }
 
     /// What its packets look like.
     pub(crate) const fn pod<'a>(&'a self, options: &'a ApplyOptions) -> Pod<'a> {
+        Pod { accepted: Some(&options.accepted), ..self.seen() }
+    }
+
+    const fn seen(&self) -> Pod<'_> {
         Pod {
             addresses: self.addresses.as_slice(),
             interfaces: self.interfaces.as_slice(),
             by_interface: Some(self.by_interface.as_slice()),
             routes: Some(&self.route_tables),
-            accepted: Some(&options.accepted),
+            accepted: None,
         }
     }
 

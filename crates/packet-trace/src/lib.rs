@@ -227,9 +227,8 @@ impl Packet {
         match &self.interface {
             Interface::Named(name) => packets.set_one(Field::Interface, packets::interface(name)),
             Interface::Elsewhere => {
-                let all = packets.get(Field::Interface);
-                let others = all.without(&set::Set::one(packets::interface("lo")));
-                packets.set(Field::Interface, others);
+                let lo = set::Set::one(packets::interface("lo"));
+                packets.set(Field::Interface, lo.complement(u128::MAX));
             }
         }
         packets.set_one(Field::State, self.connection.state.number());
@@ -245,6 +244,7 @@ impl Packet {
             translated_to: self.connection.translated_to,
             own: None,
             asks_route: true,
+            names_client: false,
             repeats: None,
         }
     }
@@ -528,8 +528,11 @@ impl TraceRules {
             let may = [Fate::Untouched].into();
             return Followed { ways: Vec::new(), may, unknown: BTreeSet::new() };
         }
-        let mut work = Work::of(MOST_WORK);
-        let found = walk::all(self, &packet.packets(), &packet.given(), &mut work, records);
+        let (mut work, mut packets) = (Work::of(MOST_WORK), packet.packets());
+        if packet.interface == Interface::Elsewhere {
+            packets.set(Field::Interface, self.links.clone());
+        }
+        let found = walk::all(self, &packets, &packet.given(), &mut work, records);
         let may = found.ways.iter().map(|way| way.fate).collect();
         Followed { ways: found.ways, may, unknown: found.unknown }
     }

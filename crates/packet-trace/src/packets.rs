@@ -209,10 +209,10 @@ impl MarkNow {
         if wanted & self.cleared & mask != 0 || value & !mask != 0 {
             return FieldMatch::No;
         }
-        let asked = mask & !self.cleared;
-        if let Some(was) = packets.get(self.of).single().and_then(|was| u32::try_from(was).ok()) {
-            return FieldMatch::when(was & asked == wanted & asked);
+        if let Some(known) = self.of_few(packets, |mark| mark & mask == value) {
+            return known;
         }
+        let asked = mask & !self.cleared;
         match masked(wanted & asked, asked) {
             Some(set) => FieldMatch::of(packets, self.of, &set),
             None => FieldMatch::Unknown,
@@ -221,11 +221,22 @@ impl MarkNow {
 
     /// Whether the mark is one of these values.
     pub(super) fn is_in(self, packets: &Packets, set: &Set) -> FieldMatch {
-        if let Some(value) = self.value(packets) {
-            return FieldMatch::when(set.contains(value.into()));
+        if let Some(known) = self.of_few(packets, |mark| set.contains(mark.into())) {
+            return known;
         }
         let is_unchanged = !self.unknown && self.cleared == 0 && self.flipped == 0;
         if is_unchanged { FieldMatch::of(packets, self.of, set) } else { FieldMatch::Unknown }
+    }
+
+    /// Whether this holds of the mark, of few packets' marks asked of each.
+    fn of_few(self, packets: &Packets, holds: impl Fn(u32) -> bool) -> Option<FieldMatch> {
+        if let Some(mark) = self.value(packets) {
+            return Some(FieldMatch::when(holds(mark)));
+        }
+        let now = |was: u128| Some((u32::try_from(was).ok()? & !self.cleared) ^ self.flipped);
+        let those = packets.get(self.of).few().filter(|_| !self.unknown)?;
+        let those = those.filter(|was| now(*was).is_some_and(&holds)).map(|was| (was, was));
+        Some(FieldMatch::of(packets, self.of, &Set::of(those.collect())))
     }
 }
 
@@ -333,12 +344,29 @@ mod tests {
     #[test]
     fn which_of_many_marks_a_changed_one_was_is_unknown() {
         let mut packets = Packets::all(Family::V4);
-        packets.set(Field::Mark, Set::range(0, 0x20));
-        let is_in = |mark: MarkNow| mark.is_in(&packets, &Set::range(0x30, 0x40));
+        packets.set(Field::Mark, Set::range(0, 0x2000));
+        let is_in = |mark: MarkNow| mark.is_in(&packets, &Set::range(0x3000, 0x4000));
         let mark = MarkNow::of(Field::Mark);
         assert!(matches!(is_in(mark), FieldMatch::No));
         for changed in [mark.changed(0xf, 0), mark.changed(0xf, 1), MarkNow::unknown()] {
             assert!(matches!(is_in(changed), FieldMatch::Unknown));
         }
+    }
+
+    #[test]
+    fn of_few_marks_each_is_asked_whatever_the_mask() {
+        let mut packets = Packets::all(Family::V4);
+        packets.set(Field::Mark, Set::of([(0, 3), (0x4000, 0x4000)].into()));
+        let mark = MarkNow::of(Field::Mark);
+        let odd = Set::of([(1, 1), (3, 3)].into());
+        assert_eq!(mark.has(&packets, 1, 1), FieldMatch::For(Field::Mark, odd.clone()));
+        assert_eq!(
+            mark.changed(0xf000, 0x8000).has(&packets, 0x8001, 0xf001),
+            FieldMatch::For(Field::Mark, odd)
+        );
+        assert_eq!(mark.has(&packets, 0x4000, 0x4000), FieldMatch::For(Field::Mark, Set::one(0x4000)));
+        assert_eq!(mark.has(&packets, 0x8000, 0x8000), FieldMatch::No);
+        let many = packets.with(Field::Mark, Set::range(0, u32::MAX.into()));
+        assert_eq!(mark.has(&many, 0x4000, 0x4000), FieldMatch::Unknown);
     }
 }

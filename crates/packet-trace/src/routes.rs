@@ -19,6 +19,8 @@ pub(super) struct Routes {
     pub(super) loopback_is_up: bool,
     /// The addresses with a local route, and broadcast addresses: no other host has them.
     pub(super) of_nobody_else: Set,
+    /// Those with a local route.
+    pub(super) local: Set,
     /// Whether a mark may lead elsewhere than no mark.
     pub(super) looks_at_marks: bool,
     /// Whether the kernel asks, of what arrives, where an answer would go (`fib_validate_source`): in IPv4, once a program has added
@@ -97,7 +99,10 @@ impl Routes {
         let mut routes = Self {
             steps: Vec::new(),
             loopback_is_up: tables.loopback_is_up,
-            of_nobody_else: delivered_here(tables, family),
+            of_nobody_else: delivered_here(tables, family, |kind| {
+                matches!(kind, RouteKind::Local | RouteKind::Broadcast | RouteKind::Anycast)
+            }),
+            local: delivered_here(tables, family, |kind| kind == RouteKind::Local),
             looks_at_marks: rules.iter().any(|rule| rule.mark.is_some()),
             validates_sources: family == Family::V4
                 && (rules.iter().any(is_added) || has_local_of_others(tables)),
@@ -218,12 +223,9 @@ fn has_local_of_others(tables: &RouteTables) -> bool {
 }
 
 /// The addresses with routes of these kinds in the table of the namespace's own addresses.
-fn delivered_here(tables: &RouteTables, family: Family) -> Set {
+fn delivered_here(tables: &RouteTables, family: Family, is_so: impl Fn(RouteKind) -> bool) -> Set {
     let is_local = |route: &&Route| {
-        route.family == family
-            && route.table == LOCAL_TABLE
-            && matches!(route.kind, RouteKind::Local | RouteKind::Broadcast | RouteKind::Anycast)
-            && !route.unknown
+        route.family == family && route.table == LOCAL_TABLE && is_so(route.kind) && !route.unknown
     };
     let ranges = tables.routes.iter().filter(is_local).flat_map(|route| of_net(&route.to).ranges().to_vec());
     Set::of(ranges.collect())

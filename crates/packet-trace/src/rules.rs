@@ -2,11 +2,13 @@
 
 mod accepted;
 mod conditions;
+mod marks;
 mod planned;
 mod runs;
 
 pub(super) use accepted::Skipped;
 pub(super) use conditions::Test;
+use marks::Marks;
 use planned::Planned;
 use runs::{Run, find_runs};
 
@@ -66,6 +68,8 @@ pub struct TraceRules {
     pub(super) addresses: Option<Set>,
     /// To which address REDIRECT sends what comes in by an interface, where that is known.
     pub(super) receivers: Option<Receivers>,
+    /// The interfaces by which it reaches others; all but loopback, where they are not known.
+    pub(super) links: Set,
     /// Its policy rules and routes, where they are known.
     pub(super) routes: Option<Routes>,
     /// The rules and policies whose effect is meant, and who accepts each.
@@ -309,6 +313,28 @@ impl TraceRules {
         self
     }
 
+    /// The same, of a network namespace that reaches others by these interfaces alone, if any is named.
+    pub(crate) fn with_links(mut self, names: &[String]) -> Self {
+        if !names.is_empty() {
+            self.links = Set::of(names.iter().map(|name| (interface(name), interface(name))).collect());
+        }
+        self
+    }
+
+    /// Whether REDIRECT has an address for what comes in by some interface.
+    pub(super) fn has_receiver(&self) -> bool {
+        let lo = interface("lo");
+        self.receivers.as_ref().is_some_and(|receivers| receivers.first.keys().any(|by| *by != lo))
+    }
+
+    /// Marks by which rules of other programs tell packets apart.
+    pub(super) fn marks_asked(&self) -> Set {
+        let foreign = self.chains.iter().flat_map(|chain| &chain.rules).filter(|rule| !rule.is_own);
+        let mut marks = Marks::default();
+        foreign.for_each(|rule| rule.each_test(&mut |test| marks.add(test)));
+        marks.into_set()
+    }
+
     /// The same, of a network namespace with these policy rules and routes. If not all of them were read, none of them
     /// counts, because any packet may go by another.
     #[must_use]
@@ -317,7 +343,7 @@ impl TraceRules {
         self
     }
 
-    const fn empty(family: Family) -> Self {
+    fn empty(family: Family) -> Self {
         Self {
             family,
             chains: Vec::new(),
@@ -328,6 +354,7 @@ impl TraceRules {
             local_marks: Vec::new(),
             addresses: None,
             receivers: None,
+            links: Set::one(interface("lo")).complement(u128::MAX),
             routes: None,
             accepted: BTreeMap::new(),
         }

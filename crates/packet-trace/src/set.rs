@@ -95,6 +95,14 @@ impl Set {
         }
     }
 
+    /// Its values, if they are few.
+    pub(super) fn few(&self) -> Option<impl Iterator<Item = u128> + '_> {
+        const MOST: u128 = 256;
+        let sizes = self.ranges().iter().map(|(first, last)| last.saturating_sub(*first).saturating_add(1));
+        let all = sizes.fold(0_u128, u128::saturating_add);
+        (all <= MOST).then(|| self.ranges().iter().flat_map(|(first, last)| *first..=*last))
+    }
+
     /// What is not in it, of numbers up to `most`.
     pub(super) fn complement(&self, most: u128) -> Self {
         let mut gaps = Vec::with_capacity(self.ranges().len().saturating_add(1));

@@ -41,6 +41,8 @@ pub(super) struct Given {
     pub(super) own: Option<IpAddr>,
     /// Whether to check that packets sent to other hosts have a route; otherwise assumes one.
     pub(super) asks_route: bool,
+    /// Whether they are sent in the name of a client: answers find their way by the connection's mark.
+    pub(super) names_client: bool,
     /// What the connection remembers of its first packet, if this one repeats it: nat has decided, and is not asked again.
     pub(super) repeats: Option<Remembered>,
 }

@@ -10,9 +10,9 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use e2e::iptables::arrivals::{Ground, SentPacket, agrees, is_unsent};
+use e2e::iptables::arrivals::{Ground, SentPacket, agrees, elsewhere, is_unsent};
 use e2e::iptables::in_parallel;
-use e2e::iptables::mesh::loopback;
+use e2e::iptables::mesh::{loopback, passthrough};
 use e2e::iptables::packets::{Arrived, FORMS, Said, plan, resolver};
 use e2e::traffic::PROXY_ID;
 use netns_apply::{ApplyOptions, Live, Mismatch, apply, impact, verify};
@@ -116,10 +116,20 @@ enum Probe {
     QueryByTcp6,
     /// ... and to one that it does not name.
     QueryOther,
+    /// From the application to a service behind the tunnel t0.
+    OutByTunnel,
+    /// To a service far away with a mark that the application sets, ...
+    OutMarked,
+    /// ... and in a datagram, a query.
+    QueryMarked,
+    /// From outside to the proxy's own port for tunnels.
+    InTunnel,
+    /// From the proxy to the application, as it connects there.
+    ToApp,
 }
 use Probe::{
-    AppToSelf, ByProxy443, GroupToSelf443, In, In6, Out, Out6, Out443, Query, Query6, QueryByTcp,
-    QueryByTcp6, QueryOther, ToSelf,
+    AppToSelf, ByProxy443, GroupToSelf443, In, In6, InTunnel, Out, Out6, Out443, OutByTunnel, OutMarked,
+    Query, Query6, QueryByTcp, QueryByTcp6, QueryMarked, QueryOther, ToApp, ToSelf,
 };
 
 /// Those that are sent in every case, ...
@@ -145,6 +155,11 @@ impl Probe {
             Query | Query6 => query(resolver(v6)).over_udp(),
             QueryByTcp | QueryByTcp6 => query(resolver(v6)),
             QueryOther => query([127, 0, 0, 11].into()).over_udp(),
+            OutByTunnel => local(1000, at(elsewhere(false), 80)).by("t0"),
+            OutMarked => Packet { mark: 7, ..local(1000, at(far, 80)).by("eth0") },
+            QueryMarked => Packet { mark: 7, ..local(1000, at(far, 53)).by("eth0").over_udp() },
+            InTunnel => Packet::from_outside(at(client_address(v6), 0), at(pod, 15008)).by("eth0"),
+            ToApp => Packet::from_pod(PROXY_ID, PROXY_ID, at(passthrough(false), 0), at(pod, 8081)).by("lo"),
         }
     }
 }
@@ -165,6 +180,8 @@ struct Case {
     untold: bool,
     /// Whether CHECK may name what is missing of the plan itself although no packet of these is lost.
     lacks: bool,
+    /// Packets that are sent in this case alone.
+    also: &'static [Probe],
 }
 
 const fn case(
@@ -173,7 +190,7 @@ const fn case(
     after: &'static str,
     lost: &'static [Probe],
 ) -> Case {
-    Case { name, modes, before: "", after, lost, untold: false, lacks: false }
+    Case { name, modes, before: "", after, lost, untold: false, lacks: false, also: &[] }
 }
 
 /// All that leaves the application or the proxy by way of `output` in IPv4, ...
@@ -196,6 +213,18 @@ const NFT_FILLED_SET: &str = "nft add set ip nat s '{ type ipv4_addr; flags dyna
     nft insert rule ip nat OUTPUT add @s '{ ip daddr }'";
 const NFT_TRANSLATED: &str = "nft 'table ip f {
     chain o { type filter hook output priority 50; ct status dnat accept; ct state established accept; meta l4proto tcp drop; } }'";
+
+/// A tunnel without an address, by which some of what the pod sends leaves.
+const TUNNEL: &str = "ip tuntap add dev t0 mode tun; ip link set t0 up; ip route add 203.0.113.0/24 dev t0";
+const OUT_OF_TUNNEL: &str =
+    "ip tuntap add dev t0 mode tun; ip link set t0 up; ip route add 203.0.113.0/24 dev t0
+    $ipt -t nat -I OUTPUT -o t0 -j ACCEPT";
+const MARKED: &str = "$ipt -t nat -I OUTPUT -m mark --mark 0x1/0x1 -j ACCEPT";
+const MARKED_MASQUERADE: &str = "$ipt -t nat -N KUBE-POSTROUTING
+    $ipt -t nat -A KUBE-POSTROUTING -m mark ! --mark 0x1/0x1 -j RETURN
+    $ipt -t nat -A KUBE-POSTROUTING -j MARK --xor-mark 0x1
+    $ipt -t nat -A KUBE-POSTROUTING -j MASQUERADE
+    $ipt -t nat -I POSTROUTING -j KUBE-POSTROUTING";
 
 const KUBE_MARK_DROP: &str = "$ipt -t nat -N KUBE-MARK-DROP
     $ipt -t nat -A KUBE-MARK-DROP -j MARK --or-mark 0x8000
@@ -516,6 +545,21 @@ const CASES: &[Case] = &[
         "$ipt -t mangle -A OUTPUT -p tcp --dport 443 -j MARK --set-mark 0x539",
         &[ByProxy443],
     ),
+    // What no usual application sends, and what the plan leaves alone.
+    Case { also: &[OutByTunnel], ..case("P15 a tunnel", ALL, TUNNEL, NONE) },
+    Case { also: &[OutByTunnel], ..case("P15 by a tunnel", ALL, OUT_OF_TUNNEL, &[OutByTunnel]) },
+    Case { also: &[OutMarked], ..case("P15 marked", &[Redirect, Tproxy, Legacy], MARKED, &[OutMarked]) },
+    Case { also: &[QueryMarked], ..case("P15 query", &[Dns], MARKED, &[QueryMarked]) },
+    Case { also: &[OutMarked], ..case("P15 marked by kube-proxy", &[Redirect, Legacy], MARKED_MASQUERADE, NONE) },
+    Case {
+        also: &[InTunnel],
+        ..case("P15 to the proxy", &[Redirect, Legacy], "$ipt -A INPUT -p tcp --dport 15008 -j DROP", &[InTunnel])
+    },
+    Case {
+        also: &[ToApp],
+        ..case("P15 to the application", &[Redirect, Native, Legacy], "$ipt -A INPUT -s 127.0.0.6 -j DROP", &[ToApp])
+    },
+    Case { also: &[InTunnel, ToApp], ..case("P15 exempt", &[Redirect, Native, Legacy], "", NONE) },
     // Resolvers in the pod.
     case("DNS", &[Dns, NativeDnsServers], "", NONE),
     Case { before: DNS_DNAT, ..case("DNS to a resolver in the pod", &[Dns], "", &[Query, QueryByTcp, Query6]) },
@@ -545,7 +589,7 @@ impl Pod {
         ground.pod().enter(|| apply(&plan, &options))??;
         ground.settled()?;
         ground.pod().sh(&script(case.after, mode))?;
-        Ok(Self { ground, plan, options, probes: mode.probes() })
+        Ok(Self { ground, plan, options, probes: [&mode.probes(), case.also].concat() })
     }
 
     fn judge(&self, case: &Case) -> Result<Vec<String>> {
@@ -571,8 +615,9 @@ impl Pod {
             let (planned, trace) = (planned(probe, shot), trace(shot));
             let is_lost = !agrees(seen, planned, &shot.packet);
             let is_captured = matches!(planned, Fate::Proxy { .. });
-            // So is what the proxy sends out, unless a service leads it elsewhere.
-            let is_judged = is_captured || probe == ByProxy443 && !trace.may.contains(&Fate::Translated);
+            // So is what is left alone because it is the proxy's, unless a service leads it elsewhere.
+            let is_proxys = matches!(probe, ByProxy443 | InTunnel | ToApp);
+            let is_judged = is_captured || is_proxys && !trace.may.contains(&Fate::Translated);
             is_captured_lost |= is_judged && is_lost && !is_unsent(&trace);
             is_answer_lost |= is_captured && !shot.is_answered();
             // What is captured by the group alone depends on the mode.
@@ -604,6 +649,7 @@ impl Pod {
             Out6 => Out.packet(),
             In | Out | Out443 | ToSelf | GroupToSelf443 | AppToSelf | ByProxy443 => packet.clone(),
             Query | Query6 | QueryByTcp | QueryByTcp6 | QueryOther => packet.clone(),
+            OutByTunnel | OutMarked | QueryMarked | InTunnel | ToApp => packet.clone(),
         };
         TraceRules::of_plan(&self.plan, Family::V4).fate(&like)
     }

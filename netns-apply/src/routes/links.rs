@@ -5,7 +5,7 @@ use crate::socket::attributes;
 use netfilter_state::netlink::Message;
 use netlink_packet_core::{NLM_F_DUMP, NLM_F_REQUEST};
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeMap,
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
 };
 
@@ -60,7 +60,7 @@ pub(crate) struct Addresses {
     pub(crate) all: Vec<IpAddr>,
     /// Those in use, each with its interface, in the kernel's order.
     pub(crate) by_interface: Vec<(String, IpAddr)>,
-    /// The interfaces through which it reaches other hosts.
+    /// The interfaces through which it may reach other hosts.
     pub(crate) interfaces: Vec<String>,
 }
 
@@ -86,16 +86,16 @@ impl Links {
         self.0.get(&LOOPBACK).is_some_and(|link| link.is_up)
     }
 
-    /// The interfaces among those with addresses through which a namespace reaches other hosts, as
-    /// [`facts::interfaces`](crate::facts::interfaces) has them.
+    /// The interfaces through which a namespace may reach other hosts, as [`facts::interfaces`](crate::facts::interfaces) has them: what
+    /// leaves by a tunnel is wrapped in other packets, which no rule about it meets again, and an interface without an address sends
+    /// with that of another.
     #[cfg(feature = "write")]
     fn to_others(&self, addresses: &[(u32, IpAddr)]) -> Vec<String> {
-        let with_address: BTreeSet<u32> = addresses.iter().map(|(index, _)| *index).collect();
-        let usable = with_address.iter().filter_map(|index| self.0.get(index));
-        let usable = usable.filter(|link| link.is_up && !link.is_loopback);
-        let (tunnels, direct): (Vec<&Link>, Vec<&Link>) = usable.partition(|link| link.is_tunnel);
-        let links = if direct.is_empty() { tunnels } else { direct };
-        links.into_iter().map(|link| link.name.clone()).collect()
+        let is_usual =
+            |index: &u32, link: &Link| !link.is_tunnel && addresses.iter().any(|(by, _)| by == index);
+        let mut links: Vec<_> = self.0.iter().filter(|(_, link)| link.is_up && !link.is_loopback).collect();
+        links.sort_by_key(|(index, link)| !is_usual(index, link));
+        links.into_iter().map(|(_, link)| link.name.clone()).collect()
     }
 }
 

@@ -3,13 +3,13 @@
 
 use super::{
     Pod, Severity, Traffic,
-    lost::{AcceptedFindings, Judge, are_related, each_captured, most_work},
+    lost::{AcceptedFindings, Judge, are_related, each_start},
+    starts::starts,
 };
 use crate::{
     Fate,
     difference::{Region, merged},
     packets::{Field, Packets},
-    rules::TraceRules,
     set::Set,
 };
 use alloc::{collections::BTreeMap, string::String, vec::Vec};
@@ -99,12 +99,10 @@ pub fn consequences(
 ) -> Vec<Consequence> {
     let mut all: Vec<Consequence> = Vec::new();
     for family in plan.families() {
-        let live = pod.rules(ruleset, routing, *family, plan);
-        let planned = TraceRules::of_plan(plan, *family).thinned();
-        let mut kinds: BTreeMap<Traffic, Kind> = BTreeMap::new();
-        let mut work = most_work(&planned);
-        let mut accepted = AcceptedFindings::default();
-        each_captured(&planned, &live, pod, &mut work, &mut accepted, |judge| {
+        let live = pod.judged_rules(ruleset, routing, *family, plan);
+        let starts = starts(plan, &live, pod);
+        let (mut kinds, mut accepted) = (BTreeMap::<Traffic, Kind>::new(), AcceptedFindings::default());
+        let work = each_start(plan, &starts, &live, &mut accepted, |judge| {
             kinds.entry(judge.traffic.1).or_default().add(judge);
         });
         if work.left == 0 {
@@ -148,10 +146,18 @@ struct Kind {
     /// Whether some of it comes to the proxy, on one way at least.
     arrives: bool,
     lost: BTreeMap<(Fate, Severity), Vec<Packets>>,
+    /// What only an application that may set marks loses.
+    marked: BTreeMap<(Fate, Severity), Vec<Packets>>,
 }
 
 impl Kind {
     fn add(&mut self, judge: &Judge<'_>) {
+        if judge.is_marked {
+            for way in judge.found.ways.iter().filter(|way| !way.is_unsent && judge.is_lost(way)) {
+                self.marked.entry((way.fate, Severity::May)).or_default().push(way.packets.clone());
+            }
+            return;
+        }
         self.is_sent = judge.is_sent;
         self.captured.push(judge.wanted.packets.clone());
         let sent = || judge.found.ways.iter().filter(|way| !way.is_unsent);
@@ -168,7 +174,8 @@ impl Kind {
     }
 
     fn consequences(self, family: Family, traffic: Traffic) -> Vec<Consequence> {
-        let Self { is_sent, captured, arrives, lost } = self;
+        let Self { is_sent, captured, arrives, lost, marked } = self;
+        let lost = if lost.is_empty() { marked } else { lost };
         let is_all = !arrives && lost.len() == 1;
         let of = |((fate, severity), packets): ((Fate, Severity), Vec<Packets>)| {
             let parts = if is_all { Vec::new() } else { regions(is_sent, traffic, packets, &captured) };
@@ -185,8 +192,8 @@ fn regions(is_sent: bool, traffic: Traffic, packets: Vec<Packets>, captured: &[P
         let all = captured.iter().fold(Set::empty(), |all, one| all.or(one.get(field)));
         for one in &mut of_interest {
             // What a pod sends to itself comes from a few addresses, which mean nothing.
-            let is_usual =
-                traffic == Traffic::ProxyToSelf && matches!(field, Field::Source | Field::Destination);
+            let is_within_pod = matches!(traffic, Traffic::ProxyToSelf | Traffic::ToApplication);
+            let is_usual = is_within_pod && matches!(field, Field::Source | Field::Destination);
             if is_usual || all.without(one.get(field)).is_empty() {
                 let family = one.family;
                 one.set(field, Set::range(0, field.most(family)));

@@ -27,8 +27,12 @@ pub enum Traffic {
     ProxyToSelf,
     /// DNS queries of the application: in datagrams, and over TCP to a resolver in the pod.
     Dns,
-    /// Connections of the proxy to the outside, which the plan leaves alone.
+    /// Connections and DNS queries of the proxy to the outside, which the plan leaves alone.
     ByProxy,
+    /// Connections from outside to ports that the plan leaves alone, such as the proxy's own.
+    ToProxy,
+    /// Connections of the proxy to the application, which the plan leaves alone.
+    ToApplication,
 }
 
 impl Traffic {
@@ -41,6 +45,8 @@ impl Traffic {
             Self::ProxyToSelf => "the proxy's connections to its own pod",
             Self::Dns => "DNS queries",
             Self::ByProxy => "the proxy's connections to others",
+            Self::ToProxy => "inbound connections to exempt ports",
+            Self::ToApplication => "the proxy's connections to the application",
         }
     }
 }
@@ -87,13 +93,13 @@ impl Effect {
             (Self::EndsChain, Severity::May) => "may end the chain before the mesh's rules",
             (Self::Translates, Severity::Does) => "translates the destination before the mesh's rules",
             (Self::Translates, Severity::May) => "may translate the destination before the mesh's rules",
-            (Self::Drops, Severity::Does) => "drops packets that the mesh captures",
-            (Self::Drops, Severity::May) => "may drop packets that the mesh captures",
+            (Self::Drops, Severity::Does) => "drops packets that the mesh captures or exempts",
+            (Self::Drops, Severity::May) => "may drop packets that the mesh captures or exempts",
             (Self::PolicyDrops, Severity::Does) => {
-                "the chain's policy drops packets that the mesh captures or leaves alone"
+                "the chain's policy drops packets that the mesh captures or exempts"
             }
             (Self::PolicyDrops, Severity::May) => {
-                "the chain's policy may drop packets that the mesh captures"
+                "the chain's policy may drop packets that the mesh captures or exempts"
             }
             (Self::Untracks, Severity::Does) => {
                 "disables connection tracking, and thus REDIRECT, for packets"

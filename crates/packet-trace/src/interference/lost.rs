@@ -1,5 +1,6 @@
-//! What keeps packets from the proxy: the exact sets of packets that a plan captures, walked through everything that a network
-//! namespace holds. Those that end elsewhere there count as lost, and what decided about them is to blame.
+//! What keeps packets from where a plan means them to end: the exact sets of packets that it captures, and of those that it leaves alone
+//! because they are the proxy's, walked through everything that a network namespace holds. Those that end elsewhere there count as lost,
+//! and what decided about them is to blame.
 //!
 //! It uses the same walk as a trace of one packet, so a verdict over all traffic and the trace of any packet of it cannot
 //! disagree.
@@ -7,12 +8,13 @@
 use super::{
     Pod,
     finding::{Accepted, Effect, Finding, RuleRef, Severity, Traffic},
+    starts::{Start, exempt_ports, starts},
 };
 use crate::{
     Fate, Listener, Packet,
     difference::Region,
-    packets::{Field, Packets, interface, loopback, number, state},
-    routes::RouteEnd,
+    packets::{Field, Packets, number, state},
+    routes::{NO_RECEIVER, RouteEnd},
     rules::{ChainRule, Skipped, Test, TraceRules},
     set::Set,
     walk::{self, Cause, Given, Lookup, TracePath, Ways, Work, routed},
@@ -26,11 +28,7 @@ use alloc::{
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use netfilter_state::ruleset::{Statement, TableName};
 use redirect_core::{
-    accepted::AcceptedBy,
-    ambient::ZTUNNEL_MARK,
-    plan::{DataPlane, RulePlan},
-    rule::{Hook, Protocol, TcpFlags},
-    values::{Family, PASSTHROUGH_V4, PASSTHROUGH_V6, is_routable},
+    accepted::AcceptedBy, ambient::ZTUNNEL_MARK, plan::RulePlan, rule::Hook, values::Family,
 };
 
 /// How many accepted rules one packet's way is walked without; what is lost to more of them counts as lost.
@@ -43,8 +41,6 @@ const MOST_WORK: usize = 2_000_000;
 const WORK_PER_RULE: usize = 200;
 /// What a rule costs that is copied, and kept, to be walked without another one.
 const WORK_PER_COPY: usize = 16;
-/// The port of DNS.
-const DNS: u16 = 53;
 
 /// Findings, each once.
 #[derive(Default)]
@@ -105,80 +101,48 @@ impl Findings {
     }
 }
 
-/// Captured traffic to walk: its name, and all packets that may belong to it.
-struct Start {
-    traffic: Traffic,
-    packets: Packets,
-    given: Given,
-    other_end: OtherEnd,
-}
-
-/// Where the other end of traffic is.
-#[derive(Clone, Copy)]
-enum OtherEnd {
-    /// At another host, which this address is then of.
-    Host(Field),
-    /// In the pod, at whichever of these destinations the pod delivers to itself.
-    Resolver,
-    /// In the pod.
-    Itself,
-}
-
-/// Adds what keeps packets of a family, which the planned rules capture, from the proxy in a pod that holds these rules, and what does
-/// so because it is meant.
+/// Adds what keeps packets of a family from where a plan means them to end, in a pod that holds these rules, and what does so because it is
+/// meant.
 pub(super) fn search(
-    planned: &TraceRules,
+    plan: &RulePlan,
     live: &TraceRules,
     pod: &Pod<'_>,
     findings: &mut Findings,
     accepted: &mut AcceptedFindings,
 ) {
-    let mut work = most_work(planned);
-    each_captured(planned, live, pod, &mut work, accepted, |judge| judge.judge(findings));
+    let starts = starts(plan, live, pod);
+    let work = each_start(plan, &starts, live, accepted, |judge| judge.judge(findings));
     if work.left == 0 {
         findings.add(unfollowed(live, work.ended_in));
     }
+    search_routes(&starts, live, findings);
 }
 
 /// How much work a search through the rules of a pod with this plan is at most.
-pub(super) fn most_work(planned: &TraceRules) -> Work {
+fn most_work(planned: &TraceRules) -> Work {
     let rules: usize = planned.chains.iter().map(|chain| chain.rules.len()).sum();
     Work::of(MOST_WORK.saturating_add(rules.saturating_mul(WORK_PER_RULE)))
 }
 
-/// Walks all packets of a family that the planned rules capture through the rules of a pod. Packets that are lost to what is accepted
-/// are walked again as if that did nothing.
-pub(super) fn each_captured(
-    planned: &TraceRules,
+/// Walks all packets that the planned rules capture, or leave alone because they are the proxy's, through the rules of a pod. Packets that
+/// are lost to what is accepted are walked again as if that did nothing. Returns what is left of the work.
+pub(super) fn each_start(
+    plan: &RulePlan,
+    starts: &[Start],
     live: &TraceRules,
-    pod: &Pod<'_>,
-    work: &mut Work,
     accepted: &mut AcceptedFindings,
     mut judge: impl FnMut(&Judge<'_>),
-) {
-    let mut without = Without::new(live);
-    for mut start in starts(planned.family, pod) {
-        let of_the_pod = live.routes.as_ref().map(|routes| &routes.of_nobody_else);
-        match (start.other_end, of_the_pod) {
-            (OtherEnd::Host(field), Some(own)) => {
-                let others = start.packets.get(field).without(own);
-                start.packets.set(field, others);
-            }
-            (OtherEnd::Resolver, Some(own)) => {
-                let delivered = start.packets.get(Field::Destination).and(own);
-                if delivered.is_empty() {
-                    continue;
-                }
-                start.packets.set(Field::Destination, delivered);
-            }
-            (OtherEnd::Itself, _) | (_, None) => {}
-        }
-        let captured = walk::all(planned, &start.packets, &start.given, work, false);
-        let judged = |way| Some((way, traffic_of(&start, way)?));
-        for (wanted, traffic) in captured.ways.iter().filter_map(judged) {
+) -> Work {
+    let planned = TraceRules::of_plan(plan, live.family).thinned();
+    let (mut left, exempt_ports) = (most_work(&planned), exempt_ports(plan));
+    let (mut without, work) = (Without::new(live), &mut left);
+    for start in starts {
+        let meant = walk::all(&planned, &start.packets, &start.given, work, false);
+        let judged = |way| Some((way, traffic_of(start, way, &exempt_ports)?));
+        for (wanted, traffic) in meant.ways.iter().filter_map(judged) {
             let found = walk::all(live, &wanted.packets, &start.given, work, false);
             let (traffic, is_sent) = ((live.family, traffic), start.given.is_local);
-            let of = |found| Judge { live, wanted, found, traffic, is_sent };
+            let of = |found| Judge { live, wanted, found, traffic, is_sent, is_marked: start.is_marked };
             let settled = if live.accepts_any() {
                 without.settled(found, &start.given, &of, &BTreeSet::new(), work, accepted)
             } else {
@@ -187,19 +151,33 @@ pub(super) fn each_captured(
             judge(&of(&settled));
         }
     }
+    left
 }
 
 /// What packets are that a plan treats so; none where they are not judged.
-fn traffic_of(start: &Start, way: &TracePath) -> Option<Traffic> {
-    // The plan leaves the connections out of the pod alone that belong to one user or group.
-    let is_of_one = || [Field::User, Field::Group].iter().any(|id| way.packets.get(*id).single().is_some());
-    match (way.fate, start.traffic, start.other_end) {
+fn traffic_of(start: &Start, way: &TracePath, exempt_ports: &Set) -> Option<Traffic> {
+    let single = |field| way.packets.get(field).single();
+    // The plan leaves what leaves the pod alone that belongs to one user or group, or has ztunnel's mark.
+    let is_by_proxy = || {
+        let is_ztunnels = !start.is_marked && single(Field::Mark) == Some(ZTUNNEL_MARK.value().into());
+        let is_groups = start.traffic == Traffic::Outbound && single(Field::Group).is_some();
+        is_ztunnels || is_groups || single(Field::User).is_some()
+    };
+    match (way.fate, start.traffic) {
         // What the proxy itself sends to that port of its pod is not a query.
-        (Fate::Proxy { listener, .. }, traffic, OtherEnd::Resolver) => {
-            (listener == Listener::Dns).then_some(traffic)
+        (Fate::Proxy { listener, .. }, Traffic::Dns) if start.is_within_pod() => {
+            (listener == Listener::Dns).then_some(Traffic::Dns)
         }
-        (Fate::Proxy { .. }, traffic, OtherEnd::Host(_) | OtherEnd::Itself) => Some(traffic),
-        (Fate::Untouched, Traffic::Outbound, _) if is_of_one() => Some(Traffic::ByProxy),
+        (Fate::Proxy { .. }, Traffic::ToApplication) => None,
+        (Fate::Proxy { .. }, traffic) => Some(traffic),
+        (Fate::Untouched, Traffic::ToApplication) => Some(Traffic::ToApplication),
+        (Fate::Untouched, Traffic::Inbound) => {
+            let is_exempt = way.packets.get(Field::Port).without(exempt_ports).is_empty();
+            is_exempt.then_some(Traffic::ToProxy)
+        }
+        (Fate::Untouched, Traffic::Outbound | Traffic::Dns) if !start.is_within_pod() && is_by_proxy() => {
+            Some(Traffic::ByProxy)
+        }
         _ => None,
     }
 }
@@ -262,7 +240,7 @@ impl<'a> Without<'a> {
             }
             let mut without = skipped.clone();
             for (effect, cause, by) in met {
-                let is_sure = !are_doubtful && !are_related(&way.packets);
+                let is_sure = !are_doubtful && !judge.is_marked && !are_related(&way.packets);
                 let severity = if is_sure { Severity::Does } else { Severity::May };
                 let example = Some(example(judge.is_sent, &way.packets));
                 let finding = Finding { example, ..judge.finding(severity, effect, cause) };
@@ -304,109 +282,9 @@ fn unfollowed(live: &TraceRules, ended_in: Option<usize>) -> Finding {
     Finding::of_place(Severity::May, Effect::Unfollowed, place)
 }
 
-/// The traffic of a pod that a plan may capture: first packets of connections, and datagrams to servers of DNS.
-fn starts(family: Family, pod: &Pod<'_>) -> Vec<Start> {
-    let is_own = |address: &&IpAddr| Family::of(address) == family && is_routable(address);
-    let own: Vec<IpAddr> = pod.addresses.iter().filter(is_own).copied().collect();
-    if own.is_empty() {
-        return Vec::new();
-    }
-    let most = Field::Destination.most(family);
-    let passthrough = passthrough(family);
-    let localhost = match family {
-        Family::V4 => IpAddr::V4(Ipv4Addr::LOCALHOST),
-        Family::V6 => IpAddr::V6(Ipv6Addr::LOCALHOST),
-    };
-    let own_set = Set::of(own.iter().map(|address| (number(*address), number(*address))).collect());
-    // No connection to others goes to these.
-    let all_own = pod.addresses.iter().filter(|address| Family::of(address) == family);
-    let all_own = Set::of(all_own.map(|address| (number(*address), number(*address))).collect());
-    let nobody = loopback(family).or(&all_own).or(&Set::one(number(passthrough))).or(&multicast(family));
-    let far = nobody.complement(most);
-    let lo = Set::one(interface("lo"));
-    let interfaces = match pod.interfaces {
-        [] => lo.complement(u128::MAX),
-        names => Set::of(names.iter().map(|name| (interface(name), interface(name))).collect()),
-    };
-    let first = |protocol: Protocol| {
-        let mut packets = Packets::all(family);
-        packets.set_one(Field::Protocol, protocol.number());
-        packets.set(Field::Flags, if protocol == Protocol::Tcp { opening_flags() } else { Set::one(0) });
-        packets.set_one(Field::State, state::NEW);
-        packets.set_one(Field::Mark, 0_u32);
-        packets.set_one(Field::ConnMark, 0_u32);
-        packets
-    };
-    let between = |packets: Packets, source: Set, destination: Set, by: &Set| {
-        packets
-            .with(Field::Source, source)
-            .with(Field::Destination, destination)
-            .with(Field::Interface, by.clone())
-    };
-    let one = |address: IpAddr| Set::one(number(address));
-    let sent = || Given { is_local: true, asks_route: true, ..Given::default() };
-    let mut starts = Vec::new();
-    for address in &own {
-        // Others may open what a connection of the pod asked for.
-        let packets =
-            between(first(Protocol::Tcp), far.clone(), one(*address), &reached_by(family, pod, &interfaces))
-                .with(Field::State, Set::range(state::NEW, state::RELATED));
-        let (given, other_end) =
-            (Given { own: Some(*address), ..Given::default() }, OtherEnd::Host(Field::Source));
-        starts.push(Start { traffic: Traffic::Inbound, packets, given, other_end });
-    }
-    let mut add = |traffic: Traffic, packets: Packets, other_end: OtherEnd| {
-        starts.push(Start { traffic, packets, given: sent(), other_end });
-    };
-    let to_others = OtherEnd::Host(Field::Destination);
-    let packets = between(first(Protocol::Tcp), own_set.clone(), far.clone(), &interfaces);
-    add(Traffic::Outbound, packets, to_others);
-    let itself = own.iter().map(|address| (*address, *address)).chain([(localhost, passthrough)]);
-    for (from, to) in itself {
-        add(Traffic::ProxyToSelf, between(first(Protocol::Tcp), one(from), one(to), &lo), OtherEnd::Itself);
-    }
-    let queries = |packets: Packets| packets.with(Field::Port, Set::one(DNS.into()));
-    add(Traffic::Dns, queries(between(first(Protocol::Udp), own_set, far, &interfaces)), to_others);
-    // A resolver in the pod, such as one at 127.0.0.53. What goes elsewhere over TCP was added above.
-    let mut to_resolvers = |protocol: Protocol, from: IpAddr, to: Set| {
-        add(Traffic::Dns, queries(between(first(protocol), one(from), to, &lo)), OtherEnd::Resolver);
-    };
-    to_resolvers(Protocol::Tcp, localhost, loopback(family));
-    to_resolvers(Protocol::Udp, localhost, loopback(family));
-    own.iter().for_each(|address| to_resolvers(Protocol::Udp, *address, one(*address)));
-    starts
-}
-
-/// The interfaces by which others reach a pod over a family: those with an address of it, if any has one. Another may belong to
-/// a network that knows the family as little.
-fn reached_by(family: Family, pod: &Pod<'_>, interfaces: &Set) -> Set {
-    let of_family = pod.by_interface.unwrap_or_default().iter().filter(|(_, at)| Family::of(at) == family);
-    let with_address = Set::of(of_family.map(|(name, _)| (interface(name), interface(name))).collect());
-    match interfaces.and(&with_address) {
-        none if none.is_empty() => interfaces.clone(),
-        some => some,
-    }
-}
-
-/// The sets of flags of a segment that opens a connection: a sender that offers ECN sets two more, and data one.
-fn opening_flags() -> Set {
-    let opens = (0..=u8::MAX).filter(|flags| TcpFlags::OPENING.covers(*flags));
-    Set::of(opens.map(|flags| (flags.into(), flags.into())).collect())
-}
-
 /// Whether they only open connections that others asked for, of which a pod has hardly any.
 pub(super) fn are_related(packets: &Packets) -> bool {
     !packets.get(Field::State).contains(state::NEW)
-}
-
-/// Addresses of many hosts, and of none.
-pub(crate) fn multicast(family: Family) -> Set {
-    match family {
-        // 0.0.0.0, 224.0.0.0/4 and beyond.
-        Family::V4 => Set::of([(0, 0), (0xe000_0000, 0xffff_ffff)].into()),
-        // ::, ff00::/8.
-        Family::V6 => Set::of([(0, 0), (0xff << 120, u128::MAX)].into()),
-    }
 }
 
 /// What becomes of packets that a plan captures in one way.
@@ -417,6 +295,8 @@ pub(super) struct Judge<'a> {
     pub(super) traffic: (Family, Traffic),
     /// Whether the pod sends them.
     pub(super) is_sent: bool,
+    /// Whether the application has marked them.
+    pub(super) is_marked: bool,
 }
 
 impl Judge<'_> {
@@ -447,12 +327,18 @@ impl Judge<'_> {
 
     /// Whether packets do not come to the proxy. A packet with another mark, or in another zone, does come to it.
     pub(super) fn is_lost(&self, way: &TracePath) -> bool {
-        // Where a service leads the proxy's own connections is its business, and so is what a firewall does not let pass of those that
-        // other connections asked for.
-        let is_led = way.fate == Fate::Translated && self.traffic.1 == Traffic::ByProxy;
-        let is_refused = matches!(way.fate, Fate::Dropped | Fate::Rejected) && are_related(&way.packets);
-        let is_meant = is_led || is_refused;
+        // Where a service leads what the plan leaves alone is its business, and so is what a firewall does not let pass of what other
+        // connections asked for, or of what the application has marked.
+        let is_led = way.fate == Fate::Translated && self.wanted.fate == Fate::Untouched;
+        let is_refused = matches!(way.fate, Fate::Dropped | Fate::Rejected | Fate::Broken)
+            && (self.is_marked || are_related(&way.packets));
+        let is_meant = is_led || is_refused || self.reaches_nobody(way);
         way.fate != self.wanted.fate && !is_meant && !self.is_for_the_listener(way)
+    }
+
+    /// Whether REDIRECT drops them because they come by an interface without an address, where others have one.
+    fn reaches_nobody(&self, way: &TracePath) -> bool {
+        way.causes.last == Some(Cause::Route(NO_RECEIVER)) && self.live.has_receiver()
     }
 
     /// Whether untouched packets go to the listener's own port in this pod, and so reach it.
@@ -541,7 +427,7 @@ impl Judge<'_> {
         let may = matches!(effect, Effect::Queues | Effect::Unknown | Effect::Rewrites | Effect::Unfollowed);
         let is_unknown = self.found.ways.get(number).is_none_or(|way| way.fate == Fate::Unknown);
         let is_related = self.found.ways.get(number).is_none_or(|way| are_related(&way.packets));
-        if may || is_unknown || is_related {
+        if may || is_unknown || is_related || self.is_marked {
             return Severity::May;
         }
         if !self.found.are_doubtful {
@@ -646,22 +532,11 @@ fn of_route(live: &TraceRules, severity: Severity, words: usize, traffic: (Famil
     }
 }
 
-/// Adds what routes the proxy's connections to its own pod elsewhere. They come from the address that is kept for that or, where the plan
-/// marks packets, in the name of the client.
-pub(super) fn search_proxy(plan: &RulePlan, live: &TraceRules, pod: &Pod<'_>, findings: &mut Findings) {
-    let family = live.family;
-    let traffic = (family, Traffic::ProxyToSelf);
-    for mut start in starts(family, pod).into_iter().filter(|start| start.traffic == Traffic::Inbound) {
-        let (source, mark) = match (plan.policy_routes(), plan.data_plane()) {
-            (None, _) => (Set::one(number(passthrough(family))), 0),
-            (Some(routes), DataPlane::Sidecar) => {
-                (start.packets.get(Field::Source).clone(), routes.mark().value())
-            }
-            (Some(_), DataPlane::Ambient) => (start.packets.get(Field::Source).clone(), ZTUNNEL_MARK.value()),
-        };
-        start.packets.set(Field::Source, source);
-        start.packets.set_one(Field::Mark, mark);
-        for way in routed(live, start.packets, Lookup::Sent) {
+/// Adds what routes the proxy's connections to the application elsewhere, whatever the rules.
+fn search_routes(starts: &[Start], live: &TraceRules, findings: &mut Findings) {
+    let traffic = (live.family, Traffic::ToApplication);
+    for start in starts.iter().filter(|start| start.traffic == Traffic::ToApplication) {
+        for way in routed(live, start.packets.clone(), Lookup::Sent) {
             let severity = if way.is_certain { Severity::Does } else { Severity::May };
             // What has no route at all is for an address that is just coming or going.
             let is_taken = matches!(way.end, RouteEnd::Out(_) | RouteEnd::Lost) && way.rule.is_some();
@@ -670,13 +545,6 @@ pub(super) fn search_proxy(plan: &RulePlan, live: &TraceRules, pod: &Pod<'_>, fi
                 findings.add(Finding { example, ..of_route(live, severity, way.words, traffic) });
             }
         }
-    }
-}
-
-const fn passthrough(family: Family) -> IpAddr {
-    match family {
-        Family::V4 => IpAddr::V4(PASSTHROUGH_V4),
-        Family::V6 => IpAddr::V6(PASSTHROUGH_V6),
     }
 }
 

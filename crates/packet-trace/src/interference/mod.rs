@@ -13,6 +13,7 @@ mod consequences;
 mod finding;
 mod lost;
 mod opening;
+mod starts;
 
 pub use consequences::{Consequence, consequences};
 pub use finding::{Accepted, Effect, Finding, RuleRef, Severity, Traffic};
@@ -21,8 +22,8 @@ pub use opening::{Captures, Opener, Opening, is_own, proxy_groups, proxy_users};
 use crate::TraceRules;
 use alloc::{string::String, vec::Vec};
 use core::net::IpAddr;
-use lost::{AcceptedFindings, Findings, search, search_proxy};
-pub(crate) use lost::{example, multicast};
+pub(crate) use lost::example;
+use lost::{AcceptedFindings, Findings, search};
 use netfilter_state::ruleset::{ChainState, Ruleset, Statement, TableFamily, TableName};
 use netfilter_state::{
     route_tables::RouteTables,
@@ -31,13 +32,14 @@ use netfilter_state::{
 use redirect_core::{
     accepted::AcceptedRules, plan::RulePlan, render::NFT_TABLES, rule::Chain, values::Family,
 };
+pub(crate) use starts::multicast;
 
 /// What captured packets look like in a pod.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Pod<'a> {
     /// Its addresses. Traffic of a family it has no address of is not judged.
     pub addresses: &'a [IpAddr],
-    /// The interfaces by which it talks to others: neither loopback nor tunnels.
+    /// The interfaces by which it may talk to others, all but loopback; any, if none is named.
     pub interfaces: &'a [String],
     /// The addresses of each interface, in the kernel's order. Where they are not known, REDIRECT is taken to keep what is for an
     /// address of the pod.
@@ -50,26 +52,39 @@ pub struct Pod<'a> {
 }
 
 impl Pod<'_> {
-    /// The rules that its packets of a family meet.
-    fn rules(
+    /// The rules that its packets of a family meet, by a verdict and in a trace of one packet. With a plan, its own rules know the
+    /// settings behind them.
+    #[must_use]
+    pub fn trace_rules(
+        &self,
+        ruleset: &Ruleset,
+        routing: &[FoundRouting],
+        family: Family,
+        plan: Option<&RulePlan>,
+    ) -> TraceRules {
+        let mut rules = TraceRules::of_ruleset(ruleset, routing, family, plan)
+            .with_addresses(self.addresses)
+            .with_links(self.interfaces);
+        if let Some(addresses) = self.by_interface {
+            rules = rules.with_interfaces(addresses);
+        }
+        match self.routes {
+            Some(tables) => rules.with_routes(tables),
+            None => rules,
+        }
+    }
+
+    /// The same for a verdict, which needs less of the plan's and knows what is meant.
+    fn judged_rules(
         &self,
         ruleset: &Ruleset,
         routing: &[FoundRouting],
         family: Family,
         plan: &RulePlan,
     ) -> TraceRules {
-        let mut rules = TraceRules::of_ruleset(ruleset, routing, family, Some(plan))
-            .thinned()
-            .with_addresses(self.addresses);
-        if let Some(addresses) = self.by_interface {
-            rules = rules.with_interfaces(addresses);
-        }
         let of_kubevirt_alone = AcceptedRules::default();
-        rules = rules.with_accepted(self.accepted.unwrap_or(&of_kubevirt_alone));
-        match self.routes {
-            Some(tables) => rules.with_routes(tables),
-            None => rules,
-        }
+        let rules = self.trace_rules(ruleset, routing, family, Some(plan)).thinned();
+        rules.with_accepted(self.accepted.unwrap_or(&of_kubevirt_alone))
     }
 }
 
@@ -97,9 +112,8 @@ pub fn judge(ruleset: &Ruleset, plan: &RulePlan, pod: &Pod<'_>) -> Judgement {
     own_tables(ruleset, &mut findings);
     let planned: Vec<FoundRouting> = routing::wanted(plan).into_iter().map(FoundRouting::working).collect();
     for family in plan.families() {
-        let live = pod.rules(ruleset, &planned, *family, plan);
-        search(&TraceRules::of_plan(plan, *family).thinned(), &live, pod, &mut findings, &mut accepted);
-        search_proxy(plan, &live, pod, &mut findings);
+        let live = pod.judged_rules(ruleset, &planned, *family, plan);
+        search(plan, &live, pod, &mut findings, &mut accepted);
     }
     Judgement { findings: findings.into_sorted(), accepted: accepted.into_sorted() }
 }

@@ -21,6 +21,8 @@ use std::{
     vec::Vec,
 };
 
+mod starts;
+
 const OWN: &str = "10.1.0.2";
 
 fn plan(settings: &[(Key, &'static str)]) -> RulePlan {
@@ -40,14 +42,19 @@ fn plan_for(settings: &[(Key, &'static str)], facts: &NamespaceFacts<'_>) -> Rul
 /// A plan's rules in force in the tables of iptables, and then what others have: in the form of iptables-save, but with any
 /// table (`*inet/theirs`), with hooks (`:theirs output -150 nat drop`), with `-I` for rules in front, and with `!dormant`.
 fn in_force(plan: &RulePlan, others: &str) -> Ruleset {
+    in_force_of(plan, Family::V4, others)
+}
+
+/// The same of a family.
+fn in_force_of(plan: &RulePlan, family: Family, others: &str) -> Ruleset {
     let mut ruleset = Ruleset::default();
-    let mut own = render::restore_text(&plan.rules(Family::V4));
+    let mut own = render::restore_text(&plan.rules(family));
     for number in 1..9 {
         own = own.replace(&format!("-I PREROUTING {number}"), "-A PREROUTING");
     }
-    add_saved(&mut ruleset, Family::V4, &own).unwrap();
+    add_saved(&mut ruleset, family, &own).unwrap();
     for (table, priority) in [("raw", -300), ("mangle", -150), ("nat", -100), ("filter", 0)] {
-        let name = TableName { api: Api::XTables, family: TableFamily::Ip, name: table.into() };
+        let name = TableName { api: Api::XTables, family: family.into(), name: table.into() };
         let state = ruleset.tables.remove(&name).unwrap_or_default();
         let table = ruleset.table(TableName { api: Api::NfTables, ..name.clone() });
         *table = state;
@@ -57,12 +64,13 @@ fn in_force(plan: &RulePlan, others: &str) -> Ruleset {
                 Some(Base { hook, priority, is_nat: name.name == "nat", drops: false, reroutes: false });
         }
     }
-    let mut name = TableName { api: Api::NfTables, family: TableFamily::Ip, name: "nat".into() };
+    let mut name = TableName { api: Api::NfTables, family: family.into(), name: "nat".into() };
     for line in others.lines().map(str::trim).filter(|line| !line.is_empty()) {
         if let Some(table) = line.strip_prefix('*') {
-            let (family, table) = table.split_once('/').unwrap_or(("ip", table));
+            let (of, table) = table.split_once('/').unwrap_or(("", table));
             let families = [TableFamily::Ip, TableFamily::Ip6, TableFamily::Inet];
-            let family = families.into_iter().find(|known| known.name() == family).unwrap();
+            let family =
+                families.into_iter().find(|known| known.name() == of).unwrap_or_else(|| family.into());
             name = TableName { api: Api::NfTables, family, name: table.into() };
         }
         let table = ruleset.table(name.clone());
@@ -143,7 +151,7 @@ fn check(settings: &[(Key, &'static str)], cases: &[Case]) {
 
 use Effect::*;
 use Severity::{Does, May};
-use Traffic::{ByProxy, Dns, Inbound, Outbound, ProxyToSelf};
+use Traffic::{ByProxy, Dns, Inbound, Outbound, ProxyToSelf, ToApplication, ToProxy};
 
 const NOTHING: &[(Severity, &str, Effect, &[Traffic])] = &[];
 const TPROXY: &[(Key, &str)] = &[(Key::InterceptionMode, "TPROXY")];
@@ -196,7 +204,7 @@ fn what_goes_first_in_a_built_in_chain_is_found() {
             ),
             (
                 "-I OUTPUT -p tcp -j REDIRECT --to-ports 3128",
-                &[(Does, "nat OUTPUT 1", Translates, &[Outbound, ProxyToSelf, ByProxy])],
+                &[(Does, "nat OUTPUT 1", Translates, &[Outbound, ProxyToSelf, ByProxy, ToApplication])],
             ),
             (
                 ":X\n-A X -p tcp -j ACCEPT\n-I OUTPUT -j X",
@@ -229,18 +237,16 @@ fn what_is_about_other_traffic_is_left_alone() {
             ("-I PREROUTING -p tcp -m tcp --dport 9090 -j ACCEPT", NOTHING),
             ("-I PREROUTING -d 10.9.0.0/16 -j ACCEPT", NOTHING),
             ("-I OUTPUT -m owner --uid-owner 1337 -d 192.0.2.0/24 -j ACCEPT", NOTHING),
-            ("-I OUTPUT -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT", NOTHING),
             ("*filter\n-A OUTPUT -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT", NOTHING),
-            ("-I OUTPUT -m mark --mark 0x1/0x1 -j ACCEPT", NOTHING),
             (LOOPBACK_RESOLVER, NOTHING),
             // A rule of the plan, met by another program's: what the proxy sends comes back to it.
             (
                 "-I OUTPUT -p tcp -j ISTIO_REDIRECT",
-                &[(Does, "nat ISTIO_REDIRECT 1", Unexplained, &[ProxyToSelf, ByProxy])],
+                &[(Does, "nat ISTIO_REDIRECT 1", Unexplained, &[ProxyToSelf, ByProxy, ToApplication])],
             ),
             ("-A POSTROUTING -j MASQUERADE", NOTHING),
             ("*filter\n-A INPUT -m conntrack --ctstate INVALID -j DROP\n-A INPUT -j ACCEPT", NOTHING),
-            ("*filter\n-A INPUT -p tcp -m tcp --dport 8080 -j DROP", NOTHING),
+            ("*filter\n-A INPUT ! -i lo -p tcp -m tcp --dport 8080 -j DROP", NOTHING),
             (
                 "*inet/theirs\n:pre prerouting -150 filter\n-A pre -j ACCEPT\n:out output -150 filter\n-A out -j ACCEPT",
                 NOTHING,
@@ -260,7 +266,7 @@ fn another_chain_that_goes_first_is_found() {
         &[
             (
                 "*theirs\n:out output -150 nat\n-A out -p tcp -j REDIRECT --to-ports 1",
-                &[(Does, "theirs out 1", Translates, &[Outbound, ProxyToSelf, ByProxy])],
+                &[(Does, "theirs out 1", Translates, &[Outbound, ProxyToSelf, ByProxy, ToApplication])],
             ),
             ("*theirs\n:out output -150 nat\n-A out -j ACCEPT", NOTHING),
             (
@@ -270,13 +276,13 @@ fn another_chain_that_goes_first_is_found() {
             (
                 "*theirs\n:out output -100 nat\n-A out -p tcp -j REDIRECT --to-ports 1",
                 &[
-                    (Does, "theirs out 1", Translates, &[ByProxy]),
+                    (Does, "theirs out 1", Translates, &[ByProxy, ToApplication]),
                     (May, "theirs out 1", Translates, &[Outbound, ProxyToSelf]),
                 ],
             ),
             (
                 "*inet/theirs\n:pre prerouting -400 filter\n-A pre -p tcp -j DROP",
-                &[(Does, "theirs pre 1", Drops, &[Inbound, Outbound, ProxyToSelf])],
+                &[(Does, "theirs pre 1", Drops, &[Inbound, Outbound, ProxyToSelf, ToProxy, ToApplication])],
             ),
             (
                 "*inet/theirs\n:pre prerouting -201 filter\n-A pre -p tcp -j CT --notrack",
@@ -295,15 +301,20 @@ fn another_chain_that_goes_first_is_found() {
             (
                 // What the pod sends to the proxy comes in over lo.
                 "*mangle\n-I PREROUTING -p tcp -j TPROXY --on-port 1",
-                &[(Does, "mangle PREROUTING 1", Tproxies, &[Inbound, Outbound, ProxyToSelf])],
+                &[(
+                    Does,
+                    "mangle PREROUTING 1",
+                    Tproxies,
+                    &[Inbound, Outbound, ProxyToSelf, ToProxy, ToApplication],
+                )],
             ),
             (
                 "*mangle\n-I OUTPUT -p tcp -j NFQUEUE",
-                &[(May, "mangle OUTPUT 1", Queues, &[Outbound, ProxyToSelf, ByProxy])],
+                &[(May, "mangle OUTPUT 1", Queues, &[Outbound, ProxyToSelf, ByProxy, ToApplication])],
             ),
             (
                 "*inet/theirs\n:pre prerouting -10 filter\n-A pre -p tcp -m string --algo bm -j DROP",
-                &[(May, "theirs pre 1", Drops, &[Inbound, Outbound, ProxyToSelf])],
+                &[(May, "theirs pre 1", Drops, &[Inbound, Outbound, ProxyToSelf, ToProxy, ToApplication])],
             ),
         ],
     );
@@ -317,7 +328,7 @@ fn of_two_chains_at_one_priority_either_may_go_first_in_either_mode() {
         let by_tproxy = settings == TPROXY;
         // What the proxy's group alone sends to its own pod is TPROXY's, and no nat of the mesh translates it before or behind.
         let to_self = (Does, "aa out 1", Translates, &[ProxyToSelf, ByProxy][..]);
-        let by_proxy = (Does, "aa out 1", Translates, &[ByProxy][..]);
+        let by_proxy = (Does, "aa out 1", Translates, &[ByProxy, ToApplication][..]);
         let either: (_, _, _, &[Traffic]) =
             (May, "aa out 1", Translates, if by_tproxy { &[Outbound] } else { &[Outbound, ProxyToSelf] });
         let wanted = [if by_tproxy { to_self } else { by_proxy }, either];
@@ -341,32 +352,45 @@ fn what_drops_captured_packets_further_on_is_found() {
         &[
             (
                 "*filter\n-A INPUT -p tcp -m tcp --dport 15006 -j DROP",
-                &[(Does, "filter INPUT 1", Drops, &[Inbound, ProxyToSelf])],
+                &[(Does, "filter INPUT 1", Drops, &[Inbound, ProxyToSelf, ToApplication])],
             ),
             (
                 "*filter\n-A OUTPUT -d 127.0.0.1/32 -p tcp -m tcp --dport 15001 -j REJECT",
                 &[(Does, "filter OUTPUT 1", Drops, &[Outbound])],
             ),
-            ("*filter\n-A INPUT -s 192.0.2.0/24 -j DROP", &[(Does, "filter INPUT 1", Drops, &[Inbound])]),
+            (
+                "*filter\n-A INPUT -s 192.0.2.0/24 -j DROP",
+                &[(Does, "filter INPUT 1", Drops, &[Inbound, ToProxy])],
+            ),
             (
                 "*inet/theirs\n:pre prerouting -310 filter\n-A pre -m set --match-set a src -j ACCEPT\n-A pre -p tcp -j DROP\n\
                  :later prerouting -305 filter\n-A later -p tcp -j DROP",
                 &[
-                    (Does, "theirs later 1", Drops, &[Inbound, Outbound, ProxyToSelf]),
-                    (May, "theirs pre 2", Drops, &[Inbound, Outbound, ProxyToSelf]),
+                    (
+                        Does,
+                        "theirs later 1",
+                        Drops,
+                        &[Inbound, Outbound, ProxyToSelf, ToProxy, ToApplication],
+                    ),
+                    (May, "theirs pre 2", Drops, &[Inbound, Outbound, ProxyToSelf, ToProxy, ToApplication]),
                 ],
             ),
             (
                 "*inet/theirs\n:post postrouting 100 nat\n-A post -p tcp -j DROP",
-                &[(Does, "theirs post 1", Drops, &[Outbound, ProxyToSelf, ByProxy])],
+                &[(Does, "theirs post 1", Drops, &[Outbound, ProxyToSelf, ByProxy, ToApplication])],
             ),
             (
                 "*filter\n-A INPUT -i lo -j ACCEPT\n-A INPUT -p tcp -j DROP",
-                &[(Does, "filter INPUT 2", Drops, &[Inbound])],
+                &[(Does, "filter INPUT 2", Drops, &[Inbound, ToProxy])],
             ),
             (
                 "*filter\n:INPUT input 0 filter drop",
-                &[(Does, "filter INPUT", PolicyDrops, &[Inbound, Outbound, ProxyToSelf])],
+                &[(
+                    Does,
+                    "filter INPUT",
+                    PolicyDrops,
+                    &[Inbound, Outbound, ProxyToSelf, ToProxy, ToApplication],
+                )],
             ),
             (
                 "*filter\n:INPUT input 0 filter drop\n-A INPUT -i lo -j ACCEPT\n-A INPUT -p tcp -m multiport --dports 15006,15008 -j ACCEPT",
@@ -374,7 +398,7 @@ fn what_drops_captured_packets_further_on_is_found() {
             ),
             (
                 "*filter\n:INPUT input 0 filter drop\n-A INPUT -i lo -j ACCEPT\n-A INPUT -m set --match-set a src -j ACCEPT",
-                &[(May, "filter INPUT", PolicyDrops, &[Inbound])],
+                &[(May, "filter INPUT", PolicyDrops, &[Inbound, ToProxy])],
             ),
         ],
     );
@@ -440,11 +464,21 @@ fn a_name_like_the_meshs_makes_no_rule_its_own() {
             ),
             (
                 "*filter\n:ISTIO_X\n-A ISTIO_X -p tcp -j DROP\n-A INPUT -j ISTIO_X",
-                &[(Does, "filter ISTIO_X 1", Drops, &[Inbound, Outbound, ProxyToSelf])],
+                &[(
+                    Does,
+                    "filter ISTIO_X 1",
+                    Drops,
+                    &[Inbound, Outbound, ProxyToSelf, ToProxy, ToApplication],
+                )],
             ),
             (
                 "*inet/istio-proxy-nat\n:istio-redirect output -110 nat\n-A istio-redirect -p tcp -j REDIRECT --to-ports 7",
-                &[(Does, "istio-proxy-nat istio-redirect 1", Translates, &[Outbound, ProxyToSelf, ByProxy])],
+                &[(
+                    Does,
+                    "istio-proxy-nat istio-redirect 1",
+                    Translates,
+                    &[Outbound, ProxyToSelf, ByProxy, ToApplication],
+                )],
             ),
             // In the plan's own chain, too.
             (
@@ -486,7 +520,7 @@ fn the_proxys_own_connections_are_judged_too() {
             ),
             (
                 "*theirs\n:out output -50 nat\n-A out -p tcp -j REDIRECT --to-ports 1",
-                &[(Does, "theirs out 1", Translates, &[ByProxy])],
+                &[(Does, "theirs out 1", Translates, &[ByProxy, ToApplication])],
             ),
             ("-A OUTPUT -d 10.96.0.0/12 -p tcp -j DNAT --to-destination 10.1.0.9:80", NOTHING),
             ("*filter\n-A OUTPUT -m owner --uid-owner 1000 -p udp -j REJECT", NOTHING),
@@ -515,7 +549,7 @@ fn dns_queries_are_traffic_too() {
                 &[(Does, "nat OUTPUT 1", Translates, &[Dns])],
             ),
             // Without its zone a query arrives all the same, but its answer may be taken for another connection's.
-            ("*raw\n-I OUTPUT -p udp -j ACCEPT", &[(May, "raw OUTPUT 1", EndsChain, &[Dns])]),
+            ("*raw\n-I OUTPUT -p udp -j ACCEPT", &[(May, "raw OUTPUT 1", EndsChain, &[Dns, ByProxy])]),
             (
                 "*filter\n-A OUTPUT -p udp -m udp --dport 15053 -j DROP",
                 &[(Does, "filter OUTPUT 1", Drops, &[Dns])],
@@ -585,7 +619,7 @@ fn a_dormant_table_and_a_policy_of_the_meshs_own_are_found() {
         &[],
         &[
             ("!dormant", &[(Does, "nat ", Dormant, &[])]),
-            (":OUTPUT output -100 nat drop", &[(Does, "nat OUTPUT", PolicyDrops, &[ByProxy])]),
+            (":OUTPUT output -100 nat drop", &[(Does, "nat OUTPUT", PolicyDrops, &[ByProxy, ToApplication])]),
         ],
     );
     let place = |others| found(&plan(&[]), others).into_iter().map(|finding| finding.place).next().unwrap();
@@ -865,6 +899,9 @@ fn traffic_that_goes_elsewhere_is_told_where() {
         means(&[], elsewhere, |_| ()),
         ["inbound connections reach another program, at port 3128 (port 8080)"]
     );
+    let marked = "-I OUTPUT -m mark --mark 0x7/0xff -j ACCEPT";
+    let wanted = ["outbound connections may bypass the proxy (mark 0x7)"];
+    assert_eq!(means(&[], marked, |_| ()), wanted);
     let refuses = "*filter\n-A OUTPUT -p tcp -j REJECT";
     let found = means(&[], refuses, |_| ());
     assert!(found.contains(&"all outbound connections are refused".to_string()), "{found:?}");
@@ -991,7 +1028,7 @@ fn a_rule_is_accepted_by_comment_by_chain_or_by_table() {
         assert_eq!(judged(&[], vpn, &[(name, Owner)]), (vec![out.to_string()], NONE), "{name}");
     }
     let table = "*inet/theirs\n:pre prerouting -400 filter drop\n-A pre -i lo -j ACCEPT";
-    let policy = "theirs pre PolicyDrops [Inbound]";
+    let policy = "theirs pre PolicyDrops [Inbound ToProxy]";
     assert_eq!(judged(&[], table, &[("table=theirs", Node)]), (NONE, vec![format!("node: {policy}")]));
     assert_eq!(judged(&[], table, &[("chain=theirs/pre", Owner)]), (NONE, vec![format!("pod: {policy}")]));
     assert_eq!(judged(&[], table, &[("comment=pre", Node)]), (vec![policy.to_string()], NONE));
@@ -1006,7 +1043,7 @@ fn an_accepted_rule_hides_no_other() {
     let drop = "*filter\n-A OUTPUT -p tcp -m tcp --dport 15001 -s 10.1.0.2 -j DROP";
     let (own, other) = (
         "nat OUTPUT 1 Translates [Outbound ByProxy]",
-        "nat OUTPUT 2 Translates [Outbound ProxyToSelf ByProxy]",
+        "nat OUTPUT 2 Translates [Outbound ProxyToSelf ByProxy ToApplication]",
     );
     let second = two.replace("-A OUTPUT", "-I OUTPUT");
     let both = format!("{second}\n{ours}");
@@ -1016,7 +1053,7 @@ fn an_accepted_rule_hides_no_other() {
     );
     // Behind the accepted one, and in another table.
     let (found, accepted) = judged(&[], &format!("{ours}\n{drop}"), &[("comment=ours", Owner)]);
-    assert_eq!(found, ["filter OUTPUT 1 Drops [Outbound ByProxy]"]);
+    assert_eq!(found, ["filter OUTPUT 1 Drops [Outbound ByProxy ToApplication]"]);
     assert_eq!(accepted, [format!("pod: {own}")]);
     // What is lost to the second alone.
     let only = "-I OUTPUT -d 192.0.2.7/32 -p tcp -j ACCEPT";

@@ -113,6 +113,7 @@ impl<'a> Walk<'a> {
         }
         // A datagram needs no answer, and IPv6 lets one from a loopback address out.
         let needs_answer = self.packets.family == Family::V4
+            && !self.given.names_client
             && self.ask(Field::Protocol, &Set::one(Protocol::Tcp.number().into()))?;
         if !needs_answer || self.is_source_translated {
             return Ok(None);

@@ -1,0 +1,77 @@
+//! The marks by which rules tell packets apart: a process that may set marks can choose any of them.
+
+use super::{super::packets::Field, Answers, Leads, Set, Test, WalkedRule};
+use alloc::{
+    collections::{BTreeMap, BTreeSet},
+    vec::Vec,
+};
+
+/// How many marks are made of the bits that several conditions ask for.
+const MOST_JOINED: usize = 128;
+
+/// The values that conditions ask for, by the bits that they ask.
+#[derive(Default)]
+pub(super) struct Marks(BTreeMap<u32, BTreeSet<u32>>);
+
+impl Marks {
+    pub(super) fn add(&mut self, test: &Test) {
+        match test {
+            Test::Bits(Field::Mark | Field::ConnMark, value, mask, _) => {
+                self.0.entry(*mask).or_default().insert(value & mask);
+            }
+            Test::Mark(Field::Mark | Field::ConnMark, set, _) => {
+                let ends =
+                    set.ranges().iter().flat_map(|(first, last)| [*first, *last, last.saturating_add(1)]);
+                self.0.entry(u32::MAX).or_default().extend(ends.filter_map(|end| u32::try_from(end).ok()));
+            }
+            _ => {}
+        }
+    }
+
+    /// For each condition marks that fulfil it and that do not, and what several make together; all but none.
+    pub(super) fn into_set(self) -> Set {
+        let mut marks = BTreeSet::from([0]);
+        for (mask, mut values) in self.0 {
+            values.extend(another(mask, &values));
+            for value in values {
+                let room = MOST_JOINED.saturating_sub(marks.len()).max(1);
+                let joined: Vec<u32> = marks.iter().take(room).map(|mark| mark & !mask | value).collect();
+                marks.extend(joined);
+            }
+        }
+        marks.remove(&0);
+        Set::of(marks.into_iter().map(|mark| (mark.into(), mark.into())).collect())
+    }
+}
+
+/// Some of these bits, other than those and not none.
+fn another(mask: u32, than: &BTreeSet<u32>) -> Option<u32> {
+    let next = |bits: &u32| Some(bits.wrapping_sub(mask) & mask).filter(|next| *next != 0);
+    core::iter::successors(next(&0), next).find(|bits| !than.contains(bits))
+}
+
+impl WalkedRule {
+    /// Its conditions, and those among its statements.
+    pub(super) fn each_test(&self, take: &mut impl FnMut(&Test)) {
+        self.tests.iter().for_each(|test| test.each(take));
+        for leads in &self.leads {
+            match leads {
+                Leads::If(test) => test.each(take),
+                Leads::By(Answers::Each(elements)) => {
+                    elements.iter().for_each(|element| element.test.each(take));
+                }
+                Leads::By(Answers::OfField(..)) | Leads::Nowhere | Leads::To(_) => {}
+            }
+        }
+    }
+}
+
+impl Test {
+    fn each(&self, take: &mut impl FnMut(&Self)) {
+        if let Self::AnyOf(alternatives, _) = self {
+            alternatives.iter().flatten().for_each(|test| test.each(take));
+        } else {
+            take(self);
+        }
+    }
+}
