@@ -65,7 +65,7 @@ pub fn ambient_here(redirect: AmbientRedirect) -> AmbientRedirect {
 }
 
 /// The interfaces through which the calling thread's network namespace may talk to others: all that are up but loopback, those first that
-/// have an address and are no tunnel (point to point).
+/// have an address and are not point to point, as tunnels are.
 ///
 /// # Errors
 /// The kernel does not report it.

@@ -327,7 +327,7 @@ impl TraceRules {
         self.receivers.as_ref().is_some_and(|receivers| receivers.first.keys().any(|by| *by != lo))
     }
 
-    /// Marks by which rules of other programs tell packets apart.
+    /// Marks by which rules of other programs distinguish packets.
     pub(super) fn marks_asked(&self) -> Set {
         let foreign = self.chains.iter().flat_map(|chain| &chain.rules).filter(|rule| !rule.is_own);
         let mut marks = Marks::default();

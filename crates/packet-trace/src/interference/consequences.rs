@@ -113,7 +113,9 @@ pub fn consequences(
     // What the pod sends to itself shares its rules with what it sends to others, which matters more.
     let outbound: Vec<Option<Family>> =
         all.iter().filter(|one| one.traffic == Traffic::Outbound).map(|one| one.family).collect();
-    all.retain(|one| one.traffic != Traffic::ProxyToSelf || !outbound.contains(&one.family));
+    let is_within_pod =
+        |one: &Consequence| matches!(one.traffic, Traffic::ProxyToSelf | Traffic::ToApplication);
+    all.retain(|one| !is_within_pod(one) || !outbound.contains(&one.family));
     of_all_families(&mut all, plan.families().len());
     all.sort_by_key(|one| (!one.parts.is_empty(), core::cmp::Reverse(one.severity), one.traffic));
     all

@@ -336,7 +336,7 @@ impl Judge<'_> {
         way.fate != self.wanted.fate && !is_meant && !self.is_for_the_listener(way)
     }
 
-    /// Whether REDIRECT drops them because they come by an interface without an address, where others have one.
+    /// Whether REDIRECT drops them because they come by an interface without an address, although others have one.
     fn reaches_nobody(&self, way: &TracePath) -> bool {
         way.causes.last == Some(Cause::Route(NO_RECEIVER)) && self.live.has_receiver()
     }

@@ -50,26 +50,20 @@ impl Start {
 /// All that is asked about; nothing of a family that the pod has no address of.
 pub(super) fn starts(plan: &RulePlan, live: &TraceRules, pod: &Pod<'_>) -> Vec<Start> {
     let ends = Ends::of(live, pod);
-    if ends.own.is_empty() {
-        return Vec::new();
-    }
     let mut starts = ends.inbound(live);
     starts.extend(ends.outbound(plan));
-    starts.extend(ends.to_itself());
-    starts.extend(ends.to_resolvers());
+    starts.extend(ends.within_pod());
     starts.extend(ends.to_application(plan));
     let marks = live.marks_asked();
     let by_application =
-        |start: &&Start| matches!(start.traffic, Traffic::Outbound | Traffic::Dns) && !marks.is_empty();
-    let marked: Vec<Start> = starts
-        .iter()
-        .filter(by_application)
-        .map(|start| {
-            let packets = start.packets.with(Field::Mark, marks.clone());
-            Start { packets, is_marked: true, ..start.clone() }
-        })
-        .collect();
-    starts.extend(marked);
+        starts.iter().filter(|start| matches!(start.traffic, Traffic::Outbound | Traffic::Dns));
+    let marked = by_application.map(|start| {
+        let packets = start.packets.with(Field::Mark, marks.clone());
+        Start { packets, is_marked: true, ..start.clone() }
+    });
+    starts.extend(marked.collect::<Vec<_>>());
+    let is_any = |start: &Start| Field::ALL.iter().all(|field| !start.packets.get(*field).is_empty());
+    starts.retain(|start| !ends.own.is_empty() && is_any(start));
     starts
 }
 
@@ -78,12 +72,12 @@ struct Ends {
     family: Family,
     /// The addresses of its interfaces.
     own: Vec<IpAddr>,
-    /// From where it sends: those, and what has a local route alone.
-    sources: Set,
+    /// Those that have a local route alone.
+    others: Set,
     /// The addresses of other hosts.
     far: Set,
-    /// What the pod delivers to itself, where that is known.
-    delivered: Option<Set>,
+    /// What the pod delivers to itself; all, where that is not known.
+    delivered: Set,
     /// The interfaces by which it reaches others.
     links: Set,
 }
@@ -91,23 +85,20 @@ struct Ends {
 impl Ends {
     fn of(live: &TraceRules, pod: &Pod<'_>) -> Self {
         let family = live.family;
-        let of_family = pod.addresses.iter().filter(|address| Family::of(address) == family);
-        let passthrough = Set::one(number(passthrough(family)));
-        let nobody = loopback(family).or(&passthrough).or(&multicast(family));
-        let own: Vec<IpAddr> =
-            of_family.filter(|address| !nobody.contains(number(**address))).copied().collect();
-        let all_own = Set::of(own.iter().map(|address| (number(*address), number(*address))).collect());
+        let most = Field::Destination.most(family);
+        let nobody = loopback(family).or(&one(passthrough(family))).or(&multicast(family));
+        let is_own = |at: &&IpAddr| Family::of(at) == family && !nobody.contains(number(**at));
+        let own: Vec<IpAddr> = pod.addresses.iter().filter(is_own).copied().collect();
+        let nobody = nobody.or(&all(&own));
         let routes = live.routes.as_ref();
-        let local = routes.map_or_else(Set::empty, |routes| routes.local.without(&nobody));
-        let delivered = routes.map(|routes| routes.of_nobody_else.clone());
-        let nobody = nobody.or(&all_own);
-        let nobody = delivered.as_ref().map_or_else(|| nobody.clone(), |delivered| nobody.or(delivered));
         Self {
             family,
             own,
-            sources: all_own.or(&local),
-            far: nobody.complement(Field::Destination.most(family)),
-            delivered,
+            others: routes.map_or_else(Set::empty, |routes| routes.local.without(&nobody)),
+            far: routes
+                .map_or_else(|| nobody.clone(), |routes| nobody.or(&routes.of_nobody_else))
+                .complement(most),
+            delivered: routes.map_or_else(|| Set::range(0, most), |routes| routes.of_nobody_else.clone()),
             links: live.links.clone(),
         }
     }
@@ -126,66 +117,53 @@ impl Ends {
         packets
     }
 
-    /// What others open, to the pod's addresses and to whatever else routing delivers here.
-    fn inbound(&self, live: &TraceRules) -> Vec<Start> {
-        let to = |to: &Set| self.first(Protocol::Tcp, &self.far, to, &self.links);
-        let of_address = |address: &IpAddr| {
-            let given = Given { own: Some(*address), ..Given::default() };
-            Start::of(Traffic::Inbound, to(&one(*address)), given)
-        };
-        // Broadcast and anycast addresses, which TCP does not use, are delivered as well.
-        let routes = live.routes.as_ref();
-        let others = routes
-            .map_or_else(Set::empty, |routes| self.far.or(&routes.local).without(&self.never_inbound()));
-        let delivered = routed(live, to(&others), Lookup::Arrives).into_iter();
-        let delivered = delivered.filter(|way| way.end == RouteEnd::Local && way.is_certain);
-        let delivered = delivered.map(|way| Start::of(Traffic::Inbound, way.packets, Given::default()));
-        self.own.iter().map(of_address).chain(delivered).collect()
+    fn query(&self, protocol: Protocol, from: &Set, to: &Set, by: &Set) -> Start {
+        let packets = self.first(protocol, from, to, by);
+        Start::sent(Traffic::Dns, packets.with(Field::Port, Set::one(DNS.into())))
     }
 
-    /// The pod's addresses, each of which is asked about, and those that nothing comes to from outside.
-    fn never_inbound(&self) -> Set {
-        let own = Set::of(self.own.iter().map(|address| (number(*address), number(*address))).collect());
-        own.or(&loopback(self.family)).or(&one(passthrough(self.family)))
+    /// What others open, to the pod's addresses and to whatever else routing delivers here: not to broadcast and anycast addresses,
+    /// which TCP does not use.
+    fn inbound(&self, live: &TraceRules) -> Vec<Start> {
+        let to = |to: &Set| self.first(Protocol::Tcp, &self.far, to, &self.links);
+        let own = self.own.iter().map(|at| (to(&one(*at)), Some(*at)));
+        let ways = routed(live, to(&self.far.or(&self.others)), Lookup::Arrives).into_iter();
+        let delivered = ways.filter(|way| way.end == RouteEnd::Local && way.is_certain);
+        let all = own.chain(delivered.map(|way| (way.packets, None)));
+        all.map(|(packets, own)| Start::of(Traffic::Inbound, packets, Given { own, ..Given::default() }))
+            .collect()
     }
 
     /// What the pod sends to others; in ambient mode the proxy marks what is its own.
     fn outbound(&self, plan: &RulePlan) -> [Start; 2] {
-        let marks = match plan.data_plane() {
-            DataPlane::Sidecar => Set::one(0),
-            DataPlane::Ambient => Set::one(0).or(&Set::one(ZTUNNEL_MARK.value().into())),
-        };
-        let sent = |protocol| {
-            self.first(protocol, &self.sources, &self.far, &self.links).with(Field::Mark, marks.clone())
-        };
-        [
-            Start::sent(Traffic::Outbound, sent(Protocol::Tcp)),
-            Start::sent(Traffic::Dns, sent(Protocol::Udp).with(Field::Port, Set::one(DNS.into()))),
-        ]
-    }
-
-    /// What the pod sends to itself, which the plan captures if it is the proxy's.
-    fn to_itself(&self) -> Vec<Start> {
-        let within = |from: &Set, to: &Set| {
-            Start::sent(Traffic::ProxyToSelf, self.first(Protocol::Tcp, from, to, &lo()))
-        };
-        let own = self.own.iter().map(|address| within(&one(*address), &one(*address)));
-        let to_passthrough = self.delivered_of(&one(passthrough(self.family)));
-        own.chain(to_passthrough.map(|to| within(&one(localhost(self.family)), &to))).collect()
-    }
-
-    /// Queries to a resolver in the pod, such as one at 127.0.0.53. What goes elsewhere over TCP is asked about as all else.
-    fn to_resolvers(&self) -> Vec<Start> {
-        let query = |protocol: Protocol, from: IpAddr, to: &Set| {
-            let packets = self.first(protocol, &one(from), to, &lo());
-            Start::sent(Traffic::Dns, packets.with(Field::Port, Set::one(DNS.into())))
-        };
-        let mut starts = Vec::new();
-        if let Some(to) = self.delivered_of(&loopback(self.family)) {
-            starts.extend([Protocol::Tcp, Protocol::Udp].map(|one| query(one, localhost(self.family), &to)));
+        let from = all(&self.own).or(&self.others);
+        let sent = Start::sent(Traffic::Outbound, self.first(Protocol::Tcp, &from, &self.far, &self.links));
+        let mut starts = [sent, self.query(Protocol::Udp, &from, &self.far, &self.links)];
+        if plan.data_plane() == DataPlane::Ambient {
+            let marks = Set::one(0).or(&Set::one(ZTUNNEL_MARK.value().into()));
+            starts.iter_mut().for_each(|start| start.packets.set(Field::Mark, marks.clone()));
         }
-        let own = self.own.iter().filter_map(|address| Some((*address, self.delivered_of(&one(*address))?)));
-        starts.extend(own.map(|(from, to)| query(Protocol::Udp, from, &to)));
+        starts
+    }
+
+    /// What the pod sends to itself, which the plan captures if it is the proxy's; and queries to a resolver in it, such as one at
+    /// 127.0.0.53. What goes to another one over TCP is asked about as all else.
+    fn within_pod(&self) -> Vec<Start> {
+        let (localhost, lo) = (one(localhost(self.family)), lo());
+        let to_itself = |from: &Set, to: &Set| {
+            Start::sent(Traffic::ProxyToSelf, self.first(Protocol::Tcp, from, to, &lo))
+        };
+        let delivered = |to: Set| to.and(&self.delivered);
+        let resolvers = delivered(loopback(self.family));
+        let mut starts = Vec::from([
+            to_itself(&localhost, &delivered(one(passthrough(self.family)))),
+            self.query(Protocol::Tcp, &localhost, &resolvers, &lo),
+            self.query(Protocol::Udp, &localhost, &resolvers, &lo),
+        ]);
+        for own in self.own.iter().map(|at| one(*at)) {
+            starts.push(to_itself(&own, &own));
+            starts.push(self.query(Protocol::Udp, &own, &delivered(own.clone()), &lo));
+        }
         starts
     }
 
@@ -197,25 +175,18 @@ impl Ends {
             (Some(routes), DataPlane::Sidecar) => (self.far.clone(), routes.mark().value()),
             (Some(_), DataPlane::Ambient) => (self.far.clone(), ZTUNNEL_MARK.value()),
         };
-        let names_client = plan.policy_routes().is_some();
-        // The proxy's own ports are no application's.
-        let ports = exempt_ports(plan).complement(u16::MAX.into());
-        let to = |address: &IpAddr| {
-            let packets = self.first(Protocol::Tcp, &from, &one(*address), &lo());
-            let packets = packets.with(Field::Mark, Set::one(mark.into()));
-            let packets = packets.with(Field::User, ids(proxy_users(plan))).with(Field::Port, ports.clone());
-            let mut start =
-                Start::sent(Traffic::ToApplication, packets.with(Field::Group, ids(proxy_groups(plan))));
-            start.given.names_client = names_client;
+        let to = |at: &IpAddr| {
+            let mut packets = self.first(Protocol::Tcp, &from, &one(*at), &lo());
+            packets.set_one(Field::Mark, mark);
+            packets.set(Field::User, ids(proxy_users(plan)));
+            packets.set(Field::Group, ids(proxy_groups(plan)));
+            // The application does not have the proxy's own ports.
+            packets.set(Field::Port, exempt_ports(plan).complement(u16::MAX.into()));
+            let mut start = Start::sent(Traffic::ToApplication, packets);
+            start.given.names_client = plan.policy_routes().is_some();
             start
         };
         self.own.iter().map(to).collect()
-    }
-
-    /// Those that the pod delivers to itself, as far as that is known.
-    fn delivered_of(&self, to: &Set) -> Option<Set> {
-        let delivered = self.delivered.as_ref().map_or_else(|| to.clone(), |delivered| to.and(delivered));
-        (!delivered.is_empty()).then_some(delivered)
     }
 }
 
@@ -242,6 +213,10 @@ fn ids(named: impl Iterator<Item = u32>) -> Set {
 
 fn one(address: IpAddr) -> Set {
     Set::one(number(address))
+}
+
+fn all(addresses: &[IpAddr]) -> Set {
+    Set::of(addresses.iter().map(|at| (number(*at), number(*at))).collect())
 }
 
 fn lo() -> Set {

@@ -1,4 +1,4 @@
-//! The marks by which rules tell packets apart: a process that may set marks can choose any of them.
+//! The marks by which rules distinguish packets: a process that may set marks can choose any of them.
 
 use super::{super::packets::Field, Answers, Leads, Set, Test, WalkedRule};
 use alloc::{

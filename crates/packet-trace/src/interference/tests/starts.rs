@@ -109,7 +109,7 @@ fn every_interface_is_asked_about_whatever_addresses_it_has() {
         world.check(
             &plan(&[]),
             &[
-                // What REDIRECT drops for want of an address reaches nobody.
+                // What REDIRECT drops for want of an address does not count as lost.
                 ("", &[]),
                 ("-I OUTPUT -o t0 -j ACCEPT", &["Does nat OUTPUT 1 EndsChain Outbound"]),
                 ("-I PREROUTING -i t0 -j ACCEPT", &["Does nat PREROUTING 1 EndsChain Inbound"]),
@@ -141,7 +141,7 @@ fn addresses_of_the_link_are_the_pods_too() {
     let routes = &["unicast fe80::/64 dev eth0", "unicast ::/0 dev eth0"];
     for world in [
         World::new(Family::V6, &[global, link], routes),
-        // Without another address there are neighbours all the same.
+        // Neighbours reach a pod without another address all the same.
         World::new(Family::V6, &[link], routes),
     ] {
         world.check(
