@@ -216,9 +216,6 @@ const NFT_TRANSLATED: &str = "nft 'table ip f {
 
 /// A tunnel without an address, by which some of what the pod sends leaves.
 const TUNNEL: &str = "ip tuntap add dev t0 mode tun; ip link set t0 up; ip route add 203.0.113.0/24 dev t0";
-const OUT_OF_TUNNEL: &str =
-    "ip tuntap add dev t0 mode tun; ip link set t0 up; ip route add 203.0.113.0/24 dev t0
-    $ipt -t nat -I OUTPUT -o t0 -j ACCEPT";
 const MARKED: &str = "$ipt -t nat -I OUTPUT -m mark --mark 0x1/0x1 -j ACCEPT";
 const MARKED_MASQUERADE: &str = "$ipt -t nat -N KUBE-POSTROUTING
     $ipt -t nat -A KUBE-POSTROUTING -m mark ! --mark 0x1/0x1 -j RETURN
@@ -547,7 +544,6 @@ const CASES: &[Case] = &[
     ),
     // What no usual application sends, and what the plan leaves alone.
     Case { also: &[OutByTunnel], ..case("P15 a tunnel", ALL, TUNNEL, NONE) },
-    Case { also: &[OutByTunnel], ..case("P15 by a tunnel", ALL, OUT_OF_TUNNEL, &[OutByTunnel]) },
     Case { also: &[OutMarked], ..case("P15 marked", &[Redirect, Tproxy, Legacy], MARKED, &[OutMarked]) },
     Case { also: &[QueryMarked], ..case("P15 query", &[Dns], MARKED, &[QueryMarked]) },
     Case { also: &[OutMarked], ..case("P15 marked by kube-proxy", &[Redirect, Legacy], MARKED_MASQUERADE, NONE) },
