@@ -194,10 +194,11 @@ impl Ends {
 pub(super) fn exempt_ports(plan: &RulePlan) -> Set {
     let is_exempt = |because: Key| matches!(because, Key::InboundExcludePorts | Key::InboundTunnelPort);
     let exempt = plan.planned_rules().iter().filter(|planned| is_exempt(planned.because()));
-    let ports = exempt.flat_map(|planned| &planned.rule().matches).filter_map(|condition| match condition {
-        Match::DestinationPort(is) if !is.not => Some((is.value.first().into(), is.value.last().into())),
-        _ => None,
-    });
+    let range = |condition: &Match| {
+        let Match::DestinationPort(is) = condition else { return None };
+        (!is.not).then(|| (is.value.first().into(), is.value.last().into()))
+    };
+    let ports = exempt.flat_map(|planned| &planned.rule().matches).filter_map(range);
     let tunnel = u128::from(TUNNEL_PORT.number());
     let of_ztunnel = (plan.data_plane() == DataPlane::Ambient).then_some((tunnel, tunnel));
     Set::of(ports.chain(of_ztunnel).collect())

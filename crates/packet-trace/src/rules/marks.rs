@@ -15,16 +15,12 @@ pub(super) struct Marks(BTreeMap<u32, BTreeSet<u32>>);
 
 impl Marks {
     pub(super) fn add(&mut self, test: &Test) {
-        match test {
-            Test::Bits(Field::Mark | Field::ConnMark, value, mask, _) => {
-                self.0.entry(*mask).or_default().insert(value & mask);
-            }
-            Test::Mark(Field::Mark | Field::ConnMark, set, _) => {
-                let ends =
-                    set.ranges().iter().flat_map(|(first, last)| [*first, *last, last.saturating_add(1)]);
-                self.0.entry(u32::MAX).or_default().extend(ends.filter_map(|end| u32::try_from(end).ok()));
-            }
-            _ => {}
+        if let Test::Bits(Field::Mark | Field::ConnMark, value, mask, _) = test {
+            self.0.entry(*mask).or_default().insert(value & mask);
+        }
+        if let Test::Mark(Field::Mark | Field::ConnMark, set, _) = test {
+            let ends = set.ranges().iter().flat_map(|(first, last)| [*first, *last, last.saturating_add(1)]);
+            self.0.entry(u32::MAX).or_default().extend(ends.filter_map(|end| u32::try_from(end).ok()));
         }
     }
 
