@@ -379,8 +379,10 @@ impl<'a> LegacyEntry<'a> {
             conditions.extend(self.interface(number, inverted & bit != 0));
         }
         let protocol = u16::from_ne_bytes(read_array(self.bytes, self.layout.protocol).unwrap_or_default());
-        if let Some(protocol) = u8::try_from(protocol).ok().filter(|protocol| *protocol != 0) {
-            conditions.push(seen::protocol(protocol, inverted & inverted::PROTOCOL != 0));
+        if protocol != 0 {
+            let known =
+                u8::try_from(protocol).map(|one| seen::protocol(one, inverted & inverted::PROTOCOL != 0));
+            conditions.push(known.unwrap_or_else(|_| Condition::Unknown("-p".to_owned())));
         }
         let [flags] = read_array(self.bytes, self.layout.flags).unwrap_or_default();
         let known_flags = if self.layout.goto == V6.goto { PROTOCOL_COUNTS | V6.goto } else { V4.goto };
@@ -402,7 +404,7 @@ impl<'a> LegacyEntry<'a> {
             self.bytes.get(from..from.checked_add(length)?)
         };
         let (value, mask) = (field(number)?, field(number.checked_add(2)?)?);
-        if mask.iter().all(|byte| *byte == 0) && !not {
+        if mask.iter().chain(value).all(|byte| *byte == 0) && !not {
             return None;
         }
         let which = if number == 0 { "-s" } else { "-d" };
@@ -423,12 +425,13 @@ impl<'a> LegacyEntry<'a> {
             self.bytes.get(from..from.checked_add(INTERFACE)?)
         };
         let (name, mask) = (field(number)?, field(number.checked_add(2)?)?);
-        let length = mask.iter().take_while(|byte| **byte == 0xff).count();
-        if length == 0 && !not {
+        if mask.iter().all(|byte| *byte == 0) && !not {
             return None;
         }
+        let (whole, rest) = mask.split_at(mask.iter().take_while(|byte| **byte == 0xff).count());
+        let compared = name.get(..whole.len()).filter(|_| rest.iter().all(|byte| *byte == 0));
         let which = if number == 0 { "-i" } else { "-o" };
-        let known = seen::interface(name.get(..length)?).map(|value| {
+        let known = compared.and_then(seen::interface).map(|value| {
             let is = Equality { value, not };
             Condition::Plain(if number == 0 { Match::InInterface(is) } else { Match::OutInterface(is) })
         });
@@ -470,6 +473,31 @@ mod tests {
         let rules = &chains.chains["OUTPUT"].rules;
         assert_eq!(rules[0].seen.statements, [Statement::Unknown("-j".to_owned())]);
         assert!(!chains.are_understood() && !chains.is_empty());
+    }
+
+    #[test]
+    fn what_an_entry_asks_is_what_the_kernel_compares() {
+        let asked = |changes: &[(usize, &[u8])]| {
+            let mut first = entry(-1);
+            for (at, bytes) in changes {
+                first[*at..*at + bytes.len()].copy_from_slice(bytes);
+            }
+            let chains = chains(&[first, entry(-2)].concat(), 152).unwrap();
+            chains.chains["OUTPUT"].rules[0].seen.to_string()
+        };
+        let (source, mask, interface, bits) = (0, 8, 16, 48);
+        let net: (usize, &[u8]) = (source, &[10, 1, 0, 0]);
+        assert_eq!(asked(&[net, (mask, &[255, 255, 0, 0])]), "-s 10.1.0.0/16 -j DROP");
+        assert_eq!(asked(&[net, (mask, &[255, 0, 0, 0])]), "[-s] -j DROP");
+        assert_eq!(asked(&[net]), "[-s] -j DROP", "of no bits");
+        let name: (usize, &[u8]) = (interface, b"eth0");
+        assert_eq!(asked(&[name, (bits, &[0xff; 5])]), "-i eth0 -j DROP");
+        assert_eq!(asked(&[name, (bits, &[0xff; 3])]), "-i eth+ -j DROP");
+        for others in [&[0xff, 0xff, 0, 0xff, 0xff], &[0xff, 0xff, 0xff, 0xf0, 0], &[0, 0xff, 0, 0, 0]] {
+            assert_eq!(asked(&[name, (bits, others)]), "[-i] -j DROP", "{others:x?}");
+        }
+        assert_eq!(asked(&[(80, &6_u16.to_ne_bytes())]), "-p tcp -j DROP");
+        assert_eq!(asked(&[(80, &300_u16.to_ne_bytes())]), "[-p] -j DROP");
     }
 
     /// A chain may have a name of any bytes.

@@ -104,7 +104,7 @@ fn a_set_too_large_to_be_read_hides_nothing_else() {
     let limited = read(&script(70_000), usize::MAX);
     assert_eq!(values(&limited), [1]);
     let wanted = [
-        "nfproto IPv4 [ip saddr in a set that is too large] -j DROP",
+        "nfproto IPv4 [ip saddr in a set that was not read whole] -j DROP",
         "nfproto IPv4 ip saddr @few -j DROP",
         "-p tcp -m tcp --dport 80 -j DROP",
     ];

@@ -238,6 +238,9 @@ pub mod attribute {
         pub const OFFSET: u16 = 3;
         pub const LENGTH: u16 = 4;
         pub const SOURCE: u16 = 5;
+        pub const CHECKSUM_TYPE: u16 = 6;
+        pub const CHECKSUM_OFFSET: u16 = 7;
+        pub const CHECKSUM_FLAGS: u16 = 8;
     }
     pub mod bitwise {
         pub const SOURCE: u16 = 1;
@@ -245,6 +248,7 @@ pub mod attribute {
         pub const LENGTH: u16 = 3;
         pub const MASK: u16 = 4;
         pub const XOR: u16 = 5;
+        pub const OPERATION: u16 = 6;
     }
     pub mod cmp {
         pub const REGISTER: u16 = 1;
@@ -314,6 +318,8 @@ pub mod attribute {
     /// Of an expression that reads or writes an extension header, or an option of TCP.
     pub mod extension_header {
         pub const TYPE: u16 = 2;
+        pub const OFFSET: u16 = 3;
+        pub const LENGTH: u16 = 4;
         pub const OPERATION: u16 = 6;
         pub const SOURCE: u16 = 7;
         pub const DESTINATION: u16 = 1;
@@ -338,6 +344,11 @@ pub mod attribute {
     }
     pub mod set_description {
         pub const SIZE: u16 = 1;
+        /// The parts of a key, one behind the other.
+        pub const PARTS: u16 = 2;
+    }
+    pub mod set_part {
+        pub const LENGTH: u16 = 1;
     }
     pub mod elements {
         pub const TABLE: u16 = 1;
@@ -431,6 +442,8 @@ pub mod status {
 pub mod extension_header {
     pub const TCP_OPTION: u32 = 1;
     pub const SEGMENT_SIZE: u8 = 2;
+    /// Where the size stands in it, and how many bytes it is.
+    pub const PLACE_OF_SIZE: (Option<u32>, Option<u32>) = (Some(2), Some(2));
 }
 
 /// Bits of the state of a connection, the same in the ct expression and in xt's conntrack match.
@@ -481,10 +494,8 @@ pub mod fib {
 pub mod object {
     pub const COUNTER: u32 = 1;
     pub const QUOTA: u32 = 2;
-    pub const HELPER: u32 = 3;
     pub const LIMIT: u32 = 4;
     pub const CONNECTION_LIMIT: u32 = 5;
-    pub const TIMEOUT: u32 = 7;
     pub const SECURITY_MARK: u32 = 8;
     pub const SYNPROXY: u32 = 10;
 }
@@ -504,6 +515,8 @@ pub mod set {
     pub const ANONYMOUS: u32 = 1;
     pub const CONSTANT: u32 = 2;
     pub const INTERVAL: u32 = 4;
+    /// Its intervals are those of each part of a key.
+    pub const OF_PARTS: u32 = 0x80;
     /// Of an element: an interval ends before it.
     pub const END_OF_INTERVAL: u32 = 1;
     /// Of an element: it stands for all keys that no other has.
@@ -517,6 +530,8 @@ pub mod key_type {
     pub const PORT: u32 = 13;
 }
 
+/// How IPv4's own checksum is corrected (`NFT_PAYLOAD_CSUM_INET`), and where in the header it is.
+pub const HEADER_CHECKSUM: (u32, u32) = (1, 10);
 /// A port range is given (`NF_NAT_RANGE_PROTO_SPECIFIED`).
 pub const PORTS_GIVEN: u32 = 2;
 /// A table whose chains are not on their hooks (`NFT_TABLE_F_DORMANT`).

@@ -57,6 +57,19 @@ impl Expressions<'_> {
     }
 
     #[cfg(test)]
+    pub(crate) fn bitwise(&mut self, from: u32, to: u32, mask: &[u8]) {
+        self.expression("bitwise", |data| {
+            data.u32(attribute::bitwise::SOURCE, from);
+            data.u32(attribute::bitwise::DESTINATION, to);
+            for (kind, value) in
+                [(attribute::bitwise::MASK, mask), (attribute::bitwise::XOR, &[0; 8][..mask.len()])]
+            {
+                data.nested(kind, |data| data.bytes(attribute::data::VALUE, value));
+            }
+        });
+    }
+
+    #[cfg(test)]
     pub(crate) fn compare_in(&mut self, register: u32, value: &[u8]) {
         self.expression("cmp", |data| {
             data.u32(attribute::cmp::REGISTER, register);

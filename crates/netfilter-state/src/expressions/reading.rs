@@ -8,7 +8,7 @@ mod registers;
 pub(crate) mod sets;
 
 pub(crate) use key_part::KeyPart;
-pub(crate) use loaded::{Bits, Loaded, Origin};
+pub(crate) use loaded::{Bits, Loaded, Origin, WIDEST_OF_MAPS};
 pub(crate) use registers::Registers;
 
 use super::{
@@ -366,6 +366,9 @@ impl<'a> Expression<'a> {
     }
 
     fn bitwise(data: Attributes<'a>) -> Option<Self> {
+        if number(data, attribute::bitwise::OPERATION).is_some_and(|operation| operation != 0) {
+            return None;
+        }
         Some(Self::Bitwise {
             from: number(data, attribute::bitwise::SOURCE)?,
             to: number(data, attribute::bitwise::DESTINATION)?,

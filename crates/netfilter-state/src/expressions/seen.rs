@@ -7,7 +7,7 @@ use super::{
     abi::{self, attribute, base, ct, meta, object, verdict},
     expression::TCP_FLAGS,
     reading::{
-        self, Bits, Expression, Field, Loaded, Lookup, Origin, Registers, Xt,
+        self, Bits, Expression, Field, Loaded, Lookup, Origin, Registers, WIDEST_OF_MAPS, Xt,
         sets::{self, Found, Why},
     },
     wire::{Attribute, Attributes, number},
@@ -52,7 +52,9 @@ pub(crate) fn rule_with(
     looked_up: &mut usize,
 ) -> SeenRule {
     let mut reader = Reader::new(family, sets, looked_up);
-    for (_, element) in expressions {
+    let mut rest = expressions;
+    while let Some((_, element)) = rest.next() {
+        reader.is_last = rest.clone().next().is_none();
         if let Some(("counter", data)) = reading::name_and_data(element) {
             reader.rule.counter = counter(data).or(reader.rule.counter);
         } else {
@@ -140,6 +142,8 @@ pub(crate) struct Reader<'a, 's> {
     lacking: Vec<(Origin<'a>, Condition)>,
     /// Whether the rule has done something by then.
     has_acted: bool,
+    /// Whether no expression follows.
+    is_last: bool,
     sets: &'s Sets,
     looked_up: &'s mut usize,
 }
@@ -152,6 +156,7 @@ impl<'a, 's> Reader<'a, 's> {
             rule: SeenRule::default(),
             lacking: Vec::new(),
             has_acted: false,
+            is_last: false,
             sets,
             looked_up,
         }
@@ -226,7 +231,8 @@ impl<'a, 's> Reader<'a, 's> {
             Expression::Write { field, data } => {
                 let from = data.find(attribute::payload::SOURCE).and_then(Attribute::u32);
                 let from = from.and_then(|from| self.registers.get(from));
-                self.statement(written(field, from, self.family));
+                let keeps_checksum = keeps_checksum(data, self.family);
+                self.statement(written(field, from, self.family.filter(|_| keeps_checksum)));
             }
             Expression::Verdict { code, chain } => {
                 let decided = decided(code, chain.map(Attribute::name));
@@ -358,7 +364,7 @@ impl<'a, 's> Reader<'a, 's> {
             }
         }
         if let Some(to) = lookup.loads() {
-            self.registers.load(to, Origin::Other("map"), 0);
+            self.registers.load(to, Origin::Other("map"), WIDEST_OF_MAPS);
         }
     }
 
@@ -390,6 +396,42 @@ impl<'a, 's> Reader<'a, 's> {
         }
     }
 
+    /// An object, or one that a map may have for a packet.
+    fn object(&mut self, data: Attributes<'a>) {
+        use attribute::object_reference::{SET, SET_ID, TYPE};
+        let map = sets::name_of(data, SET, SET_ID);
+        let kind = match &map {
+            Some(name) => self.sets.get(name).and_then(|set| set.object),
+            None => data.find(TYPE).and_then(Attribute::u32),
+        };
+        let statement = object(kind);
+        if map.is_some() || statement.is_none() {
+            self.unknown("objref");
+        }
+        if let Some(statement) = statement {
+            self.statement(statement);
+        }
+    }
+
+    /// Translation to or from an address. In a table of both families packets of the other one than that address's go on behind it.
+    fn translate(&mut self, data: Attributes<'a>) {
+        let number = |kind| data.find(kind).and_then(Attribute::u32);
+        let of = number(attribute::nat::FAMILY).and_then(|family| u8::try_from(family).ok());
+        let of = of.and_then(abi::family_of);
+        if let Some(value) = of.filter(|_| self.family.is_none()) {
+            if self.is_last {
+                self.condition(Condition::Family(Equality { value, not: false }));
+            } else {
+                self.unknown("nat");
+            }
+        }
+        self.statement(if number(attribute::nat::TYPE) == Some(TRANSLATE_DESTINATION) {
+            Statement::Translate("DNAT".to_owned())
+        } else {
+            Statement::TranslateSource("SNAT".to_owned())
+        });
+    }
+
     /// One of those that are known by name. What is on no list may do anything.
     fn other(&mut self, name: &'a str, data: Attributes<'a>) {
         // These begin with the register they check.
@@ -405,12 +447,7 @@ impl<'a, 's> Reader<'a, 's> {
                 self.registers.forget(Origin::Other(name));
             }
             // These always have a value.
-            "numgen" | "hash" | "byteorder" => self.registers.forget(Origin::Other(name)),
-            "bitwise" => {
-                let origin = looked_at().map_or(Origin::Other(name), |loaded| loaded.origin);
-                self.registers.forget(origin);
-                self.registers.outdate(|_| true);
-            }
+            "numgen" | "hash" | "byteorder" | "bitwise" => self.registers.forget(Origin::Other(name)),
             "cmp" | "range" => {
                 let words = looked_at().map_or_else(|| name.to_owned(), |loaded| name_of(loaded.origin));
                 self.unknown(words);
@@ -427,16 +464,11 @@ impl<'a, 's> Reader<'a, 's> {
                 let set = sets::name_of(data, attribute::dynamic_set::SET, attribute::dynamic_set::SET_ID);
                 self.statement(Statement::Updates(set.unwrap_or_default()));
             }
-            "objref" => {
-                let kind = data.find(attribute::object_reference::TYPE).and_then(Attribute::u32);
-                match object(kind) {
-                    Some(statement) => self.statement(statement),
-                    None => self.unknown(name),
-                }
-            }
+            "objref" => self.object(data),
+            "nat" => self.translate(data),
             // `nft_last.c`: notes when.
             "last" => {}
-            name => match statement_named(name, data) {
+            name => match statement_named(name) {
                 Some(statement) => self.statement(statement),
                 None => {
                     self.registers.forget(Origin::Other(name));
@@ -526,14 +558,10 @@ fn among(among: SetLookup, not: bool) -> Condition {
 }
 
 /// What an expression does that is known by its name alone; `None` for an unknown name.
-fn statement_named(name: &str, data: Attributes<'_>) -> Option<Statement> {
+fn statement_named(name: &str) -> Option<Statement> {
     Some(match name {
         // `nft_log.c`: reports the packet.
         "log" => Statement::Harmless(name.to_owned()),
-        "nat" if data.find(attribute::nat::TYPE)?.u32()? == TRANSLATE_DESTINATION => {
-            Statement::Translate("DNAT".to_owned())
-        }
-        "nat" => Statement::TranslateSource("SNAT".to_owned()),
         "masq" => Statement::TranslateSource("MASQUERADE".to_owned()),
         "notrack" => Statement::Untrack,
         "queue" => Statement::Queue,
@@ -544,25 +572,24 @@ fn statement_named(name: &str, data: Attributes<'_>) -> Option<Statement> {
     })
 }
 
-/// What a reference to a stateful object does; `None` for a condition: packets beyond a limit skip the rest of the rule, and so do those
-/// for which a map has no object.
+/// What a reference to a stateful object does; `None` for a condition: packets beyond a limit skip the rest of the rule.
 fn object(kind: Option<u32>) -> Option<Statement> {
-    Some(match kind? {
-        object::QUOTA | object::LIMIT | object::CONNECTION_LIMIT => return None,
-        // `nft_counter.c` counts; `nft_ct.c` gives the connection a helper or other timeouts; `nft_meta.c` sets what security modules read.
-        object::COUNTER | object::HELPER | object::TIMEOUT | object::SECURITY_MARK => {
-            Statement::Harmless("objref".to_owned())
-        }
-        object::SYNPROXY => Statement::Rewrite("synproxy".to_owned()),
-        _ => Statement::Rewrite("objref".to_owned()),
+    Some(match kind {
+        Some(object::QUOTA | object::LIMIT | object::CONNECTION_LIMIT) => return None,
+        // `nft_counter.c` counts; `nft_meta.c` sets what security modules read.
+        Some(object::COUNTER | object::SECURITY_MARK) => Statement::Harmless("objref".to_owned()),
+        Some(object::SYNPROXY) => Statement::Rewrite("synproxy".to_owned()),
+        // A helper may drop what it cannot read, and a connection with other timeouts may end at once.
+        Some(_) | None => Statement::Rewrite("objref".to_owned()),
     })
 }
 
 /// What writing an extension header or an option of TCP does.
 fn header_written(data: Attributes<'_>) -> Statement {
-    use attribute::extension_header::{OPERATION, SOURCE, TYPE};
-    let is_segment_size = data.find(OPERATION).and_then(Attribute::u32)
-        == Some(abi::extension_header::TCP_OPTION)
+    use attribute::extension_header::{LENGTH, OFFSET, OPERATION, SOURCE, TYPE};
+    let number = |kind| data.find(kind).and_then(Attribute::u32);
+    let is_segment_size = number(OPERATION) == Some(abi::extension_header::TCP_OPTION)
+        && (number(OFFSET), number(LENGTH)) == abi::extension_header::PLACE_OF_SIZE
         && data.find(TYPE).is_some_and(|kind| kind.0 == [abi::extension_header::SEGMENT_SIZE])
         && data.find(SOURCE).is_some();
     if is_segment_size {
@@ -633,7 +660,7 @@ fn changed(field: Field, from: Option<Loaded<'_>>) -> Option<(u32, u32)> {
     }
 }
 
-/// What writing to the packet does: everything but the class of traffic, which no rule is known to ask for, may matter.
+/// What writing to the packet does: everything but the class of traffic, which no rule of netfilter is known to ask for, may matter.
 fn written(field: Field, from: Option<Loaded<'_>>, family: Option<Family>) -> Statement {
     let kept: Option<&[u8]> = match (field, family) {
         (Field::Payload { base: base::NETWORK, offset: 0, length: 2 }, Some(Family::V4)) => Some(&[0xff, 0]),
@@ -652,9 +679,21 @@ fn written(field: Field, from: Option<Loaded<'_>>, family: Option<Family>) -> St
         kept.iter().zip(mask).zip(flip).all(|((kept, mask), flip)| kept & !mask == 0 && kept & flip == 0)
     };
     if kept.is_some_and(keeps) {
-        return Statement::Harmless("payload set".to_owned());
+        return Statement::SetClass("payload set".to_owned());
     }
     Statement::Rewrite(alloc::format!("{} set", field_name(field)))
+}
+
+/// Whether writing the class of traffic leaves a header whose checksum is right: of IPv4 alone the header has one.
+fn keeps_checksum(data: Attributes<'_>, family: Option<Family>) -> bool {
+    use attribute::payload::{CHECKSUM_FLAGS, CHECKSUM_OFFSET, CHECKSUM_TYPE};
+    let number = |kind| data.find(kind).and_then(Attribute::u32).unwrap_or_default();
+    let corrected = match number(CHECKSUM_TYPE) {
+        0 => None,
+        kind => Some((kind, number(CHECKSUM_OFFSET))),
+    };
+    let wanted = if family == Some(Family::V4) { Some(abi::HEADER_CHECKSUM) } else { None };
+    corrected == wanted && number(CHECKSUM_FLAGS) == 0
 }
 
 /// `None` for a jump without a target.
@@ -851,7 +890,7 @@ mod tests {
         };
         assert!(!matters(&stores(meta::PRIORITY)) && !matters(&stores(meta::TRACE)));
         assert!(matters(&stores(19)), "the kind of packet, and with it who gets it");
-        let writes = |length: u32, mask: &'static [u8]| {
+        let writes = |length: u32, mask: &'static [u8], checksum: u32| {
             move |out: &mut Expressions<'_>| {
                 out.payload(base::NETWORK, 0, length);
                 out.mask(mask);
@@ -860,13 +899,175 @@ mod tests {
                     (attribute::payload::BASE, base::NETWORK),
                     (attribute::payload::OFFSET, 0),
                     (attribute::payload::LENGTH, length),
+                    (attribute::payload::CHECKSUM_TYPE, u32::from(checksum != 0)),
+                    (attribute::payload::CHECKSUM_OFFSET, checksum),
                 ];
                 named(out, "payload", &write);
             }
         };
-        assert!(!matters(&writes(2, &[0xff, 0x03])), "the class of traffic");
-        assert!(matters(&writes(2, &[0x0f, 0xff])), "and the version with it");
-        assert!(matters(&writes(8, &[0xff; 8])));
+        assert_eq!(kinds(&writes(2, &[0xff, 0x03], 10)), [Statement::SetClass("payload set".into())]);
+        let rewrites = |rule| matches!(kinds(rule).as_slice(), [Statement::Rewrite(_)]);
+        assert!(rewrites(&writes(2, &[0x0f, 0xff], 10)), "and the version with it");
+        assert!(rewrites(&writes(8, &[0xff; 8], 10)));
+        for checksum in [0, 12] {
+            assert!(
+                rewrites(&writes(2, &[0xff, 0x03], checksum)),
+                "a header whose checksum is wrong: {checksum}"
+            );
+        }
+    }
+
+    #[test]
+    fn what_is_written_over_a_register_is_not_what_was_there() {
+        // The destination port is in the second register of four bytes, something else in the first and in the third.
+        let seen = |write: &dyn Fn(&mut Expressions<'_>)| {
+            words(|out| {
+                out.payload_in(9, base::TRANSPORT, 2, 2);
+                out.payload_in(10, base::NETWORK, 12, 4);
+                write(out);
+                out.compare_in(9, &[0, 80]);
+            })
+        };
+        let nothing = seen(&|_| ());
+        assert!(!nothing.starts_with('['), "{nothing}");
+        let mask = |out: &mut Expressions<'_>| out.bitwise(10, 8, &[0xff; 8]);
+        let order = |length: u32, size: u32| {
+            move |out: &mut Expressions<'_>| {
+                use attribute::byteorder::{DESTINATION, LENGTH, OPERATION, SIZE, SOURCE};
+                let numbers =
+                    [(SOURCE, 10), (DESTINATION, 8), (OPERATION, 1), (LENGTH, length), (SIZE, size)];
+                named(out, "byteorder", &numbers);
+            }
+        };
+        let map = |out: &mut Expressions<'_>| {
+            named(out, "lookup", &[(attribute::lookup::SOURCE, 10), (attribute::lookup::DESTINATION, 1)]);
+        };
+        type Write<'a> = &'a dyn Fn(&mut Expressions<'_>);
+        for (number, write) in [&mask as Write<'_>, &order(8, 4), &map].into_iter().enumerate() {
+            let rule = seen(write);
+            assert!(rule.ends_with(']'), "{number}: {rule}");
+        }
+        // No piece fits, so nothing is written.
+        let port_over_address = words(|out| {
+            out.payload_in(8, base::TRANSPORT, 2, 2);
+            out.payload_in(10, base::TRANSPORT, 0, 2);
+            order(1, 2)(out);
+            out.compare_in(8, &[0, 80]);
+        });
+        assert_eq!(port_over_address, nothing);
+    }
+
+    #[test]
+    fn a_value_that_was_shifted_is_another_one() {
+        let shifted = words(|out| {
+            out.value(&1_u32.to_ne_bytes());
+            // `NFT_BITWISE_LSHIFT`
+            named(
+                out,
+                "bitwise",
+                &[(attribute::bitwise::SOURCE, 1), (attribute::bitwise::DESTINATION, 1), (6, 1)],
+            );
+            out.set_meta(meta::MARK);
+        });
+        assert_eq!(shifted, "-j MARK");
+    }
+
+    #[test]
+    fn a_value_that_the_kernel_never_has_is_none_of_its_own() {
+        let compared = |key: u32, value: &[u8]| {
+            words(|out| {
+                out.ct(key);
+                out.is(true, value);
+            })
+        };
+        assert_eq!(compared(ct::DIRECTION, &[1]), "-m conntrack --ctdir ORIGINAL");
+        assert_eq!(compared(ct::DIRECTION, &[7]), "[ct 1]");
+        let masked = |mask: u32| {
+            words(|out| {
+                out.state(mask);
+            })
+        };
+        for bit in [crate::ruleset::state::SOURCE_TRANSLATED, crate::ruleset::state::TRANSLATED, 32] {
+            assert_eq!(compared(ct::STATE, &bit.to_ne_bytes()), "[ct state]", "{bit:#x}");
+            assert_eq!(masked(bit | 8), "[ct state]", "{bit:#x}");
+        }
+        assert_eq!(masked(8 | 64), "-m conntrack --ctstate NEW,UNTRACKED");
+    }
+
+    #[test]
+    fn an_object_of_a_map_is_met_by_some_packets() {
+        use attribute::object_reference::{SET, TYPE};
+        let of_map = |object: u32| {
+            let mut declared = Writer::default();
+            declared.u32(attribute::set::OBJECT_TYPE, object);
+            let mut set = crate::ruleset::Set::default();
+            set.declare(declared.attributes());
+            let mut rule = Writer::default();
+            rule.nested(attribute::list::ELEMENT, |element| {
+                element.text(attribute::expression::NAME, "objref");
+                element.nested(attribute::expression::DATA, |data| data.text(SET, "map"));
+            });
+            let sets = [("map".to_owned(), set)].into();
+            rule_with(rule.attributes(), None, &sets, &mut 0)
+        };
+        assert_eq!(of_map(object::SYNPROXY).to_string(), "[objref] synproxy");
+        assert_eq!(of_map(object::LIMIT).to_string(), "[objref]");
+        let counted = of_map(object::COUNTER);
+        assert!(counted.statements.iter().all(Statement::leaves_all), "{counted}");
+        let referred = |kind: u32| words_statements(|out| named(out, "objref", &[(TYPE, kind)]));
+        assert!(referred(object::COUNTER).iter().all(Statement::leaves_all));
+        // `NFT_OBJECT_CT_TIMEOUT`, `NFT_OBJECT_CT_HELPER`: connections that end at once, and what a helper cannot read.
+        for kind in [7, 3, 99] {
+            assert!(!referred(kind).iter().all(Statement::leaves_all), "{kind}");
+        }
+    }
+
+    fn words_statements(write: impl FnOnce(&mut Expressions<'_>)) -> Vec<Statement> {
+        let mut writer = Writer::default();
+        write(&mut Expressions(&mut writer));
+        rule_with(writer.attributes(), Some(Family::V4), &Sets::new(), &mut 0).statements
+    }
+
+    #[test]
+    fn only_the_size_itself_is_harmless_to_write_in_its_option() {
+        let writes = |offset: u32, length: u32| {
+            words_statements(|out| {
+                out.0.nested(attribute::list::ELEMENT, |element| {
+                    use attribute::extension_header::{LENGTH, OFFSET, OPERATION, SOURCE, TYPE};
+                    element.text(attribute::expression::NAME, "exthdr");
+                    element.nested(attribute::expression::DATA, |data| {
+                        data.bytes(TYPE, &[abi::extension_header::SEGMENT_SIZE]);
+                        data.u32(OFFSET, offset);
+                        data.u32(LENGTH, length);
+                        data.u32(OPERATION, abi::extension_header::TCP_OPTION);
+                        data.u32(SOURCE, 1);
+                    });
+                });
+            })
+        };
+        assert!(writes(2, 2).iter().all(Statement::leaves_all));
+        for (offset, length) in [(0, 2), (1, 2), (0, 4), (2, 1)] {
+            assert!(!writes(offset, length).iter().all(Statement::leaves_all), "{offset} {length}");
+        }
+    }
+
+    #[test]
+    fn of_a_table_of_both_families_a_translation_is_about_its_own() {
+        let translated = |family: u32, behind: &dyn Fn(&mut Expressions<'_>)| {
+            words_of(None, |out| {
+                named(out, "nat", &[(attribute::nat::TYPE, 1), (attribute::nat::FAMILY, family)]);
+                behind(out);
+            })
+        };
+        assert_eq!(translated(2, &|_| ()), "nfproto IPv4 -j DNAT");
+        assert_eq!(translated(10, &|_| ()), "nfproto IPv6 -j DNAT");
+        assert_eq!(translated(1, &|_| ()), "-j DNAT", "of both");
+        // Packets of the other family go on behind it.
+        let verdict = |out: &mut Expressions<'_>| out.verdict(verdict::ACCEPT);
+        assert_eq!(translated(2, &verdict), "[nat] -j DNAT -j ACCEPT");
+        let of_one =
+            words(|out| named(out, "nat", &[(attribute::nat::TYPE, 1), (attribute::nat::FAMILY, 2)]));
+        assert_eq!(of_one, "-j DNAT");
     }
 
     #[test]

@@ -36,21 +36,18 @@ pub fn target_named(name: &str) -> Option<Statement> {
         "SNAT" | "MASQUERADE" => Statement::TranslateSource(name.to_owned()),
         "TPROXY" => Statement::Tproxy { port: None, mark: None, ends: true },
         "NOTRACK" => Statement::Untrack,
-        "MARK" | "HMARK" => Statement::SetMark(None),
+        // A set of ipset may have marks for packets.
+        "MARK" | "HMARK" | "SET" => Statement::SetMark(None),
         "QUEUE" | "NFQUEUE" => Statement::Queue,
         // These return XT_CONTINUE. They report the packet (xt_LOG, xt_NFLOG, xt_AUDIT; xt_TRACE), ...
         "LOG" | "NFLOG" | "TRACE" | "AUDIT"
         // ... measure or show traffic (xt_IDLETIMER, xt_LED, xt_RATEEST), ...
         | "IDLETIMER" | "LED" | "RATEEST"
-        // ... keep it in a set, which no condition is understood to ask (xt_set), ...
-        | "SET"
         // ... choose a queue, or set what security modules read (xt_CLASSIFY, xt_SECMARK, xt_CONNSECMARK), ...
         | "CLASSIFY" | "SECMARK" | "CONNSECMARK"
-        // ... or write the class of traffic, a checksum or options that no condition is understood to ask (xt_DSCP, xt_CHECKSUM, xt_TCPMSS,
-        // xt_TCPOPTSTRIP).
-        | "DSCP" | "TOS" | "CHECKSUM" | "TCPMSS" | "TCPOPTSTRIP" => {
-            Statement::Harmless(alloc::format!("-j {name}"))
-        }
+        // ... or write a checksum or options that no condition is understood to ask (xt_CHECKSUM, xt_TCPMSS, xt_TCPOPTSTRIP).
+        | "CHECKSUM" | "TCPMSS" | "TCPOPTSTRIP" => Statement::Harmless(alloc::format!("-j {name}")),
+        "DSCP" | "TOS" => Statement::SetClass(alloc::format!("-j {name}")),
         // A copy may end the connection, flags decide about it, and no router forwards a packet without hops left.
         "CT" | "CONNMARK" | "TEE" | "ECN" | "TTL" | "HL" | "SYNPROXY" | "CLUSTERIP" | "SNPT" | "DNPT" => {
             Statement::Rewrite(alloc::format!("-j {name}"))

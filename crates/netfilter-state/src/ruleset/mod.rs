@@ -362,6 +362,8 @@ pub enum Statement {
     Queue,
     /// Another part of the packet is rewritten, or it is sent elsewhere; the name says how.
     Rewrite(String),
+    /// The class of its traffic is written, which policy rules and routes alone ask for; the name says how.
+    SetClass(String),
     /// Something that does not change the packet's way, by its name.
     Harmless(String),
     /// An unsupported one, by name.
@@ -562,7 +564,7 @@ impl fmt::Display for Statement {
             Self::Updates(set) => write!(f, "add @{}", Plain(set)),
             Self::Continue => f.write_str("continue"),
             Self::Queue => f.write_str("-j NFQUEUE"),
-            Self::Rewrite(name) | Self::Harmless(name) => f.write_str(&Plain(name).text()),
+            Self::Rewrite(name) | Self::SetClass(name) | Self::Harmless(name) => f.write_str(&Plain(name).text()),
             Self::Unknown(name) => write!(f, "[{}]", Plain(name)),
         }
     }

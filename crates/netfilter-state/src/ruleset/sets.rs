@@ -10,6 +10,10 @@ pub(crate) type Sets = BTreeMap<String, Set>;
 pub(crate) struct Set {
     pub(crate) flags: u32,
     pub(crate) key_length: usize,
+    /// The lengths of a key's parts, where its intervals are those of each.
+    pub(crate) parts: Vec<usize>,
+    /// Which kind of objects its elements name, if any.
+    pub(crate) object: Option<u32>,
     pub(crate) elements: Vec<Element>,
     /// Whether elements are missing here: they are too many, or cannot be read.
     pub(crate) is_partial: bool,

@@ -27,10 +27,13 @@ impl KeyPart {
         Some(Self { selector, length, is_host_order })
     }
 
-    /// The numbers of the first and the last value, in what a register of it holds.
+    /// The numbers of the first and the last value, in what a register of it holds; behind a value that is 0.
     pub(crate) fn range(&self, first: &[u8], last: &[u8]) -> Option<(u128, u128)> {
         let number = |bytes: &[u8]| {
-            let bytes = bytes.get(..self.length)?;
+            let (bytes, behind) = bytes.split_at_checked(self.length)?;
+            if behind.iter().take(self.room().checked_sub(self.length)?).any(|byte| *byte != 0) {
+                return None;
+            }
             if self.is_host_order {
                 return crate::expressions::wire::number(bytes).map(u128::from);
             }
@@ -49,6 +52,11 @@ impl KeyPart {
     /// Whether it is in the machine's order of bytes, in which comparisons of order mean nothing.
     pub(crate) const fn is_host_order(&self) -> bool {
         self.is_host_order
+    }
+
+    /// How many bytes it is.
+    pub(super) const fn length(&self) -> usize {
+        self.length
     }
 
     /// How many bytes it takes in registers.

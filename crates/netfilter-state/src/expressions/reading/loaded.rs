@@ -4,6 +4,8 @@ use super::{super::abi::byteorder, Field};
 
 /// How many bytes a register has at most.
 pub(super) const WIDEST: usize = 16;
+/// How many bytes a map's value takes at most (`NFT_DATA_VALUE_MAXLEN`).
+pub(crate) const WIDEST_OF_MAPS: usize = 64;
 
 /// What a register holds: something, of which bits were kept or flipped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -79,19 +81,17 @@ impl<'a> Loaded<'a> {
             Bits::All => Bits::Flipped { mask, flip },
             Bits::Masked(_) | Bits::Flipped { .. } | Bits::NetworkOrder | Bits::Unknown => Bits::Unknown,
         };
-        Self { bits, ..self }
+        Self { bits, width: self.width.max(mask.len()), ..self }
     }
 
     /// Turns each piece of so many bytes of the first ones round.
     pub(super) fn reordered(self, operation: u32, length: u32, size: u32) -> Self {
         let bits = match self.bits {
-            // No piece fits: nft writes this for numbers of one byte.
-            bits if length < size => bits,
             Bits::All if operation == byteorder::TO_NETWORK && length == size => Bits::NetworkOrder,
             Bits::All | Bits::Masked(_) | Bits::Flipped { .. } | Bits::NetworkOrder | Bits::Unknown => {
                 Bits::Unknown
             }
         };
-        Self { bits, ..self }
+        Self { bits, width: self.width.max(length as usize), ..self }
     }
 }

@@ -55,11 +55,9 @@ impl<'a> Registers<'a> {
         Some(parts)
     }
 
-    /// Loads something of so many bytes; 0 where that is not known.
+    /// Loads something of so many bytes.
     pub(crate) fn load(&mut self, to: u32, origin: Origin<'a>, width: usize) {
-        let loaded = Loaded::whole(origin);
-        let width = if width == 0 { loaded.width } else { width };
-        self.put(to, Loaded { width, ..loaded });
+        self.put(to, Loaded { width, ..Loaded::whole(origin) });
     }
 
     /// Changes bits of what is loaded; none where nothing is loaded.
@@ -72,6 +70,10 @@ impl<'a> Registers<'a> {
     /// Changes the order of bytes of what is loaded; none where nothing is loaded.
     pub(crate) fn reorder(&mut self, from: u32, to: u32, reordered: (u32, u32, u32)) -> Option<()> {
         let (operation, length, size) = reordered;
+        // No piece fits, and nothing is written: nft has this for numbers of one byte.
+        if length < size {
+            return Some(());
+        }
         let loaded = self.get(from)?.reordered(operation, length, size);
         self.put(to, loaded);
         Some(())

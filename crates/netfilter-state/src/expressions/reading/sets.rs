@@ -42,6 +42,13 @@ impl Set {
         let number = |kind| attributes.find(kind).and_then(Attribute::u32).unwrap_or_default();
         self.flags = number(attribute::set::FLAGS);
         self.key_length = usize::try_from(number(attribute::set::KEY_LENGTH)).unwrap_or_default();
+        self.object = attributes.find(attribute::set::OBJECT_TYPE).and_then(Attribute::u32);
+        let description = attributes.find(attribute::set::DESCRIPTION).map(Attribute::attributes);
+        let parts = description.and_then(|one| one.find(attribute::set_description::PARTS));
+        let length = |(_, part): (u16, Attribute<'_>)| {
+            usize::try_from(part.attributes().find(attribute::set_part::LENGTH)?.u32()?).ok()
+        };
+        self.parts = parts.into_iter().flat_map(|parts| parts.attributes().filter_map(length)).collect();
     }
 
     /// Takes in elements.
@@ -74,7 +81,7 @@ impl Set {
     /// What a lookup of what registers hold finds.
     pub(crate) fn look_up(&self, name: &str, parts: &[KeyPart]) -> Result<Found, Why> {
         if self.is_partial {
-            return Err("a set that is too large");
+            return Err("a set that was not read whole");
         }
         if parts.iter().map(KeyPart::room).sum::<usize>() != self.key_length.next_multiple_of(ALIGNMENT) {
             return Err("a set of another type");
@@ -90,6 +97,12 @@ impl Set {
         let is_range = self.flags & set::INTERVAL != 0
             && parts.len() == 1
             && self.elements.iter().all(|one| one.last.is_none());
+        // Without parts that are compared each by itself, an interval is one of whole keys.
+        let are_of_parts = self.flags & set::OF_PARTS != 0
+            && parts.iter().map(KeyPart::length).eq(self.parts.iter().copied());
+        if self.flags & set::INTERVAL != 0 && !is_range && !are_of_parts {
+            return Err("a set whose intervals are not understood");
+        }
         let elements = if is_range { self.intervals(parts)? } else { self.combinations(parts)? };
         for (values, element) in elements {
             found.among.values.push(values);
@@ -159,7 +172,7 @@ impl Element {
         let value = |kind| Some(attributes.find(kind)?.attributes().find(attribute::data::VALUE)?.0.into());
         let flags = number(attribute::element::FLAGS).unwrap_or_default();
         let key = value(attribute::element::KEY);
-        if key.is_none() && flags & set::CATCH_ALL == 0 {
+        if key.is_none() && flags & set::CATCH_ALL == 0 || !attributes.clone().all(only_counts) {
             return None;
         }
         let data = attributes.find(attribute::element::DATA).map(Attribute::attributes);
@@ -180,6 +193,19 @@ impl Element {
     }
 }
 
+/// Whether an attribute of an element is no expression by which packets are let through or not.
+fn only_counts((kind, value): (u16, Attribute<'_>)) -> bool {
+    let counts = |one: Attribute<'_>| {
+        let name = one.attributes().find(attribute::expression::NAME).map(Attribute::text_bytes);
+        matches!(name, Some(b"counter" | b"last"))
+    };
+    match kind {
+        attribute::element::EXPRESSION => counts(value),
+        attribute::element::EXPRESSIONS => value.attributes().all(|(_, one)| counts(one)),
+        _ => true,
+    }
+}
+
 fn combination(parts: &[KeyPart], first: &[u8], last: &[u8]) -> Option<Vec<(u128, u128)>> {
     let mut offset = 0_usize;
     let mut values = Vec::with_capacity(parts.len());
@@ -193,7 +219,96 @@ fn combination(parts: &[KeyPart], first: &[u8], last: &[u8]) -> Option<Vec<(u128
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::expressions::wire::Writer;
+    use crate::expressions::{
+        abi::{base, meta},
+        reading::{Field, Loaded, Origin},
+        wire::Writer,
+    };
+
+    fn part(field: Field) -> KeyPart {
+        KeyPart::of(&Loaded::whole(Origin::Field(field))).unwrap()
+    }
+
+    /// What is found of a port, behind other parts, in a set with these flags whose parts have these lengths.
+    fn found(
+        flags: u32,
+        before: &[Field],
+        lengths: &[u32],
+        elements: &[(&[u8], &[u8])],
+    ) -> Result<usize, Why> {
+        let port = Field::Payload { base: base::TRANSPORT, offset: 2, length: 2 };
+        let parts: Vec<KeyPart> = before.iter().chain([&port]).map(|field| part(*field)).collect();
+        let mut declared = Writer::default();
+        declared.u32(attribute::set::FLAGS, flags);
+        declared.u32(attribute::set::KEY_LENGTH, u32::try_from(elements[0].0.len()).unwrap());
+        declared.nested(attribute::set::DESCRIPTION, |description| {
+            description.nested(attribute::set_description::PARTS, |parts| {
+                for length in lengths {
+                    parts.nested(attribute::list::ELEMENT, |part| {
+                        part.u32(attribute::set_part::LENGTH, *length)
+                    });
+                }
+            });
+        });
+        let mut set = Set::default();
+        set.declare(declared.attributes());
+        for (first, last) in elements {
+            let mut list = Writer::default();
+            list.nested(attribute::list::ELEMENT, |element| {
+                element.nested(attribute::element::KEY, |key| key.bytes(attribute::data::VALUE, first));
+                if first != last {
+                    element
+                        .nested(attribute::element::KEY_END, |key| key.bytes(attribute::data::VALUE, last));
+                }
+            });
+            set.take(list.attributes());
+        }
+        set.look_up("s", &parts).map(|found| found.among.values.len())
+    }
+
+    #[test]
+    fn a_key_that_no_packet_has_is_not_taken_for_another() {
+        assert_eq!(found(0, &[], &[], &[(&[0, 80], &[0, 80])]), Ok(1));
+        assert_eq!(found(0, &[], &[], &[(&[0, 80, 0, 0], &[0, 80, 0, 0])]), Ok(1));
+        let beyond = &[0, 80, 0, 1];
+        assert!(found(0, &[], &[], &[(beyond, beyond)]).is_err(), "behind a port registers hold 0");
+        assert!(found(set::INTERVAL, &[], &[], &[(beyond, beyond)]).is_err());
+    }
+
+    #[test]
+    fn intervals_of_several_parts_are_those_that_the_kernel_compares() {
+        let mark = [Field::Meta(meta::MARK)];
+        let (first, last): (&[u8], &[u8]) = (&[7, 0, 0, 0, 0, 80, 0, 0], &[7, 0, 0, 0, 0, 90, 0, 0]);
+        let each = set::INTERVAL | set::OF_PARTS;
+        assert_eq!(found(each, &mark, &[4, 2], &[(first, last)]), Ok(1));
+        assert!(found(each, &mark, &[4, 1], &[(first, last)]).is_err(), "a part of the port");
+        assert!(found(each, &mark, &[8], &[(first, last)]).is_err(), "one behind the other");
+        assert!(found(set::INTERVAL, &mark, &[], &[(first, first)]).is_err(), "between whole keys");
+        assert_eq!(found(0, &mark, &[], &[(first, first)]), Ok(1));
+    }
+
+    #[test]
+    fn an_element_with_conditions_of_its_own_is_not_understood() {
+        let with = |kind: u16, name: &str| {
+            let mut list = Writer::default();
+            list.nested(attribute::list::ELEMENT, |element| {
+                element.nested(attribute::element::KEY, |key| key.bytes(attribute::data::VALUE, &[0, 80]));
+                let expression = |data: &mut Writer| data.text(attribute::expression::NAME, name);
+                if kind == attribute::element::EXPRESSION {
+                    element.nested(kind, expression);
+                } else {
+                    element.nested(kind, |all| all.nested(attribute::list::ELEMENT, expression));
+                }
+            });
+            let mut set = Set::default();
+            set.take(list.attributes());
+            set.is_partial
+        };
+        for kind in [attribute::element::EXPRESSION, attribute::element::EXPRESSIONS] {
+            assert!(!with(kind, "counter") && !with(kind, "last"));
+            assert!(with(kind, "limit") && with(kind, "quota") && with(kind, "connlimit"));
+        }
+    }
 
     #[test]
     fn so_many_elements_are_kept_and_no_more() {

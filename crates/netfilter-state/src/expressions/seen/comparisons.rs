@@ -9,7 +9,7 @@ use super::{
     },
     LOCAL_TYPE, number, port,
 };
-use crate::ruleset::{Condition, Endpoint, Selector, SetLookup};
+use crate::ruleset::{Condition, Endpoint, Selector, SetLookup, state};
 use alloc::{string::String, vec::Vec};
 use core::net::{Ipv4Addr, Ipv6Addr};
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
@@ -107,11 +107,16 @@ fn field_is(field: Field, not: bool, value: &[u8], family: Option<Family>) -> Op
         }
         // One of the kernel's bits; a connection is in one state.
         Field::Ct(ct::STATE) => {
-            let value = number(value).filter(|value| value.count_ones() == 1)?;
+            let value = states(value).filter(|value| value.count_ones() == 1)?;
             Condition::State(Equality { value, not })
         }
         Field::Ct(ct::DIRECTION) => {
-            Condition::IsReply(Equality { value: *value.first()? == abi::direction::REPLY, not })
+            let is_reply = match *value.first()? {
+                abi::direction::ORIGINAL => false,
+                abi::direction::REPLY => true,
+                _ => return None,
+            };
+            Condition::IsReply(Equality { value: is_reply, not })
         }
         Field::Payload { base: base::TRANSPORT, offset: TCP_FLAGS, length: 1 } => {
             Condition::TcpFlags { mask: u8::MAX, is: Equality { value: *value.first()?, not } }
@@ -138,6 +143,12 @@ fn field_is(field: Field, not: bool, value: &[u8], family: Option<Family>) -> Op
         Field::Ct(_) | Field::CtOneWay(..) | Field::Payload { .. } | Field::AddressType(_) => return None,
     };
     Some([condition].into())
+}
+
+/// States that the kernel knows, and no others.
+fn states(value: &[u8]) -> Option<u32> {
+    use state::{ESTABLISHED, INVALID, NEW, RELATED, UNTRACKED};
+    number(value).filter(|value| value & !(INVALID | ESTABLISHED | RELATED | NEW | UNTRACKED) == 0)
 }
 
 /// Both ports, compared at once.
@@ -176,7 +187,7 @@ fn masked_is(
         }
         // Compared with 0: none of these states, or with `!=` one of them.
         Field::Ct(ct::STATE) if value == [0; 4] => {
-            Some(Condition::State(Equality { value: number(mask)?, not: !not }))
+            Some(Condition::State(Equality { value: states(mask)?, not: !not }))
         }
         Field::Meta(_)
         | Field::Ct(_)
@@ -272,7 +283,8 @@ pub(crate) fn address(
     } else {
         IpNet::V6(Ipv6Net::new(Ipv6Addr::from(octets), prefix).ok()?)
     };
-    let is = Equality { value: net.trunc(), not };
+    // What a mask has cleared equals nothing but 0.
+    let is = Equality { value: Some(net).filter(|net| *net == net.trunc())?, not };
     Some(Condition::Plain(if is_source { Match::Source(is) } else { Match::Destination(is) }))
 }
 
@@ -334,6 +346,8 @@ mod tests {
             |mask: &[u8], value: &[u8]| masked_is(source, mask, false, value, Some(Family::V4)).is_some();
         assert!(seen(&[255, 0, 0, 0], &[10, 0, 0, 0]));
         assert!(!seen(&[255], &[10, 0, 0, 0]));
+        assert!(!seen(&[255, 0, 0, 0], &[10, 1, 0, 0]), "what the mask has cleared is 0");
+        assert!(!seen(&[0; 4], &[1, 0, 0, 0]));
         assert!(!seen(&[255, 0, 0, 0], &[10]));
     }
 }

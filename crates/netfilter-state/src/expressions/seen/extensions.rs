@@ -22,6 +22,8 @@ const XT_WRITTEN_AS_STATE: u16 = 1 << 13;
 /// `XT_MULTIPORT_SOURCE`.
 const MULTIPORT_SOURCE: u8 = 0;
 
+/// `IPSET_INVALID_ID`
+const NO_SET: [u8; 2] = [0xff; 2];
 /// The set of the type [`LOCAL_TYPE`] alone.
 const LOCAL_TYPES: u16 = 1 << LOCAL_TYPE;
 
@@ -150,6 +152,9 @@ pub(crate) fn extension_target(name: &str, revision: u32, info: &[u8]) -> Option
         // The mask comes behind the value.
         ("MARK", 2) => Some(marked(xt::read_u32(info, 0).zip(xt::read_u32(info, 4)))),
         ("CONNMARK", 1 | 2) => connection_marked(revision, info),
+        // Without a map, packets are kept in a set, which no condition is understood to ask (xt_set).
+        ("SET", 0..=2) => Some(Statement::Harmless("-j SET".to_owned())),
+        ("SET", 3) if info.get(8..10) == Some(&NO_SET) => Some(Statement::Harmless("-j SET".to_owned())),
         ("TPROXY", 0 | 1) => handed_over(revision, info).or_else(|| target_named(name)),
         ("REDIRECT", 0) if xt::redirects_here(info) => Some(Statement::RedirectHere),
         ("REDIRECT" | "CT", _) => {
@@ -309,6 +314,19 @@ mod tests {
         let some = Statement::Tproxy { port: None, mark: None, ends: true };
         for (revision, info) in [(1, &first[..]), (0, &first[..8]), (2, &second(15001)[..])] {
             assert_eq!(extension_target("TPROXY", revision, info), Some(some.clone()), "{revision}");
+        }
+    }
+
+    #[test]
+    fn a_set_of_ipset_may_give_packets_its_marks() {
+        let sets = |map: [u8; 2]| [[0; 8].as_slice(), &map, &[0; 38]].concat();
+        assert_eq!(extension_target("SET", 3, &sets([0, 0])), Some(Statement::SetMark(None)));
+        assert_eq!(extension_target("SET", 4, &sets(NO_SET)), Some(Statement::SetMark(None)));
+        for (revision, info) in [(3, sets(NO_SET)), (2, sets([0, 0]))] {
+            assert!(
+                extension_target("SET", revision, &info).is_some_and(|one| one.leaves_all()),
+                "{revision}"
+            );
         }
     }
 

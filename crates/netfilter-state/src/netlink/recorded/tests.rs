@@ -35,7 +35,7 @@ fn of_rules_of_others_is_seen_what_they_say() {
 
 #[test]
 fn a_set_that_was_not_read_is_not_understood_and_hides_nothing_else() {
-    const UNREAD: &str = "[ip saddr in a set that is too large]";
+    const UNREAD: &str = "[ip saddr in a set that was not read whole]";
     let dump = dump(dumps::OF_OTHERS);
     let mut ruleset = Ruleset::default();
     for message in Messages::new(&dump) {
