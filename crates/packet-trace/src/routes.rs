@@ -19,10 +19,12 @@ pub(super) struct Routes {
     pub(super) loopback_is_up: bool,
     /// The addresses with a local route, and broadcast addresses: no other host has them.
     pub(super) of_nobody_else: Set,
-    /// Those with a local route.
+    /// The addresses that are the namespace's own by the routes to them.
     pub(super) local: Set,
-    /// Whether a mark may lead elsewhere than no mark.
+    /// Whether a mark may lead elsewhere than no mark, ...
     pub(super) looks_at_marks: bool,
+    /// ... and whether another class of traffic may: `tos` is among what is not modelled.
+    pub(super) looks_at_class: bool,
     /// Whether the kernel asks, of what arrives, where an answer would go (`fib_validate_source`): in IPv4, once a program has added
     /// a policy rule or a local route.
     pub(super) validates_sources: bool,
@@ -99,11 +101,11 @@ impl Routes {
         let mut routes = Self {
             steps: Vec::new(),
             loopback_is_up: tables.loopback_is_up,
-            of_nobody_else: delivered_here(tables, family, |kind| {
-                matches!(kind, RouteKind::Local | RouteKind::Broadcast | RouteKind::Anycast)
-            }),
-            local: delivered_here(tables, family, |kind| kind == RouteKind::Local),
+            of_nobody_else: delivered_here(tables, family),
+            local: local(tables, family),
             looks_at_marks: rules.iter().any(|rule| rule.mark.is_some()),
+            looks_at_class: rules.iter().any(|rule| !rule.unknown.is_empty())
+                || tables.routes.iter().any(|route| route.unknown),
             validates_sources: family == Family::V4
                 && (rules.iter().any(is_added) || has_local_of_others(tables)),
             words: WORDS.map(String::from).into(),
@@ -223,12 +225,24 @@ fn has_local_of_others(tables: &RouteTables) -> bool {
 }
 
 /// The addresses with routes of these kinds in the table of the namespace's own addresses.
-fn delivered_here(tables: &RouteTables, family: Family, is_so: impl Fn(RouteKind) -> bool) -> Set {
+fn delivered_here(tables: &RouteTables, family: Family) -> Set {
+    let is_kind = |kind| matches!(kind, RouteKind::Local | RouteKind::Broadcast | RouteKind::Anycast);
     let is_local = |route: &&Route| {
-        route.family == family && route.table == LOCAL_TABLE && is_so(route.kind) && !route.unknown
+        route.family == family && route.table == LOCAL_TABLE && is_kind(route.kind) && !route.unknown
     };
     let ranges = tables.routes.iter().filter(is_local).flat_map(|route| of_net(&route.to).ranges().to_vec());
     Set::of(ranges.collect())
+}
+
+/// The addresses that the most specific route in that table calls local.
+fn local(tables: &RouteTables, family: Family) -> Set {
+    let of_table = |route: &&Route| route.family == family && route.table == LOCAL_TABLE;
+    let mut routes: Vec<&Route> = tables.routes.iter().filter(of_table).collect();
+    routes.sort_by_key(|route| (route.to.prefix_len(), Reverse(route.metric)));
+    routes.into_iter().fold(Set::empty(), |all, route| match route.kind {
+        RouteKind::Local => all.or(&of_net(&route.to)),
+        _ => all.without(&of_net(&route.to)),
+    })
 }
 
 fn tests_of(rule: &PolicyRule) -> Vec<RouteTest> {

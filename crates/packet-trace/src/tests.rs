@@ -396,6 +396,30 @@ fn what_is_translated_after_tproxy_is_reset() {
 }
 
 #[test]
+fn a_packet_without_an_interface_has_an_empty_name() {
+    use netfilter_state::ruleset::Condition;
+    let drops = |range: (u128, u128), not: bool| {
+        let value = SetLookup::range(Selector::InInterface, range);
+        let rule = SeenRule {
+            conditions: [Condition::Among(Equality { value, not })].into(),
+            statements: [Statement::Drop].into(),
+            ..SeenRule::default()
+        };
+        let base = Base { hook: Hook::Output, priority: 0, is_nat: false, drops: false, reroutes: false };
+        let chain = ChainState { base: Some(base), rules: [rule].into(), ..ChainState::default() };
+        with_table_of([("output", chain)]).fate(&app("192.0.2.1:80")) == Fate::Dropped
+    };
+    for (range, not, wanted) in [
+        ((0, u128::MAX), false, true),
+        ((0, u128::MAX), true, false),
+        ((1, u128::MAX), false, false),
+        ((1, u128::MAX), true, true),
+    ] {
+        assert_eq!(drops(range, not), wanted, "{range:?} {not}");
+    }
+}
+
+#[test]
 fn a_rule_of_the_mesh_in_the_kernel_knows_its_setting() {
     let trace = through("", &app("192.0.2.1:3306").by("eth0"));
     let Some(TraceEvent::Rule { origin: Some(origin), .. }) = trace.deciding() else {

@@ -355,6 +355,8 @@ struct Walk<'a> {
     destination: Option<SocketAddr>,
     /// Whether its source was translated, to an unknown address.
     is_source_translated: bool,
+    /// Whether the class of its traffic was written.
+    is_reclassed: bool,
     tracking: Tracking,
     zone: Option<u16>,
     /// Whether nat has been asked about the destination, and about the source.
@@ -377,7 +379,7 @@ struct Walk<'a> {
 /// All that decides about the rest of a walk's way.
 type State = (
     (Packets, Point, Hook, Option<Direction>, Vec<usize>),
-    (Interface, Interface, Option<Interface>, bool, MarkNow, MarkNow),
+    (Interface, Interface, Option<Interface>, bool, bool, MarkNow, MarkNow),
     (Option<SocketAddr>, bool, Tracking, Option<u16>, bool, bool),
     (Option<Fate>, Option<ChainRule>, Causes),
 );
@@ -412,6 +414,7 @@ impl<'a> Walk<'a> {
             mark_routed: None,
             destination: None,
             is_source_translated: false,
+            is_reclassed: false,
             tracking: Tracking::NotYet,
             zone: None,
             is_bound: false,
@@ -508,7 +511,15 @@ impl<'a> Walk<'a> {
     fn state(&self) -> State {
         (
             (self.packets.clone(), self.point, self.hook, self.device, self.to_come.clone()),
-            (self.came_in, self.goes_out, self.routed, self.has_owner, self.mark, self.connection_mark),
+            (
+                self.came_in,
+                self.goes_out,
+                self.routed,
+                self.has_owner,
+                self.is_reclassed,
+                self.mark,
+                self.connection_mark,
+            ),
             (
                 self.destination,
                 self.is_source_translated,

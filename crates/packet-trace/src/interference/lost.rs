@@ -333,7 +333,19 @@ impl Judge<'_> {
         let is_refused = matches!(way.fate, Fate::Dropped | Fate::Rejected | Fate::Broken)
             && (self.is_marked || are_related(&way.packets));
         let is_meant = is_led || is_refused || self.reaches_nobody(way);
-        way.fate != self.wanted.fate && !is_meant && !self.is_for_the_listener(way)
+        way.fate != self.wanted.fate
+            && !is_meant
+            && !self.is_for_the_listener(way)
+            && !self.is_redirected_there(way)
+    }
+
+    /// Whether another program's REDIRECT brings packets to the same port.
+    fn is_redirected_there(&self, way: &TracePath) -> bool {
+        let (Fate::Redirected { port }, Some(Cause::Rule(rule))) = (way.fate, way.causes.last) else {
+            return false;
+        };
+        matches!(self.wanted.fate, Fate::Proxy { port: wanted, rewritten: true, .. } if wanted == port)
+            && self.does(rule, |one| matches!(one, Statement::Redirect(_)))
     }
 
     /// Whether REDIRECT drops them because they come by an interface without an address, although others have one.

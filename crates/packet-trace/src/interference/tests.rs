@@ -1,6 +1,11 @@
 use super::*;
-use crate::saved::{add_saved, saved_rule};
-use netfilter_state::route_tables::{LOCAL_TABLE, MAIN_TABLE, PolicyRule, Route, RouteKind, RouteTables};
+use crate::{
+    Fate, Packet,
+    saved::{add_saved, saved_rule},
+};
+use netfilter_state::route_tables::{
+    LOCAL_TABLE, MAIN_TABLE, PolicyRule, Route, RouteKind, RouteTables, RuleAction,
+};
 use netfilter_state::ruleset::{
     Api, Base, ChainState, SeenRule, Selector, SetLookup, Statement, TableFamily, TableName, TableState,
     VerdictMap,
@@ -535,6 +540,140 @@ fn a_translation_to_where_packets_go_anyway_is_one() {
         &[
             ("*ip/p\n:p prerouting -150 nat\n-A p -j REDIRECT", &[(Does, "p p 1", Translates, &[Inbound])]),
             ("*ip/p\n:p prerouting -50 nat\n-A p -j REDIRECT", NOTHING),
+        ],
+    );
+}
+
+/// Where another source address leads answers is not known; that of the interface leads them back.
+#[test]
+fn a_source_that_is_another_one_may_lose_answers() {
+    check(
+        &[],
+        &[
+            (
+                "-A POSTROUTING -o lo -p tcp -j SNAT --to-source 240.0.0.1",
+                &[(May, "nat POSTROUTING 1", Unknown, &[Outbound, ProxyToSelf])],
+            ),
+            (
+                "-A POSTROUTING -o eth0 -p tcp -j SNAT --to-source 240.0.0.1",
+                &[(May, "nat POSTROUTING 1", Unknown, &[ByProxy])],
+            ),
+            (
+                "-A INPUT -i eth0 -p tcp -j SNAT --to-source 240.0.0.1",
+                &[(May, "nat INPUT 1", Unknown, &[Inbound])],
+            ),
+            ("-A POSTROUTING -j MASQUERADE", NOTHING),
+        ],
+    );
+}
+
+/// Findings in a pod whose routes are these.
+fn found_among(others: &str, edit: impl Fn(&mut RouteTables)) -> Vec<(Severity, Effect)> {
+    let mut tables = route_tables();
+    edit(&mut tables);
+    let addresses: [IpAddr; 1] = [OWN.parse().unwrap()];
+    let interfaces = ["eth0".to_string()];
+    let pod = Pod { addresses: &addresses, interfaces: &interfaces, routes: Some(&tables), ..Pod::default() };
+    let plan = plan(&[]);
+    find(&in_force(&plan, others), &plan, &pod).iter().map(|one| (one.severity, one.effect)).collect()
+}
+
+#[test]
+fn another_class_of_traffic_may_be_routed_otherwise() {
+    let others = |kind: &str| format!("*ip/f\n:o output -150 {kind}\n-A o -p tcp -j TOS --set-tos 0x10/0xff");
+    let by_class = |tables: &mut RouteTables| {
+        let lost = PolicyRule { action: RuleAction::Blackhole, ..PolicyRule::lookup(Family::V4, 10, 0) };
+        tables.rules.insert(1, PolicyRule { unknown: ["tos"].into(), ..lost });
+    };
+    assert!(found_among(&others("route"), by_class).contains(&(May, Routes)));
+    // Nothing is routed again.
+    assert_eq!(found_among(&others("filter"), by_class), []);
+    assert_eq!(found_among(&others("route"), |_| ()), []);
+}
+
+#[test]
+fn an_address_is_local_by_its_route() {
+    let others = "-I OUTPUT -m addrtype --dst-type LOCAL -j DROP";
+    let plan = plan(&[]);
+    let is_dropped = |added: &[(RouteKind, &str)]| {
+        let mut tables = route_tables();
+        for (kind, to) in added {
+            let like = tables.routes[0].clone();
+            tables.routes.push(Route { to: to.parse().unwrap(), kind: *kind, ..like });
+        }
+        let rules = TraceRules::of_ruleset(&in_force(&plan, others), &[], Family::V4, Some(&plan));
+        let rules = rules.with_addresses(&[OWN.parse().unwrap()]).with_routes(&tables);
+        let to_others = Packet::from_pod(
+            1000,
+            1000,
+            (OWN.parse::<IpAddr>().unwrap(), 1).into(),
+            "198.51.100.1:80".parse().unwrap(),
+        );
+        rules.fate(&to_others.by("eth0")) == Fate::Dropped
+    };
+    let local = (RouteKind::Local, "198.51.100.0/24");
+    assert!(!is_dropped(&[]) && is_dropped(&[local]));
+    assert!(!is_dropped(&[local, (RouteKind::Broadcast, "198.51.100.0/25")]), "of another kind");
+}
+
+/// A foreign rule hands packets over only where somebody listens; iptables drop them otherwise.
+#[test]
+fn what_nobody_listens_for_goes_on() {
+    let plan = plan(&[]);
+    let severities = |ends: bool| {
+        let mut ruleset = in_force(&plan, "*inet/f\n:p prerouting -160 filter");
+        let statements = [Statement::Tproxy { port: Some(9), mark: Some((1, 1)), ends }].into();
+        let name = TableName { api: Api::NfTables, family: TableFamily::Inet, name: "f".into() };
+        chain_of(ruleset.table(name), "p").rules.push(SeenRule { statements, ..SeenRule::default() });
+        let addresses: [IpAddr; 1] = [OWN.parse().unwrap()];
+        let interfaces = ["eth0".to_string()];
+        let pod = Pod { addresses: &addresses, interfaces: &interfaces, ..Pod::default() };
+        find(&ruleset, &plan, &pod).iter().map(|one| (one.severity, one.effect)).collect::<Vec<_>>()
+    };
+    assert_eq!((severities(true), severities(false)), (vec![(Does, Tproxies)], vec![(May, Tproxies)]));
+}
+
+/// The socket that TPROXY has chosen is the packet's from there on.
+#[test]
+fn what_is_handed_over_may_have_the_owner_of_its_listener() {
+    let by_owner = "*inet/f\n:i input 0 filter\n-A i -m owner --uid-owner 1337 -j DROP";
+    check(TPROXY, &[(by_owner, &[(May, "f i 1", Drops, &[Inbound, ProxyToSelf])])]);
+    check(&[], &[(by_owner, NOTHING)]);
+}
+
+/// A source that is translated to itself is not (`nf_nat_setup_info`).
+#[test]
+fn a_translated_source_may_be_the_same() {
+    let others = |verdict: &str| {
+        let nat = "*ip/f\n:p postrouting 100 nat\n-A p -j MASQUERADE\n";
+        format!(
+            "{nat}:q postrouting 200 filter\n-A q -m conntrack --ctstate SNAT -j {verdict}\n-A q -p tcp -j DROP"
+        )
+    };
+    let severities = |verdict: &str| {
+        found(&plan(&[]), &others(verdict))
+            .iter()
+            .map(|one| (one.severity, one.place.rule))
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(severities("ACCEPT"), [(May, Some(2))]);
+    assert!(severities("DROP").contains(&(May, Some(1))), "{:?}", severities("DROP"));
+}
+
+#[test]
+fn what_another_rule_sends_to_the_listener_is_not_lost() {
+    check(
+        &[],
+        &[
+            // Those that the proxy opens with its group alone come back to it.
+            (
+                "-I OUTPUT -p tcp -m owner ! --uid-owner 1337 -j REDIRECT --to-ports 15001",
+                &[(Does, "nat OUTPUT 1", Translates, &[ByProxy])],
+            ),
+            (
+                "-I OUTPUT -p tcp -m owner ! --uid-owner 1337 -j REDIRECT --to-ports 15006",
+                &[(Does, "nat OUTPUT 1", Translates, &[Outbound, ByProxy])],
+            ),
         ],
     );
 }

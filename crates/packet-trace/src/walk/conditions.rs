@@ -43,16 +43,18 @@ impl Walk<'_> {
             Test::Always(holds) => FieldMatch::when(*holds),
             Test::In(Field::State, set) => self.is_in_state(set),
             Test::In(field, set) => self.has(*field, set),
-            Test::Local(field, not) => match &self.rules.addresses {
-                Some(own) if *not => self.has(*field, own).not(self.packets.family),
-                Some(own) => self.has(*field, own),
-                None => FieldMatch::Unknown,
-            },
+            Test::Local(field, not) => {
+                let own = self.rules.routes.as_ref().map(|routes| &routes.local);
+                let own = own.or(self.rules.addresses.as_ref());
+                self.turned(*not, own.map_or(FieldMatch::Unknown, |own| self.has(*field, own)))
+            }
             Test::Entry => self.has_entry(),
             Test::Translated(field, not) => self.turned(*not, self.is_translated(*field)),
             Test::ComesIn(set, not) => self.by(self.came_in, set, *not),
             Test::GoesOut(set, not) => self.by(self.goes_out, set, *not),
             Test::Owner(field, set) if self.has_owner => FieldMatch::of(&self.packets, *field, set),
+            // That of the socket that TPROXY has chosen.
+            Test::Owner(..) if self.handed_over.is_some() => FieldMatch::Unknown,
             Test::Owner(..) => FieldMatch::No,
             Test::Bits(Field::ConnMark, value, mask, not) => {
                 self.of_connection(*not, |mark| mark.has(&self.packets, *value, *mask))
@@ -126,7 +128,9 @@ impl Walk<'_> {
         let is_first = FieldMatch::of(&self.packets, Field::State, &Set::range(state::NEW, state::RELATED));
         if field == Field::Source {
             return match is_first {
-                FieldMatch::Yes => FieldMatch::when(self.is_source_translated),
+                FieldMatch::Yes if !self.is_source_translated => FieldMatch::No,
+                // To itself, perhaps, which is none (`nf_nat_setup_info`).
+                FieldMatch::Yes => FieldMatch::Unknown,
                 // How its first packet was translated is not known.
                 FieldMatch::No => FieldMatch::Unknown,
                 either @ (FieldMatch::For(..) | FieldMatch::Unknown) => either,
@@ -154,7 +158,7 @@ impl Walk<'_> {
     pub(super) fn by(&self, by: Interface, set: &Set, not: bool) -> FieldMatch {
         let holds = match by {
             // The kernel compares with an empty name.
-            Interface::None => FieldMatch::No,
+            Interface::None => FieldMatch::when(set.contains(interface(""))),
             Interface::Loopback => FieldMatch::when(set.contains(interface("lo"))),
             Interface::Named(name) => FieldMatch::when(set.contains(name)),
             Interface::Own => FieldMatch::of(&self.packets, Field::Interface, set),

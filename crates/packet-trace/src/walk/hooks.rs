@@ -164,7 +164,8 @@ impl Walk<'_> {
     pub(super) fn leaves(&mut self) -> Result<Option<Fate>, Split> {
         let base = self.in_base.and_then(|index| self.rules.base(index)).map(|(_, base)| base);
         let moved = self.destination != self.destination_before;
-        let remarked = base.is_some_and(|base| base.reroutes) && self.mark != self.mark_before;
+        let remarked =
+            base.is_some_and(|base| base.reroutes) && (self.is_reclassed || self.mark != self.mark_before);
         if self.hook == Hook::Output
             && self.device.is_none()
             && (moved || remarked)

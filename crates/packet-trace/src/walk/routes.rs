@@ -138,7 +138,7 @@ impl<'a> Walk<'a> {
             self.leaves_by(to);
             return Ok(None);
         };
-        if !moved && !routes.looks_at_marks {
+        if !(moved || routes.looks_at_marks || self.is_reclassed && routes.looks_at_class) {
             return Ok(None);
         }
         let (leads, words) = self.route(routes, Lookup::Again)?;

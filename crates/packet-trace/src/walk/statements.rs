@@ -173,6 +173,10 @@ impl<'a> Walk<'a> {
             Statement::Goto(_) => Then::Goto(to),
             Statement::Accept => Then::Leave,
             Statement::Return => Then::Return,
+            // Where an address that is not the interface's own leads answers is not known.
+            Statement::TranslateSource(how) if how != "MASQUERADE" && self.may_matter(statement)? => {
+                self.ends(Fate::Unknown)
+            }
             Statement::TranslateSource(_) => {
                 (self.is_source_translated, self.is_source_bound) = (true, true);
                 Then::Captured
@@ -183,6 +187,12 @@ impl<'a> Walk<'a> {
             Statement::RedirectHere => self.redirect(None)?,
             Statement::Translate(_) if self.handed_over.is_some() => self.breaks(),
             Statement::Translate(_) => self.ends(Fate::Translated),
+            // Where nobody listens, nftables go on with the next rule.
+            Statement::Tproxy { ends: false, .. }
+                if !self.is_own_rule() && !self.may_matter(statement)? =>
+            {
+                Then::Rule
+            }
             Statement::Tproxy { port, mark, ends } => self.tproxy(*port, *mark, *ends),
             Statement::Queue
             | Statement::Unknown(_)
@@ -232,6 +242,10 @@ impl<'a> Walk<'a> {
                 Entry::Own => self.set_connection_mark(self.connection_mark.changed(*mask, *value)),
             },
             Statement::Zone(zone) => self.set_zone(*zone),
+            Statement::SetClass(_) => {
+                self.is_reclassed = true;
+                Then::Statement
+            }
             Statement::Harmless(_) | Statement::Updates(_) | Statement::Continue => Then::Statement,
         })
     }
@@ -258,16 +272,20 @@ impl<'a> Walk<'a> {
         self.here()?.0.ours
     }
 
+    /// Whether the rule at hand is one of the mesh's.
+    fn is_own_rule(&self) -> bool {
+        self.here().is_some_and(|(_, rule)| rule.is_own)
+    }
+
     /// The rule at hand, if it is not one of the mesh's.
     fn foreign_rule(&self) -> Option<ChainRule> {
-        let is_own = self.here().is_some_and(|(_, rule)| rule.is_own);
-        self.rule_here().filter(|_| !is_own)
+        self.rule_here().filter(|_| !self.is_own_rule())
     }
 
     /// A rule of the mesh that ends a chain without a capture is the reason that none happens; so is another program's rule that ends the base chain before the
     /// mesh's.
     fn leaves_alone(&mut self, leaves: bool) {
-        let is_own = self.here().is_some_and(|(_, rule)| rule.is_own);
+        let is_own = self.is_own_rule();
         let call = self.calls.last().copied();
         let is_base = self.calls.len() == 1 && call.is_some_and(|call| call.gone_by.is_none());
         if is_own && self.captured.is_none() {
@@ -328,8 +346,11 @@ impl<'a> Walk<'a> {
     }
 
     fn not_understood(&mut self, statement: &Statement) -> Result<Then, Split> {
-        let matters = self.assume(|| Unknown::Rule(statement.to_string()))?;
-        Ok(if matters { self.ends(Fate::Unknown) } else { Then::Statement })
+        Ok(if self.may_matter(statement)? { self.ends(Fate::Unknown) } else { Then::Statement })
+    }
+
+    fn may_matter(&mut self, statement: &Statement) -> Result<bool, Split> {
+        self.assume(|| Unknown::Rule(statement.to_string()))
     }
 
     /// TPROXY has chosen the socket already. A later translation makes the packet miss that socket's connection.
