@@ -239,9 +239,9 @@ fn local(tables: &RouteTables, family: Family) -> Set {
     let of_table = |route: &&Route| route.family == family && route.table == LOCAL_TABLE;
     let mut routes: Vec<&Route> = tables.routes.iter().filter(of_table).collect();
     routes.sort_by_key(|route| (route.to.prefix_len(), Reverse(route.metric)));
-    routes.into_iter().fold(Set::empty(), |all, route| match route.kind {
-        RouteKind::Local => all.or(&of_net(&route.to)),
-        _ => all.without(&of_net(&route.to)),
+    routes.into_iter().fold(Set::empty(), |all, route| {
+        let to = of_net(&route.to);
+        if route.kind == RouteKind::Local { all.or(&to) } else { all.without(&to) }
     })
 }
 

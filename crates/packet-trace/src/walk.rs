@@ -85,6 +85,8 @@ pub(super) struct Causes {
     pub(super) left_early: Option<ChainRule>,
     /// The rule of other programs that kept connection tracking from it.
     pub(super) untracked: Option<ChainRule>,
+    /// The rule of other programs that chose its zone of connection tracking.
+    pub(super) zoned: Option<ChainRule>,
     /// The rule of other programs that decided that its destination stays as it is.
     pub(super) bound: Option<ChainRule>,
     /// The last rule of other programs that changed its mark or its connection's.

@@ -564,7 +564,9 @@ impl fmt::Display for Statement {
             Self::Updates(set) => write!(f, "add @{}", Plain(set)),
             Self::Continue => f.write_str("continue"),
             Self::Queue => f.write_str("-j NFQUEUE"),
-            Self::Rewrite(name) | Self::SetClass(name) | Self::Harmless(name) => f.write_str(&Plain(name).text()),
+            Self::Rewrite(name) | Self::SetClass(name) | Self::Harmless(name) => {
+                f.write_str(&Plain(name).text())
+            }
             Self::Unknown(name) => write!(f, "[{}]", Plain(name)),
         }
     }

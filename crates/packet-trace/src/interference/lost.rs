@@ -373,7 +373,10 @@ impl Judge<'_> {
         if way.fate == self.wanted.fate {
             let is_handed_over = matches!(way.fate, Fate::Proxy { rewritten: false, .. });
             if way.zone != self.wanted.zone {
-                return of(Effect::EndsChain, causes.left_early);
+                // Answers need the entry that says how they are translated back.
+                let is_translated = matches!(way.fate, Fate::Proxy { rewritten: true, .. });
+                let zoned = causes.zoned.filter(|_| is_translated);
+                return of(Effect::EndsChain, causes.left_early).or_else(|| of(Effect::Untracks, zoned));
             }
             // Routing checks TPROXY's mark; what is for an address of the pod arrives without it, and so does what comes over lo.
             let differs = is_handed_over && !self.is_sent && way.mark != self.wanted.mark;
@@ -382,6 +385,7 @@ impl Judge<'_> {
         if let Some(words) = causes.kept {
             return Some((Effect::Routes, Cause::Route(words)));
         }
+        let hands_over = |rule| self.does(rule, |one| matches!(one, Statement::Tproxy { .. }));
         match (way.fate, causes.last) {
             (_, Some(Cause::Rule(rule))) if self.live.is_own(rule) && !self.is_lost_before(way) => {
                 self.never_captured(way)
@@ -390,14 +394,13 @@ impl Judge<'_> {
                 Some((Effect::PolicyDrops, Cause::Policy(base)))
             }
             (_, Some(Cause::Route(words))) => Some((Effect::Routes, Cause::Route(words))),
-            (Fate::Dropped | Fate::Rejected, Some(Cause::Rule(rule))) => of(Effect::Drops, Some(rule)),
+            (Fate::Dropped | Fate::Rejected, Some(Cause::Rule(rule))) => {
+                of(if hands_over(rule) { Effect::Tproxies } else { Effect::Drops }, Some(rule))
+            }
             (
                 Fate::Redirected { .. } | Fate::Translated | Fate::Broken | Fate::Proxy { .. },
                 Some(Cause::Rule(rule)),
-            ) => {
-                let hands_over = self.does(rule, |one| matches!(one, Statement::Tproxy { .. }));
-                of(if hands_over { Effect::Tproxies } else { Effect::Translates }, Some(rule))
-            }
+            ) => of(if hands_over(rule) { Effect::Tproxies } else { Effect::Translates }, Some(rule)),
             (Fate::Unknown, Some(Cause::Rule(rule))) => {
                 let effect = if self.does(rule, |one| matches!(one, Statement::Queue)) {
                     Effect::Queues

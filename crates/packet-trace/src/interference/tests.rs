@@ -631,6 +631,18 @@ fn what_nobody_listens_for_goes_on() {
         find(&ruleset, &plan, &pod).iter().map(|one| (one.severity, one.effect)).collect::<Vec<_>>()
     };
     assert_eq!((severities(true), severities(false)), (vec![(Does, Tproxies)], vec![(May, Tproxies)]));
+    let others = "*mangle\n-I PREROUTING -p tcp -j TPROXY --on-port 9 --tproxy-mark 0x1/0x1";
+    let rules = TraceRules::of_ruleset(&in_force(&plan, others), &[], Family::V4, Some(&plan));
+    let to_pod = Packet::from_outside("192.0.2.1:1".parse().unwrap(), format!("{OWN}:80").parse().unwrap());
+    assert!(rules.trace(&to_pod.by("eth0")).may.contains(&Fate::Dropped));
+}
+
+/// Answers, which belong to no zone, are no answers of a connection in one.
+#[test]
+fn a_zone_of_others_may_lose_answers() {
+    let zone = "*raw\n-I PREROUTING -i eth0 -p tcp -j CT --zone 5";
+    check(&[], &[(zone, &[(May, "raw PREROUTING 1", Untracks, &[Inbound])])]);
+    check(TPROXY, &[(zone, NOTHING)]);
 }
 
 /// The socket that TPROXY has chosen is the packet's from there on.

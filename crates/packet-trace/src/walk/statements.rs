@@ -187,11 +187,9 @@ impl<'a> Walk<'a> {
             Statement::RedirectHere => self.redirect(None)?,
             Statement::Translate(_) if self.handed_over.is_some() => self.breaks(),
             Statement::Translate(_) => self.ends(Fate::Translated),
-            // Where nobody listens, nftables go on with the next rule.
-            Statement::Tproxy { ends: false, .. }
-                if !self.is_own_rule() && !self.may_matter(statement)? =>
-            {
-                Then::Rule
+            // Where nobody listens, nftables go on with the next rule, and iptables drop the packet.
+            Statement::Tproxy { ends, .. } if !self.is_own_rule() && !self.may_matter(statement)? => {
+                if *ends { self.ends(Fate::Dropped) } else { Then::Rule }
             }
             Statement::Tproxy { port, mark, ends } => self.tproxy(*port, *mark, *ends),
             Statement::Queue
@@ -489,6 +487,7 @@ impl<'a> Walk<'a> {
         };
         if is_chosen {
             (self.tracking, self.zone) = (Tracking::Template, Some(zone));
+            self.causes.zoned = self.foreign_rule();
             self.changed(PacketEdit::Zone(zone));
         }
         Then::Statement
