@@ -8,6 +8,7 @@ pub mod packets;
 pub mod recording;
 pub mod stubs;
 pub mod told;
+pub mod vocabulary;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -9,6 +9,7 @@ use test_support::netns::{client_address, pod_address, remote_address};
 
 use super::mesh::other_address;
 use super::packets::STRANGER;
+use super::vocabulary;
 
 /// What other programs do.
 #[derive(Debug, Default)]
@@ -28,6 +29,7 @@ pub fn random(dice: &mut Dice, legacy: bool) -> Foreign {
         let kind = if has_routes { dice.below(18) } else { dice.below(20) };
         has_routes |= kind >= 18;
         let script = match kind {
+            _ if kind < 18 && dice.one_in(RARE) => vocabulary::random(dice, legacy, number),
             0..=7 => {
                 let other = dice.one_in(6);
                 iptables(dice, legacy ^ other)
@@ -36,7 +38,9 @@ pub fn random(dice: &mut Dice, legacy: bool) -> Foreign {
             16 | 17 => devices(dice, number),
             _ => routing(dice),
         };
-        let to = if dice.one_in(5) { &mut foreign.before } else { &mut foreign.after };
+        // No plan is put in force where another program routes by its mark.
+        let is_before = dice.one_in(5) && !script.contains("fwmark 0x539");
+        let to = if is_before { &mut foreign.before } else { &mut foreign.after };
         to.push_str(&script);
     }
     foreign
@@ -44,6 +48,8 @@ pub fn random(dice: &mut Dice, legacy: bool) -> Foreign {
 
 /// The effect of these is not known beforehand: a few.
 const CHANCE: usize = 60;
+/// Of most that is known the engine says that it may do anything.
+const RARE: usize = 6;
 
 const TCP_PORTS: [&str; 9] = ["80", "81", "4443", "53", "8080", "8081", "15008", "15001", "15006"];
 const PORTS: [&str; 5] = ["80:81", "8080,8081", "80,4443,9", "15001,15006", "81:8080"];

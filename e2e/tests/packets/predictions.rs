@@ -193,6 +193,16 @@ const fn case(
     Case { name, modes, before: "", after, lost, untold: false, lacks: false, also: &[] }
 }
 
+/// One of which neither the trace nor CHECK can be sure.
+const fn maybe(
+    name: &'static str,
+    modes: &'static [Mode],
+    after: &'static str,
+    lost: &'static [Probe],
+) -> Case {
+    Case { untold: true, ..case(name, modes, after, lost) }
+}
+
 /// All that leaves the application or the proxy by way of `output` in IPv4, ...
 const OUTPUT: &[Probe] = &[Out, Out443, ToSelf, AppToSelf, ByProxy443];
 /// ... and in both families.
@@ -323,6 +333,26 @@ const NFT_DROP_RESOLVER: &str = "nft 'table inet theirs {
     chain out { type filter hook output priority -150; ip daddr 127.0.0.53 drop
         ip6 daddr ::1 udp dport 53 drop; } }'";
 const DROP_OTHER: &str = "iptables-nft -w -t mangle -A OUTPUT -d 127.0.0.11 -j DROP";
+
+const IPSET_MARK: &str = "ipset create m hash:ip skbinfo; ipset add m 10.1.0.2 skbmark 0x7
+    $ipt -t mangle -A OUTPUT -p tcp -j SET --map-set m src --map-mark
+    $ipt -t nat -I OUTPUT -m mark --mark 7 -j ACCEPT";
+const NFT_SAME_SOURCE: &str =
+    "nft 'table ip f { chain p { type nat hook postrouting priority 100; masquerade; }
+    chain q { type filter hook postrouting priority 200; ct status snat accept; tcp dport 443 drop; } }'";
+const NFT_LISTENER: &str =
+    "nft 'table inet f { chain i { type filter hook input priority 0; meta skuid 0 drop; } }'";
+const NFT_NOBODY: &str = "nft 'table inet f { chain p { type filter hook prerouting priority -160;
+    meta l4proto tcp tproxy to :9999 meta mark set 1 accept; } }'";
+const NFT_NO_STATE: &str = "nft 'table inet f { chain i { type filter hook input priority 0;
+    ct state & 0x80000000 != 0 accept; tcp dport 15006 drop; } }'";
+const NFT_QUOTAS: &str =
+    "nft 'table inet f { set s { type inet_service; quota 1 bytes; elements = { 15006, 15001 }; }
+    chain i { type filter hook input priority 0; tcp dport @s accept; tcp dport { 15001, 15006 } drop; } }'";
+const BY_CLASS: &str = "ip rule add pref 10 tos 0x10 blackhole
+    $ipt -t mangle -A OUTPUT -p tcp -j TOS --set-tos 0x10";
+const ZONE_IN: &str = "$ipt -t raw -A PREROUTING -i eth0 -p tcp -j CT --zone 5";
+const TO_PROXY: &str = "$ipt -t nat -I OUTPUT -p tcp -m owner ! --uid-owner 1337 ! --gid-owner 1337 -j REDIRECT --to-ports 15001";
 
 const CASES: &[Case] = &[
     // Marks from hook to hook.
@@ -463,7 +493,7 @@ const CASES: &[Case] = &[
     // What comes over lo is not routed again, and IPv6 does not ask where a source is.
     case("no own IPv6 address", &[Redirect, Native, Legacy], "ip -6 route del local fd00:10::2 table local", &[In6]),
     // For packets of the other family the rule ends there.
-    case("TPROXY for IPv6", &[Redirect, Native, Legacy], TPROXY_V6, &[In6]),
+    maybe("TPROXY for IPv6", &[Redirect, Native, Legacy], TPROXY_V6, &[In6]),
     // Where a zone is chosen before connection tracking, there is a template, which counts as new. nftables asks nothing else of it.
     case("zone, then new", ALL, "$ipt -t raw -A OUTPUT -j CT --zone 5; $ipt -t raw -A OUTPUT -m conntrack --ctstate NEW -j DROP", OUTPUT),
     case("zone, then not new", ALL, "$ipt -t raw -A OUTPUT -j CT --zone 5; $ipt -t raw -A OUTPUT -m conntrack ! --ctstate NEW -j DROP", NONE),
@@ -557,6 +587,22 @@ const CASES: &[Case] = &[
     },
     Case { also: &[InTunnel, ToApp], ..case("P15 exempt", &[Redirect, Native, Legacy], "", NONE) },
     // Resolvers in the pod.
+
+    // What the kernel compares and does where it is easily taken for less.
+    maybe("P30 marks of ipset", &[Redirect, Legacy], IPSET_MARK, &[Out, Out443, ToSelf]),
+    maybe("P31 a source that stays the same", &[Redirect], NFT_SAME_SOURCE, &[ByProxy443]),
+    maybe("P32 the listener's owner", &[Tproxy, NativeTproxy], NFT_LISTENER, &[In, In6]),
+    maybe("P33 nobody listens", &[Redirect, Native], NFT_NOBODY, NONE),
+    maybe("P34 a state that nothing has", &[Redirect], NFT_NO_STATE, &[In, In6, ToSelf]),
+    maybe("P35 a direction that nothing has", &[Redirect], "nft insert rule ip nat OUTPUT ct direction != 7 accept", &[Out, Out443, ToSelf]),
+    maybe("P36 elements with quotas", &[Redirect], NFT_QUOTAS, &[In, In6, Out, Out6, Out443, ToSelf]),
+    maybe("P37 class of traffic", &[Redirect, Legacy], BY_CLASS, &[Out, Out443, ByProxy443]),
+    case("P38 to the proxy by another rule", &[Redirect], TO_PROXY, &[AppToSelf]),
+    maybe("P39 source on lo", &[Redirect], "$ipt -t nat -A POSTROUTING -o lo -p tcp -j SNAT --to-source 240.0.0.1", &[Out, Out443, ToSelf]),
+    maybe("P39 source to nowhere", &[Redirect], "$ipt -t nat -A POSTROUTING -o eth0 -p tcp -j SNAT --to-source 240.0.0.1", &[ByProxy443]),
+    maybe("P40 no bits of an address", &[Redirect], "nft insert rule ip nat OUTPUT ip daddr \\& 0.0.0.0 != 1.0.0.0 accept", &[Out, Out443, ToSelf]),
+    maybe("P41 zone of what comes in", &[Redirect, Native], ZONE_IN, NONE),
+    maybe("P42 source at input", &[Redirect], "$ipt -t nat -A INPUT -p tcp -j SNAT --to-source 240.0.0.1", NONE),
     case("DNS", &[Dns, NativeDnsServers], "", NONE),
     Case { before: DNS_DNAT, ..case("DNS to a resolver in the pod", &[Dns], "", &[Query, QueryByTcp, Query6]) },
     // Native rules are asked first, which were added last.
@@ -615,7 +661,7 @@ impl Pod {
             let is_proxys = matches!(probe, ByProxy443 | InTunnel | ToApp);
             let is_judged = is_captured || is_proxys && !trace.may.contains(&Fate::Translated);
             is_captured_lost |= is_judged && is_lost && !is_unsent(&trace);
-            is_answer_lost |= is_captured && !shot.is_answered();
+            is_answer_lost |= is_captured && !is_unsent(&trace) && !shot.is_answered();
             // What is captured by the group alone depends on the mode.
             if probe != GroupToSelf443 && is_lost != case.lost.contains(&probe) {
                 problems.push(format!("kernel: {probe:?} {seen:?}, by the plan {planned:?}"));
@@ -660,6 +706,7 @@ impl Pod {
         let (found, consequences) = self.ground.pod().enter(look)??.unzip();
         Ok(match (found, is_lost) {
             (None, true) => Some("CHECK: silent".to_owned()),
+            (None, false) if is_answer_lost => Some("CHECK: silent of answers".to_owned()),
             (Some(_), true) if consequences.is_none_or(|all| all.is_empty()) => {
                 Some("CHECK: tells no consequence".to_owned())
             }
