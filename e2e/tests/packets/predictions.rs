@@ -496,9 +496,9 @@ const CASES: &[Case] = &[
     maybe("TPROXY for IPv6", &[Redirect, Native, Legacy], TPROXY_V6, &[In6]),
     // Where a zone is chosen before connection tracking, there is a template, which counts as new. nftables asks nothing else of it.
     case("zone, then new", ALL, "$ipt -t raw -A OUTPUT -j CT --zone 5; $ipt -t raw -A OUTPUT -m conntrack --ctstate NEW -j DROP", OUTPUT),
-    case("zone, then not new", ALL, "$ipt -t raw -A OUTPUT -j CT --zone 5; $ipt -t raw -A OUTPUT -m conntrack ! --ctstate NEW -j DROP", NONE),
+    maybe("zone, then not new", ALL, "$ipt -t raw -A OUTPUT -j CT --zone 5; $ipt -t raw -A OUTPUT -m conntrack ! --ctstate NEW -j DROP", NONE),
     case("zone, then mark", ALL, "$ipt -t raw -A OUTPUT -j CT --zone 5; $ipt -t raw -A OUTPUT -m connmark --mark 0 -j DROP", OUTPUT),
-    case("zone, then mark of nft", ALL, ZONE_MARK, NONE),
+    maybe("zone, then mark of nft", ALL, ZONE_MARK, NONE),
     // REDIRECT changes the route, and the hook goes on with the interface it began with.
     case("output by eth0", ALL, "$ipt -A OUTPUT -o eth0 -p tcp --dport 15001 -j DROP", &[Out, Out443]),
     case("output by lo", ALL, "$ipt -A OUTPUT -o lo -d 127.0.0.1 -p tcp --dport 15001 -j DROP", NONE),
@@ -510,7 +510,7 @@ const CASES: &[Case] = &[
         &[In],
     ),
     // What the kernel ignores, and what it does all the same.
-    case("P13 zone, then notrack", ALL, "$ipt -t raw -A OUTPUT -j CT --zone 5; $ipt -t raw -A OUTPUT -p tcp --dport 443 -j CT --notrack", NONE),
+    maybe("P13 zone, then notrack", ALL, "$ipt -t raw -A OUTPUT -j CT --zone 5; $ipt -t raw -A OUTPUT -p tcp --dport 443 -j CT --notrack", NONE),
     case("P13 notrack", ALL, "$ipt -t raw -A OUTPUT -p tcp --dport 443 -j CT --notrack", &[Out443]),
     case(
         "P13 nft zone, then notrack",
