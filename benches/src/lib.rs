@@ -3,6 +3,7 @@
 pub mod api;
 pub mod plugin;
 pub mod report;
+pub mod rulesets;
 
 use anyhow::{Context, Result};
 use redirect_core::{

@@ -206,7 +206,7 @@ impl Namespace for Pod {
 }
 
 fn origin(mismatch: &Mismatch) -> &'static str {
-    if matches!(mismatch, Mismatch::Interference(_) | Mismatch::DoesNotConverge(_)) {
+    if matches!(mismatch, Mismatch::Interference(..) | Mismatch::DoesNotConverge(_)) {
         "another program has rules in the pod's network namespace that packets meet, too"
     } else {
         "the rules or the pod's annotations changed after ADD"

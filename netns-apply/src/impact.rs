@@ -23,20 +23,17 @@ pub struct Impact {
 /// # Errors
 /// The namespace cannot be inspected.
 pub fn impact(mismatch: &Mismatch, plan: &RulePlan, options: &ApplyOptions) -> Result<Impact, ApplyError> {
+    if let Mismatch::Interference(findings, consequences) = mismatch {
+        return Ok(Impact { consequences: consequences.clone(), foreign: findings.clone() });
+    }
     let live = Live::examined(plan, options)?;
     let consequences = interference::consequences(&live.ruleset, &live.routing, plan, &live.pod(options));
-    let mut foreign = match mismatch {
-        Mismatch::Interference(findings) => findings.clone(),
-        Mismatch::Different(_)
-        | Mismatch::TwoBackends
-        | Mismatch::Asleep(_)
-        | Mismatch::DoesNotConverge(_) => interference::find(&live.ruleset, plan, &live.pod(options)),
-    };
+    let mut foreign = interference::find(&live.ruleset, plan, &live.pod(options));
     // What the mismatch says already.
     foreign.retain(|finding| match (mismatch, finding.effect) {
         (Mismatch::Asleep(_), Effect::Dormant) => false,
         (Mismatch::Different(differences), Effect::Routes) => !differences.iter().any(Difference::is_routing),
-        (mismatch, Effect::Unexplained) => matches!(mismatch, Mismatch::Interference(_)),
+        (_, Effect::Unexplained) => false,
         _ => true,
     });
     Ok(Impact { consequences, foreign })
@@ -52,7 +49,7 @@ pub fn describe(mismatch: &Mismatch, plan: &RulePlan, options: &ApplyOptions) ->
     if !impact.consequences.is_empty() {
         text = format!("{}: {text}", few(&impact.consequences));
     }
-    if !impact.foreign.is_empty() && !matches!(mismatch, Mismatch::Interference(_)) {
+    if !impact.foreign.is_empty() && !matches!(mismatch, Mismatch::Interference(..)) {
         text = format!("{text}; other programs' rules interfere, too: {}", few(&impact.foreign));
     }
     text

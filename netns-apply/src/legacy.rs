@@ -6,21 +6,47 @@ use crate::{
     restore,
 };
 use netfilter_state::{
-    ruleset::Ruleset,
+    ruleset::{Api, ChainState, Ruleset, TableName, built_in},
     state::RuleState,
     xtables::{LegacyChains, LegacyTable},
 };
-use redirect_core::{Family, options::Variant, rule::Table};
+use redirect_core::{
+    Family,
+    options::Variant,
+    rule::{Hook, Table},
+};
 use std::{fs, io};
 
-/// Adds the tables of a family to a ruleset.
+/// An entry takes fewer bytes than a rule of nf_tables, and as much work.
+const SMALLER: usize = 3;
+
+/// Adds the tables of a family to a ruleset. Of one that is too large, only the built-in chains.
 pub(crate) fn add_to(ruleset: &mut Ruleset, family: Family, most_read: usize) -> Result<(), ApplyError> {
     for name in names(family) {
-        if let Some(chains) = read(family, &name, most_read)? {
-            chains.add_to(ruleset, family, &name);
+        match read(family, &name, most_read / SMALLER) {
+            Ok(Some(chains)) => chains.add_to(ruleset, family, &name),
+            Ok(None) => {}
+            Err(ApplyError::Legacy(LegacyError::TooMuch { .. })) => add_unread(ruleset, family, name),
+            Err(error) => return Err(error),
         }
     }
     Ok(())
+}
+
+fn add_unread(ruleset: &mut Ruleset, family: Family, name: String) {
+    let is_one = |hook: &&Hook| match name.as_str() {
+        "filter" | "security" => matches!(hook, Hook::Input | Hook::Forward | Hook::Output),
+        "raw" => matches!(hook, Hook::Prerouting | Hook::Output),
+        _ => true,
+    };
+    let chains = Hook::ALL.iter().filter(is_one).filter_map(|hook| {
+        let base = built_in(&name, *hook, false)?;
+        let chain = ChainState { base: Some(base), is_partial: true, ..ChainState::default() };
+        Some((hook.name().to_owned(), chain))
+    });
+    let chains: Vec<(String, ChainState)> = chains.collect();
+    let table = TableName { api: Api::XTables, family: family.into(), name };
+    ruleset.table(table).chains.extend(chains);
 }
 
 /// The rules of a family in tables that plans use. Those that no plan can have are as iptables-legacy-save prints them, where that is

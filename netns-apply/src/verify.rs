@@ -9,7 +9,7 @@ use netfilter_state::{
     steps::{Observation, VARIANTS},
 };
 use packet_trace::{
-    interference::{Accepted, Finding, Judgement},
+    interference::{Accepted, Consequence, Finding, Judgement},
     placement::Obstacle,
 };
 use redirect_core::RulePlan;
@@ -31,9 +31,10 @@ pub enum Mismatch {
     /// Packets with the plan's mark do not reach the proxy, because of what other programs route; a run would not change that.
     #[error("{0}")]
     DoesNotConverge(Box<Obstacle>),
-    /// Everything is as planned, but other programs' rules interfere; the most certain first, at least one.
+    /// Everything is as planned, but other programs' rules interfere: the most certain first, at least one; and what that means for
+    /// traffic.
     #[error("all rules are in force, but other programs' rules interfere: {}", few(.0))]
-    Interference(Vec<Finding>),
+    Interference(Vec<Finding>, Vec<Consequence>),
 }
 
 /// How many other programs' rules are named in one text.
@@ -127,9 +128,9 @@ pub fn unmixed(
     plan: &RulePlan,
     options: &ApplyOptions,
 ) -> Result<(Option<Mismatch>, Vec<Accepted>), ApplyError> {
-    let Judgement { findings, accepted } =
+    let Judgement { findings, accepted, consequences } =
         judged(plan, options).map_err(|cause| ApplyError::OthersUnread { cause: Box::new(cause) })?;
-    Ok(((!findings.is_empty()).then_some(Mismatch::Interference(findings)), accepted))
+    Ok(((!findings.is_empty()).then_some(Mismatch::Interference(findings, consequences)), accepted))
 }
 
 /// What in the calling thread's network namespace is not as planned, if anything. Rules are compared in order; if all are as

@@ -34,7 +34,7 @@ pub fn are_in_force(redirect: &AmbientRedirect, options: &ApplyOptions) -> Condi
     refuse_sidecar(options)?;
     match verify(&ambient_here(redirect.clone()).plan(), options).map_err(|error| error.to_string())? {
         None => Ok(true),
-        Some(mismatch @ (Mismatch::Interference(_) | Mismatch::DoesNotConverge(_))) => {
+        Some(mismatch @ (Mismatch::Interference(..) | Mismatch::DoesNotConverge(_))) => {
             Err(mismatch.to_string())
         }
         Some(_) => Ok(false),
@@ -78,7 +78,7 @@ pub fn verify_applied(plan: &RulePlan, options: &ApplyOptions) -> Result<Vec<Str
     match verify(plan, options) {
         Ok(None) => Ok(Vec::new()),
         // They are there; what others do is not undone by giving up.
-        Ok(Some(Mismatch::Interference(findings))) => Ok(in_the_way(&findings)),
+        Ok(Some(Mismatch::Interference(findings, _))) => Ok(in_the_way(&findings)),
         Ok(Some(mismatch)) => Err(format!("the rules have been changed since: {mismatch}; run it again")),
         Err(error) => Err(format!("the rules are in force, but cannot be verified: {error}")),
     }

@@ -156,7 +156,7 @@ fn namespace(
     }
     match &seen.mismatch {
         // Reported of any namespace.
-        None | Some(Mismatch::TwoBackends | Mismatch::Interference(_)) => {}
+        None | Some(Mismatch::TwoBackends | Mismatch::Interference(..)) => {}
         Some(Mismatch::Different(differences)) => all.extend(different(plan, differences)),
         Some(Mismatch::DoesNotConverge(obstacle)) => {
             all.push(Finding::new(Cause::RoutingTaken, obstacle.to_string()));

@@ -50,7 +50,7 @@ fn state(decided: &PodDecision, seen: Option<&Inspection>, findings: &[Finding])
         (PodDecision::Redirect(..) | PodDecision::Ambient(..), Some(seen)) => match &seen.mismatch {
             None if findings.iter().any(|finding| finding.cause == Cause::NotEnrolled) => PodState::Pending,
             None => PodState::Verified,
-            Some(Mismatch::Interference(_) | Mismatch::DoesNotConverge(_)) => PodState::Interference,
+            Some(Mismatch::Interference(..) | Mismatch::DoesNotConverge(_)) => PodState::Interference,
             Some(_) => PodState::Drifted,
         },
     }

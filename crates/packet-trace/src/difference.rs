@@ -193,20 +193,25 @@ impl Region {
 
     /// What its packets have in common, in words; empty for all packets.
     pub(super) fn conditions(&self) -> Vec<String> {
+        self.conditions_with(usize::MAX)
+    }
+
+    /// The same, with so many ranges of each field at most.
+    pub(super) fn conditions_with(&self, most: usize) -> Vec<String> {
         let family = self.packets.family;
         let decimal = |number: u128| number.to_string();
         let hexadecimal = |number: u128| alloc::format!("{number:#x}");
         let all = [
-            self.words(Field::Source, "from", |number| address(family, number).to_string()),
-            self.words(Field::SourcePort, "source port", decimal),
-            self.words(Field::Destination, "to", |number| address(family, number).to_string()),
-            self.words(Field::Port, "port", decimal),
-            self.words(Field::User, "user", decimal).filter(|_| self.is_local),
-            self.words(Field::Group, "group", decimal).filter(|_| self.is_local),
+            self.words((Field::Source, most), "from", |number| address(family, number).to_string()),
+            self.words((Field::SourcePort, most), "source port", decimal),
+            self.words((Field::Destination, most), "to", |number| address(family, number).to_string()),
+            self.words((Field::Port, most), "port", decimal),
+            self.words((Field::User, most), "user", decimal).filter(|_| self.is_local),
+            self.words((Field::Group, most), "group", decimal).filter(|_| self.is_local),
             states(self.packets.get(Field::State)),
-            self.words(Field::Flags, "flags", hexadecimal),
-            self.words(Field::Mark, "mark", hexadecimal),
-            self.words(Field::ConnMark, "connection mark", hexadecimal),
+            self.words((Field::Flags, most), "flags", hexadecimal),
+            self.words((Field::Mark, most), "mark", hexadecimal),
+            self.words((Field::ConnMark, most), "connection mark", hexadecimal),
         ];
         all.into_iter().flatten().collect()
     }
@@ -229,16 +234,23 @@ impl Region {
     }
 
     /// In words; empty if every value of the field is included.
-    fn words(&self, field: Field, name: &str, one: impl Fn(u128) -> String) -> Option<String> {
+    fn words(
+        &self,
+        (field, most): (Field, usize),
+        name: &str,
+        one: impl Fn(u128) -> String,
+    ) -> Option<String> {
         let set = self.limited(field)?;
-        let most = field.most(self.packets.family);
-        let rest = set.complement(most);
+        let rest = set.complement(field.most(self.packets.family));
         // The shorter description.
         let (set, not) = if rest.ranges().len() < set.ranges().len() { (&rest, "not ") } else { (set, "") };
         let ranges = set.ranges().iter().map(|(first, last)| {
             if first == last { one(*first) } else { alloc::format!("{}-{}", one(*first), one(*last)) }
         });
-        Some(alloc::format!("{name} {not}{}", ranges.collect::<Vec<_>>().join(", ")))
+        let mut ranges: Vec<String> = ranges.take(most).collect();
+        let more = set.ranges().len().saturating_sub(most);
+        ranges.extend((more > 0).then(|| alloc::format!("and {more} more")));
+        Some(alloc::format!("{name} {not}{}", ranges.join(", ")))
     }
 }
 
@@ -553,7 +565,7 @@ mod tests {
         let words = |ranges: &[(u128, u128)]| {
             let mut packets = Packets::all(Family::V4);
             packets.set(Field::Port, Set::of(ranges.to_vec()));
-            Region::new(true, packets).words(Field::Port, "port", |port| std::format!("{port}"))
+            Region::new(true, packets).words((Field::Port, usize::MAX), "port", |port| std::format!("{port}"))
         };
         let last = u128::from(u16::MAX);
         assert_eq!(words(&[(0, 79)]).as_deref(), Some("port 0-79"), "as short as the other way");

@@ -1,5 +1,5 @@
-//! Policy rules and routes of a network namespace, made ready to be walked: one list of questions in the order in which the kernel asks
-//! them, and what follows where one is answered with yes.
+//! Policy rules and routes of a network namespace, made ready to be walked: the rules in the order in which the kernel asks them, and the
+//! routes of each table, the longest prefix first.
 
 use super::{
     packets::{Field, interface, of_net},
@@ -15,7 +15,8 @@ use redirect_core::values::Family;
 /// What decides where packets of a family are sent.
 #[derive(Debug, Clone)]
 pub(super) struct Routes {
-    pub(super) steps: Vec<RouteStep>,
+    pub(super) rules: Vec<RouteRule>,
+    tables: BTreeMap<u32, Vec<RouteStep>>,
     pub(super) loopback_is_up: bool,
     /// The addresses with a local route, and broadcast addresses: no other host has them.
     pub(super) of_nobody_else: Set,
@@ -28,24 +29,43 @@ pub(super) struct Routes {
     /// Whether the kernel asks, of what arrives, where an answer would go (`fib_validate_source`): in IPv4, once a program has added
     /// a policy rule or a local route.
     pub(super) validates_sources: bool,
-    /// The description of what decides, by its number.
-    pub(super) words: Vec<String>,
+    /// The routes that begin a question, in words.
+    of_routes: Vec<String>,
 }
 
-/// One question: of a policy rule, and of a route if it sends packets to a table.
+/// A policy rule.
 #[derive(Debug, Clone)]
-pub(super) struct RouteStep {
+pub(super) struct RouteRule {
     /// The conditions, all of which a packet must fulfil; ...
-    pub(super) rule: Vec<RouteTest>,
+    pub(super) tests: Vec<RouteTest>,
     /// ... or not all of which, if inverted.
     pub(super) not: bool,
-    /// The destinations of the route.
-    pub(super) to: Option<Set>,
+    pub(super) leads: RuleEnd,
+    words: String,
+}
+
+/// What follows where a policy rule takes a packet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum RuleEnd {
+    /// The routes of a table that have a prefix longer than this, if it says so.
+    Table(u32, Option<u32>),
+    /// The rule of this number.
+    Goto(usize),
+    /// The next rule.
+    Nothing,
+    Ends(RouteEnd),
+}
+
+/// One question of a table: a route, and those behind it that lead where it does.
+#[derive(Debug, Clone)]
+pub(super) struct RouteStep {
+    /// The destinations.
+    pub(super) to: Set,
+    /// The length of the prefix.
+    length: u8,
     pub(super) leads: RouteEnd,
-    /// The number of its words.
-    pub(super) words: usize,
-    /// Which of the family's policy rules asks it.
-    pub(super) asked_by: usize,
+    /// The number of its words among those of routes.
+    words: usize,
 }
 
 /// A condition of a policy rule.
@@ -77,12 +97,10 @@ pub(super) enum RouteEnd {
     Lost,
     /// Undetermined.
     Unknown,
-    /// To the question of this number.
-    Next(usize),
+    /// To the next policy rule.
+    Next,
 }
 
-/// How many questions are asked at most: rules and the routes of their tables, multiplied, may be any number.
-const MOST_STEPS: usize = 1 << 15;
 /// The numbers of words that are about no policy rule or route.
 pub(super) const LOOPBACK_IS_DOWN: usize = 0;
 pub(super) const NO_ROUTE: usize = 1;
@@ -99,7 +117,8 @@ impl Routes {
     pub(super) fn of(tables: &RouteTables, family: Family) -> Self {
         let rules: Vec<&PolicyRule> = tables.rules.iter().filter(|rule| rule.family == family).collect();
         let mut routes = Self {
-            steps: Vec::new(),
+            rules: Vec::new(),
+            tables: BTreeMap::new(),
             loopback_is_up: tables.loopback_is_up,
             of_nobody_else: delivered_here(tables, family),
             local: local(tables, family),
@@ -108,92 +127,80 @@ impl Routes {
                 || tables.routes.iter().any(|route| route.unknown),
             validates_sources: family == Family::V4
                 && (rules.iter().any(is_added) || has_local_of_others(tables)),
-            words: WORDS.map(String::from).into(),
+            of_routes: Vec::new(),
         };
         let mut by_table: BTreeMap<u32, Vec<&Route>> = BTreeMap::new();
         for route in tables.routes.iter().filter(|route| route.family == family) {
             by_table.entry(route.table).or_default().push(route);
         }
-        for routes in by_table.values_mut() {
-            routes.sort_by_key(|route| (Reverse(route.to.prefix_len()), route.metric));
+        for (table, mut of_table) in by_table {
+            of_table.sort_by_key(|route| (Reverse(route.to.prefix_len()), route.metric));
+            let steps = routes.steps(&of_table);
+            routes.tables.insert(table, steps);
         }
-        // Where the questions of each rule begin.
-        let mut begins: Vec<(u32, usize)> = Vec::new();
-        let mut jumps: Vec<(usize, u32)> = Vec::new();
-        for asker in rules.into_iter().enumerate() {
-            let (_, rule) = asker;
-            begins.push((rule.priority, routes.steps.len()));
-            let words = || format!("policy rule {rule}");
-            match rule.action {
-                RuleAction::Lookup(table) => {
-                    let of_table = by_table.get(&table).map_or(&[][..], Vec::as_slice);
-                    routes.table(of_table, asker, table);
-                }
+        for (number, rule) in rules.iter().enumerate() {
+            let leads = match rule.action {
+                RuleAction::Lookup(table) => RuleEnd::Table(table, rule.suppress_prefix),
+                // One that leads nowhere does nothing. The kernel lists rules by priority.
                 RuleAction::Goto(priority) => {
-                    jumps.push((routes.steps.len(), priority));
-                    routes.ask(asker, None, RouteEnd::Next(usize::MAX), words());
+                    let to = rules.partition_point(|one| one.priority < priority);
+                    if to > number && to < rules.len() { RuleEnd::Goto(to) } else { RuleEnd::Nothing }
                 }
-                RuleAction::Nop => {}
+                RuleAction::Nop => RuleEnd::Nothing,
                 RuleAction::Blackhole | RuleAction::Unreachable | RuleAction::Prohibit => {
-                    routes.ask(asker, None, RouteEnd::Lost, words());
+                    RuleEnd::Ends(RouteEnd::Lost)
                 }
-                RuleAction::Other => routes.ask(asker, None, RouteEnd::Unknown, words()),
-            }
-        }
-        for (step, priority) in jumps {
-            // One that leads nowhere does nothing.
-            let own = step.saturating_add(1);
-            let to = begins.iter().find(|(of, begin)| *of >= priority && *begin > step);
-            if let Some(step) = routes.steps.get_mut(step) {
-                step.leads = RouteEnd::Next(to.map_or(own, |(_, begin)| *begin));
-            }
+                RuleAction::Other => RuleEnd::Ends(RouteEnd::Unknown),
+            };
+            let words = format!("policy rule {rule}");
+            routes.rules.push(RouteRule { tests: tests_of(rule), not: rule.not, leads, words });
         }
         routes
     }
 
-    /// Adds a question of a policy rule, which has this number.
-    fn ask(
-        &mut self,
-        (asked_by, rule): (usize, &PolicyRule),
-        to: Option<Set>,
-        leads: RouteEnd,
-        decides: String,
-    ) {
-        let words = self.words.len();
-        self.words.push(decides);
-        self.steps.push(RouteStep { rule: tests_of(rule), not: rule.not, to, leads, words, asked_by });
-    }
-
-    /// The routes of a table, the longest prefix first. Of more than are followed nothing is known.
-    fn table(&mut self, of_table: &[&Route], asker: (usize, &PolicyRule), table: u32) {
-        let (_, rule) = asker;
-        let counts = |route: &&&Route| {
-            rule.suppress_prefix.is_none_or(|length| u32::from(route.to.prefix_len()) > length)
-        };
-        let begin = self.steps.len();
-        let mut routes = of_table.iter().filter(counts).copied().peekable();
+    /// The questions of a table.
+    fn steps(&mut self, of_table: &[&Route]) -> Vec<RouteStep> {
+        let mut steps = Vec::new();
+        let mut routes = of_table.iter().copied().peekable();
         while let Some(first) = routes.next() {
-            if self.steps.len() >= MOST_STEPS {
-                self.steps.truncate(begin);
-                let words = format!("more routes than are followed in table {table}, by policy rule {rule}");
-                self.ask(asker, None, RouteEnd::Unknown, words);
-                break;
-            }
             // Neighbours with the same end are one question.
-            let leads = end_of(first);
+            let (leads, length) = (end_of(first), first.to.prefix_len());
             let mut to = of_net(&first.to).ranges().to_vec();
-            let joins = |next: &&Route| end_of(next) == leads && leads != RouteEnd::Lost;
+            let joins = |next: &&Route| {
+                end_of(next) == leads && leads != RouteEnd::Lost && next.to.prefix_len() == length
+            };
             while let Some(next) = routes.next_if(joins) {
                 to.extend_from_slice(of_net(&next.to).ranges());
             }
-            self.ask(asker, Some(Set::of(to)), leads, format!("route {first}, by policy rule {rule}"));
+            steps.push(RouteStep { to: Set::of(to), length, leads, words: self.of_routes.len() });
+            self.of_routes.push(format!("route {first}"));
         }
-        // A route that throws packets out of its table skips to the end of that table.
-        let behind = self.steps.len();
-        for step in self.steps.iter_mut().skip(begin).filter(|step| step.leads == RouteEnd::Next(usize::MAX))
-        {
-            step.leads = RouteEnd::Next(behind);
-        }
+        steps
+    }
+
+    /// The questions of a table about prefixes longer than this.
+    pub(super) fn of_table(&self, table: u32, longer_than: Option<u32>) -> impl Iterator<Item = &RouteStep> {
+        let counts =
+            move |step: &&RouteStep| longer_than.is_none_or(|length| u32::from(step.length) > length);
+        self.tables.get(&table).map_or(&[][..], Vec::as_slice).iter().take_while(counts)
+    }
+
+    /// The number of the words for what decides: a policy rule, and a route to which it leads.
+    pub(super) fn number(&self, rule: usize, route: Option<&RouteStep>) -> usize {
+        let route = route.map_or(0, |route| route.words.saturating_add(1));
+        let of_rule = rule.saturating_mul(self.of_routes.len().saturating_add(1));
+        WORDS.len().saturating_add(of_rule).saturating_add(route)
+    }
+
+    /// The words of a number.
+    pub(super) fn words(&self, number: usize) -> Option<String> {
+        let Some(of_rules) = number.checked_sub(WORDS.len()) else {
+            return WORDS.get(number).copied().map(String::from);
+        };
+        let each = self.of_routes.len().saturating_add(1);
+        let rule = self.rules.get(of_rules.checked_div(each)?)?;
+        let route = of_rules.checked_rem(each)?.checked_sub(1).and_then(|route| self.of_routes.get(route));
+        Some(route.map_or_else(|| rule.words.clone(), |route| format!("{route}, by {}", rule.words)))
     }
 }
 
@@ -205,7 +212,7 @@ fn end_of(route: &Route) -> RouteEnd {
         RouteKind::Unicast if route.interface.as_deref() == Some("lo") => RouteEnd::Unknown,
         RouteKind::Unicast => RouteEnd::Out(route.interface.as_deref().map(interface)),
         RouteKind::Blackhole | RouteKind::Unreachable | RouteKind::Prohibit => RouteEnd::Lost,
-        RouteKind::Throw => RouteEnd::Next(usize::MAX),
+        RouteKind::Throw => RouteEnd::Next,
         RouteKind::Multicast | RouteKind::Other => RouteEnd::Unknown,
     }
 }
@@ -266,7 +273,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rules_and_routes_multiplied_are_bounded() {
+    fn rules_and_routes_are_kept_apart_and_named_together() {
         let mut tables = RouteTables::default();
         for number in 0..1000_u32 {
             tables.rules.push(PolicyRule::lookup(Family::V4, 100 + number, 7));
@@ -276,9 +283,20 @@ mod tests {
             tables.routes.push(Route { family, table: 7, to, kind, interface, metric, unknown: false });
         }
         let routes = Routes::of(&tables, Family::V4);
-        assert!(routes.steps.len() <= MOST_STEPS + tables.rules.len(), "{}", routes.steps.len());
-        let last = routes.steps.last().unwrap();
-        assert_eq!(last.leads, RouteEnd::Unknown);
-        assert!(routes.words[last.words].contains("in table 7"), "{}", routes.words[last.words]);
+        assert_eq!(
+            (routes.rules.len(), routes.of_table(7, None).count(), routes.of_routes.len()),
+            (1000, 1000, 1000)
+        );
+        assert_eq!((routes.of_table(7, Some(24)).count(), routes.of_table(7, Some(23)).count()), (0, 1000));
+        let second = routes.of_table(7, None).nth(1);
+        let named = [(999, None), (999, second), (0, second)]
+            .map(|(rule, route)| routes.words(routes.number(rule, route)).unwrap());
+        let policy = |number: usize| format!("policy rule {}", tables.rules[number]);
+        let route = format!("route {}", tables.routes[1]);
+        assert_eq!(
+            named,
+            [policy(999), format!("{route}, by {}", policy(999)), format!("{route}, by {}", policy(0))]
+        );
+        assert_eq!(routes.words(NO_ROUTE).as_deref(), Some("no route"));
     }
 }

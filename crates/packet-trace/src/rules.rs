@@ -143,6 +143,8 @@ pub(super) struct WalkedRule {
     pub(super) run: Option<Run>,
     /// The cost of evaluating it.
     pub(super) cost: usize,
+    /// Whether it stands for rules that were not read, of which one may be the mesh's.
+    pub(super) is_unread: bool,
 }
 
 /// Where a statement leads to.
@@ -277,7 +279,17 @@ impl TraceRules {
                     rules.devices.push((device.direction, of_names(&device.devices), rules.chains.len()));
                 }
                 let base = chain.base.filter(|_| !table.dormant);
-                rules.chains.push(reading.chain(name, (chain_name, chain), base, &updated));
+                let mut walked = reading.chain(name, (chain_name, chain), base, &updated);
+                if ruleset.is_partial {
+                    walked.doubt_unread(|to| !table.chains.contains_key(to));
+                }
+                if chain.is_partial {
+                    walked.rules.push(WalkedRule {
+                        is_unread: true,
+                        ..WalkedRule::unknown("more rules than are read".into(), reading.family)
+                    });
+                }
+                rules.chains.push(walked);
             }
         }
         if let Some(hooks) = &ruleset.hooks {
@@ -392,8 +404,7 @@ impl TraceRules {
                     }
                     HookOwner::Nat | HookOwner::Harmless(_) => continue,
                 };
-                let statements = [Statement::Unknown(words)].into();
-                let rule = WalkedRule::of(SeenRule { statements, ..SeenRule::default() }, self.family);
+                let rule = WalkedRule::unknown(words, self.family);
                 let priority = entry.priority;
                 let base = Base { hook, priority, is_nat: false, drops: false, reroutes: false };
                 self.chains.push(WalkedChain {
@@ -753,6 +764,25 @@ impl Answers {
     }
 }
 
+impl WalkedChain {
+    /// Where its rules lead to chains that were not read is not known.
+    fn doubt_unread(&mut self, is_unread: impl Fn(&str) -> bool) {
+        let doubt = |statement: &mut Statement| {
+            if let Statement::Jump(to) | Statement::Goto(to) = statement
+                && is_unread(to)
+            {
+                *statement = Statement::Unknown(format!("chain {}, which could not be read", Plain(to)));
+            }
+        };
+        for statement in self.rules.iter_mut().flat_map(|rule| &mut rule.seen.statements) {
+            match statement {
+                Statement::Map(map) => map.verdicts.iter_mut().for_each(doubt),
+                statement => doubt(statement),
+            }
+        }
+    }
+}
+
 /// Among how many different verdicts of a map the same one is looked for.
 const MOST_ALIKE: usize = 16;
 
@@ -760,7 +790,14 @@ impl WalkedRule {
     fn of(seen: SeenRule, family: Family) -> Self {
         let tests: Vec<Test> = seen.conditions.iter().map(|condition| Test::of(condition, family)).collect();
         let cost = cost(&tests);
-        Self { seen, tests, leads: Vec::new(), origins: Vec::new(), is_own: false, run: None, cost }
+        let (leads, origins) = (Vec::new(), Vec::new());
+        Self { seen, tests, leads, origins, is_own: false, run: None, cost, is_unread: false }
+    }
+
+    /// One that may do anything.
+    fn unknown(words: String, family: Family) -> Self {
+        let statements = [Statement::Unknown(words)].into();
+        Self::of(SeenRule { statements, ..SeenRule::default() }, family)
     }
 
     /// What it asks of these sets is not known.

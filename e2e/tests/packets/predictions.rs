@@ -712,7 +712,7 @@ impl Pod {
             }
             (Some(_), true) | (None, false) => None,
             (Some(_), false) if case.lacks || is_answer_lost => None,
-            (Some(Mismatch::Interference(findings)), false)
+            (Some(Mismatch::Interference(findings, _)), false)
                 if case.untold && findings.iter().all(|finding| finding.severity == Severity::May) =>
             {
                 None
@@ -724,7 +724,7 @@ impl Pod {
 
 /// With how sure it is.
 fn report(named: &Mismatch) -> String {
-    let Mismatch::Interference(findings) = named else { return named.to_string() };
+    let Mismatch::Interference(findings, _) = named else { return named.to_string() };
     let each = findings.iter().map(|finding| format!("{:?}: {finding}", finding.severity));
     each.collect::<Vec<_>>().join("; ")
 }

@@ -371,7 +371,7 @@ impl Surrounding {
                     self.problem("verified and lost", &format!("{when}: {lost:?}"));
                 }
             }
-            Some(Mismatch::Interference(_)) => self.count("interference"),
+            Some(Mismatch::Interference(..)) => self.count("interference"),
             Some(mismatch) => {
                 self.count("named");
                 let text = mismatch.to_string();

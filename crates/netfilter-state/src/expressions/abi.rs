@@ -155,6 +155,7 @@ pub mod attribute {
         pub const NAME: u16 = 3;
         pub const HOOK: u16 = 4;
         pub const POLICY: u16 = 5;
+        pub const USE: u16 = 6;
         pub const TYPE: u16 = 7;
     }
     pub mod hook {

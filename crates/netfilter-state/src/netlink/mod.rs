@@ -26,6 +26,7 @@ mod part;
 pub mod probes;
 pub mod request;
 mod ruleset;
+pub use ruleset::ChainToRead;
 pub(crate) mod sets;
 
 #[cfg(test)]

@@ -61,6 +61,15 @@ pub fn all_rules(sequence: u32) -> Vec<u8> {
     question(kind::GET_RULE, flags::DUMP, sequence, family::UNSPECIFIED, |_| {})
 }
 
+/// The rules of a chain of any table.
+#[must_use]
+pub fn rules_of(sequence: u32, of: TableFamily, table: &str, chain: &str) -> Vec<u8> {
+    question(kind::GET_RULE, flags::DUMP, sequence, abi::table_family_number(of), |body| {
+        body.text(attribute::rule::TABLE, table);
+        body.text(attribute::rule::CHAIN, chain);
+    })
+}
+
 /// All sets of all tables of all families, without their elements.
 #[must_use]
 pub fn all_sets(sequence: u32) -> Vec<u8> {

@@ -6,9 +6,15 @@ use crate::expressions::{
     seen,
     wire::{Attribute, Attributes, Message},
 };
-use crate::ruleset::{Api, Base, DeviceBase, Direction, Ruleset, TableFamily, TableName, TableState};
+use crate::ruleset::{
+    Api, Base, ChainState, DeviceBase, Direction, Ruleset, TableFamily, TableName, TableState,
+};
 use crate::state::comment_in;
 use alloc::{borrow::ToOwned, string::String, vec::Vec};
+use redirect_core::{
+    render::NFT_TABLES,
+    rule::{Chain, Table},
+};
 
 /// The policy to drop (`NF_DROP`).
 const POLICY_DROP: u32 = 0;
@@ -49,11 +55,59 @@ impl Ruleset {
         sets.map(|(name, set)| (name.family, name.name.clone(), set.clone())).collect()
     }
 
+    /// Whether a set that was taken in holds intervals.
+    #[must_use]
+    pub fn has_intervals(&self, family: TableFamily, table: &str, set: &str) -> bool {
+        let name = TableName { api: Api::NfTables, family, name: table.to_owned() };
+        self.tables.get(&name).and_then(|table| table.sets.get(set)).is_some_and(|set| set.has_intervals())
+    }
+
     /// Does without the elements of a set: they are too many to be read.
     pub fn leave_unread(&mut self, family: TableFamily, table: &str, set: &str) {
         let table = self.table(TableName { api: Api::NfTables, family, name: table.to_owned() });
         if let Some(set) = table.sets.get_mut(set) {
             set.leave_unread();
+        }
+    }
+
+    /// The chains of nf_tables taken in so far that have rules: the mesh's first, and then the shortest.
+    #[must_use]
+    pub fn chains_to_read(&self) -> Vec<ChainToRead> {
+        let tables = self.tables.iter().filter(|(name, _)| name.api == Api::NfTables);
+        let of_table = |(name, table): (&TableName, &TableState)| {
+            let of_one = |(chain, state): (&String, &ChainState)| ChainToRead {
+                family: name.family,
+                table: name.name.clone(),
+                chain: chain.clone(),
+                rules: usize::try_from(state.uses).unwrap_or(usize::MAX),
+                may_be_planned: may_be_planned(&name.name, chain, state),
+            };
+            table.chains.iter().map(of_one).collect::<Vec<_>>()
+        };
+        let mut chains: Vec<ChainToRead> = tables.flat_map(of_table).filter(|one| one.rules > 0).collect();
+        chains.sort_by_key(|one| (!one.may_be_planned, one.rules));
+        chains
+    }
+
+    /// Forgets the elements of sets, once the rules that look something up in them were taken in.
+    pub fn forget_elements(&mut self) {
+        self.tables.values_mut().for_each(|table| table.sets.clear());
+    }
+
+    /// Forgets the rules of all chains, to read them one chain after the other.
+    pub fn forget_rules(&mut self) {
+        self.tables
+            .values_mut()
+            .flat_map(|table| table.chains.values_mut())
+            .for_each(|chain| chain.rules.clear());
+        self.looked_up = 0;
+    }
+
+    /// Does without the rules of a chain: they are too many to be read.
+    pub fn leave_chain_unread(&mut self, of: &ChainToRead) {
+        let table = self.table(TableName { api: Api::NfTables, family: of.family, name: of.table.clone() });
+        if let Some(chain) = table.chains.get_mut(&of.chain) {
+            (chain.rules, chain.is_partial) = (Vec::new(), true);
         }
     }
 
@@ -81,9 +135,10 @@ impl Ruleset {
         let base = hung.and_then(|hook| base(message.family, attributes, hook));
         let device = hung.and_then(|hook| device_base(message.family, attributes, hook));
         let handle = attributes.find(attribute::chain::HANDLE).and_then(Attribute::u64).unwrap_or_default();
+        let uses = attributes.find(attribute::chain::USE).and_then(Attribute::u32).unwrap_or_default();
         let table = self.table_of(message, attribute::chain::TABLE)?;
         let chain = table.chains.entry(name).or_default();
-        (chain.handle, chain.base, chain.device) = (handle, base, device);
+        (chain.handle, chain.base, chain.device, chain.uses) = (handle, base, device, uses);
         Some(())
     }
 
@@ -103,6 +158,26 @@ impl Ruleset {
         self.looked_up = looked_up;
         Some(())
     }
+}
+
+/// A chain whose rules are to be read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ChainToRead {
+    /// The family of its table.
+    pub family: TableFamily,
+    /// Its table.
+    pub table: String,
+    /// Its name.
+    pub chain: String,
+    /// How many rules it has at most.
+    pub rules: usize,
+    may_be_planned: bool,
+}
+
+/// Whether a plan may have rules in a chain. Any program may use its names, too.
+fn may_be_planned(table: &str, chain: &str, state: &ChainState) -> bool {
+    let is_plans = Table::ALL.iter().any(|one| one.name() == table);
+    NFT_TABLES.contains(&table) || is_plans && (state.base.is_some() || Chain::named(chain).belongs_to_mesh())
 }
 
 /// Where a chain hangs on a hook of IP, if it does.

@@ -116,6 +116,8 @@ pub struct Ruleset {
     /// What hangs on the hooks, in the order in which the kernel asks it. `None` if the kernel cannot list it (before Linux 5.14,
     /// or without `CONFIG_NETFILTER_NETLINK_HOOK`).
     pub hooks: Option<HookList>,
+    /// Whether chains are missing: they are too many to be read.
+    pub is_partial: bool,
     /// How many elements of sets rules have looked up.
     pub(crate) looked_up: usize,
 }
@@ -147,8 +149,12 @@ pub struct ChainState {
     pub base: Option<Base>,
     /// Where it hangs, if it hangs on interfaces.
     pub device: Option<DeviceBase>,
+    /// How many rules and jumps to it the kernel counts, where it says.
+    pub uses: u32,
     /// Its rules, in order.
     pub rules: Vec<SeenRule>,
+    /// Whether rules are missing here: they are too many to be read.
+    pub is_partial: bool,
 }
 
 /// Where a base chain hangs.

@@ -2,8 +2,8 @@
 //! where they end instead.
 
 use super::{
-    Pod, Severity, Traffic,
-    lost::{AcceptedFindings, Judge, are_related, each_start},
+    Few, Pod, Severity, Traffic,
+    lost::{AcceptedFindings, Judge, are_related, each_start, most_work},
     starts::starts,
 };
 use crate::{
@@ -17,8 +17,9 @@ use core::fmt;
 use netfilter_state::{routing::FoundRouting, ruleset::Ruleset};
 use redirect_core::{plan::RulePlan, values::Family};
 
-/// How many sets of packets a text names.
+/// How many sets of packets a text names, and how many ranges of each field.
 const MOST_NAMED: usize = 3;
+const MOST_RANGES: usize = 12;
 
 /// What becomes of traffic that a plan captures and a network namespace does not.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -74,7 +75,8 @@ impl fmt::Display for Consequence {
         if self.parts.is_empty() {
             return Ok(());
         }
-        let named = self.parts.iter().take(MOST_NAMED).map(|part| part.conditions().join(", "));
+        let named =
+            self.parts.iter().take(MOST_NAMED).map(|part| part.conditions_with(MOST_RANGES).join(", "));
         let named: Vec<String> = named.filter(|words| !words.is_empty()).collect();
         if named.is_empty() {
             return if self.severity == Severity::Does { f.write_str(" in part") } else { Ok(()) };
@@ -97,12 +99,13 @@ pub fn consequences(
     plan: &RulePlan,
     pod: &Pod<'_>,
 ) -> Vec<Consequence> {
-    let mut all: Vec<Consequence> = Vec::new();
+    let few = Few::of(pod);
+    let (mut all, mut work): (Vec<Consequence>, _) = (Vec::new(), most_work());
     for family in plan.families() {
         let live = pod.judged_rules(ruleset, routing, *family, plan);
-        let starts = starts(plan, &live, pod);
+        let starts = starts(plan, &live, &few.pod(pod));
         let (mut kinds, mut accepted) = (BTreeMap::<Traffic, Kind>::new(), AcceptedFindings::default());
-        let work = each_start(plan, &starts, &live, &mut accepted, |judge| {
+        each_start(plan, &starts, &live, &mut work, &mut accepted, |judge| {
             kinds.entry(judge.traffic.1).or_default().add(judge);
         });
         if work.left == 0 {

@@ -35,8 +35,8 @@ use redirect_core::{
 const MOST_SKIPPED: usize = 32;
 /// How many findings are named at most.
 const MOST_FINDINGS: usize = 16;
-/// How much work one search is at most: some tenths of a second, ...
-const MOST_WORK: usize = 2_000_000;
+/// How much work a search through the rules of all families is at most: some hundredths of a second, ...
+const MOST_WORK: usize = 300_000;
 /// ... and what each rule of the plan may add: its own rules never exhaust it.
 const WORK_PER_RULE: usize = 200;
 /// What a rule costs that is copied, and kept, to be walked without another one.
@@ -107,35 +107,42 @@ pub(super) fn search(
     plan: &RulePlan,
     live: &TraceRules,
     pod: &Pod<'_>,
+    work: &mut Work,
     findings: &mut Findings,
     accepted: &mut AcceptedFindings,
 ) {
     let starts = starts(plan, live, pod);
-    let work = each_start(plan, &starts, live, accepted, |judge| judge.judge(findings));
+    each_start(plan, &starts, live, work, accepted, |judge| judge.judge(findings));
     if work.left == 0 {
         findings.add(unfollowed(live, work.ended_in));
     }
     search_routes(&starts, live, findings);
 }
 
-/// How much work a search through the rules of a pod with this plan is at most.
-fn most_work(planned: &TraceRules) -> Work {
+/// How much work a search through all rules of a pod is at most, besides what those of its plan add.
+pub(super) const fn most_work() -> Work {
+    Work::of(MOST_WORK)
+}
+
+/// Adds what the rules of a plan may take.
+fn add_for_plan(work: &mut Work, planned: &TraceRules) {
     let rules: usize = planned.chains.iter().map(|chain| chain.rules.len()).sum();
-    Work::of(MOST_WORK.saturating_add(rules.saturating_mul(WORK_PER_RULE)))
+    work.left = work.left.saturating_add(rules.saturating_mul(WORK_PER_RULE));
 }
 
 /// Walks all packets that the planned rules capture, or leave alone because they are the proxy's, through the rules of a pod. Packets that
-/// are lost to what is accepted are walked again as if that did nothing. Returns what is left of the work.
+/// are lost to what is accepted are walked again as if that did nothing.
 pub(super) fn each_start(
     plan: &RulePlan,
     starts: &[Start],
     live: &TraceRules,
+    work: &mut Work,
     accepted: &mut AcceptedFindings,
     mut judge: impl FnMut(&Judge<'_>),
-) -> Work {
+) {
     let planned = TraceRules::of_plan(plan, live.family).thinned();
-    let (mut left, exempt_ports) = (most_work(&planned), exempt_ports(plan));
-    let (mut without, work) = (Without::new(live), &mut left);
+    add_for_plan(work, &planned);
+    let (mut without, exempt_ports) = (Without::new(live), exempt_ports(plan));
     for start in starts {
         let meant = walk::all(&planned, &start.packets, &start.given, work, false);
         let judged = |way| Some((way, traffic_of(start, way, &exempt_ports)?));
@@ -151,7 +158,6 @@ pub(super) fn each_start(
             judge(&of(&settled));
         }
     }
-    left
 }
 
 /// What packets are that a plan treats so; none where they are not judged.
@@ -539,7 +545,7 @@ impl Judge<'_> {
 /// A policy rule or route keeps packets from the pod: the one with these words.
 fn of_route(live: &TraceRules, severity: Severity, words: usize, traffic: (Family, Traffic)) -> Finding {
     let place = RuleRef { rule: Some(words), ..RuleRef::table(TableName::of_family(live.family)) };
-    let rule = live.routes.as_ref().and_then(|routes| routes.words.get(words)).cloned();
+    let rule = live.routes.as_ref().and_then(|routes| routes.words(words));
     Finding {
         rule: rule.unwrap_or_default(),
         traffic: [traffic].into(),

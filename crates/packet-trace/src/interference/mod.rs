@@ -20,17 +20,21 @@ pub use finding::{Accepted, Effect, Finding, RuleRef, Severity, Traffic};
 pub use opening::{Captures, Opener, Opening, is_own, proxy_groups, proxy_users};
 
 use crate::TraceRules;
-use alloc::{string::String, vec::Vec};
+use alloc::{collections::BTreeSet, string::String, vec::Vec};
 use core::net::IpAddr;
 pub(crate) use lost::example;
-use lost::{AcceptedFindings, Findings, search};
+use lost::{AcceptedFindings, Findings, most_work, search};
 use netfilter_state::ruleset::{ChainState, Ruleset, Statement, TableFamily, TableName};
 use netfilter_state::{
     route_tables::RouteTables,
     routing::{self, FoundRouting},
 };
 use redirect_core::{
-    accepted::AcceptedRules, plan::RulePlan, render::NFT_TABLES, rule::Chain, values::Family,
+    accepted::AcceptedRules,
+    plan::RulePlan,
+    render::NFT_TABLES,
+    rule::Chain,
+    values::{Family, is_routable},
 };
 pub(crate) use starts::multicast;
 
@@ -95,6 +99,37 @@ pub struct Judgement {
     pub findings: Vec<Finding>,
     /// What is meant to.
     pub accepted: Vec<Accepted>,
+    /// What the findings mean for captured traffic.
+    pub consequences: Vec<Consequence>,
+}
+
+/// How many addresses of each family are judged one by one. A pod has one or two; a container with `CAP_NET_ADMIN` may add any number.
+const MOST_ADDRESSES: usize = 16;
+
+/// What of a pod's addresses is followed.
+struct Few {
+    addresses: Vec<IpAddr>,
+    /// The first address of each family and kind of each interface, which is all that matters.
+    by_interface: Option<Vec<(String, IpAddr)>>,
+}
+
+impl Few {
+    fn of(pod: &Pod<'_>) -> Self {
+        let of_family = |family| pod.addresses.iter().filter(move |address| Family::of(address) == family);
+        let addresses = Family::BOTH.into_iter().flat_map(|family| of_family(family).take(MOST_ADDRESSES));
+        let by_interface = pod.by_interface.map(|all| {
+            let mut known = BTreeSet::new();
+            let mut is_first = |(name, address): (&'_ str, &IpAddr)| {
+                known.insert((String::from(name), Family::of(address), is_routable(address)))
+            };
+            all.iter().filter(|(name, address)| is_first((name, address))).cloned().collect()
+        });
+        Self { addresses: addresses.copied().collect(), by_interface }
+    }
+
+    fn pod<'a>(&'a self, pod: &Pod<'a>) -> Pod<'a> {
+        Pod { addresses: &self.addresses, by_interface: self.by_interface.as_deref(), ..*pod }
+    }
 }
 
 /// What interferes with a plan's rules, as [`judge()`] has it, unless it is meant. What is lost because rules of the plan are missing is
@@ -110,12 +145,22 @@ pub fn find(ruleset: &Ruleset, plan: &RulePlan, pod: &Pod<'_>) -> Vec<Finding> {
 pub fn judge(ruleset: &Ruleset, plan: &RulePlan, pod: &Pod<'_>) -> Judgement {
     let (mut findings, mut accepted) = (Findings::default(), AcceptedFindings::default());
     own_tables(ruleset, &mut findings);
-    let planned: Vec<FoundRouting> = routing::wanted(plan).into_iter().map(FoundRouting::working).collect();
-    for family in plan.families() {
-        let live = pod.judged_rules(ruleset, &planned, *family, plan);
-        search(plan, &live, pod, &mut findings, &mut accepted);
+    let routing: Vec<FoundRouting> = routing::wanted(plan).into_iter().map(FoundRouting::working).collect();
+    let (few, mut work) = (Few::of(pod), most_work());
+    let followed = few.pod(pod);
+    if followed.addresses.len() < pod.addresses.len() {
+        let place = RuleRef::table(TableName::of_family(Family::V4));
+        findings.add(Finding::of_place(Severity::May, Effect::Unfollowed, place));
     }
-    Judgement { findings: findings.into_sorted(), accepted: accepted.into_sorted() }
+    for family in plan.families() {
+        let live = pod.judged_rules(ruleset, &routing, *family, plan);
+        search(plan, &live, &followed, &mut work, &mut findings, &mut accepted);
+    }
+    let findings = findings.into_sorted();
+    // What could not be followed has none that are known.
+    let is_settled = findings.is_empty() || work.left == 0;
+    let consequences = if is_settled { Vec::new() } else { consequences(ruleset, &routing, plan, pod) };
+    Judgement { findings, accepted: accepted.into_sorted(), consequences }
 }
 
 /// What is wrong with the tables of the mesh themselves: dormant, or a policy that drops what the rules leave alone.

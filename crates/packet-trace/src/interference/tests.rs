@@ -20,7 +20,7 @@ use redirect_core::{
 };
 use std::{
     format,
-    net::IpAddr,
+    net::{IpAddr, Ipv4Addr},
     string::{String, ToString},
     vec,
     vec::Vec,
@@ -960,6 +960,54 @@ fn maps_of_any_size_are_followed_or_named() {
     }
 }
 
+/// A chain that was not read makes doubtful what passes it, even where the mesh's own rules stand in it.
+#[test]
+fn chains_that_were_not_read_are_named_by_what_passes_them() {
+    let plan = plan(&[]);
+    let pod = [OWN.parse().unwrap()];
+    let said = |table: &str, chain: &str| -> Vec<_> {
+        let mut ruleset = in_force(&plan, "*filter");
+        let name = TableName { api: Api::NfTables, family: TableFamily::Ip, name: table.into() };
+        let unread = chain_of(ruleset.table(name), chain);
+        (unread.rules, unread.is_partial) = (Vec::new(), true);
+        let pod = Pod { addresses: &pod, interfaces: &["eth0".into()], ..Pod::default() };
+        let judged = judge(&ruleset, &plan, &pod);
+        assert!(judged.consequences.iter().all(|one| one.severity == May), "{:?}", judged.consequences);
+        judged.findings.into_iter().map(|one| (one.severity, one.effect, one.place.chain)).collect()
+    };
+    assert_eq!(said("filter", "FORWARD"), []);
+    for (table, chain) in [("filter", "INPUT"), ("nat", "OUTPUT"), ("nat", "PREROUTING")] {
+        assert_eq!(said(table, chain), [(May, Effect::Unknown, chain.into())]);
+    }
+}
+
+/// A missing chain does nothing, unless chains are missing because they are too many.
+#[test]
+fn jumps_to_chains_that_were_not_read_are_doubtful() {
+    let plan = plan(&[]);
+    let pod = [OWN.parse().unwrap()];
+    for is_partial in [false, true] {
+        let mut ruleset = in_force(&plan, "*filter\n-A INPUT -s 198.51.100.1/32 -j missing");
+        ruleset.is_partial = is_partial;
+        let pod = Pod { addresses: &pod, interfaces: &["eth0".into()], ..Pod::default() };
+        let found: Vec<_> =
+            find(&ruleset, &plan, &pod).iter().map(|one| (one.severity, one.effect)).collect();
+        assert_eq!(found, if is_partial { vec![(May, Effect::Unknown)] } else { Vec::new() });
+    }
+}
+
+/// Packets to any number of addresses are not all followed, which is said.
+#[test]
+fn any_number_of_addresses_is_bounded() {
+    let plan = plan(&[]);
+    let many: Vec<IpAddr> =
+        (0..3000_u32).map(|number| Ipv4Addr::from(0x0a02_0000 + 2 * number).into()).collect();
+    let pod = |addresses| Pod { addresses, ..Pod::default() };
+    assert_eq!(find(&in_force(&plan, ""), &plan, &pod(&many[..16])), []);
+    let found = find(&in_force(&plan, ""), &plan, &pod(&many));
+    assert_eq!(found.iter().map(|one| (one.severity, one.effect)).collect::<Vec<_>>(), [(May, Unfollowed)]);
+}
+
 #[test]
 fn any_number_of_rules_is_bounded() {
     let plan = plan(&[]);
@@ -1149,7 +1197,7 @@ fn judged(
     let interfaces = ["eth0".to_string()];
     let pod =
         Pod { addresses: &addresses, interfaces: &interfaces, accepted: Some(&accepted), ..Pod::default() };
-    let Judgement { findings, accepted } = judge(&in_force(&plan, others), &plan, &pod);
+    let Judgement { findings, accepted, .. } = judge(&in_force(&plan, others), &plan, &pod);
     let place = |finding: &Finding| {
         let RuleRef { table, chain, rule, .. } = &finding.place;
         let traffic: Vec<_> = finding.traffic.iter().map(|(_, traffic)| format!("{traffic:?}")).collect();

@@ -4,14 +4,17 @@ use super::{
     super::{
         Fate, PacketEdit, TraceEvent,
         packets::{Field, FieldMatch, Packets, interface, loopback, number, state},
-        routes::{LOOPBACK_IS_DOWN, NO_ROUTE, RouteEnd, RouteStep, RouteTest, Routes, SOURCE_NOT_LOCAL},
+        routes::{
+            LOOPBACK_IS_DOWN, NO_ROUTE, RouteEnd, RouteRule, RouteStep, RouteTest, Routes, RuleEnd,
+            SOURCE_NOT_LOCAL,
+        },
         rules::TraceRules,
         set::Set,
     },
     Cause, Given, Interface, Split, Unknown, Walk,
     conditions::said,
 };
-use alloc::vec::Vec;
+use alloc::{collections::BTreeSet, vec::Vec};
 use redirect_core::{rule::Protocol, values::Family};
 
 /// When the kernel asks for a route.
@@ -101,7 +104,7 @@ impl<'a> Walk<'a> {
                 self.is_unsent = !over_loopback;
                 Some(self.is_lost(words))
             }
-            RouteEnd::Out(_) | RouteEnd::Unknown | RouteEnd::Next(_) => None,
+            RouteEnd::Out(_) | RouteEnd::Unknown | RouteEnd::Next => None,
         })
     }
 
@@ -122,7 +125,7 @@ impl<'a> Walk<'a> {
         Ok(match answer_leads {
             RouteEnd::Local => None,
             RouteEnd::Out(_) | RouteEnd::Lost => Some(self.is_lost(SOURCE_NOT_LOCAL)),
-            RouteEnd::Unknown | RouteEnd::Next(_) => {
+            RouteEnd::Unknown | RouteEnd::Next => {
                 self.causes.last = Some(Cause::Route(SOURCE_NOT_LOCAL));
                 Some(Fate::Unknown)
             }
@@ -161,7 +164,7 @@ impl<'a> Walk<'a> {
                 None
             }
             RouteEnd::Lost => Some(self.is_lost(words)),
-            RouteEnd::Unknown | RouteEnd::Next(_) => {
+            RouteEnd::Unknown | RouteEnd::Next => {
                 self.causes.last = Some(Cause::Route(words));
                 Some(Fate::Unknown)
             }
@@ -183,7 +186,7 @@ impl<'a> Walk<'a> {
         Ok(match leads {
             RouteEnd::Local => None,
             RouteEnd::Out(_) | RouteEnd::Lost => Some(self.is_lost(words)),
-            RouteEnd::Unknown | RouteEnd::Next(_) => {
+            RouteEnd::Unknown | RouteEnd::Next => {
                 self.causes.last = Some(Cause::Route(words));
                 Some(Fate::Unknown)
             }
@@ -250,27 +253,75 @@ impl<'a> Walk<'a> {
         routes: &'a Routes,
         lookup: Lookup,
     ) -> Result<(RouteEnd, usize, Option<usize>), Split> {
+        // Tables without a route for these packets: another rule that leads there finds none either.
+        let mut without = BTreeSet::new();
         let mut next = 0;
-        while let Some(step) = routes.steps.get(next) {
+        while let Some(rule) = routes.rules.get(next) {
             self.spent = self.spent.saturating_add(1);
+            let number = next;
             next = next.saturating_add(1);
-            if !self.takes(routes, step, lookup)? {
+            if let RuleEnd::Table(table, longer_than) = rule.leads
+                && without.contains(&(table, longer_than))
+            {
                 continue;
             }
-            match step.leads {
-                RouteEnd::Next(to) => next = to.max(next),
-                end @ (RouteEnd::Local | RouteEnd::Out(_) | RouteEnd::Lost | RouteEnd::Unknown) => {
-                    return Ok((end, step.words, Some(step.asked_by)));
+            let takes = self.takes(rule, lookup)?;
+            if takes == Some(false) {
+                continue;
+            }
+            let (leads, words) = match rule.leads {
+                RuleEnd::Table(table, longer_than) => {
+                    match self.of_table(routes, number, (table, longer_than), lookup)? {
+                        Some(step) => (step.leads, routes.number(number, Some(step))),
+                        None => {
+                            without.insert((table, longer_than));
+                            continue;
+                        }
+                    }
                 }
+                RuleEnd::Ends(end) => (end, routes.number(number, None)),
+                RuleEnd::Goto(_) | RuleEnd::Nothing => (RouteEnd::Next, routes.number(number, None)),
+            };
+            let unknown = || Unknown::Route(routes.words(words).unwrap_or_default());
+            if takes.is_none() && !self.assume(unknown)? {
+                continue;
+            }
+            match (leads, rule.leads) {
+                (RouteEnd::Next, RuleEnd::Goto(to)) => next = to.max(next),
+                (RouteEnd::Next, RuleEnd::Table(..) | RuleEnd::Nothing | RuleEnd::Ends(_)) => {}
+                (end, _) => return Ok((end, words, Some(number))),
             }
         }
         Ok((RouteEnd::Lost, NO_ROUTE, None))
     }
 
-    /// Whether a policy rule, and a route of its table, is about the packet.
-    fn takes(&mut self, routes: &Routes, step: &RouteStep, lookup: Lookup) -> Result<bool, Split> {
+    /// The first route of a table that is about the packet.
+    fn of_table(
+        &mut self,
+        routes: &'a Routes,
+        rule: usize,
+        (table, longer_than): (u32, Option<u32>),
+        lookup: Lookup,
+    ) -> Result<Option<&'a RouteStep>, Split> {
+        for step in routes.of_table(table, longer_than) {
+            self.spent = self.spent.saturating_add(1);
+            let is_about = said(self.is_bound_for(&step.to, lookup))?;
+            let words = || routes.words(routes.number(rule, Some(step))).unwrap_or_default();
+            let is_about = match is_about {
+                Some(is_about) => is_about,
+                None => self.assume(|| Unknown::Route(words()))?,
+            };
+            if is_about {
+                return Ok(Some(step));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Whether a policy rule takes the packet; none where that is not known.
+    fn takes(&self, rule: &RouteRule, lookup: Lookup) -> Result<Option<bool>, Split> {
         let mut all = Some(true);
-        for test in &step.rule {
+        for test in &rule.tests {
             match self.fulfils(test, lookup)? {
                 Some(true) => {}
                 Some(false) => {
@@ -280,18 +331,7 @@ impl<'a> Walk<'a> {
                 None => all = None,
             }
         }
-        let is_ruled = all.map(|all| all != step.not);
-        let is_routed = match &step.to {
-            Some(to) if is_ruled != Some(false) => said(self.is_bound_for(to, lookup))?,
-            Some(_) | None => Some(true),
-        };
-        match (is_ruled, is_routed) {
-            (Some(false), _) | (_, Some(false)) => Ok(false),
-            (Some(true), Some(true)) => Ok(true),
-            (None, _) | (_, None) => {
-                self.assume(|| Unknown::Route(routes.words.get(step.words).cloned().unwrap_or_default()))
-            }
-        }
+        Ok(all.map(|all| all != rule.not))
     }
 
     fn fulfils(&self, test: &RouteTest, lookup: Lookup) -> Result<Option<bool>, Split> {
@@ -329,7 +369,7 @@ impl<'a> Walk<'a> {
     /// It goes no farther, for the reason in these words.
     pub(super) fn is_lost(&mut self, words: usize) -> Fate {
         self.causes.last = Some(Cause::Route(words));
-        let text = self.rules.routes.as_ref().and_then(|routes| routes.words.get(words)).cloned();
+        let text = self.rules.routes.as_ref().and_then(|routes| routes.words(words));
         self.note(|_| TraceEvent::Route { decides: text.unwrap_or_default() });
         if self.records {
             self.decided = self.steps.len().checked_sub(1);

@@ -153,7 +153,8 @@ impl<'a> Walk<'a> {
             }
             Answers::Each(elements) => {
                 for element in elements {
-                    self.spent = self.spent.saturating_add(1);
+                    let compared = self.packets.ranges().saturating_div(16).saturating_add(1);
+                    self.spent = self.spent.saturating_add(compared);
                     let is_it = match self.asked(&element.test)? {
                         Some(is_it) => is_it,
                         None => self.assume(|| Unknown::Rule(map.to_string()))?,
@@ -192,6 +193,9 @@ impl<'a> Walk<'a> {
                 if *ends { self.ends(Fate::Dropped) } else { Then::Rule }
             }
             Statement::Tproxy { port, mark, ends } => self.tproxy(*port, *mark, *ends),
+            Statement::Unknown(_) if self.here().is_some_and(|(_, rule)| rule.is_unread) => {
+                self.ends(Fate::Unknown)
+            }
             Statement::Queue
             | Statement::Unknown(_)
             | Statement::Rewrite(_)

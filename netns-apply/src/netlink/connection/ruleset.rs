@@ -11,8 +11,17 @@ use std::{
     time::Instant,
 };
 
-/// How many bytes of set elements are read at most. Other programs' sets may hold millions of addresses.
-const MOST_OF_SETS: usize = 8 << 20;
+/// How many bytes of set elements are read at most, and how many of sets without intervals: of these, the kernel passes over all that it
+/// has listed with each datagram. Other programs' sets may hold millions of addresses.
+const MOST_OF_SETS: usize = 4 << 20;
+const MOST_OF_HASHES: usize = 3 << 19;
+
+/// How many bytes that may be read stand for one rule: what reading and following it costs, whatever its length.
+const BYTES_PER_RULE: usize = 550;
+
+/// How many sets are asked for their elements at most, and how many chains for their rules where all together have too many: each is a
+/// request.
+const MOST_ASKED: usize = 1 << 9;
 
 /// Whether the kernel has refused to list what hangs on a hook. Without the module, it searches for it on every request, which
 /// takes longer than everything else together.
@@ -30,6 +39,7 @@ impl Connection {
             let mut ruleset = Ruleset::default();
             let whole = self.ruleset_into(&mut ruleset)?;
             if whole && self.generation()? == generation {
+                ruleset.forget_elements();
                 return Ok(ruleset);
             }
             if Instant::now() >= deadline {
@@ -46,12 +56,56 @@ impl Connection {
         }
         // Sets before the rules that look something up in them.
         whole &= self.ask("list sets", request::all_sets, |message| ruleset.take(message))?;
-        let mut left = MOST_OF_SETS;
-        for (family, table, set) in ruleset.sets() {
-            whole &= self.elements_into(ruleset, (family, &table, &set), &mut left)?;
+        let (mut left, mut left_of_hashes, sets) = (MOST_OF_SETS, MOST_OF_HASHES, ruleset.sets());
+        // The kernel searches its list for each.
+        let most = MOST_ASKED.saturating_mul(MOST_ASKED).checked_div(sets.len()).unwrap_or_default();
+        for (number, (family, table, set)) in sets.into_iter().enumerate() {
+            if number >= most.min(MOST_ASKED) {
+                (left, left_of_hashes) = (0, 0);
+            }
+            let has_intervals = ruleset.has_intervals(family, &table, &set);
+            let left = if has_intervals { &mut left } else { &mut left_of_hashes };
+            whole &= self.elements_into(ruleset, (family, &table, &set), left)?;
         }
-        whole &= self.ask("list chains", request::all_chains, |message| ruleset.take(message))?;
-        whole &= self.ask("list rules", request::all_rules, |message| ruleset.take(message))?;
+        match self.ask("list chains", request::all_chains, |message| ruleset.take(message)) {
+            // The list of hooks has those that are missing.
+            Err(NetlinkError::TooMuch(_)) if ruleset.hooks.is_some() => {
+                (ruleset.is_partial, self.read) = (true, 0);
+            }
+            chains => whole &= chains?,
+        }
+        Ok(whole & self.rules_into(ruleset)?)
+    }
+
+    /// Reads the rules of all chains or, where they are too many, of one after the other: what a long one holds makes doubtful only
+    /// what passes it.
+    fn rules_into(&mut self, ruleset: &mut Ruleset) -> Result<bool, NetlinkError> {
+        const WHAT: &str = "list rules";
+        let (chains, mut left) = (ruleset.chains_to_read(), self.most / BYTES_PER_RULE);
+        let all = chains.iter().fold(0_usize, |all, one| all.saturating_add(one.rules));
+        if all <= left {
+            match self.ask(WHAT, request::all_rules, |message| ruleset.take(message)) {
+                Err(NetlinkError::TooMuch(_)) => ruleset.forget_rules(),
+                whole => return whole,
+            }
+        }
+        self.read = 0;
+        let mut whole = true;
+        for (number, chain) in chains.iter().enumerate() {
+            let of_chain = |sequence| request::rules_of(sequence, chain.family, &chain.table, &chain.chain);
+            let read = if chain.rules > left || number >= MOST_ASKED {
+                Err(NetlinkError::TooMuch(self.most))
+            } else {
+                self.ask(WHAT, of_chain, |message| ruleset.take(message))
+            };
+            match read {
+                Err(NetlinkError::TooMuch(_)) => ruleset.leave_chain_unread(chain),
+                read => {
+                    whole &= read?;
+                    left = left.saturating_sub(chain.rules);
+                }
+            }
+        }
         Ok(whole)
     }
 

@@ -15,7 +15,7 @@ use alloc::{
 };
 
 /// How many elements of one set are kept at most.
-const MOST_ELEMENTS: usize = 1 << 16;
+const MOST_ELEMENTS: usize = 1 << 17;
 
 /// What a lookup finds: which combinations of values are in the set, and the verdict of each in a verdict map.
 pub(crate) struct Found {
@@ -68,6 +68,11 @@ impl Set {
         self.is_partial = true;
     }
 
+    /// Whether its elements begin and end intervals.
+    pub(crate) const fn has_intervals(&self) -> bool {
+        self.flags & set::INTERVAL != 0
+    }
+
     /// How many elements it has.
     pub(crate) const fn len(&self) -> usize {
         self.elements.len()
@@ -94,13 +99,12 @@ impl Set {
             },
             verdicts: Vec::new(),
         };
-        let is_range = self.flags & set::INTERVAL != 0
-            && parts.len() == 1
-            && self.elements.iter().all(|one| one.last.is_none());
+        let is_range =
+            self.has_intervals() && parts.len() == 1 && self.elements.iter().all(|one| one.last.is_none());
         // Without parts that are compared each by itself, an interval is one of whole keys.
         let are_of_parts = self.flags & set::OF_PARTS != 0
             && parts.iter().map(KeyPart::length).eq(self.parts.iter().copied());
-        if self.flags & set::INTERVAL != 0 && !is_range && !are_of_parts {
+        if self.has_intervals() && !is_range && !are_of_parts {
             return Err("a set whose intervals are not understood");
         }
         let elements = if is_range { self.intervals(parts)? } else { self.combinations(parts)? };
