@@ -193,6 +193,7 @@ impl Verdict {
             Some(PodState::Unseen) => self.unseen += 1,
             known @ (Some(
                 PodState::Verified
+                | PodState::Unverified
                 | PodState::NotRedirected
                 | PodState::Drifted
                 | PodState::Interference

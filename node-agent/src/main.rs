@@ -99,15 +99,24 @@ fn taint_controller(settings: Settings) -> ExitCode {
 /// without any, tokio would panic.
 const KEPT: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 
-/// One thread does the work; up to three more wait for the disk or check pods.
+/// How long a check of a pod, which is being made when the agent ends, may take. One that goes on behind that is killed, which every
+/// run survives.
+const LAST_CHECK: Duration = Duration::from_secs(1);
+
+/// One thread does the work; others wait for the disk or check pods: more than there are checks at once, so that nothing else waits for
+/// these.
 fn block_on(work: impl Future<Output = anyhow::Result<()>>) -> ExitCode {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
-        .max_blocking_threads(3)
+        .max_blocking_threads(12)
         .thread_keep_alive(KEPT)
         .build();
     let done = match runtime.map_err(anyhow::Error::from).and_then(with_a_thread) {
-        Ok(runtime) => runtime.block_on(work),
+        Ok(runtime) => {
+            let done = runtime.block_on(work);
+            runtime.shutdown_timeout(LAST_CHECK);
+            done
+        }
         Err(error) => Err(error),
     };
     match done {

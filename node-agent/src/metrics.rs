@@ -105,7 +105,7 @@ metrics! {
         repair_given_up: Family<TypeLabel, Counter> => "istio_cni_repair_given_up_total", "Broken pods that were given up, after ten attempts that count";
         repair_waiting: Gauge => "istio_cni_repair_waiting_pods", "Broken pods waiting for repair, now or later";
         repair_overflows: Counter => "istio_cni_repair_queue_overflows_total", "Broken pods that did not fit into the queue and wait for the next list";
-        meshed_pods: Family<StateLabel, Gauge> => "istio_cni_meshed_pods", "Pods of the node that should be redirected, by state: verified, not-redirected, drifted, interference (other programs' rules), sandboxed (rules do not bind its runtime), unknown (cannot be determined), unseen (not yet checked); all 0 while the drift watch is off";
+        meshed_pods: Family<StateLabel, Gauge> => "istio_cni_meshed_pods", "Pods of the node that should be redirected, by state: verified, unverified (not checked for three intervals), not-redirected, drifted, interference (other programs' rules), sandboxed (rules do not bind its runtime), unknown (cannot be determined), unseen (not yet checked); all 0 while the drift watch is off";
         heal_watched: Gauge => "istio_cni_heal_watched_pods", "Pods whose network namespace the agent monitors for changes";
         heal_unwatched: Gauge => "istio_cni_heal_unwatched_pods", "Pods that are not monitored: they are too many, and only the drift watch checks them, or their network namespace is not known";
         heal_checks: Family<ResultLabel, Counter> => "istio_cni_heal_looks_total", "Checks of a pod after a change in its network namespace, by state: verified, drifted, interference, unknown";

@@ -1,6 +1,7 @@
 //! What the agent serves: health, metrics, run-time control, the log socket.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use anyhow::Context as _;
 use controller_runtime::SCOPE;
@@ -65,7 +66,7 @@ impl Served {
     /// The pods that run, a line for each data plane.
     fn words(&self) -> String {
         let ambient = self.ambient.as_ref().map(|ambient| ambient.words() + "\n");
-        self.summary.words() + "\n" + &ambient.unwrap_or_default()
+        self.summary.words(Instant::now()) + "\n" + &ambient.unwrap_or_default()
     }
 
     /// Port 8000.
@@ -90,6 +91,7 @@ impl Served {
     pub async fn metrics(&self, request: Request<Incoming>) -> Answer {
         match (request.method(), request.uri().path()) {
             (&Method::GET | &Method::HEAD, "/metrics") => {
+                self.summary.count(Instant::now());
                 self.metrics.ready.set(i64::from(self.verdict().await.is_ok()));
                 serve::metrics(&self.registry, request.headers())
             }

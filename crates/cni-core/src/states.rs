@@ -7,6 +7,8 @@ use crate::reasons::{INTERFERENCE, ReasonDoc, SANDBOXED, reason};
 pub enum PodState {
     /// It is redirected as planned, and other programs' rules do not interfere.
     Verified,
+    /// It was verified, and three intervals ago was the last check.
+    Unverified,
     /// It is not redirected, as intended.
     LeftAlone,
     /// It should be redirected, and nothing of the mesh is in its network namespace.
@@ -29,8 +31,9 @@ pub enum PodState {
 
 impl PodState {
     /// All of them.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::Verified,
+        Self::Unverified,
         Self::LeftAlone,
         Self::NotRedirected,
         Self::Unexpected,
@@ -43,8 +46,9 @@ impl PodState {
     ];
 
     /// Those of pods that should be redirected to a proxy of their own.
-    pub const MESHED: [Self; 7] = [
+    pub const MESHED: [Self; 8] = [
         Self::Verified,
+        Self::Unverified,
         Self::NotRedirected,
         Self::Drifted,
         Self::Interference,
@@ -61,6 +65,11 @@ impl PodState {
                 "verified",
                 "the pod is redirected as planned, and other programs' rules do not interfere",
                 "",
+            ),
+            Self::Unverified => reason(
+                "unverified",
+                "the pod was verified, and the agent has not checked it for three intervals",
+                "the agent's log says what it waits for; restart it if it says nothing",
             ),
             Self::LeftAlone => reason("left-alone", "the pod is not redirected, as intended", ""),
             Self::NotRedirected => reason(

@@ -270,24 +270,11 @@ fn too_many_rules_of_other_programs_do_not_prevent_redirection() {
     let api = Api::start(&mut node);
     api.put(held_back(mesh_pod_of(WEB, "web", &[&pod_address(false).to_string()])));
     let _agent = node.start_ready();
-    wait(&node, "an attempt", || !api.events_about("web").is_empty());
-    let event = api.events_about("web").remove(0);
-    let message = event["message"].as_str().expect("a message");
-    for words in [
-        "redirected, but it could not be verified: the rules are in force",
-        "bytes of rules, more than the plan",
-        "1 connections that bypassed the proxy were ended",
-    ] {
-        assert!(message.contains(words), "{words} is not in {message}");
-    }
+    // No captured packet meets these.
+    wait_at_least(&node, SUCCESS, 1.0);
     assert!(!is_alive(&mut out));
-    wait_at_least(&node, &failed("unverifiable"), 1.0);
-    assert_eq!(metric(&node, &failed("not_verified")), Some(0.0));
     let nat = topology.pod.sh("nft list table ip nat").expect("runs").ok().expect("lists").stdout;
     assert!(nat.contains("15006"), "{nat}");
-    // Another program has removed the others.
-    topology.pod.sh("nft delete table ip filter").expect("runs").ok().expect("deletes");
-    wait_at_least(&node, SUCCESS, 1.0);
 }
 
 #[test]

@@ -86,7 +86,7 @@ fn a_scan_finds_every_pod_in_the_state_that_the_agent_reports() {
         ("raced", PodState::Interference, "iptables-nft -t nat -I OUTPUT -j ACCEPT"),
         ("claimed", PodState::Unknown, ""),
         ("lost", PodState::Unknown, ""),
-        // The mesh's rules can be compared, others cannot be read.
+        // The mesh's rules can be compared, and those of others are too many.
         ("flooded", PodState::Drifted, "iptables-nft -t nat -F ISTIO_OUTPUT"),
     ];
     for ((name, _, script), number) in states.into_iter().zip(2..) {

@@ -100,6 +100,6 @@ async fn watch(subscriptions: ChangeSubscriptions, inventory: Arc<Inventory>, ui
     inventory.examine(&uid);
     while subscriptions.receive().await.is_ok() {
         inventory.examine(&uid);
-        sleep(backoff.checked(Instant::now().into_std())).await;
+        sleep(backoff.checked(Instant::now().into_std(), std::time::Duration::ZERO)).await;
     }
 }

@@ -10,7 +10,7 @@ pub mod fingerprints;
 mod pod_state;
 mod tracker;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -25,6 +25,8 @@ use controller_runtime::{SCOPE, or_never};
 use netns_apply::capabilities::{NET_ADMIN, SYS_ADMIN};
 use pod_netns::{Sandbox, SurveyError};
 use tokio::sync::watch::Receiver;
+use tokio::task::AbortHandle;
+use tokio::time::timeout;
 
 use crate::cluster::pods::{self, NodePods};
 use crate::cluster::{Cluster, Connection, runtime_classes, warning};
@@ -32,8 +34,8 @@ use crate::heal::{CheckRequests, DesiredRedirect, HealHandle, HealRequest};
 use crate::install::Installer;
 use crate::metrics::Metrics;
 use crate::pod_check::{
-    AMBIGUOUS, Basis, Comparison, ExpectedRules, MeshPod, NOT_FOUND, PodProblem, Surroundings, UNREADABLE,
-    UNVERIFIABLE, check, require,
+    AMBIGUOUS, Basis, Comparison, ExpectedRules, LONGEST_CHECK, MeshPod, NOT_FOUND, PodProblem, Surroundings,
+    UNREADABLE, UNVERIFIABLE, check, require,
 };
 use crate::settings::{DriftSettings, Settings};
 use fingerprints::Fingerprints;
@@ -144,6 +146,8 @@ pub struct DriftWatch {
     blind: Option<&'static str>,
     /// Whether the last event could not be sent.
     mute: bool,
+    /// Checks that have not ended in time, by the pod's UID: the other pods do not wait for them.
+    hanging: BTreeMap<String, AbortHandle>,
 }
 
 impl DriftWatch {
@@ -185,6 +189,7 @@ impl DriftWatch {
             sandboxed: BTreeSet::new(),
             blind: None,
             mute: false,
+            hanging: BTreeMap::new(),
         }
     }
 
@@ -381,17 +386,26 @@ impl DriftWatch {
         let known = self.fingerprints.of(pod, rules);
         let keys = self.fingerprints.keys();
         let (of, there, all) = (pod.clone(), survey.clone(), rules.clone());
-        let checked = tokio::task::spawn_blocking(move || {
+        let unknown = |seen| CheckedPod { seen, sandbox: None };
+        if self.hanging.get(&pod.uid).is_some_and(|check| !check.is_finished()) {
+            return unknown(hangs());
+        }
+        let mut checked = tokio::task::spawn_blocking(move || {
             let sandbox = there.find(&of)?;
             let known = known.and_then(|known| known.in_namespace(sandbox.id()));
             let (seen, basis, accepted) = check(&of, &sandbox, &all, &keys, known);
             Ok((sandbox, seen, basis, accepted))
         });
-        let (sandbox, seen, basis, accepted) = match checked.await {
-            Ok(Ok(checked)) => checked,
-            Ok(Err(unfound)) => return CheckedPod { seen: Comparison::Unknown(unfound), sandbox: None },
-            Err(error) => return CheckedPod { seen: panicked(&error), sandbox: None },
+        let (sandbox, seen, basis, accepted) = match timeout(LONGEST_CHECK, &mut checked).await {
+            Ok(Ok(Ok(checked))) => checked,
+            Ok(Ok(Err(unfound))) => return unknown(Comparison::Unknown(unfound)),
+            Ok(Err(error)) => return unknown(panicked(&error)),
+            Err(_) => {
+                self.hanging.insert(pod.uid.clone(), checked.abort_handle());
+                return unknown(hangs());
+            }
         };
+        self.hanging.remove(&pod.uid);
         if basis == Basis::Fingerprint {
             self.metrics.drift_unread.inc();
         }
@@ -436,8 +450,9 @@ impl DriftWatch {
 
     async fn forget_others(&mut self, pods: &[Arc<MeshPod>]) {
         let uids: BTreeSet<&str> = pods.iter().map(|pod| pod.uid.as_str()).collect();
-        self.states.keep(&uids);
+        self.states.keep(&uids, Instant::now());
         self.fingerprints.keep(&uids);
+        self.hanging.retain(|uid, check| uids.contains(uid.as_str()) && !check.is_finished());
         self.sandboxed.retain(|uid| uids.contains(uid.as_str()));
         for pod in self.tracker.keep(&uids) {
             log::info!(target: SCOPE, pod = pod.to_string(); "the pod that had drifted has ended, or is not to be redirected any more");
@@ -495,7 +510,7 @@ impl DriftWatch {
         let cause = if let Comparison::Unknown(error) = seen { Some(error.reason) } else { None };
         self.count(cause.unwrap_or(seen.state().word()));
         let is_unwatched = matches!(seen, Comparison::Unknown(error) if error.is_unfound());
-        let is_news = self.states.note(&pod.uid, seen.state(), is_unwatched);
+        let is_news = self.states.note(&pod.uid, seen.state(), is_unwatched, Instant::now());
         let report = self.tracker.note(&pod.uid, &pod.name, seen, Instant::now());
         if is_news || report.is_some() {
             self.show();
@@ -548,7 +563,7 @@ impl DriftWatch {
 
     fn show(&self) {
         self.metrics.drifted.set(gauged(self.tracker.drifted()));
-        self.summary.show(&self.states, &self.tracker.differences(), self.blind);
+        self.summary.show(&self.states, self.tracker.differences(), self.blind, self.interval());
     }
 }
 
@@ -563,6 +578,11 @@ async fn same(cluster: &Cluster, pod: &MeshPod, conf: &Conf) -> Result<Option<Me
     Ok(now
         .and_then(|now| MeshPod::running(&now, conf))
         .filter(|now| now.uid == pod.uid && now.addresses == pod.addresses))
+}
+
+fn hangs() -> Comparison {
+    let text = format!("the check has not ended within {} s", LONGEST_CHECK.as_secs());
+    Comparison::Unknown(PodProblem::new(UNREADABLE, text))
 }
 
 fn panicked(error: &tokio::task::JoinError) -> Comparison {

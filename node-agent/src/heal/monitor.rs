@@ -3,6 +3,7 @@
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use cni_core::states::PodState;
 use controller_runtime::metrics::ResultLabel;
@@ -12,7 +13,7 @@ use pod_netns::Sandbox;
 use prometheus_client::metrics::gauge::Gauge;
 use tokio::sync::Notify;
 use tokio::task::AbortHandle;
-use tokio::time::{Instant, sleep, sleep_until};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use super::backoff::RecheckBackoff;
 use super::history::{HealDecision, HealHistory, HealReport};
@@ -21,7 +22,7 @@ use super::{DesiredRedirect, HEALED, HealContext};
 use crate::cluster::EventMessage;
 use crate::metrics::ReasonLabel;
 use crate::netns_changes::{ChangeSubscriptions, subscribe};
-use crate::pod_check::{PodProblem, UNREADABLE, UNVERIFIABLE};
+use crate::pod_check::{LONGEST_CHECK, PodProblem, UNREADABLE, UNVERIFIABLE};
 
 /// The component of the events.
 const COMPONENT: &str = "cni-heal";
@@ -161,14 +162,14 @@ impl MonitorTask {
                 self.context.metrics.heal_lost.inc();
             }
             let desired = self.desired();
-            let outcome = self.check(&desired).await;
+            let (outcome, took) = self.check(&desired).await;
             if outcome == HealOutcome::Gone {
                 return;
             }
             let next = self.settle(&desired, &outcome, since, &notification);
             let now = Instant::now();
             retry = next.retry.map(|after| now + after);
-            let pause = self.backoff.checked(now.into_std()).max(next.wait);
+            let pause = self.backoff.checked(now.into_std(), took).max(next.wait);
             sleep(pause).await;
         }
     }
@@ -192,7 +193,8 @@ impl MonitorTask {
         }
     }
 
-    async fn check(&mut self, desired: &DesiredRedirect) -> HealOutcome {
+    /// Checks and repairs the pod; returns also how long that took.
+    async fn check(&mut self, desired: &DesiredRedirect) -> (HealOutcome, Duration) {
         // It is never closed.
         let slot = self.context.slots.acquire().await;
         let job = HealJob {
@@ -202,14 +204,21 @@ impl MonitorTask {
             is_unfinished: self.is_unfinished,
             paths: self.context.paths.clone(),
         };
-        let done = tokio::task::spawn_blocking(move || check_and_repair(&job)).await;
+        let start = Instant::now();
+        let mut done = tokio::task::spawn_blocking(move || check_and_repair(&job));
+        let ended = timeout(LONGEST_CHECK, &mut done).await;
+        // Other pods do not wait for one that hangs.
         drop(slot);
+        let done = match ended {
+            Ok(done) => done,
+            Err(_) => done.await,
+        };
         let outcome = done.unwrap_or_else(|error| {
             HealOutcome::Failed(PodProblem::new(UNREADABLE, format!("the check panicked: {error}")))
         });
         self.is_unfinished = outcome.reason() == Some("not_severed");
         self.is_sure |= matches!(outcome, HealOutcome::Healed { .. });
-        outcome
+        (outcome, start.elapsed())
     }
 
     /// Counts the result of a check, and reports what is new.

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::hash::RandomState;
 use std::net::IpAddr;
+use std::time::Duration;
 
 use cni_core::conf::Conf;
 use cni_core::selection::{Acceptance, Programming, base_settings};
@@ -20,6 +21,9 @@ use redirect_core::settings::InputErrors;
 
 use super::room::turn_of;
 use super::{AMBIGUOUS, MeshPod, NOT_FOUND, PodProblem, UNREADABLE, UNVERIFIABLE};
+
+/// How long a check waits for other programs that keep changing the rules it reads: a later one comes.
+const PATIENCE: Duration = Duration::from_secs(1);
 
 /// What holds for all pods of the node.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -72,7 +76,8 @@ impl ExpectedRules {
 pub fn options(programming: Programming, accepted: AcceptedRules, is_foreign: bool) -> ApplyOptions {
     let Programming { backend, native_form } = programming;
     let backend = suitable(backend, is_foreign);
-    ApplyOptions { backend, native_form, accepted, most_read: Some(MOST_READ), ..ApplyOptions::default() }
+    let (most_read, patience) = (Some(MOST_READ), PATIENCE);
+    ApplyOptions { backend, native_form, accepted, most_read, patience, ..ApplyOptions::default() }
 }
 
 /// How a pod's namespace compares with its plan.
@@ -182,7 +187,7 @@ pub fn compare_here(
             let accepted = accepted.iter().map(ToString::to_string).collect();
             let Some(mismatch) = mismatch else { return Ok((Comparison::AsPlanned, accepted)) };
             let text = words(&mismatch, &plan, &options);
-            let compared = if matches!(mismatch, Mismatch::Interference(_) | Mismatch::DoesNotConverge(_)) {
+            let compared = if matches!(mismatch, Mismatch::Interference(..) | Mismatch::DoesNotConverge(_)) {
                 Comparison::Interference(text)
             } else if is_redirected {
                 Comparison::Different(text)

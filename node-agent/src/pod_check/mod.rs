@@ -10,6 +10,8 @@ mod pod;
 mod room;
 mod surroundings;
 
+use std::time::Duration;
+
 use cni_core::reasons;
 use netns_apply::capabilities::{self, Capability};
 
@@ -19,6 +21,9 @@ pub use namespace::{census, find, pod_addresses};
 pub use pod::MeshPod;
 pub use room::remember_memory;
 pub use surroundings::Surroundings;
+
+/// How long the check of one pod may take before all others go on without it.
+pub const LONGEST_CHECK: Duration = Duration::from_secs(5);
 
 /// Words for a pod whose state is unknown.
 pub const NOT_FOUND: &str = reasons::NOT_FOUND.word;
