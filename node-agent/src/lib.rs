@@ -6,7 +6,7 @@
 //! image, service account ───────────┘     └──► obstacle ──► ready
 //! ```
 //!
-//! [`conflist`] and [`plan`] are pure; [`install`] and [`leave`] carry their plans out, through the seam of [`disk`]; [`plugin`] queries the plugin; [`agent`] is
+//! [`conflist`] and [`plan`] are pure; [`install`] and [`leave`] carry their plans out, through the seam of [`disk`]; [`plugin`] queries the plugin, [`plugin_health`] the API server as the plugin does; [`agent`] is
 //! the loop; [`once`] does the same a single time. [`pod_check`] compares and redirects a pod. [`repair`] handles pods that started before the plugin was installed;
 //! [`taint`] keeps pods off nodes where they would not be redirected;
 //! [`drift`] compares the node's pods with what the plugin made of them; [`heal`] repairs drifted ones as soon as the kernel reports a change;
@@ -33,6 +33,7 @@ pub mod netns_changes;
 pub mod once;
 pub mod plan;
 pub mod plugin;
+pub mod plugin_health;
 pub mod plugin_socket;
 pub mod plugin_token;
 pub mod pod_check;

@@ -10,6 +10,7 @@ use std::time::Instant;
 
 use cni_core::logs::CALLED;
 use cni_core::reasons;
+use cni_core::wire::Code;
 use controller_runtime::lock;
 use controller_runtime::metrics::ResultLabel;
 use controller_runtime::serve::{self, Answer};
@@ -24,6 +25,7 @@ use serde_json::Value;
 use crate::cluster::events::EventPublisher;
 use crate::cluster::{Connection, EventMessage, pod_reference};
 use crate::metrics::{AddLabels, Metrics, OutcomeLabel};
+use crate::plugin_health::PluginHealth;
 use crate::plugin_socket::PluginSocket;
 use crate::seen_calls::SeenCalls;
 
@@ -45,6 +47,7 @@ pub struct Receiver {
     bucket: Mutex<Bucket>,
     reasons: Mutex<BTreeSet<(&'static str, String)>>,
     calls: Arc<SeenCalls>,
+    plugin: Arc<PluginHealth>,
 }
 
 /// How many more entries are taken.
@@ -71,11 +74,11 @@ impl Receiver {
     #[must_use]
     pub fn new(
         metrics: Arc<Metrics>,
-        calls: Arc<SeenCalls>,
+        (calls, plugin): (Arc<SeenCalls>, Arc<PluginHealth>),
         emit: Box<dyn Fn(&Entry) + Send + Sync>,
     ) -> Self {
         let bucket = Mutex::new(Bucket { left: BURST, filled: Instant::now() });
-        Self { metrics, emit, bucket, reasons: Mutex::default(), calls }
+        Self { metrics, emit, bucket, reasons: Mutex::default(), calls, plugin }
     }
 
     /// Takes one body. Its lines are logged one after the other, without those of another plugin in between.
@@ -103,7 +106,7 @@ impl Receiver {
         self.metrics.log_entries.get_or_create(&ResultLabel { result }).inc();
     }
 
-    /// Counts the line that a plugin logs at the end of each ADD.
+    /// Takes the line that a plugin logs at the end of each ADD.
     fn measure(&self, entry: &Entry) {
         let label = |key: &str| entry.labels.iter().find(|(name, _)| name == key).map(|(_, value)| value);
         let text = |key: &str| label(key).and_then(Value::as_str).unwrap_or_default();
@@ -112,13 +115,18 @@ impl Receiver {
         if !text("decision").is_empty() {
             self.calls.see();
         }
+        if ["redirect", "enrol"].contains(&text("decision")) {
+            self.plugin.add_succeeded();
+        }
         match text("decision") {
             "redirect" => self.add("redirect", "", seconds),
             "enrol" => self.add("enrol", "", seconds),
             "skip" => self.add("skip", text("reason"), seconds),
             "fail" => {
-                let code = label("code").and_then(Value::as_u64).map(|code| code.to_string());
-                self.add("fail", &code.unwrap_or_default(), seconds);
+                let number = label("code").and_then(Value::as_u64);
+                let code = number.and_then(Code::of);
+                self.plugin.add_failed(text("pod"), code, &entry.message, Instant::now());
+                self.add("fail", &number.map(|number| number.to_string()).unwrap_or_default(), seconds);
             }
             _ => {}
         }
@@ -192,7 +200,8 @@ pub fn start(
     metrics: Arc<Metrics>,
     logs: Option<logging::Handle>,
     connection: Arc<Connection>,
-    (calls, tasks): (Arc<SeenCalls>, Supervisor),
+    known: (Arc<SeenCalls>, Arc<PluginHealth>),
+    tasks: Supervisor,
 ) -> anyhow::Result<PluginSocket> {
     let events = EventPublisher::start("events of plugins", connection, metrics.clone(), &tasks);
     let emit = move |entry: &Entry| {
@@ -203,7 +212,7 @@ pub fn start(
             events.send(event);
         }
     };
-    let receiver = Arc::new(Receiver::new(metrics.clone(), calls, Box::new(emit)));
+    let receiver = Arc::new(Receiver::new(metrics.clone(), known, Box::new(emit)));
     PluginSocket::start("log socket", (run, logging::SOCKET_NAME), metrics, tasks, move |request| {
         let receiver = receiver.clone();
         async move { receiver.answer(request).await }
@@ -225,7 +234,7 @@ mod tests {
         let ((metrics, registry), lines) = (Metrics::new(), Arc::new(Mutex::new(Vec::new())));
         let kept = lines.clone();
         let emit = move |entry: &Entry| kept.lock().expect("lines").push(entry.console());
-        (Receiver::new(metrics, calls(), Box::new(emit)), registry, lines)
+        (Receiver::new(metrics, (calls(), Arc::default()), Box::new(emit)), registry, lines)
     }
 
     fn calls() -> Arc<SeenCalls> {
@@ -276,8 +285,11 @@ mod tests {
     fn calls_are_seen_and_not_logged() {
         let (metrics, _) = Metrics::new();
         let calls = calls();
-        let receiver =
-            Receiver::new(metrics, calls.clone(), Box::new(|entry| assert_ne!(entry.message, "called")));
+        let receiver = Receiver::new(
+            metrics,
+            (calls.clone(), Arc::default()),
+            Box::new(|entry| assert_ne!(entry.message, "called")),
+        );
         let open = |file: &str| Obstacle::Uncalled(Uncalled::Standalone(file.to_owned()));
         let called =
             ADD.replace("redirected", "called").replace("\"decision\":\"redirect\"", "\"called\":\"STATUS\"");

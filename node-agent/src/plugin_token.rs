@@ -12,7 +12,7 @@ use controller_runtime::metrics::ResultLabel;
 use controller_runtime::supervisor::Unneeded;
 use controller_runtime::{BootTime, SCOPE, lock};
 use serde::Deserialize;
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 
 use crate::cluster::token::{self, Granted, TokenError};
 use crate::cluster::{Connection, warning};
@@ -37,11 +37,15 @@ const WORKS_PAUSES: [Duration; 2] = [Duration::ZERO, Duration::from_secs(1)];
 pub struct PluginToken {
     /// `system:serviceaccount:NAMESPACE:NAME`; none where the plugin uses the agent's token.
     subject: Option<String>,
+    /// Whether the plugin reads namespaces, too.
+    reads_namespaces: bool,
     source: Mutex<TokenSource>,
     /// One that an earlier agent wrote, while it is in use.
     inherited: Mutex<Option<String>>,
     /// How often the answer changed; 0 until the first one.
     answers: watch::Sender<u64>,
+    /// Wakes the renewer before the token's time.
+    rejected: Notify,
 }
 
 #[derive(Debug)]
@@ -127,9 +131,11 @@ impl Default for PluginToken {
     fn default() -> Self {
         Self {
             subject: None,
+            reads_namespaces: false,
             source: Mutex::new(TokenSource::Unknown),
             inherited: Mutex::default(),
             answers: watch::Sender::new(0),
+            rejected: Notify::new(),
         }
     }
 }
@@ -141,7 +147,7 @@ impl PluginToken {
         let is_known = !account.name.is_empty() && !identity.namespace.is_empty();
         let subject =
             is_known.then(|| format!("system:serviceaccount:{}:{}", identity.namespace, account.name));
-        Self { subject, ..Self::default() }
+        Self { subject, reads_namespaces: account.reads_namespaces, ..Self::default() }
     }
 
     /// For a program that requests none.
@@ -216,12 +222,21 @@ impl PluginToken {
         self.answers.subscribe()
     }
 
+    /// Has the renewer ask for another token now, if it waits: the API server refuses the one in place.
+    pub fn replace(&self) {
+        self.rejected.notify_waiters();
+    }
+
+    async fn is_accepted(&self, connection: &Connection, token: &str) -> Option<Result<(), String>> {
+        token::is_accepted(connection, token, self.reads_namespaces).await
+    }
+
     /// Whether the plugin's own token, granted or inherited, is valid for the API server; none if unknown.
     pub async fn works(&self, connection: &Connection) -> Option<bool> {
         let Some((token, _)) = self.in_place(Moment::now()) else { return Some(false) };
         for pause in WORKS_PAUSES {
             tokio::time::sleep(pause).await;
-            if let Some(answer) = token::is_accepted(connection, &token).await {
+            if let Some(answer) = self.is_accepted(connection, &token).await {
                 return Some(answer.is_ok());
             }
         }
@@ -237,7 +252,7 @@ impl PluginToken {
         };
         match self.in_place(Moment::now()) {
             Some((token, may_be_over)) if is_asked(may_be_over) => {
-                matches!(token::is_accepted(connection, &token).await, Some(Err(_)))
+                matches!(self.is_accepted(connection, &token).await, Some(Err(_)))
             }
             Some(_) | None => false,
         }
@@ -344,7 +359,7 @@ impl TokenRenewer {
         let cluster =
             cluster.map_err(|error| TokenError::Failed { text: error.to_string(), retry_after: None })?;
         let granted = token::request(&cluster, &self.account.name, self.account.lifetime).await?;
-        match token::is_accepted(&self.connection, &granted.text).await {
+        match self.token.is_accepted(&self.connection, &granted.text).await {
             Some(Err(why)) => Err(TokenError::Useless(format!(
                 "the API server does not let service account {} get pods: {why}",
                 self.account.name
@@ -353,7 +368,7 @@ impl TokenRenewer {
         }
     }
 
-    /// Waits until the token is due for renewal.
+    /// Waits until the token is due for renewal, or refused before.
     async fn wait(&self) {
         // The agents of many nodes start together, and need not all ask together.
         let share = 1.0 - cluster_client::random() / 10.0;
@@ -365,7 +380,10 @@ impl TokenRenewer {
             if left.is_zero() {
                 return;
             }
-            tokio::time::sleep(left.clamp(Duration::from_secs(1), CHECK_INTERVAL)).await;
+            let interval = left.clamp(Duration::from_secs(1), CHECK_INTERVAL);
+            if tokio::time::timeout(interval, self.token.rejected.notified()).await.is_ok() {
+                return;
+            }
         }
     }
 

@@ -18,6 +18,7 @@ use crate::drift::NodeSummary;
 use crate::install::Installer;
 use crate::log_socket;
 use crate::metrics::Metrics;
+use crate::plugin_health::PluginHealth;
 use crate::plugin_socket::PluginSocket;
 use crate::ready::{AgentState, Reason};
 use crate::settings::Settings;
@@ -33,6 +34,8 @@ pub struct Served {
     pub state: Arc<AgentState>,
     /// The API server.
     pub connection: Arc<Connection>,
+    /// What the next ADD would meet.
+    pub plugin: Arc<PluginHealth>,
     /// What is counted.
     pub metrics: Arc<Metrics>,
     /// What is scraped.
@@ -60,6 +63,7 @@ impl Served {
         let files = tokio::task::spawn_blocking(move || installer.check()).await;
         let files = files.unwrap_or_else(|error| Err(Reason::Failed(format!("the check panicked: {error}"))));
         self.state.verdict(files, self.connection.problem())?;
+        self.plugin.verdict(Instant::now())?;
         self.ambient.as_ref().map_or(Ok(()), |ambient| ambient.verdict())
     }
 
@@ -157,7 +161,8 @@ pub async fn start(settings: &Settings, served: &Arc<Served>) -> anyhow::Result<
         metrics,
         logs,
         served.connection.clone(),
-        (served.installer.calls(), tasks.clone()),
+        (served.installer.calls(), served.plugin.clone()),
+        tasks.clone(),
     )?;
     let health = served.clone();
     serve::start(tasks, "health server", settings.serve.health, move |request| {
@@ -211,6 +216,7 @@ mod tests {
         let served = Arc::new(Served {
             connection: Arc::new(crate::cluster::connection(&settings)),
             installer: Arc::new(Installer::new(Arc::new(Real), Arc::new(Program), settings)),
+            plugin: Arc::default(),
             state: Arc::default(),
             summary: Arc::new(NodeSummary::new(metrics.clone())),
             metrics,

@@ -171,6 +171,8 @@ pub struct PluginAccount {
     pub name: String,
     /// How long its tokens last.
     pub lifetime: Duration,
+    /// Whether the plugin reads namespaces, too: in ambient mode.
+    pub reads_namespaces: bool,
 }
 
 /// Where the agent serves.
@@ -219,7 +221,7 @@ impl Settings {
             placement: placement(&mut raw),
             entry: entry(&mut raw, &logging, ambient.as_ref()),
             kubeconfig: kubeconfig(&mut raw),
-            plugin: plugin_account(&mut raw),
+            plugin: plugin_account(&mut raw, ambient.is_some()),
             conf_group_read: raw.switch("CNI_CONF_GROUP_READ"),
             ready_before_called: raw.switch("READY_BEFORE_CALLED"),
             serve: serve(&mut raw),
@@ -410,12 +412,12 @@ fn kubeconfig(raw: &mut Raw<'_>) -> KubeconfigSettings {
     }
 }
 
-fn plugin_account(raw: &mut Raw<'_>) -> PluginAccount {
+fn plugin_account(raw: &mut Raw<'_>, reads_namespaces: bool) -> PluginAccount {
     let lifetime = raw.duration("PLUGIN_TOKEN_LIFETIME");
     if lifetime < LEAST_LIFETIME {
         raw.reject("PLUGIN_TOKEN_LIFETIME", "too short: 1h at least, because it has to outlast an upgrade");
     }
-    PluginAccount { name: raw.text("PLUGIN_SERVICE_ACCOUNT"), lifetime }
+    PluginAccount { name: raw.text("PLUGIN_SERVICE_ACCOUNT"), lifetime, reads_namespaces }
 }
 
 /// The shortest time a token of the plugin's may last.

@@ -32,6 +32,12 @@ struct State {
     /// The status of questions for pods with the plugin's token, and how often it was asked so.
     pods: u16,
     tried: usize,
+    /// The status of the plugin's questions with the agent's token.
+    lent: u16,
+    /// Tokens that are accepted no more: their account was recreated.
+    dead: usize,
+    /// The paths of all pods and namespaces that were asked for as the plugin asks.
+    paths: Vec<String>,
     /// What tokens were asked for with, and which were given.
     requests: Vec<Value>,
     granted: Vec<String>,
@@ -56,6 +62,9 @@ impl Api {
             lifetime: 86400,
             pods: 404,
             tried: 0,
+            lent: 404,
+            dead: 0,
+            paths: Vec::new(),
             requests: Vec::new(),
             granted: Vec::new(),
             events: Vec::new(),
@@ -88,7 +97,7 @@ fn respond(head: &str, body: &[u8], state: &Mutex<State>) -> (u16, String) {
     let path = head.split(' ').nth(1).unwrap_or_default();
     let bearer = |line: &str| line.to_lowercase().starts_with("authorization: bearer ");
     let token = head.lines().find(|line| bearer(line)).map(|line| &line[22..]);
-    let is_plugins = token.is_some_and(|token| state.granted.iter().any(|granted| granted == token));
+    let granted = token.and_then(|token| state.granted.iter().position(|granted| granted == token));
     if let (true, Some(status)) = (path.contains("/daemonsets"), state.daemon_sets) {
         return (status, failure(status));
     }
@@ -117,12 +126,19 @@ fn respond(head: &str, body: &[u8], state: &Mutex<State>) -> (u16, String) {
             status => (status, failure(status)),
         };
     }
-    if path.contains("/pods/") && !is_plugins {
+    // An agent that ends reads metadata only; what reads the whole object is the plugin, or asks in its place.
+    if path.contains("/pods/") && head.contains("PartialObjectMetadata") {
         return if state.own_pod.len() > 1 { state.own_pod.remove(0) } else { state.own_pod[0].clone() };
     }
-    if path.contains("/pods/") {
-        state.tried += 1;
-        return (state.pods, failure(state.pods));
+    if path.contains("/pods/") || path == "/api/v1/namespaces/istio-system" {
+        state.paths.push(path.to_owned());
+        state.tried += usize::from(granted.is_some());
+        let status = match granted {
+            Some(number) if number < state.dead => 401,
+            Some(_) => state.pods,
+            None => state.lent,
+        };
+        return (status, failure(status));
     }
     if path.contains("/events") {
         state.events.push(String::from_utf8_lossy(body).into_owned());
@@ -242,6 +258,104 @@ fn a_token_whose_time_is_over_stays_until_the_api_server_rejects_it() {
         agent.wait("the agent's token", || uses(&node, "token-1"));
         agent.wait_metric("istio_cni_plugin_token_expiry_timestamp_seconds", 0.0);
     }
+}
+
+/// Tokens end with their service account, whatever their time; an account of the same name gets others.
+#[test]
+fn a_rejected_token_is_replaced_at_once() {
+    for known_by in ["a pod that fails", "the next question"] {
+        let mut node = node();
+        let api = Api::start(&mut node);
+        let agent = node.start_ready();
+        agent.wait("the plugin's own token", || uses(&node, &api.last_granted()));
+        agent.wait("a try of what was installed", || api.state().tried >= 2);
+        api.state().dead = 1;
+        if known_by == "a pod that fails" {
+            report(&node, "fail", 11, "the API server does not accept the credentials");
+        } else {
+            fs::remove_file(node.path("run/istio-cni-kubeconfig")).expect("removes");
+        }
+        agent.wait("another token", || {
+            let granted = api.state().granted.len();
+            granted == 2 && uses(&node, &api.last_granted())
+        });
+        agent.wait_ready();
+    }
+}
+
+/// Neither a missing right of the plugin's account nor one of the agent's, whose token it then uses, is guessed from files.
+#[test]
+fn an_agent_is_ready_if_the_api_server_serves_the_plugin() {
+    let mut node = node();
+    let api = Api::start(&mut node);
+    (api.state().tokens, api.state().lent) = (403, 403);
+    let agent = node.start();
+    let reason = agent.wait_not_ready("403");
+    for part in ["no pod of the mesh can start", "verb get on pods", "ClusterRoleBinding istio-cni-plugin"] {
+        assert!(reason.contains(part), "{part}: {reason}");
+    }
+    agent.wait("the gauge", || agent.metric("istio_cni_install_ready") == 0.0);
+    assert_eq!(node.log().matches("the API server refuses the plugin").count(), 1, "{}", node.log());
+    api.state().lent = 404;
+    agent.wait_ready();
+
+    // The right is lost while the agent runs, and a pod meets that first.
+    api.state().lent = 403;
+    report(&node, "fail", 101, "the API server does not let this plugin read pods (403)");
+    agent.wait_not_ready("verb get on pods");
+    assert!(api.state().paths.iter().any(|path| path == "/api/v1/namespaces/shop/pods/cart"));
+    api.state().lent = 404;
+    agent.wait_ready();
+}
+
+/// It would be so on every node, and their controllers would take the whole cluster from the scheduler.
+#[test]
+fn an_agent_stays_ready_while_the_api_server_is_away() {
+    let mut node = node();
+    let api = Api::start(&mut node);
+    api.state().lent = 503;
+    api.state().tokens = 503;
+    let agent = node.start_ready();
+    report(&node, "fail", 11, "the API server cannot serve the pod now");
+    let asked = api.state().paths.len();
+    agent.wait("another question", || api.state().paths.len() > asked);
+    agent.passes_at_rest();
+    agent.wait_ready();
+}
+
+#[test]
+fn an_add_that_fails_for_the_nodes_sake_counts_until_one_succeeds() {
+    let mut node = node();
+    let _api = Api::start(&mut node);
+    let agent = node.start_ready();
+    report(&node, "fail", 100, "annotation x");
+    agent.wait_metric("istio_cni_plugin_add_total{outcome=\"fail\",reason=\"100\"}", 1.0);
+    agent.wait_ready();
+    report(&node, "fail", 110, "iptables-restore: not found");
+    let reason = agent.wait_not_ready("the ADD of pod shop/cart failed");
+    assert!(reason.contains("iptables-restore: not found"), "{reason}");
+    agent.wait("the gauge", || agent.metric("istio_cni_install_ready") == 0.0);
+    report(&node, "skip", 0, "no proxy");
+    agent.wait_metric("istio_cni_plugin_add_total{outcome=\"skip\",reason=\"no_proxy\"}", 1.0);
+    agent.wait_not_ready("shop/cart");
+    report(&node, "redirect", 0, "redirected");
+    agent.wait_ready();
+}
+
+/// Sends the line that a plugin logs at the end of an ADD.
+fn report(node: &Node, decision: &str, code: u32, message: &str) {
+    let line = json!({
+        "level": "info", "time": "2026-11-21T07:26:50.000001Z", "scope": "x", "msg": message,
+        "pod": "shop/cart", "decision": decision, "code": code, "reason": "no_proxy", "ms": "total:1.0",
+    });
+    let body = json!([line.to_string()]).to_string();
+    let socket = node.path("run/log.sock");
+    let mut curl = test_support::process::command(
+        "curl",
+        ["--silent", "--fail", "--data-binary", &body, "http://x/log"],
+    );
+    curl.arg("--unix-socket").arg(&socket);
+    test_support::process::run(&mut curl, agent::DEADLINE).expect("runs").ok().expect("is received");
 }
 
 #[test]

@@ -13,7 +13,7 @@ use crate::settings::{DriftSettings, Settings};
 /// in one process, tests measure what a large cluster costs. They end when this is dropped.
 #[derive(Debug)]
 pub struct ApiTasks {
-    work: [AbortHandle; 5],
+    work: [AbortHandle; 6],
     /// Without it the tasks would take their settings for gone.
     _drift: watch::Sender<DriftSettings>,
 }
@@ -26,7 +26,7 @@ impl ApiTasks {
         let drift = watch::Sender::new(settings.drift.clone());
         let renewer = Arc::new(renewer(settings, &token, &served));
         start_lookup(&served);
-        Self { work: start_work(settings, &drift, &served, renewer), _drift: drift }
+        Self { work: start_work(settings, &drift, &served, (token, renewer)), _drift: drift }
     }
 }
 

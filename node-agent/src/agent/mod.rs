@@ -32,6 +32,7 @@ use crate::install::{Installer, Pass};
 use crate::metrics::{KindLabel, Metrics};
 use crate::plan::{self, Edit, Obstacle};
 use crate::plugin::Program;
+use crate::plugin_health::AccessChecker;
 use crate::plugin_socket::PluginSocket;
 use crate::plugin_token::{PluginToken, TokenRenewer};
 use crate::ready::{AgentState, Phase};
@@ -83,7 +84,8 @@ async fn run_with(
     let mut sockets = vec![serve::start(&settings, &served).await?];
     let renewer = Arc::new(renewer(&settings, &token, &served));
     let readable = start_lookup(&served);
-    let mut working = Vec::from(start_work(&settings, &changes.drift, &served, renewer.clone()));
+    let mut working =
+        Vec::from(start_work(&settings, &changes.drift, &served, (token.clone(), renewer.clone())));
     if let Some((controller, events)) = ambient {
         sockets.push(events.serve(tasks.clone())?);
         working.push(tasks.spawn("ambient mode", controller.run()));
@@ -118,6 +120,7 @@ fn served(
     let ambient = ambient::link(settings, installer.clone(), connection.clone(), metrics.clone(), &tasks);
     let served = Served {
         installer,
+        plugin: Arc::default(),
         state: Arc::new(AgentState::default()),
         connection,
         ambient: ambient.as_ref().map(|(_, events)| events.state.clone()),
@@ -148,9 +151,9 @@ fn start_work(
     settings: &Settings,
     drift: &watch::Sender<DriftSettings>,
     served: &Arc<Served>,
-    renewer: Arc<TokenRenewer>,
-) -> [AbortHandle; 5] {
-    let Served { installer, connection, metrics, summary, tasks, .. } = &**served;
+    (token, renewer): (Arc<PluginToken>, Arc<TokenRenewer>),
+) -> [AbortHandle; 6] {
+    let Served { installer, connection, plugin, metrics, summary, tasks, .. } = &**served;
     let (handle, healer) = heal::link(settings, connection.clone(), metrics.clone(), tasks);
     let watch = drift::DriftWatch::new(
         settings.clone(),
@@ -162,12 +165,19 @@ fn start_work(
     );
     let repair = repair::RepairController::run(settings.clone(), drift.subscribe(), served.clone());
     let taint = taint::NodeTaintManager::new(settings, drift.subscribe(), served.clone());
+    let access = AccessChecker {
+        health: plugin.clone(),
+        installer: installer.clone(),
+        identity: settings.identity.clone(),
+        token,
+    };
     [
         tasks.spawn("healer", healer.run()),
         tasks.spawn("drift watch", watch.run(drift.subscribe())),
         tasks.spawn("repair controller", repair),
         tasks.spawn("taint manager", taint.run()),
         tasks.spawn("plugin token renewer", async move { renewer.run().await }),
+        tasks.spawn("plugin access checker", access.run()),
     ]
 }
 
@@ -415,6 +425,7 @@ impl Agent {
         if pass.target.is_some() && (self.settled.is_none() || pass.has_changed()) {
             self.served.metrics.installs.get_or_create(&ResultLabel { result: "SUCCESS" }).inc();
         }
+        self.served.plugin.note_pass(pass.kubeconfig || !pass.edits.is_empty());
         self.note_invalid(&pass.invalid);
         self.note_obstacle(pass.obstacle.as_ref());
         report(pass);

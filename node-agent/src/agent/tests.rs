@@ -12,7 +12,7 @@ const LONG: Duration = Duration::from_secs(600);
 const LOCALHOST: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
 /// All tasks that an agent may have.
-const TASKS: [&str; 15] = [
+const TASKS: [&str; 16] = [
     "DaemonSet lookup",
     "drift watch",
     "ambient mode",
@@ -23,6 +23,7 @@ const TASKS: [&str; 15] = [
     "health server",
     "log socket",
     "metrics server",
+    "plugin access checker",
     "plugin event socket",
     "plugin token renewer",
     "repair controller",

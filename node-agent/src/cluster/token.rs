@@ -139,16 +139,25 @@ fn refused(failure: ApiError, account: &str) -> TokenError {
     }
 }
 
-/// Whether the plugin could read pods with a token; none if that cannot be determined now.
-pub async fn is_accepted(connection: &Connection, token: &str) -> Option<Result<(), String>> {
+/// Whether the plugin could read with a token what it needs: pods, and in ambient mode their namespaces; none if that cannot be determined now.
+pub async fn is_accepted(
+    connection: &Connection,
+    token: &str,
+    reads_namespaces: bool,
+) -> Option<Result<(), String>> {
     let cluster = connection.with_token(token).ok()?;
     let (namespace, pod) = (&cluster.identity().namespace, &cluster.identity().pod);
-    let request = of_namespace(namespace).get(pod, &GetParams::default());
-    match cluster.find::<Value>(request).await {
-        Ok(Some(_) | None) => Some(Ok(())),
-        Err(failure) if failure.is_refusal() => Some(Err(failure.to_string())),
-        Err(_) => None,
+    let pods = of_namespace(namespace).get(pod, &GetParams::default());
+    let namespaces =
+        reads_namespaces.then(|| Request::new("/api/v1/namespaces").get(namespace, &GetParams::default()));
+    for request in [Some(pods), namespaces].into_iter().flatten() {
+        match cluster.find::<Value>(request).await {
+            Ok(Some(_) | None) => {}
+            Err(failure) if failure.is_refusal() => return Some(Err(failure.to_string())),
+            Err(_) => return None,
+        }
     }
+    Some(Ok(()))
 }
 
 #[cfg(test)]

@@ -24,11 +24,11 @@ const REFUSAL_PATIENCE: Duration = Duration::from_secs(3);
 /// What a kubelet writes on the pod that stands for a static one in the API server. Its UID differs from the static pod's.
 const MIRROR: &str = "/metadata/annotations/kubernetes.io~1config.mirror";
 
-/// Reads a pod, trying until the deadline. The pod has to have this UID, unless that is empty.
-pub fn read(kubeconfig: &Path, pod: &PodName, uid: &str, deadline: Instant) -> Result<ReadPod, PodError> {
+/// Reads a pod. The pod has to have this UID, unless that is empty.
+pub fn read(kubeconfig: &Path, pod: &PodName, uid: &str, tries: Tries) -> Result<ReadPod, PodError> {
     let pods = Request::new(format!("/api/v1/namespaces/{}/pods", pod.namespace));
     let request = || pods.get(&pod.name, &GetParams::default());
-    let object = get(kubeconfig, deadline, request, |found, server| {
+    let object = get(kubeconfig, tries, request, |found, server| {
         let absent = PodError::NotFound(pod.clone());
         let found =
             found.map_err(|failure| failed(failure, kubeconfig, &format_args!("pod {pod}"), absent))?;
@@ -38,14 +38,14 @@ pub fn read(kubeconfig: &Path, pod: &PodName, uid: &str, deadline: Instant) -> R
     ReadPod::new(pod, object, "")
 }
 
-/// The labels of a namespace, trying until the deadline.
+/// The labels of a namespace.
 pub fn namespace_labels(
     kubeconfig: &Path,
     namespace: &str,
-    deadline: Instant,
+    tries: Tries,
 ) -> Result<Map<String, Value>, PodError> {
     let request = || Request::new("/api/v1/namespaces").get(namespace, &GetParams::default());
-    get(kubeconfig, deadline, request, |found, server| {
+    get(kubeconfig, tries, request, |found, server| {
         let found = found.map_err(|failure| {
             let absent = PodError::NoNamespace(namespace.to_owned());
             let mut error = failed(failure, kubeconfig, &format_args!("namespace {namespace}"), absent);
@@ -58,10 +58,10 @@ pub fn namespace_labels(
     })
 }
 
-/// The handler of a runtime class, trying until the deadline; none if the account may not read it, at once.
-pub fn handler(kubeconfig: &Path, class: &str, deadline: Instant) -> Result<Option<String>, PodError> {
+/// The handler of a runtime class; none if the account may not read it, at once.
+pub fn handler(kubeconfig: &Path, class: &str, tries: Tries) -> Result<Option<String>, PodError> {
     let request = || Request::new(RUNTIME_CLASSES).get(class, &GetParams::default());
-    get(kubeconfig, deadline, request, |found, server| {
+    get(kubeconfig, tries, request, |found, server| {
         if let Err(ApiError::Forbidden(_)) = found {
             return Ok(None);
         }
@@ -76,15 +76,15 @@ pub fn handler(kubeconfig: &Path, class: &str, deadline: Instant) -> Result<Opti
     })
 }
 
-/// Requests an object, and has `take` pick from this server's response, trying until the deadline. Each try reads the kubeconfig
+/// Requests an object, and has `take` pick from this server's response. Each try reads the kubeconfig
 /// again and connects again: the agent may have renewed it, and what failed may be the connection.
 fn get<T>(
     kubeconfig: &Path,
-    deadline: Instant,
+    tries: Tries,
     request: impl Fn() -> Built,
     take: impl Fn(Result<Value, ApiError>, &str) -> Result<T, PodError>,
 ) -> Result<T, PodError> {
-    let tries = Tries::new(deadline, Backoff::new(FIRST_PAUSE, LONGEST_PAUSE));
+    let deadline = tries.deadline;
     block_on(try_until(tries, async || {
         let client = kubeconfig::client(kubeconfig)?;
         let patience = TRY_PATIENCE.min(deadline.saturating_duration_since(Instant::now()));
@@ -124,20 +124,34 @@ async fn try_until<T>(
 }
 
 /// When to try again.
-struct Tries {
+pub struct Tries {
     deadline: Instant,
+    is_once: bool,
     pauses: Backoff,
     /// When the present run of refusals began: the first that no other failure came after.
     refused: Option<Instant>,
 }
 
 impl Tries {
+    /// Until the deadline.
+    pub fn until(deadline: Instant) -> Self {
+        Self::new(deadline, Backoff::new(FIRST_PAUSE, LONGEST_PAUSE))
+    }
+
+    /// One, which ends at the deadline.
+    pub fn once(deadline: Instant) -> Self {
+        Self { is_once: true, ..Self::until(deadline) }
+    }
+
     const fn new(deadline: Instant, pauses: Backoff) -> Self {
-        Self { deadline, pauses, refused: None }
+        Self { deadline, is_once: false, pauses, refused: None }
     }
 
     /// The pause before the next try, if any.
     fn failed(&mut self, failed: &PodError, now: Instant) -> Option<Duration> {
+        if self.is_once {
+            return None;
+        }
         let last = match failed {
             PodError::Unauthorized { .. }
             | PodError::Forbidden(_)
@@ -284,6 +298,13 @@ mod tests {
         }));
         assert!(matches!(failed, Err(PodError::Busy { .. })), "{failed:?}");
         assert_eq!(begun.get(), 1);
+    }
+
+    #[test]
+    fn one_try_is_one_whatever_it_meets() {
+        for error in [busy(None), forbidden()] {
+            assert_eq!(Tries::once(Instant::now() + SECOND).failed(&error, Instant::now()), None);
+        }
     }
 
     #[test]

@@ -9,6 +9,7 @@ use crate::{
     conf::Conf,
     wire::{CniError, Code},
 };
+use api::Tries;
 use cluster_client::ApiError;
 use cluster_client::kubeconfig::{self, KubeconfigError};
 use redirect_core::pod::PodFacts;
@@ -45,7 +46,7 @@ impl ReadPod {
 pub fn read(conf: &Conf, pod: &PodName, uid: &str, deadline: Instant) -> Result<ReadPod, PodError> {
     match &conf.manifest_dir {
         Some(folder) => manifests::read(folder, pod, conf.node_name.as_deref()),
-        None => api::read(&conf.kubeconfig, pod, uid, deadline),
+        None => api::read(&conf.kubeconfig, pod, uid, Tries::until(deadline)),
     }
 }
 
@@ -56,7 +57,7 @@ pub fn read(conf: &Conf, pod: &PodName, uid: &str, deadline: Instant) -> Result<
 pub fn handler(conf: &Conf, class: &str, deadline: Instant) -> Result<Option<String>, PodError> {
     match &conf.manifest_dir {
         Some(_) => Ok(None),
-        None => api::handler(&conf.kubeconfig, class, deadline),
+        None => api::handler(&conf.kubeconfig, class, Tries::until(deadline)),
     }
 }
 
@@ -71,8 +72,37 @@ pub fn namespace_labels(
 ) -> Result<Map<String, Value>, PodError> {
     match &conf.manifest_dir {
         Some(_) => Ok(Map::new()),
-        None => api::namespace_labels(&conf.kubeconfig, namespace, deadline),
+        None => api::namespace_labels(&conf.kubeconfig, namespace, Tries::until(deadline)),
     }
+}
+
+/// Whether ADD could read pods now: one request of each kind that it needs, for this pod, which need not exist. A folder of
+/// manifests takes none.
+///
+/// # Errors
+/// Why it could not.
+pub fn try_access(conf: &Conf, pod: &PodName, patience: Duration) -> Result<(), PodError> {
+    if conf.manifest_dir.is_some() {
+        return Ok(());
+    }
+    let tries = || Tries::once(Instant::now() + patience);
+    let is_answer = |error: &PodError| {
+        matches!(
+            error,
+            PodError::NotFound(_)
+                | PodError::NoNamespace(_)
+                | PodError::Another { .. }
+                | PodError::Unreadable { .. }
+        )
+    };
+    let unless_answered = |error: PodError| if is_answer(&error) { Ok(()) } else { Err(error) };
+    api::read(&conf.kubeconfig, pod, "", tries()).map(drop).or_else(unless_answered)?;
+    if conf.ambient_enabled {
+        api::namespace_labels(&conf.kubeconfig, &pod.namespace, tries())
+            .map(drop)
+            .or_else(unless_answered)?;
+    }
+    Ok(())
 }
 
 /// Whether pods could be read now, judging by this machine alone.
@@ -186,13 +216,13 @@ impl PodError {
             }
             Self::Forbidden(_) => (
                 Code::Forbidden,
-                "give the service account that the message names the verb get on pods (ClusterRole istio-cni-plugin, or \
-                 istio-cni where the plugin has no account of its own)",
+                "give the service account that the message names the verb get on pods (ClusterRole and \
+                 ClusterRoleBinding istio-cni-plugin, or istio-cni where the plugin has no account of its own)",
             ),
             Self::NamespaceForbidden(_) => (
                 Code::Forbidden,
                 "give the service account that the message names the verb get on namespaces, by which ambient mode selects pods \
-                 (ClusterRole istio-cni-plugin, or istio-cni where the plugin has no account of its own)",
+                 (ClusterRole and ClusterRoleBinding istio-cni-plugin, or istio-cni where the plugin has no account of its own)",
             ),
             Self::NotFound(_) | Self::NoRuntimeClass(_) | Self::NoNamespace(_) => {
                 (Code::TryAgain, "it may have been deleted, or the API server may lag behind the kubelet")

@@ -43,6 +43,57 @@ pub enum Code {
 }
 
 impl Code {
+    const ALL: [Self; 17] = [
+        Self::IncompatibleVersion,
+        Self::Environment,
+        Self::Io,
+        Self::Decode,
+        Self::Config,
+        Self::TryAgain,
+        Self::NotAvailable,
+        Self::LimitedConnectivity,
+        Self::Pod,
+        Self::Forbidden,
+        Self::Untrusted,
+        Self::Kubeconfig,
+        Self::Sandboxed,
+        Self::NotEnrolled,
+        Self::NotProgrammed,
+        Self::NotAsPlanned,
+        Self::Internal,
+    ];
+
+    /// The code with this number.
+    #[must_use]
+    pub fn of(number: u64) -> Option<Self> {
+        Self::ALL.into_iter().find(|code| u64::from(code.number()) == number)
+    }
+
+    /// Whether an ADD that fails so fails because of the node, so that other pods fail there too.
+    #[must_use]
+    pub const fn is_of_node(self) -> bool {
+        match self {
+            Self::IncompatibleVersion
+            | Self::Io
+            | Self::Decode
+            | Self::Config
+            | Self::NotAvailable
+            | Self::LimitedConnectivity
+            | Self::NotProgrammed
+            | Self::Internal => true,
+            // Whether the API server serves the plugin is asked of the API server; a namespace may go while ADD looks for it.
+            Self::TryAgain
+            | Self::Forbidden
+            | Self::Untrusted
+            | Self::Kubeconfig
+            | Self::Environment
+            | Self::Pod
+            | Self::Sandboxed
+            | Self::NotEnrolled
+            | Self::NotAsPlanned => false,
+        }
+    }
+
     /// The number in the error object.
     #[must_use]
     pub const fn number(self) -> u32 {
@@ -139,6 +190,14 @@ mod tests {
         let object: serde_json::Value = serde_json::from_str(&error.json(None)).unwrap();
         let (message, details) = (object["msg"].as_str().unwrap(), object["details"].as_str().unwrap());
         assert_eq!((message.chars().count(), details.len()), (1024, 2048));
+    }
+
+    #[test]
+    fn a_code_has_one_number() {
+        for code in Code::ALL {
+            assert_eq!(Code::of(code.number().into()), Some(code));
+        }
+        assert_eq!(Code::of(200), None);
     }
 
     #[test]
