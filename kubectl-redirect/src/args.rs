@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use clap::{Arg, ArgAction, ArgMatches};
 
+use crate::cleanup;
 use crate::cluster::Access;
 use crate::forward::{self, About, Command};
 use crate::scan;
@@ -24,6 +25,7 @@ pub(crate) enum Job {
     Forward(forward::Wanted),
     Bundle(forward::WantedBundle),
     Precheck { is_json: bool },
+    Cleanup(cleanup::Wanted),
 }
 
 /// What a command line asks for.
@@ -118,9 +120,19 @@ fn parser() -> clap::Command {
     let precheck = clap::Command::new("precheck")
         .about("Shows whether this cluster can run the agent; changes nothing. -n names its namespace, by default istio-system")
         .arg(output());
+    let cleanup = clap::Command::new("cleanup")
+        .about(
+            "Removes the condition and the taints that agents left on nodes, once their DaemonSet is deleted",
+        )
+        .arg(text(
+            "condition-type",
+            "TYPE",
+            "The condition, if NODE_CONDITION_TYPE named another than the usual one",
+        ))
+        .arg(text("taint-key", "KEY", "The taint, if TAINT_KEY named another than the documented ones"));
     clap::Command::new("kubectl-redirect")
         .bin_name("kubectl redirect")
-        .about("Asks the agents of all nodes whether pods are redirected. It never changes anything.")
+        .about("Asks the agents of all nodes whether pods are redirected. Only cleanup changes anything.")
         .version(env!("CARGO_PKG_VERSION"))
         .subcommand_required(true)
         .arg_required_else_help(true)
@@ -129,6 +141,7 @@ fn parser() -> clap::Command {
         .subcommands(Command::ALL.map(|command| with_common(forwarded(command), "1m")))
         .subcommand(with_common(bundle, "5m"))
         .subcommand(with_common(precheck, "1m"))
+        .subcommand(with_common(cleanup, "1m"))
         .after_help("Exit codes: 0 nothing is wrong, 1 bad input or not possible, 2 problems found.")
 }
 
@@ -183,6 +196,7 @@ fn job(matches: &ArgMatches) -> Result<Line, String> {
             patience,
         }),
         "precheck" => Job::Precheck { is_json: is_json(line) },
+        "cleanup" => Job::Cleanup(cleanup::Wanted::of(text("condition-type"), text("taint-key"))),
         _ => {
             let command = Command::ALL.into_iter().find(|command| command.name() == name);
             let words = line.get_many::<String>("words").unwrap_or_default().map(|word| long(word)).collect();
@@ -270,6 +284,7 @@ mod tests {
     fn what_is_missing_is_named() {
         assert!(error_of("pod").contains("POD"));
         assert!(error_of("bundle").contains("POD"));
+        assert!(error_of("cleanup n1").contains("n1"));
         assert!(error_of("repair").contains("repair"));
     }
 }

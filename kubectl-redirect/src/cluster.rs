@@ -2,7 +2,7 @@
 
 use api_lists::{Limits, Listing};
 use http_body_util::BodyExt as _;
-use kube::api::{GetParams, ListParams, PostParams};
+use kube::api::{GetParams, ListParams, Patch, PatchParams, PostParams};
 use kube::client::Body;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::core::request::Error as RequestError;
@@ -56,6 +56,8 @@ pub struct Kind {
 
 /// Pods.
 pub const PODS: Kind = Kind { root: "/api/v1", resource: "pods", list: "PodList" };
+/// Events.
+pub const EVENTS: Kind = Kind { root: "/api/v1", resource: "events", list: "EventList" };
 /// Nodes.
 pub const NODES: Kind = Kind { root: "/api/v1", resource: "nodes", list: "NodeList" };
 /// Namespaces.
@@ -200,6 +202,35 @@ impl Cluster {
             Err(AskError::Api(status)) if status.is_not_found() => Ok(None),
             Err(error) => Err(error.about(&what, &self.url)),
         }
+    }
+
+    /// Changes an object by a JSON patch (RFC 6902).
+    ///
+    /// # Errors
+    /// It stays as it is: why, with the right that is missing.
+    pub async fn patch_json(&self, kind: Kind, name: &str, patch: &Value) -> Result<(), Failure> {
+        // The library's own type for it takes another crate, and has the same bytes.
+        let mut request =
+            Request::new(kind.path(None)).patch(name, &PatchParams::default(), &Patch::Merge(patch));
+        if let Ok(request) = &mut request {
+            let media = http::HeaderValue::from_static("application/json-patch+json");
+            request.headers_mut().insert(http::header::CONTENT_TYPE, media);
+        }
+        let done = self.json::<Value>(request).await;
+        done.map(drop).map_err(|error| error.about(&format!("patch {} {name}", kind.resource), &self.url))
+    }
+
+    /// Changes an object's status by a strategic merge patch.
+    ///
+    /// # Errors
+    /// As [`Cluster::patch_json`].
+    pub async fn patch_status(&self, kind: Kind, name: &str, patch: &Value) -> Result<(), Failure> {
+        let objects = Request::new(kind.path(None));
+        let request =
+            objects.patch_subresource("status", name, &PatchParams::default(), &Patch::Strategic(patch));
+        let done = self.json::<Value>(request).await;
+        done.map(drop)
+            .map_err(|error| error.about(&format!("patch {}/status {name}", kind.resource), &self.url))
     }
 
     /// Its version.

@@ -1,11 +1,12 @@
 //! `kubectl redirect`: the answers of `redirectctl`, of every node at once or of a pod's node, with a user's own kubeconfig.
 //!
-//! Nothing is changed in the cluster. Answers come from `redirectctl` in each agent's container, run by the API server's `exec`:
+//! Only [`cleanup`] changes anything in the cluster. Answers come from `redirectctl` in each agent's container, run by the API server's `exec`:
 //! the agents listen for nothing more, and who may use `pods/exec` there may ask. [`verdict`] and [`precheck`]'s
 //! judgements are pure; [`cluster`] and [`exec`] ask.
 
 pub mod agents;
 mod args;
+pub mod cleanup;
 pub mod cluster;
 pub mod exec;
 mod forward;
@@ -72,6 +73,7 @@ async fn execute(access: &Access, job: Job) -> Result<u8, Failure> {
         Job::Scan(wanted) => scan::run(&cluster, &wanted).await,
         Job::Forward(wanted) => forward::run(&cluster, &wanted).await,
         Job::Bundle(wanted) => forward::bundle(&cluster, &wanted).await,
+        Job::Cleanup(wanted) => cleanup::run(&cluster, &wanted).await,
         Job::Precheck { is_json } => precheck::run(&cluster, access.namespace.as_deref(), is_json).await,
     }
 }

@@ -3,11 +3,12 @@
 use std::collections::BTreeMap;
 
 use cni_core::enablement::REDIRECTION_ANNOTATION;
-use k8s_openapi::api::core::v1::{Container, ContainerStatus, NodeSystemInfo};
+use k8s_openapi::api::core::v1::{Container, ContainerStatus, NodeCondition, NodeSystemInfo};
 use k8s_openapi::api::rbac::v1::Subject;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use redirect_core::pod::STATUS_ANNOTATION;
 use serde::Deserialize;
+use serde_json::Value;
 
 /// Any object, of which only this is of interest.
 #[derive(Debug, Clone, Default, Deserialize)]
@@ -36,6 +37,19 @@ pub struct Meta {
     /// What it belongs to.
     #[serde(deserialize_with = "or_default")]
     pub owner_references: Vec<OwnerReference>,
+}
+
+/// An event.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Event {
+    /// What it is about.
+    pub involved_object: Meta,
+    /// What happened.
+    pub message: String,
+    /// When that happened last, as a time that sorts as text.
+    #[serde(deserialize_with = "or_default")]
+    pub last_timestamp: String,
 }
 
 /// A pod.
@@ -110,8 +124,19 @@ pub struct PodStatus {
 pub struct Node {
     /// Its name and labels.
     pub metadata: Meta,
+    /// What it should be.
+    pub spec: NodeSpec,
     /// What it is.
     pub status: NodeStatus,
+}
+
+/// What a node should be.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+pub struct NodeSpec {
+    /// As they came: a patch tests that they are still these.
+    #[serde(deserialize_with = "or_default")]
+    pub taints: Vec<Value>,
 }
 
 /// What a node is.
@@ -120,6 +145,9 @@ pub struct Node {
 pub struct NodeStatus {
     /// Its system.
     pub node_info: NodeSystemInfo,
+    /// Its conditions.
+    #[serde(deserialize_with = "or_default")]
+    pub conditions: Vec<NodeCondition>,
     /// Its addresses and names.
     #[serde(deserialize_with = "or_default")]
     pub addresses: Vec<NodeAddress>,

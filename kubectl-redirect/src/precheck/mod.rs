@@ -13,6 +13,7 @@ use crate::cluster::Cluster;
 use crate::terminal::{layout, print};
 use crate::{FINE, FOUND, Failure};
 pub use facts::{Facts, PodFacts};
+pub(crate) use workloads::is_ours;
 
 /// The version of the document.
 const VERSION: u32 = 1;

@@ -109,6 +109,11 @@ fn variables(set: &Workload) -> BTreeMap<&str, &str> {
     all.map(|variable| (variable.name.as_str(), variable.value.as_deref().unwrap_or_default())).collect()
 }
 
+/// Whether a DaemonSet is this project's agents.
+pub(crate) fn is_ours(set: &Workload) -> bool {
+    variables(set).contains_key(OURS)
+}
+
 /// An agent of the mesh that exists.
 pub(super) fn agent(facts: &Facts) -> Result<Found, &Failure> {
     let sets = facts.daemon_sets.as_ref()?;
@@ -118,7 +123,7 @@ pub(super) fn agent(facts: &Facts) -> Result<Found, &Failure> {
     let image = set.containers().first().and_then(|container| container.image.as_deref()).unwrap_or("?");
     let place = format!("{}/{AGENT}, image {image}", set.metadata.namespace);
     let mut variables = variables(set);
-    if variables.contains_key(OURS) {
+    if is_ours(set) {
         return Ok(Found::ok(format!("this project's: {place}")));
     }
     if let Some(config) = facts.agent.as_ref()? {

@@ -1,6 +1,7 @@
 //! The program with a stand-in for the API server, its schema, and what it is linked with.
 
 mod agents;
+mod cleanup;
 mod dependencies;
 mod limits;
 mod schema;
