@@ -8,15 +8,18 @@ use futures_util::stream::{self, StreamExt as _};
 use kube::api::ListParams;
 
 use crate::agents::{Agent, AgentState, Fleet};
-use crate::cluster::{Cluster, NODES, PODS};
+use crate::cluster::{Cluster, EVENTS, NODES, PODS};
 use crate::exec::{self, ExecError};
-use crate::objects::{Node, Object, Pod};
-use crate::terminal::{Progress, layout, print};
+use crate::objects::{Event, Meta, Node, Object, Pod};
+use crate::terminal::{Progress, layout, note, print};
 use crate::verdict::{Filter, NodeScan, Unasked, VERSION, Verdict};
 use crate::{FAILED, Failure};
 
 /// How many agents are asked at once.
 const AT_ONCE: usize = 16;
+
+/// The events of a kubelet about pods whose network could not be set up.
+const SETUP_FAILED: &str = "reason=FailedCreatePodSandBox";
 
 /// The most of a node's answer: several are in memory at once.
 const MOST_BYTES: u64 = 8 << 20;
@@ -61,6 +64,7 @@ pub async fn run(cluster: &Cluster, wanted: &Wanted) -> Result<u8, Failure> {
         verdict.miss(node, Unasked::NoAgent(mesh_pods(cluster, node).await?));
     }
     ask_all(cluster, agents, wanted.patience, &mut verdict).await?;
+    explain_unseen(cluster, wanted.namespace.as_deref(), &mut verdict).await;
     print(&if wanted.is_json { Printable::json(&verdict.json()) } else { verdict.text(layout()) })?;
     Ok(verdict.code())
 }
@@ -131,6 +135,36 @@ async fn ask_all(
         progress.step();
     }
     Ok(())
+}
+
+/// Adds why pods do not start, as far as their events say. The agents may not read events; where the user may not either, only this is missing.
+async fn explain_unseen(cluster: &Cluster, namespace: Option<&str>, verdict: &mut Verdict) {
+    if verdict.unseen().is_empty() {
+        return;
+    }
+    let params = ListParams::default().fields(SETUP_FAILED);
+    let mut last: BTreeMap<String, Event> = BTreeMap::new();
+    let listed = cluster
+        .each(EVENTS, namespace, params, |event: Event| {
+            let of = &event.involved_object;
+            let of = format!("{}/{}", of.namespace, of.name);
+            let is_later = last.get(&of).is_none_or(|last| last.last_timestamp <= event.last_timestamp);
+            if is_later && verdict.unseen().contains(&of) {
+                last.insert(of, event);
+            }
+        })
+        .await;
+    if let Err(failure) = listed {
+        note(&Printable::line(&format!("why pods have not started is not known: {failure}")));
+    }
+    for (pod, event) in last {
+        let Meta { namespace, name, uid, .. } = &event.involved_object;
+        // An event outlives its pod, whose successor may have its name.
+        let now = cluster.get::<Object>(PODS, Some(namespace), name).await;
+        if now.is_ok_and(|now| now.is_some_and(|now| now.metadata.uid == *uid)) {
+            verdict.note_not_set_up(&pod, &event.message);
+        }
+    }
 }
 
 /// A missing right ends it all: it is missing for every node.

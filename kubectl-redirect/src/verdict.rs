@@ -16,6 +16,8 @@ use crate::{FAILED, FINE, FOUND};
 
 /// The version of the documents that this reads and writes.
 pub const VERSION: u32 = 1;
+/// The code of redirectctl for a pod whose network could not be set up: only the user's own rights show it.
+const NOT_SET_UP: &str = "not-set-up";
 /// The word of redirectctl for the data plane of ambient mode.
 const AMBIENT: &str = "ambient";
 
@@ -140,7 +142,8 @@ pub struct Verdict {
     /// Pods of ambient mode.
     ambient: Counts,
     outside: usize,
-    unseen: usize,
+    /// Pods that have no network yet.
+    unseen: BTreeSet<String>,
     consequences: BTreeMap<String, Vec<String>>,
     of_pods: Causes,
     of_nodes: Causes,
@@ -176,7 +179,7 @@ impl Verdict {
             // A namespace without a pod has a file for a name.
             let is_pod = !pod.subject.starts_with('/');
             if is_pod {
-                self.count(&pod.state, pod.data_plane.as_deref());
+                self.count(&pod);
             }
             let subject = if is_pod { pod.subject } else { format!("{node}:{}", pod.subject) };
             for consequence in pod.consequences {
@@ -187,10 +190,10 @@ impl Verdict {
     }
 
     /// A state that is not known, of a newer agent, is not a good one.
-    fn count(&mut self, state: &str, data_plane: Option<&str>) {
-        match PodState::ALL.into_iter().find(|known| known.word() == state) {
+    fn count(&mut self, pod: &ScannedPod) {
+        match PodState::ALL.into_iter().find(|known| known.word() == pod.state) {
             Some(PodState::LeftAlone | PodState::Unexpected) => self.outside += 1,
-            Some(PodState::Unseen) => self.unseen += 1,
+            Some(PodState::Unseen) => drop(self.unseen.insert(pod.subject.clone())),
             known @ (Some(
                 PodState::Verified
                 | PodState::Unverified
@@ -202,11 +205,32 @@ impl Verdict {
                 | PodState::Unknown,
             )
             | None) => {
-                let counts = if data_plane == Some(AMBIENT) { &mut self.ambient } else { &mut self.sidecars };
+                let counts = if pod.data_plane.as_deref() == Some(AMBIENT) {
+                    &mut self.ambient
+                } else {
+                    &mut self.sidecars
+                };
                 counts.expected += 1;
                 counts.verified += usize::from(known == Some(PodState::Verified));
             }
         }
+    }
+
+    /// Pods that have no network yet.
+    #[must_use]
+    pub const fn unseen(&self) -> &BTreeSet<String> {
+        &self.unseen
+    }
+
+    /// Takes into account that the network of a pod could not be set up, with the words of the event.
+    pub fn note_not_set_up(&mut self, pod: &str, words: &str) {
+        let finding = Finding {
+            code: NOT_SET_UP.to_owned(),
+            severity: Severity::Error,
+            meaning: format!("the runtime cannot set up the pod's network; {pod}: {words}"),
+            remedy: format!("kubectl redirect why {NOT_SET_UP} explains the message"),
+        };
+        collect(&mut self.of_pods, pod, vec![finding]);
     }
 
     /// Takes a node without an answer into account.
@@ -246,7 +270,8 @@ impl Verdict {
             let Counts { expected, verified } = self.ambient;
             paper.inked(0, &headline(verified, expected), style(self.ambient));
         }
-        let unseen = if self.unseen > 0 { format!(", {} not started", self.unseen) } else { String::new() };
+        let unseen = self.unseen.len();
+        let unseen = if unseen > 0 { format!(", {unseen} not started") } else { String::new() };
         let outside = format!("{} outside the mesh or excluded", counted(self.outside, "pod"));
         let answered = format!("{} of {} answered", self.asked, counted(nodes, "node"));
         paper.line(0, &format!("{outside}{unseen}; {answered}"));
@@ -296,7 +321,7 @@ impl Verdict {
             "expected": self.sidecars.expected,
             "ambient": {"enrolled": self.ambient.verified, "expected": self.ambient.expected},
             "outside": self.outside,
-            "unseen": self.unseen,
+            "unseen": self.unseen.len(),
             "consequences": self.consequences.iter()
                 .map(|(text, subjects)| json!({"text": text, "subjects": sorted(subjects)})).collect::<Vec<_>>(),
             "pods": causes_json(&self.of_pods),
@@ -478,6 +503,16 @@ mod tests {
             "{text}"
         );
         assert!(text.find("traffic:") < text.find("rules-differ:"), "{text}");
+    }
+
+    #[test]
+    fn a_pod_that_cannot_start_is_a_problem_and_one_that_has_not_yet_is_none() {
+        let mut verdict = Verdict::default();
+        verdict.add("a", scan(&[("shop/new", "unseen", &[]), ("shop/next", "unseen", &[])]));
+        assert_eq!((verdict.code(), verdict.unseen().len()), (FINE, 2));
+        verdict.note_not_set_up("shop/new", "403");
+        assert_eq!(verdict.code(), FOUND);
+        assert_eq!(verdict.json()["pods"][0]["subjects"], json!(["shop/new"]));
     }
 
     #[test]

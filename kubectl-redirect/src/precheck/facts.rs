@@ -165,6 +165,7 @@ fn needed(namespace: &str) -> Vec<(Needs, Right)> {
         right("list", "", "nodes", false),
         right("list", "", "pods", false),
         right("list", RBAC, "clusterrolebindings", false),
+        right("list", "", "events", false),
         right("list", "apps", "daemonsets", true),
         right("get", "", "pods/exec", true),
         right("create", "", "pods/exec", true),

@@ -173,3 +173,49 @@ fn of_several_candidates_none_is_chosen() {
     let output = server.run(&["scan", "--agent-namespace", "mesh"]);
     assert!(output.code() == Some(1) && output.stderr.contains("DaemonSet mesh/copy"), "{output:?}");
 }
+
+/// The agents may not read events, so only the user who asks can learn why a pod does not start.
+#[test]
+fn a_pod_that_does_not_start_is_a_finding_with_its_reason() {
+    let pod_of = |uid: &str| json!({"kind": "Pod", "metadata": {"namespace": "tenant", "name": "new", "uid": uid}, "spec": {"nodeName": "n"}});
+    let event = |uid: &str, reason: &str, message: &str| {
+        let about = json!({"kind": "Pod", "namespace": "tenant", "name": "new", "uid": uid});
+        (
+            "events",
+            json!({"metadata": {"namespace": "tenant"}, "involvedObject": about, "reason": reason, "message": message,
+            "lastTimestamp": null}),
+        )
+    };
+    let events = |uid: &str| {
+        vec![event(uid, "FailedCreatePodSandBox", "may not read pods (403)"), event(uid, "Pulled", "fine")]
+    };
+    let scanned = |events: Vec<(&'static str, Value)>| {
+        let node = json!({"metadata": {"name": "n"}, "status": {"nodeInfo": {"operatingSystem": "linux"}}});
+        let mut objects = vec![
+            ("nodes", node),
+            ("pods", pod_of("u-1")),
+            daemon_set("mesh", "istio-cni-node", "u", "istio-cni"),
+        ];
+        objects.extend([
+            binding("istio-cni", "istio-cni", "mesh", "istio-cni"),
+            pod("mesh", "agent", Some("u"), "istio-cni"),
+        ]);
+        let server = Server::start([objects, events].concat(), |_| {
+            Reply::of(
+                json!({"version": 1, "pods": [{"subject": "tenant/new", "state": "unseen"}]}).to_string(),
+            )
+        });
+        server.run(&["scan"])
+    };
+    let found = scanned(events("u-1"));
+    assert_eq!(found.status.code(), Some(2), "{}{}", found.stdout, found.stderr);
+    let words = found.stdout.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(
+        words.contains("1 not started") && words.contains("tenant/new: may not read pods (403)"),
+        "{words}"
+    );
+    for other in [Vec::new(), events("u-0")] {
+        let fine = scanned(other);
+        assert_eq!(fine.status.code(), Some(0), "{}{}", fine.stdout, fine.stderr);
+    }
+}

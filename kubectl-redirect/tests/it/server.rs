@@ -173,6 +173,7 @@ fn answered(target: &str, state: &State) -> (u16, Value) {
         "pods" => "PodList",
         "nodes" => "NodeList",
         "daemonsets" => "DaemonSetList",
+        "events" => "EventList",
         _ => "ClusterRoleBindingList",
     };
     (200, json!({"kind": kind, "metadata": {}, "items": found}))
