@@ -42,6 +42,8 @@ pub struct PluginHealth {
 #[derive(Debug)]
 struct State {
     access: Access,
+    /// How often the credentials or the entry changed.
+    changes: u64,
     /// The pod to ask for, if another than the agent's own: the one whose ADD failed last.
     pod: Option<PodName>,
     failed: Option<FailedAdd>,
@@ -54,8 +56,12 @@ enum Access {
     Unasked,
     /// It does, or does not respond: pods that start wait for it then, on every node.
     Served,
-    /// It does not, and why.
-    Refused(String),
+    /// It does not.
+    Refused {
+        why: String,
+        /// What [`State::changes`] was then: of other credentials this says nothing.
+        changes: u64,
+    },
 }
 
 /// An ADD that failed for a reason of the node.
@@ -67,7 +73,7 @@ struct FailedAdd {
 
 impl Default for PluginHealth {
     fn default() -> Self {
-        let state = State { access: Access::Unasked, pod: None, failed: None };
+        let state = State { access: Access::Unasked, changes: 0, pod: None, failed: None };
         Self { state: Mutex::new(state), due: Notify::new() }
     }
 }
@@ -84,7 +90,7 @@ impl PluginHealth {
                 return Err("starting: the API server was not yet asked for a pod as the plugin asks for it"
                     .to_owned());
             }
-            Access::Refused(why) => {
+            Access::Refused { why, .. } => {
                 return Err(format!("the plugin cannot read pods, so no pod of the mesh can start: {why}"));
             }
             Access::Served => {}
@@ -97,7 +103,9 @@ impl PluginHealth {
 
     /// Has the API server asked if the plugin's credentials or its entry changed, and at the start.
     pub fn note_pass(&self, has_changed: bool) {
-        if has_changed || matches!(lock(&self.state).access, Access::Unasked) {
+        let mut state = lock(&self.state);
+        state.changes += u64::from(has_changed);
+        if has_changed || matches!(state.access, Access::Unasked) {
             self.due.notify_one();
         }
     }
@@ -127,21 +135,22 @@ impl PluginHealth {
         }
     }
 
-    fn pod(&self, identity: &Identity) -> PodName {
-        lock(&self.state).pod.clone().unwrap_or_else(|| own_pod(identity))
+    /// The pod to ask for, and how often the credentials changed before.
+    fn question(&self, identity: &Identity) -> (PodName, u64) {
+        let state = lock(&self.state);
+        (state.pod.clone().unwrap_or_else(|| own_pod(identity)), state.changes)
     }
 
-    /// Notes what the API server answered.
-    fn note(&self, answer: &Answer) {
+    /// Notes what the API server answered to the credentials after so many changes.
+    fn note(&self, answer: &Answer, changes: u64) {
         let mut state = lock(&self.state);
+        let is_refusal_of_these =
+            matches!(state.access, Access::Refused { changes: refused, .. } if refused == changes);
         match answer {
             Answer::Served => (state.access, state.pod) = (Access::Served, None),
-            Answer::Refused { words, .. } => state.access = Access::Refused(words.clone()),
-            Answer::Unknown => {
-                if matches!(state.access, Access::Unasked) {
-                    state.access = Access::Served;
-                }
-            }
+            Answer::Refused { words, .. } => state.access = Access::Refused { why: words.clone(), changes },
+            Answer::Unknown if is_refusal_of_these => {}
+            Answer::Unknown => state.access = Access::Served,
         }
     }
 }
@@ -202,8 +211,9 @@ impl AccessChecker {
         let mut refusals = Backoff::new(FIRST_RETRY, LONGEST_RETRY);
         self.health.due.notified().await;
         loop {
-            let answer = self.check().await;
-            self.health.note(&answer);
+            let (pod, changes) = self.health.question(&self.identity);
+            let answer = self.check(pod).await;
+            self.health.note(&answer, changes);
             let pause = match &answer {
                 Answer::Refused { words, is_of_token } => {
                     log.failed(words, &[]);
@@ -224,8 +234,8 @@ impl AccessChecker {
         }
     }
 
-    async fn check(&self) -> Answer {
-        let (installer, pod) = (self.installer.clone(), self.health.pod(&self.identity));
+    async fn check(&self, pod: PodName) -> Answer {
+        let installer = self.installer.clone();
         let tried = tokio::task::spawn_blocking(move || {
             installer.plugin_conf().map(|conf| pod_source::try_access(&conf, &pod, PATIENCE))
         });
@@ -246,19 +256,25 @@ mod tests {
     fn an_api_server_that_is_away_changes_nothing_but_that_it_was_asked() {
         let (health, now) = (PluginHealth::default(), Instant::now());
         assert!(health.verdict(now).is_err_and(|why| why.starts_with("starting")));
-        health.note(&Answer::Unknown);
+        health.note(&Answer::Unknown, 0);
         assert_eq!(health.verdict(now), Ok(()));
-        health.note(&refused("403"));
-        health.note(&Answer::Unknown);
+        health.note(&refused("403"), 0);
+        health.note(&Answer::Unknown, 0);
         assert!(health.verdict(now).is_err_and(|why| why.ends_with("start: 403")));
-        health.note(&Answer::Served);
+        health.note(&Answer::Served, 0);
+        assert_eq!(health.verdict(now), Ok(()));
+        // Of other credentials the refusal says nothing.
+        health.note(&refused("401"), 0);
+        health.note_pass(true);
+        assert!(health.verdict(now).is_err());
+        health.note(&Answer::Unknown, 1);
         assert_eq!(health.verdict(now), Ok(()));
     }
 
     #[test]
     fn an_add_that_fails_for_a_reason_of_the_node_counts_until_one_succeeds() {
         let (health, now) = (PluginHealth::default(), Instant::now());
-        health.note(&Answer::Served);
+        health.note(&Answer::Served, 0);
         for (code, counts) in [(110, true), (199, true), (100, false), (104, false), (11, false), (4, false)]
         {
             health.add_failed("shop/cart", Code::of(code), "no\nroom", now);
@@ -284,15 +300,15 @@ mod tests {
             daemon_set: "agents".into(),
         };
         let asked_for = || {
-            let PodName { namespace, name } = health.pod(&identity);
+            let (PodName { namespace, name }, _) = health.question(&identity);
             format!("{namespace}/{name}")
         };
         assert_eq!(asked_for(), "mesh/agent");
         health.add_failed("shop/cart", Some(Code::Forbidden), "", Instant::now());
         assert_eq!(asked_for(), "shop/cart");
-        health.note(&refused("403"));
+        health.note(&refused("403"), 0);
         assert_eq!(asked_for(), "shop/cart");
-        health.note(&Answer::Served);
+        health.note(&Answer::Served, 0);
         assert_eq!(asked_for(), "mesh/agent");
         let unknown = Identity { namespace: String::new(), pod: String::new(), ..identity };
         assert_eq!(own_pod(&unknown), PodName { namespace: "default".into(), name: "agents".into() });
