@@ -18,7 +18,6 @@ use install_cni::{
     metrics::Metrics,
     plugin::{Ask, Question, Refusal},
     ready::AgentState,
-    ready::SeenCalls,
     serve::Served,
     settings::Settings,
 };
@@ -66,6 +65,7 @@ static AGENT: LazyLock<Agent> = LazyLock::new(|| {
         served: Arc::new(Served {
             connection: Arc::new(cluster::connection(&settings)),
             installer: Arc::new(Installer::new(Arc::new(Real), Arc::new(Nobody), settings)),
+            plugin: Arc::default(),
             state: Arc::new(AgentState::default()),
             summary: Arc::new(NodeSummary::new(metrics.clone())),
             ambient: None,
@@ -74,7 +74,7 @@ static AGENT: LazyLock<Agent> = LazyLock::new(|| {
             logs: Some(logs),
             tasks: Supervisor::default(),
         }),
-        receiver: Arc::new(Receiver::new(metrics, Arc::new(SeenCalls::default()), Box::new(emit))),
+        receiver: Arc::new(Receiver::new(metrics, <_>::default(), Box::new(emit))),
     }
 });
 

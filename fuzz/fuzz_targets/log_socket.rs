@@ -3,7 +3,7 @@
 #![no_main]
 
 use controller_runtime::metrics::exposition::Format;
-use install_cni::{log_socket::Receiver, metrics::Metrics, ready::SeenCalls};
+use install_cni::{log_socket::Receiver, metrics::Metrics};
 use libfuzzer_sys::fuzz_target;
 use logging::Entry;
 use redirect_core_fuzz::text;
@@ -19,7 +19,7 @@ fuzz_target!(|body: &[u8]| {
         *count.lock().expect("a count") += 1;
         check(entry);
     };
-    Receiver::new(counters, Arc::new(SeenCalls::default()), Box::new(emit)).take(body, Instant::now());
+    Receiver::new(counters, <_>::default(), Box::new(emit)).take(body, Instant::now());
     let lines = serde_json::from_slice::<Vec<String>>(body).map_or(1, |lines| lines.len() as u64);
     let counted = |result: &str| {
         let text = Format::Text.write(&registry);
