@@ -65,7 +65,7 @@ async fn clean(cluster: &Cluster, node: &Node, wanted: &Wanted) -> Result<Vec<St
         taken.extend(keys.into_iter().map(|key| format!("taint {key}")));
     }
     if node.status.conditions.iter().any(|condition| condition.type_ == wanted.condition) {
-        // The UID: another node of this name is not meant.
+        // The UID: another node may have taken this name.
         let patch = json!({"metadata": {"uid": node.metadata.uid},
             "status": {"conditions": [{"$patch": "delete", "type": wanted.condition}]}});
         cluster.patch_status(NODES, name, &patch).await?;

@@ -27,7 +27,7 @@ const LONGEST_RETRY: Duration = Duration::from_secs(60);
 const LEAST_PAUSE: Duration = Duration::from_secs(1);
 /// How long one request may take.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// How long a failed ADD counts: the kubelet tries a pod that exists again within this time, and one that is gone says nothing of the node.
+/// How long a failed ADD counts: the kubelet tries a pod that exists again within this time, and one that is gone proves nothing about the node.
 const FAILURE_HOLDS: Duration = Duration::from_secs(300);
 /// How much of an error is kept.
 const LONGEST_ERROR: usize = 600;
@@ -59,7 +59,7 @@ enum Access {
     /// It does not.
     Refused {
         why: String,
-        /// What [`State::changes`] was then: of other credentials this says nothing.
+        /// What [`State::changes`] was then: this refusal is not about other credentials.
         changes: u64,
     },
 }
@@ -263,7 +263,7 @@ mod tests {
         assert!(health.verdict(now).is_err_and(|why| why.ends_with("start: 403")));
         health.note(&Answer::Served, 0);
         assert_eq!(health.verdict(now), Ok(()));
-        // Of other credentials the refusal says nothing.
+        // The refusal was not about other credentials.
         health.note(&refused("401"), 0);
         health.note_pass(true);
         assert!(health.verdict(now).is_err());
