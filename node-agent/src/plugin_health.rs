@@ -275,8 +275,16 @@ mod tests {
     fn an_add_that_fails_for_a_reason_of_the_node_counts_until_one_succeeds() {
         let (health, now) = (PluginHealth::default(), Instant::now());
         health.note(&Answer::Served, 0);
-        for (code, counts) in [(110, true), (199, true), (100, false), (104, false), (11, false), (4, false)]
-        {
+        for (code, counts) in [
+            (7, true),
+            (50, true),
+            (110, false),
+            (199, false),
+            (100, false),
+            (104, false),
+            (11, false),
+            (4, false),
+        ] {
             health.add_failed("shop/cart", Code::of(code), "no\nroom", now);
             let verdict = health.verdict(now);
             assert_eq!(verdict.is_err(), counts, "{code}: {verdict:?}");
@@ -286,7 +294,7 @@ mod tests {
             health.add_succeeded();
             assert_eq!(health.verdict(now), Ok(()));
         }
-        health.add_failed("shop/cart", Code::of(110), "", now);
+        health.add_failed("shop/cart", Code::of(7), "", now);
         assert_eq!(health.verdict(now + FAILURE_HOLDS), Ok(()), "the pod is gone");
     }
 

@@ -330,8 +330,10 @@ fn an_add_that_fails_for_the_nodes_sake_counts_until_one_succeeds() {
     let agent = node.start_ready();
     report(&node, "fail", 100, "annotation x");
     agent.wait_metric("istio_cni_plugin_add_total{outcome=\"fail\",reason=\"100\"}", 1.0);
+    report(&node, "fail", 110, "a pod may ask for what this node lacks");
+    agent.wait_metric("istio_cni_plugin_add_total{outcome=\"fail\",reason=\"110\"}", 1.0);
     agent.wait_ready();
-    report(&node, "fail", 110, "iptables-restore: not found");
+    report(&node, "fail", 50, "iptables-restore: not found");
     let reason = agent.wait_not_ready("the ADD of pod shop/cart failed");
     assert!(reason.contains("iptables-restore: not found"), "{reason}");
     agent.wait("the gauge", || agent.metric("istio_cni_install_ready") == 0.0);

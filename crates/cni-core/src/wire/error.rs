@@ -78,11 +78,13 @@ impl Code {
             | Self::Decode
             | Self::Config
             | Self::NotAvailable
-            | Self::LimitedConnectivity
-            | Self::NotProgrammed
-            | Self::Internal => true,
+            | Self::LimitedConnectivity => true,
+            // A pod may ask for what this node alone cannot do, and no tenant shall make a node unready. What all pods need of the kernel
+            // the plugin's STATUS says.
+            Self::NotProgrammed
+            | Self::Internal
             // Whether the API server serves the plugin is asked of the API server; a namespace may go while ADD looks for it.
-            Self::TryAgain
+            | Self::TryAgain
             | Self::Forbidden
             | Self::Untrusted
             | Self::Kubeconfig
