@@ -81,8 +81,18 @@ fn elements(count: usize, behind: impl Fn(usize) -> String) -> String {
 /// All of them.
 #[must_use]
 pub fn all() -> Vec<Rules> {
-    let one = |name, text| Rules { name, texts: vec![text] };
-    let verdict = |number: usize| if number % 2 == 0 { " : drop" } else { " : accept" }.to_owned();
+    let mut all = vec![Rules { name: "none", texts: Vec::new() }];
+    all.extend(maps_and_sets());
+    all.extend(rules_and_routes());
+    all
+}
+
+fn one(name: &'static str, text: (Place, String)) -> Rules {
+    Rules { name, texts: vec![text] }
+}
+
+fn maps_and_sets() -> Vec<Rules> {
+    let verdict = |number: usize| if number.is_multiple_of(2) { " : drop" } else { " : accept" }.to_owned();
     let vmap = |count, hook, priority| {
         chain(hook, priority, "", &format!("ip saddr vmap {{ {} }}", elements(count, verdict)))
     };
@@ -94,7 +104,6 @@ pub fn all() -> Vec<Rules> {
         chain("input", 0, &set, "ip saddr @banned drop")
     };
     vec![
-        Rules { name: "none", texts: Vec::new() },
         one("verdict map of 10,000 addresses, before prerouting", vmap(10_000, "prerouting", -300)),
         one("verdict map of 10,000 addresses, input", vmap(10_000, "input", 0)),
         one("verdict map of 60,000 addresses, before prerouting", vmap(60_000, "prerouting", -300)),
@@ -114,6 +123,11 @@ pub fn all() -> Vec<Rules> {
             ),
         ),
         one("ban list of 400,000 addresses, input", banned(400_000)),
+    ]
+}
+
+fn rules_and_routes() -> Vec<Rules> {
+    vec![
         one("1,000 policy rules by 1,000 routes", (Place::Routes, routes(1_000, 1_000, false))),
         one("1,000 policy rules that take half by 1,000 routes", (Place::Routes, routes(1_000, 1_000, true))),
         one("100,000 rules of iptables-nft", (Place::Iptables, iptables(100_000))),
@@ -179,7 +193,7 @@ fn pairs(count: usize) -> (Place, String) {
             if number == 0 { "" } else { ", " },
             address(number),
             1 + number,
-            if number % 2 == 0 { "drop" } else { "accept" }
+            if number.is_multiple_of(2) { "drop" } else { "accept" }
         );
     }
     chain("prerouting", -300, "", &format!("ip saddr . tcp dport vmap {{ {text} }}"))

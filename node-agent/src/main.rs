@@ -103,7 +103,7 @@ const KEPT: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 /// run survives.
 const LAST_CHECK: Duration = Duration::from_secs(1);
 
-/// One thread does the work; others wait for the disk or check pods: more than there are checks at once, so that nothing else waits for
+/// One thread does the work; others wait for the disk or check pods: more than checks run at once, so that nothing else waits for
 /// these.
 fn block_on(work: impl Future<Output = anyhow::Result<()>>) -> ExitCode {
     let runtime = tokio::runtime::Builder::new_current_thread()

@@ -69,7 +69,7 @@ impl PodState {
             Self::Unverified => reason(
                 "unverified",
                 "the pod was verified, and the agent has not checked it for three intervals",
-                "the agent's log says what it waits for; restart it if it says nothing",
+                "the agent's log says what it waits for; restart it if that has no line about it",
             ),
             Self::LeftAlone => reason("left-alone", "the pod is not redirected, as intended", ""),
             Self::NotRedirected => reason(

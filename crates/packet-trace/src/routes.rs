@@ -47,7 +47,7 @@ pub(super) struct RouteRule {
 /// What follows where a policy rule takes a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum RuleEnd {
-    /// The routes of a table that have a prefix longer than this, if it says so.
+    /// The routes of a table with a prefix longer than this, where the rule has such a limit.
     Table(u32, Option<u32>),
     /// The rule of this number.
     Goto(usize),

@@ -775,9 +775,10 @@ impl WalkedChain {
             }
         };
         for statement in self.rules.iter_mut().flat_map(|rule| &mut rule.seen.statements) {
-            match statement {
-                Statement::Map(map) => map.verdicts.iter_mut().for_each(doubt),
-                statement => doubt(statement),
+            if let Statement::Map(map) = statement {
+                map.verdicts.iter_mut().for_each(doubt);
+            } else {
+                doubt(statement);
             }
         }
     }

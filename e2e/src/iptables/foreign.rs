@@ -48,7 +48,7 @@ pub fn random(dice: &mut Dice, legacy: bool) -> Foreign {
 
 /// The effect of these is not known beforehand: a few.
 const CHANCE: usize = 60;
-/// Of most that is known the engine says that it may do anything.
+/// Most that is known may do anything, to the engine.
 const RARE: usize = 6;
 
 const TCP_PORTS: [&str; 9] = ["80", "81", "4443", "53", "8080", "8081", "15008", "15001", "15006"];

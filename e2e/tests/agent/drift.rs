@@ -415,7 +415,8 @@ fn what_is_missing_is_said_once_and_shown_and_pods_still_start() {
     node.set("MOUNTED_CNI_NETNS_DIR", &sandboxes.path().join("none").display().to_string());
     let api = PodApi::start(&mut node, vec![mesh_pod("web", &["10.1.0.2"])]);
     api.state().refuse = Some(403);
-    let agent = node.start_ready();
+    let agent = node.start();
+    agent.wait_not_ready("the plugin cannot read pods");
     wait_at_least(&node, &blind("no_pods"), 2.0);
     let count = |part: &str| {
         node.log().lines().filter(|line| line.contains("\twarn\t") && line.contains(part)).count()
@@ -424,7 +425,7 @@ fn what_is_missing_is_said_once_and_shown_and_pods_still_start() {
     api.state().refuse = None;
     wait_at_least(&node, &blind("no_namespaces"), 2.0);
     assert_eq!(count("MOUNTED_CNI_NETNS_DIR"), 1, "{}", node.log());
-    assert_eq!(agent.readyz().expect("answers").0, 200);
+    agent.wait_ready();
 
     let web = sandboxes.add("none", &["10.1.0.2"]);
     drop(sandboxes);

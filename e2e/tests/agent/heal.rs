@@ -512,24 +512,17 @@ fn a_pod_with_too_many_rules_is_healed_as_far_as_possible_and_reported() {
     said("bytes of rules, more than the plan");
 }
 
-/// What a pod's container may do that is dear to read or to follow.
-fn dear() -> [String; 3] {
-    let elements: Vec<String> = (0..40_000)
-        .map(|number| format!("192.{}.{}.{} : drop", 2 + number / 65_536, number / 256 % 256, number % 256))
-        .collect();
-    let map = format!("add rule ip hostile c ip saddr vmap {{ {} }}", elements.join(", "));
-    let chain = "add chain ip hostile c { type filter hook prerouting priority -300; }";
-    let rules =
-        (1..1000).map(|number| format!("rule add pref {number} ipproto tcp dport {number}-60000 lookup 200"));
-    let routes = (0..1000)
-        .map(|number| format!("route add 172.16.{}.{}/32 dev eth0 table 200", number / 256, number % 256));
-    let policy: Vec<String> = routes.chain(rules).collect();
-    [
-        format!("nft -f - <<'END'\nadd table ip hostile\n{chain}\n{map}\nEND"),
-        format!("ip -batch - <<'END'\n{}\nEND", policy.join("\n")),
-        "seq 100000 | sed 's/.*/-A INPUT -p udp -m udp --dport 1 -m mark --mark & -j DROP/' | { echo '*filter'; cat; echo COMMIT; } | iptables-nft-restore --noflush".to_owned(),
-    ]
-}
+/// What a pod's container may do that is dear to read or to follow. A command line cannot hold it.
+const DEAR: [&str; 3] = [
+    "{ echo 'add table ip hostile; add chain ip hostile c { type filter hook prerouting priority -300; }'; \
+       echo 'add rule ip hostile c ip saddr vmap {'; \
+       seq 0 39999 | awk '{ printf \"192.%d.%d.%d : drop,\\n\", 2 + int($1 / 65536), int($1 / 256) % 256, $1 % 256 }'; \
+       echo '}'; } | nft -f -",
+    "{ seq 0 999 | awk '{ printf \"route add 172.16.%d.%d/32 dev eth0 table 200\\n\", int($1 / 256), $1 % 256 }'; \
+       seq 1 999 | awk '{ printf \"rule add pref %d ipproto tcp dport %d-60000 lookup 200\\n\", $1, $1 }'; } | ip -batch -",
+    "seq 100000 | sed 's/.*/-A INPUT -p udp -m udp --dport 1 -m mark --mark & -j DROP/' | \
+       { echo '*filter'; cat; echo COMMIT; } | iptables-nft-restore --noflush",
+];
 
 /// Another program that never stops changing the rules of a namespace.
 struct Restless(std::process::Child);
@@ -559,12 +552,12 @@ fn pods_that_are_dear_to_check_hold_up_no_other_and_not_the_end() {
     let web = redirected(&mut sandboxes, &proc);
     let mut pods = vec![pod("web", 1, &["10.1.0.2"])];
     let mut hostile = Vec::new();
-    for (number, script) in (3_u8..).zip(dear().into_iter().chain([String::new()])) {
+    for (number, script) in (3_u8..).zip(DEAR.into_iter().chain([""])) {
         let address = format!("10.1.0.{number}");
         let namespace = sandboxes.add(&format!("cni-{number}"), &[&address]);
         redirect(&namespace);
         if !script.is_empty() {
-            namespace.sh(&script).expect("runs").ok().expect("loads");
+            namespace.sh(script).expect("runs").ok().expect("loads");
         }
         pods.push(pod(&format!("hostile-{number}"), number, &[&address]));
         hostile.push(namespace);

@@ -338,7 +338,7 @@ iptables-nft -t nat -I OUTPUT 1 -o tun0 -j ACCEPT
 iptables-nft -t nat -I PREROUTING 1 -i tun0 -j ACCEPT
 iptables-nft -t nat -I PREROUTING 1 -p tcp --dport 15021 -j ACCEPT
 iptables-nft -t nat -I PREROUTING 1 -d 10.77.0.0/16 -j ACCEPT
-iptables-nft -t nat -I OUTPUT 1 -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT
+iptables-nft -t nat -I OUTPUT 1 -m conntrack --ctstate ESTABLISHED -j ACCEPT
 iptables-nft -t nat -A OUTPUT -j ACCEPT
 iptables-nft -t nat -A POSTROUTING -o eth0 -j MASQUERADE
 iptables-nft -t nat -N DOCKER_OUTPUT

@@ -286,7 +286,7 @@ fn link_local(mesh: &Mesh) -> Result<SocketAddr> {
     let addresses = mesh.pod().enter(netns_apply::facts::addresses)??;
     let of_neighbours = |address: &IpAddr| match address {
         IpAddr::V6(v6) if v6.is_unicast_link_local() => Some(*v6),
-        _ => None,
+        IpAddr::V4(_) | IpAddr::V6(_) => None,
     };
     let address = addresses.iter().find_map(of_neighbours).context("no link-local address")?;
     let scope = mesh.topology.client.enter(|| if_nametoindex("eth0"))??;

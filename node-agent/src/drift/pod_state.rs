@@ -229,10 +229,7 @@ mod tests {
         node.count(after(301));
         let counted = |state| metrics.meshed_pods.get_or_create(&StateLabel { state }).get();
         assert_eq!(["verified", "unverified", "drifted"].map(counted), [1, 1, 1]);
-        assert!(
-            !states.note("a", PodState::Verified, false, after(302)),
-            "what was verified before is no news"
-        );
+        assert!(!states.note("a", PodState::Verified, false, after(302)), "it was verified before");
         node.show(&states, Vec::new(), None, INTERVAL);
         assert_eq!(told(303), "2 of 3 meshed pods verified: 1 drifted");
     }

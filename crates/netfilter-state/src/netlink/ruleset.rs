@@ -59,7 +59,10 @@ impl Ruleset {
     #[must_use]
     pub fn has_intervals(&self, family: TableFamily, table: &str, set: &str) -> bool {
         let name = TableName { api: Api::NfTables, family, name: table.to_owned() };
-        self.tables.get(&name).and_then(|table| table.sets.get(set)).is_some_and(|set| set.has_intervals())
+        self.tables
+            .get(&name)
+            .and_then(|table| table.sets.get(set))
+            .is_some_and(crate::ruleset::Set::has_intervals)
     }
 
     /// Does without the elements of a set: they are too many to be read.

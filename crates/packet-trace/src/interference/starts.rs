@@ -16,7 +16,7 @@ use redirect_core::{
     plan::{DataPlane, RulePlan},
     rule::{Match, Protocol, TcpFlags},
     settings::Key,
-    values::{Family, PASSTHROUGH_V4, PASSTHROUGH_V6},
+    values::{Family, PASSTHROUGH_V4, PASSTHROUGH_V6, is_routable},
 };
 
 /// The port of DNS.
@@ -87,10 +87,14 @@ impl Ends {
         let family = live.family;
         let most = Field::Destination.most(family);
         let nobody = loopback(family).or(&one(passthrough(family))).or(&multicast(family));
-        let is_own = |at: &&IpAddr| Family::of(at) == family && !nobody.contains(number(**at));
+        let routes = live.routes.as_ref();
+        // A link-local address has no route while the kernel looks for another host that has it.
+        let is_used = |at: &IpAddr| {
+            is_routable(at) || routes.is_none_or(|routes| routes.of_nobody_else.contains(number(*at)))
+        };
+        let is_own = |at: &&IpAddr| Family::of(at) == family && !nobody.contains(number(**at)) && is_used(at);
         let own: Vec<IpAddr> = pod.addresses.iter().filter(is_own).copied().collect();
         let nobody = nobody.or(&all(&own));
-        let routes = live.routes.as_ref();
         Self {
             family,
             own,

@@ -616,7 +616,7 @@ fn an_address_is_local_by_its_route() {
     assert!(!is_dropped(&[local, (RouteKind::Broadcast, "198.51.100.0/25")]), "of another kind");
 }
 
-/// A foreign rule hands packets over only where somebody listens; iptables drop them otherwise.
+/// A foreign rule hands packets over only to a listener; iptables drop them otherwise.
 #[test]
 fn what_nobody_listens_for_goes_on() {
     let plan = plan(&[]);
@@ -637,7 +637,7 @@ fn what_nobody_listens_for_goes_on() {
     assert!(rules.trace(&to_pod.by("eth0")).may.contains(&Fate::Dropped));
 }
 
-/// Answers, which belong to no zone, are no answers of a connection in one.
+/// Answers, which belong to no zone, do not answer a connection in one.
 #[test]
 fn a_zone_of_others_may_lose_answers() {
     let zone = "*raw\n-I PREROUTING -i eth0 -p tcp -j CT --zone 5";

@@ -129,7 +129,7 @@ impl Walk<'_> {
         if field == Field::Source {
             return match is_first {
                 FieldMatch::Yes if !self.is_source_translated => FieldMatch::No,
-                // To itself, perhaps, which is none (`nf_nat_setup_info`).
+                // To itself, perhaps, which changes nothing (`nf_nat_setup_info`).
                 FieldMatch::Yes => FieldMatch::Unknown,
                 // How its first packet was translated is not known.
                 FieldMatch::No => FieldMatch::Unknown,

@@ -188,7 +188,7 @@ impl<'a> Walk<'a> {
             Statement::RedirectHere => self.redirect(None)?,
             Statement::Translate(_) if self.handed_over.is_some() => self.breaks(),
             Statement::Translate(_) => self.ends(Fate::Translated),
-            // Where nobody listens, nftables go on with the next rule, and iptables drop the packet.
+            // Without a listener, nftables go on with the next rule, and iptables drop the packet.
             Statement::Tproxy { ends, .. } if !self.is_own_rule() && !self.may_matter(statement)? => {
                 if *ends { self.ends(Fate::Dropped) } else { Then::Rule }
             }

@@ -197,7 +197,7 @@ impl Element {
     }
 }
 
-/// Whether an attribute of an element is no expression by which packets are let through or not.
+/// Whether an attribute of an element only tells of the element, and lets no packet through or not.
 fn only_counts((kind, value): (u16, Attribute<'_>)) -> bool {
     let counts = |one: Attribute<'_>| {
         let name = one.attributes().find(attribute::expression::NAME).map(Attribute::text_bytes);
@@ -249,7 +249,7 @@ mod tests {
             description.nested(attribute::set_description::PARTS, |parts| {
                 for length in lengths {
                     parts.nested(attribute::list::ELEMENT, |part| {
-                        part.u32(attribute::set_part::LENGTH, *length)
+                        part.u32(attribute::set_part::LENGTH, *length);
                     });
                 }
             });
