@@ -197,7 +197,7 @@ impl Element {
     }
 }
 
-/// Whether an attribute of an element only tells of the element, and lets no packet through or not.
+/// Whether an attribute of an element describes it alone, and lets no packet through or not.
 fn only_counts((kind, value): (u16, Attribute<'_>)) -> bool {
     let counts = |one: Attribute<'_>| {
         let name = one.attributes().find(attribute::expression::NAME).map(Attribute::text_bytes);
