@@ -40,6 +40,9 @@ pub struct Placed {
     pub found: Vec<FoundRouting>,
 }
 
+/// How often rules and routes are read at most that other programs keep changing.
+const MOST_TRIES: u32 = 20;
+
 impl RouteSocket {
     /// Where a plan's policy routing has to stand in the namespace, and what the kernel has of it. No privilege is needed.
     ///
@@ -62,15 +65,37 @@ impl RouteSocket {
             return Ok(Placed { placement, found });
         }
         let links = self.links()?;
-        let tables = self.tables_with(&links)?;
+        let (placement, tables) = self.place_among(plan, &links)?;
         found.retain(|one| !is_anothers(one, plan, &tables));
-        let placement = place(plan, &tables, |packet| self.delivers(packet, &links));
         placement.judge(&mut found);
         let wanted = routing::wanted(&placement.plan);
         for one in found.iter_mut().filter(|one| !wanted.contains(&one.item)) {
             one.flaw = one.flaw.take().or_else(|| is_shared(one.item, &tables));
         }
         Ok(Placed { placement, found })
+    }
+
+    /// The place, and the rules and routes among which it is.
+    fn place_among(
+        &mut self,
+        plan: &RulePlan,
+        links: &Links,
+    ) -> Result<(Placement, RouteTables), RouteError> {
+        let mut tables = self.tables_with(links)?;
+        let mut placement = place(plan, &tables, |packet| self.delivers(packet, links));
+        for _ in 0..MOST_TRIES {
+            if placement.obstacle.is_none() && placement.flaws.is_empty() {
+                break;
+            }
+            // The kernel answers for the moment at which it is asked; another run may have added or removed its routing since.
+            let now = self.tables_with(links)?;
+            if now == tables {
+                break;
+            }
+            tables = now;
+            placement = place(plan, &tables, |packet| self.delivers(packet, links));
+        }
+        Ok((placement, tables))
     }
 
     /// Whether the kernel delivers a packet in the namespace itself; `None` if it cannot be asked.
