@@ -394,7 +394,7 @@ fn starts(family: Family) -> Vec<(bool, Packets)> {
     let mut starts = Vec::new();
     for (is_local, packets) in [(false, outside), (true, out), (true, within)] {
         // A connection has no mark before its first packet.
-        let first = Set::of([state::NEW, state::RELATED, state::INVALID].map(|one| (one, one)).into());
+        let first = Set::each([state::NEW, state::RELATED, state::INVALID]);
         let known = Set::range(state::ESTABLISHED, state::REPLY);
         starts.push((is_local, packets.with(Field::State, first).with(Field::ConnMark, Set::one(0))));
         starts.push((is_local, packets.with(Field::State, known)));
@@ -475,8 +475,7 @@ mod tests {
     #[test]
     fn packets_are_named_by_the_states_of_their_connections() {
         let all = [state::NEW, state::RELATED, state::ESTABLISHED, state::REPLY, state::INVALID];
-        let named =
-            |numbers: &[u128]| states(&Set::of(numbers.iter().map(|number| (*number, *number)).collect()));
+        let named = |numbers: &[u128]| states(&Set::each(numbers.iter().copied()));
         assert_eq!(named(&all), None);
         assert_eq!(named(&all[..1]).as_deref(), Some("first packets"));
         assert_eq!(named(&all[..2]).as_deref(), Some("first packets"));

@@ -86,12 +86,7 @@ impl Packets {
     pub(super) fn all(family: Family) -> Self {
         let sets = Field::ALL.map(|field| Set::range(0, field.most(family)));
         let mut all = Self { family, sets, ranges: Field::ALL.len() };
-        all.set(
-            Field::Protocol,
-            Set::of(
-                [Protocol::Tcp, Protocol::Udp].map(|one| (one.number().into(), one.number().into())).into(),
-            ),
-        );
+        all.set(Field::Protocol, Set::each([Protocol::Tcp, Protocol::Udp].map(Protocol::number)));
         all
     }
 
@@ -235,8 +230,8 @@ impl MarkNow {
         }
         let now = |was: u128| Some((u32::try_from(was).ok()? & !self.cleared) ^ self.flipped);
         let those = packets.get(self.of).few().filter(|_| !self.unknown)?;
-        let those = those.filter(|was| now(*was).is_some_and(&holds)).map(|was| (was, was));
-        Some(FieldMatch::of(packets, self.of, &Set::of(those.collect())))
+        let those = those.filter(|was| now(*was).is_some_and(&holds));
+        Some(FieldMatch::of(packets, self.of, &Set::each(those)))
     }
 }
 

@@ -402,7 +402,7 @@ impl Seen<'_> {
             .filter(|route| [LOCAL_TABLE, MAIN_TABLE].contains(&route.table))
             .filter_map(|route| route.interface.as_deref())
             .filter(|name| *name != "lo");
-        let interfaces = Set::of(names.map(|name| (interface(name), interface(name))).collect());
+        let interfaces = Set::each(names.map(interface));
         let tables = RouteTables {
             rules,
             routes,
@@ -411,7 +411,7 @@ impl Seen<'_> {
         };
         let walked = TraceRules::of_ruleset(&Ruleset::default(), &[], family, None).with_routes(&tables);
         let ends = |packets: Packets, lookup: Lookup| routed(&walked, packets, lookup);
-        let own = Set::of(own_addresses.iter().map(|one| (number(*one), number(*one))).collect());
+        let own = Set::each(own_addresses.iter().copied().map(number));
         let here = walked.routes.as_ref().map_or_else(Set::empty, |routes| routes.of_nobody_else.clone());
         let nobody = here.or(&loopback(family)).or(&multicast(family)).or(&link_local(family));
         let far = nobody.complement(Field::Destination.most(family));

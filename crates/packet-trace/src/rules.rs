@@ -7,7 +7,7 @@ mod planned;
 mod runs;
 
 pub(super) use accepted::Skipped;
-pub(super) use conditions::Test;
+pub(super) use conditions::{Test, of_flags};
 use marks::Marks;
 use planned::Planned;
 use runs::{Run, find_runs};
@@ -304,8 +304,7 @@ impl TraceRules {
     #[must_use]
     pub fn with_addresses(mut self, addresses: &[IpAddr]) -> Self {
         let own = addresses.iter().filter(|address| Family::of(address) == self.family);
-        let each = own.map(|address| (number(*address), number(*address)));
-        self.addresses = Some(Set::of(each.collect()).or(&loopback(self.family)));
+        self.addresses = Some(Set::each(own.copied().map(number)).or(&loopback(self.family)));
         self
     }
 
@@ -328,7 +327,7 @@ impl TraceRules {
     /// The same, of a network namespace that reaches others by these interfaces alone, if any is named.
     pub(crate) fn with_links(mut self, names: &[String]) -> Self {
         if !names.is_empty() {
-            self.links = Set::of(names.iter().map(|name| (interface(name), interface(name))).collect());
+            self.links = Set::each(names.iter().map(|name| interface(name)));
         }
         self
     }

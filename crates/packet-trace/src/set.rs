@@ -59,6 +59,12 @@ impl Set {
         if first > last { Self::empty() } else { Self(Ranges::One([(first, last)])) }
     }
 
+    /// These values.
+    pub(super) fn each<T: Into<u128>>(values: impl IntoIterator<Item = T>) -> Self {
+        let values = values.into_iter().map(Into::into);
+        Self::of(values.map(|value| (value, value)).collect())
+    }
+
     pub(super) fn of(mut ranges: Vec<(u128, u128)>) -> Self {
         ranges.sort_unstable();
         let mut joined: Vec<(u128, u128)> = Vec::with_capacity(ranges.len());
@@ -286,7 +292,7 @@ mod tests {
 
         #[test]
         fn few_ranges_lie_to_many_as_each_of_their_values(few in (0_u128..400, 0_u128..40), holes in vec(0_u128..400, 0..90)) {
-            let many = Set::of(holes.iter().map(|hole| (*hole, *hole)).collect());
+            let many = Set::each(holes);
             let few = Set::range(few.0, few.0 + few.1);
             for many in [many.clone(), many.complement(400), many.and(&few)] {
                 let (both, rest) = (many.and(&few), many.without(&few));

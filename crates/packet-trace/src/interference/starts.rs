@@ -5,7 +5,7 @@ use super::{Pod, Traffic, proxy_groups, proxy_users};
 use crate::{
     packets::{Field, Packets, interface, loopback, number, state},
     routes::RouteEnd,
-    rules::TraceRules,
+    rules::{TraceRules, of_flags},
     set::Set,
     walk::{Given, Lookup, routed},
 };
@@ -210,7 +210,7 @@ pub(super) fn exempt_ports(plan: &RulePlan) -> Set {
 
 /// These users or groups; any, if none is named.
 fn ids(named: impl Iterator<Item = u32>) -> Set {
-    match Set::of(named.map(|id| (id.into(), id.into())).collect()) {
+    match Set::each(named) {
         none if none.is_empty() => Set::range(0, u32::MAX.into()),
         some => some,
     }
@@ -221,7 +221,7 @@ fn one(address: IpAddr) -> Set {
 }
 
 fn all(addresses: &[IpAddr]) -> Set {
-    Set::of(addresses.iter().map(|at| (number(*at), number(*at))).collect())
+    Set::each(addresses.iter().copied().map(number))
 }
 
 fn lo() -> Set {
@@ -244,8 +244,7 @@ const fn localhost(family: Family) -> IpAddr {
 
 /// The sets of flags of a segment that opens a connection: a sender that offers ECN sets two more, and data one.
 fn opening_flags() -> Set {
-    let opens = (0..=u8::MAX).filter(|flags| TcpFlags::OPENING.covers(*flags));
-    Set::of(opens.map(|flags| (flags.into(), flags.into())).collect())
+    of_flags(|flags| TcpFlags::OPENING.covers(flags))
 }
 
 /// Addresses of many hosts, and of none.

@@ -130,7 +130,7 @@ fn is_of_kubevirt(chain: &WalkedChain, rule: &WalkedRule, own: &Set, localhost: 
         rule.tests.iter().any(of_field)
     };
     let tcp = || is_within(Field::Protocol, &Set::one(Protocol::Tcp.number().into()));
-    let ports = |all: &[u128]| Set::of(all.iter().map(|port| (*port, *port)).collect());
+    let ports = |all: &[u128]| Set::each(all.iter().copied());
     let is_output = chain.base.is_some_and(|base| base.hook == Hook::Output && base.is_nat);
     match rule.seen.statements.as_slice() {
         [Statement::Translate(_)] if chain.name == INBOUND => {

@@ -260,8 +260,9 @@ fn of_direction(is_reply: bool) -> Set {
     if is_reply { Set::one(state::REPLY) } else { Set::range(state::NEW, state::ESTABLISHED) }
 }
 
-fn of_flags(covers: impl Fn(u8) -> bool) -> Set {
-    Set::of((0..=u8::MAX).filter(|flags| covers(*flags)).map(|flags| (flags.into(), flags.into())).collect())
+/// The sets of flags of a segment for which something holds.
+pub(crate) fn of_flags(covers: impl Fn(u8) -> bool) -> Set {
+    Set::each((0..=u8::MAX).filter(|flags| covers(*flags)))
 }
 
 #[cfg(test)]

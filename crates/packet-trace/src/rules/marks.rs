@@ -36,7 +36,7 @@ impl Marks {
             }
         }
         marks.remove(&0);
-        Set::of(marks.into_iter().map(|mark| (mark.into(), mark.into())).collect())
+        Set::each(marks)
     }
 }
 
