@@ -2,7 +2,7 @@
 //! where they end instead.
 
 use super::{
-    Few, Pod, Severity, Traffic,
+    FollowedAddresses, Pod, Severity, Traffic,
     lost::{AcceptedFindings, Judge, are_related, each_start, most_work},
     starts::starts,
 };
@@ -99,11 +99,11 @@ pub fn consequences(
     plan: &RulePlan,
     pod: &Pod<'_>,
 ) -> Vec<Consequence> {
-    let few = Few::of(pod);
+    let addresses = FollowedAddresses::of(pod);
     let (mut all, mut work): (Vec<Consequence>, _) = (Vec::new(), most_work());
     for family in plan.families() {
         let live = pod.judged_rules(ruleset, routing, *family, plan);
-        let starts = starts(plan, &live, &few.pod(pod));
+        let starts = starts(plan, &live, &addresses.pod(pod));
         let (mut kinds, mut accepted) = (BTreeMap::<Traffic, Kind>::new(), AcceptedFindings::default());
         each_start(plan, &starts, &live, &mut work, &mut accepted, |judge| {
             kinds.entry(judge.traffic.1).or_default().add(judge);
@@ -194,8 +194,12 @@ impl Kind {
 fn regions(is_sent: bool, traffic: Traffic, packets: Vec<Packets>, captured: &[Packets]) -> Vec<Region> {
     let mut of_interest = merged(packets);
     for field in Field::ALL {
-        let all = captured.iter().fold(Set::empty(), |all, one| all.or(one.get(field)));
         for one in &mut of_interest {
+            // Datagrams have no flags, which distinguishes no segment from others.
+            let shares_protocol =
+                |other: &&Packets| !one.get(Field::Protocol).and(other.get(Field::Protocol)).is_empty();
+            let alike = captured.iter().filter(|other| field != Field::Flags || shares_protocol(other));
+            let all = alike.fold(Set::empty(), |all, other| all.or(other.get(field)));
             // What a pod sends to itself comes from a few addresses, which mean nothing.
             let is_within_pod = matches!(traffic, Traffic::ProxyToSelf | Traffic::ToApplication);
             let is_usual = is_within_pod && matches!(field, Field::Source | Field::Destination);
