@@ -35,8 +35,8 @@ use redirect_core::{
 const MOST_SKIPPED: usize = 32;
 /// How many findings are named at most.
 const MOST_FINDINGS: usize = 16;
-/// How much work a search through the rules of all families is at most: some hundredths of a second, ...
-const MOST_WORK: usize = 300_000;
+/// How much work a search through the rules of all families is at most: less than a fifth of a second, ...
+const MOST_WORK: usize = 1_000_000;
 /// ... and what each rule of the plan may add: its own rules never exhaust it.
 const WORK_PER_RULE: usize = 200;
 /// What a rule costs that is copied, and kept, to be walked without another one.
