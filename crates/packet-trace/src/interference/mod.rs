@@ -106,14 +106,14 @@ pub struct Judgement {
 /// How many addresses of each family are judged one by one. A pod has one or two; a container with `CAP_NET_ADMIN` may add any number.
 const MOST_ADDRESSES: usize = 16;
 
-/// What of a pod's addresses is followed.
-struct Few {
+/// The addresses of a pod that are followed.
+struct FollowedAddresses {
     addresses: Vec<IpAddr>,
     /// The first address of each family and kind of each interface, which is all that matters.
     by_interface: Option<Vec<(String, IpAddr)>>,
 }
 
-impl Few {
+impl FollowedAddresses {
     fn of(pod: &Pod<'_>) -> Self {
         let of_family = |family| pod.addresses.iter().filter(move |address| Family::of(address) == family);
         let addresses = Family::BOTH.into_iter().flat_map(|family| of_family(family).take(MOST_ADDRESSES));
@@ -146,8 +146,8 @@ pub fn judge(ruleset: &Ruleset, plan: &RulePlan, pod: &Pod<'_>) -> Judgement {
     let (mut findings, mut accepted) = (Findings::default(), AcceptedFindings::default());
     own_tables(ruleset, &mut findings);
     let routing: Vec<FoundRouting> = routing::wanted(plan).into_iter().map(FoundRouting::working).collect();
-    let (few, mut work) = (Few::of(pod), most_work());
-    let followed = few.pod(pod);
+    let (addresses, mut work) = (FollowedAddresses::of(pod), most_work());
+    let followed = addresses.pod(pod);
     if followed.addresses.len() < pod.addresses.len() {
         let place = RuleRef::table(TableName::of_family(Family::V4));
         findings.add(Finding::of_place(Severity::May, Effect::Unfollowed, place));

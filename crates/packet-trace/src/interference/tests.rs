@@ -552,7 +552,7 @@ fn a_source_that_is_another_one_may_lose_answers() {
         &[
             (
                 "-A POSTROUTING -o lo -p tcp -j SNAT --to-source 240.0.0.1",
-                &[(May, "nat POSTROUTING 1", Unknown, &[Outbound, ProxyToSelf])],
+                &[(May, "nat POSTROUTING 1", Unknown, &[Outbound, ProxyToSelf, ToApplication])],
             ),
             (
                 "-A POSTROUTING -o eth0 -p tcp -j SNAT --to-source 240.0.0.1",
@@ -560,7 +560,7 @@ fn a_source_that_is_another_one_may_lose_answers() {
             ),
             (
                 "-A INPUT -i eth0 -p tcp -j SNAT --to-source 240.0.0.1",
-                &[(May, "nat INPUT 1", Unknown, &[Inbound])],
+                &[(May, "nat INPUT 1", Unknown, &[Inbound, ToProxy])],
             ),
             ("-A POSTROUTING -j MASQUERADE", NOTHING),
         ],
