@@ -16,6 +16,7 @@ pub const FILE_NAME: &str = "plugin-called.json";
 /// When a runtime called the plugin, for what the node's files leave open. A call counts from the moment at which an obstacle was there first.
 pub struct SeenCalls {
     calls: Mutex<Calls>,
+    /// Locked apart: a call that is noted does not wait for the disk.
     kept: Mutex<Kept>,
     disk: Arc<dyn Disk>,
     path: PathBuf,
@@ -93,21 +94,21 @@ impl SeenCalls {
             self.forget(kept);
         } else if *kept != Kept::Call(open.clone()) {
             let content = &mut open.as_bytes();
-            told(disk::replace(&*self.disk, &self.path, content, FileAttributes::Mode(0o600)));
+            warn_of(disk::replace(&*self.disk, &self.path, content, FileAttributes::Mode(0o600)));
             *kept = Kept::Call(open);
         }
     }
 
     fn forget(&self, kept: &mut Kept) {
         if *kept != Kept::Nothing {
-            told(disk::remove(&*self.disk, &self.path));
+            warn_of(disk::remove(&*self.disk, &self.path));
             *kept = Kept::Nothing;
         }
     }
 }
 
 /// Without the file a later agent waits for another call, or believes a call of the same files at an earlier time.
-fn told(done: Result<(), DiskError>) {
+fn warn_of(done: Result<(), DiskError>) {
     if let Err(error) = done {
         log::warn!(target: SCOPE, "a restarted agent may not know whether the runtime called the plugin: {error}");
     }

@@ -215,23 +215,23 @@ mod tests {
         states.note("b", PodState::Drifted, false, start);
         states.note("c", PodState::Verified, false, after(290));
         node.show(&states, Vec::new(), None, INTERVAL);
-        let told = |seconds| node.words(after(seconds));
-        assert_eq!(told(150), "2 of 3 meshed pods verified: 1 drifted");
+        let words = |seconds| node.words(after(seconds));
+        assert_eq!(words(150), "2 of 3 meshed pods verified: 1 drifted");
         assert_eq!(
-            told(151),
+            words(151),
             "2 of 3 meshed pods verified: 1 drifted; 1 verified not checked for up to 151 s"
         );
         assert_eq!(
-            told(300),
+            words(300),
             "2 of 3 meshed pods verified: 1 drifted; 1 verified not checked for up to 300 s"
         );
-        assert_eq!(told(301), "1 of 3 meshed pods verified: 1 drifted, 1 unverified");
+        assert_eq!(words(301), "1 of 3 meshed pods verified: 1 unverified, 1 drifted");
         node.count(after(301));
         let counted = |state| metrics.meshed_pods.get_or_create(&StateLabel { state }).get();
         assert_eq!(["verified", "unverified", "drifted"].map(counted), [1, 1, 1]);
         assert!(!states.note("a", PodState::Verified, false, after(302)), "it was verified before");
         node.show(&states, Vec::new(), None, INTERVAL);
-        assert_eq!(told(303), "2 of 3 meshed pods verified: 1 drifted");
+        assert_eq!(words(303), "2 of 3 meshed pods verified: 1 drifted");
     }
 
     #[test]
@@ -268,16 +268,16 @@ mod tests {
         let (metrics, _) = Metrics::new();
         let (node, mut states) = (NodeSummary::new(metrics.clone()), PodStates::default());
         let verified = || metrics.meshed_pods.get_or_create(&StateLabel { state: "verified" }).get();
-        let told = || node.words(Instant::now());
-        assert!(told().contains("DRIFT_WATCH_INTERVAL") && verified() == 0);
+        let words = || node.words(Instant::now());
+        assert!(words().contains("DRIFT_WATCH_INTERVAL") && verified() == 0);
         states.note("a", PodState::Verified, false, Instant::now());
         node.show(&states, Vec::new(), None, INTERVAL);
-        assert_eq!((told().as_str(), verified()), ("1 of 1 meshed pods verified", 1));
+        assert_eq!((words().as_str(), verified()), ("1 of 1 meshed pods verified", 1));
         let different = vec![("shop/web".to_owned(), "does not converge".to_owned())];
         node.show(&states, different, Some("no_pods"), INTERVAL);
-        let words = "1 of 1 meshed pods verified, as of the last successful check (no_pods)\n  shop/web: does not converge";
-        assert_eq!(told(), words);
+        let expected = "1 of 1 meshed pods verified, as of the last successful check (no_pods)\n  shop/web: does not converge";
+        assert_eq!(words(), expected);
         node.off();
-        assert!(told().contains("DRIFT_WATCH_INTERVAL") && verified() == 0);
+        assert!(words().contains("DRIFT_WATCH_INTERVAL") && verified() == 0);
     }
 }
