@@ -57,6 +57,22 @@ pub fn redirect(raw: &RawSettings) -> Redirect {
     Redirect::parse(raw, &NamespaceFacts::new(&addresses)).expect("the settings of a bench are valid")
 }
 
+/// The plan of a usual pod: everything but some ports, both families.
+#[must_use]
+pub fn usual_plan() -> RulePlan {
+    let mut raw = RawSettings::new();
+    for (key, text) in [
+        (Key::OutboundRanges, "*"),
+        (Key::InboundPorts, "*"),
+        (Key::InboundExcludePorts, "15090,15021,15020"),
+        (Key::ProxyUid, "1337"),
+        (Key::DualStack, "true"),
+    ] {
+        raw.set(key, text, Source::Flag("bench"));
+    }
+    redirect(&raw).plan()
+}
+
 /// The plan of [`settings`] with this many entries.
 #[must_use]
 pub fn plan(entries: usize) -> RulePlan {

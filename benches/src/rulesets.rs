@@ -1,10 +1,5 @@
 //! Rules of other programs that cost most to read and to follow.
 
-use crate::redirect;
-use redirect_core::{
-    RulePlan,
-    settings::{Key, RawSettings, Source},
-};
 use std::fmt::Write as _;
 
 /// Which program loads a text.
@@ -27,22 +22,6 @@ pub struct Rules {
     pub name: &'static str,
     /// What to load, in this order.
     pub texts: Vec<(Place, String)>,
-}
-
-/// The plan of a usual pod: everything but some ports, both families.
-#[must_use]
-pub fn plan() -> RulePlan {
-    let mut raw = RawSettings::new();
-    for (key, text) in [
-        (Key::OutboundRanges, "*"),
-        (Key::InboundPorts, "*"),
-        (Key::InboundExcludePorts, "15090,15021,15020"),
-        (Key::ProxyUid, "1337"),
-        (Key::DualStack, "true"),
-    ] {
-        raw.set(key, text, Source::Flag("bench"));
-    }
-    redirect(&raw).plan()
 }
 
 /// The number of an address of many.

@@ -9,6 +9,7 @@ use anyhow::{Context, Result, bail};
 use benches::{
     report,
     rulesets::{self, Place, Rules},
+    usual_plan,
 };
 use netns_apply::{ApplyOptions, MOST_READ, apply, describe, netns::Netns, verify};
 use nix::time::{ClockId, clock_gettime};
@@ -48,7 +49,7 @@ fn measure(names: &[&str]) -> Result<()> {
 fn measured(rules: &Rules) -> Result<String> {
     let topology = Topology::new(test_support::netns::Families::Dual)?;
     let pod = &topology.pod;
-    let plan = rulesets::plan();
+    let plan = usual_plan();
     let applied = pod.enter(|| apply(&plan, &options()).map_err(|error| error.to_string()))?;
     applied.map_err(anyhow::Error::msg)?;
     for (place, text) in &rules.texts {
@@ -76,7 +77,7 @@ fn options() -> ApplyOptions {
 /// Looks once, and prints what that cost and what came of it.
 fn look(file: &Path) -> Result<()> {
     let netns = Netns::open(file)?;
-    let plan = rulesets::plan();
+    let plan = usual_plan();
     let (before, room) = (spent()?, memory("VmRSS")?);
     let verdict = netns.run(|| verdict(&plan))?;
     let (after, peak) = (spent()?, memory("VmHWM")?);

@@ -8,14 +8,12 @@
 use anyhow::{Context, Result, bail};
 use benches::{
     plugin::{Plugin, Pod},
-    report,
+    report, usual_plan,
 };
-use redirect_core::{Family, Redirect, RulePlan, render, settings};
-use settings::{Key, NamespaceFacts, RawSettings, Source};
+use redirect_core::{Family, render};
 use std::{
     env, fs,
     fs::File,
-    net::IpAddr,
     path::{Path, PathBuf},
     process::{Command, Stdio},
     time::{Duration, Instant},
@@ -80,7 +78,8 @@ impl Contestant {
 fn contestants(folder: &Path) -> Result<Vec<Contestant>> {
     let bin = benches::programs()?;
     let nothing = nothing(folder)?;
-    let plan = plan();
+    // What istio-iptables makes of `ARGS`.
+    let plan = usual_plan();
     let files = [
         write(folder, "v4", &render::restore_text(&plan.rules(Family::V4)))?,
         write(folder, "v6", &render::restore_text(&plan.rules(Family::V6)))?,
@@ -179,22 +178,6 @@ fn write(folder: &Path, name: &str, text: &str) -> Result<PathBuf> {
     let path = folder.join(name);
     fs::write(&path, text)?;
     Ok(path)
-}
-
-/// The plan that istio-iptables makes of [`ARGS`].
-fn plan() -> RulePlan {
-    let mut raw = RawSettings::new();
-    for (key, text) in [
-        (Key::OutboundRanges, "*"),
-        (Key::InboundPorts, "*"),
-        (Key::InboundExcludePorts, "15090,15021,15020"),
-        (Key::ProxyUid, "1337"),
-        (Key::DualStack, "true"),
-    ] {
-        raw.set(key, text, Source::Flag("bench"));
-    }
-    let addresses: [IpAddr; 2] = [test_support::netns::POD_V4.into(), test_support::netns::POD_V6.into()];
-    Redirect::parse(&raw, &NamespaceFacts::new(&addresses)).map_or_else(|_| RulePlan::empty(), |r| r.plan())
 }
 
 /// Builds the program that does nothing: what starting and ending a process costs.
