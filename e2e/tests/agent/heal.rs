@@ -3,6 +3,7 @@
 //! The drift watch checks once an hour here, so an early repair follows a kernel notification.
 
 use std::hash::RandomState;
+use std::path::Path;
 
 use e2e::agent::{CALICO, Node, get, memory_kib};
 use e2e::pods::{
@@ -13,7 +14,7 @@ use netns_apply::Fingerprint;
 use redirect_core::options::BackendChoice;
 use serde_json::{Value, json};
 use test_support::netns::{Families, Namespace};
-use test_support::process::until;
+use test_support::process::{Background, command, until};
 
 use crate::drift::settle;
 
@@ -525,22 +526,10 @@ const DEAR: [&str; 3] = [
 ];
 
 /// Another program that never stops changing the rules of a namespace.
-struct Restless(std::process::Child);
-
-impl Restless {
-    fn start(namespace: &Namespace) -> Self {
-        const SCRIPT: &str = "nft add table ip restless; while echo 'add chain ip restless c; delete chain ip restless c' | nft -f -; do :; done";
-        let command = test_support::process::command("sh", ["-c", SCRIPT]);
-        Self(namespace.command(&command).spawn().expect("starts"))
-    }
-}
-
-impl Drop for Restless {
-    fn drop(&mut self) {
-        // The shell's children end with their next line.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
+fn restless(namespace: &Namespace, log: &Path) -> Background {
+    const SCRIPT: &str = "nft add table ip restless; while echo 'add chain ip restless c; delete chain ip restless c' | nft -f -; do :; done";
+    let command = namespace.command(&command("sh", ["-c", SCRIPT]));
+    Background::start("the restless program", &command, log).expect("starts").killed_on_drop()
 }
 
 #[test]
@@ -562,7 +551,7 @@ fn pods_that_are_dear_to_check_hold_up_no_other_and_not_the_end() {
         pods.push(pod(&format!("hostile-{number}"), number, &[&address]));
         hostile.push(namespace);
     }
-    let _restless = hostile.last().map(Restless::start);
+    let _restless = hostile.last().map(|namespace| restless(namespace, &node.path("restless.log")));
     let _api = PodApi::start(&mut node, pods);
     let agent = node.start_ready();
     wait_at_least(&node, WATCHED, 5.0);

@@ -226,7 +226,10 @@ fn a_missing_role_is_told() -> Result<()> {
     cluster.api.create_service_account(&cluster.namespace, "nobody")?;
     cluster.use_token(&cluster.api.token(&cluster.namespace, "nobody")?)?;
     let (code, text) = cluster.refused("web")?;
-    assert!(code == 101 && text.contains("(403)") && text.contains("ClusterRoleBinding istio-cni"), "{code} {text}");
+    assert!(
+        code == 101 && text.contains("(403)") && text.contains("ClusterRoleBinding istio-cni"),
+        "{code} {text}"
+    );
     // No credentials at all: an anonymous user, who may not either.
     cluster.run_dir.write_kubeconfig(&cluster.api.kubeconfig(&json!({}))?)?;
     assert_eq!(cluster.refused("web")?.0, 101);
