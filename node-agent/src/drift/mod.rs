@@ -7,10 +7,11 @@
 //! moment is not a false alarm.
 
 pub mod fingerprints;
+mod late;
 mod pod_state;
 mod tracker;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -25,8 +26,7 @@ use controller_runtime::{SCOPE, or_never};
 use netns_apply::capabilities::{NET_ADMIN, SYS_ADMIN};
 use pod_netns::{Sandbox, SurveyError};
 use tokio::sync::watch::Receiver;
-use tokio::task::AbortHandle;
-use tokio::time::timeout;
+use tokio::task::JoinError;
 
 use crate::cluster::pods::{self, NodePods};
 use crate::cluster::{Cluster, Connection, runtime_classes, warning};
@@ -39,6 +39,7 @@ use crate::pod_check::{
 };
 use crate::settings::{DriftSettings, Settings};
 use fingerprints::Fingerprints;
+use late::LateChecks;
 pub use pod_state::NodeSummary;
 use pod_state::PodStates;
 use tracker::{DriftReport, DriftTracker};
@@ -123,6 +124,12 @@ struct CheckedPod {
     sandbox: Option<Sandbox>,
 }
 
+/// What a check was made for: a pod as it was, and how its plan was put in force.
+type CheckContext = (Arc<MeshPod>, Arc<ExpectedRules>);
+
+/// What a check of a pod found in the namespace that is the pod's.
+type Found = Result<(Sandbox, Comparison, Basis, Option<Vec<String>>), PodProblem>;
+
 /// The drift watch.
 pub struct DriftWatch {
     settings: Settings,
@@ -146,8 +153,7 @@ pub struct DriftWatch {
     blind: Option<&'static str>,
     /// Whether the last event could not be sent.
     mute: bool,
-    /// Checks that have not ended in time, by the pod's UID: the other pods do not wait for them.
-    hanging: BTreeMap<String, AbortHandle>,
+    late: LateChecks<CheckContext, Found>,
 }
 
 impl DriftWatch {
@@ -189,7 +195,7 @@ impl DriftWatch {
             sandboxed: BTreeSet::new(),
             blind: None,
             mute: false,
-            hanging: BTreeMap::new(),
+            late: LateChecks::new(LONGEST_CHECK),
         }
     }
 
@@ -245,18 +251,35 @@ impl DriftWatch {
         }
     }
 
-    /// Waits, and runs requested checks.
+    /// Waits, runs requested checks, and reports those that end late.
     async fn rest_until(&mut self, end: tokio::time::Instant) {
         loop {
-            let requests = tokio::select! {
+            let done = tokio::select! {
                 biased;
                 () = tokio::time::sleep_until(end) => return,
-                requests = self.healer.requests() => requests,
+                (made_for, found) = self.late.next() => self.settle_late(made_for, found).await,
+                requests = self.healer.requests() => self.run_requested_checks(&requests).await,
             };
-            if let Err(blind) = self.run_requested_checks(&requests).await {
+            if let Err(blind) = done {
                 log::debug!(target: SCOPE, "cannot run requested checks: {blind}");
             }
         }
+    }
+
+    /// Reports what a late check found, if it is still about this pod with these settings. It needs no second check, which would be as
+    /// late: a pod does not start or end for that long.
+    async fn settle_late(
+        &mut self,
+        (pod, rules): CheckContext,
+        found: Result<Found, JoinError>,
+    ) -> Result<(), RoundError> {
+        let (_, ground, pods) = self.begin().await?;
+        if ground.rules == rules && pods.contains(&pod) {
+            let checked = self.concluded(&pod, &rules, found);
+            self.settle(&pod, &checked.seen).await;
+            self.entrust(&pod, &rules, checked).await;
+        }
+        Ok(())
     }
 
     fn conclude(&mut self, done: &Result<(), RoundError>) {
@@ -376,7 +399,7 @@ impl DriftWatch {
         None
     }
 
-    /// Checks one pod, and keeps its namespace's fingerprint if it is as planned.
+    /// Checks one pod.
     async fn compare(
         &mut self,
         pod: &Arc<MeshPod>,
@@ -386,26 +409,31 @@ impl DriftWatch {
         let known = self.fingerprints.of(pod, rules);
         let keys = self.fingerprints.keys();
         let (of, there, all) = (pod.clone(), survey.clone(), rules.clone());
-        let unknown = |seen| CheckedPod { seen, sandbox: None };
-        if self.hanging.get(&pod.uid).is_some_and(|check| !check.is_finished()) {
-            return unknown(hangs());
-        }
-        let mut checked = tokio::task::spawn_blocking(move || {
+        let check = move || {
             let sandbox = there.find(&of)?;
             let known = known.and_then(|known| known.in_namespace(sandbox.id()));
             let (seen, basis, accepted) = check(&of, &sandbox, &all, &keys, known);
             Ok((sandbox, seen, basis, accepted))
-        });
-        let (sandbox, seen, basis, accepted) = match timeout(LONGEST_CHECK, &mut checked).await {
-            Ok(Ok(Ok(checked))) => checked,
-            Ok(Ok(Err(unfound))) => return unknown(Comparison::Unknown(unfound)),
-            Ok(Err(error)) => return unknown(panicked(&error)),
-            Err(_) => {
-                self.hanging.insert(pod.uid.clone(), checked.abort_handle());
-                return unknown(hangs());
-            }
         };
-        self.hanging.remove(&pod.uid);
+        match self.late.run(&pod.uid, (pod.clone(), rules.clone()), check).await {
+            Some(found) => self.concluded(pod, rules, found),
+            None => CheckedPod { seen: not_ended(), sandbox: None },
+        }
+    }
+
+    /// What came of a check. Keeps the namespace's fingerprint if the pod is as planned.
+    fn concluded(
+        &mut self,
+        pod: &Arc<MeshPod>,
+        rules: &Arc<ExpectedRules>,
+        found: Result<Found, JoinError>,
+    ) -> CheckedPod {
+        let unknown = |problem| CheckedPod { seen: Comparison::Unknown(problem), sandbox: None };
+        let (sandbox, seen, basis, accepted) = match found {
+            Ok(Ok(found)) => found,
+            Ok(Err(unfound)) => return unknown(unfound),
+            Err(error) => return unknown(panicked(&error)),
+        };
         if basis == Basis::Fingerprint {
             self.metrics.drift_unread.inc();
         }
@@ -452,7 +480,6 @@ impl DriftWatch {
         let uids: BTreeSet<&str> = pods.iter().map(|pod| pod.uid.as_str()).collect();
         self.states.keep(&uids, Instant::now());
         self.fingerprints.keep(&uids);
-        self.hanging.retain(|uid, check| uids.contains(uid.as_str()) && !check.is_finished());
         self.sandboxed.retain(|uid| uids.contains(uid.as_str()));
         for pod in self.tracker.keep(&uids) {
             log::info!(target: SCOPE, pod = pod.to_string(); "the pod that had drifted has ended, or is not to be redirected any more");
@@ -580,13 +607,13 @@ async fn same(cluster: &Cluster, pod: &MeshPod, conf: &Conf) -> Result<Option<Me
         .filter(|now| now.uid == pod.uid && now.addresses == pod.addresses))
 }
 
-fn hangs() -> Comparison {
+fn not_ended() -> Comparison {
     let text = format!("the check has not ended within {} s", LONGEST_CHECK.as_secs());
     Comparison::Unknown(PodProblem::new(UNREADABLE, text))
 }
 
-fn panicked(error: &tokio::task::JoinError) -> Comparison {
-    Comparison::Unknown(PodProblem::new(UNREADABLE, format!("the check panicked: {error}")))
+fn panicked(error: &JoinError) -> PodProblem {
+    PodProblem::new(UNREADABLE, format!("the check panicked: {error}"))
 }
 
 /// From 0 to 1, evenly, and always the same for a node.
