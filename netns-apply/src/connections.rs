@@ -15,7 +15,7 @@ mod wire;
 use crate::{
     facts,
     pod::owner,
-    routes,
+    routes::Addresses,
     socket::{Ended, NetlinkSocket, code},
 };
 use netlink_sys::protocols::{NETLINK_NETFILTER, NETLINK_SOCK_DIAG};
@@ -24,7 +24,7 @@ use packet_trace::interference::{Captures, Opener, Opening, Pod, is_own, proxy_g
 use redirect_core::{Family, RulePlan, rule::Protocol};
 use std::{
     collections::{BTreeMap, BTreeSet},
-    net::{IpAddr, SocketAddr},
+    net::SocketAddr,
 };
 use wire::{Flow, Inet};
 
@@ -157,8 +157,7 @@ pub fn listeners() -> Result<BTreeSet<Listener>, CloseError> {
 /// A plan and its pod.
 struct CloseScope {
     captures: Captures,
-    addresses: Vec<IpAddr>,
-    interfaces: Vec<String>,
+    addresses: Addresses,
     proxies: BTreeSet<u32>,
     proxy_groups: BTreeSet<u32>,
     /// Which user the pod's root is out here.
@@ -168,12 +167,11 @@ struct CloseScope {
 impl CloseScope {
     /// The calling thread's network namespace.
     fn here(plan: &RulePlan) -> Result<Self, CloseError> {
-        let routes::Addresses { all: addresses, interfaces, .. } =
+        let addresses =
             facts::addresses_and_interfaces().map_err(|cause| CloseError::Addresses(cause.to_string()))?;
         Ok(Self {
             captures: Captures::of(plan),
             addresses,
-            interfaces,
             proxies: proxy_users(plan).collect(),
             proxy_groups: proxy_groups(plan).collect(),
             root: owner().unwrap_or_default(),
@@ -181,7 +179,8 @@ impl CloseScope {
     }
 
     fn pod(&self) -> Pod<'_> {
-        Pod { addresses: &self.addresses, interfaces: &self.interfaces, ..Pod::default() }
+        let Addresses { all, by_interface, interfaces } = &self.addresses;
+        Pod { addresses: all, interfaces, by_interface: Some(by_interface), ..Pod::default() }
     }
 
     /// The sockets whose connections bypass the proxy both times they are listed: one that is just being opened has a socket a moment

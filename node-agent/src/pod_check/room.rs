@@ -97,12 +97,12 @@ mod tests {
     }
 
     #[test]
-    fn a_plan_that_is_too_large_is_told_by_what_asked_for_it() {
-        let told = too_large(&plan(10_000), 64 << 20);
-        assert!(told.starts_with("its plan has 20"), "{told}");
+    fn a_plan_that_is_too_large_is_refused_by_what_asked_for_it() {
+        let text = too_large(&plan(10_000), 64 << 20);
+        assert!(text.starts_with("its plan has 20"), "{text}");
         assert!(
-            told.contains("most of them because of annotation traffic.sidecar.istio.io/excludeOutboundPorts; the agent's memory limit of 64 MiB is enough for 26214"),
-            "{told}"
+            text.contains("most of them because of annotation traffic.sidecar.istio.io/excludeOutboundPorts; the agent's memory limit of 64 MiB is enough for 26214"),
+            "{text}"
         );
     }
 
@@ -117,15 +117,15 @@ mod tests {
         let dual = plan_of(10_000, true);
         let rules = rules_of(&dual);
         assert!(rules > most_rules(64 << 20), "{rules}");
-        let told = too_large(&dual, 64 << 20);
+        let text = too_large(&dual, 64 << 20);
         let named =
-            told.rsplit_once(" to ").and_then(|(_, limit)| limit.strip_suffix("Mi")?.parse::<u64>().ok());
+            text.rsplit_once(" to ").and_then(|(_, limit)| limit.strip_suffix("Mi")?.parse::<u64>().ok());
         let named = named.expect("a limit");
         assert!(
-            told.contains("raise resources.limits.memory to") && rules <= most_rules(named << 20),
-            "{told}"
+            text.contains("raise resources.limits.memory to") && rules <= most_rules(named << 20),
+            "{text}"
         );
-        assert!(rules > most_rules((named - 1) << 20), "{told}");
+        assert!(rules > most_rules((named - 1) << 20), "{text}");
     }
 
     #[test]

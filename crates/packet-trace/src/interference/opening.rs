@@ -76,10 +76,6 @@ impl Captures {
     /// The packets that may have opened it.
     fn packets(&self, pod: &Pod<'_>, opening: &Opening) -> Vec<Packet> {
         let Opening { protocol, source, destination, by } = *opening;
-        let interfaces: Vec<String> = match pod.interfaces {
-            [] => vec!["eth0".into()],
-            names => names.to_vec(),
-        };
         let of_protocol = |packet: Packet| match protocol {
             Protocol::Tcp => packet,
             Protocol::Udp => packet.over_udp(),
@@ -87,13 +83,14 @@ impl Captures {
         let (user, group) = match by {
             Opener::Outside => {
                 let packet = of_protocol(Packet::from_outside(source, destination));
-                return interfaces.iter().map(|name| packet.clone().by(name)).collect();
+                let ways = interfaces(pod, destination.ip());
+                return ways.iter().map(|name| packet.clone().by(name)).collect();
             }
             Opener::Socket { user, group } => (user, group),
             Opener::UnknownUser => (USUAL, None),
         };
         let is_local = is_own(pod, &destination.ip());
-        let ways = if is_local { vec![LOOPBACK.into()] } else { interfaces };
+        let ways = if is_local { vec![LOOPBACK.into()] } else { interfaces(pod, source.ip()) };
         let groups = match group {
             Some(group) => vec![group],
             None => [user, USUAL].into_iter().chain(self.groups.iter().copied()).collect(),
@@ -103,6 +100,18 @@ impl Captures {
             .map(|group| of_protocol(Packet::from_pod(user, group, source, destination)))
             .collect();
         ways.iter().flat_map(|way| sent.iter().map(|packet| packet.clone().by(way))).collect()
+    }
+}
+
+/// The interfaces by which the connection of this address of the pod's may go: that of the address, where it is known.
+fn interfaces(pod: &Pod<'_>, own: IpAddr) -> Vec<String> {
+    let by_interface = pod.by_interface.unwrap_or_default().iter();
+    let of_address: Vec<String> =
+        by_interface.filter(|(_, address)| *address == own).map(|(name, _)| name.clone()).collect();
+    match (of_address.as_slice(), pod.interfaces) {
+        ([_, ..], _) => of_address,
+        ([], []) => vec!["eth0".into()],
+        ([], names) => names.to_vec(),
     }
 }
 
@@ -232,5 +241,28 @@ mod tests {
         ));
         assert!(proxy_users(&redirect.plan()).all(|user| user == 1337));
         assert!(proxy_groups(&redirect.plan()).all(|group| group == 1337));
+    }
+
+    #[test]
+    fn what_an_interface_that_is_excluded_carries_is_left_alone() {
+        let plan = plan(&[("traffic.sidecar.istio.io/excludeInterfaces", "net1")]);
+        let addresses = ["10.1.0.2", "10.2.0.2"].map(|address| address.parse().unwrap());
+        let interfaces = ["eth0", "net1", "tunl0"].map(ToString::to_string);
+        let by_interface = [(interfaces[0].clone(), addresses[0]), (interfaces[1].clone(), addresses[1])];
+        let pod = Pod {
+            addresses: &addresses,
+            interfaces: &interfaces,
+            by_interface: Some(&by_interface),
+            ..Pod::default()
+        };
+        let captured = |by, source: &str, destination: &str| {
+            let (source, destination) = (source.parse().unwrap(), destination.parse().unwrap());
+            Captures::of(&plan).captures(&pod, &Opening { protocol: TCP, source, destination, by })
+        };
+        let socket = Opener::Socket { user: 0, group: None };
+        assert!(captured(socket, "10.1.0.2:4000", "192.0.2.1:80"));
+        assert!(!captured(socket, "10.2.0.2:4000", "192.0.2.1:80"));
+        assert!(captured(Opener::Outside, "192.0.2.1:4000", "10.1.0.2:80"));
+        assert!(!captured(Opener::Outside, "192.0.2.1:4000", "10.2.0.2:80"));
     }
 }
