@@ -10,7 +10,11 @@ use crate::{
     wire::{CniError, Code, Command, PrevResult, RawObject, Version},
 };
 use logging::Levels;
-use redirect_core::{accepted::AcceptedBy, pod::SkipReason, values::parse_duration};
+use redirect_core::{
+    accepted::AcceptedBy,
+    pod::{STATUS_ANNOTATION, SkipReason},
+    values::parse_duration,
+};
 use serde_json::{Map, Value};
 use std::{path::PathBuf, time::Duration};
 
@@ -26,6 +30,10 @@ const MOST_ADD_TIMEOUT: Duration = Duration::from_secs(600);
 const PLACEHOLDER: &str = "__KUBECONFIG_FILEPATH__";
 /// How the names of the node agent's own pods begin.
 const AGENT_POD_PREFIX: &str = "istio-cni-node-";
+/// The capability for which runtimes pass a pod's annotations: containerd since 1.6, CRI-O.
+pub const POD_ANNOTATIONS: &str = "io.kubernetes.cri.pod-annotations";
+/// What the kubelet adds to the annotations of every pod: without it they may not be all of the pod's.
+const OF_KUBELET: &str = "kubernetes.io/config.source";
 /// The most that is read of standard input.
 pub const MOST_INPUT: u64 = 16 << 20;
 
@@ -60,6 +68,8 @@ pub struct Conf {
     pub ambient_enabled: bool,
     /// Which pods are in ambient mode.
     pub enablement: Enablement,
+    /// Whether the injector has dealt with the pod, by the annotations that the runtime passes; none if it passes none.
+    pub is_injected: Option<bool>,
     /// How long an ADD may take.
     pub add_timeout: Duration,
     /// A folder of pod manifests, in place of the API server.
@@ -167,6 +177,7 @@ impl<'a> Envelope<'a> {
             strict_capture,
             acceptance,
             sandboxed,
+            is_injected: self.is_injected(),
             add_timeout: add_timeout(self.object.value("add_timeout").as_ref(), reader),
             manifest_dir,
             node_name,
@@ -190,6 +201,12 @@ impl Envelope<'_> {
             }
         }
         sandboxed
+    }
+
+    fn is_injected(&self) -> Option<bool> {
+        let passed = self.object.value("runtimeConfig")?;
+        let annotations = passed.get(POD_ANNOTATIONS)?.as_object()?;
+        annotations.contains_key(OF_KUBELET).then(|| annotations.contains_key(STATUS_ANNOTATION))
     }
 
     fn acceptance(&self, reader: &mut Reader) -> Acceptance {
@@ -302,14 +319,18 @@ fn add_timeout(value: Option<&Value>, reader: &mut Reader) -> Duration {
 }
 
 impl Conf {
-    /// Why a pod's name excludes it, if it does.
+    /// Why a pod is excluded, if what the runtime passes shows that.
     #[must_use]
     pub fn skips(&self, pod: &PodName) -> Option<SkipReason> {
         // This comes first: without its agent a node never gets better.
         if pod.name.starts_with(AGENT_POD_PREFIX) && pod.namespace == self.pod_namespace {
             return Some(SkipReason::AgentPod);
         }
-        self.exclude_namespaces.contains(&pod.namespace).then_some(SkipReason::NamespaceExcluded)
+        if self.exclude_namespaces.contains(&pod.namespace) {
+            return Some(SkipReason::NamespaceExcluded);
+        }
+        // Labels decide about ambient mode.
+        (!self.ambient_enabled && self.is_injected == Some(false)).then_some(SkipReason::NotInjected)
     }
 }
 
@@ -344,6 +365,29 @@ mod tests {
         assert!(conf.sandboxed.has("vm") && !conf.sandboxed.has("kata"));
         assert_eq!(conf.sandboxed.pods, SandboxedPods::Skip);
         assert_eq!(conf.unknown_keys, ["surprise"]);
+    }
+
+    #[test]
+    fn a_pod_whose_annotations_are_passed_and_lack_the_injectors_is_skipped() {
+        let skips = |keys: &str, passed: &str| {
+            let text = format!(r#"{{"cniVersion":"1.0.0","name":"n"{keys},"runtimeConfig":{passed}}}"#);
+            let pod = PodName { namespace: "shop".to_owned(), name: "web".to_owned() };
+            conf(&text).unwrap().skips(&pod)
+        };
+        let annotations = |all: &str| format!(r#"{{"io.kubernetes.cri.pod-annotations":{all}}}"#);
+        let outside = annotations(r#"{"kubernetes.io/config.source":"api","a":"b"}"#);
+        assert_eq!(skips("", &outside), Some(SkipReason::NotInjected));
+        // The labels decide about ambient mode, and only the API server has them.
+        assert_eq!(skips(r#","ambient_enabled":true"#, &outside), None);
+        let injected = r#"{"kubernetes.io/config.source":"api","sidecar.istio.io/status":""}"#;
+        assert_eq!(skips("", &annotations(injected)), None);
+        // What may not be all of them proves nothing.
+        for passed in ["{}", "null", "[]", "\"x\"", r#"{"a":"b"}"#, "7"] {
+            assert_eq!(skips("", &annotations(passed)), None, "{passed}");
+        }
+        for none in ["{}", "null", "7", r#"{"portMappings":[]}"#] {
+            assert_eq!(skips("", none), None, "{none}");
+        }
     }
 
     #[test]

@@ -60,6 +60,36 @@ fn what_needs_no_pod_needs_no_kubeconfig_and_no_namespace() -> Result<()> {
 }
 
 #[test]
+fn a_pod_outside_the_mesh_by_the_annotations_that_the_runtime_passes_asks_nobody() -> Result<()> {
+    let run_dir = RunDir::new()?;
+    let answer = |command: &str, annotations: Value| {
+        let mut conf = run_dir.conf();
+        conf["prevResult"] = json!({"cniVersion": "1.1.0"});
+        conf["runtimeConfig"] = json!({"io.kubernetes.cri.pod-annotations": annotations});
+        let invocation = Invocation::new(command, &conf).env("CNI_NETNS", "/nonexistent");
+        invocation.pod("shop", "web").run()
+    };
+    let outside = json!({"kubernetes.io/config.source": "api", "sidecar.istio.io/inject": "true"});
+    let added = answer("ADD", outside.clone())?;
+    let log = added.log()?;
+    assert_eq!((&log[0]["decision"], &log[0]["reason"]), (&json!("skip"), &json!("not_injected")), "{log:?}");
+    assert_eq!(added.result()?, json!({"cniVersion": "1.1.0"}));
+    answer("CHECK", outside)?.silence()?;
+    // One of the mesh, or one that may be.
+    for annotations in [
+        json!({"kubernetes.io/config.source": "api", "sidecar.istio.io/status": "{}"}),
+        json!({"sidecar.istio.io/inject": "true"}),
+        Value::Null,
+    ] {
+        for command in ["ADD", "CHECK"] {
+            let (code, text) = answer(command, annotations.clone())?.error()?;
+            assert!(code == 11 && text.contains("istio-cni-kubeconfig is missing"), "{code} {text}");
+        }
+    }
+    Ok(())
+}
+
+#[test]
 fn adding_twice_changes_nothing_and_another_plan_replaces_the_first() -> Result<()> {
     let (run_dir, namespace) = web()?;
     add(&run_dir, &namespace).run()?.result()?;
