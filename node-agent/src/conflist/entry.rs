@@ -2,9 +2,10 @@
 
 use super::format::JsonStyle;
 use super::{OWN_VERSION, PLUGIN_TYPE, kind, object, value_of};
+use cni_core::conf::POD_ANNOTATIONS;
 use cni_core::sandboxed::SandboxedRuntimes;
 use serde::Serialize;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 /// The content of the plugin's entry.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -42,6 +43,8 @@ struct Keys<'a> {
     r#type: &'a str,
     ipam: Map<String, Value>,
     dns: Map<String, Value>,
+    /// The reference lacks this key. A runtime passes what it knows of these, and ignores the others.
+    capabilities: &'a Value,
     plugin_log_level: &'a str,
     cni_agent_run_dir: &'a str,
     ambient_enabled: bool,
@@ -118,6 +121,7 @@ impl Entry {
             r#type: PLUGIN_TYPE,
             ipam: Map::new(),
             dns: Map::new(),
+            capabilities: &json!({ POD_ANNOTATIONS: true }),
             plugin_log_level: &facts.log_level,
             cni_agent_run_dir: &facts.run_dir,
             ambient_enabled: facts.ambient.is_some(),

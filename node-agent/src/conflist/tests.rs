@@ -214,7 +214,7 @@ fn what_a_runtime_cannot_load_is_invalid() {
 fn the_entry_has_the_keys_of_the_reference() {
     let standalone: serde_json::Value = serde_json::from_str(&entry().standalone()).unwrap();
     let expected = serde_json::json!({
-        "cniVersion": "0.3.1", "name": "istio-cni", "type": "istio-cni", "ipam": {}, "dns": {},
+        "cniVersion": "0.3.1", "name": "istio-cni", "type": "istio-cni", "ipam": {}, "dns": {}, "capabilities": {"io.kubernetes.cri.pod-annotations": true},
         "plugin_log_level": "info", "cni_agent_run_dir": "/var/run/istio-cni", "ambient_enabled": false,
         "enablement_selectors": [], "exclude_namespaces": ["kube-system", "istio-system"],
         "pod_namespace": "istio-system", "native_nftables": false, "enable_ambient_detection_retry": false,
