@@ -52,6 +52,17 @@ impl Plugin {
         Ok(Self { program: program.to_owned(), conf: configure(folder, conf)?, _server: None })
     }
 
+    /// One that the runtime passes the annotations of a pod outside the mesh, and that has nothing to read pods from.
+    ///
+    /// # Errors
+    /// The configuration cannot be written.
+    pub fn with_annotations(program: &Path, folder: &Path) -> Result<Self> {
+        fs::create_dir_all(folder)?;
+        let annotations = json!({"kubernetes.io/config.seen": "", "kubernetes.io/config.source": "api"});
+        let conf = json!({"runtimeConfig": {"io.kubernetes.cri.pod-annotations": annotations}});
+        Ok(Self { program: program.to_owned(), conf: configure(folder, conf)?, _server: None })
+    }
+
     /// One that reads pods from an API server on this machine, over TLS. Everything is written into a folder, which must be
     /// another plugin's no more.
     ///

@@ -108,6 +108,10 @@ fn contestants(folder: &Path) -> Result<Vec<Contestant>> {
         all.push(istio_iptables("reference istio-iptables", reference.into(), &[]));
     }
     all.extend(plugins("istio-cni", &bin.join("istio-cni"), folder)?);
+    // The reference asks for every pod.
+    let passed = Plugin::with_annotations(&bin.join("istio-cni"), &folder.join("annotations"))?;
+    let name = "istio-cni ADD, pod outside the mesh, annotations passed";
+    all.push(Contestant::outside(name.to_owned(), move |namespace| passed.add(Pod::Plain, namespace)));
     if let Some(reference) = env::var_os("REFERENCE_ISTIO_CNI") {
         all.extend(plugins("reference istio-cni", Path::new(&reference), folder)?);
     }
