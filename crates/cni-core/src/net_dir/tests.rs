@@ -65,6 +65,17 @@ fn the_folder_of_a_list_is_behind_its_own_plugins() {
 }
 
 #[test]
+fn the_loopback_plugin_alone_makes_no_network() {
+    let with = r#"{"name":"lo","plugins":[{"type":"loopback"},{"type":"istio-cni"}]}"#;
+    for (name, text) in [("99-loopback.conf", r#"{"name":"lo","type":"loopback"}"#), ("99-lo.conflist", with)]
+    {
+        assert_eq!(kind(&directory(&[(name, text)])), Some("loopback"), "{name}");
+    }
+    let more = r#"{"name":"lo","plugins":[{"type":"loopback"},{"type":"ptp"},{"type":"istio-cni"}]}"#;
+    assert_eq!(kind(&directory(&[("99-lo.conflist", more)])), None);
+}
+
+#[test]
 fn what_is_behind_the_first_file_does_not_matter() {
     for (name, text) in
         [("20-x.conf", "{"), ("20-x.conflist", OTHER), ("99-loopback.conf", r#"{"type":"loopback"}"#)]
