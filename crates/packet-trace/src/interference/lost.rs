@@ -335,7 +335,9 @@ impl Judge<'_> {
     pub(super) fn is_lost(&self, way: &TracePath) -> bool {
         // Where a service leads what the plan leaves alone is its business, and so is what a firewall does not let pass of what other
         // connections asked for, or of what the application has marked.
-        let is_led = way.fate == Fate::Translated && self.wanted.fate == Fate::Untouched;
+        let is_led = way.fate == Fate::Translated
+            && self.wanted.fate == Fate::Untouched
+            && self.is_led_to_servers(way);
         let is_refused = matches!(way.fate, Fate::Dropped | Fate::Rejected | Fate::Broken)
             && (self.is_marked || are_related(&way.packets));
         let is_meant = is_led || is_refused || self.reaches_nobody(way);
@@ -343,6 +345,16 @@ impl Judge<'_> {
             && !is_meant
             && !self.is_for_the_listener(way)
             && !self.is_redirected_there(way)
+    }
+
+    /// Whether they come to somebody who serves them: where another program's DNAT leads them, or in the pod, if it is for the pod. REDIRECT,
+    /// or a mark, keeps the proxy's connections to others in the pod, at the ports that they have.
+    fn is_led_to_servers(&self, way: &TracePath) -> bool {
+        if self.traffic.1 != Traffic::ByProxy {
+            return true;
+        }
+        let Some(Cause::Rule(rule)) = way.causes.last else { return false };
+        self.does(rule, |one| matches!(one, Statement::Translate(_)))
     }
 
     /// Whether another program's REDIRECT brings packets to the same port.

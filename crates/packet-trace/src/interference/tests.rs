@@ -120,7 +120,8 @@ fn found(plan: &RulePlan, others: &str) -> Vec<Finding> {
 }
 
 /// One case: other programs' rules, and what is found: severity, table, chain, rule number, effect, traffic.
-type Case = (&'static str, &'static [(Severity, &'static str, Effect, &'static [Traffic])]);
+type Case = (&'static str, &'static [Wanted]);
+type Wanted = (Severity, &'static str, Effect, &'static [Traffic]);
 
 #[track_caller]
 fn check(settings: &[(Key, &'static str)], cases: &[Case]) {
@@ -686,6 +687,22 @@ fn what_another_rule_sends_to_the_listener_is_not_lost() {
                 "-I OUTPUT -p tcp -m owner ! --uid-owner 1337 -j REDIRECT --to-ports 15006",
                 &[(Does, "nat OUTPUT 1", Translates, &[Outbound, ByProxy])],
             ),
+        ],
+    );
+}
+
+#[test]
+fn what_is_redirected_to_the_port_it_has_stays_in_the_pod() {
+    const HERE: &[Wanted] = &[(Does, "nat OUTPUT 2", Translates, &[ByProxy])];
+    check(
+        &[],
+        &[
+            ("-A OUTPUT -p tcp -j REDIRECT", HERE),
+            (
+                "-A OUTPUT -p tcp -m tcp --dport 80 -j REDIRECT",
+                &[(Does, "nat OUTPUT 2", Translates, &[ByProxy, ToApplication])],
+            ),
+            ("-A OUTPUT -p tcp -j DNAT --to-destination 192.0.2.7", NOTHING),
         ],
     );
 }
