@@ -229,8 +229,8 @@ fn the_runbooks_commands_ask_what_is_there() {
     let known = known();
     let manifests =
         ["istio-cni-node.yaml", "taint-controller.yaml"].map(|file| read(&format!("deploy/{file}"))).concat();
-    let [reference_agent, drift, examples] =
-        ["docs/reference/agent.md", "docs/concepts/drift.md", "docs/tasks/diagnose.md"].map(read);
+    let [reference_agent, drift, plugin] =
+        ["docs/reference/agent.md", "docs/concepts/drift.md", "docs/reference/kubectl-redirect.md"].map(read);
     let events = reference_agent + &drift;
     let text = read("docs/tasks/alerts.md");
     let commands: Vec<&str> =
@@ -249,6 +249,9 @@ fn the_runbooks_commands_ask_what_is_there() {
                     "{command}"
                 );
             }
+            ["kubectl", "redirect", subcommand, ..] => {
+                assert!(plugin.contains(&format!("kubectl redirect {subcommand}")), "{command}");
+            }
             ["kubectl", ..] => {
                 for word in &words {
                     let reason = word.strip_prefix("reason=").filter(|reason| !reason.starts_with("Failed"));
@@ -260,9 +263,6 @@ fn the_runbooks_commands_ask_what_is_there() {
                         .or(label.map(|(key, value)| format!("{key}: {value}")));
                     assert!(name.is_none_or(|name| manifests.contains(&name)), "{command}");
                 }
-            }
-            ["redirectctl", subcommand, ..] => {
-                assert!(examples.contains(&format!("redirectctl {subcommand}")), "{command}");
             }
             ["sysctl", name] => {
                 assert!(
@@ -353,6 +353,8 @@ const FLEET: &[(Cause, &[&str])] = &[
     (cause("IstioCniFleetPluginFailing", &[("others/istio_cni_plugin_add_total{outcome=\"fail\",reason=\"11\"}", RISES)], 34, 42), &["IstioCniPluginFailing"]),
     (cause("IstioCniFleetPodsNotVerified", &[("others/istio_cni_meshed_pods{state=\"drifted\"}", "0+0x29 3+0x400")], 38, 45), &["IstioCniPodsDrifted"]),
 ];
+/// No sample.
+const NONE: &str = "_x400";
 const OTHERS_UP: &str = "others/up";
 const OTHERS_VERSION: &str =
     concat!("others/istio_cni_build_info{version=\"", env!("CARGO_PKG_VERSION"), "\"}");
@@ -399,6 +401,7 @@ const HARMLESS: &[(&str, &[(&str, &str)])] = &[
 const TICKETS: &[(&str, Cause)] = &[
     ("pods of one deployment with a misspelt annotation, everywhere", cause("IstioCniPluginFailing", &[("istio_cni_plugin_add_total{outcome=\"fail\",reason=\"100\"}", RISES), ("others/istio_cni_plugin_add_total{outcome=\"fail\",reason=\"100\"}", RISES)], 33, 45)),
     ("a pod that the kernel of one node refuses", cause("IstioCniPluginFailing", &[("istio_cni_plugin_add_total{outcome=\"fail\",reason=\"110\"}", RISES)], 33, 45)),
+    ("the only agent of a cluster is not ready", cause("IstioCniAgentNotReady", &[("istio_cni_install_ready", ENDS), (OTHERS_UP, NONE), (OTHERS_VERSION, NONE), ("others/istio_cni_install_ready", NONE)], 33, 40)),
     ("two drifted pods", cause("IstioCniPodsDrifted", &[("istio_cni_meshed_pods{state=\"drifted\"}", "0+0x29 2+0x400")], 33, 45)),
 ];
 
@@ -468,6 +471,13 @@ fn an_alert_on_the_fleet_silences_those_on_its_nodes_and_a_cause_its_consequence
     let [same, other] = ["n1", "n2"].map(|node| of_node("IstioCniAgentNotReady", node));
     let changed = of_node("IstioCniConfigurationChanged", "n1");
     assert_eq!(sent(&[changed.clone(), same.clone(), preempted.clone(), other.clone()]), [preempted, other]);
+    let [failing, slow] = ["IstioCniPluginFailing", "IstioCniPluginSlow"].map(|name| of_node(name, "n1"));
+    let elsewhere = of_node("IstioCniPluginSlow", "n2");
+    assert_eq!(
+        sent(&[slow, failing.clone(), elsewhere.clone()]),
+        [failing, elsewhere],
+        "a failed ADD is slow"
+    );
     assert_eq!(sent(&[changed, same.clone()]), [same]);
     // Rules name alerts that exist, and nothing silences what it comes from.
     let all: BTreeSet<String> = alerts().iter().map(|alert| name(alert).to_owned()).collect();

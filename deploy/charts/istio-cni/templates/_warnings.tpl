@@ -36,6 +36,9 @@
 {{- if and $values.driftWatch.heal (not $powers.watches) }}
 {{- $warnings = append $warnings "driftWatch.heal: nothing is watched, driftWatch.interval is not set" }}
 {{- end }}
+{{- if and $values.prometheusRule.enabled (not $powers.watches) }}
+{{- $warnings = append $warnings "prometheusRule.enabled: alerts about running pods that are not redirected, drifted or unknown never fire, driftWatch.interval is not set" }}
+{{- end }}
 {{- if and $values.global.networkPolicy.enabled $values.hostNetwork }}
 {{- $warnings = append $warnings "global.networkPolicy.enabled: Kubernetes applies no NetworkPolicy to pods on the node's network, and hostNetwork is true" }}
 {{- end }}
