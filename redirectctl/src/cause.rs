@@ -12,6 +12,14 @@ pub struct Finding {
     pub seen: Vec<String>,
 }
 
+impl Finding {
+    /// Whether it is more than a note.
+    #[must_use]
+    pub const fn is_trouble(&self) -> bool {
+        !matches!(self.cause.severity(), Severity::Note)
+    }
+}
+
 /// Makes the enum, the list of all and the table, so that none of them can lack a row.
 macro_rules! causes {
     (

@@ -25,6 +25,9 @@ const MOST_SEEN: usize = 12;
 const LONGEST_SEEN: usize = 800;
 const LONGEST_VALUE: usize = 200;
 
+/// The verdict where there is no trouble.
+pub const NOTHING_WRONG: &str = "nothing is wrong";
+
 /// What is known of one pod or network namespace.
 #[derive(Debug)]
 pub struct Report {
@@ -54,7 +57,7 @@ pub const fn data_plane(data_plane: DataPlane) -> &'static str {
 /// The exit code for findings: notes are not trouble.
 #[must_use]
 pub fn code<'a>(findings: impl IntoIterator<Item = &'a Finding>) -> u8 {
-    let is_bad = findings.into_iter().any(|finding| finding.cause.severity() > Severity::Note);
+    let is_bad = findings.into_iter().any(Finding::is_trouble);
     if is_bad { FOUND } else { FINE }
 }
 
@@ -207,12 +210,21 @@ pub fn finding_json(finding: &Finding) -> Value {
     })
 }
 
-/// Findings for people.
+/// Findings for people, behind the verdict if none of them is trouble.
 pub fn findings(findings: &[Finding], paper: &mut TextWriter) {
-    if findings.is_empty() {
-        paper.inked(0, "nothing is wrong", TextStyle::Green);
-        return;
+    if !findings.iter().any(Finding::is_trouble) {
+        let notes = match findings.len() {
+            0 => String::new(),
+            1 => "; 1 note".to_owned(),
+            more => format!("; {more} notes"),
+        };
+        paper.inked(0, &format!("{NOTHING_WRONG}{notes}"), TextStyle::Green);
     }
+    listed(findings, paper);
+}
+
+/// Findings for people.
+pub fn listed(findings: &[Finding], paper: &mut TextWriter) {
     for finding in findings {
         let severity = finding.cause.severity();
         let problem = format!("{}: {}", finding.cause.code(), finding.cause.meaning());
@@ -262,5 +274,21 @@ mod tests {
         assert!(text.contains("... (10002 bytes)"), "{text}");
         assert_eq!(finding_json(&finding)["seen"].as_array().map(Vec::len), Some(1000));
         assert_eq!(short("abc", 3), "abc");
+    }
+
+    #[test]
+    fn the_verdict_comes_before_notes_and_says_nothing_beside_trouble() {
+        let shown = |causes: &[Cause]| {
+            let all: Vec<Finding> = causes.iter().map(|cause| Finding::new(*cause, "seen")).collect();
+            let mut paper = TextWriter::new(Layout::default());
+            findings(&all, &mut paper);
+            paper.into_text()
+        };
+        let first = |causes: &[Cause]| shown(causes).lines().next().map(str::to_owned);
+        assert_eq!(first(&[]).as_deref(), Some("nothing is wrong"));
+        let note = Cause::FamilyNotCaptured;
+        assert_eq!(first(&[note]).as_deref(), Some("nothing is wrong; 1 note"));
+        assert_eq!(first(&[note, note]).as_deref(), Some("nothing is wrong; 2 notes"));
+        assert!(!shown(&[note, Cause::BadSettings]).contains("nothing is wrong"));
     }
 }

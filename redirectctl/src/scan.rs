@@ -17,14 +17,14 @@ use redirect_core::plan::DataPlane;
 use redirect_core::pod::SkipReason;
 use serde_json::{Value, json};
 
-use crate::cause::{Cause, Finding, Severity};
+use crate::cause::{Cause, Finding};
 use crate::diagnosis::{PodDecision, findings};
 use crate::inspect::Inspection;
 use crate::node::Node;
 use crate::packed::{Packed, PackedPods};
 use crate::pod::Pod;
 use crate::printable::{Printable, harmless};
-use crate::report::{self, VERSION};
+use crate::report::{self, NOTHING_WRONG, VERSION};
 use crate::show::{read_or_cause, unfound};
 use crate::text_writer::{Layout, TextStyle, TextWriter};
 
@@ -174,34 +174,35 @@ impl Scan {
     #[must_use]
     pub fn text(&self, layout: Layout) -> Printable {
         let mut paper = TextWriter::new(layout);
-        if !self.node.is_empty() {
-            report::findings(&self.node, &mut paper);
-        }
-        let is_told = |entry: &&Entry| entry.findings.iter().any(|one| one.cause.severity() > Severity::Note);
+        report::listed(&self.node, &mut paper);
+        let is_troubled = |entry: &&Entry| entry.findings.iter().any(Finding::is_trouble);
         let row = |entry: &Entry| {
-            let told = entry.findings.iter().filter(|one| one.cause.severity() > Severity::Note);
+            let told = entry.findings.iter().filter(|one| one.is_trouble());
             let causes: Vec<&str> = told.map(|finding| finding.cause.code()).collect();
             vec![entry.state.word().to_owned(), entry.subject.clone(), causes.join(", ")]
         };
-        let rows: Vec<Vec<String>> = self.entries.iter().filter(is_told).map(row).collect();
+        let rows: Vec<Vec<String>> = self.entries.iter().filter(is_troubled).map(row).collect();
         if !rows.is_empty() {
             paper.table(&["STATE", "POD", "CAUSE"], &rows);
         }
         let counts = self.counts();
         let told = counts.iter().filter(|(_, count)| **count > 0);
         let told: Vec<String> = told.map(|(state, count)| format!("{count} {}", state.word())).collect();
-        paper.line(0, &format!("{} pods: {}", self.entries.len(), told.join(", ")));
+        let told = if told.is_empty() { String::new() } else { format!(": {}", told.join(", ")) };
+        paper.line(0, &format!("{} pods{told}", self.entries.len()));
         let (enrolled, wanted) = self.enrolled();
         if wanted > 0 {
             paper.line(0, &headline(enrolled, wanted));
         }
-        if rows.is_empty() {
-            paper.inked(0, "nothing is wrong", TextStyle::Green);
-        } else {
+        if !rows.is_empty() {
             paper.line(
                 0,
                 "redirectctl why CAUSE explains a cause, redirectctl pod NAMESPACE/NAME shows what was seen",
             );
+        } else if self.findings().any(Finding::is_trouble) {
+            paper.line(0, "redirectctl why CAUSE explains a cause");
+        } else {
+            paper.inked(0, NOTHING_WRONG, TextStyle::Green);
         }
         paper.into_text()
     }
@@ -351,6 +352,19 @@ fn in_parallel<T: Sync, U: Send>(items: &[T], work: impl Fn(&T) -> U + Sync) -> 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn trouble_of_the_node_alone_is_trouble() {
+        let text = |node: Vec<Finding>| Scan { node, entries: Vec::new() }.text(Layout::default());
+        let found = |cause| vec![Finding::new(cause, "seen")];
+        let trouble = text(found(Cause::EntryUnreadable));
+        assert!(
+            !trouble.contains("nothing is wrong") && trouble.contains("redirectctl why CAUSE"),
+            "{trouble}"
+        );
+        let note = text(found(Cause::FamilyNotCaptured));
+        assert_eq!(note.matches("nothing is wrong").count(), 1, "{note}");
+    }
 
     #[test]
     fn a_name_cannot_make_a_sample_of_its_own() {
