@@ -248,7 +248,7 @@ impl Verdict {
         };
         let found = !self.of_pods.is_empty() || !self.of_nodes.is_empty() || !self.not_ready.is_empty();
         let is_whole = self.sidecars.is_whole() && self.ambient.is_whole();
-        if self.asked > 0 && (found || !is_whole || self.unasked.values().any(is_bad)) {
+        if found || !is_whole || self.unasked.values().any(is_bad) {
             FOUND
         } else if self.asked == 0 || self.unasked.values().any(|why| matches!(why, Unasked::Failed(_))) {
             FAILED
@@ -264,8 +264,12 @@ impl Verdict {
         let nodes = self.asked + self.unasked.len();
         let Counts { expected, verified } = self.sidecars;
         let style = |counts: Counts| if counts.is_whole() { TextStyle::Green } else { TextStyle::Red };
-        let redirected = format!("{verified} of {expected} pods redirected, verified");
-        paper.inked(0, &redirected, style(self.sidecars));
+        if self.asked == 0 {
+            paper.inked(0, "no agent answered, so nothing is known of any pod", TextStyle::Red);
+        } else {
+            let redirected = format!("{verified} of {expected} pods redirected, verified");
+            paper.inked(0, &redirected, style(self.sidecars));
+        }
         if self.ambient.expected > 0 {
             let Counts { expected, verified } = self.ambient;
             paper.inked(0, &headline(verified, expected), style(self.ambient));
@@ -465,6 +469,19 @@ mod tests {
         assert!(text.contains("1 node: no answer: no response within 20s: b\n"), "{text}");
         assert!(text.contains("agents not ready: mesh/istio-cni-node-d on d\n"), "{text}");
         assert_eq!(Verdict::default().code(), FAILED);
+    }
+
+    #[test]
+    fn without_any_answer_no_pod_is_called_redirected() {
+        let mut verdict = Verdict::default();
+        verdict.miss("a", Unasked::Failed("no response within 20s".to_owned()));
+        assert_eq!(verdict.code(), FAILED);
+        let text = verdict.text(Layout::default());
+        assert!(text.starts_with("no agent answered, so nothing is known of any pod\n"), "{text}");
+        assert!(text.contains("0 of 1 node answered") && !text.contains("verified"), "{text}");
+        // That agents do not run is found out without their answers.
+        verdict.miss("b", Unasked::NotRunning("CrashLoopBackOff".to_owned()));
+        assert_eq!(verdict.code(), FOUND);
     }
 
     #[test]

@@ -233,6 +233,7 @@ impl DriftWatch {
     /// Goes round for ever.
     async fn rounds(&mut self, interval: Duration) {
         log::info!(target: SCOPE, interval = format!("{interval:?}"); "watching the node's pods for drift");
+        self.summary.begin(&self.states, interval);
         // The agents of many nodes start together.
         let share = spread(&self.settings.identity.node);
         if self.heals() {

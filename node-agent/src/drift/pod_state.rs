@@ -165,6 +165,13 @@ impl NodeSummary {
         self.count(Instant::now());
     }
 
+    /// The pods will be checked at this interval.
+    pub fn begin(&self, states: &PodStates, interval: Duration) {
+        if states.states.is_empty() {
+            self.show(states, Vec::new(), Some("starting"), interval);
+        }
+    }
+
     /// The pods are not checked any more.
     pub fn off(&self) {
         *lock(&self.shown) = None;
@@ -176,6 +183,9 @@ impl NodeSummary {
     pub fn words(&self, now: Instant) -> String {
         match &*lock(&self.shown) {
             None => OFF.to_owned(),
+            Some(Shown { states, blind: Some(reason), .. }) if states.states.is_empty() => {
+                format!("no meshed pod was checked yet ({reason})")
+            }
             Some(Shown { states, different, blind, interval }) => {
                 let mut words = states.words(now, *interval);
                 if let Some(reason) = blind {
@@ -269,6 +279,11 @@ mod tests {
         let (node, mut states) = (NodeSummary::new(metrics.clone()), PodStates::default());
         let verified = || metrics.meshed_pods.get_or_create(&StateLabel { state: "verified" }).get();
         let words = || node.words(Instant::now());
+        node.begin(&PodStates::default(), INTERVAL);
+        assert_eq!(words(), "no meshed pod was checked yet (starting)");
+        node.show(&PodStates::default(), Vec::new(), Some("no_namespaces"), INTERVAL);
+        assert_eq!(words(), "no meshed pod was checked yet (no_namespaces)");
+        node.off();
         assert!(words().contains("DRIFT_WATCH_INTERVAL") && verified() == 0);
         states.note("a", PodState::Verified, false, Instant::now());
         node.show(&states, Vec::new(), None, INTERVAL);
