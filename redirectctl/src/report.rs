@@ -25,7 +25,7 @@ const MOST_SEEN: usize = 12;
 const LONGEST_SEEN: usize = 800;
 const LONGEST_VALUE: usize = 200;
 
-/// The verdict where there is no trouble.
+/// The verdict on findings that are notes at most.
 pub const NOTHING_WRONG: &str = "nothing is wrong";
 
 /// What is known of one pod or network namespace.

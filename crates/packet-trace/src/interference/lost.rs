@@ -347,7 +347,7 @@ impl Judge<'_> {
             && !self.is_redirected_there(way)
     }
 
-    /// Whether they come to somebody who serves them: where another program's DNAT leads them, or in the pod, if it is for the pod. REDIRECT,
+    /// Whether they reach a server: where another program's DNAT leads them, or in the pod, if they are for the pod. REDIRECT,
     /// or a mark, keeps the proxy's connections to others in the pod, at the ports that they have.
     fn is_led_to_servers(&self, way: &TracePath) -> bool {
         if self.traffic.1 != Traffic::ByProxy {
