@@ -18,7 +18,7 @@ use redirect_core::pod::{Decision, PodFacts, SkipReason};
 use redirect_core::settings::InputErrors;
 
 use super::namespace;
-use super::room::turn_of;
+use super::room::{require_room, turn_of};
 use super::{AMBIGUOUS, ExpectedRules, MeshPod, NOT_FOUND, PodProblem, UNVERIFIABLE, require};
 use crate::confine::outside;
 use crate::settings::Paths;
@@ -169,11 +169,12 @@ pub fn redirect_here(
     there: &[IpAddr],
     is_foreign: bool,
 ) -> Result<Redirected, ApplyFailure> {
+    let _turn = turn_of(facts);
     let plan = match rules.decide(facts, there).map_err(ApplyFailure::Settings)? {
         Decision::Redirect(redirect) => redirect.plan(),
         Decision::Skip(reason) => return Err(ApplyFailure::Skipped(reason)),
     };
-    let _turn = turn_of(&plan).map_err(ApplyFailure::TooLarge)?;
+    require_room(&plan).map_err(ApplyFailure::TooLarge)?;
     let options = ApplyOptions {
         programs: Programs::in_path(&std::env::var_os("PATH").unwrap_or_default()),
         patience: PATIENCE,

@@ -19,7 +19,7 @@ use redirect_core::accepted::AcceptedRules;
 use redirect_core::pod::{Decision, PodFacts};
 use redirect_core::settings::InputErrors;
 
-use super::room::turn_of;
+use super::room::{require_room, turn_of};
 use super::{AMBIGUOUS, MeshPod, NOT_FOUND, PodProblem, UNREADABLE, UNVERIFIABLE};
 
 /// How long a check waits for other programs that keep changing the rules it reads: a later one comes.
@@ -178,11 +178,12 @@ pub fn compare_here(
     if !pod.addresses.iter().all(|address| there.contains(address)) {
         return Err(PodProblem::new(NOT_FOUND, "its network namespace has lost the pod's addresses"));
     }
+    let _turn = turn_of(&pod.facts);
     match rules.decide(&pod.facts, &there).map_err(|errors| PodProblem::new(UNREADABLE, errors))? {
         Decision::Skip(_) => Ok((Comparison::AsPlanned, Vec::new())),
         Decision::Redirect(redirect) => {
             let (plan, options) = (redirect.plan(), rules.options(&pod.facts.annotations, is_foreign));
-            let _turn = turn_of(&plan)?;
+            require_room(&plan)?;
             let Verdict { mismatch, accepted, is_redirected } = verify_all(&plan, &options)?;
             let accepted = accepted.iter().map(ToString::to_string).collect();
             let Some(mismatch) = mismatch else { return Ok((Comparison::AsPlanned, accepted)) };

@@ -5,6 +5,7 @@ use std::fs;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use redirect_core::plan::RulePlan;
+use redirect_core::pod::PodFacts;
 
 use super::{PodProblem, UNVERIFIABLE};
 
@@ -16,11 +17,13 @@ const OF_AGENT: u64 = 24 << 20;
 const OF_RULE: u64 = 1_600;
 /// From so many rules on, plans take their turns: each of the pods that are checked at once may have such a plan.
 const LARGE: u64 = 2_048;
+/// Settings of fewer bytes make no such plan: a value has two with its comma, and makes four rules at most.
+const LONG: usize = 1_024;
 
 static LIMIT: OnceLock<Option<u64>> = OnceLock::new();
 static TURN: Mutex<()> = Mutex::new(());
 
-/// The turn of a large plan, as long as it is read, followed or put in force.
+/// The turn of a large plan, as long as it is made, read, followed or put in force.
 pub(super) type Turn = Option<MutexGuard<'static, ()>>;
 
 /// Remembers how much memory this container may use. Comes before this process gives up the right to read files.
@@ -31,17 +34,24 @@ pub fn remember_memory() {
     });
 }
 
-/// The turn of a plan.
+/// The turn of a pod's plan. Comes before the plan is made: one that waits takes no memory.
+pub(super) fn turn_of(facts: &PodFacts) -> Turn {
+    let of_proxy = facts.proxy.iter().flat_map(|proxy| proxy.env.values());
+    let settings: usize = facts.annotations.values().chain(of_proxy).map(String::len).sum();
+    (settings >= LONG).then(|| TURN.lock().unwrap_or_else(PoisonError::into_inner))
+}
+
+/// Whether there is room for a plan.
 ///
 /// # Errors
 /// It needs more memory than the agent may use.
-pub(super) fn turn_of(plan: &RulePlan) -> Result<Turn, PodProblem> {
+pub(super) fn require_room(plan: &RulePlan) -> Result<(), PodProblem> {
     let rules = rules_of(plan);
     let limit = LIMIT.get().copied().flatten();
-    if let Some(limit) = limit.filter(|limit| rules > most_rules(*limit)) {
-        return Err(PodProblem::new(UNVERIFIABLE, too_large(plan, limit)));
+    match limit.filter(|limit| rules > most_rules(*limit)) {
+        Some(limit) => Err(PodProblem::new(UNVERIFIABLE, too_large(plan, limit))),
+        None => Ok(()),
     }
-    Ok((rules > LARGE).then(|| TURN.lock().unwrap_or_else(PoisonError::into_inner)))
 }
 
 const fn most_rules(limit: u64) -> u64 {
@@ -130,8 +140,22 @@ mod tests {
 
     #[test]
     fn large_plans_take_turns_and_small_ones_none() {
-        assert!(turn_of(&plan(5)).expect("room").is_none());
-        let turn = turn_of(&plan(5_000)).expect("room");
+        let facts = |text: String| {
+            PodFacts::sidecar([("traffic.sidecar.istio.io/excludeOutboundPorts", text.as_str())])
+        };
+        assert!(turn_of(&facts("80,443".to_owned())).is_none());
+        // As many as fit into what takes no turn, of the setting that makes the most rules of each.
+        let ports: Vec<String> = (1..=283).map(|port| port.to_string()).collect();
+        let ports = ports.join(",");
+        assert!(ports.len() + 4 > LONG && turn_of(&facts(ports.clone())).is_none());
+        let mut raw = RawSettings::for_pod();
+        raw.set(Key::InterceptionMode, "TPROXY", Source::Annotation("x"));
+        raw.set(Key::DualStack, "true", Source::Annotation("x"));
+        raw.set(Key::InboundPorts, ports, Source::Annotation("x"));
+        let there = ["10.1.0.2".parse().expect("an address"), "fd00::2".parse().expect("an address")];
+        let plan = Redirect::parse(&raw, &NamespaceFacts::new(&there)).expect("a plan").plan();
+        assert!((1_100..LARGE).contains(&rules_of(&plan)), "{}", rules_of(&plan));
+        let turn = turn_of(&facts("15000,".repeat(200)));
         assert!(turn.is_some() && TURN.try_lock().is_err());
         drop(turn);
         assert!(TURN.try_lock().is_ok());
