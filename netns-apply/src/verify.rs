@@ -13,7 +13,7 @@ use packet_trace::{
     placement::Obstacle,
 };
 use redirect_core::RulePlan;
-use std::fmt;
+use std::{fmt, mem};
 
 /// Why a namespace is not as planned.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -108,9 +108,11 @@ impl<'a> Snapshot<'a> {
             return Ok(Some(Mismatch::Asleep(asleep.to_string())));
         }
         let Placed { placement, found } = self.handles.routes.place(plan, observed.routing.clone())?;
-        let observed = &Observation { routing: found, ..observed.clone() };
+        // The rest may be as large as the plan: it is not copied.
+        let seen = mem::replace(&mut self.seen.state.routing, found);
         let differences =
-            Differences::between(observed, &placement.plan, backend.rules_in(options.native_form));
+            Differences::between(&self.seen.state, &placement.plan, backend.rules_in(options.native_form));
+        self.seen.state.routing = seen;
         // What a run would repair, if it could, comes first.
         if let Some(obstacle) = placement.obstacle.filter(|_| differences.iter().all(Difference::is_routing))
         {
