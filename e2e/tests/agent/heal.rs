@@ -403,8 +403,9 @@ fn a_pod_that_cannot_converge_is_named_and_left_alone_and_hides_no_other() {
     }
 }
 
-/// What an agent may take for a plan that the default memory limit allows, in KiB: the release build, and a debug build, which is larger.
-const MOST_FOR_LARGE: [u64; 2] = [64 * 1024, 100 * 1024];
+/// What an agent may take for a plan that the default memory limit allows, in KiB: the release build, and a debug build, which takes 90 MiB, and
+/// 120 beside other tests.
+const MOST_FOR_LARGE: [u64; 2] = [64 * 1024, 136 * 1024];
 
 #[test]
 fn a_plan_of_ten_thousand_ports_is_verified_and_healed_within_the_agents_memory() {
