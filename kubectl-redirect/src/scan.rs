@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use explain::Printable;
+use explain::node_scan::NodeScan;
 use futures_util::stream::{self, StreamExt as _};
 use kube::api::ListParams;
 
@@ -12,7 +13,7 @@ use crate::cluster::{Cluster, EVENTS, NODES, PODS};
 use crate::exec::{self, ExecError};
 use crate::objects::{Event, Meta, Node, Object, Pod};
 use crate::terminal::{Progress, layout, note, print};
-use crate::verdict::{Filter, NodeScan, Unasked, VERSION, Verdict};
+use crate::verdict::{Filter, Unasked, VERSION, Verdict};
 use crate::{FAILED, Failure};
 
 /// How many agents are asked at once.

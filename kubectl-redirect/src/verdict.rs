@@ -5,9 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use cni_core::enrolment_report::headline;
 use cni_core::states::PodState;
-use explain::text_writer::{Layout, TextStyle, TextWriter};
+use explain::node_scan::{NodeScan, ReportedFinding, ScannedPod};
+use explain::text_writer::{LONGEST_SEEN, Layout, TextStyle, TextWriter, short};
 use explain::{Printable, Severity};
-use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::agents::{Agent, AgentState};
@@ -20,54 +20,8 @@ pub const VERSION: u32 = 1;
 const NOT_SET_UP: &str = "not-set-up";
 /// The word of redirectctl for the data plane of ambient mode.
 const AMBIENT: &str = "ambient";
-
-/// What `redirectctl scan --output json` prints, as far as it is used.
-#[derive(Debug, Clone, Default, Deserialize)]
-pub struct NodeScan {
-    /// The version of the document.
-    #[serde(default)]
-    pub version: u32,
-    /// What is wrong with the node itself.
-    #[serde(default)]
-    pub node: Vec<Finding>,
-    /// Its pods.
-    #[serde(default)]
-    pub pods: Vec<ScannedPod>,
-}
-
-/// A pod, or a network namespace without a pod.
-#[derive(Debug, Clone, Deserialize)]
-pub struct ScannedPod {
-    /// `NAMESPACE/NAME`, or a file.
-    pub subject: String,
-    /// Its state: the word of a [`PodState`].
-    pub state: String,
-    /// What should have its traffic: the word of a data plane.
-    #[serde(default, rename = "dataPlane")]
-    pub data_plane: Option<String>,
-    /// What becomes of traffic that should come to its proxy and does not.
-    #[serde(default)]
-    pub consequences: Vec<String>,
-    /// What is wrong.
-    #[serde(default)]
-    pub findings: Vec<Finding>,
-}
-
-/// Something wrong, or worth knowing.
-#[derive(Debug, Clone, Deserialize)]
-pub struct Finding {
-    /// What it is.
-    pub code: String,
-    /// How bad.
-    #[serde(default)]
-    pub severity: Severity,
-    /// What that means.
-    #[serde(default)]
-    pub meaning: String,
-    /// What to do about it.
-    #[serde(default)]
-    pub remedy: String,
-}
+/// How many things seen of a cause text shows.
+const MOST_SEEN: usize = 5;
 
 /// Which pods are asked for.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -114,7 +68,8 @@ impl std::fmt::Display for Unasked {
 struct Cause {
     meaning: String,
     remedy: String,
-    subjects: Vec<String>,
+    /// Pods or nodes that have it, with what was seen of each.
+    subjects: BTreeMap<String, Vec<String>>,
 }
 
 /// By severity, the worst first, then by code.
@@ -147,6 +102,8 @@ pub struct Verdict {
     consequences: BTreeMap<String, Vec<String>>,
     of_pods: Causes,
     of_nodes: Causes,
+    /// Findings of both that need no action.
+    notes: Causes,
     asked: usize,
     unasked: BTreeMap<String, Unasked>,
     not_ready: Vec<String>,
@@ -171,8 +128,9 @@ impl Verdict {
     /// Takes a node's answer into account.
     pub fn add(&mut self, node: &str, scan: NodeScan) {
         self.asked += 1;
-        collect(&mut self.of_nodes, node, scan.node);
-        for pod in scan.pods {
+        let NodeScan { version: _, node: findings, pods } = scan;
+        collect(&mut self.of_nodes, &mut self.notes, node, findings);
+        for pod in pods {
             if !self.filter.has(&pod.subject) {
                 continue;
             }
@@ -181,11 +139,12 @@ impl Verdict {
             if is_pod {
                 self.count(&pod);
             }
-            let subject = if is_pod { pod.subject } else { format!("{node}:{}", pod.subject) };
-            for consequence in pod.consequences {
+            let ScannedPod { subject, state: _, data_plane: _, consequences, findings } = pod;
+            let subject = if is_pod { subject } else { format!("{node}:{subject}") };
+            for consequence in consequences {
                 self.consequences.entry(consequence).or_default().push(subject.clone());
             }
-            collect(&mut self.of_pods, &subject, pod.findings);
+            collect(&mut self.of_pods, &mut self.notes, &subject, findings);
         }
     }
 
@@ -224,13 +183,14 @@ impl Verdict {
 
     /// Takes into account that the network of a pod could not be set up, with the words of the event.
     pub fn note_not_set_up(&mut self, pod: &str, words: &str) {
-        let finding = Finding {
+        let finding = ReportedFinding {
             code: NOT_SET_UP.to_owned(),
             severity: Severity::Error,
-            meaning: format!("the runtime cannot set up the pod's network; {pod}: {words}"),
+            meaning: "the runtime cannot set up the pod's network".to_owned(),
+            seen: vec![words.to_owned()],
             remedy: format!("kubectl redirect why {NOT_SET_UP} explains the message"),
         };
-        collect(&mut self.of_pods, pod, vec![finding]);
+        collect(&mut self.of_pods, &mut self.notes, pod, vec![finding]);
     }
 
     /// Takes a node without an answer into account.
@@ -298,6 +258,7 @@ impl Verdict {
         paper.gap();
         let images = self.images.iter().map(|(image, count)| format!("{count} of {image}"));
         paper.labelled(0, "agents: ", &images.collect::<Vec<_>>().join(", "));
+        notes(&self.notes, &mut paper);
         if !self.of_pods.is_empty() {
             paper.line(0, "kubectl redirect pod NAMESPACE/NAME shows what was seen of a pod");
         }
@@ -330,6 +291,7 @@ impl Verdict {
                 .map(|(text, subjects)| json!({"text": text, "subjects": sorted(subjects)})).collect::<Vec<_>>(),
             "pods": causes_json(&self.of_pods),
             "nodes": causes_json(&self.of_nodes),
+            "notes": causes_json(&self.notes),
             "answered": self.asked,
             "unanswered": self.unasked.iter()
                 .map(|(node, why)| json!({"node": node, "why": why.to_string()})).collect::<Vec<_>>(),
@@ -339,14 +301,16 @@ impl Verdict {
     }
 }
 
-fn collect(causes: &mut Causes, subject: &str, findings: Vec<Finding>) {
-    for finding in findings.into_iter().filter(|one| one.severity > Severity::Note) {
-        let cause = causes.entry((Reverse(finding.severity), finding.code)).or_default();
+/// Sorts findings into trouble and notes.
+fn collect(trouble: &mut Causes, notes: &mut Causes, subject: &str, findings: Vec<ReportedFinding>) {
+    for ReportedFinding { code, severity, meaning, seen, remedy } in findings {
+        let causes = if severity == Severity::Note { &mut *notes } else { &mut *trouble };
+        let cause = causes.entry((Reverse(severity), code)).or_default();
         // The text is the same for all.
         if cause.subjects.is_empty() {
-            (cause.meaning, cause.remedy) = (finding.meaning, finding.remedy);
+            (cause.meaning, cause.remedy) = (meaning, remedy);
         }
-        cause.subjects.push(subject.to_owned());
+        cause.subjects.entry(subject.to_owned()).or_default().extend(seen);
     }
 }
 
@@ -355,13 +319,54 @@ fn causes(causes: &Causes, what: &str, paper: &mut TextWriter) {
         paper.gap();
         let count = counted(cause.subjects.len(), what);
         paper.marked(0, &format!("{code}: "), severity.style(), &format!("{count}: {}", cause.meaning));
-        paper.line(2, &sorted_names(&cause.subjects));
+        paper.line(2, &names(&cause.subjects.keys().cloned().collect::<Vec<_>>()));
+        seen(cause, paper);
         paper.labelled(2, "what to do: ", &cause.remedy);
     }
 }
 
+/// What was seen of a cause's subjects: what most have first, and once for all that have it.
+fn seen(cause: &Cause, paper: &mut TextWriter) {
+    let mut by_text: BTreeMap<&str, Vec<String>> = BTreeMap::new();
+    for (subject, seen) in &cause.subjects {
+        for text in seen {
+            by_text.entry(text).or_default().push(subject.clone());
+        }
+    }
+    let mut all: Vec<(&str, Vec<String>)> = by_text.into_iter().collect();
+    all.sort_by_key(|(_, subjects)| Reverse(subjects.len()));
+    for (text, subjects) in all.iter().take(MOST_SEEN) {
+        let text = short(text, LONGEST_SEEN);
+        let is_of_all = subjects.len() == cause.subjects.len();
+        let text = if is_of_all { text } else { format!("{}: {text}", names(subjects)) };
+        paper.labelled(2, "- ", &text);
+    }
+    if let Some(more) = all.len().checked_sub(MOST_SEEN).filter(|more| *more > 0) {
+        paper.labelled(2, "- ", &format!("and {more} more, which -o json has"));
+    }
+}
+
+/// How many notes exist: their texts are seldom of interest, and many pods may have them.
+fn notes(notes: &Causes, paper: &mut TextWriter) {
+    let count: usize = notes.values().map(|cause| cause.subjects.len()).sum();
+    if count > 0 {
+        let each = notes.iter().map(|((_, code), cause)| format!("{code} ({})", cause.subjects.len()));
+        let each = each.collect::<Vec<_>>().join(", ");
+        paper.line(0, &format!("{}, which -o json has: {each}", counted(count, "note")));
+    }
+}
+
 fn causes_json(causes: &Causes) -> Vec<Value> {
-    let one = |((Reverse(severity), code), cause): (&(Reverse<Severity>, String), &Cause)| json!({"code": code, "severity": severity.word(), "meaning": cause.meaning, "remedy": cause.remedy, "subjects": sorted(&cause.subjects)});
+    let one = |((Reverse(severity), code), cause): (&(Reverse<Severity>, String), &Cause)| {
+        json!({
+            "code": code,
+            "severity": severity,
+            "meaning": cause.meaning,
+            "seen": cause.subjects,
+            "remedy": cause.remedy,
+            "subjects": cause.subjects.keys().collect::<Vec<_>>(),
+        })
+    };
     causes.iter().map(one).collect()
 }
 
@@ -427,7 +432,12 @@ mod tests {
         let text = verdict.text(Layout::default());
         assert!(text.starts_with("1 of 1 pods redirected, verified\n1 pod outside the mesh or excluded; 1 of 2 nodes answered\n"), "{text}");
         assert!(text.contains("1 node: no agent, and no mesh pods: gpu\n"), "{text}");
-        assert!(text.ends_with("agents: 1 of hub/install-cni:0.1.0\n"), "{text}");
+        assert!(
+            text.contains(
+                "agents: 1 of hub/install-cni:0.1.0\n1 note, which -o json has: dns-captured (1)\n"
+            ),
+            "{text}"
+        );
     }
 
     #[test]
@@ -453,6 +463,55 @@ mod tests {
         assert!(text.find("not-redirected:") < text.find("misspelt-setting:"), "{text}");
         assert!(text.contains("b:/run/netns/x\n"), "{text}");
         assert_eq!(verdict.json()["pods"][0]["subjects"].as_array().map(Vec::len), Some(42));
+    }
+
+    #[test]
+    fn a_cause_shows_what_was_seen_of_whom() {
+        let finding = |code: &str, severity: &str, seen: &[&str]| json!({"code": code, "severity": severity, "meaning": "m", "seen": seen, "remedy": "r"});
+        let node = |findings: Vec<Value>| {
+            serde_json::from_value(json!({"version": 1, "node": findings, "pods": []})).expect("a scan")
+        };
+        let mut verdict = Verdict::default();
+        for name in ["a", "b"] {
+            verdict
+                .add(name, node(vec![finding("agent-not-ready", "error", &["no entry in 10-a.conflist"])]));
+        }
+        verdict.add("c", node(vec![finding("entry-unreadable", "error", &["05-new.conflist is cut off"])]));
+        verdict.add("d", node(vec![finding("family-not-captured", "note", &["IPv6"])]));
+        // An older agent has no such list.
+        verdict.add(
+            "e",
+            node(vec![
+                json!({"code": "agent-not-ready", "severity": "error", "meaning": "m", "remedy": "r"}),
+            ]),
+        );
+        let text = verdict.text(Layout::default());
+        assert!(
+            text.contains("\n  a, b, e\n  - a, b: no entry in 10-a.conflist\n  what to do: r\n"),
+            "{text}"
+        );
+        assert!(text.contains("\n  c\n  - 05-new.conflist is cut off\n  what to do: r\n"), "{text}");
+        assert!(text.contains("\n1 note, which -o json has: family-not-captured (1)\n"), "{text}");
+        let json = verdict.json();
+        assert_eq!(
+            json["nodes"][0]["seen"],
+            json!({"a": ["no entry in 10-a.conflist"], "b": ["no entry in 10-a.conflist"], "e": []})
+        );
+        assert_eq!(json["nodes"][1]["seen"], json!({"c": ["05-new.conflist is cut off"]}));
+        assert_eq!(json["notes"][0]["seen"], json!({"d": ["IPv6"]}));
+    }
+
+    #[test]
+    fn what_was_seen_of_many_is_cut_short_for_people_and_whole_for_programs() {
+        let pods: Vec<Value> = (0..1000)
+            .map(|number| json!({"subject": format!("shop/cart-{number:03}"), "state": "drifted", "findings": [
+                {"code": "rules-differ", "severity": "error", "meaning": "m", "seen": [format!("{number}: {}", "x".repeat(5000))], "remedy": "r"}]}))
+            .collect();
+        let mut verdict = Verdict::default();
+        verdict.add("a", serde_json::from_value(json!({"version": 1, "pods": pods})).expect("a scan"));
+        let text = verdict.text(Layout { width: 40, colour: false });
+        assert!(text.len() < 8_000 && text.contains("- and 995 more, which -o json has"), "{text}");
+        assert_eq!(verdict.json()["pods"][0]["seen"].as_object().map(serde_json::Map::len), Some(1000));
     }
 
     #[test]

@@ -23,7 +23,8 @@ pub use given::Given;
 pub use table::{COMMANDS, Definition, PROGRAM};
 
 use crate::error::InputError;
-use crate::{FAILED, FINE, report, why};
+use crate::text_writer::short;
+use crate::{FAILED, FINE, why};
 
 /// Where runtimes keep pods' network namespaces.
 pub(crate) const NETNS_DIR: &str = "/var/run/netns";
@@ -122,7 +123,7 @@ fn run_command(command: &Definition, words: Vec<OsString>, env: Vec<(OsString, O
         }
         Err(InputError(all)) => {
             for error in all.iter().take(MOST_ERRORS) {
-                log::error!(target: DEFAULT_SCOPE, "{}", report::short(error, LONGEST_ERROR));
+                log::error!(target: DEFAULT_SCOPE, "{}", short(error, LONGEST_ERROR));
             }
             if let Some(more) = all.len().checked_sub(MOST_ERRORS).filter(|more| *more > 0) {
                 log::error!(target: DEFAULT_SCOPE, "and {more} more errors like these");

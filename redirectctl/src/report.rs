@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use explain::node_scan::ReportedFinding;
 use redirect_core::plan::DataPlane;
 use redirect_core::pod::Decision;
 use redirect_core::settings::RawSettings;
@@ -12,7 +13,7 @@ use crate::cause::{Finding, Severity};
 use crate::diagnosis::PodDecision;
 use crate::inspect::Inspection;
 use crate::printable::Printable;
-use crate::text_writer::{Layout, TextStyle, TextWriter};
+use crate::text_writer::{LONGEST_SEEN, Layout, TextStyle, TextWriter, short};
 use crate::{FINE, FOUND};
 
 pub use explain::VERSION;
@@ -20,9 +21,8 @@ pub use explain::VERSION;
 /// The default ports of a proxy, shown without a plan.
 const USUAL_PORTS: [u16; 3] = [15001, 15006, 15053];
 
-/// How much of a finding, and of a setting's value, text for people shows: a pod's annotations may have 256 KiB.
+/// How much of a finding, and of a setting's value, text for people shows.
 const MOST_SEEN: usize = 12;
-const LONGEST_SEEN: usize = 800;
 const LONGEST_VALUE: usize = 200;
 
 /// The verdict on findings that are notes at most.
@@ -182,7 +182,7 @@ impl Report {
             "accepted": seen.map(|seen| seen.accepted.iter()
                 .map(|one| json!({"by": one.by.word(), "rule": one.finding.to_string()})).collect::<Vec<_>>()),
             "consequences": self.consequences(),
-            "findings": self.findings.iter().map(finding_json).collect::<Vec<_>>(),
+            "findings": self.findings.iter().map(reported).collect::<Vec<_>>(),
         })
     }
 }
@@ -200,14 +200,15 @@ fn in_force(seen: &Inspection) -> String {
 
 /// A finding for programs.
 #[must_use]
-pub fn finding_json(finding: &Finding) -> Value {
-    json!({
-        "code": finding.cause.code(),
-        "severity": finding.cause.severity(),
-        "meaning": finding.cause.meaning(),
-        "seen": finding.seen,
-        "remedy": finding.cause.remedy(),
-    })
+pub fn reported(finding: &Finding) -> ReportedFinding {
+    let cause = finding.cause;
+    ReportedFinding {
+        code: cause.code().to_owned(),
+        severity: cause.severity(),
+        meaning: cause.meaning().to_owned(),
+        seen: finding.seen.clone(),
+        remedy: cause.remedy().to_owned(),
+    }
 }
 
 /// Findings for people, behind the verdict if none of them is trouble.
@@ -241,15 +242,6 @@ pub fn listed(findings: &[Finding], paper: &mut TextWriter) {
     }
 }
 
-/// The beginning of a text that is longer, and how long it is.
-#[must_use]
-pub fn short(text: &str, most: usize) -> String {
-    match text.char_indices().nth(most) {
-        Some((end, _)) => format!("{} ... ({} bytes)", text.get(..end).unwrap_or_default(), text.len()),
-        None => text.to_owned(),
-    }
-}
-
 fn families(families: Families) -> String {
     list(&families.iter().collect::<Vec<Family>>(), " and ")
 }
@@ -272,8 +264,7 @@ mod tests {
         let text = paper.into_text();
         assert!(text.len() < 40_000 && text.contains("and 988 more"), "{}", text.len());
         assert!(text.contains("... (10002 bytes)"), "{text}");
-        assert_eq!(finding_json(&finding)["seen"].as_array().map(Vec::len), Some(1000));
-        assert_eq!(short("abc", 3), "abc");
+        assert_eq!(reported(&finding).seen.len(), 1000);
     }
 
     #[test]

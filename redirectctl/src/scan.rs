@@ -11,6 +11,7 @@ use std::thread;
 
 use cni_core::enrolment_report::headline;
 use cni_core::states::PodState;
+use explain::node_scan::{NodeScan, ScannedPod};
 use netns_apply::Mismatch;
 use pod_netns::{NamespaceIndex, Sandbox, SurveyError};
 use redirect_core::plan::DataPlane;
@@ -210,17 +211,23 @@ impl Scan {
     /// For programs.
     #[must_use]
     pub fn json(&self) -> Value {
-        json!({
-            "version": VERSION,
-            "node": self.node.iter().map(report::finding_json).collect::<Vec<_>>(),
-            "pods": self.entries.iter().map(|entry| json!({
-                "subject": entry.subject,
-                "state": entry.state.word(),
-                "dataPlane": entry.data_plane.map(report::data_plane),
-                "consequences": entry.consequences,
-                "findings": entry.findings.iter().map(report::finding_json).collect::<Vec<_>>(),
-            })).collect::<Vec<_>>(),
-        })
+        json!(self.document())
+    }
+
+    fn document(&self) -> NodeScan {
+        let reported = |findings: &[Finding]| findings.iter().map(report::reported).collect();
+        let pod = |entry: &Entry| ScannedPod {
+            subject: entry.subject.clone(),
+            state: entry.state.word().to_owned(),
+            data_plane: entry.data_plane.map(|of| report::data_plane(of).to_owned()),
+            consequences: entry.consequences.clone(),
+            findings: reported(&entry.findings),
+        };
+        NodeScan {
+            version: VERSION,
+            node: reported(&self.node),
+            pods: self.entries.iter().map(pod).collect(),
+        }
     }
 
     /// For Prometheus, as text.

@@ -5,6 +5,7 @@
 pub mod decision;
 pub mod flags;
 pub mod manifest;
+pub mod node_scan;
 pub mod packet;
 pub mod picture;
 pub mod plan;

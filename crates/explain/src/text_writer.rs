@@ -13,6 +13,8 @@ pub const USUAL_WIDTH: usize = 80;
 const NARROWEST: usize = 40;
 /// Longer lines are hard to read.
 const WIDEST: usize = 120;
+/// How much of what was seen text for people shows: a pod's annotations may have 256 KiB.
+pub const LONGEST_SEEN: usize = 800;
 
 /// How a word stands out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -211,6 +213,15 @@ impl TextWriter {
     }
 }
 
+/// The beginning of a text that is longer, and how long it is.
+#[must_use]
+pub fn short(text: &str, most: usize) -> String {
+    match text.char_indices().nth(most) {
+        Some((end, _)) => format!("{} ... ({} bytes)", text.get(..end).unwrap_or_default(), text.len()),
+        None => text.to_owned(),
+    }
+}
+
 /// Lines of at most `width` characters, broken between words; a word that is longer is broken itself.
 fn wrap(text: &str, width: usize) -> Vec<String> {
     let mut lines = Vec::new();
@@ -248,6 +259,12 @@ mod tests {
 
     fn paper(width: usize, colour: bool) -> TextWriter {
         TextWriter::new(Layout { width, colour })
+    }
+
+    #[test]
+    fn a_long_text_is_cut_at_a_character_and_says_how_long_it_is() {
+        assert_eq!(short("abc", 3), "abc");
+        assert_eq!(short("\u{e9}\u{e9}\u{e9}", 2), "\u{e9}\u{e9} ... (6 bytes)");
     }
 
     #[test]

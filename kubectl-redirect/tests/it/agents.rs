@@ -211,7 +211,7 @@ fn a_pod_that_does_not_start_is_a_finding_with_its_reason() {
     assert_eq!(found.status.code(), Some(2), "{}{}", found.stdout, found.stderr);
     let words = found.stdout.split_whitespace().collect::<Vec<_>>().join(" ");
     assert!(
-        words.contains("1 not started") && words.contains("tenant/new: may not read pods (403)"),
+        words.contains("1 not started") && words.contains("tenant/new - may not read pods (403)"),
         "{words}"
     );
     for other in [Vec::new(), events("u-0")] {

@@ -1,7 +1,8 @@
 //! Everything that is written as JSON follows the schema, and what agents write is read as their schema has it.
 
+use explain::node_scan::NodeScan;
 use kubectl_redirect::precheck::{self, Check, Facts, PodFacts, checks};
-use kubectl_redirect::verdict::{Filter, NodeScan, Unasked, Verdict};
+use kubectl_redirect::verdict::{Filter, Unasked, Verdict};
 use kubectl_redirect::{Failure, agents::Agent, agents::AgentState};
 use serde_json::{Value, json};
 
@@ -32,6 +33,9 @@ fn a_scan_follows_the_schema() {
         .retain(|name, _| ["scan", "consequences", "finding", "findings"].contains(&name.as_str()));
     assert_eq!(errors(&schema.to_string(), &scan), [""; 0]);
 
+    let read: NodeScan = serde_json::from_value(scan.clone()).expect("is read");
+    assert_eq!(json!(read), scan, "nothing of it is lost");
+
     let mut verdict = Verdict::new(Filter::default());
     verdict.see(&Agent {
         namespace: "mesh".to_owned(),
@@ -41,7 +45,7 @@ fn a_scan_follows_the_schema() {
         image: "i".to_owned(),
         state: AgentState::NotReady,
     });
-    verdict.add("n", serde_json::from_value::<NodeScan>(scan).expect("is read"));
+    verdict.add("n", read);
     verdict.miss("m", Unasked::NoAgent(1));
     let document = verdict.json();
     assert_eq!(ours(&document), [""; 0], "{document:#}");
