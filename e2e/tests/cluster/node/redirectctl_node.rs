@@ -482,7 +482,8 @@ fn a_bundle_has_what_a_ticket_needs_and_no_secret(
     for (name, has) in [
         ("pods/default/whole/rules.json", "to the proxy's outbound listener"),
         ("node/network-configurations.json", "istio-cni"),
-        ("node/plugin-log.jsonl", "no_proxy"),
+        // By the annotations that containerd passes, without a question.
+        ("node/plugin-log.jsonl", "not_injected"),
         ("agent/metrics.txt", "istio_cni_install_ready 1"),
     ] {
         let text = entries.get(name).with_context(|| format!("{name} is missing: {output:?}"))?;
