@@ -41,7 +41,7 @@ pub(super) fn turn_of(facts: &PodFacts) -> Turn {
     (settings >= LONG).then(|| TURN.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
-/// Whether there is room for a plan.
+/// Whether a plan fits.
 ///
 /// # Errors
 /// It needs more memory than the agent may use.
