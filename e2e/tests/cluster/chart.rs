@@ -9,7 +9,7 @@ use std::path::Path;
 
 use crate::chart_support::{
     NAMESPACE, changes, chart, chart_file, daemon_set, environment, expect, find, helm, objects, project,
-    rendered, rendered_with, rendered_without_tests, rendering, seen, values_files, yaml,
+    rendered, rendered_with, rendered_without_tests, rendering, rendering_as_given, seen, values_files, yaml,
 };
 use anyhow::{Context, Result, ensure};
 use e2e::privileges;
@@ -435,11 +435,30 @@ fn values_of_istios_other_charts_do_not_matter() -> Result<()> {
     Ok(())
 }
 
+/// What is rendered without a cluster may be applied to one whose pods are in ambient mode.
+#[test]
+fn without_a_cluster_helm_has_to_be_told_whether_ambient_mode_is_on() -> Result<()> {
+    for values in ["profile=default", "ambient.dnsCapture=false", "ambient.enabled=null", "cni.ambient=null"]
+    {
+        let untold = rendering_as_given(&["--set", values])?;
+        let words = untold.stderr;
+        ensure!(
+            !untold.status.success() && words.contains("set ambient.enabled=false if none is"),
+            "{values}: {words}"
+        );
+    }
+    for values in ["ambient.enabled=false", "cni.ambient.enabled=false", "env.AMBIENT_ENABLED=false"] {
+        rendering_as_given(&["--set", values])?.ok().context(values)?;
+    }
+    Ok(())
+}
+
 /// Every way to switch ambient mode on brings the same, and all that it brings.
 #[test]
 fn ambient_mode_brings_its_rights_mounts_and_settings_and_nothing_is_left_without_it() -> Result<()> {
     let on = |set: &str| -> Result<Vec<Value>> {
-        objects(&rendering(&["--skip-tests", "--set", &format!("repair.enabled=false,{set}")])?.ok()?.stdout)
+        let args = ["--skip-tests", "--set", &format!("repair.enabled=false,{set}")];
+        objects(&rendering_as_given(&args)?.ok()?.stdout)
     };
     let ambient = on("ambient.enabled=true")?;
     for set in
@@ -447,7 +466,7 @@ fn ambient_mode_brings_its_rights_mounts_and_settings_and_nothing_is_left_withou
     {
         ensure!(on(set)? == ambient, "{set}");
     }
-    let off = on("profile=default")?;
+    let off = on("profile=default,ambient.enabled=false")?;
     ensure!(on("profile=ambient,ambient.enabled=false")? == off, "what is given wins over the profile");
     let rights = |objects: &[Value], role: &str| granted(objects, "ClusterRole", role);
     let more = |role: &str| -> Result<Vec<String>> {

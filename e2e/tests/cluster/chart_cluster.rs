@@ -323,15 +323,17 @@ fn a_cluster_with_ambient_is_only_taken_over_with_ambient_and_our_own_may_leave(
     release(&api, "upgrade", &[&ours, "--set", "ambient.enabled=false"])?.ok()?;
     release(&api, "uninstall", &[])?.ok()?;
 
+    // Where platforms have it, and under whatever name.
     let ztunnel = json!({
-        "apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": {"name": "ztunnel", "namespace": NAMESPACE},
+        "apiVersion": "apps/v1", "kind": "DaemonSet",
+        "metadata": {"name": "ztunnel-stable", "namespace": "kube-system"},
         "spec": {"selector": {"matchLabels": {"app": "ztunnel"}}, "template": {
             "metadata": {"labels": {"app": "ztunnel"}}, "spec": {"containers": [{"name": "x", "image": "x"}]}}},
     });
     api.create(&ztunnel)?;
-    refused("install", "DaemonSet ztunnel")?;
+    refused("install", "DaemonSet ztunnel-stable in namespace kube-system")?;
     release(&api, "install", &[&ours, "--set", "profile=ambient"])?.ok()?;
-    refused("upgrade", "DaemonSet ztunnel")
+    refused("upgrade", "DaemonSet ztunnel-stable")
 }
 
 #[test]

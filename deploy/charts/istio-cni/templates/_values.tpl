@@ -39,7 +39,8 @@ everything that is wrong with what was given.
 {{- $_ := set $values "platform" $platform }}
 {{- $_ := include "istio-cni.environment" (dict "root" . "values" $values "problems" $problems "ignored" $ignored) }}
 {{- $_ := set $values "_ignored" $ignored.list }}
-{{- $_ := include "istio-cni.refuse" (dict "values" $values "root" . "problems" $problems) }}
+{{- $isStated := or (eq $profile "ambient") (kindIs "bool" (get (get $given "ambient" | default dict) "enabled")) (get (get $given "env" | default dict) "AMBIENT_ENABLED") }}
+{{- $_ := include "istio-cni.refuse" (dict "values" $values "root" . "problems" $problems "isStated" $isStated) }}
 {{- with $problems.list }}
 {{- fail (printf "\n\nThe values cannot be used:\n- %s\n" (join "\n- " .)) }}
 {{- end }}
@@ -128,8 +129,14 @@ everything that is wrong with what was given.
 {{- if and (eq (dig "data" "AMBIENT_ENABLED" "false" $config) "true") (dig "data" "CURRENT_AGENT_VERSION" "" $config) }}
 {{- $refuse = append $refuse (printf "ambient is on in this cluster (ConfigMap istio-cni-config of namespace %s has AMBIENT_ENABLED=true), %s" .root.Release.Namespace $leaves) }}
 {{- end }}
-{{- if lookup "apps/v1" "DaemonSet" .root.Release.Namespace "ztunnel" }}
-{{- $refuse = append $refuse (printf "ambient is on in this cluster (DaemonSet ztunnel in namespace %s), %s, and ztunnel" .root.Release.Namespace $leaves) }}
+{{- range (lookup "apps/v1" "DaemonSet" "" "").items }}
+{{- if or (eq .metadata.name "ztunnel") (has "ztunnel" (list (dig "app" "" .spec.template.metadata.labels) (dig "app.kubernetes.io/name" "" .spec.template.metadata.labels))) }}
+{{- $refuse = append $refuse (printf "ambient is on in this cluster (DaemonSet %s in namespace %s), %s, and ztunnel" .metadata.name .metadata.namespace $leaves) }}
+{{- end }}
+{{- end }}
+{{- /* helm template, and with it Argo CD, sees no cluster, where this is always there. */}}
+{{- if not (or .isStated (lookup "v1" "Service" "default" "kubernetes")) }}
+{{- $refuse = append $refuse "ambient.enabled: say what it is. Helm sees no cluster here, so it cannot know whether pods are in ambient mode, which would lose their traffic without it; set ambient.enabled=false if none is, or true" }}
 {{- end }}
 {{- end }}
 {{- if hasKey ($values.podLabels | default dict) "k8s-app" }}

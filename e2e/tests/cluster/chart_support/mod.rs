@@ -39,8 +39,16 @@ pub fn helm(api: Option<&ApiServer>, args: &[&str]) -> Result<Output> {
     process::run(&mut command, SHORT)
 }
 
-/// The chart rendered with further arguments, however that ends.
+/// The chart rendered with further arguments, however that ends. Where these do not turn ambient mode on, none is: no cluster shows it.
 pub fn rendering(args: &[&str]) -> Result<Output> {
+    let stated = tempfile::NamedTempFile::new()?;
+    fs::write(stated.path(), json!({"ambient": {"enabled": false}}).to_string())?;
+    let stated = stated.path().display().to_string();
+    rendering_as_given(&[&["--values", &stated], args].concat())
+}
+
+/// The chart rendered with these arguments alone.
+pub fn rendering_as_given(args: &[&str]) -> Result<Output> {
     let chart = chart().display().to_string();
     let mut all = vec!["template", RELEASE, &chart, "--namespace", NAMESPACE];
     all.extend(args);
