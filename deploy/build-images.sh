@@ -5,6 +5,7 @@
 # usage: deploy/build-images.sh [--for ARCHITECTURES] FOLDER [REGISTRY] [IMAGE...]
 #
 # All images by default, named localhost/IMAGE:VERSION, for this machine's architecture. --for amd64,arm64 puts both into each archive.
+# With all images comes the plugin of kubectl for this machine.
 # PROGRAMS_AMD64 and PROGRAMS_ARM64 name folders of programs that are built already.
 set -euo pipefail
 
@@ -15,6 +16,7 @@ fail() {
 
 usage="usage: deploy/build-images.sh [--for amd64,arm64] FOLDER [REGISTRY] [IMAGE...]"
 architectures=$(uname -m | sed 's/x86_64/amd64/; s/aarch64/arm64/')
+plugin=kubectl-redirect plugin_for=$architectures
 case ${1:-} in
 --for) [ $# -ge 2 ] || fail "$usage"; architectures=${2//,/ }; shift 2 ;;
 -*) fail "$1 is not an option" "$usage" ;;
@@ -86,10 +88,15 @@ image() { cargo run --quiet --locked --package tools --bin image -- "$@"; }
 # Before the long part: it knows the images.
 printf 'build-images.sh: the program that packs images\n' >&2
 # shellcheck disable=SC2046 # names, none of which has a space
-[ $# -gt 0 ] || set -- $(image list)
+if [ $# -gt 0 ]; then plugin_for=; else set -- $(image list); fi
 programs=$(image programs "$@")
 steps=$#
-for architecture in $architectures; do [ -n "$(given_for "$architecture")" ] || steps=$((steps + $(wc -w <<<"$programs"))); done
+has_plugin=
+for architecture in $architectures; do
+    [ -z "$(given_for "$architecture")" ] || continue
+    steps=$((steps + $(wc -w <<<"$programs")))
+    [ "$architecture" != "$plugin_for" ] || steps=$((steps + 1)) has_plugin=yes
+done
 
 work=$(mktemp -d)
 halves=()
@@ -129,7 +136,9 @@ both() {
     # Cargo keeps others waiting for a folder that it builds in.
     CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-target}/others build "$architecture" "${others[@]}" &
     halves=($!)
-    build "$architecture" "${with_client[@]}" &
+    local clients=("${with_client[@]}")
+    [ "$architecture" != "$plugin_for" ] || clients+=("$plugin")
+    build "$architecture" "${clients[@]}" &
     halves+=($!)
     set +m
     for _ in "${halves[@]}"; do
@@ -168,3 +177,7 @@ for name in "$@"; do
         image sbom "$name" "$platform" "$folder/$name.${platform%%=*}.cdx.json"
     done
 done
+if [ -n "$has_plugin" ]; then
+    cp "$work/$plugin_for/$plugin" "$folder/"
+    printf 'build-images.sh: %s\n' "kubectl redirect is $folder/$plugin; kubectl finds it after: sudo install $folder/$plugin /usr/local/bin" >&2
+fi

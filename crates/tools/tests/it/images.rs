@@ -179,14 +179,15 @@ fn what_the_wanted_images_need_is_built_for_this_machine_or_for_all_and_said() {
     let stubs = complete();
     let images = stubs.path("images");
     let folder = images.to_str().expect("UTF-8");
-    let amd64: Vec<String> =
-        PACKAGES.iter().map(|name| format!("{name} x86_64-unknown-linux-musl")).collect();
-    let arm64 = amd64.iter().map(|line| line.replace("x86_64", "aarch64"));
-    let all: Vec<String> = amd64.iter().cloned().chain(arm64).collect();
+    let programs_for = |triple: &'static str| PACKAGES.iter().map(move |name| format!("{name} {triple}"));
+    let mut amd64: Vec<String> = programs_for("x86_64-unknown-linux-musl").collect();
+    amd64.push("kubectl-redirect x86_64-unknown-linux-musl".to_owned());
+    amd64.sort();
+    let all: Vec<String> = amd64.iter().cloned().chain(programs_for("aarch64-unknown-linux-musl")).collect();
     let validator = ["istio-validation x86_64-unknown-linux-musl".to_owned()];
     for (args, expected, steps) in [
-        (vec![folder], &amd64[..], "8 of 8"),
-        (vec!["--for", "amd64,arm64", folder], &all, "13 of 13"),
+        (vec![folder], &amd64[..], "9 of 9"),
+        (vec!["--for", "amd64,arm64", folder], &all, "14 of 14"),
         (vec![folder, "registry.example.com/mesh", "validator"], &validator, "2 of 2"),
     ] {
         let _ = fs::remove_file(stubs.path("built"));
@@ -197,6 +198,12 @@ fn what_the_wanted_images_need_is_built_for_this_machine_or_for_all_and_said() {
         built.sort_by_key(|line| (line.contains("aarch64"), line.clone()));
         assert_eq!(built, expected, "{args:?}");
         assert!(told.contains("1 of ") && told.contains(&format!("{steps}, after 0:")), "{told}");
+        let plugin = images.join("kubectl-redirect");
+        let way =
+            format!("kubectl redirect is {0}; kubectl finds it after: sudo install {0} ", plugin.display());
+        let last = told.lines().last().expect("lines");
+        assert_eq!(last.contains(&way), expected.len() > 1, "{told}");
+        assert_eq!(fs::remove_file(&plugin).is_ok(), expected.len() > 1, "{args:?}");
         let archive = Layout(files(&fs::read(images.join("validator.tar")).expect("an archive")));
         for number in 1..steps.split(' ').next().expect("a number").parse().expect("a number") {
             assert_eq!(told.matches(&format!(": {number} of ")).count(), 1, "{told}");
