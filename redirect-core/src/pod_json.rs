@@ -88,6 +88,53 @@ pub struct PodJsonErrors(Vec<PodJsonError>);
 
 error_list!(PodJsonErrors of PodJsonError, "The errors, in the order of the pod's fields.");
 
+/// A pod without the fields that no decision depends on: for one who keeps the pods of a node. Name, namespace, UID and version stay.
+///
+/// [`PodFacts::from_json`] takes the same from it as from the whole pod, or reports the same errors.
+#[must_use]
+pub fn decisive_part(pod: &Value) -> Value {
+    let mut part = picked(pod, &["kind", "metadata", "spec"]);
+    let of_metadata = ["namespace", "name", "uid", "resourceVersion", "labels", "annotations"];
+    edit(&mut part, "metadata", |metadata| *metadata = picked(metadata, &of_metadata));
+    edit(&mut part, "spec", |spec| {
+        *spec = picked(spec, &["initContainers", "containers", "runtimeClassName", "securityContext"]);
+        edit(spec, "securityContext", only_ids);
+        for list in ["initContainers", "containers"] {
+            edit_items(spec, list, decisive_part_of_container);
+        }
+    });
+    part
+}
+
+fn decisive_part_of_container(container: &mut Value) {
+    let is_proxy = container.get("name").and_then(Value::as_str) == Some(PROXY_CONTAINER);
+    let of_proxy: &[&str] = if is_proxy { &["args", "env"] } else { &[] };
+    *container = picked(container, &[&["name", "restartPolicy", "securityContext"], of_proxy].concat());
+    edit(container, "securityContext", only_ids);
+    edit_items(container, "env", |variable| *variable = picked(variable, &["name", "value"]));
+}
+
+fn only_ids(context: &mut Value) {
+    *context = picked(context, &["runAsUser", "runAsGroup"]);
+}
+
+/// An object with these fields alone; a value that is not an object as it is.
+fn picked(value: &Value, names: &[&str]) -> Value {
+    let Value::Object(fields) = value else { return value.clone() };
+    let picked = names.iter().filter_map(|name| Some(((*name).to_owned(), fields.get(*name)?.clone())));
+    Value::Object(picked.collect())
+}
+
+fn edit(object: &mut Value, name: &str, edit: impl FnOnce(&mut Value)) {
+    if let Some(value) = object.get_mut(name) {
+        edit(value);
+    }
+}
+
+fn edit_items(object: &mut Value, name: &str, each: impl FnMut(&mut Value)) {
+    edit(object, name, |list| list.as_array_mut().into_iter().flatten().for_each(each));
+}
+
 fn facts(pod: &Field<'_, '_>, errors: &mut PodJsonErrors) -> PodFacts {
     let mut facts = PodFacts::default();
     if pod.required_object(errors).is_none() {
@@ -306,6 +353,7 @@ const fn kind(value: &Value) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use alloc::format;
     use serde_json::json;
 
     #[test]
@@ -405,6 +453,67 @@ mod tests {
                 "spec.securityContext.runAsUser: is a string, not a whole number",
             ]
         );
+    }
+
+    #[test]
+    fn the_decisive_part_of_a_pod_decides_the_same_and_has_nothing_else() {
+        let pod = json!({"kind": "Pod", "apiVersion": "v1", "status": {"phase": "Running"},
+            "metadata": {"name": "n", "namespace": "s", "uid": "u", "resourceVersion": "7", "labels": {"a": "b"},
+                "annotations": {"c": "d"}, "managedFields": [{}]},
+            "spec": {"volumes": [{}], "runtimeClassName": "kata", "securityContext": {"runAsUser": 7, "fsGroup": 8},
+                "initContainers": [{"name": "i", "image": "x", "env": [{"name": "A", "value": "1"}]}],
+                "containers": [{"name": "istio-proxy", "args": ["proxy"], "ports": [{}], "restartPolicy": "Always",
+                    "securityContext": {"runAsGroup": 9, "privileged": false},
+                    "env": [{"name": "B", "value": "2"}, {"name": "C", "valueFrom": {"fieldRef": {}}}]}]}});
+        let part = decisive_part(&pod);
+        assert_eq!(
+            part,
+            json!({"kind": "Pod",
+                "metadata": {"name": "n", "namespace": "s", "uid": "u", "resourceVersion": "7", "labels": {"a": "b"},
+                    "annotations": {"c": "d"}},
+                "spec": {"runtimeClassName": "kata", "securityContext": {"runAsUser": 7},
+                    "initContainers": [{"name": "i"}],
+                    "containers": [{"name": "istio-proxy", "args": ["proxy"], "restartPolicy": "Always",
+                        "securityContext": {"runAsGroup": 9}, "env": [{"name": "B", "value": "2"}, {"name": "C"}]}]}})
+        );
+        assert_eq!(PodFacts::from_json(&part), PodFacts::from_json(&pod));
+    }
+
+    /// Every field of a pod takes every form in turn: what is read of the part is what is read of the whole, errors included.
+    #[test]
+    fn the_decisive_part_of_a_damaged_pod_is_refused_as_the_pod_is() {
+        let container = json!({"name": "istio-proxy", "args": ["a"], "restartPolicy": "Always", "image": "x",
+            "securityContext": {"runAsUser": 1, "runAsGroup": 2}, "env": [{"name": "A", "value": "1"}]});
+        let sound = json!({"kind": "Pod", "metadata": {"labels": {"a": "b"}, "annotations": {"c": "d"}},
+            "spec": {"runtimeClassName": "kata", "securityContext": {"runAsUser": 7, "runAsGroup": 8},
+                "initContainers": [container.clone()], "containers": [{"name": "app"}, container]}});
+        let mut places = Vec::new();
+        pointers(&sound, "", &mut places);
+        assert!(places.len() > 35, "{places:?}");
+        let forms =
+            [json!(null), json!(true), json!(5), json!("text"), json!([]), json!([5]), json!({"name": 5})];
+        for (place, form) in places.iter().flat_map(|place| forms.iter().map(move |form| (place, form))) {
+            let mut pod = sound.clone();
+            *pod.pointer_mut(place).expect("a place") = form.clone();
+            assert_eq!(
+                PodFacts::from_json(&decisive_part(&pod)),
+                PodFacts::from_json(&pod),
+                "{place}: {form}"
+            );
+        }
+    }
+
+    fn pointers(value: &Value, at: &str, places: &mut Vec<String>) {
+        places.push(at.to_owned());
+        match value {
+            Value::Object(fields) => {
+                fields.iter().for_each(|(name, value)| pointers(value, &format!("{at}/{name}"), places));
+            }
+            Value::Array(items) => {
+                items.iter().enumerate().for_each(|(n, value)| pointers(value, &format!("{at}/{n}"), places));
+            }
+            Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
+        }
     }
 
     #[test]
