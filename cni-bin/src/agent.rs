@@ -1,4 +1,4 @@
-//! Asks the node agent to enrol a pod of ambient mode, and waits until it has.
+//! Asks the node agent: for a pod that is being created, and to enrol one of ambient mode.
 
 use std::{
     fmt::Display,
@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use cni_core::plugin_event::{ADD_PATH, AddEvent, SOCKET_NAME};
+use cni_core::plugin_event::{ADD_PATH, AddEvent, POD_PATH, PodRequest, SOCKET_NAME};
 use http_body_util::{BodyExt, Full};
 use hyper::{
     Method, Request, StatusCode,
@@ -16,6 +16,8 @@ use hyper::{
     header::{CONTENT_TYPE, HOST},
 };
 use hyper_util::rt::TokioIo;
+use serde::Serialize;
+use serde_json::Value;
 use tokio::{
     net::UnixStream,
     time::{Instant, timeout_at},
@@ -25,14 +27,16 @@ use crate::wire::{CniError, Code};
 
 /// How long the agent may take, as in the reference.
 pub const PATIENCE: Duration = Duration::from_secs(5);
+/// How long it may take for a pod at most, and a quarter of the time that is left: the API server is asked after that.
+const LONGEST_SHARE: Duration = Duration::from_secs(1);
 /// How much of the agent's text is reported, in characters.
 const LONGEST_TEXT: usize = 1000;
-/// How much of it is read, in bytes.
-const MOST_TEXT: usize = 4 * LONGEST_TEXT;
+/// How much of an answer is read, in bytes: the agent holds no pod that is longer than a part of it.
+const MOST_BYTES: usize = 2 << 20;
 
-/// Why a pod is not enrolled.
+/// Why the agent gave no answer.
 #[derive(Debug, thiserror::Error)]
-pub enum NotEnrolled {
+pub enum NoAnswer {
     /// Nothing listens at the socket.
     #[error("the node agent is unreachable at {socket}: {error}", socket = .socket.display())]
     Unreachable {
@@ -57,14 +61,50 @@ pub enum NotEnrolled {
         /// What is wrong.
         what: String,
     },
+}
+
+/// What it answered instead of doing as asked.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("({code}): {text}")]
+pub struct Refusal {
+    /// The HTTP status.
+    pub code: u16,
+    /// The agent's reason.
+    pub text: String,
+}
+
+/// Why a pod is not enrolled.
+#[derive(Debug, thiserror::Error)]
+pub enum NotEnrolled {
+    /// It is not known whether it is.
+    #[error(transparent)]
+    NoAnswer(#[from] NoAnswer),
     /// It refused, or failed.
-    #[error("the node agent did not enrol the pod ({code}): {text}")]
-    Refused {
-        /// The HTTP status.
-        code: u16,
-        /// The agent's reason.
-        text: String,
-    },
+    #[error("the node agent did not enrol the pod {0}")]
+    Refused(#[from] Refusal),
+}
+
+/// Why the agent did not give a pod.
+#[derive(Debug, thiserror::Error)]
+pub enum NoPod {
+    /// It does not say.
+    #[error(transparent)]
+    NoAnswer(#[from] NoAnswer),
+    /// It has not got it.
+    #[error("the node agent did not give the pod {0}")]
+    Refused(#[from] Refusal),
+}
+
+/// Asks the agent whose run directory this is for a pod. Returns after its share of the time at the latest.
+///
+/// # Errors
+/// It has not got it; or that is not known.
+pub fn pod(run_dir: &Path, wanted: &PodRequest, deadline: std::time::Instant) -> Result<Value, NoPod> {
+    let left = deadline.saturating_duration_since(std::time::Instant::now());
+    let text = ask::<NoPod>(run_dir, POD_PATH, wanted, LONGEST_SHARE.min(left / 4))?;
+    serde_json::from_slice(&text).map_err(|error| {
+        NoAnswer::Garbled { socket: run_dir.join(SOCKET_NAME), what: error.to_string() }.into()
+    })
 }
 
 /// Has the agent whose run directory this is enrol a pod. Returns at the deadline at the latest.
@@ -72,40 +112,53 @@ pub enum NotEnrolled {
 /// # Errors
 /// It has not; or that is not known.
 pub fn enrol(run_dir: &Path, event: &AddEvent, deadline: std::time::Instant) -> Result<(), NotEnrolled> {
-    let socket = run_dir.join(SOCKET_NAME);
     let patience = PATIENCE.min(deadline.saturating_duration_since(std::time::Instant::now()));
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let runtime = runtime.map_err(|error| NotEnrolled::Unreachable { socket: socket.clone(), error })?;
-    runtime.block_on(post(&socket, event, patience))
+    ask::<NotEnrolled>(run_dir, ADD_PATH, event, patience).map(drop)
 }
 
-async fn post(socket: &Path, event: &AddEvent, patience: Duration) -> Result<(), NotEnrolled> {
+/// Posts a request, and returns the body of the answer.
+fn ask<E: From<NoAnswer> + From<Refusal>>(
+    run_dir: &Path,
+    path: &str,
+    what: &impl Serialize,
+    patience: Duration,
+) -> Result<Vec<u8>, E> {
+    let socket = run_dir.join(SOCKET_NAME);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.map_err(|error| NoAnswer::Unreachable { socket: socket.clone(), error })?;
+    let (status, body) = runtime.block_on(post(&socket, path, what, patience))?;
+    if status == StatusCode::OK {
+        return Ok(body);
+    }
+    Err(Refusal { code: status.as_u16(), text: text(&body) }.into())
+}
+
+async fn post(
+    socket: &Path,
+    path: &str,
+    what: &impl Serialize,
+    patience: Duration,
+) -> Result<(StatusCode, Vec<u8>), NoAnswer> {
     let deadline = Instant::now() + patience;
-    let unreachable = |error| NotEnrolled::Unreachable { socket: socket.to_owned(), error };
+    let unreachable = |error| NoAnswer::Unreachable { socket: socket.to_owned(), error };
     let garbled =
-        |what: &dyn ToString| NotEnrolled::Garbled { socket: socket.to_owned(), what: what.to_string() };
+        |what: &dyn ToString| NoAnswer::Garbled { socket: socket.to_owned(), what: what.to_string() };
     let stream = UnixStream::connect(socket).await.map_err(unreachable)?;
     let (mut sender, connection) =
         http1::handshake(TokioIo::new(stream)).await.map_err(|error| garbled(&error))?;
-    let body = serde_json::to_vec(event).map_err(|error| garbled(&error))?;
+    let body = serde_json::to_vec(what).map_err(|error| garbled(&error))?;
     let request = Request::builder()
         .method(Method::POST)
-        .uri(ADD_PATH)
+        .uri(path)
         .header(HOST, "unix")
         .header(CONTENT_TYPE, "application/json")
         .body(Full::new(Bytes::from(body)))
         .map_err(|error| garbled(&error))?;
     let exchange = async {
         let answer = timeout_at(deadline, sender.send_request(request)).await;
-        let answer = answer.map_err(|_| NotEnrolled::Silent { socket: socket.to_owned(), patience })?;
+        let answer = answer.map_err(|_| NoAnswer::Silent { socket: socket.to_owned(), patience })?;
         let answer = answer.map_err(|error| garbled(&error))?;
-        match answer.status() {
-            StatusCode::OK => Ok(()),
-            status => Err(NotEnrolled::Refused {
-                code: status.as_u16(),
-                text: text(answer.into_body(), deadline).await,
-            }),
-        }
+        Ok((answer.status(), beginning(answer.into_body(), deadline).await))
     };
     // The connection only moves while it is polled. If it ends first, the answer says why.
     tokio::pin!(exchange);
@@ -115,36 +168,51 @@ async fn post(socket: &Path, event: &AddEvent, patience: Duration) -> Result<(),
     }
 }
 
-/// The beginning of an answer, in one line.
-async fn text(mut body: Incoming, deadline: Instant) -> String {
+/// What arrives of an answer: a reason is worth more than its end, and a pod that is cut off is not one.
+async fn beginning(mut body: Incoming, deadline: Instant) -> Vec<u8> {
     let mut bytes = Vec::new();
-    // The reason is worth more than its end: what does not arrive is missing.
-    while bytes.len() < MOST_TEXT
+    while bytes.len() < MOST_BYTES
         && let Ok(Some(Ok(frame))) = timeout_at(deadline, body.frame()).await
     {
         bytes.extend(frame.into_data().unwrap_or_default());
     }
-    let text: String = String::from_utf8_lossy(&bytes).trim().chars().take(LONGEST_TEXT).collect();
+    bytes
+}
+
+/// The beginning of a text, in one line.
+fn text(bytes: &[u8]) -> String {
+    let text: String = String::from_utf8_lossy(bytes).trim().chars().take(LONGEST_TEXT).collect();
     if text.is_empty() { "no reason given".to_owned() } else { logging::escaped(&text) }
+}
+
+impl NoPod {
+    /// Whether this says no more than that no agent runs that gives pods.
+    #[must_use]
+    pub const fn is_usual(&self) -> bool {
+        matches!(
+            self,
+            Self::NoAnswer(NoAnswer::Unreachable { .. }) | Self::Refused(Refusal { code: 404, .. })
+        )
+    }
 }
 
 impl NotEnrolled {
     fn advice(&self) -> (Code, &'static str) {
         match self {
-            Self::Unreachable { .. } => (
+            Self::NoAnswer(NoAnswer::Unreachable { .. }) => (
                 Code::TryAgain,
                 "install-cni's pod on this node does not run, or has AMBIENT_ENABLED=false, or another run directory than cni_agent_run_dir says; the \
                  runtime tries again",
             ),
-            Self::Silent { .. } => (
+            Self::NoAnswer(NoAnswer::Silent { .. }) => (
                 Code::TryAgain,
                 "the log of install-cni's pod on this node says what it waits for; the runtime tries again",
             ),
-            Self::Garbled { .. } => (
+            Self::NoAnswer(NoAnswer::Garbled { .. }) => (
                 Code::TryAgain,
                 "restart install-cni's pod on this node if this goes on; the runtime tries again",
             ),
-            Self::Refused { .. } => (
+            Self::Refused(_) => (
                 Code::NotEnrolled,
                 "the log of install-cni's pod on this node says more; without enrolment the pod's traffic would bypass the mesh, so it is not \
                  started. The runtime tries again",

@@ -75,6 +75,15 @@ impl Invocation {
         self.env("CNI_ARGS", &args)
     }
 
+    /// The same with the pod's UID, as runtimes pass it today.
+    #[must_use]
+    pub fn pod_of_uid(self, namespace: &str, name: &str, uid: &str) -> Self {
+        let named = self.pod(namespace, name);
+        let args = named.env.iter().find(|(known, _)| known == "CNI_ARGS").map(|(_, args)| args.clone());
+        let args = format!("{};K8S_POD_UID={uid}", args.unwrap_or_default());
+        named.env("CNI_ARGS", &args)
+    }
+
     /// Replaces standard input.
     #[must_use]
     pub fn input(mut self, input: &str) -> Self {

@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use cni_core::plugin_event;
+
 use crate::cluster::own::{Lookup, OwnPod};
 use crate::conflist::PLUGIN_TYPE;
 use crate::disk::{self, DiskError};
@@ -126,9 +128,9 @@ fn remove_locked(installer: &Installer) -> Result<(), Vec<RemovalError>> {
         errors.push(RemovalError::Kept);
     } else {
         let run = &installer.settings().paths.run;
-        let mut files: Vec<PathBuf> = [KUBECONFIG, TOKEN_FILE, logging::SOCKET_NAME, seen_calls::FILE_NAME]
-            .map(|name| run.join(name))
-            .into();
+        let sockets = [logging::SOCKET_NAME, plugin_event::SOCKET_NAME];
+        let names = [KUBECONFIG, TOKEN_FILE, seen_calls::FILE_NAME].into_iter().chain(sockets);
+        let mut files: Vec<PathBuf> = names.map(|name| run.join(name)).collect();
         files.extend(binaries(installer));
         errors.extend(
             files.iter().filter_map(|file| disk::remove(installer.disk(), file).err().map(Into::into)),

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-use cni_core::logs::CALLED;
+use cni_core::logs::{CALLED, PodSource};
 use cni_core::reasons;
 use cni_core::wire::Code;
 use controller_runtime::lock;
@@ -24,7 +24,7 @@ use serde_json::Value;
 
 use crate::cluster::events::EventPublisher;
 use crate::cluster::{Connection, EventMessage, pod_reference};
-use crate::metrics::{AddLabels, Metrics, OutcomeLabel};
+use crate::metrics::{AddLabels, Metrics, OutcomeLabel, SourceLabel};
 use crate::plugin_health::PluginHealth;
 use crate::plugin_socket::PluginSocket;
 use crate::seen_calls::SeenCalls;
@@ -114,6 +114,12 @@ impl Receiver {
         let seconds = seconds.filter(|ms| (0.0..1e7).contains(ms)).map(|ms| ms / 1000.0);
         if !text("decision").is_empty() {
             self.calls.see();
+        }
+        // Those of an older plugin have none.
+        if let Some(source) =
+            PodSource::ALL.map(PodSource::word).into_iter().find(|word| *word == text("source"))
+        {
+            self.metrics.pod_sources.get_or_create(&SourceLabel { source }).inc();
         }
         if ["redirect", "enrol"].contains(&text("decision")) {
             self.plugin.add_succeeded();
@@ -245,7 +251,7 @@ mod tests {
         serde_json::to_vec(lines).expect("JSON")
     }
 
-    const ADD: &str = r#"{"level":"info","time":"2026-11-21T07:26:50.000001Z","scope":"x","msg":"redirected","pod":"a/b","decision":"redirect","ms":"pod:4.2 total:10.6"}"#;
+    const ADD: &str = r#"{"level":"info","time":"2026-11-21T07:26:50.000001Z","scope":"x","msg":"redirected","pod":"a/b","decision":"redirect","source":"agent","ms":"pod:4.2 total:10.6"}"#;
 
     #[test]
     fn lines_keep_their_time_and_labels_and_get_the_plugins_scope() {
@@ -255,12 +261,13 @@ mod tests {
         assert_eq!(
             *lines,
             [
-                "2026-11-21T07:26:50.000001Z\tinfo\tcni-plugin\tredirected\tdecision=redirect ms=\"pod:4.2 total:10.6\" pod=a/b"
+                "2026-11-21T07:26:50.000001Z\tinfo\tcni-plugin\tredirected\tdecision=redirect ms=\"pod:4.2 total:10.6\" pod=a/b source=agent"
             ]
         );
         let text = Format::Text.write(&registry);
         assert!(text.contains("istio_cni_log_entries_total{result=\"malformed\"} 2\n"), "{text}");
         assert!(text.contains("istio_cni_plugin_add_total{outcome=\"redirect\",reason=\"\"} 1\n"), "{text}");
+        assert!(text.contains("istio_cni_plugin_pods_total{source=\"agent\"} 1\n"), "{text}");
         assert!(
             text.contains("istio_cni_plugin_add_duration_seconds_sum{outcome=\"redirect\"} 0.0106\n"),
             "{text}"

@@ -27,6 +27,10 @@ labels!(
     AddLabels = "outcome,reason" { outcome: &'static str, reason: String }
 );
 labels!(
+    /// Where a plugin has a pod from.
+    SourceLabel = "source" { source: &'static str }
+);
+labels!(
     /// An answer to a plugin.
     CodeLabel = "response_code" { response_code: u16 }
 );
@@ -118,6 +122,7 @@ metrics! {
         node_taint_changes: Family<ChangeLabels, Counter> => "istio_cni_node_taint_changes_total", "Changes of the node's taint (add, remove) and condition (condition), by result: done, gone, changed (another client was faster), refused, rejected, unanswered";
         ambient_pods: Family<StateLabel, Gauge> => "istio_cni_ambient_pods", "Pods of the node that should be in ambient mode, by state: enrolled (rules, ztunnel and probes are verified), pending; all 0 while ambient mode is off";
         ztunnels: Gauge => "ztunnel_connected", "Connections of ztunnels; 2 while one is replaced";
+        pod_sources: Family<SourceLabel, Counter> => "istio_cni_plugin_pods_total", "Pods of ADDs, by what the plugin decided from: the agent's copy (agent), the API server (api), a manifest (manifest), annotations from the runtime (annotations), the pod's name (name)";
         plugin_requests: Family<CodeLabel, Counter> => "istio_cni_plugin_requests_total", "Answers to plugins that asked to enrol a pod, by HTTP status";
         annotations: Family<ResultLabel, Counter> => "istio_cni_ambient_annotations_total", "Changes of pods' annotation ambient.istio.io/redirection: done, gone (the pod ended), failed";
         build_info: Family<VersionLabel, Gauge> => "istio_cni_build_info", "Always 1; its label is the agent's version";
@@ -188,6 +193,7 @@ mod tests {
         start_at_zero(&metrics.meshed_pods, [StateLabel { state: "verified" }]);
         start_at_zero(&metrics.ambient_pods, [StateLabel { state: "enrolled" }]);
         start_at_zero(&metrics.plugin_requests, [CodeLabel { response_code: 200 }]);
+        start_at_zero(&metrics.pod_sources, [SourceLabel { source: "agent" }]);
         start_at_zero(&metrics.annotations, results(["done"]));
         let text = Format::Text.write(&registry);
         for row in Metrics::ROWS.iter().chain(process::METRICS) {

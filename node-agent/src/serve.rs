@@ -15,6 +15,7 @@ use prometheus_client::registry::Registry;
 use crate::ambient::state::AmbientState;
 use crate::cluster::Connection;
 use crate::drift::NodeSummary;
+use crate::held_pods::HeldPods;
 use crate::install::Installer;
 use crate::log_socket;
 use crate::metrics::Metrics;
@@ -42,6 +43,8 @@ pub struct Served {
     pub registry: Registry,
     /// The state of the node's pods.
     pub summary: Arc<NodeSummary>,
+    /// The node's pods, where a part of the agent follows them.
+    pub held: Arc<HeldPods>,
     /// The node's pods in ambient mode, if it is on.
     pub ambient: Option<Arc<AmbientState>>,
     /// Logging, to be changed at run time; none in tests.
@@ -221,6 +224,7 @@ mod tests {
             summary: Arc::new(NodeSummary::new(metrics.clone())),
             metrics,
             registry,
+            held: Arc::default(),
             ambient: None,
             logs: None,
             tasks: tasks.clone(),

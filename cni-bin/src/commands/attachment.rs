@@ -9,12 +9,14 @@ use crate::{
     conf::Conf,
     kernel::{Compared, Difference, Kernel, KernelError, Namespace},
     logs::SCOPE,
-    pod_source::{self, PodName, ReadPod},
+    pod_source::{self, PodError, PodName, ReadPod},
     sandboxed::SandboxedPods,
     selection::base_settings,
     wire::{CniError, Code, Invocation, PodArgs},
 };
-use cni_core::plugin_event::AddEvent;
+use cni_core::logs::PodSource;
+use cni_core::plugin_event::{AddEvent, PodRequest};
+use log::Level;
 use netns_apply::facts::NameFiles;
 use redirect_core::{
     Redirect, RulePlan,
@@ -54,20 +56,20 @@ pub fn add(job: &Job<'_>) -> Result<(), CniError> {
     let pod = job.pod_label();
     match &done {
         Ok(Done::Skipped(reason)) => log::info!(
-            target: SCOPE, pod = pod, uid = job.invocation.pod.uid, decision = "skip", reason = reason.word(), ms = phases.text();
+            target: SCOPE, pod = pod, uid = job.invocation.pod.uid, decision = "skip", reason = reason.word(), source = phases.source.word(), ms = phases.text();
             "not redirected: {}", reason.explanation()
         ),
         Ok(Done::Redirected(applied)) => log::info!(
-            target: SCOPE, pod = pod, decision = "redirect", backend = applied.backend, because = applied.because,
+            target: SCOPE, pod = pod, decision = "redirect", source = phases.source.word(), backend = applied.backend, because = applied.because,
             changed = applied.changed, ms = phases.text();
             "redirected"
         ),
         Ok(Done::Enrolled) => log::info!(
-            target: SCOPE, pod = pod, decision = "enrol", ms = phases.text();
+            target: SCOPE, pod = pod, decision = "enrol", source = phases.source.word(), ms = phases.text();
             "enrolled in ambient mode"
         ),
         Err(error) => log::error!(
-            target: SCOPE, pod = pod, decision = "fail", code = error.code.number(), ms = phases.text();
+            target: SCOPE, pod = pod, decision = "fail", code = error.code.number(), source = phases.source.word(), ms = phases.text();
             "{error}"
         ),
     }
@@ -81,7 +83,10 @@ pub fn add(job: &Job<'_>) -> Result<(), CniError> {
 pub fn check(job: &Job<'_>) -> Result<(), CniError> {
     let mut phases = Phases::new(job.start);
     let Ok(pod) = job.named_pod() else { return Ok(()) };
-    let read = job.read(&pod, &mut phases)?;
+    // The newest: the agent may hold an older one.
+    let read = job.read(&pod);
+    phases.end("pod");
+    let read = read?;
     // A pod of ambient mode has no sidecar.
     let Ok(sidecar) = job.sidecar(pod, read.facts)? else { return Ok(()) };
     let accepted = job.accepted(&sidecar.facts);
@@ -116,9 +121,14 @@ fn add_timed(job: &Job<'_>, phases: &mut Phases) -> Result<Done, CniError> {
     // What needs no pod object is checked first: neither the kubeconfig nor the network is touched for it.
     let pod = match job.named_pod() {
         Ok(pod) => pod,
-        Err(reason) => return Ok(Done::Skipped(reason)),
+        Err(reason) => {
+            if reason == SkipReason::NotInjected {
+                phases.source = PodSource::Annotations;
+            }
+            return Ok(Done::Skipped(reason));
+        }
     };
-    let read = job.read(&pod, phases)?;
+    let read = job.created(&pod, phases)?;
     if job.is_ambient(&pod, &read, phases)? {
         return job.enrol(&pod, &read.facts, phases);
     }
@@ -148,11 +158,44 @@ fn add_timed(job: &Job<'_>, phases: &mut Phases) -> Result<Done, CniError> {
 }
 
 impl Job<'_> {
-    fn read(&self, pod: &PodName, phases: &mut Phases) -> Result<ReadPod, CniError> {
+    /// The pod that is created. Where the agent holds it, neither the API server nor the plugin's token has to be in order.
+    fn created(&self, pod: &PodName, phases: &mut Phases) -> Result<ReadPod, CniError> {
         phases.end("read");
-        let read = pod_source::read(self.conf, pod, &self.invocation.pod.uid, self.deadline());
+        let read = match self.given(pod) {
+            Some(given) => {
+                phases.source = PodSource::Agent;
+                given
+            }
+            None => {
+                let is_file = self.conf.manifest_dir.is_some();
+                phases.source = if is_file { PodSource::Manifest } else { PodSource::Api };
+                self.read(pod)
+            }
+        };
         phases.end("pod");
         Ok(read?)
+    }
+
+    /// The pod as the agent has it, if it has. Without a UID, another pod of this name could be taken for it.
+    fn given(&self, pod: &PodName) -> Option<Result<ReadPod, PodError>> {
+        let uid = &self.invocation.pod.uid;
+        if self.conf.manifest_dir.is_some() || uid.is_empty() {
+            return None;
+        }
+        let PodName { namespace, name } = pod.clone();
+        let wanted = PodRequest { namespace, name, uid: uid.clone() };
+        match agent::pod(&self.conf.run_dir, &wanted, self.deadline()) {
+            Ok(object) => pod_source::given(pod, uid, object),
+            Err(why) => {
+                let level = if why.is_usual() { Level::Debug } else { Level::Info };
+                log::log!(target: SCOPE, level, pod = self.pod_label(); "{why}; asking the API server");
+                None
+            }
+        }
+    }
+
+    fn read(&self, pod: &PodName) -> Result<ReadPod, PodError> {
+        pod_source::read(self.conf, pod, &self.invocation.pod.uid, self.deadline())
     }
 
     /// Whether the agent is to enrol the pod. Its namespace is read only where that can change the answer.
@@ -322,7 +365,7 @@ impl Job<'_> {
 
     /// Logs the plan at debug, a line a rule: a log line is one line.
     fn explain(&self, plan: &RulePlan) {
-        if log::log_enabled!(target: SCOPE, log::Level::Debug) {
+        if log::log_enabled!(target: SCOPE, Level::Debug) {
             for line in render::explain(plan).lines() {
                 log::debug!(target: SCOPE, pod = self.pod_label(); "{line}");
             }
@@ -368,8 +411,9 @@ impl From<KernelError> for CniError {
     }
 }
 
-/// How long each part took.
+/// What an ADD went through, and how long each part took.
 struct Phases {
+    source: PodSource,
     start: Instant,
     last: Instant,
     parts: Vec<(&'static str, Duration)>,
@@ -377,7 +421,7 @@ struct Phases {
 
 impl Phases {
     fn new(start: Instant) -> Self {
-        Self { start, last: start, parts: Vec::new() }
+        Self { source: PodSource::Name, start, last: start, parts: Vec::new() }
     }
 
     fn end(&mut self, phase: &'static str) {

@@ -11,6 +11,38 @@ pub const CALLED: &str = "called";
 /// The variable by which the agent marks its own questions, which prove nothing about runtimes.
 pub const ASKED_BY_AGENT: &str = "ISTIO_CNI_ASKED_BY_AGENT";
 
+/// What the plugin decides about a pod from, as the line at the end of each ADD says under `source`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PodSource {
+    /// The pod's name, or its namespace's.
+    Name,
+    /// The annotations that the runtime passes.
+    Annotations,
+    /// The object, as the node agent has it.
+    Agent,
+    /// The object, from the API server.
+    Api,
+    /// A manifest.
+    Manifest,
+}
+
+impl PodSource {
+    /// All of them.
+    pub const ALL: [Self; 5] = [Self::Name, Self::Annotations, Self::Agent, Self::Api, Self::Manifest];
+
+    /// As lines and metrics have it.
+    #[must_use]
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::Name => "name",
+            Self::Annotations => "annotations",
+            Self::Agent => "agent",
+            Self::Api => "api",
+            Self::Manifest => "manifest",
+        }
+    }
+}
+
 /// Libraries that log; they say in many lines what an error says in one, and none of it is meant for an operator.
 const LIBRARIES: [&str; 9] = [
     "kube_client",

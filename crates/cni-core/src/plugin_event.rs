@@ -1,4 +1,5 @@
-//! The event by which the plugin passes a pod of ambient mode to the node agent, in the reference's form: `POST /cmdadd` at a unix socket.
+//! What the plugin asks of the node agent at a unix socket: a pod, before it asks the API server itself (`POST /v1/pod`); and to enrol a pod of
+//! ambient mode, in the reference's form (`POST /cmdadd`).
 
 use std::net::IpAddr;
 
@@ -9,6 +10,21 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 pub const SOCKET_NAME: &str = "pluginevent.sock";
 /// Where events of ADD are posted.
 pub const ADD_PATH: &str = "/cmdadd";
+
+/// Where the plugin asks for a pod. The path has the version of what is asked and answered; an agent that does not know it answers 404.
+pub const POD_PATH: &str = "/v1/pod";
+
+/// A pod that is asked for. The answer is 200 with the object, of which fields may be missing that the plugin does not read; any other answer has
+/// the reason as text.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PodRequest {
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+    /// Its UID: another pod of this name is not an answer.
+    pub uid: String,
+}
 
 /// A pod that is being created.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -182,6 +182,15 @@ impl<'a> Pod<'a> {
         waited.map_err(|error| anyhow!("{error:#}\n{}", self.node.tails()))
     }
 
+    /// Kills what keeps the pod's sandbox: the kubelet makes another, and starts the containers anew.
+    pub fn kill_sandbox(&self) -> Result<()> {
+        let running = self.node.ctr(&["tasks", "list", "-q"])?.stdout;
+        let sandboxes = self.containers("io.cri-containerd.kind", "sandbox")?;
+        let mut running = sandboxes.iter().filter(|id| running.lines().any(|line| line == *id));
+        let id = running.next().with_context(|| format!("no sandbox of {} runs", self.name))?;
+        self.node.ctr(&["tasks", "kill", "--signal", "SIGKILL", id]).map(drop)
+    }
+
     /// The file of the pod's network namespace as this process can open it, if any.
     fn network(&self) -> Result<Option<PathBuf>> {
         for id in self.containers("io.cri-containerd.kind", "sandbox")? {

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use serde_json::Value;
 
 use super::RunDir;
@@ -19,16 +19,34 @@ pub enum Does {
     Answers(String),
     /// Sends this, and keeps the connection open for longer than the plugin waits.
     Hangs(&'static str),
-    /// Closes at once.
+    /// Closes when it has read the request.
     Closes,
 }
 
 /// A stand-in for the agent at its socket.
 pub struct FakeAgent(Arc<Mutex<Vec<(String, Value)>>>);
 
+/// What a stand-in for the agent does.
+#[derive(Clone)]
+struct Plan {
+    /// With each request for a pod.
+    pods: Does,
+    /// With each request to enrol one.
+    events: Does,
+}
+
 impl FakeAgent {
-    /// Starts it.
+    /// Starts one that enrols pods, and gives none.
     pub fn start(run_dir: &RunDir, does: Does) -> Result<Self> {
+        Self::with(run_dir, Plan { pods: http("404 Not Found", ""), events: does })
+    }
+
+    /// Starts one that gives pods, and enrols none.
+    pub fn of_pods(run_dir: &RunDir, does: Does) -> Result<Self> {
+        Self::with(run_dir, Plan { pods: does, events: http("404 Not Found", "") })
+    }
+
+    fn with(run_dir: &RunDir, plan: Plan) -> Result<Self> {
         let path = run_dir.path().join("pluginevent.sock");
         let _ = std::fs::remove_file(&path);
         let listener = UnixListener::bind(path)?;
@@ -36,26 +54,26 @@ impl FakeAgent {
         let kept = Arc::clone(&events);
         thread::spawn(move || {
             for stream in listener.incoming().flatten() {
-                let (kept, does) = (Arc::clone(&kept), does.clone());
-                thread::spawn(move || serve(stream, &does, &kept));
+                let (kept, plan) = (Arc::clone(&kept), plan.clone());
+                thread::spawn(move || serve(stream, &plan, &kept));
             }
         });
         Ok(Self(events))
     }
 
-    /// Request lines and bodies since the last call.
+    /// Request lines and bodies since the last call, without those for pods that it does not give.
     pub fn take_events(&self) -> Vec<(String, Value)> {
         std::mem::take(&mut self.0.lock().expect("events"))
     }
 }
 
-fn serve(mut stream: UnixStream, does: &Does, events: &Mutex<Vec<(String, Value)>>) -> Result<()> {
-    if matches!(does, Does::Closes) {
-        return Ok(());
-    }
-    let request = HttpRequest::read(&mut stream)?.context("the head ends early")?;
+fn serve(mut stream: UnixStream, plan: &Plan, events: &Mutex<Vec<(String, Value)>>) -> Result<()> {
+    let Some(request) = HttpRequest::read(&mut stream)? else { return Ok(()) };
     let line = request.head.lines().next().unwrap_or_default().to_owned();
-    events.lock().expect("events").push((line, serde_json::from_slice(&request.body)?));
+    let does = if line.contains(" /v1/pod ") { &plan.pods } else { &plan.events };
+    if !matches!(does, Does::Answers(answer) if answer.starts_with("HTTP/1.1 404 ")) {
+        events.lock().expect("events").push((line, serde_json::from_slice(&request.body)?));
+    }
     match does {
         Does::Answers(answer) => stream.write_all(answer.as_bytes())?,
         Does::Hangs(beginning) => {

@@ -20,6 +20,7 @@ mod net_dirs;
 mod nodes_ways;
 mod once;
 mod owned;
+mod plugin_pods;
 mod power;
 mod privileges;
 mod ready;

@@ -478,7 +478,7 @@ fn an_api_server_that_is_away_is_waited_for() {
     let api = Api::start(&mut node);
     api.set_down(true);
     let _agent = node.start_ready();
-    wait(&node, "the complaint", || node.log().contains("cannot watch for broken pods"));
+    wait(&node, "the complaint", || node.log().contains("cannot watch the node's pods"));
     api.put(broken_pod("web", 1));
     api.set_down(false);
     wait_at_least(&node, &repaired("delete", "success"), 1.0);
@@ -487,7 +487,7 @@ fn an_api_server_that_is_away_is_waited_for() {
     api.set_down(false);
     wait_at_least(&node, &repaired("delete", "success"), 2.0);
     assert_eq!((api.changes_of("web").len(), api.changes_of("shop").len()), (1, 1));
-    assert!(node.log().contains("watching for broken pods again"), "{}", node.log());
+    assert!(node.log().contains("watching the node's pods again"), "{}", node.log());
 }
 
 #[test]

@@ -5,4 +5,5 @@ mod plugin_behaviour;
 mod plugin_crowd;
 mod plugin_malformed;
 mod plugin_odd;
+mod plugin_pods;
 mod plugin_recordings;

@@ -13,7 +13,7 @@ use crate::settings::{DriftSettings, Settings};
 /// in one process, tests measure what a large cluster costs. They end when this is dropped.
 #[derive(Debug)]
 pub struct ApiTasks {
-    work: [AbortHandle; 6],
+    work: Vec<AbortHandle>,
     /// Without it the tasks would take their settings for gone.
     _drift: watch::Sender<DriftSettings>,
 }

@@ -33,11 +33,13 @@ use crate::metrics::{KindLabel, Metrics};
 use crate::plan::{self, Edit, Obstacle};
 use crate::plugin::Program;
 use crate::plugin_health::AccessChecker;
+use crate::plugin_requests::PluginRequests;
 use crate::plugin_socket::PluginSocket;
 use crate::plugin_token::{PluginToken, TokenRenewer};
+use crate::pod_watch::{self, Followers};
 use crate::ready::{AgentState, Phase};
 use crate::reload::Reloader;
-use crate::repair;
+use crate::repair::RepairController;
 use crate::serve::{self, Served};
 use crate::settings::{
     DriftSettings, KUBECONFIG, OWNED_FILE, Placement, Settings, TOKEN_FILE, TemplateSource, Trust,
@@ -84,12 +86,16 @@ async fn run_with(
     let mut sockets = vec![serve::start(&settings, &served).await?];
     let renewer = Arc::new(renewer(&settings, &token, &served));
     let readable = start_lookup(&served);
-    let mut working =
-        Vec::from(start_work(&settings, &changes.drift, &served, (token.clone(), renewer.clone())));
-    if let Some((controller, events)) = ambient {
-        sockets.push(events.serve(tasks.clone())?);
-        working.push(tasks.spawn("ambient mode", controller.run()));
-    }
+    let mut working = start_work(&settings, &changes.drift, &served, (token.clone(), renewer.clone()));
+    let (controller, adds) = ambient.unzip();
+    let requests = PluginRequests {
+        held: served.held.clone(),
+        connection: served.connection.clone(),
+        metrics: served.metrics.clone(),
+        adds,
+    };
+    sockets.push(requests.serve(&settings.paths, tasks.clone())?);
+    working.extend(controller.map(|controller| tasks.spawn("ambient mode", controller.run())));
     let own = settings.clone();
     let mut agent = Agent::new(settings, served.clone(), sockets, token.clone(), changes);
     let end = tokio::select! {
@@ -123,6 +129,7 @@ fn served(
         plugin: Arc::default(),
         state: Arc::new(AgentState::default()),
         connection,
+        held: Arc::default(),
         ambient: ambient.as_ref().map(|(_, events)| events.state.clone()),
         summary: Arc::new(NodeSummary::new(metrics.clone())),
         metrics,
@@ -152,7 +159,7 @@ fn start_work(
     drift: &watch::Sender<DriftSettings>,
     served: &Arc<Served>,
     (token, renewer): (Arc<PluginToken>, Arc<TokenRenewer>),
-) -> [AbortHandle; 6] {
+) -> Vec<AbortHandle> {
     let Served { installer, connection, plugin, metrics, summary, tasks, .. } = &**served;
     let (handle, healer) = heal::link(settings, connection.clone(), metrics.clone(), tasks);
     let watch = drift::DriftWatch::new(
@@ -160,10 +167,9 @@ fn start_work(
         installer.clone(),
         connection.clone(),
         metrics.clone(),
-        summary.clone(),
+        (summary.clone(), served.held.clone()),
         handle,
     );
-    let repair = repair::RepairController::run(settings.clone(), drift.subscribe(), served.clone());
     let taint = taint::NodeTaintManager::new(settings, drift.subscribe(), served.clone());
     let access = AccessChecker {
         health: plugin.clone(),
@@ -171,14 +177,52 @@ fn start_work(
         identity: settings.identity.clone(),
         token,
     };
-    [
+    let repair = RepairController::new(settings.clone(), drift.subscribe(), served.clone());
+    let mut working = follow_pods(&settings.identity.node, served, repair.as_ref());
+    working.extend(
+        repair.map(|repair| tasks.spawn("repair controller", async move { match repair.work().await {} })),
+    );
+    working.extend([
         tasks.spawn("healer", healer.run()),
         tasks.spawn("drift watch", watch.run(drift.subscribe())),
-        tasks.spawn("repair controller", repair),
         tasks.spawn("taint manager", taint.run()),
         tasks.spawn("plugin token renewer", async move { renewer.run().await }),
         tasks.spawn("plugin access checker", access.run()),
-    ]
+    ]);
+    working
+}
+
+/// Follows the node's pods, where a part of the agent needs that.
+fn follow_pods(
+    own_node: &str,
+    served: &Arc<Served>,
+    repair: Option<&Arc<RepairController>>,
+) -> Vec<AbortHandle> {
+    let follow = |name, selection, followers: Followers| {
+        let connection = served.connection.clone();
+        served
+            .tasks
+            .spawn(name, async move { match pod_watch::run(&connection, selection, &followers).await {} })
+    };
+    // Repair may have another node than the agent.
+    let (here, elsewhere) = match repair.cloned() {
+        Some(repair) if repair.filter().node != own_node => (None, Some(repair)),
+        repair => (repair, None),
+    };
+    let ambient = served.ambient.as_ref().filter(|_| !own_node.is_empty());
+    let ambient = ambient.map(|state| state.inventory.clone());
+    let mut working = Vec::new();
+    if here.is_some() || ambient.is_some() {
+        let (held, metrics) = (served.held.clone(), served.metrics.clone());
+        let followers = Followers { held, repair: here, ambient, metrics };
+        working.push(follow("pod watch", pod_watch::of_node(own_node), followers));
+    }
+    if let Some(repair) = elsewhere {
+        let (selection, metrics) = (repair.selection(), served.metrics.clone());
+        let followers = Followers { held: Arc::default(), repair: Some(repair), ambient: None, metrics };
+        working.push(follow("watch of another node's pods", selection, followers));
+    }
+    working
 }
 
 /// A file that the agent does not change for a while, because another program does.

@@ -12,7 +12,7 @@ const LONG: Duration = Duration::from_secs(600);
 const LOCALHOST: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
 /// All tasks that an agent may have.
-const TASKS: [&str; 16] = [
+const TASKS: [&str; 17] = [
     "DaemonSet lookup",
     "drift watch",
     "ambient mode",
@@ -26,6 +26,7 @@ const TASKS: [&str; 16] = [
     "plugin access checker",
     "plugin event socket",
     "plugin token renewer",
+    "pod watch",
     "repair controller",
     "run-time control",
     "taint manager",

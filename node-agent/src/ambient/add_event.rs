@@ -1,18 +1,14 @@
-//! Plugins ask here to enrol pods that are being created: `POST /cmdadd` at a socket in the run directory, as in the reference. The answer comes when the pod
-//! is enrolled, so that its containers start behind ztunnel; any other answer fails the pod's creation, and the kubelet tries again.
+//! Plugins ask to enrol pods that are being created: `POST /cmdadd`, as in the reference. The answer comes when the pod is enrolled, so that its containers
+//! start behind ztunnel; any other answer fails the pod's creation, and the kubelet tries again.
 
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use cni_core::plugin_event::{ADD_PATH, AddEvent, SOCKET_NAME};
+use cni_core::plugin_event::AddEvent;
 use controller_runtime::SCOPE;
-use controller_runtime::serve::{self, Answer};
-use controller_runtime::supervisor::Supervisor;
-use http_body_util::{BodyExt, Limited};
-use hyper::body::Incoming;
-use hyper::{Method, Request, StatusCode};
+use hyper::StatusCode;
 use serde_json::{Map, Value};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
@@ -20,14 +16,10 @@ use tokio::time::Instant;
 use super::pod::{AmbientPod, AmbientRules};
 use super::state::{AmbientState, ambient_rules};
 use crate::cluster::Connection;
-use crate::cluster::pods;
+use crate::cluster::pods::{self, is_name};
 use crate::install::Installer;
-use crate::metrics::{CodeLabel, Metrics};
-use crate::plugin_socket::PluginSocket;
 use crate::settings::{AmbientSettings, Paths};
 
-/// The largest body.
-const LARGEST: usize = 64 * 1024;
 /// How long enrolment may take: less than the plugin waits, so that it learns why.
 const PATIENCE: Duration = Duration::from_millis(4200);
 /// How much longer the controller may take to say why a pod is not enrolled.
@@ -46,7 +38,7 @@ pub struct AddRequest {
     pub reply: oneshot::Sender<Result<(), String>>,
 }
 
-/// What plugins are answered with.
+/// How pods of plugins are enrolled.
 pub struct AddEvents {
     /// How pods are enrolled.
     pub settings: AmbientSettings,
@@ -56,8 +48,6 @@ pub struct AddEvents {
     pub installer: Arc<Installer>,
     /// Pods are read here.
     pub connection: Arc<Connection>,
-    /// Answers are counted.
-    pub metrics: Arc<Metrics>,
     /// What is known of namespaces.
     pub state: Arc<AmbientState>,
     /// Enrols pods.
@@ -65,41 +55,13 @@ pub struct AddEvents {
 }
 
 impl AddEvents {
-    /// Serves plugins. Needs a tokio run-time.
+    /// Enrols the pod of an event.
     ///
     /// # Errors
-    /// The socket cannot be made.
-    pub fn serve(self, tasks: Supervisor) -> anyhow::Result<PluginSocket> {
-        let (run, metrics, events) = (self.paths.run.clone(), self.metrics.clone(), Arc::new(self));
-        PluginSocket::start("plugin event socket", (&run, SOCKET_NAME), metrics, tasks, move |request| {
-            let events = events.clone();
-            async move { events.answer(request).await }
-        })
-    }
-
-    async fn answer(&self, request: Request<Incoming>) -> Answer {
-        if request.uri().path() != ADD_PATH {
-            return serve::text(StatusCode::NOT_FOUND, format!("only {ADD_PATH} is here\n"));
-        }
-        if request.method() != Method::POST {
-            return serve::text(StatusCode::METHOD_NOT_ALLOWED, "only POST\n");
-        }
-        let (status, text) = match self.add(request).await {
-            Ok(()) => (StatusCode::OK, String::new()),
-            Err((status, why)) => (status, format!("{why}\n")),
-        };
-        self.metrics.plugin_requests.get_or_create(&CodeLabel { response_code: status.as_u16() }).inc();
-        serve::text(status, text)
-    }
-
-    async fn add(&self, request: Request<Incoming>) -> Result<(), (StatusCode, String)> {
+    /// It is not enrolled: with what status to answer, and why.
+    pub async fn add(&self, body: &[u8]) -> Result<(), (StatusCode, String)> {
         let deadline = Instant::now() + PATIENCE;
-        let body = Limited::new(request.into_body(), LARGEST).collect();
-        let bad = |why: String| (StatusCode::BAD_REQUEST, why);
-        let body = tokio::time::timeout(serve::BODY_PATIENCE, body).await;
-        let body = body.map_err(|_| bad("the body took too long".to_owned()))?;
-        let body = body.map_err(|error| bad(format!("the body cannot be read: {error}")))?.to_bytes();
-        let event = read_event(&body).map_err(bad)?;
+        let event = read_event(body).map_err(|why| (StatusCode::BAD_REQUEST, why))?;
         let enrolled = self.enrol(&event, deadline).await;
         enrolled.map_err(|why| {
             log::warn!(target: SCOPE, pod = format!("{}/{}", event.pod_namespace, event.pod_name); "a pod that is being created is not enrolled, so it does not start: {why}");
@@ -175,24 +137,9 @@ fn visible(netns: &Path, paths: &Paths) -> PathBuf {
     }
 }
 
-/// Whether a text can be the name of a pod or a namespace, and part of a path at the API server.
-fn is_name(text: &str) -> bool {
-    let is_part =
-        |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || matches!(byte, b'-' | b'.');
-    (1..=253).contains(&text.len()) && text.bytes().all(is_part) && !text.starts_with('.')
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn names_are_no_paths() {
-        assert!(is_name("web-7d9f.b") && is_name("7"));
-        for text in ["", ".", "..", "a/b", "a?b", "A", "a b", "a%2f", &"a".repeat(254)] {
-            assert!(!is_name(text), "{text}");
-        }
-    }
 
     #[test]
     fn a_namespace_is_opened_where_the_agent_sees_it() {

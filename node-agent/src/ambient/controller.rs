@@ -29,7 +29,7 @@ use zds::socket::Event;
 use super::add_event::{AddEvents, AddRequest};
 use super::annotations::{self, AnnotationFailure, AnnotationQueue};
 use super::enrolment::{Enrolled, Enrolment, REPLACEMENT};
-use super::inventory::{Due, Inventory, namespaces, pods_of};
+use super::inventory::{Due, Inventory, namespaces};
 use super::monitor::{self, Monitors, Opened};
 use super::node::{Annotate, NamedNamespaces, NodePass, ZtunnelLink};
 use super::pod::AmbientPod;
@@ -99,7 +99,6 @@ pub fn link(
         paths: settings.paths.clone(),
         installer: installer.clone(),
         connection: connection.clone(),
-        metrics: metrics.clone(),
         state: state.clone(),
         adds: sender,
     };
@@ -131,14 +130,12 @@ impl AmbientController {
         }
         let selectors = self.settings.selectors.as_ref().and_then(|given| Enablement::read(given, []).ok());
         let watched = namespaces(selectors.is_none_or(|selectors| selectors.is_usual()));
-        let pods = pods_of(&self.node);
         let (connection, inventory) = (self.connection.clone(), self.state.inventory.clone());
         let queue = Arc::new(AnnotationQueue::default());
         let (failures, failed) = mpsc::unbounded_channel();
         let written = annotations::write(queue.clone(), connection.clone(), self.metrics.clone(), failures);
-        let (pod_replica, namespace_replica) = (inventory.pod_replica(), inventory.namespace_replica());
+        let namespace_replica = inventory.namespace_replica();
         tokio::select! {
-            never = resync::run(&connection, &pods, &pod_replica) => match never {},
             never = resync::run(&connection, &watched, &namespace_replica) => match never {},
             never = written => match never {},
             never = self.work(queue, failed) => match never {},

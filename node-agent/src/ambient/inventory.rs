@@ -1,4 +1,5 @@
-//! The node's pods and the namespaces that decide about them, as the API server has them, kept current by two watches; and which pods to examine.
+//! The node's pods and the namespaces that decide about them, as the API server has them, kept current by the watch of the node's pods and one of
+//! namespaces; and which pods to examine.
 //!
 //! Only what decides is kept of an object. Namespaces are watched by label where labels of no other name decide: a cluster has many, and each node needs few.
 
@@ -13,7 +14,7 @@ use serde_json::{Map, Value, json};
 use tokio::sync::Notify;
 
 use super::pod::{AmbientPod, AmbientRules};
-use crate::cluster::pods::{self, REMEDY, SPREAD, labels};
+use crate::cluster::pods::{self, SPREAD, labels};
 
 /// How annotations that decide begin.
 const ANNOTATIONS: &str = "ambient.istio.io/";
@@ -105,18 +106,6 @@ impl Inventory {
     }
 }
 
-/// The pods of the node of this name.
-pub fn pods_of(node: &str) -> Collection {
-    Collection {
-        what: "pods of ambient mode",
-        source: pods::source(),
-        selection: Selection { fields: format!("spec.nodeName={node}"), labels: String::new() },
-        freshness: Freshness::Remembered,
-        remedy: REMEDY,
-        spread: SPREAD,
-    }
-}
-
 /// The namespaces that decide: with the usual selectors those that have the label, otherwise all.
 pub fn namespaces(has_usual_selectors: bool) -> Collection {
     let labels = if has_usual_selectors { DATAPLANE_LABEL.to_owned() } else { String::new() };
@@ -204,7 +193,8 @@ impl<T: PartialEq + Send + 'static> Replica for InventoryReplica<'_, T> {
 }
 
 /// What decides of a pod, by its UID.
-fn condensed(pod: &Value) -> Option<(String, Value)> {
+#[must_use]
+pub fn condensed(pod: &Value) -> Option<(String, Value)> {
     let uid = pod.pointer("/metadata/uid")?.as_str()?.to_owned();
     let mut kept = json!({"metadata": {"annotations": {}}, "spec": {}, "status": {}});
     for pointer in OF_POD {

@@ -41,6 +41,17 @@ pub(super) fn of_namespace(namespace: &str) -> Request {
     Request::new(format!("/api/v1/namespaces/{namespace}/pods"))
 }
 
+/// What decides of a pod at one version.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PodText {
+    /// Its UID.
+    pub uid: String,
+    /// Its version.
+    pub version: String,
+    /// The object.
+    pub json: Arc<str>,
+}
+
 /// What is kept of the pods of the agent's node. Of a pod that is the same as in the last list, no more than the metadata is read.
 #[derive(Debug, Clone)]
 pub struct NodePods<T> {
@@ -62,6 +73,22 @@ impl<T> Default for NodePods<T> {
 }
 
 impl<T: Clone + Send + Sync + 'static> NodePods<T> {
+    /// Takes the pods from those that the agent holds. `keep` must always decide the same.
+    pub fn take(&mut self, held: Vec<PodText>, keep: impl Fn(&Value) -> Option<T>) -> Vec<T> {
+        let known =
+            |pod: &PodText| self.listed.get(&pod.uid).filter(|listed| listed.version == pod.version).cloned();
+        let read = |pod: &PodText| {
+            let kept = serde_json::from_str(&pod.json).ok().and_then(|pod| keep(&pod));
+            ListedPod { version: pod.version.clone(), kept }
+        };
+        let listed = held.into_iter().map(|pod| {
+            let listed = known(&pod).unwrap_or_else(|| read(&pod));
+            (pod.uid, listed)
+        });
+        self.listed = Arc::new(listed.collect());
+        self.listed.values().filter_map(|pod| pod.kept.clone()).collect()
+    }
+
     /// Lists the pods, in the state of a moment ago: the API server need not query its store. `keep` must always decide the same.
     ///
     /// # Errors
@@ -105,6 +132,14 @@ where
         let (uid, version) = identity(pod.get("metadata")?)?;
         Some((uid.to_owned(), ListedPod { version: version.to_owned(), kept: (self.keep)(pod) }))
     }
+}
+
+/// Whether a text can be the name of a pod or a namespace, and part of a path at the API server.
+#[must_use]
+pub fn is_name(text: &str) -> bool {
+    let is_part =
+        |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || matches!(byte, b'-' | b'.');
+    (1..=253).contains(&text.len()) && text.bytes().all(is_part) && !text.starts_with('.')
 }
 
 /// The UID and the version: two objects with the same of both are the same.
@@ -251,6 +286,14 @@ pub async fn label(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn names_are_no_paths() {
+        assert!(is_name("web-7d9f.b") && is_name("7"));
+        for text in ["", ".", "..", "a/b", "a?b", "A", "a b", "a%2f", &"a".repeat(254)] {
+            assert!(!is_name(text), "{text}");
+        }
+    }
 
     #[test]
     fn a_pod_of_the_last_list_is_read_again_when_it_is_another_or_has_another_version() {

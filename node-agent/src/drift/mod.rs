@@ -31,6 +31,7 @@ use tokio::task::JoinError;
 use crate::cluster::pods::{self, NodePods};
 use crate::cluster::{Cluster, Connection, runtime_classes, warning};
 use crate::heal::{CheckRequests, DesiredRedirect, HealHandle, HealRequest};
+use crate::held_pods::HeldPods;
 use crate::install::Installer;
 use crate::metrics::Metrics;
 use crate::pod_check::{
@@ -137,6 +138,8 @@ pub struct DriftWatch {
     connection: Arc<Connection>,
     metrics: Arc<Metrics>,
     summary: Arc<NodeSummary>,
+    /// The node's pods, where another part of the agent follows them.
+    held: Arc<HeldPods>,
     /// The node's pods at the last list, as they are under `conf`.
     pods: NodePods<Arc<MeshPod>>,
     conf: Option<Arc<Conf>>,
@@ -164,7 +167,7 @@ impl DriftWatch {
         installer: Arc<Installer>,
         connection: Arc<Connection>,
         metrics: Arc<Metrics>,
-        summary: Arc<NodeSummary>,
+        (summary, held): (Arc<NodeSummary>, Arc<HeldPods>),
         healer: HealHandle,
     ) -> Self {
         let states = [
@@ -185,6 +188,7 @@ impl DriftWatch {
             connection,
             metrics,
             summary,
+            held,
             pods: NodePods::default(),
             conf: None,
             tracker: DriftTracker::default(),
@@ -375,7 +379,10 @@ impl DriftWatch {
             self.pods = NodePods::default();
         }
         let read = move |pod: &serde_json::Value| MeshPod::running(pod, &of_node).map(Arc::new);
-        let pods = self.pods.list(&cluster, read).await?;
+        let pods = match self.held.all() {
+            Some(held) => self.pods.take(held, read),
+            None => self.pods.list(&cluster, read).await?,
+        };
         self.forget_others(&pods).await;
         let wanted = Arc::new(pods.iter().flat_map(|pod| pod.addresses.iter().copied()).collect());
         let classes = pods.iter().filter_map(|pod| pod.runtime_class.as_deref());

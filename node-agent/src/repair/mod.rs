@@ -4,7 +4,7 @@
 //! API server ──► list, watch ──► filter ──► queue ──► confirm ──► action ──► metrics, event
 //! ```
 //!
-//! [`filter`], [`queue`] and [`limit`] are pure. One task watches, another acts. The queue between them has a limit; a pod that does not fit is found by
+//! [`filter`], [`queue`] and [`limit`] are pure. The watch of the node's pods notes, another task acts. The queue between them has a limit; a pod that does not fit is found by
 //! the next list. Each request has a time limit.
 
 pub mod action;
@@ -20,10 +20,9 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use cni_core::reasons::COULD_NOT_BE;
-use controller_runtime::metrics::{WatchLabel, gauged};
+use controller_runtime::metrics::gauged;
 use controller_runtime::outage::OutageLog;
-use controller_runtime::resync::{self, Collection, Freshness, Replica, Selection};
-use controller_runtime::supervisor::Unneeded;
+use controller_runtime::resync::Selection;
 use controller_runtime::{SCOPE, added_or_due, lock};
 use serde_json::Value;
 use tokio::sync::Notify;
@@ -64,23 +63,21 @@ pub struct RepairController {
 }
 
 impl RepairController {
-    /// Works for ever, if the settings ask for anything.
-    pub async fn run(settings: Settings, drift: Receiver<DriftSettings>, served: Arc<Served>) -> Unneeded {
-        let Some(action) = settings.repair.action else { return Unneeded };
+    /// A controller, if the settings ask for one.
+    #[must_use]
+    pub fn new(settings: Settings, drift: Receiver<DriftSettings>, served: Arc<Served>) -> Option<Arc<Self>> {
+        let action = settings.repair.action?;
         let RepairSettings { label, filter, .. } = settings.repair;
         if filter.node.is_empty() {
             log::warn!(target: SCOPE, "repair is off: set NODE_NAME or REPAIR_NODE_NAME to identify the node's pods");
-            return Unneeded;
+            return None;
         }
-        let selection = Selection {
-            fields: filter.fields.on_node(&filter.node),
-            labels: filter.labels.as_str().to_owned(),
-        };
+        let Selection { fields, labels } = selection(&filter);
         let r#type = action.word();
         served.metrics.start_repair(r#type, action.results(), &REASONS);
-        log::info!(target: SCOPE, action = r#type, fields = selection.fields.as_str(), labels = selection.labels.as_str(); "watching for broken pods");
+        log::info!(target: SCOPE, action = r#type, fields = fields, labels = labels; "watching for broken pods");
         let outage = OutageLog::new("cannot repair a broken pod", "broken pods are repaired again");
-        let controller = Self {
+        Some(Arc::new(Self {
             action,
             filter,
             label,
@@ -92,18 +89,19 @@ impl RepairController {
             added: Notify::new(),
             room: Notify::new(),
             outage: Mutex::new(outage),
-        };
-        let collection = Collection {
-            what: "for broken pods",
-            source: pods::source(),
-            selection,
-            freshness: Freshness::Remembered,
-            remedy: pods::REMEDY,
-            spread: pods::SPREAD,
-        };
-        let watch = resync::run(&controller.served.connection, &collection, &controller);
-        let (never, _) = tokio::join!(watch, controller.work());
-        match never {}
+        }))
+    }
+
+    /// Which pods it is about.
+    #[must_use]
+    pub fn selection(&self) -> Selection {
+        selection(&self.filter)
+    }
+
+    /// Which pods are broken.
+    #[must_use]
+    pub const fn filter(&self) -> &Filter {
+        &self.filter
     }
 
     fn forget(&self, pod: &Value) -> bool {
@@ -134,8 +132,8 @@ impl RepairController {
         self.served.metrics.repair_waiting.set(gauged(waiting));
     }
 
-    /// Handles one pod after the other, as they are due.
-    async fn work(&self) -> Infallible {
+    /// Handles one broken pod after the other, as they are due, for ever.
+    pub async fn work(&self) -> Infallible {
         loop {
             let next = lock(&self.queue).next();
             added_or_due(&self.added, next).await;
@@ -288,22 +286,18 @@ impl RepairController {
     }
 }
 
-impl Replica for RepairController {
-    type Item = Broken;
-
-    fn parser(&self) -> impl Fn(&Value) -> Option<Broken> + Clone + Send + Sync + 'static {
-        let filter = self.filter.clone();
-        move |pod| filter.check(pod).ok()
-    }
-
-    fn replace(&self, pods: Vec<Broken>) {
+/// What the watch of the node's pods reports.
+impl RepairController {
+    /// These are all broken pods.
+    pub fn replace(&self, pods: Vec<Broken>) {
         let uids: BTreeSet<String> = pods.iter().map(|broken| broken.uid.clone()).collect();
         lock(&self.queue).keep(&uids);
         pods.into_iter().for_each(|broken| self.note(broken));
         self.show();
     }
 
-    fn changed(&self, pod: &Value) {
+    /// A pod is new, or changed.
+    pub fn changed(&self, pod: &Value) {
         match self.filter.check(pod) {
             Ok(broken) => self.note(broken),
             Err(why) => {
@@ -318,24 +312,25 @@ impl Replica for RepairController {
         self.show();
     }
 
-    fn removed(&self, pod: &Value) {
+    /// A pod is gone.
+    pub fn removed(&self, pod: &Value) {
         self.forget(pod);
         self.show();
     }
 
-    /// A pod that becomes broken stays so: the next watch continues from the version of the last event.
-    fn interrupted(&self) -> bool {
-        self.served.metrics.watch_restarts.get_or_create(&WatchLabel { watch: "pods" }).inc();
-        false
-    }
-
-    fn is_incomplete(&self) -> bool {
+    /// Whether broken pods were not noted for lack of room, which a list would find again.
+    pub fn is_incomplete(&self) -> bool {
         lock(&self.queue).take_overflowed()
     }
 
-    async fn wants_list(&self) {
+    /// Waits until such a list is worthwhile.
+    pub async fn wants_list(&self) {
         self.room.notified().await;
     }
+}
+
+fn selection(filter: &Filter) -> Selection {
+    Selection { fields: filter.fields.on_node(&filter.node), labels: filter.labels.as_str().to_owned() }
 }
 
 fn observed(broken: &Broken) -> ObservedPod<'_> {

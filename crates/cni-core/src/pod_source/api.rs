@@ -196,7 +196,7 @@ fn labels(found: &Value, namespace: &str, server: &str) -> Result<Map<String, Va
 }
 
 /// Whether it is the requested pod.
-fn check(found: &Value, pod: &PodName, uid: &str, server: &str) -> Result<(), PodError> {
+pub(super) fn check(found: &Value, pod: &PodName, uid: &str, server: &str) -> Result<(), PodError> {
     let text = |pointer: &str| found.pointer(pointer).and_then(Value::as_str).unwrap_or_default();
     let (namespace, name) = (text("/metadata/namespace"), text("/metadata/name"));
     if text("/kind") != "Pod" || namespace != pod.namespace || name != pod.name {

@@ -50,6 +50,13 @@ pub fn read(conf: &Conf, pod: &PodName, uid: &str, deadline: Instant) -> Result<
     }
 }
 
+/// A pod as the node agent gave it; none if it is not the pod of this name and UID.
+#[must_use]
+pub fn given(pod: &PodName, uid: &str, object: Value) -> Option<Result<ReadPod, PodError>> {
+    let is_it = api::check(&object, pod, uid, "").is_ok();
+    is_it.then(|| ReadPod::new(pod, object, ""))
+}
+
 /// The handler of a runtime class, where an API server has pods; none if it may not be read there.
 ///
 /// # Errors

@@ -112,6 +112,8 @@ pub trait Replica: Sync {
     fn changed(&self, object: &Value);
     /// An object is gone.
     fn removed(&self, object: &Value);
+    /// Whether a watch keeps the copy current from now on: it began, or brought a bookmark; or it broke.
+    fn followed(&self, _is_followed: bool) {}
     /// The watch broke; true if the copy may be stale until the next list.
     fn interrupted(&self) -> bool;
     /// Whether to list again although no watch broke.
@@ -134,6 +136,7 @@ pub async fn run(connection: &Connection, collection: &Collection, replica: &imp
         let (start, mut was_watching) = (Instant::now(), false);
         let ended = watch_once(connection, collection, replica, &mut version, || {
             was_watching = true;
+            replica.followed(true);
             retry.worked();
         })
         .await;
@@ -141,6 +144,7 @@ pub async fn run(connection: &Connection, collection: &Collection, replica: &imp
         let pause = match ended {
             Ok(_) => retry.after_success(),
             Err(error) => {
+                replica.followed(false);
                 if replica.interrupted() || error == ReadError::Expired {
                     version = None;
                 }

@@ -61,7 +61,10 @@ impl Cluster {
                     advance(version, &object);
                     replica.removed(&object);
                 }
-                WatchEvent::Bookmark(mark) => *version = mark.metadata.resource_version,
+                WatchEvent::Bookmark(mark) => {
+                    *version = mark.metadata.resource_version;
+                    replica.followed(true);
+                }
                 WatchEvent::Error(status) if status.code == 410 => return Err(ReadError::Expired),
                 WatchEvent::Error(status) => {
                     let text = format!("the API server reports {}: {}", status.code, status.message);

@@ -58,6 +58,8 @@ pub struct State {
     pub changes: Vec<(String, String, Value)>,
     pub lists: usize,
     pub watches: usize,
+    /// The names of pods that were requested, in their order.
+    pub gets: Vec<String>,
     /// The versions that watches began at.
     pub watched_from: Vec<String>,
     /// Selectors that lists and watches had.
@@ -281,10 +283,13 @@ fn serve(mut stream: TcpStream, shared: &(Mutex<State>, Condvar)) {
             let metadata = json!({"resourceVersion": state.version.to_string()});
             (200, json!({"kind": "PodList", "metadata": metadata, "items": state.pods}).to_string())
         }
-        Verb::Get => match state.get(name) {
-            Some(pod) => (200, pod.to_string()),
-            None => (404, failure(404)),
-        },
+        Verb::Get => {
+            state.gets.push(name.to_owned());
+            match state.get(name) {
+                Some(pod) => (200, pod.to_string()),
+                None => (404, failure(404)),
+            }
+        }
         Verb::Delete | Verb::Patch => {
             let kind = request
                 .head

@@ -159,6 +159,53 @@ fn pods_of_the_mesh_start_while_no_agent_runs_and_the_agents_token_is_refused() 
     assert_redirected(&node, &after)
 }
 
+/// A pod whose sandbox dies needs the plugin again, and the kubelet needs no API server for that.
+#[test]
+fn pods_that_the_agent_holds_start_redirected_while_the_api_server_is_away() -> Result<()> {
+    const PODS: [&str; 3] = ["held-1", "held-2", "held-3"];
+    let api = ApiServer::start()?;
+    let node = Node::joined(&api)?;
+    apply_manifest(&api, &node, MANIFEST)?;
+    let mut agent = HostAgent::new(&node, &api, &programs()?)?;
+    agent.env.push(("REPAIR_LABEL_PODS", "true".to_owned()));
+    agent.start()?;
+    agent.wait_ready()?;
+    let pods = PODS.map(|name| node.start_pod(&sidecar_pod(name)));
+    let pods = pods.into_iter().collect::<Result<Vec<_>>>()?;
+    for pod in &pods {
+        pod.wait_running(POD)?;
+    }
+    api.stop();
+    let ends = |pod: &str, source: &str| -> Result<usize> {
+        let log = fs::read_to_string(run_dir(&node).join("istio-cni.log"))?;
+        let lines = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+        let of_pod = lines.filter(|line| line["pod"] == format!("default/{pod}"));
+        Ok(of_pod.filter(|line| line["decision"] == "redirect" && line["source"] == source).count())
+    };
+    let before: Vec<usize> = PODS.iter().map(|pod| ends(pod, "agent")).collect::<Result<_>>()?;
+    pods.iter().try_for_each(e2e::node::Pod::kill_sandbox)?;
+    for ((pod, name), before) in pods.iter().zip(PODS).zip(before) {
+        until(
+            "the plugin to be called again",
+            POD,
+            &[],
+            || Ok((ends(name, "agent")? > before).then_some(())),
+        )
+        .with_context(|| node.kubelet_log().lines().rev().take(20).collect::<Vec<_>>().join("\n"))?;
+        pod.wait_running(POD)?;
+        assert_redirected(&node, pod)?;
+    }
+    // Without the agent nobody has the pod, and it waits: nothing bypasses.
+    agent.stop(Signal::SIGKILL)?;
+    pods[0].kill_sandbox()?;
+    let why = pods[0].wait_sandbox_failure(POD)?;
+    ensure!(why.contains("istio-cni"), "{why}");
+    api.start_again()?;
+    until("the plugin to ask the API server", POD, &[], || Ok((ends(PODS[0], "api")? > 0).then_some(())))?;
+    pods[0].wait_running(POD)?;
+    assert_redirected(&node, &pods[0])
+}
+
 #[test]
 fn the_manifests_drift_watch_sees_what_happens_in_pods() -> Result<()> {
     let api = ApiServer::start()?;

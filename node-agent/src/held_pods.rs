@@ -1,0 +1,285 @@
+//! What the agent holds of the node's pods, as the API server has them, for plugins that ask.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use cni_core::plugin_event::PodRequest;
+use controller_runtime::lock;
+use redirect_core::pod_json::decisive_part;
+use serde_json::{Map, Value};
+use tokio::sync::Notify;
+use tokio::time::{Instant, timeout_at};
+
+use crate::cluster::pods::PodText;
+
+/// The longest text that is held of a pod, in bytes: its owner chooses annotations, and a node has 250 pods. Longer ones are read when a plugin asks.
+const LONGEST: usize = 32 * 1024;
+
+/// What decides besides the decisive part: ambient mode and the drift watch read it.
+const MORE: [&[&str]; 4] = [
+    &["spec", "hostNetwork"],
+    &["metadata", "deletionTimestamp"],
+    &["status", "phase"],
+    &["status", "podIPs"],
+];
+/// How long ago the API server was heard of last while the watch is sound: it sends a bookmark each minute.
+const LONGEST_SILENCE: Duration = Duration::from_secs(150);
+
+/// The node's pods, kept by the watch.
+#[derive(Debug, Default)]
+pub struct HeldPods {
+    state: Mutex<State>,
+    changed: Notify,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// By UID.
+    pods: BTreeMap<String, HeldPod>,
+    /// Those that are not held because they are too long, by UID.
+    too_long: BTreeSet<String>,
+    /// When a watch that keeps them current brought something last; none while there is no such watch.
+    heard: Option<Instant>,
+}
+
+/// A pod.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HeldPod {
+    namespace: String,
+    name: String,
+    text: PodText,
+}
+
+/// A pod, or the UID of one that is too long to be held.
+pub type Holding = Result<HeldPod, String>;
+
+impl HeldPods {
+    /// What decides of a pod, as JSON, if it is held.
+    #[must_use]
+    pub fn find(&self, wanted: &PodRequest) -> Option<Arc<str>> {
+        lock(&self.state).find(wanted)
+    }
+
+    /// The same for a pod that was created a moment ago: waits until the watch brings it, where a watch is there.
+    pub async fn wait_for(&self, wanted: &PodRequest, patience: Duration) -> Option<Arc<str>> {
+        let deadline = Instant::now() + patience;
+        loop {
+            // What changes from now on is noticed, also before it is waited for.
+            let mut changed = std::pin::pin!(self.changed.notified());
+            changed.as_mut().enable();
+            {
+                let state = lock(&self.state);
+                let found = state.find(wanted);
+                if found.is_some() || state.heard.is_none() {
+                    return found;
+                }
+            }
+            timeout_at(deadline, changed).await.ok()?;
+        }
+    }
+
+    /// All pods, where a sound watch keeps every one of them current.
+    #[must_use]
+    pub fn all(&self) -> Option<Vec<PodText>> {
+        let state = lock(&self.state);
+        let is_sound = state.heard.is_some_and(|heard| heard.elapsed() < LONGEST_SILENCE);
+        let all = || state.pods.values().map(|pod| pod.text.clone()).collect();
+        (is_sound && state.too_long.is_empty()).then(all)
+    }
+
+    /// These are all pods of the node.
+    pub fn replace(&self, pods: Vec<Holding>) {
+        {
+            let mut state = lock(&self.state);
+            (state.pods, state.too_long) = (BTreeMap::new(), BTreeSet::new());
+            pods.into_iter().for_each(|holding| state.hold(holding));
+        }
+        self.changed.notify_waiters();
+    }
+
+    /// A pod is new, or changed.
+    pub fn change(&self, pod: &Value) {
+        let [uid, version] = ["uid", "resourceVersion"].map(|key| text(pod, key).unwrap_or_default());
+        let is_known = {
+            let mut state = lock(&self.state);
+            state.heard = state.heard.map(|_| Instant::now());
+            state.pods.get(uid).is_some_and(|held| held.text.version == version)
+        };
+        if !is_known && let Some(holding) = held(pod) {
+            lock(&self.state).hold(holding);
+            self.changed.notify_waiters();
+        }
+    }
+
+    /// A pod is gone.
+    pub fn remove(&self, pod: &Value) {
+        if let Some(uid) = text(pod, "uid") {
+            lock(&self.state).forget(uid);
+        }
+    }
+
+    /// Whether a watch keeps the pods current from now on; also that it brought something.
+    pub fn followed(&self, is_followed: bool) {
+        lock(&self.state).heard = is_followed.then(Instant::now);
+        self.changed.notify_waiters();
+    }
+}
+
+impl State {
+    fn find(&self, wanted: &PodRequest) -> Option<Arc<str>> {
+        let held = self.pods.get(&wanted.uid)?;
+        let is_it = held.namespace == wanted.namespace && held.name == wanted.name;
+        is_it.then(|| held.text.json.clone())
+    }
+
+    fn hold(&mut self, holding: Holding) {
+        match holding {
+            Ok(pod) => {
+                self.too_long.remove(&pod.text.uid);
+                self.pods.insert(pod.text.uid.clone(), pod);
+            }
+            Err(uid) => {
+                self.pods.remove(&uid);
+                self.too_long.insert(uid);
+            }
+        }
+    }
+
+    fn forget(&mut self, uid: &str) {
+        self.pods.remove(uid);
+        self.too_long.remove(uid);
+    }
+}
+
+/// What is held of a pod; nothing of one without a name.
+#[must_use]
+pub fn held(pod: &Value) -> Option<Holding> {
+    let [uid, namespace, name, version] =
+        ["uid", "namespace", "name", "resourceVersion"].map(|key| text(pod, key).map(str::to_owned));
+    let (uid, namespace, name, version) = (uid?, namespace?, name?, version?);
+    let json = answer(pod);
+    if json.len() > LONGEST {
+        return Some(Err(uid));
+    }
+    Some(Ok(HeldPod { namespace, name, text: PodText { uid, version, json: json.into() } }))
+}
+
+/// What a plugin is answered of a pod, and the drift watch reads: what the parts of the agent decide by.
+#[must_use]
+pub fn answer(pod: &Value) -> String {
+    let mut part = decisive_part(pod);
+    // The items of a list lack it.
+    set(&mut part, &["kind"], "Pod".into());
+    for path in MORE {
+        let found = path.iter().try_fold(pod, |value, key| value.get(key));
+        if let Some(value) = found {
+            set(&mut part, path, value.clone());
+        }
+    }
+    part.to_string()
+}
+
+/// Sets a field, and makes the objects on the way to it.
+fn set(object: &mut Value, path: &[&str], value: Value) {
+    let (Value::Object(fields), [first, rest @ ..]) = (object, path) else { return };
+    if rest.is_empty() {
+        fields.insert((*first).to_owned(), value);
+    } else {
+        let next = fields.entry((*first).to_owned()).or_insert_with(|| Value::Object(Map::new()));
+        set(next, rest, value);
+    }
+}
+
+fn text<'a>(pod: &'a Value, key: &str) -> Option<&'a str> {
+    pod.get("metadata")?.get(key)?.as_str().filter(|text| !text.is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    const PATIENCE: Duration = Duration::from_secs(600);
+
+    fn pod(uid: &str, version: &str) -> Value {
+        json!({"metadata": {"namespace": "shop", "name": "cart", "uid": uid, "resourceVersion": version,
+                "annotations": {"version": version}, "managedFields": []},
+            "spec": {"hostNetwork": false, "containers": [{"name": "app", "image": "x"}]},
+            "status": {"phase": "Running", "conditions": [], "podIPs": [{"ip": "10.1.0.2"}]}})
+    }
+
+    fn wanted(uid: &str) -> PodRequest {
+        PodRequest { namespace: "shop".into(), name: "cart".into(), uid: uid.into() }
+    }
+
+    fn found(pods: &HeldPods, uid: &str) -> Option<Value> {
+        pods.find(&wanted(uid)).map(|text| serde_json::from_str(&text).expect("JSON"))
+    }
+
+    #[test]
+    fn a_pod_is_the_one_of_this_uid_whatever_has_its_name() {
+        let pods = HeldPods::default();
+        pods.replace([pod("u-1", "1")].iter().filter_map(held).collect());
+        pods.change(&pod("u-2", "2"));
+        let known = found(&pods, "u-1").expect("a pod");
+        assert_eq!(
+            known,
+            json!({"kind": "Pod", "metadata": {"namespace": "shop", "name": "cart", "uid": "u-1", "resourceVersion": "1",
+                    "annotations": {"version": "1"}},
+                "spec": {"hostNetwork": false, "containers": [{"name": "app"}]},
+                "status": {"phase": "Running", "podIPs": [{"ip": "10.1.0.2"}]}})
+        );
+        assert_eq!(found(&pods, "u-2").expect("a pod")["metadata"]["resourceVersion"], "2");
+        let other = PodRequest { namespace: "bank".into(), ..wanted("u-1") };
+        assert_eq!(pods.find(&other), None, "a UID of another name");
+        assert_eq!((found(&pods, ""), found(&pods, "u-3")), (None, None));
+        pods.remove(&pod("u-1", "3"));
+        assert!(found(&pods, "u-1").is_none() && found(&pods, "u-2").is_some());
+    }
+
+    #[test]
+    fn what_is_held_is_the_newest_and_what_became_too_long_is_not_held() {
+        let pods = HeldPods::default();
+        pods.change(&pod("u-1", "1"));
+        pods.change(&pod("u-1", "2"));
+        assert_eq!(found(&pods, "u-1").expect("a pod")["metadata"]["annotations"]["version"], "2");
+        let mut long = pod("u-1", "3");
+        long["metadata"]["annotations"]["long"] = "x".repeat(LONGEST).into();
+        pods.followed(true);
+        assert!(pods.all().is_some());
+        pods.change(&long);
+        assert_eq!((found(&pods, "u-1"), pods.all()), (None, None), "not all are held");
+        pods.change(&pod("u-1", "4"));
+        assert!(found(&pods, "u-1").is_some() && pods.all().is_some());
+        pods.change(&long);
+        pods.remove(&long);
+        assert_eq!(pods.all(), Some(Vec::new()));
+        pods.followed(false);
+        assert_eq!(pods.all(), None, "they may have changed");
+    }
+
+    #[tokio::test]
+    async fn a_pod_is_waited_for_while_a_watch_may_bring_it() {
+        let pods = Arc::new(HeldPods::default());
+        assert_eq!(pods.wait_for(&wanted("u-1"), PATIENCE).await, None, "nothing would bring it");
+        pods.followed(true);
+        assert_eq!(pods.wait_for(&wanted("u-1"), Duration::ZERO).await, None);
+        let waits = tokio::spawn({
+            let pods = pods.clone();
+            async move { pods.wait_for(&wanted("u-1"), PATIENCE).await.is_some() }
+        });
+        tokio::task::yield_now().await;
+        pods.change(&pod("u-2", "1"));
+        tokio::task::yield_now().await;
+        pods.change(&pod("u-1", "2"));
+        assert!(waits.await.expect("no panic"));
+        let waits = tokio::spawn({
+            let pods = pods.clone();
+            async move { pods.wait_for(&wanted("u-3"), PATIENCE).await }
+        });
+        tokio::task::yield_now().await;
+        pods.followed(false);
+        assert_eq!(waits.await.expect("no panic"), None, "the watch broke");
+    }
+}

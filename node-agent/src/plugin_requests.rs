@@ -1,0 +1,129 @@
+//! The socket in the run directory at which plugins ask: for a pod that is being created ([`POD_PATH`]), and to enrol one of ambient mode
+//! ([`ADD_PATH`]).
+//!
+//! A pod is answered from what the watch of the node's pods holds, so that its creation needs no API server. One that is not held is read over the
+//! agent's connection, which is open and has another token than the plugin. A plugin that gets no pod here asks the API server itself.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use cni_core::plugin_event::{ADD_PATH, POD_PATH, PodRequest, SOCKET_NAME};
+use controller_runtime::serve::{self, Answer};
+use controller_runtime::supervisor::Supervisor;
+use http_body_util::{BodyExt, Limited};
+use hyper::body::{Bytes, Incoming};
+use hyper::{Method, Request, StatusCode};
+use serde_json::Value;
+
+use crate::ambient::add_event::AddEvents;
+use crate::cluster::Connection;
+use crate::cluster::pods::{self, is_name};
+use crate::held_pods::{HeldPods, answer};
+use crate::metrics::{CodeLabel, Metrics};
+use crate::plugin_socket::PluginSocket;
+use crate::settings::Paths;
+
+/// The largest body.
+const LARGEST: usize = 64 * 1024;
+/// How long the watch may take to bring a pod that is created: the kubelet has it from a watch, too.
+const WATCH_PATIENCE: Duration = Duration::from_millis(100);
+/// How long the API server may take for one that the watch has not brought: less than the plugin waits, so that it learns why.
+const READ_PATIENCE: Duration = Duration::from_millis(700);
+
+/// What plugins are answered with.
+pub struct PluginRequests {
+    /// The node's pods.
+    pub held: Arc<HeldPods>,
+    /// Other pods are read here.
+    pub connection: Arc<Connection>,
+    /// Requests to enrol a pod are counted.
+    pub metrics: Arc<Metrics>,
+    /// Enrols pods, if ambient mode is on.
+    pub adds: Option<AddEvents>,
+}
+
+impl PluginRequests {
+    /// Serves plugins. Needs a tokio run-time.
+    ///
+    /// # Errors
+    /// The socket cannot be made.
+    pub fn serve(self, paths: &Paths, tasks: Supervisor) -> anyhow::Result<PluginSocket> {
+        let (metrics, requests) = (self.metrics.clone(), Arc::new(self));
+        PluginSocket::start(
+            "plugin event socket",
+            (&paths.run, SOCKET_NAME),
+            metrics,
+            tasks,
+            move |request| {
+                let requests = requests.clone();
+                async move { requests.answer(request).await }
+            },
+        )
+    }
+
+    async fn answer(&self, request: Request<Incoming>) -> Answer {
+        let path = request.uri().path();
+        let adds = self.adds.as_ref().filter(|_| path == ADD_PATH);
+        if adds.is_none() && path != POD_PATH {
+            return serve::text(StatusCode::NOT_FOUND, format!("{path} is not served here\n"));
+        }
+        if request.method() != Method::POST {
+            return serve::text(StatusCode::METHOD_NOT_ALLOWED, "only POST\n");
+        }
+        let body = body(request).await.map_err(|why| (StatusCode::BAD_REQUEST, why));
+        let answer = match (body, adds) {
+            (Err(refused), _) => Err(refused),
+            (Ok(body), Some(adds)) => adds.add(&body).await.map(|()| String::new()),
+            (Ok(body), None) => self.pod(&body).await,
+        };
+        let (status, text) = match answer {
+            Ok(text) => (StatusCode::OK, text),
+            Err((status, why)) => (status, format!("{why}\n")),
+        };
+        if adds.is_some() {
+            self.metrics.plugin_requests.get_or_create(&CodeLabel { response_code: status.as_u16() }).inc();
+        }
+        serve::text(status, text)
+    }
+
+    async fn pod(&self, body: &[u8]) -> Result<String, (StatusCode, String)> {
+        let wanted = read_request(body).map_err(|why| (StatusCode::BAD_REQUEST, why))?;
+        if let Some(held) = self.held.wait_for(&wanted, WATCH_PATIENCE).await {
+            return Ok(held.to_string());
+        }
+        let read = tokio::time::timeout(READ_PATIENCE, self.read(&wanted)).await;
+        let read = read.unwrap_or_else(|_| Err("the API server did not answer in time".to_owned()));
+        read.map_err(|why| (StatusCode::SERVICE_UNAVAILABLE, why))
+    }
+
+    async fn read(&self, wanted: &PodRequest) -> Result<String, String> {
+        let cluster = self.connection.get().map_err(|error| error.to_string())?;
+        let pod = pods::get(&cluster, &wanted.namespace, &wanted.name).await;
+        let pod = pod.map_err(|error| error.to_string())?.ok_or("the API server does not have the pod")?;
+        match pod.pointer("/metadata/uid").and_then(Value::as_str) {
+            Some(uid) if uid == wanted.uid => Ok(answer(&pod)),
+            Some(_) | None => Err("the API server has another pod of this name".to_owned()),
+        }
+    }
+}
+
+async fn body(request: Request<Incoming>) -> Result<Bytes, String> {
+    let body = Limited::new(request.into_body(), LARGEST).collect();
+    let body = tokio::time::timeout(serve::BODY_PATIENCE, body).await;
+    let body = body.map_err(|_| "the body took too long".to_owned())?;
+    Ok(body.map_err(|error| format!("the body cannot be read: {error}"))?.to_bytes())
+}
+
+/// The request in a body.
+///
+/// # Errors
+/// It is not one, or its names are not a pod's: why, on one line.
+pub fn read_request(body: &[u8]) -> Result<PodRequest, String> {
+    let wanted: PodRequest =
+        serde_json::from_slice(body).map_err(|error| format!("not a request: {error}"))?;
+    if !is_name(&wanted.name) || !is_name(&wanted.namespace) || wanted.uid.is_empty() {
+        let PodRequest { namespace, name, uid } = &wanted;
+        return Err(format!("{name:?} in {namespace:?} with UID {uid:?} is not a pod"));
+    }
+    Ok(wanted)
+}
