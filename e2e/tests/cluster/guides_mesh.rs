@@ -121,7 +121,7 @@ fn filled_in(line: &str) -> String {
         ("NAMESPACE/NAME", "shop/cart-0"),
         ("netns/FILE", "netns/cni-1234"),
         ("why CODE", "why foreign-rule"),
-        ("nodeName=NODE", "nodeName=n1"),
+        ("$node", "n1"),
     ];
     let line = places.iter().fold(line.to_owned(), |line, (place, value)| line.replace(place, value));
     // It goes on until somebody ends it.
