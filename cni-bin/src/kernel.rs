@@ -178,13 +178,12 @@ impl Namespace for Pod {
     ) -> Result<Applied, KernelError> {
         let accepted = accepted.clone();
         let options = ApplyOptions { patience, accepted, ..options(programming, self.is_foreign) };
-        let outcome = netns_apply::apply(plan, &options)?;
-        let warnings = outcome.warnings.into_iter().chain(netns_apply::warnings(plan, &options));
+        let outcome = netns_apply::apply_and_search(plan, &options)?;
         Ok(Applied {
             backend: outcome.backend.to_string(),
             because: if self.is_foreign { FOREIGN.to_owned() } else { outcome.because.to_string() },
             changed: outcome.changed,
-            warnings: warnings.collect(),
+            warnings: outcome.warnings,
         })
     }
 

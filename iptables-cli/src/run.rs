@@ -2,7 +2,9 @@
 
 use crate::report;
 use anyhow::Context;
-use netns_apply::{ApplyOptions, Live, Programs, apply, cleanup, cleanup_preview, facts, netns::Netns};
+use netns_apply::{
+    ApplyOptions, Live, Programs, apply_and_search, cleanup, cleanup_preview, facts, netns::Netns,
+};
 use redirect_core::{
     Redirect, RulePlan, Tproxy,
     options::BackendChoice,
@@ -72,8 +74,7 @@ fn program(settings: &RawSettings) -> anyhow::Result<Option<RunOptions>> {
     }
     if options.action != Action::Nothing {
         let apply_options = apply_options(&options, settings);
-        let mut outcome = apply(&plan, &apply_options)?;
-        outcome.warnings.extend(netns_apply::warnings(&plan, &apply_options));
+        let outcome = apply_and_search(&plan, &apply_options)?;
         report::done(&plan, &redirect, &outcome, !about.contains(&Notice::NothingCaptured));
     }
     Ok(Some(options).filter(|options| options.validation.is_some()))

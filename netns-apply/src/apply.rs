@@ -11,9 +11,11 @@ use crate::{
     backend::{self, Backend, Because},
     connections::{self, CloseError},
     error::{ApplyError, RollbackOutcome, RunError},
+    foreign,
     handles::Handles,
     lock::{LockError, NetnsLock},
     netlink::NetlinkError,
+    noted::Noted,
     observe::NamespaceState,
     options::ApplyOptions,
     pause::{deadline, grace},
@@ -50,6 +52,21 @@ pub struct Outcome {
 /// Why the plan could not be put in force, and what state the namespace is in.
 pub fn apply(plan: &RulePlan, options: &ApplyOptions) -> Result<Outcome, RunError> {
     Run::new(plan, options).map_err(RunError::untouched)?.finish()
+}
+
+/// The same, and warns of other programs' rules that interfere with the plan, unless they are accepted. These are not a reason to fail a run, nor
+/// to hold it up: nothing is worse than it was before. What the run has read and changed is not read again to find them.
+///
+/// # Errors
+/// As [`apply`](apply()).
+pub fn apply_and_search(plan: &RulePlan, options: &ApplyOptions) -> Result<Outcome, RunError> {
+    let mut run = Run::new(plan, options).map_err(RunError::untouched)?;
+    run.handles.noted = Some(Noted::default());
+    let mut outcome = run.finish()?;
+    // The lock is a table, and others may be waiting for it.
+    let Run { mut handles, .. } = run;
+    outcome.warnings.extend(foreign::warnings(plan, options, &mut handles));
+    Ok(outcome)
 }
 
 /// Removes everything any plan has put into the calling thread's network namespace, whatever the backend.
@@ -108,7 +125,7 @@ impl<'a> Run<'a> {
     }
 
     /// The outcome; on failure, the namespace is rolled back.
-    fn finish(mut self) -> Result<Outcome, RunError> {
+    fn finish(&mut self) -> Result<Outcome, RunError> {
         match self.passes() {
             Ok(outcome) => Ok(outcome),
             Err(cause) if self.done.is_empty() => Err(RunError::untouched(cause)),
@@ -163,6 +180,9 @@ impl<'a> Run<'a> {
 
     /// What the namespace holds, and where the plan's policy routing fits into it.
     fn look(&mut self) -> Result<NamespaceState, ApplyError> {
+        if let Some(noted) = &mut self.handles.noted {
+            noted.ruleset = None;
+        }
         let mut seen = NamespaceState::now(&mut self.handles, self.deadline)?;
         seen.state.routing = self.place(std::mem::take(&mut seen.state.routing))?;
         Ok(seen)
@@ -187,7 +207,7 @@ impl<'a> Run<'a> {
         if routing::wanted(self.plan).is_empty() {
             return Ok(true);
         }
-        let found = self.handles.routes.observe()?;
+        let found = self.handles.observe_routing()?;
         let found = self.place(found)?;
         Ok(routing::missing(&self.placed, &found).is_empty())
     }
@@ -303,7 +323,8 @@ impl<'a> Run<'a> {
                     Some(observed) => observed,
                     None => connection.observe(self.deadline)?,
                 };
-                connection.commit(transaction, &now, self.deadline).map_err(changed)?;
+                let made = self.handles.noted.as_mut().map(|noted| &mut noted.ruleset);
+                connection.commit_noting(transaction, &now, self.deadline, made).map_err(changed)?;
             }
         }
         Ok(true)

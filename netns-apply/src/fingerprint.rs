@@ -1,6 +1,10 @@
 //! Whether a network namespace is as it was at an earlier look, without reading any rule again.
 
-use crate::{legacy, netlink::Connection, routes::RouteSocket};
+use crate::{
+    legacy,
+    netlink::Connection,
+    routes::{RouteSocket, Routing},
+};
 use std::hash::{BuildHasher, Hash, Hasher, RandomState};
 
 /// What [`verify`](crate::verify()) depends on in a network namespace, in a few bytes: the generation of the nf_tables ruleset, which every transaction
@@ -31,7 +35,8 @@ impl Fingerprint {
         let mut hasher = keys.build_hasher();
         let mut routes = RouteSocket::open(MOST_READ).ok()?;
         let links = routes.links().ok()?;
-        routes.tables_and_marked(&links).ok().filter(|(tables, _)| tables.complete)?.hash(&mut hasher);
+        let Routing { tables, marked, .. } = routes.routing(&links).ok().filter(Routing::is_complete)?;
+        (tables, marked).hash(&mut hasher);
         routes.addresses_and_interfaces(&links).ok()?.hash(&mut hasher);
         Some(Self { generation, rest: hasher.finish() })
     }

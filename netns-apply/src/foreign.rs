@@ -2,8 +2,11 @@
 //! the pod's traffic looks like.
 
 use crate::{
-    ApplyError, ApplyOptions, legacy,
+    ApplyError, ApplyOptions,
+    handles::Handles,
+    legacy,
     netlink::{Connection, NetlinkError},
+    noted::Noted,
     options::MOST_READ,
     pause::{deadline, pause},
     routes::{Addresses, Links, RouteSocket},
@@ -41,10 +44,11 @@ pub fn judged(plan: &RulePlan, options: &ApplyOptions) -> Result<Judgement, Appl
     }
 }
 
-/// Which of other programs' rules interfere with a plan that was just put in force, each in a line for a log. That is not a reason
-/// to fail a run, nor to hold it up: nothing is worse than it was before.
-#[must_use]
-pub fn warnings(plan: &RulePlan, options: &ApplyOptions) -> Vec<String> {
+/// Which of other programs' rules interfere with a plan that a run has just put in force with these handles, each in a line for a log.
+pub(crate) fn warnings(plan: &RulePlan, options: &ApplyOptions, handles: &mut Handles<'_>) -> Vec<String> {
+    if is_alone(plan, options, handles) {
+        return Vec::new();
+    }
     let options = ApplyOptions {
         patience: options.patience.min(PATIENCE_OF_WARNINGS),
         most_read: options.most_read.or(Some(MOST_READ)),
@@ -107,6 +111,23 @@ fn look(plan: &RulePlan, options: &ApplyOptions) -> Result<Look, ApplyError> {
         are_interfaces_up: live.addresses.iter().any(IpAddr::is_loopback)
             && live.by_interface.len() == live.addresses.len(),
     })
+}
+
+/// Whether what a run has noted shows that nothing interferes with its plan. Asks only for what the run could not know: what hangs on the hooks
+/// besides rules of nf_tables.
+fn is_alone(plan: &RulePlan, options: &ApplyOptions, handles: &mut Handles<'_>) -> bool {
+    let Some(Noted { ruleset: Some(mut ruleset), surroundings: Some((survey, since)) }) =
+        handles.noted.take()
+    else {
+        return false;
+    };
+    let has_legacy = Family::BOTH.into_iter().any(legacy::has_tables);
+    let hooks = handles.netlink.as_mut().map(|socket| socket.hooks_into(&mut ruleset, plan.families()));
+    if has_legacy || !matches!(hooks, Some(Ok(true))) || !since.is_quiet() {
+        return false;
+    }
+    let live = Live::of(ruleset, survey.tables, survey.addresses);
+    interference::judge(&live.ruleset, plan, &live.pod(options)).findings.is_empty()
 }
 
 /// What packets meet in a network namespace, from any program.
@@ -200,10 +221,13 @@ impl Live {
         for family in Family::BOTH {
             legacy::add_to(&mut ruleset, family, most)?;
         }
-        let Addresses { all: addresses, by_interface, interfaces } =
-            routes.addresses_and_interfaces(links)?;
-        let route_tables = routes.tables_with(links)?;
-        Ok(Self { ruleset, route_tables, addresses, by_interface, interfaces, ..Self::default() })
+        let addresses = routes.addresses_and_interfaces(links)?;
+        Ok(Self::of(ruleset, routes.tables_with(links)?, addresses))
+    }
+
+    fn of(ruleset: Ruleset, route_tables: RouteTables, addresses: Addresses) -> Self {
+        let Addresses { all: addresses, by_interface, interfaces } = addresses;
+        Self { ruleset, route_tables, addresses, by_interface, interfaces, ..Self::default() }
     }
 }
 

@@ -4,8 +4,10 @@ use crate::{
     ApplyError, ApplyOptions, capabilities,
     exec::Programs,
     netlink::{Connection, NetlinkError},
-    routes::RouteSocket,
+    noted::Noted,
+    routes::{RouteError, RouteSocket},
 };
+use netfilter_state::routing::FoundRouting;
 use redirect_core::{RulePlan, options::BackendChoice};
 
 /// What a run observes and acts with, in the calling thread's network namespace.
@@ -18,6 +20,10 @@ pub(crate) struct Handles<'a> {
     pub(crate) netlink: Option<Connection>,
     /// Whether the tables of iptables-nft are read and changed over netlink, or by iptables' programs.
     pub(crate) nft_in_transaction: bool,
+    /// The generation of the ruleset, until the first look.
+    generation: Option<u32>,
+    /// What the run notes for the search for other programs' rules, if it is to search.
+    pub(crate) noted: Option<Noted>,
 }
 
 impl<'a> Handles<'a> {
@@ -31,26 +37,43 @@ impl<'a> Handles<'a> {
             ) => without_netlink()?,
             (_, connected) => Some(connected?),
         };
+        let (netlink, generation) = netlink.unzip();
         let by_programs = matches!(options.backend, BackendChoice::Restore(_));
         let nft_in_transaction = netlink.is_some() && !by_programs;
         let (programs, routes) = (&options.programs, RouteSocket::open(options.most_routing())?);
-        Ok(Self { programs, most_read, routes, netlink, nft_in_transaction })
+        Ok(Self { programs, most_read, routes, netlink, nft_in_transaction, generation, noted: None })
+    }
+
+    /// The generation of the ruleset, where the kernel has nf_tables; that of opening the socket at the first call.
+    pub(crate) fn generation(&mut self) -> Result<Option<u32>, NetlinkError> {
+        match (self.generation.take(), &mut self.netlink) {
+            (None, Some(connection)) => connection.generation().map(Some),
+            (generation, _) => Ok(generation),
+        }
+    }
+
+    /// What exists of the routing that a plan needs.
+    pub(crate) fn observe_routing(&mut self) -> Result<Vec<FoundRouting>, RouteError> {
+        match &mut self.noted {
+            Some(noted) => noted.observe(&mut self.routes),
+            None => self.routes.observe(),
+        }
     }
 }
 
-/// A connection that the kernel answers on.
-fn connect(most_read: usize) -> Result<Connection, ApplyError> {
+/// A connection that the kernel answers on, and the ruleset's generation.
+fn connect(most_read: usize) -> Result<(Connection, u32), ApplyError> {
     let mut connection = Connection::open()?;
     connection.limit(most_read);
-    match connection.probe() {
+    match connection.generation() {
         Err(NetlinkError::NotPermitted) => Err(ApplyError::NotPermitted),
-        answered => Ok(answered.map(|()| connection)?),
+        answered => Ok(answered.map(|generation| (connection, generation))?),
     }
 }
 
 /// Helper programs report a missing CAP_NET_ADMIN in many ways, some only after a change; so it is checked beforehand, for
 /// one message about it. Over netlink the kernel reports it in answer to the first question.
-fn without_netlink() -> Result<Option<Connection>, ApplyError> {
+fn without_netlink() -> Result<Option<(Connection, u32)>, ApplyError> {
     match capabilities::has(capabilities::NET_ADMIN) {
         Some(false) => Err(ApplyError::NotPermitted),
         // Where it cannot be determined, the kernel will say.

@@ -82,6 +82,11 @@ pub(crate) fn is_in_use(most_read: usize) -> Result<bool, ApplyError> {
     Ok(false)
 }
 
+/// Whether this namespace has any table of a family.
+pub(crate) fn has_tables(family: Family) -> bool {
+    !names(family).is_empty()
+}
+
 /// Reads a table; none if it is empty or gone.
 fn read(family: Family, name: &str, most: usize) -> Result<Option<LegacyChains>, ApplyError> {
     let of = match family {

@@ -36,6 +36,8 @@ mod lock;
 pub mod netlink;
 pub mod netns;
 #[cfg(feature = "write")]
+mod noted;
+#[cfg(feature = "write")]
 pub mod notify;
 #[cfg(feature = "write")]
 mod observe;
@@ -56,7 +58,7 @@ mod socket;
 mod verify;
 
 #[cfg(feature = "write")]
-pub use apply::{Outcome, apply, cleanup, preflight};
+pub use apply::{Outcome, apply, apply_and_search, cleanup, preflight};
 #[cfg(feature = "write")]
 pub use backend::{Backend, Because};
 #[cfg(feature = "write")]
@@ -66,7 +68,7 @@ pub use exec::{ExecError, Programs};
 #[cfg(feature = "write")]
 pub use fingerprint::Fingerprint;
 #[cfg(feature = "write")]
-pub use foreign::{Live, in_the_way, interference, judged, unexamined, warnings};
+pub use foreign::{Live, in_the_way, interference, judged, unexamined};
 #[cfg(feature = "write")]
 pub use impact::{Impact, describe, impact};
 #[cfg(feature = "write")]

@@ -8,7 +8,7 @@
 
 use netfilter_state::netlink::{Messages, request};
 use netlink_sys::{
-    Socket,
+    Socket, SocketAddr,
     protocols::{NETLINK_NETFILTER, NETLINK_ROUTE},
 };
 use nix::{errno::Errno, sys::socket::MsgFlags};
@@ -18,10 +18,12 @@ use std::{
     os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd},
 };
 
-/// `NFNLGRP_NFTABLES` (linux/netfilter/nfnetlink.h).
-const NFTABLES: u32 = 7;
-/// `RTNLGRP_IPV4_IFADDR`, `_IPV4_ROUTE`, `_IPV4_RULE`, `_IPV6_IFADDR`, `_IPV6_ROUTE`, `_IPV6_RULE` (linux/rtnetlink.h).
-const ROUTING: [u32; 6] = [5, 7, 8, 9, 11, 19];
+/// `NFNLGRP_NFTABLES` (linux/netfilter/nfnetlink.h), as a bit.
+const NFTABLES: u32 = 0x40;
+/// `RTMGRP_IPV4_IFADDR`, `_IPV4_ROUTE`, `_IPV4_RULE`, `_IPV6_IFADDR`, `_IPV6_ROUTE`, and the bit of `RTNLGRP_IPV6_RULE` (linux/rtnetlink.h).
+const ROUTING: u32 = 0x10 | 0x40 | 0x80 | 0x100 | 0x400 | 0x4_0000;
+/// `RTMGRP_LINK`.
+const INTERFACES: u32 = 1;
 /// How much may wait to be read, in bytes of kernel memory; the kernel takes twice that. What does not fit is lost; the loss is reported, and says
 /// just as much.
 const WAITING: i32 = 16 * 1024;
@@ -52,7 +54,7 @@ impl Subscription {
     /// # Errors
     /// The kernel has no nf_tables, or CAP_NET_ADMIN is missing there.
     pub fn to_rules() -> io::Result<Self> {
-        Self::open(NETLINK_NETFILTER, &[NFTABLES])
+        Self::open(NETLINK_NETFILTER, NFTABLES)
     }
 
     /// Receives changes of policy rules, routes and addresses in the calling thread's network namespace.
@@ -60,18 +62,26 @@ impl Subscription {
     /// # Errors
     /// No socket can be opened.
     pub fn to_routing() -> io::Result<Self> {
-        Self::open(NETLINK_ROUTE, &ROUTING)
+        Self::open(NETLINK_ROUTE, ROUTING)
     }
 
-    fn open(protocol: isize, groups: &[u32]) -> io::Result<Self> {
+    /// The same, and changes of interfaces.
+    pub(crate) fn to_surroundings() -> io::Result<Self> {
+        Self::open(NETLINK_ROUTE, ROUTING | INTERFACES)
+    }
+
+    fn open(protocol: isize, groups: u32) -> io::Result<Self> {
         let mut socket = Socket::new(protocol)?;
         socket.set_rx_buf_sz(WAITING)?;
         socket.set_non_blocking(true)?;
-        socket.bind_auto()?;
-        for group in groups {
-            socket.add_membership(*group)?;
-        }
+        socket.bind(&SocketAddr::new(0, groups))?;
         Ok(Self(socket))
+    }
+
+    /// Whether certainly nothing has changed since it was opened.
+    pub(crate) fn is_quiet(&self) -> bool {
+        let mut heard = Notification::default();
+        self.drain(&mut heard, 1).is_ok_and(|all| all && heard.is_nothing())
     }
 
     /// Adds the notifications that have arrived, up to `most` datagrams; returns whether that was all.

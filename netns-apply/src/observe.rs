@@ -35,8 +35,8 @@ impl NamespaceState {
     pub(crate) fn now(handles: &mut Handles<'_>, deadline: Instant) -> Result<Self, ApplyError> {
         let patient_until = Instant::now() + ONE_GENERATION;
         loop {
-            let generation = handles.netlink.as_mut().map(Connection::generation).transpose()?;
-            let seen = Self::once(handles, deadline)?;
+            let generation = handles.generation()?;
+            let seen = Self::once(handles, generation, deadline)?;
             let same = seen.nf_tables.as_ref().is_none_or(|observed| observed.generation() == generation);
             if same || Instant::now() >= patient_until {
                 return Ok(seen);
@@ -44,14 +44,19 @@ impl NamespaceState {
         }
     }
 
-    fn once(handles: &mut Handles<'_>, deadline: Instant) -> Result<Self, ApplyError> {
+    fn once(
+        handles: &mut Handles<'_>,
+        generation: Option<u32>,
+        deadline: Instant,
+    ) -> Result<Self, ApplyError> {
         let (programs, most) = (handles.programs, handles.most_read);
         let legacy = PerFamily {
             v4: legacy::state(programs, Family::V4, most)?,
             v6: legacy::state(programs, Family::V6, most)?,
         };
-        let mut state = Observation { legacy, routing: handles.routes.observe()?, ..Observation::default() };
-        let observed = handles.netlink.as_mut().map(|connection| connection.observe(deadline));
+        let mut state = Observation { legacy, routing: handles.observe_routing()?, ..Observation::default() };
+        let observe = |connection: &mut Connection| connection.observe_at(generation, deadline);
+        let observed = handles.netlink.as_mut().map(observe);
         let nf_tables = observed.transpose()?;
         state.native = nf_tables.as_ref().map(|observed| observed.native().clone()).unwrap_or_default();
         let nft_by_programs = match nf_tables.as_ref().filter(|_| handles.nft_in_transaction) {

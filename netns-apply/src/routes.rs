@@ -26,7 +26,7 @@ use netlink_packet_core::{
 };
 use netlink_packet_route::{
     AddressFamily, RouteNetlinkMessage,
-    address::{AddressAttribute, AddressMessage},
+    address::AddressMessage,
     route::{RouteAttribute, RouteMessage, RouteType},
     rule::RuleMessage,
 };
@@ -34,11 +34,9 @@ use netlink_sys::protocols::NETLINK_ROUTE;
 use nix::errno::Errno;
 pub use placing::Placed;
 use policy::{DumpedRule, marked_lookup};
-use redirect_core::{
-    Family,
-    values::{PASSTHROUGH_V6, RouteTable},
-};
-use std::net::IpAddr;
+use redirect_core::{Family, values::RouteTable};
+#[cfg(feature = "write")]
+pub(crate) use tables::{Routing, Survey};
 
 /// How many times a dump is attempted if others disturb it.
 const DUMP_ATTEMPTS: usize = 20;
@@ -120,29 +118,29 @@ impl RouteSocket {
     pub fn observe(&mut self) -> Result<Vec<FoundRouting>, RouteError> {
         let mut found = Vec::new();
         for family in Family::BOTH {
-            let routes = self.dump(&route_request(family), "list routes", is_default_route)?;
-            found.extend(routes.iter().filter_map(|dumped| local_default(family, dumped)));
-            let rules = self.dump(&rule_request(family), "list policy rules", |_| true)?;
-            let rules = rules.iter().filter_map(DumpedRule::read);
-            found.extend(rules.filter_map(|rule| marked_lookup(family, &rule)));
+            let route = |dumped: &Dumped<'_>| local_default(family, dumped);
+            found.extend(self.dump(&route_request(family), "list routes", is_default_route, route)?);
+            let rule = |dumped: &Dumped<'_>| marked_lookup(family, &DumpedRule::read(dumped)?);
+            found.extend(self.dump(&rule_request(family), "list policy rules", |_| true, rule)?);
         }
-        let addresses = self.dump(&address_request(), "list addresses", is_of_loopback)?;
-        found.extend(addresses.iter().filter_map(passthrough_address));
+        let address = passthrough_address;
+        found.extend(self.dump(&address_request(), "list addresses", is_of_loopback, address)?);
         Ok(found)
     }
 
-    /// The messages of an answer for which `concerns` is true; it sees what follows netlink's own header.
+    /// What is found in the messages of an answer for which `concerns` is true; it sees what follows netlink's own header.
     fn dump(
         &mut self,
         request: &RouteNetlinkMessage,
         what: &str,
         concerns: fn(&[u8]) -> bool,
-    ) -> Result<Vec<Dumped>, RouteError> {
+        find: impl Fn(&Dumped<'_>) -> Option<FoundRouting>,
+    ) -> Result<Vec<FoundRouting>, RouteError> {
         let most = self.most;
-        let read = |(dumped, bytes): &mut (Vec<Dumped>, usize), message: &Message<'_>| {
+        let read = |(found, bytes): &mut (Vec<_>, usize), message: &Message<'_>| {
             if concerns(message.payload()) {
                 count(message, bytes, most)?;
-                dumped.extend(Dumped::read(message));
+                found.extend(Dumped::read(message).and_then(|dumped| find(&dumped)));
             }
             Ok(())
         };
@@ -242,18 +240,18 @@ struct Question {
 }
 
 /// A message of a dump: as it came, and what it says.
-struct Dumped {
-    payload: Vec<u8>,
+struct Dumped<'a> {
+    payload: &'a [u8],
     message: RouteNetlinkMessage,
 }
 
-impl Dumped {
-    fn read(message: &Message<'_>) -> Option<Self> {
-        Some(Self { payload: message.payload().to_vec(), message: understood(message)? })
+impl<'a> Dumped<'a> {
+    fn read(message: &Message<'a>) -> Option<Self> {
+        Some(Self { payload: message.payload(), message: understood(message)? })
     }
 
     fn found(&self, item: RoutingItem, flaw: Option<String>) -> FoundRouting {
-        FoundRouting { item, flaw, marked_for_removal: false, message: self.payload.clone() }
+        FoundRouting { item, flaw, marked_for_removal: false, message: self.payload.to_vec() }
     }
 }
 
@@ -309,7 +307,7 @@ fn is_of_loopback(payload: &[u8]) -> bool {
 }
 
 /// A `local default dev lo` route.
-fn local_default(family: Family, dumped: &Dumped) -> Option<FoundRouting> {
+fn local_default(family: Family, dumped: &Dumped<'_>) -> Option<FoundRouting> {
     let RouteNetlinkMessage::NewRoute(route) = &dumped.message else { return None };
     let by_lo = route.attributes.contains(&RouteAttribute::Oif(LOOPBACK));
     let wide =
@@ -319,9 +317,6 @@ fn local_default(family: Family, dumped: &Dumped) -> Option<FoundRouting> {
     (local && by_lo).then(|| dumped.found(RoutingItem::Route(family, table), None))
 }
 
-fn passthrough_address(dumped: &Dumped) -> Option<FoundRouting> {
-    let RouteNetlinkMessage::NewAddress(address) = &dumped.message else { return None };
-    let is_it = address.header.index == LOOPBACK
-        && address.attributes.contains(&AddressAttribute::Address(IpAddr::V6(PASSTHROUGH_V6)));
-    is_it.then(|| dumped.found(RoutingItem::LoopbackAddress, None))
+fn passthrough_address(dumped: &Dumped<'_>) -> Option<FoundRouting> {
+    links::address(dumped.payload)?.of_mesh
 }

@@ -7,3 +7,4 @@ mod plugin_malformed;
 mod plugin_odd;
 mod plugin_pods;
 mod plugin_recordings;
+mod plugin_requests;

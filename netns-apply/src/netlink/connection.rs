@@ -11,6 +11,7 @@ use netfilter_state::{
         Answer, Batch, BatchError, Extension, FinishedBatch, Message, Messages, Observed, Obstacle, Part,
         request,
     },
+    ruleset::Ruleset,
     steps::Transaction,
 };
 use netlink_sys::protocols::NETLINK_NETFILTER;
@@ -77,11 +78,20 @@ impl Connection {
     /// # Errors
     /// The kernel has no nf_tables, or other programs keep changing the mesh's own rules until the deadline.
     pub fn observe(&mut self, deadline: Instant) -> Result<Observed, NetlinkError> {
+        self.observe_at(None, deadline)
+    }
+
+    /// The same, where the present generation has just been read.
+    pub(crate) fn observe_at(
+        &mut self,
+        mut present: Option<u32>,
+        deadline: Instant,
+    ) -> Result<Observed, NetlinkError> {
         let patient_until = Instant::now() + ONE_GENERATION;
         let mut earlier: Option<Observed> = None;
         loop {
             self.read = 0;
-            let generation = self.generation()?;
+            let generation = present.take().map_or_else(|| self.generation(), Ok)?;
             let mut observed = Observed::at(generation);
             let whole = self.observe_into(&mut observed)?;
             if whole && self.generation()? == generation {
@@ -110,9 +120,20 @@ impl Connection {
         observed: &Observed,
         deadline: Instant,
     ) -> Result<(), NetlinkError> {
+        self.commit_noting(transaction, observed, deadline, None)
+    }
+
+    /// The same, and notes the rules that it made, if no program had any table.
+    pub(crate) fn commit_noting(
+        &mut self,
+        transaction: &Transaction,
+        observed: &Observed,
+        deadline: Instant,
+        mut made: Option<&mut Option<Ruleset>>,
+    ) -> Result<(), NetlinkError> {
         let mut newer: Option<Observed> = None;
         loop {
-            match self.send_once(transaction, newer.as_ref().unwrap_or(observed)) {
+            match self.send_once(transaction, newer.as_ref().unwrap_or(observed), made.as_deref_mut()) {
                 Err(NetlinkError::Contended) if Instant::now() < deadline => {}
                 result => return result,
             }
@@ -309,7 +330,12 @@ impl Connection {
         }
     }
 
-    fn send_once(&mut self, transaction: &Transaction, observed: &Observed) -> Result<(), NetlinkError> {
+    fn send_once(
+        &mut self,
+        transaction: &Transaction,
+        observed: &Observed,
+        made: Option<&mut Option<Ruleset>>,
+    ) -> Result<(), NetlinkError> {
         const WHAT: &str = "send a transaction";
         let mut batch = Batch::new(observed);
         for (family, change) in &transaction.iptables {
@@ -324,7 +350,14 @@ impl Connection {
         let batch = batch.finish()?;
         self.socket.send(batch.bytes()).map_err(failed(WHAT))?;
         match self.verdict(&batch)? {
-            None => Ok(()),
+            None => {
+                // The kernel would have refused it if others had written since.
+                if let Some(made) = made.filter(|_| !observed.has_tables() && observed.generation().is_some())
+                {
+                    *made = Some(ruleset::made_by(batch.bytes()));
+                }
+                Ok(())
+            }
             Some(answer) => Err(self.refusal(&batch, answer, observed)?),
         }
     }

@@ -2,8 +2,12 @@
 
 use super::{LOOPBACK, RouteError, RouteSocket, count};
 use crate::socket::attributes;
-use netfilter_state::netlink::Message;
+use netfilter_state::{
+    netlink::Message,
+    routing::{FoundRouting, RoutingItem},
+};
 use netlink_packet_core::{NLM_F_DUMP, NLM_F_REQUEST};
+use redirect_core::values::PASSTHROUGH_V6;
 use std::{
     collections::BTreeMap,
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
@@ -65,10 +69,12 @@ pub(crate) struct Addresses {
 }
 
 /// An address of an interface.
-struct Assigned {
+pub(super) struct Assigned {
     index: u32,
     address: IpAddr,
     is_tentative: bool,
+    /// What it is to the mesh.
+    pub(super) of_mesh: Option<FoundRouting>,
 }
 
 impl Links {
@@ -97,6 +103,17 @@ impl Links {
         links.sort_by_key(|(index, link)| !is_usual(index, link));
         links.into_iter().map(|(_, link)| link.name.clone()).collect()
     }
+
+    /// These addresses of the namespace, and how it reaches others.
+    #[cfg(feature = "write")]
+    pub(super) fn addresses(&self, all: &[Assigned]) -> Addresses {
+        let of = |one: &Assigned| (one.index, one.address);
+        let interfaces = self.to_others(&all.iter().map(of).collect::<Vec<_>>());
+        let usable = all.iter().filter(|one| !one.is_tentative);
+        let named = usable.filter_map(|one| Some((self.name(one.index)?.to_owned(), one.address)));
+        let by_interface = named.collect();
+        Addresses { all: all.iter().map(|one| one.address).collect(), by_interface, interfaces }
+    }
 }
 
 impl RouteSocket {
@@ -115,13 +132,7 @@ impl RouteSocket {
     /// The addresses of the namespace, and the interfaces through which it reaches other hosts.
     #[cfg(feature = "write")]
     pub(crate) fn addresses_and_interfaces(&mut self, links: &Links) -> Result<Addresses, RouteError> {
-        let all = self.assigned()?;
-        let of = |one: &Assigned| (one.index, one.address);
-        let interfaces = links.to_others(&all.iter().map(of).collect::<Vec<_>>());
-        let usable = all.iter().filter(|one| !one.is_tentative);
-        let named = usable.filter_map(|one| Some((links.name(one.index)?.to_owned(), one.address)));
-        let by_interface = named.collect();
-        Ok(Addresses { all: all.iter().map(|one| one.address).collect(), by_interface, interfaces })
+        Ok(links.addresses(&self.assigned()?))
     }
 
     /// The addresses of the namespace, each with the index of its interface. No privilege is needed.
@@ -132,7 +143,7 @@ impl RouteSocket {
         Ok(self.assigned()?.into_iter().map(|one| (one.index, one.address)).collect())
     }
 
-    fn assigned(&mut self) -> Result<Vec<Assigned>, RouteError> {
+    pub(super) fn assigned(&mut self) -> Result<Vec<Assigned>, RouteError> {
         let most = self.most;
         let ask = |socket: &mut Self| {
             socket.question(GET_ADDRESS, NLM_F_REQUEST | NLM_F_DUMP, &[0; ADDRESS_HEADER])
@@ -174,7 +185,7 @@ fn link(payload: &[u8]) -> Option<(u32, Link)> {
 }
 
 /// An address, as a message has it. A tunnel's `IFA_ADDRESS` is that of the other end.
-fn address(payload: &[u8]) -> Option<Assigned> {
+pub(super) fn address(payload: &[u8]) -> Option<Assigned> {
     let value = |kind| {
         attributes(payload.get(ADDRESS_HEADER..)?)
             .find(|one| one.kind() == kind)
@@ -182,7 +193,15 @@ fn address(payload: &[u8]) -> Option<Assigned> {
     };
     let address = value(attribute::LOCAL_ADDRESS).or_else(|| value(attribute::ADDRESS))?;
     let is_tentative = payload.get(2).is_some_and(|flags| flags & TENTATIVE != 0 && flags & OPTIMISTIC == 0);
-    Some(Assigned { index: number(payload, 4)?, address, is_tentative })
+    let index = number(payload, 4)?;
+    let is_passthrough = index == LOOPBACK && address == PASSTHROUGH_V6;
+    let of_mesh = is_passthrough.then(|| FoundRouting {
+        item: RoutingItem::LoopbackAddress,
+        flaw: None,
+        marked_for_removal: false,
+        message: payload.to_vec(),
+    });
+    Some(Assigned { index, address, is_tentative, of_mesh })
 }
 
 fn ip(bytes: &[u8]) -> Option<IpAddr> {

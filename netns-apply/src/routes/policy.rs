@@ -21,28 +21,23 @@ const NOT_SET: u32 = u32::MAX;
 
 /// A policy rule, with the kernel's message about it.
 pub(super) struct DumpedRule<'a> {
-    dumped: &'a Dumped,
-    rule: PolicyRule,
+    dumped: &'a Dumped<'a>,
+    pub(super) rule: PolicyRule,
     /// Whether a run has marked it as its own to remove.
-    marked_for_removal: bool,
+    pub(super) marked_for_removal: bool,
 }
 
 impl<'a> DumpedRule<'a> {
-    pub(super) fn read(dumped: &'a Dumped) -> Option<Self> {
+    pub(super) fn read(dumped: &'a Dumped<'a>) -> Option<Self> {
         let RouteNetlinkMessage::NewRule(message) = &dumped.message else { return None };
-        let marked_for_removal = is_marked_for_removal(message);
+        let is_mark = |attribute: &RuleAttribute| matches!(attribute, RuleAttribute::Protocol(protocol) if u8::from(*protocol) == REMOVAL_PROTOCOL);
+        let marked_for_removal = message.attributes.iter().any(is_mark);
         Some(Self { dumped, rule: policy_rule(message)?, marked_for_removal })
     }
 }
 
-/// Whether a run has marked a rule as its own to remove.
-pub(super) fn is_marked_for_removal(message: &RuleMessage) -> bool {
-    let is_mark = |attribute: &RuleAttribute| matches!(attribute, RuleAttribute::Protocol(protocol) if u8::from(*protocol) == REMOVAL_PROTOCOL);
-    message.attributes.iter().any(is_mark)
-}
-
 /// What a message says about a policy rule; none where it is of neither family.
-pub(super) fn policy_rule(message: &RuleMessage) -> Option<PolicyRule> {
+fn policy_rule(message: &RuleMessage) -> Option<PolicyRule> {
     let header = &message.header;
     let family = super::family_of(header.family)?;
     let mut rule = PolicyRule::lookup(family, 0, u32::from(header.table));

@@ -1,14 +1,16 @@
 //! All policy rules and routes of a network namespace, of any program.
 
 use super::{
-    Extent, RouteError, RouteSocket, Stopped,
+    Dumped, Extent, RouteError, RouteSocket, Stopped,
     links::Links,
-    policy::{is_marked_for_removal, policy_rule},
-    route_request, rule_request, understood,
+    local_default,
+    policy::{DumpedRule, marked_lookup},
+    route_request, rule_request,
 };
 use netfilter_state::{
     netlink::Message,
     route_tables::{LOCAL_TABLE, MAIN_TABLE, PolicyRule, Route, RouteKind, RouteTables},
+    routing::FoundRouting,
 };
 use netlink_packet_core::{NLM_F_DUMP, NLM_F_REQUEST};
 use netlink_packet_route::{
@@ -20,6 +22,32 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 /// How many bytes are read of each list: some ten thousand routes. A container with CAP_NET_ADMIN may make as many as it likes.
 const MOST_BYTES: usize = 1 << 20;
+
+/// All policy rules and routes, and what they are to the mesh.
+#[cfg_attr(not(feature = "write"), allow(dead_code))]
+pub(crate) struct Routing {
+    pub(crate) tables: RouteTables,
+    /// The policy rules that a run has marked as its own to remove.
+    pub(crate) marked: Vec<PolicyRule>,
+    /// What exists of the kinds a plan needs.
+    pub(crate) found: Vec<FoundRouting>,
+}
+
+#[cfg(feature = "write")]
+impl Routing {
+    /// Whether nothing of it was left unread.
+    pub(crate) const fn is_complete(&self) -> bool {
+        self.tables.complete
+    }
+}
+
+/// What packets meet beside rules, and what of it exists of the kinds a plan needs.
+#[cfg(feature = "write")]
+pub(crate) struct Survey {
+    pub(crate) found: Vec<FoundRouting>,
+    pub(crate) tables: RouteTables,
+    pub(crate) addresses: super::Addresses,
+}
 
 impl RouteSocket {
     /// All policy rules and routes of both families. No privilege is needed.
@@ -33,41 +61,59 @@ impl RouteSocket {
 
     /// The same, where the interfaces are known.
     pub(crate) fn tables_with(&mut self, links: &Links) -> Result<RouteTables, RouteError> {
-        Ok(self.tables_and_marked(links)?.0)
+        Ok(self.routing(links)?.tables)
     }
 
-    /// The same, and which of the policy rules a run has marked as its own to remove.
-    pub(crate) fn tables_and_marked(
-        &mut self,
-        links: &Links,
-    ) -> Result<(RouteTables, Vec<PolicyRule>), RouteError> {
+    /// What exists of the kinds a plan needs ([`observe`](Self::observe)), all policy rules and routes, and the addresses; each list is read once.
+    /// Nothing where interfaces or addresses cannot be read.
+    #[cfg(feature = "write")]
+    pub(crate) fn survey(&mut self) -> Result<Option<Survey>, RouteError> {
+        let (Ok(links), Ok(assigned)) = (self.links(), self.assigned()) else { return Ok(None) };
+        let mut routing = self.routing(&links)?;
+        if routing.is_complete() {
+            routing.found.extend(assigned.iter().filter_map(|one| one.of_mesh.clone()));
+        } else {
+            routing.found = self.observe()?;
+        }
+        let Routing { found, tables, .. } = routing;
+        Ok(Some(Survey { found, tables, addresses: links.addresses(&assigned) }))
+    }
+
+    /// The same, and what they are to the mesh: all of it if the tables are complete.
+    pub(crate) fn routing(&mut self, links: &Links) -> Result<Routing, RouteError> {
         let mut tables =
             RouteTables { loopback_is_up: links.loopback_is_up(), complete: true, ..RouteTables::default() };
-        let mut marked = Vec::new();
+        let (mut marked, mut found) = (Vec::new(), Vec::new());
         for family in Family::BOTH {
-            let rules = self.list(&rule_request(family), "list policy rules", |message| match message {
-                RouteNetlinkMessage::NewRule(rule) => Some((policy_rule(rule)?, is_marked_for_removal(rule))),
-                _ => None,
+            let rules = self.list(&rule_request(family), "list policy rules", |dumped| {
+                let rule = DumpedRule::read(dumped)?;
+                Some((marked_lookup(family, &rule), rule.marked_for_removal, rule.rule))
             })?;
             tables.complete &= rules.is_complete();
             if rules.extent == Extent::Unsupported {
                 tables.rules.extend(without_policy_routing(family));
             }
-            for (rule, is_marked) in rules.all {
+            let mut rules_of_mesh = Vec::new();
+            for (of_mesh, is_marked, rule) in rules.all {
+                rules_of_mesh.extend(of_mesh);
                 marked.extend(is_marked.then(|| rule.clone()));
                 tables.rules.push(rule);
             }
             let routes = self.routes(&route_request(family), family, links)?;
             tables.complete &= routes.is_complete();
             let is_cut = routes.extent == Extent::Part;
-            tables.routes.extend(routes.all.into_iter().flatten());
+            for (of_mesh, route) in routes.all {
+                found.extend(of_mesh);
+                tables.routes.extend(route);
+            }
+            found.extend(rules_of_mesh);
             if is_cut {
                 let local = self.local_routes(family, links)?;
                 tables.routes.retain(|route| route.family != family || route.table != LOCAL_TABLE);
-                tables.routes.extend(local.all.into_iter().flatten());
+                tables.routes.extend(local.all.into_iter().filter_map(|(_, route)| route));
             }
         }
-        Ok((tables, marked))
+        Ok(Routing { tables, marked, found })
     }
 
     fn routes(
@@ -75,15 +121,17 @@ impl RouteSocket {
         request: &RouteNetlinkMessage,
         family: Family,
         links: &Links,
-    ) -> Result<Listed<Option<Route>>, RouteError> {
-        self.list(request, "list routes", |message| match message {
-            RouteNetlinkMessage::NewRoute(message) => route(family, message, links),
+    ) -> Result<ListedRoutes, RouteError> {
+        self.list(request, "list routes", |dumped| match &dumped.message {
+            RouteNetlinkMessage::NewRoute(message) => {
+                Some((local_default(family, dumped), route(family, message, links)?))
+            }
             _ => None,
         })
     }
 
     /// What the namespace delivers to itself, where that would be lost among other routes.
-    fn local_routes(&mut self, family: Family, links: &Links) -> Result<Listed<Option<Route>>, RouteError> {
+    fn local_routes(&mut self, family: Family, links: &Links) -> Result<ListedRoutes, RouteError> {
         // Before Linux 4.20 all tables are listed, whichever is asked for.
         let _ = self.socket.only_what_is_asked_for(true);
         let mut request = route_request(family);
@@ -100,7 +148,7 @@ impl RouteSocket {
         &mut self,
         request: &RouteNetlinkMessage,
         what: &str,
-        read: impl Fn(&RouteNetlinkMessage) -> Option<T>,
+        read: impl Fn(&Dumped<'_>) -> Option<T>,
     ) -> Result<Listed<T>, RouteError> {
         let ask = |socket: &mut Self| socket.message(request, NLM_F_REQUEST | NLM_F_DUMP);
         let take = |listed: &mut Listed<T>, message: &Message<'_>| {
@@ -108,7 +156,7 @@ impl RouteSocket {
             if listed.bytes > MOST_BYTES {
                 return Err(Stopped::Enough);
             }
-            match understood(message).as_ref().and_then(&read) {
+            match Dumped::read(message).as_ref().and_then(&read) {
                 Some(one) => listed.all.push(one),
                 None => listed.is_understood = false,
             }
@@ -118,6 +166,9 @@ impl RouteSocket {
         Ok(Listed { extent, ..listed })
     }
 }
+
+/// What was read of a list of routes: of each what it is to the mesh, and the route, if it is in use.
+type ListedRoutes = Listed<(Option<FoundRouting>, Option<Route>)>;
 
 /// What was read of a list.
 struct Listed<T> {

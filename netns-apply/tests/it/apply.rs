@@ -8,8 +8,8 @@ use crate::common::run;
 use netfilter_state::netlink::Obstacle;
 use netns_apply::{
     ApplyError, ApplyOptions, Backend, Because, ExecError, LegacyError, LockError, Mismatch, Outcome,
-    Programs, RollbackOutcome, RunError, apply, cleanup, cleanup_preview, netlink::NetlinkError, observe,
-    preflight, verify,
+    Programs, RollbackOutcome, RunError, apply, apply_and_search, cleanup, cleanup_preview, in_the_way,
+    interference, netlink::NetlinkError, observe, preflight, verify,
 };
 use packet_trace::interference::Severity;
 use redirect_core::{
@@ -44,13 +44,17 @@ const BACKENDS: [BackendChoice; 4] = [
 ];
 
 fn plan(mode: &'static str, excluded: &'static str) -> RulePlan {
+    plan_for(mode, excluded, "true")
+}
+
+fn plan_for(mode: &'static str, excluded: &'static str, dual_stack: &'static str) -> RulePlan {
     let mut raw = RawSettings::new();
     let settings = [
         (Key::InterceptionMode, mode),
         (Key::InboundPorts, "*"),
         (Key::OutboundRanges, "*"),
         (Key::OutboundExcludePorts, excluded),
-        (Key::DualStack, "true"),
+        (Key::DualStack, dual_stack),
     ];
     settings.into_iter().for_each(|(key, text)| raw.set(key, text, Source::Flag("x")));
     let addresses = ["10.1.0.2".parse().unwrap(), "fd00::2".parse().unwrap()];
@@ -684,6 +688,49 @@ fn rules_of_others_in_the_other_variant_are_warned_of() {
             "another program has iptables-{other} rules in this network namespace; the kernel obeys both variants"
         );
         assert_eq!(outcome.unwrap().warnings, [expected], "{backend:?}");
+    }
+}
+
+/// What another program does while a run is at work, and how a warning of it begins.
+const MEANWHILE: [(&str, &str); 3] = [
+    (
+        "nft 'table ip theirs { chain out { type nat hook output priority -150; tcp dport 80 redirect to :3128; }; }'",
+        "a rule of another program: table ip theirs, chain out",
+    ),
+    (
+        "iptables-legacy -t raw -I PREROUTING -p tcp -s 10.1.0.0/24 -j DROP",
+        "a rule of another program: table ip raw (legacy), chain PREROUTING",
+    ),
+    (
+        "ip rule add priority 5 iif eth0 blackhole; ip rule add priority 10 lookup local; ip rule del priority 0",
+        "policy rule 5",
+    ),
+];
+
+const WITHOUT_LINK_LOCAL: &str =
+    "ip link set eth0 addrgenmode none; ip link set pe0 addrgenmode none; ip -6 addr flush scope link";
+
+#[test]
+fn what_somebody_does_between_the_look_and_the_transaction_is_warned_of() {
+    for (script, warning) in MEANWHILE {
+        for backend in [BackendChoice::Netlink, BackendChoice::NativeNft] {
+            // The plan of both families has an address of its own, so routing is read again behind the transaction.
+            for (mode, dual_stack) in [("REDIRECT", "false"), ("REDIRECT", "true"), ("TPROXY", "true")] {
+                let (plan, options) = (plan_for(mode, "81", dual_stack), options(backend));
+                let scene = || {
+                    // Routing counts only once all addresses are in use, and the kernel takes a second for such ones.
+                    run("sh", &["-c", WITHOUT_LINK_LOCAL], "");
+                    before_step("nat", move || drop(run("sh", &["-c", script], "")));
+                    let warnings = apply_and_search(&plan, &options).unwrap().warnings;
+                    (warnings, in_the_way(&interference(&plan, &options).unwrap()))
+                };
+                let (warnings, found) = namespace().enter(scene).unwrap();
+                assert_eq!(warnings, found, "{script} {backend:?} {mode} {dual_stack}");
+                // Packets with TPROXY's mark pass this policy rule.
+                let is_warned = warnings.iter().any(|one| one.starts_with(warning));
+                assert!(is_warned || mode == "TPROXY" && script.starts_with("ip"), "{script}: {warnings:?}");
+            }
+        }
     }
 }
 

@@ -32,6 +32,8 @@ pub struct Observed {
     native: NativeState,
     /// Tables that a plan touches and that do not act, or may not be changed.
     obstacles: BTreeSet<Obstacle>,
+    /// Whether any program has a table, of any family.
+    has_tables: bool,
 }
 
 /// A table that a plan has rules in, in a state in which those rules would not work or cannot be written.
@@ -112,6 +114,12 @@ impl Observed {
         self.obstacles.iter()
     }
 
+    /// Whether any program has a table of nf_tables, of whatever family.
+    #[must_use]
+    pub const fn has_tables(&self) -> bool {
+        self.has_tables
+    }
+
     /// Whether a table is there.
     #[must_use]
     pub fn has_table(&self, family: Family, table: Table) -> bool {
@@ -133,7 +141,10 @@ impl Observed {
         self.native.take(message);
         // What cannot be read is passed over: it belongs to nothing that a plan touches.
         let _ = match message.kind {
-            kind::NEW_TABLE => self.table(message),
+            kind::NEW_TABLE => {
+                self.has_tables = true;
+                self.table(message)
+            }
             kind::NEW_CHAIN => self.chain(message),
             kind::NEW_RULE => self.rule(message),
             _ => None,

@@ -2,7 +2,7 @@
 
 use super::{Connection, NetlinkError};
 use netfilter_state::{
-    netlink::request,
+    netlink::{Messages, request},
     ruleset::{HookList, Ruleset, TableFamily},
 };
 use redirect_core::{Family, rule::Hook};
@@ -27,6 +27,14 @@ const MOST_ASKED: usize = 1 << 9;
 /// takes longer than everything else together.
 static LISTS_NO_HOOKS: AtomicBool = AtomicBool::new(false);
 
+/// The rules that a transaction has made, where it was the first: its messages are those in which the kernel lists them.
+pub(super) fn made_by(transaction: &[u8]) -> Ruleset {
+    let mut ruleset = Ruleset::default();
+    Messages::new(transaction).for_each(|message| ruleset.take(&message));
+    ruleset.forget_elements();
+    ruleset
+}
+
 impl Connection {
     /// Reads all tables of all families that IP packets meet, at one generation of the ruleset.
     ///
@@ -49,7 +57,7 @@ impl Connection {
     }
 
     fn ruleset_into(&mut self, ruleset: &mut Ruleset) -> Result<bool, NetlinkError> {
-        let mut whole = self.hooks_into(ruleset)?;
+        let mut whole = self.hooks_into(ruleset, &Family::BOTH)?;
         whole &= self.ask("list tables", request::tables, |message| ruleset.take(message))?;
         if ruleset.tables.is_empty() {
             return Ok(whole);
@@ -109,14 +117,19 @@ impl Connection {
         Ok(whole)
     }
 
-    /// Reads what hangs on the hooks, legacy tables included; nothing where the kernel does not list it.
-    fn hooks_into(&mut self, ruleset: &mut Ruleset) -> Result<bool, NetlinkError> {
+    /// Reads what hangs on the hooks of these families, legacy tables included; nothing where the kernel does not list it. `false` if it
+    /// changed concurrently.
+    pub(crate) fn hooks_into(
+        &mut self,
+        ruleset: &mut Ruleset,
+        families: &[Family],
+    ) -> Result<bool, NetlinkError> {
         if LISTS_NO_HOOKS.load(Ordering::Relaxed) {
             return Ok(true);
         }
         let (mut list, mut whole) = (HookList::default(), true);
         for (family, hook) in
-            Family::BOTH.into_iter().flat_map(|family| Hook::ALL.iter().map(move |hook| (family, *hook)))
+            families.iter().flat_map(|family| Hook::ALL.iter().map(move |hook| (*family, *hook)))
         {
             let question = |sequence| request::hooks(sequence, family, hook);
             match self.ask("list what hangs on a hook", question, |message| list.take(message)) {
