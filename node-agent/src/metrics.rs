@@ -96,7 +96,7 @@ metrics! {
         log_entries: Family<ResultLabel, Counter> => "istio_cni_log_entries_total", "Log entries received from plugins: accepted, malformed, over_rate, over_size";
         log_refused: Counter => "istio_cni_log_connections_refused_total", "Connections to the sockets for plugins refused because the peer is neither root nor the agent's user";
         events: Family<ResultLabel, Counter> => "istio_cni_events_total", "Events sent to the API server: sent, failed";
-        drifted: Gauge => "istio_cni_drifted_pods", "Pods of the node that were not redirected as planned when last checked; 0 while the drift watch is off";
+        drifted: Gauge => "istio_cni_drifted_pods", "Pods of the node that were not redirected as planned when last compared: not-redirected, drifted and interference of istio_cni_meshed_pods, also while they are unknown; 0 while the drift watch is off";
         drift_checks: Family<ResultLabel, Counter> => "istio_cni_drift_checks_total", "Pods the drift watch compared with their plan, by state: verified, not-redirected, drifted, interference (other programs' rules), sandboxed (rules do not bind its runtime); or why it is unknown: changed (the pod ended or changed concurrently), namespace-not-found, namespace-ambiguous, unverifiable (its rules are in force, but other rules cannot be read), cannot-look";
         drift_unread: Counter => "istio_cni_drift_unread_total", "Drift checks that skipped reading rules of an unchanged namespace";
         drift_rounds: Family<ResultLabel, Counter> => "istio_cni_drift_rounds_total", "Rounds of the drift watch: complete, or why not: no_capability, no_pods, no_namespaces, no_entry";

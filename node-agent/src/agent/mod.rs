@@ -124,6 +124,11 @@ fn served(
     let installer = Arc::new(installer.with_token(token.clone()));
     let connection = Arc::new(cluster::connection(settings));
     let ambient = ambient::link(settings, installer.clone(), connection.clone(), metrics.clone(), &tasks);
+    let summary = NodeSummary::new(metrics.clone());
+    if let Some(interval) = settings.drift.interval {
+        // It is asked before the drift watch runs.
+        summary.begin(interval);
+    }
     let served = Served {
         installer,
         plugin: Arc::default(),
@@ -131,7 +136,7 @@ fn served(
         connection,
         held: Arc::default(),
         ambient: ambient.as_ref().map(|(_, events)| events.state.clone()),
-        summary: Arc::new(NodeSummary::new(metrics.clone())),
+        summary: Arc::new(summary),
         metrics,
         registry,
         logs,

@@ -54,12 +54,6 @@ const LONGEST_START: Duration = Duration::from_secs(60);
 
 /// A pod that ended or changed while it was checked.
 const CHANGED_POD: &str = "changed";
-/// Where a difference comes from.
-const CHANGED: &str =
-    "Its rules were changed after it started, or its annotations were; a new pod is redirected as planned";
-/// The origin of other programs' rules.
-const INTERFERENCE: &str = "A container with NET_ADMIN, or a program on the node, has made them; a new pod is redirected as planned unless it does so again";
-
 /// Why a round could not be made.
 #[derive(Debug, thiserror::Error)]
 enum RoundError {
@@ -237,7 +231,7 @@ impl DriftWatch {
     /// Goes round for ever.
     async fn rounds(&mut self, interval: Duration) {
         log::info!(target: SCOPE, interval = format!("{interval:?}"); "watching the node's pods for drift");
-        self.summary.begin(&self.states, interval);
+        self.summary.begin(interval);
         // The agents of many nodes start together.
         let share = spread(&self.settings.identity.node);
         if self.heals() {
@@ -545,6 +539,7 @@ impl DriftWatch {
         let cause = if let Comparison::Unknown(error) = seen { Some(error.reason) } else { None };
         self.count(cause.unwrap_or(seen.state().word()));
         let is_unwatched = matches!(seen, Comparison::Unknown(error) if error.is_unfound());
+        let was_verified = self.states.was_verified(&pod.uid);
         let is_news = self.states.note(&pod.uid, seen.state(), is_unwatched, Instant::now());
         let report = self.tracker.note(&pod.uid, &pod.name, seen, Instant::now());
         if is_news || report.is_some() {
@@ -565,14 +560,7 @@ impl DriftWatch {
             Some(DriftReport::Drifted { difference, event }) => {
                 log::warn!(target: SCOPE, pod = name; "the pod is not redirected as planned: {difference}");
                 if event {
-                    let origin = match seen {
-                        Comparison::Interference(_) => INTERFERENCE,
-                        Comparison::Different(_)
-                        | Comparison::NotRedirected(_)
-                        | Comparison::AsPlanned
-                        | Comparison::Sandboxed(_)
-                        | Comparison::Unknown(_) => CHANGED,
-                    };
+                    let origin = tracker::origin(seen, was_verified);
                     let message = format!("the pod is not redirected as planned: {difference}. {origin}");
                     self.publish(pod, "RedirectDrift", message).await;
                 }

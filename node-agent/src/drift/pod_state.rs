@@ -63,6 +63,12 @@ impl PodStates {
         before.is_none_or(|before| before.state != state) || was_unwatched != is_unwatched
     }
 
+    /// Whether the last check of a pod has verified it.
+    #[must_use]
+    pub fn was_verified(&self, uid: &str) -> bool {
+        self.states.get(uid).is_some_and(|found| found.state == PodState::Verified)
+    }
+
     /// Takes note of what interferes in a pod with its effect accepted. Returns whether it is new.
     pub fn accepts(&mut self, uid: &str, accepted: &[String]) -> bool {
         if accepted.is_empty() {
@@ -79,6 +85,11 @@ impl PodStates {
     pub fn wants_check(&self, uid: &str) -> bool {
         self.unwatched.contains(uid)
             || self.states.get(uid).is_none_or(|found| found.state == PodState::Unseen)
+    }
+
+    /// Whether no pod was checked yet.
+    fn is_unchecked(&self) -> bool {
+        self.states.values().all(|found| found.state == PodState::Unseen)
     }
 
     /// How many pods are in a state, where they are checked at this interval.
@@ -166,9 +177,9 @@ impl NodeSummary {
     }
 
     /// The pods will be checked at this interval.
-    pub fn begin(&self, states: &PodStates, interval: Duration) {
-        if states.states.is_empty() {
-            self.show(states, Vec::new(), Some("starting"), interval);
+    pub fn begin(&self, interval: Duration) {
+        if lock(&self.shown).is_none() {
+            self.show(&PodStates::default(), Vec::new(), Some("starting"), interval);
         }
     }
 
@@ -183,7 +194,7 @@ impl NodeSummary {
     pub fn words(&self, now: Instant) -> String {
         match &*lock(&self.shown) {
             None => OFF.to_owned(),
-            Some(Shown { states, blind: Some(reason), .. }) if states.states.is_empty() => {
+            Some(Shown { states, blind: Some(reason), .. }) if states.is_unchecked() => {
                 format!("no meshed pod was checked yet ({reason})")
             }
             Some(Shown { states, different, blind, interval }) => {
@@ -211,7 +222,9 @@ impl NodeSummary {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::drift::tracker::DriftTracker;
     use crate::pod_check::{Comparison, PodProblem, UNREADABLE};
+    use cni_core::pod_source::PodName;
 
     const INTERVAL: Duration = Duration::from_secs(100);
 
@@ -274,14 +287,41 @@ mod tests {
     }
 
     #[test]
+    fn the_gauge_of_drifted_pods_is_the_sum_of_three_states_and_of_pods_unknown_since() {
+        let (mut states, mut tracker, now) = (PodStates::default(), DriftTracker::default(), Instant::now());
+        let mut check = |uid: &str, seen: Comparison| {
+            states.note(uid, seen.state(), false, now);
+            tracker.note(uid, &PodName { namespace: "shop".into(), name: uid.into() }, &seen, now);
+            let count = |state| states.count(state, now, INTERVAL);
+            let differ = [PodState::NotRedirected, PodState::Drifted, PodState::Interference].map(count);
+            (tracker.drifted(), differ.iter().sum::<usize>())
+        };
+        let unknown = || Comparison::Unknown(PodProblem::new(UNREADABLE, "x"));
+        assert_eq!(check("a", Comparison::NotRedirected("x".into())), (1, 1));
+        assert_eq!(check("b", Comparison::Different("x".into())), (2, 2));
+        assert_eq!(check("c", Comparison::Interference("x".into())), (3, 3));
+        assert_eq!(check("d", unknown()), (3, 3), "it was never seen to differ");
+        assert_eq!(check("b", unknown()), (3, 2), "it has not recovered");
+        assert_eq!(check("b", Comparison::AsPlanned), (2, 2));
+        assert_eq!(check("a", Comparison::Sandboxed("x".into())), (1, 1));
+    }
+
+    #[test]
     fn while_the_watch_is_off_nothing_is_claimed() {
         let (metrics, _) = Metrics::new();
         let (node, mut states) = (NodeSummary::new(metrics.clone()), PodStates::default());
         let verified = || metrics.meshed_pods.get_or_create(&StateLabel { state: "verified" }).get();
         let words = || node.words(Instant::now());
-        node.begin(&PodStates::default(), INTERVAL);
+        node.begin(INTERVAL);
         assert_eq!(words(), "no meshed pod was checked yet (starting)");
         node.show(&PodStates::default(), Vec::new(), Some("no_namespaces"), INTERVAL);
+        assert_eq!(words(), "no meshed pod was checked yet (no_namespaces)");
+        node.begin(INTERVAL);
+        assert_eq!(words(), "no meshed pod was checked yet (no_namespaces)", "it has begun");
+        // Pods that are only listed are not checked.
+        let mut listed = PodStates::default();
+        listed.keep(&BTreeSet::from(["a", "b"]), Instant::now());
+        node.show(&listed, Vec::new(), Some("no_namespaces"), INTERVAL);
         assert_eq!(words(), "no meshed pod was checked yet (no_namespaces)");
         node.off();
         assert!(words().contains("DRIFT_WATCH_INTERVAL") && verified() == 0);

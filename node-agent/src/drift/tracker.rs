@@ -49,6 +49,31 @@ pub enum DriftReport {
     Visible,
 }
 
+/// Where a difference comes from, as far as that is known. The agent may have seen the pod as planned before.
+#[must_use]
+pub const fn origin(seen: &Comparison, was_verified: bool) -> &'static str {
+    match (seen, was_verified) {
+        (Comparison::Interference(_), _) => {
+            "A container with NET_ADMIN, or a program on the node, has made them; a new pod is redirected as planned unless it does so again"
+        }
+        (Comparison::NotRedirected(_), true) => {
+            "Its rules were removed after the agent had verified them; a new pod is redirected as planned"
+        }
+        (Comparison::NotRedirected(_), false) => {
+            "Either the plugin did not run when the pod started, or its rules were removed later; a new pod is redirected as planned while the agent is ready"
+        }
+        (
+            Comparison::Different(_)
+            | Comparison::AsPlanned
+            | Comparison::Sandboxed(_)
+            | Comparison::Unknown(_),
+            _,
+        ) => {
+            "Either its rules were changed after it started, or its annotations or the plugin's settings were; a new pod is redirected as planned"
+        }
+    }
+}
+
 impl DriftTracker {
     /// Whether a check found a new problem, which a second check has to confirm.
     #[must_use]
@@ -216,6 +241,18 @@ mod tests {
             drifted("a", true),
             "after a long while"
         );
+    }
+
+    #[test]
+    fn a_cause_is_stated_only_where_it_is_known() {
+        let missing = Comparison::NotRedirected("no rules".into());
+        assert!(origin(&missing, false).starts_with("Either the plugin did not run"));
+        assert!(origin(&missing, true).starts_with("Its rules were removed after the agent had verified"));
+        for was_verified in [false, true] {
+            assert!(origin(&different("a"), was_verified).starts_with("Either its rules were changed"));
+            let other = Comparison::Interference("a rule".into());
+            assert!(!origin(&other, was_verified).contains("annotations"));
+        }
     }
 
     #[test]
