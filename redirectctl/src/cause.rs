@@ -62,7 +62,7 @@ macro_rules! causes {
 causes! {
     NotRedirected: "not-redirected", Error,
         "the pod is to be redirected and its network namespace holds no rule of the mesh: all of its traffic bypasses the proxy",
-        "the plugin did not run when the pod started: see that the node agent is ready and the plugin's entry is in the runtime's configuration; then delete the pod, and its successor is redirected";
+        "either the plugin did not run when the pod started, or its rules were removed later: if the plugin's log has no ADD of the pod, see that the node agent is ready and the plugin's entry is in the runtime's configuration; then delete the pod, and its successor is redirected";
     NotEnrolled: "not-enrolled", Error,
         "the pod is in ambient mode, and is not verified to be enrolled: its traffic may bypass ztunnel, or hang",
         "the node agent tries again until it is; its /readyz?verbose has the reason";
@@ -74,25 +74,25 @@ causes! {
         "ISTIO_DUAL_STACK must be the same for the plugin and for the proxy; delete the pod, and its successor is programmed again";
     Drifted: "rules-differ", Error,
         "rules of the mesh are in force, and they are not those of the plan",
-        "another program changed them after the pod started, or the pod's annotations were changed; delete the pod, and its successor is programmed again";
+        "either another program changed them after the pod started, or the pod's annotations or the plugin's settings were changed; delete the pod, and its successor is programmed again";
     RoutingMissing: "routing-missing", Error,
         "the policy rule or route that delivers TPROXY's packets to the proxy is missing or does not work: inbound connections hang",
-        "something in the pod removed it, or another rule comes before it; see ip rule and ip route in its network namespace, and delete the pod";
+        "either a program removed it, in the pod or on the node, or another rule comes before it; see ip rule and ip route in its network namespace, and delete the pod";
     RoutingTaken: "routing-taken", Error,
         "a policy rule of another program takes packets on their way to the proxy, and no rule of the mesh can stand before it: connections hang",
         "give that rule a later priority or a narrower condition, or another mark; its priority and table are named, ip rule shows it";
     PassthroughMissing: "passthrough-address-missing", Error,
         "the address ::6 is missing on lo: the proxy cannot hand IPv6 connections to the application",
-        "something in the pod removed it; delete the pod, and its successor has it";
+        "either a program removed it, in the pod or on the node, or IPv6 was switched off and on again in the pod; delete the pod, and its successor has it";
     TwoBackends: "two-backends", Error,
         "the mesh has rules in more than one backend: connections are translated twice, or by the older rules",
-        "another program, often an init container of an older release, made rules beside those of the plugin; remove it and delete the pod";
+        "either an init container such as istio-init made rules beside those of the plugin, or a program on the node; remove it and delete the pod";
     Asleep: "table-dormant", Error,
         "a table with rules of the mesh is dormant: the kernel passes it over, and traffic bypasses the proxy",
         "nft add table wakes it; find out who put it to sleep, and delete the pod";
     Foreign: "foreign-rule", Error,
         "a rule of another program meets captured packets before those of the mesh",
-        "a container with NET_ADMIN or another network plugin made it; take it away there, then delete the pod";
+        "either a container with NET_ADMIN made it, or a program on the node such as another network plugin; take it away there, then delete the pod";
     ForeignMaybe: "foreign-rule-may-interfere", Warning,
         "a rule of another program that is not wholly understood may meet captured packets before those of the mesh",
         "read the rule: if it takes, drops or rewrites packets, the program that made it must be reconfigured";
@@ -277,6 +277,21 @@ pub(crate) fn sort(all: &mut [Finding]) {
 mod tests {
     use super::*;
     use std::collections::BTreeSet;
+
+    #[test]
+    fn a_cause_that_is_not_known_is_told_as_either_of_two() {
+        for cause in [
+            Cause::NotRedirected,
+            Cause::Drifted,
+            Cause::RoutingMissing,
+            Cause::PassthroughMissing,
+            Cause::TwoBackends,
+            Cause::Foreign,
+        ] {
+            let remedy = cause.remedy();
+            assert!(remedy.starts_with("either ") && remedy.contains(" or "), "{}: {remedy}", cause.code());
+        }
+    }
 
     #[test]
     fn every_cause_has_a_code_of_its_own_and_says_what_to_do() {
