@@ -143,8 +143,12 @@ const ENROLLED: State = State {
     ambient: Some("apply --redirect-dns"),
     ..WHOLE
 };
-/// What a status says while the validation holds the pod back.
+/// What a status says while the validation holds the pod back, for what rules do not show.
 const HELD: &str = r#"{"phase": "Pending", "initContainerStatuses": [{"name": "istio-validation",
+    "state": {"waiting": {"reason": "CrashLoopBackOff"}},
+    "lastState": {"terminated": {"exitCode": 126, "message": "{\"reason\":\"nothing-proven\"}"}}}]}"#;
+/// What it says of a pod that was repaired, until the kubelet runs the validation again.
+const REPAIRED: &str = r#"{"phase": "Pending", "initContainerStatuses": [{"name": "istio-validation",
     "state": {"waiting": {"reason": "CrashLoopBackOff"}},
     "lastState": {"terminated": {"exitCode": 126, "message": "{\"reason\":\"rules-not-in-effect\"}"}}}]}"#;
 const DNS: &[(&str, &str)] = &[("ISTIO_DUAL_STACK", "true"), ("ISTIO_META_DNS_CAPTURE", "true")];
@@ -292,6 +296,7 @@ const BROKEN: &[State] = &[
         ..WHOLE
     },
     State { name: "held back", cause: "held-back", status: HELD, ..WHOLE },
+    State { name: "repaired", cause: "awaits-validation", status: REPAIRED, ..WHOLE },
     State {
         name: "validation killed",
         cause: "validation-ended",

@@ -186,6 +186,9 @@ causes! {
     HeldBack: "held-back", Error,
         "istio-validation holds the pod back (exit code 126): the pod is not redirected, or that could not be proven",
         "redirectctl why REASON explains its reason; the node agent can repair such pods (docs/concepts/repair.md), or delete the pod, and its successor is redirected";
+    AwaitsValidation: "awaits-validation", Warning,
+        "istio-validation held the pod back (exit code 126), and the pod's rules are as planned now",
+        "either the rules were repaired since: then wait, the kubelet runs istio-validation again within five minutes; or it fails again, for what rules do not show: redirectctl why REASON explains its reason";
     ValidationEnded: "validation-ended", Error,
         "istio-validation failed with an exit code that is not its own: its settings are wrong, or something ended it",
         "see the log of container istio-validation; 1 is bad input, 137 means that it was killed, often for memory";
@@ -287,6 +290,7 @@ mod tests {
             Cause::PassthroughMissing,
             Cause::TwoBackends,
             Cause::Foreign,
+            Cause::AwaitsValidation,
         ] {
             let remedy = cause.remedy();
             assert!(remedy.starts_with("either ") && remedy.contains(" or "), "{}: {remedy}", cause.code());

@@ -5,6 +5,7 @@ use std::net::IpAddr;
 
 use cni_core::enablement::REDIRECTION_ANNOTATION;
 use cni_core::reasons::AMBIENT_PENDING;
+use cni_core::states::PodState;
 use netfilter_state::change::DifferenceKind;
 use netfilter_state::differences::{Difference, Differences};
 use netfilter_state::routing::RoutingItem;
@@ -25,7 +26,7 @@ use crate::inspect::{Inspection, NATIVE};
 use crate::meaning;
 use crate::pod::{Container, Kind, Pod};
 use crate::status;
-use crate::validation::VALIDATION_CONTAINER;
+use crate::validation::{VALIDATION_CONTAINER, Validation};
 
 /// Settings that leave traffic alone.
 const EXCLUDING: [Key; 6] = [
@@ -36,6 +37,10 @@ const EXCLUDING: [Key; 6] = [
     Key::OutboundRanges,
     Key::InboundPorts,
 ];
+
+/// What rules as planned do not prove: such a pod is not verified.
+const UNPROVEN: [Cause; 4] =
+    [Cause::NotEnrolled, Cause::HeldBack, Cause::AwaitsValidation, Cause::ValidationEnded];
 
 /// What is wrong, or worth knowing: the worst first.
 #[must_use]
@@ -82,11 +87,60 @@ pub fn findings(pod: Option<&Pod>, decided: &PodDecision, seen: Option<&Inspecti
         all.push(Finding::new(Cause::NotAccepted, why_not));
     }
     all.extend(pod.into_iter().flat_map(status::findings));
+    if let (PodDecision::Redirect(..), Some(seen), Some(pod)) = (decided, seen, pod) {
+        await_validation(pod, seen, &mut all);
+    }
     if let Some(seen) = seen {
         all.extend(of_any_namespace(seen));
     }
     cause::sort(&mut all);
     all
+}
+
+/// A validation that found a pod not redirected is out of date once its rules are as planned.
+fn await_validation(pod: &Pod, seen: &Inspection, all: &mut [Finding]) {
+    let is_outdated = seen.is_as_planned() && pod.validation.as_ref().is_some_and(Validation::denies);
+    let held = all.iter_mut().find(|finding| is_outdated && finding.cause == Cause::HeldBack);
+    if let Some(held) = held {
+        // What was to be done about it then is not to be done now.
+        held.cause = Cause::AwaitsValidation;
+        held.seen.truncate(2);
+    }
+}
+
+/// How a pod stands, by what was decided and what its network namespace shows, if that could be read.
+#[must_use]
+pub fn state(decided: &PodDecision, seen: Option<&Inspection>, findings: &[Finding]) -> PodState {
+    let has = |causes: &[Cause]| findings.iter().any(|finding| causes.contains(&finding.cause));
+    let has_rules = seen.is_some_and(|seen| !seen.in_force.is_empty());
+    if has(&[Cause::Sandboxed]) {
+        return PodState::Sandboxed;
+    }
+    match (decided, seen) {
+        (PodDecision::Skip(SkipReason::HasInitContainer), Some(_)) if !has_rules => PodState::NotRedirected,
+        (PodDecision::Skip(SkipReason::HasInitContainer) | PodDecision::HostNetwork, _) => {
+            PodState::LeftAlone
+        }
+        (PodDecision::Skip(_) | PodDecision::Unknown, _) if has_rules => PodState::Unexpected,
+        (PodDecision::Skip(_) | PodDecision::Unknown, _) => PodState::LeftAlone,
+        (PodDecision::Redirect(..) | PodDecision::Ambient(..) | PodDecision::Wrong(_), None)
+            if has(&[Cause::NotStarted, Cause::NotSetUp]) =>
+        {
+            PodState::Unseen
+        }
+        (PodDecision::Wrong(_), _) | (PodDecision::Redirect(..) | PodDecision::Ambient(..), None) => {
+            PodState::Unknown
+        }
+        (PodDecision::Redirect(..) | PodDecision::Ambient(..), Some(_)) if !has_rules => {
+            PodState::NotRedirected
+        }
+        (PodDecision::Redirect(..) | PodDecision::Ambient(..), Some(seen)) => match &seen.mismatch {
+            None if has(&UNPROVEN) => PodState::Pending,
+            None => PodState::Verified,
+            Some(Mismatch::Interference(..) | Mismatch::DoesNotConverge(_)) => PodState::Interference,
+            Some(_) => PodState::Drifted,
+        },
+    }
 }
 
 /// Adds that the agent has not enrolled a pod yet, or not any more, as its annotation says, with the reason in the last event about it.
@@ -407,4 +461,69 @@ fn list<T: ToString>(values: &[T]) -> String {
         return "none".to_owned();
     }
     values.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use netns_apply::Impact;
+    use serde_json::json;
+
+    use super::*;
+    use crate::inspect::InForce;
+    use crate::node::Node;
+
+    fn seen(mismatch: Option<Mismatch>) -> Inspection {
+        Inspection {
+            addresses: vec![IpAddr::from([127, 0, 0, 1]), IpAddr::from([10, 1, 0, 2])],
+            in_force: vec![InForce { backend: "iptables-nft", rules: Some(20) }],
+            listeners: BTreeSet::new(),
+            unexamined: Vec::new(),
+            mismatch,
+            accepted: Vec::new(),
+            not_accepted: None,
+            impact: Impact::default(),
+            lacking: Vec::new(),
+            foreign: false,
+        }
+    }
+
+    /// The state of a pod with this in its network namespace, and what holds it back.
+    fn stands(ended: Option<(i64, &str)>, mismatch: Option<Mismatch>) -> (PodState, Vec<&'static str>) {
+        let container = ended.map_or_else(
+            || json!({"running": {}}),
+            |(code, reason)| json!({"terminated": {"exitCode": code, "message": json!({"reason": reason}).to_string()}}),
+        );
+        let pod = json!({"metadata": {"annotations": {"sidecar.istio.io/status": "{}"}},
+            "spec": {"containers": [{"name": "istio-proxy"}]},
+            "status": {"phase": "Pending", "podIP": "10.1.0.2",
+                "initContainerStatuses": [{"name": "istio-validation", "state": container}]}});
+        let pod = Pod::from_json(&pod).expect("a pod");
+        let (decided, seen) = (Node::default().decide_without_namespace(&pod), seen(mismatch));
+        let all = findings(Some(&pod), &decided, Some(&seen));
+        let held = all.iter().map(|finding| finding.cause).filter(|cause| UNPROVEN.contains(cause));
+        (state(&decided, Some(&seen), &all), held.map(Cause::code).collect())
+    }
+
+    #[test]
+    fn a_pod_has_one_state_after_its_repair() {
+        assert_eq!(stands(None, None), (PodState::Verified, vec![]));
+        assert_eq!(stands(Some((0, "redirected")), None), (PodState::Verified, vec![]));
+        for outdated in ["no-rules", "rules-not-in-effect", "one-family-only", "", "of another release"] {
+            let (state, held) = stands(Some((126, outdated)), None);
+            assert_eq!((state, held), (PodState::Pending, vec!["awaits-validation"]), "{outdated}");
+        }
+        for unproven in ["nothing-proven", "out-of-resources"] {
+            let (state, held) = stands(Some((126, unproven)), None);
+            assert_eq!(
+                (state, held),
+                (PodState::Pending, vec!["held-back"]),
+                "rules do not explain {unproven}"
+            );
+        }
+        assert_eq!(stands(Some((137, "")), None), (PodState::Pending, vec!["validation-ended"]));
+        let asleep = Some(Mismatch::Asleep("table".to_owned()));
+        assert_eq!(stands(Some((126, "no-rules")), asleep), (PodState::Drifted, vec!["held-back"]));
+    }
 }

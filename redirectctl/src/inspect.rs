@@ -68,6 +68,11 @@ impl Inspection {
         self.impact.consequences.iter().map(ToString::to_string).collect()
     }
 
+    /// Whether rules of the mesh are in force, and are those of the plan.
+    pub(crate) fn is_as_planned(&self) -> bool {
+        !self.in_force.is_empty() && self.mismatch.is_none()
+    }
+
     /// Where rules of the mesh are.
     pub(crate) fn backends(&self) -> String {
         let backends: Vec<&str> = self.in_force.iter().map(|in_force| in_force.backend).collect();

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use cni_core::states::PodState;
 use explain::node_scan::ReportedFinding;
 use redirect_core::plan::DataPlane;
 use redirect_core::pod::Decision;
@@ -10,7 +11,7 @@ use redirect_core::{Families, Family, json};
 use serde_json::{Value, json};
 
 use crate::cause::{Finding, Severity};
-use crate::diagnosis::PodDecision;
+use crate::diagnosis::{PodDecision, state};
 use crate::inspect::Inspection;
 use crate::printable::Printable;
 use crate::text_writer::{LONGEST_SEEN, Layout, TextStyle, TextWriter, short};
@@ -24,9 +25,6 @@ const USUAL_PORTS: [u16; 3] = [15001, 15006, 15053];
 /// How much of a finding, and of a setting's value, text for people shows.
 const MOST_SEEN: usize = 12;
 const LONGEST_VALUE: usize = 200;
-
-/// The verdict on findings that are notes at most.
-pub const NOTHING_WRONG: &str = "nothing is wrong";
 
 /// What is known of one pod or network namespace.
 #[derive(Debug)]
@@ -66,7 +64,8 @@ impl Report {
     #[must_use]
     pub fn text(&self, layout: Layout) -> Printable {
         let mut paper = TextWriter::new(layout);
-        paper.heading(&self.subject);
+        let (verdict, style) = self.verdict();
+        paper.inked(0, &format!("{}: {verdict}", self.subject), style);
         self.decision(&mut paper);
         if let Some((file, order)) = &self.order {
             paper.labelled(2, "plugins    ", &format!("{} ({})", order.join(", "), file.display()));
@@ -80,16 +79,58 @@ impl Report {
             paper.labelled(2, "listeners  ", &self.listeners(seen));
         }
         self.settings(&mut paper);
-        if self.findings.is_empty() && matches!(self.decided, PodDecision::Unknown) {
-            paper.line(0, "nothing was compared: no pod was given");
-        } else {
-            // What it means comes first, then the causes.
-            for consequence in self.consequences() {
-                paper.marked(0, "traffic  ", TextStyle::Red, &consequence);
-            }
-            findings(&self.findings, &mut paper);
+        // What it means comes first, then the causes.
+        for consequence in self.consequences() {
+            paper.marked(0, "traffic  ", TextStyle::Red, &consequence);
         }
+        listed(&self.findings, &mut paper);
         paper.into_text()
+    }
+
+    /// How it stands, unless it was compared with nothing.
+    fn state(&self) -> Option<PodState> {
+        let is_compared = !matches!(self.decided, PodDecision::Unknown);
+        is_compared.then(|| state(&self.decided, self.inspection.as_ref(), &self.findings))
+    }
+
+    /// How it stands in words, and how many findings follow.
+    fn verdict(&self) -> (String, TextStyle) {
+        let worst = self.findings.iter().map(|finding| finding.cause.severity()).max();
+        let is_trouble = worst.is_some_and(|worst| worst > Severity::Note);
+        let words = match self.state() {
+            None => "nothing was compared: no pod was given",
+            Some(PodState::Verified) => "redirected, verified now",
+            Some(PodState::Unverified) => "redirected when it was checked last",
+            Some(PodState::LeftAlone) if is_trouble => "not redirected",
+            Some(PodState::LeftAlone) => "not redirected, as intended",
+            Some(PodState::NotRedirected) => "not redirected",
+            Some(PodState::Unexpected) => "redirected, and should not be",
+            Some(PodState::Drifted) => "redirected otherwise than planned",
+            Some(PodState::Interference) => "redirected, and rules of other programs interfere",
+            Some(PodState::Pending) => "its rules are as planned, and the rest is not verified",
+            Some(PodState::Sandboxed) => "not redirected: its runtime is sandboxed",
+            Some(PodState::Unknown) if is_trouble => "cannot determine whether it is redirected",
+            Some(PodState::Unknown) => "not checked",
+            Some(PodState::Unseen) => "not started, so nothing can be checked",
+        };
+        let style = match worst {
+            Some(Severity::Error) => TextStyle::Red,
+            Some(Severity::Warning) => TextStyle::Yellow,
+            Some(Severity::Note) | None => TextStyle::Green,
+        };
+        (words.to_owned() + &self.counted(), style)
+    }
+
+    /// How many findings of each severity follow, the worst first.
+    fn counted(&self) -> String {
+        let count = |severity: Severity| {
+            let count = self.findings.iter().filter(|one| one.cause.severity() == severity).count();
+            let plural = if count == 1 { "" } else { "s" };
+            (count > 0).then(|| format!("{count} {}{plural}", severity.word()))
+        };
+        let all = [Severity::Error, Severity::Warning, Severity::Note].into_iter().filter_map(count);
+        let all = all.collect::<Vec<_>>().join(", ");
+        if all.is_empty() { all } else { format!("; {all}") }
     }
 
     fn consequences(&self) -> Vec<String> {
@@ -168,6 +209,7 @@ impl Report {
         json!({
             "version": VERSION,
             "subject": self.subject,
+            "state": self.state().map(PodState::word),
             "netns": self.netns,
             "decision": decision,
             "dataPlane": self.decided.plan().map(|plan| data_plane(plan.data_plane())),
@@ -211,19 +253,6 @@ pub fn reported(finding: &Finding) -> ReportedFinding {
     }
 }
 
-/// Findings for people, behind the verdict if none of them is trouble.
-pub fn findings(findings: &[Finding], paper: &mut TextWriter) {
-    if !findings.iter().any(Finding::is_trouble) {
-        let notes = match findings.len() {
-            0 => String::new(),
-            1 => "; 1 note".to_owned(),
-            more => format!("; {more} notes"),
-        };
-        paper.inked(0, &format!("{NOTHING_WRONG}{notes}"), TextStyle::Green);
-    }
-    listed(findings, paper);
-}
-
 /// Findings for people.
 pub fn listed(findings: &[Finding], paper: &mut TextWriter) {
     for finding in findings {
@@ -260,7 +289,7 @@ mod tests {
         let many = (0..1000).map(|number| format!("{number} {}", "\u{e9}".repeat(5000))).collect();
         let finding = Finding { cause: Cause::BadSettings, seen: many };
         let mut paper = TextWriter::new(Layout::default());
-        findings(std::slice::from_ref(&finding), &mut paper);
+        listed(std::slice::from_ref(&finding), &mut paper);
         let text = paper.into_text();
         assert!(text.len() < 40_000 && text.contains("and 988 more"), "{}", text.len());
         assert!(text.contains("... (10002 bytes)"), "{text}");
@@ -268,18 +297,26 @@ mod tests {
     }
 
     #[test]
-    fn the_verdict_comes_before_notes_and_says_nothing_beside_trouble() {
-        let shown = |causes: &[Cause]| {
-            let all: Vec<Finding> = causes.iter().map(|cause| Finding::new(*cause, "seen")).collect();
-            let mut paper = TextWriter::new(Layout::default());
-            findings(&all, &mut paper);
-            paper.into_text()
+    fn the_verdict_comes_first_and_counts_what_follows() {
+        let pod = |causes: &[Cause]| Report {
+            subject: "pod shop/cart".to_owned(),
+            netns: None,
+            decided: PodDecision::HostNetwork,
+            order: None,
+            inspection: None,
+            findings: causes.iter().map(|cause| Finding::new(*cause, "seen")).collect(),
         };
-        let first = |causes: &[Cause]| shown(causes).lines().next().map(str::to_owned);
-        assert_eq!(first(&[]).as_deref(), Some("nothing is wrong"));
+        let first = |report: Report| report.text(Layout::default()).lines().next().map(str::to_owned);
         let note = Cause::FamilyNotCaptured;
-        assert_eq!(first(&[note]).as_deref(), Some("nothing is wrong; 1 note"));
-        assert_eq!(first(&[note, note]).as_deref(), Some("nothing is wrong; 2 notes"));
-        assert!(!shown(&[note, Cause::BadSettings]).contains("nothing is wrong"));
+        let begins = "pod shop/cart: not redirected";
+        assert_eq!(first(pod(&[])), Some(format!("{begins}, as intended")));
+        assert_eq!(first(pod(&[note])), Some(format!("{begins}, as intended; 1 note")));
+        assert_eq!(first(pod(&[note, note])), Some(format!("{begins}, as intended; 2 notes")));
+        let bad = pod(&[note, Cause::HostNetwork, Cause::BadSettings, Cause::NoEntry]);
+        assert_eq!(bad.json()["state"], "left-alone");
+        assert_eq!(first(bad), Some(format!("{begins}; 2 errors, 1 warning, 1 note")));
+        let unknown = Report { decided: PodDecision::Unknown, ..pod(&[Cause::NoAddress]) };
+        let compared = "pod shop/cart: nothing was compared: no pod was given; 1 error";
+        assert_eq!(first(unknown).as_deref(), Some(compared));
     }
 }

@@ -12,50 +12,20 @@ use std::thread;
 use cni_core::enrolment_report::headline;
 use cni_core::states::PodState;
 use explain::node_scan::{NodeScan, ScannedPod};
-use netns_apply::Mismatch;
 use pod_netns::{NamespaceIndex, Sandbox, SurveyError};
 use redirect_core::plan::DataPlane;
-use redirect_core::pod::SkipReason;
 use serde_json::{Value, json};
 
 use crate::cause::{Cause, Finding};
-use crate::diagnosis::{PodDecision, findings};
+use crate::diagnosis::{PodDecision, findings, state};
 use crate::inspect::Inspection;
 use crate::node::Node;
 use crate::packed::{Packed, PackedPods};
 use crate::pod::Pod;
 use crate::printable::{Printable, harmless};
-use crate::report::{self, NOTHING_WRONG, VERSION};
+use crate::report::{self, VERSION};
 use crate::show::{read_or_cause, unfound};
 use crate::text_writer::{Layout, TextStyle, TextWriter};
-
-/// How a pod stands, by what was decided and what its network namespace shows, if that could be read.
-fn state(decided: &PodDecision, seen: Option<&Inspection>, findings: &[Finding]) -> PodState {
-    let has_rules = seen.is_some_and(|seen| !seen.in_force.is_empty());
-    if findings.iter().any(|finding| finding.cause == Cause::Sandboxed) {
-        return PodState::Sandboxed;
-    }
-    match (decided, seen) {
-        (PodDecision::Skip(SkipReason::HasInitContainer), Some(_)) if !has_rules => PodState::NotRedirected,
-        (PodDecision::Skip(SkipReason::HasInitContainer) | PodDecision::HostNetwork, _) => {
-            PodState::LeftAlone
-        }
-        (PodDecision::Skip(_) | PodDecision::Unknown, _) if has_rules => PodState::Unexpected,
-        (PodDecision::Skip(_) | PodDecision::Unknown, _) => PodState::LeftAlone,
-        (PodDecision::Wrong(_), _) | (PodDecision::Redirect(..) | PodDecision::Ambient(..), None) => {
-            PodState::Unknown
-        }
-        (PodDecision::Redirect(..) | PodDecision::Ambient(..), Some(_)) if !has_rules => {
-            PodState::NotRedirected
-        }
-        (PodDecision::Redirect(..) | PodDecision::Ambient(..), Some(seen)) => match &seen.mismatch {
-            None if findings.iter().any(|finding| finding.cause == Cause::NotEnrolled) => PodState::Pending,
-            None => PodState::Verified,
-            Some(Mismatch::Interference(..) | Mismatch::DoesNotConverge(_)) => PodState::Interference,
-            Some(_) => PodState::Drifted,
-        },
-    }
-}
 
 /// A pod, or a namespace without a pod.
 #[derive(Debug)]
@@ -203,7 +173,7 @@ impl Scan {
         } else if self.findings().any(Finding::is_trouble) {
             paper.line(0, "redirectctl why CAUSE explains a cause");
         } else {
-            paper.inked(0, NOTHING_WRONG, TextStyle::Green);
+            paper.inked(0, "nothing is wrong", TextStyle::Green);
         }
         paper.into_text()
     }
@@ -308,13 +278,9 @@ fn of_pod(pod: &Pod, survey: &NamespaceIndex, node: &Node) -> Entry {
     let mut found = findings(Some(pod), &decided, seen.as_ref());
     node.add_findings(pod, &decided, &mut found);
     let mut one = entry(pod.name.to_string(), node.data_plane(pod), &decided, seen.as_ref(), found);
-    // A pod that is not redirected needs no namespace for that.
+    // A pod that is not redirected, or has no address yet, needs no namespace for that.
     if let (PodState::Unknown, Some(unknown)) = (one.state, unknown) {
-        if pod.addresses.is_empty() {
-            one.state = PodState::Unseen;
-        } else {
-            one.findings.insert(0, unknown);
-        }
+        one.findings.insert(0, unknown);
     }
     one
 }

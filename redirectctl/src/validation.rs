@@ -29,14 +29,24 @@ impl Validation {
         Some(Self { code, message: text(last, "/message") })
     }
 
+    fn reason(&self) -> Option<Reason> {
+        let verdict: Value = serde_json::from_str(&self.message).unwrap_or_default();
+        let reason = text(&verdict, "/reason");
+        Reason::ALL.into_iter().find(|known| known.code() == reason)
+    }
+
+    /// Whether it found the pod not redirected, or gave no reason: other validations could not prove anything.
+    pub(crate) fn denies(&self) -> bool {
+        self.reason().is_none_or(|reason| reason.is_redirected() == Some(false))
+    }
+
     /// The lines of a finding about it.
     pub(crate) fn seen(&self) -> Vec<String> {
         let ended = format!("{VALIDATION_CONTAINER} ended with exit code {}", self.code);
-        let verdict: Value = serde_json::from_str(&self.message).unwrap_or_default();
-        let reason = text(&verdict, "/reason");
-        match Reason::ALL.into_iter().find(|known| known.code() == reason) {
+        match self.reason() {
             Some(known) => {
-                vec![ended, format!("{reason}: {}", known.meaning()), known.remedy().to_owned()]
+                let meaning = format!("{}: {}", known.code(), known.meaning());
+                vec![ended, meaning, known.remedy().to_owned()]
             }
             None if self.message.trim().is_empty() => vec![ended],
             None => vec![format!("{ended}: {}", self.message.trim())],

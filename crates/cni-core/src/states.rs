@@ -19,7 +19,7 @@ pub enum PodState {
     Drifted,
     /// It is redirected as planned, and other programs' rules interfere.
     Interference,
-    /// It is in ambient mode and redirected as planned, and the rest of its enrolment is not verified.
+    /// It is redirected as planned, and the rest is not verified: its enrolment in ambient mode, or that istio-validation ends well.
     Pending,
     /// It should be redirected, and its runtime is sandboxed, so that rules do not bind it.
     Sandboxed,
@@ -86,7 +86,7 @@ impl PodState {
             Self::Interference => INTERFERENCE,
             Self::Pending => reason(
                 "pending",
-                "the pod is in ambient mode, its rules are as planned, and the rest is not verified",
+                "the pod's rules are as planned, and the rest is not verified: its enrolment in ambient mode, or its validation",
                 DETAILS,
             ),
             Self::Sandboxed => SANDBOXED,

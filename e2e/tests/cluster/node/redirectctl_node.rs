@@ -176,7 +176,7 @@ const OTHERS: &[Case] = &[
     },
     Case {
         runs: false,
-        ..odd("held", &["held-back", "not-repaired"], |pod| {
+        ..odd("held", &["not-repaired", "awaits-validation"], |pod| {
             let verdict = json!({"reason": "no-rules", "message": "m"}).to_string();
             init_container(
                 pod,
@@ -269,7 +269,7 @@ impl Case {
                 let listed = now["status"]["podIPs"].as_array().is_some_and(|all| all.len() == wanted);
                 return Ok((now["status"]["phase"] == "Running" && listed).then_some(()));
             }
-            if self.causes.contains(&"held-back") {
+            if self.causes.contains(&"awaits-validation") {
                 return Ok(now["status"].to_string().contains("\"exitCode\":126").then_some(()));
             }
             let events = api.read(&format!("{path}/events?fieldSelector=reason=FailedCreatePodSandBox"))?;
