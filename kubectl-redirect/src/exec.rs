@@ -54,6 +54,16 @@ pub struct Output {
     pub code: u8,
 }
 
+impl Output {
+    /// What it complained of last, without time and level, which tabs separate.
+    #[must_use]
+    pub fn complaint(&self) -> String {
+        let last = self.stderr.lines().rfind(|line| !line.trim().is_empty()).unwrap_or("no reason given");
+        let message = last.trim().splitn(3, '\t').nth(2).unwrap_or(last.trim());
+        message.replace('\t', " ")
+    }
+}
+
 /// How much an answer may have, and how long it may take.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {

@@ -242,7 +242,7 @@ async fn netns_of(
     let output = exec::output(cluster, agent, &["pod", pod, "--output", "json"], limits).await;
     let output = output.map_err(|error| about(agent, &error))?;
     if output.code == FAILED {
-        return Err(Failure(output.stderr.trim().to_owned()));
+        return Err(Failure(output.complaint()));
     }
     let report: Value = serde_json::from_slice(&output.stdout).map_err(Failure::of)?;
     let netns = report.get("netns").and_then(Value::as_str).map(str::to_owned);

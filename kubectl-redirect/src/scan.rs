@@ -177,8 +177,7 @@ async fn ask(cluster: &Cluster, agent: &Agent, patience: Duration) -> Answer {
         Err(error) => return Ok(Err(error.to_string())),
     };
     if output.code == FAILED {
-        let last = output.stderr.lines().rfind(|line| !line.trim().is_empty()).unwrap_or("no reason given");
-        return Ok(Err(format!("redirectctl failed: {}", last.trim())));
+        return Ok(Err(format!("redirectctl failed: {}", output.complaint())));
     }
     Ok(read(&output.stdout))
 }

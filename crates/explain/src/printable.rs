@@ -153,7 +153,7 @@ const LONGEST_COLOUR: usize = 5;
 /// The colours of [`TextStyle`](crate::text_writer::TextStyle), and their end.
 const COLOURS: [&str; 6] = ["\u{1b}[0m", "\u{1b}[1m", "\u{1b}[2m", "\u{1b}[31m", "\u{1b}[32m", "\u{1b}[33m"];
 
-/// Passes on what another program prints, piece by piece: text with line breaks and, if they are wanted, colours.
+/// Passes on what another program prints, piece by piece: text with line breaks, tabs and, if they are wanted, colours.
 #[derive(Debug, Default)]
 pub struct Passage {
     has_colours: bool,
@@ -226,12 +226,12 @@ fn is_beginning(bytes: &[u8]) -> bool {
 }
 
 fn push_lines(text: &str, safe: &mut String) {
-    for part in text.split_inclusive('\n') {
-        let words = part.strip_suffix('\n');
-        escape(words.unwrap_or(part), safe, Style::Json);
-        if words.is_some() {
-            safe.push('\n');
-        }
+    // Tabs separate the fields of a log's lines.
+    let is_own = |c: char| matches!(c, '\n' | '\t');
+    for part in text.split_inclusive(is_own) {
+        let words = part.trim_end_matches(is_own);
+        escape(words, safe, Style::Json);
+        safe.push_str(&part[words.len()..]);
     }
 }
 
@@ -283,6 +283,7 @@ mod tests {
             let wanted = "\u{1b}[1mpod ü\u{1b}[0m\n  \u{1b}[31mERROR\u{1b}[0m €\\u001b[2J\\u001b[5m\\u009b2J\\u001b]0;x\\u0007\\u001b";
             assert_eq!(shown, wanted, "{length}");
             assert!(is_safe(&passed(text.as_bytes(), length, false)), "{length}");
+            assert_eq!(passed(b"a\tb\n\t\tc\r\t", length, true), "a\tb\n\t\tc\\u000d\t", "{length}");
             assert_eq!(passed(b"a\xff\xc3\xbc\xe2\x82", length, true), "a\\xffü\\xe2\\x82", "{length}");
             let json = json!({"a": "\u{9b}\u{202e}", "b": [HOSTILE]});
             let shown = passed(format!("{json:#}").as_bytes(), length, false);
