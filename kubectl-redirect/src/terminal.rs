@@ -77,3 +77,8 @@ pub(crate) fn names(all: &[String]) -> String {
     }
     text
 }
+
+/// Such as `1 node` and `7 pods`.
+pub(crate) fn counted(count: usize, what: &str) -> String {
+    format!("{count} {what}{}", if count == 1 { "" } else { "s" })
+}

@@ -11,7 +11,7 @@ use explain::{Printable, Severity};
 use serde_json::{Value, json};
 
 use crate::agents::{Agent, AgentState};
-use crate::terminal::names;
+use crate::terminal::{counted, names};
 use crate::{FAILED, FINE, FOUND};
 
 /// The version of the documents that this reads and writes.
@@ -378,11 +378,6 @@ fn sorted(all: &[String]) -> Vec<String> {
 
 fn sorted_names(all: &[String]) -> String {
     names(&sorted(all))
-}
-
-/// Such as `1 node` and `7 pods`.
-fn counted(count: usize, what: &str) -> String {
-    format!("{count} {what}{}", if count == 1 { "" } else { "s" })
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 use super::facts::{Needs, PORTS};
 use super::{Check, Facts, Found, nodes, workloads};
 use crate::Failure;
-use crate::terminal::names;
+use crate::terminal::{counted, names};
 
 /// What decides whether a namespace allows the agent's pod.
 const POD_SECURITY: &str = "pod-security.kubernetes.io/enforce";
@@ -19,8 +19,10 @@ pub fn all(facts: &Facts) -> Vec<Check> {
     ];
     all.extend(nodes::checks(&facts.nodes));
     all.extend(workloads::network(facts));
+    all.extend(workloads::ztunnel(facts));
     all.extend([
         Check::of("existing-agent", workloads::agent(facts)),
+        Check::of("agent-images", images(facts)),
         Check::of("ports", ports(facts)),
         Check::of("namespace", namespace(facts)),
         Check::of("autoscalers", workloads::autoscalers(facts)),
@@ -81,6 +83,21 @@ fn namespace(facts: &Facts) -> Result<Found, &Failure> {
             format!("kubectl label --overwrite namespace {name} {POD_SECURITY}=privileged"),
         ),
     })
+}
+
+fn images(facts: &Facts) -> Result<Found, &Failure> {
+    let unpulled = &facts.pods.as_ref()?.unpulled;
+    let Some((first, why)) = unpulled.iter().next() else {
+        return Ok(Found::ok("no agent waits for its image"));
+    };
+    let all: Vec<String> = unpulled.keys().cloned().collect();
+    let count = counted(all.len(), "agent");
+    let seen = format!("the image of {count} cannot be pulled: {}: {why}", names(&all));
+    let (namespace, name) = first.split_once('/').unwrap_or_default();
+    let remedy = format!(
+        "correct hub, tag and imagePullSecrets; kubectl -n {namespace} describe pod {name} has the registry's words"
+    );
+    Ok(Found::failed(seen, remedy))
 }
 
 fn broken(facts: &Facts) -> Result<Found, &Failure> {
@@ -154,7 +171,7 @@ mod tests {
         let all = all(&sound());
         assert!(all.iter().all(|check| check.outcome == Outcome::Ok && check.remedy.is_none()), "{all:#?}");
         let text = super::super::text(&all, explain::text_writer::Layout::default());
-        assert!(text.ends_with("\nthe agent can be installed: 0 failed, 0 warnings, 14 ok\n"), "{text}");
+        assert!(text.ends_with("\nthe agent can be installed: 0 failed, 0 warnings, 16 ok\n"), "{text}");
     }
 
     #[test]
@@ -219,6 +236,41 @@ mod tests {
     }
 
     #[test]
+    fn images_that_cannot_be_pulled_fail() {
+        let (verdict, seen) = outcome("agent-images", |facts| {
+            let why = "ImagePullBackOff: not found".to_owned();
+            let unpulled = [("mesh/b".to_owned(), String::new()), ("mesh/a".to_owned(), why)].into();
+            facts.pods = Ok(PodFacts { unpulled, ..PodFacts::default() });
+        });
+        let wanted = "the image of 2 agents cannot be pulled: mesh/a, mesh/b: ImagePullBackOff: not found";
+        assert_eq!((verdict, seen.as_str()), (Outcome::Failed, wanted));
+    }
+
+    #[test]
+    fn ztunnel_is_known_by_its_label_in_any_namespace() {
+        let with = |labels: Value, ambient: &'static str| {
+            move |facts: &mut Facts| {
+                let name = json!({"name": "mesh-ztunnel-v2", "namespace": "anywhere", "labels": labels});
+                let mut sets: Vec<Workload> = workloads(json!([{"metadata": name}]));
+                sets.extend(agent("hub/install-cni:0.1.0", &json!({}), &json!([{"name": "SETTINGS_DIR"}])));
+                facts.daemon_sets = Ok(sets);
+                facts.agent = Ok(serde_json::from_value(json!({"data": {"AMBIENT_ENABLED": ambient}})).ok());
+            }
+        };
+        let label = || json!({"app": "ztunnel"});
+        assert_eq!(
+            outcome("ztunnel", with(label(), "true")),
+            (Outcome::Ok, "DaemonSet anywhere/mesh-ztunnel-v2".to_owned())
+        );
+        assert_eq!(outcome("ztunnel", with(label(), "false")).0, Outcome::Warning);
+        let (verdict, seen) = outcome("ztunnel", with(json!({"app": "other"}), "true"));
+        assert!(verdict == Outcome::Failed && seen.contains("app=ztunnel"), "{seen}");
+        let mut facts = sound();
+        with(json!({}), "false")(&mut facts);
+        assert!(all(&facts).iter().all(|check| check.name != "ztunnel"), "nothing needs it");
+    }
+
+    #[test]
     fn ciliums_settings_decide() {
         let with = |data: Value| {
             move |facts: &mut Facts| {
@@ -259,6 +311,21 @@ mod tests {
                 facts.agent = Ok(serde_json::from_value(json!({"data": data})).ok());
             }
         };
+        let ours_with = |image: &str| {
+            let ours = agent(image, &json!({}), &json!([{"name": "SETTINGS_DIR"}]));
+            outcome("existing-agent", with(ours, json!({}))).0
+        };
+        for image in [
+            "istio/install-cni",
+            "docker.io/istio/install-cni:1.30.3",
+            "gcr.io/istio-release/install-cni:1.30.3",
+            "registry.istio.io/release/install-cni@sha256:0",
+        ] {
+            assert_eq!(ours_with(image), Outcome::Failed, "{image}");
+        }
+        for image in ["hub.example.com/istio/install-cni:1", "gcr.io/istio/install-cni:1", "istiox/a"] {
+            assert_eq!(ours_with(image), Outcome::Ok, "{image}");
+        }
         let of_helm = json!({"app.kubernetes.io/managed-by": "Helm"});
         let istio = "docker.io/istio/install-cni:1.30.3";
         let ours = agent("hub/install-cni:0.1.0", &of_helm, &json!([{"name": "SETTINGS_DIR"}]));

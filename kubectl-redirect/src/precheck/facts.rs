@@ -59,6 +59,29 @@ pub struct PodFacts {
     pub ports: BTreeMap<i32, Vec<String>>,
     /// Those whose validation failed, `NAMESPACE/NAME`.
     pub broken: Vec<String>,
+    /// Agents whose image cannot be pulled, `NAMESPACE/NAME`, each with the kubelet's reason and words.
+    pub unpulled: BTreeMap<String, String>,
+}
+
+/// What the kubelet calls an image that it cannot get.
+const UNPULLED: [&str; 6] = [
+    "ErrImagePull",
+    "ImagePullBackOff",
+    "ErrImageNeverPull",
+    "InvalidImageName",
+    "ImageInspectError",
+    "RegistryUnavailable",
+];
+
+/// Why an image of a pod cannot be pulled, if so.
+fn unpulled(pod: &Pod) -> Option<String> {
+    let all = pod.status.init_container_statuses.iter().chain(&pod.status.container_statuses);
+    let mut waiting = all.filter_map(|status| status.state.as_ref()?.waiting.as_ref());
+    let is_of_image =
+        |reason: &Option<String>| reason.as_deref().is_some_and(|word| UNPULLED.contains(&word));
+    let why = waiting.find(|waiting| is_of_image(&waiting.reason))?;
+    let words = [&why.reason, &why.message].into_iter().flatten().filter(|words| !words.is_empty());
+    Some(words.cloned().collect::<Vec<_>>().join(": "))
 }
 
 impl PodFacts {
@@ -75,6 +98,9 @@ impl PodFacts {
             if let Some(taken) = taken {
                 self.ports.entry(taken).or_default().push(pod.name());
             }
+        }
+        if is_agent && pod.metadata.owner_references.iter().any(|owner| owner.kind == "DaemonSet") {
+            self.unpulled.extend(unpulled(pod).map(|why| (pod.name(), why)));
         }
         self.mesh += usize::from(pod.is_of_mesh());
         let has_failed = pod.status.init_container_statuses.iter().any(|status| {
@@ -200,6 +226,24 @@ mod tests {
         ]));
         let ports = [(8000, vec!["a/mapped".to_owned()]), (15014, vec!["a/on-node".to_owned()])];
         assert_eq!(facts.ports, ports.into_iter().collect());
+    }
+
+    #[test]
+    fn agents_whose_image_cannot_be_pulled_are_known() {
+        let pod = |name: &str, label: &str, waiting: Value| {
+            json!({"metadata": {"namespace": "mesh", "name": name, "labels": {"k8s-app": label},
+                "ownerReferences": [{"apiVersion": "apps/v1", "kind": "DaemonSet", "name": "d", "uid": "u"}]},
+                "status": {"containerStatuses": [{"name": "install-cni", "state": {"waiting": waiting}}]}})
+        };
+        let agent = "istio-cni-node";
+        let facts = seen(json!([
+            pod("first", agent, json!({"reason": "ErrImagePull", "message": "not found"})),
+            pod("later", agent, json!({"reason": "ImagePullBackOff"})),
+            pod("starts", agent, json!({"reason": "ContainerCreating"})),
+            pod("other", "app", json!({"reason": "ErrImagePull"})),
+        ]));
+        let wanted = [("mesh/first", "ErrImagePull: not found"), ("mesh/later", "ImagePullBackOff")];
+        assert_eq!(facts.unpulled, wanted.map(|(pod, why)| (pod.to_owned(), why.to_owned())).into());
     }
 
     #[test]

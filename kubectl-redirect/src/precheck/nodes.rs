@@ -28,6 +28,7 @@ pub(super) fn checks(nodes: &Result<Vec<Node>, Failure>) -> Vec<Check> {
     }
     let mut all = vec![
         Check::of("system", Ok(system(&linux, nodes.len()))),
+        Check::of("ready", Ok(ready(&linux))),
         Check::of("kernel", Ok(kernel(&linux))),
         Check::of("runtime", Ok(runtime(&linux))),
         Check::of("platform", Ok(platform(&linux))),
@@ -66,6 +67,22 @@ fn system(linux: &[&Node], all: usize) -> Found {
     let others = all - linux.len();
     let beside = if others > 0 { format!("; {others} others get no agent") } else { String::new() };
     Found::ok(format!("Linux, {}{beside}", counted(linux, |node| node.status.node_info.architecture.clone())))
+}
+
+/// Nodes that the kubelet does not report as ready, or that do not report at all.
+fn ready(linux: &[&Node]) -> Found {
+    let is_ready = |node: &Node| {
+        let conditions = &node.status.conditions;
+        conditions.iter().find(|one| one.type_ == "Ready").is_none_or(|ready| ready.status == "True")
+    };
+    let not_ready = those(linux, |node| !is_ready(node));
+    let Some(first) = not_ready.first() else { return Found::ok("all") };
+    Found::warning(
+        format!("NotReady: {}", names(&not_ready)),
+        format!(
+            "kubectl describe node {first} shows why; until then no agent can be asked there, and no pod starts"
+        ),
+    )
 }
 
 fn kernel(linux: &[&Node]) -> Found {
@@ -251,6 +268,20 @@ mod tests {
         let (verdict, seen) = with("3.10.0-1160.el7");
         assert!(verdict == Outcome::Failed && seen.ends_with(": b"), "{seen}");
         assert_eq!(with("?").0, Outcome::Failed);
+    }
+
+    #[test]
+    fn nodes_that_are_not_ready_are_named() {
+        let with = |status: &str| {
+            let json = json!({"metadata": {"name": "b"}, "status": {"nodeInfo": {"operatingSystem": "linux"},
+                "conditions": [{"type": "DiskPressure", "status": "False"}, {"type": "Ready", "status": status}]}});
+            let other = serde_json::from_value(json).expect("a node");
+            outcome(vec![node("a", "6.1.0", "containerd://2.0", "amd64"), other], "ready")
+        };
+        assert_eq!(with("True").0, Outcome::Ok);
+        for status in ["False", "Unknown"] {
+            assert_eq!(with(status), (Outcome::Warning, "NotReady: b".to_owned()));
+        }
     }
 
     #[test]

@@ -40,6 +40,8 @@ const PLUGINS: [(&str, &str); 16] = [
     ("ovnkube-node", "OVN-Kubernetes"),
     ("kube-multus-ds", "Multus, which reads its own directory (docs/get-started/platforms.md)"),
 ];
+/// The label of ztunnel's DaemonSet, in Istio's chart and others.
+const ZTUNNEL: (&str, &str) = ("app", "ztunnel");
 /// Autoscalers by their Deployments, and the setting that announces a taint which the agent removes.
 const AUTOSCALERS: [(&str, &str); 2] = [
     (
@@ -114,6 +116,59 @@ pub(crate) fn is_ours(set: &Workload) -> bool {
     variables(set).contains_key(OURS)
 }
 
+/// Whether an image is from Istio's own registries, as the chart recognizes them.
+fn is_istios(image: &str) -> bool {
+    let image = image.to_lowercase();
+    let on_docker = ["registry-1.docker.io/", "index.docker.io/", "docker.io/"];
+    let path = on_docker.into_iter().find_map(|host| image.strip_prefix(host)).unwrap_or(&image);
+    let begins = ["istio/", "registry.istio.io/"].iter().any(|begin| path.starts_with(begin));
+    begins || image.strip_prefix("gcr.io/istio-").is_some_and(|rest| rest.contains('/'))
+}
+
+/// ztunnel, by the label of its chart, in any namespace and by any name: for a cluster that has it, or an agent that needs it.
+pub(super) fn ztunnel(facts: &Facts) -> Option<Check> {
+    let (key, value) = ZTUNNEL;
+    // If they cannot be listed, the check of the network plugin reports it.
+    let sets = facts.daemon_sets.as_ref().ok()?;
+    let has_label = |set: &&Workload| set.metadata.labels.get(key).is_some_and(|label| label == value);
+    let found: Vec<String> = sets
+        .iter()
+        .filter(has_label)
+        .map(|set| format!("DaemonSet {}/{}", set.metadata.namespace, set.metadata.name))
+        .collect();
+    let agent = named(sets, AGENT, &facts.namespace.0);
+    let is_ambient = agent.is_some_and(|set| is_ambient(&settings(set, facts.agent.as_ref().ok())));
+    let seen = found.join(", ");
+    let found = match (found.is_empty(), is_ambient, agent) {
+        (true, false, _) => return None,
+        (true, true, _) => Found::failed(
+            format!("the agent is in ambient mode, and no DaemonSet has the label {key}={value}"),
+            "install ztunnel, in any namespace: without it pods of ambient mode stay pending",
+        ),
+        (false, false, Some(_)) => Found::warning(
+            format!("{seen}; the agent is not in ambient mode, so pods of ambient mode are not enrolled"),
+            "set ambient.enabled=true",
+        ),
+        (false, true, _) => Found::ok(seen),
+        (false, false, None) => {
+            Found::ok(format!("{seen}; set ambient.enabled=true for pods of ambient mode"))
+        }
+    };
+    Some(Check::of("ztunnel", Ok(found)))
+}
+
+/// An agent's settings: its variables, and those of its ConfigMap.
+fn settings<'a>(set: &'a Workload, config: Option<&'a Option<ConfigMap>>) -> BTreeMap<&'a str, &'a str> {
+    let mut all = variables(set);
+    let data = config.and_then(Option::as_ref).into_iter().flat_map(|config| &config.data);
+    all.extend(data.map(|(name, value)| (name.as_str(), value.as_str())));
+    all
+}
+
+fn is_ambient(settings: &BTreeMap<&str, &str>) -> bool {
+    settings.get("AMBIENT_ENABLED").is_some_and(|value| *value == "true")
+}
+
 /// An agent of the mesh that exists.
 pub(super) fn agent(facts: &Facts) -> Result<Found, &Failure> {
     let sets = facts.daemon_sets.as_ref()?;
@@ -122,13 +177,17 @@ pub(super) fn agent(facts: &Facts) -> Result<Found, &Failure> {
     };
     let image = set.containers().first().and_then(|container| container.image.as_deref()).unwrap_or("?");
     let place = format!("{}/{AGENT}, image {image}", set.metadata.namespace);
-    let mut variables = variables(set);
+    if is_ours(set) && is_istios(image) {
+        let seen = format!("this project's, with an image of Istio's, which is another program: {place}");
+        return Ok(Found::failed(
+            seen,
+            "set hub and tag to this project's images (docs/reference/images.md)",
+        ));
+    }
     if is_ours(set) {
         return Ok(Found::ok(format!("this project's: {place}")));
     }
-    if let Some(config) = facts.agent.as_ref()? {
-        variables.extend(config.data.iter().map(|(name, value)| (name.as_str(), value.as_str())));
-    }
+    let settings = settings(set, Some(facts.agent.as_ref()?));
     if set.metadata.namespace != facts.namespace.0 {
         let remedy = format!(
             "two agents would edit the same files: name its namespace with -n {}",
@@ -136,8 +195,8 @@ pub(super) fn agent(facts: &Facts) -> Result<Found, &Failure> {
         );
         return Ok(Found::failed(format!("Istio's, in another namespace: {place}"), remedy));
     }
-    let is_ambient = variables.get("AMBIENT_ENABLED").is_some_and(|value| *value == "true");
-    let unused: Vec<&str> = variables.keys().copied().filter(|name| UNUSED.contains(name)).collect();
+    let is_ambient = is_ambient(&settings);
+    let unused: Vec<&str> = settings.keys().copied().filter(|name| UNUSED.contains(name)).collect();
     let mode = if is_ambient { ", in ambient mode" } else { "" };
     let seen = format!("Istio's{mode}: {place}; the agent takes its settings");
     let beside = if unused.is_empty() { String::new() } else { format!(", but not {}", unused.join(", ")) };
