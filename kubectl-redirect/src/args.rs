@@ -7,16 +7,22 @@ use clap::{Arg, ArgAction, ArgMatches};
 use crate::cleanup;
 use crate::cluster::Access;
 use crate::forward::{self, About, Command};
+use crate::precheck;
 use crate::scan;
+use crate::wait::{Goal, USUAL_WAIT};
 
 /// Flags of every command: they may stand anywhere, as for kubectl.
-const COMMON: [(&str, Option<&str>); 5] = [
+const COMMON: [(&str, Option<&str>); 7] = [
     ("--kubeconfig", None),
     ("--context", None),
     ("--namespace", Some("-n")),
     ("--agent-namespace", None),
     ("--timeout", None),
+    (AS, None),
+    ("--as-group", None),
 ];
+/// `redirectctl trace` has a flag of this name, too.
+const AS: &str = "--as";
 
 /// What to do.
 #[derive(Debug, PartialEq, Eq)]
@@ -24,14 +30,14 @@ pub(crate) enum Job {
     Scan(scan::Wanted),
     Forward(forward::Wanted),
     Bundle(forward::WantedBundle),
-    Precheck { is_json: bool },
+    Precheck(precheck::Wanted),
     Cleanup(cleanup::Wanted),
 }
 
 /// What a command line asks for.
 #[derive(Debug)]
 pub(crate) enum Line {
-    Job(Access, Job),
+    Job(Box<Access>, Job),
     /// Help or the version.
     Print(String),
 }
@@ -64,7 +70,13 @@ fn split(words: Vec<String>) -> (Vec<String>, Vec<String>) {
         let has_value = |(long, _): &(&str, Option<&str>)| {
             word.strip_prefix(long).is_some_and(|rest| rest.starts_with('='))
         };
-        if COMMON.iter().any(is) {
+        // Behind its pod, a packet's sender is meant.
+        let is_senders = word.split('=').next() == Some(AS)
+            && rest.len() > 1
+            && rest.first().is_some_and(|command| command == Command::Trace.name());
+        if is_senders {
+            rest.push(word);
+        } else if COMMON.iter().any(is) {
             common.push(word);
             common.extend(words.next());
         } else if COMMON.iter().any(has_value) {
@@ -84,6 +96,19 @@ fn output() -> Arg {
     text("output", "FORMAT", "text or json").short('o').value_parser(["text", "json"]).default_value("text")
 }
 
+/// Flags about what is good enough.
+fn goal(command: clap::Command) -> clap::Command {
+    let wait = text("wait", "TIME", "Tries again until nothing is wrong, for 5m unless a time is said")
+        .num_args(0..=1)
+        .require_equals(true)
+        .default_missing_value(USUAL_WAIT);
+    let ignores = Arg::new("ignore-warnings")
+        .long("ignore-warnings")
+        .action(ArgAction::SetTrue)
+        .help("Warnings are shown, and do not make the exit code 2");
+    command.arg(wait).arg(ignores)
+}
+
 fn with_common(command: clap::Command, patience: &'static str) -> clap::Command {
     command
         .arg(text("kubeconfig", "FILE", "The kubeconfig; by default KUBECONFIG's, then ~/.kube/config"))
@@ -95,6 +120,15 @@ fn with_common(command: clap::Command, patience: &'static str) -> clap::Command 
             "The namespace of the agents; by default the one that the chart's ClusterRoleBinding names",
         ))
         .arg(text("timeout", "TIME", "How long an agent may take").default_value(patience))
+        .arg(
+            text("as", "USER", "Asks the API server as this user; for trace, before the pod")
+                .value_parser(clap::builder::NonEmptyStringValueParser::new()),
+        )
+        .arg(
+            text("as-group", "GROUP", "With --as: as a member of this group; may be repeated")
+                .action(ArgAction::Append)
+                .requires("as"),
+        )
 }
 
 /// The whole command line.
@@ -137,10 +171,10 @@ fn parser() -> clap::Command {
         .subcommand_required(true)
         .arg_required_else_help(true)
         .disable_help_subcommand(true)
-        .subcommand(with_common(scan, "20s"))
+        .subcommand(with_common(goal(scan), "20s"))
         .subcommands(Command::ALL.map(|command| with_common(forwarded(command), "1m")))
         .subcommand(with_common(bundle, "5m"))
-        .subcommand(with_common(precheck, "1m"))
+        .subcommand(with_common(goal(precheck), "1m"))
         .subcommand(with_common(cleanup, "1m"))
         .after_help("Exit codes: 0 nothing is wrong, 1 bad input or not possible, 2 problems found.")
 }
@@ -180,8 +214,14 @@ fn job(matches: &ArgMatches) -> Result<Line, String> {
         context: text("context"),
         namespace: text("namespace"),
         agents: text("agent-namespace"),
+        user: text("as"),
+        groups: line.get_many("as-group").unwrap_or_default().cloned().collect(),
     };
-    let patience = duration(&text("timeout").unwrap_or_default())?;
+    let patience = duration("timeout", &text("timeout").unwrap_or_default())?;
+    let goal = || {
+        let wait = text("wait").map(|wait| duration("wait", &wait)).transpose()?;
+        Ok::<_, String>(Goal { wait, ignores_warnings: line.get_flag("ignore-warnings") })
+    };
     let job = match name {
         "scan" => Job::Scan(scan::Wanted {
             namespace: access.namespace.clone(),
@@ -189,13 +229,14 @@ fn job(matches: &ArgMatches) -> Result<Line, String> {
             selector: text("selector"),
             is_json: is_json(line),
             patience,
+            goal: goal()?,
         }),
         "bundle" => Job::Bundle(forward::WantedBundle {
             about: text("node").map_or_else(|| About::Pod(text("POD").unwrap_or_default()), About::Node),
             file: text("file").map(Into::into),
             patience,
         }),
-        "precheck" => Job::Precheck { is_json: is_json(line) },
+        "precheck" => Job::Precheck(precheck::Wanted { is_json: is_json(line), goal: goal()? }),
         "cleanup" => Job::Cleanup(cleanup::Wanted::of(text("condition-type"), text("taint-key"))),
         _ => {
             let command = Command::ALL.into_iter().find(|command| command.name() == name);
@@ -204,16 +245,16 @@ fn job(matches: &ArgMatches) -> Result<Line, String> {
             Job::Forward(forward::Wanted { command, operand: text("operand"), words, patience })
         }
     };
-    Ok(Line::Job(access, job))
+    Ok(Line::Job(Box::new(access), job))
 }
 
 fn is_json(line: &ArgMatches) -> bool {
     line.get_one::<String>("output").is_some_and(|word| word == "json")
 }
 
-fn duration(text: &str) -> Result<Duration, String> {
+fn duration(flag: &str, text: &str) -> Result<Duration, String> {
     let time = humantime::parse_duration(text).ok().filter(|time| !time.is_zero());
-    time.ok_or_else(|| format!("--timeout: {text:?} is not a time; write 20s or 2m"))
+    time.ok_or_else(|| format!("--{flag}: {text:?} is not a time; write 20s or 2m"))
 }
 
 /// As `redirectctl` calls the flag that kubectl shortens to -o.
@@ -227,7 +268,7 @@ mod tests {
 
     fn job_of(line: &str) -> (Access, Job) {
         match read(line.split(' ').map(str::to_owned).collect()) {
-            Ok(Line::Job(access, job)) => (access, job),
+            Ok(Line::Job(access, job)) => (*access, job),
             other => panic!("{other:?}"),
         }
     }
@@ -251,12 +292,50 @@ mod tests {
             context: Some("test".to_owned()),
             namespace: Some("shop".to_owned()),
             agents: Some("mesh".to_owned()),
+            ..Access::default()
         };
         let words = ["--to", "10.0.0.1:80", "--output", "json", "--as", "app"].map(str::to_owned).to_vec();
         let operand = Some("cart-0".to_owned());
         let wanted =
             forward::Wanted { command: Command::Trace, operand, words, patience: Duration::from_secs(120) };
         assert_eq!(job, (access, Job::Forward(wanted)));
+    }
+
+    #[test]
+    fn a_user_to_ask_as_is_not_the_sender_of_a_traced_packet() {
+        let of = |line: &str| {
+            let (access, job) = job_of(line);
+            let words = if let Job::Forward(wanted) = job { wanted.words } else { Vec::new() };
+            (access.user.unwrap_or_default(), access.groups, words)
+        };
+        let sam = |groups: &[&str], words: &[&str]| {
+            let owned = |all: &[&str]| all.iter().map(|one| (*one).to_owned()).collect::<Vec<_>>();
+            ("sam".to_owned(), owned(groups), owned(words))
+        };
+        assert_eq!(of("scan --as sam --as-group a --as-group=b"), sam(&["a", "b"], &[]));
+        assert_eq!(of("pod shop/cart --as=sam --output json"), sam(&[], &["--output", "json"]));
+        let traced = sam(&["a"], &["--to", "10.0.0.1:80", "--as", "app"]);
+        assert_eq!(of("trace --as sam shop/cart --to 10.0.0.1:80 --as app --as-group a"), traced);
+        assert_eq!(of("--as=sam trace shop/cart --as=7"), sam(&[], &["--as=7"]));
+        // A group alone would be asked for with the user's own name, which the API server refuses late.
+        let refused = error_of("scan --as-group a");
+        assert!(refused.contains("--as <USER>"), "{refused}");
+        assert!(error_of("scan --as=").contains("--as"));
+    }
+
+    #[test]
+    fn waiting_takes_its_time_behind_an_equals_sign() {
+        let goal = |line: &str| match job_of(line).1 {
+            Job::Scan(wanted) => wanted.goal,
+            Job::Precheck(wanted) => wanted.goal,
+            other @ (Job::Forward(_) | Job::Bundle(_) | Job::Cleanup(_)) => panic!("{other:?}"),
+        };
+        assert_eq!(goal("scan"), Goal::default());
+        let for_seconds = |seconds| Some(Duration::from_secs(seconds));
+        assert_eq!(goal("scan --wait -o json").wait, for_seconds(300));
+        assert_eq!(goal("precheck --wait=90s").wait, for_seconds(90));
+        assert!(goal("precheck --ignore-warnings").ignores_warnings);
+        assert!(error_of("scan --wait=soon").contains("--wait: \"soon\" is not a time"));
     }
 
     #[test]

@@ -41,6 +41,10 @@ pub struct Access {
     pub namespace: Option<String>,
     /// The namespace of the agents, in place of the one that the chart's objects name.
     pub agents: Option<String>,
+    /// As which user, and as a member of which groups, to ask, in place of those that the kubeconfig impersonates.
+    pub user: Option<String>,
+    /// The groups.
+    pub groups: Vec<String>,
 }
 
 /// A kind of objects.
@@ -115,6 +119,12 @@ impl Cluster {
         let mut config = config.map_err(|error| unusable(&error))?;
         if let Some(namespace) = &access.namespace {
             config.default_namespace.clone_from(namespace);
+        }
+        if let Some(user) = &access.user {
+            let auth = &mut config.auth_info;
+            auth.impersonate = Some(user.clone());
+            auth.impersonate_groups = Some(access.groups.clone());
+            (auth.impersonate_uid, auth.impersonate_user_extra) = (None, None);
         }
         let url = config.cluster_url.to_string().trim_end_matches('/').to_owned();
         let client = Client::try_from(config).map_err(|error| unusable(&error))?;

@@ -15,6 +15,7 @@ pub mod precheck;
 pub mod scan;
 mod terminal;
 pub mod verdict;
+pub mod wait;
 
 use std::process::ExitCode;
 
@@ -74,6 +75,6 @@ async fn execute(access: &Access, job: Job) -> Result<u8, Failure> {
         Job::Forward(wanted) => forward::run(&cluster, &wanted).await,
         Job::Bundle(wanted) => forward::bundle(&cluster, &wanted).await,
         Job::Cleanup(wanted) => cleanup::run(&cluster, &wanted).await,
-        Job::Precheck { is_json } => precheck::run(&cluster, access.namespace.as_deref(), is_json).await,
+        Job::Precheck(wanted) => precheck::run(&cluster, access.namespace.as_deref(), &wanted).await,
     }
 }

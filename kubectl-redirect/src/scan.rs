@@ -12,8 +12,9 @@ use crate::agents::{Agent, AgentState, Fleet};
 use crate::cluster::{Cluster, EVENTS, NODES, PODS};
 use crate::exec::{self, ExecError};
 use crate::objects::{Event, Meta, Node, Object, Pod};
-use crate::terminal::{Progress, layout, note, print};
+use crate::terminal::{Progress, layout, note};
 use crate::verdict::{Filter, Unasked, VERSION, Verdict};
+use crate::wait::{Answer, Attempt, Goal, until_fine};
 use crate::{FAILED, Failure};
 
 /// How many agents are asked at once.
@@ -38,26 +39,36 @@ pub struct Wanted {
     pub is_json: bool,
     /// How long a node may take.
     pub patience: Duration,
+    /// What is good enough.
+    pub goal: Goal,
 }
 
 /// What became of one node's question.
-type Answer = Result<Result<NodeScan, String>, Failure>;
+type NodeAnswer = Result<Result<NodeScan, String>, Failure>;
 
 /// `scan`
 ///
 /// # Errors
 /// Nothing can be asked.
 pub async fn run(cluster: &Cluster, wanted: &Wanted) -> Result<u8, Failure> {
+    until_fine(wanted.goal.wait, async || look(cluster, wanted).await).await?.print()
+}
+
+/// Asks all once.
+async fn look(cluster: &Cluster, wanted: &Wanted) -> Result<Attempt, Failure> {
     let nodes = nodes(cluster, wanted.node.as_deref()).await?;
     let fleet = Fleet::find(cluster).await?;
     let agents = fleet.agents(cluster, wanted.node.as_deref()).await?;
     if agents.is_empty() {
-        return Err(Failure(format!(
+        return Ok(Err(Failure(format!(
             "no agent found: no pod of {fleet} on {}; kubectl redirect precheck shows whether one can be installed",
             wanted.node.as_ref().map_or("any node".to_owned(), |node| format!("node {node}")),
-        )));
+        ))));
     }
     let mut verdict = Verdict::new(filter(cluster, wanted).await?);
+    if wanted.goal.ignores_warnings {
+        verdict.ignore_warnings();
+    }
     for agent in agents.values() {
         verdict.see(agent);
     }
@@ -66,8 +77,8 @@ pub async fn run(cluster: &Cluster, wanted: &Wanted) -> Result<u8, Failure> {
     }
     ask_all(cluster, agents, wanted.patience, &mut verdict).await?;
     explain_unseen(cluster, wanted.namespace.as_deref(), &mut verdict).await;
-    print(&if wanted.is_json { Printable::json(&verdict.json()) } else { verdict.text(layout()) })?;
-    Ok(verdict.code())
+    let text = if wanted.is_json { Printable::json(&verdict.json()) } else { verdict.text(layout()) };
+    Ok(Ok(Answer { text, headline: verdict.headline(), code: verdict.code() }))
 }
 
 /// The nodes that can have an agent.
@@ -169,7 +180,7 @@ async fn explain_unseen(cluster: &Cluster, namespace: Option<&str>, verdict: &mu
 }
 
 /// A missing right ends it all: it is missing for every node.
-async fn ask(cluster: &Cluster, agent: &Agent, patience: Duration) -> Answer {
+async fn ask(cluster: &Cluster, agent: &Agent, patience: Duration) -> NodeAnswer {
     let limits = exec::Limits { most: MOST_BYTES, patience };
     let output = match exec::output(cluster, agent, &["scan", "--output", "json"], limits).await {
         Ok(output) => output,

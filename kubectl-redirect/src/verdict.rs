@@ -108,6 +108,7 @@ pub struct Verdict {
     unasked: BTreeMap<String, Unasked>,
     not_ready: Vec<String>,
     images: BTreeMap<String, usize>,
+    ignores_warnings: bool,
 }
 
 impl Verdict {
@@ -115,6 +116,11 @@ impl Verdict {
     #[must_use]
     pub fn new(filter: Filter) -> Self {
         Self { filter, ..Self::default() }
+    }
+
+    /// Shows warnings, and does not count them as problems.
+    pub const fn ignore_warnings(&mut self) {
+        self.ignores_warnings = true;
     }
 
     /// Takes an agent into account, whether it answers or not.
@@ -206,7 +212,9 @@ impl Verdict {
             Unasked::NotRunning(_) => true,
             Unasked::Failed(_) => false,
         };
-        let found = !self.of_pods.is_empty() || !self.of_nodes.is_empty() || !self.not_ready.is_empty();
+        let least = if self.ignores_warnings { Severity::Error } else { Severity::Warning };
+        let mut causes = self.of_pods.keys().chain(self.of_nodes.keys());
+        let found = causes.any(|(Reverse(severity), _)| *severity >= least) || !self.not_ready.is_empty();
         let is_whole = self.sidecars.is_whole() && self.ambient.is_whole();
         if found || !is_whole || self.unasked.values().any(is_bad) {
             FOUND
@@ -217,22 +225,26 @@ impl Verdict {
         }
     }
 
+    /// How many pods are redirected, if any agent answered.
+    #[must_use]
+    pub fn headline(&self) -> String {
+        let Counts { expected, verified } = self.sidecars;
+        if self.asked == 0 {
+            return "no agent answered, so nothing is known of any pod".to_owned();
+        }
+        format!("{verified} of {expected} pods redirected, verified")
+    }
+
     /// For people.
     #[must_use]
     pub fn text(&self, layout: Layout) -> Printable {
         let mut paper = TextWriter::new(layout);
         let nodes = self.asked + self.unasked.len();
-        let Counts { expected, verified } = self.sidecars;
-        let style = |counts: Counts| if counts.is_whole() { TextStyle::Green } else { TextStyle::Red };
-        if self.asked == 0 {
-            paper.inked(0, "no agent answered, so nothing is known of any pod", TextStyle::Red);
-        } else {
-            let redirected = format!("{verified} of {expected} pods redirected, verified");
-            paper.inked(0, &redirected, style(self.sidecars));
-        }
+        let style = |is_good: bool| if is_good { TextStyle::Green } else { TextStyle::Red };
+        paper.inked(0, &self.headline(), style(self.asked > 0 && self.sidecars.is_whole()));
         if self.ambient.expected > 0 {
             let Counts { expected, verified } = self.ambient;
-            paper.inked(0, &headline(verified, expected), style(self.ambient));
+            paper.inked(0, &headline(verified, expected), style(self.ambient.is_whole()));
         }
         let unseen = self.unseen.len();
         let unseen = if unseen > 0 { format!(", {unseen} not started") } else { String::new() };
@@ -536,6 +548,22 @@ mod tests {
         // That agents do not run is found out without their answers.
         verdict.miss("b", Unasked::NotRunning("CrashLoopBackOff".to_owned()));
         assert_eq!(verdict.code(), FOUND);
+    }
+
+    #[test]
+    fn warnings_can_be_ignored_and_pods_that_are_not_redirected_cannot() {
+        let of = |state: &str, severity: &str| {
+            let mut verdict = Verdict::default();
+            verdict.add("a", scan(&[("shop/cart", state, &[("some-cause", severity)])]));
+            let strict = verdict.code();
+            verdict.ignore_warnings();
+            assert!(verdict.text(Layout::default()).contains("some-cause"), "it is shown all the same");
+            (strict, verdict.code())
+        };
+        assert_eq!(of("verified", "note"), (FINE, FINE));
+        assert_eq!(of("verified", "warning"), (FOUND, FINE));
+        assert_eq!(of("verified", "error"), (FOUND, FOUND));
+        assert_eq!(of("pending", "warning"), (FOUND, FOUND));
     }
 
     #[test]

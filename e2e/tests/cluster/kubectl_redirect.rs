@@ -177,6 +177,10 @@ fn a_scan_needs_these_rights_and_names_the_one_that_is_missing() -> Result<()> {
         output.code() == Some(0) && output.stdout.starts_with("1 of 1 pods redirected, verified"),
         "{output:?}"
     );
+    // An administrator, as that user and as one without rights.
+    fleet.run(&["scan", "--as", "system:serviceaccount:mesh:all"])?.ok()?;
+    let output = fleet.run(&["scan", "--as", "nobody", "--as-group", "others"])?;
+    ensure!(output.code() == Some(1) && output.stderr.contains("User \"nobody\" cannot list"), "{output:?}");
     // Servers from 1.35 on also ask for the right to create; this one is content with the other.
     for (index, words) in [
         (0, "missing right: list nodes"),

@@ -10,7 +10,8 @@ use explain::text_writer::{Layout, TextStyle, TextWriter};
 use serde_json::{Value, json};
 
 use crate::cluster::Cluster;
-use crate::terminal::{layout, print};
+use crate::terminal::layout;
+use crate::wait::{Answer, Goal, until_fine};
 use crate::{FINE, FOUND, Failure};
 pub use facts::{Facts, PodFacts};
 pub(crate) use workloads::is_ours;
@@ -95,15 +96,45 @@ impl Found {
     }
 }
 
+/// What is asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Wanted {
+    /// Whether the answer is JSON.
+    pub is_json: bool,
+    /// What is good enough.
+    pub goal: Goal,
+}
+
 /// `precheck`
 ///
 /// # Errors
 /// The API server cannot be asked.
-pub async fn run(cluster: &Cluster, namespace: Option<&str>, is_json: bool) -> Result<u8, Failure> {
-    let facts = Facts::of(cluster, namespace.unwrap_or(USUAL_NAMESPACE)).await?;
-    let checks = checks::all(&facts);
-    print(&if is_json { Printable::json(&json(&checks)) } else { text(&checks, layout()) })?;
-    Ok(if checks.iter().any(|check| check.outcome > Outcome::Ok) { FOUND } else { FINE })
+pub async fn run(cluster: &Cluster, namespace: Option<&str>, wanted: &Wanted) -> Result<u8, Failure> {
+    let Wanted { is_json, goal } = *wanted;
+    let look = async || {
+        let facts = Facts::of(cluster, namespace.unwrap_or(USUAL_NAMESPACE)).await?;
+        let checks = checks::all(&facts);
+        let text = if is_json { Printable::json(&json(&checks)) } else { text(&checks, layout()) };
+        Ok(Ok(Answer { text, headline: headline(&checks), code: code(&checks, goal.ignores_warnings) }))
+    };
+    until_fine(goal.wait, look).await?.print()
+}
+
+fn code(checks: &[Check], ignores_warnings: bool) -> u8 {
+    let most = if ignores_warnings { Outcome::Warning } else { Outcome::Ok };
+    if checks.iter().any(|check| check.outcome > most) { FOUND } else { FINE }
+}
+
+fn count(checks: &[Check], outcome: Outcome) -> usize {
+    checks.iter().filter(|check| check.outcome == outcome).count()
+}
+
+/// What they come to.
+fn headline(checks: &[Check]) -> String {
+    let [failed, warnings, ok] =
+        [Outcome::Failed, Outcome::Warning, Outcome::Ok].map(|outcome| count(checks, outcome));
+    let can = if failed > 0 { "the agent cannot be installed yet" } else { "the agent can be installed" };
+    format!("{can}: {failed} failed, {warnings} warnings, {ok} ok")
 }
 
 /// For people.
@@ -117,12 +148,9 @@ pub fn text(checks: &[Check], layout: Layout) -> Printable {
             paper.labelled(9, "what to do: ", remedy);
         }
     }
-    let count = |outcome: Outcome| checks.iter().filter(|check| check.outcome == outcome).count();
     paper.gap();
-    let (failed, warnings) = (count(Outcome::Failed), count(Outcome::Warning));
-    let style = if failed > 0 { TextStyle::Red } else { TextStyle::Green };
-    let can = if failed > 0 { "the agent cannot be installed yet" } else { "the agent can be installed" };
-    paper.inked(0, &format!("{can}: {failed} failed, {warnings} warnings, {} ok", count(Outcome::Ok)), style);
+    let style = if count(checks, Outcome::Failed) > 0 { TextStyle::Red } else { TextStyle::Green };
+    paper.inked(0, &headline(checks), style);
     paper.into_text()
 }
 
@@ -134,4 +162,26 @@ pub fn json(checks: &[Check]) -> Value {
         .map(|check| json!({"name": check.name, "outcome": check.outcome.word(), "seen": check.seen, "remedy": check.remedy}))
         .collect();
     json!({"version": VERSION, "checks": checks})
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn warnings_fail_unless_they_are_ignored() {
+        let of = |outcomes: &[Outcome]| {
+            let check = |outcome: &Outcome| Check {
+                name: "check",
+                outcome: *outcome,
+                seen: String::new(),
+                remedy: None,
+            };
+            let checks: Vec<Check> = outcomes.iter().map(check).collect();
+            (code(&checks, false), code(&checks, true))
+        };
+        assert_eq!(of(&[Outcome::Ok]), (FINE, FINE));
+        assert_eq!(of(&[Outcome::Ok, Outcome::Warning]), (FOUND, FINE));
+        assert_eq!(of(&[Outcome::Warning, Outcome::Failed]), (FOUND, FOUND));
+    }
 }

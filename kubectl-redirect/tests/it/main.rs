@@ -1,5 +1,6 @@
 //! The program with a stand-in for the API server, its schema, and what it is linked with.
 
+mod access;
 mod agents;
 mod cleanup;
 mod dependencies;

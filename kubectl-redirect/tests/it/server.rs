@@ -47,6 +47,7 @@ struct State {
     special: Special,
     answer: Box<dyn Fn(&Call) -> Reply + Send + Sync>,
     calls: Mutex<Vec<Call>>,
+    heads: Mutex<Vec<String>>,
 }
 
 /// The server, and a kubeconfig for it.
@@ -71,7 +72,8 @@ impl Server {
         special: impl Fn(&str, &mut TcpStream) -> bool + Send + Sync + 'static,
     ) -> Self {
         let (special, answer): (Special, _) = (Box::new(special), Box::new(answer));
-        let state = Arc::new(State { objects, special, answer, calls: Mutex::default() });
+        let state =
+            Arc::new(State { objects, special, answer, calls: Mutex::default(), heads: Mutex::default() });
         let served = state.clone();
         let port = port::serve(move |stream| serve(stream, &served)).expect("a port");
         let folder = tempfile::tempdir().expect("a folder");
@@ -93,6 +95,11 @@ impl Server {
     pub fn calls(&self) -> Vec<Call> {
         self.state.calls.lock().expect("not poisoned").clone()
     }
+
+    /// The beginnings of all requests so far, in lower case.
+    pub fn heads(&self) -> Vec<String> {
+        self.state.heads.lock().expect("not poisoned").clone()
+    }
 }
 
 fn serve(mut stream: TcpStream, state: &State) {
@@ -102,6 +109,7 @@ fn serve(mut stream: TcpStream, state: &State) {
         let Ok(count) = stream.peek(&mut begin) else { return };
         let text = String::from_utf8_lossy(&begin[..count]).into_owned();
         if count == 0 || text.contains("\r\n\r\n") {
+            state.heads.lock().expect("not poisoned").push(text.to_lowercase());
             break text.split(' ').nth(1).unwrap_or_default().to_owned();
         }
     };

@@ -1,0 +1,85 @@
+//! As whom requests are made, how long for, and what is made of an agent's complaint.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use serde_json::{Value, json};
+
+use crate::server::{Reply, Server};
+
+/// A node with a ready agent and a pod.
+fn objects() -> Vec<(&'static str, Value)> {
+    let labels = json!({"k8s-app": "istio-cni-node"});
+    let agent = json!({"metadata": {"namespace": "mesh", "name": "agent", "labels": labels,
+            "ownerReferences": [{"apiVersion": "apps/v1", "kind": "DaemonSet", "name": "agent", "uid": "u", "controller": true}]},
+        "spec": {"nodeName": "n", "containers": [{"name": "install-cni"}]},
+        "status": {"phase": "Running", "containerStatuses": [{"name": "install-cni", "image": "i", "imageID": "i", "ready": true,
+            "restartCount": 0, "state": {"running": {}}}]}});
+    let set = json!({"metadata": {"namespace": "mesh", "name": "agent", "uid": "u"},
+        "spec": {"template": {"metadata": {"labels": labels}, "spec": {"containers": []}}}});
+    vec![
+        ("daemonsets", set),
+        ("pods", agent),
+        ("pods", json!({"metadata": {"namespace": "shop", "name": "cart"}, "spec": {"nodeName": "n"}})),
+        ("nodes", json!({"metadata": {"name": "n"}, "status": {"nodeInfo": {"operatingSystem": "linux"}}})),
+    ]
+}
+
+const MESH: [&str; 2] = ["--agent-namespace", "mesh"];
+
+fn scanned(state: &str) -> Reply {
+    Reply::of(json!({"version": 1, "pods": [{"subject": "shop/cart", "state": state}]}).to_string())
+}
+
+#[test]
+fn every_request_is_made_as_the_user_that_is_named() {
+    let server = Server::start(objects(), |call| match call.words[0].as_str() {
+        "scan" => scanned("verified"),
+        _ => Reply::of(json!({"netns": "/x"}).to_string()),
+    });
+    let sam = ["--as", "sam", "--as-group", "one", "--as-group=two"];
+    for words in [&["scan"][..], &["verify", "shop/cart"], &["pod", "shop/cart"]] {
+        let output = server.run(&[words, &MESH, &sam].concat());
+        assert_eq!(output.code(), Some(0), "{words:?}: {output:?}");
+    }
+    let heads = server.heads();
+    assert!(heads.iter().filter(|head| head.contains("/exec?")).count() == 4, "{heads:?}");
+    for head in &heads {
+        for header in ["impersonate-user: sam", "impersonate-group: one", "impersonate-group: two"] {
+            assert!(head.contains(&format!("\r\n{header}\r\n")), "{header}: {head}");
+        }
+    }
+    let (before, output) = (heads.len(), server.run(&[&["scan", "--as-group", "one"][..], &MESH].concat()));
+    assert!(output.code() == Some(1) && output.stderr.contains("--as <USER>"), "{output:?}");
+    assert_eq!(server.heads().len(), before, "nothing was asked");
+    server.run(&[&["scan"][..], &MESH].concat());
+    assert!(server.heads()[before..].iter().all(|head| !head.contains("impersonate")), "not asked for");
+}
+
+#[test]
+fn a_scan_waits_until_all_is_well() {
+    let count = AtomicUsize::new(0);
+    let server = Server::start(objects(), move |_| {
+        scanned(if count.fetch_add(1, Ordering::Relaxed) == 0 { "not-redirected" } else { "verified" })
+    });
+    let output = server.run(&[&["scan", "--wait=10m"][..], &MESH].concat());
+    assert_eq!((output.code(), server.calls().len()), (Some(0), 2), "{output:?}");
+    assert!(output.stdout.starts_with("1 of 1 pods redirected, verified\n"), "{output:?}");
+    assert_eq!(output.stderr, "waiting: 0 of 1 pods redirected, verified\n");
+}
+
+#[test]
+fn what_an_agent_logged_is_shown_without_its_fields() {
+    let server = Server::start(objects(), |_| Reply::Ended {
+        stdout: Vec::new(),
+        stderr: b"2026-11-21T07:26:50.1Z\tinfo\tasks\n2026-11-21T07:26:51.2Z\terror\tno such pod\tpod=a/b\n"
+            .to_vec(),
+        code: 1,
+    });
+    let output = server.run(&[&["scan"][..], &MESH].concat());
+    let unwrapped = output.stdout.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(unwrapped.contains("redirectctl failed: no such pod pod=a/b: n"), "{output:?}");
+    let output = server.run(&[&["verify", "shop/cart"][..], &MESH].concat());
+    assert_eq!(output.stderr, "kubectl-redirect: no such pod pod=a/b\n");
+    let output = server.run(&[&["pod", "shop/cart"][..], &MESH].concat());
+    assert!(output.stderr.contains("1.2Z\terror\tno such pod\tpod=a/b\n"), "{output:?}");
+}
