@@ -65,7 +65,8 @@ impl Report {
     pub fn text(&self, layout: Layout) -> Printable {
         let mut paper = TextWriter::new(layout);
         let (verdict, style) = self.verdict();
-        paper.inked(0, &format!("{}: {verdict}", self.subject), style);
+        paper.inked(0, &verdict, style);
+        paper.heading(&self.subject);
         self.decision(&mut paper);
         if let Some((file, order)) = &self.order {
             paper.labelled(2, "plugins    ", &format!("{} ({})", order.join(", "), file.display()));
@@ -107,7 +108,7 @@ impl Report {
             Some(PodState::Unexpected) => "redirected, and should not be",
             Some(PodState::Drifted) => "redirected otherwise than planned",
             Some(PodState::Interference) => "redirected, and rules of other programs interfere",
-            Some(PodState::Pending) => "its rules are as planned, and the rest is not verified",
+            Some(PodState::Pending) => "rules as planned, the rest not verified",
             Some(PodState::Sandboxed) => "not redirected: its runtime is sandboxed",
             Some(PodState::Unknown) if is_trouble => "cannot determine whether it is redirected",
             Some(PodState::Unknown) => "not checked",
@@ -308,7 +309,7 @@ mod tests {
         };
         let first = |report: Report| report.text(Layout::default()).lines().next().map(str::to_owned);
         let note = Cause::FamilyNotCaptured;
-        let begins = "pod shop/cart: not redirected";
+        let begins = "not redirected";
         assert_eq!(first(pod(&[])), Some(format!("{begins}, as intended")));
         assert_eq!(first(pod(&[note])), Some(format!("{begins}, as intended; 1 note")));
         assert_eq!(first(pod(&[note, note])), Some(format!("{begins}, as intended; 2 notes")));
@@ -316,7 +317,7 @@ mod tests {
         assert_eq!(bad.json()["state"], "left-alone");
         assert_eq!(first(bad), Some(format!("{begins}; 2 errors, 1 warning, 1 note")));
         let unknown = Report { decided: PodDecision::Unknown, ..pod(&[Cause::NoAddress]) };
-        let compared = "pod shop/cart: nothing was compared: no pod was given; 1 error";
+        let compared = "nothing was compared: no pod was given; 1 error";
         assert_eq!(first(unknown).as_deref(), Some(compared));
     }
 }

@@ -366,7 +366,7 @@ impl NodeState {
 fn what_is_wrong_with_a_node_is_seen_and_shown_on_the_page_of_troubles() -> Result<()> {
     let whole = NODE.look()?;
     ensure!(
-        whole.code() == Some(0) && whole.stdout.starts_with("pod shop/cart-0: not checked\n"),
+        whole.code() == Some(0) && whole.stdout.starts_with("not redirected, as intended\n"),
         "{whole:?}"
     );
     let mut shown = Shown::new();
