@@ -148,9 +148,29 @@ fn parser() -> clap::Command {
         .arg(output());
     let bundle = clap::Command::new("bundle")
         .about("Saves the archive for a support ticket that redirectctl makes of a node; it holds no secrets")
-        .arg(Arg::new("POD").required_unless_present("node").help("A pod of the node, as NAMESPACE/NAME"))
-        .arg(text("node", "NAME", "The node, in place of one of its pods").conflicts_with("POD"))
-        .arg(text("file", "FILE", "Where it goes; by default redirectctl-NODE.tar.gz").short('f'));
+        .arg(
+            Arg::new("POD")
+                .required_unless_present_any(["node", "all-nodes"])
+                .help("A pod of the node, as NAMESPACE/NAME"),
+        )
+        .arg(
+            text("node", "NAME", "The node, in place of one of its pods; may be repeated")
+                .action(ArgAction::Append)
+                .conflicts_with("POD"),
+        )
+        .arg(
+            Arg::new("all-nodes")
+                .long("all-nodes")
+                .action(ArgAction::SetTrue)
+                .conflicts_with_all(["POD", "node"])
+                .help("All nodes that have an agent"),
+        )
+        .arg(
+            text("limit", "COUNT", "How many nodes at most; more are refused")
+                .value_parser(clap::value_parser!(usize))
+                .default_value("10"),
+        )
+        .arg(text("file", "FILE", "Where the only one goes; by default redirectctl-NODE.tar.gz").short('f'));
     let precheck = clap::Command::new("precheck")
         .about("Shows whether this cluster can run the agent; changes nothing. -n names its namespace, by default istio-system")
         .arg(output());
@@ -232,7 +252,12 @@ fn job(matches: &ArgMatches) -> Result<Line, String> {
             goal: goal()?,
         }),
         "bundle" => Job::Bundle(forward::WantedBundle {
-            about: text("node").map_or_else(|| About::Pod(text("POD").unwrap_or_default()), About::Node),
+            about: match (text("POD"), line.get_flag("all-nodes")) {
+                (Some(pod), _) => About::Pod(pod),
+                (None, true) => About::AllNodes,
+                (None, false) => About::Nodes(line.get_many("node").unwrap_or_default().cloned().collect()),
+            },
+            limit: line.get_one("limit").copied().unwrap_or_default(),
             file: text("file").map(Into::into),
             patience,
         }),

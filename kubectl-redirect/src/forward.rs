@@ -12,7 +12,7 @@ use serde_json::Value;
 use crate::agents::{Agent, AgentState, Fleet};
 use crate::cluster::{Cluster, PODS};
 use crate::objects::Pod;
-use crate::terminal::{note, print};
+use crate::terminal::{complain, note, print};
 use crate::{FAILED, FINE, Failure, exec};
 
 /// The largest archive: `redirectctl` limits what it packs to as much.
@@ -62,22 +62,26 @@ pub struct Wanted {
     pub patience: Duration,
 }
 
-/// An archive to write.
+/// Archives to write.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WantedBundle {
-    /// Whose node it is about.
+    /// Which nodes they are about.
     pub about: About,
-    /// Where it goes.
+    /// How many nodes at most.
+    pub limit: usize,
+    /// Where the only one goes.
     pub file: Option<PathBuf>,
     /// How long the agent may take.
     pub patience: Duration,
 }
 
-/// A node, by its name or by a pod's.
+/// Nodes, by their names or by a pod's.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum About {
-    /// This node.
-    Node(String),
+    /// These nodes.
+    Nodes(Vec<String>),
+    /// All that have an agent.
+    AllNodes,
     /// The node of this pod.
     Pod(String),
 }
@@ -124,15 +128,44 @@ pub async fn run(cluster: &Cluster, wanted: &Wanted) -> Result<u8, Failure> {
     done.map_err(|error| about(&agent, &error))
 }
 
-/// `bundle`: `redirectctl` writes the archive of its node, which is saved here.
+/// `bundle`: each `redirectctl` writes the archive of its node, which is saved here. A node that does not answer costs only its own.
 ///
 /// # Errors
-/// No agent can be asked, or the file cannot be written.
+/// The nodes are too many, or none of them can be asked.
 pub async fn bundle(cluster: &Cluster, wanted: &WantedBundle) -> Result<u8, Failure> {
-    let node = match &wanted.about {
-        About::Node(node) => node.clone(),
-        About::Pod(pod) => node_of(cluster, &pod_name(pod, cluster.namespace())?).await?,
+    let nodes = match &wanted.about {
+        About::Nodes(nodes) => nodes.clone(),
+        About::AllNodes => Fleet::find(cluster).await?.agents(cluster, None).await?.into_keys().collect(),
+        About::Pod(pod) => vec![node_of(cluster, &pod_name(pod, cluster.namespace())?).await?],
     };
+    if let [node] = nodes.as_slice() {
+        return bundle_of(cluster, node, wanted).await;
+    }
+    if nodes.len() > wanted.limit {
+        let (count, limit) = (nodes.len(), wanted.limit);
+        return Err(Failure(format!(
+            "{count} nodes, more than --limit {limit}; name some with --node, or raise it"
+        )));
+    }
+    if let Some(file) = &wanted.file {
+        let file = file.display();
+        return Err(Failure(format!(
+            "{file} cannot hold the archives of {} nodes; leave out --file",
+            nodes.len()
+        )));
+    }
+    let mut worst = FINE;
+    for node in nodes {
+        let code = bundle_of(cluster, &node, wanted).await.unwrap_or_else(|failure| {
+            complain(&failure);
+            FAILED
+        });
+        worst = worst.max(code);
+    }
+    Ok(worst)
+}
+
+async fn bundle_of(cluster: &Cluster, node: &str, wanted: &WantedBundle) -> Result<u8, Failure> {
     let file = wanted.file.clone().unwrap_or_else(|| format!("redirectctl-{node}.tar.gz").into());
     // Before anything is gathered, because that takes a while; writing asks again.
     if file.symlink_metadata().is_ok() {
@@ -141,7 +174,7 @@ pub async fn bundle(cluster: &Cluster, wanted: &WantedBundle) -> Result<u8, Fail
             file.display()
         )));
     }
-    let agent = agent_of(cluster, &node).await?;
+    let agent = agent_of(cluster, node).await?;
     let limits = exec::Limits { most: MOST_ARCHIVE, patience: wanted.patience };
     let output = exec::output(cluster, &agent, &["bundle", "-"], limits)
         .await

@@ -42,7 +42,7 @@ impl Answer {
     }
 }
 
-/// An answer, or why there is none yet.
+/// An answer, or what it still lacks.
 pub(crate) type Attempt = Result<Answer, Failure>;
 
 /// The last answer: a good one, or the one when the time was over.

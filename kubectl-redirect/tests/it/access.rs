@@ -8,20 +8,28 @@ use crate::server::{Reply, Server};
 
 /// A node with a ready agent and a pod.
 fn objects() -> Vec<(&'static str, Value)> {
+    objects_of(&["n"])
+}
+
+/// Nodes with ready agents, and a pod.
+fn objects_of(nodes: &[&str]) -> Vec<(&'static str, Value)> {
     let labels = json!({"k8s-app": "istio-cni-node"});
-    let agent = json!({"metadata": {"namespace": "mesh", "name": "agent", "labels": labels,
+    let agent = |node: &str| {
+        json!({"metadata": {"namespace": "mesh", "name": format!("agent-{node}"), "labels": labels,
             "ownerReferences": [{"apiVersion": "apps/v1", "kind": "DaemonSet", "name": "agent", "uid": "u", "controller": true}]},
-        "spec": {"nodeName": "n", "containers": [{"name": "install-cni"}]},
+        "spec": {"nodeName": node, "containers": [{"name": "install-cni"}]},
         "status": {"phase": "Running", "containerStatuses": [{"name": "install-cni", "image": "i", "imageID": "i", "ready": true,
-            "restartCount": 0, "state": {"running": {}}}]}});
+            "restartCount": 0, "state": {"running": {}}}]}})
+    };
     let set = json!({"metadata": {"namespace": "mesh", "name": "agent", "uid": "u"},
         "spec": {"template": {"metadata": {"labels": labels}, "spec": {"containers": []}}}});
-    vec![
-        ("daemonsets", set),
-        ("pods", agent),
-        ("pods", json!({"metadata": {"namespace": "shop", "name": "cart"}, "spec": {"nodeName": "n"}})),
-        ("nodes", json!({"metadata": {"name": "n"}, "status": {"nodeInfo": {"operatingSystem": "linux"}}})),
-    ]
+    let cart = json!({"metadata": {"namespace": "shop", "name": "cart"}, "spec": {"nodeName": "n"}});
+    let mut all = vec![("daemonsets", set), ("pods", cart)];
+    for node in nodes {
+        let info = json!({"metadata": {"name": node}, "status": {"nodeInfo": {"operatingSystem": "linux"}}});
+        all.extend([("pods", agent(node)), ("nodes", info)]);
+    }
+    all
 }
 
 const MESH: [&str; 2] = ["--agent-namespace", "mesh"];
@@ -82,4 +90,26 @@ fn what_an_agent_logged_is_shown_without_its_fields() {
     assert_eq!(output.stderr, "kubectl-redirect: no such pod pod=a/b\n");
     let output = server.run(&[&["pod", "shop/cart"][..], &MESH].concat());
     assert!(output.stderr.contains("1.2Z\terror\tno such pod\tpod=a/b\n"), "{output:?}");
+}
+
+#[test]
+fn archives_of_several_nodes_have_a_limit_and_each_fails_alone() {
+    let server = Server::start(objects_of(&["a", "b", "c"]), |call| Reply::Ended {
+        stdout: call.container.clone().into(),
+        stderr: Vec::new(),
+        code: u8::from(call.container.contains("agent-b")),
+    });
+    let run = |words: &[&str]| server.run(&[&["bundle"], words, &MESH].concat());
+    let output = run(&["--all-nodes", "--limit", "2"]);
+    assert!(output.code() == Some(1) && output.stderr.contains("3 nodes, more than --limit 2"), "{output:?}");
+    let output = run(&["--node", "a", "--node", "c", "--file", "x"]);
+    assert!(output.code() == Some(1) && output.stderr.contains("leave out --file"), "{output:?}");
+    assert_eq!(server.calls(), []);
+    let output = run(&["--all-nodes"]);
+    assert_eq!((output.code(), output.stdout.lines().count()), (Some(1), 2), "{output:?}");
+    // Nothing is overwritten, also not by one of several.
+    let output = run(&["--node", "a", "--node", "n"]);
+    assert!(output.code() == Some(1) && output.stderr.contains("redirectctl-a.tar.gz exists"), "{output:?}");
+    assert!(output.stderr.contains("node n has no agent"), "{output:?}");
+    assert!(run(&["shop/cart", "--node", "a"]).stderr.contains("cannot be used with"));
 }
