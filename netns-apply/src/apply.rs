@@ -64,8 +64,8 @@ pub fn apply_and_search(plan: &RulePlan, options: &ApplyOptions) -> Result<Outco
     run.handles.noted = Some(Noted::default());
     let mut outcome = run.finish()?;
     // The lock is a table, and others may be waiting for it.
-    let Run { mut handles, .. } = run;
-    outcome.warnings.extend(foreign::warnings(plan, options, &mut handles));
+    run.lock = None;
+    outcome.warnings.extend(foreign::warnings(plan, options, &mut run.handles));
     Ok(outcome)
 }
 

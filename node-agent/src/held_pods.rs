@@ -23,7 +23,7 @@ const MORE: [&[&str]; 4] = [
     &["status", "phase"],
     &["status", "podIPs"],
 ];
-/// How long ago the API server was heard of last while the watch is sound: it sends a bookmark each minute.
+/// The longest silence of a sound watch: the API server sends a bookmark each minute.
 const LONGEST_SILENCE: Duration = Duration::from_secs(150);
 
 /// The node's pods, kept by the watch.
@@ -39,8 +39,8 @@ struct State {
     pods: BTreeMap<String, HeldPod>,
     /// Those that are not held because they are too long, by UID.
     too_long: BTreeSet<String>,
-    /// When a watch that keeps them current brought something last; none while there is no such watch.
-    heard: Option<Instant>,
+    /// When the watch last brought something; none while it is broken.
+    updated: Option<Instant>,
 }
 
 /// A pod.
@@ -71,7 +71,7 @@ impl HeldPods {
             {
                 let state = lock(&self.state);
                 let found = state.find(wanted);
-                if found.is_some() || state.heard.is_none() {
+                if found.is_some() || state.updated.is_none() {
                     return found;
                 }
             }
@@ -83,7 +83,7 @@ impl HeldPods {
     #[must_use]
     pub fn all(&self) -> Option<Vec<PodText>> {
         let state = lock(&self.state);
-        let is_sound = state.heard.is_some_and(|heard| heard.elapsed() < LONGEST_SILENCE);
+        let is_sound = state.updated.is_some_and(|updated| updated.elapsed() < LONGEST_SILENCE);
         let all = || state.pods.values().map(|pod| pod.text.clone()).collect();
         (is_sound && state.too_long.is_empty()).then(all)
     }
@@ -103,7 +103,7 @@ impl HeldPods {
         let [uid, version] = ["uid", "resourceVersion"].map(|key| text(pod, key).unwrap_or_default());
         let is_known = {
             let mut state = lock(&self.state);
-            state.heard = state.heard.map(|_| Instant::now());
+            state.updated = state.updated.map(|_| Instant::now());
             state.pods.get(uid).is_some_and(|held| held.text.version == version)
         };
         if !is_known && let Some(holding) = held(pod) {
@@ -121,7 +121,7 @@ impl HeldPods {
 
     /// Whether a watch keeps the pods current from now on; also that it brought something.
     pub fn followed(&self, is_followed: bool) {
-        lock(&self.state).heard = is_followed.then(Instant::now);
+        lock(&self.state).updated = is_followed.then(Instant::now);
         self.changed.notify_waiters();
     }
 }

@@ -1,8 +1,8 @@
 //! The socket in the run directory at which plugins ask: for a pod that is being created ([`POD_PATH`]), and to enrol one of ambient mode
 //! ([`ADD_PATH`]).
 //!
-//! A pod is answered from what the watch of the node's pods holds, so that its creation needs no API server. One that is not held is read over the
-//! agent's connection, which is open and has another token than the plugin. A plugin that gets no pod here asks the API server itself.
+//! A pod is answered from what the watch of the node's pods holds, so that its creation needs no API server. The agent reads any other
+//! pod over its own connection, which is open and has another token than the plugin. A plugin that gets no pod here asks the API server itself.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -158,7 +158,7 @@ fn add_timed(job: &Job<'_>, phases: &mut Phases) -> Result<Done, CniError> {
 }
 
 impl Job<'_> {
-    /// The pod that is created. Where the agent holds it, neither the API server nor the plugin's token has to be in order.
+    /// The pod that is created. If the agent holds it, ADD needs neither the API server nor the plugin's token.
     fn created(&self, pod: &PodName, phases: &mut Phases) -> Result<ReadPod, CniError> {
         phases.end("read");
         let read = match self.given(pod) {

@@ -182,7 +182,7 @@ impl<'a> Pod<'a> {
         waited.map_err(|error| anyhow!("{error:#}\n{}", self.node.tails()))
     }
 
-    /// Kills what keeps the pod's sandbox: the kubelet makes another, and starts the containers anew.
+    /// Kills what keeps the pod's sandbox: the kubelet makes another, and restarts the containers.
     pub fn kill_sandbox(&self) -> Result<()> {
         let running = self.node.ctr(&["tasks", "list", "-q"])?.stdout;
         let sandboxes = self.containers("io.cri-containerd.kind", "sandbox")?;
