@@ -105,7 +105,8 @@ fn make_certificate(certificate: &Path, key: &Path) -> Result<()> {
     Ok(())
 }
 
-fn response(body: &str) -> String {
+/// A whole answer of HTTP with this body.
+pub(crate) fn response(body: &str) -> String {
     let length = body.len();
     format!(
         "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n{body}"

@@ -1,12 +1,15 @@
-//! The CNI plugin as a runtime calls it, its pods from a folder of manifests or from an API server.
+//! The CNI plugin as a runtime calls it, its pods from a folder of manifests, an API server or the node agent.
 
-use crate::api::PodServer;
+use crate::api::{PodServer, response};
 use anyhow::Result;
 use serde_json::{Value, json};
 use std::{
     fs::{self, File},
+    io::{self, BufRead, BufReader, Read, Write},
+    os::unix::net::{UnixListener, UnixStream},
     path::{Path, PathBuf},
     process::{Command, Stdio},
+    thread,
 };
 use test_support::netns::Namespace;
 
@@ -33,6 +36,8 @@ impl Pod {
 pub struct Plugin {
     program: PathBuf,
     conf: PathBuf,
+    /// The pods' UID, where the runtime passes one.
+    uid: Option<&'static str>,
     /// Where its pods come from, if that is not a folder.
     _server: Option<PodServer>,
 }
@@ -49,7 +54,7 @@ impl Plugin {
             fs::write(manifests.join(format!("{}.json", pod.name())), manifest(pod).to_string())?;
         }
         let conf = json!({"pod_manifest_dir": manifests});
-        Ok(Self { program: program.to_owned(), conf: configure(folder, conf)?, _server: None })
+        Ok(Self { program: program.to_owned(), conf: configure(folder, conf)?, uid: None, _server: None })
     }
 
     /// One that the runtime passes the annotations of a pod outside the mesh, and that has nothing to read pods from.
@@ -60,7 +65,7 @@ impl Plugin {
         fs::create_dir_all(folder)?;
         let annotations = json!({"kubernetes.io/config.seen": "", "kubernetes.io/config.source": "api"});
         let conf = json!({"runtimeConfig": {"io.kubernetes.cri.pod-annotations": annotations}});
-        Ok(Self { program: program.to_owned(), conf: configure(folder, conf)?, _server: None })
+        Ok(Self { program: program.to_owned(), conf: configure(folder, conf)?, uid: None, _server: None })
     }
 
     /// One that reads pods from an API server on this machine, over TLS. Everything is written into a folder, which must be
@@ -74,7 +79,27 @@ impl Plugin {
         let server = PodServer::start(folder, &pods)?;
         fs::write(folder.join("istio-cni-kubeconfig"), server.kubeconfig().to_string())?;
         let conf = configure(folder, json!({}))?;
-        Ok(Self { program: program.to_owned(), conf, _server: Some(server) })
+        Ok(Self { program: program.to_owned(), conf, uid: None, _server: Some(server) })
+    }
+
+    /// One that gets the injected pod from a stand-in for the agent, at a socket in a folder of its own, for as long as this process lives.
+    ///
+    /// # Errors
+    /// The configuration cannot be written, or the socket not be made.
+    pub fn with_agent(program: &Path, folder: &Path) -> Result<Self> {
+        const UID: &str = "u-1";
+        fs::create_dir_all(folder)?;
+        let mut pod = manifest(Pod::Injected);
+        pod["metadata"]["uid"] = json!(UID);
+        let listener = UnixListener::bind(folder.join("pluginevent.sock"))?;
+        thread::spawn(move || {
+            for stream in listener.incoming().flatten() {
+                // A plugin that is gone gets no answer.
+                let _ = answer(&stream, &pod.to_string());
+            }
+        });
+        let conf = configure(folder, json!({}))?;
+        Ok(Self { program: program.to_owned(), conf, uid: Some(UID), _server: None })
     }
 
     /// The command that asks for its version.
@@ -99,7 +124,10 @@ impl Plugin {
             .env("CNI_IFNAME", "eth0")
             .env("CNI_PATH", "/opt/cni/bin")
             .env("CNI_NETNS", namespace.path())
-            .env("CNI_ARGS", format!("K8S_POD_NAMESPACE=default;K8S_POD_NAME={}", pod.name()));
+            .env("CNI_ARGS", {
+                let uid = self.uid.map(|uid| format!(";K8S_POD_UID={uid}")).unwrap_or_default();
+                format!("K8S_POD_NAMESPACE=default;K8S_POD_NAME={}{uid}", pod.name())
+            });
         Ok(command)
     }
 
@@ -108,6 +136,21 @@ impl Plugin {
         command.env_clear().stdin(File::open(&self.conf)?).stdout(Stdio::null()).stderr(Stdio::null());
         Ok(command)
     }
+}
+
+/// Answers one request, whatever it is.
+fn answer(stream: &UnixStream, body: &str) -> io::Result<()> {
+    let mut reader = BufReader::new(stream);
+    let (mut line, mut length) = (String::new(), 0);
+    while reader.read_line(&mut line)? > 2 {
+        let lower = line.to_ascii_lowercase();
+        if let Some(text) = lower.strip_prefix("content-length:") {
+            length = text.trim().parse().unwrap_or_default();
+        }
+        line.clear();
+    }
+    reader.read_exact(&mut vec![0; length])?;
+    (&mut &*stream).write_all(response(body).as_bytes())
 }
 
 /// Writes a configuration with these keys and the usual ones.

@@ -88,6 +88,13 @@ impl HeldPods {
         (is_sound && state.too_long.is_empty()).then(all)
     }
 
+    /// How many pods are held, and when the watch last brought something, if one keeps them current.
+    #[must_use]
+    pub fn extent(&self) -> (usize, Option<Instant>) {
+        let state = lock(&self.state);
+        (state.pods.len(), state.updated)
+    }
+
     /// These are all pods of the node.
     pub fn replace(&self, pods: Vec<Holding>) {
         {
@@ -199,6 +206,7 @@ fn text<'a>(pod: &'a Value, key: &str) -> Option<&'a str> {
 mod tests {
     use super::*;
     use serde_json::json;
+    use std::collections::VecDeque;
 
     const PATIENCE: Duration = Duration::from_secs(600);
 
@@ -238,6 +246,47 @@ mod tests {
         assert!(found(&pods, "u-1").is_none() && found(&pods, "u-2").is_some());
     }
 
+    /// Pods of ten names come and go, and the watch is up to thirty events late: whatever a plugin asks for, it gets that pod or none.
+    #[test]
+    fn no_pod_is_given_for_another_of_its_name_however_late_the_watch_is() {
+        let named = |number: usize| {
+            let mut pod = pod(&format!("u-{number}"), &format!("{number}"));
+            pod["metadata"]["name"] = format!("cart-{}", number % 10).into();
+            pod
+        };
+        let mut random = 7_u64;
+        let mut below = |limit: usize| {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            usize::try_from(random >> 33).expect("31 bits") % limit
+        };
+        let (pods, mut late, mut given) = (HeldPods::default(), VecDeque::new(), 0);
+        for number in 0_usize..1000 {
+            // The one before of this name is gone, and this one is there.
+            late.extend(number.checked_sub(10).map(|gone| (gone, false)));
+            late.push_back((number, true));
+            while late.len() > below(30) {
+                match late.pop_front() {
+                    Some((number, true)) => pods.change(&named(number)),
+                    Some((number, false)) => pods.remove(&named(number)),
+                    None => break,
+                }
+            }
+            for asked in [number, number.saturating_sub(10), below(number + 1)] {
+                let (name, uid) = (format!("cart-{}", asked % 10), format!("u-{asked}"));
+                let wanted = PodRequest { namespace: "shop".into(), name, uid: uid.clone() };
+                let Some(text) = pods.find(&wanted) else { continue };
+                given += 1;
+                let found: Value = serde_json::from_str(&text).expect("JSON");
+                assert_eq!(
+                    (&found["metadata"]["uid"], &found["metadata"]["name"]),
+                    (&json!(uid), &json!(wanted.name))
+                );
+                assert_eq!(found["metadata"]["annotations"]["version"], asked.to_string());
+            }
+        }
+        assert!(given > 300, "{given}");
+    }
+
     #[test]
     fn what_is_held_is_the_newest_and_what_became_too_long_is_not_held() {
         let pods = HeldPods::default();
@@ -255,31 +304,30 @@ mod tests {
         pods.change(&long);
         pods.remove(&long);
         assert_eq!(pods.all(), Some(Vec::new()));
+        assert!(matches!(pods.extent(), (0, Some(_))));
         pods.followed(false);
         assert_eq!(pods.all(), None, "they may have changed");
     }
 
     #[tokio::test]
     async fn a_pod_is_waited_for_while_a_watch_may_bring_it() {
-        let pods = Arc::new(HeldPods::default());
+        let pods = HeldPods::default();
         assert_eq!(pods.wait_for(&wanted("u-1"), PATIENCE).await, None, "nothing would bring it");
         pods.followed(true);
         assert_eq!(pods.wait_for(&wanted("u-1"), Duration::ZERO).await, None);
-        let waits = tokio::spawn({
-            let pods = pods.clone();
-            async move { pods.wait_for(&wanted("u-1"), PATIENCE).await.is_some() }
+        let one = wanted("u-1");
+        let (found, ()) = tokio::join!(pods.wait_for(&one, PATIENCE), async {
+            for pod in [pod("u-2", "1"), pod("u-1", "2")] {
+                tokio::task::yield_now().await;
+                pods.change(&pod);
+            }
         });
-        tokio::task::yield_now().await;
-        pods.change(&pod("u-2", "1"));
-        tokio::task::yield_now().await;
-        pods.change(&pod("u-1", "2"));
-        assert!(waits.await.expect("no panic"));
-        let waits = tokio::spawn({
-            let pods = pods.clone();
-            async move { pods.wait_for(&wanted("u-3"), PATIENCE).await }
+        assert!(found.is_some());
+        let none = wanted("u-3");
+        let (found, ()) = tokio::join!(pods.wait_for(&none, PATIENCE), async {
+            tokio::task::yield_now().await;
+            pods.followed(false);
         });
-        tokio::task::yield_now().await;
-        pods.followed(false);
-        assert_eq!(waits.await.expect("no panic"), None, "the watch broke");
+        assert_eq!(found, None, "the watch broke");
     }
 }

@@ -12,7 +12,7 @@ use cni_core::logs::{CALLED, PodSource};
 use cni_core::reasons;
 use cni_core::wire::Code;
 use controller_runtime::lock;
-use controller_runtime::metrics::ResultLabel;
+use controller_runtime::metrics::{ResultLabel, start_at_zero};
 use controller_runtime::serve::{self, Answer};
 use controller_runtime::supervisor::Supervisor;
 use http_body_util::{BodyExt, Limited};
@@ -78,6 +78,10 @@ impl Receiver {
         emit: Box<dyn Fn(&Entry) + Send + Sync>,
     ) -> Self {
         let bucket = Mutex::new(Bucket { left: BURST, filled: Instant::now() });
+        start_at_zero(
+            &metrics.pod_sources,
+            PodSource::ALL.map(|source| SourceLabel { source: source.word() }),
+        );
         Self { metrics, emit, bucket, reasons: Mutex::default(), calls, plugin }
     }
 

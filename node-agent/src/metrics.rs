@@ -123,6 +123,8 @@ metrics! {
         ambient_pods: Family<StateLabel, Gauge> => "istio_cni_ambient_pods", "Pods of the node that should be in ambient mode, by state: enrolled (rules, ztunnel and probes are verified), pending; all 0 while ambient mode is off";
         ztunnels: Gauge => "ztunnel_connected", "Connections of ztunnels; 2 while one is replaced";
         pod_sources: Family<SourceLabel, Counter> => "istio_cni_plugin_pods_total", "Pods of ADDs, by what the plugin decided from: the agent's copy (agent), the API server (api), a manifest (manifest), annotations from the runtime (annotations), the pod's name (name)";
+        held_pods: Gauge => "istio_cni_held_pods", "Pods of the node that the agent holds for plugins";
+        held_pods_age: Gauge => "istio_cni_held_pods_age_seconds", "Seconds since the watch of the node's pods last brought an event or a bookmark; -1 without such a watch";
         plugin_requests: Family<CodeLabel, Counter> => "istio_cni_plugin_requests_total", "Answers to plugins that asked to enrol a pod, by HTTP status";
         annotations: Family<ResultLabel, Counter> => "istio_cni_ambient_annotations_total", "Changes of pods' annotation ambient.istio.io/redirection: done, gone (the pod ended), failed";
         build_info: Family<VersionLabel, Gauge> => "istio_cni_build_info", "Always 1; its label is the agent's version";

@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use anyhow::Context as _;
 use controller_runtime::SCOPE;
+use controller_runtime::metrics::gauged;
 use controller_runtime::serve::{self, Answer, BODY_PATIENCE, healthz, only, text};
 use controller_runtime::supervisor::Supervisor;
 use http_body_util::{BodyExt, Limited};
@@ -76,6 +77,13 @@ impl Served {
         self.summary.words(Instant::now()) + "\n" + &ambient.unwrap_or_default()
     }
 
+    fn count_held(&self) {
+        let (count, updated) = self.held.extent();
+        let age = updated.map(|updated| i64::try_from(updated.elapsed().as_secs()).unwrap_or(i64::MAX));
+        self.metrics.held_pods.set(gauged(count));
+        self.metrics.held_pods_age.set(age.unwrap_or(-1));
+    }
+
     /// Port 8000.
     pub async fn health(&self, request: Request<Incoming>) -> Answer {
         match (request.method(), request.uri().path()) {
@@ -99,6 +107,7 @@ impl Served {
         match (request.method(), request.uri().path()) {
             (&Method::GET | &Method::HEAD, "/metrics") => {
                 self.summary.count(Instant::now());
+                self.count_held();
                 self.metrics.ready.set(i64::from(self.verdict().await.is_ok()));
                 serve::metrics(&self.registry, request.headers())
             }

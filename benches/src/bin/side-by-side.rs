@@ -108,7 +108,10 @@ fn contestants(folder: &Path) -> Result<Vec<Contestant>> {
         all.push(istio_iptables("reference istio-iptables", reference.into(), &[]));
     }
     all.extend(plugins("istio-cni", &bin.join("istio-cni"), folder)?);
-    // The reference asks for every pod.
+    // The reference asks the API server for every pod.
+    let given = Plugin::with_agent(&bin.join("istio-cni"), &folder.join("agent"))?;
+    let name = "istio-cni ADD, pod from the agent";
+    all.push(Contestant::outside(name.to_owned(), move |namespace| given.add(Pod::Injected, namespace)));
     let passed = Plugin::with_annotations(&bin.join("istio-cni"), &folder.join("annotations"))?;
     let name = "istio-cni ADD, pod outside the mesh, annotations passed";
     all.push(Contestant::outside(name.to_owned(), move |namespace| passed.add(Pod::Plain, namespace)));

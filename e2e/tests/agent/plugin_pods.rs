@@ -5,7 +5,7 @@ use std::os::unix::net::UnixStream;
 
 use crate::broken::{Api, Fault, Verb};
 use e2e::agent::{CALICO, Node};
-use e2e::pods::{mesh_pod, wait};
+use e2e::pods::{mesh_pod, metric, wait};
 use serde_json::{Value, json};
 
 /// A node whose agent follows pods, because it repairs them.
@@ -54,6 +54,7 @@ fn a_pod_that_the_watch_brought_is_given_while_the_api_server_is_away() {
     wait(&node, "the watch", || api.state().watches == 1);
     api.put(pod("new", "u-2"));
     wait(&node, "the new pod", || ask(&node, "new", "u-2").0 == 200);
+    assert!(metric(&node, "istio_cni_held_pods_age_seconds").is_some_and(|age| age >= 0.0));
     api.set_down(true);
     for (name, uid) in [("old", "u-1"), ("new", "u-2")] {
         let (status, body) = ask(&node, name, uid);
@@ -65,6 +66,8 @@ fn a_pod_that_the_watch_brought_is_given_while_the_api_server_is_away() {
         assert_eq!(given["metadata"]["managedFields"], Value::Null, "it is no longer than it has to be");
         assert_eq!(given["spec"]["containers"][0]["env"], Value::Null);
     }
+    assert_eq!(metric(&node, "istio_cni_held_pods"), Some(2.0));
+    wait(&node, "the watch to be missed", || metric(&node, "istio_cni_held_pods_age_seconds") == Some(-1.0));
     // The others are known to be missing, and why.
     let (status, why) = ask(&node, "new", "u-3");
     assert!(status == 503 && !why.trim().is_empty(), "{status} {why}");

@@ -39,7 +39,7 @@ everything that is wrong with what was given.
 {{- $_ := set $values "platform" $platform }}
 {{- $_ := include "istio-cni.environment" (dict "root" . "values" $values "problems" $problems "ignored" $ignored) }}
 {{- $_ := set $values "_ignored" $ignored.list }}
-{{- $isStated := or (eq $profile "ambient") (kindIs "bool" (get (get $given "ambient" | default dict) "enabled")) (get (get $given "env" | default dict) "AMBIENT_ENABLED") }}
+{{- $isStated := or (eq $profile "ambient") (kindIs "bool" (get (get $given "ambient" | default dict) "enabled")) (hasKey (get $given "env" | default dict) "AMBIENT_ENABLED") }}
 {{- $_ := include "istio-cni.refuse" (dict "values" $values "root" . "problems" $problems "isStated" $isStated) }}
 {{- with $problems.list }}
 {{- fail (printf "\n\nThe values cannot be used:\n- %s\n" (join "\n- " .)) }}
