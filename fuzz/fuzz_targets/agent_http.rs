@@ -18,6 +18,7 @@ use install_cni::{
     metrics::Metrics,
     plugin::{Ask, Question, Refusal},
     ready::AgentState,
+    seen_calls::SeenCalls,
     serve::Served,
     settings::Settings,
 };
@@ -28,7 +29,7 @@ use settings_cli::ParsedArgs;
 use std::{
     future::{Future, pending},
     io,
-    path::Path,
+    path::{Path, PathBuf},
     sync::{Arc, LazyLock, Mutex},
 };
 use tokio::{
@@ -59,6 +60,8 @@ static AGENT: LazyLock<Agent> = LazyLock::new(|| {
     let (settings, _) = Settings::read(&ParsedArgs::default(), &env).expect("settings");
     let (metrics, registry) = Metrics::new();
     let logs = logging::init(Config { targets: Vec::new(), ..Config::default() }).expect("logs");
+    // Calls are kept when readiness is judged, and nothing judges it here.
+    let calls = Arc::new(SeenCalls::new(Arc::new(Real), PathBuf::new()));
     let emit = |entry: &Entry| text::is_one_safe_line(&entry.console().replace('\t', " "));
     Agent {
         runtime: Builder::new_current_thread().enable_time().build().expect("a run-time"),
@@ -68,13 +71,14 @@ static AGENT: LazyLock<Agent> = LazyLock::new(|| {
             plugin: Arc::default(),
             state: Arc::new(AgentState::default()),
             summary: Arc::new(NodeSummary::new(metrics.clone())),
+            held: Arc::default(),
             ambient: None,
             metrics: metrics.clone(),
             registry,
             logs: Some(logs),
             tasks: Supervisor::default(),
         }),
-        receiver: Arc::new(Receiver::new(metrics, <_>::default(), Box::new(emit))),
+        receiver: Arc::new(Receiver::new(metrics, (calls, Arc::default()), Box::new(emit))),
     }
 });
 
