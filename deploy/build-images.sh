@@ -91,11 +91,10 @@ printf 'build-images.sh: the program that packs images\n' >&2
 if [ $# -gt 0 ]; then plugin_for=; else set -- $(image list); fi
 programs=$(image programs "$@")
 steps=$#
-has_plugin=
 for architecture in $architectures; do
     [ -z "$(given_for "$architecture")" ] || continue
     steps=$((steps + $(wc -w <<<"$programs")))
-    [ "$architecture" != "$plugin_for" ] || steps=$((steps + 1)) has_plugin=yes
+    [ "$architecture" != "$plugin_for" ] || steps=$((steps + 1))
 done
 
 work=$(mktemp -d)
@@ -177,7 +176,7 @@ for name in "$@"; do
         image sbom "$name" "$platform" "$folder/$name.${platform%%=*}.cdx.json"
     done
 done
-if [ -n "$has_plugin" ]; then
+if [ -f "$work/$plugin_for/$plugin" ]; then
     cp "$work/$plugin_for/$plugin" "$folder/"
     printf 'build-images.sh: %s\n' "kubectl redirect is $folder/$plugin; kubectl finds it after: sudo install $folder/$plugin /usr/local/bin" >&2
 fi

@@ -31,12 +31,14 @@ pub const PATIENCE: Duration = Duration::from_secs(5);
 const LONGEST_SHARE: Duration = Duration::from_secs(1);
 /// How much of the agent's text is reported, in characters.
 const LONGEST_TEXT: usize = 1000;
-/// How much of an answer is read, in bytes: the agent holds no pod that is longer than a part of it.
-const MOST_BYTES: usize = 2 << 20;
+/// How much of it is read, in bytes.
+const MOST_TEXT: usize = 4 * LONGEST_TEXT;
+/// The longest pod, in bytes: an API server stores none that is longer.
+const MOST_POD: usize = 2 << 20;
 
-/// Why the agent gave no answer.
+/// Why the agent did not do as asked.
 #[derive(Debug, thiserror::Error)]
-pub enum NoAnswer {
+pub enum AgentError {
     /// Nothing listens at the socket.
     #[error("the node agent is unreachable at {socket}: {error}", socket = .socket.display())]
     Unreachable {
@@ -61,104 +63,93 @@ pub enum NoAnswer {
         /// What is wrong.
         what: String,
     },
-}
-
-/// What it answered instead of doing as asked.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("({code}): {text}")]
-pub struct Refusal {
-    /// The HTTP status.
-    pub code: u16,
-    /// The agent's reason.
-    pub text: String,
-}
-
-/// Why a pod is not enrolled.
-#[derive(Debug, thiserror::Error)]
-pub enum NotEnrolled {
-    /// It is not known whether it is.
-    #[error(transparent)]
-    NoAnswer(#[from] NoAnswer),
     /// It refused, or failed.
-    #[error("the node agent did not enrol the pod {0}")]
-    Refused(#[from] Refusal),
-}
-
-/// Why the agent did not give a pod.
-#[derive(Debug, thiserror::Error)]
-pub enum NoPod {
-    /// It does not say.
-    #[error(transparent)]
-    NoAnswer(#[from] NoAnswer),
-    /// It has not got it.
-    #[error("the node agent did not give the pod {0}")]
-    Refused(#[from] Refusal),
+    #[error("the node agent did not {what} ({code}): {text}")]
+    Refused {
+        /// What was asked.
+        what: &'static str,
+        /// The HTTP status.
+        code: u16,
+        /// The agent's reason.
+        text: String,
+    },
 }
 
 /// Asks the agent whose run directory this is for a pod. Returns after its share of the time at the latest.
 ///
 /// # Errors
 /// It has not got it; or that is not known.
-pub fn pod(run_dir: &Path, wanted: &PodRequest, deadline: std::time::Instant) -> Result<Value, NoPod> {
+pub fn pod(run_dir: &Path, wanted: &PodRequest, deadline: std::time::Instant) -> Result<Value, AgentError> {
     let left = deadline.saturating_duration_since(std::time::Instant::now());
-    let text = ask::<NoPod>(run_dir, POD_PATH, wanted, LONGEST_SHARE.min(left / 4))?;
-    serde_json::from_slice(&text).map_err(|error| {
-        NoAnswer::Garbled { socket: run_dir.join(SOCKET_NAME), what: error.to_string() }.into()
-    })
+    let question = Question { path: POD_PATH, what: "give the pod", most: MOST_POD };
+    let text = ask(run_dir, &question, wanted, LONGEST_SHARE.min(left / 4))?;
+    serde_json::from_slice(&text)
+        .map_err(|error| AgentError::Garbled { socket: run_dir.join(SOCKET_NAME), what: error.to_string() })
 }
 
 /// Has the agent whose run directory this is enrol a pod. Returns at the deadline at the latest.
 ///
 /// # Errors
 /// It has not; or that is not known.
-pub fn enrol(run_dir: &Path, event: &AddEvent, deadline: std::time::Instant) -> Result<(), NotEnrolled> {
+pub fn enrol(run_dir: &Path, event: &AddEvent, deadline: std::time::Instant) -> Result<(), AgentError> {
     let patience = PATIENCE.min(deadline.saturating_duration_since(std::time::Instant::now()));
-    ask::<NotEnrolled>(run_dir, ADD_PATH, event, patience).map(drop)
+    let question = Question { path: ADD_PATH, what: "enrol the pod", most: 0 };
+    ask(run_dir, &question, event, patience).map(drop)
 }
 
-/// Posts a request, and returns the body of the answer.
-fn ask<E: From<NoAnswer> + From<Refusal>>(
+/// What is asked.
+struct Question {
+    path: &'static str,
+    /// What the agent is to do, for a refusal.
+    what: &'static str,
+    /// How much is read of the answer that it has done so, in bytes.
+    most: usize,
+}
+
+/// Posts a question, and returns the body of the answer.
+fn ask(
     run_dir: &Path,
-    path: &str,
-    what: &impl Serialize,
+    question: &Question,
+    about: &impl Serialize,
     patience: Duration,
-) -> Result<Vec<u8>, E> {
+) -> Result<Vec<u8>, AgentError> {
     let socket = run_dir.join(SOCKET_NAME);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let runtime = runtime.map_err(|error| NoAnswer::Unreachable { socket: socket.clone(), error })?;
-    let (status, body) = runtime.block_on(post(&socket, path, what, patience))?;
-    if status == StatusCode::OK {
-        return Ok(body);
-    }
-    Err(Refusal { code: status.as_u16(), text: text(&body) }.into())
+    let runtime = runtime.map_err(|error| AgentError::Unreachable { socket: socket.clone(), error })?;
+    runtime.block_on(post(&socket, question, about, patience))
 }
 
 async fn post(
     socket: &Path,
-    path: &str,
-    what: &impl Serialize,
+    question: &Question,
+    about: &impl Serialize,
     patience: Duration,
-) -> Result<(StatusCode, Vec<u8>), NoAnswer> {
+) -> Result<Vec<u8>, AgentError> {
     let deadline = Instant::now() + patience;
-    let unreachable = |error| NoAnswer::Unreachable { socket: socket.to_owned(), error };
+    let unreachable = |error| AgentError::Unreachable { socket: socket.to_owned(), error };
     let garbled =
-        |what: &dyn ToString| NoAnswer::Garbled { socket: socket.to_owned(), what: what.to_string() };
+        |what: &dyn ToString| AgentError::Garbled { socket: socket.to_owned(), what: what.to_string() };
     let stream = UnixStream::connect(socket).await.map_err(unreachable)?;
     let (mut sender, connection) =
         http1::handshake(TokioIo::new(stream)).await.map_err(|error| garbled(&error))?;
-    let body = serde_json::to_vec(what).map_err(|error| garbled(&error))?;
+    let body = serde_json::to_vec(about).map_err(|error| garbled(&error))?;
     let request = Request::builder()
         .method(Method::POST)
-        .uri(path)
+        .uri(question.path)
         .header(HOST, "unix")
         .header(CONTENT_TYPE, "application/json")
         .body(Full::new(Bytes::from(body)))
         .map_err(|error| garbled(&error))?;
     let exchange = async {
         let answer = timeout_at(deadline, sender.send_request(request)).await;
-        let answer = answer.map_err(|_| NoAnswer::Silent { socket: socket.to_owned(), patience })?;
+        let answer = answer.map_err(|_| AgentError::Silent { socket: socket.to_owned(), patience })?;
         let answer = answer.map_err(|error| garbled(&error))?;
-        Ok((answer.status(), beginning(answer.into_body(), deadline).await))
+        let (status, body) = (answer.status(), answer.into_body());
+        if status == StatusCode::OK {
+            return Ok(beginning(body, question.most, deadline).await);
+        }
+        let text = text(&beginning(body, MOST_TEXT, deadline).await);
+        Err(AgentError::Refused { what: question.what, code: status.as_u16(), text })
     };
     // The connection only moves while it is polled. If it ends first, the answer says why.
     tokio::pin!(exchange);
@@ -169,9 +160,9 @@ async fn post(
 }
 
 /// What arrives of an answer: a reason is worth more than its end, and a pod that is cut off is not one.
-async fn beginning(mut body: Incoming, deadline: Instant) -> Vec<u8> {
+async fn beginning(mut body: Incoming, most: usize, deadline: Instant) -> Vec<u8> {
     let mut bytes = Vec::new();
-    while bytes.len() < MOST_BYTES
+    while bytes.len() < most
         && let Ok(Some(Ok(frame))) = timeout_at(deadline, body.frame()).await
     {
         bytes.extend(frame.into_data().unwrap_or_default());
@@ -185,34 +176,30 @@ fn text(bytes: &[u8]) -> String {
     if text.is_empty() { "no reason given".to_owned() } else { logging::escaped(&text) }
 }
 
-impl NoPod {
+impl AgentError {
     /// Whether this says no more than that no agent runs that gives pods.
     #[must_use]
     pub const fn is_usual(&self) -> bool {
-        matches!(
-            self,
-            Self::NoAnswer(NoAnswer::Unreachable { .. }) | Self::Refused(Refusal { code: 404, .. })
-        )
+        matches!(self, Self::Unreachable { .. } | Self::Refused { code: 404, .. })
     }
-}
 
-impl NotEnrolled {
+    /// About enrolment.
     fn advice(&self) -> (Code, &'static str) {
         match self {
-            Self::NoAnswer(NoAnswer::Unreachable { .. }) => (
+            Self::Unreachable { .. } => (
                 Code::TryAgain,
                 "install-cni's pod on this node does not run, or has AMBIENT_ENABLED=false, or another run directory than cni_agent_run_dir says; the \
                  runtime tries again",
             ),
-            Self::NoAnswer(NoAnswer::Silent { .. }) => (
+            Self::Silent { .. } => (
                 Code::TryAgain,
                 "the log of install-cni's pod on this node says what it waits for; the runtime tries again",
             ),
-            Self::NoAnswer(NoAnswer::Garbled { .. }) => (
+            Self::Garbled { .. } => (
                 Code::TryAgain,
                 "restart install-cni's pod on this node if this goes on; the runtime tries again",
             ),
-            Self::Refused(_) => (
+            Self::Refused { .. } => (
                 Code::NotEnrolled,
                 "the log of install-cni's pod on this node says more; without enrolment the pod's traffic would bypass the mesh, so it is not \
                  started. The runtime tries again",

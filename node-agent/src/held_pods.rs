@@ -7,22 +7,18 @@ use std::time::Duration;
 use cni_core::plugin_event::PodRequest;
 use controller_runtime::lock;
 use redirect_core::pod_json::decisive_part;
-use serde_json::{Map, Value};
+use serde_json::Value;
 use tokio::sync::Notify;
 use tokio::time::{Instant, timeout_at};
 
-use crate::cluster::pods::PodText;
+use crate::cluster::pods::{PodText, copy_fields, identity};
 
 /// The longest text that is held of a pod, in bytes: its owner chooses annotations, and a node has 250 pods. Longer ones are read when a plugin asks.
 const LONGEST: usize = 32 * 1024;
 
 /// What decides besides the decisive part: ambient mode and the drift watch read it.
-const MORE: [&[&str]; 4] = [
-    &["spec", "hostNetwork"],
-    &["metadata", "deletionTimestamp"],
-    &["status", "phase"],
-    &["status", "podIPs"],
-];
+const MORE: [(&str, &str); 4] =
+    [("spec", "hostNetwork"), ("metadata", "deletionTimestamp"), ("status", "phase"), ("status", "podIPs")];
 /// The longest silence of a sound watch: the API server sends a bookmark each minute.
 const LONGEST_SILENCE: Duration = Duration::from_secs(150);
 
@@ -107,13 +103,11 @@ impl HeldPods {
 
     /// A pod is new, or changed.
     pub fn change(&self, pod: &Value) {
-        let [uid, version] = ["uid", "resourceVersion"].map(|key| text(pod, key).unwrap_or_default());
-        let is_known = {
-            let mut state = lock(&self.state);
-            state.updated = state.updated.map(|_| Instant::now());
-            state.pods.get(uid).is_some_and(|held| held.text.version == version)
-        };
-        if !is_known && let Some(holding) = held(pod) {
+        let known = pod.get("metadata").and_then(identity);
+        let is_held = known.is_some_and(|(uid, version)| {
+            lock(&self.state).pods.get(uid).is_some_and(|held| held.text.version == version)
+        });
+        if !is_held && let Some(holding) = held(pod) {
             lock(&self.state).hold(holding);
             self.changed.notify_waiters();
         }
@@ -121,7 +115,7 @@ impl HeldPods {
 
     /// A pod is gone.
     pub fn remove(&self, pod: &Value) {
-        if let Some(uid) = text(pod, "uid") {
+        if let Some((uid, _)) = pod.get("metadata").and_then(identity) {
             lock(&self.state).forget(uid);
         }
     }
@@ -129,7 +123,9 @@ impl HeldPods {
     /// Whether a watch keeps the pods current from now on; also that it brought something.
     pub fn followed(&self, is_followed: bool) {
         lock(&self.state).updated = is_followed.then(Instant::now);
-        self.changed.notify_waiters();
+        if !is_followed {
+            self.changed.notify_waiters();
+        }
     }
 }
 
@@ -162,10 +158,11 @@ impl State {
 /// What is held of a pod; nothing of one without a name.
 #[must_use]
 pub fn held(pod: &Value) -> Option<Holding> {
-    let [uid, namespace, name, version] =
-        ["uid", "namespace", "name", "resourceVersion"].map(|key| text(pod, key).map(str::to_owned));
-    let (uid, namespace, name, version) = (uid?, namespace?, name?, version?);
-    let json = answer(pod);
+    let metadata = pod.get("metadata")?;
+    let (uid, version) = identity(metadata)?;
+    let name = |key| metadata.get(key)?.as_str().filter(|text| !text.is_empty());
+    let (uid, version, json) = (uid.to_owned(), version.to_owned(), answer(pod));
+    let (namespace, name) = (name("namespace")?.to_owned(), name("name")?.to_owned());
     if json.len() > LONGEST {
         return Some(Err(uid));
     }
@@ -176,30 +173,12 @@ pub fn held(pod: &Value) -> Option<Holding> {
 #[must_use]
 pub fn answer(pod: &Value) -> String {
     let mut part = decisive_part(pod);
-    // The items of a list lack it.
-    set(&mut part, &["kind"], "Pod".into());
-    for path in MORE {
-        let found = path.iter().try_fold(pod, |value, key| value.get(key));
-        if let Some(value) = found {
-            set(&mut part, path, value.clone());
-        }
+    if let Value::Object(part) = &mut part {
+        // The items of a list lack it.
+        part.insert("kind".to_owned(), "Pod".into());
     }
+    copy_fields(pod, &MORE, &mut part);
     part.to_string()
-}
-
-/// Sets a field, and makes the objects on the way to it.
-fn set(object: &mut Value, path: &[&str], value: Value) {
-    let (Value::Object(fields), [first, rest @ ..]) = (object, path) else { return };
-    if rest.is_empty() {
-        fields.insert((*first).to_owned(), value);
-    } else {
-        let next = fields.entry((*first).to_owned()).or_insert_with(|| Value::Object(Map::new()));
-        set(next, rest, value);
-    }
-}
-
-fn text<'a>(pod: &'a Value, key: &str) -> Option<&'a str> {
-    pod.get("metadata")?.get(key)?.as_str().filter(|text| !text.is_empty())
 }
 
 #[cfg(test)]

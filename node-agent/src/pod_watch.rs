@@ -27,12 +27,6 @@ pub struct Followers {
     pub metrics: Arc<Metrics>,
 }
 
-/// The pods of a node.
-#[must_use]
-pub fn of_node(node: &str) -> Selection {
-    Selection { fields: format!("spec.nodeName={node}"), labels: String::new() }
-}
-
 /// Follows pods for ever.
 pub async fn run(connection: &Connection, selection: Selection, followers: &Followers) -> Infallible {
     let collection = Collection {

@@ -220,7 +220,7 @@ fn follow_pods(
     if here.is_some() || ambient.is_some() {
         let (held, metrics) = (served.held.clone(), served.metrics.clone());
         let followers = Followers { held, repair: here, ambient, metrics };
-        working.push(follow("pod watch", pod_watch::of_node(own_node), followers));
+        working.push(follow("pod watch", cluster::pods::of_node(own_node), followers));
     }
     if let Some(repair) = elsewhere {
         let (selection, metrics) = (repair.selection(), served.metrics.clone());

@@ -19,17 +19,17 @@ use crate::cluster::pods::{self, SPREAD, labels};
 /// How annotations that decide begin.
 const ANNOTATIONS: &str = "ambient.istio.io/";
 /// Everything else of a pod that decides.
-const OF_POD: [&str; 10] = [
-    "/metadata/namespace",
-    "/metadata/name",
-    "/metadata/uid",
-    "/metadata/labels",
-    "/metadata/deletionTimestamp",
-    "/spec/hostNetwork",
-    "/spec/runtimeClassName",
-    "/spec/serviceAccountName",
-    "/status/phase",
-    "/status/podIPs",
+const OF_POD: [(&str, &str); 10] = [
+    ("metadata", "namespace"),
+    ("metadata", "name"),
+    ("metadata", "uid"),
+    ("metadata", "labels"),
+    ("metadata", "deletionTimestamp"),
+    ("spec", "hostNetwork"),
+    ("spec", "runtimeClassName"),
+    ("spec", "serviceAccountName"),
+    ("status", "phase"),
+    ("status", "podIPs"),
 ];
 
 /// What is to be examined.
@@ -197,14 +197,7 @@ impl<T: PartialEq + Send + 'static> Replica for InventoryReplica<'_, T> {
 pub fn condensed(pod: &Value) -> Option<(String, Value)> {
     let uid = pod.pointer("/metadata/uid")?.as_str()?.to_owned();
     let mut kept = json!({"metadata": {"annotations": {}}, "spec": {}, "status": {}});
-    for pointer in OF_POD {
-        if let Some(value) = pod.pointer(pointer)
-            && let Some((parent, key)) = pointer.rsplit_once('/')
-            && let Some(parent) = kept.pointer_mut(parent)
-        {
-            parent[key] = value.clone();
-        }
-    }
+    pods::copy_fields(pod, &OF_POD, &mut kept);
     let annotations = pod.pointer("/metadata/annotations").and_then(Value::as_object);
     for (name, value) in annotations.into_iter().flatten() {
         let is_accepting = || {

@@ -30,6 +30,12 @@ pub fn source() -> Source {
     Source { path: "/api/v1/pods".to_owned(), kind: "PodList", limits: Limits::OF_NODE }
 }
 
+/// Those of a node.
+#[must_use]
+pub fn of_node(node: &str) -> Selection {
+    Selection { fields: format!("spec.nodeName={node}"), labels: String::new() }
+}
+
 /// All namespaces.
 #[must_use]
 pub fn namespaces() -> Source {
@@ -75,14 +81,12 @@ impl<T> Default for NodePods<T> {
 impl<T: Clone + Send + Sync + 'static> NodePods<T> {
     /// Takes the pods from those that the agent holds. `keep` must always decide the same.
     pub fn take(&mut self, held: Vec<PodText>, keep: impl Fn(&Value) -> Option<T>) -> Vec<T> {
-        let known =
-            |pod: &PodText| self.listed.get(&pod.uid).filter(|listed| listed.version == pod.version).cloned();
         let read = |pod: &PodText| {
             let kept = serde_json::from_str(&pod.json).ok().and_then(|pod| keep(&pod));
             ListedPod { version: pod.version.clone(), kept }
         };
         let listed = held.into_iter().map(|pod| {
-            let listed = known(&pod).unwrap_or_else(|| read(&pod));
+            let listed = same(&self.listed, &pod.uid, &pod.version).unwrap_or_else(|| read(&pod));
             (pod.uid, listed)
         });
         self.listed = Arc::new(listed.collect());
@@ -98,8 +102,7 @@ impl<T: Clone + Send + Sync + 'static> NodePods<T> {
         cluster: &Cluster,
         keep: impl Fn(&Value) -> Option<T> + Clone + Send + 'static,
     ) -> Result<Vec<T>, ReadError> {
-        let fields = format!("spec.nodeName={}", cluster.identity().node);
-        let selection = Selection { fields, labels: String::new() };
+        let selection = of_node(&cluster.identity().node);
         let keep = KeepChanged { listed: self.listed.clone(), keep };
         let listed = cluster.list(&source(), &selection, Freshness::Remembered, keep).await?;
         let kept = listed.kept.iter().filter_map(|(_, pod)| pod.kept.clone()).collect();
@@ -124,8 +127,7 @@ where
 
     fn by_metadata(&self, metadata: &Value) -> Option<Self::Kept> {
         let (uid, version) = identity(metadata)?;
-        let listed = self.listed.get(uid).filter(|listed| listed.version == version)?;
-        Some((uid.to_owned(), listed.clone()))
+        Some((uid.to_owned(), same(&self.listed, uid, version)?))
     }
 
     fn of(&self, pod: &Value) -> Option<Self::Kept> {
@@ -142,8 +144,26 @@ pub fn is_name(text: &str) -> bool {
     (1..=253).contains(&text.len()) && text.bytes().all(is_part) && !text.starts_with('.')
 }
 
+/// A pod that was listed, if it has this version still.
+fn same<T: Clone>(listed: &BTreeMap<String, ListedPod<T>>, uid: &str, version: &str) -> Option<ListedPod<T>> {
+    listed.get(uid).filter(|listed| listed.version == version).cloned()
+}
+
+/// Copies fields, each by its object and its name, into another object; makes objects that this lacks.
+pub fn copy_fields(pod: &Value, fields: &[(&str, &str)], into: &mut Value) {
+    let Value::Object(into) = into else { return };
+    for (object, field) in fields {
+        let Some(value) = pod.get(object).and_then(|object| object.get(field)) else { continue };
+        let part = into.entry(*object).or_insert_with(|| Value::Object(Map::new()));
+        if let Value::Object(part) = part {
+            part.insert((*field).to_owned(), value.clone());
+        }
+    }
+}
+
 /// The UID and the version: two objects with the same of both are the same.
-fn identity(metadata: &Value) -> Option<(&str, &str)> {
+#[must_use]
+pub fn identity(metadata: &Value) -> Option<(&str, &str)> {
     let text = |key| metadata.get(key).and_then(Value::as_str).filter(|text| !text.is_empty());
     Some((text("uid")?, text("resourceVersion")?))
 }

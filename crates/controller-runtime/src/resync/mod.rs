@@ -112,7 +112,7 @@ pub trait Replica: Sync {
     fn changed(&self, object: &Value);
     /// An object is gone.
     fn removed(&self, object: &Value);
-    /// Whether a watch keeps the copy current from now on: it began, or brought a bookmark; or it broke.
+    /// Whether a watch keeps the copy current from now on: it began, or brought something; or it broke.
     fn followed(&self, _is_followed: bool) {}
     /// The watch broke; true if the copy may be stale until the next list.
     fn interrupted(&self) -> bool;

@@ -52,6 +52,7 @@ impl Cluster {
                 let is_early = start.elapsed() < Duration::from_secs(seconds.into());
                 return Ok(if is_early { WatchEnd::Early } else { WatchEnd::AsAsked });
             };
+            replica.followed(true);
             match event {
                 WatchEvent::Added(object) | WatchEvent::Modified(object) => {
                     advance(version, &object);
@@ -61,10 +62,7 @@ impl Cluster {
                     advance(version, &object);
                     replica.removed(&object);
                 }
-                WatchEvent::Bookmark(mark) => {
-                    *version = mark.metadata.resource_version;
-                    replica.followed(true);
-                }
+                WatchEvent::Bookmark(mark) => *version = mark.metadata.resource_version,
                 WatchEvent::Error(status) if status.code == 410 => return Err(ReadError::Expired),
                 WatchEvent::Error(status) => {
                     let text = format!("the API server reports {}: {}", status.code, status.message);
