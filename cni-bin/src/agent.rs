@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use cni_core::plugin_event::{ADD_PATH, AddEvent, POD_PATH, PodRequest, SOCKET_NAME};
+use cni_core::plugin_event::{ADD_PATH, AddEvent, GivenPod, POD_PATH, PodRequest, SOCKET_NAME};
 use http_body_util::{BodyExt, Full};
 use hyper::{
     Method, Request, StatusCode,
@@ -17,7 +17,6 @@ use hyper::{
 };
 use hyper_util::rt::TokioIo;
 use serde::Serialize;
-use serde_json::Value;
 use tokio::{
     net::UnixStream,
     time::{Instant, timeout_at},
@@ -79,7 +78,11 @@ pub enum AgentError {
 ///
 /// # Errors
 /// It has not got it; or that is not known.
-pub fn pod(run_dir: &Path, wanted: &PodRequest, deadline: std::time::Instant) -> Result<Value, AgentError> {
+pub fn pod(
+    run_dir: &Path,
+    wanted: &PodRequest,
+    deadline: std::time::Instant,
+) -> Result<GivenPod, AgentError> {
     let left = deadline.saturating_duration_since(std::time::Instant::now());
     let question = Question { path: POD_PATH, what: "give the pod", most: MOST_POD };
     let text = ask(run_dir, &question, wanted, LONGEST_SHARE.min(left / 4))?;

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use cni_core::plugin_event::PodRequest;
 use controller_runtime::lock;
+use controller_runtime::resync::Followed;
 use redirect_core::pod_json::decisive_part;
 use serde_json::Value;
 use tokio::sync::Notify;
@@ -17,10 +18,13 @@ use crate::cluster::pods::{PodText, copy_fields, identity};
 const LONGEST: usize = 32 * 1024;
 
 /// What decides besides the decisive part: ambient mode and the drift watch read it.
-const MORE: [(&str, &str); 4] =
-    [("spec", "hostNetwork"), ("metadata", "deletionTimestamp"), ("status", "phase"), ("status", "podIPs")];
-/// The longest silence of a sound watch: the API server sends a bookmark each minute.
-const LONGEST_SILENCE: Duration = Duration::from_secs(150);
+const MORE: [(&str, &str); 5] = [
+    ("spec", "hostNetwork"),
+    ("spec", "serviceAccountName"),
+    ("metadata", "deletionTimestamp"),
+    ("status", "phase"),
+    ("status", "podIPs"),
+];
 
 /// The node's pods, kept by the watch.
 #[derive(Debug, Default)]
@@ -35,8 +39,7 @@ struct State {
     pods: BTreeMap<String, HeldPod>,
     /// Those that are not held because they are too long, by UID.
     too_long: BTreeSet<String>,
-    /// When the watch last brought something; none while it is broken.
-    updated: Option<Instant>,
+    watch: Followed,
 }
 
 /// A pod.
@@ -67,7 +70,7 @@ impl HeldPods {
             {
                 let state = lock(&self.state);
                 let found = state.find(wanted);
-                if found.is_some() || state.updated.is_none() {
+                if found.is_some() || !state.watch.is_followed() {
                     return found;
                 }
             }
@@ -79,16 +82,20 @@ impl HeldPods {
     #[must_use]
     pub fn all(&self) -> Option<Vec<PodText>> {
         let state = lock(&self.state);
-        let is_sound = state.updated.is_some_and(|updated| updated.elapsed() < LONGEST_SILENCE);
         let all = || state.pods.values().map(|pod| pod.text.clone()).collect();
-        (is_sound && state.too_long.is_empty()).then(all)
+        (state.watch.is_sound() && state.too_long.is_empty()).then(all)
     }
 
-    /// How many pods are held, and when the watch last brought something, if one keeps them current.
+    /// How many pods are held.
     #[must_use]
-    pub fn extent(&self) -> (usize, Option<Instant>) {
-        let state = lock(&self.state);
-        (state.pods.len(), state.updated)
+    pub fn count(&self) -> usize {
+        lock(&self.state).pods.len()
+    }
+
+    /// How current they are.
+    #[must_use]
+    pub fn watch(&self) -> Followed {
+        lock(&self.state).watch
     }
 
     /// These are all pods of the node.
@@ -122,7 +129,7 @@ impl HeldPods {
 
     /// Whether a watch keeps the pods current from now on; also that it brought something.
     pub fn followed(&self, is_followed: bool) {
-        lock(&self.state).updated = is_followed.then(Instant::now);
+        lock(&self.state).watch.set(is_followed);
         if !is_followed {
             self.changed.notify_waiters();
         }
@@ -161,7 +168,7 @@ pub fn held(pod: &Value) -> Option<Holding> {
     let metadata = pod.get("metadata")?;
     let (uid, version) = identity(metadata)?;
     let name = |key| metadata.get(key)?.as_str().filter(|text| !text.is_empty());
-    let (uid, version, json) = (uid.to_owned(), version.to_owned(), answer(pod));
+    let (uid, version, json) = (uid.to_owned(), version.to_owned(), kept_part(pod).to_string());
     let (namespace, name) = (name("namespace")?.to_owned(), name("name")?.to_owned());
     if json.len() > LONGEST {
         return Some(Err(uid));
@@ -169,16 +176,16 @@ pub fn held(pod: &Value) -> Option<Holding> {
     Some(Ok(HeldPod { namespace, name, text: PodText { uid, version, json: json.into() } }))
 }
 
-/// What a plugin is answered of a pod, and the drift watch reads: what the parts of the agent decide by.
+/// What a plugin is given of a pod, and the drift watch reads: what the parts of the agent decide by.
 #[must_use]
-pub fn answer(pod: &Value) -> String {
+pub fn kept_part(pod: &Value) -> Value {
     let mut part = decisive_part(pod);
     if let Value::Object(part) = &mut part {
         // The items of a list lack it.
         part.insert("kind".to_owned(), "Pod".into());
     }
     copy_fields(pod, &MORE, &mut part);
-    part.to_string()
+    part
 }
 
 #[cfg(test)]
@@ -192,7 +199,7 @@ mod tests {
     fn pod(uid: &str, version: &str) -> Value {
         json!({"metadata": {"namespace": "shop", "name": "cart", "uid": uid, "resourceVersion": version,
                 "annotations": {"version": version}, "managedFields": []},
-            "spec": {"hostNetwork": false, "containers": [{"name": "app", "image": "x"}]},
+            "spec": {"hostNetwork": false, "serviceAccountName": "cart", "containers": [{"name": "app", "image": "x"}]},
             "status": {"phase": "Running", "conditions": [], "podIPs": [{"ip": "10.1.0.2"}]}})
     }
 
@@ -214,7 +221,7 @@ mod tests {
             known,
             json!({"kind": "Pod", "metadata": {"namespace": "shop", "name": "cart", "uid": "u-1", "resourceVersion": "1",
                     "annotations": {"version": "1"}},
-                "spec": {"hostNetwork": false, "containers": [{"name": "app"}]},
+                "spec": {"hostNetwork": false, "serviceAccountName": "cart", "containers": [{"name": "app"}]},
                 "status": {"phase": "Running", "podIPs": [{"ip": "10.1.0.2"}]}})
         );
         assert_eq!(found(&pods, "u-2").expect("a pod")["metadata"]["resourceVersion"], "2");
@@ -283,7 +290,7 @@ mod tests {
         pods.change(&long);
         pods.remove(&long);
         assert_eq!(pods.all(), Some(Vec::new()));
-        assert!(matches!(pods.extent(), (0, Some(_))));
+        assert!(pods.count() == 0 && pods.watch().is_sound());
         pods.followed(false);
         assert_eq!(pods.all(), None, "they may have changed");
     }

@@ -7,18 +7,19 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use cni_core::plugin_event::{ADD_PATH, POD_PATH, PodRequest, SOCKET_NAME};
+use cni_core::plugin_event::{ADD_PATH, GivenPod, POD_PATH, PodRequest, SOCKET_NAME};
 use controller_runtime::serve::{self, Answer};
 use controller_runtime::supervisor::Supervisor;
 use http_body_util::{BodyExt, Limited};
 use hyper::body::{Bytes, Incoming};
 use hyper::{Method, Request, StatusCode};
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use crate::ambient::add_event::AddEvents;
 use crate::cluster::Connection;
 use crate::cluster::pods::{self, is_name};
-use crate::held_pods::{HeldPods, answer};
+use crate::cluster::runtime_classes::RuntimeHandlers;
+use crate::held_pods::{HeldPods, kept_part};
 use crate::metrics::{CodeLabel, Metrics};
 use crate::plugin_socket::PluginSocket;
 use crate::settings::Paths;
@@ -28,7 +29,9 @@ const LARGEST: usize = 64 * 1024;
 /// How long the watch may take to bring a pod that is created: the kubelet has it from a watch, too.
 const WATCH_PATIENCE: Duration = Duration::from_millis(100);
 /// How long the API server may take for one that the watch has not brought: less than the plugin waits, so that it learns why.
-const READ_PATIENCE: Duration = Duration::from_millis(700);
+const READ_PATIENCE: Duration = Duration::from_millis(600);
+/// And for its runtime class.
+const CLASS_PATIENCE: Duration = Duration::from_millis(200);
 
 /// What plugins are answered with.
 pub struct PluginRequests {
@@ -36,6 +39,8 @@ pub struct PluginRequests {
     pub held: Arc<HeldPods>,
     /// Other pods are read here.
     pub connection: Arc<Connection>,
+    /// What their runtime classes are.
+    pub handlers: RuntimeHandlers,
     /// Requests to enrol a pod are counted.
     pub metrics: Arc<Metrics>,
     /// Enrols pods, if ambient mode is on.
@@ -88,20 +93,47 @@ impl PluginRequests {
 
     async fn pod(&self, body: &[u8]) -> Result<String, (StatusCode, String)> {
         let wanted = read_request(body).map_err(|why| (StatusCode::BAD_REQUEST, why))?;
-        if let Some(held) = self.held.wait_for(&wanted, WATCH_PATIENCE).await {
-            return Ok(held.to_string());
-        }
-        let read = tokio::time::timeout(READ_PATIENCE, self.read(&wanted)).await;
-        let read = read.unwrap_or_else(|_| Err("the API server did not answer in time".to_owned()));
-        read.map_err(|why| (StatusCode::SERVICE_UNAVAILABLE, why))
+        let given = match self.held.wait_for(&wanted, WATCH_PATIENCE).await {
+            Some(held) => self.given(&wanted, &held).await,
+            None => self.read_in_time(&wanted).await.map(|pod| GivenPod {
+                pod,
+                namespace_labels: None,
+                runtime_handler: None,
+            }),
+        };
+        let text = given.and_then(|given| serde_json::to_string(&given).map_err(|error| error.to_string()));
+        text.map_err(|why| (StatusCode::SERVICE_UNAVAILABLE, why))
     }
 
-    async fn read(&self, wanted: &PodRequest) -> Result<String, String> {
+    /// A pod that is held, and what else decides about it.
+    async fn given(&self, wanted: &PodRequest, held: &str) -> Result<GivenPod, String> {
+        let pod: Value = serde_json::from_str(held).map_err(|error| error.to_string())?;
+        let class = pod.pointer("/spec/runtimeClassName").and_then(Value::as_str);
+        let runtime_handler = match class.filter(|class| is_name(class)) {
+            Some(class) => self.handlers.handler(&self.connection, class, CLASS_PATIENCE).await,
+            None => None,
+        };
+        Ok(GivenPod { namespace_labels: self.namespace_labels(&wanted.namespace), pod, runtime_handler })
+    }
+
+    /// The labels of a held pod's namespace, if they are as current as the pod.
+    fn namespace_labels(&self, namespace: &str) -> Option<Map<String, Value>> {
+        let adds = self.adds.as_ref()?;
+        let is_current = adds.state.inventory.namespace_watch().is_sound() || !self.held.watch().is_sound();
+        adds.namespace_labels(namespace).filter(|_| is_current)
+    }
+
+    async fn read_in_time(&self, wanted: &PodRequest) -> Result<Value, String> {
+        let read = tokio::time::timeout(READ_PATIENCE, self.read(wanted)).await;
+        read.unwrap_or_else(|_| Err("the API server did not answer in time".to_owned()))
+    }
+
+    async fn read(&self, wanted: &PodRequest) -> Result<Value, String> {
         let cluster = self.connection.get().map_err(|error| error.to_string())?;
         let pod = pods::get(&cluster, &wanted.namespace, &wanted.name).await;
         let pod = pod.map_err(|error| error.to_string())?.ok_or("the API server does not have the pod")?;
         match pod.pointer("/metadata/uid").and_then(Value::as_str) {
-            Some(uid) if uid == wanted.uid => Ok(answer(&pod)),
+            Some(uid) if uid == wanted.uid => Ok(kept_part(&pod)),
             Some(_) | None => Err("the API server has another pod of this name".to_owned()),
         }
     }

@@ -71,16 +71,23 @@ impl Served {
         self.ambient.as_ref().map_or(Ok(()), |ambient| ambient.verdict())
     }
 
-    /// The pods that run, a line for each data plane.
+    /// The pods that run, a line for each data plane; and those that are held for plugins.
     fn words(&self) -> String {
         let ambient = self.ambient.as_ref().map(|ambient| ambient.words() + "\n");
-        self.summary.words(Instant::now()) + "\n" + &ambient.unwrap_or_default()
+        self.summary.words(Instant::now()) + "\n" + &ambient.unwrap_or_default() + &self.held_words() + "\n"
+    }
+
+    fn held_words(&self) -> String {
+        let watch = self.held.watch().silence().map_or_else(
+            || "which no watch keeps current".to_owned(),
+            |silence| format!("from a watch that last brought something {} s ago", silence.as_secs()),
+        );
+        format!("held for plugins: {} pods, {watch}", self.held.count())
     }
 
     fn count_held(&self) {
-        let (count, updated) = self.held.extent();
-        let age = updated.map(|updated| i64::try_from(updated.elapsed().as_secs()).unwrap_or(i64::MAX));
-        self.metrics.held_pods.set(gauged(count));
+        let age = self.held.watch().silence().and_then(|silence| i64::try_from(silence.as_secs()).ok());
+        self.metrics.held_pods.set(gauged(self.held.count()));
         self.metrics.held_pods_age.set(age.unwrap_or(-1));
     }
 

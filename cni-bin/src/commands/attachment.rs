@@ -88,7 +88,7 @@ pub fn check(job: &Job<'_>) -> Result<(), CniError> {
     phases.end("pod");
     let read = read?;
     // A pod of ambient mode has no sidecar.
-    let Ok(sidecar) = job.sidecar(pod, read.facts)? else { return Ok(()) };
+    let Ok(sidecar) = job.sidecar(pod, read)? else { return Ok(()) };
     let accepted = job.accepted(&sidecar.facts);
     let compared = job.inside(|namespace| match job.plan(&sidecar, namespace)? {
         Ok(plan) => Ok(namespace.compare(&plan, job.conf.programming, &accepted)?),
@@ -130,9 +130,9 @@ fn add_timed(job: &Job<'_>, phases: &mut Phases) -> Result<Done, CniError> {
     };
     let read = job.created(&pod, phases)?;
     if job.is_ambient(&pod, &read, phases)? {
-        return job.enrol(&pod, &read.facts, phases);
+        return job.enrol(&pod, &read, phases);
     }
-    let sidecar = match job.sidecar(pod, read.facts)? {
+    let sidecar = match job.sidecar(pod, read)? {
         Ok(sidecar) => sidecar,
         Err(reason) => return Ok(Done::Skipped(reason)),
     };
@@ -185,7 +185,7 @@ impl Job<'_> {
         let PodName { namespace, name } = pod.clone();
         let wanted = PodRequest { namespace, name, uid: uid.clone() };
         match agent::pod(&self.conf.run_dir, &wanted, self.deadline()) {
-            Ok(object) => pod_source::given(pod, uid, object),
+            Ok(given) => pod_source::given(pod, uid, given),
             Err(why) => {
                 let level = if why.is_usual() { Level::Debug } else { Level::Info };
                 log::log!(target: SCOPE, level, pod = self.pod_label(); "{why}; asking the API server");
@@ -203,17 +203,24 @@ impl Job<'_> {
         if !self.conf.ambient_enabled {
             return Ok(false);
         }
-        if let Some(decided) = self.conf.enablement.selects_anywhere(&read.object) {
+        let enablement = &self.conf.enablement;
+        if let Some(decided) = enablement.selects_anywhere(&read.object) {
             return Ok(decided.is_ok());
+        }
+        // While selectors change, the agent may still watch by the usual label.
+        if let Some(labels) = &read.namespace_labels
+            && (enablement.is_usual() || !labels.is_empty())
+        {
+            return Ok(enablement.selects(&read.object, labels).is_ok());
         }
         let labels = pod_source::namespace_labels(self.conf, &pod.namespace, self.deadline());
         phases.end("namespace");
-        Ok(self.conf.enablement.selects(&read.object, &labels?).is_ok())
+        Ok(enablement.selects(&read.object, &labels?).is_ok())
     }
 
     /// Has the agent enrol a pod.
-    fn enrol(&self, pod: &PodName, facts: &PodFacts, phases: &mut Phases) -> Result<Done, CniError> {
-        if let Some(class) = self.sandboxed_class(facts)? {
+    fn enrol(&self, pod: &PodName, read: &ReadPod, phases: &mut Phases) -> Result<Done, CniError> {
+        if let Some(class) = self.sandboxed_class(read)? {
             return match self.conf.sandboxed.pods {
                 SandboxedPods::Skip => Ok(Done::Skipped(SkipReason::SandboxedRuntime)),
                 SandboxedPods::Refuse => Err(refused(pod, class, AMBIENT_WAY_OUT)),
@@ -228,6 +235,7 @@ impl Job<'_> {
             netns: netns.to_owned(),
             pod_name: pod.name.clone(),
             pod_namespace: pod.namespace.clone(),
+            pod_uid: self.invocation.pod.uid.clone(),
             ips: self.conf.prev_result.ips(),
         };
         let done = agent::enrol(&self.conf.run_dir, &event, self.deadline());
@@ -236,16 +244,17 @@ impl Job<'_> {
     }
 
     /// A pod with its facts, if it is redirected to its own proxy.
-    fn sidecar(&self, pod: PodName, facts: PodFacts) -> Result<Result<Sidecar, SkipReason>, CniError> {
-        if let Some(reason) = facts.skip_reason() {
+    fn sidecar(&self, pod: PodName, read: ReadPod) -> Result<Result<Sidecar, SkipReason>, CniError> {
+        if let Some(reason) = read.facts.skip_reason() {
             return Ok(Err(reason));
         }
-        if let Some(class) = self.sandboxed_class(&facts)? {
+        if let Some(class) = self.sandboxed_class(&read)? {
             return match self.conf.sandboxed.pods {
                 SandboxedPods::Skip => Ok(Err(SkipReason::SandboxedRuntime)),
                 SandboxedPods::Refuse => Err(refused(&pod, class, SIDECAR_WAY_OUT)),
             };
         }
+        let facts = read.facts;
         for (name, value) in unreadable_switches(&facts) {
             log::warn!(
                 target: SCOPE, pod = self.pod_label();
@@ -268,18 +277,21 @@ impl Job<'_> {
     }
 
     /// The pod's runtime class, if rules do not bind its pods.
-    fn sandboxed_class<'a>(&self, facts: &'a PodFacts) -> Result<Option<&'a str>, CniError> {
-        match &facts.runtime_class {
-            Some(class) if self.is_sandboxed(class)? => Ok(Some(class)),
+    fn sandboxed_class<'a>(&self, read: &'a ReadPod) -> Result<Option<&'a str>, CniError> {
+        match &read.facts.runtime_class {
+            Some(class) if self.is_sandboxed(class, read.runtime_handler.as_deref())? => Ok(Some(class)),
             Some(_) | None => Ok(None),
         }
     }
 
     /// Whether rules do not bind pods of a runtime class: by its name or, which takes another request, by its handler's.
-    fn is_sandboxed(&self, class: &str) -> Result<bool, CniError> {
+    fn is_sandboxed(&self, class: &str, handler: Option<&str>) -> Result<bool, CniError> {
         let sandboxed = &self.conf.sandboxed;
         if sandboxed.names.is_empty() || sandboxed.has(class) {
             return Ok(sandboxed.has(class));
+        }
+        if let Some(handler) = handler {
+            return Ok(sandboxed.has(handler));
         }
         let handler = pod_source::handler(self.conf, class, self.deadline())?;
         if handler.is_none() {

@@ -5,6 +5,7 @@ use std::net::IpAddr;
 
 use base64::{Engine, engine::general_purpose::STANDARD};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde_json::{Map, Value};
 
 /// The socket's name in the run directory.
 pub const SOCKET_NAME: &str = "pluginevent.sock";
@@ -14,8 +15,7 @@ pub const ADD_PATH: &str = "/cmdadd";
 /// Where the plugin asks for a pod. The path has the version of what is asked and answered; an agent that does not know it answers 404.
 pub const POD_PATH: &str = "/v1/pod";
 
-/// A pod that is asked for. The answer is 200 with the object, of which fields may be missing that the plugin does not read; any other answer has
-/// the reason as text.
+/// A pod that is asked for. The answer is 200 with a [`GivenPod`]; any other answer has the reason as text.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PodRequest {
     /// Its namespace.
@@ -24,6 +24,20 @@ pub struct PodRequest {
     pub name: String,
     /// Its UID: another pod of this name is not an answer.
     pub uid: String,
+}
+
+/// A pod, and what else decides about it: what the agent does not know is missing, and is asked of the API server.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct GivenPod {
+    /// The object, of which fields may be missing that the plugin does not read.
+    pub pod: Value,
+    /// The labels of its namespace; none of them, if it lacks the one by which the agent watches namespaces.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub namespace_labels: Option<Map<String, Value>>,
+    /// The handler of its runtime class.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub runtime_handler: Option<String>,
 }
 
 /// A pod that is being created.
@@ -36,6 +50,9 @@ pub struct AddEvent {
     pub pod_name: String,
     /// Its namespace.
     pub pod_namespace: String,
+    /// Its UID, if the runtime passes it; the reference's form lacks it.
+    #[serde(rename = "PodUID", default, skip_serializing_if = "String::is_empty")]
+    pub pod_uid: String,
     /// Its addresses, as the plugins before gave them.
     #[serde(rename = "IPs", deserialize_with = "null_is_empty")]
     pub ips: Vec<PodIp>,
@@ -162,6 +179,7 @@ mod tests {
             netns: "/run/netns/x".into(),
             pod_name: "web".into(),
             pod_namespace: "shop".into(),
+            pod_uid: String::new(),
             ips: vec![
                 PodIp {
                     interface: Some(2),

@@ -38,15 +38,17 @@ struct Plan {
 impl FakeAgent {
     /// Starts one that enrols pods, and gives none.
     pub fn start(run_dir: &RunDir, does: Does) -> Result<Self> {
-        Self::with(run_dir, Plan { pods: http("404 Not Found", ""), events: does })
+        Self::of_both(run_dir, http("404 Not Found", ""), does)
     }
 
     /// Starts one that gives pods, and enrols none.
     pub fn of_pods(run_dir: &RunDir, does: Does) -> Result<Self> {
-        Self::with(run_dir, Plan { pods: does, events: http("404 Not Found", "") })
+        Self::of_both(run_dir, does, http("404 Not Found", ""))
     }
 
-    fn with(run_dir: &RunDir, plan: Plan) -> Result<Self> {
+    /// Starts one that does the first for pods, and the second to enrol them.
+    pub fn of_both(run_dir: &RunDir, pods: Does, events: Does) -> Result<Self> {
+        let plan = Plan { pods, events };
         let path = run_dir.path().join("pluginevent.sock");
         let _ = std::fs::remove_file(&path);
         let listener = UnixListener::bind(path)?;

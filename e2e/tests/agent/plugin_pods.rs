@@ -3,10 +3,12 @@
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 
+use crate::broken::objects::{self, Objects};
 use crate::broken::{Api, Fault, Verb};
-use e2e::agent::{CALICO, Node};
-use e2e::pods::{mesh_pod, metric, wait};
+use e2e::agent::{CALICO, Node, get};
+use e2e::pods::{Proc, mesh_pod, metric, wait};
 use serde_json::{Value, json};
+use test_support::netns::{Families, Namespace};
 
 /// A node whose agent follows pods, because it repairs them.
 fn node() -> Node {
@@ -40,6 +42,12 @@ fn pod(name: &str, uid: &str) -> Value {
     pod
 }
 
+/// What the agent says of the pods that it holds.
+fn held_words(node: &Node) -> String {
+    let (_, words) = get(node.health, "/readyz?verbose").expect("answers");
+    words.split_once("\nheld for plugins: ").expect("a line").1.to_owned()
+}
+
 /// How often a pod was read.
 fn reads(api: &Api, name: &str) -> usize {
     api.state().gets.iter().filter(|read| *read == name).count()
@@ -55,11 +63,14 @@ fn a_pod_that_the_watch_brought_is_given_while_the_api_server_is_away() {
     api.put(pod("new", "u-2"));
     wait(&node, "the new pod", || ask(&node, "new", "u-2").0 == 200);
     assert!(metric(&node, "istio_cni_held_pods_age_seconds").is_some_and(|age| age >= 0.0));
+    let words = held_words(&node);
+    assert!(words.starts_with("2 pods, from a watch that last brought something "), "{words}");
     api.set_down(true);
     for (name, uid) in [("old", "u-1"), ("new", "u-2")] {
         let (status, body) = ask(&node, name, uid);
         assert_eq!(status, 200, "{body}");
         let given: Value = serde_json::from_str(&body).expect("JSON");
+        let given = &given["pod"];
         assert_eq!((&given["metadata"]["name"], &given["metadata"]["uid"]), (&json!(name), &json!(uid)));
         assert_eq!(given["kind"], "Pod");
         assert_eq!(given["spec"]["containers"][1]["args"][1], "sidecar");
@@ -68,6 +79,7 @@ fn a_pod_that_the_watch_brought_is_given_while_the_api_server_is_away() {
     }
     assert_eq!(metric(&node, "istio_cni_held_pods"), Some(2.0));
     wait(&node, "the watch to be missed", || metric(&node, "istio_cni_held_pods_age_seconds") == Some(-1.0));
+    assert_eq!(held_words(&node), "2 pods, which no watch keeps current\n");
     // The others are known to be missing, and why.
     let (status, why) = ask(&node, "new", "u-3");
     assert!(status == 503 && !why.trim().is_empty(), "{status} {why}");
@@ -131,4 +143,97 @@ fn what_is_not_a_request_for_a_pod_is_refused_without_asking() {
         assert_eq!(post(&node, path, "{}").0, 404, "{path}: ambient mode is off");
     }
     assert!(api.state().gets.iter().all(|name| !name.contains("web")), "{:?}", api.state().gets);
+}
+
+const NAMESPACES: &str = "/api/v1/namespaces";
+const CLASS: &str = "/apis/node.k8s.io/v1/runtimeclasses/secure";
+
+/// A node in ambient mode, with a pod `web` in the ambient namespace `shop`, and one in `quiet`, which is not.
+fn ambient() -> (Node, Objects, impl Sized) {
+    let mut node = Node::new(&[("10-calico.conflist", CALICO)]);
+    let host = Namespace::empty(Families::V4).expect("a namespace");
+    let proc = Proc::of(&mut node, &host.path());
+    node.set("AMBIENT_ENABLED", "true");
+    let ztunnel = node.path("ztunnel/ztunnel.sock");
+    node.set("ZTUNNEL_UDS_ADDRESS", &ztunnel.display().to_string());
+    let api = Objects::start(&mut node);
+    let label = json!({"istio.io/dataplane-mode": "ambient"});
+    for (namespace, labels) in [("shop", label), ("quiet", json!({}))] {
+        let pod = json!({"kind": "Pod",
+            "metadata": {"namespace": namespace, "name": "web", "uid": format!("u-{namespace}")},
+            "spec": {"serviceAccountName": "web", "runtimeClassName": "secure", "containers": [{"name": "web"}]}});
+        // The stand-in's selectors select everything, and the watch asks for those with the label.
+        if namespace == "shop" {
+            api.put(
+                &format!("{NAMESPACES}/{namespace}"),
+                json!({"metadata": {"name": namespace, "labels": labels}}),
+            );
+        }
+        // Where the watch of all namespaces' pods has it.
+        api.put(&format!("/api/v1/pods/{namespace}"), pod);
+    }
+    api.put(CLASS, json!({"handler": "runsc"}));
+    (node, api, (host, proc))
+}
+
+/// What the agent gives of the pod `web`; null until it has it.
+fn given(node: &Node, namespace: &str) -> Value {
+    let asked = json!({"namespace": namespace, "name": "web", "uid": format!("u-{namespace}")});
+    let (status, body) = post(node, "/v1/pod", &asked.to_string());
+    if status == 200 { serde_json::from_str(&body).expect("JSON") } else { Value::Null }
+}
+
+#[test]
+fn a_pod_comes_with_what_else_decides_about_it() {
+    let (node, api, _host) = ambient();
+    let watch = (objects::Verb::Watch, "namespaces");
+    api.fail_always(watch, Fault::Status(500));
+    let agent = node.start();
+    agent.wait("its socket", || UnixStream::connect(node.path("run/pluginevent.sock")).is_ok());
+    let both = || ["shop", "quiet"].map(|namespace| given(&node, namespace)["namespaceLabels"].clone());
+    wait(&node, "the pods", || given(&node, "shop").is_object() && !api.requests(watch).is_empty());
+    assert_eq!(
+        both(),
+        [Value::Null, Value::Null],
+        "pods are watched, and namespaces are not: labels may be older"
+    );
+    api.recover();
+    let labels = [json!({"istio.io/dataplane-mode": "ambient"}), json!({})];
+    wait(&node, "both watches", || both() == labels);
+    let classes = api.requests((objects::Verb::Get, "runtimeclasses"));
+    assert_eq!(
+        (&given(&node, "shop")["runtimeHandler"], classes.len()),
+        (&json!("runsc"), 1),
+        "it is read once"
+    );
+    assert!(api.requests_about((objects::Verb::Get, "namespaces"), "shop").is_empty());
+    // As a server that is restarted does.
+    for watch in [watch, (objects::Verb::Watch, "pods")] {
+        api.fail_always(watch, Fault::Status(500));
+    }
+    api.end_watches();
+    wait(&node, "the watch to be missed", || held_words(&node).ends_with(", which no watch keeps current\n"));
+    assert_eq!(both(), labels, "they are as old as the pods");
+}
+
+/// It fails because no ztunnel is there, and not because the API server does not answer.
+#[test]
+fn a_pod_of_ambient_mode_that_the_watch_brought_is_enrolled_without_reading_it() {
+    let (node, api, _host) = ambient();
+    let agent = node.start();
+    agent.wait("its socket", || UnixStream::connect(node.path("run/pluginevent.sock")).is_ok());
+    wait(&node, "both watches", || given(&node, "shop")["namespaceLabels"].is_object());
+    let reads = || api.requests_about((objects::Verb::Get, "pods"), "web").len();
+    let before = reads();
+    api.fail_always((objects::Verb::Get, "pods"), Fault::Status(500));
+    let event = |uid: &str| {
+        let event = json!({"Netns": "/run/netns/none", "PodName": "web", "PodNamespace": "shop", "PodUID": uid,
+            "IPs": [{"Address": {"IP": "10.1.0.2", "Mask": "////AA=="}}]});
+        post(&node, "/cmdadd", &event.to_string())
+    };
+    let (status, why) = event("u-shop");
+    assert!(status == 500 && !why.contains("cannot be read"), "{status} {why}");
+    assert_eq!(reads(), before);
+    let (status, why) = event("");
+    assert!(status == 500 && why.contains("the pod cannot be read"), "{status} {why}");
 }

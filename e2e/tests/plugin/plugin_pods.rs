@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use anyhow::{Result, ensure};
-use e2e::plugin::fake_agent::{Does, FakeAgent, http};
+use e2e::plugin::fake_agent::{Does, FakeAgent, http, ok};
 use e2e::plugin::{Answer, Invocation, PodApi, RunDir, plain_kubeconfig, sidecar};
 use serde_json::{Value, json};
 use test_support::netns::{Families, Namespace};
@@ -16,6 +16,11 @@ fn web(uid: &str) -> Value {
     let mut pod = sidecar("web", &[("traffic.sidecar.istio.io/excludeInboundPorts", "7777")]);
     pod["metadata"]["uid"] = json!(uid);
     pod
+}
+
+/// The answer with a pod.
+fn gives(pod: &Value) -> Does {
+    http("200 OK", &json!({"pod": pod}).to_string())
 }
 
 /// A node and a namespace for the pod.
@@ -63,7 +68,7 @@ fn end(answer: &Answer) -> Result<Value> {
 #[test]
 fn a_pod_that_the_agent_holds_needs_neither_api_server_nor_kubeconfig() -> Result<()> {
     let node = Node::new()?;
-    let agent = FakeAgent::of_pods(&node.run_dir, http("200 OK", &web("u-1").to_string()))?;
+    let agent = FakeAgent::of_pods(&node.run_dir, gives(&web("u-1")))?;
     let answer = node.run("ADD", "u-1")?;
     let end = end(&answer)?;
     answer.result()?;
@@ -79,11 +84,11 @@ fn whatever_the_agent_answers_instead_the_api_server_is_asked() -> Result<()> {
     let renamed = |pointer: &str, text: &str| {
         let mut pod = web("u-1");
         *pod.pointer_mut(pointer).expect("a field") = json!(text);
-        http("200 OK", &pod.to_string())
+        gives(&pod)
     };
-    let whole = web("u-1").to_string();
+    let whole = json!({"pod": web("u-1")}).to_string();
     let cut = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{}", whole.len(), &whole[..40]);
-    let cases: [(Option<Does>, &str); 11] = [
+    let cases: [(Option<Does>, &str); 12] = [
         (Some(http("503 No", "the API server is away\x1b[2J")), "(503): the API server is away"),
         (Some(http("404 Not Found", "")), ""),
         (Some(renamed("/metadata/uid", "u-2")), ""),
@@ -91,6 +96,7 @@ fn whatever_the_agent_answers_instead_the_api_server_is_asked() -> Result<()> {
         (Some(renamed("/metadata/namespace", "other")), ""),
         (Some(renamed("/kind", "Job")), ""),
         (Some(http("200 OK", "")), "unexpected response"),
+        (Some(http("200 OK", &web("u-1").to_string())), "unexpected response"),
         (Some(Does::Answers(cut)), "unexpected response"),
         (Some(Does::Hangs("HTTP/1.1 2")), "did not respond"),
         (Some(Does::Closes), "unexpected response"),
@@ -128,7 +134,7 @@ fn with_both_away_nothing_bypasses_and_both_reasons_are_told() -> Result<()> {
 #[test]
 fn only_an_add_with_a_uid_is_answered_by_the_agent() -> Result<()> {
     let (node, api) = Node::with_api("u-1")?;
-    let agent = FakeAgent::of_pods(&node.run_dir, http("200 OK", &web("u-1").to_string()))?;
+    let agent = FakeAgent::of_pods(&node.run_dir, gives(&web("u-1")))?;
     node.run("ADD", "")?.result()?;
     ensure!(agent.take_events().is_empty() && api.take_requests() == [PATH]);
     // CHECK compares with the newest, which may have other annotations.
@@ -142,9 +148,76 @@ fn a_pod_that_cannot_be_read_is_refused_without_asking_twice() -> Result<()> {
     let (node, api) = Node::with_api("u-1")?;
     let mut pod = web("u-1");
     pod["spec"]["containers"][1]["args"] = json!(5);
-    let _agent = FakeAgent::of_pods(&node.run_dir, http("200 OK", &pod.to_string()))?;
+    let _agent = FakeAgent::of_pods(&node.run_dir, gives(&pod))?;
     let (code, text) = node.run("ADD", "u-1")?.error()?;
     ensure!(code == 100 && text.contains("spec.containers[1].args"), "{code} {text}");
     ensure!(api.take_requests().is_empty());
+    Ok(())
+}
+
+/// A pod without a sidecar, with what else the agent gives.
+fn plain(more: &Value) -> Does {
+    let mut given = json!({"pod": {"apiVersion": "v1", "kind": "Pod",
+        "metadata": {"name": "web", "namespace": "default", "uid": "u-1", "labels": {"team": "a"}},
+        "spec": {"containers": [{"name": "app", "image": "app"}]}}});
+    given.as_object_mut().expect("an object").extend(more.as_object().cloned().unwrap_or_default());
+    http("200 OK", &given.to_string())
+}
+
+#[test]
+fn labels_of_the_namespace_that_the_agent_gives_decide_without_the_api_server() -> Result<()> {
+    for (labels, decision) in [(json!({"istio.io/dataplane-mode": "ambient"}), "enrol"), (json!({}), "skip")]
+    {
+        let mut node = Node::new()?;
+        node.conf["ambient_enabled"] = json!(true);
+        let agent = FakeAgent::of_both(&node.run_dir, plain(&json!({"namespaceLabels": labels})), ok())?;
+        let answer = node.run("ADD", "u-1")?;
+        let end = end(&answer)?;
+        answer.result()?;
+        ensure!(end["decision"] == decision && end["source"] == "agent", "{end}");
+        let enrolled = agent.take_events().into_iter().find(|(line, _)| line.contains("/cmdadd"));
+        let uid = enrolled.map(|(_, event)| event["PodUID"].clone());
+        ensure!(uid == (decision == "enrol").then(|| json!("u-1")), "{uid:?}");
+    }
+    Ok(())
+}
+
+/// With its own selectors the plugin cannot tell what the label by which the agent watches leaves out.
+#[test]
+fn a_namespace_that_the_agents_watch_leaves_out_is_read_where_other_labels_decide() -> Result<()> {
+    let (mut node, api) = Node::with_api("u-1")?;
+    api.add_namespace("default", &json!({"mesh": "yes"}));
+    node.conf["ambient_enabled"] = json!(true);
+    node.conf["enablement_selectors"] = json!([{"namespaceSelector": {"matchLabels": {"mesh": "yes"}}}]);
+    for (more, requests) in [
+        (json!({"namespaceLabels": {}}), &["/api/v1/namespaces/default"][..]),
+        (json!({}), &["/api/v1/namespaces/default"]),
+        (json!({"namespaceLabels": {"mesh": "yes"}}), &[]),
+    ] {
+        let _agent = FakeAgent::of_both(&node.run_dir, plain(&more), ok())?;
+        let answer = node.run("ADD", "u-1")?;
+        ensure!(end(&answer)?["decision"] == "enrol", "{more}: {answer:?}");
+        ensure!(api.take_requests() == requests, "{more}");
+    }
+    Ok(())
+}
+
+#[test]
+fn a_runtime_whose_handler_the_agent_gives_is_known_without_the_api_server() -> Result<()> {
+    for (handler, is_refused) in [("runsc", true), ("nvidia", false)] {
+        let node = Node::new()?;
+        let mut pod = web("u-1");
+        pod["spec"]["runtimeClassName"] = json!("secure");
+        let given = json!({"pod": pod, "runtimeHandler": handler}).to_string();
+        let _agent = FakeAgent::of_pods(&node.run_dir, http("200 OK", &given))?;
+        let answer = node.run("ADD", "u-1")?;
+        if is_refused {
+            let (code, text) = answer.error()?;
+            ensure!(code == 104 && text.contains("secure"), "{code} {text}");
+        } else {
+            answer.result()?;
+        }
+        ensure!(node.excludes_the_port()? != is_refused);
+    }
     Ok(())
 }

@@ -22,12 +22,14 @@ use crate::ambient::add_event::AddEvents;
 use crate::ambient::controller::{self as ambient, AmbientController};
 use crate::cluster;
 use crate::cluster::own::{self, WasReadable};
+use crate::cluster::runtime_classes::RuntimeHandlers;
 use crate::confine;
 use crate::conflict::{Collisions, WriteConflict, suspect};
 use crate::disk::Real;
 use crate::drift::{self, NodeSummary};
 use crate::file_watch::{FileEvent, FileWatch, WatchedDir};
 use crate::heal;
+use crate::held_pods::HeldPods;
 use crate::install::{Installer, Pass};
 use crate::metrics::{KindLabel, Metrics};
 use crate::plan::{self, Edit, Obstacle};
@@ -92,6 +94,7 @@ async fn run_with(
         held: served.held.clone(),
         connection: served.connection.clone(),
         metrics: served.metrics.clone(),
+        handlers: RuntimeHandlers::default(),
         adds,
     };
     sockets.push(requests.serve(&settings.paths, tasks.clone())?);
@@ -123,7 +126,9 @@ fn served(
     let (metrics, registry) = Metrics::new();
     let installer = Arc::new(installer.with_token(token.clone()));
     let connection = Arc::new(cluster::connection(settings));
-    let ambient = ambient::link(settings, installer.clone(), connection.clone(), metrics.clone(), &tasks);
+    let held = Arc::<HeldPods>::default();
+    let sources = (connection.clone(), held.clone());
+    let ambient = ambient::link(settings, installer.clone(), sources, metrics.clone(), &tasks);
     let summary = NodeSummary::new(metrics.clone());
     if let Some(interval) = settings.drift.interval {
         // It is asked before the drift watch runs.
@@ -134,7 +139,7 @@ fn served(
         plugin: Arc::default(),
         state: Arc::new(AgentState::default()),
         connection,
-        held: Arc::default(),
+        held,
         ambient: ambient.as_ref().map(|(_, events)| events.state.clone()),
         summary: Arc::new(summary),
         metrics,

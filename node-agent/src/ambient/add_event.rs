@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use cni_core::plugin_event::AddEvent;
+use cni_core::plugin_event::{AddEvent, PodRequest};
 use controller_runtime::SCOPE;
 use hyper::StatusCode;
 use serde_json::{Map, Value};
@@ -17,6 +17,7 @@ use super::pod::{AmbientPod, AmbientRules};
 use super::state::{AmbientState, ambient_rules};
 use crate::cluster::Connection;
 use crate::cluster::pods::{self, is_name};
+use crate::held_pods::HeldPods;
 use crate::install::Installer;
 use crate::settings::{AmbientSettings, Paths};
 
@@ -46,8 +47,10 @@ pub struct AddEvents {
     pub paths: Paths,
     /// The plugin's configuration decides as it does for the plugin.
     pub installer: Arc<Installer>,
-    /// Pods are read here.
+    /// Pods that the watch has not brought are read here.
     pub connection: Arc<Connection>,
+    /// Those that it has.
+    pub held: Arc<HeldPods>,
     /// What is known of namespaces.
     pub state: Arc<AmbientState>,
     /// Enrols pods.
@@ -89,22 +92,38 @@ impl AddEvents {
         }
     }
 
-    /// Reads the pod, and what of its namespace decides.
+    /// The pod, and what of its namespace decides.
     async fn read(&self, event: &AddEvent) -> Result<AmbientPod, String> {
         let (rules, _) = ambient_rules(&self.installer, &self.settings)?;
+        let known = self.namespace_labels(&event.pod_namespace);
+        let wanted_as_known = |pod: &Value| wanted(pod, known.as_ref()?, &rules).ok();
+        if let Some(pod) = self.held(event).as_ref().and_then(wanted_as_known) {
+            return Ok(pod);
+        }
+        // The watches may be behind what the plugin has read.
         let cluster = self.connection.get().map_err(|error| error.to_string())?;
         let pod = pods::get(&cluster, &event.pod_namespace, &event.pod_name).await;
         let pod = pod.map_err(|error| format!("the pod cannot be read: {error}"))?;
         let pod = pod.ok_or("the API server does not have the pod (any more)")?;
-        if let Some(labels) = self.state.inventory.namespace(&event.pod_namespace)
-            && let Ok(read) = wanted(&pod, &labels, &rules)
-        {
-            return Ok(read);
+        if let Some(pod) = wanted_as_known(&pod) {
+            return Ok(pod);
         }
-        // The watch may be behind what the plugin has read.
         let labels = pods::namespace_labels(&cluster, &event.pod_namespace).await;
         let labels = labels.map_err(|error| format!("the pod's namespace cannot be read: {error}"))?;
         wanted(&pod, &labels.unwrap_or_default(), &rules)
+    }
+
+    /// The pod as the watch has brought it.
+    fn held(&self, event: &AddEvent) -> Option<Value> {
+        let AddEvent { pod_namespace: namespace, pod_name: name, pod_uid: uid, .. } = event.clone();
+        let held = self.held.find(&PodRequest { namespace, name, uid })?;
+        serde_json::from_str(&held).ok()
+    }
+
+    /// The labels of a namespace, as far as the watch of namespaces has brought them.
+    #[must_use]
+    pub fn namespace_labels(&self, namespace: &str) -> Option<Map<String, Value>> {
+        self.state.inventory.namespace_labels(namespace, self.settings.has_usual_selectors())
     }
 }
 

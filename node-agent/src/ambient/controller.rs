@@ -12,7 +12,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use cni_core::enablement::Enablement;
 use cni_core::pod_source::PodName;
 use cni_core::reasons::AMBIENT_PENDING;
 use cni_core::selection::Programming;
@@ -38,6 +37,7 @@ use crate::cluster::events::EventPublisher;
 use crate::cluster::{Connection, EventMessage, pod_reference};
 use crate::confine::outside;
 use crate::file_watch::{FileEvent, FileWatch, WatchedDir};
+use crate::held_pods::HeldPods;
 use crate::install::Installer;
 use crate::metrics::{CodeLabel, Metrics, StateLabel};
 use crate::settings::{AmbientSettings, Paths, Settings};
@@ -84,7 +84,7 @@ struct Report {
 pub fn link(
     settings: &Settings,
     installer: Arc<Installer>,
-    connection: Arc<Connection>,
+    (connection, held): (Arc<Connection>, Arc<HeldPods>),
     metrics: Arc<Metrics>,
     tasks: &Supervisor,
 ) -> Option<(AmbientController, AddEvents)> {
@@ -99,6 +99,7 @@ pub fn link(
         paths: settings.paths.clone(),
         installer: installer.clone(),
         connection: connection.clone(),
+        held,
         state: state.clone(),
         adds: sender,
     };
@@ -128,8 +129,7 @@ impl AmbientController {
             self.state.hinder(why.to_owned());
             return Unneeded;
         }
-        let selectors = self.settings.selectors.as_ref().and_then(|given| Enablement::read(given, []).ok());
-        let watched = namespaces(selectors.is_none_or(|selectors| selectors.is_usual()));
+        let watched = namespaces(self.settings.has_usual_selectors());
         let (connection, inventory) = (self.connection.clone(), self.state.inventory.clone());
         let queue = Arc::new(AnnotationQueue::default());
         let (failures, failed) = mpsc::unbounded_channel();

@@ -8,7 +8,7 @@ use std::sync::Mutex;
 
 use cni_core::enablement::{DATAPLANE_LABEL, SIDECAR_ANNOTATION};
 use controller_runtime::lock;
-use controller_runtime::resync::{Collection, Freshness, Replica, Selection};
+use controller_runtime::resync::{Collection, Followed, Freshness, Replica, Selection};
 use redirect_core::accepted;
 use serde_json::{Map, Value, json};
 use tokio::sync::Notify;
@@ -55,6 +55,8 @@ pub struct State {
     pods: Option<BTreeMap<String, Value>>,
     /// Labels, by name. None until they were listed.
     namespaces: Option<BTreeMap<String, Map<String, Value>>>,
+    /// By the watch of namespaces.
+    watch: Followed,
     due: Due,
 }
 
@@ -76,9 +78,16 @@ impl Inventory {
         lock(&self.state).pods.as_ref().is_some_and(|pods| pods.contains_key(uid))
     }
 
-    /// The labels of a namespace, if the watch includes it.
-    pub fn namespace(&self, name: &str) -> Option<Map<String, Value>> {
-        lock(&self.state).namespaces.as_ref()?.get(name).cloned()
+    /// The labels of a namespace, as far as they are known. None of a namespace that the watch leaves out, where it is one `by_label`.
+    pub fn namespace_labels(&self, name: &str, by_label: bool) -> Option<Map<String, Value>> {
+        let state = lock(&self.state);
+        let labels = state.namespaces.as_ref()?.get(name);
+        labels.cloned().or_else(|| by_label.then(Map::new))
+    }
+
+    /// How current namespaces are.
+    pub fn namespace_watch(&self) -> Followed {
+        lock(&self.state).watch
     }
 
     /// A pod is to be examined.
@@ -129,6 +138,8 @@ pub struct InventoryReplica<'a, T> {
     copy: fn(&mut State) -> &mut Option<BTreeMap<String, T>>,
     /// What a change of the object with this key decides about.
     note: fn(&mut Due, String),
+    /// Takes whether a watch keeps the copy current.
+    follow: fn(&mut State, bool),
 }
 
 impl Inventory {
@@ -139,6 +150,8 @@ impl Inventory {
             keep: condensed,
             copy: |state| &mut state.pods,
             note: |due, uid| drop(due.uids.replace(uid)),
+            // The watch of the node's pods has several copies.
+            follow: |_, _| (),
         }
     }
 
@@ -149,6 +162,7 @@ impl Inventory {
             keep: labelled,
             copy: |state| &mut state.namespaces,
             note: |due, _| due.all = true,
+            follow: |state, is_followed| state.watch.set(is_followed),
         }
     }
 }
@@ -185,6 +199,10 @@ impl<T: PartialEq + Send + 'static> Replica for InventoryReplica<'_, T> {
             drop((self.copy)(state).as_mut().and_then(|copy| copy.remove(&key)));
             (self.note)(&mut state.due, key);
         });
+    }
+
+    fn followed(&self, is_followed: bool) {
+        (self.follow)(&mut lock(&self.inventory.state), is_followed);
     }
 
     fn interrupted(&self) -> bool {

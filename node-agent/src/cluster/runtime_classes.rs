@@ -1,18 +1,49 @@
 //! Which runtime classes are sandboxed: by their names or, where a name is unknown, by their handlers.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Mutex;
 use std::time::Duration;
 
 use cluster_client::params::GetParams;
 use cluster_client::{ApiError, Request};
 use cni_core::sandboxed::{RUNTIME_CLASSES, SandboxedRuntimes};
+use controller_runtime::lock;
 use serde_json::Value;
 use tokio::time::Instant;
 
-use super::Cluster;
+use super::{Cluster, Connection};
 
 /// How long a handler that was read is believed. A runtime class cannot change its handler, but another class can take its name.
 const BELIEVED: Duration = Duration::from_secs(300);
+
+/// Handlers of the runtime classes of pods that are created, as they were read.
+#[derive(Debug, Default)]
+pub struct RuntimeHandlers(Mutex<BTreeMap<String, (String, Instant)>>);
+
+impl RuntimeHandlers {
+    /// The handler of a runtime class, read every few minutes; an older one is better than none while the API server does not answer.
+    pub async fn handler(&self, connection: &Connection, class: &str, patience: Duration) -> Option<String> {
+        let known = lock(&self.0).get(class).cloned();
+        if let Some((handler, at)) = &known
+            && at.elapsed() < BELIEVED
+        {
+            return Some(handler.clone());
+        }
+        let cluster = connection.get().ok();
+        let read = match &cluster {
+            Some(cluster) => tokio::time::timeout(patience, read(cluster, class)).await.ok(),
+            None => None,
+        };
+        match read {
+            Some(Ok(found)) => {
+                let found = found?;
+                lock(&self.0).insert(class.to_owned(), (found.clone(), Instant::now()));
+                Some(found)
+            }
+            Some(Err(_)) | None => known.map(|(handler, _)| handler),
+        }
+    }
+}
 
 /// Handlers of runtime classes, as they were read.
 #[derive(Debug, Default)]

@@ -28,6 +28,15 @@ pub struct AmbientSettings {
     pub socket: PathBuf,
 }
 
+impl AmbientSettings {
+    /// Whether labels of no other name than the usual one decide.
+    #[must_use]
+    pub fn has_usual_selectors(&self) -> bool {
+        let given = self.selectors.as_ref().and_then(|given| Enablement::read(given, []).ok());
+        given.is_none_or(|selectors| selectors.is_usual())
+    }
+}
+
 /// None: ambient mode is off.
 pub(super) fn read(raw: &mut Raw<'_>) -> Option<AmbientSettings> {
     let is_on = raw.switch("AMBIENT_ENABLED");

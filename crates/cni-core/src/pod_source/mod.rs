@@ -7,6 +7,7 @@ pub use crate::pod_name::PodName;
 
 use crate::{
     conf::Conf,
+    plugin_event::GivenPod,
     wire::{CniError, Code},
 };
 use api::Tries;
@@ -26,6 +27,10 @@ pub struct ReadPod {
     pub facts: PodFacts,
     /// The object.
     pub object: Value,
+    /// The labels of its namespace, if they came with it.
+    pub namespace_labels: Option<Map<String, Value>>,
+    /// The handler of its runtime class, if it came with it.
+    pub runtime_handler: Option<String>,
 }
 
 impl ReadPod {
@@ -35,7 +40,7 @@ impl ReadPod {
             what: format!("pod {pod}"),
             problems: errors.iter().map(|problem| format!("{origin}{problem}")).collect(),
         })?;
-        Ok(Self { facts, object })
+        Ok(Self { facts, object, namespace_labels: None, runtime_handler: None })
     }
 }
 
@@ -52,9 +57,11 @@ pub fn read(conf: &Conf, pod: &PodName, uid: &str, deadline: Instant) -> Result<
 
 /// A pod as the node agent gave it; none if it is not the pod of this name and UID.
 #[must_use]
-pub fn given(pod: &PodName, uid: &str, object: Value) -> Option<Result<ReadPod, PodError>> {
+pub fn given(pod: &PodName, uid: &str, given: GivenPod) -> Option<Result<ReadPod, PodError>> {
+    let GivenPod { pod: object, namespace_labels, runtime_handler } = given;
     let is_it = api::check(&object, pod, uid, "").is_ok();
-    is_it.then(|| ReadPod::new(pod, object, ""))
+    let whole = |read| ReadPod { namespace_labels, runtime_handler, ..read };
+    is_it.then(|| ReadPod::new(pod, object, "").map(whole))
 }
 
 /// The handler of a runtime class, where an API server has pods; none if it may not be read there.

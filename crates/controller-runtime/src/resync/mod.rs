@@ -126,6 +126,38 @@ pub trait Replica: Sync {
     }
 }
 
+/// The longest silence of a sound watch: the API server sends a bookmark each minute.
+const LONGEST_SILENCE: Duration = Duration::from_secs(150);
+
+/// When the watch of a copy last brought something; nothing while none keeps it current.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Followed(Option<Instant>);
+
+impl Followed {
+    /// What [`Replica::followed`] receives.
+    pub fn set(&mut self, is_followed: bool) {
+        self.0 = is_followed.then(Instant::now);
+    }
+
+    /// Whether a watch keeps the copy current.
+    #[must_use]
+    pub const fn is_followed(self) -> bool {
+        self.0.is_some()
+    }
+
+    /// The same, and it is not silent for too long.
+    #[must_use]
+    pub fn is_sound(self) -> bool {
+        self.silence().is_some_and(|silence| silence < LONGEST_SILENCE)
+    }
+
+    /// How long ago the watch last brought something.
+    #[must_use]
+    pub fn silence(self) -> Option<Duration> {
+        self.0.map(|updated| updated.elapsed())
+    }
+}
+
 /// Keeps a copy current for ever.
 pub async fn run(connection: &Connection, collection: &Collection, replica: &impl Replica) -> Infallible {
     let what = collection.what;
@@ -141,10 +173,12 @@ pub async fn run(connection: &Connection, collection: &Collection, replica: &imp
         })
         .await;
         let is_lost = was_watching && matches!(ended, Ok(WatchEnd::Early) | Err(ReadError::Failed { .. }));
+        if is_lost || ended.is_err() {
+            replica.followed(false);
+        }
         let pause = match ended {
             Ok(_) => retry.after_success(),
             Err(error) => {
-                replica.followed(false);
                 if replica.interrupted() || error == ReadError::Expired {
                     version = None;
                 }

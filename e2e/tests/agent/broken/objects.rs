@@ -192,6 +192,7 @@ impl State {
                 let kind = match target.resource.as_str() {
                     "nodes" => "NodeList",
                     "pods" => "PodList",
+                    "namespaces" => "NamespaceList",
                     _ => "List",
                 };
                 (
