@@ -1,7 +1,7 @@
 # Everything a newcomer needs: `make demo` and `make test`. Each sets up what it needs from Debian first; both need
 # cargo and root.
 
-.PHONY: demo test test-cluster test-all enrol fleet kernels picture fuzz mutants miri sanitize inject msrv faults hunt soak scale race scan heal trace swap rollouts runtimes envoy images reproducible release-candidate seccomp chart mesh ztunnel guides manifests page check release-check setup bench release
+.PHONY: demo test test-cluster test-all outage enrol fleet kernels picture fuzz mutants miri sanitize inject msrv faults hunt soak scale race scan heal trace swap rollouts runtimes envoy images reproducible release-candidate seccomp chart mesh ztunnel guides manifests page check release-check setup bench release
 
 # The main job on real network namespaces: redirected packets, shown.
 demo:
@@ -120,6 +120,12 @@ race: setup
 	cargo build --locked -p install-cni -p istio-cni -p istio-validation -p e2e
 	RACES=10 cargo test --locked -p e2e --test cluster node::agent_race:: -- --nocapture
 	cargo test --locked -p e2e --test agent repair:: -- --ignored
+
+# The API server is away for ten minutes, in which fifty pods of the mesh and fifty others start again and again; prints how often. `make test-cluster` has
+# six pods once.
+outage: setup
+	cargo build --locked -p install-cni -p istio-cni -p e2e
+	OUTAGE_PODS=$${OUTAGE_PODS:-50} OUTAGE_MINUTES=$${OUTAGE_MINUTES:-10} cargo test --locked -p e2e --test cluster -- --nocapture pods_that_the_agent_holds
 
 # 5,000 broken pods on one node and on fifty, and 1,000 nodes that join, get agents and lose some; prints what that costs the API server, the agents and
 # the cluster's taint controller. `make test-cluster` plays 200 and 60.

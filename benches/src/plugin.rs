@@ -95,7 +95,7 @@ impl Plugin {
         thread::spawn(move || {
             for stream in listener.incoming().flatten() {
                 // A plugin that is gone gets no answer.
-                let _ = answer(&stream, &pod.to_string());
+                let _ = answer(&stream, &json!({"pod": pod}).to_string());
             }
         });
         let conf = configure(folder, json!({}))?;

@@ -4,7 +4,7 @@
 use std::fs;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::agent_support::host_agent::HostAgent;
 use crate::agent_support::{
@@ -14,7 +14,7 @@ use crate::agent_support::{
 };
 use anyhow::{Context, Result, ensure};
 use e2e::kube::ApiServer;
-use e2e::node::{Node, Pod, plain_pod, sidecar_pod};
+use e2e::node::{Node, plain_pod, sidecar_pod};
 use e2e::retries::once_in;
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
@@ -159,10 +159,10 @@ fn pods_of_the_mesh_start_while_no_agent_runs_and_the_agents_token_is_refused() 
     assert_redirected(&node, &after)
 }
 
-/// A pod whose sandbox dies needs the plugin again, and the kubelet needs no API server for that.
+/// A pod whose sandbox dies needs the plugin again, and the kubelet needs no API server for that. `make outage` has more pods, for longer.
 #[test]
 fn pods_that_the_agent_holds_start_redirected_while_the_api_server_is_away() -> Result<()> {
-    const PODS: [&str; 3] = ["held-1", "held-2", "held-3"];
+    let (count, length) = (amount("OUTAGE_PODS", 3)?, Duration::from_secs(60 * amount("OUTAGE_MINUTES", 0)?));
     let api = ApiServer::start()?;
     let node = Node::joined(&api)?;
     apply_manifest(&api, &node, &MANIFEST.replace("# repair-label: ", ""))?;
@@ -170,39 +170,80 @@ fn pods_that_the_agent_holds_start_redirected_while_the_api_server_is_away() -> 
     agent.env.push(("REPAIR_LABEL_PODS", "true".to_owned()));
     agent.start()?;
     agent.wait_ready()?;
-    let pods = PODS.map(|name| node.start_pod(&sidecar_pod(name)));
-    let pods = pods.into_iter().collect::<Result<Vec<_>>>()?;
-    for pod in &pods {
-        pod.wait_running(POD)?;
-    }
+    let name = |kind: &str, number: u64| format!("{kind}-{number}");
+    let started: Vec<_> = (1..=count)
+        .flat_map(|number| [sidecar_pod(&name("meshed", number)), plain_pod(&name("plain", number))])
+        .map(|pod| node.start_pod(&pod))
+        .collect::<Result<_>>()?;
+    started.iter().try_for_each(|pod| pod.wait_running(POD).map(drop))?;
+    refuse_the_plugins_token(&api, &node)?;
+    let tokenless = node.start_pod(&sidecar_pod("tokenless"))?;
+    tokenless.wait_running(POD)?;
+    assert_redirected(&node, &tokenless)?;
+    ensure!(ended(&node, "tokenless", "agent")? > 0, "the API server was asked");
+
+    let least = (2 * count + 1) as f64;
     until("the agent to hold the pods", POD, &[], || {
-        Ok(metric(&node, "istio_cni_held_pods")?.filter(|held| *held >= 3.0).map(drop))
+        Ok(metric(&node, "istio_cni_held_pods")?.filter(|held| *held >= least).map(drop))
     })?;
     api.stop();
-    let ends = |pod: &str, source: &str| -> Result<usize> {
-        let log = fs::read_to_string(run_dir(&node).join("istio-cni.log"))?;
-        let lines = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-        let of_pod = lines.filter(|line| line["pod"] == format!("default/{pod}"));
-        Ok(of_pod.filter(|line| line["decision"] == "redirect" && line["source"] == source).count())
-    };
-    let before: Vec<usize> = PODS.iter().map(|pod| ends(pod, "agent")).collect::<Result<_>>()?;
-    pods.iter().try_for_each(Pod::kill_sandbox)?;
-    for (name, before) in PODS.into_iter().zip(before) {
-        until("the plugin to be called again", POD, &[], || {
-            Ok((ends(name, "agent")? > before).then_some(()))
-        })?;
+    let (start, mut rounds) = (Instant::now(), 0);
+    while rounds == 0 || start.elapsed() < length {
+        let all = started.iter().map(|pod| {
+            let source = if pod.name().starts_with("plain") { "annotations" } else { "agent" };
+            Ok((pod, source, ended(&node, pod.name(), source)?))
+        });
+        let all: Vec<_> = all.collect::<Result<_>>()?;
+        for (pod, ..) in &all {
+            until("the sandbox to be killed", POD, &[], || Ok(pod.kill_sandbox().ok()))?;
+        }
+        for (pod, source, before) in all {
+            until("the plugin to be called again", POD, &[], || {
+                Ok((ended(&node, pod.name(), source)? > before).then_some(()))
+            })?;
+        }
+        rounds += 1;
     }
+    println!("{rounds} times {count} pods of the mesh and {count} others in {:?}", start.elapsed());
     // Without the agent nobody has the pod, and it waits: nothing bypasses.
     agent.stop(Signal::SIGKILL)?;
-    until("the new sandbox", POD, &[], || Ok(pods[0].kill_sandbox().ok()))?;
-    let why = pods[0].wait_sandbox_failure(POD)?;
+    let first = &started[0];
+    until("the new sandbox", POD, &[], || Ok(first.kill_sandbox().ok()))?;
+    let why = first.wait_sandbox_failure(POD)?;
     ensure!(why.contains("istio-cni"), "{why}");
+    // Another agent brings another token.
     api.start_again()?;
-    until("the plugin to ask the API server", POD, &[], || Ok((ends(PODS[0], "api")? > 0).then_some(())))?;
+    apply_manifest(&api, &node, &MANIFEST.replace("# repair-label: ", ""))?;
+    agent.start()?;
+    agent.wait_ready()?;
     // The kubelet shows the new addresses now; a connection that gets by fails the test at once.
-    pods.iter().try_for_each(|pod| {
+    started.iter().filter(|pod| pod.name().starts_with("meshed")).try_for_each(|pod| {
         until("the pod to answer again", POD, &[], || Ok(assert_redirected(&node, pod).ok()))
     })
+}
+
+/// How many ADDs of a pod ended well whose pod came from there.
+fn ended(node: &Node<'_>, pod: &str, source: &str) -> Result<usize> {
+    let log = fs::read_to_string(run_dir(node).join("istio-cni.log"))?;
+    let lines = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    let of_pod = lines.filter(|line| line["pod"] == format!("default/{pod}") && line["source"] == source);
+    Ok(of_pod.filter(|line| line["decision"] == "redirect" || line["decision"] == "skip").count())
+}
+
+/// Takes the plugin's account away, and waits until the API server refuses its token.
+fn refuse_the_plugins_token(api: &ApiServer, node: &Node<'_>) -> Result<()> {
+    let kubeconfig = run_dir(node).join("istio-cni-kubeconfig");
+    let ask = || api.kubectl_as(&kubeconfig, &["-n", "default", "get", "pod", "meshed-1"]);
+    ensure!(ask()?.status.success(), "the token is taken while its account is there");
+    api.kubectl(&["-n", NAMESPACE, "delete", "serviceaccount", "istio-cni-plugin"])?;
+    until("the plugin's token to be refused", POD, &[], || {
+        Ok(ask()?.stderr.contains("Unauthorized").then_some(()))
+    })
+}
+
+fn amount(variable: &str, usual: u64) -> Result<u64> {
+    let given = std::env::var(variable).ok();
+    given.map_or(Ok(usual), |text| text.parse().with_context(|| format!("{variable} is not a number")))
 }
 
 #[test]
