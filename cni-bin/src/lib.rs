@@ -84,6 +84,15 @@ fn warn_of_misspelt_variables() {
     }
 }
 
+fn warn_of_configuration(conf: &Conf) {
+    if !conf.unknown_keys.is_empty() {
+        log::warn!(target: logs::SCOPE, keys = format!("{:?}", conf.unknown_keys); "unknown keys in the network configuration");
+    }
+    for notice in &conf.not_in_force {
+        log::warn!(target: logs::SCOPE, "network configuration: {notice}");
+    }
+}
+
 /// Answers one invocation. `configure` is called as soon as the configuration is known.
 pub fn answer(
     env: &(dyn Fn(&str) -> Option<OsString> + Sync),
@@ -110,11 +119,9 @@ pub fn answer(
             (Err(error), _) => return Err(error),
         };
         configure(&conf);
-        if !conf.unknown_keys.is_empty() {
-            log::warn!(target: logs::SCOPE, keys = format!("{:?}", conf.unknown_keys); "unknown keys in the network configuration");
-        }
-        for notice in &conf.not_in_force {
-            log::warn!(target: logs::SCOPE, "network configuration: {notice}");
+        // Once per pod, like every other warning.
+        if invocation.command == Command::Add {
+            warn_of_configuration(&conf);
         }
         carry_out(&Job { invocation: &invocation, conf: &conf, env, kernel, start })
     });

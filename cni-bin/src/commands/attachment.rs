@@ -12,7 +12,7 @@ use crate::{
     pod_source::{self, PodError, PodName, ReadPod},
     sandboxed::SandboxedPods,
     selection::base_settings,
-    wire::{CniError, Code, Invocation, PodArgs},
+    wire::{CniError, Code, Command, Invocation, PodArgs},
 };
 use cni_core::logs::PodSource;
 use cni_core::plugin_event::{AddEvent, PodRequest};
@@ -27,6 +27,7 @@ use redirect_core::{
 };
 use std::{
     ffi::OsString,
+    fmt,
     path::Path,
     time::{Duration, Instant},
 };
@@ -256,13 +257,10 @@ impl Job<'_> {
         }
         let facts = read.facts;
         for (name, value) in unreadable_switches(&facts) {
-            log::warn!(
-                target: SCOPE, pod = self.pod_label();
-                "variable {name} of container istio-proxy: {value:?} is not a boolean and counts as false; use true or false"
-            );
+            self.warn(format_args!("variable {name} of container istio-proxy: {value:?} is not a boolean and counts as false; use true or false"));
         }
         for misspelt in misspelt(&facts) {
-            log::warn!(target: SCOPE, pod = self.pod_label(); "{misspelt}");
+            self.warn(format_args!("{misspelt}"));
         }
         Ok(Ok(Sidecar { pod, facts }))
     }
@@ -271,7 +269,7 @@ impl Job<'_> {
     fn accepted(&self, facts: &PodFacts) -> AcceptedRules {
         let (accepted, why_not) = self.conf.acceptance.of_pod(&facts.annotations);
         if let Some(why_not) = why_not {
-            log::warn!(target: SCOPE, pod = self.pod_label(); "{why_not}");
+            self.warn(format_args!("{why_not}"));
         }
         accepted
     }
@@ -295,11 +293,8 @@ impl Job<'_> {
         }
         let handler = pod_source::handler(self.conf, class, self.deadline())?;
         if handler.is_none() {
-            log::warn!(
-                target: SCOPE, pod = self.pod_label();
-                "RuntimeClass {class}: its handler is unknown, so its name alone decides whether the runtime is sandboxed; give the plugin's account \
-                 the verb get on runtimeclasses (node.k8s.io), or list the name in sandboxed_runtimes if it is"
-            );
+            self.warn(format_args!("RuntimeClass {class}: its handler is unknown, so its name alone decides whether the runtime is sandboxed; give the plugin's account \
+                 the verb get on runtimeclasses (node.k8s.io), or list the name in sandboxed_runtimes if it is"));
         }
         Ok(handler.is_some_and(|handler| sandboxed.has(&handler)))
     }
@@ -345,7 +340,7 @@ impl Job<'_> {
                 self.collide(pod, facts, &redirect)?;
                 let plan = redirect.plan();
                 for notice in Notice::about(&facts.settings(base), &redirect) {
-                    log::warn!(target: SCOPE, pod = self.pod_label(); "{notice}");
+                    self.warn(format_args!("{notice}"));
                 }
                 self.explain(&plan);
                 Ok(Ok(plan))
@@ -371,7 +366,9 @@ impl Job<'_> {
             let details = "give it another runAsUser or runAsGroup, or set the annotation traffic.sidecar.istio.io/strictCapture: \"false\"; nothing was changed";
             return Err(CniError::new(Code::Pod, message).with_details(details));
         }
-        log::warn!(target: SCOPE, pod = self.pod_label(); "{words}, so its traffic bypasses the proxy; give it another runAsUser or runAsGroup");
+        self.warn(format_args!(
+            "{words}, so its traffic bypasses the proxy; give it another runAsUser or runAsGroup"
+        ));
         Ok(())
     }
 
@@ -382,6 +379,12 @@ impl Job<'_> {
                 log::debug!(target: SCOPE, pod = self.pod_label(); "{line}");
             }
         }
+    }
+
+    /// Warns, once per pod: of what CHECK finds again, ADD has warned.
+    fn warn(&self, what: fmt::Arguments<'_>) {
+        let level = if self.invocation.command == Command::Add { Level::Warn } else { Level::Debug };
+        log::log!(target: SCOPE, level, pod = self.pod_label(); "{what}");
     }
 
     fn deadline(&self) -> Instant {

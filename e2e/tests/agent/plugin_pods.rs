@@ -1,5 +1,6 @@
 //! Pods that the agent gives to plugins: from what its watch holds, or read over its own connection.
 
+use std::fs;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 
@@ -145,6 +146,7 @@ fn what_is_not_a_request_for_a_pod_is_refused_without_asking() {
     assert!(api.state().gets.iter().all(|name| !name.contains("web")), "{:?}", api.state().gets);
 }
 
+const PENDING: &str = "istio_cni_ambient_pods{state=\"pending\"}";
 const NAMESPACES: &str = "/api/v1/namespaces";
 const CLASS: &str = "/apis/node.k8s.io/v1/runtimeclasses/secure";
 
@@ -216,6 +218,13 @@ fn a_pod_comes_with_what_else_decides_about_it() {
     assert_eq!(both(), labels, "they are as old as the pods");
 }
 
+/// What the agent answers to an ADD of the pod `web` in `shop`.
+fn enrol(node: &Node, uid: &str, netns: &str) -> (u16, String) {
+    let event = json!({"Netns": netns, "PodName": "web", "PodNamespace": "shop", "PodUID": uid,
+        "IPs": [{"Address": {"IP": "10.1.0.2", "Mask": "////AA=="}}]});
+    post(node, "/cmdadd", &event.to_string())
+}
+
 /// It fails because no ztunnel is there, and not because the API server does not answer.
 #[test]
 fn a_pod_of_ambient_mode_that_the_watch_brought_is_enrolled_without_reading_it() {
@@ -226,14 +235,30 @@ fn a_pod_of_ambient_mode_that_the_watch_brought_is_enrolled_without_reading_it()
     let reads = || api.requests_about((objects::Verb::Get, "pods"), "web").len();
     let before = reads();
     api.fail_always((objects::Verb::Get, "pods"), Fault::Status(500));
-    let event = |uid: &str| {
-        let event = json!({"Netns": "/run/netns/none", "PodName": "web", "PodNamespace": "shop", "PodUID": uid,
-            "IPs": [{"Address": {"IP": "10.1.0.2", "Mask": "////AA=="}}]});
-        post(&node, "/cmdadd", &event.to_string())
-    };
-    let (status, why) = event("u-shop");
+    let (status, why) = enrol(&node, "u-shop", "/run/netns/none");
     assert!(status == 500 && !why.contains("cannot be read"), "{status} {why}");
     assert_eq!(reads(), before);
-    let (status, why) = event("");
+    let (status, why) = enrol(&node, "", "/run/netns/none");
     assert!(status == 500 && why.contains("the pod cannot be read"), "{status} {why}");
+}
+
+/// It waits for a ztunnel while the template of the plugin's entry is removed.
+#[test]
+fn an_add_that_waits_is_refused_for_the_reason_that_no_pod_can_be_enrolled() {
+    let (mut node, _api, _host) = ambient();
+    let template = node.path("template");
+    let entry = r#"{"name":"istio-cni","type":"istio-cni","ambient_enabled":true}"#;
+    fs::write(&template, entry).expect("writes");
+    node.set("CNI_NETWORK_CONFIG_FILE", &template.display().to_string());
+    let agent = node.start();
+    agent.wait("its socket", || UnixStream::connect(node.path("run/pluginevent.sock")).is_ok());
+    wait(&node, "both watches", || given(&node, "shop")["namespaceLabels"].is_object());
+    let netns = Namespace::pod(Families::V4).expect("a namespace");
+    let waiting = std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| enrol(&node, "u-shop", &netns.path().display().to_string()));
+        wait(&node, "the pod to be pending", || metric(&node, PENDING) == Some(1.0));
+        fs::remove_file(&template).expect("removes");
+        waiting.join().expect("an answer")
+    });
+    assert!(waiting.0 == 500 && waiting.1.contains("the plugin's entry cannot be read"), "{waiting:?}");
 }

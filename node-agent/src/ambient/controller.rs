@@ -178,6 +178,9 @@ impl AmbientController {
             let (rules, programming) = match ambient_rules(&self.installer, &self.settings) {
                 Ok(read) => read,
                 Err(why) => {
+                    for add in adds.drain(..).chain(self.waiting.drain(..)) {
+                        let _ = add.reply.send(Err(why.clone()));
+                    }
                     self.hinder(why).await;
                     continue;
                 }
