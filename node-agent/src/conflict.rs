@@ -82,12 +82,16 @@ pub fn suspect(file: &str, plugins: &[String], is_copy: bool) -> String {
 }
 
 /// What helps against writers of the network plugin's own file.
-const OWN_COPY: &str = "set ISTIO_OWNED_CNI_CONFIG=true";
+const OWN_COPY: &str = "set ISTIO_OWNED_CNI_CONFIG=true (chart: istioOwnedCNIConfig)";
 
 /// Part of a file name or plugin type, the software that has it, and what to do if an own copy does not help. The first that fits counts.
 const WRITERS: [(&str, &str, Option<&str>); 11] = [
     ("cilium", "Cilium", Some("set its Helm value cni.exclusive=false")),
-    ("multus", "Multus", Some("install into Multus's own directory with CHAINED_CNI_PLUGIN=false")),
+    (
+        "multus",
+        "Multus",
+        Some("install into Multus's own directory with CHAINED_CNI_PLUGIN=false (chart: chained)"),
+    ),
     ("calico", "Calico's install-cni", None),
     ("aws", "the AWS VPC plugin's aws-node", None),
     ("azure", "Azure's node agent", None),
@@ -169,7 +173,7 @@ mod tests {
         for plugin in ["bridge", "calico"] {
             let text = suspect("10-x.conflist", &[plugin.to_owned()], false);
             assert!(text.contains(plugin) || text.contains("Calico"), "{text}");
-            assert!(text.ends_with("set ISTIO_OWNED_CNI_CONFIG=true"), "{text}");
+            assert!(text.ends_with("set ISTIO_OWNED_CNI_CONFIG=true (chart: istioOwnedCNIConfig)"), "{text}");
             let text = suspect("02-x.conflist", &[plugin.to_owned()], true);
             assert!(!text.contains("ISTIO_OWNED_CNI_CONFIG"), "it is set already: {text}");
         }

@@ -7,7 +7,7 @@
 
 use std::collections::BTreeMap;
 
-use cni_core::net_dir::{self, Caller, Network, Uncalled, Unloadable, is_loaded};
+use cni_core::net_dir::{self, CONF_NAME, Caller, Network, Uncalled, Unloadable, is_loaded};
 
 use crate::conflist::{self, Entry, EntryState, NetConf, Shape};
 use crate::settings::{OWNED_FILE, Placement};
@@ -70,6 +70,9 @@ pub enum Edit {
     },
 }
 
+/// The setting that names our copy in front, for messages: the variable and the chart's value.
+const OWNED_NAME: &str = "ISTIO_OWNED_CNI_CONFIG_FILENAME (chart: istioOwnedCNIConfigFileName)";
+
 /// Why the runtime does not call the plugin as the entry wants it, or will not for long.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Obstacle {
@@ -83,7 +86,7 @@ pub enum Obstacle {
         unloadable: Vec<(String, String)>,
     },
     /// The file that the user named is missing or cannot be loaded.
-    #[error("{file}, named by CNI_CONF_NAME, {because}; waiting for it")]
+    #[error("{file}, named by {CONF_NAME}, {because}; waiting for it")]
     NoPinned {
         /// Which.
         file: String,
@@ -266,7 +269,7 @@ fn chained(directory: &Directory, pinned: Option<&str>, entry: &Entry) -> Plan {
         return owned(directory, OWNED_FILE, pinned, entry);
     }
     if conf.shape() == Shape::Single && directory.is_named_by_multus(name) {
-        let because = "holds a single plugin and is named by Multus, so it cannot become a list; leave CNI_CONF_NAME empty to chain behind Multus";
+        let because = "holds a single plugin and is named by Multus, so it cannot become a list; leave the setting empty to chain behind Multus";
         return Plan::wait(Obstacle::NoPinned { file: name.to_owned(), because: because.to_owned() });
     }
     let target = list_name(name);
@@ -292,7 +295,7 @@ fn in_folder(directory: &Directory, name: &str, network: &Network, entry: &Entry
     let file = format!("{}/{FOLDER_FILE}", network.folder().unwrap_or_default());
     let conf = directory.text(&file).and_then(|text| NetConf::parse(&file, text).ok());
     if let Some(conf) = conf.as_ref().filter(|conf| !conf.is_only_ours()) {
-        return Plan::foreign(&file, format!("its plugins: {}", conf.types().join(", ")), "CNI_CONF_NAME");
+        return Plan::foreign(&file, format!("its plugins: {}", conf.types().join(", ")), CONF_NAME);
     }
     let mut standing = conf.map_or(EntryState::Absent, |conf| conf.entry_state(entry));
     let behind = network.types().skip_while(|kind| *kind != conflist::PLUGIN_TYPE).nth(1);
@@ -331,7 +334,7 @@ fn uncalled(directory: &Directory, ours: &str) -> Option<Obstacle> {
 /// The entry in a copy of the runtime's list, in front of it.
 fn owned(directory: &Directory, file: &str, pinned: Option<&str>, entry: &Entry) -> Plan {
     if let Some(whose) = ownership::others_copy(directory, file) {
-        return Plan::foreign(file, whose, "ISTIO_OWNED_CNI_CONFIG_FILENAME");
+        return Plan::foreign(file, whose, OWNED_NAME);
     }
     let (name, network) = match network(directory, pinned, Some(file)) {
         Ok(found) => found,
@@ -376,7 +379,7 @@ fn orphan(directory: &Directory, file: &str, entry: &Entry) -> Plan {
 /// The entry in a file of its own.
 fn standalone(directory: &Directory, file: &str, entry: &Entry) -> Plan {
     if let Some(whose) = ownership::others_single(directory, file) {
-        return Plan::foreign(file, whose, "CNI_CONF_NAME");
+        return Plan::foreign(file, whose, CONF_NAME);
     }
     let there = directory.text(file).and_then(|text| NetConf::parse(file, text).ok());
     let standing = there.map_or(EntryState::Absent, |conf| conf.entry_state(entry));

@@ -101,6 +101,12 @@ impl PluginHealth {
         }
     }
 
+    /// Whether the API server was asked, so that the verdict is more than that the agent starts.
+    #[must_use]
+    pub fn was_asked(&self) -> bool {
+        !matches!(lock(&self.state).access, Access::Unasked)
+    }
+
     /// Has the API server asked if the plugin's credentials or its entry changed, and at the start.
     pub fn note_pass(&self, has_changed: bool) {
         let mut state = lock(&self.state);

@@ -55,6 +55,31 @@ pub enum Phase {
     Leaving,
 }
 
+/// The least time between two events that the agent became unready.
+const EVENT_PAUSE: Duration = Duration::from_secs(60);
+
+/// Which changes of readiness are worth an event: those that last, and each once.
+#[derive(Debug, Default)]
+pub struct Transitions {
+    is_unready: bool,
+    last: Option<Instant>,
+}
+
+impl Transitions {
+    /// Whether to report what the agent is now. That it is ready is worth an event only after one that it was not.
+    pub fn note(&mut self, is_ready: bool, now: Instant) -> bool {
+        let is_early = self.last.is_some_and(|last| now.duration_since(last) < EVENT_PAUSE);
+        let is_news = self.is_unready == is_ready && (is_ready || !is_early);
+        if is_news {
+            self.is_unready = !is_ready;
+            if !is_ready {
+                self.last = Some(now);
+            }
+        }
+        is_news
+    }
+}
+
 /// The phase, shared by the loop and the servers.
 #[derive(Debug)]
 pub struct AgentState(Mutex<Phase>);
@@ -103,6 +128,31 @@ impl AgentState {
                 let wait = until.saturating_duration_since(Instant::now()) + Duration::from_millis(999);
                 Err(format!("{reason}; {who}; next attempt in {} s", wait.as_secs()))
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn changes_of_readiness_are_reported_once_and_not_at_every_flap() {
+        let (mut transitions, start) = (Transitions::default(), Instant::now());
+        for (second, is_ready, is_reported) in [
+            (0, true, false),
+            (5, false, true),
+            (10, false, false),
+            (15, true, true),
+            (20, true, false),
+            (25, false, false),
+            (30, true, false),
+            (35, false, false),
+            (65, false, true),
+            (70, true, true),
+        ] {
+            let now = start + Duration::from_secs(second);
+            assert_eq!(transitions.note(is_ready, now), is_reported, "after {second} s");
         }
     }
 }

@@ -1,20 +1,22 @@
 //! What the agent serves: health, metrics, run-time control, the log socket.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use anyhow::Context as _;
-use controller_runtime::SCOPE;
+use cni_core::reasons::{AGENT_NOT_READY, AGENT_READY};
 use controller_runtime::metrics::gauged;
 use controller_runtime::serve::{self, Answer, BODY_PATIENCE, healthz, only, text};
 use controller_runtime::supervisor::Supervisor;
+use controller_runtime::{SCOPE, lock};
 use http_body_util::{BodyExt, Limited};
 use hyper::body::Incoming;
 use hyper::{Method, Request, StatusCode};
 use prometheus_client::registry::Registry;
 
 use crate::ambient::state::AmbientState;
-use crate::cluster::Connection;
+use crate::cluster::events::EventPublisher;
+use crate::cluster::{Connection, EventMessage, warning};
 use crate::drift::NodeSummary;
 use crate::held_pods::HeldPods;
 use crate::install::Installer;
@@ -22,7 +24,7 @@ use crate::log_socket;
 use crate::metrics::Metrics;
 use crate::plugin_health::PluginHealth;
 use crate::plugin_socket::PluginSocket;
-use crate::ready::{AgentState, Reason};
+use crate::ready::{AgentState, Phase, Reason, Transitions};
 use crate::settings::Settings;
 
 /// The largest body of run-time control.
@@ -48,6 +50,10 @@ pub struct Served {
     pub held: Arc<HeldPods>,
     /// The node's pods in ambient mode, if it is on.
     pub ambient: Option<Arc<AmbientState>>,
+    /// Sends events about the agent's own pod.
+    pub events: EventPublisher,
+    /// Which of its changes of readiness were reported.
+    pub transitions: Mutex<Transitions>,
     /// Logging, to be changed at run time; none in tests.
     pub logs: Option<logging::Handle>,
     /// Without one of these tasks the agent is neither healthy nor ready.
@@ -55,11 +61,33 @@ pub struct Served {
 }
 
 impl Served {
-    /// Whether the agent is ready at this moment, looked up in the node's files.
+    /// Whether the agent is ready at this moment, looked up in the node's files. Sends an event if that changed: the kubelet's probe asks often enough.
     ///
     /// # Errors
     /// Why it is not, for people.
     pub async fn verdict(&self) -> Result<(), String> {
+        let verdict = self.judge().await;
+        // Neither a start nor an end is a fault.
+        let is_passing =
+            matches!(self.state.phase(), Phase::Starting | Phase::Leaving) || !self.plugin.was_asked();
+        if !is_passing && lock(&self.transitions).note(verdict.is_ok(), Instant::now()) {
+            self.events.send(self.event_about(&verdict));
+        }
+        verdict
+    }
+
+    fn event_about(&self, verdict: &Result<(), String>) -> EventMessage {
+        let about = self.connection.own_pod();
+        match verdict {
+            Ok(()) => {
+                let message = "ready again: pods of the mesh that start here are redirected".to_owned();
+                EventMessage { kind: "Normal", ..warning(about, AGENT_READY, message) }
+            }
+            Err(reason) => warning(about, AGENT_NOT_READY, format!("not ready: {reason}")),
+        }
+    }
+
+    async fn judge(&self) -> Result<(), String> {
         if let Some(dead) = self.tasks.dead() {
             return Err(dead.to_string());
         }
@@ -232,8 +260,11 @@ mod tests {
         let (settings, _) = Settings::read(&settings_cli::ParsedArgs::default(), &env).expect("settings");
         let tasks = Supervisor::default();
         let (metrics, registry) = Metrics::new();
+        let connection = Arc::new(crate::cluster::connection(&settings));
         let served = Arc::new(Served {
-            connection: Arc::new(crate::cluster::connection(&settings)),
+            events: EventPublisher::start("agent events", connection.clone(), metrics.clone(), &tasks),
+            transitions: Mutex::default(),
+            connection,
             installer: Arc::new(Installer::new(Arc::new(Real), Arc::new(Program), settings)),
             plugin: Arc::default(),
             state: Arc::default(),

@@ -71,6 +71,9 @@ pub struct Verdict<'d> {
     pub uncalled: Option<Uncalled>,
 }
 
+/// The setting that names the file to chain into, for messages: the variable and the chart's value.
+pub const CONF_NAME: &str = "CNI_CONF_NAME (chart: cniConfFileName)";
+
 /// Why the runtime does not call the plugin for pods, or the files do not show whether it does.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Uncalled {
@@ -95,7 +98,7 @@ pub enum Uncalled {
     Loopback(String),
     /// Multus runs something else.
     #[error(
-        "Multus ({multus}) runs {runs}, without {PLUGIN_TYPE}; put the entry there: name that network's file with CNI_CONF_NAME, or leave CNI_CONF_NAME empty to chain behind Multus"
+        "Multus ({multus}) runs {runs}, without {PLUGIN_TYPE}; put the entry there: name that network's file with {CONF_NAME}, or leave that empty to chain behind Multus"
     )]
     Multus {
         /// Multus's file.

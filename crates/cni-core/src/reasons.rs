@@ -36,6 +36,10 @@ pub const COULD_NOT_BE: &str = "but it could not be";
 /// The reasons of events about broken pods, by what is done with them.
 pub const REPAIR_EVENTS: [&str; 3] = ["RepairBrokenPod", "DeleteBrokenPod", "LabelBrokenPod"];
 
+/// The reason of events about an agent's own pod that became unready, and of the node's condition while it is.
+pub const AGENT_NOT_READY: &str = "AgentNotReady";
+/// The reason of events about an agent's own pod that is ready again.
+pub const AGENT_READY: &str = "AgentReady";
 /// The reason of events about pods of ambient mode that stay pending.
 pub const AMBIENT_PENDING: &str = "AmbientPending";
 /// The reason of events about pods that rules do not bind.
@@ -138,7 +142,13 @@ pub const REPAIRS: [ReasonDoc; 24] = [
 ];
 
 /// The reasons of the agents' events.
-pub const EVENTS: [ReasonDoc; 16] = [
+pub const EVENTS: [ReasonDoc; 18] = [
+    reason(
+        AGENT_NOT_READY,
+        "the agent is not ready: pods of the mesh that start on its node may fail or miss the proxy",
+        "the message is that of its /readyz",
+    ),
+    reason(AGENT_READY, "the agent is ready again", ""),
     reason(
         "RepairBrokenPod",
         "the agent redirected a pod whose validation had failed, or could not",
@@ -224,7 +234,7 @@ pub const EVENTS: [ReasonDoc; 16] = [
 /// The reasons of the node's condition.
 pub const VERDICTS: [ReasonDoc; 5] = [
     reason("Verified", "pods that start on the node are verified to be redirected", ""),
-    reason("AgentNotReady", "the node agent is not ready", "the message is that of its /readyz"),
+    reason(AGENT_NOT_READY, "the node agent is not ready", "the message is that of its /readyz"),
     reason(
         "ProbeFailed",
         "a network namespace created as a test could not be redirected; pods would fail too",
@@ -247,7 +257,7 @@ pub const OBSTACLES: [ReasonDoc; 15] = [
     ),
     reason(
         "no_pinned",
-        "the file of CNI_CONF_NAME is missing or cannot be loaded",
+        "the file of CNI_CONF_NAME (chart: cniConfFileName) is missing or cannot be loaded",
         "name the file that the runtime uses",
     ),
     reason(
@@ -282,12 +292,12 @@ pub const OBSTACLES: [ReasonDoc; 15] = [
     reason(
         "multus",
         "Multus runs networks without istio-cni: its inlined delegates, or what clusterNetwork names",
-        "name that network's file with CNI_CONF_NAME, or leave it empty to chain behind Multus",
+        "name that network's file with CNI_CONF_NAME (chart: cniConfFileName), or leave it empty to chain behind Multus",
     ),
     reason(
         "not_seen_called",
         "the plugin is installed, the files do not show whether the runtime calls it, and no call was seen",
-        "start a pod that tolerates the node's taint, or set READY_BEFORE_CALLED",
+        "start a pod that tolerates the node's taint, or set READY_BEFORE_CALLED (chart: readyBeforeCalled)",
     ),
     reason(
         "broken",

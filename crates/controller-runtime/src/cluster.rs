@@ -3,10 +3,12 @@
 use std::sync::Mutex;
 use std::time::Duration;
 
-use cluster_client::params::PostParams;
-use cluster_client::{AccessError, Account, ApiError, Built, Client, Limits, Request, RequestError};
+use cluster_client::params::{GetParams, PostParams};
+use cluster_client::{
+    AccessError, Account, ApiError, Built, Client, Limits, PartialObjectMeta, Request, RequestError,
+};
 use hyper::header::{CONTENT_TYPE, HeaderValue};
-use k8s_openapi::api::core::v1::{Event, EventSource, ObjectReference};
+use k8s_openapi::api::core::v1::{Event, EventSource, ObjectReference, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use k8s_openapi::jiff::{Timestamp, Unit};
 use prometheus_client::metrics::counter::Counter;
@@ -154,8 +156,16 @@ impl Cluster {
         self.client.find(request, Limits::object(PATIENCE)).await
     }
 
+    /// The UID of a pod of this name, if it can be read. `kubectl describe` shows no event about a pod without it.
+    async fn uid_of_pod(&self, namespace: &str, name: &str) -> Option<String> {
+        let pods = Request::new(format!("/api/v1/namespaces/{namespace}/pods"));
+        let request = pods.get_metadata(name, &GetParams::default());
+        let found = self.find::<PartialObjectMeta<Pod>>(request).await;
+        found.ok().flatten().and_then(|pod| pod.metadata.uid)
+    }
+
     async fn send_event(&self, event: EventMessage) -> Result<(), String> {
-        let EventMessage { about, component, kind, reason, message } = event;
+        let EventMessage { mut about, component, kind, reason, message } = event;
         let is_named = |part: Option<&String>| part.is_some_and(|part| !part.is_empty());
         // The API server keeps events about what has no namespace in this one.
         let is_global = about.kind.as_deref() == Some("Node");
@@ -165,6 +175,9 @@ impl Cluster {
         else {
             return Err("POD_NAME or POD_NAMESPACE is not set".to_owned());
         };
+        if let (None, Some("Pod"), Some(name)) = (&about.uid, about.kind.as_deref(), &about.name) {
+            about.uid = self.uid_of_pod(&namespace, name).await;
+        }
         let now = Time(Timestamp::now());
         let event = Event {
             metadata: ObjectMeta {

@@ -13,27 +13,27 @@ use serde_json::{Value, json};
 const SUBJECT: &str = "system:serviceaccount:istio-system:istio-cni-plugin";
 
 /// An API server with the agent's DaemonSet, a service account for the plugin, and nonexistent pods.
-struct Api {
+pub(crate) struct Api {
     state: Arc<Mutex<State>>,
 }
 
 /// What it answers, and what it was asked.
-struct State {
+pub(crate) struct State {
     /// The status of questions for the DaemonSet at the agent's end, one after the other; then 200.
     refusals: Vec<u16>,
     /// How often it was asked for the DaemonSet at the end.
     asked: usize,
     /// The status of questions for tokens; 201 grants them.
-    tokens: u16,
+    pub(crate) tokens: u16,
     /// Whether it binds tokens to nodes.
     binds: bool,
     /// How many seconds a token lasts.
     lifetime: u64,
     /// The status of questions for pods with the plugin's token, and how often it was asked so.
-    pods: u16,
+    pub(crate) pods: u16,
     tried: usize,
     /// The status of the plugin's questions with the agent's token.
-    lent: u16,
+    pub(crate) lent: u16,
     /// Tokens that are accepted no more: their account was recreated.
     dead: usize,
     /// The paths of all pods and namespaces that were asked for as the plugin asks.
@@ -41,7 +41,7 @@ struct State {
     /// What tokens were asked for with, and which were given.
     requests: Vec<Value>,
     granted: Vec<String>,
-    events: Vec<String>,
+    pub(crate) events: Vec<String>,
     /// How often an agent that starts read the DaemonSet.
     looks: usize,
     /// The status of every question for the DaemonSet, where the agent has no right to ask.
@@ -51,7 +51,7 @@ struct State {
 }
 
 impl Api {
-    fn start(node: &mut Node) -> Self {
+    pub(crate) fn start(node: &mut Node) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let port = listener.local_addr().expect("an address").port();
         let state = Arc::new(Mutex::new(State {
@@ -83,7 +83,7 @@ impl Api {
         Self { state }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    pub(crate) fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -153,7 +153,7 @@ fn jwt(count: usize, lifetime: u64) -> String {
     format!("e30.{}.signature", URL_SAFE_NO_PAD.encode(body))
 }
 
-fn node() -> Node {
+pub(crate) fn node() -> Node {
     Node::new(&[("10-calico.conflist", CALICO)])
 }
 
@@ -323,6 +323,35 @@ fn an_agent_stays_ready_while_the_api_server_is_away() {
     agent.wait_ready();
 }
 
+/// `kubectl describe` shows events that have the pod's UID.
+#[test]
+fn the_agents_pod_has_one_event_for_each_change_of_readiness() {
+    let mut node = node();
+    let api = Api::start(&mut node);
+    let pod = json!({"metadata": {"name": "istio-cni-node-x", "namespace": "istio-system", "uid": "uid-1"}});
+    api.state().own_pod = vec![(200, pod.to_string())];
+    let agent = node.start_ready();
+    let reasons = || {
+        let state = api.state();
+        let events = state.events.iter().map(|event| serde_json::from_str::<Value>(event).expect("JSON"));
+        events.map(|event| event["reason"].as_str().unwrap_or_default().to_owned()).collect::<Vec<_>>()
+    };
+    assert_eq!(reasons(), [""; 0], "a start is no event");
+    fs::remove_file(node.path("net.d/10-calico.conflist")).expect("removes");
+    let reason = agent.wait_not_ready("no network configuration");
+    agent.wait("the event", || !reasons().is_empty());
+    (0..20).for_each(|_| assert_eq!(agent.readyz().expect("answers").0, 503));
+    node.write_conf("10-calico.conflist", CALICO);
+    agent.wait_ready();
+    agent.wait("the other event", || reasons().len() > 1);
+    assert_eq!(reasons(), ["AgentNotReady", "AgentReady"]);
+    let event: Value = serde_json::from_str(&api.state().events[0]).expect("JSON");
+    assert_eq!(event["message"], reason.trim_end());
+    let about = &event["involvedObject"];
+    assert_eq!((&about["name"], &about["uid"]), (&json!("istio-cni-node-x"), &json!("uid-1")));
+    assert_eq!(event["type"], "Warning");
+}
+
 #[test]
 fn an_add_that_fails_for_the_nodes_sake_counts_until_one_succeeds() {
     let mut node = node();
@@ -345,7 +374,7 @@ fn an_add_that_fails_for_the_nodes_sake_counts_until_one_succeeds() {
 }
 
 /// Sends the line that a plugin logs at the end of an ADD.
-fn report(node: &Node, decision: &str, code: u32, message: &str) {
+pub(crate) fn report(node: &Node, decision: &str, code: u32, message: &str) {
     let line = json!({
         "level": "info", "time": "2026-11-21T07:26:50.000001Z", "scope": "x", "msg": message,
         "pod": "shop/cart", "decision": decision, "code": code, "reason": "no_proxy", "ms": "total:1.0",

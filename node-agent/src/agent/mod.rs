@@ -7,7 +7,7 @@ mod shutdown;
 mod tests;
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use anyhow::anyhow;
@@ -21,6 +21,7 @@ use tokio::task::AbortHandle;
 use crate::ambient::add_event::AddEvents;
 use crate::ambient::controller::{self as ambient, AmbientController};
 use crate::cluster;
+use crate::cluster::events::EventPublisher;
 use crate::cluster::own::{self, WasReadable};
 use crate::cluster::runtime_classes::RuntimeHandlers;
 use crate::confine;
@@ -135,6 +136,8 @@ fn served(
         summary.begin(interval);
     }
     let served = Served {
+        events: EventPublisher::start("agent events", connection.clone(), metrics.clone(), &tasks),
+        transitions: Mutex::default(),
         installer,
         plugin: Arc::default(),
         state: Arc::new(AgentState::default()),
@@ -569,12 +572,8 @@ impl Agent {
             return;
         }
         self.events.insert(reason, now);
-        let (connection, metrics) = (self.served.connection.clone(), self.served.metrics.clone());
-        #[expect(clippy::disallowed_methods, reason = "an event is soon sent or lost; the log has it")]
-        tokio::spawn(async move {
-            let event = cluster::warning(connection.own_pod(), reason, text);
-            let _ = connection.publish(&metrics.events, event).await;
-        });
+        let about = self.served.connection.own_pod();
+        self.served.events.send(cluster::warning(about, reason, text));
     }
 }
 

@@ -12,7 +12,8 @@ const LONG: Duration = Duration::from_secs(600);
 const LOCALHOST: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
 /// All tasks that an agent may have.
-const TASKS: [&str; 17] = [
+const TASKS: [&str; 18] = [
+    "agent events",
     "DaemonSet lookup",
     "drift watch",
     "ambient mode",

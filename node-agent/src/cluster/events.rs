@@ -1,4 +1,4 @@
-//! Events about pods, sent one after the other: a slow API server does not delay who has something to report.
+//! Events, sent one after the other: a slow API server does not delay who has something to report.
 
 use std::sync::Arc;
 

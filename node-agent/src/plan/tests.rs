@@ -610,7 +610,7 @@ fn owned_as(file: &str) -> Want {
 
 #[test]
 fn an_owned_name_of_another_programs_file_is_refused() {
-    let setting = "ISTIO_OWNED_CNI_CONFIG_FILENAME";
+    let setting = "ISTIO_OWNED_CNI_CONFIG_FILENAME (chart: istioOwnedCNIConfigFileName)";
     let alone = [("10-calico.conflist", CALICO)];
     belongs_to_others(&alone, &owned_as("10-calico.conflist"), "10-calico.conflist", setting);
     let beside = [("00-multus.conflist", OTHER), ("10-calico.conflist", CALICO)];
@@ -692,8 +692,18 @@ fn a_standalone_name_of_another_programs_file_is_refused() {
     let want = |file: &str| Want { placement: Placement::Standalone { file: file.into() }, entry: entry() };
     let multus = r#"{"name":"m","type":"multus-shim"}"#;
     let files = [("00-multus.conf", multus), ("10-calico.conflist", CALICO)];
-    belongs_to_others(&files, &want("00-multus.conf"), "00-multus.conf", "CNI_CONF_NAME");
-    belongs_to_others(&[(STANDALONE_FILE, SINGLE)], &standalone(), STANDALONE_FILE, "CNI_CONF_NAME");
+    belongs_to_others(
+        &files,
+        &want("00-multus.conf"),
+        "00-multus.conf",
+        "CNI_CONF_NAME (chart: cniConfFileName)",
+    );
+    belongs_to_others(
+        &[(STANDALONE_FILE, SINGLE)],
+        &standalone(),
+        STANDALONE_FILE,
+        "CNI_CONF_NAME (chart: cniConfFileName)",
+    );
     assert_eq!(plan(&directory(&[("x.conf", "{"), ("y.conf", SINGLE)]), &want("x.conf")).edits, []);
 }
 
