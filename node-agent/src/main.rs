@@ -22,6 +22,7 @@ use install_cni::rights;
 use install_cni::settings::{AgentCommand, Problem, Settings, command_line};
 use privileges::keep_only;
 use settings_cli::{Line, ParsedArgs};
+use taint_controller::ControllerSettings;
 use tokio::runtime::Runtime;
 
 fn main() -> ExitCode {
@@ -59,7 +60,8 @@ fn main() -> ExitCode {
         AgentCommand::Run => run(settings, reloader, &logs),
         AgentCommand::Once => install_once(settings),
         AgentCommand::Uninstall => uninstall(settings),
-        AgentCommand::TaintController => taint_controller(settings),
+        AgentCommand::TaintController => block_on(taint_controller::run(for_the_cluster(settings))),
+        AgentCommand::CleanNodes => block_on(taint_controller::cleanup::run(for_the_cluster(settings))),
     };
     logs.flush();
     done
@@ -83,16 +85,15 @@ fn run(settings: Settings, reloader: Option<Reloader>, logs: &logging::Handle) -
     block_on(agent::run(settings, reloader, Some(logs.clone())))
 }
 
-fn taint_controller(settings: Settings) -> ExitCode {
-    let account = cluster::account(&settings);
-    block_on(taint_controller::run(taint_controller::ControllerSettings {
+fn for_the_cluster(settings: Settings) -> ControllerSettings {
+    ControllerSettings {
+        account: cluster::account(&settings),
         identity: settings.identity,
-        account,
         marking: settings.taint.marking,
         config_map: settings.taint.config_map,
         health: settings.serve.health,
         monitoring: settings.serve.monitoring,
-    }))
+    }
 }
 
 /// How long an idle thread is kept: for ever. At a limit on processes, work waits for an existing thread;

@@ -10,12 +10,12 @@ use crate::settings::{AgentCommand, RepairAction, Settings};
 pub fn needed(action: AgentCommand, settings: &Settings, reloads: bool) -> CapabilitySet {
     let ports = match action {
         AgentCommand::Run | AgentCommand::TaintController => of_ports(settings),
-        AgentCommand::Once | AgentCommand::Uninstall => CapabilitySet::empty(),
+        AgentCommand::Once | AgentCommand::Uninstall | AgentCommand::CleanNodes => CapabilitySet::empty(),
     };
     // The node's directories, and files in them, may belong to other users, and keep their owner.
     let files = CapabilitySet::DAC_OVERRIDE | CapabilitySet::CHOWN | CapabilitySet::FOWNER;
     match action {
-        AgentCommand::TaintController => ports,
+        AgentCommand::TaintController | AgentCommand::CleanNodes => ports,
         AgentCommand::Once | AgentCommand::Uninstall => files,
         AgentCommand::Run => files | ports | of_pods(settings, reloads),
     }

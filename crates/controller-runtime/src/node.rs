@@ -199,6 +199,12 @@ impl Node {
         self.status.conditions.iter().flatten().find(|condition| condition.r#type == of_type)
     }
 
+    /// Whether its kubelet reports that it is ready.
+    #[must_use]
+    pub fn is_ready(&self) -> bool {
+        self.condition("Ready").is_some_and(|ready| ready.status == "True")
+    }
+
     /// Whether it has the taint: this key and this effect, which is what the API server takes for one and the same.
     #[must_use]
     pub fn has(&self, taint: &Taint) -> bool {
@@ -258,6 +264,15 @@ impl Node {
             })
             .collect();
         (!changes.is_empty()).then_some(changes)
+    }
+
+    /// The strategic merge patch of the status that removes the condition of this type and keeps the others; none if the node has none.
+    #[must_use]
+    pub fn condition_removal(&self, of_type: &str) -> Option<Value> {
+        self.condition(of_type)?;
+        let removed = json!([{"$patch": "delete", "type": of_type}]);
+        // Another node of this name has another UID, and the server answers 409.
+        Some(json!({"metadata": {"uid": self.uid()}, "status": {"conditions": removed}}))
     }
 
     /// The strategic merge patch of the status that sets this condition and keeps the others; none if it is set already.

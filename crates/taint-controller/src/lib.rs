@@ -4,6 +4,7 @@
 //! what is on a node. [`model`], [`queue`], [`election`], `placement` and [`requirement`] are pure. A new leader knows nothing, and decides nothing
 //! before it has listed everything.
 
+pub mod cleanup;
 pub mod election;
 mod leader;
 mod leases;

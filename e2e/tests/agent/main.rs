@@ -4,6 +4,7 @@ mod agent;
 mod ambient;
 mod ambient_rules;
 mod broken;
+mod clean_nodes;
 mod cluster;
 mod controllers;
 mod deploy;

@@ -233,24 +233,40 @@ fn rules_of_ambient_mode_are_programmed_by_hand_with_the_documented_capabilities
     }
 }
 
+/// The program with these words, as a user without privileges.
+fn unprivileged(node: &Node, args: &[&str]) -> Command {
+    // In a folder that another user may read, unlike the folder of the build.
+    let program = node.path("install-cni");
+    fs::copy(node.command(&[]).get_program(), &program).expect("copies");
+    fs::set_permissions(node.path(""), fs::Permissions::from_mode(0o755)).expect("opens");
+    let mut command = Command::new(program);
+    command.args(args).env_clear().envs(&node.env);
+    let mut words =
+        ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"].map(str::to_owned).to_vec();
+    words.extend(only::<&str>(&[]));
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    prefixed(&words, &command)
+}
+
+#[test]
+fn the_clusters_nodes_are_cleaned_unprivileged() {
+    assert!(needs("install-cni clean-nodes", "frees nodes").expect("a row").is_empty());
+    let mut node = node(&[]);
+    let _api = cluster_with(&mut node, "node-1");
+    let done = unprivileged(&node, &["clean-nodes"]).output().expect("runs");
+    // It came as far as the API server.
+    let said = String::from_utf8_lossy(&done.stderr).into_owned();
+    assert!(said.contains("DaemonSet istio-cni-node has agents") && !said.contains("\twarn\t"), "{said}");
+}
+
 #[test]
 fn the_clusters_taint_controller_runs_unprivileged() {
     let needed = needs("install-cni taint-controller", "taints nodes").expect("a row");
     assert!(needed.is_empty());
     let mut node = node(&[("TAINT_AFTER", "1s")]);
     let api = cluster_with(&mut node, "late");
-
-    // In a folder that another user may read, unlike the folder of the build.
-    let program = node.path("install-cni");
-    fs::copy(node.command(&[]).get_program(), &program).expect("copies");
-    fs::set_permissions(node.path(""), fs::Permissions::from_mode(0o755)).expect("opens");
-    let mut command = Command::new(program);
-    command.args(["taint-controller", "--ctrlz_port=0"]).env_clear().envs(&node.env);
-    let mut words =
-        ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"].map(str::to_owned).to_vec();
-    words.extend(only(&needed));
-    let words: Vec<&str> = words.iter().map(String::as_str).collect();
-    let running = Background::start("taint-controller", &prefixed(&words, &command), &node.path("log"));
+    let command = unprivileged(&node, &["taint-controller", "--ctrlz_port=0"]);
+    let running = Background::start("taint-controller", &command, &node.path("log"));
     let running = running.expect("starts").killed_on_drop();
     until("the taint", LIMIT, &[&running], || {
         let node = api.object("/api/v1/nodes/late").unwrap_or_default();

@@ -192,6 +192,52 @@ fn the_taints_key_is_the_same_for_all_that_know_it() -> Result<()> {
     Ok(())
 }
 
+/// What `helm uninstall` starts once everything else is gone.
+#[test]
+fn nodes_are_cleaned_after_releases_that_write_on_them() -> Result<()> {
+    let hook = |values: &Value| -> Result<Vec<Value>> {
+        let mut objects = objects(&rendered(values)?)?;
+        objects.retain(|object| object["metadata"]["name"] == "istio-cni-cleanup");
+        Ok(objects)
+    };
+    let in_part = |scope: &str| json!({"nodeTaint": {"enabled": true}, "global": {"resourceScope": scope}});
+    for without in [json!({}), in_part("namespace"), in_part("cluster")] {
+        ensure!(hook(&without)?.is_empty(), "{without}");
+    }
+    for feature in ["nodeTaint", "nodeCondition", "taintController"] {
+        let objects = hook(&json!({feature: {"enabled": true}}))?;
+        let mut kinds: Vec<_> = objects.iter().filter_map(|object| object["kind"].as_str()).collect();
+        kinds.sort_unstable();
+        let all = ["ClusterRole", "ClusterRoleBinding", "Job", "Role", "RoleBinding", "ServiceAccount"];
+        ensure!(kinds == all, "{feature}: {kinds:?}");
+        for object in &objects {
+            let annotations = &object["metadata"]["annotations"];
+            ensure!(annotations["helm.sh/hook"] == "post-delete", "{object}");
+            // One that failed before is in nobody's way.
+            let policy = annotations["helm.sh/hook-delete-policy"].as_str().unwrap_or_default();
+            ensure!(policy.starts_with("before-hook-creation,hook-succeeded"), "{object}");
+        }
+    }
+    let own = json!({
+        "nodeTaint": {"enabled": true, "key": "example.com/t"},
+        "env": {"TAINT_OLD_KEYS": "old-1,old-2", "NODE_CONDITION_TYPE": "example.com/C"},
+    });
+    let objects = hook(&own)?;
+    let spec = &find(&objects, "Job", "istio-cni-cleanup")?["spec"];
+    let (pod, helms_patience) = (&spec["template"], 300);
+    ensure!(spec["activeDeadlineSeconds"].as_u64().is_some_and(|seconds| seconds < helms_patience), "{spec}");
+    ensure!(pod["metadata"]["labels"]["k8s-app"].is_null(), "it would wait for itself: {pod}");
+    for (name, value) in [
+        ("TAINT_KEY", "example.com/t"),
+        ("TAINT_OLD_KEYS", "old-1,old-2"),
+        ("NODE_CONDITION_TYPE", "example.com/C"),
+    ] {
+        let env = pod["spec"]["containers"][0]["env"].as_array().context("no env")?;
+        ensure!(env.contains(&json!({"name": name, "value": value})), "{env:?}");
+    }
+    Ok(())
+}
+
 #[test]
 fn the_policy_needs_an_api_server_that_knows_it() -> Result<()> {
     let on = ["--set", "ownNodePolicy.enabled=true,proxyUserPolicy.enabled=true", "--kube-version"];
@@ -457,7 +503,7 @@ fn without_a_cluster_helm_has_to_be_told_whether_ambient_mode_is_on() -> Result<
 #[test]
 fn ambient_mode_brings_its_rights_mounts_and_settings_and_nothing_is_left_without_it() -> Result<()> {
     let on = |set: &str| -> Result<Vec<Value>> {
-        let args = ["--skip-tests", "--set", &format!("repair.enabled=false,{set}")];
+        let args = ["--no-hooks", "--set", &format!("repair.enabled=false,{set}")];
         objects(&rendering_as_given(&args)?.ok()?.stdout)
     };
     let ambient = on("ambient.enabled=true")?;

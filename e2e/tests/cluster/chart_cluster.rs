@@ -8,14 +8,13 @@ use std::path::PathBuf;
 use std::thread;
 
 use crate::chart_support::{
-    NAMESPACE, RELEASE, changes, chart, daemon_set, expect, helm, objects, rendered, rendering, seen,
+    NAMESPACE, changes, chart, daemon_set, expect, helm, objects, release, rendered, rendering, seen,
     values_files, yaml,
 };
 use anyhow::{Context, Result, ensure};
 use e2e::kube::ApiServer;
 use serde_json::{Value, json};
 use tempfile::TempDir;
-use test_support::process::Output;
 
 const PLATFORMS: [&str; 6] = ["gke", "k3d", "k3s", "microk8s", "minikube", "openshift"];
 const PROFILES: [&str; 5] = ["default", "demo", "preview", "remote", "stable"];
@@ -152,13 +151,6 @@ fn cluster() -> Result<ApiServer> {
     let api = ApiServer::start()?;
     api.create_namespace(NAMESPACE)?;
     Ok(api)
-}
-
-/// Runs one of Helm's commands on the release.
-fn release(api: &ApiServer, command: &str, args: &[&str]) -> Result<Output> {
-    let mut all = vec![command, RELEASE, "--namespace", NAMESPACE];
-    all.extend(args);
-    helm(Some(api), &all)
 }
 
 #[test]

@@ -17,7 +17,10 @@ use crate::settings::{AgentCommand, Settings, TemplateSource};
 pub fn begin(action: AgentCommand, settings: &Settings, folder: Option<&Path>) {
     let level = match action {
         AgentCommand::Run => log::Level::Info,
-        AgentCommand::Once | AgentCommand::Uninstall | AgentCommand::TaintController => log::Level::Debug,
+        AgentCommand::Once
+        | AgentCommand::Uninstall
+        | AgentCommand::TaintController
+        | AgentCommand::CleanNodes => log::Level::Debug,
     };
     if !settings.landlock {
         log::log!(target: SCOPE, level, "not confined by Landlock: LANDLOCK is false");
@@ -44,7 +47,7 @@ fn try_begin(action: AgentCommand, settings: &Settings, folder: Option<&Path>) -
             folder.into_iter().for_each(|folder| drop(fs::create_dir_all(folder)));
         }
         AgentCommand::Once => drop(once::prepare(&settings.paths)),
-        AgentCommand::Uninstall | AgentCommand::TaintController => {}
+        AgentCommand::Uninstall | AgentCommand::TaintController | AgentCommand::CleanNodes => {}
     }
     let reads_processes = action == AgentCommand::Run && reads_processes(settings, folder.is_some());
     if reads_processes && capabilities::has(SYS_PTRACE) != Some(false) {

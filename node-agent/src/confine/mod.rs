@@ -83,7 +83,7 @@ pub fn allowed(
             }
             named(settings, template).iter().for_each(|path| allow(Access::Read, path));
         }
-        AgentCommand::TaintController => {}
+        AgentCommand::TaintController | AgentCommand::CleanNodes => {}
     }
     allow(Access::Read, &paths.service_account);
     if let Trust::Authority(file) = &settings.kubeconfig.trust {

@@ -27,6 +27,8 @@ pub enum AgentCommand {
     Uninstall,
     /// Taint nodes of the cluster whose agent is not there.
     TaintController,
+    /// Take conditions and taints from the cluster's nodes, once agents are gone.
+    CleanNodes,
 }
 
 /// Texts of help and manual besides the flags.
@@ -46,11 +48,11 @@ const PAGES: Pages = Pages {
     exit_status: &[
         (
             0,
-            "Done: ended by SIGTERM or SIGINT; with install --once, the runtime calls the plugin; with uninstall, nothing is left.",
+            "Done: ended by SIGTERM or SIGINT; with install --once, the runtime calls the plugin; with uninstall, nothing is left; with clean-nodes, every node is clean.",
         ),
         (
             1,
-            "A flag or variable is wrong, or something the start needs is missing: nothing on the node was changed. With install --once, pods would not be redirected; with uninstall, not everything could be removed, or an agent runs. The log has the reason.",
+            "A flag or variable is wrong, or something the start needs is missing: nothing on the node was changed. With install --once, pods would not be redirected; with uninstall, not everything could be removed, or an agent runs; with clean-nodes, some nodes were not reached. The log has the reason.",
         ),
     ],
     files: &[
@@ -71,6 +73,7 @@ impl AgentCommand {
             Some((name, of)) if name == INSTALL && of.get_flag(ONCE) => Self::Once,
             Some((name, _)) if name == UNINSTALL => Self::Uninstall,
             Some((name, _)) if name == TAINT_CONTROLLER => Self::TaintController,
+            Some((name, _)) if name == CLEAN_NODES => Self::CleanNodes,
             Some(_) | None => Self::Run,
         }
     }
@@ -92,6 +95,7 @@ const INSTALL: &str = "install";
 const UNINSTALL: &str = "uninstall";
 const ONCE: &str = "once";
 const TAINT_CONTROLLER: &str = "taint-controller";
+const CLEAN_NODES: &str = "clean-nodes";
 
 /// The command line.
 #[must_use]
@@ -106,6 +110,8 @@ pub fn command_line() -> CommandLine {
         .about("Remove the plugin from the node: entry, kubeconfig, binary");
     let taint_controller = Command::new(TAINT_CONTROLLER)
         .about("Run in the cluster instead of on a node: taint nodes without a ready agent");
+    let clean_nodes = Command::new(CLEAN_NODES)
+        .about("Run in the cluster after the agents: remove their conditions and taints from every node");
     CommandLine {
         name: "install-cni",
         about: "Puts the istio-cni plugin on the node and keeps it there",
@@ -114,7 +120,7 @@ pub fn command_line() -> CommandLine {
         rows: SETTINGS.to_vec(),
         operands: &[],
         ignores_rest: true,
-        commands: vec![install, uninstall, taint_controller, ambient_command::in_help()],
+        commands: vec![install, uninstall, taint_controller, clean_nodes, ambient_command::in_help()],
     }
 }
 
@@ -168,8 +174,7 @@ impl<'a> Raw<'a> {
                 (None, None) => (setting, Origin::Default(setting.name()), setting.default.to_owned()),
             }
         };
-        let needs_server =
-            matches!(AgentCommand::of(given), AgentCommand::Run | AgentCommand::TaintController);
+        let needs_server = !matches!(AgentCommand::of(given), AgentCommand::Once | AgentCommand::Uninstall);
         let problems = given.refused.iter().map(|(word, problem)| Problem {
             origin: "command line".to_owned(),
             value: Some(word.clone()),
@@ -326,7 +331,7 @@ impl<'a> Raw<'a> {
 
     /// Whether this is for the cluster instead of a node.
     pub(super) fn is_for_cluster(&self) -> bool {
-        AgentCommand::of(self.given) == AgentCommand::TaintController
+        matches!(AgentCommand::of(self.given), AgentCommand::TaintController | AgentCommand::CleanNodes)
     }
 
     /// Whether a switch is on, or cannot be read.

@@ -39,6 +39,13 @@ pub fn helm(api: Option<&ApiServer>, args: &[&str]) -> Result<Output> {
     process::run(&mut command, SHORT)
 }
 
+/// Has Helm do something with the release.
+pub fn release(api: &ApiServer, command: &str, args: &[&str]) -> Result<Output> {
+    let mut all = vec![command, RELEASE, "--namespace", NAMESPACE];
+    all.extend(args);
+    helm(Some(api), &all)
+}
+
 /// The chart rendered with further arguments, however that ends. Where these do not turn ambient mode on, none is: no cluster shows it.
 pub fn rendering(args: &[&str]) -> Result<Output> {
     let stated = tempfile::NamedTempFile::new()?;
@@ -60,9 +67,9 @@ pub fn rendered(values: &Value) -> Result<String> {
     rendered_with(values, &[])
 }
 
-/// The same without the pod of `helm test`.
+/// The same without what is for a part of a release's life: the pod of `helm test`, and what cleans nodes.
 pub fn rendered_without_tests(values: &Value) -> Result<String> {
-    rendered_with(values, &["--skip-tests"])
+    rendered_with(values, &["--no-hooks"])
 }
 
 /// The pod of `helm test` alone.

@@ -5,12 +5,12 @@
 use std::collections::BTreeSet;
 
 use crate::agent_support::{
-    LOOPBACK, POD, agent_pod, apply_manifest, assert_redirected, ensure_redirectctl_works, import_image,
-    is_ready, metric, wait_loaded,
+    LOOPBACK, POD, agent_pod, apply_manifest, assert_redirected, ensure_redirectctl_works, entries,
+    import_image, import_image_as, is_ready, metric, wait_loaded, wait_rolled_out,
 };
-use crate::chart_support::rendered_without_tests;
+use crate::chart_support::{NAMESPACE, chart, release, rendered_without_tests};
 use anyhow::{Context, Result, ensure};
-use e2e::kube::ApiServer;
+use e2e::kube::{ApiServer, Controllers};
 use e2e::node::{Node, sidecar_pod};
 use serde_json::{Value, json};
 use test_support::process::until;
@@ -89,4 +89,41 @@ fn the_agent_installs_probes_and_heals_under_its_own_seccomp_profile() -> Result
     let log = agent.log("install-cni")?;
     ensure!(!log.contains("not permitted") && !log.contains("\terror\t"), "{log}");
     ensure_redirectctl_works(&agent, &[("web", "verified")])
+}
+
+/// Agents lose their rights with the release, before they end.
+#[test]
+fn helm_uninstall_leaves_neither_condition_nor_taint_on_a_node() -> Result<()> {
+    const TAINT: &str = "cni.istio.io/not-ready";
+    let api = ApiServer::start()?;
+    api.create_namespace(NAMESPACE)?;
+    let node = Node::joined(&api)?;
+    let _service = node.as_usual()?;
+    let controllers = Controllers::start_with(&api, &["job-controller"])?;
+    import_image_as(&node, concat!("localhost/install-cni:", env!("CARGO_PKG_VERSION")), "")?;
+    release(&api, "install", &[&chart().display().to_string(), "--set", "nodeTaint.enabled=true"])?.ok()?;
+    wait_rolled_out(&api, &node, &controllers)?;
+    let marks = || -> Result<(bool, bool)> {
+        let object = api.get("node", "", node.name())?;
+        let has = |list: &str, key: &str, value: &str| {
+            let list = object.pointer(list).and_then(Value::as_array);
+            list.into_iter().flatten().any(|one| one[key] == value)
+        };
+        Ok((has("/status/conditions", "type", "cni.istio.io/Ready"), has("/spec/taints", "key", TAINT)))
+    };
+    until("the condition without the taint", POD, &controllers.processes(), || {
+        Ok((marks()? == (true, false)).then_some(()))
+    })?;
+    // The agent does not see it before its end: it reads its node once in a minute.
+    api.kubectl(&["taint", "nodes", node.name(), &format!("{TAINT}:NoSchedule")])?;
+
+    release(&api, "uninstall", &[])?.ok()?;
+    ensure!(marks()? == (false, false), "{:?} {}", marks()?, api.get("node", "", node.name())?);
+    ensure!(!entries(&node)?.contains("istio-cni"), "{}", entries(&node)?);
+    for kinds in ["daemonsets,jobs,pods,serviceaccounts,roles", "clusterroles,clusterrolebindings"] {
+        let left = api.list(kinds, if kinds.contains("jobs") { NAMESPACE } else { "" })?;
+        let mut names = left.iter().filter_map(|object| object["metadata"]["name"].as_str());
+        ensure!(!names.any(|name| name.starts_with("istio-cni")), "{left:#?}");
+    }
+    Ok(())
 }

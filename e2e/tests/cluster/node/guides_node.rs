@@ -127,7 +127,7 @@ fn the_guides_lead_from_istios_agent_to_verified_pods_and_back() -> Result<()> {
     let (registry, node) = (Registry::start()?, Node::joined(&api)?);
     let _service = node.as_usual()?;
     let _registry_on_node = node.reach(registry.port)?;
-    let controllers = Controllers::start(&api)?;
+    let controllers = Controllers::start_with(&api, &["job-controller"])?;
     import_packed(&node, "install-cni", STAND_IN, crate::guides_cluster::programs()?.as_ref())?;
     let station = Workstation::start(&api, &registry)?;
     station.install_istio()?;

@@ -1,0 +1,154 @@
+//! What agents and controllers wrote on nodes and could not take back, because their rights went before they ended: removed once they are gone.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use anyhow::bail;
+use controller_runtime::cluster::{Cluster, Connection};
+use controller_runtime::daemon_set::{self, is_deleted};
+use controller_runtime::node::{NODES, Node, NodeMarking, RequestedTaint};
+use controller_runtime::resync::{Freshness, Keep, Limits, Selection, Source};
+use controller_runtime::{ChangeError, SCOPE};
+use serde_json::Value;
+use tokio::time::{Instant, sleep};
+
+use crate::{AGENTS, ControllerSettings};
+
+/// How long agents may take to end. The chart gives them less.
+const AGENTS_PATIENCE: Duration = Duration::from_secs(120);
+/// The pauses between two lists of agents.
+const FIRST_PAUSE: Duration = Duration::from_millis(500);
+const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+
+/// Waits until no agent runs on a node that is Ready, then takes conditions and taints from every node.
+///
+/// # Errors
+/// Agents may come back, the API server cannot be asked, or some nodes are not clean: it names them.
+pub async fn run(settings: ControllerSettings) -> anyhow::Result<()> {
+    let connection = Connection::new(settings.account, settings.identity);
+    let cluster = connection.get()?;
+    if daemon_set::find(&cluster).await?.is_some_and(|found| !is_deleted(&found)) {
+        let name = &cluster.identity().daemon_set;
+        bail!(
+            "DaemonSet {name} has agents, which write on nodes and take that back as they end; delete it first"
+        );
+    }
+    let (nodes, agents) = after_the_agents(&cluster).await?;
+    let mut unclean = Vec::new();
+    for node in &nodes {
+        let cleaned = clean(&cluster, node, &settings.marking).await;
+        if !report(node, agents.contains(node.name()), &cleaned) {
+            unclean.push(node.name());
+        }
+    }
+    if !unclean.is_empty() {
+        bail!("{} of {} nodes are not clean: {}", unclean.len(), nodes.len(), unclean.join(", "));
+    }
+    log::info!(target: SCOPE, nodes = nodes.len(); "every node is clean");
+    Ok(())
+}
+
+/// The nodes, and the names of those whose agents have not ended.
+async fn after_the_agents(cluster: &Cluster) -> anyhow::Result<(Vec<Node>, BTreeSet<String>)> {
+    let namespace = &cluster.identity().namespace;
+    let (started, mut pause) = (Instant::now(), FIRST_PAUSE);
+    loop {
+        let pods = format!("/api/v1/namespaces/{namespace}/pods");
+        let agents = list(cluster, (pods, "PodList"), AGENTS, node_of_agent).await?;
+        let nodes = list(cluster, (NODES.to_owned(), "NodeList"), "", Node::of).await?;
+        let agents: BTreeSet<String> = agents.into_iter().collect();
+        // An agent that its node's kubelet cannot end is not waited for.
+        let is_awaited = nodes.iter().any(|node| node.is_ready() && agents.contains(node.name()));
+        if !is_awaited || started.elapsed() >= AGENTS_PATIENCE {
+            return Ok((nodes, agents));
+        }
+        sleep(pause).await;
+        pause = (pause * 2).min(LONGEST_PAUSE);
+    }
+}
+
+/// The node of an agent that has not ended.
+fn node_of_agent(pod: &Value) -> Option<String> {
+    let has_ended = matches!(pod["status"]["phase"].as_str(), Some("Succeeded" | "Failed"));
+    pod["spec"]["nodeName"].as_str().filter(|_| !has_ended).map(str::to_owned)
+}
+
+async fn list<K>(
+    cluster: &Cluster,
+    (path, kind): (String, &'static str),
+    labels: &str,
+    keep: K,
+) -> anyhow::Result<Vec<K::Kept>>
+where
+    K: Keep<Kept: Send> + Clone + Send + 'static,
+{
+    let source = Source { path, kind, limits: Limits::OF_NODES };
+    let of = Selection { fields: String::new(), labels: labels.to_owned() };
+    Ok(cluster.list(&source, &of, Freshness::Newest, keep).await?.kept)
+}
+
+/// Takes from a node what agents and controllers write; what that was.
+async fn clean(cluster: &Cluster, node: &Node, marking: &NodeMarking) -> Result<Vec<String>, ChangeError> {
+    let mut taken = Vec::new();
+    if cluster.set_taint(node, &marking.taint, &marking.old_keys, RequestedTaint::Free).await? {
+        taken.push(format!("taint {}", marking.taint.key));
+    }
+    if let Some(patch) = node.condition_removal(&marking.condition_type) {
+        cluster.patch_node_status(node.name(), patch).await?;
+        taken.push(format!("condition {}", marking.condition_type));
+    }
+    Ok(taken)
+}
+
+/// Logs what became of a node; whether it is clean. `has_agent`: whether its agent has not ended.
+fn report(node: &Node, has_agent: bool, cleaned: &Result<Vec<String>, ChangeError>) -> bool {
+    let name = node.name();
+    let is_reached = node.is_ready() && !has_agent;
+    match cleaned {
+        Ok(taken) if taken.is_empty() => {}
+        Ok(taken) => log::info!(target: SCOPE, node = name; "removed {}", taken.join(", ")),
+        Err(ChangeError::Gone) => return true,
+        Err(error) => {
+            log::error!(target: SCOPE, node = name; "{error}; kubectl redirect cleanup tries again");
+        }
+    }
+    if !is_reached {
+        let why = if has_agent { "its agent has not ended" } else { "it is not Ready" };
+        log::warn!(target: SCOPE, node = name; "not reached: {why}, so the plugin may still be there; run install-cni uninstall on it");
+    }
+    is_reached && cleaned.is_ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn node(ready: &str) -> Node {
+        let conditions = json!([{"type": "Ready", "status": ready}]);
+        Node::of(&json!({"metadata": {"name": "n", "uid": "u"}, "status": {"conditions": conditions}}))
+            .expect("a node")
+    }
+
+    #[test]
+    fn a_node_is_clean_if_it_was_reached_and_has_nothing() {
+        let refused = || Err(ChangeError::Refused(String::new()));
+        for (ready, has_agent, cleaned, is_clean) in [
+            ("True", false, Ok(vec!["taint x".to_owned()]), true),
+            ("True", false, refused(), false),
+            ("True", true, Ok(Vec::new()), false),
+            ("Unknown", false, Ok(Vec::new()), false),
+            ("Unknown", true, Err(ChangeError::Gone), true),
+        ] {
+            assert_eq!(report(&node(ready), has_agent, &cleaned), is_clean, "{ready} {has_agent}");
+        }
+    }
+
+    #[test]
+    fn agents_that_have_ended_run_nowhere() {
+        let pod = |phase: &str| json!({"spec": {"nodeName": "n"}, "status": {"phase": phase}});
+        assert_eq!(node_of_agent(&pod("Running")).as_deref(), Some("n"));
+        assert_eq!(node_of_agent(&pod("Failed")), None);
+        assert_eq!(node_of_agent(&json!({"spec": {}, "status": {"phase": "Pending"}})), None);
+    }
+}
