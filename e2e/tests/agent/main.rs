@@ -3,6 +3,7 @@
 mod agent;
 mod ambient;
 mod ambient_rules;
+mod breakages;
 mod broken;
 mod clean_nodes;
 mod cluster;

@@ -1,0 +1,90 @@
+//! What breaks on a node, and that everyone who shows whether its agent is ready names the same cause: the table of docs/tasks/troubleshooting.md.
+
+use std::collections::BTreeMap;
+use std::fs;
+
+use e2e::agent::{Agent, Node};
+use e2e::guides::project;
+use serde_json::Value;
+
+use crate::cluster::{Api, node, report};
+
+/// Breaks something of a node on which all was well.
+type Break = fn(&Node, &Api);
+
+const CONFLIST: &str = "10-calico.conflist";
+
+/// By the words of the page.
+fn breakages() -> BTreeMap<&'static str, Break> {
+    BTreeMap::from([
+        (
+            "The network configuration is deleted",
+            (|node, _| fs::remove_file(node.path("net.d").join(CONFLIST)).expect("removes")) as Break,
+        ),
+        ("The network configuration cannot be loaded", |node, _| node.write_conf(CONFLIST, "{broken")),
+        ("A file in front of it cannot be loaded", |node, _| node.write_conf("05-new.conflist", "{broken")),
+        ("Neither the plugin's account nor the agent's may read pods", |node, api| {
+            let mut state = api.state();
+            (state.tokens, state.pods, state.lent) = (403, 403, 403);
+            drop(state);
+            report(node, "fail", 101, "the API server does not let this plugin read pods (403)");
+        }),
+        ("Both accounts are deleted", |node, api| {
+            let mut state = api.state();
+            (state.tokens, state.pods, state.lent) = (401, 401, 401);
+            drop(state);
+            report(node, "fail", 11, "the API server does not accept the credentials (401)");
+        }),
+        ("The kernel refuses the rules of a pod", |node, _| {
+            report(node, "fail", 7, "cannot redirect the pod: the kernel lacks nf_tables");
+        }),
+    ])
+}
+
+/// The rows of the page: what breaks, and the words of the cause.
+fn rows() -> Vec<(String, String)> {
+    let page = fs::read_to_string(project().join("docs/tasks/troubleshooting.md")).expect("a page");
+    let lines = page.lines().skip_while(|line| !line.starts_with("| what breaks |")).skip(2);
+    let cells = |line: &str| -> Vec<String> {
+        line.trim_matches('|').split('|').map(|cell| cell.trim().to_owned()).collect()
+    };
+    lines
+        .take_while(|line| line.starts_with('|'))
+        .map(|line| match &cells(line)[..] {
+            [what, words] => (what.clone(), words.trim_matches('`').to_owned()),
+            other => panic!("not two cells: {other:?}"),
+        })
+        .collect()
+}
+
+/// The messages of the events with a reason.
+fn events(api: &Api, reason: &str) -> Vec<String> {
+    let state = api.state();
+    let events = state.events.iter().map(|event| serde_json::from_str::<Value>(event).expect("JSON"));
+    let of_reason = events.filter(|event| event["reason"] == reason);
+    of_reason.map(|event| event["message"].as_str().unwrap_or_default().to_owned()).collect()
+}
+
+/// Health, the pod's event and the gauge of the alert.
+fn ensure_all_agree(agent: &Agent<'_>, api: &Api, words: &str) {
+    let said = agent.wait_not_ready(words);
+    agent.wait("the event", || !events(api, "AgentNotReady").is_empty());
+    let told = events(api, "AgentNotReady");
+    assert!(told.len() == 1 && told[0].contains(words), "{words}: {told:?}, readyz: {said}");
+    assert_eq!(agent.metric("istio_cni_install_ready"), 0.0, "{words}");
+}
+
+#[test]
+fn whatever_breaks_everyone_names_the_same_cause() {
+    let mut breakages = breakages();
+    for (what, words) in rows() {
+        let breaks = breakages.remove(what.as_str()).unwrap_or_else(|| panic!("not tried: {what}"));
+        let mut node = node();
+        node.use_real_plugin();
+        let api = Api::start(&mut node);
+        let agent = node.start_ready();
+        breaks(&node, &api);
+        ensure_all_agree(&agent, &api, &words);
+    }
+    assert!(breakages.is_empty(), "not on the page: {:?}", breakages.keys());
+}
