@@ -200,15 +200,16 @@ fn first(rules: &TraceRules, packets: &Packets, given: &Given, work: &mut Work, 
             if work.left == 0 {
                 found.are_all = false;
                 found.unknown.insert(Unknown::Work);
-                work.ended_in = work.ended_in.or(walk.calls.first().map(|call| call.chain)).or(walk.in_base);
+                work.ended_in =
+                    work.ended_in.or(walk.now.calls.first().map(|call| call.chain)).or(walk.now.in_base);
                 break Some(Fate::Unknown);
             }
             work.spend(walk.cost().saturating_add(core::mem::take(&mut walk.spent)));
             match walk.step() {
                 Ok(None) if found.are_doubtful && walk.is_at_a_fork() => {
                     // Walks that have become equal continue as one.
-                    work.spend(walk.packets.ranges());
-                    if !known.insert(walk.state()) {
+                    work.spend(walk.now.packets.ranges());
+                    if !known.insert(walk.now.clone()) {
                         break None;
                     }
                 }
@@ -320,18 +321,33 @@ struct Call {
 struct Walk<'a> {
     rules: &'a TraceRules,
     given: &'a Given,
-    packets: Packets,
-    point: Point,
+    now: Now,
     /// What it assumes at this point about the unknown, ...
     assumed: Vec<bool>,
     /// ... and how many of these assumptions the step has used.
     asked: usize,
+    /// Whether it was never sent, for want of a route.
+    is_unsent: bool,
+    records: bool,
+    steps: Vec<TraceEvent>,
+    decided: Option<usize>,
+    /// The step of the rule at hand.
+    rule_step: Option<usize>,
+    /// Work of the last step beyond what each costs.
+    spent: usize,
+}
+
+/// All that decides about the rest of a walk's way, and about what is said of its end: walks that are equal in it continue as one.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+struct Now {
+    packets: Packets,
+    point: Point,
     hook: Hook,
     /// Whether it is at an interface, before or behind that hook.
     device: Option<Direction>,
     /// The base chains of the hook or interface that are to come.
     to_come: Vec<usize>,
-    /// The base chain it is in, or has just left, ...
+    /// The base chain it is in, ...
     in_base: Option<usize>,
     /// ... and the chains that led here: the current one first.
     calls: Vec<Call>,
@@ -339,8 +355,6 @@ struct Walk<'a> {
     base_rule: Option<usize>,
     came_in: Interface,
     goes_out: Interface,
-    /// Whether it was never sent, for want of a route.
-    is_unsent: bool,
     /// What routing says of a packet for the pod itself that it sends out: the number of its words.
     strays: Option<usize>,
     /// By which it leaves behind the hook, where rules of the hook have had it routed again: they see the one it had before.
@@ -369,34 +383,14 @@ struct Walk<'a> {
     /// The rule of TPROXY that has chosen its socket.
     handed_over: Option<ChainRule>,
     causes: Causes,
-    records: bool,
-    steps: Vec<TraceEvent>,
-    decided: Option<usize>,
-    /// The step of the rule at hand.
-    rule_step: Option<usize>,
-    /// Work of the last step beyond what each costs.
-    spent: usize,
 }
 
-/// All that decides about the rest of a walk's way.
-type State = (
-    (Packets, Point, Hook, Option<Direction>, Vec<usize>),
-    (Interface, Interface, Option<Interface>, bool, bool, MarkNow, MarkNow),
-    (Option<SocketAddr>, bool, Tracking, Option<u16>, bool, bool),
-    (Option<Fate>, Option<ChainRule>, Causes),
-);
-
-impl<'a> Walk<'a> {
-    fn new(rules: &'a TraceRules, packets: Packets, given: &'a Given, records: bool) -> Self {
+impl Now {
+    fn of(packets: Packets, is_local: bool) -> Self {
         let (mark, connection_mark) = (MarkNow::of(Field::Mark), MarkNow::of(Field::ConnMark));
-        let is_local = given.is_local;
         Self {
-            rules,
-            given,
             packets,
             point: if is_local { Point::Sent } else { Point::Device(Direction::Ingress) },
-            assumed: Vec::new(),
-            asked: 0,
             hook: Hook::Output,
             device: None,
             to_come: Vec::new(),
@@ -405,7 +399,6 @@ impl<'a> Walk<'a> {
             base_rule: None,
             came_in: if is_local { Interface::None } else { Interface::Own },
             goes_out: Interface::None,
-            is_unsent: false,
             strays: None,
             routed: None,
             has_owner: is_local,
@@ -424,6 +417,28 @@ impl<'a> Walk<'a> {
             captured: None,
             handed_over: None,
             causes: Causes::default(),
+        }
+    }
+
+    /// It leaves the base chain: what was only said of that is forgotten.
+    fn leaves_base(&mut self) {
+        self.calls.clear();
+        (self.in_base, self.base_rule) = (None, None);
+        (self.mark_before, self.destination_before) = (self.mark, self.destination);
+        self.point = Point::Base;
+    }
+}
+
+impl<'a> Walk<'a> {
+    fn new(rules: &'a TraceRules, packets: Packets, given: &'a Given, records: bool) -> Self {
+        let now = Now::of(packets, given.is_local);
+        Self {
+            rules,
+            given,
+            now,
+            assumed: Vec::new(),
+            asked: 0,
+            is_unsent: false,
             records,
             steps: Vec::new(),
             decided: None,
@@ -434,15 +449,15 @@ impl<'a> Walk<'a> {
 
     fn ended(self, fate: Fate) -> TracePath {
         let remembered = self.remembered(fate);
-        let mark = self.mark_routed.unwrap_or(self.mark).value(&self.packets);
+        let mark = self.now.mark_routed.unwrap_or(self.now.mark).value(&self.now.packets);
         TracePath {
-            packets: self.packets,
+            packets: self.now.packets,
             fate,
             steps: self.steps,
             decided: self.decided.filter(|_| self.records),
             is_unsent: self.is_unsent,
-            causes: self.causes,
-            zone: self.zone,
+            causes: self.now.causes,
+            zone: self.now.zone,
             mark,
             remembered,
         }
@@ -450,15 +465,15 @@ impl<'a> Walk<'a> {
 
     /// What connection tracking has kept of a lost connection, if rules have changed its mark.
     fn remembered(&self, fate: Fate) -> Option<Remembered> {
-        let is_kept = self.has_been_sent() && self.tracking == Tracking::Seen;
-        let is_tcp = self.packets.get(Field::Protocol).single() == Some(Protocol::Tcp.number().into());
-        let is_marked = self.connection_mark != MarkNow::of(Field::ConnMark);
+        let is_kept = self.has_been_sent() && self.now.tracking == Tracking::Seen;
+        let is_tcp = self.now.packets.get(Field::Protocol).single() == Some(Protocol::Tcp.number().into());
+        let is_marked = self.now.connection_mark != MarkNow::of(Field::ConnMark);
         let is_lost = matches!(fate, Fate::Dropped | Fate::Rejected);
         if !(is_lost && is_kept && is_tcp && is_marked) || self.given.repeats.is_some() {
             return None;
         }
-        let mark = self.connection_mark.value(&self.packets)?;
-        let translated = self.destination.map(|to| (to, self.captured));
+        let mark = self.now.connection_mark.value(&self.now.packets)?;
+        let translated = self.now.destination.map(|to| (to, self.now.captured));
         Some(Remembered { mark, translated })
     }
 
@@ -466,7 +481,7 @@ impl<'a> Walk<'a> {
     fn cost_of(&self, split: &Split) -> (usize, usize) {
         match split {
             Split::By(field, set) => {
-                (2, set.ranges().len().saturating_add(self.packets.get(*field).ranges().len()) / 16)
+                (2, set.ranges().len().saturating_add(self.now.packets.get(*field).ranges().len()) / 16)
             }
             Split::Into(_, sets) => (sets.len(), sets.len()),
             Split::Unknown(_) => (2, 0),
@@ -480,19 +495,19 @@ impl<'a> Walk<'a> {
         (other.decided, other.rule_step) = (None, None);
         match split {
             Split::By(field, set) => {
-                let all = self.packets.get(field);
+                let all = self.now.packets.get(field);
                 let (inside, outside) = (all.and(&set), all.without(&set));
-                other.packets.set(field, inside);
-                self.packets.set(field, outside);
+                other.now.packets.set(field, inside);
+                self.now.packets.set(field, outside);
             }
             Split::Into(field, sets) => {
                 let mut sets = sets.into_iter();
                 if let Some(own) = sets.next() {
-                    self.packets.set(field, own);
+                    self.now.packets.set(field, own);
                 }
                 open.extend(sets.map(|set| {
                     let mut one = other.clone();
-                    one.packets.set(field, set);
+                    one.now.packets.set(field, set);
                     one
                 }));
                 return;
@@ -507,42 +522,18 @@ impl<'a> Walk<'a> {
 
     /// Whether walks with different histories may have the same future.
     const fn is_at_a_fork(&self) -> bool {
-        matches!(self.point, Point::Base)
-    }
-
-    fn state(&self) -> State {
-        (
-            (self.packets.clone(), self.point, self.hook, self.device, self.to_come.clone()),
-            (
-                self.came_in,
-                self.goes_out,
-                self.routed,
-                self.has_owner,
-                self.is_reclassed,
-                self.mark,
-                self.connection_mark,
-            ),
-            (
-                self.destination,
-                self.is_source_translated,
-                self.tracking,
-                self.zone,
-                self.is_bound,
-                self.is_source_bound,
-            ),
-            (self.captured, self.handed_over, self.causes),
-        )
+        matches!(self.now.point, Point::Base)
     }
 
     /// What the next step costs.
     fn cost(&self) -> usize {
-        match self.point {
+        match self.now.point {
             Point::Rule => {
-                let ranges = self.packets.ranges().saturating_div(16);
+                let ranges = self.now.packets.ranges().saturating_div(16);
                 self.here().map_or(1, |(_, rule)| rule.cost).saturating_add(ranges)
             }
             Point::Statement(_) => 1,
-            Point::Base => self.to_come.len().saturating_add(1),
+            Point::Base => self.now.to_come.len().saturating_add(1),
             Point::Sent | Point::Hook(_) | Point::Device(_) | Point::Policy | Point::Left => 0,
         }
     }
@@ -550,7 +541,7 @@ impl<'a> Walk<'a> {
     /// Takes one step; returns where the walk ends, if it does.
     fn step(&mut self) -> Result<Option<Fate>, Split> {
         self.asked = 0;
-        let fate = match self.point {
+        let fate = match self.now.point {
             Point::Sent => self.sent()?,
             Point::Hook(hook) => {
                 self.begins(hook);
@@ -582,14 +573,14 @@ impl<'a> Walk<'a> {
 
     fn sent(&mut self) -> Result<Option<Fate>, Split> {
         let over_loopback = self.ask(Field::Interface, &Set::one(interface("lo")))?;
-        self.goes_out = if over_loopback { Interface::Loopback } else { Interface::Own };
-        self.point = Point::Hook(Hook::Output);
+        self.now.goes_out = if over_loopback { Interface::Loopback } else { Interface::Own };
+        self.now.point = Point::Hook(Hook::Output);
         self.is_sent(over_loopback)
     }
 
     /// The chain it is in, and the rule it is at.
     fn here(&self) -> Option<(&'a WalkedChain, &'a WalkedRule)> {
-        let call = self.calls.last()?;
+        let call = self.now.calls.last()?;
         let chain = self.rules.chains.get(call.chain)?;
         Some((chain, chain.rules.get(call.rule)?))
     }
@@ -603,18 +594,18 @@ impl<'a> Walk<'a> {
         let run = rule.run.as_ref().filter(|_| !self.records);
         let (tests, count) = run.map_or((&rule.tests, 1), |run| (&run.tests, run.count));
         let met = self.meets(chain, rule, tests)?;
-        let depth = self.calls.len();
-        let Some(call) = self.calls.last_mut() else { return Ok(()) };
+        let depth = self.now.calls.len();
+        let Some(call) = self.now.calls.last_mut() else { return Ok(()) };
         call.count = count;
         if !met {
             call.rule = call.rule.saturating_add(count);
             return Ok(());
         }
         if depth == 1 && call.gone_by.is_none() {
-            self.base_rule = Some(call.rule);
+            self.now.base_rule = Some(call.rule);
         }
         self.rule_step = self.steps.len().checked_sub(1);
-        self.point = Point::Statement(0);
+        self.now.point = Point::Statement(0);
         Ok(())
     }
 
@@ -648,16 +639,16 @@ impl<'a> Walk<'a> {
 
     /// Goes to the next rule, or back to the calling chain.
     fn ends_chain(&mut self) {
-        let ended = self.calls.pop();
-        if let Some(by) = ended.and_then(|call| call.gone_by).filter(|_| self.calls.is_empty()) {
+        let ended = self.now.calls.pop();
+        if let Some(by) = ended.and_then(|call| call.gone_by).filter(|_| self.now.calls.is_empty()) {
             self.ends_early(by);
         }
-        match self.calls.last_mut() {
+        match self.now.calls.last_mut() {
             Some(call) => {
                 call.rule = call.rule.saturating_add(call.count);
-                self.point = Point::Rule;
+                self.now.point = Point::Rule;
             }
-            None => self.point = Point::Policy,
+            None => self.now.point = Point::Policy,
         }
     }
 }

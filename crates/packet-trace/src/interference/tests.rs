@@ -814,6 +814,15 @@ fn chains_are_followed_as_deep_as_the_kernel_follows_them() {
     }
 }
 
+/// Rules mark the packets, perhaps twice, before routing, and all alike behind it.
+#[test]
+fn ways_that_differ_in_the_mark_that_routing_has_seen_stay_two() {
+    let marks = "*theirs\n:pre prerouting -140 filter\n-A pre -j MARK --set-xmark 0x10000/0x0
+        -A pre -m statistic --mode random --probability 0.5 -j MARK --set-xmark 0x1/0x0
+        -A pre -j MARK --set-xmark 0x10000/0x0\n*mangle\n-A INPUT -j MARK --set-xmark 0x5/0xffffffff";
+    check(TPROXY, &[(marks, &[(May, "theirs pre 3", Remarks, &[Inbound])])]);
+}
+
 #[test]
 fn only_ranges_that_are_captured_count() {
     check(

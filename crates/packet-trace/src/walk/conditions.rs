@@ -50,85 +50,90 @@ impl Walk<'_> {
             }
             Test::Entry => self.has_entry(),
             Test::Translated(field, not) => self.turned(*not, self.is_translated(*field)),
-            Test::ComesIn(set, not) => self.by(self.came_in, set, *not),
-            Test::GoesOut(set, not) => self.by(self.goes_out, set, *not),
-            Test::Owner(field, set) if self.has_owner => FieldMatch::of(&self.packets, *field, set),
+            Test::ComesIn(set, not) => self.by(self.now.came_in, set, *not),
+            Test::GoesOut(set, not) => self.by(self.now.goes_out, set, *not),
+            Test::Owner(field, set) if self.now.has_owner => FieldMatch::of(&self.now.packets, *field, set),
             // That of the socket that TPROXY has chosen.
-            Test::Owner(..) if self.handed_over.is_some() => FieldMatch::Unknown,
+            Test::Owner(..) if self.now.handed_over.is_some() => FieldMatch::Unknown,
             Test::Owner(..) => FieldMatch::No,
             Test::Bits(Field::ConnMark, value, mask, not) => {
-                self.of_connection(*not, |mark| mark.has(&self.packets, *value, *mask))
+                self.of_connection(*not, |mark| mark.has(&self.now.packets, *value, *mask))
             }
             Test::Mark(Field::ConnMark, set, not) => {
-                self.of_connection(*not, |mark| mark.is_in(&self.packets, set))
+                self.of_connection(*not, |mark| mark.is_in(&self.now.packets, set))
             }
-            Test::Bits(_, value, mask, not) => self.turned(*not, self.mark.has(&self.packets, *value, *mask)),
-            Test::Mark(_, set, not) => self.turned(*not, self.mark.is_in(&self.packets, set)),
+            Test::Bits(_, value, mask, not) => {
+                self.turned(*not, self.now.mark.has(&self.now.packets, *value, *mask))
+            }
+            Test::Mark(_, set, not) => self.turned(*not, self.now.mark.is_in(&self.now.packets, set)),
             // Several fields at once are compared one after the other: see `asked`.
             Test::AnyOf(..) | Test::Unknown => FieldMatch::Unknown,
         }
     }
 
     fn turned(&self, not: bool, holds: FieldMatch) -> FieldMatch {
-        if not { holds.not(self.packets.family) } else { holds }
+        if not { holds.not(self.now.packets.family) } else { holds }
     }
 
     /// Whether a field now has one of these values.
     pub(super) fn has(&self, field: Field, set: &Set) -> FieldMatch {
         match self.value_of(field) {
             Some(Known::Value(value)) => FieldMatch::when(set.contains(value)),
-            Some(Known::Packets) => FieldMatch::of(&self.packets, field, set),
+            Some(Known::Packets) => FieldMatch::of(&self.now.packets, field, set),
             None => FieldMatch::Unknown,
         }
     }
 
     /// What is known of a field now; none where nothing is.
     pub(super) fn value_of(&self, field: Field) -> Option<Known> {
-        match (field, self.destination) {
+        match (field, self.now.destination) {
             (Field::Destination, Some(to)) => Some(Known::Value(number(to.ip()))),
             (Field::Port, Some(to)) => Some(Known::Value(to.port().into())),
-            (Field::Source | Field::SourcePort, _) if self.is_source_translated => None,
+            (Field::Source | Field::SourcePort, _) if self.now.is_source_translated => None,
             _ => Some(Known::Packets),
         }
     }
 
     /// What connection tracking says: before it has seen a packet, that it belongs to no connection (`nf_ct_get`).
     fn is_in_state(&self, set: &Set) -> FieldMatch {
-        match self.tracking {
+        match self.now.tracking {
             Tracking::NotYet => FieldMatch::when(set.contains(state::INVALID)),
             Tracking::Template => FieldMatch::when(set.contains(state::NEW)),
             Tracking::Never => FieldMatch::when(set.contains(state::UNTRACKED)),
-            Tracking::Seen => FieldMatch::of(&self.packets, Field::State, set),
+            Tracking::Seen => FieldMatch::of(&self.now.packets, Field::State, set),
         }
     }
 
     /// What a connection's entry says. Without one no comparison holds, not even an inverted one.
     fn of_connection(&self, not: bool, says: impl FnOnce(MarkNow) -> FieldMatch) -> FieldMatch {
         match self.has_entry() {
-            FieldMatch::Yes if self.tracking == Tracking::Template => self.turned(not, says(MarkNow::is(0))),
-            FieldMatch::Yes => self.turned(not, says(self.connection_mark)),
+            FieldMatch::Yes if self.now.tracking == Tracking::Template => {
+                self.turned(not, says(MarkNow::is(0)))
+            }
+            FieldMatch::Yes => self.turned(not, says(self.now.connection_mark)),
             without @ (FieldMatch::No | FieldMatch::For(..) | FieldMatch::Unknown) => without,
         }
     }
 
     /// Whether the packet belongs to a connection that has an entry.
     pub(super) fn has_entry(&self) -> FieldMatch {
-        match self.tracking {
+        match self.now.tracking {
             Tracking::NotYet | Tracking::Never => FieldMatch::No,
             // x_tables mistake the structure that holds a zone for an entry.
             Tracking::Template => FieldMatch::when(!self.is_in_native_table()),
             Tracking::Seen => {
-                FieldMatch::of(&self.packets, Field::State, &Set::range(state::NEW, state::REPLY))
+                FieldMatch::of(&self.now.packets, Field::State, &Set::range(state::NEW, state::REPLY))
             }
         }
     }
 
     /// Whether the connection's destination, or its source, is another one than the packet had at first.
     fn is_translated(&self, field: Field) -> FieldMatch {
-        let is_first = FieldMatch::of(&self.packets, Field::State, &Set::range(state::NEW, state::RELATED));
+        let is_first =
+            FieldMatch::of(&self.now.packets, Field::State, &Set::range(state::NEW, state::RELATED));
         if field == Field::Source {
             return match is_first {
-                FieldMatch::Yes if !self.is_source_translated => FieldMatch::No,
+                FieldMatch::Yes if !self.now.is_source_translated => FieldMatch::No,
                 // To itself, perhaps, which changes nothing (`nf_nat_setup_info`).
                 FieldMatch::Yes => FieldMatch::Unknown,
                 // How its first packet was translated is not known.
@@ -136,15 +141,15 @@ impl Walk<'_> {
                 either @ (FieldMatch::For(..) | FieldMatch::Unknown) => either,
             };
         }
-        let Some(to) = self.destination.or(self.given.translated_to) else { return FieldMatch::No };
+        let Some(to) = self.now.destination.or(self.given.translated_to) else { return FieldMatch::No };
         let addressed = Set::one(number(to.ip()));
-        let is_addressed = FieldMatch::of(&self.packets, Field::Destination, &addressed);
+        let is_addressed = FieldMatch::of(&self.now.packets, Field::Destination, &addressed);
         let is_same = if is_addressed == FieldMatch::Yes {
-            FieldMatch::of(&self.packets, Field::Port, &Set::one(to.port().into()))
+            FieldMatch::of(&self.now.packets, Field::Port, &Set::one(to.port().into()))
         } else {
             is_addressed
         };
-        is_same.not(self.packets.family)
+        is_same.not(self.now.packets.family)
     }
 
     /// Whether the rule at hand is one of nft's own. iptables' are in tables named `raw` where this makes a difference.
@@ -161,13 +166,13 @@ impl Walk<'_> {
             Interface::None => FieldMatch::when(set.contains(interface(""))),
             Interface::Loopback => FieldMatch::when(set.contains(interface("lo"))),
             Interface::Named(name) => FieldMatch::when(set.contains(name)),
-            Interface::Own => FieldMatch::of(&self.packets, Field::Interface, set),
+            Interface::Own => FieldMatch::of(&self.now.packets, Field::Interface, set),
         };
         self.turned(not, holds)
     }
 
     pub(super) fn ask(&mut self, field: Field, set: &Set) -> Result<bool, Split> {
-        let holds = FieldMatch::of(&self.packets, field, set);
+        let holds = FieldMatch::of(&self.now.packets, field, set);
         self.decide(holds, || Unknown::Work)
     }
 

@@ -15,17 +15,17 @@ use redirect_core::rule::Hook;
 
 impl Walk<'_> {
     pub(super) fn begins(&mut self, hook: Hook) {
-        self.hook = hook;
-        let by = if self.came_in == Interface::None { self.goes_out } else { self.came_in };
+        self.now.hook = hook;
+        let by = if self.now.came_in == Interface::None { self.now.goes_out } else { self.now.came_in };
         let name = if self.records { self.name_of(by) } else { None };
         self.note(|_| TraceEvent::Hook { hook, interface: name });
-        self.to_come = self.rules.hooked(hook).to_vec();
-        self.point = Point::Base;
+        self.now.to_come = self.rules.hooked(hook).to_vec();
+        self.now.point = Point::Base;
     }
 
     /// The base chains that hang on the interface by which it comes or goes.
     pub(super) fn begins_device(&mut self, direction: Direction) -> Result<(), Split> {
-        let by = if direction == Direction::Ingress { self.came_in } else { self.goes_out };
+        let by = if direction == Direction::Ingress { self.now.came_in } else { self.now.goes_out };
         let mut to_come = Vec::new();
         for (names, chain) in self.rules.on_devices(direction) {
             let holds = self.by(by, names, false);
@@ -33,46 +33,48 @@ impl Walk<'_> {
                 to_come.push(chain);
             }
         }
-        self.to_come = to_come;
-        self.device = Some(direction);
-        self.point = Point::Base;
+        self.now.to_come = to_come;
+        self.now.device = Some(direction);
+        self.now.point = Point::Base;
         Ok(())
     }
 
     /// The next base chain of the hook, or what comes behind the hook.
     pub(super) fn base(&mut self) -> Result<Option<Fate>, Split> {
         let Some(number) = self.next_base()? else { return self.ends_hook() };
-        let Some((chain, base)) = self.to_come.get(number).and_then(|chain| self.rules.base(*chain)) else {
+        let Some((chain, base)) = self.now.to_come.get(number).and_then(|chain| self.rules.base(*chain))
+        else {
             return Ok(None);
         };
-        let is_tracked = self.is_tracked_at(self.to_come.get(number).copied(), base)?;
+        let is_tracked = self.is_tracked_at(self.now.to_come.get(number).copied(), base)?;
         let is_asked = !base.is_nat || self.asks_nat(is_tracked)?;
         if is_tracked {
             self.track();
         }
-        let index = self.to_come.remove(number);
+        let index = self.now.to_come.remove(number);
         if !is_asked {
             return Ok(None);
         }
         self.note(|_| TraceEvent::Chain { place: place(chain, None), priority: base.priority });
-        (self.mark_before, self.destination_before) = (self.mark, self.destination);
-        (self.in_base, self.base_rule) = (Some(index), None);
-        self.calls.clear();
-        self.calls.push(Call { chain: index, rule: 0, count: 1, step: None, gone_by: None });
-        self.point = Point::Rule;
+        (self.now.mark_before, self.now.destination_before) = (self.now.mark, self.now.destination);
+        (self.now.in_base, self.now.base_rule) = (Some(index), None);
+        self.now.calls.clear();
+        self.now.calls.push(Call { chain: index, rule: 0, count: 1, step: None, gone_by: None });
+        self.now.point = Point::Rule;
         Ok(None)
     }
 
     /// The next of the remaining base chains: the first, unless others share its priority and the last registered is unknown.
     fn next_base(&mut self) -> Result<Option<usize>, Split> {
-        if self.to_come.is_empty() {
+        if self.now.to_come.is_empty() {
             return Ok(None);
         }
         let rules = self.rules;
-        if self.device.is_none() && rules.has_ties(self.hook) {
+        if self.now.device.is_none() && rules.has_ties(self.now.hook) {
             let may_be_first = self.may_be_first();
             for number in may_be_first.iter().skip(1).rev() {
-                let names = || [0, *number].map(|n| self.to_come.get(n).map(|chain| rules.base_name(*chain)));
+                let names =
+                    || [0, *number].map(|n| self.now.to_come.get(n).map(|chain| rules.base_name(*chain)));
                 let [first, other] = names().map(Option::unwrap_or_default);
                 if self.assume(|| Unknown::Order(first, other))? {
                     return Ok(Some(*number));
@@ -85,16 +87,16 @@ impl Walk<'_> {
     /// Those of the base chains to come that may go first.
     fn may_be_first(&self) -> Vec<usize> {
         let goes_before = |number: usize, chain: usize| {
-            let mut earlier = self.to_come.iter().take(number);
+            let mut earlier = self.now.to_come.iter().take(number);
             earlier.any(|other| self.rules.order(*other, chain) == Order::Known)
         };
-        let numbered = self.to_come.iter().copied().enumerate();
+        let numbered = self.now.to_come.iter().copied().enumerate();
         numbered.filter(|(number, chain)| !goes_before(*number, *chain)).map(|(number, _)| number).collect()
     }
 
     /// Whether connection tracking has come before a base chain.
     fn is_tracked_at(&mut self, chain: Option<usize>, base: Base) -> Result<bool, Split> {
-        if self.device.is_some() || !matches!(self.hook, Hook::Output | Hook::Prerouting) {
+        if self.now.device.is_some() || !matches!(self.now.hook, Hook::Output | Hook::Prerouting) {
             return Ok(false);
         }
         if base.priority != TRACKING {
@@ -102,7 +104,7 @@ impl Walk<'_> {
         }
         match chain.and_then(|chain| self.rules.is_behind_tracking(chain)) {
             Some(is_behind) => Ok(is_behind),
-            None if self.tracking == Tracking::Seen || self.tracking == Tracking::Never => Ok(true),
+            None if self.now.tracking == Tracking::Seen || self.now.tracking == Tracking::Never => Ok(true),
             None => {
                 let rules = self.rules;
                 self.assume(|| Unknown::Tracking(chain.map_or_else(Default::default, |c| rules.base_name(c))))
@@ -111,16 +113,19 @@ impl Walk<'_> {
     }
 
     pub(super) fn track(&mut self) {
-        if self.tracking != Tracking::Never {
-            self.tracking = Tracking::Seen;
+        if self.now.tracking != Tracking::Never {
+            self.now.tracking = Tracking::Seen;
         }
     }
 
     /// Whether nat applies: only to the first packet of a connection, once for its destination and once for its source.
     fn asks_nat(&mut self, is_tracked: bool) -> Result<bool, Split> {
-        let of_destination = matches!(self.hook, Hook::Prerouting | Hook::Output);
-        let is_bound = if of_destination { self.is_bound } else { self.is_source_bound };
-        if is_bound || self.tracking == Tracking::Never || !is_tracked && self.tracking != Tracking::Seen {
+        let of_destination = matches!(self.now.hook, Hook::Prerouting | Hook::Output);
+        let is_bound = if of_destination { self.now.is_bound } else { self.now.is_source_bound };
+        if is_bound
+            || self.now.tracking == Tracking::Never
+            || !is_tracked && self.now.tracking != Tracking::Seen
+        {
             return Ok(false);
         }
         // What the pod sends to itself has passed nat on its way out, even without nat chains.
@@ -133,10 +138,10 @@ impl Walk<'_> {
         }
         let earlier = self.given.translated_to.map(|to| (to, None));
         let translated = repeats.map_or(earlier, |first| first.translated);
-        if let (Some((to, captured)), None) = (translated, self.destination)
+        if let (Some((to, captured)), None) = (translated, self.now.destination)
             && of_destination
         {
-            (self.destination, self.captured) = (Some(to), captured.or(self.captured));
+            (self.now.destination, self.now.captured) = (Some(to), captured.or(self.now.captured));
             self.changed(PacketEdit::Destination(to));
         }
         Ok(false)
@@ -144,53 +149,52 @@ impl Walk<'_> {
 
     /// Whether it comes in over `lo`, where this pod has sent it.
     pub(super) const fn has_been_sent(&self) -> bool {
-        self.given.is_local && !matches!(self.came_in, Interface::None)
+        self.given.is_local && !matches!(self.now.came_in, Interface::None)
     }
 
     pub(super) fn policy(&mut self) -> Option<Fate> {
-        self.point = Point::Left;
-        let index = self.in_base?;
+        self.now.point = Point::Left;
+        let index = self.now.in_base?;
         let (chain, base) = self.rules.base(index)?;
         if !base.drops {
             return None;
         }
         self.note(|_| TraceEvent::Policy { place: place(chain, None) });
         self.decided = self.steps.len().checked_sub(1);
-        self.causes.last = Some(Cause::Policy(index));
+        self.now.causes.last = Some(Cause::Policy(index));
         Some(Fate::Dropped)
     }
 
     /// Behind a base chain: its changes may reroute the packet.
     pub(super) fn leaves(&mut self) -> Result<Option<Fate>, Split> {
-        let base = self.in_base.and_then(|index| self.rules.base(index)).map(|(_, base)| base);
-        let moved = self.destination != self.destination_before;
-        let remarked =
-            base.is_some_and(|base| base.reroutes) && (self.is_reclassed || self.mark != self.mark_before);
-        if self.hook == Hook::Output
-            && self.device.is_none()
+        let base = self.now.in_base.and_then(|index| self.rules.base(index)).map(|(_, base)| base);
+        let moved = self.now.destination != self.now.destination_before;
+        let remarked = base.is_some_and(|base| base.reroutes)
+            && (self.now.is_reclassed || self.now.mark != self.now.mark_before);
+        if self.now.hook == Hook::Output
+            && self.now.device.is_none()
             && (moved || remarked)
             && let Some(fate) = self.route_out(moved)?
         {
             return Ok(Some(fate));
         }
-        self.calls.clear();
-        self.point = Point::Base;
+        self.now.leaves_base();
         Ok(None)
     }
 
     /// What comes behind the last base chain of a hook or interface.
     pub(super) fn ends_hook(&mut self) -> Result<Option<Fate>, Split> {
-        self.point = match (self.device, self.hook) {
+        self.now.point = match (self.now.device, self.now.hook) {
             (None, Hook::Output) => {
-                self.goes_out = self.routed.unwrap_or(self.goes_out);
+                self.now.goes_out = self.now.routed.unwrap_or(self.now.goes_out);
                 self.track();
                 Point::Hook(Hook::Postrouting)
             }
             (None, Hook::Postrouting) => Point::Device(Direction::Egress),
-            (Some(Direction::Egress), _) if self.goes_out == Interface::Loopback => {
+            (Some(Direction::Egress), _) if self.now.goes_out == Interface::Loopback => {
                 // A packet on lo belongs to no socket any more; mark and connection stay with it.
-                (self.came_in, self.goes_out) = (Interface::Loopback, Interface::None);
-                self.has_owner = false;
+                (self.now.came_in, self.now.goes_out) = (Interface::Loopback, Interface::None);
+                self.now.has_owner = false;
                 Point::Device(Direction::Ingress)
             }
             (Some(Direction::Ingress), _) => Point::Hook(Hook::Prerouting),
@@ -199,16 +203,17 @@ impl Walk<'_> {
                     return Ok(Some(fate));
                 }
                 self.track();
-                self.mark_routed = Some(self.mark);
+                self.now.mark_routed = Some(self.now.mark);
                 Point::Hook(Hook::Input)
             }
             (None, Hook::Input) => return self.arrives().map(Some),
             (Some(Direction::Egress), _) | (None, Hook::Forward) => {
-                let lost = self.strays.filter(|_| self.captured.is_none()).map(|words| self.is_lost(words));
-                return Ok(lost.or(self.captured).or(Some(Fate::Untouched)));
+                let lost =
+                    self.now.strays.filter(|_| self.now.captured.is_none()).map(|words| self.is_lost(words));
+                return Ok(lost.or(self.now.captured).or(Some(Fate::Untouched)));
             }
         };
-        self.device = None;
+        self.now.device = None;
         Ok(None)
     }
 }

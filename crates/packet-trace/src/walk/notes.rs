@@ -15,7 +15,7 @@ impl Walk<'_> {
         match by {
             Interface::None => None,
             Interface::Loopback => Some("lo".into()),
-            Interface::Own => self.packets.get(Field::Interface).single().map(interface_name),
+            Interface::Own => self.now.packets.get(Field::Interface).single().map(interface_name),
             Interface::Named(name) => Some(interface_name(name)),
         }
     }
@@ -31,8 +31,8 @@ impl Walk<'_> {
         outcome: impl FnOnce(&Self) -> Outcome,
     ) {
         self.note(|walk| TraceEvent::Rule {
-            place: place(chain, walk.calls.last().map(|call| call.rule.saturating_add(1))),
-            depth: walk.calls.len().saturating_sub(1),
+            place: place(chain, walk.now.calls.last().map(|call| call.rule.saturating_add(1))),
+            depth: walk.now.calls.len().saturating_sub(1),
             rule: rule.seen.to_string(),
             outcome: outcome(walk),
             is_own: rule.is_own,

@@ -67,7 +67,7 @@ pub(crate) fn routed(rules: &TraceRules, packets: Packets, lookup: Lookup) -> Ve
             }
         };
         let is_certain = walk.assumed.is_empty();
-        all.push(Routed { packets: walk.packets, end, words, rule, is_certain });
+        all.push(Routed { packets: walk.now.packets, end, words, rule, is_certain });
     }
     all
 }
@@ -82,7 +82,7 @@ impl<'a> Walk<'a> {
         let (leads, words) = self.route(routes, Lookup::Sent)?;
         // IPv4 sends nothing from a loopback address by another interface.
         if matches!(leads, RouteEnd::Out(_))
-            && self.packets.family == Family::V4
+            && self.now.packets.family == Family::V4
             && self.ask(Field::Source, &loopback(Family::V4))?
         {
             return Ok(Some(self.is_lost(words)));
@@ -90,14 +90,14 @@ impl<'a> Walk<'a> {
         Ok(match leads {
             RouteEnd::Local => {
                 let lost = self.goes_to_itself(routes)?;
-                self.causes.kept = Some(words).filter(|_| !over_loopback);
-                self.goes_out = Interface::Loopback;
+                self.now.causes.kept = Some(words).filter(|_| !over_loopback);
+                self.now.goes_out = Interface::Loopback;
                 lost
             }
             // No other host has its address, but REDIRECT may still bring it back.
             RouteEnd::Out(by) if over_loopback => {
-                self.strays = Some(words);
-                self.goes_out = by.map_or(Interface::Own, Interface::Named);
+                self.now.strays = Some(words);
+                self.now.goes_out = by.map_or(Interface::Own, Interface::Named);
                 None
             }
             RouteEnd::Lost => {
@@ -115,10 +115,10 @@ impl<'a> Walk<'a> {
             return Ok(Some(self.is_lost(LOOPBACK_IS_DOWN)));
         }
         // A datagram needs no answer, and IPv6 lets one from a loopback address out.
-        let needs_answer = self.packets.family == Family::V4
+        let needs_answer = self.now.packets.family == Family::V4
             && !self.given.names_client
             && self.ask(Field::Protocol, &Set::one(Protocol::Tcp.number().into()))?;
-        if !needs_answer || self.is_source_translated {
+        if !needs_answer || self.now.is_source_translated {
             return Ok(None);
         }
         let (answer_leads, _) = self.route(routes, Lookup::Source)?;
@@ -126,7 +126,7 @@ impl<'a> Walk<'a> {
             RouteEnd::Local => None,
             RouteEnd::Out(_) | RouteEnd::Lost => Some(self.is_lost(SOURCE_NOT_LOCAL)),
             RouteEnd::Unknown | RouteEnd::Next => {
-                self.causes.last = Some(Cause::Route(SOURCE_NOT_LOCAL));
+                self.now.causes.last = Some(Cause::Route(SOURCE_NOT_LOCAL));
                 Some(Fate::Unknown)
             }
         })
@@ -141,7 +141,7 @@ impl<'a> Walk<'a> {
             self.leaves_by(to);
             return Ok(None);
         };
-        if !(moved || routes.looks_at_marks || self.is_reclassed && routes.looks_at_class) {
+        if !(moved || routes.looks_at_marks || self.now.is_reclassed && routes.looks_at_class) {
             return Ok(None);
         }
         let (leads, words) = self.route(routes, Lookup::Again)?;
@@ -154,18 +154,18 @@ impl<'a> Walk<'a> {
                 lost
             }
             // Nothing goes to a loopback address by another interface.
-            RouteEnd::Out(_) if self.destination.is_some_and(|to| to.ip().is_loopback()) => {
+            RouteEnd::Out(_) if self.now.destination.is_some_and(|to| to.ip().is_loopback()) => {
                 Some(self.is_lost(words))
             }
             RouteEnd::Out(by) => {
-                let own = self.packets.get(Field::Interface).single();
+                let own = self.now.packets.get(Field::Interface).single();
                 let is_own = by.is_none() || by == own;
                 self.leaves_by(by.filter(|_| !is_own).map_or(Interface::Own, Interface::Named));
                 None
             }
             RouteEnd::Lost => Some(self.is_lost(words)),
             RouteEnd::Unknown | RouteEnd::Next => {
-                self.causes.last = Some(Cause::Route(words));
+                self.now.causes.last = Some(Cause::Route(words));
                 Some(Fate::Unknown)
             }
         })
@@ -187,7 +187,7 @@ impl<'a> Walk<'a> {
             RouteEnd::Local => None,
             RouteEnd::Out(_) | RouteEnd::Lost => Some(self.is_lost(words)),
             RouteEnd::Unknown | RouteEnd::Next => {
-                self.causes.last = Some(Cause::Route(words));
+                self.now.causes.last = Some(Cause::Route(words));
                 Some(Fate::Unknown)
             }
         })
@@ -195,7 +195,7 @@ impl<'a> Walk<'a> {
 
     /// Where it ends that has come as far as a socket of the pod.
     pub(super) fn arrives(&mut self) -> Result<Fate, Split> {
-        if let Some(fate) = self.captured {
+        if let Some(fate) = self.now.captured {
             return Ok(fate);
         }
         // A mark keeps in the pod what is for an address that the pod does not have: any listener on that port, on
@@ -205,12 +205,12 @@ impl<'a> Walk<'a> {
             && let Some(own) = &rules.addresses
             && self.ask(Field::State, &Set::range(state::NEW, state::RELATED))?
         {
-            let is_own = match self.destination {
+            let is_own = match self.now.destination {
                 Some(to) => FieldMatch::when(own.contains(number(to.ip()))),
-                None => FieldMatch::of(&self.packets, Field::Destination, own),
+                None => FieldMatch::of(&self.now.packets, Field::Destination, own),
             };
             if !self.decide(is_own, || Unknown::Work)? {
-                self.causes.last = None;
+                self.now.causes.last = None;
                 return Ok(self.port().map_or(Fate::Translated, |port| Fate::Redirected { port }));
             }
         }
@@ -221,24 +221,27 @@ impl<'a> Walk<'a> {
     fn route_by_marks(&mut self, moved: bool) -> Result<Interface, Split> {
         let rules = self.rules;
         for local in &rules.local_marks {
-            let holds = self.mark.has(&self.packets, local.value(), local.mask());
+            let holds = self.now.mark.has(&self.now.packets, local.value(), local.mask());
             if self.decide(holds, || Unknown::Mark)? {
                 return Ok(Interface::Loopback);
             }
         }
         // Where packets go out, they are redirected to the loopback address.
-        if moved || self.destination.is_some() || self.ask(Field::Interface, &Set::one(interface("lo")))? {
+        if moved
+            || self.now.destination.is_some()
+            || self.ask(Field::Interface, &Set::one(interface("lo")))?
+        {
             return Ok(Interface::Loopback);
         }
         Ok(Interface::Own)
     }
 
     fn leaves_by(&mut self, to: Interface) {
-        if to != self.routed.unwrap_or(self.goes_out) {
+        if to != self.now.routed.unwrap_or(self.now.goes_out) {
             let name = if self.records { self.name_of(to) } else { None };
             self.changed(PacketEdit::Rerouted(name));
         }
-        self.routed = Some(to);
+        self.now.routed = Some(to);
     }
 
     /// What the policy rules and routes say, and the number of the words for what decides.
@@ -337,23 +340,23 @@ impl<'a> Walk<'a> {
     fn fulfils(&self, test: &RouteTest, lookup: Lookup) -> Result<Option<bool>, Split> {
         said(match (test, lookup) {
             (RouteTest::Mark(value, _), Lookup::Source) => FieldMatch::when(*value == 0),
-            (RouteTest::Mark(value, mask), _) => self.mark.has(&self.packets, *value, *mask),
+            (RouteTest::Mark(value, mask), _) => self.now.mark.has(&self.now.packets, *value, *mask),
             (RouteTest::From(set), Lookup::Source) => self.has(Field::Destination, set),
             (RouteTest::From(set), _) => self.has(Field::Source, set),
             (RouteTest::To(set), _) => self.is_bound_for(set, lookup),
             (RouteTest::Of(..), Lookup::Source) | (RouteTest::Unknown, _) => FieldMatch::Unknown,
             (RouteTest::Of(field, set), _) => self.has(*field, set),
             (RouteTest::CameIn(name), Lookup::Arrives) => {
-                FieldMatch::of(&self.packets, Field::Interface, &Set::one(*name))
+                FieldMatch::of(&self.now.packets, Field::Interface, &Set::one(*name))
             }
             // What the pod sends comes from lo, and so would an answer.
             (RouteTest::CameIn(name), _) => FieldMatch::when(*name == interface("lo")),
             // IPv4 forgets the user when it routes again (`ip_route_me_harder`).
-            (RouteTest::Users(set), Lookup::Again) if self.packets.family == Family::V4 => {
+            (RouteTest::Users(set), Lookup::Again) if self.now.packets.family == Family::V4 => {
                 FieldMatch::when(set.contains(0))
             }
             (RouteTest::Users(set), Lookup::Sent | Lookup::Again) => {
-                FieldMatch::of(&self.packets, Field::User, set)
+                FieldMatch::of(&self.now.packets, Field::User, set)
             }
             // What has no socket is root's.
             (RouteTest::Users(set), Lookup::Arrives | Lookup::Source) => FieldMatch::when(set.contains(0)),
@@ -368,7 +371,7 @@ impl<'a> Walk<'a> {
 
     /// It goes no farther, for the reason in these words.
     pub(super) fn is_lost(&mut self, words: usize) -> Fate {
-        self.causes.last = Some(Cause::Route(words));
+        self.now.causes.last = Some(Cause::Route(words));
         let text = self.rules.routes.as_ref().and_then(|routes| routes.words(words));
         self.note(|_| TraceEvent::Route { decides: text.unwrap_or_default() });
         if self.records {

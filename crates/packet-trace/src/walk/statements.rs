@@ -72,24 +72,30 @@ impl<'a> Walk<'a> {
 
     fn goes(&mut self, then: Then, statement: usize) -> Option<Fate> {
         match then {
-            Then::Statement => self.point = Point::Statement(statement.saturating_add(1)),
+            Then::Statement => self.now.point = Point::Statement(statement.saturating_add(1)),
             Then::Rule => self.goes_on(),
-            Then::Jump(to) => match to.filter(|_| self.calls.len() <= DEEPEST) {
+            Then::Jump(to) => match to.filter(|_| self.now.calls.len() <= DEEPEST) {
                 Some(chain) => {
-                    self.calls.push(Call { chain, rule: 0, count: 1, step: self.rule_step, gone_by: None });
-                    self.point = Point::Rule;
+                    self.now.calls.push(Call {
+                        chain,
+                        rule: 0,
+                        count: 1,
+                        step: self.rule_step,
+                        gone_by: None,
+                    });
+                    self.now.point = Point::Rule;
                 }
                 None => self.goes_on(),
             },
             Then::Goto(to) => {
                 let by = self.rule_here();
-                let is_base = self.calls.len() == 1;
+                let is_base = self.now.calls.len() == 1;
                 let step = self.rule_step;
-                match (to, self.calls.last_mut()) {
+                match (to, self.now.calls.last_mut()) {
                     (Some(chain), Some(call)) => {
                         let gone_by = if is_base { call.gone_by.or(by) } else { None };
                         *call = Call { chain, rule: 0, count: 1, step, gone_by };
-                        self.point = Point::Rule;
+                        self.now.point = Point::Rule;
                     }
                     (None, _) | (_, None) => self.ends_chain(),
                 }
@@ -100,19 +106,19 @@ impl<'a> Walk<'a> {
             }
             Then::Leave => {
                 self.leaves_alone(true);
-                self.point = Point::Left;
+                self.now.point = Point::Left;
             }
-            Then::Captured => self.point = Point::Left,
+            Then::Captured => self.now.point = Point::Left,
             Then::End(fate) => return Some(fate),
         }
         None
     }
 
     fn goes_on(&mut self) {
-        if let Some(call) = self.calls.last_mut() {
+        if let Some(call) = self.now.calls.last_mut() {
             call.rule = call.rule.saturating_add(call.count);
         }
-        self.point = Point::Rule;
+        self.now.point = Point::Rule;
     }
 
     /// A map's verdict, and the chain that it leads to; `None` without one.
@@ -126,7 +132,7 @@ impl<'a> Walk<'a> {
             Answers::OfField(field, ranges, rest, leads) => {
                 let said = match self.value_of(*field) {
                     Some(Known::Packets) => {
-                        let (mut parts, touched) = self.packets.get(*field).sorted_by(ranges);
+                        let (mut parts, touched) = self.now.packets.get(*field).sorted_by(ranges);
                         self.spent = self.spent.saturating_add(touched.div_ceil(4));
                         if parts.len() > 1 {
                             return Err(Split::Into(*field, parts.into_values().collect()));
@@ -153,7 +159,7 @@ impl<'a> Walk<'a> {
             }
             Answers::Each(elements) => {
                 for element in elements {
-                    let compared = self.packets.ranges().saturating_div(16).saturating_add(1);
+                    let compared = self.now.packets.ranges().saturating_div(16).saturating_add(1);
                     self.spent = self.spent.saturating_add(compared);
                     let is_it = match self.asked(&element.test)? {
                         Some(is_it) => is_it,
@@ -179,14 +185,14 @@ impl<'a> Walk<'a> {
                 self.ends(Fate::Unknown)
             }
             Statement::TranslateSource(_) => {
-                (self.is_source_translated, self.is_source_bound) = (true, true);
+                (self.now.is_source_translated, self.now.is_source_bound) = (true, true);
                 Then::Captured
             }
             Statement::Drop => self.ends(Fate::Dropped),
             Statement::Reject => self.ends(Fate::Rejected),
             Statement::Redirect(port) => self.redirect(Some(*port))?,
             Statement::RedirectHere => self.redirect(None)?,
-            Statement::Translate(_) if self.handed_over.is_some() => self.breaks(),
+            Statement::Translate(_) if self.now.handed_over.is_some() => self.breaks(),
             Statement::Translate(_) => self.ends(Fate::Translated),
             // Without a listener, nftables go on with the next rule, and iptables drop the packet.
             Statement::Tproxy { ends, .. } if !self.is_own_rule() && !self.may_matter(statement)? => {
@@ -202,50 +208,50 @@ impl<'a> Walk<'a> {
             | Statement::Map(_)
             | Statement::If(_) => self.not_understood(statement)?,
             Statement::Untrack => {
-                if self.tracking == Tracking::NotYet {
+                if self.now.tracking == Tracking::NotYet {
                     // Nat, which is where rules of the mesh may stand, is not asked.
-                    self.tracking = Tracking::Never;
+                    self.now.tracking = Tracking::Never;
                     self.decided = self.rule_step;
-                    self.causes.untracked = self.foreign_rule();
+                    self.now.causes.untracked = self.foreign_rule();
                 }
                 Then::Statement
             }
             Statement::SetMark(Some(mark)) => self.set_mark(MarkNow::is(*mark)),
             Statement::SetMark(None) => self.set_mark(MarkNow::unknown()),
-            Statement::SetMarkBits { mask, value } => self.set_mark(self.mark.changed(*mask, *value)),
+            Statement::SetMarkBits { mask, value } => self.set_mark(self.now.mark.changed(*mask, *value)),
             Statement::RestoreMark => match self.entry()? {
                 Entry::None => Then::Rule,
                 Entry::Template => self.set_mark(MarkNow::is(0)),
-                Entry::Own => self.set_mark(self.connection_mark),
+                Entry::Own => self.set_mark(self.now.connection_mark),
             },
             Statement::RestoreMarkBits { cleared, mask, flip } => {
                 let other = match self.entry()? {
                     Entry::None => return Ok(Then::Rule),
                     Entry::Template => Some(0),
-                    Entry::Own => self.connection_mark.value(&self.packets),
+                    Entry::Own => self.now.connection_mark.value(&self.now.packets),
                 };
-                self.set_mark(self.mark.joined(*cleared, other.map(|other| other & mask ^ flip)))
+                self.set_mark(self.now.mark.joined(*cleared, other.map(|other| other & mask ^ flip)))
             }
             Statement::SaveMarkBits { cleared, mask, flip } => match self.entry()? {
                 Entry::None | Entry::Template => Then::Statement,
                 Entry::Own => {
-                    let other = self.mark.value(&self.packets).map(|other| other & mask ^ flip);
-                    self.set_connection_mark(self.connection_mark.joined(*cleared, other))
+                    let other = self.now.mark.value(&self.now.packets).map(|other| other & mask ^ flip);
+                    self.set_connection_mark(self.now.connection_mark.joined(*cleared, other))
                 }
             },
             Statement::SaveMark => match self.entry()? {
                 Entry::None | Entry::Template => Then::Statement,
-                Entry::Own => self.set_connection_mark(self.mark),
+                Entry::Own => self.set_connection_mark(self.now.mark),
             },
             Statement::SetConnMark { mask, value } => match self.entry()? {
                 // Without a connection no bits remain.
                 Entry::None if *mask != u32::MAX => Then::Rule,
                 Entry::None | Entry::Template => Then::Statement,
-                Entry::Own => self.set_connection_mark(self.connection_mark.changed(*mask, *value)),
+                Entry::Own => self.set_connection_mark(self.now.connection_mark.changed(*mask, *value)),
             },
             Statement::Zone(zone) => self.set_zone(*zone),
             Statement::SetClass(_) => {
-                self.is_reclassed = true;
+                self.now.is_reclassed = true;
                 Then::Statement
             }
             Statement::Harmless(_) | Statement::Updates(_) | Statement::Continue => Then::Statement,
@@ -256,7 +262,7 @@ impl<'a> Walk<'a> {
     fn entry(&mut self) -> Result<Entry, Split> {
         let holds = self.has_entry();
         let is_there = self.decide(holds, || Unknown::Work)?;
-        Ok(match self.tracking {
+        Ok(match self.now.tracking {
             _ if !is_there => Entry::None,
             Tracking::Template => Entry::Template,
             Tracking::NotYet | Tracking::Never | Tracking::Seen => Entry::Own,
@@ -265,8 +271,8 @@ impl<'a> Walk<'a> {
 
     /// Of the rule at hand.
     pub(super) fn rule_here(&self) -> Option<ChainRule> {
-        let call = self.calls.last()?;
-        Some(ChainRule { base: self.in_base?, chain: call.chain, rule: call.rule, count: call.count })
+        let call = self.now.calls.last()?;
+        Some(ChainRule { base: self.now.in_base?, chain: call.chain, rule: call.rule, count: call.count })
     }
 
     /// The chain of a plan it is in.
@@ -288,14 +294,14 @@ impl<'a> Walk<'a> {
     /// mesh's.
     fn leaves_alone(&mut self, leaves: bool) {
         let is_own = self.is_own_rule();
-        let call = self.calls.last().copied();
-        let is_base = self.calls.len() == 1 && call.is_some_and(|call| call.gone_by.is_none());
-        if is_own && self.captured.is_none() {
+        let call = self.now.calls.last().copied();
+        let is_base = self.now.calls.len() == 1 && call.is_some_and(|call| call.gone_by.is_none());
+        if is_own && self.now.captured.is_none() {
             self.decided = self.rule_step;
-            self.causes.last = self.rule_here().map(Cause::Rule);
+            self.now.causes.last = self.rule_here().map(Cause::Rule);
         }
         if let Some(by) = self.foreign_rule().filter(|_| self.chain_of_plan().is_some()) {
-            self.causes.left_early = self.causes.left_early.or(Some(by));
+            self.now.causes.left_early = self.now.causes.left_early.or(Some(by));
         }
         if let Some(by) = self.rule_here().filter(|_| leaves || is_base) {
             self.ends_early(call.and_then(|call| call.gone_by).unwrap_or(by));
@@ -304,15 +310,15 @@ impl<'a> Walk<'a> {
 
     /// A rule ends the base chain; if rules of the mesh come behind it there, packets skip them.
     pub(super) fn ends_early(&mut self, by: ChainRule) {
-        let base = self.in_base.and_then(|base| self.rules.chains.get(base));
-        let behind = self.base_rule.map_or(0, |rule| rule.saturating_add(1));
+        let base = self.now.in_base.and_then(|base| self.rules.chains.get(base));
+        let behind = self.now.base_rule.map_or(0, |rule| rule.saturating_add(1));
         let is_ahead = base.is_some_and(|base| base.rules.iter().skip(behind).any(|rule| rule.is_own));
         let is_own = self.rules.is_own(by);
         if is_ahead && !is_own {
-            self.causes.left_early = self.causes.left_early.or(Some(by));
-            if self.captured.is_none() {
+            self.now.causes.left_early = self.now.causes.left_early.or(Some(by));
+            if self.now.captured.is_none() {
                 self.decided = self.rule_step;
-                self.causes.last = Some(Cause::Rule(by));
+                self.now.causes.last = Some(Cause::Rule(by));
             }
         }
     }
@@ -337,9 +343,9 @@ impl<'a> Walk<'a> {
             | None => false,
         };
         // The rule that sends a packet to such a chain decides, not the chain's rules.
-        let jumped = self.calls.last().and_then(|call| call.step).filter(|_| only_carries_out);
+        let jumped = self.now.calls.last().and_then(|call| call.step).filter(|_| only_carries_out);
         self.decided = jumped.or(self.rule_step);
-        self.causes.last = self.rule_here().map(Cause::Rule);
+        self.now.causes.last = self.rule_here().map(Cause::Rule);
     }
 
     fn ends(&mut self, fate: Fate) -> Then {
@@ -360,15 +366,15 @@ impl<'a> Walk<'a> {
         let is_own = self.foreign_rule().is_none();
         let then = self.ends(Fate::Broken);
         // Of the two rules, the one of other programs is to blame.
-        if let Some(by) = self.handed_over.filter(|_| is_own) {
-            self.causes.last = Some(Cause::Rule(by));
+        if let Some(by) = self.now.handed_over.filter(|_| is_own) {
+            self.now.causes.last = Some(Cause::Rule(by));
         }
         then
     }
 
     /// The destination becomes an address of the pod and this port, or the port that it has.
     fn redirect(&mut self, port: Option<u16>) -> Result<Then, Split> {
-        let at = match (self.hook, self.packets.family) {
+        let at = match (self.now.hook, self.now.packets.family) {
             (Hook::Output, Family::V4) => IpAddr::V4(Ipv4Addr::LOCALHOST),
             (Hook::Output, Family::V6) => IpAddr::V6(Ipv6Addr::LOCALHOST),
             (Hook::Prerouting | Hook::Input | Hook::Forward | Hook::Postrouting, family) => {
@@ -380,21 +386,21 @@ impl<'a> Walk<'a> {
             }
         };
         // A packet that already has this address, and keeps its port, is unchanged.
-        let has_address =
-            self.destination.is_none() && self.packets.get(Field::Destination).single() == Some(number(at));
-        if self.hook == Hook::Prerouting && has_address && port.is_none() {
+        let has_address = self.now.destination.is_none()
+            && self.now.packets.get(Field::Destination).single() == Some(number(at));
+        if self.now.hook == Hook::Prerouting && has_address && port.is_none() {
             // Its destination is decided by that: no other chain of type nat is asked about it.
-            self.is_bound = true;
-            self.causes.bound = self.causes.bound.or(self.foreign_rule());
+            self.now.is_bound = true;
+            self.now.causes.bound = self.now.causes.bound.or(self.foreign_rule());
             return Ok(Then::Leave);
         }
         let Some(port) = port.or_else(|| self.port()) else { return Ok(self.ends(Fate::Translated)) };
-        if self.handed_over.is_some() {
+        if self.now.handed_over.is_some() {
             return Ok(self.breaks());
         }
         let to = SocketAddr::new(at, port);
-        (self.destination, self.is_bound) = (Some(to), true);
-        self.captured = Some(match listener(self.chain_of_plan(), port) {
+        (self.now.destination, self.now.is_bound) = (Some(to), true);
+        self.now.captured = Some(match listener(self.chain_of_plan(), port) {
             Some(listener) => Fate::Proxy { listener, port, rewritten: true },
             None => Fate::Redirected { port },
         });
@@ -408,30 +414,30 @@ impl<'a> Walk<'a> {
         let rules = self.rules;
         let Some(receivers) = &rules.receivers else { return Ok(Receiver::Unknown) };
         // Of IPv4 the kernel knows no such addresses here.
-        let is_of_link = self.packets.family == Family::V6
-            && self.packets.get(Field::Destination).without(&link_local(Family::V6)).is_empty();
+        let is_of_link = self.now.packets.family == Family::V6
+            && self.now.packets.get(Field::Destination).without(&link_local(Family::V6)).is_empty();
         let of = if is_of_link { &receivers.first_of_link } else { &receivers.first };
         for (by, address) in of {
-            let holds = self.by(self.came_in, &Set::one(*by), false);
+            let holds = self.by(self.now.came_in, &Set::one(*by), false);
             if self.decide(holds, || Unknown::Interface)? {
                 return Ok(Receiver::Address(*address));
             }
         }
         // An interface without a name here is taken to have an address if any has one.
         let is_named =
-            self.came_in != Interface::Own || self.packets.get(Field::Interface).single().is_some();
+            self.now.came_in != Interface::Own || self.now.packets.get(Field::Interface).single().is_some();
         let is_any = of.keys().any(|by| *by != interface("lo"));
         Ok(if is_any && !is_named { Receiver::Unknown } else { Receiver::None })
     }
 
     /// The port it has, if it has exactly one.
     pub(super) fn port(&self) -> Option<u16> {
-        self.packets.get(Field::Port).single().and_then(|port| u16::try_from(port).ok())
+        self.now.packets.get(Field::Port).single().and_then(|port| u16::try_from(port).ok())
     }
 
     /// One of the destinations the packets have.
     fn original_destination(&self, family: Family) -> IpAddr {
-        let number = self.packets.get(Field::Destination).first().unwrap_or(0);
+        let number = self.now.packets.get(Field::Destination).first().unwrap_or(0);
         match family {
             Family::V4 => IpAddr::V4(u32::try_from(number).map_or(PASSTHROUGH_V4, Ipv4Addr::from)),
             Family::V6 => IpAddr::V6(number.into()),
@@ -440,34 +446,34 @@ impl<'a> Walk<'a> {
 
     fn tproxy(&mut self, port: Option<u16>, mark: Option<(u32, u32)>, ends: bool) -> Then {
         if let Some((mask, value)) = mark {
-            self.set_mark(self.mark.changed(mask, value));
+            self.set_mark(self.now.mark.changed(mask, value));
         }
         let port = port.or_else(|| self.port());
-        self.captured = Some(match port.map(|port| (listener(self.chain_of_plan(), port), port)) {
+        self.now.captured = Some(match port.map(|port| (listener(self.chain_of_plan(), port), port)) {
             Some((Some(listener), port)) => Fate::Proxy { listener, port, rewritten: false },
             Some((None, port)) => Fate::Redirected { port },
             None => Fate::Unknown,
         });
         self.decides();
-        self.handed_over = self.rule_here();
+        self.now.handed_over = self.rule_here();
         if ends { Then::Captured } else { Then::Statement }
     }
 
     fn set_mark(&mut self, mark: MarkNow) -> Then {
-        if mark != self.mark {
-            self.mark = mark;
+        if mark != self.now.mark {
+            self.now.mark = mark;
             self.is_marked();
-            let now = mark.value(&self.packets);
+            let now = mark.value(&self.now.packets);
             self.changed(PacketEdit::Mark(now));
         }
         Then::Statement
     }
 
     fn set_connection_mark(&mut self, mark: MarkNow) -> Then {
-        if mark != self.connection_mark {
-            self.connection_mark = mark;
+        if mark != self.now.connection_mark {
+            self.now.connection_mark = mark;
             self.is_marked();
-            let now = mark.value(&self.packets);
+            let now = mark.value(&self.now.packets);
             self.changed(PacketEdit::ConnectionMark(now));
         }
         Then::Statement
@@ -475,8 +481,8 @@ impl<'a> Walk<'a> {
 
     /// A rule has changed a mark. At input, routing and the rules of the mesh have checked marks already.
     fn is_marked(&mut self) {
-        if self.hook != Hook::Input {
-            self.causes.marked = self.foreign_rule().or(self.causes.marked);
+        if self.now.hook != Hook::Input {
+            self.now.causes.marked = self.foreign_rule().or(self.now.causes.marked);
         }
     }
 
@@ -484,14 +490,14 @@ impl<'a> Walk<'a> {
     /// track them after all; x_tables, whose rules are in tables named `raw`, do not.
     fn set_zone(&mut self, zone: u16) -> Then {
         let is_native = self.is_in_native_table();
-        let is_chosen = match self.tracking {
+        let is_chosen = match self.now.tracking {
             Tracking::NotYet => true,
             Tracking::Never => is_native,
             Tracking::Template | Tracking::Seen => false,
         };
         if is_chosen {
-            (self.tracking, self.zone) = (Tracking::Template, Some(zone));
-            self.causes.zoned = self.foreign_rule();
+            (self.now.tracking, self.now.zone) = (Tracking::Template, Some(zone));
+            self.now.causes.zoned = self.foreign_rule();
             self.changed(PacketEdit::Zone(zone));
         }
         Then::Statement
