@@ -3,7 +3,7 @@
 
 use super::Test;
 use crate::Origin;
-use alloc::{format, string::String, vec::Vec};
+use alloc::{string::String, vec::Vec};
 use netfilter_state::ruleset::{SeenRule, Statement};
 use redirect_core::{plan::PlannedRule, values::Family};
 
@@ -53,11 +53,12 @@ impl Planned {
             let numbered = self.rules.iter().enumerate();
             let mut all: Vec<_> =
                 numbered.map(|(number, (rule, _))| (Meaning::of(rule, family), number)).collect();
-            all.sort();
+            all.sort_by(|(one, _), (other, _)| one.tests.cmp(&other.tests));
             all
         });
-        let begin = meanings.partition_point(|(meaning, _)| meaning < of);
-        let mut equal = meanings.iter().skip(begin).take_while(|(meaning, _)| meaning == of).peekable();
+        let begin = meanings.partition_point(|(meaning, _)| meaning.tests < of.tests);
+        let alike = meanings.iter().skip(begin).take_while(|(meaning, _)| meaning.tests == of.tests);
+        let mut equal = alike.filter(|(meaning, _)| meaning.acts == of.acts).peekable();
         if let Some((_, first)) = equal.peek() {
             // Of equal ones the next; behind the last of them, the first.
             let next = equal.find(|(_, number)| *number >= self.last).map_or(*first, |(_, number)| *number);
@@ -71,10 +72,20 @@ impl Planned {
 }
 
 /// What a rule means, however it is written.
-#[derive(PartialEq, Eq, PartialOrd, Ord)]
+#[derive(PartialEq)]
 struct Meaning {
     tests: Vec<Test>,
-    acts: Vec<String>,
+    acts: Vec<Act>,
+}
+
+/// What a statement means.
+#[derive(PartialEq)]
+enum Act {
+    /// To the chain of this name, as iptables writes it.
+    GoesTo(String),
+    /// In native tables the mark and the end are statements of their own.
+    Tproxy(Option<u16>),
+    Does(Statement),
 }
 
 impl Meaning {
@@ -83,16 +94,17 @@ impl Meaning {
         let mut tests: Vec<Test> = tests.filter(|test| *test != Test::Always(true)).collect();
         tests.sort();
         tests.dedup();
-        let mut acts: Vec<String> = Vec::new();
+        let mut acts = Vec::new();
         for statement in &seen.statements {
-            if let Statement::Jump(to) | Statement::Goto(to) = statement {
-                acts.push(to.to_ascii_uppercase().replace('-', "_"));
-            } else if let Statement::Tproxy { port, .. } = statement {
-                // In native tables the mark and the end are statements of their own.
-                acts.push(format!("tproxy {port:?}"));
+            acts.push(match statement {
+                Statement::Jump(to) | Statement::Goto(to) => {
+                    Act::GoesTo(to.to_ascii_uppercase().replace('-', "_"))
+                }
+                Statement::Tproxy { port, .. } => Act::Tproxy(*port),
+                other => Act::Does(other.clone()),
+            });
+            if matches!(acts.last(), Some(Act::Tproxy(_))) {
                 break;
-            } else {
-                acts.push(format!("{statement:?}"));
             }
         }
         Self { tests, acts }
