@@ -302,7 +302,7 @@ pub enum Fate {
     },
     /// At the destination that another program's rule translates it to. The trace ends there.
     Translated,
-    /// Reset: TPROXY hands it to a listener as it is, and another program's rule translates it afterwards.
+    /// At a listener, where its connection ends: another program's rule translates what TPROXY has handed over, or answers leave the pod.
     Broken,
     /// Nowhere.
     Dropped,
@@ -555,7 +555,7 @@ impl core::fmt::Display for Fate {
             }
             Self::Redirected { port } => write!(f, "redirected to port {port} by another program's rule"),
             Self::Translated => f.write_str("translated by another program's rule"),
-            Self::Broken => f.write_str("reset: handed to a listener, and then translated by another rule"),
+            Self::Broken => f.write_str("broken: its connection ends after the first packet"),
             Self::Dropped => f.write_str("dropped"),
             Self::Rejected => f.write_str("rejected"),
             Self::Unknown => f.write_str("unknown: a rule on its path is unsupported"),

@@ -106,11 +106,13 @@ pub(super) const LOOPBACK_IS_DOWN: usize = 0;
 pub(super) const NO_ROUTE: usize = 1;
 pub(super) const SOURCE_NOT_LOCAL: usize = 2;
 pub(super) const NO_RECEIVER: usize = 3;
-const WORDS: [&str; 4] = [
+pub(super) const BOUND_TO_LINK: usize = 4;
+const WORDS: [&str; 5] = [
     "the interface lo is down",
     "no route",
     "the source address has no local route",
     "REDIRECT without an address on the receiving interface",
+    "the socket's interface, by which no loopback address is reached",
 ];
 
 impl Routes {
@@ -191,17 +193,18 @@ impl Routes {
         let of_rule = rule.saturating_mul(self.of_routes.len().saturating_add(1));
         WORDS.len().saturating_add(of_rule).saturating_add(route)
     }
+}
 
-    /// The words of a number.
-    pub(super) fn words(&self, number: usize) -> Option<String> {
-        let Some(of_rules) = number.checked_sub(WORDS.len()) else {
-            return WORDS.get(number).copied().map(String::from);
-        };
-        let each = self.of_routes.len().saturating_add(1);
-        let rule = self.rules.get(of_rules.checked_div(each)?)?;
-        let route = of_rules.checked_rem(each)?.checked_sub(1).and_then(|route| self.of_routes.get(route));
-        Some(route.map_or_else(|| rule.words.clone(), |route| format!("{route}, by {}", rule.words)))
-    }
+/// The words of a number.
+pub(super) fn words_of(routes: Option<&Routes>, number: usize) -> Option<String> {
+    let Some(of_rules) = number.checked_sub(WORDS.len()) else {
+        return WORDS.get(number).copied().map(String::from);
+    };
+    let routes = routes?;
+    let each = routes.of_routes.len().saturating_add(1);
+    let rule = routes.rules.get(of_rules.checked_div(each)?)?;
+    let route = of_rules.checked_rem(each)?.checked_sub(1).and_then(|route| routes.of_routes.get(route));
+    Some(route.map_or_else(|| rule.words.clone(), |route| format!("{route}, by {}", rule.words)))
 }
 
 fn end_of(route: &Route) -> RouteEnd {
@@ -290,13 +293,13 @@ mod tests {
         assert_eq!((routes.of_table(7, Some(24)).count(), routes.of_table(7, Some(23)).count()), (0, 1000));
         let second = routes.of_table(7, None).nth(1);
         let named = [(999, None), (999, second), (0, second)]
-            .map(|(rule, route)| routes.words(routes.number(rule, route)).unwrap());
+            .map(|(rule, route)| words_of(Some(&routes), routes.number(rule, route)).unwrap());
         let policy = |number: usize| format!("policy rule {}", tables.rules[number]);
         let route = format!("route {}", tables.routes[1]);
         assert_eq!(
             named,
             [policy(999), format!("{route}, by {}", policy(999)), format!("{route}, by {}", policy(0))]
         );
-        assert_eq!(routes.words(NO_ROUTE).as_deref(), Some("no route"));
+        assert_eq!(words_of(None, NO_ROUTE).as_deref(), Some("no route"));
     }
 }

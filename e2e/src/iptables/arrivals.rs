@@ -6,7 +6,7 @@
 use std::cell::Cell;
 use std::fs;
 use std::io::{Read as _, Write as _};
-use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -36,7 +36,7 @@ pub const QUIET: Duration = Duration::from_millis(100);
 const FAST_OPEN: u32 = 0x1 | 0x2 | 0x4 | 0x200 | 0x400;
 /// Ports of the application, and ports of the services far away. The pod listens on the latter as well: a packet that rules keep in the pod
 /// arrives there.
-pub const APP: [u16; 3] = [8080, 8081, 15008];
+pub const APP: [u16; 4] = [8080, 8081, 15008, 15021];
 /// See [`APP`].
 pub const FAR: [u16; 5] = [80, 81, 443, 4443, 53];
 /// Ports for datagrams.
@@ -45,6 +45,14 @@ const DATAGRAMS: [u16; 3] = [53, 81, 5353];
 /// A third service far away, in another network than the others.
 pub fn elsewhere(v6: bool) -> IpAddr {
     if v6 { [0x2001, 0xdb8, 9, 0, 0, 0, 0, 9].into() } else { [203, 0, 113, 9].into() }
+}
+
+/// An address that is at the pod, for the client.
+pub const ROUTED: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 7));
+
+/// The link-local address of the pod, or of the client.
+pub fn link_local(of_pod: bool) -> IpAddr {
+    [0xfe80, 0, 0, 0, 0, 0, 0, if of_pod { 2 } else { 1 }].into()
 }
 
 /// What a listener has received first.
@@ -88,6 +96,7 @@ impl Ground {
         }
         fix_neighbours(pod, 2, 1, client_address)?;
         fix_neighbours(client, 1, 2, pod_address)?;
+        client.ip_batch(&format!("route add {ROUTED} via {} dev eth0\n", pod_address(false)))?;
         for namespace in [pod, client] {
             let set = || fs::write("/proc/sys/net/ipv4/tcp_fastopen", FAST_OPEN.to_string());
             namespace.enter(set)?.context("cannot switch on TCP Fast Open")?;
@@ -233,6 +242,8 @@ fn is_local_route(line: &str, address: &str) -> bool {
 fn fix_neighbours(at: &Namespace, own: u8, other: u8, address: impl Fn(bool) -> IpAddr) -> Result<()> {
     at.ip_batch(&format!(
         "link set eth0 address 02:00:00:00:00:0{own}\n\
+         addr add fe80::{own}/64 dev eth0 nodad\n\
+         neigh replace fe80::{other} lladdr 02:00:00:00:00:0{other} dev eth0 nud permanent\n\
          neigh replace {} lladdr 02:00:00:00:00:0{other} dev eth0 nud permanent\n\
          neigh replace {} lladdr 02:00:00:00:00:0{other} dev eth0 nud permanent\n",
         address(false),
@@ -244,6 +255,10 @@ fn fix_neighbours(at: &Namespace, own: u8, other: u8, address: impl Fn(bool) -> 
 fn bind_freely(fd: &OwnedFd, source: SocketAddr) -> Result<()> {
     // For IPv6 too: the kernel keeps one flag.
     setsockopt(fd, sockopt::IpFreebind, &true)?;
+    // A link-local address is one of an interface.
+    if matches!(source.ip(), IpAddr::V6(at) if at.is_unicast_link_local()) {
+        setsockopt(fd, sockopt::BindToDevice, &"eth0".into())?;
+    }
     Ok(bind(fd.as_raw_fd(), &SockaddrStorage::from(source))?)
 }
 
@@ -454,7 +469,8 @@ pub fn is_unsent(trace: &Trace) -> bool {
 
 fn is_far(packet: &Packet) -> bool {
     let v6 = packet.family() == Family::V6;
-    [remote_address(v6), other_address(v6), elsewhere(v6)].contains(&packet.destination.ip())
+    [remote_address(v6), other_address(v6), elsewhere(v6), link_local(false)]
+        .contains(&packet.destination.ip())
 }
 
 /// Datagrams are received by sockets that have no address of their own.

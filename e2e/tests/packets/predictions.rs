@@ -10,7 +10,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use e2e::iptables::arrivals::{Ground, SentPacket, agrees, elsewhere, is_unsent};
+use e2e::iptables::arrivals::{Ground, ROUTED, SentPacket, agrees, elsewhere, is_unsent, link_local};
 use e2e::iptables::in_parallel;
 use e2e::iptables::mesh::{loopback, passthrough};
 use e2e::iptables::packets::{Arrived, FORMS, Said, plan, resolver};
@@ -52,7 +52,9 @@ const ALL: &[Mode] = &[Redirect, Tproxy, Native, NativeTproxy, Legacy, LegacyTpr
 
 impl Mode {
     fn said(self) -> Said {
-        let mut said: Said = [(Key::InboundPorts, "*"), (Key::OutboundRanges, "*")].into();
+        let mut said: Said =
+            [(Key::InboundPorts, "*"), (Key::OutboundRanges, "*"), (Key::InboundExcludePorts, "15021")]
+                .into();
         if self != NativeV4 {
             said.insert(Key::DualStack, "true");
         }
@@ -123,14 +125,26 @@ enum Probe {
     OutMarked,
     /// ... and in a datagram, a query.
     QueryMarked,
-    /// From outside to the proxy's own port for tunnels.
+    /// From outside to the proxy's own port for tunnels, to another that the plan names, and to the listener that the plan captures for.
     InTunnel,
+    InOwn,
+    InListener,
+    /// From the proxy to its own port for tunnels, and from the application to that of another proxy.
+    ToTunnel,
+    OutToTunnel,
+    /// From a neighbour to the application at the pod's link-local address, and back.
+    InByLink,
+    OutByLink,
+    /// From outside, and from the application, to an address that the pod has by a route to a prefix.
+    InRouted,
+    ToRouted,
     /// From the proxy to the application, as it connects there.
     ToApp,
 }
 use Probe::{
-    AppToSelf, ByProxy443, GroupToSelf443, In, In6, InTunnel, Out, Out6, Out443, OutByTunnel, OutMarked,
-    Query, Query6, QueryByTcp, QueryByTcp6, QueryMarked, QueryOther, ToApp, ToSelf,
+    AppToSelf, ByProxy443, GroupToSelf443, In, In6, InByLink, InListener, InOwn, InRouted, InTunnel, Out,
+    Out6, Out443, OutByLink, OutByTunnel, OutMarked, OutToTunnel, Query, Query6, QueryByTcp, QueryByTcp6,
+    QueryMarked, QueryOther, ToApp, ToRouted, ToSelf, ToTunnel,
 };
 
 /// Those that are sent in every case, ...
@@ -144,9 +158,10 @@ impl Probe {
         let at = |ip, port| SocketAddr::new(ip, port);
         let (pod, far) = (pod_address(v6), remote_address(v6));
         let local = |user, to| Packet::from_pod(user, user, at(pod, 0), to);
+        let outside = |port| Packet::from_outside(at(client_address(v6), 0), at(pod, port)).by("eth0");
         let query = |to| Packet::from_pod(1000, 1000, at(loopback(v6), 0), at(to, 53));
         match self {
-            In | In6 => Packet::from_outside(at(client_address(v6), 0), at(pod, 8080)).by("eth0"),
+            In | In6 => outside(8080),
             Out | Out6 => local(1000, at(far, 80)).by("eth0"),
             Out443 => local(1000, at(far, 443)).by("eth0"),
             ToSelf => local(PROXY_ID, at(pod, 8080)).by("lo"),
@@ -159,7 +174,17 @@ impl Probe {
             OutByTunnel => local(1000, at(elsewhere(false), 80)).by("t0"),
             OutMarked => Packet { mark: 7, ..local(1000, at(far, 80)).by("eth0") },
             QueryMarked => Packet { mark: 7, ..local(1000, at(far, 53)).by("eth0").over_udp() },
-            InTunnel => Packet::from_outside(at(client_address(v6), 0), at(pod, 15008)).by("eth0"),
+            InTunnel => outside(15008),
+            InOwn => outside(15021),
+            InListener => outside(15006),
+            ToTunnel => local(PROXY_ID, at(pod, 15008)).by("lo"),
+            OutToTunnel => local(1000, at(far, 15008)).by("eth0"),
+            InByLink => Packet::from_outside(at(link_local(false), 0), at(link_local(true), 8080)).by("eth0"),
+            OutByLink => {
+                Packet::from_pod(1000, 1000, at(link_local(true), 0), at(link_local(false), 80)).by("eth0")
+            }
+            InRouted => Packet::from_outside(at(client_address(false), 0), at(ROUTED, 8080)).by("eth0"),
+            ToRouted => local(1000, at(ROUTED, 8080)).by("lo"),
             ToApp => Packet::from_pod(PROXY_ID, PROXY_ID, at(passthrough(false), 0), at(pod, 8081)).by("lo"),
         }
     }
@@ -320,6 +345,10 @@ const NO_OWN_ADDRESS: &str = "ip route del local 10.1.0.2 table local";
 
 const OWN_ADDRESS_ELSEWHERE: &str = "ip route del local 10.1.0.2 table local
     ip route add local 10.1.0.2 dev lo table 300; ip rule add pref 5 lookup 300";
+/// The pod keeps what is for a network that it has not, and has not its own address.
+const KEPT: &str = "ip route add local 198.51.100.0/24 dev lo table 216
+    ip rule add pref 20000 to 198.51.100.0/24 lookup 216
+    ip route del local 10.1.0.2 table local";
 const MARKED_FOR_LATER: &str = "nft 'table ip theirs {
     chain out { type filter hook output priority -1; tcp dport 15001 ct mark set 0x539; }
     chain in { type filter hook input priority -149; tcp dport 15001 meta mark != 0x539 drop; } }'";
@@ -354,6 +383,17 @@ const BY_CLASS: &str = "ip rule add pref 10 tos 0x10 blackhole
     $ipt -t mangle -A OUTPUT -p tcp -j TOS --set-tos 0x10";
 const ZONE_IN: &str = "$ipt -t raw -A PREROUTING -i eth0 -p tcp -j CT --zone 5";
 const TO_PROXY: &str = "$ipt -t nat -I OUTPUT -p tcp -m owner ! --uid-owner 1337 ! --gid-owner 1337 -j REDIRECT --to-ports 15001";
+
+/// What P16 sends.
+const NEAR: &[Probe] =
+    &[InTunnel, InOwn, InListener, ToTunnel, OutToTunnel, InByLink, OutByLink, InRouted, ToRouted];
+/// A network all of whose addresses are the pod's, which has none of them but by this route.
+const ANY: &str = "ip route add local 192.0.2.0/24 dev lo";
+const CLOSED: &str = "$ipt -A INPUT -p tcp -m multiport --dports 15008,15021 -j DROP";
+const ACCEPT_BY_LINK: &str = "ip6tables-nft -w -t nat -I PREROUTING -d fe80::/10 -j ACCEPT
+    ip6tables-nft -w -t nat -I OUTPUT -d fe80::/10 -j ACCEPT";
+const ACCEPT_ROUTED: &str = "$ipt -t nat -I PREROUTING -d 192.0.2.0/24 -j ACCEPT";
+const DIVERT_ROUTED: &str = "$ipt -t mangle -I PREROUTING -d 192.0.2.0/24 -j ACCEPT";
 
 const CASES: &[Case] = &[
     // Marks from hook to hook.
@@ -478,6 +518,8 @@ const CASES: &[Case] = &[
     case("P10 lo is down", ALL, "ip link set lo down", &[Out, Out443, Out6, ToSelf, AppToSelf]),
     case("P10 marked to nowhere", &[Tproxy, NativeTproxy], "ip rule del pref 0; ip rule add pref 1 lookup local
          ip rule add pref 0 fwmark 1337 blackhole", &[In]),
+    // Who listens gets what the pod keeps, and answers by eth0.
+    case("P10 no own address, kept", REDIRECTING, KEPT, &[In, Out, Out443, ToSelf, AppToSelf, ByProxy443]),
     Case {
         lacks: true,
         ..case("P10 blackhole in the mark's table", &[Tproxy], "ip route flush table 133; ip route add blackhole 0.0.0.0/0 table 133", NONE)
@@ -587,6 +629,12 @@ const CASES: &[Case] = &[
         ..case("P15 to the application", &[Redirect, Native, Legacy], "$ipt -A INPUT -s 127.0.0.6 -j DROP", &[ToApp])
     },
     Case { also: &[InTunnel, ToApp], ..case("P15 exempt", &[Redirect, Native, Legacy], "", NONE) },
+    // Own ports, and addresses that are easily forgotten.
+    Case { before: ANY, also: NEAR, ..case("P16 as planned", ALL, "", NONE) },
+    Case { before: ANY, also: NEAR, ..case("P16 own ports closed", REDIRECTING, CLOSED, &[InTunnel, InOwn, ToTunnel]) },
+    Case { before: ANY, also: NEAR, ..case("P16 by link", &[Redirect], ACCEPT_BY_LINK, &[InByLink, OutByLink]) },
+    Case { before: ANY, also: NEAR, ..case("P16 routed", &[Redirect, Legacy], ACCEPT_ROUTED, &[InRouted]) },
+    Case { before: ANY, also: NEAR, ..case("P16 routed, TPROXY", &[Tproxy, LegacyTproxy], DIVERT_ROUTED, &[InRouted]) },
     // Resolvers in the pod.
 
     // What the kernel compares and does where it is easily taken for less.
@@ -648,7 +696,8 @@ impl Pod {
         let probes = || self.probes.iter().copied();
         let pairs = probes().zip(&shots);
         let lost = pairs.filter(|(probe, shot)| {
-            if *probe == GroupToSelf443 { may_be_lost(shot) } else { case.lost.contains(probe) }
+            let is_by_mode = *probe == GroupToSelf443 || planned(*probe, shot) == Fate::Dropped;
+            if is_by_mode { may_be_lost(shot) } else { case.lost.contains(probe) }
         });
         let lost: Vec<&Packet> = lost.map(|(_, shot)| &shot.packet).collect();
         let seen = self.ground.outcome(&shots, |shot| !lost.contains(&&shot.packet), PATIENCE);
@@ -659,7 +708,7 @@ impl Pod {
             let is_lost = !agrees(seen, planned, &shot.packet);
             let is_captured = matches!(planned, Fate::Proxy { .. });
             // So is what is left alone because it is the proxy's, unless a service leads it elsewhere.
-            let is_proxys = matches!(probe, ByProxy443 | InTunnel | ToApp);
+            let is_proxys = matches!(probe, ByProxy443 | InTunnel | InOwn | ToApp);
             let is_judged = is_captured || is_proxys && !trace.may.contains(&Fate::Translated);
             is_captured_lost |= is_judged && is_lost && !is_unsent(&trace);
             is_answer_lost |= is_captured && !is_unsent(&trace) && !shot.is_answered();
@@ -693,6 +742,8 @@ impl Pod {
             In | Out | Out443 | ToSelf | GroupToSelf443 | AppToSelf | ByProxy443 => packet.clone(),
             Query | Query6 | QueryByTcp | QueryByTcp6 | QueryOther => packet.clone(),
             OutByTunnel | OutMarked | QueryMarked | InTunnel | ToApp => packet.clone(),
+            InOwn | InListener | ToTunnel | OutToTunnel => packet.clone(),
+            InByLink | OutByLink | InRouted | ToRouted => packet.clone(),
         };
         TraceRules::of_plan(&self.plan, Family::V4).fate(&like)
     }

@@ -14,7 +14,7 @@ use crate::{
     Fate, Listener, Packet,
     difference::Region,
     packets::{Field, Packets, number, state},
-    routes::{NO_RECEIVER, RouteEnd},
+    routes::{BOUND_TO_LINK, NO_RECEIVER, RouteEnd, words_of},
     rules::{ChainRule, Skipped, Test, TraceRules},
     set::Set,
     walk::{self, Cause, Given, Lookup, TracePath, Ways, Work, routed},
@@ -184,6 +184,8 @@ fn traffic_of(start: &Start, way: &TracePath, exempt_ports: &Set) -> Option<Traf
         (Fate::Untouched, Traffic::Outbound | Traffic::Dns) if !start.is_within_pod() && is_by_proxy() => {
             Some(Traffic::ByProxy)
         }
+        // So nothing of it comes past the proxy.
+        (Fate::Dropped, traffic) if way.causes.last == Some(Cause::Route(BOUND_TO_LINK)) => Some(traffic),
         _ => None,
     }
 }
@@ -557,9 +559,8 @@ impl Judge<'_> {
 /// A policy rule or route keeps packets from the pod: the one with these words.
 fn of_route(live: &TraceRules, severity: Severity, words: usize, traffic: (Family, Traffic)) -> Finding {
     let place = RuleRef { rule: Some(words), ..RuleRef::table(TableName::of_family(live.family)) };
-    let rule = live.routes.as_ref().and_then(|routes| routes.words(words));
     Finding {
-        rule: rule.unwrap_or_default(),
+        rule: words_of(live.routes.as_ref(), words).unwrap_or_default(),
         traffic: [traffic].into(),
         ..Finding::of_place(severity, Effect::Routes, place)
     }

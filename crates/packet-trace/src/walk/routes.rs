@@ -3,10 +3,10 @@
 use super::{
     super::{
         Fate, PacketEdit, TraceEvent,
-        packets::{Field, FieldMatch, Packets, interface, loopback, number, state},
+        packets::{Field, FieldMatch, Packets, interface, link_local, loopback, number, state},
         routes::{
-            LOOPBACK_IS_DOWN, NO_ROUTE, RouteEnd, RouteRule, RouteStep, RouteTest, Routes, RuleEnd,
-            SOURCE_NOT_LOCAL,
+            BOUND_TO_LINK, LOOPBACK_IS_DOWN, NO_ROUTE, RouteEnd, RouteRule, RouteStep, RouteTest, Routes,
+            RuleEnd, SOURCE_NOT_LOCAL, words_of,
         },
         rules::TraceRules,
         set::Set,
@@ -124,6 +124,11 @@ impl<'a> Walk<'a> {
         let (answer_leads, _) = self.route(routes, Lookup::Source)?;
         Ok(match answer_leads {
             RouteEnd::Local => None,
+            // From another address than a loopback one an answer leaves, and goes nowhere: those are not on any wire.
+            RouteEnd::Out(_) if !self.is_for_loopback()? => {
+                self.is_lost(SOURCE_NOT_LOCAL);
+                Some(Fate::Broken)
+            }
             RouteEnd::Out(_) | RouteEnd::Lost => Some(self.is_lost(SOURCE_NOT_LOCAL)),
             RouteEnd::Unknown | RouteEnd::Next => {
                 self.now.causes.last = Some(Cause::Route(SOURCE_NOT_LOCAL));
@@ -132,9 +137,24 @@ impl<'a> Walk<'a> {
         })
     }
 
+    /// Whether it goes to a loopback address.
+    fn is_for_loopback(&mut self) -> Result<bool, Split> {
+        let holds = self.has(Field::Destination, &loopback(self.now.packets.family));
+        self.decide(holds, || Unknown::Work)
+    }
+
     /// Reroutes a packet of the pod whose destination or mark has changed since it was first routed; returns where it
     /// ends, if it goes no farther.
     pub(super) fn route_out(&mut self, moved: bool) -> Result<Option<Fate>, Split> {
+        // A socket that sends to a link-local address is bound to an interface, by which no route leads to a loopback address
+        // (`ip6_route_me_harder`).
+        if moved
+            && self.now.packets.family == Family::V6
+            && self.is_for_loopback()?
+            && self.ask(Field::Destination, &link_local(Family::V6))?
+        {
+            return Ok(Some(self.is_lost(BOUND_TO_LINK)));
+        }
         let rules = self.rules;
         let Some(routes) = &rules.routes else {
             let to = self.route_by_marks(moved)?;
@@ -285,7 +305,7 @@ impl<'a> Walk<'a> {
                 RuleEnd::Ends(end) => (end, routes.number(number, None)),
                 RuleEnd::Goto(_) | RuleEnd::Nothing => (RouteEnd::Next, routes.number(number, None)),
             };
-            let unknown = || Unknown::Route(routes.words(words).unwrap_or_default());
+            let unknown = || Unknown::Route(words_of(Some(routes), words).unwrap_or_default());
             if takes.is_none() && !self.assume(unknown)? {
                 continue;
             }
@@ -309,7 +329,7 @@ impl<'a> Walk<'a> {
         for step in routes.of_table(table, longer_than) {
             self.spent = self.spent.saturating_add(1);
             let is_about = said(self.is_bound_for(&step.to, lookup))?;
-            let words = || routes.words(routes.number(rule, Some(step))).unwrap_or_default();
+            let words = || words_of(Some(routes), routes.number(rule, Some(step))).unwrap_or_default();
             let is_about = match is_about {
                 Some(is_about) => is_about,
                 None => self.assume(|| Unknown::Route(words()))?,
@@ -372,7 +392,7 @@ impl<'a> Walk<'a> {
     /// It goes no farther, for the reason in these words.
     pub(super) fn is_lost(&mut self, words: usize) -> Fate {
         self.now.causes.last = Some(Cause::Route(words));
-        let text = self.rules.routes.as_ref().and_then(|routes| routes.words(words));
+        let text = words_of(self.rules.routes.as_ref(), words);
         self.note(|_| TraceEvent::Route { decides: text.unwrap_or_default() });
         if self.records {
             self.decided = self.steps.len().checked_sub(1);
