@@ -2,7 +2,7 @@
 
 use super::{
     Connection, ConnectionState, Fate, Interface, Packet, Sender,
-    packets::{Field, Packets, interface, interface_name, loopback, state},
+    packets::{Field, LO, Packets, interface, interface_name, loopback, state},
     rules::TraceRules,
     set::Set,
     walk::{self, Given, Work},
@@ -42,7 +42,7 @@ impl Region {
     pub(super) fn new(is_local: bool, mut packets: Packets) -> Self {
         let family = packets.family;
         let far = far(family);
-        if packets.get(Field::Interface).and(&Set::one(interface("lo"))).is_empty() {
+        if packets.get(Field::Interface).and(&Set::one(LO)).is_empty() {
             for field in [Field::Source, Field::Destination] {
                 if *packets.get(field) == far && (field == Field::Destination || !is_local) {
                     packets.set(field, Set::range(0, field.most(family)));
@@ -379,7 +379,7 @@ fn far(family: Family) -> Set {
 
 /// All possible packets, and whether the pod sends them.
 fn starts(family: Family) -> Vec<(bool, Packets)> {
-    let lo = Set::one(interface("lo"));
+    let lo = Set::one(LO);
     let all = Packets::all(family);
     let any = |field: Field| all.get(field);
     let elsewhere = any(Field::Interface).without(&lo);
@@ -501,7 +501,7 @@ mod tests {
 
     fn region(is_local: bool, limited: &[(Field, u128, u128)]) -> Region {
         let mut packets = Packets::all(Family::V4);
-        packets.set_one(Field::Interface, interface("lo"));
+        packets.set_one(Field::Interface, LO);
         for (field, first, last) in limited {
             packets.set(*field, Set::range(*first, *last));
         }

@@ -227,7 +227,7 @@ impl Packet {
         match &self.interface {
             Interface::Named(name) => packets.set_one(Field::Interface, packets::interface(name)),
             Interface::Elsewhere => {
-                let lo = set::Set::one(packets::interface("lo"));
+                let lo = set::Set::one(packets::LO);
                 packets.set(Field::Interface, lo.complement(u128::MAX));
             }
         }

@@ -153,6 +153,9 @@ impl FieldMatch {
     }
 }
 
+/// Of how many marks each is asked, whatever bits a condition compares.
+const MOST_ASKED: u128 = 256;
+
 /// A mark on its way: what it was at first, some bits cleared, and then some flipped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct MarkNow {
@@ -186,6 +189,11 @@ impl MarkNow {
             Some(other) => self.changed(cleared, other),
             None => Self::unknown(),
         }
+    }
+
+    /// Whether it is what the packets had, in some bits.
+    pub(super) const fn is_theirs(self) -> bool {
+        !self.unknown && self.cleared != u32::MAX
     }
 
     /// The mark, where it is known.
@@ -229,7 +237,7 @@ impl MarkNow {
             return Some(FieldMatch::when(holds(mark)));
         }
         let now = |was: u128| Some((u32::try_from(was).ok()? & !self.cleared) ^ self.flipped);
-        let those = packets.get(self.of).few().filter(|_| !self.unknown)?;
+        let those = packets.get(self.of).few(MOST_ASKED).filter(|_| !self.unknown)?;
         let those = those.filter(|was| now(*was).is_some_and(&holds));
         Some(FieldMatch::of(packets, self.of, &Set::each(those)))
     }
@@ -290,6 +298,10 @@ pub(super) fn of_names(names: &[String]) -> Set {
     Set::of(ranges.collect())
 }
 
+/// The number of `lo`.
+pub(crate) const LO: u128 = u16::from_be_bytes(*b"lo") as u128 * (1 << 112);
+
+/// The number of an interface's name: its bytes.
 pub(crate) fn interface(name: &str) -> u128 {
     let mut bytes = [0; 16];
     for (to, from) in bytes.iter_mut().zip(name_bytes(name)) {
@@ -307,6 +319,11 @@ pub(super) fn interface_name(number: u128) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn loopback_has_the_number_of_its_name() {
+        assert_eq!(LO, interface("lo"));
+    }
 
     #[test]
     fn a_mark_changed_in_some_bits_keeps_the_others() {

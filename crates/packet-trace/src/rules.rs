@@ -14,7 +14,7 @@ use runs::{Run, find_runs};
 
 use super::{
     Origin, RuleLocation,
-    packets::{Field, interface, link_local, loopback, number, of_names},
+    packets::{Field, LO, interface, link_local, loopback, number, of_names},
     routes::Routes,
     set::Set,
 };
@@ -334,7 +334,7 @@ impl TraceRules {
 
     /// Whether REDIRECT has an address for what comes in by some interface.
     pub(super) fn has_receiver(&self) -> bool {
-        let lo = interface("lo");
+        let lo = LO;
         self.receivers.as_ref().is_some_and(|receivers| receivers.first.keys().any(|by| *by != lo))
     }
 
@@ -365,7 +365,7 @@ impl TraceRules {
             local_marks: Vec::new(),
             addresses: None,
             receivers: None,
-            links: Set::one(interface("lo")).complement(u128::MAX),
+            links: Set::one(LO).complement(u128::MAX),
             routes: None,
             accepted: BTreeMap::new(),
         }
@@ -439,16 +439,21 @@ impl TraceRules {
                 self.ties.insert(*hook);
             }
         }
-        let names: BTreeMap<(TableName, String), usize> =
-            self.chains.iter().enumerate().map(|(n, c)| ((c.table.clone(), c.name.clone()), n)).collect();
-        for chain in &mut self.chains {
-            let number_of = |to: &String| names.get(&(chain.table.clone(), to.clone())).copied();
-            for rule in &mut chain.rules {
-                rule.leads =
-                    rule.seen.statements.iter().map(|one| Leads::of(one, &number_of, self.family)).collect();
-            }
-            find_runs(&mut chain.rules);
-        }
+        let numbered = self.chains.iter().enumerate();
+        let names: BTreeMap<(&TableName, &str), usize> =
+            numbered.map(|(number, chain)| ((&chain.table, chain.name.as_str()), number)).collect();
+        let leads_of = |chain: &WalkedChain, rule: &WalkedRule| -> Vec<Leads> {
+            let number_of = |to: &String| names.get(&(&chain.table, to.as_str())).copied();
+            rule.seen.statements.iter().map(|one| Leads::of(one, &number_of, self.family)).collect()
+        };
+        let leads: Vec<Vec<Leads>> = self
+            .chains
+            .iter()
+            .flat_map(|chain| chain.rules.iter().map(move |rule| leads_of(chain, rule)))
+            .collect();
+        let rules = self.chains.iter_mut().flat_map(|chain| &mut chain.rules);
+        rules.zip(leads).for_each(|(rule, leads)| rule.leads = leads);
+        self.chains.iter_mut().for_each(|chain| find_runs(&mut chain.rules));
         let has_route = |table| routing.contains(&RoutingItem::Route(self.family, table));
         self.local_marks = routing
             .iter()

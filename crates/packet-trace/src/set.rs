@@ -101,12 +101,11 @@ impl Set {
         }
     }
 
-    /// Its values, if they are few.
-    pub(super) fn few(&self) -> Option<impl Iterator<Item = u128> + '_> {
-        const MOST: u128 = 256;
+    /// Its values, if they are at most so many.
+    pub(super) fn few(&self, most: u128) -> Option<impl Iterator<Item = u128> + '_> {
         let sizes = self.ranges().iter().map(|(first, last)| last.saturating_sub(*first).saturating_add(1));
         let all = sizes.fold(0_u128, u128::saturating_add);
-        (all <= MOST).then(|| self.ranges().iter().flat_map(|(first, last)| *first..=*last))
+        (all <= most).then(|| self.ranges().iter().flat_map(|(first, last)| *first..=*last))
     }
 
     /// What is not in it, of numbers up to `most`.
@@ -146,7 +145,18 @@ impl Set {
     }
 
     pub(super) fn without(&self, other: &Self) -> Self {
-        self.and(&other.complement(u128::MAX))
+        match (&self.0, &other.0) {
+            (Ranges::None, _) | (_, Ranges::None) => self.clone(),
+            (Ranges::One([(a, b)]), Ranges::One([(c, d)])) => {
+                let below = c.checked_sub(1).map_or(Self::empty(), |last| Self::range(*a, min(*b, last)));
+                let above = d.checked_add(1).map_or(Self::empty(), |first| Self::range(max(*a, first), *b));
+                match (below.0, above.0) {
+                    (Ranges::One([one]), Ranges::One([other])) => Self(Ranges::Many([one, other].into())),
+                    (Ranges::None, rest) | (rest, _) => Self(rest),
+                }
+            }
+            _ => self.and(&other.complement(u128::MAX)),
+        }
     }
 
     pub(super) fn or(&self, other: &Self) -> Self {

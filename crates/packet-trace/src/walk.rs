@@ -18,7 +18,7 @@ pub(super) use routes::{Lookup, Routed, routed};
 
 use super::{
     Fate, Outcome, RuleLocation, TraceEvent, Unknown,
-    packets::{Field, MarkNow, Packets, interface},
+    packets::{Field, LO, MarkNow, Packets},
     rules::{ChainRule, TraceRules, WalkedChain, WalkedRule},
     set::Set,
 };
@@ -29,6 +29,9 @@ use redirect_core::rule::{Hook, Protocol};
 
 /// How many chains deep a ruleset is followed; the kernel allows 16.
 const DEEPEST: usize = 16;
+
+/// How many marks packets of one walk have at most that are told apart.
+pub(super) const MOST_MARKS: u128 = 16;
 
 /// What is known of the packets beside what they differ in.
 #[derive(Debug, Clone, Default)]
@@ -572,7 +575,7 @@ impl<'a> Walk<'a> {
     }
 
     fn sent(&mut self) -> Result<Option<Fate>, Split> {
-        let over_loopback = self.ask(Field::Interface, &Set::one(interface("lo")))?;
+        let over_loopback = self.ask(Field::Interface, &Set::one(LO))?;
         self.now.goes_out = if over_loopback { Interface::Loopback } else { Interface::Own };
         self.now.point = Point::Hook(Hook::Output);
         self.is_sent(over_loopback)

@@ -157,24 +157,28 @@ struct Kind {
 
 impl Kind {
     fn add(&mut self, judge: &Judge<'_>) {
-        if judge.is_marked {
-            for way in judge.found.ways.iter().filter(|way| !way.is_unsent && judge.is_lost(way)) {
-                self.marked.entry((way.fate, Severity::May)).or_default().push(way.packets.clone());
-            }
-            return;
+        if let Some(wanted) = judge.unmarked(judge.wanted) {
+            self.is_sent = judge.is_sent;
+            self.captured.push(wanted);
         }
-        self.is_sent = judge.is_sent;
-        self.captured.push(judge.wanted.packets.clone());
-        let sent = || judge.found.ways.iter().filter(|way| !way.is_unsent);
-        let is_certain = !judge.found.are_doubtful || sent().all(|way| judge.is_lost(way));
-        for way in sent() {
-            if !judge.is_lost(way) {
+        let sent = judge.found.ways.iter().filter(|way| !way.is_unsent);
+        let sent: Vec<_> = sent.map(|way| (way, judge.is_lost(way), judge.unmarked(way))).collect();
+        let mut unmarked = sent.iter().filter(|(.., packets)| packets.is_some());
+        let is_certain = !judge.found.are_doubtful || unmarked.all(|(_, is_lost, _)| *is_lost);
+        for (way, is_lost, unmarked) in sent {
+            let Some(packets) = unmarked else {
+                if is_lost {
+                    self.marked.entry((way.fate, Severity::May)).or_default().push(way.packets.clone());
+                }
+                continue;
+            };
+            if !is_lost {
                 self.arrives = true;
                 continue;
             }
             let is_known = is_certain && way.fate != Fate::Unknown && !are_related(&way.packets);
             let severity = if is_known { Severity::Does } else { Severity::May };
-            self.lost.entry((way.fate, severity)).or_default().push(way.packets.clone());
+            self.lost.entry((way.fate, severity)).or_default().push(packets);
         }
     }
 

@@ -149,7 +149,7 @@ pub(super) fn each_start(
         for (wanted, traffic) in meant.ways.iter().filter_map(judged) {
             let found = walk::all(live, &wanted.packets, &start.given, work, false);
             let (traffic, is_sent) = ((live.family, traffic), start.given.is_local);
-            let of = |found| Judge { live, wanted, found, traffic, is_sent, is_marked: start.is_marked };
+            let of = |found| Judge { live, wanted, found, traffic, is_sent, marked: &start.marked };
             let settled = if live.accepts_any() {
                 without.settled(found, &start.given, &of, &BTreeSet::new(), work, accepted)
             } else {
@@ -165,7 +165,8 @@ fn traffic_of(start: &Start, way: &TracePath, exempt_ports: &Set) -> Option<Traf
     let single = |field| way.packets.get(field).single();
     // The plan leaves what leaves the pod alone that belongs to one user or group, or has ztunnel's mark.
     let is_by_proxy = || {
-        let is_ztunnels = !start.is_marked && single(Field::Mark) == Some(ZTUNNEL_MARK.value().into());
+        let is_ztunnels = !are_marked(&way.packets, &start.marked)
+            && single(Field::Mark) == Some(ZTUNNEL_MARK.value().into());
         let is_groups = start.traffic == Traffic::Outbound && single(Field::Group).is_some();
         is_ztunnels || is_groups || single(Field::User).is_some()
     };
@@ -248,7 +249,7 @@ impl<'a> Without<'a> {
             }
             let mut without = skipped.clone();
             for (effect, cause, by) in met {
-                let is_sure = !are_doubtful && !judge.is_marked && !are_related(&way.packets);
+                let is_sure = !are_doubtful && !judge.is_marked(&way) && !are_related(&way.packets);
                 let severity = if is_sure { Severity::Does } else { Severity::May };
                 let example = Some(example(judge.is_sent, &way.packets));
                 let finding = Finding { example, ..judge.finding(severity, effect, cause) };
@@ -295,6 +296,11 @@ pub(super) fn are_related(packets: &Packets) -> bool {
     !packets.get(Field::State).contains(state::NEW)
 }
 
+/// Whether all of them have marks that the application has set.
+fn are_marked(packets: &Packets, marked: &Set) -> bool {
+    !marked.is_empty() && packets.get(Field::Mark).without(marked).is_empty()
+}
+
 /// What becomes of packets that a plan captures in one way.
 pub(super) struct Judge<'a> {
     live: &'a TraceRules,
@@ -303,11 +309,22 @@ pub(super) struct Judge<'a> {
     pub(super) traffic: (Family, Traffic),
     /// Whether the pod sends them.
     pub(super) is_sent: bool,
-    /// Whether the application has marked them.
-    pub(super) is_marked: bool,
+    /// The marks that the application has set.
+    marked: &'a Set,
 }
 
 impl Judge<'_> {
+    /// Whether the application has marked all packets of a way.
+    fn is_marked(&self, way: &TracePath) -> bool {
+        are_marked(&way.packets, self.marked)
+    }
+
+    /// The packets of a way that the application has not marked, if there are any.
+    pub(super) fn unmarked(&self, way: &TracePath) -> Option<Packets> {
+        let rest = || way.packets.with(Field::Mark, way.packets.get(Field::Mark).without(self.marked));
+        (!self.is_marked(way)).then(rest)
+    }
+
     fn judge(&self, findings: &mut Findings) {
         let blamed: Vec<Option<(Effect, Cause)>> =
             self.found.ways.iter().map(|way| self.blame(way)).collect();
@@ -341,7 +358,7 @@ impl Judge<'_> {
             && self.wanted.fate == Fate::Untouched
             && self.is_led_to_servers(way);
         let is_refused = matches!(way.fate, Fate::Dropped | Fate::Rejected | Fate::Broken)
-            && (self.is_marked || are_related(&way.packets));
+            && (self.is_marked(way) || are_related(&way.packets));
         let is_meant = is_led || is_refused || self.reaches_nobody(way);
         way.fate != self.wanted.fate
             && !is_meant
@@ -461,8 +478,8 @@ impl Judge<'_> {
     fn severity(&self, number: usize, lost: &[Option<(Effect, Cause)>], effect: Effect) -> Severity {
         let may = matches!(effect, Effect::Queues | Effect::Unknown | Effect::Rewrites | Effect::Unfollowed);
         let is_unknown = self.found.ways.get(number).is_none_or(|way| way.fate == Fate::Unknown);
-        let is_related = self.found.ways.get(number).is_none_or(|way| are_related(&way.packets));
-        if may || is_unknown || is_related || self.is_marked {
+        let is_unusual = |way: &TracePath| are_related(&way.packets) || self.is_marked(way);
+        if may || is_unknown || self.found.ways.get(number).is_none_or(is_unusual) {
             return Severity::May;
         }
         if !self.found.are_doubtful {

@@ -3,11 +3,11 @@
 
 use super::{Pod, Traffic, proxy_groups, proxy_users};
 use crate::{
-    packets::{Field, Packets, interface, loopback, number, state},
+    packets::{Field, LO, Packets, loopback, number, state},
     routes::RouteEnd,
     rules::{TraceRules, of_flags},
     set::Set,
-    walk::{Given, Lookup, routed},
+    walk::{Given, Lookup, MOST_MARKS, routed},
 };
 use alloc::vec::Vec;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -28,13 +28,13 @@ pub(super) struct Start {
     pub(super) traffic: Traffic,
     pub(super) packets: Packets,
     pub(super) given: Given,
-    /// Whether the application has marked them, which takes a capability.
-    pub(super) is_marked: bool,
+    /// The marks among theirs that the application has set, which takes a capability.
+    pub(super) marked: Set,
 }
 
 impl Start {
     fn of(traffic: Traffic, packets: Packets, given: Given) -> Self {
-        Self { traffic, packets, given, is_marked: false }
+        Self { traffic, packets, given, marked: Set::empty() }
     }
 
     fn sent(traffic: Traffic, packets: Packets) -> Self {
@@ -43,7 +43,7 @@ impl Start {
 
     /// Whether they stay in the pod.
     pub(super) fn is_within_pod(&self) -> bool {
-        self.packets.get(Field::Interface).single() == Some(interface("lo"))
+        self.packets.get(Field::Interface).single() == Some(LO)
     }
 }
 
@@ -55,13 +55,21 @@ pub(super) fn starts(plan: &RulePlan, live: &TraceRules, pod: &Pod<'_>) -> Vec<S
     starts.extend(ends.within_pod());
     starts.extend(ends.to_application(plan));
     let marks = live.marks_asked();
-    let by_application =
-        starts.iter().filter(|start| matches!(start.traffic, Traffic::Outbound | Traffic::Dns));
-    let marked = by_application.map(|start| {
-        let packets = start.packets.with(Field::Mark, marks.clone());
-        Start { packets, is_marked: true, ..start.clone() }
-    });
-    starts.extend(marked.collect::<Vec<_>>());
+    let all_marks = marks.or(&Set::one(0));
+    // Few marks go with the rest; in ambient mode a mark says who sends a packet.
+    let are_few = plan.data_plane() == DataPlane::Sidecar && all_marks.few(MOST_MARKS).is_some();
+    let is_by_application = |start: &&mut Start| matches!(start.traffic, Traffic::Outbound | Traffic::Dns);
+    let mut apart = Vec::new();
+    for start in starts.iter_mut().filter(is_by_application) {
+        if are_few {
+            start.packets.set(Field::Mark, all_marks.clone());
+            start.marked = marks.clone();
+        } else {
+            let packets = start.packets.with(Field::Mark, marks.clone());
+            apart.push(Start { packets, marked: marks.clone(), ..start.clone() });
+        }
+    }
+    starts.extend(apart);
     let is_any = |start: &Start| Field::ALL.iter().all(|field| !start.packets.get(*field).is_empty());
     starts.retain(|start| !ends.own.is_empty() && is_any(start));
     starts
@@ -80,6 +88,8 @@ struct Ends {
     delivered: Set,
     /// The interfaces by which it reaches others.
     links: Set,
+    /// The flags of a segment that opens a connection.
+    opening: Set,
 }
 
 impl Ends {
@@ -104,6 +114,7 @@ impl Ends {
                 .complement(most),
             delivered: routes.map_or_else(|| Set::range(0, most), |routes| routes.of_nobody_else.clone()),
             links: live.links.clone(),
+            opening: opening_flags(),
         }
     }
 
@@ -111,7 +122,7 @@ impl Ends {
     fn first(&self, protocol: Protocol, from: &Set, to: &Set, by: &Set) -> Packets {
         let mut packets = Packets::all(self.family);
         packets.set_one(Field::Protocol, protocol.number());
-        packets.set(Field::Flags, if protocol == Protocol::Tcp { opening_flags() } else { Set::one(0) });
+        packets.set(Field::Flags, if protocol == Protocol::Tcp { self.opening.clone() } else { Set::one(0) });
         packets.set(Field::State, Set::range(state::NEW, state::RELATED));
         packets.set_one(Field::Mark, 0_u32);
         packets.set_one(Field::ConnMark, 0_u32);
@@ -225,7 +236,7 @@ fn all(addresses: &[IpAddr]) -> Set {
 }
 
 fn lo() -> Set {
-    Set::one(interface("lo"))
+    Set::one(LO)
 }
 
 const fn passthrough(family: Family) -> IpAddr {

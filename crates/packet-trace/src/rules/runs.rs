@@ -16,6 +16,14 @@ pub(in super::super) struct Run {
 /// Joins rules, one behind the other, that do the same and together are about packets that one list of tests describes: first those
 /// that differ in one field (a port of TCP and of UDP), then what came of them (many such ports).
 pub(super) fn find_runs(rules: &mut [WalkedRule]) {
+    // Most chains have none: neighbours, or neighbours but one, that begin some.
+    let are_alike = |one: &WalkedRule, other: &WalkedRule| {
+        differing((one, &one.tests), (other, &other.tests), None).is_some()
+    };
+    let begin = |rules: &[WalkedRule]| matches!(rules, [one, rest @ ..] if rest.iter().any(|other| are_alike(one, other)));
+    if !rules.windows(2).any(begin) && !rules.windows(3).any(begin) {
+        return;
+    }
     let mut runs: Vec<(usize, Run)> = rules
         .iter()
         .enumerate()

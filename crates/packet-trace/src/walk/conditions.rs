@@ -2,7 +2,7 @@
 
 use super::{
     super::{
-        packets::{Field, FieldMatch, MarkNow, interface, number, state},
+        packets::{Field, FieldMatch, LO, MarkNow, number, state},
         rules::Test,
         set::Set,
     },
@@ -163,8 +163,8 @@ impl Walk<'_> {
     pub(super) fn by(&self, by: Interface, set: &Set, not: bool) -> FieldMatch {
         let holds = match by {
             // The kernel compares with an empty name.
-            Interface::None => FieldMatch::when(set.contains(interface(""))),
-            Interface::Loopback => FieldMatch::when(set.contains(interface("lo"))),
+            Interface::None => FieldMatch::when(set.contains(0)),
+            Interface::Loopback => FieldMatch::when(set.contains(LO)),
             Interface::Named(name) => FieldMatch::when(set.contains(name)),
             Interface::Own => FieldMatch::of(&self.now.packets, Field::Interface, set),
         };

@@ -3,7 +3,7 @@
 use super::{
     super::{
         Fate, PacketEdit, TraceEvent,
-        packets::{Field, FieldMatch, Packets, interface, link_local, loopback, number, state},
+        packets::{Field, FieldMatch, LO, Packets, link_local, loopback, number, state},
         routes::{
             BOUND_TO_LINK, LOOPBACK_IS_DOWN, NO_ROUTE, RouteEnd, RouteRule, RouteStep, RouteTest, Routes,
             RuleEnd, SOURCE_NOT_LOCAL, words_of,
@@ -247,10 +247,7 @@ impl<'a> Walk<'a> {
             }
         }
         // Where packets go out, they are redirected to the loopback address.
-        if moved
-            || self.now.destination.is_some()
-            || self.ask(Field::Interface, &Set::one(interface("lo")))?
-        {
+        if moved || self.now.destination.is_some() || self.ask(Field::Interface, &Set::one(LO))? {
             return Ok(Interface::Loopback);
         }
         Ok(Interface::Own)
@@ -370,7 +367,7 @@ impl<'a> Walk<'a> {
                 FieldMatch::of(&self.now.packets, Field::Interface, &Set::one(*name))
             }
             // What the pod sends comes from lo, and so would an answer.
-            (RouteTest::CameIn(name), _) => FieldMatch::when(*name == interface("lo")),
+            (RouteTest::CameIn(name), _) => FieldMatch::when(*name == LO),
             // IPv4 forgets the user when it routes again (`ip_route_me_harder`).
             (RouteTest::Users(set), Lookup::Again) if self.now.packets.family == Family::V4 => {
                 FieldMatch::when(set.contains(0))

@@ -3,12 +3,12 @@
 use super::{
     super::{
         Fate, Listener, PacketEdit,
-        packets::{Field, MarkNow, interface, link_local, number},
+        packets::{Field, LO, MarkNow, link_local, number},
         routes::NO_RECEIVER,
         rules::{Answers, ChainRule, Leads},
         set::Set,
     },
-    Call, Cause, DEEPEST, Interface, Point, Split, Tracking, Unknown, Walk,
+    Call, Cause, DEEPEST, Interface, MOST_MARKS, Point, Split, Tracking, Unknown, Walk,
     conditions::Known,
 };
 use alloc::string::ToString;
@@ -235,13 +235,17 @@ impl<'a> Walk<'a> {
             Statement::SaveMarkBits { cleared, mask, flip } => match self.entry()? {
                 Entry::None | Entry::Template => Then::Statement,
                 Entry::Own => {
+                    self.tells_marks_apart()?;
                     let other = self.now.mark.value(&self.now.packets).map(|other| other & mask ^ flip);
                     self.set_connection_mark(self.now.connection_mark.joined(*cleared, other))
                 }
             },
             Statement::SaveMark => match self.entry()? {
                 Entry::None | Entry::Template => Then::Statement,
-                Entry::Own => self.set_connection_mark(self.now.mark),
+                Entry::Own => {
+                    self.tells_marks_apart()?;
+                    self.set_connection_mark(self.now.mark)
+                }
             },
             Statement::SetConnMark { mask, value } => match self.entry()? {
                 // Without a connection no bits remain.
@@ -256,6 +260,17 @@ impl<'a> Walk<'a> {
             }
             Statement::Harmless(_) | Statement::Updates(_) | Statement::Continue => Then::Statement,
         })
+    }
+
+    /// Before a connection remembers a mark, packets with one of a few are told apart: it remembers one.
+    fn tells_marks_apart(&self) -> Result<(), Split> {
+        let marks = self.now.packets.get(Field::Mark);
+        match marks.few(MOST_MARKS) {
+            Some(few) if self.now.mark.is_theirs() && marks.single().is_none() => {
+                Err(Split::Into(Field::Mark, few.map(Set::one).collect()))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// The entry of the packet's connection.
@@ -426,7 +441,7 @@ impl<'a> Walk<'a> {
         // An interface without a name here is taken to have an address if any has one.
         let is_named =
             self.now.came_in != Interface::Own || self.now.packets.get(Field::Interface).single().is_some();
-        let is_any = of.keys().any(|by| *by != interface("lo"));
+        let is_any = of.keys().any(|by| *by != LO);
         Ok(if is_any && !is_named { Receiver::Unknown } else { Receiver::None })
     }
 
