@@ -36,7 +36,7 @@ pub const QUIET: Duration = Duration::from_millis(100);
 const FAST_OPEN: u32 = 0x1 | 0x2 | 0x4 | 0x200 | 0x400;
 /// Ports of the application, and ports of the services far away. The pod listens on the latter as well: a packet that rules keep in the pod
 /// arrives there.
-pub const APP: [u16; 4] = [8080, 8081, 15008, 15021];
+pub const APP: [u16; 3] = [8080, 8081, 15008];
 /// See [`APP`].
 pub const FAR: [u16; 5] = [80, 81, 443, 4443, 53];
 /// Ports for datagrams.

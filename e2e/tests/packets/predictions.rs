@@ -52,9 +52,7 @@ const ALL: &[Mode] = &[Redirect, Tproxy, Native, NativeTproxy, Legacy, LegacyTpr
 
 impl Mode {
     fn said(self) -> Said {
-        let mut said: Said =
-            [(Key::InboundPorts, "*"), (Key::OutboundRanges, "*"), (Key::InboundExcludePorts, "15021")]
-                .into();
+        let mut said: Said = [(Key::InboundPorts, "*"), (Key::OutboundRanges, "*")].into();
         if self != NativeV4 {
             said.insert(Key::DualStack, "true");
         }
@@ -125,9 +123,8 @@ enum Probe {
     OutMarked,
     /// ... and in a datagram, a query.
     QueryMarked,
-    /// From outside to the proxy's own port for tunnels, to another that the plan names, and to the listener that the plan captures for.
+    /// From outside to the proxy's own port for tunnels, and to the listener that the plan captures for.
     InTunnel,
-    InOwn,
     InListener,
     /// From the proxy to its own port for tunnels, and from the application to that of another proxy.
     ToTunnel,
@@ -142,8 +139,8 @@ enum Probe {
     ToApp,
 }
 use Probe::{
-    AppToSelf, ByProxy443, GroupToSelf443, In, In6, InByLink, InListener, InOwn, InRouted, InTunnel, Out,
-    Out6, Out443, OutByLink, OutByTunnel, OutMarked, OutToTunnel, Query, Query6, QueryByTcp, QueryByTcp6,
+    AppToSelf, ByProxy443, GroupToSelf443, In, In6, InByLink, InListener, InRouted, InTunnel, Out, Out6,
+    Out443, OutByLink, OutByTunnel, OutMarked, OutToTunnel, Query, Query6, QueryByTcp, QueryByTcp6,
     QueryMarked, QueryOther, ToApp, ToRouted, ToSelf, ToTunnel,
 };
 
@@ -175,7 +172,6 @@ impl Probe {
             OutMarked => Packet { mark: 7, ..local(1000, at(far, 80)).by("eth0") },
             QueryMarked => Packet { mark: 7, ..local(1000, at(far, 53)).by("eth0").over_udp() },
             InTunnel => outside(15008),
-            InOwn => outside(15021),
             InListener => outside(15006),
             ToTunnel => local(PROXY_ID, at(pod, 15008)).by("lo"),
             OutToTunnel => local(1000, at(far, 15008)).by("eth0"),
@@ -386,10 +382,10 @@ const TO_PROXY: &str = "$ipt -t nat -I OUTPUT -p tcp -m owner ! --uid-owner 1337
 
 /// What P16 sends.
 const NEAR: &[Probe] =
-    &[InTunnel, InOwn, InListener, ToTunnel, OutToTunnel, InByLink, OutByLink, InRouted, ToRouted];
+    &[InTunnel, InListener, ToTunnel, OutToTunnel, InByLink, OutByLink, InRouted, ToRouted];
 /// A network all of whose addresses are the pod's, which has none of them but by this route.
 const ANY: &str = "ip route add local 192.0.2.0/24 dev lo";
-const CLOSED: &str = "$ipt -A INPUT -p tcp -m multiport --dports 15008,15021 -j DROP";
+const CLOSED: &str = "$ipt -A INPUT -p tcp --dport 15008 -j DROP";
 const ACCEPT_BY_LINK: &str = "ip6tables-nft -w -t nat -I PREROUTING -d fe80::/10 -j ACCEPT
     ip6tables-nft -w -t nat -I OUTPUT -d fe80::/10 -j ACCEPT";
 const ACCEPT_ROUTED: &str = "$ipt -t nat -I PREROUTING -d 192.0.2.0/24 -j ACCEPT";
@@ -631,7 +627,7 @@ const CASES: &[Case] = &[
     Case { also: &[InTunnel, ToApp], ..case("P15 exempt", &[Redirect, Native, Legacy], "", NONE) },
     // Own ports, and addresses that are easily forgotten.
     Case { before: ANY, also: NEAR, ..case("P16 as planned", ALL, "", NONE) },
-    Case { before: ANY, also: NEAR, ..case("P16 own ports closed", REDIRECTING, CLOSED, &[InTunnel, InOwn, ToTunnel]) },
+    Case { before: ANY, also: NEAR, ..case("P16 own ports closed", REDIRECTING, CLOSED, &[InTunnel, ToTunnel]) },
     Case { before: ANY, also: NEAR, ..case("P16 by link", &[Redirect], ACCEPT_BY_LINK, &[InByLink, OutByLink]) },
     Case { before: ANY, also: NEAR, ..case("P16 routed", &[Redirect, Legacy], ACCEPT_ROUTED, &[InRouted]) },
     Case { before: ANY, also: NEAR, ..case("P16 routed, TPROXY", &[Tproxy, LegacyTproxy], DIVERT_ROUTED, &[InRouted]) },
@@ -708,7 +704,7 @@ impl Pod {
             let is_lost = !agrees(seen, planned, &shot.packet);
             let is_captured = matches!(planned, Fate::Proxy { .. });
             // So is what is left alone because it is the proxy's, unless a service leads it elsewhere.
-            let is_proxys = matches!(probe, ByProxy443 | InTunnel | InOwn | ToApp);
+            let is_proxys = matches!(probe, ByProxy443 | InTunnel | ToApp);
             let is_judged = is_captured || is_proxys && !trace.may.contains(&Fate::Translated);
             is_captured_lost |= is_judged && is_lost && !is_unsent(&trace);
             is_answer_lost |= is_captured && !is_unsent(&trace) && !shot.is_answered();
@@ -742,7 +738,7 @@ impl Pod {
             In | Out | Out443 | ToSelf | GroupToSelf443 | AppToSelf | ByProxy443 => packet.clone(),
             Query | Query6 | QueryByTcp | QueryByTcp6 | QueryOther => packet.clone(),
             OutByTunnel | OutMarked | QueryMarked | InTunnel | ToApp => packet.clone(),
-            InOwn | InListener | ToTunnel | OutToTunnel => packet.clone(),
+            InListener | ToTunnel | OutToTunnel => packet.clone(),
             InByLink | OutByLink | InRouted | ToRouted => packet.clone(),
         };
         TraceRules::of_plan(&self.plan, Family::V4).fate(&like)

@@ -96,15 +96,13 @@ impl Meaning {
         tests.dedup();
         let mut acts = Vec::new();
         for statement in &seen.statements {
-            acts.push(match statement {
-                Statement::Jump(to) | Statement::Goto(to) => {
-                    Act::GoesTo(to.to_ascii_uppercase().replace('-', "_"))
-                }
-                Statement::Tproxy { port, .. } => Act::Tproxy(*port),
-                other => Act::Does(other.clone()),
-            });
-            if matches!(acts.last(), Some(Act::Tproxy(_))) {
+            if let Statement::Jump(to) | Statement::Goto(to) = statement {
+                acts.push(Act::GoesTo(to.to_ascii_uppercase().replace('-', "_")));
+            } else if let Statement::Tproxy { port, .. } = statement {
+                acts.push(Act::Tproxy(*port));
                 break;
+            } else {
+                acts.push(Act::Does(statement.clone()));
             }
         }
         Self { tests, acts }

@@ -235,16 +235,15 @@ impl<'a> Walk<'a> {
             Statement::SaveMarkBits { cleared, mask, flip } => match self.entry()? {
                 Entry::None | Entry::Template => Then::Statement,
                 Entry::Own => {
-                    self.tells_marks_apart()?;
-                    let other = self.now.mark.value(&self.now.packets).map(|other| other & mask ^ flip);
+                    let other = self.told_mark()?.value(&self.now.packets).map(|other| other & mask ^ flip);
                     self.set_connection_mark(self.now.connection_mark.joined(*cleared, other))
                 }
             },
             Statement::SaveMark => match self.entry()? {
                 Entry::None | Entry::Template => Then::Statement,
                 Entry::Own => {
-                    self.tells_marks_apart()?;
-                    self.set_connection_mark(self.now.mark)
+                    let mark = self.told_mark()?;
+                    self.set_connection_mark(mark)
                 }
             },
             Statement::SetConnMark { mask, value } => match self.entry()? {
@@ -262,14 +261,14 @@ impl<'a> Walk<'a> {
         })
     }
 
-    /// Before a connection remembers a mark, packets with one of a few are told apart: it remembers one.
-    fn tells_marks_apart(&self) -> Result<(), Split> {
+    /// The mark that a connection is to remember: packets with one of a few are told apart before.
+    fn told_mark(&self) -> Result<MarkNow, Split> {
         let marks = self.now.packets.get(Field::Mark);
         match marks.few(MOST_MARKS) {
             Some(few) if self.now.mark.is_theirs() && marks.single().is_none() => {
                 Err(Split::Into(Field::Mark, few.map(Set::one).collect()))
             }
-            _ => Ok(()),
+            Some(_) | None => Ok(self.now.mark),
         }
     }
 
