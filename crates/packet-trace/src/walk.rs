@@ -30,7 +30,7 @@ use redirect_core::rule::{Hook, Protocol};
 /// How many chains deep a ruleset is followed; the kernel allows 16.
 const DEEPEST: usize = 16;
 
-/// How many marks packets of one walk have at most that are told apart.
+/// How many marks packets of one walk have at most that are distinguished.
 pub(super) const MOST_MARKS: u128 = 16;
 
 /// What is known of the packets beside what they differ in.

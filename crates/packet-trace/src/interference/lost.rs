@@ -319,7 +319,7 @@ impl Judge<'_> {
         are_marked(&way.packets, self.marked)
     }
 
-    /// The packets of a way that the application has not marked, if there are any.
+    /// The packets of a way that the application has not marked; none where it has marked all.
     pub(super) fn unmarked(&self, way: &TracePath) -> Option<Packets> {
         let rest = || way.packets.with(Field::Mark, way.packets.get(Field::Mark).without(self.marked));
         (!self.is_marked(way)).then(rest)

@@ -261,7 +261,7 @@ impl<'a> Walk<'a> {
         })
     }
 
-    /// The mark that a connection is to remember: packets with one of a few are told apart before.
+    /// The mark that a connection is to remember: packets with one of a few are distinguished before.
     fn told_mark(&self) -> Result<MarkNow, Split> {
         let marks = self.now.packets.get(Field::Mark);
         match marks.few(MOST_MARKS) {
