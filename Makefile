@@ -121,7 +121,7 @@ race: setup
 	RACES=10 cargo test --locked -p e2e --test cluster node::agent_race:: -- --nocapture
 	cargo test --locked -p e2e --test agent repair:: -- --ignored
 
-# The API server is away for ten minutes, in which fifty pods of the mesh and fifty others start again and again; prints how often. `make test-cluster` has
+# The API server is away for ten minutes, in which fifty pods of the mesh and fifty others lose their sandboxes in rounds; prints how many rounds. `make test-cluster` has
 # six pods once.
 outage: setup
 	cargo build --locked -p install-cni -p istio-cni -p e2e
