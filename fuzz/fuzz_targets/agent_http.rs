@@ -10,7 +10,7 @@ use controller_runtime::{
 };
 use hyper::{Request, body::Incoming};
 use install_cni::{
-    cluster,
+    cluster::{self, events::EventPublisher},
     disk::Real,
     drift::NodeSummary,
     install::Installer,
@@ -63,10 +63,17 @@ static AGENT: LazyLock<Agent> = LazyLock::new(|| {
     // Calls are kept when readiness is judged, and nothing judges it here.
     let calls = Arc::new(SeenCalls::new(Arc::new(Real), PathBuf::new()));
     let emit = |entry: &Entry| text::is_one_safe_line(&entry.console().replace('\t', " "));
+    let runtime = Builder::new_current_thread().enable_time().build().expect("a run-time");
+    let (connection, tasks) = (Arc::new(cluster::connection(&settings)), Supervisor::default());
+    let inside = runtime.enter();
+    let events = EventPublisher::start("agent events", connection.clone(), metrics.clone(), &tasks);
+    drop(inside);
     Agent {
-        runtime: Builder::new_current_thread().enable_time().build().expect("a run-time"),
+        runtime,
         served: Arc::new(Served {
-            connection: Arc::new(cluster::connection(&settings)),
+            events,
+            transitions: Mutex::default(),
+            connection,
             installer: Arc::new(Installer::new(Arc::new(Real), Arc::new(Nobody), settings)),
             plugin: Arc::default(),
             state: Arc::new(AgentState::default()),
@@ -76,7 +83,7 @@ static AGENT: LazyLock<Agent> = LazyLock::new(|| {
             metrics: metrics.clone(),
             registry,
             logs: Some(logs),
-            tasks: Supervisor::default(),
+            tasks,
         }),
         receiver: Arc::new(Receiver::new(metrics, (calls, Arc::default()), Box::new(emit))),
     }
