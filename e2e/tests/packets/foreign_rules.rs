@@ -449,13 +449,12 @@ fn a_rule_that_is_meant_is_no_fault_and_hides_none() -> Result<()> {
         let mut forbidden = Pod::annotated(mode, &annotation)?;
         forbidden.conf["accept_rules_of_pods"] = json!(false);
         forbidden.mesh.pod().sh(meant)?;
-        forbidden.call("ADD")?.result()?;
-        let answer = forbidden.call("CHECK")?;
-        let why = answer
-            .log()?
-            .iter()
-            .any(|line| line["msg"].as_str().is_some_and(|text| text.contains("ACCEPT_RULES_OF_PODS")));
-        ensure!(why && answer.error()?.0 == 111, "{mode:?}");
+        let add = forbidden.call("ADD")?;
+        let says_why =
+            |line: &Value| line["msg"].as_str().is_some_and(|text| text.contains("ACCEPT_RULES_OF_PODS"));
+        ensure!(add.log()?.iter().any(says_why), "{mode:?}: {add:?}");
+        add.result()?;
+        ensure!(forbidden.call("CHECK")?.error()?.0 == 111, "{mode:?}");
         forbidden.conf["accepted_rules"] = json!(names);
         forbidden.check_accepts("the node's setting", "REDIRECT")?;
         pod.conf["accepted_rules"] = json!("table=nat");

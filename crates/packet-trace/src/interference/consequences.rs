@@ -157,10 +157,10 @@ struct Kind {
 
 impl Kind {
     fn add(&mut self, judge: &Judge<'_>) {
-        if let Some(wanted) = judge.unmarked(judge.wanted) {
-            self.is_sent = judge.is_sent;
-            self.captured.push(wanted);
-        }
+        // What the kernel drops under the plan itself comes to no proxy.
+        let is_captured = judge.wanted.fate != Fate::Dropped;
+        self.is_sent = judge.is_sent;
+        self.captured.extend(judge.unmarked(judge.wanted).filter(|_| is_captured));
         let sent = judge.found.ways.iter().filter(|way| !way.is_unsent);
         let sent: Vec<_> = sent.map(|way| (way, judge.is_lost(way), judge.unmarked(way))).collect();
         let mut unmarked = sent.iter().filter(|(.., packets)| packets.is_some());
@@ -173,7 +173,7 @@ impl Kind {
                 continue;
             };
             if !is_lost {
-                self.arrives = true;
+                self.arrives |= is_captured;
                 continue;
             }
             let is_known = is_certain && way.fate != Fate::Unknown && !are_related(&way.packets);
