@@ -42,6 +42,8 @@ const START: Duration = Duration::from_secs(180);
 pub const PRIMARY_CONFLIST: &str = "10-podnet.conflist";
 /// Where the kubelet serves the list of its pods, without authentication, on the node's loopback.
 const KUBELET_READ_ONLY_PORT: u16 = 10255;
+/// Where it serves everything else.
+const KUBELET_PORT: u16 = 10250;
 
 /// Which containerd a node has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -318,6 +320,12 @@ impl<'a> Node<'a> {
     /// Ends the kubelet and starts it again. Its pods run on.
     pub fn restart_kubelet(&self) -> Result<()> {
         self.kubelet.lock().unwrap_or_else(PoisonError::into_inner).take();
+        // What was killed is the program that entered the node; the kubelet dies with it, perhaps a moment later.
+        let ports = format!("sport = :{KUBELET_PORT} or sport = :{KUBELET_READ_ONLY_PORT}");
+        let listeners = process::command("ss", ["-Hltn", &ports]);
+        until("the kubelet's ports to be free", START, &[], || {
+            Ok(self.namespace().run(&listeners)?.ok()?.stdout.is_empty().then_some(()))
+        })?;
         self.start_kubelet()
     }
 
