@@ -2,7 +2,7 @@
 
 use crate::selection::Programming;
 use netns_apply::{
-    ApplyOptions, MOST_READ, Mismatch, Programs, RollbackOutcome, RunError,
+    ApplyOptions, MOST_READ, Mismatch, Programs, RollbackOutcome, RunError, Snapshot,
     capabilities::{self, SYS_ADMIN},
     netns::{Netns, NetnsError},
     pod::{FOREIGN, Outside, hosts, suitable},
@@ -195,11 +195,11 @@ impl Namespace for Pod {
     ) -> Result<Compared, KernelError> {
         let (most_read, accepted) = (Some(MOST_READ), accepted.clone());
         let options = ApplyOptions { most_read, accepted, ..options(programming, self.is_foreign) };
-        let verdict = netns_apply::verify_all(plan, &options).map_err(|error| failed(&error))?;
-        let difference = verdict.mismatch.map(|mismatch| Difference {
-            text: netns_apply::describe(&mismatch, plan, &options),
-            origin: origin(&mismatch),
-        });
+        let snapshot = Snapshot::take_for(plan, &options);
+        let verified = snapshot.and_then(|snapshot| snapshot.verify_in_words(plan, &options));
+        let (verdict, text) = verified.map_err(|error| failed(&error))?;
+        let different = verdict.mismatch.as_ref().zip(text);
+        let difference = different.map(|(mismatch, text)| Difference { text, origin: origin(mismatch) });
         Ok(Compared { difference, accepted: verdict.accepted.iter().map(ToString::to_string).collect() })
     }
 }

@@ -174,7 +174,7 @@ fn print(text: &str, options: &RunOptions) -> anyhow::Result<()> {
 fn validate(settings: &RawSettings, options: &RunOptions) -> anyhow::Result<ExitCode> {
     let mut verdict = istio_validation::run(settings)?;
     if !verdict.is_redirected() {
-        let read = || Some((Live::now(&apply_options(options, settings)).ok()?, plan_here(settings)?));
+        let read = || Some((Live::now(None, &apply_options(options, settings)).ok()?, plan_here(settings)?));
         let (path, _) = settings.get(Key::NetworkNamespace);
         if let Ok(Some((live, plan))) = Netns::run_in(path, read) {
             verdict.name_rules(|family| live.rules(family, Some(&plan)));

@@ -11,11 +11,10 @@ use crate::{
     backend::{self, Backend, Because},
     connections::{self, CloseError},
     error::{ApplyError, RollbackOutcome, RunError},
-    foreign,
     handles::Handles,
+    live::{self, Live},
     lock::{LockError, NetnsLock},
     netlink::NetlinkError,
-    noted::Noted,
     observe::NamespaceState,
     options::ApplyOptions,
     pause::{deadline, grace},
@@ -25,7 +24,7 @@ use crate::{
 use netfilter_state::{
     netlink::{self, BatchError},
     routing::{self, FoundRouting},
-    steps::{self, Goal, Inverse, Step, Transaction},
+    steps::{self, Goal, Inverse, Observation, Step, Transaction},
 };
 use redirect_core::{RulePlan, options::Variant, plan::PolicyRoutes};
 use std::time::Instant;
@@ -51,7 +50,19 @@ pub struct Outcome {
 /// # Errors
 /// Why the plan could not be put in force, and what state the namespace is in.
 pub fn apply(plan: &RulePlan, options: &ApplyOptions) -> Result<Outcome, RunError> {
-    Run::new(plan, options).map_err(RunError::untouched)?.finish()
+    let mut run = Run::new(plan, options).map_err(RunError::untouched)?;
+    Ok(run.finish()?.outcome)
+}
+
+/// The same, from a look that was just taken.
+pub(crate) fn apply_from<'a>(
+    handles: Handles<'a>,
+    seen: NamespaceState,
+    plan: &'a RulePlan,
+    options: &'a ApplyOptions,
+) -> Result<Outcome, RunError> {
+    let mut run = Run { seen: Some(seen), ..Run::with(handles, plan, options) };
+    Ok(run.finish()?.outcome)
 }
 
 /// The same, and warns of other programs' rules that interfere with the plan, unless they are accepted. These are not a reason to fail a run, nor
@@ -61,11 +72,11 @@ pub fn apply(plan: &RulePlan, options: &ApplyOptions) -> Result<Outcome, RunErro
 /// As [`apply`](apply()).
 pub fn apply_and_search(plan: &RulePlan, options: &ApplyOptions) -> Result<Outcome, RunError> {
     let mut run = Run::new(plan, options).map_err(RunError::untouched)?;
-    run.handles.noted = Some(Noted::default());
-    let mut outcome = run.finish()?;
+    let Done { mut outcome, seen } = run.finish()?;
     // The lock is a table, and others may be waiting for it.
     run.lock = None;
-    outcome.warnings.extend(foreign::warnings(plan, options, &mut run.handles));
+    let live = Live::from_look(seen, run.made.take(), plan, &mut run.handles);
+    outcome.warnings.extend(live::warnings(live, plan, options));
     Ok(outcome)
 }
 
@@ -103,31 +114,47 @@ struct Run<'a> {
     deadline: Instant,
     /// Why closed connections may still be tracked.
     unforgotten: Option<CloseError>,
+    /// The first look, if it was taken before.
+    seen: Option<NamespaceState>,
     /// What the run saw before its first step.
-    start: Option<NamespaceState>,
+    start: Option<Observation>,
     /// How to undo each step, in the order of the steps.
     done: Vec<Inverse>,
+    /// The messages of the run's one transaction, if the look before it has shown no table of any program.
+    made: Option<Vec<u8>>,
+}
+
+/// What a run that succeeded has done, and what its last look has shown.
+struct Done {
+    outcome: Outcome,
+    seen: NamespaceState,
 }
 
 impl<'a> Run<'a> {
     fn new(plan: &'a RulePlan, options: &'a ApplyOptions) -> Result<Self, ApplyError> {
-        Ok(Self {
+        Ok(Self::with(Handles::open(options, plan)?, plan, options))
+    }
+
+    fn with(handles: Handles<'a>, plan: &'a RulePlan, options: &'a ApplyOptions) -> Self {
+        Self {
             plan,
             placed: plan.clone(),
             options,
-            handles: Handles::open(options, plan)?,
+            handles,
             lock: None,
             deadline: deadline(options.patience),
             unforgotten: None,
+            seen: None,
             start: None,
             done: Vec::new(),
-        })
+            made: None,
+        }
     }
 
     /// The outcome; on failure, the namespace is rolled back.
-    fn finish(&mut self) -> Result<Outcome, RunError> {
+    fn finish(&mut self) -> Result<Done, RunError> {
         match self.passes() {
-            Ok(outcome) => Ok(outcome),
+            Ok(done) => Ok(done),
             Err(cause) if self.done.is_empty() => Err(RunError::untouched(cause)),
             Err(cause) => {
                 let aftermath = self.undo();
@@ -136,7 +163,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    fn passes(&mut self) -> Result<Outcome, ApplyError> {
+    fn passes(&mut self) -> Result<Done, ApplyError> {
         let mut chosen = None;
         let mut passes = 0;
         loop {
@@ -148,12 +175,12 @@ impl<'a> Run<'a> {
             chosen = Some((backend, because));
             let mut steps = self.steps(&seen, backend);
             self.obstacles(&seen, backend)?;
-            let outcome = |run: &Self, seen: &NamespaceState| {
-                let (changed, warnings) = (!run.done.is_empty(), run.warnings(seen, backend));
-                Ok(Outcome { backend, because, changed, warnings })
+            let done = |run: &Self, seen: NamespaceState| {
+                let (changed, warnings) = (!run.done.is_empty(), run.warnings(&seen, backend));
+                Ok(Done { outcome: Outcome { backend, because, changed, warnings }, seen })
             };
             if steps.is_empty() {
-                return outcome(self, &seen);
+                return done(self, seen);
             }
             if passes == PASSES {
                 return Err(self.contended(&steps));
@@ -168,8 +195,8 @@ impl<'a> Run<'a> {
             let adds = only_adds(&steps);
             match self.take(steps, &seen) {
                 // The kernel has confirmed the rules at the generation they were worked out from. Routing has no generation.
-                Ok(()) if adds && !seen.state.is_redirected() && self.has_routing()? => {
-                    return outcome(self, &seen);
+                Ok(()) if adds && !seen.state.is_redirected() && self.has_routing(&mut seen)? => {
+                    return done(self, seen);
                 }
                 Ok(()) => passes += 1,
                 Err(ApplyError::Netlink(NetlinkError::Changed)) if self.has_time() => {}
@@ -180,10 +207,11 @@ impl<'a> Run<'a> {
 
     /// What the namespace holds, and where the plan's policy routing fits into it.
     fn look(&mut self) -> Result<NamespaceState, ApplyError> {
-        if let Some(noted) = &mut self.handles.noted {
-            noted.ruleset = None;
-        }
-        let mut seen = NamespaceState::now(&mut self.handles, self.deadline)?;
+        self.made = None;
+        let mut seen = match self.seen.take() {
+            Some(seen) => seen,
+            None => NamespaceState::now(&mut self.handles, self.deadline)?,
+        };
         seen.state.routing = self.place(std::mem::take(&mut seen.state.routing))?;
         Ok(seen)
     }
@@ -202,14 +230,15 @@ impl<'a> Run<'a> {
         Instant::now() < self.deadline
     }
 
-    /// Whether the routing that the rules need is there.
-    fn has_routing(&mut self) -> Result<bool, ApplyError> {
+    /// Whether the routing that the rules need is there, which a look from before it was added does not show.
+    fn has_routing(&mut self, seen: &mut NamespaceState) -> Result<bool, ApplyError> {
         if routing::wanted(self.plan).is_empty() {
             return Ok(true);
         }
-        let found = self.handles.observe_routing()?;
-        let found = self.place(found)?;
-        Ok(routing::missing(&self.placed, &found).is_empty())
+        let (found, surroundings) = self.handles.observe_routing()?;
+        seen.surroundings = surroundings;
+        seen.state.routing = self.place(found)?;
+        Ok(routing::missing(&self.placed, &seen.state.routing).is_empty())
     }
 
     fn take_lock(&self) -> Result<NetnsLock, ApplyError> {
@@ -275,7 +304,7 @@ impl<'a> Run<'a> {
 
     /// Takes the steps, one after the other.
     fn take(&mut self, steps: Vec<Step>, seen: &NamespaceState) -> Result<(), ApplyError> {
-        self.start.get_or_insert_with(|| seen.clone());
+        self.start.get_or_insert_with(|| seen.state.clone());
         let mut native = seen.state.native.clone();
         // What a transaction is based on; each transaction makes it stale for the next.
         let mut base = seen.nf_tables.clone();
@@ -323,8 +352,7 @@ impl<'a> Run<'a> {
                     Some(observed) => observed,
                     None => connection.observe(self.deadline)?,
                 };
-                let made = self.handles.noted.as_mut().map(|noted| &mut noted.ruleset);
-                connection.commit_noting(transaction, &now, self.deadline, made).map_err(changed)?;
+                self.made = connection.commit_and_tell(transaction, &now, self.deadline).map_err(changed)?;
             }
         }
         Ok(true)

@@ -3,9 +3,9 @@
 use crate::{
     legacy,
     netlink::Connection,
-    routes::{RouteSocket, Routing},
+    routes::{RouteSocket, Survey},
 };
-use std::hash::{BuildHasher, Hash, Hasher, RandomState};
+use std::hash::{BuildHasher, RandomState};
 
 /// What [`verify`](crate::verify()) depends on in a network namespace, in a few bytes: the generation of the nf_tables ruleset, which every transaction
 /// raises, and a hash of routing, addresses and interfaces. While it is the same, so is the answer, with one exception: without any transaction,
@@ -28,16 +28,18 @@ impl Fingerprint {
     /// lacks nf_tables. Also `None` if something cannot be read.
     #[must_use]
     pub fn now(keys: &RandomState) -> Option<Self> {
-        if legacy::is_in_use(MOST_READ).ok()? {
-            return None;
-        }
         let generation = Connection::open().ok()?.generation().ok()?;
-        let mut hasher = keys.build_hasher();
         let mut routes = RouteSocket::open(MOST_READ).ok()?;
         let links = routes.links().ok()?;
-        let Routing { tables, marked, .. } = routes.routing(&links).ok().filter(Routing::is_complete)?;
-        (tables, marked).hash(&mut hasher);
-        routes.addresses_and_interfaces(&links).ok()?.hash(&mut hasher);
-        Some(Self { generation, rest: hasher.finish() })
+        Self::of(keys, generation, &routes.survey(&links).ok()?)
+    }
+
+    /// The same from what was read.
+    pub(crate) fn of(keys: &RandomState, generation: u32, survey: &Survey) -> Option<Self> {
+        let Survey { tables, marked, addresses, .. } = survey;
+        if !tables.complete || legacy::is_in_use(MOST_READ).ok()? {
+            return None;
+        }
+        Some(Self { generation, rest: keys.hash_one((tables, marked, addresses)) })
     }
 }

@@ -4,7 +4,7 @@ use crate::{
     ApplyError, ApplyOptions, capabilities,
     exec::Programs,
     netlink::{Connection, NetlinkError},
-    noted::Noted,
+    observe::Surroundings,
     routes::{RouteError, RouteSocket},
 };
 use netfilter_state::routing::FoundRouting;
@@ -22,8 +22,6 @@ pub(crate) struct Handles<'a> {
     pub(crate) nft_in_transaction: bool,
     /// The generation of the ruleset, until the first look.
     generation: Option<u32>,
-    /// What the run notes for the search for other programs' rules, if it is to search.
-    pub(crate) noted: Option<Noted>,
 }
 
 impl<'a> Handles<'a> {
@@ -41,7 +39,7 @@ impl<'a> Handles<'a> {
         let by_programs = matches!(options.backend, BackendChoice::Restore(_));
         let nft_in_transaction = netlink.is_some() && !by_programs;
         let (programs, routes) = (&options.programs, RouteSocket::open(options.most_routing())?);
-        Ok(Self { programs, most_read, routes, netlink, nft_in_transaction, generation, noted: None })
+        Ok(Self { programs, most_read, routes, netlink, nft_in_transaction, generation })
     }
 
     /// The generation of the ruleset, where the kernel has nf_tables; that of opening the socket at the first call.
@@ -52,12 +50,16 @@ impl<'a> Handles<'a> {
         }
     }
 
-    /// What exists of the routing that a plan needs.
-    pub(crate) fn observe_routing(&mut self) -> Result<Vec<FoundRouting>, RouteError> {
-        match &mut self.noted {
-            Some(noted) => noted.observe(&mut self.routes),
-            None => self.routes.observe(),
-        }
+    /// What exists of the routing that a plan needs, and what is around it.
+    pub(crate) fn observe_routing(
+        &mut self,
+    ) -> Result<(Vec<FoundRouting>, Option<Surroundings>), RouteError> {
+        let mut surroundings = Surroundings::now(&mut self.routes);
+        let found = match &mut surroundings {
+            Some(surroundings) => std::mem::take(&mut surroundings.survey.found),
+            None => self.routes.observe()?,
+        };
+        Ok((found, surroundings))
     }
 }
 

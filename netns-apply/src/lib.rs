@@ -23,20 +23,18 @@ pub mod facts;
 #[cfg(feature = "write")]
 mod fingerprint;
 #[cfg(feature = "write")]
-mod foreign;
-#[cfg(feature = "write")]
 mod handles;
 #[cfg(feature = "write")]
 mod impact;
 #[cfg(feature = "write")]
 mod legacy;
 #[cfg(feature = "write")]
+mod live;
+#[cfg(feature = "write")]
 mod lock;
 #[cfg(feature = "write")]
 pub mod netlink;
 pub mod netns;
-#[cfg(feature = "write")]
-mod noted;
 #[cfg(feature = "write")]
 pub mod notify;
 #[cfg(feature = "write")]
@@ -68,9 +66,9 @@ pub use exec::{ExecError, Programs};
 #[cfg(feature = "write")]
 pub use fingerprint::Fingerprint;
 #[cfg(feature = "write")]
-pub use foreign::{Live, in_the_way, interference, judged, unexamined};
+pub use impact::Impact;
 #[cfg(feature = "write")]
-pub use impact::{Impact, describe, impact};
+pub use live::{Live, in_the_way, interference, unexamined};
 #[cfg(feature = "write")]
 pub use lock::LockError;
 #[cfg(feature = "write")]
@@ -80,7 +78,7 @@ pub use options::{ApplyOptions, MOST_READ};
 #[cfg(feature = "write")]
 pub use preview::cleanup_preview;
 #[cfg(feature = "write")]
-pub use verify::{Mismatch, Snapshot, Verdict, unmixed, verify, verify_all};
+pub use verify::{Mismatch, Snapshot, Verdict, verify, verify_all};
 
 /// The snippet of the README, as a doc test.
 #[cfg(doctest)]

@@ -6,8 +6,10 @@ use crate::{
     handles::Handles,
     legacy,
     netlink::{Connection, NetlinkError},
+    notify::Subscription,
     pause::deadline,
     restore,
+    routes::{RouteSocket, Survey},
 };
 use netfilter_state::{
     netlink,
@@ -21,13 +23,30 @@ use std::time::{Duration, Instant};
 const ONE_GENERATION: Duration = Duration::from_millis(500);
 
 /// What a look has shown, and what a transaction is based on.
-#[derive(Debug, Clone, Default)]
+#[derive(Default)]
 pub(crate) struct NamespaceState {
     pub(crate) state: Observation,
+    /// Where it could be read, all that routes packets here.
+    pub(crate) surroundings: Option<Surroundings>,
     /// nf_tables, where it answers: with the handles of rules.
     pub(crate) nf_tables: Option<netlink::Observed>,
     /// Whether iptables-nft's programs have listed its tables.
     pub(crate) nft_by_programs: bool,
+}
+
+/// Routing, interfaces and addresses, and what has changed since they were read: they have no generation.
+pub(crate) struct Surroundings {
+    pub(crate) survey: Survey,
+    pub(crate) since: Subscription,
+}
+
+impl Surroundings {
+    /// Those of the calling thread's network namespace; nothing where they cannot be read: no run fails for what its plan does not need.
+    pub(crate) fn now(routes: &mut RouteSocket) -> Option<Self> {
+        let since = Subscription::to_surroundings().ok()?;
+        let links = routes.links().ok()?;
+        Some(Self { survey: routes.survey(&links).ok()?, since })
+    }
 }
 
 impl NamespaceState {
@@ -54,7 +73,8 @@ impl NamespaceState {
             v4: legacy::state(programs, Family::V4, most)?,
             v6: legacy::state(programs, Family::V6, most)?,
         };
-        let mut state = Observation { legacy, routing: handles.observe_routing()?, ..Observation::default() };
+        let (routing, surroundings) = handles.observe_routing()?;
+        let mut state = Observation { legacy, routing, ..Observation::default() };
         let observe = |connection: &mut Connection| connection.observe_at(generation, deadline);
         let observed = handles.netlink.as_mut().map(observe);
         let nf_tables = observed.transpose()?;
@@ -72,7 +92,7 @@ impl NamespaceState {
                 all_listed
             }
         };
-        Ok(Self { state, nf_tables, nft_by_programs })
+        Ok(Self { state, surroundings, nf_tables, nft_by_programs })
     }
 
     /// What keeps rules in these tables from taking effect: a dormant table.

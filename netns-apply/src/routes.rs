@@ -36,7 +36,7 @@ pub use placing::Placed;
 use policy::{DumpedRule, marked_lookup};
 use redirect_core::{Family, values::RouteTable};
 #[cfg(feature = "write")]
-pub(crate) use tables::{Routing, Survey};
+pub(crate) use tables::Survey;
 
 /// How many times a dump is attempted if others disturb it.
 const DUMP_ATTEMPTS: usize = 20;

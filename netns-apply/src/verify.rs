@@ -1,8 +1,14 @@
 //! Compares a plan with the rules in force.
 
 use crate::{
-    ApplyError, ApplyOptions, backend, foreign::judged, handles::Handles, observe::NamespaceState,
-    pause::deadline, routes::Placed,
+    ApplyError, ApplyOptions, Fingerprint, Impact, Outcome, RunError,
+    apply::apply_from,
+    backend,
+    handles::Handles,
+    live::{Live, judged},
+    observe::NamespaceState,
+    pause::deadline,
+    routes::Placed,
 };
 use netfilter_state::{
     differences::{Difference, Differences},
@@ -13,7 +19,7 @@ use packet_trace::{
     placement::Obstacle,
 };
 use redirect_core::RulePlan;
-use std::{fmt, mem};
+use std::{fmt, hash::RandomState, mem};
 
 /// Why a namespace is not as planned.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -50,7 +56,7 @@ pub(crate) fn few<T: fmt::Display>(all: &[T]) -> String {
     named.join("; ")
 }
 
-/// A snapshot of a network namespace, which answers several questions about it.
+/// What a network namespace holds, read once: every question about it is asked of the same reading.
 pub struct Snapshot<'a> {
     handles: Handles<'a>,
     seen: NamespaceState,
@@ -58,7 +64,7 @@ pub struct Snapshot<'a> {
 
 impl fmt::Debug for Snapshot<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Snapshot").field("seen", &self.seen).finish_non_exhaustive()
+        f.debug_struct("Snapshot").field("state", &self.seen.state).finish_non_exhaustive()
     }
 }
 
@@ -120,19 +126,82 @@ impl<'a> Snapshot<'a> {
         }
         Ok(if differences.is_empty() { None } else { Some(Mismatch::Different(differences)) })
     }
-}
 
-/// The other programs' rules that interfere with a plan in force, if any do, and those that do so because it is accepted.
-///
-/// # Errors
-/// [`ApplyError::OthersUnread`].
-pub fn unmixed(
-    plan: &RulePlan,
-    options: &ApplyOptions,
-) -> Result<(Option<Mismatch>, Vec<Accepted>), ApplyError> {
-    let Judgement { findings, accepted, consequences } =
-        judged(plan, options).map_err(|cause| ApplyError::OthersUnread { cause: Box::new(cause) })?;
-    Ok(((!findings.is_empty()).then_some(Mismatch::Interference(findings, consequences)), accepted))
+    /// Its fingerprint, if it has one: what was read is not older.
+    #[must_use]
+    pub fn fingerprint(&self, keys: &RandomState) -> Option<Fingerprint> {
+        let (rules, surroundings) = (self.seen.nf_tables.as_ref()?, self.seen.surroundings.as_ref()?);
+        Fingerprint::of(keys, rules.generation()?, &surroundings.survey)
+    }
+
+    /// Everything that is not as planned.
+    ///
+    /// # Errors
+    /// As [`verify`](verify()).
+    pub fn verify(mut self, plan: &RulePlan, options: &ApplyOptions) -> Result<Verdict, ApplyError> {
+        let mismatch = self.differences(plan, options)?;
+        self.verdict(mismatch, plan, options)
+    }
+
+    /// The same, and the mismatch in words: what it means for traffic, then what is not as planned, then which rules of other programs have a
+    /// part in it.
+    ///
+    /// # Errors
+    /// As [`verify`](verify()).
+    pub fn verify_in_words(
+        mut self,
+        plan: &RulePlan,
+        options: &ApplyOptions,
+    ) -> Result<(Verdict, Option<String>), ApplyError> {
+        let is_redirected = self.observation().is_redirected();
+        if let Some(mismatch) = self.differences(plan, options)? {
+            // The mismatch stands by itself, even if other rules are too many to be read.
+            let impact = self.impact(&mismatch, plan, options).unwrap_or_default();
+            let text = impact.describe(&mismatch);
+            return Ok((
+                Verdict { mismatch: Some(mismatch), accepted: Vec::new(), is_redirected },
+                Some(text),
+            ));
+        }
+        let verdict = self.verdict(None, plan, options)?;
+        let text =
+            verdict.mismatch.as_ref().map(|mismatch| Impact::of_interference(mismatch).describe(mismatch));
+        Ok((verdict, text))
+    }
+
+    /// What is wrong where these are the differences from the plan: where there are none, the other programs' rules that interfere with it.
+    ///
+    /// # Errors
+    /// [`ApplyError::OthersUnread`].
+    pub fn verdict(
+        self,
+        mismatch: Option<Mismatch>,
+        plan: &RulePlan,
+        options: &ApplyOptions,
+    ) -> Result<Verdict, ApplyError> {
+        let is_redirected = self.observation().is_redirected();
+        if mismatch.is_some() {
+            return Ok(Verdict { mismatch, accepted: Vec::new(), is_redirected });
+        }
+        let Judgement { findings, accepted, consequences } = judged(self.into_live(plan), plan, options)
+            .map_err(|cause| ApplyError::OthersUnread { cause: Box::new(cause) })?;
+        let mismatch = (!findings.is_empty()).then_some(Mismatch::Interference(findings, consequences));
+        Ok(Verdict { mismatch, accepted, is_redirected })
+    }
+
+    /// Puts a plan in force, based on this reading while nothing has changed since.
+    ///
+    /// # Errors
+    /// As [`apply`](crate::apply()).
+    pub fn apply(self, plan: &'a RulePlan, options: &'a ApplyOptions) -> Result<Outcome, RunError> {
+        apply_from(self.handles, self.seen, plan, options)
+    }
+
+    /// What packets meet, where the reading shows all of it.
+    pub(crate) fn into_live(self, plan: &RulePlan) -> Option<Live> {
+        let Self { mut handles, seen } = self;
+        Live::from_look(seen, None, plan, &mut handles)
+    }
 }
 
 /// What in the calling thread's network namespace is not as planned, if anything. Rules are compared in order; if all are as
@@ -160,14 +229,5 @@ pub struct Verdict {
 /// # Errors
 /// As [`verify`](verify()).
 pub fn verify_all(plan: &RulePlan, options: &ApplyOptions) -> Result<Verdict, ApplyError> {
-    let mut snapshot = Snapshot::take_for(plan, options)?;
-    let differences = snapshot.differences(plan, options)?;
-    let is_redirected = snapshot.observation().is_redirected();
-    // What was read of a large plan is gone before its packets are followed.
-    drop(snapshot);
-    let (mismatch, accepted) = match differences {
-        None => unmixed(plan, options)?,
-        different => (different, Vec::new()),
-    };
-    Ok(Verdict { mismatch, accepted, is_redirected })
+    Snapshot::take_for(plan, options)?.verify(plan, options)
 }

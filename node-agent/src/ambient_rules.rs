@@ -3,7 +3,9 @@
 //! Everything acts on the calling thread's network namespace, which must be the pod's.
 
 use netns_apply::facts::ambient_here;
-use netns_apply::{ApplyOptions, Mismatch, Outcome, apply, cleanup, in_the_way, observe, probes, verify};
+use netns_apply::{
+    ApplyError, ApplyOptions, Mismatch, Outcome, Snapshot, in_the_way, observe, probes, verify,
+};
 use redirect_core::plan::DataPlane;
 use redirect_core::{AmbientRedirect, RulePlan};
 
@@ -14,16 +16,25 @@ pub type Condition = Result<bool, String>;
 /// Why a namespace with rules of a sidecar is left as it is.
 pub const HAS_SIDECAR: &str = "the network namespace has rules of a sidecar; remove them with istio-iptables --cleanup-only if the pod has none any more";
 
-/// Fails if the namespace has rules of a sidecar: a pod stays with it, and they are not ambient mode's to replace or remove.
-///
-/// # Errors
-/// It has, or its rules cannot be read.
-pub fn refuse_sidecar(options: &ApplyOptions) -> Result<(), String> {
-    let observed = observe(options).map_err(|error| error.to_string())?;
-    if observed.data_planes().contains(&DataPlane::Sidecar) {
+/// Reads a namespace that may have this plan. Fails if it has rules of a sidecar: a pod stays with it, and they are not ambient mode's to replace
+/// or remove.
+fn read<'a>(plan: &RulePlan, options: &'a ApplyOptions) -> Result<Snapshot<'a>, String> {
+    let snapshot = Snapshot::take_for(plan, options).map_err(|error| error.to_string())?;
+    if snapshot.observation().data_planes().contains(&DataPlane::Sidecar) {
         return Err(HAS_SIDECAR.to_owned());
     }
-    Ok(())
+    Ok(snapshot)
+}
+
+/// What was verified of a plan. What other programs' rules or routing do to it is a reason: writing ours again would not change that.
+fn condition(verified: Result<Option<Mismatch>, ApplyError>) -> Condition {
+    match verified.map_err(|error| error.to_string())? {
+        None => Ok(true),
+        Some(mismatch @ (Mismatch::Interference(..) | Mismatch::DoesNotConverge(_))) => {
+            Err(mismatch.to_string())
+        }
+        Some(_) => Ok(false),
+    }
 }
 
 /// Whether the plan of this redirection is in force.
@@ -31,14 +42,31 @@ pub fn refuse_sidecar(options: &ApplyOptions) -> Result<(), String> {
 /// # Errors
 /// That cannot be determined, and why; or what other programs' rules or routing do to it: writing ours again would not change that.
 pub fn are_in_force(redirect: &AmbientRedirect, options: &ApplyOptions) -> Condition {
-    refuse_sidecar(options)?;
-    match verify(&ambient_here(redirect.clone()).plan(), options).map_err(|error| error.to_string())? {
-        None => Ok(true),
-        Some(mismatch @ (Mismatch::Interference(..) | Mismatch::DoesNotConverge(_))) => {
-            Err(mismatch.to_string())
+    let plan = ambient_here(redirect.clone()).plan();
+    let verdict = read(&plan, options)?.verify(&plan, options);
+    condition(verdict.map(|verdict| verdict.mismatch))
+}
+
+/// Puts the plan of this redirection in force where it lacks, and returns whether it is in force then, as [`are_in_force`].
+///
+/// # Errors
+/// Why it could not be put in force.
+pub fn ensure_in_force(redirect: &AmbientRedirect, options: &ApplyOptions) -> Result<Condition, String> {
+    let plan = ambient_here(redirect.clone()).plan();
+    let mut snapshot = match read(&plan, options) {
+        Ok(snapshot) => snapshot,
+        Err(why) => return Ok(Err(why)),
+    };
+    let verified = match snapshot.differences(&plan, options) {
+        Ok(mismatch @ Some(Mismatch::Interference(..) | Mismatch::DoesNotConverge(_))) => Ok(mismatch),
+        Ok(Some(_)) => {
+            snapshot.apply(&plan, options).map_err(|error| error.to_string())?;
+            verify(&plan, options)
         }
-        Some(_) => Ok(false),
-    }
+        Ok(None) => snapshot.verdict(None, &plan, options).map(|verdict| verdict.mismatch),
+        Err(error) => Err(error),
+    };
+    Ok(condition(verified))
 }
 
 /// Whether the namespace has any rules of ambient mode.
@@ -64,9 +92,8 @@ pub fn put_in_force(redirect: &AmbientRedirect, options: &ApplyOptions) -> Resul
 /// # Errors
 /// Why it is not in force.
 pub fn apply_here(redirect: &AmbientRedirect, options: &ApplyOptions) -> Result<(RulePlan, Outcome), String> {
-    refuse_sidecar(options)?;
     let plan = ambient_here(redirect.clone()).plan();
-    let outcome = apply(&plan, options).map_err(|error| error.to_string())?;
+    let outcome = read(&plan, options)?.apply(&plan, options).map_err(|error| error.to_string())?;
     Ok((plan, outcome))
 }
 
@@ -89,8 +116,8 @@ pub fn verify_applied(plan: &RulePlan, options: &ApplyOptions) -> Result<Vec<Str
 /// # Errors
 /// Why they are not removed.
 pub fn remove(options: &ApplyOptions) -> Result<Outcome, String> {
-    refuse_sidecar(options)?;
-    cleanup(options).map_err(|error| error.to_string())
+    let nothing = RulePlan::empty();
+    read(&nothing, options)?.apply(&nothing, options).map_err(|error| error.to_string())
 }
 
 /// Removes the rules and ipsets by which Istio's agent lets probes through, from the calling thread's network namespace, which must be the node's. Returns

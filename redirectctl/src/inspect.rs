@@ -11,9 +11,7 @@ use netns_apply::facts;
 use netns_apply::netlink::Connection;
 use netns_apply::netns::Netns;
 use netns_apply::pod::{Outside, suitable};
-use netns_apply::{
-    ApplyError, ApplyOptions, Impact, MOST_READ, Mismatch, Snapshot, impact, unexamined, unmixed,
-};
+use netns_apply::{ApplyError, ApplyOptions, Impact, MOST_READ, Mismatch, Snapshot, Verdict, unexamined};
 use packet_trace::interference::Accepted;
 use redirect_core::accepted::AcceptedRules;
 use redirect_core::options::{BackendChoice, Variant};
@@ -118,20 +116,15 @@ pub fn inspect<T: Send>(
             Some(plan) => Snapshot::take_for(plan, &looking),
             None => Snapshot::take(&looking),
         };
-        let mut snapshot = snapshot.map_err(|error| of_rules(&error))?;
+        let snapshot = snapshot.map_err(|error| of_rules(&error))?;
         let observed = snapshot.observation();
         let candidates = programming.map_or_else(|| found(observed), |programming| vec![programming]);
         let options = options(candidates.first().copied().unwrap_or(usual));
         let unexamined = unexamined().map_err(|error| of_rules(&error))?;
         let in_force = in_force(observed);
-        let compare = |plan| compare(&mut snapshot, plan, &candidates, &options);
-        let compared = plan.as_ref().map_or_else(|| Ok((None, Vec::new())), compare);
-        let (mismatch, accepted) = compared.map_err(|error| of_rules(&error))?;
-        let impact = match (&mismatch, &plan) {
-            // The mismatch stands by itself, even if other rules are too many to be read.
-            (Some(mismatch), Some(plan)) => impact(mismatch, plan, &options).unwrap_or_default(),
-            _ => Impact::default(),
-        };
+        let compare = |plan| compare(snapshot, plan, &candidates, &options);
+        let compared = plan.as_ref().map_or_else(|| Ok(Compared::default()), compare);
+        let Compared { mismatch, accepted, impact } = compared.map_err(|error| of_rules(&error))?;
         let lacking = match &plan {
             Some(plan) if in_force.is_empty() => lacking(plan, options.backend),
             Some(_) | None => Vec::new(),
@@ -163,25 +156,43 @@ fn found(observed: &Observation) -> Vec<Programming> {
     }
 }
 
+/// How a namespace compares with a plan.
+#[derive(Default)]
+struct Compared {
+    mismatch: Option<Mismatch>,
+    accepted: Vec<Accepted>,
+    impact: Impact,
+}
+
 /// Compares with the plan as each of these would have programmed it. Differences common to all are reported by the first.
 fn compare(
-    snapshot: &mut Snapshot<'_>,
+    mut snapshot: Snapshot<'_>,
     plan: &RulePlan,
     candidates: &[Programming],
     options: &ApplyOptions,
-) -> Result<(Option<Mismatch>, Vec<Accepted>), ApplyError> {
+) -> Result<Compared, ApplyError> {
     let mut first = None;
     for programming in candidates {
         let options = ApplyOptions { native_form: programming.native_form, ..options.clone() };
         match snapshot.differences(plan, &options)? {
-            None => return unmixed(plan, &options),
-            Some(Mismatch::Different(differences)) => {
-                first.get_or_insert(Mismatch::Different(differences));
+            Some(different @ Mismatch::Different(_)) => first = first.or(Some(different)),
+            None => {
+                let Verdict { mismatch, accepted, .. } = snapshot.verdict(None, plan, &options)?;
+                let impact = mismatch.as_ref().map(Impact::of_interference).unwrap_or_default();
+                return Ok(Compared { mismatch, accepted, impact });
             }
-            other => return Ok((other, Vec::new())),
+            other => {
+                first = other;
+                break;
+            }
         }
     }
-    Ok((first, Vec::new()))
+    let impact = match &first {
+        // The mismatch stands by itself, even if other rules are too many to be read.
+        Some(mismatch) => snapshot.impact(mismatch, plan, options).unwrap_or_default(),
+        None => Impact::default(),
+    };
+    Ok(Compared { mismatch: first, accepted: Vec::new(), impact })
 }
 
 fn in_force(observed: &Observation) -> Vec<InForce> {

@@ -70,10 +70,7 @@ pub(crate) fn counters(netns: &Netns, pod: Option<&Pod>, node: &Node) -> Result<
         let options = ApplyOptions { most_read: Some(MOST_READ), ..ApplyOptions::default() };
         let there = facts::addresses().map_err(|error| error.to_string())?;
         let plan = pod.and_then(|pod| node.decide(pod, &facts::of_namespace(&there)).plan());
-        let live = match &plan {
-            Some(plan) => Live::now_for(plan, &options),
-            None => Live::now(&options),
-        };
+        let live = Live::now(plan.as_ref(), &options);
         Ok(CounterSnapshot::of(&live.map_err(|error| error.to_string())?, plan.as_ref()))
     });
     read.map_err(|error| error.to_string())?

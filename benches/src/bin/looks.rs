@@ -11,7 +11,7 @@ use benches::{
     rulesets::{self, Place, Rules},
     usual_plan,
 };
-use netns_apply::{ApplyOptions, MOST_READ, apply, describe, netns::Netns, verify};
+use netns_apply::{ApplyOptions, MOST_READ, Snapshot, apply, netns::Netns};
 use nix::time::{ClockId, clock_gettime};
 use redirect_core::RulePlan;
 use std::{
@@ -91,9 +91,11 @@ fn look(file: &Path) -> Result<()> {
 
 /// What the drift watch and `redirectctl verify` find.
 fn verdict(plan: &RulePlan) -> String {
-    match verify(plan, &options()) {
-        Ok(None) => "verified".into(),
-        Ok(Some(mismatch)) => describe(&mismatch, plan, &options()),
+    let options = options();
+    let snapshot = Snapshot::take_for(plan, &options);
+    match snapshot.and_then(|snapshot| snapshot.verify_in_words(plan, &options)) {
+        Ok((_, None)) => "verified".into(),
+        Ok((_, Some(words))) => words,
         Err(error) => format!("error: {error}"),
     }
 }

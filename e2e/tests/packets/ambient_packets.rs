@@ -77,7 +77,7 @@ impl Pod {
     /// What becomes of each packet, as a server tells it, as the plan's trace and as the live rules' trace says.
     fn assert(&self, cases: &[Case]) -> Result<()> {
         let plan = self.redirect.plan();
-        let live = self.mesh.pod().enter(|| Live::now(&ApplyOptions::default()))??;
+        let live = self.mesh.pod().enter(|| Live::now(None, &ApplyOptions::default()))??;
         for (from, to, port, is_udp, wanted) in cases.iter().copied() {
             let what = format!("{:?}: {from:?} to {to} port {port} udp {is_udp}", self.backend);
             let target = SocketAddr::new(to, port);

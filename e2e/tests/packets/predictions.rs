@@ -15,7 +15,7 @@ use e2e::iptables::in_parallel;
 use e2e::iptables::mesh::{loopback, passthrough};
 use e2e::iptables::packets::{Arrived, FORMS, Said, plan, resolver};
 use e2e::traffic::PROXY_ID;
-use netns_apply::{ApplyOptions, Live, Mismatch, apply, impact, verify};
+use netns_apply::{ApplyOptions, Live, Mismatch, Snapshot, apply, verify};
 use packet_trace::{Detail, Fate, Packet, TraceRules, interference::Severity};
 use redirect_core::{Family, RulePlan, settings::Key};
 use test_support::netns::{client_address, pod_address, remote_address};
@@ -680,7 +680,7 @@ impl Pod {
     }
 
     fn judge(&self, case: &Case) -> Result<Vec<String>> {
-        let live = self.ground.pod().enter(|| Live::now(&self.options))??;
+        let live = self.ground.pod().enter(|| Live::now(None, &self.options))??;
         let packets: Vec<Packet> = self.probes.iter().map(|probe| probe.packet()).collect();
         let shots = self.ground.send(&packets)?;
         let planned = |probe: Probe, shot: &SentPacket| self.planned(probe, &shot.packet);
@@ -748,7 +748,8 @@ impl Pod {
     fn check(&self, case: &Case, is_lost: bool, is_answer_lost: bool) -> Result<Option<String>> {
         let look = || -> Result<_> {
             let Some(found) = verify(&self.plan, &self.options)? else { return Ok(None) };
-            let consequences = impact(&found, &self.plan, &self.options)?.consequences;
+            let snapshot = Snapshot::take_for(&self.plan, &self.options)?;
+            let consequences = snapshot.impact(&found, &self.plan, &self.options)?.consequences;
             Ok(Some((found, consequences)))
         };
         let (found, consequences) = self.ground.pod().enter(look)??.unzip();

@@ -439,7 +439,7 @@ fn a_redirect_leads_to_the_first_address_of_the_interface_that_a_packet_comes_in
         for v6 in BOTH {
             let own = SocketAddr::new(Guest::address(Guest::OWN, v6), 0);
             let packet = Packet::from_outside(own, SocketAddr::new(remote_address(v6), 80)).by("vif0");
-            let live = mesh.pod().enter(|| Live::now(&ApplyOptions::default()))??;
+            let live = mesh.pod().enter(|| Live::now(None, &ApplyOptions::default()))??;
             let trace = live.rules(packet.family(), None).trace(&packet);
             let moved = trace.steps.iter().find_map(|step| {
                 if let TraceEvent::Changed(PacketEdit::Destination(to)) = step { Some(*to) } else { None }

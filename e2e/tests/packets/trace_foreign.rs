@@ -71,7 +71,7 @@ impl Pod {
             ground.settled()?;
         }
         ground.pod().sh(&foreign.after).with_context(about)?;
-        let live = ground.pod().enter(|| Live::now(&options))?.with_context(about)?;
+        let live = ground.pod().enter(|| Live::now(None, &options))?.with_context(about)?;
         let live = Family::BOTH.map(|family| live.rules(family, Some(&plan)));
         let planned = Family::BOTH.map(|family| TraceRules::of_plan(&plan, family));
         Ok(Self { seed, ground, words, plan, options, foreign, live, planned })

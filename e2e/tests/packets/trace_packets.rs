@@ -109,7 +109,7 @@ impl Pod {
         for script in &foreign {
             world.pod().sh(script).with_context(|| words.clone())?;
         }
-        let live = world.pod().enter(|| Live::now(&ApplyOptions::default()))??;
+        let live = world.pod().enter(|| Live::now(None, &ApplyOptions::default()))??;
         let live = Family::BOTH.map(|family| live.rules(family, Some(&plan)));
         Ok(Self { world, words, plan, foreign, live })
     }
@@ -294,7 +294,7 @@ fn rules_that_peers_write_are_understood_in_either_variant() -> Result<()> {
             for v6 in [false, true].into_iter().take(if rules.starts_with("nft") { 1 } else { 2 }) {
                 pod.sh(&script(rules, ipt, v6))?;
             }
-            let live = pod.enter(|| Live::now(&ApplyOptions::default()))??;
+            let live = pod.enter(|| Live::now(None, &ApplyOptions::default()))??;
             let unknown = not_understood(&live.ruleset);
             let by_chance = unknown.iter().all(|rule| rule.contains("[-m statistic"));
             let wanted = if rules.contains("statistic") { 2 } else { 0 };

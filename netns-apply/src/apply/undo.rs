@@ -93,6 +93,6 @@ impl Run<'_> {
     fn left(&mut self) -> Result<Vec<String>, ApplyError> {
         let mut now = NamespaceState::now(&mut self.handles, self.deadline)?;
         now.state.routing = self.handles.routes.place(self.plan, now.state.routing)?.found;
-        Ok(self.start.as_ref().map(|start| now.state.differences_to(&start.state)).unwrap_or_default())
+        Ok(self.start.as_ref().map(|start| now.state.differences_to(start)).unwrap_or_default())
     }
 }

@@ -11,7 +11,6 @@ use netfilter_state::{
         Answer, Batch, BatchError, Extension, FinishedBatch, Message, Messages, Observed, Obstacle, Part,
         request,
     },
-    ruleset::Ruleset,
     steps::Transaction,
 };
 use netlink_sys::protocols::NETLINK_NETFILTER;
@@ -120,20 +119,19 @@ impl Connection {
         observed: &Observed,
         deadline: Instant,
     ) -> Result<(), NetlinkError> {
-        self.commit_noting(transaction, observed, deadline, None)
+        self.commit_and_tell(transaction, observed, deadline).map(drop)
     }
 
-    /// The same, and notes the rules that it made, if no program had any table.
-    pub(crate) fn commit_noting(
+    /// The same. Returns the transaction's messages if no program had any table: then they say everything that is there now.
+    pub(crate) fn commit_and_tell(
         &mut self,
         transaction: &Transaction,
         observed: &Observed,
         deadline: Instant,
-        mut made: Option<&mut Option<Ruleset>>,
-    ) -> Result<(), NetlinkError> {
+    ) -> Result<Option<Vec<u8>>, NetlinkError> {
         let mut newer: Option<Observed> = None;
         loop {
-            match self.send_once(transaction, newer.as_ref().unwrap_or(observed), made.as_deref_mut()) {
+            match self.send_once(transaction, newer.as_ref().unwrap_or(observed)) {
                 Err(NetlinkError::Contended) if Instant::now() < deadline => {}
                 result => return result,
             }
@@ -334,8 +332,7 @@ impl Connection {
         &mut self,
         transaction: &Transaction,
         observed: &Observed,
-        made: Option<&mut Option<Ruleset>>,
-    ) -> Result<(), NetlinkError> {
+    ) -> Result<Option<Vec<u8>>, NetlinkError> {
         const WHAT: &str = "send a transaction";
         let mut batch = Batch::new(observed);
         for (family, change) in &transaction.iptables {
@@ -345,18 +342,15 @@ impl Connection {
             batch.native_change(observed.native(), wanted);
         }
         if batch.is_empty() {
-            return Ok(());
+            return Ok(None);
         }
         let batch = batch.finish()?;
         self.socket.send(batch.bytes()).map_err(failed(WHAT))?;
         match self.verdict(&batch)? {
             None => {
                 // The kernel would have refused it if others had written since.
-                if let Some(made) = made.filter(|_| !observed.has_tables() && observed.generation().is_some())
-                {
-                    *made = Some(ruleset::made_by(batch.bytes()));
-                }
-                Ok(())
+                let is_first = !observed.has_tables() && observed.generation().is_some();
+                Ok(is_first.then(|| batch.bytes().to_vec()))
             }
             Some(answer) => Err(self.refusal(&batch, answer, observed)?),
         }

@@ -33,19 +33,13 @@ pub(crate) struct Routing {
     pub(crate) found: Vec<FoundRouting>,
 }
 
-#[cfg(feature = "write")]
-impl Routing {
-    /// Whether nothing of it was left unread.
-    pub(crate) const fn is_complete(&self) -> bool {
-        self.tables.complete
-    }
-}
-
 /// What packets meet beside rules, and what of it exists of the kinds a plan needs.
 #[cfg(feature = "write")]
 pub(crate) struct Survey {
     pub(crate) found: Vec<FoundRouting>,
     pub(crate) tables: RouteTables,
+    /// The policy rules that a run has marked as its own to remove.
+    pub(crate) marked: Vec<PolicyRule>,
     pub(crate) addresses: super::Addresses,
 }
 
@@ -65,18 +59,16 @@ impl RouteSocket {
     }
 
     /// What exists of the kinds a plan needs ([`observe`](Self::observe)), all policy rules and routes, and the addresses; each list is read once.
-    /// Nothing where interfaces or addresses cannot be read.
     #[cfg(feature = "write")]
-    pub(crate) fn survey(&mut self) -> Result<Option<Survey>, RouteError> {
-        let (Ok(links), Ok(assigned)) = (self.links(), self.assigned()) else { return Ok(None) };
-        let mut routing = self.routing(&links)?;
-        if routing.is_complete() {
-            routing.found.extend(assigned.iter().filter_map(|one| one.of_mesh.clone()));
+    pub(crate) fn survey(&mut self, links: &Links) -> Result<Survey, RouteError> {
+        let assigned = self.assigned()?;
+        let Routing { tables, marked, mut found } = self.routing(links)?;
+        if tables.complete {
+            found.extend(assigned.iter().filter_map(|one| one.of_mesh.clone()));
         } else {
-            routing.found = self.observe()?;
+            found = self.observe()?;
         }
-        let Routing { found, tables, .. } = routing;
-        Ok(Some(Survey { found, tables, addresses: links.addresses(&assigned) }))
+        Ok(Survey { found, tables, marked, addresses: links.addresses(&assigned) })
     }
 
     /// The same, and what they are to the mesh: all of it if the tables are complete.

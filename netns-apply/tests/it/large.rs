@@ -5,7 +5,7 @@
 
 use crate::common::run;
 use netns_apply::{
-    ApplyError, ApplyOptions, Live, MOST_READ, Mismatch, apply, cleanup, describe, observe, verify,
+    ApplyError, ApplyOptions, Live, MOST_READ, Mismatch, Snapshot, Verdict, apply, cleanup, observe, verify,
 };
 use redirect_core::{
     Redirect, RulePlan,
@@ -84,11 +84,12 @@ fn lives(plan: &RulePlan, options: &ApplyOptions, what: &str) {
     };
     verified("applied");
     assert!(!apply(plan, options).unwrap().changed, "{what}: all is in force");
-    assert!(Live::now_for(plan, options).is_ok(), "{what}");
+    assert!(Live::now(Some(plan), options).is_ok(), "{what}");
     damage(plan, options);
-    let mismatch = verify(plan, options).unwrap();
-    let Some(mismatch @ Mismatch::Different(_)) = mismatch else { panic!("{what}: {mismatch:?}") };
-    assert!(!describe(&mismatch, plan, options).is_empty(), "{what}");
+    let snapshot = Snapshot::take_for(plan, options).unwrap();
+    let (Verdict { mismatch, .. }, words) = snapshot.verify_in_words(plan, options).unwrap();
+    assert!(matches!(mismatch, Some(Mismatch::Different(_))), "{what}: {mismatch:?}");
+    assert!(words.is_some_and(|words| !words.is_empty()), "{what}");
     assert!(apply(plan, options).unwrap().changed, "{what}");
     verified("restored");
     // Whoever removes it does not know what it was.

@@ -74,7 +74,7 @@ fn compare(scripts: &[(Family, Vec<String>)]) {
         state.push(parse::rule_state(&run(save, &[], "")).unwrap());
     }
     let options = without_programs(&empty);
-    let mut read = Live::now(&options).unwrap().ruleset;
+    let mut read = Live::now(None, &options).unwrap().ruleset;
     read.tables.retain(|table, _| printed.tables.contains_key(table));
     // A table without anything in it is none.
     printed.tables.retain(|table, _| read.tables.contains_key(table));

@@ -176,7 +176,7 @@ fn more_routes_than_are_read_are_said_to_be_more() {
 
 #[test]
 fn filters_of_traffic_control_are_named_and_not_their_room() {
-    let live = || Live::now(&ApplyOptions::default()).unwrap();
+    let live = || Live::now(None, &ApplyOptions::default()).unwrap();
     pod()
         .enter(|| {
             assert_eq!(live().unexamined, Vec::<String>::new());
@@ -206,7 +206,7 @@ fn a_look_has_the_routing_the_addresses_and_the_order_of_hooks() {
     pod()
         .enter(|| {
             run("nft", &["-f", "-"], "table ip t { chain a { type filter hook input priority 0; }; chain b { type filter hook input priority 0; }; }");
-            let live = Live::now(&ApplyOptions::default()).unwrap();
+            let live = Live::now(None, &ApplyOptions::default()).unwrap();
             assert_eq!(live.route_tables, RouteSocket::open(usize::MAX).unwrap().tables().unwrap());
             assert!(live.addresses.len() > 2 && live.interfaces.contains(&"eth0".to_owned()), "{live:?}");
             let chains = &live.ruleset.tables.values().next().unwrap().chains;

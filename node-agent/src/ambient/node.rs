@@ -250,15 +250,9 @@ impl<'a> NodePass<'a> {
             while let Some((pod, redirect)) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
                 let uid = pod.workload.uid();
                 let Some(netns) = found.get(uid) else { continue };
-                let condition = in_namespace(netns, programming, &pod.accepted, |options| {
-                    let seen = rules::are_in_force(redirect, options);
-                    if seen != Ok(false) {
-                        return Ok(seen);
-                    }
-                    // If that fails, the pod's own step does, and says why.
-                    rules::put_in_force(redirect, options).map(|()| rules::are_in_force(redirect, options))
-                });
-                if let Ok(Ok(condition)) = condition {
+                let ensure = |options: &ApplyOptions| rules::ensure_in_force(redirect, options);
+                // If that fails, the pod's own step does, and says why.
+                if let Ok(Ok(condition)) = in_namespace(netns, programming, &pod.accepted, ensure) {
                     lock(&seen).insert(uid.to_owned(), condition);
                 }
             }
@@ -320,7 +314,7 @@ impl Effects for NodePass<'_> {
     fn prepare(&mut self, pods: &[&AmbientPod]) {
         let found: Vec<&AmbientPod> =
             pods.iter().copied().filter(|pod| pod.wanted.is_ok() && self.find(pod).is_ok()).collect();
-        if found.len() > 1 {
+        if !found.is_empty() {
             self.prepare_rules(&found);
             self.prepare_probes(&found);
         }

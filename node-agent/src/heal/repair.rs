@@ -1,12 +1,12 @@
 //! One check of a pod's network namespace, and its repair if it has drifted. Takes milliseconds: not for an async thread.
 
 use netns_apply::pod::Outside;
-use netns_apply::{ApplyOptions, Mismatch};
 use pod_netns::Sandbox;
-use redirect_core::RulePlan;
 
 use super::{DesiredRedirect, HEALED, INTERFERENCE};
-use crate::pod_check::{Comparison, PodProblem, UNREADABLE, UNVERIFIABLE, compare_here, repair_known};
+use crate::pod_check::{
+    Comparison, PodProblem, UNREADABLE, UNVERIFIABLE, Wanted, compare_here, repair_known,
+};
 use crate::settings::Paths;
 
 /// What to check, and how it should be.
@@ -64,10 +64,13 @@ pub fn check_and_repair(job: &HealJob) -> HealOutcome {
     let outside = Outside::of_this_process();
     let failed =
         |error: &dyn std::fmt::Display| HealOutcome::Failed(PodProblem::new(UNREADABLE, error.to_string()));
-    let seen = match netns.run(|| {
-        compare_here(&job.desired.pod, &job.desired.rules, outside.finds_this_foreign(), first_difference)
-    }) {
-        Ok(Ok((seen, _))) => seen,
+    let compare = || {
+        // A repair that is due does not wait for what the difference means.
+        let wanted = Wanted::default();
+        compare_here(&job.desired.pod, &job.desired.rules, outside.finds_this_foreign(), wanted)
+    };
+    let seen = match netns.run(compare) {
+        Ok(Ok(seen)) => seen.comparison,
         Ok(Err(error)) => Comparison::Unknown(error),
         Err(error) => return failed(&error),
     };
@@ -92,9 +95,4 @@ pub fn check_and_repair(job: &HealJob) -> HealOutcome {
             HealOutcome::Failed(PodProblem::new(error.reason, format!("{difference}; {}", error.text)))
         }
     }
-}
-
-/// A repair that is due does not wait for what the difference means.
-fn first_difference(mismatch: &Mismatch, _: &RulePlan, _: &ApplyOptions) -> String {
-    mismatch.to_string()
 }

@@ -10,11 +10,8 @@ use cni_core::selection::{Acceptance, Programming, base_settings};
 use cni_core::states::PodState;
 use netns_apply::facts::{addresses, of_namespace};
 use netns_apply::pod::{Outside, suitable};
-use netns_apply::{
-    ApplyError, ApplyOptions, Fingerprint, MOST_READ, Mismatch, Verdict, describe, verify_all,
-};
+use netns_apply::{ApplyError, ApplyOptions, Fingerprint, MOST_READ, Mismatch, Snapshot, Verdict};
 use pod_netns::{LookupError, Sandbox};
-use redirect_core::RulePlan;
 use redirect_core::accepted::AcceptedRules;
 use redirect_core::pod::{Decision, PodFacts};
 use redirect_core::settings::InputErrors;
@@ -150,21 +147,40 @@ pub fn check(
         let netns = sandbox.open().map_err(|error| PodProblem::new(NOT_FOUND, error))?;
         let outside = Outside::of_this_process();
         let inside = || {
-            // Before the rules are read: a concurrent change changes the next fingerprint.
-            let fingerprint = Fingerprint::now(keys);
-            if known.is_some() && fingerprint == known {
+            if known.is_some() && Fingerprint::now(keys) == known {
                 return Ok((Comparison::AsPlanned, Basis::Fingerprint, None));
             }
-            let (compared, accepted) = compare_here(pod, rules, outside.finds_this_foreign(), describe)?;
-            Ok((compared, Basis::Rules(fingerprint), Some(accepted)))
+            let wanted = Wanted { consequences: true, fingerprint: Some(keys) };
+            let compared = compare_here(pod, rules, outside.finds_this_foreign(), wanted)?;
+            Ok((compared.comparison, Basis::Rules(compared.fingerprint), Some(compared.accepted)))
         };
         netns.run(inside).map_err(|error| PodProblem::new(UNREADABLE, error))?
     };
     checked().unwrap_or_else(|error| (Comparison::Unknown(error), Basis::Rules(None), None))
 }
 
-/// Compares the calling thread's network namespace, which must be the pod's, with the pod's plan. `words` puts a mismatch into words.
-/// Returns also what interferes because it is accepted, each in words.
+/// What is wanted of a comparison besides its result.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Wanted<'a> {
+    /// What a difference means for traffic, in words.
+    pub consequences: bool,
+    /// The namespace's fingerprint, with these keys.
+    pub fingerprint: Option<&'a RandomState>,
+}
+
+/// What a comparison has shown.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Compared {
+    /// Its result.
+    pub comparison: Comparison,
+    /// What interferes because it is accepted, each in words.
+    pub accepted: Vec<String>,
+    /// The namespace's fingerprint, if it has one and it was wanted: not newer than the rules that were compared, so a concurrent change
+    /// changes the next one.
+    pub fingerprint: Option<Fingerprint>,
+}
+
+/// Compares the calling thread's network namespace, which must be the pod's, with the pod's plan.
 ///
 /// # Errors
 /// Why it cannot be determined.
@@ -172,30 +188,38 @@ pub fn compare_here(
     pod: &MeshPod,
     rules: &ExpectedRules,
     is_foreign: bool,
-    words: impl Fn(&Mismatch, &RulePlan, &ApplyOptions) -> String,
-) -> Result<(Comparison, Vec<String>), PodProblem> {
+    wanted: Wanted<'_>,
+) -> Result<Compared, PodProblem> {
     let there = addresses().map_err(|error| PodProblem::new(UNREADABLE, error))?;
     if !pod.addresses.iter().all(|address| there.contains(address)) {
         return Err(PodProblem::new(NOT_FOUND, "its network namespace has lost the pod's addresses"));
     }
     let _turn = turn_of(&pod.facts);
-    match rules.decide(&pod.facts, &there).map_err(|errors| PodProblem::new(UNREADABLE, errors))? {
-        Decision::Skip(_) => Ok((Comparison::AsPlanned, Vec::new())),
-        Decision::Redirect(redirect) => {
-            let (plan, options) = (redirect.plan(), rules.options(&pod.facts.annotations, is_foreign));
-            require_room(&plan)?;
-            let Verdict { mismatch, accepted, is_redirected } = verify_all(&plan, &options)?;
-            let accepted = accepted.iter().map(ToString::to_string).collect();
-            let Some(mismatch) = mismatch else { return Ok((Comparison::AsPlanned, accepted)) };
-            let text = words(&mismatch, &plan, &options);
-            let compared = if matches!(mismatch, Mismatch::Interference(..) | Mismatch::DoesNotConverge(_)) {
-                Comparison::Interference(text)
-            } else if is_redirected {
-                Comparison::Different(text)
-            } else {
-                Comparison::NotRedirected(text)
-            };
-            Ok((compared, accepted))
+    let decision = rules.decide(&pod.facts, &there).map_err(|errors| PodProblem::new(UNREADABLE, errors))?;
+    let Decision::Redirect(redirect) = decision else {
+        let fingerprint = wanted.fingerprint.and_then(Fingerprint::now);
+        return Ok(Compared { comparison: Comparison::AsPlanned, accepted: Vec::new(), fingerprint });
+    };
+    let (plan, options) = (redirect.plan(), rules.options(&pod.facts.annotations, is_foreign));
+    require_room(&plan)?;
+    let snapshot = Snapshot::take_for(&plan, &options)?;
+    let fingerprint = wanted.fingerprint.and_then(|keys| snapshot.fingerprint(keys));
+    let (verdict, words) = if wanted.consequences {
+        snapshot.verify_in_words(&plan, &options)?
+    } else {
+        (snapshot.verify(&plan, &options)?, None)
+    };
+    let Verdict { mismatch, accepted, is_redirected } = verdict;
+    let comparison = mismatch.map_or(Comparison::AsPlanned, |mismatch| {
+        let words = words.unwrap_or_else(|| mismatch.to_string());
+        if matches!(mismatch, Mismatch::Interference(..) | Mismatch::DoesNotConverge(_)) {
+            Comparison::Interference(words)
+        } else if is_redirected {
+            Comparison::Different(words)
+        } else {
+            Comparison::NotRedirected(words)
         }
-    }
+    });
+    let accepted = accepted.iter().map(ToString::to_string).collect();
+    Ok(Compared { comparison, accepted, fingerprint })
 }

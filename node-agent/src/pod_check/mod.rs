@@ -16,7 +16,7 @@ use cni_core::reasons;
 use netns_apply::capabilities::{self, Capability};
 
 pub use apply::{ApplyFailure, RepairReport, redirect_here, repair, repair_known};
-pub use compare::{Basis, Comparison, ExpectedRules, check, compare_here, options};
+pub use compare::{Basis, Compared, Comparison, ExpectedRules, Wanted, check, compare_here, options};
 pub use namespace::{census, find, pod_addresses};
 pub use pod::MeshPod;
 pub use room::remember_memory;

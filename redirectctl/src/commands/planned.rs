@@ -179,10 +179,7 @@ fn in_namespace(
         let decided = |pod: &Pod| Node::default().decide(pod, &facts::of_namespace(&there)).plan();
         let of_pod = pod.as_ref().and_then(decided);
         let plan = ambient.or(of_pod);
-        let live = match &plan {
-            Some(plan) => Live::now_for(plan, &options),
-            None => Live::now(&options),
-        };
+        let live = Live::now(plan.as_ref(), &options);
         let live = live.map_err(InputError::of)?;
         let packet = packet(said, plan.as_ref(), &live.addresses).map_err(InputError)?;
         Ok((live.rules(packet.family(), plan.as_ref()), packet, live.unexamined))

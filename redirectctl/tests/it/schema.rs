@@ -168,7 +168,7 @@ fn watches() -> Vec<Value> {
     };
     let time = "2026-11-22T04:10:08.123Z";
     let netns = Netns::current().unwrap();
-    let live = netns.run(|| Live::now(&ApplyOptions::default())).unwrap().unwrap();
+    let live = netns.run(|| Live::now(None, &ApplyOptions::default())).unwrap().unwrap();
     checked(
         "watch",
         vec![

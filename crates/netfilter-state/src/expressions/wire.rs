@@ -166,6 +166,19 @@ impl<'a> Message<'a> {
         self.body
     }
 
+    /// Appends the message, for [`Messages`] to read again.
+    pub(crate) fn append_to(&self, bytes: &mut Vec<u8>) {
+        let length = HEADER.saturating_add(self.body.len());
+        bytes.extend(u32::try_from(length).unwrap_or(u32::MAX).to_ne_bytes());
+        bytes.extend(self.kind.to_ne_bytes());
+        bytes.extend(self.flags.to_ne_bytes());
+        bytes.extend(self.sequence.to_ne_bytes());
+        // The port of a socket, which says nothing.
+        bytes.extend([0; 4]);
+        bytes.extend(self.body);
+        bytes.resize(bytes.len().next_multiple_of(4), 0);
+    }
+
     /// Whether the kernel reports that its dump changed concurrently.
     #[must_use]
     pub const fn is_interrupted(&self) -> bool {

@@ -6,13 +6,16 @@ use crate::expressions::{
     decode,
     wire::{Attribute, Attributes, Message},
 };
+use crate::ruleset::Ruleset;
 use crate::state::{Entry, PerFamily, RawRule, RuleState};
 use alloc::{
     collections::{BTreeMap, BTreeSet},
     format,
     string::String,
+    sync::Arc,
     vec::Vec,
 };
+use core::mem;
 use redirect_core::{
     render::NFT_TABLES,
     rule::{Chain, Table},
@@ -34,6 +37,11 @@ pub struct Observed {
     obstacles: BTreeSet<Obstacle>,
     /// Whether any program has a table, of any family.
     has_tables: bool,
+    /// Whether any of them, or a chain in one, is none that a plan has.
+    has_others: bool,
+    /// What was taken in, as long as it may be all that packets meet, and how many rules are among it.
+    messages: Arc<Vec<u8>>,
+    rules: usize,
 }
 
 /// A table that a plan has rules in, in a state in which those rules would not work or cannot be written.
@@ -120,6 +128,19 @@ impl Observed {
         self.has_tables
     }
 
+    /// All that packets meet in nf_tables: `None` if there is a table or chain that no plan has, of which nothing was taken in, or if there are more
+    /// than so many rules.
+    #[must_use]
+    pub fn into_everything(mut self, most_rules: usize) -> Option<Ruleset> {
+        if self.has_others || self.rules > most_rules {
+            return None;
+        }
+        let messages = mem::take(&mut self.messages);
+        // What was made of them may be as large as a large plan.
+        drop(self);
+        Some(Ruleset::of_messages(&messages))
+    }
+
     /// Whether a table is there.
     #[must_use]
     pub fn has_table(&self, family: Family, table: Table) -> bool {
@@ -139,6 +160,7 @@ impl Observed {
     /// Chains are asked for before their rules, so that a rule's chain is known.
     pub fn take(&mut self, message: &Message<'_>) {
         self.native.take(message);
+        self.keep(message);
         // What cannot be read is passed over: it belongs to nothing that a plan touches.
         let _ = match message.kind {
             kind::NEW_TABLE => {
@@ -149,6 +171,16 @@ impl Observed {
             kind::NEW_RULE => self.rule(message),
             _ => None,
         };
+    }
+
+    fn keep(&mut self, message: &Message<'_>) {
+        self.has_others = self.has_others || is_others(message);
+        if self.has_others {
+            self.messages = Arc::default();
+            return;
+        }
+        self.rules = self.rules.saturating_add(usize::from(message.kind == kind::NEW_RULE));
+        message.append_to(Arc::make_mut(&mut self.messages));
     }
 
     /// The chains of a table whose rules are worth reading where others have chains, too: those that a change may touch.
@@ -164,9 +196,8 @@ impl Observed {
             .flatten()
             .map(|(chain, _)| chain)
             .collect();
-        let is_others = |chain: &&Chain| matches!(chain, Chain::Other(_)) && !chain.belongs_to_mesh();
-        let have_others = chains.iter().any(is_others);
-        have_others.then(|| chains.into_iter().filter(|chain| !is_others(chain)).cloned().collect())
+        let have_others = chains.iter().copied().any(is_others_chain);
+        have_others.then(|| chains.into_iter().filter(|chain| !is_others_chain(chain)).cloned().collect())
     }
 
     /// The facts about a chain, if it is there.
@@ -229,6 +260,27 @@ impl Observed {
         tables.state.declare(table, chain.clone()).push(entry);
         tables.tables.entry(table).or_default().entry(chain).or_default().handles.push(handle);
         Some(())
+    }
+}
+
+/// Whether a chain of a table that a plan has rules in is none of a plan's, nor built in.
+fn is_others_chain(chain: &Chain) -> bool {
+    matches!(chain, Chain::Other(_)) && !chain.belongs_to_mesh()
+}
+
+/// Whether a message is about a table that no plan has, or about such a chain.
+fn is_others(message: &Message<'_>) -> bool {
+    let name = |kind| message.attributes().find(kind).and_then(Attribute::text);
+    let is_table = |name: &str| match message.family {
+        family::INET => NFT_TABLES.contains(&name),
+        other => abi::family_of(other).is_some() && Table::named(name).is_some(),
+    };
+    match message.kind {
+        kind::NEW_TABLE => !name(attribute::table::NAME).is_some_and(is_table),
+        kind::NEW_CHAIN if message.family != family::INET => {
+            name(attribute::chain::NAME).is_none_or(|name| is_others_chain(&Chain::named(name)))
+        }
+        _ => false,
     }
 }
 

@@ -4,7 +4,7 @@ use crate::expressions::{
     abi::{self, attribute, device_hook, family, kind},
     reading::sets,
     seen,
-    wire::{Attribute, Attributes, Message},
+    wire::{Attribute, Attributes, Message, Messages},
 };
 use crate::ruleset::{
     Api, Base, ChainState, DeviceBase, Direction, Ruleset, TableFamily, TableName, TableState,
@@ -20,6 +20,18 @@ use redirect_core::{
 const POLICY_DROP: u32 = 0;
 
 impl Ruleset {
+    /// What a dump or a transaction says that says everything.
+    #[must_use]
+    pub fn of_messages(bytes: &[u8]) -> Self {
+        let mut ruleset = Self::default();
+        let (rules, others): (Vec<_>, Vec<_>) =
+            Messages::new(bytes).partition(|message| message.kind == kind::NEW_RULE);
+        // Sets come before the rules that look something up in them.
+        others.iter().chain(&rules).for_each(|message| ruleset.take(message));
+        ruleset.forget_elements();
+        ruleset
+    }
+
     /// Takes in one message of an answer: a table, a set or its elements, a chain or a rule of a family that packets of IP meet. Sets come
     /// before the rules that look something up in them; what is not known by then is not understood.
     pub fn take(&mut self, message: &Message<'_>) {

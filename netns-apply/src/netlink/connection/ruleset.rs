@@ -2,7 +2,7 @@
 
 use super::{Connection, NetlinkError};
 use netfilter_state::{
-    netlink::{Messages, request},
+    netlink::request,
     ruleset::{HookList, Ruleset, TableFamily},
 };
 use redirect_core::{Family, rule::Hook};
@@ -27,15 +27,12 @@ const MOST_ASKED: usize = 1 << 9;
 /// takes longer than everything else together.
 static LISTS_NO_HOOKS: AtomicBool = AtomicBool::new(false);
 
-/// The rules that a transaction has made, where it was the first: its messages are those in which the kernel lists them.
-pub(super) fn made_by(transaction: &[u8]) -> Ruleset {
-    let mut ruleset = Ruleset::default();
-    Messages::new(transaction).for_each(|message| ruleset.take(&message));
-    ruleset.forget_elements();
-    ruleset
-}
-
 impl Connection {
+    /// How many rules are read and followed at most.
+    pub(crate) const fn most_rules(&self) -> usize {
+        self.most / BYTES_PER_RULE
+    }
+
     /// Reads all tables of all families that IP packets meet, at one generation of the ruleset.
     ///
     /// # Errors
@@ -89,7 +86,7 @@ impl Connection {
     /// what passes it.
     fn rules_into(&mut self, ruleset: &mut Ruleset) -> Result<bool, NetlinkError> {
         const WHAT: &str = "list rules";
-        let (chains, mut left) = (ruleset.chains_to_read(), self.most / BYTES_PER_RULE);
+        let (chains, mut left) = (ruleset.chains_to_read(), self.most_rules());
         let all = chains.iter().fold(0_usize, |all, one| all.saturating_add(one.rules));
         if all <= left {
             match self.ask(WHAT, request::all_rules, |message| ruleset.take(message)) {

@@ -64,6 +64,37 @@ fn chains_of_interfaces_are_read_with_their_rules() {
 }
 
 #[test]
+fn what_was_observed_is_everything_unless_others_have_tables_or_chains() {
+    for (name, is_all) in [
+        ("redirect-iptables", true),
+        ("redirect-plain", true),
+        ("redirect-sets", true),
+        (dumps::OF_OTHERS, false),
+        (dumps::ON_DEVICES, false),
+    ] {
+        let mut whole = dumps::dumped(&dump(name));
+        whole.forget_elements();
+        let rules: usize = whole
+            .tables
+            .values()
+            .flat_map(|table| table.chains.values())
+            .map(|chain| chain.rules.len())
+            .sum();
+        let everything = |most| observed(&dump(name)).into_everything(most);
+        assert_eq!(everything(rules), is_all.then_some(whole), "{name}");
+        assert_eq!(everything(rules.saturating_sub(1)), None, "{name}");
+    }
+    let mut writer = Writer::default();
+    let head = Head { kind: kind::NEW_CHAIN, flags: 0, sequence: 1, family: family::IPV4, resource: 0 };
+    writer.message(head, |body| {
+        body.text(attribute::chain::TABLE, "nat");
+        body.text(attribute::chain::NAME, "DOCKER");
+    });
+    let with_theirs = [dump("redirect-iptables"), writer.finish().unwrap()].concat();
+    assert_eq!(observed(&with_theirs).into_everything(usize::MAX), None);
+}
+
+#[test]
 fn chains_have_the_numbers_that_order_them() {
     let ruleset = dumps::dumped(&dump(dumps::ON_DEVICES));
     let theirs = ruleset.tables.iter().find(|(name, _)| name.family == TableFamily::Netdev).unwrap().1;

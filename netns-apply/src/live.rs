@@ -1,17 +1,19 @@
-//! Other programs' rules that interfere with a plan's: what hangs on the hooks of nf_tables and of the legacy tables, and what
-//! the pod's traffic looks like.
+//! What packets meet in a network namespace, and which of other programs' rules interfere with a plan's: what hangs on the hooks of
+//! nf_tables and of the legacy tables, and what the pod's traffic looks like.
 
 use crate::{
     ApplyError, ApplyOptions,
     handles::Handles,
     legacy,
     netlink::{Connection, NetlinkError},
-    noted::Noted,
+    observe::{NamespaceState, Surroundings},
     options::MOST_READ,
     pause::{deadline, pause},
-    routes::{Addresses, Links, RouteSocket},
+    routes::{Addresses, Links, RouteSocket, Survey},
 };
-use netfilter_state::{route_tables::RouteTables, routing::FoundRouting, ruleset::Ruleset};
+use netfilter_state::{
+    netlink::Observed, route_tables::RouteTables, routing::FoundRouting, ruleset::Ruleset, steps::Observation,
+};
 use packet_trace::{
     TraceRules,
     interference::{self, Effect, Finding, Judgement, Pod},
@@ -25,17 +27,21 @@ use std::{net::IpAddr, time::Duration};
 /// # Errors
 /// The namespace cannot be inspected.
 pub fn interference(plan: &RulePlan, options: &ApplyOptions) -> Result<Vec<Finding>, ApplyError> {
-    Ok(judged(plan, options)?.findings)
+    Ok(judged(None, plan, options)?.findings)
 }
 
-/// The same, and what interferes because it is meant to (`options.accepted`).
-///
-/// # Errors
-/// The namespace cannot be inspected.
-pub fn judged(plan: &RulePlan, options: &ApplyOptions) -> Result<Judgement, ApplyError> {
+/// The same, and what interferes because it is meant to (`options.accepted`). Where what was read already shows nothing, nothing else is read.
+pub(crate) fn judged(
+    read: Option<Live>,
+    plan: &RulePlan,
+    options: &ApplyOptions,
+) -> Result<Judgement, ApplyError> {
+    if let Some(judgement) = read.and_then(|live| live.clears(plan, options)) {
+        return Ok(judgement);
+    }
     let mut looks = 1;
     loop {
-        let Look { judgement, .. } = look(plan, options)?;
+        let judgement = Live::examined(plan, options)?.judge(plan, options);
         if !judgement.findings.iter().any(is_about_routes) || looks == MOST_LOOKS {
             return Ok(judgement);
         }
@@ -44,9 +50,10 @@ pub fn judged(plan: &RulePlan, options: &ApplyOptions) -> Result<Judgement, Appl
     }
 }
 
-/// Which of other programs' rules interfere with a plan that a run has just put in force with these handles, each in a line for a log.
-pub(crate) fn warnings(plan: &RulePlan, options: &ApplyOptions, handles: &mut Handles<'_>) -> Vec<String> {
-    if is_alone(plan, options, handles) {
+/// Which of other programs' rules interfere with a plan that a run has just put in force, each in a line for a log. Where what the run has
+/// read already shows nothing, nothing else is read.
+pub(crate) fn warnings(read: Option<Live>, plan: &RulePlan, options: &ApplyOptions) -> Vec<String> {
+    if read.and_then(|live| live.clears(plan, options)).is_some() {
         return Vec::new();
     }
     let options = ApplyOptions {
@@ -54,17 +61,18 @@ pub(crate) fn warnings(plan: &RulePlan, options: &ApplyOptions, handles: &mut Ha
         most_read: options.most_read.or(Some(MOST_READ)),
         ..options.clone()
     };
-    let findings = match look(plan, &options) {
+    let findings = Live::examined(plan, &options).and_then(|live| {
+        let mut findings = live.judge(plan, &options).findings;
+        if !findings.iter().any(is_about_routes) {
+            return Ok(findings);
+        }
         // Routing comes with the interfaces, and no run waits for them.
-        Ok(Look { mut judgement, are_interfaces_up: false }) => {
-            judgement.findings.retain(|finding| !is_about_routes(finding));
-            Ok(judgement.findings)
+        if live.has_interfaces_up() {
+            return interference(plan, &options);
         }
-        Ok(Look { judgement, .. }) if judgement.findings.iter().any(is_about_routes) => {
-            interference(plan, &options)
-        }
-        look => look.map(|look| look.judgement.findings),
-    };
+        findings.retain(|finding| !is_about_routes(finding));
+        Ok(findings)
+    });
     match findings {
         Ok(findings) => in_the_way(&findings),
         Err(error) => vec![format!("cannot determine whether rules of other programs interfere: {error}")],
@@ -94,42 +102,6 @@ const PATIENCE_OF_WARNINGS: Duration = Duration::from_secs(1);
 const MOST_LOOKS: usize = 6;
 const BETWEEN_LOOKS: Duration = Duration::from_millis(20);
 
-/// What interferes at one moment.
-struct Look {
-    judgement: Judgement,
-    /// Whether the namespace has a loopback address, and uses every address that it has: a moment after an interface came up, IPv6 still
-    /// looks for duplicates of its address.
-    are_interfaces_up: bool,
-}
-
-fn look(plan: &RulePlan, options: &ApplyOptions) -> Result<Look, ApplyError> {
-    let mut routes = RouteSocket::open(options.most_routing())?;
-    let links = routes.links()?;
-    let live = Live::hooks(plan, options, &mut routes, &links)?;
-    Ok(Look {
-        judgement: interference::judge(&live.ruleset, plan, &live.pod(options)),
-        are_interfaces_up: live.addresses.iter().any(IpAddr::is_loopback)
-            && live.by_interface.len() == live.addresses.len(),
-    })
-}
-
-/// Whether what a run has noted shows that nothing interferes with its plan. Asks only for what the run could not know: what hangs on the hooks
-/// besides rules of nf_tables.
-fn is_alone(plan: &RulePlan, options: &ApplyOptions, handles: &mut Handles<'_>) -> bool {
-    let Some(Noted { ruleset: Some(mut ruleset), surroundings: Some((survey, since)) }) =
-        handles.noted.take()
-    else {
-        return false;
-    };
-    let has_legacy = Family::BOTH.into_iter().any(legacy::has_tables);
-    let hooks = handles.netlink.as_mut().map(|socket| socket.hooks_into(&mut ruleset, plan.families()));
-    if has_legacy || !matches!(hooks, Some(Ok(true))) || !since.is_quiet() {
-        return false;
-    }
-    let live = Live::of(ruleset, survey.tables, survey.addresses);
-    interference::judge(&live.ruleset, plan, &live.pod(options)).findings.is_empty()
-}
-
 /// What packets meet in a network namespace, from any program.
 #[derive(Debug, Clone, Default)]
 pub struct Live {
@@ -150,37 +122,74 @@ pub struct Live {
 }
 
 impl Live {
-    /// Checks the calling thread's network namespace.
+    /// Checks the calling thread's network namespace. If it may hold a plan, that plan's own rules are always readable.
     ///
     /// # Errors
     /// The namespace cannot be inspected.
-    pub fn now(options: &ApplyOptions) -> Result<Self, ApplyError> {
-        Self::now_for(&RulePlan::empty(), options)
-    }
-
-    /// The same of a namespace that may hold this plan, whose own rules are always readable.
-    ///
-    /// # Errors
-    /// As [`now`](Self::now).
-    pub fn now_for(plan: &RulePlan, options: &ApplyOptions) -> Result<Self, ApplyError> {
+    pub fn now(plan: Option<&RulePlan>, options: &ApplyOptions) -> Result<Self, ApplyError> {
+        let nothing = RulePlan::empty();
         let mut routes = RouteSocket::open(options.most_routing())?;
         let links = routes.links()?;
-        let mut live = Self::routed(plan, options, &mut routes, &links)?;
+        let mut live = Self::with(plan.unwrap_or(&nothing), options, &mut routes, &links)?;
         live.unexamined = routes.unexamined(&links)?;
         Ok(live)
     }
 
-    /// The same without what is not examined, of a namespace that may hold a plan.
+    /// The same without what is not examined.
     pub(crate) fn examined(plan: &RulePlan, options: &ApplyOptions) -> Result<Self, ApplyError> {
         let mut routes = RouteSocket::open(options.most_routing())?;
         let links = routes.links()?;
-        Self::routed(plan, options, &mut routes, &links)
+        Self::with(plan, options, &mut routes, &links)
+    }
+
+    /// The same from what a look has shown (of rules, from the messages of a transaction that has `made` all since), and from what hangs on the
+    /// hooks of a plan's families, which is read now. `None` if that is not all, or something has changed.
+    pub(crate) fn from_look(
+        seen: NamespaceState,
+        made: Option<Vec<u8>>,
+        plan: &RulePlan,
+        handles: &mut Handles<'_>,
+    ) -> Option<Self> {
+        let NamespaceState { state, surroundings, nf_tables, .. } = seen;
+        let Observation { routing, legacy, nft, native } = state;
+        // They may be as large as the plan: they are gone before packets are followed.
+        drop((legacy, nft, native));
+        let (Surroundings { survey, since }, socket) = (surroundings?, handles.netlink.as_mut()?);
+        // A run's own transaction has moved the generation.
+        let generation = nf_tables.as_ref().filter(|_| made.is_none()).map(Observed::generation);
+        let mut ruleset = match made {
+            Some(made) => Ruleset::of_messages(&made),
+            None => nf_tables?.into_everything(socket.most_rules())?,
+        };
+        let has_all_hooks = socket.hooks_into(&mut ruleset, plan.families()).ok()?;
+        let has_changed = match generation {
+            Some(generation) => generation != Some(socket.generation().ok()?),
+            None => false,
+        };
+        let has_legacy_tables = Family::BOTH.into_iter().any(legacy::has_tables);
+        let is_all = has_all_hooks && !has_changed && !has_legacy_tables && since.is_quiet();
+        is_all.then(|| Self::of(ruleset, Survey { found: routing, ..survey }))
     }
 
     /// The rules that packets of a family meet. If a plan is given, its own rules know the settings behind them.
     #[must_use]
     pub fn rules(&self, family: Family, plan: Option<&RulePlan>) -> TraceRules {
         self.seen().trace_rules(&self.ruleset, &self.routing, family, plan)
+    }
+    /// What interferes with a plan that is in force.
+    fn judge(&self, plan: &RulePlan, options: &ApplyOptions) -> Judgement {
+        interference::judge(&self.ruleset, plan, &self.pod(options))
+    }
+
+    /// The judgement about a plan that is in force, if nothing interferes.
+    fn clears(&self, plan: &RulePlan, options: &ApplyOptions) -> Option<Judgement> {
+        Some(self.judge(plan, options)).filter(|judgement| judgement.findings.is_empty())
+    }
+
+    /// Whether it has a loopback address, and uses every address that it has: a moment after an interface came up, IPv6 still looks for
+    /// duplicates of its address.
+    fn has_interfaces_up(&self) -> bool {
+        self.addresses.iter().any(IpAddr::is_loopback) && self.by_interface.len() == self.addresses.len()
     }
 
     /// What its packets look like.
@@ -198,19 +207,8 @@ impl Live {
         }
     }
 
-    fn routed(
-        plan: &RulePlan,
-        options: &ApplyOptions,
-        routes: &mut RouteSocket,
-        links: &Links,
-    ) -> Result<Self, ApplyError> {
-        let mut live = Self::hooks(plan, options, routes, links)?;
-        live.routing = routes.observe()?;
-        Ok(live)
-    }
-
-    /// All but the routing of a plan and what is not examined.
-    fn hooks(
+    /// All but what is not examined.
+    fn with(
         plan: &RulePlan,
         options: &ApplyOptions,
         routes: &mut RouteSocket,
@@ -221,13 +219,13 @@ impl Live {
         for family in Family::BOTH {
             legacy::add_to(&mut ruleset, family, most)?;
         }
-        let addresses = routes.addresses_and_interfaces(links)?;
-        Ok(Self::of(ruleset, routes.tables_with(links)?, addresses))
+        Ok(Self::of(ruleset, routes.survey(links)?))
     }
 
-    fn of(ruleset: Ruleset, route_tables: RouteTables, addresses: Addresses) -> Self {
+    fn of(ruleset: Ruleset, survey: Survey) -> Self {
+        let Survey { found: routing, tables: route_tables, addresses, .. } = survey;
         let Addresses { all: addresses, by_interface, interfaces } = addresses;
-        Self { ruleset, route_tables, addresses, by_interface, interfaces, ..Self::default() }
+        Self { ruleset, routing, route_tables, unexamined: Vec::new(), addresses, by_interface, interfaces }
     }
 }
 
