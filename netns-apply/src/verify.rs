@@ -93,7 +93,7 @@ impl<'a> Snapshot<'a> {
         &self.seen.state
     }
 
-    /// The differences from the plan, whatever other programs' rules do ([`unmixed`]). The backend of `options` is the one to compare
+    /// The differences from the plan, whatever other programs' rules do (that is asked by [`verdict`](Self::verdict)). The backend of `options` is the one to compare
     /// with; it may differ from the one the snapshot was taken for.
     ///
     /// # Errors
