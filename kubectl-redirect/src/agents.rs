@@ -2,9 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use cni_core::reasons::AGENT_LABEL;
 use k8s_openapi::api::core::v1::ContainerStatus;
 use kube::api::ListParams;
+use reasons::AGENT_LABEL;
 
 use crate::Failure;
 use crate::cluster::{BINDINGS, Cluster, DAEMON_SETS, PODS};

@@ -3,9 +3,9 @@
 
 use std::fmt;
 
-use cni_core::reasons::{CONDITION, TAINT_KEYS};
 use explain::Printable;
 use explain::text_writer::{Layout, TextStyle, TextWriter};
+use reasons::{CONDITION, TAINT_KEYS};
 use serde_json::{Value, json};
 
 use crate::cluster::{Cluster, DAEMON_SETS, NODES};

@@ -4,10 +4,10 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
 use cni_core::enrolment_report::headline;
-use cni_core::states::PodState;
 use explain::node_scan::{NodeScan, ReportedFinding, ScannedPod};
 use explain::text_writer::{LONGEST_SEEN, Layout, TextStyle, TextWriter, short};
 use explain::{Printable, Severity};
+use reasons::PodState;
 use serde_json::{Value, json};
 
 use crate::agents::{Agent, AgentState};
@@ -156,7 +156,7 @@ impl Verdict {
 
     /// A state that is not known, of a newer agent, is not a good one.
     fn count(&mut self, pod: &ScannedPod) {
-        match PodState::ALL.into_iter().find(|known| known.word() == pod.state) {
+        match PodState::of(&pod.state) {
             Some(PodState::LeftAlone | PodState::Unexpected) => self.outside += 1,
             Some(PodState::Unseen) => drop(self.unseen.insert(pod.subject.clone())),
             known @ (Some(

@@ -13,6 +13,7 @@ use cni_core::conf::{Conf, Envelope};
 use cni_core::net_dir::{self, is_loaded};
 use cni_core::wire::Command;
 use controller_runtime::{SCOPE, lock};
+use reasons::AgentReason;
 
 use crate::conflist::{Entry, EntryError, NetConf, PLUGIN_TYPE};
 use crate::disk::{self, Disk, DiskError, FileAttributes, Lock, Stat, context};
@@ -114,13 +115,15 @@ pub enum InstallError {
 }
 
 impl InstallError {
-    /// The name of the failure in metrics.
+    /// The failure in metrics.
     #[must_use]
-    pub const fn label(&self) -> &'static str {
+    pub const fn reason(&self) -> AgentReason {
         match self {
-            Self::Begin(_) | Self::Binaries(_) => "COPY_BINARIES_FAILURE",
-            Self::Kubeconfig(_) => "CREATE_KUBECONFIG_FAILURE",
-            Self::Conflist(_) | Self::Template(_) | Self::Refused { .. } => "CREATE_CNI_CONFIG_FAILURE",
+            Self::Begin(_) | Self::Binaries(_) => AgentReason::CopyBinariesFailure,
+            Self::Kubeconfig(_) => AgentReason::CreateKubeconfigFailure,
+            Self::Conflist(_) | Self::Template(_) | Self::Refused { .. } => {
+                AgentReason::CreateCniConfigFailure
+            }
         }
     }
 

@@ -9,22 +9,22 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use cni_core::logs::{CALLED, PodSource};
-use cni_core::reasons;
 use cni_core::wire::Code;
 use controller_runtime::lock;
-use controller_runtime::metrics::{ResultLabel, start_at_zero};
+use controller_runtime::metrics::start_at_zero;
 use controller_runtime::serve::{self, Answer};
 use controller_runtime::supervisor::Supervisor;
 use http_body_util::{BodyExt, Limited};
 use hyper::body::Incoming;
 use hyper::{Method, Request, StatusCode};
 use logging::Entry;
+use reasons::{AgentReason, EventReason, PodState};
 use redirect_core::pod::SkipReason;
 use serde_json::Value;
 
 use crate::cluster::events::EventPublisher;
 use crate::cluster::{Connection, EventMessage, pod_reference};
-use crate::metrics::{AddLabels, Metrics, OutcomeLabel, SourceLabel};
+use crate::metrics::{AddLabels, Metrics, SourceLabel};
 use crate::plugin_health::PluginHealth;
 use crate::plugin_socket::PluginSocket;
 use crate::seen_calls::SeenCalls;
@@ -37,6 +37,9 @@ const RATE: f64 = 1000.0;
 const BURST: f64 = 5000.0;
 /// The most combinations of outcome and reason that are counted apart: a faulty plugin must not create labels without limit.
 const MOST_REASONS: usize = 64;
+/// How an ADD may end.
+const OUTCOMES: [AgentReason; 4] =
+    [AgentReason::Redirect, AgentReason::Enrol, AgentReason::Skip, AgentReason::Fail];
 /// The scope under which plugins' lines are logged.
 const SCOPE: &str = "cni-plugin";
 
@@ -45,7 +48,7 @@ pub struct Receiver {
     metrics: Arc<Metrics>,
     emit: Box<dyn Fn(&Entry) + Send + Sync>,
     bucket: Mutex<Bucket>,
-    reasons: Mutex<BTreeSet<(&'static str, String)>>,
+    reasons: Mutex<BTreeSet<(AgentReason, String)>>,
     calls: Arc<SeenCalls>,
     plugin: Arc<PluginHealth>,
 }
@@ -88,17 +91,17 @@ impl Receiver {
     /// Takes one body. Its lines are logged one after the other, without those of another plugin in between.
     pub fn take(&self, body: &[u8], now: Instant) {
         let Ok(lines) = serde_json::from_slice::<Vec<String>>(body) else {
-            self.count("malformed");
+            self.count(AgentReason::Malformed);
             return;
         };
         let mut bucket = lock(&self.bucket);
         for line in lines {
             match Entry::from_json(&line) {
-                None => self.count("malformed"),
+                None => self.count(AgentReason::Malformed),
                 Some(entry) if is_call(&entry) => self.calls.see(),
-                Some(_) if !bucket.take(now) => self.count("over_rate"),
+                Some(_) if !bucket.take(now) => self.count(AgentReason::OverRate),
                 Some(entry) => {
-                    self.count("accepted");
+                    self.count(AgentReason::Accepted);
                     self.measure(&entry);
                     (self.emit)(&Entry { scope: Some(SCOPE.to_owned()), ..entry });
                 }
@@ -106,8 +109,8 @@ impl Receiver {
         }
     }
 
-    fn count(&self, result: &'static str) {
-        self.metrics.log_entries.get_or_create(&ResultLabel { result }).inc();
+    fn count(&self, result: AgentReason) {
+        self.metrics.log_entries.get_or_create(&result.into()).inc();
     }
 
     /// Takes the line that a plugin logs at the end of each ADD.
@@ -125,24 +128,24 @@ impl Receiver {
         {
             self.metrics.pod_sources.get_or_create(&SourceLabel { source }).inc();
         }
-        if ["redirect", "enrol"].contains(&text("decision")) {
+        let Some(outcome) = AgentReason::of(text("decision")).filter(|reason| OUTCOMES.contains(reason))
+        else {
+            return;
+        };
+        if [AgentReason::Redirect, AgentReason::Enrol].contains(&outcome) {
             self.plugin.add_succeeded();
-        }
-        match text("decision") {
-            "redirect" => self.add("redirect", "", seconds),
-            "enrol" => self.add("enrol", "", seconds),
-            "skip" => self.add("skip", text("reason"), seconds),
-            "fail" => {
-                let number = label("code").and_then(Value::as_u64);
-                let code = number.and_then(Code::of);
-                self.plugin.add_failed(text("pod"), code, &entry.message, Instant::now());
-                self.add("fail", &number.map(|number| number.to_string()).unwrap_or_default(), seconds);
-            }
-            _ => {}
+            self.add(outcome, "", seconds);
+        } else if outcome == AgentReason::Skip {
+            self.add(outcome, text("reason"), seconds);
+        } else {
+            let number = label("code").and_then(Value::as_u64);
+            let code = number.and_then(Code::of);
+            self.plugin.add_failed(text("pod"), code, &entry.message, Instant::now());
+            self.add(outcome, &number.map(|number| number.to_string()).unwrap_or_default(), seconds);
         }
     }
 
-    fn add(&self, outcome: &'static str, reason: &str, seconds: Option<f64>) {
+    fn add(&self, outcome: AgentReason, reason: &str, seconds: Option<f64>) {
         let mut reasons = lock(&self.reasons);
         let key = (outcome, reason.to_owned());
         let is_kept = reasons.contains(&key) || (reasons.len() < MOST_REASONS && is_word(reason));
@@ -151,9 +154,12 @@ impl Receiver {
             reasons.insert(key);
         }
         drop(reasons);
-        self.metrics.adds.get_or_create(&AddLabels { outcome, reason: reason.to_owned() }).inc();
+        self.metrics
+            .adds
+            .get_or_create(&AddLabels { outcome: outcome.into(), reason: reason.to_owned() })
+            .inc();
         if let Some(seconds) = seconds {
-            self.metrics.add_durations.get_or_create(&OutcomeLabel { outcome }).observe(seconds);
+            self.metrics.add_durations.get_or_create(&outcome.into()).observe(seconds);
         }
     }
 
@@ -168,8 +174,8 @@ impl Receiver {
         let body = Limited::new(request.into_body(), LARGEST).collect();
         match tokio::time::timeout(serve::BODY_PATIENCE, body).await {
             Ok(Ok(body)) => self.take(&body.to_bytes(), Instant::now()),
-            Ok(Err(_)) => self.count("over_size"),
-            Err(_) => self.count("malformed"),
+            Ok(Err(_)) => self.count(AgentReason::OverSize),
+            Err(_) => self.count(AgentReason::Malformed),
         }
         serve::text(StatusCode::OK, "")
     }
@@ -188,7 +194,9 @@ fn is_word(reason: &str) -> bool {
 /// The event about a pod that a plugin did not redirect because rules do not bind it.
 fn event_about_sandboxed(entry: &Entry) -> Option<EventMessage> {
     let label = |key: &str| entry.labels.iter().find(|(name, _)| name == key)?.1.as_str();
-    if label("reason") != Some(SkipReason::SandboxedRuntime.word()) || label("decision") != Some("skip") {
+    if label("reason") != Some(SkipReason::SandboxedRuntime.word())
+        || label("decision").and_then(AgentReason::of) != Some(AgentReason::Skip)
+    {
         return None;
     }
     let (namespace, name) = label("pod")?.split_once('/')?;
@@ -196,8 +204,8 @@ fn event_about_sandboxed(entry: &Entry) -> Option<EventMessage> {
         about: pod_reference(namespace, name, label("uid")),
         component: SCOPE,
         kind: "Warning",
-        reason: reasons::SANDBOXED_EVENT,
-        message: format!("{}; {}", SkipReason::SandboxedRuntime.explanation(), reasons::SANDBOXED.remedy),
+        reason: EventReason::SandboxedRuntime,
+        message: format!("{}; {}", SkipReason::SandboxedRuntime.explanation(), PodState::Sandboxed.remedy()),
     })
 }
 
@@ -332,11 +340,11 @@ mod tests {
     #[test]
     fn adds_are_counted_by_reason_and_labels_have_a_limit() {
         let (receiver, registry, _) = receiver();
-        receiver.add("skip", "no_proxy", Some(0.003));
-        receiver.add("skip", "no_proxy", Some(0.004));
-        receiver.add("fail", "a\nb{}", None);
+        receiver.add(AgentReason::Skip, "no_proxy", Some(0.003));
+        receiver.add(AgentReason::Skip, "no_proxy", Some(0.004));
+        receiver.add(AgentReason::Fail, "a\nb{}", None);
         for count in 0..1000 {
-            receiver.add("fail", &format!("x{count}"), None);
+            receiver.add(AgentReason::Fail, &format!("x{count}"), None);
         }
         let text = Format::Text.write(&registry);
         assert!(

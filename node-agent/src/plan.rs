@@ -9,6 +9,8 @@ use std::collections::BTreeMap;
 
 use cni_core::net_dir::{self, CONF_NAME, Caller, Network, Uncalled, Unloadable, is_loaded};
 
+use reasons::ObstacleKind;
+
 use crate::conflist::{self, Entry, EntryState, NetConf, Shape};
 use crate::settings::{OWNED_FILE, Placement};
 
@@ -157,18 +159,18 @@ impl Obstacle {
 
     /// The same for every obstacle of a kind, for metrics and events.
     #[must_use]
-    pub const fn kind(&self) -> &'static str {
+    pub const fn kind(&self) -> ObstacleKind {
         match self {
-            Self::NoNetwork { .. } => "no_network",
-            Self::NoPinned { .. } => "no_pinned",
-            Self::NoOriginal(_) => "no_original",
-            Self::Foreign { .. } => "foreign",
-            Self::Preempted { .. } => "preempted",
-            Self::Missing(_) => "missing",
-            Self::Edited { .. } => "edited",
-            Self::Repeated(_) => "repeated",
-            Self::Followed { .. } => "followed",
-            Self::Stale(_) => "stale",
+            Self::NoNetwork { .. } => ObstacleKind::NoNetwork,
+            Self::NoPinned { .. } => ObstacleKind::NoPinned,
+            Self::NoOriginal(_) => ObstacleKind::NoOriginal,
+            Self::Foreign { .. } => ObstacleKind::Foreign,
+            Self::Preempted { .. } => ObstacleKind::Preempted,
+            Self::Missing(_) => ObstacleKind::Missing,
+            Self::Edited { .. } => ObstacleKind::Edited,
+            Self::Repeated(_) => ObstacleKind::Repeated,
+            Self::Followed { .. } => ObstacleKind::Followed,
+            Self::Stale(_) => ObstacleKind::Stale,
             Self::Uncalled(uncalled) => uncalled.kind(),
         }
     }

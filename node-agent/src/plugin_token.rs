@@ -8,9 +8,9 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
 use cluster_client::{Backoff, Outage};
-use controller_runtime::metrics::ResultLabel;
 use controller_runtime::supervisor::Unneeded;
 use controller_runtime::{BootTime, SCOPE, lock};
+use reasons::{AgentReason, EventReason};
 use serde::Deserialize;
 use tokio::sync::{Notify, watch};
 
@@ -324,8 +324,8 @@ impl TokenRenewer {
     /// Why none was granted. The plugin keeps its token, unless that is known to be invalid.
     pub async fn renew(&self) -> Result<(), TokenError> {
         let renewed = self.ask().await;
-        let result = renewed.as_ref().map_or_else(TokenError::word, |_| "granted");
-        self.metrics.plugin_token_requests.get_or_create(&ResultLabel { result }).inc();
+        let result = renewed.as_ref().map_or_else(TokenError::reason, |_| AgentReason::Granted);
+        self.metrics.plugin_token_requests.get_or_create(&result.into()).inc();
         let source = match &renewed {
             Ok(granted) => {
                 let token = Token::new(granted.text.clone(), self.account.lifetime, Moment::now());
@@ -401,7 +401,7 @@ impl TokenRenewer {
             self.token.outlook()
         );
         log::warn!(target: SCOPE, "{text}");
-        let event = warning(self.connection.own_pod(), "PluginTokenRefused", text);
+        let event = warning(self.connection.own_pod(), EventReason::PluginTokenRefused, text);
         let _ = self.connection.publish(&self.metrics.events, event).await;
     }
 }

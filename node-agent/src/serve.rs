@@ -4,7 +4,6 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use anyhow::Context as _;
-use cni_core::reasons::{AGENT_NOT_READY, AGENT_READY};
 use controller_runtime::metrics::gauged;
 use controller_runtime::serve::{self, Answer, BODY_PATIENCE, healthz, only, text};
 use controller_runtime::supervisor::Supervisor;
@@ -13,6 +12,7 @@ use http_body_util::{BodyExt, Limited};
 use hyper::body::Incoming;
 use hyper::{Method, Request, StatusCode};
 use prometheus_client::registry::Registry;
+use reasons::EventReason;
 
 use crate::ambient::state::AmbientState;
 use crate::cluster::events::EventPublisher;
@@ -81,9 +81,9 @@ impl Served {
         match verdict {
             Ok(()) => {
                 let message = "ready again: pods of the mesh that start here are redirected".to_owned();
-                EventMessage { kind: "Normal", ..warning(about, AGENT_READY, message) }
+                EventMessage { kind: "Normal", ..warning(about, EventReason::AgentReady, message) }
             }
-            Err(reason) => warning(about, AGENT_NOT_READY, format!("not ready: {reason}")),
+            Err(reason) => warning(about, EventReason::AgentNotReady, format!("not ready: {reason}")),
         }
     }
 

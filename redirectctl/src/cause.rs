@@ -1,7 +1,7 @@
 //! What can be wrong: a closed set of causes, each with its weight, what it means and what to do.
 
-use cni_core::reasons::{self, ReasonDoc};
 pub use explain::Severity;
+use reasons::{AgentReason, ReasonDoc};
 
 /// Something wrong, or worth knowing, about a pod: what, and where it shows.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -43,7 +43,7 @@ macro_rules! causes {
                 match self {
                     $(Self::$name => ReasonDoc { word: $code, meaning: $meaning, remedy: $remedy },)+
                     // The agent reports it as well.
-                    $(Self::$shared => reasons::$of,)+
+                    $(Self::$shared => AgentReason::$of.doc(),)+
                 }
             }
 
@@ -223,10 +223,10 @@ causes! {
         "rules of the mesh are in force in a network namespace that belongs to no pod that is known here",
         "a pod that is gone may have left it, or the list of pods is incomplete";
     =>
-    Unfound: NOT_FOUND, "The pod's network namespace is not found.";
-    Ambiguous: AMBIGUOUS, "Several network namespaces may be the pod's.";
-    Unverifiable: UNVERIFIABLE, "The mesh's rules are in force, and other rules cannot be read.";
-    Unreadable: UNREADABLE, "It cannot be determined whether the pod is redirected.";
+    Unfound: NotFound, "The pod's network namespace is not found.";
+    Ambiguous: Ambiguous, "Several network namespaces may be the pod's.";
+    Unverifiable: Unverifiable, "The mesh's rules are in force, and other rules cannot be read.";
+    Unreadable: Unreadable, "It cannot be determined whether the pod is redirected.";
 }
 
 impl Cause {

@@ -4,13 +4,12 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use cni_core::enablement::REDIRECTION_ANNOTATION;
-use cni_core::reasons::AMBIENT_PENDING;
-use cni_core::states::PodState;
 use netfilter_state::change::DifferenceKind;
 use netfilter_state::differences::{Difference, Differences};
 use netfilter_state::routing::RoutingItem;
 use netns_apply::Mismatch;
 use packet_trace::interference::{self, Effect, Severity as Sureness};
+use reasons::{EventReason, PodState};
 use redirect_core::plan::DataPlane;
 use redirect_core::pod::{PROXY_CONTAINER, SkipReason, collisions, misspelt, unreadable_switches};
 use redirect_core::rule::{Protocol, Target};
@@ -151,7 +150,10 @@ fn not_enrolled(pod: &Pod, all: &mut Vec<Finding>) {
     if !is_pending && all.iter().all(|finding| finding.cause != Cause::NotEnrolled) {
         return;
     }
-    let last = pod.events.iter().rfind(|event| is_pending && event.reason == AMBIENT_PENDING);
+    let last = pod
+        .events
+        .iter()
+        .rfind(|event| is_pending && EventReason::of(&event.reason) == Some(EventReason::AmbientPending));
     let event = last.map(|event| format!("{}: {}", event.reason, event.message));
     let annotation = format!("annotation {REDIRECTION_ANNOTATION}: {annotation}");
     cause::merge(all, Cause::NotEnrolled, event.into_iter().chain([annotation]).collect());

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use cni_core::conf::Conf;
 use cni_core::enrolment_report::EnrolmentReport;
 use cni_core::pod_source;
-use cni_core::reasons::{CONDITION, TAINT_KEYS};
 use netns_apply::{ApplyOptions, preflight};
+use reasons::{CONDITION, TAINT_KEYS};
 use redirect_core::pod::{Decision, PodFacts};
 use redirect_core::settings::NamespaceFacts;
 

@@ -4,8 +4,8 @@ use std::net::IpAddr;
 
 use cni_core::enablement::REDIRECTION_ANNOTATION;
 use cni_core::pod_source::PodName;
-use cni_core::reasons::AGENT_LABEL;
 use explain::manifest;
+use reasons::AGENT_LABEL;
 use redirect_core::pod::{PROXY_CONTAINER, PodFacts};
 use redirect_core::pod_json::PodJsonErrors;
 use serde_json::{Map, Value, json};

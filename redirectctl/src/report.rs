@@ -2,8 +2,8 @@
 
 use std::path::PathBuf;
 
-use cni_core::states::PodState;
 use explain::node_scan::ReportedFinding;
+use reasons::PodState;
 use redirect_core::plan::DataPlane;
 use redirect_core::pod::Decision;
 use redirect_core::settings::RawSettings;

@@ -10,9 +10,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
 use cni_core::enrolment_report::headline;
-use cni_core::states::PodState;
 use explain::node_scan::{NodeScan, ScannedPod};
 use pod_netns::{NamespaceIndex, Sandbox, SurveyError};
+use reasons::PodState;
 use redirect_core::plan::DataPlane;
 use serde_json::{Value, json};
 
@@ -125,8 +125,7 @@ impl Scan {
     }
 
     fn counts(&self) -> BTreeMap<PodState, usize> {
-        let mut counts: BTreeMap<PodState, usize> =
-            PodState::ALL.into_iter().map(|state| (state, 0)).collect();
+        let mut counts: BTreeMap<PodState, usize> = PodState::ALL.iter().map(|state| (*state, 0)).collect();
         for entry in &self.entries {
             *counts.entry(entry.state).or_default() += 1;
         }

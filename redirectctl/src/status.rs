@@ -1,6 +1,6 @@
 //! What a pod's own status and events say: its validation, and what the runtime and the node agent had to do with it.
 
-use cni_core::reasons::{COULD_NOT_BE, REPAIR_EVENTS};
+use reasons::{COULD_NOT_BE, EventReason};
 
 use crate::cause::{Cause, Finding};
 use crate::object::Event;
@@ -19,26 +19,32 @@ pub fn findings(pod: &Pod) -> Vec<Finding> {
         let cause = if validation.code == HELD_BACK { Cause::HeldBack } else { Cause::ValidationEnded };
         all.push(Finding { cause, seen: validation.seen() });
     }
-    let last = |reasons: &[&str]| pod.events.iter().rfind(|event| reasons.contains(&event.reason.as_str()));
+    let last = |reasons: &[EventReason]| {
+        pod.events.iter().rev().find_map(|event| {
+            let reason = EventReason::of(&event.reason).filter(|reason| reasons.contains(reason))?;
+            Some((reason, event))
+        })
+    };
     let finding =
         |cause: Cause, event: &Event| Finding::new(cause, format!("{}: {}", event.reason, event.message));
     if pod.addresses.is_empty() && !pod.is_over() && !pod.host_network {
-        all.push(match last(&[SANDBOX_FAILED]) {
+        all.push(match pod.events.iter().rfind(|event| event.reason == SANDBOX_FAILED) {
             Some(event) => finding(Cause::NotSetUp, event),
             None => Finding::new(Cause::NotStarted, "the pod has no address"),
         });
     }
-    if let Some(event) = last(&REPAIR_EVENTS) {
+    if let Some((_, event)) = last(&EventReason::OF_REPAIR) {
         let has_failed = event.message.contains(COULD_NOT_BE);
         // An earlier failure of a pod that now runs is of no interest.
         if !has_failed || pod.validation.is_some() {
             all.push(finding(if has_failed { Cause::NotRepaired } else { Cause::Repaired }, event));
         }
     }
-    match last(&["RedirectHealed", "RedirectNotHealed", "RedirectContested"]) {
-        Some(event) if event.reason == "RedirectHealed" => all.push(finding(Cause::Healed, event)),
-        Some(event) => all.push(finding(Cause::NotHealed, event)),
-        None => {}
+    let of_healing =
+        [EventReason::RedirectHealed, EventReason::RedirectNotHealed, EventReason::RedirectContested];
+    if let Some((reason, event)) = last(&of_healing) {
+        let is_healed = reason == EventReason::RedirectHealed;
+        all.push(finding(if is_healed { Cause::Healed } else { Cause::NotHealed }, event));
     }
     all
 }

@@ -1,9 +1,8 @@
 //! What every reason and code means, without a cluster.
 
-use cni_core::reasons::{self, ReasonDoc};
-use cni_core::states::PodState;
 use cni_core::wire::Code;
 use istio_validation::Reason;
+use reasons::{AgentReason, ConditionReason, EventReason, Explained, ObstacleKind, PodState, ReasonDoc};
 use redirect_core::pod::SkipReason;
 
 use crate::cause::Cause;
@@ -30,8 +29,13 @@ impl Entry {
         Self { word: word.into(), place, meaning: meaning.into(), remedy: remedy.into() }
     }
 
-    fn of(place: &'static str, doc: &ReasonDoc) -> Self {
+    fn of(place: &'static str, doc: ReasonDoc) -> Self {
         Self::new(place, doc.word, doc.meaning, doc.remedy)
+    }
+
+    /// What node agent and taint controller write, by where it is met.
+    fn all_of<R: Explained>(place: &'static str, reasons: &'static [R]) -> impl Iterator<Item = Self> {
+        reasons.iter().map(move |reason| Self::of(place, reason.doc()))
     }
 }
 
@@ -46,25 +50,14 @@ const EXIT_CODES: &[(u8, &str)] = &[
     ),
 ];
 
-/// What the node agent writes, by where it is met.
-const SIGNS: &[(&str, &[ReasonDoc])] = &[
-    ("a reason of the agent's repairs", &reasons::REPAIRS),
-    ("an event of the node agent", &reasons::EVENTS),
-    ("a reason of the node's condition cni.istio.io/Ready", &reasons::VERDICTS),
-    ("an obstacle in the network configuration", &reasons::OBSTACLES),
-    ("a result in the agent's metrics", &reasons::RESULTS),
-];
-
 fn all() -> Vec<Entry> {
-    let states = PodState::ALL.iter().map(|state| Entry::of("the state of a pod", &state.doc()));
-    let causes = Cause::ALL.iter().map(|cause| Entry::of("a finding of redirectctl", &cause.doc()));
+    let causes = Cause::ALL.iter().map(|cause| Entry::of("a finding of redirectctl", cause.doc()));
     let skips = SkipReason::ALL.iter().map(|reason| {
         Entry::new("a reason of istio-cni to leave a pod alone", reason.word(), reason.explanation(), "")
     });
     let reasons = Reason::ALL.iter().map(|reason| {
         Entry::new("a reason of istio-validation", reason.code(), reason.meaning(), reason.remedy())
     });
-    let signs = SIGNS.iter().flat_map(|(place, signs)| signs.iter().map(|sign| Entry::of(place, sign)));
     let codes = EXIT_CODES
         .iter()
         .map(|(code, meaning)| Entry::new("an exit code", format!("exit-{code}"), *meaning, ""));
@@ -72,10 +65,14 @@ fn all() -> Vec<Entry> {
         Entry::new("a code in an error of istio-cni", format!("cni-{}", code.number()), *meaning, "")
     });
     causes
-        .chain(states)
+        .chain(Entry::all_of("the state of a pod", PodState::ALL))
         .chain(skips)
         .chain(reasons)
-        .chain(signs)
+        .chain(Entry::all_of("a reason of the agent's repairs", AgentReason::REPAIRS))
+        .chain(Entry::all_of("an event of the node agent", EventReason::ALL))
+        .chain(Entry::all_of("a reason of the node's condition cni.istio.io/Ready", ConditionReason::ALL))
+        .chain(Entry::all_of("an obstacle in the network configuration", ObstacleKind::ALL))
+        .chain(Entry::all_of("a result in the agent's metrics", AgentReason::RESULTS))
         .chain(alerts())
         .chain(codes)
         .chain(errors)

@@ -18,6 +18,7 @@ use cni_core::logs::PodSource;
 use cni_core::plugin_event::{AddEvent, PodRequest};
 use log::Level;
 use netns_apply::facts::NameFiles;
+use reasons::AgentReason;
 use redirect_core::{
     Redirect, RulePlan,
     accepted::AcceptedRules,
@@ -57,20 +58,20 @@ pub fn add(job: &Job<'_>) -> Result<(), CniError> {
     let pod = job.pod_label();
     match &done {
         Ok(Done::Skipped(reason)) => log::info!(
-            target: SCOPE, pod = pod, uid = job.invocation.pod.uid, decision = "skip", reason = reason.word(), source = phases.source.word(), ms = phases.text();
+            target: SCOPE, pod = pod, uid = job.invocation.pod.uid, decision = AgentReason::Skip.word(), reason = reason.word(), source = phases.source.word(), ms = phases.text();
             "not redirected: {}", reason.explanation()
         ),
         Ok(Done::Redirected(applied)) => log::info!(
-            target: SCOPE, pod = pod, decision = "redirect", source = phases.source.word(), backend = applied.backend, because = applied.because,
+            target: SCOPE, pod = pod, decision = AgentReason::Redirect.word(), source = phases.source.word(), backend = applied.backend, because = applied.because,
             changed = applied.changed, ms = phases.text();
             "redirected"
         ),
         Ok(Done::Enrolled) => log::info!(
-            target: SCOPE, pod = pod, decision = "enrol", source = phases.source.word(), ms = phases.text();
+            target: SCOPE, pod = pod, decision = AgentReason::Enrol.word(), source = phases.source.word(), ms = phases.text();
             "enrolled in ambient mode"
         ),
         Err(error) => log::error!(
-            target: SCOPE, pod = pod, decision = "fail", code = error.code.number(), source = phases.source.word(), ms = phases.text();
+            target: SCOPE, pod = pod, decision = AgentReason::Fail.word(), code = error.code.number(), source = phases.source.word(), ms = phases.text();
             "{error}"
         ),
     }

@@ -12,6 +12,7 @@ mod network;
 use std::fmt::Write as _;
 
 pub use network::{Invalid, Network, Shape};
+use reasons::ObstacleKind;
 
 /// The plugin's type, which is also its binary's name. The only mark of an entry that is ours.
 pub const PLUGIN_TYPE: &str = "istio-cni";
@@ -154,15 +155,15 @@ impl Uncalled {
 
     /// The same for all of a kind, for metrics and events.
     #[must_use]
-    pub const fn kind(&self) -> &'static str {
+    pub const fn kind(&self) -> ObstacleKind {
         match self {
-            Self::NoNetwork { .. } => "no_network",
-            Self::Without { .. } => "preempted",
-            Self::Loopback(_) => "loopback",
-            Self::Multus { .. } => "multus",
-            Self::MultusElsewhere { .. } | Self::Standalone(_) => "not_seen_called",
-            Self::Broken { .. } => "broken",
-            Self::Unreadable { .. } => "unreadable",
+            Self::NoNetwork { .. } => ObstacleKind::NoNetwork,
+            Self::Without { .. } => ObstacleKind::Preempted,
+            Self::Loopback(_) => ObstacleKind::Loopback,
+            Self::Multus { .. } => ObstacleKind::Multus,
+            Self::MultusElsewhere { .. } | Self::Standalone(_) => ObstacleKind::NotSeenCalled,
+            Self::Broken { .. } => ObstacleKind::Broken,
+            Self::Unreadable { .. } => ObstacleKind::Unreadable,
         }
     }
 }

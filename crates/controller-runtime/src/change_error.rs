@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use cluster_client::{AccessError, ApiError};
+use reasons::AgentReason;
 
 /// Why an object was not changed, or not read for that.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -33,15 +34,15 @@ pub enum ChangeError {
 }
 
 impl ChangeError {
-    /// The word for metrics.
+    /// The reason for metrics.
     #[must_use]
-    pub const fn word(&self) -> &'static str {
+    pub const fn reason(&self) -> AgentReason {
         match self {
-            Self::Gone => "gone",
-            Self::Changed(_) | Self::Untrue(_) => "changed",
-            Self::Refused(_) => "refused",
-            Self::Rejected(_) => "rejected",
-            Self::Unanswered { .. } => "unanswered",
+            Self::Gone => AgentReason::Gone,
+            Self::Changed(_) | Self::Untrue(_) => AgentReason::Changed,
+            Self::Refused(_) => AgentReason::Refused,
+            Self::Rejected(_) => AgentReason::Rejected,
+            Self::Unanswered { .. } => AgentReason::Unanswered,
         }
     }
 

@@ -13,6 +13,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use k8s_openapi::jiff::{Timestamp, Unit};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
+use reasons::{AgentReason, EventReason};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
@@ -90,10 +91,10 @@ impl Connection {
             Ok(cluster) => cluster.send_event(event).await,
             Err(error) => Err(error.to_string()),
         };
-        let result = if sent.is_ok() { "sent" } else { "failed" };
-        counter.get_or_create(&ResultLabel { result }).inc();
+        let result = if sent.is_ok() { AgentReason::Sent } else { AgentReason::Failed };
+        counter.get_or_create(&result.into()).inc();
         if let Err(error) = &sent {
-            log::debug!(target: SCOPE, reason = reason; "cannot send an event, which needs the verb create on events: {error}");
+            log::debug!(target: SCOPE, reason = reason.word(); "cannot send an event, which needs the verb create on events: {error}");
         }
         sent
     }
@@ -115,7 +116,7 @@ pub struct EventMessage {
     /// Normal or Warning.
     pub kind: &'static str,
     /// Its reason, for people and programs.
-    pub reason: &'static str,
+    pub reason: EventReason,
     /// Its message.
     pub message: String,
 }
@@ -186,7 +187,7 @@ impl Cluster {
                 ..ObjectMeta::default()
             },
             involved_object: about,
-            reason: Some(reason.to_owned()),
+            reason: Some(reason.to_string()),
             message: Some(message.chars().take(LONGEST_MESSAGE).collect()),
             type_: Some(kind.to_owned()),
             source: Some(EventSource {

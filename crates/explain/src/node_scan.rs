@@ -24,7 +24,7 @@ pub struct NodeScan {
 pub struct ScannedPod {
     /// `NAMESPACE/NAME`, or a file.
     pub subject: String,
-    /// Its state: the word of a [`PodState`](cni_core::states::PodState), or one of a newer agent.
+    /// Its state: the word of a `PodState`, or one of a newer agent.
     pub state: String,
     /// What should have its traffic: the word of a data plane.
     #[serde(default)]

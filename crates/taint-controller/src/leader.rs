@@ -12,6 +12,7 @@ use controller_runtime::outage::{FIRST_RETRY, LONGEST_RETRY, OutageLog};
 use controller_runtime::resync::{self, Collection, Freshness, Limits, Replica, Selection, Source};
 use controller_runtime::supervisor::{Supervisor, Unneeded};
 use controller_runtime::{BootTime, ChangeError, SCOPE, TRIES, added_or_due, daemon_set, lock};
+use reasons::{AgentReason, EventReason};
 use serde_json::Value;
 use tokio::sync::{Notify, watch};
 use tokio::task::AbortHandle;
@@ -293,14 +294,14 @@ impl Leader {
     }
 
     fn succeeded(&self, name: &str, requested: RequestedTaint, since: Instant) {
-        self.metrics.changes.get_or_create(&ChangeLabels::of(Some(requested), "done")).inc();
+        self.metrics.changes.get_or_create(&ChangeLabels::of(Some(requested), AgentReason::Done)).inc();
         self.metrics.delays.observe(since.elapsed().as_secs_f64());
         lock(&self.failures).remove(name);
         lock(&self.outage).worked();
     }
 
     async fn failed(&self, name: &str, requested: RequestedTaint, error: &ChangeError) {
-        self.metrics.changes.get_or_create(&ChangeLabels::of(Some(requested), error.word())).inc();
+        self.metrics.changes.get_or_create(&ChangeLabels::of(Some(requested), error.reason())).inc();
         if *error == ChangeError::Gone {
             lock(&self.failures).remove(name);
             return;
@@ -328,10 +329,10 @@ impl Leader {
         let taint = &self.marking.taint;
         let (kind, reason, message) = match requested {
             RequestedTaint::Tainted => {
-                ("Warning", "NodeTainted", format!("taint {taint} added: {}", reason.words()))
+                ("Warning", EventReason::NodeTainted, format!("taint {taint} added: {}", reason.words()))
             }
             RequestedTaint::Free => {
-                ("Normal", "NodeFreed", format!("taint {} removed: {}", taint.key, reason.words()))
+                ("Normal", EventReason::NodeFreed, format!("taint {} removed: {}", taint.key, reason.words()))
             }
         };
         log::info!(target: SCOPE, node = node.name(); "{message}");

@@ -21,7 +21,6 @@ use anyhow::{Context as _, bail};
 use cluster_client::params::GetParams;
 use cluster_client::{Account, Backoff, Limits, Request};
 use controller_runtime::cluster::{Connection, Identity};
-use controller_runtime::metrics::ResultLabel;
 use controller_runtime::node::NodeMarking;
 use controller_runtime::outage::{FIRST_RETRY, LONGEST_RETRY, OutageLog};
 use controller_runtime::selector::LabelSelector;
@@ -31,6 +30,7 @@ use controller_runtime::{BootTime, SCOPE};
 use hyper::body::Incoming;
 use hyper::{Method, StatusCode};
 use prometheus_client::registry::Registry;
+use reasons::AgentReason;
 use serde_json::Value;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
@@ -168,12 +168,14 @@ impl Election {
             }),
             Err(error) => Err(error.to_string()),
         };
-        let count = |result| self.metrics.lease_writes.get_or_create(&ResultLabel { result }).inc();
+        let count = |result: AgentReason| {
+            self.metrics.lease_writes.get_or_create(&result.into()).inc();
+        };
         match &round {
-            Ok(Round::Won) => drop(count("done")),
-            Ok(Round::Conflict) => drop(count("conflict")),
+            Ok(Round::Won) => count(AgentReason::Done),
+            Ok(Round::Conflict) => count(AgentReason::Conflict),
             Ok(Round::Waits) => {}
-            Err(_) => drop(count("failed")),
+            Err(_) => count(AgentReason::Failed),
         }
         match round {
             Ok(_) => {

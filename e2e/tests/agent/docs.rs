@@ -17,7 +17,7 @@ fn metrics(rows: &[Described]) -> String {
         let labels = if row.labels.is_empty() { String::new() } else { format!("{{{}}}", row.labels) };
         let is_named_counter = row.kind == "counter" && row.name.ends_with("_total");
         let kind = if is_named_counter { String::new() } else { format!(" ({})", row.kind) };
-        wrapped(&format!("- `{}{labels}`{kind}: {}", row.name, row.help), "  ")
+        wrapped(&format!("- `{}{labels}`{kind}: {}", row.name, (row.help)()), "  ")
     };
     rows.iter().map(item).collect()
 }

@@ -2,11 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use cni_core::states::PodState;
 use e2e::agent::{CALICO, Node, get};
 use e2e::pods::{
     PodApi, Sandboxes, check, flood, mesh_pod, metric, redirect, wait, wait_at_least, wait_rounds,
 };
+use reasons::PodState;
 use redirectctl::cause::Cause;
 use redirectctl::pod::Pod;
 use redirectctl::scan::Scan;

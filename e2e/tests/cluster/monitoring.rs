@@ -111,8 +111,8 @@ fn misnamed(names: &Value, scraped: &str) -> Vec<String> {
                 wrong.insert(label.to_owned());
             } else if !TARGET_LABELS.contains(&label) {
                 let values = matcher["value"].as_str().expect("a value").split('|');
-                let help = known.get(metric).map_or("", |(row, _)| row.help);
-                let missing = values.filter(|value| !is_value(metric, label, value, help, scraped));
+                let help = known.get(metric).map_or_else(String::new, |(row, _)| (row.help)());
+                let missing = values.filter(|value| !is_value(metric, label, value, &help, scraped));
                 wrong.extend(missing.map(str::to_owned));
             }
         }

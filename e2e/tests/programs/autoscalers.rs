@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use cni_core::reasons::{TAINT, TAINT_KEYS};
+use reasons::{TAINT, TAINT_KEYS};
 
 const PAGE: &str = include_str!("../../../docs/concepts/taint.md");
 

@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use cni_core::reasons::AGENT_LABEL;
 use kube::api::ListParams;
+use reasons::AGENT_LABEL;
 
 use crate::Failure;
 use crate::cluster::{CONFIG_MAPS, Cluster, DAEMON_SETS, DEPLOYMENTS, NAMESPACES, NODES, PODS, Right};

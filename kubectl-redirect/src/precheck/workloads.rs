@@ -237,7 +237,7 @@ mod tests {
     #[test]
     fn the_agents_own_manifest_is_recognized() {
         let manifest = include_str!("../../../deploy/istio-cni-node.yaml");
-        let (key, value) = cni_core::reasons::AGENT_LABEL;
+        let (key, value) = reasons::AGENT_LABEL;
         for words in [format!("name: {OURS},"), format!("name: {AGENT}\n"), format!("{key}: {value}")] {
             assert!(manifest.contains(&words), "{words}");
         }

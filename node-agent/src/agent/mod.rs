@@ -12,9 +12,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::anyhow;
 use cni_core::plugin_event::SOCKET_NAME;
-use controller_runtime::metrics::{ResultLabel, WatchLabel};
+use controller_runtime::metrics::WatchLabel;
 use controller_runtime::supervisor::Supervisor;
 use controller_runtime::{SCOPE, or_never};
+use reasons::{AgentReason, EventReason, ObstacleKind};
 use tokio::sync::watch::{self, Receiver};
 use tokio::task::AbortHandle;
 
@@ -32,7 +33,7 @@ use crate::file_watch::{FileEvent, FileWatch, WatchedDir};
 use crate::heal;
 use crate::held_pods::HeldPods;
 use crate::install::{Installer, Pass};
-use crate::metrics::{KindLabel, Metrics};
+use crate::metrics::Metrics;
 use crate::plan::{self, Edit, Obstacle};
 use crate::plugin::Program;
 use crate::plugin_health::AccessChecker;
@@ -269,7 +270,7 @@ struct Agent {
     obstacle: Option<Obstacle>,
     invalid: Vec<(String, String)>,
     /// When an event of each reason was sent last.
-    events: BTreeMap<&'static str, Instant>,
+    events: BTreeMap<EventReason, Instant>,
     token: Arc<PluginToken>,
     changes: Changes,
 }
@@ -457,16 +458,16 @@ impl Agent {
             }
             Ok(Err(error)) => {
                 let wait = if error.is_collision() { self.collisions.another() } else { None };
-                Some(wait.unwrap_or_else(|| self.failed(error.label(), error.to_string())))
+                Some(wait.unwrap_or_else(|| self.failed(error.reason(), error.to_string())))
             }
             Err(error) => {
-                Some(self.failed("CREATE_CNI_CONFIG_FAILURE", format!("the pass panicked: {error}")))
+                Some(self.failed(AgentReason::CreateCniConfigFailure, format!("the pass panicked: {error}")))
             }
         }
     }
 
-    fn failed(&mut self, label: &'static str, error: String) -> Duration {
-        self.served.metrics.installs.get_or_create(&ResultLabel { result: label }).inc();
+    fn failed(&mut self, result: AgentReason, error: String) -> Duration {
+        self.served.metrics.installs.get_or_create(&result.into()).inc();
         let wait = Duration::from_secs(1 << self.failures.min(6)).min(LONGEST_WAIT);
         self.failures += 1;
         log::error!(target: SCOPE, next_attempt_in_s = wait.as_secs(); "{error}");
@@ -480,7 +481,7 @@ impl Agent {
             self.served.metrics.token_refreshes.inc();
         }
         if pass.target.is_some() && (self.settled.is_none() || pass.has_changed()) {
-            self.served.metrics.installs.get_or_create(&ResultLabel { result: "SUCCESS" }).inc();
+            self.served.metrics.installs.get_or_create(&AgentReason::Installed.into()).inc();
         }
         self.served.plugin.note_pass(pass.kubeconfig || !pass.edits.is_empty());
         self.note_invalid(&pass.invalid);
@@ -499,8 +500,8 @@ impl Agent {
             let text = format!(
                 "the runtime's network configuration is {new} instead of {old}; moving the entry there"
             );
-            self.served.metrics.obstacles.get_or_create(&KindLabel { kind: "preempted" }).inc();
-            self.warn("NetworkConfigPreempted", text);
+            self.served.metrics.obstacles.get_or_create(&ObstacleKind::Preempted.into()).inc();
+            self.warn(EventReason::NetworkConfigPreempted, text);
         }
         if is_contested {
             self.contest(pass);
@@ -519,7 +520,7 @@ impl Agent {
             let who = suspect(file, &pass.neighbours, is_copy);
             self.backoff = Some(WriteBackoff { file: file.clone(), until: now + wait, who: who.clone() });
             self.served.metrics.conflicts.inc();
-            self.warn("NetworkConfigContested", who);
+            self.warn(EventReason::NetworkConfigContested, who);
         }
     }
 
@@ -553,9 +554,9 @@ impl Agent {
         }
         self.obstacle = obstacle.cloned();
         if let Some(obstacle) = obstacle {
-            self.served.metrics.obstacles.get_or_create(&KindLabel { kind: obstacle.kind() }).inc();
+            self.served.metrics.obstacles.get_or_create(&obstacle.kind().into()).inc();
             if is_preempted {
-                self.warn("NetworkConfigPreempted", obstacle.to_string());
+                self.warn(EventReason::NetworkConfigPreempted, obstacle.to_string());
             } else if matches!(obstacle, Obstacle::Uncalled(_)) {
                 log::warn!(target: SCOPE, "{obstacle}");
             } else {
@@ -565,10 +566,10 @@ impl Agent {
     }
 
     /// Logs a warning and sends it as an event, without waiting for the API server.
-    fn warn(&mut self, reason: &'static str, text: String) {
+    fn warn(&mut self, reason: EventReason, text: String) {
         log::warn!(target: SCOPE, "{text}");
         let now = Instant::now();
-        if self.events.get(reason).is_some_and(|last| now.duration_since(*last) < EVENT_PAUSE) {
+        if self.events.get(&reason).is_some_and(|last| now.duration_since(*last) < EVENT_PAUSE) {
             return;
         }
         self.events.insert(reason, now);

@@ -1,7 +1,7 @@
 //! Settings that have changed are put into force, or refused.
 
 use controller_runtime::SCOPE;
-use controller_runtime::metrics::ResultLabel;
+use reasons::{AgentReason, EventReason};
 
 use super::Agent;
 use crate::reload::Reload;
@@ -30,9 +30,9 @@ impl Agent {
             Reload::Unchanged => {}
             Reload::Refused(why) => {
                 self.served.metrics.settings_refused.set(1);
-                self.served.metrics.reloads.get_or_create(&ResultLabel { result: "refused" }).inc();
+                self.served.metrics.reloads.get_or_create(&AgentReason::Refused.into()).inc();
                 self.warn(
-                    "SettingsRefused",
+                    EventReason::SettingsRefused,
                     format!(
                         "the settings in the settings folder are invalid; keeping the previous ones: {why}"
                     ),
@@ -74,7 +74,7 @@ impl Agent {
         if changed.is_empty() {
             return;
         }
-        self.served.metrics.reloads.get_or_create(&ResultLabel { result: "applied" }).inc();
+        self.served.metrics.reloads.get_or_create(&AgentReason::Applied.into()).inc();
         log::info!(target: SCOPE, changed = changed.join(", "); "the settings in the settings folder have changed");
     }
 }

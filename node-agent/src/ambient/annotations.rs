@@ -5,8 +5,8 @@ use std::convert::Infallible;
 use std::sync::{Arc, Mutex};
 
 use cni_core::pod_source::PodName;
-use controller_runtime::metrics::ResultLabel;
 use controller_runtime::{ChangeError, lock};
+use reasons::AgentReason;
 use tokio::sync::{Notify, mpsc};
 
 use super::decision::Redirection;
@@ -71,9 +71,9 @@ async fn write_one_by_one(
         let (uid, name, annotation) = queue.next().await;
         let result = match write_annotation(connection, (&name.namespace, &name.name, &uid), annotation).await
         {
-            Ok(()) => "done",
+            Ok(()) => AgentReason::Done,
             // Whatever has its name now is not this pod.
-            Err(ChangeError::Gone | ChangeError::Changed(_)) => "gone",
+            Err(ChangeError::Gone | ChangeError::Changed(_)) => AgentReason::Gone,
             Err(error) => {
                 let why = format!(
                     "the annotation {} cannot be written: {error}; the agent's service account needs the verb patch on pods/status",
@@ -81,10 +81,10 @@ async fn write_one_by_one(
                 );
                 // The controller ends with the agent.
                 let _ = failures.send((uid, why));
-                "failed"
+                AgentReason::Failed
             }
         };
-        metrics.annotations.get_or_create(&ResultLabel { result }).inc();
+        metrics.annotations.get_or_create(&result.into()).inc();
     }
 }
 

@@ -13,14 +13,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cni_core::pod_source::PodName;
-use cni_core::reasons::AMBIENT_PENDING;
 use cni_core::selection::Programming;
-use controller_runtime::metrics::{gauged, results, start_at_zero};
+use controller_runtime::metrics::{gauged, start_at_zero};
 use controller_runtime::resync;
 use controller_runtime::supervisor::{Supervisor, Unneeded};
 use controller_runtime::{SCOPE, or_never};
 use netns_apply::netns::Netns;
 use pod_netns::namespace_of;
+use reasons::{AgentReason, EventReason};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, sleep_until};
 use zds::socket::Event;
@@ -39,7 +39,7 @@ use crate::confine::outside;
 use crate::file_watch::{FileEvent, FileWatch, WatchedDir};
 use crate::held_pods::HeldPods;
 use crate::install::Installer;
-use crate::metrics::{CodeLabel, Metrics, StateLabel};
+use crate::metrics::{CodeLabel, EnrolmentLabel, Metrics};
 use crate::settings::{AmbientSettings, Paths, Settings};
 
 /// How often all pods are examined, whatever is reported.
@@ -90,8 +90,8 @@ pub fn link(
 ) -> Option<(AmbientController, AddEvents)> {
     let ambient = settings.ambient.clone()?;
     let state = Arc::new(AmbientState::default());
-    start_at_zero(&metrics.ambient_pods, ["enrolled", "pending"].map(|state| StateLabel { state }));
-    start_at_zero(&metrics.annotations, results(["done", "gone", "failed"]));
+    start_at_zero(&metrics.ambient_pods, ["enrolled", "pending"].map(|state| EnrolmentLabel { state }));
+    start_at_zero(&metrics.annotations, [AgentReason::Done, AgentReason::Gone, AgentReason::Failed]);
     start_at_zero(&metrics.plugin_requests, [200, 500].map(|response_code| CodeLabel { response_code }));
     let (sender, adds) = mpsc::channel(MOST_WAITING);
     let events = AddEvents {
@@ -308,7 +308,7 @@ impl AmbientController {
         let enrolled = worker.enrolment.enrolled();
         let pending = enrolled.wanted.saturating_sub(enrolled.enrolled);
         for (state, count) in [("enrolled", enrolled.enrolled), ("pending", pending)] {
-            self.metrics.ambient_pods.get_or_create(&StateLabel { state }).set(gauged(count));
+            self.metrics.ambient_pods.get_or_create(&EnrolmentLabel { state }).set(gauged(count));
         }
         let names = done.pods.into_iter().map(|pod| (pod.workload.uid().to_owned(), pod.name)).collect();
         self.report(now, &enrolled, &names);
@@ -339,7 +339,7 @@ impl AmbientController {
                 about: pod_reference(&name.namespace, &name.name, Some(uid)),
                 component: COMPONENT,
                 kind: "Warning",
-                reason: AMBIENT_PENDING,
+                reason: EventReason::AmbientPending,
                 message: why.clone(),
             });
         }

@@ -4,9 +4,9 @@ use std::net::IpAddr;
 
 use cni_core::enablement::{Enablement, NotAmbient};
 use cni_core::pod_source::PodName;
-use cni_core::reasons;
 use cni_core::sandboxed::SandboxedRuntimes;
 use cni_core::selection::Acceptance;
+use reasons::PodState;
 use redirect_core::AmbientRedirect;
 use redirect_core::accepted::{ANNOTATION, AcceptedRules};
 use redirect_core::settings::{Key, RawSettings, Source};
@@ -45,7 +45,7 @@ pub enum NotEnrolled {
     #[error("{0}; correct the pod's annotations")]
     Settings(String),
     /// It should be, and rules do not bind it.
-    #[error("runtimeClassName {class}: {meaning}", meaning = reasons::SANDBOXED.meaning)]
+    #[error("runtimeClassName {class}: {meaning}", meaning = PodState::Sandboxed.meaning())]
     Sandboxed {
         /// The class of its runtime.
         class: String,

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use controller_runtime::metrics::ResultLabel;
 use controller_runtime::supervisor::{Supervisor, Unneeded};
+use reasons::AgentReason;
 use tokio::sync::mpsc;
 
 use super::{Connection, EventMessage};
@@ -42,7 +42,7 @@ impl EventPublisher {
     /// Sends an event, later.
     pub fn send(&self, event: EventMessage) {
         if self.queue.try_send(event).is_err() {
-            self.metrics.events.get_or_create(&ResultLabel { result: "failed" }).inc();
+            self.metrics.events.get_or_create(&AgentReason::Failed.into()).inc();
         }
     }
 }

@@ -9,12 +9,13 @@ pub mod token;
 use cluster_client::Account;
 pub use controller_runtime::cluster::{Cluster, Connection, EventMessage, pod_reference};
 use k8s_openapi::api::core::v1::ObjectReference;
+use reasons::EventReason;
 
 use crate::settings::Settings;
 
 /// A warning of the agent itself, as opposed to one of its controllers.
 #[must_use]
-pub const fn warning(about: ObjectReference, reason: &'static str, message: String) -> EventMessage {
+pub const fn warning(about: ObjectReference, reason: EventReason, message: String) -> EventMessage {
     EventMessage { about, component: "install-cni", kind: "Warning", reason, message }
 }
 

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use cluster_client::params::{GetParams, PostParams};
 use cluster_client::{ApiError, Built, Request, RequestError};
+use reasons::AgentReason;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -45,12 +46,12 @@ pub enum TokenError {
 }
 
 impl TokenError {
-    /// The word for it in metrics.
+    /// The reason for it in metrics.
     #[must_use]
-    pub const fn word(&self) -> &'static str {
+    pub const fn reason(&self) -> AgentReason {
         match self {
-            Self::Useless(_) | Self::Refused(_) => "refused",
-            Self::Failed { .. } => "failed",
+            Self::Useless(_) | Self::Refused(_) => AgentReason::Refused,
+            Self::Failed { .. } => AgentReason::Failed,
         }
     }
 }

@@ -17,14 +17,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cni_core::conf::Conf;
-use cni_core::reasons;
-use cni_core::states::PodState;
-use controller_runtime::metrics::{ResultLabel, gauged, results, start_at_zero};
+use controller_runtime::metrics::{Explained, gauged, start_at_zero};
 use controller_runtime::resync::ReadError;
 use controller_runtime::supervisor::Unneeded;
 use controller_runtime::{SCOPE, or_never};
 use netns_apply::capabilities::{NET_ADMIN, SYS_ADMIN};
 use pod_netns::{Sandbox, SurveyError};
+use reasons::{AgentReason, EventReason, PodState};
 use tokio::sync::watch::Receiver;
 use tokio::task::JoinError;
 
@@ -35,8 +34,7 @@ use crate::held_pods::HeldPods;
 use crate::install::Installer;
 use crate::metrics::Metrics;
 use crate::pod_check::{
-    AMBIGUOUS, Basis, Comparison, ExpectedRules, LONGEST_CHECK, MeshPod, NOT_FOUND, PodProblem, Surroundings,
-    UNREADABLE, UNVERIFIABLE, check, require,
+    Basis, Comparison, ExpectedRules, LONGEST_CHECK, MeshPod, PodProblem, Surroundings, check, require,
 };
 use crate::settings::{DriftSettings, Settings};
 use fingerprints::Fingerprints;
@@ -52,8 +50,6 @@ const BURST: u32 = 10;
 /// The longest wait before the first round.
 const LONGEST_START: Duration = Duration::from_secs(60);
 
-/// A pod that ended or changed while it was checked.
-const CHANGED_POD: &str = "changed";
 /// Why a round could not be made.
 #[derive(Debug, thiserror::Error)]
 enum RoundError {
@@ -85,12 +81,12 @@ impl From<ReadError> for RoundError {
 }
 
 impl RoundError {
-    const fn word(&self) -> &'static str {
+    const fn reason(&self) -> AgentReason {
         match self {
-            Self::Capability(_) => "no_capability",
-            Self::NoNode | Self::Denied { .. } | Self::Pods(_) => "no_pods",
-            Self::Namespaces(_) => "no_namespaces",
-            Self::Entry(_) => "no_entry",
+            Self::Capability(_) => AgentReason::NoCapability,
+            Self::NoNode | Self::Denied { .. } | Self::Pods(_) => AgentReason::NoPods,
+            Self::Namespaces(_) => AgentReason::NoNamespaces,
+            Self::Entry(_) => AgentReason::NoEntry,
         }
     }
 }
@@ -147,7 +143,7 @@ pub struct DriftWatch {
     /// Pods whose runtime was reported to be sandboxed.
     sandboxed: BTreeSet<String>,
     /// Why the last round could not be made.
-    blind: Option<&'static str>,
+    blind: Option<AgentReason>,
     /// Whether the last event could not be sent.
     mute: bool,
     late: LateChecks<CheckContext, Found>,
@@ -171,11 +167,23 @@ impl DriftWatch {
             PodState::Interference,
             PodState::Sandboxed,
         ];
-        start_at_zero(&metrics.drift_checks, results(states.map(PodState::word)));
-        let others = [CHANGED_POD, NOT_FOUND, AMBIGUOUS, UNVERIFIABLE, UNREADABLE];
-        start_at_zero(&metrics.drift_checks, results(others));
-        let rounds = ["complete", "no_capability", "no_pods", "no_namespaces", "no_entry"];
-        start_at_zero(&metrics.drift_rounds, results(rounds));
+        start_at_zero(&metrics.drift_checks, states);
+        let others = [
+            AgentReason::Changed,
+            AgentReason::NotFound,
+            AgentReason::Ambiguous,
+            AgentReason::Unverifiable,
+            AgentReason::Unreadable,
+        ];
+        start_at_zero(&metrics.drift_checks, others);
+        let rounds = [
+            AgentReason::Complete,
+            AgentReason::NoCapability,
+            AgentReason::NoPods,
+            AgentReason::NoNamespaces,
+            AgentReason::NoEntry,
+        ];
+        start_at_zero(&metrics.drift_rounds, rounds);
         Self {
             settings,
             installer,
@@ -282,11 +290,11 @@ impl DriftWatch {
     }
 
     fn conclude(&mut self, done: &Result<(), RoundError>) {
-        let result = done.as_ref().map_or_else(RoundError::word, |()| "complete");
-        self.metrics.drift_rounds.get_or_create(&ResultLabel { result }).inc();
-        let blind = done.as_ref().err().map(RoundError::word);
+        let result = done.as_ref().map_or_else(RoundError::reason, |()| AgentReason::Complete);
+        self.metrics.drift_rounds.get_or_create(&result.into()).inc();
+        let blind = done.as_ref().err().map(RoundError::reason);
         match done {
-            Err(blind) if self.blind != Some(blind.word()) => {
+            Err(blind) if self.blind != Some(blind.reason()) => {
                 log::warn!(target: SCOPE, "cannot check pods: {blind}");
             }
             Ok(()) if self.blind.is_some() => {
@@ -350,9 +358,9 @@ impl DriftWatch {
         for (pod, class) in sandboxed {
             self.settle(&pod, &Comparison::Sandboxed(class.clone())).await;
             if self.sandboxed.insert(pod.uid.clone()) {
-                let text = format!("runtimeClassName {class}: {}", reasons::SANDBOXED.meaning);
+                let text = format!("runtimeClassName {class}: {}", PodState::Sandboxed.meaning());
                 log::warn!(target: SCOPE, pod = pod.name.to_string(); "{text}");
-                self.publish(&pod, reasons::SANDBOXED_EVENT, text).await;
+                self.publish(&pod, EventReason::SandboxedRuntime, text).await;
             }
         }
         bound
@@ -516,7 +524,7 @@ impl DriftWatch {
         let survey = self.survey(wanted.clone()).await?;
         for pod in unconfirmed {
             let Some(now) = same(cluster, pod, conf).await? else {
-                self.count(CHANGED_POD);
+                self.count(AgentReason::Changed);
                 continue;
             };
             let now = Arc::new(now);
@@ -525,7 +533,7 @@ impl DriftWatch {
             if checked.seen != Comparison::AsPlanned
                 && same(cluster, pod, conf).await?.as_ref() != Some(&*now)
             {
-                self.count(CHANGED_POD);
+                self.count(AgentReason::Changed);
                 continue;
             }
             self.settle(&now, &checked.seen).await;
@@ -536,8 +544,11 @@ impl DriftWatch {
 
     /// Counts the result of a check, and reports what is new.
     async fn settle(&mut self, pod: &MeshPod, seen: &Comparison) {
-        let cause = if let Comparison::Unknown(error) = seen { Some(error.reason) } else { None };
-        self.count(cause.unwrap_or(seen.state().word()));
+        if let Comparison::Unknown(error) = seen {
+            self.count(error.reason);
+        } else {
+            self.count(seen.state());
+        }
         let is_unwatched = matches!(seen, Comparison::Unknown(error) if error.is_unfound());
         let was_verified = self.states.was_verified(&pod.uid);
         let is_news = self.states.note(&pod.uid, seen.state(), is_unwatched, Instant::now());
@@ -562,13 +573,13 @@ impl DriftWatch {
                 if event {
                     let origin = tracker::origin(seen, was_verified);
                     let message = format!("the pod is not redirected as planned: {difference}. {origin}");
-                    self.publish(pod, "RedirectDrift", message).await;
+                    self.publish(pod, EventReason::RedirectDrift, message).await;
                 }
             }
         }
     }
 
-    async fn publish(&mut self, pod: &MeshPod, reason: &'static str, message: String) {
+    async fn publish(&mut self, pod: &MeshPod, reason: EventReason, message: String) {
         let event = warning(pod.reference(), reason, message);
         match self.connection.publish(&self.metrics.events, event).await {
             Ok(()) => self.mute = false,
@@ -580,13 +591,14 @@ impl DriftWatch {
         }
     }
 
-    fn count(&self, result: &'static str) {
-        self.metrics.drift_checks.get_or_create(&ResultLabel { result }).inc();
+    fn count(&self, result: impl Explained) {
+        self.metrics.drift_checks.get_or_create(&result.into()).inc();
     }
 
     fn show(&self) {
         self.metrics.drifted.set(gauged(self.tracker.drifted()));
-        self.summary.show(&self.states, self.tracker.differences(), self.blind, self.interval());
+        let blind = self.blind.map(AgentReason::word);
+        self.summary.show(&self.states, self.tracker.differences(), blind, self.interval());
     }
 }
 
@@ -605,11 +617,11 @@ async fn same(cluster: &Cluster, pod: &MeshPod, conf: &Conf) -> Result<Option<Me
 
 fn not_ended() -> Comparison {
     let text = format!("the check has not ended within {} s", LONGEST_CHECK.as_secs());
-    Comparison::Unknown(PodProblem::new(UNREADABLE, text))
+    Comparison::Unknown(PodProblem::new(AgentReason::Unreadable, text))
 }
 
 fn panicked(error: &JoinError) -> PodProblem {
-    PodProblem::new(UNREADABLE, format!("the check panicked: {error}"))
+    PodProblem::new(AgentReason::Unreadable, format!("the check panicked: {error}"))
 }
 
 /// From 0 to 1, evenly, and always the same for a node.
@@ -648,6 +660,6 @@ mod tests {
         let text = RoundError::Capability("CAP_NET_ADMIN and CAP_SYS_ADMIN".into()).to_string();
         assert!(text.contains("lacks CAP_NET_ADMIN and CAP_SYS_ADMIN"), "{text}");
         let denied = RoundError::from(ReadError::Denied { code: 403, message: "no".into() });
-        assert!(denied.to_string().contains("list on pods") && denied.word() == "no_pods");
+        assert!(denied.to_string().contains("list on pods") && denied.reason() == AgentReason::NoPods);
     }
 }

@@ -8,9 +8,9 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use cni_core::enrolment_report::reasons;
-use cni_core::states::PodState;
 use controller_runtime::lock;
 use controller_runtime::metrics::gauged;
+use reasons::PodState;
 
 use crate::metrics::{Metrics, StateLabel};
 
@@ -212,7 +212,7 @@ impl NodeSummary {
     pub fn count(&self, now: Instant) {
         let shown = lock(&self.shown);
         for state in PodState::MESHED {
-            let label = StateLabel { state: state.word() };
+            let label = StateLabel { state: state.into() };
             let of = |shown: &Shown| shown.states.count(state, now, shown.interval);
             self.metrics.meshed_pods.get_or_create(&label).set(gauged(shown.as_ref().map_or(0, of)));
         }
@@ -223,8 +223,9 @@ impl NodeSummary {
 mod tests {
     use super::*;
     use crate::drift::tracker::DriftTracker;
-    use crate::pod_check::{Comparison, PodProblem, UNREADABLE};
+    use crate::pod_check::{Comparison, PodProblem};
     use cni_core::pod_source::PodName;
+    use reasons::AgentReason;
 
     const INTERVAL: Duration = Duration::from_secs(100);
 
@@ -250,8 +251,8 @@ mod tests {
         );
         assert_eq!(words(301), "1 of 3 meshed pods verified: 1 unverified, 1 drifted");
         node.count(after(301));
-        let counted = |state| metrics.meshed_pods.get_or_create(&StateLabel { state }).get();
-        assert_eq!(["verified", "unverified", "drifted"].map(counted), [1, 1, 1]);
+        let counted = |state: PodState| metrics.meshed_pods.get_or_create(&state.into()).get();
+        assert_eq!([PodState::Verified, PodState::Unverified, PodState::Drifted].map(counted), [1, 1, 1]);
         assert!(!states.note("a", PodState::Verified, false, after(302)), "it was verified before");
         node.show(&states, Vec::new(), None, INTERVAL);
         assert_eq!(words(303), "2 of 3 meshed pods verified: 1 drifted");
@@ -268,7 +269,12 @@ mod tests {
         states.note("b", Comparison::NotRedirected("x".into()).state(), false, now);
         states.note("c", Comparison::Different("x".into()).state(), false, now);
         states.note("d", Comparison::Interference("x".into()).state(), false, now);
-        states.note("e", Comparison::Unknown(PodProblem::new(UNREADABLE, "x")).state(), false, now);
+        states.note(
+            "e",
+            Comparison::Unknown(PodProblem::new(AgentReason::Unreadable, "x")).state(),
+            false,
+            now,
+        );
         assert_eq!(
             words(&states),
             "1 of 6 meshed pods verified: 1 not-redirected, 1 drifted, 1 interference, 1 unknown, 1 unseen"
@@ -296,7 +302,7 @@ mod tests {
             let differ = [PodState::NotRedirected, PodState::Drifted, PodState::Interference].map(count);
             (tracker.drifted(), differ.iter().sum::<usize>())
         };
-        let unknown = || Comparison::Unknown(PodProblem::new(UNREADABLE, "x"));
+        let unknown = || Comparison::Unknown(PodProblem::new(AgentReason::Unreadable, "x"));
         assert_eq!(check("a", Comparison::NotRedirected("x".into())), (1, 1));
         assert_eq!(check("b", Comparison::Different("x".into())), (2, 2));
         assert_eq!(check("c", Comparison::Interference("x".into())), (3, 3));
@@ -310,7 +316,7 @@ mod tests {
     fn while_the_watch_is_off_nothing_is_claimed() {
         let (metrics, _) = Metrics::new();
         let (node, mut states) = (NodeSummary::new(metrics.clone()), PodStates::default());
-        let verified = || metrics.meshed_pods.get_or_create(&StateLabel { state: "verified" }).get();
+        let verified = || metrics.meshed_pods.get_or_create(&PodState::Verified.into()).get();
         let words = || node.words(Instant::now());
         node.begin(INTERVAL);
         assert_eq!(words(), "no meshed pod was checked yet (starting)");

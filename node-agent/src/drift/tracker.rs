@@ -6,6 +6,7 @@ use std::hash::{Hash, Hasher};
 use std::time::{Duration, Instant};
 
 use cni_core::pod_source::PodName;
+use reasons::AgentReason;
 
 use crate::pod_check::{Comparison, PodProblem};
 
@@ -26,7 +27,7 @@ struct DriftHistory {
     /// The current difference, if any.
     drift: Option<String>,
     /// The kind of the current error, if any.
-    error: Option<&'static str>,
+    error: Option<AgentReason>,
     /// Differences that were events, and when.
     events: Vec<(u64, Instant)>,
 }
@@ -195,7 +196,6 @@ fn hash(text: &str) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pod_check::{AMBIGUOUS, NOT_FOUND, UNREADABLE};
 
     fn note(tracker: &mut DriftTracker, result: &Comparison, now: Instant) -> Option<DriftReport> {
         tracker.note("u", &PodName { namespace: "shop".into(), name: "web".into() }, result, now)
@@ -259,7 +259,7 @@ mod tests {
     fn what_is_not_seen_has_not_recovered() {
         let (mut tracker, now) = (DriftTracker::default(), Instant::now());
         note(&mut tracker, &different("a"), now);
-        let error = PodProblem::new(NOT_FOUND, "nowhere");
+        let error = PodProblem::new(AgentReason::NotFound, "nowhere");
         assert_eq!(
             note(&mut tracker, &Comparison::Unknown(error.clone()), now),
             Some(DriftReport::Unknown(error.clone()))
@@ -269,9 +269,9 @@ mod tests {
             (None, 1)
         );
         assert!(!tracker.is_news("u", &Comparison::Unknown(error)));
-        assert!(tracker.is_news("u", &Comparison::Unknown(PodProblem::new(AMBIGUOUS, "two"))));
+        assert!(tracker.is_news("u", &Comparison::Unknown(PodProblem::new(AgentReason::Ambiguous, "two"))));
         assert_eq!(note(&mut tracker, &Comparison::AsPlanned, now), Some(DriftReport::Recovered));
-        note(&mut tracker, &Comparison::Unknown(PodProblem::new(UNREADABLE, "no")), now);
+        note(&mut tracker, &Comparison::Unknown(PodProblem::new(AgentReason::Unreadable, "no")), now);
         assert_eq!(note(&mut tracker, &Comparison::AsPlanned, now), Some(DriftReport::Visible));
     }
 

@@ -2,7 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use super::INTERFERENCE;
+use reasons::AgentReason;
+
 use super::repair::HealOutcome;
 use crate::conflict::WriteConflict;
 
@@ -31,7 +32,7 @@ pub struct HealHistory {
     /// How many tries have failed, one after the other.
     failures: usize,
     /// The reason of the failure that was reported.
-    reported: Option<&'static str>,
+    reported: Option<AgentReason>,
     events: Vec<Instant>,
 }
 
@@ -101,7 +102,7 @@ impl HealHistory {
             HealOutcome::Healed { .. } => self.healed(now),
             // Other programs have to undo their rules; the kernel reports when they do.
             HealOutcome::Interference(_) => {
-                HealDecision { report: self.worse(INTERFERENCE, now), ..HealDecision::default() }
+                HealDecision { report: self.worse(AgentReason::Interference, now), ..HealDecision::default() }
             }
             HealOutcome::Failed(error) => self.failed(error.reason, now),
             HealOutcome::Gone => HealDecision::default(),
@@ -124,7 +125,7 @@ impl HealHistory {
         HealDecision { report, wait: wait.unwrap_or_default(), retry: wait }
     }
 
-    fn failed(&mut self, reason: &'static str, now: Instant) -> HealDecision {
+    fn failed(&mut self, reason: AgentReason, now: Instant) -> HealDecision {
         let before = self.failures;
         self.failures = before.saturating_add(1);
         if let Some(pause) = SOON.get(before) {
@@ -137,7 +138,7 @@ impl HealHistory {
         HealDecision { report: self.worse(reason, now), wait: pause.min(Duration::from_secs(1)), retry }
     }
 
-    fn worse(&mut self, reason: &'static str, now: Instant) -> Option<(HealReport, bool)> {
+    fn worse(&mut self, reason: AgentReason, now: Instant) -> Option<(HealReport, bool)> {
         let is_new = self.reported.replace(reason) != Some(reason);
         is_new.then(|| (HealReport::Failed, self.may_send(now)))
     }
@@ -155,14 +156,13 @@ impl HealHistory {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pod_check::NOT_FOUND;
     use crate::pod_check::PodProblem;
 
     fn healed() -> HealOutcome {
         HealOutcome::Healed { difference: "a rule is missing".into(), words: String::new() }
     }
 
-    fn failed(reason: &'static str) -> HealOutcome {
+    fn failed(reason: AgentReason) -> HealOutcome {
         HealOutcome::Failed(PodProblem::new(reason, "words"))
     }
 
@@ -208,13 +208,13 @@ mod tests {
         let (mut history, mut now) = (HealHistory::new(), Instant::now());
         let start = now;
         for _ in SOON {
-            let next = history.ended(&failed("not_verified"), now);
+            let next = history.ended(&failed(AgentReason::NotVerified), now);
             assert_eq!((&next.report, next.retry), (&None, Some(next.wait)));
             now += next.wait;
         }
         assert!(now.duration_since(start) < Duration::from_millis(500));
         assert_eq!(history.ended(&healed(), now).report, Some((HealReport::Healed, true)));
-        let again = history.ended(&failed("not_verified"), now);
+        let again = history.ended(&failed(AgentReason::NotVerified), now);
         assert_eq!((again.report, again.retry), (None, Some(SOON[0])), "it starts again");
         assert_eq!(
             history.ended(&HealOutcome::AsPlanned, now),
@@ -226,7 +226,8 @@ mod tests {
     #[test]
     fn failed_repairs_are_repeated_with_pauses_and_a_limit() {
         let (mut history, now) = (HealHistory::new(), Instant::now());
-        let nexts: Vec<HealDecision> = (0..14).map(|_| history.ended(&failed(NOT_FOUND), now)).collect();
+        let nexts: Vec<HealDecision> =
+            (0..14).map(|_| history.ended(&failed(AgentReason::NotFound), now)).collect();
         let pauses: Vec<u128> =
             nexts.iter().map(|next| next.retry.map_or(0, |pause| pause.as_millis())).collect();
         assert_eq!(
@@ -242,13 +243,17 @@ mod tests {
         );
         assert!(nexts.iter().all(|next| next.wait <= Duration::from_secs(1)), "a change is an occasion");
         assert_eq!(
-            history.ended(&failed("not_applied"), now).report,
+            history.ended(&failed(AgentReason::NotApplied), now).report,
             Some((HealReport::Failed, true)),
             "another reason"
         );
         assert_eq!(history.ended(&HealOutcome::AsPlanned, now).report, Some((HealReport::Recovered, false)));
         assert_eq!(history.ended(&HealOutcome::AsPlanned, now), HealDecision::default());
-        assert_eq!(history.ended(&failed(NOT_FOUND), now).retry, Some(SOON[0]), "it starts again");
+        assert_eq!(
+            history.ended(&failed(AgentReason::NotFound), now).retry,
+            Some(SOON[0]),
+            "it starts again"
+        );
     }
 
     #[test]

@@ -21,21 +21,21 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use cni_core::states::PodState;
-use controller_runtime::metrics::{gauged, results, start_at_zero};
+use controller_runtime::metrics::{gauged, start_at_zero};
 use controller_runtime::supervisor::{Supervisor, Unneeded};
 use controller_runtime::{SCOPE, or_never};
 use netns_apply::netns::NetnsId;
 use nix::sys::resource::{Resource, getrlimit};
 use pod_netns::Sandbox;
+use reasons::{AgentReason, PodState};
 use tokio::sync::{Semaphore, mpsc, watch};
 use tokio::time::{Instant, sleep, sleep_until};
 
 use crate::cluster::Connection;
 use crate::cluster::events::EventPublisher;
 use crate::file_watch::{FileEvent, FileWatch, WatchedDir};
-use crate::metrics::{Metrics, ReasonLabel};
-use crate::pod_check::{AMBIGUOUS, ExpectedRules, MeshPod, NOT_FOUND, UNREADABLE, UNVERIFIABLE};
+use crate::metrics::Metrics;
+use crate::pod_check::{ExpectedRules, MeshPod};
 use crate::settings::{Paths, Settings};
 pub use backoff::RecheckBackoff;
 use monitor::PodMonitor;
@@ -61,28 +61,24 @@ const TICK: Duration = Duration::from_secs(30);
 const POLL: Duration = Duration::from_secs(2);
 
 /// How the healing of a pod may end.
-pub const REASONS: [&str; 13] = [
-    HEALED,
-    INTERFERENCE,
-    "no_capability",
-    NOT_FOUND,
-    "no_process",
-    AMBIGUOUS,
-    "other_pod",
-    "not_meshed",
-    "not_applied",
-    "not_verified",
-    UNVERIFIABLE,
-    "not_severed",
-    UNREADABLE,
+pub const REASONS: [AgentReason; 13] = [
+    AgentReason::Healed,
+    AgentReason::Interference,
+    AgentReason::NoCapability,
+    AgentReason::NotFound,
+    AgentReason::NoProcess,
+    AgentReason::Ambiguous,
+    AgentReason::OtherPod,
+    AgentReason::NotMeshed,
+    AgentReason::NotApplied,
+    AgentReason::NotVerified,
+    AgentReason::Unverifiable,
+    AgentReason::NotSevered,
+    AgentReason::Unreadable,
 ];
 /// How healing finds a pod.
 const CHECKED: [PodState; 4] =
     [PodState::Verified, PodState::Drifted, PodState::Interference, PodState::Unknown];
-/// It is redirected as planned again.
-pub const HEALED: &str = "healed";
-/// Other programs' rules interfere, and stay.
-pub const INTERFERENCE: &str = PodState::Interference.word();
 
 /// A message of the drift watch.
 #[derive(Debug)]
@@ -171,8 +167,8 @@ pub fn link(
 ) -> (HealHandle, Healer) {
     let (sender, requests) = mpsc::channel(MOST_WAITING);
     let queue = Arc::new(CheckQueue::default());
-    start_at_zero(&metrics.heal_checks, results(CHECKED.map(PodState::word)));
-    start_at_zero(&metrics.heal_attempts, REASONS.map(|reason| ReasonLabel { reason }));
+    start_at_zero(&metrics.heal_checks, CHECKED);
+    start_at_zero(&metrics.heal_attempts, REASONS);
     let context = HealContext {
         paths: settings.paths.clone(),
         events: EventPublisher::start("events of healing", connection, metrics.clone(), tasks),
@@ -203,6 +199,15 @@ struct HealContext {
     requests: Arc<CheckQueue>,
 }
 
+/// What keeps the healer from noticing changes, and is logged once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum LoggedOnce {
+    TooMany,
+    Ambiguous,
+    NoSocket,
+    NoDirectoryWatch,
+}
+
 /// Has a monitor for each pod.
 pub struct Healer {
     requests: mpsc::Receiver<HealRequest>,
@@ -215,8 +220,8 @@ pub struct Healer {
     next: Option<Instant>,
     /// When to ask the drift watch for new pods.
     rechecks: Vec<Instant>,
-    /// The reasons for pods without a monitor that were logged.
-    logged: BTreeSet<&'static str>,
+    /// What was logged.
+    logged: BTreeSet<LoggedOnce>,
 }
 
 /// The runtime's directory of network namespaces.
@@ -289,12 +294,17 @@ impl Healer {
         self.monitors.remove(uid);
         let is_anothers = self.monitors.values().any(|monitor| monitor.sandbox().id() == sandbox.id());
         let made = if self.monitors.len() >= most_monitors() {
-            Err(("too_many", "too many pods, or too few file descriptors (RLIMIT_NOFILE)".to_owned()))
+            Err((
+                LoggedOnce::TooMany,
+                "too many pods, or too few file descriptors (RLIMIT_NOFILE)".to_owned(),
+            ))
         } else if is_anothers {
             let text = format!("{} has the addresses of two pods", sandbox.path().display());
-            Err((AMBIGUOUS, text))
+            Err((LoggedOnce::Ambiguous, text))
         } else {
-            PodMonitor::start(&self.context, desired, sandbox).await.map_err(|error| ("no_socket", error))
+            PodMonitor::start(&self.context, desired, sandbox)
+                .await
+                .map_err(|error| (LoggedOnce::NoSocket, error))
         };
         match made {
             Ok(monitor) => {
@@ -341,11 +351,11 @@ impl Healer {
     }
 }
 
-fn open_watch(path: &Path, logged: &mut BTreeSet<&'static str>) -> Option<FileWatch> {
+fn open_watch(path: &Path, logged: &mut BTreeSet<LoggedOnce>) -> Option<FileWatch> {
     match FileWatch::new(vec![WatchedDir::all(path)]) {
         Ok(watch) => Some(watch),
         Err(error) => {
-            if logged.insert("no_watch") {
+            if logged.insert(LoggedOnce::NoDirectoryWatch) {
                 log::warn!(target: SCOPE, "cannot watch the directory of network namespaces; polling every {} s: {error}", POLL.as_secs());
             }
             None

@@ -5,12 +5,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use cni_core::states::PodState;
-use controller_runtime::metrics::ResultLabel;
 use controller_runtime::{SCOPE, lock, or_never};
 use netns_apply::notify::Notification;
 use pod_netns::Sandbox;
 use prometheus_client::metrics::gauge::Gauge;
+use reasons::{AgentReason, EventReason, PodState};
 use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
@@ -18,11 +17,10 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 use super::backoff::RecheckBackoff;
 use super::history::{HealDecision, HealHistory, HealReport};
 use super::repair::{HealJob, HealOutcome, check_and_repair};
-use super::{DesiredRedirect, HEALED, HealContext};
+use super::{DesiredRedirect, HealContext};
 use crate::cluster::EventMessage;
-use crate::metrics::ReasonLabel;
 use crate::netns_changes::{ChangeSubscriptions, subscribe};
-use crate::pod_check::{LONGEST_CHECK, PodProblem, UNREADABLE, UNVERIFIABLE};
+use crate::pod_check::{LONGEST_CHECK, PodProblem};
 
 /// The component of the events.
 const COMPONENT: &str = "cni-heal";
@@ -214,9 +212,12 @@ impl MonitorTask {
             Err(_) => done.await,
         };
         let outcome = done.unwrap_or_else(|error| {
-            HealOutcome::Failed(PodProblem::new(UNREADABLE, format!("the check panicked: {error}")))
+            HealOutcome::Failed(PodProblem::new(
+                AgentReason::Unreadable,
+                format!("the check panicked: {error}"),
+            ))
         });
-        self.is_unfinished = outcome.reason() == Some("not_severed");
+        self.is_unfinished = outcome.reason() == Some(AgentReason::NotSevered);
         self.is_sure |= matches!(outcome, HealOutcome::Healed { .. });
         (outcome, start.elapsed())
     }
@@ -266,18 +267,20 @@ impl MonitorTask {
         let state = match outcome {
             HealOutcome::AsPlanned => PodState::Verified,
             HealOutcome::Interference(_) => PodState::Interference,
-            HealOutcome::Failed(error) if [UNREADABLE, UNVERIFIABLE].contains(&error.reason) => {
+            HealOutcome::Failed(error)
+                if [AgentReason::Unreadable, AgentReason::Unverifiable].contains(&error.reason) =>
+            {
                 PodState::Unknown
             }
             HealOutcome::Healed { .. } | HealOutcome::Failed(_) => PodState::Drifted,
             HealOutcome::Gone => return,
         };
-        metrics.heal_checks.get_or_create(&ResultLabel { result: state.word() }).inc();
+        metrics.heal_checks.get_or_create(&state.into()).inc();
         let reason = outcome.reason();
         if let Some(reason) = reason {
-            metrics.heal_attempts.get_or_create(&ReasonLabel { reason }).inc();
+            metrics.heal_attempts.get_or_create(&reason.into()).inc();
         }
-        if reason == Some(HEALED) {
+        if reason == Some(AgentReason::Healed) {
             metrics.heal_durations.observe(since.elapsed().as_secs_f64());
         }
     }
@@ -298,38 +301,36 @@ impl MonitorTask {
             HealOutcome::AsPlanned | HealOutcome::Gone => ("", ""),
         };
         let by = writers(notification);
-        let (kind, reason, message) = match report {
+        let (reason, message) = match report {
             HealReport::Recovered => {
                 log::info!(target: SCOPE, pod = desired.pod.name.to_string(); "the pod is redirected as planned again");
                 return;
             }
             HealReport::Healed => (
-                "Normal",
-                "RedirectHealed",
+                EventReason::RedirectHealed,
                 format!("restored the pod's redirection: {difference}{by}. {words}"),
             ),
             HealReport::Contested(wait) => (
-                "Warning",
-                "RedirectContested",
+                EventReason::RedirectContested,
                 format!(
                     "another program keeps changing the pod's rules{by}; backing off {} s (at most 60 s); traffic may bypass the proxy. Last difference: {difference}",
                     wait.as_secs()
                 ),
             ),
-            HealReport::Failed if outcome.reason() == Some(UNVERIFIABLE) => (
-                "Warning",
-                "RedirectNotHealed",
-                format!("cannot verify the pod's redirection: {difference}{by}"),
-            ),
-            HealReport::Failed => (
-                "Warning",
-                "RedirectNotHealed",
-                format!("the pod is not redirected as planned, and repair failed: {difference}{by}"),
-            ),
+            HealReport::Failed => {
+                let is_in_force = outcome.reason() == Some(AgentReason::Unverifiable);
+                let what = if is_in_force {
+                    "cannot verify the pod's redirection"
+                } else {
+                    "the pod is not redirected as planned, and repair failed"
+                };
+                (EventReason::RedirectNotHealed, format!("{what}: {difference}{by}"))
+            }
         };
         log::warn!(target: SCOPE, pod = desired.pod.name.to_string(); "{message}");
         if is_event {
             let about = desired.pod.reference();
+            let kind = if *report == HealReport::Healed { "Normal" } else { "Warning" };
             self.context.events.send(EventMessage { about, component: COMPONENT, kind, reason, message });
         }
     }

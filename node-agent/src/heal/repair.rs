@@ -2,11 +2,10 @@
 
 use netns_apply::pod::Outside;
 use pod_netns::Sandbox;
+use reasons::AgentReason;
 
-use super::{DesiredRedirect, HEALED, INTERFERENCE};
-use crate::pod_check::{
-    Comparison, PodProblem, UNREADABLE, UNVERIFIABLE, Wanted, compare_here, repair_known,
-};
+use super::DesiredRedirect;
+use crate::pod_check::{Comparison, PodProblem, Wanted, compare_here, repair_known};
 use crate::settings::Paths;
 
 /// What to check, and how it should be.
@@ -45,13 +44,13 @@ pub enum HealOutcome {
 }
 
 impl HealOutcome {
-    /// The word for metrics, one of [`REASONS`](super::REASONS), if a repair was due.
+    /// The reason for metrics, one of [`REASONS`](super::REASONS), if a repair was due.
     #[must_use]
-    pub const fn reason(&self) -> Option<&'static str> {
+    pub const fn reason(&self) -> Option<AgentReason> {
         match self {
             Self::AsPlanned | Self::Gone => None,
-            Self::Healed { .. } => Some(HEALED),
-            Self::Interference(_) => Some(INTERFERENCE),
+            Self::Healed { .. } => Some(AgentReason::Healed),
+            Self::Interference(_) => Some(AgentReason::Interference),
             Self::Failed(error) => Some(error.reason),
         }
     }
@@ -62,8 +61,9 @@ impl HealOutcome {
 pub fn check_and_repair(job: &HealJob) -> HealOutcome {
     let Ok(netns) = job.sandbox.open() else { return HealOutcome::Gone };
     let outside = Outside::of_this_process();
-    let failed =
-        |error: &dyn std::fmt::Display| HealOutcome::Failed(PodProblem::new(UNREADABLE, error.to_string()));
+    let failed = |error: &dyn std::fmt::Display| {
+        HealOutcome::Failed(PodProblem::new(AgentReason::Unreadable, error.to_string()))
+    };
     let compare = || {
         // A repair that is due does not wait for what the difference means.
         let wanted = Wanted::default();
@@ -75,7 +75,9 @@ pub fn check_and_repair(job: &HealJob) -> HealOutcome {
         Err(error) => return failed(&error),
     };
     let difference = match seen {
-        Comparison::Unknown(problem) if problem.reason != UNVERIFIABLE => return failed(&problem),
+        Comparison::Unknown(problem) if problem.reason != AgentReason::Unverifiable => {
+            return failed(&problem);
+        }
         Comparison::AsPlanned | Comparison::Unknown(_) if job.is_unfinished => {
             "connections opened earlier may bypass the proxy".to_owned()
         }
@@ -87,8 +89,8 @@ pub fn check_and_repair(job: &HealJob) -> HealOutcome {
     };
     match repair_known(&job.desired.pod, &job.desired.rules, &job.paths, &job.sandbox, job.is_sure) {
         Ok(report) => HealOutcome::Healed { difference, words: report.words() },
-        Err(error) if error.reason == UNVERIFIABLE => HealOutcome::Failed(PodProblem::new(
-            UNVERIFIABLE,
+        Err(error) if error.reason == AgentReason::Unverifiable => HealOutcome::Failed(PodProblem::new(
+            AgentReason::Unverifiable,
             format!("{}; before: {difference}", error.text),
         )),
         Err(error) => {

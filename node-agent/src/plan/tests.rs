@@ -110,7 +110,7 @@ fn the_entry_goes_into_the_first_file_that_can_be_loaded() {
     assert_eq!(first.obstacle, Some(Obstacle::Missing("10-calico.conflist".into())));
     let (end, last) = settled(start.clone(), &chained());
     let broken = last.obstacle.expect("containerd loads none of them");
-    assert!(broken.is_open() && broken.kind() == "broken", "{broken}");
+    assert!(broken.is_open() && broken.kind() == ObstacleKind::Broken, "{broken}");
     assert!(calls_us(&end));
     assert_eq!(end.text("10-calico.conflist.istio-cni-original"), Some(CALICO));
     assert_eq!(end.text("20-other.conflist"), Some(OTHER));
@@ -153,16 +153,19 @@ fn loopback_alone_is_not_a_network() {
     const LO: &str = r#"{"cniVersion":"0.3.1","type":"loopback"}"#;
     let alone = directory(&[("99-loopback.conf", LO)]);
     let waits = plan(&alone, &chained());
-    assert_eq!((waits.edits, waits.obstacle.expect("an obstacle").kind()), (Vec::new(), "no_network"));
+    assert_eq!(
+        (waits.edits, waits.obstacle.expect("an obstacle").kind()),
+        (Vec::new(), ObstacleKind::NoNetwork)
+    );
     // As an agent before left it.
     let listed = format!(r#"{{"name":"l","plugins":[{LO},{{"type":"istio-cni"}}]}}"#);
     let left = directory(&[("99-loopback.conflist", &listed)]);
-    assert_eq!(plan(&left, &chained()).obstacle.expect("an obstacle").kind(), "no_network");
+    assert_eq!(plan(&left, &chained()).obstacle.expect("an obstacle").kind(), ObstacleKind::NoNetwork);
     let (end, last) = settled(rewritten(left, "10-calico.conflist", Some(CALICO)), &chained());
     assert_eq!((last.target.as_deref(), last.obstacle), (Some("10-calico.conflist"), None));
     assert!(!end.text("99-loopback.conflist").expect("stays").contains("istio-cni"));
     let first = directory(&[("00-loopback.conf", LO), ("10-calico.conflist", CALICO)]);
-    assert_eq!(settled(first, &chained()).1.obstacle.expect("an obstacle").kind(), "loopback");
+    assert_eq!(settled(first, &chained()).1.obstacle.expect("an obstacle").kind(), ObstacleKind::Loopback);
 }
 
 const OVN: &str =
@@ -219,23 +222,26 @@ fn multus_that_runs_something_else_is_not_an_excuse() {
     let with = r#"{"name":"net","plugins":[{"type":"calico"},{"type":"istio-cni"}]}"#;
     let path = |name: &str| format!(r#""clusterNetwork":"/host/etc/cni/net.d/{name}""#);
     for (keys, kind) in [
-        (format!(r#""delegates":[{list}]"#), Some("multus")),
+        (format!(r#""delegates":[{list}]"#), Some(ObstacleKind::Multus)),
         (format!(r#""delegates":[{with}]"#), None),
         (format!(r#""delegates":[{list},{with}]"#), None),
         (path("10-calico.conflist"), None),
-        (path("20-other.conflist"), Some("multus")),
-        (path("30-missing.conflist"), Some("multus")),
-        (format!(r#"{},"delegates":[{with}]"#, path("20-other.conflist")), Some("multus")),
+        (path("20-other.conflist"), Some(ObstacleKind::Multus)),
+        (path("30-missing.conflist"), Some(ObstacleKind::Multus)),
+        (format!(r#"{},"delegates":[{with}]"#, path("20-other.conflist")), Some(ObstacleKind::Multus)),
         (r#""clusterNetwork":"net""#.to_owned(), None),
-        (r#""clusterNetwork":"other""#.to_owned(), Some("multus")),
-        (r#""clusterNetwork":"a-definition""#.to_owned(), Some("not_seen_called")),
+        (r#""clusterNetwork":"other""#.to_owned(), Some(ObstacleKind::Multus)),
+        (r#""clusterNetwork":"a-definition""#.to_owned(), Some(ObstacleKind::NotSeenCalled)),
         (r#""clusterNetwork":"other","defaultNetworks":["net"]"#.to_owned(), None),
         (
             r#""clusterNetwork":"/etc/cni/multus/net.d/10-calico.conflist""#.to_owned(),
-            Some("not_seen_called"),
+            Some(ObstacleKind::NotSeenCalled),
         ),
-        (r#""clusterNetwork":"net","confDir":"/etc/cni/multus/net.d""#.to_owned(), Some("not_seen_called")),
-        (r#""logLevel":"debug""#.to_owned(), Some("not_seen_called")),
+        (
+            r#""clusterNetwork":"net","confDir":"/etc/cni/multus/net.d""#.to_owned(),
+            Some(ObstacleKind::NotSeenCalled),
+        ),
+        (r#""logLevel":"debug""#.to_owned(), Some(ObstacleKind::NotSeenCalled)),
     ] {
         let multus = format!(r#"{{"name":"m","type":"multus-shim",{keys}}}"#);
         let at = directory(&[
@@ -266,7 +272,7 @@ fn a_list_whose_plugins_are_in_its_folder_gets_the_entry_there() {
     assert_eq!(first(&end).expect("a network").1, ["bridge", "tuning", "istio-cni"]);
     assert_eq!(removed(end.clone(), &chained().placement), start);
     let followed = rewritten(end.clone(), "net/zzz.conf", Some(r#"{"type":"portmap"}"#));
-    assert_eq!(plan(&followed, &chained()).obstacle.expect("an obstacle").kind(), "followed");
+    assert_eq!(plan(&followed, &chained()).obstacle.expect("an obstacle").kind(), ObstacleKind::Followed);
     // Another file comes to be first.
     let (moved, _) = settled(rewritten(end, "05-x.conflist", Some(OTHER)), &chained());
     assert_eq!(moved.text("net/zz-istio-cni.conf"), None);
@@ -280,7 +286,7 @@ fn a_list_whose_plugins_are_in_its_folder_gets_the_entry_there() {
     assert_eq!(removed(copied, &owned().placement), start);
     // libcni before 1.3 reads no folders; without one it has no plugin.
     let empty = directory(&files[..1]);
-    assert_eq!(plan(&empty, &chained()).obstacle.expect("an obstacle").kind(), "no_network");
+    assert_eq!(plan(&empty, &chained()).obstacle.expect("an obstacle").kind(), ObstacleKind::NoNetwork);
 }
 
 #[test]
@@ -448,9 +454,13 @@ fn changed_entries_are_restored() {
     let (at, _) = settled(directory(&[("10-calico.conflist", CALICO)]), &chained());
     let right = at.text("10-calico.conflist").expect("is there").to_owned();
     let cases = [
-        (CALICO.to_owned(), "missing", true),
-        (right.replace("\"native_nftables\": false", "\"native_nftables\": true"), "edited", true),
-        (right.replace("\n  ]", ",\n    {\"type\": \"portmap\"}\n  ]"), "followed", false),
+        (CALICO.to_owned(), ObstacleKind::Missing, true),
+        (
+            right.replace("\"native_nftables\": false", "\"native_nftables\": true"),
+            ObstacleKind::Edited,
+            true,
+        ),
+        (right.replace("\n  ]", ",\n    {\"type\": \"portmap\"}\n  ]"), ObstacleKind::Followed, false),
     ];
     for (text, kind, concerns_pods) in cases {
         let at = edited(
@@ -506,7 +516,12 @@ fn a_copy_that_lost_the_entry_is_written_anew() {
         let want = owned_as(file);
         let (right, _) = settled(directory(&[("10-calico.conflist", CALICO)]), &want);
         // Another program's edit, another program's own list, an interrupted write, and an empty file.
-        for (text, kind) in [(CALICO, "missing"), (OTHER, "missing"), ("{\"name\"", "stale"), ("", "stale")] {
+        for (text, kind) in [
+            (CALICO, ObstacleKind::Missing),
+            (OTHER, ObstacleKind::Missing),
+            ("{\"name\"", ObstacleKind::Stale),
+            ("", ObstacleKind::Stale),
+        ] {
             let at = rewritten(right.clone(), file, Some(text));
             let rewrite = plan(&at, &want);
             assert_eq!(
@@ -528,7 +543,10 @@ fn a_file_that_never_was_ours_stays_beside_marks_of_others() {
     let mark = "02-istio-cni.conflist.istio-cni-owned";
     let start = directory(&[("00-theirs.conflist", OTHER), ("10-calico.conflist", CALICO), (mark, "")]);
     let refused = plan(&start, &owned_as("00-theirs.conflist"));
-    assert_eq!((refused.obstacle.expect("an obstacle").kind(), refused.edits), ("foreign", Vec::new()));
+    assert_eq!(
+        (refused.obstacle.expect("an obstacle").kind(), refused.edits),
+        (ObstacleKind::Foreign, Vec::new())
+    );
 }
 
 #[test]
@@ -537,7 +555,7 @@ fn a_copy_that_lost_the_entry_and_its_original_gets_the_entry() {
     let (right, _) = settled(directory(&[("10-calico.conflist", CALICO)]), &want);
     let alone = rewritten(right.clone(), "10-calico.conflist", None);
     let at = rewritten(alone.clone(), OWNED_FILE, Some(CALICO));
-    assert_eq!(plan(&at, &want).obstacle.expect("an obstacle").kind(), "no_original");
+    assert_eq!(plan(&at, &want).obstacle.expect("an obstacle").kind(), ObstacleKind::NoOriginal);
     assert_eq!(settled(at, &want).0, alone);
     // Without a list to put the entry into, this waits.
     let at = rewritten(alone, OWNED_FILE, Some("{"));
@@ -744,7 +762,7 @@ fn a_standalone_file_touches_no_other_file() {
     let own = end.text(STANDALONE_FILE).expect("is there").replace("info", "debug");
     let at =
         edited(end.clone(), &[Edit::Write { name: STANDALONE_FILE.into(), text: own, like: String::new() }]);
-    assert_eq!(plan(&at, &standalone()).obstacle.expect("an obstacle").kind(), "edited");
+    assert_eq!(plan(&at, &standalone()).obstacle.expect("an obstacle").kind(), ObstacleKind::Edited);
     assert_eq!(removed(end, &standalone().placement), start);
 }
 

@@ -13,13 +13,14 @@ use netns_apply::netns::Netns;
 use netns_apply::pod::Outside;
 use netns_apply::{ApplyError, ApplyOptions, Mismatch, Outcome, Programs, RunError, apply, verify};
 use pod_netns::Sandbox;
+use reasons::AgentReason;
 use redirect_core::plan::RulePlan;
 use redirect_core::pod::{Decision, PodFacts, SkipReason};
 use redirect_core::settings::InputErrors;
 
 use super::namespace;
 use super::room::{require_room, turn_of};
-use super::{AMBIGUOUS, ExpectedRules, MeshPod, NOT_FOUND, PodProblem, UNVERIFIABLE, require};
+use super::{ExpectedRules, MeshPod, PodProblem, require};
 use crate::confine::outside;
 use crate::settings::Paths;
 
@@ -55,14 +56,14 @@ pub fn repair_known(
     is_sure: bool,
 ) -> Result<RepairReport, PodProblem> {
     if is_sure {
-        let netns = sandbox.open().map_err(|error| PodProblem::new(NOT_FOUND, error))?;
+        let netns = sandbox.open().map_err(|error| PodProblem::new(AgentReason::NotFound, error))?;
         return repair_in(&netns, pod, rules, &paths.proc);
     }
     if let Err(missing) = require([SYS_PTRACE]) {
         let text = format!(
             "the agent's container lacks {missing}, so it cannot determine a network namespace's owner"
         );
-        return Err(PodProblem::new("no_capability", text));
+        return Err(PodProblem::new(AgentReason::NoCapability, text));
     }
     let netns = namespace::open(pod, paths)?;
     if netns.id() != sandbox.id() {
@@ -70,7 +71,7 @@ pub fn repair_known(
             "{} has the pod's addresses, but its processes are in another network namespace",
             sandbox.path().display()
         );
-        return Err(PodProblem::new(AMBIGUOUS, text));
+        return Err(PodProblem::new(AgentReason::Ambiguous, text));
     }
     repair_in(&netns, pod, rules, &paths.proc)
 }
@@ -88,7 +89,7 @@ fn repair_in(
         outside::run(move || socket_groups(&proc, namespace, &inodes)).unwrap_or_default()
     };
     let done = netns.run(|| repair_here(pod, rules, outside.finds_this_foreign(), &groups_of));
-    done.map_err(|error| PodProblem::new("not_applied", error))?
+    done.map_err(|error| PodProblem::new(AgentReason::NotApplied, error))?
 }
 
 /// Redirects the pod of the calling thread's network namespace, and ends connections that were open before, even if other programs' rules
@@ -99,18 +100,18 @@ fn repair_here(
     is_foreign: bool,
     groups_of: &dyn Fn(&BTreeSet<u32>) -> BTreeMap<u32, u32>,
 ) -> Result<RepairReport, PodProblem> {
-    let there = addresses().map_err(|error| PodProblem::new("not_applied", error))?;
+    let there = addresses().map_err(|error| PodProblem::new(AgentReason::NotApplied, error))?;
     let Redirected { plan, applied, verified } = redirect_here(&pod.facts, rules, &there, is_foreign)?;
     for warning in &applied.warnings {
         log::warn!(target: SCOPE, pod = pod.uid; "{warning}");
     }
     if let Ok(Some(mismatch)) = verified {
-        return Err(PodProblem::new("not_verified", mismatch));
+        return Err(PodProblem::new(AgentReason::NotVerified, mismatch));
     }
     let severed = sever(&plan, groups_of).map_err(|error| {
         let text =
             format!("the rules are in force, but connections opened earlier may bypass the proxy: {error}");
-        PodProblem::new("not_severed", text)
+        PodProblem::new(AgentReason::NotSevered, text)
     })?;
     let report = RepairReport { backend: applied.backend.to_string(), changed: applied.changed, severed };
     let why = match verified {
@@ -118,7 +119,7 @@ fn repair_here(
         Err(error @ ApplyError::OthersUnread { .. }) => error.to_string(),
         Err(error) => format!("the rules are in force, but cannot be verified: {error}"),
     };
-    Err(PodProblem::new(UNVERIFIABLE, why + &report.closed()))
+    Err(PodProblem::new(AgentReason::Unverifiable, why + &report.closed()))
 }
 
 /// What was done to a network namespace.
@@ -150,9 +151,9 @@ pub enum ApplyFailure {
 impl From<ApplyFailure> for PodProblem {
     fn from(failure: ApplyFailure) -> Self {
         let reason = match &failure {
-            ApplyFailure::Settings(_) | ApplyFailure::Skipped(_) => "not_meshed",
+            ApplyFailure::Settings(_) | ApplyFailure::Skipped(_) => AgentReason::NotMeshed,
             ApplyFailure::TooLarge(problem) => problem.reason,
-            ApplyFailure::Apply(_) => "not_applied",
+            ApplyFailure::Apply(_) => AgentReason::NotApplied,
         };
         Self::new(reason, failure)
     }

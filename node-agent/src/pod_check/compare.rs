@@ -7,17 +7,17 @@ use std::time::Duration;
 
 use cni_core::conf::Conf;
 use cni_core::selection::{Acceptance, Programming, base_settings};
-use cni_core::states::PodState;
 use netns_apply::facts::{addresses, of_namespace};
 use netns_apply::pod::{Outside, suitable};
 use netns_apply::{ApplyError, ApplyOptions, Fingerprint, MOST_READ, Mismatch, Snapshot, Verdict};
 use pod_netns::{LookupError, Sandbox};
+use reasons::{AgentReason, PodState};
 use redirect_core::accepted::AcceptedRules;
 use redirect_core::pod::{Decision, PodFacts};
 use redirect_core::settings::InputErrors;
 
 use super::room::{require_room, turn_of};
-use super::{AMBIGUOUS, MeshPod, NOT_FOUND, PodProblem, UNREADABLE, UNVERIFIABLE};
+use super::{MeshPod, PodProblem};
 
 /// How long a check waits for other programs that keep changing the rules it reads: a later one comes.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -121,14 +121,14 @@ pub enum Basis {
 impl From<ApplyError> for PodProblem {
     fn from(error: ApplyError) -> Self {
         let is_in_force = matches!(error, ApplyError::OthersUnread { .. });
-        Self::new(if is_in_force { UNVERIFIABLE } else { UNREADABLE }, error)
+        Self::new(if is_in_force { AgentReason::Unverifiable } else { AgentReason::Unreadable }, error)
     }
 }
 
 impl From<LookupError> for PodProblem {
     fn from(unfound: LookupError) -> Self {
         let is_ambiguous = matches!(unfound, LookupError::Ambiguous { .. });
-        Self::new(if is_ambiguous { AMBIGUOUS } else { NOT_FOUND }, unfound)
+        Self::new(if is_ambiguous { AgentReason::Ambiguous } else { AgentReason::NotFound }, unfound)
     }
 }
 
@@ -144,7 +144,7 @@ pub fn check(
 ) -> (Comparison, Basis, Option<Vec<String>>) {
     let checked = || {
         // It may have gone since the survey.
-        let netns = sandbox.open().map_err(|error| PodProblem::new(NOT_FOUND, error))?;
+        let netns = sandbox.open().map_err(|error| PodProblem::new(AgentReason::NotFound, error))?;
         let outside = Outside::of_this_process();
         let inside = || {
             if known.is_some() && Fingerprint::now(keys) == known {
@@ -154,7 +154,7 @@ pub fn check(
             let compared = compare_here(pod, rules, outside.finds_this_foreign(), wanted)?;
             Ok((compared.comparison, Basis::Rules(compared.fingerprint), Some(compared.accepted)))
         };
-        netns.run(inside).map_err(|error| PodProblem::new(UNREADABLE, error))?
+        netns.run(inside).map_err(|error| PodProblem::new(AgentReason::Unreadable, error))?
     };
     checked().unwrap_or_else(|error| (Comparison::Unknown(error), Basis::Rules(None), None))
 }
@@ -190,12 +190,17 @@ pub fn compare_here(
     is_foreign: bool,
     wanted: Wanted<'_>,
 ) -> Result<Compared, PodProblem> {
-    let there = addresses().map_err(|error| PodProblem::new(UNREADABLE, error))?;
+    let there = addresses().map_err(|error| PodProblem::new(AgentReason::Unreadable, error))?;
     if !pod.addresses.iter().all(|address| there.contains(address)) {
-        return Err(PodProblem::new(NOT_FOUND, "its network namespace has lost the pod's addresses"));
+        return Err(PodProblem::new(
+            AgentReason::NotFound,
+            "its network namespace has lost the pod's addresses",
+        ));
     }
     let _turn = turn_of(&pod.facts);
-    let decision = rules.decide(&pod.facts, &there).map_err(|errors| PodProblem::new(UNREADABLE, errors))?;
+    let decision = rules
+        .decide(&pod.facts, &there)
+        .map_err(|errors| PodProblem::new(AgentReason::Unreadable, errors))?;
     let Decision::Redirect(redirect) = decision else {
         let fingerprint = wanted.fingerprint.and_then(Fingerprint::now);
         return Ok(Compared { comparison: Comparison::AsPlanned, accepted: Vec::new(), fingerprint });

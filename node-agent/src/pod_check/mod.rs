@@ -12,8 +12,8 @@ mod surroundings;
 
 use std::time::Duration;
 
-use cni_core::reasons;
 use netns_apply::capabilities::{self, Capability};
+use reasons::AgentReason;
 
 pub use apply::{ApplyFailure, RepairReport, redirect_here, repair, repair_known};
 pub use compare::{Basis, Compared, Comparison, ExpectedRules, Wanted, check, compare_here, options};
@@ -25,24 +25,12 @@ pub use surroundings::Surroundings;
 /// How long the check of one pod may take before all others go on without it.
 pub const LONGEST_CHECK: Duration = Duration::from_secs(5);
 
-/// Words for a pod whose state is unknown.
-pub const NOT_FOUND: &str = reasons::NOT_FOUND.word;
-/// Likewise.
-pub const AMBIGUOUS: &str = reasons::AMBIGUOUS.word;
-/// Likewise.
-pub const UNVERIFIABLE: &str = reasons::UNVERIFIABLE.word;
-/// Likewise.
-pub const UNREADABLE: &str = reasons::UNREADABLE.word;
-
-/// Rules do not bind the pod.
-pub const SANDBOXED: &str = reasons::SANDBOXED.word;
-
 /// Why a pod cannot be checked, or repaired.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{text}")]
 pub struct PodProblem {
-    /// The reason for metrics, of a closed set.
-    pub reason: &'static str,
+    /// The reason for metrics.
+    pub reason: AgentReason,
     /// The message.
     pub text: String,
 }
@@ -53,14 +41,14 @@ impl PodProblem {
         clippy::needless_pass_by_value,
         reason = "callers have a text or an error that they do not need"
     )]
-    pub fn new(reason: &'static str, text: impl ToString) -> Self {
+    pub fn new(reason: AgentReason, text: impl ToString) -> Self {
         Self { reason, text: text.to_string() }
     }
 
     /// Whether the pod's network namespace is not known, so that nothing watches the pod.
     #[must_use]
     pub fn is_unfound(&self) -> bool {
-        [NOT_FOUND, AMBIGUOUS].contains(&self.reason)
+        [AgentReason::NotFound, AgentReason::Ambiguous].contains(&self.reason)
     }
 }
 

@@ -11,8 +11,9 @@ use netns_apply::facts;
 use netns_apply::netns::Netns;
 use netns_apply::pod::hosts;
 use pod_netns::{LookupError, NamespaceIndex, ProcessIndex, namespace_of};
+use reasons::AgentReason;
 
-use super::{AMBIGUOUS, MeshPod, NOT_FOUND, PodProblem};
+use super::{MeshPod, PodProblem};
 use crate::confine::outside;
 use crate::settings::Paths;
 
@@ -23,8 +24,9 @@ use crate::settings::Paths;
 pub fn open(pod: &MeshPod, paths: &Paths) -> Result<Netns, PodProblem> {
     let (pod, paths) = (pod.clone(), paths.clone());
     // A confined thread sees no processes.
-    outside::run(move || find(&pod.uid, &pod.addresses, &census(&paths)?, &paths))
-        .unwrap_or_else(|| Err(PodProblem::new(NOT_FOUND, "the search for the pod's processes panicked")))
+    outside::run(move || find(&pod.uid, &pod.addresses, &census(&paths)?, &paths)).unwrap_or_else(|| {
+        Err(PodProblem::new(AgentReason::NotFound, "the search for the pod's processes panicked"))
+    })
 }
 
 /// The node's processes, as [`find`] needs them. A confined thread sees none.
@@ -36,7 +38,7 @@ pub fn census(paths: &Paths) -> Result<ProcessIndex, PodProblem> {
         let text = format!(
             "cannot determine the pod's processes: {error}; mount the host's /proc there, or name it in MOUNTED_PROC_DIR, and add SYS_PTRACE to the capabilities"
         );
-        PodProblem::new(NOT_FOUND, text)
+        PodProblem::new(AgentReason::NotFound, text)
     })
 }
 
@@ -51,7 +53,7 @@ pub fn find(
     paths: &Paths,
 ) -> Result<Netns, PodProblem> {
     if addresses.is_empty() {
-        return Err(PodProblem::new(NOT_FOUND, LookupError::NoAddress));
+        return Err(PodProblem::new(AgentReason::NotFound, LookupError::NoAddress));
     }
     let mut found = Vec::new();
     let mut others = None;
@@ -80,13 +82,13 @@ pub fn find(
             let text = format!(
                 "processes of another pod (UID {other}) are in the network namespace that has the pod's addresses; not changing it"
             );
-            Err(PodProblem::new("other_pod", text))
+            Err(PodProblem::new(AgentReason::OtherPod, text))
         }
         (several, None) => {
             let text = format!(
                 "processes of the pod are in {several} network namespaces that have its addresses; ownership is ambiguous"
             );
-            Err(PodProblem::new(AMBIGUOUS, text))
+            Err(PodProblem::new(AgentReason::Ambiguous, text))
         }
     }
 }
@@ -96,7 +98,7 @@ fn belongs_to_pod(netns: &Netns, addresses: &[IpAddr], processes: &ProcessIndex)
     if processes.hosts == Some(netns.id()) {
         return Ok(false);
     }
-    let there = pod_addresses(netns).map_err(|error| PodProblem::new(NOT_FOUND, error))?;
+    let there = pod_addresses(netns).map_err(|error| PodProblem::new(AgentReason::NotFound, error))?;
     Ok(there.is_some_and(|there| addresses.iter().all(|address| there.contains(address))))
 }
 
@@ -116,7 +118,7 @@ pub fn pod_addresses(netns: &Netns) -> Result<Option<Vec<IpAddr>>, String> {
 fn nowhere(uid: &str, addresses: &[IpAddr], processes: &ProcessIndex, mounted: &Path) -> PodProblem {
     if let Some(error) = processes.hidden.get(uid) {
         let text = format!("cannot read the pod's processes: {error}; add SYS_PTRACE to the capabilities");
-        return PodProblem::new(NOT_FOUND, text);
+        return PodProblem::new(AgentReason::NotFound, text);
     }
     let survey = NamespaceIndex::of(mounted, &addresses.iter().copied().collect());
     let (reason, why) = match survey.as_ref().map(|survey| survey.find(addresses)) {
@@ -125,13 +127,13 @@ fn nowhere(uid: &str, addresses: &[IpAddr], processes: &ProcessIndex, mounted: &
                 "{} has the pod's addresses, but no process of the pod is in it, so it may belong to another pod; the agent retries when a container of the pod runs",
                 sandbox.path().display()
             );
-            return PodProblem::new("no_process", text);
+            return PodProblem::new(AgentReason::NoProcess, text);
         }
         Ok(Err(unfound)) => {
             let PodProblem { reason, text } = unfound.into();
             (reason, text)
         }
-        Err(error) => (NOT_FOUND, error.to_string()),
+        Err(error) => (AgentReason::NotFound, error.to_string()),
     };
     let text = format!("none of the pod's processes is in a network namespace that has its addresses; {why}");
     PodProblem::new(reason, text)

@@ -4,10 +4,11 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
+use reasons::AgentReason;
 use redirect_core::plan::RulePlan;
 use redirect_core::pod::PodFacts;
 
-use super::{PodProblem, UNVERIFIABLE};
+use super::PodProblem;
 
 /// What the agent's container may use (`memory.max`), by the versions of cgroups.
 const LIMITS: [&str; 2] = ["/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"];
@@ -49,7 +50,7 @@ pub(super) fn require_room(plan: &RulePlan) -> Result<(), PodProblem> {
     let rules = rules_of(plan);
     let limit = LIMIT.get().copied().flatten();
     match limit.filter(|limit| rules > most_rules(*limit)) {
-        Some(limit) => Err(PodProblem::new(UNVERIFIABLE, too_large(plan, limit))),
+        Some(limit) => Err(PodProblem::new(AgentReason::Unverifiable, too_large(plan, limit))),
         None => Ok(()),
     }
 }

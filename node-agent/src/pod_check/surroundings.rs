@@ -5,8 +5,9 @@ use std::net::IpAddr;
 use std::sync::OnceLock;
 
 use pod_netns::{LookupError, NamespaceIndex, ProcessIndex, Sandbox, SurveyError};
+use reasons::AgentReason;
 
-use super::{AMBIGUOUS, MeshPod, PodProblem};
+use super::{MeshPod, PodProblem};
 use crate::confine::outside;
 use crate::settings::Paths;
 
@@ -52,7 +53,7 @@ impl Surroundings {
             },
             Err(unreadable) => unreadable.clone(),
         };
-        Err(PodProblem::new(AMBIGUOUS, format!("{ambiguous}; {undecided}")))
+        Err(PodProblem::new(AgentReason::Ambiguous, format!("{ambiguous}; {undecided}")))
     }
 
     fn read_processes(&self) -> Result<ProcessIndex, String> {

@@ -2,15 +2,15 @@
 //! fails as well, and so does one that starts while the plugin is not installed.
 
 use cni_core::conf::Conf;
-use cni_core::reasons;
 use controller_runtime::resync::ReadError;
+use reasons::{AgentReason, PodState};
 use serde_json::Value;
 
 use super::action::RepairOutcome;
 use super::filter::{Broken, Filter};
 use crate::cluster::{Cluster, pods, runtime_classes};
 use crate::install::Installer;
-use crate::pod_check::{MeshPod, PodProblem, SANDBOXED};
+use crate::pod_check::{MeshPod, PodProblem};
 
 /// A pod as it is now.
 pub struct Confirmed {
@@ -33,7 +33,7 @@ pub async fn confirm(
     seen: &Broken,
 ) -> Result<Confirmed, RepairOutcome> {
     let conf = installer.plugin_conf().map_err(|error| {
-        PodProblem::new("no_entry", format!("the plugin's entry cannot be read: {error}"))
+        PodProblem::new(AgentReason::NoEntry, format!("the plugin's entry cannot be read: {error}"))
     })?;
     let pod =
         pods::get(cluster, &seen.name.namespace, &seen.name.name).await.map_err(|error| unread(&error))?;
@@ -64,9 +64,9 @@ async fn bound(cluster: &Cluster, conf: &Conf, pod: &MeshPod) -> Result<(), Repa
         Some(class) => {
             let text = format!(
                 "the runtime of runtimeClassName {class} is sandboxed: rules do not bind it; {}",
-                reasons::SANDBOXED.remedy
+                PodState::Sandboxed.remedy()
             );
-            Err(PodProblem::new(SANDBOXED, text).into())
+            Err(PodProblem::new(AgentReason::Sandboxed, text).into())
         }
     }
 }
@@ -74,7 +74,7 @@ async fn bound(cluster: &Cluster, conf: &Conf, pod: &MeshPod) -> Result<(), Repa
 fn unread(error: &ReadError) -> RepairOutcome {
     match error {
         ReadError::Denied { .. } => PodProblem::new(
-            "refused",
+            AgentReason::Refused,
             format!("{error}; give the agent's service account the verb get on pods (ClusterRole istio-cni)"),
         )
         .into(),
@@ -89,5 +89,5 @@ fn unread(error: &ReadError) -> RepairOutcome {
 /// # Errors
 /// The plugin would not redirect it.
 pub fn meshed(pod: &Value, conf: &Conf) -> Result<MeshPod, PodProblem> {
-    MeshPod::read(pod, conf).map_err(|why| PodProblem::new("not_meshed", why))
+    MeshPod::read(pod, conf).map_err(|why| PodProblem::new(AgentReason::NotMeshed, why))
 }

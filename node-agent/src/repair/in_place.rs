@@ -2,6 +2,7 @@
 
 use cni_core::conf::Conf;
 use netns_apply::capabilities::{NET_ADMIN, SYS_ADMIN, SYS_PTRACE};
+use reasons::AgentReason;
 use serde_json::Value;
 
 use super::action::RepairOutcome;
@@ -14,8 +15,9 @@ use crate::settings::Paths;
 /// # Errors
 /// The agent's container lacks something.
 pub fn require_capabilities() -> Result<(), PodProblem> {
-    require([NET_ADMIN, SYS_ADMIN, SYS_PTRACE])
-        .map_err(|missing| PodProblem::new("no_capability", format!("the agent's container lacks {missing}")))
+    require([NET_ADMIN, SYS_ADMIN, SYS_PTRACE]).map_err(|missing| {
+        PodProblem::new(AgentReason::NoCapability, format!("the agent's container lacks {missing}"))
+    })
 }
 
 /// Redirects a pod.
@@ -32,7 +34,7 @@ pub async fn repair_pod(
     let pod = meshed(object, conf)?;
     let repaired = tokio::task::spawn_blocking(move || repair(&pod, &rules, &paths)).await;
     let panicked = |error: tokio::task::JoinError| {
-        PodProblem::new("not_applied", format!("the repair panicked: {error}"))
+        PodProblem::new(AgentReason::NotApplied, format!("the repair panicked: {error}"))
     };
     Ok(RepairOutcome::Done(repaired.map_err(panicked)??.words()))
 }
@@ -44,7 +46,7 @@ fn can_restart(pod: &Value) -> Result<(), PodProblem> {
             let text = format!(
                 "the pod has ended ({phase}) and will not run again; only another pod can be redirected"
             );
-            Err(PodProblem::new("ended", text))
+            Err(PodProblem::new(AgentReason::Ended, text))
         }
         Some(_) | None => Ok(()),
     }
@@ -58,7 +60,7 @@ mod tests {
     use cni_core::wire::Command;
     use serde_json::json;
 
-    fn target(pod: &Value) -> Result<MeshPod, &'static str> {
+    fn target(pod: &Value) -> Result<MeshPod, AgentReason> {
         let conf =
             br#"{"cniVersion":"1.0.0","name":"n","type":"istio-cni","exclude_namespaces":["kube-system"]}"#;
         let conf = Envelope::read(conf, Command::Add).expect("JSON").conf().expect("a configuration");
@@ -73,14 +75,14 @@ mod tests {
         let good = target(&pod).expect("a pod of the mesh");
         assert_eq!((good.uid.as_str(), good.addresses.len()), ("u-1", 2));
         for (pointer, value, reason) in [
-            ("/spec/hostNetwork", json!(true), "not_meshed"),
-            ("/status/phase", json!("Failed"), "ended"),
-            ("/status/phase", json!("Succeeded"), "ended"),
-            ("/metadata/namespace", json!("kube-system"), "not_meshed"),
-            ("/metadata/annotations", json!({}), "not_meshed"),
-            ("/spec/initContainers", json!([{"name": "istio-init"}]), "not_meshed"),
-            ("/spec/containers", json!([{"name": "app"}]), "not_meshed"),
-            ("/spec/containers", json!(7), "not_meshed"),
+            ("/spec/hostNetwork", json!(true), AgentReason::NotMeshed),
+            ("/status/phase", json!("Failed"), AgentReason::Ended),
+            ("/status/phase", json!("Succeeded"), AgentReason::Ended),
+            ("/metadata/namespace", json!("kube-system"), AgentReason::NotMeshed),
+            ("/metadata/annotations", json!({}), AgentReason::NotMeshed),
+            ("/spec/initContainers", json!([{"name": "istio-init"}]), AgentReason::NotMeshed),
+            ("/spec/containers", json!([{"name": "app"}]), AgentReason::NotMeshed),
+            ("/spec/containers", json!(7), AgentReason::NotMeshed),
         ] {
             let mut pod = pod.clone();
             let (parent, key) = pointer.rsplit_once('/').expect("a pointer");

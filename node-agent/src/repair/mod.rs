@@ -19,22 +19,22 @@ use std::convert::Infallible;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use cni_core::reasons::COULD_NOT_BE;
 use controller_runtime::metrics::gauged;
 use controller_runtime::outage::OutageLog;
 use controller_runtime::resync::Selection;
 use controller_runtime::{SCOPE, added_or_due, lock};
+use reasons::{AgentReason, COULD_NOT_BE};
 use serde_json::Value;
 use tokio::sync::Notify;
 use tokio::sync::watch::Receiver;
 
 use crate::cluster::pods::{self, ObservedPod};
 use crate::cluster::{Cluster, EventMessage};
-use crate::metrics::{AttemptLabels, RepairedLabels, TypeLabel};
-use crate::pod_check::{ExpectedRules, PodProblem, UNVERIFIABLE};
+use crate::metrics::{AttemptLabels, RepairedLabels};
+use crate::pod_check::{ExpectedRules, PodProblem};
 use crate::serve::Served;
 use crate::settings::{DriftSettings, Paths, RepairAction, RepairSettings, Settings};
-use action::{REASONS, RepairOutcome, THROTTLED};
+use action::{RepairOutcome, possible_reasons};
 use confirm::{Confirmed, confirm};
 use filter::{Broken, Filter, NotBroken};
 use limit::DeletionLimit;
@@ -73,9 +73,8 @@ impl RepairController {
             return None;
         }
         let Selection { fields, labels } = selection(&filter);
-        let r#type = action.word();
-        served.metrics.start_repair(r#type, action.results(), &REASONS);
-        log::info!(target: SCOPE, action = r#type, fields = fields, labels = labels; "watching for broken pods");
+        served.metrics.start_repair(action, possible_reasons());
+        log::info!(target: SCOPE, action = action.label().word(), fields = fields, labels = labels; "watching for broken pods");
         let outage = OutageLog::new("cannot repair a broken pod", "broken pods are repaired again");
         Some(Arc::new(Self {
             action,
@@ -160,7 +159,7 @@ impl RepairController {
         self.count(task, &outcome, end.duration_since(start), end.duration_since(task.since));
         let gave_up = lock(&self.queue).done(&task.pod.uid, outcome.ended(), end);
         if gave_up {
-            self.served.metrics.repair_given_up.get_or_create(&self.type_label()).inc();
+            self.served.metrics.repair_given_up.get_or_create(&self.action.label().into()).inc();
         }
         self.show();
         self.report(task, &outcome, gave_up).await;
@@ -169,13 +168,13 @@ impl RepairController {
     /// A pod whose container fails again after every repair that succeeded.
     async fn give_up(&self, task: &RepairTask) {
         lock(&self.queue).give_up(&task.pod.uid);
-        self.served.metrics.repair_given_up.get_or_create(&self.type_label()).inc();
+        self.served.metrics.repair_given_up.get_or_create(&self.action.label().into()).inc();
         self.show();
         let (failure, past) = (&task.pod.failure, self.action.past());
         let message = format!(
             "pod detected as broken ({failure}), given up: it was {past} {MOST_TRIES} times, and failed again each time"
         );
-        log::warn!(target: SCOPE, pod = task.pod.name.to_string(), action = self.action.word(); "{message}");
+        log::warn!(target: SCOPE, pod = task.pod.name.to_string(), action = self.action.label().word(); "{message}");
         self.send(task, "Warning", message).await;
     }
 
@@ -217,27 +216,24 @@ impl RepairController {
     }
 
     fn count(&self, task: &RepairTask, outcome: &RepairOutcome, took: Duration, since: Duration) {
-        let (metrics, r#type) = (&self.served.metrics, self.action.word());
-        metrics.repair_attempts.get_or_create(&AttemptLabels { r#type, reason: outcome.reason() }).inc();
-        metrics.repair_durations.get_or_create(&self.type_label()).observe(took.as_secs_f64());
+        let (metrics, r#type) = (&self.served.metrics, self.action.label().into());
+        let attempt = AttemptLabels { r#type, reason: outcome.reason().into() };
+        metrics.repair_attempts.get_or_create(&attempt).inc();
+        metrics.repair_durations.get_or_create(&self.action.label().into()).observe(took.as_secs_f64());
         if let Some(result) = outcome.result() {
-            metrics.repaired.get_or_create(&RepairedLabels { r#type, result }).inc();
+            metrics.repaired.get_or_create(&RepairedLabels { r#type, result: result.into() }).inc();
         }
         if matches!(outcome, RepairOutcome::Done(_)) {
-            metrics.repair_delays.get_or_create(&self.type_label()).observe(since.as_secs_f64());
+            metrics.repair_delays.get_or_create(&self.action.label().into()).observe(since.as_secs_f64());
         }
-        log::debug!(target: SCOPE, pod = task.pod.name.to_string(), action = r#type, r#try = task.tries; "{outcome:?}");
-    }
-
-    const fn type_label(&self) -> TypeLabel {
-        TypeLabel { r#type: self.action.word() }
+        log::debug!(target: SCOPE, pod = task.pod.name.to_string(), action = self.action.label().word(), r#try = task.tries; "{outcome:?}");
     }
 
     /// Reports what is new: in the log, and if it is about the pod, in an event of it.
     async fn report(&self, task: &RepairTask, outcome: &RepairOutcome, gave_up: bool) {
         let pod = task.pod.name.to_string();
         if let RepairOutcome::Unanswered { text, .. } = outcome {
-            lock(&self.outage).failed(text, &[("pod", &pod), ("action", self.action.word())]);
+            lock(&self.outage).failed(text, &[("pod", &pod), ("action", self.action.label().word())]);
             return;
         }
         lock(&self.outage).worked();
@@ -246,14 +242,14 @@ impl RepairController {
             RepairOutcome::Done(more) => {
                 let more = if more.is_empty() { String::new() } else { format!(": {more}") };
                 let message = format!("pod detected as broken ({failure}), {}{more}", self.action.past());
-                log::info!(target: SCOPE, pod = pod, action = self.action.word(); "{message}");
+                log::info!(target: SCOPE, pod = pod, action = self.action.label().word(); "{message}");
                 // Nothing is left to be done about a pod that is redirected.
                 let kind = if self.action == RepairAction::Repair { "Normal" } else { "Warning" };
                 self.send(task, kind, message).await;
             }
             RepairOutcome::Failed(error) => self.report_failure(task, error, gave_up).await,
             RepairOutcome::Throttled { text, .. } => {
-                self.report_failure(task, &PodProblem::new(THROTTLED, text), false).await;
+                self.report_failure(task, &PodProblem::new(AgentReason::Throttled, text), false).await;
             }
             RepairOutcome::HadLabel
             | RepairOutcome::Gone
@@ -269,13 +265,13 @@ impl RepairController {
         }
         let end = if gave_up { format!("; given up after {} tries", task.tries) } else { String::new() };
         let (failure, past) = (&task.pod.failure, self.action.past());
-        let what = if error.reason == UNVERIFIABLE {
+        let what = if error.reason == AgentReason::Unverifiable {
             format!("{past}, {COULD_NOT_BE} verified")
         } else {
             format!("{COULD_NOT_BE} {past}")
         };
         let message = format!("pod detected as broken ({failure}), {what}: {error}{end}");
-        log::warn!(target: SCOPE, pod = task.pod.name.to_string(), action = self.action.word(), reason = error.reason; "{message}");
+        log::warn!(target: SCOPE, pod = task.pod.name.to_string(), action = self.action.label().word(), reason = error.reason.word(); "{message}");
         self.send(task, "Warning", message).await;
     }
 

@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use cluster_client::Backoff;
+use reasons::AgentReason;
 
 use super::filter::{Broken, ContainerFailure};
 
@@ -35,7 +36,7 @@ struct RepairJob {
     pauses: Backoff,
     state: JobState,
     /// The reason of its last reported error.
-    reported: Option<&'static str>,
+    reported: Option<AgentReason>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -175,7 +176,7 @@ impl RepairQueue {
     }
 
     /// Whether a pod's error, by its reason, differs from the last reported one.
-    pub fn is_news(&mut self, uid: &str, error: &'static str) -> bool {
+    pub fn is_news(&mut self, uid: &str, error: AgentReason) -> bool {
         self.jobs.get_mut(uid).is_some_and(|job| job.reported.replace(error) != Some(error))
     }
 
@@ -209,6 +210,7 @@ impl RepairJob {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use AgentReason::{Ended, Refused};
     use cni_core::pod_source::PodName;
     use proptest::prelude::*;
 
@@ -330,8 +332,9 @@ mod tests {
     fn an_error_is_new_once() {
         let (mut queue, start) = (RepairQueue::default(), Instant::now());
         queue.note(broken("a", "1"), start);
-        let news: Vec<bool> = ["x", "x", "y", "x"].map(|word| queue.is_news("a", word)).into();
-        assert_eq!((news, queue.is_news("b", "x")), (vec![true, false, true, true], false));
+        let news: Vec<bool> =
+            [Refused, Refused, Ended, Refused].map(|reason| queue.is_news("a", reason)).into();
+        assert_eq!((news, queue.is_news("b", Refused)), (vec![true, false, true, true], false));
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! What is done with broken pods, and the settings of that.
 
-use cni_core::reasons;
 use controller_runtime::selector::{FieldSelector, LabelSelector, is_key, is_value};
+use reasons::{AgentReason, EventReason};
 
 use super::first;
 use super::raw::Raw;
@@ -42,31 +42,30 @@ impl RepairAction {
 
     /// The label `type` of metrics.
     #[must_use]
-    pub const fn word(self) -> &'static str {
+    pub const fn label(self) -> AgentReason {
         match self {
-            Self::Repair => "repair",
-            Self::Delete => "delete",
-            Self::Label => "label",
+            Self::Repair => AgentReason::Repair,
+            Self::Delete => AgentReason::Delete,
+            Self::Label => AgentReason::Label,
         }
     }
 
     /// The results that its attempts may have.
     #[must_use]
-    pub const fn results(self) -> &'static [&'static str] {
+    pub const fn results(self) -> &'static [AgentReason] {
         match self {
-            Self::Repair | Self::Delete => &["success", "fail"],
-            Self::Label => &["success", "skip", "fail"],
+            Self::Repair | Self::Delete => &[AgentReason::Success, AgentReason::Fail],
+            Self::Label => &[AgentReason::Success, AgentReason::Skip, AgentReason::Fail],
         }
     }
 
     /// The reason of events.
     #[must_use]
-    pub const fn event(self) -> &'static str {
-        let [repair, delete, label] = reasons::REPAIR_EVENTS;
+    pub const fn event(self) -> EventReason {
         match self {
-            Self::Repair => repair,
-            Self::Delete => delete,
-            Self::Label => label,
+            Self::Repair => EventReason::RepairBrokenPod,
+            Self::Delete => EventReason::DeleteBrokenPod,
+            Self::Label => EventReason::LabelBrokenPod,
         }
     }
 

@@ -1,6 +1,6 @@
 //! Every flag and environment variable of the agent, as data. The parser, the documentation and the warnings come from it.
 
-use cni_core::{reasons, sandboxed};
+use cni_core::sandboxed;
 pub use settings_table::{Row, Status, Takes};
 
 use Takes::{Duration, Number, Path, Switch};

@@ -4,11 +4,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use controller_runtime::cluster::timestamp;
-use controller_runtime::metrics::{ChangeLabels, ResultLabel};
+use controller_runtime::metrics::ChangeLabels;
 use controller_runtime::node::{Node, RequestedTaint, node_reference};
 use controller_runtime::outage::Retry;
 use controller_runtime::supervisor::Unneeded;
 use controller_runtime::{ChangeError, SCOPE};
+use reasons::{AgentReason, ConditionReason, EventReason};
 use tokio::sync::watch::Receiver;
 
 use super::health::{FlapDamper, NodeHealth, TaintBackoff, TaintPermission};
@@ -156,13 +157,15 @@ impl NodeTaintManager {
         });
         let probed = probed.await.unwrap_or_else(|error| Err(ProbeError::Failed(error.to_string())));
         let (result, health) = match probed {
-            Ok(()) => ("redirected", NodeHealth::Verified),
+            Ok(()) => (AgentReason::Redirected, NodeHealth::Verified),
             Err(error @ ProbeError::Impossible(_)) => {
-                ("impossible", NodeHealth::ProbeImpossible(error.to_string()))
+                (AgentReason::Impossible, NodeHealth::ProbeImpossible(error.to_string()))
             }
-            Err(error @ ProbeError::Failed(_)) => ("failed", NodeHealth::ProbeFailed(error.to_string())),
+            Err(error @ ProbeError::Failed(_)) => {
+                (AgentReason::Failed, NodeHealth::ProbeFailed(error.to_string()))
+            }
         };
-        self.metrics.node_probes.get_or_create(&ResultLabel { result }).inc();
+        self.metrics.node_probes.get_or_create(&result.into()).inc();
         health
     }
 
@@ -233,22 +236,20 @@ impl NodeTaintManager {
         let is_changed = done?;
         self.backoff.note(requested == RequestedTaint::Tainted, node.uid());
         if is_changed {
-            let (kind, reason, message) = match requested {
+            let (reason, message) = match requested {
                 RequestedTaint::Tainted => (
-                    "Warning",
-                    "NodeTainted",
+                    EventReason::NodeTainted,
                     format!("taint {} added: {}", self.settings.taint.marking.taint, health.problem()),
                 ),
                 RequestedTaint::Free => (
-                    "Normal",
-                    "NodeFreed",
+                    EventReason::NodeFreed,
                     format!(
                         "taint {} removed: pods of the mesh that start here are redirected",
                         self.settings.taint.marking.taint.key
                     ),
                 ),
             };
-            self.report(node, kind, reason, message).await;
+            self.report(node, reason, message).await;
         }
         Ok(())
     }
@@ -267,7 +268,7 @@ impl NodeTaintManager {
                     self.settings.taint.marking.taint,
                     lasts.as_secs()
                 );
-                self.report(node, "Warning", "NodeTaintContested", message).await;
+                self.report(node, EventReason::NodeTaintContested, message).await;
                 true
             }
         }
@@ -286,7 +287,7 @@ impl NodeTaintManager {
                 "the agent and its plugin were removed from this node".to_owned(),
             );
             let mut condition = gone.condition(&taint.marking.condition_type);
-            "Removed".clone_into(&mut condition.reason);
+            condition.reason = ConditionReason::Removed.to_string();
             let reported = match node.condition_patch(&condition, &timestamp()) {
                 Some(patch) => cluster.patch_node_status(node.name(), patch).await.map(drop),
                 None => Ok(()),
@@ -317,16 +318,15 @@ impl NodeTaintManager {
     }
 
     fn count<T>(&self, requested: Option<RequestedTaint>, done: &Result<T, ChangeError>) {
-        let result = done.as_ref().err().map_or("done", ChangeError::word);
+        let result = done.as_ref().err().map_or(AgentReason::Done, ChangeError::reason);
         self.metrics.node_taint_changes.get_or_create(&ChangeLabels::of(requested, result)).inc();
     }
 
-    async fn report(&self, node: &Node, kind: &'static str, reason: &'static str, message: String) {
-        if kind == "Normal" {
-            log::info!(target: SCOPE, "{message}");
-        } else {
-            log::warn!(target: SCOPE, "{message}");
-        }
+    async fn report(&self, node: &Node, reason: EventReason, message: String) {
+        let is_good = reason == EventReason::NodeFreed;
+        let (level, kind) =
+            if is_good { (log::Level::Info, "Normal") } else { (log::Level::Warn, "Warning") };
+        log::log!(target: SCOPE, level, "{message}");
         let event = EventMessage { about: node_reference(node), component: COMPONENT, kind, reason, message };
         let _ = self.served.connection.publish(&self.metrics.events, event).await;
     }

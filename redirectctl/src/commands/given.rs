@@ -5,10 +5,10 @@ use std::io::{self, IsTerminal as _};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 
-use cni_core::reasons::AGENT_HEALTH;
 use explain::Printable;
 use explain::flags;
 use netns_apply::facts::NameFiles;
+use reasons::AGENT_HEALTH;
 use redirect_core::settings::Source;
 use serde_json::Value;
 use settings_cli::Input;

@@ -1,7 +1,7 @@
 //! The commands and their help.
 
-use cni_core::reasons::AGENT_HEALTH;
 use explain::flags;
+use reasons::AGENT_HEALTH;
 use settings_cli::{CommandLine, Pages};
 use settings_table::{Row, Takes};
 

@@ -6,7 +6,6 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use cni_core::pod_source::PodName;
-use cni_core::states::PodState;
 use jsonschema::Validator;
 use netfilter_state::ruleset::{Api, Counter, TableFamily, TableName};
 use netns_apply::connections::Listener;
@@ -14,6 +13,7 @@ use netns_apply::netns::Netns;
 use netns_apply::{ApplyOptions, Impact, Live};
 use packet_trace::interference::{self, Accepted, Effect, RuleRef, Severity};
 use packet_trace::{Origin, RuleLocation};
+use reasons::PodState;
 use redirect_core::accepted::AcceptedBy;
 use redirect_core::options::BackendChoice;
 use redirect_core::plan::DataPlane;
@@ -145,7 +145,7 @@ fn scans() -> Vec<Value> {
         findings: findings(),
     };
     let planes = [None, Some(DataPlane::Sidecar), Some(DataPlane::Ambient)].into_iter().cycle();
-    let entries = PodState::ALL.into_iter().zip(planes).map(|(state, plane)| entry(state, plane));
+    let entries = PodState::ALL.iter().zip(planes).map(|(state, plane)| entry(*state, plane));
     let scan = Scan { node: findings(), entries: entries.collect() };
     checked("scan", vec![scan.json()])
 }

@@ -8,7 +8,7 @@ fn directory(files: &[(&str, &str)]) -> Directory {
     Directory::new(files.iter().map(file).collect())
 }
 
-fn kind(at: &Directory) -> Option<&'static str> {
+fn kind(at: &Directory) -> Option<ObstacleKind> {
     at.verdict().uncalled.map(|uncalled| uncalled.kind())
 }
 
@@ -69,7 +69,7 @@ fn the_loopback_plugin_alone_makes_no_network() {
     let with = r#"{"name":"lo","plugins":[{"type":"loopback"},{"type":"istio-cni"}]}"#;
     for (name, text) in [("99-loopback.conf", r#"{"name":"lo","type":"loopback"}"#), ("99-lo.conflist", with)]
     {
-        assert_eq!(kind(&directory(&[(name, text)])), Some("loopback"), "{name}");
+        assert_eq!(kind(&directory(&[(name, text)])), Some(ObstacleKind::Loopback), "{name}");
     }
     let more = r#"{"name":"lo","plugins":[{"type":"loopback"},{"type":"ptp"},{"type":"istio-cni"}]}"#;
     assert_eq!(kind(&directory(&[("99-lo.conflist", more)])), None);

@@ -3,16 +3,20 @@
 pub mod exposition;
 pub mod process;
 
-use prometheus_client::encoding::EncodeLabelSet;
+use std::fmt;
+
+use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue, LabelValueEncoder};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::{Family, MetricConstructor};
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
+use reasons::AgentReason;
+pub use reasons::Explained;
 
 use crate::node::RequestedTaint;
 
 /// A metric as the documentation shows it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy)]
 pub struct Described {
     /// Its name as it is scraped.
     pub name: &'static str,
@@ -20,14 +24,14 @@ pub struct Described {
     pub kind: &'static str,
     /// Its labels, separated by commas.
     pub labels: &'static str,
-    /// Its meaning.
-    pub help: &'static str,
+    /// Its meaning, with the words of its labels.
+    pub help: fn() -> String,
 }
 
 impl Described {
     /// A metric of this type.
     #[must_use]
-    pub const fn of<M: Kind>(name: &'static str, help: &'static str) -> Self {
+    pub const fn of<M: Kind>(name: &'static str, help: fn() -> String) -> Self {
         Self { name, kind: M::KIND, labels: M::LABELS, help }
     }
 
@@ -69,7 +73,7 @@ pub trait LabelNames {
     const NAMES: &'static str;
 }
 
-/// Declares a struct of metrics: `field: Type [= value] => "name", "help";`. It gets `ROWS`, a `Default` that counts from 0, and `register`.
+/// Declares a struct of metrics: `field: Type [= value] => "name", "help";`, whose help names reasons in scope in braces. It gets `ROWS`, a `Default` that counts from 0, and `register`.
 #[macro_export]
 macro_rules! metrics {
     ($(#[$meta:meta])* $name:ident { $($field:ident: $kind:ty $(= $value:expr)? => $metric:literal, $help:literal;)* }) => {
@@ -86,13 +90,13 @@ macro_rules! metrics {
         impl $name {
             /// All of them.
             pub const ROWS: &'static [$crate::metrics::Described] =
-                &[$($crate::metrics::Described::of::<$kind>($metric, $help)),*];
+                &[$($crate::metrics::Described::of::<$kind>($metric, || format!($help))),*];
 
             /// Adds them to what is scraped.
             pub fn register(&self, registry: &mut prometheus_client::registry::Registry) {
                 let mut rows = Self::ROWS.iter();
                 $(if let Some(row) = rows.next() {
-                    registry.register(row.registered(), row.help, self.$field.clone());
+                    registry.register(row.registered(), (row.help)(), self.$field.clone());
                 })*
             }
         }
@@ -101,10 +105,22 @@ macro_rules! metrics {
     (@value $value:expr) => { $value };
 }
 
-/// Declares sets of labels.
+/// Declares sets of labels: `Name = "label" { label: Type }`. One of a single `Word` is made from what is explained.
 #[macro_export]
 macro_rules! labels {
-    ($($(#[$meta:meta])* $name:ident = $names:literal { $($field:ident: $kind:ty),* })*) => {$(
+    ($($(#[$meta:meta])* $name:ident = $names:literal { $($fields:tt)* })*) => {$(
+        $crate::labels!(@from $name { $($fields)* });
+        $crate::labels!(@set $(#[$meta])* $name = $names { $($fields)* });
+    )*};
+    (@from $name:ident { $field:ident: Word }) => {
+        impl<R: $crate::metrics::Explained> From<R> for $name {
+            fn from(reason: R) -> Self {
+                Self { $field: reason.into() }
+            }
+        }
+    };
+    (@from $name:ident { $($fields:tt)* }) => {};
+    (@set $(#[$meta:meta])* $name:ident = $names:literal { $($field:ident: $kind:ty),* }) => {
         $(#[$meta])*
         #[derive(Debug, Clone, PartialEq, Eq, Hash, prometheus_client::encoding::EncodeLabelSet)]
         #[expect(missing_docs, reason = "the names are the documentation")]
@@ -113,50 +129,64 @@ macro_rules! labels {
         impl $crate::metrics::LabelNames for $name {
             const NAMES: &'static str = $names;
         }
-    )*};
+    };
 }
 
 /// Makes the members of a family with these labels: a counter that exists from the start shows its first rise.
-pub fn start_at_zero<L, M, C>(family: &Family<L, M, C>, labels: impl IntoIterator<Item = L>)
+pub fn start_at_zero<L, M, C>(family: &Family<L, M, C>, labels: impl IntoIterator<Item: Into<L>>)
 where
     L: Clone + Eq + std::hash::Hash + EncodeLabelSet,
     C: MetricConstructor<M>,
 {
-    labels.into_iter().for_each(|labels| drop(family.get_or_create(&labels)));
+    labels.into_iter().for_each(|labels| drop(family.get_or_create(&labels.into())));
+}
+
+/// A word in a label: one that is explained.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Word(&'static str);
+
+impl<R: Explained> From<R> for Word {
+    fn from(reason: R) -> Self {
+        Self(reason.doc().word)
+    }
+}
+
+impl EncodeLabelValue for Word {
+    fn encode(&self, encoder: &mut LabelValueEncoder<'_>) -> fmt::Result {
+        self.0.encode(encoder)
+    }
 }
 
 labels! {
     /// How it ended.
-    ResultLabel = "result" { result: &'static str }
-}
-labels!(
+    ResultLabel = "result" { result: Word }
     /// Which watch.
     WatchLabel = "watch" { watch: &'static str }
-);
-labels!(
     /// A requested change, and how it ended.
-    ChangeLabels = "change,result" { change: &'static str, result: &'static str }
-);
+    ChangeLabels = "change,result" { change: &'static str, result: Word }
+}
 
 impl ChangeLabels {
     /// Every result of a change.
-    pub const RESULTS: [&'static str; 6] = ["done", "gone", "changed", "refused", "rejected", "unanswered"];
+    pub const RESULTS: [AgentReason; 6] = [
+        AgentReason::Done,
+        AgentReason::Gone,
+        AgentReason::Changed,
+        AgentReason::Refused,
+        AgentReason::Rejected,
+        AgentReason::Unanswered,
+    ];
 
     /// Of the taint, or, if no taint is requested, of the condition.
     #[must_use]
-    pub const fn of(requested: Option<RequestedTaint>, result: &'static str) -> Self {
+    pub fn of(requested: Option<RequestedTaint>, result: AgentReason) -> Self {
         let change = match requested {
             Some(RequestedTaint::Tainted) => "add",
             Some(RequestedTaint::Free) => "remove",
-            None => "condition",
+            None => AgentReason::Condition.word(),
         };
-        Self { change, result }
+        Self { change, result: result.into() }
     }
-}
-
-/// One label set for each result.
-pub fn results<const N: usize>(results: [&'static str; N]) -> [ResultLabel; N] {
-    results.map(|result| ResultLabel { result })
 }
 
 /// One label set for each watch.

@@ -17,11 +17,11 @@ use super::Described;
 /// Every metric of a process.
 #[rustfmt::skip]
 pub const METRICS: &[Described] = &[
-    Described { name: "process_cpu_seconds_total", kind: "counter", labels: "", help: "Processor time of the process, in user space and in the kernel" },
-    Described { name: "process_resident_memory_bytes", kind: "gauge", labels: "", help: "Resident memory of the process" },
-    Described { name: "process_open_fds", kind: "gauge", labels: "", help: "File descriptors that the process has open" },
-    Described { name: "process_max_fds", kind: "gauge", labels: "", help: "File descriptors that it may have open" },
-    Described { name: "process_start_time_seconds", kind: "gauge", labels: "", help: "When the process started, in seconds since 1970" },
+    Described { name: "process_cpu_seconds_total", kind: "counter", labels: "", help: || "Processor time of the process, in user space and in the kernel".to_owned() },
+    Described { name: "process_resident_memory_bytes", kind: "gauge", labels: "", help: || "Resident memory of the process".to_owned() },
+    Described { name: "process_open_fds", kind: "gauge", labels: "", help: || "File descriptors that the process has open".to_owned() },
+    Described { name: "process_max_fds", kind: "gauge", labels: "", help: || "File descriptors that it may have open".to_owned() },
+    Described { name: "process_start_time_seconds", kind: "gauge", labels: "", help: || "When the process started, in seconds since 1970".to_owned() },
 ];
 
 /// Adds the metrics of this process, which must have started just now.
@@ -44,7 +44,7 @@ impl Collector for Process {
             let Some(value) = value else { continue };
             let metric: &dyn EncodeMetric =
                 if row.kind == "counter" { &ConstCounter::new(value) } else { &ConstGauge::new(value) };
-            let (name, help) = (row.registered(), format!("{}.", row.help));
+            let (name, help) = (row.registered(), format!("{}.", (row.help)()));
             metric.encode(encoder.encode_descriptor(name, &help, None, metric.metric_type())?)?;
         }
         Ok(())
