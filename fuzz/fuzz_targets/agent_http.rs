@@ -79,6 +79,7 @@ static AGENT: LazyLock<Agent> = LazyLock::new(|| {
             state: Arc::new(AgentState::default()),
             summary: Arc::new(NodeSummary::new(metrics.clone())),
             held: Arc::default(),
+            handlers: Arc::default(),
             ambient: None,
             metrics: metrics.clone(),
             registry,

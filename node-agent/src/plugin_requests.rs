@@ -14,11 +14,12 @@ use http_body_util::{BodyExt, Limited};
 use hyper::body::{Bytes, Incoming};
 use hyper::{Method, Request, StatusCode};
 use serde_json::{Map, Value};
+use tokio::time::Instant;
 
 use crate::ambient::add_event::AddEvents;
 use crate::cluster::Connection;
 use crate::cluster::pods::{self, is_name};
-use crate::cluster::runtime_classes::RuntimeHandlers;
+use crate::cluster::runtime_classes::{ReadHandler, RuntimeHandlers};
 use crate::held_pods::{HeldPods, kept_part};
 use crate::metrics::{CodeLabel, Metrics};
 use crate::plugin_socket::PluginSocket;
@@ -40,7 +41,7 @@ pub struct PluginRequests {
     /// Other pods are read here.
     pub connection: Arc<Connection>,
     /// What their runtime classes are.
-    pub handlers: RuntimeHandlers,
+    pub handlers: Arc<RuntimeHandlers>,
     /// Requests to enrol a pod are counted.
     pub metrics: Arc<Metrics>,
     /// Enrols pods, if ambient mode is on.
@@ -110,10 +111,22 @@ impl PluginRequests {
         let pod: Value = serde_json::from_str(held).map_err(|error| error.to_string())?;
         let class = pod.pointer("/spec/runtimeClassName").and_then(Value::as_str);
         let runtime_handler = match class.filter(|class| is_name(class)) {
-            Some(class) => self.handlers.handler(&self.connection, class, CLASS_PATIENCE).await,
+            Some(class) => self.handler(class).await,
             None => None,
         };
         Ok(GivenPod { namespace_labels: self.namespace_labels(&wanted.namespace), pod, runtime_handler })
+    }
+
+    /// The handler of a runtime class; one that was read long ago is better than none while the API server does not answer.
+    async fn handler(&self, class: &str) -> Option<String> {
+        let known = self.handlers.known(class);
+        let is_current = |known: &&ReadHandler| known.handler.is_some() && known.is_believed(Instant::now());
+        if let Some(known) = known.as_ref().filter(is_current) {
+            return known.handler.clone();
+        }
+        let read = async { self.handlers.read(&self.connection.get().ok()?, class).await.ok() };
+        let read = tokio::time::timeout(CLASS_PATIENCE, read).await.ok().flatten();
+        read.unwrap_or_else(|| known?.handler)
     }
 
     /// The labels of a held pod's namespace, if they are as current as the pod.

@@ -16,6 +16,7 @@ use reasons::EventReason;
 
 use crate::ambient::state::AmbientState;
 use crate::cluster::events::EventPublisher;
+use crate::cluster::runtime_classes::RuntimeHandlers;
 use crate::cluster::{Connection, EventMessage, warning};
 use crate::drift::NodeSummary;
 use crate::held_pods::HeldPods;
@@ -48,6 +49,8 @@ pub struct Served {
     pub summary: Arc<NodeSummary>,
     /// The node's pods, where a part of the agent follows them.
     pub held: Arc<HeldPods>,
+    /// What the runtime classes of pods are.
+    pub handlers: Arc<RuntimeHandlers>,
     /// The node's pods in ambient mode, if it is on.
     pub ambient: Option<Arc<AmbientState>>,
     /// Sends events about the agent's own pod.
@@ -272,6 +275,7 @@ mod tests {
             metrics,
             registry,
             held: Arc::default(),
+            handlers: Arc::default(),
             ambient: None,
             logs: None,
             tasks: tasks.clone(),

@@ -7,7 +7,7 @@ use std::os::unix::net::UnixStream;
 use crate::broken::objects::{self, Objects};
 use crate::broken::{Api, Fault, Verb};
 use e2e::agent::{CALICO, Node, get};
-use e2e::pods::{Proc, mesh_pod, metric, wait};
+use e2e::pods::{Proc, check, mesh_pod, metric, wait, wait_at_least};
 use serde_json::{Value, json};
 use test_support::netns::{Families, Namespace};
 
@@ -216,6 +216,23 @@ fn a_pod_comes_with_what_else_decides_about_it() {
     api.end_watches();
     wait(&node, "the watch to be missed", || held_words(&node).ends_with(", which no watch keeps current\n"));
     assert_eq!(both(), labels, "they are as old as the pods");
+}
+
+#[test]
+fn a_runtime_class_that_the_drift_watch_has_read_is_not_read_again_for_plugins() {
+    let mut node = node();
+    node.set("DRIFT_WATCH_INTERVAL", "1s");
+    let api = Objects::start(&mut node);
+    let mut pod = pod("web", "u-1");
+    pod["spec"]["runtimeClassName"] = json!("secure");
+    api.put("/api/v1/pods/web", pod);
+    api.put(CLASS, json!({"handler": "runsc"}));
+    let _agent = node.start();
+    wait_at_least(&node, &check("sandboxed"), 1.0);
+    wait(&node, "the pod", || ask(&node, "web", "u-1").0 == 200);
+    let given: Value = serde_json::from_str(&ask(&node, "web", "u-1").1).expect("JSON");
+    let classes = api.requests((objects::Verb::Get, "runtimeclasses"));
+    assert_eq!((&given["runtimeHandler"], classes.len()), (&json!("runsc"), 1));
 }
 
 /// What the agent answers to an ADD of the pod `web` in `shop`.

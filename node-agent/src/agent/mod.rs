@@ -24,7 +24,6 @@ use crate::ambient::controller::{self as ambient, AmbientController};
 use crate::cluster;
 use crate::cluster::events::EventPublisher;
 use crate::cluster::own::{self, WasReadable};
-use crate::cluster::runtime_classes::RuntimeHandlers;
 use crate::confine;
 use crate::conflict::{Collisions, WriteConflict, suspect};
 use crate::disk::Real;
@@ -96,7 +95,7 @@ async fn run_with(
         held: served.held.clone(),
         connection: served.connection.clone(),
         metrics: served.metrics.clone(),
-        handlers: RuntimeHandlers::default(),
+        handlers: served.handlers.clone(),
         adds,
     };
     sockets.push(requests.serve(&settings.paths, tasks.clone())?);
@@ -144,6 +143,7 @@ fn served(
         state: Arc::new(AgentState::default()),
         connection,
         held,
+        handlers: Arc::default(),
         ambient: ambient.as_ref().map(|(_, events)| events.state.clone()),
         summary: Arc::new(summary),
         metrics,
@@ -181,7 +181,7 @@ fn start_work(
         installer.clone(),
         connection.clone(),
         metrics.clone(),
-        (summary.clone(), served.held.clone()),
+        (summary.clone(), served.held.clone(), served.handlers.clone()),
         handle,
     );
     let taint = taint::NodeTaintManager::new(settings, drift.subscribe(), served.clone());

@@ -11,99 +11,79 @@ use controller_runtime::lock;
 use serde_json::Value;
 use tokio::time::Instant;
 
-use super::{Cluster, Connection};
+use super::Cluster;
 
 /// How long a handler that was read is believed. A runtime class cannot change its handler, but another class can take its name.
 const BELIEVED: Duration = Duration::from_secs(300);
 
-/// Handlers of the runtime classes of pods that are created, as they were read.
+/// Handlers of the runtime classes of the node's pods, as they were read. The API server accepts no pod with a class that it does not have, so these are few.
 #[derive(Debug, Default)]
-pub struct RuntimeHandlers(Mutex<BTreeMap<String, (String, Instant)>>);
-
-impl RuntimeHandlers {
-    /// The handler of a runtime class, read every few minutes; an older one is better than none while the API server does not answer.
-    pub async fn handler(&self, connection: &Connection, class: &str, patience: Duration) -> Option<String> {
-        let known = lock(&self.0).get(class).cloned();
-        if let Some((handler, at)) = &known
-            && at.elapsed() < BELIEVED
-        {
-            return Some(handler.clone());
-        }
-        let cluster = connection.get().ok();
-        let read = match &cluster {
-            Some(cluster) => tokio::time::timeout(patience, read(cluster, class)).await.ok(),
-            None => None,
-        };
-        match read {
-            Some(Ok(found)) => {
-                let found = found?;
-                lock(&self.0).insert(class.to_owned(), (found.clone(), Instant::now()));
-                Some(found)
-            }
-            Some(Err(_)) | None => known.map(|(handler, _)| handler),
-        }
-    }
-}
-
-/// Handlers of runtime classes, as they were read.
-#[derive(Debug, Default)]
-pub struct Handlers {
-    by_class: BTreeMap<String, ReadHandler>,
-}
+pub struct RuntimeHandlers(Mutex<BTreeMap<String, ReadHandler>>);
 
 /// A class's handler, if the API server has the class and shows it.
-#[derive(Debug)]
-struct ReadHandler {
-    handler: Option<String>,
+#[derive(Debug, Clone)]
+pub struct ReadHandler {
+    /// The handler.
+    pub handler: Option<String>,
     read: Instant,
 }
 
-impl Handlers {
-    /// Those of some runtime classes that are sandboxed: every few minutes one request for each whose name does not say it. Where the API server does not
-    /// let the agent read one, or has none, its name alone decides, as for the plugin. Forgets all other classes.
+impl ReadHandler {
+    /// Whether it does not have to be read again.
+    #[must_use]
+    pub fn is_believed(&self, now: Instant) -> bool {
+        now.duration_since(self.read) < BELIEVED
+    }
+}
+
+impl RuntimeHandlers {
+    /// What was read of a runtime class last.
+    pub fn known(&self, class: &str) -> Option<ReadHandler> {
+        lock(&self.0).get(class).cloned()
+    }
+
+    /// Reads a runtime class's handler. Where the API server does not let the agent read one, or has none, it is unknown, as for the plugin.
+    ///
+    /// # Errors
+    /// The API server does not answer.
+    pub async fn read(&self, cluster: &Cluster, class: &str) -> Result<Option<String>, ApiError> {
+        let request = Request::new(RUNTIME_CLASSES).get(class, &GetParams::default());
+        let handler = match cluster.json::<Value>(request).await {
+            Ok(found) => found.get("handler").and_then(Value::as_str).map(str::to_owned),
+            Err(ApiError::Forbidden(_) | ApiError::NotFound(_)) => None,
+            Err(failure) => return Err(failure),
+        };
+        let read = ReadHandler { handler: handler.clone(), read: Instant::now() };
+        lock(&self.0).insert(class.to_owned(), read);
+        Ok(handler)
+    }
+
+    /// Those of some runtime classes that are sandboxed: every few minutes one request for each whose name does not say it. Where a handler is unknown, the
+    /// name alone decides.
     ///
     /// # Errors
     /// The API server does not answer.
     pub async fn sandboxed<'a>(
-        &mut self,
+        &self,
         cluster: &Cluster,
-        known: &SandboxedRuntimes,
+        runtimes: &SandboxedRuntimes,
         classes: impl Iterator<Item = &'a str>,
     ) -> Result<BTreeSet<String>, ApiError> {
-        let classes: BTreeSet<&str> = classes.collect();
-        self.keep(&classes, Instant::now());
         let mut sandboxed = BTreeSet::new();
-        for class in classes {
-            if known.has(class)
-                || self.handler(cluster, class).await?.is_some_and(|handler| known.has(handler))
-            {
+        for class in classes.collect::<BTreeSet<&str>>() {
+            let is_sandboxed = runtimes.has(class) || {
+                let known = self.known(class).filter(|known| known.is_believed(Instant::now()));
+                let handler = match known {
+                    Some(known) => known.handler,
+                    None => self.read(cluster, class).await?,
+                };
+                handler.is_some_and(|handler| runtimes.has(&handler))
+            };
+            if is_sandboxed {
                 sandboxed.insert(class.to_owned());
             }
         }
         Ok(sandboxed)
-    }
-
-    /// Forgets classes that no pod names, and what was read too long ago.
-    fn keep(&mut self, classes: &BTreeSet<&str>, now: Instant) {
-        self.by_class
-            .retain(|class, of| classes.contains(class.as_str()) && now.duration_since(of.read) < BELIEVED);
-    }
-
-    async fn handler(&mut self, cluster: &Cluster, class: &str) -> Result<Option<&str>, ApiError> {
-        if !self.by_class.contains_key(class) {
-            let handler = read(cluster, class).await?;
-            self.by_class.insert(class.to_owned(), ReadHandler { handler, read: Instant::now() });
-        }
-        Ok(self.by_class.get(class).and_then(|of| of.handler.as_deref()))
-    }
-}
-
-async fn read(cluster: &Cluster, class: &str) -> Result<Option<String>, ApiError> {
-    let request = Request::new(RUNTIME_CLASSES).get(class, &GetParams::default());
-    match cluster.json::<Value>(request).await {
-        Ok(found) => Ok(found.get("handler").and_then(Value::as_str).map(str::to_owned)),
-        Err(ApiError::Forbidden(_) | ApiError::NotFound(_)) => Ok(None),
-        Err(failure) => Err(failure),
     }
 }
 
@@ -112,15 +92,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_handler_is_read_again_after_five_minutes_or_when_no_pod_named_its_class() {
+    fn a_handler_is_read_again_after_five_minutes() {
         let start = Instant::now();
-        let after = |seconds, classes: &[&str]| {
-            let of = ReadHandler { handler: Some("runsc".to_owned()), read: start };
-            let mut handlers = Handlers { by_class: [("secure".to_owned(), of)].into() };
-            handlers.keep(&classes.iter().copied().collect(), start + Duration::from_secs(seconds));
-            handlers.by_class.contains_key("secure")
-        };
-        assert!(after(0, &["secure"]) && after(299, &["nvidia", "secure"]));
-        assert!(!after(300, &["secure"]) && !after(1, &["nvidia"]));
+        let of = ReadHandler { handler: Some("runsc".to_owned()), read: start };
+        let is_believed = |seconds| of.is_believed(start + Duration::from_secs(seconds));
+        assert!(is_believed(0) && is_believed(299) && !is_believed(300));
     }
 }

@@ -28,7 +28,8 @@ use tokio::sync::watch::Receiver;
 use tokio::task::JoinError;
 
 use crate::cluster::pods::{self, NodePods};
-use crate::cluster::{Cluster, Connection, runtime_classes, warning};
+use crate::cluster::runtime_classes::RuntimeHandlers;
+use crate::cluster::{Cluster, Connection, warning};
 use crate::heal::{CheckRequests, DesiredRedirect, HealHandle, HealRequest};
 use crate::held_pods::HeldPods;
 use crate::install::Installer;
@@ -139,7 +140,7 @@ pub struct DriftWatch {
     /// Receives every pod, and heals it.
     healer: HealHandle,
     /// Handlers of the pods' runtime classes.
-    handlers: runtime_classes::Handlers,
+    handlers: Arc<RuntimeHandlers>,
     /// Pods whose runtime was reported to be sandboxed.
     sandboxed: BTreeSet<String>,
     /// Why the last round could not be made.
@@ -157,7 +158,7 @@ impl DriftWatch {
         installer: Arc<Installer>,
         connection: Arc<Connection>,
         metrics: Arc<Metrics>,
-        (summary, held): (Arc<NodeSummary>, Arc<HeldPods>),
+        (summary, held, handlers): (Arc<NodeSummary>, Arc<HeldPods>, Arc<RuntimeHandlers>),
         healer: HealHandle,
     ) -> Self {
         let states = [
@@ -197,7 +198,7 @@ impl DriftWatch {
             states: PodStates::default(),
             fingerprints: Fingerprints::default(),
             healer,
-            handlers: runtime_classes::Handlers::default(),
+            handlers,
             sandboxed: BTreeSet::new(),
             blind: None,
             mute: false,

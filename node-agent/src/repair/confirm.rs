@@ -8,7 +8,8 @@ use serde_json::Value;
 
 use super::action::RepairOutcome;
 use super::filter::{Broken, Filter};
-use crate::cluster::{Cluster, pods, runtime_classes};
+use crate::cluster::runtime_classes::RuntimeHandlers;
+use crate::cluster::{Cluster, pods};
 use crate::install::Installer;
 use crate::pod_check::{MeshPod, PodProblem};
 
@@ -28,7 +29,7 @@ pub struct Confirmed {
 /// It is not to be touched, now or at all.
 pub async fn confirm(
     cluster: &Cluster,
-    installer: &Installer,
+    (installer, handlers): (&Installer, &RuntimeHandlers),
     filter: &Filter,
     seen: &Broken,
 ) -> Result<Confirmed, RepairOutcome> {
@@ -46,14 +47,18 @@ pub async fn confirm(
     // Settings that name another annotation say by that which pods are meant.
     if filter.annotation == redirect_core::pod::STATUS_ANNOTATION {
         let pod = meshed(&object, &conf)?;
-        bound(cluster, &conf, &pod).await?;
+        bound(cluster, handlers, &conf, &pod).await?;
     }
     Ok(Confirmed { broken, object, conf })
 }
 
 /// Whether rules bind a pod: repairing one in a sandbox would be in vain, and so would another pod in its place.
-async fn bound(cluster: &Cluster, conf: &Conf, pod: &MeshPod) -> Result<(), RepairOutcome> {
-    let mut handlers = runtime_classes::Handlers::default();
+async fn bound(
+    cluster: &Cluster,
+    handlers: &RuntimeHandlers,
+    conf: &Conf,
+    pod: &MeshPod,
+) -> Result<(), RepairOutcome> {
     let sandboxed = handlers.sandboxed(cluster, &conf.sandboxed, pod.runtime_class.as_deref().into_iter());
     let sandboxed = sandboxed.await.map_err(|failure| RepairOutcome::Unanswered {
         retry_after: failure.retry_after(),

@@ -193,7 +193,8 @@ impl RepairController {
             in_place::require_capabilities()?;
         }
         let Confirmed { broken, object, conf } =
-            confirm(cluster, &self.served.installer, &self.filter, &task.pod).await?;
+            confirm(cluster, (&self.served.installer, &self.served.handlers), &self.filter, &task.pod)
+                .await?;
         Ok(match self.action {
             RepairAction::Repair => {
                 let rules = ExpectedRules::of(&conf, &self.drift.borrow().environment);
