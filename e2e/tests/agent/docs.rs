@@ -6,8 +6,10 @@ use std::path::Path;
 use controller_runtime::metrics::{Described, process};
 use install_cni::metrics::Metrics;
 use install_cni::reload::RELOADED;
+use install_cni::repair::action::possible_reasons;
 use install_cni::settings::table::SETTINGS;
 
+use reasons::{AgentReason, EventReason};
 use settings_cli::LOG_ROWS;
 use settings_table::{Status, markdown, wrapped};
 use taint_controller::metrics::ControllerMetrics;
@@ -98,4 +100,30 @@ fn the_reference_lists_what_is_reloaded() {
     let listed: Vec<&str> = list.split('`').filter(|word| RELOADED.contains(word)).collect();
     assert_eq!(listed, RELOADED);
     assert!(RELOADED.iter().all(|name| SETTINGS.iter().any(|setting| setting.name() == *name)));
+}
+
+#[test]
+fn the_page_about_repair_lists_every_reason() {
+    let text = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/concepts/repair.md"))
+        .expect("docs");
+    let (_, list) =
+        text.split_once("`istio_cni_repair_attempts_total` has these reasons:\n\n").expect("a list");
+    let (list, _) = list.split_once("\n\n").expect("an end");
+    let listed: Vec<&str> =
+        list.lines().filter_map(|line| line.strip_prefix("- `")?.split('`').next()).collect();
+    let possible: Vec<&str> = possible_reasons().map(AgentReason::word).collect();
+    assert_eq!(listed, possible);
+}
+
+#[test]
+fn every_event_is_in_a_document() {
+    let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs");
+    let pages = ["reference/agent.md", "tasks/ambient.md"].map(|page| docs.join(page));
+    let concepts =
+        fs::read_dir(docs.join("concepts")).expect("pages").map(|page| page.expect("a page").path());
+    let texts = pages.into_iter().chain(concepts).map(|page| fs::read_to_string(page).expect("a page"));
+    let text: String = texts.collect();
+    for reason in EventReason::ALL {
+        assert!(text.contains(&format!("`{reason}`")), "{reason}");
+    }
 }
