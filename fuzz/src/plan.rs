@@ -7,7 +7,7 @@ use netfilter_state::{
     state::{Entry, RuleState},
 };
 use redirect_core::{
-    Family, Redirect, RulePlan, json,
+    Family, Redirect, RulePlan,
     options::NativeForm,
     plan::FamilyRules,
     render,
@@ -107,27 +107,26 @@ fn netlink(plan: &RulePlan) {
     assert_eq!(native.native(), &wanted);
 }
 
-/// JSON for programs says the plan's rules in the words of iptables, and reads back as the same.
+/// JSON for programs says the plan's rules in the words of iptables.
 fn json(plan: &RulePlan, redirect: &Redirect) {
-    let document = json::Plan::from(plan);
-    for family in &document.families {
-        let rules = plan.rules(family.family);
-        for table in &family.tables {
-            let named = Table::ALL.iter().find(|one| one.name() == table.table).expect("a table");
-            for chain in &table.chains {
-                let planned =
-                    rules.chains(*named).find(|(one, _)| one.name() == chain.chain).map(|(_, all)| all);
-                let told: Vec<Entry> = chain.rules.iter().map(|rule| entry(&rule.text)).collect();
+    let value = serde_json::to_value(plan).expect("a plan is JSON");
+    let list = |value: &Value, name: &str| value[name].as_array().cloned().expect("a list");
+    let text = |value: &Value, name: &str| value[name].as_str().map(str::to_owned).expect("a text");
+    for (family, written) in plan.families().iter().zip(list(&value, "families")) {
+        let rules = plan.rules(*family);
+        for table in list(&written, "tables") {
+            let named = Table::named(&text(&table, "table")).expect("a table");
+            for chain in list(&table, "chains") {
+                let name = text(&chain, "chain");
+                let planned = rules.chains(named).find(|(one, _)| one.name() == name).map(|(_, all)| all);
+                let told: Vec<Entry> =
+                    list(&chain, "rules").iter().map(|rule| entry(&text(rule, "text"))).collect();
                 let planned: Vec<Entry> = planned.unwrap_or_default().iter().map(Entry::from).collect();
                 assert_eq!(told, planned);
             }
         }
     }
-    let value = serde_json::to_value(&document).expect("a plan is JSON");
-    assert_eq!(serde_json::from_value::<json::Plan>(value.clone()).as_ref().ok(), Some(&document));
-    let redirect = json::Redirect::from(redirect);
-    let redirection = serde_json::to_value(&redirect).expect("a redirection is JSON");
-    assert_eq!(serde_json::from_value::<json::Redirect>(redirection.clone()).ok(), Some(redirect));
+    let redirection = serde_json::to_value(redirect).expect("a redirection is JSON");
     no_control_characters(&value);
     no_control_characters(&redirection);
 }

@@ -7,7 +7,6 @@
 #![allow(clippy::print_stdout)] // what an example is for
 
 use redirect_core::{
-    json,
     pod::{Decision, PodFacts},
     settings::NamespaceFacts,
 };
@@ -22,9 +21,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
 
     let decision = PodFacts::from_json(&pod)?.decide(&NamespaceFacts::new(&addresses))?;
-    println!("{}", serde_json::to_string(&json::Decision::from(&decision))?);
+    println!("{}", serde_json::to_string(&decision)?);
     if let Decision::Redirect(redirect) = &decision {
-        println!("{}", serde_json::to_string(&json::Plan::from(&redirect.plan()))?);
+        println!("{}", serde_json::to_string(&redirect.plan())?);
     }
     Ok(())
 }

@@ -2,6 +2,8 @@
 //!
 //! Each match and target is one of netfilter's: the words are those of iptables-extensions(8).
 
+#[cfg(feature = "serde")]
+use crate::json::rule as json;
 use crate::values::{Family, InterfaceName, Mark, MaskedMark, Port, PortRange};
 use alloc::{string::String, vec::Vec};
 use core::fmt;
@@ -9,6 +11,7 @@ use ipnet::IpNet;
 
 /// A table that a plan has rules in, in the order in which a packet meets them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize), serde(rename_all = "lowercase"))]
 #[non_exhaustive]
 pub enum Table {
     /// Before connection tracking: conntrack zones.
@@ -66,6 +69,7 @@ impl Table {
 
 /// A built-in chain: a hook of the kernel. It has these five for packets of IP.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize), serde(rename_all = "UPPERCASE"))]
 pub enum Hook {
     /// Packets that arrive.
     Prerouting,
@@ -223,7 +227,7 @@ impl OurChain {
 
 /// A transport protocol. Closed, as [`Match`] is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "lowercase"))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize), serde(rename_all = "lowercase"))]
 pub enum Protocol {
     /// TCP, protocol number 6.
     Tcp,
@@ -274,7 +278,7 @@ impl<T> Equality<T> {
 
 /// A state of connection tracking. Closed, as [`Match`] is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "camelCase"))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize), serde(rename_all = "camelCase"))]
 pub enum ConnState {
     /// Belongs to no connection.
     Invalid,
@@ -284,7 +288,7 @@ pub enum ConnState {
 
 /// Which way a packet of a connection goes. Closed: only two exist.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "camelCase"))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize), serde(rename_all = "camelCase"))]
 pub enum Direction {
     /// The way of the connection's first packet.
     Original,
@@ -305,10 +309,12 @@ impl Direction {
 
 /// What connection tracking says about a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct Tracked {
     /// The packet's state.
     pub state: ConnState,
     /// Which way it goes; either where `None`.
+    #[cfg_attr(feature = "serde", serde(skip_serializing_if = "Option::is_none"))]
     pub direction: Option<Direction>,
 }
 
@@ -320,8 +326,11 @@ impl From<ConnState> for Tracked {
 
 /// Flags of a TCP segment: which are checked, and which of those are set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct TcpFlags {
+    #[cfg_attr(feature = "serde", serde(serialize_with = "json::flag_names"))]
     mask: u8,
+    #[cfg_attr(feature = "serde", serde(serialize_with = "json::flag_names"))]
     set: u8,
 }
 
@@ -382,34 +391,49 @@ impl TcpFlags {
 
 /// One condition of a rule. All conditions of a rule must hold. Closed: who writes rules, in whatever form, has to know every kind.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize), serde(tag = "match", rename_all = "camelCase"))]
 pub enum Match {
     /// `-s`: the source address.
+    #[cfg_attr(feature = "serde", serde(serialize_with = "json::is_range"))]
     Source(Equality<IpNet>),
     /// `-d`: the destination address.
+    #[cfg_attr(feature = "serde", serde(serialize_with = "json::is_range"))]
     Destination(Equality<IpNet>),
     /// `-i`: the interface a packet came in by.
+    #[cfg_attr(feature = "serde", serde(serialize_with = "json::is_interface"))]
     InInterface(Equality<InterfaceName>),
     /// `-o`: the interface a packet goes out by.
+    #[cfg_attr(feature = "serde", serde(serialize_with = "json::is_interface"))]
     OutInterface(Equality<InterfaceName>),
     /// `-p`: the protocol.
+    #[cfg_attr(feature = "serde", serde(serialize_with = "json::protocol"))]
     Protocol(Protocol),
     /// `--sport`, of the rule's protocol.
+    #[cfg_attr(feature = "serde", serde(serialize_with = "json::is_port"))]
     SourcePort(Equality<PortRange>),
     /// `--dport`, of the rule's protocol.
+    #[cfg_attr(feature = "serde", serde(serialize_with = "json::is_port"))]
     DestinationPort(Equality<PortRange>),
     /// `-m multiport --dports`, of the rule's protocol.
+    #[cfg_attr(feature = "serde", serde(serialize_with = "json::is_ports"))]
     DestinationPorts(Equality<Vec<PortRange>>),
     /// `-m tcp --tcp-flags`, of a rule for TCP.
+    #[cfg_attr(feature = "serde", serde(serialize_with = "json::is"))]
     TcpFlags(Equality<TcpFlags>),
     /// `-m conntrack --ctstate`, perhaps with `--ctdir`.
+    #[cfg_attr(feature = "serde", serde(rename = "connectionTracking"))]
     Tracked(Tracked),
     /// `-m owner --uid-owner`: the user of the sending socket.
+    #[cfg_attr(feature = "serde", serde(serialize_with = "json::is_uid"))]
     OwnerUid(Equality<u32>),
     /// `-m owner --gid-owner`: the group of the sending socket.
+    #[cfg_attr(feature = "serde", serde(serialize_with = "json::is_gid"))]
     OwnerGid(Equality<u32>),
     /// `-m mark --mark`: the packet's mark.
+    #[cfg_attr(feature = "serde", serde(serialize_with = "json::is_mark"))]
     Mark(Equality<MaskedMark>),
     /// `-m connmark --mark`: the connection's mark.
+    #[cfg_attr(feature = "serde", serde(rename = "connectionMark", serialize_with = "json::is"))]
     ConnMark(Equality<MaskedMark>),
 }
 
@@ -478,6 +502,7 @@ impl Match {
 
 /// What a rule does with a packet that fulfils its conditions. Closed, as [`Match`] is.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize), serde(tag = "action", rename_all = "camelCase"))]
 pub enum Target {
     /// `-j ACCEPT`: done with this table.
     Accept,
@@ -486,8 +511,10 @@ pub enum Target {
     /// `-j RETURN`: back to the calling chain.
     Return,
     /// `-j CHAIN`.
+    #[cfg_attr(feature = "serde", serde(serialize_with = "json::chain"))]
     Jump(Chain),
     /// `-j REDIRECT --to-ports`: to this port of the local host.
+    #[cfg_attr(feature = "serde", serde(serialize_with = "json::port"))]
     Redirect(Port),
     /// `-j TPROXY`: to the listener on this port, unchanged, with this mark; dropped while nothing listens there.
     Tproxy {
@@ -497,14 +524,17 @@ pub enum Target {
         mark: Mark,
     },
     /// `-j MARK --set-mark`.
+    #[cfg_attr(feature = "serde", serde(serialize_with = "json::mark"))]
     SetMark(Mark),
     /// `-j CONNMARK --save-mark`: packet's mark to connection.
     SaveMark,
     /// `-j CONNMARK --restore-mark`: connection's mark to packet.
     RestoreMark,
     /// `-j CONNMARK --set-xmark`: the connection's mark, in these bits.
+    #[cfg_attr(feature = "serde", serde(rename = "setConnectionMark"))]
     SetConnMark(MaskedMark),
     /// `-j CT --zone`: the conntrack zone.
+    #[cfg_attr(feature = "serde", serde(serialize_with = "json::zone"))]
     ConntrackZone(u16),
 }
 

@@ -15,7 +15,7 @@ use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
 /// An address family: which of `iptables` and `ip6tables` a rule belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub enum Family {
     /// IPv4.
     #[cfg_attr(feature = "serde", serde(rename = "IPv4"))]
@@ -218,7 +218,7 @@ fn decimal_or_hex(text: &str, what: &'static str, min: u32, max: u32) -> Result<
 
 /// A port something listens on: 1 to 65535.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct Port(NonZeroU16);
 
 impl Port {
@@ -365,7 +365,7 @@ impl From<Port> for PortRange {
 /// assert_eq!(Mark::new(0), None);
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct Mark(NonZeroU32);
 
 impl Mark {
@@ -411,6 +411,7 @@ impl fmt::Display for Mark {
 
 /// A mark in some of its bits: the rest is another program's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct MaskedMark {
     value: u32,
     mask: u32,

@@ -7,7 +7,7 @@ use reasons::PodState;
 use redirect_core::plan::DataPlane;
 use redirect_core::pod::Decision;
 use redirect_core::settings::RawSettings;
-use redirect_core::{Families, Family, json};
+use redirect_core::{Families, Family};
 use serde_json::{Value, json};
 
 use crate::cause::{Finding, Severity};
@@ -190,11 +190,9 @@ impl Report {
     pub fn json(&self) -> Value {
         let decision = match &self.decided {
             PodDecision::Redirect(redirect, _) => {
-                serde_json::to_value(json::Decision::from(&Decision::Redirect(redirect.clone()))).ok()
+                serde_json::to_value(Decision::Redirect(redirect.clone())).ok()
             }
-            PodDecision::Skip(reason) => {
-                serde_json::to_value(json::Decision::from(&Decision::Skip(*reason))).ok()
-            }
+            PodDecision::Skip(reason) => serde_json::to_value(Decision::Skip(*reason)).ok(),
             PodDecision::Ambient(..)
             | PodDecision::HostNetwork
             | PodDecision::Wrong(_)

@@ -3,7 +3,7 @@
 use cni_core::pod_name::PodName;
 use redirect_core::pod::{Decision, PodFacts, SkipReason};
 use redirect_core::settings::{InputErrors, NamespaceFacts, RawSettings};
-use redirect_core::{AmbientRedirect, Redirect, RulePlan, json};
+use redirect_core::{AmbientRedirect, Redirect, RulePlan};
 
 use crate::printable::Printable;
 
@@ -81,8 +81,7 @@ impl PodDecision {
 #[must_use]
 pub fn left_alone(name: &PodName, reason: SkipReason, is_json: bool) -> Printable {
     if is_json {
-        let decision = json::Decision::from(&Decision::Skip(reason));
-        return Printable::json(&serde_json::to_value(decision).unwrap_or_default());
+        return Printable::json(&serde_json::to_value(Decision::Skip(reason)).unwrap_or_default());
     }
     Printable::line(&format!("# pod {name} is not redirected: {} ({})", reason.explanation(), reason.word()))
 }

@@ -3,7 +3,7 @@
 use redirect_core::plan::PlannedRule;
 use redirect_core::rule::{Chain, Scope, Table};
 use redirect_core::settings::{Key, Source};
-use redirect_core::{Family, RulePlan, json, options::NativeForm, render};
+use redirect_core::{Family, RulePlan, options::NativeForm, render};
 use serde::Deserialize;
 
 use crate::picture::{self, Language};
@@ -50,7 +50,7 @@ pub fn written(plan: &RulePlan, format: Format, native: NativeForm, layout: Layo
         Format::Nft => render::nft_text_in(plan, native) + &routing(plan, "# "),
         Format::Json => {
             // Strings and numbers only: nothing in it can fail.
-            let mut text = serde_json::to_string_pretty(&json::Plan::from(plan)).unwrap_or_default();
+            let mut text = serde_json::to_string_pretty(plan).unwrap_or_default();
             text.push('\n');
             text
         }

@@ -96,8 +96,7 @@ impl Compared {
                 .map(|(family, rule)| json!({"family": family.to_string(), "rule": rule}))
                 .collect::<Vec<_>>()
         });
-        let traffic = packet_trace::json::TrafficDifferences::from(self.traffic.as_slice());
-        json!({"version": VERSION, "rules": {"removed": gone, "added": new}, "traffic": traffic.traffic})
+        json!({"version": VERSION, "rules": {"removed": gone, "added": new}, "traffic": self.traffic})
     }
 }
 

@@ -5,7 +5,7 @@ use core::fmt;
 
 /// A rule of a chain that is not as wanted. Rules are numbered from 1, those found and those wanted each by themselves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(tag = "difference"))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize), serde(tag = "difference"))]
 pub enum DifferingRule<T> {
     /// This rule is missing.
     #[cfg_attr(feature = "serde", serde(rename = "missingRule"))]

@@ -207,17 +207,20 @@ pub use crate::align::DifferingRule;
 
 /// A place where the rules in force are not those wanted.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct RuleDifference {
     /// The table.
     pub table: Table,
     /// The chain.
     pub chain: Chain,
     /// What is different there.
+    #[cfg_attr(feature = "serde", serde(flatten))]
     pub kind: DifferenceKind,
 }
 
 /// What is different in a chain. Other programs' rules are not counted.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize), serde(tag = "difference", rename_all = "camelCase"))]
 #[non_exhaustive]
 pub enum DifferenceKind {
     /// The chain is missing.
@@ -225,6 +228,7 @@ pub enum DifferenceKind {
     /// The chain should not be there.
     StrayChain,
     /// A rule of it is not as wanted.
+    #[cfg_attr(feature = "serde", serde(untagged))]
     Rule(DifferingRule<Entry>),
 }
 

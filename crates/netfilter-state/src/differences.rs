@@ -61,7 +61,7 @@ impl fmt::Display for Difference {
 /// Printed, it shows the first and the number of the others.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Differences {
-    all: Vec<Difference>,
+    pub(crate) all: Vec<Difference>,
 }
 
 impl Differences {

@@ -1,132 +1,77 @@
-//! Where the rules in force differ from those wanted.
+//! Where the rules in force differ from those wanted, as JSON. The document of a difference names its family and adds a sentence, which
+//! its type does not hold.
 
 use crate::{
-    change::{DifferenceKind as Kind, DifferingRule, RuleDifference},
-    differences,
-    netlink::{NativeDifference, NativeDifferenceKind as Native},
+    differences::{Difference, Differences},
+    ruleset::TableName,
+    state::Entry,
 };
-use alloc::{
-    borrow::ToOwned,
-    string::{String, ToString},
-    vec::Vec,
-};
+use alloc::string::{String, ToString};
 use redirect_core::{json::VERSION, values::Family};
-use serde::{Deserialize, Serialize};
+use serde::{Serialize, Serializer, ser::SerializeStruct as _};
 
-/// Everything that is not as planned, in order: the counterpart of [`differences::Differences`].
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[non_exhaustive]
-pub struct Differences {
-    /// The version of the schema.
-    pub version: u32,
-    /// The differences; none where all is as planned.
-    pub differences: Vec<Difference>,
-}
-
-/// One difference: the counterpart of [`differences::Difference`].
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[non_exhaustive]
-pub struct Difference {
-    /// The family; missing where both are concerned.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub family: Option<Family>,
-    /// The table: `nat` of iptables, or `istio-proxy-nat` of family inet. Missing where none is concerned.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub table: Option<String>,
-    /// The chain; missing where none is concerned.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub chain: Option<String>,
-    /// What is different.
-    #[serde(flatten)]
-    pub kind: DifferenceKind,
-    /// The same in a sentence; its wording may change.
-    pub text: String,
-}
-
-/// What is different. Rules are numbered from 1, those of other programs not counted. Rules of iptables' tables are written in the
-/// words of iptables-save, others for people.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(tag = "difference", rename_all = "camelCase")]
-#[non_exhaustive]
-pub enum DifferenceKind {
-    /// None of the native tables is there.
-    NoNativeTables,
-    /// The table is missing.
-    MissingTable,
-    /// The table should not be there.
-    StrayTable,
-    /// The table is dormant, or should be.
-    Dormancy,
-    /// The chain is missing.
-    MissingChain,
-    /// The chain should not be there.
-    StrayChain,
-    /// The chain hangs on another hook, or has another policy.
-    Hook,
-    /// A policy rule, route or address is missing.
-    MissingRouting {
-        /// The missing element.
-        wanted: String,
-    },
-    /// A policy rule, route or address is there and does not do what the plan wants of it.
-    BrokenRouting {
-        /// What was found, with what is wrong with it.
-        found: String,
-    },
-    /// A rule is not as planned.
-    #[serde(untagged)]
-    Rule(DifferingRule<String>),
-}
-
-impl From<&differences::Differences> for Differences {
-    fn from(differences: &differences::Differences) -> Self {
-        Self { version: VERSION, differences: differences.iter().map(Difference::from).collect() }
+impl Serialize for Differences {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut document = serializer.serialize_struct("Differences", 2)?;
+        document.serialize_field("version", &VERSION)?;
+        document.serialize_field("differences", &self.all)?;
+        document.end()
     }
 }
 
-impl From<&differences::Difference> for Difference {
-    fn from(difference: &differences::Difference) -> Self {
-        use differences::Difference as Of;
-        let (family, table, chain, kind) = match difference {
-            Of::Rule { family, difference: RuleDifference { table, chain, kind } } => {
-                let kind = match kind {
-                    Kind::MissingChain => DifferenceKind::MissingChain,
-                    Kind::StrayChain => DifferenceKind::StrayChain,
-                    Kind::Rule(rule) => DifferenceKind::Rule(rule.clone().map(|rule| rule.to_string())),
-                };
-                (Some(*family), Some(table.name()), Some(chain.name()), kind)
+#[derive(Serialize)]
+struct Document<What> {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    family: Option<Family>,
+    #[serde(flatten)]
+    what: What,
+    text: String,
+}
+
+/// Rules are numbered from 1, those of other programs not counted. Rules of iptables' tables are written in the words of
+/// iptables-save, others for people.
+impl Serialize for Difference {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let text = self.to_string();
+        match self {
+            Self::Rule { family, difference } => {
+                Document { family: Some(*family), what: difference, text }.serialize(serializer)
             }
-            Of::NoNativeTables => (None, None, None, DifferenceKind::NoNativeTables),
-            Of::Native(NativeDifference { table, chain, kind }) => {
-                (None, Some(*table), chain.as_deref(), native(kind, chain.is_some()))
+            Self::Native(what) => Document { family: None, what, text }.serialize(serializer),
+            Self::NoNativeTables => {
+                let what = [("difference", "noNativeTables")];
+                Document { family: None, what: Fields(what), text }.serialize(serializer)
             }
-            Of::MissingRouting(item) => {
-                let kind = DifferenceKind::MissingRouting { wanted: item.to_string() };
-                (item.family(), None, None, kind)
+            Self::MissingRouting(item) => {
+                let wanted = item.to_string();
+                let what = [("difference", "missingRouting"), ("wanted", wanted.as_str())];
+                Document { family: item.family(), what: Fields(what), text }.serialize(serializer)
             }
-            Of::BrokenRouting(found) => {
-                let kind = DifferenceKind::BrokenRouting { found: found.to_string() };
-                (found.item.family(), None, None, kind)
+            Self::BrokenRouting(routing) => {
+                let found = routing.to_string();
+                let what = [("difference", "brokenRouting"), ("found", found.as_str())];
+                Document { family: routing.item.family(), what: Fields(what), text }.serialize(serializer)
             }
-        };
-        Self {
-            family,
-            table: table.map(str::to_owned),
-            chain: chain.map(str::to_owned),
-            kind,
-            text: difference.to_string(),
         }
     }
 }
 
-fn native(kind: &Native, in_a_chain: bool) -> DifferenceKind {
-    match (kind, in_a_chain) {
-        (Native::Missing, true) => DifferenceKind::MissingChain,
-        (Native::Missing, false) => DifferenceKind::MissingTable,
-        (Native::Stray, true) => DifferenceKind::StrayChain,
-        (Native::Stray, false) => DifferenceKind::StrayTable,
-        (Native::Dormancy, _) => DifferenceKind::Dormancy,
-        (Native::Hook, _) => DifferenceKind::Hook,
-        (Native::Rule(rule), _) => DifferenceKind::Rule(rule.clone()),
+struct Fields<'a, const COUNT: usize>([(&'static str, &'a str); COUNT]);
+
+impl<const COUNT: usize> Serialize for Fields<'_, COUNT> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_map(self.0)
+    }
+}
+
+impl Serialize for Entry {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl Serialize for TableName {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
     }
 }

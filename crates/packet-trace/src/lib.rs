@@ -72,20 +72,25 @@ const MOST_WORK: usize = 1_000_000;
 
 /// Who sends a packet. Closed on purpose: rules ask for nothing else.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize), serde(tag = "sender", rename_all = "camelCase"))]
 pub enum Sender {
     /// A peer outside the pod.
     Outside,
     /// A socket in the pod, of this user and group.
+    #[cfg_attr(feature = "serde", serde(rename = "pod"))]
     Local {
         /// The user.
+        #[cfg_attr(feature = "serde", serde(rename = "user"))]
         uid: u32,
         /// The group.
+        #[cfg_attr(feature = "serde", serde(rename = "group"))]
         gid: u32,
     },
 }
 
 /// By which interface a packet comes in, or would go out.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize), serde(untagged))]
 #[non_exhaustive]
 pub enum Interface {
     /// Of this name.
@@ -97,7 +102,7 @@ pub enum Interface {
 /// What connection tracking says about a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "camelCase"))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize), serde(rename_all = "camelCase"))]
 pub enum ConnectionState {
     /// It is the first of a connection.
     New,
@@ -126,12 +131,15 @@ impl ConnectionState {
 
 /// The connection of a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize), serde(rename_all = "camelCase"))]
 pub struct Connection {
     /// What connection tracking says.
     pub state: ConnectionState,
     /// Its mark.
+    #[cfg_attr(feature = "serde", serde(rename = "connectionMark"))]
     pub mark: u32,
     /// Where its first packet was translated to, if it was.
+    #[cfg_attr(feature = "serde", serde(skip_serializing_if = "Option::is_none"))]
     pub translated_to: Option<SocketAddr>,
 }
 
@@ -144,24 +152,30 @@ impl Default for Connection {
 
 /// One packet.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize), serde(rename_all = "camelCase"))]
 pub struct Packet {
     /// Who sends it.
+    #[cfg_attr(feature = "serde", serde(flatten))]
     pub sender: Sender,
     /// Its protocol.
     pub protocol: Protocol,
     /// Where from: an address, where it is known, ...
+    #[cfg_attr(feature = "serde", serde(skip_serializing_if = "Option::is_none"))]
     pub source: Option<IpAddr>,
     /// ... and a port, where that is known.
+    #[cfg_attr(feature = "serde", serde(skip_serializing_if = "Option::is_none"))]
     pub source_port: Option<u16>,
     /// Where to.
     pub destination: SocketAddr,
     /// By which interface it comes in, or goes out before any rule has rerouted it.
+    #[cfg_attr(feature = "serde", serde(skip_serializing_if = "json::is_elsewhere"))]
     pub interface: Interface,
     /// Its flags, if it is a segment of TCP.
     pub flags: u8,
     /// Its mark.
     pub mark: u32,
     /// Its connection.
+    #[cfg_attr(feature = "serde", serde(flatten))]
     pub connection: Connection,
 }
 
@@ -253,7 +267,7 @@ impl Packet {
 /// A listener of the proxy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "camelCase"))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize), serde(rename_all = "camelCase"))]
 pub enum Listener {
     /// Of what the application sends.
     Outbound,
@@ -278,11 +292,7 @@ impl Listener {
 /// Where a packet ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
-#[cfg_attr(
-    feature = "serde",
-    derive(serde::Serialize, serde::Deserialize),
-    serde(tag = "fate", rename_all = "camelCase")
-)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize), serde(tag = "fate", rename_all = "camelCase"))]
 pub enum Fate {
     /// At its destination: no rule captures it.
     Untouched,
@@ -314,6 +324,7 @@ pub enum Fate {
 
 /// The setting behind a rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct Origin {
     /// The setting.
     pub setting: Key,
@@ -331,12 +342,15 @@ impl Origin {
 
 /// Where a rule stands.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct RuleLocation {
     /// The table.
     pub table: TableName,
     /// The chain.
+    #[cfg_attr(feature = "serde", serde(serialize_with = "json::plain"))]
     pub chain: String,
     /// The rule's number in it, counted from 1; none for the chain itself.
+    #[cfg_attr(feature = "serde", serde(rename = "number", skip_serializing_if = "Option::is_none"))]
     pub rule: Option<usize>,
 }
 
@@ -344,7 +358,7 @@ pub struct RuleLocation {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(
     feature = "serde",
-    derive(serde::Serialize, serde::Deserialize),
+    derive(serde::Serialize),
     serde(tag = "outcome", content = "condition", rename_all = "camelCase")
 )]
 pub enum Outcome {
@@ -358,22 +372,43 @@ pub enum Outcome {
 
 /// Something that a rule or the kernel changes.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize), serde(tag = "step", rename_all = "camelCase"))]
 #[non_exhaustive]
 pub enum PacketEdit {
-    /// The packet's mark; none where it is not known.
-    Mark(Option<u32>),
-    /// The connection's mark; none where it is not known.
-    ConnectionMark(Option<u32>),
+    /// The packet's mark.
+    Mark {
+        /// Its new value; none where it is not known.
+        #[cfg_attr(feature = "serde", serde(skip_serializing_if = "Option::is_none"))]
+        mark: Option<u32>,
+    },
+    /// The connection's mark.
+    ConnectionMark {
+        /// Its new value; none where it is not known.
+        #[cfg_attr(feature = "serde", serde(skip_serializing_if = "Option::is_none"))]
+        mark: Option<u32>,
+    },
     /// The destination.
-    Destination(SocketAddr),
+    Destination {
+        /// The new one.
+        destination: SocketAddr,
+    },
     /// The zone of connection tracking.
-    Zone(u16),
-    /// The interface it leaves by; none where it is not known.
-    Rerouted(Option<String>),
+    Zone {
+        /// Which.
+        zone: u16,
+    },
+    /// The interface it leaves by.
+    #[cfg_attr(feature = "serde", serde(rename = "route"))]
+    Rerouted {
+        /// Which; none where it is not known.
+        #[cfg_attr(feature = "serde", serde(skip_serializing_if = "Option::is_none"))]
+        interface: Option<String>,
+    },
 }
 
 /// One step of a packet's way.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize), serde(tag = "step", rename_all = "camelCase"))]
 #[non_exhaustive]
 pub enum TraceEvent {
     /// It comes to a hook.
@@ -381,11 +416,13 @@ pub enum TraceEvent {
         /// Which.
         hook: Hook,
         /// By this interface; none where it is not known.
+        #[cfg_attr(feature = "serde", serde(skip_serializing_if = "Option::is_none"))]
         interface: Option<String>,
     },
     /// It comes to a base chain.
     Chain {
         /// Which.
+        #[cfg_attr(feature = "serde", serde(flatten))]
         place: RuleLocation,
         /// Its priority.
         priority: i32,
@@ -393,30 +430,39 @@ pub enum TraceEvent {
     /// It meets a rule.
     Rule {
         /// Its position.
+        #[cfg_attr(feature = "serde", serde(flatten))]
         place: RuleLocation,
         /// How many jumps led there.
         depth: usize,
         /// The rule in words.
+        #[cfg_attr(feature = "serde", serde(rename = "text"))]
         rule: String,
         /// Whether it matches the packet.
+        #[cfg_attr(feature = "serde", serde(flatten))]
         outcome: Outcome,
         /// Whether it is one of the mesh's.
+        #[cfg_attr(feature = "serde", serde(rename = "ofMesh"))]
         is_own: bool,
         /// The setting behind it.
+        #[cfg_attr(feature = "serde", serde(flatten))]
         origin: Option<Origin>,
     },
     /// A base chain's policy drops the packet.
     Policy {
         /// Which.
+        #[cfg_attr(feature = "serde", serde(flatten))]
         place: RuleLocation,
     },
-    /// Something changes.
-    Changed(PacketEdit),
     /// Routing drops it.
+    #[cfg_attr(feature = "serde", serde(rename = "unroutable"))]
     Route {
         /// The policy rule or route that does, in words.
+        #[cfg_attr(feature = "serde", serde(rename = "text"))]
         decides: String,
     },
+    /// Something changes.
+    #[cfg_attr(feature = "serde", serde(untagged))]
+    Changed(PacketEdit),
 }
 
 /// An unknown that decides where a packet ends.

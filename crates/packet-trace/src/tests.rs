@@ -117,7 +117,7 @@ fn marks_of_tproxy_lead_to_the_pod_itself() {
     };
     let trace = rules.trace(&answer.by("eth0"));
     assert!(
-        trace.steps.contains(&TraceEvent::Changed(PacketEdit::Rerouted(Some("lo".into())))),
+        trace.steps.contains(&TraceEvent::Changed(PacketEdit::Rerouted { interface: Some("lo".into()) })),
         "{:#?}",
         trace.steps
     );
@@ -130,7 +130,7 @@ fn a_known_connection_goes_where_its_first_packet_went() {
     let to = "127.0.0.1:15001".parse().unwrap();
     let connection = Connection { state: ConnectionState::Established, mark: 0, translated_to: Some(to) };
     let trace = rules.trace(&Packet { connection, ..app("192.0.2.1:80").by("eth0") });
-    assert!(trace.steps.contains(&TraceEvent::Changed(PacketEdit::Destination(to))));
+    assert!(trace.steps.contains(&TraceEvent::Changed(PacketEdit::Destination { destination: to })));
     assert!(!trace.steps.iter().any(|step| matches!(step, TraceEvent::Rule { .. })), "nat was asked");
 }
 
@@ -220,7 +220,11 @@ fn redirected_to(interfaces: &[(&str, &str)], to: &str, by: Option<&str>) -> (Fa
     let packet = Packet::from_outside(from.parse().unwrap(), to.parse().unwrap());
     let trace = rules.trace(&by.map_or_else(|| packet.clone(), |by| packet.clone().by(by)));
     let moved = trace.steps.iter().find_map(|step| {
-        if let TraceEvent::Changed(PacketEdit::Destination(to)) = step { Some(to.to_string()) } else { None }
+        if let TraceEvent::Changed(PacketEdit::Destination { destination: to }) = step {
+            Some(to.to_string())
+        } else {
+            None
+        }
     });
     (trace.fate(), moved)
 }

@@ -168,12 +168,12 @@ fn one_line(text: &str) -> String {
 fn words(change: &PacketEdit) -> String {
     let mark = |mark: &Option<u32>| mark.map_or_else(|| "unknown".to_string(), |mark| format!("{mark:#x}"));
     match change {
-        PacketEdit::Mark(value) => format!("mark {}", mark(value)),
-        PacketEdit::ConnectionMark(value) => format!("connection mark {}", mark(value)),
-        PacketEdit::Destination(to) => format!("destination {to}"),
-        PacketEdit::Zone(zone) => format!("conntrack zone {zone}"),
-        PacketEdit::Rerouted(Some(by)) => format!("routed by {by}"),
-        PacketEdit::Rerouted(None) => "routed by another interface".into(),
+        PacketEdit::Mark { mark: value } => format!("mark {}", mark(value)),
+        PacketEdit::ConnectionMark { mark: value } => format!("connection mark {}", mark(value)),
+        PacketEdit::Destination { destination } => format!("destination {destination}"),
+        PacketEdit::Zone { zone } => format!("conntrack zone {zone}"),
+        PacketEdit::Rerouted { interface: Some(by) } => format!("routed by {by}"),
+        PacketEdit::Rerouted { interface: None } => "routed by another interface".into(),
     }
 }
 

@@ -186,7 +186,7 @@ impl Trace {
         };
         let trace = plan.rules(packet.family()).trace(&packet);
         let detail = if way.every { Detail::Every } else { Detail::Met };
-        let steps = serde_json::to_value(packet_trace::json::Trace::from(&trace)).unwrap_or_default();
+        let steps = serde_json::to_value(&trace).unwrap_or_default();
         Some(Self {
             errors: Vec::new(),
             packet: trace.packet.to_string(),

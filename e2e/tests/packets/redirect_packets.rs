@@ -442,7 +442,11 @@ fn a_redirect_leads_to_the_first_address_of_the_interface_that_a_packet_comes_in
             let live = mesh.pod().enter(|| Live::now(None, &ApplyOptions::default()))??;
             let trace = live.rules(packet.family(), None).trace(&packet);
             let moved = trace.steps.iter().find_map(|step| {
-                if let TraceEvent::Changed(PacketEdit::Destination(to)) = step { Some(*to) } else { None }
+                if let TraceEvent::Changed(PacketEdit::Destination { destination: to }) = step {
+                    Some(*to)
+                } else {
+                    None
+                }
             });
             let seen = guest.client().patience(UNANSWERED).tcp(packet.destination)?.report().ok();
             let delivered = seen.map(|report| (report.server, report.local.ip(), report.local.port()));

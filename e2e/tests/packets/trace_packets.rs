@@ -172,14 +172,14 @@ fn random_rules(dice: &mut Dice, form: &str) -> Vec<String> {
 /// TPROXY's mark, and the answer gets the connection's.
 fn stays(trace: &Trace, live: &TraceRules) -> bool {
     let mark = trace.steps.iter().rev().find_map(|step| {
-        if let TraceEvent::Changed(PacketEdit::ConnectionMark(mark)) = step { *mark } else { None }
+        if let TraceEvent::Changed(PacketEdit::ConnectionMark { mark }) = step { *mark } else { None }
     });
     let Some((mark, source)) = mark.zip(trace.packet.source) else { return false };
     let to = SocketAddr::new(source, trace.packet.source_port.unwrap_or_default());
     let answer = Packet::from_pod(0, 0, trace.packet.destination, to).by("eth0");
     let connection = Connection { state: ConnectionState::Reply, mark, translated_to: None };
     let answer = live.trace(&Packet { connection, flags: TcpFlags::SYN | TcpFlags::ACK, ..answer });
-    answer.steps.contains(&TraceEvent::Changed(PacketEdit::Rerouted(Some("lo".into()))))
+    answer.steps.contains(&TraceEvent::Changed(PacketEdit::Rerouted { interface: Some("lo".into()) }))
 }
 
 /// How many packets had which fate, and what was not understood on the way of those whose fate is unknown.

@@ -1,159 +1,119 @@
-//! The plan: rules as they will stand, policy routing, the loopback address.
+//! Decisions and plans. A decision says its reason in two ways, and a plan's rules are listed as they will stand: the documents differ
+//! from the types.
 
-use super::{Action, Condition, Source, VERSION, rule::mask_of, setting_name};
+use super::VERSION;
 use crate::{
     RulePlan,
-    plan::{self, Position},
+    plan::{PlannedRule, PolicyRoutes, Position},
+    pod::Decision,
     render::rule_text,
-    rule,
+    rule::{Chain, Match, Table, Target},
+    settings::{Key, Source},
     values::Family,
 };
-use alloc::{borrow::ToOwned, string::String, vec::Vec};
-use core::net::Ipv6Addr;
-use serde::{Deserialize, Serialize};
+use alloc::{string::String, vec::Vec};
+use core::{net::Ipv6Addr, ops::Not};
+use serde::{Serialize, Serializer, ser::SerializeStruct as _};
 
-/// What makes a redirection real: the counterpart of [`RulePlan`].
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+impl Serialize for Decision {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut document = serializer.serialize_struct("Decision", 4)?;
+        document.serialize_field("version", &VERSION)?;
+        match self {
+            Self::Redirect(redirect) => {
+                document.serialize_field("decision", "redirect")?;
+                document.serialize_field("redirect", redirect)?;
+            }
+            Self::Skip(reason) => {
+                document.serialize_field("decision", "skip")?;
+                document.serialize_field("reason", reason.word())?;
+                document.serialize_field("explanation", reason.explanation())?;
+            }
+        }
+        document.end()
+    }
+}
+
+#[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-#[non_exhaustive]
-pub struct Plan {
-    /// The version of the schema.
-    pub version: u32,
-    /// What each family has; one that has no rules is missing.
-    pub families: Vec<FamilyPlan>,
-    /// Policy rules and routes; absent if empty.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub policy_routing: Option<PolicyRouting>,
-    /// The address that the loopback interface gets besides its own; missing where it gets none.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub loopback_address: Option<Ipv6Addr>,
+struct PlanDocument<'a> {
+    version: u32,
+    families: Vec<FamilyPlan<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    policy_routing: Option<&'a PolicyRoutes>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    loopback_address: Option<Ipv6Addr>,
 }
 
-/// What a plan has for one family.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[non_exhaustive]
-pub struct FamilyPlan {
-    /// The family.
-    pub family: Family,
-    /// The tables with rules, in the order raw, mangle, nat.
-    pub tables: Vec<Table>,
+#[derive(Serialize)]
+struct FamilyPlan<'a> {
+    family: Family,
+    tables: Vec<TablePlan<'a>>,
 }
 
-/// A table.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[non_exhaustive]
-pub struct Table {
-    /// Its name in iptables.
-    pub table: String,
-    /// Its chains that have rules, or that rules jump to.
-    pub chains: Vec<Chain>,
+#[derive(Serialize)]
+struct TablePlan<'a> {
+    table: Table,
+    chains: Vec<ChainPlan<'a>>,
 }
 
-/// A chain.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-#[non_exhaustive]
-pub struct Chain {
-    /// Its name in iptables.
-    pub chain: String,
-    /// Whether it is a built-in chain, in which others may have rules as well.
-    pub built_in: bool,
-    /// The rules in the order in which they stand.
-    pub rules: Vec<PlannedRule>,
+struct ChainPlan<'a> {
+    chain: Chain,
+    built_in: bool,
+    rules: Vec<&'a PlannedRule>,
 }
 
-/// A rule with what it is for: the counterpart of [`plan::PlannedRule`].
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-#[non_exhaustive]
-pub struct PlannedRule {
-    /// The conditions.
-    pub conditions: Vec<Condition>,
-    /// What happens to a packet that fulfils them.
-    pub target: Action,
-    /// The same in the words of iptables-save.
-    pub text: String,
-    /// Whether it stands before the other programs' rules (in built-in chains). Written only where it does.
-    #[serde(default, skip_serializing_if = "core::ops::Not::not")]
-    pub before_others: bool,
-    /// The name of the setting that asked for it.
-    pub setting: String,
-    /// Who said so.
-    pub source: Source,
-    /// What it is for; the wording may change.
-    pub purpose: String,
-}
-
-/// Policy routing that delivers marked packets to the proxy: a policy rule and a route for each family.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[non_exhaustive]
-pub struct PolicyRouting {
-    /// The mark of the packets.
-    pub mark: u32,
-    /// The bits of it that count; all where missing.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub mask: Option<u32>,
-    /// The priority of the policy rule; the kernel chooses one where missing.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub priority: Option<u32>,
-    /// The routing table.
-    pub table: u32,
-    /// The families that have it.
-    pub families: Vec<Family>,
-}
-
-impl From<&RulePlan> for Plan {
-    fn from(plan: &RulePlan) -> Self {
-        let families = plan.families().iter().copied();
-        Self {
+impl Serialize for RulePlan {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let chain = |(chain, rules)| {
+            let built_in = matches!(chain, Chain::Hook(_));
+            ChainPlan { chain, built_in, rules }
+        };
+        let family = |family: &Family| {
+            let tables = self.explained_rules(*family).into_iter();
+            let tables = tables
+                .map(|(table, chains)| TablePlan { table, chains: chains.into_iter().map(chain).collect() });
+            FamilyPlan { family: *family, tables: tables.collect() }
+        };
+        let document = PlanDocument {
             version: VERSION,
-            families: families.map(|family| family_plan(plan, family)).collect(),
-            policy_routing: plan.policy_routes().map(PolicyRouting::from),
-            loopback_address: plan.loopback_address(),
-        }
+            families: self.families().iter().map(family).collect(),
+            policy_routing: self.policy_routes(),
+            loopback_address: self.loopback_address(),
+        };
+        document.serialize(serializer)
     }
 }
 
-fn family_plan(plan: &RulePlan, family: Family) -> FamilyPlan {
-    let rules = plan.explained_rules(family);
-    let tables = rules.iter().map(|(table, chains)| Table {
-        table: table.name().to_owned(),
-        chains: chains
-            .iter()
-            .map(|(chain, rules)| Chain {
-                chain: chain.name().to_owned(),
-                built_in: matches!(chain, rule::Chain::Hook(_)),
-                rules: rules.iter().copied().map(PlannedRule::from).collect(),
-            })
-            .collect(),
-    });
-    FamilyPlan { family, tables: tables.collect() }
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct RuleDocument<'a> {
+    conditions: Vec<Match>,
+    target: Target,
+    text: String,
+    #[serde(skip_serializing_if = "Not::not")]
+    before_others: bool,
+    setting: Key,
+    source: Source,
+    purpose: &'a str,
 }
 
-impl From<&plan::PlannedRule> for PlannedRule {
-    fn from(planned: &plan::PlannedRule) -> Self {
-        let is_built_in = matches!(planned.chain(), rule::Chain::Hook(_));
-        let rule = planned.rule().canonical();
-        Self {
-            conditions: rule.matches.iter().map(Condition::from).collect(),
-            target: (&rule.target).into(),
-            text: rule_text(planned.rule()),
-            before_others: is_built_in && matches!(planned.position(), Position::Before(_)),
-            setting: setting_name(planned.because()).to_owned(),
-            source: planned.source().into(),
-            purpose: planned.purpose().to_owned(),
-        }
-    }
-}
-
-impl From<&plan::PolicyRoutes> for PolicyRouting {
-    fn from(routes: &plan::PolicyRoutes) -> Self {
-        Self {
-            mark: routes.mark().value(),
-            mask: mask_of(routes.mark()),
-            priority: routes.priority(),
-            table: routes.table().number(),
-            families: routes.families().to_vec(),
-        }
+/// As it will stand, in canonical form; `beforeOthers` is about other programs' rules, and written only where true.
+impl Serialize for PlannedRule {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let is_built_in = matches!(self.chain(), Chain::Hook(_));
+        let rule = self.rule().canonical();
+        let document = RuleDocument {
+            conditions: rule.matches,
+            target: rule.target,
+            text: rule_text(self.rule()),
+            before_others: is_built_in && matches!(self.position(), Position::Before(_)),
+            setting: self.because(),
+            source: self.source(),
+            purpose: self.purpose(),
+        };
+        document.serialize(serializer)
     }
 }

@@ -1,38 +1,37 @@
-//! Values that JSON has as in settings, and that are checked when they are read back.
+//! Values that are written as in settings.
 
-use crate::values::{Cidrs, InterfaceName, PortRange, PortSyntax, Problem, RouteTable};
-use alloc::{string::String, vec::Vec};
-use ipnet::IpNet;
-use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error};
+use super::setting_name;
+use crate::{
+    redirect::Families,
+    rule::Chain,
+    settings::Key,
+    values::{Cidrs, InterfaceName, PortRange},
+};
+use serde::{Serialize, Serializer};
 
-fn parsed<'de, T, D: Deserializer<'de>>(
-    deserializer: D,
-    parse: impl FnOnce(&str) -> Result<T, Problem>,
-) -> Result<T, D::Error> {
-    parse(&String::deserialize(deserializer)?).map_err(D::Error::custom)
+macro_rules! as_displayed {
+    ($($type:ty),+) => { $(
+        impl Serialize for $type {
+            fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                serializer.collect_str(self)
+            }
+        }
+    )+ };
 }
 
-impl Serialize for PortRange {
+as_displayed!(Chain, InterfaceName, PortRange);
+
+/// By its name: [`setting_name`].
+impl Serialize for Key {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
+        serializer.serialize_str(setting_name(*self))
     }
 }
 
-impl<'de> Deserialize<'de> for PortRange {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        parsed(deserializer, |text| Self::parse(text, PortSyntax::Saved))
-    }
-}
-
-impl Serialize for InterfaceName {
+/// As a list.
+impl Serialize for Families {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
-    }
-}
-
-impl<'de> Deserialize<'de> for InterfaceName {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        parsed(deserializer, str::parse)
+        self.list().serialize(serializer)
     }
 }
 
@@ -40,17 +39,5 @@ impl<'de> Deserialize<'de> for InterfaceName {
 impl Serialize for Cidrs {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_seq(self.iter())
-    }
-}
-
-impl<'de> Deserialize<'de> for Cidrs {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        Ok(Vec::<IpNet>::deserialize(deserializer)?.into_iter().collect())
-    }
-}
-
-impl<'de> Deserialize<'de> for RouteTable {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        Self::new(u32::deserialize(deserializer)?).ok_or_else(|| D::Error::custom(Problem::ReservedTable))
     }
 }

@@ -96,10 +96,13 @@ impl PlannedRule {
 
 /// Policy routing that delivers marked packets to the proxy: `ip rule` and a route per family.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct PolicyRoutes {
+    #[cfg_attr(feature = "serde", serde(flatten, serialize_with = "crate::json::rule::masked_mark"))]
     pub(crate) mark: MaskedMark,
-    pub(crate) table: RouteTable,
+    #[cfg_attr(feature = "serde", serde(skip_serializing_if = "Option::is_none"))]
     pub(crate) priority: Option<u32>,
+    pub(crate) table: RouteTable,
     pub(crate) families: Vec<Family>,
 }
 

@@ -35,9 +35,10 @@ macro_rules! fields {
         /// # Ok::<(), redirect_core::settings::InputErrors>(())
         /// ```
         #[derive(Debug, Clone, PartialEq, Eq)]
+        #[cfg_attr(feature = "serde", derive(serde::Serialize), serde(rename_all = "camelCase"))]
         pub struct Redirect {
-            pub(super) families: Families,
             pub(super) mode: InterceptionMode,
+            pub(super) families: Families,
             pub(super) proxy_uids: Vec<u32>,
             pub(super) proxy_gids: Vec<u32>,
             pub(super) inbound: InboundPorts,
@@ -48,6 +49,7 @@ macro_rules! fields {
             pub(super) loopback: Ipv4Net,
             $(pub(super) $value: $value_type,)+
             $(pub(super) $list: Vec<$item>,)+
+            #[cfg_attr(feature = "serde", serde(skip))]
             pub(super) sources: Provenance<Sources>,
         }
 
@@ -103,8 +105,8 @@ macro_rules! fields {
     };
 }
 
-/// The rows, given to a macro: what a redirection holds here, its setters in `builder`, the reading of its text in `read`, and
-/// what of it `json` writes come from the same table.
+/// The rows, given to a macro: what a redirection holds here, its setters in `builder`, and the reading of its text in `read` come
+/// from the same table.
 macro_rules! rows {
     ($made_by:ident) => {
         $made_by! {

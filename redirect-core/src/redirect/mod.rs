@@ -14,8 +14,6 @@ mod unbuildable;
 
 pub use builder::RedirectBuilder;
 pub use fields::Redirect;
-#[cfg(feature = "serde")]
-pub(crate) use fields::rows;
 pub use parts::{
     ALWAYS_EXCLUDED_INBOUND, DNS_PORT, DnsCapture, Families, GUARD_MARK, InboundPorts, InterceptionMode,
     OutboundRanges, OwnerGroups, PROXY_ID, PROXY_MARK, Tproxy,

@@ -73,11 +73,7 @@ impl Families {
 
 /// How inbound connections reach the proxy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[cfg_attr(
-    feature = "serde",
-    derive(serde::Serialize, serde::Deserialize),
-    serde(tag = "mode", rename_all = "UPPERCASE")
-)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize), serde(tag = "mode", rename_all = "UPPERCASE"))]
 #[non_exhaustive]
 pub enum InterceptionMode {
     /// By rewriting their destination (nat table).
@@ -100,7 +96,7 @@ impl InterceptionMode {
 /// What TPROXY mode needs besides rules: the mark of inbound packets, and the routing table that delivers marked packets
 /// locally. By default 1337 and 133.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct Tproxy {
     mark: Mark,
     table: RouteTable,
@@ -137,7 +133,7 @@ impl Default for Tproxy {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(
     feature = "serde",
-    derive(serde::Serialize, serde::Deserialize),
+    derive(serde::Serialize),
     serde(tag = "capture", content = "ports", rename_all = "camelCase")
 )]
 #[non_exhaustive]
@@ -154,7 +150,7 @@ pub enum InboundPorts {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(
     feature = "serde",
-    derive(serde::Serialize, serde::Deserialize),
+    derive(serde::Serialize),
     serde(tag = "capture", content = "ranges", rename_all = "camelCase")
 )]
 #[non_exhaustive]
@@ -169,7 +165,7 @@ pub enum OutboundRanges {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(
     feature = "serde",
-    derive(serde::Serialize, serde::Deserialize),
+    derive(serde::Serialize),
     serde(tag = "capture", content = "groups", rename_all = "camelCase")
 )]
 #[non_exhaustive]
@@ -189,7 +185,7 @@ impl OwnerGroups {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(
     feature = "serde",
-    derive(serde::Serialize, serde::Deserialize),
+    derive(serde::Serialize),
     serde(tag = "capture", content = "servers", rename_all = "camelCase")
 )]
 #[non_exhaustive]

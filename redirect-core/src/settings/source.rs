@@ -6,6 +6,11 @@ use core::fmt;
 
 /// Where a value came from. Errors, warnings and explanations name it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Serialize),
+    serde(tag = "kind", content = "name", rename_all = "camelCase")
+)]
 #[non_exhaustive]
 pub enum Source {
     /// Unset; the table's default holds.

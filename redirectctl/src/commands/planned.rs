@@ -147,9 +147,11 @@ pub(super) fn trace(given: &Given) -> Result<Answer, InputError> {
     let trace = rules.trace(&packet);
     let detail = if given.flag("every") == Some("true") { Detail::Every } else { Detail::Met };
     let text = if given.is_json() {
-        let mut trace = packet_trace::json::Trace::from(&trace);
-        trace.unexamined = unexamined;
-        Printable::json(&serde_json::to_value(trace).unwrap_or_default())
+        let mut trace = serde_json::to_value(&trace).unwrap_or_default();
+        if !unexamined.is_empty() {
+            trace["unexamined"] = unexamined.into();
+        }
+        Printable::json(&trace)
     } else {
         let picture = |language| Printable::lines(&picture::of_trace(&trace, detail, language));
         match given.flag("format") {

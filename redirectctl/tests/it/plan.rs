@@ -115,8 +115,8 @@ fn every_language_has_every_rule_of_every_plan() {
         let svg = of(Format::Svg);
         let chains = plan.merged_rules().values().map(std::collections::BTreeMap::len).sum::<usize>();
         assert_eq!(svg.matches("<text ").count(), rules + chains, "{name}: {svg}");
-        let json: redirect_core::json::Plan = serde_json::from_str(&of(Format::Json)).unwrap();
-        assert_eq!(json, redirect_core::json::Plan::from(&plan), "{name}");
+        let json: serde_json::Value = serde_json::from_str(&of(Format::Json)).unwrap();
+        assert_eq!(json, serde_json::to_value(&plan).unwrap(), "{name}");
     }
 }
 

@@ -12,28 +12,37 @@ use redirect_core::render::NFT_TABLES;
 
 /// A place where the native tables are not those wanted.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct NativeDifference {
     /// The table, of family inet.
     pub table: &'static str,
     /// The chain, where it is about one.
+    #[cfg_attr(feature = "serde", serde(skip_serializing_if = "Option::is_none"))]
     pub chain: Option<String>,
     /// What is different there.
+    #[cfg_attr(feature = "serde", serde(flatten))]
     pub kind: NativeDifferenceKind,
 }
 
 /// What is different. Rules are described in words.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize), serde(tag = "difference", rename_all = "camelCase"))]
 #[non_exhaustive]
 pub enum NativeDifferenceKind {
-    /// The table or chain is missing.
-    Missing,
-    /// The table or chain should not be there.
-    Stray,
+    /// The table is missing.
+    MissingTable,
+    /// The table should not be there.
+    StrayTable,
+    /// The chain is missing.
+    MissingChain,
+    /// The chain should not be there.
+    StrayChain,
     /// The table is dormant, or should be.
     Dormancy,
     /// The chain hangs on another hook, or has another policy.
     Hook,
     /// A rule of the chain is not as wanted.
+    #[cfg_attr(feature = "serde", serde(untagged))]
     Rule(DifferingRule<String>),
 }
 
@@ -43,8 +52,8 @@ impl NativeState {
     pub fn differences_to(&self, wanted: &Self) -> Vec<NativeDifference> {
         let in_table = |table: &'static str| match (self.tables.get(table), wanted.tables.get(table)) {
             (Some(found), Some(wanted)) => Tables { table, found, wanted }.differences(),
-            (None, Some(_)) => [whole(table, None, NativeDifferenceKind::Missing)].into(),
-            (Some(_), None) => [whole(table, None, NativeDifferenceKind::Stray)].into(),
+            (None, Some(_)) => [whole(table, None, NativeDifferenceKind::MissingTable)].into(),
+            (Some(_), None) => [whole(table, None, NativeDifferenceKind::StrayTable)].into(),
             (None, None) => Vec::new(),
         };
         NFT_TABLES.into_iter().flat_map(in_table).collect()
@@ -71,11 +80,11 @@ impl Tables<'_> {
         for (name, wanted) in &self.wanted.chains {
             match self.found.chains.get(name) {
                 Some(found) => all.extend(self.in_chain(name, found, wanted)),
-                None => all.push(whole(self.table, Some(name), NativeDifferenceKind::Missing)),
+                None => all.push(whole(self.table, Some(name), NativeDifferenceKind::MissingChain)),
             }
         }
         let stray = self.found.chains.keys().filter(|name| !self.wanted.chains.contains_key(*name));
-        all.extend(stray.map(|name| whole(self.table, Some(name), NativeDifferenceKind::Stray)));
+        all.extend(stray.map(|name| whole(self.table, Some(name), NativeDifferenceKind::StrayChain)));
         all
     }
 
@@ -98,8 +107,12 @@ impl fmt::Display for NativeDifference {
             None => alloc::format!("table inet {}", self.table),
         };
         match &self.kind {
-            NativeDifferenceKind::Missing => write!(f, "{place} is missing"),
-            NativeDifferenceKind::Stray => write!(f, "{place} should not be there"),
+            NativeDifferenceKind::MissingTable | NativeDifferenceKind::MissingChain => {
+                write!(f, "{place} is missing")
+            }
+            NativeDifferenceKind::StrayTable | NativeDifferenceKind::StrayChain => {
+                write!(f, "{place} should not be there")
+            }
             NativeDifferenceKind::Dormancy => {
                 write!(f, "{place} is dormant, so the kernel ignores its rules")
             }

@@ -142,7 +142,7 @@ impl Walk<'_> {
             && of_destination
         {
             (self.now.destination, self.now.captured) = (Some(to), captured.or(self.now.captured));
-            self.changed(PacketEdit::Destination(to));
+            self.changed(PacketEdit::Destination { destination: to });
         }
         Ok(false)
     }

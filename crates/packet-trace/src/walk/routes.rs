@@ -256,7 +256,7 @@ impl<'a> Walk<'a> {
     fn leaves_by(&mut self, to: Interface) {
         if to != self.now.routed.unwrap_or(self.now.goes_out) {
             let name = if self.records { self.name_of(to) } else { None };
-            self.changed(PacketEdit::Rerouted(name));
+            self.changed(PacketEdit::Rerouted { interface: name });
         }
         self.now.routed = Some(to);
     }

@@ -418,7 +418,7 @@ impl<'a> Walk<'a> {
             Some(listener) => Fate::Proxy { listener, port, rewritten: true },
             None => Fate::Redirected { port },
         });
-        self.changed(PacketEdit::Destination(to));
+        self.changed(PacketEdit::Destination { destination: to });
         self.decides();
         Ok(Then::Captured)
     }
@@ -478,7 +478,7 @@ impl<'a> Walk<'a> {
             self.now.mark = mark;
             self.is_marked();
             let now = mark.value(&self.now.packets);
-            self.changed(PacketEdit::Mark(now));
+            self.changed(PacketEdit::Mark { mark: now });
         }
         Then::Statement
     }
@@ -488,7 +488,7 @@ impl<'a> Walk<'a> {
             self.now.connection_mark = mark;
             self.is_marked();
             let now = mark.value(&self.now.packets);
-            self.changed(PacketEdit::ConnectionMark(now));
+            self.changed(PacketEdit::ConnectionMark { mark: now });
         }
         Then::Statement
     }
@@ -512,7 +512,7 @@ impl<'a> Walk<'a> {
         if is_chosen {
             (self.now.tracking, self.now.zone) = (Tracking::Template, Some(zone));
             self.now.causes.zoned = self.foreign_rule();
-            self.changed(PacketEdit::Zone(zone));
+            self.changed(PacketEdit::Zone { zone });
         }
         Then::Statement
     }

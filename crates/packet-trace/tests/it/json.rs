@@ -26,10 +26,11 @@ use redirect_core::{
     render::rule_text,
     rule::{Chain, Hook, OurChain, Table},
     settings::{Key, Part, RawSettings, SETTINGS, Source},
+    values::Problem,
 };
-use serde::{Serialize, de::DeserializeOwned};
+use serde::Serialize;
 use serde_json::{Value, json};
-use std::{collections::BTreeSet, fmt::Debug, sync::LazyLock};
+use std::{collections::BTreeSet, sync::LazyLock};
 
 static SCHEMA: LazyLock<Value> = LazyLock::new(|| {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../redirect-core/schema/redirect-core-1.schema.json");
@@ -46,24 +47,22 @@ fn validator(document: &str) -> Validator {
     jsonschema::draft202012::new(&schema).unwrap()
 }
 
-/// The document as JSON, once the schema is found to describe it and once it is read back as it was.
-fn valid<T: Serialize + DeserializeOwned + PartialEq + Debug>(document: &T, schema: &Validator) -> Value {
+/// The document as JSON, once the schema is found to describe it.
+fn valid(document: &impl Serialize, schema: &Validator) -> Value {
     let written = serde_json::to_value(document).unwrap();
     let errors: Vec<String> =
         schema.iter_errors(&written).map(|error| format!("{}: {error}", error.instance_path())).collect();
     assert!(errors.is_empty(), "{errors:#?}\n{written:#}");
-    assert_eq!(&serde_json::from_value::<T>(written.clone()).unwrap(), document);
     written
 }
 
 fn plan_document(plan: &RulePlan) -> Value {
-    valid(&json::Plan::from(plan), &PLAN_SCHEMA)
+    valid(plan, &PLAN_SCHEMA)
 }
 
 fn settings_document(raw: &RawSettings) -> Value {
-    let document = json::Settings::try_from(raw).unwrap();
-    let written = valid(&document, &SETTINGS_SCHEMA);
-    assert_eq!(&RawSettings::try_from(&document).unwrap(), raw);
+    let written = valid(raw, &SETTINGS_SCHEMA);
+    assert_eq!(&serde_json::from_value::<RawSettings>(written.clone()).unwrap(), raw);
     written
 }
 
@@ -74,14 +73,12 @@ fn documents() -> Vec<Value> {
         if let Some((raw, redirect)) = crate::recorded::redirect(case) {
             documents.push(settings_document(&raw));
             documents.push(plan_document(&redirect.plan()));
-            let decision = Decision::Redirect(Box::new(redirect));
-            documents.push(valid(&json::Decision::from(&decision), &DECISION_SCHEMA));
+            documents.push(valid(&Decision::Redirect(Box::new(redirect)), &DECISION_SCHEMA));
         }
     }
     assert!(documents.len() > 900, "{}", documents.len());
     for reason in SkipReason::ALL.iter().copied() {
-        let decision = json::Decision::from(&Decision::Skip(reason));
-        documents.push(valid(&decision, &DECISION_SCHEMA));
+        documents.push(valid(&Decision::Skip(reason), &DECISION_SCHEMA));
     }
     documents.push(every_source());
     documents.push(plan_document(&strict_plan()));
@@ -128,15 +125,15 @@ fn traces() -> Vec<Value> {
         .iter()
         .flat_map(|trace| &trace.steps)
         .find_map(|step| if let TraceEvent::Chain { place, .. } = step { Some(place.clone()) } else { None });
-    let place = packet_trace::RuleLocation { rule: Some(1), ..place.unwrap() };
+    let place = place.unwrap();
     odd.steps.extend([
         TraceEvent::Policy { place: place.clone() },
-        TraceEvent::Changed(PacketEdit::Zone(1)),
+        TraceEvent::Changed(PacketEdit::Zone { zone: 1 }),
         TraceEvent::Route { decides: "route blackhole 127.0.0.0/8 table local".into() },
-        TraceEvent::Changed(PacketEdit::Mark(None)),
-        TraceEvent::Changed(PacketEdit::Rerouted(Some("lo".into()))),
+        TraceEvent::Changed(PacketEdit::Mark { mark: None }),
+        TraceEvent::Changed(PacketEdit::Rerouted { interface: Some("lo".into()) }),
         TraceEvent::Rule {
-            place,
+            place: packet_trace::RuleLocation { rule: Some(1), ..place },
             depth: 0,
             rule: "-m set -j DROP".into(),
             outcome: Outcome::Unknown("-m set".into()),
@@ -146,10 +143,9 @@ fn traces() -> Vec<Value> {
     ]);
     traces.push(odd);
     let trace_schema = validator("trace");
-    let mut documents: Vec<Value> =
-        traces.iter().map(|trace| valid(&packet_trace::json::Trace::from(trace), &trace_schema)).collect();
-    let mut not_all = packet_trace::json::Trace::from(traces.first().unwrap());
-    not_all.unexamined.push("the XDP program 7 of eth0".into());
+    let mut documents: Vec<Value> = traces.iter().map(|trace| valid(trace, &trace_schema)).collect();
+    let mut not_all = documents.first().unwrap().clone();
+    not_all["unexamined"] = json!(["the XDP program 7 of eth0"]);
     documents.push(valid(&not_all, &trace_schema));
     let others = Redirect::sidecar(Families::V4).build().unwrap().plan();
     let differences = packet_trace::difference(&plan, &others);
@@ -192,12 +188,11 @@ fn every_source() -> Value {
 }
 
 /// What a document says of a rule, in the words of iptables.
-fn in_words(rule: &json::PlannedRule) -> String {
-    let conditions: Vec<Value> =
-        rule.conditions.iter().map(|condition| serde_json::to_value(condition).unwrap()).collect();
+fn in_words(rule: &Value) -> String {
+    let conditions = rule["conditions"].as_array().unwrap();
     let protocol = conditions.iter().find_map(|condition| condition["protocol"].as_str());
     let mut words: Vec<String> = Vec::new();
-    for condition in &conditions {
+    for condition in conditions {
         let text = |field: &str| condition[field].as_str().unwrap().to_owned();
         let list = |field: &str| {
             let items = condition[field].as_array().unwrap().iter();
@@ -239,7 +234,7 @@ fn in_words(rule: &json::PlannedRule) -> String {
         words.extend((condition.get("not") == Some(&json!(true))).then(|| "!".to_owned()));
         words.push(option);
     }
-    let target = serde_json::to_value(&rule.target).unwrap();
+    let target = &rule["target"];
     let number = |field: &str| target[field].as_u64().unwrap();
     words.push(match target["action"].as_str().unwrap() {
         "jump" => format!("-j {}", target["chain"].as_str().unwrap()),
@@ -259,6 +254,10 @@ fn in_words(rule: &json::PlannedRule) -> String {
     words.join(" ")
 }
 
+fn list<'a>(document: &'a Value, name: &str) -> &'a [Value] {
+    document[name].as_array().unwrap()
+}
+
 /// A rule in the words of iptables-save, from any that iptables takes.
 fn as_saved(words: &str) -> String {
     let state = parse::rule_state(&format!("*mangle\n-A OUTPUT {words}\n")).unwrap();
@@ -273,7 +272,7 @@ fn differences() -> Vec<Value> {
     for place in [RulesIn::Iptables(Variant::Nft), RulesIn::Native(NativeForm::Plain)] {
         let document = |kernel: &Kernel| {
             let found = Differences::between(&kernel.observe(), &plan, place);
-            let written = valid(&netfilter_state::json::Differences::from(&found), &DIFFERENCES_SCHEMA);
+            let written = valid(&found, &DIFFERENCES_SCHEMA);
             assert_eq!(written["differences"].as_array().unwrap().len(), found.len());
             written
         };
@@ -289,19 +288,19 @@ fn differences() -> Vec<Value> {
 
 /// What becomes of native tables in a real kernel only.
 fn native_differences() -> Vec<Value> {
-    use NativeDifferenceKind::{Dormancy, Hook, Missing, Stray};
+    use NativeDifferenceKind::{Dormancy, Hook, MissingChain, MissingTable, StrayChain, StrayTable};
     let chain = || Some("istio-output".to_owned());
     let all = [
-        (None, Missing),
-        (None, Stray),
+        (None, MissingTable),
+        (None, StrayTable),
         (None, Dormancy),
-        (chain(), Missing),
-        (chain(), Stray),
+        (chain(), MissingChain),
+        (chain(), StrayChain),
         (chain(), Hook),
     ];
     let document = |(chain, kind)| {
         let difference = Difference::Native(NativeDifference { table: "istio-proxy-nat", chain, kind });
-        valid(&netfilter_state::json::Difference::from(&difference), &DIFFERENCE_SCHEMA)
+        valid(&difference, &DIFFERENCE_SCHEMA)
     };
     all.map(document).into()
 }
@@ -402,12 +401,12 @@ fn conditions_and_targets_say_what_the_text_of_a_rule_says() {
     let plans = recorded.map(|(_, redirect)| redirect.plan()).chain([strict_plan()]).chain(ambient_plans());
     let mut kinds = BTreeSet::new();
     for plan in plans {
-        let document = json::Plan::from(&plan);
-        let chains =
-            document.families.iter().flat_map(|family| &family.tables).flat_map(|table| &table.chains);
-        for rule in chains.flat_map(|chain| &chain.rules) {
-            assert_eq!(as_saved(&in_words(rule)), rule.text);
-            words(&serde_json::to_value(rule).unwrap(), &mut kinds);
+        let document = serde_json::to_value(&plan).unwrap();
+        let tables = list(&document, "families").iter().flat_map(|family| list(family, "tables"));
+        let chains = tables.flat_map(|table| list(table, "chains"));
+        for rule in chains.flat_map(|chain| list(chain, "rules")) {
+            assert_eq!(as_saved(&in_words(rule)), rule["text"]);
+            words(rule, &mut kinds);
         }
     }
     let kinds = |name: &str| kinds.iter().filter(|(kind, _)| kind == name).count();
@@ -438,8 +437,7 @@ fn the_schema_refuses_what_it_does_not_describe() {
 #[test]
 fn settings_that_are_none_are_refused() {
     let read = |text: Value| {
-        let settings: json::Settings = serde_json::from_value(text).unwrap();
-        RawSettings::try_from(&settings).map(drop).map_err(|error| error.to_string())
+        serde_json::from_value::<RawSettings>(text).map(drop).map_err(|error| error.to_string())
     };
     let said = |name: &str, source: Value| json!({"version": 1, "settings": {name: {"value": "1", "source": source}}});
     assert_eq!(read(json!({"version": 1, "settings": {}})), Ok(()));
@@ -455,7 +453,14 @@ fn settings_that_are_none_are_refused() {
         read(said("envoy-port", json!({"kind": "flag", "name": "proxy-uid"}))),
         Err("envoy-port: no setting is read from \"proxy-uid\"".to_owned())
     );
-    assert!(serde_json::from_value::<json::Settings>(json!({"version": 1, "setings": {}})).is_err());
+    assert_eq!(
+        read(said("envoy-port", json!({"kind": "flga", "name": "envoy-port"}))),
+        Err("envoy-port: no setting is read from \"envoy-port\"".to_owned())
+    );
+    assert!(read(json!({"version": 1, "setings": {}})).is_err());
+    let mut raw = RawSettings::new();
+    raw.refuse(Source::Flag("unheard-of"), "1", Problem::NotANumber);
+    assert!(serde_json::to_value(&raw).is_err());
 }
 
 /// Whatever setting makes two redirections different, their documents are.
@@ -473,7 +478,7 @@ fn a_document_holds_every_setting() {
             two.said.retain(|(said, _)| *said != key);
             two.said.extend(other.said.into_iter().filter(|(said, _)| *said == key));
             let (one, two) = (one.redirect(), two.redirect());
-            let same = json::Redirect::from(&one) == json::Redirect::from(&two);
+            let same = serde_json::to_value(&one).unwrap() == serde_json::to_value(&two).unwrap();
             assert_eq!(same, one == two, "{key:?}: {one:?} and {two:?}");
             different += usize::from(!same);
         }
@@ -497,26 +502,30 @@ proptest! {
         let redirect = settings.redirect();
         let plan = redirect.plan();
         plan_document(&plan);
-        valid(&json::Decision::from(&Decision::Redirect(Box::new(redirect))), &DECISION_SCHEMA);
+        valid(&Decision::Redirect(Box::new(redirect)), &DECISION_SCHEMA);
     }
 
     #[test]
     fn a_family_has_its_rules_in_their_order(settings in settings()) {
         let plan = settings.plan();
-        let document = json::Plan::from(&plan);
-        prop_assert_eq!(document.families.len(), plan.families().len());
-        for (family, listed) in plan.families().iter().zip(&document.families) {
-            prop_assert_eq!(listed.family, *family);
+        let document = serde_json::to_value(&plan).unwrap();
+        let families = list(&document, "families");
+        prop_assert_eq!(families.len(), plan.families().len());
+        for (family, listed) in plan.families().iter().zip(families) {
+            prop_assert_eq!(&listed["family"], &family.to_string());
             let rules = plan.rules(*family);
             let mut count = 0;
-            for table in &listed.tables {
-                for chain in &table.chains {
-                    let (table, name) = (Table::named(&table.table).unwrap(), Chain::named(&chain.chain));
+            for table in list(listed, "tables") {
+                for chain in list(table, "chains") {
+                    let table = Table::named(table["table"].as_str().unwrap()).unwrap();
+                    let name = Chain::named(chain["chain"].as_str().unwrap());
+                    let written = list(chain, "rules");
                     let wanted: Vec<String> = rules.rules(table, &name).iter().map(rule_text).collect();
                     count += wanted.len();
-                    prop_assert_eq!(chain.rules.iter().map(|rule| rule.text.clone()).collect::<Vec<_>>(), wanted);
-                    let leading = chain.rules.iter().filter(|rule| rule.before_others).count();
-                    prop_assert!(chain.rules[..leading].iter().all(|rule| rule.before_others));
+                    prop_assert_eq!(written.iter().map(|rule| rule["text"].clone()).collect::<Vec<_>>(), wanted);
+                    let is_first = |rule: &&Value| rule.get("beforeOthers").is_some();
+                    let leading = written.iter().filter(is_first).count();
+                    prop_assert_eq!(written.iter().take_while(is_first).count(), leading);
                     prop_assert_eq!(leading, rules.leading(table, &name));
                 }
             }
