@@ -75,13 +75,11 @@ features() {
 }
 
 without_system() {
-    local folder features
+    local features
     has_target x86_64-unknown-none || return 0
-    for folder in "${pure[@]}"; do
-        for features in "" --all-features; do
-            # shellcheck disable=SC2086 # an option or none
-            cargo check --locked --quiet --target x86_64-unknown-none -p "$(basename "$folder")" --lib $features
-        done
+    for features in "" --all-features; do
+        # shellcheck disable=SC2086 # an option or none
+        cargo check --locked --quiet --target x86_64-unknown-none -p redirect-core --lib $features
     done
 }
 
@@ -100,7 +98,7 @@ step "circles of modules" circles
 step "public interfaces" scripts/public-api.sh
 step "the validator without netns-apply's write" validator
 step "each feature of the pure libraries alone" features
-step "the pure libraries without a system" without_system
+step "redirect-core without a system" without_system
 step "lints of the web page's program" in_browsers
 step "fuzz targets compile" scripts/fuzz.sh --compile
 together

@@ -4,7 +4,7 @@
 //! # nsenter --net=/proc/PID/ns/net iptables-save | cargo run --example check_iptables_save
 //! ```
 
-#![allow(clippy::print_stdout)] // what an example is for
+#![allow(clippy::disallowed_methods, clippy::print_stdout)] // what an example is for
 
 use netfilter_state::{change::RuleDifference, parse::rule_state};
 use redirect_core::{Families, Family, Redirect};

@@ -1,7 +1,6 @@
 //! Two lists of rules side by side.
 
-use alloc::vec::Vec;
-use core::fmt;
+use std::fmt;
 
 /// A rule of a chain that is not as wanted. Rules are numbered from 1, those found and those wanted each by themselves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -122,13 +121,13 @@ pub(crate) fn align<T: Copy>(
 mod tests {
     use super::*;
 
-    fn told(wanted: &str, found: &str) -> Vec<alloc::string::String> {
+    fn told(wanted: &str, found: &str) -> Vec<String> {
         let letters = |text: &str| text.chars().collect::<Vec<char>>();
         let differing = align(&letters(wanted), &letters(found), |one, two| one == two);
         let words = differing.into_iter().map(|one| match one {
-            DifferingRule::Missing { number, wanted } => alloc::format!("{number}-{wanted}"),
-            DifferingRule::Stray { number, found } => alloc::format!("{number}+{found}"),
-            DifferingRule::Other { number, wanted, found } => alloc::format!("{number}{wanted}/{found}"),
+            DifferingRule::Missing { number, wanted } => format!("{number}-{wanted}"),
+            DifferingRule::Stray { number, found } => format!("{number}+{found}"),
+            DifferingRule::Other { number, wanted, found } => format!("{number}{wanted}/{found}"),
         });
         words.collect()
     }

@@ -10,8 +10,7 @@
 //! 9:    from all iif vlan8a1 lookup local        (10:  from all iif vlan8a1 lookup 101  is the network plugin's)
 //! ```
 
-use alloc::{collections::BTreeSet, string::String, vec::Vec};
-use core::{fmt, net::IpAddr};
+use std::{collections::BTreeSet, fmt, net::IpAddr};
 
 use crate::route_tables::{DEFAULT_TABLE, LOCAL_TABLE, MAIN_TABLE, PolicyRule, RouteTables, RuleAction};
 use ipnet::IpNet;
@@ -144,7 +143,6 @@ pub fn found(tables: &RouteTables) -> BTreeSet<BranchRule> {
 mod tests {
     use super::*;
     use crate::route_tables::{Route, RouteKind};
-    use alloc::string::ToString;
 
     const POD: &str = "10.0.3.7";
 

@@ -4,12 +4,11 @@ use crate::{
     align::align,
     state::{self, Entry, RuleState},
 };
-use alloc::{string::String, vec::Vec};
-use core::fmt::{self, Write as _};
 use redirect_core::{
     plan::FamilyRules,
     rule::{Chain, Table},
 };
+use std::fmt::{self, Write as _};
 
 /// One step within a table. Closed on purpose: who renders or sends a change has to know every kind of step.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -318,7 +317,6 @@ impl fmt::Display for RuleDifference {
 mod tests {
     use super::*;
     use crate::parse::rule_state;
-    use alloc::string::ToString;
     use redirect_core::{Families, Family, Redirect, render, rule::Hook};
 
     fn wanted() -> FamilyRules {
@@ -339,7 +337,7 @@ mod tests {
     fn what_a_change_did_is_taken_back_whatever_it_looks_like_and_in_its_own_table_alone() {
         const PLAIN: &str = "-A OUTPUT -p tcp -j RETURN\n";
         let rule = || crate::parse::entry("-p tcp -j RETURN");
-        let table = |name: &str, rules: &str| std::format!("*{name}\n:OUTPUT ACCEPT\n{rules}COMMIT\n");
+        let table = |name: &str, rules: &str| format!("*{name}\n:OUTPUT ACCEPT\n{rules}COMMIT\n");
         let state = |nat: &str, mangle: &str| {
             rule_state(&[table("nat", nat), table("mangle", mangle)].concat()).unwrap()
         };

@@ -6,9 +6,8 @@ use crate::{
     routing::{self, FoundRouting, RoutingItem},
     steps::{Observation, RulesIn},
 };
-use alloc::{vec, vec::Vec};
-use core::fmt;
 use redirect_core::{plan::RulePlan, values::Family};
+use std::fmt;
 
 /// One thing that is not as planned.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -145,10 +144,10 @@ mod tests {
         };
         let nothing = of(&Observation::default());
         assert_eq!((nothing.is_empty(), nothing.len()), (false, 1));
-        assert_eq!(alloc::format!("{nothing}"), "the native tables inet istio-* are missing");
+        assert_eq!(format!("{nothing}"), "the native tables inet istio-* are missing");
         let native = NativeState::wanted(&plan, NativeForm::Plain);
         let all = of(&Observation { native, ..Observation::default() });
         assert_eq!((all.is_empty(), all.len(), all.first()), (true, 0, None));
-        assert_eq!(alloc::format!("{all}"), "all is as planned");
+        assert_eq!(format!("{all}"), "all is as planned");
     }
 }

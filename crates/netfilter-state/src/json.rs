@@ -6,7 +6,6 @@ use crate::{
     ruleset::TableName,
     state::Entry,
 };
-use alloc::string::{String, ToString};
 use redirect_core::{json::VERSION, values::Family};
 use serde::{Serialize, Serializer, ser::SerializeStruct as _};
 

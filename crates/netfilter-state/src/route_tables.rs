@@ -3,14 +3,9 @@
 //! [`routing`](crate::routing) is about what a plan needs; this is about all that is there. Its enums are closed, as those of
 //! [`ruleset`](crate::ruleset) are.
 
-use alloc::{
-    format,
-    string::{String, ToString},
-    vec::Vec,
-};
-use core::fmt;
 use ipnet::IpNet;
 use redirect_core::values::Family;
+use std::fmt;
 
 /// The table of the namespace's own addresses (`RT_TABLE_LOCAL`).
 pub const LOCAL_TABLE: u32 = 255;

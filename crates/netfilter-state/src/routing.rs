@@ -1,14 +1,13 @@
 //! Routing beside the rules: what TPROXY's marks need, and the `::6` address. What is present, what is absent, what is
 //! left of an earlier plan.
 
-use alloc::{collections::BTreeSet, string::String, vec::Vec};
-use core::{fmt, ops::RangeInclusive};
 use redirect_core::{
     Tproxy,
     ambient::{ANSWER_MARK, ANSWER_TABLE},
     plan::{DataPlane, RulePlan},
     values::{Family, Mark, MaskedMark, PASSTHROUGH_V6, RouteTable},
 };
+use std::{collections::BTreeSet, fmt, ops::RangeInclusive};
 
 /// The protocol (`FRA_PROTOCOL`) of a policy rule that is about to be removed: a number without a registered meaning.
 pub const REMOVAL_PROTOCOL: u8 = 0x69;
@@ -117,7 +116,7 @@ fn without_counters(message: &[u8]) -> impl Iterator<Item = &[u8]> {
     const HEADER: usize = 12;
     const CACHE_INFO: u16 = 12;
     let (header, mut rest) = message.split_at_checked(HEADER).unwrap_or((message, &[]));
-    let attributes = core::iter::from_fn(move || {
+    let attributes = std::iter::from_fn(move || {
         let length = u16::from_ne_bytes(*rest.first_chunk()?);
         let length = usize::from(length.max(4)).next_multiple_of(4).min(rest.len());
         let (attribute, behind) = rest.split_at_checked(length)?;
@@ -125,7 +124,7 @@ fn without_counters(message: &[u8]) -> impl Iterator<Item = &[u8]> {
         Some(attribute)
     });
     let counts = |attribute: &&[u8]| attribute.get(2..4) == Some(&CACHE_INFO.to_ne_bytes());
-    core::iter::once(header).chain(attributes.filter(move |attribute| !counts(attribute)))
+    std::iter::once(header).chain(attributes.filter(move |attribute| !counts(attribute)))
 }
 
 /// Those of `all` that are more than those of `than`: of several that are the same, each counts.

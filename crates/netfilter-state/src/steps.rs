@@ -11,13 +11,6 @@ use crate::{
     routing::{self, FoundRouting, RoutingChange, RoutingItem},
     state::{PerFamily, RuleState},
 };
-use alloc::{
-    collections::BTreeSet,
-    format,
-    string::{String, ToString},
-    vec::Vec,
-};
-use core::fmt;
 use redirect_core::{
     Tproxy,
     options::{NativeForm, Variant},
@@ -26,6 +19,7 @@ use redirect_core::{
     rule::Table,
     values::{Family, Mark},
 };
+use std::{collections::BTreeSet, fmt};
 
 /// What a network namespace holds, as far as it concerns the mesh.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

@@ -12,17 +12,11 @@ use crate::{
     ruleset::{Api, ChainState, Condition, Counter, Ruleset, SeenRule, Statement, TableName, built_in},
     state::{Entry, ForeignRule, RuleState},
 };
-use alloc::{
-    borrow::ToOwned,
-    collections::BTreeMap,
-    format,
-    string::{String, ToString},
-    vec::Vec,
-};
 use redirect_core::{
     rule::{Chain, Equality, Hook, Match, Rule, Table},
     values::Family,
 };
+use std::collections::BTreeMap;
 
 /// A table of legacy iptables, as `IPT_SO_GET_INFO` and `IPT_SO_GET_ENTRIES` describe it.
 #[derive(Debug, Clone, Copy)]

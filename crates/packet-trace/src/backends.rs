@@ -18,11 +18,7 @@ use redirect_core::{
     rule::{Chain, Target},
     settings::{Key, NamespaceFacts, RawSettings, Source},
 };
-use std::{
-    net::IpAddr,
-    string::{String, ToString},
-    vec::Vec,
-};
+use std::net::IpAddr;
 
 fn plan(settings: &[(Key, &'static str)]) -> RulePlan {
     let mut raw = RawSettings::new();
@@ -148,7 +144,7 @@ fn native_rules_with_sets_are_traced_exactly_as_their_plan() {
             for packet in packets().iter().filter(|packet| packet.family() == family).step_by(3) {
                 let (wanted, trace) = (planned.trace(packet), live.trace(packet));
                 let text = || {
-                    std::format!(
+                    format!(
                         "{settings:?} {form:?}\n{}{}",
                         trace.text(Detail::Every),
                         wanted.text(Detail::Every)

@@ -7,17 +7,13 @@ use super::{
     set::Set,
     walk::{self, Given, Work},
 };
-use alloc::{
+use netfilter_state::ruleset::address;
+use redirect_core::{plan::RulePlan, rule::Protocol, values::Family};
+use std::{
     collections::BTreeMap,
-    string::{String, ToString},
-    vec::Vec,
-};
-use core::{
     fmt,
     net::{IpAddr, SocketAddr},
 };
-use netfilter_state::ruleset::address;
-use redirect_core::{plan::RulePlan, rule::Protocol, values::Family};
 
 /// Packets that two plans treat differently.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -200,7 +196,7 @@ impl Region {
     pub(super) fn conditions_with(&self, most: usize) -> Vec<String> {
         let family = self.packets.family;
         let decimal = |number: u128| number.to_string();
-        let hexadecimal = |number: u128| alloc::format!("{number:#x}");
+        let hexadecimal = |number: u128| format!("{number:#x}");
         let all = [
             self.words((Field::Source, most), "from", |number| address(family, number).to_string()),
             self.words((Field::SourcePort, most), "source port", decimal),
@@ -245,19 +241,19 @@ impl Region {
         // The shorter description.
         let (set, not) = if rest.ranges().len() < set.ranges().len() { (&rest, "not ") } else { (set, "") };
         let ranges = set.ranges().iter().map(|(first, last)| {
-            if first == last { one(*first) } else { alloc::format!("{}-{}", one(*first), one(*last)) }
+            if first == last { one(*first) } else { format!("{}-{}", one(*first), one(*last)) }
         });
         let mut ranges: Vec<String> = ranges.take(most).collect();
         let more = set.ranges().len().saturating_sub(most);
-        ranges.extend((more > 0).then(|| alloc::format!("and {more} more")));
-        Some(alloc::format!("{name} {not}{}", ranges.join(", ")))
+        ranges.extend((more > 0).then(|| format!("and {more} more")));
+        Some(format!("{name} {not}{}", ranges.join(", ")))
     }
 }
 
 fn interfaces(set: &Set) -> String {
     let name = |(first, last): &(u128, u128)| {
         let name = interface_name(*first);
-        if first == last { name } else { alloc::format!("{name}+") }
+        if first == last { name } else { format!("{name}+") }
     };
     let all = Set::range(0, u128::MAX);
     let rest = all.without(set);
@@ -267,7 +263,7 @@ fn interfaces(set: &Set) -> String {
     // A range between the names in rules is described as not those names.
     let (set, not) = if rest.ranges().len() < set.ranges().len() { (&rest, "not ") } else { (set, "") };
     let names: Vec<String> = set.ranges().iter().map(name).collect();
-    alloc::format!("{not}{}", names.join(", "))
+    format!("{not}{}", names.join(", "))
 }
 
 /// `TCP, outbound by not lo, to 10.0.0.0-10.255.255.255, port 3306, user not 1337`.
@@ -517,11 +513,10 @@ mod tests {
         assert_eq!(any.states().len(), 5);
         let told = |region: &Region| {
             let address = |ranges: Option<Vec<(IpAddr, IpAddr)>>| {
-                ranges.map(|all| {
-                    all.iter().map(|(first, last)| std::format!("{first} {last}")).collect::<Vec<_>>()
-                })
+                ranges
+                    .map(|all| all.iter().map(|(first, last)| format!("{first} {last}")).collect::<Vec<_>>())
             };
-            std::format!(
+            format!(
                 "{:?} {:?} {:?} {:?} {:?} {:?} {:?} {:?} {:?}",
                 address(region.sources()),
                 address(region.destinations()),
@@ -564,7 +559,7 @@ mod tests {
         let words = |ranges: &[(u128, u128)]| {
             let mut packets = Packets::all(Family::V4);
             packets.set(Field::Port, Set::of(ranges.to_vec()));
-            Region::new(true, packets).words((Field::Port, usize::MAX), "port", |port| std::format!("{port}"))
+            Region::new(true, packets).words((Field::Port, usize::MAX), "port", |port| format!("{port}"))
         };
         let last = u128::from(u16::MAX);
         assert_eq!(words(&[(0, 79)]).as_deref(), Some("port 0-79"), "as short as the other way");

@@ -1,6 +1,5 @@
 //! Traces and traffic differences as JSON. A document is another than its type where it says what the type works out.
 
-use alloc::{string::ToString, vec::Vec};
 use netfilter_state::ruleset::Plain;
 use redirect_core::json::VERSION;
 use serde::{Serialize, Serializer, ser::SerializeMap};

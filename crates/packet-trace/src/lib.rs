@@ -23,7 +23,6 @@
 //! In go a plan of `redirect-core`, or the ruleset, routing and policy routes that `netfilter-state` has read, and packets. Out come
 //! traces, traffic differences, and findings about what keeps packets from the proxy ([`interference`]). It knows neither messages of the
 //! kernel nor how rules are put in force.
-#![no_std]
 #![cfg_attr(
     not(test),
     deny(
@@ -34,10 +33,8 @@
         clippy::panic
     )
 )]
-
-extern crate alloc;
-#[cfg(test)]
-extern crate std;
+// What is pure, clippy.toml says; tests read recordings.
+#![cfg_attr(test, allow(clippy::disallowed_methods, clippy::disallowed_types))]
 
 mod difference;
 pub mod interference;
@@ -55,8 +52,6 @@ pub use difference::{Difference, Region, difference, difference_between};
 pub use rules::{MeshRule, TraceRules};
 pub use text::Detail;
 
-use alloc::{collections::BTreeSet, string::String, vec::Vec};
-use core::net::{IpAddr, SocketAddr};
 use netfilter_state::ruleset::TableName;
 use packets::{Field, Packets};
 use redirect_core::{
@@ -64,6 +59,10 @@ use redirect_core::{
     rule::{Hook, Protocol, TcpFlags},
     settings::{Key, Source},
     values::Family,
+};
+use std::{
+    collections::BTreeSet,
+    net::{IpAddr, SocketAddr},
 };
 use walk::{Given, TracePath, Work};
 
@@ -492,8 +491,8 @@ pub enum Unknown {
 }
 
 /// What it is, and how to get it.
-impl core::fmt::Display for Unknown {
-    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+impl std::fmt::Display for Unknown {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Interface => f.write_str("which interface the packet comes in or goes out by (name it)"),
             Self::Source => f.write_str("its source address (name it)"),
@@ -591,8 +590,8 @@ struct Followed {
     unknown: BTreeSet<Unknown>,
 }
 
-impl core::fmt::Display for Fate {
-    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+impl std::fmt::Display for Fate {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Untouched => f.write_str("untouched, to its destination"),
             Self::Proxy { listener, port, rewritten } => {

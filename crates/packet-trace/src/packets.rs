@@ -1,14 +1,13 @@
 //! Packets, one or many: a set of values for each field.
 
 use super::set::{Set, SetRelation, masked};
-use alloc::string::String;
-use core::net::IpAddr;
 use ipnet::IpNet;
 use netfilter_state::ruleset::name_bytes;
 use redirect_core::{
     rule::Protocol,
     values::{Family, InterfaceName},
 };
+use std::net::IpAddr;
 
 /// What packets differ in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -12,17 +12,6 @@ use super::{
     set::Set,
     walk::{Lookup, Routed, routed},
 };
-use alloc::{
-    boxed::Box,
-    collections::BTreeSet,
-    format,
-    string::{String, ToString},
-    vec::Vec,
-};
-use core::{
-    fmt,
-    net::{IpAddr, SocketAddr},
-};
 use netfilter_state::{
     route_tables::{
         LOCAL_TABLE, MAIN_PRIORITY, MAIN_TABLE, PolicyRule, Route, RouteKind, RouteTables, RuleAction,
@@ -35,6 +24,11 @@ use redirect_core::{
     plan::{DataPlane, PolicyRoutes, RulePlan},
     rule::{Protocol, TcpFlags},
     values::{Family, PASSTHROUGH_V6, RouteTable, is_routable},
+};
+use std::{
+    collections::BTreeSet,
+    fmt,
+    net::{IpAddr, SocketAddr},
 };
 
 /// How many priorities are tried.

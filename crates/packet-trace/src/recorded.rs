@@ -16,10 +16,7 @@ use netfilter_state::{
 use redirect_core::{Family, RulePlan};
 use std::{
     fmt::Write as _,
-    format,
     net::{IpAddr, SocketAddr},
-    string::String,
-    vec::Vec,
 };
 
 /// What packets look like that the mesh is there for, each by a name.

@@ -5,12 +5,11 @@ use super::{
     packets::{Field, interface, of_net},
     set::Set,
 };
-use alloc::{collections::BTreeMap, format, string::String, vec::Vec};
-use core::cmp::Reverse;
 use netfilter_state::route_tables::{
     DEFAULT_TABLE, LOCAL_TABLE, MAIN_TABLE, PolicyRule, Route, RouteKind, RouteTables, RuleAction,
 };
 use redirect_core::values::Family;
+use std::{cmp::Reverse, collections::BTreeMap};
 
 /// What decides where packets of a family are sent.
 #[derive(Debug, Clone)]

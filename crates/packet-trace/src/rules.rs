@@ -18,13 +18,6 @@ use super::{
     routes::Routes,
     set::Set,
 };
-use alloc::{
-    collections::{BTreeMap, BTreeSet},
-    format,
-    string::{String, ToString},
-    vec::Vec,
-};
-use core::{cmp::Reverse, net::IpAddr};
 use netfilter_state::{
     route_tables::RouteTables,
     routing::{self, FoundRouting, RoutingItem},
@@ -40,6 +33,11 @@ use redirect_core::{
     render::{nft_chain_name, nft_table},
     rule::{Chain, Equality, Hook, Match, OurChain, Rule, Table},
     values::{Family, MaskedMark},
+};
+use std::{
+    cmp::Reverse,
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
 };
 
 /// Where connection tracking begins (`NF_IP_PRI_CONNTRACK`).

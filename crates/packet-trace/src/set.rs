@@ -1,7 +1,9 @@
 //! Sets of numbers, as ranges: every field of a packet is a number here.
 
-use alloc::{collections::BTreeMap, vec::Vec};
-use core::cmp::{Ordering, max, min};
+use std::{
+    cmp::{Ordering, max, min},
+    collections::BTreeMap,
+};
 
 /// Ranges in order, both ends included, no two of which touch.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]

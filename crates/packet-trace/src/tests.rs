@@ -1,9 +1,5 @@
 use super::*;
 use crate::saved::add_saved;
-use alloc::{
-    format,
-    string::{String, ToString},
-};
 use netfilter_state::{
     routing::{FoundRouting, RoutingItem},
     ruleset::{
@@ -494,7 +490,7 @@ fn marks_that_are_routed_locally_are_those_of_the_family_whose_table_has_the_rou
     ];
     let routing = routing.map(FoundRouting::working);
     let marks = |family| TraceRules::of_ruleset(&Ruleset::default(), &routing, family, None).local_marks;
-    assert_eq!((marks(Family::V4), marks(Family::V6)), (alloc::vec![mark], alloc::vec![]));
+    assert_eq!((marks(Family::V4), marks(Family::V6)), (vec![mark], vec![]));
 }
 
 #[test]
@@ -507,7 +503,7 @@ fn a_family_without_rules_is_left_alone() {
 #[test]
 fn the_rules_of_the_mesh_are_listed_with_what_they_counted() {
     let plan = plan(&[]);
-    let text: alloc::string::String = render::restore_text(&plan.rules(Family::V4))
+    let text: String = render::restore_text(&plan.rules(Family::V4))
         .lines()
         .map(|line| match line.get(..1) {
             Some("-") => format!("[3:180] {line}\n"),

@@ -1,11 +1,6 @@
 //! A trace for people, at most 80 columns wide where words allow a break.
 
 use super::{Interface, Origin, Outcome, Packet, PacketEdit, Sender, Trace, TraceEvent};
-use alloc::{
-    format,
-    string::{String, ToString},
-    vec::Vec,
-};
 use netfilter_state::ruleset::Plain;
 use redirect_core::{rule::Hook, settings::Source};
 
@@ -178,12 +173,12 @@ fn words(change: &PacketEdit) -> String {
 }
 
 /// `TCP 10.1.0.2:40000 to 192.0.2.1:80 by eth0, of user 1000 and group 1000`.
-impl core::fmt::Display for Packet {
-    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+impl std::fmt::Display for Packet {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let mut words: Vec<String> = Vec::new();
         words.push(self.protocol.name().to_ascii_uppercase());
         match (self.source, self.source_port) {
-            (Some(source), Some(port)) => words.push(core::net::SocketAddr::new(source, port).to_string()),
+            (Some(source), Some(port)) => words.push(std::net::SocketAddr::new(source, port).to_string()),
             (Some(source), None) => words.push(source.to_string()),
             (None, _) => {}
         }

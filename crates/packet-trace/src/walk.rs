@@ -22,10 +22,12 @@ use super::{
     rules::{ChainRule, TraceRules, WalkedChain, WalkedRule},
     set::Set,
 };
-use alloc::{collections::BTreeSet, string::ToString, vec::Vec};
-use core::net::{IpAddr, SocketAddr};
 use netfilter_state::ruleset::Direction;
 use redirect_core::rule::{Hook, Protocol};
+use std::{
+    collections::BTreeSet,
+    net::{IpAddr, SocketAddr},
+};
 
 /// How many chains deep a ruleset is followed; the kernel allows 16.
 const DEEPEST: usize = 16;
@@ -207,7 +209,7 @@ fn first(rules: &TraceRules, packets: &Packets, given: &Given, work: &mut Work, 
                     work.ended_in.or(walk.now.calls.first().map(|call| call.chain)).or(walk.now.in_base);
                 break Some(Fate::Unknown);
             }
-            work.spend(walk.cost().saturating_add(core::mem::take(&mut walk.spent)));
+            work.spend(walk.cost().saturating_add(std::mem::take(&mut walk.spent)));
             match walk.step() {
                 Ok(None) if found.are_doubtful && walk.is_at_a_fork() => {
                     // Walks that have become equal continue as one.

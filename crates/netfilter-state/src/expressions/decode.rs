@@ -9,7 +9,6 @@ use super::{
     xt,
 };
 use crate::ruleset::{Condition, Sets, Statement};
-use alloc::vec::Vec;
 use redirect_core::{
     rule::{Chain, Direction, Equality, Match, Rule, Target, TcpFlags, Tracked},
     values::{Family, Mark, MaskedMark, Port},

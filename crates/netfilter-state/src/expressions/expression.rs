@@ -5,13 +5,13 @@ use super::{
     wire::Writer,
     xt::Extension,
 };
-use core::net::IpAddr;
 use ipnet::IpNet;
 use redirect_core::{
     rule::{Direction, Equality, TcpFlags},
     values::MaskedMark,
     values::{Family, PortRange},
 };
+use std::net::IpAddr;
 
 /// The longest value an expression loads: an IPv6 address or the name of an interface.
 const LONGEST: usize = 16;
@@ -327,9 +327,9 @@ impl Expressions<'_> {
         let mut mask = [0; LONGEST];
         for (index, byte) in mask.iter_mut().enumerate() {
             *byte = match index.cmp(&bytes) {
-                core::cmp::Ordering::Less => 0xff,
-                core::cmp::Ordering::Equal => !0xff_u8.checked_shr(u32::from(bits)).unwrap_or_default(),
-                core::cmp::Ordering::Greater => 0,
+                std::cmp::Ordering::Less => 0xff,
+                std::cmp::Ordering::Equal => !0xff_u8.checked_shr(u32::from(bits)).unwrap_or_default(),
+                std::cmp::Ordering::Greater => 0,
             };
         }
         self.payload(base::NETWORK, offset.0, u32::try_from(address.len()).unwrap_or_default());

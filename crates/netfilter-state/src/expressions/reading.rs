@@ -17,7 +17,6 @@ use super::{
     wire::{Attribute, Attributes},
 };
 use crate::ruleset::{Endpoint, Selector};
-use alloc::string::String;
 use redirect_core::values::Family;
 
 /// A lookup holds for what is not in the set (`NFT_LOOKUP_F_INV`).
@@ -458,7 +457,6 @@ mod tests {
         expressions::{abi::verdict, decode, expression::Expressions, seen, wire::Writer},
         ruleset::{Condition, Statement},
     };
-    use alloc::string::ToString;
     use redirect_core::{
         rule::{Equality, Match},
         values::PortRange,
@@ -693,7 +691,7 @@ mod tests {
         ];
         for (load, name) in loads {
             let conditions = seen::rule(look_up(("meta", load), "gone").attributes()).conditions;
-            assert_eq!(conditions, [Condition::Unknown(std::format!("{name} in a set"))]);
+            assert_eq!(conditions, [Condition::Unknown(format!("{name} in a set"))]);
         }
     }
 

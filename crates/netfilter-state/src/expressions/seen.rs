@@ -15,11 +15,6 @@ use super::{
 use crate::ruleset::{
     Condition, Counter, Endpoint, SeenRule, Selector, SetLookup, Sets, Statement, VerdictMap,
 };
-use alloc::{
-    borrow::{Cow, ToOwned},
-    string::String,
-    vec::Vec,
-};
 use comparisons::{FIRST_HEADER, compared, ranged};
 pub(crate) use comparisons::{address, interface, prefix_of, protocol};
 pub(crate) use extensions::{extension_match, extension_target, matched_socket_marks};
@@ -27,6 +22,7 @@ use redirect_core::{
     rule::{Equality, Match, Protocol},
     values::{Family, PortRange},
 };
+use std::borrow::Cow;
 
 /// `NF_NAT_MANIP_DST` of a nat expression.
 const TRANSLATE_DESTINATION: u32 = 1;
@@ -80,13 +76,11 @@ pub(crate) fn port(value: &[u8]) -> Option<u16> {
 /// What a field is called in nft.
 fn field_name(field: Field) -> Cow<'static, str> {
     match field {
-        Field::Meta(key) => {
-            meta_name(key).map_or_else(|| Cow::Owned(alloc::format!("meta {key}")), Cow::Borrowed)
-        }
+        Field::Meta(key) => meta_name(key).map_or_else(|| Cow::Owned(format!("meta {key}")), Cow::Borrowed),
         Field::Ct(ct::STATE) => "ct state".into(),
         Field::Ct(ct::MARK) => "ct mark".into(),
         Field::Ct(ct::ZONE) | Field::CtOneWay(ct::ZONE, _) => "ct zone".into(),
-        Field::Ct(key) | Field::CtOneWay(key, _) => alloc::format!("ct {key}").into(),
+        Field::Ct(key) | Field::CtOneWay(key, _) => format!("ct {key}").into(),
         Field::Payload { .. } => payload_name(field).unwrap_or("payload").into(),
         Field::AddressType(Endpoint::Source) => "fib saddr type".into(),
         Field::AddressType(Endpoint::Destination) => "fib daddr type".into(),
@@ -165,7 +159,7 @@ impl<'a, 's> Reader<'a, 's> {
     /// Something that the rule does with the packets that it has not let go by then.
     fn statement(&mut self, statement: Statement) {
         if !statement.leaves_all() {
-            for (_, lacks) in core::mem::take(&mut self.lacking) {
+            for (_, lacks) in std::mem::take(&mut self.lacking) {
                 self.condition(lacks);
             }
             self.has_acted = true;
@@ -206,14 +200,14 @@ impl<'a, 's> Reader<'a, 's> {
                 self.rule.comment = Attribute(info).text().unwrap_or_default().to_owned();
             }
             Expression::Match(Xt { name, revision, info }) => {
-                self.conditions(extension_match(name, revision, info), || alloc::format!("-m {name}"));
+                self.conditions(extension_match(name, revision, info), || format!("-m {name}"));
                 if matched_socket_marks(name, info) {
                     self.statement(Statement::SetMark(None));
                 }
             }
             Expression::Target(Xt { name, revision, info }) => {
                 let statement = extension_target(name, revision, info);
-                let unknown = || Statement::Unknown(alloc::format!("-j {name}"));
+                let unknown = || Statement::Unknown(format!("-j {name}"));
                 self.statement(statement.unwrap_or_else(unknown));
             }
             Expression::Store { field, from } => {
@@ -357,9 +351,9 @@ impl<'a, 's> Reader<'a, 's> {
                 let loaded = self.registers.looked_up(lookup);
                 let what = loaded.map_or_else(|| "something".to_owned(), |loaded| name_of(loaded.origin));
                 if lookup.is_verdict_map() {
-                    self.statement(Statement::Unknown(alloc::format!("{what} in a verdict map, {why}")));
+                    self.statement(Statement::Unknown(format!("{what} in a verdict map, {why}")));
                 } else {
-                    self.unknown(alloc::format!("{what} in {why}"));
+                    self.unknown(format!("{what} in {why}"));
                 }
             }
         }
@@ -454,7 +448,7 @@ impl<'a, 's> Reader<'a, 's> {
             }
             "match" => {
                 let name = data.find(attribute::xt::NAME).and_then(Attribute::text).unwrap_or("?");
-                self.unknown(alloc::format!("-m {name}"));
+                self.unknown(format!("-m {name}"));
             }
             // Packets beyond them skip the rest of the rule.
             "limit" | "quota" | "connlimit" => self.unknown(name),
@@ -625,7 +619,7 @@ fn stored(field: Field, from: Option<Loaded<'_>>) -> Statement {
         (Field::Ct(ct::MARK), _, Some(value)) => Statement::SetConnMark { mask: u32::MAX, value },
         (Field::Ct(ct::MARK), _, None) => match changed(field, from) {
             Some((mask, value)) => Statement::SetConnMark { mask, value },
-            None => Statement::Unknown(alloc::format!("{} set", field_name(field))),
+            None => Statement::Unknown(format!("{} set", field_name(field))),
         },
         (Field::Ct(ct::ZONE), ..) => bytes.and_then(|bytes| bytes.try_into().ok()).map_or_else(
             || Statement::Unknown("ct zone set".to_owned()),
@@ -636,7 +630,7 @@ fn stored(field: Field, from: Option<Loaded<'_>>) -> Statement {
             Field::Meta(meta::PRIORITY | meta::TRACE | meta::SECURITY_MARK)
             | Field::Ct(ct::LABELS | ct::EVENTS | ct::SECURITY_MARK),
             ..,
-        ) => Statement::Harmless(alloc::format!("{} set", field_name(field))),
+        ) => Statement::Harmless(format!("{} set", field_name(field))),
         (
             Field::Meta(_)
             | Field::Ct(_)
@@ -645,7 +639,7 @@ fn stored(field: Field, from: Option<Loaded<'_>>) -> Statement {
             | Field::AddressType(_),
             _,
             _,
-        ) => Statement::Rewrite(alloc::format!("{} set", field_name(field))),
+        ) => Statement::Rewrite(format!("{} set", field_name(field))),
     }
 }
 
@@ -681,7 +675,7 @@ fn written(field: Field, from: Option<Loaded<'_>>, family: Option<Family>) -> St
     if kept.is_some_and(keeps) {
         return Statement::SetClass("payload set".to_owned());
     }
-    Statement::Rewrite(alloc::format!("{} set", field_name(field)))
+    Statement::Rewrite(format!("{} set", field_name(field)))
 }
 
 /// Whether writing the class of traffic leaves a header whose checksum is right: of IPv4 alone the header has one.
@@ -717,7 +711,6 @@ mod tests {
         expression::{AddressOffset, Expressions},
         wire::Writer,
     };
-    use alloc::{string::ToString, vec};
 
     #[test]
     fn verdicts_have_the_numbers_of_the_kernel() {

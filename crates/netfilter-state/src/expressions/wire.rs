@@ -2,7 +2,6 @@
 
 use super::abi::{NFTABLES, attribute, family, flags, kind};
 use crate::ruleset::{name_bytes, name_of_bytes};
-use alloc::{string::String, vec::Vec};
 
 /// Size of `nlmsghdr`.
 const HEADER: usize = 16;
@@ -304,7 +303,7 @@ impl<'a> Attribute<'a> {
 
     /// A text, up to its NUL if it has one.
     pub(crate) fn text(self) -> Option<&'a str> {
-        core::str::from_utf8(self.text_bytes()).ok()
+        std::str::from_utf8(self.text_bytes()).ok()
     }
 
     /// A name that a program chose: of any bytes, up to its NUL if it has one.

@@ -2,7 +2,6 @@
 //! `linux/netfilter/xt_*.h`, in the machine's byte order but for ports and addresses, padded to eight bytes.
 
 use super::{abi::state, wire::read_array};
-use alloc::vec::Vec;
 use redirect_core::{
     rule::{ConnState, Direction, Equality, Match, Target, TcpFlags, Tracked},
     values::{Family, Mark, MaskedMark, Port, PortRange},
@@ -495,8 +494,8 @@ mod tests {
         }
     }
 
-    fn hex(bytes: &[u8], digits: usize) -> std::string::String {
-        bytes.iter().map(|byte| std::format!("{byte:02x}")).collect::<std::string::String>()[..digits].into()
+    fn hex(bytes: &[u8], digits: usize) -> String {
+        bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>()[..digits].into()
     }
 
     #[test]

@@ -47,10 +47,6 @@ use crate::{
     state::{PerFamily, RuleState},
     steps::{self, Goal, Inverse, Observation, Step, Transaction},
 };
-use alloc::{
-    string::{String, ToString},
-    vec::Vec,
-};
 use redirect_core::{
     Family,
     options::Variant,
@@ -266,7 +262,7 @@ impl Eq for Kernel {}
 
 fn apply(tables: &mut Tables, family: Family, change: &RulesetDiff, writer: Writer) -> Result<(), Refused> {
     tables.apply(change, writer).map_err(|mut refused| {
-        refused.what = alloc::format!("{family} {}", refused.what);
+        refused.what = format!("{family} {}", refused.what);
         refused
     })
 }

@@ -5,8 +5,8 @@ use crate::{
     change::{EditOp, RulesetDiff, TableChange},
     state::{Entry, RuleState},
 };
-use alloc::{collections::BTreeMap, format, vec::Vec};
 use redirect_core::rule::{Chain, Rule, Table, Target};
+use std::collections::BTreeMap;
 
 /// The tables of one variant of iptables and one family, changed as the kernel changes them.
 ///
@@ -298,7 +298,7 @@ mod tests {
             (EditOp::RemoveChain(other()), other(), &[]),
         ] {
             let mut after = before();
-            take_all(&mut after, core::slice::from_ref(&step)).unwrap();
+            take_all(&mut after, std::slice::from_ref(&step)).unwrap();
             assert_eq!(held(&after, &chain), rules, "{step:?}");
             let gone = after.observe().chains(Table::Nat).all(|(name, _)| *name != other());
             assert_eq!(gone, matches!(step, EditOp::RemoveChain(_)), "{step:?}");
@@ -325,7 +325,7 @@ mod tests {
             (EditOp::RemoveChain(own()), Refusal::NotEmpty),
         ] {
             let mut after = before();
-            assert_eq!(take_all(&mut after, core::slice::from_ref(&step)), Err(why), "{step:?}");
+            assert_eq!(take_all(&mut after, std::slice::from_ref(&step)), Err(why), "{step:?}");
             assert_eq!(after, before(), "{step:?}");
         }
         let mut after = before();

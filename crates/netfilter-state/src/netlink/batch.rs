@@ -16,7 +16,6 @@ use crate::{
     change::{RulesetDiff, TableChange},
     state::Entry,
 };
-use alloc::{string::ToString, vec::Vec};
 use redirect_core::{
     rule::{Chain, Hook, Table},
     values::Family,

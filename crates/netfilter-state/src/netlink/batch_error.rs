@@ -1,7 +1,6 @@
 //! Why a transaction cannot be written.
 
 use super::iptables::Unencodable;
-use alloc::string::String;
 
 /// Why a change cannot be written as a transaction.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

@@ -1,12 +1,12 @@
 //! Native tables damaged as another program would, for the model of a kernel.
 
 use super::NativeState;
-use alloc::sync::Arc;
 use redirect_core::{
     plan::DataPlane,
     render::{nft_chain_name, nft_table},
     rule::{Chain, Table},
 };
+use std::sync::Arc;
 
 impl NativeState {
     /// Deletes a sidecar's rule by its number, counted from 1; whether it was there.

@@ -9,7 +9,6 @@ use crate::expressions::{
     wire::{Attribute, Attributes, Message},
 };
 use crate::ruleset::{Api, HookEntry, HookList, HookOwner, TableName};
-use alloc::{borrow::ToOwned, string::String};
 
 impl HookList {
     /// Takes in one message of an answer about a hook.
@@ -89,7 +88,7 @@ fn described(info: Attributes<'_>) -> Option<HookOwner> {
         hooked::CHAIN => chain(description),
         hooked::PROGRAM => {
             let id = description.find(attribute::hooked_program::ID)?.u32()?;
-            Some(HookOwner::Unknown(alloc::format!("BPF program {id}")))
+            Some(HookOwner::Unknown(format!("BPF program {id}")))
         }
         _ => None,
     }
@@ -131,7 +130,7 @@ fn named(function: &str, module: &str) -> String {
     match (function, module) {
         ("", "") => "a function without a name".to_owned(),
         (function, "") => function.to_owned(),
-        ("", module) => alloc::format!("a function of {module}"),
-        (function, module) => alloc::format!("{function} of {module}"),
+        ("", module) => format!("a function of {module}"),
+        (function, module) => format!("{function} of {module}"),
     }
 }

@@ -7,11 +7,11 @@ use crate::{
     change::{EditOp, TableChange},
     state::Entry,
 };
-use alloc::{collections::BTreeMap, string::ToString, vec::Vec};
 use redirect_core::{
     rule::{Chain, Table},
     values::Family,
 };
+use std::collections::BTreeMap;
 
 /// One rule of a chain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

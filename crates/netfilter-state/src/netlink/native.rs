@@ -10,7 +10,6 @@ use crate::expressions::{
     wire::Writer,
     xt::state_bits,
 };
-use alloc::{collections::BTreeMap, sync::Arc, vec::Vec};
 use ipnet::IpNet;
 use redirect_core::{
     options::NativeForm,
@@ -22,6 +21,7 @@ use redirect_core::{
     rule::{Chain, ConnState, Equality, Match, Protocol, Rule, Scope, Table, Target, Tracked},
     values::{Family, InterfaceName, PortRange},
 };
+use std::{collections::BTreeMap, sync::Arc};
 
 /// The length of an interface's name, padding included (`IFNAMSIZ`).
 const INTERFACE_LENGTH: usize = 16;
@@ -244,7 +244,7 @@ mod tests {
             address(&mut Expressions(&mut list), AddressOffset::source, is);
             let names =
                 list.attributes().filter_map(|(_, element)| Some(reading::name_and_data(element)?.0.into()));
-            names.collect::<Vec<alloc::string::String>>()
+            names.collect::<Vec<String>>()
         };
         let net = |text: &str| text.parse::<IpNet>().unwrap();
         for any in ["0.0.0.0/0", "::/0"] {

@@ -20,12 +20,11 @@ use crate::expressions::{
     reading,
     wire::{Attribute, Writer},
 };
-use alloc::{
+use redirect_core::render::NFT_TABLES;
+use std::{
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
-    vec::Vec,
 };
-use redirect_core::render::NFT_TABLES;
 
 /// What a set may be created with; the rest is for reading only.
 const SET_ATTRIBUTES: [u16; 11] = {
@@ -377,7 +376,6 @@ fn write_expression(list: &mut Writer, kind: u16, element: Attribute<'_>, number
 mod tests {
     use super::*;
     use crate::expressions::abi::DORMANT;
-    use alloc::vec;
     use redirect_core::{Families, Redirect, options::NativeForm};
 
     #[test]

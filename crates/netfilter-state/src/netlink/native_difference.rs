@@ -3,12 +3,8 @@
 use super::native_state::{ChainState, NativeRule, NativeState, TableState};
 use crate::align::{DifferingRule, align};
 use crate::expressions::{seen, wire::Attribute};
-use alloc::{
-    string::{String, ToString},
-    vec::Vec,
-};
-use core::fmt;
 use redirect_core::render::NFT_TABLES;
+use std::fmt;
 
 /// A place where the native tables are not those wanted.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -103,8 +99,8 @@ impl Tables<'_> {
 impl fmt::Display for NativeDifference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let place = match &self.chain {
-            Some(chain) => alloc::format!("inet {} chain {chain}", self.table),
-            None => alloc::format!("table inet {}", self.table),
+            Some(chain) => format!("inet {} chain {chain}", self.table),
+            None => format!("table inet {}", self.table),
         };
         match &self.kind {
             NativeDifferenceKind::MissingTable | NativeDifferenceKind::MissingChain => {

@@ -5,17 +5,15 @@ use crate::expressions::{
     reading::{self, Expression, Field},
     wire::{Attribute, Attributes, Message},
 };
-use alloc::{
-    collections::{BTreeMap, BTreeSet},
-    string::String,
-    sync::Arc,
-    vec::Vec,
-};
 use redirect_core::{
     plan::DataPlane,
     render::{NFT_TABLES, nft_chain_name, nft_table},
     rule::{Hook, OurChain, Table},
     values::Mark,
+};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
 };
 
 /// The mesh's native tables, as the kernel holds them or as a plan wants them.

@@ -8,18 +8,15 @@ use crate::expressions::{
 };
 use crate::ruleset::Ruleset;
 use crate::state::{Entry, PerFamily, RawRule, RuleState};
-use alloc::{
-    collections::{BTreeMap, BTreeSet},
-    format,
-    string::String,
-    sync::Arc,
-    vec::Vec,
-};
-use core::mem;
 use redirect_core::{
     render::NFT_TABLES,
     rule::{Chain, Table},
     values::Family,
+};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    mem,
+    sync::Arc,
 };
 
 /// What this program writes beside its rules in built-in chains, so that they can be determined from others of the same shape: an

@@ -2,12 +2,11 @@
 
 use crate::expressions::{seen, wire::Attribute, xt::Extension};
 use crate::state::Entry;
-use alloc::{string::String, vec::Vec};
-use core::fmt;
 use redirect_core::{
     rule::{Chain, Rule, Table},
     values::Family,
 };
+use std::fmt;
 
 /// A chain in a table of a family.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -22,7 +21,7 @@ pub struct ChainRef<'a> {
 
 impl ChainRef<'_> {
     pub(super) fn words(&self) -> String {
-        alloc::format!("{self}")
+        format!("{self}")
     }
 }
 

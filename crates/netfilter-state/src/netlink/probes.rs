@@ -5,8 +5,7 @@
 //! It holds one set of pods' addresses for each family, and one rule of each chain. Whatever it holds, one transaction replaces it whole; connections
 //! that were open before go on, because connection tracking has their addresses.
 
-use alloc::{collections::BTreeSet, vec::Vec};
-use core::net::IpAddr;
+use std::{collections::BTreeSet, net::IpAddr};
 
 use redirect_core::ambient::{PROBE_V4, PROBE_V6};
 

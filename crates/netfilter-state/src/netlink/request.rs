@@ -6,7 +6,6 @@ use crate::expressions::{
     xt::Extension,
 };
 use crate::ruleset::TableFamily;
-use alloc::vec::Vec;
 use redirect_core::{
     rule::{Chain, Hook, Table},
     values::Family,
@@ -216,7 +215,7 @@ mod tests {
             let bytes = writer.finish().unwrap();
             let message = Messages::new(&bytes).next().unwrap();
             let (process, name) = writer_in(&message).unzip();
-            (generation_in(&message), process, name.map(alloc::string::String::from))
+            (generation_in(&message), process, name.map(String::from))
         };
         assert_eq!(told(kind::NEW_GENERATION, true, true), (Some(7), Some(4711), Some("nft".into())));
         assert_eq!(told(kind::NEW_GENERATION, false, true), (Some(7), None, None));

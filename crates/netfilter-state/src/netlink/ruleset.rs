@@ -10,7 +10,6 @@ use crate::ruleset::{
     Api, Base, ChainState, DeviceBase, Direction, Ruleset, TableFamily, TableName, TableState,
 };
 use crate::state::comment_in;
-use alloc::{borrow::ToOwned, string::String, vec::Vec};
 use redirect_core::{
     render::NFT_TABLES,
     rule::{Chain, Table},
@@ -222,7 +221,7 @@ fn device_base(family: u8, chain: Attributes<'_>, hook: Attributes<'_>) -> Optio
     };
     let named = |(kind, name): (u16, Attribute<'_>)| match kind {
         attribute::device::NAME => Some(name.name()),
-        attribute::device::PREFIX => Some(alloc::format!("{}*", name.name())),
+        attribute::device::PREFIX => Some(format!("{}*", name.name())),
         _ => None,
     };
     // Of several interfaces the first may be said on its own, too.
@@ -250,7 +249,6 @@ mod tests {
         },
         ruleset::Counter,
     };
-    use alloc::string::ToString;
     use redirect_core::{RulePlan, options::NativeForm};
     use std::collections::BTreeSet;
 
@@ -273,7 +271,7 @@ mod tests {
             "{sets:?}"
         );
         // The other kind of tables has none: what its rules name is in ipset.
-        for (mut name, table) in core::mem::take(&mut ruleset.tables) {
+        for (mut name, table) in std::mem::take(&mut ruleset.tables) {
             name.api = Api::XTables;
             ruleset.tables.insert(name, table);
         }

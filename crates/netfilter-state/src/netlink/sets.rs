@@ -5,7 +5,6 @@ use crate::expressions::{
     abi::{attribute, key_type, set},
     wire::Writer,
 };
-use alloc::vec::Vec;
 use redirect_core::{
     plan::native::{Kind, Ranges},
     values::Family,

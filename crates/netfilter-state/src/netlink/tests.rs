@@ -13,7 +13,6 @@ use crate::{
     parse,
     state::{Entry, RuleState},
 };
-use alloc::string::ToString;
 use ipnet::IpNet;
 use proptest::{prelude::*, sample::select};
 use redirect_core::{
@@ -28,7 +27,7 @@ use redirect_core::{
     settings::{Key, NamespaceFacts, RawSettings, Source},
     values::{InterfaceName, Mark, MaskedMark, Port, PortRange},
 };
-use std::{borrow::ToOwned, collections::BTreeMap, format, string::String, vec, vec::Vec};
+use std::collections::BTreeMap;
 
 /// A rule in the words of iptables-save.
 fn rule(text: &str) -> Rule {
@@ -627,7 +626,7 @@ fn nothing_goes_into_a_chain_that_is_not_there() {
     ] {
         // Neither in one that was never made, nor in one that is gone.
         for before in [&[][..], &[EditOp::DeclareEmpty(chain()), EditOp::RemoveChain(chain())]] {
-            let steps = [before, core::slice::from_ref(&step)].concat();
+            let steps = [before, std::slice::from_ref(&step)].concat();
             let change = RulesetDiff { tables: [TableChange { table: Table::Nat, steps }].into() };
             let refused = Batch::new(&nothing).change(Family::V4, &change);
             assert!(matches!(refused, Err(BatchError::NoSuchChain(_))), "{before:?} {step:?}: {refused:?}");

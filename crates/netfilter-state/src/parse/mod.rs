@@ -4,7 +4,6 @@
 //! plan gives the plan.
 
 use crate::state::{Entry, ForeignRule, RuleState};
-use alloc::{string::String, vec::Vec};
 use redirect_core::{
     rule::{Chain, ConnState, Direction, Equality, Match, Protocol, Rule, Table, Target, TcpFlags, Tracked},
     values::{InterfaceName, Mark, MaskedMark, Port, PortRange, PortSyntax, parse_cidr},
@@ -231,7 +230,7 @@ impl<'a> WordReader<'a> {
     fn tproxy(&mut self) -> Option<Target> {
         let port: Port = self.value_of("--on-port")?.parse().ok()?;
         if let Some(address) = self.value_of("--on-ip") {
-            let address: core::net::IpAddr = address.parse().ok()?;
+            let address: std::net::IpAddr = address.parse().ok()?;
             if !address.is_unspecified() {
                 return None;
             }
@@ -335,7 +334,7 @@ mod tests {
 
     #[test]
     fn flags_have_names_and_words_for_all_and_none() {
-        let read = |words: &str| match entry(&std::format!("-p tcp -m tcp --tcp-flags {words} -j DROP")) {
+        let read = |words: &str| match entry(&format!("-p tcp -m tcp --tcp-flags {words} -j DROP")) {
             Entry::Rule(rule) => rule.matches.into_iter().find_map(|condition| {
                 if let Match::TcpFlags(is) = condition {
                     Some((is.value.mask(), is.value.set()))

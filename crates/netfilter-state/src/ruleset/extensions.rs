@@ -1,7 +1,6 @@
 //! What matches and targets of x_tables mean, in the kernel's form and in that of iptables-save.
 
 use super::{Base, Condition, Selector, SetLookup, Statement};
-use alloc::borrow::ToOwned;
 use redirect_core::rule::{Equality, Hook, Match, Table};
 
 /// Whether a user or group is one of these.
@@ -46,11 +45,11 @@ pub fn target_named(name: &str) -> Option<Statement> {
         // ... choose a queue, or set what security modules read (xt_CLASSIFY, xt_SECMARK, xt_CONNSECMARK), ...
         | "CLASSIFY" | "SECMARK" | "CONNSECMARK"
         // ... or write a checksum or options that no condition is understood to ask (xt_CHECKSUM, xt_TCPMSS, xt_TCPOPTSTRIP).
-        | "CHECKSUM" | "TCPMSS" | "TCPOPTSTRIP" => Statement::Harmless(alloc::format!("-j {name}")),
-        "DSCP" | "TOS" => Statement::SetClass(alloc::format!("-j {name}")),
+        | "CHECKSUM" | "TCPMSS" | "TCPOPTSTRIP" => Statement::Harmless(format!("-j {name}")),
+        "DSCP" | "TOS" => Statement::SetClass(format!("-j {name}")),
         // A copy may end the connection, flags decide about it, and no router forwards a packet without hops left.
         "CT" | "CONNMARK" | "TEE" | "ECN" | "TTL" | "HL" | "SYNPROXY" | "CLUSTERIP" | "SNPT" | "DNPT" => {
-            Statement::Rewrite(alloc::format!("-j {name}"))
+            Statement::Rewrite(format!("-j {name}"))
         }
         _ => return None,
     })

@@ -1,8 +1,8 @@
 //! What hangs on the hooks of IP, in the order in which the kernel asks it.
 
 use super::TableName;
-use alloc::{collections::BTreeMap, string::String, vec::Vec};
 use redirect_core::{rule::Hook, values::Family};
+use std::collections::BTreeMap;
 
 /// What hangs on the hooks of IP.
 ///

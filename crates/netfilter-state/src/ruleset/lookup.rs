@@ -1,15 +1,11 @@
 //! Sets and maps of nf_tables that rules look something up in.
 
 use super::{Plain, Statement, state};
-use alloc::{
-    string::{String, ToString},
-    vec::Vec,
-};
-use core::{
+use redirect_core::values::Family;
+use std::{
     fmt,
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
 };
-use redirect_core::values::Family;
 
 /// Combinations of values to search: a set of nf_tables, or a range.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -153,10 +149,10 @@ impl Selector {
             return "*".into();
         }
         if matches!(self, Self::InInterface | Self::OutInterface) && is_every_name_from(first, last) {
-            return alloc::format!("{}*", self.word(first));
+            return format!("{}*", self.word(first));
         }
         let one = |value| self.word(value);
-        if first == last { one(first) } else { alloc::format!("{}-{}", one(first), one(last)) }
+        if first == last { one(first) } else { format!("{}-{}", one(first), one(last)) }
     }
 
     fn word(self, value: u128) -> String {
@@ -168,7 +164,7 @@ impl Selector {
                     bytes.iter().take_while(|byte| **byte != 0).map(|byte| char::from(*byte)).collect();
                 Plain(&name).text()
             }
-            Self::Mark | Self::ConnMark | Self::TcpFlags => alloc::format!("{value:#x}"),
+            Self::Mark | Self::ConnMark | Self::TcpFlags => format!("{value:#x}"),
             Self::State => {
                 let named = state::NAMES.into_iter().find(|(bit, _)| u128::from(*bit) == value);
                 named.map_or_else(|| value.to_string(), |(_, name)| name.to_ascii_lowercase())
@@ -230,7 +226,7 @@ const fn is_every_name_from(first: u128, last: u128) -> bool {
 impl fmt::Display for VerdictMap {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.among.write(f, "vmap ", |index| {
-            self.verdicts.get(index).map_or_else(String::new, |verdict| alloc::format!(" : {verdict}"))
+            self.verdicts.get(index).map_or_else(String::new, |verdict| format!(" : {verdict}"))
         })
     }
 }

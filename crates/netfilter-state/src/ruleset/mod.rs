@@ -16,13 +16,12 @@ pub use names::Plain;
 pub use names::{name_bytes, name_of_bytes};
 pub(crate) use sets::{Element, Set, Sets};
 
-use alloc::{collections::BTreeMap, string::String, vec::Vec};
-use core::fmt;
 use redirect_core::{
     render,
     rule::{Equality, Hook, Match, Rule, Target},
     values::{Family, PortRange},
 };
+use std::{collections::BTreeMap, fmt};
 
 /// The part of the kernel that holds a table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -595,7 +594,7 @@ pub mod state {
     /// Of one whose destination is.
     pub const TRANSLATED: u32 = 1 << 31;
     /// Those of a set, by their names.
-    pub(super) fn write(f: &mut core::fmt::Formatter<'_>, states: u32) -> core::fmt::Result {
+    pub(super) fn write(f: &mut std::fmt::Formatter<'_>, states: u32) -> std::fmt::Result {
         let named = NAMES.into_iter().filter(|(bit, _)| states & bit != 0);
         for (index, (_, name)) in named.enumerate() {
             write!(f, "{}{name}", if index == 0 { "" } else { "," })?;

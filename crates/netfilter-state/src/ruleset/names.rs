@@ -1,7 +1,6 @@
 //! Names that other programs chose. For the kernel they are bytes; here they are texts, each of which stands for one name only.
 
-use alloc::string::String;
-use core::fmt;
+use std::fmt;
 
 /// What stands for a byte that belongs to no UTF-8: a character of an area for private use, this one or one of the 255 behind.
 const FIRST_BYTE: u32 = 0x10_0000;
@@ -16,7 +15,7 @@ fn byte(c: char) -> Option<u8> {
 #[must_use]
 pub fn name_of_bytes(name: &[u8]) -> String {
     let is_plain = |text: &&str| text.is_ascii() || text.chars().all(|c| byte(c).is_none());
-    if let Some(text) = core::str::from_utf8(name).ok().filter(is_plain) {
+    if let Some(text) = std::str::from_utf8(name).ok().filter(is_plain) {
         return text.into();
     }
     let each = |byte: &u8| {
@@ -52,7 +51,7 @@ impl Plain<'_> {
         let mut text = String::new();
         for c in self.0.chars().take(Self::LONGEST) {
             match byte(c) {
-                Some(byte) => text.push_str(&alloc::format!("\\x{byte:02x}")),
+                Some(byte) => text.push_str(&format!("\\x{byte:02x}")),
                 None if c == ' ' || c.is_ascii_graphic() && c != '\\' => text.push(c),
                 None => text.extend(c.escape_default()),
             }
@@ -70,7 +69,6 @@ impl fmt::Display for Plain<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use alloc::{string::ToString, vec::Vec};
     use proptest::prelude::*;
 
     #[test]

@@ -1,6 +1,6 @@
 //! Sets and maps of a table, as far as rules look something up in them. What a lookup finds is for who reads rules to say.
 
-use alloc::{collections::BTreeMap, string::String, vec::Vec};
+use std::collections::BTreeMap;
 
 /// The sets of a table, by name.
 pub(crate) type Sets = BTreeMap<String, Set>;

@@ -4,20 +4,17 @@ mod raw;
 
 pub(crate) use raw::{RawRule, comment_in};
 
-use alloc::{
-    boxed::Box,
-    collections::{BTreeMap, BTreeSet},
-    string::String,
-    sync::Arc,
-    vec::Vec,
-};
-use core::fmt;
 use redirect_core::{
     ambient::ISTIO_NODE_CHAIN,
     plan::{DataPlane, FamilyRules},
     render,
     rule::{Chain, Hook, Match, OurChain, Rule, Table, Target},
     values::{Family, Mark},
+};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+    sync::Arc,
 };
 
 /// One of each family.
@@ -374,7 +371,7 @@ impl Entry {
 
 /// The name of a chain in a table, as an operator would point at it: `nat OUTPUT`.
 pub(crate) fn place(table: Table, chain: &Chain) -> String {
-    alloc::format!("{} {chain}", table.name())
+    format!("{} {chain}", table.name())
 }
 
 /// The rules of a plan, as if no other program had any.
@@ -456,7 +453,6 @@ fn planned_shape(table: Table, hook: Hook, rule: &Rule) -> Option<Shape> {
 mod tests {
     use super::*;
     use crate::parse::rule_state;
-    use alloc::string::ToString as _;
     use redirect_core::rule::Hook;
 
     fn nat(lines: &str) -> RuleState {
@@ -490,7 +486,7 @@ mod tests {
     fn an_interface_that_is_left_alone_is_the_meshs_only_as_a_plan_says_it() {
         let owns = |table: &str, rule: &str| {
             let chain = ":ISTIO_INBOUND - [0:0]\n-A ISTIO_INBOUND -p tcp -j RETURN\n";
-            let state = rule_state(&std::format!("*{table}\n{chain}-A PREROUTING {rule}\nCOMMIT\n")).unwrap();
+            let state = rule_state(&format!("*{table}\n{chain}-A PREROUTING {rule}\nCOMMIT\n")).unwrap();
             let table = Table::named(table).unwrap();
             let prerouting = Chain::Hook(Hook::Prerouting);
             let [entry] = state.rules(table, &prerouting) else { panic!("one rule") };
@@ -508,10 +504,9 @@ mod tests {
     #[test]
     fn a_rule_that_marks_what_the_proxy_sends_is_the_meshs_only_as_a_plan_says_it() {
         let owns = |to: &str, mark: &str| {
-            let rule = std::format!(
-                "{to} -o lo -p tcp -m owner --uid-owner 1337 -j MARK --set-xmark {mark}/0xffffffff"
-            );
-            let text = std::format!("*mangle\n:ISTIO_INBOUND - [0:0]\n-A OUTPUT {rule}\nCOMMIT\n");
+            let rule =
+                format!("{to} -o lo -p tcp -m owner --uid-owner 1337 -j MARK --set-xmark {mark}/0xffffffff");
+            let text = format!("*mangle\n:ISTIO_INBOUND - [0:0]\n-A OUTPUT {rule}\nCOMMIT\n");
             let (state, output) = (rule_state(&text).unwrap(), Chain::Hook(Hook::Output));
             let [entry] = state.rules(Table::Mangle, &output) else { panic!("one rule") };
             assert!(entry.understood().is_some(), "{rule}");
@@ -526,15 +521,14 @@ mod tests {
     fn chains_that_have_lost_their_mark_may_have_had_any() {
         let owns = |rules: &str, mark: &str| {
             let saves = "-j CONNMARK --save-mark --nfmask 0xffffffff --ctmask 0xffffffff";
-            let text = std::format!(
+            let text = format!(
                 "*mangle\n:ISTIO_INBOUND - [0:0]\n{rules}-A PREROUTING -p tcp -m mark --mark {mark} {saves}\nCOMMIT\n"
             );
             let (state, prerouting) = (rule_state(&text).unwrap(), Chain::Hook(Hook::Prerouting));
             let [entry] = state.rules(Table::Mangle, &prerouting) else { panic!("one rule") };
             state.owns(Table::Mangle, &prerouting, entry)
         };
-        let gives =
-            |mark: &str| std::format!("-A ISTIO_INBOUND -p tcp -j MARK --set-xmark {mark}/0xffffffff\n");
+        let gives = |mark: &str| format!("-A ISTIO_INBOUND -p tcp -j MARK --set-xmark {mark}/0xffffffff\n");
         let (own, of_proxy) = (gives("0x539"), gives("0x53a"));
         assert!(owns("", "0x77") && owns(&of_proxy, "0x77"));
         assert!(!owns(&own, "0x77") && !owns(&[of_proxy, own.clone()].concat(), "0x77"));
@@ -552,7 +546,7 @@ mod tests {
     #[test]
     fn a_rule_that_keeps_the_mark_beside_the_guards_is_the_meshs_only_as_a_plan_says_it() {
         let owns = |chain: Hook, rule: &str| {
-            let text = std::format!("*mangle\n:ISTIO_INBOUND - [0:0]\n-A {} {rule}\nCOMMIT\n", chain.name());
+            let text = format!("*mangle\n:ISTIO_INBOUND - [0:0]\n-A {} {rule}\nCOMMIT\n", chain.name());
             let (state, chain) = (rule_state(&text).unwrap(), Chain::Hook(chain));
             let [entry] = state.rules(Table::Mangle, &chain) else { panic!("one rule") };
             assert!(entry.understood().is_some(), "{rule}");
@@ -565,15 +559,15 @@ mod tests {
         ] {
             let rule = |of_packet: &str, of_connection: &str| {
                 if hook == Hook::Prerouting {
-                    std::format!("-p tcp {of_packet} {of_connection}")
+                    format!("-p tcp {of_packet} {of_connection}")
                 } else {
-                    std::format!("-p tcp {of_connection} {of_packet}")
+                    format!("-p tcp {of_connection} {of_packet}")
                 }
             };
-            let right = std::format!("{of_connection} {beside}");
+            let right = format!("{of_connection} {beside}");
             assert!(owns(hook, &rule(of_packet, &right)), "{hook:?}");
             // Another part of the connection's mark, and every mark but one.
-            let other = std::format!("{of_connection} 0x539/0xffff");
+            let other = format!("{of_connection} 0x539/0xffff");
             assert!(!owns(hook, &rule(of_packet, &other)), "{hook:?}");
             let inverted = rule(of_packet, &right)
                 .replace("-m mark --mark", "-m mark ! --mark")

@@ -6,9 +6,8 @@ use crate::expressions::{
     seen,
     wire::{Attribute, Attributes, Writer},
 };
-use alloc::{string::String, vec::Vec};
-use core::fmt;
 use redirect_core::rule::Chain;
+use std::fmt;
 
 /// A comment in what a rule carries besides its expressions (`NFTNL_UDATA_RULE_COMMENT`).
 const COMMENT: u8 = 0;
@@ -56,7 +55,7 @@ impl RawRule {
 /// The comment in what a rule carries besides its expressions.
 pub(crate) fn comment_in(user_data: &[u8]) -> Option<&str> {
     let [COMMENT, length, rest @ ..] = user_data else { return None };
-    Some(core::str::from_utf8(rest.get(..usize::from(*length))?).ok()?.trim_end_matches('\0'))
+    Some(std::str::from_utf8(rest.get(..usize::from(*length))?).ok()?.trim_end_matches('\0'))
 }
 
 /// In the words of iptables, as far as it has any; what is not understood is named in brackets.
@@ -100,7 +99,6 @@ fn protocol(expressions: Attributes<'_>) -> Option<u32> {
 mod tests {
     use super::*;
     use crate::{expressions::expression::Expressions, state::ForeignRule};
-    use alloc::string::ToString;
 
     fn rule(user_data: Option<&[u8]>) -> ForeignRule {
         let mut writer = Writer::default();

@@ -8,12 +8,7 @@ use redirect_core::{
     options::{NativeForm, Variant},
     values::Mark,
 };
-use std::{
-    fmt::Write as _,
-    format,
-    string::{String, ToString},
-    vec::Vec,
-};
+use std::fmt::Write as _;
 
 const PLACES: [(&str, RulesIn); 4] = [
     ("nft", RulesIn::Iptables(Variant::Nft)),

@@ -11,7 +11,6 @@ use redirect_core::{
     rule::{Equality, Hook, Match, Protocol},
     values::{Family, PortRange, PortSyntax, parse_cidr},
 };
-use std::{borrow::ToOwned, format, string::String, vec::Vec};
 
 /// Adds the tables that the legacy variant of iptables-save prints.
 ///
@@ -81,7 +80,7 @@ pub fn words(line: &str) -> Vec<String> {
             '"' => (quoted, begun) = (!quoted, true),
             ' ' if !quoted => {
                 if begun || !word.is_empty() {
-                    words.push(core::mem::take(&mut word));
+                    words.push(std::mem::take(&mut word));
                 }
                 begun = false;
             }

@@ -12,10 +12,9 @@ use crate::{
     packets::{Field, Packets},
     set::Set,
 };
-use alloc::{collections::BTreeMap, string::String, vec::Vec};
-use core::fmt;
 use netfilter_state::{routing::FoundRouting, ruleset::Ruleset};
 use redirect_core::{plan::RulePlan, values::Family};
+use std::{collections::BTreeMap, fmt};
 
 /// How many sets of packets a text names, and how many ranges of each field.
 const MOST_NAMED: usize = 3;
@@ -60,7 +59,7 @@ const fn words(fate: Fate, severity: Severity) -> &'static str {
 /// `all outbound connections bypass the proxy`, `IPv4 inbound connections are dropped (port 8080)`.
 impl fmt::Display for Consequence {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let family = self.family.map(|family| alloc::format!("{family} ")).unwrap_or_default();
+        let family = self.family.map(|family| format!("{family} ")).unwrap_or_default();
         if self.traffic == Traffic::ProxyToSelf {
             let all = if self.parts.is_empty() { "all of " } else { "" };
             write!(f, "{all}the proxy's {family}connections to its own pod")?;
@@ -120,7 +119,7 @@ pub fn consequences(
         |one: &Consequence| matches!(one.traffic, Traffic::ProxyToSelf | Traffic::ToApplication);
     all.retain(|one| !is_within_pod(one) || !outbound.contains(&one.family));
     of_all_families(&mut all, plan.families().len());
-    all.sort_by_key(|one| (!one.parts.is_empty(), core::cmp::Reverse(one.severity), one.traffic));
+    all.sort_by_key(|one| (!one.parts.is_empty(), std::cmp::Reverse(one.severity), one.traffic));
     all
 }
 

@@ -1,10 +1,9 @@
 //! What interferes with captured traffic, where, and how sure that is.
 
 use crate::Packet;
-use alloc::{collections::BTreeSet, string::String};
-use core::fmt;
 use netfilter_state::ruleset::{Plain, TableName};
 use redirect_core::{accepted::AcceptedBy, rule::Hook, values::Family};
+use std::{collections::BTreeSet, fmt};
 
 /// How sure it is. Closed: a finding is sure, or it is not.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -199,11 +198,8 @@ impl Finding {
             write!(f, ", chain {}", Plain(chain))?;
         }
         if let Some((hook, priority)) = hook {
-            let from = if base_chain == chain {
-                String::new()
-            } else {
-                alloc::format!("from {}, ", Plain(base_chain))
-            };
+            let from =
+                if base_chain == chain { String::new() } else { format!("from {}, ", Plain(base_chain)) };
             let hook = hook.name().to_ascii_lowercase();
             write!(f, " ({from}hook {hook}, priority {priority})")?;
         }

@@ -19,16 +19,14 @@ use crate::{
     set::Set,
     walk::{self, Cause, Given, Lookup, TracePath, Ways, Work, routed},
 };
-use alloc::{
-    collections::{BTreeMap, BTreeSet},
-    rc::Rc,
-    string::ToString,
-    vec::Vec,
-};
-use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use netfilter_state::ruleset::{Statement, TableName};
 use redirect_core::{
     accepted::AcceptedBy, ambient::ZTUNNEL_MARK, plan::RulePlan, rule::Hook, values::Family,
+};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    rc::Rc,
 };
 
 /// How many accepted rules one packet's way is walked without; what is lost to more of them counts as lost.
@@ -80,7 +78,7 @@ impl Findings {
         }
         self.explain();
         let mut findings: Vec<Finding> = self.found.into_values().collect();
-        findings.sort_by_key(|finding| core::cmp::Reverse(finding.severity));
+        findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
         findings
     }
 

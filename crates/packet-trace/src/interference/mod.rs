@@ -20,8 +20,6 @@ pub use finding::{Accepted, Effect, Finding, RuleRef, Severity, Traffic};
 pub use opening::{Captures, Opener, Opening, is_own, proxy_groups, proxy_users};
 
 use crate::TraceRules;
-use alloc::{collections::BTreeSet, string::String, vec::Vec};
-use core::net::IpAddr;
 pub(crate) use lost::example;
 use lost::{AcceptedFindings, Findings, most_work, search};
 use netfilter_state::ruleset::{ChainState, Ruleset, Statement, TableFamily, TableName};
@@ -37,6 +35,7 @@ use redirect_core::{
     values::{Family, is_routable},
 };
 pub(crate) use starts::multicast;
+use std::{collections::BTreeSet, net::IpAddr};
 
 /// What captured packets look like in a pod.
 #[derive(Debug, Clone, Copy, Default)]

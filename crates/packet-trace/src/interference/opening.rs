@@ -2,8 +2,6 @@
 
 use super::Pod;
 use crate::{Fate, Packet, TraceRules};
-use alloc::{string::String, vec, vec::Vec};
-use core::net::{IpAddr, SocketAddr};
 use netfilter_state::state::PerFamily;
 use redirect_core::{
     RulePlan,
@@ -11,6 +9,7 @@ use redirect_core::{
     settings::Key,
     values::Family,
 };
+use std::net::{IpAddr, SocketAddr};
 
 /// A connection, from the end that opened it to the other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -144,7 +143,6 @@ fn constants<'a>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use alloc::string::ToString;
     use redirect_core::{
         pod::{Decision, PodFacts},
         settings::NamespaceFacts,

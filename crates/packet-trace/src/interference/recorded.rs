@@ -8,14 +8,7 @@ use super::{Finding, Pod, Traffic, find};
 use crate::kernel::dumps::{self, read_saved};
 use netfilter_state::ruleset::{Api, Base, Ruleset, SeenRule, Statement, TableFamily, TableName, TableState};
 use redirect_core::{Family, RulePlan, options::NativeForm, rule::Hook};
-use std::{
-    collections::BTreeSet,
-    fmt::Write as _,
-    format,
-    net::IpAddr,
-    string::{String, ToString},
-    vec::Vec,
-};
+use std::{collections::BTreeSet, fmt::Write as _, net::IpAddr};
 
 const fn base(hook: Hook, priority: i32, is_nat: bool) -> Base {
     Base { hook, priority, is_nat, drops: false, reroutes: false }

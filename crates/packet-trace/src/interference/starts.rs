@@ -9,8 +9,6 @@ use crate::{
     set::Set,
     walk::{Given, Lookup, MOST_MARKS, routed},
 };
-use alloc::vec::Vec;
-use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use redirect_core::{
     ambient::{TUNNEL_PORT, ZTUNNEL_MARK},
     plan::{DataPlane, RulePlan},
@@ -18,6 +16,7 @@ use redirect_core::{
     settings::Key,
     values::{Family, PASSTHROUGH_V4, PASSTHROUGH_V6, is_routable},
 };
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 /// The port of DNS.
 const DNS: u16 = 53;

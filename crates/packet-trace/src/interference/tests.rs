@@ -18,13 +18,7 @@ use redirect_core::{
     settings::{Key, NamespaceFacts, RawSettings, Source},
     values::Family,
 };
-use std::{
-    format,
-    net::{IpAddr, Ipv4Addr},
-    string::{String, ToString},
-    vec,
-    vec::Vec,
-};
+use std::net::{IpAddr, Ipv4Addr};
 
 mod starts;
 
@@ -1037,7 +1031,7 @@ fn any_number_of_addresses_is_bounded() {
 #[test]
 fn any_number_of_rules_is_bounded() {
     let plan = plan(&[]);
-    let mut others = std::string::String::from("*filter\n");
+    let mut others = String::from("*filter\n");
     for number in 0..3000 {
         others += &format!("-A INPUT -s 198.51.{}.{}/32 -j DROP\n", number / 250, number % 250);
     }
@@ -1045,7 +1039,7 @@ fn any_number_of_rules_is_bounded() {
     assert_eq!(findings.len(), 16);
     // Rules that shield each other.
     let shielded = |many: usize| {
-        let mut others = std::string::String::from("*filter\n");
+        let mut others = String::from("*filter\n");
         for number in 0..many {
             // Not next to each other, so that they do not become one range.
             let source = format!("198.{}.{}.{}", number / 25_000, number / 100 % 250, number % 100 * 2);

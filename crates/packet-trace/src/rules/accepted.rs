@@ -2,12 +2,12 @@
 
 use super::{Base, ChainRule, Test, TraceRules, WalkedChain, WalkedRule, find_runs};
 use crate::{packets::Field, packets::loopback, set::Set};
-use alloc::collections::{BTreeMap, BTreeSet};
 use netfilter_state::ruleset::{Api, Statement, TableName};
 use redirect_core::{
     accepted::{AcceptedBy, AcceptedRules, RuleName},
     rule::{Hook, Protocol},
 };
+use std::collections::{BTreeMap, BTreeSet};
 
 /// A rule of a chain, or a chain's policy: the numbers of both.
 pub(in super::super) type Skipped = (usize, Option<usize>);

@@ -4,7 +4,6 @@ use super::super::{
     packets::{Field, of_interface, of_net, state},
     set::Set,
 };
-use alloc::vec::Vec;
 use netfilter_state::ruleset::{Condition, Endpoint, Selector, SetLookup, state as bits};
 use redirect_core::{
     rule::{ConnState, Direction, Equality, Match, TcpFlags},

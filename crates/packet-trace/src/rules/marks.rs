@@ -1,10 +1,7 @@
 //! The marks by which rules distinguish packets: a process that may set marks can choose any of them.
 
 use super::{super::packets::Field, Answers, Leads, Set, Test, WalkedRule};
-use alloc::{
-    collections::{BTreeMap, BTreeSet},
-    vec::Vec,
-};
+use std::collections::{BTreeMap, BTreeSet};
 
 /// How many marks are made of the bits that several conditions ask for.
 const MOST_JOINED: usize = 128;
@@ -43,7 +40,7 @@ impl Marks {
 /// Some of these bits, other than those and not none.
 fn another(mask: u32, than: &BTreeSet<u32>) -> Option<u32> {
     let next = |bits: &u32| Some(bits.wrapping_sub(mask) & mask).filter(|next| *next != 0);
-    core::iter::successors(next(&0), next).find(|bits| !than.contains(bits))
+    std::iter::successors(next(&0), next).find(|bits| !than.contains(bits))
 }
 
 impl WalkedRule {

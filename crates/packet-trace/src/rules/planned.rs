@@ -3,7 +3,6 @@
 
 use super::Test;
 use crate::Origin;
-use alloc::{string::String, vec::Vec};
 use netfilter_state::ruleset::{SeenRule, Statement};
 use redirect_core::{plan::PlannedRule, values::Family};
 

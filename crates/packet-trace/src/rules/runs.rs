@@ -2,8 +2,8 @@
 
 use super::{Test, WalkedRule, cost};
 use crate::{packets::Field, set::Set};
-use alloc::{collections::BTreeMap, vec::Vec};
 use netfilter_state::ruleset::Statement;
+use std::collections::BTreeMap;
 
 /// Rules, one behind the other, that do the same with packets that differ in one field. They are asked at once.
 #[derive(Debug, Clone)]

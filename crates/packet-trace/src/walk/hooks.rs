@@ -9,7 +9,6 @@ use super::{
     },
     Call, Cause, Interface, Point, Split, Tracking, Walk, place,
 };
-use alloc::vec::Vec;
 use netfilter_state::ruleset::{Base, Direction};
 use redirect_core::rule::Hook;
 

@@ -8,7 +8,6 @@ use super::{
     },
     Interface, Walk, place,
 };
-use alloc::string::{String, ToString};
 
 impl Walk<'_> {
     pub(super) fn name_of(&self, by: Interface) -> Option<String> {

@@ -14,8 +14,8 @@ use super::{
     Cause, Given, Interface, Split, Unknown, Walk,
     conditions::said,
 };
-use alloc::{collections::BTreeSet, vec::Vec};
 use redirect_core::{rule::Protocol, values::Family};
+use std::collections::BTreeSet;
 
 /// When the kernel asks for a route.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -60,7 +60,7 @@ pub(crate) fn routed(rules: &TraceRules, packets: Packets, lookup: Lookup) -> Ve
             _ if work > MOST_WORK => (RouteEnd::Unknown, NO_ROUTE, None),
             Ok(decided) => decided,
             Err(split) => {
-                work = work.saturating_add(core::mem::take(&mut walk.spent)).saturating_add(1);
+                work = work.saturating_add(std::mem::take(&mut walk.spent)).saturating_add(1);
                 walk.part(split, &mut open);
                 open.push(walk);
                 continue;

@@ -11,8 +11,6 @@ use super::{
     Call, Cause, DEEPEST, Interface, MOST_MARKS, Point, Split, Tracking, Unknown, Walk,
     conditions::Known,
 };
-use alloc::string::ToString;
-use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use netfilter_state::ruleset::{Statement, VerdictMap};
 use redirect_core::{
     DNS_PORT,
@@ -20,6 +18,7 @@ use redirect_core::{
     rule::{Hook, OurChain},
     values::{Family, PASSTHROUGH_V4},
 };
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 /// Where a packet goes from a statement.
 #[derive(Clone, Copy)]

@@ -1,5 +1,7 @@
 //! Where packets end.
 
+#![allow(clippy::disallowed_methods, clippy::disallowed_types)] // tests read recordings
+
 mod dependencies;
 #[path = "../../../../redirect-core/tests/it/generated/mod.rs"]
 mod generated;

@@ -6,7 +6,7 @@ use super::{
     key_part::KeyPart,
     loaded::{Loaded, Origin},
 };
-use alloc::{collections::BTreeMap, vec::Vec};
+use std::collections::BTreeMap;
 
 /// What the registers hold while a rule is walked through, by the number of their first four bytes.
 #[derive(Debug, Default)]

@@ -8,11 +8,6 @@ use super::{
     key_part::{ALIGNMENT, KeyPart},
 };
 use crate::ruleset::{Element, Set, SetLookup};
-use alloc::{
-    borrow::ToOwned,
-    string::{String, ToString},
-    vec::Vec,
-};
 
 /// How many elements of one set are kept at most.
 const MOST_ELEMENTS: usize = 1 << 17;

@@ -10,13 +10,12 @@ use super::{
     LOCAL_TYPE, number, port,
 };
 use crate::ruleset::{Condition, Endpoint, Selector, SetLookup, state};
-use alloc::{string::String, vec::Vec};
-use core::net::{Ipv4Addr, Ipv6Addr};
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use redirect_core::{
     rule::{Equality, Match, Protocol},
     values::{Family, InterfaceName, PortRange},
 };
+use std::net::{Ipv4Addr, Ipv6Addr};
 
 /// Operators of comparisons of order.
 const LESS: u32 = 2;
@@ -244,7 +243,7 @@ pub(crate) fn protocol(number: u8, not: bool) -> Condition {
 /// A name with a NUL behind it is a whole one, without it the beginning of names.
 pub(crate) fn interface(value: &[u8]) -> Option<InterfaceName> {
     let end = value.iter().position(|byte| *byte == 0);
-    let name = core::str::from_utf8(value.get(..end.unwrap_or(value.len()))?).ok()?;
+    let name = std::str::from_utf8(value.get(..end.unwrap_or(value.len()))?).ok()?;
     let whole =
         end.is_some_and(|end| value.get(end..).is_some_and(|rest| rest.iter().all(|byte| *byte == 0)));
     match (whole, end) {
@@ -299,7 +298,6 @@ pub(crate) fn prefix_of(mask: &[u8]) -> Option<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use alloc::string::ToString;
 
     #[test]
     fn states_are_understood_where_they_are_compared_with_none() {
@@ -325,8 +323,8 @@ mod tests {
             (16, 2, Some("-d 6.6.0.0/16"), None),
             (9, 1, Some("-p tcp"), None),
             (6, 1, None, None),
-            (8, 16, None, Some(&*std::format!("-s {six}/128"))),
-            (24, 16, None, Some(&*std::format!("-d {six}/128"))),
+            (8, 16, None, Some(&*format!("-s {six}/128"))),
+            (24, 16, None, Some(&*format!("-d {six}/128"))),
             (8, 2, None, Some("-s 606::/16")),
             (24, 2, None, Some("-d 606::/16")),
             (12, 5, None, None),

@@ -7,7 +7,6 @@ use super::{
     LOCAL_TYPE,
 };
 use crate::ruleset::{Condition, Endpoint, Selector, Statement, marked, owned_by, state, target_named};
-use alloc::{borrow::ToOwned, vec::Vec};
 use redirect_core::{rule::Equality, values::Family};
 
 /// `XT_CT_NOTRACK`.
@@ -234,7 +233,7 @@ mod tests {
         let owner = |asked: u8, inverted: u8| {
             let info = [words(&[1000, 1000, 7, 9]), [asked, inverted].into()].concat();
             let seen = extension_match("owner", 1, &info)?;
-            Some(seen.iter().map(alloc::string::ToString::to_string).collect::<Vec<_>>().join(" "))
+            Some(seen.iter().map(ToString::to_string).collect::<Vec<_>>().join(" "))
         };
         for (asked, inverted, text) in [
             (1, 0, "-m owner --uid-owner 1000"),
@@ -261,7 +260,7 @@ mod tests {
             (info[0], info[1]) = (direction, 1);
             info[2..4].copy_from_slice(&80_u16.to_ne_bytes());
             let seen = extension_match("multiport", 1, &info)?;
-            seen.first().map(alloc::string::ToString::to_string)
+            seen.first().map(ToString::to_string)
         };
         assert_eq!(ports(0).as_deref(), Some("-m multiport --sports 80"));
         assert_eq!(ports(1).as_deref(), Some("-m multiport --dports 80"));

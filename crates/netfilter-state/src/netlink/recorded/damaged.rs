@@ -25,9 +25,6 @@ use redirect_core::{
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt::Write as _,
-    format,
-    string::{String, ToString},
-    vec::Vec,
 };
 
 /// Which outcomes come of which damage.

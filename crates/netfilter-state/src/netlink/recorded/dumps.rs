@@ -12,10 +12,8 @@ use super::{
 };
 use std::{
     fmt::Write as _,
-    format, fs,
+    fs,
     path::{Path, PathBuf},
-    string::String,
-    vec::Vec,
 };
 
 /// Rules that nft and iptables made of `others.nft` and of the `others*.iptables`.

@@ -20,7 +20,7 @@ use redirect_core::{
     render,
     rule::{Chain, Equality, Hook, Match, Table},
 };
-use std::{collections::BTreeSet, fmt::Write as _, format, string::String, vec::Vec};
+use std::{collections::BTreeSet, fmt::Write as _};
 
 fn observed(dump: &[u8]) -> Observed {
     let mut observed = Observed::at(1);
