@@ -25,7 +25,6 @@ const LONGEST_NAME: usize = 255;
 
 /// Names a rule.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[non_exhaustive]
 pub enum RuleName {
     /// It has this comment.
     Comment(String),

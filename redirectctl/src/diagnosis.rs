@@ -234,10 +234,8 @@ fn different(plan: &RulePlan, differences: &Differences) -> Vec<Finding> {
             Difference::MissingRouting(item) => of_routing(*item),
             Difference::BrokenRouting(found) => of_routing(found.item),
             Difference::Rule { family, .. } if is_without(plan, differences, *family) => Cause::OneFamily,
-            // Of rules, in whatever form; also a kind that this program does not know yet.
-            Difference::Rule { .. } | Difference::NoNativeTables | Difference::Native(_) | _ => {
-                Cause::Drifted
-            }
+            // Of rules, in whatever form.
+            Difference::Rule { .. } | Difference::NoNativeTables | Difference::Native(_) => Cause::Drifted,
         };
         by_cause.entry(cause).or_default().push(meaning::of(difference, plan));
     }
@@ -348,8 +346,7 @@ fn of_settings(
         let cause = match notice {
             Notice::NothingCaptured => Cause::NothingCaptured,
             Notice::RootIsTheProxy { .. } => Cause::RootIsProxy,
-            // Settings without effect, and what there may be later.
-            Notice::NoEffect { .. } | Notice::NoDnsServer { .. } | _ => Cause::Misspelt,
+            Notice::NoEffect { .. } | Notice::NoDnsServer { .. } => Cause::Misspelt,
         };
         all.push(Finding::new(cause, notice.to_string()));
     }
@@ -431,8 +428,6 @@ fn beside_capture(pod: &Pod, redirect: &Redirect) -> Vec<String> {
             InboundPorts::None => false,
             InboundPorts::AllExcept(ranges) => !is_in(ranges),
             InboundPorts::Only(ranges) => is_in(ranges),
-            // A kind that this program does not know yet is not said to be wrong.
-            _ => true,
         }
     };
     let others = pod.containers.iter().filter(|one| one.name != PROXY_CONTAINER && one.kind != Kind::Init);

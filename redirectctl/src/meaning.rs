@@ -16,8 +16,7 @@ pub fn of(difference: &Difference, plan: &RulePlan) -> String {
         Difference::NoNativeTables
         | Difference::Native(_)
         | Difference::MissingRouting(_)
-        | Difference::BrokenRouting(_)
-        | _ => None,
+        | Difference::BrokenRouting(_) => None,
     };
     match planned {
         Some(planned) => {

@@ -197,8 +197,6 @@ impl Aim<'_, '_> {
             DnsCapture::Servers(servers) => {
                 servers.iter().copied().find(|server| Family::of(server) == self.family)
             }
-            // A form that this program does not know has no address to try.
-            _ => None,
         };
         let Some(server) = server else { return };
         let target = SocketAddr::new(server, DNS);

@@ -83,8 +83,7 @@ pub(crate) fn fate(rules: &TraceRules, packet: &Packet) -> Fate {
         | packet_trace::Fate::Broken
         | packet_trace::Fate::Dropped
         | packet_trace::Fate::Rejected
-        | packet_trace::Fate::Unknown
-        | _ => Fate::Unknown,
+        | packet_trace::Fate::Unknown => Fate::Unknown,
     }
 }
 

@@ -11,7 +11,6 @@ use std::fmt;
 
 /// One thing that is not as planned.
 #[derive(Debug, Clone, PartialEq, Eq)]
-#[non_exhaustive]
 pub enum Difference {
     /// A rule or chain of iptables' tables.
     Rule {

@@ -290,7 +290,6 @@ impl Listener {
 
 /// Where a packet ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[non_exhaustive]
 #[cfg_attr(feature = "serde", derive(serde::Serialize), serde(tag = "fate", rename_all = "camelCase"))]
 pub enum Fate {
     /// At its destination: no rule captures it.

@@ -77,8 +77,6 @@ fn takes(kind: Kind) -> Takes {
         Kind::LoopbackRange | Kind::Mark | Kind::Name | Kind::Port | Kind::RouteTable => {
             Takes::Text(kind.value_name())
         }
-        // A kind that this crate does not know yet.
-        _ => Takes::Text(kind.value_name()),
     }
 }
 

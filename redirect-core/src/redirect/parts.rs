@@ -136,7 +136,6 @@ impl Default for Tproxy {
     derive(serde::Serialize),
     serde(tag = "capture", content = "ports", rename_all = "camelCase")
 )]
-#[non_exhaustive]
 pub enum InboundPorts {
     /// None.
     None,
@@ -188,7 +187,6 @@ impl OwnerGroups {
     derive(serde::Serialize),
     serde(tag = "capture", content = "servers", rename_all = "camelCase")
 )]
-#[non_exhaustive]
 pub enum DnsCapture {
     /// None.
     Off,

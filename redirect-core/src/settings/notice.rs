@@ -4,7 +4,6 @@ use super::Source;
 
 /// Something about settings that an operator should know although nothing is wrong.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
 pub enum Notice {
     /// A setting has no effect.
     #[error("{said} has no effect: {because}")]

@@ -7,7 +7,6 @@ use alloc::borrow::Cow;
 
 /// What kind of value a setting takes: decides how a flag is written, completed and called in help.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[non_exhaustive]
 pub enum Kind {
     /// A boolean; as a flag it may stand alone.
     Bool,

@@ -111,7 +111,7 @@ fn by_chain(accepted: &AcceptedRules, chain: &WalkedChain) -> Option<AcceptedBy>
             chain.name == *named && table.as_ref().is_none_or(|table| chain.table.name == *table)
         }
         RuleName::Table(table) => chain.table.name == *table,
-        RuleName::Comment(_) | _ => false,
+        RuleName::Comment(_) => false,
     };
     accepted.names().iter().find(|(name, _)| names_it(name)).map(|(_, by)| *by)
 }

@@ -156,8 +156,7 @@ pub fn value(setting: &Setting, dice: &mut Dice) -> String {
         Kind::Ranges => RANGES,
         Kind::Interfaces => INTERFACES,
         Kind::Mark | Kind::RouteTable => MARKS,
-        // And kinds to come.
-        Kind::Duration | Kind::Groups | Kind::Ids | Kind::Name | Kind::Path | _ => IDS,
+        Kind::Duration | Kind::Groups | Kind::Ids | Kind::Name | Kind::Path => IDS,
     };
     match dice.below(10) {
         0..=6 => dice.pick(pool.odd).to_owned(),
