@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use cni_core::pod_name::PodName;
 use explain::Printable;
-use serde_json::Value;
 
 use crate::agents::{Agent, AgentState, Fleet};
 use crate::cluster::{Cluster, PODS};
@@ -17,8 +16,6 @@ use crate::{FAILED, FINE, Failure, exec};
 
 /// The largest archive: `redirectctl` limits what it packs to as much.
 const MOST_ARCHIVE: u64 = 32 << 20;
-/// The largest report of a pod.
-const MOST_REPORT: u64 = 8 << 20;
 
 /// A command of `redirectctl`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -100,19 +97,10 @@ pub async fn run(cluster: &Cluster, wanted: &Wanted) -> Result<u8, Failure> {
         (command, Some(pod)) => {
             let pod = pod_name(pod, cluster.namespace())?;
             let agent = agent_of(cluster, &node_of(cluster, &pod).await?).await?;
-            let pod = pod.to_string();
-            if command == Command::Pod {
-                words.push(pod);
-            } else {
-                words.extend(["--pod".to_owned(), pod.clone()]);
-                // Without it, `verify` is about the agent's own namespace and `trace` about rules that may not be in force.
-                if !wanted.words.iter().any(|word| word.split('=').next() == Some("--netns")) {
-                    words.extend([
-                        "--netns".to_owned(),
-                        netns_of(cluster, &agent, &pod, wanted.patience).await?,
-                    ]);
-                }
+            if command != Command::Pod {
+                words.push("--pod".to_owned());
             }
+            words.push(pod.to_string());
             agent
         }
         (_, None) => return Err(Failure("POD is missing: the pod, as NAMESPACE/NAME".to_owned())),
@@ -261,28 +249,6 @@ async fn any_agent(cluster: &Cluster) -> Result<Agent, Failure> {
     let agents = fleet.agents(cluster, None).await?.into_values();
     agents.max_by(|one, other| one.state.cmp(&other.state)).ok_or_else(|| {
         Failure(format!("no agent found: no pod of {fleet}; redirectctl why answers anywhere"))
-    })
-}
-
-/// The file of a pod's network namespace, as the agent sees it.
-async fn netns_of(
-    cluster: &Cluster,
-    agent: &Agent,
-    pod: &str,
-    patience: Duration,
-) -> Result<String, Failure> {
-    let limits = exec::Limits { most: MOST_REPORT, patience };
-    let output = exec::output(cluster, agent, &["pod", pod, "--output", "json"], limits).await;
-    let output = output.map_err(|error| about(agent, &error))?;
-    if output.code == FAILED {
-        return Err(Failure(output.complaint()));
-    }
-    let report: Value = serde_json::from_slice(&output.stdout).map_err(Failure::of)?;
-    let netns = report.get("netns").and_then(Value::as_str).map(str::to_owned);
-    netns.ok_or_else(|| {
-        Failure(format!(
-            "the network namespace of pod {pod} was not found; kubectl redirect pod {pod} shows why"
-        ))
     })
 }
 

@@ -324,9 +324,6 @@ fn commands_about_a_pod_run_on_its_node_with_the_same_words() -> Result<()> {
     let archive: Vec<u8> = (0..100_000_u32).map(|number| number.to_le_bytes()[0]).collect();
     let bytes = archive.clone();
     let fleet = Fleet::start(2, move |call| match call.words.get(1).map(String::as_str) {
-        Some("pod") if call.words.last().is_some_and(|word| word == "json") => {
-            Reply::ended(json!({"version": 1, "netns": "/host/var/run/netns/cni-1"}).to_string(), 2)
-        }
         Some("pod") => {
             Reply::Ended { stdout: b"not redirected\n".to_vec(), stderr: "a warning\n".to_owned(), code: 2 }
         }
@@ -353,19 +350,11 @@ fn commands_about_a_pod_run_on_its_node_with_the_same_words() -> Result<()> {
     );
     let output = fleet.run(&["trace", "cart-0", "--to", "198.51.100.1:443", "-n", "default", "--every"])?;
     ensure!(output.stdout == "fine\n" && output.code() == Some(0), "{output:?}");
-    let netns = ["--netns", "/host/var/run/netns/cni-1"];
-    let traced =
-        [&["trace", "--pod", "default/cart-0"][..], &netns, &["--to", "198.51.100.1:443", "--every"]]
-            .concat();
-    ensure!(
-        fleet.kubelets.calls()[1..]
-            == [words(&["pod", "default/cart-0", "--output", "json"]), words(&traced)],
-        "{:?}",
-        fleet.kubelets.calls()
-    );
+    let traced = words(&["trace", "--pod", "default/cart-0", "--to", "198.51.100.1:443", "--every"]);
+    ensure!(fleet.kubelets.calls()[1..] == [traced], "{:?}", fleet.kubelets.calls());
     fleet.run(&["verify", "default/cart-0", "--netns", "/proc/1/ns/net"])?.ok()?;
     let verified = words(&["verify", "--pod", "default/cart-0", "--netns", "/proc/1/ns/net"]);
-    ensure!(fleet.kubelets.calls()[3..] == [verified], "{:?}", fleet.kubelets.calls());
+    ensure!(fleet.kubelets.calls()[2..] == [verified], "{:?}", fleet.kubelets.calls());
     fleet.run(&["why", "foreign-rule"])?.ok()?;
     let output = fleet.run(&["pod", "default/none"])?;
     ensure!(output.code() == Some(1) && output.stderr.contains("no pod default/none"), "{output:?}");

@@ -142,6 +142,38 @@ fn refusals_of_a_real_server_say_which_right_is_missing() -> Result<()> {
     Ok(())
 }
 
+/// By its addresses, as for `pod`; the rules in force count, also for a trace.
+#[test]
+fn the_namespace_of_a_named_pod_is_found_for_verify_and_trace() -> Result<()> {
+    let api = ApiServer::shared()?;
+    let shop = api.fresh_namespace("shop")?;
+    let namespace = Namespace::pod(Families::Dual)?;
+    api.create(&placed(sidecar_pod("web"), &shop, &fresh("n1")))?;
+    let addresses = [false, true].map(|is_v6| json!({"ip": pod_address(is_v6)}));
+    let status = json!({"status": {"phase": "Running", "podIP": addresses[0]["ip"], "podIPs": addresses}});
+    api.send_all(&[Sending::merge(&format!("/api/v1/namespaces/{shop}/pods/web/status"), &status)])?;
+    let (pod, kubeconfig) = (format!("{shop}/web"), api.admin_kubeconfig().display().to_string());
+    let run = |words: &[&str], directory: &NetnsDirectory| {
+        let directory = directory.path().display().to_string();
+        let place = ["--pod", &pod, "--kubeconfig", &kubeconfig, "--netns-dir", &directory];
+        redirectctl(&[words, &place].concat())
+    };
+    let directory = NetnsDirectory::of([&namespace])?;
+    let verified = run(&["verify", "--output", "json"], &directory)?;
+    let report: Value = serde_json::from_str(&verified.stdout).with_context(|| format!("{verified:?}"))?;
+    let netns = report["netns"].as_str().context("netns")?;
+    ensure!(Path::new(netns).starts_with(directory.path()), "{report:#}");
+    ensure!(report["state"] == "not-redirected" && verified.code() == Some(2), "{report:#}");
+    let trace = ["trace", "--to", "10.1.0.9:80"];
+    let traced = run(&trace, &directory)?.ok()?.stdout;
+    ensure!(traced.contains("ends at: untouched"), "no rule is in force: {traced}");
+    for words in [&["verify"][..], &trace] {
+        let missing = run(words, &NetnsDirectory::of([])?)?;
+        ensure!(missing.code() == Some(1) && missing.stderr.contains("is not found"), "{missing:?}");
+    }
+    Ok(())
+}
+
 /// A kubelet with `--hostname-override` has another name than its machine, and another node's pods are not here.
 #[test]
 fn a_machine_with_another_name_than_its_node_is_asked_for_the_nodes_name() -> Result<()> {

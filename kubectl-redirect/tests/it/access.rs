@@ -42,7 +42,7 @@ fn scanned(state: &str) -> Reply {
 fn every_request_is_made_as_the_user_that_is_named() {
     let server = Server::start(objects(), |call| match call.words[0].as_str() {
         "scan" => scanned("verified"),
-        _ => Reply::of(json!({"netns": "/x"}).to_string()),
+        _ => Reply::of("fine"),
     });
     let sam = ["--as", "sam", "--as-group", "one", "--as-group=two"];
     for words in [&["scan"][..], &["verify", "shop/cart"], &["pod", "shop/cart"]] {
@@ -50,7 +50,7 @@ fn every_request_is_made_as_the_user_that_is_named() {
         assert_eq!(output.code(), Some(0), "{words:?}: {output:?}");
     }
     let heads = server.heads();
-    assert!(heads.iter().filter(|head| head.contains("/exec?")).count() == 4, "{heads:?}");
+    assert!(heads.iter().filter(|head| head.contains("/exec?")).count() == 3, "{heads:?}");
     for head in &heads {
         for header in ["impersonate-user: sam", "impersonate-group: one", "impersonate-group: two"] {
             assert!(head.contains(&format!("\r\n{header}\r\n")), "{header}: {head}");
@@ -87,8 +87,6 @@ fn what_an_agent_logged_is_shown_without_its_fields() {
     let unwrapped = output.stdout.split_whitespace().collect::<Vec<_>>().join(" ");
     assert!(unwrapped.contains("redirectctl failed: no such pod pod=a/b: n"), "{output:?}");
     let output = server.run(&[&["verify", "shop/cart"][..], &MESH].concat());
-    assert_eq!(output.stderr, "kubectl-redirect: no such pod pod=a/b\n");
-    let output = server.run(&[&["pod", "shop/cart"][..], &MESH].concat());
     assert!(output.stderr.contains("1.2Z\terror\tno such pod\tpod=a/b\n"), "{output:?}");
 }
 

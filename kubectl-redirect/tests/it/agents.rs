@@ -53,9 +53,6 @@ fn cluster(first: Vec<(&'static str, Value)>, rest: Vec<(&'static str, Value)>) 
             Some("scan") => Reply::of(
                 json!({"version": 1, "pods": [{"subject": "tenant/cart", "state": state}]}).to_string(),
             ),
-            Some("pod") if call.words.last().is_some_and(|word| word == "json") => {
-                Reply::of(json!({"netns": "/var/run/netns/cart"}).to_string())
-            }
             _ => Reply::of(format!("{}\n", call.container)),
         }
     })
@@ -90,7 +87,7 @@ fn all_ask(server: &Server, more: &[&str]) {
     }
     let calls = server.calls();
     let wrong: Vec<&Call> = calls.iter().filter(|call| call.container != "mesh/agent/install-cni").collect();
-    assert!(wrong.is_empty() && calls.len() == COMMANDS.len() + 2, "{calls:?}");
+    assert!(wrong.is_empty() && calls.len() == COMMANDS.len(), "{calls:?}");
 }
 
 #[test]

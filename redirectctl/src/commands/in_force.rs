@@ -8,7 +8,7 @@ use pod_netns::NamespaceIndex;
 use settings_cli::RunOptions;
 
 use super::planned::{ambient, of_settings};
-use super::{Answer, Given};
+use super::{Answer, Given, target};
 use crate::api::NAME_IT;
 use crate::cause::Cause;
 use crate::diagnosis::{PodDecision, findings};
@@ -26,17 +26,18 @@ const NODE: &str = "node";
 
 /// `verify`
 pub(super) fn verify(given: &Given) -> Result<Answer, InputError> {
-    let path = given.flag("netns").unwrap_or("/proc/self/ns/net").to_owned();
-    if let Some(pod) = given.pod()?.filter(|_| !given.is_ambient()) {
-        // The node's configuration counts where it is named: the rules may be those of another machine.
-        let node = given.node_if_named()?;
-        return Ok(given.answer(&show::netns(Path::new(&path), Some(&pod), &node)));
+    let pod = given.pod()?;
+    let path = target::named(given, pod.as_ref())?.unwrap_or_else(|| target::OWN.into());
+    // The node's configuration counts where it is named: the rules may be those of another machine.
+    let node = given.node_if_named()?;
+    if let Some(pod) = pod.as_ref().filter(|_| !given.is_ambient()) {
+        return Ok(given.answer(&show::netns(&path, Some(pod), &node)));
     }
     let options = RunOptions::parse(&given.input.settings)?;
     let programming = Programming { backend: options.backend, native_form: options.native_form };
     let netns = Netns::open(&path).map_err(InputError::of)?;
-    let ambient = if given.is_ambient() { Some(ambient(given)?) } else { None };
-    let accepted = given.node_if_named()?.accepted(given.pod()?.as_ref());
+    let ambient = if given.is_ambient() { Some(ambient(given, pod.as_ref())?) } else { None };
+    let accepted = node.accepted(pod.as_ref());
     let looked = inspect(&netns, Some(programming), accepted, |facts| {
         let wanted = match ambient {
             Some((redirect, settings)) => {
@@ -51,8 +52,8 @@ pub(super) fn verify(given: &Given) -> Result<Answer, InputError> {
     let decided = wanted?;
     let all = findings(None, &decided, Some(&seen));
     let report = Report {
-        subject: path.clone(),
-        netns: Some(path.into()),
+        subject: path.display().to_string(),
+        netns: Some(path),
         decided,
         order: None,
         inspection: Some(seen),

@@ -1,5 +1,7 @@
 //! Commands about what settings and pods ask for: `plan`, `trace` and `diff`.
 
+use std::path::Path;
+
 use explain::decision::left_alone;
 use explain::{NO_ADDRESS, Printable, SOMEWHERE, flags};
 use logging::DEFAULT_SCOPE;
@@ -13,7 +15,7 @@ use redirect_core::settings::{Key, NamespaceFacts, Notice, RawSettings};
 use redirect_core::{AmbientRedirect, Redirect, RulePlan};
 use settings_cli::RunOptions;
 
-use super::{Answer, Given};
+use super::{Answer, Given, target};
 use crate::error::InputError;
 use crate::input;
 use crate::node::Node;
@@ -32,7 +34,7 @@ pub(super) fn plan(given: &Given) -> Result<Answer, InputError> {
     let format = if given.is_json() { "json" } else { given.flag("format").unwrap_or("text") };
     let format = Format::named(format).unwrap_or(Format::Text);
     let native = RunOptions::parse(&given.input.settings)?.native_form;
-    let plan = match asked_for(given)? {
+    let plan = match asked_for(given, given.pod()?.as_ref())? {
         Ok(plan) => plan,
         Err(answer) => return Ok(answer),
     };
@@ -41,20 +43,23 @@ pub(super) fn plan(given: &Given) -> Result<Answer, InputError> {
 }
 
 /// The plan that settings or a pod ask for; the answer for a pod that is not redirected.
-fn asked_for(given: &Given) -> Result<Result<RulePlan, Answer>, InputError> {
+fn asked_for(given: &Given, pod: Option<&Pod>) -> Result<Result<RulePlan, Answer>, InputError> {
     if given.is_ambient() {
-        return Ok(Ok(ambient(given)?.0.plan()));
+        return Ok(Ok(ambient(given, pod)?.0.plan()));
     }
-    Ok(match given.pod()? {
-        Some(pod) => decide(&pod, given)?.map_err(|reason| skipped(&pod, reason, given)),
+    Ok(match pod {
+        Some(pod) => decide(pod, given)?.map_err(|reason| skipped(pod, reason, given)),
         None => Ok(settings_here(given)?.plan()),
     })
 }
 
 /// What ambient mode's flags ask for, and the annotations of the pod that is named, if one is; with the settings behind it.
-pub(super) fn ambient(given: &Given) -> Result<(AmbientRedirect, RawSettings), InputError> {
+pub(super) fn ambient(
+    given: &Given,
+    pod: Option<&Pod>,
+) -> Result<(AmbientRedirect, RawSettings), InputError> {
     let mut settings = given.input.settings.clone();
-    if let Some(pod) = given.pod()? {
+    if let Some(pod) = pod {
         settings.read_ambient_annotations(|name| pod.facts.annotations.get(name).map(String::as_str));
     }
     let redirect = AmbientRedirect::parse(&settings)?;
@@ -128,10 +133,11 @@ pub(super) fn trace(given: &Given) -> Result<Answer, InputError> {
         mark: given.flag("mark"),
         state: given.flag("state"),
     };
-    let (rules, packet, unexamined) = match given.flag("netns") {
-        Some(path) => in_namespace(path, &said, given)?,
+    let pod = given.pod()?;
+    let (rules, packet, unexamined) = match target::named(given, pod.as_ref())? {
+        Some(path) => in_namespace(&path, pod.as_ref(), &said, given)?,
         None => {
-            let plan = match asked_for(given)? {
+            let plan = match asked_for(given, pod.as_ref())? {
                 Ok(plan) => plan,
                 Err(answer) => return Ok(answer),
             };
@@ -168,19 +174,18 @@ pub(super) fn trace(given: &Given) -> Result<Answer, InputError> {
 
 /// All rules of a network namespace, of any program; those of the given pod know their settings. Also lists what is not examined.
 fn in_namespace(
-    path: &str,
+    path: &Path,
+    pod: Option<&Pod>,
     said: &Said<'_>,
     given: &Given,
 ) -> Result<(TraceRules, Packet, Vec<String>), InputError> {
-    let ambient = if given.is_ambient() { Some(ambient(given)?.0.plan()) } else { None };
-    let pod = given.pod()?.filter(|_| ambient.is_none());
+    let ambient = if given.is_ambient() { Some(ambient(given, pod)?.0.plan()) } else { None };
     let netns = Netns::open(path).map_err(InputError::of)?;
     let read = netns.run(|| {
         let options = ApplyOptions { most_read: Some(MOST_READ), ..ApplyOptions::default() };
         let there = facts::addresses().map_err(InputError::of)?;
         let decided = |pod: &Pod| Node::default().decide(pod, &facts::of_namespace(&there)).plan();
-        let of_pod = pod.as_ref().and_then(decided);
-        let plan = ambient.or(of_pod);
+        let plan = ambient.or_else(|| pod.and_then(decided));
         let live = Live::now(plan.as_ref(), &options);
         let live = live.map_err(InputError::of)?;
         let packet = packet(said, plan.as_ref(), &live.addresses).map_err(InputError)?;

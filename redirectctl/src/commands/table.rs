@@ -201,16 +201,23 @@ pub const COMMANDS: &[Definition] = &[
         operands: &[],
         needs: 0,
         rows: &[
-            Row::new(Takes::Path, "The network namespace. Without it, the one this runs in.").flag("netns"),
+            Row::new(
+                Takes::Path,
+                "The network namespace. Without it, that of --pod, found by its addresses, else the one this runs in.",
+            )
+            .flag("netns"),
             FILE,
             POD,
             KUBECONFIG,
             CONF,
+            NETNS_FOLDER,
+            PROC_FOLDER,
             OUTPUT,
             COLOR,
         ],
         takes_settings: true,
         pages: pages(&[
+            ("A pod of this node, as root", "redirectctl verify --pod shop/cart-0"),
             ("A pod's namespace against its manifest", "redirectctl verify --netns /run/netns/cni-1234 -f pod.yaml"),
             ("A namespace that istio-iptables has programmed", "redirectctl verify --netns /run/netns/demo -b '*' -i '*'"),
             ("For scripts", "redirectctl verify --netns /run/netns/demo -f pod.yaml --output json || echo broken"),
@@ -360,11 +367,17 @@ pub const COMMANDS: &[Definition] = &[
             Row::new(Takes::Text("MARK"), "Its mark.").flag("mark"),
             Row::new(Takes::Choice(crate::packet::STATES), "What connection tracking says of it.").flag("state").default("new"),
             Row::new(Takes::Switch, "Shows also the rules that are not about it, and why not.").flag("every").default("false"),
-            Row::new(Takes::Path, "A network namespace, whose rules are followed in place of a plan's.").flag("netns"),
+            Row::new(
+                Takes::Path,
+                "A network namespace, whose rules are followed in place of a plan's. Without it, that of --pod, found by its addresses.",
+            )
+            .flag("netns"),
             FILE,
             POD,
             KUBECONFIG,
             CONF,
+            NETNS_FOLDER,
+            PROC_FOLDER,
             ADDRESS,
             Row::new(Takes::Choice(&["text", "dot", "mermaid", "svg"]), "Text, or a picture of the packet's way.")
                 .flag("format")

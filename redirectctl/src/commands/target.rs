@@ -8,6 +8,9 @@ use crate::input;
 use crate::pod::Pod;
 use crate::show;
 
+/// The network namespace that this runs in.
+pub(super) const OWN: &str = "/proc/self/ns/net";
+
 /// A network namespace, and the pod it is of where one is known.
 #[derive(Debug)]
 pub(super) struct Target {
@@ -26,8 +29,7 @@ impl Target {
         };
         match (given.flag("netns"), pod) {
             (_, Some(pod)) => Self::of_pod(pod, given),
-            (Some(path), None) => Ok(Self { pod: None, path: path.into() }),
-            (None, None) => Ok(Self { pod: None, path: "/proc/self/ns/net".into() }),
+            (path, None) => Ok(Self { pod: None, path: path.unwrap_or(OWN).into() }),
         }
     }
 
@@ -43,6 +45,15 @@ impl Target {
     /// What it is called.
     pub(super) fn subject(&self) -> String {
         self.pod.as_ref().map_or_else(|| self.path.display().to_string(), |pod| format!("pod {}", pod.name))
+    }
+}
+
+/// The one that `--netns` names, else that of the pod that `--pod` names; none without both: a manifest says nothing of a running pod.
+pub(super) fn named(given: &Given, pod: Option<&Pod>) -> Result<Option<PathBuf>, InputError> {
+    match (given.flag("netns"), given.flag("pod").and(pod)) {
+        (Some(path), _) => Ok(Some(path.into())),
+        (None, Some(pod)) => find(pod, given).map(Some),
+        (None, None) => Ok(None),
     }
 }
 
