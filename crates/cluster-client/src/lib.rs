@@ -26,6 +26,5 @@ pub use failure::{ApiError, StatusMessage};
 pub use outage::Outage;
 
 /// Conditions on labels.
-pub use kube::core::{Expression, Selector, SelectorExt};
 /// Requests as values, and what some of them are answered with.
 pub use kube::core::{PartialObjectMeta, Request, WatchEvent, params, request::Error as RequestError};

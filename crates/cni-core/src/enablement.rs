@@ -5,6 +5,8 @@ use std::collections::BTreeSet;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
+use crate::selector::{Condition, LabelSelector, Operator};
+
 /// The label by which pods and namespaces ask for a data plane.
 pub const DATAPLANE_LABEL: &str = "istio.io/dataplane-mode";
 /// The annotation of pods that have a sidecar.
@@ -53,33 +55,6 @@ struct PairedSelector {
     namespace_selector: LabelSelector,
 }
 
-/// As in the API of Kubernetes.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-struct LabelSelector {
-    #[serde(default)]
-    match_labels: std::collections::BTreeMap<String, String>,
-    #[serde(default)]
-    match_expressions: Vec<Condition>,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Condition {
-    key: String,
-    operator: Operator,
-    #[serde(default)]
-    values: BTreeSet<String>,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
-enum Operator {
-    In,
-    NotIn,
-    Exists,
-    DoesNotExist,
-}
-
 impl Enablement {
     /// The reference's: pods that ask for ambient mode, and those of namespaces that do, unless they ask for none.
     #[must_use]
@@ -118,7 +93,8 @@ impl Enablement {
         let selectors: Vec<PairedSelector> = Vec::deserialize(selectors)
             .map_err(|error| EnablementError(format!("not a list of selectors: {error}")))?;
         let all = selectors.iter().flat_map(|pair| [&pair.pod_selector, &pair.namespace_selector]);
-        all.flat_map(|selector| &selector.match_expressions).try_for_each(Condition::check)?;
+        let checked = all.flat_map(|selector| &selector.match_expressions).try_for_each(Condition::check);
+        checked.map_err(EnablementError)?;
         Ok(Self { selectors, excluded: excluded.into_iter().collect() })
     }
 
@@ -129,7 +105,7 @@ impl Enablement {
     pub fn selects(&self, pod: &Value, namespace_labels: &Map<String, Value>) -> Result<(), NotAmbient> {
         self.admits(pod)?;
         let mut selectors = self.selectors_of(pod);
-        let selects = selectors.any(|selector| selector.selects(namespace_labels));
+        let selects = selectors.any(|selector| selector.selects(|key| namespace_labels.get(key)?.as_str()));
         if selects { Ok(()) } else { Err(NotAmbient::NotSelected) }
     }
 
@@ -143,7 +119,7 @@ impl Enablement {
         if selectors.peek().is_none() {
             return Some(Err(NotAmbient::NotSelected));
         }
-        selectors.any(LabelSelector::selects_all).then_some(Ok(()))
+        selectors.any(|selector| *selector == LabelSelector::default()).then_some(Ok(()))
     }
 
     /// Whether selectors decide about a pod at all.
@@ -167,46 +143,8 @@ impl Enablement {
         let labels = pod.pointer("/metadata/labels").and_then(Value::as_object);
         self.selectors
             .iter()
-            .filter(move |pair| match labels {
-                Some(labels) => pair.pod_selector.selects(labels),
-                None => pair.pod_selector.selects(&Map::new()),
-            })
+            .filter(move |pair| pair.pod_selector.selects(|key| labels?.get(key)?.as_str()))
             .map(|pair| &pair.namespace_selector)
-    }
-}
-
-impl LabelSelector {
-    fn selects_all(&self) -> bool {
-        *self == Self::default()
-    }
-
-    fn selects(&self, labels: &Map<String, Value>) -> bool {
-        let value = |key: &str| labels.get(key).and_then(Value::as_str);
-        self.match_labels.iter().all(|(key, wanted)| value(key) == Some(wanted))
-            && self.match_expressions.iter().all(|condition| condition.holds(value(&condition.key)))
-    }
-}
-
-impl Condition {
-    fn check(&self) -> Result<(), EnablementError> {
-        let problem = match (self.operator, self.values.is_empty()) {
-            (Operator::In | Operator::NotIn, true) => "In and NotIn need values",
-            (Operator::Exists | Operator::DoesNotExist, false) => "Exists and DoesNotExist take no values",
-            (Operator::In | Operator::NotIn, false) | (Operator::Exists | Operator::DoesNotExist, true) => {
-                return Ok(());
-            }
-        };
-        Err(EnablementError(format!("condition on label {:?}: {problem}", self.key)))
-    }
-
-    fn holds(&self, value: Option<&str>) -> bool {
-        let is_listed = value.is_some_and(|value| self.values.contains(value));
-        match self.operator {
-            Operator::In => is_listed,
-            Operator::NotIn => !is_listed,
-            Operator::Exists => value.is_some(),
-            Operator::DoesNotExist => value.is_none(),
-        }
     }
 }
 

@@ -19,5 +19,6 @@ pub mod pod_name;
 pub mod pod_source;
 pub mod sandboxed;
 pub mod selection;
+pub mod selector;
 pub mod wire;
 pub mod yaml;

@@ -12,7 +12,6 @@ pub mod node;
 mod node_api;
 pub mod outage;
 pub mod resync;
-pub mod selector;
 pub mod serve;
 pub mod supervisor;
 mod wait;

@@ -1,8 +1,8 @@
 //! Which pods a node needs: the ConfigMap of Istio's first taint controller, or the agent's DaemonSet. Pure.
 
 use anyhow::{anyhow, bail};
+use cni_core::selector::{LabelSelector, split};
 use cni_core::yaml;
-use controller_runtime::selector::{LabelSelector, split};
 use serde::Deserialize;
 use serde_json::Value;
 

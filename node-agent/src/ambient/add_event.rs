@@ -123,7 +123,7 @@ impl AddEvents {
     /// The labels of a namespace, as far as the watch of namespaces has brought them.
     #[must_use]
     pub fn namespace_labels(&self, namespace: &str) -> Option<Map<String, Value>> {
-        self.state.inventory.namespace_labels(namespace, self.settings.has_usual_selectors())
+        self.state.inventory.namespace_labels(namespace, self.settings.has_usual_selectors)
     }
 }
 

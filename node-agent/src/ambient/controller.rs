@@ -129,7 +129,7 @@ impl AmbientController {
             self.state.hinder(why.to_owned());
             return Unneeded;
         }
-        let watched = namespaces(self.settings.has_usual_selectors());
+        let watched = namespaces(self.settings.has_usual_selectors);
         let (connection, inventory) = (self.connection.clone(), self.state.inventory.clone());
         let queue = Arc::new(AnnotationQueue::default());
         let (failures, failed) = mpsc::unbounded_channel();

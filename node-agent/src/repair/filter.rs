@@ -83,8 +83,8 @@ impl Filter {
             return Err(NotBroken::OtherNode);
         }
         let labels = string_map(pod, "/metadata/labels");
-        let no_labels = BTreeMap::new();
-        if !self.labels.selects(labels.as_ref().unwrap_or(&no_labels)) || !self.fields.selects(pod) {
+        let label = |key: &str| labels.as_ref()?.get(key).map(String::as_str);
+        if !self.labels.selects(label) || !self.fields.selects(pod) {
             return Err(NotBroken::NotSelected);
         }
         if pod.pointer("/metadata/deletionTimestamp").is_some_and(|at| !at.is_null()) {

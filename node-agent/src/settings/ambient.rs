@@ -22,35 +22,29 @@ pub struct AmbientDefaults {
 pub struct AmbientSettings {
     /// Which pods are in it: selectors for the plugin's entry, which the agent reads as the plugin does; none for the usual ones.
     pub selectors: Option<Value>,
+    /// Whether labels of no other name than the usual one decide.
+    pub has_usual_selectors: bool,
     /// What holds for all pods, unless their annotations decide.
     pub defaults: AmbientDefaults,
     /// Where ztunnel connects.
     pub socket: PathBuf,
 }
 
-impl AmbientSettings {
-    /// Whether labels of no other name than the usual one decide.
-    #[must_use]
-    pub fn has_usual_selectors(&self) -> bool {
-        let given = self.selectors.as_ref().and_then(|given| Enablement::read(given, []).ok());
-        given.is_none_or(|selectors| selectors.is_usual())
-    }
-}
-
 /// None: ambient mode is off.
 pub(super) fn read(raw: &mut Raw<'_>) -> Option<AmbientSettings> {
     let is_on = raw.switch("AMBIENT_ENABLED");
-    let selectors = selectors(raw);
+    let (selectors, enablement) = selectors(raw).unzip();
+    let has_usual_selectors = enablement.is_none_or(|given| given.is_usual());
     let defaults =
         AmbientDefaults { dns_capture: raw.switch("AMBIENT_DNS_CAPTURE"), ipv6: raw.switch("AMBIENT_IPV6") };
     let socket = PathBuf::from(raw.text("ZTUNNEL_UDS_ADDRESS"));
     if !socket.is_absolute() || socket.file_name().is_none() {
         raw.reject("ZTUNNEL_UDS_ADDRESS", "not the path of a socket, from the root of the file system");
     }
-    is_on.then_some(AmbientSettings { selectors, defaults, socket })
+    is_on.then_some(AmbientSettings { selectors, has_usual_selectors, defaults, socket })
 }
 
-fn selectors(raw: &mut Raw<'_>) -> Option<Value> {
+fn selectors(raw: &mut Raw<'_>) -> Option<(Value, Enablement)> {
     const NAME: &str = "AMBIENT_ENABLEMENT_SELECTOR";
     let text = raw.text(NAME);
     if text.trim().is_empty() {
@@ -61,7 +55,9 @@ fn selectors(raw: &mut Raw<'_>) -> Option<Value> {
         Ok([selectors]) => Ok(selectors),
         Err(all) => Err(format!("has {} documents, not one", all.len())),
     });
-    let checked =
-        read.and_then(|value| Enablement::read(&value, []).map(|_| value).map_err(|error| error.to_string()));
+    let checked = read.and_then(|value| {
+        let read = Enablement::read(&value, []).map_err(|error| error.to_string())?;
+        Ok((value, read))
+    });
     checked.map_err(|why| raw.reject(NAME, &why)).ok()
 }

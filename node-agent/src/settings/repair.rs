@@ -1,6 +1,6 @@
 //! What is done with broken pods, and the settings of that.
 
-use controller_runtime::selector::{FieldSelector, LabelSelector, is_key, is_value};
+use cni_core::selector::{FieldSelector, LabelSelector, is_key, is_value};
 use reasons::{AgentReason, EventReason};
 
 use super::first;

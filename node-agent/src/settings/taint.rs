@@ -1,7 +1,7 @@
 //! Settings of the taint controllers: the agent's, which knows one node, and the cluster's.
 
+use cni_core::selector::{is_key, is_value};
 use controller_runtime::node::{Effect, NodeMarking, Taint};
-use controller_runtime::selector::{is_key, is_value};
 
 use super::raw::Raw;
 

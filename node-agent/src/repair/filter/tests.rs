@@ -1,7 +1,7 @@
 //! Pods broken in every way, and sound in every way.
 
 use super::*;
-use controller_runtime::selector::{FieldSelector, LabelSelector};
+use cni_core::selector::{FieldSelector, LabelSelector};
 use proptest::prelude::*;
 use serde_json::json;
 

@@ -2,14 +2,37 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use cluster_client::{Expression, Selector, SelectorExt as _};
+use serde::Deserialize;
 use serde_json::Value;
 
-/// Which labels a pod has. An empty one selects every pod.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+/// Which labels an object has, as text or as an object of the API. An empty one selects every object.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct LabelSelector {
-    text: String,
-    conditions: Selector,
+    #[serde(skip)]
+    pub(crate) text: String,
+    #[serde(default)]
+    pub(crate) match_labels: BTreeMap<String, String>,
+    #[serde(default)]
+    pub(crate) match_expressions: Vec<Condition>,
+}
+
+/// What a label has to be.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Condition {
+    pub(crate) key: String,
+    pub(crate) operator: Operator,
+    #[serde(default)]
+    pub(crate) values: BTreeSet<String>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+pub(crate) enum Operator {
+    In,
+    NotIn,
+    Exists,
+    DoesNotExist,
 }
 
 /// Which fields a pod has. An empty one selects every pod.
@@ -73,7 +96,8 @@ impl LabelSelector {
         let conditions = parts
             .into_iter()
             .map(|part| label_condition(part).ok_or_else(|| SelectorError::Label(part.to_owned())));
-        Ok(Self { text: text.trim().to_owned(), conditions: conditions.collect::<Result<_, _>>()? })
+        let match_expressions = conditions.collect::<Result<_, _>>()?;
+        Ok(Self { text: text.trim().to_owned(), match_expressions, ..Self::default() })
     }
 
     /// As it is sent.
@@ -82,10 +106,34 @@ impl LabelSelector {
         &self.text
     }
 
-    /// Whether it selects what has these labels.
+    /// Whether it selects an object, by the values of its labels.
     #[must_use]
-    pub fn selects(&self, labels: &BTreeMap<String, String>) -> bool {
-        self.conditions.matches(labels)
+    pub fn selects<'a>(&self, value: impl Fn(&str) -> Option<&'a str>) -> bool {
+        self.match_labels.iter().all(|(key, wanted)| value(key) == Some(wanted))
+            && self.match_expressions.iter().all(|condition| condition.holds(value(&condition.key)))
+    }
+}
+
+impl Condition {
+    pub(crate) fn check(&self) -> Result<(), String> {
+        let problem = match (self.operator, self.values.is_empty()) {
+            (Operator::In | Operator::NotIn, true) => "In and NotIn need values",
+            (Operator::Exists | Operator::DoesNotExist, false) => "Exists and DoesNotExist take no values",
+            (Operator::In | Operator::NotIn, false) | (Operator::Exists | Operator::DoesNotExist, true) => {
+                return Ok(());
+            }
+        };
+        Err(format!("condition on label {:?}: {problem}", self.key))
+    }
+
+    fn holds(&self, value: Option<&str>) -> bool {
+        let is_listed = value.is_some_and(|value| self.values.contains(value));
+        match self.operator {
+            Operator::In => is_listed,
+            Operator::NotIn => !is_listed,
+            Operator::Exists => value.is_some(),
+            Operator::DoesNotExist => value.is_none(),
+        }
     }
 }
 
@@ -150,30 +198,29 @@ pub fn split(text: &str) -> Vec<&str> {
     parts
 }
 
-fn label_condition(part: &str) -> Option<Expression> {
-    let key_of = |key: &str| is_key(key).then(|| key.to_owned());
+fn label_condition(part: &str) -> Option<Condition> {
+    let condition = |key: &str, operator: Operator, values: &[&str]| {
+        (is_key(key) && values.iter().all(|value| is_value(value))).then(|| Condition {
+            key: key.to_owned(),
+            operator,
+            values: values.iter().map(|value| (*value).to_owned()).collect(),
+        })
+    };
     if let Some(key) = part.strip_prefix('!') {
-        return key_of(key.trim()).map(Expression::DoesNotExist);
+        return condition(key.trim(), Operator::DoesNotExist, &[]);
     }
     if let Some((key, value, equal)) = comparison(part) {
-        let (key, value) = (key_of(key)?, is_value(value).then(|| value.to_owned())?);
-        return Some(if equal { Expression::Equal(key, value) } else { Expression::NotEqual(key, value) });
+        return condition(key, if equal { Operator::In } else { Operator::NotIn }, &[value]);
     }
     if let Some((left, list)) = part.split_once('(') {
-        let values: BTreeSet<String> =
-            list.strip_suffix(')')?.split(',').map(|value| value.trim().to_owned()).collect();
-        let mut words = left.split_whitespace();
-        let (key, operator) = (key_of(words.next()?)?, words.next()?);
-        if words.next().is_some() || !values.iter().all(|value| is_value(value)) {
-            return None;
-        }
-        return match operator {
-            "in" => Some(Expression::In(key, values)),
-            "notin" => Some(Expression::NotIn(key, values)),
+        let values: Vec<&str> = list.strip_suffix(')')?.split(',').map(str::trim).collect();
+        return match left.split_whitespace().collect::<Vec<_>>()[..] {
+            [key, "in"] => condition(key, Operator::In, &values),
+            [key, "notin"] => condition(key, Operator::NotIn, &values),
             _ => None,
         };
     }
-    key_of(part).map(Expression::Exists)
+    condition(part, Operator::Exists, &[])
 }
 
 /// Key, value, and whether they have to be equal.
@@ -222,8 +269,8 @@ mod tests {
     use serde_json::json;
 
     fn selects(selector: &str, labels: &[(&str, &str)]) -> bool {
-        let labels = labels.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
-        LabelSelector::parse(selector).unwrap_or_else(|error| panic!("{error}")).selects(&labels)
+        let value = |key: &str| labels.iter().find(|(name, _)| *name == key).map(|(_, value)| *value);
+        LabelSelector::parse(selector).unwrap_or_else(|error| panic!("{error}")).selects(value)
     }
 
     #[test]
@@ -311,7 +358,8 @@ mod tests {
             for (one, other) in [("{k}={v}", "{k}!={v}"), ("{k} in ({v},x)", "{k} notin ({v},x)"), ("{k}", "!{k}")] {
                 let selects = |text: &str| {
                     let text = text.replace("{k}", &key).replace("{v}", &value);
-                    LabelSelector::parse(&text).expect("a selector").selects(&labels)
+                    let value = |key: &str| labels.get(key).map(String::as_str);
+                    LabelSelector::parse(&text).expect("a selector").selects(value)
                 };
                 prop_assert_ne!(selects(one), selects(other));
             }
