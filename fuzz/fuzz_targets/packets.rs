@@ -11,7 +11,7 @@ use redirect_core::{Redirect, RulePlan, options::BackendChoice};
 use redirect_core_fuzz::{parts, plan, text};
 use redirectctl::{
     packet::{Said, packet},
-    picture::{Language, of_trace},
+    picture::of_trace,
     text_writer::Layout,
     traffic::{Compared, Programmed, report},
 };
@@ -54,10 +54,7 @@ fn trace(said: &Said<'_>, plan: &RulePlan) {
     assert!(serde_json::to_value(&trace).is_ok());
     for detail in [Detail::Met, Detail::Every] {
         text::is_safe(&report(&trace, detail));
-        for language in [Language::Dot, Language::Mermaid] {
-            text::is_safe(&of_trace(&trace, detail, language));
-        }
-        let picture = of_trace(&trace, detail, Language::Svg);
+        let picture = of_trace(&trace, detail);
         text::is_safe(&picture);
         plan::svg(&picture);
     }

@@ -69,7 +69,8 @@ fn program(settings: &RawSettings) -> anyhow::Result<Option<RunOptions>> {
     let plan = redirect.plan();
     report::planned(&plan);
     if options.dry_run {
-        print(&plan_text(&plan, &options), &options)?;
+        let native = (options.backend == BackendChoice::NativeNft).then_some(options.native_form);
+        print(&render::program_text(&plan, native), &options)?;
         return Ok(None);
     }
     if options.action != Action::Nothing {
@@ -131,30 +132,6 @@ fn tproxy(settings: &RawSettings) -> Option<Tproxy> {
     let mark = settings.get(Key::TproxyMark).0.parse().ok()?;
     let table = settings.get(Key::TproxyRouteTable).0.parse().ok()?;
     Some(Tproxy::new(mark, table))
-}
-
-/// The plan, as input for the program that would apply it, and as commands for routing.
-fn plan_text(plan: &RulePlan, options: &RunOptions) -> String {
-    let mut text = String::new();
-    if options.backend == BackendChoice::NativeNft {
-        text += &render::nft_text_in(plan, options.native_form);
-    } else {
-        for family in plan.families() {
-            text += &format!("# {family}\n{}", render::restore_text(&plan.rules(*family)));
-        }
-    }
-    if let Some(routes) = plan.policy_routes() {
-        for family in routes.families() {
-            let option = if *family == redirect_core::Family::V4 { "-4" } else { "-6" };
-            let (mark, table) = (routes.mark(), routes.table());
-            text += &format!("# ip {option} rule add fwmark {mark} lookup {table}\n");
-            text += &format!("# ip {option} route add local default dev lo table {table}\n");
-        }
-    }
-    if let Some(address) = plan.loopback_address() {
-        text += &format!("# ip -6 addr add {address}/128 dev lo\n");
-    }
-    text
 }
 
 /// Prints what a dry run shows, and appends it to the file asked for.

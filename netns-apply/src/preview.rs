@@ -55,19 +55,9 @@ fn changes(variant: Variant, family: Family, change: &RulesetDiff) -> String {
 
 /// The command that removes an item.
 fn command(item: RoutingItem) -> String {
-    let option = |family| match family {
-        Family::V4 => "-4",
-        Family::V6 => "-6",
-    };
     match item {
-        RoutingItem::Rule(family, mark, table) => {
-            format!("ip {} rule del fwmark {mark} lookup {table}", option(family))
-        }
-        RoutingItem::Route(family, table) => {
-            format!("ip {} route del local default dev lo table {table}", option(family))
-        }
-        RoutingItem::LoopbackAddress => {
-            format!("ip -6 addr del {}/128 dev lo", redirect_core::values::PASSTHROUGH_V6)
-        }
+        RoutingItem::Rule(family, mark, table) => render::ip_rule("del", family, mark, table),
+        RoutingItem::Route(family, table) => render::ip_route("del", family, table),
+        RoutingItem::LoopbackAddress => render::ip_address("del"),
     }
 }

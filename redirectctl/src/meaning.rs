@@ -3,9 +3,8 @@
 use netfilter_state::change::{DifferenceKind, DifferingRule, RuleDifference};
 use netfilter_state::differences::Difference;
 use redirect_core::plan::PlannedRule;
+use redirect_core::render::reason;
 use redirect_core::{Family, RulePlan};
-
-use crate::plan::said;
 
 /// The difference, and what it means.
 #[must_use]
@@ -19,9 +18,7 @@ pub fn of(difference: &Difference, plan: &RulePlan) -> String {
         | Difference::BrokenRouting(_) => None,
     };
     match planned {
-        Some(planned) => {
-            format!("{difference}; it is there for this: {} [{}]", planned.purpose(), said(planned))
-        }
+        Some(planned) => format!("{difference}; it is there for this: {}", reason(planned)),
         None => difference.to_string(),
     }
 }

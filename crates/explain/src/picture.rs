@@ -1,28 +1,16 @@
-//! Pictures: of a plan's chains, which of them sends packets to which; and of the way of one packet, hook by hook.
+//! Pictures: of a plan's chains, which of them sends packets to which; and of the way of one packet, hook by hook. In SVG, which everything shows that shows pictures.
 
 mod svg;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt::Write as _;
 
 use packet_trace::{Detail, Trace};
+use redirect_core::RulePlan;
 use redirect_core::plan::PlannedRule;
-use redirect_core::render::rule_text;
-use redirect_core::rule::{Chain, Scope, Table, Target};
-use redirect_core::{Family, RulePlan};
+use redirect_core::render::scoped_rule_text;
+use redirect_core::rule::{Chain, Table, Target};
 
 use crate::printable::harmless;
-
-/// A language of pictures.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Language {
-    /// For Graphviz.
-    Dot,
-    /// For Markdown pages.
-    Mermaid,
-    /// For everything that shows pictures; no other program is needed.
-    Svg,
-}
 
 /// Which way a picture leads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -74,19 +62,11 @@ impl Graph {
         Self { direction: Direction::Down, edges: edges.collect(), nodes }
     }
 
-    fn written(&self, language: Language) -> String {
-        match language {
-            Language::Dot => self.dot(),
-            Language::Mermaid => self.mermaid(),
-            Language::Svg => svg::drawn(self),
-        }
-    }
-
     fn table(&mut self, table: Table, chains: &BTreeMap<Chain, Vec<&PlannedRule>>) {
         for (chain, rules) in chains {
             let id = id(table, chain);
             let title = format!("{} {}", table.name(), chain.name());
-            let lines = rules.iter().map(|planned| line(planned)).collect();
+            let lines = rules.iter().map(|planned| scoped_rule_text(planned)).collect();
             self.nodes.push(Node { id: id.clone(), title, lines, is_hook: matches!(chain, Chain::Hook(_)) });
             let jumps = rules.iter().filter_map(|planned| {
                 if let Target::Jump(to) = &planned.rule().target { Some(to) } else { None }
@@ -101,79 +81,42 @@ fn id(table: Table, chain: &Chain) -> String {
     name.chars().map(|character| if character.is_ascii_alphanumeric() { character } else { '_' }).collect()
 }
 
-fn line(planned: &PlannedRule) -> String {
-    let family = match planned.scope() {
-        Scope::Every => "",
-        Scope::Only(Family::V4) => "IPv4: ",
-        Scope::Only(Family::V6) => "IPv6: ",
-    };
-    format!("{family}{}", rule_text(planned.rule()))
-}
-
 /// A plan's chains.
 #[must_use]
-pub fn of_plan(plan: &RulePlan, language: Language) -> String {
-    Graph::of(plan).written(language)
+pub fn of_plan(plan: &RulePlan) -> String {
+    svg::drawn(&Graph::of(plan))
 }
 
 /// The way of a packet. What others call their rules is made harmless.
 #[must_use]
-pub fn of_trace(trace: &Trace, detail: Detail, language: Language) -> String {
+pub fn of_trace(trace: &Trace, detail: Detail) -> String {
     let mut graph = Graph::of_trace(trace, detail);
     for node in &mut graph.nodes {
         node.title = harmless(&node.title);
         node.lines.iter_mut().for_each(|line| *line = harmless(line));
     }
-    graph.written(language)
-}
-
-impl Graph {
-    /// For Graphviz: `redirectctl plan --format dot | dot -Tsvg`.
-    fn dot(&self) -> String {
-        let direction = match self.direction {
-            Direction::Right => "LR",
-            Direction::Down => "TB",
-        };
-        let mut text = format!(
-            "digraph redirection {{\n  rankdir={direction};\n  node [shape=box, fontname=monospace, fontsize=10];\n"
-        );
-        for node in &self.nodes {
-            // A label's lines end in \l, which aligns them on the left.
-            let lines: String = node.lines.iter().map(|line| format!("{}\\l", escaped(line))).collect();
-            let style = if node.is_hook { ", style=bold" } else { "" };
-            // Writing to a string cannot fail.
-            let _ = writeln!(text, "  {} [label=\"{}\\n{lines}\"{style}];", node.id, escaped(&node.title));
-        }
-        for (from, to) in &self.edges {
-            let _ = writeln!(text, "  {from} -> {to};");
-        }
-        text.push_str("}\n");
-        text
-    }
-
-    /// For Mermaid, as Markdown pages show it.
-    fn mermaid(&self) -> String {
-        let direction = match self.direction {
-            Direction::Right => "LR",
-            Direction::Down => "TB",
-        };
-        let mut text = format!("flowchart {direction}\n");
-        for node in &self.nodes {
-            let lines: String = node.lines.iter().map(|line| format!("<br/>{}", entities(line))).collect();
-            let (open, close) = if node.is_hook { ("([", "])") } else { ("[", "]") };
-            let _ = writeln!(text, "  {}{open}\"{}{lines}\"{close}", node.id, entities(&node.title));
-        }
-        for (from, to) in &self.edges {
-            let _ = writeln!(text, "  {from} --> {to}");
-        }
-        text
-    }
-}
-
-fn escaped(text: &str) -> String {
-    text.replace('\\', "\\\\").replace('"', "\\\"")
+    svg::drawn(&graph)
 }
 
 fn entities(text: &str) -> String {
     text.replace('&', "&amp;").replace('"', "&quot;").replace('<', "&lt;").replace('>', "&gt;")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_picture_shows_where_chains_lead() {
+        let plan =
+            redirect_core::Redirect::sidecar(redirect_core::Families::V4).build().expect("is valid").plan();
+        let graph = Graph::of(&plan);
+        for (from, to) in [
+            ("nat_OUTPUT", "nat_ISTIO_OUTPUT"),
+            ("nat_PREROUTING", "nat_ISTIO_INBOUND"),
+            ("nat_ISTIO_OUTPUT", "nat_ISTIO_REDIRECT"),
+        ] {
+            assert!(graph.edges.contains(&(from.to_owned(), to.to_owned())), "{from} leads to {to}");
+        }
+    }
 }

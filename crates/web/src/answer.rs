@@ -3,12 +3,13 @@
 use std::net::IpAddr;
 
 use explain::packet::{Said, packet};
-use explain::picture::{Language, of_trace};
-use explain::plan::{Format, said_by};
+use explain::picture::of_trace;
+use explain::plan::Format;
 use explain::text_writer::Layout;
 use explain::traffic::{Compared, report};
 use explain::{Printable, addresses};
 use packet_trace::{Detail, TraceEvent};
+use redirect_core::render::said_by;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -194,7 +195,7 @@ impl Trace {
             said: trace.steps.iter().map(asked_by).collect(),
             text: report(&trace, detail).into(),
             json: Printable::json(&steps).into(),
-            svg: of_trace(&trace, detail, Language::Svg),
+            svg: of_trace(&trace, detail),
             way: steps,
         })
     }

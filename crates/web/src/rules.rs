@@ -1,8 +1,7 @@
 //! A plan's rules, table by table, as the page shows them.
 
-use explain::plan::said;
 use redirect_core::plan::PlannedRule;
-use redirect_core::render::rule_text;
+use redirect_core::render::{rule_text, said_by};
 use redirect_core::rule::{Chain as RuleChain, Scope};
 use redirect_core::{Family, RulePlan};
 use serde::Serialize;
@@ -85,7 +84,7 @@ fn rows(plan: &RulePlan, rules: &[&PlannedRule]) -> Vec<Row> {
             },
             rule: rule_text(planned.rule()),
             purpose: planned.purpose().to_owned(),
-            said: said(planned),
+            said: said_by(planned.because(), planned.source()),
         }
     };
     rules.iter().map(row).collect()

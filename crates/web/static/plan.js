@@ -4,7 +4,7 @@
 import init, { answer } from "./program/web.js";
 
 const FIELDS = ["address", "nameservers", "as", "to", "from", "interface", "mark"];
-const FORMATS = ["table", "text", "restore", "nft", "json", "dot", "mermaid", "svg"];
+const FORMATS = ["table", "text", "restore", "nft", "json", "svg"];
 const FORMS = { pod: "Read as a pod’s manifest.", annotations: "Read as annotations of an injected pod.", flags: "Read as flags of istio-iptables." };
 
 const POD = `apiVersion: v1

@@ -1,61 +1,89 @@
 //! A plan for people: what each rule is for, and who asked for it.
 
-use super::rule_text;
+use super::{commands::routing_commands, rule_text};
 use crate::{
     plan::{PlannedRule, RulePlan},
     rule::{Chain, Scope, Table},
-    settings::Source,
+    settings::{Key, Source},
     values::Family,
 };
-use alloc::string::String;
+use alloc::{
+    format,
+    string::{String, ToString},
+    vec::Vec,
+};
 use core::fmt::Write;
 
-/// The plan in plain text: table by table, chain by chain, each rule with its purpose and who asked for it.
+/// A chain of a plan with its rules, or its routing.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Section {
+    /// What it is.
+    pub title: String,
+    /// Its rules, each with its purpose and who asked for it; or commands, of which none has these.
+    pub lines: Vec<(String, String)>,
+}
+
+/// The plan table by table, chain by chain, then the commands for what no table holds.
+#[must_use]
+pub fn sections(plan: &RulePlan) -> Vec<Section> {
+    let mut all = Vec::new();
+    for (table, chains) in plan.merged_rules() {
+        for (chain, rules) in &chains {
+            let lines = rules.iter().map(|planned| (scoped_rule_text(planned), reason(planned)));
+            all.push(Section { title: title(table, chain), lines: lines.collect() });
+        }
+    }
+    let routing: Vec<_> =
+        routing_commands(plan).into_iter().map(|command| (command, String::new())).collect();
+    if !routing.is_empty() {
+        all.push(Section { title: "routing".to_string(), lines: routing });
+    }
+    all
+}
+
+/// The same in plain text, a rule on each line.
 #[must_use]
 pub fn explain(plan: &RulePlan) -> String {
     let mut text = String::new();
-    for (table, chains) in plan.merged_rules() {
-        for (chain, rules) in &chains {
-            let _ = writeln!(text, "{}", heading(table, chain));
-            for planned in rules {
-                let _ = writeln!(text, "  {}", rule_line(planned));
-            }
+    for Section { title, lines } in sections(plan) {
+        // Writing to a string cannot fail.
+        let _ = writeln!(text, "{title}");
+        for (line, reason) in lines {
+            let reason = if reason.is_empty() { reason } else { format!("  # {reason}") };
+            let _ = writeln!(text, "  {line}{reason}");
         }
-    }
-    if let Some(routes) = plan.policy_routes() {
-        for family in &routes.families {
-            let (mark, table) = (routes.mark, routes.table);
-            let _ =
-                writeln!(text, "{family}: packets with mark {mark} are delivered locally (table {table})");
-        }
-    }
-    if let Some(address) = plan.loopback_address() {
-        let _ = writeln!(
-            text,
-            "lo: address {address}/128, the source of the proxy's connections to the application"
-        );
     }
     text
 }
 
-fn heading(table: Table, chain: &Chain) -> String {
-    match chain {
-        Chain::Hook(hook) => alloc::format!("{} {} (hook)", table.name(), hook.name()),
-        Chain::Ours(_) | Chain::Other(_) => alloc::format!("{} {chain}", table.name()),
-    }
-}
-
-fn rule_line(planned: &PlannedRule) -> String {
+/// A rule in the words of iptables-save, behind the family that it is for if only one.
+#[must_use]
+pub fn scoped_rule_text(planned: &PlannedRule) -> String {
     let family = match planned.scope {
         Scope::Every => "",
         Scope::Only(Family::V4) => "IPv4 only: ",
         Scope::Only(Family::V6) => "IPv6 only: ",
     };
-    let rule = rule_text(&planned.rule);
-    let (purpose, source) = (planned.purpose, planned.source());
+    format!("{family}{}", rule_text(&planned.rule))
+}
+
+/// Who said a setting.
+#[must_use]
+pub fn said_by(setting: Key, source: Source) -> String {
     if source == Source::Default {
-        let setting = planned.because.setting().name();
-        return alloc::format!("{family}{rule}  # {purpose} [default of {setting}]");
+        return format!("default of {}", setting.setting().name());
     }
-    alloc::format!("{family}{rule}  # {purpose} [{source}]")
+    source.to_string()
+}
+
+fn title(table: Table, chain: &Chain) -> String {
+    let hook = if matches!(chain, Chain::Hook(_)) { " (hook)" } else { "" };
+    format!("{} {chain}{hook}", table.name())
+}
+
+/// What a rule is for, and who asked for it.
+#[must_use]
+pub fn reason(planned: &PlannedRule) -> String {
+    format!("{} [{}]", planned.purpose, said_by(planned.because, planned.source()))
 }

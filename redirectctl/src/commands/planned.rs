@@ -20,7 +20,7 @@ use crate::error::InputError;
 use crate::input;
 use crate::node::Node;
 use crate::packet::{Said, packet};
-use crate::picture::{self, Language};
+use crate::picture;
 use crate::plan::{self, Format};
 use crate::pod::Pod;
 use crate::traffic::{self, Compared, Programmed};
@@ -159,11 +159,8 @@ pub(super) fn trace(given: &Given) -> Result<Answer, InputError> {
         }
         Printable::json(&trace)
     } else {
-        let picture = |language| Printable::lines(&picture::of_trace(&trace, detail, language));
         match given.flag("format") {
-            Some("dot") => picture(Language::Dot),
-            Some("mermaid") => picture(Language::Mermaid),
-            Some("svg") => picture(Language::Svg),
+            Some("svg") => Printable::lines(&picture::of_trace(&trace, detail)),
             Some(_) | None => {
                 [traffic::report(&trace, detail), traffic::not_examined(&unexamined)].into_iter().collect()
             }

@@ -179,7 +179,7 @@ pub const COMMANDS: &[Definition] = &[
             KUBECONFIG,
             CONF,
             ADDRESS,
-            Row::new(Takes::Choice(Format::WORDS), "The language of the plan; dot, mermaid and svg are pictures of the chains.")
+            Row::new(Takes::Choice(Format::WORDS), "The language of the plan; svg is a picture of the chains.")
                 .flag("format")
                 .default("text"),
             OUTPUT,
@@ -379,7 +379,7 @@ pub const COMMANDS: &[Definition] = &[
             NETNS_FOLDER,
             PROC_FOLDER,
             ADDRESS,
-            Row::new(Takes::Choice(&["text", "dot", "mermaid", "svg"]), "Text, or a picture of the packet's way.")
+            Row::new(Takes::Choice(&["text", "svg"]), "Text, or a picture of the packet's way.")
                 .flag("format")
                 .default("text"),
             OUTPUT,

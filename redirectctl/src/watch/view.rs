@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use netfilter_state::ruleset::Counter;
+use redirect_core::render::said_by;
 
 use super::{CounterSnapshot, Watched};
-use crate::plan::said_by;
 use crate::printable::Printable;
 use crate::text_writer::{Layout, TextStyle, TextWriter};
 

@@ -12,7 +12,7 @@ use redirect_core::options::NativeForm;
 use redirect_core::settings::{NameLookup, NamespaceFacts};
 use redirect_core::{AmbientRedirect, Families, Family, Redirect, RulePlan};
 use redirectctl::commands::COMMANDS;
-use redirectctl::picture::{Language, of_trace};
+use redirectctl::picture::of_trace;
 use redirectctl::plan::{Format, written};
 use redirectctl::text_writer::Layout;
 use serde_json::Value;
@@ -108,10 +108,6 @@ fn every_language_has_every_rule_of_every_plan() {
         let text = of(Format::Text);
         assert_eq!(text.lines().filter(|line| line.starts_with("      # ")).count(), rules, "{name}: {text}");
         assert!(text.lines().all(|line| line.chars().count() <= 80), "{name}: {text}");
-        let dot = of(Format::Dot);
-        assert_eq!(dot.matches("\\l").count(), rules, "{name}: {dot}");
-        let mermaid = of(Format::Mermaid);
-        assert_eq!(mermaid.matches("<br/>").count(), rules, "{name}: {mermaid}");
         let svg = of(Format::Svg);
         let chains = plan.merged_rules().values().map(std::collections::BTreeMap::len).sum::<usize>();
         assert_eq!(svg.matches("<text ").count(), rules + chains, "{name}: {svg}");
@@ -129,27 +125,11 @@ fn a_way_is_drawn_as_it_is_told() {
     let trace = TraceRules::of_plan(&redirect.plan(), Family::V4).trace(&packet);
     for detail in [Detail::Met, Detail::Every] {
         let lines = trace.text(detail).lines().count();
-        let svg = of_trace(&trace, detail, Language::Svg);
+        let svg = of_trace(&trace, detail);
         assert_eq!(svg.matches("<text ").count(), lines, "{svg}");
         assert!(svg.contains("ends at: proxy, outbound listener (port 15001)"), "{svg}");
-        for (language, arrow) in [(Language::Dot, " -> "), (Language::Mermaid, " --> ")] {
-            let picture = of_trace(&trace, detail, language);
-            let boxes = svg.matches("<rect x=").count();
-            assert_eq!(picture.matches(arrow).count(), boxes - 1, "{picture}");
-        }
-    }
-}
-
-#[test]
-fn the_picture_shows_where_chains_lead() {
-    let redirect = Redirect::sidecar(redirect_core::Families::V4).build().unwrap();
-    let dot = written(&redirect.plan(), Format::Dot, NativeForm::Plain, Layout::default());
-    for edge in [
-        "nat_OUTPUT -> nat_ISTIO_OUTPUT;",
-        "nat_PREROUTING -> nat_ISTIO_INBOUND;",
-        "nat_ISTIO_OUTPUT -> nat_ISTIO_REDIRECT;",
-    ] {
-        assert!(dot.contains(edge), "{edge}: {dot}");
+        let boxes = svg.matches("<rect x=").count();
+        assert_eq!(svg.matches("marker-end").count(), boxes - 1, "{svg}");
     }
 }
 
