@@ -17,24 +17,68 @@ const UPSTREAM_ZONE: Target = Target::ConntrackZone(1);
 /// Conntrack zone of queries between the application and the proxy.
 const LOCAL_ZONE: Target = Target::ConntrackZone(2);
 
-/// DNS capture: nat rules that send queries to the proxy, and conntrack zones that keep the two legs apart.
-pub(super) fn capture(r: &Redirect, rules: &mut RuleListBuilder<'_>) {
-    if *r.dns() == DnsCapture::Off {
-        return;
+impl RuleListBuilder<'_> {
+    /// DNS capture: nat rules that send queries to the proxy, and conntrack zones that keep the two legs apart.
+    pub(super) fn dns_capture(&mut self, r: &Redirect) {
+        if *r.dns() == DnsCapture::Off {
+            return;
+        }
+        let queries = Target::Jump(OurChain::OutputDns.into());
+        self.group(Key::RedirectDns, "DNS queries").append(Table::Raw, Hook::Output, [], queries.clone());
+        for scope in dns_scopes(r) {
+            self.group(Key::RedirectDns, "DNS queries").scoped(scope).append(
+                Table::Nat,
+                OurChain::Output,
+                [],
+                queries.clone(),
+            );
+        }
+        self.dns_redirects(r);
+        self.dns_proxy_zones(r);
+        self.dns_application_zones(r);
     }
-    let queries = Target::Jump(OurChain::OutputDns.into());
-    rules.group(Key::RedirectDns, "DNS queries").append(Table::Raw, Hook::Output, [], queries.clone());
-    for scope in dns_scopes(r) {
-        rules.group(Key::RedirectDns, "DNS queries").scoped(scope).append(
-            Table::Nat,
-            OurChain::Output,
-            [],
-            queries.clone(),
-        );
+
+    fn dns_redirects(&mut self, r: &Redirect) {
+        for protocol in [tcp(), udp()] {
+            for (scope, server) in dns_servers(r) {
+                let matches = server.map(to).into_iter().chain([protocol.clone(), to_port(DNS)]).collect();
+                self.group(Key::RedirectDns, "to the proxy's DNS server").scoped(scope).append_all(
+                    Table::Nat,
+                    OurChain::OutputDns,
+                    matches,
+                    Target::Redirect(DNS_PORT),
+                );
+            }
+        }
     }
-    dns_redirects(r, rules);
-    dns_proxy_zones(r, rules);
-    dns_application_zones(r, rules);
+
+    fn dns_proxy_zones(&mut self, r: &Redirect) {
+        for (because, owned) in proxy_owners(r) {
+            let mut group =
+                self.group(because, "the proxy's queries and answers, kept apart by conntrack zone");
+            let query = [udp(), to_port(DNS), owned.clone()];
+            group.append(Table::Raw, OurChain::OutputDns, query, UPSTREAM_ZONE);
+            let answer = [udp(), from_port(DNS_PORT), owned];
+            group.append(Table::Raw, OurChain::OutputDns, answer, LOCAL_ZONE);
+        }
+    }
+
+    fn dns_application_zones(&mut self, r: &Redirect) {
+        let answers = Target::Jump(OurChain::Inbound.into());
+        for scope in dns_scopes(r) {
+            let mut group = self.group(Key::RedirectDns, "DNS answers").scoped(scope);
+            group.append(Table::Raw, Hook::Prerouting, [], answers.clone());
+        }
+        for (scope, server) in dns_servers(r) {
+            let query = [udp(), to_port(DNS)].into_iter().chain(server.map(to)).collect();
+            let answer = [udp(), from_port(DNS)].into_iter().chain(server.map(from)).collect();
+            let mut group = self
+                .group(Key::RedirectDns, "queries and answers, kept apart by conntrack zone")
+                .scoped(scope);
+            group.append_all(Table::Raw, OurChain::OutputDns, query, LOCAL_ZONE);
+            group.append_all(Table::Raw, OurChain::Inbound, answer, UPSTREAM_ZONE);
+        }
+    }
 }
 
 /// The families whose queries are captured.
@@ -65,46 +109,6 @@ fn dns_servers(r: &Redirect) -> Vec<(Scope, Option<IpNet>)> {
             let all = of(Family::V4).chain(of(Family::V6)).map(|server| host(*server));
             all.map(|server| (scope_of(&server), Some(server))).collect()
         }
-    }
-}
-
-fn dns_redirects(r: &Redirect, rules: &mut RuleListBuilder<'_>) {
-    for protocol in [tcp(), udp()] {
-        for (scope, server) in dns_servers(r) {
-            let matches = server.map(to).into_iter().chain([protocol.clone(), to_port(DNS)]).collect();
-            rules.group(Key::RedirectDns, "to the proxy's DNS server").scoped(scope).append_all(
-                Table::Nat,
-                OurChain::OutputDns,
-                matches,
-                Target::Redirect(DNS_PORT),
-            );
-        }
-    }
-}
-
-fn dns_proxy_zones(r: &Redirect, rules: &mut RuleListBuilder<'_>) {
-    for (because, owned) in proxy_owners(r) {
-        let mut group = rules.group(because, "the proxy's queries and answers, kept apart by conntrack zone");
-        let query = [udp(), to_port(DNS), owned.clone()];
-        group.append(Table::Raw, OurChain::OutputDns, query, UPSTREAM_ZONE);
-        let answer = [udp(), from_port(DNS_PORT), owned];
-        group.append(Table::Raw, OurChain::OutputDns, answer, LOCAL_ZONE);
-    }
-}
-
-fn dns_application_zones(r: &Redirect, rules: &mut RuleListBuilder<'_>) {
-    let answers = Target::Jump(OurChain::Inbound.into());
-    for scope in dns_scopes(r) {
-        let mut group = rules.group(Key::RedirectDns, "DNS answers").scoped(scope);
-        group.append(Table::Raw, Hook::Prerouting, [], answers.clone());
-    }
-    for (scope, server) in dns_servers(r) {
-        let query = [udp(), to_port(DNS)].into_iter().chain(server.map(to)).collect();
-        let answer = [udp(), from_port(DNS)].into_iter().chain(server.map(from)).collect();
-        let mut group =
-            rules.group(Key::RedirectDns, "queries and answers, kept apart by conntrack zone").scoped(scope);
-        group.append_all(Table::Raw, OurChain::OutputDns, query, LOCAL_ZONE);
-        group.append_all(Table::Raw, OurChain::Inbound, answer, UPSTREAM_ZONE);
     }
 }
 

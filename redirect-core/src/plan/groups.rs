@@ -1,11 +1,6 @@
 //! The rule groups, one short function each, in the order in which they are emitted.
 
-use super::{
-    PlannedRule,
-    builder::*,
-    dns::{self, DNS},
-    guard,
-};
+use super::{PlannedRule, builder::*, dns::DNS, guard};
 use crate::{
     redirect::{
         DnsCapture, InboundPorts, InterceptionMode, OutboundRanges, OwnerGroups, PROXY_MARK, Redirect, Tproxy,
@@ -26,241 +21,371 @@ pub(super) fn rules(r: &Redirect) -> Vec<PlannedRule> {
     let excluded_ports = r.outbound_ports_exclude().len().saturating_mul(2);
     let listed = r.outbound_exclude().len().saturating_add(excluded_ports);
     let mut rules = RuleListBuilder::of(r.sources(), listed);
-    let rules_ref = &mut rules;
-    excluded_interfaces(r, rules_ref);
-    virtual_interfaces_return(r, rules_ref);
-    drop_invalid(r, rules_ref);
-    redirect_chains(r, rules_ref);
-    inbound(r, rules_ref);
-    output_hook(rules_ref);
-    excluded_outbound_ports(r, rules_ref);
-    passthrough(rules_ref);
-    proxy_users(r, rules_ref);
-    proxy_groups(r, rules_ref);
-    owner_groups(r, rules_ref);
-    dns::capture(r, rules_ref);
-    loopback(r, rules_ref);
-    excluded_ranges(r, rules_ref);
-    included_ports(r, rules_ref);
-    included_ranges(r, rules_ref);
+    rules.excluded_interfaces(r);
+    rules.virtual_interfaces_return(r);
+    rules.drop_invalid(r);
+    rules.redirect_chains(r);
+    rules.inbound(r);
+    rules.output_hook();
+    rules.excluded_outbound_ports(r);
+    rules.passthrough();
+    rules.proxy_users(r);
+    rules.proxy_groups(r);
+    rules.owner_groups(r);
+    rules.dns_capture(r);
+    rules.loopback(r);
+    rules.excluded_ranges(r);
+    rules.included_ports(r);
+    rules.included_ranges(r);
     if let InterceptionMode::Tproxy(tproxy) = r.mode() {
-        tproxy_marks(r, tproxy, rules_ref);
-        tproxy_inbound_exceptions(tproxy, rules_ref);
+        rules.tproxy_marks(r, tproxy);
+        rules.tproxy_inbound_exceptions(tproxy);
     }
-    guard::strict_capture(r, rules_ref);
+    rules.strict_capture(r);
     rules.into_vec()
 }
 
-/// `-i IFACE -j RETURN`, `-o IFACE -j RETURN`, before everything else; in TPROXY mode in mangle, too.
-fn excluded_interfaces(r: &Redirect, rules: &mut RuleListBuilder<'_>) {
-    let tables: &[Table] = match r.mode() {
-        InterceptionMode::Redirect => &[Table::Nat],
-        InterceptionMode::Tproxy(_) => &[Table::Nat, Table::Mangle],
-    };
-    let mut group = rules.group(Key::ExcludeInterfaces, "excluded interface");
-    for table in tables {
-        for interface in r.exclude_interfaces() {
-            group.append(*table, Hook::Prerouting, [coming_in(interface)], Target::Return);
-            group.append(*table, Hook::Output, [going_out(interface)], Target::Return);
-        }
-    }
-}
-
-/// `-I PREROUTING 1 -i IFACE -j RETURN`: what is not captured as outbound is not captured as inbound either.
-fn virtual_interfaces_return(r: &Redirect, rules: &mut RuleListBuilder<'_>) {
-    let mut group = rules.group(Key::VirtualInterfaces, "not inbound: it comes from inside the pod");
-    for interface in r.virtual_interfaces() {
-        group.insert(Table::Nat, Hook::Prerouting, 1, [coming_in(interface)], Target::Return);
-    }
-}
-
-/// `-m conntrack --ctstate INVALID -j ISTIO_DROP`.
-fn drop_invalid(r: &Redirect, rules: &mut RuleListBuilder<'_>) {
-    if !r.drop_invalid() {
-        return;
-    }
-    let mut group = rules.group(Key::DropInvalid, "packets of no connection would be reset by the kernel");
-    let invalid = Match::Tracked(ConnState::Invalid.into());
-    group.append(Table::Mangle, Hook::Prerouting, [invalid], Target::Jump(OurChain::Drop.into()));
-    group.append(Table::Mangle, OurChain::Drop, [], Target::Drop);
-}
-
-/// The chains that send to the proxy, and the tunnel port's exemption.
-fn redirect_chains(r: &Redirect, rules: &mut RuleListBuilder<'_>) {
-    let tunnel = [tcp(), to_port(r.tunnel_port())];
-    rules.group(Key::InboundTunnelPort, "tunnelled connections reach the proxy by themselves").append(
-        Table::Nat,
-        OurChain::Inbound,
-        tunnel,
-        Target::Return,
-    );
-    rules.group(Key::ProxyPort, "to the proxy's outbound listener").append(
-        Table::Nat,
-        OurChain::Redirect,
-        [tcp()],
-        Target::Redirect(r.proxy_port()),
-    );
-    rules.group(Key::InboundCapturePort, "to the proxy's inbound listener").append(
-        Table::Nat,
-        OurChain::InRedirect,
-        [tcp()],
-        Target::Redirect(r.inbound_port()),
-    );
-}
-
-/// Inbound capture, in nat or, with TPROXY, in mangle.
-fn inbound(r: &Redirect, rules: &mut RuleListBuilder<'_>) {
-    let table = match r.mode() {
-        _ if *r.inbound() == InboundPorts::None => return,
-        InterceptionMode::Redirect => Table::Nat,
-        InterceptionMode::Tproxy(tproxy) => {
-            tproxy_chains(r, tproxy, rules);
-            Table::Mangle
-        }
-    };
-    let to_inbound = Target::Jump(OurChain::Inbound.into());
-    let mut group = rules.group(Key::InboundPorts, "inbound connections");
-    group.append(table, Hook::Prerouting, [tcp()], to_inbound);
-    match r.inbound() {
-        InboundPorts::None => {}
-        InboundPorts::AllExcept(ports) => {
-            for (place, port) in ports.iter().enumerate() {
-                rules
-                    .group(Key::InboundExcludePorts, "excluded inbound port")
-                    .said_by(r.source_of_excluded_inbound(place))
-                    .append(table, OurChain::Inbound, [tcp(), to_port(*port)], Target::Return);
-            }
-            capture_inbound(r, &[tcp()], rules);
-        }
-        InboundPorts::Only(ports) => {
-            for port in ports {
-                capture_inbound(r, &[tcp(), to_port(*port)], rules);
-            }
-        }
-    }
-}
-
-/// ISTIO_DIVERT marks and accepts what the application answers to connections that the proxy opens in a client's name;
-/// ISTIO_TPROXY hands over everything else: the socket of a known connection, else the listener.
-fn tproxy_chains(r: &Redirect, tproxy: Tproxy, rules: &mut RuleListBuilder<'_>) {
-    let mut group = rules.group(
-        Key::InterceptionMode,
-        "answers to the proxy's connections in a client's name go to the proxy",
-    );
-    group.append(Table::Mangle, OurChain::Divert, [], Target::SetMark(tproxy.mark()));
-    group.append(Table::Mangle, OurChain::Divert, [], Target::Accept);
-    for family in Family::BOTH {
-        let target = Target::Tproxy { port: r.inbound_port(), mark: tproxy.mark() };
-        let matches = [tcp(), not_to(r.loopback(family))];
-        rules
-            .group(Key::InterceptionMode, "inbound connections go to the proxy, unchanged")
-            .scoped(Scope::Only(family))
-            .append(Table::Mangle, OurChain::Tproxy, matches, target);
-    }
-}
-
-/// Captures inbound packets with these conditions: a protocol and perhaps a port.
-fn capture_inbound(r: &Redirect, conditions: &[Match], rules: &mut RuleListBuilder<'_>) {
-    let mut group = rules.group(Key::InboundPorts, "captured inbound");
-    match r.mode() {
-        InterceptionMode::Redirect => {
-            group.append_all(Table::Nat, OurChain::Inbound, conditions.to_vec(), IN_REDIRECT);
-        }
-        InterceptionMode::Tproxy(_) => {
-            // Only answers. What comes the other way may be a new connection on an entry that an earlier one left.
-            let answers = conditions.iter().cloned().chain([not_opening(), reply()]).collect();
-            group.append_all(
-                Table::Mangle,
-                OurChain::Inbound,
-                answers,
-                Target::Jump(OurChain::Divert.into()),
-            );
-            let rest = conditions.to_vec();
-            group.append_all(Table::Mangle, OurChain::Inbound, rest, Target::Jump(OurChain::Tproxy.into()));
-        }
-    }
-}
-
-/// `-A OUTPUT -j ISTIO_OUTPUT`.
-fn output_hook(rules: &mut RuleListBuilder<'_>) {
-    rules.group(Key::OutboundRanges, "outbound packets").append(
-        Table::Nat,
-        Hook::Output,
-        [],
-        Target::Jump(OurChain::Output.into()),
-    );
-}
-
-fn excluded_outbound_ports(r: &Redirect, rules: &mut RuleListBuilder<'_>) {
-    let mut group = rules.group(Key::OutboundExcludePorts, "excluded outbound port");
-    for port in r.outbound_ports_exclude() {
-        group.append(Table::Nat, OurChain::Output, [tcp(), to_port(*port)], Target::Return);
-        group.append(Table::Nat, OurChain::Output, [udp(), to_port(*port)], Target::Return);
-    }
-}
-
-/// `-s 127.0.0.6 -o lo -j RETURN`: the proxy's connections to the application.
-fn passthrough(rules: &mut RuleListBuilder<'_>) {
-    for address in [IpAddr::V4(PASSTHROUGH_V4), IpAddr::V6(PASSTHROUGH_V6)] {
-        rules
-            .group(Key::InboundCapturePort, "the proxy's connections to the application")
-            .scoped(Scope::Only(Family::of(&address)))
-            .append(Table::Nat, OurChain::Output, [out_by_loopback(), from(host(address))], Target::Return);
-    }
-}
-
-fn proxy_users(r: &Redirect, rules: &mut RuleListBuilder<'_>) {
-    for uid in r.proxy_uids() {
-        let ports = if *r.dns() == DnsCapture::Off {
-            not_to_port(r.tunnel_port())
-        } else {
-            Match::DestinationPorts(Equality::not_equals(vec![DNS, r.tunnel_port().into()]))
+impl RuleListBuilder<'_> {
+    /// `-i IFACE -j RETURN`, `-o IFACE -j RETURN`, before everything else; in TPROXY mode in mangle, too.
+    fn excluded_interfaces(&mut self, r: &Redirect) {
+        let tables: &[Table] = match r.mode() {
+            InterceptionMode::Redirect => &[Table::Nat],
+            InterceptionMode::Tproxy(_) => &[Table::Nat, Table::Mangle],
         };
-        let (owned, not_owned) =
-            (Match::OwnerUid(Equality::equals(*uid)), Match::OwnerUid(Equality::not_equals(*uid)));
-        proxy_owner(r, Key::ProxyUid, &ports, owned, not_owned, rules);
-    }
-}
-
-fn proxy_groups(r: &Redirect, rules: &mut RuleListBuilder<'_>) {
-    for gid in r.proxy_gids() {
-        let (owned, not_owned) =
-            (Match::OwnerGid(Equality::equals(*gid)), Match::OwnerGid(Equality::not_equals(*gid)));
-        proxy_owner(r, Key::ProxyGid, &not_to_port(r.tunnel_port()), owned, not_owned, rules);
-    }
-}
-
-/// The proxy calling itself is inbound; the application calling itself, and the proxy's own calls, are not captured.
-fn proxy_owner(
-    r: &Redirect,
-    because: Key,
-    ports: &Match,
-    owned: Match,
-    not_owned: Match,
-    rules: &mut RuleListBuilder<'_>,
-) {
-    for family in Family::BOTH {
-        let matches = [out_by_loopback(), not_to(r.loopback(family)), tcp(), ports.clone(), owned.clone()];
-        rules
-            .group(because, "the proxy calling its own pod is an inbound call")
-            .scoped(Scope::Only(family))
-            .append(Table::Nat, OurChain::Output, matches, IN_REDIRECT);
-    }
-    if !includes_loopback(r) {
-        let mut group = rules.group(because, "the application calling itself, not captured");
-        if *r.dns() == DnsCapture::Off {
-            group.append(Table::Nat, OurChain::Output, [out_by_loopback(), not_owned], Target::Return);
-        } else {
-            let matches = [out_by_loopback(), tcp(), not_to_port(DNS), not_owned];
-            group.append(Table::Nat, OurChain::Output, matches, Target::Return);
+        let mut group = self.group(Key::ExcludeInterfaces, "excluded interface");
+        for table in tables {
+            for interface in r.exclude_interfaces() {
+                group.append(*table, Hook::Prerouting, [coming_in(interface)], Target::Return);
+                group.append(*table, Hook::Output, [going_out(interface)], Target::Return);
+            }
         }
     }
-    rules.group(because, "the proxy's own calls, not captured").append(
-        Table::Nat,
-        OurChain::Output,
-        [owned],
-        Target::Return,
-    );
+
+    /// `-I PREROUTING 1 -i IFACE -j RETURN`: what is not captured as outbound is not captured as inbound either.
+    fn virtual_interfaces_return(&mut self, r: &Redirect) {
+        let mut group = self.group(Key::VirtualInterfaces, "not inbound: it comes from inside the pod");
+        for interface in r.virtual_interfaces() {
+            group.insert(Table::Nat, Hook::Prerouting, 1, [coming_in(interface)], Target::Return);
+        }
+    }
+
+    /// `-m conntrack --ctstate INVALID -j ISTIO_DROP`.
+    fn drop_invalid(&mut self, r: &Redirect) {
+        if !r.drop_invalid() {
+            return;
+        }
+        let mut group = self.group(Key::DropInvalid, "packets of no connection would be reset by the kernel");
+        let invalid = Match::Tracked(ConnState::Invalid.into());
+        group.append(Table::Mangle, Hook::Prerouting, [invalid], Target::Jump(OurChain::Drop.into()));
+        group.append(Table::Mangle, OurChain::Drop, [], Target::Drop);
+    }
+
+    /// The chains that send to the proxy, and the tunnel port's exemption.
+    fn redirect_chains(&mut self, r: &Redirect) {
+        let tunnel = [tcp(), to_port(r.tunnel_port())];
+        self.group(Key::InboundTunnelPort, "tunnelled connections reach the proxy by themselves").append(
+            Table::Nat,
+            OurChain::Inbound,
+            tunnel,
+            Target::Return,
+        );
+        self.group(Key::ProxyPort, "to the proxy's outbound listener").append(
+            Table::Nat,
+            OurChain::Redirect,
+            [tcp()],
+            Target::Redirect(r.proxy_port()),
+        );
+        self.group(Key::InboundCapturePort, "to the proxy's inbound listener").append(
+            Table::Nat,
+            OurChain::InRedirect,
+            [tcp()],
+            Target::Redirect(r.inbound_port()),
+        );
+    }
+
+    /// Inbound capture, in nat or, with TPROXY, in mangle.
+    fn inbound(&mut self, r: &Redirect) {
+        let table = match r.mode() {
+            _ if *r.inbound() == InboundPorts::None => return,
+            InterceptionMode::Redirect => Table::Nat,
+            InterceptionMode::Tproxy(tproxy) => {
+                self.tproxy_chains(r, tproxy);
+                Table::Mangle
+            }
+        };
+        let to_inbound = Target::Jump(OurChain::Inbound.into());
+        let mut group = self.group(Key::InboundPorts, "inbound connections");
+        group.append(table, Hook::Prerouting, [tcp()], to_inbound);
+        match r.inbound() {
+            InboundPorts::None => {}
+            InboundPorts::AllExcept(ports) => {
+                for (place, port) in ports.iter().enumerate() {
+                    self.group(Key::InboundExcludePorts, "excluded inbound port")
+                        .said_by(r.source_of_excluded_inbound(place))
+                        .append(table, OurChain::Inbound, [tcp(), to_port(*port)], Target::Return);
+                }
+                self.capture_inbound(r, &[tcp()]);
+            }
+            InboundPorts::Only(ports) => {
+                for port in ports {
+                    self.capture_inbound(r, &[tcp(), to_port(*port)]);
+                }
+            }
+        }
+    }
+
+    /// ISTIO_DIVERT marks and accepts what the application answers to connections that the proxy opens in a client's name;
+    /// ISTIO_TPROXY hands over everything else: the socket of a known connection, else the listener.
+    fn tproxy_chains(&mut self, r: &Redirect, tproxy: Tproxy) {
+        let mut group = self.group(
+            Key::InterceptionMode,
+            "answers to the proxy's connections in a client's name go to the proxy",
+        );
+        group.append(Table::Mangle, OurChain::Divert, [], Target::SetMark(tproxy.mark()));
+        group.append(Table::Mangle, OurChain::Divert, [], Target::Accept);
+        for family in Family::BOTH {
+            let target = Target::Tproxy { port: r.inbound_port(), mark: tproxy.mark() };
+            let matches = [tcp(), not_to(r.loopback(family))];
+            self.group(Key::InterceptionMode, "inbound connections go to the proxy, unchanged")
+                .scoped(Scope::Only(family))
+                .append(Table::Mangle, OurChain::Tproxy, matches, target);
+        }
+    }
+
+    /// Captures inbound packets with these conditions: a protocol and perhaps a port.
+    fn capture_inbound(&mut self, r: &Redirect, conditions: &[Match]) {
+        let mut group = self.group(Key::InboundPorts, "captured inbound");
+        match r.mode() {
+            InterceptionMode::Redirect => {
+                group.append_all(Table::Nat, OurChain::Inbound, conditions.to_vec(), IN_REDIRECT);
+            }
+            InterceptionMode::Tproxy(_) => {
+                // Only answers. What comes the other way may be a new connection on an entry that an earlier one left.
+                let answers = conditions.iter().cloned().chain([not_opening(), reply()]).collect();
+                group.append_all(
+                    Table::Mangle,
+                    OurChain::Inbound,
+                    answers,
+                    Target::Jump(OurChain::Divert.into()),
+                );
+                let rest = conditions.to_vec();
+                group.append_all(
+                    Table::Mangle,
+                    OurChain::Inbound,
+                    rest,
+                    Target::Jump(OurChain::Tproxy.into()),
+                );
+            }
+        }
+    }
+
+    /// `-A OUTPUT -j ISTIO_OUTPUT`.
+    fn output_hook(&mut self) {
+        self.group(Key::OutboundRanges, "outbound packets").append(
+            Table::Nat,
+            Hook::Output,
+            [],
+            Target::Jump(OurChain::Output.into()),
+        );
+    }
+
+    fn excluded_outbound_ports(&mut self, r: &Redirect) {
+        let mut group = self.group(Key::OutboundExcludePorts, "excluded outbound port");
+        for port in r.outbound_ports_exclude() {
+            group.append(Table::Nat, OurChain::Output, [tcp(), to_port(*port)], Target::Return);
+            group.append(Table::Nat, OurChain::Output, [udp(), to_port(*port)], Target::Return);
+        }
+    }
+
+    /// `-s 127.0.0.6 -o lo -j RETURN`: the proxy's connections to the application.
+    fn passthrough(&mut self) {
+        for address in [IpAddr::V4(PASSTHROUGH_V4), IpAddr::V6(PASSTHROUGH_V6)] {
+            self.group(Key::InboundCapturePort, "the proxy's connections to the application")
+                .scoped(Scope::Only(Family::of(&address)))
+                .append(
+                    Table::Nat,
+                    OurChain::Output,
+                    [out_by_loopback(), from(host(address))],
+                    Target::Return,
+                );
+        }
+    }
+
+    fn proxy_users(&mut self, r: &Redirect) {
+        for uid in r.proxy_uids() {
+            let ports = if *r.dns() == DnsCapture::Off {
+                not_to_port(r.tunnel_port())
+            } else {
+                Match::DestinationPorts(Equality::not_equals(vec![DNS, r.tunnel_port().into()]))
+            };
+            let (owned, not_owned) =
+                (Match::OwnerUid(Equality::equals(*uid)), Match::OwnerUid(Equality::not_equals(*uid)));
+            self.proxy_owner(r, Key::ProxyUid, &ports, owned, not_owned);
+        }
+    }
+
+    fn proxy_groups(&mut self, r: &Redirect) {
+        for gid in r.proxy_gids() {
+            let (owned, not_owned) =
+                (Match::OwnerGid(Equality::equals(*gid)), Match::OwnerGid(Equality::not_equals(*gid)));
+            self.proxy_owner(r, Key::ProxyGid, &not_to_port(r.tunnel_port()), owned, not_owned);
+        }
+    }
+
+    /// The proxy calling itself is inbound; the application calling itself, and the proxy's own calls, are not captured.
+    fn proxy_owner(&mut self, r: &Redirect, because: Key, ports: &Match, owned: Match, not_owned: Match) {
+        for family in Family::BOTH {
+            let matches =
+                [out_by_loopback(), not_to(r.loopback(family)), tcp(), ports.clone(), owned.clone()];
+            self.group(because, "the proxy calling its own pod is an inbound call")
+                .scoped(Scope::Only(family))
+                .append(Table::Nat, OurChain::Output, matches, IN_REDIRECT);
+        }
+        if !includes_loopback(r) {
+            let mut group = self.group(because, "the application calling itself, not captured");
+            if *r.dns() == DnsCapture::Off {
+                group.append(Table::Nat, OurChain::Output, [out_by_loopback(), not_owned], Target::Return);
+            } else {
+                let matches = [out_by_loopback(), tcp(), not_to_port(DNS), not_owned];
+                group.append(Table::Nat, OurChain::Output, matches, Target::Return);
+            }
+        }
+        self.group(because, "the proxy's own calls, not captured").append(
+            Table::Nat,
+            OurChain::Output,
+            [owned],
+            Target::Return,
+        );
+    }
+
+    fn owner_groups(&mut self, r: &Redirect) {
+        match r.owner_groups() {
+            OwnerGroups::AllExcept(groups) => {
+                let mut group = self.group(Key::OwnerGroupsExclude, "excluded group");
+                for gid in groups {
+                    let matches = [Match::OwnerGid(Equality::equals(*gid))];
+                    group.append(Table::Nat, OurChain::Output, matches, Target::Return);
+                }
+            }
+            OwnerGroups::Only(groups) => {
+                let matches = groups.iter().map(|gid| Match::OwnerGid(Equality::not_equals(*gid))).collect();
+                self.group(Key::OwnerGroups, "only these groups' traffic is captured").append_all(
+                    Table::Nat,
+                    OurChain::Output,
+                    matches,
+                    Target::Return,
+                );
+            }
+        }
+    }
+
+    /// `-d 127.0.0.1/32 -j RETURN`.
+    fn loopback(&mut self, r: &Redirect) {
+        for family in Family::BOTH {
+            self.group(Key::LoopbackRange, "excluded loopback destination")
+                .scoped(Scope::Only(family))
+                .append(Table::Nat, OurChain::Output, [to(r.loopback(family))], Target::Return);
+        }
+    }
+
+    fn excluded_ranges(&mut self, r: &Redirect) {
+        for family in Family::BOTH {
+            for range in r.outbound_exclude().of(family) {
+                self.group(Key::OutboundExcludeRanges, "excluded destination")
+                    .scoped(Scope::Only(family))
+                    .append(Table::Nat, OurChain::Output, [to(range)], Target::Return);
+            }
+        }
+    }
+
+    fn included_ports(&mut self, r: &Redirect) {
+        let mut group = self.group(Key::OutboundPorts, "captured outbound, whatever the destination");
+        for port in r.outbound_ports() {
+            group.append(Table::Nat, OurChain::Output, [tcp(), to_port(*port)], REDIRECT);
+        }
+    }
+
+    fn included_ranges(&mut self, r: &Redirect) {
+        match r.outbound() {
+            OutboundRanges::All => {
+                self.group(Key::OutboundRanges, "captured outbound").append(
+                    Table::Nat,
+                    OurChain::Output,
+                    [],
+                    REDIRECT,
+                );
+                let mut group = self.group(Key::VirtualInterfaces, "captured as outbound");
+                for interface in r.virtual_interfaces() {
+                    group.insert(Table::Nat, Hook::Prerouting, 1, [coming_in(interface)], REDIRECT);
+                }
+            }
+            OutboundRanges::Only(cidrs) => {
+                for range in Family::BOTH.into_iter().flat_map(|family| cidrs.of(family)) {
+                    self.included_range(r, range);
+                }
+            }
+        }
+    }
+
+    fn included_range(&mut self, r: &Redirect, range: IpNet) {
+        let mut group = self.group(Key::VirtualInterfaces, "captured as outbound").scoped(scope_of(&range));
+        for interface in r.virtual_interfaces() {
+            group.insert(Table::Nat, Hook::Prerouting, 1, [coming_in(interface), to(range)], REDIRECT);
+        }
+        self.group(Key::OutboundRanges, "captured outbound").scoped(scope_of(&range)).append(
+            Table::Nat,
+            OurChain::Output,
+            [to(range)],
+            REDIRECT,
+        );
+    }
+
+    /// Marks follow connections, and the proxy's own calls to its pod get a mark of their own.
+    fn tproxy_marks(&mut self, r: &Redirect, tproxy: Tproxy) {
+        let mark = tproxy.mark();
+        let shared = guard::shared_mark(r, tproxy);
+        let mut group = self.group(Key::TproxyMark, "the connection remembers the packet's mark");
+        let remember = shared.map_or(Target::SaveMark, Target::SetConnMark);
+        group.append(Table::Mangle, Hook::Prerouting, [tcp(), marked(mark)], remember);
+        let mut group = self.group(Key::TproxyMark, "the proxy's answers on loopback, not captured");
+        group.append(Table::Mangle, Hook::Output, [out_by_loopback(), tcp(), marked(mark)], Target::Return);
+        for (because, owned) in proxy_owners(r) {
+            for family in Family::BOTH {
+                let matches = [out_by_loopback(), tcp(), not_to(r.loopback(family)), owned.clone()];
+                self.group(because, "the proxy calling its own pod is an inbound call")
+                    .scoped(Scope::Only(family))
+                    .append(Table::Mangle, Hook::Output, matches, Target::SetMark(PROXY_MARK));
+            }
+        }
+        let mut group = self.group(Key::TproxyMark, "packets get the mark their connection remembers");
+        let remembered = Match::ConnMark(Equality::equals(shared.unwrap_or(mark.into())));
+        let restore = if shared.is_some() { Target::SetMark(mark) } else { Target::RestoreMark };
+        group.append(Table::Mangle, Hook::Output, [tcp(), remembered], restore);
+    }
+
+    /// Inbound packets that are not captured, before all other inbound rules.
+    fn tproxy_inbound_exceptions(&mut self, tproxy: Tproxy) {
+        self.group(Key::TproxyMark, "already handed over").insert(
+            Table::Mangle,
+            OurChain::Inbound,
+            1,
+            [tcp(), marked(tproxy.mark())],
+            Target::Return,
+        );
+        for address in [IpAddr::V4(PASSTHROUGH_V4), IpAddr::V6(PASSTHROUGH_V6)] {
+            let matches = [in_by_loopback(), tcp(), from(host(address))];
+            self.group(Key::InterceptionMode, "the proxy's connections to the application")
+                .scoped(Scope::Only(Family::of(&address)))
+                .insert(Table::Mangle, OurChain::Inbound, 2, matches, Target::Return);
+        }
+        self.group(Key::InterceptionMode, "loopback traffic that is not the proxy's").insert(
+            Table::Mangle,
+            OurChain::Inbound,
+            3,
+            [in_by_loopback(), tcp(), not_marked(PROXY_MARK)],
+            Target::Return,
+        );
+    }
 }
 
 /// Whether the user asked for loopback destinations to be captured, in either family.
@@ -269,141 +394,6 @@ fn includes_loopback(r: &Redirect) -> bool {
         OutboundRanges::All => false,
         OutboundRanges::Only(cidrs) => cidrs.touches_loopback(),
     }
-}
-
-fn owner_groups(r: &Redirect, rules: &mut RuleListBuilder<'_>) {
-    match r.owner_groups() {
-        OwnerGroups::AllExcept(groups) => {
-            let mut group = rules.group(Key::OwnerGroupsExclude, "excluded group");
-            for gid in groups {
-                let matches = [Match::OwnerGid(Equality::equals(*gid))];
-                group.append(Table::Nat, OurChain::Output, matches, Target::Return);
-            }
-        }
-        OwnerGroups::Only(groups) => {
-            let matches = groups.iter().map(|gid| Match::OwnerGid(Equality::not_equals(*gid))).collect();
-            rules.group(Key::OwnerGroups, "only these groups' traffic is captured").append_all(
-                Table::Nat,
-                OurChain::Output,
-                matches,
-                Target::Return,
-            );
-        }
-    }
-}
-
-/// `-d 127.0.0.1/32 -j RETURN`.
-fn loopback(r: &Redirect, rules: &mut RuleListBuilder<'_>) {
-    for family in Family::BOTH {
-        rules.group(Key::LoopbackRange, "excluded loopback destination").scoped(Scope::Only(family)).append(
-            Table::Nat,
-            OurChain::Output,
-            [to(r.loopback(family))],
-            Target::Return,
-        );
-    }
-}
-
-fn excluded_ranges(r: &Redirect, rules: &mut RuleListBuilder<'_>) {
-    for family in Family::BOTH {
-        for range in r.outbound_exclude().of(family) {
-            rules
-                .group(Key::OutboundExcludeRanges, "excluded destination")
-                .scoped(Scope::Only(family))
-                .append(Table::Nat, OurChain::Output, [to(range)], Target::Return);
-        }
-    }
-}
-
-fn included_ports(r: &Redirect, rules: &mut RuleListBuilder<'_>) {
-    let mut group = rules.group(Key::OutboundPorts, "captured outbound, whatever the destination");
-    for port in r.outbound_ports() {
-        group.append(Table::Nat, OurChain::Output, [tcp(), to_port(*port)], REDIRECT);
-    }
-}
-
-fn included_ranges(r: &Redirect, rules: &mut RuleListBuilder<'_>) {
-    match r.outbound() {
-        OutboundRanges::All => {
-            rules.group(Key::OutboundRanges, "captured outbound").append(
-                Table::Nat,
-                OurChain::Output,
-                [],
-                REDIRECT,
-            );
-            let mut group = rules.group(Key::VirtualInterfaces, "captured as outbound");
-            for interface in r.virtual_interfaces() {
-                group.insert(Table::Nat, Hook::Prerouting, 1, [coming_in(interface)], REDIRECT);
-            }
-        }
-        OutboundRanges::Only(cidrs) => {
-            for range in Family::BOTH.into_iter().flat_map(|family| cidrs.of(family)) {
-                included_range(r, range, rules);
-            }
-        }
-    }
-}
-
-fn included_range(r: &Redirect, range: IpNet, rules: &mut RuleListBuilder<'_>) {
-    let mut group = rules.group(Key::VirtualInterfaces, "captured as outbound").scoped(scope_of(&range));
-    for interface in r.virtual_interfaces() {
-        group.insert(Table::Nat, Hook::Prerouting, 1, [coming_in(interface), to(range)], REDIRECT);
-    }
-    rules.group(Key::OutboundRanges, "captured outbound").scoped(scope_of(&range)).append(
-        Table::Nat,
-        OurChain::Output,
-        [to(range)],
-        REDIRECT,
-    );
-}
-
-/// Marks follow connections, and the proxy's own calls to its pod get a mark of their own.
-fn tproxy_marks(r: &Redirect, tproxy: Tproxy, rules: &mut RuleListBuilder<'_>) {
-    let mark = tproxy.mark();
-    let shared = guard::shared_mark(r, tproxy);
-    let mut group = rules.group(Key::TproxyMark, "the connection remembers the packet's mark");
-    let remember = shared.map_or(Target::SaveMark, Target::SetConnMark);
-    group.append(Table::Mangle, Hook::Prerouting, [tcp(), marked(mark)], remember);
-    let mut group = rules.group(Key::TproxyMark, "the proxy's answers on loopback, not captured");
-    group.append(Table::Mangle, Hook::Output, [out_by_loopback(), tcp(), marked(mark)], Target::Return);
-    for (because, owned) in proxy_owners(r) {
-        for family in Family::BOTH {
-            let matches = [out_by_loopback(), tcp(), not_to(r.loopback(family)), owned.clone()];
-            rules
-                .group(because, "the proxy calling its own pod is an inbound call")
-                .scoped(Scope::Only(family))
-                .append(Table::Mangle, Hook::Output, matches, Target::SetMark(PROXY_MARK));
-        }
-    }
-    let mut group = rules.group(Key::TproxyMark, "packets get the mark their connection remembers");
-    let remembered = Match::ConnMark(Equality::equals(shared.unwrap_or(mark.into())));
-    let restore = if shared.is_some() { Target::SetMark(mark) } else { Target::RestoreMark };
-    group.append(Table::Mangle, Hook::Output, [tcp(), remembered], restore);
-}
-
-/// Inbound packets that are not captured, before all other inbound rules.
-fn tproxy_inbound_exceptions(tproxy: Tproxy, rules: &mut RuleListBuilder<'_>) {
-    rules.group(Key::TproxyMark, "already handed over").insert(
-        Table::Mangle,
-        OurChain::Inbound,
-        1,
-        [tcp(), marked(tproxy.mark())],
-        Target::Return,
-    );
-    for address in [IpAddr::V4(PASSTHROUGH_V4), IpAddr::V6(PASSTHROUGH_V6)] {
-        let matches = [in_by_loopback(), tcp(), from(host(address))];
-        rules
-            .group(Key::InterceptionMode, "the proxy's connections to the application")
-            .scoped(Scope::Only(Family::of(&address)))
-            .insert(Table::Mangle, OurChain::Inbound, 2, matches, Target::Return);
-    }
-    rules.group(Key::InterceptionMode, "loopback traffic that is not the proxy's").insert(
-        Table::Mangle,
-        OurChain::Inbound,
-        3,
-        [in_by_loopback(), tcp(), not_marked(PROXY_MARK)],
-        Target::Return,
-    );
 }
 
 #[cfg(test)]

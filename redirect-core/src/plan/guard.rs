@@ -13,84 +13,82 @@ use crate::{
 };
 use alloc::vec::Vec;
 
+impl RuleListBuilder<'_> {
+    pub(super) fn strict_capture(&mut self, r: &Redirect) {
+        if !r.strict_capture() {
+            return;
+        }
+        let mut group = self.group(Key::StrictCapture, "what opens a connection, or answers");
+        let opens = [not_in_by_loopback(), tcp(), opening()];
+        group.insert(Table::Mangle, Hook::Prerouting, 1, opens, Target::Jump(OurChain::GuardIn.into()));
+        group.insert(Table::Mangle, Hook::Output, 1, [tcp()], Target::Jump(OurChain::GuardOut.into()));
+        self.guard_in(r);
+        self.guard_out(r);
+    }
+
+    fn guard_in(&mut self, r: &Redirect) {
+        let mut group = self.group(Key::ExcludeInterfaces, "excluded interface");
+        for interface in r.exclude_interfaces() {
+            group.append(Table::Mangle, OurChain::GuardIn, [coming_in(interface)], Target::Return);
+        }
+        let mut group = self.group(Key::StrictCapture, "not what opens a connection: nat would let it pass");
+        group.append(Table::Mangle, OurChain::GuardIn, [invalid()], Target::Drop);
+        group.append(Table::Mangle, OurChain::GuardIn, [reply()], Target::Drop);
+        let mut group = self.group(Key::StrictCapture, "drops reuse of an exempt connection");
+        group.append(Table::Mangle, OurChain::GuardIn, [guarded()], Target::Drop);
+    }
+
+    /// Packets without SYN pass unless they begin an entry: the kernel makes one for an acknowledgement, too, where that of the
+    /// connection is gone.
+    fn guard_out(&mut self, r: &Redirect) {
+        let goes_on = [
+            tcp(),
+            Match::TcpFlags(Equality::not_equals(TcpFlags::SYNCHRONIZING)),
+            Match::Tracked(ConnState::RelatedOrEstablished.into()),
+        ];
+        self.group(Key::StrictCapture, "what belongs to a known connection").append(
+            Table::Mangle,
+            OurChain::GuardOut,
+            goes_on,
+            Target::Return,
+        );
+        let interfaces =
+            r.exclude_interfaces().iter().map(|interface| (Key::ExcludeInterfaces, going_out(interface)));
+        for (because, exempt) in [(Key::StrictCapture, out_by_loopback())].into_iter().chain(interfaces) {
+            self.exempts(because, &[[exempt].into()]);
+        }
+        self.exempts(Key::ProxyUid, &exempt_senders(r));
+        let mut group = self.group(Key::StrictCapture, "not what opens a connection: nat would let it pass");
+        group.append(Table::Mangle, OurChain::GuardOut, [tcp(), opening(), invalid()], Target::Drop);
+        group.append(Table::Mangle, OurChain::GuardOut, [tcp(), opening(), reply()], Target::Drop);
+        if let InterceptionMode::Tproxy(tproxy) = r.mode()
+            && let Some(shared) = shared_mark(r, tproxy)
+        {
+            let answers = Match::ConnMark(Equality::equals(shared));
+            self.group(Key::TproxyMark, "the application's answers to the proxy, which are sent to lo")
+                .append(Table::Mangle, OurChain::GuardOut, [answers], Target::Return);
+        }
+        let mut group = self.group(Key::StrictCapture, "drops reuse of an exempt connection");
+        let reuses = [tcp(), Match::TcpFlags(Equality::equals(TcpFlags::SYNCHRONIZING)), guarded()];
+        group.append(Table::Mangle, OurChain::GuardOut, reuses, Target::Drop);
+    }
+
+    /// Connections with any of these conditions are exempt, and marked; so are all their packets.
+    fn exempts(&mut self, because: Key, exempt: &[Vec<Match>]) {
+        let mut group = self.group(because, "this connection is not captured");
+        for conditions in exempt {
+            let opens = conditions.iter().cloned().chain([tcp(), not_answering()]).collect();
+            group.append_all(Table::Mangle, OurChain::GuardOut, opens, Target::SetConnMark(GUARD_MARK));
+        }
+        for conditions in exempt {
+            group.append_all(Table::Mangle, OurChain::GuardOut, conditions.clone(), Target::Return);
+        }
+    }
+}
+
 /// TPROXY's mark of connections where they carry the guard's as well: in the bits it leaves.
 pub(super) fn shared_mark(r: &Redirect, tproxy: Tproxy) -> Option<MaskedMark> {
     if r.strict_capture() { GUARD_MARK.beside(tproxy.mark()) } else { None }
-}
-
-pub(super) fn strict_capture(r: &Redirect, rules: &mut RuleListBuilder<'_>) {
-    if !r.strict_capture() {
-        return;
-    }
-    let mut group = rules.group(Key::StrictCapture, "what opens a connection, or answers");
-    let opens = [not_in_by_loopback(), tcp(), opening()];
-    group.insert(Table::Mangle, Hook::Prerouting, 1, opens, Target::Jump(OurChain::GuardIn.into()));
-    group.insert(Table::Mangle, Hook::Output, 1, [tcp()], Target::Jump(OurChain::GuardOut.into()));
-    guard_in(r, rules);
-    guard_out(r, rules);
-}
-
-fn guard_in(r: &Redirect, rules: &mut RuleListBuilder<'_>) {
-    let mut group = rules.group(Key::ExcludeInterfaces, "excluded interface");
-    for interface in r.exclude_interfaces() {
-        group.append(Table::Mangle, OurChain::GuardIn, [coming_in(interface)], Target::Return);
-    }
-    let mut group = rules.group(Key::StrictCapture, "not what opens a connection: nat would let it pass");
-    group.append(Table::Mangle, OurChain::GuardIn, [invalid()], Target::Drop);
-    group.append(Table::Mangle, OurChain::GuardIn, [reply()], Target::Drop);
-    let mut group = rules.group(Key::StrictCapture, "drops reuse of an exempt connection");
-    group.append(Table::Mangle, OurChain::GuardIn, [guarded()], Target::Drop);
-}
-
-/// Packets without SYN pass unless they begin an entry: the kernel makes one for an acknowledgement, too, where that of the
-/// connection is gone.
-fn guard_out(r: &Redirect, rules: &mut RuleListBuilder<'_>) {
-    let goes_on = [
-        tcp(),
-        Match::TcpFlags(Equality::not_equals(TcpFlags::SYNCHRONIZING)),
-        Match::Tracked(ConnState::RelatedOrEstablished.into()),
-    ];
-    rules.group(Key::StrictCapture, "what belongs to a known connection").append(
-        Table::Mangle,
-        OurChain::GuardOut,
-        goes_on,
-        Target::Return,
-    );
-    let interfaces =
-        r.exclude_interfaces().iter().map(|interface| (Key::ExcludeInterfaces, going_out(interface)));
-    for (because, exempt) in [(Key::StrictCapture, out_by_loopback())].into_iter().chain(interfaces) {
-        exempts(because, &[[exempt].into()], rules);
-    }
-    exempts(Key::ProxyUid, &exempt_senders(r), rules);
-    let mut group = rules.group(Key::StrictCapture, "not what opens a connection: nat would let it pass");
-    group.append(Table::Mangle, OurChain::GuardOut, [tcp(), opening(), invalid()], Target::Drop);
-    group.append(Table::Mangle, OurChain::GuardOut, [tcp(), opening(), reply()], Target::Drop);
-    if let InterceptionMode::Tproxy(tproxy) = r.mode()
-        && let Some(shared) = shared_mark(r, tproxy)
-    {
-        let answers = Match::ConnMark(Equality::equals(shared));
-        rules.group(Key::TproxyMark, "the application's answers to the proxy, which are sent to lo").append(
-            Table::Mangle,
-            OurChain::GuardOut,
-            [answers],
-            Target::Return,
-        );
-    }
-    let mut group = rules.group(Key::StrictCapture, "drops reuse of an exempt connection");
-    let reuses = [tcp(), Match::TcpFlags(Equality::equals(TcpFlags::SYNCHRONIZING)), guarded()];
-    group.append(Table::Mangle, OurChain::GuardOut, reuses, Target::Drop);
-}
-
-/// Connections with any of these conditions are exempt, and marked; so are all their packets.
-fn exempts(because: Key, exempt: &[Vec<Match>], rules: &mut RuleListBuilder<'_>) {
-    let mut group = rules.group(because, "this connection is not captured");
-    for conditions in exempt {
-        let opens = conditions.iter().cloned().chain([tcp(), not_answering()]).collect();
-        group.append_all(Table::Mangle, OurChain::GuardOut, opens, Target::SetConnMark(GUARD_MARK));
-    }
-    for conditions in exempt {
-        group.append_all(Table::Mangle, OurChain::GuardOut, conditions.clone(), Target::Return);
-    }
 }
 
 /// Whose connections are not captured: the proxy's users and groups, and the excluded groups.
