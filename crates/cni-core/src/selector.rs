@@ -17,7 +17,7 @@ pub struct LabelSelector {
     pub(crate) match_expressions: Vec<Condition>,
 }
 
-/// What a label has to be.
+/// A condition on a label.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Condition {

@@ -48,7 +48,7 @@ impl Target {
     }
 }
 
-/// The one that `--netns` names, else that of the pod that `--pod` names; none without both: a manifest says nothing of a running pod.
+/// The one that `--netns` names, else that of the pod that `--pod` names; none without both, because a manifest may be of a pod that does not run.
 pub(super) fn named(given: &Given, pod: Option<&Pod>) -> Result<Option<PathBuf>, InputError> {
     match (given.flag("netns"), given.flag("pod").and(pod)) {
         (Some(path), _) => Ok(Some(path.into())),
