@@ -3,7 +3,8 @@
 //! Each match and target is one of netfilter's: the words are those of iptables-extensions(8).
 
 #[cfg(feature = "serde")]
-use crate::json::rule as json;
+pub(crate) mod json;
+
 use crate::values::{Family, InterfaceName, Mark, MaskedMark, Port, PortRange};
 use alloc::{string::String, vec::Vec};
 use core::fmt;

@@ -32,7 +32,6 @@
 //! ```
 
 mod plan;
-pub(crate) mod rule;
 mod settings;
 mod values;
 

@@ -98,7 +98,7 @@ impl PlannedRule {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct PolicyRoutes {
-    #[cfg_attr(feature = "serde", serde(flatten, serialize_with = "crate::json::rule::masked_mark"))]
+    #[cfg_attr(feature = "serde", serde(flatten, serialize_with = "crate::rule::json::masked_mark"))]
     pub(crate) mark: MaskedMark,
     #[cfg_attr(feature = "serde", serde(skip_serializing_if = "Option::is_none"))]
     pub(crate) priority: Option<u32>,

@@ -1,9 +1,7 @@
 //! The fields of conditions and targets, which have no names in the types.
 
-use crate::{
-    rule::{Equality, TcpFlags},
-    values::MaskedMark,
-};
+use super::{Equality, TcpFlags};
+use crate::values::MaskedMark;
 use core::ops::Not;
 use serde::{Serialize, Serializer};
 
