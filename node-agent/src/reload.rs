@@ -10,29 +10,33 @@ use std::path::PathBuf;
 
 use settings_cli::ParsedArgs;
 
-use crate::settings::table::SETTINGS;
+use crate::settings::table::{Key, SETTINGS};
 use crate::settings::{self, Notice, Problem, Settings};
 
 /// The settings that are read from the folder, whenever it changes. If a folder is set, the environment does not count for them: it may be
 /// an earlier version of the same ConfigMap.
-pub const RELOADED: [&str; 16] = [
-    "EXCLUDE_NAMESPACES",
-    "NATIVE_NFTABLES",
-    "NFT_SETS",
-    "STRICT_CAPTURE",
-    "ACCEPTED_RULES",
-    "ACCEPT_RULES_OF_PODS",
-    "SANDBOXED_RUNTIMES",
-    "SANDBOXED_PODS",
-    "CNI_NETWORK_CONFIG",
-    "LOG_LEVEL",
-    "LOG_OUTPUT_LEVEL",
-    "DRIFT_WATCH_INTERVAL",
-    "DRIFT_HEAL",
-    "ISTIO_OUTBOUND_OWNER_GROUPS",
-    "ISTIO_OUTBOUND_OWNER_GROUPS_EXCLUDE",
-    "ISTIO_OUTBOUND_IPV4_LOOPBACK_CIDR",
+pub const RELOADED: [Key; 16] = [
+    Key::EXCLUDE_NAMESPACES,
+    Key::NATIVE_NFTABLES,
+    Key::NFT_SETS,
+    Key::STRICT_CAPTURE,
+    Key::ACCEPTED_RULES,
+    Key::ACCEPT_RULES_OF_PODS,
+    Key::SANDBOXED_RUNTIMES,
+    Key::SANDBOXED_PODS,
+    Key::CNI_NETWORK_CONFIG,
+    Key::LOG_LEVEL,
+    Key::LOG_OUTPUT_LEVEL,
+    Key::DRIFT_WATCH_INTERVAL,
+    Key::DRIFT_HEAL,
+    Key::ISTIO_OUTBOUND_OWNER_GROUPS,
+    Key::ISTIO_OUTBOUND_OWNER_GROUPS_EXCLUDE,
+    Key::ISTIO_OUTBOUND_IPV4_LOOPBACK_CIDR,
 ];
+
+fn is_reloaded(name: &str) -> bool {
+    RELOADED.iter().any(|key| key.row().name() == name)
+}
 
 /// What the folder holds: names of settings, and values.
 type Files = BTreeMap<String, String>;
@@ -88,7 +92,6 @@ impl Sources {
 
     /// The settings with what the folder held.
     fn with(&self, files: &Files) -> Result<(Settings, Vec<Notice>), Vec<Problem>> {
-        let is_reloaded = |name: &str| RELOADED.contains(&name);
         let known = |name: &str| SETTINGS.iter().any(|setting| setting.env.contains(&name));
         let of_environment = self.env.iter().filter(|(name, _)| !is_reloaded(name)).cloned();
         // Names that are not settings are passed on, so that a misspelt one is noticed.
@@ -100,8 +103,7 @@ impl Sources {
     /// Reloaded settings that only the environment sets. At the start, these cannot come from the same ConfigMap.
     fn overridden(&self, files: &Files) -> Option<String> {
         let given = self.env.iter().map(|(name, _)| name.as_str());
-        let names: Vec<&str> =
-            given.filter(|name| RELOADED.contains(name) && !files.contains_key(*name)).collect();
+        let names: Vec<&str> = given.filter(|name| is_reloaded(name) && !files.contains_key(*name)).collect();
         (!names.is_empty()).then(|| {
             format!(
                 "{}: no effect in the environment, because SETTINGS_DIR is given; write them there",
@@ -187,7 +189,7 @@ impl Reloader {
 
     /// Settings whose value in the folder is not in force, because they are read from the environment.
     fn pending(&self, files: &Files) -> Vec<&'static str> {
-        let fixed = SETTINGS.iter().filter(|setting| !RELOADED.contains(&setting.name()));
+        let fixed = SETTINGS.iter().filter(|setting| !is_reloaded(setting.name()));
         let differs = |setting: &&settings::table::Row| {
             setting.env.iter().any(|name| match files.get(*name) {
                 Some(value) => value != self.sources.value(setting),

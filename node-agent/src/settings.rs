@@ -30,6 +30,7 @@ pub use notice::Notice;
 pub use raw::{AgentCommand, Problem, command_line};
 use raw::{LOCALHOST, Raw};
 pub use repair::{Filter, RepairAction, RepairSettings};
+use table::Key;
 pub use taint::TaintSettings;
 
 /// All settings.
@@ -200,7 +201,7 @@ pub struct DriftSettings {
 /// The folder whose files are settings that are reread when they change, if one is set.
 #[must_use]
 pub fn folder(given: &settings_cli::ParsedArgs, env: &[(String, String)]) -> Option<PathBuf> {
-    let folder = Raw::new(given, env).text("SETTINGS_DIR");
+    let folder = Raw::new(given, env).text(Key::SETTINGS_DIR);
     (!folder.is_empty()).then(|| folder.into())
 }
 
@@ -222,20 +223,20 @@ impl Settings {
             entry: entry(&mut raw, &logging, ambient.as_ref()),
             kubeconfig: kubeconfig(&mut raw),
             plugin: plugin_account(&mut raw, ambient.is_some()),
-            conf_group_read: raw.switch("CNI_CONF_GROUP_READ"),
-            ready_before_called: raw.switch("READY_BEFORE_CALLED"),
+            conf_group_read: raw.switch(Key::CNI_CONF_GROUP_READ),
+            ready_before_called: raw.switch(Key::READY_BEFORE_CALLED),
             serve: serve(&mut raw),
             identity: Identity {
-                namespace: raw.text("POD_NAMESPACE"),
-                pod: raw.text("POD_NAME"),
-                node: first(&raw, &["NODE_NAME", "KUBERNETES_NODE_NAME"]),
-                daemon_set: raw.text("DAEMONSET_NAME"),
+                namespace: raw.text(Key::POD_NAMESPACE),
+                pod: raw.text(Key::POD_NAME),
+                node: first(&raw, &[Key::NODE_NAME, Key::KUBERNETES_NODE_NAME]),
+                daemon_set: raw.text(Key::DAEMONSET_NAME),
             },
             drift: drift(&mut raw),
             repair: repair::read(&mut raw),
             taint: taint::read(&mut raw),
             ambient,
-            landlock: raw.switch("LANDLOCK"),
+            landlock: raw.switch(Key::LANDLOCK),
             logging,
         };
         let notices = notice::all(&raw, env);
@@ -286,39 +287,39 @@ fn on_node(mounted: &std::path::Path) -> String {
 
 fn paths(raw: &Raw<'_>) -> Paths {
     Paths {
-        source_bin: raw.text("SOURCE_CNI_BIN_DIR").into(),
-        bin: raw.text("MOUNTED_CNI_BIN_DIR").into(),
-        net: raw.text("MOUNTED_CNI_NET_DIR").into(),
-        netns: raw.text("MOUNTED_CNI_NETNS_DIR").into(),
-        proc: raw.text("MOUNTED_PROC_DIR").into(),
-        run: raw.text("CNI_AGENT_RUN_DIR").into(),
-        service_account: raw.text("SERVICE_ACCOUNT_DIR").into(),
+        source_bin: raw.text(Key::SOURCE_CNI_BIN_DIR).into(),
+        bin: raw.text(Key::MOUNTED_CNI_BIN_DIR).into(),
+        net: raw.text(Key::MOUNTED_CNI_NET_DIR).into(),
+        netns: raw.text(Key::MOUNTED_CNI_NETNS_DIR).into(),
+        proc: raw.text(Key::MOUNTED_PROC_DIR).into(),
+        run: raw.text(Key::CNI_AGENT_RUN_DIR).into(),
+        service_account: raw.text(Key::SERVICE_ACCOUNT_DIR).into(),
     }
 }
 
 fn placement(raw: &mut Raw<'_>) -> Placement {
-    let named = raw.file_name("CNI_CONF_NAME");
-    let owned = raw.switch("ISTIO_OWNED_CNI_CONFIG");
+    let named = raw.file_name(Key::CNI_CONF_NAME);
+    let owned = raw.switch(Key::ISTIO_OWNED_CNI_CONFIG);
     // Charts pass the variable also where the user left the value empty.
     let owned_file =
-        raw.file_name("ISTIO_OWNED_CNI_CONFIG_FILENAME").unwrap_or_else(|| OWNED_FILE.to_owned());
+        raw.file_name(Key::ISTIO_OWNED_CNI_CONFIG_FILENAME).unwrap_or_else(|| OWNED_FILE.to_owned());
     if owned && !owned_file.ends_with(".conflist") {
         raw.reject(
-            "ISTIO_OWNED_CNI_CONFIG_FILENAME",
+            Key::ISTIO_OWNED_CNI_CONFIG_FILENAME,
             "the name must end in .conflist, because the file is a list",
         );
     }
     if owned && named.as_ref() == Some(&owned_file) {
-        raw.reject("CNI_CONF_NAME", "this is the copy in front, which cannot be a copy of itself");
+        raw.reject(Key::CNI_CONF_NAME, "this is the copy in front, which cannot be a copy of itself");
     }
-    match (raw.switch("CHAINED_CNI_PLUGIN"), owned) {
+    match (raw.switch(Key::CHAINED_CNI_PLUGIN), owned) {
         (true, false) => Placement::Chained { pinned: named },
         (true, true) => Placement::Owned { file: owned_file, pinned: named },
         (false, _) => {
             let file = named.unwrap_or_else(|| STANDALONE_FILE.to_owned());
             if file.ends_with(".conflist") {
                 raw.reject(
-                    "CNI_CONF_NAME",
+                    Key::CNI_CONF_NAME,
                     "without chaining the file holds one plugin, so its name must end in .conf",
                 );
             }
@@ -333,8 +334,8 @@ pub const STANDALONE_FILE: &str = "YYY-istio-cni.conf";
 pub const OWNED_FILE: &str = "02-istio-cni.conflist";
 
 fn entry(raw: &mut Raw<'_>, logging: &logging::Config, ambient: Option<&AmbientSettings>) -> EntrySettings {
-    let file = raw.text("CNI_NETWORK_CONFIG_FILE");
-    let text = raw.text("CNI_NETWORK_CONFIG");
+    let file = raw.text(Key::CNI_NETWORK_CONFIG_FILE);
+    let text = raw.text(Key::CNI_NETWORK_CONFIG);
     let template = match (file.is_empty(), text.is_empty()) {
         (false, _) => Some(TemplateSource::File(file.into())),
         (true, false) => Some(TemplateSource::Text(text)),
@@ -343,104 +344,108 @@ fn entry(raw: &mut Raw<'_>, logging: &logging::Config, ambient: Option<&AmbientS
     EntrySettings {
         facts: Facts {
             log_level: logging.levels.of("cni-plugin").name().to_owned(),
-            run_dir: raw.text("CNI_AGENT_RUN_DIR"),
-            exclude_namespaces: raw.list("EXCLUDE_NAMESPACES"),
-            pod_namespace: raw.text("POD_NAMESPACE"),
+            run_dir: raw.text(Key::CNI_AGENT_RUN_DIR),
+            exclude_namespaces: raw.list(Key::EXCLUDE_NAMESPACES),
+            pod_namespace: raw.text(Key::POD_NAMESPACE),
             agent_host_network: host_network(raw),
-            native_nftables: raw.switch("NATIVE_NFTABLES"),
-            nft_sets: raw.switch("NFT_SETS"),
-            strict_capture: raw.switch("STRICT_CAPTURE"),
+            native_nftables: raw.switch(Key::NATIVE_NFTABLES),
+            nft_sets: raw.switch(Key::NFT_SETS),
+            strict_capture: raw.switch(Key::STRICT_CAPTURE),
             accepted_rules: accepted_rules(raw),
-            accept_rules_of_pods: raw.switch("ACCEPT_RULES_OF_PODS"),
+            accept_rules_of_pods: raw.switch(Key::ACCEPT_RULES_OF_PODS),
             sandboxed: sandboxed(raw),
             ambient: ambient
                 .map(|ambient| ambient.selectors.clone().unwrap_or_else(|| Value::Array(Vec::new()))),
         },
         template,
-        template_log_level: raw.text("LOG_LEVEL"),
+        template_log_level: raw.text(Key::LOG_LEVEL),
     }
 }
 
 /// The list, as the plugin reads it.
 fn accepted_rules(raw: &mut Raw<'_>) -> String {
-    let list = raw.text("ACCEPTED_RULES");
+    let list = raw.text(Key::ACCEPTED_RULES);
     if let Err(problem) = AcceptedRules::default().add(&list, AcceptedBy::Node) {
-        raw.reject("ACCEPTED_RULES", &problem.to_string());
+        raw.reject(Key::ACCEPTED_RULES, &problem.to_string());
     }
     list
 }
 
 fn sandboxed(raw: &mut Raw<'_>) -> SandboxedRuntimes {
-    let pods = SandboxedPods::parse(&raw.text("SANDBOXED_PODS")).unwrap_or_else(|| {
-        raw.reject("SANDBOXED_PODS", "not refuse or skip");
+    let pods = SandboxedPods::parse(&raw.text(Key::SANDBOXED_PODS)).unwrap_or_else(|| {
+        raw.reject(Key::SANDBOXED_PODS, "not refuse or skip");
         SandboxedPods::default()
     });
-    SandboxedRuntimes { names: raw.list("SANDBOXED_RUNTIMES"), pods }
+    SandboxedRuntimes { names: raw.list(Key::SANDBOXED_RUNTIMES), pods }
 }
 
 /// Whether the agent's pod has the node's address, and so the node's network. If unknown, it does not: a runtime that waited for an agent on
 /// the pods' network would wait for ever.
 fn host_network(raw: &Raw<'_>) -> bool {
-    let (pod, host) = (raw.text("POD_IP"), raw.text("HOST_IP"));
+    let (pod, host) = (raw.text(Key::POD_IP), raw.text(Key::HOST_IP));
     !pod.is_empty() && pod == host
 }
 
 fn kubeconfig(raw: &mut Raw<'_>) -> KubeconfigSettings {
     let [host, port] = raw.server();
-    let protocol = raw.text("KUBERNETES_SERVICE_PROTOCOL");
+    let protocol = raw.text(Key::KUBERNETES_SERVICE_PROTOCOL);
     if !matches!(protocol.as_str(), "http" | "https") {
-        raw.reject("KUBERNETES_SERVICE_PROTOCOL", "neither http nor https");
+        raw.reject(Key::KUBERNETES_SERVICE_PROTOCOL, "neither http nor https");
     }
     if !port.is_empty() && port.parse::<u16>().ok().is_none_or(|port| port == 0) {
-        raw.reject("KUBERNETES_SERVICE_PORT", "not a port: a number from 1 to 65535");
+        raw.reject(Key::KUBERNETES_SERVICE_PORT, "not a port: a number from 1 to 65535");
     }
     if host.contains(|c: char| !c.is_ascii_alphanumeric() && !matches!(c, '.' | '-' | ':' | '_')) {
-        raw.reject("KUBERNETES_SERVICE_HOST", "no host name and no address");
+        raw.reject(Key::KUBERNETES_SERVICE_HOST, "no host name and no address");
     }
-    let authority = match raw.text("KUBE_CA_FILE") {
-        file if file.is_empty() => PathBuf::from(raw.text("SERVICE_ACCOUNT_DIR")).join("ca.crt"),
+    let authority = match raw.text(Key::KUBE_CA_FILE) {
+        file if file.is_empty() => PathBuf::from(raw.text(Key::SERVICE_ACCOUNT_DIR)).join("ca.crt"),
         file => file.into(),
     };
-    let trust = if raw.switch("SKIP_TLS_VERIFY") { Trust::Unverified } else { Trust::Authority(authority) };
+    let trust =
+        if raw.switch(Key::SKIP_TLS_VERIFY) { Trust::Unverified } else { Trust::Authority(authority) };
     KubeconfigSettings {
         server: if host.is_empty() { String::new() } else { server_url(&protocol, &host, &port) },
         host,
         port,
         trust,
-        token_file: raw.switch("KUBECONFIG_TOKEN_FILE"),
-        mode: raw.file_mode("KUBECONFIG_MODE"),
+        token_file: raw.switch(Key::KUBECONFIG_TOKEN_FILE),
+        mode: raw.file_mode(Key::KUBECONFIG_MODE),
     }
 }
 
 fn plugin_account(raw: &mut Raw<'_>, reads_namespaces: bool) -> PluginAccount {
-    let lifetime = raw.duration("PLUGIN_TOKEN_LIFETIME");
+    let lifetime = raw.duration(Key::PLUGIN_TOKEN_LIFETIME);
     if lifetime < LEAST_LIFETIME {
-        raw.reject("PLUGIN_TOKEN_LIFETIME", "too short: 1h at least, because it has to outlast an upgrade");
+        raw.reject(
+            Key::PLUGIN_TOKEN_LIFETIME,
+            "too short: 1h at least, because it has to outlast an upgrade",
+        );
     }
-    PluginAccount { name: raw.text("PLUGIN_SERVICE_ACCOUNT"), lifetime, reads_namespaces }
+    PluginAccount { name: raw.text(Key::PLUGIN_SERVICE_ACCOUNT), lifetime, reads_namespaces }
 }
 
 /// The shortest time a token of the plugin's may last.
 const LEAST_LIFETIME: Duration = Duration::from_secs(3600);
 
 fn serve(raw: &mut Raw<'_>) -> ServeSettings {
-    let control = raw.address("ctrlz_address").unwrap_or(LOCALHOST);
-    let control = raw.port("ctrlz_port").map(|port| (control, port));
-    let health = (raw.address("HEALTH_ADDRESS"), raw.port("HEALTH_PORT").unwrap_or(0));
-    let monitoring = raw.address("MONITORING_ADDRESS");
-    let monitoring = raw.port("MONITORING_PORT").map(|port| (monitoring, port));
+    let control = raw.address(Key::CTRLZ_ADDRESS).unwrap_or(LOCALHOST);
+    let control = raw.port(Key::CTRLZ_PORT).map(|port| (control, port));
+    let health = (raw.address(Key::HEALTH_ADDRESS), raw.port(Key::HEALTH_PORT).unwrap_or(0));
+    let monitoring = raw.address(Key::MONITORING_ADDRESS);
+    let monitoring = raw.port(Key::MONITORING_PORT).map(|port| (monitoring, port));
     ServeSettings { health, monitoring, control }
 }
 
 fn drift(raw: &mut Raw<'_>) -> DriftSettings {
-    let interval = raw.duration("DRIFT_WATCH_INTERVAL");
+    let interval = raw.duration(Key::DRIFT_WATCH_INTERVAL);
     if !interval.is_zero() && interval < LEAST_INTERVAL {
-        raw.reject("DRIFT_WATCH_INTERVAL", "too short: 1s at least, or 0s for never");
+        raw.reject(Key::DRIFT_WATCH_INTERVAL, "too short: 1s at least, or 0s for never");
     }
     let is_wide = |name: &str| PROCESS_WIDE.iter().any(|key| key.setting().env.contains(&name));
     let given = raw.given().filter(|(setting, _, _)| is_wide(setting.name()));
     let environment = given.map(|(setting, _, value)| (setting.name(), value.to_owned())).collect();
-    let heal = raw.switch("DRIFT_HEAL");
+    let heal = raw.switch(Key::DRIFT_HEAL);
     DriftSettings { interval: (!interval.is_zero()).then_some(interval), heal, environment }
 }
 
@@ -448,8 +453,8 @@ fn drift(raw: &mut Raw<'_>) -> DriftSettings {
 const LEAST_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The first non-empty one.
-fn first(raw: &Raw<'_>, names: &[&'static str]) -> String {
-    names.iter().map(|name| raw.text(name)).find(|text| !text.is_empty()).unwrap_or_default()
+fn first(raw: &Raw<'_>, keys: &[Key]) -> String {
+    keys.iter().map(|key| raw.text(*key)).find(|text| !text.is_empty()).unwrap_or_default()
 }
 
 #[cfg(test)]

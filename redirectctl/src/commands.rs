@@ -104,7 +104,7 @@ fn run_command(command: &Definition, words: Vec<OsString>, env: Vec<(OsString, O
             Some((name.clone().into_string().ok()?, value.clone().into_string().ok()?))
         })
         .collect();
-    let input = command.program().input(line, env);
+    let input = command.program().input(&line, env);
     let logs = match logging::init(input.log.clone()) {
         Ok(logs) => logs,
         Err(error) => return settings_cli::complain(&error.to_string()),

@@ -89,7 +89,7 @@ pub(crate) fn not_in_force(object: &RawObject<'_>) -> Vec<NotInForce> {
         let value = text(&value(row.key?)?);
         Some(Given { row, said: row.key?.to_owned(), value })
     });
-    NotInForce::among(&given.collect::<Vec<_>>(), |_| true)
+    NotInForce::among(&given.collect::<Vec<_>>())
 }
 
 /// A value as a flag or variable would hold it; one that asks for nothing is empty.

@@ -93,7 +93,7 @@ pub fn input(typed: CommandInput) -> Result<Input, String> {
         Err(usage) => return Err(usage.to_string()),
     };
     let variables = typed.variables.into_iter().map(|(name, value)| (name.into(), value.into()));
-    Ok(program.input(words, variables))
+    Ok(program.input(&words, variables))
 }
 
 /// The rows of all settings. A flag that ambient mode has as well is about the same.

@@ -7,7 +7,7 @@ use clap::{
 };
 use clap_complete::Shell;
 use redirect_core::values::Problem;
-use settings_table::{Row, Takes};
+use settings_table::{Given, Row, Takes};
 use std::{collections::BTreeMap, ffi::OsString, fmt::Write as _};
 
 /// The heading of the flags that all programs have.
@@ -59,6 +59,14 @@ pub struct ParsedArgs {
 }
 
 impl ParsedArgs {
+    /// The flags of logging that are given.
+    pub fn given_of_logging<'a>(&self) -> impl Iterator<Item = Given<'a>> {
+        LOG_ROWS.iter().filter_map(|row| {
+            let flag = row.flag?;
+            Some(Given { row, said: format!("flag --{flag}"), value: self.flags.get(flag)?.clone() })
+        })
+    }
+
     /// That words are ignored, if any are.
     #[must_use]
     pub fn ignored_words(&self) -> Option<String> {

@@ -139,12 +139,12 @@ impl Program {
             Line::Print(text) => return Ok(Asked::Print(text)),
             Line::Work(line) => line,
         };
-        Ok(Asked::Run(Box::new(self.input(line, env))))
+        Ok(Asked::Run(Box::new(self.input(&line, env))))
     }
 
     /// The settings of a command line that is read already, and of an environment: for programs whose command line has more
     /// than the settings.
-    pub fn input(&self, line: ParsedArgs, env: impl IntoIterator<Item = (OsString, OsString)>) -> Input {
+    pub fn input(&self, line: &ParsedArgs, env: impl IntoIterator<Item = (OsString, OsString)>) -> Input {
         let flag = |name: &str| line.flags.get(name).cloned();
         let env: Vec<(OsString, OsString)> = env.into_iter().collect();
         let variable = |wanted: &str| {
@@ -152,8 +152,8 @@ impl Program {
         };
         let mut settings = RawSettings::new();
         let ignored = line.ignored_words();
-        for (given, problem) in line.refused {
-            settings.refuse(Source::CommandLine, &given, problem);
+        for (given, problem) in &line.refused {
+            settings.refuse(Source::CommandLine, given, problem.clone());
         }
         settings.read_environment(|_| true, variable);
         for setting in said_by_flags(&line.flags) {
@@ -168,12 +168,12 @@ impl Program {
             logging::Config::default()
         });
         let misspelt = misspelt_variables(env.iter().filter_map(|(name, _)| name.to_str()), |_| true);
-        let not_in_force = self.judge(&mut settings, &line.flags);
+        let not_in_force = self.judge(&mut settings, line);
         Input { settings, log, misspelt, not_in_force, ignored }
     }
 
     /// Refuses what this program never does, and notes what it does not do.
-    fn judge(&self, settings: &mut RawSettings, flags: &BTreeMap<String, String>) -> Vec<NotInForce> {
+    fn judge(&self, settings: &mut RawSettings, line: &ParsedArgs) -> Vec<NotInForce> {
         let rows = SETTINGS.iter().map(|setting| (setting.key, rows::row(setting, self.statuses)));
         let rows: Vec<(Key, Row)> = rows.collect();
         let mut given = Vec::new();
@@ -188,11 +188,8 @@ impl Program {
                 None => given.push(Given { row, said: source.to_string(), value }),
             }
         }
-        given.extend(LOG_ROWS.iter().filter_map(|row| {
-            let flag = row.flag?;
-            Some(Given { row, said: format!("flag --{flag}"), value: flags.get(flag)?.clone() })
-        }));
-        NotInForce::among(&given, |_| true)
+        given.extend(line.given_of_logging());
+        NotInForce::among(&given)
     }
 
     /// The command line.

@@ -9,6 +9,7 @@ extern crate alloc;
 
 use alloc::{borrow::ToOwned, format, string::String, vec, vec::Vec};
 use core::fmt;
+use redirect_core::values::parse_bool;
 
 /// One setting.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,8 +30,59 @@ pub struct Row {
     pub meaning: &'static str,
     /// Whether the program does so.
     pub status: Status,
-    /// The name of the switch it belongs to: where that is off, it asks for nothing.
-    pub part_of: Option<&'static str>,
+}
+
+/// A program's settings: the keys by which its code names them, and their rows. A misspelt key does not compile.
+///
+/// ```
+/// settings_table::settings! {
+///     /// What can be set.
+///     pub enum GreeterKey;
+///     /// Everything that can be set.
+///     pub const GREETER;
+///     WHOM(settings_table::Takes::Text("NAME"), "Whom it greets.").default("you"),
+/// }
+/// assert_eq!(GreeterKey::WHOM.row(), &GREETER[0]);
+/// assert_eq!(GreeterKey::WHOM.row().env, ["WHOM"]);
+/// ```
+///
+/// ```compile_fail,E0599
+/// settings_table::settings! {
+///     /// What can be set.
+///     pub enum GreeterKey;
+///     /// Everything that can be set.
+///     pub const GREETER;
+///     WHOM(settings_table::Takes::Text("NAME"), "Whom it greets.").default("you"),
+/// }
+/// GreeterKey::WHOMM.row();
+/// ```
+#[macro_export]
+macro_rules! settings {
+    (
+        $(#[$about_keys:meta])* pub enum $Key:ident;
+        $(#[$about_rows:meta])* pub const $ROWS:ident;
+        $($key:ident($takes:expr, $meaning:expr) $(.$with:ident($value:expr))*,)+
+    ) => {
+        $(#[$about_keys])*
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        #[allow(non_camel_case_types, reason = "keys are spelt as variables")]
+        pub enum $Key {
+            $(#[doc = $meaning] $key,)+
+        }
+
+        $(#[$about_rows])*
+        pub const $ROWS: &[$crate::Row] = &[$(*$Key::$key.row(),)+];
+
+        impl $Key {
+            /// What is said of it. Its variable is its name, unless its row has others.
+            #[must_use]
+            pub const fn row(self) -> &'static $crate::Row {
+                match self {
+                    $(Self::$key => &const { $crate::Row::new($takes, $meaning).env(&[stringify!($key)])$(.$with($value))* },)+
+                }
+            }
+        }
+    };
 }
 
 /// What a setting takes.
@@ -80,7 +132,6 @@ impl Row {
             default: "",
             meaning,
             status: Status::InForce,
-            part_of: None,
         }
     }
 
@@ -112,12 +163,6 @@ impl Row {
     #[must_use]
     pub const fn status(self, status: Status) -> Self {
         Self { status, ..self }
-    }
-
-    /// The same as a part of what a switch switches.
-    #[must_use]
-    pub const fn part_of(self, switch: &'static str) -> Self {
-        Self { part_of: Some(switch), ..self }
     }
 
     /// What people know it by: its variable if it has one, else its flag, else its key.
@@ -179,7 +224,7 @@ impl Takes {
         let is_none = |level: &str| level == "none" || level.ends_with(":none");
         value.is_empty()
             || match self {
-                Self::Switch => matches!(value, "0" | "f" | "F" | "false" | "FALSE" | "False"),
+                Self::Switch => parse_bool(value) == Ok(false),
                 Self::Levels => value.split(',').all(|level| is_none(level.trim())),
                 Self::Text(_)
                 | Self::Choice(_)
@@ -224,16 +269,13 @@ pub struct NotInForce {
 }
 
 impl NotInForce {
-    /// What was asked for and is not done, in the order in which it was given. A setting that is off asks for nothing, and neither does one
-    /// whose switch is off; `is_on` knows the switches. What is refused is not a notice but an error.
+    /// What was asked for and is not done, in the order in which it was given. A setting that is off asks for nothing.
+    /// What is refused is not a notice but an error.
     #[must_use]
-    pub fn among(given: &[Given<'_>], is_on: impl Fn(&str) -> bool) -> Vec<Self> {
+    pub fn among(given: &[Given<'_>]) -> Vec<Self> {
         let mut all: Vec<Self> = Vec::new();
         for Given { row, said, value } in given {
-            let counts = match row.status {
-                Status::InForce | Status::Refused(_) => false,
-                Status::WithoutEffect(_) | Status::NotImplemented(_) => row.part_of.is_none_or(&is_on),
-            };
+            let counts = matches!(row.status, Status::WithoutEffect(_) | Status::NotImplemented(_));
             if !counts || row.takes.is_off(value) {
                 continue;
             }
@@ -312,26 +354,26 @@ mod tests {
     const AMBIENT: Status = Status::NotImplemented("ambient mode does not exist");
     const ROWS: [Row; 5] = [
         Row::new(Takes::Switch, "Whether it runs.").flag("run").env(&["RUN"]).default("true"),
-        Row::new(Takes::Text("NAME"), "Whom it greets.").env(&["WHOM"]).status(AMBIENT).part_of("RUN"),
+        Row::new(Takes::Text("NAME"), "Whom it greets.").env(&["WHOM"]).status(AMBIENT),
         Row::new(Takes::Switch, "Whether it bows.").env(&["BOW"]).status(AMBIENT),
         Row::new(Takes::Levels, "Stack traces.").flag("traces").status(Status::WithoutEffect("none exist")),
         Row::new(Takes::Choice(&["a", "b"]), "Removes.").env(&["REMOVE"]).status(Status::Refused("removes")),
     ];
 
-    fn report(values: &[(usize, &str)], is_on: bool) -> Vec<String> {
+    fn report(values: &[(usize, &str)]) -> Vec<String> {
         let given = |(row, value): &(usize, &str)| Given {
             row: &ROWS[*row],
             said: ROWS[*row].name().to_owned(),
             value: (*value).to_owned(),
         };
         let given: Vec<Given<'_>> = values.iter().map(given).collect();
-        NotInForce::among(&given, |_| is_on).iter().map(ToString::to_string).collect()
+        NotInForce::among(&given).iter().map(ToString::to_string).collect()
     }
 
     #[test]
     fn what_was_asked_for_and_is_not_done_is_told_once_for_each_reason() {
         assert_eq!(
-            report(&[(0, "true"), (1, "x"), (3, "a:debug,b:none"), (2, "1"), (4, "a")], true),
+            report(&[(0, "true"), (1, "x"), (3, "a:debug,b:none"), (2, "1"), (4, "a")]),
             [
                 "WHOM, BOW: accepted but not implemented: ambient mode does not exist",
                 "traces has no effect: none exist"
@@ -340,10 +382,8 @@ mod tests {
     }
 
     #[test]
-    fn what_is_off_or_belongs_to_what_is_off_asks_for_nothing() {
-        assert_eq!(report(&[(0, "true"), (1, ""), (2, "False"), (3, "none,x:none")], true), [""; 0]);
-        assert_eq!(report(&[(1, "x")], false), [""; 0]);
-        assert_eq!(report(&[(2, "true")], false).len(), 1);
+    fn what_is_off_asks_for_nothing() {
+        assert_eq!(report(&[(0, "true"), (1, ""), (2, "False"), (3, "none,x:none")]), [""; 0]);
     }
 
     #[test]

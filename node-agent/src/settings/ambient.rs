@@ -7,6 +7,7 @@ use cni_core::yaml;
 use serde_json::Value;
 
 use super::raw::Raw;
+use super::table::Key;
 
 /// What holds for all pods, unless their annotations decide.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,21 +33,23 @@ pub struct AmbientSettings {
 
 /// None: ambient mode is off.
 pub(super) fn read(raw: &mut Raw<'_>) -> Option<AmbientSettings> {
-    let is_on = raw.switch("AMBIENT_ENABLED");
+    let is_on = raw.switch(Key::AMBIENT_ENABLED);
     let (selectors, enablement) = selectors(raw).unzip();
     let has_usual_selectors = enablement.is_none_or(|given| given.is_usual());
-    let defaults =
-        AmbientDefaults { dns_capture: raw.switch("AMBIENT_DNS_CAPTURE"), ipv6: raw.switch("AMBIENT_IPV6") };
-    let socket = PathBuf::from(raw.text("ZTUNNEL_UDS_ADDRESS"));
+    let defaults = AmbientDefaults {
+        dns_capture: raw.switch(Key::AMBIENT_DNS_CAPTURE),
+        ipv6: raw.switch(Key::AMBIENT_IPV6),
+    };
+    let socket = PathBuf::from(raw.text(Key::ZTUNNEL_UDS_ADDRESS));
     if !socket.is_absolute() || socket.file_name().is_none() {
-        raw.reject("ZTUNNEL_UDS_ADDRESS", "not the path of a socket, from the root of the file system");
+        raw.reject(Key::ZTUNNEL_UDS_ADDRESS, "not the path of a socket, from the root of the file system");
     }
     is_on.then_some(AmbientSettings { selectors, has_usual_selectors, defaults, socket })
 }
 
 fn selectors(raw: &mut Raw<'_>) -> Option<(Value, Enablement)> {
-    const NAME: &str = "AMBIENT_ENABLEMENT_SELECTOR";
-    let text = raw.text(NAME);
+    const KEY: Key = Key::AMBIENT_ENABLEMENT_SELECTOR;
+    let text = raw.text(KEY);
     if text.trim().is_empty() {
         return None;
     }
@@ -59,5 +62,5 @@ fn selectors(raw: &mut Raw<'_>) -> Option<(Value, Enablement)> {
         let read = Enablement::read(&value, []).map_err(|error| error.to_string())?;
         Ok((value, read))
     });
-    checked.map_err(|why| raw.reject(NAME, &why)).ok()
+    checked.map_err(|why| raw.reject(KEY, &why)).ok()
 }

@@ -2,9 +2,9 @@
 
 use super::RepairAction;
 use super::raw::{Origin, Raw, file_mode};
-use super::table::{SETTINGS, Status, Takes};
+use super::table::{Key, SETTINGS, Status, Takes};
 use redirect_core::settings::meant;
-use settings_table::{NotInForce, Row};
+use settings_table::NotInForce;
 
 /// Prefixes of names that only our settings have.
 const OURS: [&str; 7] =
@@ -75,8 +75,8 @@ pub(super) fn all(raw: &Raw<'_>, env: &[(String, String)]) -> Vec<Notice> {
             notices.push(Notice::Empty { origin: origin.to_string(), default: setting.default });
         }
         match origin {
-            Origin::Env(name) if *name != setting.name() => {
-                notices.push(Notice::OtherName { given: (*name).to_owned(), name: setting.name() });
+            Origin::Env(name) if name != setting.name() => {
+                notices.push(Notice::OtherName { given: name.to_owned(), name: setting.name() });
             }
             Origin::Env(_) | Origin::Flag(_) | Origin::Default(_) => {}
         }
@@ -89,83 +89,85 @@ pub(super) fn all(raw: &Raw<'_>, env: &[(String, String)]) -> Vec<Notice> {
 
 /// Whether the mode opens the plugin's token to more than the file's owner and group, or lets the group replace it.
 fn exposed(raw: &Raw<'_>) -> Option<Notice> {
-    let (_, origin, mode) = raw.given().find(|(setting, _, _)| setting.name() == "KUBECONFIG_MODE")?;
+    let (origin, mode) = raw.value(Key::KUBECONFIG_MODE);
     let mode = file_mode(mode).filter(|mode| mode & 0o027 != 0)?;
     Some(Notice::Exposed { origin: origin.to_string(), mode })
 }
 
 /// What has no effect because of other settings, each for the first reason that holds.
 fn without_effect(raw: &Raw<'_>) -> Vec<Notice> {
-    let given = |name: &str| {
+    let given = |key: Key| {
+        let (row, (origin, value)) = (key.row(), raw.value(key));
         // What is off asks for nothing, unless it is on by itself.
-        let asks = |setting: &Row, value: &str| !setting.takes.is_off(value) || setting.default == "true";
-        raw.given().find(|(setting, _, value)| setting.name() == name && asks(setting, value))
+        let asks = !row.takes.is_off(value) || row.default == "true";
+        (asks && !matches!(origin, Origin::Default(_))).then_some((origin, value))
     };
-    let has_template = given("CNI_NETWORK_CONFIG").or(given("CNI_NETWORK_CONFIG_FILE")).is_some();
-    let (is_chained, is_owned) = (raw.is_on("CHAINED_CNI_PLUGIN"), raw.is_on("ISTIO_OWNED_CNI_CONFIG"));
+    let has_template = given(Key::CNI_NETWORK_CONFIG).or(given(Key::CNI_NETWORK_CONFIG_FILE)).is_some();
+    let (is_chained, is_owned) = (raw.is_on(Key::CHAINED_CNI_PLUGIN), raw.is_on(Key::ISTIO_OWNED_CNI_CONFIG));
     let is_watched =
-        given("DRIFT_WATCH_INTERVAL").is_some_and(|(_, _, interval)| !matches!(interval, "0" | "0s"));
+        given(Key::DRIFT_WATCH_INTERVAL).is_some_and(|(_, interval)| !matches!(interval, "0" | "0s"));
     let by_template = (has_template, "the template in CNI_NETWORK_CONFIG replaces it");
-    let in_place = raw.is_on("REPAIR_ENABLED") && raw.is_on("REPAIR_REPAIR_PODS");
-    let is_ambient = raw.is_on("AMBIENT_ENABLED");
-    let is_healed = is_watched && raw.is_on("DRIFT_HEAL");
-    let is_probed = raw.is_on("TAINT_PROBE") && (raw.is_on("NODE_TAINT") || raw.is_on("NODE_CONDITION"));
+    let by_no_template =
+        (!has_template, "only a template in CNI_NETWORK_CONFIG uses it; flag --log_output_level sets levels");
+    let by_iptables = (
+        !raw.is_on(Key::NATIVE_NFTABLES),
+        "only native nftables rules have sets, and NATIVE_NFTABLES is false",
+    );
+    let in_place = raw.is_on(Key::REPAIR_ENABLED) && raw.is_on(Key::REPAIR_REPAIR_PODS);
+    let is_ambient = raw.is_on(Key::AMBIENT_ENABLED);
+    let is_healed = is_watched && raw.is_on(Key::DRIFT_HEAL);
+    let is_probed =
+        raw.is_on(Key::TAINT_PROBE) && (raw.is_on(Key::NODE_TAINT) || raw.is_on(Key::NODE_CONDITION));
     let by_no_plan = (
         !is_watched && !in_place && !is_probed,
         "only the drift watch, repairs in place and the probe of the node's taint use it, and none of them is on",
     );
     let cases = [
-        ("ISTIO_OWNED_CNI_CONFIG", (!is_chained, "CHAINED_CNI_PLUGIN is false")),
-        ("ISTIO_OWNED_CNI_CONFIG_FILENAME", (!is_owned, "ISTIO_OWNED_CNI_CONFIG is false")),
-        ("LOG_OUTPUT_LEVEL", (raw.has_level_flag(), "flag --log_output_level wins")),
+        (Key::ISTIO_OWNED_CNI_CONFIG, (!is_chained, "CHAINED_CNI_PLUGIN is false")),
+        (Key::ISTIO_OWNED_CNI_CONFIG_FILENAME, (!is_owned, "ISTIO_OWNED_CNI_CONFIG is false")),
+        (Key::LOG_OUTPUT_LEVEL, (raw.has_level_flag(), "flag --log_output_level wins")),
+        (Key::LOG_LEVEL, by_no_template),
+        (Key::EXCLUDE_NAMESPACES, by_template),
+        (Key::NATIVE_NFTABLES, by_template),
+        (Key::NFT_SETS, by_template),
+        (Key::NFT_SETS, by_iptables),
+        (Key::STRICT_CAPTURE, by_template),
+        (Key::ACCEPTED_RULES, by_template),
+        (Key::ACCEPT_RULES_OF_PODS, by_template),
+        (Key::SANDBOXED_RUNTIMES, by_template),
+        (Key::SANDBOXED_PODS, by_template),
         (
-            "LOG_LEVEL",
-            (
-                !has_template,
-                "only a template in CNI_NETWORK_CONFIG uses it; flag --log_output_level sets levels",
-            ),
+            Key::CNI_NETWORK_CONFIG,
+            (given(Key::CNI_NETWORK_CONFIG_FILE).is_some(), "CNI_NETWORK_CONFIG_FILE wins"),
         ),
-        ("EXCLUDE_NAMESPACES", by_template),
-        ("NATIVE_NFTABLES", by_template),
-        ("NFT_SETS", by_template),
+        (Key::KUBE_CA_FILE, (raw.is_on(Key::SKIP_TLS_VERIFY), "SKIP_TLS_VERIFY is true")),
         (
-            "NFT_SETS",
-            (
-                !raw.is_on("NATIVE_NFTABLES"),
-                "only native nftables rules have sets, and NATIVE_NFTABLES is false",
-            ),
-        ),
-        ("STRICT_CAPTURE", by_template),
-        ("ACCEPTED_RULES", by_template),
-        ("ACCEPT_RULES_OF_PODS", by_template),
-        ("SANDBOXED_RUNTIMES", by_template),
-        ("SANDBOXED_PODS", by_template),
-        ("CNI_NETWORK_CONFIG", (given("CNI_NETWORK_CONFIG_FILE").is_some(), "CNI_NETWORK_CONFIG_FILE wins")),
-        ("KUBE_CA_FILE", (raw.is_on("SKIP_TLS_VERIFY"), "SKIP_TLS_VERIFY is true")),
-        (
-            "MOUNTED_CNI_NETNS_DIR",
+            Key::MOUNTED_CNI_NETNS_DIR,
             (
                 !is_watched && !in_place && !is_ambient,
                 "only the drift watch, repairs in place and ambient mode use it, and none of them is on",
             ),
         ),
         (
-            "MOUNTED_PROC_DIR",
+            Key::MOUNTED_PROC_DIR,
             (
                 !in_place && !is_healed && !is_ambient,
                 "only repairs in place, healing and ambient mode use it, and none of them is on",
             ),
         ),
-        ("DRIFT_HEAL", (!is_watched, "healing needs the drift watch, and DRIFT_WATCH_INTERVAL is not set")),
-        ("ISTIO_OUTBOUND_OWNER_GROUPS", by_no_plan),
-        ("ISTIO_OUTBOUND_OWNER_GROUPS_EXCLUDE", by_no_plan),
-        ("ISTIO_OUTBOUND_IPV4_LOOPBACK_CIDR", by_no_plan),
+        (
+            Key::DRIFT_HEAL,
+            (!is_watched, "healing needs the drift watch, and DRIFT_WATCH_INTERVAL is not set"),
+        ),
+        (Key::ISTIO_OUTBOUND_OWNER_GROUPS, by_no_plan),
+        (Key::ISTIO_OUTBOUND_OWNER_GROUPS_EXCLUDE, by_no_plan),
+        (Key::ISTIO_OUTBOUND_IPV4_LOOPBACK_CIDR, by_no_plan),
     ];
-    let mut noticed: Vec<&str> = Vec::new();
+    let mut noticed: Vec<Key> = Vec::new();
     let mut notices = Vec::new();
-    for (name, (is_silent, because)) in cases.into_iter().chain(of_repair(raw)).chain(of_taint(raw)) {
-        if let Some((_, origin, _)) = given(name).filter(|_| is_silent && !noticed.contains(&name)) {
-            noticed.push(name);
+    for (key, (is_silent, because)) in cases.into_iter().chain(of_repair(raw)).chain(of_taint(raw)) {
+        if let Some((origin, _)) = given(key).filter(|_| is_silent && !noticed.contains(&key)) {
+            noticed.push(key);
             notices.push(Notice::NoEffect { origin: origin.to_string(), because });
         }
     }
@@ -173,59 +175,58 @@ fn without_effect(raw: &Raw<'_>) -> Vec<Notice> {
 }
 
 /// The same of what concerns broken pods. Charts write defaults out, which ask for nothing.
-fn of_repair(raw: &Raw<'_>) -> Vec<(&'static str, (bool, &'static str))> {
-    let is_off = !raw.is_on("REPAIR_ENABLED");
+fn of_repair(raw: &Raw<'_>) -> Vec<(Key, (bool, &'static str))> {
+    let is_off = !raw.is_on(Key::REPAIR_ENABLED);
     let first = RepairAction::ALL.into_iter().find(|action| raw.is_on(action.switch()));
     let action = first.filter(|_| !is_off);
-    let is_other = |name: &str| raw.given().any(|(row, _, value)| row.name() == name && row.default != value);
-    let if_idle = |name| (name, (action.is_none() && is_other(name), "repair is off"));
-    let if_no_label = |name| {
-        (name, (action != Some(RepairAction::Label) && is_other(name), "broken pods are not labelled"))
-    };
+    let is_other = |key: Key| raw.value(key).1 != key.row().default;
+    let if_idle = |key| (key, (action.is_none() && is_other(key), "repair is off"));
+    let if_no_label =
+        |key| (key, (action != Some(RepairAction::Label) && is_other(key), "broken pods are not labelled"));
     let switches = RepairAction::ALL.map(|action| (action.switch(), (is_off, "REPAIR_ENABLED is false")));
     let after = |first| RepairAction::ALL.into_iter().filter(move |action| first < *action);
     let losers = first
         .into_iter()
         .flat_map(|first| after(first).map(move |action| (action.switch(), (true, first.wins()))));
     let others = [
-        if_no_label("REPAIR_BROKEN_POD_LABEL_KEY"),
-        if_no_label("REPAIR_BROKEN_POD_LABEL_VALUE"),
-        if_idle("REPAIR_SIDECAR_ANNOTATION"),
-        if_idle("REPAIR_INIT_CONTAINER_NAME"),
-        if_idle("REPAIR_INIT_CONTAINER_TERMINATION_MESSAGE"),
-        if_idle("REPAIR_INIT_CONTAINER_EXIT_CODE"),
-        if_idle("REPAIR_LABEL_SELECTORS"),
-        if_idle("REPAIR_FIELD_SELECTORS"),
+        if_no_label(Key::REPAIR_BROKEN_POD_LABEL_KEY),
+        if_no_label(Key::REPAIR_BROKEN_POD_LABEL_VALUE),
+        if_idle(Key::REPAIR_SIDECAR_ANNOTATION),
+        if_idle(Key::REPAIR_INIT_CONTAINER_NAME),
+        if_idle(Key::REPAIR_INIT_CONTAINER_TERMINATION_MESSAGE),
+        if_idle(Key::REPAIR_INIT_CONTAINER_EXIT_CODE),
+        if_idle(Key::REPAIR_LABEL_SELECTORS),
+        if_idle(Key::REPAIR_FIELD_SELECTORS),
     ];
     switches.into_iter().chain(losers).chain(others).collect()
 }
 
 /// The same of what concerns nodes' taints.
-fn of_taint(raw: &Raw<'_>) -> [(&'static str, (bool, &'static str)); 13] {
+fn of_taint(raw: &Raw<'_>) -> [(Key, (bool, &'static str)); 13] {
     let is_cluster = raw.is_for_cluster();
-    let keeps_taint = raw.is_on("NODE_TAINT");
+    let keeps_taint = raw.is_on(Key::NODE_TAINT);
     let by_no_taint =
         (!is_cluster && !keeps_taint, "the agent does not manage the taint: NODE_TAINT is not set");
     let by_no_condition = (
-        !is_cluster && !keeps_taint && !raw.is_on("NODE_CONDITION"),
+        !is_cluster && !keeps_taint && !raw.is_on(Key::NODE_CONDITION),
         "no condition is published: neither NODE_TAINT nor NODE_CONDITION is set",
     );
     let by_cluster = (is_cluster, "only agents use it, and this is the cluster's taint controller");
     let by_agent = (!is_cluster, "only install-cni taint-controller uses it");
     [
-        ("NODE_TAINT", by_cluster),
-        ("NODE_CONDITION", by_cluster),
-        ("NODE_CONDITION", (keeps_taint, "NODE_TAINT brings the condition")),
-        ("NODE_CONDITION_TYPE", by_no_condition),
-        ("TAINT_PROBE", by_cluster),
-        ("TAINT_PROBE", by_no_condition),
-        ("TAINT_KEY", by_no_taint),
-        ("TAINT_VALUE", by_no_taint),
-        ("TAINT_EFFECT", by_no_taint),
-        ("TAINT_OLD_KEYS", by_no_taint),
-        ("TAINT_AFTER", by_no_condition),
-        ("TAINT_CONFIGMAP_NAME", by_agent),
-        ("TAINT_CONFIGMAP_NAMESPACE", by_agent),
+        (Key::NODE_TAINT, by_cluster),
+        (Key::NODE_CONDITION, by_cluster),
+        (Key::NODE_CONDITION, (keeps_taint, "NODE_TAINT brings the condition")),
+        (Key::NODE_CONDITION_TYPE, by_no_condition),
+        (Key::TAINT_PROBE, by_cluster),
+        (Key::TAINT_PROBE, by_no_condition),
+        (Key::TAINT_KEY, by_no_taint),
+        (Key::TAINT_VALUE, by_no_taint),
+        (Key::TAINT_EFFECT, by_no_taint),
+        (Key::TAINT_OLD_KEYS, by_no_taint),
+        (Key::TAINT_AFTER, by_no_condition),
+        (Key::TAINT_CONFIGMAP_NAME, by_agent),
+        (Key::TAINT_CONFIGMAP_NAMESPACE, by_agent),
     ]
 }
 

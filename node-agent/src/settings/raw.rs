@@ -3,11 +3,11 @@
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
-use super::table::{Row, SETTINGS};
+use super::table::{Key, Row, SETTINGS};
 use crate::ambient_command;
 use clap::{Arg, ArgAction, Command};
-use redirect_core::values::parse_duration;
-use settings_cli::{CommandLine, LOG_ROWS, Pages, ParsedArgs};
+use redirect_core::values::{parse_bool, parse_duration};
+use settings_cli::{CommandLine, Pages, ParsedArgs};
 use settings_table::{Given, NotInForce, Takes};
 
 /// What `localhost` stands for.
@@ -133,7 +133,7 @@ pub(super) fn file_mode(text: &str) -> Option<u32> {
 }
 
 /// Where a value was given.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Origin {
     Flag(&'static str),
     Env(&'static str),
@@ -154,147 +154,123 @@ pub(super) struct Raw<'a> {
     given: &'a ParsedArgs,
     /// Whether the API server is required.
     needs_server: bool,
-    values: Vec<(&'static Row, Origin, String)>,
+    env: &'a [(String, String)],
     problems: Vec<Problem>,
 }
 
 impl<'a> Raw<'a> {
-    pub(super) fn new(given: &'a ParsedArgs, env: &[(String, String)]) -> Self {
-        let find = |setting: &'static Row| {
-            let flag = setting.flag.and_then(|flag| Some((flag, given.flags.get(flag)?)));
-            let variable = || {
-                let value = |name: &&'static str| {
-                    env.iter().find(|(key, _)| key == name).map(|(_, value)| (*name, value))
-                };
-                setting.env.iter().find_map(value)
-            };
-            match (flag, variable()) {
-                (Some((flag, value)), _) => (setting, Origin::Flag(flag), value.clone()),
-                (None, Some((name, value))) => (setting, Origin::Env(name), value.clone()),
-                (None, None) => (setting, Origin::Default(setting.name()), setting.default.to_owned()),
-            }
-        };
+    pub(super) fn new(given: &'a ParsedArgs, env: &'a [(String, String)]) -> Self {
         let needs_server = !matches!(AgentCommand::of(given), AgentCommand::Once | AgentCommand::Uninstall);
         let problems = given.refused.iter().map(|(word, problem)| Problem {
             origin: "command line".to_owned(),
             value: Some(word.clone()),
             reason: problem.to_string(),
         });
-        let problems = problems.collect();
-        Self { given, needs_server, values: SETTINGS.iter().map(find).collect(), problems }
+        Self { given, needs_server, env, problems: problems.collect() }
     }
 
     /// The settings that were given, with their origins and values.
-    pub(super) fn given(&self) -> impl Iterator<Item = (&'static Row, &Origin, &str)> {
-        let is_given = |origin: &Origin| !matches!(origin, Origin::Default(_));
-        let values = self.values.iter().filter(move |(_, origin, _)| is_given(origin));
-        values.map(|(setting, origin, value)| (*setting, origin, value.as_str()))
+    pub(super) fn given(&self) -> impl Iterator<Item = (&'static Row, Origin, &'a str)> {
+        SETTINGS.iter().filter_map(|row| {
+            let (origin, value) = self.find(row);
+            (!matches!(origin, Origin::Default(_))).then_some((row, origin, value))
+        })
+    }
+
+    fn find(&self, row: &'static Row) -> (Origin, &'a str) {
+        let flag = row.flag.and_then(|flag| Some((Origin::Flag(flag), self.given.flags.get(flag)?)));
+        let variable = |name: &&'static str| {
+            self.env.iter().find(|(key, _)| key == name).map(|(_, value)| (Origin::Env(name), value))
+        };
+        let found = flag.or_else(|| row.env.iter().find_map(variable));
+        found.map_or((Origin::Default(row.name()), row.default), |(origin, value)| (origin, value.as_str()))
     }
 
     pub(super) fn finish(self) -> Result<(), Vec<Problem>> {
         if self.problems.is_empty() { Ok(()) } else { Err(self.problems) }
     }
 
-    pub(super) fn text(&self, name: &str) -> String {
-        self.value(name).1.to_owned()
+    pub(super) fn text(&self, key: Key) -> String {
+        self.value(key).1.to_owned()
     }
 
     /// Host and port of the API server. If neither is given and it is not required, both are empty.
     pub(super) fn server(&mut self) -> [String; 2] {
-        let names = ["KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT"];
-        let is_needed = self.needs_server || names.iter().any(|name| !self.text(name).is_empty());
-        names.map(|name| if is_needed { self.required(name) } else { String::new() })
+        let keys = [Key::KUBERNETES_SERVICE_HOST, Key::KUBERNETES_SERVICE_PORT];
+        let is_needed = self.needs_server || keys.iter().any(|key| !self.text(*key).is_empty());
+        keys.map(|key| if is_needed { self.required(key) } else { String::new() })
     }
 
-    fn required(&mut self, name: &'static str) -> String {
-        let value = self.text(name);
+    fn required(&mut self, key: Key) -> String {
+        let value = self.text(key);
         if value.is_empty() {
             let reason =
                 "missing; the kubelet gives it to every container, and who runs this elsewhere has to set it";
-            self.problems.push(Problem { origin: name.to_owned(), value: None, reason: reason.to_owned() });
+            let origin = key.row().name().to_owned();
+            self.problems.push(Problem { origin, value: None, reason: reason.to_owned() });
         }
         value
     }
 
     /// A name of a file in a directory of ours; none if empty.
-    pub(super) fn file_name(&mut self, name: &'static str) -> Option<String> {
-        let value = self.text(name);
+    pub(super) fn file_name(&mut self, key: Key) -> Option<String> {
+        let value = self.text(key);
         if value.is_empty() {
             return None;
         }
         if value.contains('/') {
-            self.reject(name, "a file name, without a directory");
+            self.reject(key, "a file name, without a directory");
         } else if ![".conf", ".conflist", ".json"].iter().any(|end| value.ends_with(end)) {
-            self.reject(name, "the runtime reads only names that end in .conf, .conflist or .json");
+            self.reject(key, "the runtime reads only names that end in .conf, .conflist or .json");
         }
         Some(value)
     }
 
-    pub(super) fn list(&self, name: &str) -> Vec<String> {
-        let value = self.text(name);
+    pub(super) fn list(&self, key: Key) -> Vec<String> {
+        let value = self.text(key);
         value.split(',').map(str::trim).filter(|part| !part.is_empty()).map(str::to_owned).collect()
     }
 
-    /// A boolean. Set but empty means false, as it always has.
-    pub(super) fn switch(&mut self, name: &'static str) -> bool {
-        match self.text(name).as_str() {
-            "1" | "t" | "T" | "true" | "TRUE" | "True" => true,
-            "" | "0" | "f" | "F" | "false" | "FALSE" | "False" => false,
-            _ => {
-                self.reject(name, "neither true nor false");
-                false
-            }
-        }
-    }
-
-    /// A number. Set but empty means 0, as it always has.
-    pub(super) fn number(&mut self, name: &'static str) -> i64 {
-        let text = self.text(name);
-        let value = if text.is_empty() { Some(0) } else { text.trim().parse().ok() };
+    /// What a text is read as. Set but empty means false, 0 or none, as it always has.
+    fn parsed<T: Default>(&mut self, key: Key, parse: impl FnOnce(&str) -> Option<T>, wrong: &str) -> T {
+        let (_, text) = self.value(key);
+        let value = if text.is_empty() { Some(T::default()) } else { parse(text) };
         value.unwrap_or_else(|| {
-            self.reject(name, "not a whole number");
-            0
+            self.reject(key, wrong);
+            T::default()
         })
     }
 
-    /// A duration. Set but empty means 0, like a number.
-    pub(super) fn duration(&mut self, name: &'static str) -> Duration {
-        let text = self.text(name);
-        if matches!(text.as_str(), "" | "0") {
-            return Duration::ZERO;
-        }
-        parse_duration(&text).unwrap_or_else(|_| {
-            self.reject(name, "not a duration such as 30s, 5m or 1h30m");
-            Duration::ZERO
-        })
+    pub(super) fn switch(&mut self, key: Key) -> bool {
+        self.parsed(key, |text| parse_bool(text).ok(), "neither true nor false")
+    }
+
+    pub(super) fn number(&mut self, key: Key) -> i64 {
+        self.parsed(key, |text| text.trim().parse().ok(), "not a whole number")
+    }
+
+    pub(super) fn duration(&mut self, key: Key) -> Duration {
+        let parse = |text: &str| if text == "0" { Some(Duration::ZERO) } else { parse_duration(text).ok() };
+        self.parsed(key, parse, "not a duration such as 30s, 5m or 1h30m")
     }
 
     /// A port; none for 0 and less.
-    pub(super) fn port(&mut self, name: &'static str) -> Option<u16> {
-        let port = u16::try_from(self.number(name).max(0));
+    pub(super) fn port(&mut self, key: Key) -> Option<u16> {
+        let port = u16::try_from(self.number(key).max(0));
         if port.is_err() {
-            self.reject(name, "not a port: the highest is 65535");
+            self.reject(key, "not a port: the highest is 65535");
         }
         port.ok().filter(|port| *port != 0)
     }
 
     /// An address; none if empty.
-    pub(super) fn address(&mut self, name: &'static str) -> Option<IpAddr> {
-        match self.text(name).as_str() {
-            "" => None,
-            "localhost" => Some(LOCALHOST),
-            other => {
-                let address = other.parse().ok();
-                if address.is_none() {
-                    self.reject(name, "neither an IP address nor localhost");
-                }
-                address
-            }
-        }
+    pub(super) fn address(&mut self, key: Key) -> Option<IpAddr> {
+        let parse = |text: &str| if text == "localhost" { Some(LOCALHOST) } else { text.parse().ok() };
+        self.parsed(key, |text| parse(text).map(Some), "neither an IP address nor localhost")
     }
 
-    pub(super) fn file_mode(&mut self, name: &'static str) -> u32 {
-        let text = self.text(name);
+    pub(super) fn file_mode(&mut self, key: Key) -> u32 {
+        let text = self.text(key);
         match file_mode(&text) {
             Some(mode) if mode & 0o600 == 0o600 && mode <= 0o777 => return mode,
             Some(mode) => {
@@ -302,9 +278,9 @@ impl<'a> Raw<'a> {
                 let reason = format!(
                     "this is mode {mode:04o}; it must let the owner read and write, and be 0777 at most. Octal needs a leading 0: 0{octal}"
                 );
-                self.reject(name, &reason);
+                self.reject(key, &reason);
             }
-            None => self.reject(name, "not a file mode such as 0600"),
+            None => self.reject(key, "not a file mode such as 0600"),
         }
         0o600
     }
@@ -321,12 +297,8 @@ impl<'a> Raw<'a> {
             said: origin.to_string(),
             value: value.to_owned(),
         });
-        let of_logging = LOG_ROWS.iter().filter_map(|row| {
-            let flag = row.flag?;
-            Some(Given { row, said: format!("flag --{flag}"), value: self.given.flags.get(flag)?.clone() })
-        });
-        let given: Vec<Given<'_>> = of_ours.chain(of_logging).collect();
-        NotInForce::among(&given, |name| self.is_on(name))
+        let given: Vec<Given<'_>> = of_ours.chain(self.given.given_of_logging()).collect();
+        NotInForce::among(&given)
     }
 
     /// Whether this is for the cluster instead of a node.
@@ -335,8 +307,8 @@ impl<'a> Raw<'a> {
     }
 
     /// Whether a switch is on, or cannot be read.
-    pub(super) fn is_on(&self, name: &str) -> bool {
-        !Takes::Switch.is_off(&self.text(name))
+    pub(super) fn is_on(&self, key: Key) -> bool {
+        !Takes::Switch.is_off(&self.text(key))
     }
 
     /// Whether the flag of the log levels is given.
@@ -346,7 +318,7 @@ impl<'a> Raw<'a> {
 
     pub(super) fn logging(&mut self) -> logging::Config {
         let given = self.given;
-        let level = (!self.has_level_flag()).then(|| self.text("LOG_OUTPUT_LEVEL"));
+        let level = (!self.has_level_flag()).then(|| self.text(Key::LOG_OUTPUT_LEVEL));
         let level = level.filter(|level| !level.is_empty());
         let value = |name: &str| match (name, &level) {
             (LEVEL_FLAG, Some(level)) => Some(level.clone()),
@@ -357,7 +329,7 @@ impl<'a> Raw<'a> {
                 let text = error.to_string();
                 let (origin, reason) = text.split_once(": ").unwrap_or(("logging", &text));
                 let is_variable = level.is_some() && origin.ends_with(LEVEL_FLAG);
-                let origin = if is_variable { "LOG_OUTPUT_LEVEL" } else { origin };
+                let origin = if is_variable { Key::LOG_OUTPUT_LEVEL.row().name() } else { origin };
                 Problem { origin: origin.to_owned(), value: None, reason: reason.to_owned() }
             }));
             logging::Config::default()
@@ -367,8 +339,8 @@ impl<'a> Raw<'a> {
     }
 
     /// Notes that a setting cannot have its value.
-    pub(super) fn reject(&mut self, name: &str, reason: &str) {
-        let (origin, value) = self.value(name);
+    pub(super) fn reject(&mut self, key: Key, reason: &str) {
+        let (origin, value) = self.value(key);
         let problem =
             Problem { origin: origin.to_string(), value: Some(value.to_owned()), reason: reason.to_owned() };
         if !self.problems.contains(&problem) {
@@ -376,8 +348,8 @@ impl<'a> Raw<'a> {
         }
     }
 
-    fn value(&self, name: &str) -> (&Origin, &str) {
-        let found = self.values.iter().find(|(setting, _, _)| setting.name() == name);
-        found.map_or((&Origin::Default(""), ""), |(_, origin, value)| (origin, value))
+    /// What holds for a setting, and where it was given.
+    pub(super) fn value(&self, key: Key) -> (Origin, &'a str) {
+        self.find(key.row())
     }
 }

@@ -5,6 +5,7 @@ use reasons::{AgentReason, EventReason};
 
 use super::first;
 use super::raw::Raw;
+use super::table::Key;
 
 /// What is done with a broken pod. If the settings ask for several, the first one counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -21,13 +22,13 @@ impl RepairAction {
     /// All of them, the ones that win first.
     pub const ALL: [Self; 3] = [Self::Repair, Self::Delete, Self::Label];
 
-    /// The variable that switches it on.
+    /// The setting that switches it on.
     #[must_use]
-    pub const fn switch(self) -> &'static str {
+    pub const fn switch(self) -> Key {
         match self {
-            Self::Repair => "REPAIR_REPAIR_PODS",
-            Self::Delete => "REPAIR_DELETE_PODS",
-            Self::Label => "REPAIR_LABEL_PODS",
+            Self::Repair => Key::REPAIR_REPAIR_PODS,
+            Self::Delete => Key::REPAIR_DELETE_PODS,
+            Self::Label => Key::REPAIR_LABEL_PODS,
         }
     }
 
@@ -121,38 +122,38 @@ pub struct Filter {
 }
 
 pub(super) fn read(raw: &mut Raw<'_>) -> RepairSettings {
-    let label = (raw.text("REPAIR_BROKEN_POD_LABEL_KEY"), raw.text("REPAIR_BROKEN_POD_LABEL_VALUE"));
+    let label = (raw.text(Key::REPAIR_BROKEN_POD_LABEL_KEY), raw.text(Key::REPAIR_BROKEN_POD_LABEL_VALUE));
     let on = RepairAction::ALL.map(|action| raw.switch(action.switch()).then_some(action));
     let is_label_on = on.contains(&Some(RepairAction::Label));
     if is_label_on && !is_key(&label.0) {
-        raw.reject("REPAIR_BROKEN_POD_LABEL_KEY", "not the key of a label, such as example.com/name");
+        raw.reject(Key::REPAIR_BROKEN_POD_LABEL_KEY, "not the key of a label, such as example.com/name");
     }
     if is_label_on && !is_value(&label.1) {
         raw.reject(
-            "REPAIR_BROKEN_POD_LABEL_VALUE",
+            Key::REPAIR_BROKEN_POD_LABEL_VALUE,
             "not the value of a label: at most 63 letters, digits, dashes, dots and underscores",
         );
     }
-    let labels = LabelSelector::parse(&raw.text("REPAIR_LABEL_SELECTORS")).unwrap_or_else(|error| {
-        raw.reject("REPAIR_LABEL_SELECTORS", &error.to_string());
+    let labels = LabelSelector::parse(&raw.text(Key::REPAIR_LABEL_SELECTORS)).unwrap_or_else(|error| {
+        raw.reject(Key::REPAIR_LABEL_SELECTORS, &error.to_string());
         LabelSelector::default()
     });
-    let fields = FieldSelector::parse(&raw.text("REPAIR_FIELD_SELECTORS")).unwrap_or_else(|error| {
-        raw.reject("REPAIR_FIELD_SELECTORS", &error.to_string());
+    let fields = FieldSelector::parse(&raw.text(Key::REPAIR_FIELD_SELECTORS)).unwrap_or_else(|error| {
+        raw.reject(Key::REPAIR_FIELD_SELECTORS, &error.to_string());
         FieldSelector::default()
     });
-    let enabled = raw.switch("REPAIR_ENABLED");
+    let enabled = raw.switch(Key::REPAIR_ENABLED);
     RepairSettings {
         action: on.into_iter().flatten().next().filter(|_| enabled),
         label,
         filter: Filter {
-            node: first(raw, &["REPAIR_NODE_NAME", "NODE_NAME", "KUBERNETES_NODE_NAME"]),
+            node: first(raw, &[Key::REPAIR_NODE_NAME, Key::NODE_NAME, Key::KUBERNETES_NODE_NAME]),
             labels,
             fields,
-            annotation: raw.text("REPAIR_SIDECAR_ANNOTATION"),
-            container: raw.text("REPAIR_INIT_CONTAINER_NAME"),
-            message: raw.text("REPAIR_INIT_CONTAINER_TERMINATION_MESSAGE"),
-            exit_code: raw.number("REPAIR_INIT_CONTAINER_EXIT_CODE"),
+            annotation: raw.text(Key::REPAIR_SIDECAR_ANNOTATION),
+            container: raw.text(Key::REPAIR_INIT_CONTAINER_NAME),
+            message: raw.text(Key::REPAIR_INIT_CONTAINER_TERMINATION_MESSAGE),
+            exit_code: raw.number(Key::REPAIR_INIT_CONTAINER_EXIT_CODE),
         },
     }
 }
@@ -171,7 +172,7 @@ mod tests {
 
     #[test]
     fn one_action_is_chosen_in_the_references_order() {
-        let names = RepairAction::ALL.map(RepairAction::switch);
+        let names = RepairAction::ALL.map(|action| action.switch().row().name());
         for asked in 0..1_u8 << names.len() {
             let on = |index: usize| asked & (1 << index) != 0;
             let env: Vec<(&str, &str)> = names

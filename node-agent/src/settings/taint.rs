@@ -4,6 +4,7 @@ use cni_core::selector::{is_key, is_value};
 use controller_runtime::node::{Effect, NodeMarking, Taint};
 
 use super::raw::Raw;
+use super::table::Key;
 
 /// Settings of the taint controllers.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -21,41 +22,41 @@ pub struct TaintSettings {
 }
 
 pub(super) fn read(raw: &mut Raw<'_>) -> TaintSettings {
-    let keeps_taint = raw.switch("NODE_TAINT");
-    let key = raw.text("TAINT_KEY");
+    let keeps_taint = raw.switch(Key::NODE_TAINT);
+    let key = raw.text(Key::TAINT_KEY);
     if !is_key(&key) {
-        raw.reject("TAINT_KEY", "not the key of a taint, such as example.com/name");
+        raw.reject(Key::TAINT_KEY, "not the key of a taint, such as example.com/name");
     }
-    let value = raw.text("TAINT_VALUE");
+    let value = raw.text(Key::TAINT_VALUE);
     if !is_value(&value) {
         raw.reject(
-            "TAINT_VALUE",
+            Key::TAINT_VALUE,
             "not the value of a taint: at most 63 letters, digits, dashes, dots and underscores",
         );
     }
-    let effect = Effect::parse(&raw.text("TAINT_EFFECT")).unwrap_or_else(|| {
-        raw.reject("TAINT_EFFECT", "not NoSchedule, PreferNoSchedule or NoExecute");
+    let effect = Effect::parse(&raw.text(Key::TAINT_EFFECT)).unwrap_or_else(|| {
+        raw.reject(Key::TAINT_EFFECT, "not NoSchedule, PreferNoSchedule or NoExecute");
         Effect::NoSchedule
     });
-    let old_keys = raw.list("TAINT_OLD_KEYS");
+    let old_keys = raw.list(Key::TAINT_OLD_KEYS);
     if let Some(wrong) = old_keys.iter().find(|key| !is_key(key)) {
         let reason = format!("{wrong:?} is not the key of a taint");
-        raw.reject("TAINT_OLD_KEYS", &reason);
+        raw.reject(Key::TAINT_OLD_KEYS, &reason);
     }
-    let condition_type = raw.text("NODE_CONDITION_TYPE");
+    let condition_type = raw.text(Key::NODE_CONDITION_TYPE);
     if !is_key(&condition_type) {
-        raw.reject("NODE_CONDITION_TYPE", "not the type of a condition, such as example.com/Ready");
+        raw.reject(Key::NODE_CONDITION_TYPE, "not the type of a condition, such as example.com/Ready");
     }
     TaintSettings {
         keeps_taint,
-        keeps_condition: raw.switch("NODE_CONDITION") || keeps_taint,
+        keeps_condition: raw.switch(Key::NODE_CONDITION) || keeps_taint,
         marking: NodeMarking {
             taint: Taint { key, value, effect },
             old_keys,
             condition_type,
-            after: raw.duration("TAINT_AFTER"),
+            after: raw.duration(Key::TAINT_AFTER),
         },
-        probe: raw.switch("TAINT_PROBE"),
-        config_map: (raw.text("TAINT_CONFIGMAP_NAMESPACE"), raw.text("TAINT_CONFIGMAP_NAME")),
+        probe: raw.switch(Key::TAINT_PROBE),
+        config_map: (raw.text(Key::TAINT_CONFIGMAP_NAMESPACE), raw.text(Key::TAINT_CONFIGMAP_NAME)),
     }
 }

@@ -49,7 +49,7 @@ fn plan(case: &Value) -> Option<RulePlan> {
     };
     let env: BTreeMap<String, String> = serde_json::from_value(case["env"].clone()).unwrap_or_default();
     let env = env.into_iter().map(|(name, value)| (OsString::from(name), OsString::from(value)));
-    let settings = command.program().input(line, env).settings;
+    let settings = command.program().input(&line, env).settings;
     if settings.refused().iter().next().is_some() {
         return None;
     }
@@ -159,7 +159,7 @@ fn flags_of_ambient_mode_are_read_as_recorded() {
             let Ok(Line::Work(line)) = command.line().read(words.iter().map(OsString::from)) else {
                 panic!("{name} {words:?}: is a command line")
             };
-            let settings = command.program().input(line, []).settings;
+            let settings = command.program().input(&line, []).settings;
             let plan = AmbientRedirect::parse(&settings).unwrap().plan();
             let is_on = |name: &str| asked[name] == true;
             let wanted = AmbientRedirect::new(if is_on("ipv6") { Families::Both } else { Families::V4 })
