@@ -6,7 +6,7 @@
 #![no_main]
 
 use install_cni::conflist::{Entry, EntryState, NetConf, Shape};
-use install_cni::plan::{Directory, Edit, File, Want, plan, removal};
+use install_cni::install::conflist_edits::{Directory, Edit, File, Want, plan, removal};
 use install_cni::settings::Placement;
 use libfuzzer_sys::fuzz_target;
 use redirect_core_fuzz::{parts, text};

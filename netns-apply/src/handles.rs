@@ -4,8 +4,8 @@ use crate::{
     ApplyError, ApplyOptions, capabilities,
     exec::Programs,
     netlink::{Connection, NetlinkError},
-    observe::Surroundings,
     routes::{RouteError, RouteSocket},
+    surroundings::Surroundings,
 };
 use netfilter_state::routing::FoundRouting;
 use redirect_core::{RulePlan, options::BackendChoice};

@@ -1,13 +1,7 @@
 //! What it means for traffic that a network namespace is not as planned.
 
-use crate::{
-    ApplyError, ApplyOptions, Snapshot,
-    live::Live,
-    verify::{Mismatch, few},
-};
-use netfilter_state::differences::Difference;
-use packet_trace::interference::{self, Consequence, Effect, Finding};
-use redirect_core::RulePlan;
+use crate::mismatch::{Mismatch, few};
+use packet_trace::interference::{Consequence, Finding};
 
 /// What it means that a network namespace is not as planned.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -16,39 +10,6 @@ pub struct Impact {
     pub consequences: Vec<Consequence>,
     /// Other programs' rules that have a part in it, the most certain first.
     pub foreign: Vec<Finding>,
-}
-
-impl Snapshot<'_> {
-    /// What a mismatch means for traffic, whatever of the plan is in force.
-    ///
-    /// # Errors
-    /// The namespace cannot be inspected.
-    pub fn impact(
-        self,
-        mismatch: &Mismatch,
-        plan: &RulePlan,
-        options: &ApplyOptions,
-    ) -> Result<Impact, ApplyError> {
-        if matches!(mismatch, Mismatch::Interference(..)) {
-            return Ok(Impact::of_interference(mismatch));
-        }
-        let live = match self.into_live(plan) {
-            Some(live) => live,
-            None => Live::examined(plan, options)?,
-        };
-        let consequences = interference::consequences(&live.ruleset, &live.routing, plan, &live.pod(options));
-        let mut foreign = interference::find(&live.ruleset, plan, &live.pod(options));
-        // What the mismatch says already.
-        foreign.retain(|finding| match (mismatch, finding.effect) {
-            (Mismatch::Asleep(_), Effect::Dormant) => false,
-            (Mismatch::Different(differences), Effect::Routes) => {
-                !differences.iter().any(Difference::is_routing)
-            }
-            (_, Effect::Unexplained) => false,
-            _ => true,
-        });
-        Ok(Impact { consequences, foreign })
-    }
 }
 
 impl Impact {

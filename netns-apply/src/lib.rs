@@ -33,6 +33,8 @@ mod live;
 #[cfg(feature = "write")]
 mod lock;
 #[cfg(feature = "write")]
+mod mismatch;
+#[cfg(feature = "write")]
 pub mod netlink;
 pub mod netns;
 #[cfg(feature = "write")]
@@ -53,6 +55,8 @@ mod restore;
 pub mod routes;
 mod socket;
 #[cfg(feature = "write")]
+mod surroundings;
+#[cfg(feature = "write")]
 mod verify;
 
 #[cfg(feature = "write")]
@@ -72,13 +76,15 @@ pub use live::{Live, in_the_way, interference, unexamined};
 #[cfg(feature = "write")]
 pub use lock::LockError;
 #[cfg(feature = "write")]
+pub use mismatch::Mismatch;
+#[cfg(feature = "write")]
 pub use observe::observe;
 #[cfg(feature = "write")]
 pub use options::{ApplyOptions, MOST_READ};
 #[cfg(feature = "write")]
 pub use preview::cleanup_preview;
 #[cfg(feature = "write")]
-pub use verify::{Mismatch, Snapshot, Verdict, verify, verify_all};
+pub use verify::{Snapshot, Verdict, verify, verify_all};
 
 /// The snippet of the README, as a doc test.
 #[cfg(doctest)]

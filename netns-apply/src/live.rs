@@ -6,10 +6,11 @@ use crate::{
     handles::Handles,
     legacy,
     netlink::{Connection, NetlinkError},
-    observe::{NamespaceState, Surroundings},
+    observe::NamespaceState,
     options::MOST_READ,
     pause::{deadline, pause},
     routes::{Addresses, Links, RouteSocket, Survey},
+    surroundings::Surroundings,
 };
 use netfilter_state::{
     netlink::Observed, route_tables::RouteTables, routing::FoundRouting, ruleset::Ruleset, steps::Observation,

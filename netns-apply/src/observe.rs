@@ -6,10 +6,9 @@ use crate::{
     handles::Handles,
     legacy,
     netlink::{Connection, NetlinkError},
-    notify::Subscription,
     pause::deadline,
     restore,
-    routes::{RouteSocket, Survey},
+    surroundings::Surroundings,
 };
 use netfilter_state::{
     netlink,
@@ -32,21 +31,6 @@ pub(crate) struct NamespaceState {
     pub(crate) nf_tables: Option<netlink::Observed>,
     /// Whether iptables-nft's programs have listed its tables.
     pub(crate) nft_by_programs: bool,
-}
-
-/// Routing, interfaces and addresses, and what has changed since they were read: they have no generation.
-pub(crate) struct Surroundings {
-    pub(crate) survey: Survey,
-    pub(crate) since: Subscription,
-}
-
-impl Surroundings {
-    /// Those of the calling thread's network namespace; nothing where they cannot be read: no run fails for what its plan does not need.
-    pub(crate) fn now(routes: &mut RouteSocket) -> Option<Self> {
-        let since = Subscription::to_surroundings().ok()?;
-        let links = routes.links().ok()?;
-        Some(Self { survey: routes.survey(&links).ok()?, since })
-    }
 }
 
 impl NamespaceState {

@@ -6,6 +6,7 @@ use crate::{
     backend,
     handles::Handles,
     live::{Live, judged},
+    mismatch::Mismatch,
     observe::NamespaceState,
     pause::deadline,
     routes::Placed,
@@ -14,47 +15,9 @@ use netfilter_state::{
     differences::{Difference, Differences},
     steps::{Observation, VARIANTS},
 };
-use packet_trace::{
-    interference::{Accepted, Consequence, Finding, Judgement},
-    placement::Obstacle,
-};
+use packet_trace::interference::{self, Accepted, Effect, Judgement};
 use redirect_core::RulePlan;
 use std::{fmt, hash::RandomState, mem};
-
-/// Why a namespace is not as planned.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum Mismatch {
-    /// Rules or routing are not as planned: all that differs, at least one thing.
-    #[error("{0}")]
-    Different(Differences),
-    /// Rules are in both variants of iptables, or in iptables and native tables.
-    #[error("the mesh has rules in more than one backend")]
-    TwoBackends,
-    /// A table exists but is dormant.
-    #[error("{0}")]
-    Asleep(String),
-    /// Packets with the plan's mark do not reach the proxy, because of what other programs route; a run would not change that.
-    #[error("{0}")]
-    DoesNotConverge(Box<Obstacle>),
-    /// Everything is as planned, but other programs' rules interfere: the most certain first, at least one; and what that means for
-    /// traffic.
-    #[error("all rules are in force, but other programs' rules interfere: {}", few(.0))]
-    Interference(Vec<Finding>, Vec<Consequence>),
-}
-
-/// How many other programs' rules are named in one text.
-const MOST_NAMED: usize = 3;
-
-/// The first of several things.
-pub(crate) fn few<T: fmt::Display>(all: &[T]) -> String {
-    let mut named: Vec<String> = all.iter().take(MOST_NAMED).map(ToString::to_string).collect();
-    let more = all.len().saturating_sub(MOST_NAMED);
-    if more > 0 {
-        named.push(format!("and {more} more"));
-    }
-    named.join("; ")
-}
 
 /// What a network namespace holds, read once: every question about it is asked of the same reading.
 pub struct Snapshot<'a> {
@@ -169,7 +132,7 @@ impl<'a> Snapshot<'a> {
         Ok((verdict, text))
     }
 
-    /// What is wrong where these are the differences from the plan: where there are none, the other programs' rules that interfere with it.
+    /// The verdict where these are the differences from the plan: without any, which of other programs' rules interfere with it.
     ///
     /// # Errors
     /// [`ApplyError::OthersUnread`].
@@ -187,6 +150,37 @@ impl<'a> Snapshot<'a> {
             .map_err(|cause| ApplyError::OthersUnread { cause: Box::new(cause) })?;
         let mismatch = (!findings.is_empty()).then_some(Mismatch::Interference(findings, consequences));
         Ok(Verdict { mismatch, accepted, is_redirected })
+    }
+
+    /// What a mismatch means for traffic, whatever of the plan is in force.
+    ///
+    /// # Errors
+    /// The namespace cannot be inspected.
+    pub fn impact(
+        self,
+        mismatch: &Mismatch,
+        plan: &RulePlan,
+        options: &ApplyOptions,
+    ) -> Result<Impact, ApplyError> {
+        if matches!(mismatch, Mismatch::Interference(..)) {
+            return Ok(Impact::of_interference(mismatch));
+        }
+        let live = match self.into_live(plan) {
+            Some(live) => live,
+            None => Live::examined(plan, options)?,
+        };
+        let consequences = interference::consequences(&live.ruleset, &live.routing, plan, &live.pod(options));
+        let mut foreign = interference::find(&live.ruleset, plan, &live.pod(options));
+        // What the mismatch says already.
+        foreign.retain(|finding| match (mismatch, finding.effect) {
+            (Mismatch::Asleep(_), Effect::Dormant) => false,
+            (Mismatch::Different(differences), Effect::Routes) => {
+                !differences.iter().any(Difference::is_routing)
+            }
+            (_, Effect::Unexplained) => false,
+            _ => true,
+        });
+        Ok(Impact { consequences, foreign })
     }
 
     /// Puts a plan in force, based on this reading while nothing has changed since.

@@ -1,16 +1,13 @@
-//! The node agent: puts the istio-cni plugin on the node and keeps it there.
+//! The node agent: puts the istio-cni plugin on the node and keeps it there, and watches over the node's pods.
 //!
-//! ```text
-//! flags, environment ──► settings ──┐
-//! conf directory ──► Directory ─────┼─► plan ──► edits ──► install ──► disk
-//! image, service account ───────────┘     └──► obstacle ──► ready
-//! ```
+//! - [`install`]: the plugin and its configuration on the node.
+//! - [`pods`]: the node's pods with a sidecar: drift, healing, repair.
+//! - [`ambient`]: its pods without one, which ztunnel serves.
+//! - [`taint`]: keeps pods off nodes where they would not be redirected.
+//! - [`serve`]: probes, metrics, and what plugins ask and report.
 //!
-//! [`conflist`] and [`plan`] are pure; [`install`] and [`leave`] carry their plans out, through the seam of [`disk`]; [`plugin`] queries the plugin, [`plugin_health`] the API server as the plugin does; [`agent`] is
-//! the loop; [`once`] does the same a single time. [`pod_check`] compares and redirects a pod. [`repair`] handles pods that started before the plugin was installed;
-//! [`taint`] keeps pods off nodes where they would not be redirected;
-//! [`drift`] compares the node's pods with what the plugin made of them; [`heal`] repairs drifted ones as soon as the kernel reports a change;
-//! `pod-netns` finds their namespaces. [`ambient_command`] programs one namespace by hand. [`rights`] decides which privileges an agent keeps, and [`confine`] which files it may use.
+//! Beside them are [`settings`], [`cluster`] (the API server), [`pod_watch`] (the one watch of the node's pods), [`conflist`] (the network's configuration,
+//! pure), [`metrics`] and [`confine`] (what the agent may do); [`ambient_command`] programs one namespace by hand. [`agent`] is the loop.
 
 pub mod agent;
 pub mod ambient;
@@ -18,33 +15,11 @@ pub mod ambient_command;
 pub mod ambient_rules;
 pub mod cluster;
 pub mod confine;
-pub mod conflict;
 pub mod conflist;
-pub mod disk;
-pub mod drift;
-pub mod file_watch;
-pub mod heal;
-pub mod held_pods;
 pub mod install;
-pub mod kubeconfig;
-pub mod leave;
-pub mod log_socket;
 pub mod metrics;
-pub mod netns_changes;
-pub mod once;
-pub mod plan;
-pub mod plugin;
-pub mod plugin_health;
-pub mod plugin_requests;
-pub mod plugin_socket;
-pub mod plugin_token;
-pub mod pod_check;
 pub mod pod_watch;
-pub mod ready;
-pub mod reload;
-pub mod repair;
-pub mod rights;
-pub mod seen_calls;
+pub mod pods;
 pub mod serve;
 pub mod settings;
 pub mod taint;

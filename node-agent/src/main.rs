@@ -11,14 +11,14 @@ use install_cni::agent;
 use install_cni::ambient_command;
 use install_cni::cluster;
 use install_cni::confine;
-use install_cni::disk::Real;
-use install_cni::install::Installer;
-use install_cni::once::{self, Installed};
-use install_cni::plugin::Program;
-use install_cni::plugin_token::PluginToken;
-use install_cni::pod_check;
-use install_cni::reload::{Reading, Reloader, Sources};
-use install_cni::rights;
+use install_cni::confine::rights;
+use install_cni::install::disk::Real;
+use install_cni::install::installer::Installer;
+use install_cni::install::once::{self, Installed};
+use install_cni::install::plugin::Program;
+use install_cni::install::plugin_token::PluginToken;
+use install_cni::install::reload::{Reading, Reloader, Sources};
+use install_cni::pods::check;
 use install_cni::settings::{AgentCommand, Problem, Settings, command_line};
 use privileges::keep_only;
 use settings_cli::{Line, ParsedArgs};
@@ -77,7 +77,7 @@ fn give_up_what_is_not_needed(action: AgentCommand, settings: &Settings, reloade
     if let Err(error) = keep_only(rights::needed(action, settings, reloader.is_some())) {
         log::warn!(target: SCOPE, "{error}");
     }
-    pod_check::remember_memory();
+    check::remember_memory();
     confine::begin(action, settings, reloader.map(Reloader::folder).as_deref());
 }
 

@@ -10,10 +10,10 @@ use serde_json::Value;
 use crate::ambient::inventory::{Inventory, condensed};
 use crate::cluster::Connection;
 use crate::cluster::pods;
-use crate::held_pods::{HeldPods, Holding, held};
 use crate::metrics::Metrics;
-use crate::repair::RepairController;
-use crate::repair::filter::Broken;
+use crate::pods::held_pods::{HeldPods, Holding, held};
+use crate::pods::repair::RepairController;
+use crate::pods::repair::filter::Broken;
 
 /// Who follows the pods of a node.
 pub struct Followers {

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use install_cni::reload::RELOADED;
+use install_cni::install::reload::RELOADED;
 use install_cni::settings::table::SETTINGS;
 
 fn project() -> PathBuf {

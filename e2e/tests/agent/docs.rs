@@ -4,9 +4,9 @@ use std::fs;
 use std::path::Path;
 
 use controller_runtime::metrics::{Described, process};
+use install_cni::install::reload::RELOADED;
 use install_cni::metrics::Metrics;
-use install_cni::reload::RELOADED;
-use install_cni::repair::action::possible_reasons;
+use install_cni::pods::repair::action::possible_reasons;
 use install_cni::settings::table::SETTINGS;
 
 use reasons::{AgentReason, EventReason};

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use cni_core::pod_source::PodName;
 use cni_core::selection::{Acceptance, Programming};
-use install_cni::drift::fingerprints::{Fingerprints, MOST_UNREAD};
-use install_cni::pod_check::{Basis, Comparison, ExpectedRules, MeshPod};
+use install_cni::pods::check::{Basis, Comparison, ExpectedRules, MeshPod};
+use install_cni::pods::drift::fingerprints::{Fingerprints, MOST_UNREAD};
 use netns_apply::Fingerprint;
 use netns_apply::netns::Netns;
 use redirect_core::pod::PodFacts;

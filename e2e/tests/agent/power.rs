@@ -7,12 +7,12 @@ use std::sync::Arc;
 
 use crate::model::{Fault, Model};
 use install_cni::conflist::{NetConf, PLUGIN_TYPE};
-use install_cni::disk::{Disk, Lock, Output, Stat, TEMPORARY};
-use install_cni::install::Installer;
-use install_cni::leave;
-use install_cni::once;
-use install_cni::plan::{ORIGINAL, Obstacle};
-use install_cni::plugin::{Ask, Question, Refusal};
+use install_cni::install::conflist_edits::{ORIGINAL, Obstacle};
+use install_cni::install::disk::{Disk, Lock, Output, Stat, TEMPORARY};
+use install_cni::install::installer::Installer;
+use install_cni::install::leave;
+use install_cni::install::once;
+use install_cni::install::plugin::{Ask, Question, Refusal};
 use install_cni::settings::Settings;
 
 const NET: &str = "/host/etc/cni/net.d";
@@ -108,7 +108,7 @@ fn assert_sound(model: &Model, when: &str) {
             }
         } else if name.ends_with(ORIGINAL) {
             assert!(text == CALICO || text == SINGLE, "{when}: half an original: {text:?}");
-        } else if install_cni::plan::matters(&name) {
+        } else if install_cni::install::conflist_edits::matters(&name) {
             assert!(text.ends_with(".\n"), "{when}: half a mark: {text:?}");
         }
     }
@@ -357,7 +357,7 @@ fn short_writes_are_written_to_the_end() {
 
 #[test]
 fn the_model_loses_what_is_not_synced() {
-    use install_cni::disk::Disk;
+    use install_cni::install::disk::Disk;
     let model = Model::default();
     model.folder("/a");
     model.put("/a/file", b"old", 0o600);

@@ -2,7 +2,7 @@
 
 use cni_core::conf::{Conf, Envelope};
 use cni_core::wire::Command;
-use install_cni::pod_check::ExpectedRules;
+use install_cni::pods::check::ExpectedRules;
 use install_cni::taint::probe::{ProbeError, probe};
 use netns_apply::facts::addresses;
 

@@ -25,25 +25,25 @@ use crate::cluster;
 use crate::cluster::events::EventPublisher;
 use crate::cluster::own::{self, WasReadable};
 use crate::confine;
-use crate::conflict::{Collisions, WriteConflict, suspect};
-use crate::disk::Real;
-use crate::drift::{self, NodeSummary};
-use crate::file_watch::{FileEvent, FileWatch, WatchedDir};
-use crate::heal;
-use crate::held_pods::HeldPods;
-use crate::install::{Installer, Pass};
+use crate::install::conflict::{Collisions, WriteConflict, suspect};
+use crate::install::conflist_edits::{self, Edit, Obstacle};
+use crate::install::disk::Real;
+use crate::install::file_watch::{FileEvent, FileWatch, WatchedDir};
+use crate::install::installer::{Installer, Pass};
+use crate::install::plugin::Program;
+use crate::install::plugin_health::AccessChecker;
+use crate::install::plugin_token::{PluginToken, TokenRenewer};
+use crate::install::ready::{AgentState, Phase};
+use crate::install::reload::Reloader;
 use crate::metrics::Metrics;
-use crate::plan::{self, Edit, Obstacle};
-use crate::plugin::Program;
-use crate::plugin_health::AccessChecker;
-use crate::plugin_requests::PluginRequests;
-use crate::plugin_socket::PluginSocket;
-use crate::plugin_token::{PluginToken, TokenRenewer};
 use crate::pod_watch::{self, Followers};
-use crate::ready::{AgentState, Phase};
-use crate::reload::Reloader;
-use crate::repair::RepairController;
-use crate::serve::{self, Served};
+use crate::pods::drift::{self, NodeSummary};
+use crate::pods::heal;
+use crate::pods::held_pods::HeldPods;
+use crate::pods::repair::{self, RepairController};
+use crate::serve::plugin_requests::PluginRequests;
+use crate::serve::plugin_socket::PluginSocket;
+use crate::serve::server::{self, Served};
 use crate::settings::{
     DriftSettings, KUBECONFIG, OWNED_FILE, Placement, Settings, TOKEN_FILE, TemplateSource, Trust,
 };
@@ -86,7 +86,7 @@ async fn run_with(
     let mut signals = ShutdownSignals::new()?;
     let (served, token, ambient) = served(&settings, logs.clone(), tasks.clone());
     let changes = Changes { reloader, levels: logs, drift: watch::Sender::new(settings.drift.clone()) };
-    let mut sockets = vec![serve::start(&settings, &served).await?];
+    let mut sockets = vec![server::start(&settings, &served).await?];
     let renewer = Arc::new(renewer(&settings, &token, &served));
     let readable = start_lookup(&served);
     let mut working = start_work(&settings, &changes.drift, &served, (token.clone(), renewer.clone()));
@@ -191,7 +191,13 @@ fn start_work(
         identity: settings.identity.clone(),
         token,
     };
-    let repair = RepairController::new(settings.clone(), drift.subscribe(), served.clone());
+    let of_repair = repair::Shared {
+        connection: served.connection.clone(),
+        installer: served.installer.clone(),
+        handlers: served.handlers.clone(),
+        metrics: served.metrics.clone(),
+    };
+    let repair = RepairController::new(settings.clone(), drift.subscribe(), of_repair);
     let mut working = follow_pods(&settings.identity.node, served, repair.as_ref());
     working.extend(
         repair.map(|repair| tasks.spawn("repair controller", async move { match repair.work().await {} })),
@@ -408,7 +414,7 @@ impl Agent {
         let paths = &self.settings.paths;
         let binaries = self.served.installer.source_names().unwrap_or_default();
         let mut watched = vec![
-            WatchedDir { directory: paths.net.clone(), matters: Box::new(plan::matters) },
+            WatchedDir { directory: paths.net.clone(), matters: Box::new(conflist_edits::matters) },
             WatchedDir {
                 directory: paths.bin.clone(),
                 matters: Box::new(move |name| binaries.iter().any(|binary| binary == name)),

@@ -4,7 +4,7 @@ use controller_runtime::SCOPE;
 use reasons::{AgentReason, EventReason};
 
 use super::Agent;
-use crate::reload::Reload;
+use crate::install::reload::Reload;
 use crate::settings::Settings;
 
 impl Agent {

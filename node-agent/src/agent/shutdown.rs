@@ -7,9 +7,9 @@ use controller_runtime::SCOPE;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::cluster::own::{self, Lookup, WasReadable};
-use crate::leave::{self, Departure};
-use crate::plugin_token::{PluginToken, TokenRenewer};
-use crate::serve::Served;
+use crate::install::leave::{self, Departure};
+use crate::install::plugin_token::{PluginToken, TokenRenewer};
+use crate::serve::server::Served;
 use crate::settings::Settings;
 use crate::taint;
 

@@ -17,8 +17,8 @@ use super::pod::{AmbientPod, AmbientRules};
 use super::state::{AmbientState, ambient_rules};
 use crate::cluster::Connection;
 use crate::cluster::pods::{self, is_name};
-use crate::held_pods::HeldPods;
-use crate::install::Installer;
+use crate::install::installer::Installer;
+use crate::pods::held_pods::HeldPods;
 use crate::settings::{AmbientSettings, Paths};
 
 /// How long enrolment may take: less than the plugin waits, so that it learns why.

@@ -36,10 +36,10 @@ use super::state::{AmbientState, ambient_rules};
 use crate::cluster::events::EventPublisher;
 use crate::cluster::{Connection, EventMessage, pod_reference};
 use crate::confine::outside;
-use crate::file_watch::{FileEvent, FileWatch, WatchedDir};
-use crate::held_pods::HeldPods;
-use crate::install::Installer;
+use crate::install::file_watch::{FileEvent, FileWatch, WatchedDir};
+use crate::install::installer::Installer;
 use crate::metrics::{CodeLabel, EnrolmentLabel, Metrics};
+use crate::pods::held_pods::HeldPods;
 use crate::settings::{AmbientSettings, Paths, Settings};
 
 /// How often all pods are examined, whatever is reported.

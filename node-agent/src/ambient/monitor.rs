@@ -14,8 +14,8 @@ use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep};
 
 use super::inventory::Inventory;
-use crate::heal::{RecheckBackoff, most_monitors};
-use crate::netns_changes::{ChangeSubscriptions, Sockets, subscribe};
+use crate::pods::heal::{RecheckBackoff, most_monitors};
+use crate::pods::netns_changes::{ChangeSubscriptions, Sockets, subscribe};
 
 /// The monitors, by pods' UIDs.
 #[derive(Debug, Default)]

@@ -27,7 +27,7 @@ use super::enrolment::Effects;
 use super::pod::AmbientPod;
 use crate::ambient_rules::{self as rules, Condition};
 use crate::confine::outside;
-use crate::pod_check::{census, find, options, pod_addresses};
+use crate::pods::check::{census, find, options, pod_addresses};
 use crate::settings::Paths;
 
 /// How many pods' rules are changed at the same time.

@@ -12,7 +12,7 @@ use tokio::sync::watch;
 use super::enrolment::Enrolled;
 use super::inventory::Inventory;
 use super::pod::AmbientRules;
-use crate::install::Installer;
+use crate::install::installer::Installer;
 use crate::settings::AmbientSettings;
 
 /// The state of ambient mode on this node.

@@ -8,8 +8,8 @@ use netns_apply::capabilities::{self, SYS_PTRACE};
 use netns_apply::pod::remember_hosts;
 
 use super::{Confined, allowed, confine, outside};
-use crate::once;
-use crate::rights::reads_processes;
+use crate::confine::rights::reads_processes;
+use crate::install::once;
 use crate::settings::{AgentCommand, Settings, TemplateSource};
 
 /// Confines this thread and those that it makes, if settings and kernel allow it. `folder`: the settings folder. An agent that cannot be

@@ -10,6 +10,7 @@
 mod begin;
 mod kernel;
 pub mod outside;
+pub mod rights;
 mod watch;
 
 use std::ffi::OsStr;

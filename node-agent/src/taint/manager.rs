@@ -16,8 +16,8 @@ use super::health::{FlapDamper, NodeHealth, TaintBackoff, TaintPermission};
 use super::probe::{ProbeError, probe};
 use crate::cluster::{Cluster, Connection, EventMessage};
 use crate::metrics::Metrics;
-use crate::pod_check::ExpectedRules;
-use crate::serve::Served;
+use crate::pods::check::ExpectedRules;
+use crate::serve::server::Served;
 use crate::settings::{DriftSettings, Settings};
 
 /// The component of the events.

@@ -10,7 +10,7 @@ use netns_apply::facts::addresses;
 use nix::sched::{CloneFlags, unshare};
 use redirect_core::pod::PodFacts;
 
-use crate::pod_check::{ApplyFailure, ExpectedRules, redirect_here, require};
+use crate::pods::check::{ApplyFailure, ExpectedRules, redirect_here, require};
 
 /// Why a probe namespace is not redirected.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

@@ -172,7 +172,7 @@ impl<'a> Message<'a> {
         bytes.extend(self.kind.to_ne_bytes());
         bytes.extend(self.flags.to_ne_bytes());
         bytes.extend(self.sequence.to_ne_bytes());
-        // The port of a socket, which says nothing.
+        // A socket's port, which no reader uses.
         bytes.extend([0; 4]);
         bytes.extend(self.body);
         bytes.resize(bytes.len().next_multiple_of(4), 0);

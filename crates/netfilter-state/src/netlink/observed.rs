@@ -34,7 +34,7 @@ pub struct Observed {
     obstacles: BTreeSet<Obstacle>,
     /// Whether any program has a table, of any family.
     has_tables: bool,
-    /// Whether any of them, or a chain in one, is none that a plan has.
+    /// Whether other programs have a table, or a chain in a table of iptables.
     has_others: bool,
     /// What was taken in, as long as it may be all that packets meet, and how many rules are among it.
     messages: Arc<Vec<u8>>,
@@ -125,8 +125,8 @@ impl Observed {
         self.has_tables
     }
 
-    /// All that packets meet in nf_tables: `None` if there is a table or chain that no plan has, of which nothing was taken in, or if there are more
-    /// than so many rules.
+    /// All that packets meet in nf_tables; `None` if other programs have a table or chain, whose rules were not taken in, or if the rules are more
+    /// than this many.
     #[must_use]
     pub fn into_everything(mut self, most_rules: usize) -> Option<Ruleset> {
         if self.has_others || self.rules > most_rules {
@@ -260,12 +260,12 @@ impl Observed {
     }
 }
 
-/// Whether a chain of a table that a plan has rules in is none of a plan's, nor built in.
+/// Whether a chain of a table of iptables belongs to another program.
 fn is_others_chain(chain: &Chain) -> bool {
     matches!(chain, Chain::Other(_)) && !chain.belongs_to_mesh()
 }
 
-/// Whether a message is about a table that no plan has, or about such a chain.
+/// Whether a message is about another program's table, or about such a chain.
 fn is_others(message: &Message<'_>) -> bool {
     let name = |kind| message.attributes().find(kind).and_then(Attribute::text);
     let is_table = |name: &str| match message.family {

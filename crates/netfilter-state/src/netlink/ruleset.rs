@@ -19,7 +19,7 @@ use redirect_core::{
 const POLICY_DROP: u32 = 0;
 
 impl Ruleset {
-    /// What a dump or a transaction says that says everything.
+    /// The rules in a whole dump, or in a transaction that was the first.
     #[must_use]
     pub fn of_messages(bytes: &[u8]) -> Self {
         let mut ruleset = Self::default();

@@ -12,7 +12,7 @@ use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard};
 
-use install_cni::disk::{Disk, FileAttributes, Lock, Output, Stat};
+use install_cni::install::disk::{Disk, FileAttributes, Lock, Output, Stat};
 
 #[derive(Clone, Default)]
 struct Inode {

@@ -1,0 +1,43 @@
+//! Why a network namespace is not as planned.
+
+use netfilter_state::differences::Differences;
+use packet_trace::{
+    interference::{Consequence, Finding},
+    placement::Obstacle,
+};
+use std::fmt;
+
+/// Why a namespace is not as planned.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Mismatch {
+    /// Rules or routing are not as planned: all that differs, at least one thing.
+    #[error("{0}")]
+    Different(Differences),
+    /// Rules are in both variants of iptables, or in iptables and native tables.
+    #[error("the mesh has rules in more than one backend")]
+    TwoBackends,
+    /// A table exists but is dormant.
+    #[error("{0}")]
+    Asleep(String),
+    /// Packets with the plan's mark do not reach the proxy, because of what other programs route; a run would not change that.
+    #[error("{0}")]
+    DoesNotConverge(Box<Obstacle>),
+    /// Everything is as planned, but other programs' rules interfere: the most certain first, at least one; and what that means for
+    /// traffic.
+    #[error("all rules are in force, but other programs' rules interfere: {}", few(.0))]
+    Interference(Vec<Finding>, Vec<Consequence>),
+}
+
+/// How many other programs' rules are named in one text.
+const MOST_NAMED: usize = 3;
+
+/// The first of several things.
+pub(crate) fn few<T: fmt::Display>(all: &[T]) -> String {
+    let mut named: Vec<String> = all.iter().take(MOST_NAMED).map(ToString::to_string).collect();
+    let more = all.len().saturating_sub(MOST_NAMED);
+    if more > 0 {
+        named.push(format!("and {more} more"));
+    }
+    named.join("; ")
+}

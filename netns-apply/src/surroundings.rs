@@ -1,0 +1,21 @@
+//! All that routes packets in a network namespace, and whether it has changed since it was read.
+
+use crate::{
+    notify::Subscription,
+    routes::{RouteSocket, Survey},
+};
+
+/// Routing, interfaces and addresses, and what has changed since they were read: they have no generation.
+pub(crate) struct Surroundings {
+    pub(crate) survey: Survey,
+    pub(crate) since: Subscription,
+}
+
+impl Surroundings {
+    /// Those of the calling thread's network namespace; nothing where they cannot be read: no run fails for what its plan does not need.
+    pub(crate) fn now(routes: &mut RouteSocket) -> Option<Self> {
+        let since = Subscription::to_surroundings().ok()?;
+        let links = routes.links().ok()?;
+        Some(Self { survey: routes.survey(&links).ok()?, since })
+    }
+}
