@@ -4,7 +4,7 @@
 #![no_main]
 
 use cni_core::plugin_event::{AddEvent, PodNetwork};
-use install_cni::{ambient::add_event::read_event, plugin_requests::read_request};
+use install_cni::{ambient::add_event::read_event, serve::plugin_requests::read_request};
 use libfuzzer_sys::fuzz_target;
 use redirect_core_fuzz::text;
 

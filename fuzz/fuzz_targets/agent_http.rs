@@ -11,15 +11,16 @@ use controller_runtime::{
 use hyper::{Request, body::Incoming};
 use install_cni::{
     cluster::{self, events::EventPublisher},
-    disk::Real,
-    drift::NodeSummary,
-    install::Installer,
-    log_socket::Receiver,
+    install::{
+        disk::Real,
+        installer::Installer,
+        plugin::{Ask, Question, Refusal},
+        ready::AgentState,
+        seen_calls::SeenCalls,
+    },
     metrics::Metrics,
-    plugin::{Ask, Question, Refusal},
-    ready::AgentState,
-    seen_calls::SeenCalls,
-    serve::Served,
+    pods::drift::NodeSummary,
+    serve::{log_socket::Receiver, server::Served},
     settings::Settings,
 };
 use libfuzzer_sys::fuzz_target;

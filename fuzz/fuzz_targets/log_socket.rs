@@ -3,7 +3,11 @@
 #![no_main]
 
 use controller_runtime::metrics::exposition::Format;
-use install_cni::{disk::Real, log_socket::Receiver, metrics::Metrics, seen_calls::SeenCalls};
+use install_cni::{
+    install::{disk::Real, seen_calls::SeenCalls},
+    metrics::Metrics,
+    serve::log_socket::Receiver,
+};
 use libfuzzer_sys::fuzz_target;
 use logging::Entry;
 use redirect_core_fuzz::text;
