@@ -13,12 +13,12 @@ for my $file (split /\n/, `git ls-files '*.rs'`) {
     next if $file =~ m{^crates/(tools|test-support)/};
     open my $in, '<', $file or die "count.pl: $file: $!\n";
     my @lines = <$in>;
-    my ($count, $in_tests) = (0, 0);
-    for my $number (0 .. $#lines) {
-        my $line = $lines[$number];
+    my ($count, $is_of_test, $in_tests) = (0, 0, 0);
+    for my $line (@lines) {
         # rustfmt ends a module of tests with the first brace at the margin.
         if ($in_tests) { $in_tests = 0 if $line =~ /^\}/; next }
-        if ($line =~ /^#\[cfg\(test\)\]/) { $in_tests = ($lines[$number + 1] // '') =~ /\{\s*$/; next }
+        if ($is_of_test) { ($is_of_test, $in_tests) = (0, $line =~ /\{\s*$/); next }
+        if ($line =~ /^#\[cfg\(test\)\]/) { $is_of_test = 1; next }
         $count++ unless $line =~ m{^\s*$} || $line =~ m{^\s*//};
     }
     $of_file{$file} = $count;

@@ -46,6 +46,26 @@ fn every_test_that_a_command_names_exists() {
     assert!(count >= 25, "{count} commands");
 }
 
+/// The functions that an annotation passes: each line of ARCHITECTURE.md's list begins with one, and the file that has it.
+#[test]
+fn every_function_on_an_annotations_way_exists() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let text = fs::read_to_string(root.join("ARCHITECTURE.md")).expect("ARCHITECTURE.md");
+    let steps = text.lines().filter_map(|line| {
+        let (number, rest) = line.split_once(". `")?;
+        number.parse::<usize>().ok()?;
+        let (function, rest) = rest.split_once("` (")?;
+        Some((function, rest.split_once("):")?.0))
+    });
+    let steps: Vec<_> = steps.collect();
+    assert!((12..=15).contains(&steps.len()), "{steps:?}");
+    for (function, file) in steps {
+        let source = fs::read_to_string(root.join(file)).unwrap_or_else(|error| panic!("{file}: {error}"));
+        let defines = |after: &str| source.contains(&format!("fn {function}{after}"));
+        assert!(defines("(") || defines("<"), "{file} has no function {function}");
+    }
+}
+
 /// The test programs that commands name, each with the beginning of its tests' names.
 fn commands(text: &str) -> impl Iterator<Item = (&str, &str)> {
     text.split("--test ").skip(1).filter_map(|rest| {
