@@ -10,7 +10,7 @@ mod saved;
 
 use benches::{plan, redirect, settings};
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use netfilter_state::{change::RulesetDiff, parse, ruleset::Ruleset, state::RuleState};
+use netfilter_state::{change::IptablesChange, parse, ruleset::HookedRules, state::IptablesTables};
 use packet_trace::{
     difference,
     interference::{Pod, find},
@@ -84,25 +84,25 @@ fn comparing(c: &mut Criterion) {
     );
     let same = |size| {
         let rules = plan(size).rules(Family::V4);
-        (RuleState::from(&rules), rules)
+        (IptablesTables::from(&rules), rules)
     };
     step(c, "diff, nothing to do", same, |(observed, wanted)| {
-        black_box(RulesetDiff::between(black_box(observed), black_box(wanted)));
+        black_box(IptablesChange::between(black_box(observed), black_box(wanted)));
     });
-    let from_nothing = |size| (RuleState::new(), plan(size).rules(Family::V4));
+    let from_nothing = |size| (IptablesTables::new(), plan(size).rules(Family::V4));
     step(c, "diff, everything to do", from_nothing, |(observed, wanted)| {
-        black_box(RulesetDiff::between(black_box(observed), black_box(wanted)));
+        black_box(IptablesChange::between(black_box(observed), black_box(wanted)));
     });
 }
 
 /// A plan's rules in force beside those that a node's programs leave in many pods.
-fn in_force(plan: &RulePlan) -> Ruleset {
+fn in_force(plan: &RulePlan) -> HookedRules {
     let others = "*filter\n:INPUT ACCEPT\n:OUTPUT ACCEPT\n:KUBE-FIREWALL -\n-A INPUT -j KUBE-FIREWALL\n-A OUTPUT -j KUBE-FIREWALL\n\
         -A KUBE-FIREWALL -m mark --mark 0x8000/0x8000 -j DROP\n-A INPUT -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT\nCOMMIT\n\
         *nat\n:PREROUTING ACCEPT\n:INPUT ACCEPT\n:OUTPUT ACCEPT\n:POSTROUTING ACCEPT\n-A POSTROUTING -m mark ! --mark 0x4000/0x4000 -j RETURN\n\
         -A POSTROUTING -j MASQUERADE\nCOMMIT\n*raw\n:PREROUTING ACCEPT\n:OUTPUT ACCEPT\nCOMMIT\n\
         *mangle\n:PREROUTING ACCEPT\n:INPUT ACCEPT\n:OUTPUT ACCEPT\n:POSTROUTING ACCEPT\nCOMMIT\n";
-    let mut ruleset = Ruleset::default();
+    let mut ruleset = HookedRules::default();
     for family in Family::BOTH {
         let own = render::restore_text(&plan.rules(family)).replace("-I PREROUTING 1", "-A PREROUTING");
         for text in [others, &own] {

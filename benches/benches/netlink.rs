@@ -7,20 +7,22 @@
 use benches::plan;
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use netfilter_state::{
-    change::RulesetDiff,
+    change::IptablesChange,
     netlink::{Batch, Messages, NativeState, Observed},
-    state::RuleState,
+    state::IptablesTables,
 };
 use redirect_core::{Family, RulePlan, options::NativeForm};
 use std::hint::black_box;
 
 const SIZES: [usize; 4] = [0, 100, 1_000, 10_000];
 
-fn changes(plan: &RulePlan) -> Vec<(Family, RulesetDiff)> {
-    Family::BOTH.map(|family| (family, RulesetDiff::between(&RuleState::new(), &plan.rules(family)))).into()
+fn changes(plan: &RulePlan) -> Vec<(Family, IptablesChange)> {
+    Family::BOTH
+        .map(|family| (family, IptablesChange::between(&IptablesTables::new(), &plan.rules(family))))
+        .into()
 }
 
-fn encoded(changes: &[(Family, RulesetDiff)]) -> Vec<u8> {
+fn encoded(changes: &[(Family, IptablesChange)]) -> Vec<u8> {
     let nothing = Observed::at(1);
     let mut batch = Batch::new(&nothing);
     for (family, change) in changes {
@@ -74,7 +76,7 @@ fn decode(c: &mut Criterion) {
     for size in SIZES {
         let plan = plan(size);
         let bytes = listed(&encoded(&changes(&plan)));
-        assert_eq!(*observed(&bytes).state(Family::V6), RuleState::from(&plan.rules(Family::V6)));
+        assert_eq!(*observed(&bytes).state(Family::V6), IptablesTables::from(&plan.rules(Family::V6)));
         group.throughput(Throughput::Bytes(bytes.len() as u64));
         group.sample_size(if size > 1_000 { 10 } else { 50 });
         group.bench_with_input(BenchmarkId::from_parameter(size), &bytes, |b, bytes| {

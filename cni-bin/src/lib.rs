@@ -12,7 +12,7 @@ mod usage;
 
 pub use cni_core::{conf, fields, pod_source, sandboxed, selection, wire};
 
-use commands::Job;
+use commands::Attachment;
 use conf::{Conf, Envelope, MOST_INPUT};
 use kernel::{Kernel, Linux};
 use netns_apply::pod::remember_hosts;
@@ -123,7 +123,7 @@ pub fn answer(
         if invocation.command == Command::Add {
             warn_of_configuration(&conf);
         }
-        carry_out(&Job { invocation: &invocation, conf: &conf, env, kernel, start })
+        carry_out(&Attachment { invocation: &invocation, conf: &conf, env, kernel, start })
     });
     match done {
         Ok(output) => Answer { output, success: true },
@@ -134,7 +134,7 @@ pub fn answer(
     }
 }
 
-fn carry_out(job: &Job<'_>) -> Result<String, CniError> {
+fn carry_out(job: &Attachment<'_>) -> Result<String, CniError> {
     match job.invocation.command {
         Command::Add => commands::add(job).map(|()| job.conf.prev_result.json(job.conf.version)),
         Command::Check => commands::check(job).map(|()| String::new()),

@@ -1,7 +1,7 @@
 //! The command line for people who run the plugin by hand: the subcommands that the other programs have. A container runtime
 //! passes no arguments, but a command in the environment.
 
-use cni_core::keys::{KEYS, Row};
+use cni_core::keys::{KEYS, SettingSpec};
 use std::{
     ffi::OsString,
     io::{self, ErrorKind, Write},
@@ -82,12 +82,13 @@ fn help() -> String {
 
 fn manual_keys() -> String {
     let escape = |text: &str| text.replace('\\', "\\\\").replace('-', "\\-");
-    let key = |row: &Row| format!(".TP\n.B {}\n{}\n", escape(&heading(row)), escape(&row.description()));
+    let key =
+        |row: &SettingSpec| format!(".TP\n.B {}\n{}\n", escape(&heading(row)), escape(&row.description()));
     KEYS.iter().map(key).collect()
 }
 
 /// A key with what it takes.
-fn heading(row: &Row) -> String {
+fn heading(row: &SettingSpec) -> String {
     let default = if row.default.is_empty() { String::new() } else { format!(", default {}", row.default) };
     format!("{} ({}{default})", row.key.unwrap_or_default(), row.takes.name())
 }

@@ -20,7 +20,7 @@ use install_cni::{
     },
     metrics::Metrics,
     pods::drift::NodeSummary,
-    serve::{log_socket::Receiver, server::Served},
+    serve::{log_socket::Receiver, server::AgentContext},
     settings::Settings,
 };
 use libfuzzer_sys::fuzz_target;
@@ -47,7 +47,7 @@ const HEALTHY: &[u8] = b"GET /healthz HTTP/1.1\r\nhost: x\r\nconnection: close\r
 
 struct Agent {
     runtime: Runtime,
-    served: Arc<Served>,
+    served: Arc<AgentContext>,
     receiver: Arc<Receiver>,
 }
 
@@ -71,7 +71,7 @@ static AGENT: LazyLock<Agent> = LazyLock::new(|| {
     drop(inside);
     Agent {
         runtime,
-        served: Arc::new(Served {
+        served: Arc::new(AgentContext {
             events,
             transitions: Mutex::default(),
             connection,

@@ -3,14 +3,14 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use netfilter_state::{change::RulesetDiff, parse::rule_state, state::RuleState};
+use netfilter_state::{change::IptablesChange, parse::rule_state, state::IptablesTables};
 use redirect_core::{Family, RulePlan};
 
 fuzz_target!(|text: &str| {
     let Ok(state) = rule_state(text) else { return };
-    let cleanup = RulesetDiff::between(&state, &RulePlan::empty().rules(Family::V4));
+    let cleanup = IptablesChange::between(&state, &RulePlan::empty().rules(Family::V4));
     assert_eq!(cleanup.is_empty(), state.of_mesh().is_empty());
-    let ours = RulesetDiff::back(&RuleState::new(), &state.of_mesh(), &RulesetDiff::default()).restore_text();
+    let ours = IptablesChange::back(&IptablesTables::new(), &state.of_mesh(), &IptablesChange::default()).restore_text();
     let again = rule_state(&ours).expect("what was written can be read");
     assert_eq!(again, state.of_mesh());
 });

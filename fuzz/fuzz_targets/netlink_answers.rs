@@ -5,9 +5,9 @@
 
 use libfuzzer_sys::fuzz_target;
 use netfilter_state::{
-    change::RulesetDiff,
+    change::IptablesChange,
     netlink::{Batch, Messages, NativeState, Observed},
-    ruleset::{HookList, Ruleset},
+    ruleset::{HookList, HookedRules},
 };
 use packet_trace::interference::{Pod, find};
 use redirect_core::{Family, RulePlan};
@@ -15,7 +15,7 @@ use redirect_core_fuzz::kernel::dumped;
 
 fuzz_target!(|bytes: &[u8]| {
     let (mut observed, mut native) = (Observed::at(1), NativeState::default());
-    let (mut ruleset, mut hooks) = (Ruleset::default(), HookList::default());
+    let (mut ruleset, mut hooks) = (HookedRules::default(), HookList::default());
     for message in Messages::new(bytes) {
         let _ = message.answer();
         observed.take(&message);
@@ -28,7 +28,7 @@ fuzz_target!(|bytes: &[u8]| {
     put_back(&native);
     let _ = find(&ruleset, &RulePlan::empty(), &Pod::default());
     let cleanup = Family::BOTH.map(|family| {
-        (family, RulesetDiff::between(observed.state(family), &RulePlan::empty().rules(family)))
+        (family, IptablesChange::between(observed.state(family), &RulePlan::empty().rules(family)))
     });
     let mut batch = Batch::new(&observed);
     for (family, change) in &cleanup {

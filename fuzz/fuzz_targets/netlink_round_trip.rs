@@ -4,10 +4,10 @@
 
 use libfuzzer_sys::fuzz_target;
 use netfilter_state::{
-    change::RulesetDiff,
+    change::IptablesChange,
     netlink::{Batch, Messages, Observed},
     parse::rule_state,
-    state::RuleState,
+    state::IptablesTables,
 };
 use redirect_core::{Family, rule::Table};
 use redirect_core_fuzz::kernel::dumped;
@@ -19,7 +19,7 @@ fuzz_target!(|text: &str| {
     }
     let Ok(state) = rule_state(text) else { return };
     let wanted = state.of_mesh();
-    let change = RulesetDiff::back(&RuleState::new(), &wanted, &RulesetDiff::default());
+    let change = IptablesChange::back(&IptablesTables::new(), &wanted, &IptablesChange::default());
     for family in Family::BOTH {
         let nothing = Observed::at(1);
         let mut batch = Batch::new(&nothing);

@@ -1,9 +1,9 @@
 //! A transaction for nf_tables as the kernel would show it afterwards.
 
 use netfilter_state::{
-    change::RulesetDiff,
+    change::IptablesChange,
     netlink::{Batch, Messages, NativeState, Observed},
-    state::RuleState,
+    state::IptablesTables,
 };
 use redirect_core::{Family, RulePlan, options::NativeForm};
 
@@ -43,8 +43,8 @@ pub fn dumped(transaction: &[u8]) -> Vec<u8> {
 /// The plan cannot be encoded.
 #[must_use]
 pub fn after_iptables(plan: &RulePlan) -> Observed {
-    let changes =
-        Family::BOTH.map(|family| (family, RulesetDiff::between(&RuleState::new(), &plan.rules(family))));
+    let changes = Family::BOTH
+        .map(|family| (family, IptablesChange::between(&IptablesTables::new(), &plan.rules(family))));
     let nothing = Observed::at(1);
     let mut batch = Batch::new(&nothing);
     for (family, change) in &changes {

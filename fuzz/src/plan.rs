@@ -2,9 +2,9 @@
 
 use crate::{kernel, text};
 use netfilter_state::{
-    change::{RuleDifference, RulesetDiff},
+    change::{RuleDifference, IptablesChange},
     parse::{entry, rule_state},
-    state::{Entry, RuleState},
+    state::{Entry, IptablesTables},
 };
 use redirect_core::{
     Family, Redirect, RulePlan,
@@ -41,10 +41,10 @@ fn restore_text(rules: &FamilyRules) {
     let text = render::restore_text(rules);
     text::is_safe(&text);
     let read = rule_state(&text).expect("a rendered plan can be read");
-    assert_eq!(read, RuleState::from(rules));
+    assert_eq!(read, IptablesTables::from(rules));
     assert_eq!(RuleDifference::all(&read, rules), []);
-    assert!(RulesetDiff::between(&read, rules).is_empty());
-    assert_eq!(RulesetDiff::between(&RuleState::new(), rules).is_empty(), rules.is_empty());
+    assert!(IptablesChange::between(&read, rules).is_empty());
+    assert_eq!(IptablesChange::between(&IptablesTables::new(), rules).is_empty(), rules.is_empty());
     let planned: usize =
         Table::ALL.iter().flat_map(|table| rules.chains(*table)).map(|(_, all)| all.len()).sum();
     assert_eq!(text.lines().filter(|line| is_rule(line)).count(), planned, "{text}");
@@ -92,7 +92,7 @@ fn netlink(plan: &RulePlan) {
     let observed = kernel::after_iptables(plan);
     for family in Family::BOTH {
         let rules = plan.rules(family);
-        assert_eq!(*observed.state(family), RuleState::from(&rules), "{family}");
+        assert_eq!(*observed.state(family), IptablesTables::from(&rules), "{family}");
         let is_ours = |entry: &Entry| matches!(entry, Entry::Rule(_));
         let mut read = Table::ALL
             .iter()

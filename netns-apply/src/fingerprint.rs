@@ -30,8 +30,8 @@ impl Fingerprint {
     pub fn now(keys: &RandomState) -> Option<Self> {
         let generation = Connection::open().ok()?.generation().ok()?;
         let mut routes = RouteSocket::open(MOST_READ).ok()?;
-        let links = routes.links().ok()?;
-        Self::of(keys, generation, &routes.survey(&links).ok()?)
+        let (links, assigned) = (routes.links().ok()?, routes.assigned().ok()?);
+        Self::of(keys, generation, &routes.survey(&links, &assigned).ok()?)
     }
 
     /// The same from what was read.

@@ -54,7 +54,7 @@ impl<'a> Handles<'a> {
     pub(crate) fn observe_routing(
         &mut self,
     ) -> Result<(Vec<FoundRouting>, Option<Surroundings>), RouteError> {
-        let mut surroundings = Surroundings::now(&mut self.routes);
+        let mut surroundings = Surroundings::now(&mut self.routes)?;
         let found = match &mut surroundings {
             Some(surroundings) => std::mem::take(&mut surroundings.survey.found),
             None => self.routes.observe()?,

@@ -6,8 +6,8 @@ use crate::{
     restore,
 };
 use netfilter_state::{
-    ruleset::{Api, ChainState, Ruleset, TableName, built_in},
-    state::RuleState,
+    ruleset::{Api, ChainState, HookedRules, TableName, built_in},
+    state::IptablesTables,
     xtables::{LegacyChains, LegacyTable},
 };
 use redirect_core::{
@@ -21,7 +21,7 @@ use std::{fs, io};
 const SMALLER: usize = 3;
 
 /// Adds the tables of a family to a ruleset. Of one that is too large, only the built-in chains.
-pub(crate) fn add_to(ruleset: &mut Ruleset, family: Family, most_read: usize) -> Result<(), ApplyError> {
+pub(crate) fn add_to(ruleset: &mut HookedRules, family: Family, most_read: usize) -> Result<(), ApplyError> {
     for name in names(family) {
         match read(family, &name, most_read / SMALLER) {
             Ok(Some(chains)) => chains.add_to(ruleset, family, &name),
@@ -33,7 +33,7 @@ pub(crate) fn add_to(ruleset: &mut Ruleset, family: Family, most_read: usize) ->
     Ok(())
 }
 
-fn add_unread(ruleset: &mut Ruleset, family: Family, name: String) {
+fn add_unread(ruleset: &mut HookedRules, family: Family, name: String) {
     let is_one = |hook: &&Hook| match name.as_str() {
         "filter" | "security" => matches!(hook, Hook::Input | Hook::Forward | Hook::Output),
         "raw" => matches!(hook, Hook::Prerouting | Hook::Output),
@@ -51,8 +51,12 @@ fn add_unread(ruleset: &mut Ruleset, family: Family, name: String) {
 
 /// The rules of a family in tables that plans use. Those that no plan can have are as iptables-legacy-save prints them, where that is
 /// installed: a run may have to remove them.
-pub(crate) fn state(programs: &Programs, family: Family, most_read: usize) -> Result<RuleState, ApplyError> {
-    let (mut state, mut used, mut are_understood) = (RuleState::new(), Vec::new(), true);
+pub(crate) fn state(
+    programs: &Programs,
+    family: Family,
+    most_read: usize,
+) -> Result<IptablesTables, ApplyError> {
+    let (mut state, mut used, mut are_understood) = (IptablesTables::new(), Vec::new(), true);
     for table in names(family).iter().filter_map(|name| Table::named(name)) {
         if let Some(chains) = read(family, table.name(), most_read)? {
             chains.add_to_state(&mut state, table);

@@ -13,7 +13,8 @@ use crate::{
     surroundings::Surroundings,
 };
 use netfilter_state::{
-    netlink::Observed, route_tables::RouteTables, routing::FoundRouting, ruleset::Ruleset, steps::Observation,
+    netlink::Observed, route_tables::RouteTables, routing::FoundRouting, ruleset::HookedRules,
+    steps::Observation,
 };
 use packet_trace::{
     TraceRules,
@@ -107,7 +108,7 @@ const BETWEEN_LOOKS: Duration = Duration::from_millis(20);
 #[derive(Debug, Clone, Default)]
 pub struct Live {
     /// Everything that hangs on the hooks, of nf_tables and of the legacy tables.
-    pub ruleset: Ruleset,
+    pub ruleset: HookedRules,
     /// Policy rules and routes of the kind TPROXY needs.
     pub routing: Vec<FoundRouting>,
     /// All policy rules and routes.
@@ -159,7 +160,7 @@ impl Live {
         // A run's own transaction has moved the generation.
         let generation = nf_tables.as_ref().filter(|_| made.is_none()).map(Observed::generation);
         let mut ruleset = match made {
-            Some(made) => Ruleset::of_messages(&made),
+            Some(made) => HookedRules::of_messages(&made),
             None => nf_tables?.into_everything(socket.most_rules())?,
         };
         let has_all_hooks = socket.hooks_into(&mut ruleset, plan.families()).ok()?;
@@ -220,10 +221,11 @@ impl Live {
         for family in Family::BOTH {
             legacy::add_to(&mut ruleset, family, most)?;
         }
-        Ok(Self::of(ruleset, routes.survey(links)?))
+        let assigned = routes.assigned()?;
+        Ok(Self::of(ruleset, routes.survey(links, &assigned)?))
     }
 
-    fn of(ruleset: Ruleset, survey: Survey) -> Self {
+    fn of(ruleset: HookedRules, survey: Survey) -> Self {
         let Survey { found: routing, tables: route_tables, addresses, .. } = survey;
         let Addresses { all: addresses, by_interface, interfaces } = addresses;
         Self { ruleset, routing, route_tables, unexamined: Vec::new(), addresses, by_interface, interfaces }
@@ -242,14 +244,14 @@ pub fn unexamined() -> Result<Vec<String>, ApplyError> {
 }
 
 /// What hangs on the hooks of nf_tables; nothing where the kernel has none.
-fn nf_tables(options: &ApplyOptions, most: usize) -> Result<Ruleset, ApplyError> {
+fn nf_tables(options: &ApplyOptions, most: usize) -> Result<HookedRules, ApplyError> {
     let read = || {
         let mut connection = Connection::open()?;
         connection.limit(most);
         connection.ruleset(deadline(options.patience))
     };
     match read() {
-        Err(NetlinkError::NoNfTables) => Ok(Ruleset::default()),
+        Err(NetlinkError::NoNfTables) => Ok(HookedRules::default()),
         Err(NetlinkError::NotPermitted) => Err(ApplyError::NotPermitted),
         ruleset => Ok(ruleset?),
     }

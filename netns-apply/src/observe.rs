@@ -12,7 +12,7 @@ use crate::{
 };
 use netfilter_state::{
     netlink,
-    state::{PerFamily, RuleState},
+    state::{IptablesTables, PerFamily},
     steps::Observation,
 };
 use redirect_core::{Family, RulePlan, options::Variant};
@@ -98,7 +98,7 @@ pub fn observe(options: &ApplyOptions) -> Result<Observation, ApplyError> {
 }
 
 /// What iptables-nft's program lists; `None` without that program.
-fn nft_saved(programs: &Programs, family: Family, most: usize) -> Result<Option<RuleState>, ApplyError> {
+fn nft_saved(programs: &Programs, family: Family, most: usize) -> Result<Option<IptablesTables>, ApplyError> {
     match restore::find(programs, Variant::Nft, family, "save") {
         Ok(_) => restore::save(programs, Variant::Nft, family, most).map(Some),
         Err(cause) if cause.is_lasting() => Ok(None),

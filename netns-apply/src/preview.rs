@@ -2,7 +2,7 @@
 
 use crate::{ApplyError, ApplyOptions, handles::Handles, observe::NamespaceState, pause::deadline};
 use netfilter_state::{
-    change::RulesetDiff,
+    change::IptablesChange,
     routing::RoutingItem,
     steps::{self, Goal, RulesIn, Step},
 };
@@ -46,7 +46,7 @@ fn text(step: &Step) -> String {
     }
 }
 
-fn changes(variant: Variant, family: Family, change: &RulesetDiff) -> String {
+fn changes(variant: Variant, family: Family, change: &IptablesChange) -> String {
     let mut text = String::new();
     // Writing to a string cannot fail.
     let _ = writeln!(text, "# {family} (iptables-{})", variant.name());

@@ -6,7 +6,7 @@ use crate::{
     exec::{self, ExecError, Programs},
     lock::NetnsLock,
 };
-use netfilter_state::{change::RulesetDiff, parse, state::RuleState};
+use netfilter_state::{change::IptablesChange, parse, state::IptablesTables};
 use redirect_core::{Family, options::Variant};
 use std::path::{Path, PathBuf};
 
@@ -19,7 +19,7 @@ pub(crate) fn save(
     variant: Variant,
     family: Family,
     most: usize,
-) -> Result<RuleState, ApplyError> {
+) -> Result<IptablesTables, ApplyError> {
     let (program, text) = saved(programs, variant, family, &[], most)?;
     rules_in(&program, &text)
 }
@@ -31,7 +31,7 @@ pub(crate) fn save_tables<'t>(
     family: Family,
     tables: impl Iterator<Item = &'t str>,
     most: usize,
-) -> Result<RuleState, ApplyError> {
+) -> Result<IptablesTables, ApplyError> {
     let (mut program, mut all) = (PathBuf::new(), String::new());
     for table in tables {
         let text;
@@ -41,7 +41,7 @@ pub(crate) fn save_tables<'t>(
     rules_in(&program, &all)
 }
 
-fn rules_in(program: &Path, text: &str) -> Result<RuleState, ApplyError> {
+fn rules_in(program: &Path, text: &str) -> Result<IptablesTables, ApplyError> {
     let program = program.display().to_string();
     parse::rule_state(text).map_err(|cause| ApplyError::Unreadable { program, cause })
 }
@@ -73,7 +73,7 @@ pub(crate) fn test(
     programs: &Programs,
     variant: Variant,
     family: Family,
-    change: &RulesetDiff,
+    change: &IptablesChange,
     lock: &NetnsLock,
 ) -> Result<(), ApplyError> {
     restore(programs, variant, family, &["--test", "--noflush"], change, lock).map_err(|cause| {
@@ -87,7 +87,7 @@ pub(crate) fn commit(
     programs: &Programs,
     variant: Variant,
     family: Family,
-    change: &RulesetDiff,
+    change: &IptablesChange,
     lock: &NetnsLock,
 ) -> Result<(), ApplyError> {
     restore(programs, variant, family, &["--noflush"], change, lock).map_err(ApplyError::from)
@@ -98,7 +98,7 @@ fn restore(
     variant: Variant,
     family: Family,
     args: &[&str],
-    change: &RulesetDiff,
+    change: &IptablesChange,
     lock: &NetnsLock,
 ) -> Result<(), ExecError> {
     if change.is_empty() {

@@ -16,7 +16,7 @@ mod unexamined;
 
 use crate::socket::{self, Ended, NetlinkSocket, code};
 #[cfg(feature = "write")]
-pub(crate) use links::{Addresses, Links};
+pub(crate) use links::{Addresses, Assigned, Links};
 use netfilter_state::{
     netlink::Message,
     routing::{FoundRouting, RoutingItem},

@@ -2,7 +2,7 @@
 
 use crate::{
     notify::Subscription,
-    routes::{RouteSocket, Survey},
+    routes::{RouteError, RouteSocket, Survey},
 };
 
 /// Routing, interfaces and addresses, and what has changed since they were read: they have no generation.
@@ -12,10 +12,10 @@ pub(crate) struct Surroundings {
 }
 
 impl Surroundings {
-    /// Those of the calling thread's network namespace; nothing where they cannot be read: no run fails for what its plan does not need.
-    pub(crate) fn now(routes: &mut RouteSocket) -> Option<Self> {
-        let since = Subscription::to_surroundings().ok()?;
-        let links = routes.links().ok()?;
-        Some(Self { survey: routes.survey(&links).ok()?, since })
+    /// Those of the calling thread's network namespace; nothing where interfaces or addresses cannot be read: no run fails for what its plan does not need.
+    pub(crate) fn now(routes: &mut RouteSocket) -> Result<Option<Self>, RouteError> {
+        let Ok(since) = Subscription::to_surroundings() else { return Ok(None) };
+        let (Ok(links), Ok(assigned)) = (routes.links(), routes.assigned()) else { return Ok(None) };
+        Ok(Some(Self { survey: routes.survey(&links, &assigned)?, since }))
     }
 }

@@ -15,7 +15,7 @@ use redirect_core::options::BackendChoice;
 use redirect_core::settings::{AMBIENT_SETTINGS, Key, RawSettings, Setting, Source};
 use redirect_core::values::parse_word;
 use settings_cli::{CommandLine, Line, Pages, ParsedArgs, setting_row};
-use settings_table::{Row, Takes};
+use settings_table::{SettingSpec, ValueKind};
 
 use crate::ambient_rules::{apply_here, remove, verify_applied};
 
@@ -101,14 +101,16 @@ pub fn in_help() -> Command {
 /// The command line.
 #[must_use]
 pub fn command_line() -> CommandLine {
-    let netns =
-        Row::new(Takes::Path, "The pod's network namespace, such as /run/netns/cni-1234; never the host's.");
-    let backend = Row::new(
-        Takes::Choice(BACKEND_WORDS),
+    let netns = SettingSpec::new(
+        ValueKind::Path,
+        "The pod's network namespace, such as /run/netns/cni-1234; never the host's.",
+    );
+    let backend = SettingSpec::new(
+        ValueKind::Choice(BACKEND_WORDS),
         "What programs the rules: netlink (iptables' tables in one transaction, no helper program) or native (nftables tables inet istio-ambient-*).",
     );
     // By hand, the agent's environment does not count.
-    let settings = settings().map(|setting| Row { env: &[], ..setting_row(setting, &[]) });
+    let settings = settings().map(|setting| SettingSpec { env: &[], ..setting_row(setting, &[]) });
     let own = [netns.flag(NETWORK_NAMESPACE), backend.flag(BACKEND).default("netlink")];
     CommandLine {
         name: "install-cni ambient",

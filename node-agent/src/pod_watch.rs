@@ -8,7 +8,7 @@ use controller_runtime::resync::{self, Collection, Freshness, Replica, Selection
 use serde_json::Value;
 
 use crate::ambient::inventory::{Inventory, condensed};
-use crate::cluster::Connection;
+use crate::cluster::ApiHandle;
 use crate::cluster::pods;
 use crate::metrics::Metrics;
 use crate::pods::held_pods::{HeldPods, Holding, held};
@@ -28,7 +28,7 @@ pub struct Followers {
 }
 
 /// Follows pods for ever.
-pub async fn run(connection: &Connection, selection: Selection, followers: &Followers) -> Infallible {
+pub async fn run(connection: &ApiHandle, selection: Selection, followers: &Followers) -> Infallible {
     let collection = Collection {
         what: "the node's pods",
         source: pods::source(),

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use cni_core::selection::Programming;
-use netfilter_state::state::RuleState;
+use netfilter_state::state::IptablesTables;
 use netfilter_state::steps::Observation;
 use netns_apply::connections::Listener;
 use netns_apply::facts;
@@ -210,7 +210,7 @@ fn in_force(observed: &Observation) -> Vec<InForce> {
     all
 }
 
-fn count(state: &RuleState) -> usize {
+fn count(state: &IptablesTables) -> usize {
     let mesh = state.of_mesh();
     let in_table = |table: &Table| mesh.chains(*table).map(|(_, entries)| entries.len()).sum::<usize>();
     Table::ALL.iter().map(in_table).sum()

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use explain::decision::PodDecision;
-use pod_netns::{LookupError, NamespaceIndex, PodProcess, ProcessIndex, Sandbox, processes_of_pods};
+use pod_netns::{LookupError, MountedNetns, NamespaceIndex, PodProcess, ProcessIndex, processes_of_pods};
 use redirect_core::Redirect;
 use redirect_core::pod::PROXY_CONTAINER;
 
@@ -36,7 +36,7 @@ impl NodeProcesses {
     ///
     /// # Errors
     /// Neither shows it.
-    pub fn find<'a>(&self, pod: &Pod, index: &'a NamespaceIndex) -> Result<&'a Sandbox, LookupError> {
+    pub fn find<'a>(&self, pod: &Pod, index: &'a NamespaceIndex) -> Result<&'a MountedNetns, LookupError> {
         let by_processes = |ambiguous: LookupError| {
             let read = || self.proc.as_ref().and_then(|proc| ProcessIndex::of(proc).ok());
             let processes = self.by_namespace.get_or_init(read).as_ref();

@@ -11,7 +11,7 @@ use std::thread;
 
 use cni_core::enrolment_report::headline;
 use explain::node_scan::{NodeScan, ScannedPod};
-use pod_netns::{NamespaceIndex, Sandbox, SurveyError};
+use pod_netns::{MountedNetns, NamespaceIndex, SurveyError};
 use reasons::PodState;
 use redirect_core::plan::DataPlane;
 use serde_json::{Value, json};
@@ -99,7 +99,7 @@ impl Scan {
             .filter_map(|(_, addresses)| survey.find(addresses).ok())
             .map(|one| one.path().to_owned())
             .collect();
-        let others: Vec<&Sandbox> = survey
+        let others: Vec<&MountedNetns> = survey
             .sandboxes()
             .iter()
             .filter(|one| !known.contains(one.path()) && one.addresses().is_empty())
@@ -285,7 +285,7 @@ fn of_pod(pod: &Pod, survey: &NamespaceIndex, node: &Node) -> Entry {
 }
 
 /// A namespace without a pod is reported only if it holds rules of the mesh.
-fn of_nobody(sandbox: &Sandbox, node: &Node) -> Option<Entry> {
+fn of_nobody(sandbox: &MountedNetns, node: &Node) -> Option<Entry> {
     let netns = sandbox.open().ok()?;
     let (seen, decided) = read_or_cause(&netns, None, node).ok()?;
     if seen.in_force.is_empty() {

@@ -1,7 +1,7 @@
 //! What a plan does with one packet of this process, from the socket to where it arrives: the trace of the plan's rules, in the words
 //! of a validation.
 
-use packet_trace::{Connection, Interface, Sender, TraceRules};
+use packet_trace::{ConntrackEntry, Interface, Sender, TraceRules};
 use redirect_core::{
     Family,
     rule::{Protocol, TcpFlags},
@@ -64,7 +64,7 @@ impl Packet {
             interface,
             flags: if self.protocol == Protocol::Tcp { TcpFlags::SYN } else { 0 },
             mark: 0,
-            connection: Connection::default(),
+            connection: ConntrackEntry::default(),
         }
     }
 }

@@ -34,7 +34,7 @@ use std::{
 };
 
 /// What a command works with.
-pub struct Job<'a> {
+pub struct Attachment<'a> {
     /// The environment, parsed.
     pub invocation: &'a Invocation,
     /// The configuration.
@@ -51,7 +51,7 @@ pub struct Job<'a> {
 ///
 /// # Errors
 /// The pod should be redirected and is not. Its namespace is as it was, or the error says what is left in it.
-pub fn add(job: &Job<'_>) -> Result<(), CniError> {
+pub fn add(job: &Attachment<'_>) -> Result<(), CniError> {
     let mut phases = Phases::new(job.start);
     let done = add_timed(job, &mut phases);
     phases.end("total");
@@ -82,7 +82,7 @@ pub fn add(job: &Job<'_>) -> Result<(), CniError> {
 ///
 /// # Errors
 /// What is not as planned, or other programs' rules that interfere with the plan (code 111); or why that cannot be determined.
-pub fn check(job: &Job<'_>) -> Result<(), CniError> {
+pub fn check(job: &Attachment<'_>) -> Result<(), CniError> {
     let mut phases = Phases::new(job.start);
     let Ok(pod) = job.named_pod() else { return Ok(()) };
     // The newest: the agent may hold an older one.
@@ -119,7 +119,7 @@ struct Sidecar {
     facts: PodFacts,
 }
 
-fn add_timed(job: &Job<'_>, phases: &mut Phases) -> Result<Done, CniError> {
+fn add_timed(job: &Attachment<'_>, phases: &mut Phases) -> Result<Done, CniError> {
     // What needs no pod object is checked first: neither the kubeconfig nor the network is touched for it.
     let pod = match job.named_pod() {
         Ok(pod) => pod,
@@ -159,7 +159,7 @@ fn add_timed(job: &Job<'_>, phases: &mut Phases) -> Result<Done, CniError> {
     Ok(done)
 }
 
-impl Job<'_> {
+impl Attachment<'_> {
     /// The pod that is created. If the agent holds it, ADD needs neither the API server nor the plugin's token.
     fn created(&self, pod: &PodName, phases: &mut Phases) -> Result<ReadPod, CniError> {
         phases.end("read");

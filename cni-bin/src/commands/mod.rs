@@ -3,5 +3,5 @@
 mod attachment;
 mod status;
 
-pub use attachment::{Job, add, check};
+pub use attachment::{Attachment, add, check};
 pub use status::status;

@@ -1,6 +1,6 @@
 //! STATUS: whether an ADD could succeed now.
 
-use super::attachment::Job;
+use super::attachment::Attachment;
 use crate::{
     conf::Conf,
     pod_source,
@@ -17,7 +17,7 @@ use std::path::Path;
 ///
 /// # Errors
 /// Code 50 with everything that is missing; code 51 if the kernel lacks something, because running pods may lack it too.
-pub fn status(job: &Job<'_>) -> Result<(), CniError> {
+pub fn status(job: &Attachment<'_>) -> Result<(), CniError> {
     let agent_can_come = job.conf.agent_host_network;
     if agent_can_come || job.conf.manifest_dir.is_some() {
         check_files(job.conf)?;

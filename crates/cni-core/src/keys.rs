@@ -2,43 +2,48 @@
 
 use crate::{sandboxed::USUAL, wire::RawObject};
 use serde_json::Value;
-use settings_table::Given;
-pub use settings_table::{NotInForce, Row, Status, Takes};
+use settings_table::GivenSetting;
+pub use settings_table::{NotInForce, SettingSpec, Status, ValueKind};
 
-const TEXT: Takes = Takes::Text("TEXT");
-const LIST: Takes = Takes::List("LIST");
+const TEXT: ValueKind = ValueKind::Text("TEXT");
+const LIST: ValueKind = ValueKind::List("LIST");
 
-const fn key(key: &'static str, takes: Takes, default: &'static str, meaning: &'static str) -> Row {
-    Row::new(takes, meaning).key(key).default(default)
+const fn key(
+    key: &'static str,
+    takes: ValueKind,
+    default: &'static str,
+    meaning: &'static str,
+) -> SettingSpec {
+    SettingSpec::new(takes, meaning).key(key).default(default)
 }
 
 /// Every key that is a setting, in the order of the documentation.
 #[rustfmt::skip]
-pub const KEYS: &[Row] = &[
+pub const KEYS: &[SettingSpec] = &[
     key("plugin_log_level", TEXT, "info", "debug, info, warn, error, fatal or none; debug explains every rule of every pod."),
-    key("cni_agent_run_dir", Takes::Path, "/var/run/istio-cni", "Holds istio-cni-kubeconfig, log.sock, pluginevent.sock and istio-cni.log."),
-    key("agent_host_network", Takes::Switch, "false", "Whether the agent starts although the pods' network is not ready, so that STATUS may wait for what it brings."),
+    key("cni_agent_run_dir", ValueKind::Path, "/var/run/istio-cni", "Holds istio-cni-kubeconfig, log.sock, pluginevent.sock and istio-cni.log."),
+    key("agent_host_network", ValueKind::Switch, "false", "Whether the agent starts although the pods' network is not ready, so that STATUS may wait for what it brings."),
     key("exclude_namespaces", LIST, "", "Exclude pods in these namespaces."),
     key("pod_namespace", TEXT, "", "The agent's own namespace: its pods istio-cni-node-* pass first, whatever else is wrong."),
-    key("native_nftables", Takes::Switch, "false", "Native nftables tables instead of iptables rules."),
-    key("nft_sets", Takes::Switch, "false", "Native nftables rules gather long lists of ports and ranges in sets."),
-    key("strict_capture", Takes::Switch, "false", "Pods get strict capture (docs/concepts/capture.md), unless annotation traffic.sidecar.istio.io/strictCapture says otherwise."),
+    key("native_nftables", ValueKind::Switch, "false", "Native nftables tables instead of iptables rules."),
+    key("nft_sets", ValueKind::Switch, "false", "Native nftables rules gather long lists of ports and ranges in sets."),
+    key("strict_capture", ValueKind::Switch, "false", "Pods get strict capture (docs/concepts/capture.md), unless annotation traffic.sidecar.istio.io/strictCapture says otherwise."),
     key("accepted_rules", TEXT, "", "Rules of other programs that are accepted in pods' network namespaces though they interfere (docs/concepts/capture.md): comment=TEXT, chain=CHAIN, chain=TABLE/CHAIN or table=TABLE, separated by semicolons."),
-    key("accept_rules_of_pods", Takes::Switch, "true", "Whether pods may name such rules themselves, by annotation cni.istio.io/acceptedRules."),
+    key("accept_rules_of_pods", ValueKind::Switch, "true", "Whether pods may name such rules themselves, by annotation cni.istio.io/acceptedRules."),
     key("sandboxed_runtimes", LIST, USUAL, "Names of runtime classes, or of their handlers, whose pods rules do not bind (docs/concepts/capture.md); * at the end stands for anything."),
-    key("sandboxed_pods", Takes::Choice(&["refuse", "skip"]), "refuse", "What is done with pods of the mesh there: refuse (they are not created) or skip (they are not redirected)."),
-    key("add_timeout", Takes::Duration, "25s", "Timeout of one ADD, retries included; text, or a number of seconds; at most 600 s. Keep it below the runtime's timeout."),
-    key("pod_manifest_dir", Takes::Path, "", "Pods are read from the manifests in this folder, not from an API server."),
+    key("sandboxed_pods", ValueKind::Choice(&["refuse", "skip"]), "refuse", "What is done with pods of the mesh there: refuse (they are not created) or skip (they are not redirected)."),
+    key("add_timeout", ValueKind::Duration, "25s", "Timeout of one ADD, retries included; text, or a number of seconds; at most 600 s. Keep it below the runtime's timeout."),
+    key("pod_manifest_dir", ValueKind::Path, "", "Pods are read from the manifests in this folder, not from an API server."),
     key("node_name", TEXT, "", "What the kubelet appends to names of static pods; without it, the manifest whose name fits best counts."),
     key("log_level", TEXT, "", "plugin_log_level, as it was written up to Istio 1.22."),
-    key("kubernetes.kubeconfig", Takes::Path, "", "The kubeconfig, as it was said up to Istio 1.22; cni_agent_run_dir wins. The placeholder __KUBECONFIG_FILEPATH__ counts as unset."),
+    key("kubernetes.kubeconfig", ValueKind::Path, "", "The kubeconfig, as it was said up to Istio 1.22; cni_agent_run_dir wins. The placeholder __KUBECONFIG_FILEPATH__ counts as unset."),
     key("kubernetes.exclude_namespaces", LIST, "", "exclude_namespaces, as it was written up to Istio 1.22."),
     key("kubernetes.node_name", TEXT, "", "node_name, as it was written up to Istio 1.22."),
-    key("kubernetes.cni_bin_dir", Takes::Path, "", "Where plugins are, as it was said up to Istio 1.22.").status(Status::WithoutEffect("no other plugin is called")),
-    key("log_uds_address", Takes::Path, "", "The agent's log socket.").status(Status::WithoutEffect("it is log.sock in cni_agent_run_dir")),
-    key("ambient_enabled", Takes::Switch, "false", "Pods of ambient mode are passed to the agent, at pluginevent.sock in cni_agent_run_dir."),
-    key("enablement_selectors", Takes::List("SELECTORS"), "", "Which pods are in ambient mode: objects with podSelector and namespaceSelector; without any, by label istio.io/dataplane-mode. A folder of manifests has no labels of namespaces."),
-    key("enable_ambient_detection_retry", Takes::Switch, "", "Try again where pod or namespace cannot be read.").status(Status::WithoutEffect("the plugin always tries again, and fails ADD in the end")),
+    key("kubernetes.cni_bin_dir", ValueKind::Path, "", "Where plugins are, as it was said up to Istio 1.22.").status(Status::WithoutEffect("no other plugin is called")),
+    key("log_uds_address", ValueKind::Path, "", "The agent's log socket.").status(Status::WithoutEffect("it is log.sock in cni_agent_run_dir")),
+    key("ambient_enabled", ValueKind::Switch, "false", "Pods of ambient mode are passed to the agent, at pluginevent.sock in cni_agent_run_dir."),
+    key("enablement_selectors", ValueKind::List("SELECTORS"), "", "Which pods are in ambient mode: objects with podSelector and namespaceSelector; without any, by label istio.io/dataplane-mode. A folder of manifests has no labels of namespaces."),
+    key("enable_ambient_detection_retry", ValueKind::Switch, "", "Try again where pod or namespace cannot be read.").status(Status::WithoutEffect("the plugin always tries again, and fails ADD in the end")),
 ];
 
 /// Keys of the specification and its conventions: those that the plugin obeys, and those that are for runtimes and other plugins.
@@ -75,7 +80,7 @@ pub(crate) fn unknown(object: &RawObject<'_>) -> Vec<String> {
 
 /// Whether it contains keys.
 fn is_object(name: &str) -> bool {
-    let inside = |row: &Row| row.key?.strip_prefix(name)?.strip_prefix('.');
+    let inside = |row: &SettingSpec| row.key?.strip_prefix(name)?.strip_prefix('.');
     KEYS.iter().any(|row| inside(row).is_some())
 }
 
@@ -87,7 +92,7 @@ pub(crate) fn not_in_force(object: &RawObject<'_>) -> Vec<NotInForce> {
     };
     let given = KEYS.iter().filter_map(|row| {
         let value = text(&value(row.key?)?);
-        Some(Given { row, said: row.key?.to_owned(), value })
+        Some(GivenSetting { row, said: row.key?.to_owned(), value })
     });
     NotInForce::among(&given.collect::<Vec<_>>())
 }
@@ -126,17 +131,17 @@ mod tests {
         Envelope::read(Value::from(object).to_string().as_bytes(), Command::Add)?.conf()
     }
 
-    fn value(row: &Row) -> Value {
+    fn value(row: &SettingSpec) -> Value {
         match row.takes {
-            Takes::Switch => json!(row.default != "true"),
-            Takes::List("SELECTORS") => json!([{"podSelector": {}}]),
-            Takes::List(_) => json!(["x"]),
-            Takes::Path => json!("/x"),
-            Takes::Duration => json!("7s"),
-            Takes::Text(_) if row.key.is_some_and(|key| key.ends_with("level")) => json!("debug"),
-            Takes::Choice(words) => json!(words.last()),
-            Takes::Text(_) if row.key == Some("accepted_rules") => json!("comment=x"),
-            Takes::Text(_) | Takes::Number | Takes::Levels => json!("x"),
+            ValueKind::Switch => json!(row.default != "true"),
+            ValueKind::List("SELECTORS") => json!([{"podSelector": {}}]),
+            ValueKind::List(_) => json!(["x"]),
+            ValueKind::Path => json!("/x"),
+            ValueKind::Duration => json!("7s"),
+            ValueKind::Text(_) if row.key.is_some_and(|key| key.ends_with("level")) => json!("debug"),
+            ValueKind::Choice(words) => json!(words.last()),
+            ValueKind::Text(_) if row.key == Some("accepted_rules") => json!("comment=x"),
+            ValueKind::Text(_) | ValueKind::Number | ValueKind::Levels => json!("x"),
         }
     }
 
@@ -150,14 +155,14 @@ mod tests {
             assert_ne!(conf(&[(name, value(row))]).unwrap(), nothing, "{name}");
             let default = row.default;
             let default = match row.takes {
-                Takes::Switch => json!(default == "true"),
-                Takes::List(_) => json!(default.split(',').collect::<Vec<_>>()),
-                Takes::Path
-                | Takes::Duration
-                | Takes::Text(_)
-                | Takes::Choice(_)
-                | Takes::Number
-                | Takes::Levels => json!(default),
+                ValueKind::Switch => json!(default == "true"),
+                ValueKind::List(_) => json!(default.split(',').collect::<Vec<_>>()),
+                ValueKind::Path
+                | ValueKind::Duration
+                | ValueKind::Text(_)
+                | ValueKind::Choice(_)
+                | ValueKind::Number
+                | ValueKind::Levels => json!(default),
             };
             if !row.default.is_empty() {
                 assert_eq!(conf(&[(name, default)]).unwrap(), nothing, "{name}");
@@ -175,7 +180,7 @@ mod tests {
         for row in KEYS {
             let name = row.key.unwrap();
             given.push((name, value(row)));
-            nothing.push((name, if row.takes == Takes::Switch { json!(false) } else { Value::Null }));
+            nothing.push((name, if row.takes == ValueKind::Switch { json!(false) } else { Value::Null }));
             let said = told(&[(name, value(row))]);
             assert_eq!(said.is_empty(), row.status == Status::InForce, "{said:?}");
             assert!(said.iter().all(|notice| notice.starts_with(name)), "{said:?}");

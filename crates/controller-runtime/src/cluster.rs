@@ -40,13 +40,13 @@ pub struct Identity {
 
 /// How a controller gets a client of the API server.
 #[derive(Debug)]
-pub struct Connection {
+pub struct ApiHandle {
     account: Account,
     identity: Identity,
     problem: Mutex<Option<String>>,
 }
 
-impl Connection {
+impl ApiHandle {
     /// Sends and reads nothing yet.
     #[must_use]
     pub const fn new(account: Account, identity: Identity) -> Self {

@@ -8,7 +8,7 @@ use redirect_core::settings::{
 use redirect_core::values::parse_bool;
 use redirect_core::{AmbientRedirect, Redirect};
 use settings_cli::{CommandLine, Input, Line, Pages, Program, RunOptions, setting_row};
-use settings_table::{Row, Status};
+use settings_table::{SettingSpec, Status};
 
 /// The settings that are not in force where a plan is only shown.
 pub const STATUSES: &[(Key, Status)] = &[
@@ -97,12 +97,12 @@ pub fn input(typed: CommandInput) -> Result<Input, String> {
 }
 
 /// The rows of all settings. A flag that ambient mode has as well is about the same.
-pub fn rows() -> impl Iterator<Item = Row> {
+pub fn rows() -> impl Iterator<Item = SettingSpec> {
     let is_shared = |setting: &&Setting| SETTINGS.iter().any(|one| one.flag == setting.flag);
     let sidecar = SETTINGS.iter().map(|setting| setting_row(setting, STATUSES));
     let ambient = AMBIENT_SETTINGS.iter().filter(move |setting| !is_shared(setting));
     // The agent's environment is of no effect here.
-    sidecar.chain(ambient.map(|setting| Row { env: &[], ..setting_row(setting, &[]) }))
+    sidecar.chain(ambient.map(|setting| SettingSpec { env: &[], ..setting_row(setting, &[]) }))
 }
 
 /// Whether settings ask for a plan of ambient mode.

@@ -3,7 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use packet_trace::interference::proxy_users;
-use packet_trace::{Connection, ConnectionState, Packet};
+use packet_trace::{ConnectionState, ConntrackEntry, Packet};
 use redirect_core::ambient::ZTUNNEL_MARK;
 use redirect_core::plan::DataPlane;
 use redirect_core::{Family, PROXY_ID, RulePlan};
@@ -71,7 +71,11 @@ pub fn packet(said: &Said<'_>, plan: Option<&RulePlan>, addresses: &[IpAddr]) ->
     let state = state(said.state);
     let is_ambient = plan.is_some_and(|plan| plan.data_plane() == DataPlane::Ambient);
     let own = if is_ambient && said.sender == Some("proxy") { ZTUNNEL_MARK.value() } else { 0 };
-    Ok(Packet { mark: mark.unwrap_or(own), connection: Connection { state, ..packet.connection }, ..packet })
+    Ok(Packet {
+        mark: mark.unwrap_or(own),
+        connection: ConntrackEntry { state, ..packet.connection },
+        ..packet
+    })
 }
 
 fn state(word: Option<&str>) -> ConnectionState {

@@ -2,7 +2,7 @@
 
 use crate::{
     align::align,
-    state::{self, Entry, RuleState},
+    state::{self, Entry, IptablesTables},
 };
 use redirect_core::{
     plan::FamilyRules,
@@ -38,23 +38,23 @@ pub struct TableChange {
 
 /// What turns the rules in force into those wanted. Tables that are as wanted do not appear.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct RulesetDiff {
+pub struct IptablesChange {
     /// The tables to change, in the order in which to change them.
     pub tables: Vec<TableChange>,
 }
 
-impl RulesetDiff {
+impl IptablesChange {
     /// The change from the rules in force to those wanted. Other programs' rules stay where they are.
     #[must_use]
-    pub fn between(observed: &RuleState, wanted: &FamilyRules) -> Self {
-        let state = RuleState::from(wanted);
+    pub fn between(observed: &IptablesTables, wanted: &FamilyRules) -> Self {
+        let state = IptablesTables::from(wanted);
         Self::tables(observed, wanted, &state, |table| differs(table, observed, &state))
     }
 
     /// The change that rewrites everything wanted, even rules already in force.
     #[must_use]
-    pub fn rewriting(observed: &RuleState, wanted: &FamilyRules) -> Self {
-        let state = RuleState::from(wanted);
+    pub fn rewriting(observed: &IptablesTables, wanted: &FamilyRules) -> Self {
+        let state = IptablesTables::from(wanted);
         Self::tables(observed, wanted, &state, |table| {
             observed.has_mesh_chain(table) || state.has_mesh_chain(table)
         })
@@ -65,12 +65,12 @@ impl RulesetDiff {
     /// Rules of the mesh go back to the very numbers they had among those of other programs. Rules that `done` added or removed
     /// count as the mesh's, whatever they look like.
     #[must_use]
-    pub fn back(now: &RuleState, before: &RuleState, done: &Self) -> Self {
-        let ours = |state: &RuleState, table, chain: &Chain, entry: &Entry| {
+    pub fn back(now: &IptablesTables, before: &IptablesTables, done: &Self) -> Self {
+        let ours = |state: &IptablesTables, table, chain: &Chain, entry: &Entry| {
             state.owns(table, chain, entry) || done.names(table, chain, entry)
         };
         let differs = |table| {
-            let chains = |state: &RuleState| -> Vec<(Chain, Vec<Entry>)> {
+            let chains = |state: &IptablesTables| -> Vec<(Chain, Vec<Entry>)> {
                 let all = state.chains(table).map(|(chain, entries)| {
                     let kept = entries.iter().filter(|entry| ours(state, table, chain, entry));
                     (chain.clone(), kept.cloned().collect::<Vec<Entry>>())
@@ -130,14 +130,14 @@ impl RulesetDiff {
     }
 
     fn tables(
-        observed: &RuleState,
+        observed: &IptablesTables,
         wanted: &FamilyRules,
-        state: &RuleState,
+        state: &IptablesTables,
         changes: impl Fn(Table) -> bool,
     ) -> Self {
         let add = |table, steps: &mut Vec<EditOp>| add_wanted(table, wanted, state, steps);
         let changed = wanted.table_order().iter().copied().filter(|table| changes(*table));
-        let ours = |found: &RuleState, table, chain: &Chain, entry: &Entry| {
+        let ours = |found: &IptablesTables, table, chain: &Chain, entry: &Entry| {
             found.owns_beside(state, table, chain, entry)
         };
         Self { tables: changed.map(|table| replace(table, observed, state, &ours, add)).collect() }
@@ -147,13 +147,13 @@ impl RulesetDiff {
 /// The steps that take away the mesh's rules of `from` and let `add` put those of `to` in their place.
 fn replace(
     table: Table,
-    from: &RuleState,
-    to: &RuleState,
-    ours: &impl Fn(&RuleState, Table, &Chain, &Entry) -> bool,
+    from: &IptablesTables,
+    to: &IptablesTables,
+    ours: &impl Fn(&IptablesTables, Table, &Chain, &Entry) -> bool,
     add: impl Fn(Table, &mut Vec<EditOp>),
 ) -> TableChange {
     let mut steps = Vec::new();
-    let mesh_chains = |state: &RuleState| -> Vec<Chain> {
+    let mesh_chains = |state: &IptablesTables| -> Vec<Chain> {
         state.chains(table).map(|(chain, _)| chain.clone()).filter(Chain::belongs_to_mesh).collect()
     };
     let wanted = mesh_chains(to);
@@ -169,7 +169,7 @@ fn replace(
     TableChange { table, steps }
 }
 
-fn add_wanted(table: Table, wanted: &FamilyRules, state: &RuleState, steps: &mut Vec<EditOp>) {
+fn add_wanted(table: Table, wanted: &FamilyRules, state: &IptablesTables, steps: &mut Vec<EditOp>) {
     for (chain, entries) in state.chains(table) {
         let leading = wanted.leading(table, chain);
         let (first, last) = entries.split_at_checked(leading).unwrap_or((entries, &[]));
@@ -235,8 +235,8 @@ impl RuleDifference {
     /// The differences between the rules in force and those wanted; other programs' rules are passed over. Table by table: first
     /// the chains that are wanted, then those that are not.
     #[must_use]
-    pub fn all(observed: &RuleState, wanted: &FamilyRules) -> Vec<Self> {
-        let wanted = RuleState::from(wanted);
+    pub fn all(observed: &IptablesTables, wanted: &FamilyRules) -> Vec<Self> {
+        let wanted = IptablesTables::from(wanted);
         let differing = Table::ALL.iter().copied().filter(|table| differs(*table, observed, &wanted));
         differing.flat_map(|table| in_table(table, observed, &wanted)).collect()
     }
@@ -245,8 +245,8 @@ impl RuleDifference {
 /// The mesh's chains of a table, and its rules in others, first those wanted, then those only found.
 struct Chains<'a> {
     table: Table,
-    observed: &'a RuleState,
-    wanted: &'a RuleState,
+    observed: &'a IptablesTables,
+    wanted: &'a IptablesTables,
 }
 
 impl<'a> Chains<'a> {
@@ -268,14 +268,14 @@ impl<'a> Chains<'a> {
 }
 
 /// Whether anything in a table is not as wanted.
-fn differs(table: Table, observed: &RuleState, wanted: &RuleState) -> bool {
+fn differs(table: Table, observed: &IptablesTables, wanted: &IptablesTables) -> bool {
     let chains = Chains { table, observed, wanted };
     let differs = |(chain, entries)| chains.is_missing(chain) || !chains.found(chain).eq(entries);
     wanted.chains(table).any(differs)
         || chains.unplanned().any(|chain| chain.belongs_to_mesh() || chains.found(chain).next().is_some())
 }
 
-fn in_table(table: Table, observed: &RuleState, wanted: &RuleState) -> Vec<RuleDifference> {
+fn in_table(table: Table, observed: &IptablesTables, wanted: &IptablesTables) -> Vec<RuleDifference> {
     let chains = Chains { table, observed, wanted };
     let mut all = Vec::new();
     let mut tell = |chain: &Chain, kind| all.push(RuleDifference { table, chain: chain.clone(), kind });
@@ -343,19 +343,22 @@ mod tests {
         };
         let steps = |steps: &[EditOp]| TableChange { table: Table::Nat, steps: steps.to_vec() };
         let output = || Chain::Hook(Hook::Output);
-        let done = RulesetDiff { tables: [steps(&[EditOp::Append(output(), rule())])].into() };
-        let back = RulesetDiff::back(&state(PLAIN, PLAIN), &state("", PLAIN), &done);
+        let done = IptablesChange { tables: [steps(&[EditOp::Append(output(), rule())])].into() };
+        let back = IptablesChange::back(&state(PLAIN, PLAIN), &state("", PLAIN), &done);
         assert_eq!(back.tables, [steps(&[EditOp::Delete(output(), rule())])]);
         // Whatever the change did not do, another program did.
         let another = crate::parse::entry("-p udp -j RETURN");
         let elsewhere = EditOp::Append(Chain::Hook(Hook::Prerouting), rule());
         let others = [EditOp::Flush(output()), EditOp::Append(output(), another), elsewhere];
-        let others = RulesetDiff { tables: [steps(&others)].into() };
+        let others = IptablesChange { tables: [steps(&others)].into() };
         assert_eq!(
-            RulesetDiff::back(&state(PLAIN, PLAIN), &state("", PLAIN), &others),
-            RulesetDiff::default()
+            IptablesChange::back(&state(PLAIN, PLAIN), &state("", PLAIN), &others),
+            IptablesChange::default()
         );
-        assert_eq!(RulesetDiff::back(&state(PLAIN, PLAIN), &state(PLAIN, ""), &done), RulesetDiff::default());
+        assert_eq!(
+            IptablesChange::back(&state(PLAIN, PLAIN), &state(PLAIN, ""), &done),
+            IptablesChange::default()
+        );
     }
 
     #[test]
@@ -389,7 +392,7 @@ mod tests {
                 "nat POSTROUTING: unexpected rule 2: -j ISTIO_OUTPUT",
             ],
         );
-        let nothing = RuleDifference::all(&RuleState::new(), &wanted());
+        let nothing = RuleDifference::all(&IptablesTables::new(), &wanted());
         assert!(
             nothing.iter().any(|one| one.to_string() == "chain nat ISTIO_OUTPUT is missing"),
             "{nothing:?}"

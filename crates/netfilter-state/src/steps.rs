@@ -6,10 +6,10 @@
 //! at which it comes to it; so between the two steps both stand.
 
 use crate::{
-    change::RulesetDiff,
+    change::IptablesChange,
     netlink::NativeState,
     routing::{self, FoundRouting, RoutingChange, RoutingItem},
-    state::{PerFamily, RuleState},
+    state::{IptablesTables, PerFamily},
 };
 use redirect_core::{
     Tproxy,
@@ -25,9 +25,9 @@ use std::{collections::BTreeSet, fmt};
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Observation {
     /// Tables of iptables-legacy.
-    pub legacy: PerFamily<RuleState>,
+    pub legacy: PerFamily<IptablesTables>,
     /// Tables of iptables-nft.
-    pub nft: PerFamily<RuleState>,
+    pub nft: PerFamily<IptablesTables>,
     /// The mesh's native tables.
     pub native: NativeState,
     /// Policy rules, routes and addresses of the kind a plan needs, of any owner.
@@ -37,7 +37,7 @@ pub struct Observation {
 impl Observation {
     /// The rules of a variant of iptables.
     #[must_use]
-    pub const fn rules(&self, variant: Variant) -> &PerFamily<RuleState> {
+    pub const fn rules(&self, variant: Variant) -> &PerFamily<IptablesTables> {
         match variant {
             Variant::Legacy => &self.legacy,
             Variant::Nft => &self.nft,
@@ -59,18 +59,18 @@ impl Observation {
     /// Whether any rules of the mesh exist.
     #[must_use]
     pub fn is_redirected(&self) -> bool {
-        self.states().any(RuleState::is_redirected) || !self.native.is_empty()
+        self.states().any(IptablesTables::is_redirected) || !self.native.is_empty()
     }
 
     /// The tables of both variants and both families.
-    fn states(&self) -> impl Iterator<Item = &RuleState> {
+    fn states(&self) -> impl Iterator<Item = &IptablesTables> {
         [&self.legacy, &self.nft].into_iter().flat_map(|both| [&both.v4, &both.v6])
     }
 
     /// The data planes that have rules here, of whatever backend.
     #[must_use]
     pub fn data_planes(&self) -> BTreeSet<DataPlane> {
-        self.states().flat_map(RuleState::data_planes).chain(self.native.data_planes()).collect()
+        self.states().flat_map(IptablesTables::data_planes).chain(self.native.data_planes()).collect()
     }
 
     /// Whether rules of the mesh capture inbound connections in a table, of whatever backend.
@@ -81,18 +81,18 @@ impl Observation {
     /// The packet marks that rules of the mesh use.
     #[must_use]
     pub fn marks(&self) -> BTreeSet<Mark> {
-        self.states().flat_map(RuleState::marks).chain(self.native.marks()).collect()
+        self.states().flat_map(IptablesTables::marks).chain(self.native.marks()).collect()
     }
 
     /// What is different from `earlier`, as far as the mesh is concerned; one entry a table or item.
     #[must_use]
     pub fn differences_to(&self, earlier: &Self) -> Vec<String> {
-        let nothing = RulesetDiff::default();
+        let nothing = IptablesChange::default();
         let mut words = Vec::new();
         for variant in VARIANTS {
             for family in Family::BOTH {
                 let (now, earlier) = (self.rules(variant).of(family), earlier.rules(variant).of(family));
-                let back = RulesetDiff::back(now, earlier, &nothing);
+                let back = IptablesChange::back(now, earlier, &nothing);
                 words.extend(
                     back.tables.iter().map(|change| {
                         format!("{family} {} (iptables-{})", change.table.name(), variant.name())
@@ -166,7 +166,7 @@ pub enum Step {
     /// Changes rules in one transaction of nf_tables.
     Transaction(Transaction),
     /// Changes rules through `iptables-restore` of a variant.
-    Restore(Variant, Family, RulesetDiff),
+    Restore(Variant, Family, IptablesChange),
     /// Waits until every packet that is on its way has met all the chains it will meet.
     Grace,
     /// Makes connection tracking forget connections of before that nat has not translated, that the plan captures and that no socket has any more:
@@ -180,7 +180,7 @@ pub enum Step {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Transaction {
     /// Changes to the tables of iptables-nft.
-    pub iptables: Vec<(Family, RulesetDiff)>,
+    pub iptables: Vec<(Family, IptablesChange)>,
     /// What the native tables become; `None` where they stay.
     pub native: Option<NativeState>,
 }
@@ -206,7 +206,7 @@ pub enum Inverse {
     /// Brings these tables of iptables, and the native ones, to what they were.
     Rules {
         /// Tables of iptables by variant and family: what was done to them, and the rules they held before.
-        iptables: Vec<(Variant, Family, RulesetDiff, RuleState)>,
+        iptables: Vec<(Variant, Family, IptablesChange, IptablesTables)>,
         /// The native tables as they were.
         native: Option<NativeState>,
     },
@@ -220,7 +220,7 @@ impl Step {
     /// What takes this step back, if it is taken after `before` was seen.
     #[must_use]
     pub fn inverse(self, before: &Observation, native_before: &NativeState) -> Inverse {
-        let rules = |variant, family, change: RulesetDiff| {
+        let rules = |variant, family, change: IptablesChange| {
             (variant, family, change, before.rules(variant).of(family).clone())
         };
         let routing = |change: RoutingChange| {
@@ -273,7 +273,7 @@ impl fmt::Display for Transaction {
     }
 }
 
-fn tables(change: &RulesetDiff) -> String {
+fn tables(change: &IptablesChange) -> String {
     change.tables.iter().map(|table| table.table.name()).collect::<Vec<_>>().join(", ")
 }
 
@@ -307,7 +307,7 @@ pub fn between(observed: &Observation, goal: &Goal<'_>) -> Vec<Step> {
 }
 
 fn captures_inbound(plan: &RulePlan, table: Table) -> bool {
-    Family::BOTH.into_iter().any(|family| RuleState::from(&plan.rules(family)).captures_inbound(table))
+    Family::BOTH.into_iter().any(|family| IptablesTables::from(&plan.rules(family)).captures_inbound(table))
 }
 
 /// Changes of rules: those that let the new ones capture, and those that take the old ones away.
@@ -321,7 +321,11 @@ fn phases(observed: &Observation, goal: &Goal<'_>) -> (Vec<Step>, Vec<Step>) {
                 first.iptables.push((variant, family, takes_over));
                 second.iptables.push((variant, family, lets_go));
             } else {
-                second.iptables.push((variant, family, RulesetDiff::between(found, &FamilyRules::default())));
+                second.iptables.push((
+                    variant,
+                    family,
+                    IptablesChange::between(found, &FamilyRules::default()),
+                ));
             }
         }
     }
@@ -330,15 +334,15 @@ fn phases(observed: &Observation, goal: &Goal<'_>) -> (Vec<Step>, Vec<Step>) {
 }
 
 /// A variant's change in two parts: tables that lose inbound capture to another one change last.
-fn iptables(observed: &RuleState, goal: &Goal<'_>, family: Family) -> (RulesetDiff, RulesetDiff) {
+fn iptables(observed: &IptablesTables, goal: &Goal<'_>, family: Family) -> (IptablesChange, IptablesChange) {
     let wanted = goal.plan.rules(family);
-    let change = if goal.force { RulesetDiff::rewriting } else { RulesetDiff::between };
+    let change = if goal.force { IptablesChange::rewriting } else { IptablesChange::between };
     let change = change(observed, &wanted);
-    let wanted = RuleState::from(&wanted);
+    let wanted = IptablesTables::from(&wanted);
     let moves = Table::ALL.iter().copied().any(|table| wanted.captures_inbound(table));
     let loses = |table| moves && observed.captures_inbound(table) && !wanted.captures_inbound(table);
     let (second, first) = change.tables.into_iter().partition(|change| loses(change.table));
-    (RulesetDiff { tables: first }, RulesetDiff { tables: second })
+    (IptablesChange { tables: first }, IptablesChange { tables: second })
 }
 
 /// What the native tables become first, and in the end; `None` where they stay.
@@ -377,7 +381,7 @@ fn native(observed: &NativeState, goal: &Goal<'_>) -> (Option<NativeState>, Opti
 /// Changes of rules that belong together.
 #[derive(Default)]
 struct RulesStep {
-    iptables: Vec<(Variant, Family, RulesetDiff)>,
+    iptables: Vec<(Variant, Family, IptablesChange)>,
     native: Option<NativeState>,
 }
 

@@ -9,8 +9,8 @@ use crate::{
         wire::{Attribute, read_array},
         xt,
     },
-    ruleset::{Api, ChainState, Condition, Counter, Ruleset, SeenRule, Statement, TableName, built_in},
-    state::{Entry, ForeignRule, RuleState},
+    ruleset::{Api, ChainState, Condition, Counter, HookedRules, KernelRule, Statement, TableName, built_in},
+    state::{Entry, ForeignRule, IptablesTables},
 };
 use redirect_core::{
     rule::{Chain, Equality, Hook, Match, Rule, Table},
@@ -61,7 +61,7 @@ struct LegacyChain {
 /// A rule: all that is understood of it, and as a plan has it, if one can have it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct LegacyRule {
-    seen: SeenRule,
+    seen: KernelRule,
     planned: Option<Rule>,
 }
 
@@ -73,7 +73,7 @@ impl LegacyChains {
     }
 
     /// Adds the table to a ruleset.
-    pub fn add_to(self, ruleset: &mut Ruleset, family: Family, name: &str) {
+    pub fn add_to(self, ruleset: &mut HookedRules, family: Family, name: &str) {
         let table = TableName { api: Api::XTables, family: family.into(), name: name.to_owned() };
         let chains = self.chains.into_iter().map(|(chain_name, chain)| {
             let base = chain.hook.and_then(|(hook, drops)| built_in(name, hook, drops));
@@ -85,7 +85,7 @@ impl LegacyChains {
 
     /// Adds the table, which has this name, to the state of its family. An unsupported rule is described in words that
     /// iptables-restore does not take.
-    pub fn add_to_state(&self, state: &mut RuleState, table: Table) {
+    pub fn add_to_state(&self, state: &mut IptablesTables, table: Table) {
         for (name, chain) in &self.chains {
             if chain.hook.is_some() && chain.rules.is_empty() {
                 continue;
@@ -299,7 +299,7 @@ impl<'a> LegacyEntry<'a> {
         let planned = self.planned(&conditions, &statements, family);
         let comment = self.matches.iter().rfind(|one| one.name == "comment");
         let comment = comment.and_then(|one| Attribute(one.info).text()).unwrap_or_default().to_owned();
-        let mut seen = SeenRule { conditions, statements: Vec::new(), counter: self.counter(), comment };
+        let mut seen = KernelRule { conditions, statements: Vec::new(), counter: self.counter(), comment };
         for one in &self.matches {
             let known = extension_match(one.name, one.revision, one.info);
             let known = known.unwrap_or_else(|| [Condition::Unknown(format!("-m {}", one.name))].into());

@@ -6,11 +6,11 @@ use super::{
     kernel::dumps::{self, dump, dumped, read_saved},
 };
 use netfilter_state::{
-    change::RulesetDiff,
+    change::IptablesChange,
     netlink::{Batch, NativeState, Observed},
     routing::{self, FoundRouting},
-    ruleset::{Condition, Counter, Ruleset},
-    state::RuleState,
+    ruleset::{Condition, Counter, HookedRules},
+    state::IptablesTables,
 };
 use redirect_core::{
     Family, Redirect, RulePlan,
@@ -43,10 +43,10 @@ fn addresses() -> [IpAddr; 2] {
     ["10.1.0.2".parse().unwrap(), "fd00::2".parse().unwrap()]
 }
 
-fn iptables(plan: &RulePlan) -> Ruleset {
+fn iptables(plan: &RulePlan) -> HookedRules {
     let observed = Observed::default();
-    let changes =
-        Family::BOTH.map(|family| (family, RulesetDiff::between(&RuleState::new(), &plan.rules(family))));
+    let changes = Family::BOTH
+        .map(|family| (family, IptablesChange::between(&IptablesTables::new(), &plan.rules(family))));
     let mut batch = Batch::new(&observed);
     for (family, change) in &changes {
         batch.change(*family, change).unwrap();
@@ -54,7 +54,7 @@ fn iptables(plan: &RulePlan) -> Ruleset {
     dumped(batch.finish().unwrap().bytes())
 }
 
-fn native(plan: &RulePlan, form: NativeForm) -> Ruleset {
+fn native(plan: &RulePlan, form: NativeForm) -> HookedRules {
     let (observed, wanted) = (Observed::default(), NativeState::wanted(plan, form));
     let mut batch = Batch::new(&observed);
     batch.native_change(observed.native(), &wanted);
@@ -164,7 +164,7 @@ fn native_rules_with_sets_are_traced_exactly_as_their_plan() {
 #[test]
 fn the_rules_of_the_mesh_are_known_in_every_backend() {
     let plan = plan(&[]);
-    let count = |ruleset: &Ruleset, family, known| {
+    let count = |ruleset: &HookedRules, family, known| {
         let rules = TraceRules::of_ruleset(ruleset, &[], family, known);
         let of_mesh: Vec<_> = rules.of_mesh().collect();
         assert!(of_mesh.iter().all(|one| one.rule.counter == Some(Counter::default())), "{of_mesh:?}");
@@ -197,7 +197,7 @@ fn the_rules_of_the_mesh_are_known_in_every_backend() {
 }
 
 /// A plan in force, as every backend leaves it.
-fn in_force(name: &str) -> [(&'static str, Ruleset); 4] {
+fn in_force(name: &str) -> [(&'static str, HookedRules); 4] {
     let dumped = |name: String| dumped(&dump(&name));
     [
         ("iptables-nft", dumped(dumps::of_iptables(name))),

@@ -1,11 +1,11 @@
 //! Which traffic two plans treat differently: all of it, computed by walking all packets at once.
 
 use super::{
-    Connection, ConnectionState, Fate, Interface, Packet, Sender,
+    ConnectionState, ConntrackEntry, Fate, Interface, Packet, Sender,
     packets::{Field, LO, Packets, interface, interface_name, loopback, state},
     rules::TraceRules,
     set::Set,
-    walk::{self, Given, Work},
+    walk::{self, WalkInput, Work},
 };
 use netfilter_state::ruleset::address;
 use redirect_core::{plan::RulePlan, rule::Protocol, values::Family};
@@ -179,7 +179,7 @@ impl Region {
             ),
             flags: u8::try_from(first(Field::Flags)).unwrap_or_default(),
             mark: number(Field::Mark),
-            connection: Connection {
+            connection: ConntrackEntry {
                 state,
                 mark: if is_known { number(Field::ConnMark) } else { 0 },
                 translated_to: None,
@@ -350,7 +350,7 @@ pub fn difference_between(before: &TraceRules, after: &TraceRules) -> Vec<Differ
 fn between(from: &TraceRules, to: &TraceRules, work: &mut Work) -> Vec<Difference> {
     let mut found: BTreeMap<(bool, Fate, Fate), Vec<Packets>> = BTreeMap::new();
     for (is_local, packets) in starts(from.family) {
-        let given = Given { is_local, ..Given::default() };
+        let given = WalkInput { is_local, ..WalkInput::default() };
         for way in walk::all(from, &packets, &given, work, false).ways {
             for other in walk::all(to, &way.packets, &given, work, false).ways {
                 if way.fate != other.fate {

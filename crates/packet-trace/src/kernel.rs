@@ -5,7 +5,7 @@
 pub(crate) mod dumps;
 
 use crate::saved::add_saved;
-use netfilter_state::{netlink::Messages, ruleset::Ruleset};
+use netfilter_state::{netlink::Messages, ruleset::HookedRules};
 use redirect_core::{
     Family, Redirect, RulePlan,
     options::NativeForm,

@@ -7,7 +7,7 @@
 //!   `postrouting`; over `lo` it then arrives in the pod again, where it belongs to no process any more.
 //! - A packet that arrives meets `prerouting`, and then `input`.
 //! - Chains of type nat see only the first packet of a connection, once for its destination. A packet of
-//!   a known connection follows its first packet ([`Connection::translated_to`]).
+//!   a known connection follows its first packet ([`ConntrackEntry::translated_to`]).
 //!
 //! An unsupported condition or statement of another program splits one path into two. Where they end differently, the fate is
 //! [`Unknown`](Fate::Unknown), and [`Trace::may`] says what it may be.
@@ -64,7 +64,7 @@ use std::{
     collections::BTreeSet,
     net::{IpAddr, SocketAddr},
 };
-use walk::{Given, TracePath, Work};
+use walk::{TracePath, WalkInput, Work};
 
 /// Work limit of one trace: another program may craft a ruleset that takes any amount.
 const MOST_WORK: usize = 1_000_000;
@@ -131,7 +131,7 @@ impl ConnectionState {
 /// The connection of a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize), serde(rename_all = "camelCase"))]
-pub struct Connection {
+pub struct ConntrackEntry {
     /// What connection tracking says.
     pub state: ConnectionState,
     /// Its mark.
@@ -143,7 +143,7 @@ pub struct Connection {
 }
 
 /// A connection that the packet opens.
-impl Default for Connection {
+impl Default for ConntrackEntry {
     fn default() -> Self {
         Self { state: ConnectionState::New, mark: 0, translated_to: None }
     }
@@ -175,7 +175,7 @@ pub struct Packet {
     pub mark: u32,
     /// Its connection.
     #[cfg_attr(feature = "serde", serde(flatten))]
-    pub connection: Connection,
+    pub connection: ConntrackEntry,
 }
 
 impl Packet {
@@ -191,7 +191,7 @@ impl Packet {
             interface: Interface::Elsewhere,
             flags: TcpFlags::SYN,
             mark: 0,
-            connection: Connection::default(),
+            connection: ConntrackEntry::default(),
         }
     }
 
@@ -251,8 +251,8 @@ impl Packet {
         packets
     }
 
-    fn given(&self) -> Given {
-        Given {
+    fn given(&self) -> WalkInput {
+        WalkInput {
             is_local: matches!(self.sender, Sender::Local { .. }),
             translated_to: self.connection.translated_to,
             own: None,

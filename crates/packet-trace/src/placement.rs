@@ -17,7 +17,7 @@ use netfilter_state::{
         LOCAL_TABLE, MAIN_PRIORITY, MAIN_TABLE, PolicyRule, Route, RouteKind, RouteTables, RuleAction,
     },
     routing::{CHOSEN_TABLES, FoundRouting, RoutingItem},
-    ruleset::Ruleset,
+    ruleset::HookedRules,
 };
 use redirect_core::{
     ipnet::IpNet,
@@ -88,7 +88,7 @@ pub enum Obstacle {
     /// Another program's policy rule is about the very mark.
     MarkInUse(Box<Taken>),
     /// Something takes the packets first, whatever the priority.
-    Takes(Box<Taken>),
+    ValueKind(Box<Taken>),
     /// Every table that could be chosen is another program's; this is the first of them, and what it is used for.
     NoTable(RouteTable, String),
 }
@@ -103,7 +103,7 @@ impl fmt::Display for Obstacle {
                     "{taken}: another program uses the same mark; change that rule, or the mark of one of them"
                 )
             }
-            Self::Takes(taken) => {
+            Self::ValueKind(taken) => {
                 write!(
                     f,
                     "{taken}, and no policy rule of the mesh can stand before it; give it a later priority, or remove it"
@@ -168,7 +168,7 @@ pub fn place(
             }
             // Another place would not change what no policy rule does.
             if let Some(taken) = taken.as_ref().filter(|taken| taken.rule.is_none()) {
-                placement.obstacle = Some(Obstacle::Takes(Box::new(taken.clone())));
+                placement.obstacle = Some(Obstacle::ValueKind(Box::new(taken.clone())));
                 return placement;
             }
             placement.flaws.extend(taken);
@@ -313,7 +313,7 @@ impl Seen<'_> {
             flaw.is_certain && self.ways(flaw.family, table, rules).iter().all(|way| way.taken.is_none())
         };
         match flaws.iter().find(takes) {
-            Some(flaw) => Err(Obstacle::Takes(Box::new(flaw.clone()))),
+            Some(flaw) => Err(Obstacle::ValueKind(Box::new(flaw.clone()))),
             None => self.priority(families, table, false),
         }
     }
@@ -344,11 +344,11 @@ impl Seen<'_> {
                 self.ways(*family, table, rules).into_iter().find_map(|way| way.taken)
             });
             let Some(taken) = taken else { return Ok(priority) };
-            let Some(rule) = &taken.rule else { return Err(Obstacle::Takes(Box::new(taken))) };
+            let Some(rule) = &taken.rule else { return Err(Obstacle::ValueKind(Box::new(taken))) };
             let limit = rule.priority.min(priority.unwrap_or(u32::MAX));
             // The kernel puts a rule behind those of the same priority, and its own is at 0.
             let next = (1..limit).rev().find(|next| !used.contains(next)).or((limit > 0).then_some(0));
-            let Some(next) = next else { return Err(Obstacle::Takes(Box::new(taken))) };
+            let Some(next) = next else { return Err(Obstacle::ValueKind(Box::new(taken))) };
             priority = Some(next);
         }
         Err(Obstacle::NoTable(table, "too many policy rules".to_string()))
@@ -403,7 +403,7 @@ impl Seen<'_> {
             loopback_is_up: self.tables.loopback_is_up,
             complete: self.tables.complete,
         };
-        let walked = TraceRules::of_ruleset(&Ruleset::default(), &[], family, None).with_routes(&tables);
+        let walked = TraceRules::of_ruleset(&HookedRules::default(), &[], family, None).with_routes(&tables);
         let ends = |packets: Packets, lookup: Lookup| routed(&walked, packets, lookup);
         let own = Set::each(own_addresses.iter().copied().map(number));
         let here = walked.routes.as_ref().map_or_else(Set::empty, |routes| routes.of_nobody_else.clone());

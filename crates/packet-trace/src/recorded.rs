@@ -4,14 +4,14 @@
 // The dumps are those of a machine that puts the low byte first.
 #![cfg(target_endian = "little")]
 
-use super::{Connection, ConnectionState, Detail, Fate, Packet, TraceRules};
+use super::{ConnectionState, ConntrackEntry, Detail, Fate, Packet, TraceRules};
 use crate::{
     interference::recorded::{Others, PLACES, in_force},
     kernel::assert_recorded,
 };
 use netfilter_state::{
     routing::{self, FoundRouting},
-    ruleset::{Ruleset, TableFamily},
+    ruleset::{HookedRules, TableFamily},
 };
 use redirect_core::{Family, RulePlan};
 use std::{
@@ -29,7 +29,7 @@ fn packets(family: Family) -> Vec<(&'static str, Packet)> {
     let [near, away] = [own, far].map(|address| move |port| SocketAddr::new(address, port));
     let (to_resolver, to_loopback) = (SocketAddr::new(resolver, 53), SocketAddr::new(loopback, 80));
     let arrives = Packet::from_outside(away(1000), near(80)).by("eth0");
-    let answers = Connection { state: ConnectionState::Reply, ..Connection::default() };
+    let answers = ConntrackEntry { state: ConnectionState::Reply, ..ConntrackEntry::default() };
     [
         ("arrives", arrives.clone()),
         ("to another port", Packet::from_outside(away(1000), near(7)).by("eth0")),
@@ -37,14 +37,17 @@ fn packets(family: Family) -> Vec<(&'static str, Packet)> {
             "of a connection",
             Packet {
                 flags: 0x10,
-                connection: Connection { state: ConnectionState::Established, ..Connection::default() },
+                connection: ConntrackEntry {
+                    state: ConnectionState::Established,
+                    ..ConntrackEntry::default()
+                },
                 ..arrives.clone()
             },
         ),
         (
             "of none",
             Packet {
-                connection: Connection { state: ConnectionState::Invalid, ..Connection::default() },
+                connection: ConntrackEntry { state: ConnectionState::Invalid, ..ConntrackEntry::default() },
                 ..arrives
             },
         ),
@@ -67,7 +70,7 @@ fn packets(family: Family) -> Vec<(&'static str, Packet)> {
     .into()
 }
 
-fn rules(ruleset: &Ruleset, plan: &RulePlan, family: Family) -> TraceRules {
+fn rules(ruleset: &HookedRules, plan: &RulePlan, family: Family) -> TraceRules {
     let routing: Vec<_> = routing::wanted(plan).into_iter().map(FoundRouting::working).collect();
     TraceRules::of_ruleset(ruleset, &routing, family, Some(plan))
 }

@@ -22,7 +22,7 @@ use netfilter_state::{
     route_tables::RouteTables,
     routing::{self, FoundRouting, RoutingItem},
     ruleset::{
-        Api, Base, ChainState, Condition, Direction, HookList, HookOwner, Plain, Ruleset, SeenRule,
+        Api, Base, ChainState, Condition, Direction, HookList, HookOwner, HookedRules, KernelRule, Plain,
         Statement, TableFamily, TableName, TableState, VerdictMap,
     },
 };
@@ -107,7 +107,7 @@ pub struct MeshRule<'a> {
     /// Its position.
     pub place: RuleLocation,
     /// Its text, and its counter.
-    pub rule: &'a SeenRule,
+    pub rule: &'a KernelRule,
     /// The settings behind it: one rule with a set may stand for several of a plan. Empty without a plan, or if the rule is not the plan's.
     pub origins: Vec<Origin>,
 }
@@ -128,11 +128,11 @@ pub(super) struct WalkedChain {
 
 #[derive(Debug, Clone)]
 pub(super) struct WalkedRule {
-    pub(super) seen: SeenRule,
+    pub(super) seen: KernelRule,
     /// One for each condition.
     pub(super) tests: Vec<Test>,
     /// One for each statement.
-    pub(super) leads: Vec<Leads>,
+    pub(super) leads: Vec<Next>,
     /// The settings behind it. One rule with a set stands for several of a plan, each of which is about the packets of its test.
     pub(super) origins: Vec<(Option<Test>, Origin)>,
     /// Whether it is one of the mesh's.
@@ -147,7 +147,7 @@ pub(super) struct WalkedRule {
 
 /// Where a statement leads to.
 #[derive(Debug, Clone)]
-pub(super) enum Leads {
+pub(super) enum Next {
     /// Nowhere, or to a missing chain.
     Nowhere,
     /// To a chain.
@@ -197,7 +197,7 @@ impl TraceRules {
     pub fn of_plan(plan: &RulePlan, family: Family) -> Self {
         let name =
             |table: Table| TableName { api: Api::NfTables, family: family.into(), name: table.name().into() };
-        Self::of_planned(plan, plan.explained_rules(family), family, name, |rule| SeenRule::from(rule))
+        Self::of_planned(plan, plan.explained_rules(family), family, name, |rule| KernelRule::from(rule))
     }
 
     /// The same in native tables of nftables. They are of both families, so a rule that names no address is about both, whatever
@@ -228,7 +228,7 @@ impl TraceRules {
         tables: BTreeMap<Table, BTreeMap<Chain, Vec<&PlannedRule>>>,
         family: Family,
         name: impl Fn(Table) -> TableName,
-        seen: impl Fn(&Rule) -> SeenRule,
+        seen: impl Fn(&Rule) -> KernelRule,
     ) -> Self {
         let mut rules = Self::empty(family);
         for (table, chains) in tables {
@@ -259,7 +259,7 @@ impl TraceRules {
     /// they are supported. With a plan, its own rules know the settings behind them.
     #[must_use]
     pub fn of_ruleset(
-        ruleset: &Ruleset,
+        ruleset: &HookedRules,
         routing: &[FoundRouting],
         family: Family,
         plan: Option<&RulePlan>,
@@ -267,7 +267,7 @@ impl TraceRules {
         Self::read(ruleset, routing, &Reading::of(ruleset, family, plan))
     }
 
-    fn read(ruleset: &Ruleset, routing: &[FoundRouting], reading: &Reading<'_>) -> Self {
+    fn read(ruleset: &HookedRules, routing: &[FoundRouting], reading: &Reading<'_>) -> Self {
         let mut rules = Self::empty(reading.family);
         for (name, table) in ruleset.tables.iter().filter(|(name, _)| name.family.covers(reading.family)) {
             let updated = updated_sets(table);
@@ -370,7 +370,7 @@ impl TraceRules {
     }
 
     /// What hangs on hooks and cannot be read: programs, functions of other modules, unlisted legacy tables.
-    fn add_unread(&mut self, hooks: &HookList, ruleset: &Ruleset) {
+    fn add_unread(&mut self, hooks: &HookList, ruleset: &HookedRules) {
         for hook in Hook::ALL.iter().copied() {
             for (rank, entry) in hooks.on(self.family, hook).iter().enumerate() {
                 let (name, words) = match &entry.owner {
@@ -440,11 +440,11 @@ impl TraceRules {
         let numbered = self.chains.iter().enumerate();
         let names: BTreeMap<(&TableName, &str), usize> =
             numbered.map(|(number, chain)| ((&chain.table, chain.name.as_str()), number)).collect();
-        let leads_of = |chain: &WalkedChain, rule: &WalkedRule| -> Vec<Leads> {
+        let leads_of = |chain: &WalkedChain, rule: &WalkedRule| -> Vec<Next> {
             let number_of = |to: &String| names.get(&(&chain.table, to.as_str())).copied();
-            rule.seen.statements.iter().map(|one| Leads::of(one, &number_of, self.family)).collect()
+            rule.seen.statements.iter().map(|one| Next::of(one, &number_of, self.family)).collect()
         };
-        let leads: Vec<Vec<Leads>> = self
+        let leads: Vec<Vec<Next>> = self
             .chains
             .iter()
             .flat_map(|chain| chain.rules.iter().map(move |rule| leads_of(chain, rule)))
@@ -473,7 +473,7 @@ impl TraceRules {
             for rule in &mut chain.rules {
                 if covered > 0 && rule.is_own {
                     (rule.tests, rule.leads, rule.origins) = Default::default();
-                    rule.seen = SeenRule::default();
+                    rule.seen = KernelRule::default();
                 }
                 let of_run = rule.run.as_ref().map_or(1, |run| run.count);
                 covered = covered.max(of_run).saturating_sub(1);
@@ -563,8 +563,8 @@ impl TraceRules {
 }
 
 /// A rule of a plan as it stands in a table of both families: one that names an address is about that one's family alone.
-fn of_both_families(rule: &Rule) -> SeenRule {
-    let mut seen = SeenRule::from(rule);
+fn of_both_families(rule: &Rule) -> KernelRule {
+    let mut seen = KernelRule::from(rule);
     let family = rule.matches.iter().find_map(|condition| {
         let (Match::Source(is) | Match::Destination(is)) = condition else { return None };
         Some(Family::of(&is.value.addr()))
@@ -642,7 +642,7 @@ struct Reading<'a> {
 }
 
 impl<'a> Reading<'a> {
-    fn of(ruleset: &'a Ruleset, family: Family, plan: Option<&'a RulePlan>) -> Self {
+    fn of(ruleset: &'a HookedRules, family: Family, plan: Option<&'a RulePlan>) -> Self {
         let planned = plan.map(|plan| match plan.explained_rules(family) {
             // Native tables have the rules of a plan for the other family, too.
             none if none.is_empty() => plan.merged_rules(),
@@ -702,7 +702,7 @@ impl<'a> Reading<'a> {
     }
 }
 
-impl Leads {
+impl Next {
     fn of(statement: &Statement, number_of: &impl Fn(&String) -> Option<usize>, family: Family) -> Self {
         let chain = |statement: &Statement| {
             let (Statement::Jump(to) | Statement::Goto(to)) = statement else { return None };
@@ -790,7 +790,7 @@ impl WalkedChain {
 const MOST_ALIKE: usize = 16;
 
 impl WalkedRule {
-    fn of(seen: SeenRule, family: Family) -> Self {
+    fn of(seen: KernelRule, family: Family) -> Self {
         let tests: Vec<Test> = seen.conditions.iter().map(|condition| Test::of(condition, family)).collect();
         let cost = cost(&tests);
         let (leads, origins) = (Vec::new(), Vec::new());
@@ -800,7 +800,7 @@ impl WalkedRule {
     /// One that may do anything.
     fn unknown(words: String, family: Family) -> Self {
         let statements = [Statement::Unknown(words)].into();
-        Self::of(SeenRule { statements, ..SeenRule::default() }, family)
+        Self::of(KernelRule { statements, ..KernelRule::default() }, family)
     }
 
     /// What it asks of these sets is not known.

@@ -3,8 +3,8 @@ use crate::saved::add_saved;
 use netfilter_state::{
     routing::{FoundRouting, RoutingItem},
     ruleset::{
-        Api, Base, ChainState, Condition, Ruleset, SeenRule, Selector, SetLookup, Statement, TableFamily,
-        TableName, VerdictMap,
+        Api, Base, ChainState, Condition, HookedRules, KernelRule, Selector, SetLookup, Statement,
+        TableFamily, TableName, VerdictMap,
     },
 };
 use redirect_core::{
@@ -108,7 +108,7 @@ fn marks_of_tproxy_lead_to_the_pod_itself() {
     // What the application answers to a connection that the proxy opened in a client's name.
     let answer = Packet {
         flags: TcpFlags::SYN | TcpFlags::ACK,
-        connection: Connection { state: ConnectionState::Reply, mark: 1337, translated_to: None },
+        connection: ConntrackEntry { state: ConnectionState::Reply, mark: 1337, translated_to: None },
         ..app("192.0.2.9:40000")
     };
     let trace = rules.trace(&answer.by("eth0"));
@@ -124,19 +124,19 @@ fn marks_of_tproxy_lead_to_the_pod_itself() {
 fn a_known_connection_goes_where_its_first_packet_went() {
     let rules = rules(&[]);
     let to = "127.0.0.1:15001".parse().unwrap();
-    let connection = Connection { state: ConnectionState::Established, mark: 0, translated_to: Some(to) };
+    let connection = ConntrackEntry { state: ConnectionState::Established, mark: 0, translated_to: Some(to) };
     let trace = rules.trace(&Packet { connection, ..app("192.0.2.1:80").by("eth0") });
     assert!(trace.steps.contains(&TraceEvent::Changed(PacketEdit::Destination { destination: to })));
     assert!(!trace.steps.iter().any(|step| matches!(step, TraceEvent::Rule { .. })), "nat was asked");
 }
 
 /// A plan's rules as iptables-legacy-save prints them, behind other rules.
-fn saved(settings: &[(Key, &'static str)], others: &str) -> Ruleset {
+fn saved(settings: &[(Key, &'static str)], others: &str) -> HookedRules {
     behind(others, render::restore_text(&plan(settings).rules(Family::V4)))
 }
 
-fn behind(others: &str, mut own: String) -> Ruleset {
-    let mut ruleset = Ruleset::default();
+fn behind(others: &str, mut own: String) -> HookedRules {
+    let mut ruleset = HookedRules::default();
     let heads = ["raw", "mangle", "nat", "filter"].map(|table| {
         format!("*{table}\n:PREROUTING ACCEPT\n:INPUT ACCEPT\n:OUTPUT ACCEPT\n:POSTROUTING ACCEPT\nCOMMIT\n")
     });
@@ -207,7 +207,7 @@ fn rules_about_the_pods_own_addresses_are_decided_where_those_are_known() {
 fn redirected_to(interfaces: &[(&str, &str)], to: &str, by: Option<&str>) -> (Fate, Option<String>) {
     let family = if to.starts_with('[') { Family::V6 } else { Family::V4 };
     let all = "*nat\n-A PREROUTING -p tcp -j REDIRECT --to-ports 9\nCOMMIT";
-    let mut ruleset = Ruleset::default();
+    let mut ruleset = HookedRules::default();
     add_saved(&mut ruleset, family, &format!("*nat\n:PREROUTING ACCEPT\nCOMMIT\n{all}")).unwrap();
     let interfaces: Vec<(String, IpAddr)> =
         interfaces.iter().map(|(name, address)| ((*name).into(), address.parse().unwrap())).collect();
@@ -344,7 +344,7 @@ fn behind_a_map(port: u16, statement: Statement) -> TraceRules {
         among: SetLookup::range(Selector::DestinationPort, range),
         verdicts: [statement].into(),
     };
-    let rule = |statement| SeenRule { statements: [statement].into(), ..SeenRule::default() };
+    let rule = |statement| KernelRule { statements: [statement].into(), ..KernelRule::default() };
     // Before nat, which rewrites the port.
     let base = Base { hook: Hook::Output, priority: -150, is_nat: false, drops: false, reroutes: false };
     let output = ChainState {
@@ -381,7 +381,7 @@ fn connections_are_left_untracked_until_they_are_tracked() {
 /// Where a call ends with a plan's rules and, beside them, a base chain of one rule.
 fn beside(priority: i32, is_nat: bool, statement: Statement) -> Fate {
     let base = Base { hook: Hook::Output, priority, is_nat, drops: false, reroutes: false };
-    let rule = SeenRule { statements: [statement].into(), ..SeenRule::default() };
+    let rule = KernelRule { statements: [statement].into(), ..KernelRule::default() };
     let chain = ChainState { base: Some(base), rules: [rule].into(), ..ChainState::default() };
     with_table_of([("output", chain)]).fate(&app("192.0.2.1:80"))
 }
@@ -400,10 +400,10 @@ fn a_packet_without_an_interface_has_an_empty_name() {
     use netfilter_state::ruleset::Condition;
     let drops = |range: (u128, u128), not: bool| {
         let value = SetLookup::range(Selector::InInterface, range);
-        let rule = SeenRule {
+        let rule = KernelRule {
             conditions: [Condition::Among(Equality { value, not })].into(),
             statements: [Statement::Drop].into(),
-            ..SeenRule::default()
+            ..KernelRule::default()
         };
         let base = Base { hook: Hook::Output, priority: 0, is_nat: false, drops: false, reroutes: false };
         let chain = ChainState { base: Some(base), rules: [rule].into(), ..ChainState::default() };
@@ -489,7 +489,7 @@ fn marks_that_are_routed_locally_are_those_of_the_family_whose_table_has_the_rou
         RoutingItem::Rule(Family::V6, other, table),
     ];
     let routing = routing.map(FoundRouting::working);
-    let marks = |family| TraceRules::of_ruleset(&Ruleset::default(), &routing, family, None).local_marks;
+    let marks = |family| TraceRules::of_ruleset(&HookedRules::default(), &routing, family, None).local_marks;
     assert_eq!((marks(Family::V4), marks(Family::V6)), (vec![mark], vec![]));
 }
 
@@ -512,12 +512,12 @@ fn the_rules_of_the_mesh_are_listed_with_what_they_counted() {
         })
         .collect();
     let foreign = "*nat\n:OTHER - [0:0]\n[7:7] -A OUTPUT -p tcp -j OTHER\n[9:9] -A OTHER -j RETURN\n[1:2 -A OTHER -j ACCEPT\nCOMMIT\n";
-    let mut ruleset = Ruleset::default();
+    let mut ruleset = HookedRules::default();
     assert!(
         add_saved(&mut ruleset, Family::V4, &format!("{text}{foreign}")).is_err(),
         "a counter that is cut"
     );
-    let mut ruleset = Ruleset::default();
+    let mut ruleset = HookedRules::default();
     add_saved(&mut ruleset, Family::V4, &format!("{text}{}", foreign.replace("[1:2 ", ""))).unwrap();
     let wanted: usize =
         plan.explained_rules(Family::V4).values().flat_map(|chains| chains.values()).map(Vec::len).sum();
@@ -538,7 +538,7 @@ fn the_rules_of_the_mesh_are_listed_with_what_they_counted() {
 
 #[test]
 fn chains_that_an_earlier_version_left_are_the_meshs() {
-    let mut ruleset = Ruleset::default();
+    let mut ruleset = HookedRules::default();
     let saved = "*nat\n:OUTPUT ACCEPT\n:ISTIO_OLD -\n:THEIRS -\n-A ISTIO_OLD -j RETURN\n-A THEIRS -j RETURN\nCOMMIT\n";
     add_saved(&mut ruleset, Family::V4, saved).unwrap();
     let rules = TraceRules::of_ruleset(&ruleset, &[], Family::V4, None);
@@ -553,15 +553,15 @@ fn packets_of_one_family_have_no_address_of_the_other() {
     for (not, fate) in [(false, Fate::Untouched), (true, Fate::Dropped)] {
         for selector in [Selector::Source(Family::V6), Selector::Destination(Family::V6)] {
             let among = SetLookup::range(selector, (0, u128::MAX));
-            let rule = SeenRule {
+            let rule = KernelRule {
                 conditions: [Condition::Among(Equality { value: among, not })].into(),
                 statements: [Statement::Drop].into(),
-                ..SeenRule::default()
+                ..KernelRule::default()
             };
             let base =
                 Base { hook: Hook::Prerouting, priority: 0, is_nat: false, drops: false, reroutes: false };
             let chain = ChainState { base: Some(base), rules: [rule].into(), ..ChainState::default() };
-            let mut ruleset = Ruleset::default();
+            let mut ruleset = HookedRules::default();
             let name = TableName { api: Api::NfTables, family: TableFamily::Inet, name: "theirs".into() };
             ruleset.table(name).chains.insert("in".into(), chain);
             let rules = TraceRules::of_ruleset(&ruleset, &[], Family::V4, None);

@@ -37,7 +37,7 @@ pub(super) const MOST_MARKS: u128 = 16;
 
 /// What is known of the packets beside what they differ in.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Given {
+pub(super) struct WalkInput {
     /// Whether a socket of the pod sends them.
     pub(super) is_local: bool,
     /// Where an earlier packet of the connection was translated to.
@@ -161,7 +161,7 @@ const MOST_WALKS: usize = 1 << 14;
 pub(super) fn all(
     rules: &TraceRules,
     packets: &Packets,
-    given: &Given,
+    given: &WalkInput,
     work: &mut Work,
     records: bool,
 ) -> Ways {
@@ -183,10 +183,10 @@ pub(super) fn all(
 /// The ways of a lost packet when TCP repeats it, if they may differ. What a pod sends to itself is lost on its way in, when
 /// connection tracking has kept the connection on its way out, mark and all; rules that ask for that mark then treat the
 /// repetition otherwise.
-fn repeated(rules: &TraceRules, way: &TracePath, given: &Given, work: &mut Work) -> Option<Ways> {
+fn repeated(rules: &TraceRules, way: &TracePath, given: &WalkInput, work: &mut Work) -> Option<Ways> {
     let remembered = way.remembered?;
     let packets = way.packets.clone().with(Field::ConnMark, Set::one(remembered.mark.into()));
-    let given = Given { repeats: Some(remembered), ..given.clone() };
+    let given = WalkInput { repeats: Some(remembered), ..given.clone() };
     let mut ways = first(rules, &packets, &given, work, false);
     for way_again in &mut ways.ways {
         // They are the packets that were lost, whatever the connection remembers.
@@ -196,7 +196,7 @@ fn repeated(rules: &TraceRules, way: &TracePath, given: &Given, work: &mut Work)
 }
 
 /// Every way that packets take, if they are sent once.
-fn first(rules: &TraceRules, packets: &Packets, given: &Given, work: &mut Work, records: bool) -> Ways {
+fn first(rules: &TraceRules, packets: &Packets, given: &WalkInput, work: &mut Work, records: bool) -> Ways {
     let mut found = Ways { are_all: true, ..Ways::default() };
     let mut known = BTreeSet::new();
     let mut open = Vec::from([Walk::new(rules, packets.clone(), given, records)]);
@@ -325,7 +325,7 @@ struct Call {
 #[derive(Debug, Clone)]
 struct Walk<'a> {
     rules: &'a TraceRules,
-    given: &'a Given,
+    given: &'a WalkInput,
     now: Now,
     /// What it assumes at this point about the unknown, ...
     assumed: Vec<bool>,
@@ -435,7 +435,7 @@ impl Now {
 }
 
 impl<'a> Walk<'a> {
-    fn new(rules: &'a TraceRules, packets: Packets, given: &'a Given, records: bool) -> Self {
+    fn new(rules: &'a TraceRules, packets: Packets, given: &'a WalkInput, records: bool) -> Self {
         let now = Now::of(packets, given.is_local);
         Self {
             rules,

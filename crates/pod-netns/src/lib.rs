@@ -24,14 +24,14 @@ const MOST_READ: usize = 16 << 20;
 /// The namespaces of a directory, as they were at one moment.
 #[derive(Debug, Default)]
 pub struct NamespaceIndex {
-    found: Vec<Sandbox>,
+    found: Vec<MountedNetns>,
     /// Files that are not namespaces, or could not be looked into.
     passed_over: usize,
 }
 
 /// A network namespace that may be a pod's.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Sandbox {
+pub struct MountedNetns {
     path: PathBuf,
     id: NetnsId,
     /// Those that were wanted.
@@ -144,7 +144,7 @@ impl NamespaceIndex {
         thread: &DisposableThread,
     ) -> Result<Self, SurveyError> {
         let unreadable = |cause| SurveyError::Directory { directory: directory.to_owned(), cause };
-        let mut by_path: BTreeMap<PathBuf, Sandbox> = BTreeMap::new();
+        let mut by_path: BTreeMap<PathBuf, MountedNetns> = BTreeMap::new();
         let (mut files, mut example) = (0, None);
         for entry in fs::read_dir(directory).map_err(unreadable)? {
             let entry = entry.map_err(unreadable)?;
@@ -154,13 +154,13 @@ impl NamespaceIndex {
             }
             let path = entry.path();
             files += 1;
-            match Sandbox::look(&path, wanted, hosts, thread) {
+            match MountedNetns::look(&path, wanted, hosts, thread) {
                 Ok(Some(sandbox)) => drop(by_path.insert(path, sandbox)),
                 Ok(None) => {}
                 Err(error) => example = Some(error.to_string()),
             }
         }
-        let mut found: Vec<Sandbox> = Vec::with_capacity(by_path.len());
+        let mut found: Vec<MountedNetns> = Vec::with_capacity(by_path.len());
         for sandbox in by_path.into_values() {
             // A namespace may be mounted at two places.
             if !found.iter().any(|other| other.id == sandbox.id) {
@@ -177,7 +177,7 @@ impl NamespaceIndex {
     ///
     /// # Errors
     /// None has them, or several have.
-    pub fn find(&self, addresses: &[IpAddr]) -> Result<&Sandbox, LookupError> {
+    pub fn find(&self, addresses: &[IpAddr]) -> Result<&MountedNetns, LookupError> {
         if addresses.is_empty() {
             return Err(LookupError::NoAddress);
         }
@@ -202,8 +202,8 @@ impl NamespaceIndex {
         addresses: &[IpAddr],
         uid: &str,
         processes: &ProcessIndex,
-    ) -> Result<&Sandbox, UndecidedError> {
-        let inside = |sandbox: &Sandbox| processes.namespaces.get(&sandbox.id);
+    ) -> Result<&MountedNetns, UndecidedError> {
+        let inside = |sandbox: &MountedNetns| processes.namespaces.get(&sandbox.id);
         let having = self.having(addresses).filter_map(|sandbox| Some((sandbox, inside(sandbox)?)));
         the_pods(having, uid).map_err(|undecided| match (undecided, processes.hidden.get(uid)) {
             (UndecidedError::NoProcess, Some(error)) => UndecidedError::Hidden(error.clone()),
@@ -211,13 +211,16 @@ impl NamespaceIndex {
         })
     }
 
-    fn having<'s, 'a>(&'s self, addresses: &'a [IpAddr]) -> impl Iterator<Item = &'s Sandbox> + use<'s, 'a> {
+    fn having<'s, 'a>(
+        &'s self,
+        addresses: &'a [IpAddr],
+    ) -> impl Iterator<Item = &'s MountedNetns> + use<'s, 'a> {
         self.found.iter().filter(|sandbox| sandbox.has(addresses))
     }
 
     /// All of them, in the order of their paths.
     #[must_use]
-    pub fn sandboxes(&self) -> &[Sandbox] {
+    pub fn sandboxes(&self) -> &[MountedNetns] {
         &self.found
     }
 
@@ -246,7 +249,7 @@ fn the_pods<'a, T>(
     }
 }
 
-impl Sandbox {
+impl MountedNetns {
     /// None for the host's.
     fn look(
         path: &Path,
@@ -315,7 +318,7 @@ mod tests {
 
     fn survey(namespaces: &[&[&str]]) -> NamespaceIndex {
         let id = Netns::current().expect("a namespace").id();
-        let sandbox = |(index, addresses): (usize, &&[&str])| Sandbox {
+        let sandbox = |(index, addresses): (usize, &&[&str])| MountedNetns {
             path: format!("/n/{index}").into(),
             id,
             addresses: addresses.iter().map(|text| ip(text)).collect(),

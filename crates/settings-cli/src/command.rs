@@ -7,7 +7,7 @@ use clap::{
 };
 use clap_complete::Shell;
 use redirect_core::values::Problem;
-use settings_table::{Given, Row, Takes};
+use settings_table::{GivenSetting, SettingSpec, ValueKind};
 use std::{collections::BTreeMap, ffi::OsString, fmt::Write as _};
 
 /// The heading of the flags that all programs have.
@@ -25,7 +25,7 @@ pub struct CommandLine {
     /// What help and the manual say besides the flags.
     pub pages: Pages,
     /// Its settings, without those of logging, which every program has.
-    pub rows: Vec<Row>,
+    pub rows: Vec<SettingSpec>,
     /// The words that are not flags: what it works on, each with its name and what it is. Whether one must be given is for the program to say.
     pub operands: &'static [(&'static str, &'static str)],
     /// Whether words behind `--` are ignored, as by the reference's programs; otherwise `--` is a mistake.
@@ -60,10 +60,10 @@ pub struct ParsedArgs {
 
 impl ParsedArgs {
     /// The flags of logging that are given.
-    pub fn given_of_logging<'a>(&self) -> impl Iterator<Item = Given<'a>> {
+    pub fn given_of_logging<'a>(&self) -> impl Iterator<Item = GivenSetting<'a>> {
         LOG_ROWS.iter().filter_map(|row| {
             let flag = row.flag?;
-            Some(Given { row, said: format!("flag --{flag}"), value: self.flags.get(flag)?.clone() })
+            Some(GivenSetting { row, said: format!("flag --{flag}"), value: self.flags.get(flag)?.clone() })
         })
     }
 
@@ -132,7 +132,7 @@ impl CommandLine {
     fn definition(&self, is_explained: bool) -> Command {
         let logging = LOG_ROWS.iter().filter_map(|row| {
             let arg = arg(row, is_explained)?.help_heading(LOGGING);
-            let repeats = matches!(row.takes, Takes::List(_));
+            let repeats = matches!(row.takes, ValueKind::List(_));
             Some(if repeats { arg.action(ArgAction::Append) } else { arg })
         });
         // Flags stand before or behind subcommands that do work; those that only print take none.
@@ -160,7 +160,7 @@ impl CommandLine {
         self.commands.iter().any(|own| own.get_name() == command)
     }
 
-    fn all_rows(&self) -> impl Iterator<Item = Row> {
+    fn all_rows(&self) -> impl Iterator<Item = SettingSpec> {
         self.rows.iter().chain(LOG_ROWS).copied()
     }
 
@@ -209,31 +209,31 @@ pub fn general_commands() -> [Command; 4] {
     ]
 }
 
-fn arg(row: &Row, is_explained: bool) -> Option<Arg> {
+fn arg(row: &SettingSpec, is_explained: bool) -> Option<Arg> {
     let flag = row.flag?;
     let help = if is_explained { help(row).into() } else { StyledStr::new() };
     let arg = Arg::new(flag).long(flag).short(row.short).help(help).value_name(row.takes.value_name());
     Some(match row.takes {
         // `--flag` or `--flag=value`.
-        Takes::Switch => {
+        ValueKind::Switch => {
             arg.num_args(0..=1).require_equals(true).default_missing_value("true").action(ArgAction::Set)
         }
-        Takes::Path => text(arg).value_hint(ValueHint::AnyPath),
-        Takes::Text(_)
-        | Takes::Choice(_)
-        | Takes::Number
-        | Takes::List(_)
-        | Takes::Duration
-        | Takes::Levels => text(arg),
+        ValueKind::Path => text(arg).value_hint(ValueHint::AnyPath),
+        ValueKind::Text(_)
+        | ValueKind::Choice(_)
+        | ValueKind::Number
+        | ValueKind::List(_)
+        | ValueKind::Duration
+        | ValueKind::Levels => text(arg),
     })
 }
 
-fn help(row: &Row) -> String {
+fn help(row: &SettingSpec) -> String {
     let mut help = row.description();
     if !row.env.is_empty() {
         let _ = write!(help, " [env: {}]", row.env.join(", "));
     }
-    let is_obvious = row.default.is_empty() || row.takes == Takes::Switch && row.default == "false";
+    let is_obvious = row.default.is_empty() || row.takes == ValueKind::Switch && row.default == "false";
     if !is_obvious {
         let _ = write!(help, " [default: {}]", row.default);
     }

@@ -25,7 +25,7 @@ use redirect_core::{
     },
     values::{Problem, parse_bool},
 };
-use settings_table::{Given, NotInForce, Row, Status, Takes};
+use settings_table::{GivenSetting, NotInForce, SettingSpec, Status, ValueKind};
 use std::{
     collections::BTreeMap,
     env,
@@ -175,7 +175,7 @@ impl Program {
     /// Refuses what this program never does, and notes what it does not do.
     fn judge(&self, settings: &mut RawSettings, line: &ParsedArgs) -> Vec<NotInForce> {
         let rows = SETTINGS.iter().map(|setting| (setting.key, rows::row(setting, self.statuses)));
-        let rows: Vec<(Key, Row)> = rows.collect();
+        let rows: Vec<(Key, SettingSpec)> = rows.collect();
         let mut given = Vec::new();
         for (key, row) in &rows {
             let (value, source) = settings.get(*key);
@@ -185,7 +185,7 @@ impl Program {
             let value = value.to_owned();
             match refusal(row, &value) {
                 Some(why) => settings.refuse(source, &value, Problem::Contradiction(why)),
-                None => given.push(Given { row, said: source.to_string(), value }),
+                None => given.push(GivenSetting { row, said: source.to_string(), value }),
             }
         }
         given.extend(line.given_of_logging());
@@ -215,9 +215,11 @@ fn said_by_flags(flags: &BTreeMap<String, String>) -> impl Iterator<Item = &'sta
 }
 
 /// Why a program refuses a value, if it does.
-fn refusal(row: &Row, value: &str) -> Option<&'static str> {
+fn refusal(row: &SettingSpec, value: &str) -> Option<&'static str> {
     match row.status {
-        Status::Refused(why) => (row.takes != Takes::Switch || parse_bool(value) == Ok(true)).then_some(why),
+        Status::Refused(why) => {
+            (row.takes != ValueKind::Switch || parse_bool(value) == Ok(true)).then_some(why)
+        }
         Status::InForce | Status::WithoutEffect(_) | Status::NotImplemented(_) => None,
     }
 }

@@ -1,7 +1,7 @@
 //! The settings of redirect-core's table as rows, each with what becomes of it in a program.
 
 use redirect_core::settings::{Key, Kind, Setting};
-use settings_table::{Row, Status, Takes};
+use settings_table::{SettingSpec, Status, ValueKind};
 
 const LOOKS: Status = Status::WithoutEffect("istio-validation only looks, and changes nothing");
 const NO_LOCK: Status =
@@ -29,21 +29,21 @@ pub const VALIDATION: &[(Key, Status)] = &[
 ];
 
 /// The flags of logging, which every program has.
-pub const LOG_ROWS: &[Row] = &[
-    Row::new(
-        Takes::Levels,
+pub const LOG_ROWS: &[SettingSpec] = &[
+    SettingSpec::new(
+        ValueKind::Levels,
         "Minimum log level, as a list of scope:level separated by commas; a bare level is that of the scope default, all:level that of every scope. Levels: none, fatal, error, warn, info, debug.",
     )
     .flag("log_output_level")
     .default("default:info"),
-    Row::new(Takes::Switch, "Whether each line is a JSON object.").flag("log_as_json").default("false"),
-    Row::new(Takes::List("LIST"), "Where lines go: stderr, stdout or the path of a file.")
+    SettingSpec::new(ValueKind::Switch, "Whether each line is a JSON object.").flag("log_as_json").default("false"),
+    SettingSpec::new(ValueKind::List("LIST"), "Where lines go: stderr, stdout or the path of a file.")
         .flag("log_target")
         .default("stderr"),
-    Row::new(Takes::Text("VALUE"), "Whether lines name their place in the source: any text but none enables it.")
+    SettingSpec::new(ValueKind::Text("VALUE"), "Whether lines name their place in the source: any text but none enables it.")
         .flag("log_caller"),
-    Row::new(
-        Takes::Levels,
+    SettingSpec::new(
+        ValueKind::Levels,
         "Accepted as a list of scope:level for compatibility with existing command lines; stack traces are never logged.",
     )
     .flag("log_stacktrace_level")
@@ -53,29 +53,29 @@ pub const LOG_ROWS: &[Row] = &[
 
 /// A setting as a row of a program.
 #[must_use]
-pub fn row(setting: &Setting, statuses: &[(Key, Status)]) -> Row {
+pub fn row(setting: &Setting, statuses: &[(Key, Status)]) -> SettingSpec {
     let status = statuses.iter().find(|(key, _)| *key == setting.key).map(|(_, status)| *status);
-    Row {
+    SettingSpec {
         flag: setting.flag,
         short: setting.short,
         env: setting.env,
         default: setting.default,
         status: status.unwrap_or(Status::InForce),
-        ..Row::new(takes(setting.kind), setting.meaning)
+        ..SettingSpec::new(takes(setting.kind), setting.meaning)
     }
 }
 
-fn takes(kind: Kind) -> Takes {
+fn takes(kind: Kind) -> ValueKind {
     match kind {
-        Kind::Bool => Takes::Switch,
-        Kind::Choice(words) => Takes::Choice(words),
-        Kind::Path => Takes::Path,
-        Kind::Duration => Takes::Duration,
+        Kind::Bool => ValueKind::Switch,
+        Kind::Choice(words) => ValueKind::Choice(words),
+        Kind::Path => ValueKind::Path,
+        Kind::Duration => ValueKind::Duration,
         Kind::Groups | Kind::Ids | Kind::Interfaces | Kind::Ports | Kind::Ranges => {
-            Takes::List(kind.value_name())
+            ValueKind::List(kind.value_name())
         }
         Kind::LoopbackRange | Kind::Mark | Kind::Name | Kind::Port | Kind::RouteTable => {
-            Takes::Text(kind.value_name())
+            ValueKind::Text(kind.value_name())
         }
     }
 }

@@ -1,6 +1,6 @@
 //! What a setting is, wherever it is given: as a flag, as a variable, as a key of the plugin's configuration.
 //!
-//! Every table of settings in the workspace is a list of [`Row`]s, or can be read as one. Help, the reference pages and the
+//! Every table of settings in the workspace is a list of [`SettingSpec`]s, or can be read as one. Help, the reference pages and the
 //! warnings at start come from the rows, so that all three say the same of a setting; above all, whether it is in force ([`Status`]).
 
 #![no_std]
@@ -13,7 +13,7 @@ use redirect_core::values::parse_bool;
 
 /// One setting.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Row {
+pub struct SettingSpec {
     /// Its flag, without dashes.
     pub flag: Option<&'static str>,
     /// Its short flag.
@@ -23,7 +23,7 @@ pub struct Row {
     /// Its key in the plugin's configuration; a dot stands before the key of an object inside.
     pub key: Option<&'static str>,
     /// What it takes.
-    pub takes: Takes,
+    pub takes: ValueKind,
     /// The value if unset.
     pub default: &'static str,
     /// What it does: sentences.
@@ -40,7 +40,7 @@ pub struct Row {
 ///     pub enum GreeterKey;
 ///     /// Everything that can be set.
 ///     pub const GREETER;
-///     WHOM(settings_table::Takes::Text("NAME"), "Whom it greets.").default("you"),
+///     WHOM(settings_table::ValueKind::Text("NAME"), "Whom it greets.").default("you"),
 /// }
 /// assert_eq!(GreeterKey::WHOM.row(), &GREETER[0]);
 /// assert_eq!(GreeterKey::WHOM.row().env, ["WHOM"]);
@@ -52,7 +52,7 @@ pub struct Row {
 ///     pub enum GreeterKey;
 ///     /// Everything that can be set.
 ///     pub const GREETER;
-///     WHOM(settings_table::Takes::Text("NAME"), "Whom it greets.").default("you"),
+///     WHOM(settings_table::ValueKind::Text("NAME"), "Whom it greets.").default("you"),
 /// }
 /// GreeterKey::WHOMM.row();
 /// ```
@@ -71,14 +71,14 @@ macro_rules! settings {
         }
 
         $(#[$about_rows])*
-        pub const $ROWS: &[$crate::Row] = &[$(*$Key::$key.row(),)+];
+        pub const $ROWS: &[$crate::SettingSpec] = &[$(*$Key::$key.row(),)+];
 
         impl $Key {
             /// What is said of it. Its variable is its name, unless its row has others.
             #[must_use]
-            pub const fn row(self) -> &'static $crate::Row {
+            pub const fn row(self) -> &'static $crate::SettingSpec {
                 match self {
-                    $(Self::$key => &const { $crate::Row::new($takes, $meaning).env(&[stringify!($key)])$(.$with($value))* },)+
+                    $(Self::$key => &const { $crate::SettingSpec::new($takes, $meaning).env(&[stringify!($key)])$(.$with($value))* },)+
                 }
             }
         }
@@ -87,7 +87,7 @@ macro_rules! settings {
 
 /// What a setting takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Takes {
+pub enum ValueKind {
     /// A text; what it is called in help.
     Text(&'static str),
     /// A boolean; as a flag it may stand alone.
@@ -119,10 +119,10 @@ pub enum Status {
     Refused(&'static str),
 }
 
-impl Row {
+impl SettingSpec {
     /// A setting without a name.
     #[must_use]
-    pub const fn new(takes: Takes, meaning: &'static str) -> Self {
+    pub const fn new(takes: ValueKind, meaning: &'static str) -> Self {
         Self {
             flag: None,
             short: None,
@@ -178,7 +178,7 @@ impl Row {
     }
 }
 
-impl Takes {
+impl ValueKind {
     /// The word for it in the documentation.
     #[must_use]
     pub const fn name(self) -> &'static str {
@@ -250,9 +250,9 @@ impl fmt::Display for Status {
 
 /// A setting that was given.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Given<'a> {
+pub struct GivenSetting<'a> {
     /// Which.
-    pub row: &'a Row,
+    pub row: &'a SettingSpec,
     /// Where, in words, such as `flag --frob`.
     pub said: String,
     /// Its value.
@@ -272,9 +272,9 @@ impl NotInForce {
     /// What was asked for and is not done, in the order in which it was given. A setting that is off asks for nothing.
     /// What is refused is not a notice but an error.
     #[must_use]
-    pub fn among(given: &[Given<'_>]) -> Vec<Self> {
+    pub fn among(given: &[GivenSetting<'_>]) -> Vec<Self> {
         let mut all: Vec<Self> = Vec::new();
-        for Given { row, said, value } in given {
+        for GivenSetting { row, said, value } in given {
             let counts = matches!(row.status, Status::WithoutEffect(_) | Status::NotImplemented(_));
             if !counts || row.takes.is_off(value) {
                 continue;
@@ -301,19 +301,19 @@ impl fmt::Display for NotInForce {
 
 /// Rows as a list in Markdown: names, what each takes unless it is a text, its default (that of a boolean if it is true), what it means.
 #[must_use]
-pub fn markdown(rows: &[Row]) -> String {
+pub fn markdown(rows: &[SettingSpec]) -> String {
     let code = |text: &&str| format!("`{text}`");
     let mut list = String::new();
     for row in rows {
         let flag = row.flag.map(|flag| format!("`--{flag}`"));
         let names = row.key.iter().chain(row.env).map(code).collect::<Vec<_>>();
         let names = flag.into_iter().chain(names).collect::<Vec<_>>().join(", ");
-        let words = row.takes.words().filter(|_| row.takes != Takes::Switch);
+        let words = row.takes.words().filter(|_| row.takes != ValueKind::Switch);
         let takes = words.map_or_else(
             || row.takes.name().to_owned(),
             |words| words.iter().map(code).collect::<Vec<_>>().join(", "),
         );
-        let is_usual = row.default.is_empty() || (row.takes == Takes::Switch && row.default == "false");
+        let is_usual = row.default.is_empty() || (row.takes == ValueKind::Switch && row.default == "false");
         let default = (!is_usual).then(|| format!("default `{}`", row.default));
         let facts: Vec<String> = (takes != "text").then_some(takes).into_iter().chain(default).collect();
         let facts = if facts.is_empty() { String::new() } else { format!(" ({})", facts.join(", ")) };
@@ -352,21 +352,25 @@ mod tests {
     use alloc::vec;
 
     const AMBIENT: Status = Status::NotImplemented("ambient mode does not exist");
-    const ROWS: [Row; 5] = [
-        Row::new(Takes::Switch, "Whether it runs.").flag("run").env(&["RUN"]).default("true"),
-        Row::new(Takes::Text("NAME"), "Whom it greets.").env(&["WHOM"]).status(AMBIENT),
-        Row::new(Takes::Switch, "Whether it bows.").env(&["BOW"]).status(AMBIENT),
-        Row::new(Takes::Levels, "Stack traces.").flag("traces").status(Status::WithoutEffect("none exist")),
-        Row::new(Takes::Choice(&["a", "b"]), "Removes.").env(&["REMOVE"]).status(Status::Refused("removes")),
+    const ROWS: [SettingSpec; 5] = [
+        SettingSpec::new(ValueKind::Switch, "Whether it runs.").flag("run").env(&["RUN"]).default("true"),
+        SettingSpec::new(ValueKind::Text("NAME"), "Whom it greets.").env(&["WHOM"]).status(AMBIENT),
+        SettingSpec::new(ValueKind::Switch, "Whether it bows.").env(&["BOW"]).status(AMBIENT),
+        SettingSpec::new(ValueKind::Levels, "Stack traces.")
+            .flag("traces")
+            .status(Status::WithoutEffect("none exist")),
+        SettingSpec::new(ValueKind::Choice(&["a", "b"]), "Removes.")
+            .env(&["REMOVE"])
+            .status(Status::Refused("removes")),
     ];
 
     fn report(values: &[(usize, &str)]) -> Vec<String> {
-        let given = |(row, value): &(usize, &str)| Given {
+        let given = |(row, value): &(usize, &str)| GivenSetting {
             row: &ROWS[*row],
             said: ROWS[*row].name().to_owned(),
             value: (*value).to_owned(),
         };
-        let given: Vec<Given<'_>> = values.iter().map(given).collect();
+        let given: Vec<GivenSetting<'_>> = values.iter().map(given).collect();
         NotInForce::among(&given).iter().map(ToString::to_string).collect()
     }
 

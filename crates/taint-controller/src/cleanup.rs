@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use anyhow::bail;
-use controller_runtime::cluster::{Cluster, Connection};
+use controller_runtime::cluster::{ApiHandle, Cluster};
 use controller_runtime::daemon_set::{self, is_deleted};
 use controller_runtime::node::{NODES, Node, NodeMarking, RequestedTaint};
 use controller_runtime::resync::{Freshness, Keep, Limits, Selection, Source};
@@ -25,7 +25,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 /// # Errors
 /// Agents may come back, the API server cannot be asked, or some nodes are not clean: it names them.
 pub async fn run(settings: ControllerSettings) -> anyhow::Result<()> {
-    let connection = Connection::new(settings.account, settings.identity);
+    let connection = ApiHandle::new(settings.account, settings.identity);
     let cluster = connection.get()?;
     if daemon_set::find(&cluster).await?.is_some_and(|found| !is_deleted(&found)) {
         let name = &cluster.identity().daemon_set;

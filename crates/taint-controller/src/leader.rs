@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use cluster_client::Backoff;
-use controller_runtime::cluster::{Connection, EventMessage};
+use controller_runtime::cluster::{ApiHandle, EventMessage};
 use controller_runtime::metrics::{ChangeLabels, WatchLabel, gauged};
 use controller_runtime::node::{NODES, Node, NodeMarking, RequestedTaint, node_reference};
 use controller_runtime::outage::{FIRST_RETRY, LONGEST_RETRY, OutageLog};
@@ -46,7 +46,7 @@ pub struct Leader {
     requirements: Vec<Requirement>,
     /// Whether the agents' DaemonSet determines which nodes need an agent.
     asks_daemon_set: bool,
-    connection: Arc<Connection>,
+    connection: Arc<ApiHandle>,
     metrics: Arc<ControllerMetrics>,
     /// Until when it may act.
     acts_until: watch::Receiver<Option<BootTime>>,
@@ -73,7 +73,7 @@ impl Leader {
         marking: NodeMarking,
         asks_daemon_set: bool,
         requirements: Vec<Requirement>,
-        connection: Arc<Connection>,
+        connection: Arc<ApiHandle>,
         metrics: Arc<ControllerMetrics>,
         acts_until: watch::Receiver<Option<BootTime>>,
     ) -> Self {

@@ -21,7 +21,7 @@ use anyhow::{Context as _, bail};
 use cluster_client::params::GetParams;
 use cluster_client::{Account, Backoff, Limits, Request};
 use cni_core::selector::LabelSelector;
-use controller_runtime::cluster::{Connection, Identity};
+use controller_runtime::cluster::{ApiHandle, Identity};
 use controller_runtime::node::NodeMarking;
 use controller_runtime::outage::{FIRST_RETRY, LONGEST_RETRY, OutageLog};
 use controller_runtime::serve::{self, Address, Answer, text};
@@ -85,7 +85,7 @@ async fn run_with(settings: ControllerSettings, tasks: Supervisor) -> anyhow::Re
     }
     let candidate = Candidate::new(identity.pod.clone(), identity.namespace.clone(), LEASE_NAME.to_owned());
     let own = identity.namespace.clone();
-    let connection = Arc::new(Connection::new(account, identity));
+    let connection = Arc::new(ApiHandle::new(account, identity));
     let metrics = Arc::new(ControllerMetrics::default());
     let (responded, responses) = watch::channel(None);
     serve(health, monitoring, &tasks, &metrics, responses).await?;
@@ -150,7 +150,7 @@ async fn lead(
 
 struct Election {
     candidate: Candidate,
-    connection: Arc<Connection>,
+    connection: Arc<ApiHandle>,
     metrics: Arc<ControllerMetrics>,
     /// The last response of the API server.
     responded: watch::Sender<Option<Instant>>,
@@ -192,7 +192,7 @@ impl Election {
 async fn requirements(
     (namespace, name): &(String, String),
     own: &str,
-    connection: &Connection,
+    connection: &ApiHandle,
 ) -> anyhow::Result<Vec<Requirement>> {
     if name.is_empty() {
         let selector = LabelSelector::parse(AGENTS).context("the agents' labels")?;
@@ -317,7 +317,7 @@ mod tests {
         let all = ["leader", "node watch", "pod watch", "watch of the agents' DaemonSet"];
         for name in all {
             let ControllerSettings { identity, account, marking, config_map, .. } = settings();
-            let connection = Arc::new(Connection::new(account, identity));
+            let connection = Arc::new(ApiHandle::new(account, identity));
             let needed = requirements(&config_map, "istio-system", &connection).await.expect("requirements");
             let (_acts_until, leads) = watch::channel(None);
             let tasks = Supervisor::default();

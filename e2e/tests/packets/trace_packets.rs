@@ -13,10 +13,10 @@ use e2e::iptables::in_parallel;
 use e2e::iptables::mesh::other_address;
 use e2e::iptables::packets::{Arrived, FORMS, IMPATIENT, World, plan, random_packet, random_settings};
 use e2e::traffic::{ANSWER, PROXY_ID};
-use netfilter_state::ruleset::{Condition, Ruleset, SeenRule, Statement};
+use netfilter_state::ruleset::{Condition, HookedRules, KernelRule, Statement};
 use netns_apply::{ApplyOptions, Live, apply};
 use packet_trace::{
-    Connection, ConnectionState, Detail, Fate, Outcome, Packet, PacketEdit, Sender, Trace, TraceEvent,
+    ConnectionState, ConntrackEntry, Detail, Fate, Outcome, Packet, PacketEdit, Sender, Trace, TraceEvent,
     TraceRules,
 };
 use redirect_core::{Family, RulePlan, rule::TcpFlags, settings::Key};
@@ -177,7 +177,7 @@ fn stays(trace: &Trace, live: &TraceRules) -> bool {
     let Some((mark, source)) = mark.zip(trace.packet.source) else { return false };
     let to = SocketAddr::new(source, trace.packet.source_port.unwrap_or_default());
     let answer = Packet::from_pod(0, 0, trace.packet.destination, to).by("eth0");
-    let connection = Connection { state: ConnectionState::Reply, mark, translated_to: None };
+    let connection = ConntrackEntry { state: ConnectionState::Reply, mark, translated_to: None };
     let answer = live.trace(&Packet { connection, flags: TcpFlags::SYN | TcpFlags::ACK, ..answer });
     answer.steps.contains(&TraceEvent::Changed(PacketEdit::Rerouted { interface: Some("lo".into()) }))
 }
@@ -276,9 +276,9 @@ fn no_packet_is_taken_for_an_earlier_one() -> Result<()> {
 }
 
 /// What is not understood in all rules of a namespace.
-fn not_understood(ruleset: &Ruleset) -> Vec<String> {
+fn not_understood(ruleset: &HookedRules) -> Vec<String> {
     let chains = ruleset.tables.values().flat_map(|table| table.chains.values());
-    let is_unknown = |rule: &&SeenRule| {
+    let is_unknown = |rule: &&KernelRule| {
         rule.conditions.iter().any(|one| matches!(one, Condition::Unknown(_)))
             || rule.statements.iter().any(|one| matches!(one, Statement::Unknown(_)))
     };

@@ -16,10 +16,10 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, ensure};
 use e2e::iptables::recording::Recording;
 use e2e::ztunnel::{ACK, HELLO, NACK};
-use netfilter_state::change::RulesetDiff;
+use netfilter_state::change::IptablesChange;
 use netfilter_state::netlink::{Batch, Observed};
 use netfilter_state::parse::rule_state;
-use netfilter_state::state::RuleState;
+use netfilter_state::state::IptablesTables;
 use redirect_core::Family;
 use redirect_core::settings::SETTINGS;
 use serde_json::{Value, json};
@@ -304,8 +304,8 @@ fn saved(tables: &Value) -> Result<String> {
 /// The same as the kernel's answer over netlink.
 fn dump(family: Family, text: &str) -> Result<Vec<u8>> {
     let (state, nothing) = (rule_state(text)?, Observed::at(1));
-    ensure!(state != RuleState::new(), "nothing is recorded");
-    let change = RulesetDiff::back(&RuleState::new(), &state, &RulesetDiff::default());
+    ensure!(state != IptablesTables::new(), "nothing is recorded");
+    let change = IptablesChange::back(&IptablesTables::new(), &state, &IptablesChange::default());
     let mut batch = Batch::new(&nothing);
     batch.change(family, &change)?;
     Ok(kernel::dumped(batch.finish()?.bytes()))

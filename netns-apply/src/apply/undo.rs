@@ -10,14 +10,14 @@ use crate::{
     restore,
 };
 use netfilter_state::{
-    change::RulesetDiff,
+    change::IptablesChange,
     netlink::NativeState,
-    state::RuleState,
+    state::IptablesTables,
     steps::{Inverse, Transaction},
 };
 use redirect_core::{Family, options::Variant};
 
-type Tables = (Variant, Family, RulesetDiff, RuleState);
+type Tables = (Variant, Family, IptablesChange, IptablesTables);
 
 impl Run<'_> {
     /// Undoes everything that can be undone, and says what could not be.
@@ -61,7 +61,7 @@ impl Run<'_> {
             let now = NamespaceState::now(&mut self.handles, self.deadline)?;
             let mut transaction = Transaction { iptables: Vec::new(), native: native.cloned() };
             for (variant, family, done, before) in iptables {
-                let mut change = RulesetDiff::back(now.state.rules(*variant).of(*family), before, done);
+                let mut change = IptablesChange::back(now.state.rules(*variant).of(*family), before, done);
                 let touched = |table| done.tables.iter().any(|change| change.table == table);
                 change.tables.retain(|change| touched(change.table));
                 match variant {

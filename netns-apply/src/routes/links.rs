@@ -69,7 +69,7 @@ pub(crate) struct Addresses {
 }
 
 /// An address of an interface.
-pub(super) struct Assigned {
+pub(crate) struct Assigned {
     index: u32,
     address: IpAddr,
     is_tentative: bool,
@@ -143,7 +143,7 @@ impl RouteSocket {
         Ok(self.assigned()?.into_iter().map(|one| (one.index, one.address)).collect())
     }
 
-    pub(super) fn assigned(&mut self) -> Result<Vec<Assigned>, RouteError> {
+    pub(crate) fn assigned(&mut self) -> Result<Vec<Assigned>, RouteError> {
         let most = self.most;
         let ask = |socket: &mut Self| {
             socket.question(GET_ADDRESS, NLM_F_REQUEST | NLM_F_DUMP, &[0; ADDRESS_HEADER])

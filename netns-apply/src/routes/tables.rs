@@ -60,15 +60,18 @@ impl RouteSocket {
 
     /// What exists of the kinds a plan needs ([`observe`](Self::observe)), all policy rules and routes, and the addresses; each list is read once.
     #[cfg(feature = "write")]
-    pub(crate) fn survey(&mut self, links: &Links) -> Result<Survey, RouteError> {
-        let assigned = self.assigned()?;
+    pub(crate) fn survey(
+        &mut self,
+        links: &Links,
+        assigned: &[super::Assigned],
+    ) -> Result<Survey, RouteError> {
         let Routing { tables, marked, mut found } = self.routing(links)?;
         if tables.complete {
             found.extend(assigned.iter().filter_map(|one| one.of_mesh.clone()));
         } else {
             found = self.observe()?;
         }
-        Ok(Survey { found, tables, marked, addresses: links.addresses(&assigned) })
+        Ok(Survey { found, tables, marked, addresses: links.addresses(assigned) })
     }
 
     /// The same, and what they are to the mesh: all of it if the tables are complete.

@@ -7,7 +7,7 @@ use crate::common::dumps::kernel_dumps;
 use crate::common::{namespace, observe, run, soon, sorted_words};
 use netfilter_state::{
     netlink::{Messages, NativeState, Observed, request},
-    ruleset::Ruleset,
+    ruleset::HookedRules,
 };
 use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_NETFILTER};
 use netns_apply::netlink::{Connection, Transaction};
@@ -42,7 +42,7 @@ fn dump() -> Vec<u8> {
     let socket = Socket::new(NETLINK_NETFILTER).unwrap();
     socket.connect(&SocketAddr::new(0, 0)).unwrap();
     let mut whole = [request::tables(1), request::all_sets(1)].map(|asked| answer(&socket, &asked)).concat();
-    let mut ruleset = Ruleset::default();
+    let mut ruleset = HookedRules::default();
     Messages::new(&whole).for_each(|message| ruleset.take(&message));
     for (family, table, set) in ruleset.sets() {
         whole.extend(answer(&socket, &request::elements(1, family, &table, &set)));

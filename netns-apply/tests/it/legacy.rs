@@ -6,8 +6,8 @@ use crate::common::dumps::{add_saved, kernel_dumps};
 use crate::common::{namespace, run};
 use netfilter_state::{
     parse,
-    ruleset::{Condition, Ruleset},
-    state::{Entry, RuleState},
+    ruleset::{Condition, HookedRules},
+    state::{Entry, IptablesTables},
 };
 use netns_apply::{
     ApplyError, ApplyOptions, Fingerprint, LegacyError, Live, Programs, apply, observe, verify,
@@ -34,7 +34,7 @@ fn without_programs(empty: &TempDir) -> ApplyOptions {
 
 /// What is in force, in words: a line for each chain and rule. What is not understood is called by the name of its match alone,
 /// which is all that the kernel's form of it has.
-fn words(ruleset: &Ruleset) -> Vec<String> {
+fn words(ruleset: &HookedRules) -> Vec<String> {
     let mut lines = Vec::new();
     for (table, state) in &ruleset.tables {
         for (name, chain) in &state.chains {
@@ -66,7 +66,7 @@ fn condition(condition: &Condition) -> String {
 /// Puts these in force, and compares what is read of them with what the programs print.
 fn compare(scripts: &[(Family, Vec<String>)]) {
     let empty = TempDir::new().unwrap();
-    let (mut printed, mut state) = (Ruleset::default(), Vec::new());
+    let (mut printed, mut state) = (HookedRules::default(), Vec::new());
     for ((family, [restore, save]), (_, scripts)) in PROGRAMS.into_iter().zip(scripts) {
         scripts.iter().for_each(|script| drop(run(restore, &["--noflush"], script)));
         let saved = run(save, &["--counters"], "");
@@ -93,7 +93,7 @@ fn assert_same(read: &[String], printed: &[String]) {
 }
 
 /// Its rules, those of others without their words.
-fn understood(state: &RuleState) -> Vec<String> {
+fn understood(state: &IptablesTables) -> Vec<String> {
     let mut lines = Vec::new();
     for (table, (chain, entries)) in
         Table::ALL.iter().flat_map(|table| state.chains(*table).map(move |chain| (table, chain)))

@@ -4,7 +4,7 @@
 
 use crate::common::{all_recordings, apply, changes, namespace, observe, run, soon};
 use netfilter_state::{
-    change::{EditOp, RulesetDiff, TableChange},
+    change::{EditOp, IptablesChange, TableChange},
     netlink::Extension,
     parse::entry,
 };
@@ -54,7 +54,7 @@ fn a_refused_part_undoes_all_and_is_named() {
                 EditOp::Append(chain(), refused),
                 EditOp::Append(Chain::from(Hook::Output), entry("-j ISTIO_REDIRECT")),
             ];
-            let wrong = RulesetDiff { tables: vec![TableChange { table: Table::Mangle, steps }] };
+            let wrong = IptablesChange { tables: vec![TableChange { table: Table::Mangle, steps }] };
             let mut rules = changes(&observed, &some_plan());
             rules.push((Family::V6, wrong));
             let transaction = Transaction { iptables: rules, native: None };
@@ -112,7 +112,7 @@ fn a_chain_of_an_earlier_version_is_taken_away_and_can_come_back() {
             apply(&some_plan()).unwrap();
             assert!(!run("iptables-nft-save", &[], "").contains("ISTIO_OLD"));
             let now = observe();
-            let back = Family::BOTH.map(|family| (family, RulesetDiff::back(now.state(family), before.state(family), &RulesetDiff::default())));
+            let back = Family::BOTH.map(|family| (family, IptablesChange::back(now.state(family), before.state(family), &IptablesChange::default())));
             let transaction = Transaction { iptables: back.into(), native: None };
             Connection::open().unwrap().commit(&transaction, &now, soon()).unwrap();
             let rules = |text: &str| -> Vec<String> {

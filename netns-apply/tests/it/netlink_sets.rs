@@ -3,17 +3,17 @@
 #![allow(clippy::unwrap_used)] // a panic is how a test fails
 
 use crate::common::{namespace, run, soon, sorted_words};
-use netfilter_state::ruleset::{Condition, Ruleset};
+use netfilter_state::ruleset::{Condition, HookedRules};
 use netns_apply::netlink::Connection;
 use std::fmt::Write as _;
 
 /// The words of every rule of chain `in`, as it is read with at most so many bytes.
-fn seen(ruleset: &Ruleset) -> Vec<String> {
+fn seen(ruleset: &HookedRules) -> Vec<String> {
     let chains = ruleset.tables.values().filter_map(|table| table.chains.get("in"));
     chains.flat_map(|chain| &chain.rules).map(ToString::to_string).collect()
 }
 
-fn read(script: &str, limit: usize) -> Ruleset {
+fn read(script: &str, limit: usize) -> HookedRules {
     let namespace = namespace();
     namespace
         .enter(|| {
@@ -90,7 +90,7 @@ fn a_set_too_large_to_be_read_hides_nothing_else() {
             .push_str("}; }\n chain in { ip saddr @many drop; ip saddr @few drop; tcp dport 80 drop; }\n}\n");
         script
     };
-    let values = |ruleset: &Ruleset| {
+    let values = |ruleset: &HookedRules| {
         let rules =
             ruleset.tables.values().flat_map(|table| table.chains.values()).flat_map(|chain| &chain.rules);
         let among = rules.flat_map(|rule| &rule.conditions).filter_map(|one| {

@@ -43,7 +43,7 @@ use crate::pods::held_pods::HeldPods;
 use crate::pods::repair::{self, RepairController};
 use crate::serve::plugin_requests::PluginRequests;
 use crate::serve::plugin_socket::PluginSocket;
-use crate::serve::server::{self, Served};
+use crate::serve::server::{self, AgentContext};
 use crate::settings::{
     DriftSettings, KUBECONFIG, OWNED_FILE, Placement, Settings, TOKEN_FILE, TemplateSource, Trust,
 };
@@ -121,7 +121,7 @@ fn served(
     settings: &Settings,
     logs: Option<logging::Handle>,
     tasks: Supervisor,
-) -> (Arc<Served>, Arc<PluginToken>, Option<(AmbientController, AddEvents)>) {
+) -> (Arc<AgentContext>, Arc<PluginToken>, Option<(AmbientController, AddEvents)>) {
     let token = Arc::new(PluginToken::new(&settings.plugin, &settings.identity));
     let installer = Installer::new(Arc::new(Real), Arc::new(Program), settings.clone());
     let (metrics, registry) = Metrics::new();
@@ -135,7 +135,7 @@ fn served(
         // It is asked before the drift watch runs.
         summary.begin(interval);
     }
-    let served = Served {
+    let served = AgentContext {
         events: EventPublisher::start("agent events", connection.clone(), metrics.clone(), &tasks),
         transitions: Mutex::default(),
         installer,
@@ -154,13 +154,13 @@ fn served(
     (Arc::new(served), token, ambient)
 }
 
-fn renewer(settings: &Settings, token: &Arc<PluginToken>, served: &Served) -> TokenRenewer {
+fn renewer(settings: &Settings, token: &Arc<PluginToken>, served: &AgentContext) -> TokenRenewer {
     let (connection, metrics) = (served.connection.clone(), served.metrics.clone());
     TokenRenewer::new(settings.plugin.clone(), token.clone(), connection, metrics)
 }
 
 /// Starts the lookup of the agent's DaemonSet.
-fn start_lookup(served: &Served) -> Arc<WasReadable> {
+fn start_lookup(served: &AgentContext) -> Arc<WasReadable> {
     let readable = Arc::new(WasReadable::default());
     let (connection, shared) = (served.connection.clone(), readable.clone());
     served.tasks.spawn("DaemonSet lookup", async move { own::look_at_start(&connection, &shared).await });
@@ -171,10 +171,10 @@ fn start_lookup(served: &Served) -> Arc<WasReadable> {
 fn start_work(
     settings: &Settings,
     drift: &watch::Sender<DriftSettings>,
-    served: &Arc<Served>,
+    served: &Arc<AgentContext>,
     (token, renewer): (Arc<PluginToken>, Arc<TokenRenewer>),
 ) -> Vec<AbortHandle> {
-    let Served { installer, connection, plugin, metrics, summary, tasks, .. } = &**served;
+    let AgentContext { installer, connection, plugin, metrics, summary, tasks, .. } = &**served;
     let (handle, healer) = heal::link(settings, connection.clone(), metrics.clone(), tasks);
     let watch = drift::DriftWatch::new(
         settings.clone(),
@@ -215,7 +215,7 @@ fn start_work(
 /// Follows the node's pods, where a part of the agent needs that.
 fn follow_pods(
     own_node: &str,
-    served: &Arc<Served>,
+    served: &Arc<AgentContext>,
     repair: Option<&Arc<RepairController>>,
 ) -> Vec<AbortHandle> {
     let follow = |name, selection, followers: Followers| {
@@ -262,7 +262,7 @@ struct Changes {
 
 struct Agent {
     settings: Settings,
-    served: Arc<Served>,
+    served: Arc<AgentContext>,
     /// At which plugins reach the agent.
     sockets: Vec<PluginSocket>,
     conflict: WriteConflict,
@@ -284,7 +284,7 @@ struct Agent {
 impl Agent {
     fn new(
         settings: Settings,
-        served: Arc<Served>,
+        served: Arc<AgentContext>,
         sockets: Vec<PluginSocket>,
         token: Arc<PluginToken>,
         changes: Changes,

@@ -9,7 +9,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use crate::cluster::own::{self, Lookup, WasReadable};
 use crate::install::leave::{self, Departure};
 use crate::install::plugin_token::{PluginToken, TokenRenewer};
-use crate::serve::server::Served;
+use crate::serve::server::AgentContext;
 use crate::settings::Settings;
 use crate::taint;
 
@@ -38,7 +38,7 @@ impl ShutdownSignals {
 /// Leaves the plugin or removes it.
 pub(super) async fn shut_down(
     settings: &Settings,
-    served: &Served,
+    served: &AgentContext,
     readable: &WasReadable,
     token: &PluginToken,
     renewer: &TokenRenewer,

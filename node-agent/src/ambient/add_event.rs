@@ -15,7 +15,7 @@ use tokio::time::Instant;
 
 use super::pod::{AmbientPod, AmbientRules};
 use super::state::{AmbientState, ambient_rules};
-use crate::cluster::Connection;
+use crate::cluster::ApiHandle;
 use crate::cluster::pods::{self, is_name};
 use crate::install::installer::Installer;
 use crate::pods::held_pods::HeldPods;
@@ -48,7 +48,7 @@ pub struct AddEvents {
     /// The plugin's configuration decides as it does for the plugin.
     pub installer: Arc<Installer>,
     /// Pods that the watch has not brought are read here.
-    pub connection: Arc<Connection>,
+    pub connection: Arc<ApiHandle>,
     /// Those that it has.
     pub held: Arc<HeldPods>,
     /// What is known of namespaces.

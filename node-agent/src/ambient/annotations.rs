@@ -11,7 +11,7 @@ use tokio::sync::{Notify, mpsc};
 
 use super::decision::Redirection;
 use super::pod::AmbientPod;
-use crate::cluster::Connection;
+use crate::cluster::ApiHandle;
 use crate::cluster::pods;
 use crate::metrics::Metrics;
 
@@ -51,7 +51,7 @@ impl AnnotationQueue {
 /// Writes annotations for ever, several at the same time.
 pub async fn write(
     queue: Arc<AnnotationQueue>,
-    connection: Arc<Connection>,
+    connection: Arc<ApiHandle>,
     metrics: Arc<Metrics>,
     failures: mpsc::UnboundedSender<AnnotationFailure>,
 ) -> Infallible {
@@ -63,7 +63,7 @@ pub async fn write(
 
 async fn write_one_by_one(
     queue: &AnnotationQueue,
-    connection: &Connection,
+    connection: &ApiHandle,
     metrics: &Metrics,
     failures: &mpsc::UnboundedSender<AnnotationFailure>,
 ) -> Infallible {
@@ -89,7 +89,7 @@ async fn write_one_by_one(
 }
 
 async fn write_annotation(
-    connection: &Connection,
+    connection: &ApiHandle,
     pod: (&str, &str, &str),
     annotation: Option<Redirection>,
 ) -> Result<(), ChangeError> {

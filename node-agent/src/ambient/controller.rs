@@ -34,7 +34,7 @@ use super::node::{Annotate, NamedNamespaces, NodePass, ZtunnelLink};
 use super::pod::AmbientPod;
 use super::state::{AmbientState, ambient_rules};
 use crate::cluster::events::EventPublisher;
-use crate::cluster::{Connection, EventMessage, pod_reference};
+use crate::cluster::{ApiHandle, EventMessage, pod_reference};
 use crate::confine::outside;
 use crate::install::file_watch::{FileEvent, FileWatch, WatchedDir};
 use crate::install::installer::Installer;
@@ -61,7 +61,7 @@ pub struct AmbientController {
     paths: Paths,
     node: String,
     installer: Arc<Installer>,
-    connection: Arc<Connection>,
+    connection: Arc<ApiHandle>,
     metrics: Arc<Metrics>,
     events: EventPublisher,
     state: Arc<AmbientState>,
@@ -84,7 +84,7 @@ struct Report {
 pub fn link(
     settings: &Settings,
     installer: Arc<Installer>,
-    (connection, held): (Arc<Connection>, Arc<HeldPods>),
+    (connection, held): (Arc<ApiHandle>, Arc<HeldPods>),
     metrics: Arc<Metrics>,
     tasks: &Supervisor,
 ) -> Option<(AmbientController, AddEvents)> {

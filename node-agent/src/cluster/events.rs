@@ -6,7 +6,7 @@ use controller_runtime::supervisor::{Supervisor, Unneeded};
 use reasons::AgentReason;
 use tokio::sync::mpsc;
 
-use super::{Connection, EventMessage};
+use super::{ApiHandle, EventMessage};
 use crate::metrics::Metrics;
 
 /// How many may wait. An event that does not fit counts as failed; the log has it in any case.
@@ -24,7 +24,7 @@ impl EventPublisher {
     #[must_use]
     pub fn start(
         name: &'static str,
-        connection: Arc<Connection>,
+        connection: Arc<ApiHandle>,
         metrics: Arc<Metrics>,
         tasks: &Supervisor,
     ) -> Self {

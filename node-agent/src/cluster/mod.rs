@@ -7,7 +7,7 @@ pub mod runtime_classes;
 pub mod token;
 
 use cluster_client::Account;
-pub use controller_runtime::cluster::{Cluster, Connection, EventMessage, pod_reference};
+pub use controller_runtime::cluster::{ApiHandle, Cluster, EventMessage, pod_reference};
 use k8s_openapi::api::core::v1::ObjectReference;
 use reasons::EventReason;
 
@@ -28,6 +28,6 @@ pub fn account(settings: &Settings) -> Account {
 
 /// The agent's connection.
 #[must_use]
-pub fn connection(settings: &Settings) -> Connection {
-    Connection::new(account(settings), settings.identity.clone())
+pub fn connection(settings: &Settings) -> ApiHandle {
+    ApiHandle::new(account(settings), settings.identity.clone())
 }

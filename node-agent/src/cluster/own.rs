@@ -15,7 +15,7 @@ use k8s_openapi::api::apps::v1::DaemonSet;
 use k8s_openapi::api::core::v1::{Node, Pod};
 
 use super::pods::of_namespace;
-use super::{Cluster, Connection};
+use super::{ApiHandle, Cluster};
 
 /// How long, and how often, the agent repeats a request that is denied when it shuts down.
 const REFUSAL_PATIENCE: Duration = Duration::from_secs(10);
@@ -73,7 +73,7 @@ pub enum OwnPod {
 pub struct WasReadable(AtomicBool);
 
 /// Reads the DaemonSet, and repeats that until the API server answers. A name without a DaemonSet, or a refusal, is worth a warning.
-pub async fn look_at_start(connection: &Connection, readable: &WasReadable) -> Unneeded {
+pub async fn look_at_start(connection: &ApiHandle, readable: &WasReadable) -> Unneeded {
     let mut retry =
         Retry::new("cannot read the agent's DaemonSet", "the agent's DaemonSet can be read again");
     loop {
@@ -116,7 +116,7 @@ async fn warn_unless_readable(cluster: &Cluster, readable: &WasReadable) -> Resu
 
 /// Looks the DaemonSet up when the agent shuts down. One refusal does not count if the agent could read it before: while an
 /// API server starts, or roles are replaced, it denies what it allows a second later.
-pub async fn look_up(connection: &Connection, readable: &WasReadable) -> Lookup {
+pub async fn look_up(connection: &ApiHandle, readable: &WasReadable) -> Lookup {
     let start = Instant::now();
     loop {
         let lookup = match connection.get() {
@@ -155,7 +155,7 @@ async fn look_up_once(cluster: &Cluster) -> Lookup {
 /// What becomes of the agent's pod, for an agent that may not read its DaemonSet, as with the roles of Istio's own chart. A rollout and the
 /// deletion of the DaemonSet look the same in the pod, so the agent observes whether it loses its rights; the last response counts,
 /// because roles that are replaced are missing for a moment.
-pub async fn own_pod(connection: &Connection) -> OwnPod {
+pub async fn own_pod(connection: &ApiHandle) -> OwnPod {
     let start = Instant::now();
     let (mut last, mut refused_since) = (OwnPod::Silent, None);
     loop {

@@ -9,7 +9,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::pods::of_namespace;
-use super::{Cluster, Connection};
+use super::{ApiHandle, Cluster};
 
 /// A token that the API server granted.
 #[derive(Clone, PartialEq, Eq)]
@@ -142,7 +142,7 @@ fn refused(failure: ApiError, account: &str) -> TokenError {
 
 /// Whether the plugin could read with a token what it needs: pods, and in ambient mode their namespaces; none if that cannot be determined now.
 pub async fn is_accepted(
-    connection: &Connection,
+    connection: &ApiHandle,
     token: &str,
     reads_namespaces: bool,
 ) -> Option<Result<(), String>> {

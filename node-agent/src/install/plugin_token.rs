@@ -15,7 +15,7 @@ use serde::Deserialize;
 use tokio::sync::{Notify, watch};
 
 use crate::cluster::token::{self, Granted, TokenError};
-use crate::cluster::{Connection, warning};
+use crate::cluster::{ApiHandle, warning};
 use crate::metrics::Metrics;
 use crate::settings::{Identity, PluginAccount};
 
@@ -227,12 +227,12 @@ impl PluginToken {
         self.rejected.notify_waiters();
     }
 
-    async fn is_accepted(&self, connection: &Connection, token: &str) -> Option<Result<(), String>> {
+    async fn is_accepted(&self, connection: &ApiHandle, token: &str) -> Option<Result<(), String>> {
         token::is_accepted(connection, token, self.reads_namespaces).await
     }
 
     /// Whether the plugin's own token, granted or inherited, is valid for the API server; none if unknown.
-    pub async fn works(&self, connection: &Connection) -> Option<bool> {
+    pub async fn works(&self, connection: &ApiHandle) -> Option<bool> {
         let Some((token, _)) = self.in_place(Moment::now()) else { return Some(false) };
         for pause in WORKS_PAUSES {
             tokio::time::sleep(pause).await;
@@ -244,7 +244,7 @@ impl PluginToken {
     }
 
     /// Whether the API server, which granted no other one, rejects the plugin's token: its time is over, or its account gone or recreated.
-    async fn is_dead(&self, connection: &Connection, error: &TokenError) -> bool {
+    async fn is_dead(&self, connection: &ApiHandle, error: &TokenError) -> bool {
         let is_asked = |may_be_over| match error {
             TokenError::Refused(_) => true,
             TokenError::Failed { .. } => may_be_over,
@@ -269,7 +269,7 @@ impl PluginToken {
 pub struct TokenRenewer {
     account: PluginAccount,
     token: Arc<PluginToken>,
-    connection: Arc<Connection>,
+    connection: Arc<ApiHandle>,
     metrics: Arc<Metrics>,
 }
 
@@ -279,7 +279,7 @@ impl TokenRenewer {
     pub const fn new(
         account: PluginAccount,
         token: Arc<PluginToken>,
-        connection: Arc<Connection>,
+        connection: Arc<ApiHandle>,
         metrics: Arc<Metrics>,
     ) -> Self {
         Self { account, token, connection, metrics }

@@ -113,7 +113,7 @@ impl Sources {
     }
 
     /// The value in force of a setting of the environment.
-    fn value(&self, setting: &settings::table::Row) -> &str {
+    fn value(&self, setting: &settings::table::SettingSpec) -> &str {
         let given = self.env.iter().find(|(name, _)| setting.env.contains(&name.as_str()));
         given.map_or(setting.default, |(_, value)| value.trim_end_matches('\n'))
     }
@@ -190,12 +190,12 @@ impl Reloader {
     /// Settings whose value in the folder is not in force, because they are read from the environment.
     fn pending(&self, files: &Files) -> Vec<&'static str> {
         let fixed = SETTINGS.iter().filter(|setting| !is_reloaded(setting.name()));
-        let differs = |setting: &&settings::table::Row| {
+        let differs = |setting: &&settings::table::SettingSpec| {
             setting.env.iter().any(|name| match files.get(*name) {
                 Some(value) => value != self.sources.value(setting),
                 None => self.at_start.contains_key(*name),
             })
         };
-        fixed.filter(differs).map(settings::table::Row::name).collect()
+        fixed.filter(differs).map(settings::table::SettingSpec::name).collect()
     }
 }

@@ -23,7 +23,7 @@ use redirect_core::pod::SkipReason;
 use serde_json::Value;
 
 use crate::cluster::events::EventPublisher;
-use crate::cluster::{Connection, EventMessage, pod_reference};
+use crate::cluster::{ApiHandle, EventMessage, pod_reference};
 use crate::install::plugin_health::PluginHealth;
 use crate::install::seen_calls::SeenCalls;
 use crate::metrics::{AddLabels, Metrics, SourceLabel};
@@ -217,7 +217,7 @@ pub fn start(
     run: &Path,
     metrics: Arc<Metrics>,
     logs: Option<logging::Handle>,
-    connection: Arc<Connection>,
+    connection: Arc<ApiHandle>,
     known: (Arc<SeenCalls>, Arc<PluginHealth>),
     tasks: Supervisor,
 ) -> anyhow::Result<PluginSocket> {

@@ -17,7 +17,7 @@ use serde_json::{Map, Value};
 use tokio::time::Instant;
 
 use crate::ambient::add_event::AddEvents;
-use crate::cluster::Connection;
+use crate::cluster::ApiHandle;
 use crate::cluster::pods::{self, is_name};
 use crate::cluster::runtime_classes::{ReadHandler, RuntimeHandlers};
 use crate::metrics::{CodeLabel, Metrics};
@@ -39,7 +39,7 @@ pub struct PluginRequests {
     /// The node's pods.
     pub held: Arc<HeldPods>,
     /// Other pods are read here.
-    pub connection: Arc<Connection>,
+    pub connection: Arc<ApiHandle>,
     /// What their runtime classes are.
     pub handlers: Arc<RuntimeHandlers>,
     /// Requests to enrol a pod are counted.

@@ -17,7 +17,7 @@ use reasons::EventReason;
 use crate::ambient::state::AmbientState;
 use crate::cluster::events::EventPublisher;
 use crate::cluster::runtime_classes::RuntimeHandlers;
-use crate::cluster::{Connection, EventMessage, warning};
+use crate::cluster::{ApiHandle, EventMessage, warning};
 use crate::install::installer::Installer;
 use crate::install::plugin_health::PluginHealth;
 use crate::install::ready::{AgentState, Phase, Reason, Transitions};
@@ -32,13 +32,13 @@ use crate::settings::Settings;
 const LARGEST_CONTROL: usize = 4096;
 
 /// What the servers show.
-pub struct Served {
+pub struct AgentContext {
     /// The node's files.
     pub installer: Arc<Installer>,
     /// The loop's phase.
     pub state: Arc<AgentState>,
     /// The API server.
-    pub connection: Arc<Connection>,
+    pub connection: Arc<ApiHandle>,
     /// What the next ADD would meet.
     pub plugin: Arc<PluginHealth>,
     /// What is counted.
@@ -63,7 +63,7 @@ pub struct Served {
     pub tasks: Supervisor,
 }
 
-impl Served {
+impl AgentContext {
     /// Whether the agent is ready at this moment, looked up in the node's files. Sends an event if that changed: the kubelet's probe asks often enough.
     ///
     /// # Errors
@@ -187,7 +187,7 @@ impl Served {
 ///
 /// # Errors
 /// One of these two cannot be opened.
-pub async fn start(settings: &Settings, served: &Arc<Served>) -> anyhow::Result<PluginSocket> {
+pub async fn start(settings: &Settings, served: &Arc<AgentContext>) -> anyhow::Result<PluginSocket> {
     let tasks = &served.tasks;
     if let Some(address) = settings.serve.monitoring {
         let served = served.clone();
@@ -264,7 +264,7 @@ mod tests {
         let tasks = Supervisor::default();
         let (metrics, registry) = Metrics::new();
         let connection = Arc::new(crate::cluster::connection(&settings));
-        let served = Arc::new(Served {
+        let served = Arc::new(AgentContext {
             events: EventPublisher::start("agent events", connection.clone(), metrics.clone(), &tasks),
             transitions: Mutex::default(),
             connection,

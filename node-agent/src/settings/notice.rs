@@ -2,7 +2,7 @@
 
 use super::RepairAction;
 use super::raw::{Origin, Raw, file_mode};
-use super::table::{Key, SETTINGS, Status, Takes};
+use super::table::{Key, SETTINGS, Status, ValueKind};
 use redirect_core::settings::meant;
 use settings_table::NotInForce;
 
@@ -69,8 +69,9 @@ pub(super) fn all(raw: &Raw<'_>, env: &[(String, String)]) -> Vec<Notice> {
     let mut notices: Vec<Notice> =
         ignored.chain(raw.not_in_force().into_iter().map(Notice::NotInForce)).collect();
     for (setting, origin, value) in raw.given() {
-        let has_value_when_empty = matches!(setting.takes, Takes::Switch | Takes::Number | Takes::Duration)
-            && setting.status == Status::InForce;
+        let has_value_when_empty =
+            matches!(setting.takes, ValueKind::Switch | ValueKind::Number | ValueKind::Duration)
+                && setting.status == Status::InForce;
         if value.is_empty() && has_value_when_empty && !matches!(setting.default, "" | "false" | "0" | "0s") {
             notices.push(Notice::Empty { origin: origin.to_string(), default: setting.default });
         }

@@ -3,12 +3,12 @@
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
-use super::table::{Key, Row, SETTINGS};
+use super::table::{Key, SETTINGS, SettingSpec};
 use crate::ambient_command;
 use clap::{Arg, ArgAction, Command};
 use redirect_core::values::{parse_bool, parse_duration};
 use settings_cli::{CommandLine, Pages, ParsedArgs};
-use settings_table::{Given, NotInForce, Takes};
+use settings_table::{GivenSetting, NotInForce, ValueKind};
 
 /// What `localhost` stands for.
 pub(super) const LOCALHOST: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
@@ -170,14 +170,14 @@ impl<'a> Raw<'a> {
     }
 
     /// The settings that were given, with their origins and values.
-    pub(super) fn given(&self) -> impl Iterator<Item = (&'static Row, Origin, &'a str)> {
+    pub(super) fn given(&self) -> impl Iterator<Item = (&'static SettingSpec, Origin, &'a str)> {
         SETTINGS.iter().filter_map(|row| {
             let (origin, value) = self.find(row);
             (!matches!(origin, Origin::Default(_))).then_some((row, origin, value))
         })
     }
 
-    fn find(&self, row: &'static Row) -> (Origin, &'a str) {
+    fn find(&self, row: &'static SettingSpec) -> (Origin, &'a str) {
         let flag = row.flag.and_then(|flag| Some((Origin::Flag(flag), self.given.flags.get(flag)?)));
         let variable = |name: &&'static str| {
             self.env.iter().find(|(key, _)| key == name).map(|(_, value)| (Origin::Env(name), value))
@@ -292,12 +292,12 @@ impl<'a> Raw<'a> {
 
     /// What was asked for and is not done.
     pub(super) fn not_in_force(&self) -> Vec<NotInForce> {
-        let of_ours = self.given().map(|(row, origin, value)| Given {
+        let of_ours = self.given().map(|(row, origin, value)| GivenSetting {
             row,
             said: origin.to_string(),
             value: value.to_owned(),
         });
-        let given: Vec<Given<'_>> = of_ours.chain(self.given.given_of_logging()).collect();
+        let given: Vec<GivenSetting<'_>> = of_ours.chain(self.given.given_of_logging()).collect();
         NotInForce::among(&given)
     }
 
@@ -308,7 +308,7 @@ impl<'a> Raw<'a> {
 
     /// Whether a switch is on, or cannot be read.
     pub(super) fn is_on(&self, key: Key) -> bool {
-        !Takes::Switch.is_off(&self.text(key))
+        !ValueKind::Switch.is_off(&self.text(key))
     }
 
     /// Whether the flag of the log levels is given.

@@ -1,12 +1,12 @@
 //! Every flag and environment variable of the agent, as data. The parser, the documentation and the warnings come from it.
 
 use cni_core::sandboxed;
-pub use settings_table::{Row, Status, Takes};
+pub use settings_table::{SettingSpec, Status, ValueKind};
 
-use Takes::{Duration, Number, Path, Switch};
+use ValueKind::{Duration, Number, Path, Switch};
 
-const TEXT: Takes = Takes::Text("VALUE");
-const LIST: Takes = Takes::List("LIST");
+const TEXT: ValueKind = ValueKind::Text("VALUE");
+const LIST: ValueKind = ValueKind::List("LIST");
 /// Charts set it for the reference's own programs.
 const UNUSED: Status = Status::WithoutEffect("it is not used");
 
@@ -47,7 +47,7 @@ settings_table::settings! {
     DAEMONSET_NAME(TEXT, "The agent's own DaemonSet, used to distinguish an upgrade from removal.").flag("daemonset-name").default("istio-cni-node"),
     SETTINGS_DIR(Path, "Folder of a mounted ConfigMap; the agent rereads some settings from it whenever it changes; empty: none.").flag("settings-dir"),
     LANDLOCK(Switch, "Where the kernel has Landlock, the agent confines itself to the directories of these settings (docs/reference/privileges.md).").flag("landlock").default("true"),
-    LOG_OUTPUT_LEVEL(Takes::Levels, "Log levels, if flag --log_output_level is not given."),
+    LOG_OUTPUT_LEVEL(ValueKind::Levels, "Log levels, if flag --log_output_level is not given."),
     EXCLUDE_NAMESPACES(LIST, "Namespaces whose pods are skipped."),
     POD_NAMESPACE(TEXT, "The agent's namespace."),
     POD_NAME(TEXT, "The agent's pod, which its events are about."),
@@ -61,7 +61,7 @@ settings_table::settings! {
     ACCEPTED_RULES(TEXT, "Rules of other programs that are accepted in pods' network namespaces though they interfere (docs/concepts/capture.md): comment=TEXT, chain=CHAIN, chain=TABLE/CHAIN or table=TABLE, separated by semicolons."),
     ACCEPT_RULES_OF_PODS(Switch, "Whether pods may name such rules themselves, by annotation cni.istio.io/acceptedRules.").default("true"),
     SANDBOXED_RUNTIMES(LIST, "Names of runtime classes, or of their handlers, whose pods rules do not bind (docs/concepts/capture.md); * at the end stands for anything.").default(sandboxed::USUAL),
-    SANDBOXED_PODS(Takes::Choice(&["refuse", "skip"]), "What is done with pods of the mesh there: refuse (they are not created) or skip (they are not redirected, with an event).").default("refuse"),
+    SANDBOXED_PODS(ValueKind::Choice(&["refuse", "skip"]), "What is done with pods of the mesh there: refuse (they are not created) or skip (they are not redirected, with an event).").default("refuse"),
     KUBERNETES_SERVICE_HOST(TEXT, "The API server's host. Required."),
     KUBERNETES_SERVICE_PORT(TEXT, "The API server's port. Required."),
     KUBERNETES_SERVICE_PROTOCOL(TEXT, "The API server's protocol.").default("https"),

@@ -14,10 +14,10 @@ use tokio::sync::watch::Receiver;
 
 use super::health::{FlapDamper, NodeHealth, TaintBackoff, TaintPermission};
 use super::probe::{ProbeError, probe};
-use crate::cluster::{Cluster, Connection, EventMessage};
+use crate::cluster::{ApiHandle, Cluster, EventMessage};
 use crate::metrics::Metrics;
 use crate::pods::check::ExpectedRules;
-use crate::serve::server::Served;
+use crate::serve::server::AgentContext;
 use crate::settings::{DriftSettings, Settings};
 
 /// The component of the events.
@@ -38,7 +38,7 @@ pub struct NodeTaintManager {
     settings: Settings,
     /// The container runtime's environment is part of it, and may change while the agent runs.
     drift: Receiver<DriftSettings>,
-    served: Arc<Served>,
+    served: Arc<AgentContext>,
     metrics: Arc<Metrics>,
     damper: FlapDamper,
     probed: Option<ProbeResult>,
@@ -67,7 +67,7 @@ impl ProbeResult {
 impl NodeTaintManager {
     /// Checks nothing yet.
     #[must_use]
-    pub fn new(settings: &Settings, drift: Receiver<DriftSettings>, served: Arc<Served>) -> Self {
+    pub fn new(settings: &Settings, drift: Receiver<DriftSettings>, served: Arc<AgentContext>) -> Self {
         Self {
             drift,
             damper: FlapDamper::new(settings.taint.marking.after),
@@ -275,7 +275,7 @@ impl NodeTaintManager {
     }
 
     /// At the shutdown of an agent whose plugin is removed: no other program would remove the taint or correct the condition.
-    pub async fn release(settings: &Settings, connection: &Connection) {
+    pub async fn release(settings: &Settings, connection: &ApiHandle) {
         let taint = &settings.taint;
         if settings.identity.node.is_empty() || !(taint.keeps_taint || taint.keeps_condition) {
             return;

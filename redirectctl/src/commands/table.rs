@@ -3,7 +3,7 @@
 use explain::flags;
 use reasons::AGENT_HEALTH;
 use settings_cli::{CommandLine, Pages};
-use settings_table::{Row, Takes};
+use settings_table::{SettingSpec, ValueKind};
 
 use super::{Answer, Given, NETNS_DIR, in_force, planned};
 use crate::error::InputError;
@@ -25,7 +25,7 @@ pub struct Definition {
     /// How many operands have to be given.
     pub needs: usize,
     /// Its flags.
-    pub rows: &'static [Row],
+    pub rows: &'static [SettingSpec],
     /// Whether it takes the settings of a redirection as well.
     pub takes_settings: bool,
     /// What help says besides the flags.
@@ -74,7 +74,7 @@ impl Definition {
 
     /// Flags that name no file: a script's variable that is not set must not mean something else.
     fn empty_paths(&self, given: &Given) -> Vec<String> {
-        let paths = self.rows.iter().filter(|row| matches!(row.takes, Takes::Path));
+        let paths = self.rows.iter().filter(|row| matches!(row.takes, ValueKind::Path));
         let empty = paths
             .filter_map(|row| row.flag)
             .filter(|flag| given.flags.get(*flag).is_some_and(String::is_empty));
@@ -114,56 +114,63 @@ pub const PROGRAM: Pages = pages(&[
     ("The rules a pod will have, each with who asked for it", "redirectctl plan -f pod.yaml"),
 ]);
 
-const OUTPUT: Row =
-    Row::new(Takes::Choice(&["text", "json"]), "How the answer is written.").flag("output").default("text");
-const COLOR: Row = Row::new(
-    Takes::Choice(ColorChoice::WORDS),
+const OUTPUT: SettingSpec =
+    SettingSpec::new(ValueKind::Choice(&["text", "json"]), "How the answer is written.")
+        .flag("output")
+        .default("text");
+const COLOR: SettingSpec = SettingSpec::new(
+    ValueKind::Choice(ColorChoice::WORDS),
     "Whether text is coloured; auto colours it on a terminal, unless NO_COLOR is set or TERM is dumb.",
 )
 .flag("color")
 .default("auto");
-const FILE: Row = Row {
+const FILE: SettingSpec = SettingSpec {
     short: Some('f'),
-    ..Row::new(Takes::Path, "The pod's manifest, or a workload's, in YAML or JSON; - is standard input.")
-        .flag("file")
+    ..SettingSpec::new(
+        ValueKind::Path,
+        "The pod's manifest, or a workload's, in YAML or JSON; - is standard input.",
+    )
+    .flag("file")
 };
-const PODS_FILE: Row = Row {
+const PODS_FILE: SettingSpec = SettingSpec {
     short: Some('f'),
-    ..Row::new(
-        Takes::Path,
+    ..SettingSpec::new(
+        ValueKind::Path,
         "The node's pods in YAML or JSON, as kubectl get pods -o json prints them; - is standard input. Nodes, namespaces, events and runtime classes may be among them.",
     )
     .flag("file")
 };
-const POD: Row = Row::new(Takes::Text("NAMESPACE/NAME"), "A pod, as the API server has it.").flag("pod");
-const KUBECONFIG: Row = Row::new(
-    Takes::Path,
+const POD: SettingSpec =
+    SettingSpec::new(ValueKind::Text("NAMESPACE/NAME"), "A pod, as the API server has it.").flag("pod");
+const KUBECONFIG: SettingSpec = SettingSpec::new(
+    ValueKind::Path,
     "How the API server is reached. Without it KUBECONFIG counts, then in a pod its service account, on a node the plugin's kubeconfig and the kubelet's, then the user's.",
 )
 .flag("kubeconfig");
-const CONF: Row = Row::new(
-    Takes::Path,
+const CONF: SettingSpec = SettingSpec::new(
+    ValueKind::Path,
     "The network configurations of the node's runtime, whose entry of istio-cni says how pods are programmed.",
 )
 .flag("cni-conf-dir");
-const ADDRESS: Row = Row::new(
-    Takes::List("ADDRESSES"),
+const ADDRESS: SettingSpec = SettingSpec::new(
+    ValueKind::List("ADDRESSES"),
     "The pod's addresses, which decide about address families. Without them those of the pod's status count, or of the network namespace.",
 )
 .flag("address");
-const NODE_CONF: Row = Row { default: CONF_DIR, ..CONF };
-const AGENT: Row = Row::new(
-    Takes::Text("IP:PORT"),
+const NODE_CONF: SettingSpec = SettingSpec { default: CONF_DIR, ..CONF };
+const AGENT: SettingSpec = SettingSpec::new(
+    ValueKind::Text("IP:PORT"),
     "Where this node's agent says whether it is ready. Its manifest has it here; Istio's chart has it at the address of its pod.",
 )
 .flag("agent")
 .default(AGENT_HEALTH);
-const NETNS_FOLDER: Row = Row::new(Takes::Path, "Where the node's runtime keeps network namespaces.")
-    .flag("netns-dir")
-    .default(NETNS_DIR);
+const NETNS_FOLDER: SettingSpec =
+    SettingSpec::new(ValueKind::Path, "Where the node's runtime keeps network namespaces.")
+        .flag("netns-dir")
+        .default(NETNS_DIR);
 
-const PROC_FOLDER: Row =
-    Row::new(Takes::Path, "Where the node's processes are shown.").flag("proc-dir").default(PROC);
+const PROC_FOLDER: SettingSpec =
+    SettingSpec::new(ValueKind::Path, "Where the node's processes are shown.").flag("proc-dir").default(PROC);
 
 /// All commands.
 pub const COMMANDS: &[Definition] = &[
@@ -179,7 +186,7 @@ pub const COMMANDS: &[Definition] = &[
             KUBECONFIG,
             CONF,
             ADDRESS,
-            Row::new(Takes::Choice(Format::WORDS), "The language of the plan; svg is a picture of the chains.")
+            SettingSpec::new(ValueKind::Choice(Format::WORDS), "The language of the plan; svg is a picture of the chains.")
                 .flag("format")
                 .default("text"),
             OUTPUT,
@@ -201,8 +208,8 @@ pub const COMMANDS: &[Definition] = &[
         operands: &[],
         needs: 0,
         rows: &[
-            Row::new(
-                Takes::Path,
+            SettingSpec::new(
+                ValueKind::Path,
                 "The network namespace. Without it, that of --pod, found by its addresses, else the one this runs in.",
             )
             .flag("netns"),
@@ -261,12 +268,12 @@ pub const COMMANDS: &[Definition] = &[
         rows: &[
             PODS_FILE,
             KUBECONFIG,
-            Row::new(Takes::Text("NAME"), "The node's name: pods of other nodes do not count. Without it NODE_NAME counts for the API server, then the machine's name.").flag("node"),
+            SettingSpec::new(ValueKind::Text("NAME"), "The node's name: pods of other nodes do not count. Without it NODE_NAME counts for the API server, then the machine's name.").flag("node"),
             NODE_CONF,
             NETNS_FOLDER,
             PROC_FOLDER,
             AGENT,
-            Row::new(Takes::Choice(&["text", "json", "prometheus"]), "How the answer is written.")
+            SettingSpec::new(ValueKind::Choice(&["text", "json", "prometheus"]), "How the answer is written.")
                 .flag("output")
                 .default("text"),
             COLOR,
@@ -290,14 +297,14 @@ pub const COMMANDS: &[Definition] = &[
         needs: 0,
         rows: &[
             FILE,
-            Row::new(Takes::Path, "The network namespace. Without it, the pod's, which is found by its addresses.").flag("netns"),
+            SettingSpec::new(ValueKind::Path, "The network namespace. Without it, the pod's, which is found by its addresses.").flag("netns"),
             KUBECONFIG,
             NODE_CONF,
             NETNS_FOLDER,
             PROC_FOLDER,
-            Row::new(Takes::Switch, "Shows what was counted until now, and ends.").flag("once").default("false"),
-            Row::new(Takes::Duration, "How long it waits between two looks: 100ms to 1h.").flag("interval").default("1s"),
-            Row::new(Takes::Choice(&["text", "json"]), "How it is written; json is a document on each line.").flag("output").default("text"),
+            SettingSpec::new(ValueKind::Switch, "Shows what was counted until now, and ends.").flag("once").default("false"),
+            SettingSpec::new(ValueKind::Duration, "How long it waits between two looks: 100ms to 1h.").flag("interval").default("1s"),
+            SettingSpec::new(ValueKind::Choice(&["text", "json"]), "How it is written; json is a document on each line.").flag("output").default("text"),
             COLOR,
         ],
         takes_settings: false,
@@ -319,24 +326,24 @@ pub const COMMANDS: &[Definition] = &[
         ],
         needs: 1,
         rows: &[
-            Row {
+            SettingSpec {
                 short: Some('f'),
-                ..Row::new(
-                    Takes::Path,
+                ..SettingSpec::new(
+                    ValueKind::Path,
                     "The pod's manifest in YAML or JSON, which the plugin then reads in place of the API server's; - is standard input.",
                 )
                 .flag("file")
             },
-            Row::new(Takes::Path, "The pod's network namespace. Without it, the one that has the pod's addresses.").flag("netns"),
+            SettingSpec::new(ValueKind::Path, "The pod's network namespace. Without it, the one that has the pod's addresses.").flag("netns"),
             KUBECONFIG,
             NODE_CONF,
             NETNS_FOLDER,
             PROC_FOLDER,
-            Row::new(Takes::Path, "Where the node's plugins are.").flag("cni-bin-dir").default(crate::cni::BIN_DIR),
-            Row::new(Takes::Path, "Where the node's runtime remembers results of plugins.")
+            SettingSpec::new(ValueKind::Path, "Where the node's plugins are.").flag("cni-bin-dir").default(crate::cni::BIN_DIR),
+            SettingSpec::new(ValueKind::Path, "Where the node's runtime remembers results of plugins.")
                 .flag("cni-cache-dir")
                 .default(crate::cni::cache::CACHE_DIR),
-            Row::new(Takes::Switch, "Shows what would be sent, and sends nothing.").flag("dry-run").default("false"),
+            SettingSpec::new(ValueKind::Switch, "Shows what would be sent, and sends nothing.").flag("dry-run").default("false"),
             OUTPUT,
             COLOR,
         ],
@@ -355,20 +362,20 @@ pub const COMMANDS: &[Definition] = &[
         operands: &[],
         needs: 0,
         rows: &[
-            Row::new(
-                Takes::Text("WHO"),
+            SettingSpec::new(
+                ValueKind::Text("WHO"),
                 "Who sends the packet: app, proxy, outside, or a user of the pod as UID or UID:GID.",
             )
             .flag("as")
             .default("app"),
-            Row::new(Takes::Text("IP:PORT"), "Where the packet goes; with /udp behind it, a datagram.").flag("to"),
-            Row::new(Takes::Text("IP"), "Where the packet comes from, with or without a port.").flag("from"),
-            Row::new(Takes::Text("NAME"), "By which interface it comes in or goes out.").flag("interface"),
-            Row::new(Takes::Text("MARK"), "Its mark.").flag("mark"),
-            Row::new(Takes::Choice(crate::packet::STATES), "What connection tracking says of it.").flag("state").default("new"),
-            Row::new(Takes::Switch, "Shows also the rules that are not about it, and why not.").flag("every").default("false"),
-            Row::new(
-                Takes::Path,
+            SettingSpec::new(ValueKind::Text("IP:PORT"), "Where the packet goes; with /udp behind it, a datagram.").flag("to"),
+            SettingSpec::new(ValueKind::Text("IP"), "Where the packet comes from, with or without a port.").flag("from"),
+            SettingSpec::new(ValueKind::Text("NAME"), "By which interface it comes in or goes out.").flag("interface"),
+            SettingSpec::new(ValueKind::Text("MARK"), "Its mark.").flag("mark"),
+            SettingSpec::new(ValueKind::Choice(crate::packet::STATES), "What connection tracking says of it.").flag("state").default("new"),
+            SettingSpec::new(ValueKind::Switch, "Shows also the rules that are not about it, and why not.").flag("every").default("false"),
+            SettingSpec::new(
+                ValueKind::Path,
                 "A network namespace, whose rules are followed in place of a plan's. Without it, that of --pod, found by its addresses.",
             )
             .flag("netns"),
@@ -379,7 +386,7 @@ pub const COMMANDS: &[Definition] = &[
             NETNS_FOLDER,
             PROC_FOLDER,
             ADDRESS,
-            Row::new(Takes::Choice(&["text", "svg"]), "Text, or a picture of the packet's way.")
+            SettingSpec::new(ValueKind::Choice(&["text", "svg"]), "Text, or a picture of the packet's way.")
                 .flag("format")
                 .default("text"),
             OUTPUT,
@@ -426,13 +433,13 @@ pub const COMMANDS: &[Definition] = &[
         rows: &[
             PODS_FILE,
             KUBECONFIG,
-            Row::new(Takes::Text("NAME"), "The node's name. Without it NODE_NAME counts, then the machine's name.").flag("node"),
+            SettingSpec::new(ValueKind::Text("NAME"), "The node's name. Without it NODE_NAME counts, then the machine's name.").flag("node"),
             NODE_CONF,
             NETNS_FOLDER,
             PROC_FOLDER,
-            Row::new(Takes::Path, "Where the node's plugins are.").flag("cni-bin-dir").default(crate::cni::BIN_DIR),
+            SettingSpec::new(ValueKind::Path, "Where the node's plugins are.").flag("cni-bin-dir").default(crate::cni::BIN_DIR),
             AGENT,
-            Row::new(Takes::Text("IP:PORT"), "Where the agent serves metrics. Without it, port 15014 of its pod, or of this machine.")
+            SettingSpec::new(ValueKind::Text("IP:PORT"), "Where the agent serves metrics. Without it, port 15014 of its pod, or of this machine.")
                 .flag("metrics"),
             OUTPUT,
             COLOR,

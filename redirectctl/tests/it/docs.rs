@@ -9,7 +9,7 @@ use std::path::Path;
 
 use redirectctl::cause::Cause;
 use redirectctl::commands::COMMANDS;
-use settings_table::{Row, markdown, wrapped};
+use settings_table::{SettingSpec, markdown, wrapped};
 
 fn causes() -> String {
     let mut text = String::new();
@@ -25,13 +25,13 @@ fn causes() -> String {
 /// Flags with one meaning in this many commands are shown once.
 const SHARED: usize = 3;
 
-fn is_shared(row: &Row) -> bool {
+fn is_shared(row: &SettingSpec) -> bool {
     let rows = COMMANDS.iter().flat_map(|command| command.rows);
     rows.filter(|other| (other.flag, other.meaning) == (row.flag, row.meaning)).count() >= SHARED
 }
 
 fn commands() -> String {
-    let (mut shared, mut own_rows) = (Vec::<Row>::new(), String::new());
+    let (mut shared, mut own_rows) = (Vec::<SettingSpec>::new(), String::new());
     for command in COMMANDS {
         let mut names = Vec::new();
         let mut own = Vec::new();
@@ -42,7 +42,7 @@ fn commands() -> String {
             }
             let flag = row.flag.unwrap_or_default();
             if !shared.iter().any(|other| (other.flag, other.meaning) == (row.flag, row.meaning)) {
-                shared.push(Row { default: "", ..*row });
+                shared.push(SettingSpec { default: "", ..*row });
             }
             // All commands that write text have these.
             if ["output", "color"].contains(&flag) {

@@ -7,7 +7,7 @@ use std::ffi::OsString;
 use std::net::IpAddr;
 
 use netfilter_state::parse::rule_state;
-use netfilter_state::state::RuleState;
+use netfilter_state::state::IptablesTables;
 use redirect_core::options::NativeForm;
 use redirect_core::settings::{NameLookup, NamespaceFacts};
 use redirect_core::{AmbientRedirect, Families, Family, Redirect, RulePlan};
@@ -67,7 +67,7 @@ fn plan(case: &Value) -> Option<RulePlan> {
 }
 
 /// What restore text of both families holds.
-fn read_back(text: &str) -> BTreeMap<Family, RuleState> {
+fn read_back(text: &str) -> BTreeMap<Family, IptablesTables> {
     let mut of: BTreeMap<Family, String> = BTreeMap::new();
     let mut family = None;
     for line in text.lines() {
@@ -88,9 +88,9 @@ fn every_recorded_plan_reads_back_from_its_restore_text() {
         let text = written(&plan, Format::Restore, NativeForm::Plain, Layout::default());
         let back = read_back(&text);
         for family in plan.families() {
-            let none = RuleState::new();
+            let none = IptablesTables::new();
             let back = back.get(family).unwrap_or(&none);
-            assert_eq!(*back, RuleState::from(&plan.rules(*family)), "{}: {family}", case["name"]);
+            assert_eq!(*back, IptablesTables::from(&plan.rules(*family)), "{}: {family}", case["name"]);
         }
         compared += 1;
     }

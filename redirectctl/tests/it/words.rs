@@ -6,7 +6,7 @@ use std::process::{Command, Output};
 
 use redirectctl::commands::COMMANDS;
 use serde_json::{Value, json};
-use settings_table::Takes;
+use settings_table::ValueKind;
 use test_support::netns::{Families, Namespace};
 
 fn redirectctl(words: &[&str]) -> Output {
@@ -30,7 +30,7 @@ fn a_namespace_that_is_compared_with_nothing_is_not_said_to_be_right() {
 fn a_path_that_is_empty_is_an_error_that_names_its_flag() {
     for command in COMMANDS {
         for flag in
-            command.rows.iter().filter(|row| matches!(row.takes, Takes::Path)).filter_map(|row| row.flag)
+            command.rows.iter().filter(|row| matches!(row.takes, ValueKind::Path)).filter_map(|row| row.flag)
         {
             let output = redirectctl(&[command.name(), &format!("--{flag}"), ""]);
             let told = text(&output.stderr);

@@ -11,7 +11,7 @@ use cluster_client::{AccessError, ApiError, random};
 use serde_json::Value;
 
 use crate::SCOPE;
-use crate::cluster::Connection;
+use crate::cluster::ApiHandle;
 use crate::outage::{LONGEST_RETRY, Retry};
 pub use api_lists::{Keep, Limits};
 pub use list::{Freshness, Listed, Selection, Source};
@@ -159,7 +159,7 @@ impl Followed {
 }
 
 /// Keeps a copy current for ever.
-pub async fn run(connection: &Connection, collection: &Collection, replica: &impl Replica) -> Infallible {
+pub async fn run(connection: &ApiHandle, collection: &Collection, replica: &impl Replica) -> Infallible {
     let what = collection.what;
     let mut retry = Retry::new(format!("cannot watch {what}"), format!("watching {what} again"))
         .longest(collection.spread.max(LONGEST_RETRY));
@@ -208,7 +208,7 @@ pub async fn run(connection: &Connection, collection: &Collection, replica: &imp
 
 /// Watches until the API server ends the watch. The next watch begins where this one ended.
 async fn watch_once(
-    connection: &Connection,
+    connection: &ApiHandle,
     collection: &Collection,
     replica: &impl Replica,
     version: &mut Option<String>,

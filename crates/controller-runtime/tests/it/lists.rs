@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use cluster_client::{Account, Trust};
-use controller_runtime::cluster::{Connection, Identity};
+use controller_runtime::cluster::{ApiHandle, Identity};
 use controller_runtime::resync::{
     self, Collection, Freshness, Limits, ReadError, Replica, Selection, Source,
 };
@@ -19,7 +19,7 @@ const LONG: Duration = Duration::from_secs(600);
 
 /// A server that answers each request, by its target, with a body.
 struct Server {
-    connection: Connection,
+    connection: ApiHandle,
     requests: Arc<AtomicUsize>,
     _folder: tempfile::TempDir,
 }
@@ -36,7 +36,7 @@ impl Server {
         let identity =
             Identity { namespace: text("mesh"), pod: text("p"), node: text("n"), daemon_set: text("d") };
         let account = Account::new(format!("http://127.0.0.1:{port}"), Trust::Unverified, token);
-        Self { connection: Connection::new(account, identity), requests, _folder: folder }
+        Self { connection: ApiHandle::new(account, identity), requests, _folder: folder }
     }
 
     fn requests(&self) -> usize {

@@ -13,7 +13,7 @@ use super::{
     wire::{Attribute, Attributes, number},
 };
 use crate::ruleset::{
-    Condition, Counter, Endpoint, SeenRule, Selector, SetLookup, Sets, Statement, VerdictMap,
+    Condition, Counter, Endpoint, KernelRule, Selector, SetLookup, Sets, Statement, VerdictMap,
 };
 use comparisons::{FIRST_HEADER, compared, ranged};
 pub(crate) use comparisons::{address, interface, prefix_of, protocol};
@@ -36,7 +36,7 @@ const LOCAL_TYPE: u32 = 2;
 pub(crate) const MOST_LOOKED_UP: usize = 1 << 18;
 
 /// Reads the expressions of a rule; the family of its table and the elements of sets are unknown.
-pub(crate) fn rule(expressions: Attributes<'_>) -> SeenRule {
+pub(crate) fn rule(expressions: Attributes<'_>) -> KernelRule {
     rule_with(expressions, None, &Sets::new(), &mut 0)
 }
 
@@ -46,7 +46,7 @@ pub(crate) fn rule_with(
     family: Option<Family>,
     sets: &Sets,
     looked_up: &mut usize,
-) -> SeenRule {
+) -> KernelRule {
     let mut reader = Reader::new(family, sets, looked_up);
     let mut rest = expressions;
     while let Some((_, element)) = rest.next() {
@@ -131,7 +131,7 @@ pub(crate) struct Reader<'a, 's> {
     /// That of the table, or what was compared with one so far.
     family: Option<Family>,
     pub(crate) registers: Registers<'a>,
-    pub(crate) rule: SeenRule,
+    pub(crate) rule: KernelRule,
     /// What was loaded that a packet may lack, and what it has to have. A comparison states it itself.
     lacking: Vec<(Origin<'a>, Condition)>,
     /// Whether the rule has done something by then.
@@ -147,7 +147,7 @@ impl<'a, 's> Reader<'a, 's> {
         Self {
             family,
             registers: Registers::default(),
-            rule: SeenRule::default(),
+            rule: KernelRule::default(),
             lacking: Vec::new(),
             has_acted: false,
             is_last: false,

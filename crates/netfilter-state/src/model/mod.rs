@@ -41,10 +41,10 @@
 mod tables;
 
 use crate::{
-    change::RulesetDiff,
+    change::IptablesChange,
     netlink::NativeState,
     routing::{FoundRouting, RoutingItem, TakingBack},
-    state::{PerFamily, RuleState},
+    state::{IptablesTables, PerFamily},
     steps::{self, Goal, Inverse, Observation, Step, Transaction},
 };
 use redirect_core::{
@@ -87,7 +87,8 @@ impl Kernel {
     /// A namespace that holds what was observed somewhere.
     #[must_use]
     pub fn holding(observed: &Observation) -> Self {
-        let both = |found: &PerFamily<RuleState>| PerFamily::each(|family| Tables::holding(found.of(family)));
+        let both =
+            |found: &PerFamily<IptablesTables>| PerFamily::each(|family| Tables::holding(found.of(family)));
         Self {
             legacy: both(&observed.legacy),
             nft: both(&observed.nft),
@@ -148,7 +149,7 @@ impl Kernel {
             Inverse::Rules { iptables, native } => {
                 for (variant, family, done, before) in iptables {
                     let now = self.tables(*variant, *family).observe();
-                    self.restore(*variant, *family, &RulesetDiff::back(&now, before, done))?;
+                    self.restore(*variant, *family, &IptablesChange::back(&now, before, done))?;
                 }
                 if let Some(native) = native {
                     self.native = native.clone();
@@ -217,7 +218,7 @@ impl Kernel {
     }
 
     /// A run of `iptables-restore`.
-    fn restore(&mut self, variant: Variant, family: Family, change: &RulesetDiff) -> Result<(), Refused> {
+    fn restore(&mut self, variant: Variant, family: Family, change: &IptablesChange) -> Result<(), Refused> {
         apply(self.tables_mut(variant, family), family, change, Writer::Iptables)
     }
 
@@ -260,7 +261,12 @@ impl PartialEq for Kernel {
 
 impl Eq for Kernel {}
 
-fn apply(tables: &mut Tables, family: Family, change: &RulesetDiff, writer: Writer) -> Result<(), Refused> {
+fn apply(
+    tables: &mut Tables,
+    family: Family,
+    change: &IptablesChange,
+    writer: Writer,
+) -> Result<(), Refused> {
     tables.apply(change, writer).map_err(|mut refused| {
         refused.what = format!("{family} {}", refused.what);
         refused

@@ -2,8 +2,8 @@
 
 use super::Refused;
 use crate::{
-    change::{EditOp, RulesetDiff, TableChange},
-    state::{Entry, RuleState},
+    change::{EditOp, IptablesChange, TableChange},
+    state::{Entry, IptablesTables},
 };
 use redirect_core::rule::{Chain, Rule, Table, Target};
 use std::collections::BTreeMap;
@@ -75,7 +75,7 @@ impl Tables {
 
     /// Tables with these rules.
     #[must_use]
-    pub fn holding(state: &RuleState) -> Self {
+    pub fn holding(state: &IptablesTables) -> Self {
         let held = |table, chain: &Chain, entry: &Entry| Held {
             entry: entry.clone(),
             is_signed: state.is_signed(table, chain, entry),
@@ -92,8 +92,8 @@ impl Tables {
 
     /// The rules, as iptables-save, or netlink, would list them.
     #[must_use]
-    pub fn observe(&self) -> RuleState {
-        let mut state = RuleState::new();
+    pub fn observe(&self) -> IptablesTables {
+        let mut state = IptablesTables::new();
         for (table, chains) in &self.tables {
             for (chain, held) in chains {
                 if matches!(chain, Chain::Hook(_)) && held.is_empty() {
@@ -112,7 +112,7 @@ impl Tables {
     ///
     /// # Errors
     /// What the kernel refuses; the tables before that one have changed.
-    pub fn apply(&mut self, change: &RulesetDiff, writer: Writer) -> Result<(), Refused> {
+    pub fn apply(&mut self, change: &IptablesChange, writer: Writer) -> Result<(), Refused> {
         change.tables.iter().try_for_each(|change| self.apply_table(change, writer))
     }
 
@@ -337,7 +337,8 @@ mod tests {
     }
 
     fn take_all(tables: &mut Tables, steps: &[EditOp]) -> Result<(), Refusal> {
-        let change = RulesetDiff { tables: [TableChange { table: Table::Nat, steps: steps.into() }].into() };
+        let change =
+            IptablesChange { tables: [TableChange { table: Table::Nat, steps: steps.into() }].into() };
         tables.apply(&change, Writer::Iptables).map_err(|refused| refused.why)
     }
 
@@ -365,7 +366,7 @@ mod tests {
         let (hook, own) = (Chain::Hook(Hook::Output), Chain::named("ISTIO_OUTPUT"));
         let steps = [EditOp::DeclareEmpty(own.clone()), EditOp::Append(own.clone(), entry("-j RETURN"))];
         let steps = [&steps[..], &[EditOp::Append(hook.clone(), entry("-p tcp -j RETURN"))]].concat();
-        let change = RulesetDiff { tables: [TableChange { table: Table::Nat, steps }].into() };
+        let change = IptablesChange { tables: [TableChange { table: Table::Nat, steps }].into() };
         for (writer, is_signed) in [(Writer::Netlink, true), (Writer::Iptables, false)] {
             let mut tables = Tables::new();
             tables.apply(&change, writer).unwrap();

@@ -13,7 +13,7 @@ use crate::expressions::{
     wire::{Head, Writer},
 };
 use crate::{
-    change::{RulesetDiff, TableChange},
+    change::{IptablesChange, TableChange},
     state::Entry,
 };
 use redirect_core::{
@@ -51,7 +51,7 @@ impl<'a> Batch<'a> {
     ///
     /// # Errors
     /// When it is not a change of what was observed, or has no encoding.
-    pub fn change(&mut self, family: Family, change: &'a RulesetDiff) -> Result<(), BatchError> {
+    pub fn change(&mut self, family: Family, change: &'a IptablesChange) -> Result<(), BatchError> {
         change.tables.iter().try_for_each(|table| self.table(family, table))
     }
 

@@ -1,7 +1,7 @@
 //! Native nftables: the same rules in tables of their own that serve both families, in the words of `nft list ruleset`.
 
 use super::{
-    native_state::{ChainHook, NativeRule, NativeState, SetKey, TableState},
+    native_state::{ChainHook, NativeRule, NativeState, NativeTable, SetKey},
     sets,
 };
 use crate::expressions::{
@@ -47,8 +47,8 @@ fn table(
     chains: BTreeMap<Chain, Vec<&PlannedRule>>,
     form: NativeForm,
     sets: &mut u32,
-) -> TableState {
-    let mut state = TableState::default();
+) -> NativeTable {
+    let mut state = NativeTable::default();
     let mut expressions = Writer::default();
     for (chain, planned) in chains {
         let mut rules = Vec::new();

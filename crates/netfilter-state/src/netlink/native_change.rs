@@ -7,7 +7,7 @@
 use super::{
     Batch,
     native_state::{
-        ChainHook, ChainState, NativeRule, NativeState, RawAttributes, SetKey, SetState, TableState,
+        ChainHook, NativeChain, NativeRule, NativeState, NativeTable, RawAttributes, SetKey, SetState,
         set_attributes, set_of,
     },
     part::Part,
@@ -96,8 +96,8 @@ impl<'a> Batch<'a> {
 /// One table, before and after.
 struct TableChange<'a> {
     name: &'a str,
-    now: Option<&'a TableState>,
-    wanted: &'a TableState,
+    now: Option<&'a NativeTable>,
+    wanted: &'a NativeTable,
 }
 
 impl<'a> TableChange<'a> {
@@ -105,7 +105,7 @@ impl<'a> TableChange<'a> {
     /// (`__NFT_TABLE_F_UPDATE` in `nf_tables_api.c`).
     fn can_be_made_in_place(&self) -> bool {
         let Some(now) = self.now else { return true };
-        let is_hooked = |chain: &ChainState| chain.hook.is_some();
+        let is_hooked = |chain: &NativeChain| chain.hook.is_some();
         let mut chains = now.chains.iter().chain(&self.wanted.chains);
         now.flags == self.wanted.flags
             || !chains.any(|(name, chain)| is_hooked(chain) && self.kept_chain(name).is_none())
@@ -140,10 +140,10 @@ impl<'a> TableChange<'a> {
     }
 
     /// The chain as it is, unless it must be made again because it hangs elsewhere.
-    fn kept_chain(&self, name: &str) -> Option<&'a ChainState> {
+    fn kept_chain(&self, name: &str) -> Option<&'a NativeChain> {
         let found = self.now?.chains.get(name)?;
         let wanted = self.wanted.chains.get(name)?;
-        let place = |chain: &'a ChainState| chain.hook.as_ref().map(ChainHook::place);
+        let place = |chain: &'a NativeChain| chain.hook.as_ref().map(ChainHook::place);
         (place(found) == place(wanted)).then_some(found)
     }
 
@@ -178,7 +178,7 @@ impl<'a> TableChange<'a> {
 
     /// Which rules stay: the position of each wanted one, with its handle. A rule whose handle exists is that
     /// very rule; any other is matched to the next equal one.
-    fn kept_rules(&self, found: &ChainState, wanted: Option<&ChainState>) -> BTreeMap<usize, u64> {
+    fn kept_rules(&self, found: &NativeChain, wanted: Option<&NativeChain>) -> BTreeMap<usize, u64> {
         let wanted = wanted.map(|chain| chain.rules.as_slice()).unwrap_or_default();
         let there: BTreeSet<u64> = found.rules.iter().filter_map(|rule| rule.handle).collect();
         let claim = |rule: &NativeRule| rule.handle.filter(|handle| there.contains(handle));
@@ -237,7 +237,7 @@ impl<'a> TableChange<'a> {
     }
 
     /// Rules that come, each before the next one that stays.
-    fn rules(&self, batch: &mut Batch<'a>, chain: &'a str, wanted: &'a ChainState) {
+    fn rules(&self, batch: &mut Batch<'a>, chain: &'a str, wanted: &'a NativeChain) {
         let kept =
             self.kept_chain(chain).map(|found| self.kept_rules(found, Some(wanted))).unwrap_or_default();
         for (index, rule) in wanted.rules.iter().enumerate().filter(|(index, _)| !kept.contains_key(index)) {
@@ -385,17 +385,17 @@ mod tests {
         let [name] = state.tables.keys().collect::<Vec<_>>()[..] else { panic!("one table") };
         let wanted = &*state.tables[name];
         let without = |is_base: bool| {
-            let mut asleep = TableState { flags: DORMANT, ..wanted.clone() };
+            let mut asleep = NativeTable { flags: DORMANT, ..wanted.clone() };
             let chain = asleep.chains.iter().find(|(_, chain)| chain.hook.is_some() == is_base);
             let chain = chain.map(|(name, _)| name.clone()).unwrap();
             asleep.chains.remove(&chain);
             asleep
         };
         for (now, in_place) in [
-            (TableState { flags: DORMANT, ..wanted.clone() }, true),
+            (NativeTable { flags: DORMANT, ..wanted.clone() }, true),
             (without(false), true),
             (without(true), false),
-            (TableState { flags: wanted.flags, ..without(true) }, true),
+            (NativeTable { flags: wanted.flags, ..without(true) }, true),
         ] {
             let change = TableChange { name, now: Some(&now), wanted };
             assert_eq!(change.can_be_made_in_place(), in_place, "{:?}", now.chains.keys());

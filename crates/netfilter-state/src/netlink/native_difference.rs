@@ -1,6 +1,6 @@
 //! Where native tables are not as wanted.
 
-use super::native_state::{ChainState, NativeRule, NativeState, TableState};
+use super::native_state::{NativeChain, NativeRule, NativeState, NativeTable};
 use crate::align::{DifferingRule, align};
 use crate::expressions::{seen, wire::Attribute};
 use redirect_core::render::NFT_TABLES;
@@ -63,8 +63,8 @@ fn whole(table: &'static str, chain: Option<&str>, kind: NativeDifferenceKind) -
 /// One table, as it is and as it should be.
 struct Tables<'a> {
     table: &'static str,
-    found: &'a TableState,
-    wanted: &'a TableState,
+    found: &'a NativeTable,
+    wanted: &'a NativeTable,
 }
 
 impl Tables<'_> {
@@ -84,7 +84,7 @@ impl Tables<'_> {
         all
     }
 
-    fn in_chain(&self, name: &str, found: &ChainState, wanted: &ChainState) -> Vec<NativeDifference> {
+    fn in_chain(&self, name: &str, found: &NativeChain, wanted: &NativeChain) -> Vec<NativeDifference> {
         let hook = (found.hook != wanted.hook).then_some(NativeDifferenceKind::Hook);
         let (of_wanted, of_found): (Vec<&NativeRule>, Vec<&NativeRule>) =
             (wanted.rules.iter().collect(), found.rules.iter().collect());

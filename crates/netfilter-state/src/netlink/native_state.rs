@@ -25,15 +25,15 @@ use std::{
 /// A copy costs nothing: tables are shared until one of the copies changes.
 #[derive(Debug, Clone, Default)]
 pub struct NativeState {
-    pub(super) tables: BTreeMap<&'static str, Arc<TableState>>,
+    pub(super) tables: BTreeMap<&'static str, Arc<NativeTable>>,
 }
 
 /// One table.
 #[derive(Debug, Clone, Default)]
-pub(super) struct TableState {
+pub(super) struct NativeTable {
     /// `NFTA_TABLE_FLAGS`; a dormant table has hooks that are not registered.
     pub(super) flags: u32,
-    pub(super) chains: BTreeMap<String, ChainState>,
+    pub(super) chains: BTreeMap<String, NativeChain>,
     pub(super) sets: BTreeMap<SetKey, SetState>,
     /// Stateful objects; a plan has none.
     pub(super) objects: BTreeMap<Vec<u8>, RawAttributes>,
@@ -72,7 +72,7 @@ struct Meaning {
 
 /// One chain.
 #[derive(Debug, Clone, Default)]
-pub(super) struct ChainState {
+pub(super) struct NativeChain {
     /// Its place among the chains of its table, in the order in which they were made.
     pub(super) place: usize,
     pub(super) hook: Option<ChainHook>,
@@ -261,7 +261,7 @@ impl NativeState {
     }
 
     /// The table that an attribute names, if it is one of the mesh's.
-    fn table_of(&mut self, attributes: Attributes<'_>, kind: u16) -> Option<&mut TableState> {
+    fn table_of(&mut self, attributes: Attributes<'_>, kind: u16) -> Option<&mut NativeTable> {
         let given = attributes.find(kind)?.text()?;
         let name = NFT_TABLES.into_iter().find(|name| *name == given)?;
         Some(Arc::make_mut(self.tables.entry(name).or_default()))
@@ -320,11 +320,11 @@ impl NativeState {
     }
 }
 
-impl TableState {
+impl NativeTable {
     /// The chain of this name, which takes its place behind the others if it is new.
-    pub(super) fn chain(&mut self, name: &str) -> &mut ChainState {
+    pub(super) fn chain(&mut self, name: &str) -> &mut NativeChain {
         let place = self.chains.len();
-        self.chains.entry(name.into()).or_insert_with(|| ChainState { place, ..ChainState::default() })
+        self.chains.entry(name.into()).or_insert_with(|| NativeChain { place, ..NativeChain::default() })
     }
 
     /// Whether its chains are not on their hooks.
@@ -341,7 +341,7 @@ impl TableState {
             })
     }
 
-    fn same_chain(&self, one: &ChainState, other: &Self, two: &ChainState) -> bool {
+    fn same_chain(&self, one: &NativeChain, other: &Self, two: &NativeChain) -> bool {
         one.hook == two.hook
             && one.rules.len() == two.rules.len()
             && one.rules.iter().zip(&two.rules).all(|(one, two)| self.same_rule(one, other, two))

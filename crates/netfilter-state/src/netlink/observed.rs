@@ -6,8 +6,8 @@ use crate::expressions::{
     decode,
     wire::{Attribute, Attributes, Message},
 };
-use crate::ruleset::Ruleset;
-use crate::state::{Entry, PerFamily, RawRule, RuleState};
+use crate::ruleset::HookedRules;
+use crate::state::{Entry, IptablesTables, PerFamily, RawRule};
 use redirect_core::{
     render::NFT_TABLES,
     rule::{Chain, Table},
@@ -68,7 +68,7 @@ pub enum Obstacle {
 /// The tables of a family.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct FamilyTables {
-    state: RuleState,
+    state: IptablesTables,
     tables: BTreeMap<Table, BTreeMap<Chain, ChainFacts>>,
 }
 
@@ -104,7 +104,7 @@ impl Observed {
 
     /// The rules of a family in the tables a plan has rules in.
     #[must_use]
-    pub const fn state(&self, family: Family) -> &RuleState {
+    pub const fn state(&self, family: Family) -> &IptablesTables {
         &self.families.of(family).state
     }
 
@@ -128,14 +128,14 @@ impl Observed {
     /// All that packets meet in nf_tables; `None` if other programs have a table or chain, whose rules were not taken in, or if the rules are more
     /// than this many.
     #[must_use]
-    pub fn into_everything(mut self, most_rules: usize) -> Option<Ruleset> {
+    pub fn into_everything(mut self, most_rules: usize) -> Option<HookedRules> {
         if self.has_others || self.rules > most_rules {
             return None;
         }
         let messages = mem::take(&mut self.messages);
         // What was made of them may be as large as a large plan.
         drop(self);
-        Some(Ruleset::of_messages(&messages))
+        Some(HookedRules::of_messages(&messages))
     }
 
     /// Whether a table is there.

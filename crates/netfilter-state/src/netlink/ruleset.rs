@@ -7,7 +7,7 @@ use crate::expressions::{
     wire::{Attribute, Attributes, Message, Messages},
 };
 use crate::ruleset::{
-    Api, Base, ChainState, DeviceBase, Direction, Ruleset, TableFamily, TableName, TableState,
+    Api, Base, ChainState, DeviceBase, Direction, HookedRules, TableFamily, TableName, TableState,
 };
 use crate::state::comment_in;
 use redirect_core::{
@@ -18,7 +18,7 @@ use redirect_core::{
 /// The policy to drop (`NF_DROP`).
 const POLICY_DROP: u32 = 0;
 
-impl Ruleset {
+impl HookedRules {
     /// The rules in a whole dump, or in a transaction that was the first.
     #[must_use]
     pub fn of_messages(bytes: &[u8]) -> Self {
@@ -252,7 +252,7 @@ mod tests {
     use redirect_core::{RulePlan, options::NativeForm};
     use std::collections::BTreeSet;
 
-    fn native(plan: &RulePlan, form: NativeForm) -> Ruleset {
+    fn native(plan: &RulePlan, form: NativeForm) -> HookedRules {
         let (observed, wanted) = (Observed::default(), NativeState::wanted(plan, form));
         let mut batch = Batch::new(&observed);
         batch.native_change(observed.native(), &wanted);

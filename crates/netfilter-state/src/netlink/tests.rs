@@ -9,9 +9,9 @@ use crate::expressions::{
     wire::{Attribute, Head, Message, Writer},
 };
 use crate::{
-    change::{EditOp, RulesetDiff, TableChange},
+    change::{EditOp, IptablesChange, TableChange},
     parse,
-    state::{Entry, RuleState},
+    state::{Entry, IptablesTables},
 };
 use ipnet::IpNet;
 use proptest::{prelude::*, sample::select};
@@ -248,7 +248,7 @@ fn expressions_are_those_of_iptables() {
 #[test]
 fn a_transaction_declares_what_is_missing_and_nothing_else() {
     let rules = everything().rules(Family::V4);
-    let (nothing, change) = (Observed::at(7), RulesetDiff::between(&RuleState::new(), &rules));
+    let (nothing, change) = (Observed::at(7), IptablesChange::between(&IptablesTables::new(), &rules));
     let mut batch = Batch::new(&nothing);
     batch.change(Family::V4, &change).unwrap();
     let first = batch.finish().unwrap();
@@ -259,7 +259,7 @@ fn a_transaction_declares_what_is_missing_and_nothing_else() {
     assert_eq!(confirmed.sequence, first.confirmed());
 
     let observed = in_force(first.bytes());
-    let change = RulesetDiff::rewriting(observed.state(Family::V4), &rules);
+    let change = IptablesChange::rewriting(observed.state(Family::V4), &rules);
     let mut batch = Batch::new(&observed);
     batch.change(Family::V4, &change).unwrap();
     assert!(!batch.is_empty() && Batch::new(&nothing).is_empty());
@@ -274,8 +274,8 @@ fn a_transaction_declares_what_is_missing_and_nothing_else() {
 fn what_was_sent_is_what_is_observed() {
     let plan = everything();
     let (nothing, mut sent) = (Observed::at(1), Vec::new());
-    let changes: Vec<(Family, RulesetDiff)> = Family::BOTH
-        .map(|family| (family, RulesetDiff::between(&RuleState::new(), &plan.rules(family))))
+    let changes: Vec<(Family, IptablesChange)> = Family::BOTH
+        .map(|family| (family, IptablesChange::between(&IptablesTables::new(), &plan.rules(family))))
         .into();
     let mut batch = Batch::new(&nothing);
     for (family, change) in &changes {
@@ -284,7 +284,7 @@ fn what_was_sent_is_what_is_observed() {
     sent.extend(batch.finish().unwrap().bytes());
     let observed = in_force(&sent);
     for family in Family::BOTH {
-        assert_eq!(*observed.state(family), RuleState::from(&plan.rules(family)), "{family}");
+        assert_eq!(*observed.state(family), IptablesTables::from(&plan.rules(family)), "{family}");
     }
 }
 
@@ -360,7 +360,7 @@ fn rules_of_others_keep_their_place_and_can_be_put_back() {
         Entry::Foreign(crate::state::RawRule::new(writer.attributes(), None).into())
     };
     let mut kernel = Kernel::default();
-    let mut commit = |change: &RulesetDiff| {
+    let mut commit = |change: &IptablesChange| {
         let observed = kernel.dump();
         let mut batch = Batch::new(&observed);
         batch.change(Family::V4, change).unwrap();
@@ -369,18 +369,18 @@ fn rules_of_others_keep_their_place_and_can_be_put_back() {
         kernel.dump().state(Family::V4).clone()
     };
     let output = Chain::from(Hook::Output);
-    let rules = |state: &RuleState| state.rules(Table::Nat, &output).to_vec();
-    let targets = |state: &RuleState| -> Vec<String> {
+    let rules = |state: &IptablesTables| state.rules(Table::Nat, &output).to_vec();
+    let targets = |state: &IptablesTables| -> Vec<String> {
         let text = |entry: &Entry| entry.to_string().rsplit(' ').next().unwrap_or_default().to_owned();
         rules(state).iter().map(text).collect()
     };
     let mut steps = vec![EditOp::DeclareEmpty(Chain::named("ISTIO_OLD"))];
     steps.extend(["ONE", "ISTIO_OLD", "TWO"].map(|target| EditOp::Append(output.clone(), foreign(target))));
-    let with = commit(&RulesetDiff { tables: vec![TableChange { table: Table::Nat, steps }] });
+    let with = commit(&IptablesChange { tables: vec![TableChange { table: Table::Nat, steps }] });
     assert_eq!(targets(&with), ["ONE", "ISTIO_OLD", "TWO"]);
-    let without = commit(&RulesetDiff::between(&with, &FamilyRules::default()));
+    let without = commit(&IptablesChange::between(&with, &FamilyRules::default()));
     assert_eq!(targets(&without), ["ONE", "TWO"]);
-    let back = commit(&RulesetDiff::back(&without, &with, &RulesetDiff::default()));
+    let back = commit(&IptablesChange::back(&without, &with, &IptablesChange::default()));
     assert_eq!(rules(&back), rules(&with), "all of it is there again, between the same two");
     assert!(rules(&back).contains(&foreign("ISTIO_OLD")), "to the last byte: {back:?}");
 }
@@ -395,7 +395,7 @@ fn a_chain_that_is_not_iptables_is_left_alone() {
     });
     let mut observed = Observed::at(1);
     observed.take(&Messages::new(&writer.finish().unwrap()).next().unwrap());
-    let change = RulesetDiff::between(&RuleState::new(), &everything().rules(Family::V4));
+    let change = IptablesChange::between(&IptablesTables::new(), &everything().rules(Family::V4));
     let result = Batch::new(&observed).change(Family::V4, &change);
     assert_eq!(result, Err(BatchError::NotBuiltIn("IPv4 nat OUTPUT".into())));
 }
@@ -555,14 +555,14 @@ proptest! {
     fn any_two_states_are_one_transaction_apart(from in chains(), to in chains()) {
         let nothing = Observed::at(1);
         let (from, to) = (state(&from), state(&to));
-        let first = RulesetDiff::back(&RuleState::new(), &from, &RulesetDiff::default());
+        let first = IptablesChange::back(&IptablesTables::new(), &from, &IptablesChange::default());
         let mut kernel = Kernel::default();
         let mut batch = Batch::new(&nothing);
         batch.change(Family::V4, &first).unwrap();
         kernel.commit(batch.finish().unwrap().bytes());
         let observed = kernel.dump();
         prop_assert_eq!(observed.state(Family::V4), &from);
-        let second = RulesetDiff::back(&from, &to, &RulesetDiff::default());
+        let second = IptablesChange::back(&from, &to, &IptablesChange::default());
         let mut batch = Batch::new(&observed);
         batch.change(Family::V4, &second).unwrap();
         kernel.commit(batch.finish().unwrap().bytes());
@@ -573,7 +573,7 @@ proptest! {
 }
 
 /// The chains that matter, with their rules.
-fn held(state: &RuleState) -> Vec<(Chain, Vec<Entry>)> {
+fn held(state: &IptablesTables) -> Vec<(Chain, Vec<Entry>)> {
     let chains =
         state.chains(Table::Nat).filter(|(chain, rules)| chain.belongs_to_mesh() || !rules.is_empty());
     chains.map(|(chain, rules)| (chain.clone(), rules.to_vec())).collect()
@@ -585,8 +585,8 @@ fn chains() -> impl Strategy<Value = Vec<(OurChain, Vec<u16>)>> {
 }
 
 /// Chains that return for some ports, each jumped to from the built-in chain.
-fn state(chains: &[(OurChain, Vec<u16>)]) -> RuleState {
-    let mut state = RuleState::new();
+fn state(chains: &[(OurChain, Vec<u16>)]) -> IptablesTables {
+    let mut state = IptablesTables::new();
     for (chain, ports) in chains {
         for port in ports {
             let text = format!("-p tcp -m tcp --dport {port} -j RETURN");
@@ -627,7 +627,7 @@ fn nothing_goes_into_a_chain_that_is_not_there() {
         // Neither in one that was never made, nor in one that is gone.
         for before in [&[][..], &[EditOp::DeclareEmpty(chain()), EditOp::RemoveChain(chain())]] {
             let steps = [before, std::slice::from_ref(&step)].concat();
-            let change = RulesetDiff { tables: [TableChange { table: Table::Nat, steps }].into() };
+            let change = IptablesChange { tables: [TableChange { table: Table::Nat, steps }].into() };
             let refused = Batch::new(&nothing).change(Family::V4, &change);
             assert!(matches!(refused, Err(BatchError::NoSuchChain(_))), "{before:?} {step:?}: {refused:?}");
         }
@@ -652,8 +652,8 @@ fn a_plan_of_native_rules_has_every_rule_once() {
     let merged: usize = all.map(lines).sum();
     assert!(sent == merged && merged > 50, "{sent} sent, {merged} planned");
     // Those of both families stand once.
-    let single = |family| RuleState::from(&plan.rules(family));
-    let listed = |state: RuleState| -> usize {
+    let single = |family| IptablesTables::from(&plan.rules(family));
+    let listed = |state: IptablesTables| -> usize {
         Table::ALL
             .iter()
             .flat_map(|table| state.chains(*table).map(|(_, rules)| rules.len()).collect::<Vec<_>>())

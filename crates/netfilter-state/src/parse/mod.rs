@@ -3,7 +3,7 @@
 //! Other programs' rules are kept as text. The same words a plan is rendered in are understood, so that reading a rendered
 //! plan gives the plan.
 
-use crate::state::{Entry, ForeignRule, RuleState};
+use crate::state::{Entry, ForeignRule, IptablesTables};
 use redirect_core::{
     rule::{Chain, ConnState, Direction, Equality, Match, Protocol, Rule, Table, Target, TcpFlags, Tracked},
     values::{InterfaceName, Mark, MaskedMark, Port, PortRange, PortSyntax, parse_cidr},
@@ -26,8 +26,8 @@ pub struct SaveError {
 ///
 /// # Errors
 /// A line that cannot be part of such output.
-pub fn rule_state(text: &str) -> Result<RuleState, SaveError> {
-    let mut state = RuleState::new();
+pub fn rule_state(text: &str) -> Result<IptablesTables, SaveError> {
+    let mut state = IptablesTables::new();
     let mut table = None;
     for (number, line) in (1_usize..).zip(text.lines()) {
         let error = || SaveError { number, line: line.chars().take(200).collect() };
@@ -53,7 +53,7 @@ pub fn rule_state(text: &str) -> Result<RuleState, SaveError> {
 }
 
 /// Built-in chains are always there; only their rules say something.
-fn declare(state: &mut RuleState, table: Table, name: &str) {
+fn declare(state: &mut IptablesTables, table: Table, name: &str) {
     let chain = Chain::named(name);
     if !matches!(chain, Chain::Hook(_)) {
         state.declare(table, chain);
@@ -61,7 +61,7 @@ fn declare(state: &mut RuleState, table: Table, name: &str) {
 }
 
 /// `-A CHAIN rule`, or `-I CHAIN number rule` as a rendered plan has it; perhaps with counters in front.
-fn rule_line(state: &mut RuleState, table: Table, line: &str) -> Option<()> {
+fn rule_line(state: &mut IptablesTables, table: Table, line: &str) -> Option<()> {
     let line = match line.strip_prefix('[') {
         Some(counters) => counters.split_once(']')?.1.trim_start(),
         None => line,

@@ -109,7 +109,7 @@ impl fmt::Display for TableName {
 
 /// The tables of a network namespace.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Ruleset {
+pub struct HookedRules {
     /// Each by its name.
     pub tables: BTreeMap<TableName, TableState>,
     /// What hangs on the hooks, in the order in which the kernel asks it. `None` if the kernel cannot list it (before Linux 5.14,
@@ -121,7 +121,7 @@ pub struct Ruleset {
     pub(crate) looked_up: usize,
 }
 
-impl Ruleset {
+impl HookedRules {
     /// A table; creates an empty one if missing.
     pub fn table(&mut self, name: TableName) -> &mut TableState {
         self.tables.entry(name).or_default()
@@ -151,7 +151,7 @@ pub struct ChainState {
     /// How many rules and jumps to it the kernel counts, where it says.
     pub uses: u32,
     /// Its rules, in order.
-    pub rules: Vec<SeenRule>,
+    pub rules: Vec<KernelRule>,
     /// Whether rules are missing here: they are too many to be read.
     pub is_partial: bool,
 }
@@ -195,7 +195,7 @@ pub enum Direction {
 
 /// A rule, as far as it is understood.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct SeenRule {
+pub struct KernelRule {
     /// The conditions, all of which a packet must fulfil.
     pub conditions: Vec<Condition>,
     /// What then happens, in order.
@@ -397,7 +397,7 @@ impl From<&Target> for Statement {
 }
 
 /// A rule of a plan, as it is found where it is in force.
-impl From<&Rule> for SeenRule {
+impl From<&Rule> for KernelRule {
     fn from(rule: &Rule) -> Self {
         let conditions = rule.effective_matches().cloned().map(Condition::Plain).collect();
         let statements = [Statement::from(&rule.target)].into();
@@ -406,7 +406,7 @@ impl From<&Rule> for SeenRule {
 }
 
 /// In the words of iptables where it has any.
-impl fmt::Display for SeenRule {
+impl fmt::Display for KernelRule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let plain = self.conditions.iter().filter_map(|condition| match condition {
             Condition::Plain(condition) => Some(condition.clone()),

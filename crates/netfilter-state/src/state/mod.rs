@@ -144,21 +144,21 @@ impl From<Rule> for Entry {
 /// Two are equal when they hold the same rules; whether those are signed means nothing. A copy costs nothing: rules are
 /// shared until one of the copies changes.
 #[derive(Debug, Clone, Default)]
-pub struct RuleState {
+pub struct IptablesTables {
     tables: Arc<BTreeMap<Table, BTreeMap<Chain, Vec<Entry>>>>,
     /// Rules of built-in chains that carry this program's signature. Only nf_tables can hold one.
     signed: BTreeMap<Table, BTreeSet<(Chain, Entry)>>,
 }
 
-impl PartialEq for RuleState {
+impl PartialEq for IptablesTables {
     fn eq(&self, other: &Self) -> bool {
         self.tables == other.tables
     }
 }
 
-impl Eq for RuleState {}
+impl Eq for IptablesTables {}
 
-impl RuleState {
+impl IptablesTables {
     /// No rule at all.
     #[must_use]
     pub fn new() -> Self {
@@ -375,7 +375,7 @@ pub(crate) fn place(table: Table, chain: &Chain) -> String {
 }
 
 /// The rules of a plan, as if no other program had any.
-impl From<&FamilyRules> for RuleState {
+impl From<&FamilyRules> for IptablesTables {
     fn from(rules: &FamilyRules) -> Self {
         let mut state = Self::new();
         for table in Table::ALL.iter().copied() {
@@ -455,7 +455,7 @@ mod tests {
     use crate::parse::rule_state;
     use redirect_core::rule::Hook;
 
-    fn nat(lines: &str) -> RuleState {
+    fn nat(lines: &str) -> IptablesTables {
         rule_state(&["*nat\n", lines, "COMMIT\n"].concat()).unwrap()
     }
 
@@ -473,7 +473,7 @@ mod tests {
 
     #[test]
     fn a_chain_is_something_even_without_a_rule_and_a_built_in_one_is_not() {
-        let mut state = RuleState::new();
+        let mut state = IptablesTables::new();
         assert!(state.is_empty());
         state.declare(Table::Nat, Chain::Hook(Hook::Output));
         assert!(state.is_empty());

@@ -2,7 +2,7 @@
 //! is for the review.
 
 use super::{Goal, RulesIn, Step, between, in_force::in_force};
-use crate::{change::RulesetDiff, differences::Differences, netlink::recorded::dumps};
+use crate::{change::IptablesChange, differences::Differences, netlink::recorded::dumps};
 use redirect_core::{
     Family, RulePlan,
     options::{NativeForm, Variant},
@@ -18,7 +18,7 @@ const PLACES: [(&str, RulesIn); 4] = [
 ];
 
 /// A change as its tables, each with how many steps it takes.
-fn tables(family: Family, change: &RulesetDiff) -> String {
+fn tables(family: Family, change: &IptablesChange) -> String {
     let tables: Vec<_> =
         change.tables.iter().map(|table| format!("{} {}", table.table.name(), table.steps.len())).collect();
     format!("{family} [{}]", tables.join(", "))

@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used)] // a panic is how a test fails
 
 use crate::recorded::{ambient_cases, ambient_redirect, named_rewrites, strings};
-use netfilter_state::{parse::rule_state, state::RuleState};
+use netfilter_state::{parse::rule_state, state::IptablesTables};
 use redirect_core::{
     Family, RulePlan,
     render::{nft_text, restore_text},
@@ -49,7 +49,7 @@ fn every_plan_is_the_recorded_state() {
             let lines: Vec<String> = strings(&case["state"][key]).into_iter().flat_map(rewritten).collect();
             let recorded = rule_state(&lines.join("\n")).unwrap();
             let rules = plan.rules(family);
-            let state = RuleState::from(&rules);
+            let state = IptablesTables::from(&rules);
             for table in Table::ALL.iter().copied() {
                 let planned: Vec<_> = state.chains(table).collect();
                 let recorded: Vec<_> = recorded.chains(table).collect();

@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used)] // a panic is how a test fails
 
 use netfilter_state::{
-    change::{EditOp, RulesetDiff, TableChange},
+    change::{EditOp, IptablesChange, TableChange},
     model::{Kernel, Refusal, Tables, Writer},
     parse,
     routing::{self, FoundRouting, RoutingItem},
@@ -174,7 +174,7 @@ fn damage(whole: &Kernel, plan: &RulePlan) -> Vec<(String, Kernel)> {
     damaged
 }
 
-fn places(state: &netfilter_state::state::RuleState) -> Vec<(Table, Chain, usize)> {
+fn places(state: &netfilter_state::state::IptablesTables) -> Vec<(Table, Chain, usize)> {
     let mut places = Vec::new();
     for table in Table::ALL.iter().copied() {
         for (chain, rules) in state.chains(table) {
@@ -229,7 +229,7 @@ fn what_linux_refuses_is_refused_and_changes_nothing() {
         ),
     ];
     for (steps, why) in cases {
-        let change = RulesetDiff { tables: vec![TableChange { table: Table::Nat, steps }] };
+        let change = IptablesChange { tables: vec![TableChange { table: Table::Nat, steps }] };
         let mut tables = Tables::new();
         let refused = tables.apply(&change, Writer::Netlink).unwrap_err();
         assert_eq!(refused.why, why, "{refused}");
@@ -239,10 +239,10 @@ fn what_linux_refuses_is_refused_and_changes_nothing() {
 
 #[test]
 fn a_transaction_is_refused_as_a_whole() {
-    let good = RulesetDiff::between(&Tables::new().observe(), &plan("REDIRECT").rules(Family::V4));
+    let good = IptablesChange::between(&Tables::new().observe(), &plan("REDIRECT").rules(Family::V4));
     let bad = TableChange { table: Table::Nat, steps: vec![EditOp::Flush(Chain::named("NONE"))] };
     let transaction = steps::Transaction {
-        iptables: vec![(Family::V4, good), (Family::V6, RulesetDiff { tables: vec![bad] })],
+        iptables: vec![(Family::V4, good), (Family::V6, IptablesChange { tables: vec![bad] })],
         native: None,
     };
     let mut kernel = Kernel::new();

@@ -4,11 +4,11 @@
 
 use crate::generated::{settings, typed::builders};
 use netfilter_state::{
-    change::{RuleDifference, RulesetDiff},
+    change::{IptablesChange, RuleDifference},
     model::{Refused, Tables, Writer},
     netlink::{Batch, NativeState, Observed},
     parse,
-    state::{Entry, RuleState},
+    state::{Entry, IptablesTables},
 };
 use proptest::{
     collection::vec,
@@ -33,7 +33,7 @@ fn goes_to(rule: &Rule) -> Option<Chain> {
 
 /// What is not the mesh's while a plan is put in force, in order.
 fn others(kernel: &Tables, wanted: &FamilyRules) -> BTreeMap<(Table, Chain), Vec<Entry>> {
-    let (state, wanted_state) = (kernel.observe(), RuleState::from(wanted));
+    let (state, wanted_state) = (kernel.observe(), IptablesTables::from(wanted));
     let mut others = BTreeMap::new();
     for table in Table::ALL.iter().copied() {
         for (chain, rules) in state.chains(table).filter(|(chain, _)| !chain.belongs_to_mesh()) {
@@ -139,7 +139,7 @@ fn pick(kernel: &Tables, table: Table, at: Index) -> Option<(Chain, usize)> {
 fn kernel_with(before: &[Event], rules: &FamilyRules, after: &[Event], writer: Writer) -> Tables {
     let mut kernel = Tables::new();
     suffer(&mut kernel, before);
-    kernel.apply(&RulesetDiff::between(&kernel.observe(), rules), writer).unwrap();
+    kernel.apply(&IptablesChange::between(&kernel.observe(), rules), writer).unwrap();
     suffer(&mut kernel, after);
     kernel
 }
@@ -147,7 +147,7 @@ fn kernel_with(before: &[Event], rules: &FamilyRules, after: &[Event], writer: W
 /// Whether a plan is in force exactly: nothing of the mesh but what is wanted, in order, and what leads in front.
 fn check(kernel: &Tables, wanted: &FamilyRules) -> Result<(), TestCaseError> {
     let observed = kernel.observe();
-    let state = RuleState::from(wanted);
+    let state = IptablesTables::from(wanted);
     let ours = observed.of_mesh_beside(&state);
     prop_assert_eq!(Tables::holding(&ours), Tables::holding(&state));
     prop_assert_eq!(RuleDifference::all(&observed, wanted), []);
@@ -208,7 +208,7 @@ proptest! {
         for family in Family::BOTH {
             let rules = plan.rules(family);
             let text = render::restore_text(&rules);
-            prop_assert_eq!(parse::rule_state(&text).unwrap(), RuleState::from(&rules), "{}", text);
+            prop_assert_eq!(parse::rule_state(&text).unwrap(), IptablesTables::from(&rules), "{}", text);
         }
     }
 
@@ -267,11 +267,11 @@ proptest! {
         };
         prop_assert!(!render::explain(&plan).is_empty() && !render::nft_text(&plan).is_empty());
         let nothing = Observed::at(1);
-        let changes = Family::BOTH.map(|family| RulesetDiff::between(&RuleState::new(), &plan.rules(family)));
+        let changes = Family::BOTH.map(|family| IptablesChange::between(&IptablesTables::new(), &plan.rules(family)));
         let mut batch = Batch::new(&nothing);
         for (family, change) in Family::BOTH.into_iter().zip(&changes) {
             let rules = plan.rules(family);
-            prop_assert_eq!(parse::rule_state(&render::restore_text(&rules)).unwrap(), RuleState::from(&rules));
+            prop_assert_eq!(parse::rule_state(&render::restore_text(&rules)).unwrap(), IptablesTables::from(&rules));
             check(&kernel_with(&[], &rules, &[], Writer::Netlink), &rules)?;
             prop_assert!(batch.change(family, change).is_ok());
         }
@@ -323,12 +323,12 @@ proptest! {
             let mut kernel = kernel_with(&before, &earlier.plan().rules(family), &after, earlier_writer);
             let wanted = wanted.plan().rules(family);
             let kept = others(&kernel, &wanted);
-            let change = if rewrite { RulesetDiff::rewriting } else { RulesetDiff::between };
+            let change = if rewrite { IptablesChange::rewriting } else { IptablesChange::between };
             let change = change(&kernel.observe(), &wanted);
             kernel.apply(&change, writer).map_err(refused)?;
             check(&kernel, &wanted)?;
             prop_assert_eq!(others(&kernel, &wanted), kept);
-            prop_assert!(RulesetDiff::between(&kernel.observe(), &wanted).is_empty());
+            prop_assert!(IptablesChange::between(&kernel.observe(), &wanted).is_empty());
         }
     }
 
@@ -339,9 +339,9 @@ proptest! {
             let others = before.iter().filter(|event| !matches!(event, Event::Leftover(..)));
             suffer(&mut kernel, &others.cloned().collect::<Vec<_>>());
             let untouched = kernel.observe();
-            let apply = RulesetDiff::between(&untouched, &settings.plan().rules(family));
+            let apply = IptablesChange::between(&untouched, &settings.plan().rules(family));
             kernel.apply(&apply, writer).map_err(refused)?;
-            let cleanup = RulesetDiff::between(&kernel.observe(), &FamilyRules::default());
+            let cleanup = IptablesChange::between(&kernel.observe(), &FamilyRules::default());
             kernel.apply(&cleanup, writer).map_err(refused)?;
             prop_assert_eq!(kernel.observe(), untouched);
         }
@@ -356,11 +356,11 @@ proptest! {
         for family in Family::BOTH {
             let mut kernel = kernel_with(&before, &earlier.plan().rules(family), &after, writer);
             let was = kernel.observe();
-            let mut change = RulesetDiff::between(&was, &wanted.plan().rules(family));
+            let mut change = IptablesChange::between(&was, &wanted.plan().rules(family));
             // Tables come into force one after the other: any number of them may have.
             change.tables.truncate(done);
             kernel.apply(&change, writer).map_err(refused)?;
-            let back = RulesetDiff::back(&kernel.observe(), &was, &change);
+            let back = IptablesChange::back(&kernel.observe(), &was, &change);
             kernel.apply(&back, writer).map_err(refused)?;
             prop_assert_eq!(kernel.observe(), was);
         }
@@ -398,7 +398,7 @@ proptest! {
         if let Ok(state) = parse::rule_state(&text) {
             // What was read can be cleaned up, or is refused for what others have.
             let mut kernel = Tables::holding(&state);
-            let _ = kernel.apply(&RulesetDiff::between(&state, &FamilyRules::default()), Writer::Iptables);
+            let _ = kernel.apply(&IptablesChange::between(&state, &FamilyRules::default()), Writer::Iptables);
         }
     }
 
@@ -409,7 +409,7 @@ proptest! {
         let place = *at.get(&places);
         text.replace_range(place..=place, &with);
         if let Ok(state) = parse::rule_state(&text) {
-            let _ = RulesetDiff::between(&state, &settings.plan().rules(Family::V4));
+            let _ = IptablesChange::between(&state, &settings.plan().rules(Family::V4));
         }
     }
 }

@@ -3,13 +3,13 @@
 #![allow(clippy::unwrap_used)] // a panic is how a test fails
 
 use crate::recorded::{fixtures, named_rewrites, plan, strings};
-use netfilter_state::{parse::rule_state, state::RuleState};
+use netfilter_state::{parse::rule_state, state::IptablesTables};
 use redirect_core::{Family, render::restore_text, rule::Table};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use test_support::rewrites::Printed;
 
-fn recorded_state(tables: &Value, printed: Printed) -> RuleState {
+fn recorded_state(tables: &Value, printed: Printed) -> IptablesTables {
     let rewrites = named_rewrites();
     let mut text = String::new();
     for (table, lines) in tables.as_object().into_iter().flatten() {
@@ -61,7 +61,7 @@ fn every_plan_is_the_recorded_state() {
                 continue;
             }
             let (state, recorded) =
-                (RuleState::from(&plan.rules(family)), recorded_state(&case[key], printed));
+                (IptablesTables::from(&plan.rules(family)), recorded_state(&case[key], printed));
             for table in Table::ALL.iter().copied() {
                 let planned: Vec<_> = state.chains(table).collect();
                 let recorded: Vec<_> = recorded.chains(table).collect();

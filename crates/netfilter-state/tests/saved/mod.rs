@@ -4,8 +4,8 @@
 #![allow(dead_code)] // not every test uses everything
 
 use netfilter_state::ruleset::{
-    Api, Condition, Counter, Endpoint, Ruleset, SeenRule, Selector, Statement, TableName, built_in, marked,
-    owned_by, state, target_named,
+    Api, Condition, Counter, Endpoint, HookedRules, KernelRule, Selector, Statement, TableName, built_in,
+    marked, owned_by, state, target_named,
 };
 use redirect_core::{
     rule::{Equality, Hook, Match, Protocol},
@@ -16,7 +16,7 @@ use redirect_core::{
 ///
 /// # Errors
 /// A line that cannot be part of such output.
-pub fn add_saved(ruleset: &mut Ruleset, family: Family, text: &str) -> Result<(), String> {
+pub fn add_saved(ruleset: &mut HookedRules, family: Family, text: &str) -> Result<(), String> {
     let mut table: Option<TableName> = None;
     for line in text.lines().map(str::trim) {
         let error = || line.to_owned();
@@ -40,7 +40,7 @@ pub fn add_saved(ruleset: &mut Ruleset, family: Family, text: &str) -> Result<()
                     return Err(error());
                 }
                 let chains = &mut ruleset.table(table).chains;
-                let rule = SeenRule { counter, ..rule(rest) };
+                let rule = KernelRule { counter, ..rule(rest) };
                 chains.entry(chain.clone()).or_default().rules.push(rule);
             }
         }
@@ -60,7 +60,7 @@ fn counted(line: &str) -> (Option<Counter>, &str) {
 }
 
 /// `NAME POLICY [packets:bytes]`
-fn declare(ruleset: &mut Ruleset, table: TableName, line: &str) -> Option<()> {
+fn declare(ruleset: &mut HookedRules, table: TableName, line: &str) -> Option<()> {
     let mut words = line.split_ascii_whitespace();
     let name = words.next()?;
     let drops = words.next() == Some("DROP");
@@ -95,12 +95,12 @@ pub fn words(line: &str) -> Vec<String> {
 
 /// A rule in the words of iptables-save, without table and chain, as far as it is understood.
 #[must_use]
-pub fn saved_rule(text: &str) -> SeenRule {
+pub fn saved_rule(text: &str) -> KernelRule {
     rule(&words(text))
 }
 
-fn rule(words: &[String]) -> SeenRule {
-    let mut rule = SeenRule::default();
+fn rule(words: &[String]) -> KernelRule {
+    let mut rule = KernelRule::default();
     let (mut module, mut words) = ("", words);
     // Where the conditions of the match at hand begin.
     let mut of_match = 0;

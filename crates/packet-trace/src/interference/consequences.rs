@@ -12,7 +12,7 @@ use crate::{
     packets::{Field, Packets},
     set::Set,
 };
-use netfilter_state::{routing::FoundRouting, ruleset::Ruleset};
+use netfilter_state::{routing::FoundRouting, ruleset::HookedRules};
 use redirect_core::{plan::RulePlan, values::Family};
 use std::{collections::BTreeMap, fmt};
 
@@ -93,7 +93,7 @@ impl fmt::Display for Consequence {
 /// to be followed.
 #[must_use]
 pub fn consequences(
-    ruleset: &Ruleset,
+    ruleset: &HookedRules,
     routing: &[FoundRouting],
     plan: &RulePlan,
     pod: &Pod<'_>,

@@ -17,7 +17,7 @@ use crate::{
     routes::{BOUND_TO_LINK, NO_RECEIVER, RouteEnd, words_of},
     rules::{ChainRule, Skipped, Test, TraceRules},
     set::Set,
-    walk::{self, Cause, Given, Lookup, TracePath, Ways, Work, routed},
+    walk::{self, Cause, Lookup, TracePath, WalkInput, Ways, Work, routed},
 };
 use netfilter_state::ruleset::{Statement, TableName};
 use redirect_core::{
@@ -230,7 +230,7 @@ impl<'a> Without<'a> {
     fn settled<'j>(
         &mut self,
         found: Ways,
-        given: &Given,
+        given: &WalkInput,
         of: &impl Fn(&'j Ways) -> Judge<'j>,
         skipped: &BTreeSet<Skipped>,
         work: &mut Work,

@@ -22,7 +22,7 @@ pub use opening::{Captures, Opener, Opening, is_own, proxy_groups, proxy_users};
 use crate::TraceRules;
 pub(crate) use lost::example;
 use lost::{AcceptedFindings, Findings, most_work, search};
-use netfilter_state::ruleset::{ChainState, Ruleset, Statement, TableFamily, TableName};
+use netfilter_state::ruleset::{ChainState, HookedRules, Statement, TableFamily, TableName};
 use netfilter_state::{
     route_tables::RouteTables,
     routing::{self, FoundRouting},
@@ -60,7 +60,7 @@ impl Pod<'_> {
     #[must_use]
     pub fn trace_rules(
         &self,
-        ruleset: &Ruleset,
+        ruleset: &HookedRules,
         routing: &[FoundRouting],
         family: Family,
         plan: Option<&RulePlan>,
@@ -80,7 +80,7 @@ impl Pod<'_> {
     /// The same for a verdict, which needs less of the plan's and knows what is meant.
     fn judged_rules(
         &self,
-        ruleset: &Ruleset,
+        ruleset: &HookedRules,
         routing: &[FoundRouting],
         family: Family,
         plan: &RulePlan,
@@ -134,14 +134,14 @@ impl FollowedAddresses {
 /// What interferes with a plan's rules, as [`judge()`] has it, unless it is meant. What is lost because rules of the plan are missing is
 /// not among it: [`consequences()`] has that.
 #[must_use]
-pub fn find(ruleset: &Ruleset, plan: &RulePlan, pod: &Pod<'_>) -> Vec<Finding> {
+pub fn find(ruleset: &HookedRules, plan: &RulePlan, pod: &Pod<'_>) -> Vec<Finding> {
     judge(ruleset, plan, pod).findings
 }
 
 /// What interferes with a plan's rules, and what is meant to do so. A rule that is accepted hides no other's: packets that are lost
 /// to it are walked again as if it did nothing.
 #[must_use]
-pub fn judge(ruleset: &Ruleset, plan: &RulePlan, pod: &Pod<'_>) -> Judgement {
+pub fn judge(ruleset: &HookedRules, plan: &RulePlan, pod: &Pod<'_>) -> Judgement {
     let (mut findings, mut accepted) = (Findings::default(), AcceptedFindings::default());
     own_tables(ruleset, &mut findings);
     let routing: Vec<FoundRouting> = routing::wanted(plan).into_iter().map(FoundRouting::working).collect();
@@ -163,7 +163,7 @@ pub fn judge(ruleset: &Ruleset, plan: &RulePlan, pod: &Pod<'_>) -> Judgement {
 }
 
 /// What is wrong with the tables of the mesh themselves: dormant, or a policy that drops what the rules leave alone.
-fn own_tables(ruleset: &Ruleset, findings: &mut Findings) {
+fn own_tables(ruleset: &HookedRules, findings: &mut Findings) {
     for (name, table) in &ruleset.tables {
         let whole = RuleRef::table(name.clone());
         let mut own = table.chains.iter().filter(|(_, chain)| is_of_the_mesh(name, chain)).peekable();

@@ -6,7 +6,9 @@
 
 use super::{Finding, Pod, Traffic, find};
 use crate::kernel::dumps::{self, read_saved};
-use netfilter_state::ruleset::{Api, Base, Ruleset, SeenRule, Statement, TableFamily, TableName, TableState};
+use netfilter_state::ruleset::{
+    Api, Base, HookedRules, KernelRule, Statement, TableFamily, TableName, TableState,
+};
 use redirect_core::{Family, RulePlan, options::NativeForm, rule::Hook};
 use std::{collections::BTreeSet, fmt::Write as _, net::IpAddr};
 
@@ -31,12 +33,12 @@ pub(crate) const PLACES: [(&str, [Base; 3]); 2] = [
 ];
 
 /// Plans in force, as iptables-legacy saved them.
-pub(crate) fn in_force() -> Vec<(&'static str, RulePlan, Ruleset)> {
+pub(crate) fn in_force() -> Vec<(&'static str, RulePlan, HookedRules)> {
     dumps::plans().into_iter().map(|(name, plan)| (name, plan, read_saved(name))).collect()
 }
 
 /// The tables of other programs.
-pub(crate) struct Others(Ruleset);
+pub(crate) struct Others(HookedRules);
 
 impl Others {
     /// Those that a kernel dumped.
@@ -45,14 +47,14 @@ impl Others {
     }
 
     /// Each rule, with its table; one that both IPv4's tables and those of both families have, once.
-    pub(crate) fn rules(&self) -> impl Iterator<Item = (&TableName, &SeenRule)> {
+    pub(crate) fn rules(&self) -> impl Iterator<Item = (&TableName, &KernelRule)> {
         let mut met = BTreeSet::new();
         let of_table = |(name, table)| {
             let TableState { chains, .. }: &TableState = table;
             chains.values().flat_map(|chain| &chain.rules).map(move |rule| (name, rule))
         };
         let all = self.0.tables.iter().flat_map(of_table);
-        all.filter(move |(name, rule): &(&TableName, &SeenRule)| {
+        all.filter(move |(name, rule): &(&TableName, &KernelRule)| {
             met.insert((name.family == TableFamily::Ip6, rule.to_string()))
         })
     }
@@ -60,10 +62,10 @@ impl Others {
     /// The rules in force with one of other programs in these places, in a table with everything it may lead to.
     pub(crate) fn beside(
         &self,
-        in_force: &Ruleset,
-        (of, rule): (&TableName, &SeenRule),
+        in_force: &HookedRules,
+        (of, rule): (&TableName, &KernelRule),
         bases: &[Base],
-    ) -> Ruleset {
+    ) -> HookedRules {
         let mut ruleset = in_force.clone();
         let name = TableName { api: Api::NfTables, family: of.family, name: "theirs".into() };
         let table = ruleset.table(name);
@@ -117,9 +119,9 @@ fn addresses_that_every_pod_has_are_not_judged() {
     let [(name, plan), ..] = dumps::plans();
     let theirs = TableName { api: Api::NfTables, family: TableFamily::Inet, name: "others".into() };
     let tables = [(theirs.clone(), TableState::default())].into();
-    let mut others = Others(Ruleset::default());
+    let mut others = Others(HookedRules::default());
     others.0.tables = tables;
-    let drop = SeenRule { statements: [Statement::Drop].into(), ..SeenRule::default() };
+    let drop = KernelRule { statements: [Statement::Drop].into(), ..KernelRule::default() };
     let ruleset = others.beside(&read_saved(name), (&theirs, &drop), &PLACES[1].1);
     let found = |address: &str| {
         let findings = find(
@@ -137,14 +139,14 @@ fn addresses_that_every_pod_has_are_not_judged() {
 fn wherever_a_plans_rules_are_what_is_in_their_way_is_found() {
     let theirs = TableName { api: Api::NfTables, family: TableFamily::Inet, name: "theirs".into() };
     let tables = [(theirs.clone(), TableState::default())].into();
-    let mut others = Others(Ruleset::default());
+    let mut others = Others(HookedRules::default());
     others.0.tables = tables;
     let addresses: [IpAddr; 2] = ["10.1.0.2".parse().unwrap(), "fd00::2".parse().unwrap()];
     let pod = Pod { addresses: &addresses, interfaces: &["eth0".into()], ..Pod::default() };
     for statement in [Statement::Drop, Statement::Accept, Statement::Redirect(7), Statement::Untrack] {
-        let rule = SeenRule { statements: [statement].into(), ..SeenRule::default() };
+        let rule = KernelRule { statements: [statement].into(), ..KernelRule::default() };
         for ((name, plan), (_, bases)) in dumps::plans().iter().zip(&PLACES) {
-            let found = |in_force: &Ruleset| {
+            let found = |in_force: &HookedRules| {
                 let findings = find(&others.beside(in_force, (&theirs, &rule), bases), plan, &pod);
                 findings.iter().map(words).collect::<BTreeSet<_>>()
             };

@@ -7,7 +7,7 @@ use crate::{
     routes::RouteEnd,
     rules::{TraceRules, of_flags},
     set::Set,
-    walk::{Given, Lookup, MOST_MARKS, routed},
+    walk::{Lookup, MOST_MARKS, WalkInput, routed},
 };
 use redirect_core::{
     ambient::{TUNNEL_PORT, ZTUNNEL_MARK},
@@ -26,18 +26,18 @@ const DNS: u16 = 53;
 pub(super) struct Start {
     pub(super) traffic: Traffic,
     pub(super) packets: Packets,
-    pub(super) given: Given,
+    pub(super) given: WalkInput,
     /// The marks among theirs that the application has set, which takes a capability.
     pub(super) marked: Set,
 }
 
 impl Start {
-    fn of(traffic: Traffic, packets: Packets, given: Given) -> Self {
+    fn of(traffic: Traffic, packets: Packets, given: WalkInput) -> Self {
         Self { traffic, packets, given, marked: Set::empty() }
     }
 
     fn sent(traffic: Traffic, packets: Packets) -> Self {
-        Self::of(traffic, packets, Given { is_local: true, asks_route: true, ..Given::default() })
+        Self::of(traffic, packets, WalkInput { is_local: true, asks_route: true, ..WalkInput::default() })
     }
 
     /// Whether they stay in the pod.
@@ -144,8 +144,10 @@ impl Ends {
         let ways = routed(live, to(&self.far.or(&self.others)), Lookup::Arrives).into_iter();
         let delivered = ways.filter(|way| way.end == RouteEnd::Local && way.is_certain);
         let all = own.chain(delivered.map(|way| (way.packets, None)));
-        all.map(|(packets, own)| Start::of(Traffic::Inbound, packets, Given { own, ..Given::default() }))
-            .collect()
+        all.map(|(packets, own)| {
+            Start::of(Traffic::Inbound, packets, WalkInput { own, ..WalkInput::default() })
+        })
+        .collect()
     }
 
     /// What the pod sends to others; in ambient mode the proxy marks what is its own.

@@ -7,7 +7,7 @@ use netfilter_state::route_tables::{
     LOCAL_TABLE, MAIN_TABLE, PolicyRule, Route, RouteKind, RouteTables, RuleAction,
 };
 use netfilter_state::ruleset::{
-    Api, Base, ChainState, SeenRule, Selector, SetLookup, Statement, TableFamily, TableName, TableState,
+    Api, Base, ChainState, KernelRule, Selector, SetLookup, Statement, TableFamily, TableName, TableState,
     VerdictMap,
 };
 use redirect_core::{
@@ -40,13 +40,13 @@ fn plan_for(settings: &[(Key, &'static str)], facts: &NamespaceFacts<'_>) -> Rul
 
 /// A plan's rules in force in the tables of iptables, and then what others have: in the form of iptables-save, but with any
 /// table (`*inet/theirs`), with hooks (`:theirs output -150 nat drop`), with `-I` for rules in front, and with `!dormant`.
-fn in_force(plan: &RulePlan, others: &str) -> Ruleset {
+fn in_force(plan: &RulePlan, others: &str) -> HookedRules {
     in_force_of(plan, Family::V4, others)
 }
 
 /// The same of a family.
-fn in_force_of(plan: &RulePlan, family: Family, others: &str) -> Ruleset {
-    let mut ruleset = Ruleset::default();
+fn in_force_of(plan: &RulePlan, family: Family, others: &str) -> HookedRules {
+    let mut ruleset = HookedRules::default();
     let mut own = render::restore_text(&plan.rules(family));
     for number in 1..9 {
         own = own.replace(&format!("-I PREROUTING {number}"), "-A PREROUTING");
@@ -619,7 +619,7 @@ fn what_nobody_listens_for_goes_on() {
         let mut ruleset = in_force(&plan, "*inet/f\n:p prerouting -160 filter");
         let statements = [Statement::Tproxy { port: Some(9), mark: Some((1, 1)), ends }].into();
         let name = TableName { api: Api::NfTables, family: TableFamily::Inet, name: "f".into() };
-        chain_of(ruleset.table(name), "p").rules.push(SeenRule { statements, ..SeenRule::default() });
+        chain_of(ruleset.table(name), "p").rules.push(KernelRule { statements, ..KernelRule::default() });
         let addresses: [IpAddr; 1] = [OWN.parse().unwrap()];
         let interfaces = ["eth0".to_string()];
         let pod = Pod { addresses: &addresses, interfaces: &interfaces, ..Pod::default() };
@@ -950,11 +950,11 @@ fn mapped(many: u128, selectors: &[Selector], verdict: impl Fn(u128) -> Statemen
     among.values = (0..many).map(|number| vec![(value(number), value(number)); selectors.len()]).collect();
     let map = VerdictMap { among, verdicts: (0..many).map(verdict).collect() };
     let name = TableName { api: Api::NfTables, family: TableFamily::Inet, name: "theirs".into() };
-    let rule = SeenRule { statements: [Statement::Map(map)].into(), ..SeenRule::default() };
+    let rule = KernelRule { statements: [Statement::Map(map)].into(), ..KernelRule::default() };
     let table = ruleset.table(name);
     table.chains.get_mut("theirs").unwrap().rules.push(rule);
     for number in 0..many {
-        let drops = SeenRule { statements: [Statement::Drop].into(), ..SeenRule::default() };
+        let drops = KernelRule { statements: [Statement::Drop].into(), ..KernelRule::default() };
         table.chains.insert(format!("c{number}"), ChainState { rules: [drops].into(), ..Default::default() });
     }
     let addresses: [IpAddr; 1] = [OWN.parse().unwrap()];
@@ -1057,7 +1057,7 @@ fn any_number_of_rules_is_bounded() {
 proptest::proptest! {
     #[test]
     fn any_saved_text_is_read_or_refused(text in "(\\*[a-z]{1,6}\n(:[A-Z]{1,9} [A-Z]{1,6}\n|-A [A-Z]{1,9}( !? ?-{1,2}[a-z-]{1,8}| [a-z0-9.:/,\"]{1,9}){0,6}\n){0,9}(COMMIT\n)?){0,3}") {
-        let mut ruleset = Ruleset::default();
+        let mut ruleset = HookedRules::default();
         let _ = add_saved(&mut ruleset, Family::V4, &text);
         let addresses: [IpAddr; 1] = [OWN.parse().unwrap()];
         let pod = Pod { addresses: &addresses, interfaces: &[], ..Pod::default() };
@@ -1066,7 +1066,7 @@ proptest::proptest! {
 }
 
 /// What it means that rules of a plan, after an edit, are in force beside those of other programs.
-fn means(settings: &[(Key, &'static str)], others: &str, edit: impl Fn(&mut Ruleset)) -> Vec<String> {
+fn means(settings: &[(Key, &'static str)], others: &str, edit: impl Fn(&mut HookedRules)) -> Vec<String> {
     let plan = plan(settings);
     let mut ruleset = in_force(&plan, others);
     edit(&mut ruleset);
@@ -1076,7 +1076,7 @@ fn means(settings: &[(Key, &'static str)], others: &str, edit: impl Fn(&mut Rule
     consequences(&ruleset, &[], &plan, &pod).iter().map(ToString::to_string).collect()
 }
 
-fn chain<'a>(ruleset: &'a mut Ruleset, chain: &str) -> &'a mut ChainState {
+fn chain<'a>(ruleset: &'a mut HookedRules, chain: &str) -> &'a mut ChainState {
     let nat = TableName { api: Api::NfTables, family: TableFamily::Ip, name: "nat".into() };
     chain_of(ruleset.table(nat), chain)
 }
@@ -1299,7 +1299,7 @@ fn what_is_accepted_is_no_consequence() {
     let mut ruleset = in_force(&plan, others);
     let addresses: [IpAddr; 1] = [OWN.parse().unwrap()];
     let mut accepted = AcceptedRules::default();
-    let described = |ruleset: &Ruleset, accepted: &AcceptedRules| {
+    let described = |ruleset: &HookedRules, accepted: &AcceptedRules| {
         let pod = Pod { addresses: &addresses, accepted: Some(accepted), ..Pod::default() };
         consequences(ruleset, &[], &plan, &pod).iter().map(ToString::to_string).collect::<Vec<_>>()
     };

@@ -1,6 +1,6 @@
 //! The marks by which rules distinguish packets: a process that may set marks can choose any of them.
 
-use super::{super::packets::Field, Answers, Leads, Set, Test, WalkedRule};
+use super::{super::packets::Field, Answers, Next, Set, Test, WalkedRule};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// How many marks are made of the bits that several conditions ask for.
@@ -49,11 +49,11 @@ impl WalkedRule {
         self.tests.iter().for_each(|test| test.each(take));
         for leads in &self.leads {
             match leads {
-                Leads::If(test) => test.each(take),
-                Leads::By(Answers::Each(elements)) => {
+                Next::If(test) => test.each(take),
+                Next::By(Answers::Each(elements)) => {
                     elements.iter().for_each(|element| element.test.each(take));
                 }
-                Leads::By(Answers::OfField(..)) | Leads::Nowhere | Leads::To(_) => {}
+                Next::By(Answers::OfField(..)) | Next::Nowhere | Next::To(_) => {}
             }
         }
     }

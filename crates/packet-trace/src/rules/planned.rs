@@ -3,13 +3,13 @@
 
 use super::Test;
 use crate::Origin;
-use netfilter_state::ruleset::{SeenRule, Statement};
+use netfilter_state::ruleset::{KernelRule, Statement};
 use redirect_core::{plan::PlannedRule, values::Family};
 
 /// The rules that a plan has for a chain, in its order.
 #[derive(Default)]
 pub(super) struct Planned {
-    rules: Vec<(SeenRule, Origin)>,
+    rules: Vec<(KernelRule, Origin)>,
     /// The number of each, by what it means: once one is asked that is not written as in the plan.
     meanings: Option<Vec<(Meaning, usize)>>,
     /// The number of the last that was found.
@@ -18,14 +18,14 @@ pub(super) struct Planned {
 
 impl Planned {
     pub(super) fn of(candidates: &[&PlannedRule]) -> Self {
-        let rule = |planned: &&PlannedRule| (SeenRule::from(planned.rule()), Origin::of(planned));
+        let rule = |planned: &&PlannedRule| (KernelRule::from(planned.rule()), Origin::of(planned));
         Self { rules: candidates.iter().map(rule).collect(), ..Self::default() }
     }
 
     /// The planned rules that the next rule of the chain equals, or stands for; and whether it is in their place, not before another that
     /// was found already.
-    pub(super) fn find(&mut self, seen: &SeenRule, family: Family) -> (Vec<(Option<Test>, Origin)>, bool) {
-        let is_written = |(rule, _): &(SeenRule, Origin)| {
+    pub(super) fn find(&mut self, seen: &KernelRule, family: Family) -> (Vec<(Option<Test>, Origin)>, bool) {
+        let is_written = |(rule, _): &(KernelRule, Origin)| {
             rule.statements == seen.statements
                 && rule.conditions.len() == seen.conditions.len()
                 && rule.conditions.iter().all(|one| seen.conditions.contains(one))
@@ -88,7 +88,7 @@ enum Act {
 }
 
 impl Meaning {
-    fn of(seen: &SeenRule, family: Family) -> Self {
+    fn of(seen: &KernelRule, family: Family) -> Self {
         let tests = seen.conditions.iter().map(|condition| Test::of(condition, family));
         let mut tests: Vec<Test> = tests.filter(|test| *test != Test::Always(true)).collect();
         tests.sort();

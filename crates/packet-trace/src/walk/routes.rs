@@ -11,7 +11,7 @@ use super::{
         rules::TraceRules,
         set::Set,
     },
-    Cause, Given, Interface, Split, Unknown, Walk,
+    Cause, Interface, Split, Unknown, Walk, WalkInput,
     conditions::said,
 };
 use redirect_core::{rule::Protocol, values::Family};
@@ -51,7 +51,7 @@ pub(crate) fn routed(rules: &TraceRules, packets: Packets, lookup: Lookup) -> Ve
     /// A question asked costs one.
     const MOST_WORK: usize = 200_000;
     let Some(routes) = &rules.routes else { return Vec::new() };
-    let given = Given { is_local: lookup != Lookup::Arrives, ..Given::default() };
+    let given = WalkInput { is_local: lookup != Lookup::Arrives, ..WalkInput::default() };
     let (mut open, mut work) = (Vec::from([Walk::new(rules, packets, &given, false)]), 0_usize);
     let mut all = Vec::new();
     while let Some(mut walk) = open.pop() {

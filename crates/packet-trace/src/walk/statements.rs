@@ -5,7 +5,7 @@ use super::{
         Fate, Listener, PacketEdit,
         packets::{Field, LO, MarkNow, link_local, number},
         routes::NO_RECEIVER,
-        rules::{Answers, ChainRule, Leads},
+        rules::{Answers, ChainRule, Next},
         set::Set,
     },
     Call, Cause, DEEPEST, Interface, MOST_MARKS, Point, Split, Tracking, Unknown, Walk,
@@ -47,21 +47,21 @@ impl<'a> Walk<'a> {
         let rule = self.here().map(|(_, rule)| rule);
         let statement = rule.and_then(|rule| rule.seen.statements.get(number).zip(rule.leads.get(number)));
         let then = match statement {
-            Some((Statement::Map(map), Leads::By(answers))) => match self.looked_up(map, answers)? {
+            Some((Statement::Map(map), Next::By(answers))) => match self.looked_up(map, answers)? {
                 Some((Statement::Continue, _)) => Then::Statement,
                 Some((verdict, to)) => self.statement(verdict, to)?,
                 // A failed lookup ends the rule.
                 None => Then::Rule,
             },
-            Some((Statement::If(condition), Leads::If(test))) => {
+            Some((Statement::If(condition), Next::If(test))) => {
                 let holds = match self.asked(test)? {
                     Some(holds) => holds,
                     None => self.assume(|| Unknown::Rule(condition.to_string()))?,
                 };
                 if holds { Then::Statement } else { Then::Rule }
             }
-            Some((statement, Leads::To(to))) => self.statement(statement, Some(*to))?,
-            Some((statement, Leads::Nowhere | Leads::If(_) | Leads::By(_))) => {
+            Some((statement, Next::To(to))) => self.statement(statement, Some(*to))?,
+            Some((statement, Next::Nowhere | Next::If(_) | Next::By(_))) => {
                 self.statement(statement, None)?
             }
             None => Then::Rule,

@@ -11,11 +11,11 @@ use netfilter_state::{
     netlink::{NativeDifference, NativeDifferenceKind},
     parse,
     routing::FoundRouting,
-    state::RuleState,
+    state::IptablesTables,
     steps::{Goal, RulesIn},
 };
 use packet_trace::{
-    self, Connection, ConnectionState, Fate, Listener, Outcome, Packet, PacketEdit, Trace, TraceEvent,
+    self, ConnectionState, ConntrackEntry, Fate, Listener, Outcome, Packet, PacketEdit, Trace, TraceEvent,
     TraceRules,
 };
 use proptest::{prelude::*, strategy::ValueTree, test_runner::TestRunner};
@@ -106,7 +106,7 @@ fn traces() -> Vec<Value> {
     for packet in [outside.by("eth0"), of_app.clone(), of_app.over_udp()] {
         traces.extend(states.into_iter().map(|state| {
             let to = "127.0.0.1:15001".parse().unwrap();
-            let connection = Connection { state, mark: 1337, translated_to: Some(to) };
+            let connection = ConntrackEntry { state, mark: 1337, translated_to: Some(to) };
             rules.trace(&Packet { connection, ..packet.clone() })
         }));
     }
@@ -338,8 +338,8 @@ fn damaged(whole: &Kernel) -> Vec<Kernel> {
 }
 
 /// The same rules, but for one chain.
-fn without_chain(from: &RuleState, chain: &Chain) -> Tables {
-    let mut state = RuleState::new();
+fn without_chain(from: &IptablesTables, chain: &Chain) -> Tables {
+    let mut state = IptablesTables::new();
     for table in Table::ALL.iter().copied() {
         for (other, rules) in from.chains(table).filter(|(other, _)| *other != chain) {
             *state.declare(table, other.clone()) = rules.to_vec();

@@ -6,7 +6,7 @@
 use crate::generated::{Settings, settings};
 use ipnet::IpNet;
 use packet_trace::{
-    Connection, ConnectionState, Difference, Fate, Interface, Packet, Sender, TraceRules, difference,
+    ConnectionState, ConntrackEntry, Difference, Fate, Interface, Packet, Sender, TraceRules, difference,
 };
 use proptest::{
     prelude::*,
@@ -153,7 +153,7 @@ fn packet(constants: &Constants, random: &mut impl FnMut() -> usize) -> Option<P
             0
         },
         mark: if is_local { pick(&constants.marks, random) } else { 0 },
-        connection: Connection {
+        connection: ConntrackEntry {
             state,
             mark: if is_known { pick(&constants.marks, random) } else { 0 },
             translated_to: None,

@@ -3,7 +3,7 @@
 use super::{Connection, NetlinkError};
 use netfilter_state::{
     netlink::request,
-    ruleset::{HookList, Ruleset, TableFamily},
+    ruleset::{HookList, HookedRules, TableFamily},
 };
 use redirect_core::{Family, rule::Hook};
 use std::{
@@ -37,11 +37,11 @@ impl Connection {
     ///
     /// # Errors
     /// As [`observe`](Self::observe).
-    pub fn ruleset(&mut self, deadline: Instant) -> Result<Ruleset, NetlinkError> {
+    pub fn ruleset(&mut self, deadline: Instant) -> Result<HookedRules, NetlinkError> {
         loop {
             self.read = 0;
             let generation = self.generation()?;
-            let mut ruleset = Ruleset::default();
+            let mut ruleset = HookedRules::default();
             let whole = self.ruleset_into(&mut ruleset)?;
             if whole && self.generation()? == generation {
                 ruleset.forget_elements();
@@ -53,7 +53,7 @@ impl Connection {
         }
     }
 
-    fn ruleset_into(&mut self, ruleset: &mut Ruleset) -> Result<bool, NetlinkError> {
+    fn ruleset_into(&mut self, ruleset: &mut HookedRules) -> Result<bool, NetlinkError> {
         let mut whole = self.hooks_into(ruleset, &Family::BOTH)?;
         whole &= self.ask("list tables", request::tables, |message| ruleset.take(message))?;
         if ruleset.tables.is_empty() {
@@ -84,7 +84,7 @@ impl Connection {
 
     /// Reads the rules of all chains or, where they are too many, of one after the other: what a long one holds makes doubtful only
     /// what passes it.
-    fn rules_into(&mut self, ruleset: &mut Ruleset) -> Result<bool, NetlinkError> {
+    fn rules_into(&mut self, ruleset: &mut HookedRules) -> Result<bool, NetlinkError> {
         const WHAT: &str = "list rules";
         let (chains, mut left) = (ruleset.chains_to_read(), self.most_rules());
         let all = chains.iter().fold(0_usize, |all, one| all.saturating_add(one.rules));
@@ -118,7 +118,7 @@ impl Connection {
     /// changed concurrently.
     pub(crate) fn hooks_into(
         &mut self,
-        ruleset: &mut Ruleset,
+        ruleset: &mut HookedRules,
         families: &[Family],
     ) -> Result<bool, NetlinkError> {
         if LISTS_NO_HOOKS.load(Ordering::Relaxed) {
@@ -147,7 +147,7 @@ impl Connection {
     /// read are unsupported; all others are supported, regardless of that set's content.
     fn elements_into(
         &mut self,
-        ruleset: &mut Ruleset,
+        ruleset: &mut HookedRules,
         (family, table, set): (TableFamily, &str, &str),
         left: &mut usize,
     ) -> Result<bool, NetlinkError> {

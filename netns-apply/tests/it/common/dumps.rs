@@ -1,6 +1,6 @@
 //! What `netfilter-state`'s tests have a kernel answer, and how they read what iptables-save prints.
 
-use netfilter_state::{netlink::Messages, ruleset::Ruleset};
+use netfilter_state::{netlink::Messages, ruleset::HookedRules};
 use redirect_core::{
     Family, Redirect, RulePlan,
     options::NativeForm,

@@ -7,7 +7,7 @@ mod recorded;
 
 pub mod dumps;
 
-use netfilter_state::{change::RulesetDiff, netlink::Observed, state::RuleState};
+use netfilter_state::{change::IptablesChange, netlink::Observed, state::IptablesTables};
 use netns_apply::netlink::{Connection, NetlinkError, Transaction};
 use recorded::{fixtures, plan};
 use redirect_core::{Family, RulePlan};
@@ -79,8 +79,8 @@ pub fn observe() -> Observed {
 }
 
 /// The changes of both families that put a plan in the place of what is there.
-pub fn changes(observed: &Observed, plan: &RulePlan) -> Vec<(Family, RulesetDiff)> {
-    let change = |family| (family, RulesetDiff::between(observed.state(family), &plan.rules(family)));
+pub fn changes(observed: &Observed, plan: &RulePlan) -> Vec<(Family, IptablesChange)> {
+    let change = |family| (family, IptablesChange::between(observed.state(family), &plan.rules(family)));
     Family::BOTH.map(change).into_iter().filter(|(_, change)| !change.is_empty()).collect()
 }
 
@@ -95,7 +95,9 @@ pub fn apply(plan: &RulePlan) -> Result<bool, NetlinkError> {
 
 /// Whether the rules observed are those of a plan, rule for rule.
 pub fn is_in_force(observed: &Observed, plan: &RulePlan) -> bool {
-    Family::BOTH.into_iter().all(|family| *observed.state(family) == RuleState::from(&plan.rules(family)))
+    Family::BOTH
+        .into_iter()
+        .all(|family| *observed.state(family) == IptablesTables::from(&plan.rules(family)))
 }
 
 /// Runs a program in this thread's namespace with some input.

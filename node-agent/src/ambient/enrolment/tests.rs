@@ -41,7 +41,7 @@ enum Event {
     /// The pod's labels change.
     Want(u8, bool),
     /// Its sandbox is made again.
-    Sandbox(u8),
+    MountedNetns(u8),
     /// Another program removes its rules.
     Drift(u8),
     /// Another program removes the probes.
@@ -63,7 +63,7 @@ fn event() -> impl Strategy<Value = Event> {
         1 => pod.clone().prop_map(Event::Ending),
         2 => pod.clone().prop_map(Event::End),
         2 => (pod.clone(), any::<bool>()).prop_map(|(pod, is_wanted)| Event::Want(pod, is_wanted)),
-        1 => pod.clone().prop_map(Event::Sandbox),
+        1 => pod.clone().prop_map(Event::MountedNetns),
         1 => pod.prop_map(Event::Drift),
         1 => Just(Event::Flush),
         2 => prop::array::uniform4(prop::bool::weighted(0.3)).prop_map(Event::Break),
@@ -145,7 +145,7 @@ impl World {
             Event::Ending(pod) => edit(self, *pod, &|pod| pod.is_ending = true),
             Event::End(pod) => drop(self.pods.remove(&format!("u{pod}"))),
             Event::Want(pod, is_wanted) => edit(self, *pod, &|pod| pod.is_wanted = *is_wanted),
-            Event::Sandbox(pod) => {
+            Event::MountedNetns(pod) => {
                 edit(self, *pod, &|pod| (pod.netns, pod.has_rules) = (pod.netns + 1, false));
             }
             Event::Drift(pod) => edit(self, *pod, &|pod| pod.has_rules = false),

@@ -12,7 +12,7 @@ use netns_apply::facts::addresses;
 use netns_apply::netns::Netns;
 use netns_apply::pod::Outside;
 use netns_apply::{ApplyError, ApplyOptions, Mismatch, Outcome, Programs, RunError, apply, verify};
-use pod_netns::Sandbox;
+use pod_netns::MountedNetns;
 use reasons::AgentReason;
 use redirect_core::plan::RulePlan;
 use redirect_core::pod::{Decision, PodFacts, SkipReason};
@@ -44,7 +44,7 @@ pub fn repair(pod: &MeshPod, rules: &ExpectedRules, paths: &Paths) -> Result<Rep
 }
 
 /// Redirects a pod in a network namespace that has its addresses. Any process with CAP_NET_ADMIN can add an address, but none can enter
-/// the pod's cgroup: so unless `is_sure`, the pod's processes have to be in that namespace.
+/// the pod's cgroup: so unless `netns_proven`, the pod's processes have to be in that namespace.
 ///
 /// # Errors
 /// Why it is not redirected, or not verified.
@@ -52,10 +52,10 @@ pub fn repair_known(
     pod: &MeshPod,
     rules: &ExpectedRules,
     paths: &Paths,
-    sandbox: &Sandbox,
-    is_sure: bool,
+    sandbox: &MountedNetns,
+    netns_proven: bool,
 ) -> Result<RepairReport, PodProblem> {
-    if is_sure {
+    if netns_proven {
         let netns = sandbox.open().map_err(|error| PodProblem::new(AgentReason::NotFound, error))?;
         return repair_in(&netns, pod, rules, &paths.proc);
     }

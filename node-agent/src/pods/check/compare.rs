@@ -10,7 +10,7 @@ use cni_core::selection::{Acceptance, Programming, base_settings};
 use netns_apply::facts::{addresses, of_namespace};
 use netns_apply::pod::{Outside, suitable};
 use netns_apply::{ApplyError, ApplyOptions, Fingerprint, MOST_READ, Mismatch, Snapshot, Verdict};
-use pod_netns::{LookupError, Sandbox};
+use pod_netns::{LookupError, MountedNetns};
 use reasons::{AgentReason, PodState};
 use redirect_core::accepted::AcceptedRules;
 use redirect_core::pod::{Decision, PodFacts};
@@ -137,7 +137,7 @@ impl From<LookupError> for PodProblem {
 #[must_use]
 pub fn check(
     pod: &MeshPod,
-    sandbox: &Sandbox,
+    sandbox: &MountedNetns,
     rules: &ExpectedRules,
     keys: &RandomState,
     known: Option<Fingerprint>,

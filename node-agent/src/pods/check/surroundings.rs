@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::sync::OnceLock;
 
-use pod_netns::{LookupError, NamespaceIndex, ProcessIndex, Sandbox, SurveyError};
+use pod_netns::{LookupError, MountedNetns, NamespaceIndex, ProcessIndex, SurveyError};
 use reasons::AgentReason;
 
 use super::{MeshPod, PodProblem};
@@ -40,7 +40,7 @@ impl Surroundings {
     ///
     /// # Errors
     /// Why it cannot be determined.
-    pub fn find(&self, pod: &MeshPod) -> Result<Sandbox, PodProblem> {
+    pub fn find(&self, pod: &MeshPod) -> Result<MountedNetns, PodProblem> {
         let ambiguous = match self.index.find(&pod.addresses) {
             Ok(sandbox) => return Ok(sandbox.clone()),
             Err(unfound @ LookupError::Ambiguous { .. }) => unfound,

@@ -22,14 +22,14 @@ use controller_runtime::resync::ReadError;
 use controller_runtime::supervisor::Unneeded;
 use controller_runtime::{SCOPE, or_never};
 use netns_apply::capabilities::{NET_ADMIN, SYS_ADMIN};
-use pod_netns::{Sandbox, SurveyError};
+use pod_netns::{MountedNetns, SurveyError};
 use reasons::{AgentReason, EventReason, PodState};
 use tokio::sync::watch::Receiver;
 use tokio::task::JoinError;
 
 use crate::cluster::pods::{self, NodePods};
 use crate::cluster::runtime_classes::RuntimeHandlers;
-use crate::cluster::{Cluster, Connection, warning};
+use crate::cluster::{ApiHandle, Cluster, warning};
 use crate::install::installer::Installer;
 use crate::metrics::Metrics;
 use crate::pods::check::{
@@ -113,20 +113,20 @@ impl RoundContext {
 struct CheckedPod {
     seen: Comparison,
     /// The pod's network namespace, if it was found.
-    sandbox: Option<Sandbox>,
+    sandbox: Option<MountedNetns>,
 }
 
 /// What a check was made for: a pod as it was, and how its plan was put in force.
 type CheckContext = (Arc<MeshPod>, Arc<ExpectedRules>);
 
 /// What a check of a pod found in the namespace that is the pod's.
-type Found = Result<(Sandbox, Comparison, Basis, Option<Vec<String>>), PodProblem>;
+type Found = Result<(MountedNetns, Comparison, Basis, Option<Vec<String>>), PodProblem>;
 
 /// The drift watch.
 pub struct DriftWatch {
     settings: Settings,
     installer: Arc<Installer>,
-    connection: Arc<Connection>,
+    connection: Arc<ApiHandle>,
     metrics: Arc<Metrics>,
     summary: Arc<NodeSummary>,
     /// The node's pods, where another part of the agent follows them.
@@ -156,7 +156,7 @@ impl DriftWatch {
     pub fn new(
         settings: Settings,
         installer: Arc<Installer>,
-        connection: Arc<Connection>,
+        connection: Arc<ApiHandle>,
         metrics: Arc<Metrics>,
         (summary, held, handlers): (Arc<NodeSummary>, Arc<HeldPods>, Arc<RuntimeHandlers>),
         healer: HealHandle,

@@ -26,12 +26,12 @@ use controller_runtime::supervisor::{Supervisor, Unneeded};
 use controller_runtime::{SCOPE, or_never};
 use netns_apply::netns::NetnsId;
 use nix::sys::resource::{Resource, getrlimit};
-use pod_netns::Sandbox;
+use pod_netns::MountedNetns;
 use reasons::{AgentReason, PodState};
 use tokio::sync::{Semaphore, mpsc, watch};
 use tokio::time::{Instant, sleep, sleep_until};
 
-use crate::cluster::Connection;
+use crate::cluster::ApiHandle;
 use crate::cluster::events::EventPublisher;
 use crate::install::file_watch::{FileEvent, FileWatch, WatchedDir};
 use crate::metrics::Metrics;
@@ -88,7 +88,7 @@ pub enum HealRequest {
         /// How it should be redirected.
         desired: DesiredRedirect,
         /// Its network namespace.
-        sandbox: Sandbox,
+        sandbox: MountedNetns,
     },
     /// It does not know this pod's network namespace.
     Unfound {
@@ -161,7 +161,7 @@ impl HealHandle {
 #[must_use]
 pub fn link(
     settings: &Settings,
-    connection: Arc<Connection>,
+    connection: Arc<ApiHandle>,
     metrics: Arc<Metrics>,
     tasks: &Supervisor,
 ) -> (HealHandle, Healer) {
@@ -290,7 +290,7 @@ impl Healer {
     }
 
     /// Gives a pod a monitor, if that is possible.
-    async fn monitor(&mut self, uid: &str, desired: DesiredRedirect, sandbox: Sandbox) {
+    async fn monitor(&mut self, uid: &str, desired: DesiredRedirect, sandbox: MountedNetns) {
         self.monitors.remove(uid);
         let is_anothers = self.monitors.values().any(|monitor| monitor.sandbox().id() == sandbox.id());
         let made = if self.monitors.len() >= most_monitors() {

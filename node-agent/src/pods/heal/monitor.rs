@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use controller_runtime::{SCOPE, lock, or_never};
 use netns_apply::notify::Notification;
-use pod_netns::Sandbox;
+use pod_netns::MountedNetns;
 use prometheus_client::metrics::gauge::Gauge;
 use reasons::{AgentReason, EventReason, PodState};
 use tokio::sync::Notify;
@@ -31,7 +31,7 @@ const OWN_NAME: &str = "netns";
 #[derive(Debug)]
 struct MonitorState {
     desired: Mutex<DesiredRedirect>,
-    sandbox: Sandbox,
+    sandbox: MountedNetns,
     /// Requests a check.
     recheck: Notify,
     /// The drift watch has reported that it drifted.
@@ -50,7 +50,7 @@ impl PodMonitor {
     pub(super) async fn start(
         context: &Arc<HealContext>,
         desired: DesiredRedirect,
-        sandbox: Sandbox,
+        sandbox: MountedNetns,
     ) -> Result<Self, String> {
         let there = sandbox.clone();
         let subscribe = move || subscribe(&there.open().map_err(|error| error.to_string())?);
@@ -71,8 +71,8 @@ impl PodMonitor {
             history: HealHistory::new(),
             backoff: RecheckBackoff::default(),
             contested: None,
-            is_sure: false,
-            is_unfinished: false,
+            netns_proven: false,
+            connections_remain: false,
         };
         #[expect(
             clippy::disallowed_methods,
@@ -84,7 +84,7 @@ impl PodMonitor {
 
     /// Where it is.
     #[must_use]
-    pub fn sandbox(&self) -> &Sandbox {
+    pub fn sandbox(&self) -> &MountedNetns {
         &self.state.sandbox
     }
 
@@ -135,8 +135,8 @@ struct MonitorTask {
     history: HealHistory,
     backoff: RecheckBackoff,
     contested: Option<Contested>,
-    is_sure: bool,
-    is_unfinished: bool,
+    netns_proven: bool,
+    connections_remain: bool,
 }
 
 impl MonitorTask {
@@ -198,8 +198,8 @@ impl MonitorTask {
         let job = HealJob {
             desired: desired.clone(),
             sandbox: self.state.sandbox.clone(),
-            is_sure: self.is_sure,
-            is_unfinished: self.is_unfinished,
+            netns_proven: self.netns_proven,
+            connections_remain: self.connections_remain,
             paths: self.context.paths.clone(),
         };
         let start = Instant::now();
@@ -217,8 +217,8 @@ impl MonitorTask {
                 format!("the check panicked: {error}"),
             ))
         });
-        self.is_unfinished = outcome.reason() == Some(AgentReason::NotSevered);
-        self.is_sure |= matches!(outcome, HealOutcome::Healed { .. });
+        self.connections_remain = outcome.reason() == Some(AgentReason::NotSevered);
+        self.netns_proven |= matches!(outcome, HealOutcome::Healed { .. });
         (outcome, start.elapsed())
     }
 

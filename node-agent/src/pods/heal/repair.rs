@@ -1,7 +1,7 @@
 //! One check of a pod's network namespace, and its repair if it has drifted. Takes milliseconds: not for an async thread.
 
 use netns_apply::pod::Outside;
-use pod_netns::Sandbox;
+use pod_netns::MountedNetns;
 use reasons::AgentReason;
 
 use super::DesiredRedirect;
@@ -14,11 +14,11 @@ pub struct HealJob {
     /// The pod, and the expected rules.
     pub desired: DesiredRedirect,
     /// Its network namespace.
-    pub sandbox: Sandbox,
+    pub sandbox: MountedNetns,
     /// Whether the pod's processes have proved that it is the pod's.
-    pub is_sure: bool,
+    pub netns_proven: bool,
     /// The rules are in force, but connections may go on beside the proxy.
-    pub is_unfinished: bool,
+    pub connections_remain: bool,
     /// Where the host's processes and the runtime's network namespaces are.
     pub paths: Paths,
 }
@@ -78,7 +78,7 @@ pub fn check_and_repair(job: &HealJob) -> HealOutcome {
         Comparison::Unknown(problem) if problem.reason != AgentReason::Unverifiable => {
             return failed(&problem);
         }
-        Comparison::AsPlanned | Comparison::Unknown(_) if job.is_unfinished => {
+        Comparison::AsPlanned | Comparison::Unknown(_) if job.connections_remain => {
             "connections opened earlier may bypass the proxy".to_owned()
         }
         Comparison::Unknown(problem) => return HealOutcome::Failed(problem),
@@ -87,7 +87,7 @@ pub fn check_and_repair(job: &HealJob) -> HealOutcome {
         Comparison::Interference(findings) => return HealOutcome::Interference(findings),
         Comparison::Different(difference) | Comparison::NotRedirected(difference) => difference,
     };
-    match repair_known(&job.desired.pod, &job.desired.rules, &job.paths, &job.sandbox, job.is_sure) {
+    match repair_known(&job.desired.pod, &job.desired.rules, &job.paths, &job.sandbox, job.netns_proven) {
         Ok(report) => HealOutcome::Healed { difference, words: report.words() },
         Err(error) if error.reason == AgentReason::Unverifiable => HealOutcome::Failed(PodProblem::new(
             AgentReason::Unverifiable,

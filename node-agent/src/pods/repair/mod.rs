@@ -30,7 +30,7 @@ use tokio::sync::watch::Receiver;
 
 use crate::cluster::pods::{self, ObservedPod};
 use crate::cluster::runtime_classes::RuntimeHandlers;
-use crate::cluster::{Cluster, Connection, EventMessage};
+use crate::cluster::{ApiHandle, Cluster, EventMessage};
 use crate::install::installer::Installer;
 use crate::metrics::{AttemptLabels, Metrics, RepairedLabels};
 use crate::pods::check::{ExpectedRules, PodProblem};
@@ -48,7 +48,7 @@ const COMPONENT: &str = "cni-repair";
 #[derive(Clone)]
 pub struct Shared {
     /// The API server.
-    pub connection: Arc<Connection>,
+    pub connection: Arc<ApiHandle>,
     /// The node's files.
     pub installer: Arc<Installer>,
     /// What the runtime classes of pods are.

@@ -15,7 +15,7 @@ use crate::expressions::{
 use crate::saved::saved_rule;
 use crate::{
     parse,
-    ruleset::{Ruleset, SeenRule},
+    ruleset::{HookedRules, KernelRule},
     state::Entry,
 };
 use redirect_core::{
@@ -70,7 +70,7 @@ fn flipped(bytes: &[u8]) -> impl Iterator<Item = (usize, Vec<u8>)> {
 }
 
 /// What a rule reads as, and whether it may be one of a plan.
-fn read(list: &[u8], family: Option<Family>, ruleset: &Ruleset, message: &Message<'_>) -> String {
+fn read(list: &[u8], family: Option<Family>, ruleset: &HookedRules, message: &Message<'_>) -> String {
     let list = Attribute(list).attributes();
     let name = message.attributes().find(attribute::rule::TABLE).and_then(Attribute::text).unwrap();
     let table = ruleset.tables.iter().find(|(table, _)| {
@@ -90,7 +90,7 @@ fn rules_of_the_kernel_that_differ_in_one_bit_are_other_rules() {
     let mut met = BTreeSet::new();
     let mut text = String::new();
     for dump in plans.iter().map(String::as_str).chain([dumps::OF_OTHERS]).map(dump) {
-        let mut ruleset = Ruleset::default();
+        let mut ruleset = HookedRules::default();
         for message in Messages::new(&dump) {
             ruleset.take(&message);
             let list = message.attributes().find(attribute::rule::EXPRESSIONS);
@@ -151,7 +151,7 @@ fn structures_that_differ_in_one_bit_or_end_early_say_something_else() {
     };
     let seen_target = |name: &str, revision: u32, info: &[u8], family: Family| {
         let does = seen::extension_target(name, revision, info)
-            .map(|does| SeenRule { statements: [does].into(), ..SeenRule::default() }.to_string());
+            .map(|does| KernelRule { statements: [does].into(), ..KernelRule::default() }.to_string());
         let of_plan = xt::decode_target(name, revision, info, family);
         plain(does) + &of_plan.map(|target| format!(", as a plan has it: {target:?}")).unwrap_or_default()
     };
@@ -230,7 +230,7 @@ fn messages(mut dump: &[u8]) -> Vec<&[u8]> {
 /// What is known of a namespace, in each of the ways in which it is checked.
 #[derive(Clone, Default)]
 struct ReadNamespace {
-    ruleset: Ruleset,
+    ruleset: HookedRules,
     observed: Observed,
 }
 

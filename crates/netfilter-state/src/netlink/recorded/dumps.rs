@@ -7,7 +7,7 @@ pub mod plans;
 pub use plans::plans;
 
 use super::{
-    Family, Key, Messages, NamespaceFacts, NativeForm, RawSettings, Redirect, RulePlan, Ruleset, Source,
+    Family, HookedRules, Key, Messages, NamespaceFacts, NativeForm, RawSettings, Redirect, RulePlan, Source,
     add_saved,
 };
 use std::{
@@ -70,14 +70,14 @@ pub fn dump(name: &str) -> Vec<u8> {
 }
 
 /// The tables in a dump.
-pub fn dumped(dump: &[u8]) -> Ruleset {
-    let mut ruleset = Ruleset::default();
+pub fn dumped(dump: &[u8]) -> HookedRules {
+    let mut ruleset = HookedRules::default();
     Messages::new(dump).for_each(|message| ruleset.take(&message));
     ruleset
 }
 
 /// What is seen of tables, chains and rules.
-pub fn seen(ruleset: &Ruleset) -> String {
+pub fn seen(ruleset: &HookedRules) -> String {
     let mut text = String::new();
     for (name, table) in &ruleset.tables {
         writeln!(text, "table {name}{}", if table.dormant { " (dormant)" } else { "" }).unwrap();
@@ -94,8 +94,8 @@ pub fn seen(ruleset: &Ruleset) -> String {
 }
 
 /// The tables that iptables-legacy saved.
-pub fn read_saved(what: &str) -> Ruleset {
-    let mut ruleset = Ruleset::default();
+pub fn read_saved(what: &str) -> HookedRules {
+    let mut ruleset = HookedRules::default();
     for family in Family::BOTH {
         let text = fs::read_to_string(file(&saved(what, family))).unwrap();
         add_saved(&mut ruleset, family, &text).unwrap();

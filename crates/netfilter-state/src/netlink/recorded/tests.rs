@@ -10,9 +10,9 @@ use crate::expressions::{
     wire::{Attribute, Head, Writer},
 };
 use crate::{
-    change::RulesetDiff,
-    ruleset::{Api, HookEntry, HookList, HookOwner, Ruleset, TableFamily, TableName},
-    state::{Entry, RuleState},
+    change::IptablesChange,
+    ruleset::{Api, HookEntry, HookList, HookOwner, HookedRules, TableFamily, TableName},
+    state::{Entry, IptablesTables},
 };
 use redirect_core::{
     Family, RulePlan,
@@ -37,7 +37,7 @@ fn of_rules_of_others_is_seen_what_they_say() {
 fn a_set_that_was_not_read_is_not_understood_and_hides_nothing_else() {
     const UNREAD: &str = "[ip saddr in a set that was not read whole]";
     let dump = dump(dumps::OF_OTHERS);
-    let mut ruleset = Ruleset::default();
+    let mut ruleset = HookedRules::default();
     for message in Messages::new(&dump) {
         if message.kind == kind::NEW_CHAIN {
             ruleset.leave_unread(TableFamily::Inet, "others", "listed");
@@ -59,7 +59,7 @@ fn chains_of_interfaces_are_read_with_their_rules() {
     dumps::assert_recorded("devices.seen", &dumps::seen(&ruleset));
     // Readers of iptables' or the mesh's tables skip them.
     let observed = observed(&dump(dumps::ON_DEVICES));
-    assert!(Family::BOTH.iter().all(|family| observed.state(*family) == &RuleState::new()));
+    assert!(Family::BOTH.iter().all(|family| observed.state(*family) == &IptablesTables::new()));
     assert!(observed.native().is_empty());
 }
 
@@ -254,7 +254,7 @@ fn what_iptables_made_of_a_plan_is_read_as_that_plan() {
         let observed = observed(&dump(&dumps::of_iptables(name)));
         assert_eq!(observed.obstacles().count(), 0, "{name}");
         for family in Family::BOTH {
-            assert_eq!(*observed.state(family), RuleState::from(&plan.rules(family)), "{name} {family}");
+            assert_eq!(*observed.state(family), IptablesTables::from(&plan.rules(family)), "{name} {family}");
         }
     }
 }
@@ -474,8 +474,8 @@ fn iptables_tables_are_changed_beside_rules_of_others() {
     let mut text = String::new();
     let of_plan = observed(&dump(&dumps::of_iptables("tproxy")));
     for (now, plan) in [(&others, &tproxy), (&of_plan, &redirect), (&of_plan, &RulePlan::empty())] {
-        let changes =
-            Family::BOTH.map(|family| (family, RulesetDiff::between(now.state(family), &plan.rules(family))));
+        let changes = Family::BOTH
+            .map(|family| (family, IptablesChange::between(now.state(family), &plan.rules(family))));
         let mut batch = Batch::new(now);
         for (family, change) in &changes {
             batch.change(*family, change).unwrap();
@@ -514,7 +514,7 @@ fn questions_ask_the_kernel_for_what_they_say() {
 }
 
 /// A plan in force, as every backend leaves it.
-fn in_force(name: &str) -> [(&'static str, Ruleset); 4] {
+fn in_force(name: &str) -> [(&'static str, HookedRules); 4] {
     let dumped = |name: String| dumps::dumped(&dump(&name));
     [
         ("iptables-nft", dumped(dumps::of_iptables(name))),
@@ -563,8 +563,8 @@ fn every_extension_that_plans_need_is_named_with_its_module() {
 fn parts_of_a_transaction_are_told_by_what_they_are_about() {
     let now = observed(&dump(&dumps::of_iptables("tproxy")));
     let [(_, redirect), ..] = dumps::plans();
-    let changes =
-        Family::BOTH.map(|family| (family, RulesetDiff::between(now.state(family), &redirect.rules(family))));
+    let changes = Family::BOTH
+        .map(|family| (family, IptablesChange::between(now.state(family), &redirect.rules(family))));
     let native = NativeState::wanted(&redirect, NativeForm::Sets);
     let mut batch = Batch::new(&now);
     for (family, change) in &changes {
