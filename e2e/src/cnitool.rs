@@ -34,7 +34,6 @@ pub struct CniTool {
     plugins: Vec<PathBuf>,
     cni_args: Vec<(String, String)>,
     capabilities: Option<String>,
-    environment: Vec<(String, String)>,
 }
 
 impl CniTool {
@@ -50,7 +49,6 @@ impl CniTool {
             plugins: vec![PathBuf::from(DEBIAN_PLUGINS)],
             cni_args: Vec::new(),
             capabilities: None,
-            environment: Vec::new(),
         })
     }
 
@@ -100,11 +98,6 @@ impl CniTool {
         self.capabilities = Some(capabilities.to_string());
     }
 
-    /// Sets an environment variable for `cnitool` and the plugins.
-    pub fn set_env(&mut self, name: &str, value: &str) {
-        self.environment.push((name.to_owned(), value.to_owned()));
-    }
-
     /// ADD of the network named `network` to `pod`, whatever comes of it. The error object of a plugin is on standard output and error.
     pub fn add(&self, network: &str, pod: &Namespace) -> Result<Output> {
         self.call("add", network, pod)
@@ -143,7 +136,6 @@ impl CniTool {
         if let Some(capabilities) = &self.capabilities {
             command.env("CAP_ARGS", capabilities);
         }
-        command.envs(self.environment.iter().map(|(name, value)| (name, value)));
         self.node.run(&command)
     }
 

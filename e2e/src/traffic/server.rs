@@ -140,11 +140,6 @@ impl UdpServer {
     pub fn received(&self) -> Vec<Report> {
         self.0.reports()
     }
-
-    /// Waits until it has received `count` datagrams.
-    pub fn wait_received(&self, count: usize, deadline: Duration) -> Result<Vec<Report>> {
-        self.0.wait_reports(count, deadline)
-    }
 }
 
 impl Drop for UdpServer {
