@@ -10,7 +10,8 @@ fuzz_target!(|text: &str| {
     let Ok(state) = rule_state(text) else { return };
     let cleanup = IptablesChange::between(&state, &RulePlan::empty().rules(Family::V4));
     assert_eq!(cleanup.is_empty(), state.of_mesh().is_empty());
-    let ours = IptablesChange::back(&IptablesTables::new(), &state.of_mesh(), &IptablesChange::default()).restore_text();
+    let ours = IptablesChange::back(&IptablesTables::new(), &state.of_mesh(), &IptablesChange::default())
+        .restore_text();
     let again = rule_state(&ours).expect("what was written can be read");
     assert_eq!(again, state.of_mesh());
 });

@@ -2,7 +2,7 @@
 
 use crate::{kernel, text};
 use netfilter_state::{
-    change::{RuleDifference, IptablesChange},
+    change::{IptablesChange, RuleDifference},
     parse::{entry, rule_state},
     state::{Entry, IptablesTables},
 };
