@@ -195,7 +195,7 @@ impl Namespace for Pod {
     ) -> Result<Compared, KernelError> {
         let (most_read, accepted) = (Some(MOST_READ), accepted.clone());
         let options = ApplyOptions { most_read, accepted, ..options(programming, self.is_foreign) };
-        let snapshot = Snapshot::take_for(plan, &options);
+        let snapshot = Snapshot::take(plan, &options);
         let verified = snapshot.and_then(|snapshot| snapshot.verify_in_words(plan, &options));
         let (verdict, text) = verified.map_err(|error| failed(&error))?;
         let different = verdict.mismatch.as_ref().zip(text);

@@ -14,8 +14,7 @@ pub struct Impact {
 
 impl Impact {
     /// What interference says of itself; of another mismatch, nothing.
-    #[must_use]
-    pub fn of_interference(mismatch: &Mismatch) -> Self {
+    pub(crate) fn of_interference(mismatch: &Mismatch) -> Self {
         let Mismatch::Interference(findings, consequences) = mismatch else { return Self::default() };
         Self { consequences: consequences.clone(), foreign: findings.clone() }
     }

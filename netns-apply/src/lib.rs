@@ -84,7 +84,7 @@ pub use options::{ApplyOptions, MOST_READ};
 #[cfg(feature = "write")]
 pub use preview::cleanup_preview;
 #[cfg(feature = "write")]
-pub use verify::{Snapshot, Verdict, verify, verify_all};
+pub use verify::{Snapshot, Verdict, verify};
 
 /// The snippet of the README, as a doc test.
 #[cfg(doctest)]

@@ -32,19 +32,11 @@ impl fmt::Debug for Snapshot<'_> {
 }
 
 impl<'a> Snapshot<'a> {
-    /// Checks the calling thread's network namespace. Nothing is changed.
+    /// Reads the calling thread's network namespace, which may hold this plan, whose own rules are always readable. Nothing is changed.
     ///
     /// # Errors
     /// The namespace cannot be inspected.
-    pub fn take(options: &'a ApplyOptions) -> Result<Self, ApplyError> {
-        Self::take_for(&RulePlan::empty(), options)
-    }
-
-    /// The same of a namespace that may hold this plan, whose own rules are always readable.
-    ///
-    /// # Errors
-    /// As [`take`](Self::take).
-    pub fn take_for(plan: &RulePlan, options: &'a ApplyOptions) -> Result<Self, ApplyError> {
+    pub fn take(plan: &RulePlan, options: &'a ApplyOptions) -> Result<Self, ApplyError> {
         let mut handles = Handles::open(options, plan)?;
         let seen = NamespaceState::now(&mut handles, deadline(options.patience))?;
         Ok(Self { handles, seen })
@@ -56,7 +48,7 @@ impl<'a> Snapshot<'a> {
         &self.seen.state
     }
 
-    /// The differences from the plan, whatever other programs' rules do (that is asked by [`verdict`](Self::verdict)). The backend of `options` is the one to compare
+    /// The differences from the plan, whatever other programs' rules do (that is asked by [`interference`](Self::interference)). The backend of `options` is the one to compare
     /// with; it may differ from the one the snapshot was taken for.
     ///
     /// # Errors
@@ -102,12 +94,16 @@ impl<'a> Snapshot<'a> {
     /// # Errors
     /// As [`verify`](verify()).
     pub fn verify(mut self, plan: &RulePlan, options: &ApplyOptions) -> Result<Verdict, ApplyError> {
-        let mismatch = self.differences(plan, options)?;
-        self.verdict(mismatch, plan, options)
+        match self.differences(plan, options)? {
+            None => self.interference(plan, options),
+            Some(mismatch) => {
+                let is_redirected = self.observation().is_redirected();
+                Ok(Verdict { mismatch: Some(mismatch), accepted: Vec::new(), is_redirected })
+            }
+        }
     }
 
-    /// The same, and the mismatch in words: what it means for traffic, then what is not as planned, then which rules of other programs have a
-    /// part in it.
+    /// The same, and the mismatch in words ([`Impact::describe`]).
     ///
     /// # Errors
     /// As [`verify`](verify()).
@@ -116,36 +112,40 @@ impl<'a> Snapshot<'a> {
         plan: &RulePlan,
         options: &ApplyOptions,
     ) -> Result<(Verdict, Option<String>), ApplyError> {
-        let is_redirected = self.observation().is_redirected();
-        if let Some(mismatch) = self.differences(plan, options)? {
-            // The mismatch stands by itself, even if other rules are too many to be read.
-            let impact = self.impact(&mismatch, plan, options).unwrap_or_default();
-            let text = impact.describe(&mismatch);
-            return Ok((
-                Verdict { mismatch: Some(mismatch), accepted: Vec::new(), is_redirected },
-                Some(text),
-            ));
-        }
-        let verdict = self.verdict(None, plan, options)?;
-        let text =
-            verdict.mismatch.as_ref().map(|mismatch| Impact::of_interference(mismatch).describe(mismatch));
-        Ok((verdict, text))
+        let mismatch = self.differences(plan, options)?;
+        let (verdict, impact) = self.explained(mismatch, plan, options)?;
+        let words = verdict.mismatch.as_ref().map(|mismatch| impact.describe(mismatch));
+        Ok((verdict, words))
     }
 
-    /// The verdict where these are the differences from the plan: without any, which of other programs' rules interfere with it.
+    /// The verdict about these differences from the plan, and what it means for traffic; without any, about other programs' rules that
+    /// interfere with it.
     ///
     /// # Errors
-    /// [`ApplyError::OthersUnread`].
-    pub fn verdict(
+    /// As [`interference`](Self::interference).
+    pub fn explained(
         self,
         mismatch: Option<Mismatch>,
         plan: &RulePlan,
         options: &ApplyOptions,
-    ) -> Result<Verdict, ApplyError> {
+    ) -> Result<(Verdict, Impact), ApplyError> {
+        let Some(mismatch) = mismatch else {
+            let verdict = self.interference(plan, options)?;
+            let impact = verdict.mismatch.as_ref().map(Impact::of_interference);
+            return Ok((verdict, impact.unwrap_or_default()));
+        };
         let is_redirected = self.observation().is_redirected();
-        if mismatch.is_some() {
-            return Ok(Verdict { mismatch, accepted: Vec::new(), is_redirected });
-        }
+        // The mismatch stands by itself, even if other rules are too many to be read.
+        let impact = self.impact(&mismatch, plan, options).unwrap_or_default();
+        Ok((Verdict { mismatch: Some(mismatch), accepted: Vec::new(), is_redirected }, impact))
+    }
+
+    /// The verdict where all rules are as planned: which of other programs' rules interfere.
+    ///
+    /// # Errors
+    /// [`ApplyError::OthersUnread`].
+    pub fn interference(self, plan: &RulePlan, options: &ApplyOptions) -> Result<Verdict, ApplyError> {
+        let is_redirected = self.observation().is_redirected();
         let Judgement { findings, accepted, consequences } = judged(self.into_live(plan), plan, options)
             .map_err(|cause| ApplyError::OthersUnread { cause: Box::new(cause) })?;
         let mismatch = (!findings.is_empty()).then_some(Mismatch::Interference(findings, consequences));
@@ -204,7 +204,7 @@ impl<'a> Snapshot<'a> {
 /// # Errors
 /// The namespace cannot be inspected. With [`ApplyError::OthersUnread`], all rules of the plan are in force.
 pub fn verify(plan: &RulePlan, options: &ApplyOptions) -> Result<Option<Mismatch>, ApplyError> {
-    Ok(verify_all(plan, options)?.mismatch)
+    Ok(Snapshot::take(plan, options)?.verify(plan, options)?.mismatch)
 }
 
 /// What in a network namespace is not as planned, and what is not because that is meant.
@@ -216,12 +216,4 @@ pub struct Verdict {
     pub accepted: Vec<Accepted>,
     /// Whether any rules of the mesh are there.
     pub is_redirected: bool,
-}
-
-/// As [`verify`](verify()), with what is accepted.
-///
-/// # Errors
-/// As [`verify`](verify()).
-pub fn verify_all(plan: &RulePlan, options: &ApplyOptions) -> Result<Verdict, ApplyError> {
-    Snapshot::take_for(plan, options)?.verify(plan, options)
 }

@@ -19,7 +19,7 @@ pub const HAS_SIDECAR: &str = "the network namespace has rules of a sidecar; rem
 /// Reads a namespace that may have this plan. Fails if it has rules of a sidecar: a pod stays with it, and they are not ambient mode's to replace
 /// or remove.
 fn read<'a>(plan: &RulePlan, options: &'a ApplyOptions) -> Result<Snapshot<'a>, String> {
-    let snapshot = Snapshot::take_for(plan, options).map_err(|error| error.to_string())?;
+    let snapshot = Snapshot::take(plan, options).map_err(|error| error.to_string())?;
     if snapshot.observation().data_planes().contains(&DataPlane::Sidecar) {
         return Err(HAS_SIDECAR.to_owned());
     }
@@ -58,12 +58,12 @@ pub fn ensure_in_force(redirect: &AmbientRedirect, options: &ApplyOptions) -> Re
         Err(why) => return Ok(Err(why)),
     };
     let verified = match snapshot.differences(&plan, options) {
-        Ok(mismatch @ Some(Mismatch::Interference(..) | Mismatch::DoesNotConverge(_))) => Ok(mismatch),
+        Ok(mismatch @ Some(Mismatch::DoesNotConverge(_))) => Ok(mismatch),
         Ok(Some(_)) => {
             snapshot.apply(&plan, options).map_err(|error| error.to_string())?;
             verify(&plan, options)
         }
-        Ok(None) => snapshot.verdict(None, &plan, options).map(|verdict| verdict.mismatch),
+        Ok(None) => snapshot.interference(&plan, options).map(|verdict| verdict.mismatch),
         Err(error) => Err(error),
     };
     Ok(condition(verified))

@@ -112,10 +112,7 @@ pub fn inspect<T: Send>(
         };
         let usual = programming.unwrap_or_else(|| Programming::new(false, false));
         let looking = options(usual);
-        let snapshot = match &plan {
-            Some(plan) => Snapshot::take_for(plan, &looking),
-            None => Snapshot::take(&looking),
-        };
+        let snapshot = Snapshot::take(plan.as_ref().unwrap_or(&RulePlan::empty()), &looking);
         let snapshot = snapshot.map_err(|error| of_rules(&error))?;
         let observed = snapshot.observation();
         let candidates = programming.map_or_else(|| found(observed), |programming| vec![programming]);
@@ -123,8 +120,8 @@ pub fn inspect<T: Send>(
         let unexamined = unexamined().map_err(|error| of_rules(&error))?;
         let in_force = in_force(observed);
         let compare = |plan| compare(snapshot, plan, &candidates, &options);
-        let compared = plan.as_ref().map_or_else(|| Ok(Compared::default()), compare);
-        let Compared { mismatch, accepted, impact } = compared.map_err(|error| of_rules(&error))?;
+        let compared = plan.as_ref().map(compare).transpose().map_err(|error| of_rules(&error))?;
+        let (Verdict { mismatch, accepted, .. }, impact) = compared.unwrap_or_default();
         let lacking = match &plan {
             Some(plan) if in_force.is_empty() => lacking(plan, options.backend),
             Some(_) | None => Vec::new(),
@@ -156,43 +153,25 @@ fn found(observed: &Observation) -> Vec<Programming> {
     }
 }
 
-/// How a namespace compares with a plan.
-#[derive(Default)]
-struct Compared {
-    mismatch: Option<Mismatch>,
-    accepted: Vec<Accepted>,
-    impact: Impact,
-}
-
 /// Compares with the plan as each of these would have programmed it. Differences common to all are reported by the first.
 fn compare(
     mut snapshot: Snapshot<'_>,
     plan: &RulePlan,
     candidates: &[Programming],
     options: &ApplyOptions,
-) -> Result<Compared, ApplyError> {
+) -> Result<(Verdict, Impact), ApplyError> {
     let mut first = None;
     for programming in candidates {
         let options = ApplyOptions { native_form: programming.native_form, ..options.clone() };
         match snapshot.differences(plan, &options)? {
             Some(different @ Mismatch::Different(_)) => first = first.or(Some(different)),
-            None => {
-                let Verdict { mismatch, accepted, .. } = snapshot.verdict(None, plan, &options)?;
-                let impact = mismatch.as_ref().map(Impact::of_interference).unwrap_or_default();
-                return Ok(Compared { mismatch, accepted, impact });
-            }
             other => {
                 first = other;
                 break;
             }
         }
     }
-    let impact = match &first {
-        // The mismatch stands by itself, even if other rules are too many to be read.
-        Some(mismatch) => snapshot.impact(mismatch, plan, options).unwrap_or_default(),
-        None => Impact::default(),
-    };
-    Ok(Compared { mismatch: first, accepted: Vec::new(), impact })
+    snapshot.explained(first, plan, options)
 }
 
 fn in_force(observed: &Observation) -> Vec<InForce> {

@@ -92,7 +92,7 @@ fn look(file: &Path) -> Result<()> {
 /// What the drift watch and `redirectctl verify` find.
 fn verdict(plan: &RulePlan) -> String {
     let options = options();
-    let snapshot = Snapshot::take_for(plan, &options);
+    let snapshot = Snapshot::take(plan, &options);
     match snapshot.and_then(|snapshot| snapshot.verify_in_words(plan, &options)) {
         Ok((_, None)) => "verified".into(),
         Ok((_, Some(words))) => words,

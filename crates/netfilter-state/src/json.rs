@@ -27,39 +27,32 @@ struct Document<What> {
     text: String,
 }
 
+/// What no other type says of a difference.
+#[derive(Serialize)]
+#[serde(tag = "difference", rename_all = "camelCase")]
+enum Other {
+    NoNativeTables,
+    MissingRouting { wanted: String },
+    BrokenRouting { found: String },
+}
+
 /// Rules are numbered from 1, those of other programs not counted. Rules of iptables' tables are written in the words of
 /// iptables-save, others for people.
 impl Serialize for Difference {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let text = self.to_string();
-        match self {
+        let (family, what) = match self {
             Self::Rule { family, difference } => {
-                Document { family: Some(*family), what: difference, text }.serialize(serializer)
+                return Document { family: Some(*family), what: difference, text }.serialize(serializer);
             }
-            Self::Native(what) => Document { family: None, what, text }.serialize(serializer),
-            Self::NoNativeTables => {
-                let what = [("difference", "noNativeTables")];
-                Document { family: None, what: Fields(what), text }.serialize(serializer)
-            }
-            Self::MissingRouting(item) => {
-                let wanted = item.to_string();
-                let what = [("difference", "missingRouting"), ("wanted", wanted.as_str())];
-                Document { family: item.family(), what: Fields(what), text }.serialize(serializer)
-            }
+            Self::Native(what) => return Document { family: None, what, text }.serialize(serializer),
+            Self::NoNativeTables => (None, Other::NoNativeTables),
+            Self::MissingRouting(item) => (item.family(), Other::MissingRouting { wanted: item.to_string() }),
             Self::BrokenRouting(routing) => {
-                let found = routing.to_string();
-                let what = [("difference", "brokenRouting"), ("found", found.as_str())];
-                Document { family: routing.item.family(), what: Fields(what), text }.serialize(serializer)
+                (routing.item.family(), Other::BrokenRouting { found: routing.to_string() })
             }
-        }
-    }
-}
-
-struct Fields<'a, const COUNT: usize>([(&'static str, &'a str); COUNT]);
-
-impl<const COUNT: usize> Serialize for Fields<'_, COUNT> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_map(self.0)
+        };
+        Document { family, what, text }.serialize(serializer)
     }
 }
 

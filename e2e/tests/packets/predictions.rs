@@ -748,7 +748,7 @@ impl Pod {
     fn check(&self, case: &Case, is_lost: bool, is_answer_lost: bool) -> Result<Option<String>> {
         let look = || -> Result<_> {
             let Some(found) = verify(&self.plan, &self.options)? else { return Ok(None) };
-            let snapshot = Snapshot::take_for(&self.plan, &self.options)?;
+            let snapshot = Snapshot::take(&self.plan, &self.options)?;
             let consequences = snapshot.impact(&found, &self.plan, &self.options)?.consequences;
             Ok(Some((found, consequences)))
         };

@@ -86,7 +86,7 @@ fn lives(plan: &RulePlan, options: &ApplyOptions, what: &str) {
     assert!(!apply(plan, options).unwrap().changed, "{what}: all is in force");
     assert!(Live::now(Some(plan), options).is_ok(), "{what}");
     damage(plan, options);
-    let snapshot = Snapshot::take_for(plan, options).unwrap();
+    let snapshot = Snapshot::take(plan, options).unwrap();
     let (Verdict { mismatch, .. }, words) = snapshot.verify_in_words(plan, options).unwrap();
     assert!(matches!(mismatch, Some(Mismatch::Different(_))), "{what}: {mismatch:?}");
     assert!(words.is_some_and(|words| !words.is_empty()), "{what}");

@@ -12,7 +12,7 @@ const CONFIGURATION_KEYS: [&str; 1] = ["strict_capture"];
 const PROXY_FIELDS: [&str; 2] = ["securityContext.runAsUser", "securityContext.runAsGroup"];
 
 /// What a program that has written settings is called by one that has read them.
-const SOMEBODY: &str = "settings from JSON";
+const FROM_JSON: &str = "settings from JSON";
 
 /// What was said, by the name of the setting ([`setting_name`]).
 #[derive(Serialize, Deserialize)]
@@ -99,7 +99,7 @@ impl ReadSource {
             ("proxyField", Some(name)) => Source::ProxyField(find(name, &PROXY_FIELDS)?),
             ("namespace", None) => Source::Namespace,
             // Its words end with the program that wrote them.
-            ("caller", Some(_)) => Source::Caller(SOMEBODY),
+            ("caller", Some(_)) => Source::Caller(FROM_JSON),
             _ => return None,
         })
     }

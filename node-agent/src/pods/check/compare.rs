@@ -207,7 +207,7 @@ pub fn compare_here(
     };
     let (plan, options) = (redirect.plan(), rules.options(&pod.facts.annotations, is_foreign));
     require_room(&plan)?;
-    let snapshot = Snapshot::take_for(&plan, &options)?;
+    let snapshot = Snapshot::take(&plan, &options)?;
     let fingerprint = wanted.fingerprint.and_then(|keys| snapshot.fingerprint(keys));
     let (verdict, words) = if wanted.consequences {
         snapshot.verify_in_words(&plan, &options)?
