@@ -6,7 +6,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use redirect_core::{Redirect, settings::Notice};
+use redirect_core::Redirect;
 use redirect_core_fuzz::{parts, plan, text};
 use settings_cli::{Asked, IPTABLES, Pages, Program, RunOptions, VALIDATION};
 use std::ffi::OsString;
@@ -50,9 +50,7 @@ fuzz_target!(|input: &str| {
     match Redirect::parse(&input.settings, &parts::facts(&addresses)) {
         Err(errors) => text::are_told(&errors),
         Ok(redirect) => {
-            Notice::about(&input.settings, &redirect)
-                .iter()
-                .for_each(|notice| text::is_one_safe_line(&notice.to_string()));
+            redirect.notices().iter().for_each(|notice| text::is_one_safe_line(&notice.to_string()));
             plan::check(&redirect);
         }
     }

@@ -4,7 +4,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use redirect_core::pod::{Decision, PodFacts, misspelt, unreadable_switches};
+use redirect_core::pod::{Decision, PodFacts};
 use redirect_core_fuzz::{parts, plan, text};
 use redirectctl::error::InputError;
 use redirectctl::input::pods_of_text;
@@ -24,8 +24,7 @@ fuzz_target!(|manifest: &str| {
 
 fn decide(facts: &PodFacts) {
     let addresses = parts::addresses();
-    misspelt(facts).iter().for_each(|one| text::is_one_safe_line(&one.to_string()));
-    assert!(unreadable_switches(facts).iter().all(|(name, _)| !name.is_empty()));
+    facts.notices().for_each(|notice| text::is_one_safe_line(&notice.to_string()));
     let decision = facts.decide(&parts::facts(&addresses));
     assert_eq!(
         facts.skip_reason().is_some(),

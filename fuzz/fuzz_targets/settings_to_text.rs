@@ -3,10 +3,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use redirect_core::{
-    Redirect,
-    settings::{Notice, RawSettings},
-};
+use redirect_core::{Redirect, settings::RawSettings};
 use redirect_core_fuzz::{parts, plan, text};
 
 fuzz_target!(|input: &str| {
@@ -18,9 +15,7 @@ fuzz_target!(|input: &str| {
     match Redirect::parse(&raw, &facts) {
         Err(errors) => text::are_told(&errors),
         Ok(redirect) => {
-            Notice::about(&raw, &redirect)
-                .iter()
-                .for_each(|notice| text::is_one_safe_line(&notice.to_string()));
+            redirect.notices().iter().for_each(|notice| text::is_one_safe_line(&notice.to_string()));
             plan::check(&redirect);
         }
     }

@@ -6,6 +6,10 @@
 //! iptables/ip6tables rules, policy routes and addresses that bend the pod's traffic through its proxy. A plan is
 //! rendered and explained ([`render`]).
 //!
+//! Three tasks, each in some twenty lines, are examples of the crates beside this one: redirect a network namespace (`podman_mesh` of
+//! [netns-apply](https://docs.rs/netns-apply)), see what a manifest's change does to the traffic (`pr_check` of
+//! [packet-trace](https://docs.rs/packet-trace)), and read where a connection ends from what iptables-save printed (`audit`, there).
+//!
 //! Nothing here does I/O: no clock, no environment, no file, no socket. The same input gives the same bytes. It knows nothing of what
 //! a kernel holds, nor of how rules get there.
 //!
@@ -56,8 +60,9 @@ pub use ambient::AmbientRedirect;
 pub use ipnet;
 pub use plan::RulePlan;
 pub use redirect::{
-    ALWAYS_EXCLUDED_INBOUND, DNS_PORT, DnsCapture, Families, GUARD_MARK, InboundPorts, InterceptionMode,
-    OutboundRanges, OwnerGroups, PROXY_ID, PROXY_MARK, Redirect, RedirectBuilder, Tproxy,
+    ALWAYS_EXCLUDED_INBOUND, ALWAYS_EXCLUDED_OUTBOUND, DNS_PORT, DnsCapture, Families, GUARD_MARK,
+    InboundPorts, InterceptionMode, OutboundRanges, OwnerGroups, PROXY_ID, PROXY_MARK, Redirect,
+    RedirectBuilder, Tproxy,
 };
 pub use values::Family;
 

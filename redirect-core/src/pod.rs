@@ -2,10 +2,11 @@
 
 use crate::{
     accepted::{self, LONGEST_LIST},
+    plan::RulePlan,
     redirect::Redirect,
     settings::{
-        InputErrors, Key, Misspelt, NamespaceFacts, RawSettings, SETTINGS, Source, misspelt_annotation,
-        misspelt_proxy_variable,
+        InputErrors, Key, Misspelt, NamespaceFacts, Notice, RawSettings, SETTINGS, Source,
+        misspelt_annotation, misspelt_proxy_variable,
     },
     values::parse_bool,
 };
@@ -98,13 +99,34 @@ impl ProxyContainer {
     }
 }
 
-/// Whether, and how, a pod is redirected. No third outcome exists, so a match covers all.
+/// Whether, and how, a pod is redirected. No third outcome exists, so a match covers all. What its author should know besides,
+/// [`Redirect::notices`] says.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Decision {
     /// The pod is redirected, like this.
     Redirect(Box<Redirect>),
     /// The pod is skipped, for this reason.
     Skip(SkipReason),
+}
+
+impl Decision {
+    /// The plan of the pod: empty where it is skipped.
+    #[must_use]
+    pub fn plan(&self) -> RulePlan {
+        match self {
+            Self::Redirect(redirect) => redirect.plan(),
+            Self::Skip(_) => RulePlan::empty(),
+        }
+    }
+
+    /// What the pod's author should know although nothing is wrong.
+    #[must_use]
+    pub fn notices(&self) -> &[Notice] {
+        match self {
+            Self::Redirect(redirect) => redirect.notices(),
+            Self::Skip(_) => &[],
+        }
+    }
 }
 
 /// Why a pod is not redirected. Logs, metrics, events and explanations use the same words.
@@ -203,18 +225,22 @@ impl fmt::Display for SkipReason {
 impl PodFacts {
     /// A pod with an application and an injected sidecar, and these annotations.
     pub fn sidecar<K: ToString, V: ToString>(annotations: impl IntoIterator<Item = (K, V)>) -> Self {
-        let mut all: BTreeMap<String, String> =
-            annotations.into_iter().map(|(key, value)| (key.to_string(), value.to_string())).collect();
-        all.entry(STATUS_ANNOTATION.to_owned()).or_default();
-        let args = ["proxy", "sidecar"].map(ToOwned::to_owned).into();
-        Self {
-            labels: BTreeMap::new(),
-            annotations: all,
-            containers: ["app", PROXY_CONTAINER].map(ToOwned::to_owned).into(),
-            proxy: Some(ProxyContainer { args, ..ProxyContainer::default() }),
-            runtime_class: None,
-            beside_proxy: Vec::new(),
-        }
+        let annotations = annotations.into_iter().map(|(key, value)| (key.to_string(), value.to_string()));
+        let mut pod = Self {
+            annotations: annotations.collect(),
+            containers: ["app".to_owned()].into(),
+            ..Self::default()
+        };
+        pod.inject();
+        pod
+    }
+
+    /// Adds what the injector adds, where it is missing: its annotation and a proxy.
+    pub(crate) fn inject(&mut self) {
+        self.annotations.entry(STATUS_ANNOTATION.to_owned()).or_default();
+        self.containers.insert(PROXY_CONTAINER.to_owned());
+        let args = || ["proxy", "sidecar"].map(ToOwned::to_owned).into();
+        self.proxy.get_or_insert_with(|| ProxyContainer { args: args(), ..ProxyContainer::default() });
     }
 
     /// Decides, for a network namespace with these facts.
@@ -236,9 +262,50 @@ impl PodFacts {
     ) -> Result<Decision, InputErrors> {
         match self.skip_reason() {
             Some(reason) => Ok(Decision::Skip(reason)),
-            None => Redirect::parse(&self.settings(base), facts)
-                .map(|redirect| Decision::Redirect(Box::new(redirect))),
+            None => {
+                let mut redirect = Redirect::parse(&self.settings(base), facts)?;
+                let collisions = self.collisions(&redirect).map(Notice::RunsAsTheProxy);
+                let notices = self.notices().chain(collisions).collect::<Vec<_>>();
+                redirect.notices.0.splice(..0, notices);
+                Ok(Decision::Redirect(Box::new(redirect)))
+            }
         }
+    }
+
+    /// What of the pod has no effect and looks as if it should, also where the pod is skipped or its settings are wrong;
+    /// [`Decision::notices`] has these and more.
+    pub fn notices(&self) -> impl Iterator<Item = Notice> {
+        let misspelt = self.misspelt().map(Notice::Misspelt);
+        self.unreadable_switches().chain(misspelt)
+    }
+
+    /// Annotations of a pod, and variables of its proxy, that look like ours and are none.
+    fn misspelt(&self) -> impl Iterator<Item = Misspelt> {
+        let annotations = self.annotations.keys().filter_map(|name| misspelt_annotation(name));
+        let variables = self.proxy.iter().flat_map(|proxy| proxy.env.keys());
+        annotations.chain(variables.filter_map(|name| misspelt_proxy_variable(name)))
+    }
+
+    /// Variables of the proxy that should be booleans and are not.
+    fn unreadable_switches(&self) -> impl Iterator<Item = Notice> {
+        let switches = SETTINGS.iter().filter_map(|setting| setting.proxy_env);
+        let said = switches.filter_map(|name| Some((name, self.proxy.as_ref()?.env.get(name)?)));
+        said.filter(|(_, text)| !text.is_empty() && parse_bool(text).is_err())
+            .map(|(name, text)| Notice::UnreadableSwitch { name, value: text.clone() })
+    }
+
+    /// Which of its containers run as the proxy does, by what the pod says. The kernel's owner match asks for a socket's user and primary
+    /// group alone, so `fsGroup` and `supplementalGroups` do not count.
+    fn collisions(&self, redirect: &Redirect) -> impl Iterator<Item = IdentityCollision> {
+        let shared = |id: Option<i64>, ids: &[u32], what| {
+            let id = id.and_then(|id| u32::try_from(id).ok()).filter(|id| ids.contains(id))?;
+            Some((what, id))
+        };
+        self.beside_proxy.iter().filter_map(move |one| {
+            let user = shared(one.run_as_user, redirect.proxy_uids(), "user");
+            let (what, id) = user.or_else(|| shared(one.run_as_group, redirect.proxy_gids(), "group"))?;
+            Some(IdentityCollision { container: one.name.clone(), what, id })
+        })
     }
 
     /// Why this pod is not redirected, if so; the first reason that holds.
@@ -343,42 +410,6 @@ pub struct IdentityCollision {
     pub what: &'static str,
     /// The user's or group's ID.
     pub id: u32,
-}
-
-/// Which of a pod's containers run as the proxy does, by what the pod says. The kernel's owner match asks for a socket's user and primary group
-/// alone, so `fsGroup` and `supplementalGroups` do not count.
-#[must_use]
-pub fn collisions(pod: &PodFacts, redirect: &Redirect) -> Vec<IdentityCollision> {
-    let shared = |id: Option<i64>, ids: &[u32], what| {
-        let id = id.and_then(|id| u32::try_from(id).ok()).filter(|id| ids.contains(id))?;
-        Some((what, id))
-    };
-    let collision = |one: &ContainerIdentity| {
-        let user = shared(one.run_as_user, redirect.proxy_uids(), "user");
-        let (what, id) = user.or_else(|| shared(one.run_as_group, redirect.proxy_gids(), "group"))?;
-        Some(IdentityCollision { container: one.name.clone(), what, id })
-    };
-    pod.beside_proxy.iter().filter_map(collision).collect()
-}
-
-/// Annotations of a pod, and variables of its proxy, that look like ours and are none: each is a likely mistake, worth a
-/// warning.
-#[must_use]
-pub fn misspelt(pod: &PodFacts) -> Vec<Misspelt> {
-    let annotations = pod.annotations.keys().filter_map(|name| misspelt_annotation(name));
-    let variables = pod.proxy.iter().flat_map(|proxy| proxy.env.keys());
-    annotations.chain(variables.filter_map(|name| misspelt_proxy_variable(name))).collect()
-}
-
-/// Variables of the proxy that should be booleans and are not: each is a likely mistake, worth a warning.
-#[must_use]
-pub fn unreadable_switches(pod: &PodFacts) -> Vec<(&'static str, String)> {
-    let Some(proxy) = &pod.proxy else { return Vec::new() };
-    let switches = SETTINGS.iter().filter_map(|setting| setting.proxy_env);
-    let said = switches.filter_map(|name| Some((name, proxy.env.get(name)?)));
-    said.filter(|(_, text)| !text.is_empty() && parse_bool(text).is_err())
-        .map(|(name, text)| (name, text.clone()))
-        .collect()
 }
 
 #[cfg(test)]
@@ -527,10 +558,11 @@ mod tests {
         assert_eq!((redirect.proxy_uids(), redirect.proxy_gids()), (&[2102][..], &[1337][..]));
         assert!(matches!(redirect.mode(), InterceptionMode::Tproxy(_)));
         assert_eq!(*redirect.dns(), crate::DnsCapture::Off);
-        assert_eq!(unreadable_switches(&pod), [("ISTIO_META_DNS_CAPTURE", "yes".to_owned())]);
+        let unreadable = Notice::UnreadableSwitch { name: "ISTIO_META_DNS_CAPTURE", value: "yes".to_owned() };
+        assert_eq!(redirect.notices(), [unreadable]);
         for readable in ["", "true", "0"] {
             pod.proxy.as_mut().unwrap().env.insert("ISTIO_META_DNS_CAPTURE".into(), readable.into());
-            assert_eq!(unreadable_switches(&pod), [], "{readable:?}");
+            assert_eq!(decide(&pod).unwrap().notices(), [], "{readable:?}");
         }
     }
 
@@ -541,13 +573,49 @@ mod tests {
         for name in ["ISTIO_DUALSTACK", "ISTIO_META_DNS_CAPTURE", "DROP_INVALID", "ISTIO_META_MESH_ID"] {
             proxy.env.insert(name.into(), "true".into());
         }
-        let told: Vec<String> = misspelt(&pod).iter().map(ToString::to_string).collect();
+        let decision = decide(&pod).unwrap();
+        let told: Vec<String> = decision.notices().iter().map(ToString::to_string).collect();
         assert_eq!(
             told,
             [
                 "annotation traffic.sidecar.istio.io/excludeOutboundPort is not a setting and is ignored; did you mean traffic.sidecar.istio.io/excludeOutboundPorts?",
                 "variable ISTIO_DUALSTACK of container istio-proxy is not a setting and is ignored; did you mean ISTIO_DUAL_STACK?",
             ]
+        );
+    }
+
+    #[test]
+    fn what_the_decision_leaves_open_comes_with_it() {
+        let mut pod = PodFacts::sidecar(NOTHING);
+        let container = |name: &str, user, group| ContainerIdentity {
+            name: name.into(),
+            run_as_user: user,
+            run_as_group: group,
+        };
+        pod.beside_proxy =
+            [container("app", Some(1000), Some(1000)), container("helper", None, Some(1337))].into();
+        let addresses = ["10.1.0.2", "fd00::2"].map(|text| text.parse().unwrap());
+        let told = |pod: &PodFacts| -> Vec<String> {
+            let decision = pod.decide(&NamespaceFacts::new(&addresses)).unwrap();
+            decision.notices().iter().map(ToString::to_string).collect()
+        };
+        let [collision, left_out] = told(&pod).try_into().unwrap();
+        assert!(
+            collision.starts_with("container helper runs as group 1337, as the proxy does"),
+            "{collision}"
+        );
+        assert!(left_out.contains("IPv6 (fd00::2) is not captured; ISTIO_DUAL_STACK=true"), "{left_out}");
+        pod.proxy.as_mut().unwrap().env.insert("ISTIO_DUAL_STACK".into(), "true".into());
+        assert_eq!(told(&pod).len(), 1);
+    }
+
+    #[test]
+    fn the_plan_of_a_skipped_pod_is_empty() {
+        let pod = PodFacts::default();
+        assert_eq!(decide(&pod).unwrap().plan(), RulePlan::empty());
+        assert_eq!(
+            decide(&PodFacts::sidecar(NOTHING)).unwrap().plan(),
+            redirect(&PodFacts::sidecar(NOTHING)).plan()
         );
     }
 

@@ -49,6 +49,67 @@ impl PodFacts {
         let facts = facts(&pod, &mut errors);
         if errors.0.is_empty() { Ok(facts) } else { Err(errors) }
     }
+
+    /// The same from an object as it stands in a repository: a Pod, or anything with a pod template ([`pod_of`]), as the injector will
+    /// leave it. The proxy need not be among its containers: it gets one with the usual identity. A pod on the host's network gets none, as
+    /// from the injector.
+    ///
+    /// ```
+    /// use redirect_core::{pod::PodFacts, settings::NamespaceFacts};
+    /// use serde_json::json;
+    ///
+    /// let deployment = json!({"kind": "Deployment", "spec": {"template": {
+    ///     "metadata": {"annotations": {"traffic.sidecar.istio.io/excludeOutboundPorts": "3306"}},
+    ///     "spec": {"containers": [{"name": "app"}]},
+    /// }}});
+    /// let addresses = ["10.1.0.2".parse()?];
+    /// let decision = PodFacts::from_manifest(&deployment)?.decide(&NamespaceFacts::new(&addresses))?;
+    /// assert!(!decision.plan().planned_rules().is_empty());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`from_json`](Self::from_json), about the pod; without a pod in the object, that it is of another kind.
+    pub fn from_manifest(object: &Value) -> Result<Self, PodJsonErrors> {
+        let pod = pod_of(object.clone());
+        let mut facts = Self::from_json(&pod)?;
+        if pod.pointer("/spec/hostNetwork") != Some(&Value::Bool(true)) {
+            facts.inject();
+        }
+        Ok(facts)
+    }
+}
+
+/// Where a pod template is: in a workload, such as a Deployment, in a CronJob, and in a PodTemplate.
+const TEMPLATES: [&str; 3] = ["/spec/template", "/spec/jobTemplate/spec/template", "/template"];
+
+/// The pod of an object as it stands in a repository: a workload's template (of a Deployment, a Job, a CronJob, or of another program's kind)
+/// with the workload's name; any other object is itself. An object with a template but no kind, such as an item of a list, is a
+/// workload, too.
+#[must_use]
+pub fn pod_of(mut object: Value) -> Value {
+    if object.get("kind").is_some_and(|kind| kind == "Pod") {
+        return object;
+    }
+    let is_template = |path: &&str| {
+        object.pointer(path).is_some_and(|pod| pod.pointer("/spec/containers").is_some_and(Value::is_array))
+    };
+    let Some(path) = TEMPLATES.into_iter().find(is_template) else { return object };
+    let mut template = object.pointer_mut(path).map(Value::take).unwrap_or_default();
+    if let Some(fields) = template.as_object_mut() {
+        fields.insert("kind".to_owned(), "Pod".into());
+        let metadata = fields.entry("metadata").or_insert(Value::Null);
+        if metadata.is_null() {
+            *metadata = Value::Object(Map::new());
+        }
+        if let Some(metadata) = metadata.as_object_mut() {
+            for field in ["name", "namespace"] {
+                let of_workload = object.pointer("/metadata").and_then(|metadata| metadata.get(field));
+                metadata.entry(field).or_insert(of_workload.cloned().unwrap_or_default());
+            }
+        }
+    }
+    template
 }
 
 /// A field of a pod that cannot be read.

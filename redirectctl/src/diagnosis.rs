@@ -11,7 +11,7 @@ use netns_apply::Mismatch;
 use packet_trace::interference::{self, Effect, Severity as Sureness};
 use reasons::{EventReason, PodState};
 use redirect_core::plan::DataPlane;
-use redirect_core::pod::{PROXY_CONTAINER, SkipReason, collisions, misspelt, unreadable_switches};
+use redirect_core::pod::{PROXY_CONTAINER, SkipReason};
 use redirect_core::rule::{Protocol, Target};
 use redirect_core::settings::{Key, Notice, RawSettings, Source};
 use redirect_core::{
@@ -342,11 +342,16 @@ fn of_settings(
     seen: Option<&Inspection>,
 ) -> Vec<Finding> {
     let mut all = Vec::new();
-    for notice in Notice::about(settings, redirect) {
+    for notice in redirect.notices() {
         let cause = match notice {
             Notice::NothingCaptured => Cause::NothingCaptured,
             Notice::RootIsTheProxy { .. } => Cause::RootIsProxy,
             Notice::NoEffect { .. } | Notice::NoDnsServer { .. } => Cause::Misspelt,
+            // `misspellings`, `of_pod` and `beside_families` tell these.
+            Notice::Ipv6NotCaptured { .. }
+            | Notice::Misspelt(_)
+            | Notice::UnreadableSwitch { .. }
+            | Notice::RunsAsTheProxy(_) => continue,
         };
         all.push(Finding::new(cause, notice.to_string()));
     }
@@ -397,8 +402,10 @@ fn beside_families(
 }
 
 fn of_pod(pod: &Pod, redirect: &Redirect, all: &mut Vec<Finding>) {
-    let collisions = collisions(&pod.facts, redirect).iter().map(ToString::to_string).collect();
-    all.extend(Finding::some(Cause::UidCollision, collisions));
+    let collisions = redirect.notices().iter().filter_map(|notice| {
+        if let Notice::RunsAsTheProxy(collision) = notice { Some(collision.to_string()) } else { None }
+    });
+    all.extend(Finding::some(Cause::UidCollision, collisions.collect()));
     all.extend(Finding::some(Cause::InitWithoutNetwork, without_network(pod, redirect)));
     all.extend(Finding::some(Cause::PortNotCaptured, beside_capture(pod, redirect)));
 }
@@ -444,13 +451,7 @@ fn beside_capture(pod: &Pod, redirect: &Redirect) -> Vec<String> {
 }
 
 fn misspellings(pod: &Pod) -> Option<Finding> {
-    let mut seen: Vec<String> = misspelt(&pod.facts).iter().map(ToString::to_string).collect();
-    seen.extend(
-        unreadable_switches(&pod.facts).into_iter().map(|(name, text)| {
-            format!("variable {name} of container istio-proxy is not a boolean: {text:?}")
-        }),
-    );
-    Finding::some(Cause::Misspelt, seen)
+    Finding::some(Cause::Misspelt, pod.facts.notices().map(|notice| notice.to_string()).collect())
 }
 
 fn list<T: ToString>(values: &[T]) -> String {

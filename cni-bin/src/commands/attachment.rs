@@ -22,7 +22,7 @@ use reasons::AgentReason;
 use redirect_core::{
     Redirect, RulePlan,
     accepted::AcceptedRules,
-    pod::{Decision, PodFacts, SkipReason, collisions, misspelt, unreadable_switches},
+    pod::{Decision, PodFacts, SkipReason},
     render,
     settings::{NamespaceFacts, Notice},
 };
@@ -257,12 +257,6 @@ impl Attachment<'_> {
             };
         }
         let facts = read.facts;
-        for (name, value) in unreadable_switches(&facts) {
-            self.warn(format_args!("variable {name} of container istio-proxy: {value:?} is not a boolean and counts as false; use true or false"));
-        }
-        for misspelt in misspelt(&facts) {
-            self.warn(format_args!("{misspelt}"));
-        }
         Ok(Ok(Sidecar { pod, facts }))
     }
 
@@ -335,14 +329,14 @@ impl Attachment<'_> {
         let base = base_settings(self.conf.strict_capture, |name| (self.env)(name)?.into_string().ok());
         let facts_there =
             NamespaceFacts::new(&addresses).with_names(&NameFiles).with_ipv6(namespace.has_ipv6());
-        match facts.decide_with(base.clone(), &facts_there) {
+        match facts.decide_with(base, &facts_there) {
             Ok(Decision::Skip(reason)) => Ok(Err(reason)),
             Ok(Decision::Redirect(redirect)) => {
-                self.collide(pod, facts, &redirect)?;
-                let plan = redirect.plan();
-                for notice in Notice::about(&facts.settings(base), &redirect) {
+                collide(pod, &redirect)?;
+                for notice in redirect.notices() {
                     self.warn(format_args!("{notice}"));
                 }
+                let plan = redirect.plan();
                 self.explain(&plan);
                 Ok(Ok(plan))
             }
@@ -351,26 +345,6 @@ impl Attachment<'_> {
                 Err(CniError::new(Code::Pod, format!("pod {pod}: {errors}")).with_details(details))
             }
         }
-    }
-
-    /// Containers that run as the proxy does are exempt, too: with strict capture that is refused.
-    fn collide(&self, pod: &PodName, facts: &PodFacts, redirect: &Redirect) -> Result<(), CniError> {
-        let collisions: Vec<String> = collisions(facts, redirect).iter().map(ToString::to_string).collect();
-        if collisions.is_empty() {
-            return Ok(());
-        }
-        let words = collisions.join("; ");
-        if redirect.strict_capture() {
-            let message = format!(
-                "pod {pod}: {words}, so its traffic would bypass the proxy; strict capture allows no other container to"
-            );
-            let details = "give it another runAsUser or runAsGroup, or set the annotation traffic.sidecar.istio.io/strictCapture: \"false\"; nothing was changed";
-            return Err(CniError::new(Code::Pod, message).with_details(details));
-        }
-        self.warn(format_args!(
-            "{words}, so its traffic bypasses the proxy; give it another runAsUser or runAsGroup"
-        ));
-        Ok(())
     }
 
     /// Logs the plan at debug, a line a rule: a log line is one line.
@@ -412,6 +386,22 @@ fn refused(pod: &PodName, class: &str, way_out: &str) -> CniError {
          nothing was changed"
     );
     CniError::new(Code::Sandboxed, message).with_details(details)
+}
+
+/// With strict capture, no other container may run as the proxy does.
+fn collide(pod: &PodName, redirect: &Redirect) -> Result<(), CniError> {
+    let collisions = redirect.notices().iter().filter_map(|notice| {
+        if let Notice::RunsAsTheProxy(collision) = notice { Some(collision.to_string()) } else { None }
+    });
+    let words = collisions.collect::<Vec<_>>().join("; ");
+    if words.is_empty() || !redirect.strict_capture() {
+        return Ok(());
+    }
+    let message = format!(
+        "pod {pod}: {words}, so its traffic would bypass the proxy; strict capture allows no other container to"
+    );
+    let details = "give it another runAsUser or runAsGroup, or set the annotation traffic.sidecar.istio.io/strictCapture: \"false\"; nothing was changed";
+    Err(CniError::new(Code::Pod, message).with_details(details))
 }
 
 impl From<KernelError> for CniError {

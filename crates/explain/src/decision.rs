@@ -29,12 +29,9 @@ impl PodDecision {
     /// pod.
     #[must_use]
     pub fn of(pod: &PodFacts, base: RawSettings, facts: &NamespaceFacts<'_>) -> Self {
-        if let Some(reason) = pod.skip_reason() {
-            return Self::Skip(reason);
-        }
-        let settings = pod.settings(base);
-        match Redirect::parse(&settings, facts) {
-            Ok(redirect) => Self::Redirect(Box::new(redirect), Box::new(settings)),
+        match pod.decide_with(base.clone(), facts) {
+            Ok(Decision::Redirect(redirect)) => Self::Redirect(redirect, Box::new(pod.settings(base))),
+            Ok(Decision::Skip(reason)) => Self::Skip(reason),
             Err(errors) => Self::Wrong(errors),
         }
     }

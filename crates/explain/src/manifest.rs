@@ -7,8 +7,8 @@ use std::net::IpAddr;
 use cni_core::pod_name::PodName;
 use cni_core::yaml;
 use redirect_core::pod::PodFacts;
-use redirect_core::pod_json::{FieldProblem, PodJsonErrors};
-use serde_json::{Map, Value, json};
+use redirect_core::pod_json::{FieldProblem, PodJsonErrors, pod_of};
+use serde_json::Value;
 
 pub use stream::each_of_json;
 
@@ -59,36 +59,6 @@ fn addresses(pod: &Value) -> Vec<IpAddr> {
     addresses
 }
 
-/// Where the pod template is: in a workload, such as a Deployment, in a CronJob, and in a PodTemplate.
-const TEMPLATES: [&str; 3] = ["/spec/template", "/spec/jobTemplate/spec/template", "/template"];
-
-/// A workload's pod as its template has it, under the workload's name; any other object is itself. An object with a template but no kind, such
-/// as an item of a list, is a workload, too, and so are those of other programs.
-fn pod_of(mut object: Value) -> Value {
-    if object.get("kind").is_some_and(|kind| kind == "Pod") {
-        return object;
-    }
-    let is_template = |path: &&str| {
-        object.pointer(path).is_some_and(|pod| pod.pointer("/spec/containers").is_some_and(Value::is_array))
-    };
-    let Some(path) = TEMPLATES.into_iter().find(is_template) else { return object };
-    let mut template = object.pointer_mut(path).map(Value::take).unwrap_or_default();
-    if let Some(template) = template.as_object_mut() {
-        template.insert("kind".to_owned(), json!("Pod"));
-        let metadata = template.entry("metadata").or_insert(Value::Null);
-        if metadata.is_null() {
-            *metadata = Value::Object(Map::new());
-        }
-        if let Some(metadata) = metadata.as_object_mut() {
-            for field in ["name", "namespace"] {
-                let of_workload = object.pointer(&format!("/metadata/{field}")).cloned();
-                metadata.entry(field).or_insert(of_workload.unwrap_or_default());
-            }
-        }
-    }
-    template
-}
-
 /// The objects of a text in YAML or JSON. A list, as `kubectl get pods -o json` prints it, counts as its items, and a workload, such as a
 /// Deployment, as the pod of its template.
 ///
@@ -123,6 +93,7 @@ pub fn faults(object: &Value, errors: &PodJsonErrors) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde_json::json;
 
     /// The pods of a text, whether JSON is read at once or object by object.
     fn pods(text: &str) -> Vec<Pod> {

@@ -3,7 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use packet_trace::interference::proxy_users;
-use packet_trace::{ConnectionState, ConntrackEntry, Packet};
+use packet_trace::{ConnectionState, Packet};
 use redirect_core::ambient::ZTUNNEL_MARK;
 use redirect_core::plan::DataPlane;
 use redirect_core::{Family, PROXY_ID, RulePlan};
@@ -64,18 +64,15 @@ pub fn packet(said: &Said<'_>, plan: Option<&RulePlan>, addresses: &[IpAddr]) ->
         }
     };
     let packet = if is_udp { packet.over_udp() } else { packet };
-    let packet = match said.interface {
+    let mut packet = match said.interface {
         Some(name) => packet.by(name),
         None => packet,
     };
-    let state = state(said.state);
     let is_ambient = plan.is_some_and(|plan| plan.data_plane() == DataPlane::Ambient);
     let own = if is_ambient && said.sender == Some("proxy") { ZTUNNEL_MARK.value() } else { 0 };
-    Ok(Packet {
-        mark: mark.unwrap_or(own),
-        connection: ConntrackEntry { state, ..packet.connection },
-        ..packet
-    })
+    packet.mark = mark.unwrap_or(own);
+    packet.connection.state = state(said.state);
+    Ok(packet)
 }
 
 fn state(word: Option<&str>) -> ConnectionState {

@@ -10,8 +10,8 @@ use explain::traffic::Programmed;
 use explain::{NO_ADDRESS, SOMEWHERE, flags, manifest};
 use redirect_core::options::BackendChoice;
 use redirect_core::options::NativeForm;
-use redirect_core::pod::{SkipReason, misspelt, unreadable_switches};
-use redirect_core::settings::{NameLookup, NamespaceFacts, Notice, RawSettings};
+use redirect_core::pod::SkipReason;
+use redirect_core::settings::{NameLookup, NamespaceFacts, RawSettings};
 use redirect_core::{AmbientRedirect, Redirect, RulePlan};
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -145,7 +145,7 @@ fn of_flags(text: &str, around: &Around<'_>, notices: &mut Vec<String>) -> Resul
         let facts =
             NamespaceFacts::new(&addresses).with_nameservers(around.nameservers).with_names(&RootOnly);
         let redirect = Redirect::parse(settings, &facts).map_err(told)?;
-        notices.extend(Notice::about(settings, &redirect).iter().map(ToString::to_string));
+        notices.extend(redirect.notices().iter().map(ToString::to_string));
         redirect.plan()
     };
     notices.extend(input.notices());
@@ -218,16 +218,11 @@ fn of_object(
     } else {
         PodDecision::of(&pod.facts, RawSettings::for_pod(), &NamespaceFacts::new(&addresses))
     };
-    if let PodDecision::Redirect(redirect, settings) = &decided {
-        notices.extend(Notice::about(settings, redirect).iter().map(ToString::to_string));
+    if let PodDecision::Redirect(redirect, _) = &decided {
+        notices.extend(redirect.notices().iter().map(ToString::to_string));
+    } else {
+        notices.extend(pod.facts.notices().map(|notice| notice.to_string()));
     }
-    notices.extend(misspelt(&pod.facts).iter().map(ToString::to_string));
-    let switches = unreadable_switches(&pod.facts).into_iter();
-    notices.extend(
-        switches.map(|(name, text)| {
-            format!("variable {name} of container istio-proxy is not a boolean: {text:?}")
-        }),
-    );
     Ok(match decided.settled()? {
         Ok(plan) => Understood::Plan { plan, backend: BackendChoice::Auto, native: NativeForm::Plain },
         Err(reason) => Understood::LeftAlone(pod.name, reason),

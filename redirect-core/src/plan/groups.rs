@@ -459,7 +459,7 @@ mod tests {
     #[test]
     fn excluded_outbound_ports_are_left_alone_over_tcp_and_udp() {
         let ports = [PortRange::single(3306), PortRange::new(80, 90).unwrap()];
-        let rules = rules_for(Key::OutboundExcludePorts, sidecar().outbound_ports_exclude(ports));
+        let rules = rules_for(Key::OutboundExcludePorts, sidecar().replace_outbound_exclusions(ports));
         let texts = [
             "-p tcp -m tcp --dport 3306 -j RETURN",
             "-p udp -m udp --dport 3306 -j RETURN",

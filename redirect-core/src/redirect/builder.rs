@@ -2,6 +2,7 @@
 
 use super::{
     fields::{Redirect, rows},
+    notice,
     parts::{
         DNS_PORT, DnsCapture, Families, GUARD_MARK, InboundPorts, InterceptionMode, OutboundRanges,
         OwnerGroups, PROXY_MARK, Tproxy,
@@ -24,13 +25,29 @@ use ipnet::{IpNet, Ipv4Net};
 pub struct RedirectBuilder {
     /// Perhaps not valid yet: it leaves the builder through `validated` alone.
     pub(super) draft: Redirect,
+    /// Inbound ports that are not captured where all others are.
+    exclude_inbound: Vec<PortRange>,
     caller: Option<Source>,
 }
 
 impl Redirect {
-    /// Begins with a sidecar's defaults: all TCP is captured both ways, but for the proxy's own ports.
+    /// Begins with a sidecar's defaults:
+    ///
+    /// | what | default |
+    /// |---|---|
+    /// | inbound TCP | all, to the proxy's port 15006 by REDIRECT |
+    /// | but for | 15020, 15021, 15090 ([`ALWAYS_EXCLUDED_INBOUND`]), and 15008 (tunnelled) |
+    /// | outbound TCP | all, to the proxy's port 15001 |
+    /// | but for | port 15020 ([`ALWAYS_EXCLUDED_OUTBOUND`]) |
+    /// | DNS | not captured |
+    /// | the proxy | user and group 1337 ([`PROXY_ID`]) |
+    /// | its loopback range | 127.0.0.1/32 |
+    ///
+    /// [`ALWAYS_EXCLUDED_INBOUND`]: crate::ALWAYS_EXCLUDED_INBOUND
+    /// [`ALWAYS_EXCLUDED_OUTBOUND`]: crate::ALWAYS_EXCLUDED_OUTBOUND
+    /// [`PROXY_ID`]: crate::PROXY_ID
     pub fn sidecar(families: Families) -> RedirectBuilder {
-        RedirectBuilder { draft: Self::draft(families), caller: None }
+        RedirectBuilder { draft: Self::draft(families), exclude_inbound: Vec::new(), caller: None }
     }
 }
 
@@ -65,6 +82,11 @@ impl RedirectBuilder {
         self.said(&[Key::InterceptionMode, Key::TproxyMark, Key::TproxyRouteTable], "setter tproxy")
     }
 
+    /// The proxy's user and group: one id for both, 0 to 4294967294.
+    pub fn proxy_id(self, id: u32) -> Self {
+        self.proxy_uids([id]).proxy_gids([id])
+    }
+
     /// The proxy's users: at least one id, each 0 to 4294967294.
     pub fn proxy_uids(mut self, uids: impl IntoIterator<Item = u32>) -> Self {
         self.draft.proxy_uids = uids.into_iter().collect();
@@ -77,12 +99,37 @@ impl RedirectBuilder {
         self.said(&[Key::ProxyGid], "setter proxy_gids")
     }
 
-    /// Which inbound ports are captured. Where all are but some, [`ALWAYS_EXCLUDED_INBOUND`] should be among these.
+    /// Which inbound ports are captured, in place of the default: with [`InboundPorts::AllExcept`], the proxy's own
+    /// ([`ALWAYS_EXCLUDED_INBOUND`]) should be among the exceptions. To keep the default and add to its exceptions, use
+    /// [`exclude_inbound`](Self::exclude_inbound).
     ///
     /// [`ALWAYS_EXCLUDED_INBOUND`]: crate::ALWAYS_EXCLUDED_INBOUND
     pub fn inbound(mut self, inbound: InboundPorts) -> Self {
         self.draft.inbound = inbound;
         self.said(&[Key::InboundPorts, Key::InboundExcludePorts], "setter inbound")
+    }
+
+    /// Inbound ports that are not captured, besides those that are not anyway. It counts only where all ports are captured; elsewhere it
+    /// has no effect, and the redirection's [notices](Redirect::notices) say so.
+    ///
+    /// ```
+    /// use redirect_core::{Families, InboundPorts, Redirect, values::PortRange};
+    ///
+    /// let redirect = Redirect::sidecar(Families::V4).exclude_inbound([PortRange::single(22)]).build()?;
+    /// let excluded = [15020, 15021, 15090, 22].map(PortRange::single);
+    /// assert_eq!(*redirect.inbound(), InboundPorts::AllExcept(excluded.into()));
+    /// # Ok::<(), redirect_core::settings::InputErrors>(())
+    /// ```
+    pub fn exclude_inbound(mut self, ports: impl IntoIterator<Item = PortRange>) -> Self {
+        self.exclude_inbound.extend(ports);
+        self.said(&[Key::InboundExcludePorts], "setter exclude_inbound")
+    }
+
+    /// Outbound ports that are not captured, TCP and UDP, besides those that are not anyway
+    /// ([`replace_outbound_exclusions`](Self::replace_outbound_exclusions) changes those).
+    pub fn exclude_outbound(mut self, ports: impl IntoIterator<Item = PortRange>) -> Self {
+        self.draft.outbound_ports_exclude.extend(ports);
+        self.said(&[Key::OutboundExcludePorts], "setter exclude_outbound")
     }
 
     /// Which destinations are captured.
@@ -136,8 +183,18 @@ impl RedirectBuilder {
     /// assert_eq!(keys, [Some(Key::TproxyMark), Some(Key::InboundCapturePort)]);
     /// assert!(errors.iter().any(|error| error.problem == Problem::ProxyMark));
     /// ```
-    pub fn build(self) -> Result<Redirect, InputErrors> {
-        self.draft.validated(InputErrors::default(), |_| None)
+    pub fn build(mut self) -> Result<Redirect, InputErrors> {
+        let without_effect = match &mut self.draft.inbound {
+            InboundPorts::AllExcept(except) => {
+                except.append(&mut self.exclude_inbound);
+                false
+            }
+            InboundPorts::None | InboundPorts::Only(_) => !self.exclude_inbound.is_empty(),
+        };
+        let mut redirect = self.draft.validated(InputErrors::default(), |_| None)?;
+        let lost = without_effect.then(|| notice::exclusions_without_effect(&redirect));
+        redirect.notices.0 = lost.into_iter().chain(notice::of_redirect(&redirect)).collect();
+        Ok(redirect)
     }
 
     /// Notes who asks for these settings.
@@ -154,7 +211,7 @@ impl RedirectBuilder {
 macro_rules! setters {
     (
         values { $($(#[doc = $value_doc:literal])+ $value:ident: $value_type:ident = $value_key:ident, $value_default:expr;)+ }
-        lists { $($(#[doc = $list_doc:literal])+ $list:ident: $item:ident = $list_key:ident, $list_default:expr;)+ }
+        lists { $($(#[doc = $list_doc:literal])+ $list:ident by $list_setter:ident: $item:ident = $list_key:ident, $list_default:expr;)+ }
     ) => {
         impl RedirectBuilder {
             /// The settings that have a row in `fields`: their setters take values that cannot be wrong. For tests.
@@ -171,9 +228,9 @@ macro_rules! setters {
 
             $(
                 $(#[doc = $list_doc])+
-                pub fn $list(mut self, values: impl IntoIterator<Item = $item>) -> Self {
+                pub fn $list_setter(mut self, values: impl IntoIterator<Item = $item>) -> Self {
                     self.draft.$list = values.into_iter().collect();
-                    self.said(&[Key::$list_key], concat!("setter ", stringify!($list)))
+                    self.said(&[Key::$list_key], concat!("setter ", stringify!($list_setter)))
                 }
             )+
         }

@@ -1,10 +1,11 @@
 //! What a redirection holds: a row for each setting that stands for itself, by hand what several settings decide.
 
 use super::parts::{
-    DnsCapture, Families, InboundPorts, InterceptionMode, OutboundRanges, OwnerGroups, PROXY_ID,
+    ALWAYS_EXCLUDED_INBOUND, ALWAYS_EXCLUDED_OUTBOUND, DnsCapture, Families, InboundPorts, InterceptionMode,
+    OutboundRanges, OwnerGroups, PROXY_ID,
 };
 use crate::{
-    settings::{Key, Provenance, Source, Sources},
+    settings::{Key, Notice, Provenance, Source, Sources},
     values::{Cidrs, Family, InterfaceName, Port, PortRange, host},
 };
 use alloc::{vec, vec::Vec};
@@ -16,7 +17,7 @@ use ipnet::{IpNet, Ipv4Net};
 macro_rules! fields {
     (
         values { $($(#[doc = $value_doc:literal])+ $value:ident: $value_type:ident = $value_key:ident, $value_default:expr;)+ }
-        lists { $($(#[doc = $list_doc:literal])+ $list:ident: $item:ident = $list_key:ident, $list_default:expr;)+ }
+        lists { $($(#[doc = $list_doc:literal])+ $list:ident by $list_setter:ident: $item:ident = $list_key:ident, $list_default:expr;)+ }
     ) => {
         /// A redirection. Every value of this type is valid: its plan can be rendered, encoded and put in force, and is
         /// then what the kernel shows.
@@ -27,7 +28,7 @@ macro_rules! fields {
         /// use redirect_core::{Families, Redirect, values::PortRange};
         ///
         /// let redirect = Redirect::sidecar(Families::Both)
-        ///     .outbound_ports_exclude([PortRange::single(3306)])
+        ///     .exclude_outbound([PortRange::single(3306)])
         ///     .strict_capture(true)
         ///     .build()?;
         /// assert_eq!(redirect.proxy_port().number(), 15001);
@@ -51,6 +52,8 @@ macro_rules! fields {
             $(pub(super) $list: Vec<$item>,)+
             #[cfg_attr(feature = "serde", serde(skip))]
             pub(super) sources: Provenance<Sources>,
+            #[cfg_attr(feature = "serde", serde(skip))]
+            pub(crate) notices: Provenance<Vec<Notice>>,
         }
 
         impl Redirect {
@@ -59,9 +62,7 @@ macro_rules! fields {
                 Self {
                     proxy_uids: vec![PROXY_ID],
                     proxy_gids: vec![PROXY_ID],
-                    inbound: InboundPorts::AllExcept(
-                        super::ALWAYS_EXCLUDED_INBOUND.iter().map(|port| PortRange::from(*port)).collect(),
-                    ),
+                    inbound: InboundPorts::AllExcept(ALWAYS_EXCLUDED_INBOUND.to_vec()),
                     $($list: $list_default,)+
                     ..Self::without_lists(families)
                 }
@@ -83,6 +84,7 @@ macro_rules! fields {
                     $($value: $value_default,)+
                     $($list: Vec::new(),)+
                     sources: Provenance::default(),
+                    notices: Provenance::default(),
                 }
             }
 
@@ -124,13 +126,13 @@ macro_rules! rows {
             }
             lists {
                 /// Which outbound ports are captured whatever the destination.
-                outbound_ports: PortRange = OutboundPorts, Vec::new();
+                outbound_ports by outbound_ports: PortRange = OutboundPorts, Vec::new();
                 /// Which outbound ports are not captured, TCP and UDP.
-                outbound_ports_exclude: PortRange = OutboundExcludePorts, vec![PortRange::single(15020)];
+                outbound_ports_exclude by replace_outbound_exclusions: PortRange = OutboundExcludePorts, ALWAYS_EXCLUDED_OUTBOUND.to_vec();
                 /// Interfaces excluded in both directions.
-                exclude_interfaces: InterfaceName = ExcludeInterfaces, Vec::new();
+                exclude_interfaces by exclude_interfaces: InterfaceName = ExcludeInterfaces, Vec::new();
                 /// Interfaces whose inbound traffic counts as outbound.
-                virtual_interfaces: InterfaceName = VirtualInterfaces, Vec::new();
+                virtual_interfaces by virtual_interfaces: InterfaceName = VirtualInterfaces, Vec::new();
             }
         }
     };
@@ -207,6 +209,13 @@ impl Redirect {
     #[must_use]
     pub fn source(&self, key: Key) -> Source {
         self.sources.0.of(key)
+    }
+
+    /// What its author should know although nothing is wrong: settings without effect, misspelt names, traffic that bypasses the proxy
+    /// against expectation.
+    #[must_use]
+    pub fn notices(&self) -> &[Notice] {
+        &self.notices.0
     }
 
     /// Who asked for each setting.

@@ -5,42 +5,45 @@ use super::{
     parts::{ALWAYS_EXCLUDED_INBOUND, DnsCapture, InboundPorts, OutboundRanges, OwnerGroups},
 };
 use crate::{
-    settings::{Key, Notice, RawSettings, Source},
-    values::{Port, PortRange, parse_bool},
+    settings::{Key, NamespaceFacts, Notice, RawSettings, Source},
+    values::{Family, Port, PortRange, is_routable, parse_bool},
 };
 use alloc::vec::Vec;
 
-impl Notice {
-    /// What is worth saying about a redirection and the settings it was read from.
-    #[must_use]
-    pub fn about(raw: &RawSettings, redirect: &Redirect) -> Vec<Self> {
-        let mut notices = Vec::new();
-        notices.extend(inbound_exclude(raw, redirect));
-        notices.extend(owner_groups_exclude(raw, redirect));
-        notices.extend(dns(raw, redirect));
-        let owners =
-            [(Key::ProxyUid, "user", redirect.proxy_uids()), (Key::ProxyGid, "group", redirect.proxy_gids())];
-        notices.extend(owners.into_iter().filter(|(_, _, ids)| ids.contains(&0)).map(|(key, what, _)| {
-            // Unset groups are the same as the users.
-            let key = if raw.get(key).0.is_empty() { Key::ProxyUid } else { key };
-            Self::RootIsTheProxy { said: raw.get(key).1, what }
-        }));
-        if captures_nothing(redirect) {
-            notices.push(Self::NothingCaptured);
-        }
-        notices
-    }
+/// What is worth saying about a redirection, the settings it was read from, and the namespace it was read for.
+pub(super) fn of_settings(raw: &RawSettings, redirect: &Redirect, facts: &NamespaceFacts<'_>) -> Vec<Notice> {
+    let mut notices = Vec::new();
+    notices.extend(inbound_exclude(raw, redirect));
+    notices.extend(owner_groups_exclude(raw, redirect));
+    notices.extend(dns(raw, redirect));
+    notices.extend(left_out(redirect, facts));
+    notices.extend(of_redirect(redirect));
+    notices
+}
+
+/// What is worth saying about a redirection, however it was made.
+pub(super) fn of_redirect(redirect: &Redirect) -> impl Iterator<Item = Notice> {
+    let owners =
+        [(Key::ProxyUid, "user", redirect.proxy_uids()), (Key::ProxyGid, "group", redirect.proxy_gids())];
+    let of_root = owners.into_iter().filter(|(_, _, ids)| ids.contains(&0));
+    let of_root = of_root.map(|(key, what, _)| Notice::RootIsTheProxy { said: redirect.source(key), what });
+    of_root.chain(captures_nothing(redirect).then_some(Notice::NothingCaptured))
 }
 
 /// The injector always lists the proxy's own ports; only others show intent.
 fn inbound_exclude(raw: &RawSettings, redirect: &Redirect) -> Option<Notice> {
     let (text, said) = raw.get(Key::InboundExcludePorts);
     let mut listed = text.split(',').map(str::trim).filter(|port| !port.is_empty());
-    let anything =
-        listed.any(|port| !port.parse::<Port>().is_ok_and(|port| ALWAYS_EXCLUDED_INBOUND.contains(&port)));
-    let because = "it counts only where all inbound ports are captured (--istio-inbound-ports '*')";
+    let is_usual = |port: Port| ALWAYS_EXCLUDED_INBOUND.contains(&PortRange::from(port));
+    let anything = listed.any(|port| !port.parse().is_ok_and(is_usual));
     let effective = matches!(redirect.inbound(), InboundPorts::AllExcept(_));
-    (said != Source::Default && anything && !effective).then_some(Notice::NoEffect { said, because })
+    (said != Source::Default && anything && !effective).then(|| exclusions_without_effect(redirect))
+}
+
+/// Inbound ports are excluded where not all others are captured.
+pub(super) fn exclusions_without_effect(redirect: &Redirect) -> Notice {
+    let because = "it counts only where all inbound ports are captured (--istio-inbound-ports '*')";
+    Notice::NoEffect { said: redirect.source(Key::InboundExcludePorts), because }
 }
 
 fn owner_groups_exclude(raw: &RawSettings, redirect: &Redirect) -> Option<Notice> {
@@ -62,6 +65,14 @@ fn dns(raw: &RawSettings, redirect: &Redirect) -> Option<Notice> {
         }
         (true, _) | (false, false) => None,
     }
+}
+
+/// The namespace's addresses of a family that no rule is about.
+fn left_out(redirect: &Redirect, facts: &NamespaceFacts<'_>) -> Option<Notice> {
+    let is_covered = |family| redirect.families().contains(family);
+    let mut routable = facts.addresses.iter().filter(|address| is_routable(address));
+    let address = routable.find(|address| !is_covered(Family::of(address)))?;
+    Some(Notice::Ipv6NotCaptured { address: *address })
 }
 
 fn captures_nothing(redirect: &Redirect) -> bool {
@@ -100,8 +111,7 @@ mod tests {
         }
         let addresses = ["10.1.0.2".parse().unwrap()];
         let facts = NamespaceFacts::new(&addresses).with_nameservers(nameservers);
-        let notices = Notice::about(&raw, &Redirect::parse(&raw, &facts).unwrap());
-        notices.iter().map(ToString::to_string).collect()
+        Redirect::parse(&raw, &facts).unwrap().notices().iter().map(ToString::to_string).collect()
     }
 
     #[track_caller]
@@ -138,7 +148,7 @@ mod tests {
             }
             let facts = ["10.1.0.2".parse().unwrap()];
             let redirect = Redirect::parse(&raw, &NamespaceFacts::new(&facts)).unwrap();
-            Notice::about(&raw, &redirect).len()
+            redirect.notices().len()
         };
         let (only, except) = ((Key::OwnerGroups, "101"), (Key::OwnerGroupsExclude, "202"));
         assert_eq!([told(&[]), told(&[only]), told(&[except]), told(&[only, except])], [0, 0, 0, 1]);
@@ -185,14 +195,14 @@ mod tests {
         let addresses: [IpAddr; 1] = ["10.1.0.2".parse().unwrap()];
         let raw = PodFacts::sidecar([("a", "b")]).settings(RawSettings::for_pod());
         let redirect = Redirect::parse(&raw, &NamespaceFacts::new(&addresses)).unwrap();
-        assert_eq!(Notice::about(&raw, &redirect), []);
+        assert_eq!(redirect.notices(), []);
         let listed = [
             ("traffic.sidecar.istio.io/includeInboundPorts", "80"),
             ("traffic.sidecar.istio.io/excludeInboundPorts", "15020,22"),
         ];
         let raw = PodFacts::sidecar(listed).settings(RawSettings::for_pod());
         let redirect = Redirect::parse(&raw, &NamespaceFacts::new(&addresses)).unwrap();
-        let told = Notice::about(&raw, &redirect)[0].to_string();
+        let told = redirect.notices()[0].to_string();
         assert!(
             told.starts_with("annotation traffic.sidecar.istio.io/excludeInboundPorts has no effect"),
             "{told}"

@@ -14,7 +14,10 @@ pub const DNS_PORT: Port = Port::known(15053);
 pub const PROXY_ID: u32 = 1337;
 /// The ports of a sidecar that are never captured inbound: merged metrics (15020), health (15021) and the proxy's own
 /// metrics (15090). [`PodFacts::decide`](crate::pod::PodFacts::decide) adds them to what a pod excludes.
-pub const ALWAYS_EXCLUDED_INBOUND: &[Port] = &[Port::known(15020), Port::known(15021), Port::known(15090)];
+pub const ALWAYS_EXCLUDED_INBOUND: &[PortRange] =
+    &[PortRange::single(15020), PortRange::single(15021), PortRange::single(15090)];
+/// The port of a sidecar that is not captured outbound by default: merged metrics (15020).
+pub const ALWAYS_EXCLUDED_OUTBOUND: &[PortRange] = &[PortRange::single(15020)];
 
 /// The families a redirection has rules for. IPv4 always has some, as in the reference: a pod may get an IPv4 address
 /// late, and without rules it would bypass the proxy.

@@ -2,6 +2,7 @@
 
 use super::{
     fields::{Redirect, rows},
+    notice,
     parts::{
         ALWAYS_EXCLUDED_INBOUND, DnsCapture, Families, InboundPorts, InterceptionMode, OutboundRanges,
         OwnerGroups, PROXY_ID, Tproxy,
@@ -44,7 +45,9 @@ impl Redirect {
     pub fn parse(raw: &RawSettings, facts: &NamespaceFacts<'_>) -> Result<Self, InputErrors> {
         let mut reader = Reader { raw, facts, errors: InputErrors::default() };
         let draft = reader.draft();
-        draft.validated(reader.errors, |key| Some(raw.get(key).0))
+        let mut redirect = draft.validated(reader.errors, |key| Some(raw.get(key).0))?;
+        redirect.notices.0 = notice::of_settings(raw, &redirect, facts);
+        Ok(redirect)
     }
 }
 
@@ -146,7 +149,7 @@ impl Reader<'_> {
         }
         let text = self.raw.get(Key::InboundExcludePorts).0.trim();
         let texts = text.split(',').filter(|text| !text.is_empty()).map(ToString::to_string);
-        let always = ALWAYS_EXCLUDED_INBOUND.iter().map(|port| (port.to_string(), PortRange::from(*port)));
+        let always = ALWAYS_EXCLUDED_INBOUND.iter().map(|port| (port.to_string(), *port));
         // As in the reference, the texts are compared: " 8080" and "8080" are two rules, which is harmless.
         let mut seen = BTreeSet::new();
         let mut first = |(text, range): (String, PortRange)| seen.insert(text).then_some(range);
@@ -232,7 +235,7 @@ impl Reader<'_> {
 macro_rules! readings {
     (
         values { $($(#[doc = $value_doc:literal])+ $value:ident: $value_type:ident = $value_key:ident, $value_default:expr;)+ }
-        lists { $($(#[doc = $list_doc:literal])+ $list:ident: $item:ident = $list_key:ident, $list_default:expr;)+ }
+        lists { $($(#[doc = $list_doc:literal])+ $list:ident by $list_setter:ident: $item:ident = $list_key:ident, $list_default:expr;)+ }
     ) => {
         impl Reader<'_> {
             /// Reads the settings that stand for themselves.

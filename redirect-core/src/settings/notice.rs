@@ -1,6 +1,9 @@
 //! What is worth saying about settings that are not wrong: they do less, or more, than their author may think.
 
-use super::Source;
+use super::{Misspelt, Source};
+use crate::pod::IdentityCollision;
+use alloc::string::String;
+use core::net::IpAddr;
 
 /// Something about settings that an operator should know although nothing is wrong.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -36,4 +39,28 @@ pub enum Notice {
         /// "user" or "group".
         what: &'static str,
     },
+    /// The network namespace has an address of IPv6, and the redirection has no rules for it.
+    #[error(
+        "the first address is one of IPv4, so traffic by IPv6 ({address}) is not captured; ISTIO_DUAL_STACK=true captures both"
+    )]
+    Ipv6NotCaptured {
+        /// The first such address.
+        address: IpAddr,
+    },
+    /// A name that resembles a setting's and is none.
+    #[error("{0}")]
+    Misspelt(Misspelt),
+    /// A variable of the proxy's container that should be a boolean.
+    #[error(
+        "variable {name} of container istio-proxy: {value:?} is not a boolean and counts as false; use true or false"
+    )]
+    UnreadableSwitch {
+        /// The variable.
+        name: &'static str,
+        /// Its value.
+        value: String,
+    },
+    /// A container runs as the proxy does.
+    #[error("{0}, so its traffic bypasses the proxy; give it another runAsUser or runAsGroup")]
+    RunsAsTheProxy(IdentityCollision),
 }

@@ -22,7 +22,7 @@ pub fn builders() -> impl Strategy<Value = RedirectBuilder> {
         step(outbound(), RedirectBuilder::outbound),
         step(vec(range(), 0..6), RedirectBuilder::outbound_exclude),
         step(vec(ports(), 0..6), RedirectBuilder::outbound_ports),
-        step(vec(ports(), 0..6), RedirectBuilder::outbound_ports_exclude),
+        step(vec(ports(), 0..6), RedirectBuilder::replace_outbound_exclusions),
         step(owner_groups(), RedirectBuilder::owner_groups),
         step(dns(), RedirectBuilder::dns),
         step(vec(interface(), 0..3), RedirectBuilder::exclude_interfaces),
