@@ -5,9 +5,6 @@
 
 #![allow(missing_docs)] // criterion's macros make public items
 
-#[path = "../../crates/netfilter-state/tests/saved/mod.rs"]
-mod saved;
-
 use benches::{plan, redirect, settings};
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use netfilter_state::{change::IptablesChange, parse, ruleset::HookedRules, state::IptablesTables};
@@ -16,7 +13,6 @@ use packet_trace::{
     interference::{Pod, find},
 };
 use redirect_core::{Family, RulePlan, render};
-use saved::add_saved;
 use std::hint::black_box;
 
 const SIZES: [usize; 4] = [0, 100, 1_000, 10_000];
@@ -79,7 +75,7 @@ fn comparing(c: &mut Criterion) {
         "read saved text",
         |size| render::restore_text(&plan(size).rules(Family::V4)),
         |text| {
-            black_box(parse::rule_state(black_box(text)).ok());
+            black_box(parse::mesh_tables(black_box(text)).ok());
         },
     );
     let same = |size| {
@@ -106,7 +102,7 @@ fn in_force(plan: &RulePlan) -> HookedRules {
     for family in Family::BOTH {
         let own = render::restore_text(&plan.rules(family)).replace("-I PREROUTING 1", "-A PREROUTING");
         for text in [others, &own] {
-            add_saved(&mut ruleset, family, text).expect("saved text");
+            ruleset.add_saved(family, text).expect("saved text");
         }
     }
     ruleset

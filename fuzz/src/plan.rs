@@ -3,7 +3,7 @@
 use crate::{kernel, text};
 use netfilter_state::{
     change::{IptablesChange, RuleDifference},
-    parse::{entry, rule_state},
+    parse::{entry, mesh_tables},
     state::{Entry, IptablesTables},
 };
 use redirect_core::{
@@ -40,7 +40,7 @@ pub fn check(redirect: &Redirect) {
 fn restore_text(rules: &FamilyRules) {
     let text = render::restore_text(rules);
     text::is_safe(&text);
-    let read = rule_state(&text).expect("a rendered plan can be read");
+    let read = mesh_tables(&text).expect("a rendered plan can be read");
     assert_eq!(read, IptablesTables::from(rules));
     assert_eq!(RuleDifference::all(&read, rules), []);
     assert!(IptablesChange::between(&read, rules).is_empty());

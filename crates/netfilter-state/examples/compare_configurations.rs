@@ -18,7 +18,7 @@ use redirect_core::{
 use std::{collections::BTreeSet, error::Error};
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let before = Redirect::sidecar(Families::V4).outbound_ports_exclude([PortRange::single(3306)]).build()?;
+    let before = Redirect::sidecar(Families::V4).exclude_outbound([PortRange::single(3306)]).build()?;
     let after = Redirect::sidecar(Families::V4).tproxy(Tproxy::default()).build()?;
     let (before, after) = (before.plan(), after.plan());
 

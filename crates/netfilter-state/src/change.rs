@@ -316,7 +316,7 @@ impl fmt::Display for RuleDifference {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::parse::rule_state;
+    use crate::parse::mesh_tables;
     use redirect_core::{Families, Family, Redirect, render, rule::Hook};
 
     fn wanted() -> FamilyRules {
@@ -328,7 +328,7 @@ mod tests {
     fn assert_told(line: &str, instead: &str, all: &[&str]) {
         let text = render::restore_text(&wanted());
         assert_eq!(text.matches(line).count(), 1, "{line}\n{text}");
-        let observed = rule_state(&text.replace(line, instead)).unwrap();
+        let observed = mesh_tables(&text.replace(line, instead)).unwrap();
         let told = RuleDifference::all(&observed, &wanted());
         assert_eq!(told.iter().map(ToString::to_string).collect::<Vec<String>>(), all);
     }
@@ -339,7 +339,7 @@ mod tests {
         let rule = || crate::parse::entry("-p tcp -j RETURN");
         let table = |name: &str, rules: &str| format!("*{name}\n:OUTPUT ACCEPT\n{rules}COMMIT\n");
         let state = |nat: &str, mangle: &str| {
-            rule_state(&[table("nat", nat), table("mangle", mangle)].concat()).unwrap()
+            mesh_tables(&[table("nat", nat), table("mangle", mangle)].concat()).unwrap()
         };
         let steps = |steps: &[EditOp]| TableChange { table: Table::Nat, steps: steps.to_vec() };
         let output = || Chain::Hook(Hook::Output);

@@ -18,9 +18,6 @@
 // What is pure, clippy.toml says; tests read recordings.
 #![cfg_attr(test, allow(clippy::disallowed_methods, clippy::disallowed_types))]
 
-#[cfg(test)]
-extern crate self as netfilter_state;
-
 mod align;
 pub mod branch_interfaces;
 pub mod change;
@@ -35,13 +32,10 @@ pub mod parse;
 pub mod route_tables;
 pub mod routing;
 pub mod ruleset;
+pub mod saved;
 pub mod state;
 pub mod steps;
 pub mod xtables;
-
-#[cfg(test)]
-#[path = "../tests/saved/mod.rs"]
-mod saved;
 
 /// The snippets of the README, as doc tests.
 #[cfg(doctest)]

@@ -7,8 +7,9 @@ mod lookup;
 mod names;
 mod sets;
 
-#[doc(hidden)] // for tests, which read the text of iptables-save
-pub use extensions::{built_in, marked, owned_by, target_named};
+#[doc(hidden)] // for netns-apply, which reads legacy tables
+pub use extensions::built_in;
+pub(crate) use extensions::{marked, owned_by, target_named};
 pub use hooks::{HookEntry, HookList, HookOwner};
 pub use lookup::{Selector, SetLookup, VerdictMap, address};
 pub use names::Plain;

@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used)] // a panic is how a test fails
 
 use crate::recorded::{ambient_cases, ambient_redirect, named_rewrites, strings};
-use netfilter_state::{parse::rule_state, state::IptablesTables};
+use netfilter_state::{parse::mesh_tables, state::IptablesTables};
 use redirect_core::{
     Family, RulePlan,
     render::{nft_text, restore_text},
@@ -47,7 +47,7 @@ fn every_plan_is_the_recorded_state() {
                 rewrites.of(printed, chain, &line)
             };
             let lines: Vec<String> = strings(&case["state"][key]).into_iter().flat_map(rewritten).collect();
-            let recorded = rule_state(&lines.join("\n")).unwrap();
+            let recorded = mesh_tables(&lines.join("\n")).unwrap();
             let rules = plan.rules(family);
             let state = IptablesTables::from(&rules);
             for table in Table::ALL.iter().copied() {
@@ -55,7 +55,7 @@ fn every_plan_is_the_recorded_state() {
                 let recorded: Vec<_> = recorded.chains(table).collect();
                 assert_eq!(planned, recorded, "{name}: {family} {}", table.name());
             }
-            assert_eq!(rule_state(&restore_text(&rules)).unwrap(), state, "{name}: {family} read back");
+            assert_eq!(mesh_tables(&restore_text(&rules)).unwrap(), state, "{name}: {family} read back");
             compared += 1;
         }
     }

@@ -16,5 +16,4 @@ mod recorded;
 mod recordings;
 #[path = "../../../../redirect-core/tests/it/running/mod.rs"]
 mod running;
-mod saved_text;
 mod steps;

@@ -208,7 +208,7 @@ proptest! {
         for family in Family::BOTH {
             let rules = plan.rules(family);
             let text = render::restore_text(&rules);
-            prop_assert_eq!(parse::rule_state(&text).unwrap(), IptablesTables::from(&rules), "{}", text);
+            prop_assert_eq!(parse::mesh_tables(&text).unwrap(), IptablesTables::from(&rules), "{}", text);
         }
     }
 
@@ -271,7 +271,7 @@ proptest! {
         let mut batch = Batch::new(&nothing);
         for (family, change) in Family::BOTH.into_iter().zip(&changes) {
             let rules = plan.rules(family);
-            prop_assert_eq!(parse::rule_state(&render::restore_text(&rules)).unwrap(), IptablesTables::from(&rules));
+            prop_assert_eq!(parse::mesh_tables(&render::restore_text(&rules)).unwrap(), IptablesTables::from(&rules));
             check(&kernel_with(&[], &rules, &[], Writer::Netlink), &rules)?;
             prop_assert!(batch.change(family, change).is_ok());
         }
@@ -395,7 +395,7 @@ proptest! {
 
     #[test]
     fn no_text_makes_the_parser_panic(text in prop_oneof![any::<String>(), SAVED]) {
-        if let Ok(state) = parse::rule_state(&text) {
+        if let Ok(state) = parse::mesh_tables(&text) {
             // What was read can be cleaned up, or is refused for what others have.
             let mut kernel = Tables::holding(&state);
             let _ = kernel.apply(&IptablesChange::between(&state, &FamilyRules::default()), Writer::Iptables);
@@ -408,7 +408,7 @@ proptest! {
         let places: Vec<usize> = text.char_indices().map(|(place, _)| place).collect();
         let place = *at.get(&places);
         text.replace_range(place..=place, &with);
-        if let Ok(state) = parse::rule_state(&text) {
+        if let Ok(state) = parse::mesh_tables(&text) {
             let _ = IptablesChange::between(&state, &settings.plan().rules(Family::V4));
         }
     }

@@ -12,7 +12,6 @@ use crate::expressions::{
     wire::Attribute,
     xt,
 };
-use crate::saved::saved_rule;
 use crate::{
     parse,
     ruleset::{HookedRules, KernelRule},
@@ -201,7 +200,8 @@ fn rules_that_lack_a_word_are_other_rules() {
         let saved = std::fs::read_to_string(dumps::file(&dumps::saved(name, family))).unwrap();
         let rules = saved.lines().filter_map(|line| line.strip_prefix("-A ")?.split_once(' '));
         for (_, rule) in rules.filter(|(_, rule)| met.insert((*rule).to_string())) {
-            let read = |rule: &str| format!("{}, as a plan has it: {}", saved_rule(rule), parse::entry(rule));
+            let read =
+                |rule: &str| format!("{}, as a plan has it: {}", KernelRule::saved(rule), parse::entry(rule));
             let whole = read(rule);
             writeln!(text, "{rule}").unwrap();
             let words: Vec<&str> = rule.split(' ').collect();

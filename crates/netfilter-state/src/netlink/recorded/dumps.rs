@@ -8,7 +8,6 @@ pub use plans::plans;
 
 use super::{
     Family, HookedRules, Key, Messages, NamespaceFacts, NativeForm, RawSettings, Redirect, RulePlan, Source,
-    add_saved,
 };
 use std::{
     fmt::Write as _,
@@ -98,7 +97,7 @@ pub fn read_saved(what: &str) -> HookedRules {
     let mut ruleset = HookedRules::default();
     for family in Family::BOTH {
         let text = fs::read_to_string(file(&saved(what, family))).unwrap();
-        add_saved(&mut ruleset, family, &text).unwrap();
+        ruleset.add_saved(family, &text).unwrap();
     }
     ruleset
 }

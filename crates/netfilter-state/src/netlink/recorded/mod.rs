@@ -9,7 +9,7 @@ mod damaged;
 mod tests;
 
 use super::Messages;
-use crate::{ruleset::HookedRules, saved::add_saved};
+use crate::ruleset::HookedRules;
 use redirect_core::options::NativeForm;
 use redirect_core::{
     Family, Redirect, RulePlan,

@@ -1,51 +1,202 @@
-//! What iptables-save prints, read for every table: other programs' rules as far as they are understood. Programs read the kernel's
-//! own tables; tests write rules in these words, and hold what is read from the kernel to what iptables prints of it.
+//! The text of iptables-save, read whole: every table of every program, policies and counters.
+//!
+//! ```
+//! use netfilter_state::saved::Dump;
+//! use redirect_core::{Families, Family, Redirect, render::restore_text};
+//!
+//! let plan = Redirect::sidecar(Families::V4).build()?.plan();
+//! let saved = restore_text(&plan.rules(Family::V4)) + "*filter\n:OUTPUT DROP [0:0]\nCOMMIT\n";
+//! let dump = Dump::read(Family::V4, &saved)?;
+//! assert_eq!(dump.differences(&plan), []);
+//! assert!(dump.ruleset().tables.keys().any(|table| table.name == "filter"));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 
-#![allow(dead_code)] // not every test uses everything
-
-use netfilter_state::ruleset::{
-    Api, Condition, Counter, Endpoint, HookedRules, KernelRule, Selector, Statement, TableName, built_in,
-    marked, owned_by, state, target_named,
+use crate::{
+    change::RuleDifference,
+    parse::mesh_tables,
+    ruleset::{
+        Api, Condition, Counter, Endpoint, HookEntry, HookList, HookOwner, HookedRules, KernelRule, Selector,
+        Statement, TableName, built_in, marked, owned_by, state, target_named,
+    },
+    state::IptablesTables,
 };
 use redirect_core::{
+    plan::RulePlan,
     rule::{Equality, Hook, Match, Protocol},
     values::{Family, PortRange, PortSyntax, parse_cidr},
 };
 
-/// Adds the tables that the legacy variant of iptables-save prints.
-///
-/// # Errors
-/// A line that cannot be part of such output.
-pub fn add_saved(ruleset: &mut HookedRules, family: Family, text: &str) -> Result<(), String> {
-    let mut table: Option<TableName> = None;
-    for line in text.lines().map(str::trim) {
-        let error = || line.to_owned();
-        match line.split_at_checked(1) {
-            None | Some(("#", _)) => {}
-            Some(("*", name)) => {
-                table =
-                    Some(TableName { api: Api::XTables, family: family.into(), name: name.trim().into() });
+/// How much of a line an error shows, in characters.
+const SHOWN: usize = 200;
+
+/// Text that is not what iptables-save prints for a family.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum SaveError {
+    /// A line that cannot be part of such output.
+    #[error("line {number} is not iptables-save output: {line:?}")]
+    Line {
+        /// Its number, counted from 1.
+        number: usize,
+        /// Its text.
+        line: String,
+    },
+    /// A line of the other family's dump.
+    #[error("line {number} is not of {family}, as which the dump is read, but of the other family: {line:?}")]
+    OtherFamily {
+        /// Its number, counted from 1.
+        number: usize,
+        /// Its text.
+        line: String,
+        /// The family asked for.
+        family: Family,
+    },
+    /// Not one table.
+    #[error(
+        "the dump has no table: run iptables-save as root in the network namespace in question; if it prints nothing there, use the variant whose rules those are (iptables-legacy-save or iptables-nft-save)"
+    )]
+    NoTable,
+}
+
+impl SaveError {
+    pub(crate) fn line(number: usize, line: &str) -> Self {
+        Self::Line { number, line: shown(line) }
+    }
+}
+
+fn shown(line: &str) -> String {
+    line.chars().take(SHOWN).collect()
+}
+
+/// What iptables-save or ip6tables-save printed of a network namespace.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Dump {
+    family: Family,
+    ours: IptablesTables,
+    ruleset: HookedRules,
+}
+
+impl Dump {
+    /// Reads all of the text: rules of any program in any table, with policies and counters. What of a rule is not understood, it says.
+    ///
+    /// A remark that there are rules which the dump does not show (`# Warning: iptables-legacy tables present`, `# Table ... is
+    /// incompatible`) counts as rules that are not known. Without it, the text is taken to be all there is, though rules of nft are
+    /// never part of it; whoever can reach the namespace, reads it with netns-apply and misses nothing.
+    ///
+    /// # Errors
+    /// A line that cannot be part of such output, or is of the other family; no table at all.
+    pub fn read(family: Family, text: &str) -> Result<Self, SaveError> {
+        let ours = mesh_tables(text)?;
+        let mut ruleset = HookedRules::default();
+        ruleset.add_saved(family, text)?;
+        if ruleset.tables.is_empty() {
+            return Err(SaveError::NoTable);
+        }
+        let hidden = text.lines().map(str::trim).find(|line| {
+            line.starts_with("# Warning: ") || line.starts_with("# Table ") && line.contains("incompatible")
+        });
+        if let Some(remark) = hidden {
+            ruleset.hooks = Some(unknown_everywhere(family, remark));
+        }
+        Ok(Self { family, ours, ruleset })
+    }
+
+    /// The family of its rules.
+    #[must_use]
+    pub const fn family(&self) -> Family {
+        self.family
+    }
+
+    /// All of it.
+    #[must_use]
+    pub const fn ruleset(&self) -> &HookedRules {
+        &self.ruleset
+    }
+
+    /// What is not as a plan wants it for this family, rule by rule, in the tables that plans have rules in; empty if the rules are in
+    /// force. What other programs' rules do to the traffic, packet-trace says (`TraceRules::of_dump`).
+    #[must_use]
+    pub fn differences(&self, plan: &RulePlan) -> Vec<RuleDifference> {
+        RuleDifference::all(&self.ours, &plan.rules(self.family))
+    }
+}
+
+/// Something before all rules of every hook of which only this remark is known.
+fn unknown_everywhere(family: Family, remark: &str) -> HookList {
+    let entry = || HookEntry { priority: i32::MIN, owner: HookOwner::Unknown(shown(remark)) };
+    HookList { entries: Hook::ALL.iter().map(|hook| ((family, *hook), [entry()].into())).collect() }
+}
+
+impl HookedRules {
+    /// Adds the tables that iptables-save or ip6tables-save printed, of either variant: its first line says which.
+    ///
+    /// # Errors
+    /// A line that cannot be part of such output, or is of the other family.
+    pub fn add_saved(&mut self, family: Family, text: &str) -> Result<(), SaveError> {
+        let (mut table, mut api) = (None, Api::XTables);
+        for (number, line) in (1_usize..).zip(text.lines().map(str::trim)) {
+            let error = || SaveError::line(number, line);
+            if is_of_other_family(family, line) {
+                return Err(SaveError::OtherFamily { number, line: shown(line), family });
             }
-            Some(_) if line == "COMMIT" => table = None,
-            Some((":", chain)) => {
-                let table = table.clone().ok_or_else(error)?;
-                declare(ruleset, table, chain).ok_or_else(error)?;
-            }
-            Some(_) => {
-                let table = table.clone().ok_or_else(error)?;
-                let (counter, rule_line) = counted(line);
-                let words = words(rule_line);
-                let [command, chain, rest @ ..] = words.as_slice() else { return Err(error()) };
-                if command != "-A" {
-                    return Err(error());
+            match line.split_at_checked(1) {
+                None => {}
+                Some(("#", remark)) => {
+                    if remark.starts_with(" Generated by ") {
+                        api = if remark.contains("(nf_tables)") { Api::NfTables } else { Api::XTables };
+                    }
                 }
-                let chains = &mut ruleset.table(table).chains;
-                let rule = KernelRule { counter, ..rule(rest) };
-                chains.entry(chain.clone()).or_default().rules.push(rule);
+                Some(("*", name)) => {
+                    let name = TableName { api, family: family.into(), name: name.trim().into() };
+                    self.table(name.clone());
+                    table = Some(name);
+                }
+                Some(_) if line == "COMMIT" => table = None,
+                Some((":", chain)) => {
+                    let table = table.clone().ok_or_else(error)?;
+                    declare(self, table, chain).ok_or_else(error)?;
+                }
+                Some(_) => {
+                    let table = table.clone().ok_or_else(error)?;
+                    let (counter, rule_line) = counted(line);
+                    let words = words(rule_line);
+                    let [command, chain, rest @ ..] = words.as_slice() else { return Err(error()) };
+                    if command != "-A" {
+                        return Err(error());
+                    }
+                    let chains = &mut self.table(table).chains;
+                    let rule = KernelRule { counter, ..rule(rest) };
+                    chains.entry(chain.clone()).or_default().rules.push(rule);
+                }
             }
         }
+        Ok(())
     }
-    Ok(())
+}
+
+impl KernelRule {
+    /// A rule in the words of iptables-save, without `-A` and the chain. What of it is not understood is
+    /// [`Condition::Unknown`] or [`Statement::Unknown`].
+    #[must_use]
+    pub fn saved(text: &str) -> Self {
+        rule(&words(text))
+    }
+}
+
+/// Whether a line names the program of the other family, or compares with one of its addresses.
+fn is_of_other_family(family: Family, line: &str) -> bool {
+    if let Some(program) = line.strip_prefix("# Generated by ") {
+        return program.starts_with("ip6tables") != (family == Family::V6);
+    }
+    let mut words = line.split_ascii_whitespace();
+    while let Some(word) = words.next() {
+        let value = if matches!(word, "-s" | "-d") { words.next() } else { None };
+        if value.and_then(|text| parse_cidr(text).ok()).is_some_and(|net| Family::of(&net.addr()) != family) {
+            return true;
+        }
+    }
+    false
 }
 
 /// What stands in front of a rule where counters were asked for, `[packets:bytes]`, and the rule.
@@ -71,7 +222,7 @@ fn declare(ruleset: &mut HookedRules, table: TableName, line: &str) -> Option<()
 }
 
 /// The words of a line; what stands between quotation marks is one.
-pub fn words(line: &str) -> Vec<String> {
+fn words(line: &str) -> Vec<String> {
     let (mut words, mut word, mut quoted, mut begun) = (Vec::new(), String::new(), false, false);
     let mut characters = line.chars();
     while let Some(c) = characters.next() {
@@ -93,22 +244,21 @@ pub fn words(line: &str) -> Vec<String> {
     words
 }
 
-/// A rule in the words of iptables-save, without table and chain, as far as it is understood.
-#[must_use]
-pub fn saved_rule(text: &str) -> KernelRule {
-    rule(&words(text))
-}
-
 fn rule(words: &[String]) -> KernelRule {
     let mut rule = KernelRule::default();
     let (mut module, mut words) = ("", words);
     // Where the conditions of the match at hand begin.
     let mut of_match = 0;
+    // A match without options; most of those compare something all the same.
+    let mut bare = None;
     while let Some((word, rest)) = words.split_first() {
         let (not, word, rest) = match (word.as_str(), rest.split_first()) {
             ("!", Some((word, rest))) => (true, word.as_str(), rest),
             (word, _) => (false, word, rest),
         };
+        if word == "-m" || matches!(word, "-j" | "-g") {
+            rule.conditions.extend(bare.take().and_then(without_options));
+        }
         if let ("-j" | "-g", Some((target, options))) = (word, rest.split_first()) {
             rule.statements = [statement(word, target, options)].into();
             return rule;
@@ -121,8 +271,10 @@ fn rule(words: &[String]) -> KernelRule {
         if word == "-m" {
             module = values.first().map_or("", String::as_str);
             of_match = rule.conditions.len();
+            bare = Some(module);
             continue;
         }
+        bare = None;
         // One that always holds.
         if (module, word) == ("comment", "--comment") {
             rule.comment = values.join(" ");
@@ -132,7 +284,14 @@ fn rule(words: &[String]) -> KernelRule {
         rule.conditions.push(condition.unwrap_or_else(|| Condition::Unknown(unknown(module, word))));
         join_state_and_direction(&mut rule.conditions, of_match);
     }
+    rule.conditions.extend(bare.and_then(without_options));
     rule
+}
+
+/// What a match without options compares: of a protocol nothing that `-p` does not say.
+fn without_options(module: &str) -> Option<Condition> {
+    let is_of_protocol = matches!(module, "tcp" | "udp" | "udplite" | "sctp" | "dccp" | "icmp" | "icmp6");
+    (!is_of_protocol).then(|| Condition::Unknown(format!("-m {module}")))
 }
 
 /// A single match on state and direction ignores the direction of a packet without a connection.
@@ -238,7 +397,7 @@ fn states(list: &str) -> Option<u32> {
     })
 }
 
-pub fn tcp_flags(mask: &str, set: &str, not: bool) -> Option<Condition> {
+fn tcp_flags(mask: &str, set: &str, not: bool) -> Option<Condition> {
     const NAMES: [(&str, u8); 8] =
         [("FIN", 1), ("SYN", 2), ("RST", 4), ("PSH", 8), ("ACK", 16), ("URG", 32), ("ALL", 63), ("NONE", 0)];
     let bits = |list: &str| {
@@ -262,7 +421,7 @@ fn bits(text: &str) -> Option<(u32, u32)> {
     }
 }
 
-pub fn statement(word: &str, target: &str, options: &[String]) -> Statement {
+fn statement(word: &str, target: &str, options: &[String]) -> Statement {
     if word == "-g" {
         return Statement::Goto(target.to_owned());
     }
@@ -279,6 +438,9 @@ pub fn statement(word: &str, target: &str, options: &[String]) -> Statement {
             Some(port) if options.len() == 2 => Statement::Redirect(port),
             _ => Statement::Translate(target.to_owned()),
         },
+        "TPROXY" if option("--on-ip").is_some_and(|ip| !is_unspecified(ip)) => {
+            Statement::Unknown("-j TPROXY --on-ip".into())
+        }
         "TPROXY" => Statement::Tproxy {
             port: option("--on-port").and_then(|port| port.parse().ok()).filter(|port| *port != 0),
             mark: option("--tproxy-mark").and_then(bits).map(|(value, mask)| (mask, value)),
@@ -298,7 +460,7 @@ fn option<'a>(options: &'a [String], name: &str) -> Option<&'a str> {
 }
 
 /// `-j CONNMARK` without shifts.
-pub fn connection_marked(options: &[String]) -> Statement {
+fn connection_marked(options: &[String]) -> Statement {
     let has = |name: &str| has(options, name);
     let is_shifted = has("--left-shift-mark") || has("--right-shift-mark");
     // A whole mask may be printed, and so may none; `--mask` is both of them.
@@ -322,3 +484,11 @@ pub fn connection_marked(options: &[String]) -> Statement {
         _ => Statement::Unknown("-j CONNMARK".into()),
     }
 }
+
+/// Whether an address is the packet's own destination to TPROXY.
+fn is_unspecified(text: &str) -> bool {
+    text.parse().is_ok_and(|address: std::net::IpAddr| address.is_unspecified())
+}
+
+#[cfg(test)]
+mod tests;
