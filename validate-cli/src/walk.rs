@@ -1,12 +1,8 @@
 //! What a plan does with one packet of this process, from the socket to where it arrives: the trace of the plan's rules, in the words
 //! of a validation.
 
-use packet_trace::{ConntrackEntry, Interface, Sender, TraceRules};
-use redirect_core::{
-    Family,
-    rule::{Protocol, TcpFlags},
-    values::Port,
-};
+use packet_trace::{Interface, TraceRules};
+use redirect_core::{Family, rule::Protocol, values::Port};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 /// Whose packets: user and group of a process.
@@ -54,18 +50,11 @@ pub(crate) const fn loopback(family: Family) -> IpAddr {
 impl Packet {
     /// The same for a trace.
     pub(crate) fn traced(&self) -> packet_trace::Packet {
-        let interface = if self.stays { Interface::Named("lo".to_owned()) } else { Interface::Elsewhere };
-        packet_trace::Packet {
-            sender: Sender::Local { uid: self.who.uid, gid: self.who.gid },
-            protocol: self.protocol,
-            source: self.source,
-            source_port: None,
-            destination: self.destination,
-            interface,
-            flags: if self.protocol == Protocol::Tcp { TcpFlags::SYN } else { 0 },
-            mark: 0,
-            connection: ConntrackEntry::default(),
-        }
+        let Identity { uid, gid } = self.who;
+        let mut packet = packet_trace::Packet::from_pod(uid, gid, self.destination, self.destination);
+        packet.interface = if self.stays { Interface::Named("lo".to_owned()) } else { Interface::Elsewhere };
+        (packet.source, packet.source_port) = (self.source, None);
+        if self.protocol == Protocol::Tcp { packet } else { packet.over_udp() }
     }
 }
 

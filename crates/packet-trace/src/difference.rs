@@ -1,14 +1,15 @@
 //! Which traffic two plans treat differently: all of it, computed by walking all packets at once.
 
 use super::{
-    ConnectionState, ConntrackEntry, Fate, Interface, Packet, Sender,
+    ConnectionState, ConntrackEntry, Fate, Interface, Origin, Packet, Sender, TraceEvent,
     packets::{Field, LO, Packets, interface, interface_name, loopback, state},
     rules::TraceRules,
     set::Set,
+    text::said,
     walk::{self, WalkInput, Work},
 };
 use netfilter_state::ruleset::address;
-use redirect_core::{plan::RulePlan, rule::Protocol, values::Family};
+use redirect_core::{plan::RulePlan, rule::Protocol, settings::Source, values::Family};
 use std::{
     collections::BTreeMap,
     fmt,
@@ -17,6 +18,7 @@ use std::{
 
 /// Packets that two plans treat differently.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Difference {
     /// The packets.
     pub region: Region,
@@ -24,6 +26,54 @@ pub struct Difference {
     pub before: Fate,
     /// Their fate under the second plan.
     pub after: Fate,
+    /// The setting behind the difference: of the rule that decides under the second plan or, where that has none or its default, under
+    /// the first.
+    pub cause: Option<Origin>,
+}
+
+impl Difference {
+    /// Whether packets bypass the proxy that came to it before, or may.
+    #[must_use]
+    pub const fn bypasses(&self) -> bool {
+        let lands_elsewhere = matches!(
+            self.after,
+            Fate::Untouched | Fate::Redirected { .. } | Fate::Translated | Fate::Unknown
+        );
+        matches!(self.before, Fate::Proxy { .. }) && lands_elsewhere
+    }
+}
+
+/// Differences in words, by what causes them: for each setting and change of fate a line, with the first of the packets and how many more
+/// sets of them there are. Settings have the words of who made them.
+///
+/// ```
+/// use redirect_core::{Families, Redirect, settings::Source, values::PortRange};
+///
+/// let before = Redirect::sidecar(Families::Both).build()?.plan();
+/// let excluded = [3306, 5432].map(PortRange::single);
+/// let after = Redirect::sidecar(Families::Both).asked_by(Source::Caller("databases")).exclude_outbound(excluded).build()?;
+/// let summary = packet_trace::summary(&packet_trace::difference(&before, &after.plan()));
+/// assert!(summary.starts_with("databases: proxy, outbound listener (port 15001) \u{2192} untouched, to its destination: "), "{summary}");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[must_use]
+pub fn summary(differences: &[Difference]) -> String {
+    let mut groups: Vec<(&Difference, usize)> = Vec::new();
+    for one in differences {
+        let is_alike = |(first, _): &&mut (&Difference, usize)| {
+            (first.before, first.after, first.cause) == (one.before, one.after, one.cause)
+        };
+        match groups.iter_mut().find(is_alike) {
+            Some((_, more)) => *more = more.saturating_add(1),
+            None => groups.push((one, 0)),
+        }
+    }
+    let line = |(first, more): (&Difference, usize)| {
+        let cause = first.cause.as_ref().map(|origin| format!("{}: ", said(origin))).unwrap_or_default();
+        let more = if more > 0 { format!(" (and {more} more)") } else { String::new() };
+        format!("{cause}{} \u{2192} {}: {}{more}\n", first.before, first.after, first.region)
+    };
+    groups.into_iter().map(line).collect()
 }
 
 /// A set of packets: those that have in every field one of these values. A field without values may have any.
@@ -323,9 +373,7 @@ impl fmt::Display for Difference {
 /// use redirect_core::{Families, Redirect, values::PortRange};
 ///
 /// let before = Redirect::sidecar(Families::V4).build()?.plan();
-/// // 15020 is what a sidecar excludes by default.
-/// let excluded = [15020, 3306].map(PortRange::single);
-/// let after = Redirect::sidecar(Families::V4).outbound_ports_exclude(excluded).build()?.plan();
+/// let after = Redirect::sidecar(Families::V4).exclude_outbound([PortRange::single(3306)]).build()?.plan();
 /// assert_eq!(packet_trace::difference(&before, &before), []);
 /// let differences = packet_trace::difference(&before, &after);
 /// assert!(!differences.is_empty());
@@ -363,9 +411,24 @@ fn between(from: &TraceRules, to: &TraceRules, work: &mut Work) -> Vec<Differenc
     let mut differences = Vec::new();
     for ((is_local, before, after), packets) in found {
         let regions = merged(packets).into_iter().map(|packets| Region::new(is_local, packets));
-        differences.extend(regions.map(|region| Difference { region, before, after }));
+        differences.extend(regions.map(|region| {
+            let cause = cause(from, to, &region);
+            Difference { region, before, after, cause }
+        }));
     }
     differences
+}
+
+/// The setting behind what becomes of packets: the one that somebody made, if one of the two is.
+fn cause(from: &TraceRules, to: &TraceRules, region: &Region) -> Option<Origin> {
+    let example = region.example();
+    let of = |rules: &TraceRules| match rules.trace(&example).deciding()? {
+        TraceEvent::Rule { origin, .. } => *origin,
+        _ => None,
+    };
+    let (after, before) = (of(to), of(from));
+    let is_made = |origin: &Origin| origin.source != Source::Default;
+    after.filter(is_made).or_else(|| before.filter(is_made)).or(after).or(before)
 }
 
 /// All addresses but those of loopback.
@@ -453,8 +516,11 @@ mod tests {
         let work = |many: u16| {
             let rules = |first: u16| {
                 let ports = (0..many).map(|number| PortRange::single(10_000 + first + 2 * number));
-                let plan =
-                    Redirect::sidecar(Families::V4).outbound_ports_exclude(ports).build().unwrap().plan();
+                let plan = Redirect::sidecar(Families::V4)
+                    .replace_outbound_exclusions(ports)
+                    .build()
+                    .unwrap()
+                    .plan();
                 TraceRules::of_plan(&plan, Family::V4)
             };
             let mut work = Work::any();

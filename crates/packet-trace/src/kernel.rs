@@ -4,7 +4,6 @@
 #[path = "../../netfilter-state/src/netlink/recorded/dumps.rs"]
 pub(crate) mod dumps;
 
-use crate::saved::add_saved;
 use netfilter_state::{netlink::Messages, ruleset::HookedRules};
 use redirect_core::{
     Family, Redirect, RulePlan,

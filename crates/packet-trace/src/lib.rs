@@ -48,7 +48,7 @@ mod set;
 mod text;
 mod walk;
 
-pub use difference::{Difference, Region, difference, difference_between};
+pub use difference::{Difference, Region, difference, difference_between, summary};
 pub use rules::{MeshRule, TraceRules};
 pub use text::Detail;
 
@@ -152,6 +152,7 @@ impl Default for ConntrackEntry {
 /// One packet.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize), serde(rename_all = "camelCase"))]
+#[non_exhaustive]
 pub struct Packet {
     /// Who sends it.
     #[cfg_attr(feature = "serde", serde(flatten))]
@@ -214,6 +215,12 @@ impl Packet {
     #[must_use]
     pub fn by(self, interface: &str) -> Self {
         Self { interface: Interface::Named(interface.into()), ..self }
+    }
+
+    /// The same with this mark.
+    #[must_use]
+    pub fn with_mark(self, mark: u32) -> Self {
+        Self { mark, ..self }
     }
 
     /// Its family.
@@ -515,6 +522,7 @@ impl std::fmt::Display for Unknown {
 
 /// The path of a packet.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Trace {
     /// The packet.
     pub packet: Packet,
@@ -607,14 +615,16 @@ impl std::fmt::Display for Fate {
     }
 }
 
+/// The snippets of the README, as doc tests.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
+
 #[cfg(test)]
 mod backends;
 #[cfg(test)]
 mod kernel;
 #[cfg(test)]
 mod recorded;
-#[cfg(test)]
-#[path = "../../netfilter-state/tests/saved/mod.rs"]
-mod saved;
 #[cfg(test)]
 mod tests;

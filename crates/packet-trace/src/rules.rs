@@ -25,6 +25,7 @@ use netfilter_state::{
         Api, Base, ChainState, Condition, Direction, HookList, HookOwner, HookedRules, KernelRule, Plain,
         Statement, TableFamily, TableName, TableState, VerdictMap,
     },
+    saved::Dump,
 };
 use redirect_core::{
     accepted::AcceptedBy,
@@ -267,6 +268,29 @@ impl TraceRules {
         Self::read(ruleset, routing, &Reading::of(ruleset, family, plan))
     }
 
+    /// What iptables-save printed of a network namespace: all its rules, if no others are there. Routing, which it does not print, is taken to
+    /// be as the plan wants it.
+    ///
+    /// ```
+    /// use netfilter_state::saved::Dump;
+    /// use packet_trace::{Fate, Packet, TraceRules};
+    /// use redirect_core::{Families, Family, Redirect, render::restore_text};
+    ///
+    /// let plan = Redirect::sidecar(Families::V4).build()?.plan();
+    /// let saved = restore_text(&plan.rules(Family::V4)) + "*raw\n-A OUTPUT -d 192.0.2.1/32 -j DROP\nCOMMIT\n";
+    /// let rules = TraceRules::of_dump(&Dump::read(Family::V4, &saved)?, &plan);
+    /// let to = |address: &str| Packet::from_pod(1000, 1000, "10.1.0.2:40000".parse().unwrap(), address.parse().unwrap());
+    /// assert!(matches!(rules.fate(&to("192.0.2.9:80")), Fate::Proxy { port: 15001, .. }));
+    /// assert_eq!(rules.fate(&to("192.0.2.1:80")), Fate::Dropped);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn of_dump(dump: &Dump, plan: &RulePlan) -> Self {
+        let routing: Vec<FoundRouting> =
+            routing::wanted(plan).into_iter().map(FoundRouting::working).collect();
+        Self::of_ruleset(dump.ruleset(), &routing, dump.family(), Some(plan))
+    }
+
     fn read(ruleset: &HookedRules, routing: &[FoundRouting], reading: &Reading<'_>) -> Self {
         let mut rules = Self::empty(reading.family);
         for (name, table) in ruleset.tables.iter().filter(|(name, _)| name.family.covers(reading.family)) {
@@ -278,9 +302,8 @@ impl TraceRules {
                 }
                 let base = chain.base.filter(|_| !table.dormant);
                 let mut walked = reading.chain(name, (chain_name, chain), base, &updated);
-                if ruleset.is_partial {
-                    walked.doubt_unread(|to| !table.chains.contains_key(to));
-                }
+                // The kernel has a chain for every jump: one that is missing was not read, or is another program's target.
+                walked.doubt_unread(|to| !table.chains.contains_key(to));
                 if chain.is_partial {
                     walked.rules.push(WalkedRule {
                         is_unread: true,

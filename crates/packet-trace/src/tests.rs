@@ -1,5 +1,4 @@
 use super::*;
-use crate::saved::add_saved;
 use netfilter_state::{
     routing::{FoundRouting, RoutingItem},
     ruleset::{
@@ -143,9 +142,9 @@ fn behind(others: &str, mut own: String) -> HookedRules {
     for number in 1..9 {
         own = own.replace(&format!("-I PREROUTING {number}"), "-A PREROUTING");
     }
-    add_saved(&mut ruleset, Family::V4, &heads.concat()).unwrap();
-    add_saved(&mut ruleset, Family::V4, others).unwrap();
-    add_saved(&mut ruleset, Family::V4, &own).unwrap();
+    ruleset.add_saved(Family::V4, &heads.concat()).unwrap();
+    ruleset.add_saved(Family::V4, others).unwrap();
+    ruleset.add_saved(Family::V4, &own).unwrap();
     ruleset
 }
 
@@ -208,7 +207,7 @@ fn redirected_to(interfaces: &[(&str, &str)], to: &str, by: Option<&str>) -> (Fa
     let family = if to.starts_with('[') { Family::V6 } else { Family::V4 };
     let all = "*nat\n-A PREROUTING -p tcp -j REDIRECT --to-ports 9\nCOMMIT";
     let mut ruleset = HookedRules::default();
-    add_saved(&mut ruleset, family, &format!("*nat\n:PREROUTING ACCEPT\nCOMMIT\n{all}")).unwrap();
+    ruleset.add_saved(family, &format!("*nat\n:PREROUTING ACCEPT\nCOMMIT\n{all}")).unwrap();
     let interfaces: Vec<(String, IpAddr)> =
         interfaces.iter().map(|(name, address)| ((*name).into(), address.parse().unwrap())).collect();
     let rules = TraceRules::of_ruleset(&ruleset, &[], family, None).with_interfaces(&interfaces);
@@ -513,12 +512,9 @@ fn the_rules_of_the_mesh_are_listed_with_what_they_counted() {
         .collect();
     let foreign = "*nat\n:OTHER - [0:0]\n[7:7] -A OUTPUT -p tcp -j OTHER\n[9:9] -A OTHER -j RETURN\n[1:2 -A OTHER -j ACCEPT\nCOMMIT\n";
     let mut ruleset = HookedRules::default();
-    assert!(
-        add_saved(&mut ruleset, Family::V4, &format!("{text}{foreign}")).is_err(),
-        "a counter that is cut"
-    );
+    assert!(ruleset.add_saved(Family::V4, &format!("{text}{foreign}")).is_err(), "a counter that is cut");
     let mut ruleset = HookedRules::default();
-    add_saved(&mut ruleset, Family::V4, &format!("{text}{}", foreign.replace("[1:2 ", ""))).unwrap();
+    ruleset.add_saved(Family::V4, &format!("{text}{}", foreign.replace("[1:2 ", ""))).unwrap();
     let wanted: usize =
         plan.explained_rules(Family::V4).values().flat_map(|chains| chains.values()).map(Vec::len).sum();
     for known in [None, Some(&plan)] {
@@ -540,7 +536,7 @@ fn the_rules_of_the_mesh_are_listed_with_what_they_counted() {
 fn chains_that_an_earlier_version_left_are_the_meshs() {
     let mut ruleset = HookedRules::default();
     let saved = "*nat\n:OUTPUT ACCEPT\n:ISTIO_OLD -\n:THEIRS -\n-A ISTIO_OLD -j RETURN\n-A THEIRS -j RETURN\nCOMMIT\n";
-    add_saved(&mut ruleset, Family::V4, saved).unwrap();
+    ruleset.add_saved(Family::V4, saved).unwrap();
     let rules = TraceRules::of_ruleset(&ruleset, &[], Family::V4, None);
     let chains: Vec<String> = rules.of_mesh().map(|one| one.place.chain).collect();
     assert_eq!(chains, ["ISTIO_OLD"]);

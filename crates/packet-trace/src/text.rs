@@ -61,10 +61,12 @@ impl Trace {
     }
 }
 
-/// The setting, and its source.
-fn said(origin: &Origin) -> String {
+/// The setting, and its source; a program that made it without a name for it names it by its own words alone.
+pub(super) fn said(origin: &Origin) -> String {
     let name = origin.setting.setting().name();
-    if origin.source == Source::Default {
+    if let Source::Caller(words) = origin.source {
+        words.to_owned()
+    } else if origin.source == Source::Default {
         format!("{name} (default)")
     } else if origin.source.to_string() == name {
         name.to_string()

@@ -311,7 +311,9 @@ pub fn open(
     let port = ports.next()?;
     let source = SocketAddr::new(packet.source.context("no source")?, port);
     bind(&fd, source).with_context(|| format!("cannot bind to {source}"))?;
-    Ok((fd, Packet { source_port: Some(port), ..packet.clone() }))
+    let mut packet = packet.clone();
+    packet.source_port = Some(port);
+    Ok((fd, packet))
 }
 
 /// The kernel takes a moment until an address that was just added can be used.

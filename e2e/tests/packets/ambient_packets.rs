@@ -135,7 +135,7 @@ fn packet(from: From, to: SocketAddr, is_udp: bool) -> Packet {
         let source = if to.ip().is_loopback() { to.ip() } else { pod_address(v6) };
         let packet = Packet::from_pod(1000, 1000, at(source), to);
         let stays = to.ip() == source;
-        Packet { mark, ..if stays { packet } else { packet.by("eth0") } }
+        if stays { packet } else { packet.by("eth0") }.with_mark(mark)
     };
     let packet = match from {
         From::App => sent(0),

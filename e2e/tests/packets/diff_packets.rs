@@ -38,7 +38,7 @@ impl Pod {
         let world = World::new()?;
         let (form, backend, native_form) = dice.pick(&FORMS);
         writeln!(words, "by {form}")?;
-        let options = ApplyOptions { backend, native_form, ..ApplyOptions::default() };
+        let options = ApplyOptions::default().backend(backend).native_form(native_form);
         world.pod().enter(|| apply(plan, &options))?.with_context(|| words.clone())?;
         Ok(Self { world, rules: Family::BOTH.map(|family| TraceRules::of_plan(plan, family)) })
     }

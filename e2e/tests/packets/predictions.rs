@@ -87,7 +87,7 @@ impl Mode {
             Legacy | LegacyTproxy => "iptables-legacy",
         };
         let (_, backend, native_form) = FORMS.into_iter().find(|form| form.0 == name).expect("is a form");
-        ApplyOptions { backend, native_form, ..ApplyOptions::default() }
+        ApplyOptions::default().backend(backend).native_form(native_form)
     }
 }
 
@@ -169,8 +169,8 @@ impl Probe {
             QueryByTcp | QueryByTcp6 => query(resolver(v6)),
             QueryOther => query([127, 0, 0, 11].into()).over_udp(),
             OutByTunnel => local(1000, at(elsewhere(false), 80)).by("t0"),
-            OutMarked => Packet { mark: 7, ..local(1000, at(far, 80)).by("eth0") },
-            QueryMarked => Packet { mark: 7, ..local(1000, at(far, 53)).by("eth0").over_udp() },
+            OutMarked => local(1000, at(far, 80)).by("eth0").with_mark(7),
+            QueryMarked => local(1000, at(far, 53)).by("eth0").over_udp().with_mark(7),
             InTunnel => outside(15008),
             InListener => outside(15006),
             ToTunnel => local(PROXY_ID, at(pod, 15008)).by("lo"),

@@ -58,7 +58,7 @@ impl Pod {
         let (form, backend, native_form) = dice.pick(&FORMS);
         let said = random_settings(dice);
         let (plan, words) = (plan(&said)?, format!("{said:?} by {form}"));
-        let options = ApplyOptions { backend, native_form, ..ApplyOptions::default() };
+        let options = ApplyOptions::default().backend(backend).native_form(native_form);
         let mut foreign = random(dice, form == "iptables-legacy");
         if let Ok(file) = std::env::var("TRACE_SCRIPT") {
             let after = std::fs::read_to_string(&file).with_context(|| file.clone())?;
@@ -154,8 +154,8 @@ impl Pod {
         };
         if traffic == Traffic::ByProxy {
             // A service may lead it elsewhere; and the plan may leave it alone for another reason than the proxy's.
-            let application =
-                Packet { sender: Sender::Local { uid: 1000, gid: 1000 }, ..shot.packet.clone() };
+            let mut application = shot.packet.clone();
+            application.sender = Sender::Local { uid: 1000, gid: 1000 };
             let is_left_alone = self.planned(&application) == Fate::Untouched;
             if is_left_alone || self.trace(&shot.packet).may.contains(&Fate::Translated) {
                 return Ok(None);

@@ -103,7 +103,7 @@ impl Pod {
         let (form, backend, native_form) = dice.pick(&FORMS);
         let said = random_settings(dice);
         let (plan, words) = (plan(&said)?, format!("{said:?} by {form}"));
-        let options = ApplyOptions { backend, native_form, ..ApplyOptions::default() };
+        let options = ApplyOptions::default().backend(backend).native_form(native_form);
         world.pod().enter(|| apply(&plan, &options))?.with_context(|| words.clone())?;
         let foreign = if dice.one_in(2) { random_rules(dice, form) } else { Vec::new() };
         for script in &foreign {
@@ -176,9 +176,10 @@ fn stays(trace: &Trace, live: &TraceRules) -> bool {
     });
     let Some((mark, source)) = mark.zip(trace.packet.source) else { return false };
     let to = SocketAddr::new(source, trace.packet.source_port.unwrap_or_default());
-    let answer = Packet::from_pod(0, 0, trace.packet.destination, to).by("eth0");
+    let mut answer = Packet::from_pod(0, 0, trace.packet.destination, to).by("eth0");
     let connection = ConntrackEntry { state: ConnectionState::Reply, mark, translated_to: None };
-    let answer = live.trace(&Packet { connection, flags: TcpFlags::SYN | TcpFlags::ACK, ..answer });
+    (answer.connection, answer.flags) = (connection, TcpFlags::SYN | TcpFlags::ACK);
+    let answer = live.trace(&answer);
     answer.steps.contains(&TraceEvent::Changed(PacketEdit::Rerouted { interface: Some("lo".into()) }))
 }
 

@@ -107,7 +107,9 @@ fn traces() -> Vec<Value> {
         traces.extend(states.into_iter().map(|state| {
             let to = "127.0.0.1:15001".parse().unwrap();
             let connection = ConntrackEntry { state, mark: 1337, translated_to: Some(to) };
-            rules.trace(&Packet { connection, ..packet.clone() })
+            let mut packet = packet.clone();
+            packet.connection = connection;
+            rules.trace(&packet)
         }));
     }
     let fates = [
@@ -260,7 +262,7 @@ fn list<'a>(document: &'a Value, name: &str) -> &'a [Value] {
 
 /// A rule in the words of iptables-save, from any that iptables takes.
 fn as_saved(words: &str) -> String {
-    let state = parse::rule_state(&format!("*mangle\n-A OUTPUT {words}\n")).unwrap();
+    let state = parse::mesh_tables(&format!("*mangle\n-A OUTPUT {words}\n")).unwrap();
     let [entry] = state.rules(Table::Mangle, &Hook::Output.into()) else { panic!("{words}") };
     rule_text(entry.understood().unwrap_or_else(|| panic!("{words}")))
 }

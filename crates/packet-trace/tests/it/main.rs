@@ -3,6 +3,7 @@
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)] // tests read recordings
 
 mod dependencies;
+mod examples;
 #[path = "../../../../redirect-core/tests/it/generated/mod.rs"]
 mod generated;
 mod json;
@@ -10,4 +11,6 @@ mod json;
 mod linked;
 #[path = "../../../../redirect-core/tests/it/recorded/mod.rs"]
 mod recorded;
+#[path = "../../../../redirect-core/tests/it/running/mod.rs"]
+mod running;
 mod traffic_difference;

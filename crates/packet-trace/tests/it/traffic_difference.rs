@@ -136,29 +136,21 @@ fn packet(constants: &Constants, random: &mut impl FnMut() -> usize) -> Option<P
     ];
     let state = pick(&states, random);
     let is_known = matches!(state, ConnectionState::Established | ConnectionState::Reply);
-    Some(Packet {
-        sender: if is_local {
-            Sender::Local { uid: pick(&constants.ids, random), gid: pick(&constants.ids, random) }
-        } else {
-            Sender::Outside
-        },
-        protocol: if is_tcp { Protocol::Tcp } else { Protocol::Udp },
-        source: Some(source),
-        source_port: Some(pick(&constants.ports, random)),
-        destination: SocketAddr::new(destination, pick(&constants.ports, random)),
-        interface: Interface::Named(interface),
-        flags: if is_tcp {
-            pick(&[TcpFlags::SYN, TcpFlags::SYN | TcpFlags::ACK, TcpFlags::ACK, 0], random)
-        } else {
-            0
-        },
-        mark: if is_local { pick(&constants.marks, random) } else { 0 },
-        connection: ConntrackEntry {
-            state,
-            mark: if is_known { pick(&constants.marks, random) } else { 0 },
-            translated_to: None,
-        },
-    })
+    let mut number = || pick(&constants.ids, random);
+    let sender = if is_local { Sender::Local { uid: number(), gid: number() } } else { Sender::Outside };
+    let mut port = || pick(&constants.ports, random);
+    let ends = (SocketAddr::new(source, port()), SocketAddr::new(destination, port()));
+    let mut packet = Packet::from_outside(ends.0, ends.1).by(&interface);
+    packet.sender = sender;
+    if is_tcp {
+        packet.flags = pick(&[TcpFlags::SYN, TcpFlags::SYN | TcpFlags::ACK, TcpFlags::ACK, 0], random);
+    } else {
+        packet = packet.over_udp();
+    }
+    packet.mark = if is_local { pick(&constants.marks, random) } else { 0 };
+    let mark = if is_known { pick(&constants.marks, random) } else { 0 };
+    packet.connection = ConntrackEntry { state, mark, translated_to: None };
+    Some(packet)
 }
 
 /// Two plans, and what becomes of a packet by each.
