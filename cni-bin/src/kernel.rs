@@ -177,7 +177,7 @@ impl Namespace for Pod {
         patience: Duration,
     ) -> Result<Applied, KernelError> {
         let accepted = accepted.clone();
-        let options = ApplyOptions { patience, accepted, ..options(programming, self.is_foreign) };
+        let options = options(programming, self.is_foreign).patience(patience).accepted(accepted);
         let outcome = netns_apply::apply_and_search(plan, &options)?;
         Ok(Applied {
             backend: outcome.backend.to_string(),
@@ -194,7 +194,7 @@ impl Namespace for Pod {
         accepted: &AcceptedRules,
     ) -> Result<Compared, KernelError> {
         let (most_read, accepted) = (Some(MOST_READ), accepted.clone());
-        let options = ApplyOptions { most_read, accepted, ..options(programming, self.is_foreign) };
+        let options = options(programming, self.is_foreign).most_read(most_read).accepted(accepted);
         let snapshot = Snapshot::take(plan, &options);
         let verified = snapshot.and_then(|snapshot| snapshot.verify_in_words(plan, &options));
         let (verdict, text) = verified.map_err(|error| failed(&error))?;
@@ -216,7 +216,7 @@ fn origin(mismatch: &Mismatch) -> &'static str {
 fn options(programming: Programming, is_foreign: bool) -> ApplyOptions {
     let programs = Programs::in_path(&std::env::var_os("PATH").unwrap_or_default());
     let Programming { backend, native_form } = programming;
-    ApplyOptions { backend: suitable(backend, is_foreign), native_form, programs, ..ApplyOptions::default() }
+    ApplyOptions::default().backend(suitable(backend, is_foreign)).native_form(native_form).programs(programs)
 }
 
 #[cfg(test)]

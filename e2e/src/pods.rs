@@ -266,7 +266,7 @@ pub fn redirect_as(namespace: &Namespace, annotations: &[(&str, &str)], choice: 
     let outside = Outside::of_this_process();
     let applied = namespace.enter(|| {
         let backend = suitable(choice, outside.finds_this_foreign());
-        netns_apply::apply(&plan(annotations), &ApplyOptions { backend, ..ApplyOptions::default() })
+        netns_apply::apply(&plan(annotations), &ApplyOptions::default().backend(backend))
     });
     applied.expect("enters").expect("applies");
 }
@@ -290,7 +290,7 @@ pub fn mismatch_in(
     let outside = Outside::of_this_process();
     let verified = namespace.enter(|| {
         let backend = suitable(choice, outside.finds_this_foreign());
-        let options = ApplyOptions { backend, native_form, ..ApplyOptions::default() };
+        let options = ApplyOptions::default().backend(backend).native_form(native_form);
         netns_apply::verify(&plan(annotations), &options)
     });
     verified.expect("enters").expect("looks").map(|mismatch| mismatch.to_string())

@@ -63,8 +63,8 @@ fn program(settings: &RawSettings) -> anyhow::Result<Option<RunOptions>> {
         Ok(_) | Err(_) => {}
     }
     let (options, redirect) = together(options, redirect)?;
-    let about = Notice::about(settings, &redirect);
-    report::notices(&about);
+    let about = redirect.notices();
+    report::notices(about);
     report::notices(&options.notices(settings));
     let plan = redirect.plan();
     report::planned(&plan);
@@ -117,14 +117,12 @@ fn together<A, B>(a: Result<A, InputErrors>, b: Result<B, InputErrors>) -> Resul
 }
 
 fn apply_options(options: &RunOptions, settings: &RawSettings) -> ApplyOptions {
-    ApplyOptions {
-        backend: options.backend,
-        native_form: options.native_form,
-        force: options.action == Action::ForceApply,
-        programs: Programs::in_path(&env::var_os("PATH").unwrap_or_default()),
-        tproxy: tproxy(settings),
-        ..ApplyOptions::default()
-    }
+    ApplyOptions::default()
+        .backend(options.backend)
+        .native_form(options.native_form)
+        .force(options.action == Action::ForceApply)
+        .programs(Programs::in_path(&env::var_os("PATH").unwrap_or_default()))
+        .tproxy(tproxy(settings))
 }
 
 /// The routing the settings name, also where the mode is another: an earlier run's may be left.

@@ -34,6 +34,7 @@ const PASSES: usize = 3;
 
 /// What a run did.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Outcome {
     /// What programmed the rules.
     pub backend: Backend,

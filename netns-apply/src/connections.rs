@@ -17,6 +17,7 @@ use crate::{
     pod::owner,
     routes::Addresses,
     socket::{Ended, NetlinkSocket, code},
+    system_error::SystemError,
 };
 use netlink_sys::protocols::{NETLINK_NETFILTER, NETLINK_SOCK_DIAG};
 use nix::errno::Errno;
@@ -56,7 +57,7 @@ pub enum CloseError {
         /// What it was asked to do.
         what: &'static str,
         /// What it answered.
-        cause: Errno,
+        cause: SystemError,
     },
     /// The namespace's addresses cannot be read.
     #[error("cannot read the network namespace's addresses: {0}")]
@@ -67,7 +68,7 @@ pub enum CloseError {
 }
 
 fn failed(what: &'static str) -> impl Fn(Errno) -> CloseError {
-    move |cause| CloseError::Kernel { what, cause }
+    move |cause| CloseError::Kernel { what, cause: SystemError(cause) }
 }
 
 /// Ends the connections in the calling thread's network namespace that were open before the plan's rules came into force, and that the
@@ -367,7 +368,7 @@ impl QuerySocket {
             });
             match dumped {
                 // Without connection tracking no translation is remembered.
-                Err(CloseError::Kernel { cause: Errno::EINVAL | Errno::EOPNOTSUPP, .. }) => {
+                Err(CloseError::Kernel { cause: SystemError(Errno::EINVAL | Errno::EOPNOTSUPP), .. }) => {
                     return Ok(Vec::new());
                 }
                 dumped => dumped?,
@@ -452,7 +453,7 @@ mod tests {
         };
         assert_eq!(asked(Some(1)), (1, Ok(())));
         assert_eq!(asked(Some(DUMP_ATTEMPTS)), (DUMP_ATTEMPTS, Ok(())));
-        let interrupted = CloseError::Kernel { what: "list", cause: Errno::EINTR };
+        let interrupted = CloseError::Kernel { what: "list", cause: SystemError(Errno::EINTR) };
         assert_eq!(asked(None), (DUMP_ATTEMPTS, Err(interrupted)));
     }
 }

@@ -27,7 +27,7 @@ pub(crate) struct Handles<'a> {
 impl<'a> Handles<'a> {
     /// Opens the sockets, for a namespace that may hold a plan. If iptables' programs are asked for, they are used for the tables of iptables.
     pub(crate) fn open(options: &'a ApplyOptions, plan: &RulePlan) -> Result<Self, ApplyError> {
-        let most_read = options.most_read(plan);
+        let most_read = options.most_read_with(plan);
         let netlink = match (options.backend, connect(most_read)) {
             (
                 BackendChoice::Auto | BackendChoice::Restore(_),

@@ -1,8 +1,8 @@
 //! Applies, observes and undoes a plan in a Linux network namespace.
 //!
-//! Everything acts on the network namespace of the calling thread; [`netns::Netns::run`] runs work in another one, on a
-//! thread of its own. [`apply()`] puts a plan in force wholly or not at all; [`cleanup`] leaves nothing behind;
-//! [`verify()`] names what is not as planned.
+//! A [`Session`] does all of it in a namespace that a path names. Beneath it, everything acts on the network namespace of the calling
+//! thread ([`netns::Netns::run`] runs work in another one): [`apply()`] puts a plan in force wholly or not at all; [`cleanup`] leaves
+//! nothing behind; [`verify()`] names what is not as planned.
 //!
 //! The environment of the process is never read: what a caller wants from it, it passes in.
 
@@ -53,9 +53,12 @@ pub mod probes;
 #[cfg(feature = "write")]
 mod restore;
 pub mod routes;
+#[cfg(feature = "write")]
+mod session;
 mod socket;
 #[cfg(feature = "write")]
 mod surroundings;
+mod system_error;
 #[cfg(feature = "write")]
 mod verify;
 
@@ -83,6 +86,9 @@ pub use observe::observe;
 pub use options::{ApplyOptions, MOST_READ};
 #[cfg(feature = "write")]
 pub use preview::cleanup_preview;
+#[cfg(feature = "write")]
+pub use session::{Session, SessionError};
+pub use system_error::SystemError;
 #[cfg(feature = "write")]
 pub use verify::{Snapshot, Verdict, verify};
 

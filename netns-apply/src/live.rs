@@ -216,7 +216,7 @@ impl Live {
         routes: &mut RouteSocket,
         links: &Links,
     ) -> Result<Self, ApplyError> {
-        let most = options.most_read(plan);
+        let most = options.most_read_with(plan);
         let mut ruleset = nf_tables(options, most)?;
         for family in Family::BOTH {
             legacy::add_to(&mut ruleset, family, most)?;

@@ -3,6 +3,7 @@
 //! A path says little: two paths may name the same namespace, and one path may name different ones over time. The
 //! device and inode of the opened file say which it is (namespaces(7)).
 
+use crate::system_error::SystemError;
 use nix::{
     errno::Errno,
     fcntl::OFlag,
@@ -83,7 +84,7 @@ pub enum NetnsError {
         /// The path as given.
         path: PathBuf,
         /// What the kernel said.
-        cause: nix::Error,
+        cause: SystemError,
     },
     /// No thread could be started, or it died.
     #[error("the thread inside network namespace {path} failed: {cause}", path = .path.display())]
@@ -209,7 +210,11 @@ impl DisposableThread {
             let path = namespace.path.clone();
             // A namespace of another kind (setns(2)).
             let is_another = cause == Errno::EINVAL;
-            if is_another { NetnsError::NotANamespace { path } } else { NetnsError::Enter { path, cause } }
+            if is_another {
+                NetnsError::NotANamespace { path }
+            } else {
+                NetnsError::Enter { path, cause: SystemError(cause) }
+            }
         })
     }
 }

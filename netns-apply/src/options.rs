@@ -20,6 +20,7 @@ const PLANS_AT_ONCE: usize = 2;
 
 /// How a plan is put in force.
 #[derive(Debug, Clone)]
+#[non_exhaustive]
 pub struct ApplyOptions {
     /// Which backend programs the rules, as far as the user has chosen one.
     pub backend: BackendChoice,
@@ -57,6 +58,57 @@ impl Default for ApplyOptions {
     }
 }
 
+/// Each returns the same options but for one.
+impl ApplyOptions {
+    /// With this backend: [`backend`](field@Self::backend).
+    #[must_use]
+    pub fn backend(self, backend: BackendChoice) -> Self {
+        Self { backend, ..self }
+    }
+
+    /// Rewriting rules even where they are in force, or not: [`force`](field@Self::force).
+    #[must_use]
+    pub fn force(self, force: bool) -> Self {
+        Self { force, ..self }
+    }
+
+    /// With native rules written like this: [`native_form`](field@Self::native_form).
+    #[must_use]
+    pub fn native_form(self, native_form: NativeForm) -> Self {
+        Self { native_form, ..self }
+    }
+
+    /// With helper programs found like this: [`programs`](field@Self::programs).
+    #[must_use]
+    pub fn programs(self, programs: Programs) -> Self {
+        Self { programs, ..self }
+    }
+
+    /// Waiting this long for others: [`patience`](field@Self::patience).
+    #[must_use]
+    pub fn patience(self, patience: Duration) -> Self {
+        Self { patience, ..self }
+    }
+
+    /// Reading this many bytes at most: [`most_read`](field@Self::most_read).
+    #[must_use]
+    pub fn most_read(self, most_read: Option<usize>) -> Self {
+        Self { most_read, ..self }
+    }
+
+    /// With this TPROXY routing as the mesh's own: [`tproxy`](field@Self::tproxy).
+    #[must_use]
+    pub fn tproxy(self, tproxy: Option<Tproxy>) -> Self {
+        Self { tproxy, ..self }
+    }
+
+    /// With these rules of others accepted: [`accepted`](field@Self::accepted).
+    #[must_use]
+    pub fn accepted(self, accepted: AcceptedRules) -> Self {
+        Self { accepted, ..self }
+    }
+}
+
 impl ApplyOptions {
     /// How many bytes of routing are read.
     pub(crate) fn most_routing(&self) -> usize {
@@ -64,7 +116,7 @@ impl ApplyOptions {
     }
 
     /// How many bytes of rules are read of a namespace that may hold a plan: its own rules are always readable.
-    pub(crate) fn most_read(&self, plan: &RulePlan) -> usize {
+    pub(crate) fn most_read_with(&self, plan: &RulePlan) -> usize {
         self.most_read.map_or(usize::MAX, |most| most.saturating_add(room_for(plan)))
     }
 }

@@ -1,7 +1,10 @@
 //! The node's table for ambient mode, in the calling thread's network namespace, which must be the node's: the addresses of pods whose probes pods'
 //! rules let through. [`netfilter_state::netlink::probes`] has its form.
 
-use crate::netlink::{Connection, NetlinkError};
+use crate::{
+    netlink::{Connection, NetlinkError},
+    system_error::SystemError,
+};
 use netfilter_state::netlink::{
     probes::{self, ProbeTable, TABLE},
     request,
@@ -68,7 +71,9 @@ pub fn destroy_ipsets() -> Result<bool, NetlinkError> {
         let destroy = |sequence| probes::destroy_ipset(sequence, name);
         had_any |= match connection.ask("destroy Istio's ipset for probes", destroy, |_| {}) {
             // The kernel has not loaded ipset.
-            Err(NetlinkError::Question { cause: Errno::EINVAL | Errno::EOPNOTSUPP, .. }) => false,
+            Err(NetlinkError::Question { cause: SystemError(Errno::EINVAL | Errno::EOPNOTSUPP), .. }) => {
+                false
+            }
             existed => existed?,
         };
     }

@@ -43,7 +43,7 @@ pub(crate) fn save_tables<'t>(
 
 fn rules_in(program: &Path, text: &str) -> Result<IptablesTables, ApplyError> {
     let program = program.display().to_string();
-    parse::rule_state(text).map_err(|cause| ApplyError::Unreadable { program, cause })
+    parse::mesh_tables(text).map_err(|cause| ApplyError::Unreadable { program, cause })
 }
 
 /// What a variant's program prints, at most so many bytes, and the path of that program.

@@ -174,7 +174,7 @@ impl Task {
 
     /// In the network namespace.
     fn done_here(&self, is_foreign: bool) -> Result<(), String> {
-        let options = ApplyOptions { backend: suitable(self.backend, is_foreign), ..ApplyOptions::default() };
+        let options = ApplyOptions::default().backend(suitable(self.backend, is_foreign));
         if options.backend != self.backend {
             log::info!(target: SCOPE, backend = "native"; "the backend is chosen by the namespace: {FOREIGN}");
         }

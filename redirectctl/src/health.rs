@@ -120,7 +120,7 @@ pub fn of_credentials(conf: &Conf) -> Option<Finding> {
 /// What the kernel lacks of what a sidecar needs.
 #[must_use]
 pub fn of_kernel(conf: &Conf) -> Option<Finding> {
-    let options = ApplyOptions { backend: conf.programming.backend, ..ApplyOptions::default() };
+    let options = ApplyOptions::default().backend(conf.programming.backend);
     if let Err(error) = preflight(&options) {
         return Some(Finding::new(Cause::KernelLacks, error.to_string()));
     }

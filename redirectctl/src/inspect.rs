@@ -103,12 +103,12 @@ pub fn inspect<T: Send>(
         let addresses = facts::addresses().map_err(unreadable)?;
         let (plan, more) = plan(&facts::of_namespace(&addresses));
         let foreign = outside.finds_this_foreign();
-        let options = |programming: Programming| ApplyOptions {
-            backend: suitable(programming.backend, foreign),
-            native_form: programming.native_form,
-            most_read: Some(MOST_READ),
-            accepted: accepted.clone(),
-            ..ApplyOptions::default()
+        let options = |programming: Programming| {
+            ApplyOptions::default()
+                .backend(suitable(programming.backend, foreign))
+                .native_form(programming.native_form)
+                .most_read(Some(MOST_READ))
+                .accepted(accepted.clone())
         };
         let usual = programming.unwrap_or_else(|| Programming::new(false, false));
         let looking = options(usual);
@@ -162,7 +162,7 @@ fn compare(
 ) -> Result<(Verdict, Impact), ApplyError> {
     let mut first = None;
     for programming in candidates {
-        let options = ApplyOptions { native_form: programming.native_form, ..options.clone() };
+        let options = options.clone().native_form(programming.native_form);
         match snapshot.differences(plan, &options)? {
             Some(different @ Mismatch::Different(_)) => first = first.or(Some(different)),
             other => {

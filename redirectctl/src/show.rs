@@ -67,7 +67,7 @@ pub fn read_or_cause(
 /// The namespace cannot be entered, or its rules cannot be read.
 pub(crate) fn counters(netns: &Netns, pod: Option<&Pod>, node: &Node) -> Result<CounterSnapshot, String> {
     let read = netns.run(|| {
-        let options = ApplyOptions { most_read: Some(MOST_READ), ..ApplyOptions::default() };
+        let options = ApplyOptions::default().most_read(Some(MOST_READ));
         let there = facts::addresses().map_err(|error| error.to_string())?;
         let plan = pod.and_then(|pod| node.decide(pod, &facts::of_namespace(&there)).plan());
         let live = Live::now(plan.as_ref(), &options);

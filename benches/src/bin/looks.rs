@@ -71,7 +71,7 @@ fn measured(rules: &Rules) -> Result<String> {
 }
 
 fn options() -> ApplyOptions {
-    ApplyOptions { most_read: Some(MOST_READ), ..ApplyOptions::default() }
+    ApplyOptions::default().most_read(Some(MOST_READ))
 }
 
 /// Looks once, and prints what that cost and what came of it.

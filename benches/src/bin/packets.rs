@@ -33,8 +33,7 @@ fn main() -> Result<()> {
     for _ in 0..ROUNDS {
         for ((_, backend, native_form), (_, best)) in forms.iter().zip(&mut lines) {
             for (size, best) in SIZES.iter().zip(best) {
-                let options =
-                    ApplyOptions { backend: *backend, native_form: *native_form, ..ApplyOptions::default() };
+                let options = ApplyOptions::default().backend(*backend).native_form(*native_form);
                 *best = best.max(rate(*size, &options, seconds)?);
             }
         }

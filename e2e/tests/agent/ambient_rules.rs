@@ -9,7 +9,7 @@ use redirect_core::{AmbientRedirect, Families};
 use test_support::netns::{Families as Addresses, Namespace};
 
 fn options(backend: BackendChoice) -> ApplyOptions {
-    ApplyOptions { backend, ..ApplyOptions::default() }
+    ApplyOptions::default().backend(backend)
 }
 
 /// A pod with the routes that a network gives it.

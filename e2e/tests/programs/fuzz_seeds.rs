@@ -18,7 +18,7 @@ use e2e::iptables::recording::Recording;
 use e2e::ztunnel::{ACK, HELLO, NACK};
 use netfilter_state::change::IptablesChange;
 use netfilter_state::netlink::{Batch, Observed};
-use netfilter_state::parse::rule_state;
+use netfilter_state::parse::mesh_tables;
 use netfilter_state::state::IptablesTables;
 use redirect_core::Family;
 use redirect_core::settings::SETTINGS;
@@ -303,7 +303,7 @@ fn saved(tables: &Value) -> Result<String> {
 
 /// The same as the kernel's answer over netlink.
 fn dump(family: Family, text: &str) -> Result<Vec<u8>> {
-    let (state, nothing) = (rule_state(text)?, Observed::at(1));
+    let (state, nothing) = (mesh_tables(text)?, Observed::at(1));
     ensure!(state != IptablesTables::new(), "nothing is recorded");
     let change = IptablesChange::back(&IptablesTables::new(), &state, &IptablesChange::default());
     let mut batch = Batch::new(&nothing);

@@ -5,7 +5,10 @@
 mod ruleset;
 
 use super::{Missing, NetlinkError};
-use crate::socket::{Ended, NetlinkSocket, code};
+use crate::{
+    socket::{Ended, NetlinkSocket, code},
+    system_error::SystemError,
+};
 use netfilter_state::{
     netlink::{
         Answer, Batch, BatchError, Extension, FinishedBatch, Message, Messages, Observed, Obstacle, Part,
@@ -36,13 +39,13 @@ pub struct Connection {
 
 /// An error of the socket, while doing something.
 fn failed(what: &'static str) -> impl Fn(Errno) -> NetlinkError {
-    move |cause| NetlinkError::Socket { what, cause }
+    move |cause| NetlinkError::Socket { what, cause: SystemError(cause) }
 }
 
 fn socket() -> Result<NetlinkSocket, NetlinkError> {
     NetlinkSocket::open(NETLINK_NETFILTER).map_err(|cause| match cause {
         Errno::EPROTONOSUPPORT | Errno::EAFNOSUPPORT => NetlinkError::NoNfTables,
-        cause => NetlinkError::Socket { what: "open a socket", cause },
+        cause => NetlinkError::Socket { what: "open a socket", cause: SystemError(cause) },
     })
 }
 
@@ -297,9 +300,9 @@ impl Connection {
                 Errno::EPERM => Err(NetlinkError::NotPermitted),
                 // A table or set that is gone already.
                 Errno::ENOENT => Ok(false),
-                cause => Err(NetlinkError::Question { what, cause, text: answer.text }),
+                cause => Err(NetlinkError::Question { what, cause: SystemError(cause), text: answer.text }),
             },
-            Err(AskError::Socket(cause)) => Err(NetlinkError::Socket { what, cause }),
+            Err(AskError::Socket(cause)) => Err(NetlinkError::Socket { what, cause: SystemError(cause) }),
             Err(AskError::TooMuch(most)) => {
                 // The rest of this answer would come before every other one. The calling thread is still in the same namespace.
                 self.socket = socket()?;
@@ -323,7 +326,7 @@ impl Connection {
             Ended::Refused(answer) => match code(&answer) {
                 Errno::EPERM => Err(NetlinkError::NotPermitted),
                 Errno::ERESTART | Errno::EAGAIN => Err(NetlinkError::Contended),
-                cause => Err(NetlinkError::Question { what, cause, text: answer.text }),
+                cause => Err(NetlinkError::Question { what, cause: SystemError(cause), text: answer.text }),
             },
         }
     }
@@ -376,14 +379,14 @@ impl Connection {
                 Ok(None) => break,
                 // More errors than fit into the buffer; the first ones are there.
                 Err(Errno::ENOBUFS) => {}
-                Err(cause) => return Err(NetlinkError::Socket { what: WHAT, cause }),
+                Err(cause) => return Err(NetlinkError::Socket { what: WHAT, cause: SystemError(cause) }),
             }
             next = self.socket.received();
         }
         match (first_error, confirmed) {
             (None, true) => Ok(None),
             (Some(error), _) => Ok(Some(error)),
-            (None, false) => Err(NetlinkError::Socket { what: WHAT, cause: Errno::ENOMSG }),
+            (None, false) => Err(NetlinkError::Socket { what: WHAT, cause: SystemError(Errno::ENOMSG) }),
         }
     }
 
@@ -416,7 +419,7 @@ impl Connection {
                     Some(_) | None => Vec::new(),
                 };
                 let part = part.map_or_else(|| "the transaction".into(), ToString::to_string);
-                NetlinkError::Refused { part, cause, text: answer.text, missing }
+                NetlinkError::Refused { part, cause: SystemError(cause), text: answer.text, missing }
             }
         })
     }

@@ -2,6 +2,7 @@
 
 #![allow(clippy::wildcard_enum_match_arm)] // error numbers are many, and may grow
 
+use crate::system_error::SystemError;
 use netfilter_state::netlink::{BatchError, Extension, Obstacle};
 use nix::errno::Errno;
 use redirect_core::Family;
@@ -21,30 +22,30 @@ pub enum NetlinkError {
     #[error("CAP_NET_ADMIN is missing in the network namespace's user namespace: run as root")]
     NotPermitted,
     /// The socket failed.
-    #[error("netlink: cannot {what}: {}", .cause.desc())]
+    #[error("netlink: cannot {what}: {}", .cause.0.desc())]
     Socket {
         /// What was tried.
         what: &'static str,
         /// What the system said.
-        cause: Errno,
+        cause: SystemError,
     },
     /// The kernel refused a question.
-    #[error("netlink: the kernel refuses to {what}: {}{}", .cause.desc(), explained(.text.as_deref()))]
+    #[error("netlink: the kernel refuses to {what}: {}{}", .cause.0.desc(), explained(.text.as_deref()))]
     Question {
         /// What it was asked to do.
         what: &'static str,
         /// Its reason.
-        cause: Errno,
+        cause: SystemError,
         /// Its words.
         text: Option<String>,
     },
     /// The kernel refused a part of a transaction, and so all of it.
-    #[error("the kernel refuses {part}: {}{}{}", .cause.desc(), explained(.text.as_deref()), remedy(.missing, *.cause))]
+    #[error("the kernel refuses {part}: {}{}{}", .cause.0.desc(), explained(.text.as_deref()), remedy(.missing, .cause.0))]
     Refused {
         /// What it refused: a table, a chain, a rule.
         part: String,
         /// Its reason.
-        cause: Errno,
+        cause: SystemError,
         /// Its words.
         text: Option<String>,
         /// What the part needs and the kernel lacks.

@@ -62,7 +62,7 @@ fn plan_for(mode: &'static str, excluded: &'static str, dual_stack: &'static str
 }
 
 fn options(backend: BackendChoice) -> ApplyOptions {
-    ApplyOptions { backend, patience: LONG, ..ApplyOptions::default() }
+    ApplyOptions::default().backend(backend).patience(LONG)
 }
 
 fn namespace() -> Namespace {
@@ -185,7 +185,7 @@ fn a_plan_is_put_in_force_once_replaced_and_removed() {
                     }
                     let again = apply(&second, &options).unwrap();
                     assert!(!again.changed && again.warnings.is_empty(), "{what}: {again:?}");
-                    let force = ApplyOptions { force: true, ..options.clone() };
+                    let force = options.clone().force(true);
                     assert!(apply(&second, &force).unwrap().changed, "{what}");
                     assert_in_force(&second, &options);
                     assert!(cleanup(&options).unwrap().changed, "{what}");
@@ -221,7 +221,7 @@ fn a_run_that_only_adds_waits_for_nobody_and_others_wait() {
     thread::scope(|scope| {
         let holder = scope.spawn(|| {
             let programs = stubs.programs();
-            let options = ApplyOptions { programs, ..options(BackendChoice::Restore(Some(Variant::Nft))) };
+            let options = options(BackendChoice::Restore(Some(Variant::Nft))).programs(programs);
             namespace.enter(|| apply(&plan("REDIRECT", "80"), &options)).unwrap()
         });
         let go = Finally(|| fs::write(stubs.0.path().join("go"), "").unwrap());
@@ -229,7 +229,7 @@ fn a_run_that_only_adds_waits_for_nobody_and_others_wait() {
         test_support::process::until("the lock is held", LONG, &[], started).unwrap();
         namespace
             .enter(|| {
-                let impatient = ApplyOptions { patience: BRIEF, ..options(BackendChoice::Netlink) };
+                let impatient = options(BackendChoice::Netlink).patience(BRIEF);
                 // Nothing but additions, of routing and in one transaction; then one transaction, of which the kernel sees to it that
                 // nobody comes in between.
                 for excluded in ["80", "81"] {
@@ -256,7 +256,7 @@ fn a_first_run_looks_once_and_one_that_replaces_looks_until_nothing_is_left_to_d
             .enter(|| {
                 // No plan has such a rule, so each look asks the program for its words.
                 run("iptables-legacy", &["-t", "nat", "-A", "POSTROUTING", "-j", "MASQUERADE"], "");
-                let options = ApplyOptions { programs: stubs.programs(), ..options(BackendChoice::Netlink) };
+                let options = options(BackendChoice::Netlink).programs(stubs.programs());
                 let looks = |plan: &RulePlan| {
                     let before = stubs.lines("looks");
                     apply(plan, &options).unwrap();
@@ -351,7 +351,7 @@ fn a_run_that_somebody_always_comes_before_ends_with_its_patience() {
                     "",
                 );
             });
-            let impatient = ApplyOptions { patience: BRIEF, ..options(BackendChoice::Netlink) };
+            let impatient = options(BackendChoice::Netlink).patience(BRIEF);
             let error = apply(&plan("REDIRECT", "80"), &impatient).unwrap_err();
             let (ApplyError::Netlink(cause), aftermath) = (&*error.cause, &error.aftermath) else {
                 panic!("{error}")
@@ -381,7 +381,7 @@ fn a_run_whose_second_transaction_somebody_always_comes_before_ends_with_its_pat
                 run("iptables-nft-restore", &[], &next[0]);
                 next.rotate_left(1);
             });
-            let impatient = ApplyOptions { patience: BRIEF, ..patient };
+            let impatient = patient.patience(BRIEF);
             let error = apply(&plan("TPROXY", "80"), &impatient).unwrap_err();
             assert!(matches!(&*error.cause, ApplyError::Netlink(NetlinkError::Changed)), "{error}");
         })
@@ -391,7 +391,7 @@ fn a_run_whose_second_transaction_somebody_always_comes_before_ends_with_its_pat
 #[test]
 fn a_patience_longer_than_any_clock_goes_is_long() {
     let namespace = namespace();
-    let options = ApplyOptions { patience: Duration::MAX, ..options(BackendChoice::Netlink) };
+    let options = options(BackendChoice::Netlink).patience(Duration::MAX);
     namespace
         .enter(|| {
             // The second plan takes the place of the first, which takes the lock.
@@ -410,8 +410,7 @@ fn a_helper_program_that_says_yes_and_does_nothing_is_named_as_contention_and_no
     let (stubs, namespace) = (Stubs::new(), namespace());
     stubs.add("iptables-nft-restore", "exit 0");
     let before = namespace.snapshot().unwrap();
-    let options =
-        ApplyOptions { programs: stubs.programs(), ..options(BackendChoice::Restore(Some(Variant::Nft))) };
+    let options = options(BackendChoice::Restore(Some(Variant::Nft))).programs(stubs.programs());
     let error = namespace.enter(|| apply(&plan("REDIRECT", "80"), &options)).unwrap().unwrap_err();
     let ApplyError::Contended { attempts, difference } = &*error.cause else { panic!("{error}") };
     assert_eq!((*attempts, &difference[..]), (3, "IPv4 nat (iptables-nft)"));
@@ -425,14 +424,8 @@ fn what_a_helper_program_would_refuse_is_not_begun() {
         let (stubs, namespace) = (Stubs::new(), namespace());
         stubs
             .add("ip6tables-nft-restore", "case \"$*\" in *--test*) echo no >&2; exit 2;; esac; REAL \"$@\"");
-        let options = ApplyOptions {
-            programs: stubs.programs(),
-            ..options(BackendChoice::Restore(Some(Variant::Nft)))
-        };
-        namespace
-            .enter(|| apply(&from, &ApplyOptions { programs: Programs::usual(), ..options.clone() }))
-            .unwrap()
-            .unwrap();
+        let options = options(BackendChoice::Restore(Some(Variant::Nft))).programs(stubs.programs());
+        namespace.enter(|| apply(&from, &options.clone().programs(Programs::usual()))).unwrap().unwrap();
         let before = namespace.snapshot().unwrap();
         let error = namespace.enter(|| apply(&plan("REDIRECT", "81"), &options)).unwrap().unwrap_err();
         assert!(matches!(*error.cause, ApplyError::Rejected { variant: Variant::Nft, .. }), "{error}");
@@ -464,7 +457,7 @@ fn fails_at_the_last_program(
         })
         .unwrap();
     let before = namespace.snapshot().unwrap();
-    let options = ApplyOptions { programs: stubs.programs(), ..options(to) };
+    let options = options(to).programs(stubs.programs());
     let error = namespace.enter(|| apply(&plan("TPROXY", "81"), &options)).unwrap().unwrap_err();
     assert!(matches!(*error.cause, ApplyError::Exec(_)), "{error}");
     if error.aftermath == RollbackOutcome::Undone {
@@ -523,7 +516,7 @@ fn a_failed_run_leaves_every_policy_rule_that_is_like_its_own() {
         let (stubs, namespace) = (Stubs::new(), namespace());
         stubs.add("iptables-legacy-restore", DONE_AND_FAILED);
         let legacy = options(BackendChoice::Restore(Some(Variant::Legacy)));
-        let options = ApplyOptions { programs: stubs.programs(), ..legacy.clone() };
+        let options = legacy.clone().programs(stubs.programs());
         if plan.families().is_empty() {
             namespace.enter(|| apply(&self::plan("REDIRECT", "80"), &legacy)).unwrap().unwrap();
         }
@@ -574,7 +567,7 @@ fn a_run_is_undone_while_somebody_keeps_changing_the_same_tables() {
         let undone: Vec<RollbackOutcome> = (0..8)
             .map(|_| {
                 let legacy = options(BackendChoice::Restore(Some(Variant::Legacy)));
-                let netlink = ApplyOptions { programs: stubs.programs(), ..options(BackendChoice::Netlink) };
+                let netlink = options(BackendChoice::Netlink).programs(stubs.programs());
                 let _ = fs::remove_file(stubs.0.path().join("failed"));
                 let plan = plan("REDIRECT", "80");
                 namespace
@@ -600,7 +593,7 @@ fn rules_that_somebody_changes_while_they_are_put_back_are_worked_out_anew() {
     stubs.add("ip6tables-legacy-restore", DONE_AND_FAILED);
     let (legacy, netlink) = (
         options(BackendChoice::Restore(Some(Variant::Legacy))),
-        ApplyOptions { programs: stubs.programs(), ..options(BackendChoice::Netlink) },
+        options(BackendChoice::Netlink).programs(stubs.programs()),
     );
     namespace
         .enter(|| {
@@ -771,7 +764,7 @@ const MOST_READ: usize = 1 << 20;
 #[test]
 fn a_run_reads_no_more_rules_than_it_may_and_ends() {
     for backend in &BACKENDS[..3] {
-        let options = ApplyOptions { most_read: Some(MOST_READ), ..options(*backend) };
+        let options = options(*backend).most_read(Some(MOST_READ));
         let scene = || {
             apply(&plan("REDIRECT", "80"), &options).unwrap();
             flood(*backend, "nat", "ISTIO_OUTPUT");
@@ -791,7 +784,7 @@ fn tables_that_the_mesh_does_not_use_may_hold_any_number_of_rules() {
     for backend in
         BACKENDS.into_iter().filter(|backend| *backend != BackendChoice::Restore(Some(Variant::Nft)))
     {
-        let options = ApplyOptions { most_read: Some(MOST_READ), ..options(backend) };
+        let options = options(backend).most_read(Some(MOST_READ));
         let scene = || {
             flood(backend, "filter", "FORWARD");
             let plan = plan("REDIRECT", "80");
@@ -815,7 +808,7 @@ fn tables_that_the_mesh_does_not_use_may_hold_any_number_of_rules() {
 
 #[test]
 fn a_run_reads_no_more_policy_rules_than_it_may_and_ends() {
-    let options = ApplyOptions { most_read: Some(MOST_READ), ..options(BackendChoice::Netlink) };
+    let options = options(BackendChoice::Netlink).most_read(Some(MOST_READ));
     let scene = || {
         let rule = |number: u32| format!("rule add priority 100 fwmark {number} lookup {number}\n");
         run("ip", &["-batch", "-"], &(1..20_000).map(rule).collect::<String>());

@@ -54,7 +54,11 @@ const BACKENDS: [(BackendChoice, NativeForm); 5] = [
 
 fn options((backend, native_form): (BackendChoice, NativeForm)) -> ApplyOptions {
     let patience = Duration::from_secs(600);
-    ApplyOptions { backend, native_form, patience, most_read: Some(MOST_READ), ..ApplyOptions::default() }
+    ApplyOptions::default()
+        .backend(backend)
+        .native_form(native_form)
+        .patience(patience)
+        .most_read(Some(MOST_READ))
 }
 
 /// Flushes a chain of the mesh.
@@ -93,7 +97,7 @@ fn lives(plan: &RulePlan, options: &ApplyOptions, what: &str) {
     assert!(apply(plan, options).unwrap().changed, "{what}");
     verified("restored");
     // Whoever removes it does not know what it was.
-    let without_limit = ApplyOptions { most_read: None, ..options.clone() };
+    let without_limit = options.clone().most_read(None);
     assert!(cleanup(&without_limit).unwrap().changed, "{what}");
     assert!(!observe(options).unwrap().is_redirected(), "{what}");
 }
@@ -123,7 +127,7 @@ fn a_plan_of_ten_thousand_ports_or_ranges_is_readable_as_long_as_it_lives() {
             options
         } else {
             // Nothing but the plan's own share.
-            ApplyOptions { most_read: Some(64 << 10), ..options }
+            options.most_read(Some(64 << 10))
         };
         let what = format!("{mode} {key:?} {count} {backend:?}");
         Namespace::pod(Families::Dual).unwrap().enter(|| lives(&plan, &options, &what)).unwrap();
@@ -134,7 +138,7 @@ fn a_plan_of_ten_thousand_ports_or_ranges_is_readable_as_long_as_it_lives() {
 fn what_another_plan_has_left_is_told_where_it_is_more_than_is_read() {
     let large = plan("REDIRECT", Key::OutboundExcludePorts, &list(Key::OutboundExcludePorts, 1_500, false));
     let small = plan("REDIRECT", Key::OutboundExcludePorts, "80");
-    let options = ApplyOptions { most_read: Some(64 << 10), ..options(BACKENDS[0]) };
+    let options = options(BACKENDS[0]).most_read(Some(64 << 10));
     let scene = || {
         apply(&large, &options).unwrap();
         let error = verify(&small, &options).unwrap_err();

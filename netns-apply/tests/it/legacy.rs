@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used)] // a panic is how a test fails
 
-use crate::common::dumps::{add_saved, kernel_dumps};
+use crate::common::dumps::kernel_dumps;
 use crate::common::{namespace, run};
 use netfilter_state::{
     parse,
@@ -29,7 +29,7 @@ const PROGRAMS: [(Family, [&str; 2]); 2] = [
 
 /// Options of a machine on which no helper program is installed.
 fn without_programs(empty: &TempDir) -> ApplyOptions {
-    ApplyOptions { programs: Programs::only_in(empty.path().as_os_str()), ..ApplyOptions::default() }
+    ApplyOptions::default().programs(Programs::only_in(empty.path().as_os_str()))
 }
 
 /// What is in force, in words: a line for each chain and rule. What is not understood is called by the name of its match alone,
@@ -70,8 +70,8 @@ fn compare(scripts: &[(Family, Vec<String>)]) {
     for ((family, [restore, save]), (_, scripts)) in PROGRAMS.into_iter().zip(scripts) {
         scripts.iter().for_each(|script| drop(run(restore, &["--noflush"], script)));
         let saved = run(save, &["--counters"], "");
-        add_saved(&mut printed, family, &saved).unwrap();
-        state.push(parse::rule_state(&run(save, &[], "")).unwrap());
+        printed.add_saved(family, &saved).unwrap();
+        state.push(parse::mesh_tables(&run(save, &[], "")).unwrap());
     }
     let options = without_programs(&empty);
     let mut read = Live::now(None, &options).unwrap().ruleset;
@@ -158,8 +158,7 @@ fn an_empty_table_is_none_and_one_that_drops_or_has_rules_is_one() {
 fn rules_of_the_mesh_in_them_are_seen_and_replaced_only_with_the_programs() {
     let empty = TempDir::new().unwrap();
     let options = without_programs(&empty);
-    let legacy =
-        ApplyOptions { backend: BackendChoice::Restore(Some(Variant::Legacy)), ..ApplyOptions::default() };
+    let legacy = ApplyOptions::default().backend(BackendChoice::Restore(Some(Variant::Legacy)));
     let [first, second, _] = kernel_dumps::plans().map(|(_, plan)| plan);
     namespace()
         .enter(|| {
@@ -176,7 +175,7 @@ fn rules_of_the_mesh_in_them_are_seen_and_replaced_only_with_the_programs() {
 #[test]
 fn a_table_takes_no_more_than_may_be_read() {
     let empty = TempDir::new().unwrap();
-    let options = ApplyOptions { most_read: Some(1 << 10), ..without_programs(&empty) };
+    let options = without_programs(&empty).most_read(Some(1 << 10));
     namespace()
         .enter(|| {
             let rules = "-A OUTPUT -j RETURN\n".repeat(100);

@@ -4,6 +4,7 @@ mod apply;
 mod common;
 mod connections;
 mod dumps;
+mod examples;
 mod fingerprint;
 mod large;
 mod legacy;
@@ -17,5 +18,8 @@ mod netns;
 mod notify;
 mod pod;
 mod routes;
+#[path = "../../../redirect-core/tests/it/running/mod.rs"]
+mod running;
+mod saved_dumps;
 mod second_opinion;
 mod xtables_read;

@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used)] // a panic is how a test fails
 
 use crate::common::{apply, changes, is_in_force, namespace, observe, recordings, run, strict_recordings};
-use netfilter_state::parse::rule_state;
+use netfilter_state::parse::mesh_tables;
 use redirect_core::{
     Family, RulePlan,
     render::{restore_text, rule_text},
@@ -137,7 +137,7 @@ fn saved_text_and_dump_say_the_same() {
                 for (family, program) in
                     [(Family::V4, "iptables-nft-save"), (Family::V6, "ip6tables-nft-save")]
                 {
-                    let saved = rule_state(&run(program, &[], "")).unwrap();
+                    let saved = mesh_tables(&run(program, &[], "")).unwrap();
                     assert_eq!(&saved, observed.state(family), "{}", recording.name);
                 }
             })

@@ -59,7 +59,7 @@ fn iptables_reads_the_rules_that_were_planned() {
         for (backend, variant) in backends {
             namespace()
                 .enter(|| {
-                    let options = ApplyOptions { backend, ..ApplyOptions::default() };
+                    let options = ApplyOptions::default().backend(backend);
                     apply(&recording.plan, &options).unwrap();
                     for family in recording.plan.families() {
                         let reader = reader(variant, *family);

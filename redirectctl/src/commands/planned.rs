@@ -11,7 +11,7 @@ use netns_apply::{ApplyOptions, Live, MOST_READ};
 use packet_trace::{Detail, Packet, TraceRules};
 use redirect_core::options::BackendChoice;
 use redirect_core::pod::SkipReason;
-use redirect_core::settings::{Key, NamespaceFacts, Notice, RawSettings};
+use redirect_core::settings::{Key, NamespaceFacts, RawSettings};
 use redirect_core::{AmbientRedirect, Redirect, RulePlan};
 use settings_cli::RunOptions;
 
@@ -102,7 +102,7 @@ fn settings_here(given: &Given) -> Result<Box<Redirect>, InputError> {
         (said, true)
     };
     let redirect = of_settings(settings, &NamespaceFacts::new(&addresses).with_ipv6(has_ipv6))?;
-    for notice in Notice::about(settings, &redirect) {
+    for notice in redirect.notices() {
         log::warn!(target: DEFAULT_SCOPE, "{notice}");
     }
     Ok(redirect)
@@ -179,7 +179,7 @@ fn in_namespace(
     let ambient = if given.is_ambient() { Some(ambient(given, pod)?.0.plan()) } else { None };
     let netns = Netns::open(path).map_err(InputError::of)?;
     let read = netns.run(|| {
-        let options = ApplyOptions { most_read: Some(MOST_READ), ..ApplyOptions::default() };
+        let options = ApplyOptions::default().most_read(Some(MOST_READ));
         let there = facts::addresses().map_err(InputError::of)?;
         let decided = |pod: &Pod| Node::default().decide(pod, &facts::of_namespace(&there)).plan();
         let plan = ambient.or_else(|| pod.and_then(decided));

@@ -9,7 +9,3 @@ use redirect_core::{
 
 #[path = "../../../../crates/netfilter-state/src/netlink/recorded/dumps.rs"]
 pub mod kernel_dumps;
-#[path = "../../../../crates/netfilter-state/tests/saved/mod.rs"]
-mod saved;
-
-pub use saved::add_saved;

@@ -11,7 +11,7 @@ use netns_apply::connections::{ClosedConnections, sever, socket_groups};
 use netns_apply::facts::addresses;
 use netns_apply::netns::Netns;
 use netns_apply::pod::Outside;
-use netns_apply::{ApplyError, ApplyOptions, Mismatch, Outcome, Programs, RunError, apply, verify};
+use netns_apply::{ApplyError, Mismatch, Outcome, Programs, RunError, apply, verify};
 use pod_netns::MountedNetns;
 use reasons::AgentReason;
 use redirect_core::plan::RulePlan;
@@ -176,11 +176,10 @@ pub fn redirect_here(
         Decision::Skip(reason) => return Err(ApplyFailure::Skipped(reason)),
     };
     require_room(&plan).map_err(ApplyFailure::TooLarge)?;
-    let options = ApplyOptions {
-        programs: Programs::in_path(&std::env::var_os("PATH").unwrap_or_default()),
-        patience: PATIENCE,
-        ..rules.options(&facts.annotations, is_foreign)
-    };
+    let options = rules
+        .options(&facts.annotations, is_foreign)
+        .programs(Programs::in_path(&std::env::var_os("PATH").unwrap_or_default()))
+        .patience(PATIENCE);
     let applied = apply(&plan, &options).map_err(ApplyFailure::Apply)?;
     let verified = verify(&plan, &options);
     Ok(Redirected { plan, applied, verified })

@@ -74,7 +74,12 @@ pub fn options(programming: Programming, accepted: AcceptedRules, is_foreign: bo
     let Programming { backend, native_form } = programming;
     let backend = suitable(backend, is_foreign);
     let (most_read, patience) = (Some(MOST_READ), PATIENCE);
-    ApplyOptions { backend, native_form, accepted, most_read, patience, ..ApplyOptions::default() }
+    ApplyOptions::default()
+        .backend(backend)
+        .native_form(native_form)
+        .accepted(accepted)
+        .most_read(most_read)
+        .patience(patience)
 }
 
 /// How a pod's namespace compares with its plan.
