@@ -5,7 +5,6 @@ use super::{
     packets::{Field, LO, Packets, interface, interface_name, loopback, state},
     rules::TraceRules,
     set::Set,
-    text::said,
     walk::{self, WalkInput, Work},
 };
 use netfilter_state::ruleset::address;
@@ -69,7 +68,7 @@ pub fn summary(differences: &[Difference]) -> String {
         }
     }
     let line = |(first, more): (&Difference, usize)| {
-        let cause = first.cause.as_ref().map(|origin| format!("{}: ", said(origin))).unwrap_or_default();
+        let cause = first.cause.map(|origin| format!("{}: ", origin.source)).unwrap_or_default();
         let more = if more > 0 { format!(" (and {more} more)") } else { String::new() };
         format!("{cause}{} \u{2192} {}: {}{more}\n", first.before, first.after, first.region)
     };

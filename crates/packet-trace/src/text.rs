@@ -62,7 +62,7 @@ impl Trace {
 }
 
 /// The setting, and its source; a program that made it without a name for it names it by its own words alone.
-pub(super) fn said(origin: &Origin) -> String {
+fn said(origin: &Origin) -> String {
     let name = origin.setting.setting().name();
     if let Source::Caller(words) = origin.source {
         words.to_owned()

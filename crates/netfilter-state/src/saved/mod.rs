@@ -16,8 +16,8 @@ use crate::{
     change::RuleDifference,
     parse::mesh_tables,
     ruleset::{
-        Api, Condition, Counter, Endpoint, HookEntry, HookList, HookOwner, HookedRules, KernelRule, Selector,
-        Statement, TableName, built_in, marked, owned_by, state, target_named,
+        Api, Base, ChainState, Condition, Counter, Endpoint, HookEntry, HookList, HookOwner, HookedRules,
+        KernelRule, Selector, Statement, TableName, built_in, marked, owned_by, state, target_named,
     },
     state::IptablesTables,
 };
@@ -165,9 +165,12 @@ impl HookedRules {
                     if command != "-A" {
                         return Err(error());
                     }
+                    let base = built_in_base(&table.name, chain, false);
                     let chains = &mut self.table(table).chains;
                     let rule = KernelRule { counter, ..rule(rest) };
-                    chains.entry(chain.clone()).or_default().rules.push(rule);
+                    // A rendered plan does not declare the chains that are always there.
+                    let chain = chains.entry(chain.clone());
+                    chain.or_insert_with(|| ChainState { base, ..ChainState::default() }).rules.push(rule);
                 }
             }
         }
@@ -215,10 +218,15 @@ fn declare(ruleset: &mut HookedRules, table: TableName, line: &str) -> Option<()
     let mut words = line.split_ascii_whitespace();
     let name = words.next()?;
     let drops = words.next() == Some("DROP");
-    let hook = Hook::ALL.iter().copied().find(|hook| hook.name() == name);
-    let base = hook.and_then(|hook| built_in(&table.name, hook, drops));
+    let base = built_in_base(&table.name, name, drops);
     ruleset.table(table).chains.entry(name.to_owned()).or_default().base = base;
     Some(())
+}
+
+/// Where a chain hangs, if it is one of those that are always there.
+fn built_in_base(table: &str, chain: &str, drops: bool) -> Option<Base> {
+    let hook = Hook::ALL.iter().copied().find(|hook| hook.name() == chain)?;
+    built_in(table, hook, drops)
 }
 
 /// The words of a line; what stands between quotation marks is one.

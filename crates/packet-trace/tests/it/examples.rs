@@ -43,7 +43,8 @@ fn a_change_that_bypasses_nothing_ends_with_0() {
     let captured = json!({"traffic.sidecar.istio.io/includeOutboundPorts": "3306"});
     for (name, before, after) in [
         ("same", json!({}), json!({"other": "annotation"})),
-        ("more", json!({"traffic.sidecar.istio.io/excludeOutboundPorts": "3306"}), json!({})),
+        // Without the annotation, 15020 is excluded.
+        ("more", json!({"traffic.sidecar.istio.io/excludeOutboundPorts": "15020,3306"}), json!({})),
         ("asked", json!({}), captured),
     ] {
         let output = checked(name, &deployment(&before), &deployment(&after));

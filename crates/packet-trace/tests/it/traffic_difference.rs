@@ -6,7 +6,7 @@
 use crate::generated::{Settings, settings};
 use ipnet::IpNet;
 use packet_trace::{
-    ConnectionState, ConntrackEntry, Difference, Fate, Interface, Packet, Sender, TraceRules, difference,
+    ConnectionState, ConntrackEntry, Difference, Fate, Packet, Sender, TraceRules, difference,
 };
 use proptest::{
     prelude::*,
@@ -15,7 +15,7 @@ use proptest::{
 };
 use redirect_core::{
     Family, RulePlan,
-    rule::{Match, Protocol, TcpFlags},
+    rule::{Match, TcpFlags},
     settings::{Key, Source},
     values::PortRange,
 };
