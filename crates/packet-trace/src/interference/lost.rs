@@ -357,7 +357,7 @@ impl Judge<'_> {
             && self.is_led_to_servers(way);
         let is_refused = matches!(way.fate, Fate::Dropped | Fate::Rejected | Fate::Broken)
             && (self.is_marked(way) || are_related(&way.packets));
-        let is_meant = is_led || is_refused || self.reaches_nobody(way);
+        let is_meant = is_led || is_refused || self.reaches_nobody(way) || self.is_sent_by_nobody(way);
         way.fate != self.wanted.fate
             && !is_meant
             && !self.is_for_the_listener(way)
@@ -381,6 +381,12 @@ impl Judge<'_> {
         };
         matches!(self.wanted.fate, Fate::Proxy { port: wanted, rewritten: true, .. } if wanted == port)
             && self.does(rule, |one| matches!(one, Statement::Redirect(_)))
+    }
+
+    /// Whether they come from outside and from the very address that they go to.
+    fn is_sent_by_nobody(&self, way: &TracePath) -> bool {
+        let single = |field| way.packets.get(field).single();
+        !self.is_sent && single(Field::Source).is_some_and(|from| single(Field::Destination) == Some(from))
     }
 
     /// Whether REDIRECT drops them because they come by an interface without an address, although others have one.

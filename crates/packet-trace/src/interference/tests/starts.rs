@@ -177,6 +177,21 @@ fn addresses_with_a_local_route_alone_are_the_pods_too() {
     assert_eq!(found[0], inbound);
 }
 
+/// From an address to itself, which the kernel drops once a rule delivers what comes from there.
+#[test]
+fn nobody_connects_from_outside_to_its_own_address() {
+    let default = "unicast 0.0.0.0/0 dev eth0";
+    let mut world = World::new(Family::V4, &[("eth0", OWN)], &["local 0.0.0.0/0 dev lo table 209", default]);
+    let found = |world: &mut World, from: &str| {
+        let of_table = world.tables.rules.iter_mut().find(|rule| rule.priority == 209).unwrap();
+        of_table.from = Some(from.parse().unwrap());
+        world.found(&plan(TPROXY), "")
+    };
+    assert_eq!(found(&mut world, "198.51.100.1/32"), NONE);
+    // Neighbours do connect to each other.
+    assert_eq!(found(&mut world, "198.51.100.0/31"), ["Does   Routes Inbound"]);
+}
+
 /// A process that may set marks gets past a rule that exempts one, though nothing sets it.
 #[test]
 fn marks_that_an_application_may_set_are_asked_about() {
