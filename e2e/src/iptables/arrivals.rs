@@ -469,7 +469,7 @@ pub fn is_unsent(trace: &Trace) -> bool {
 
 fn is_far(packet: &Packet) -> bool {
     let v6 = packet.family() == Family::V6;
-    [remote_address(v6), other_address(v6), elsewhere(v6), link_local(false)]
+    [client_address(v6), remote_address(v6), other_address(v6), elsewhere(v6), link_local(false)]
         .contains(&packet.destination.ip())
 }
 

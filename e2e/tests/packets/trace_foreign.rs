@@ -188,7 +188,8 @@ impl Pod {
             return Some((fate, kind_of(packet, fate)));
         }
         let Sender::Local { uid, gid } = packet.sender else { return None };
-        let is_out = packet.protocol == Protocol::Tcp && packet.interface == Interface::Named("eth0".into());
+        let is_asked = packet.protocol == Protocol::Tcp || packet.destination.port() == 53;
+        let is_out = is_asked && packet.interface == Interface::Named("eth0".into());
         let is_of_proxy = is_out
             && fate == Fate::Untouched
             && (proxy_users(&self.plan).any(|user| user == uid)
@@ -265,8 +266,10 @@ fn captured_packet(dice: &mut Dice, traffic: Traffic, v6: bool) -> Packet {
             Packet::from_pod(uid, gid, at(loopback(v6), 0), at(passthrough(v6), port)).by("lo")
         }
         Traffic::ProxyToSelf => Packet::from_pod(uid, gid, at(pod, 0), at(pod, port)).by("lo"),
-        Traffic::ByProxy => Packet::from_pod(uid, gid, at(pod, 0), at(far, port)).by("eth0"),
-        Traffic::Outbound | _ => Packet::from_pod(uid, gid, at(pod, 0), at(far, port)).by("eth0"),
+        Traffic::ByProxy if dice.one_in(4) => query(dice, [uid, gid], v6, far),
+        Traffic::ByProxy | Traffic::Outbound | _ => {
+            Packet::from_pod(uid, gid, at(pod, 0), at(far, port)).by("eth0")
+        }
     }
 }
 
