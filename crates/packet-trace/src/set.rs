@@ -207,7 +207,17 @@ impl Set {
         if let Some(value) = self.single() {
             return if other.contains(value) { SetRelation::Inside } else { SetRelation::Outside };
         }
-        // Few ranges are found among many without looking at each.
+        // One range is found among many without looking at each, ...
+        if let ([(first, last)], [(begin, _), .., (_, end)] | [(begin, end)]) =
+            (other.ranges(), self.ranges())
+        {
+            return match first <= begin && end <= last {
+                true => SetRelation::Inside,
+                false if self.meets((*first, *last)) => SetRelation::Across,
+                false => SetRelation::Outside,
+            };
+        }
+        // ... and so are a few.
         if other.ranges().len().saturating_mul(8) < self.ranges().len() {
             let beyond = other.complement(u128::MAX);
             let meets = |set: &Self| set.ranges().iter().any(|range| self.meets(*range));
@@ -220,7 +230,9 @@ impl Set {
         let (mut is_inside, mut is_outside, mut from) = (false, false, 0);
         for (first, last) in self.ranges() {
             let rest = other.ranges().get(from..).unwrap_or_default();
-            from = from.saturating_add(rest.partition_point(|(_, end)| end < first));
+            // Mostly it is one of the next.
+            let near = rest.iter().take(4).position(|(_, end)| end >= first);
+            from = from.saturating_add(near.unwrap_or_else(|| rest.partition_point(|(_, end)| end < first)));
             match other.ranges().get(from) {
                 Some((start, end)) if start <= first && last <= end => is_inside = true,
                 Some((start, _)) if start <= last => return SetRelation::Across,
