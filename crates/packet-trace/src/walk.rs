@@ -210,6 +210,8 @@ fn first(rules: &TraceRules, packets: &Packets, given: &WalkInput, work: &mut Wo
                 break Some(Fate::Unknown);
             }
             work.spend(walk.cost().saturating_add(std::mem::take(&mut walk.spent)));
+            #[cfg(test)]
+            let before = walk.now.clone();
             match walk.step() {
                 Ok(None) if found.are_doubtful && walk.is_at_a_fork() => {
                     // Walks that have become equal continue as one.
@@ -221,6 +223,8 @@ fn first(rules: &TraceRules, packets: &Packets, given: &WalkInput, work: &mut Wo
                 Ok(None) => {}
                 Ok(Some(fate)) => break Some(fate),
                 Err(split) => {
+                    #[cfg(test)]
+                    assert_eq!(before, walk.now, "a step that splits has changed something");
                     found.are_doubtful |= matches!(split, Split::Unknown(_));
                     found.unknown.extend(split.unknown());
                     let (walks, cost) = walk.cost_of(&split);
@@ -578,9 +582,12 @@ impl<'a> Walk<'a> {
 
     fn sent(&mut self) -> Result<Option<Fate>, Split> {
         let over_loopback = self.ask(Field::Interface, &Set::one(LO))?;
-        self.now.goes_out = if over_loopback { Interface::Loopback } else { Interface::Own };
+        let fate = self.is_sent(over_loopback)?;
+        if self.now.goes_out == Interface::None {
+            self.now.goes_out = if over_loopback { Interface::Loopback } else { Interface::Own };
+        }
         self.now.point = Point::Hook(Hook::Output);
-        self.is_sent(over_loopback)
+        Ok(fate)
     }
 
     /// The chain it is in, and the rule it is at.

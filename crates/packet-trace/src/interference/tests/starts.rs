@@ -192,6 +192,17 @@ fn nobody_connects_from_outside_to_its_own_address() {
     assert_eq!(found(&mut world, "198.51.100.0/31"), ["Does   Routes Inbound"]);
 }
 
+/// Of two addresses, one whose packets a policy rule keeps in the pod: where the pod sends is asked of each.
+#[test]
+fn what_a_policy_rule_keeps_in_the_pod_is_lost() {
+    let routes = &["local ::/0 dev lo table 209", "unicast fe80::/64 dev eth0", "unicast ::/0 dev eth0"];
+    let mut world = World::new(Family::V6, &[("eth0", "fd00::2"), ("eth0", "fe80::2")], routes);
+    for rule in world.tables.rules.iter_mut().filter(|rule| rule.priority == 209) {
+        rule.from = Some("fd00::2/128".parse().unwrap());
+    }
+    assert_eq!(world.found(&v6_plan(), ""), ["Does   Routes Outbound ByProxy"]);
+}
+
 /// A process that may set marks gets past a rule that exempts one, though nothing sets it.
 #[test]
 fn marks_that_an_application_may_set_are_asked_about() {
