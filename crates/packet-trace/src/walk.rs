@@ -58,6 +58,8 @@ pub(super) struct TracePath {
     /// The packets that take it.
     pub(super) packets: Packets,
     pub(super) fate: Fate,
+    /// Who has captured it, even where the kernel drops it behind that.
+    pub(super) captured: Option<Fate>,
     pub(super) steps: Vec<TraceEvent>,
     /// The step that decides, where steps are recorded.
     pub(super) decided: Option<usize>,
@@ -462,6 +464,7 @@ impl<'a> Walk<'a> {
         TracePath {
             packets: self.now.packets,
             fate,
+            captured: self.now.captured,
             steps: self.steps,
             decided: self.decided.filter(|_| self.records),
             is_unsent: self.is_unsent,

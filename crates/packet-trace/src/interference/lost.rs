@@ -394,11 +394,16 @@ impl Judge<'_> {
         way.causes.last == Some(Cause::Route(NO_RECEIVER)) && self.live.has_receiver()
     }
 
-    /// Whether untouched packets go to the listener's own port in this pod, and so reach it.
+    /// Whether packets go to the listener's own port in this pod, and come to that port, whatever has kept or handed them there.
     fn is_for_the_listener(&self, way: &TracePath) -> bool {
-        let Fate::Proxy { port, .. } = self.wanted.fate else { return false };
+        let Some(Fate::Proxy { port, .. }) = self.wanted.captured else { return false };
+        let comes_there = match way.fate {
+            Fate::Untouched => true,
+            Fate::Proxy { port: at, .. } | Fate::Redirected { port: at } => at == port,
+            Fate::Translated | Fate::Broken | Fate::Dropped | Fate::Rejected | Fate::Unknown => false,
+        };
         matches!(self.traffic.1, Traffic::Inbound | Traffic::ProxyToSelf)
-            && way.fate == Fate::Untouched
+            && comes_there
             && way.packets.get(Field::Port).single() == Some(port.into())
     }
 

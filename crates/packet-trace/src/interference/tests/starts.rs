@@ -203,6 +203,18 @@ fn what_a_policy_rule_keeps_in_the_pod_is_lost() {
     assert_eq!(world.found(&v6_plan(), ""), ["Does   Routes Outbound ByProxy"]);
 }
 
+/// Whoever hands it over, it comes to the port that it goes to.
+#[test]
+fn the_proxys_connections_to_its_own_listener_reach_it() {
+    let left_alone = "-I OUTPUT -o lo -p tcp -m tcp --dport 15006 -j RETURN";
+    World::v4().check(&plan(TPROXY), &[(left_alone, &[])]);
+    // Also at the address of the mesh itself, which is not the pod's, and at that of the link, from which the kernel redirects nothing.
+    let routes = &["local ::6/128 dev lo", "unicast fe80::/64 dev eth0", "unicast ::/0 dev eth0"];
+    let untracked = "*raw\n-I OUTPUT -o lo -p tcp -m tcp --dport 15006 -j NOTRACK";
+    let world = World::new(Family::V6, &[("eth0", "fd00::2"), ("eth0", "fe80::2")], routes);
+    world.check(&v6_plan(), &[(untracked, &[])]);
+}
+
 /// A process that may set marks gets past a rule that exempts one, though nothing sets it.
 #[test]
 fn marks_that_an_application_may_set_are_asked_about() {
