@@ -99,28 +99,49 @@ pub fn consequences(
     pod: &Pod<'_>,
 ) -> Vec<Consequence> {
     let addresses = FollowedAddresses::of(pod);
-    let (mut all, mut work): (Vec<Consequence>, _) = (Vec::new(), most_work());
+    let (mut outcomes, mut work) = (Outcomes::default(), most_work());
     for family in plan.families() {
         let live = pod.judged_rules(ruleset, routing, *family, plan);
         let starts = starts(plan, &live, &addresses.pod(pod));
-        let (mut kinds, mut accepted) = (BTreeMap::<Traffic, Kind>::new(), AcceptedFindings::default());
-        each_start(plan, &starts, &live, &mut work, &mut accepted, |judge| {
-            kinds.entry(judge.traffic.1).or_default().add(judge);
-        });
-        if work.left == 0 {
+        let mut accepted = AcceptedFindings::default();
+        each_start(plan, &starts, &live, &mut work, &mut accepted, |judge| outcomes.add(judge));
+        outcomes.are_unknown |= work.left == 0;
+    }
+    outcomes.consequences(plan)
+}
+
+/// What becomes of all traffic that is judged, by its kind.
+#[derive(Default)]
+pub(super) struct Outcomes {
+    kinds: BTreeMap<(Family, Traffic), Kind>,
+    /// Whether some of it was not followed.
+    pub(super) are_unknown: bool,
+}
+
+impl Outcomes {
+    /// Takes in what becomes of some of it.
+    pub(super) fn add(&mut self, judge: &Judge<'_>) {
+        self.kinds.entry(judge.traffic).or_default().add(judge);
+    }
+
+    /// Whole kinds of traffic first; none where some was not followed.
+    pub(super) fn consequences(self, plan: &RulePlan) -> Vec<Consequence> {
+        if self.are_unknown {
             return Vec::new();
         }
-        all.extend(kinds.into_iter().flat_map(|(traffic, kind)| kind.consequences(*family, traffic)));
+        let each =
+            self.kinds.into_iter().flat_map(|((family, traffic), kind)| kind.consequences(family, traffic));
+        let mut all: Vec<Consequence> = each.collect();
+        // What the pod sends to itself shares its rules with what it sends to others, which matters more.
+        let outbound: Vec<Option<Family>> =
+            all.iter().filter(|one| one.traffic == Traffic::Outbound).map(|one| one.family).collect();
+        let is_within_pod =
+            |one: &Consequence| matches!(one.traffic, Traffic::ProxyToSelf | Traffic::ToApplication);
+        all.retain(|one| !is_within_pod(one) || !outbound.contains(&one.family));
+        of_all_families(&mut all, plan.families().len());
+        all.sort_by_key(|one| (!one.parts.is_empty(), std::cmp::Reverse(one.severity), one.traffic));
+        all
     }
-    // What the pod sends to itself shares its rules with what it sends to others, which matters more.
-    let outbound: Vec<Option<Family>> =
-        all.iter().filter(|one| one.traffic == Traffic::Outbound).map(|one| one.family).collect();
-    let is_within_pod =
-        |one: &Consequence| matches!(one.traffic, Traffic::ProxyToSelf | Traffic::ToApplication);
-    all.retain(|one| !is_within_pod(one) || !outbound.contains(&one.family));
-    of_all_families(&mut all, plan.families().len());
-    all.sort_by_key(|one| (!one.parts.is_empty(), std::cmp::Reverse(one.severity), one.traffic));
-    all
 }
 
 /// What is the same for all families is said once.

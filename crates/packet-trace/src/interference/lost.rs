@@ -7,6 +7,7 @@
 
 use super::{
     Pod,
+    consequences::Outcomes,
     finding::{Accepted, Effect, Finding, RuleRef, Severity, Traffic},
     starts::{Start, exempt_ports, starts},
 };
@@ -100,18 +101,22 @@ impl Findings {
 }
 
 /// Adds what keeps packets of a family from where a plan means them to end, in a pod that holds these rules, and what does so because it is
-/// meant.
+/// meant; and what becomes of them.
 pub(super) fn search(
     plan: &RulePlan,
     live: &TraceRules,
     pod: &Pod<'_>,
     work: &mut Work,
-    findings: &mut Findings,
-    accepted: &mut AcceptedFindings,
+    (findings, accepted): (&mut Findings, &mut AcceptedFindings),
+    outcomes: &mut Outcomes,
 ) {
     let starts = starts(plan, live, pod);
-    each_start(plan, &starts, live, work, accepted, |judge| judge.judge(findings));
+    each_start(plan, &starts, live, work, accepted, |judge| {
+        judge.judge(findings);
+        outcomes.add(judge);
+    });
     if work.left == 0 {
+        outcomes.are_unknown = true;
         findings.add(unfollowed(live, work.ended_in));
     }
     search_routes(&starts, live, findings);

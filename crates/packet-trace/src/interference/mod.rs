@@ -20,6 +20,7 @@ pub use finding::{Accepted, Effect, Finding, RuleRef, Severity, Traffic};
 pub use opening::{Captures, Opener, Opening, is_own, proxy_groups, proxy_users};
 
 use crate::TraceRules;
+use consequences::Outcomes;
 pub(crate) use lost::example;
 use lost::{AcceptedFindings, Findings, most_work, search};
 use netfilter_state::ruleset::{ChainState, HookedRules, Statement, TableFamily, TableName};
@@ -145,7 +146,7 @@ pub fn judge(ruleset: &HookedRules, plan: &RulePlan, pod: &Pod<'_>) -> Judgement
     let (mut findings, mut accepted) = (Findings::default(), AcceptedFindings::default());
     own_tables(ruleset, &mut findings);
     let routing: Vec<FoundRouting> = routing::wanted(plan).into_iter().map(FoundRouting::working).collect();
-    let (addresses, mut work) = (FollowedAddresses::of(pod), most_work());
+    let (addresses, mut work, mut outcomes) = (FollowedAddresses::of(pod), most_work(), Outcomes::default());
     let followed = addresses.pod(pod);
     if followed.addresses.len() < pod.addresses.len() {
         let place = RuleRef::table(TableName::of_family(Family::V4));
@@ -153,12 +154,10 @@ pub fn judge(ruleset: &HookedRules, plan: &RulePlan, pod: &Pod<'_>) -> Judgement
     }
     for family in plan.families() {
         let live = pod.judged_rules(ruleset, &routing, *family, plan);
-        search(plan, &live, &followed, &mut work, &mut findings, &mut accepted);
+        search(plan, &live, &followed, &mut work, (&mut findings, &mut accepted), &mut outcomes);
     }
     let findings = findings.into_sorted();
-    // What could not be followed has none that are known.
-    let is_settled = findings.is_empty() || work.left == 0;
-    let consequences = if is_settled { Vec::new() } else { consequences(ruleset, &routing, plan, pod) };
+    let consequences = if findings.is_empty() { Vec::new() } else { outcomes.consequences(plan) };
     Judgement { findings, accepted: accepted.into_sorted(), consequences }
 }
 
