@@ -203,7 +203,7 @@ fn what_a_policy_rule_keeps_in_the_pod_is_lost() {
     assert_eq!(world.found(&v6_plan(), ""), ["Does   Routes Outbound ByProxy"]);
 }
 
-/// Whoever hands it over, it comes to the port that it goes to.
+/// By REDIRECT, TPROXY or routing alone, a connection comes to the port that it names.
 #[test]
 fn the_proxys_connections_to_its_own_listener_reach_it() {
     let left_alone = "-I OUTPUT -o lo -p tcp -m tcp --dport 15006 -j RETURN";
