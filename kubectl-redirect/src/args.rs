@@ -9,7 +9,9 @@ use crate::cluster::Access;
 use crate::forward::{self, About, Command};
 use crate::precheck;
 use crate::scan;
+use crate::trial;
 use crate::wait::{Goal, USUAL_WAIT};
+use crate::watch::{self, USUAL_PAUSE};
 
 /// Flags of every command: they may stand anywhere, as for kubectl.
 const COMMON: [(&str, Option<&str>); 7] = [
@@ -28,6 +30,8 @@ const AS: &str = "--as";
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Job {
     Scan(scan::Wanted),
+    Watch(watch::Wanted),
+    Test(trial::Wanted),
     Forward(forward::Wanted),
     Bundle(forward::WantedBundle),
     Precheck(precheck::Wanted),
@@ -96,6 +100,21 @@ fn output() -> Arg {
     text("output", "FORMAT", "text or json").short('o').value_parser(["text", "json"]).default_value("text")
 }
 
+/// Flags about which pods are asked for.
+fn of_pods(command: clap::Command) -> clap::Command {
+    let everywhere = Arg::new("all-namespaces")
+        .long("all-namespaces")
+        .short('A')
+        .action(ArgAction::SetTrue)
+        .conflicts_with("namespace")
+        .help("Pods of all namespaces, as without -n");
+    command
+        .arg(text("node", "NAME", "Only this node"))
+        .arg(everywhere)
+        .arg(text("selector", "LABELS", "Only pods with these labels").short('l'))
+        .arg(output())
+}
+
 /// Flags about what is good enough.
 fn goal(command: clap::Command) -> clap::Command {
     let wait = text("wait", "TIME", "Tries again until nothing is wrong, for 5m unless a time is said")
@@ -119,7 +138,10 @@ fn with_common(command: clap::Command, patience: &'static str) -> clap::Command 
             "NAME",
             "The namespace of the agents; by default the one that the chart's ClusterRoleBinding names",
         ))
-        .arg(text("timeout", "TIME", "How long an agent may take").default_value(patience))
+        .arg(
+            text("timeout", "TIME", "How long an agent may take, or the pods of test")
+                .default_value(patience),
+        )
         .arg(
             text("as", "USER", "Asks the API server as this user; for trace, before the pod")
                 .value_parser(clap::builder::NonEmptyStringValueParser::new()),
@@ -134,17 +156,23 @@ fn with_common(command: clap::Command, patience: &'static str) -> clap::Command 
 /// The whole command line.
 fn parser() -> clap::Command {
     let scan = clap::Command::new("scan")
-        .about("Asks every node's agent, and shows how many pods are redirected, and why others are not")
-        .arg(text("node", "NAME", "Only this node"))
-        .arg(
-            Arg::new("all-namespaces")
-                .long("all-namespaces")
-                .short('A')
-                .action(ArgAction::SetTrue)
-                .conflicts_with("namespace")
-                .help("Pods of all namespaces, as without -n"),
+        .about("Asks every node's agent, and shows how many pods are redirected, and why others are not");
+    let watch = clap::Command::new("watch")
+        .about("Asks every node's agent repeatedly, and shows what changes of pods, nodes and agents, until Ctrl-C")
+        .arg(text("interval", "TIME", "How long it pauses between two times").default_value(USUAL_PAUSE));
+    let test = clap::Command::new("test")
+        .about(
+            "Proves by traffic that pods are redirected: creates a short-lived pod on each of two nodes, in the namespace of -n or the context, and deletes it",
         )
-        .arg(text("selector", "LABELS", "Only pods with these labels").short('l'))
+        .arg(text("node", "NAME", "A node, in place of the first two with ready agents; may be repeated").action(ArgAction::Append))
+        .arg(text("image", "IMAGE", "The validator's image, in place of the one beside the agents' image"))
+        .arg(
+            Arg::new("yes")
+                .long("yes")
+                .short('y')
+                .action(ArgAction::SetTrue)
+                .help("Agrees that they are created, without asking"),
+        )
         .arg(output());
     let bundle = clap::Command::new("bundle")
         .about("Saves the archive for a support ticket that redirectctl makes of a node; it holds no secrets")
@@ -186,12 +214,14 @@ fn parser() -> clap::Command {
         .arg(text("taint-key", "KEY", "The taint, if TAINT_KEY named another than the documented ones"));
     clap::Command::new("kubectl-redirect")
         .bin_name("kubectl redirect")
-        .about("Asks the agents of all nodes whether pods are redirected. Only cleanup changes anything.")
+        .about("Asks the agents of all nodes whether pods are redirected. Only cleanup and test change anything.")
         .version(env!("CARGO_PKG_VERSION"))
         .subcommand_required(true)
         .arg_required_else_help(true)
         .disable_help_subcommand(true)
-        .subcommand(with_common(goal(scan), "20s"))
+        .subcommand(with_common(goal(of_pods(scan)), "20s"))
+        .subcommand(with_common(of_pods(watch), "20s"))
+        .subcommand(with_common(test, "2m"))
         .subcommands(Command::ALL.map(|command| with_common(forwarded(command), "1m")))
         .subcommand(with_common(bundle, "5m"))
         .subcommand(with_common(goal(precheck), "1m"))
@@ -242,20 +272,33 @@ fn job(matches: &ArgMatches) -> Result<Line, String> {
         let wait = text("wait").map(|wait| duration("wait", &wait)).transpose()?;
         Ok::<_, String>(Goal { wait, ignores_warnings: line.get_flag("ignore-warnings") })
     };
+    let scan = |goal| scan::Wanted {
+        namespace: access.namespace.clone(),
+        node: text("node"),
+        selector: text("selector"),
+        is_json: is_json(line),
+        patience,
+        goal,
+    };
+    let all = |name: &str| line.get_many(name).unwrap_or_default().cloned().collect::<Vec<String>>();
     let job = match name {
-        "scan" => Job::Scan(scan::Wanted {
-            namespace: access.namespace.clone(),
-            node: text("node"),
-            selector: text("selector"),
+        "scan" => Job::Scan(scan(goal()?)),
+        "watch" => Job::Watch(watch::Wanted {
+            scan: scan(Goal::default()),
+            pause: duration("interval", &text("interval").unwrap_or_default())?,
+        }),
+        "test" => Job::Test(trial::Wanted {
+            nodes: all("node"),
+            image: text("image"),
+            is_agreed: line.get_flag("yes"),
             is_json: is_json(line),
             patience,
-            goal: goal()?,
         }),
         "bundle" => Job::Bundle(forward::WantedBundle {
             about: match (text("POD"), line.get_flag("all-nodes")) {
                 (Some(pod), _) => About::Pod(pod),
                 (None, true) => About::AllNodes,
-                (None, false) => About::Nodes(line.get_many("node").unwrap_or_default().cloned().collect()),
+                (None, false) => About::Nodes(all("node")),
             },
             limit: line.get_one("limit").copied().unwrap_or_default(),
             file: text("file").map(Into::into),
@@ -353,7 +396,9 @@ mod tests {
         let goal = |line: &str| match job_of(line).1 {
             Job::Scan(wanted) => wanted.goal,
             Job::Precheck(wanted) => wanted.goal,
-            other @ (Job::Forward(_) | Job::Bundle(_) | Job::Cleanup(_)) => panic!("{other:?}"),
+            Job::Watch(_) | Job::Test(_) | Job::Forward(_) | Job::Bundle(_) | Job::Cleanup(_) => {
+                panic!("{line}")
+            }
         };
         assert_eq!(goal("scan"), Goal::default());
         let for_seconds = |seconds| Some(Duration::from_secs(seconds));
@@ -379,6 +424,8 @@ mod tests {
             (one.namespace.as_deref(), one.selector.as_deref(), one.node.as_deref()),
             (Some("shop"), Some("app=cart"), Some("n1"))
         );
+        let (_, Job::Watch(watch)) = job_of("watch --node n1 --interval 1m") else { panic!("no watch") };
+        assert_eq!((watch.scan.node.as_deref(), watch.pause), (Some("n1"), Duration::from_secs(60)));
         assert!(error_of("scan -n shop -A").contains("cannot be used with"));
         assert!(error_of("scan --timeout soon").contains("--timeout"));
         assert!(error_of("scan --output yaml").contains("yaml"));

@@ -2,7 +2,7 @@
 
 use api_lists::{Limits, Listing};
 use http_body_util::BodyExt as _;
-use kube::api::{GetParams, ListParams, Patch, PatchParams, PostParams};
+use kube::api::{DeleteParams, GetParams, ListParams, Patch, PatchParams, PostParams};
 use kube::client::Body;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::core::request::Error as RequestError;
@@ -211,6 +211,33 @@ impl Cluster {
             Ok(object) => Ok(Some(object)),
             Err(AskError::Api(status)) if status.is_not_found() => Ok(None),
             Err(error) => Err(error.about(&what, &self.url)),
+        }
+    }
+
+    /// Creates an object in a namespace.
+    ///
+    /// # Errors
+    /// It does not exist afterwards, or it is not known whether it does: why, with the right that is missing.
+    pub async fn create(&self, kind: Kind, namespace: &str, object: &Value) -> Result<(), Failure> {
+        let objects = Request::new(kind.path(Some(namespace)));
+        let request = objects.create(&PostParams::default(), object.to_string().into_bytes());
+        let done = self.json::<Value>(request).await;
+        let what = format!("create {} in namespace {namespace}", kind.resource);
+        done.map(drop).map_err(|error| error.about(&what, &self.url))
+    }
+
+    /// Deletes an object, if it exists.
+    ///
+    /// # Errors
+    /// It may exist for longer: why, with the right that is missing.
+    pub async fn delete(&self, kind: Kind, namespace: &str, name: &str) -> Result<(), Failure> {
+        let objects = Request::new(kind.path(Some(namespace)));
+        match self.json::<Value>(objects.delete(name, &DeleteParams::default())).await {
+            Ok(_) => Ok(()),
+            Err(AskError::Api(status)) if status.is_not_found() => Ok(()),
+            Err(error) => {
+                Err(error.about(&format!("delete {} {namespace}/{name}", kind.resource), &self.url))
+            }
         }
     }
 

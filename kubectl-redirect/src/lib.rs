@@ -1,6 +1,6 @@
 //! `kubectl redirect`: the answers of `redirectctl`, of every node at once or of a pod's node, with a user's own kubeconfig.
 //!
-//! Only [`cleanup`] changes anything in the cluster. Answers come from `redirectctl` in each agent's container, run by the API server's `exec`:
+//! Only [`cleanup`] changes anything in the cluster for good; [`trial`] creates pods, and deletes them. Answers come from `redirectctl` in each agent's container, run by the API server's `exec`:
 //! the agents listen for nothing more, and who may use `pods/exec` there may ask. [`verdict`] and [`precheck`]'s
 //! judgements are pure; [`cluster`] and [`exec`] ask.
 
@@ -13,9 +13,12 @@ mod forward;
 pub mod objects;
 pub mod precheck;
 pub mod scan;
+mod signals;
 mod terminal;
+pub mod trial;
 pub mod verdict;
 pub mod wait;
+pub mod watch;
 
 use std::process::ExitCode;
 
@@ -72,6 +75,8 @@ async fn execute(access: &Access, job: Job) -> Result<u8, Failure> {
     let cluster = Cluster::new(access).await?;
     match job {
         Job::Scan(wanted) => scan::run(&cluster, &wanted).await,
+        Job::Watch(wanted) => watch::run(&cluster, &wanted).await,
+        Job::Test(wanted) => trial::run(&cluster, &wanted).await,
         Job::Forward(wanted) => forward::run(&cluster, &wanted).await,
         Job::Bundle(wanted) => forward::bundle(&cluster, &wanted).await,
         Job::Cleanup(wanted) => cleanup::run(&cluster, &wanted).await,

@@ -13,7 +13,7 @@ use crate::cluster::{Cluster, EVENTS, NODES, PODS};
 use crate::exec::{self, ExecError};
 use crate::objects::{Event, Meta, Node, Object, Pod};
 use crate::terminal::{Progress, layout, note};
-use crate::verdict::{Filter, Unasked, VERSION, Verdict};
+use crate::verdict::{Audience, Filter, Unasked, VERSION, Verdict, not_set_up};
 use crate::wait::{Answer, Attempt, Goal, until_fine};
 use crate::{FAILED, Failure};
 
@@ -56,6 +56,23 @@ pub async fn run(cluster: &Cluster, wanted: &Wanted) -> Result<u8, Failure> {
 
 /// Asks all once.
 async fn look(cluster: &Cluster, wanted: &Wanted) -> Result<Attempt, Failure> {
+    let mut verdict = Verdict::new(filter(cluster, wanted).await?);
+    if wanted.goal.ignores_warnings {
+        verdict.ignore_warnings();
+    }
+    if let Err(failure) = tell(cluster, wanted, &mut verdict).await? {
+        return Ok(Err(failure));
+    }
+    let text = if wanted.is_json { Printable::json(&verdict.json()) } else { verdict.text(layout()) };
+    Ok(Ok(Answer { text, headline: verdict.headline(), code: verdict.code() }))
+}
+
+/// Asks all once, and passes their answers to the audience. The inner failure is one that may pass.
+pub(crate) async fn tell(
+    cluster: &Cluster,
+    wanted: &Wanted,
+    audience: &mut impl Audience,
+) -> Result<Result<(), Failure>, Failure> {
     let nodes = nodes(cluster, wanted.node.as_deref()).await?;
     let fleet = Fleet::find(cluster).await?;
     let agents = fleet.agents(cluster, wanted.node.as_deref()).await?;
@@ -65,20 +82,15 @@ async fn look(cluster: &Cluster, wanted: &Wanted) -> Result<Attempt, Failure> {
             wanted.node.as_ref().map_or("any node".to_owned(), |node| format!("node {node}")),
         ))));
     }
-    let mut verdict = Verdict::new(filter(cluster, wanted).await?);
-    if wanted.goal.ignores_warnings {
-        verdict.ignore_warnings();
-    }
     for agent in agents.values() {
-        verdict.see(agent);
+        audience.see(agent);
     }
     for node in nodes.iter().filter(|node| !agents.contains_key(*node)) {
-        verdict.miss(node, Unasked::NoAgent(mesh_pods(cluster, node).await?));
+        audience.miss(node, Unasked::NoAgent(mesh_pods(cluster, node).await?));
     }
-    ask_all(cluster, agents, wanted.patience, &mut verdict).await?;
-    explain_unseen(cluster, wanted.namespace.as_deref(), &mut verdict).await;
-    let text = if wanted.is_json { Printable::json(&verdict.json()) } else { verdict.text(layout()) };
-    Ok(Ok(Answer { text, headline: verdict.headline(), code: verdict.code() }))
+    ask_all(cluster, agents, wanted.patience, audience).await?;
+    explain_unseen(cluster, wanted.namespace.as_deref(), audience).await;
+    Ok(Ok(()))
 }
 
 /// The nodes that can have an agent.
@@ -100,7 +112,8 @@ async fn nodes(cluster: &Cluster, named: Option<&str>) -> Result<Vec<String>, Fa
     }
 }
 
-async fn filter(cluster: &Cluster, wanted: &Wanted) -> Result<Filter, Failure> {
+/// Which pods are asked for.
+pub(crate) async fn filter(cluster: &Cluster, wanted: &Wanted) -> Result<Filter, Failure> {
     let namespace = wanted.namespace.clone();
     let Some(selector) = &wanted.selector else { return Ok(Filter { namespace, names: None }) };
     let params = ListParams::default().labels(selector);
@@ -126,12 +139,12 @@ async fn ask_all(
     cluster: &Cluster,
     agents: BTreeMap<String, Agent>,
     patience: Duration,
-    verdict: &mut Verdict,
+    audience: &mut impl Audience,
 ) -> Result<(), Failure> {
     let mut questions = Vec::new();
     for (node, agent) in agents {
         match &agent.state {
-            AgentState::NotRunning(why) => verdict.miss(&node, Unasked::NotRunning(why.clone())),
+            AgentState::NotRunning(why) => audience.miss(&node, Unasked::NotRunning(why.clone())),
             AgentState::NotReady | AgentState::Ready => questions.push((node, agent)),
         }
     }
@@ -141,8 +154,8 @@ async fn ask_all(
     let mut answers = std::pin::pin!(asked.buffer_unordered(AT_ONCE));
     while let Some((node, answer)) = answers.next().await {
         match answer? {
-            Ok(scan) => verdict.add(&node, scan),
-            Err(why) => verdict.miss(&node, Unasked::Failed(why)),
+            Ok(scan) => audience.add(&node, scan),
+            Err(why) => audience.miss(&node, Unasked::Failed(why)),
         }
         progress.step();
     }
@@ -150,33 +163,46 @@ async fn ask_all(
 }
 
 /// Adds why pods do not start, as far as their events say. The agents may not read events; where the user may not either, only this is missing.
-async fn explain_unseen(cluster: &Cluster, namespace: Option<&str>, verdict: &mut Verdict) {
-    if verdict.unseen().is_empty() {
+async fn explain_unseen(cluster: &Cluster, namespace: Option<&str>, audience: &mut impl Audience) {
+    if audience.unseen().is_empty() {
         return;
     }
-    let params = ListParams::default().fields(SETUP_FAILED);
-    let mut last: BTreeMap<String, Event> = BTreeMap::new();
-    let listed = cluster
-        .each(EVENTS, namespace, params, |event: Event| {
-            let of = &event.involved_object;
-            let of = format!("{}/{}", of.namespace, of.name);
-            let is_later = last.get(&of).is_none_or(|last| last.last_timestamp <= event.last_timestamp);
-            if is_later && verdict.unseen().contains(&of) {
-                last.insert(of, event);
-            }
-        })
-        .await;
-    if let Err(failure) = listed {
+    let listed = setup_failures(cluster, namespace, audience.unseen()).await;
+    let last = listed.unwrap_or_else(|failure| {
         note(&Printable::line(&format!("why pods have not started is not known: {failure}")));
-    }
+        BTreeMap::new()
+    });
     for (pod, event) in last {
         let Meta { namespace, name, uid, .. } = &event.involved_object;
         // An event outlives its pod, whose successor may have its name.
         let now = cluster.get::<Object>(PODS, Some(namespace), name).await;
         if now.is_ok_and(|now| now.is_some_and(|now| now.metadata.uid == *uid)) {
-            verdict.note_not_set_up(&pod, &event.message);
+            audience.add_finding(&pod, not_set_up(&event.message));
         }
     }
+}
+
+/// The last event of each of these pods about a network that could not be set up.
+///
+/// # Errors
+/// Events cannot be listed.
+pub(crate) async fn setup_failures(
+    cluster: &Cluster,
+    namespace: Option<&str>,
+    pods: &BTreeSet<String>,
+) -> Result<BTreeMap<String, Event>, Failure> {
+    let params = ListParams::default().fields(SETUP_FAILED);
+    let mut last: BTreeMap<String, Event> = BTreeMap::new();
+    let see = |event: Event| {
+        let of = &event.involved_object;
+        let of = format!("{}/{}", of.namespace, of.name);
+        let is_later = last.get(&of).is_none_or(|last| last.last_timestamp <= event.last_timestamp);
+        if is_later && pods.contains(&of) {
+            last.insert(of, event);
+        }
+    };
+    cluster.each(EVENTS, namespace, params, see).await?;
+    Ok(last)
 }
 
 /// A missing right ends it all: it is missing for every node.

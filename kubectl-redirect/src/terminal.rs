@@ -9,11 +9,16 @@ use crate::Failure;
 
 /// Writes the answer. A reader that ends early has enough of it.
 pub(crate) fn print(text: &Printable) -> Result<(), Failure> {
-    match io::stdout().write_all(text.as_bytes()) {
-        Err(error) if error.kind() != ErrorKind::BrokenPipe => {
-            Err(Failure(format!("cannot write to standard output: {error}")))
-        }
-        Ok(()) | Err(_) => Ok(()),
+    pass(text).map(drop)
+}
+
+/// Writes a part of the answer; whether its reader takes more.
+pub(crate) fn pass(text: &Printable) -> Result<bool, Failure> {
+    let mut out = io::stdout();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(false),
+        Err(error) => Err(Failure(format!("cannot write to standard output: {error}"))),
+        Ok(()) => Ok(true),
     }
 }
 

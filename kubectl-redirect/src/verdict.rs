@@ -33,7 +33,7 @@ pub struct Filter {
 }
 
 impl Filter {
-    fn has(&self, subject: &str) -> bool {
+    pub(crate) fn has(&self, subject: &str) -> bool {
         let namespace = subject.split('/').next();
         self.namespace.as_deref().is_none_or(|wanted| namespace == Some(wanted))
             && self.names.as_ref().is_none_or(|names| names.contains(subject))
@@ -60,6 +60,31 @@ impl std::fmt::Display for Unasked {
             Self::NotRunning(why) => write!(f, "agent not running: {why}"),
             Self::Failed(why) => write!(f, "no answer: {why}"),
         }
+    }
+}
+
+/// What takes answers as they come.
+pub trait Audience {
+    /// Takes an agent into account, whether it answers or not.
+    fn see(&mut self, agent: &Agent);
+    /// Takes a node without an answer into account.
+    fn miss(&mut self, node: &str, why: Unasked);
+    /// Takes a node's answer into account.
+    fn add(&mut self, node: &str, scan: NodeScan);
+    /// Pods that have no network yet.
+    fn unseen(&self) -> &BTreeSet<String>;
+    /// Takes another finding of such a pod into account.
+    fn add_finding(&mut self, pod: &str, finding: ReportedFinding);
+}
+
+/// What is wrong with a pod whose network could not be set up, with the words of the event.
+pub(crate) fn not_set_up(words: &str) -> ReportedFinding {
+    ReportedFinding {
+        code: NOT_SET_UP.to_owned(),
+        severity: Severity::Error,
+        meaning: "the runtime cannot set up the pod's network".to_owned(),
+        seen: vec![words.to_owned()],
+        remedy: format!("kubectl redirect why {NOT_SET_UP} explains the message"),
     }
 }
 
@@ -123,37 +148,6 @@ impl Verdict {
         self.ignores_warnings = true;
     }
 
-    /// Takes an agent into account, whether it answers or not.
-    pub fn see(&mut self, agent: &Agent) {
-        *self.images.entry(agent.image.clone()).or_default() += 1;
-        if agent.state == AgentState::NotReady {
-            self.not_ready.push(format!("{} on {}", agent.pod(), agent.node));
-        }
-    }
-
-    /// Takes a node's answer into account.
-    pub fn add(&mut self, node: &str, scan: NodeScan) {
-        self.asked += 1;
-        let NodeScan { version: _, node: findings, pods } = scan;
-        collect(&mut self.of_nodes, &mut self.notes, node, findings);
-        for pod in pods {
-            if !self.filter.has(&pod.subject) {
-                continue;
-            }
-            // A namespace without a pod has a file for a name.
-            let is_pod = !pod.subject.starts_with('/');
-            if is_pod {
-                self.count(&pod);
-            }
-            let ScannedPod { subject, state: _, data_plane: _, consequences, findings } = pod;
-            let subject = if is_pod { subject } else { format!("{node}:{subject}") };
-            for consequence in consequences {
-                self.consequences.entry(consequence).or_default().push(subject.clone());
-            }
-            collect(&mut self.of_pods, &mut self.notes, &subject, findings);
-        }
-    }
-
     /// A state that is not known, of a newer agent, is not a good one.
     fn count(&mut self, pod: &ScannedPod) {
         match PodState::of(&pod.state) {
@@ -179,29 +173,6 @@ impl Verdict {
                 counts.verified += usize::from(known == Some(PodState::Verified));
             }
         }
-    }
-
-    /// Pods that have no network yet.
-    #[must_use]
-    pub const fn unseen(&self) -> &BTreeSet<String> {
-        &self.unseen
-    }
-
-    /// Takes into account that the network of a pod could not be set up, with the words of the event.
-    pub fn note_not_set_up(&mut self, pod: &str, words: &str) {
-        let finding = ReportedFinding {
-            code: NOT_SET_UP.to_owned(),
-            severity: Severity::Error,
-            meaning: "the runtime cannot set up the pod's network".to_owned(),
-            seen: vec![words.to_owned()],
-            remedy: format!("kubectl redirect why {NOT_SET_UP} explains the message"),
-        };
-        collect(&mut self.of_pods, &mut self.notes, pod, vec![finding]);
-    }
-
-    /// Takes a node without an answer into account.
-    pub fn miss(&mut self, node: &str, why: Unasked) {
-        self.unasked.insert(node.to_owned(), why);
     }
 
     /// The exit code: what was found counts more than what could not be asked.
@@ -310,6 +281,49 @@ impl Verdict {
             "notReady": self.not_ready,
             "images": self.images,
         })
+    }
+}
+
+impl Audience for Verdict {
+    fn see(&mut self, agent: &Agent) {
+        *self.images.entry(agent.image.clone()).or_default() += 1;
+        if agent.state == AgentState::NotReady {
+            self.not_ready.push(format!("{} on {}", agent.pod(), agent.node));
+        }
+    }
+
+    fn miss(&mut self, node: &str, why: Unasked) {
+        self.unasked.insert(node.to_owned(), why);
+    }
+
+    fn add(&mut self, node: &str, scan: NodeScan) {
+        self.asked += 1;
+        let NodeScan { version: _, node: findings, pods } = scan;
+        collect(&mut self.of_nodes, &mut self.notes, node, findings);
+        for pod in pods {
+            if !self.filter.has(&pod.subject) {
+                continue;
+            }
+            // A namespace without a pod has a file for a name.
+            let is_pod = !pod.subject.starts_with('/');
+            if is_pod {
+                self.count(&pod);
+            }
+            let ScannedPod { subject, state: _, data_plane: _, consequences, findings } = pod;
+            let subject = if is_pod { subject } else { format!("{node}:{subject}") };
+            for consequence in consequences {
+                self.consequences.entry(consequence).or_default().push(subject.clone());
+            }
+            collect(&mut self.of_pods, &mut self.notes, &subject, findings);
+        }
+    }
+
+    fn unseen(&self) -> &BTreeSet<String> {
+        &self.unseen
+    }
+
+    fn add_finding(&mut self, pod: &str, finding: ReportedFinding) {
+        collect(&mut self.of_pods, &mut self.notes, pod, vec![finding]);
     }
 }
 
@@ -609,7 +623,7 @@ mod tests {
         let mut verdict = Verdict::default();
         verdict.add("a", scan(&[("shop/new", "unseen", &[]), ("shop/next", "unseen", &[])]));
         assert_eq!((verdict.code(), verdict.unseen().len()), (FINE, 2));
-        verdict.note_not_set_up("shop/new", "403");
+        verdict.add_finding("shop/new", not_set_up("403"));
         assert_eq!(verdict.code(), FOUND);
         assert_eq!(verdict.json()["pods"][0]["subjects"], json!(["shop/new"]));
     }

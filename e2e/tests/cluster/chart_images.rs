@@ -44,8 +44,10 @@ fn the_tests_image_is_beside_the_agents() -> Result<()> {
         [format!("{hub}/install-cni@sha256:{DIGEST}"), format!("docker.io/istio/install-cni@sha256:{DIGEST}")]
     {
         let pod = test_pod(&serde_json::json!({"hub": hub, "tag": 7, "image": image}))?;
-        let image = &pod["spec"]["containers"][0]["image"];
-        ensure!(*image == format!("{hub}/validator:7"), "{image}");
+        for list in ["initContainers", "containers"] {
+            let image = &pod["spec"][list][0]["image"];
+            ensure!(*image == format!("{hub}/validator:7"), "{image}");
+        }
     }
     Ok(())
 }

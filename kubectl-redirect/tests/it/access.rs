@@ -12,12 +12,12 @@ fn objects() -> Vec<(&'static str, Value)> {
 }
 
 /// Nodes with ready agents, and a pod.
-fn objects_of(nodes: &[&str]) -> Vec<(&'static str, Value)> {
+pub fn objects_of(nodes: &[&str]) -> Vec<(&'static str, Value)> {
     let labels = json!({"k8s-app": "istio-cni-node"});
     let agent = |node: &str| {
         json!({"metadata": {"namespace": "mesh", "name": format!("agent-{node}"), "labels": labels,
             "ownerReferences": [{"apiVersion": "apps/v1", "kind": "DaemonSet", "name": "agent", "uid": "u", "controller": true}]},
-        "spec": {"nodeName": node, "containers": [{"name": "install-cni"}]},
+        "spec": {"nodeName": node, "containers": [{"name": "install-cni", "image": "hub/install-cni:0.1.0"}]},
         "status": {"phase": "Running", "containerStatuses": [{"name": "install-cni", "image": "i", "imageID": "i", "ready": true,
             "restartCount": 0, "state": {"running": {}}}]}})
     };
@@ -32,7 +32,7 @@ fn objects_of(nodes: &[&str]) -> Vec<(&'static str, Value)> {
     all
 }
 
-const MESH: [&str; 2] = ["--agent-namespace", "mesh"];
+pub const MESH: [&str; 2] = ["--agent-namespace", "mesh"];
 
 fn scanned(state: &str) -> Reply {
     Reply::of(json!({"version": 1, "pods": [{"subject": "shop/cart", "state": state}]}).to_string())

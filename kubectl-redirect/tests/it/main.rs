@@ -7,3 +7,5 @@ mod dependencies;
 mod limits;
 mod schema;
 mod server;
+mod trial;
+mod watch;

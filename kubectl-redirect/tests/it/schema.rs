@@ -2,7 +2,7 @@
 
 use explain::node_scan::NodeScan;
 use kubectl_redirect::precheck::{self, Check, Facts, PodFacts, checks};
-use kubectl_redirect::verdict::{Filter, Unasked, Verdict};
+use kubectl_redirect::verdict::{Audience as _, Filter, Unasked, Verdict};
 use kubectl_redirect::{Failure, agents::Agent, agents::AgentState};
 use serde_json::{Value, json};
 
@@ -12,7 +12,8 @@ fn errors(schema: &str, document: &Value) -> Vec<String> {
     validator.iter_errors(document).map(|error| format!("{}: {error}", error.instance_path())).collect()
 }
 
-fn ours(document: &Value) -> Vec<String> {
+/// What of a document of this program its schema does not have.
+pub fn ours(document: &Value) -> Vec<String> {
     errors(include_str!("../../schema/kubectl-redirect-1.schema.json"), document)
 }
 

@@ -2,17 +2,19 @@
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
+use std::process::Command;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 use test_support::port;
-use test_support::process::{self, Output};
+use test_support::process::{self, Background, Output};
 use tungstenite::Message;
 use tungstenite::handshake::server::{Request, Response};
 
 /// How long a run may take, however slow the machine.
-const LIMIT: Duration = Duration::from_secs(180);
+pub const LIMIT: Duration = Duration::from_secs(180);
 
 /// A program that is run in a container.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -86,9 +88,35 @@ impl Server {
     }
 
     pub fn run(&self, words: &[&str]) -> Output {
+        process::run(&mut self.command(words), LIMIT).expect("it runs")
+    }
+
+    fn command(&self, words: &[&str]) -> Command {
         let mut command = process::command(env!("CARGO_BIN_EXE_kubectl-redirect"), words);
         command.env("KUBECONFIG", self.folder.path().join("config")).current_dir(self.folder.path());
-        process::run(&mut command, LIMIT).expect("it runs")
+        command
+    }
+
+    /// Runs it until its output or the server are so, sends it this signal, and waits for its end: its exit code, and all it printed.
+    pub fn interrupted(
+        &self,
+        words: &[&str],
+        signal: Signal,
+        is_time: impl Fn(&str) -> bool,
+    ) -> (Option<i32>, String) {
+        let log = self.folder.path().join("log");
+        let program = Background::start("kubectl-redirect", &self.command(words), &log).expect("it starts");
+        let program = program.killed_on_drop();
+        process::until(
+            "the time to end it",
+            LIMIT,
+            &[&program],
+            || Ok(is_time(&program.log()).then_some(())),
+        )
+        .expect("it gets there");
+        program.signal(signal).expect("is sent");
+        let code = program.wait(LIMIT).expect("it ends").code();
+        (code, program.log())
     }
 
     /// What was run so far.

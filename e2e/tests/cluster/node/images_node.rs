@@ -59,7 +59,10 @@ fn helm_test(node: &Node<'_>, name: &str) -> Result<(Value, Value)> {
     (pod["metadata"]["name"], pod["metadata"]["namespace"]) = (json!(name), json!("default"));
     let pod = node.start_pod(&pod)?;
     let end = pod.wait("to end", POD, |pod| {
-        let end = &pod["status"]["containerStatuses"][0]["state"]["terminated"];
+        // Where the application's part fails, the proxy's never begins.
+        let [application, proxy] = ["initContainerStatuses", "containerStatuses"]
+            .map(|list| &pod["status"][list][0]["state"]["terminated"]);
+        let end = if application["exitCode"] == 0 { proxy } else { application };
         end.is_object().then(|| end.clone())
     })?;
     let verdict = serde_json::from_str(end["message"].as_str().unwrap_or_default());
