@@ -107,7 +107,16 @@ impl Cluster {
     /// The kubeconfig is of no use.
     pub async fn new(access: &Access) -> Result<Self, Failure> {
         let advice = "name a kubeconfig with --kubeconfig or KUBECONFIG, and a context of it with --context";
-        let unusable = |error: &dyn std::error::Error| Failure(format!("{}; {advice}", chain(error)));
+        let unusable = |error: &dyn std::error::Error| {
+            let text = chain(error);
+            // The library blames the key where it cannot read the certificate.
+            if text.contains("UnsupportedCertVersion") {
+                return Failure::of(
+                    "the kubeconfig's client certificate is of X.509 version 1; have one of version 3 issued",
+                );
+            }
+            Failure(format!("{text}; {advice}"))
+        };
         let options = KubeConfigOptions { context: access.context.clone(), ..KubeConfigOptions::default() };
         let config = match &access.kubeconfig {
             Some(path) => {

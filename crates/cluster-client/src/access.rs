@@ -107,7 +107,15 @@ impl Access {
 
 /// Certificates, keys and tokens that are there but wrong. The library's words name fields, never what they hold.
 fn credentials(error: &kube::Error) -> AccessError {
-    AccessError(format!("credentials: {error}"))
+    AccessError(format!("credentials: {}", words(&error.to_string())))
+}
+
+/// The library blames the key where it cannot read the certificate.
+fn words(error: &str) -> &str {
+    if error.contains("UnsupportedCertVersion") {
+        return "the client certificate is of X.509 version 1; have one of version 3 issued";
+    }
+    error
 }
 
 /// The result of a future that waits for nothing: the library reads no file here and runs no program.
@@ -121,5 +129,20 @@ fn block_on<T>(future: impl Future<Output = T>) -> T {
         if let Poll::Ready(done) = future.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
             return done;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_certificate_of_version_1_is_named_as_such() {
+        let other = "rustls tls error: no private key";
+        assert_eq!(words(other), other);
+        // As the library has it.
+        let error =
+            "invalid private key: invalid peer certificate: Other(OtherError(UnsupportedCertVersion))";
+        assert!(words(error).contains("X.509 version 1"), "{}", words(error));
     }
 }

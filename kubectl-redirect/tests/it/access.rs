@@ -3,8 +3,9 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use serde_json::{Value, json};
+use test_support::process;
 
-use crate::server::{Reply, Server};
+use crate::server::{LIMIT, Reply, Server};
 
 /// A node with a ready agent and a pod.
 fn objects() -> Vec<(&'static str, Value)> {
@@ -110,4 +111,25 @@ fn archives_of_several_nodes_have_a_limit_and_each_fails_alone() {
     assert!(output.code() == Some(1) && output.stderr.contains("redirectctl-a.tar.gz exists"), "{output:?}");
     assert!(output.stderr.contains("node n has no agent"), "{output:?}");
     assert!(run(&["shop/cart", "--node", "a"]).stderr.contains("cannot be used with"));
+}
+
+/// As older tools issue them.
+#[test]
+fn a_client_certificate_of_version_1_is_named_as_such() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let script = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -subj /CN=ca -days 2 -keyout ca-key -out ca
+        openssl req -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -subj /CN=sam -keyout key -out request
+        openssl x509 -req -in request -CA ca -CAkey ca-key -days 2 -out certificate";
+    let mut openssl = process::command("sh", ["-ec", script]);
+    process::run(openssl.current_dir(&folder), LIMIT).expect("openssl runs").ok().expect("certificates");
+    let config = json!({"apiVersion": "v1", "kind": "Config", "current-context": "c",
+        "clusters": [{"name": "c", "cluster": {"server": "https://127.0.0.1:1", "insecure-skip-tls-verify": true}}],
+        "users": [{"name": "u", "user": {"client-certificate": "certificate", "client-key": "key"}}],
+        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}]});
+    let file = folder.path().join("config");
+    std::fs::write(&file, config.to_string()).expect("writes");
+    let server = Server::start(Vec::new(), |_| Reply::of(""));
+    let output = server.run(&["scan", "--kubeconfig", &file.display().to_string()]);
+    assert_eq!(output.code(), Some(1), "{output:?}");
+    assert!(output.stderr.contains("client certificate is of X.509 version 1"), "{output:?}");
 }
