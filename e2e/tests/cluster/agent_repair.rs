@@ -356,6 +356,32 @@ fn broken_pods_are_labelled_and_no_others() -> Result<()> {
     play("repair-label", USUAL, &[])
 }
 
+/// Agents that end leave labels to those who act on them.
+#[test]
+fn the_command_of_the_page_removes_labels_and_no_others() -> Result<()> {
+    let command =
+        "kubectl label pods --all-namespaces -l cni.istio.io/uninitialized cni.istio.io/uninitialized-";
+    let page = include_str!("../../../docs/get-started/upgrade.md");
+    ensure!(page.contains(&format!("`{command}`")), "the page has another command");
+    let words: Vec<&str> = command.split(' ').skip(1).collect();
+    // All namespaces are its own.
+    let api = ApiServer::start()?;
+    for (name, labels) in [("labelled", json!({LABEL: "true", "app": "a"})), ("other", json!({"app": "b"}))] {
+        let spec = json!({"containers": [{"name": "c", "image": "i"}]});
+        let metadata = json!({"name": name, "namespace": "default", "labels": labels});
+        api.create(&json!({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}))?;
+    }
+    // The second time, none has it.
+    for _ in 0..2 {
+        api.kubectl(&words)?;
+        for (name, app) in [("labelled", "a"), ("other", "b")] {
+            let labels = api.get("pod", "default", name)?["metadata"]["labels"].clone();
+            ensure!(labels == json!({"app": app}), "{name}: {labels}");
+        }
+    }
+    Ok(())
+}
+
 #[test]
 fn what_is_broken_can_be_chosen() -> Result<()> {
     play("repair-label", CHOSEN, &CHOICE)
