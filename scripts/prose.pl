@@ -1,6 +1,7 @@
 #!/usr/bin/env perl
 # Checks the words of strings, comments, chart and scripts against the rules of CONTRIBUTING.md ("Plain words"): each expression
 # finds what usually breaks one. In Rust it reads strings and comments, elsewhere whole lines. Prints every finding, and fails if any is no exception.
+# Without FILE it also counts the words of all documents, and the terms of the glossary.
 #
 #   prose.pl           the files of @scope
 #   prose.pl FILE...   these files
@@ -9,6 +10,9 @@ use warnings;
 
 # What is checked, as git's pathspecs.
 my @scope = ('*/src/*.rs', 'deploy', 'docs/*.md', '*.md', 'scripts', 'Makefile', ':!scripts/prose.pl');
+
+# How many words with a letter or digit all Markdown files may have, and how many terms the glossary.
+my ($most_words, $most_terms) = (40_000, 25);
 
 # The rule's name, an expression, and what usually helps.
 my @rules = map { my ($name, $expression, $help) = @$_; [$name, qr/$expression/i, $help] } (
@@ -56,8 +60,7 @@ die "prose.pl: no files in scope\n" if !@files;
 my ($found, %used) = (0);
 for my $path (@files) {
     next if -l $path || !-T $path;
-    open my $file, '<', $path or die "$path: $!\n";
-    my $text = do { local $/; <$file> };
+    my $text = text_of($path);
     for ($path =~ /\.rs$/ ? prose_of_rust($text) : numbered(1, $text)) {
         my ($line, $words) = @$_;
         for (@rules) {
@@ -76,8 +79,32 @@ for (grep { !@ARGV && !$used{$_} } 0 .. $#exceptions) {
     print "scripts/prose.pl: exception without a finding: $exceptions[$_][1]\n";
     $found++;
 }
+for (grep { !@ARGV } ["words in *.md", words(), $most_words], ["terms in docs/README.md", terms(), $most_terms]) {
+    my ($what, $count, $most) = @$_;
+    next if $count <= $most;
+    print "scripts/prose.pl: $count $what, and $most are the limit: shorten what repeats\n";
+    $found++;
+}
 print "$found findings\n" if $found;
 exit($found > 0);
+
+sub text_of {
+    my ($path) = @_;
+    open my $file, '<', $path or die "$path: $!\n";
+    return do { local $/; <$file> };
+}
+
+# The words of all documents.
+sub words {
+    my $count = 0;
+    $count += grep { /[[:alnum:]]/ } split ' ', text_of($_) for split /\n/, qx(git ls-files -- '*.md');
+    return $count;
+}
+
+sub terms {
+    my ($glossary) = text_of('docs/README.md') =~ /^## Glossary\n(.*)/ms or die "docs/README.md has no glossary\n";
+    return scalar(() = $glossary =~ /^- \*\*/mg);
+}
 
 # The lines of a text with their numbers.
 sub numbered {
