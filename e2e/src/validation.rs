@@ -33,9 +33,12 @@ pub fn istio_validation() -> &'static Path {
     PROGRAM.get_or_init(|| program::under_test("istio-validation").expect("istio-validation is built"))
 }
 
+/// The name of the image of [`MANIFEST`].
+pub const IMAGE: &str = "docker.io/local/istio-validation:1";
+
 /// The image of [`MANIFEST`]: the program alone, with the libraries it is linked against.
 pub fn image() -> Result<Image> {
-    let image = Image::new("docker.io/local/istio-validation:1");
+    let image = Image::new(IMAGE);
     let image = image.linked_program("bin/istio-validation", istio_validation())?;
     Ok(image.entrypoint(&["/bin/istio-validation"]))
 }

@@ -6,7 +6,8 @@ use std::os::unix::fs::PermissionsExt as _;
 use anyhow::{Context, Result, ensure};
 use e2e::kube::ApiServer;
 use e2e::node::{Node, plain_pod, sidecar_pod};
-use serde_json::json;
+use e2e::validation::{IMAGE as VALIDATION_IMAGE, image};
+use serde_json::{Value, json};
 use test_support::process::{self, Output};
 
 use crate::agent_support::{
@@ -17,7 +18,7 @@ use crate::kubectl_support::kubelet::{LIMIT, reach_kubelet, through_kubelet};
 use crate::kubectl_support::{Reply, make_fleet};
 
 /// What runs the program as the admin, while the API server reaches a real node's kubelet.
-fn reached<'a>(
+pub fn reached<'a>(
     api: &'a ApiServer,
     node: &'a Node<'a>,
 ) -> Result<impl Fn(&[&str]) -> Result<Output> + use<'a>> {
@@ -86,6 +87,7 @@ fn the_agent_of_a_real_node_answers_every_command() -> Result<()> {
     let api = ApiServer::start()?;
     let node = Node::joined(&api)?;
     import_image(&node)?;
+    node.import(&image()?)?;
     let daemon_set = apply_manifest(&api, &node, &MANIFEST.replace("# drift-watch: ", ""))?;
     let agent = node.start_pod(&agent_pod(&daemon_set, LOOPBACK, &api, "istio-cni-node-one"))?;
     agent.wait("ready", POD, is_ready).with_context(|| agent.log("install-cni").unwrap_or_default())?;
@@ -111,11 +113,18 @@ fn the_agent_of_a_real_node_answers_every_command() -> Result<()> {
         (&["why", "foreign-rule"], 0, &["a finding of redirectctl"]),
         (&["bundle", "default/web", "--file", &file], 0, &["of node"]),
         (&["precheck", "-n", NAMESPACE], 0, &["this project's", "0 failed, 0 warnings"]),
+        (
+            &["test", "--yes", "--image", VALIDATION_IMAGE],
+            0,
+            &["redirected: what the application sends, and what comes to the proxy"],
+        ),
     ] {
         let output = run(words)?;
         let is_said = |words: &&str| output.stdout.contains(*words);
         ensure!(output.code() == Some(code) && wanted.iter().all(is_said), "{words:?}: {output:?}");
     }
+    let tested = api.list("pods", "default")?;
+    ensure!(!tested.iter().any(is_left), "{tested:#?}");
     let listed = process::run(&mut process::command("tar", ["-tzf", &file]), LIMIT)?.ok()?.stdout;
     ensure!(
         ["/scan.json", "/pods/default/web/rules.json", "/agent/metrics.txt"]
@@ -124,4 +133,10 @@ fn the_agent_of_a_real_node_answers_every_command() -> Result<()> {
         "{listed}"
     );
     Ok(())
+}
+
+/// Whether a pod of `test` is not even being deleted.
+fn is_left(pod: &Value) -> bool {
+    let is_tests = pod["metadata"]["labels"]["app.kubernetes.io/name"] == "kubectl-redirect-test";
+    is_tests && pod["metadata"]["deletionTimestamp"].is_null()
 }
