@@ -17,6 +17,21 @@ pub mod worlds;
 /// The words of a paragraph before a block that no test runs.
 pub const NOT_RUN: &str = "Not run in our tests";
 
+/// The rows of the table of breakages in docs/tasks/troubleshooting.md whose first line begins like this: the texts of their cells, without backticks.
+///
+/// # Errors
+/// The page has no such table.
+pub fn breakages(head: &str) -> Result<Vec<Vec<String>>> {
+    let page = fs::read_to_string(project().join("docs/tasks/troubleshooting.md"))?;
+    let mut lines = page.lines().skip_while(|line| !line.starts_with(head));
+    ensure!(lines.next().is_some(), "no table begins with {head}");
+    let rows = lines.skip(1).take_while(|line| line.starts_with('|'));
+    let cells = |line: &str| -> Vec<String> {
+        line.trim_matches('|').split('|').map(|cell| cell.trim().trim_matches('`').to_owned()).collect()
+    };
+    Ok(rows.map(cells).collect())
+}
+
 /// A fenced block of commands.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Block {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fs;
 
 use e2e::agent::{Agent, Node};
-use e2e::guides::project;
+use e2e::guides;
 use serde_json::Value;
 
 use crate::cluster::{Api, node, report};
@@ -41,22 +41,6 @@ fn breakages() -> BTreeMap<&'static str, Break> {
     ])
 }
 
-/// The rows of the page: what breaks, and the words of the cause.
-fn rows() -> Vec<(String, String)> {
-    let page = fs::read_to_string(project().join("docs/tasks/troubleshooting.md")).expect("a page");
-    let lines = page.lines().skip_while(|line| !line.starts_with("| what breaks |")).skip(2);
-    let cells = |line: &str| -> Vec<String> {
-        line.trim_matches('|').split('|').map(|cell| cell.trim().to_owned()).collect()
-    };
-    lines
-        .take_while(|line| line.starts_with('|'))
-        .map(|line| match &cells(line)[..] {
-            [what, words] => (what.clone(), words.trim_matches('`').to_owned()),
-            other => panic!("not two cells: {other:?}"),
-        })
-        .collect()
-}
-
 /// The messages of the events with a reason.
 fn events(api: &Api, reason: &str) -> Vec<String> {
     let state = api.state();
@@ -77,14 +61,15 @@ fn ensure_all_agree(agent: &Agent<'_>, api: &Api, words: &str) {
 #[test]
 fn whatever_breaks_everyone_names_the_same_cause() {
     let mut breakages = breakages();
-    for (what, words) in rows() {
+    for row in guides::breakages("| what breaks |").expect("a table") {
+        let [what, words] = &row[..] else { panic!("not two cells: {row:?}") };
         let breaks = breakages.remove(what.as_str()).unwrap_or_else(|| panic!("not tried: {what}"));
         let mut node = node();
         node.use_real_plugin();
         let api = Api::start(&mut node);
         let agent = node.start_ready();
         breaks(&node, &api);
-        ensure_all_agree(&agent, &api, &words);
+        ensure_all_agree(&agent, &api, words);
     }
     assert!(breakages.is_empty(), "not on the page: {:?}", breakages.keys());
 }

@@ -5,6 +5,7 @@ mod agent_race;
 mod agent_rollout;
 mod agent_runtimes;
 mod ambient_node;
+mod breakages;
 mod chart_node;
 mod guides_node;
 mod harness;
