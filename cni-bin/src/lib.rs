@@ -53,7 +53,7 @@ pub fn main() -> ExitCode {
     }
     let configure = |conf: &Conf| {
         if let Some(logs) = &logs {
-            logs::configure(logs, conf.levels.clone(), &conf.run_dir, logs::called(&env));
+            logs::configure(logs, conf, logs::called(&env));
         }
         // Once per pod, like every other warning.
         if env("CNI_COMMAND").is_some_and(|command| command == "ADD") {

@@ -2,9 +2,10 @@
 //!
 //! Standard output belongs to the runtime. The kubelet's journal gets standard error, so the lines are found there as well.
 
-use cni_core::logs::{ASKED_BY_AGENT, CALLED};
-use logging::{AgentSocket, Config, Entry, Format, Handle, Level, Levels, RollingFile, Sink as _, Target};
-use std::{ffi::OsString, path::Path, time::SystemTime};
+use cni_core::conf::Conf;
+use cni_core::logs::{ASKED_BY_AGENT, CALLED, READER};
+use logging::{AgentSocket, Config, Entry, Format, Handle, Level, RollingFile, Sink as _, Target};
+use std::{ffi::OsString, os::unix::process::parent_id, time::SystemTime};
 
 pub use cni_core::logs::{SCOPE, levels};
 
@@ -33,17 +34,20 @@ pub fn called(env: &dyn Fn(&str) -> Option<OsString>) -> Option<String> {
 
 /// Continues as the configuration says: its level, the agent's socket, the file. Skips missing ones. The agent receives the command in
 /// `called`, at any level.
-pub fn configure(handle: &Handle, levels: Levels, run_dir: &Path, called: Option<String>) {
-    handle.set_levels(levels);
+pub fn configure(handle: &Handle, conf: &Conf, called: Option<String>) {
+    let run_dir = &conf.run_dir;
+    handle.set_levels(conf.levels.clone());
     if let Some(agent) = AgentSocket::find(run_dir.join(logging::SOCKET_NAME)) {
         if let Some(command) = called {
+            let reader = conf.drop_in.then(|| (READER.to_owned(), parent_id().into()));
+            let labels = [(CALLED.to_owned(), command.into())].into_iter().chain(reader).collect();
             agent.write(&Entry {
                 time: SystemTime::now(),
                 level: Level::Info,
                 scope: None,
                 caller: None,
                 message: "called".to_owned(),
-                labels: vec![(CALLED.to_owned(), command.into())],
+                labels,
             });
         }
         handle.add_sink(Box::new(agent));

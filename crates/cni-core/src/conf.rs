@@ -50,6 +50,8 @@ pub struct Conf {
     pub run_dir: PathBuf,
     /// Whether the node agent is on the host's network, so that it starts also where the node's network is not ready.
     pub agent_host_network: bool,
+    /// Whether the runtime has this from a file beside the network's list, in the folder of its name.
+    pub drop_in: bool,
     /// How the API server is reached.
     pub kubeconfig: PathBuf,
     /// Namespaces whose pods are excluded.
@@ -152,7 +154,7 @@ impl<'a> Envelope<'a> {
         };
         let exclude = self.object.value("exclude_namespaces");
         let mut switch = |key: &str| reader.bool(key, self.object.value(key).as_ref()).unwrap_or_default();
-        let agent_host_network = switch("agent_host_network");
+        let (agent_host_network, drop_in) = (switch("agent_host_network"), switch("drop_in"));
         let programming = Programming::new(switch("native_nftables"), switch("nft_sets"));
         let strict_capture = switch("strict_capture");
         let ambient_enabled = switch("ambient_enabled");
@@ -167,6 +169,7 @@ impl<'a> Envelope<'a> {
             prev_result: PrevResult::read(&self.object, reader),
             levels,
             agent_host_network,
+            drop_in,
             kubeconfig: kubeconfig.unwrap_or_else(|| in_run_dir(&run_dir)),
             run_dir,
             enablement: self.enablement(&exclude_namespaces, reader),

@@ -23,6 +23,7 @@ pub const KEYS: &[SettingSpec] = &[
     key("plugin_log_level", TEXT, "info", "debug, info, warn, error, fatal or none; debug explains every rule of every pod."),
     key("cni_agent_run_dir", ValueKind::Path, "/var/run/istio-cni", "Holds istio-cni-kubeconfig, log.sock, pluginevent.sock and istio-cni.log."),
     key("agent_host_network", ValueKind::Switch, "false", "Whether the agent starts although the pods' network is not ready, so that STATUS may wait for what it brings."),
+    key("drop_in", ValueKind::Switch, "false", "The entry is a file of its own beside the network's list; the plugin then reports to the agent which process called it by it."),
     key("exclude_namespaces", LIST, "", "Exclude pods in these namespaces."),
     key("pod_namespace", TEXT, "", "The agent's own namespace: its pods istio-cni-node-* pass first, whatever else is wrong."),
     key("native_nftables", ValueKind::Switch, "false", "Native nftables tables instead of iptables rules."),

@@ -8,6 +8,9 @@ pub const SCOPE: &str = "cni-plugin";
 /// The label of the line by which the agent learns that a runtime calls the plugin, whatever is logged; its value is the command. It is
 /// for the agent alone.
 pub const CALLED: &str = "called";
+/// The label of that line by which the agent learns that the runtime has the plugin's entry from its drop-in; its value is the id of the
+/// process that called the plugin.
+pub const READER: &str = "drop_in_reader";
 /// The variable by which the agent marks its own questions, which prove nothing about runtimes.
 pub const ASKED_BY_AGENT: &str = "ISTIO_CNI_ASKED_BY_AGENT";
 

@@ -188,6 +188,14 @@ impl Directory {
         Self { path: path.into(), ..self }
     }
 
+    /// The same without these files.
+    #[must_use]
+    pub fn without(&self, names: &[&str]) -> Self {
+        let mut rest = self.clone();
+        rest.files.retain(|file| !names.contains(&&*file.name));
+        rest
+    }
+
     /// Its files.
     #[must_use]
     pub fn files(&self) -> &[File] {
@@ -310,6 +318,12 @@ impl<'d> Verdict<'d> {
     const fn no(uncalled: Uncalled) -> Self {
         Self { caller: None, uncalled: Some(uncalled) }
     }
+}
+
+/// Whether Multus is in a network.
+#[must_use]
+pub fn has_multus(network: &Network) -> bool {
+    network.plugins.iter().any(multus::is)
 }
 
 /// Whether a runtime reads a file of this name.

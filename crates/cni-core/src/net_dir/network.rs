@@ -17,6 +17,8 @@ pub struct Network {
     pub shape: Shape,
     /// Whether plugins may be in its folder.
     has_folder: bool,
+    /// Whether its owner has forbidden that.
+    pub only_inlined: bool,
     /// Whether a runtime is not to CHECK it.
     pub disable_check: bool,
 }
@@ -81,6 +83,7 @@ impl Network {
             plugins: Vec::new(),
             shape: Shape::Single,
             has_folder: false,
+            only_inlined: false,
             disable_check: false,
         };
         Ok(Self { plugins: vec![with_type(Value::Object(keys)).ok_or(Invalid::Lacks("type"))?], ..network })
@@ -103,6 +106,7 @@ impl Network {
         Ok(Self {
             plugins: plugins.ok_or(Invalid::Lacks("type in every plugin"))?,
             has_folder: !only_inlined,
+            only_inlined,
             name: Some(name),
             version: text_of(keys, "cniVersion"),
             shape: Shape::List,
