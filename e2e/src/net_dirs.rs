@@ -37,6 +37,7 @@ const WITH: &str =
 const OTHER: &str = r#"{"cniVersion":"1.0.0","name":"other","plugins":[{"type":"bridge"}]}"#;
 const LOOPBACK: &str = r#"{"cniVersion":"1.0.0","name":"lo","type":"loopback"}"#;
 const ALONE: &str = r#"{"cniVersion":"1.0.0","name":"istio-cni","type":"istio-cni"}"#;
+const BESIDE: &str = r#"{"name":"istio-cni","type":"istio-cni","drop_in":true}"#;
 const PINNED: &[(&str, &str)] = &[("CNI_CONF_NAME", "10-calico.conflist")];
 const STANDALONE: &[(&str, &str)] = &[("CHAINED_CNI_PLUGIN", "false")];
 
@@ -122,6 +123,13 @@ pub const ALL: &[NetDir] = &[
             ("k8s/10-bridge.conf", r#"{"type":"bridge"}"#),
             ("k8s/zz-istio-cni.conf", ALONE),
         ],
+        Called,
+        "",
+    ),
+    dir(
+        "a list with the entry, and beside it",
+        &[("CNI_INSTALL", "auto")],
+        &[("10-calico.conflist", WITH), ("k8s/zz-istio-cni.conf", BESIDE)],
         Called,
         "",
     ),

@@ -16,6 +16,7 @@ use install_cni::{
         installer::Installer,
         plugin::{Ask, Question, Refusal},
         ready::AgentState,
+        drop_in_reader::DropInReader,
         seen_calls::SeenCalls,
     },
     metrics::Metrics,
@@ -63,6 +64,7 @@ static AGENT: LazyLock<Agent> = LazyLock::new(|| {
     let logs = logging::init(Config { targets: Vec::new(), ..Config::default() }).expect("logs");
     // Calls are kept when readiness is judged, and nothing judges it here.
     let calls = Arc::new(SeenCalls::new(Arc::new(Real), PathBuf::new()));
+    let reader = Arc::new(DropInReader::new(Arc::new(Real), PathBuf::new(), PathBuf::new()));
     let emit = |entry: &Entry| text::is_one_safe_line(&entry.console().replace('\t', " "));
     let runtime = Builder::new_current_thread().enable_time().build().expect("a run-time");
     let (connection, tasks) = (Arc::new(cluster::connection(&settings)), Supervisor::default());
@@ -87,7 +89,7 @@ static AGENT: LazyLock<Agent> = LazyLock::new(|| {
             logs: Some(logs),
             tasks,
         }),
-        receiver: Arc::new(Receiver::new(metrics, (calls, Arc::default()), Box::new(emit))),
+        receiver: Arc::new(Receiver::new(metrics, (calls, reader, Arc::default()), Box::new(emit))),
     }
 });
 

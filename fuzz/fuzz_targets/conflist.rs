@@ -6,7 +6,7 @@
 #![no_main]
 
 use install_cni::conflist::{Entry, EntryState, NetConf, Shape};
-use install_cni::install::conflist_edits::{Directory, Edit, File, Want, plan, removal};
+use install_cni::install::conflist_edits::{Directory, DropIn, Edit, File, Want, plan, removal};
 use install_cni::settings::Placement;
 use libfuzzer_sys::fuzz_target;
 use redirect_core_fuzz::{parts, text};
@@ -28,7 +28,9 @@ fuzz_target!(|input: &str| {
         Err(error) => assert!(!error.to_string().is_empty()),
         Ok(conf) => edited(file, &conf, &entry),
     }
-    installed(name, file, &entry);
+    for drop_in in [DropIn::Never, DropIn::Offered, DropIn::Demanded, DropIn::Read] {
+        installed(name, file, &entry, drop_in);
+    }
 });
 
 /// One file.
@@ -71,13 +73,13 @@ fn json(text: &str) -> Value {
 }
 
 /// A directory with this file and another behind it: a second pass finds nothing to do, and what is taken away leaves what was there.
-fn installed(name: &str, text: &str, entry: &Entry) {
+fn installed(name: &str, text: &str, entry: &Entry, drop_in: DropIn) {
     let before = BTreeMap::from([
         (name.to_owned(), text.to_owned()),
         ("99-loopback.conf".to_owned(), r#"{"cniVersion":"1.0.0","name":"lo","type":"loopback"}"#.to_owned()),
     ]);
     let placement = Placement::Chained { pinned: None };
-    let want = Want { placement: placement.clone(), entry: entry.clone() };
+    let want = Want { placement: placement.clone(), entry: entry.clone(), drop_in };
     let mut files = before.clone();
     let first = plan(&directory(&files), &want);
     if let Some(obstacle) = &first.obstacle {

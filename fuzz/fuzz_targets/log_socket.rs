@@ -4,7 +4,7 @@
 
 use controller_runtime::metrics::exposition::Format;
 use install_cni::{
-    install::{disk::Real, seen_calls::SeenCalls},
+    install::{disk::Real, drop_in_reader::DropInReader, seen_calls::SeenCalls},
     metrics::Metrics,
     serve::log_socket::Receiver,
 };
@@ -26,7 +26,8 @@ fuzz_target!(|body: &[u8]| {
     };
     // Taking a body writes no file: calls that it reports are kept when readiness is judged.
     let calls = Arc::new(SeenCalls::new(Arc::new(Real), PathBuf::new()));
-    Receiver::new(counters, (calls, Arc::default()), Box::new(emit)).take(body, Instant::now());
+    let reader = Arc::new(DropInReader::new(Arc::new(Real), PathBuf::new(), PathBuf::new()));
+    Receiver::new(counters, (calls, reader, Arc::default()), Box::new(emit)).take(body, Instant::now());
     let lines = serde_json::from_slice::<Vec<String>>(body).map_or(1, |lines| lines.len() as u64);
     let counted = |result: &str| {
         let text = Format::Text.write(&registry);

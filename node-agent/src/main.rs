@@ -19,7 +19,7 @@ use install_cni::install::plugin::Program;
 use install_cni::install::plugin_token::PluginToken;
 use install_cni::install::reload::{Reading, Reloader, Sources};
 use install_cni::pods::check;
-use install_cni::settings::{AgentCommand, Problem, Settings, command_line};
+use install_cni::settings::{AgentCommand, InstallMode, Problem, Settings, command_line};
 use privileges::keep_only;
 use settings_cli::{Line, ParsedArgs};
 use taint_controller::ControllerSettings;
@@ -145,7 +145,11 @@ fn with_a_thread(runtime: Runtime) -> anyhow::Result<Runtime> {
     Ok(runtime)
 }
 
-fn install_once(settings: Settings) -> ExitCode {
+fn install_once(mut settings: Settings) -> ExitCode {
+    // Nothing here learns whether a runtime reads another place than the list.
+    if settings.install == InstallMode::Auto {
+        settings.install = InstallMode::Inline;
+    }
     if let Err(error) = once::prepare(&settings.paths) {
         return fail(&error);
     }

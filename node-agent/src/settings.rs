@@ -40,6 +40,8 @@ pub struct Settings {
     pub paths: Paths,
     /// Where the entry goes.
     pub placement: Placement,
+    /// Whether the entry is in the list that it is chained into, or beside it.
+    pub install: InstallMode,
     /// The plugin's entry.
     pub entry: EntrySettings,
     /// How the plugin reaches the API server.
@@ -126,6 +128,28 @@ pub enum Placement {
         /// Its name.
         file: String,
     },
+}
+
+/// Whether the entry is in the list that it is chained into, or in a file beside it, in the folder of the network's name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum InstallMode {
+    /// In both, and beside the list alone while a runtime is seen to read it there.
+    Auto,
+    /// In the list.
+    #[default]
+    Inline,
+    /// Beside the list; without a runtime that reads it there, the agent is not ready.
+    DropIn,
+}
+
+impl InstallMode {
+    /// The words of the setting.
+    pub const WORDS: [&str; 3] = ["auto", "inline", "drop-in"];
+
+    fn parse(word: &str) -> Option<Self> {
+        let modes = [Self::Auto, Self::Inline, Self::DropIn];
+        Self::WORDS.iter().zip(modes).find_map(|(known, mode)| (*known == word).then_some(mode))
+    }
 }
 
 /// The content of the plugin's entry.
@@ -220,6 +244,7 @@ impl Settings {
         let settings = Self {
             paths: paths(&raw),
             placement: placement(&mut raw),
+            install: install(&mut raw),
             entry: entry(&mut raw, &logging, ambient.as_ref()),
             kubeconfig: kubeconfig(&mut raw),
             plugin: plugin_account(&mut raw, ambient.is_some()),
@@ -326,6 +351,13 @@ fn placement(raw: &mut Raw<'_>) -> Placement {
             Placement::Standalone { file }
         }
     }
+}
+
+fn install(raw: &mut Raw<'_>) -> InstallMode {
+    InstallMode::parse(&raw.text(Key::CNI_INSTALL)).unwrap_or_else(|| {
+        raw.reject(Key::CNI_INSTALL, "not auto, inline or drop-in");
+        InstallMode::default()
+    })
 }
 
 /// The name of the file of our own without chaining.

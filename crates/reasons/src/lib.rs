@@ -254,6 +254,9 @@ words! {
         NetworkConfigPreempted: "NetworkConfigPreempted",
             "another file came to be the one that the runtime uses",
             "the message names it";
+        NetworkConfigInlined: "NetworkConfigInlined",
+            "the plugin's entry is in the network's list again, because nothing is seen to read the file beside the list any more",
+            "where a runtime was replaced by an older one, validate the pods that started since";
         SettingsRefused: "SettingsRefused",
             "the agent rejected its ConfigMap and keeps the previous settings",
             "correct what the message names";
@@ -326,6 +329,9 @@ words! {
         Broken: "broken",
             "a file in front cannot be loaded, and containerd loads none after it",
             "remove or repair the file that the message names";
+        NoDropIn: "no_drop_in",
+            "CNI_INSTALL=drop-in (chart: install) wants the entry beside the network's list, and it cannot be there",
+            "see the message, or set it to auto";
         Unreadable: "unreadable",
             "the agent cannot read the runtime's first file, such as a symbolic link whose target it does not see",
             "mount what the message names, or put a copy in the link's place";

@@ -12,6 +12,7 @@ mod deploy;
 mod docs;
 mod drift;
 mod drift_fingerprints;
+mod drop_in;
 mod foreign;
 mod heal;
 mod heal_random;

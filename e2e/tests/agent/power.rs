@@ -8,7 +8,7 @@ use std::sync::Arc;
 use crate::model::{Fault, Model};
 use install_cni::conflist::{NetConf, PLUGIN_TYPE};
 use install_cni::install::conflist_edits::{ORIGINAL, Obstacle};
-use install_cni::install::disk::{Disk, Lock, Output, Stat, TEMPORARY};
+use install_cni::install::disk::{Disk, Lock, Output, PREPARED, Stat, TEMPORARY};
 use install_cni::install::installer::Installer;
 use install_cni::install::leave;
 use install_cni::install::once;
@@ -127,7 +127,7 @@ fn chances(seed: usize) -> impl FnMut(usize) -> usize {
 /// A network configuration, and the agent's environment.
 type Case = ((&'static str, &'static str), &'static [(&'static str, &'static str)]);
 
-const CASES: [Case; 6] = [
+const CASES: [Case; 8] = [
     (("10-calico.conflist", CALICO), &[]),
     (("10-single.conf", SINGLE), &[]),
     (("10-single.json", SINGLE), &[("KUBECONFIG_TOKEN_FILE", "true")]),
@@ -137,6 +137,8 @@ const CASES: [Case; 6] = [
         &[("ISTIO_OWNED_CNI_CONFIG", "true"), ("ISTIO_OWNED_CNI_CONFIG_FILENAME", "00-mesh.conflist")],
     ),
     (("10-calico.conflist", CALICO), &[("CHAINED_CNI_PLUGIN", "false"), ("READY_BEFORE_CALLED", "true")]),
+    (("10-calico.conflist", CALICO), &[("CNI_INSTALL", "auto")]),
+    (("10-calico.conflist", CALICO), &[("CNI_INSTALL", "drop-in"), ("READY_BEFORE_CALLED", "true")]),
 ];
 
 /// Plays `work` on a copy of `before`, cut short at every operation, by death and by power failure, and checks what is left. Returns how
@@ -258,7 +260,7 @@ fn what_is_done_once_outlasts_a_power_failure_whatever_came_before() {
             for seed in 0..8 {
                 let mut after = model.after_power_failure(chances(seed)).everything();
                 // What is half-written no runtime loads, and the next agent removes.
-                after.retain(|path, _| !path.ends_with(TEMPORARY));
+                after.retain(|path, _| !path.ends_with(TEMPORARY) && !path.contains(PREPARED));
                 assert_eq!(after, goal.everything(), "{when}, {seed}");
             }
         };
@@ -322,6 +324,96 @@ fn full_disks_read_only_disks_and_forbidden_files_do_no_harm() {
             }
         }
     }
+}
+
+const READER: &str = "/host/proc/4242";
+
+/// A node whose runtime reads folders of lists, and was seen to do so.
+fn node_with_reader() -> Model {
+    let model = node(("10-calico.conflist", CALICO));
+    model.folder("/host/proc");
+    model.folder(READER);
+    let stat = format!("4242 (containerd) {}\n", ["7"; 50].join(" "));
+    model.put(&format!("{READER}/stat"), stat.as_bytes(), 0o444);
+    model.put(&format!("{RUN}/drop-in-reader"), b"4242 7\n", 0o600);
+    model
+}
+
+/// The plugins that a runtime runs, in their order: with libcni 1.3 also those of the list's folder.
+fn run_by_runtime(model: &Model, reads_folders: bool) -> Vec<String> {
+    let types = |name: &str, text: &str| {
+        let conf = NetConf::parse(name, text).unwrap_or_else(|error| panic!("{name}: {error}: {text:?}"));
+        conf.types().iter().map(|kind| (*kind).to_owned()).collect::<Vec<_>>()
+    };
+    let mut all = types("10-calico.conflist", &text(model, "10-calico.conflist"));
+    let inside = model.list(Path::new(&format!("{NET}/net"))).unwrap_or_default();
+    let inside = inside.iter().filter_map(|name| name.to_str()).filter(|name| name.ends_with(".conf"));
+    for name in inside.filter(|_| reads_folders) {
+        all.extend(types(name, &text(model, &format!("net/{name}"))));
+    }
+    all
+}
+
+/// In each direction, and away: whenever the agent is killed or the power is lost, the runtime that is there runs the plugin, and loads the list.
+#[test]
+fn between_the_list_and_beside_it_the_plugin_is_always_in_one_place() {
+    const AUTO: &[(&str, &str)] = &[("CNI_INSTALL", "auto")];
+    const INLINE: &[(&str, &str)] = &[("CNI_INSTALL", "inline")];
+    let end_runtime = |model: &Model| {
+        model.remove(Path::new(&format!("{READER}/stat"))).expect("ends");
+        model.sync_directory(Path::new(READER)).expect("for good");
+    };
+    let inlined = start(node_with_reader(), INLINE);
+    let beside = start(node_with_reader(), AUTO);
+    assert_eq!(
+        (text(&beside, "10-calico.conflist").as_str(), run_by_runtime(&beside, true)),
+        (CALICO, vec!["calico".to_owned(), "istio-cni".to_owned()])
+    );
+    let ended = beside.copy();
+    end_runtime(&ended);
+    let mut moments = 0;
+    for (before, env, reads_folders) in [
+        (&inlined, AUTO, true),
+        (&beside, INLINE, true),
+        // A runtime that has ended is followed by one that may read the list alone. Until the agent has taken notice, none is there.
+        (&ended, AUTO, true),
+        (&start(ended.copy(), AUTO), INLINE, false),
+    ] {
+        let goal = start(before.copy(), env);
+        moments += cut_short_everywhere(before, env, &goal, &|installer| {
+            install(installer);
+        });
+        let whole = before.copy();
+        whole.break_at(None);
+        let whole = Arc::new(whole);
+        install(&installer(&whole, env));
+        for at in 0..=whole.operations() {
+            let model = Arc::new(before.copy());
+            model.break_at(Some(Fault::Death { at }));
+            install(&installer(&model, env));
+            let after = (0..8).map(|seed| model.after_power_failure(chances(at * 100 + seed)));
+            for model in after.chain([model.copy()]) {
+                let run = run_by_runtime(&model, reads_folders);
+                assert!(run.iter().any(|kind| kind == PLUGIN_TYPE), "{env:?}, killed at {at}: {run:?}");
+            }
+        }
+    }
+    assert!(moments >= 200, "only {moments} moments");
+}
+
+/// With the entry beside the list, removal leaves the list as it is: the same bytes in the same file.
+#[test]
+fn removal_from_beside_a_list_does_not_touch_it() {
+    let list = Path::new("/host/etc/cni/net.d/10-calico.conflist");
+    let mut clean = node_with_reader();
+    clean = clean.copy();
+    let before = start(clean.copy(), &[("CNI_INSTALL", "auto")]);
+    let known = before.stat(list).expect("is there");
+    let model = Arc::new(before);
+    leave::remove(&installer(&model, &[("CNI_INSTALL", "auto")])).expect("removes");
+    assert_eq!(model.stat(list).expect("is there"), known);
+    clean.remove(Path::new(&format!("{RUN}/drop-in-reader"))).expect("removes");
+    assert_eq!(model.everything(), clean.everything());
 }
 
 #[test]

@@ -59,6 +59,8 @@ const FIRST_TOKEN: Duration = Duration::from_secs(5);
 const FIRST_ENROLMENT: Duration = Duration::from_secs(5);
 /// How often the node's files are checked if they cannot be watched, or one of them cannot be loaded.
 const POLL: Duration = Duration::from_secs(5);
+/// How often to check that the runtime that reads the entry beside the list still runs. A new one must not find the list without the entry.
+const READER_TICK: Duration = Duration::from_secs(1);
 /// How often to check that the node's directories are still the mounted ones, and the sockets this agent's. inotify does not report that.
 const TICK: Duration = Duration::from_secs(10);
 /// The longest wait after failures.
@@ -271,8 +273,10 @@ struct Agent {
     collisions: Collisions,
     /// Why the node's files cannot be watched.
     blind: Option<String>,
-    /// The file that had our entry when all was well.
-    settled: Option<String>,
+    /// The file that had our entry when all was well, and the list that it was chained into or beside.
+    settled: Option<(String, Option<String>)>,
+    /// Why the entry is in the list where the settings would rather have it beside the list.
+    inlined_because: Option<String>,
     obstacle: Option<Obstacle>,
     invalid: Vec<(String, String)>,
     /// When an event of each reason was sent last.
@@ -299,6 +303,7 @@ impl Agent {
             collisions: Collisions::default(),
             blind: None,
             settled: None,
+            inlined_because: None,
             obstacle: None,
             invalid: Vec::new(),
             events: BTreeMap::new(),
@@ -386,7 +391,9 @@ impl Agent {
                     moved.display()
                 )));
             }
-            let tick = tokio::time::Instant::now() + TICK;
+            let pause = if self.relies_on_reader() { READER_TICK } else { TICK };
+            let tick = tokio::time::Instant::now() + pause;
+            let reader = self.served.installer.reader();
             tokio::select! {
                 biased;
                 () = signals.next_signal() => return Some(Ok(())),
@@ -398,15 +405,21 @@ impl Agent {
                     return None;
                 },
                 _ = tokens.changed() => return None,
+                () = reader.changed() => return None,
                 () = tokio::time::sleep_until(next.map_or(tick, |next| next.min(tick))) => {
                     // No change of a file shows that another agent is gone.
                     self.sockets.iter_mut().for_each(PluginSocket::keep);
-                    if next.is_some_and(|next| next <= tokio::time::Instant::now()) {
+                    if reader.is_gone() || next.is_some_and(|next| next <= tokio::time::Instant::now()) {
                         return None;
                     }
                 }
             }
         }
+    }
+
+    /// Whether the entry is beside the list alone.
+    fn relies_on_reader(&self) -> bool {
+        self.settled.as_ref().is_some_and(|(file, list)| list.as_ref().is_some_and(|list| list != file))
     }
 
     /// The directories to be watched, and which names in them matter.
@@ -497,25 +510,55 @@ impl Agent {
             // It is removed: the next one of its kind is another one.
             self.obstacle = None;
         }
-        let was = self.settled.take();
-        self.settled = pass.target.clone().or_else(|| was.clone());
-        let is_contested = !pass.edits.is_empty() && was.is_some() && was == pass.target;
-        if let (Some(old), Some(new)) = (&was, &pass.target)
-            && old != new
-        {
-            let text = format!(
-                "the runtime's network configuration is {new} instead of {old}; moving the entry there"
-            );
-            self.served.metrics.obstacles.get_or_create(&ObstacleKind::Preempted.into()).inc();
-            self.warn(EventReason::NetworkConfigPreempted, text);
-        }
-        if is_contested {
-            self.contest(pass);
-        }
+        self.note_place(pass);
         // A read that failed once, the target of a link, or the folder of a list: the kernel does not report when that is over.
         let is_in_folder = pass.target.as_deref().is_some_and(|target| target.contains('/'));
         let may_heal_unseen = (!pass.invalid.is_empty() || is_in_folder).then_some(POLL);
         self.phase_after_pass().or(may_heal_unseen)
+    }
+
+    /// Reports where the entry is, if that has changed.
+    fn note_place(&mut self, pass: &Pass) {
+        let was = self.settled.take();
+        self.settled = pass.target.clone().map(|target| (target, pass.list.clone())).or_else(|| was.clone());
+        let because = std::mem::replace(&mut self.inlined_because, pass.inlined_because.clone());
+        match (was, &pass.target) {
+            (Some((old, _)), Some(new)) if old == *new => {
+                if !pass.edits.is_empty() {
+                    self.contest(pass);
+                }
+            }
+            (Some((_, Some(list))), Some(new)) if Some(&list) == pass.list.as_ref() => {
+                self.note_move(&list, new);
+            }
+            (Some((old, _)), Some(new)) => {
+                let text = format!(
+                    "the runtime's network configuration is {new} instead of {old}; moving the entry there"
+                );
+                self.served.metrics.obstacles.get_or_create(&ObstacleKind::Preempted.into()).inc();
+                self.warn(EventReason::NetworkConfigPreempted, text);
+                return;
+            }
+            (None, _) | (Some(_), None) => {}
+        }
+        if let (Some(why), Some(target)) = (&self.inlined_because, &pass.target)
+            && because.as_ref() != Some(why)
+        {
+            log::info!(target: SCOPE, file = target; "the entry is in the network's list: {why}");
+        }
+    }
+
+    /// Reports that the entry has left a list for the file beside it, or the reverse.
+    fn note_move(&mut self, list: &str, new: &str) {
+        if new == list {
+            let why = self.inlined_because.as_deref().unwrap_or_default();
+            let text = format!(
+                "the entry beside {list} is not read any more: the entry is in the list again, {why}"
+            );
+            self.warn(EventReason::NetworkConfigInlined, text);
+        } else {
+            log::info!(target: SCOPE, file = new; "the runtime reads the entry beside {list}, which is as its owner wrote it");
+        }
     }
 
     /// Another program undid our change.

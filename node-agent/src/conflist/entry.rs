@@ -7,6 +7,9 @@ use cni_core::sandboxed::SandboxedRuntimes;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
+/// The key of an entry in a file beside the list.
+const DROP_IN: &str = "drop_in";
+
 /// The content of the plugin's entry.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Facts {
@@ -173,6 +176,15 @@ impl Entry {
             }
             None => Self::parse(&text),
         }
+    }
+
+    /// The same for a file beside the list: with the key by which the plugin reports that it was called by this one.
+    #[must_use]
+    pub fn as_drop_in(&self) -> Self {
+        // An entry has a type, so a comma fits, and of a key that is given twice the last counts.
+        let keys = self.text.trim_end().strip_suffix('}').unwrap_or(&self.text).trim_end();
+        let text = format!("{keys},\"{DROP_IN}\":true}}");
+        Self { chained: chained(&text), text }
     }
 
     /// Which keys of an entry differ from ours, beside those that the runtime replaces.

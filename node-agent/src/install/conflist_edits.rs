@@ -14,9 +14,11 @@ use reasons::ObstacleKind;
 use crate::conflist::{self, Entry, EntryState, NetConf, Shape};
 use crate::settings::{OWNED_FILE, Placement};
 
+mod drop_in;
 mod ownership;
 mod removal;
 pub use cni_core::net_dir::{Directory, File};
+pub use drop_in::DropIn;
 pub use ownership::MARK;
 pub use removal::{Leftover, Removal, removal, spent_originals};
 
@@ -51,6 +53,8 @@ pub struct Want {
     pub placement: Placement,
     /// The entry.
     pub entry: Entry,
+    /// Whether the entry is in a file beside the list that it is chained into.
+    pub drop_in: DropIn,
 }
 
 /// A change of one file, at once and whole.
@@ -145,6 +149,21 @@ pub enum Obstacle {
     /// The copy in front is not what it should be.
     #[error("{0} is not the copy of the runtime's list that it should be")]
     Stale(String),
+    /// The entry is beside the list alone, and the runtime was not seen to read it there.
+    #[error(
+        "installed, not seen called: {0} is read only by a runtime with libcni 1.3 (containerd 2.1), and the settings want the entry there alone; set CNI_INSTALL=auto (chart: install) to have it in the network's list until it is read"
+    )]
+    UnreadDropIn(String),
+    /// The settings want the entry beside the list, and it cannot be there.
+    #[error(
+        "the entry cannot be a file beside {file}, as CNI_INSTALL=drop-in (chart: install) wants it: {why}"
+    )]
+    NoDropIn {
+        /// The list.
+        file: String,
+        /// Why not.
+        why: String,
+    },
     /// The entry is there, and the runtime does not call it, or the files do not show whether it does.
     #[error("{0}")]
     Uncalled(Uncalled),
@@ -171,6 +190,8 @@ impl Obstacle {
             Self::Repeated(_) => ObstacleKind::Repeated,
             Self::Followed { .. } => ObstacleKind::Followed,
             Self::Stale(_) => ObstacleKind::Stale,
+            Self::UnreadDropIn(_) => ObstacleKind::NotSeenCalled,
+            Self::NoDropIn { .. } => ObstacleKind::NoDropIn,
             Self::Uncalled(uncalled) => uncalled.kind(),
         }
     }
@@ -184,7 +205,8 @@ impl Obstacle {
     /// Whether the files leave open that the plugin is called, and a call that was seen decides.
     #[must_use]
     pub const fn is_open(&self) -> bool {
-        matches!(self, Self::Uncalled(uncalled) if uncalled.is_open())
+        matches!(self, Self::UnreadDropIn(_))
+            || matches!(self, Self::Uncalled(uncalled) if uncalled.is_open())
     }
 }
 
@@ -197,11 +219,19 @@ pub struct Plan {
     pub obstacle: Option<Obstacle>,
     /// The changes, in order.
     pub edits: Vec<Edit>,
+    /// The list that the entry is chained into or beside.
+    pub list: Option<String>,
+    /// Why the entry is in the list where the settings would rather have it beside the list.
+    pub inlined_because: Option<String>,
 }
 
 impl Plan {
-    fn wait(obstacle: Obstacle) -> Self {
-        Self { target: None, obstacle: Some(obstacle), edits: Vec::new() }
+    const fn new(target: Option<String>, obstacle: Option<Obstacle>, edits: Vec<Edit>) -> Self {
+        Self { target, obstacle, edits, list: None, inlined_because: None }
+    }
+
+    const fn wait(obstacle: Obstacle) -> Self {
+        Self::new(None, Some(obstacle), Vec::new())
     }
 
     /// The file with our entry, and what the runtime hands to the plugin from it, once the edits are made.
@@ -250,35 +280,59 @@ fn without_ours(name: &str, text: &str) -> String {
 /// The plan that makes a directory hold what it should.
 #[must_use]
 pub fn plan(directory: &Directory, want: &Want) -> Plan {
+    // With one of ours that is broken, no runtime loads the list.
+    let broken: Vec<&str> = ownership::broken_in_folders(directory).collect();
+    let mut plan = plan_of_sound(&directory.without(&broken), want);
+    let is_written = |name: &str| {
+        plan.edits.iter().any(|edit| matches!(edit, Edit::Write { name: written, .. } if written == name))
+    };
+    let (_, spare): (Vec<&str>, Vec<&str>) = broken.into_iter().partition(|name| is_written(name));
+    plan.edits.splice(0..0, spare.into_iter().map(|name| Edit::Delete { name: name.to_owned() }));
+    plan
+}
+
+fn plan_of_sound(directory: &Directory, want: &Want) -> Plan {
     match &want.placement {
-        Placement::Chained { pinned } => chained(directory, pinned.as_deref(), &want.entry),
+        Placement::Chained { pinned } => chained(directory, pinned.as_deref(), want),
         Placement::Owned { file, pinned } => owned(directory, file, pinned.as_deref(), &want.entry),
         Placement::Standalone { file } => standalone(directory, file, &want.entry),
     }
 }
 
-/// The entry in the list of another plugin.
-fn chained(directory: &Directory, pinned: Option<&str>, entry: &Entry) -> Plan {
+/// The entry in the list of another plugin, or beside it.
+fn chained(directory: &Directory, pinned: Option<&str>, want: &Want) -> Plan {
     let (name, network) = match network(directory, pinned, None) {
         Ok(found) => found,
         // Its owner took the file away so that the runtime has no network.
         Err(obstacle) => return Plan { edits: ownership::orphans(directory), ..Plan::wait(obstacle) },
     };
     let Some(conf) = directory.text(name).and_then(|text| NetConf::parse(name, text).ok()) else {
-        return in_folder(directory, name, &network, entry);
+        return in_folder(directory, name, &network, &want.entry);
     };
     if ownership::is_bound(directory, name, &conf) {
-        return owned(directory, OWNED_FILE, pinned, entry);
+        return owned(directory, OWNED_FILE, pinned, &want.entry);
     }
     if conf.shape() == Shape::Single && directory.is_named_by_multus(name) {
         let because = "holds a single plugin and is named by Multus, so it cannot become a list; leave the setting empty to chain behind Multus";
         return Plan::wait(Obstacle::NoPinned { file: name.to_owned(), because: because.to_owned() });
     }
+    let plan = drop_in::plan(directory, (name, &conf, &network), want);
+    Plan { list: Some(name.to_owned()), ..plan }
+}
+
+/// The entry in the list; `beside` is the file of ours that has it as well.
+fn inlined(
+    directory: &Directory,
+    name: &str,
+    conf: &NetConf<'_>,
+    entry: &Entry,
+    beside: Option<&str>,
+) -> Plan {
     let target = list_name(name);
     let standing = conf.entry_state(entry);
     // Before the entry goes into a file that once was a copy.
     let mut edits = ownership::stale_marks(directory, None);
-    edits.extend(keep_original(directory, name, &conf));
+    edits.extend(keep_original(directory, name, conf));
     if standing != EntryState::Right {
         edits.extend(keep_replaced(directory, name, &target));
         edits.push(Edit::Write { name: target.clone(), text: conf.with(entry), like: name.to_owned() });
@@ -287,30 +341,29 @@ fn chained(directory: &Directory, pinned: Option<&str>, entry: &Entry) -> Plan {
             edits.push(Edit::Delete { name: name.to_owned() });
         }
     }
-    edits.extend(finish(directory, name, &conf));
-    edits.extend(strays(directory, &[name, &target]));
-    Plan { target: Some(target), obstacle: judged(directory, standing, name, name), edits }
+    edits.extend(finish(directory, name, conf));
+    let kept: Vec<&str> = [name, &target].into_iter().chain(beside).collect();
+    edits.extend(strays(directory, &kept));
+    Plan::new(Some(target), judged(directory, standing, name, name), edits)
 }
 
-/// The entry in a file of its own in the folder of a list that has its plugins there.
+/// The entry in a file of its own in the folder of a list, which may have its other plugins there as well.
 fn in_folder(directory: &Directory, name: &str, network: &Network, entry: &Entry) -> Plan {
-    let file = format!("{}/{FOLDER_FILE}", network.folder().unwrap_or_default());
-    let conf = directory.text(&file).and_then(|text| NetConf::parse(&file, text).ok());
-    if let Some(conf) = conf.as_ref().filter(|conf| !conf.is_only_ours()) {
-        return Plan::foreign(&file, format!("its plugins: {}", conf.types().join(", ")), CONF_NAME);
+    let file = drop_in::file_of(network);
+    if let Some(whose) = drop_in::others(directory, &file) {
+        return Plan::foreign(&file, whose, CONF_NAME);
     }
-    let mut standing = conf.map_or(EntryState::Absent, |conf| conf.entry_state(entry));
-    let behind = network.types().skip_while(|kind| *kind != conflist::PLUGIN_TYPE).nth(1);
-    if let (EntryState::Right, Some(next)) = (&standing, behind) {
-        standing = EntryState::Followed(next.to_owned());
+    let mut standing = drop_in::standing(directory, &file, entry);
+    let types: Vec<&str> = network.types().collect();
+    let last = types.iter().rposition(|kind| *kind == conflist::PLUGIN_TYPE);
+    if let (EntryState::Right, Some(next)) = (&standing, last.and_then(|last| types.get(last + 1))) {
+        standing = EntryState::Followed((*next).to_owned());
     }
     let mut edits = ownership::stale_marks(directory, None);
-    if !matches!(standing, EntryState::Right | EntryState::Followed(_)) {
-        edits.push(Edit::Write { name: file.clone(), text: entry.standalone(), like: name.to_owned() });
-    }
+    edits.extend(drop_in::write(&file, name, entry, &standing));
     edits.extend(strays(directory, &[&file]));
     let obstacle = judged(directory, standing, &file, name);
-    Plan { target: Some(file), obstacle, edits }
+    Plan::new(Some(file), obstacle, edits)
 }
 
 /// What keeps pods from getting the plugin from the file with the entry; `network` is the runtime's file that leads to it.
@@ -363,7 +416,7 @@ fn owned(directory: &Directory, file: &str, pinned: Option<&str>, entry: &Entry)
     }
     edits.extend(strays(directory, &[file]));
     let obstacle = obstacle.or_else(|| uncalled(directory, file));
-    Plan { target: Some(file.to_owned()), obstacle, edits }
+    Plan::new(Some(file.to_owned()), obstacle, edits)
 }
 
 /// A copy of which the original is gone. It stays, with the entry: without it, pods that start before the network plugin has written its
@@ -375,7 +428,7 @@ fn orphan(directory: &Directory, file: &str, entry: &Entry) -> Plan {
     let write = |text: String| Edit::Write { name: file.to_owned(), text, like: file.to_owned() };
     let target = completed.as_ref().map(|_| file.to_owned());
     let edits = completed.into_iter().map(|(_, text)| write(text)).collect();
-    Plan { target, obstacle: Some(Obstacle::NoOriginal(file.to_owned())), edits }
+    Plan::new(target, Some(Obstacle::NoOriginal(file.to_owned())), edits)
 }
 
 /// The entry in a file of its own.
@@ -396,7 +449,7 @@ fn standalone(directory: &Directory, file: &str, entry: &Entry) -> Plan {
             verdict.caller.is_some_and(|caller| caller.file == file) && verdict.uncalled.is_none();
         (!is_called).then(|| Obstacle::Uncalled(Uncalled::Standalone(file.to_owned())))
     });
-    Plan { target: Some(file.to_owned()), obstacle, edits }
+    Plan::new(Some(file.to_owned()), obstacle, edits)
 }
 
 /// The network that the entry joins: the file the user named, or the one the runtime uses apart from our own. `copy` is the copy in front,

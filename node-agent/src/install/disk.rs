@@ -5,9 +5,9 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
-use std::fs::{self, File, OpenOptions, TryLockError};
+use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
 use std::io::{self, Read, Write};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
@@ -15,6 +15,8 @@ use std::time::Duration;
 
 /// The end of a temporary file's name. No runtime loads such a file or executes it.
 pub const TEMPORARY: &str = ".istio-cni-tmp";
+/// The end of the name of a directory that is being prepared. Agents that know no such directories leave it alone.
+pub const PREPARED: &str = ".istio-cni-new";
 /// How much is copied at a time.
 const CHUNK: usize = 64 * 1024;
 /// How long another agent is waited for. It holds a lock for some milliseconds, and longer only where the disk is slow.
@@ -54,7 +56,21 @@ pub trait Disk: Send + Sync {
     /// # Errors
     /// When it is there or cannot be made.
     fn create(&self, path: &Path, mode: u32) -> io::Result<Box<dyn Output + '_>>;
-    /// Gives a file another name in the same directory, in place of what had that name.
+    /// Makes an empty directory. A disk without directories of its own makes none.
+    ///
+    /// # Errors
+    /// When it is there or cannot be made.
+    fn make_directory(&self, _path: &Path) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+    /// Removes a directory.
+    ///
+    /// # Errors
+    /// It is not empty, cannot be removed, or does not exist.
+    fn remove_directory(&self, _path: &Path) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+    /// Gives a file or directory another name in the same directory, in place of the file or empty directory that had that name.
     ///
     /// # Errors
     /// When it cannot.
@@ -182,6 +198,14 @@ impl Disk for Real {
     fn create(&self, path: &Path, mode: u32) -> io::Result<Box<dyn Output + '_>> {
         let file = OpenOptions::new().write(true).create_new(true).mode(mode).open(path)?;
         Ok(Box::new(file))
+    }
+
+    fn make_directory(&self, path: &Path) -> io::Result<()> {
+        DirBuilder::new().mode(0o755).create(path)
+    }
+
+    fn remove_directory(&self, path: &Path) -> io::Result<()> {
+        fs::remove_dir(path)
     }
 
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
@@ -360,7 +384,7 @@ pub fn replace_if(
     attributes: FileAttributes,
     approve: &dyn Fn(&Path) -> io::Result<()>,
 ) -> Result<(), DiskError> {
-    let temporary = temporary(path);
+    let temporary = temporary(path, TEMPORARY);
     let written = write(disk, &temporary, content, attributes)
         .and_then(|()| context(approve(&temporary), "replace", path))
         .and_then(|()| context(disk.rename(&temporary, path), "replace", path));
@@ -396,6 +420,84 @@ fn write(
 /// The error for a file that another program changed concurrently.
 pub(crate) fn moved() -> io::Error {
     io::Error::new(io::ErrorKind::Interrupted, "another program changed it concurrently")
+}
+
+/// Puts a directory with these files at a path where none is, at once and whole. On failure the path is as it was.
+///
+/// # Errors
+/// When a step fails; [`moved`] where another program has made the directory concurrently.
+pub fn place_directory(
+    disk: &dyn Disk,
+    path: &Path,
+    files: &[(&str, &str)],
+    attributes: FileAttributes,
+) -> Result<(), DiskError> {
+    let prepared = temporary(path, PREPARED);
+    context(disk.make_directory(&prepared), "create", &prepared)?;
+    let fill =
+        |(name, text): &(&str, &str)| write(disk, &prepared.join(name), &mut text.as_bytes(), attributes);
+    let placed = files
+        .iter()
+        .try_for_each(fill)
+        .and_then(|()| context(disk.sync_directory(&prepared), "sync", &prepared))
+        .and_then(|()| context(disk.rename(&prepared, path).map_err(concurrent), "place", path));
+    match placed {
+        Ok(()) => context(disk.sync_directory(directory_of(path)), "sync the directory of", path),
+        Err(error) => {
+            // What cannot be removed now is removed at the next start.
+            let _ = remove_directory(disk, &prepared);
+            Err(error)
+        }
+    }
+}
+
+fn concurrent(error: io::Error) -> io::Error {
+    let is_there = [io::ErrorKind::DirectoryNotEmpty, io::ErrorKind::AlreadyExists].contains(&error.kind());
+    if is_there { moved() } else { error }
+}
+
+/// Removes a directory with the files in it.
+///
+/// # Errors
+/// When it cannot.
+pub fn remove_directory(disk: &dyn Disk, path: &Path) -> Result<(), DiskError> {
+    for name in context(disk.list(path), "list", path)? {
+        context(disk.remove(&path.join(&name)), "remove a file of", path)?;
+    }
+    context(disk.remove_directory(path), "remove", path)?;
+    context(disk.sync_directory(directory_of(path)), "sync the directory of", path)
+}
+
+/// Removes a directory of which the file of this name is all that is left; where another program keeps files there, that file alone. A directory that is
+/// being removed has the name of one that is being prepared.
+///
+/// # Errors
+/// When it cannot.
+pub fn discard_directory(disk: &dyn Disk, path: &Path, own: &str) -> Result<(), DiskError> {
+    let has_own_alone = |path: &Path| disk.list(path).is_ok_and(|names| names == [own]);
+    if !has_own_alone(path) {
+        return remove(disk, &path.join(own));
+    }
+    let aside = temporary(path, PREPARED);
+    context(disk.rename(path, &aside), "remove", path)?;
+    // Else a power failure may bring it back without that file.
+    context(disk.sync_directory(directory_of(path)), "sync the directory of", path)?;
+    if has_own_alone(&aside) {
+        return remove_directory(disk, &aside);
+    }
+    // Another program has just put a file there.
+    context(disk.rename(&aside, path), "restore", path)
+}
+
+/// Has a runtime that watches a directory, but not those in it, read everything again: a file comes and goes that no runtime loads.
+/// CRI-O reads when one is made, containerd when one is removed.
+///
+/// # Errors
+/// When it cannot be made or removed.
+pub fn nudge(disk: &dyn Disk, directory: &Path) -> Result<(), DiskError> {
+    let scratch = temporary(&directory.join("reload"), TEMPORARY);
+    context(disk.create(&scratch, 0o600).map(drop), "create", &scratch)?;
+    context(disk.remove(&scratch), "remove", &scratch)
 }
 
 /// Removes a file so that it stays away after a power failure. A missing file is fine.
@@ -470,15 +572,15 @@ pub fn has_content(disk: &dyn Disk, path: &Path, content: &mut dyn Read) -> io::
     }
 }
 
-/// An unused name beside a file.
-fn temporary(path: &Path) -> PathBuf {
+/// An unused name beside a file, with this end.
+fn temporary(path: &Path, end: &str) -> PathBuf {
     static COUNT: AtomicU32 = AtomicU32::new(0);
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
     // Agents in containers all have the same process id; two of them may overlap.
     let unique = format!(".{:x}.{:x}", now.as_nanos(), COUNT.fetch_add(1, Ordering::Relaxed));
     let mut name = path.file_name().unwrap_or_default().to_owned();
     name.push(unique);
-    name.push(TEMPORARY);
+    name.push(end);
     path.with_file_name(name)
 }
 

@@ -3,6 +3,7 @@
 //! In this order a runtime never finds an entry whose binary or kubeconfig is missing, whenever the pass is cut short.
 
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,15 +17,18 @@ use controller_runtime::{SCOPE, lock};
 use reasons::AgentReason;
 
 use crate::conflist::{Entry, EntryError, NetConf, PLUGIN_TYPE};
-use crate::install::conflist_edits::{self, Directory, Edit, FOLDER_FILE, File, Obstacle, Plan, Want};
+use crate::install::conflist_edits::{
+    self, Directory, DropIn, Edit, FOLDER_FILE, File, MARK, Obstacle, Plan, Want,
+};
 use crate::install::disk::{self, Disk, DiskError, FileAttributes, Lock, Stat, context};
+use crate::install::drop_in_reader::{self, DropInReader};
 use crate::install::kubeconfig::Credentials;
 use crate::install::plugin::{Ask, Question};
 use crate::install::plugin_token::PluginToken;
 use crate::install::ready::Reason;
 use crate::install::seen_calls::{self, SeenCalls};
 use crate::settings::{
-    EntrySettings, KUBECONFIG, OWNED_FILE, Paths, STANDALONE_FILE, Settings, TemplateSource,
+    EntrySettings, InstallMode, KUBECONFIG, OWNED_FILE, Paths, STANDALONE_FILE, Settings, TemplateSource,
 };
 
 /// How long a yes of the plugin holds where nothing that the agent knows of has changed.
@@ -47,6 +51,10 @@ pub struct Installer {
     asked: Mutex<Option<Asked>>,
     /// When a runtime called the plugin.
     calls: Arc<SeenCalls>,
+    /// Which process reads the entry beside the list.
+    reader: Arc<DropInReader>,
+    /// Whether the runtime may not have read our files in folders of lists, whose changes it does not see.
+    owes_nudge: AtomicBool,
     /// Whether the names in the node's directories are known to outlast a power failure.
     is_durable: AtomicBool,
 }
@@ -72,6 +80,10 @@ pub struct Pass {
     pub obstacle: Option<Obstacle>,
     /// The file that has our entry.
     pub target: Option<String>,
+    /// The list that the entry is chained into or beside.
+    pub list: Option<String>,
+    /// Why the entry is in the list where the settings would rather have it beside the list.
+    pub inlined_because: Option<String>,
     /// The plugins of that file, which hint at its other writers.
     pub neighbours: Vec<String>,
     /// Files in front of it that the runtime cannot load.
@@ -140,6 +152,8 @@ impl Installer {
     pub fn new(disk: Arc<dyn Disk>, plugin: Arc<dyn Ask>, settings: Settings) -> Self {
         let (token, entry) = (Arc::default(), Mutex::new(settings.entry.clone()));
         let calls = SeenCalls::new(disk.clone(), settings.paths.run.join(seen_calls::FILE_NAME));
+        let Paths { proc, run, .. } = &settings.paths;
+        let reader = DropInReader::new(disk.clone(), proc.clone(), run.join(drop_in_reader::FILE_NAME));
         Self {
             disk,
             plugin,
@@ -149,6 +163,9 @@ impl Installer {
             compared: Mutex::default(),
             asked: Mutex::default(),
             calls: Arc::new(calls),
+            reader: Arc::new(reader),
+            // An earlier agent may have been killed in between.
+            owes_nudge: AtomicBool::new(true),
             is_durable: AtomicBool::new(false),
         }
     }
@@ -163,6 +180,12 @@ impl Installer {
     #[must_use]
     pub fn calls(&self) -> Arc<SeenCalls> {
         self.calls.clone()
+    }
+
+    /// Receives calls of the plugin by the entry beside the list.
+    #[must_use]
+    pub fn reader(&self) -> Arc<DropInReader> {
+        self.reader.clone()
     }
 
     pub(crate) fn disk(&self) -> &dyn Disk {
@@ -255,10 +278,23 @@ impl Installer {
         // Folders of lists, which hold plugins.
         for folder in self.disk.list(&paths.net).unwrap_or_default().iter().map(|name| paths.net.join(name)) {
             if self.disk.stat(&folder).is_ok_and(|known| !known.is_file) && self.disk.list(&folder).is_ok() {
-                count += disk::sweep(self.disk(), &folder, &|half| half.ends_with(disk::TEMPORARY))?;
+                count += self.sweep_folder(&folder)?;
             }
         }
         Ok(count)
+    }
+
+    /// Likewise, in one of these; the whole of it if the agent was preparing or removing it.
+    fn sweep_folder(&self, folder: &Path) -> Result<usize, DiskError> {
+        if folder.to_string_lossy().ends_with(disk::PREPARED) {
+            disk::remove_directory(self.disk(), folder)?;
+            return Ok(1);
+        }
+        if self.disk.list(folder).is_ok_and(|names| names == [MARK]) {
+            disk::discard_directory(self.disk(), folder, MARK)?;
+            return Ok(1);
+        }
+        disk::sweep(self.disk(), folder, &|half| half.ends_with(disk::TEMPORARY))
     }
 
     /// Whether a file would be a network configuration with our entry, if it had this name.
@@ -429,7 +465,13 @@ impl Installer {
             Some(TemplateSource::Text(_)) | None => None,
         };
         let entry = entry.entry(paths, kubeconfig, &identity.node, file.as_deref());
-        Ok(Want { placement: placement.clone(), entry: entry.map_err(InstallError::Template)? })
+        let drop_in = match self.settings.install {
+            InstallMode::Inline => DropIn::Never,
+            InstallMode::Auto | InstallMode::DropIn if self.reader.is_there() => DropIn::Read,
+            InstallMode::Auto => DropIn::Offered,
+            InstallMode::DropIn => DropIn::Demanded,
+        };
+        Ok(Want { placement: placement.clone(), entry: entry.map_err(InstallError::Template)?, drop_in })
     }
 
     fn conflist(&self, want: &Want, left: Option<&str>, pass: &mut Pass) -> Result<(), InstallError> {
@@ -439,7 +481,8 @@ impl Installer {
             self.accept(&conf).map_err(|why| InstallError::Refused { file: file.to_owned(), why })?;
         }
         self.note(&plan, &directory);
-        let Plan { target, obstacle, edits } = plan;
+        let Plan { target, obstacle, edits, list, inlined_because } = plan;
+        (pass.list, pass.inlined_because) = (list, inlined_because);
         pass.neighbours = neighbours(&directory, target.as_deref());
         let is_in_front = |name: &str| target.as_deref().is_none_or(|target| name < target);
         let invalid = directory.read().filter(|(name, _)| is_in_front(name));
@@ -452,6 +495,19 @@ impl Installer {
                 pass.edits.push(edit);
             }
         }
+        let has_drop_in =
+            directory.files().iter().any(|file| file.name.ends_with(&format!("/{FOLDER_FILE}")));
+        if has_drop_in && self.owes_nudge.load(Ordering::Relaxed) {
+            self.nudge().map_err(InstallError::Conflist)?;
+        }
+        Ok(())
+    }
+
+    /// Has the runtime read the folders of lists again.
+    fn nudge(&self) -> Result<(), DiskError> {
+        self.owes_nudge.store(true, Ordering::Relaxed);
+        disk::nudge(self.disk(), &self.settings.paths.net)?;
+        self.owes_nudge.store(false, Ordering::Relaxed);
         Ok(())
     }
 
@@ -474,7 +530,13 @@ impl Installer {
         folders.sort_unstable();
         folders.dedup();
         for folder in folders {
-            let names = self.disk.list(&net.join(&folder)).unwrap_or_default();
+            let names = match self.folder(&folder) {
+                Ok(names) => names,
+                Err(why) => {
+                    files.push(File { name: format!("{folder}/"), text: Err(why) });
+                    continue;
+                }
+            };
             let names = names.into_iter().filter_map(|name| name.into_string().ok());
             let names = names.map(|name| format!("{folder}/{name}"));
             for name in names.filter(|name| net_dir::is_in_folder(name, &folder)) {
@@ -482,6 +544,21 @@ impl Installer {
             }
         }
         Ok((Directory::new(files).at(net.display().to_string()), stats))
+    }
+
+    /// The names in a folder of a list; none if it does not exist.
+    ///
+    /// # Errors
+    /// Why the agent does not use it.
+    fn folder(&self, name: &str) -> Result<Vec<OsString>, String> {
+        let path = self.settings.paths.net.join(name);
+        if let Some(target) = self.disk.link(&path) {
+            return Err(format!("it is a symbolic link to {}", target.display()));
+        }
+        match self.disk.list(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
+            names => names.map_err(|error| error.to_string()),
+        }
     }
 
     /// Reads a file of the configuration directory; none if it is gone, or not a file.
@@ -538,7 +615,21 @@ impl Installer {
                     .get(name)
                     .or_else(|| stats.get(like))
                     .map_or(own, |stat| FileAttributes::Like(*stat));
-                disk::replace_if(self.disk(), &path, &mut text.as_bytes(), attributes, &still)?;
+                let Some((folder, file)) = name.split_once('/') else {
+                    disk::replace_if(self.disk(), &path, &mut text.as_bytes(), attributes, &still)?;
+                    return Ok(true);
+                };
+                self.owes_nudge.store(true, Ordering::Relaxed);
+                let folder = net.join(folder);
+                if self.disk.stat(&folder).is_ok() {
+                    disk::replace_if(self.disk(), &path, &mut text.as_bytes(), attributes, &still)?;
+                } else {
+                    let mark = format!(
+                        "This folder was made for {PLUGIN_TYPE}, and is removed with it if it is empty.\n"
+                    );
+                    disk::place_directory(self.disk(), &folder, &[(MARK, &mark), (file, text)], attributes)?;
+                }
+                self.nudge()?;
                 Ok(true)
             }
             Edit::Delete { name } => {
@@ -548,6 +639,13 @@ impl Installer {
                     return context(Err(disk::moved()), "remove", &path);
                 }
                 disk::remove(self.disk(), &path)?;
+                if let Some((folder, _)) = name.split_once('/') {
+                    let folder = net.join(folder);
+                    if self.disk.stat(&folder.join(MARK)).is_ok() {
+                        disk::discard_directory(self.disk(), &folder, MARK)?;
+                    }
+                    self.nudge()?;
+                }
                 Ok(there.is_some())
             }
         }

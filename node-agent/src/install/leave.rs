@@ -8,6 +8,7 @@ use crate::cluster::own::{Lookup, OwnPod};
 use crate::conflist::PLUGIN_TYPE;
 use crate::install::conflist_edits::{self, Edit, Leftover};
 use crate::install::disk::{self, DiskError};
+use crate::install::drop_in_reader;
 use crate::install::installer::Installer;
 use crate::install::seen_calls;
 use crate::settings::{KUBECONFIG, Paths, TOKEN_FILE};
@@ -129,7 +130,9 @@ fn remove_locked(installer: &Installer) -> Result<(), Vec<RemovalError>> {
     } else {
         let run = &installer.settings().paths.run;
         let sockets = [logging::SOCKET_NAME, plugin_event::SOCKET_NAME];
-        let names = [KUBECONFIG, TOKEN_FILE, seen_calls::FILE_NAME].into_iter().chain(sockets);
+        let names = [KUBECONFIG, TOKEN_FILE, seen_calls::FILE_NAME, drop_in_reader::FILE_NAME]
+            .into_iter()
+            .chain(sockets);
         let mut files: Vec<PathBuf> = names.map(|name| run.join(name)).collect();
         files.extend(binaries(installer));
         errors.extend(

@@ -6,6 +6,7 @@
 pub mod conflict;
 pub mod conflist_edits;
 pub mod disk;
+pub mod drop_in_reader;
 pub mod file_watch;
 pub mod installer;
 pub mod kubeconfig;

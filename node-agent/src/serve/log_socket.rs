@@ -8,7 +8,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-use cni_core::logs::{CALLED, PodSource};
+use cni_core::logs::{CALLED, PodSource, READER};
 use cni_core::wire::Code;
 use controller_runtime::lock;
 use controller_runtime::metrics::start_at_zero;
@@ -24,6 +24,7 @@ use serde_json::Value;
 
 use crate::cluster::events::EventPublisher;
 use crate::cluster::{ApiHandle, EventMessage, pod_reference};
+use crate::install::drop_in_reader::DropInReader;
 use crate::install::plugin_health::PluginHealth;
 use crate::install::seen_calls::SeenCalls;
 use crate::metrics::{AddLabels, Metrics, SourceLabel};
@@ -43,6 +44,9 @@ const OUTCOMES: [AgentReason; 4] =
 /// The scope under which plugins' lines are logged.
 const SCOPE: &str = "cni-plugin";
 
+/// What is learnt from calls of the plugin.
+pub type Known = (Arc<SeenCalls>, Arc<DropInReader>, Arc<PluginHealth>);
+
 /// What is done with the lines.
 pub struct Receiver {
     metrics: Arc<Metrics>,
@@ -50,6 +54,7 @@ pub struct Receiver {
     bucket: Mutex<Bucket>,
     reasons: Mutex<BTreeSet<(AgentReason, String)>>,
     calls: Arc<SeenCalls>,
+    reader: Arc<DropInReader>,
     plugin: Arc<PluginHealth>,
 }
 
@@ -77,7 +82,7 @@ impl Receiver {
     #[must_use]
     pub fn new(
         metrics: Arc<Metrics>,
-        (calls, plugin): (Arc<SeenCalls>, Arc<PluginHealth>),
+        (calls, reader, plugin): Known,
         emit: Box<dyn Fn(&Entry) + Send + Sync>,
     ) -> Self {
         let bucket = Mutex::new(Bucket { left: BURST, filled: Instant::now() });
@@ -85,7 +90,7 @@ impl Receiver {
             &metrics.pod_sources,
             PodSource::ALL.map(|source| SourceLabel { source: source.word() }),
         );
-        Self { metrics, emit, bucket, reasons: Mutex::default(), calls, plugin }
+        Self { metrics, emit, bucket, reasons: Mutex::default(), calls, reader, plugin }
     }
 
     /// Takes one body. Its lines are logged one after the other, without those of another plugin in between.
@@ -98,7 +103,7 @@ impl Receiver {
         for line in lines {
             match Entry::from_json(&line) {
                 None => self.count(AgentReason::Malformed),
-                Some(entry) if is_call(&entry) => self.calls.see(),
+                Some(entry) if is_call(&entry) => self.note_call(&entry),
                 Some(_) if !bucket.take(now) => self.count(AgentReason::OverRate),
                 Some(entry) => {
                     self.count(AgentReason::Accepted);
@@ -106,6 +111,14 @@ impl Receiver {
                     (self.emit)(&Entry { scope: Some(SCOPE.to_owned()), ..entry });
                 }
             }
+        }
+    }
+
+    fn note_call(&self, entry: &Entry) {
+        self.calls.see();
+        let reader = entry.labels.iter().find(|(name, _)| name == READER);
+        if let Some(id) = reader.and_then(|(_, id)| id.as_u64()) {
+            self.reader.report(id);
         }
     }
 
@@ -218,7 +231,7 @@ pub fn start(
     metrics: Arc<Metrics>,
     logs: Option<logging::Handle>,
     connection: Arc<ApiHandle>,
-    known: (Arc<SeenCalls>, Arc<PluginHealth>),
+    known: Known,
     tasks: Supervisor,
 ) -> anyhow::Result<PluginSocket> {
     let events = EventPublisher::start("events of plugins", connection, metrics.clone(), &tasks);
@@ -252,7 +265,11 @@ mod tests {
         let ((metrics, registry), lines) = (Metrics::new(), Arc::new(Mutex::new(Vec::new())));
         let kept = lines.clone();
         let emit = move |entry: &Entry| kept.lock().expect("lines").push(entry.console());
-        (Receiver::new(metrics, (calls(), Arc::default()), Box::new(emit)), registry, lines)
+        (Receiver::new(metrics, (calls(), reader(), Arc::default()), Box::new(emit)), registry, lines)
+    }
+
+    fn reader() -> Arc<DropInReader> {
+        Arc::new(DropInReader::new(Arc::new(Real), "/proc".into(), PathBuf::new()))
     }
 
     fn calls() -> Arc<SeenCalls> {
@@ -306,7 +323,7 @@ mod tests {
         let calls = calls();
         let receiver = Receiver::new(
             metrics,
-            (calls.clone(), Arc::default()),
+            (calls.clone(), reader(), Arc::default()),
             Box::new(|entry| assert_ne!(entry.message, "called")),
         );
         let open = |file: &str| Obstacle::Uncalled(Uncalled::Standalone(file.to_owned()));
@@ -323,6 +340,26 @@ mod tests {
             let missing = Obstacle::Missing("a.conf".to_owned());
             assert_eq!(note(Some(&missing)), is_seen, "the agent restores its entry");
             assert!(!note(Some(&open("b.conf"))), "of another file nothing was seen");
+        }
+    }
+
+    #[test]
+    fn a_call_by_the_entry_beside_the_list_names_the_process_that_reads_it() {
+        let own = std::process::id();
+        for (label, is_there) in [
+            (String::new(), false),
+            (format!(",\"drop_in_reader\":\"{own}\""), false),
+            (",\"drop_in_reader\":-1".to_owned(), false),
+            (format!(",\"drop_in_reader\":{own}"), true),
+        ] {
+            let ((metrics, _), reader) = (Metrics::new(), reader());
+            let receiver =
+                Receiver::new(metrics, (calls(), reader.clone(), Arc::default()), Box::new(|_| {}));
+            let line = format!(
+                r#"{{"level":"info","time":"2026-11-21T07:26:50.000001Z","msg":"called","called":"ADD"{label}}}"#
+            );
+            receiver.take(&body(&[&line]), Instant::now());
+            assert_eq!(reader.is_there(), is_there, "{label}");
         }
     }
 

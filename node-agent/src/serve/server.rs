@@ -211,7 +211,7 @@ pub async fn start(settings: &Settings, served: &Arc<AgentContext>) -> anyhow::R
         metrics,
         logs,
         served.connection.clone(),
-        (served.installer.calls(), served.plugin.clone()),
+        (served.installer.calls(), served.installer.reader(), served.plugin.clone()),
         tasks.clone(),
     )?;
     let health = served.clone();

@@ -124,6 +124,8 @@ fn without_effect(raw: &Raw<'_>) -> Vec<Notice> {
         "only the drift watch, repairs in place and the probe of the node's taint use it, and none of them is on",
     );
     let cases = [
+        (Key::CNI_INSTALL, (!is_chained, "CHAINED_CNI_PLUGIN is false")),
+        (Key::CNI_INSTALL, (is_owned, "ISTIO_OWNED_CNI_CONFIG puts a copy of the list in front")),
         (Key::ISTIO_OWNED_CNI_CONFIG, (!is_chained, "CHAINED_CNI_PLUGIN is false")),
         (Key::ISTIO_OWNED_CNI_CONFIG_FILENAME, (!is_owned, "ISTIO_OWNED_CNI_CONFIG is false")),
         (Key::LOG_OUTPUT_LEVEL, (raw.has_level_flag(), "flag --log_output_level wins")),

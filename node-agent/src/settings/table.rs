@@ -18,6 +18,7 @@ settings_table::settings! {
 
     CNI_CONF_NAME(TEXT, "File to chain into, with either extension; empty: the one the runtime uses. Without chaining: the file to write.").flag("cni-conf-name"),
     CHAINED_CNI_PLUGIN(Switch, "Put the entry into another plugin's list; otherwise write a standalone file, as for Multus.").flag("chained-cni-plugin").default("true"),
+    CNI_INSTALL(ValueKind::Choice(&super::InstallMode::WORDS), "Where a chained entry is (docs/reference/agent.md): auto (beside the list, in the folder of the network's name, while a runtime is seen to read it there, else in the list), inline (in the list) or drop-in (beside the list; not ready until a runtime reads it there).").flag("cni-install").default("inline"),
     CNI_NETWORK_CONFIG(TEXT, "Template of the entry, with placeholders, instead of the built-in one.").flag("cni-network-config"),
     CNI_NETWORK_CONFIG_FILE(Path, "File with such a template; wins over the text.").flag("cni-network-config-file"),
     LOG_LEVEL(TEXT, "Value of __LOG_LEVEL__ in a template.").flag("log-level").default("warn"),

@@ -19,6 +19,8 @@ struct Inode {
     seen: (Vec<u8>, u32),
     durable: Option<(Vec<u8>, u32)>,
     changes: i64,
+    /// What is in it, if it is a folder in another one.
+    inside: Option<Folder>,
 }
 
 #[derive(Clone, Default)]
@@ -65,8 +67,8 @@ impl Model {
         let mut files = self.files();
         let id = files.inodes.len();
         let seen = (content.to_vec(), mode);
-        files.inodes.push(Inode { durable: Some(seen.clone()), seen, changes: 0 });
-        let folder = files.folders.get_mut(path.parent().unwrap()).expect("a folder");
+        files.inodes.push(Inode { durable: Some(seen.clone()), seen, ..Inode::default() });
+        let folder = files.folder_mut(path.parent().unwrap()).expect("a folder");
         let name = path.file_name().unwrap().to_str().unwrap().to_owned();
         folder.seen.insert(name.clone(), id);
         folder.durable.insert(name, id);
@@ -85,7 +87,16 @@ impl Model {
     /// All files with their content, shortened if it is long.
     pub fn everything(&self) -> BTreeMap<String, (String, u32)> {
         let files = self.files();
-        let all = files.folders.iter().flat_map(|(path, folder)| {
+        let mut folders: Vec<(PathBuf, &Folder)> =
+            files.folders.iter().map(|(path, folder)| (path.clone(), folder)).collect();
+        for (path, folder) in folders.clone() {
+            let inner = folder
+                .seen
+                .iter()
+                .filter_map(|(name, id)| Some((path.join(name), files.inodes[*id].inside.as_ref()?)));
+            folders.extend(inner);
+        }
+        let all = folders.iter().flat_map(|(path, folder)| {
             folder.seen.iter().map(move |(name, id)| (path.join(name).display().to_string(), *id))
         });
         let shown = |content: &[u8]| match String::from_utf8(content.to_vec()) {
@@ -113,7 +124,9 @@ impl Model {
     /// What is left after a power failure; `chance` gives numbers below its argument.
     pub fn after_power_failure(&self, mut chance: impl FnMut(usize) -> usize) -> Self {
         let mut files = self.files().clone();
-        for folder in files.folders.values_mut() {
+        let Files { folders, inodes } = &mut files;
+        let inner = inodes.iter_mut().filter_map(|inode| inode.inside.as_mut());
+        for folder in folders.values_mut().chain(inner) {
             let kept = chance(folder.pending.len() + 1);
             if kept > 0 {
                 folder.durable = folder.pending[kept - 1].clone();
@@ -153,14 +166,32 @@ impl Model {
 }
 
 impl Files {
+    fn folder(&self, path: &Path) -> io::Result<&Folder> {
+        match self.folders.get(path) {
+            Some(folder) => Ok(folder),
+            None => {
+                let inode = &self.inodes[self.find(path)?];
+                inode.inside.as_ref().ok_or_else(|| io::ErrorKind::NotADirectory.into())
+            }
+        }
+    }
+
+    fn folder_mut(&mut self, path: &Path) -> io::Result<&mut Folder> {
+        if !self.folders.contains_key(path) {
+            let id = self.find(path)?;
+            return self.inodes[id].inside.as_mut().ok_or_else(|| io::ErrorKind::NotADirectory.into());
+        }
+        self.folders.get_mut(path).ok_or_else(|| io::ErrorKind::NotFound.into())
+    }
+
     fn find(&self, path: &Path) -> io::Result<usize> {
-        let folder = self.folders.get(path.parent().unwrap()).ok_or(io::ErrorKind::NotFound)?;
+        let folder = self.folder(path.parent().unwrap())?;
         let id = folder.seen.get(path.file_name().unwrap().to_str().unwrap());
         Ok(*id.ok_or(io::ErrorKind::NotFound)?)
     }
 
     fn change(&mut self, folder: &Path, change: impl FnOnce(&mut BTreeMap<String, usize>)) -> io::Result<()> {
-        let folder = self.folders.get_mut(folder).ok_or(io::ErrorKind::NotFound)?;
+        let folder = self.folder_mut(folder)?;
         change(&mut folder.seen);
         folder.pending.push(folder.seen.clone());
         Ok(())
@@ -174,7 +205,7 @@ fn name(path: &Path) -> String {
 impl Disk for Model {
     fn list(&self, directory: &Path) -> io::Result<Vec<OsString>> {
         let files = self.files();
-        let folder = files.folders.get(directory).ok_or(io::ErrorKind::NotFound)?;
+        let folder = files.folder(directory)?;
         Ok(folder.seen.keys().map(OsString::from).collect())
     }
 
@@ -194,9 +225,9 @@ impl Disk for Model {
             return Ok(Stat { inode: (0, index as u64), ..folder });
         }
         let id = files.find(path)?;
-        let Inode { seen: (content, mode), changes, .. } = &files.inodes[id];
+        let Inode { seen: (content, mode), changes, inside, .. } = &files.inodes[id];
         let (length, inode) = (content.len() as u64, (1, id as u64));
-        Ok(Stat { is_file: true, mode: *mode, length, inode, changed: (*changes, 0), ..folder })
+        Ok(Stat { is_file: inside.is_none(), mode: *mode, length, inode, changed: (*changes, 0), ..folder })
     }
 
     fn open(&self, path: &Path) -> io::Result<Box<dyn Read + '_>> {
@@ -212,7 +243,7 @@ impl Disk for Model {
             return Err(io::ErrorKind::AlreadyExists.into());
         }
         let id = files.inodes.len();
-        files.inodes.push(Inode { seen: (Vec::new(), mode), durable: None, changes: 0 });
+        files.inodes.push(Inode { seen: (Vec::new(), mode), ..Inode::default() });
         files.change(path.parent().unwrap(), |names| {
             names.insert(name(path), id);
         })?;
@@ -224,6 +255,9 @@ impl Disk for Model {
         assert_eq!(from.parent(), to.parent());
         let mut files = self.files();
         let id = files.find(from)?;
+        if files.folder(to).is_ok_and(|there| !there.seen.is_empty()) {
+            return Err(io::ErrorKind::DirectoryNotEmpty.into());
+        }
         files.change(from.parent().unwrap(), |names| {
             names.remove(&name(from));
             names.insert(name(to), id);
@@ -238,6 +272,30 @@ impl Disk for Model {
         })
     }
 
+    fn make_directory(&self, path: &Path) -> io::Result<()> {
+        self.operate()?;
+        let mut files = self.files();
+        if files.find(path).is_ok() {
+            return Err(io::ErrorKind::AlreadyExists.into());
+        }
+        let id = files.inodes.len();
+        let seen = (Vec::new(), 0o755);
+        files.inodes.push(Inode { seen, inside: Some(Folder::default()), ..Inode::default() });
+        files.change(path.parent().unwrap(), |names| {
+            names.insert(name(path), id);
+        })
+    }
+
+    fn remove_directory(&self, path: &Path) -> io::Result<()> {
+        if !self.files().folder(path)?.seen.is_empty() {
+            return Err(io::ErrorKind::DirectoryNotEmpty.into());
+        }
+        self.operate()?;
+        self.files().change(path.parent().unwrap(), |names| {
+            names.remove(&name(path));
+        })
+    }
+
     /// Each model has one agent at a time.
     fn lock(&self, _: &[&Path]) -> io::Result<Lock> {
         Ok(Lock::default())
@@ -246,7 +304,7 @@ impl Disk for Model {
     fn sync_directory(&self, directory: &Path) -> io::Result<()> {
         self.operate()?;
         let mut files = self.files();
-        let folder = files.folders.get_mut(directory).ok_or(io::ErrorKind::NotFound)?;
+        let folder = files.folder_mut(directory)?;
         folder.durable = folder.seen.clone();
         folder.pending.clear();
         Ok(())

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::{Directory, Edit, ORIGINAL, read, single_names, valid};
+use super::{Directory, Edit, FOLDER_FILE, File, ORIGINAL, read, single_names, valid};
 use crate::conflist::{NetConf, PLUGIN_TYPE, Shape};
 use crate::settings::{OWNED_FILE, STANDALONE_FILE};
 
@@ -107,6 +107,16 @@ pub(super) fn in_folders(directory: &Directory) -> impl Iterator<Item = &str> {
     files
         .filter(move |file| file.text.as_deref().is_ok_and(|text| is_ours(&file.name, text)))
         .map(|file| file.name.as_str())
+}
+
+/// Those of our name there that cannot be loaded: of this plugin's name, so an earlier agent's.
+pub(super) fn broken_in_folders(directory: &Directory) -> impl Iterator<Item = &str> {
+    let is_ours = |name: &str| name.ends_with(&format!("/{FOLDER_FILE}"));
+    let is_broken = move |file: &&File| {
+        is_ours(&file.name)
+            && file.text.as_deref().is_ok_and(|text| NetConf::parse(&file.name, text).is_err())
+    };
+    directory.files().iter().filter(is_broken).map(|file| file.name.as_str())
 }
 
 /// Whether nothing would be lost with a file that has our entry: what else is in it is in another file as well.

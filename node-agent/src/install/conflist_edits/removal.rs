@@ -69,7 +69,8 @@ pub fn removal(directory: &Directory, placement: &Placement) -> Removal {
             Err(reason) => removal.leftovers.extend(leftover(directory, name, reason)),
         }
     }
-    removal.edits.extend(ownership::in_folders(directory).map(|name| retire(directory, name)));
+    let in_folders = ownership::in_folders(directory).chain(ownership::broken_in_folders(directory));
+    removal.edits.extend(in_folders.map(|name| retire(directory, name)));
     let corrupt = |name: &str| {
         removal.leftovers.iter().any(|leftover| match leftover {
             Leftover::Corrupt { original, .. } => original.as_deref() == Some(name),

@@ -25,19 +25,31 @@ fn entry() -> Entry {
 }
 
 fn chained() -> Want {
-    Want { placement: Placement::Chained { pinned: None }, entry: entry() }
+    Want { placement: Placement::Chained { pinned: None }, entry: entry(), drop_in: DropIn::Never }
 }
 
 fn pinned(name: &str) -> Want {
-    Want { placement: Placement::Chained { pinned: Some(name.into()) }, entry: entry() }
+    Want {
+        placement: Placement::Chained { pinned: Some(name.into()) },
+        entry: entry(),
+        drop_in: DropIn::Never,
+    }
 }
 
 fn owned() -> Want {
-    Want { placement: Placement::Owned { file: OWNED_FILE.into(), pinned: None }, entry: entry() }
+    Want {
+        placement: Placement::Owned { file: OWNED_FILE.into(), pinned: None },
+        entry: entry(),
+        drop_in: DropIn::Never,
+    }
 }
 
 fn standalone() -> Want {
-    Want { placement: Placement::Standalone { file: STANDALONE_FILE.into() }, entry: entry() }
+    Want {
+        placement: Placement::Standalone { file: STANDALONE_FILE.into() },
+        entry: entry(),
+        drop_in: DropIn::Never,
+    }
 }
 
 fn directory(files: &[(&str, &str)]) -> Directory {
@@ -355,10 +367,7 @@ fn nothing_to_chain_into_means_waiting() {
     {
         let directory = directory(files);
         let obstacle = Obstacle::NoNetwork { unloadable: directory.unusable() };
-        assert_eq!(
-            plan(&directory, &chained()),
-            Plan { target: None, obstacle: Some(obstacle), edits: Vec::new() }
-        );
+        assert_eq!(plan(&directory, &chained()), Plan::wait(obstacle));
     }
 }
 
@@ -596,7 +605,11 @@ fn another_programs_list_in_the_place_of_a_copy_stays_when_we_go() {
 #[test]
 fn a_copy_stays_while_its_original_is_gone() {
     for pinned in [None, Some("10-calico.conflist".to_owned())] {
-        let want = Want { placement: Placement::Owned { file: OWNED_FILE.into(), pinned }, entry: entry() };
+        let want = Want {
+            placement: Placement::Owned { file: OWNED_FILE.into(), pinned },
+            entry: entry(),
+            drop_in: DropIn::Never,
+        };
         let (at, _) = settled(directory(&[("10-calico.conflist", CALICO)]), &want);
         let at = rewritten(at, "10-calico.conflist", None);
         let orphan = plan(&at, &want);
@@ -623,7 +636,11 @@ fn belongs_to_others(files: &[(&str, &str)], want: &Want, name: &str, setting: &
 }
 
 fn owned_as(file: &str) -> Want {
-    Want { placement: Placement::Owned { file: file.into(), pinned: None }, entry: entry() }
+    Want {
+        placement: Placement::Owned { file: file.into(), pinned: None },
+        entry: entry(),
+        drop_in: DropIn::Never,
+    }
 }
 
 #[test]
@@ -707,7 +724,11 @@ fn a_name_of_ours_does_not_make_a_file_ours() {
 
 #[test]
 fn a_standalone_name_of_another_programs_file_is_refused() {
-    let want = |file: &str| Want { placement: Placement::Standalone { file: file.into() }, entry: entry() };
+    let want = |file: &str| Want {
+        placement: Placement::Standalone { file: file.into() },
+        entry: entry(),
+        drop_in: DropIn::Never,
+    };
     let multus = r#"{"name":"m","type":"multus-shim"}"#;
     let files = [("00-multus.conf", multus), ("10-calico.conflist", CALICO)];
     belongs_to_others(
@@ -815,4 +836,171 @@ fn removal_reports_files_it_cannot_edit() {
         "{corrupt}"
     );
     assert!(unreadable.may_call() && unreadable.to_string().contains("permission denied"), "{unreadable}");
+}
+
+const BESIDE: &str = "net/zz-istio-cni.conf";
+
+fn beside(drop_in: DropIn) -> Want {
+    Want { drop_in, ..chained() }
+}
+
+fn with_ours() -> String {
+    NetConf::parse("10-calico.conflist", CALICO).expect("valid").with(&entry())
+}
+
+#[test]
+fn beside_the_list_and_in_it_until_the_runtime_is_seen_to_read_the_one_beside() {
+    let start = directory(&[("10-calico.conflist", CALICO)]);
+    let (both, plan) = settled(start.clone(), &beside(DropIn::Offered));
+    assert_eq!((plan.target.as_deref(), plan.obstacle), (Some("10-calico.conflist"), None));
+    assert!(plan.inlined_because.is_some_and(|why| why.contains(BESIDE)));
+    assert_eq!(both.text("10-calico.conflist"), Some(&*with_ours()));
+    assert!(both.text(BESIDE).is_some_and(|text| text.contains("\"drop_in\": true")), "{both:?}");
+
+    let (read, plan) = settled(both.clone(), &beside(DropIn::Read));
+    assert_eq!((plan.target.as_deref(), plan.obstacle), (Some(BESIDE), None));
+    assert_eq!(plan.list.as_deref(), Some("10-calico.conflist"));
+    let names: Vec<&str> = read.files().iter().map(|file| &*file.name).collect();
+    assert_eq!(names, ["10-calico.conflist", BESIDE], "no copy of the original stays");
+    assert_eq!(read.text("10-calico.conflist"), Some(CALICO));
+
+    // And back, when that runtime is gone; and where the settings want it.
+    assert_eq!(settled(read.clone(), &beside(DropIn::Offered)).0, both);
+    let (inlined, plan) = settled(read.clone(), &chained());
+    assert_eq!((plan.inlined_because, inlined.text(BESIDE)), (None, None));
+    assert_eq!(inlined, settled(start.clone(), &chained()).0);
+    for at in [both, read, inlined] {
+        assert_eq!(removed(at, &chained().placement), start);
+    }
+}
+
+/// At no moment, whatever was there, is the plugin in neither place; and never in the place alone that may not be read.
+#[test]
+fn no_edit_takes_the_entry_from_where_it_is_read() {
+    const STATES: [DropIn; 4] = [DropIn::Never, DropIn::Offered, DropIn::Demanded, DropIn::Read];
+    for (was, now) in STATES.iter().flat_map(|was| STATES.map(|now| (*was, now))) {
+        let start = directory(&[("10-calico.conflist", CALICO)]);
+        let mut at = settled(start, &beside(was)).0;
+        let is_called = |at: &Directory| {
+            let types = |name: &str| NetConf::parse(name, at.text(name)?).ok().map(|conf| conf.has_ours());
+            let [inlined, beside] = ["10-calico.conflist", BESIDE].map(|name| types(name) == Some(true));
+            inlined || (now == DropIn::Read && beside)
+        };
+        let was_called = is_called(&at);
+        for edit in plan(&at, &beside(now)).edits {
+            at = made(at, &edit);
+            assert!(!was_called || is_called(&at), "{was:?} to {now:?}: {edit:?}");
+        }
+        assert_eq!(plan(&at, &beside(now)).edits, [], "{was:?} to {now:?}");
+    }
+}
+
+#[test]
+fn where_the_entry_cannot_be_beside_the_list_it_is_in_it_and_the_reason_is_said() {
+    let named = |name: &str| CALICO.replace("\"net\"", &serde_json::Value::from(name).to_string());
+    let only = CALICO.replace("\"name\"", "\"loadOnlyInlinedPlugins\": true,\n  \"name\"");
+    let texts = CALICO.replace("\"name\"", "\"loadOnlyInlinedPlugins\": \"TRUE\",\n  \"name\"");
+    let multus = CALICO.replace("calico", "multus-shim");
+    for (list, why) in [
+        (named("a/b"), "is not one of a folder"),
+        (named("../b"), "is not one of a folder"),
+        (named(".."), "is not one of a folder"),
+        (named("."), "is not one of a folder"),
+        (named(""), "is not one of a folder"),
+        (named("a\0b"), "is not one of a folder"),
+        (named(&"x".repeat(200)), "too long"),
+        (only, "loadOnlyInlinedPlugins"),
+        (texts, "loadOnlyInlinedPlugins"),
+        (multus, "Multus"),
+    ] {
+        for drop_in in [DropIn::Offered, DropIn::Read] {
+            let at = directory(&[("10-calico.conflist", &list)]);
+            let (end, plan) = settled(at.clone(), &beside(drop_in));
+            assert_eq!(end, settled(at.clone(), &chained()).0, "{list}");
+            assert!(plan.inlined_because.as_ref().is_some_and(|said| said.contains(why)), "{plan:?}");
+        }
+        let at = directory(&[("10-calico.conflist", &list)]);
+        let plan = plan(&at, &beside(DropIn::Demanded));
+        assert_eq!(plan.edits, []);
+        let obstacle = plan.obstacle.expect("an obstacle");
+        assert!(
+            obstacle.kind() == ObstacleKind::NoDropIn && obstacle.to_string().contains(why),
+            "{obstacle}"
+        );
+    }
+    for drop_in in [DropIn::Offered, DropIn::Read] {
+        let at = directory(&[("10-single.conf", SINGLE)]);
+        let (end, plan) = settled(at.clone(), &beside(drop_in));
+        assert_eq!(end, settled(at, &chained()).0);
+        assert!(plan.inlined_because.is_some_and(|why| why.contains("single plugin")));
+        let at = directory(&[("05-other.conflist", OTHER), ("10-calico.conflist", CALICO)]);
+        let want = Want { drop_in, ..pinned("10-calico.conflist") };
+        assert!(settled(at, &want).1.inlined_because.is_some_and(|why| why.contains("first")));
+    }
+}
+
+#[test]
+fn a_list_that_comes_to_forbid_it_gets_the_entry_before_the_one_beside_goes() {
+    let at = settled(directory(&[("10-calico.conflist", CALICO)]), &beside(DropIn::Read)).0;
+    let only = CALICO.replace("\"name\"", "\"loadOnlyInlinedPlugins\": true,\n  \"name\"");
+    let at = rewritten(at, "10-calico.conflist", Some(&only));
+    let plan = plan(&at, &beside(DropIn::Read));
+    assert!(matches!(plan.obstacle, Some(Obstacle::Preempted { .. } | Obstacle::Missing(_))), "{plan:?}");
+    let names: Vec<&str> = plan
+        .edits
+        .iter()
+        .map(|edit| match edit {
+            Edit::Write { name, .. } | Edit::Delete { name } => &**name,
+        })
+        .collect();
+    assert_eq!(names, ["10-calico.conflist.istio-cni-original", "10-calico.conflist", BESIDE]);
+}
+
+#[test]
+fn others_files_in_the_folder_stay_and_one_of_our_name_is_not_overwritten() {
+    let theirs = r#"{"type":"bandwidth"}"#;
+    let start = directory(&[("10-calico.conflist", CALICO), ("net/50-bandwidth.conf", theirs)]);
+    let (end, plan) = settled(start.clone(), &beside(DropIn::Read));
+    assert_eq!((plan.target.as_deref(), plan.obstacle), (Some(BESIDE), None));
+    assert_eq!(removed(end, &chained().placement), start);
+    let start = directory(&[("10-calico.conflist", CALICO), (BESIDE, theirs)]);
+    let (end, plan) = settled(start.clone(), &beside(DropIn::Read));
+    assert_eq!(end.text(BESIDE), Some(theirs));
+    assert!(plan.inlined_because.is_some_and(|why| why.contains("another program (its plugins: bandwidth)")));
+    assert!(calls_us(&end));
+    let mut files = directory(&[("10-calico.conflist", CALICO)]).files().to_vec();
+    files.push(File { name: "net/".into(), text: Err("it is a symbolic link to /srv".into()) });
+    let plan = settled(Directory::new(files), &beside(DropIn::Read)).1;
+    assert!(plan.inlined_because.is_some_and(|why| why.contains("symbolic link to /srv")));
+}
+
+#[test]
+fn demanded_beside_the_list_it_leaves_the_list_alone_and_waits_to_be_read() {
+    let start = directory(&[("10-calico.conflist", CALICO)]);
+    let (end, plan) = settled(start, &beside(DropIn::Demanded));
+    assert_eq!(end.text("10-calico.conflist"), Some(CALICO));
+    let obstacle = plan.obstacle.expect("not seen to be read");
+    assert!(obstacle.is_open() && obstacle.kind() == ObstacleKind::NotSeenCalled, "{obstacle}");
+    // An entry that an earlier agent has put into the list is not taken out before.
+    let start = directory(&[("10-calico.conflist", &with_ours())]);
+    let (end, plan) = settled(start, &beside(DropIn::Demanded));
+    assert_eq!((plan.obstacle, end.text("10-calico.conflist")), (None, Some(&*with_ours())));
+    assert!(end.has(BESIDE));
+}
+
+/// One that knows only the list, and one that knows both, may follow each other.
+#[test]
+fn a_settings_change_and_a_meddler_are_corrected_beside_the_list_alone() {
+    let at = settled(directory(&[("10-calico.conflist", CALICO)]), &beside(DropIn::Read)).0;
+    for text in [None, Some("{"), Some(r#"{"type":"istio-cni"}"#)] {
+        let changed = rewritten(at.clone(), BESIDE, text);
+        let edits = plan(&changed, &beside(DropIn::Read)).edits;
+        let is_beside = |edit: &Edit| matches!(edit, Edit::Write { name, .. } if name == BESIDE);
+        assert!(edits.len() == 1 && edits.iter().all(is_beside), "{text:?}: {edits:?}");
+        for want in [chained(), owned()] {
+            let (end, _) = settled(changed.clone(), &want);
+            assert!(calls_us(&end) && !end.has(BESIDE), "{text:?}: {end:?}");
+        }
+        assert!(!removed(changed, &chained().placement).has(BESIDE));
+    }
 }
