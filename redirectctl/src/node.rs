@@ -201,8 +201,10 @@ impl Node {
         let order: Vec<String> = network.types().map(str::to_owned).collect();
         let mut node = Self { order, file: Some(file), ..Self::default() };
         let behind = node.order.iter().skip_while(|plugin| *plugin != PLUGIN).skip(1);
-        let behind: Vec<&str> =
-            behind.map(String::as_str).filter(|plugin| !HARMLESS.contains(plugin)).collect();
+        let behind: Vec<&str> = behind
+            .map(String::as_str)
+            .filter(|plugin| *plugin != PLUGIN && !HARMLESS.contains(plugin))
+            .collect();
         if !behind.is_empty() {
             let told = format!("{shown}: {} after {PLUGIN}", behind.join(", "));
             node.findings.push(Finding::new(Cause::PluginOrder, told));
