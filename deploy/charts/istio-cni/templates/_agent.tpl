@@ -21,12 +21,18 @@
 repair: {{ $repair | quote }}
 watches: {{ $watches }}
 readsProcesses: {{ $reads }}
+seesProcesses: {{ or $reads (eq (include "istio-cni.beside" .) "true") }}
 entersPods: {{ or $watches $reads }}
 annotatesPods: {{ or $ambient (eq $repair "label") }}
 tellsOfPods: {{ or $watches $ambient (ne $repair "") (eq .sandboxedPods "skip") }}
 podVerbs: {{ toJson $verbs }}
 nodeResources: {{ ternary (list "nodes" "nodes/status") (ternary (list "nodes/status") list .nodeCondition.enabled) .nodeTaint.enabled | toJson }}
 capabilities: {{ concat $capabilities .extraCapabilities | uniq | toJson }}
+{{- end }}
+
+{{/* Whether the entry may be beside the network's list: the agent then sees which runtime reads it. */}}
+{{- define "istio-cni.beside" -}}
+{{ and .chained (not .istioOwnedCNIConfig) (ne .install "inline") }}
 {{- end }}
 
 {{/* The ConfigMap's data, as YAML. What is not in force, or is the agent's own default, is left out. */}}
@@ -39,6 +45,7 @@ capabilities: {{ concat $capabilities .extraCapabilities | uniq | toJson }}
 {{- $_ := set $config "ISTIO_OWNED_CNI_CONFIG" true }}
 {{- with .istioOwnedCNIConfigFileName }}{{ $_ := set $config "ISTIO_OWNED_CNI_CONFIG_FILENAME" . }}{{ end }}
 {{- end }}
+{{- if eq (include "istio-cni.beside" .) "true" }}{{ $_ := set $config "CNI_INSTALL" .install }}{{ end }}
 {{- if eq (toString .readyBeforeCalled | default (and (not .chained) (eq .provider "multus") | toString)) "true" }}{{ $_ := set $config "READY_BEFORE_CALLED" true }}{{ end }}
 {{- if and .nftSets .global.nativeNftables }}{{ $_ := set $config "NFT_SETS" true }}{{ end }}
 {{- if .strictCapture }}{{ $_ := set $config "STRICT_CAPTURE" true }}{{ end }}

@@ -24,6 +24,9 @@
 {{- range $name := list "hub" "tag" }}
 {{- if get $repair $name }}{{ $warnings = append $warnings (printf "repair.%s: the repair is part of the agent, and has no image of its own" $name) }}{{ end }}
 {{- end }}
+{{- if and (ne $values.install "inline") (ne (include "istio-cni.beside" $values) "true") }}
+{{- $warnings = append $warnings "install: the entry is in a file of its own (chained is false), or in a copy in front (istioOwnedCNIConfig)" }}
+{{- end }}
 {{- if and $values.istioOwnedCNIConfig (not $values.chained) }}
 {{- $warnings = append $warnings "istioOwnedCNIConfig: chained is false" }}
 {{- end }}
