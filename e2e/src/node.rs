@@ -331,10 +331,16 @@ impl<'a> Node<'a> {
 
     /// Kills containerd and starts it again. Containers run on; whatever it was at, such as a plugin, dies with it.
     pub fn restart_containerd(&self) -> Result<()> {
+        self.restart_containerd_as(self.runtime)
+    }
+
+    /// Likewise, with another one in its place. It takes over the containers of those before it as far as it knows their form.
+    pub fn restart_containerd_as(&self, runtime: Runtime) -> Result<()> {
         let mut containerd = self.containerd.write().unwrap_or_else(PoisonError::into_inner);
         containerd.signal(Signal::SIGKILL)?;
         containerd.wait(START)?;
-        *containerd = start_containerd(self.runtime, &self.host, self.folder.path())?;
+        config::write_containerd(self.folder.path(), runtime)?;
+        *containerd = start_containerd(runtime, &self.host, self.folder.path())?;
         Ok(())
     }
 

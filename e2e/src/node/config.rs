@@ -18,7 +18,7 @@ use test_support::process;
 
 /// Writes the configuration files of a node's work folder.
 pub(super) fn write_all(folder: &Path, runtime: Runtime, name: &str, api: Option<&ApiServer>) -> Result<()> {
-    fs::write(folder.join("containerd.toml"), containerd(folder, runtime)?)?;
+    write_containerd(folder, runtime)?;
     fs::write(folder.join("kubelet.json"), kubelet(folder, name, api).to_string())?;
     fs::write(folder.join("resolv.conf"), "nameserver 10.96.0.10\n")?;
     if let Some(api) = api {
@@ -46,6 +46,10 @@ pub(super) fn primary_conflist(state: &Path, families: Families) -> Value {
             },
         }],
     })
+}
+
+pub(super) fn write_containerd(folder: &Path, runtime: Runtime) -> Result<()> {
+    Ok(fs::write(folder.join("containerd.toml"), containerd(folder, runtime)?)?)
 }
 
 pub(super) fn containerd_command(program: &Path, folder: &Path) -> Command {
