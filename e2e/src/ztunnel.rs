@@ -121,6 +121,11 @@ impl State {
         Some(ACK)
     }
 
+    /// Whether it reports that it is ready: it has the snapshot, and no pod waits in it.
+    pub fn is_ready(&self) -> bool {
+        self.has_snapshot && self.pending.is_empty()
+    }
+
     /// Whether a pod was in the snapshot.
     pub fn was_named(&self, uid: &str) -> bool {
         self.named.contains(uid)
@@ -239,8 +244,17 @@ impl Ztunnel {
 
     /// Receives the next message and acknowledges it; none if the agent closed the connection.
     pub fn obey(&mut self, longest: Duration) -> Result<Option<Message>> {
+        self.answer_next(longest, |_| false)
+    }
+
+    /// Receives the next message and answers it, adds by whether they `fail`; none if the agent closed the connection.
+    pub fn answer_next(
+        &mut self,
+        longest: Duration,
+        fails: impl Fn(&Message) -> bool,
+    ) -> Result<Option<Message>> {
         let message = self.receive(longest)?;
-        let answered = if message.is_some() { self.answer(false) } else { Ok(()) };
+        let answered = message.as_ref().map_or(Ok(()), |message| self.answer(fails(message)));
         match answered {
             Ok(()) => Ok(message),
             // The agent ended before it could learn the answer.
@@ -265,6 +279,8 @@ pub struct Obedient {
     stop: Arc<AtomicBool>,
     /// What it serves.
     served: Arc<Mutex<BTreeMap<String, u64>>>,
+    /// The UIDs of pods whose adds it refuses.
+    refused: Arc<Mutex<BTreeSet<String>>>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -272,7 +288,9 @@ impl Obedient {
     /// Connects to this socket as soon as that is possible, and again.
     pub fn start(socket: PathBuf) -> Self {
         let (stop, served) = (Arc::new(AtomicBool::new(false)), Arc::new(Mutex::new(BTreeMap::new())));
-        let (stopped, shown) = (stop.clone(), served.clone());
+        let refused = Arc::new(Mutex::new(BTreeSet::new()));
+        let (stopped, shown, refuses) = (stop.clone(), served.clone(), refused.clone());
+        let is_refused = move |message: &Message| matches!(message, Message::Add(uid) if refuses.lock().expect("not poisoned").contains(uid));
         let obey = move || {
             let mut ztunnel: Option<Ztunnel> = None;
             while !stopped.load(Ordering::Relaxed) {
@@ -288,7 +306,7 @@ impl Obedient {
                 if connected.is_quiet() {
                     continue;
                 }
-                match connected.obey(SHORT) {
+                match connected.answer_next(SHORT, &is_refused) {
                     Ok(message) => {
                         shown.lock().expect("not poisoned").clone_from(&connected.state.served);
                         if message.is_none() {
@@ -300,7 +318,12 @@ impl Obedient {
             }
         };
         let thread = Some(std::thread::spawn(obey));
-        Self { stop, served, thread }
+        Self { stop, served, refused, thread }
+    }
+
+    /// From now on it refuses adds of these pods, by UID, and of no others.
+    pub fn refuse(&self, uids: &[&str]) {
+        *self.refused.lock().expect("not poisoned") = uids.iter().map(|uid| (*uid).to_owned()).collect();
     }
 
     /// The pods that it serves, by UID, with the inodes of their network namespaces.

@@ -231,6 +231,26 @@ fn pods_are_enrolled_healed_and_leave_without_a_trace() {
 }
 
 #[test]
+fn a_pod_that_ztunnel_refuses_holds_up_no_other() {
+    let mut node = Node::new();
+    let (first, second) = (sandbox(&["10.1.0.2"]), sandbox(&["10.1.0.3"]));
+    node.add_pod(UIDS[0], 101, &first, &["10.1.0.2"]);
+    node.add_pod(UIDS[1], 102, &second, &["10.1.0.3"]);
+    let ztunnel = Obedient::start(node.socket());
+    ztunnel.refuse(&UIDS[..1]);
+    let mut agent = node.agent();
+    let refused = until("a refusal", SHORT, &[], || {
+        let seen = node.pass(&mut agent);
+        let why = seen.pending.get(UIDS[0]).is_some_and(|why| why.contains("ztunnel refused the pod"));
+        Ok((why && seen.enrolled == 1).then_some(seen))
+    });
+    assert_eq!(refused.expect("one of two").pending.len(), 1);
+    assert_eq!((node.annotation(UIDS[0]), node.annotation(UIDS[1])), (None, Some(Redirection::Enabled)));
+    ztunnel.refuse(&[]);
+    assert_eq!(node.settle(&mut agent).enrolled, 2);
+}
+
+#[test]
 fn the_next_agent_goes_on_where_a_killed_one_was_and_ztunnel_keeps_its_pods() {
     let mut node = Node::new();
     let pod = sandbox(&["10.1.0.2"]);

@@ -243,7 +243,9 @@ fn a_slow_ztunnel_is_disconnected_at_its_deadline_and_the_next_one_is_served() -
     // What it answers now is not taken for an answer to something else.
     assert!(slow.answer(false).is_err() || slow.receive(SHORT)?.is_none());
     let mut quick = Ztunnel::greet(&agent.socket())?;
-    quick.obey_snapshot(SHORT)?;
+    let kept = [Message::Keep("a".into()), Message::SnapshotSent];
+    assert_eq!(quick.obey_snapshot(SHORT)?, kept, "what held one up comes after the others");
+    assert_eq!(quick.obey(SHORT)?, Some(add("a")));
     agent.wait_for_state("a", &PodState::Acknowledged)?;
     drop(silent);
     Ok(())
@@ -331,6 +333,35 @@ fn only_root_and_the_agents_user_may_connect() -> Result<()> {
     let output = process::run(&mut stranger, SHORT)?.ok()?;
     ensure!(output.stdout.contains("1 passed"), "no test has this name: {output:?}");
     agent.wait_for(|event| matches!(event, Event::Closed(why) if why.contains("user 65534")))?;
+    Ok(())
+}
+
+#[test]
+fn a_pod_that_ztunnel_refuses_does_not_keep_it_from_being_ready() -> Result<()> {
+    let agent = Agent::start()?;
+    let uids: Vec<String> = (0..20).map(|number| format!("pod-{number}")).collect();
+    agent.serve(&[&["broken"], uids.iter().map(String::as_str).collect::<Vec<_>>().as_slice()].concat())?;
+    let refuses = |message: &Message| *message == add("broken");
+    for reconnects in [false, true] {
+        let mut ztunnel = Ztunnel::greet(&agent.socket())?;
+        let mut messages = Vec::new();
+        while !ztunnel.state.is_ready() {
+            messages.extend(ztunnel.answer_next(SHORT, refuses)?);
+            ensure!(messages.len() <= 23, "it is never ready: {messages:?}");
+        }
+        let last = if reconnects { Message::SnapshotSent } else { del("broken") };
+        assert_eq!(messages.last(), Some(&last), "{messages:?}");
+        assert_eq!(ztunnel.state.served.len(), 20, "{messages:?}");
+        agent.wait_for_state("broken", &PodState::Refused("no".into()))?;
+        // Its next try leaves nothing in the queue either.
+        while ztunnel.answer_next(SHORT, refuses)? != Some(del("broken")) {}
+        assert!(ztunnel.state.is_ready());
+        if reconnects {
+            while ztunnel.obey(SHORT)? != Some(add("broken")) {}
+            agent.wait_for_state("broken", &PodState::Acknowledged)?;
+            assert_eq!(ztunnel.state.served.len(), 21);
+        }
+    }
     Ok(())
 }
 

@@ -229,6 +229,29 @@ impl World {
         }
     }
 
+    /// All is answered, and the first pod always refused, until nothing more comes before time passes.
+    fn refuse_first(&mut self) {
+        let is_first = |message: &Message| *message == Message::Add("u0".to_owned());
+        for _ in 0..1000 {
+            let asked = self.open.iter().enumerate().find_map(|(which, (_, ztunnel))| {
+                let (message, _) = ztunnel.as_ref()?.inbox.as_ref()?;
+                Some((which, is_first(message)))
+            });
+            let Some((which, fails)) = asked else { return };
+            self.answer(which, fails);
+            self.check();
+        }
+        panic!("it never settles");
+    }
+
+    /// A pod that is refused keeps no ztunnel from being ready.
+    fn check_readiness(&self) {
+        for (id, ztunnel) in &self.open {
+            let Some(ztunnel) = ztunnel.as_ref().filter(|_| self.has_started) else { continue };
+            assert!(ztunnel.is_ready(), "{id:?}: {ztunnel:?}");
+        }
+    }
+
     /// From now on all goes well: everything is answered, opened and waited for.
     fn settle(&mut self) {
         self.unopenable.clear();
@@ -305,6 +328,8 @@ proptest! {
         for event in &late {
             world.happen(event);
         }
+        world.refuse_first();
+        world.check_readiness();
         world.settle();
         world.check_end();
     }

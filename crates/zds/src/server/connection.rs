@@ -4,7 +4,7 @@ use alloc::collections::BTreeMap;
 use alloc::string::String;
 use core::time::Duration;
 
-use super::{CloseReason, DEADLINE, Pod, Retry, shortened};
+use super::{CloseReason, DEADLINE, Pod, shortened};
 use crate::NetnsInode;
 use crate::wire::{self, Answer};
 
@@ -55,7 +55,27 @@ struct Announced {
     /// The network namespace that it received; none after a keep, so what it has is unknown.
     netns: Option<NetnsInode>,
     /// What it answered last to that.
-    answer: Option<Result<(), Retry>>,
+    answer: Option<AddAnswer>,
+}
+
+/// How ztunnel answered an add.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum AddAnswer {
+    /// It serves the pod.
+    Acknowledged,
+    /// It does not. It keeps the pod in a queue, and reports that it is not ready, until a del takes the pod out.
+    Refused,
+}
+
+/// What became of an add.
+#[derive(Debug)]
+pub struct Added {
+    /// The pod, by UID.
+    pub uid: String,
+    /// The network namespace that ztunnel received.
+    pub netns: NetnsInode,
+    /// What ztunnel answered.
+    pub answer: Answer,
 }
 
 impl Connection {
@@ -92,13 +112,17 @@ impl Connection {
         }
     }
 
-    /// What ztunnel answered last to an add of this pod in this network namespace.
-    pub fn answer(&self, uid: &str, netns: NetnsInode) -> Option<Answer> {
-        let announced = self.announced.get(uid).filter(|announced| announced.netns == Some(netns))?;
-        Some(match announced.answer.as_ref()? {
-            Ok(()) => Answer::Ack,
-            Err(retry) => Answer::Nack(retry.error.clone()),
-        })
+    /// Whether ztunnel acknowledged this pod in this network namespace.
+    pub fn has_acknowledged(&self, uid: &str, netns: NetnsInode) -> bool {
+        let serves = |announced: &Announced| {
+            announced.netns == Some(netns) && announced.answer == Some(AddAnswer::Acknowledged)
+        };
+        self.announced.get(uid).is_some_and(serves)
+    }
+
+    /// The pod, by UID and network namespace, whose add ztunnel has not answered.
+    pub fn unanswered(self) -> Option<(String, NetnsInode)> {
+        self.in_flight?.request.descriptor()
     }
 
     /// Takes the first datagram.
@@ -112,19 +136,26 @@ impl Connection {
         }
     }
 
-    /// Takes any later datagram, and returns the UID of the pod if that was the answer to an add.
-    pub fn answered(&mut self, datagram: &[u8], now: Duration) -> Result<Option<String>, CloseReason> {
+    /// Takes any later datagram, and returns what became of the pod if that was the answer to an add.
+    pub fn answered(&mut self, datagram: &[u8]) -> Result<Option<Added>, CloseReason> {
         let answer = wire::answer(datagram).map_err(CloseReason::Malformed)?;
         match (self.in_flight.take().ok_or(CloseReason::Unasked)?.request, answer) {
             (Request::Add(uid, netns), answer) => {
-                self.settle_add(uid.clone(), netns, answer, now);
-                return Ok(Some(uid));
+                let settled = match answer {
+                    Answer::Ack => AddAnswer::Acknowledged,
+                    Answer::Nack(_) => AddAnswer::Refused,
+                };
+                let announced = Announced { netns: Some(netns), answer: Some(settled) };
+                self.announced.insert(uid.clone(), announced);
+                return Ok(Some(Added { uid, netns, answer }));
             }
             // ztunnel keeps what it has and drops what it can, so no answer changes what comes next.
             (Request::Keep(uid), _) => {
-                drop(self.announced.insert(uid, Announced { netns: None, answer: None }));
+                self.announced.insert(uid, Announced { netns: None, answer: None });
             }
-            (Request::Del(uid), _) => drop(self.announced.remove(&uid)),
+            (Request::Del(uid), _) => {
+                self.announced.remove(&uid);
+            }
             (Request::SnapshotSent, Answer::Nack(error)) => {
                 return Err(CloseReason::SnapshotRefused(shortened(&error)));
             }
@@ -137,30 +168,12 @@ impl Connection {
         Ok(None)
     }
 
-    fn settle_add(&mut self, uid: String, netns: NetnsInode, answer: Answer, now: Duration) {
-        let before = self.announced.remove(&uid).and_then(|announced| announced.answer);
-        let answer = match answer {
-            Answer::Ack => Ok(()),
-            Answer::Nack(error) => {
-                let before = before.and_then(Result::err);
-                Err(Retry::after(before.as_ref(), shortened(&error), now))
-            }
-        };
-        self.announced.insert(uid, Announced { netns: Some(netns), answer: Some(answer) });
-    }
-
     /// Notes what was sent at this time.
     pub fn sent(&mut self, request: Request, now: Duration) {
         let before = match &request {
             Request::Add(uid, netns) => {
-                let before = self.announced.get(uid).cloned();
-                // From now on ztunnel may have it. Until it answers, its answer to an earlier try counts.
-                let answer = before
-                    .clone()
-                    .filter(|announced| announced.netns == Some(*netns))
-                    .and_then(|announced| announced.answer);
-                self.announced.insert(uid.clone(), Announced { netns: Some(*netns), answer });
-                before
+                // From now on ztunnel may have it.
+                self.announced.insert(uid.clone(), Announced { netns: Some(*netns), answer: None })
             }
             Request::Del(uid) => {
                 // From now on ztunnel may have dropped it.
@@ -178,9 +191,9 @@ impl Connection {
         let sent = self.in_flight.take_if(|sent| matches!(sent.request, Request::Add(..)))?;
         let Request::Add(uid, netns) = sent.request else { return None };
         match sent.before {
-            Some(before) => drop(self.announced.insert(uid.clone(), before)),
-            None => drop(self.announced.remove(&uid)),
-        }
+            Some(before) => self.announced.insert(uid.clone(), before),
+            None => self.announced.remove(&uid),
+        };
         Some((uid, netns))
     }
 
@@ -204,16 +217,18 @@ impl Connection {
         let Some((uid, pod)) = pods.iter().find(|(uid, _)| !self.announced.contains_key(*uid)) else {
             return Request::SnapshotSent;
         };
-        match pod.netns.filter(|_| pod.unopened.is_none()) {
+        // One of which an add failed before would fail the snapshot's end, or hold it up; its next add follows the end.
+        match pod.netns.filter(|_| pod.failed.is_none()) {
             Some(netns) => Request::Add(uid.clone(), netns),
             None => Request::Keep(uid.clone()),
         }
     }
 
-    /// A pod that is not to be served any more, or not in the network namespace that ztunnel has.
+    /// A pod that is not to be served any more, or not in the network namespace that ztunnel has; or one that waits in ztunnel's queue.
     fn next_del(&self, pods: &BTreeMap<String, Pod>) -> Option<String> {
         let is_over = |(uid, announced): &(&String, &Announced)| match pods.get(*uid) {
             None => true,
+            Some(_) if announced.answer == Some(AddAnswer::Refused) => true,
             Some(pod) => {
                 pod.netns.zip(announced.netns).is_some_and(|(wanted, announced)| wanted != announced)
             }
@@ -231,16 +246,11 @@ impl Connection {
             if !is_newest && announced.is_none_or(|announced| announced.netns.is_some()) {
                 return None;
             }
-            let refused = match announced
-                .filter(|announced| announced.netns == Some(netns))
-                .map(|announced| &announced.answer)
-            {
-                Some(Some(Ok(()))) => return None,
-                Some(Some(Err(retry))) => retry.due,
-                Some(None) | None => Duration::ZERO,
-            };
-            let unopened = pod.unopened.as_ref().map_or(Duration::ZERO, |retry| retry.due);
-            Some((Request::Add(uid.clone(), netns), refused.max(unopened)))
+            if self.has_acknowledged(uid, netns) {
+                return None;
+            }
+            let due = pod.failed.as_ref().map_or(Duration::ZERO, |retry| retry.due);
+            Some((Request::Add(uid.clone(), netns), due))
         };
         pods.iter().filter_map(due).min_by_key(|(_, due)| *due)
     }

@@ -13,7 +13,7 @@ use core::time::Duration;
 
 use crate::wire::{self, Answer, DecodeError};
 use crate::{NetnsInode, Workload};
-use connection::{Connection, Request};
+use connection::{Added, Connection, Request};
 use retry::Retry;
 
 pub use retry::LONGEST as LONGEST_RETRY;
@@ -98,6 +98,9 @@ pub enum PodState {
     /// ztunnel refused it. The server tries again, at most every [`LONGEST_RETRY`].
     #[error("ztunnel refused the pod, and the agent retries: {0}")]
     Refused(String),
+    /// The connection ended before ztunnel answered. The server tries again likewise, after it has sent the other pods.
+    #[error("ztunnel's connection ended before it answered, and the agent retries after the other pods")]
+    Unanswered,
     /// Its network namespace cannot be opened. The server tries again likewise.
     #[error("the pod's network namespace cannot be opened, and the agent retries: {0}")]
     Unopened(String),
@@ -148,8 +151,8 @@ pub struct Server {
 struct Pod {
     workload: Workload,
     netns: Option<NetnsInode>,
-    /// Why its network namespace could not be opened.
-    unopened: Option<Retry>,
+    /// How its last add failed, on whichever connection.
+    failed: Option<Retry>,
     reported: Option<(Option<NetnsInode>, PodState)>,
 }
 
@@ -171,7 +174,7 @@ impl Server {
             Input::Remove(uid) => drop(self.pods.remove(&uid)),
             Input::Accepted(id) => self.accept(id, now, &mut outputs),
             Input::Received(id, datagram) => self.receive(id, datagram, now, &mut outputs),
-            Input::Disconnected(id) => drop(self.connections.remove(&id)),
+            Input::Disconnected(id) => self.forget(id, now),
             Input::Unopened(id, error) => self.unopened(id, &error, now),
             Input::Tick => {}
         }
@@ -215,9 +218,9 @@ impl Server {
     fn want(&mut self, workload: Workload, netns: Option<NetnsInode>) {
         let uid = workload.uid().to_string();
         let before = self.pods.remove(&uid);
-        let unopened = before.as_ref().filter(|pod| pod.netns == netns).and_then(|pod| pod.unopened.clone());
+        let failed = before.as_ref().filter(|pod| pod.netns == netns).and_then(|pod| pod.failed.clone());
         let reported = before.and_then(|pod| pod.reported);
-        self.pods.insert(uid, Pod { workload, netns, unopened, reported });
+        self.pods.insert(uid, Pod { workload, netns, failed, reported });
     }
 
     fn accept(&mut self, id: ConnectionId, now: Duration, outputs: &mut Vec<Output>) {
@@ -231,34 +234,49 @@ impl Server {
     fn receive(&mut self, id: ConnectionId, datagram: &[u8], now: Duration, outputs: &mut Vec<Output>) {
         let Some(connection) = self.connections.get_mut(&id) else { return };
         let received = if connection.hello().is_some() {
-            connection.answered(datagram, now)
+            connection.answered(datagram)
         } else {
             self.hellos += 1;
             connection.greeted(datagram, self.hellos).map(|()| None)
         };
         match received {
-            Ok(Some(added)) => {
-                if let Some(pod) = self.pods.get_mut(&added) {
-                    pod.unopened = None;
+            Ok(Some(Added { uid, netns, answer: Answer::Nack(error) })) => {
+                self.failed(&uid, netns, PodState::Refused(shortened(&error)), now);
+            }
+            Ok(Some(Added { uid, answer: Answer::Ack, .. })) => {
+                if let Some(pod) = self.pods.get_mut(&uid) {
+                    pod.failed = None;
                 }
             }
             Ok(None) => {}
-            Err(reason) => self.close(id, reason, outputs),
+            Err(reason) => self.close(id, reason, now, outputs),
         }
     }
 
     fn unopened(&mut self, id: ConnectionId, error: &str, now: Duration) {
         let Some(connection) = self.connections.get_mut(&id) else { return };
         let Some((uid, netns)) = connection.take_back_add() else { return };
-        // The pod may have moved on.
-        if let Some(pod) = self.pods.get_mut(&uid).filter(|pod| pod.netns == Some(netns)) {
-            pod.unopened = Some(Retry::after(pod.unopened.as_ref(), shortened(error), now));
+        self.failed(&uid, netns, PodState::Unopened(shortened(error)), now);
+    }
+
+    /// An add of this pod failed. The pod may have moved on.
+    fn failed(&mut self, uid: &str, netns: NetnsInode, state: PodState, now: Duration) {
+        if let Some(pod) = self.pods.get_mut(uid).filter(|pod| pod.netns == Some(netns)) {
+            pod.failed = Some(Retry::after(pod.failed.as_ref(), state, now));
         }
     }
 
-    fn close(&mut self, connection: ConnectionId, reason: CloseReason, outputs: &mut Vec<Output>) {
-        self.connections.remove(&connection);
-        outputs.push(Output::Close { connection, reason });
+    /// A connection has ended, perhaps because of the pod that it was about.
+    fn forget(&mut self, id: ConnectionId, now: Duration) {
+        let unanswered = self.connections.remove(&id).and_then(Connection::unanswered);
+        if let Some((uid, netns)) = unanswered {
+            self.failed(&uid, netns, PodState::Unanswered, now);
+        }
+    }
+
+    fn close(&mut self, id: ConnectionId, reason: CloseReason, now: Duration, outputs: &mut Vec<Output>) {
+        self.forget(id, now);
+        outputs.push(Output::Close { connection: id, reason });
     }
 
     fn expire(&mut self, now: Duration, outputs: &mut Vec<Output>) {
@@ -266,7 +284,7 @@ impl Server {
         let late = self.connections.iter().filter(|(_, connection)| is_late(connection));
         let late: Vec<_> = late.map(|(id, connection)| (*id, connection.lateness())).collect();
         for (id, reason) in late {
-            self.close(id, reason, outputs);
+            self.close(id, reason, now, outputs);
         }
     }
 
@@ -311,11 +329,10 @@ fn encode(request: &Request, pods: &BTreeMap<String, Pod>) -> Option<Vec<u8>> {
 fn state(uid: &str, pod: &Pod, newest: Option<&Connection>) -> PodState {
     let Some(netns) = pod.netns else { return PodState::NamespaceUnknown };
     let Some(newest) = newest else { return PodState::NoZtunnel };
-    match (newest.answer(uid, netns), &pod.unopened) {
-        (Some(Answer::Ack), _) => PodState::Acknowledged,
-        (_, Some(unopened)) => PodState::Unopened(unopened.error.clone()),
-        (Some(Answer::Nack(error)), None) => PodState::Refused(error),
-        (None, None) => PodState::Waiting,
+    match &pod.failed {
+        _ if newest.has_acknowledged(uid, netns) => PodState::Acknowledged,
+        Some(failed) => failed.state.clone(),
+        None => PodState::Waiting,
     }
 }
 

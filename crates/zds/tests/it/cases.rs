@@ -125,10 +125,13 @@ fn a_second_ztunnel_has_to_acknowledge_a_pod_by_itself() {
 }
 
 #[test]
-fn a_refused_pod_is_tried_again_with_longer_and_longer_pauses() {
-    let mut desk = Desk::with(&[("a", Some(7))]);
+fn a_refused_pod_leaves_ztunnels_queue_and_is_tried_again_with_longer_and_longer_pauses() {
+    let mut desk = Desk::with(&[("a", Some(7)), ("b", Some(8))]);
     desk.greet(FIRST);
-    desk.handle(Input::Received(FIRST, NACK));
+    // A del in the snapshot would not reach the queue of every ztunnel.
+    assert_eq!(desk.handle(Input::Received(FIRST, NACK)), ["1 add b in 8", "a: Refused(\"no\")"]);
+    desk.handle(Input::Received(FIRST, ACK));
+    assert_eq!(desk.handle(Input::Received(FIRST, ACK)), ["1 del a"]);
     assert_eq!(desk.handle(Input::Received(FIRST, ACK)), [""; 0], "the pause is not over");
     let mut pauses = Vec::new();
     for _ in 0..14 {
@@ -139,15 +142,49 @@ fn a_refused_pod_is_tried_again_with_longer_and_longer_pauses() {
             ["1 add a in 7"],
             "and no report: it is refused until it is not"
         );
-        assert_eq!(desk.handle(Input::Received(FIRST, NACK)), [""; 0]);
+        assert_eq!(desk.handle(Input::Received(FIRST, NACK)), ["1 del a"]);
+        assert_eq!(desk.handle(Input::Received(FIRST, ACK)), [""; 0]);
     }
     assert!(pauses.is_sorted() && pauses[0] == Duration::from_millis(5), "{pauses:?}");
     assert_eq!(pauses.last(), Some(&LONGEST_RETRY));
     // Others do not wait for it.
-    assert_eq!(desk.handle(Input::Add(pod("b"), NetnsInode(8))), ["1 add b in 8", "b: Waiting"]);
+    assert_eq!(desk.handle(Input::Add(pod("c"), NetnsInode(9))), ["1 add c in 9", "c: Waiting"]);
     desk.handle(Input::Received(FIRST, ACK));
     assert_eq!(desk.wait(LONGEST_RETRY), ["1 add a in 7"]);
     assert_eq!(desk.handle(Input::Received(FIRST, ACK)), ["a: Acknowledged"]);
+}
+
+#[test]
+fn a_pod_that_was_refused_is_added_to_the_next_ztunnel_after_the_snapshot() {
+    let mut desk = Desk::with(&[("a", Some(7)), ("b", Some(8))]);
+    desk.greet(FIRST);
+    desk.handle(Input::Received(FIRST, NACK));
+    desk.handle(Input::Received(FIRST, ACK));
+    desk.handle(Input::Disconnected(FIRST));
+    // The keep takes nothing from a ztunnel that serves it, and puts nothing into the queue of one that does not.
+    assert_eq!(desk.greet(SECOND), ["2 keep a", "a: Refused(\"no\")", "b: Waiting"]);
+    assert_eq!(desk.handle(Input::Received(SECOND, ACK)), ["2 add b in 8"]);
+    assert_eq!(desk.handle(Input::Received(SECOND, ACK)), ["2 snapshot", "b: Acknowledged"]);
+    assert_eq!(desk.handle(Input::Received(SECOND, ACK)), [""; 0]);
+    assert_eq!(desk.wait(LONGEST_RETRY), ["2 add a in 7"]);
+}
+
+#[test]
+fn a_pod_whose_add_ends_a_connection_comes_after_the_next_snapshot() {
+    let mut desk = Desk::with(&[("a", Some(7)), ("b", Some(8))]);
+    desk.greet(FIRST);
+    desk.handle(Input::Disconnected(FIRST));
+    assert_eq!(desk.greet(SECOND), ["2 keep a", "a: Unanswered", "b: Waiting"]);
+    assert_eq!(desk.handle(Input::Received(SECOND, ACK)), ["2 add b in 8"]);
+    assert_eq!(desk.wait(DEADLINE).len(), 3, "closed, and two pods without a ztunnel");
+    let third = ConnectionId(3);
+    assert_eq!(desk.greet(third)[0], "3 keep a");
+    assert_eq!(desk.handle(Input::Received(third, ACK)), ["3 keep b"]);
+    assert_eq!(desk.handle(Input::Received(third, ACK)), ["3 snapshot"]);
+    assert_eq!(desk.handle(Input::Received(third, ACK)), ["3 add a in 7"]);
+    assert_eq!(desk.handle(Input::Received(third, ACK)), ["a: Acknowledged"]);
+    assert_eq!(desk.wait(Duration::from_millis(5)), ["3 add b in 8"]);
+    assert_eq!(desk.handle(Input::Received(third, ACK)), ["b: Acknowledged"]);
 }
 
 #[test]
