@@ -102,6 +102,9 @@ pub struct PodSpec {
     pub host_network: bool,
     /// Its containers.
     pub containers: Vec<Container>,
+    /// Those that run before them.
+    #[serde(deserialize_with = "or_default")]
+    pub init_containers: Vec<Container>,
 }
 
 /// What a pod is.

@@ -10,41 +10,46 @@ use netfilter_state::netlink::{
     request,
 };
 use nix::errno::Errno;
-use redirect_core::{Family, ambient::ISTIO_NODE_SETS};
+use redirect_core::{
+    Family,
+    ambient::{ISTIO_NODE_SETS, ProbeSources},
+};
 use std::{collections::BTreeSet, net::IpAddr};
 
 /// How often the table is read again if it changes while it is read.
 const TRIES: usize = 20;
 
-/// Makes these addresses, and no others, those of probes. Returns whether that changed anything. A killed call leaves the table as it was, or as
+/// Makes these addresses, and no others, those of probes, which get these sources. Returns whether that changed anything. A killed call leaves the table as it was, or as
 /// wanted.
 ///
 /// # Errors
 /// The kernel refuses, or another program keeps changing the table. Nothing was changed then.
 ///
 /// ```no_run
+/// use redirect_core::ambient::ProbeSources;
 /// use std::collections::BTreeSet;
 ///
 /// let pod = "10.1.0.2".parse()?;
-/// netns_apply::probes::set(&BTreeSet::from([pod]))?;
+/// netns_apply::probes::set(&BTreeSet::from([pod]), ProbeSources::USUAL)?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-pub fn set(addresses: &BTreeSet<IpAddr>) -> Result<bool, NetlinkError> {
+pub fn set(addresses: &BTreeSet<IpAddr>, sources: ProbeSources) -> Result<bool, NetlinkError> {
     let mut connection = Connection::open()?;
-    if read(&mut connection)?.is_for(addresses) {
+    if read(&mut connection, sources)?.is_for(addresses) {
         return Ok(false);
     }
-    connection.transact("change the addresses of probes", |sequence| probes::replace(sequence, addresses))?;
+    let replace = |sequence| probes::replace(sequence, addresses, sources);
+    connection.transact("change the addresses of probes", replace)?;
     // It is read back: what another agent wrote at the same moment must not count as ours.
-    if read(&mut connection)?.is_for(addresses) { Ok(true) } else { Err(NetlinkError::Changed) }
+    if read(&mut connection, sources)?.is_for(addresses) { Ok(true) } else { Err(NetlinkError::Changed) }
 }
 
-/// Reads the table.
+/// Reads the table, which is to give probes these sources.
 ///
 /// # Errors
 /// The kernel refuses, or another program keeps changing it.
-pub fn observe() -> Result<ProbeTable, NetlinkError> {
-    read(&mut Connection::open()?)
+pub fn observe(sources: ProbeSources) -> Result<ProbeTable, NetlinkError> {
+    read(&mut Connection::open()?, sources)
 }
 
 /// Removes the table. Returns whether it existed.
@@ -53,7 +58,7 @@ pub fn observe() -> Result<ProbeTable, NetlinkError> {
 /// The kernel refuses. Nothing was changed then.
 pub fn remove() -> Result<bool, NetlinkError> {
     let mut connection = Connection::open()?;
-    let exists = read(&mut connection)?.exists();
+    let exists = read(&mut connection, ProbeSources::USUAL)?.exists();
     if exists {
         connection.transact("remove the addresses of probes", probes::remove)?;
     }
@@ -81,10 +86,10 @@ pub fn destroy_ipsets() -> Result<bool, NetlinkError> {
 }
 
 /// Other programs may change other tables all the time; then two readings alike are enough.
-fn read(connection: &mut Connection) -> Result<ProbeTable, NetlinkError> {
+fn read(connection: &mut Connection, sources: ProbeSources) -> Result<ProbeTable, NetlinkError> {
     let mut earlier = None;
     for _ in 0..TRIES {
-        let (table, is_of_one_generation) = read_once(connection)?;
+        let (table, is_of_one_generation) = read_once(connection, sources)?;
         if is_of_one_generation || earlier.as_ref() == Some(&table) {
             return Ok(table);
         }
@@ -94,9 +99,9 @@ fn read(connection: &mut Connection) -> Result<ProbeTable, NetlinkError> {
 }
 
 /// The table, and whether nothing changed while it was read.
-fn read_once(connection: &mut Connection) -> Result<(ProbeTable, bool), NetlinkError> {
+fn read_once(connection: &mut Connection, sources: ProbeSources) -> Result<(ProbeTable, bool), NetlinkError> {
     const WHAT: &str = "list the addresses of probes";
-    let mut table = ProbeTable::default();
+    let mut table = ProbeTable::new(sources);
     let generation = connection.generation()?;
     let mut is_whole = connection.ask(WHAT, request::tables, |message| table.take(message))?;
     if table.exists() {

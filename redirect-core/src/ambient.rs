@@ -4,10 +4,10 @@
 use crate::{
     redirect::Families,
     settings::{InputErrors, Key, Provenance, RawSettings, Source, Sources},
-    values::{Family, InterfaceName, MaskedMark, Port, RouteTable, parse_bool},
+    values::{Family, InterfaceName, MaskedMark, Port, Problem, RouteTable, parse_bool},
 };
 use alloc::vec::Vec;
-use core::net::{Ipv4Addr, Ipv6Addr};
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 /// Where ztunnel listens in a pod for outbound connections: 15001.
 pub const OUTBOUND_PORT: Port = Port::known(15001);
@@ -23,15 +23,74 @@ pub const ANSWER_MARK: MaskedMark = MaskedMark::known(0x111, 0xfff);
 pub const ANSWER_TABLE: RouteTable = RouteTable::known(100);
 /// The priority of the policy rule that leads there: 32764, before the table `main`.
 pub const ANSWER_PRIORITY: u32 = 32764;
-/// The source address that the node gives to the kubelet's probes over IPv4.
-pub const PROBE_V4: Ipv4Addr = Ipv4Addr::new(169, 254, 7, 127);
-/// The source address that the node gives to the kubelet's probes over IPv6.
-pub const PROBE_V6: Ipv6Addr = Ipv6Addr::new(0xfd16, 0x9254, 0x7127, 0x1337, 0xffff, 0xffff, 0xffff, 0xffff);
 
 /// The chain in which Istio's agent lets probes through, in the node's network namespace.
 pub const ISTIO_NODE_CHAIN: &str = "ISTIO_POSTRT";
 /// The ipsets in which Istio's agent has the addresses of probes.
 pub const ISTIO_NODE_SETS: [&str; 2] = ["istio-inpod-probes-v4", "istio-inpod-probes-v6"];
+
+/// The source addresses that the node gives to the kubelet's probes, by which pods' rules recognize them. No host has them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct ProbeSources {
+    v4: Ipv4Addr,
+    v6: Ipv6Addr,
+}
+
+impl Default for ProbeSources {
+    fn default() -> Self {
+        Self::USUAL
+    }
+}
+
+impl ProbeSources {
+    /// Those that Istio's agent uses: `169.254.7.127` and `fd16:9254:7127:1337:ffff:ffff:ffff:ffff`.
+    pub const USUAL: Self = Self {
+        v4: Ipv4Addr::new(169, 254, 7, 127),
+        v6: Ipv6Addr::new(0xfd16, 0x9254, 0x7127, 0x1337, 0xffff, 0xffff, 0xffff, 0xffff),
+    };
+
+    /// The one of a family.
+    #[must_use]
+    pub const fn of(self, family: Family) -> IpAddr {
+        match family {
+            Family::V4 => IpAddr::V4(self.v4),
+            Family::V6 => IpAddr::V6(self.v6),
+        }
+    }
+
+    /// The same with another one of this family.
+    ///
+    /// # Errors
+    /// The text is not a unicast address of that family, or one of loopback, or an address that holds on one link only in IPv6.
+    ///
+    /// ```
+    /// use redirect_core::{Family, ambient::ProbeSources};
+    ///
+    /// let sources = ProbeSources::USUAL.with(Family::V4, "169.254.8.1")?;
+    /// assert_eq!(sources.of(Family::V4).to_string(), "169.254.8.1");
+    /// assert!(sources.with(Family::V6, "fe80::1").is_err());
+    /// # Ok::<(), redirect_core::values::Problem>(())
+    /// ```
+    pub fn with(self, family: Family, text: &str) -> Result<Self, Problem> {
+        let is_v4 = |at: &Ipv4Addr| !(at.octets()[0] == 0 || at.is_loopback() || at.octets()[0] >= 224);
+        let is_v6 = |at: &Ipv6Addr| {
+            let is_special = at.is_unspecified() || at.is_loopback() || at.is_multicast();
+            !(is_special || at.is_unicast_link_local() || at.to_ipv4_mapped().is_some())
+        };
+        let read = match family {
+            Family::V4 => text.parse().ok().filter(is_v4).map(|v4| Self { v4, ..self }),
+            Family::V6 => text.parse().ok().filter(is_v6).map(|v6| Self { v6, ..self }),
+        };
+        read.ok_or(Problem::NotAProbeSource { family, usual: Self::USUAL.of(family) })
+    }
+
+    fn read(raw: &RawSettings, errors: &mut InputErrors) -> Self {
+        let keys = [(Key::AmbientProbeV4, Family::V4), (Key::AmbientProbeV6, Family::V6)];
+        keys.into_iter().fold(Self::USUAL, |sources, (key, family)| {
+            raw.read(key, errors, |text| sources.with(family, text)).unwrap_or(sources)
+        })
+    }
+}
 
 /// The redirection of a pod in ambient mode. Every value of this type is valid.
 ///
@@ -52,6 +111,7 @@ pub struct AmbientRedirect {
     captures_dns: bool,
     captures_inbound: bool,
     virtual_interfaces: Vec<InterfaceName>,
+    probes: ProbeSources,
     /// The setting that decided about DNS.
     dns_key: Provenance<DnsKey>,
     sources: Provenance<Sources>,
@@ -75,6 +135,7 @@ impl AmbientRedirect {
             captures_dns: false,
             captures_inbound: true,
             virtual_interfaces: Vec::new(),
+            probes: ProbeSources::USUAL,
             dns_key: Provenance::default(),
             sources: Provenance::default(),
         }
@@ -138,12 +199,14 @@ impl AmbientRedirect {
         let is_overridden = !raw.get(Key::AmbientDnsOverride).0.is_empty();
         let captures_dns = if is_overridden { is_on(Key::AmbientDnsOverride) } else { of_node };
         let virtual_interfaces = raw.read_interfaces(Key::AmbientVirtualInterfaces, &mut errors);
+        let probes = ProbeSources::read(raw, &mut errors);
         errors.into_result(Self {
             families: if has_v6 { Families::Both } else { Families::V4 },
             local: Families::Both,
             captures_dns,
             captures_inbound: !bypasses_inbound,
             virtual_interfaces: virtual_interfaces.unwrap_or_default(),
+            probes,
             dns_key: Provenance(if is_overridden { DnsKey::Pod } else { DnsKey::Node }),
             sources: Provenance(raw.sources()),
         })
@@ -177,6 +240,12 @@ impl AmbientRedirect {
     #[must_use]
     pub fn virtual_interfaces(&self) -> &[InterfaceName] {
         &self.virtual_interfaces
+    }
+
+    /// The source addresses by which the kubelet's probes are recognized.
+    #[must_use]
+    pub const fn probe_sources(&self) -> ProbeSources {
+        self.probes
     }
 
     /// Who asked for what it has of a setting; [`Source::Default`] if unset.
@@ -304,6 +373,37 @@ mod tests {
         assert_eq!(errors.iter().count(), 4, "{text}");
         for part in ["\"ja\"", "dns-capture: \"2\"", "\"a/b\"", "flag --test: \"6\""] {
             assert!(text.contains(part), "{part} is missing in {text}");
+        }
+    }
+
+    #[test]
+    fn probes_may_have_other_sources_that_no_host_has() {
+        let other = [(Key::AmbientProbeV4, "169.254.8.1"), (Key::AmbientProbeV6, "fd00::7")];
+        let redirect = of(&[], &other).unwrap();
+        assert_ne!(redirect, AmbientRedirect::new(Families::Both));
+        assert_eq!(
+            Family::BOTH.map(|family| redirect.probe_sources().of(family).to_string()),
+            other.map(|one| one.1)
+        );
+        let rules =
+            Family::BOTH.map(|family| crate::render::restore_text(&redirect.plan().rules(family))).concat();
+        for rule in [
+            "-A ISTIO_PRERT -s 169.254.8.1/32 -p tcp -j ACCEPT",
+            "-A ISTIO_OUTPUT -d 169.254.8.1/32 -p tcp -j ACCEPT",
+            "-A ISTIO_PRERT -s fd00::7/128 -p tcp -j ACCEPT",
+            "-A ISTIO_OUTPUT -d fd00::7/128 -p tcp -j ACCEPT",
+        ] {
+            assert!(rules.contains(rule), "{rules}");
+        }
+        assert!(!rules.contains("169.254.7.127") && !rules.contains("fd16:9254"), "{rules}");
+        for (key, wrong) in [
+            (Key::AmbientProbeV4, ["127.0.0.1", "224.0.0.1", "0.0.0.0", "fd00::7", "10.0.0.0/8", ""]),
+            (Key::AmbientProbeV6, ["::1", "fe80::1", "ff02::1", "::ffff:10.0.0.1", "10.0.0.1", "::"]),
+        ] {
+            for text in wrong {
+                let told = of(&[], &[(key, text)]).unwrap_err().to_string();
+                assert!(told.contains("write one that no host has, such as "), "{text}: {told}");
+            }
         }
     }
 

@@ -103,6 +103,16 @@ pub enum Problem {
     /// Neither a number nor a known user or group.
     #[error("is neither a number nor a name in {0}; write the numeric id")]
     UnknownName(&'static str),
+    /// Not an address that probes can have as their source.
+    #[error(
+        "is not an {family} address that probes can have as their source; write one that no host has, such as {usual}"
+    )]
+    NotAProbeSource {
+        /// The family that it should be of.
+        family: Family,
+        /// The usual address.
+        usual: core::net::IpAddr,
+    },
     /// Not true or false.
     #[error("is neither true nor false; write true or false")]
     NotABool,

@@ -15,12 +15,13 @@ use cni_core::sandboxed::SandboxedRuntimes;
 use cni_core::selection::{Programming, base_settings};
 use cni_core::wire::Command;
 use explain::SOMEWHERE;
-use redirect_core::AmbientRedirect;
 use redirect_core::accepted::AcceptedRules;
+use redirect_core::ambient::ProbeSources;
 use redirect_core::plan::DataPlane;
 use redirect_core::pod::SkipReason;
 use redirect_core::settings::{Key, NamespaceFacts, RawSettings, Source};
 use redirect_core::values::parse_bool;
+use redirect_core::{AmbientRedirect, Family};
 use serde_json::Value;
 
 use crate::cause::{self, Cause, Finding};
@@ -36,6 +37,10 @@ pub const CONF_DIR: &str = "/etc/cni/net.d";
 /// The agent's variables about pods of ambient mode.
 const DNS_CAPTURE: &str = "AMBIENT_DNS_CAPTURE";
 const IPV6: &str = "AMBIENT_IPV6";
+const PROBES: [(Key, Family, &str); 2] = [
+    (Key::AmbientProbeV4, Family::V4, "HOST_PROBE_SNAT_IP"),
+    (Key::AmbientProbeV6, Family::V6, "HOST_PROBE_SNAT_IPV6"),
+];
 /// The largest configuration that is read.
 const MOST_BYTES: u64 = 4 << 20;
 /// Plugins that may stand behind ours: they make nothing in the pod's network namespace that a plan depends on.
@@ -74,6 +79,8 @@ pub struct AmbientDefaults {
     dns_capture: Option<bool>,
     /// Whether IPv6 is redirected, too; likewise.
     ipv6: Option<bool>,
+    /// The sources of the kubelet's probes; none without the variables, or where the agent refuses these.
+    probes: Option<ProbeSources>,
 }
 
 impl AmbientDefaults {
@@ -82,7 +89,11 @@ impl AmbientDefaults {
     pub fn of_agent(env: impl Fn(&str) -> Option<String>) -> Self {
         // Set but empty means false, as for the agent.
         let is_on = |name: &str| env(name).map(|text| parse_bool(&text).unwrap_or(false));
-        Self { dns_capture: is_on(DNS_CAPTURE), ipv6: is_on(IPV6) }
+        let probes = PROBES.iter().fold(None, |sources: Option<ProbeSources>, (_, family, name)| {
+            let with = env(name).and_then(|text| sources.unwrap_or_default().with(*family, &text).ok());
+            with.or(sources)
+        });
+        Self { dns_capture: is_on(DNS_CAPTURE), ipv6: is_on(IPV6), probes }
     }
 
     /// What is not said is as it is for an agent to which nothing is said.
@@ -93,6 +104,11 @@ impl AmbientDefaults {
         for (key, variable, said) in of_node {
             let source = if said.is_some() { Source::Environment(variable) } else { Source::Default };
             raw.set(key, said.unwrap_or(true).to_string(), source);
+        }
+        for (key, family, variable) in PROBES {
+            if let Some(sources) = self.probes {
+                raw.set(key, sources.of(family).to_string(), Source::Environment(variable));
+            }
         }
         raw
     }

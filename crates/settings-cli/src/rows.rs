@@ -74,7 +74,7 @@ fn takes(kind: Kind) -> ValueKind {
         Kind::Groups | Kind::Ids | Kind::Interfaces | Kind::Ports | Kind::Ranges => {
             ValueKind::List(kind.value_name())
         }
-        Kind::LoopbackRange | Kind::Mark | Kind::Name | Kind::Port | Kind::RouteTable => {
+        Kind::Address | Kind::LoopbackRange | Kind::Mark | Kind::Name | Kind::Port | Kind::RouteTable => {
             ValueKind::Text(kind.value_name())
         }
     }

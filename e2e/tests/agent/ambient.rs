@@ -13,16 +13,19 @@ use cni_core::selection::Programming;
 use e2e::ztunnel::Obedient;
 use install_cni::ambient::decision::Redirection;
 use install_cni::ambient::enrolment::{Enrolled, Enrolment};
-use install_cni::ambient::node::{Annotate, NamedNamespaces, NodePass, ZtunnelLink};
+use install_cni::ambient::node::{Annotate, NamedNamespaces, NodePass, ProbePath, ZtunnelLink};
 use install_cni::ambient::pod::{AmbientPod, AmbientRules};
 use install_cni::settings::{AmbientDefaults, Paths};
 use netns_apply::netns::Netns;
 use netns_apply::probes;
+use redirect_core::ambient::ProbeSources;
 use serde_json::{Map, Value, json};
 use test_support::netns::{Families, Namespace};
 use test_support::process::{SHORT, until};
 
 const UIDS: [&str; 2] = ["0f1e2d3c-4b5a-6978-8796-a5b4c3d2e1f0", "1f1e2d3c-4b5a-6978-8796-a5b4c3d2e1f1"];
+
+const PROBES: ProbePath = ProbePath { sources: ProbeSources::USUAL, routes_branches: true };
 
 /// A node: its own network namespace, its processes, its pods, and an agent as far as enrolment is concerned.
 struct Node {
@@ -51,8 +54,8 @@ impl Node {
     fn new() -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         let host = Namespace::empty(Families::Dual).expect("a namespace");
-        let node =
-            Self { folder, host, pods: Vec::new(), annotations: Arc::default(), begin: Instant::now() };
+        let (pods, annotations, begin) = (Vec::new(), Arc::default(), Instant::now());
+        let node = Self { folder, host, pods, annotations, begin };
         node.add_process(1, "0::/init.scope\n", &node.host.path());
         node
     }
@@ -100,7 +103,7 @@ impl Node {
         let annotations = self.annotations.lock().expect("not poisoned");
         let rules = AmbientRules {
             enablement: Enablement::usual([]),
-            defaults: AmbientDefaults { dns_capture: true, ipv6: true },
+            defaults: AmbientDefaults { dns_capture: true, ipv6: true, probes: ProbeSources::USUAL },
             sandboxed: SandboxedRuntimes::default(),
             acceptance: Acceptance::default(),
         };
@@ -135,7 +138,7 @@ impl Node {
         let (paths, host) = (self.paths(), Netns::open(self.host.path()).expect("a namespace"));
         let link = agent.link.as_ref().expect("it serves");
         let (programming, named) = (Programming::new(false, false), &mut agent.named);
-        let mut effects = NodePass::new(&paths, programming, &host, link, &mut annotate, named);
+        let mut effects = NodePass::new(&paths, programming, PROBES, &host, link, &mut annotate, named);
         agent.enrolment.reconcile(self.begin.elapsed(), &self.listed(), &mut effects)
     }
 
@@ -151,7 +154,8 @@ impl Node {
     }
 
     fn probes(&self) -> BTreeSet<IpAddr> {
-        let table = self.host.enter(probes::observe).expect("enters").expect("a table");
+        let table =
+            self.host.enter(|| probes::observe(ProbeSources::USUAL)).expect("enters").expect("a table");
         table.addresses().clone()
     }
 

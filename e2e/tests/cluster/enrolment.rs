@@ -247,7 +247,7 @@ impl World {
 
     fn probes(&self) -> Vec<IpAddr> {
         self.host
-            .enter(probes::observe)
+            .enter(|| probes::observe(redirect_core::ambient::ProbeSources::USUAL))
             .expect("enters")
             .expect("reads")
             .addresses()

@@ -17,9 +17,9 @@ use nix::sys::socket::{
 };
 use nix::sys::time::{TimeVal, TimeValLike};
 use packet_trace::{Detail, Fate, Listener, Packet, TraceRules};
-use redirect_core::ambient::{PROBE_V4, PROBE_V6};
+use redirect_core::ambient::ProbeSources;
 use redirect_core::options::BackendChoice;
-use redirect_core::{AmbientRedirect, Families};
+use redirect_core::{AmbientRedirect, Families, Family};
 use test_support::netns::{client_address, pod_address, remote_address};
 use test_support::process::{self, Output};
 
@@ -147,7 +147,7 @@ fn packet(from: From, to: SocketAddr, is_udp: bool) -> Packet {
 }
 
 fn probe(v6: bool) -> IpAddr {
-    if v6 { PROBE_V6.into() } else { PROBE_V4.into() }
+    ProbeSources::USUAL.of(if v6 { Family::V6 } else { Family::V4 })
 }
 
 /// What every plan does.

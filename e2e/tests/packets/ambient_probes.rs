@@ -8,16 +8,22 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use e2e::traffic::{Client, TcpServer};
 use netns_apply::{branch_interfaces, probes};
-use redirect_core::ambient::{PROBE_V4, PROBE_V6};
+use redirect_core::Family;
+use redirect_core::ambient::ProbeSources;
 use test_support::netns::{Families, Namespace, Topology, pod_address};
 
 const PORT: u16 = 8080;
+const PROBES: ProbeSources = ProbeSources::USUAL;
 const FAMILIES: [bool; 2] = [false, true];
 /// For packets that nobody is expected to answer.
 const UNANSWERED: Duration = Duration::from_millis(1500);
 
 fn addresses() -> BTreeSet<IpAddr> {
     FAMILIES.map(pod_address).into()
+}
+
+fn source(v6: bool, sources: ProbeSources) -> IpAddr {
+    sources.of(if v6 { Family::V6 } else { Family::V4 })
 }
 
 /// The address from which the pod sees a connection of the node.
@@ -38,15 +44,22 @@ fn probes_of_the_node_come_from_the_address_that_pods_let_through() -> Result<()
     let on_node = |work: fn() -> Result<bool>| topology.client.enter(work)?;
     for v6 in FAMILIES {
         let before = source_seen(&topology, v6)?;
-        ensure!(before != IpAddr::from(PROBE_V4) && before != IpAddr::from(PROBE_V6), "{before}");
+        ensure!(before != source(v6, PROBES), "{before}");
     }
-    ensure!(on_node(|| Ok(probes::set(&addresses())?))?, "it was there");
-    ensure!(!on_node(|| Ok(probes::set(&addresses())?))?, "it was changed for nothing");
-    for (v6, probe) in [(false, IpAddr::from(PROBE_V4)), (true, IpAddr::from(PROBE_V6))] {
-        assert_eq!(source_seen(&topology, v6)?, probe);
+    ensure!(on_node(|| Ok(probes::set(&addresses(), PROBES)?))?, "it was there");
+    ensure!(!on_node(|| Ok(probes::set(&addresses(), PROBES)?))?, "it was changed for nothing");
+    for v6 in FAMILIES {
+        assert_eq!(source_seen(&topology, v6)?, source(v6, PROBES));
     }
-    ensure!(on_node(|| Ok(probes::set(&BTreeSet::new())?))?);
-    ensure!(source_seen(&topology, false)? != IpAddr::from(PROBE_V4), "of pods that left");
+    // Another source, as the agent's settings may name.
+    let other = PROBES.with(Family::V4, "169.254.8.1")?.with(Family::V6, "fd00:8::1")?;
+    ensure!(topology.client.enter(|| probes::set(&addresses(), other))??, "the usual one stays");
+    ensure!(!topology.client.enter(|| probes::observe(PROBES))??.works());
+    for v6 in FAMILIES {
+        assert_eq!(source_seen(&topology, v6)?, source(v6, other));
+    }
+    ensure!(on_node(|| Ok(probes::set(&BTreeSet::new(), PROBES)?))?);
+    ensure!(source_seen(&topology, false)? != source(false, other), "of pods that left");
     ensure!(on_node(|| Ok(probes::remove()?))? && !on_node(|| Ok(probes::remove()?))?);
     let left = topology.client.sh("nft list ruleset")?.stdout;
     assert_eq!(left.trim(), "");
@@ -57,7 +70,7 @@ fn probes_of_the_node_come_from_the_address_that_pods_let_through() -> Result<()
 fn what_the_node_forwards_keeps_its_source() -> Result<()> {
     let topology = Topology::new(Families::V4)?;
     let other = Namespace::empty(Families::V4)?;
-    topology.client.enter(|| probes::set(&addresses()))??;
+    topology.client.enter(|| probes::set(&addresses(), PROBES))??;
     topology.client.sh(&format!(
         "set -e; ip link add fw0 type veth peer name fw1 netns {}; ip addr add 10.9.0.1/24 dev fw0; ip link set fw0 up; \
          echo 1 > /proc/sys/net/ipv4/ip_forward",
@@ -78,16 +91,17 @@ fn what_the_node_forwards_keeps_its_source() -> Result<()> {
 fn nobody_reaches_a_pod_through_the_node_from_the_address_of_probes() -> Result<()> {
     let topology = Topology::new(Families::Dual)?;
     let (node, other) = (&topology.client, Namespace::empty(Families::Dual)?);
+    let [v4, v6] = FAMILIES.map(|v6| source(v6, PROBES));
     node.sh(&format!(
         "set -e; ip link add fw0 type veth peer name fw1 netns {}; ip link set fw0 up; ip addr add 10.9.0.1/24 dev fw0; \
-         ip addr add fd00:9::1/64 dev fw0 nodad; ip route add {PROBE_V4} via 10.9.0.2; ip route add {PROBE_V6} via fd00:9::2; \
+         ip addr add fd00:9::1/64 dev fw0 nodad; ip route add {v4} via 10.9.0.2; ip route add {v6} via fd00:9::2; \
          echo 1 > /proc/sys/net/ipv4/ip_forward; echo 1 > /proc/sys/net/ipv6/conf/all/forwarding; \
          for which in all default eth0 fw0; do echo 0 > /proc/sys/net/ipv4/conf/$which/rp_filter; done",
         other.name()
     ))?;
     other.sh(&format!(
         "set -e; ip link set fw1 up; ip addr add 10.9.0.2/24 dev fw1; ip addr add fd00:9::2/64 dev fw1 nodad; \
-         ip addr add {PROBE_V4}/32 dev lo; ip addr add {PROBE_V6}/128 dev lo nodad; \
+         ip addr add {v4}/32 dev lo; ip addr add {v6}/128 dev lo nodad; \
          ip route add default via 10.9.0.1; ip route add ::/0 via fd00:9::1",
     ))?;
     let _servers = FAMILIES
@@ -96,9 +110,9 @@ fn nobody_reaches_a_pod_through_the_node_from_the_address_of_probes() -> Result<
         .collect::<Result<Vec<_>>>()?;
     for is_kept in [false, true] {
         if is_kept {
-            ensure!(node.enter(|| probes::set(&addresses()))??, "it was there");
+            ensure!(node.enter(|| probes::set(&addresses(), PROBES))??, "it was there");
         }
-        for (v6, probe) in [(false, IpAddr::from(PROBE_V4)), (true, IpAddr::from(PROBE_V6))] {
+        for (v6, probe) in [(false, v4), (true, v6)] {
             let target = (pod_address(v6), PORT);
             let honest = if v6 { IpAddr::from([0xfd00, 9, 0, 0, 0, 0, 0, 2]) } else { [10, 9, 0, 2].into() };
             assert_eq!(Client::new(&other).from(honest).tcp(target)?.server(), Some("app"));
@@ -114,7 +128,7 @@ fn nobody_reaches_a_pod_through_the_node_from_the_address_of_probes() -> Result<
 fn whatever_another_program_made_of_the_table_is_found_and_repaired() -> Result<()> {
     let topology = Topology::new(Families::V4)?;
     let node = &topology.client;
-    node.enter(|| probes::set(&addresses()))??;
+    node.enter(|| probes::set(&addresses(), PROBES))??;
     let table = "inet istio-ambient-probes";
     for change in [
         format!("nft delete table {table}"),
@@ -133,11 +147,11 @@ fn whatever_another_program_made_of_the_table_is_found_and_repaired() -> Result<
         format!("nft delete table {table}; nft add table {table}; nft add chain {table} postrouting"),
     ] {
         node.sh(&change)?.ok().with_context(|| change.clone())?;
-        let seen = node.enter(probes::observe)??;
+        let seen = node.enter(|| probes::observe(PROBES))??;
         ensure!(!seen.is_for(&addresses()), "{change}: not found: {seen:?}");
-        ensure!(node.enter(|| probes::set(&addresses()))??, "{change}: not repaired");
-        ensure!(node.enter(probes::observe)??.is_for(&addresses()), "{change}");
-        assert_eq!(source_seen(&topology, false)?, IpAddr::from(PROBE_V4), "{change}");
+        ensure!(node.enter(|| probes::set(&addresses(), PROBES))??, "{change}: not repaired");
+        ensure!(node.enter(|| probes::observe(PROBES))??.is_for(&addresses()), "{change}");
+        assert_eq!(source_seen(&topology, false)?, source(false, PROBES), "{change}");
     }
     Ok(())
 }
@@ -152,14 +166,14 @@ fn another_programs_table_of_that_name_is_not_taken_without_an_error() -> Result
     std::io::Write::write_all(&mut orders, b"add table inet istio-ambient-probes { flags owner; }\n")?;
     std::io::Write::flush(&mut orders)?;
     let held = test_support::process::until("the table", test_support::process::SHORT, &[], || {
-        Ok(node.enter(probes::observe)??.exists().then_some(()))
+        Ok(node.enter(|| probes::observe(PROBES))??.exists().then_some(()))
     });
-    let refused = held.and_then(|()| node.enter(|| probes::set(&addresses())));
+    let refused = held.and_then(|()| node.enter(|| probes::set(&addresses(), PROBES)));
     drop(orders);
     owner.wait()?;
     let refused = refused?.err().context("it was taken")?.to_string();
     ensure!(refused.contains("CAP_NET_ADMIN") || refused.contains("refuses"), "{refused}");
-    ensure!(node.enter(|| probes::set(&addresses()))??, "its owner has ended");
+    ensure!(node.enter(|| probes::set(&addresses(), PROBES))??, "its owner has ended");
     Ok(())
 }
 
@@ -211,7 +225,7 @@ fn probes_reach_pods_with_branch_interfaces_and_their_answers_the_node() -> Resu
     };
     let missing = || -> Result<BTreeSet<IpAddr>> { Ok(node.enter(|| branch_interfaces::missing(&pods))??) };
     let before = node.snapshot()?;
-    node.enter(|| probes::set(&pods))??;
+    node.enter(|| probes::set(&pods, PROBES))??;
     let probe = |address: IpAddr| -> Result<IpAddr> {
         let address = SocketAddr::new(address, PORT);
         let listener = pod.enter(|| TcpListener::bind(address))??;
@@ -227,8 +241,7 @@ fn probes_reach_pods_with_branch_interfaces_and_their_answers_the_node() -> Resu
     ensure!(set(&pods)? && !set(&pods)?);
     assert_eq!(missing()?, BTreeSet::new());
     for address in &pods {
-        let source = if address.is_ipv4() { IpAddr::from(PROBE_V4) } else { IpAddr::from(PROBE_V6) };
-        assert_eq!(probe(*address)?, source);
+        assert_eq!(probe(*address)?, source(address.is_ipv6(), PROBES));
     }
     // One without the other is no way.
     node.sh("ip rule del pref 9")?.ok()?;

@@ -292,15 +292,29 @@ mod tests {
     }
 
     #[test]
-    fn amazons_plugin_needs_a_mode_for_security_groups() {
-        let with = |mode: &str| {
+    fn branch_interfaces_need_what_leads_probes_to_them() {
+        let with = |mode: &str, early_demux: &str, routes: &str| {
             let env = json!([{"name": "ENABLE_POD_ENI", "value": "true"}, {"name": "POD_SECURITY_GROUP_ENFORCING_MODE", "value": mode}]);
             let mut facts = sound();
-            facts.daemon_sets = Ok(workloads(json!([{"metadata": {"name": "aws-node"},
-                "spec": {"template": {"spec": {"containers": [{"env": env}]}}}}])));
-            all(&facts).into_iter().find(|check| check.name == "security-groups").map(|check| check.outcome)
+            let name = &facts.namespace.0;
+            facts.daemon_sets = Ok(workloads(json!([
+                {"metadata": {"name": "aws-node"}, "spec": {"template": {"spec": {"containers": [{"env": env}],
+                    "initContainers": [{"env": [{"name": "DISABLE_TCP_EARLY_DEMUX", "value": early_demux}]}]}}}},
+                {"metadata": {"name": "istio-cni-node", "namespace": name}, "spec": {"template": {"spec": {"containers": [
+                    {"env": [{"name": "AMBIENT_ENABLED", "value": "true"}, {"name": "AMBIENT_ENABLE_AWS_BRANCH_ENI_PROBE", "value": routes}]}]}}}},
+            ])));
+            let found = all(&facts).into_iter().find(|check| check.name == "security-groups");
+            found.map(|check| (check.outcome, check.remedy.unwrap_or_default()))
         };
-        assert_eq!((with("strict"), with("standard")), (Some(Outcome::Warning), None));
+        let remedy = |found: Option<(Outcome, String)>| {
+            let (outcome, remedy) = found.expect("a check");
+            assert_eq!(outcome, Outcome::Warning);
+            remedy
+        };
+        assert_eq!(with("standard", "false", "false"), None);
+        assert_eq!(with("strict", "true", "true").map(|found| found.0), Some(Outcome::Ok));
+        assert!(remedy(with("strict", "false", "true")).contains("DISABLE_TCP_EARLY_DEMUX=true"));
+        assert!(remedy(with("strict", "true", "false")).contains("AMBIENT_ENABLE_AWS_BRANCH_ENI_PROBE"));
     }
 
     #[test]

@@ -6,6 +6,8 @@ use super::facts::{AGENT, SYSTEM, named};
 use super::{Check, Facts, Found};
 use crate::Failure;
 use crate::objects::{ConfigMap, Workload};
+use k8s_openapi::api::core::v1::Container;
+use redirect_core::values::parse_bool;
 
 /// A variable that only this project's agent is given.
 const OURS: &str = "SETTINGS_DIR";
@@ -68,7 +70,9 @@ pub(super) fn network(facts: &Facts) -> Vec<Check> {
     if sets.iter().any(|set| set.metadata.name == "cilium") {
         all.push(Check::of("cilium", cilium(&facts.cilium)));
     }
-    all.extend(named(sets, "aws-node", SYSTEM).and_then(amazon));
+    let agent = named(sets, AGENT, &facts.namespace.0);
+    let agent = agent.map(|set| settings(set, facts.agent.as_ref().ok())).unwrap_or_default();
+    all.extend(named(sets, "aws-node", SYSTEM).and_then(|set| amazon(set, &agent)));
     all
 }
 
@@ -93,22 +97,38 @@ fn cilium(config: &Result<Option<ConfigMap>, Failure>) -> Result<Found, &Failure
 
 const ADVICE: &str = "install Cilium with cni.exclusive=false and socketLB.hostNamespaceOnly=true";
 
-/// Security groups of pods, which need a mode of their own.
-fn amazon(set: &Workload) -> Option<Check> {
-    let variables = variables(set);
-    let value = |name: &str| variables.get(name).copied().unwrap_or_default();
-    (value("ENABLE_POD_ENI") == "true" && value("POD_SECURITY_GROUP_ENFORCING_MODE") != "standard").then(|| {
-        let found = Found::warning(
-            "pods may have security groups of their own, and POD_SECURITY_GROUP_ENFORCING_MODE is not standard",
-            "set POD_SECURITY_GROUP_ENFORCING_MODE=standard in DaemonSet aws-node, as Istio documents",
-        );
-        Check::of("security-groups", Ok(found))
-    })
+/// Security groups of pods: where they give pods branch interfaces, probes need the way through the pods' veth interfaces.
+fn amazon(set: &Workload, agent: &BTreeMap<&str, &str>) -> Option<Check> {
+    let mut variables = variables(set);
+    variables.extend(variables_of(&set.spec.template.spec.init_containers));
+    let is = |name: &str, value: &str| variables.get(name).is_some_and(|text| *text == value);
+    if !is("ENABLE_POD_ENI", "true") || is("POD_SECURITY_GROUP_ENFORCING_MODE", "standard") {
+        return None;
+    }
+    let routes = agent.get("AMBIENT_ENABLE_AWS_BRANCH_ENI_PROBE").and_then(|text| parse_bool(text).ok());
+    let found = if !is("DISABLE_TCP_EARLY_DEMUX", "true") {
+        Found::warning(
+            "pods may have branch interfaces, and DISABLE_TCP_EARLY_DEMUX is not true: the kubelet's probes do not reach them",
+            "set DISABLE_TCP_EARLY_DEMUX=true in init container aws-vpc-cni-init of DaemonSet aws-node, as Amazon documents",
+        )
+    } else if is_ambient(agent) && routes == Some(false) {
+        Found::warning(
+            "pods may have branch interfaces, and AMBIENT_ENABLE_AWS_BRANCH_ENI_PROBE is false: the kubelet's probes do not reach those in ambient mode",
+            "omit AMBIENT_ENABLE_AWS_BRANCH_ENI_PROBE, or set POD_SECURITY_GROUP_ENFORCING_MODE=standard in DaemonSet aws-node",
+        )
+    } else {
+        Found::ok("pods may have branch interfaces, which the agent gives routes for probes in ambient mode")
+    };
+    Some(Check::of("security-groups", Ok(found)))
 }
 
 fn variables(set: &Workload) -> BTreeMap<&str, &str> {
-    let all = set.containers().iter().flat_map(|container| container.env.iter().flatten());
-    all.map(|variable| (variable.name.as_str(), variable.value.as_deref().unwrap_or_default())).collect()
+    variables_of(set.containers()).collect()
+}
+
+fn variables_of(containers: &[Container]) -> impl Iterator<Item = (&str, &str)> {
+    let all = containers.iter().flat_map(|container| container.env.iter().flatten());
+    all.map(|variable| (variable.name.as_str(), variable.value.as_deref().unwrap_or_default()))
 }
 
 /// Whether a DaemonSet is this project's agents.

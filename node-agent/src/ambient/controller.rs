@@ -30,7 +30,7 @@ use super::annotations::{self, AnnotationFailure, AnnotationQueue};
 use super::enrolment::{Enrolled, Enrolment, REPLACEMENT};
 use super::inventory::{Due, Inventory, namespaces};
 use super::monitor::{self, Monitors, Opened};
-use super::node::{Annotate, NamedNamespaces, NodePass, ZtunnelLink};
+use super::node::{Annotate, NamedNamespaces, NodePass, ProbePath, ZtunnelLink};
 use super::pod::AmbientPod;
 use super::state::{AmbientState, ambient_rules};
 use crate::cluster::events::EventPublisher;
@@ -254,8 +254,13 @@ impl AmbientController {
             queue.add(pod, annotation);
             Ok(())
         });
+        let path = ProbePath {
+            sources: self.settings.defaults.probes,
+            routes_branches: self.settings.routes_branch_probes,
+        };
         Ok(Worker {
             paths: self.paths.clone(),
+            path,
             host,
             link,
             annotate,
@@ -396,6 +401,7 @@ struct Starting {
 /// What passes work with, on a thread that may block.
 struct Worker {
     paths: Paths,
+    path: ProbePath,
     host: Netns,
     link: ZtunnelLink,
     annotate: Annotate,
@@ -428,8 +434,8 @@ impl Worker {
             self.link.begin(pods.iter().filter(has_traces).map(|pod| (pod.workload.clone(), None)).collect());
             self.has_begun = true;
         }
-        let Self { paths, host, link, annotate, enrolment, named, next_takeover, .. } = self;
-        let mut node = NodePass::new(paths, pass.programming, host, link, annotate, named);
+        let Self { paths, path, host, link, annotate, enrolment, named, next_takeover, .. } = self;
+        let mut node = NodePass::new(paths, pass.programming, *path, host, link, annotate, named);
         let is_due = |uid: &str| pass.due.all || pass.due.uids.contains(uid);
         enrolment.reconcile_some(now, pods, is_due, &mut node);
         // Not before our own table lets the probes of all pods through.

@@ -244,11 +244,12 @@ mod tests {
     use cni_core::enablement::Enablement;
     use cni_core::sandboxed::SandboxedRuntimes;
     use cni_core::selection::Acceptance;
+    use redirect_core::ambient::ProbeSources;
 
     fn rules() -> AmbientRules {
         AmbientRules {
             enablement: Enablement::usual([]),
-            defaults: AmbientDefaults { dns_capture: true, ipv6: true },
+            defaults: AmbientDefaults { dns_capture: true, ipv6: true, probes: ProbeSources::USUAL },
             sandboxed: SandboxedRuntimes::default(),
             acceptance: Acceptance::default(),
         }

@@ -19,6 +19,7 @@ use netns_apply::probes;
 use pod_netns::ProcessIndex;
 use redirect_core::AmbientRedirect;
 use redirect_core::accepted::AcceptedRules;
+use redirect_core::ambient::ProbeSources;
 use zds::socket::{Event, Handle, serve};
 use zds::{NetnsInode, PodState, Workload};
 
@@ -151,10 +152,20 @@ fn in_namespace<T: Send>(
 /// Writes a pod's annotation, or removes it.
 pub type Annotate = Box<dyn FnMut(&AmbientPod, Option<Redirection>) -> Result<(), String> + Send>;
 
+/// How the node's probes reach pods.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ProbePath {
+    /// The sources that they get.
+    pub sources: ProbeSources,
+    /// Whether those of pods with branch interfaces get routes of their own.
+    pub routes_branches: bool,
+}
+
 /// The effects of one pass over the pods. Network namespaces are open only as long as it exists: an open one outlives its pod.
 pub struct NodePass<'a> {
     paths: &'a Paths,
     programming: Programming,
+    path: ProbePath,
     /// The node's network namespace.
     host: &'a Netns,
     ztunnel: &'a ZtunnelLink,
@@ -174,6 +185,7 @@ impl<'a> NodePass<'a> {
     pub const fn new(
         paths: &'a Paths,
         programming: Programming,
+        path: ProbePath,
         host: &'a Netns,
         ztunnel: &'a ZtunnelLink,
         annotate: &'a mut Annotate,
@@ -182,6 +194,7 @@ impl<'a> NodePass<'a> {
         Self {
             paths,
             programming,
+            path,
             host,
             ztunnel,
             annotate,
@@ -362,12 +375,15 @@ impl Effects for NodePass<'_> {
         if let Some(probes) = &self.probes {
             return Ok(probes.clone());
         }
+        let ProbePath { sources, routes_branches } = self.path;
         let probes = self.on_node(|| {
-            let table = probes::observe().map_err(|error| error.to_string())?;
+            let table = probes::observe(sources).map_err(|error| error.to_string())?;
             // A table that does not work lets no probe through.
             let mut probes = if table.works() { table.addresses().clone() } else { BTreeSet::new() };
-            let lost = branch_interfaces::missing(&probes).map_err(|error| error.to_string())?;
-            probes.retain(|address| !lost.contains(address));
+            if routes_branches {
+                let lost = branch_interfaces::missing(&probes).map_err(|error| error.to_string())?;
+                probes.retain(|address| !lost.contains(address));
+            }
             Ok(probes)
         })?;
         Ok(self.probes.insert(probes).clone())
@@ -375,9 +391,12 @@ impl Effects for NodePass<'_> {
 
     fn set_probes(&mut self, addresses: &BTreeSet<IpAddr>) -> Result<(), String> {
         self.probes = None;
+        let ProbePath { sources, routes_branches } = self.path;
+        let none = BTreeSet::new();
         self.on_node(|| {
-            probes::set(addresses).map_err(|error| error.to_string())?;
-            branch_interfaces::set(addresses).map_err(|error| error.to_string())
+            probes::set(addresses, sources).map_err(|error| error.to_string())?;
+            let routed = if routes_branches { addresses } else { &none };
+            branch_interfaces::set(routed).map_err(|error| error.to_string())
         })?;
         self.probes = Some(addresses.clone());
         Ok(())

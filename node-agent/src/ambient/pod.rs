@@ -7,9 +7,9 @@ use cni_core::pod_source::PodName;
 use cni_core::sandboxed::SandboxedRuntimes;
 use cni_core::selection::Acceptance;
 use reasons::PodState;
-use redirect_core::AmbientRedirect;
 use redirect_core::accepted::{ANNOTATION, AcceptedRules};
 use redirect_core::settings::{Key, RawSettings, Source};
+use redirect_core::{AmbientRedirect, Family};
 use serde_json::{Map, Value};
 use zds::Workload;
 
@@ -142,11 +142,13 @@ fn redirect<'a>(
 ) -> Result<AmbientRedirect, NotEnrolled> {
     let mut raw = RawSettings::new();
     let of_node = [
-        (Key::AmbientDnsCapture, "AMBIENT_DNS_CAPTURE", defaults.dns_capture),
-        (Key::AmbientIpv6, "AMBIENT_IPV6", defaults.ipv6),
+        (Key::AmbientDnsCapture, "AMBIENT_DNS_CAPTURE", defaults.dns_capture.to_string()),
+        (Key::AmbientIpv6, "AMBIENT_IPV6", defaults.ipv6.to_string()),
+        (Key::AmbientProbeV4, "HOST_PROBE_SNAT_IP", defaults.probes.of(Family::V4).to_string()),
+        (Key::AmbientProbeV6, "HOST_PROBE_SNAT_IPV6", defaults.probes.of(Family::V6).to_string()),
     ];
-    for (key, variable, is_on) in of_node {
-        raw.set(key, is_on.to_string(), Source::Environment(variable));
+    for (key, variable, text) in of_node {
+        raw.set(key, text, Source::Environment(variable));
     }
     raw.read_ambient_annotations(annotation);
     AmbientRedirect::parse(&raw).map_err(|errors| {
@@ -159,9 +161,11 @@ fn redirect<'a>(
 mod tests {
     use super::*;
     use redirect_core::Families;
+    use redirect_core::ambient::ProbeSources;
     use serde_json::json;
 
-    const DEFAULTS: AmbientDefaults = AmbientDefaults { dns_capture: true, ipv6: true };
+    const DEFAULTS: AmbientDefaults =
+        AmbientDefaults { dns_capture: true, ipv6: true, probes: ProbeSources::USUAL };
 
     fn pod() -> Value {
         json!({"metadata": {"namespace": "shop", "name": "web", "uid": "u-1",
@@ -190,8 +194,12 @@ mod tests {
         assert_eq!(web.annotation, Some(Redirection::Enabled));
         let redirect = web.wanted.expect("in ambient mode");
         assert_eq!(redirect, AmbientRedirect::new(Families::Both).with_dns_capture(true));
-        let narrow = read(&pod(), AmbientDefaults { dns_capture: false, ipv6: false }).expect("a pod");
-        assert_eq!(narrow.wanted, Ok(AmbientRedirect::new(Families::V4)));
+        let probes = ProbeSources::USUAL.with(Family::V4, "169.254.8.1").expect("an address");
+        let narrow = AmbientDefaults { dns_capture: false, ipv6: false, probes, ..DEFAULTS };
+        let narrow = read(&pod(), narrow).expect("a pod");
+        let narrow = narrow.wanted.expect("in ambient mode");
+        assert_eq!((narrow.families(), narrow.captures_dns()), (Families::V4, false));
+        assert_eq!(narrow.probe_sources(), probes);
     }
 
     #[test]

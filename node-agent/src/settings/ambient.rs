@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use cni_core::enablement::Enablement;
 use cni_core::yaml;
+use redirect_core::Family;
+use redirect_core::ambient::ProbeSources;
 use serde_json::Value;
 
 use super::raw::Raw;
@@ -16,6 +18,8 @@ pub struct AmbientDefaults {
     pub dns_capture: bool,
     /// Whether IPv6 is redirected, too (`AMBIENT_IPV6`).
     pub ipv6: bool,
+    /// The sources that the node gives to the kubelet's probes (`HOST_PROBE_SNAT_IP`, `HOST_PROBE_SNAT_IPV6`).
+    pub probes: ProbeSources,
 }
 
 /// Settings of ambient mode.
@@ -27,6 +31,8 @@ pub struct AmbientSettings {
     pub has_usual_selectors: bool,
     /// What holds for all pods, unless their annotations decide.
     pub defaults: AmbientDefaults,
+    /// Whether probes of pods with branch interfaces get routes of their own.
+    pub routes_branch_probes: bool,
     /// Where ztunnel connects.
     pub socket: PathBuf,
 }
@@ -39,12 +45,31 @@ pub(super) fn read(raw: &mut Raw<'_>) -> Option<AmbientSettings> {
     let defaults = AmbientDefaults {
         dns_capture: raw.switch(Key::AMBIENT_DNS_CAPTURE),
         ipv6: raw.switch(Key::AMBIENT_IPV6),
+        probes: probes(raw),
     };
+    let routes_branch_probes = raw.switch(Key::AMBIENT_ENABLE_AWS_BRANCH_ENI_PROBE);
     let socket = PathBuf::from(raw.text(Key::ZTUNNEL_UDS_ADDRESS));
     if !socket.is_absolute() || socket.file_name().is_none() {
         raw.reject(Key::ZTUNNEL_UDS_ADDRESS, "not the path of a socket, from the root of the file system");
     }
-    is_on.then_some(AmbientSettings { selectors, has_usual_selectors, defaults, socket })
+    is_on.then_some(AmbientSettings {
+        selectors,
+        has_usual_selectors,
+        defaults,
+        routes_branch_probes,
+        socket,
+    })
+}
+
+fn probes(raw: &mut Raw<'_>) -> ProbeSources {
+    let keys = [(Key::HOST_PROBE_SNAT_IP, Family::V4), (Key::HOST_PROBE_SNAT_IPV6, Family::V6)];
+    keys.into_iter().fold(ProbeSources::USUAL, |sources, (key, family)| {
+        let read = sources.with(family, &raw.text(key));
+        read.unwrap_or_else(|problem| {
+            raw.reject(key, &problem.to_string());
+            sources
+        })
+    })
 }
 
 fn selectors(raw: &mut Raw<'_>) -> Option<(Value, Enablement)> {

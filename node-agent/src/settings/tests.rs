@@ -1,6 +1,8 @@
 use super::table::{SETTINGS, Status};
 use super::*;
 use cni_core::enablement::Enablement;
+use redirect_core::Family;
+use redirect_core::ambient::ProbeSources;
 use settings_cli::{Line, ParsedArgs};
 
 const REQUIRED: [(&str, &str); 2] =
@@ -337,6 +339,28 @@ fn ambient_mode_is_off_unless_it_is_switched_on_and_its_entry_says_so() {
     let parsed: serde_json::Value = serde_json::from_str(selectors).expect("JSON");
     assert_eq!(own.entry.facts.ambient, Some(parsed.clone()));
     assert_eq!(own.ambient.expect("it is on").selectors, Some(parsed));
+}
+
+#[test]
+fn probes_of_ambient_pods_have_the_sources_that_are_set() {
+    let ambient = |env: &[(&str, &str)]| settings(&["--ambient-enabled"], env).ambient.expect("it is on");
+    let usual = ambient(&[]);
+    assert_eq!(usual.defaults.probes, ProbeSources::USUAL);
+    assert!(usual.routes_branch_probes);
+    let own = ambient(&[
+        ("HOST_PROBE_SNAT_IP", "169.254.8.1"),
+        ("HOST_PROBE_SNAT_IPV6", "fd00::7"),
+        ("AMBIENT_ENABLE_AWS_BRANCH_ENI_PROBE", "false"),
+    ]);
+    let sources = Family::BOTH.map(|family| own.defaults.probes.of(family).to_string());
+    assert_eq!(sources, ["169.254.8.1", "fd00::7"]);
+    assert!(!own.routes_branch_probes);
+    let wrong = [("HOST_PROBE_SNAT_IP", "127.0.0.1"), ("HOST_PROBE_SNAT_IPV6", "169.254.8.1")];
+    let problems = read(&[], &wrong).expect_err("wrong");
+    for ((name, value), problem) in wrong.iter().zip(&problems) {
+        assert!(problem.contains(name) && problem.contains(value) && problem.contains("such as"), "{problem}");
+    }
+    assert_eq!(problems.len(), 2, "{problems:#?}");
 }
 
 #[test]

@@ -4,8 +4,8 @@
 use super::{DataPlane, PlannedRule, PolicyRoutes, RulePlan, builder::*, dns::DNS};
 use crate::{
     ambient::{
-        ANSWER_MARK, ANSWER_PRIORITY, ANSWER_TABLE, AmbientRedirect, INBOUND_PORT, OUTBOUND_PORT, PROBE_V4,
-        PROBE_V6, TUNNEL_PORT, ZTUNNEL_MARK,
+        ANSWER_MARK, ANSWER_PRIORITY, ANSWER_TABLE, AmbientRedirect, INBOUND_PORT, OUTBOUND_PORT,
+        TUNNEL_PORT, ZTUNNEL_MARK,
     },
     redirect::DNS_PORT,
     rule::{Equality, Hook, Match, OurChain, Scope, Table, Target},
@@ -47,7 +47,7 @@ fn rules(r: &AmbientRedirect) -> Vec<PlannedRule> {
     hooks(Table::Nat, Key::Ambient, rules_ref);
     answers(rules_ref);
     virtual_interfaces(r, rules_ref);
-    probe_answers(rules_ref);
+    probe_answers(r, rules_ref);
     inbound(r, rules_ref);
     dns(r, rules_ref);
     outbound(rules_ref);
@@ -90,12 +90,12 @@ fn virtual_interfaces(r: &AmbientRedirect, rules: &mut RuleListBuilder<'_>) {
 }
 
 /// What answers the kubelet's probes does not go to ztunnel.
-fn probe_answers(rules: &mut RuleListBuilder<'_>) {
-    for source in probe_sources() {
-        rules.group(Key::Ambient, "answers to the kubelet's probes").scoped(scope_of(&source)).append(
+fn probe_answers(r: &AmbientRedirect, rules: &mut RuleListBuilder<'_>) {
+    for family in Family::BOTH {
+        rules.group(probe_key(family), "answers to the kubelet's probes").scoped(Scope::Only(family)).append(
             Table::Nat,
             OurChain::Output,
-            [tcp(), to(source)],
+            [tcp(), to(probe_source(r, family))],
             Target::Accept,
         );
     }
@@ -105,11 +105,11 @@ fn inbound(r: &AmbientRedirect, rules: &mut RuleListBuilder<'_>) {
     if !r.captures_inbound() {
         return;
     }
-    for source in probe_sources() {
-        rules.group(Key::AmbientIngress, "the kubelet's probes").scoped(scope_of(&source)).append(
+    for family in Family::BOTH {
+        rules.group(probe_key(family), "the kubelet's probes").scoped(Scope::Only(family)).append(
             Table::Nat,
             OurChain::Prerouting,
-            [tcp(), from(source)],
+            [tcp(), from(probe_source(r, family))],
             Target::Accept,
         );
     }
@@ -178,9 +178,16 @@ fn outbound(rules: &mut RuleListBuilder<'_>) {
     }
 }
 
-/// The addresses that the node gives to the kubelet's probes.
-fn probe_sources() -> [IpNet; 2] {
-    [host(IpAddr::V4(PROBE_V4)), host(IpAddr::V6(PROBE_V6))]
+/// The address that the node gives to the kubelet's probes.
+fn probe_source(r: &AmbientRedirect, family: Family) -> IpNet {
+    host(r.probe_sources().of(family))
+}
+
+const fn probe_key(family: Family) -> Key {
+    match family {
+        Family::V4 => Key::AmbientProbeV4,
+        Family::V6 => Key::AmbientProbeV6,
+    }
 }
 
 /// The loopback address, by which the pod calls itself.

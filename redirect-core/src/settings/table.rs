@@ -8,6 +8,8 @@ use alloc::borrow::Cow;
 /// What kind of value a setting takes: decides how a flag is written, completed and called in help.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
+    /// An address of a host.
+    Address,
     /// A boolean; as a flag it may stand alone.
     Bool,
     /// One of a closed set of words.
@@ -43,6 +45,7 @@ impl Kind {
     #[must_use]
     pub const fn value_name(self) -> &'static str {
         match self {
+            Self::Address => "ADDRESS",
             Self::Bool => "BOOL",
             Self::Choice(_) => "WORD",
             Self::Groups | Self::Ids => "IDS",
@@ -60,7 +63,8 @@ impl Kind {
     pub const fn empty_means_none(self) -> bool {
         match self {
             Self::Groups | Self::Interfaces | Self::Ports | Self::Ranges => true,
-            Self::Bool
+            Self::Address
+            | Self::Bool
             | Self::Choice(_)
             | Self::Duration
             | Self::Ids
@@ -564,6 +568,20 @@ settings! {
             annotations: &["ambient.istio.io/bypass-inbound-capture"],
             default: "false",
         }
+        AmbientProbeV4 {
+            meaning: "The source address that the node gives to the kubelet's probes over IPv4, so that pods' rules recognize them: one that no host has.",
+            kind: Kind::Address,
+            flag: Some("host-probe-snat-ip"),
+            env: &["HOST_PROBE_SNAT_IP"],
+            default: "169.254.7.127",
+        }
+        AmbientProbeV6 {
+            meaning: "The same over IPv6.",
+            kind: Kind::Address,
+            flag: Some("host-probe-snat-ipv6"),
+            env: &["HOST_PROBE_SNAT_IPV6"],
+            default: "fd16:9254:7127:1337:ffff:ffff:ffff:ffff",
+        }
     }
 }
 
@@ -629,6 +647,7 @@ mod tests {
             (Key::InterceptionMode, "WORD"),
             (Key::DualStack, "BOOL"),
             (Key::OwnerGroups, "IDS"),
+            (Key::AmbientProbeV6, "ADDRESS"),
         ] {
             assert_eq!(key.setting().kind.value_name(), name, "{key:?}");
         }

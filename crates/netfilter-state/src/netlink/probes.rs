@@ -7,7 +7,7 @@
 
 use std::{collections::BTreeSet, net::IpAddr};
 
-use redirect_core::ambient::{PROBE_V4, PROBE_V6};
+use redirect_core::ambient::ProbeSources;
 
 use super::{Message, family_number, sets};
 use crate::expressions::{
@@ -26,9 +26,9 @@ const PREROUTING: BaseChain = BaseChain { name: "prerouting", kind: "filter", ho
 /// No process has this user. A packet without a local socket ends the rule as soon as its user is loaded; the comparison is for nft, which prints no rule
 /// without one.
 const NO_USER: u32 = u32::MAX;
-/// A rule's comment, as nft keeps it: type 0, its length, and its text. Rules cannot change, so one with this comment is as it was written; another
-/// form of them takes another number.
-const COMMENT: &[u8] = b"\x00\x18istio ambient, probes 2\x00";
+/// How a rule's comment begins. Rules cannot change, so one with this comment, and the source that is wanted, is as it was written; another form of
+/// them takes another number.
+const COMMENT: &str = "istio ambient, probes 3,";
 /// The most elements of a message: an attribute holds less than 64 KiB.
 const MOST_ELEMENTS: usize = 1024;
 
@@ -41,8 +41,9 @@ struct BaseChain {
 }
 
 /// The table as the kernel holds it.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ProbeTable {
+    sources: ProbeSources,
     exists: bool,
     /// It is dormant, or another program's.
     is_altered: bool,
@@ -54,6 +55,19 @@ pub struct ProbeTable {
 }
 
 impl ProbeTable {
+    /// One of which the kernel has reported nothing, and which is to give probes these sources.
+    #[must_use]
+    pub const fn new(sources: ProbeSources) -> Self {
+        Self {
+            sources,
+            exists: false,
+            is_altered: false,
+            chains: (0, 0),
+            rules: (0, 0),
+            addresses: BTreeSet::new(),
+        }
+    }
+
     /// Whether it exists.
     #[must_use]
     pub const fn exists(&self) -> bool {
@@ -102,7 +116,8 @@ impl ProbeTable {
             }
             kind::NEW_RULE => {
                 let user_data = attributes.find(attribute::rule::USER_DATA);
-                let is_ours = user_data.is_some_and(|data| data.0 == COMMENT);
+                let is_of = |of| user_data.is_some_and(|data| data.0 == comment(self.sources.of(of)));
+                let is_ours = Family::BOTH.into_iter().any(is_of);
                 self.rules.0 = self.rules.0.saturating_add(1);
                 self.rules.1 = self.rules.1.saturating_add(usize::from(is_ours));
             }
@@ -149,9 +164,18 @@ pub const fn set_name(of: Family) -> &'static str {
     }
 }
 
-/// A transaction that puts the table in force for these addresses, in place of what it held. `None` if it is too long to be sent.
+/// A rule's comment, as nft keeps it: type 0, its length, and its text.
+fn comment(source: IpAddr) -> Vec<u8> {
+    let text = format!("{COMMENT} {source}\0");
+    // An address has at most 39 characters.
+    let length = u8::try_from(text.len()).unwrap_or(u8::MAX);
+    [&[0, length], text.as_bytes()].concat()
+}
+
+/// A transaction that puts the table in force for these addresses, in place of what it held: probes to them get these sources. `None` if it is too
+/// long to be sent.
 #[must_use]
-pub fn replace(sequence: u32, addresses: &BTreeSet<IpAddr>) -> Option<Vec<u8>> {
+pub fn replace(sequence: u32, addresses: &BTreeSet<IpAddr>, sources: ProbeSources) -> Option<Vec<u8>> {
     let mut parts = Parts::new(sequence);
     // The first makes sure that the deletion finds one.
     parts.table(kind::NEW_TABLE, flags::CREATE);
@@ -164,8 +188,8 @@ pub fn replace(sequence: u32, addresses: &BTreeSet<IpAddr>) -> Option<Vec<u8>> {
         let keys: Vec<IpAddr> =
             addresses.iter().copied().filter(|address| address.is_ipv4() == (of == Family::V4)).collect();
         keys.chunks(MOST_ELEMENTS).for_each(|keys| parts.elements(of, id, keys));
-        parts.translate(of, id);
-        parts.drop_forged(of);
+        parts.translate(of, id, sources.of(of));
+        parts.drop_forged(of, sources.of(of));
     }
     parts.finish()
 }
@@ -267,8 +291,8 @@ impl Parts {
     }
 
     /// TCP from a local socket to one of the pods: another source.
-    fn translate(&mut self, of: Family, id: u32) {
-        self.rule(&POSTROUTING, |rule| {
+    fn translate(&mut self, of: Family, id: u32, source: IpAddr) {
+        self.rule(&POSTROUTING, source, |rule| {
             rule.family(family_number(of));
             rule.protocol(TCP);
             rule.meta(meta::SOCKET_USER);
@@ -276,37 +300,29 @@ impl Parts {
             let length = sets::length(Kind::Addresses(of));
             rule.payload(abi::base::NETWORK, AddressOffset::destination(of).0, length);
             rule.lookup_in(false, set_name(of), id);
-            rule.value(&octets(probe_source(of)));
+            rule.value(&octets(source));
             rule.source_nat(family_number(of));
         });
     }
 
     /// The node's probes leave it by here, and never come.
-    fn drop_forged(&mut self, of: Family) {
-        self.rule(&PREROUTING, |rule| {
+    fn drop_forged(&mut self, of: Family, source: IpAddr) {
+        self.rule(&PREROUTING, source, |rule| {
             rule.family(family_number(of));
             let length = sets::length(Kind::Addresses(of));
             rule.payload(abi::base::NETWORK, AddressOffset::source(of).0, length);
-            rule.is(false, &octets(probe_source(of)));
+            rule.is(false, &octets(source));
             rule.verdict(abi::verdict::DROP);
         });
     }
 
-    fn rule(&mut self, chain: &BaseChain, write: impl FnOnce(&mut Expressions<'_>)) {
+    fn rule(&mut self, chain: &BaseChain, source: IpAddr, write: impl FnOnce(&mut Expressions<'_>)) {
         self.part(kind::NEW_RULE, flags::CREATE | flags::APPEND, |body| {
             body.text(attribute::rule::TABLE, TABLE);
             body.text(attribute::rule::CHAIN, chain.name);
             body.nested(attribute::rule::EXPRESSIONS, |list| write(&mut Expressions(list)));
-            body.bytes(attribute::rule::USER_DATA, COMMENT);
+            body.bytes(attribute::rule::USER_DATA, &comment(source));
         });
-    }
-}
-
-/// The source address of the node's probes.
-const fn probe_source(of: Family) -> IpAddr {
-    match of {
-        Family::V4 => IpAddr::V4(PROBE_V4),
-        Family::V6 => IpAddr::V6(PROBE_V6),
     }
 }
 
@@ -325,12 +341,14 @@ mod tests {
     use super::*;
     use crate::netlink::Messages;
 
+    const USUAL: ProbeSources = ProbeSources::USUAL;
+
     fn seen(bytes: &[u8]) -> ProbeTable {
         // The kernel shows what it was sent, in messages of the same kind.
-        let mut table = ProbeTable::default();
+        let mut table = ProbeTable::new(USUAL);
         for message in Messages::new(bytes) {
             if message.kind == kind::DELETE_TABLE {
-                table = ProbeTable::default();
+                table = ProbeTable::new(USUAL);
             }
             table.take(&message);
         }
@@ -341,7 +359,7 @@ mod tests {
     fn what_is_written_is_read() {
         let addresses: BTreeSet<IpAddr> =
             ["10.1.0.2", "10.1.0.3", "fd00::2"].map(|text| text.parse().expect("an address")).into();
-        let table = seen(&replace(7, &addresses).expect("it fits"));
+        let table = seen(&replace(7, &addresses, USUAL).expect("it fits"));
         assert!(table.is_for(&addresses), "{table:?}");
         assert!(!table.is_for(&BTreeSet::new()));
         assert_eq!(table.addresses(), &addresses);
@@ -350,16 +368,26 @@ mod tests {
     }
 
     #[test]
+    fn rules_with_another_source_are_not_those_that_are_wanted() {
+        let addresses = BTreeSet::from([IpAddr::from([10, 1, 0, 2])]);
+        for (of, text) in [(Family::V4, "169.254.8.1"), (Family::V6, "fd00::7")] {
+            let other = USUAL.with(of, text).expect("an address");
+            let table = seen(&replace(7, &addresses, other).expect("it fits"));
+            assert!(table.exists() && !table.works(), "{table:?}");
+        }
+    }
+
+    #[test]
     fn more_pods_than_a_node_has_fit() {
         let address = |number: u32| IpAddr::from(number.to_be_bytes());
         let addresses: BTreeSet<IpAddr> = (0x0a00_0000..0x0a00_1000).map(address).collect();
-        let table = seen(&replace(7, &addresses).expect("it fits"));
+        let table = seen(&replace(7, &addresses, USUAL).expect("it fits"));
         assert!(table.is_for(&addresses) && addresses.len() == 4096);
     }
 
     #[test]
     fn bytes_of_any_kind_are_read_without_a_panic() {
-        let bytes = replace(7, &BTreeSet::from([IpAddr::from([10, 1, 0, 2])])).expect("it fits");
+        let bytes = replace(7, &BTreeSet::from([IpAddr::from([10, 1, 0, 2])]), USUAL).expect("it fits");
         for at in 0..bytes.len() {
             let mut damaged = bytes.clone();
             damaged[at] ^= 0xff;

@@ -153,7 +153,7 @@ pub fn value(setting: &Setting, dice: &mut Dice) -> String {
         Kind::Port => PORT,
         Kind::Ports => PORTS,
         Kind::LoopbackRange => LOOPBACK,
-        Kind::Ranges => RANGES,
+        Kind::Address | Kind::Ranges => RANGES,
         Kind::Interfaces => INTERFACES,
         Kind::Mark | Kind::RouteTable => MARKS,
         Kind::Duration | Kind::Groups | Kind::Ids | Kind::Name | Kind::Path => IDS,

@@ -71,6 +71,7 @@ fn said() -> impl Strategy<Value = Vec<(Key, String)>> {
 /// Valid values of a setting, by its kind: a new setting of a known kind is covered without a word here.
 fn text(setting: &Setting) -> BoxedStrategy<String> {
     let values = match setting.kind {
+        Kind::Address => "169\\.254\\.[0-9]{1,2}\\.7".boxed(),
         Kind::Bool => any::<bool>().prop_map(|on| on.to_string()).boxed(),
         // TPROXY has the most rules.
         Kind::Choice(words) => {
