@@ -125,6 +125,7 @@ metrics! {
         node_probes: Family<ResultLabel, Counter> => "istio_cni_node_probes_total", "Redirections of a network namespace created as a test: {Redirected}, {Failed}, {Impossible} (the agent's container is not equipped for it)";
         node_taint_changes: Family<ChangeLabels, Counter> => "istio_cni_node_taint_changes_total", "Changes of the node's taint (add, remove) and condition ({Condition}), by result: {Done}, {Gone}, {Changed} (another client was faster), {Refused}, {Rejected}, {Unanswered}";
         ambient_pods: Family<EnrolmentLabel, Gauge> => "istio_cni_ambient_pods", "Pods of the node that should be in ambient mode, by state: enrolled (rules, ztunnel and probes are verified), pending; all 0 while ambient mode is off";
+        ambient_limited: Gauge => "istio_cni_ambient_limited_pods", "Pods of ambient mode that limit what is captured of their traffic, by annotations of traffic.istio.io";
         ztunnels: Gauge => "ztunnel_connected", "Connections of ztunnels; 2 while one is replaced";
         pod_sources: Family<SourceLabel, Counter> => "istio_cni_plugin_pods_total", "Pods of ADDs, by what the plugin decided from: the agent's copy (agent), the API server (api), a manifest (manifest), annotations from the runtime (annotations), the pod's name (name)";
         held_pods: Gauge => "istio_cni_held_pods", "Pods of the node that the agent holds for plugins";

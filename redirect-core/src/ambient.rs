@@ -1,13 +1,17 @@
 //! Ambient mode: a pod without a proxy of its own, whose traffic the node's ztunnel takes over by listeners that it opens in
 //! the pod's network namespace.
 
+mod scope;
+
 use crate::{
     redirect::Families,
-    settings::{InputErrors, Key, Provenance, RawSettings, Source, Sources},
+    settings::{InputErrors, Key, Provenance, RawSettings, Setting, Source, Sources},
     values::{Family, InterfaceName, MaskedMark, Port, Problem, RouteTable, parse_bool},
 };
 use alloc::vec::Vec;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+pub(crate) use scope::CaptureScope;
 
 /// Where ztunnel listens in a pod for outbound connections: 15001.
 pub const OUTBOUND_PORT: Port = Port::known(15001);
@@ -112,6 +116,7 @@ pub struct AmbientRedirect {
     captures_inbound: bool,
     virtual_interfaces: Vec<InterfaceName>,
     probes: ProbeSources,
+    scope: CaptureScope,
     /// The setting that decided about DNS.
     dns_key: Provenance<DnsKey>,
     sources: Provenance<Sources>,
@@ -136,6 +141,7 @@ impl AmbientRedirect {
             captures_inbound: true,
             virtual_interfaces: Vec::new(),
             probes: ProbeSources::USUAL,
+            scope: CaptureScope::everything(),
             dns_key: Provenance::default(),
             sources: Provenance::default(),
         }
@@ -200,6 +206,9 @@ impl AmbientRedirect {
         let captures_dns = if is_overridden { is_on(Key::AmbientDnsOverride) } else { of_node };
         let virtual_interfaces = raw.read_interfaces(Key::AmbientVirtualInterfaces, &mut errors);
         let probes = ProbeSources::read(raw, &mut errors);
+        // Read even where nothing depends on it, so that a typing error never waits to bite.
+        let _ = raw.read(Key::AmbientCaptureScope, &mut errors, parse_bool);
+        let scope = CaptureScope::read(raw, &mut errors);
         errors.into_result(Self {
             families: if has_v6 { Families::Both } else { Families::V4 },
             local: Families::Both,
@@ -207,6 +216,7 @@ impl AmbientRedirect {
             captures_inbound: !bypasses_inbound,
             virtual_interfaces: virtual_interfaces.unwrap_or_default(),
             probes,
+            scope,
             dns_key: Provenance(if is_overridden { DnsKey::Pod } else { DnsKey::Node }),
             sources: Provenance(raw.sources()),
         })
@@ -248,6 +258,17 @@ impl AmbientRedirect {
         self.probes
     }
 
+    /// Whether all TCP is captured both ways, as far as the pod's owner decides: no port, destination or interface is excluded.
+    #[must_use]
+    pub fn captures_everything(&self) -> bool {
+        self.scope.is_everything()
+    }
+
+    /// Which traffic is captured.
+    pub(crate) const fn scope(&self) -> &CaptureScope {
+        &self.scope
+    }
+
     /// Who asked for what it has of a setting; [`Source::Default`] if unset.
     #[must_use]
     pub fn source(&self, key: Key) -> Source {
@@ -276,9 +297,11 @@ impl AmbientRedirect {
 
 impl RawSettings {
     /// Takes what a pod's annotations say about ambient mode, over whatever was said before. Of a setting's annotations an
-    /// earlier one wins.
+    /// earlier one wins. Those that limit what is captured count only where that was allowed before ([`Key::AmbientCaptureScope`]).
     pub fn read_ambient_annotations<'a>(&mut self, annotation: impl Fn(&'static str) -> Option<&'a str>) {
-        for setting in crate::settings::AMBIENT_SETTINGS {
+        let may_limit = parse_bool(self.get(Key::AmbientCaptureScope).0) == Ok(true);
+        let counts = |setting: &&Setting| may_limit || !scope::is_of_owners(setting);
+        for setting in crate::settings::AMBIENT_SETTINGS.iter().filter(counts) {
             let said = setting.annotations.iter().find_map(|name| Some((*name, annotation(name)?)));
             if let Some((name, text)) = said {
                 self.set(setting.key, alloc::string::String::from(text), Source::Annotation(name));
@@ -290,7 +313,7 @@ impl RawSettings {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use alloc::string::ToString;
+    use alloc::string::{String, ToString};
 
     fn of(
         annotations: &[(&str, &'static str)],
@@ -373,6 +396,139 @@ mod tests {
         assert_eq!(errors.iter().count(), 4, "{text}");
         for part in ["\"ja\"", "dns-capture: \"2\"", "\"a/b\"", "flag --test: \"6\""] {
             assert!(text.contains(part), "{part} is missing in {text}");
+        }
+    }
+
+    /// The lines that a scope adds to the plan of everything, and those that it lacks, in both families.
+    fn changes(annotations: &[(&str, &'static str)]) -> (Vec<String>, Vec<String>) {
+        let lines = |annotations: &[(&str, &'static str)]| -> Vec<String> {
+            let scope = [(Key::AmbientCaptureScope, "true"), (Key::AmbientDnsCapture, "true")];
+            let plan = of(annotations, &scope).unwrap().plan();
+            let text = Family::BOTH.map(|family| crate::render::restore_text(&plan.rules(family)));
+            text.concat().lines().map(ToString::to_string).collect()
+        };
+        let (all, limited) = (lines(&[]), lines(annotations));
+        let only = |these: &[String], others: &[String]| {
+            these.iter().filter(|line| !others.contains(line)).cloned().collect()
+        };
+        (only(&limited, &all), only(&all, &limited))
+    }
+
+    const CAPTURED_V4: &str =
+        "-A ISTIO_OUTPUT ! -d 127.0.0.1/32 -p tcp -m mark ! --mark 0x539/0xfff -j REDIRECT --to-ports 15001";
+    const CAPTURED_V6: &str =
+        "-A ISTIO_OUTPUT ! -d ::1/128 -p tcp -m mark ! --mark 0x539/0xfff -j REDIRECT --to-ports 15001";
+
+    #[test]
+    fn each_annotation_limits_what_is_captured() {
+        type Case = (&'static [(&'static str, &'static str)], &'static [&'static str], usize);
+        let cases: [Case; 7] = [
+            (
+                &[("traffic.istio.io/excludeOutboundIPRanges", "10.0.0.0/8,fd00::/8")],
+                &["-A ISTIO_OUTPUT -d 10.0.0.0/8 -j RETURN", "-A ISTIO_OUTPUT -d fd00::/8 -j RETURN"],
+                0,
+            ),
+            (
+                &[("traffic.istio.io/excludeOutboundPorts", "3306")],
+                &[
+                    "-A ISTIO_OUTPUT -p tcp -m tcp --dport 3306 -j RETURN",
+                    "-A ISTIO_OUTPUT -p udp -m udp --dport 3306 -j RETURN",
+                ],
+                0,
+            ),
+            (
+                &[
+                    ("traffic.istio.io/includeOutboundIPRanges", "10.0.0.0/8"),
+                    ("traffic.istio.io/includeOutboundPorts", "443"),
+                ],
+                &[
+                    "-A ISTIO_OUTPUT -d 127.0.0.1/32 -j RETURN",
+                    "-A ISTIO_OUTPUT -p tcp -m tcp --dport 443 -m mark ! --mark 0x539/0xfff -j REDIRECT --to-ports 15001",
+                    "-A ISTIO_OUTPUT -d 10.0.0.0/8 -p tcp -m mark ! --mark 0x539/0xfff -j REDIRECT --to-ports 15001",
+                    "-A ISTIO_OUTPUT -d ::1/128 -j RETURN",
+                ],
+                2,
+            ),
+            (
+                &[("traffic.istio.io/excludeInboundPorts", "9090,9100-9199")],
+                &[
+                    "-A ISTIO_PRERT -p tcp -m tcp --dport 9090 -j RETURN",
+                    "-A ISTIO_PRERT -p tcp -m tcp --dport 9100:9199 -j RETURN",
+                ],
+                0,
+            ),
+            (
+                &[("traffic.istio.io/includeInboundPorts", "80")],
+                &[
+                    "-A ISTIO_PRERT -p tcp -m tcp --dport 15008 -j RETURN",
+                    "-A ISTIO_PRERT ! -d 127.0.0.1/32 -p tcp -m tcp --dport 80 -m mark ! --mark 0x539/0xfff -j REDIRECT --to-ports 15006",
+                    "-A ISTIO_PRERT ! -d ::1/128 -p tcp -m tcp --dport 80 -m mark ! --mark 0x539/0xfff -j REDIRECT --to-ports 15006",
+                ],
+                2,
+            ),
+            (&[("traffic.istio.io/includeInboundPorts", "")], &[], 4),
+            (
+                &[("traffic.istio.io/excludeInterfaces", "eth1")],
+                &["-A ISTIO_PRERT -i eth1 -j RETURN", "-A ISTIO_OUTPUT -o eth1 -j RETURN"],
+                0,
+            ),
+        ];
+        for (annotations, added, lost) in cases {
+            let (found, missing) = changes(annotations);
+            let unlike: Vec<_> = added.iter().filter(|line| !found.iter().any(|one| one == *line)).collect();
+            assert!(unlike.is_empty(), "{unlike:?} of {annotations:?}: {found:#?}");
+            assert!(found.iter().all(|line| added.contains(&line.as_str())), "{annotations:?}: {found:#?}");
+            assert_eq!(missing.len(), lost, "{annotations:?}: {missing:#?}");
+            let is_captured = missing.iter().any(|line| [CAPTURED_V4, CAPTURED_V6].contains(&line.as_str()));
+            assert_eq!(is_captured, annotations[0].0.contains("includeOutbound"), "{missing:#?}");
+        }
+    }
+
+    #[test]
+    fn scope_counts_only_where_an_operator_allows_it() {
+        let excluded = [("traffic.istio.io/excludeOutboundPorts", "3306")];
+        let all = of(&excluded, &[]).unwrap();
+        assert_eq!(all, AmbientRedirect::new(Families::Both));
+        assert!(all.captures_everything());
+        let allowed = [(Key::AmbientCaptureScope, "true")];
+        let limited = of(&excluded, &allowed).unwrap();
+        assert!(!limited.captures_everything());
+        assert_eq!(limited.source(Key::AmbientOutboundExcludePorts), Source::Annotation(excluded[0].0));
+        // What adds nothing excludes nothing.
+        for said in [
+            ("traffic.istio.io/includeOutboundPorts", "443"),
+            ("traffic.istio.io/includeOutboundIPRanges", "*"),
+            ("traffic.istio.io/includeInboundPorts", "*"),
+        ] {
+            assert!(of(&[said], &allowed).unwrap().captures_everything(), "{said:?}");
+        }
+        for (name, wrong) in [
+            ("traffic.istio.io/excludeOutboundPorts", "*"),
+            ("traffic.istio.io/excludeInboundPorts", "http"),
+            ("traffic.istio.io/includeInboundPorts", "80,,90"),
+            ("traffic.istio.io/includeOutboundIPRanges", "10.0.0.0/33"),
+            ("traffic.istio.io/excludeInterfaces", "a/b"),
+        ] {
+            let told = of(&[(name, wrong)], &allowed).unwrap_err().to_string();
+            assert!(told.starts_with(&alloc::format!("annotation {name}: ")), "{told}");
+            assert!(of(&[(name, wrong)], &[]).is_ok(), "what does not count cannot be wrong");
+        }
+    }
+
+    #[test]
+    fn what_comes_by_a_virtual_interface_has_the_scope_of_outbound() {
+        let interface = ("istio.io/reroute-virtual-interfaces", "tap0");
+        let (with, _) = changes(&[
+            interface,
+            ("traffic.istio.io/excludeOutboundIPRanges", "10.0.0.0/8"),
+            ("traffic.istio.io/excludeOutboundPorts", "3306"),
+        ]);
+        for line in [
+            "-A ISTIO_PRERT -i tap0 -p tcp -m tcp --dport 3306 -j RETURN",
+            "-A ISTIO_PRERT -d 10.0.0.0/8 -i tap0 -j RETURN",
+            "-A ISTIO_PRERT -i tap0 -p tcp -j REDIRECT --to-ports 15001",
+        ] {
+            assert!(with.iter().any(|one| one == line), "{line}: {with:#?}");
         }
     }
 

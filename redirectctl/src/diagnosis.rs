@@ -28,13 +28,19 @@ use crate::status;
 use crate::validation::{VALIDATION_CONTAINER, Validation};
 
 /// Settings that leave traffic alone.
-const EXCLUDING: [Key; 6] = [
+const EXCLUDING: [Key; 12] = [
     Key::InboundExcludePorts,
     Key::OutboundExcludePorts,
     Key::OutboundExcludeRanges,
     Key::ExcludeInterfaces,
     Key::OutboundRanges,
     Key::InboundPorts,
+    Key::AmbientInboundExcludePorts,
+    Key::AmbientOutboundExcludePorts,
+    Key::AmbientOutboundExcludeRanges,
+    Key::AmbientExcludeInterfaces,
+    Key::AmbientOutboundRanges,
+    Key::AmbientInboundPorts,
 ];
 
 /// What rules as planned do not prove: such a pod is not verified.
@@ -55,13 +61,16 @@ pub fn findings(pod: Option<&Pod>, decided: &PodDecision, seen: Option<&Inspecti
                 of_pod(pod, redirect, &mut all);
             }
         }
-        PodDecision::Ambient(redirect, _) => {
+        PodDecision::Ambient(redirect, settings) => {
             if let Some(seen) = seen {
                 // Which user the node's ztunnel runs as is not known here.
                 namespace(&redirect.plan(), None, pod, seen, &mut all);
             }
             if let Some(pod) = pod {
                 not_enrolled(pod, &mut all);
+            }
+            if !redirect.captures_everything() {
+                all.extend(excluded(settings));
             }
             if redirect.captures_dns() {
                 all.push(dns_captured("all queries to port 53", redirect.source(redirect.dns_key())));
@@ -355,11 +364,7 @@ fn of_settings(
         };
         all.push(Finding::new(cause, notice.to_string()));
     }
-    let excluded = settings
-        .said()
-        .filter(|(key, _, source)| EXCLUDING.contains(key) && matches!(source, Source::Annotation(_)))
-        .map(|(_, value, source)| format!("{source}: {value:?}"));
-    all.extend(Finding::some(Cause::Excluded, excluded.collect()));
+    all.extend(excluded(settings));
     if *redirect.dns() != DnsCapture::Off {
         let which = if let DnsCapture::Servers(servers) = redirect.dns() {
             format!("queries to {}", list(servers))
@@ -375,6 +380,15 @@ fn of_settings(
         seen,
     ));
     all
+}
+
+/// What a pod's annotations leave alone.
+fn excluded(settings: &RawSettings) -> Option<Finding> {
+    let excluded = settings
+        .said()
+        .filter(|(key, _, source)| EXCLUDING.contains(key) && matches!(source, Source::Annotation(_)))
+        .map(|(_, value, source)| format!("{source}: {value:?}"));
+    Finding::some(Cause::Excluded, excluded.collect())
 }
 
 fn dns_captured(which: &str, source: Source) -> Finding {

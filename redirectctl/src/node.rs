@@ -37,6 +37,7 @@ pub const CONF_DIR: &str = "/etc/cni/net.d";
 /// The agent's variables about pods of ambient mode.
 const DNS_CAPTURE: &str = "AMBIENT_DNS_CAPTURE";
 const IPV6: &str = "AMBIENT_IPV6";
+const SCOPE: &str = "AMBIENT_CAPTURE_SCOPE";
 const PROBES: [(Key, Family, &str); 2] = [
     (Key::AmbientProbeV4, Family::V4, "HOST_PROBE_SNAT_IP"),
     (Key::AmbientProbeV6, Family::V6, "HOST_PROBE_SNAT_IPV6"),
@@ -79,6 +80,8 @@ pub struct AmbientDefaults {
     dns_capture: Option<bool>,
     /// Whether IPv6 is redirected, too; likewise.
     ipv6: Option<bool>,
+    /// Whether pods may limit what is captured; likewise.
+    capture_scope: Option<bool>,
     /// The sources of the kubelet's probes; none without the variables, or where the agent refuses these.
     probes: Option<ProbeSources>,
 }
@@ -93,12 +96,15 @@ impl AmbientDefaults {
             let with = env(name).and_then(|text| sources.unwrap_or_default().with(*family, &text).ok());
             with.or(sources)
         });
-        Self { dns_capture: is_on(DNS_CAPTURE), ipv6: is_on(IPV6), probes }
+        Self { dns_capture: is_on(DNS_CAPTURE), ipv6: is_on(IPV6), capture_scope: is_on(SCOPE), probes }
     }
 
     /// What is not said is as it is for an agent to which nothing is said.
     fn settings(self) -> RawSettings {
-        let mut raw = RawSettings::new();
+        let mut raw = RawSettings::for_pod();
+        if let Some(is_on) = self.capture_scope {
+            raw.set(Key::AmbientCaptureScope, is_on.to_string(), Source::Environment(SCOPE));
+        }
         let of_node =
             [(Key::AmbientDnsCapture, DNS_CAPTURE, self.dns_capture), (Key::AmbientIpv6, IPV6, self.ipv6)];
         for (key, variable, said) in of_node {

@@ -140,6 +140,15 @@ impl Scan {
         (states.iter().filter(|state| **state == PodState::Verified).count(), states.len())
     }
 
+    /// How many pods of ambient mode limit what is captured.
+    fn limited(&self) -> usize {
+        let is_limited = |entry: &&Entry| {
+            entry.data_plane == Some(DataPlane::Ambient)
+                && entry.findings.iter().any(|finding| finding.cause == Cause::Excluded)
+        };
+        self.entries.iter().filter(is_limited).count()
+    }
+
     /// For people: what is wrong, and how many are as they should be.
     #[must_use]
     pub fn text(&self, layout: Layout) -> Printable {
@@ -163,6 +172,10 @@ impl Scan {
         let (enrolled, wanted) = self.enrolled();
         if wanted > 0 {
             paper.line(0, &headline(enrolled, wanted));
+        }
+        let limited = self.limited();
+        if limited > 0 {
+            paper.line(0, &format!("ambient pods that limit what is captured, by annotation: {limited}"));
         }
         if !rows.is_empty() {
             paper.line(
@@ -324,6 +337,7 @@ fn in_parallel<T: Sync, U: Send>(items: &[T], work: impl Fn(&T) -> U + Sync) -> 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::node::AmbientDefaults;
 
     #[test]
     fn trouble_of_the_node_alone_is_trouble() {
@@ -336,6 +350,27 @@ mod tests {
         );
         let note = text(found(Cause::FamilyNotCaptured));
         assert_eq!(note.matches("nothing is wrong").count(), 1, "{note}");
+    }
+
+    #[test]
+    fn pods_of_ambient_mode_that_limit_what_is_captured_are_counted_where_that_counts() {
+        let pod = json!({"metadata": {"namespace": "shop", "name": "web", "labels": {"istio.io/dataplane-mode": "ambient"},
+            "annotations": {"traffic.istio.io/excludeOutboundPorts": "3306"}}, "spec": {"containers": []}});
+        let pod = Pod::from_json(&pod).expect("a pod");
+        let text = |scope: &str| {
+            let env = |name: &str| (name == "AMBIENT_CAPTURE_SCOPE").then(|| scope.to_owned());
+            let node = Node { ambient: AmbientDefaults::of_agent(env), ..Node::default() };
+            let decided = node.decide_without_namespace(&pod);
+            let found = findings(Some(&pod), &decided, None);
+            let entry = entry(pod.name.to_string(), node.data_plane(&pod), &decided, None, found);
+            let told: Vec<String> = entry.findings.iter().map(|one| one.seen.join(", ")).collect();
+            (Scan { node: Vec::new(), entries: vec![entry] }.text(Layout::default()), told.join("; "))
+        };
+        let (all, told) = text("true");
+        assert!(all.contains("ambient pods that limit what is captured, by annotation: 1"), "{all}");
+        assert!(told.contains("traffic.istio.io/excludeOutboundPorts: \"3306\""), "{told}");
+        let (all, told) = text("false");
+        assert!(!all.contains("limit") && !told.contains("3306"), "{all} {told}");
     }
 
     #[test]

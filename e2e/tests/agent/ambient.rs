@@ -33,6 +33,7 @@ struct Node {
     host: Namespace,
     pods: Vec<Value>,
     annotations: Arc<Mutex<BTreeMap<String, Redirection>>>,
+    capture_scope: bool,
     begin: Instant,
 }
 
@@ -55,7 +56,7 @@ impl Node {
         let folder = tempfile::tempdir().expect("a folder");
         let host = Namespace::empty(Families::Dual).expect("a namespace");
         let (pods, annotations, begin) = (Vec::new(), Arc::default(), Instant::now());
-        let node = Self { folder, host, pods, annotations, begin };
+        let node = Self { folder, host, pods, annotations, capture_scope: false, begin };
         node.add_process(1, "0::/init.scope\n", &node.host.path());
         node
     }
@@ -103,7 +104,12 @@ impl Node {
         let annotations = self.annotations.lock().expect("not poisoned");
         let rules = AmbientRules {
             enablement: Enablement::usual([]),
-            defaults: AmbientDefaults { dns_capture: true, ipv6: true, probes: ProbeSources::USUAL },
+            defaults: AmbientDefaults {
+                dns_capture: true,
+                ipv6: true,
+                capture_scope: self.capture_scope,
+                probes: ProbeSources::USUAL,
+            },
             sandboxed: SandboxedRuntimes::default(),
             acceptance: Acceptance::default(),
         };
@@ -252,6 +258,34 @@ fn a_pod_that_ztunnel_refuses_holds_up_no_other() {
     assert_eq!((node.annotation(UIDS[0]), node.annotation(UIDS[1])), (None, Some(Redirection::Enabled)));
     ztunnel.refuse(&[]);
     assert_eq!(node.settle(&mut agent).enrolled, 2);
+}
+
+#[test]
+fn a_pod_whose_scope_changes_stays_enrolled_and_a_wrong_one_changes_nothing() {
+    const EXCLUDED: &str = "traffic.istio.io/excludeOutboundPorts";
+    let mut node = Node::new();
+    let pod = sandbox(&["10.1.0.2"]);
+    node.add_pod(UIDS[0], 101, &pod, &["10.1.0.2"]);
+    let _ztunnel = Obedient::start(node.socket());
+    let mut agent = node.agent();
+    assert_eq!(node.settle(&mut agent).enrolled, 1);
+    let rules = || pod.sh("nft list ruleset | grep 3306 | wc -l").expect("runs").stdout.trim().to_owned();
+    node.pods[0]["metadata"]["annotations"][EXCLUDED] = json!("3306");
+    assert_eq!(node.settle(&mut agent).enrolled, 1);
+    assert_eq!(rules(), "0", "no operator allows it");
+    node.capture_scope = true;
+    let seen = node.pass(&mut agent);
+    assert_eq!((seen.enrolled, seen.pending), (1, BTreeMap::new()), "in one pass");
+    // Over TCP and UDP, in both families.
+    assert_eq!(rules(), "4");
+    node.pods[0]["metadata"]["annotations"][EXCLUDED] = json!("80,mysql");
+    let seen = node.pass(&mut agent);
+    assert!(seen.pending[UIDS[0]].starts_with(&format!("annotation {EXCLUDED}: \"mysql\"")), "{seen:?}");
+    assert_eq!((seen.enrolled, rules().as_str()), (1, "4"), "what it had stays whole");
+    assert_eq!(node.annotation(UIDS[0]), Some(Redirection::Pending));
+    node.pods[0]["metadata"]["annotations"] = json!({});
+    assert_eq!(node.settle(&mut agent).enrolled, 1);
+    assert_eq!(rules(), "0");
 }
 
 #[test]

@@ -19,6 +19,7 @@ use nix::sys::time::{TimeVal, TimeValLike};
 use packet_trace::{Detail, Fate, Listener, Packet, TraceRules};
 use redirect_core::ambient::ProbeSources;
 use redirect_core::options::BackendChoice;
+use redirect_core::settings::{AMBIENT_SETTINGS, Key, RawSettings, Setting, Source};
 use redirect_core::{AmbientRedirect, Families, Family};
 use test_support::netns::{client_address, pod_address, remote_address};
 use test_support::process::{self, Output};
@@ -266,6 +267,116 @@ fn ipv6_alone_can_be_left_alone() -> Result<()> {
     pod.assert(&usual(false, "inbound", ["resolver", "outbound"]))?;
     let outcome = pod.send(From::App, (remote_address(true), 80).into(), false)?;
     ensure!(outcome.server() == Some("remote"), "{outcome:?}");
+    Ok(())
+}
+
+/// A plan with these annotations, and the flags that ask for the same.
+fn limited(annotations: &[(&'static str, &'static str)]) -> Result<(AmbientRedirect, String)> {
+    let mut raw = RawSettings::for_pod();
+    raw.set(Key::AmbientCaptureScope, "true", Source::CommandLine);
+    raw.set(Key::AmbientDnsCapture, "true", Source::CommandLine);
+    let of = |name: &str| annotations.iter().find(|(one, _)| *one == name).map(|(_, text)| *text);
+    raw.read_ambient_annotations(of);
+    let flag = |setting: &Setting| {
+        let text = setting.annotations.iter().find_map(|name| of(name))?;
+        // Flags write ranges of ports in another way.
+        Some(format!(" --{}={}", setting.flag?, text.replace('-', ":")))
+    };
+    let flags: String = AMBIENT_SETTINGS.iter().filter_map(flag).collect();
+    Ok((AmbientRedirect::parse(&raw)?, format!("--redirect-dns{flags}")))
+}
+
+/// What a pod limits, by which annotation, and where packets go then.
+fn limits(v6: bool) -> Vec<(&'static str, &'static str, Vec<Case>)> {
+    const FAR: &str = "198.51.100.0/24,2001:db8::/32";
+    const ELSEWHERE: &str = "192.0.2.0/24,2001:db9::/32";
+    let (pod, far, near) = (pod_address(v6), remote_address(v6), client_address(v6));
+    let sent = |name, value, to: &[(IpAddr, u16, &'static str)]| {
+        let case = |(to, port, server): &(IpAddr, u16, &'static str)| (From::App, *to, *port, false, *server);
+        (name, value, to.iter().map(case).collect())
+    };
+    let received = |name, value, server| {
+        (
+            name,
+            value,
+            vec![(From::Outside, pod, 8080, false, server), (From::Outside, pod, 15008, false, "app")],
+        )
+    };
+    let (app, outbound) = ((pod, 8080, "app"), (far, 80, "outbound"));
+    vec![
+        sent(
+            "traffic.istio.io/excludeOutboundPorts",
+            "4443,53",
+            &[outbound, (far, 4443, "remote"), (far, 53, "remote")],
+        ),
+        sent(
+            "traffic.istio.io/excludeOutboundIPRanges",
+            FAR,
+            &[(near, 80, "outbound"), (far, 80, "remote"), (far, 53, "dns")],
+        ),
+        sent(
+            "traffic.istio.io/includeOutboundIPRanges",
+            FAR,
+            &[outbound, (near, 80, "remote"), (far, 53, "dns")],
+        ),
+        sent(
+            "traffic.istio.io/includeOutboundIPRanges",
+            ELSEWHERE,
+            &[(far, 80, "remote"), (far, 53, "dns"), app],
+        ),
+        sent(
+            "traffic.istio.io/includeOutboundIPRanges",
+            "",
+            &[(far, 4443, "remote"), (loopback(v6), 8080, "app")],
+        ),
+        sent("traffic.istio.io/includeOutboundPorts", "4443", &[outbound, (far, 4443, "outbound")]),
+        sent("traffic.istio.io/excludeInterfaces", "eth0", &[(far, 80, "remote"), (far, 53, "remote"), app]),
+        received("traffic.istio.io/excludeInboundPorts", "8080", "app"),
+        received("traffic.istio.io/excludeInboundPorts", "9000-9100", "inbound"),
+        received("traffic.istio.io/includeInboundPorts", "8080,15000-15010", "inbound"),
+        received("traffic.istio.io/includeInboundPorts", "9090", "app"),
+        received("traffic.istio.io/includeInboundPorts", "", "app"),
+        received("traffic.istio.io/excludeInterfaces", "eth0", "app"),
+    ]
+}
+
+/// What ztunnel sends on reaches the application, and the answers come back to ztunnel, whatever the pod excludes.
+fn assert_ztunnel_serves(pod: &Pod) -> Result<()> {
+    for v6 in BOTH {
+        let (client, app) = (client_address(v6), pod_address(v6));
+        pod.assert(&[
+            (From::Marked(ZTUNNEL[0]), app, 8080, false, "app"),
+            (From::Marked(ZTUNNEL[0]), remote_address(v6), 80, false, "remote"),
+            (From::Probe, app, 8080, false, "app"),
+        ])?;
+        let report = pod.mesh.pod().enter(|| in_the_name_of(client, app, ZTUNNEL[0], ANSWER))??;
+        ensure!(report.server == "app" && report.peer.ip() == client, "{report:?}");
+    }
+    Ok(())
+}
+
+#[test]
+fn what_a_pod_excludes_reaches_its_destination_and_nothing_else_does() -> Result<()> {
+    for backend in ["netlink", "native"] {
+        for ((name, value, v4), (_, _, v6)) in limits(false).into_iter().zip(limits(true)) {
+            let what = || format!("{backend}, {name}: {value:?}");
+            let (redirect, words) = limited(&[(name, value)])?;
+            let pod = Pod::new(backend, redirect, &words).with_context(what)?;
+            pod.assert(&[v4, v6].concat()).with_context(what)?;
+            assert_ztunnel_serves(&pod).with_context(what)?;
+        }
+    }
+    Ok(())
+}
+
+/// An excluded port exempts DNS from capture, and the answers find the application all the same.
+#[test]
+fn queries_to_an_excluded_port_are_answered_by_the_servers_themselves() -> Result<()> {
+    for backend in ["netlink", "native"] {
+        let (redirect, words) = limited(&[("traffic.istio.io/excludeOutboundPorts", "53")])?;
+        let pod = Pod::new(backend, redirect, &words)?;
+        pod.assert(&BOTH.map(|v6| (From::App, remote_address(v6), 53, true, "resolver")))?;
+    }
     Ok(())
 }
 

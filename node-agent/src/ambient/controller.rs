@@ -315,6 +315,9 @@ impl AmbientController {
         for (state, count) in [("enrolled", enrolled.enrolled), ("pending", pending)] {
             self.metrics.ambient_pods.get_or_create(&EnrolmentLabel { state }).set(gauged(count));
         }
+        let limits =
+            |pod: &&AmbientPod| pod.wanted.as_ref().is_ok_and(|redirect| !redirect.captures_everything());
+        self.metrics.ambient_limited.set(gauged(done.pods.iter().filter(limits).count()));
         let names = done.pods.into_iter().map(|pod| (pod.workload.uid().to_owned(), pod.name)).collect();
         self.report(now, &enrolled, &names);
         self.state.examined(enrolled, names);

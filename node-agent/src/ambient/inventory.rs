@@ -10,13 +10,14 @@ use cni_core::enablement::{DATAPLANE_LABEL, SIDECAR_ANNOTATION};
 use controller_runtime::lock;
 use controller_runtime::resync::{Collection, Followed, Freshness, Replica, Selection};
 use redirect_core::accepted;
+use redirect_core::settings::AMBIENT_SETTINGS;
 use serde_json::{Map, Value, json};
 use tokio::sync::Notify;
 
 use super::pod::{AmbientPod, AmbientRules};
 use crate::cluster::pods::{self, SPREAD, labels};
 
-/// How annotations that decide begin.
+/// How annotations begin that decide without being settings.
 const ANNOTATIONS: &str = "ambient.istio.io/";
 /// Everything else of a pod that decides.
 const OF_POD: [(&str, &str); 10] = [
@@ -222,7 +223,9 @@ pub fn condensed(pod: &Value) -> Option<(String, Value)> {
             name == accepted::ANNOTATION
                 && value.as_str().is_some_and(|list| list.len() <= accepted::LONGEST_LIST)
         };
-        if name.starts_with(ANNOTATIONS) || is_accepting() {
+        let is_setting =
+            || AMBIENT_SETTINGS.iter().any(|setting| setting.annotations.contains(&name.as_str()));
+        if name.starts_with(ANNOTATIONS) || is_setting() || is_accepting() {
             kept["metadata"]["annotations"][name] = value.clone();
         } else if name == SIDECAR_ANNOTATION {
             // That it exists is enough; its value is long.
@@ -249,7 +252,12 @@ mod tests {
     fn rules() -> AmbientRules {
         AmbientRules {
             enablement: Enablement::usual([]),
-            defaults: AmbientDefaults { dns_capture: true, ipv6: true, probes: ProbeSources::USUAL },
+            defaults: AmbientDefaults {
+                dns_capture: true,
+                ipv6: true,
+                capture_scope: false,
+                probes: ProbeSources::USUAL,
+            },
             sandboxed: SandboxedRuntimes::default(),
             acceptance: Acceptance::default(),
         }
@@ -259,6 +267,8 @@ mod tests {
         json!({"metadata": {"namespace": "shop", "name": uid, "uid": uid, "resourceVersion": "7",
                 "labels": {"app": "web"},
                 "annotations": {"sidecar.istio.io/status": "{long}", "kubectl.kubernetes.io/last": "{}",
+                    "istio.io/reroute-virtual-interfaces": "tap0", "traffic.istio.io/excludeOutboundPorts": "3306",
+                    "traffic.istio.io/nodeSelector": "{}",
                     "ambient.istio.io/dns-capture": "false", "cni.istio.io/acceptedRules": "chain=BACKUP"}},
             "spec": {"containers": [{"name": "web"}]},
             "status": {"phase": "Running", "podIPs": [{"ip": "10.1.0.2"}], "conditions": []}})
@@ -276,6 +286,7 @@ mod tests {
             kept,
             json!({"metadata": {"namespace": "shop", "name": "u-1", "uid": "u-1", "labels": {"app": "web"},
                     "annotations": {"sidecar.istio.io/status": "", "ambient.istio.io/dns-capture": "false",
+                        "istio.io/reroute-virtual-interfaces": "tap0", "traffic.istio.io/excludeOutboundPorts": "3306",
                         "cni.istio.io/acceptedRules": "chain=BACKUP"}},
                 "spec": {}, "status": {"phase": "Running", "podIPs": [{"ip": "10.1.0.2"}]}})
         );

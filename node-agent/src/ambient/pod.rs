@@ -140,8 +140,9 @@ fn redirect<'a>(
     defaults: AmbientDefaults,
     annotation: impl Fn(&'static str) -> Option<&'a str>,
 ) -> Result<AmbientRedirect, NotEnrolled> {
-    let mut raw = RawSettings::new();
+    let mut raw = RawSettings::for_pod();
     let of_node = [
+        (Key::AmbientCaptureScope, "AMBIENT_CAPTURE_SCOPE", defaults.capture_scope.to_string()),
         (Key::AmbientDnsCapture, "AMBIENT_DNS_CAPTURE", defaults.dns_capture.to_string()),
         (Key::AmbientIpv6, "AMBIENT_IPV6", defaults.ipv6.to_string()),
         (Key::AmbientProbeV4, "HOST_PROBE_SNAT_IP", defaults.probes.of(Family::V4).to_string()),
@@ -165,7 +166,7 @@ mod tests {
     use serde_json::json;
 
     const DEFAULTS: AmbientDefaults =
-        AmbientDefaults { dns_capture: true, ipv6: true, probes: ProbeSources::USUAL };
+        AmbientDefaults { dns_capture: true, ipv6: true, capture_scope: false, probes: ProbeSources::USUAL };
 
     fn pod() -> Value {
         json!({"metadata": {"namespace": "shop", "name": "web", "uid": "u-1",
@@ -214,6 +215,26 @@ mod tests {
         assert!(!with("ambient.istio.io/dns-capture", "false").expect("valid").captures_dns());
         let wrong = with("ambient.istio.io/dns-capture", "perhaps").expect_err("invalid").to_string();
         assert!(wrong.contains("ambient.istio.io/dns-capture") && wrong.contains("correct"), "{wrong}");
+    }
+
+    #[test]
+    fn a_pod_limits_what_is_captured_only_where_that_is_allowed_and_not_by_half() {
+        let with = |is_allowed: bool, ports: &str| {
+            let mut pod = pod();
+            pod["metadata"]["annotations"]["traffic.istio.io/excludeInboundPorts"] = json!(ports);
+            let defaults = AmbientDefaults { capture_scope: is_allowed, ..DEFAULTS };
+            read(&pod, defaults).expect("a pod").wanted
+        };
+        let all = read(&pod(), DEFAULTS).expect("a pod").wanted;
+        assert_eq!(with(false, "9090"), all);
+        assert_eq!(with(false, "metrics"), all);
+        assert!(!with(true, "9090").expect("valid").captures_everything());
+        let why = with(true, "9090,metrics").expect_err("invalid");
+        assert!(why.is_obstacle());
+        let told = why.to_string();
+        assert!(told.starts_with("annotation traffic.istio.io/excludeInboundPorts: \"metrics\""), "{told}");
+        let many = vec!["80"; 20_000].join(",");
+        assert!(with(true, &many).expect_err("too many").to_string().contains("are 20000 values"));
     }
 
     #[test]

@@ -18,6 +18,8 @@ pub struct AmbientDefaults {
     pub dns_capture: bool,
     /// Whether IPv6 is redirected, too (`AMBIENT_IPV6`).
     pub ipv6: bool,
+    /// Whether pods may limit what is captured of their traffic (`AMBIENT_CAPTURE_SCOPE`).
+    pub capture_scope: bool,
     /// The sources that the node gives to the kubelet's probes (`HOST_PROBE_SNAT_IP`, `HOST_PROBE_SNAT_IPV6`).
     pub probes: ProbeSources,
 }
@@ -45,6 +47,7 @@ pub(super) fn read(raw: &mut Raw<'_>) -> Option<AmbientSettings> {
     let defaults = AmbientDefaults {
         dns_capture: raw.switch(Key::AMBIENT_DNS_CAPTURE),
         ipv6: raw.switch(Key::AMBIENT_IPV6),
+        capture_scope: raw.switch(Key::AMBIENT_CAPTURE_SCOPE),
         probes: probes(raw),
     };
     let routes_branch_probes = raw.switch(Key::AMBIENT_ENABLE_AWS_BRANCH_ENI_PROBE);

@@ -346,19 +346,23 @@ fn probes_of_ambient_pods_have_the_sources_that_are_set() {
     let ambient = |env: &[(&str, &str)]| settings(&["--ambient-enabled"], env).ambient.expect("it is on");
     let usual = ambient(&[]);
     assert_eq!(usual.defaults.probes, ProbeSources::USUAL);
-    assert!(usual.routes_branch_probes);
+    assert!(usual.routes_branch_probes && !usual.defaults.capture_scope);
     let own = ambient(&[
         ("HOST_PROBE_SNAT_IP", "169.254.8.1"),
         ("HOST_PROBE_SNAT_IPV6", "fd00::7"),
         ("AMBIENT_ENABLE_AWS_BRANCH_ENI_PROBE", "false"),
+        ("AMBIENT_CAPTURE_SCOPE", "true"),
     ]);
     let sources = Family::BOTH.map(|family| own.defaults.probes.of(family).to_string());
     assert_eq!(sources, ["169.254.8.1", "fd00::7"]);
-    assert!(!own.routes_branch_probes);
+    assert!(!own.routes_branch_probes && own.defaults.capture_scope);
     let wrong = [("HOST_PROBE_SNAT_IP", "127.0.0.1"), ("HOST_PROBE_SNAT_IPV6", "169.254.8.1")];
     let problems = read(&[], &wrong).expect_err("wrong");
     for ((name, value), problem) in wrong.iter().zip(&problems) {
-        assert!(problem.contains(name) && problem.contains(value) && problem.contains("such as"), "{problem}");
+        assert!(
+            problem.contains(name) && problem.contains(value) && problem.contains("such as"),
+            "{problem}"
+        );
     }
     assert_eq!(problems.len(), 2, "{problems:#?}");
 }

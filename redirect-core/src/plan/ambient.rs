@@ -7,10 +7,10 @@ use crate::{
         ANSWER_MARK, ANSWER_PRIORITY, ANSWER_TABLE, AmbientRedirect, INBOUND_PORT, OUTBOUND_PORT,
         TUNNEL_PORT, ZTUNNEL_MARK,
     },
-    redirect::DNS_PORT,
+    redirect::{DNS_PORT, InboundPorts, OutboundRanges},
     rule::{Equality, Hook, Match, OurChain, Scope, Table, Target},
     settings::Key,
-    values::{Family, host},
+    values::{Cidrs, Family, InterfaceName, PortRange, host},
 };
 use alloc::vec::Vec;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -41,17 +41,26 @@ impl AmbientRedirect {
 
 /// All rules of a redirection.
 fn rules(r: &AmbientRedirect) -> Vec<PlannedRule> {
-    let mut rules = RuleListBuilder::of(r.sources(), r.virtual_interfaces().len());
+    let mut rules = RuleListBuilder::of(r.sources(), listed(r));
     let rules_ref = &mut rules;
     hooks(Table::Mangle, Key::Ambient, rules_ref);
     hooks(Table::Nat, Key::Ambient, rules_ref);
     answers(rules_ref);
+    excluded_interfaces(r, rules_ref);
     virtual_interfaces(r, rules_ref);
+    excluded_outbound_ports(r, OUTBOUND, rules_ref);
     probe_answers(r, rules_ref);
     inbound(r, rules_ref);
     dns(r, rules_ref);
-    outbound(rules_ref);
+    outbound(r, rules_ref);
     rules.into_vec()
+}
+
+/// The length of the lists of which each element is a rule.
+fn listed(r: &AmbientRedirect) -> usize {
+    let scope = r.scope();
+    let of_outbound = scope.outbound_exclude.len().saturating_add(scope.outbound_ports_exclude.len());
+    of_outbound.saturating_mul(r.virtual_interfaces().len().saturating_add(2))
 }
 
 /// The chains of a table, and the jumps to them.
@@ -79,13 +88,93 @@ fn answers(rules: &mut RuleListBuilder<'_>) {
     );
 }
 
-/// What comes from inside the pod is outbound.
-fn virtual_interfaces(r: &AmbientRedirect, rules: &mut RuleListBuilder<'_>) {
-    let mut group = rules.group(Key::AmbientVirtualInterfaces, "outbound: it comes from inside the pod");
-    for interface in r.virtual_interfaces() {
-        for target in [Target::Redirect(OUTBOUND_PORT), Target::Return] {
-            group.append(Table::Nat, OurChain::Prerouting, [coming_in(interface), tcp()], target);
+/// Where connections are outbound: the chain, and the interface by which they come; none if the pod itself opens them.
+#[derive(Clone, Copy)]
+struct Opened<'a> {
+    chain: OurChain,
+    through: Option<&'a InterfaceName>,
+}
+
+/// By the pod itself.
+const OUTBOUND: Opened<'_> = Opened { chain: OurChain::Output, through: None };
+
+impl Opened<'_> {
+    /// The conditions of a rule about these connections.
+    fn with<const N: usize>(self, conditions: [Match; N]) -> Vec<Match> {
+        self.through.map(coming_in).into_iter().chain(conditions).collect()
+    }
+}
+
+/// What comes and goes by an excluded interface is not captured.
+fn excluded_interfaces(r: &AmbientRedirect, rules: &mut RuleListBuilder<'_>) {
+    let mut group = rules.group(Key::AmbientExcludeInterfaces, "excluded interface");
+    for interface in &r.scope().exclude_interfaces {
+        group.append(Table::Nat, OurChain::Prerouting, [coming_in(interface)], Target::Return);
+        group.append(Table::Nat, OurChain::Output, [going_out(interface)], Target::Return);
+    }
+}
+
+fn excluded_outbound_ports(r: &AmbientRedirect, opened: Opened<'_>, rules: &mut RuleListBuilder<'_>) {
+    let mut group = rules.group(Key::AmbientOutboundExcludePorts, "excluded outbound port");
+    for port in &r.scope().outbound_ports_exclude {
+        for protocol in [tcp(), udp()] {
+            let matches = opened.with([protocol, to_port(*port)]);
+            group.append_all(Table::Nat, opened.chain, matches, Target::Return);
         }
+    }
+}
+
+fn excluded_ranges(r: &AmbientRedirect, opened: Opened<'_>, rules: &mut RuleListBuilder<'_>) {
+    for range in Family::BOTH.into_iter().flat_map(|family| r.scope().outbound_exclude.of(family)) {
+        rules
+            .group(Key::AmbientOutboundExcludeRanges, "excluded destination")
+            .scoped(scope_of(&range))
+            .append_all(Table::Nat, opened.chain, opened.with([to(range)]), Target::Return);
+    }
+}
+
+/// Captured where not all destinations are: by port, whatever the destination, and by destination.
+fn included(r: &AmbientRedirect, ranges: &Cidrs, opened: Opened<'_>, rules: &mut RuleListBuilder<'_>) {
+    let mut group = rules.group(Key::AmbientOutboundPorts, "captured outbound, whatever the destination");
+    for port in &r.scope().outbound_ports {
+        let matches = opened.with([tcp(), to_port(*port), not_of_ztunnel()]);
+        group.append_all(Table::Nat, opened.chain, matches, Target::Redirect(OUTBOUND_PORT));
+    }
+    for range in Family::BOTH.into_iter().flat_map(|family| ranges.of(family)) {
+        let matches = opened.with([tcp(), to(range), not_of_ztunnel()]);
+        rules.group(Key::AmbientOutboundRanges, "captured outbound").scoped(scope_of(&range)).append_all(
+            Table::Nat,
+            opened.chain,
+            matches,
+            Target::Redirect(OUTBOUND_PORT),
+        );
+    }
+}
+
+/// What comes from inside the pod is outbound, and exclusions from that hold for inbound as well.
+fn virtual_interfaces(r: &AmbientRedirect, rules: &mut RuleListBuilder<'_>) {
+    for interface in r.virtual_interfaces() {
+        let opened = Opened { chain: OurChain::Prerouting, through: Some(interface) };
+        excluded_outbound_ports(r, opened, rules);
+        excluded_ranges(r, opened, rules);
+        let purpose = "outbound: it comes from inside the pod";
+        match &r.scope().outbound {
+            OutboundRanges::All => {
+                rules.group(Key::AmbientVirtualInterfaces, purpose).append(
+                    Table::Nat,
+                    OurChain::Prerouting,
+                    [coming_in(interface), tcp()],
+                    Target::Redirect(OUTBOUND_PORT),
+                );
+            }
+            OutboundRanges::Only(ranges) => included(r, ranges, opened, rules),
+        }
+        rules.group(Key::AmbientVirtualInterfaces, purpose).append(
+            Table::Nat,
+            OurChain::Prerouting,
+            [coming_in(interface), tcp()],
+            Target::Return,
+        );
     }
 }
 
@@ -102,7 +191,7 @@ fn probe_answers(r: &AmbientRedirect, rules: &mut RuleListBuilder<'_>) {
 }
 
 fn inbound(r: &AmbientRedirect, rules: &mut RuleListBuilder<'_>) {
-    if !r.captures_inbound() {
+    if !r.captures_inbound() || r.scope().inbound == InboundPorts::None {
         return;
     }
     for family in Family::BOTH {
@@ -113,12 +202,46 @@ fn inbound(r: &AmbientRedirect, rules: &mut RuleListBuilder<'_>) {
             Target::Accept,
         );
     }
+    match &r.scope().inbound {
+        InboundPorts::None => {}
+        InboundPorts::AllExcept(ports) => {
+            let mut group = rules.group(Key::AmbientInboundExcludePorts, "excluded inbound port");
+            for port in ports {
+                group.append(Table::Nat, OurChain::Prerouting, [tcp(), to_port(*port)], Target::Return);
+            }
+            all_inbound(rules);
+        }
+        InboundPorts::Only(ports) => included_inbound_ports(ports, rules),
+    }
+}
+
+fn all_inbound(rules: &mut RuleListBuilder<'_>) {
     for family in Family::BOTH {
         let captured = [not_to(itself(family)), tcp(), not_to_port(TUNNEL_PORT), not_of_ztunnel()];
         rules
             .group(Key::AmbientIngress, "inbound connections; tunnelled ones reach ztunnel by themselves")
             .scoped(Scope::Only(family))
             .append(Table::Nat, OurChain::Prerouting, captured, Target::Redirect(INBOUND_PORT));
+    }
+}
+
+fn included_inbound_ports(ports: &[PortRange], rules: &mut RuleListBuilder<'_>) {
+    rules.group(Key::AmbientIngress, "tunnelled connections reach ztunnel by themselves").append(
+        Table::Nat,
+        OurChain::Prerouting,
+        [tcp(), to_port(TUNNEL_PORT)],
+        Target::Return,
+    );
+    for (family, port) in
+        Family::BOTH.into_iter().flat_map(|family| ports.iter().map(move |port| (family, port)))
+    {
+        let captured = [not_to(itself(family)), tcp(), to_port(*port), not_of_ztunnel()];
+        rules.group(Key::AmbientInboundPorts, "captured inbound").scoped(Scope::Only(family)).append(
+            Table::Nat,
+            OurChain::Prerouting,
+            captured,
+            Target::Redirect(INBOUND_PORT),
+        );
     }
 }
 
@@ -150,7 +273,7 @@ fn dns(r: &AmbientRedirect, rules: &mut RuleListBuilder<'_>) {
     group.append(Table::Raw, OurChain::Prerouting, [udp(), from_port(DNS), not_of_ztunnel()], ZTUNNEL_ZONE);
 }
 
-fn outbound(rules: &mut RuleListBuilder<'_>) {
+fn outbound(r: &AmbientRedirect, rules: &mut RuleListBuilder<'_>) {
     rules.group(Key::Ambient, "the application's answers, already on their way to ztunnel").append(
         Table::Nat,
         OurChain::Output,
@@ -168,6 +291,22 @@ fn outbound(rules: &mut RuleListBuilder<'_>) {
                 Target::Accept,
             );
     }
+    excluded_ranges(r, OUTBOUND, rules);
+    match &r.scope().outbound {
+        OutboundRanges::All => all_outbound(rules),
+        OutboundRanges::Only(ranges) => {
+            for family in Family::BOTH {
+                rules
+                    .group(Key::Ambient, "the pod calling itself by its loopback address")
+                    .scoped(Scope::Only(family))
+                    .append(Table::Nat, OurChain::Output, [to(itself(family))], Target::Return);
+            }
+            included(r, ranges, OUTBOUND, rules);
+        }
+    }
+}
+
+fn all_outbound(rules: &mut RuleListBuilder<'_>) {
     for family in Family::BOTH {
         rules.group(Key::Ambient, "outbound connections").scoped(Scope::Only(family)).append(
             Table::Nat,

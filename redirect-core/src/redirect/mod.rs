@@ -18,3 +18,4 @@ pub use parts::{
     ALWAYS_EXCLUDED_INBOUND, ALWAYS_EXCLUDED_OUTBOUND, DNS_PORT, DnsCapture, Families, GUARD_MARK,
     InboundPorts, InterceptionMode, OutboundRanges, OwnerGroups, PROXY_ID, PROXY_MARK, Tproxy,
 };
+pub(crate) use read::{Read, Reader};

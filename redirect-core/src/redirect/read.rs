@@ -43,7 +43,7 @@ impl Redirect {
     /// );
     /// ```
     pub fn parse(raw: &RawSettings, facts: &NamespaceFacts<'_>) -> Result<Self, InputErrors> {
-        let mut reader = Reader { raw, facts, errors: InputErrors::default() };
+        let mut reader = Reader::new(raw, facts, InputErrors::default());
         let draft = reader.draft();
         let mut redirect = draft.validated(reader.errors, |key| Some(raw.get(key).0))?;
         redirect.notices.0 = notice::of_settings(raw, &redirect, facts);
@@ -52,10 +52,31 @@ impl Redirect {
 }
 
 /// Reads settings one by one and notes what is wrong.
-struct Reader<'a> {
+pub(crate) struct Reader<'a> {
     raw: &'a RawSettings,
     facts: &'a NamespaceFacts<'a>,
     errors: InputErrors,
+}
+
+impl<'a> Reader<'a> {
+    /// For settings of a namespace with these facts, after these errors.
+    pub(crate) const fn new(
+        raw: &'a RawSettings,
+        facts: &'a NamespaceFacts<'a>,
+        errors: InputErrors,
+    ) -> Self {
+        Self { raw, facts, errors }
+    }
+
+    /// Everything that was wrong.
+    pub(crate) fn into_errors(self) -> InputErrors {
+        self.errors
+    }
+
+    /// What holds for a setting, as text.
+    pub(crate) fn text(&self, key: Key) -> &'a str {
+        self.raw.get(key).0
+    }
 }
 
 impl Reader<'_> {
@@ -76,7 +97,7 @@ impl Reader<'_> {
         put(&mut draft.proxy_gids, gids);
         let inbound = self.inbound(&mut draft.sources.0);
         put(&mut draft.inbound, inbound);
-        put(&mut draft.outbound, self.outbound());
+        put(&mut draft.outbound, self.outbound(Key::OutboundRanges));
         put(&mut draft.outbound_exclude, Cidrs::read(self, Key::OutboundExcludeRanges));
         put(&mut draft.owner_groups, self.owner_groups());
         put(&mut draft.dns, self.dns());
@@ -159,10 +180,11 @@ impl Reader<'_> {
         Some(all)
     }
 
-    fn outbound(&mut self) -> Option<OutboundRanges> {
-        match self.raw.get(Key::OutboundRanges).0 {
+    /// The destinations of this setting.
+    pub(crate) fn outbound(&mut self, key: Key) -> Option<OutboundRanges> {
+        match self.raw.get(key).0 {
             "*" => Some(OutboundRanges::All),
-            _ => Cidrs::read(self, Key::OutboundRanges).map(OutboundRanges::Only),
+            _ => Cidrs::read(self, key).map(OutboundRanges::Only),
         }
     }
 
@@ -257,7 +279,7 @@ fn put<T>(place: &mut T, read: Option<T>) {
 }
 
 /// A type that stands for one setting.
-trait Read: Sized {
+pub(crate) trait Read: Sized {
     /// Reads it; `None` where something was wrong and noted.
     fn read(reader: &mut Reader<'_>, key: Key) -> Option<Self>;
 }

@@ -568,6 +568,62 @@ settings! {
             annotations: &["ambient.istio.io/bypass-inbound-capture"],
             default: "false",
         }
+        AmbientCaptureScope {
+            meaning: "Whether pods may limit by annotation what is captured of their traffic.",
+            kind: Kind::Bool,
+            flag: Some("capture-scope"),
+            env: &["AMBIENT_CAPTURE_SCOPE"],
+            default: "false",
+        }
+        AmbientOutboundRanges {
+            meaning: "Destinations to capture: a list of ranges such as 10.0.0.0/8,fd00::/8, * for all, empty for none.",
+            kind: Kind::Ranges,
+            flag: Some("istio-service-cidr"),
+            annotations: &["traffic.istio.io/includeOutboundIPRanges"],
+            star: Star::Everything,
+            default: "*",
+        }
+        AmbientOutboundExcludeRanges {
+            meaning: "Destinations not to capture: a list of ranges.",
+            kind: Kind::Ranges,
+            flag: Some("istio-service-exclude-cidr"),
+            annotations: &["traffic.istio.io/excludeOutboundIPRanges"],
+            star: Star::Nothing,
+        }
+        AmbientOutboundPorts {
+            meaning: "Outbound ports to capture whatever the destination.",
+            kind: Kind::Ports,
+            flag: Some("istio-outbound-ports"),
+            annotations: &["traffic.istio.io/includeOutboundPorts"],
+        }
+        AmbientOutboundExcludePorts {
+            meaning: "Outbound ports not to capture, TCP and UDP.",
+            kind: Kind::Ports,
+            flag: Some("istio-local-outbound-ports-exclude"),
+            annotations: &["traffic.istio.io/excludeOutboundPorts"],
+            star: Star::Nothing,
+        }
+        AmbientInboundPorts {
+            meaning: "Inbound ports to capture: a list such as 80,8000:8099, * for all, empty for none. Port 15008 is never captured.",
+            kind: Kind::Ports,
+            flag: Some("istio-inbound-ports"),
+            annotations: &["traffic.istio.io/includeInboundPorts"],
+            star: Star::Everything,
+            default: "*",
+        }
+        AmbientInboundExcludePorts {
+            meaning: "Inbound ports not to capture; used only where all ports are captured.",
+            kind: Kind::Ports,
+            flag: Some("istio-local-exclude-ports"),
+            annotations: &["traffic.istio.io/excludeInboundPorts"],
+            star: Star::Nothing,
+        }
+        AmbientExcludeInterfaces {
+            meaning: "Interfaces excluded in both directions.",
+            kind: Kind::Interfaces,
+            flag: Some("istio-exclude-interfaces"),
+            annotations: &["traffic.istio.io/excludeInterfaces"],
+        }
         AmbientProbeV4 {
             meaning: "The source address that the node gives to the kubelet's probes over IPv4, so that pods' rules recognize them: one that no host has.",
             kind: Kind::Address,

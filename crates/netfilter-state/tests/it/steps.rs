@@ -14,7 +14,7 @@ use netfilter_state::{
     steps::{Goal, Inverse, Observation, RulesIn, Step, between},
 };
 use redirect_core::{
-    Family, Redirect, RulePlan,
+    AmbientRedirect, Family, Redirect, RulePlan,
     options::{NativeForm, Variant},
     rule::Table,
     settings::{Key, NamespaceFacts, RawSettings, Source},
@@ -127,6 +127,23 @@ fn capture_moves_by_taking_over_waiting_and_letting_go() {
         }
     }
     assert!(waits > 100 && at_once > 0, "{waits} waits, {at_once} changes at once");
+}
+
+#[test]
+fn a_pod_of_ambient_mode_changes_its_scope_in_one_step() {
+    let plan = |excluded: &'static str| {
+        let mut raw = RawSettings::for_pod();
+        for key in [Key::AmbientInboundExcludePorts, Key::AmbientOutboundExcludePorts] {
+            raw.set(key, excluded, Source::Annotation("x"));
+        }
+        AmbientRedirect::parse(&raw).unwrap().plan()
+    };
+    for place in [RulesIn::Iptables(Variant::Nft), RulesIn::Native(NativeForm::Plain)] {
+        for (from, to) in [("", "80,9090"), ("80,9090", "9090,22"), ("22", "")] {
+            let steps = between(&in_force(&plan(from), place), &Goal::new(&plan(to), place));
+            assert_eq!(steps.len(), 1, "{place:?}: {steps:?}");
+        }
+    }
 }
 
 #[test]

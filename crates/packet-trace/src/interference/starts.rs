@@ -208,7 +208,10 @@ impl Ends {
 
 /// The ports to which a plan leaves connections from outside alone: those that it names, the proxy's own among them.
 pub(super) fn exempt_ports(plan: &RulePlan) -> Set {
-    let is_exempt = |because: Key| matches!(because, Key::InboundExcludePorts | Key::InboundTunnelPort);
+    let is_exempt = |because: Key| {
+        let excluded = [Key::InboundExcludePorts, Key::AmbientInboundExcludePorts, Key::InboundTunnelPort];
+        excluded.contains(&because)
+    };
     let exempt = plan.planned_rules().iter().filter(|planned| is_exempt(planned.because()));
     let range = |condition: &Match| {
         let Match::DestinationPort(is) = condition else { return None };
