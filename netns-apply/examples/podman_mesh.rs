@@ -8,6 +8,8 @@
 //!
 //! `podman inspect --format '{{.NetworkSettings.SandboxKey}}' NAME` names the namespace of a container.
 
+#![allow(clippy::print_stdout)] // its output
+
 use netns_apply::Session;
 use redirect_core::{Redirect, Tproxy};
 use std::{env, error::Error};
@@ -18,7 +20,10 @@ fn main() -> Result<(), Box<dyn Error>> {
     let plan = match env::args().nth(2).as_deref() {
         None => Redirect::sidecar(pod.families()?).build()?.plan(),
         Some("tproxy") => Redirect::sidecar(pod.families()?).tproxy(Tproxy::default()).build()?.plan(),
-        Some("cleanup") => return Ok(println!("changed: {}", pod.cleanup()?.changed)),
+        Some("cleanup") => {
+            println!("changed: {}", pod.cleanup()?.changed);
+            return Ok(());
+        }
         Some(other) => return Err(format!("{other:?} is neither tproxy nor cleanup").into()),
     };
     println!("before: {}", pod.verify_in_words(&plan)?.unwrap_or("in force".into()));

@@ -5,6 +5,8 @@
 //! ip6tables-save | audit [2001:db8::7]:443
 //! ```
 
+#![allow(clippy::print_stdout, clippy::print_stderr, clippy::disallowed_methods)] // a program, unlike the library
+
 use netfilter_state::saved::Dump;
 use packet_trace::{Detail, Packet, TraceRules};
 use redirect_core::{Families, Family, Redirect};

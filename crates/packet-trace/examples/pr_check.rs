@@ -6,6 +6,8 @@
 //!
 //! `kubectl create --dry-run=client -o json -f FILE` makes JSON of YAML.
 
+#![allow(clippy::print_stdout, clippy::print_stderr, clippy::disallowed_methods)] // a program, unlike the library
+
 use packet_trace::{Difference, difference, summary};
 use redirect_core::{RulePlan, pod::PodFacts, settings::NamespaceFacts};
 use std::{env, error::Error, fs, process::ExitCode};

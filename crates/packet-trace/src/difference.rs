@@ -421,9 +421,8 @@ fn between(from: &TraceRules, to: &TraceRules, work: &mut Work) -> Vec<Differenc
 /// The setting behind what becomes of packets: the one that somebody made, if one of the two is.
 fn cause(from: &TraceRules, to: &TraceRules, region: &Region) -> Option<Origin> {
     let example = region.example();
-    let of = |rules: &TraceRules| match rules.trace(&example).deciding()? {
-        TraceEvent::Rule { origin, .. } => *origin,
-        _ => None,
+    let of = |rules: &TraceRules| {
+        if let TraceEvent::Rule { origin, .. } = rules.trace(&example).deciding()? { *origin } else { None }
     };
     let (after, before) = (of(to), of(from));
     let is_made = |origin: &Origin| origin.source != Source::Default;
