@@ -11,7 +11,7 @@ use warnings;
 # What is checked, as git's pathspecs.
 my @scope = ('*/src/*.rs', 'deploy', 'docs/*.md', '*.md', 'scripts', 'Makefile', ':!scripts/prose.pl');
 
-# How many words with a letter or digit all Markdown files may have, and how many terms the glossary.
+# How many words with a letter or digit the documents may have, and how many terms the glossary.
 my ($most_words, $most_terms) = (40_000, 25);
 
 # The rule's name, an expression, and what usually helps.
@@ -94,10 +94,11 @@ sub text_of {
     return do { local $/; <$file> };
 }
 
-# The words of all documents.
+# The words of all documents. Those of published crates are mostly programs, which the tests compile, and the changelog grows with each release.
 sub words {
     my $count = 0;
-    $count += grep { /[[:alnum:]]/ } split ' ', text_of($_) for split /\n/, qx(git ls-files -- '*.md');
+    my @documents = grep { $_ eq 'README.md' || !m{(^|/)(README|CHANGELOG)\.md$} || m{^docs/} } split /\n/, qx(git ls-files -- '*.md');
+    $count += grep { /[[:alnum:]]/ } split ' ', text_of($_) for @documents;
     return $count;
 }
 

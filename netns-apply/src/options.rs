@@ -84,7 +84,7 @@ impl ApplyOptions {
         Self { programs, ..self }
     }
 
-    /// Waiting this long for others: [`patience`](field@Self::patience).
+    /// Waiting this long for other programs: [`patience`](field@Self::patience).
     #[must_use]
     pub fn patience(self, patience: Duration) -> Self {
         Self { patience, ..self }
@@ -102,7 +102,7 @@ impl ApplyOptions {
         Self { tproxy, ..self }
     }
 
-    /// With these rules of others accepted: [`accepted`](field@Self::accepted).
+    /// With these rules of other programs accepted: [`accepted`](field@Self::accepted).
     #[must_use]
     pub fn accepted(self, accepted: AcceptedRules) -> Self {
         Self { accepted, ..self }

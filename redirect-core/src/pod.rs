@@ -5,7 +5,7 @@ use crate::{
     plan::RulePlan,
     redirect::Redirect,
     settings::{
-        InputErrors, Key, Misspelt, NamespaceFacts, Notice, RawSettings, SETTINGS, Source,
+        IdentityCollision, InputErrors, Key, Misspelt, NamespaceFacts, Notice, RawSettings, SETTINGS, Source,
         misspelt_annotation, misspelt_proxy_variable,
     },
     values::parse_bool,
@@ -397,19 +397,6 @@ fn proxy_settings(proxy: &ProxyContainer, raw: &mut RawSettings) {
         let id = id.filter(|id| *id > 0).unwrap_or_else(|| i64::from(crate::PROXY_ID));
         raw.set(key, id.to_string(), Source::ProxyField(field));
     }
-}
-
-/// A container that runs as the proxy does: the rules exempt its traffic as well.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("container {container} runs as {what} {id}, as the proxy does")]
-#[non_exhaustive]
-pub struct IdentityCollision {
-    /// The container's name.
-    pub container: String,
-    /// "user" or "group".
-    pub what: &'static str,
-    /// The user's or group's ID.
-    pub id: u32,
 }
 
 #[cfg(test)]

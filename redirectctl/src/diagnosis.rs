@@ -356,7 +356,7 @@ fn of_settings(
             Notice::NothingCaptured => Cause::NothingCaptured,
             Notice::RootIsTheProxy { .. } => Cause::RootIsProxy,
             Notice::NoEffect { .. } | Notice::NoDnsServer { .. } => Cause::Misspelt,
-            // `misspellings`, `of_pod` and `beside_families` tell these.
+            // Findings of `misspellings`, `of_pod` and `beside_families`.
             Notice::Ipv6NotCaptured { .. }
             | Notice::Misspelt(_)
             | Notice::UnreadableSwitch { .. }

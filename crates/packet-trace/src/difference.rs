@@ -42,8 +42,8 @@ impl Difference {
     }
 }
 
-/// Differences in words, by what causes them: for each setting and change of fate a line, with the first of the packets and how many more
-/// sets of them there are. Settings have the words of who made them.
+/// Differences in words, by what causes them: for each setting and change of fate a line, with the first of the packets and the
+/// number of further sets of them. Settings have the words of the program or user that made them.
 ///
 /// ```
 /// use redirect_core::{Families, Redirect, settings::Source, values::PortRange};
@@ -418,7 +418,7 @@ fn between(from: &TraceRules, to: &TraceRules, work: &mut Work) -> Vec<Differenc
     differences
 }
 
-/// The setting behind what becomes of packets: the one that somebody made, if one of the two is.
+/// The setting behind what becomes of packets; a default only where both are defaults.
 fn cause(from: &TraceRules, to: &TraceRules, region: &Region) -> Option<Origin> {
     let example = region.example();
     let of = |rules: &TraceRules| {

@@ -110,7 +110,7 @@ impl RedirectBuilder {
     }
 
     /// Inbound ports that are not captured, besides those that are not anyway. It counts only where all ports are captured; elsewhere it
-    /// has no effect, and the redirection's [notices](Redirect::notices) say so.
+    /// has no effect, which is one of the redirection's [notices](Redirect::notices).
     ///
     /// ```
     /// use redirect_core::{Families, InboundPorts, Redirect, values::PortRange};

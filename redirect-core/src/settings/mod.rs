@@ -16,7 +16,7 @@ pub use errors::{InputError, InputErrors};
 pub use facts::{NameLookup, NamespaceFacts, NoNames, id_in_passwd, nameservers};
 pub use names::{Misspelt, NamePlace, meant, misspelt_variables};
 pub(crate) use names::{misspelt_annotation, misspelt_proxy_variable};
-pub use notice::Notice;
+pub use notice::{IdentityCollision, Notice};
 pub use source::Source;
 pub(crate) use source::{Provenance, Sources};
 pub use table::{AMBIENT_SETTINGS, Key, Kind, Part, SETTINGS, Setting, Star};

@@ -1,9 +1,21 @@
 //! What is worth saying about settings that are not wrong: they do less, or more, than their author may think.
 
 use super::{Misspelt, Source};
-use crate::pod::IdentityCollision;
 use alloc::string::String;
 use core::net::IpAddr;
+
+/// A container that runs as the proxy does: the rules exempt its traffic as well.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("container {container} runs as {what} {id}, as the proxy does")]
+#[non_exhaustive]
+pub struct IdentityCollision {
+    /// The container's name.
+    pub container: String,
+    /// "user" or "group".
+    pub what: &'static str,
+    /// The user's or group's ID.
+    pub id: u32,
+}
 
 /// Something about settings that an operator should know although nothing is wrong.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -47,7 +59,7 @@ pub enum Notice {
         /// The first such address.
         address: IpAddr,
     },
-    /// A name that resembles a setting's and is none.
+    /// A name that resembles a setting's and is not one.
     #[error("{0}")]
     Misspelt(Misspelt),
     /// A variable of the proxy's container that should be a boolean.

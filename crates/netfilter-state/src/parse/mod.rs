@@ -3,18 +3,57 @@
 //! Other programs' rules are kept as text. The same words a plan is rendered in are understood, so that reading a rendered
 //! plan gives the plan.
 
-use crate::{
-    saved::SaveError,
-    state::{Entry, ForeignRule, IptablesTables},
-};
+use crate::state::{Entry, ForeignRule, IptablesTables};
 use redirect_core::{
     rule::{Chain, ConnState, Direction, Equality, Match, Protocol, Rule, Table, Target, TcpFlags, Tracked},
-    values::{InterfaceName, Mark, MaskedMark, Port, PortRange, PortSyntax, parse_cidr},
+    values::{Family, InterfaceName, Mark, MaskedMark, Port, PortRange, PortSyntax, parse_cidr},
 };
+
+/// How much of a line an error shows, in characters.
+const SHOWN: usize = 200;
+
+/// Text that is not what iptables-save prints for a family.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum SaveError {
+    /// A line that cannot be part of such output.
+    #[error("line {number} is not iptables-save output: {line:?}")]
+    Line {
+        /// Its number, counted from 1.
+        number: usize,
+        /// Its text.
+        line: String,
+    },
+    /// A line of the other family's dump.
+    #[error("line {number} is not of {family}, as which the dump is read, but of the other family: {line:?}")]
+    OtherFamily {
+        /// Its number, counted from 1.
+        number: usize,
+        /// Its text.
+        line: String,
+        /// The family asked for.
+        family: Family,
+    },
+    /// Not one table.
+    #[error(
+        "the dump has no table: run iptables-save as root in the network namespace in question; if it prints nothing there, use the variant whose rules those are (iptables-legacy-save or iptables-nft-save)"
+    )]
+    NoTable,
+}
+
+impl SaveError {
+    pub(crate) fn line(number: usize, line: &str) -> Self {
+        Self::Line { number, line: shown(line) }
+    }
+}
+
+pub(crate) fn shown(line: &str) -> String {
+    line.chars().take(SHOWN).collect()
+}
 
 /// Of the output of iptables-save, ip6tables-save, or of a rendered plan, the tables that plans have rules in.
 ///
-/// The others are passed over, and so are policies, counters and comments: it tells what of a plan is in force, not where a packet ends.
+/// The others are passed over, and so are policies, counters and comments: it shows what of a plan is in force, not where a packet ends.
 /// [`Dump`](crate::saved::Dump) reads everything.
 ///
 /// # Errors

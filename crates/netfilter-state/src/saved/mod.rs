@@ -14,7 +14,7 @@
 
 use crate::{
     change::RuleDifference,
-    parse::mesh_tables,
+    parse::{SaveError, mesh_tables, shown},
     ruleset::{
         Api, Base, ChainState, Condition, Counter, Endpoint, HookEntry, HookList, HookOwner, HookedRules,
         KernelRule, Selector, Statement, TableName, built_in, marked, owned_by, state, target_named,
@@ -27,48 +27,6 @@ use redirect_core::{
     values::{Family, PortRange, PortSyntax, parse_cidr},
 };
 
-/// How much of a line an error shows, in characters.
-const SHOWN: usize = 200;
-
-/// Text that is not what iptables-save prints for a family.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum SaveError {
-    /// A line that cannot be part of such output.
-    #[error("line {number} is not iptables-save output: {line:?}")]
-    Line {
-        /// Its number, counted from 1.
-        number: usize,
-        /// Its text.
-        line: String,
-    },
-    /// A line of the other family's dump.
-    #[error("line {number} is not of {family}, as which the dump is read, but of the other family: {line:?}")]
-    OtherFamily {
-        /// Its number, counted from 1.
-        number: usize,
-        /// Its text.
-        line: String,
-        /// The family asked for.
-        family: Family,
-    },
-    /// Not one table.
-    #[error(
-        "the dump has no table: run iptables-save as root in the network namespace in question; if it prints nothing there, use the variant whose rules those are (iptables-legacy-save or iptables-nft-save)"
-    )]
-    NoTable,
-}
-
-impl SaveError {
-    pub(crate) fn line(number: usize, line: &str) -> Self {
-        Self::Line { number, line: shown(line) }
-    }
-}
-
-fn shown(line: &str) -> String {
-    line.chars().take(SHOWN).collect()
-}
-
 /// What iptables-save or ip6tables-save printed of a network namespace.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Dump {
@@ -80,9 +38,9 @@ pub struct Dump {
 impl Dump {
     /// Reads all of the text: rules of any program in any table, with policies and counters. What of a rule is not understood, it says.
     ///
-    /// A remark that there are rules which the dump does not show (`# Warning: iptables-legacy tables present`, `# Table ... is
-    /// incompatible`) counts as rules that are not known. Without it, the text is taken to be all there is, though rules of nft are
-    /// never part of it; whoever can reach the namespace, reads it with netns-apply and misses nothing.
+    /// A remark that the dump does not show all rules (`# Warning: iptables-legacy tables present`, `# Table ... is incompatible`)
+    /// counts as rules that are not known. Without it, the text is taken for all rules, though those of nft are never part of
+    /// it; netns-apply reads the namespace itself and misses nothing.
     ///
     /// # Errors
     /// A line that cannot be part of such output, or is of the other family; no table at all.
@@ -221,7 +179,7 @@ fn declare(ruleset: &mut HookedRules, table: TableName, line: &str) -> Option<()
     Some(())
 }
 
-/// Where a chain hangs, if it is one of those that are always there.
+/// The hook of a built-in chain; none for any other.
 fn built_in_base(table: &str, chain: &str, drops: bool) -> Option<Base> {
     let hook = Hook::ALL.iter().copied().find(|hook| hook.name() == chain)?;
     built_in(table, hook, drops)

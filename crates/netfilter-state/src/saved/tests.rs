@@ -1,4 +1,4 @@
-//! The text of iptables-save: its words, what targets do, and what is no dump of the family.
+//! The text of iptables-save: its words, what targets do, and what is refused.
 
 use super::*;
 use redirect_core::{Families, Redirect, render::restore_text};

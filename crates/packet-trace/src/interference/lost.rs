@@ -7,7 +7,6 @@
 
 use super::{
     Pod,
-    consequences::Outcomes,
     finding::{Accepted, Effect, Finding, RuleRef, Severity, Traffic},
     starts::{Start, exempt_ports, starts},
 };
@@ -101,22 +100,21 @@ impl Findings {
 }
 
 /// Adds what keeps packets of a family from where a plan means them to end, in a pod that holds these rules, and what does so because it is
-/// meant; and what becomes of them.
+/// meant. Each judgement is also passed on.
 pub(super) fn search(
     plan: &RulePlan,
     live: &TraceRules,
     pod: &Pod<'_>,
     work: &mut Work,
     (findings, accepted): (&mut Findings, &mut AcceptedFindings),
-    outcomes: &mut Outcomes,
+    mut pass_on: impl FnMut(&Judge<'_>),
 ) {
     let starts = starts(plan, live, pod);
     each_start(plan, &starts, live, work, accepted, |judge| {
         judge.judge(findings);
-        outcomes.add(judge);
+        pass_on(judge);
     });
     if work.left == 0 {
-        outcomes.are_unknown = true;
         findings.add(unfollowed(live, work.ended_in));
     }
     search_routes(&starts, live, findings);

@@ -154,8 +154,10 @@ pub fn judge(ruleset: &HookedRules, plan: &RulePlan, pod: &Pod<'_>) -> Judgement
     }
     for family in plan.families() {
         let live = pod.judged_rules(ruleset, &routing, *family, plan);
-        search(plan, &live, &followed, &mut work, (&mut findings, &mut accepted), &mut outcomes);
+        let found = (&mut findings, &mut accepted);
+        search(plan, &live, &followed, &mut work, found, |judge| outcomes.add(judge));
     }
+    outcomes.are_unknown = work.left == 0;
     let findings = findings.into_sorted();
     let consequences = if findings.is_empty() { Vec::new() } else { outcomes.consequences(plan) };
     Judgement { findings, accepted: accepted.into_sorted(), consequences }
