@@ -13,10 +13,10 @@ use install_cni::{
     cluster::{self, events::EventPublisher},
     install::{
         disk::Real,
+        drop_in_reader::DropInReader,
         installer::Installer,
         plugin::{Ask, Question, Refusal},
         ready::AgentState,
-        drop_in_reader::DropInReader,
         seen_calls::SeenCalls,
     },
     metrics::Metrics,
