@@ -18,7 +18,7 @@ pub(crate) fn failure(error: &anyhow::Error) -> ExitCode {
 }
 
 /// Warns of settings that do less, or more, than their author may think.
-pub(crate) fn notices(notices: &[Notice]) {
+pub(crate) fn notices<'a>(notices: impl IntoIterator<Item = &'a Notice>) {
     for notice in notices {
         log::warn!(target: DEFAULT_SCOPE, "{notice}");
     }

@@ -64,7 +64,7 @@ fn program(settings: &RawSettings) -> anyhow::Result<Option<RunOptions>> {
     }
     let (options, redirect) = together(options, redirect)?;
     let about = redirect.notices();
-    report::notices(about);
+    report::notices(about.iter().filter(|notice| !notice.concerns_all_pods()));
     report::notices(&options.notices(settings));
     let plan = redirect.plan();
     report::planned(&plan);

@@ -333,7 +333,7 @@ impl Attachment<'_> {
             Ok(Decision::Skip(reason)) => Ok(Err(reason)),
             Ok(Decision::Redirect(redirect)) => {
                 collide(pod, &redirect)?;
-                for notice in redirect.notices() {
+                for notice in redirect.notices().iter().filter(|notice| !notice.concerns_all_pods()) {
                     self.warn(format_args!("{notice}"));
                 }
                 let plan = redirect.plan();

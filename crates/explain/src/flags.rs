@@ -197,7 +197,7 @@ mod tests {
         assert_eq!(wrong("--ambient --redirect-dns --ingress --ipv6=false --dns-proxy=true"), [""; 0]);
         assert_eq!(wrong("--redirect-dns -b 80"), [""; 0]);
         let [one] = &*wrong("--ambient --native-nftables --proxy-uid 7") else { panic!("one is wrong") };
-        assert!(one.starts_with("flag --istio-inbound-ports: is a sidecar's"), "{one}");
+        assert!(one.starts_with("flag --proxy-uid: is a sidecar's"), "{one}");
         let [one] = &*wrong("--ingress") else { panic!("one is wrong") };
         assert!(one.starts_with("flag --ingress: has no effect without --ambient"), "{one}");
         let [one] = &*wrong("--ambient --redirect-dns=perhaps") else { panic!("one is wrong") };

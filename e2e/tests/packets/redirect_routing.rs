@@ -389,7 +389,7 @@ fn check_right_after_add_is_green_beside_others() -> Result<()> {
         namespace.sh("iptables-nft -t nat -A PREROUTING -i tun0 -j RETURN
              iptables-nft -t mangle -A PREROUTING -p tcp -m mark --mark 0x9 -j CONNMARK --save-mark
              iptables-nft -t mangle -A PREROUTING -j CONNMARK --save-mark
-             ip rule add fwmark 9 lookup 77; ip route add local default dev lo table 77")?;
+             ip rule add fwmark 9 iif tun0 lookup 77; ip route add local default dev lo table 77")?;
         let call = |verb: &str| {
             Invocation::new(verb, &run_dir.manifest_conf()).netns(&namespace).pod("default", "web").run()
         };
@@ -398,6 +398,10 @@ fn check_right_after_add_is_green_beside_others() -> Result<()> {
         call("CHECK")?.silence()?;
         call("ADD")?.result()?;
         assert_unchanged(&namespace, &after, mode);
+        // What the application could mark would stay in the pod.
+        namespace.sh("ip rule add fwmark 9 lookup 77")?;
+        let (code, words) = call("CHECK")?.error()?;
+        assert!(code == 111 && words.contains("from all fwmark 0x9 lookup 77"), "{mode}: {code} {words}");
     }
     Ok(())
 }

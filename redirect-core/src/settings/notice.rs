@@ -76,3 +76,11 @@ pub enum Notice {
     #[error("{0}, so its traffic bypasses the proxy; give it another runAsUser or runAsGroup")]
     RunsAsTheProxy(IdentityCollision),
 }
+
+impl Notice {
+    /// Whether it holds for all pods of a cluster alike, so that a program that runs for each of them does not repeat it.
+    #[must_use]
+    pub const fn concerns_all_pods(&self) -> bool {
+        matches!(self, Self::Ipv6NotCaptured { .. })
+    }
+}

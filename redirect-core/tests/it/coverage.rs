@@ -109,10 +109,23 @@ fn every_setting_of_ambient_mode_is_behind_a_rule_or_a_family() {
     let all = [
         plan(&[(Key::AmbientDnsCapture, "true"), (Key::AmbientVirtualInterfaces, "eth1")]),
         plan(&[(Key::AmbientDnsOverride, "true")]),
+        plan(&[
+            (Key::AmbientCaptureScope, "true"),
+            (Key::AmbientOutboundRanges, "10.0.0.0/8"),
+            (Key::AmbientOutboundExcludeRanges, "10.1.0.0/16"),
+            (Key::AmbientOutboundPorts, "80"),
+            (Key::AmbientOutboundExcludePorts, "3306"),
+            (Key::AmbientInboundPorts, "*"),
+            (Key::AmbientInboundExcludePorts, "22"),
+            (Key::AmbientExcludeInterfaces, "eth2"),
+        ]),
+        plan(&[(Key::AmbientCaptureScope, "true"), (Key::AmbientInboundPorts, "80")]),
     ];
     let rules = || all.iter().flat_map(RulePlan::planned_rules);
     let behind: BTreeSet<Key> = rules().map(redirect_core::plan::PlannedRule::because).collect();
-    let wanted = AMBIENT_SETTINGS.iter().map(|setting| setting.key).filter(|key| *key != Key::AmbientIpv6);
+    // Whether owners of pods may limit what is captured stands behind no rule of its own.
+    let without_rule = [Key::AmbientIpv6, Key::AmbientCaptureScope];
+    let wanted = AMBIENT_SETTINGS.iter().map(|setting| setting.key).filter(|key| !without_rule.contains(key));
     assert_eq!(behind, wanted.collect());
     let tables: BTreeSet<Table> = rules().map(redirect_core::plan::PlannedRule::table).collect();
     assert_eq!(tables, Table::ALL.iter().copied().collect());
