@@ -425,7 +425,7 @@ pub(crate) fn moved() -> io::Error {
 /// Puts a directory with these files at a path where none is, at once and whole. On failure the path is as it was.
 ///
 /// # Errors
-/// When a step fails; [`moved`] where another program has made the directory concurrently.
+/// When a step fails; an interrupted one where another program has made the directory concurrently.
 pub fn place_directory(
     disk: &dyn Disk,
     path: &Path,
