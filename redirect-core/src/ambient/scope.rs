@@ -53,23 +53,16 @@ impl CaptureScope {
 
     fn read_all(reader: &mut Reader<'_>) -> Self {
         let outbound = reader.outbound(Key::AmbientOutboundRanges).unwrap_or(OutboundRanges::All);
+        let excluded = Vec::read(reader, Key::AmbientInboundExcludePorts);
+        let inbound = reader.inbound(Key::AmbientInboundPorts, excluded).unwrap_or(InboundPorts::None);
         Self {
-            inbound: inbound(reader),
+            inbound,
             outbound,
             outbound_exclude: Cidrs::read(reader, Key::AmbientOutboundExcludeRanges).unwrap_or_default(),
             outbound_ports: Vec::read(reader, Key::AmbientOutboundPorts).unwrap_or_default(),
             outbound_ports_exclude: Vec::read(reader, Key::AmbientOutboundExcludePorts).unwrap_or_default(),
             exclude_interfaces: Vec::read(reader, Key::AmbientExcludeInterfaces).unwrap_or_default(),
         }
-    }
-}
-
-fn inbound(reader: &mut Reader<'_>) -> InboundPorts {
-    let excluded = Vec::read(reader, Key::AmbientInboundExcludePorts).unwrap_or_default();
-    match reader.text(Key::AmbientInboundPorts) {
-        "" => InboundPorts::None,
-        "*" => InboundPorts::AllExcept(excluded),
-        _ => InboundPorts::Only(Vec::read(reader, Key::AmbientInboundPorts).unwrap_or_default()),
     }
 }
 

@@ -72,11 +72,6 @@ impl<'a> Reader<'a> {
     pub(crate) fn into_errors(self) -> InputErrors {
         self.errors
     }
-
-    /// What holds for a setting, as text.
-    pub(crate) fn text(&self, key: Key) -> &'a str {
-        self.raw.get(key).0
-    }
 }
 
 impl Reader<'_> {
@@ -95,7 +90,8 @@ impl Reader<'_> {
         draft.proxy_uids = self.proxy_uids(&mut draft).unwrap_or_else(|| vec![PROXY_ID]);
         let gids = self.proxy_gids(&mut draft);
         put(&mut draft.proxy_gids, gids);
-        let inbound = self.inbound(&mut draft.sources.0);
+        let exclude = self.inbound_exclude(&mut draft.sources.0);
+        let inbound = self.inbound(Key::InboundPorts, exclude);
         put(&mut draft.inbound, inbound);
         put(&mut draft.outbound, self.outbound(Key::OutboundRanges));
         put(&mut draft.outbound_exclude, Cidrs::read(self, Key::OutboundExcludeRanges));
@@ -150,13 +146,13 @@ impl Reader<'_> {
         Some(draft.proxy_uids.clone())
     }
 
-    fn inbound(&mut self, sources: &mut Sources) -> Option<InboundPorts> {
-        let exclude = self.inbound_exclude(sources);
-        match self.raw.get(Key::InboundPorts).0 {
+    /// The inbound ports of this setting: with `*`, all but the excluded ones.
+    pub(crate) fn inbound(&mut self, key: Key, exclude: Option<Vec<PortRange>>) -> Option<InboundPorts> {
+        match self.raw.get(key).0 {
             "" => exclude.map(|_| InboundPorts::None),
             "*" => exclude.map(InboundPorts::AllExcept),
             _ => {
-                let only = Vec::read(self, Key::InboundPorts)?;
+                let only = Vec::read(self, key)?;
                 exclude.map(|_| InboundPorts::Only(only))
             }
         }
