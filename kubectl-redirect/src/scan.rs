@@ -60,7 +60,7 @@ async fn look(cluster: &Cluster, wanted: &Wanted) -> Result<Attempt, Failure> {
     if wanted.goal.ignores_warnings {
         verdict.ignore_warnings();
     }
-    if let Err(failure) = tell(cluster, wanted, &mut verdict).await? {
+    if let Err(failure) = ask_agents(cluster, wanted, &mut verdict).await? {
         return Ok(Err(failure));
     }
     let text = if wanted.is_json { Printable::json(&verdict.json()) } else { verdict.text(layout()) };
@@ -68,7 +68,7 @@ async fn look(cluster: &Cluster, wanted: &Wanted) -> Result<Attempt, Failure> {
 }
 
 /// Asks all once, and passes their answers to the audience. The inner failure is one that may pass.
-pub(crate) async fn tell(
+pub(crate) async fn ask_agents(
     cluster: &Cluster,
     wanted: &Wanted,
     audience: &mut impl Audience,

@@ -72,7 +72,7 @@ pub async fn run(cluster: &Cluster, wanted: &Wanted) -> Result<u8, Failure> {
 
 async fn look(cluster: &Cluster, wanted: &scan::Wanted) -> Result<Sight, Failure> {
     let mut sight = Sight::new(scan::filter(cluster, wanted).await?);
-    scan::tell(cluster, wanted, &mut sight).await??;
+    scan::ask_agents(cluster, wanted, &mut sight).await??;
     Ok(sight)
 }
 
