@@ -116,8 +116,6 @@ pub struct HookedRules {
     /// What hangs on the hooks, in the order in which the kernel asks it. `None` if the kernel cannot list it (before Linux 5.14,
     /// or without `CONFIG_NETFILTER_NETLINK_HOOK`).
     pub hooks: Option<HookList>,
-    /// Whether chains are missing: they are too many to be read.
-    pub is_partial: bool,
     /// How many elements of sets rules have looked up.
     pub(crate) looked_up: usize,
 }

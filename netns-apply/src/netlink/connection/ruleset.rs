@@ -75,7 +75,7 @@ impl Connection {
         match self.ask("list chains", request::all_chains, |message| ruleset.take(message)) {
             // The list of hooks has those that are missing.
             Err(NetlinkError::TooMuch(_)) if ruleset.hooks.is_some() => {
-                (ruleset.is_partial, self.read) = (true, 0);
+                self.read = 0;
             }
             chains => whole &= chains?,
         }
