@@ -134,7 +134,7 @@ impl<'a> Batch<'a> {
         });
     }
 
-    /// Rules that go: each by its handle, or all of the chain at once.
+    /// Rules that go: each by its handle, or all of the chain at once where nobody else can have added one.
     fn removals(&mut self, place: ChainRef<'a>, number: u8, layout: &Layout<'a>) {
         let body = move |handle: Option<u64>| {
             move |body: &mut Writer| {
@@ -145,7 +145,7 @@ impl<'a> Batch<'a> {
                 }
             }
         };
-        if layout.keeps_nothing() {
+        if layout.loses_all() && self.observed.generation().is_some() {
             self.part(kind::DELETE_RULE, 0, number, Part::RemovedRule(place), body(None));
             return;
         }

@@ -385,6 +385,52 @@ fn rules_of_others_keep_their_place_and_can_be_put_back() {
     assert!(rules(&back).contains(&foreign("ISTIO_OLD")), "to the last byte: {back:?}");
 }
 
+/// A namespace with the plan in force, which somebody has changed, when all rules of the mesh have been taken out; of
+/// other rules `meanwhile` has come between reading and writing.
+fn cleaned_up(
+    policy: u32,
+    reading: impl FnOnce(Observed) -> Observed,
+    meanwhile: Option<&str>,
+) -> BTreeMap<String, usize> {
+    let (nothing, rules) = (Observed::at(1), everything().rules(Family::V4));
+    let change = IptablesChange::between(&IptablesTables::new(), &rules);
+    let mut batch = Batch::new(&nothing);
+    batch.change(Family::V4, &change).unwrap();
+    let mut kernel = Kernel::default();
+    kernel.commit(batch.finish().unwrap().bytes());
+    for (sent, _) in kernel.chains.values_mut() {
+        sent.iter_mut().filter(|(kind, _)| *kind == attribute::chain::POLICY).for_each(|(_, value)| {
+            *value = policy.to_be_bytes().to_vec();
+        });
+    }
+    let observed = reading(kernel.dump());
+    if let Some(target) = meanwhile {
+        let rules = &mut kernel.chains.get_mut(&(2, "nat".into(), "OUTPUT".into())).unwrap().1;
+        rules.push((u64::MAX, vec![(attribute::rule::USER_DATA, target.into())]));
+    }
+    let change = IptablesChange::between(observed.state(Family::V4), &FamilyRules::default());
+    let mut batch = Batch::new(&observed);
+    batch.change(Family::V4, &change).unwrap();
+    kernel.commit(batch.finish().unwrap().bytes());
+    let left = kernel.chains.into_iter();
+    left.map(|((_, table, chain), (_, rules))| (format!("{table} {chain}"), rules.len())).collect()
+}
+
+#[test]
+fn a_built_in_chain_that_loses_its_last_rule_goes_unless_it_drops_what_passes_it() {
+    assert_eq!(cleaned_up(abi::POLICY_ACCEPT, |observed| observed, None), BTreeMap::new());
+    let dropping = cleaned_up(0, |observed| observed, None);
+    assert!(!dropping.is_empty() && dropping.values().all(|rules| *rules == 0), "{dropping:?}");
+}
+
+/// Where others change the ruleset faster than it can be read, nothing says that a chain holds only what was read.
+#[test]
+fn rules_that_come_while_a_change_is_made_stay() {
+    let left = cleaned_up(abi::POLICY_ACCEPT, Observed::of_any_generation, Some("theirs"));
+    assert_eq!(left["nat OUTPUT"], 1, "{left:?}");
+    assert!(left.iter().all(|(chain, rules)| *rules == usize::from(chain == "nat OUTPUT")), "{left:?}");
+}
+
 #[test]
 fn a_chain_that_is_not_iptables_is_left_alone() {
     let mut writer = Writer::default();
