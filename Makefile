@@ -1,7 +1,7 @@
 # Everything a newcomer needs: `make demo` and `make test`. Each sets up what it needs from Debian first; both need
 # cargo and root.
 
-.PHONY: demo test test-cluster test-all outage enrol fleet kernels picture fuzz mutants miri sanitize inject msrv faults hunt soak scale race scan heal trace swap rollouts runtimes quarrel envoy images reproducible release-candidate seccomp chart mesh ztunnel guides manifests page check release-check setup bench release
+.PHONY: demo test test-cluster test-all outage enrol fleet kernels picture fuzz mutants miri sanitize inject msrv faults hunt soak scale race scan heal trace swap rollouts runtimes quarrel envoy images reproducible release-candidate seccomp chart mesh ztunnel networks guides manifests page check release-check setup bench release
 
 # The main job on real network namespaces: redirected packets, shown.
 demo:
@@ -220,6 +220,17 @@ mesh:
 		ISTIO="$$release" cargo test --locked -p e2e --test cluster node::mesh:: -- --ignored --nocapture --test-threads=1 --skip sidecars_are_upgraded || exit 1; done
 	set -- $(ISTIO); [ $$# -gt 1 ] || echo 'mesh: one release: no sidecar is upgraded to the next'; while [ $$# -gt 1 ]; do \
 		ISTIO="$$1" ISTIO_NEXT="$$2" cargo test --locked -p e2e --test cluster node::mesh::sidecars_are_upgraded -- --ignored --nocapture --test-threads=1 || exit 1; shift; done
+
+# The agent and the plugin on the network of another project: flannel with VXLAN, both families, both modes; prints the table of docs/reference/compatibility.md.
+# No registry has programs of flannel: FLANNEL names a folder that holds `flanneld` and the CNI plugin `flannel`.
+networks:
+	@[ -x "$(FLANNEL)/flanneld" ] && [ -x "$(FLANNEL)/flannel" ] || { echo 'make networks needs FLANNEL=FOLDER with flanneld and the CNI plugin flannel; takes three minutes to run' >&2; exit 2; }
+	scripts/setup-apt.sh cluster
+	scripts/setup-kube.sh
+	scripts/setup-kube.sh helm
+	cargo build --locked --workspace --bins
+	export FLANNEL="$(realpath $(FLANNEL))" && \
+	cargo test --locked -p e2e --test cluster node::networks:: -- --ignored --nocapture
 
 # The agent in ambient mode with a stock ztunnel: encrypted connections between pods, probes, DNS, ztunnel killed and replaced, the agent killed, pods that come
 # and go (20, or GUESTS), under both kinds of rules; prints figures. No registry has ztunnel: ZTUNNEL names the program. With ISTIO="FOLDER..." as for `make mesh`

@@ -79,7 +79,9 @@ impl<'a> Layout<'a> {
     /// iptables makes it again when it needs it.
     fn is_emptied(&self, found: Option<&ChainFacts>) -> bool {
         let hook = found.and_then(|facts| facts.hook.as_ref());
-        self.loses_all() && self.items.is_empty() && hook.is_some_and(|hook| hook.policy == abi::POLICY_ACCEPT)
+        self.loses_all()
+            && self.items.is_empty()
+            && hook.is_some_and(|hook| hook.policy == abi::POLICY_ACCEPT)
     }
 
     fn found(observed: &'a Observed, place: ChainRef<'a>) -> Result<Self, BatchError> {

@@ -385,12 +385,12 @@ fn rules_of_others_keep_their_place_and_can_be_put_back() {
     assert!(rules(&back).contains(&foreign("ISTIO_OLD")), "to the last byte: {back:?}");
 }
 
-/// A namespace with the plan in force, which somebody has changed, when all rules of the mesh have been taken out; of
-/// other rules `meanwhile` has come between reading and writing.
+/// The chains that are left, with the number of their rules, after the mesh's rules were removed from chains with this policy.
+/// Another program may have added a rule after the ruleset was read.
 fn cleaned_up(
     policy: u32,
     reading: impl FnOnce(Observed) -> Observed,
-    meanwhile: Option<&str>,
+    added: Option<&str>,
 ) -> BTreeMap<String, usize> {
     let (nothing, rules) = (Observed::at(1), everything().rules(Family::V4));
     let change = IptablesChange::between(&IptablesTables::new(), &rules);
@@ -404,7 +404,7 @@ fn cleaned_up(
         });
     }
     let observed = reading(kernel.dump());
-    if let Some(target) = meanwhile {
+    if let Some(target) = added {
         let rules = &mut kernel.chains.get_mut(&(2, "nat".into(), "OUTPUT".into())).unwrap().1;
         rules.push((u64::MAX, vec![(attribute::rule::USER_DATA, target.into())]));
     }
@@ -423,7 +423,7 @@ fn a_built_in_chain_that_loses_its_last_rule_goes_unless_it_drops_what_passes_it
     assert!(!dropping.is_empty() && dropping.values().all(|rules| *rules == 0), "{dropping:?}");
 }
 
-/// Where others change the ruleset faster than it can be read, nothing says that a chain holds only what was read.
+/// Where others change the ruleset faster than it can be read, a chain may hold more than was read.
 #[test]
 fn rules_that_come_while_a_change_is_made_stay() {
     let left = cleaned_up(abi::POLICY_ACCEPT, Observed::of_any_generation, Some("theirs"));

@@ -14,6 +14,7 @@ mod images_support;
 mod kubectl_redirect;
 mod mesh;
 mod mesh_support;
+mod networks;
 mod plugin_node;
 mod redirectctl_node;
 mod validation_pod;
