@@ -134,7 +134,7 @@ impl<'a> Batch<'a> {
         });
     }
 
-    /// Rules that go: each by its handle, or all of the chain at once where nobody else can have added one.
+    /// Rules that go: each by its handle, or all of the chain at once where no rule can have been added since.
     fn removals(&mut self, place: ChainRef<'a>, number: u8, layout: &Layout<'a>) {
         let body = move |handle: Option<u64>| {
             move |body: &mut Writer| {

@@ -75,7 +75,7 @@ impl<'a> Layout<'a> {
         Ok(chains)
     }
 
-    /// Whether it is a built-in chain that loses its last rule and lets all packets pass, as if it were not there.
+    /// Whether a built-in chain loses its last rule and lets all packets pass, as if it did not exist.
     /// iptables makes it again when it needs it.
     fn is_emptied(&self, found: Option<&ChainFacts>) -> bool {
         let hook = found.and_then(|facts| facts.hook.as_ref());
