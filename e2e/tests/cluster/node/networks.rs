@@ -17,6 +17,7 @@ use crate::chart_support::rendered_without_tests;
 use anyhow::{Context, Result, ensure};
 use e2e::kube::ApiServer;
 use e2e::node::{APP_PORT, Node, PRIMARY_CONFLIST, Pod, sidecar_pod};
+use e2e::tools;
 use e2e::traffic::{Client, Outcome, PROXY_ID, TcpServer, UdpServer, as_user};
 use serde_json::{Value, json};
 use test_support::netns::Namespace;
@@ -36,8 +37,14 @@ const LIST: &str = r#"{
 /// Networks of all nodes, and this node's parts of them.
 const NETWORKS: &str = r#"{"Network": "10.244.0.0/16", "EnableIPv6": true, "IPv6Network": "fd44::/48", "Backend": {"Type": "vxlan"}}"#;
 const OF_NODE: [&str; 2] = ["10.244.7.0/24", "fd44:0:0:7::/64"];
-/// A port of the node that flannel's list maps to a pod.
+const OF_ALL_NODES: &str = "10.244.0.0/16,fd44::/48";
+/// Ports of the node. flannel's list maps the first one and the next to pods, kube-proxy the other.
 const HOST_PORT: u16 = 18080;
+const NODE_PORT: u16 = 30080;
+const SERVICE: &str = "web";
+const SERVICE_ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 96, 0, 77);
+const SERVICE_PORT: u16 = 80;
+const SERVICE_SOCKET: SocketAddr = SocketAddr::new(IpAddr::V4(SERVICE_ADDRESS), SERVICE_PORT);
 /// Pods that start while a daemon is away.
 const CROWD: usize = 5;
 /// A user that is not the proxy's.
@@ -105,6 +112,41 @@ impl<'n> Flannel<'n> {
     }
 }
 
+/// What a cluster brings besides its network: kube-proxy.
+fn start_kube_proxy(api: &ApiServer, node: &Node<'_>) -> Result<Background> {
+    let mut command = process::command(tools::built("kube-proxy")?, ["--proxy-mode=iptables"]);
+    command.arg(format!("--kubeconfig={}", api.admin_kubeconfig().display()));
+    command.arg(format!("--hostname-override={}", node.name()));
+    command.arg(format!("--cluster-cidr={OF_ALL_NODES}"));
+    // Limits of connection tracking are the whole machine's.
+    command.args(["--conntrack-max-per-core=0", "--conntrack-tcp-timeout-established=0s"]);
+    command.arg("--conntrack-tcp-timeout-close-wait=0s");
+    let log = node.state_dir().join("kube-proxy.log");
+    Ok(Background::start("kube-proxy", &node.command(&command), &log)?.killed_on_drop())
+}
+
+/// A service of one pod, which kube-proxy serves before this returns.
+fn serve(api: &ApiServer, node: &Node<'_>, pod: SocketAddr) -> Result<()> {
+    let service = json!({
+        "apiVersion": "v1", "kind": "Service", "metadata": {"name": SERVICE, "namespace": "default"},
+        "spec": {"type": "NodePort", "clusterIP": SERVICE_ADDRESS,
+            "ports": [{"port": SERVICE_PORT, "targetPort": APP_PORT, "nodePort": NODE_PORT}]},
+    });
+    let endpoints = json!({
+        "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "addressType": "IPv4",
+        "metadata": {"name": SERVICE, "namespace": "default", "labels": {"kubernetes.io/service-name": SERVICE}},
+        "endpoints": [{"addresses": [pod.ip()], "conditions": {"ready": true}, "nodeName": node.name()}],
+        "ports": [{"port": APP_PORT, "protocol": "TCP", "name": ""}],
+    });
+    api.apply(&service.to_string())?;
+    api.apply(&endpoints.to_string())?;
+    let rules = process::command("iptables-save", ["-t", "nat"]);
+    let translated = format!("--to-destination {pod}");
+    until("kube-proxy's rules", POD, &[], || {
+        Ok(node.run(&rules)?.ok()?.stdout.contains(&translated).then_some(()))
+    })
+}
+
 /// How a pod is captured.
 #[derive(Clone, Copy)]
 enum Mode {
@@ -132,7 +174,7 @@ struct Meshed<'n> {
 }
 
 impl<'n> Meshed<'n> {
-    fn start(node: &'n Node<'n>, name: &str, mode: Mode, host_port: Option<u16>) -> Result<Self> {
+    fn start(node: &'n Node<'n>, name: &str, mode: Mode, host_port: u16) -> Result<Self> {
         let mut object = sidecar_pod(name);
         object["metadata"]["annotations"]["sidecar.istio.io/interceptionMode"] = json!(mode.name());
         let containers = object["spec"]["containers"].as_array_mut().context("no containers")?;
@@ -142,8 +184,9 @@ impl<'n> Meshed<'n> {
                     {"name": "ISTIO_META_DNS_CAPTURE", "value": "true"},
                     {"name": "ISTIO_DUAL_STACK", "value": "true"},
                 ]);
-            } else if let Some(port) = host_port {
-                container["ports"] = json!([{"containerPort": APP_PORT, "hostPort": port}]);
+            } else {
+                container["readinessProbe"] = json!({"tcpSocket": {"port": APP_PORT}, "periodSeconds": 1});
+                container["ports"] = json!([{"containerPort": APP_PORT, "hostPort": host_port}]);
             }
         }
         let pod = node.start_pod(&object)?;
@@ -184,7 +227,7 @@ struct Pair<'n> {
 }
 
 /// What is checked of pods of each mode.
-const CHECKS: [(&str, fn(&Pair<'_>) -> Result<()>); 8] = [
+const CHECKS: [(&str, fn(&Pair<'_>) -> Result<()>); 12] = [
     ("`redirectctl scan` verifies the pods", |pair| {
         let (scan, _) = exec_redirectctl(pair.agent, &["scan"])?;
         for pod in [&pair.web.pod, &pair.other.pod] {
@@ -203,10 +246,22 @@ const CHECKS: [(&str, fn(&Pair<'_>) -> Result<()>); 8] = [
     ("inbound from the node", |pair| {
         both_land("inbound", |v6| lands(&Client::new(pair.node.namespace()), pair.web.app(v6)?))
     }),
-    ("inbound by a port of the node", |pair| {
-        // flannel's list translates the address, so the pod cannot know this one.
+    // Other rules than the pod's translate the address, before or behind the proxy.
+    ("inbound by `hostPort`", |pair| {
         answers("inbound", Client::new(pair.node.namespace()).tcp((NODE, HOST_PORT))?)
     }),
+    ("inbound by NodePort", |pair| {
+        answers("inbound", Client::new(pair.node.namespace()).tcp((NODE, NODE_PORT))?)
+    }),
+    ("outbound to a service's address", |pair| {
+        ensure!(lands(&pair.other.as_app(), SERVICE_SOCKET)? == "outbound");
+        answers("inbound", pair.other.as_proxy().tcp(SERVICE_SOCKET)?)
+    }),
+    ("a pod calls itself by its service", |pair| {
+        ensure!(lands(&pair.web.as_app(), SERVICE_SOCKET)? == "outbound");
+        answers("inbound", pair.web.as_proxy().tcp(SERVICE_SOCKET)?)
+    }),
+    ("the kubelet's probes", |pair| pair.web.pod.wait("to be ready", POD, is_ready)),
     ("DNS", |pair| answers("dns", pair.web.as_app().udp((Ipv4Addr::new(10, 96, 0, 10), 53))?)),
     ("the proxy's own connections leave", |pair| {
         let server = TcpServer::start(pair.node.namespace(), "node", (NODE, 0))?;
@@ -246,9 +301,10 @@ fn both_land(wanted: &str, land: impl Fn(bool) -> Result<String>) -> Result<()> 
 }
 
 /// The checks of a mode.
-fn column(node: &Node<'_>, agent: &Pod<'_>, mode: Mode) -> Result<Vec<Result<()>>> {
-    let web = Meshed::start(node, "web", mode, Some(HOST_PORT))?;
-    let pair = Pair { node, agent, web, other: Meshed::start(node, "other", mode, None)? };
+fn column(api: &ApiServer, node: &Node<'_>, agent: &Pod<'_>, mode: Mode) -> Result<Vec<Result<()>>> {
+    let web = Meshed::start(node, "web", mode, HOST_PORT)?;
+    let pair = Pair { node, agent, web, other: Meshed::start(node, "other", mode, HOST_PORT + 1)? };
+    serve(api, node, pair.web.app(false)?)?;
     let verdicts = CHECKS.iter().map(|(_, run)| run(&pair)).collect();
     for pod in [&pair.web.pod, &pair.other.pod] {
         pod.delete(POD)?;
@@ -324,7 +380,8 @@ fn pods_of_flannels_network_are_redirected() -> Result<()> {
     flannel.wait_chained()?;
     agent.wait("ready", POD, is_ready).with_context(|| agent.log("install-cni").unwrap_or_default())?;
     wait_loaded(&node)?;
-    let columns = Mode::ALL.map(|mode| column(&node, &agent, mode));
+    let _kube_proxy = start_kube_proxy(&api, &node)?;
+    let columns = Mode::ALL.map(|mode| column(&api, &node, &agent, mode));
     let [redirect, tproxy] = columns;
     let mut rows: Vec<(&str, Vec<Result<()>>)> = CHECKS
         .iter()
