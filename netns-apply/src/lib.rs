@@ -49,6 +49,8 @@ pub mod pod;
 #[cfg(feature = "write")]
 mod preview;
 #[cfg(feature = "write")]
+pub mod probe_routes;
+#[cfg(feature = "write")]
 pub mod probes;
 #[cfg(feature = "write")]
 mod restore;

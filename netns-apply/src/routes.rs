@@ -6,6 +6,8 @@
 #![allow(clippy::wildcard_enum_match_arm, reason = "the enums matched here are the netlink library's")]
 
 #[cfg(feature = "write")]
+mod back;
+#[cfg(feature = "write")]
 mod change;
 mod links;
 mod placing;

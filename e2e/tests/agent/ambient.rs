@@ -18,6 +18,7 @@ use install_cni::ambient::pod::{AmbientPod, AmbientRules};
 use install_cni::settings::{AmbientDefaults, Paths};
 use netns_apply::netns::Netns;
 use netns_apply::probes;
+use redirect_core::Family;
 use redirect_core::ambient::ProbeSources;
 use serde_json::{Map, Value, json};
 use test_support::netns::{Families, Namespace};
@@ -165,6 +166,14 @@ impl Node {
         table.addresses().clone()
     }
 
+    /// How many routes bring answers to probes back.
+    fn routes_of_probes(&self) -> usize {
+        let list = "ip route show table local; ip -6 route show table local";
+        let routes = self.host.sh(list).expect("lists").stdout;
+        let sources = Family::BOTH.map(|family| format!("{} dev lo", ProbeSources::USUAL.of(family)));
+        routes.lines().filter(|line| sources.iter().any(|source| line.starts_with(source))).count()
+    }
+
     fn annotation(&self, uid: &str) -> Option<Redirection> {
         self.annotations.lock().expect("not poisoned").get(uid).copied()
     }
@@ -222,12 +231,17 @@ fn pods_are_enrolled_healed_and_leave_without_a_trace() {
     assert_eq!(node.probes(), ips(&["10.1.0.2", "fd00::2", "10.1.0.3"]));
     assert!(UIDS.iter().all(|uid| node.annotation(uid) == Some(Redirection::Enabled)));
 
+    assert_eq!(node.routes_of_probes(), 2);
+
     // Other programs remove rules, and the probes.
     first.sh("nft flush ruleset").expect("runs").ok().expect("flushes");
     node.host.sh("nft flush ruleset").expect("runs").ok().expect("flushes");
     node.settle(&mut agent);
     assert_ne!(lines_of_the_mesh(&first), "0");
     assert_eq!(node.probes().len(), 3);
+    node.host.sh("ip route del 169.254.7.127 dev lo table local").expect("removes");
+    node.settle(&mut agent);
+    assert_eq!(node.routes_of_probes(), 2);
 
     // One is not to be in ambient mode any more, and the other ends.
     node.pods[0]["metadata"]["labels"] = json!({});
@@ -235,7 +249,7 @@ fn pods_are_enrolled_healed_and_leave_without_a_trace() {
     let settled = node.settle(&mut agent);
     assert_eq!((settled.enrolled, settled.wanted), (0, 0));
     assert_eq!((lines_of_the_mesh(&first).as_str(), node.annotation(UIDS[0])), ("0", None));
-    assert!(node.probes().is_empty());
+    assert!(node.probes().is_empty() && node.routes_of_probes() == 0);
     until("ztunnel to drop both", SHORT, &[], || Ok(ztunnel.served().is_empty().then_some(())))
         .expect("it does");
 }

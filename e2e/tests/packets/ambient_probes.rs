@@ -7,14 +7,17 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use e2e::traffic::{Client, TcpServer};
-use netns_apply::{branch_interfaces, probes};
+use netns_apply::probe_routes::ProbeRouteError;
+use netns_apply::{branch_interfaces, probe_routes, probes};
 use redirect_core::Family;
 use redirect_core::ambient::ProbeSources;
-use test_support::netns::{Families, Namespace, Topology, pod_address};
+use test_support::netns::{Families, Namespace, Topology, client_address, pod_address};
 
 const PORT: u16 = 8080;
 const PROBES: ProbeSources = ProbeSources::USUAL;
 const FAMILIES: [bool; 2] = [false, true];
+/// The program of a node whose network plugin forwards what pods send.
+const HOST_ROUTING: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/host-routing.pl");
 /// For packets that nobody is expected to answer.
 const UNANSWERED: Duration = Duration::from_millis(1500);
 
@@ -36,6 +39,14 @@ fn source_seen(topology: &Topology, v6: bool) -> Result<IpAddr> {
     drop(accepted);
     ensure!(client.read(&mut [0])? == 0);
     Ok(from.ip())
+}
+
+/// The same where the answer may be lost.
+fn probe(node: &Namespace, pod: &Namespace, address: IpAddr) -> Result<IpAddr> {
+    let address = SocketAddr::new(address, PORT);
+    let listener = pod.enter(|| TcpListener::bind(address))??;
+    let _client = node.enter(|| TcpStream::connect_timeout(&address, UNANSWERED))??;
+    Ok(listener.accept()?.1.ip())
 }
 
 #[test]
@@ -226,13 +237,7 @@ fn probes_reach_pods_with_branch_interfaces_and_their_answers_the_node() -> Resu
     let missing = || -> Result<BTreeSet<IpAddr>> { Ok(node.enter(|| branch_interfaces::missing(&pods))??) };
     let before = node.snapshot()?;
     node.enter(|| probes::set(&pods, PROBES))??;
-    let probe = |address: IpAddr| -> Result<IpAddr> {
-        let address = SocketAddr::new(address, PORT);
-        let listener = pod.enter(|| TcpListener::bind(address))??;
-        let patience = Duration::from_secs(1);
-        let _client = node.enter(|| TcpStream::connect_timeout(&address, patience))??;
-        Ok(listener.accept()?.1.ip())
-    };
+    let probe = |address: IpAddr| probe(&node, &pod, address);
     for address in &pods {
         ensure!(probe(*address).is_err(), "the VPC has no pod");
     }
@@ -258,5 +263,97 @@ fn probes_reach_pods_with_branch_interfaces_and_their_answers_the_node() -> Resu
 
     node.sh("echo 1 > /proc/sys/net/ipv4/tcp_early_demux")?.ok()?;
     ensure!(!set(&pods)? && missing()?.is_empty(), "such a node has no branch interfaces");
+    Ok(())
+}
+
+/// A node whose `eth0` leads to the pod, and `up0` to everything else. What the pod sends, a program forwards by the node's routes. `unforwarded`: what it
+/// does with packets that have none, `pass` (to the node's stack) or `drop`.
+fn node_with_host_routing(topology: &Topology, network: &Namespace, unforwarded: &str) -> Result<()> {
+    let node = &topology.client;
+    node.sh(&format!(
+        "ip link add up0 type veth peer name up1 netns {}; ip link set up0 up
+         ip addr add 10.0.0.1/24 dev up0; ip addr add fd00::1/64 dev up0 nodad
+         for all in all eth0 lo; do echo 0 > /proc/sys/net/ipv4/conf/$all/rp_filter; done
+         echo 1 > /proc/sys/net/ipv4/ip_forward; echo 1 > /proc/sys/net/ipv6/conf/all/forwarding
+         mount -t bpf bpf /sys/fs/bpf; perl {HOST_ROUTING} /sys/fs/bpf/program {unforwarded}
+         tc qdisc add dev eth0 clsact; tc filter add dev eth0 ingress bpf da object-pinned /sys/fs/bpf/program",
+        network.name(),
+    ))?;
+    network.ip_batch("link set up1 up\naddr add 10.0.0.2/24 dev up1\naddr add fd00::2/64 dev up1 nodad\n")?;
+    node.ip_batch("route add default via 10.0.0.2\nroute add ::/0 via fd00::2\n")
+}
+
+#[test]
+fn answers_to_probes_come_back_to_the_node_under_ebpf_host_routing() -> Result<()> {
+    for unforwarded in ["pass", "drop"] {
+        let topology = Topology::new(Families::Dual)?;
+        let (node, pod, network) = (&topology.client, &topology.pod, Namespace::empty(Families::Dual)?);
+        node_with_host_routing(&topology, &network, unforwarded)?;
+        let before = node.snapshot()?;
+        let routed = |addresses: &BTreeSet<IpAddr>| -> Result<bool> {
+            Ok(node.enter(|| probe_routes::set(addresses, PROBES))??)
+        };
+        let lacking = || -> Result<BTreeSet<IpAddr>> {
+            Ok(node.enter(|| probe_routes::missing(&addresses(), PROBES))??)
+        };
+        node.enter(|| probes::set(&addresses(), PROBES))??;
+        assert_eq!(lacking()?, addresses());
+        for v6 in FAMILIES {
+            ensure!(probe(node, pod, pod_address(v6)).is_err(), "{v6}: its answers leave the node");
+        }
+        ensure!(routed(&addresses())? && !routed(&addresses())?);
+        assert_eq!(lacking()?, BTreeSet::new());
+        for v6 in FAMILIES {
+            let seen = probe(node, pod, pod_address(v6)).with_context(|| format!("{unforwarded} {v6}"))?;
+            assert_eq!(seen, source(v6, PROBES));
+        }
+
+        // Those of one family, those of another source, and none.
+        let of_v4 = BTreeSet::from([pod_address(false)]);
+        ensure!(routed(&of_v4)?);
+        assert_eq!(lacking()?, BTreeSet::from([pod_address(true)]));
+        let other = PROBES.with(Family::V4, "169.254.8.1")?;
+        ensure!(node.enter(|| probe_routes::set(&of_v4, other))??, "the usual one stays");
+        assert_eq!(lacking()?, addresses());
+        for v6 in FAMILIES {
+            let family = if v6 { Family::V6 } else { Family::V4 };
+            let of_node = PROBES.with(family, &client_address(v6).to_string())?;
+            let refused = node.enter(|| probe_routes::set(&addresses(), of_node))?.err();
+            ensure!(refused == Some(ProbeRouteError::OfNode(client_address(v6))), "{refused:?}");
+        }
+        ensure!(routed(&BTreeSet::new())?);
+        node.enter(probes::remove)??;
+        assert_eq!(node.snapshot()?.changes_since(&before), []);
+
+        node.sh("echo 1 > /proc/sys/net/ipv6/conf/lo/disable_ipv6")?;
+        assert_eq!(lacking()?, of_v4);
+        ensure!(routed(&addresses())? && lacking()?.is_empty(), "what cannot be is not wanted");
+    }
+    Ok(())
+}
+
+#[test]
+fn what_is_for_the_source_of_probes_and_answers_none_does_not_circulate() -> Result<()> {
+    let topology = Topology::new(Families::Dual)?;
+    let (node, network) = (&topology.client, Namespace::empty(Families::Dual)?);
+    node_with_host_routing(&topology, &network, "pass")?;
+    node.enter(|| probe_routes::set(&addresses(), PROBES))??;
+    let passes_lo = || -> Result<u64> {
+        let text = node.sh("cat /sys/class/net/lo/statistics/rx_packets")?.stdout;
+        Ok(text.trim().parse()?)
+    };
+    let loops = |v6: bool| -> Result<u64> {
+        let before = passes_lo()?;
+        let reached = Client::new(&topology.pod).patience(UNANSWERED).tcp((source(v6, PROBES), PORT))?;
+        ensure!(reached.server().is_none());
+        Ok(passes_lo()?.saturating_sub(before))
+    };
+    ensure!(loops(false)? > 20, "it does not circulate without the rule");
+    node.enter(|| probes::set(&addresses(), PROBES))??;
+    for v6 in FAMILIES {
+        // A SYN is sent again after a second.
+        let loops = loops(v6)?;
+        ensure!(loops <= 4, "{v6}: {loops}");
+    }
     Ok(())
 }

@@ -91,17 +91,37 @@ impl RouteSocket {
 
     /// Adds a policy rule for probes.
     pub(crate) fn add_branch_rule(&mut self, rule: &BranchRule) -> Result<(), RouteError> {
-        let question = self.message(&RouteNetlinkMessage::NewRule(branch_rule(rule)), ADD | NLM_F_EXCL);
-        match self.acknowledged(&question) {
-            Ok(()) | Err(Unacknowledged::Refused(Errno::EEXIST)) => Ok(()),
-            Err(cause) => Err(cause.of(format!("add the policy rule {rule}"))),
-        }
+        let message = RouteNetlinkMessage::NewRule(branch_rule(rule));
+        self.ensure(&message, || format!("add the policy rule {rule}"))
     }
 
     /// Removes one; what is gone already is fine.
     pub(crate) fn remove_branch_rule(&mut self, rule: &BranchRule) -> Result<(), RouteError> {
-        let question = self.message(&RouteNetlinkMessage::DelRule(branch_rule(rule)), REMOVE);
-        self.removed(&question, || format!("remove the policy rule {rule}"))
+        let message = RouteNetlinkMessage::DelRule(branch_rule(rule));
+        self.end(&message, || format!("remove the policy rule {rule}"))
+    }
+
+    /// Makes what a message describes; that it exists is fine.
+    pub(super) fn ensure(
+        &mut self,
+        message: &RouteNetlinkMessage,
+        what: impl Fn() -> String,
+    ) -> Result<(), RouteError> {
+        let question = self.message(message, ADD | NLM_F_EXCL);
+        match self.acknowledged(&question) {
+            Ok(()) | Err(Unacknowledged::Refused(Errno::EEXIST)) => Ok(()),
+            Err(cause) => Err(cause.of(what())),
+        }
+    }
+
+    /// Removes what a message describes; what is gone already is fine.
+    pub(super) fn end(
+        &mut self,
+        message: &RouteNetlinkMessage,
+        what: impl Fn() -> String,
+    ) -> Result<(), RouteError> {
+        let question = self.message(message, REMOVE);
+        self.removed(&question, what)
     }
 
     /// Replaces this policy rule with one that is marked for removal.

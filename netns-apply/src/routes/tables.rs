@@ -127,19 +127,27 @@ impl RouteSocket {
 
     /// What the namespace delivers to itself, where that would be lost among other routes.
     fn local_routes(&mut self, family: Family, links: &Links) -> Result<ListedRoutes, RouteError> {
-        // Before Linux 4.20 all tables are listed, whichever is asked for.
+        self.in_local_table(family, |socket, request| socket.routes(request, family, links))
+    }
+
+    /// Reads a list of what is in the table `local`; before Linux 4.20 all tables are listed, whichever is asked for.
+    pub(super) fn in_local_table<T>(
+        &mut self,
+        family: Family,
+        read: impl FnOnce(&mut Self, &RouteNetlinkMessage) -> Result<T, RouteError>,
+    ) -> Result<T, RouteError> {
         let _ = self.socket.only_what_is_asked_for(true);
         let mut request = route_request(family);
         if let RouteNetlinkMessage::GetRoute(message) = &mut request {
             message.attributes.push(RouteAttribute::Table(LOCAL_TABLE));
         }
-        let local = self.routes(&request, family, links);
+        let local = read(self, &request);
         let _ = self.socket.only_what_is_asked_for(false);
         local
     }
 
     /// What the messages of a list say.
-    fn list<T>(
+    pub(super) fn list<T>(
         &mut self,
         request: &RouteNetlinkMessage,
         what: &str,
@@ -166,8 +174,8 @@ impl RouteSocket {
 type ListedRoutes = Listed<(Option<FoundRouting>, Option<Route>)>;
 
 /// What was read of a list.
-struct Listed<T> {
-    all: Vec<T>,
+pub(super) struct Listed<T> {
+    pub(super) all: Vec<T>,
     bytes: usize,
     /// Whether every message was.
     is_understood: bool,

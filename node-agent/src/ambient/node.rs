@@ -15,6 +15,7 @@ use netns_apply::ApplyOptions;
 use netns_apply::branch_interfaces;
 use netns_apply::netns::{Netns, NetnsId};
 use netns_apply::pod::Outside;
+use netns_apply::probe_routes;
 use netns_apply::probes;
 use pod_netns::ProcessIndex;
 use redirect_core::AmbientRedirect;
@@ -380,10 +381,11 @@ impl Effects for NodePass<'_> {
             let table = probes::observe(sources).map_err(|error| error.to_string())?;
             // A table that does not work lets no probe through.
             let mut probes = if table.works() { table.addresses().clone() } else { BTreeSet::new() };
+            let mut lost = probe_routes::missing(&probes, sources).map_err(|error| error.to_string())?;
             if routes_branches {
-                let lost = branch_interfaces::missing(&probes).map_err(|error| error.to_string())?;
-                probes.retain(|address| !lost.contains(address));
+                lost.extend(branch_interfaces::missing(&probes).map_err(|error| error.to_string())?);
             }
+            probes.retain(|address| !lost.contains(address));
             Ok(probes)
         })?;
         Ok(self.probes.insert(probes).clone())
@@ -394,6 +396,8 @@ impl Effects for NodePass<'_> {
         let ProbePath { sources, routes_branches } = self.path;
         let none = BTreeSet::new();
         self.on_node(|| {
+            // First the way back.
+            probe_routes::set(addresses, sources).map_err(|error| error.to_string())?;
             probes::set(addresses, sources).map_err(|error| error.to_string())?;
             let routed = if routes_branches { addresses } else { &none };
             branch_interfaces::set(routed).map_err(|error| error.to_string())

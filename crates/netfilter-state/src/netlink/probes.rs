@@ -1,6 +1,7 @@
 //! The node's table for ambient mode: TCP connections that the node's own processes, such as the kubelet, open to enrolled pods get a source address
 //! that the pods' rules let through, so that probes need no mesh identity. What comes to the node from that address is dropped: a pod that claims it
-//! would reach other pods' applications past ztunnel.
+//! would reach other pods' applications past ztunnel. What the node would forward to that address is dropped, too: answers to probes have the node's own
+//! address before that, and the node's route to the probes' source leads through `lo`, where anything else would circulate until its time to live is over.
 //!
 //! It holds one set of pods' addresses for each family, and one rule of each chain. Whatever it holds, one transaction replaces it whole; connections
 //! that were open before go on, because connection tracking has their addresses.
@@ -23,12 +24,13 @@ pub const TABLE: &str = "istio-ambient-probes";
 const POSTROUTING: BaseChain = BaseChain { name: "postrouting", kind: "nat", hook: 4, priority: 99 };
 /// Before connection tracking, at -200: what is dropped leaves no entry.
 const PREROUTING: BaseChain = BaseChain { name: "prerouting", kind: "filter", hook: 0, priority: -300 };
+const FORWARD: BaseChain = BaseChain { name: "forward", kind: "filter", hook: 2, priority: 0 };
 /// No process has this user. A packet without a local socket ends the rule as soon as its user is loaded; the comparison is for nft, which prints no rule
 /// without one.
 const NO_USER: u32 = u32::MAX;
 /// How a rule's comment begins. Rules cannot change, so one with this comment, and the source that is wanted, is as it was written; another form of
 /// them takes another number.
-const COMMENT: &str = "istio ambient, probes 3,";
+const COMMENT: &str = "istio ambient, probes 4,";
 /// The most elements of a message: an attribute holds less than 64 KiB.
 const MOST_ELEMENTS: usize = 1024;
 
@@ -89,7 +91,7 @@ impl ProbeTable {
     /// Whether its rules are those that were written, for whichever addresses.
     #[must_use]
     pub fn works(&self) -> bool {
-        self.exists && !self.is_altered && self.chains == (2, 2) && self.rules == (4, 4)
+        self.exists && !self.is_altered && self.chains == (3, 3) && self.rules == (6, 6)
     }
 
     /// Takes a message of the kernel about tables, chains, rules or elements.
@@ -110,7 +112,7 @@ impl ProbeTable {
                 self.is_altered = flags.is_some_and(|flags| flags != 0);
             }
             kind::NEW_CHAIN => {
-                let is_ours = [POSTROUTING, PREROUTING].iter().any(|ours| ours.is(message));
+                let is_ours = [POSTROUTING, PREROUTING, FORWARD].iter().any(|ours| ours.is(message));
                 self.chains.0 = self.chains.0.saturating_add(1);
                 self.chains.1 = self.chains.1.saturating_add(usize::from(is_ours));
             }
@@ -183,6 +185,7 @@ pub fn replace(sequence: u32, addresses: &BTreeSet<IpAddr>, sources: ProbeSource
     parts.table(kind::NEW_TABLE, flags::CREATE);
     parts.chain(&POSTROUTING);
     parts.chain(&PREROUTING);
+    parts.chain(&FORWARD);
     for (id, of) in (1..).zip(Family::BOTH) {
         parts.set(of, id);
         let keys: Vec<IpAddr> =
@@ -190,6 +193,7 @@ pub fn replace(sequence: u32, addresses: &BTreeSet<IpAddr>, sources: ProbeSource
         keys.chunks(MOST_ELEMENTS).for_each(|keys| parts.elements(of, id, keys));
         parts.translate(of, id, sources.of(of));
         parts.drop_forged(of, sources.of(of));
+        parts.drop_stray(of, sources.of(of));
     }
     parts.finish()
 }
@@ -307,10 +311,18 @@ impl Parts {
 
     /// The node's probes leave it by here, and never come.
     fn drop_forged(&mut self, of: Family, source: IpAddr) {
-        self.rule(&PREROUTING, source, |rule| {
+        self.drop(&PREROUTING, of, AddressOffset::source(of), source);
+    }
+
+    /// Here answers to probes have the node's own address already.
+    fn drop_stray(&mut self, of: Family, source: IpAddr) {
+        self.drop(&FORWARD, of, AddressOffset::destination(of), source);
+    }
+
+    fn drop(&mut self, chain: &BaseChain, of: Family, offset: AddressOffset, source: IpAddr) {
+        self.rule(chain, source, |rule| {
             rule.family(family_number(of));
-            let length = sets::length(Kind::Addresses(of));
-            rule.payload(abi::base::NETWORK, AddressOffset::source(of).0, length);
+            rule.payload(abi::base::NETWORK, offset.0, sets::length(Kind::Addresses(of)));
             rule.is(false, &octets(source));
             rule.verdict(abi::verdict::DROP);
         });
