@@ -22,10 +22,10 @@ use crate::{
 use netlink_sys::protocols::{NETLINK_NETFILTER, NETLINK_SOCK_DIAG};
 use nix::errno::Errno;
 use packet_trace::interference::{Captures, Opener, Opening, Pod, is_own, proxy_groups, proxy_users};
-use redirect_core::{Family, RulePlan, rule::Protocol};
+use redirect_core::{Family, RulePlan, ambient::ProbeSources, rule::Protocol};
 use std::{
     collections::{BTreeMap, BTreeSet},
-    net::SocketAddr,
+    net::{IpAddr, SocketAddr},
 };
 use wire::{Flow, Inet};
 
@@ -130,6 +130,27 @@ pub(crate) fn forget_closed(plan: &RulePlan) -> Result<usize, CloseError> {
         forgotten += usize::from(tracking.forget(flow)?);
     }
     Ok(forgotten)
+}
+
+/// The destinations of those TCP connections that the kernel tracks in the calling thread's network namespace, and that it gives one of the probes'
+/// sources, if none of them got beyond its handshake: with their number. In the node's, these are pods whose answers to probes do not come back.
+///
+/// # Errors
+/// The kernel does not report it.
+pub fn unanswered_probes(sources: ProbeSources) -> Result<BTreeMap<IpAddr, usize>, CloseError> {
+    let sources = Family::BOTH.map(|family| sources.of(family));
+    let mut tracking = QuerySocket::open(NETLINK_NETFILTER, "open a socket for netfilter")?;
+    let probes = tracking.flows_that(|flow| {
+        flow.protocol == Protocol::Tcp && flow.is_translated && sources.contains(&flow.answered_to().ip())
+    })?;
+    let mut unanswered: BTreeMap<IpAddr, usize> = BTreeMap::new();
+    for probe in &probes {
+        *unanswered.entry(probe.destination.ip()).or_default() += 1;
+    }
+    for probe in probes.iter().filter(|probe| !probe.is_opening) {
+        unanswered.remove(&probe.destination.ip());
+    }
+    Ok(unanswered)
 }
 
 /// A socket that waits for a peer to send first: a TCP listener, or a UDP socket that is not connected.
@@ -360,11 +381,16 @@ impl QuerySocket {
 
     /// All that is tracked of TCP and UDP; nothing where the kernel tracks nothing.
     fn flows(&mut self) -> Result<Vec<Flow>, CloseError> {
+        self.flows_that(|_| true)
+    }
+
+    /// The same, of which only these are kept.
+    fn flows_that(&mut self, are_wanted: impl Fn(&Flow) -> bool) -> Result<Vec<Flow>, CloseError> {
         let mut all = Vec::new();
         for family in Family::BOTH {
             let question = |sequence| wire::list_flows(sequence, family);
             let dumped = self.dump("list tracked connections (ctnetlink)", question, &mut all, |message| {
-                Flow::read(message.payload())
+                Flow::read(message.payload()).filter(&are_wanted)
             });
             match dumped {
                 // Without connection tracking no translation is remembered.

@@ -66,6 +66,9 @@ causes! {
     NotEnrolled: "not-enrolled", Error,
         "the pod is in ambient mode, and is not verified to be enrolled: its traffic may bypass ztunnel, or hang",
         "the node agent tries again until it is; its /readyz?verbose has the reason";
+    ProbesUnanswered: "probes-unanswered", Warning,
+        "the node probes the pod, and no answer comes back to it: the kubelet restarts the pod, or keeps it from being ready",
+        "where the pod does answer, see that no network policy drops the probes' source address (169.254.7.127, fd16:9254:7127:1337:ffff:ffff:ffff:ffff); where the network plugin forwards by eBPF programs (eBPF host routing), set net.ipv4.conf.all.rp_filter and net.ipv4.conf.lo.rp_filter to 0 or 2 on the node, or Cilium's bpf.hostLegacyRouting=true";
     Unexpected: "unexpected-rules", Error,
         "the pod is not to be redirected, and rules of the mesh are in force in its network namespace",
         "if the pod was changed after it started, delete it; rules made by hand are removed by istio-iptables --cleanup-only in its network namespace";

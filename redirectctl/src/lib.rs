@@ -16,6 +16,7 @@ pub mod health;
 pub mod input;
 pub mod inspect;
 pub mod listeners;
+pub mod lost_probes;
 pub mod meaning;
 pub mod node;
 pub mod object;

@@ -29,6 +29,7 @@ use crate::cluster::Cluster;
 use crate::cni::PLUGIN;
 use crate::diagnosis::PodDecision;
 use crate::health;
+use crate::lost_probes::LostProbes;
 use crate::pod::Pod;
 use crate::processes::NodeProcesses;
 
@@ -71,6 +72,8 @@ pub struct Node {
     pub ambient: AmbientDefaults,
     /// What the agent knows of these pods, if it was asked.
     pub enrolment: Option<EnrolmentReport>,
+    /// Which of these pods do not answer probes.
+    pub lost_probes: LostProbes,
 }
 
 /// What holds for all pods of ambient mode, unless their annotations decide.
@@ -178,6 +181,7 @@ impl Node {
         all.extend(sandbox.map(|seen| Finding::new(Cause::Sandboxed, seen)));
         self.processes.add_collisions(pod, decided, all);
         self.add_reason(pod, decided, all);
+        self.lost_probes.add(pod, decided, all);
         cause::sort(all);
     }
 
@@ -192,7 +196,8 @@ impl Node {
     /// With what is wrong with its agent, its kernel and its object. Where no runtime is configured, this is not a node.
     #[must_use]
     pub fn with_health(mut self, agent: SocketAddr, cluster: &Cluster, pods: &[Pod]) -> Self {
-        let Self { findings: found, conf, enrolment, is_open, .. } = &mut self;
+        let Self { findings: found, conf, enrolment, is_open, processes, ambient, lost_probes, .. } =
+            &mut self;
         // Of a whole cluster's objects those of the pods' nodes count.
         let is_theirs =
             |name: &str| pods.iter().all(|pod| pod.node.as_deref().is_none_or(|node| node == name));
@@ -210,6 +215,9 @@ impl Node {
             found.extend(of_agent);
             found.extend(health::of_credentials(conf));
             found.extend(health::of_kernel(conf));
+            if let Some(proc) = processes.proc().filter(|_| conf.ambient_enabled) {
+                *lost_probes = LostProbes::of_node(proc, ambient.probes.unwrap_or_default());
+            }
         } else {
             found.extend(of_pods);
         }

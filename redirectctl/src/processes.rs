@@ -32,6 +32,12 @@ impl NodeProcesses {
         Self { proc: Some(proc.to_owned()), ..Self::default() }
     }
 
+    /// The mounted procfs that shows them.
+    #[must_use]
+    pub fn proc(&self) -> Option<&Path> {
+        self.proc.as_deref()
+    }
+
     /// The network namespace of a pod: by its addresses; if several have these, by its processes.
     ///
     /// # Errors

@@ -1,6 +1,6 @@
 //! The node's table for probes of ambient pods: which connections get the probes' source address, and how the table is kept.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::Read as _;
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::time::Duration;
@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use e2e::traffic::{Client, TcpServer};
 use netns_apply::probe_routes::ProbeRouteError;
-use netns_apply::{branch_interfaces, probe_routes, probes};
+use netns_apply::{branch_interfaces, connections, probe_routes, probes};
 use redirect_core::Family;
 use redirect_core::ambient::ProbeSources;
 use test_support::netns::{Families, Namespace, Topology, client_address, pod_address};
@@ -329,6 +329,35 @@ fn answers_to_probes_come_back_to_the_node_under_ebpf_host_routing() -> Result<(
         assert_eq!(lacking()?, of_v4);
         ensure!(routed(&addresses())? && lacking()?.is_empty(), "what cannot be is not wanted");
     }
+    Ok(())
+}
+
+#[test]
+fn probes_whose_answers_do_not_come_back_are_seen() -> Result<()> {
+    let topology = Topology::new(Families::Dual)?;
+    let (node, pod, network) = (&topology.client, &topology.pod, Namespace::empty(Families::Dual)?);
+    node_with_host_routing(&topology, &network, "pass")?;
+    let unanswered = || -> Result<Vec<IpAddr>> {
+        let seen: BTreeMap<IpAddr, usize> = node.enter(|| connections::unanswered_probes(PROBES))??;
+        ensure!(seen.values().all(|count| *count > 0), "{seen:?}");
+        Ok(seen.into_keys().collect())
+    };
+    node.enter(|| probes::set(&addresses(), PROBES))??;
+    assert_eq!(unanswered()?, [] as [IpAddr; 0]);
+    for v6 in FAMILIES {
+        ensure!(probe(node, pod, pod_address(v6)).is_err());
+    }
+    assert_eq!(unanswered()?, FAMILIES.map(pod_address));
+    node.enter(|| probe_routes::set(&addresses(), PROBES))??;
+    // The check of sources that some distributions switch on.
+    node.sh("echo 1 > /proc/sys/net/ipv4/conf/lo/rp_filter")?;
+    for v6 in FAMILIES {
+        assert_eq!(probe(node, pod, pod_address(v6)).is_ok(), v6);
+    }
+    assert_eq!(unanswered()?, [pod_address(false)]);
+    node.sh("echo 2 > /proc/sys/net/ipv4/conf/lo/rp_filter")?;
+    probe(node, pod, pod_address(false))?;
+    assert_eq!(unanswered()?, [] as [IpAddr; 0]);
     Ok(())
 }
 

@@ -96,6 +96,8 @@ pub(super) struct Flow {
     reply: (SocketAddr, SocketAddr),
     /// Whether addresses or ports are changed on the way.
     pub(super) is_translated: bool,
+    /// Whether it is a TCP connection in whose handshake something is missing.
+    pub(super) is_opening: bool,
     family: u8,
     /// The attributes that name it, as they came.
     name: Vec<u8>,
@@ -106,7 +108,10 @@ mod attribute {
     pub(super) const ORIGINAL: u16 = 1;
     pub(super) const REPLY: u16 = 2;
     pub(super) const STATUS: u16 = 3;
+    pub(super) const PROTOCOL_STATE: u16 = 4;
     pub(super) const ZONE: u16 = 18;
+    pub(super) const TCP: u16 = 1;
+    pub(super) const TCP_STATE: u16 = 1;
     pub(super) const ADDRESSES: u16 = 1;
     pub(super) const PORTS: u16 = 2;
     pub(super) const PROTOCOL_NUMBER: u16 = 1;
@@ -114,6 +119,8 @@ mod attribute {
     pub(super) const DESTINATION_PORT: u16 = 3;
 }
 
+/// `TCP_CONNTRACK_SYN_SENT`, `TCP_CONNTRACK_SYN_RECV` and `TCP_CONNTRACK_SYN_SENT2`.
+const OPENING: [u8; 3] = [1, 2, 9];
 /// `IPS_SRC_NAT` and `IPS_DST_NAT`.
 const TRANSLATED: u32 = 1 << 4 | 1 << 5;
 /// `nfgenmsg`
@@ -136,9 +143,15 @@ impl Flow {
             destination,
             reply: (from, to),
             is_translated: status & TRANSLATED != 0,
+            is_opening: tcp_state(attributes).is_some_and(|state| OPENING.contains(&state)),
             family,
             name: [original, zone].concat(),
         })
+    }
+
+    /// Where answers to it are sent.
+    pub(super) const fn answered_to(&self) -> SocketAddr {
+        self.reply.1
     }
 
     /// What the sockets at its two ends may take to be their own address and their peer's.
@@ -209,6 +222,12 @@ fn tuple(family: u8, attributes: &[u8]) -> Option<(Protocol, SocketAddr, SocketA
 }
 
 /// The first attribute of a type, with its header and padding.
+/// `CTA_PROTOINFO_TCP_STATE`.
+fn tcp_state(attributes: &[u8]) -> Option<u8> {
+    let tcp = value(find(value(find(attributes, attribute::PROTOCOL_STATE)?)?, attribute::TCP)?)?;
+    value(find(tcp, attribute::TCP_STATE)?)?.first().copied()
+}
+
 fn find(bytes: &[u8], kind: u16) -> Option<&[u8]> {
     let found = attributes(bytes).find(|one| one.kind() == kind)?;
     let padded = usize::from(found.length()).next_multiple_of(4);
