@@ -56,6 +56,8 @@ pub mod probes;
 mod restore;
 pub mod routes;
 #[cfg(feature = "write")]
+pub mod service_translation;
+#[cfg(feature = "write")]
 mod session;
 mod socket;
 #[cfg(feature = "write")]

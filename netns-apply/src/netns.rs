@@ -7,7 +7,7 @@ use crate::system_error::SystemError;
 use nix::{
     errno::Errno,
     fcntl::OFlag,
-    sched::{CloneFlags, setns},
+    sched::{CloneFlags, setns, unshare},
     sys::{
         stat::fstat,
         statfs::{FsType, fstatfs},
@@ -199,6 +199,14 @@ impl DisposableThread {
                 text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("it panicked").to_owned()
             })
         })
+    }
+
+    /// Moves the thread into a new namespace, which has no name and ends with the thread, or when it enters another one.
+    ///
+    /// # Errors
+    /// No namespace can be made; the thread is where it was.
+    pub fn enter_new(&self) -> Result<(), SystemError> {
+        unshare(CloneFlags::CLONE_NEWNET).map_err(SystemError)
     }
 
     /// Moves the thread into a namespace, where it stays until it enters another one.

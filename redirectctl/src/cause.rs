@@ -162,6 +162,9 @@ causes! {
     EntryUnreadable: "entry-unreadable", Error,
         "the network configuration that the runtime uses cannot be read: no pod can start, unless the runtime passes over the file, as CRI-O does",
         "correct or remove the file; the node agent's log names who wrote it";
+    ServicesTranslated: "services-translated", Warning,
+        "a BPF program of the node translates connect(2) to services before rules of pods see them: proxies and ztunnel receive connections to single pods, without the service's name, routes and policies",
+        "keep it out of pods: socketLB.hostNamespaceOnly=true in Cilium, bpfConnectTimeLoadBalancing: Disabled in Calico";
     PluginOrder: "plugin-order", Warning,
         "other plugins come after istio-cni in the network configuration: addresses, routes and rules that they make are not known when it plans",
         "istio-cni must be last, where the node agent puts it; see who wrote the file";

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use cni_core::conf::Conf;
 use cni_core::enrolment_report::EnrolmentReport;
 use cni_core::pod_source;
+use netns_apply::service_translation::is_translated;
 use netns_apply::{ApplyOptions, preflight};
 use reasons::{CONDITION, TAINT_KEYS};
 use redirect_core::pod::{Decision, PodFacts};
@@ -115,6 +116,15 @@ pub fn of_agent_pods(pods: &[Pod]) -> Option<Finding> {
 pub fn of_credentials(conf: &Conf) -> Option<Finding> {
     let error = pod_source::check(conf).err()?;
     Some(Finding::new(Cause::NoCredentials, error.to_string()))
+}
+
+/// Whether connections to services have other destinations before rules of pods see them: by trying it with one service.
+#[must_use]
+pub fn of_services(service: SocketAddr) -> Option<Finding> {
+    // Without the rights to try it, nothing is found.
+    let is_translated = is_translated(service).unwrap_or_default();
+    let seen = format!("connect(2) to {service} in a new network namespace gets another destination");
+    is_translated.then(|| Finding::new(Cause::ServicesTranslated, seen))
 }
 
 /// What the kernel lacks of what a sidecar needs.

@@ -193,9 +193,15 @@ impl Node {
         }
     }
 
-    /// With what is wrong with its agent, its kernel and its object. Where no runtime is configured, this is not a node.
+    /// With what is wrong with its agent, its kernel, its way to a service, and its object. Where no runtime is configured, this is not a node.
     #[must_use]
-    pub fn with_health(mut self, agent: SocketAddr, cluster: &Cluster, pods: &[Pod]) -> Self {
+    pub fn with_health(
+        mut self,
+        agent: SocketAddr,
+        service: Option<SocketAddr>,
+        cluster: &Cluster,
+        pods: &[Pod],
+    ) -> Self {
         let Self { findings: found, conf, enrolment, is_open, processes, ambient, lost_probes, .. } =
             &mut self;
         // Of a whole cluster's objects those of the pods' nodes count.
@@ -215,6 +221,7 @@ impl Node {
             found.extend(of_agent);
             found.extend(health::of_credentials(conf));
             found.extend(health::of_kernel(conf));
+            found.extend(service.and_then(health::of_services));
             if let Some(proc) = processes.proc().filter(|_| conf.ambient_enabled) {
                 *lost_probes = LostProbes::of_node(proc, ambient.probes.unwrap_or_default());
             }

@@ -17,6 +17,7 @@ use e2e::redirectctl::{self, Patient, State, States};
 use e2e::strace::Strace;
 use serde_json::{Value, json};
 use tempfile::TempDir;
+use test_support::leftovers::{cgroup_roots, fresh_name, remove_cgroup};
 use test_support::netns::NetnsDirectory;
 use test_support::process::{self, Output};
 
@@ -299,6 +300,54 @@ fn what_the_agent_says_of_a_pod_in_ambient_mode_is_its_cause() -> Result<()> {
         bail!("one finding: {scan:#}")
     };
     ensure!(finding["code"] == "not-enrolled" && finding["seen"].to_string().contains(WHY), "{scan:#}");
+    Ok(())
+}
+
+/// A cgroup of version 2, gone with this.
+struct Cgroup(PathBuf);
+
+impl Cgroup {
+    fn new() -> Result<Self> {
+        let roots = cgroup_roots();
+        let root = roots.iter().find(|root| root.join("cgroup.controllers").exists());
+        let folder = root.context("no cgroup2")?.join(fresh_name());
+        fs::create_dir(&folder)?;
+        Ok(Self(folder))
+    }
+
+    /// Runs a command as one of its processes.
+    fn run(&self, command: &Command) -> Result<Output> {
+        let enter = format!("echo $$ > {}/cgroup.procs; exec \"$@\"", self.0.display());
+        process::run(&mut process::prefixed(&["sh", "-euc", &enter, "sh"], command), PATIENCE)
+    }
+}
+
+impl Drop for Cgroup {
+    fn drop(&mut self) {
+        remove_cgroup(&self.0);
+    }
+}
+
+#[test]
+fn a_program_that_gives_connections_to_services_another_destination_is_found() -> Result<()> {
+    let patient = States::whole()[0].patient(1)?;
+    let mut node = Node::new(std::slice::from_ref(&patient))?;
+    let conf = tempfile::tempdir()?;
+    node.more = configured(conf.path(), false)?;
+    let cgroup = Cgroup::new()?;
+    let found = |service: &str| -> Result<bool> {
+        let mut scan = node.command("json");
+        scan.env("KUBERNETES_SERVICE_HOST", service).env("KUBERNETES_SERVICE_PORT", "443");
+        let scan: Value = serde_json::from_str(&cgroup.run(&scan)?.stdout)?;
+        let codes = causes(&json!({"findings": scan["node"]})).join(", ");
+        ensure!(codes.contains("services-translated") == scan["node"].to_string().contains(service));
+        Ok(codes.contains("services-translated"))
+    };
+    ensure!(!found("10.96.0.1")? && !found("fd00:96::1")?);
+    let program = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/socket-balancing.pl");
+    let attach = [program, &cgroup.0.display().to_string(), "10.96.0.1", "203.0.113.7"];
+    process::run(&mut process::command("perl", attach), PATIENCE)?.ok()?;
+    ensure!(found("10.96.0.1")? && !found("10.96.0.2")? && !found("fd00:96::1")?);
     Ok(())
 }
 

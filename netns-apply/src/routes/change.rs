@@ -10,6 +10,7 @@ use netlink_packet_core::{NLM_F_ACK, NLM_F_CREATE, NLM_F_EXCL, NLM_F_REQUEST};
 use netlink_packet_route::{
     AddressFamily, RouteNetlinkMessage,
     address::{AddressAttribute, AddressMessage, AddressScope},
+    link::{LinkFlags, LinkMessage},
     route::{RouteAttribute, RouteHeader, RouteMessage, RouteProtocol, RouteScope, RouteType},
     rule::{RuleAction, RuleAttribute, RuleMessage},
 };
@@ -48,7 +49,7 @@ impl RouteSocket {
                 (RouteNetlinkMessage::NewRoute(route(family, table)), ADD | NLM_F_EXCL)
             }
             RoutingItem::LoopbackAddress => {
-                (RouteNetlinkMessage::NewAddress(passthrough()), ADD | NLM_F_EXCL)
+                (RouteNetlinkMessage::NewAddress(own_address(PASSTHROUGH_V6.into())), ADD | NLM_F_EXCL)
             }
         };
         let question = self.message(&message, flags);
@@ -99,6 +100,22 @@ impl RouteSocket {
     pub(crate) fn remove_branch_rule(&mut self, rule: &BranchRule) -> Result<(), RouteError> {
         let message = RouteNetlinkMessage::DelRule(branch_rule(rule));
         self.end(&message, || format!("remove the policy rule {rule}"))
+    }
+
+    /// Switches `lo` on.
+    pub(crate) fn raise_loopback(&mut self) -> Result<(), RouteError> {
+        let mut link = LinkMessage::default();
+        link.header.index = LOOPBACK;
+        link.header.flags = LinkFlags::Up;
+        link.header.change_mask = LinkFlags::Up;
+        let question = self.message(&RouteNetlinkMessage::SetLink(link), NLM_F_REQUEST | NLM_F_ACK);
+        self.acknowledged(&question).map_err(|cause| cause.of("switch lo on".to_owned()))
+    }
+
+    /// Gives the namespace an address of its own, on `lo`.
+    pub(crate) fn add_own_address(&mut self, address: IpAddr) -> Result<(), RouteError> {
+        let message = RouteNetlinkMessage::NewAddress(own_address(address));
+        self.ensure(&message, || format!("add the address {address} to lo"))
     }
 
     /// Makes what a message describes; that it exists is fine.
@@ -207,13 +224,15 @@ fn route(family: Family, table: RouteTable) -> RouteMessage {
     route
 }
 
-fn passthrough() -> AddressMessage {
+fn own_address(address: IpAddr) -> AddressMessage {
     let mut message = AddressMessage::default();
-    message.header.family = AddressFamily::Inet6;
-    message.header.prefix_len = 128;
+    message.header.family = match address {
+        IpAddr::V4(_) => AddressFamily::Inet,
+        IpAddr::V6(_) => AddressFamily::Inet6,
+    };
+    message.header.prefix_len = IpNet::from(address).prefix_len();
     message.header.index = LOOPBACK;
     message.header.scope = AddressScope::Universe;
-    let address = IpAddr::V6(PASSTHROUGH_V6);
     message.attributes = vec![AddressAttribute::Local(address), AddressAttribute::Address(address)];
     message
 }

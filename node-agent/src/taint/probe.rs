@@ -7,7 +7,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use netns_apply::ApplyError;
 use netns_apply::capabilities::{NET_ADMIN, SYS_ADMIN};
 use netns_apply::facts::addresses;
-use nix::sched::{CloneFlags, unshare};
+use netns_apply::netns::DisposableThread;
 use redirect_core::pod::PodFacts;
 
 use crate::pods::check::{ApplyFailure, ExpectedRules, redirect_here, require};
@@ -38,18 +38,14 @@ pub fn probe(rules: &ExpectedRules) -> Result<(), ProbeError> {
     if there.is_empty() {
         there.push(Ipv4Addr::new(192, 0, 2, 1).into());
     }
-    let inside = || {
-        unshare(CloneFlags::CLONE_NEWNET)
+    // The namespace goes with the thread.
+    let done = DisposableThread::run(|thread| {
+        thread
+            .enter_new()
             .map_err(|error| ProbeError::Impossible(format!("no network namespace can be made: {error}")))?;
         redirect(rules, &there)
-    };
-    // The namespace goes with the thread.
-    let panicked = || ProbeError::Failed("it panicked".to_owned());
-    std::thread::scope(|scope| {
-        let thread = std::thread::Builder::new().name("probe".to_owned()).spawn_scoped(scope, inside);
-        let thread = thread.map_err(|error| ProbeError::Impossible(error.to_string()))?;
-        thread.join().unwrap_or_else(|_| Err(panicked()))
-    })
+    });
+    done.unwrap_or_else(|why| Err(ProbeError::Failed(why)))
 }
 
 const fn is_link_local(address: &IpAddr) -> bool {

@@ -144,7 +144,13 @@ impl Given {
         let address: SocketAddr = address.parse().map_err(|_| {
             InputError(vec![format!("flag --agent: {address:?} is not an IP address with a port")])
         })?;
-        Ok(self.node()?.with_health(address, cluster, pods))
+        Ok(self.node()?.with_health(address, self.api_service(), cluster, pods))
+    }
+
+    /// The API server's service, as a pod's environment has it.
+    fn api_service(&self) -> Option<SocketAddr> {
+        let said = |name: &str| self.env.get(&format!("KUBERNETES_SERVICE_{name}"));
+        Some(SocketAddr::new(said("HOST")?.parse().ok()?, said("PORT")?.parse().ok()?))
     }
 
     /// The name of the node this runs on: that of its machine, unless it is said.
