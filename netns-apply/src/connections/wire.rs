@@ -221,13 +221,13 @@ fn tuple(family: u8, attributes: &[u8]) -> Option<(Protocol, SocketAddr, SocketA
     Some((protocol, source, end(first + 1, port(attribute::DESTINATION_PORT)?)?))
 }
 
-/// The first attribute of a type, with its header and padding.
 /// `CTA_PROTOINFO_TCP_STATE`.
 fn tcp_state(attributes: &[u8]) -> Option<u8> {
     let tcp = value(find(value(find(attributes, attribute::PROTOCOL_STATE)?)?, attribute::TCP)?)?;
     value(find(tcp, attribute::TCP_STATE)?)?.first().copied()
 }
 
+/// The first attribute of a type, with its header and padding.
 fn find(bytes: &[u8], kind: u16) -> Option<&[u8]> {
     let found = attributes(bytes).find(|one| one.kind() == kind)?;
     let padded = usize::from(found.length()).next_multiple_of(4);
