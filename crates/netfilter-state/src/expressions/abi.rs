@@ -315,6 +315,8 @@ pub mod attribute {
     pub mod dynamic_set {
         pub const SET: u16 = 1;
         pub const SET_ID: u16 = 2;
+        pub const OPERATION: u16 = 3;
+        pub const KEY: u16 = 4;
     }
     /// Of an expression that reads or writes an extension header, or an option of TCP.
     pub mod extension_header {
@@ -362,6 +364,8 @@ pub mod attribute {
         pub const DATA: u16 = 2;
         pub const FLAGS: u16 = 3;
         pub const TIMEOUT: u16 = 4;
+        /// In how many milliseconds it goes.
+        pub const EXPIRATION: u16 = 5;
         pub const USER_DATA: u16 = 6;
         pub const EXPRESSION: u16 = 7;
         pub const OBJECT: u16 = 9;
@@ -516,6 +520,10 @@ pub mod set {
     pub const ANONYMOUS: u32 = 1;
     pub const CONSTANT: u32 = 2;
     pub const INTERVAL: u32 = 4;
+    /// Its elements go by themselves.
+    pub const TIMEOUT: u32 = 0x10;
+    /// Rules add elements, and remove them.
+    pub const CHANGED_BY_RULES: u32 = 0x20;
     /// Its intervals are those of each part of a key.
     pub const OF_PARTS: u32 = 0x80;
     /// Of an element: an interval ends before it.
@@ -524,11 +532,19 @@ pub mod set {
     pub const CATCH_ALL: u32 = 2;
 }
 
+/// What a rule does with an element of a set (`NFT_DYNSET_OP_*`); removal came with Linux 5.4.
+pub mod dynamic_set {
+    pub const ADD: u32 = 0;
+    pub const DELETE: u32 = 2;
+}
+
 /// How nft names the type of a set's keys.
 pub mod key_type {
     pub const IPV4_ADDRESS: u32 = 7;
     pub const IPV6_ADDRESS: u32 = 8;
     pub const PORT: u32 = 13;
+    /// How far the types of a key's earlier parts are shifted by each later one.
+    pub const BITS: u32 = 6;
 }
 
 /// How IPv4's own checksum is corrected (`NFT_PAYLOAD_CSUM_INET`), and where in the header it is.

@@ -45,7 +45,7 @@ impl Expressions<'_> {
         self.numbers("meta", &[(attribute::meta::KEY, key), (attribute::meta::SOURCE, from)]);
     }
 
-    #[cfg(test)]
+    /// Loads bytes of a packet into this register.
     pub(crate) fn payload_in(&mut self, to: u32, base: u32, offset: u32, length: u32) {
         let numbers = [
             (attribute::payload::DESTINATION, to),
@@ -100,12 +100,7 @@ impl Expressions<'_> {
 
     /// Loads bytes of a packet.
     pub(crate) fn payload(&mut self, base: u32, offset: u32, length: u32) {
-        self.expression("payload", |data| {
-            data.u32(attribute::payload::DESTINATION, register::FIRST);
-            data.u32(attribute::payload::BASE, base);
-            data.u32(attribute::payload::OFFSET, offset);
-            data.u32(attribute::payload::LENGTH, length);
-        });
+        self.payload_in(register::FIRST, base, offset, length);
     }
 
     /// Keeps the bits of the mask.
@@ -178,6 +173,21 @@ impl Expressions<'_> {
                 data.u32(attribute::lookup::FLAGS, 1);
             }
         });
+    }
+
+    /// Adds what is loaded to a set, or removes it from there.
+    pub(crate) fn update(&mut self, operation: u32, name: &str, set: u32) {
+        self.expression("dynset", |data| {
+            data.text(attribute::dynamic_set::SET, name);
+            data.u32(attribute::dynamic_set::SET_ID, set);
+            data.u32(attribute::dynamic_set::OPERATION, operation);
+            data.u32(attribute::dynamic_set::KEY, register::FIRST);
+        });
+    }
+
+    /// Keeps a packet from connection tracking.
+    pub(crate) fn untrack(&mut self) {
+        self.expression("notrack", |_| {});
     }
 
     /// Loads a value.

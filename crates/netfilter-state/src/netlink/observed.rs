@@ -1,6 +1,9 @@
 //! What the kernel holds, read from its answers: rules with their handles, chains with their hooks.
 
-use super::native_state::{ChainHook, NativeState};
+use super::{
+    kept,
+    native_state::{ChainHook, NativeState},
+};
 use crate::expressions::{
     abi::{self, attribute, family, kind},
     decode,
@@ -34,6 +37,8 @@ pub struct Observed {
     obstacles: BTreeSet<Obstacle>,
     /// Whether any program has a table, of any family.
     has_tables: bool,
+    /// Whether connections are kept.
+    keeps_connections: bool,
     /// Whether other programs have a table, or a chain in a table of iptables.
     has_others: bool,
     /// What was taken in, as long as it may be all that packets meet, and how many rules are among it.
@@ -125,6 +130,12 @@ impl Observed {
         self.has_tables
     }
 
+    /// Whether a table of connections that are kept exists ([`kept`]).
+    #[must_use]
+    pub const fn keeps_connections(&self) -> bool {
+        self.keeps_connections
+    }
+
     /// All that packets meet in nf_tables; `None` if other programs have a table or chain, whose rules were not taken in, or if the rules are more
     /// than this many.
     #[must_use]
@@ -206,6 +217,7 @@ impl Observed {
         let attributes = message.attributes();
         let name = attributes.find(attribute::table::NAME)?.text()?;
         if message.family == family::INET {
+            self.keeps_connections |= name == kept::TABLE;
             if NFT_TABLES.contains(&name) {
                 self.obstacles_in(attributes, format!("inet {name}"));
             }

@@ -10,10 +10,14 @@ use std::{collections::BTreeSet, net::IpAddr};
 
 use redirect_core::ambient::ProbeSources;
 
-use super::{Message, family_number, sets};
+use super::{
+    Message, family_number,
+    own_table::{self, BaseChain, SetForm, TCP, TableBatch, octets},
+    sets,
+};
 use crate::expressions::{
     abi::{self, attribute, family, flags, kind, meta},
-    expression::{AddressOffset, Expressions},
+    expression::AddressOffset,
     wire::{Attribute, Head, Writer},
 };
 use redirect_core::{plan::native::Kind, values::Family};
@@ -31,16 +35,6 @@ const NO_USER: u32 = u32::MAX;
 /// How a rule's comment begins. Rules cannot change, so one with this comment, and the source that is wanted, is as it was written; another form of
 /// them takes another number.
 const COMMENT: &str = "istio ambient, probes 4,";
-/// The most elements of a message: an attribute holds less than 64 KiB.
-const MOST_ELEMENTS: usize = 1024;
-
-/// A chain of the table, whose policy accepts.
-struct BaseChain {
-    name: &'static str,
-    kind: &'static str,
-    hook: u32,
-    priority: i32,
-}
 
 /// The table as the kernel holds it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -96,20 +90,13 @@ impl ProbeTable {
 
     /// Takes a message of the kernel about tables, chains, rules or elements.
     pub fn take(&mut self, message: &Message<'_>) {
-        if message.family != family::INET {
-            return;
-        }
-        let attributes = message.attributes();
-        let text = |kind| attributes.find(kind).map(Attribute::text_bytes);
-        // The table's name has the same number in all of them.
-        if text(attribute::table::NAME) != Some(TABLE.as_bytes()) {
+        if !own_table::is_about(message, TABLE) {
             return;
         }
         match message.kind {
             kind::NEW_TABLE => {
                 self.exists = true;
-                let flags = attributes.find(attribute::table::FLAGS).and_then(Attribute::u32);
-                self.is_altered = flags.is_some_and(|flags| flags != 0);
+                self.is_altered = own_table::is_altered(message);
             }
             kind::NEW_CHAIN => {
                 let is_ours = [POSTROUTING, PREROUTING, FORWARD].iter().any(|ours| ours.is(message));
@@ -117,42 +104,20 @@ impl ProbeTable {
                 self.chains.1 = self.chains.1.saturating_add(usize::from(is_ours));
             }
             kind::NEW_RULE => {
-                let user_data = attributes.find(attribute::rule::USER_DATA);
-                let is_of = |of| user_data.is_some_and(|data| data.0 == comment(self.sources.of(of)));
+                let is_of = |of| own_table::has_comment(message, &comment(self.sources.of(of)));
                 let is_ours = Family::BOTH.into_iter().any(is_of);
                 self.rules.0 = self.rules.0.saturating_add(1);
                 self.rules.1 = self.rules.1.saturating_add(usize::from(is_ours));
             }
-            kind::NEW_SET_ELEMENT => {
-                let elements = attributes.find(attribute::elements::ELEMENTS);
-                let elements = elements.into_iter().flat_map(|all| all.attributes().map(|(_, one)| one));
-                self.addresses.extend(elements.filter_map(address));
-            }
+            kind::NEW_SET_ELEMENT => self.addresses.extend(own_table::elements(message).filter_map(address)),
             _ => {}
         }
     }
 }
 
-impl BaseChain {
-    /// Whether the kernel's message is about this chain, as it should be.
-    fn is(&self, message: &Message<'_>) -> bool {
-        let attributes = message.attributes();
-        let text = |kind| attributes.find(kind).and_then(Attribute::text);
-        let hook = attributes.find(attribute::chain::HOOK).map(Attribute::attributes);
-        let number = |kind| hook.and_then(|hook| hook.find(kind)).and_then(Attribute::u32);
-        let policy = attributes.find(attribute::chain::POLICY).and_then(Attribute::u32);
-        text(attribute::chain::NAME) == Some(self.name)
-            && text(attribute::chain::TYPE) == Some(self.kind)
-            && number(attribute::hook::NUMBER) == Some(self.hook)
-            && number(attribute::hook::PRIORITY) == Some(self.priority.cast_unsigned())
-            && policy == Some(abi::POLICY_ACCEPT)
-    }
-}
-
 /// The address that an element holds.
 fn address(element: Attribute<'_>) -> Option<IpAddr> {
-    let key = element.attributes().find(attribute::element::KEY)?;
-    let bytes = key.attributes().find(attribute::data::VALUE)?.0;
+    let bytes = own_table::key(element)?;
     let v4 = || <[u8; 4]>::try_from(bytes).ok().map(IpAddr::from);
     <[u8; 16]>::try_from(bytes).ok().map(IpAddr::from).or_else(v4)
 }
@@ -166,45 +131,72 @@ pub const fn set_name(of: Family) -> &'static str {
     }
 }
 
-/// A rule's comment, as nft keeps it: type 0, its length, and its text.
-fn comment(source: IpAddr) -> Vec<u8> {
-    let text = format!("{COMMENT} {source}\0");
-    // An address has at most 39 characters.
-    let length = u8::try_from(text.len()).unwrap_or(u8::MAX);
-    [&[0, length], text.as_bytes()].concat()
+/// A rule's comment.
+fn comment(source: IpAddr) -> String {
+    format!("{COMMENT} {source}")
 }
 
 /// A transaction that puts the table in force for these addresses, in place of what it held: probes to them get these sources. `None` if it is too
 /// long to be sent.
 #[must_use]
 pub fn replace(sequence: u32, addresses: &BTreeSet<IpAddr>, sources: ProbeSources) -> Option<Vec<u8>> {
-    let mut parts = Parts::new(sequence);
-    // The first makes sure that the deletion finds one.
-    parts.table(kind::NEW_TABLE, flags::CREATE);
-    parts.table(kind::DELETE_TABLE, 0);
-    parts.table(kind::NEW_TABLE, flags::CREATE);
-    parts.chain(&POSTROUTING);
-    parts.chain(&PREROUTING);
-    parts.chain(&FORWARD);
+    let mut batch = TableBatch::new(sequence, TABLE);
+    batch.renew();
+    batch.chain(&POSTROUTING);
+    batch.chain(&PREROUTING);
+    batch.chain(&FORWARD);
     for (id, of) in (1..).zip(Family::BOTH) {
-        parts.set(of, id);
-        let keys: Vec<IpAddr> =
-            addresses.iter().copied().filter(|address| address.is_ipv4() == (of == Family::V4)).collect();
-        keys.chunks(MOST_ELEMENTS).for_each(|keys| parts.elements(of, id, keys));
-        parts.translate(of, id, sources.of(of));
-        parts.drop_forged(of, sources.of(of));
-        parts.drop_stray(of, sources.of(of));
+        let kind = Kind::Addresses(of);
+        let form = SetForm {
+            flags: 0,
+            key_type: sets::key_type(kind),
+            key_length: sets::length(kind),
+            timeout: None,
+        };
+        batch.set(set_name(of), id, &form);
+        let of_family = addresses.iter().filter(|address| address.is_ipv4() == (of == Family::V4));
+        let keys: Vec<Vec<u8>> = of_family.map(|address| octets(*address)).collect();
+        batch.elements(set_name(of), id, &keys);
+        translate(&mut batch, of, id, sources.of(of));
+        // The node's probes leave it by that chain, and never come.
+        drop_all(&mut batch, &PREROUTING, of, AddressOffset::source(of), sources.of(of));
+        // There answers to probes have the node's own address already.
+        drop_all(&mut batch, &FORWARD, of, AddressOffset::destination(of), sources.of(of));
     }
-    parts.finish()
+    batch.finish()
+}
+
+/// TCP from a local socket to one of the pods: another source.
+fn translate(batch: &mut TableBatch, of: Family, id: u32, source: IpAddr) {
+    batch.rule(&POSTROUTING, &comment(source), |rule| {
+        rule.family(family_number(of));
+        rule.protocol(TCP);
+        rule.meta(meta::SOCKET_USER);
+        rule.is(true, &NO_USER.to_ne_bytes());
+        let length = sets::length(Kind::Addresses(of));
+        rule.payload(abi::base::NETWORK, AddressOffset::destination(of).0, length);
+        rule.lookup_in(false, set_name(of), id);
+        rule.value(&octets(source));
+        rule.source_nat(family_number(of));
+    });
+}
+
+/// What comes from a probes' source, or goes to it.
+fn drop_all(batch: &mut TableBatch, chain: &BaseChain, of: Family, offset: AddressOffset, source: IpAddr) {
+    batch.rule(chain, &comment(source), |rule| {
+        rule.family(family_number(of));
+        rule.payload(abi::base::NETWORK, offset.0, sets::length(Kind::Addresses(of)));
+        rule.is(false, &octets(source));
+        rule.verdict(abi::verdict::DROP);
+    });
 }
 
 /// A transaction that removes the table, whether it exists or not.
 #[must_use]
 pub fn remove(sequence: u32) -> Option<Vec<u8>> {
-    let mut parts = Parts::new(sequence);
-    parts.table(kind::NEW_TABLE, flags::CREATE);
-    parts.table(kind::DELETE_TABLE, 0);
-    parts.finish()
+    let mut batch = TableBatch::new(sequence, TABLE);
+    batch.remove();
+    batch.finish()
 }
 
 /// A request that destroys a set of ipset. One that rules look addresses up in stays.
@@ -222,130 +214,6 @@ pub fn destroy_ipset(sequence: u32, name: &str) -> Vec<u8> {
     });
     // A name is short; it always fits.
     writer.finish().unwrap_or_default()
-}
-
-/// A transaction being written. All its messages have one number: the first error is as good as any.
-struct Parts {
-    sequence: u32,
-    writer: Writer,
-}
-
-impl Parts {
-    fn new(sequence: u32) -> Self {
-        let mut writer = Writer::default();
-        writer.message(Head::of_transaction(kind::BATCH_BEGIN, sequence), |_| {});
-        Self { sequence, writer }
-    }
-
-    fn part(&mut self, kind: u16, flags: u16, body: impl FnOnce(&mut Writer)) {
-        let flags = flags | flags::REQUEST;
-        let head = Head { kind, flags, sequence: self.sequence, family: family::INET, resource: 0 };
-        self.writer.message(head, body);
-    }
-
-    fn finish(mut self) -> Option<Vec<u8>> {
-        self.writer.flag_last(flags::ACK);
-        self.writer.message(Head::of_transaction(kind::BATCH_END, self.sequence), |_| {});
-        self.writer.finish()
-    }
-
-    fn table(&mut self, kind: u16, flags: u16) {
-        self.part(kind, flags, |body| body.text(attribute::table::NAME, TABLE));
-    }
-
-    fn chain(&mut self, chain: &BaseChain) {
-        self.part(kind::NEW_CHAIN, flags::CREATE, |body| {
-            body.text(attribute::chain::TABLE, TABLE);
-            body.text(attribute::chain::NAME, chain.name);
-            body.nested(attribute::chain::HOOK, |hook| {
-                hook.u32(attribute::hook::NUMBER, chain.hook);
-                hook.u32(attribute::hook::PRIORITY, chain.priority.cast_unsigned());
-            });
-            body.u32(attribute::chain::POLICY, abi::POLICY_ACCEPT);
-            body.text(attribute::chain::TYPE, chain.kind);
-        });
-    }
-
-    fn set(&mut self, of: Family, id: u32) {
-        let kind = Kind::Addresses(of);
-        self.part(kind::NEW_SET, flags::CREATE, |body| {
-            body.text(attribute::set::TABLE, TABLE);
-            body.text(attribute::set::NAME, set_name(of));
-            body.u32(attribute::set::KEY_TYPE, sets::key_type(kind));
-            body.u32(attribute::set::KEY_LENGTH, sets::length(kind));
-            body.u32(attribute::set::ID, id);
-        });
-    }
-
-    fn elements(&mut self, of: Family, id: u32, keys: &[IpAddr]) {
-        self.part(kind::NEW_SET_ELEMENT, flags::CREATE, |body| {
-            body.text(attribute::elements::TABLE, TABLE);
-            body.text(attribute::elements::SET, set_name(of));
-            body.u32(attribute::elements::SET_ID, id);
-            body.nested(attribute::elements::ELEMENTS, |list| {
-                for key in keys {
-                    list.nested(attribute::list::ELEMENT, |element| {
-                        element.nested(attribute::element::KEY, |data| {
-                            data.bytes(attribute::data::VALUE, &octets(*key));
-                        });
-                    });
-                }
-            });
-        });
-    }
-
-    /// TCP from a local socket to one of the pods: another source.
-    fn translate(&mut self, of: Family, id: u32, source: IpAddr) {
-        self.rule(&POSTROUTING, source, |rule| {
-            rule.family(family_number(of));
-            rule.protocol(TCP);
-            rule.meta(meta::SOCKET_USER);
-            rule.is(true, &NO_USER.to_ne_bytes());
-            let length = sets::length(Kind::Addresses(of));
-            rule.payload(abi::base::NETWORK, AddressOffset::destination(of).0, length);
-            rule.lookup_in(false, set_name(of), id);
-            rule.value(&octets(source));
-            rule.source_nat(family_number(of));
-        });
-    }
-
-    /// The node's probes leave it by here, and never come.
-    fn drop_forged(&mut self, of: Family, source: IpAddr) {
-        self.drop(&PREROUTING, of, AddressOffset::source(of), source);
-    }
-
-    /// Here answers to probes have the node's own address already.
-    fn drop_stray(&mut self, of: Family, source: IpAddr) {
-        self.drop(&FORWARD, of, AddressOffset::destination(of), source);
-    }
-
-    fn drop(&mut self, chain: &BaseChain, of: Family, offset: AddressOffset, source: IpAddr) {
-        self.rule(chain, source, |rule| {
-            rule.family(family_number(of));
-            rule.payload(abi::base::NETWORK, offset.0, sets::length(Kind::Addresses(of)));
-            rule.is(false, &octets(source));
-            rule.verdict(abi::verdict::DROP);
-        });
-    }
-
-    fn rule(&mut self, chain: &BaseChain, source: IpAddr, write: impl FnOnce(&mut Expressions<'_>)) {
-        self.part(kind::NEW_RULE, flags::CREATE | flags::APPEND, |body| {
-            body.text(attribute::rule::TABLE, TABLE);
-            body.text(attribute::rule::CHAIN, chain.name);
-            body.nested(attribute::rule::EXPRESSIONS, |list| write(&mut Expressions(list)));
-            body.bytes(attribute::rule::USER_DATA, &comment(source));
-        });
-    }
-}
-
-/// The number of the protocol.
-const TCP: u8 = 6;
-
-fn octets(address: IpAddr) -> Vec<u8> {
-    match address {
-        IpAddr::V4(address) => address.octets().into(),
-        IpAddr::V6(address) => address.octets().into(),
-    }
 }
 
 #[cfg(test)]

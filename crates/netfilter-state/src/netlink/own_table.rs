@@ -1,0 +1,211 @@
+//! Small tables of ambient mode, of family inet, that one transaction writes whole: how their parts become messages, and are known again.
+
+use super::Message;
+use crate::expressions::{
+    abi::{self, attribute, family, flags, kind},
+    expression::Expressions,
+    wire::{Attribute, Head, Writer},
+};
+use std::net::IpAddr;
+
+/// The most elements of a message: an attribute holds less than 64 KiB.
+const MOST_ELEMENTS: usize = 1024;
+/// The number of the protocol.
+pub(super) const TCP: u8 = 6;
+
+/// A chain of such a table, whose policy accepts.
+pub(super) struct BaseChain {
+    pub(super) name: &'static str,
+    pub(super) kind: &'static str,
+    pub(super) hook: u32,
+    pub(super) priority: i32,
+}
+
+impl BaseChain {
+    /// Whether the kernel's message is about this chain, as it should be.
+    pub(super) fn is(&self, message: &Message<'_>) -> bool {
+        let attributes = message.attributes();
+        let text = |kind| attributes.find(kind).and_then(Attribute::text);
+        let hook = attributes.find(attribute::chain::HOOK).map(Attribute::attributes);
+        let number = |kind| hook.and_then(|hook| hook.find(kind)).and_then(Attribute::u32);
+        let policy = attributes.find(attribute::chain::POLICY).and_then(Attribute::u32);
+        text(attribute::chain::NAME) == Some(self.name)
+            && text(attribute::chain::TYPE) == Some(self.kind)
+            && number(attribute::hook::NUMBER) == Some(self.hook)
+            && number(attribute::hook::PRIORITY) == Some(self.priority.cast_unsigned())
+            && policy == Some(abi::POLICY_ACCEPT)
+    }
+}
+
+/// What is said of a set.
+pub(super) struct SetForm {
+    pub(super) flags: u32,
+    pub(super) key_type: u32,
+    pub(super) key_length: u32,
+    /// After how many milliseconds an element goes, and how many there may be.
+    pub(super) timeout: Option<(u64, u32)>,
+}
+
+/// Whether a message is about this table.
+pub(super) fn is_about(message: &Message<'_>, table: &str) -> bool {
+    // The table's name has the same number in all messages.
+    let name = message.attributes().find(attribute::table::NAME).map(Attribute::text_bytes);
+    message.family == family::INET && name == Some(table.as_bytes())
+}
+
+/// Whether a message is about a table that is dormant, or another program's.
+pub(super) fn is_altered(table: &Message<'_>) -> bool {
+    let flags = table.attributes().find(attribute::table::FLAGS).and_then(Attribute::u32);
+    flags.is_some_and(|flags| flags != 0)
+}
+
+/// The elements in a message.
+pub(super) fn elements<'a>(message: &Message<'a>) -> impl Iterator<Item = Attribute<'a>> {
+    let elements = message.attributes().find(attribute::elements::ELEMENTS);
+    elements.into_iter().flat_map(|all| all.attributes().map(|(_, one)| one))
+}
+
+/// The key of an element.
+pub(super) fn key(element: Attribute<'_>) -> Option<&[u8]> {
+    let key = element.attributes().find(attribute::element::KEY)?;
+    Some(key.attributes().find(attribute::data::VALUE)?.0)
+}
+
+/// A rule's comment, as nft keeps it: type 0, its length, and its text.
+pub(super) fn comment(text: &str) -> Vec<u8> {
+    let text = format!("{text}\0");
+    let length = u8::try_from(text.len()).unwrap_or(u8::MAX);
+    [&[0, length], text.as_bytes()].concat()
+}
+
+/// Whether a message about a rule has this comment.
+pub(super) fn has_comment(rule: &Message<'_>, text: &str) -> bool {
+    let user_data = rule.attributes().find(attribute::rule::USER_DATA);
+    user_data.is_some_and(|data| data.0 == comment(text))
+}
+
+pub(super) fn octets(address: IpAddr) -> Vec<u8> {
+    match address {
+        IpAddr::V4(address) => address.octets().into(),
+        IpAddr::V6(address) => address.octets().into(),
+    }
+}
+
+/// A transaction about one table. All its messages have one number: the first error is as good as any.
+pub(super) struct TableBatch {
+    table: &'static str,
+    sequence: u32,
+    writer: Writer,
+}
+
+impl TableBatch {
+    pub(super) fn new(sequence: u32, table: &'static str) -> Self {
+        let mut writer = Writer::default();
+        writer.message(Head::of_transaction(kind::BATCH_BEGIN, sequence), |_| {});
+        Self { table, sequence, writer }
+    }
+
+    fn part(&mut self, kind: u16, flags: u16, body: impl FnOnce(&mut Writer)) {
+        let flags = flags | flags::REQUEST;
+        let head = Head { kind, flags, sequence: self.sequence, family: family::INET, resource: 0 };
+        self.writer.message(head, body);
+    }
+
+    /// The messages; `None` if they are too long to be sent.
+    pub(super) fn finish(mut self) -> Option<Vec<u8>> {
+        self.writer.flag_last(flags::ACK);
+        self.writer.message(Head::of_transaction(kind::BATCH_END, self.sequence), |_| {});
+        self.writer.finish()
+    }
+
+    fn name_table(&mut self, kind: u16, flags: u16) {
+        let table = self.table;
+        self.part(kind, flags, |body| body.text(attribute::table::NAME, table));
+    }
+
+    /// Removes the table, whether it exists or not.
+    pub(super) fn remove(&mut self) {
+        // The first makes sure that the deletion finds one.
+        self.name_table(kind::NEW_TABLE, flags::CREATE);
+        self.name_table(kind::DELETE_TABLE, 0);
+    }
+
+    /// Replaces the table by an empty one.
+    pub(super) fn renew(&mut self) {
+        self.remove();
+        self.name_table(kind::NEW_TABLE, flags::CREATE);
+    }
+
+    pub(super) fn chain(&mut self, chain: &BaseChain) {
+        let table = self.table;
+        self.part(kind::NEW_CHAIN, flags::CREATE, |body| {
+            body.text(attribute::chain::TABLE, table);
+            body.text(attribute::chain::NAME, chain.name);
+            body.nested(attribute::chain::HOOK, |hook| {
+                hook.u32(attribute::hook::NUMBER, chain.hook);
+                hook.u32(attribute::hook::PRIORITY, chain.priority.cast_unsigned());
+            });
+            body.u32(attribute::chain::POLICY, abi::POLICY_ACCEPT);
+            body.text(attribute::chain::TYPE, chain.kind);
+        });
+    }
+
+    /// Removes all rules of a chain.
+    pub(super) fn flush(&mut self, chain: &BaseChain) {
+        let table = self.table;
+        self.part(kind::DELETE_RULE, 0, |body| {
+            body.text(attribute::rule::TABLE, table);
+            body.text(attribute::rule::CHAIN, chain.name);
+        });
+    }
+
+    pub(super) fn set(&mut self, name: &str, id: u32, form: &SetForm) {
+        let table = self.table;
+        self.part(kind::NEW_SET, flags::CREATE, |body| {
+            body.text(attribute::set::TABLE, table);
+            body.text(attribute::set::NAME, name);
+            if form.flags != 0 {
+                body.u32(attribute::set::FLAGS, form.flags);
+            }
+            body.u32(attribute::set::KEY_TYPE, form.key_type);
+            body.u32(attribute::set::KEY_LENGTH, form.key_length);
+            if let Some((timeout, size)) = form.timeout {
+                body.u64(attribute::set::TIMEOUT, timeout);
+                body.nested(attribute::set::DESCRIPTION, |description| {
+                    description.u32(attribute::set_description::SIZE, size);
+                });
+            }
+            body.u32(attribute::set::ID, id);
+        });
+    }
+
+    pub(super) fn elements(&mut self, name: &str, id: u32, keys: &[Vec<u8>]) {
+        let table = self.table;
+        for keys in keys.chunks(MOST_ELEMENTS) {
+            self.part(kind::NEW_SET_ELEMENT, flags::CREATE, |body| {
+                body.text(attribute::elements::TABLE, table);
+                body.text(attribute::elements::SET, name);
+                body.u32(attribute::elements::SET_ID, id);
+                body.nested(attribute::elements::ELEMENTS, |list| {
+                    for key in keys {
+                        list.nested(attribute::list::ELEMENT, |element| {
+                            element.nested(attribute::element::KEY, |data| {
+                                data.bytes(attribute::data::VALUE, key);
+                            });
+                        });
+                    }
+                });
+            });
+        }
+    }
+
+    pub(super) fn rule(&mut self, chain: &BaseChain, said: &str, write: impl FnOnce(&mut Expressions<'_>)) {
+        let table = self.table;
+        self.part(kind::NEW_RULE, flags::CREATE | flags::APPEND, |body| {
+            body.text(attribute::rule::TABLE, table);
+            body.text(attribute::rule::CHAIN, chain.name);
+            body.nested(attribute::rule::EXPRESSIONS, |list| write(&mut Expressions(list)));
+            body.bytes(attribute::rule::USER_DATA, &comment(said));
+        });
+    }
+}
