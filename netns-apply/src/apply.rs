@@ -12,6 +12,7 @@ use crate::{
     connections::{self, CloseError},
     error::{ApplyError, RollbackOutcome, RunError},
     handles::Handles,
+    kept,
     live::{self, Live},
     lock::{LockError, NetnsLock},
     netlink::NetlinkError,
@@ -154,7 +155,7 @@ impl<'a> Run<'a> {
 
     /// The outcome; on failure, the namespace is rolled back.
     fn finish(&mut self) -> Result<Done, RunError> {
-        match self.passes() {
+        match self.passes().and_then(|done| self.without_kept(done)) {
             Ok(done) => Ok(done),
             Err(cause) if self.done.is_empty() => Err(RunError::untouched(cause)),
             Err(cause) => {
@@ -162,6 +163,18 @@ impl<'a> Run<'a> {
                 Err(RunError { cause: Box::new(cause), aftermath })
             }
         }
+    }
+
+    /// After the rules: before, these connections would be captured.
+    fn without_kept(&mut self, mut done: Done) -> Result<Done, ApplyError> {
+        let keeps = done.seen.nf_tables.as_ref().is_some_and(netlink::Observed::keeps_connections);
+        if let Some(connection) =
+            self.handles.netlink.as_mut().filter(|_| keeps && self.plan.planned_rules().is_empty())
+        {
+            kept::remove_with(connection)?;
+            done.outcome.changed = true;
+        }
+        Ok(done)
     }
 
     fn passes(&mut self) -> Result<Done, ApplyError> {

@@ -31,11 +31,15 @@ use wire::{Flow, Inet};
 
 pub use owners::socket_groups;
 
+/// A connection's own end and its peer's.
+type Ends = (SocketAddr, SocketAddr);
+
 /// How many times to list sockets: the second pass finds connections that began while the rules were applied.
 const LOOKS: usize = 3;
 /// How many times a dump is attempted if it is interrupted.
 const DUMP_ATTEMPTS: usize = 10;
 const OPEN_DIAG: &str = "open a socket for inet_diag";
+const OPEN_TRACKING: &str = "open a socket for netfilter";
 /// The most sockets, or tracked connections, that are checked. A pod's limit of open files is lower.
 const MOST: usize = 1 << 20;
 
@@ -86,7 +90,7 @@ pub fn sever(
     let place = CloseScope::here(plan)?;
     let mut severed = ClosedConnections::default();
     let mut diag = QuerySocket::open(NETLINK_SOCK_DIAG, OPEN_DIAG)?;
-    let mut tracking = QuerySocket::open(NETLINK_NETFILTER, "open a socket for netfilter")?;
+    let mut tracking = QuerySocket::open(NETLINK_NETFILTER, OPEN_TRACKING)?;
     for _ in 0..LOOKS {
         let beside = place.surely_beside(&mut diag, &mut tracking, groups_of)?;
         let flows = tracking.flows()?;
@@ -121,7 +125,7 @@ pub fn sever(
 /// Why some may be left.
 pub(crate) fn forget_closed(plan: &RulePlan) -> Result<usize, CloseError> {
     let place = CloseScope::here(plan)?;
-    let mut tracking = QuerySocket::open(NETLINK_NETFILTER, "open a socket for netfilter")?;
+    let mut tracking = QuerySocket::open(NETLINK_NETFILTER, OPEN_TRACKING)?;
     // In this order: a connection has its socket once it is tracked.
     let flows = tracking.flows()?;
     let sockets = QuerySocket::open(NETLINK_SOCK_DIAG, OPEN_DIAG)?.sockets()?;
@@ -139,7 +143,7 @@ pub(crate) fn forget_closed(plan: &RulePlan) -> Result<usize, CloseError> {
 /// The kernel does not report it.
 pub fn unanswered_probes(sources: ProbeSources) -> Result<BTreeMap<IpAddr, usize>, CloseError> {
     let sources = Family::BOTH.map(|family| sources.of(family));
-    let mut tracking = QuerySocket::open(NETLINK_NETFILTER, "open a socket for netfilter")?;
+    let mut tracking = QuerySocket::open(NETLINK_NETFILTER, OPEN_TRACKING)?;
     let probes = tracking.flows_that(|flow| {
         flow.protocol == Protocol::Tcp && flow.is_translated && sources.contains(&flow.answered_to().ip())
     })?;
@@ -151,6 +155,37 @@ pub fn unanswered_probes(sources: ProbeSources) -> Result<BTreeMap<IpAddr, usize
         unanswered.remove(&probe.destination.ip());
     }
     Ok(unanswered)
+}
+
+/// The TCP connections of the calling thread's network namespace with others that are open, or just being opened, and that nothing translates: those
+/// that a plan in force would end. What connection tracking translates goes on as it is.
+pub(crate) fn kept_when_enrolled() -> Result<BTreeSet<Ends>, CloseError> {
+    let flows = QuerySocket::open(NETLINK_NETFILTER, OPEN_TRACKING)?.flows()?;
+    let translated: BTreeSet<Ends> = flows
+        .iter()
+        .filter(|flow| flow.protocol == Protocol::Tcp && flow.is_translated)
+        .flat_map(Flow::ends_seen)
+        .map(|(_, local, remote)| (local, remote))
+        .collect();
+    let sockets = QuerySocket::open(NETLINK_SOCK_DIAG, OPEN_DIAG)?.sockets()?;
+    let is_with_others = |socket: &&Inet| {
+        socket.protocol == Protocol::Tcp && socket.is_open() && !socket.remote.ip().is_loopback()
+    };
+    let open = sockets.iter().filter(is_with_others).map(|socket| (socket.local, socket.remote));
+    Ok(open.filter(|ends| !translated.contains(ends)).collect())
+}
+
+/// Makes connection tracking forget these TCP connections: an entry that it had would let them go on whatever the rules are.
+pub(crate) fn forget(ends: &BTreeSet<Ends>) -> Result<(), CloseError> {
+    let mut tracking = QuerySocket::open(NETLINK_NETFILTER, OPEN_TRACKING)?;
+    for flow in tracking.flows()? {
+        let is_one = ends.contains(&(flow.source, flow.destination))
+            || ends.contains(&(flow.destination, flow.source));
+        if flow.protocol == Protocol::Tcp && is_one {
+            tracking.forget(&flow)?;
+        }
+    }
+    Ok(())
 }
 
 /// A socket that waits for a peer to send first: a TCP listener, or a UDP socket that is not connected.

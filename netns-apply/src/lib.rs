@@ -27,6 +27,8 @@ mod handles;
 #[cfg(feature = "write")]
 mod impact;
 #[cfg(feature = "write")]
+pub mod kept;
+#[cfg(feature = "write")]
 mod legacy;
 #[cfg(feature = "write")]
 mod live;

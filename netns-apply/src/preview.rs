@@ -3,6 +3,7 @@
 use crate::{ApplyError, ApplyOptions, handles::Handles, observe::NamespaceState, pause::deadline};
 use netfilter_state::{
     change::IptablesChange,
+    netlink::{Observed, kept::TABLE},
     routing::RoutingItem,
     steps::{self, Goal, RulesIn, Step},
 };
@@ -24,7 +25,11 @@ pub fn cleanup_preview(options: &ApplyOptions) -> Result<String, ApplyError> {
         nft_in_transaction: handles.nft_in_transaction,
         ..Goal::new(&plan, RulesIn::Iptables(Variant::Nft))
     };
-    Ok(steps::between(&seen.state, &goal).iter().map(text).collect())
+    let mut text: String = steps::between(&seen.state, &goal).iter().map(text).collect();
+    if seen.nf_tables.as_ref().is_some_and(Observed::keeps_connections) {
+        text += &format!("# connections that are kept\ndelete table inet {TABLE}\n");
+    }
+    Ok(text)
 }
 
 fn text(step: &Step) -> String {
