@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::{Fate, Interface, TraceRules};
+use netfilter_state::netlink::{Messages, kept};
 use netfilter_state::routing::{self, FoundRouting};
 use proptest::{collection, prelude::*, sample};
 use std::collections::BTreeSet;
@@ -498,4 +499,37 @@ proptest! {
             }
         }
     }
+}
+
+#[test]
+fn connections_that_are_kept_are_no_first_packets_and_what_lets_those_pass_is_found() {
+    let plan = AmbientRedirect::new(Families::V4).plan();
+    let connection = ["10.1.0.2:8080", "10.1.0.9:40000"].map(|at| at.parse().unwrap());
+    let hour = std::time::Duration::from_secs(3600);
+    let made = kept::make(1, &[connection.into()].into(), hour).unwrap();
+    let found = |is_settled: bool, by_hand: &str| {
+        let mut table = HookedRules::default();
+        Messages::new(&made).for_each(|message| table.take(&message));
+        if is_settled {
+            table.forget_rules();
+            let settled = kept::settle(2).unwrap();
+            Messages::new(&settled).for_each(|message| table.take(&message));
+        }
+        table.forget_elements();
+        for chain in table.tables.values_mut().flat_map(|table| table.chains.values_mut()) {
+            let by_hand = Some(by_hand).filter(|words| !words.is_empty());
+            chain.rules.extend(by_hand.map(KernelRule::saved));
+        }
+        let mut ruleset = in_force(&plan, "");
+        ruleset.tables.extend(table.tables);
+        let addresses: [IpAddr; 1] = [OWN.parse().unwrap()];
+        let interfaces = ["eth0".to_string()];
+        let pod = Pod { addresses: &addresses, interfaces: &interfaces, ..Pod::default() };
+        let effects = find(&ruleset, &plan, &pod).into_iter().map(|one| one.effect);
+        effects.collect::<BTreeSet<_>>()
+    };
+    assert_eq!(found(true, ""), BTreeSet::new());
+    assert_eq!(found(false, ""), [Effect::Untracks].into(), "being made, it adds what opens a connection");
+    assert_eq!(found(true, "-p tcp -j NOTRACK"), [Effect::Untracks].into());
+    assert_eq!(found(true, "-p tcp -j DROP"), [Effect::Drops].into());
 }
