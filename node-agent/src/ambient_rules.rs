@@ -2,12 +2,15 @@
 //!
 //! Everything acts on the calling thread's network namespace, which must be the pod's.
 
+use std::time::Duration;
+
 use netns_apply::facts::ambient_here;
-use netns_apply::{
-    ApplyError, ApplyOptions, Mismatch, Outcome, Snapshot, in_the_way, observe, probes, verify,
-};
+use netns_apply::{ApplyError, ApplyOptions, Mismatch, Outcome, Snapshot, in_the_way, kept, probes, verify};
 use redirect_core::plan::DataPlane;
 use redirect_core::{AmbientRedirect, RulePlan};
+
+/// How long connections are kept that are open when the pod is enrolled: an annotation of the pod, or a label of its namespace.
+pub const KEEP_CONNECTIONS: &str = "cni.istio.io/keepConnections";
 
 /// Whether one condition of a pod's enrolment holds, verified. Otherwise why that cannot be determined, or, after a try that failed, why the
 /// next one is not due yet.
@@ -43,15 +46,25 @@ fn condition(verified: Result<Option<Mismatch>, ApplyError>) -> Condition {
 /// That cannot be determined, and why; or what other programs' rules or routing do to it: writing ours again would not change that.
 pub fn are_in_force(redirect: &AmbientRedirect, options: &ApplyOptions) -> Condition {
     let plan = ambient_here(redirect.clone()).plan();
-    let verdict = read(&plan, options)?.verify(&plan, options);
+    let snapshot = read(&plan, options)?;
+    // One that is still being made, or that another program has changed, lets new connections past ztunnel.
+    if snapshot.keeps_connections() && !kept::observe().map_err(|error| error.to_string())?.is_settled() {
+        return Ok(false);
+    }
+    let verdict = snapshot.verify(&plan, options);
     condition(verdict.map(|verdict| verdict.mismatch))
 }
 
-/// Puts the plan of this redirection in force where it lacks, and returns whether it is in force then, as [`are_in_force`].
+/// Puts the plan of this redirection in force where it lacks, and returns whether it is in force then, as [`are_in_force`]. If the namespace had no rules
+/// of ambient mode, connections that are open are kept for this time.
 ///
 /// # Errors
 /// Why it could not be put in force.
-pub fn ensure_in_force(redirect: &AmbientRedirect, options: &ApplyOptions) -> Result<Condition, String> {
+pub fn ensure_in_force(
+    redirect: &AmbientRedirect,
+    keep: Duration,
+    options: &ApplyOptions,
+) -> Result<Condition, String> {
     let plan = ambient_here(redirect.clone()).plan();
     let mut snapshot = match read(&plan, options) {
         Ok(snapshot) => snapshot,
@@ -60,7 +73,11 @@ pub fn ensure_in_force(redirect: &AmbientRedirect, options: &ApplyOptions) -> Re
     let verified = match snapshot.differences(&plan, options) {
         Ok(mismatch @ Some(Mismatch::DoesNotConverge(_))) => Ok(mismatch),
         Ok(Some(_)) => {
-            snapshot.apply(&plan, options).map_err(|error| error.to_string())?;
+            apply_keeping(snapshot, &plan, keep, options)?;
+            verify(&plan, options)
+        }
+        Ok(None) if snapshot.keeps_connections() => {
+            conclude_keeping()?;
             verify(&plan, options)
         }
         Ok(None) => snapshot.interference(&plan, options).map(|verdict| verdict.mismatch),
@@ -74,17 +91,69 @@ pub fn ensure_in_force(redirect: &AmbientRedirect, options: &ApplyOptions) -> Re
 /// # Errors
 /// They cannot be read.
 pub fn exist(options: &ApplyOptions) -> Condition {
-    let observed = observe(options).map_err(|error| error.to_string())?;
-    Ok(observed.data_planes().contains(&DataPlane::Ambient))
+    let snapshot = Snapshot::take(&RulePlan::empty(), options).map_err(|error| error.to_string())?;
+    Ok(has_rules(&snapshot) || snapshot.keeps_connections())
 }
 
-/// Puts the plan in force, and verifies it. What other programs' rules do to it, only [`are_in_force`] shows.
+fn has_rules(snapshot: &Snapshot<'_>) -> bool {
+    snapshot.observation().data_planes().contains(&DataPlane::Ambient)
+}
+
+/// Puts the plan in force, and verifies it; keeps connections as [`ensure_in_force`] does. What other programs' rules do to it, only [`are_in_force`] shows.
 ///
 /// # Errors
 /// Why it is not in force, or not verified.
-pub fn put_in_force(redirect: &AmbientRedirect, options: &ApplyOptions) -> Result<(), String> {
-    let (plan, _) = apply_here(redirect, options)?;
+pub fn put_in_force(
+    redirect: &AmbientRedirect,
+    keep: Duration,
+    options: &ApplyOptions,
+) -> Result<(), String> {
+    let plan = ambient_here(redirect.clone()).plan();
+    apply_keeping(read(&plan, options)?, &plan, keep, options)?;
     verify_applied(&plan, options).map(drop)
+}
+
+/// Puts a plan in force in a namespace of which this was read. If it had no rules of ambient mode, connections that are open are kept for this time.
+///
+/// A process that ends in between leaves the namespace without the plan, or with a table to be concluded: both are found by [`are_in_force`].
+fn apply_keeping(
+    snapshot: Snapshot<'_>,
+    plan: &RulePlan,
+    keep: Duration,
+    options: &ApplyOptions,
+) -> Result<Outcome, String> {
+    if keep.is_zero() || has_rules(&snapshot) {
+        let keeps = snapshot.keeps_connections();
+        let outcome = snapshot.apply(plan, options).map_err(|error| error.to_string())?;
+        return if keeps { conclude_keeping().map(|()| outcome) } else { Ok(outcome) };
+    }
+    let begun = kept::begin(keep).map_err(|error| {
+        format!("connections cannot be kept, as {KEEP_CONNECTIONS} asks: {error}; remove it to enrol the pod without")
+    });
+    let applied = begun.and_then(|_| {
+        // What was read is older than the table.
+        read(plan, options)?.apply(plan, options).map_err(|error| error.to_string())
+    });
+    match applied {
+        Ok(outcome) => conclude_keeping().map(|()| outcome),
+        Err(why) => {
+            // A pod without rules keeps nothing. If this fails, too, the next try replaces it.
+            let _ = kept::remove();
+            Err(why)
+        }
+    }
+}
+
+/// Ends adding connections that are kept, now that rules are in force. A table that keeps none, or that another program has changed, goes.
+fn conclude_keeping() -> Result<(), String> {
+    let conclude = || {
+        let table = kept::observe()?;
+        if table.connections().is_empty() || !(table.is_settled() || table.is_being_made()) {
+            return if table.exists() { kept::remove() } else { Ok(()) };
+        }
+        if table.is_settled() { Ok(()) } else { kept::settle() }
+    };
+    conclude().map_err(|error| format!("the table of connections that are kept: {error}"))
 }
 
 /// Puts the plan in force; returns it.

@@ -1,10 +1,11 @@
 //! Enrolment in ambient mode on real network namespaces, with a client that is as strict as ztunnel. Needs root.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::IpAddr;
+use std::io;
+use std::net::{IpAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use cni_core::enablement::Enablement;
 use cni_core::sandboxed::SandboxedRuntimes;
@@ -15,9 +16,10 @@ use install_cni::ambient::decision::Redirection;
 use install_cni::ambient::enrolment::{Enrolled, Enrolment};
 use install_cni::ambient::node::{Annotate, NamedNamespaces, NodePass, ProbePath, ZtunnelLink};
 use install_cni::ambient::pod::{AmbientPod, AmbientRules};
+use install_cni::ambient_rules::KEEP_CONNECTIONS;
 use install_cni::settings::{AmbientDefaults, Paths};
 use netns_apply::netns::Netns;
-use netns_apply::probes;
+use netns_apply::{kept, probes};
 use redirect_core::Family;
 use redirect_core::ambient::ProbeSources;
 use serde_json::{Map, Value, json};
@@ -35,6 +37,7 @@ struct Node {
     pods: Vec<Value>,
     annotations: Arc<Mutex<BTreeMap<String, Redirection>>>,
     capture_scope: bool,
+    keep_connections: Duration,
     begin: Instant,
 }
 
@@ -57,7 +60,8 @@ impl Node {
         let folder = tempfile::tempdir().expect("a folder");
         let host = Namespace::empty(Families::Dual).expect("a namespace");
         let (pods, annotations, begin) = (Vec::new(), Arc::default(), Instant::now());
-        let node = Self { folder, host, pods, annotations, capture_scope: false, begin };
+        let (capture_scope, keep_connections) = (false, Duration::ZERO);
+        let node = Self { folder, host, pods, annotations, capture_scope, keep_connections, begin };
         node.add_process(1, "0::/init.scope\n", &node.host.path());
         node
     }
@@ -108,6 +112,7 @@ impl Node {
             defaults: AmbientDefaults {
                 dns_capture: true,
                 ipv6: true,
+                keep_connections: self.keep_connections,
                 capture_scope: self.capture_scope,
                 probes: ProbeSources::USUAL,
             },
@@ -300,6 +305,40 @@ fn a_pod_whose_scope_changes_stays_enrolled_and_a_wrong_one_changes_nothing() {
     node.pods[0]["metadata"]["annotations"] = json!({});
     assert_eq!(node.settle(&mut agent).enrolled, 1);
     assert_eq!(rules(), "0");
+}
+
+#[test]
+fn connections_are_kept_when_a_pod_is_enrolled_and_not_when_its_rules_are_repaired() {
+    let mut node = Node::new();
+    let pods = [sandbox(&["10.1.0.2"]), sandbox(&["10.1.0.3"])];
+    node.add_pod(UIDS[0], 101, &pods[0], &["10.1.0.2"]);
+    node.add_pod(UIDS[1], 102, &pods[1], &["10.1.0.3"]);
+    node.pods[0]["metadata"]["annotations"][KEEP_CONNECTIONS] = json!("10m");
+    let open = |pod: &Namespace, address: &str| {
+        let open = || {
+            let listener = TcpListener::bind((address, 8080))?;
+            Ok::<_, io::Error>((TcpStream::connect((address, 8080))?, listener))
+        };
+        pod.enter(open).expect("enters").expect("a connection")
+    };
+    let _open = [open(&pods[0], "10.1.0.2"), open(&pods[1], "10.1.0.3")];
+    let kept =
+        || pods.each_ref().map(|pod| pod.enter(kept::observe).expect("enters").expect("reads").exists());
+    let _ztunnel = Obedient::start(node.socket());
+    let mut agent = node.agent();
+    assert_eq!(node.settle(&mut agent).enrolled, 2);
+    assert_eq!(kept(), [false, false], "no operator allows it");
+
+    let labels = std::mem::take(&mut node.pods[0]["metadata"]["labels"]);
+    node.settle(&mut agent);
+    node.keep_connections = Duration::from_secs(3600);
+    node.pods[0]["metadata"]["labels"] = labels;
+    assert_eq!(node.settle(&mut agent).enrolled, 2);
+    assert_eq!(kept(), [true, false]);
+
+    pods[0].sh("nft flush ruleset").expect("runs").ok().expect("flushes");
+    assert_eq!(node.settle(&mut agent).enrolled, 2);
+    assert_eq!(kept(), [false, false], "what bypassed ztunnel meanwhile is not kept");
 }
 
 #[test]

@@ -6,6 +6,7 @@ use install_cni::ambient_rules::{
 use netns_apply::{ApplyOptions, apply};
 use redirect_core::options::BackendChoice;
 use redirect_core::{AmbientRedirect, Families};
+use std::time::Duration;
 use test_support::netns::{Families as Addresses, Namespace};
 
 fn options(backend: BackendChoice) -> ApplyOptions {
@@ -27,11 +28,11 @@ fn rules_come_are_found_changed_and_go_in_each_backend() {
         let (of_pod, options) = (redirect.clone(), options(backend));
         let is_there = || pod.enter(|| (are_in_force(&of_pod, &options), exist(&options))).expect("enters");
         assert_eq!(is_there(), (Ok(false), Ok(false)));
-        pod.enter(|| put_in_force(&of_pod, &options)).expect("enters").expect("in force");
+        pod.enter(|| put_in_force(&of_pod, Duration::ZERO, &options)).expect("enters").expect("in force");
         assert_eq!(is_there(), (Ok(true), Ok(true)));
         pod.sh("nft flush ruleset").expect("runs").ok().expect("flushes");
         assert_eq!(is_there().0, Ok(false), "rules that are gone");
-        pod.enter(|| put_in_force(&of_pod, &options)).expect("enters").expect("in force");
+        pod.enter(|| put_in_force(&of_pod, Duration::ZERO, &options)).expect("enters").expect("in force");
         pod.enter(|| remove(&options)).expect("enters").expect("removed");
         assert_eq!(is_there(), (Ok(false), Ok(false)));
         let left = pod
@@ -92,7 +93,7 @@ fn a_namespace_without_ipv6_is_redirected_and_verified() {
     let redirect = AmbientRedirect::new(Families::Both);
     let pod = pod(Addresses::V4);
     let options = options(BackendChoice::Netlink);
-    pod.enter(|| put_in_force(&redirect, &options)).expect("enters").expect("in force");
+    pod.enter(|| put_in_force(&redirect, Duration::ZERO, &options)).expect("enters").expect("in force");
     assert_eq!(pod.enter(|| are_in_force(&redirect, &options)).expect("enters"), Ok(true));
 }
 
@@ -108,7 +109,7 @@ fn rules_of_a_sidecar_are_neither_replaced_nor_removed() {
     assert_eq!(pod.enter(|| are_in_force(&redirect, &options)).expect("enters"), refused);
     assert_eq!(pod.enter(|| exist(&options)).expect("enters"), Ok(false));
     for done in [
-        pod.enter(|| put_in_force(&redirect, &options)).expect("enters"),
+        pod.enter(|| put_in_force(&redirect, Duration::ZERO, &options)).expect("enters"),
         pod.enter(|| remove(&options).map(drop)).expect("enters"),
     ] {
         assert_eq!(done, Err(HAS_SIDECAR.to_owned()));

@@ -1,5 +1,6 @@
 //! Rules in real network namespaces, and the packets that meet them.
 
+mod ambient_kept;
 mod ambient_packets;
 mod ambient_probes;
 mod ambient_replay;

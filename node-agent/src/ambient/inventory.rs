@@ -15,6 +15,7 @@ use serde_json::{Map, Value, json};
 use tokio::sync::Notify;
 
 use super::pod::{AmbientPod, AmbientRules};
+use crate::ambient_rules::KEEP_CONNECTIONS;
 use crate::cluster::pods::{self, SPREAD, labels};
 
 /// How annotations begin that decide without being settings.
@@ -225,7 +226,8 @@ pub fn condensed(pod: &Value) -> Option<(String, Value)> {
         };
         let is_setting =
             || AMBIENT_SETTINGS.iter().any(|setting| setting.annotations.contains(&name.as_str()));
-        if name.starts_with(ANNOTATIONS) || is_setting() || is_accepting() {
+        let is_kept = || name == KEEP_CONNECTIONS;
+        if name.starts_with(ANNOTATIONS) || is_kept() || is_setting() || is_accepting() {
             kept["metadata"]["annotations"][name] = value.clone();
         } else if name == SIDECAR_ANNOTATION {
             // That it exists is enough; its value is long.
@@ -248,6 +250,7 @@ mod tests {
     use cni_core::sandboxed::SandboxedRuntimes;
     use cni_core::selection::Acceptance;
     use redirect_core::ambient::ProbeSources;
+    use std::time::Duration;
 
     fn rules() -> AmbientRules {
         AmbientRules {
@@ -256,6 +259,7 @@ mod tests {
                 dns_capture: true,
                 ipv6: true,
                 capture_scope: false,
+                keep_connections: Duration::ZERO,
                 probes: ProbeSources::USUAL,
             },
             sandboxed: SandboxedRuntimes::default(),
@@ -269,7 +273,7 @@ mod tests {
                 "annotations": {"sidecar.istio.io/status": "{long}", "kubectl.kubernetes.io/last": "{}",
                     "istio.io/reroute-virtual-interfaces": "tap0", "traffic.istio.io/excludeOutboundPorts": "3306",
                     "traffic.istio.io/nodeSelector": "{}",
-                    "ambient.istio.io/dns-capture": "false", "cni.istio.io/acceptedRules": "chain=BACKUP"}},
+                    "ambient.istio.io/dns-capture": "false", "cni.istio.io/acceptedRules": "chain=BACKUP", "cni.istio.io/keepConnections": "10m"}},
             "spec": {"containers": [{"name": "web"}]},
             "status": {"phase": "Running", "podIPs": [{"ip": "10.1.0.2"}], "conditions": []}})
     }
@@ -287,7 +291,7 @@ mod tests {
             json!({"metadata": {"namespace": "shop", "name": "u-1", "uid": "u-1", "labels": {"app": "web"},
                     "annotations": {"sidecar.istio.io/status": "", "ambient.istio.io/dns-capture": "false",
                         "istio.io/reroute-virtual-interfaces": "tap0", "traffic.istio.io/excludeOutboundPorts": "3306",
-                        "cni.istio.io/acceptedRules": "chain=BACKUP"}},
+                        "cni.istio.io/acceptedRules": "chain=BACKUP", "cni.istio.io/keepConnections": "10m"}},
                 "spec": {}, "status": {"phase": "Running", "podIPs": [{"ip": "10.1.0.2"}]}})
         );
         assert_eq!(condensed(&json!({"metadata": {}})), None);

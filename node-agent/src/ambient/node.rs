@@ -264,7 +264,7 @@ impl<'a> NodePass<'a> {
             while let Some((pod, redirect)) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
                 let uid = pod.workload.uid();
                 let Some(netns) = found.get(uid) else { continue };
-                let ensure = |options: &ApplyOptions| rules::ensure_in_force(redirect, options);
+                let ensure = |options: &ApplyOptions| rules::ensure_in_force(redirect, pod.keeps(), options);
                 // If that fails, the pod's own step does, and says why.
                 if let Ok(Ok(condition)) = in_namespace(netns, programming, &pod.accepted, ensure) {
                     lock(&seen).insert(uid.to_owned(), condition);
@@ -350,7 +350,7 @@ impl Effects for NodePass<'_> {
     fn change_rules(&mut self, pod: &AmbientPod, redirect: Option<&AmbientRedirect>) -> Result<(), String> {
         self.conditions.remove(pod.workload.uid());
         self.inside(pod, |options| match redirect {
-            Some(redirect) => rules::put_in_force(redirect, options),
+            Some(redirect) => rules::put_in_force(redirect, pod.keeps(), options),
             None => rules::remove(options).map(drop),
         })?
     }

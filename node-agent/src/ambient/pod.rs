@@ -1,6 +1,7 @@
 //! A pod of the node, as enrolment needs it.
 
 use std::net::IpAddr;
+use std::time::Duration;
 
 use cni_core::enablement::{Enablement, NotAmbient};
 use cni_core::pod_source::PodName;
@@ -9,11 +10,13 @@ use cni_core::selection::Acceptance;
 use reasons::PodState;
 use redirect_core::accepted::{ANNOTATION, AcceptedRules};
 use redirect_core::settings::{Key, RawSettings, Source};
+use redirect_core::values::parse_duration;
 use redirect_core::{AmbientRedirect, Family};
 use serde_json::{Map, Value};
 use zds::Workload;
 
 use super::decision::Redirection;
+use crate::ambient_rules::KEEP_CONNECTIONS;
 use crate::settings::AmbientDefaults;
 
 /// A pod of this node that has a network namespace.
@@ -27,6 +30,8 @@ pub struct AmbientPod {
     pub addresses: Vec<IpAddr>,
     /// How it is to be redirected; why it is not in ambient mode.
     pub wanted: Result<AmbientRedirect, NotEnrolled>,
+    /// How long connections are kept that are open when it is enrolled.
+    pub keep: Duration,
     /// The rules of other programs that are accepted in it.
     pub accepted: AcceptedRules,
     /// What its annotation says.
@@ -121,19 +126,45 @@ impl AmbientPod {
             (Ok(()), Some(class)) => Err(NotEnrolled::Sandboxed { class }),
             (Ok(()), None) => redirect(rules.defaults, annotation),
         };
+        let of_namespace = || namespace_labels.get(KEEP_CONNECTIONS)?.as_str();
+        let keep = kept(rules.defaults.keep_connections, annotation(KEEP_CONNECTIONS), of_namespace());
+        let (keep, wanted) = match (keep, wanted) {
+            (Err(why), Ok(_)) => (Duration::ZERO, Err(NotEnrolled::Settings(why))),
+            (keep, wanted) => (keep.unwrap_or_default(), wanted),
+        };
         let named = annotation(ANNOTATION).map(|list| (ANNOTATION.to_owned(), list.to_owned()));
         let (accepted, _) = rules.acceptance.of_pod(&named.into_iter().collect());
         let annotation = annotation(Redirection::KEY).and_then(Redirection::of);
-        Some(Self { name, workload, addresses, wanted, accepted, annotation, is_ending })
+        Some(Self { name, workload, addresses, wanted, keep, accepted, annotation, is_ending })
     }
 }
 
 impl AmbientPod {
+    /// How long open connections are kept when rules are put in force where none are. If it was enrolled before, these began without
+    /// its rules, and are not kept.
+    #[must_use]
+    pub fn keeps(&self) -> Duration {
+        if self.annotation == Some(Redirection::Enabled) { Duration::ZERO } else { self.keep }
+    }
+
     /// Whether it should be in ambient mode, even if it cannot be.
     #[must_use]
     pub fn is_wanted(&self) -> bool {
         self.wanted.as_ref().err().is_none_or(NotEnrolled::is_obstacle)
     }
+}
+
+/// How long a pod keeps connections: what it says, or else its namespace, and at most this. Where an operator allows no time, neither counts.
+fn kept(most: Duration, of_pod: Option<&str>, of_namespace: Option<&str>) -> Result<Duration, String> {
+    if most.is_zero() {
+        return Ok(Duration::ZERO);
+    }
+    let said = of_pod.map(|text| ("annotation", text));
+    let said = said.or_else(|| of_namespace.map(|text| ("the namespace's label", text)));
+    let Some((place, text)) = said else { return Ok(Duration::ZERO) };
+    let read =
+        parse_duration(text).map_err(|problem| format!("{place} {KEEP_CONNECTIONS}: {text:?} {problem}"));
+    Ok(read?.min(most))
 }
 
 fn redirect<'a>(
@@ -165,8 +196,13 @@ mod tests {
     use redirect_core::ambient::ProbeSources;
     use serde_json::json;
 
-    const DEFAULTS: AmbientDefaults =
-        AmbientDefaults { dns_capture: true, ipv6: true, capture_scope: false, probes: ProbeSources::USUAL };
+    const DEFAULTS: AmbientDefaults = AmbientDefaults {
+        dns_capture: true,
+        ipv6: true,
+        capture_scope: false,
+        keep_connections: Duration::ZERO,
+        probes: ProbeSources::USUAL,
+    };
 
     fn pod() -> Value {
         json!({"metadata": {"namespace": "shop", "name": "web", "uid": "u-1",
@@ -235,6 +271,53 @@ mod tests {
         assert!(told.starts_with("annotation traffic.istio.io/excludeInboundPorts: \"metrics\""), "{told}");
         let many = vec!["80"; 20_000].join(",");
         assert!(with(true, &many).expect_err("too many").to_string().contains("are 20000 values"));
+    }
+
+    #[test]
+    fn a_pod_or_its_namespace_asks_for_its_connections_and_an_operator_limits_that() {
+        let hour = AmbientDefaults { keep_connections: Duration::from_secs(3600), ..DEFAULTS };
+        let with = |defaults: AmbientDefaults, of_pod: Option<&str>, of_namespace: Option<&str>| {
+            let mut pod = pod();
+            pod["metadata"]["annotations"] = json!(of_pod.map(|text| json!({KEEP_CONNECTIONS: text})));
+            let rules = AmbientRules {
+                enablement: Enablement::usual([]),
+                defaults,
+                sandboxed: SandboxedRuntimes::default(),
+                acceptance: Acceptance::default(),
+            };
+            let labels = of_namespace.map(|text| (KEEP_CONNECTIONS.to_owned(), json!(text)));
+            AmbientPod::read(&pod, &labels.into_iter().collect(), &rules).expect("a pod")
+        };
+        for (defaults, of_pod, of_namespace, seconds) in [
+            (DEFAULTS, Some("10m"), Some("10m"), 0),
+            (hour, None, None, 0),
+            (hour, Some("10m"), None, 600),
+            (hour, None, Some("10m"), 600),
+            (hour, Some("1m"), Some("10m"), 60),
+            (hour, Some("0s"), Some("10m"), 0),
+            (hour, Some("2h"), None, 3600),
+        ] {
+            let keeps = with(defaults, of_pod, of_namespace).keeps();
+            assert_eq!(keeps.as_secs(), seconds, "{of_pod:?} {of_namespace:?}");
+        }
+        for (of_pod, of_namespace, begins) in [
+            (Some("soon"), None, "annotation cni.istio.io/keepConnections: \"soon\" is not a duration"),
+            (
+                None,
+                Some("10"),
+                "the namespace's label cni.istio.io/keepConnections: \"10\" is not a duration",
+            ),
+        ] {
+            let why = with(hour, of_pod, of_namespace).wanted.expect_err("wrong");
+            assert!(why.is_obstacle() && why.to_string().starts_with(begins), "{why}");
+            assert!(
+                with(DEFAULTS, of_pod, of_namespace).wanted.is_ok(),
+                "what does not count cannot be wrong"
+            );
+        }
+        let mut enrolled = with(hour, Some("10m"), None);
+        enrolled.annotation = Some(Redirection::Enabled);
+        assert_eq!(enrolled.keeps(), Duration::ZERO, "it has been enrolled, so its rules are only repaired");
     }
 
     #[test]

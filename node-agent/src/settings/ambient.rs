@@ -1,6 +1,7 @@
 //! Settings of ambient mode.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use cni_core::enablement::Enablement;
 use cni_core::yaml;
@@ -20,6 +21,8 @@ pub struct AmbientDefaults {
     pub ipv6: bool,
     /// Whether pods may limit what is captured of their traffic (`AMBIENT_CAPTURE_SCOPE`).
     pub capture_scope: bool,
+    /// How long pods may keep connections past ztunnel that were open when they were enrolled (`AMBIENT_KEEP_CONNECTIONS`).
+    pub keep_connections: Duration,
     /// The sources that the node gives to the kubelet's probes (`HOST_PROBE_SNAT_IP`, `HOST_PROBE_SNAT_IPV6`).
     pub probes: ProbeSources,
 }
@@ -48,6 +51,7 @@ pub(super) fn read(raw: &mut Raw<'_>) -> Option<AmbientSettings> {
         dns_capture: raw.switch(Key::AMBIENT_DNS_CAPTURE),
         ipv6: raw.switch(Key::AMBIENT_IPV6),
         capture_scope: raw.switch(Key::AMBIENT_CAPTURE_SCOPE),
+        keep_connections: raw.duration(Key::AMBIENT_KEEP_CONNECTIONS),
         probes: probes(raw),
     };
     let routes_branch_probes = raw.switch(Key::AMBIENT_ENABLE_AWS_BRANCH_ENI_PROBE);

@@ -95,6 +95,7 @@ impl Pod {
             } else {
                 Err(NotEnrolled::NotAmbient(NotAmbient::NotSelected))
             },
+            keep: Duration::ZERO,
             accepted: AcceptedRules::default(),
             annotation: self.annotation,
             is_ending: self.is_ending,
