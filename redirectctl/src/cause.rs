@@ -219,6 +219,9 @@ causes! {
     Excluded: "traffic-excluded", Note,
         "settings leave traffic alone, as they say: it bypasses the proxy",
         "if this is not intended, change the annotation and delete the pod";
+    ConnectionsKept: "connections-kept", Note,
+        "connections that were open when the pod was enrolled go past ztunnel until they end, or until their time is over",
+        "nothing is to be done; remove the annotation or label cni.istio.io/keepConnections if this is not intended";
     DnsCaptured: "dns-captured", Note,
         "DNS queries of the application go to the proxy, whatever server they are meant for",
         "nothing is to be done; without the proxy no name is resolved";

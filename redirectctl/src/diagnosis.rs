@@ -6,6 +6,7 @@ use std::net::IpAddr;
 use cni_core::enablement::REDIRECTION_ANNOTATION;
 use netfilter_state::change::DifferenceKind;
 use netfilter_state::differences::{Difference, Differences};
+use netfilter_state::netlink::kept::KeptTable;
 use netfilter_state::routing::RoutingItem;
 use netns_apply::Mismatch;
 use packet_trace::interference::{self, Effect, Severity as Sureness};
@@ -69,6 +70,7 @@ pub fn findings(pod: Option<&Pod>, decided: &PodDecision, seen: Option<&Inspecti
             if let Some(pod) = pod {
                 not_enrolled(pod, &mut all);
             }
+            all.extend(seen.and_then(|seen| connections_kept(&seen.kept)));
             if !redirect.captures_everything() {
                 all.extend(excluded(settings));
             }
@@ -391,6 +393,13 @@ fn excluded(settings: &RawSettings) -> Option<Finding> {
     Finding::some(Cause::Excluded, excluded.collect())
 }
 
+/// What goes past ztunnel for a while.
+fn connections_kept(table: &KeptTable) -> Option<Finding> {
+    let (count, left) = (table.connections().len(), table.left().as_secs());
+    let until = format!("{count} connections, kept until they end or {left}s have passed");
+    (count > 0).then(|| Finding::new(Cause::ConnectionsKept, until))
+}
+
 fn dns_captured(which: &str, source: Source) -> Finding {
     Finding::new(Cause::DnsCaptured, format!("{which} ({source})"))
 }
@@ -479,7 +488,9 @@ fn list<T: ToString>(values: &[T]) -> String {
 mod tests {
     use std::collections::BTreeSet;
 
+    use netfilter_state::netlink::{Messages, kept};
     use netns_apply::Impact;
+    use redirect_core::AmbientRedirect;
     use serde_json::json;
 
     use super::*;
@@ -497,6 +508,7 @@ mod tests {
             not_accepted: None,
             impact: Impact::default(),
             lacking: Vec::new(),
+            kept: KeptTable::default(),
             foreign: false,
         }
     }
@@ -516,6 +528,28 @@ mod tests {
         let all = findings(Some(&pod), &decided, Some(&seen));
         let held = all.iter().map(|finding| finding.cause).filter(|cause| UNPROVEN.contains(cause));
         (state(&decided, Some(&seen), &all), held.map(Cause::code).collect())
+    }
+
+    #[test]
+    fn connections_that_are_kept_are_named_and_nothing_is_wrong_with_them() {
+        let decided = PodDecision::Ambient(Box::new(AmbientRedirect::new(Families::Both)), Box::default());
+        let told = |kept: KeptTable| {
+            let seen = Inspection { kept, ..seen(None) };
+            let all = findings(None, &decided, Some(&seen));
+            let kept = all.into_iter().find(|finding| finding.cause == Cause::ConnectionsKept);
+            (kept.map(|finding| finding.seen), state(&decided, Some(&seen), &[]))
+        };
+        let connection = ["10.1.0.2:8080", "10.1.0.9:40000"].map(|at| at.parse().expect("an address"));
+        let made = kept::make(1, &[connection.into()].into(), std::time::Duration::from_secs(60));
+        let mut table = KeptTable::default();
+        let made = made.expect("it fits");
+        // The kernel shows what it was sent, but for the removal of an older one.
+        Messages::new(&made).for_each(|message| table.take(&message));
+        let (seen, state) = told(table);
+        let seen = seen.expect("a finding");
+        assert_eq!(seen, ["1 connections, kept until they end or 0s have passed"]);
+        assert_eq!(state, PodState::Verified);
+        assert_eq!(told(KeptTable::default()).0, None);
     }
 
     #[test]

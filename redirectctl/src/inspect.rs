@@ -4,10 +4,12 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use cni_core::selection::Programming;
+use netfilter_state::netlink::kept::KeptTable;
 use netfilter_state::state::IptablesTables;
 use netfilter_state::steps::Observation;
 use netns_apply::connections::Listener;
 use netns_apply::facts;
+use netns_apply::kept;
 use netns_apply::netlink::Connection;
 use netns_apply::netns::Netns;
 use netns_apply::pod::{Outside, suitable};
@@ -46,6 +48,8 @@ pub struct Inspection {
     pub impact: Impact,
     /// What the kernel lacks for the plan.
     pub lacking: Vec<String>,
+    /// Connections that are kept past ztunnel, if any.
+    pub kept: KeptTable,
     /// Whether it belongs to another user namespace: then users have other numbers there.
     pub foreign: bool,
 }
@@ -115,6 +119,11 @@ pub fn inspect<T: Send>(
         let snapshot = Snapshot::take(plan.as_ref().unwrap_or(&RulePlan::empty()), &looking);
         let snapshot = snapshot.map_err(|error| of_rules(&error))?;
         let observed = snapshot.observation();
+        let kept = if snapshot.keeps_connections() {
+            kept::observe().map_err(unreadable)?
+        } else {
+            KeptTable::default()
+        };
         let candidates = programming.map_or_else(|| found(observed), |programming| vec![programming]);
         let options = options(candidates.first().copied().unwrap_or(usual));
         let unexamined = unexamined().map_err(|error| of_rules(&error))?;
@@ -136,6 +145,7 @@ pub fn inspect<T: Send>(
             accepted,
             impact,
             lacking,
+            kept,
             foreign,
             not_accepted,
         };

@@ -7,6 +7,7 @@ use std::path::Path;
 
 use cni_core::pod_source::PodName;
 use jsonschema::Validator;
+use netfilter_state::netlink::kept::KeptTable;
 use netfilter_state::ruleset::{Api, Counter, TableFamily, TableName};
 use netns_apply::connections::Listener;
 use netns_apply::netns::Netns;
@@ -120,6 +121,7 @@ fn reports() -> Vec<Value> {
         not_accepted: None,
         impact: Impact::default(),
         lacking: Vec::new(),
+        kept: KeptTable::default(),
         foreign: false,
     };
     let made = Report {
