@@ -1,8 +1,8 @@
 //! Notices about valid settings.
 
-use super::RepairAction;
 use super::raw::{Origin, Raw, file_mode};
 use super::table::{Key, SETTINGS, Status, ValueKind};
+use super::{InstallMode, RepairAction};
 use redirect_core::settings::meant;
 use settings_table::NotInForce;
 
@@ -119,6 +119,8 @@ fn without_effect(raw: &Raw<'_>) -> Vec<Notice> {
     let is_healed = is_watched && raw.is_on(Key::DRIFT_HEAL);
     let is_probed =
         raw.is_on(Key::TAINT_PROBE) && (raw.is_on(Key::NODE_TAINT) || raw.is_on(Key::NODE_CONDITION));
+    let is_inline = InstallMode::parse(raw.value(Key::CNI_INSTALL).1) == Some(InstallMode::Inline);
+    let is_beside = is_chained && !is_owned && !is_inline;
     let by_no_plan = (
         !is_watched && !in_place && !is_probed,
         "only the drift watch, repairs in place and the probe of the node's taint use it, and none of them is on",
@@ -154,8 +156,8 @@ fn without_effect(raw: &Raw<'_>) -> Vec<Notice> {
         (
             Key::MOUNTED_PROC_DIR,
             (
-                !in_place && !is_healed && !is_ambient,
-                "only repairs in place, healing and ambient mode use it, and none of them is on",
+                !in_place && !is_healed && !is_ambient && !is_beside,
+                "only repairs in place, healing, ambient mode and CNI_INSTALL=auto or drop-in use it, and none of them is on",
             ),
         ),
         (

@@ -608,6 +608,10 @@ fn an_action_that_another_one_wins_over_is_said_to_have_no_effect() {
         let used = [("MOUNTED_PROC_DIR", "/p"), ("MOUNTED_CNI_NETNS_DIR", "/n"), (user, "true")];
         assert_eq!(notices(&[], &used), [""; 0], "{user}");
     }
+    for (install, count) in [("inline", 1), ("auto", 0), ("drop-in", 0)] {
+        let texts = notices(&[], &[("MOUNTED_PROC_DIR", "/p"), ("CNI_INSTALL", install)]);
+        assert_eq!(texts.len(), count, "{install}: {texts:?}");
+    }
 }
 
 #[test]
