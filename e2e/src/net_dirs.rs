@@ -4,6 +4,8 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::Path;
 
+use serde_json::Value;
+
 use Expected::{Called, NotCalled, Open};
 
 /// Whether the next pod gets the plugin.
@@ -263,6 +265,20 @@ pub const ALL: &[NetDir] = &[
         "",
     ),
 ];
+
+/// The types of the plugins that a runtime runs, as libcni loads a list; `beside` has the texts of the files in the folder of its name, in their order,
+/// or none where libcni is older than 1.3.
+///
+/// # Panics
+/// A text cannot be loaded, with which libcni fails.
+pub fn plugins_run<'t>(list: &str, beside: impl IntoIterator<Item = &'t str>) -> Vec<String> {
+    let parsed = |text: &str| -> Value {
+        serde_json::from_str(text).unwrap_or_else(|error| panic!("{error}: {text:?}"))
+    };
+    let kind = |plugin: &Value| plugin["type"].as_str().expect("a type").to_owned();
+    let inlined = parsed(list)["plugins"].as_array().cloned().unwrap_or_default();
+    inlined.into_iter().chain(beside.into_iter().map(parsed)).map(|plugin| kind(&plugin)).collect()
+}
 
 impl NetDir {
     /// Writes its files into a folder.

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::fs;
+use std::path::PathBuf;
 use std::process::Command;
 
 use anyhow::{Context, Result};
@@ -30,6 +31,13 @@ impl Strace {
     #[must_use]
     pub fn alone(mut self) -> Self {
         self.words.retain(|word| word != "-f");
+        self
+    }
+
+    /// Only calls on these files and directories.
+    #[must_use]
+    pub fn on(mut self, paths: &[PathBuf]) -> Self {
+        self.words.extend(paths.iter().flat_map(|path| ["-P".to_owned(), path.display().to_string()]));
         self
     }
 

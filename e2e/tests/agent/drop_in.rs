@@ -189,3 +189,46 @@ fn removal_and_other_settings_leave_no_folder_and_the_list_alone() {
         assert_eq!(node.path("net.d/k8s-pod-network").exists(), install == "auto");
     }
 }
+
+/// An agent without the setting puts its entry into the list before it takes the file away; one that knows no such file leaves it, and both are called.
+#[test]
+fn an_older_agent_takes_the_entry_into_the_list_and_a_newer_one_out_of_it_again() {
+    let (mut node, _api) = node("auto");
+    let agent = node.start_ready();
+    let _runtime = Runtime::that_reads(&node);
+    wait_beside(&agent);
+    agent.kill();
+    let beside = node.conf(BESIDE).expect("beside the list");
+    for knows_folders in [true, false] {
+        node.env.remove("CNI_INSTALL");
+        let older = node.start_ready();
+        wait_in_list(&older);
+        older.wait("the file to go", || node.conf(BESIDE).is_none());
+        older.kill();
+        if !knows_folders {
+            fs::create_dir(node.path("net.d/k8s-pod-network")).expect("makes");
+            fs::write(node.path("net.d").join(BESIDE), &beside).expect("writes");
+        }
+        node.set("CNI_INSTALL", "auto");
+        let newer = node.start_ready();
+        wait_beside(&newer);
+        newer.wait_metric("istio_cni_fights_total", 0.0);
+        newer.kill();
+        assert_eq!(node.conf(BESIDE).as_ref(), Some(&beside));
+        assert_eq!(node.confs().len(), 2, "{:?}", node.confs());
+    }
+}
+
+/// The next runtime may read the list alone: that it was another, the next agent sees.
+#[test]
+fn a_runtime_that_was_replaced_while_no_agent_ran_gets_the_entry_from_the_list() {
+    let (node, _api) = node("auto");
+    let agent = node.start_ready();
+    let runtime = Runtime::that_reads(&node);
+    wait_beside(&agent);
+    agent.kill();
+    drop(runtime);
+    assert!(!node.calls_us(), "until an agent runs");
+    wait_in_list(&node.start());
+    assert!(node.conf(BESIDE).is_some(), "also for one that reads it");
+}

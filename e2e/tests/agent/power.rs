@@ -6,6 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use crate::model::{Fault, Model};
+use e2e::net_dirs::plugins_run;
 use install_cni::conflist::{NetConf, PLUGIN_TYPE};
 use install_cni::install::conflist_edits::{ORIGINAL, Obstacle};
 use install_cni::install::disk::{Disk, Lock, Output, PREPARED, Stat, TEMPORARY};
@@ -341,17 +342,11 @@ fn node_with_reader() -> Model {
 
 /// The plugins that a runtime runs, in their order: with libcni 1.3 also those of the list's folder.
 fn run_by_runtime(model: &Model, reads_folders: bool) -> Vec<String> {
-    let types = |name: &str, text: &str| {
-        let conf = NetConf::parse(name, text).unwrap_or_else(|error| panic!("{name}: {error}: {text:?}"));
-        conf.types().iter().map(|kind| (*kind).to_owned()).collect::<Vec<_>>()
-    };
-    let mut all = types("10-calico.conflist", &text(model, "10-calico.conflist"));
     let inside = model.list(Path::new(&format!("{NET}/net"))).unwrap_or_default();
     let inside = inside.iter().filter_map(|name| name.to_str()).filter(|name| name.ends_with(".conf"));
-    for name in inside.filter(|_| reads_folders) {
-        all.extend(types(name, &text(model, &format!("net/{name}"))));
-    }
-    all
+    let beside: Vec<String> =
+        inside.filter(|_| reads_folders).map(|name| text(model, &format!("net/{name}"))).collect();
+    plugins_run(&text(model, "10-calico.conflist"), beside.iter().map(String::as_str))
 }
 
 /// In each direction, and away: whenever the agent is killed or the power is lost, the runtime that is there runs the plugin, and loads the list.
