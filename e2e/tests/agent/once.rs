@@ -193,6 +193,33 @@ fn a_directory_in_the_place_of_a_configuration_is_named_and_not_taken_for_anothe
     assert!(!said(&done).contains("another program changed it"), "{}", said(&done));
 }
 
+/// Without its plugin no pod of the runtime would start that reads the file beside the list.
+#[test]
+fn an_unreadable_file_or_folder_beside_the_list_does_not_count_as_gone() {
+    const FOLDER: &str = "net.d/k8s-pod-network";
+    let mut node = bare(&[("10-calico.conflist", CALICO)]);
+    node.set("CNI_INSTALL", "drop-in");
+    assert_ends(&run(&node, &["install", "--once"]), 0, &[]);
+    for (name, call) in [("/zz-istio-cni.conf", "openat"), ("/zz-istio-cni.conf", "read"), ("", "getdents64")]
+    {
+        let file = node.path(&format!("{FOLDER}{name}"));
+        let done = run_while(&node, &["uninstall"], &file, &format!("{call}:error=EIO:when=1"));
+        assert_ends(&done, 1, &["k8s-pod-network", "nput/output error"]);
+        assert!(node.has_plugin() && file.exists(), "{name}: an entry is left that needs it");
+    }
+    assert_ends(&run(&node, &["uninstall"]), 0, &[]);
+    assert!(!node.path(FOLDER).exists() && !node.has_plugin());
+
+    // What is behind a link the agent did not write.
+    std::os::unix::fs::symlink("/nonexistent/folder", node.path(FOLDER)).expect("links");
+    assert_ends(&run(&node, &["install", "--once"]), 1, &["symbolic link to /nonexistent/folder"]);
+    assert_ends(&run(&node, &["uninstall"]), 0, &[]);
+    fs::remove_file(node.path(FOLDER)).expect("removes");
+    fs::create_dir(node.path("elsewhere")).expect("makes");
+    std::os::unix::fs::symlink(node.path("elsewhere"), node.path(FOLDER)).expect("links");
+    assert_ends(&run(&node, &["uninstall"]), 0, &[]);
+}
+
 #[test]
 fn an_unreadable_file_does_not_count_as_gone() {
     let node = bare(&[("10-calico.conflist", CALICO)]);

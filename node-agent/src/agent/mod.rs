@@ -513,7 +513,8 @@ impl Agent {
         self.note_place(pass);
         // A read that failed once, the target of a link, or the folder of a list: the kernel does not report when that is over.
         let is_in_folder = pass.target.as_deref().is_some_and(|target| target.contains('/'));
-        let may_heal_unseen = (!pass.invalid.is_empty() || is_in_folder).then_some(POLL);
+        let is_unseen = !pass.invalid.is_empty() || is_in_folder || pass.has_unread_folder;
+        let may_heal_unseen = is_unseen.then_some(POLL);
         self.phase_after_pass().or(may_heal_unseen)
     }
 

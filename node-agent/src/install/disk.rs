@@ -474,19 +474,24 @@ pub fn remove_directory(disk: &dyn Disk, path: &Path) -> Result<(), DiskError> {
 /// # Errors
 /// When it cannot.
 pub fn discard_directory(disk: &dyn Disk, path: &Path, own: &str) -> Result<(), DiskError> {
-    let has_own_alone = |path: &Path| disk.list(path).is_ok_and(|names| names == [own]);
-    if !has_own_alone(path) {
+    let has_own_alone = |path: &Path| context(disk.list(path), "list", path).map(|names| names == [own]);
+    if !has_own_alone(path)? {
         return remove(disk, &path.join(own));
     }
     let aside = temporary(path, PREPARED);
     context(disk.rename(path, &aside), "remove", path)?;
     // Else a power failure may bring it back without that file.
-    context(disk.sync_directory(directory_of(path)), "sync the directory of", path)?;
-    if has_own_alone(&aside) {
-        return remove_directory(disk, &aside);
+    let synced = context(disk.sync_directory(directory_of(path)), "sync the directory of", path);
+    let removed = match synced.and_then(|()| has_own_alone(&aside)) {
+        Ok(true) => remove_directory(disk, &aside),
+        Ok(false) => Ok(()),
+        Err(error) => Err(error),
+    };
+    // Another program has just put a file there, or a later attempt may succeed.
+    if disk.stat(&aside.join(own)).is_ok() {
+        context(disk.rename(&aside, path), "restore", path)?;
     }
-    // Another program has just put a file there.
-    context(disk.rename(&aside, path), "restore", path)
+    removed
 }
 
 /// Has a runtime that watches a directory, but not those in it, read everything again: a file comes and goes that no runtime loads.

@@ -88,6 +88,8 @@ pub struct Pass {
     pub neighbours: Vec<String>,
     /// Files in front of it that the runtime cannot load.
     pub invalid: Vec<(String, String)>,
+    /// Whether the folder of a list could not be read.
+    pub has_unread_folder: bool,
 }
 
 impl Pass {
@@ -488,6 +490,7 @@ impl Installer {
         let invalid = directory.read().filter(|(name, _)| is_in_front(name));
         pass.invalid =
             invalid.filter_map(|(name, read)| Some((name.to_owned(), read.err()?.to_string()))).collect();
+        pass.has_unread_folder = directory.files().iter().any(|file| file.name.ends_with('/'));
         (pass.target, pass.obstacle) = (target, obstacle);
         let is_left = left.is_some() && left == pass.target.as_deref();
         for edit in edits.into_iter().filter(|_| !is_left) {

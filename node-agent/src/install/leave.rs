@@ -197,7 +197,11 @@ fn is_without_entry(installer: &Installer, leftover: &Leftover) -> bool {
     match leftover {
         Leftover::Corrupt { .. } => false,
         Leftover::Unreadable { file, .. } => {
-            let path = installer.settings().paths.net.join(file);
+            let path = installer.settings().paths.net.join(file.trim_end_matches('/'));
+            // The agent has nothing in a folder behind a link.
+            if file.ends_with('/') && installer.disk().link(&path).is_some() {
+                return true;
+            }
             let entry = format!("\"{PLUGIN_TYPE}\"");
             // Writing makes a file of a link.
             installer.disk().leads_nowhere(&path)

@@ -119,6 +119,13 @@ pub(super) fn broken_in_folders(directory: &Directory) -> impl Iterator<Item = &
     directory.files().iter().filter(is_broken).map(|file| file.name.as_str())
 }
 
+/// What could not be read where ours may be: files of our name, and folders of lists. Their names, and why not.
+pub(super) fn unread_in_folders(directory: &Directory) -> impl Iterator<Item = (&str, &str)> {
+    let may_be_ours = |name: &str| name.ends_with('/') || name.ends_with(&format!("/{FOLDER_FILE}"));
+    let files = directory.files().iter().filter(move |file| may_be_ours(&file.name));
+    files.filter_map(|file| Some((file.name.as_str(), file.text.as_deref().err()?.as_str())))
+}
+
 /// Whether nothing would be lost with a file that has our entry: what else is in it is in another file as well.
 pub(super) fn is_copy_of_another(directory: &Directory, name: &str, conf: &NetConf<'_>) -> bool {
     let is_kept = directory.has(&format!("{name}{ORIGINAL}"));

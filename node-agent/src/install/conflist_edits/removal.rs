@@ -71,6 +71,9 @@ pub fn removal(directory: &Directory, placement: &Placement) -> Removal {
     }
     let in_folders = ownership::in_folders(directory).chain(ownership::broken_in_folders(directory));
     removal.edits.extend(in_folders.map(|name| retire(directory, name)));
+    let unread = ownership::unread_in_folders(directory)
+        .map(|(file, reason)| Leftover::Unreadable { file: file.to_owned(), reason: reason.to_owned() });
+    removal.leftovers.extend(unread);
     let corrupt = |name: &str| {
         removal.leftovers.iter().any(|leftover| match leftover {
             Leftover::Corrupt { original, .. } => original.as_deref() == Some(name),

@@ -840,6 +840,18 @@ fn removal_reports_files_it_cannot_edit() {
 
 const BESIDE: &str = "net/zz-istio-cni.conf";
 
+#[test]
+fn removal_reports_what_it_cannot_read_beside_a_list() {
+    let list = File { name: "10-calico.conflist".into(), text: Ok(CALICO.into()) };
+    for (name, counts) in [(BESIDE, true), ("net/", true), ("net/10-other.conf", false)] {
+        let file = File { name: name.into(), text: Err("input/output error".into()) };
+        let removal = removal(&Directory::new(vec![list.clone(), file]), &chained().placement);
+        let told: Vec<String> = removal.leftovers.iter().map(ToString::to_string).collect();
+        assert_eq!(removal.leftovers.iter().any(Leftover::may_call), counts, "{told:?}");
+        assert!(told.iter().all(|told| told.contains(name)), "{told:?}");
+    }
+}
+
 fn beside(drop_in: DropIn) -> Want {
     Want { drop_in, ..chained() }
 }
