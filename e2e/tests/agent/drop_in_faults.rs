@@ -1,7 +1,8 @@
-//! Killed at each write that moves the entry from the network's list to the file beside it, and back.
+//! The agent, killed at each write that moves the entry from the network's list to the file beside it, and back; and a folder that it cannot read.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
+use std::os::unix::fs::symlink;
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Command, Output};
@@ -227,4 +228,19 @@ fn an_agent_killed_while_it_moves_the_entry_is_followed_by_one_that_ends_the_mov
         assert!(noted.len() >= 3, "{noted:?}");
         assert_eq!(met.iter().sum::<usize>(), noted.len(), "{}: {names:?} {met:?} {noted:#?}", change.name);
     }
+}
+
+/// The kernel does not report when a folder can be used again.
+#[test]
+fn a_folder_that_could_not_be_used_for_a_while_is_used_again() {
+    let node = change("as it was", BESIDE, ("auto", true), false).node();
+    let (before, folder, aside) = (files(&node), node.path("net.d").join(FOLDER), node.path("aside"));
+    let agent = node.start_ready();
+    fs::rename(&folder, &aside).expect("moves");
+    symlink(&aside, &folder).expect("links");
+    agent.wait("the entry in the list", || files(&node)[LIST] != CALICO);
+    agent.passes_at_rest();
+    fs::remove_file(&folder).expect("removes");
+    fs::rename(&aside, &folder).expect("moves");
+    agent.wait("the entry beside the list alone", || files(&node) == before);
 }

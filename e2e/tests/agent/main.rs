@@ -13,7 +13,7 @@ mod docs;
 mod drift;
 mod drift_fingerprints;
 mod drop_in;
-mod drop_in_killed;
+mod drop_in_faults;
 mod foreign;
 mod heal;
 mod heal_random;

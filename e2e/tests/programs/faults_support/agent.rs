@@ -4,10 +4,13 @@ use std::fs;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::os::unix::fs::{PermissionsExt, symlink};
+use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use e2e::agent::DIRECTORIES;
+use cni_core::logs::{CALLED, READER};
+use e2e::agent::{DIRECTORIES, exchange};
 use e2e::faults::Ending;
 use e2e::program;
 use serde_json::{Value, json};
@@ -28,15 +31,26 @@ const PLUGIN: &str = "#!/bin/sh
 [ \"$CNI_COMMAND\" != VERSION ] || echo '{\"cniVersion\":\"1.1.0\",\"supportedVersions\":[\"1.1.0\"]}'
 exit 0
 ";
+/// The entry beside the list, in the folder of the network's name.
+const DROP_IN: &str = "net.d/k8s-pod-network/zz-istio-cni.conf";
+/// What the agent keeps of the process that called the plugin by it.
+const KNOWN_READER: &str = "run/drop-in-reader";
 const UID: &str = "0f1e2d3c-4b5a-6978-8796-a5b4c3d2e1f0";
 
 /// What the agent is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Work {
     InstallOnce,
+    /// Its entry into a file beside the network's list.
+    InstallBeside,
+    /// From there into the list.
+    InstallBack,
     Uninstall,
+    UninstallBeside,
     /// The agent, until it is ready.
     Install,
+    /// Likewise, until a runtime has read the entry beside the list, which is as its owner wrote it.
+    Beside,
     RepairInPlace,
     RepairDelete,
     RepairLabel,
@@ -44,9 +58,13 @@ enum Work {
 }
 
 pub fn operations() -> Vec<Box<dyn Operation>> {
-    use Work::{Heal, Install, InstallOnce, RepairDelete, RepairInPlace, RepairLabel, Uninstall};
-    let all = [InstallOnce, Uninstall, Install, RepairInPlace, RepairDelete, RepairLabel, Heal];
-    all.into_iter().map(|work| Box::new(work) as Box<dyn Operation>).collect()
+    use Work::{
+        Beside, Heal, Install, InstallBack, InstallBeside, InstallOnce, RepairDelete, RepairInPlace,
+        RepairLabel, Uninstall, UninstallBeside,
+    };
+    let once = [InstallOnce, InstallBeside, InstallBack, Uninstall, UninstallBeside];
+    let agents = [Install, Beside, RepairInPlace, RepairDelete, RepairLabel, Heal];
+    once.into_iter().chain(agents).map(|work| Box::new(work) as Box<dyn Operation>).collect()
 }
 
 impl Work {
@@ -54,10 +72,32 @@ impl Work {
         matches!(self, Self::RepairInPlace | Self::RepairDelete | Self::RepairLabel | Self::Heal)
     }
 
+    /// What is done on the node before.
+    const fn before(self) -> Option<Self> {
+        match self {
+            Self::Uninstall => Some(Self::InstallOnce),
+            Self::InstallBack | Self::UninstallBeside => Some(Self::InstallBeside),
+            Self::InstallOnce
+            | Self::InstallBeside
+            | Self::Install
+            | Self::Beside
+            | Self::RepairInPlace
+            | Self::RepairDelete
+            | Self::RepairLabel
+            | Self::Heal => None,
+        }
+    }
+
     /// Its settings beside those of every agent.
     const fn settings(self) -> &'static [(&'static str, &'static str)] {
         match self {
-            Self::InstallOnce | Self::Uninstall | Self::Install => &[("REPAIR_ENABLED", "false")],
+            Self::InstallOnce
+            | Self::InstallBack
+            | Self::Uninstall
+            | Self::UninstallBeside
+            | Self::Install => &[("REPAIR_ENABLED", "false")],
+            Self::InstallBeside => &[("REPAIR_ENABLED", "false"), ("CNI_INSTALL", "drop-in")],
+            Self::Beside => &[("REPAIR_ENABLED", "false"), ("CNI_INSTALL", "auto")],
             Self::RepairInPlace => &[("REPAIR_REPAIR_PODS", "true")],
             Self::RepairDelete => &[("REPAIR_DELETE_PODS", "true")],
             Self::RepairLabel => &[("REPAIR_LABEL_PODS", "true")],
@@ -126,7 +166,7 @@ fn process(proc: &Path, id: u32, cgroup: &str, namespace: &Path) -> Result<()> {
 
 fn get(port: u16, path: &str) -> Option<String> {
     let mut stream = TcpStream::connect(("127.0.0.1", port)).ok()?;
-    stream.set_read_timeout(Some(std::time::Duration::from_secs(5))).ok()?;
+    stream.set_read_timeout(Some(Duration::from_secs(5))).ok()?;
     write!(stream, "GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").ok()?;
     let mut answer = String::new();
     let _ = stream.read_to_string(&mut answer);
@@ -137,6 +177,19 @@ fn metric(place: &Place, name: &str) -> f64 {
     let text = get(place.ports[1], "/metrics").unwrap_or_default();
     let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
     value.and_then(|value| value.parse().ok()).unwrap_or_default()
+}
+
+/// The plugin reports that this process called it by the entry beside the list.
+fn report_call(place: &Place) {
+    let (time, id) = ("2026-11-21T00:00:00Z", std::process::id());
+    let line = json!({"time": time, "level": "info", "msg": "called", CALLED: "STATUS", READER: id});
+    let body = json!([line.to_string()]).to_string();
+    // The agent may not listen yet, or stand still.
+    if let Ok(socket) = UnixStream::connect(place.file("run/log.sock"))
+        && socket.set_read_timeout(Some(Duration::from_secs(1))).is_ok()
+    {
+        let _ = exchange(socket, "POST", "/log", body.as_bytes());
+    }
 }
 
 impl Healing {
@@ -161,8 +214,12 @@ impl Operation for Work {
     fn name(&self) -> &'static str {
         match self {
             Self::InstallOnce => "install --once",
+            Self::InstallBeside => "install --once, beside",
+            Self::InstallBack => "install --once, back",
             Self::Uninstall => "uninstall",
+            Self::UninstallBeside => "uninstall, beside",
             Self::Install => "agent: install",
+            Self::Beside => "agent: beside",
             Self::RepairInPlace => "agent: repair",
             Self::RepairDelete => "agent: delete",
             Self::RepairLabel => "agent: label",
@@ -171,7 +228,7 @@ impl Operation for Work {
     }
 
     fn goes_on(&self) -> bool {
-        !matches!(self, Self::InstallOnce | Self::Uninstall)
+        self.before().is_none() && !matches!(self, Self::InstallOnce | Self::InstallBeside)
     }
 
     fn asks_api(&self) -> bool {
@@ -180,7 +237,7 @@ impl Operation for Work {
 
     fn files(&self) -> &'static [&'static str] {
         match self {
-            Self::InstallOnce | Self::Install => &[
+            Self::InstallOnce | Self::InstallBeside | Self::Install | Self::Beside => &[
                 "image/istio-cni",
                 "account/token",
                 "account/ca.crt",
@@ -189,14 +246,23 @@ impl Operation for Work {
                 "run",
                 "net.d",
             ],
-            Self::Uninstall => &["bin/istio-cni", "run/istio-cni-kubeconfig", "bin", "run"],
+            Self::InstallBack => &["net.d"],
+            Self::Uninstall | Self::UninstallBeside => {
+                &["bin/istio-cni", "run/istio-cni-kubeconfig", "bin", "run"]
+            }
             Self::RepairInPlace | Self::RepairDelete | Self::RepairLabel | Self::Heal => &["account/token"],
         }
     }
 
     fn writes_to(&self) -> &'static [&'static str] {
         match self {
-            Self::InstallOnce | Self::Install | Self::Uninstall => &["", "net.d", "bin", "run"],
+            Self::InstallOnce
+            | Self::InstallBeside
+            | Self::InstallBack
+            | Self::Install
+            | Self::Beside
+            | Self::Uninstall
+            | Self::UninstallBeside => &["", "net.d", "bin", "run"],
             Self::RepairInPlace | Self::RepairDelete | Self::RepairLabel | Self::Heal => &["bin"],
         }
     }
@@ -217,9 +283,11 @@ impl Operation for Work {
         if self.has_pod() {
             self.add_pod(&mut place)?;
         }
-        if *self == Self::Uninstall {
-            place.removed = &["bin/istio-cni", "run/istio-cni-kubeconfig"];
-            let ended = Self::InstallOnce.invoked(&place)?.run(&Wrapping::default(), None)?;
+        if matches!(self, Self::Uninstall | Self::UninstallBeside) {
+            place.removed = &["bin/istio-cni", "run/istio-cni-kubeconfig", DROP_IN];
+        }
+        if let Some(before) = self.before() {
+            let ended = before.invoked(&place)?.run(&Wrapping::default(), None)?;
             ensure!(ended.ending == Ending::Code(0), "{ended:?}");
         }
         Ok(place)
@@ -253,9 +321,16 @@ impl Operation for Work {
         }
         let control = format!("--ctrlz_port={}", place.ports[2]);
         let args = match self {
-            Self::InstallOnce => vec!["install".to_owned(), "--once".to_owned()],
-            Self::Uninstall => vec!["uninstall".to_owned()],
-            Self::Install | Self::RepairInPlace | Self::RepairDelete | Self::RepairLabel | Self::Heal => {
+            Self::InstallOnce | Self::InstallBeside | Self::InstallBack => {
+                vec!["install".to_owned(), "--once".to_owned()]
+            }
+            Self::Uninstall | Self::UninstallBeside => vec!["uninstall".to_owned()],
+            Self::Install
+            | Self::Beside
+            | Self::RepairInPlace
+            | Self::RepairDelete
+            | Self::RepairLabel
+            | Self::Heal => {
                 vec![control]
             }
         };
@@ -275,8 +350,20 @@ impl Operation for Work {
             ) >= 1.0
         };
         match self {
-            Self::InstallOnce | Self::Uninstall => false,
+            Self::InstallOnce
+            | Self::InstallBeside
+            | Self::InstallBack
+            | Self::Uninstall
+            | Self::UninstallBeside => false,
             Self::Install => true,
+            Self::Beside => {
+                let is_owners =
+                    fs::read_to_string(place.file("net.d").join(CALICO.0)).is_ok_and(|list| list == CALICO.1);
+                if !is_owners {
+                    report_call(place);
+                }
+                is_owners && place.file(KNOWN_READER).exists()
+            }
             Self::RepairInPlace => repaired("repair"),
             Self::RepairDelete => pod().is_none(),
             Self::RepairLabel => pod()

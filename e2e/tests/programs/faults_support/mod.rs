@@ -253,7 +253,10 @@ impl Story {
                 wrapping.inner = words(&["prlimit", limit, "--"]);
                 match kind {
                     // The loader of a program that is linked dynamically knows numbers only.
-                    Kind::FileLimit => words(&["too many open files", "error 24"]),
+                    // What the plugin lacks that the agent tries out is the plugin's to say.
+                    Kind::FileLimit => {
+                        words(&["too many open files", "error 24", "cannot be run as a plugin"])
+                    }
                     Kind::SizeLimit => words(&["too large"]),
                     _ => words(&["memory", "cannot map", "failed to map", "temporarily unavailable"]),
                 }
