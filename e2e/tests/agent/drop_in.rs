@@ -232,3 +232,15 @@ fn a_runtime_that_was_replaced_while_no_agent_ran_gets_the_entry_from_the_list()
     wait_in_list(&node.start());
     assert!(node.conf(BESIDE).is_some(), "also for one that reads it");
 }
+
+#[test]
+fn a_run_at_boot_puts_the_entry_into_the_list_for_whichever_runtime_starts_next() {
+    let (node, _api) = node("auto");
+    let agent = node.start_ready();
+    let runtime = Runtime::that_reads(&node);
+    wait_beside(&agent);
+    agent.kill();
+    drop(runtime);
+    let done = node.command(&["install", "--once"]).output().expect("runs");
+    assert!(done.status.success() && node.calls_us(), "{}", String::from_utf8_lossy(&done.stderr));
+}
