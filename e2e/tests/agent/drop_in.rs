@@ -118,8 +118,8 @@ fn the_list_is_its_owners_while_a_runtime_reads_the_entry_beside_it() {
     let only = CALICO.replacen('{', "{\"loadOnlyInlinedPlugins\":true,", 1);
     node.write_conf(LIST, &only);
     wait_in_list(&agent);
-    assert!(!node.path("net.d").join(BESIDE).exists());
-    assert!(node.log().contains("loadOnlyInlinedPlugins is set there"), "{}", node.log());
+    agent.wait("the file to go", || !node.path("net.d").join(BESIDE).exists());
+    agent.wait("the reason", || node.log().contains("loadOnlyInlinedPlugins is set there"));
     node.write_conf(LIST, CALICO);
     wait_beside(&agent);
 }
