@@ -40,6 +40,9 @@ const OTHER: &str = r#"{"cniVersion":"1.0.0","name":"other","plugins":[{"type":"
 const LOOPBACK: &str = r#"{"cniVersion":"1.0.0","name":"lo","type":"loopback"}"#;
 const ALONE: &str = r#"{"cniVersion":"1.0.0","name":"istio-cni","type":"istio-cni"}"#;
 const BESIDE: &str = r#"{"name":"istio-cni","type":"istio-cni","drop_in":true}"#;
+const ONLY_INLINED: &str =
+    r#"{"cniVersion":"1.1.0","name":"k8s","loadOnlyInlinedPlugins":true,"plugins":[{"type":"calico"}]}"#;
+const ONLY_INLINED_WITH: &str = r#"{"cniVersion":"1.1.0","name":"k8s","loadOnlyInlinedPlugins":true,"plugins":[{"type":"calico"},{"type":"istio-cni"}]}"#;
 const PINNED: &[(&str, &str)] = &[("CNI_CONF_NAME", "10-calico.conflist")];
 const STANDALONE: &[(&str, &str)] = &[("CHAINED_CNI_PLUGIN", "false")];
 
@@ -132,6 +135,27 @@ pub const ALL: &[NetDir] = &[
         "a list with the entry, and beside it",
         &[("CNI_INSTALL", "auto")],
         &[("10-calico.conflist", WITH), ("k8s/zz-istio-cni.conf", BESIDE)],
+        Called,
+        "",
+    ),
+    dir(
+        "a list with the entry that forbids others beside it",
+        &[("CNI_INSTALL", "auto")],
+        &[("10-calico.conflist", ONLY_INLINED_WITH), ("k8s/zz-istio-cni.conf", BESIDE)],
+        Called,
+        "",
+    ),
+    dir(
+        "the entry beside a list that forbids it",
+        &[("CNI_INSTALL", "drop-in")],
+        &[("10-calico.conflist", ONLY_INLINED), ("k8s/zz-istio-cni.conf", BESIDE)],
+        NotCalled("10-calico.conflist"),
+        "no-plugin-entry",
+    ),
+    dir(
+        "a list with the entry, and another program's file beside it",
+        &[("CNI_INSTALL", "auto")],
+        &[("10-calico.conflist", WITH), ("k8s/10-bandwidth.conf", r#"{"type":"bandwidth"}"#)],
         Called,
         "",
     ),
