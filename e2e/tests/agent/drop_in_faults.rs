@@ -89,7 +89,7 @@ fn set(node: &mut Node, (install, is_read): Situation) {
 /// Runs one pass to its end, after these words.
 fn install(node: &Node, prefix: &[String]) -> Output {
     let once = node.command(&["install", "--once"]);
-    let words: Vec<_> = prefix.iter().map(|word| word.as_ref()).chain([once.get_program()]).collect();
+    let words: Vec<_> = prefix.iter().map(AsRef::as_ref).chain([once.get_program()]).collect();
     let mut command = Command::new(words[0]);
     command.args(&words[1..]).args(once.get_args()).env_clear().envs(&node.env);
     command.env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin").output().expect("runs")
