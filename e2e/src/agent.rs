@@ -10,9 +10,10 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
-use crate::http::HttpRequest;
+use crate::http::{self, CLOSE, HttpRequest, WATCH, failure};
+use crate::plugin::Invocation;
 use crate::program;
-use serde_json::Value;
+use serde_json::{Value, json};
 use test_support::port;
 use test_support::port::free_port;
 use test_support::process::Patience;
@@ -166,23 +167,9 @@ impl Node {
     pub fn runtime_asks(&self, command: &str, file: &str) {
         let mut conf: Value = serde_json::from_str(&self.conf(file).expect("a file")).expect("JSON");
         conf["cniVersion"] = "1.1.0".into();
-        conf["prevResult"] = serde_json::json!({"cniVersion": "1.1.0"});
-        let mut plugin = Command::new(self.path("bin/istio-cni"));
-        plugin.env_clear().stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
-        for (name, value) in [
-            ("CNI_COMMAND", command),
-            ("CNI_PATH", "/opt/cni/bin"),
-            ("CNI_CONTAINERID", "c0ffee"),
-            ("CNI_IFNAME", "eth0"),
-            ("CNI_NETNS", "/nonexistent"),
-            ("CNI_ARGS", "K8S_POD_NAMESPACE=default;K8S_POD_NAME=web"),
-        ] {
-            plugin.env(name, value);
-        }
-        let mut plugin = plugin.spawn().expect("starts");
-        // VERSION needs no input.
-        let _ = plugin.stdin.take().expect("a pipe").write_all(conf.to_string().as_bytes());
-        plugin.wait().expect("ends");
+        conf["prevResult"] = json!({"cniVersion": "1.1.0"});
+        let call = Invocation::new(command, &conf).program(&self.path("bin/istio-cni")).pod("default", "web");
+        call.env("CNI_NETNS", "/nonexistent").run().expect("runs");
     }
 
     /// The kubeconfig that the agent wrote for the plugin; none where it is missing.
@@ -303,9 +290,7 @@ impl Agent<'_> {
     }
 
     fn find_metric(&self, name: &str) -> Option<f64> {
-        let text = get(self.node.monitoring, "/metrics").expect("metrics").1;
-        let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '))?;
-        Some(line.parse().expect("a number"))
+        http::metric(&get(self.node.monitoring, "/metrics").expect("metrics").1, name)
     }
 
     /// Sends it a signal, as `kill` takes it: `-HUP`.
@@ -423,17 +408,11 @@ pub fn answer(mut stream: TcpStream, respond: impl FnOnce(&str, &[u8]) -> (u16, 
     let Ok(Some(request)) = HttpRequest::read(&mut stream) else { return };
     let (status, object) = respond(&request.head, &request.body);
     if request.head.contains("watch=true") {
-        let _ = stream.write_all(
-            b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n",
-        );
+        let _ = stream.write_all(WATCH.as_bytes());
         let _ = stream.read(&mut [0]);
         return;
     }
-    let answer = format!(
-        "HTTP/1.1 {status} X\r\nContent-Type: application/json\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{object}",
-        object.len()
-    );
-    let _ = stream.write_all(answer.as_bytes());
+    let _ = stream.write_all(http::answer(status, CLOSE, &object).as_bytes());
 }
 
 fn respond(head: &str, body: &[u8], status: u16, object: &str, posted: &Mutex<Vec<String>>) -> (u16, String) {
@@ -448,29 +427,19 @@ fn respond(head: &str, body: &[u8], status: u16, object: &str, posted: &Mutex<Ve
         () if matches!(status, 401 | 403) && head.contains("PartialObjectMetadata") => {
             (status, failure(status))
         }
-        () => (404, r#"{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Failure","reason":"NotFound","code":404}"#.to_owned()),
+        () => (404, failure(404)),
     }
 }
 
 /// A DaemonSet as the API server has it.
 pub fn daemon_set(deleting: bool) -> String {
-    let deletion = if deleting { r#","deletionTimestamp":"2026-11-21T00:00:00Z""# } else { "" };
-    format!(
-        r#"{{"kind":"DaemonSet","apiVersion":"apps/v1","metadata":{{"name":"istio-cni-node","namespace":"istio-system","resourceVersion":"7"{deletion}}},"spec":{{"selector":{{}},"template":{{"spec":{{"containers":[]}}}}}}}}"#
-    )
-}
-
-/// The API server's answer that something failed.
-pub fn failure(code: u16) -> String {
-    let reason = match code {
-        401 => "Unauthorized",
-        403 => "Forbidden",
-        404 => "NotFound",
-        _ => "InternalError",
-    };
-    format!(
-        r#"{{"kind":"Status","apiVersion":"v1","metadata":{{}},"status":"Failure","message":"no","reason":"{reason}","code":{code}}}"#
-    )
+    let mut set = json!({"kind": "DaemonSet", "apiVersion": "apps/v1",
+        "metadata": {"name": "istio-cni-node", "namespace": "istio-system", "resourceVersion": "7"},
+        "spec": {"selector": {}, "template": {"spec": {"containers": []}}}});
+    if deleting {
+        set["metadata"]["deletionTimestamp"] = json!("2026-11-21T00:00:00Z");
+    }
+    set.to_string()
 }
 
 /// A size of a process, by its name in `/proc/PID/status` with a colon.

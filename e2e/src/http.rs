@@ -2,6 +2,8 @@
 
 use std::io::{ErrorKind, Read, Result};
 
+use serde_json::json;
+
 /// A request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HttpRequest {
@@ -49,6 +51,40 @@ impl HttpRequest {
         let target = self.head.split(' ').nth(1).unwrap_or_default();
         target.split_once('?').unwrap_or((target, ""))
     }
+}
+
+/// The beginning of a watch of Kubernetes' API, which goes on until one side has enough.
+pub const WATCH: &str =
+    "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n";
+
+/// A field of an answer after which the server closes the connection.
+pub const CLOSE: &str = "Connection: close\r\n";
+
+/// An answer of JSON, with these fields beside those that every one has.
+pub fn answer(status: u16, fields: &str, body: &str) -> String {
+    let length = body.len();
+    format!(
+        "HTTP/1.1 {status} X\r\nContent-Type: application/json\r\n{fields}Content-Length: {length}\r\n\r\n{body}"
+    )
+}
+
+/// The API server's answer that something failed.
+pub fn failure(code: u16) -> String {
+    let reason = match code {
+        401 => "Unauthorized",
+        403 => "Forbidden",
+        404 => "NotFound",
+        _ => "InternalError",
+    };
+    let status = json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure", "message": "no",
+        "reason": reason, "code": code});
+    status.to_string()
+}
+
+/// The value of a metric in a text of metrics, by its name with labels.
+pub fn metric(text: &str, name: &str) -> Option<f64> {
+    let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '))?;
+    value.parse().ok()
 }
 
 #[cfg(test)]

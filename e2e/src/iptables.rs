@@ -14,15 +14,12 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
-use crate::program;
+use crate::program::{self, PATH};
 use anyhow::{Result, ensure};
 use test_support::netns::Namespace;
 use test_support::process::{self, Output};
 
 pub use test_support::parallel::in_parallel;
-
-/// The PATH programs under test get.
-pub const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 /// The program under test: the one ISTIO_IPTABLES names, else the workspace's, built once per test process.
 pub fn istio_iptables() -> &'static Path {

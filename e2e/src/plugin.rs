@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use crate::program;
+use crate::program::{self, PATH};
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -17,8 +17,6 @@ use test_support::process::{self, Output};
 
 pub use pod_api::PodApi;
 
-/// The PATH the program under test gets.
-const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 /// Longer than any ADD of these tests may take, whatever its deadline.
 const PATIENCE: Duration = Duration::from_secs(900);
 
@@ -31,6 +29,7 @@ pub fn istio_cni() -> &'static Path {
 /// One invocation of the plugin, as a runtime would make it, with nothing else in its environment.
 #[derive(Clone, Debug)]
 pub struct Invocation {
+    program: PathBuf,
     env: Vec<(String, String)>,
     input: String,
     /// Words before the program.
@@ -48,7 +47,14 @@ impl Invocation {
             ("CNI_PATH", "/opt/cni/bin"),
         ];
         let env = env.map(|(name, value)| (name.to_owned(), value.to_owned())).to_vec();
-        Self { env, input: conf.to_string(), prefix: Vec::new() }
+        Self { program: istio_cni().to_owned(), env, input: conf.to_string(), prefix: Vec::new() }
+    }
+
+    /// Of this program.
+    #[must_use]
+    pub fn program(mut self, program: &Path) -> Self {
+        program.clone_into(&mut self.program);
+        self
     }
 
     /// Sets a variable.
@@ -107,10 +113,10 @@ impl Invocation {
 
     /// Runs it to its end.
     pub fn run(&self) -> Result<Answer> {
-        let mut command = process::command(istio_cni(), [""; 0]);
+        let mut command = process::command(&self.program, [""; 0]);
         if let [program, words @ ..] = &self.prefix[..] {
             command = process::command(program, words);
-            command.arg(istio_cni());
+            command.arg(&self.program);
         }
         command.env_clear().envs(self.env.iter().map(|(name, value)| (name, value)));
         process::run_with_input(&mut command, &self.input, PATIENCE).map(Answer)

@@ -25,7 +25,8 @@ use test_support::netns::{Families, Namespace, NetnsDirectory, Snapshot};
 use test_support::port;
 use test_support::process::until;
 
-use crate::agent::{Node, answer, daemon_set, failure};
+use crate::agent::{Node, answer, daemon_set, get};
+use crate::http::{self, failure};
 
 /// How long anything may take on a busy machine.
 pub const LIMIT: Duration = Duration::from_secs(180);
@@ -313,9 +314,7 @@ pub fn wait(node: &Node, what: &str, mut is_so: impl FnMut() -> bool) {
 
 /// A metric of the agent; none while it does not answer.
 pub fn metric(node: &Node, name: &str) -> Option<f64> {
-    let (_, text) = crate::agent::get(node.monitoring, "/metrics")?;
-    let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '))?;
-    value.parse().ok()
+    http::metric(&get(node.monitoring, "/metrics")?.1, name)
 }
 
 /// Waits for a metric to be at least so much.
@@ -327,11 +326,8 @@ pub fn wait_at_least(node: &Node, name: &str, least: f64) {
 
 /// How often the drift watch found a pod as planned by reading its rules, and how often without, at one moment.
 pub fn read_and_unread(node: &Node) -> (f64, f64) {
-    let (_, text) = crate::agent::get(node.monitoring, "/metrics").expect("answers");
-    let value = |name: &str| -> f64 {
-        let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
-        value.unwrap_or_else(|| panic!("no {name}")).parse().expect("a number")
-    };
+    let (_, text) = get(node.monitoring, "/metrics").expect("answers");
+    let value = |name: &str| http::metric(&text, name).unwrap_or_else(|| panic!("no {name}"));
     // A look that reads nothing counts as such before it counts as a look, so of one that is going on it may look as if one fewer had been read.
     let unread = value("istio_cni_drift_unread_total");
     (value(&check("verified")) - unread, unread)
@@ -406,8 +402,14 @@ impl Proc {
 
     /// Of a node with this network namespace.
     pub fn of(node: &mut Node, host: &Path) -> Self {
-        let proc = Self(tempfile::tempdir().expect("a folder"));
+        let proc = Self::on(host);
         node.set("MOUNTED_PROC_DIR", &proc.0.path().display().to_string());
+        proc
+    }
+
+    /// Of a host with this network namespace.
+    pub fn on(host: &Path) -> Self {
+        let proc = Self(tempfile::tempdir().expect("a folder"));
         proc.add(1, "0::/init.scope\n", host);
         // Not a process.
         fs::write(proc.0.path().join("uptime"), "1").expect("writes");

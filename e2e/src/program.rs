@@ -10,6 +10,8 @@ use std::{
 };
 use test_support::process;
 
+/// The PATH that programs under test get.
+pub const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 /// Building may have to wait for another build to end.
 const BUILD: Duration = Duration::from_secs(900);
 

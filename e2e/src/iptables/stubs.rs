@@ -9,7 +9,9 @@ use tempfile::TempDir;
 use test_support::netns::Namespace;
 use test_support::process::{Output, prefixed};
 
-use super::{PATH, istio_iptables, istio_iptables_command, with_environment};
+use crate::program::PATH;
+
+use super::{istio_iptables, istio_iptables_command, with_environment};
 
 /// A folder of programs that stand in for those of the system.
 pub struct Stubs(TempDir);

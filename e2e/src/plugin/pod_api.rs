@@ -1,7 +1,7 @@
 //! A stand-in for the API server that serves pods and namespaces and nothing else, on a thread, without TLS.
 
 use std::collections::BTreeMap;
-use std::io::{BufReader, Write};
+use std::io::Write;
 use std::net::TcpStream;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -9,7 +9,7 @@ use anyhow::Result;
 use serde_json::{Value, json};
 use test_support::port;
 
-use crate::http::HttpRequest;
+use crate::http::{HttpRequest, answer, failure};
 
 /// The server. It answers for as long as the test process lives.
 #[derive(Debug)]
@@ -31,7 +31,7 @@ impl PodApi {
     pub fn start() -> Result<Self> {
         let served: Arc<Mutex<Served>> = Arc::default();
         let kept = Arc::clone(&served);
-        Ok(Self { port: port::serve(move |stream| serve(&stream, &kept))?, served })
+        Ok(Self { port: port::serve(move |stream| serve(stream, &kept))?, served })
     }
 
     /// Its port.
@@ -62,30 +62,16 @@ fn lock(served: &Mutex<Served>) -> MutexGuard<'_, Served> {
     served.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn serve(stream: &TcpStream, served: &Mutex<Served>) -> std::io::Result<()> {
-    let mut reader = BufReader::new(stream);
-    while let Some(request) = HttpRequest::read(&mut reader)? {
+fn serve(mut stream: TcpStream, served: &Mutex<Served>) -> std::io::Result<()> {
+    while let Some(request) = HttpRequest::read(&mut stream)? {
         let path = request.path();
         let found = {
             let mut served = lock(served);
             served.requests.push(path.to_owned());
             served.objects.get(path).cloned()
         };
-        let (status, body) = match found {
-            Some(body) => ("200 OK", body),
-            None => ("404 Not Found", not_found()),
-        };
-        write!(
-            &mut &*stream,
-            "HTTP/1.1 {status}\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}",
-            body.len()
-        )?;
+        let answer = found.map_or_else(|| answer(404, "", &failure(404)), |body| answer(200, "", &body));
+        stream.write_all(answer.as_bytes())?;
     }
     Ok(())
-}
-
-fn not_found() -> String {
-    json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "NotFound", "code": 404,
-        "message": "pod not found"})
-    .to_string()
 }

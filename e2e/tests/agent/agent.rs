@@ -12,7 +12,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::ensure;
-use e2e::agent::{self, Agent, CALICO, FakeApi, Node, daemon_set, exchange, failure, get, request};
+use e2e::agent::{self, Agent, CALICO, FakeApi, Node, daemon_set, exchange, get, request};
+use e2e::http::failure;
 use e2e::pods::Proc;
 use e2e::retries::once_in;
 use e2e::ztunnel::Ztunnel;

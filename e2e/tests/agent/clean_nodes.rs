@@ -3,7 +3,8 @@
 use std::process::Output;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use e2e::agent::{Node, answer, daemon_set, failure};
+use e2e::agent::{Node, answer, daemon_set};
+use e2e::http::failure;
 use serde_json::{Value, json};
 use test_support::port;
 

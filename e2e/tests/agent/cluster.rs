@@ -7,7 +7,8 @@ use std::thread;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
-use e2e::agent::{self, CALICO, Node, answer, daemon_set, failure};
+use e2e::agent::{self, CALICO, Node, answer, daemon_set};
+use e2e::http::failure;
 use serde_json::{Value, json};
 
 const SUBJECT: &str = "system:serviceaccount:istio-system:istio-cni-plugin";

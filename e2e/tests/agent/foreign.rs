@@ -1,6 +1,7 @@
 //! Other programs' files stay as they are, whatever the settings name.
 
-use e2e::agent::{CALICO, FakeApi, Node, failure};
+use e2e::agent::{CALICO, FakeApi, Node};
+use e2e::http::failure;
 
 const MULTUS: &str = include_str!("../../fixtures/conflists/00-multus.conf");
 

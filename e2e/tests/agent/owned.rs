@@ -3,7 +3,8 @@
 use std::fs;
 use std::os::unix::fs::symlink;
 
-use e2e::agent::{Agent, CALICO, FakeApi, Node, failure};
+use e2e::agent::{Agent, CALICO, FakeApi, Node};
+use e2e::http::failure;
 
 const COPY: &str = "02-istio-cni.conflist";
 

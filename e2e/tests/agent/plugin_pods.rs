@@ -4,8 +4,7 @@ use std::fs;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 
-use crate::broken::objects::{self, Objects};
-use crate::broken::{Api, Fault, Verb};
+use crate::broken::{Api, Fault, Objects, TO_WATCH, Verb};
 use e2e::agent::{CALICO, Node, get};
 use e2e::pods::{Proc, check, mesh_pod, metric, wait, wait_at_least};
 use serde_json::{Value, json};
@@ -51,7 +50,7 @@ fn held_words(node: &Node) -> String {
 
 /// How often a pod was read.
 fn reads(api: &Api, name: &str) -> usize {
-    api.state().gets.iter().filter(|read| *read == name).count()
+    api.requests_about((Verb::Get, "pods"), name).len()
 }
 
 #[test]
@@ -60,7 +59,7 @@ fn a_pod_that_the_watch_brought_is_given_while_the_api_server_is_away() {
     let api = Api::start(&mut node);
     api.put(pod("old", "u-1"));
     let _agent = node.start_ready();
-    wait(&node, "the watch", || api.state().watches == 1);
+    wait(&node, "the watch", || api.lists_and_watches().1 == 1);
     api.put(pod("new", "u-2"));
     wait(&node, "the new pod", || ask(&node, "new", "u-2").0 == 200);
     assert!(metric(&node, "istio_cni_held_pods_age_seconds").is_some_and(|age| age >= 0.0));
@@ -93,7 +92,7 @@ fn a_pod_that_was_replaced_is_not_given_for_the_one_that_has_its_name() {
     let api = Api::start(&mut node);
     api.put(pod("web", "u-1"));
     let _agent = node.start_ready();
-    wait(&node, "the watch", || api.state().watches == 1);
+    wait(&node, "the watch", || api.lists_and_watches().1 == 1);
     wait(&node, "the pod", || ask(&node, "web", "u-1").0 == 200);
     api.remove("web");
     api.put(pod("web", "u-2"));
@@ -107,14 +106,14 @@ fn a_pod_that_was_replaced_is_not_given_for_the_one_that_has_its_name() {
 fn a_pod_that_the_watch_has_not_brought_is_read() {
     let mut node = node();
     let api = Api::start(&mut node);
-    api.fail(&[(Verb::Watch, Fault::SilentWatch)]);
+    api.fail(TO_WATCH, &[Fault::SilentWatch]);
     let _agent = node.start_ready();
-    wait(&node, "the watch", || api.state().watches == 1);
+    wait(&node, "the watch", || api.lists_and_watches().1 == 1);
     api.put(pod("web", "u-1"));
     let (status, body) = ask(&node, "web", "u-1");
     assert_eq!(status, 200, "{body}");
     assert!(!body.contains("managedFields") && reads(&api, "web") == 1, "{body}");
-    api.fail(&[(Verb::Get, Fault::Status(403))]);
+    api.fail((Verb::Get, "pods"), &[Fault::Status(403)]);
     let (status, why) = ask(&node, "web", "u-1");
     assert!(status == 503 && why.contains("403"), "{status} {why}");
 }
@@ -127,8 +126,7 @@ fn without_a_part_that_follows_pods_they_are_read_and_nothing_is_watched() {
     let _agent = node.start_ready();
     assert_eq!(ask(&node, "web", "u-1").0, 200);
     assert_eq!(reads(&api, "web"), 1);
-    let state = api.state();
-    assert_eq!((state.lists, state.watches), (0, 0));
+    assert_eq!(api.lists_and_watches(), (0, 0));
 }
 
 #[test]
@@ -143,7 +141,9 @@ fn what_is_not_a_request_for_a_pod_is_refused_without_asking() {
     for path in ["/v2/pod", "/", "/cmdadd"] {
         assert_eq!(post(&node, path, "{}").0, 404, "{path}: ambient mode is off");
     }
-    assert!(api.state().gets.iter().all(|name| !name.contains("web")), "{:?}", api.state().gets);
+    assert!(
+        api.state().requests.iter().all(|request| request.verb != Verb::Get || !request.name.contains("web"))
+    );
 }
 
 const PENDING: &str = "istio_cni_ambient_pods{state=\"pending\"}";
@@ -188,7 +188,7 @@ fn given(node: &Node, namespace: &str) -> Value {
 #[test]
 fn a_pod_comes_with_what_else_decides_about_it() {
     let (node, api, _host) = ambient();
-    let watch = (objects::Verb::Watch, "namespaces");
+    let watch = (Verb::Watch, "namespaces");
     api.fail_always(watch, Fault::Status(500));
     let agent = node.start();
     agent.wait("its socket", || UnixStream::connect(node.path("run/pluginevent.sock")).is_ok());
@@ -202,15 +202,15 @@ fn a_pod_comes_with_what_else_decides_about_it() {
     api.recover();
     let labels = [json!({"istio.io/dataplane-mode": "ambient"}), json!({})];
     wait(&node, "both watches", || both() == labels);
-    let classes = api.requests((objects::Verb::Get, "runtimeclasses"));
+    let classes = api.requests((Verb::Get, "runtimeclasses"));
     assert_eq!(
         (&given(&node, "shop")["runtimeHandler"], classes.len()),
         (&json!("runsc"), 1),
         "it is read once"
     );
-    assert!(api.requests_about((objects::Verb::Get, "namespaces"), "shop").is_empty());
+    assert!(api.requests_about((Verb::Get, "namespaces"), "shop").is_empty());
     // As a server that is restarted does.
-    for watch in [watch, (objects::Verb::Watch, "pods")] {
+    for watch in [watch, TO_WATCH] {
         api.fail_always(watch, Fault::Status(500));
     }
     api.end_watches();
@@ -231,7 +231,7 @@ fn a_runtime_class_that_the_drift_watch_has_read_is_not_read_again_for_plugins()
     wait_at_least(&node, &check("sandboxed"), 1.0);
     wait(&node, "the pod", || ask(&node, "web", "u-1").0 == 200);
     let given: Value = serde_json::from_str(&ask(&node, "web", "u-1").1).expect("JSON");
-    let classes = api.requests((objects::Verb::Get, "runtimeclasses"));
+    let classes = api.requests((Verb::Get, "runtimeclasses"));
     assert_eq!((&given["runtimeHandler"], classes.len()), (&json!("runsc"), 1));
 }
 
@@ -249,9 +249,9 @@ fn a_pod_of_ambient_mode_that_the_watch_brought_is_enrolled_without_reading_it()
     let agent = node.start();
     agent.wait("its socket", || UnixStream::connect(node.path("run/pluginevent.sock")).is_ok());
     wait(&node, "both watches", || given(&node, "shop")["namespaceLabels"].is_object());
-    let reads = || api.requests_about((objects::Verb::Get, "pods"), "web").len();
+    let reads = || api.requests_about((Verb::Get, "pods"), "web").len();
     let before = reads();
-    api.fail_always((objects::Verb::Get, "pods"), Fault::Status(500));
+    api.fail_always((Verb::Get, "pods"), Fault::Status(500));
     let (status, why) = enrol(&node, "u-shop", "/run/netns/none");
     assert!(status == 500 && !why.contains("cannot be read"), "{status} {why}");
     assert_eq!(reads(), before);

@@ -6,8 +6,7 @@ use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::process::Command;
 
-use crate::broken::Api;
-use crate::broken::objects::Objects;
+use crate::broken::{Api, Objects};
 use e2e::agent::{Agent, CALICO, Node, daemon_set};
 use e2e::pods::{
     LIMIT, PodApi, Proc, Sandboxes, UID, check, held_back, mesh_pod_of, metric, mismatch, redirect, wait,

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-use crate::broken::{Api, Fault, Verb};
+use crate::broken::{Api, Asked, Fault, TO_DELETE, TO_LABEL, TO_LIST, TO_TELL, TO_WATCH, Verb};
 use e2e::agent::{CALICO, Node};
 use e2e::pods::{mesh_pod, metric, wait, wait_at_least};
 use serde_json::{Value, json};
@@ -18,7 +18,7 @@ fn node(action: &str) -> Node {
 
 const DELETE: &str = "REPAIR_DELETE_PODS";
 const LABEL: &str = "REPAIR_LABEL_PODS";
-const DONE: [(&str, &str); 2] = [(DELETE, "delete"), (LABEL, "label")];
+const DONE: [(&str, &str, Asked); 2] = [(DELETE, "delete", TO_DELETE), (LABEL, "label", TO_LABEL)];
 
 /// A pod that is held back by its validation, which has failed this often.
 fn broken_pod(name: &str, failures: u32) -> Value {
@@ -59,7 +59,7 @@ fn done(node: &Node, kind: &str) -> f64 {
 
 /// Waits until the agent has seen what was put last: it deals with a pod that comes behind.
 fn pass_by(node: &Node, api: &Api, kind: &str) {
-    let name = format!("marker-{}", api.state().changes.len());
+    let name = format!("marker-{}", api.changes().len());
     let before = done(node, kind);
     api.put(broken_pod(&name, 1));
     wait(node, "the marker to be dealt with", || done(node, kind) > before);
@@ -81,7 +81,7 @@ fn a_broken_pod_is_deleted_once_and_only_as_it_was_seen() {
     let message = event["message"].as_str().expect("a message");
     assert!(message.starts_with("pod detected as broken (") && message.ends_with(", deleted"), "{message}");
     let changes = api.changes_of("web");
-    assert_eq!(changes[0].2["preconditions"], json!({"uid": "uid-of-web", "resourceVersion": "101"}));
+    assert_eq!(changes[0].body["preconditions"], json!({"uid": "uid-of-web", "resourceVersion": "101"}));
     // The end of its life is not a reason to delete it again.
     api.change("web", fails_again);
     api.remove("web");
@@ -105,12 +105,10 @@ fn a_broken_pod_is_labelled_through_its_status_once_for_each_failure() {
     let _agent = node.start_ready();
     wait_at_least(&node, &repaired("label", "success"), 2.0);
     wait_at_least(&node, &repaired("label", "skip"), 1.0);
-    let (path, kind, patch) = api.changes_of("web").remove(0);
-    assert_eq!(
-        (path.as_str(), kind.as_str()),
-        ("/api/v1/namespaces/shop/pods/web/status", "application/json-patch+json")
-    );
-    assert_eq!(patch[0], json!({"op": "test", "path": "/metadata/uid", "value": "uid-of-web"}));
+    let patch = api.changes_of("web").remove(0);
+    assert_eq!(patch.http.path(), "/api/v1/namespaces/shop/pods/web/status");
+    assert!(patch.http.head.to_lowercase().contains("\r\ncontent-type: application/json-patch+json\r\n"));
+    assert_eq!(patch.body[0], json!({"op": "test", "path": "/metadata/uid", "value": "uid-of-web"}));
     for name in ["web", "bare"] {
         let labels = api.pod(name).expect("the pod")["metadata"]["labels"].clone();
         assert_eq!(labels["example.com/broken"], "true", "{name}");
@@ -140,7 +138,7 @@ fn replacements_that_fail_at_once_are_not_deleted_at_once() {
     let mut made = 3;
     let throttled = attempts("delete", "throttled");
     wait(&node, "the limit", || {
-        let deleted = api.state().changes.len();
+        let deleted = api.changes().len();
         while made < 3 + deleted {
             api.put(replica(made));
             made += 1;
@@ -159,7 +157,7 @@ fn replacements_that_fail_at_once_are_not_deleted_at_once() {
 /// The replacement of a pod that the plugin leaves alone would fail as well.
 #[test]
 fn a_pod_that_the_plugin_skips_is_neither_deleted_nor_labelled() {
-    for (action, kind) in DONE {
+    for (action, kind, _) in DONE {
         let mut node = node(action);
         let api = Api::start(&mut node);
         let mut skipped = broken_pod("skipped", 1);
@@ -212,8 +210,10 @@ fn a_label_that_another_client_gives_meanwhile_stays() {
     let mut node = node(LABEL);
     let api = Api::start(&mut node);
     api.put(broken_pod("web", 1));
-    api.state().before_get =
-        Some(|pod| pod["metadata"]["labels"]["cni.istio.io/uninitialized"] = json!("by another controller"));
+    let faster = |pod: &mut Value| {
+        pod["metadata"]["labels"]["cni.istio.io/uninitialized"] = json!("by another controller");
+    };
+    api.state().faster = Some(((Verb::Get, "pods"), faster));
     let _agent = node.start_ready();
     wait_at_least(&node, &repaired("label", "skip"), 1.0);
     let label = api.pod("web").expect("the pod")["metadata"]["labels"]["cni.istio.io/uninitialized"].clone();
@@ -223,11 +223,11 @@ fn a_label_that_another_client_gives_meanwhile_stays() {
 
 #[test]
 fn a_concurrently_changed_pod_is_handled_in_its_new_state() {
-    for (action, kind) in DONE {
+    for (action, kind, asked) in DONE {
         let mut node = node(action);
         let api = Api::start(&mut node);
         api.put(broken_pod("web", 1));
-        api.state().before_patch = Some(touched);
+        api.state().faster = Some((asked, touched));
         let _agent = node.start_ready();
         wait_at_least(&node, &repaired(kind, "success"), 1.0);
         assert_eq!(api.changes_of("web").len(), 2, "{kind}");
@@ -238,8 +238,8 @@ fn a_concurrently_changed_pod_is_handled_in_its_new_state() {
 
 #[test]
 fn a_recovered_or_replaced_pod_stays_as_it_is() {
-    for (action, kind) in DONE {
-        for (what, before_patch) in [
+    for (action, kind, asked) in DONE {
+        for (what, faster) in [
             ("recovered", recovered as fn(&mut Value)),
             ("replaced", |pod| {
                 pod["metadata"]["uid"] = json!("uid-of-another");
@@ -249,7 +249,7 @@ fn a_recovered_or_replaced_pod_stays_as_it_is() {
             let mut node = node(action);
             let api = Api::start(&mut node);
             api.put(broken_pod("web", 1));
-            api.state().before_patch = Some(before_patch);
+            api.state().faster = Some((asked, faster));
             let _agent = node.start_ready();
             wait(&node, "the try", || !api.changes_of("web").is_empty());
             pass_by(&node, &api, kind);
@@ -264,17 +264,13 @@ fn a_recovered_or_replaced_pod_stays_as_it_is() {
 
 #[test]
 fn an_api_server_that_fails_delays_and_doubles_nothing() {
-    for (action, kind, verb) in [(DELETE, "delete", Verb::Delete), (LABEL, "label", Verb::Patch)] {
+    for (action, kind, asked) in DONE {
         let mut node = node(action);
         let api = Api::start(&mut node);
         api.put(broken_pod("web", 1));
-        let faults = [Fault::Status(500), Fault::Later(1), Fault::Silence];
-        api.fail(&faults.map(|fault| (verb, fault)));
-        api.fail(&[
-            (Verb::List, Fault::Status(500)),
-            (Verb::Watch, Fault::Later(1)),
-            (Verb::Watch, Fault::Silence),
-        ]);
+        api.fail(asked, &[Fault::Status(500), Fault::Later(1), Fault::Silence]);
+        api.fail(TO_LIST, &[Fault::Status(500)]);
+        api.fail(TO_WATCH, &[Fault::Later(1), Fault::Silence]);
         let _agent = node.start_ready();
         wait_at_least(&node, &repaired(kind, "success"), 1.0);
         assert_eq!(metric(&node, &attempts(kind, "unanswered")), Some(3.0), "{kind}");
@@ -290,11 +286,11 @@ fn an_api_server_that_fails_delays_and_doubles_nothing() {
 
 #[test]
 fn what_was_done_without_a_word_is_not_done_twice() {
-    for (action, kind, verb) in [(DELETE, "delete", Verb::Delete), (LABEL, "label", Verb::Patch)] {
+    for (action, kind, asked) in DONE {
         let mut node = node(action);
         let api = Api::start(&mut node);
         api.put(broken_pod("web", 1));
-        api.fail(&[(verb, Fault::DoneInSilence)]);
+        api.fail(asked, &[Fault::DoneInSilence]);
         let _agent = node.start_ready();
         wait(&node, "the try", || !api.changes_of("web").is_empty());
         pass_by(&node, &api, kind);
@@ -307,12 +303,13 @@ fn what_was_done_without_a_word_is_not_done_twice() {
 /// The agent waits five seconds for an answer, then asks again.
 #[test]
 fn a_late_response_delays_nothing_and_repeats_nothing() {
-    for (action, kind, verb) in [(DELETE, "delete", Verb::Delete), (LABEL, "label", Verb::Patch)] {
+    for (action, kind, asked) in DONE {
         let mut node = node(action);
         let api = Api::start(&mut node);
         api.put(broken_pod("slow", 1));
-        api.fail(&[(verb, Fault::Hang), (verb, Fault::DoneAndHang)]);
-        api.fail(&[(Verb::List, Fault::Hang), (Verb::Watch, Fault::Hang)]);
+        api.fail(asked, &[Fault::Hang, Fault::DoneAndHang]);
+        api.fail(TO_LIST, &[Fault::Hang]);
+        api.fail(TO_WATCH, &[Fault::Hang]);
         let _agent = node.start_ready();
         // Neither list nor watch nor the first try are answered; the second try is, but its response is lost.
         wait(&node, "two tries", || metric(&node, &attempts(kind, "unanswered")) == Some(2.0));
@@ -328,7 +325,7 @@ fn a_late_response_delays_nothing_and_repeats_nothing() {
 fn a_rejected_event_delays_no_other_pod_for_long() {
     let mut node = node(LABEL);
     let api = Api::start(&mut node);
-    api.fail(&[(Verb::Event, Fault::Hang), (Verb::Event, Fault::Status(500))]);
+    api.fail(TO_TELL, &[Fault::Hang, Fault::Status(500)]);
     for name in ["one", "two", "three"] {
         api.put(broken_pod(name, 1));
     }
@@ -336,16 +333,16 @@ fn a_rejected_event_delays_no_other_pod_for_long() {
     wait_at_least(&node, &repaired("label", "success"), 3.0);
     wait_at_least(&node, "istio_cni_events_total{result=\"failed\"}", 2.0);
     wait_at_least(&node, "istio_cni_events_total{result=\"sent\"}", 1.0);
-    assert_eq!(api.state().changes.len(), 3, "the label is not given again for want of an event");
+    assert_eq!(api.changes().len(), 3, "the label is not given again for want of an event");
 }
 
 #[test]
 fn an_agent_that_is_killed_between_change_and_event_does_nothing_twice() {
-    for (action, kind) in DONE {
+    for (action, kind, _) in DONE {
         let mut node = node(action);
         let api = Api::start(&mut node);
         api.put(broken_pod("web", 1));
-        api.fail(&[(Verb::Event, Fault::Hang)]);
+        api.fail(TO_TELL, &[Fault::Hang]);
         let agent = node.start_ready();
         wait(&node, "the event to be begun", || api.state().faults.is_empty());
         agent.kill();
@@ -365,11 +362,9 @@ fn a_retry_after_is_respected() {
     let mut node = node(DELETE);
     let api = Api::start(&mut node);
     api.put(broken_pod("web", 1));
-    api.fail(&[
-        (Verb::List, Fault::Later(6)),
-        (Verb::Watch, Fault::Later(6)),
-        (Verb::Delete, Fault::Later(6)),
-    ]);
+    for asked in [TO_LIST, TO_WATCH, TO_DELETE] {
+        api.fail(asked, &[Fault::Later(6)]);
+    }
     let start = Instant::now();
     let _agent = node.start_ready();
     wait_at_least(&node, &repaired("delete", "success"), 1.0);
@@ -401,15 +396,15 @@ fn pods_that_did_not_fit_are_asked_for_as_soon_as_there_is_room() {
 fn a_silent_watch_is_restarted_and_misses_nothing() {
     let mut node = node(DELETE);
     let api = Api::start(&mut node);
-    api.fail(&[(Verb::Watch, Fault::SilentWatch)]);
+    api.fail(TO_WATCH, &[Fault::SilentWatch]);
     let _agent = node.start_ready();
-    wait(&node, "the watch", || api.state().watches == 1);
+    wait(&node, "the watch", || api.lists_and_watches().1 == 1);
     api.put(broken_pod("unseen", 1));
     let waited = test_support::process::until("the pod to be seen", Duration::from_secs(900), &[], || {
         Ok((done(&node, "delete") >= 1.0).then_some(()))
     });
     waited.unwrap_or_else(|error| panic!("{error:#}\n{}", node.log()));
-    assert_eq!(api.state().lists, 1, "it went on from where it was");
+    assert_eq!(api.lists_and_watches().0, 1, "it went on from where it was");
     assert_eq!(metric(&node, "istio_cni_watch_restarts_total{watch=\"pods\"}"), Some(1.0));
 }
 
@@ -421,7 +416,7 @@ fn a_clock_that_jumps_makes_no_pod_wait_and_none_be_tried_more_often() {
         let set_clock = node.fake_clock();
         let api = Api::start(&mut node);
         api.put(broken_pod("web", 1));
-        api.fail(&[(Verb::Delete, Fault::Later(3)), (Verb::Delete, Fault::Later(3))]);
+        api.fail(TO_DELETE, &[Fault::Later(3), Fault::Later(3)]);
         let _agent = node.start_ready();
         wait_at_least(&node, &attempts("delete", "unanswered"), 1.0);
         set_clock(jump);
@@ -445,28 +440,28 @@ fn an_expired_or_broken_watch_misses_nothing() {
     let mut node = node(DELETE);
     let api = Api::start(&mut node);
     let _agent = node.start_ready();
-    wait(&node, "the watch", || api.state().watches == 1);
+    wait(&node, "the watch", || api.lists_and_watches().1 == 1);
     // The version to go on from is too old.
     api.forget_history();
     api.put(broken_pod("while-unwatched", 1));
     api.forget_history();
     wait_at_least(&node, &repaired("delete", "success"), 1.0);
     // The same, said in the stream.
-    let lists = api.state().lists;
+    let lists = api.lists_and_watches().0;
     assert!(lists >= 2, "{lists}");
-    api.fail(&[(Verb::Watch, Fault::InStream(410))]);
+    api.fail(TO_WATCH, &[Fault::InStream(410)]);
     api.forget_history();
-    wait(&node, "another list", || api.state().lists > lists);
+    wait(&node, "another list", || api.lists_and_watches().0 > lists);
     // Another error in the stream: it goes on where it was.
     wait(&node, "the watch", || api.state().faults.is_empty());
-    let lists = api.state().lists;
-    let watches = api.state().watches;
-    api.fail(&[(Verb::Watch, Fault::InStream(500))]);
+    let lists = api.lists_and_watches().0;
+    let watches = api.lists_and_watches().1;
+    api.fail(TO_WATCH, &[Fault::InStream(500)]);
     api.set_down(false);
-    wait(&node, "the watch after", || api.state().watches >= watches + 2);
+    wait(&node, "the watch after", || api.lists_and_watches().1 >= watches + 2);
     api.put(broken_pod("after-all", 1));
     wait_at_least(&node, &repaired("delete", "success"), 2.0);
-    assert_eq!(api.state().lists, lists, "the version was good still");
+    assert_eq!(api.lists_and_watches().0, lists, "the version was good still");
     assert!(
         metric(&node, "istio_cni_watch_restarts_total{watch=\"pods\"}").is_some_and(|count| count >= 3.0)
     );
@@ -492,13 +487,13 @@ fn an_api_server_that_is_away_is_waited_for() {
 
 #[test]
 fn a_missing_right_is_named_in_log_and_event_and_counted() {
-    for (action, kind, verb, right) in [
-        (DELETE, "delete", Verb::Delete, "the verb delete on pods"),
-        (LABEL, "label", Verb::Patch, "the verb patch on pods/status"),
+    for (action, kind, asked, right) in [
+        (DELETE, "delete", TO_DELETE, "the verb delete on pods"),
+        (LABEL, "label", TO_LABEL, "the verb patch on pods/status"),
     ] {
         let mut node = node(action);
         let api = Api::start(&mut node);
-        api.fail(&[(verb, Fault::Status(403)), (verb, Fault::Status(403))]);
+        api.fail(asked, &[Fault::Status(403), Fault::Status(403)]);
         api.put(broken_pod("web", 1));
         let _agent = node.start_ready();
         wait_at_least(&node, &repaired(kind, "success"), 1.0);
@@ -529,9 +524,10 @@ fn selectors_are_sent_and_checked() {
     api.put(broken_pod("web", 1));
     wait_at_least(&node, &repaired("delete", "success"), 1.0);
     assert!(api.changes_of("bank").is_empty() && api.changes_of("shop").is_empty());
-    let state = api.state();
-    assert!(state.queries.len() >= 2);
-    for query in &state.queries {
+    let requests = [api.done(TO_LIST), api.done(TO_WATCH)].concat();
+    assert!(requests.len() >= 2);
+    for request in &requests {
+        let query = request.http.query();
         for part in [
             "fieldSelector=metadata.namespace%21%3Dkube-system%2Cspec.nodeName%3Dnode-1",
             "labelSelector=app+in+%28web%2Cshop%29",
@@ -555,7 +551,6 @@ fn without_an_action_or_a_node_pods_are_not_requested() {
         let agent = node.start_ready();
         // Its end asks for the DaemonSet, so all requests before have been made.
         assert_eq!(agent.end(), Some(0));
-        let state = api.state();
-        assert_eq!((state.lists, state.watches, state.changes.len()), (0, 0, 0), "{env:?}");
+        assert_eq!((api.lists_and_watches(), api.changes().len()), ((0, 0), 0), "{env:?}");
     }
 }

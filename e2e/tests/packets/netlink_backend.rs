@@ -249,7 +249,7 @@ fn run(namespace: &Namespace, args: &str) -> Result<()> {
 /// Starts the program itself, with nothing between it and the kill.
 fn start(namespace: &Namespace, args: &str) -> Result<Child> {
     let mut command = Command::new(iptables::istio_iptables());
-    command.env_clear().env("PATH", iptables::PATH).args(args.split_whitespace());
+    command.env_clear().env("PATH", e2e::program::PATH).args(args.split_whitespace());
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     Ok(namespace.enter(|| command.spawn())??)
 }

@@ -103,7 +103,7 @@ impl Plan {
 /// Starts the program itself, with nothing between it and the kill.
 fn start(namespace: &Namespace, args: &str, more: &[&str]) -> Result<Child> {
     let mut command = Command::new(iptables::istio_iptables());
-    command.env_clear().env("PATH", iptables::PATH);
+    command.env_clear().env("PATH", e2e::program::PATH);
     command.args(args.split(' ')).args(more);
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
     Ok(namespace.enter(|| command.spawn())??)

@@ -175,7 +175,7 @@ fn stretch_the_way(pod: &Namespace) -> Result<()> {
 /// Runs the program itself, with nothing around it that takes time.
 fn apply(pod: &Namespace, args: &str) -> Result<()> {
     let mut command = Command::new(iptables::istio_iptables());
-    command.env_clear().env("PATH", iptables::PATH).arg("--dual-stack").args(args.split(' '));
+    command.env_clear().env("PATH", e2e::program::PATH).arg("--dual-stack").args(args.split(' '));
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
     let output = pod.enter(|| command.output())??;
     ensure!(output.status.success(), "{args}: {} {}", output.status, String::from_utf8_lossy(&output.stderr));

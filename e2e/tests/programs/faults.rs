@@ -6,9 +6,9 @@
 
 use std::sync::Mutex;
 
-use crate::faults_support::{ALL, Fault, Operation, Story, operations};
+use crate::faults_support::{Fault, Operation, Story, operations};
 use anyhow::{Result, anyhow, ensure};
-use e2e::faults::{FaultResult, Kind, Table};
+use e2e::faults::{FaultResult, KINDS, Kind, Table};
 use test_support::parallel::in_threads;
 
 const THREADS: usize = 3;
@@ -35,7 +35,7 @@ impl Choice {
 
     fn takes(&self, operation: &dyn Operation) -> bool {
         let names = |word: &String| operation.name().contains(&**word);
-        let rows = self.only.iter().any(|word| !ALL.iter().any(|kind| kind.name() == word));
+        let rows = self.only.iter().any(|word| !KINDS.iter().any(|kind| kind.name() == word));
         if rows {
             self.only.iter().any(names)
         } else {
@@ -48,7 +48,7 @@ impl Choice {
 
     fn takes_kind(&self, kind: Kind) -> bool {
         let mut kinds =
-            self.only.iter().filter(|word| ALL.iter().any(|kind| kind.name() == *word)).peekable();
+            self.only.iter().filter(|word| KINDS.iter().any(|kind| kind.name() == *word)).peekable();
         kinds.peek().is_none() || kinds.any(|word| word == kind.name())
     }
 
@@ -110,7 +110,7 @@ fn whatever_fails_in_whichever_operation_nothing_is_half_done() -> Result<()> {
 fn planned(choice: &Choice, stories: &[Story], table: &Mutex<Table>) -> Result<Vec<(usize, Fault)>> {
     let mut all = Vec::new();
     for (row, story) in stories.iter().enumerate() {
-        for kind in ALL.into_iter().filter(|kind| choice.takes_kind(*kind)) {
+        for kind in KINDS.into_iter().filter(|kind| choice.takes_kind(*kind)) {
             match story.faults(kind, choice.most(&*story.operation)) {
                 Ok(faults) => all.extend(faults.into_iter().map(|fault| (row, fault))),
                 Err(why) => table.lock().map_err(|_| anyhow!("a thread panicked"))?.exempt(row, kind, why),

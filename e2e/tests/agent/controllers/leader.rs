@@ -234,11 +234,12 @@ fn a_conflict_is_resolved_and_keeps_other_taints() {
     let _controller = start(&node);
     wait_at_least(&node, LEADS, 1.0);
     // Another controller taints the node at the same moment.
-    api.state().before_patch = Some(taints_in_front);
+    api.state().faster = Some((PATCH, taints_in_front));
     joins(&api, "n1", false);
     wait_at_least(&node, &changes("add", "done"), 1.0);
     assert_eq!(taints(&api, "n1"), [another_controllers(), ours()]);
-    api.state().before_patch = Some(|node| node["spec"]["taints"] = json!([ours(), another_controllers()]));
+    api.state().faster =
+        Some((PATCH, |node| node["spec"]["taints"] = json!([ours(), another_controllers()])));
     agent(&api, "n1", true);
     wait_at_least(&node, &changes("remove", "done"), 1.0);
     assert_eq!(taints(&api, "n1"), [another_controllers()]);
@@ -266,10 +267,10 @@ fn a_conflict_is_resolved_and_keeps_other_taints() {
 fn a_node_whose_agent_objects_in_the_moment_of_a_conflict_is_not_freed() {
     let (node, api) = cluster();
     joins(&api, "n1", true);
-    api.state().before_patch = Some(|node| {
+    api.state().faster = Some((PATCH, |node| {
         taints_in_front(node);
         says(node, "False");
-    });
+    }));
     agent(&api, "n1", true);
     let _controller = start(&node);
     wait(&node, "the try", || !api.requests_about(PATCH, "n1").is_empty());

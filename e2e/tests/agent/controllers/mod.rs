@@ -7,14 +7,12 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::broken::Fault;
-use crate::broken::objects::{Asked, Objects, Verb};
+use crate::broken::{AGENTS, Asked, Fault, Objects, Verb};
 use e2e::agent::{Node, daemon_set};
 use e2e::pods::{metric, wait};
 
 pub const KEY: &str = "cni.istio.io/not-ready";
 pub const TYPE: &str = "cni.istio.io/Ready";
-pub const AGENTS: &str = "/apis/apps/v1/namespaces/istio-system/daemonsets/istio-cni-node";
 pub const PATCH: Asked = (Verb::Patch, "nodes");
 /// Each delays, and does no more.
 pub const DELAYS: [Fault; 3] = [Fault::Status(500), Fault::Later(1), Fault::Silence];

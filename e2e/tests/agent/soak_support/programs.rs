@@ -7,11 +7,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use anyhow::{Context, Result, ensure};
 use e2e::killing::Moments;
-use e2e::program;
+use e2e::program::{self, PATH};
 use serde_json::{Value, json};
 use test_support::dice::Dice;
 
-const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 /// One in so many runs is killed before the one that counts.
 const KILLED: usize = 4;
 

@@ -1,41 +1,34 @@
 //! `install-cni`: installing and removing the plugin, and the agent with what it repairs and heals.
 
 use std::fs;
-use std::io::{Read, Write};
 use std::net::TcpStream;
-use std::os::unix::fs::{PermissionsExt, symlink};
 use std::os::unix::net::UnixStream;
-use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use cni_core::logs::{CALLED, READER};
-use e2e::agent::{DIRECTORIES, exchange};
+use e2e::agent::{CALICO, DIRECTORIES, PLUGIN, exchange, set_mode};
 use e2e::faults::Ending;
-use e2e::program;
+use e2e::http;
+use e2e::plugin::sidecar;
+use e2e::pods::{Proc, UID, held_back, hosts};
+use e2e::program::{self, PATH};
 use serde_json::{Value, json};
 use test_support::netns::{Families, Namespace, NetnsDirectory, POD_V4};
 use test_support::port::free_port;
 
 use super::api::Api;
 use super::place::{Healing, Place};
-use super::plugin::{add, sidecar};
+use super::plugin::add;
 use super::run::{Invoked, Wrapping};
-use super::{Operation, PATH, SECRET};
+use super::{Operation, SECRET};
 
 /// The node's network configuration, as another program wrote it.
-const CALICO: (&str, &str) =
-    ("10-calico.conflist", include_str!("../../../fixtures/conflists/10-calico.conflist"));
-/// A plugin that is always content.
-const PLUGIN: &str = "#!/bin/sh
-[ \"$CNI_COMMAND\" != VERSION ] || echo '{\"cniVersion\":\"1.1.0\",\"supportedVersions\":[\"1.1.0\"]}'
-exit 0
-";
+const CONFLIST: (&str, &str) = ("10-calico.conflist", CALICO);
 /// The entry beside the list, in the folder of the network's name.
 const DROP_IN: &str = "net.d/k8s-pod-network/zz-istio-cni.conf";
 /// What the agent keeps of the process that called the plugin by it.
 const KNOWN_READER: &str = "run/drop-in-reader";
-const UID: &str = "0f1e2d3c-4b5a-6978-8796-a5b4c3d2e1f0";
 
 /// What the agent is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -110,7 +103,7 @@ impl Work {
     /// A pod, and where it is on the node. One that is to be healed was whole when the agent saw it first.
     fn add_pod(self, place: &mut Place) -> Result<()> {
         let namespace = Namespace::pod(Families::V4)?;
-        let mut pod = sidecar("web");
+        let mut pod = sidecar("web", &[]);
         pod["metadata"]["uid"] = json!(UID);
         pod["metadata"]["resourceVersion"] = json!("7");
         pod["metadata"]["labels"] = json!({"app": "web"});
@@ -119,21 +112,15 @@ impl Work {
         if self == Self::Heal {
             add(place, &namespace)?;
         } else {
-            pod["status"]["phase"] = json!("Pending");
-            let end = json!({"terminated": {"exitCode": 126, "reason": "Error", "containerID": "containerd://1",
-                "finishedAt": "2026-11-21T00:00:00Z"}});
-            pod["status"]["initContainerStatuses"] = json!([{"name": "istio-validation", "state": end}]);
+            pod = held_back(pod);
         }
         place.api.as_ref().context("an API server")?.put(pod);
         let runtime = NetnsDirectory::of([&namespace])?;
         place.runtime = Some(runtime.path().display().to_string());
         place.keeps.push(Box::new(runtime));
-        let proc = tempfile::tempdir()?;
-        process(proc.path(), 1, "0::/init.scope\n", Path::new("/proc/self/ns/net"))?;
-        let slice = UID.replace('-', "_");
-        let cgroup = format!("0::/kubepods.slice/kubepods-pod{slice}.slice/cri-containerd-77.scope\n");
-        process(proc.path(), 77, &cgroup, &namespace.path())?;
-        place.proc = Some(proc.path().display().to_string());
+        let proc = Proc::on(&hosts());
+        proc.add_of(77, UID, &namespace.path());
+        place.proc = Some(proc.0.path().display().to_string());
         place.keeps.push(Box::new(proc));
         place.namespace = Some(namespace);
         Ok(())
@@ -153,30 +140,19 @@ impl Work {
     }
 }
 
-/// A process as the agent sees it.
-fn process(proc: &Path, id: u32, cgroup: &str, namespace: &Path) -> Result<()> {
-    let folder = proc.join(id.to_string());
-    fs::create_dir_all(folder.join("ns"))?;
-    fs::write(folder.join("cgroup"), cgroup)?;
-    // Process 1 is on this machine's network, which is not the agent's to be.
-    let namespace =
-        if id == 1 { format!("/proc/{}/ns/net", std::process::id()).into() } else { namespace.to_owned() };
-    Ok(symlink(namespace, folder.join("ns/net"))?)
+/// Waits for an answer for a while only: the agent may stand still.
+fn get(port: u16, path: &str) -> Option<(u16, String)> {
+    let stream = TcpStream::connect(("127.0.0.1", port)).ok()?;
+    stream.set_read_timeout(Some(Duration::from_secs(5))).ok()?;
+    exchange(stream, "GET", path, b"")
 }
 
-fn get(port: u16, path: &str) -> Option<String> {
-    let mut stream = TcpStream::connect(("127.0.0.1", port)).ok()?;
-    stream.set_read_timeout(Some(Duration::from_secs(5))).ok()?;
-    write!(stream, "GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").ok()?;
-    let mut answer = String::new();
-    let _ = stream.read_to_string(&mut answer);
-    Some(answer)
+fn metrics(place: &Place) -> String {
+    get(place.ports[1], "/metrics").unwrap_or_default().1
 }
 
 fn metric(place: &Place, name: &str) -> f64 {
-    let text = get(place.ports[1], "/metrics").unwrap_or_default();
-    let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
-    value.and_then(|value| value.parse().ok()).unwrap_or_default()
+    http::metric(&metrics(place), name).unwrap_or_default()
 }
 
 /// The plugin reports that this process called it by the entry beside the list.
@@ -194,7 +170,7 @@ fn report_call(place: &Place) {
 
 impl Healing {
     fn now(place: &Place) -> Self {
-        let text = get(place.ports[1], "/metrics").unwrap_or_default();
+        let text = metrics(place);
         let sum = |name: &str| {
             let counted = text.lines().filter(|line| line.starts_with(name));
             counted.filter_map(|line| line.rsplit_once(' ')?.1.parse::<f64>().ok()).sum()
@@ -207,7 +183,7 @@ impl Healing {
 }
 
 fn is_ready(place: &Place) -> bool {
-    get(place.ports[0], "/readyz").is_some_and(|answer| answer.starts_with("HTTP/1.1 200"))
+    get(place.ports[0], "/readyz").is_some_and(|(status, _)| status == 200)
 }
 
 impl Operation for Work {
@@ -273,11 +249,11 @@ impl Operation for Work {
             fs::create_dir(place.file(part))?;
         }
         fs::write(place.file("image/istio-cni"), PLUGIN)?;
-        fs::set_permissions(place.file("image/istio-cni"), fs::Permissions::from_mode(0o755))?;
+        set_mode(&place.file("image/istio-cni"), 0o755);
         fs::write(place.file("account/ca.crt"), "authority\n")?;
         fs::write(place.file("account/token"), SECRET)?;
-        fs::write(place.file("net.d").join(CALICO.0), CALICO.1)?;
-        place.foreign = Some(CALICO);
+        fs::write(place.file("net.d").join(CONFLIST.0), CONFLIST.1)?;
+        place.foreign = Some(CONFLIST);
         place.ports = [free_port()?, free_port()?, free_port()?];
         place.api = Some(Api::start()?);
         if self.has_pod() {

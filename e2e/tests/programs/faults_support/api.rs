@@ -8,7 +8,8 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::Result;
-use e2e::http::HttpRequest;
+use e2e::agent::daemon_set;
+use e2e::http::{self, HttpRequest, WATCH, failure};
 use serde_json::{Value, json};
 use test_support::port;
 
@@ -150,9 +151,7 @@ fn serve(stream: &TcpStream, shared: &Mutex<State>) -> std::io::Result<()> {
 
 /// A watch on which nothing happens, until the client has enough.
 fn watch(mut stream: &TcpStream) -> std::io::Result<()> {
-    stream.write_all(
-        b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n",
-    )?;
+    stream.write_all(WATCH.as_bytes())?;
     stream.read(&mut [0]).map(drop)
 }
 
@@ -162,10 +161,7 @@ fn answer(
     fault: Option<ApiFault>,
     respond: impl FnOnce() -> (u16, String),
 ) -> std::io::Result<bool> {
-    let whole = |status: u16, body: &str, kind: &str| {
-        format!("HTTP/1.1 {status} X\r\nContent-Type: {kind}\r\nContent-Length: {}\r\n\r\n{body}", body.len())
-    };
-    let json = |(status, body): (u16, String)| whole(status, &body, "application/json");
+    let json = |(status, body): (u16, String)| http::answer(status, "", &body);
     let (text, goes_on) = match fault {
         None => (json(respond()), true),
         Some(ApiFault::Status(status)) => (json((status, failure(status))), true),
@@ -187,7 +183,10 @@ fn answer(
             return Ok(true);
         }
         Some(ApiFault::NoHttp) => ("SSH-2.0-OpenSSH_9.2\r\n".to_owned(), false),
-        Some(ApiFault::Page) => (whole(200, "<html><body>Log in</body></html>", "text/html"), true),
+        Some(ApiFault::Page) => {
+            let page = "<html><body>Log in</body></html>";
+            (http::answer(200, "", page).replace("application/json", "text/html"), true)
+        }
     };
     stream.write_all(text.as_bytes())?;
     Ok(goes_on)
@@ -196,10 +195,7 @@ fn answer(
 fn respond(request: &HttpRequest, shared: &Mutex<State>) -> (u16, String) {
     let path = request.path();
     if path.contains("/daemonsets") {
-        let set = json!({"kind": "DaemonSet", "apiVersion": "apps/v1",
-            "metadata": {"name": "istio-cni-node", "namespace": "istio-system", "resourceVersion": "7"},
-            "spec": {"selector": {}, "template": {"spec": {"containers": []}}}});
-        return (200, set.to_string());
+        return (200, daemon_set(false));
     }
     if path.ends_with("/events") {
         return (201, String::from_utf8_lossy(&request.body).into_owned());
@@ -232,10 +228,4 @@ fn respond(request: &HttpRequest, shared: &Mutex<State>) -> (u16, String) {
         }
         (_, Some(pod)) => (200, pod.to_string()),
     }
-}
-
-fn failure(status: u16) -> String {
-    json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure", "message": "so it was said",
-        "reason": "x", "code": status})
-    .to_string()
 }

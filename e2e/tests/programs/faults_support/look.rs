@@ -5,19 +5,18 @@ use std::os::unix::fs::PermissionsExt;
 
 use anyhow::{Context, Result, ensure};
 use e2e::faults::Ending;
-use e2e::program;
+use e2e::plugin::sidecar;
+use e2e::program::{self, PATH};
+use e2e::validation::INJECTED;
 use serde_json::{Value, json};
 use test_support::netns::{Families, Namespace, NetnsDirectory};
 
+use super::Operation;
 use super::api::Api;
 use super::place::Place;
-use super::plugin::{add, kubeconfig, sidecar};
+use super::plugin::{add, kubeconfig};
 use super::rules::put_in_force;
 use super::run::{Ended, Invoked};
-use super::{Operation, PATH};
-
-/// Flags as the injector writes them.
-const INJECTED: &str = "-p 15001 -z 15006 -u 1337 -m REDIRECT -i * -b * -d 15090,15021,15020";
 
 struct Validation {
     name: &'static str,
@@ -116,7 +115,7 @@ impl Operation for Ctl {
         let mut place = Place::new()?;
         let namespace = Namespace::pod(Families::V4)?;
         add(&place, &namespace)?;
-        let mut pod = sidecar("web");
+        let mut pod = sidecar("web", &[]);
         pod["status"] = json!({"phase": "Running", "podIPs": [{"ip": test_support::netns::POD_V4}]});
         fs::write(place.file("pods.json"), json!({"kind": "List", "items": [pod]}).to_string())?;
         if self.asks_api {

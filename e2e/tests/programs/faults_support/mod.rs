@@ -15,9 +15,7 @@ use std::fmt;
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
-use e2e::faults::{
-    Ending, Evidence, Facts, FaultResult, Injection, KINDS, Kind, injections, judge, noted, spread,
-};
+use e2e::faults::{Ending, Evidence, Facts, FaultResult, Injection, Kind, injections, judge, noted, spread};
 use e2e::strace::{Call, Strace};
 
 use nix::sys::signal::{Signal, kill};
@@ -27,8 +25,6 @@ use api::{API_FAULTS, ApiFault};
 use place::{FOLDERS, Happening, INSTEAD, Instead, Place};
 use run::{Closed, Ended, Invoked, Wrapping};
 
-/// The PATH that programs get.
-pub const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 /// What no program may say.
 pub const SECRET: &str = "SECRET-TOKEN-OF-THE-ACCOUNT";
 
@@ -420,6 +416,3 @@ pub fn operations() -> Vec<Box<dyn Operation>> {
     all.extend(agent::operations());
     all
 }
-
-/// Every kind, for the main program.
-pub const ALL: [Kind; KINDS.len()] = KINDS;

@@ -4,14 +4,15 @@ use std::fs;
 
 use anyhow::{Result, ensure};
 use e2e::faults::Ending;
-use e2e::program;
+use e2e::plugin::{plain_kubeconfig, sidecar};
+use e2e::program::{self, PATH};
 use serde_json::{Value, json};
 use test_support::netns::{Families, Namespace};
 
 use super::api::Api;
 use super::place::Place;
 use super::run::{Ended, Invoked, Wrapping};
-use super::{Operation, PATH, SECRET};
+use super::{Operation, SECRET};
 
 /// Where the plugin reads pods.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -62,32 +63,17 @@ pub fn operations() -> Vec<Box<dyn Operation>> {
     commands.into_iter().map(|command| Box::new(command) as Box<dyn Operation>).collect()
 }
 
-/// A pod in the mesh.
-pub fn sidecar(name: &str) -> Value {
-    json!({
-        "apiVersion": "v1", "kind": "Pod",
-        "metadata": {"name": name, "namespace": "default", "annotations": {"sidecar.istio.io/status": "{}"}},
-        "spec": {"containers": [
-            {"name": "app", "image": "app"},
-            {"name": "istio-proxy", "image": "proxy", "args": ["proxy", "sidecar"]},
-        ]},
-    })
-}
-
 /// A kubeconfig for a server without TLS.
 pub fn kubeconfig(port: u16) -> Value {
-    json!({
-        "apiVersion": "v1", "kind": "Config", "current-context": "x",
-        "clusters": [{"name": "c", "cluster": {"server": format!("http://127.0.0.1:{port}")}}],
-        "users": [{"name": "u", "user": {"token": SECRET}}],
-        "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
-    })
+    let mut config = plain_kubeconfig(port);
+    config["users"][0]["user"]["token"] = json!(SECRET);
+    config
 }
 
 /// Redirects a namespace as the plugin does for the pod `web`, whose manifest is put into the place.
 pub fn add(place: &Place, namespace: &Namespace) -> Result<()> {
     fs::create_dir_all(place.file("run/manifests"))?;
-    fs::write(place.file("run/manifests/web.json"), sidecar("web").to_string())?;
+    fs::write(place.file("run/manifests/web.json"), sidecar("web", &[]).to_string())?;
     let ended = ADD.invoked_in(place, namespace)?.run(&Wrapping::default(), None)?;
     ensure!(ended.ending == Ending::Code(0), "ADD: {ended:?}");
     let _ = fs::remove_file(place.file("run/istio-cni.log"));
@@ -139,10 +125,10 @@ impl Operation for Command {
         let mut place = Place::new()?;
         let namespace = Namespace::pod(Families::Dual)?;
         fs::create_dir_all(place.file("run/manifests"))?;
-        fs::write(place.file("run/manifests/web.json"), sidecar("web").to_string())?;
+        fs::write(place.file("run/manifests/web.json"), sidecar("web", &[]).to_string())?;
         if self.source == Source::Api {
             let api = Api::start()?;
-            api.put(sidecar("web"));
+            api.put(sidecar("web", &[]));
             fs::write(place.file("run/istio-cni-kubeconfig"), kubeconfig(api.port()).to_string())?;
             fs::remove_dir_all(place.file("run/manifests"))?;
             place.api = Some(api);

@@ -1,12 +1,12 @@
 //! `istio-iptables`: applying, reconciling, cleaning up.
 
 use anyhow::{Result, ensure};
-use e2e::program;
+use e2e::program::{self, PATH};
 use test_support::netns::{Families, Namespace};
 
+use super::Operation;
 use super::place::Place;
 use super::run::{Invoked, Wrapping};
-use super::{Operation, PATH};
 use e2e::faults::Ending;
 
 const NOTHING: &str = "";

@@ -2,20 +2,44 @@
 //! and fails on demand. Selectors select everything.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::io::{Read, Write};
 use std::net::TcpStream;
+use std::ops::Deref;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
+use test_support::port;
 
-use super::{Fault, News, PAUSE, failure, hang, listen, send, stream_events};
-use e2e::agent::Node;
-use e2e::http::HttpRequest;
+use e2e::agent::{Node, daemon_set};
+use e2e::http::{CLOSE, HttpRequest, WATCH, answer, failure};
+
+/// What goes wrong with a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fault {
+    /// This status.
+    Status(u16),
+    /// 429, with a time to come back in seconds.
+    Later(u16),
+    /// The connection is closed without a word.
+    Silence,
+    /// It is done, and then the connection is closed without a word.
+    DoneInSilence,
+    /// It never answers, and keeps the connection.
+    Hang,
+    /// It is done, and never answered.
+    DoneAndHang,
+    /// A watch begins, and nothing ever comes.
+    SilentWatch,
+    /// A watch says in its stream that it has an error of this code.
+    InStream(u16),
+}
 
 /// What is asked, by the verb that a role has for it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verb {
     Create,
+    Delete,
     Get,
     List,
     Patch,
@@ -26,6 +50,14 @@ pub enum Verb {
 /// A verb and a resource, by the names that roles have for them: `nodes/status` is another one than `nodes`.
 pub type Asked = (Verb, &'static str);
 
+/// The agents' DaemonSet.
+pub const AGENTS: &str = "/apis/apps/v1/namespaces/istio-system/daemonsets/istio-cni-node";
+pub const TO_LIST: Asked = (Verb::List, "pods");
+pub const TO_WATCH: Asked = (Verb::Watch, "pods");
+pub const TO_DELETE: Asked = (Verb::Delete, "pods");
+pub const TO_LABEL: Asked = (Verb::Patch, "pods/status");
+pub const TO_TELL: Asked = (Verb::Create, "events");
+
 /// A request that came, however it was answered.
 #[derive(Debug, Clone)]
 pub struct Request {
@@ -34,6 +66,10 @@ pub struct Request {
     pub name: String,
     pub at: Instant,
     pub body: Value,
+    /// As it came.
+    pub http: HttpRequest,
+    /// Whether it was done, whatever became of the answer.
+    pub is_done: bool,
 }
 
 impl Request {
@@ -52,14 +88,16 @@ pub struct State {
     /// A watch from an older version is rejected.
     oldest: u64,
     /// Each goes wrong once.
-    faults: VecDeque<(Asked, Fault)>,
+    pub faults: VecDeque<(Asked, Fault)>,
     /// These go wrong until further notice.
     outages: Vec<(Asked, Fault)>,
     pub requests: Vec<Request>,
     /// Counts up when all watches are to end.
     epoch: u64,
-    /// Happens to an object just before it is patched: another client was faster.
-    pub before_patch: Option<fn(&mut Value)>,
+    /// Whether connections are closed at once.
+    down: bool,
+    /// Happens to an object just before the next request of this kind for it: another client was faster.
+    pub faster: Option<(Asked, fn(&mut Value))>,
 }
 
 type Shared = (Mutex<State>, Condvar);
@@ -70,8 +108,11 @@ pub struct Objects {
 
 impl Objects {
     pub fn start(node: &mut Node) -> Self {
-        let shared = Arc::new((Mutex::new(State { version: 100, ..State::default() }), Condvar::new()));
-        listen(node, &shared, serve);
+        let shared = Arc::new((Mutex::new(State { version: 99, ..State::default() }), Condvar::new()));
+        let served = Arc::clone(&shared);
+        let port = port::serve(move |stream| serve(stream, &served)).expect("a port");
+        node.set("KUBERNETES_SERVICE_PORT", &port.to_string());
+        node.set("PLUGIN_SERVICE_ACCOUNT", "");
         Self { shared }
     }
 
@@ -140,6 +181,12 @@ impl Objects {
         self.shared.1.notify_all();
     }
 
+    /// Ends all watches, and goes or comes back.
+    pub fn set_down(&self, down: bool) {
+        self.state().down = down;
+        self.end_watches();
+    }
+
     /// The requests of a kind that came.
     pub fn requests(&self, asked: Asked) -> Vec<Request> {
         self.state().requests.iter().filter(|request| request.is(asked)).cloned().collect()
@@ -152,9 +199,78 @@ impl Objects {
 
     /// The reasons of events about an object.
     pub fn events_about(&self, name: &str) -> Vec<String> {
-        let events = self.requests((Verb::Create, "events"));
+        let events = self.requests(TO_TELL);
         let about = events.iter().filter(|event| event.body["involvedObject"]["name"] == name);
         about.map(|event| event.body["reason"].as_str().unwrap_or_default().to_owned()).collect()
+    }
+}
+
+/// An API server that has the agents' DaemonSet, and pods, most of them of the namespace `shop`.
+pub struct Api(Objects);
+
+impl Deref for Api {
+    type Target = Objects;
+
+    fn deref(&self) -> &Objects {
+        &self.0
+    }
+}
+
+fn path_in(namespace: &str, pod: &str) -> String {
+    format!("/api/v1/namespaces/{namespace}/pods/{pod}")
+}
+
+fn pod_path(name: &str) -> String {
+    path_in("shop", name)
+}
+
+impl Api {
+    pub fn start(node: &mut Node) -> Self {
+        let objects = Objects::start(node);
+        objects.put(AGENTS, serde_json::from_str(&daemon_set(false)).expect("JSON"));
+        Self(objects)
+    }
+
+    /// Makes a pod, or changes it; its version is the server's.
+    pub fn put(&self, pod: Value) {
+        let text = |field: &str| pod["metadata"][field].as_str().expect("text");
+        self.0.put(&path_in(text("namespace"), text("name")), pod);
+    }
+
+    pub fn change(&self, name: &str, change: impl FnOnce(&mut Value)) {
+        self.0.change(&pod_path(name), change);
+    }
+
+    pub fn remove(&self, name: &str) {
+        self.0.remove(&pod_path(name));
+    }
+
+    pub fn pod(&self, name: &str) -> Option<Value> {
+        self.object(&pod_path(name))
+    }
+
+    /// The requests of a kind that were done.
+    pub fn done(&self, asked: Asked) -> Vec<Request> {
+        self.requests(asked).into_iter().filter(|request| request.is_done).collect()
+    }
+
+    /// How often pods were listed, and how many watches of them began.
+    pub fn lists_and_watches(&self) -> (usize, usize) {
+        (self.done(TO_LIST).len(), self.done(TO_WATCH).len())
+    }
+
+    pub fn events_about(&self, pod: &str) -> Vec<Value> {
+        let events = self.done(TO_TELL).into_iter().map(|event| event.body);
+        events.filter(|event| event["involvedObject"]["name"] == pod).collect()
+    }
+
+    /// The deletes and patches that were done, or refused for what they said.
+    pub fn changes(&self) -> Vec<Request> {
+        [TO_DELETE, TO_LABEL].into_iter().flat_map(|asked| self.done(asked)).collect()
+    }
+
+    pub fn changes_of(&self, pod: &str) -> Vec<Request> {
+        self.changes().into_iter().filter(|change| change.name == pod).collect()
     }
 }
 
@@ -183,6 +299,17 @@ impl State {
         self.outages.iter().find(|(asked, _)| is(asked)).map(|(_, fault)| *fault)
     }
 
+    /// The object of a request, once a faster client has changed it.
+    fn seen(&mut self, verb: Verb, target: &Target) -> Option<Value> {
+        let mut object = self.objects.get(&target.object).cloned()?;
+        if let Some((_, change)) = self.faster.take_if(|((of, to), _)| *of == verb && *to == target.resource)
+        {
+            change(&mut object);
+            self.put(&target.object, object);
+        }
+        self.objects.get(&target.object).cloned()
+    }
+
     /// Does what is asked; the status, and the answer of success.
     fn answer(&mut self, verb: Verb, target: &Target, body: &Value) -> (u16, Value) {
         let path = &target.object;
@@ -200,7 +327,8 @@ impl State {
                     json!({"kind": kind, "metadata": {"resourceVersion": self.version.to_string()}, "items": items}),
                 )
             }
-            Verb::Get => self.objects.get(path).map_or((404, Value::Null), |object| (200, object.clone())),
+            Verb::Get => self.seen(verb, target).map_or((404, Value::Null), |object| (200, object)),
+            Verb::Delete => self.delete(target, &body["preconditions"]),
             Verb::Create => {
                 let name = body["metadata"]["name"].as_str().unwrap_or("generated");
                 let path = format!("{path}/{name}");
@@ -223,17 +351,24 @@ impl State {
                     }
                 }
             }
-            Verb::Patch => self.patch(path, body),
+            Verb::Patch => self.patch(target, body),
             Verb::Watch => unreachable!("answered by a stream"),
         }
     }
 
-    fn patch(&mut self, path: &str, patch: &Value) -> (u16, Value) {
-        let Some(mut object) = self.objects.get(path).cloned() else { return (404, Value::Null) };
-        if let Some(before_patch) = self.before_patch.take() {
-            before_patch(&mut object);
-            self.put(path, object.clone());
+    /// Begins a pod's end, if it is as the request says.
+    fn delete(&mut self, target: &Target, wanted: &Value) -> (u16, Value) {
+        let Some(mut object) = self.seen(Verb::Delete, target) else { return (404, Value::Null) };
+        if ["uid", "resourceVersion"].iter().any(|field| object["metadata"][field] != wanted[field]) {
+            return (409, Value::Null);
         }
+        object["metadata"]["deletionTimestamp"] = json!("2026-11-21T00:00:00Z");
+        self.put(&target.object, object.clone());
+        (200, object)
+    }
+
+    fn patch(&mut self, target: &Target, patch: &Value) -> (u16, Value) {
+        let Some(mut object) = self.seen(Verb::Patch, target) else { return (404, Value::Null) };
         let status = match patch.as_array() {
             Some(steps) => {
                 if steps.iter().all(|step| apply(step, &mut object)) {
@@ -245,7 +380,7 @@ impl State {
             None => merge_conditions(patch, &mut object),
         };
         if status == 200 {
-            self.put(path, object.clone());
+            self.put(&target.object, object.clone());
         }
         (status, object)
     }
@@ -257,8 +392,14 @@ impl State {
     }
 }
 
+/// Whether an object is in a collection: of its namespace, or of all.
 fn is_in(path: &str, collection: &str) -> bool {
-    path.rsplit_once('/').is_some_and(|(parent, _)| parent == collection)
+    let Some((parent, _)) = path.rsplit_once('/') else { return false };
+    let of_all = || {
+        let (group, rest) = parent.split_once("/namespaces/")?;
+        Some(format!("{group}/{}", rest.split_once('/')?.1))
+    };
+    parent == collection || of_all().is_some_and(|all| all == collection)
 }
 
 /// One step of a JSON patch (RFC 6902), as far as these tests need it; false if its test fails.
@@ -272,7 +413,7 @@ fn apply(step: &Value, object: &mut Value) -> bool {
     let parent = object.pointer_mut(parent).expect("what holds it");
     match (step["op"].as_str(), parent) {
         (Some("add"), Value::Array(list)) if key == "-" => list.push(value.clone()),
-        (Some("add"), Value::Object(map)) => drop(map.insert(key.to_owned(), value.clone())),
+        (Some("add"), Value::Object(map)) => drop(map.insert(key.replace("~1", "/"), value.clone())),
         (Some("remove"), Value::Array(list)) => drop(list.remove(key.parse().expect("a place"))),
         (op, _) => panic!("{op:?} of {path}"),
     }
@@ -321,10 +462,14 @@ impl Target {
 
 fn serve(mut stream: TcpStream, shared: &Shared) {
     let Ok(Some(request)) = HttpRequest::read(&mut stream) else { return };
+    if lock(shared).down {
+        return;
+    }
     let query = request.query();
     let target = Target::of(request.path());
     let verb = match request.method() {
         "POST" => Verb::Create,
+        "DELETE" => Verb::Delete,
         "PUT" => Verb::Update,
         "PATCH" => Verb::Patch,
         _ if query.contains("watch=true") => Verb::Watch,
@@ -334,8 +479,10 @@ fn serve(mut stream: TcpStream, shared: &Shared) {
     let body: Value = serde_json::from_slice(&request.body).unwrap_or(Value::Null);
     let mut state = lock(shared);
     let (resource, name) = (target.resource.clone(), target.name.clone());
-    state.requests.push(Request { verb, resource, name, at: Instant::now(), body: body.clone() });
     let fault = state.fault(&target, verb);
+    let is_done = !matches!(fault, Some(Fault::Status(_) | Fault::Later(_) | Fault::Silence | Fault::Hang));
+    let (at, http) = (Instant::now(), request.clone());
+    state.requests.push(Request { verb, resource, name, at, body: body.clone(), http, is_done });
     match fault {
         Some(Fault::Status(status)) => return send(&mut stream, status, &failure(status), None),
         Some(Fault::Later(seconds)) => return send(&mut stream, 429, &failure(429), Some(seconds)),
@@ -374,7 +521,7 @@ fn watch(mut stream: TcpStream, collection: &str, query: &str, shared: &Shared, 
     stream_events(stream, fault, || {
         let state = lock(shared);
         if state.epoch != epoch {
-            return News::End;
+            return if state.down { News::Cut } else { News::End };
         }
         let new: Vec<_> = state.history.iter().filter(|(version, ..)| *version > sent).cloned().collect();
         if new.is_empty() {
@@ -384,4 +531,57 @@ fn watch(mut stream: TcpStream, collection: &str, query: &str, shared: &Shared, 
         let wanted = new.into_iter().filter(|(_, path, ..)| is_in(path, collection));
         News::Events(wanted.map(|(_, _, kind, object)| (kind, object)).collect())
     });
+}
+
+/// Until the client has enough.
+fn hang(stream: &mut TcpStream) {
+    let _ = stream.read(&mut [0]);
+}
+
+/// How long a watch waits before it looks again whether it is to go on.
+const PAUSE: Duration = Duration::from_millis(200);
+
+/// What a watch has to say.
+enum News {
+    /// These events, by kind and object; perhaps none for now.
+    Events(Vec<(&'static str, Value)>),
+    /// No more.
+    End,
+    /// Nothing, not even that.
+    Cut,
+}
+
+/// Answers a watch with events as they come, unless it is to fail.
+fn stream_events(mut stream: TcpStream, fault: Option<Fault>, mut next: impl FnMut() -> News) {
+    let mut alive = stream.write_all(WATCH.as_bytes()).is_ok();
+    if fault == Some(Fault::SilentWatch) {
+        return hang(&mut stream);
+    }
+    let mut chunk =
+        |text: &str| stream.write_all(format!("{:x}\r\n{text}\r\n", text.len()).as_bytes()).is_ok();
+    if let Some(Fault::InStream(code)) = fault {
+        let status: Value = serde_json::from_str(&failure(code)).expect("JSON");
+        chunk(&(json!({"type": "ERROR", "object": status}).to_string() + "\n"));
+        chunk("");
+        return;
+    }
+    while alive {
+        match next() {
+            News::Events(events) => {
+                for (kind, object) in events {
+                    alive &= chunk(&(json!({"type": kind, "object": object}).to_string() + "\n"));
+                }
+            }
+            News::End => {
+                chunk("");
+                return;
+            }
+            News::Cut => return,
+        }
+    }
+}
+
+fn send(stream: &mut TcpStream, status: u16, body: &str, retry_after: Option<u16>) {
+    let retry = retry_after.map(|seconds| format!("Retry-After: {seconds}\r\n")).unwrap_or_default();
+    let _ = stream.write_all(answer(status, &format!("{CLOSE}{retry}"), body).as_bytes());
 }
