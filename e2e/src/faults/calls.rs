@@ -3,101 +3,33 @@
 use super::kind::{Injection, Kind};
 use crate::strace::Call;
 
-/// Calls by what they are about; a call is in as many groups as it belongs to.
-const NETLINK: &[&str] = &["socket", "bind", "connect", "sendto", "sendmsg", "recvfrom", "recvmsg"];
-const PATHS: &[&str] = &[
-    "openat",
-    "mkdir",
-    "mkdirat",
-    "unlink",
-    "unlinkat",
-    "rename",
-    "renameat",
-    "renameat2",
-    "fchmod",
-    "fchown",
-    "chmod",
-    "statx",
-    "readlink",
-    "flock",
-    "setns",
-];
-const CONTENT: &[&str] = &[
-    "read",
-    "write",
-    "writev",
-    "pread64",
-    "pwrite64",
-    "fsync",
-    "fdatasync",
-    "getdents64",
-    "openat",
-    "rename",
-    "unlink",
-];
-const GROWTH: &[&str] = &["write", "writev", "pwrite64", "fsync", "mkdir", "rename", "openat"];
-const DESCRIPTORS: &[&str] =
-    &["openat", "socket", "pipe2", "epoll_create1", "eventfd2", "accept4", "dup", "inotify_init1"];
-const MEMORY: &[&str] = &[
-    "socket",
-    "sendto",
-    "sendmsg",
-    "recvfrom",
-    "openat",
-    "read",
-    "setns",
-    "connect",
-    "epoll_create1",
-    "mmap",
-];
-const WAITS: &[&str] = &[
-    "read",
-    "write",
-    "recvfrom",
-    "recvmsg",
-    "sendto",
-    "sendmsg",
-    "poll",
-    "ppoll",
-    "epoll_wait",
-    "openat",
-    "connect",
-    "flock",
-    "fsync",
-    "wait4",
-    "waitid",
-    "accept4",
-    "pread64",
-    "writev",
-];
-const UNSUPPORTED: &[&str] =
-    &["socket", "sendto", "statx", "setns", "flock", "fsync", "inotify_init1", "copy_file_range"];
+/// Calls by what they are about, with a space between; a call is in as many groups as it belongs to.
+const NETLINK: &str = "socket bind connect sendto sendmsg recvfrom recvmsg";
+const PATHS: &str = "openat mkdir mkdirat unlink unlinkat rename renameat renameat2 fchmod fchown chmod statx \
+    readlink flock setns";
+const CONTENT: &str = "read write writev pread64 pwrite64 fsync fdatasync getdents64 openat rename unlink";
+const GROWTH: &str = "write writev pwrite64 fsync mkdir rename openat";
+const DESCRIPTORS: &str = "openat socket pipe2 epoll_create1 eventfd2 accept4 dup inotify_init1";
+const MEMORY: &str = "socket sendto sendmsg recvfrom openat read setns connect epoll_create1 mmap";
+const WAITS: &str = "read write recvfrom recvmsg sendto sendmsg poll ppoll epoll_wait openat connect flock fsync \
+    wait4 waitid accept4 pread64 writev";
+const UNSUPPORTED: &str = "socket sendto statx setns flock fsync inotify_init1 copy_file_range";
 
 /// All calls that are noted in a run without a fault.
 pub fn noted() -> String {
-    let groups = [
-        NETLINK,
-        PATHS,
-        CONTENT,
-        GROWTH,
-        DESCRIPTORS,
-        MEMORY,
-        WAITS,
-        UNSUPPORTED,
-        FORKS,
-        &["getrandom", "execve"],
-    ];
-    let mut names: Vec<&str> = groups.concat();
+    let groups =
+        [NETLINK, PATHS, CONTENT, GROWTH, DESCRIPTORS, MEMORY, WAITS, UNSUPPORTED, FORKS, "getrandom execve"];
+    let mut names: Vec<&str> = groups.iter().flat_map(|group| group.split(' ')).collect();
     names.sort_unstable();
     names.dedup();
     // strace refuses what the machine does not have; a question mark lets it pass.
     names.iter().map(|name| format!("?{name}")).collect::<Vec<_>>().join(",")
 }
 
-const FORKS: &[&str] = &["clone", "clone3", "vfork"];
+const FORKS: &str = "clone clone3 vfork";
 
 /// The errors of a kind: which calls fail with what, and how a message may call that.
-fn errors(kind: Kind) -> &'static [(&'static [&'static str], &'static str, &'static [&'static str])] {
+fn errors(kind: Kind) -> &'static [(&'static str, &'static str, &'static [&'static str])] {
     match kind {
         Kind::Forbidden => &[(NETLINK, "EPERM", FORBIDDEN), (PATHS, "EACCES", FORBIDDEN)],
         Kind::NoMemory => &[(MEMORY, "ENOMEM", &["cannot allocate memory", "out of memory", "memory"])],
@@ -106,18 +38,14 @@ fn errors(kind: Kind) -> &'static [(&'static [&'static str], &'static str, &'sta
         Kind::NoSpace => &[(GROWTH, "ENOSPC", &["no space left"])],
         Kind::Interrupted => &[(WAITS, "EINTR", &["interrupted"])],
         Kind::TryAgain => &[
-            (&["recvfrom", "recvmsg", "sendto", "sendmsg", "getrandom", "read"], "EAGAIN", AGAIN),
-            (&["flock"], "EWOULDBLOCK", AGAIN),
+            ("recvfrom recvmsg sendto sendmsg getrandom read", "EAGAIN", AGAIN),
+            ("flock", "EWOULDBLOCK", AGAIN),
         ],
-        Kind::NoBuffers => {
-            &[(&["sendto", "sendmsg", "recvfrom", "recvmsg"], "ENOBUFS", &["no buffer space"])]
-        }
-        Kind::Busy => {
-            &[(&["rename", "unlink", "unlinkat", "openat", "setns", "bind", "sendto"], "EBUSY", &["busy"])]
-        }
+        Kind::NoBuffers => &[("sendto sendmsg recvfrom recvmsg", "ENOBUFS", &["no buffer space"])],
+        Kind::Busy => &[("rename unlink unlinkat openat setns bind sendto", "EBUSY", &["busy"])],
         Kind::Unsupported => &[
-            (&["socket"], "EPROTONOSUPPORT", &["protocol not supported", "not support"]),
-            (&["sendto", "sendmsg"], "EOPNOTSUPP", &["not supported"]),
+            ("socket", "EPROTONOSUPPORT", &["protocol not supported", "not support"]),
+            ("sendto sendmsg", "EOPNOTSUPP", &["not supported"]),
             (UNSUPPORTED, "ENOSYS", &["not implemented", "not support"]),
         ],
         Kind::NoProcess => &[(FORKS, "EAGAIN", AGAIN)],
@@ -151,7 +79,7 @@ pub fn injections(calls: &[Call], kind: Kind, most: usize) -> Vec<Injection> {
         return spread(&steps.iter().filter_map(|call| interrupted_dump(call)).collect::<Vec<_>>(), most);
     }
     let failing = |call: &&Call| {
-        let found = errors(kind).iter().find(|(names, ..)| names.contains(&&*call.name))?;
+        let found = errors(kind).iter().find(|(names, ..)| names.split(' ').any(|name| name == call.name))?;
         Some(fails(call, kind, found.1, found.2))
     };
     spread(&steps.iter().filter_map(failing).collect::<Vec<_>>(), most)

@@ -84,95 +84,36 @@ pub const KINDS: [Kind; 25] = [
     Kind::Api,
 ];
 
+/// The heads of the columns.
+const HEADS: [&str; KINDS.len()] = [
+    "EPERM", "ENOMEM", "EIO", "EMFILE", "ENOSPC", "EINTR", "EAGAIN", "ENOBUFS", "EBUSY", "ENOSYS", "dump",
+    "fork", "KILL", "TERM", "signal", "STOP", "clock", "memory", "nofile", "fsize", "output", "full", "ro",
+    "files", "API",
+];
+
 impl Kind {
     /// The head of its column.
     pub const fn name(self) -> &'static str {
-        match self {
-            Self::Forbidden => "EPERM",
-            Self::NoMemory => "ENOMEM",
-            Self::InputOutput => "EIO",
-            Self::TooManyFiles => "EMFILE",
-            Self::NoSpace => "ENOSPC",
-            Self::Interrupted => "EINTR",
-            Self::TryAgain => "EAGAIN",
-            Self::NoBuffers => "ENOBUFS",
-            Self::Busy => "EBUSY",
-            Self::Unsupported => "ENOSYS",
-            Self::DumpInterrupted => "dump",
-            Self::NoProcess => "fork",
-            Self::Killed => "KILL",
-            Self::Terminated => "TERM",
-            Self::OtherSignal => "signal",
-            Self::Standstill => "STOP",
-            Self::Clock => "clock",
-            Self::MemoryLimit => "memory",
-            Self::FileLimit => "nofile",
-            Self::SizeLimit => "fsize",
-            Self::ClosedOutput => "output",
-            Self::FullDisk => "full",
-            Self::ReadOnly => "ro",
-            Self::Replaced => "files",
-            Self::Api => "API",
-        }
+        HEADS[self as usize]
     }
 
-    /// Whether a single call fails, and all goes well again after it: what has begun can be undone.
-    pub const fn strikes_once(self) -> bool {
-        match self {
-            Self::Forbidden
-            | Self::NoMemory
-            | Self::InputOutput
-            | Self::TooManyFiles
-            | Self::NoSpace
-            | Self::Interrupted
-            | Self::TryAgain
-            | Self::NoBuffers
-            | Self::Busy
-            | Self::Unsupported
-            | Self::DumpInterrupted => true,
-            Self::NoProcess
-            | Self::Killed
-            | Self::Terminated
-            | Self::OtherSignal
-            | Self::Standstill
-            | Self::Clock
-            | Self::MemoryLimit
-            | Self::FileLimit
-            | Self::SizeLimit
-            | Self::ClosedOutput
-            | Self::FullDisk
-            | Self::ReadOnly
-            | Self::Replaced
-            | Self::Api => false,
-        }
+    /// Whether a single call fails, and all goes well again after it: what has begun can be undone. The first columns are of this kind.
+    pub fn strikes_once(self) -> bool {
+        self <= Self::DumpInterrupted
     }
 
-    /// Whether a program may die of it without a word of its own.
+    /// Whether a program may die of it without a word of its own. An allocation that fails ends a program by SIGABRT; a file that grows too large,
+    /// by SIGXFSZ.
     pub const fn may_kill(self) -> bool {
-        match self {
-            Self::Killed | Self::Terminated | Self::OtherSignal => true,
-            // An allocation that fails ends a program by SIGABRT; a file that grows too large, by SIGXFSZ.
-            Self::MemoryLimit | Self::NoMemory | Self::SizeLimit => true,
-            Self::Forbidden
-            | Self::InputOutput
-            | Self::TooManyFiles
-            | Self::NoSpace
-            | Self::Interrupted
-            | Self::TryAgain
-            | Self::NoBuffers
-            | Self::Busy
-            | Self::Unsupported
-            | Self::DumpInterrupted
-            | Self::NoProcess
-            | Self::Standstill
-            | Self::Clock
-            | Self::FileLimit
-            | Self::ClosedOutput
-            | Self::FullDisk
-            | Self::ReadOnly
-            | Self::Replaced
-            | Self::Api => false,
-        }
+        matches!(
+            self,
+            Self::Killed
+                | Self::Terminated
+                | Self::OtherSignal
+                | Self::MemoryLimit
+                | Self::NoMemory
+                | Self::SizeLimit
+        )
     }
 }
 

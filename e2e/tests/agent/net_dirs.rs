@@ -3,7 +3,7 @@
 use std::fs;
 
 use e2e::agent::{CALICO, FakeApi, Node, daemon_set};
-use e2e::net_dirs::{ALL, Expected};
+use e2e::net_dirs::{self, Expected};
 
 const OTHER: &str = r#"{"cniVersion":"1.0.0","name":"other","plugins":[{"type":"bridge"}]}"#;
 const OVN: &str = include_str!("../../fixtures/conflists/10-ovn-kubernetes.conf");
@@ -11,16 +11,16 @@ const COPY: &str = "02-istio-cni.conflist";
 
 #[test]
 fn every_directory_is_ready_if_the_next_pod_gets_the_plugin() {
-    for case in ALL {
+    for case in net_dirs::all() {
         let mut node = Node::new(&[]);
         case.write(&node.path("net.d"));
         node.use_real_plugin();
-        for (name, value) in case.env {
+        for (name, value) in &case.env {
             node.set(name, value);
         }
         let before = node.confs();
         let agent = node.start();
-        match case.expected {
+        match &case.expected {
             Expected::Called => agent.wait_ready(),
             Expected::NotCalled(part) => {
                 agent.wait_not_ready(part);
@@ -103,7 +103,7 @@ fn a_restarted_agent_knows_the_calls_of_the_same_files() {
     const FRONT: &str = "00-a.conf";
     const UNSEEN: &str = "installed, not seen called: 00-a.conf";
     let mut node = Node::new(&[("10-calico.conflist", CALICO), (FRONT, "")]);
-    FakeApi::start(404, &e2e::agent::failure(404)).serve(&mut node);
+    FakeApi::start(404, &e2e::http::failure(404)).serve(&mut node);
     node.use_real_plugin();
     for is_called in [false, true] {
         let agent = node.start();
@@ -158,7 +158,7 @@ fn a_link_whose_target_comes_is_used() {
 #[test]
 fn a_link_to_nowhere_does_not_keep_the_plugin() {
     let mut node = Node::new(&[("10-calico.conflist", CALICO)]);
-    FakeApi::start(404, &e2e::agent::failure(404)).serve(&mut node);
+    FakeApi::start(404, &e2e::http::failure(404)).serve(&mut node);
     std::os::unix::fs::symlink("/nix/store/x", node.path("net.d/20-x.conflist")).expect("links");
     assert_eq!(node.start_ready().end(), Some(0));
     assert!(!node.path("bin/istio-cni").exists(), "{}", node.log());
@@ -197,7 +197,7 @@ fn the_entry_moves_and_nothing_of_it_stays() {
 fn the_file_of_ovn_kubernetes_keeps_its_name() {
     let name = "10-ovn-kubernetes.conf";
     let mut node = Node::new(&[(name, OVN)]);
-    FakeApi::start(404, &e2e::agent::failure(404)).serve(&mut node);
+    FakeApi::start(404, &e2e::http::failure(404)).serve(&mut node);
     let before = node.confs();
     let agent = node.start_ready();
     assert_eq!(node.conf(name).as_deref(), Some(OVN));

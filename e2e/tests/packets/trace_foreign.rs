@@ -418,7 +418,7 @@ fn extensions() -> Result<BTreeSet<String>> {
 #[test]
 fn every_extension_and_expression_is_made_or_it_is_said_why_not() -> Result<()> {
     let (made, mut missing) = (vocabulary::extensions(), Vec::new());
-    let is_excused = |list: &[(&str, &str)], name: &str| list.iter().any(|(known, _)| *known == name);
+    let is_excused = |list, name: &str| vocabulary::listed(list, name).is_some();
     for name in extensions()? {
         if made.contains(name.as_str()) == is_excused(NOT_MADE, &name) {
             missing.push(name);
@@ -439,8 +439,7 @@ fn every_extension_and_expression_is_made_or_it_is_said_why_not() -> Result<()> 
     let evaluated: BTreeSet<&str> = evaluated.collect();
     ensure!(evaluated.contains("payload"), "the kernel's names cannot be read");
     for name in evaluated {
-        let words = EVALUATED.iter().find(|(known, _)| *known == name).map(|(_, words)| *words);
-        let is_made = words.is_some_and(vocabulary::has_words);
+        let is_made = vocabulary::listed(EVALUATED, name).is_some_and(vocabulary::has_words);
         if is_made == is_excused(NOT_EVALUATED, name) {
             missing.push(format!("nft {name}"));
         }

@@ -9,7 +9,7 @@ use std::thread;
 
 use anyhow::{Context, Result, ensure};
 use e2e::archive;
-use e2e::redirectctl::{self, Patient, States, redirectctl};
+use e2e::redirectctl::{self, Patient, redirectctl};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use test_support::process;
@@ -25,7 +25,7 @@ struct Node {
 
 impl Node {
     fn new(number: u8) -> Result<Self> {
-        let patient = States::named("foreign accept").context("the state")?.patient(number)?;
+        let patient = redirectctl::patient("foreign accept", number)?;
         patient
             .namespace()
             .sh(&format!(

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 use e2e::program;
-use e2e::redirectctl::{Patient, States, redirectctl};
+use e2e::redirectctl::{self, Patient, redirectctl};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use test_support::process::Output;
@@ -69,7 +69,7 @@ fn the_plugin_judges_pods_as_for_a_runtime() -> Result<()> {
         (5, "foreign drop", 2),
         (6, "malformed annotation", 2),
     ] {
-        let patient = States::named(name).context(name)?.patient(number)?;
+        let patient = redirectctl::patient(name, number)?;
         let before = patient.namespace().snapshot()?;
         for remembered in [false, true] {
             if remembered {
@@ -101,7 +101,7 @@ fn the_plugin_judges_pods_as_for_a_runtime() -> Result<()> {
 #[test]
 fn a_dry_run_sends_nothing_and_the_manifest_does_not_stay() -> Result<()> {
     let node = Node::new()?;
-    let patient = States::named("plugin never ran").context("the state")?.patient(7)?;
+    let patient = redirectctl::patient("plugin never ran", 7)?;
     fs::remove_file(node.folder.path().join("bin/istio-cni"))?;
     let output = node.check(&patient, &["--dry-run"])?.ok()?;
     assert!(
@@ -126,7 +126,7 @@ fn a_dry_run_sends_nothing_and_the_manifest_does_not_stay() -> Result<()> {
 #[test]
 fn names_that_are_none_go_nowhere() -> Result<()> {
     let node = Node::new()?;
-    let patient = States::named("plugin never ran").context("the state")?.patient(8)?;
+    let patient = redirectctl::patient("plugin never ran", 8)?;
     for name in ["a;K8S_POD_NAME=b", "../x", "$(id)", "a b"] {
         let mut pod = patient.pod().clone();
         pod["metadata"]["name"] = name.into();

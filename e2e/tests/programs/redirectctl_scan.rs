@@ -13,7 +13,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
-use e2e::redirectctl::{self, Patient, State, States};
+use e2e::redirectctl::{self, Patient, State};
 use e2e::strace::Strace;
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -78,11 +78,14 @@ impl Node {
 
 /// The pods of a node, the broken ones first.
 fn patients(count: usize) -> Result<Vec<(State, Patient)>> {
-    let broken = BROKEN.min(States::broken().len().max(count / 5));
-    let states = States::broken().iter().copied().cycle().take(broken);
-    let whole = States::whole();
-    let all = states.chain(whole.iter().copied().cycle()).take(count.max(broken + whole.len()));
-    let patient = |(number, state): (usize, State)| Ok((state, state.patient(u8::try_from(number)?)?));
+    let broken = BROKEN.min(redirectctl::broken().len().max(count / 5));
+    let states = redirectctl::broken().into_iter().cycle().take(broken);
+    let whole = redirectctl::whole();
+    let all = states.chain(whole.iter().cloned().cycle()).take(count.max(broken + whole.len()));
+    let patient = |(number, state): (usize, State)| {
+        let patient = state.patient(u8::try_from(number)?)?;
+        Ok((state, patient))
+    };
     all.enumerate().map(patient).collect()
 }
 
@@ -140,7 +143,7 @@ fn one_pass_finds_exactly_the_pods_that_are_broken() -> Result<()> {
 /// What a look may cost: the time it takes is a matter of the machine, what is asked of the kernel is not.
 #[test]
 fn a_pod_costs_a_bounded_number_of_questions() -> Result<()> {
-    let numbered = States::whole().into_iter().zip(200..);
+    let numbered = redirectctl::whole().into_iter().zip(200..);
     let patients = numbered.map(|(state, number)| state.patient(number)).collect::<Result<Vec<_>>>()?;
     let strace = Strace::noting("sendto,openat,execve")?;
     let node = Node::new(&patients)?;
@@ -171,9 +174,8 @@ fn a_pod_costs_a_bounded_number_of_questions() -> Result<()> {
 /// Objects of pods in these states, all in a namespace that asks for ambient mode.
 fn in_ambient_namespace(names: &[&str]) -> Result<(Vec<Patient>, Node)> {
     let numbered = names.iter().zip(0..);
-    let patients: Vec<Patient> = numbered
-        .map(|(name, number)| States::named(name).with_context(|| (*name).to_owned())?.patient(number))
-        .collect::<Result<_>>()?;
+    let patients: Vec<Patient> =
+        numbered.map(|(name, number)| redirectctl::patient(name, number)).collect::<Result<_>>()?;
     let node = Node::new(&patients)?;
     let mut list: Value = serde_json::from_str(&fs::read_to_string(node.pods())?)?;
     let items = list["items"].as_array_mut().context("no list")?;
@@ -372,7 +374,7 @@ fn process(proc: &Path, id: u32, container: &str, user: u32, group: u32, begin: 
 /// What an image, or a setuid program, makes of a container no specification says.
 #[test]
 fn processes_that_run_as_the_proxy_are_found() -> Result<()> {
-    let patient = States::whole()[0].patient(1)?;
+    let patient = redirectctl::whole()[0].patient(1)?;
     let mut node = Node::new(std::slice::from_ref(&patient))?;
     let proc = tempfile::tempdir()?;
     node.more = ["--proc-dir".to_owned(), proc.path().display().to_string()].into();
@@ -423,8 +425,8 @@ fn processes_that_run_as_the_proxy_are_found() -> Result<()> {
 /// A neighbour can take a pod's addresses, but none of its processes.
 #[test]
 fn processes_decide_where_addresses_do_not() -> Result<()> {
-    let patient = States::whole()[0].patient(1)?;
-    let hostile = States::whole()[0].patient(2)?;
+    let patient = redirectctl::whole()[0].patient(1)?;
+    let hostile = redirectctl::whole()[0].patient(2)?;
     for address in
         patient.objects().next().context("no pod")?["status"]["podIPs"].as_array().context("none")?
     {

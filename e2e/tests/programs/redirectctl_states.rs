@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Context, Result, ensure};
-use e2e::redirectctl::{Patient, States, program, redirectctl};
+use e2e::redirectctl::{self, Patient, program, redirectctl};
 use serde_json::{Value, json};
 use test_support::process::{self, Output, SHORT};
 
@@ -28,10 +28,10 @@ fn report(patient: &Patient) -> Result<Value> {
 
 #[test]
 fn a_whole_pod_is_found_to_be_one() -> Result<()> {
-    for state in States::whole() {
+    for state in redirectctl::whole() {
         let patient = state.patient(0)?;
         let before = patient.namespace().snapshot()?;
-        let report = report(&patient).with_context(|| state.name)?;
+        let report = report(&patient).with_context(|| state.name.clone())?;
         assert_eq!(causes(&report), Vec::<String>::new(), "{}: {report:#}", state.name);
         let changes = patient.namespace().snapshot()?.changes_since(&before);
         assert!(changes.is_empty(), "{}: {changes:?}", state.name);
@@ -42,9 +42,9 @@ fn a_whole_pod_is_found_to_be_one() -> Result<()> {
 #[test]
 fn every_broken_state_is_seen_with_its_cause() -> Result<()> {
     let mut wrong = Vec::new();
-    for state in States::broken() {
+    for state in redirectctl::broken() {
         let told = state.patient(0).and_then(|patient| report(&patient));
-        match told.with_context(|| state.name) {
+        match told.with_context(|| state.name.clone()) {
             Ok(report) if causes(&report) == state.causes() => {}
             Ok(report) => wrong.push(format!(
                 "{}: {:?}, wanted {}\n{report:#}",
@@ -61,7 +61,7 @@ fn every_broken_state_is_seen_with_its_cause() -> Result<()> {
 
 #[test]
 fn what_is_told_fits_a_terminal_and_says_what_to_do() -> Result<()> {
-    for state in States::broken() {
+    for state in redirectctl::broken() {
         let patient = state.patient(0)?;
         let netns = patient.namespace().path().display().to_string();
         let output = redirectctl(&["netns", &netns, "-f", &patient.manifest()?])?;
@@ -80,7 +80,7 @@ fn what_is_told_fits_a_terminal_and_says_what_to_do() -> Result<()> {
 /// Without IPv6 on lo the route of its own is missing, and the agent misses nothing.
 #[test]
 fn a_pod_in_ambient_mode_has_what_it_can_have_without_ipv6() -> Result<()> {
-    let patient = States::named("enrolled in ambient mode").context("is a state")?.patient(0)?;
+    let patient = redirectctl::patient("enrolled in ambient mode", 0)?;
     patient.namespace().sh("sysctl -qw net.ipv6.conf.all.disable_ipv6=1")?.ok()?;
     let report = report(&patient)?;
     assert_eq!(causes(&report), Vec::<String>::new(), "{report:#}");
@@ -92,8 +92,7 @@ fn a_pod_in_ambient_mode_has_what_it_can_have_without_ipv6() -> Result<()> {
 
 #[test]
 fn a_rule_of_others_is_named_with_its_place() -> Result<()> {
-    let state = States::named("foreign accept").context("is a state")?;
-    let report = report(&state.patient(0)?)?;
+    let report = report(&redirectctl::patient("foreign accept", 0)?)?;
     let seen = report["findings"][0]["seen"][0].as_str().unwrap_or_default();
     for word in ["table ip nat", "chain OUTPUT", "hook output, priority -100", "rule 1", "-j ACCEPT"] {
         assert!(seen.contains(word), "{word}: {seen}");
@@ -103,8 +102,7 @@ fn a_rule_of_others_is_named_with_its_place() -> Result<()> {
 
 #[test]
 fn a_difference_says_what_the_rule_is_for_and_who_asked_for_it() -> Result<()> {
-    let state = States::named("capture removed").context("is a state")?;
-    let patient = state.patient(0)?;
+    let patient = redirectctl::patient("capture removed", 0)?;
     let netns = patient.namespace().path().display().to_string();
     let output = redirectctl(&["verify", "--netns", &netns, "-f", &patient.manifest()?])?;
     assert_eq!(output.code(), Some(2), "{}", output.stdout);
@@ -118,7 +116,7 @@ fn a_packet_is_followed_through_rules_of_others_as_well() -> Result<()> {
     // These pods have a route to their own network only.
     const NEIGHBOUR: &str = "10.1.0.9:80";
     let trace = |name: &str, who: &str, to: &str| -> Result<String> {
-        let patient = States::named(name).context("is a state")?.patient(0)?;
+        let patient = redirectctl::patient(name, 0)?;
         let netns = patient.namespace().path().display().to_string();
         let output =
             redirectctl(&["trace", "--netns", &netns, "-f", &patient.manifest()?, "--as", who, "--to", to])?
@@ -185,8 +183,8 @@ fn symptom(state: &str) -> Option<&'static str> {
 #[test]
 fn the_page_of_troubles_shows_what_is_really_told() -> Result<()> {
     let mut shown = Shown::new();
-    for state in States::broken() {
-        let symptom = symptom(state.name).with_context(|| format!("{}: has no symptom", state.name))?;
+    for state in redirectctl::broken() {
+        let symptom = symptom(&state.name).with_context(|| format!("{}: has no symptom", state.name))?;
         let patient = state.patient(0)?;
         let netns = patient.namespace().path().display().to_string();
         let output = redirectctl(&["netns", &netns, "-f", &patient.manifest()?])?;
@@ -385,7 +383,7 @@ fn what_is_wrong_with_a_node_is_seen_and_shown_on_the_page_of_troubles() -> Resu
 /// A pod that was emptied, and in which somebody else has a rule as well.
 #[test]
 fn what_it_means_comes_first_and_a_rule_of_others_is_not_hidden() -> Result<()> {
-    let whole = States::whole()[0].patient(0)?;
+    let whole = redirectctl::whole()[0].patient(0)?;
     whole
         .namespace()
         .sh("iptables-nft -t nat -F ISTIO_OUTPUT; iptables-nft -t nat -I PREROUTING -j ACCEPT")?;

@@ -4,7 +4,7 @@ use std::fs;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use e2e::redirectctl::{Patient, States, command, redirectctl};
+use e2e::redirectctl::{self, Patient, command, redirectctl};
 use e2e::terminal::{Terminal, plain};
 use serde_json::json;
 use test_support::netns::NetnsDirectory;
@@ -40,7 +40,7 @@ struct Sick {
 
 impl Sick {
     fn new(number: u8) -> Result<Self> {
-        let patient = States::named("foreign drop").context("the state")?.patient(number)?;
+        let patient = redirectctl::patient("foreign drop", number)?;
         patient.namespace().sh("iptables -t nat -D ISTIO_OUTPUT -j ISTIO_REDIRECT")?.ok()?;
         let runtime = NetnsDirectory::of([patient.namespace()])?;
         let pods = patient.manifest()?;
@@ -154,7 +154,7 @@ fn wait_for(terminal: &Terminal, what: &str, is_there: impl Fn(&str) -> bool) ->
 
 #[test]
 fn a_watch_draws_in_colour_and_leaves_the_terminal_as_it_was() -> Result<()> {
-    let patient = States::named("redirected").context("the state")?.patient(52)?;
+    let patient = redirectctl::patient("redirected", 52)?;
     let terminal = Terminal::new(WIDTH, 24)?;
     let before = terminal.settings()?;
     let program = watching(&terminal, &patient, "100ms")?;
@@ -177,7 +177,7 @@ fn a_watch_draws_in_colour_and_leaves_the_terminal_as_it_was() -> Result<()> {
 
 #[test]
 fn a_terminal_of_another_size_is_drawn_at_once() -> Result<()> {
-    let patient = States::named("redirected").context("the state")?.patient(53)?;
+    let patient = redirectctl::patient("redirected", 53)?;
     let terminal = Terminal::new(WIDTH, 24)?;
     let program = watching(&terminal, &patient, "1h")?;
     let drawn = terminal.written().len();
@@ -195,7 +195,7 @@ fn a_terminal_of_another_size_is_drawn_at_once() -> Result<()> {
 
 #[test]
 fn a_watch_that_is_suspended_gives_the_terminal_back_meanwhile() -> Result<()> {
-    let patient = States::named("redirected").context("the state")?.patient(54)?;
+    let patient = redirectctl::patient("redirected", 54)?;
     let terminal = Terminal::new(WIDTH, 24)?;
     let program = watching(&terminal, &patient, "1h")?;
     terminal.press("\u{1a}")?;
@@ -214,7 +214,7 @@ fn a_watch_that_is_suspended_gives_the_terminal_back_meanwhile() -> Result<()> {
 
 #[test]
 fn a_watch_whose_namespace_goes_says_so_where_one_sees_it() -> Result<()> {
-    let patient = States::named("plugin never ran").context("the state")?.patient(55)?;
+    let patient = redirectctl::patient("plugin never ran", 55)?;
     let terminal = Terminal::new(WIDTH, 24)?;
     let program = watching(&terminal, &patient, "100ms")?;
     drop(patient);
@@ -225,7 +225,7 @@ fn a_watch_whose_namespace_goes_says_so_where_one_sees_it() -> Result<()> {
 
 #[test]
 fn a_watch_into_a_pipe_is_plain() -> Result<()> {
-    let patient = States::named("redirected").context("the state")?.patient(56)?;
+    let patient = redirectctl::patient("redirected", 56)?;
     let netns = patient.namespace().path().display().to_string();
     let log = tempfile::NamedTempFile::new()?;
     let process = Background::start(

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use e2e::redirectctl::{States, program, redirectctl};
+use e2e::redirectctl::{self, program, redirectctl};
 use e2e::traffic::TcpServer;
 use nix::sys::signal::Signal;
 use serde_json::Value;
@@ -69,7 +69,7 @@ fn counts(event: &Value, rule: &str) -> bool {
 #[test]
 fn the_rule_that_traffic_meets_is_told_in_every_backend() -> Result<()> {
     for (number, name) in [(1, "redirected"), (2, "redirected by native nftables")] {
-        let patient = States::named(name).context(name)?.patient(number)?;
+        let patient = redirectctl::patient(name, number)?;
         let before = patient.namespace().snapshot()?;
         let manifest = patient.manifest()?;
         let watching = Watching::start(
@@ -103,7 +103,7 @@ fn the_rule_that_traffic_meets_is_told_in_every_backend() -> Result<()> {
 
 #[test]
 fn totals_are_told_once_in_eighty_columns() -> Result<()> {
-    let patient = States::named("redirected with DNS").context("the state")?.patient(3)?;
+    let patient = redirectctl::patient("redirected with DNS", 3)?;
     connect(patient.namespace(), "10.1.3.9")?;
     let (netns, manifest) = (patient.namespace().path().display().to_string(), patient.manifest()?);
     let output = redirectctl(&[

@@ -44,120 +44,40 @@ pub struct Check {
     pub run: fn(&Shop<'_>) -> Result<String>,
 }
 
+const fn check(name: &'static str, wanted: &'static str, run: fn(&Shop<'_>) -> Result<String>) -> Check {
+    Check { name, wanted, run }
+}
+
 /// All checks, in the order of the table.
 pub const CHECKS: [Check; 28] = [
-    Check { name: "first init container", wanted: "as set, exit code 0", run: |shop| shop.first_init() },
-    Check {
-        name: "mTLS, REDIRECT",
-        wanted: "200, client's certificate",
-        run: |shop| shop.call("client", "server"),
-    },
-    Check {
-        name: "mTLS, to a TPROXY pod",
-        wanted: "200, client's certificate",
-        run: |shop| shop.call("client", "tproxy"),
-    },
-    Check {
-        name: "mTLS, from a TPROXY pod",
-        wanted: "200, tproxy's certificate",
-        run: |shop| shop.call("tproxy", "server"),
-    },
-    Check {
-        name: "mTLS, classic sidecars",
-        wanted: "200, classic's certificate",
-        run: |shop| shop.call("classic", "server"),
-    },
-    Check {
-        name: "mTLS, headless service",
-        wanted: "200, client's certificate",
-        run: |shop| shop.call_headless(),
-    },
-    Check {
-        name: "mTLS, by a revision tag",
-        wanted: "200, tagged's certificate",
-        run: |shop| shop.call("tagged", "server"),
-    },
-    Check {
-        name: "its own service",
-        wanted: "200, server's certificate",
-        run: |shop| shop.call("server", "server"),
-    },
-    Check {
-        name: "its own service, TPROXY",
-        wanted: "200, tproxy's certificate",
-        run: |shop| shop.call("tproxy", "tproxy"),
-    },
-    Check { name: "its own loopback", wanted: "200, no proxy", run: |shop| shop.call_loopback() },
-    Check {
-        name: "plain text from outside",
-        wanted: "reset",
-        run: |shop| shop.call_from_outside("server", false),
-    },
-    Check { name: "the same, TPROXY", wanted: "reset", run: |shop| shop.call_from_outside("tproxy", false) },
-    Check {
-        name: "the same, classic sidecar",
-        wanted: "reset",
-        run: |shop| shop.call_from_outside("classic", false),
-    },
-    Check {
-        name: "the same, IPv6 with dual stack",
-        wanted: "reset",
-        run: |shop| shop.call_from_outside("names", true),
-    },
-    Check {
-        name: "server speaks first",
-        wanted: "answered, from 127.0.0.6",
-        run: |shop| shop.server_first("server"),
-    },
-    Check {
-        name: "the same, TPROXY",
-        wanted: "answered, from client",
-        run: |shop| shop.server_first("tproxy"),
-    },
-    Check { name: "probes", wanted: "rewritten, ready", run: |shop| shop.probes() },
-    Check {
-        name: "first request, native sidecar",
-        wanted: "answered through proxies",
-        run: |shop| shop.first_request("early"),
-    },
-    Check {
-        name: "first request, held",
-        wanted: "answered through proxies",
-        run: |shop| shop.first_request("classic"),
-    },
-    Check { name: "passthrough", wanted: "answered, PassthroughCluster", run: |shop| shop.passthrough() },
-    Check { name: "ServiceEntry", wanted: "answered by its endpoint", run: |shop| shop.service_entry() },
-    Check { name: "DNS capture", wanted: "the service's address", run: |shop| shop.dns() },
-    Check {
-        name: "excluded inbound port",
-        wanted: "answered, no proxy",
-        run: |shop| shop.plain_port("server", EXCLUDED),
-    },
-    Check {
-        name: "port not included",
-        wanted: "answered, no proxy",
-        run: |shop| shop.plain_port("tproxy", NOT_INCLUDED),
-    },
-    Check {
-        name: "excluded outbound port",
-        wanted: "answered, no proxy",
-        run: |shop| shop.excluded_outbound(),
-    },
-    Check {
-        name: "merged metrics",
-        wanted: "the application's and the proxy's",
-        run: |shop| shop.merged_metrics(),
-    },
-    Check {
-        name: "metrics behind mTLS",
-        wanted: "captured, not scraped",
-        run: |shop| shop.secure_metrics("metrics"),
-    },
-    Check {
-        name: "the same, port excluded",
-        wanted: "not captured, scraped",
-        run: |shop| shop.secure_metrics("scraped"),
-    },
+    check("first init container", "as set, exit code 0", |shop| shop.first_init()),
+    check("mTLS, REDIRECT", "200, client's certificate", |shop| shop.call("client", "server")),
+    check("mTLS, to a TPROXY pod", "200, client's certificate", |shop| shop.call("client", "tproxy")),
+    check("mTLS, from a TPROXY pod", "200, tproxy's certificate", |shop| shop.call("tproxy", "server")),
+    check("mTLS, classic sidecars", "200, classic's certificate", |shop| shop.call("classic", "server")),
+    check("mTLS, headless service", "200, client's certificate", |shop| shop.call_headless()),
+    check("mTLS, by a revision tag", "200, tagged's certificate", |shop| shop.call("tagged", "server")),
+    check("its own service", "200, server's certificate", |shop| shop.call("server", "server")),
+    check("its own service, TPROXY", "200, tproxy's certificate", |shop| shop.call("tproxy", "tproxy")),
+    check("its own loopback", "200, no proxy", |shop| shop.call_loopback()),
+    check("plain text from outside", "reset", |shop| shop.call_from_outside("server", false)),
+    check("the same, TPROXY", "reset", |shop| shop.call_from_outside("tproxy", false)),
+    check("the same, classic sidecar", "reset", |shop| shop.call_from_outside("classic", false)),
+    check("the same, IPv6 with dual stack", "reset", |shop| shop.call_from_outside("names", true)),
+    check("server speaks first", "answered, from 127.0.0.6", |shop| shop.server_first("server")),
+    check("the same, TPROXY", "answered, from client", |shop| shop.server_first("tproxy")),
+    check("probes", "rewritten, ready", |shop| shop.probes()),
+    check("first request, native sidecar", "answered through proxies", |shop| shop.first_request("early")),
+    check("first request, held", "answered through proxies", |shop| shop.first_request("classic")),
+    check("passthrough", "answered, PassthroughCluster", |shop| shop.passthrough()),
+    check("ServiceEntry", "answered by its endpoint", |shop| shop.service_entry()),
+    check("DNS capture", "the service's address", |shop| shop.dns()),
+    check("excluded inbound port", "answered, no proxy", |shop| shop.plain_port("server", EXCLUDED)),
+    check("port not included", "answered, no proxy", |shop| shop.plain_port("tproxy", NOT_INCLUDED)),
+    check("excluded outbound port", "answered, no proxy", |shop| shop.excluded_outbound()),
+    check("merged metrics", "the application's and the proxy's", |shop| shop.merged_metrics()),
+    check("metrics behind mTLS", "captured, not scraped", |shop| shop.secure_metrics("metrics")),
+    check("the same, port excluded", "not captured, scraped", |shop| shop.secure_metrics("scraped")),
 ];
 
 /// The pods that the checks are made with.
