@@ -97,9 +97,10 @@ pub struct State {
     /// Whether connections are closed at once.
     down: bool,
     /// Happens to an object just before the next request of this kind for it: another client was faster.
-    pub faster: Option<(Asked, fn(&mut Value))>,
+    pub faster: Option<(Asked, Change)>,
 }
 
+type Change = fn(&mut Value);
 type Shared = (Mutex<State>, Condvar);
 
 pub struct Objects {

@@ -38,46 +38,38 @@ const METRICS: &str = "exec nc -ll -p 8080 -e /bin/sh -c 'while read -r line; do
                        printf \"HTTP/1.1 200 OK\\r\\nContent-Type: text/plain\\r\\nConnection: close\\r\\nContent-Length: 13\\r\\n\\r\\nshop_sales 7\\n\"'";
 
 /// One check: what it is of, what it has to come to, and how it is made.
-pub struct Check {
-    pub name: &'static str,
-    pub wanted: &'static str,
-    pub run: fn(&Shop<'_>) -> Result<String>,
-}
-
-const fn check(name: &'static str, wanted: &'static str, run: fn(&Shop<'_>) -> Result<String>) -> Check {
-    Check { name, wanted, run }
-}
+pub type Check = (&'static str, &'static str, fn(&Shop<'_>) -> Result<String>);
 
 /// All checks, in the order of the table.
 pub const CHECKS: [Check; 28] = [
-    check("first init container", "as set, exit code 0", |shop| shop.first_init()),
-    check("mTLS, REDIRECT", "200, client's certificate", |shop| shop.call("client", "server")),
-    check("mTLS, to a TPROXY pod", "200, client's certificate", |shop| shop.call("client", "tproxy")),
-    check("mTLS, from a TPROXY pod", "200, tproxy's certificate", |shop| shop.call("tproxy", "server")),
-    check("mTLS, classic sidecars", "200, classic's certificate", |shop| shop.call("classic", "server")),
-    check("mTLS, headless service", "200, client's certificate", |shop| shop.call_headless()),
-    check("mTLS, by a revision tag", "200, tagged's certificate", |shop| shop.call("tagged", "server")),
-    check("its own service", "200, server's certificate", |shop| shop.call("server", "server")),
-    check("its own service, TPROXY", "200, tproxy's certificate", |shop| shop.call("tproxy", "tproxy")),
-    check("its own loopback", "200, no proxy", |shop| shop.call_loopback()),
-    check("plain text from outside", "reset", |shop| shop.call_from_outside("server", false)),
-    check("the same, TPROXY", "reset", |shop| shop.call_from_outside("tproxy", false)),
-    check("the same, classic sidecar", "reset", |shop| shop.call_from_outside("classic", false)),
-    check("the same, IPv6 with dual stack", "reset", |shop| shop.call_from_outside("names", true)),
-    check("server speaks first", "answered, from 127.0.0.6", |shop| shop.server_first("server")),
-    check("the same, TPROXY", "answered, from client", |shop| shop.server_first("tproxy")),
-    check("probes", "rewritten, ready", |shop| shop.probes()),
-    check("first request, native sidecar", "answered through proxies", |shop| shop.first_request("early")),
-    check("first request, held", "answered through proxies", |shop| shop.first_request("classic")),
-    check("passthrough", "answered, PassthroughCluster", |shop| shop.passthrough()),
-    check("ServiceEntry", "answered by its endpoint", |shop| shop.service_entry()),
-    check("DNS capture", "the service's address", |shop| shop.dns()),
-    check("excluded inbound port", "answered, no proxy", |shop| shop.plain_port("server", EXCLUDED)),
-    check("port not included", "answered, no proxy", |shop| shop.plain_port("tproxy", NOT_INCLUDED)),
-    check("excluded outbound port", "answered, no proxy", |shop| shop.excluded_outbound()),
-    check("merged metrics", "the application's and the proxy's", |shop| shop.merged_metrics()),
-    check("metrics behind mTLS", "captured, not scraped", |shop| shop.secure_metrics("metrics")),
-    check("the same, port excluded", "not captured, scraped", |shop| shop.secure_metrics("scraped")),
+    ("first init container", "as set, exit code 0", |shop| shop.first_init()),
+    ("mTLS, REDIRECT", "200, client's certificate", |shop| shop.call("client", "server")),
+    ("mTLS, to a TPROXY pod", "200, client's certificate", |shop| shop.call("client", "tproxy")),
+    ("mTLS, from a TPROXY pod", "200, tproxy's certificate", |shop| shop.call("tproxy", "server")),
+    ("mTLS, classic sidecars", "200, classic's certificate", |shop| shop.call("classic", "server")),
+    ("mTLS, headless service", "200, client's certificate", |shop| shop.call_headless()),
+    ("mTLS, by a revision tag", "200, tagged's certificate", |shop| shop.call("tagged", "server")),
+    ("its own service", "200, server's certificate", |shop| shop.call("server", "server")),
+    ("its own service, TPROXY", "200, tproxy's certificate", |shop| shop.call("tproxy", "tproxy")),
+    ("its own loopback", "200, no proxy", |shop| shop.call_loopback()),
+    ("plain text from outside", "reset", |shop| shop.call_from_outside("server", false)),
+    ("the same, TPROXY", "reset", |shop| shop.call_from_outside("tproxy", false)),
+    ("the same, classic sidecar", "reset", |shop| shop.call_from_outside("classic", false)),
+    ("the same, IPv6 with dual stack", "reset", |shop| shop.call_from_outside("names", true)),
+    ("server speaks first", "answered, from 127.0.0.6", |shop| shop.server_first("server")),
+    ("the same, TPROXY", "answered, from client", |shop| shop.server_first("tproxy")),
+    ("probes", "rewritten, ready", |shop| shop.probes()),
+    ("first request, native sidecar", "answered through proxies", |shop| shop.first_request("early")),
+    ("first request, held", "answered through proxies", |shop| shop.first_request("classic")),
+    ("passthrough", "answered, PassthroughCluster", |shop| shop.passthrough()),
+    ("ServiceEntry", "answered by its endpoint", |shop| shop.service_entry()),
+    ("DNS capture", "the service's address", |shop| shop.dns()),
+    ("excluded inbound port", "answered, no proxy", |shop| shop.plain_port("server", EXCLUDED)),
+    ("port not included", "answered, no proxy", |shop| shop.plain_port("tproxy", NOT_INCLUDED)),
+    ("excluded outbound port", "answered, no proxy", |shop| shop.excluded_outbound()),
+    ("merged metrics", "the application's and the proxy's", |shop| shop.merged_metrics()),
+    ("metrics behind mTLS", "captured, not scraped", |shop| shop.secure_metrics("metrics")),
+    ("the same, port excluded", "not captured, scraped", |shop| shop.secure_metrics("scraped")),
 ];
 
 /// The pods that the checks are made with.
