@@ -5,7 +5,7 @@ use std::fs;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
@@ -16,7 +16,7 @@ use crate::program;
 use serde_json::{Value, json};
 use test_support::port;
 use test_support::port::free_port;
-use test_support::process::Patience;
+use test_support::process::{Killed, Patience};
 
 /// The variables that name an agent's directories, and what tests call these below a folder of theirs.
 pub const DIRECTORIES: [(&str, &str); 5] = [
@@ -196,7 +196,7 @@ impl Node {
         let control = format!("--ctrlz_port={}", self.control);
         let args: Vec<&str> = args.iter().copied().chain([control.as_str()]).collect();
         let child = self.command(&args).stdout(Stdio::null()).stderr(log).spawn().expect("starts");
-        Agent { node: self, child }
+        Agent { node: self, child: Killed(child) }
     }
 
     /// Starts it by another program, which is given its command line.
@@ -208,7 +208,7 @@ impl Node {
         );
         command.env_clear().envs(&self.env).env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin");
         let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).spawn().expect("starts");
-        Agent { node: self, child }
+        Agent { node: self, child: Killed(child) }
     }
 
     /// Starts the agent, and waits until it is ready.
@@ -228,7 +228,7 @@ impl Node {
 pub struct Agent<'n> {
     /// Where it runs.
     pub node: &'n Node,
-    child: Child,
+    child: Killed,
 }
 
 impl Agent<'_> {
@@ -331,13 +331,6 @@ impl Agent<'_> {
     pub fn kill_now(&mut self) {
         self.child.kill().expect("kills");
         self.child.wait().expect("waits");
-    }
-}
-
-impl Drop for Agent<'_> {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
     }
 }
 

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::io::{BufRead, BufReader, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::OwnedFd;
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::process::{ChildStdin, ChildStdout, Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
 use nix::libc;
@@ -23,7 +23,7 @@ use serde::{Deserialize, Serialize};
 use crate::traffic::{Report, helper};
 use test_support::dice::Dice;
 use test_support::netns::Namespace;
-use test_support::process;
+use test_support::process::{self, Killed};
 
 /// How many sockets it keeps before it lets go of the oldest.
 const KEPT: usize = 12;
@@ -61,7 +61,7 @@ pub struct Tally {
 /// The process. It ends with the value.
 #[derive(Debug)]
 pub struct Meddler {
-    child: Child,
+    _child: Killed,
     orders: ChildStdin,
     answers: BufReader<ChildStdout>,
 }
@@ -75,7 +75,7 @@ impl Meddler {
         let mut child = Command::spawn(&mut command)?;
         let orders = child.stdin.take().context("standard input")?;
         let answers = BufReader::new(child.stdout.take().context("standard output")?);
-        Ok(Self { child, orders, answers })
+        Ok(Self { _child: Killed(child), orders, answers })
     }
 
     /// Has it make some moves; what it has done up to then.
@@ -84,13 +84,6 @@ impl Meddler {
         let mut line = String::new();
         self.answers.read_line(&mut line)?;
         serde_json::from_str(&line).with_context(|| format!("the meddler says {line:?}"))
-    }
-}
-
-impl Drop for Meddler {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
     }
 }
 

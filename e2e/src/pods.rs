@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::collections::hash_map::DefaultHasher;
-use std::fmt::Write as _;
 use std::fs::{self};
 use std::hash::{Hash as _, Hasher as _};
 use std::net::IpAddr;
@@ -23,7 +22,7 @@ use redirect_core::settings::NamespaceFacts;
 use serde_json::{Value, json};
 use test_support::netns::{Families, Namespace, NetnsDirectory, Snapshot};
 use test_support::port;
-use test_support::process::until;
+use test_support::process::{Killed, until};
 
 use crate::agent::{Node, answer, daemon_set, get};
 use crate::http::{self, failure};
@@ -223,7 +222,7 @@ impl Sandboxes {
     /// A new namespace with these addresses on its `eth0`, mounted under a name, without rules.
     pub fn add(&mut self, name: &str, addresses: &[&str]) -> Namespace {
         let namespace = Namespace::empty(Families::Dual).expect("a namespace");
-        namespace.ip_batch(&eth0(addresses)).expect("addresses");
+        namespace.add_eth0(addresses).expect("addresses");
         self.mount(name, &namespace.path());
         namespace
     }
@@ -232,17 +231,6 @@ impl Sandboxes {
     pub fn remove(&mut self, name: &str) {
         self.0.remove(name).expect("removes");
     }
-}
-
-/// Lines for `ip -batch` that make an `eth0` with these addresses.
-pub fn eth0(addresses: &[&str]) -> String {
-    let mut lines =
-        String::from("link add eth0 type veth peer name pe0\nlink set pe0 up\nlink set eth0 up\n");
-    for address in addresses {
-        let end = if address.contains(':') { "/128 dev eth0 nodad" } else { "/32 dev eth0" };
-        writeln!(lines, "addr add {address}{end}").expect("memory");
-    }
-    lines
 }
 
 /// Fills a chain of a table of iptables with more rules than the agent reads.
@@ -353,14 +341,14 @@ pub fn addresses_of(pod: &Value) -> Vec<IpAddr> {
 
 /// A process with a user namespace in which ids begin at 100000 outside, as a kubelet makes it for `hostUsers: false`, and a network
 /// namespace that belongs to it. Ends with the value.
-pub struct Foreign(std::process::Child);
+pub struct Foreign(Killed);
 
 impl Foreign {
     /// Starts it, and waits until its namespaces exist and its ids are mapped.
     pub fn start() -> Self {
         let child =
             Command::new("unshare").args(["--user", "--net", "sleep", "infinity"]).spawn().expect("starts");
-        let foreign = Self(child);
+        let foreign = Self(Killed(child));
         let proc = |file: &str| format!("/proc/{}/{file}", foreign.0.id());
         let own = fs::read_link("/proc/self/ns/user").expect("a namespace");
         until("the user namespace to be made", LIMIT, &[], || {
@@ -376,13 +364,6 @@ impl Foreign {
     /// The path of its network namespace.
     pub fn network(&self) -> PathBuf {
         format!("/proc/{}/ns/net", self.0.id()).into()
-    }
-}
-
-impl Drop for Foreign {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
     }
 }
 

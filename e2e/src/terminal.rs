@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
@@ -11,7 +11,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use nix::pty::{Winsize, openpty};
 
-use test_support::process::{self, until};
+use test_support::process::{self, Killed, until};
 
 /// A terminal. What programs write to it is read all the time.
 #[derive(Debug)]
@@ -46,7 +46,8 @@ impl Terminal {
             process::prefixed(&["setpriv", "--pdeathsig", "KILL", "--", "setsid", "--ctty", "--"], command);
         command.stdin(self.end()?).stdout(self.end()?).stderr(self.end()?);
         let shown = process::command_line(&command);
-        Ok(Program { child: Mutex::new(command.spawn().with_context(|| format!("cannot start {shown}"))?) })
+        let child = command.spawn().with_context(|| format!("cannot start {shown}"))?;
+        Ok(Program { child: Mutex::new(Killed(child)) })
     }
 
     /// Everything that was written to it until now.
@@ -94,7 +95,7 @@ impl Terminal {
 /// A program on a terminal; killed when the value is dropped.
 #[derive(Debug)]
 pub struct Program {
-    child: Mutex<Child>,
+    child: Mutex<Killed>,
 }
 
 impl Program {
@@ -108,14 +109,6 @@ impl Program {
         until("the program on the terminal to end", deadline, &[], || {
             Ok(self.child.lock().unwrap_or_else(PoisonError::into_inner).try_wait()?)
         })
-    }
-}
-
-impl Drop for Program {
-    fn drop(&mut self) {
-        let child = self.child.get_mut().unwrap_or_else(PoisonError::into_inner);
-        let _ = child.kill();
-        let _ = child.wait();
     }
 }
 

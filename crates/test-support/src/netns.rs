@@ -80,13 +80,9 @@ impl Namespace {
     /// same namespace, so that no packet leaves it. No default route.
     pub fn pod(families: Families) -> Result<Self> {
         let namespace = Self::empty(families)?;
-        let mut script = String::from(
-            "link add eth0 type veth peer name pe0\n\
-             link set pe0 up\n\
-             link set eth0 up\n",
-        );
-        script.push_str(&addresses("eth0", families, POD_V4, POD_V6));
-        namespace.ip_batch(&script)?;
+        let v4 = families.has_v4().then(|| format!("{POD_V4}/24"));
+        let v6 = families.has_v6().then(|| format!("{POD_V6}/64"));
+        namespace.add_eth0(v4.into_iter().chain(v6))?;
         Ok(namespace)
     }
 
@@ -177,10 +173,16 @@ impl Namespace {
         Ok(())
     }
 
+    /// Makes an `eth0` that is up, with these addresses. Its peer `pe0` is in the namespace as well, so that no packet leaves it.
+    pub fn add_eth0<S: AsRef<str>>(&self, addresses: impl IntoIterator<Item = S>) -> Result<()> {
+        let begin = "link add eth0 type veth peer name pe0\nlink set pe0 up\nlink set eth0 up\n".to_owned();
+        let lines = addresses.into_iter().map(|address| added(address.as_ref(), "eth0"));
+        self.ip_batch(&lines.fold(begin, |lines, line| lines + &line))
+    }
+
     /// Adds an address (`198.51.100.7/32`, `2001:db8::7/128`) to an interface, usable at once.
     pub fn add_address(&self, interface: &str, address: &str) -> Result<()> {
-        let nodad = if address.contains(':') { " nodad" } else { "" };
-        self.ip_batch(&format!("addr add {address} dev {interface}{nodad}\n"))
+        self.ip_batch(&added(address, interface))
     }
 
     /// What the kernel holds in the namespace, without the native nftables tables.
@@ -285,13 +287,13 @@ pub fn remote_address(v6: bool) -> IpAddr {
     if v6 { REMOTE_V6.into() } else { REMOTE_V4.into() }
 }
 
+fn added(address: &str, interface: &str) -> String {
+    let nodad = if address.contains(':') { " nodad" } else { "" };
+    format!("addr add {address} dev {interface}{nodad}\n")
+}
+
 fn addresses(interface: &str, families: Families, v4: Ipv4Addr, v6: Ipv6Addr) -> String {
-    let mut script = String::new();
-    if families.has_v4() {
-        script.push_str(&format!("addr add {v4}/24 dev {interface}\n"));
-    }
-    if families.has_v6() {
-        script.push_str(&format!("addr add {v6}/64 dev {interface} nodad\n"));
-    }
-    script
+    let v4 = families.has_v4().then(|| added(&format!("{v4}/24"), interface));
+    let v6 = families.has_v6().then(|| added(&format!("{v6}/64"), interface));
+    v4.into_iter().chain(v6).collect()
 }

@@ -3,6 +3,7 @@
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{self, Write};
+use std::ops::{Deref, DerefMut};
 use std::os::fd::AsFd;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -170,6 +171,31 @@ pub fn prefixed(prefix: &[&str], inner: &Command) -> Command {
         outer.current_dir(folder);
     }
     outer
+}
+
+/// A child that is killed, and waited for, when the value is dropped.
+#[derive(Debug)]
+pub struct Killed(pub Child);
+
+impl Deref for Killed {
+    type Target = Child;
+
+    fn deref(&self) -> &Child {
+        &self.0
+    }
+}
+
+impl DerefMut for Killed {
+    fn deref_mut(&mut self) -> &mut Child {
+        &mut self.0
+    }
+}
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
 }
 
 /// A program in the background, its output in a log file. Dropping it ends its process group.

@@ -4,6 +4,7 @@
 //! `RECORDINGS_EVERY=N` takes every Nth of all that, for machines on which the rest would take hours.
 
 use std::env;
+use std::str::FromStr;
 
 /// All recordings; where RECORDINGS_EVERY is a number, every one of that number, which is said on standard output.
 ///
@@ -31,6 +32,16 @@ pub fn part<T>(recordings: Vec<T>, every: usize, first: usize) -> Vec<T> {
 /// How often something is repeated: `few` times, or `all`.
 pub fn times(few: usize, all: usize) -> usize {
     if is_whole() { all } else { few }
+}
+
+/// How much an environment variable asks for, and what is usual without it.
+///
+/// # Panics
+/// It is not such a number.
+pub fn number<N: FromStr>(variable: &str, usual: N) -> N {
+    env::var(variable).map_or(usual, |text| {
+        text.parse().unwrap_or_else(|_| panic!("{variable} is {text:?}, and no such number"))
+    })
 }
 
 /// Whether the whole is asked for.

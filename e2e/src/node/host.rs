@@ -50,14 +50,7 @@ impl Host {
         let namespace = Namespace::empty(families)?;
         // The bridge's IPv6 address serves at once, not after the seconds in which another node might object to it.
         namespace.enter(|| fs::write("/proc/sys/net/ipv6/conf/default/accept_dad", "0"))??;
-        namespace.ip_batch(
-            "link add eth0 type veth peer name pe0\n\
-             link set pe0 up\n\
-             link set eth0 up\n",
-        )?;
-        for (address, length) in addresses(families) {
-            namespace.add_address("eth0", &format!("{address}/{length}"))?;
-        }
+        namespace.add_eth0(addresses(families).map(|(address, length)| format!("{address}/{length}")))?;
         let cgroup = Cgroup::new(namespace.name())?;
         let mut command = process::command("nsenter", [format!("--net={}", namespace.path().display())]);
         command.args([

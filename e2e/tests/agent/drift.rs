@@ -9,7 +9,7 @@ use std::{
 
 use e2e::agent::{CALICO, Node, get};
 use e2e::pods::{
-    self, Foreign, PodApi, Proc, Sandboxes, UID, check, eth0, mesh_pod, mesh_pod_of, metric, read_and_unread,
+    self, Foreign, PodApi, Proc, Sandboxes, UID, check, mesh_pod, mesh_pod_of, metric, read_and_unread,
     redirect, redirect_as, redirect_with, wait, wait_at_least, wait_rounds,
 };
 use netns_apply::Fingerprint;
@@ -377,7 +377,7 @@ fn a_pod_with_users_of_its_own_is_compared_with_native_rules() {
     let mut sandboxes = Sandboxes::new(&mut node);
     let foreign = Foreign::start();
     let pod = Namespace::attach(&foreign.network()).expect("attaches");
-    pod.ip_batch(&format!("link set lo up\n{}", eth0(&["10.1.0.2"]))).expect("addresses");
+    pod.ip_batch("link set lo up\n").and_then(|()| pod.add_eth0(["10.1.0.2"])).expect("addresses");
     sandboxes.mount("cni-foreign", &pod.path());
     redirect(&pod);
     let api = PodApi::start(&mut node, vec![mesh_pod("web", &["10.1.0.2"])]);

@@ -2,12 +2,12 @@
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::thread;
 use std::time::Duration;
 
 use e2e::agent::{Agent, CALICO, FakeApi, Node, daemon_set};
-use test_support::process::Patience;
+use test_support::process::{Killed, Patience};
 
 const LIST: &str = "10-calico.conflist";
 /// The name of Calico's network is that of its folder.
@@ -25,14 +25,7 @@ fn node(install: &str) -> (Node, FakeApi) {
 }
 
 /// A runtime, which lives until it is dropped.
-struct Runtime(Child);
-
-impl Drop for Runtime {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
+struct Runtime(#[expect(dead_code, reason = "it lives as long as the value")] Killed);
 
 impl Runtime {
     /// Asks the plugin for its STATUS once, with this text of an entry, and lives on.
@@ -46,7 +39,7 @@ impl Runtime {
         let mut shell = Command::new("/bin/sh");
         shell.args(["-c", script]).arg(node.path("bin/istio-cni")).args([&input, &done]);
         shell.env("CNI_COMMAND", "STATUS").env("CNI_PATH", "/opt/cni/bin").stdin(Stdio::piped());
-        let runtime = Self(shell.spawn().expect("starts"));
+        let runtime = Self(Killed(shell.spawn().expect("starts")));
         let mut patience = Patience::new(e2e::agent::DEADLINE);
         while !done.exists() {
             assert!(!patience.is_over(), "the plugin does not answer");

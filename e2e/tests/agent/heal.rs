@@ -7,8 +7,8 @@ use std::path::Path;
 
 use e2e::agent::{CALICO, Node, get, memory_kib};
 use e2e::pods::{
-    self, Foreign, LIMIT, PodApi, Proc, Sandboxes, THEIRS, eth0, flood, hosts, lost_or_added, mesh_pod_of,
-    metric, mismatch, redirect, redirect_as, wait, wait_at_least,
+    self, Foreign, LIMIT, PodApi, Proc, Sandboxes, THEIRS, flood, hosts, lost_or_added, mesh_pod_of, metric,
+    mismatch, redirect, redirect_as, wait, wait_at_least,
 };
 use netns_apply::Fingerprint;
 use redirect_core::options::BackendChoice;
@@ -457,7 +457,7 @@ fn a_pod_with_its_own_users_is_monitored_and_healed() {
     let mut sandboxes = Sandboxes::new(&mut node);
     let foreign = Foreign::start();
     let pod_of = Namespace::attach(&foreign.network()).expect("attaches");
-    pod_of.ip_batch(&format!("link set lo up\n{}", eth0(&["10.1.0.2"]))).expect("addresses");
+    pod_of.ip_batch("link set lo up\n").and_then(|()| pod_of.add_eth0(["10.1.0.2"])).expect("addresses");
     sandboxes.mount("cni-foreign", &pod_of.path());
     redirect(&pod_of);
     proc.add_of(71, &uid(1), &pod_of.path());

@@ -10,6 +10,7 @@ use e2e::pods::{self, PodApi, Sandboxes, check, mesh_pod, metric, read_and_unrea
 use serde_json::Value;
 use test_support::netns::Namespace;
 use test_support::process::{SHORT, until};
+use test_support::sample;
 
 /// Clock ticks per second of `/proc/PID/stat`: the same on every Linux that runs this.
 const TICKS: f64 = 100.0;
@@ -19,7 +20,7 @@ const PODS: u8 = 250;
 const MOST: [u64; 2] = [12 * 1024, 48 * 1024];
 
 fn seconds() -> u32 {
-    std::env::var("IDLE_SECONDS").ok().and_then(|text| text.parse().ok()).unwrap_or(20)
+    sample::number("IDLE_SECONDS", 20)
 }
 
 fn is_release() -> bool {

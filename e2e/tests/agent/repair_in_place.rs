@@ -7,7 +7,7 @@ use std::net::{IpAddr, TcpListener, TcpStream};
 use crate::broken::Api;
 use e2e::agent::{CALICO, Node};
 use e2e::pods::{
-    self, LIMIT, Proc, Sandboxes, flood, held_back, hosts, mesh_pod_of, metric, redirect, wait, wait_at_least,
+    LIMIT, Proc, Sandboxes, flood, held_back, hosts, mesh_pod_of, metric, redirect, wait, wait_at_least,
 };
 use serde_json::{Value, json};
 use test_support::netns::{Families, Namespace, Topology, pod_address, remote_address};
@@ -124,14 +124,14 @@ fn a_namespace_without_proof_of_its_pod_stays_as_it_is() {
         ("namespace-ambiguous", |proc, _, web| {
             proc.add_of(77, WEB, &web.path());
             let twin = Namespace::empty(Families::Dual).expect("a namespace");
-            twin.ip_batch(&pods::eth0(&["10.1.0.2", "fd00:10::2"])).expect("addresses");
+            twin.add_eth0(["10.1.0.2", "fd00:10::2"]).expect("addresses");
             proc.add_of(78, WEB, &twin.path());
             Some(twin)
         }),
         // It has one of the pod's two addresses.
         ("namespace-not-found", |proc, _, _| {
             let half = Namespace::empty(Families::Dual).expect("a namespace");
-            half.ip_batch(&pods::eth0(&["10.1.0.2"])).expect("addresses");
+            half.add_eth0(["10.1.0.2"]).expect("addresses");
             proc.add_of(77, WEB, &half.path());
             Some(half)
         }),
@@ -153,7 +153,7 @@ fn a_namespace_without_proof_of_its_pod_stays_as_it_is() {
         let mut sandboxes = Sandboxes::new(&mut node);
         let _other = sandboxes.add("cni-other", &["10.1.0.99"]);
         let web = Namespace::empty(Families::Dual).expect("a namespace");
-        web.ip_batch(&pods::eth0(&["10.1.0.2", "fd00:10::2"])).expect("addresses");
+        web.add_eth0(["10.1.0.2", "fd00:10::2"]).expect("addresses");
         let more = scene(&proc, &mut sandboxes, &web);
         let api = Api::start(&mut node);
         api.put(held_back(mesh_pod_of(WEB, "web", &["10.1.0.2", "fd00:10::2"])));

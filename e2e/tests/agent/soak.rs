@@ -22,6 +22,7 @@ use redirect_core::options::BackendChoice;
 use test_support::dice::Dice;
 use test_support::parallel::in_parallel;
 use test_support::process::{SHORT, children, until};
+use test_support::sample;
 
 /// How many namespaces `make test` takes, and how many rounds; at least three are needed to see what grows.
 const NAMESPACES: usize = 12;
@@ -261,10 +262,6 @@ fn alone<T: Send>(work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
     })
 }
 
-fn number(variable: &str, usual: usize) -> Result<usize> {
-    std::env::var(variable).map_or(Ok(usual), |text| text.parse()).with_context(|| variable.to_owned())
-}
-
 fn places(namespaces: usize) -> Result<Vec<Place>> {
     let of_place = |at: usize| namespaces / NODES.len() + usize::from(at < namespaces % NODES.len());
     (0..).zip(NODES).map(|(at, form)| Place::new(form, of_place(at))).collect()
@@ -377,7 +374,7 @@ fn kernel_memory() -> String {
 
 #[test]
 fn nothing_is_lost_or_left_over_and_memory_stays() -> Result<()> {
-    let (namespaces, rounds) = (number("SOAK", NAMESPACES)?, number("SOAK_ROUNDS", ROUNDS)?);
+    let (namespaces, rounds) = (sample::number("SOAK", NAMESPACES), sample::number("SOAK_ROUNDS", ROUNDS));
     ensure!(rounds >= 3, "what grows is seen from the third round on");
     alone(|| soak(namespaces, rounds))
 }

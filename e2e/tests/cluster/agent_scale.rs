@@ -12,17 +12,13 @@ use anyhow::{Context, Result, ensure};
 use e2e::kube::{ApiServer, Sending};
 use serde_json::{Value, json};
 use test_support::process::until;
+use test_support::sample;
 
 /// How long anything may take on a busy machine.
 const LIMIT: Duration = Duration::from_secs(600);
 /// How many pods are made at once.
 const BATCH: usize = 50;
 const WAITING: &str = "istio_cni_repair_waiting_pods";
-
-fn number(name: &str, usual: usize) -> Result<usize> {
-    std::env::var(name)
-        .map_or(Ok(usual), |text| text.parse().with_context(|| format!("{name} is not a number")))
-}
 
 /// Requests to read, label and list pods, and to create events. Each agent has one watch beside.
 #[derive(Debug)]
@@ -147,7 +143,7 @@ fn play(api: &ApiServer, first: usize, pods: usize, nodes: usize) -> Result<Stri
 
 #[test]
 fn broken_pods_cost_three_calls_each_and_an_agent_stays_small() -> Result<()> {
-    let (pods, nodes) = (number("SCALE_PODS", 200)?, number("SCALE_NODES", 4)?);
+    let (pods, nodes) = (sample::number("SCALE_PODS", 200), sample::number("SCALE_NODES", 4));
     let api = ApiServer::start()?;
     api.create_namespace(NAMESPACE)?;
     api.apply(&MANIFEST.replace("# repair-label: ", ""))?;
@@ -271,7 +267,7 @@ fn play_nodes(api: &ApiServer, controller: &FleetAgent, nodes: usize) -> Result<
 
 #[test]
 fn each_change_of_a_taint_costs_two_calls_however_many_nodes_there_are() -> Result<()> {
-    let nodes = number("SCALE_TAINT_NODES", 60)?;
+    let nodes = sample::number("SCALE_TAINT_NODES", 60);
     let api = ApiServer::start()?;
     api.create_namespace(NAMESPACE)?;
     api.apply(MANIFEST)?;

@@ -23,6 +23,7 @@ use netns_apply::probes;
 use serde_json::{Value, json};
 use test_support::netns::Namespace;
 use test_support::process::Background;
+use test_support::sample;
 
 const SYSTEM: &str = "istio-system";
 const REDIRECTION: &str = "ambient.istio.io/redirection";
@@ -441,7 +442,7 @@ fn pods_stay_enrolled_while_the_agent_is_killed_and_the_api_server_is_gone() {
 
 /// How many pods run when their namespace becomes ambient; `PODS` plays more.
 fn running() -> u16 {
-    std::env::var("PODS").ok().and_then(|text| text.parse().ok()).unwrap_or(20)
+    sample::number("PODS", 20)
 }
 
 #[test]
@@ -489,7 +490,7 @@ fn all_pods_of_a_namespace_are_enrolled_at_once() {
 
 /// How many pods are created one after the other; `ADDS` plays more.
 fn adds() -> u16 {
-    std::env::var("ADDS").ok().and_then(|text| text.parse().ok()).unwrap_or(24)
+    sample::number("ADDS", 24)
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::fmt::Write;
 use std::fs;
 use std::net::TcpListener;
 use std::os::unix::net::UnixStream;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::thread;
 use std::time::Duration;
 
@@ -12,12 +12,12 @@ use crate::monitoring_support::{controller, panel_queries, project, variable_que
 use e2e::agent::{CALICO, DEADLINE, Node, answer, exchange, get};
 use serde_json::{Value, json};
 use test_support::port::free_port;
-use test_support::process::Patience;
+use test_support::process::{Killed, Patience};
 
 /// Prometheus while it runs. It is killed when dropped.
 struct Prometheus {
     port: u16,
-    child: Child,
+    _child: Killed,
     folder: tempfile::TempDir,
 }
 
@@ -42,7 +42,7 @@ impl Prometheus {
             .stderr(log)
             .spawn()
             .expect("prometheus runs: scripts/setup-apt.sh");
-        Self { port, child, folder }
+        Self { port, _child: Killed(child), folder }
     }
 
     /// How many series a query finds.
@@ -65,13 +65,6 @@ impl Prometheus {
 /// Go sends short answers whole and long ones in one chunk.
 fn unchunked(body: &str) -> &str {
     body.find('{').and_then(|start| Some(&body[start..=body.rfind('}')?])).unwrap_or(body)
-}
-
-impl Drop for Prometheus {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
 }
 
 #[test]

@@ -21,6 +21,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{setsockopt, sockopt};
 use test_support::dice::Dice;
 use test_support::netns::{Families, Namespace, Topology, pod_address};
+use test_support::sample;
 
 /// How many segments `make test` sends; `HUNT` says how many otherwise.
 const SEGMENTS: usize = 20_000;
@@ -412,7 +413,7 @@ fn add(all: &mut Kinds, more: &Kinds) {
 
 #[test]
 fn nothing_thrown_from_outside_gets_past_the_proxy() -> Result<()> {
-    let segments = std::env::var("HUNT").map_or(Ok(SEGMENTS), |many| many.parse()).context("HUNT")?;
+    let segments = sample::number("HUNT", SEGMENTS);
     let places: Vec<(&str, &str)> =
         MODES.iter().flat_map(|mode| FORMS.iter().map(move |form| (*mode, *form))).collect();
     let total = Mutex::new(Bag::default());

@@ -22,6 +22,7 @@ use e2e::traffic::{PROXY_ID, TcpServer, as_user};
 use serde_json::Value;
 use test_support::dice::Dice;
 use test_support::netns::{Families, Namespace, Topology, pod_address, remote_address};
+use test_support::sample;
 
 /// How often `make test` tries to open a connection; `HUNT_INSIDE` says how often otherwise.
 const CALLS: usize = 12_000;
@@ -374,9 +375,8 @@ fn agree(by_app: &Tally, callers: &[SocketAddr], ways: &BTreeMap<Direction, usiz
 /// With strict capture nobody gets out; without, by the known ways only, and those are found.
 #[test]
 fn an_application_gets_out_by_the_known_ways_only_and_with_strict_capture_by_none() -> Result<()> {
-    let asked = std::env::var("HUNT_INSIDE").ok();
-    let is_long = asked.is_some();
-    let calls = asked.map_or(Ok(CALLS), |many| many.parse()).context("HUNT_INSIDE")?;
+    let is_long = std::env::var_os("HUNT_INSIDE").is_some();
+    let calls = sample::number("HUNT_INSIDE", CALLS);
     let of_mode = |mode| FORMS.iter().flat_map(move |form| [false, true].map(|v6| (mode, *form, v6)));
     let once: Vec<(&str, &str, bool)> = MODES.into_iter().flat_map(of_mode).collect();
     let times = calls.div_ceil(IN_ONE_POD * once.len()) as u64;

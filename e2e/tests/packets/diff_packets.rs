@@ -18,6 +18,7 @@ use netns_apply::{ApplyOptions, apply};
 use packet_trace::{Difference, Fate, Packet, TraceRules, difference};
 use redirect_core::{Family, RulePlan};
 use test_support::dice::Dice;
+use test_support::sample;
 
 const THREADS: usize = 2;
 const FEW_PAIRS: usize = 6;
@@ -120,11 +121,7 @@ fn try_pair(seed: u64) -> Result<Tally> {
 
 #[test]
 fn the_kernel_treats_differently_exactly_what_the_difference_of_two_plans_says() -> Result<()> {
-    let number = |name: &str, usual: usize| -> Result<usize> {
-        std::env::var(name)
-            .map_or(Ok(usual), |text| text.parse().with_context(|| format!("{name} is a number")))
-    };
-    let (first, pairs) = (number("DIFF_SEED", 1)?, number("DIFF_PAIRS", FEW_PAIRS)?);
+    let (first, pairs) = (sample::number("DIFF_SEED", 1), sample::number("DIFF_PAIRS", FEW_PAIRS));
     let seeds: Vec<u64> = (first..first + pairs).map(|seed| seed as u64).collect();
     let counts = Mutex::new((0, 0));
     let problems = in_parallel(THREADS, &seeds, |_, seed| {

@@ -59,7 +59,7 @@ const SETS_FACTOR: usize = 10;
 
 #[test]
 fn no_connection_gets_by_while_every_configuration_takes_the_place_of_every_other() -> Result<()> {
-    let (swaps, only) = (swaps()?, std::env::var("SWAP_ONLY").unwrap_or_default());
+    let (swaps, only) = (swaps(), std::env::var("SWAP_ONLY").unwrap_or_default());
     let pairs = CONFIGURATIONS.iter().enumerate();
     let pairs = pairs.flat_map(|(index, one)| CONFIGURATIONS[index + 1..].iter().map(|other| [*one, *other]));
     let pairs = pairs.filter(|[one, other]| format!("{} | {}", one.0, other.0).contains(&only)).collect();
@@ -73,15 +73,14 @@ fn no_connection_gets_by_while_every_configuration_takes_the_place_of_every_othe
 
 #[test]
 fn no_connection_gets_by_while_sets_take_the_place_of_other_sets() -> Result<()> {
-    let swaps = swaps()? * SETS_FACTOR;
+    let swaps = swaps() * SETS_FACTOR;
     let counts = SETS.map(|pair| swap(pair, swaps)).into_iter().collect::<Result<Vec<_>>>()?.concat();
     println!("{}", judge(&counts)?);
     Ok(())
 }
 
-fn swaps() -> Result<usize> {
-    std::env::var("SWAPS")
-        .map_or(Ok(sample::times(FEW[0], FEW[1])), |text| text.parse().context("SWAPS is a number"))
+fn swaps() -> usize {
+    sample::number("SWAPS", sample::times(FEW[0], FEW[1]))
 }
 
 /// What came of all the changes from one configuration to another.

@@ -24,6 +24,7 @@ use redirect_core::settings::{Key, NamespaceFacts, RawSettings, Source};
 use redirect_core::{AmbientRedirect, Families as PlanFamilies, Redirect, RulePlan};
 use test_support::dice::Dice;
 use test_support::netns::{Families, Namespace, Topology, client_address, pod_address, remote_address};
+use test_support::sample;
 
 const BOTH: [bool; 2] = [false, true];
 const THREADS: usize = 3;
@@ -513,13 +514,9 @@ fn try_seed(seed: u64) -> Result<(Vec<String>, Tally)> {
     Ok((surrounding.problems, surrounding.tally))
 }
 
-fn number(name: &str, usual: usize) -> Result<usize> {
-    std::env::var(name).map_or(Ok(usual), |text| text.parse().with_context(|| format!("{name} is a number")))
-}
-
 #[test]
 fn marked_packets_reach_the_proxy_or_what_takes_them_is_named_and_nothing_is_broken() -> Result<()> {
-    let (first, count) = (number("SURROUNDINGS_SEED", 1)?, number("SURROUNDINGS", FEW)?);
+    let (first, count) = (sample::number("SURROUNDINGS_SEED", 1), sample::number("SURROUNDINGS", FEW));
     let seeds: Vec<u64> = (first..first + count).map(|seed| seed as u64).collect();
     let all = Mutex::new(Tally::new());
     let problems = in_parallel(THREADS, &seeds, |_, seed| {

@@ -355,13 +355,9 @@ fn try_seed(seed: u64) -> Result<(Vec<String>, Tally)> {
     Ok((problems.into_iter().map(|problem| problem.text).collect(), tally))
 }
 
-fn number(name: &str, usual: usize) -> Result<usize> {
-    std::env::var(name).map_or(Ok(usual), |text| text.parse().with_context(|| format!("{name} is a number")))
-}
-
 #[test]
 fn packets_among_rules_of_others_arrive_where_their_traces_say() -> Result<()> {
-    let (first, packets) = (number("TRACE_SEED", 1)?, number("TRACE_FOREIGN", FEW)?);
+    let (first, packets) = (sample::number("TRACE_SEED", 1), sample::number("TRACE_FOREIGN", FEW));
     let rulesets = packets.div_ceil(PACKETS);
     let seeds: Vec<u64> = (first..first + rulesets).map(|seed| seed as u64).collect();
     let all = Mutex::new(Tally::default());

@@ -5,7 +5,7 @@
 use std::fs;
 use std::io::Write;
 use std::net::TcpListener;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::thread;
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ use e2e::plugin::{Invocation, RunDir, istio_cni, plain_kubeconfig, sidecar};
 use e2e::privileges::{needs, one_fewer, only, rows};
 use e2e::validation::{INJECTED, PROXY, validate};
 use test_support::netns::{Families, Namespace};
-use test_support::process::{self, LATE, Output, Patience, SHORT, prefixed};
+use test_support::process::{self, Killed, LATE, Output, Patience, SHORT, prefixed};
 
 const APPLY: [&str; 4] = ["-b", "*", "-i", "*"];
 fn confined<S: AsRef<str>>(capabilities: &[S], command: &Command) -> Command {
@@ -226,7 +226,7 @@ const SYS_MODULE: u32 = 16;
 const SYS_ADMIN: u32 = 21;
 
 /// A program in the middle of its work. It is killed when dropped.
-struct Running(Child);
+struct Running(Killed);
 
 impl Running {
     fn rights(&self) -> Result<String> {
@@ -244,13 +244,6 @@ impl Running {
             ensure!(!patience.is_over(), "{now} instead of {wanted}");
             thread::sleep(Duration::from_millis(5));
         }
-    }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
     }
 }
 
@@ -276,8 +269,8 @@ fn the_plugin_keeps_what_it_needs_of_all_that_a_runtime_gives_it() -> Result<()>
         ("CNI_NETNS", &namespace.path().display().to_string()),
         ("CNI_ARGS", "K8S_POD_NAMESPACE=default;K8S_POD_NAME=web"),
     ]);
-    let mut plugin =
-        Running(command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null()).spawn()?);
+    command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
+    let mut plugin = Running(Killed(command.spawn()?));
     plugin.0.stdin.take().context("standard input")?.write_all(conf.to_string().as_bytes())?;
     let _asked = server.accept()?;
     let now = plugin.rights()?;
@@ -309,7 +302,7 @@ fn istio_iptables_and_its_helpers_keep_what_the_run_needs() -> Result<()> {
     nix::unistd::mkfifo(&pipe, nix::sys::stat::Mode::S_IRWXU)?;
     let file = ("DRY_RUN_FILE_PATH".to_owned(), pipe.display().to_string());
     let mut command = with_environment(istio_iptables(), &[&APPLY[..], &["--dry-run"]].concat(), &[file]);
-    let dry = Running(command.stdout(Stdio::null()).stderr(Stdio::null()).spawn()?);
+    let dry = Running(Killed(command.stdout(Stdio::null()).stderr(Stdio::null()).spawn()?));
     dry.wait_for(&exactly(&[DAC_OVERRIDE]))
 }
 
@@ -321,10 +314,10 @@ fn the_validation_keeps_no_more_than_it_takes_to_be_the_proxy() -> Result<()> {
     let args = ["-b", "*", "-i", "*", "--probe-timeout", LATE];
     let mut command = process::command(&program, args);
     command.stdout(Stdio::null()).stderr(Stdio::null());
-    let waiting = Running(namespace.enter(|| command.spawn())??);
+    let waiting = Running(Killed(namespace.enter(|| command.spawn())??));
     waiting.wait_for(&exactly(&[SETUID, SETGID]))?;
     let mut command = process::command(&program, args);
     command.args(["--network-namespace", &namespace.path().display().to_string()]);
-    let waiting = Running(command.stdout(Stdio::null()).stderr(Stdio::null()).spawn()?);
+    let waiting = Running(Killed(command.stdout(Stdio::null()).stderr(Stdio::null()).spawn()?));
     waiting.wait_for(&exactly(&[SETUID, SETGID, SYS_ADMIN]))
 }

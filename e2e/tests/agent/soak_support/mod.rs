@@ -16,7 +16,7 @@ use test_support::parallel::in_parallel;
 use test_support::process::{self, SHORT};
 
 use e2e::agent::{CALICO, Node};
-use e2e::pods::{self, PodApi, Proc, THEIRS, eth0, mesh_pod};
+use e2e::pods::{self, PodApi, Proc, THEIRS, mesh_pod};
 use programs::{Call, result};
 
 /// How many pods are worked on at the same time.
@@ -72,7 +72,7 @@ impl Pod {
     pub fn new(number: usize) -> Result<Self> {
         let namespace = Namespace::empty(Families::Dual)?;
         let addresses = addresses(number);
-        namespace.ip_batch(&eth0(&addresses.each_ref().map(String::as_str)))?;
+        namespace.add_eth0(&addresses)?;
         sh(&namespace, THEIRS)?;
         let before = namespace.snapshot()?;
         Ok(Self { number, namespace, before })

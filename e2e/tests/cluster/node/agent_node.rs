@@ -19,6 +19,7 @@ use e2e::retries::once_in;
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 use test_support::process::{self, until};
+use test_support::sample;
 
 #[test]
 fn the_manifest_manages_a_node_with_its_roles_and_nothing_more() -> Result<()> {
@@ -162,7 +163,8 @@ fn pods_of_the_mesh_start_while_no_agent_runs_and_the_agents_token_is_refused() 
 /// A pod whose sandbox dies needs the plugin again, and the kubelet needs no API server for that. `make outage` has more pods, for longer.
 #[test]
 fn pods_that_the_agent_holds_start_redirected_while_the_api_server_is_away() -> Result<()> {
-    let (count, length) = (amount("OUTAGE_PODS", 3)?, Duration::from_secs(60 * amount("OUTAGE_MINUTES", 0)?));
+    let (count, length) =
+        (sample::number("OUTAGE_PODS", 3), Duration::from_secs(60 * sample::number("OUTAGE_MINUTES", 0)));
     let api = ApiServer::start()?;
     let node = Node::joined(&api)?;
     apply_manifest(&api, &node, &MANIFEST.replace("# repair-label: ", ""))?;
@@ -239,11 +241,6 @@ fn refuse_the_plugins_token(api: &ApiServer, node: &Node<'_>) -> Result<()> {
     until("the plugin's token to be refused", POD, &[], || {
         Ok(ask()?.stderr.contains("Unauthorized").then_some(()))
     })
-}
-
-fn amount(variable: &str, usual: u64) -> Result<u64> {
-    let given = std::env::var(variable).ok();
-    given.map_or(Ok(usual), |text| text.parse().with_context(|| format!("{variable} is not a number")))
 }
 
 #[test]

@@ -23,6 +23,7 @@ use e2e::traffic::TcpServer;
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 use test_support::process::{self, until};
+use test_support::sample;
 
 /// The node as its pods reach it.
 const GATEWAY: &str = "10.88.0.1";
@@ -158,8 +159,8 @@ fn a_pod_that_started_before_the_plugin_is_repaired_where_it_stands() -> Result<
 }
 
 /// How often everything that can happen to an agent happens; `make race` asks for more.
-fn races() -> Result<usize> {
-    std::env::var("RACES").map_or(Ok(1), |count| count.parse().context("RACES is not a number"))
+fn races() -> usize {
+    sample::number("RACES", 1)
 }
 
 /// What an application does as soon as it runs, and goes on doing: it calls the node. A call that the proxy gets first never arrives.
@@ -324,7 +325,7 @@ fn disturb(agent: &mut HostAgent<'_>, node: &Node<'_>, load: &Load<'_>) -> Resul
     })?;
     agent.start()?;
     agent.wait_ready()?;
-    for round in 0..races()? {
+    for round in 0..races() {
         for (what, happens) in DISTURBANCES {
             load.more(1)?;
             happens(agent, node, round).with_context(|| what)?;
@@ -444,7 +445,7 @@ fn after_a_reboot_the_first_pod_is_held_back_and_then_redirected() -> Result<()>
     agent.start()?;
     agent.wait_ready()?;
     wait_redirected(&load.start("before")?)?;
-    let boots = if races()? > 1 {
+    let boots = if races() > 1 {
         vec![Boot::Both, Boot::NoEntry, Boot::NoPlugin]
     } else {
         vec![Boot::Both, Boot::NoEntry]

@@ -14,6 +14,7 @@ use e2e::kube::{ApiServer, Controllers};
 use e2e::node::{Node, plain_pod, sidecar_pod};
 use serde_json::json;
 use test_support::process::until;
+use test_support::sample;
 
 /// Runs `change` and meanwhile looks all the time whether the plugin and its entry are there.
 fn while_plugin_stays<T>(node: &Node<'_>, change: impl FnOnce() -> Result<T>) -> Result<T> {
@@ -121,11 +122,6 @@ fn under_istios_chart_the_agent_is_ready_redirects_upgrades_and_uninstalls() -> 
     Ok(())
 }
 
-/// How often the DaemonSet rolls; `make rollouts` asks for ten.
-fn rollouts() -> Result<usize> {
-    std::env::var("ROLLOUTS").map_or(Ok(2), |count| count.parse().context("ROLLOUTS is not a number"))
-}
-
 /// Pods of the mesh, started without a pause until `done`.
 struct Load<'n> {
     node: &'n Node<'n>,
@@ -217,7 +213,9 @@ fn a_daemon_set_that_rolls_under_load_fails_no_pod_and_lets_none_bypass() -> Res
             names
         });
         let rolled = while_plugin_stays(&node, || {
-            (0..rollouts()?).map(|round| roll(&api, &load, &controllers, round)).collect::<Result<Vec<_>>>()
+            (0..sample::number("ROLLOUTS", 2))
+                .map(|round| roll(&api, &load, &controllers, round))
+                .collect::<Result<Vec<_>>>()
         });
         load.done.store(true, Ordering::Relaxed);
         let names = pods.join().map_err(|_| anyhow::anyhow!("the load panicked"))??;

@@ -15,6 +15,7 @@ use e2e::node::{Node, PRIMARY_CONFLIST, Pod, Runtime, plain_pod, sidecar_pod};
 use serde_json::{Value, json};
 use test_support::netns::Namespace;
 use test_support::process::{self, Output, SHORT, until};
+use test_support::sample;
 
 /// Whether the node's Ready condition is true, and its message.
 fn readiness(api: &ApiServer, node: &Node<'_>) -> Result<(bool, String)> {
@@ -383,15 +384,10 @@ fn the_entry_follows_containerd_from_1_6_to_2_1_and_back() -> Result<()> {
     meshed(&node, "under-1-6-again")
 }
 
-/// A number from the environment.
-fn number(name: &str, usual: u64) -> u64 {
-    std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(usual)
-}
-
 /// Pods start while the network's program rewrites its list once a second, as it would without us. Prints its figures.
 #[allow(clippy::print_stdout, reason = "figures for people")]
 fn quarrel(install: &str) -> Result<()> {
-    let (pods, seconds) = (number("QUARREL_PODS", 200), number("QUARREL_SECONDS", 600));
+    let (pods, seconds) = (sample::number("QUARREL_PODS", 200), sample::number("QUARREL_SECONDS", 600));
     let api = ApiServer::start()?;
     let node = current_node(&api)?;
     let owners = list(&node)?;

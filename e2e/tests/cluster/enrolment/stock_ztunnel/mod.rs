@@ -260,7 +260,7 @@ fn workloads() -> String {
 
 /// How many pods come and go; `GUESTS` plays more.
 fn guests() -> u16 {
-    std::env::var("GUESTS").ok().and_then(|text| text.parse().ok()).unwrap_or(20)
+    test_support::sample::number("GUESTS", 20)
 }
 
 #[test]
