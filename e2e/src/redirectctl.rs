@@ -107,6 +107,8 @@ pub struct State {
     /// The one cause, or two of them with a comma between; empty where nothing is wrong.
     #[serde(default)]
     pub cause: String,
+    /// What a user notices, in the words of docs/tasks/troubleshooting.md.
+    pub symptom: Option<String>,
     #[serde(default)]
     annotations: BTreeMap<String, String>,
     #[serde(default = "dual_stack")]
@@ -175,10 +177,7 @@ impl State {
         let v4 = Ipv4Addr::new(10, 1, number, 2);
         let v6 = Ipv6Addr::new(0xfd00, 0x10, u16::from(number), 0, 0, 0, 0, 2);
         let namespace = Namespace::empty(Families::Dual)?;
-        namespace.ip_batch(&format!(
-            "link add eth0 type veth peer name pe0\nlink set pe0 up\nlink set eth0 up\n\
-             addr add {v4}/24 dev eth0\naddr add {v6}/64 dev eth0 nodad\n"
-        ))?;
+        namespace.add_eth0([format!("{v4}/24"), format!("{v6}/64")])?;
         let name = format!("web-{number}");
         let annotations: Vec<(&str, &str)> =
             self.annotations.iter().map(|(key, value)| (key.as_str(), value.as_str())).collect();

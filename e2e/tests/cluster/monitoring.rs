@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
+use std::iter;
 use std::os::unix::net::UnixStream;
 
 use crate::monitoring_support::{
@@ -11,6 +12,7 @@ use crate::monitoring_support::{
 };
 use e2e::agent::{Agent, CALICO, Node, exchange, get};
 use reasons::EventReason;
+use serde::Deserialize;
 use serde_json::{Value, json};
 
 fn metrics(agent: &Agent<'_>) -> String {
@@ -275,166 +277,69 @@ fn the_runbooks_commands_ask_what_is_there() {
     }
 }
 
-/// A cause: the alert it raises, the series that show it, and a minute before and one after the alert fires.
+/// The values of series, by their names.
+type Series = BTreeMap<String, String>;
+
+/// A cause: the alert it raises, a minute before and one after the alert fires, and the series that show it.
+#[derive(Deserialize)]
 struct Cause {
-    alert: &'static str,
-    series: &'static [(&'static str, &'static str)],
-    quiet: usize,
-    fires: usize,
+    /// What a ticket is about.
+    #[serde(default)]
+    about: String,
+    alert: String,
+    /// Alerts on nodes that fire beside that of the fleet and are silenced.
+    #[serde(default)]
+    beside: Vec<String>,
+    minutes: (usize, usize),
+    series: Series,
 }
 
-const fn cause(
-    alert: &'static str,
-    series: &'static [(&'static str, &'static str)],
-    quiet: usize,
-    fires: usize,
-) -> Cause {
-    Cause { alert, series, quiet, fires }
+#[derive(Deserialize)]
+struct Harmless {
+    about: String,
+    series: Series,
 }
 
-const VERSION: &str = concat!("istio_cni_build_info{version=\"", env!("CARGO_PKG_VERSION"), "\"}");
-/// From minute 30 on.
-const HAPPENS: &str = "0+0x29 1+0x400";
-const ENDS: &str = "1+0x29 0+0x400";
-/// Once at minute 30.
-const RISES_ONCE: &str = HAPPENS;
-/// Each minute from 30 on.
-const RISES: &str = "0+0x29 0+1x400";
+#[derive(Deserialize)]
+struct Causes {
+    causes: Vec<Cause>,
+    fleet: Vec<Cause>,
+    harmless: Vec<Harmless>,
+    tickets: Vec<Cause>,
+}
 
-#[rustfmt::skip]
-const CAUSES: &[Cause] = &[
-    cause("IstioCniAgentNotReady", &[("istio_cni_install_ready", ENDS)], 33, 40),
-    cause("IstioCniPreempted", &[("istio_cni_preempted", HAPPENS)], 33, 40),
-    cause("IstioCniAgentDown", &[("up", ENDS), (VERSION, "1+0x29")], 33, 40),
-    cause("IstioCniNoAgents", &[("up", "1+0x29"), (VERSION, "1+0x29"), (OTHERS_UP, "1+0x29"), (OTHERS_VERSION, "1+0x29")], 48, 55),
-    cause("IstioCniAgentRestarting", &[("process_start_time_seconds", "100+0x29 160+0x1 220+0x1 280+0x1 340+0x400")], 34, 40),
-    cause("IstioCniVersionsMixed", &[("istio_cni_build_info{version=\"0.0.9\"}", "1+0x400")], 355, 365),
-    cause("IstioCniInstallFailing", &[("istio_cni_installs_total{result=\"COPY_BINARIES_FAILURE\"}", RISES)], 38, 45),
-    cause("IstioCniConfigurationContested", &[("istio_cni_fights_total", RISES_ONCE)], 29, 32),
-    // A program that removes the entry once a minute, which never makes the agent back off.
-    cause("IstioCniConfigurationRewritten", &[("istio_cni_installs_total{result=\"SUCCESS\"}", RISES)], 30, 36),
-    cause("IstioCniConfigurationChanged", &[("istio_cni_conflist_obstacles_total{kind=\"edited\"}", RISES_ONCE)], 29, 32),
-    cause("IstioCniSettingsRefused", &[("istio_cni_settings_refused", HAPPENS)], 33, 40),
-    cause("IstioCniPolling", &[("istio_cni_polling", HAPPENS)], 58, 65),
-    cause("IstioCniTokenRefused", &[("istio_cni_plugin_token_requests_total{result=\"refused\"}", RISES_ONCE)], 29, 32),
-    // Minutes since the epoch are what time() says there: after an hour, an hour is left.
-    cause("IstioCniTokenExpiring", &[("istio_cni_plugin_token_expiry_timestamp_seconds", "7200+0x400"), ("istio_cni_plugin_token_requests_total{result=\"failed\"}", RISES)], 63, 70),
-    cause("IstioCniMemoryHigh", &[("process_resident_memory_bytes", "6000000+0x29 60000000+0x400")], 43, 50),
-    cause("IstioCniFileDescriptorsScarce", &[("process_open_fds", "20+0x29 900+0x400"), ("process_max_fds", "1000+0x400")], 43, 50),
-    cause("IstioCniPluginFailing", &[("istio_cni_plugin_add_total{outcome=\"fail\",reason=\"110\"}", "_x29 1+1x400")], 34, 42),
-    cause("IstioCniPluginSlow", &[("istio_cni_plugin_add_duration_seconds_bucket{le=\"5.0\",outcome=\"redirect\"}", RISES), ("istio_cni_plugin_add_duration_seconds_bucket{le=\"+Inf\",outcome=\"redirect\"}", RISES)], 43, 50),
-    cause("IstioCniLogEntriesDropped", &[("istio_cni_log_entries_total{result=\"over_rate\"}", RISES)], 43, 50),
-    cause("IstioCniLogSocketRefused", &[("istio_cni_log_connections_refused_total", RISES_ONCE)], 29, 32),
-    cause("IstioCniPodsNotRedirected", &[("istio_cni_meshed_pods{state=\"not-redirected\"}", HAPPENS)], 38, 45),
-    cause("IstioCniPodsDrifted", &[("istio_cni_meshed_pods{state=\"drifted\"}", HAPPENS)], 38, 45),
-    cause("IstioCniPodsUnknown", &[("istio_cni_meshed_pods{state=\"unknown\"}", HAPPENS)], 58, 65),
-    cause("IstioCniDriftWatchBlind", &[("istio_cni_drift_rounds_total{result=\"no_pods\"}", RISES)], 43, 50),
-    cause("IstioCniHealingFails", &[("istio_cni_heal_attempts_total{reason=\"not_applied\"}", RISES)], 33, 40),
-    cause("IstioCniHealingContested", &[("istio_cni_heal_contested_pods", HAPPENS)], 33, 40),
-    cause("IstioCniHealingDeaf", &[("istio_cni_heal_unwatched_pods", HAPPENS)], 58, 65),
-    cause("IstioCniAmbientPending", &[("istio_cni_ambient_pods{state=\"pending\"}", HAPPENS)], 33, 40),
-    cause("IstioCniRepairFailing", &[("istio_cni_repair_pods_repaired_total{type=\"repair\",result=\"fail\"}", RISES)], 38, 45),
-    cause("IstioCniPodsGivenUp", &[("istio_cni_repair_given_up_total{type=\"repair\"}", RISES_ONCE)], 29, 32),
-    cause("IstioCniBrokenPodsWaiting", &[("istio_cni_repair_waiting_pods", HAPPENS)], 43, 50),
-    cause("IstioCniNodeNotVerified", &[("istio_cni_node_verified", ENDS), ("istio_cni_node_taint_changes_total{change=\"add\",result=\"done\"}", "0+0x400")], 38, 45),
-    cause("IstioCniNodeProbeFailing", &[("istio_cni_node_probes_total{result=\"failed\"}", RISES)], 33, 40),
-    cause("IstioCniNodeChangeRefused", &[("istio_cni_node_taint_changes_total{change=\"add\",result=\"refused\"}", RISES), ("istio_cni_node_verified", "1+0x400")], 33, 40),
-    cause("IstioCniTaintControllerLeaderless", &[("istio_cni_taint_controller_leader", ENDS)], 33, 40),
-    cause("IstioCniManyNodesTainted", &[("istio_cni_taint_controller_tainted_nodes", "0+0x29 3+0x400")], 43, 50),
-    cause("IstioCniTaintChangeRefused", &[("istio_cni_taint_controller_changes_total{change=\"add\",result=\"refused\"}", RISES)], 33, 40),
-    cause("IstioCniTaintsLate", &[("istio_cni_taint_controller_delay_seconds_bucket{le=\"300.0\"}", RISES), ("istio_cni_taint_controller_delay_seconds_bucket{le=\"+Inf\"}", RISES)], 38, 45),
-];
-
-/// What the fleet shows, the alert it raises, and those on nodes that fire beside it and are silenced.
-#[rustfmt::skip]
-const FLEET: &[(Cause, &[&str])] = &[
-    (cause("IstioCniFleetNotReady", &[("others/istio_cni_install_ready", ENDS)], 33, 40), &["IstioCniAgentNotReady"]),
-    (cause("IstioCniFleetNotReady", &[(OTHERS_UP, ENDS), (OTHERS_VERSION, "1+0x29"), ("others/istio_cni_install_ready", "1+0x29")], 33, 40), &["IstioCniAgentDown"]),
-    (cause("IstioCniFleetPluginFailing", &[("others/istio_cni_plugin_add_total{outcome=\"fail\",reason=\"11\"}", RISES)], 34, 42), &["IstioCniPluginFailing"]),
-    (cause("IstioCniFleetPodsNotVerified", &[("others/istio_cni_meshed_pods{state=\"drifted\"}", "0+0x29 3+0x400")], 38, 45), &["IstioCniPodsDrifted"]),
-];
-/// No sample.
-const NONE: &str = "_x400";
-const OTHERS_UP: &str = "others/up";
-const OTHERS_VERSION: &str =
-    concat!("others/istio_cni_build_info{version=\"", env!("CARGO_PKG_VERSION"), "\"}");
-
-/// Events that are not a reason to page an operator.
-const HARMLESS: &[(&str, &[(&str, &str)])] = &[
-    ("nothing", &[]),
-    ("an upgrade", &[("process_start_time_seconds", "100+0x29 160+0x400")]),
-    (
-        "one blind round of the drift watch",
-        &[
-            ("istio_cni_drift_rounds_total{result=\"no_pods\"}", RISES_ONCE),
-            ("istio_cni_drift_rounds_total{result=\"complete\"}", "0+1x29 30+1x400"),
-        ],
-    ),
-    ("a token that is renewed late", &[("istio_cni_plugin_token_expiry_timestamp_seconds", "3000+0x400")]),
-    (
-        "a token that is renewed every quarter of an hour",
-        &[
-            (
-                "istio_cni_installs_total{result=\"SUCCESS\"}",
-                "1+0x14 2+0x14 3+0x14 4+0x14 5+0x14 6+0x14 7+0x14 8+0x14 9+0x400",
-            ),
-            (
-                "istio_cni_token_refreshes_total",
-                "1+0x14 2+0x14 3+0x14 4+0x14 5+0x14 6+0x14 7+0x14 8+0x14 9+0x400",
-            ),
-        ],
-    ),
-    ("no token by choice", &[("istio_cni_plugin_token_expiry_timestamp_seconds", "0+0x400")]),
-    (
-        "a slow pod among a thousand",
-        &[
-            ("istio_cni_plugin_add_duration_seconds_bucket{le=\"0.01\",outcome=\"redirect\"}", "0+1000x400"),
-            ("istio_cni_plugin_add_duration_seconds_bucket{le=\"5.0\",outcome=\"redirect\"}", "0+1001x400"),
-            ("istio_cni_plugin_add_duration_seconds_bucket{le=\"+Inf\",outcome=\"redirect\"}", "0+1001x400"),
-        ],
-    ),
-    ("a follower", &[("istio_cni_taint_controller_nodes", "0+0x400")]),
-];
-
-/// What is a ticket, and no page.
-#[rustfmt::skip]
-const TICKETS: &[(&str, Cause)] = &[
-    ("pods of one deployment with a misspelt annotation, everywhere", cause("IstioCniPluginFailing", &[("istio_cni_plugin_add_total{outcome=\"fail\",reason=\"100\"}", RISES), ("others/istio_cni_plugin_add_total{outcome=\"fail\",reason=\"100\"}", RISES)], 33, 45)),
-    ("a pod that the kernel of one node refuses", cause("IstioCniPluginFailing", &[("istio_cni_plugin_add_total{outcome=\"fail\",reason=\"110\"}", RISES)], 33, 45)),
-    ("the only agent of a cluster is not ready", cause("IstioCniAgentNotReady", &[("istio_cni_install_ready", ENDS), (OTHERS_UP, NONE), (OTHERS_VERSION, NONE), ("others/istio_cni_install_ready", NONE)], 33, 40)),
-    ("two drifted pods", cause("IstioCniPodsDrifted", &[("istio_cni_meshed_pods{state=\"drifted\"}", "0+0x29 2+0x400")], 33, 45)),
-];
+fn causes() -> Causes {
+    let text = include_str!("../../fixtures/alert-causes.yaml");
+    serde_saphyr::from_str(&text.replace("VERSION", env!("CARGO_PKG_VERSION"))).expect("YAML")
+}
 
 #[test]
 fn each_alert_fires_for_its_cause_and_no_other_does() {
-    let of_fleet = FLEET.iter().map(|(cause, _)| cause.alert).collect::<BTreeSet<_>>();
-    let causes: Vec<&str> = CAUSES.iter().map(|cause| cause.alert).chain(of_fleet).collect();
+    let Causes { causes, fleet, harmless, tickets } = causes();
+    let of_fleet = fleet.iter().map(|cause| &*cause.alert).collect::<BTreeSet<_>>();
     let all = alerts();
-    assert_eq!(causes, all.iter().map(name).collect::<Vec<_>>(), "one cause for each alert, in their order");
+    let caused: Vec<&str> = causes.iter().map(|cause| &*cause.alert).chain(of_fleet).collect();
+    assert_eq!(caused, all.iter().map(name).collect::<Vec<_>>(), "one cause for each alert, in their order");
     let healthy = healthy();
     let mut tests = Vec::new();
-    for Cause { alert, series, quiet, fires } in CAUSES {
-        let fleet = with(&healthy, series, *fires);
-        tests.push(alert_test(alert, fleet, &[(*quiet, &[]), (*fires, &[alert])]));
-    }
-    for (Cause { alert, series, quiet, fires }, beside) in FLEET {
-        // Those of nodes do not wait for it; they are asked for once it fires.
-        let firing = [&[*alert], *beside].concat();
-        tests.push(alert_test(alert, with(&healthy, series, *fires), &[(29, &[]), (*fires, &firing)]));
-        let not_yet = alert_test(alert, with(&healthy, series, *quiet), &[(*quiet, &[])]);
-        tests.push(not_yet);
-    }
-    for (about, series) in HARMLESS {
-        tests.push(alert_test(about, with(&healthy, series, 120), &[(29, &[]), (60, &[]), (120, &[])]));
-    }
-    for (about, Cause { alert, series, quiet, fires }) in TICKETS {
+    for Cause { about, alert, minutes: (quiet, fires), series, .. } in causes.iter().chain(&tickets) {
+        let about = if about.is_empty() { alert } else { about };
         tests.push(alert_test(about, with(&healthy, series, *fires), &[(*quiet, &[]), (*fires, &[alert])]));
+    }
+    for Cause { alert, beside, minutes: (quiet, fires), series, .. } in &fleet {
+        // Those of nodes do not wait for it; they are asked for once it fires.
+        let firing: Vec<&str> = iter::once(alert).chain(beside).map(String::as_str).collect();
+        tests.push(alert_test(alert, with(&healthy, series, *fires), &[(29, &[]), (*fires, &firing)]));
+        tests.push(alert_test(alert, with(&healthy, series, *quiet), &[(*quiet, &[])]));
+    }
+    for Harmless { about, series } in &harmless {
+        tests.push(alert_test(about, with(&healthy, series, 120), &[(29, &[]), (60, &[]), (120, &[])]));
     }
     run_alert_tests(&tests);
 }
 
 /// A healthy agent, eleven others and a healthy taint controller, but for some series; `others/` marks those of the others.
-fn with(healthy: &str, series: &[(&str, &str)], minutes: usize) -> Fleet {
+fn with(healthy: &str, series: &Series, minutes: usize) -> Fleet {
     let mut fleet = Fleet {
         agent: unchanged(&format!("{healthy}up 1\n"), minutes),
         others: others(minutes),
@@ -444,12 +349,12 @@ fn with(healthy: &str, series: &[(&str, &str)], minutes: usize) -> Fleet {
     for (name, values) in series {
         let (target, name) = match name.strip_prefix("others/") {
             Some(name) => (&mut fleet.others, name),
-            None if name.starts_with("istio_cni_taint_controller") => (&mut fleet.controller, *name),
-            None => (&mut fleet.agent, *name),
+            None if name.starts_with("istio_cni_taint_controller") => (&mut fleet.controller, name.as_str()),
+            None => (&mut fleet.agent, name.as_str()),
         };
         let metric = name.split('{').next().expect("a name");
         assert!(metric == "up" || known.contains_key(metric), "{metric}");
-        target.insert(name.to_owned(), (*values).to_owned());
+        target.insert(name.to_owned(), values.clone());
     }
     fleet
 }
@@ -459,11 +364,12 @@ fn an_alert_on_the_fleet_silences_those_on_its_nodes_and_a_cause_its_consequence
     let agents = ("job", "istio-system/istio-cni");
     let of_fleet = |name| BTreeMap::from([("alertname", name), agents]);
     let of_node = |name, node| BTreeMap::from([("alertname", name), agents, ("node", node)]);
-    for (Cause { alert, .. }, beside) in FLEET {
-        let nodes = beside.iter().flat_map(|name| [of_node(*name, "n1"), of_node(*name, "n2")]);
+    let Causes { fleet, .. } = causes();
+    for Cause { alert, beside, .. } in &fleet {
+        let nodes = beside.iter().flat_map(|name| [of_node(&**name, "n1"), of_node(&**name, "n2")]);
         let nodes: Vec<_> = nodes.collect();
         assert_eq!(sent(&nodes), nodes, "alone");
-        let elsewhere = BTreeMap::from([("alertname", beside[0]), ("job", "another"), ("node", "n1")]);
+        let elsewhere = BTreeMap::from([("alertname", &*beside[0]), ("job", "another"), ("node", "n1")]);
         let firing = [nodes, vec![elsewhere.clone(), of_fleet(alert)]].concat();
         assert_eq!(sent(&firing), [elsewhere, of_fleet(alert)], "{alert}");
     }

@@ -8,6 +8,7 @@ use e2e::iptables::mesh::Mesh;
 use e2e::iptables::{self, in_parallel};
 use e2e::plugin::{Answer, Invocation, RunDir, sidecar};
 use e2e::traffic::{Client, Outcome, PROXY_ID, TcpServer};
+use serde::Deserialize;
 use serde_json::{Value, json};
 use test_support::netns::{Families, Namespace, pod_address, remote_address};
 use test_support::process::Output;
@@ -21,7 +22,7 @@ const IMPATIENT: Duration = Duration::from_millis(300);
 const STRANGER: u16 = 3128;
 
 /// How the pod is redirected.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 enum Mode {
     /// By iptables-nft's tables, over netlink.
     Redirect,
@@ -36,7 +37,7 @@ enum Mode {
 }
 
 /// A packet to try.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Deserialize)]
 enum Probe {
     /// From outside to the application.
     Inbound,
@@ -49,16 +50,13 @@ enum Probe {
 }
 
 /// Other programs' rules that keep packets from the proxy.
+#[derive(Deserialize)]
 struct Harmful {
     mode: Mode,
-    script: &'static str,
+    script: String,
     probe: Probe,
     /// What CHECK has to name.
-    named: &'static [&'static str],
-}
-
-const fn harmful(mode: Mode, script: &'static str, probe: Probe, named: &'static [&'static str]) -> Harmful {
-    Harmful { mode, script, probe, named }
+    named: Vec<String>,
 }
 
 /// A redirected pod with servers everywhere.
@@ -147,7 +145,7 @@ impl Pod {
 impl Harmful {
     fn play(&self) -> Result<Vec<String>> {
         let pod = Pod::redirected(self.mode)?;
-        pod.mesh.pod().sh(self.script)?;
+        pod.mesh.pod().sh(&self.script)?;
         let mut problems = Vec::new();
         let (outcome, proxy) = pod.send(self.probe)?;
         if outcome.server() == Some(proxy) {
@@ -155,7 +153,7 @@ impl Harmful {
         }
         match pod.call("CHECK")?.error() {
             Ok((111, text)) => {
-                let missing = self.named.iter().filter(|word| !text.contains(**word));
+                let missing = self.named.iter().filter(|word| !text.contains(word.as_str()));
                 problems.extend(missing.map(|word| format!("{}: {word:?} is not in {text}", self.script)));
             }
             other => problems.push(format!("{}: CHECK says {other:?}", self.script)),
@@ -164,171 +162,12 @@ impl Harmful {
     }
 }
 
-const NFT_OUTPUT: &str = "nft 'table inet theirs {
-    chain out { type nat hook output priority -150; ip protocol tcp redirect to :3128; }
-}'";
-const NFT_INBOUND: &str = "nft 'table ip theirs {
-    chain in { type nat hook prerouting priority -150; tcp dport 8080 redirect to :3128; }
-}'";
-const NFT_DROP: &str = "nft 'table inet theirs {
-    chain a { tcp dport 8080 drop; }
-    chain in { type filter hook prerouting priority -310; iifname \"eth0\" jump a; }
-}'";
-const NFT_SET: &str = "nft 'table ip theirs {
-    chain out { type nat hook output priority -150; tcp dport { 80, 443 } redirect to :3128; }
-}'";
-
-const HARMFUL: &[Harmful] = &[
-    harmful(
-        Mode::Redirect,
-        "iptables-nft -t nat -I OUTPUT 1 -j ACCEPT",
-        Probe::Outbound,
-        &["table ip nat, chain OUTPUT", "hook output, priority -100", "rule 1 (-j ACCEPT)", "ends the chain"],
-    ),
-    harmful(
-        Mode::Redirect,
-        "iptables-nft -t nat -I PREROUTING 1 -p tcp -m comment --comment 'an agent of ours' -j ACCEPT",
-        Probe::Inbound,
-        &[
-            "table ip nat, chain PREROUTING",
-            "hook prerouting",
-            "rule 1 (-p tcp -j ACCEPT)",
-            "inbound connections",
-        ],
-    ),
-    harmful(
-        Mode::Redirect,
-        "iptables-nft -t nat -I OUTPUT 1 -p udp --dport 53 -j RETURN",
-        Probe::Dns,
-        &["table ip nat, chain OUTPUT", "DNS queries"],
-    ),
-    harmful(
-        Mode::Redirect,
-        "iptables-nft -t nat -N DOCKER_OUTPUT
-         iptables-nft -t nat -A DOCKER_OUTPUT -d 127.0.0.11/32 -p udp --dport 53 -j DNAT --to-destination 127.0.0.11:4053
-         iptables-nft -t nat -I OUTPUT 1 -d 127.0.0.11/32 -j DOCKER_OUTPUT",
-        Probe::DnsInPod,
-        &["chain DOCKER_OUTPUT (from OUTPUT", "translates the destination", "DNS queries"],
-    ),
-    harmful(
-        Mode::Redirect,
-        "iptables-nft -t nat -N VPN
-         iptables-nft -t nat -A VPN -d 198.51.100.0/24 -p tcp -j REDIRECT --to-ports 3128
-         iptables-nft -t nat -I OUTPUT -j VPN",
-        Probe::Outbound,
-        &["chain VPN (from OUTPUT, hook output, priority -100)", "-d 198.51.100.0/24 -p tcp -j REDIRECT"],
-    ),
-    harmful(
-        Mode::Redirect,
-        "iptables-nft -t nat -I PREROUTING -p tcp --dport 8080 -j DNAT --to-destination 10.1.0.2:8081",
-        Probe::Inbound,
-        &["-p tcp -m tcp --dport 8080 -j DNAT", "translates the destination"],
-    ),
-    harmful(
-        Mode::Redirect,
-        NFT_OUTPUT,
-        Probe::Outbound,
-        &["table inet theirs, chain out", "hook output, priority -150", "REDIRECT"],
-    ),
-    harmful(
-        Mode::Redirect,
-        NFT_INBOUND,
-        Probe::Inbound,
-        &["table ip theirs, chain in", "hook prerouting, priority -150"],
-    ),
-    harmful(
-        Mode::Redirect,
-        NFT_SET,
-        Probe::Outbound,
-        &["table ip theirs, chain out", "--dports 80,443 -j REDIRECT", "translates the destination"],
-    ),
-    harmful(
-        Mode::Redirect,
-        NFT_DROP,
-        Probe::Inbound,
-        &["chain a (from in, hook prerouting, priority -310)", "--dport 8080 -j DROP", "drops"],
-    ),
-    harmful(
-        Mode::Redirect,
-        "iptables-nft -A INPUT -p tcp --dport 15006 -j REJECT",
-        Probe::Inbound,
-        &["table ip filter, chain INPUT", "priority 0", "-j REJECT"],
-    ),
-    harmful(
-        Mode::Redirect,
-        "iptables-nft -P INPUT DROP",
-        Probe::Inbound,
-        &["table ip filter, chain INPUT", "policy drops"],
-    ),
-    harmful(
-        Mode::Redirect,
-        "iptables-nft -t mangle -I OUTPUT -m owner --uid-owner 1000 -j DROP",
-        Probe::Outbound,
-        &["table ip mangle, chain OUTPUT", "--uid-owner 1000"],
-    ),
-    harmful(
-        Mode::Redirect,
-        "iptables-nft -t raw -I PREROUTING -p tcp -j CT --notrack",
-        Probe::Inbound,
-        &["table ip raw, chain PREROUTING", "disables connection tracking"],
-    ),
-    harmful(
-        Mode::Redirect,
-        "nft 'add table ip nat { flags dormant; }'",
-        Probe::Outbound,
-        &["table ip nat", "dormant"],
-    ),
-    harmful(
-        Mode::Redirect,
-        "iptables-legacy -t nat -I OUTPUT -p tcp -j REDIRECT --to-ports 3128",
-        Probe::Outbound,
-        &["table ip nat (legacy), chain OUTPUT", "may translate"],
-    ),
-    harmful(
-        Mode::Redirect,
-        "iptables-legacy -t raw -I PREROUTING -p tcp -s 10.1.0.0/24 -j DROP",
-        Probe::Inbound,
-        &["table ip raw (legacy), chain PREROUTING", "priority -300", "-s 10.1.0.0/24 -p tcp -j DROP"],
-    ),
-    harmful(
-        Mode::Tproxy,
-        "iptables-nft -t mangle -I PREROUTING -i eth0 -p tcp -j MARK --set-mark 1337",
-        Probe::Inbound,
-        &["table ip mangle, chain PREROUTING", "rule 1 (-i eth0 -p tcp -j MARK --set-mark 0x539)"],
-    ),
-    harmful(
-        Mode::Tproxy,
-        "iptables-nft -t mangle -I PREROUTING 1 -p tcp -j ACCEPT",
-        Probe::Inbound,
-        &["table ip mangle, chain PREROUTING", "ends the chain"],
-    ),
-    harmful(Mode::Native, NFT_OUTPUT, Probe::Outbound, &["table inet theirs, chain out", "priority -150"]),
-    harmful(
-        Mode::Native,
-        "iptables-nft -t nat -I OUTPUT 1 -p tcp -j REDIRECT --to-ports 3128",
-        Probe::Outbound,
-        &["table ip nat, chain OUTPUT", "may translate"],
-    ),
-    harmful(
-        Mode::Native,
-        "nft 'add table inet istio-proxy-nat { flags dormant; }'",
-        Probe::Outbound,
-        &["inet istio-proxy-nat", "dormant"],
-    ),
-    harmful(Mode::NativeTproxy, NFT_DROP, Probe::Inbound, &["chain a (from in", "drops"]),
-    harmful(
-        Mode::Legacy,
-        "iptables-legacy -t nat -I OUTPUT 1 -j ACCEPT",
-        Probe::Outbound,
-        &["table ip nat (legacy), chain OUTPUT", "rule 1 (-j ACCEPT)", "ends the chain"],
-    ),
-    harmful(Mode::Legacy, NFT_INBOUND, Probe::Inbound, &["table ip theirs, chain in", "priority -150"]),
-];
-
 #[test]
-fn check_names_what_keeps_packets_from_the_proxy() {
-    let problems = in_parallel(THREADS, HARMFUL, |_, case| case.play());
-    assert!(problems.is_empty(), "{} problems:\n{}", problems.len(), problems.join("\n"));
+fn check_names_what_keeps_packets_from_the_proxy() -> Result<()> {
+    let cases: Vec<Harmful> = serde_saphyr::from_str(include_str!("../../fixtures/harmful-rules.yaml"))?;
+    let problems = in_parallel(THREADS, &cases, |_, case| case.play());
+    ensure!(problems.is_empty(), "{} problems:\n{}", problems.len(), problems.join("\n"));
+    Ok(())
 }
 
 /// What programs in a pod have without coming in the mesh's way.

@@ -7,6 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::net::SocketAddr;
+use std::sync::LazyLock;
 
 use anyhow::{Context, Result, ensure};
 use e2e::iptables::in_parallel;
@@ -22,71 +23,16 @@ use packet_trace::{
 use redirect_core::{Family, RulePlan, rule::TcpFlags, settings::Key};
 use test_support::dice::Dice;
 use test_support::netns::{Families, Namespace, pod_address, remote_address};
+use test_support::sample;
 
 const THREADS: usize = 2;
 const FEW_PLANS: usize = 20;
 const PACKETS: usize = 25;
 
-/// Other programs' rules. `$ipt` is iptables or ip6tables of a variant, `$far` and `$other` services far away, `$pod` the pod. They
-/// concern packets that open connections, so that the answer comes back.
-const FOREIGN: [&str; 27] = [
-    "$ipt -t nat -I OUTPUT 1 -p tcp --dport 81 -j RETURN",
-    "$ipt -t nat -I OUTPUT 1 -p tcp -d $other -j ACCEPT",
-    "$ipt -t nat -I OUTPUT 1 -p tcp --dport 4443 -j REDIRECT --to-ports 3128",
-    "$ipt -t nat -I PREROUTING 1 -p tcp --dport 8081 -j REDIRECT --to-ports 3128",
-    "$ipt -t nat -I OUTPUT 1 -m owner --uid-owner 7 -j RETURN",
-    "$ipt -t nat -I OUTPUT 1 -m mark --mark 0x7/0xf -j ACCEPT",
-    "$ipt -t nat -I OUTPUT 1 -p tcp -m multiport --dports 80,4443 -m owner ! --gid-owner 1337 -j RETURN",
-    "$ipt -t filter -A OUTPUT -p tcp -d $other --dport 80 -j DROP",
-    "$ipt -t filter -A INPUT -p tcp --dport 15006 -j DROP",
-    "$ipt -t filter -A INPUT -p tcp --dport 8080 -j REJECT --reject-with tcp-reset",
-    "$ipt -t mangle -I PREROUTING 1 -p tcp --dport 8080 -j MARK --set-mark 1337",
-    "$ipt -t mangle -A OUTPUT -p tcp --dport 81 -j DROP",
-    "$ipt -t filter -A INPUT -i lo -j ACCEPT; $ipt -t filter -A INPUT -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT; \
-     $icmp $ipt -t filter -P INPUT DROP",
-    "$ipt -t filter -N THEIRS; $ipt -t filter -A THEIRS -p tcp --dport 4443 -j DROP; $ipt -t filter -A OUTPUT -d $far -g THEIRS",
-    "nft add table inet theirs; nft add chain inet theirs out '{ type nat hook output priority -110; }'; \
-     nft add rule inet theirs out tcp dport 80 redirect to :3128",
-    "nft add table inet theirs; nft add chain inet theirs out '{ type filter hook output priority -160; }'; \
-     nft add rule inet theirs out tcp dport 80-81 meta mark 7 drop",
-    "nft add table inet theirs; nft add chain inet theirs in '{ type filter hook prerouting priority -160; }'; \
-     nft add rule inet theirs in tcp dport '{ 8080, 9 }' counter drop",
-    // A block list, as plain filters have it.
-    "nft add table inet theirs; nft add set inet theirs blocked '{ type ipv4_addr; flags interval; elements = { $other, 203.0.113.0/24 }; }'; \
-     nft add chain inet theirs out '{ type filter hook output priority 0; }'; \
-     nft add rule inet theirs out ip daddr @blocked tcp dport != 53 drop; \
-     nft add rule inet theirs out ip6 daddr '{ 2001:db8::2, 2001:db8:9::/48 }' tcp dport 80-90 drop",
-    // Services by address and port, as kube-proxy has them in its nftables mode.
-    "nft add table inet theirs; nft add chain inet theirs refuse; nft add rule inet theirs refuse reject; \
-     nft add chain inet theirs out '{ type filter hook output priority 0; }'; \
-     nft add map inet theirs services '{ type ipv4_addr . inet_proto . inet_service : verdict; }'; \
-     nft add element inet theirs services '{ $other . tcp . 80 : drop, $far . tcp . 81 : goto refuse, $far . udp . 4443 : drop }'; \
-     nft add rule inet theirs out ip daddr . meta l4proto . th dport vmap @services; \
-     nft add rule inet theirs out ip6 daddr . tcp dport vmap '{ 2001:db8::2 . 80-82 : goto refuse, 2001:db8::1 . 4443 : drop }'",
-    // What a machine's usual filter lets in.
-    "nft add table inet theirs; nft add chain inet theirs in '{ type filter hook input priority 0; policy drop; }'; \
-     nft add rule inet theirs in ct state vmap '{ established : accept, related : accept, invalid : drop }'; \
-     nft add rule inet theirs in iif lo accept; nft add rule inet theirs in meta l4proto '{ icmp, ipv6-icmp }' accept; \
-     nft add rule inet theirs in iifname '{ \"eth0\", \"veth*\" }' tcp dport '{ 15006, 8081 }' accept",
-    "nft add table inet theirs; nft add chain inet theirs out '{ type nat hook output priority -110; }'; \
-     nft add rule inet theirs out meta skuid '{ 7, 1000-1001 }' tcp dport 4443 redirect to :3128; \
-     nft add rule inet theirs out meta mark 1-9 tcp dport 81 accept",
-    "nft add table inet theirs; nft add chain inet theirs in '{ type nat hook prerouting priority -110; }'; \
-     nft add rule inet theirs in fib daddr type local tcp dport 8081 redirect to :3128",
-    // Published ports of the machine itself, as Docker and kube-proxy have them.
-    "$ipt -t nat -N DOCKER; $ipt -t nat -A DOCKER -p tcp --dport 8081 -j REDIRECT --to-ports 3128; \
-     $ipt -t nat -I OUTPUT 1 -m addrtype --dst-type LOCAL -j DOCKER; $ipt -t nat -I PREROUTING 1 -m addrtype --dst-type LOCAL -j DOCKER; \
-     $ipt -t nat -I OUTPUT 1 -p tcp --dport 81 -m addrtype ! --dst-type LOCAL -j RETURN",
-    "$ipt -t nat -I OUTPUT 1 -p tcp -m owner --uid-owner 7-9 -j RETURN; $ipt -t filter -A OUTPUT -p tcp --dport 81 -m owner ! --gid-owner 1000-1999 -j DROP",
-    "$ipt -t nat -N KUBE-MARK-MASQ; $ipt -t nat -A KUBE-MARK-MASQ -j MARK --or-mark 0x4000; \
-     $ipt -t nat -I OUTPUT 1 -p tcp -d $other --dport 80 -m comment --comment 'a service' -j KUBE-MARK-MASQ; \
-     $ipt -t nat -A POSTROUTING -m mark ! --mark 0x4000/0x4000 -j RETURN; $ipt -t nat -A POSTROUTING -j MARK --xor-mark 0x4000; \
-     $ipt -t nat -A POSTROUTING -j MASQUERADE --random-fully",
-    // Nobody can say beforehand which packets these drop.
-    "$ipt -t filter -A OUTPUT -p tcp --dport 4443 -m statistic --mode random --probability 0.5 -j DROP",
-    "$ipt -t raw -A PREROUTING -m mark --mark 0x200/0xf00 -m comment --comment 'cilium: notrack' -j CT --notrack; \
-     $ipt -t filter -A INPUT -m mark --mark 0x200/0xf00 -j ACCEPT; $ipt -t filter -A INPUT -p tcp --dport 15008 -m mark ! --mark 0xe00/0xf00 -j DROP",
-];
+/// Other programs' rules.
+static FOREIGN: LazyLock<Vec<String>> = LazyLock::new(|| {
+    serde_saphyr::from_str(include_str!("../../fixtures/foreign-rules.yaml")).expect("a list")
+});
 
 /// A pod with a plan and other programs' rules.
 struct Pod {
@@ -155,7 +101,7 @@ fn random_rules(dice: &mut Dice, form: &str) -> Vec<String> {
     }
     let both = |index: usize| {
         let each = if FOREIGN[index].starts_with("nft") { 1 } else { 2 };
-        [false, true].into_iter().take(each).map(move |v6| script(FOREIGN[index], ipt, v6))
+        [false, true].into_iter().take(each).map(move |v6| script(&FOREIGN[index], ipt, v6))
     };
     // Only one table can have the name.
     let mut nft = chosen.iter().copied().filter(|index| FOREIGN[*index].starts_with("nft"));
@@ -233,11 +179,7 @@ fn try_plan(seed: u64) -> Result<(Vec<String>, Tally)> {
 
 #[test]
 fn the_kernel_does_with_every_packet_what_its_trace_says() -> Result<()> {
-    let number = |name: &str, usual: usize| -> Result<usize> {
-        std::env::var(name)
-            .map_or(Ok(usual), |text| text.parse().with_context(|| format!("{name} is a number")))
-    };
-    let (first, plans) = (number("TRACE_SEED", 1)?, number("TRACE_PLANS", FEW_PLANS)?);
+    let (first, plans) = (sample::number("TRACE_SEED", 1), sample::number("TRACE_PLANS", FEW_PLANS));
     let seeds: Vec<u64> = (first..first + plans).map(|seed| seed as u64).collect();
     let all = std::sync::Mutex::new(Tally::default());
     let problems = in_parallel(THREADS, &seeds, |_, seed| {
@@ -288,7 +230,7 @@ fn not_understood(ruleset: &HookedRules) -> Vec<String> {
 
 #[test]
 fn rules_that_peers_write_are_understood_in_either_variant() -> Result<()> {
-    for rules in FOREIGN {
+    for rules in FOREIGN.iter() {
         let variants: &[&str] = if rules.starts_with("nft") { &[""] } else { &["nft", "legacy"] };
         for ipt in variants {
             let pod = Namespace::pod(Families::Dual)?;

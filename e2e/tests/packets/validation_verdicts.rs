@@ -5,35 +5,38 @@ use anyhow::{Context, Result, ensure};
 use e2e::iptables;
 use e2e::traffic::TcpServer;
 use e2e::validation::{self, APP, INJECTED, PROXY, ValidationRun, validate};
+use serde::Deserialize;
 use test_support::netns::{Families, Namespace, Topology};
-
-use Families::{Dual, V4, V6};
 
 const THREADS: usize = 2;
 
-/// Where a case happens.
-#[derive(Clone, Copy)]
-enum World {
-    /// A pod alone, without a route to anywhere.
-    Alone(Families),
-    /// A pod with a default route.
-    Routed(Families),
-}
-
 /// One case: how the pod is programmed, what is done to it then, who validates with which flags, and the reason.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
 struct Case {
     name: String,
-    world: World,
+    families: String,
+    /// Whether the pod has a default route. Otherwise it is alone, without a route to anywhere.
+    #[serde(default)]
+    routed: bool,
     /// Flags of `istio-iptables` behind [`INJECTED`]; `None` to program nothing.
     programmed: Option<String>,
-    spoiled: &'static str,
+    #[serde(default)]
+    spoiled: String,
+    #[serde(default = "proxy")]
     who: (u32, u32),
     /// Flags of `istio-validation` behind [`INJECTED`].
+    #[serde(default)]
     flags: String,
     /// The timeout of a case that is to fail is short.
-    reason: &'static str,
+    reason: String,
     /// Checks expected besides, as `family path result`.
+    #[serde(skip)]
     checks: &'static [(&'static str, &'static str, &'static str)],
+}
+
+const fn proxy() -> (u32, u32) {
+    PROXY
 }
 
 enum Stage {
@@ -52,16 +55,19 @@ impl Stage {
 
 impl Case {
     fn play(&self) -> Result<Vec<String>> {
-        let stage = match self.world {
-            World::Alone(families) => Stage::Pod(Namespace::pod(families)?),
-            World::Routed(families) => Stage::Topology(Topology::new(families)?),
+        let known = FAMILIES.iter().find(|(name, ..)| *name == self.families);
+        let (_, families, _) = *known.with_context(|| self.families.clone())?;
+        let stage = if self.routed {
+            Stage::Topology(Topology::new(families)?)
+        } else {
+            Stage::Pod(Namespace::pod(families)?)
         };
         if let Some(flags) = &self.programmed {
             iptables::apply(stage.pod(), &format!("{INJECTED} {flags}"))?;
         }
-        stage.pod().sh(self.spoiled).with_context(|| format!("{}: spoiling", self.name))?;
+        stage.pod().sh(&self.spoiled).with_context(|| format!("{}: spoiling", self.name))?;
         let verdict = self.validate(stage.pod())?;
-        let mut problems = verdict.problems(self.reason);
+        let mut problems = verdict.problems(&self.reason);
         for (family, path, result) in self.checks {
             if verdict.check(family, path) != Some(result) {
                 problems.push(format!("wants {family} {path} {result}: {}", verdict.message["checks"]));
@@ -86,16 +92,17 @@ const FAMILIES: [(&str, Families, &str); 3] =
     [("v4", Families::V4, ""), ("v6", Families::V6, ""), ("dual", Families::Dual, "--dual-stack")];
 
 /// Programmed and validated with the same flags.
-fn agreeing(name: impl Into<String>, world: World, who: (u32, u32), flags: impl Into<String>) -> Case {
+fn agreeing(name: impl Into<String>, families: &str, flags: impl Into<String>) -> Case {
     let flags = flags.into();
     Case {
         name: name.into(),
-        world,
+        families: families.to_owned(),
+        routed: false,
         programmed: Some(flags.clone()),
-        spoiled: "",
-        who,
+        spoiled: String::new(),
+        who: PROXY,
         flags,
-        reason: "redirected",
+        reason: "redirected".to_owned(),
         checks: &[],
     }
 }
@@ -104,7 +111,7 @@ fn agreeing(name: impl Into<String>, world: World, who: (u32, u32), flags: impl 
 fn every_mode_family_and_backend_passes() {
     let mut cases = Vec::new();
     for mode in ["REDIRECT", "TPROXY"] {
-        for (family, families, dual) in FAMILIES {
+        for (family, _, dual) in FAMILIES {
             for (dns, dns_flags) in
                 [("", ""), ("dns", "--redirect-dns"), ("all-dns", "--redirect-dns --capture-all-dns")]
             {
@@ -115,7 +122,7 @@ fn every_mode_family_and_backend_passes() {
                 ] {
                     let name = format!("{mode} {family} {dns} {backend}");
                     let flags = format!("-m {mode} {dual} {dns_flags} {backend_flags}");
-                    cases.push(agreeing(name, World::Alone(families), PROXY, flags));
+                    cases.push(agreeing(name, family, flags));
                 }
             }
         }
@@ -128,7 +135,7 @@ fn every_mode_family_and_backend_passes() {
 fn every_setting_passes() {
     let dual = |flags: &str| {
         let flags = format!("--dual-stack {flags}");
-        agreeing(flags.clone(), World::Alone(Families::Dual), PROXY, flags)
+        agreeing(flags.clone(), "dual", flags)
     };
     let cases: Vec<Case> = [
         "-b=",
@@ -176,241 +183,37 @@ fn the_applications_user_proves_outbound_and_dns() {
                     ],
                     Families::V6 => &[("IPv6", "outbound", "proven"), ("IPv6", "dns-udp", "proven")],
                 },
-                ..agreeing(format!("app {mode} {family}"), World::Routed(families), APP, flags)
+                routed: true,
+                who: APP,
+                ..agreeing(format!("app {mode} {family}"), family, flags)
             });
         }
     }
     play(&cases);
 }
 
-/// A pod that must be held back. All flags stand behind [`INJECTED`].
-#[derive(Clone, Copy)]
+/// Pods that must be held back.
+#[derive(Deserialize)]
+#[serde(rename_all = "kebab-case")]
 struct Bad {
-    name: &'static str,
-    world: World,
-    who: (u32, u32),
-    /// Flags of `istio-iptables`; `None` to program nothing.
-    programmed: Option<&'static str>,
-    spoiled: &'static str,
-    /// Flags of `istio-validation`.
-    flags: &'static str,
-    reason: &'static str,
+    not_redirected: Vec<Case>,
+    redirected_wrongly: Vec<Case>,
 }
 
-/// A pod without a route, validated as its proxy.
-const fn bad(
-    name: &'static str,
-    families: Families,
-    programmed: Option<&'static str>,
-    spoiled: &'static str,
-    flags: &'static str,
-    reason: &'static str,
-) -> Bad {
-    Bad { name, world: World::Alone(families), who: PROXY, programmed, spoiled, flags, reason }
-}
-
-/// The same with a route.
-const fn routed(bad: Bad) -> Bad {
-    let (World::Alone(families) | World::Routed(families)) = bad.world;
-    Bad { world: World::Routed(families), ..bad }
-}
-
-/// The same with a route, validated as the application.
-const fn app(bad: Bad) -> Bad {
-    Bad { who: APP, ..routed(bad) }
-}
-
-const NOT_REDIRECTED: &[Bad] = &[
-    bad("none v4", V4, None, "", "", "no-rules"),
-    bad("none v6", V6, None, "", "", "no-rules"),
-    bad("none dual", Dual, None, "", "--dual-stack", "no-rules"),
-    bad("none tproxy", Dual, None, "", "--dual-stack -m TPROXY", "no-rules"),
-    bad("none dns", Dual, None, "", "--dual-stack --redirect-dns --capture-all-dns", "no-rules"),
-    bad("v4 only", Dual, Some(""), "", "--dual-stack", "one-family-only"),
-    bad("v4 only tproxy", Dual, Some("-m TPROXY"), "", "--dual-stack -m TPROXY", "one-family-only"),
-    bad(
-        "v4 only legacy",
-        Dual,
-        Some("--force-iptables-binary legacy"),
-        "",
-        "--dual-stack",
-        "one-family-only",
-    ),
-    bad("v6 only", Dual, Some("--dual-stack"), "iptables-nft -t nat -F", "--dual-stack", "one-family-only"),
-    bad(
-        "v6 unhooked",
-        Dual,
-        Some("--dual-stack"),
-        "ip6tables-nft -t nat -D OUTPUT -j ISTIO_OUTPUT",
-        "--dual-stack",
-        "rules-not-in-effect",
-    ),
-    bad("unhooked", V4, Some(""), "iptables-nft -t nat -D OUTPUT -j ISTIO_OUTPUT", "", "rules-not-in-effect"),
-    bad(
-        "unhooked dual",
-        Dual,
-        Some("--dual-stack"),
-        "for i in iptables-nft ip6tables-nft; do $i -t nat -D OUTPUT -j ISTIO_OUTPUT; done",
-        "--dual-stack",
-        "rules-not-in-effect",
-    ),
-    bad(
-        "unhooked legacy",
-        V4,
-        Some("--force-iptables-binary legacy"),
-        "iptables-legacy -t nat -D OUTPUT -j ISTIO_OUTPUT",
-        "",
-        "rules-not-in-effect",
-    ),
-    bad("flushed", V4, Some(""), "iptables-nft -t nat -F", "", "no-rules"),
-    bad("output emptied", V4, Some(""), "iptables-nft -t nat -F ISTIO_OUTPUT", "", "rules-not-in-effect"),
-    bad(
-        "redirect emptied",
-        V4,
-        Some(""),
-        "iptables-nft -t nat -F ISTIO_IN_REDIRECT",
-        "",
-        "rules-not-in-effect",
-    ),
-    bad("overruled", V4, Some(""), "iptables-nft -t nat -I OUTPUT -j ACCEPT", "", "rules-not-in-effect"),
-    bad(
-        "native flushed",
-        Dual,
-        Some("--dual-stack --native-nftables"),
-        "nft flush ruleset",
-        "--dual-stack --native-nftables",
-        "no-rules",
-    ),
-    bad(
-        "native unhooked",
-        V4,
-        Some("--native-nftables"),
-        "nft flush chain inet istio-proxy-nat OUTPUT || nft flush chain inet istio-proxy-nat output",
-        "--native-nftables",
-        "rules-not-in-effect",
-    ),
-];
-
-const REDIRECTED_WRONGLY: &[Bad] = &[
-    bad("wrong inbound port", Dual, Some("--dual-stack -z 15106"), "", "--dual-stack", "wrong-port"),
-    bad("swapped ports", Dual, Some("--dual-stack -z 15001 -p 15006"), "", "--dual-stack", "wrong-port"),
-    bad("wrong port tproxy", V4, Some("-m TPROXY -z 15106"), "", "-m TPROXY", "wrong-port"),
-    routed(bad("wrong user", Dual, Some("--dual-stack -u 2000"), "", "--dual-stack", "wrong-owner")),
-    routed(bad("wrong user tproxy", V4, Some("-u 2000 -m TPROXY"), "", "-m TPROXY", "wrong-owner")),
-    bad("wrong user, right group", V4, Some("-u 2000 -g 1337"), "", "", "rules-not-in-effect"),
-    app(bad(
-        "application has the proxy's user",
-        Dual,
-        Some("--dual-stack -u 1000"),
-        "",
-        "--dual-stack",
-        "wrong-owner",
-    )),
-    app(bad(
-        "application has the proxy's group",
-        Dual,
-        Some("--dual-stack -g 1000"),
-        "",
-        "--dual-stack",
-        "rules-not-in-effect",
-    )),
-    app(bad("outbound port", Dual, Some("--dual-stack -p 15101"), "", "--dual-stack", "wrong-port")),
-    app(bad("no outbound", Dual, Some("--dual-stack -i="), "", "--dual-stack", "rules-not-in-effect")),
-    app(bad("no rules for the app", Dual, None, "", "--dual-stack", "no-rules")),
-    app(bad(
-        "no dns",
-        Dual,
-        Some("--dual-stack"),
-        "",
-        "--dual-stack --redirect-dns --capture-all-dns",
-        "dns-not-captured",
-    )),
-    app(bad("nothing to see", Dual, Some("--dual-stack -i="), "", "--dual-stack -i=", "nothing-proven")),
-    bad(
-        "redirect instead of tproxy",
-        Dual,
-        Some("--dual-stack"),
-        "",
-        "--dual-stack -m TPROXY",
-        "tproxy-not-in-effect",
-    ),
-    bad(
-        "mangle flushed",
-        V4,
-        Some("-m TPROXY"),
-        "iptables-nft -t mangle -F",
-        "-m TPROXY",
-        "tproxy-not-in-effect",
-    ),
-    bad(
-        "mangle unhooked",
-        V4,
-        Some("-m TPROXY"),
-        "iptables-nft -t mangle -D PREROUTING -p tcp -j ISTIO_INBOUND",
-        "-m TPROXY",
-        "tproxy-not-in-effect",
-    ),
-    bad("no policy rule", V4, Some("-m TPROXY"), "ip rule del fwmark 1337", "-m TPROXY", "no-policy-route"),
-    bad(
-        "no local route",
-        Dual,
-        Some("-m TPROXY --dual-stack"),
-        "ip -6 route flush table 133",
-        "-m TPROXY --dual-stack",
-        "no-policy-route",
-    ),
-    bad("another mark", V4, Some("-m TPROXY -t 99"), "", "-m TPROXY", "no-policy-route"),
-    bad(
-        "no ::6",
-        Dual,
-        Some("--dual-stack"),
-        "ip addr del ::6/128 dev lo",
-        "--dual-stack",
-        "no-passthrough-address",
-    ),
-    bad("dropped", V4, Some(""), "iptables-nft -A INPUT -i lo -p tcp --dport 15006 -j DROP", "", "no-answer"),
-    bad(
-        "loopback captured",
-        V4,
-        Some(""),
-        "iptables-nft -t nat -I ISTIO_OUTPUT -p tcp -d 127.0.0.1 -j REDIRECT --to-ports 15001",
-        "",
-        "loopback-captured",
-    ),
-    bad(
-        "passthrough captured",
-        V4,
-        Some(""),
-        "iptables-nft -t nat -D ISTIO_OUTPUT 1",
-        "",
-        "loopback-captured",
-    ),
-    bad("lo down", V4, Some(""), "ip link set lo down", "", "loopback-down"),
-];
-
-#[test]
-fn a_pod_that_is_not_redirected_is_held_back() {
-    play_bad(NOT_REDIRECTED);
+fn bad() -> Result<Bad> {
+    Ok(serde_saphyr::from_str(include_str!("../../fixtures/validation.yaml"))?)
 }
 
 #[test]
-fn a_pod_that_is_redirected_wrongly_is_held_back() {
-    play_bad(REDIRECTED_WRONGLY);
+fn a_pod_that_is_not_redirected_is_held_back() -> Result<()> {
+    play(&bad()?.not_redirected);
+    Ok(())
 }
 
-#[track_caller]
-fn play_bad(cases: &[Bad]) {
-    let case = |bad: &Bad| Case {
-        name: bad.name.to_owned(),
-        world: bad.world,
-        programmed: bad.programmed.map(str::to_owned),
-        spoiled: bad.spoiled,
-        who: bad.who,
-        flags: bad.flags.to_owned(),
-        reason: bad.reason,
-        checks: &[],
-    };
-    play(&cases.iter().map(case).collect::<Vec<_>>());
+#[test]
+fn a_pod_that_is_redirected_wrongly_is_held_back() -> Result<()> {
+    play(&bad()?.redirected_wrongly);
+    Ok(())
 }
 
 /// Another mesh's rules, as its init container writes them: before ours, and with names of their own.

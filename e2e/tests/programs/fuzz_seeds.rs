@@ -22,6 +22,7 @@ use netfilter_state::parse::mesh_tables;
 use netfilter_state::state::IptablesTables;
 use redirect_core::Family;
 use redirect_core::settings::SETTINGS;
+use serde::Deserialize;
 use serde_json::{Value, json};
 
 /// How many recordings become seeds: each of so many.
@@ -110,8 +111,9 @@ fn files() -> Result<Files> {
     }
     seeds.dumps()?;
     seeds.texts();
-    seeds.0.insert("words/settings.dict".into(), dictionary(&words()?));
-    seeds.0.insert("words/http.dict".into(), dictionary(&strings(HTTP_WORDS)));
+    let Words { settings, http } = serde_json::from_str(include_str!("../../fixtures/fuzz-words.json"))?;
+    seeds.0.insert("words/settings.dict".into(), dictionary(&words(settings)?));
+    seeds.0.insert("words/http.dict".into(), dictionary(&http));
     Ok(seeds.0)
 }
 
@@ -311,9 +313,17 @@ fn dump(family: Family, text: &str) -> Result<Vec<u8>> {
     Ok(kernel::dumped(batch.finish()?.bytes()))
 }
 
-/// Words of settings, rules, pods and configurations.
-fn words() -> Result<BTreeSet<String>> {
-    let mut words = strings(KEYS);
+/// Words that no table of the program has.
+#[derive(Deserialize)]
+struct Words {
+    /// Keys of configurations, pods and kubeconfigs, and values that something is made of.
+    settings: BTreeSet<String>,
+    /// What requests are made of.
+    http: BTreeSet<String>,
+}
+
+/// These words, and those of settings and rules.
+fn words(mut words: BTreeSet<String>) -> Result<BTreeSet<String>> {
     for row in SETTINGS {
         let names = row.flag.iter().chain(row.env).chain(row.annotations).chain(&row.proxy_env);
         words.extend(names.map(|name| (*name).to_owned()));
@@ -331,105 +341,6 @@ fn words() -> Result<BTreeSet<String>> {
         }
     }
     Ok(words)
-}
-
-/// Keys of configurations, pods and kubeconfigs, and values that something is made of.
-const KEYS: &[&str] = &[
-    "cniVersion",
-    "prevResult",
-    "plugins",
-    "istio-cni",
-    "interfaces",
-    "ips",
-    "routes",
-    "dst",
-    "gateway",
-    "exclude_namespaces",
-    "native_nftables",
-    "nft_sets",
-    "strict_capture",
-    "plugin_log_level",
-    "kubernetes",
-    "metadata",
-    "annotations",
-    "labels",
-    "containers",
-    "initContainers",
-    "istio-proxy",
-    "securityContext",
-    "runAsUser",
-    "runAsGroup",
-    "hostNetwork",
-    "restartPolicy",
-    "clusters",
-    "current-context",
-    "certificate-authority-data",
-    "tokenFile",
-    "proxy-url",
-    "TPROXY",
-    "REDIRECT",
-    "10.0.0.0/8",
-    "fd00::/7",
-    "0.0.0.0/0",
-    "::/0",
-    "65535",
-    "4294967295",
-    "eth+",
-    "*nat",
-    "COMMIT",
-    "conntrack",
-    "multiport",
-    "\u{202e}",
-    "\u{2028}",
-    "\u{1b}[2J",
-    "\r\n",
-    "%s%n",
-    "$(id)",
-    "\"",
-    "\\u0000",
-    "; ",
-    "# ",
-    "s3cr3tt0k3n",
-];
-
-/// What requests are made of.
-const HTTP_WORDS: &[&str] = &[
-    "GET ",
-    "HEAD ",
-    "PUT ",
-    "POST ",
-    "/healthz",
-    "/readyz?verbose",
-    "/metrics",
-    "/logging",
-    "/log",
-    "\"Netns\":",
-    "\"PodName\":",
-    "\"PodNamespace\":",
-    "\"IPs\":[",
-    "\"Interface\":",
-    "\"Address\":{",
-    "\"IP\":",
-    "\"Mask\":",
-    "\"Gateway\":",
-    " HTTP/1.1\r\n",
-    " HTTP/1.0\r\n",
-    "host: x\r\n",
-    "content-length: ",
-    "transfer-encoding: chunked\r\n",
-    "connection: close\r\n",
-    "expect: 100-continue\r\n",
-    "upgrade: h2c\r\n",
-    "\r\n\r\n",
-    "0\r\n\r\n",
-    "all:debug",
-    "\"msg\":",
-    "\"ms\":\"total:1e9\"",
-    "\u{1b}[2J",
-];
-
-fn strings(words: &[&str]) -> BTreeSet<String> {
-    words.iter().map(|word| (*word).to_owned()).collect()
 }
 
 /// In libFuzzer's form: a word a line, in quotes, bytes that are not plain letters by their number.

@@ -1,11 +1,13 @@
 //! Broken pods, each broken in one way: `redirectctl` names the cause of each, finds nothing wrong with a whole one, and changes nothing.
 
 use std::fs;
+use std::iter;
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Context, Result, ensure};
 use e2e::redirectctl::{self, Patient, program, redirectctl};
+use serde::Deserialize;
 use serde_json::{Value, json};
 use test_support::process::{self, Output, SHORT};
 
@@ -137,54 +139,12 @@ fn a_packet_is_followed_through_rules_of_others_as_well() -> Result<()> {
     Ok(())
 }
 
-/// What a user notices with such a pod, in the words of docs/tasks/troubleshooting.md.
-fn symptom(state: &str) -> Option<&'static str> {
-    Some(match state {
-        "plugin never ran" => "The sidecar sees no traffic at all; the mesh's policies do not apply",
-        "foreign accept" => "The application's calls bypass the proxy although every rule is in force",
-        "foreign nat chain" => "Connections to one port of the pod reach another program",
-        "foreign drop" => "The application's calls hang, and the proxy never receives them",
-        "port excluded" => "One port of the application is reached without the proxy",
-        "no answer to DNS" => "No name can be resolved in the pod",
-        "no proxy yet" => "Every connection is refused",
-        "stranger on the port" => "Connections reach a process that is not the proxy",
-        "capture removed" => "The application's calls bypass the proxy, calls to it do not",
-        "hook removed" => "Connections to the pod bypass the proxy, its own calls do not",
-        "one family removed" => "IPv6 bypasses the proxy, IPv4 does not",
-        "policy rule removed" => "With TPROXY, connections to the pod hang",
-        "mark taken" => "With TPROXY, connections to the pod hang beside another program's policy rules",
-        "passthrough address removed" => "IPv6 connections to the application fail behind the proxy",
-        "legacy rules beside" => "Redirection works on some nodes only, or to the wrong port",
-        "table asleep" => "All rules are listed, and none has an effect",
-        "lo without address" => "Proxy and application cannot reach each other",
-        "malformed annotation" => "The pod is not created: plugin error code 100",
-        "annotation that is misspelt" => "An annotation has no effect",
-        "application with the proxy's user" => "One container's calls bypass the proxy",
-        "init container before the proxy" => "An init container has no network",
-        "proxy taken away afterwards" => "A pod without a proxy has no network",
-        "sandboxed runtime" => "Every rule is in force, and nothing is redirected",
-        "held back" => {
-            "The pod stays in Init:CrashLoopBackOff or Init:Error; the validation's exit code is 126"
-        }
-        "repaired" => "The pod stays in Init:CrashLoopBackOff for minutes after its repair",
-        "validation killed" => "The pod stays in Init:Error or Init:OOMKilled with another exit code",
-        "repair failed" => "The pod stays in Init:CrashLoopBackOff despite repair",
-        "rules fought over" => "Traffic repeatedly bypasses the proxy for moments",
-        "node rebooted in ambient mode" => {
-            "After a reboot, ambient pods bypass ztunnel; their annotation says enabled"
-        }
-        "no ztunnel" => "An ambient pod stays pending, and its connections hang",
-        "ambient capture removed" => "An ambient pod's calls bypass ztunnel",
-        "network not set up" => "The pod stays in ContainerCreating",
-        _ => return None,
-    })
-}
-
 #[test]
 fn the_page_of_troubles_shows_what_is_really_told() -> Result<()> {
     let mut shown = Shown::new();
     for state in redirectctl::broken() {
-        let symptom = symptom(&state.name).with_context(|| format!("{}: has no symptom", state.name))?;
+        let symptom = state.symptom.as_deref();
+        let symptom = symptom.with_context(|| format!("{}: has no symptom", state.name))?;
         let patient = state.patient(0)?;
         let netns = patient.namespace().path().display().to_string();
         let output = redirectctl(&["netns", &netns, "-f", &patient.manifest()?])?;
@@ -246,89 +206,23 @@ impl Shown {
 }
 
 /// Something wrong with a node.
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields)]
 struct NodeState {
-    symptom: &'static str,
-    cause: &'static str,
+    symptom: String,
+    cause: String,
     /// Objects of the cluster.
-    objects: &'static str,
-    /// The plugins behind the primary one.
-    plugins: &'static [&'static str],
+    #[serde(default)]
+    objects: Vec<Value>,
+    /// The plugins behind the primary one, if not ours alone.
+    plugins: Option<Vec<String>>,
     /// What happens in the node's folders: `net.d`, and /run/istio-cni with a kubeconfig.
-    script: &'static str,
+    #[serde(default)]
+    script: String,
 }
 
-const NODE: NodeState =
-    NodeState { symptom: "", cause: "", objects: "[]", plugins: &["istio-cni"], script: "true" };
 const OVER: &str = r#"{"kind": "Pod", "metadata": {"namespace": "shop", "name": "cart-0"}, "spec": {"containers": [{"name": "app"}]},
     "status": {"phase": "Succeeded"}}"#;
-
-const BROKEN_NODES: &[NodeState] = &[
-    NodeState {
-        symptom: "Pods start and are not redirected, on one node",
-        cause: "no-plugin-entry",
-        script: "echo '{\"cniVersion\": \"1.0.0\", \"name\": \"x\", \"type\": \"ptp\"}' >net.d/00-new.conf",
-        ..NODE
-    },
-    NodeState {
-        symptom: "No pod can be created: the network configuration is broken",
-        cause: "entry-unreadable",
-        script: "echo '{' >net.d/10-net.conflist",
-        ..NODE
-    },
-    NodeState {
-        symptom: "The agent stays unready: installed, not seen called",
-        cause: "plugin-not-seen-called",
-        script: "rm net.d/10-net.conflist; echo '{\"cniVersion\": \"1.0.0\", \"name\": \"istio-cni\", \"type\": \"istio-cni\"}' >net.d/YYY-istio-cni.conf",
-        ..NODE
-    },
-    NodeState {
-        symptom: "Addresses from another plugin are not redirected",
-        cause: "plugin-order",
-        plugins: &["istio-cni", "multinet"],
-        ..NODE
-    },
-    NodeState {
-        symptom: "No mesh pod can be created: plugin error code 11 or 103",
-        cause: "no-credentials",
-        script: "rm /run/istio-cni/istio-cni-kubeconfig",
-        ..NODE
-    },
-    NodeState {
-        symptom: "The agent does not respond",
-        cause: "agent-silent",
-        script: "touch /run/istio-cni/log.sock",
-        ..NODE
-    },
-    NodeState {
-        symptom: "The agent does not become ready",
-        cause: "agent-not-ready",
-        objects: r#"[{"kind": "Pod", "metadata": {"namespace": "istio-system", "name": "istio-cni-node-x", "labels": {"k8s-app": "istio-cni-node"}},
-            "spec": {"hostNetwork": true, "containers": [{"name": "install-cni"}]}, "status": {"phase": "Pending",
-            "conditions": [{"type": "Ready", "status": "False", "message": "containers with unready status: [install-cni]"}],
-            "containerStatuses": [{"name": "install-cni", "state": {"waiting": {"reason": "ImagePullBackOff"}}}]}}]"#,
-        ..NODE
-    },
-    NodeState {
-        symptom: "Pods stay in Pending: untolerated taint cni.istio.io/not-ready",
-        cause: "node-tainted",
-        objects: r#"[{"kind": "Node", "metadata": {"name": "n1"}, "spec": {"taints": [{"key": "cni.istio.io/not-ready", "effect": "NoSchedule"}]}}]"#,
-        ..NODE
-    },
-    NodeState {
-        symptom: "The node's condition cni.istio.io/Ready is False",
-        cause: "node-not-verified",
-        objects: r#"[{"kind": "Node", "metadata": {"name": "n1"}, "status": {"conditions": [{"type": "cni.istio.io/Ready", "status": "False",
-            "reason": "ProbeFailed", "message": "the kernel lacks the target REDIRECT revision 0 for IPv4"}]}}]"#,
-        ..NODE
-    },
-    NodeState {
-        symptom: "The node is NotReady: network plugin not ready",
-        cause: "node-not-ready",
-        objects: r#"[{"kind": "Node", "metadata": {"name": "n1"}, "status": {"conditions": [{"type": "Ready", "status": "False",
-            "reason": "KubeletNotReady", "message": "container runtime network not ready: NetworkReady=false reason:NetworkPluginNotReady"}]}}]"#,
-        ..NODE
-    },
-];
 
 impl NodeState {
     /// Checks a pod that is over, on a node in this state that has a `/run` of its own.
@@ -336,11 +230,12 @@ impl NodeState {
         let folder =
             tempfile::Builder::new().prefix(&format!("e2e-{}-node", std::process::id())).tempdir()?;
         fs::create_dir(folder.path().join("net.d"))?;
+        let plugins = self.plugins.clone().unwrap_or_else(|| vec!["istio-cni".to_owned()]);
         let plugins: Vec<Value> =
-            ["ptp"].iter().chain(self.plugins).map(|kind| json!({"type": kind})).collect();
+            iter::once("ptp".to_owned()).chain(plugins).map(|kind| json!({"type": kind})).collect();
         let list = json!({"cniVersion": "1.0.0", "name": "net", "plugins": plugins});
         fs::write(folder.path().join("net.d/10-net.conflist"), list.to_string())?;
-        let mut objects: Vec<Value> = serde_json::from_str(self.objects)?;
+        let mut objects = self.objects.clone();
         objects.push(serde_json::from_str(OVER)?);
         fs::write(folder.path().join("pods.json"), json!({"kind": "List", "items": objects}).to_string())?;
         let kubeconfig = json!({"apiVersion": "v1", "kind": "Config", "current-context": "x",
@@ -362,20 +257,21 @@ impl NodeState {
 
 #[test]
 fn what_is_wrong_with_a_node_is_seen_and_shown_on_the_page_of_troubles() -> Result<()> {
-    let whole = NODE.look()?;
+    let whole = NodeState::default().look()?;
     ensure!(
         whole.code() == Some(0) && whole.stdout.starts_with("not redirected, as intended\n"),
         "{whole:?}"
     );
     let mut shown = Shown::new();
-    for state in BROKEN_NODES {
+    let broken: Vec<NodeState> = serde_saphyr::from_str(include_str!("../../fixtures/node-states.yaml"))?;
+    for state in broken {
         let output = state.look()?;
         let is_bad = |line: &&str| line.starts_with("error") || line.starts_with("warning");
         let bad: Vec<&str> = output.stdout.lines().filter(is_bad).collect();
         ensure!(output.code() == Some(2) && bad.len() == 1, "{}: {output:?}", state.symptom);
         ensure!(bad[0].contains(&format!("{}:", state.cause)), "wanted {}: {bad:?}", state.cause);
         let lines: Vec<&str> = output.stdout.lines().skip_while(|line| !is_bad(line)).collect();
-        shown.add(state.symptom, &lines);
+        shown.add(&state.symptom, &lines);
     }
     shown.compare("nodes")
 }
