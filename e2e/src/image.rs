@@ -1,5 +1,6 @@
 //! Container images from files: no registry, no daemon, no base image.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::io::Write;
 use std::path::Path;
@@ -69,7 +70,7 @@ impl Image {
         self
     }
 
-    /// Adds a file. The path is relative to the root and its folder must be in the image.
+    /// Adds a file. The path is relative to the root; folders on the way there are made.
     #[must_use]
     pub fn file(mut self, path: &str, content: impl Into<Vec<u8>>, mode: u32) -> Self {
         self.layer.push(Entry::File(path.to_owned(), content.into(), mode));
@@ -101,12 +102,7 @@ impl Image {
         let mut image = self.program(path, source)?;
         let libraries = process::run(&mut process::command("ldd", [source]), process::SHORT)?.ok()?.stdout;
         for library in libraries.split_whitespace().filter(|word| word.starts_with('/')) {
-            let relative = library.trim_start_matches('/');
-            let folders = Path::new(relative).ancestors().skip(1).filter(|folder| *folder != Path::new(""));
-            for folder in folders.collect::<Vec<_>>().into_iter().rev() {
-                image = image.folder(&folder.to_string_lossy());
-            }
-            image = image.program(relative, Path::new(library))?;
+            image = image.program(library.trim_start_matches('/'), Path::new(library))?;
         }
         Ok(image)
     }
@@ -151,11 +147,19 @@ impl Image {
     }
 
     fn layer(&self) -> Result<Vec<u8>> {
-        let mut layer = Builder::new(Vec::new());
+        let (mut layer, mut folders) = (Builder::new(Vec::new()), BTreeSet::new());
         for entry in &self.layer {
+            let (Entry::Folder(path, _) | Entry::File(path, ..) | Entry::Link(path, _)) = entry;
+            let parents: Vec<&Path> = Path::new(path).ancestors().skip(1).collect();
+            for folder in parents.into_iter().rev().skip(1).filter(|folder| folders.insert(folder.to_owned()))
+            {
+                append_folder(&mut layer, folder, 0o755)?;
+            }
             match entry {
                 Entry::Folder(path, mode) => {
-                    layer.append_data(&mut header(EntryType::Directory, 0, *mode), path, std::io::empty())?;
+                    if folders.insert(Path::new(path)) {
+                        append_folder(&mut layer, Path::new(path), *mode)?;
+                    }
                 }
                 Entry::File(path, content, mode) => append_file(&mut layer, path, content, *mode)?,
                 Entry::Link(path, target) => {
@@ -165,6 +169,10 @@ impl Image {
         }
         Ok(layer.into_inner()?)
     }
+}
+
+fn append_folder(archive: &mut Builder<impl Write>, path: &Path, mode: u32) -> Result<()> {
+    Ok(archive.append_data(&mut header(EntryType::Directory, 0, mode), path, std::io::empty())?)
 }
 
 fn append_file(archive: &mut Builder<impl Write>, path: &str, content: &[u8], mode: u32) -> Result<()> {

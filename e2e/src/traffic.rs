@@ -129,6 +129,7 @@ struct Attempt {
     user: u32,
     group: u32,
     source: Option<SocketAddr>,
+    transparent: bool,
     mark: Option<u32>,
     patience: Duration,
     protocol: Protocol,
@@ -142,6 +143,7 @@ impl<'a> Client<'a> {
             user: 0,
             group: 0,
             source: None,
+            transparent: false,
             mark: None,
             patience: ANSWER,
             protocol: Protocol::Tcp,
@@ -168,6 +170,13 @@ impl<'a> Client<'a> {
     pub fn from(mut self, source: impl Into<IpAddr>) -> Self {
         self.attempt.source = Some(SocketAddr::new(source.into(), 0));
         self
+    }
+
+    /// Packets come from this address, whosever it is (IP_TRANSPARENT).
+    #[must_use]
+    pub fn in_the_name_of(mut self, source: impl Into<IpAddr>) -> Self {
+        self.attempt.transparent = true;
+        self.from(source)
     }
 
     /// Packets carry this firewall mark (SO_MARK).

@@ -25,6 +25,7 @@ pub(super) fn run(attempt: &Attempt) -> Result<Outcome> {
     if let Some(mark) = attempt.mark {
         setsockopt(&fd, sockopt::Mark, &mark).context("cannot set the mark")?;
     }
+    setsockopt(&fd, sockopt::IpTransparent, &attempt.transparent).context("cannot be transparent")?;
     if let Some(source) = attempt.source {
         bind(fd.as_raw_fd(), &SockaddrStorage::from(source))
             .with_context(|| format!("cannot bind to {source}"))?;

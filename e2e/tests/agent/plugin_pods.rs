@@ -1,11 +1,10 @@
 //! Pods that the agent gives to plugins: from what its watch holds, or read over its own connection.
 
 use std::fs;
-use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 
 use crate::broken::{Api, Fault, Objects, TO_WATCH, Verb};
-use e2e::agent::{CALICO, Node, get};
+use e2e::agent::{CALICO, Node, exchange, get};
 use e2e::pods::{Proc, check, mesh_pod, metric, wait, wait_at_least};
 use serde_json::{Value, json};
 use test_support::netns::{Families, Namespace};
@@ -19,17 +18,8 @@ fn node() -> Node {
 
 /// What the agent answers at its socket: the status, and the body.
 fn post(node: &Node, path: &str, body: &str) -> (u16, String) {
-    let mut stream = UnixStream::connect(node.path("run/pluginevent.sock")).expect("connects");
-    let length = body.len();
-    let head = format!(
-        "POST {path} HTTP/1.1\r\nHost: unix\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n"
-    );
-    stream.write_all((head + body).as_bytes()).expect("sends");
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).expect("an answer");
-    let (head, body) = answer.split_once("\r\n\r\n").expect("a head");
-    let status = head.split(' ').nth(1).and_then(|status| status.parse().ok());
-    (status.expect("a status"), body.to_owned())
+    let socket = UnixStream::connect(node.path("run/pluginevent.sock")).expect("connects");
+    exchange(socket, "POST", path, body.as_bytes()).expect("an answer")
 }
 
 fn ask(node: &Node, name: &str, uid: &str) -> (u16, String) {

@@ -1,10 +1,9 @@
 //! Pods of the mesh whose runtime is sandboxed: rules do not bind them, so nobody takes them for redirected. Needs root.
 
 use std::collections::BTreeSet;
-use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 
-use e2e::agent::{CALICO, Node, get};
+use e2e::agent::{CALICO, Node, exchange, get};
 use e2e::pods::{
     self, LIMIT, PodApi, Proc, Sandboxes, UID, check, held_back, mesh_pod, mesh_pod_of, metric, redirect,
     wait, wait_at_least,
@@ -121,17 +120,10 @@ fn a_pod_that_was_left_alone_is_an_event_and_a_count() {
             "decision": "skip", "reason": reason}).to_string()
     };
     let body = json!([line("sandboxed_runtime"), line("no_proxy")]).to_string();
-    let mut socket = UnixStream::connect(node.path("run/log.sock")).expect("connects");
+    let socket = UnixStream::connect(node.path("run/log.sock")).expect("connects");
     socket.set_read_timeout(Some(LIMIT)).expect("sets");
-    write!(
-        socket,
-        "POST /log HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {}\r\n\r\n{body}",
-        body.len()
-    )
-    .expect("writes");
-    let mut answer = String::new();
-    socket.read_to_string(&mut answer).expect("answers");
-    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+    let answer = exchange(socket, "POST", "/log", body.as_bytes());
+    assert_eq!(answer.map(|(status, _)| status), Some(200));
     wait(&node, "the event", || !api.events_about("web").is_empty());
     let event = api.events_about("web").remove(0);
     assert_eq!(

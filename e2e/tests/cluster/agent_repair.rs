@@ -266,12 +266,6 @@ impl Cluster {
         Ok(about.map(|event| (text(&event["reason"]), text(&event["message"]))).collect())
     }
 
-    fn wait_metric(&self, name: &str, least: f64, agent: &FleetAgent) -> Result<()> {
-        until(name, LIMIT, &[&agent.process], || {
-            Ok(agent.metric(name)?.filter(|value| *value >= least).map(drop))
-        })
-    }
-
     /// Waits for what is told of a pod; it is reported after it is counted.
     fn wait_event(&self, pod: &str, agent: &FleetAgent) -> Result<()> {
         until("the event", LIMIT, &[&agent.process], || Ok((!self.events(pod)?.is_empty()).then_some(())))
@@ -323,8 +317,8 @@ fn play(action: &str, scenarios: &[Scenario], env: &[(&str, &str)]) -> Result<()
     cluster.put(vec![last.pod()])?;
     let kind = action.trim_start_matches("repair-");
     let success = format!("istio_cni_repair_pods_repaired_total{{type=\"{kind}\",result=\"success\"}}");
-    cluster.wait_metric(&success, f64::from(u32::try_from(count + 1)?), &agent)?;
-    ensure!(agent.metric(&success)? == Some(f64::from(u32::try_from(count + 1)?)), "each once");
+    agent.wait_metric(&success, f64::from(u32::try_from(count + 1)?))?;
+    ensure!(agent.metric(&success) == Some(f64::from(u32::try_from(count + 1)?)), "each once");
     for (scenario, before) in scenarios.iter().zip(before) {
         let after = cluster.pod(scenario.name)?;
         let events = cluster.events(scenario.name)?;
@@ -341,7 +335,7 @@ fn play(action: &str, scenarios: &[Scenario], env: &[(&str, &str)]) -> Result<()
     }
     for result in ["fail", "skip"] {
         let name = format!("istio_cni_repair_pods_repaired_total{{type=\"{kind}\",result=\"{result}\"}}");
-        ensure!(agent.metric(&name)?.unwrap_or_default() == 0.0, "{name}\n{}", agent.process.log());
+        ensure!(agent.count(&name) == 0.0, "{name}\n{}", agent.process.log());
     }
     Ok(())
 }
@@ -411,8 +405,7 @@ fn pods_whose_namespace_is_not_found_are_left_as_they_are() -> Result<()> {
         ensure!(scenario.broken != cluster.events(scenario.name)?.is_empty(), "{}", scenario.name);
     }
     ensure!(
-        agent.metric("istio_cni_repair_pods_repaired_total{type=\"repair\",result=\"success\"}")?
-            == Some(0.0)
+        agent.metric("istio_cni_repair_pods_repaired_total{type=\"repair\",result=\"success\"}") == Some(0.0)
     );
     Ok(())
 }
@@ -457,26 +450,24 @@ fn an_api_server_that_is_restarted_and_has_forgotten_is_found_again_and_nothing_
     cluster.put(vec![pod("before")])?;
     let agent = cluster.agent(&[])?;
     let success = "istio_cni_repair_pods_repaired_total{type=\"label\",result=\"success\"}";
-    cluster.wait_metric(success, 1.0, &agent)?;
+    agent.wait_metric(success, 1.0)?;
     cluster.wait_event("before", &agent)?;
     for (index, name) in ["one", "two"].into_iter().enumerate() {
         cluster.api.stop();
         cluster.api.start_again()?;
         cluster.api.compact()?;
         cluster.put(vec![pod(name)])?;
-        cluster
-            .wait_metric(success, f64::from(u32::try_from(index + 2)?), &agent)
-            .with_context(|| agent.process.log())?;
+        agent.wait_metric(success, f64::from(u32::try_from(index + 2)?))?;
         cluster.wait_event(name, &agent)?;
     }
     for name in ["before", "one", "two"] {
         ensure!(is_dealt_with("repair-label", cluster.pod(name)?.as_ref()), "{name}");
         ensure!(cluster.events(name)?.len() == 1, "{name}: {:?}", cluster.events(name)?);
     }
-    ensure!(agent.metric(success)? == Some(3.0));
+    ensure!(agent.metric(success) == Some(3.0));
     let log = agent.process.log();
     ensure!(log.contains("the version to watch from is too old (410)"), "{log}");
-    let restarts = agent.metric("istio_cni_watch_restarts_total{watch=\"pods\"}")?;
+    let restarts = agent.metric("istio_cni_watch_restarts_total{watch=\"pods\"}");
     ensure!(restarts.is_some_and(|count| count >= 2.0), "{restarts:?}");
     Ok(())
 }

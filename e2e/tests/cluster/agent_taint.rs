@@ -8,21 +8,21 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use e2e::agent::DIRECTORIES;
 use e2e::kube::{ApiServer, fresh};
 use e2e::program;
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 use tempfile::TempDir;
-use test_support::port::free_port;
-use test_support::process::{Background, SHORT, until};
+use test_support::process::{SHORT, until};
 
+use crate::agent_support::fleet::{CONFLIST, FleetAgent};
 use crate::agent_support::{MANIFEST as AGENTS, NAMESPACE as SYSTEM, apply_in};
 
 /// How long anything may take on a busy machine.
 const LIMIT: Duration = Duration::from_secs(300);
 const CONTROLLER: &str = include_str!("../../../deploy/taint-controller.yaml");
 const OWN_NODE_ONLY: &str = include_str!("../../../deploy/own-node-only.yaml");
-const CONFLIST: &str = r#"{"cniVersion":"1.0.0","name":"net","plugins":[{"type":"bridge"}]}"#;
 const KEY: &str = "cni.istio.io/not-ready";
 const TYPE: &str = "cni.istio.io/Ready";
 
@@ -47,30 +47,11 @@ struct Cluster {
     folder: TempDir,
 }
 
-/// A process of install-cni, and where its metrics are.
-struct Process {
-    running: Background,
-    monitoring: u16,
-}
-
-impl Process {
-    fn metric(&self, name: &str) -> Result<f64> {
-        let url = format!("http://127.0.0.1:{}/metrics", self.monitoring);
-        let text = String::from_utf8(Command::new("curl").args(["-s", &url]).output()?.stdout)?;
-        let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
-        Ok(line.and_then(|value| value.parse().ok()).unwrap_or_default())
-    }
-
-    fn wait_metric(&self, name: &str, least: f64) -> Result<()> {
-        until(name, LIMIT, &[&self.running], || Ok((self.metric(name)? >= least).then_some(())))
-            .with_context(|| self.running.log())
-    }
-
-    fn end(&self) -> Result<()> {
-        self.running.signal(Signal::SIGTERM)?;
-        ensure!(self.running.wait(LIMIT)?.success(), "{}", self.running.log());
-        Ok(())
-    }
+/// Ends it in order.
+fn end(process: &FleetAgent) -> Result<()> {
+    process.process.signal(Signal::SIGTERM)?;
+    ensure!(process.process.wait(LIMIT)?.success(), "{}", process.process.log());
+    Ok(())
 }
 
 impl Cluster {
@@ -133,13 +114,13 @@ impl Cluster {
         Ok(self.read(node)?["spec"]["taints"].as_array().cloned().unwrap_or_default())
     }
 
-    fn wait_taints(&self, node: &str, wanted: &[Value], by: &Process) -> Result<()> {
+    fn wait_taints(&self, node: &str, wanted: &[Value], by: &FleetAgent) -> Result<()> {
         let mut last = Vec::new();
-        until(node, LIMIT, &[&by.running], || {
+        until(node, LIMIT, &[&by.process], || {
             last = self.taints(node)?;
             Ok((last == wanted).then_some(()))
         })
-        .with_context(|| format!("{node} has {last:?} instead of {wanted:?}\n{}", by.running.log()))
+        .with_context(|| format!("{node} has {last:?} instead of {wanted:?}\n{}", by.process.log()))
     }
 
     fn condition(&self, node: &str) -> Result<Option<Value>> {
@@ -148,14 +129,14 @@ impl Cluster {
         Ok(conditions.find(|condition| condition["type"] == TYPE))
     }
 
-    fn wait_condition(&self, node: &str, status: &str, reason: &str, by: &Process) -> Result<()> {
+    fn wait_condition(&self, node: &str, status: &str, reason: &str, by: &FleetAgent) -> Result<()> {
         let mut last = None;
-        until("the condition", LIMIT, &[&by.running], || {
+        until("the condition", LIMIT, &[&by.process], || {
             last = self.condition(node)?;
             let is_so = last.as_ref().is_some_and(|one| one["status"] == status && one["reason"] == reason);
             Ok(is_so.then_some(()))
         })
-        .with_context(|| format!("{node} says {last:?}\n{}", by.running.log()))
+        .with_context(|| format!("{node} says {last:?}\n{}", by.process.log()))
     }
 
     /// What a kubelet or another program says of a node.
@@ -199,10 +180,10 @@ impl Cluster {
         Ok(about.map(|event| (text(&event["source"]["component"]), text(&event["reason"]))).collect())
     }
 
-    fn wait_event(&self, node: &str, component: &str, reason: &str, by: &Process) -> Result<()> {
+    fn wait_event(&self, node: &str, component: &str, reason: &str, by: &FleetAgent) -> Result<()> {
         let wanted = (component.to_owned(), reason.to_owned());
-        until("the event", LIMIT, &[&by.running], || Ok(self.events(node)?.contains(&wanted).then_some(())))
-            .with_context(|| by.running.log())
+        until("the event", LIMIT, &[&by.process], || Ok(self.events(node)?.contains(&wanted).then_some(())))
+            .with_context(|| by.process.log())
     }
 
     fn path(&self, of: &str, part: &str) -> PathBuf {
@@ -217,48 +198,26 @@ impl Cluster {
         prefix: &[&str],
         args: &[&str],
         env: &[(&str, &str)],
-    ) -> Result<Process> {
+    ) -> Result<FleetAgent> {
         let mut command = Command::new(program::under_test("install-cni")?);
         command.args(args).args(["--log_output_level=debug", "--ctrlz_port=0"]);
         let mut command =
             if prefix.is_empty() { command } else { test_support::process::prefixed(prefix, &command) };
         command.env_clear().env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin");
-        for (name, part) in [
-            ("MOUNTED_CNI_NET_DIR", "net.d"),
-            ("MOUNTED_CNI_BIN_DIR", "bin"),
-            ("SOURCE_CNI_BIN_DIR", "image"),
-            ("CNI_AGENT_RUN_DIR", "run"),
-            ("SERVICE_ACCOUNT_DIR", "account"),
-        ] {
+        for (name, part) in DIRECTORIES {
             fs::create_dir_all(self.path(of, part))?;
             command.env(name, self.path(of, part));
         }
         fs::copy(program::under_test("istio-cni")?, self.path(of, "image/istio-cni"))?;
-        fs::copy(self.api.ca_path(), self.path(of, "account/ca.crt"))?;
-        fs::write(self.path(of, "account/token"), self.api.token(&self.system, account)?)?;
-        let (port, health, monitoring) =
-            (self.api.port().to_string(), free_port()?.to_string(), free_port()?);
-        let shown = monitoring.to_string();
-        let common = [
-            ("KUBERNETES_SERVICE_HOST", "127.0.0.1"),
-            ("KUBERNETES_SERVICE_PORT", &port),
-            ("POD_NAMESPACE", &self.system),
-            ("POD_NAME", of),
-            ("HEALTH_PORT", &health),
-            ("MONITORING_PORT", &shown),
-            ("MONITORING_ADDRESS", "127.0.0.1"),
-        ];
-        command.envs(common).envs(env.iter().copied());
-        let running = Background::start("install-cni", &command, &self.path(of, "log"))?.killed_on_drop();
-        Ok(Process { running, monitoring })
+        FleetAgent::run(&self.api, &self.folder.path().join(of), command, [&self.system, account, of], env)
     }
 
     /// The agent of a node, which keeps its node's taint.
-    fn agent(&self, node: &str, env: &[(&str, &str)]) -> Result<Process> {
+    fn agent(&self, node: &str, env: &[(&str, &str)]) -> Result<FleetAgent> {
         self.agent_as(&[], node, env)
     }
 
-    fn agent_as(&self, prefix: &[&str], node: &str, env: &[(&str, &str)]) -> Result<Process> {
+    fn agent_as(&self, prefix: &[&str], node: &str, env: &[(&str, &str)]) -> Result<FleetAgent> {
         fs::create_dir_all(self.path(node, "net.d"))?;
         fs::write(self.path(node, "net.d/10-net.conflist"), CONFLIST)?;
         let name = self.full(node);
@@ -268,7 +227,7 @@ impl Cluster {
     }
 
     /// One replica of the cluster's controller.
-    fn controller(&self, name: &str, env: &[(&str, &str)]) -> Result<Process> {
+    fn controller(&self, name: &str, env: &[(&str, &str)]) -> Result<FleetAgent> {
         let env: Vec<(&str, &str)> = [("TAINT_AFTER", "1s")].iter().chain(env).copied().collect();
         self.start(name, "istio-cni-taint-controller", &[], &["taint-controller"], &env)
     }
@@ -308,7 +267,7 @@ fn an_agent_frees_its_node_when_it_is_verified_and_taints_it_when_that_ends() ->
     cluster.wait_condition("born", "True", "Verified", &agent)?;
     cluster.wait_event("born", "cni-taint", "NodeFreed", &agent)?;
     agent.wait_metric("istio_cni_node_verified", 1.0)?;
-    ensure!(agent.metric("istio_cni_node_probes_total{result=\"redirected\"}")? >= 1.0);
+    ensure!(agent.count("istio_cni_node_probes_total{result=\"redirected\"}") >= 1.0);
     // No network configuration is left.
     let conflist = cluster.path("born", "net.d/10-net.conflist");
     fs::remove_file(&conflist)?;
@@ -318,10 +277,10 @@ fn an_agent_frees_its_node_when_it_is_verified_and_taints_it_when_that_ends() ->
     fs::write(&conflist, CONFLIST)?;
     cluster.wait_taints("born", &others, &agent)?;
     cluster.wait_condition("born", "True", "Verified", &agent)?;
-    ensure!((agent.metric(ADDED)?, agent.metric(FREED)?) == (1.0, 2.0), "{}", agent.running.log());
+    ensure!((agent.count(ADDED), agent.count(FREED)) == (1.0, 2.0), "{}", agent.process.log());
     // An upgrade leaves all as it is.
     let before = cluster.read("born")?;
-    agent.end()?;
+    end(&agent)?;
     ensure!(cluster.read("born")? == before);
     ensure!(cluster.path("born", "bin/istio-cni").exists(), "the plugin stays");
     Ok(())
@@ -374,20 +333,20 @@ fn a_node_is_not_freed_by_an_agent_that_has_not_verified_it() -> Result<()> {
     cluster.wait_taints("unprobed", &[], &unprobed)?;
     for (node, agent) in [("fails", &fails), ("cannot", &cannot)] {
         ensure!(cluster.taints(node)? == [ours()], "{node}");
-        ensure!(agent.metric(FREED)? == 0.0 && agent.metric("istio_cni_install_ready")? == 1.0, "{node}");
+        ensure!(agent.count(FREED) == 0.0 && agent.count("istio_cni_install_ready") == 1.0, "{node}");
     }
     // What does not last taints nobody.
     let blip = cluster.agent("blip", &[("TAINT_AFTER", "1h")])?;
     cluster.wait_taints("blip", &[], &blip)?;
     let conflist = cluster.path("blip", "net.d/10-net.conflist");
     fs::remove_file(&conflist)?;
-    until("the blip", LIMIT, &[&blip.running], || {
-        Ok((blip.metric("istio_cni_node_verified")? == 0.0).then_some(()))
+    until("the blip", LIMIT, &[&blip.process], || {
+        Ok((blip.count("istio_cni_node_verified") == 0.0).then_some(()))
     })?;
     fs::write(&conflist, CONFLIST)?;
     blip.wait_metric("istio_cni_node_verified", 1.0)?;
     cluster.wait_condition("blip", "True", "Verified", &blip)?;
-    ensure!(blip.metric(ADDED)? == 0.0);
+    ensure!(blip.count(ADDED) == 0.0);
     Ok(())
 }
 
@@ -398,15 +357,15 @@ fn an_agent_that_may_not_says_so_and_one_that_is_killed_or_removed_leaves_what_i
     cluster.node("n", &[ours()])?;
     let agent = cluster.agent("n", &[])?;
     agent.wait_metric("istio_cni_node_taint_changes_total{change=\"remove\",result=\"refused\"}", 1.0)?;
-    ensure!(cluster.taints("n")? == [ours()] && agent.metric("istio_cni_install_ready")? == 1.0);
+    ensure!(cluster.taints("n")? == [ours()] && agent.count("istio_cni_install_ready") == 1.0);
     cluster.wait_condition("n", "True", "Verified", &agent)?;
     drop(agent);
     let teller = cluster.agent("n", &[("NODE_TAINT", "false"), ("NODE_CONDITION", "true")])?;
     fs::remove_file(cluster.path("n", "net.d/10-net.conflist"))?;
     cluster.wait_condition("n", "False", "AgentNotReady", &teller)?;
     ensure!(cluster.taints("n")? == [ours()]);
-    teller.running.signal(Signal::SIGKILL)?;
-    let _ = teller.running.wait(LIMIT)?;
+    teller.process.signal(Signal::SIGKILL)?;
+    let _ = teller.process.wait(LIMIT)?;
     let said = cluster.condition("n")?.context("a condition")?;
     ensure!(said["status"] == "False" && cluster.taints("n")? == [ours()], "{said}");
     // With all rights: removal frees the node, whatever state it is in.
@@ -416,7 +375,7 @@ fn an_agent_that_may_not_says_so_and_one_that_is_killed_or_removed_leaves_what_i
     fs::remove_file(cluster.path("n", "net.d/10-net.conflist"))?;
     cluster.wait_taints("n", &[ours()], &agent)?;
     cluster.delete("daemonset", "istio-cni-node")?;
-    agent.end()?;
+    end(&agent)?;
     ensure!(cluster.taints("n")?.is_empty(), "nothing may stay behind that blocks the node");
     let said = cluster.condition("n")?.context("a condition")?;
     ensure!(said["status"] == "Unknown" && said["reason"] == "Removed", "{said}");
@@ -478,9 +437,9 @@ fn the_cluster_taints_nodes_without_an_agent_and_frees_those_with_one() -> Resul
     ensure!(cluster.taints("after")?.is_empty() && cluster.taints("served")?.is_empty());
     for result in ["refused", "rejected", "unanswered"] {
         let name = format!("istio_cni_taint_controller_changes_total{{change=\"add\",result=\"{result}\"}}");
-        ensure!(controller.metric(&name)? == 0.0, "{name}\n{}", controller.running.log());
+        ensure!(controller.count(&name) == 0.0, "{name}\n{}", controller.process.log());
     }
-    controller.end()
+    end(&controller)
 }
 
 /// While the controller taints and frees a node, another program writes other taints of it without a pause: not one of either is lost.
@@ -510,14 +469,14 @@ fn another_writer_of_taints_loses_none_and_costs_none() -> Result<()> {
             for node in ["n1", "n2", "n3"] {
                 cluster.pod(&format!("agent-{node}"), node, is_ready)?;
             }
-            until(&format!("round {round}"), LIMIT, &[&controller.running], || {
+            until(&format!("round {round}"), LIMIT, &[&controller.process], || {
                 let held: Result<Vec<bool>> = ["n1", "n2", "n3"]
                     .iter()
                     .map(|node| Ok(cluster.taints(node)?.contains(&ours())))
                     .collect();
                 Ok(held?.iter().all(|held| *held != is_ready).then_some(()))
             })
-            .with_context(|| controller.running.log())?;
+            .with_context(|| controller.process.log())?;
         }
         writer.join().map_err(|_| anyhow::anyhow!("the writer panicked"))?
     })?;
@@ -542,16 +501,16 @@ fn of_two_replicas_one_acts_and_the_other_takes_over() -> Result<()> {
     let second = cluster.controller("second", &[])?;
     cluster.node("a", &[])?;
     cluster.wait_taints("a", &[ours()], &first)?;
-    ensure!(second.metric(leader)? == 0.0 && second.metric("istio_cni_taint_controller_nodes")? == 0.0);
+    ensure!(second.count(leader) == 0.0 && second.count("istio_cni_taint_controller_nodes") == 0.0);
     // Killed: the other one waits until the lease has run out.
-    first.running.signal(Signal::SIGKILL)?;
-    let _ = first.running.wait(LIMIT)?;
+    first.process.signal(Signal::SIGKILL)?;
+    let _ = first.process.wait(LIMIT)?;
     cluster.node("b", &[])?;
     cluster.wait_taints("b", &[ours()], &second)?;
-    ensure!(second.metric(added)? == 1.0 && second.metric(leader)? == 1.0, "{}", second.running.log());
+    ensure!(second.count(added) == 1.0 && second.count(leader) == 1.0, "{}", second.process.log());
     // Told to end: it steps down, and another one takes over at once.
     let third = cluster.controller("third", &[])?;
-    second.end()?;
+    end(&second)?;
     let lease = cluster.api.get("lease", SYSTEM, "istio-taint-lock")?;
     ensure!(lease["spec"]["holderIdentity"] != "second", "{lease}");
     third.wait_metric(leader, 1.0)?;
@@ -559,14 +518,14 @@ fn of_two_replicas_one_acts_and_the_other_takes_over() -> Result<()> {
     cluster.pod("agent-a", "a", true)?;
     cluster.wait_taints("a", &[], &third)?;
     cluster.api.stop();
-    until("the leader to step back", LIMIT, &[&third.running], || {
-        Ok((third.metric(leader)? == 0.0).then_some(()))
+    until("the leader to step back", LIMIT, &[&third.process], || {
+        Ok((third.count(leader) == 0.0).then_some(()))
     })?;
     cluster.api.start_again()?;
     cluster.node("c", &[])?;
     cluster.wait_taints("c", &[ours()], &third)?;
     third.wait_metric(leader, 1.0)?;
-    ensure!(cluster.taints("a")?.is_empty(), "{}", third.running.log());
+    ensure!(cluster.taints("a")?.is_empty(), "{}", third.process.log());
     Ok(())
 }
 
@@ -577,11 +536,11 @@ fn a_config_map_of_selectors_says_which_pods_a_node_needs() -> Result<()> {
         [("TAINT_CONFIGMAP-NAME", "istio-cni-taint-configmap"), ("TAINT_CONFIGMAP-NAMESPACE", SYSTEM)];
     let ends = |part: &str| -> Result<()> {
         let controller = cluster.controller("bad", &named)?;
-        let status = controller.running.wait(LIMIT)?;
+        let status = controller.process.wait(LIMIT)?;
         ensure!(
-            status.code() == Some(1) && controller.running.log().contains(part),
+            status.code() == Some(1) && controller.process.log().contains(part),
             "{}",
-            controller.running.log()
+            controller.process.log()
         );
         Ok(())
     };
@@ -685,5 +644,5 @@ fn an_agent_that_is_held_to_its_own_node_does_all_its_work() -> Result<()> {
     fs::remove_file(cluster.path("own", "net.d/10-net.conflist"))?;
     cluster.wait_taints("own", &[foreign, ours()], &agent)?;
     cluster.wait_condition("own", "False", "AgentNotReady", &agent)?;
-    agent.end()
+    end(&agent)
 }

@@ -1,23 +1,18 @@
 //! The command lines of `istio-iptables` and `istio-validation`: where they work, what they show, how they say no.
 
 use std::fs;
-use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
+use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 use e2e::iptables::{self, apply, istio_iptables_command, run, with_environment};
 use e2e::program;
+use e2e::validation::istio_validation;
 use nix::{sys::stat::Mode, unistd::mkfifo};
 use test_support::netns::{Families, Namespace};
 use test_support::process::{self, Output, SHORT, command, prefixed};
 
 const EVERYTHING: &str =
     "-b * -d 22,23,24,8000:8099 -i * -x 192.0.2.0/24,198.51.100.7/32,203.0.113.0/24 --dual-stack";
-
-fn istio_validation() -> &'static Path {
-    static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
-    PROGRAM.get_or_init(|| program::under_test("istio-validation").expect("istio-validation is built"))
-}
 
 fn words(text: &str) -> Vec<&str> {
     text.split_whitespace().collect()

@@ -5,6 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use anyhow::{Context, Result};
 use e2e::cnitool::{CniTool, addresses};
+use e2e::iptables::mesh::any;
 use e2e::traffic::{Client, Protocol, TcpServer};
 use serde_json::{Value, json};
 use test_support::netns::{Families, Namespace};
@@ -196,7 +197,7 @@ impl PodStage {
         use_addresses_at_once(&namespace)?;
         let mut application = Vec::new();
         for port in [8080, EXCLUDED_PORT] {
-            for any in [IpAddr::from(Ipv4Addr::UNSPECIFIED), Ipv6Addr::UNSPECIFIED.into()] {
+            for any in [false, true].map(any) {
                 application.push(TcpServer::start(&namespace, APPLICATION, (any, port))?);
             }
         }

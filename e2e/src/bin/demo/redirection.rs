@@ -3,7 +3,8 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use anyhow::Result;
-use e2e::traffic::{Client, Protocol, Report, TcpServer, UdpServer};
+use e2e::iptables::mesh::{any, passthrough};
+use e2e::traffic::{Client, PROXY_ID, Protocol, TcpServer, UdpServer};
 use test_support::netns::{
     CLIENT_V4, CLIENT_V6, Families, POD_V4, POD_V6, REMOTE_V4, REMOTE_V6, State, Tables, Topology,
     client_address, pod_address, remote_address,
@@ -11,7 +12,7 @@ use test_support::netns::{
 use test_support::process;
 
 use crate::connection::{Connection, Reach};
-use crate::proxy::{self, Onward, Proxy};
+use crate::proxy::{self, Proxy};
 use crate::screen::{Screen, typed};
 
 const APPLICATION: &str = "application";
@@ -19,6 +20,8 @@ const REMOTE: &str = "remote server";
 const DNS_SERVER: &str = "DNS server";
 /// The port that the rules leave alone.
 const EXCLUDED_PORT: u16 = 9090;
+/// The mark of packets that TPROXY is done with.
+const TPROXY_MARK: u32 = 1337;
 const DNS_V4: Ipv4Addr = Ipv4Addr::new(198, 51, 100, 53);
 const DNS_V6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 0x53);
 
@@ -71,7 +74,7 @@ impl Stage {
         world.pod.set_nameservers(&[DNS_V4.to_string(), DNS_V6.to_string()])?;
         let (mut connections, mut queries) = (Vec::new(), Vec::new());
         for v6 in [false, true] {
-            let any = if v6 { IpAddr::from(Ipv6Addr::UNSPECIFIED) } else { Ipv4Addr::UNSPECIFIED.into() };
+            let any = any(v6);
             connections.push(TcpServer::start(&world.pod, APPLICATION, (any, 8080))?);
             connections.push(TcpServer::start(&world.pod, APPLICATION, (any, EXCLUDED_PORT))?);
             connections.push(TcpServer::start(&world.client, REMOTE, (remote_address(v6), 80))?);
@@ -117,9 +120,9 @@ impl Stage {
         for v6 in [false, true] {
             self.inbound(v6, EXCLUDED_PORT).show(screen, Reach::Directly(APPLICATION))?;
             let proxy = Client::new(&self.world.pod).as_proxy();
-            let own = Connection { from: "proxy", client: proxy, ..self.outbound(v6) };
+            let own = Connection { from: "proxy", client: proxy.clone(), ..self.outbound(v6) };
             own.show(screen, Reach::Directly(REMOTE))?;
-            self.show_onward(screen, Onward::From(passthrough_address(v6)))?;
+            self.show_onward(screen, passthrough(v6), proxy.from(passthrough(v6)))?;
         }
         Ok(())
     }
@@ -130,7 +133,9 @@ impl Stage {
         }
         screen.note("In this mode the proxy runs as root, group 1337, and may use the client's address for its own connection:")?;
         for v6 in [false, true] {
-            self.show_onward(screen, Onward::Transparent(client_address(v6)))?;
+            let proxy = Client::new(&self.world.pod).user(0, PROXY_ID).mark(TPROXY_MARK);
+            let client = client_address(v6);
+            self.show_onward(screen, client, proxy.in_the_name_of(client))?;
         }
         screen.note("The excluded port and outbound connections are as before:")?;
         for v6 in [false, true] {
@@ -140,20 +145,13 @@ impl Stage {
         Ok(())
     }
 
-    fn show_onward(&self, screen: &mut Screen, onward: Onward) -> Result<()> {
-        let source = onward.source();
+    /// A connection of the proxy to the application, on behalf of a client.
+    fn show_onward(&self, screen: &mut Screen, source: IpAddr, client: Client<'_>) -> Result<()> {
         let target = SocketAddr::new(pod_address(source.is_ipv6()), 8080);
-        let report = onward.connect(&self.world.pod, target);
-        let (found, is_right) = match &report {
-            Ok(Report { server, peer, .. }) => (
-                format!("reached: {server} (sees {})", peer.ip()),
-                server == APPLICATION && peer.ip() == source,
-            ),
-            Err(error) => (format!("reached nothing: {error:#}"), false),
-        };
-        let wanted = format!("{APPLICATION}, which sees {source}");
-        let verdict = if is_right { Ok(()) } else { Err(wanted) };
-        screen.check(&format!("proxy for the client → application {target}"), &found, verdict)
+        let protocol = Protocol::Tcp;
+        let onward =
+            Connection { from: "proxy for the client", source, client, to: "application", target, protocol };
+        onward.show(screen, Reach::Directly(APPLICATION))
     }
 
     fn inbound(&self, v6: bool, port: u16) -> Connection<'_> {
@@ -247,9 +245,4 @@ fn listed(items: &[String]) -> String {
 
 fn dns_address(v6: bool) -> IpAddr {
     if v6 { DNS_V6.into() } else { DNS_V4.into() }
-}
-
-/// What the proxy's connections to the application come from where the client's address is not kept.
-fn passthrough_address(v6: bool) -> IpAddr {
-    if v6 { Ipv6Addr::new(0, 0, 0, 0, 0, 0, 0, 6).into() } else { Ipv4Addr::new(127, 0, 0, 6).into() }
 }

@@ -4,17 +4,21 @@
 use std::fs;
 use std::path::Path;
 use std::process::Command;
+use std::time::Duration;
 
 use anyhow::{Context, Result};
-use e2e::agent::DIRECTORIES;
+use e2e::agent::{DIRECTORIES, get, memory_kib};
+use e2e::http;
 use e2e::kube::ApiServer;
 use e2e::program;
 use test_support::port::free_port;
-use test_support::process::Background;
+use test_support::process::{Background, until};
 
 use super::NAMESPACE;
 
-const CONFLIST: &str = r#"{"cniVersion":"1.0.0","name":"net","plugins":[{"type":"bridge"}]}"#;
+/// How long anything may take on a busy machine.
+const LIMIT: Duration = Duration::from_secs(300);
+pub const CONFLIST: &str = r#"{"cniVersion":"1.0.0","name":"net","plugins":[{"type":"bridge"}]}"#;
 
 /// One of them, while it runs.
 pub struct FleetAgent {
@@ -62,7 +66,7 @@ impl FleetAgent {
     }
 
     /// With the rights of a namespace's account, as a pod of this name.
-    fn run(
+    pub fn run(
         api: &ApiServer,
         folder: &Path,
         mut command: Command,
@@ -88,19 +92,26 @@ impl FleetAgent {
     }
 
     /// A metric; none while the agent does not answer, or has no such metric.
-    pub fn metric(&self, name: &str) -> Result<Option<f64>> {
-        let url = format!("http://127.0.0.1:{}/metrics", self.monitoring);
-        let text = Command::new("curl").args(["-s", &url]).output()?.stdout;
-        let text = String::from_utf8(text)?;
-        let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
-        Ok(line.and_then(|value| value.parse().ok()))
+    pub fn metric(&self, name: &str) -> Option<f64> {
+        http::metric(&get(self.monitoring, "/metrics")?.1, name)
+    }
+
+    /// A metric; zero where it has not counted anything.
+    pub fn count(&self, name: &str) -> f64 {
+        self.metric(name).unwrap_or_default()
+    }
+
+    /// Waits until a metric is as high.
+    pub fn wait_metric(&self, name: &str, least: f64) -> Result<()> {
+        until(name, LIMIT, &[&self.process], || {
+            Ok(self.metric(name).is_some_and(|value| value >= least).then_some(()))
+        })
+        .with_context(|| self.process.log())
     }
 
     /// The most memory it ever had, in KiB.
-    pub fn most_memory(&self) -> Result<u64> {
-        let status = fs::read_to_string(format!("/proc/{}/status", self.process.id()))?;
-        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).context("VmHWM")?;
-        Ok(line.trim().trim_end_matches(" kB").parse()?)
+    pub fn most_memory(&self) -> u64 {
+        memory_kib(self.process.id(), "VmHWM:")
     }
 
     /// The processor time it has used, in seconds.

@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use e2e::http;
 use e2e::kube::{ApiServer, Controllers};
 use e2e::node::{APP_PORT, Node, PRIMARY_CONFLIST, Pod, sidecar_pod};
 use e2e::program;
@@ -236,8 +237,7 @@ pub fn metric(node: &Node<'_>, name: &str) -> Result<Option<f64>> {
     let curl =
         process::command("curl", ["--silent", "--fail", "--max-time", "5", "http://127.0.0.1:15014/metrics"]);
     let answer = node.namespace().run(&curl)?;
-    let value = answer.stdout.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
-    Ok(value.and_then(|value| value.parse().ok()))
+    Ok(http::metric(&answer.stdout, name))
 }
 
 pub fn entries(node: &Node<'_>) -> Result<String> {

@@ -12,6 +12,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 
 use anyhow::{Context, Result, bail};
+use e2e::http::HttpRequest;
 use e2e::kube::{ApiServer, Identity};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
@@ -143,7 +144,7 @@ fn serve(
     open: &Open,
 ) -> Result<()> {
     let mut stream = StreamOwned::new(ServerConnection::new(config)?, stream);
-    let call = call(&request_line(&mut stream)?)?;
+    let call = call(&HttpRequest::read(&mut stream)?.context("no request")?)?;
     calls.lock().unwrap_or_else(PoisonError::into_inner).push(call.clone());
     let upgrade = "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: SPDY/3.1\r\n\
                    X-Stream-Protocol-Version: v4.channel.k8s.io\r\n\r\n";
@@ -171,24 +172,10 @@ fn hold(stream: &mut impl Read) -> Result<()> {
     Ok(())
 }
 
-/// The first line of a request; its headers are read and not needed.
-fn request_line(stream: &mut impl Read) -> Result<String> {
-    let mut head = Vec::new();
-    while !head.ends_with(b"\r\n\r\n") {
-        let mut byte = [0];
-        stream.read_exact(&mut byte)?;
-        head.push(byte[0]);
-    }
-    let head = String::from_utf8(head)?;
-    head.lines().next().map(str::to_owned).context("an empty request")
-}
-
 /// Of `POST /exec/NAMESPACE/POD/CONTAINER?command=redirectctl&command=scan&error=1&output=1 HTTP/1.1`.
-fn call(line: &str) -> Result<Call> {
-    let target =
-        line.strip_prefix("POST /exec/").and_then(|rest| rest.split(' ').next()).context(line.to_owned())?;
-    let (container, query) = target.split_once('?').context(line.to_owned())?;
-    let words = query.split('&').filter_map(|pair| pair.strip_prefix("command=")).map(unescaped);
+fn call(request: &HttpRequest) -> Result<Call> {
+    let container = request.path().strip_prefix("/exec/").with_context(|| request.head.clone())?;
+    let words = request.query().split('&').filter_map(|pair| pair.strip_prefix("command=")).map(unescaped);
     Ok(Call { container: container.to_owned(), words: words.collect::<Result<_>>()? })
 }
 

@@ -1,8 +1,6 @@
 //! What the tests of ambient mode share: `install-cni ambient`, and the recorded runs of the reference.
 
-use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::OnceLock;
 
 use anyhow::{Context, Error, Result};
 use e2e::program;
@@ -14,14 +12,9 @@ use test_support::rewrites::{Printed, Rewrites};
 /// Recorded runs; so that a lost fixture does not look like success.
 const RECORDINGS: usize = 96;
 
-fn install_cni() -> &'static Path {
-    static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
-    PROGRAM.get_or_init(|| program::under_test("install-cni").expect("install-cni is built"))
-}
-
 /// `install-cni ambient WORDS`, for a network namespace.
 pub fn command(namespace: &Namespace, words: &str) -> Command {
-    let mut command = Command::new(install_cni());
+    let mut command = Command::new(program::under_test("install-cni").expect("install-cni is built"));
     command.env_clear().arg("ambient").args(words.split_whitespace());
     command.arg("--network-namespace").arg(namespace.path());
     command

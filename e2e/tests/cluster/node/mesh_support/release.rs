@@ -77,12 +77,9 @@ impl Release {
     /// The image of sidecars, under the name that the injector writes: the release's `pilot-agent` and a stock Envoy, and iptables, which `pilot-agent` runs to
     /// check rules.
     pub fn import_proxy(&self, node: &Node<'_>) -> Result<()> {
-        let folders =
-            ["usr", "usr/local", "usr/local/bin", "var/lib", "var/lib/istio", "var/lib/istio/envoy"];
-        let folders =
-            [&folders[..], &["var/lib/istio/data", "etc/istio", "etc/istio/proxy", "etc/istio/pod"]];
+        let folders = ["var/lib/istio/data", "etc/istio/proxy", "etc/istio/pod"];
         let image = Image::new(&self.proxy_image()).with_busybox()?;
-        let image = folders.concat().into_iter().fold(image, Image::folder);
+        let image = folders.into_iter().fold(image, Image::folder);
         let bootstrap = std::fs::read(self.folder.join("envoy_bootstrap.json"))?;
         let image = image
             .program("usr/local/bin/pilot-agent", &self.program("pilot-agent"))?
@@ -106,9 +103,9 @@ impl Release {
 
     /// The image of Istio's own agent.
     pub fn import_agent(&self, node: &Node<'_>) -> Result<()> {
-        let image = ["usr", "usr/local", "usr/local/bin", "opt/cni", "opt/cni/bin"];
-        let image = image.into_iter().fold(Image::new(&self.agent_image()).with_busybox()?, Image::folder);
-        let image = image
+        let image = Image::new(&self.agent_image())
+            .with_busybox()?
+            .folder("usr/local/bin")
             .program("bin/install-cni", &self.program("install-cni"))?
             .program("opt/cni/bin/istio-cni", &self.program("istio-cni"))?
             .entrypoint(&["/bin/install-cni"]);
@@ -122,17 +119,13 @@ impl Release {
 }
 
 /// This machine's iptables, both kinds, with the modules that rules of a sidecar need.
-fn with_iptables(image: Image) -> Result<Image> {
+fn with_iptables(mut image: Image) -> Result<Image> {
     let modules = modules_of_iptables()?;
-    let mut image = image.folder("usr/sbin");
     for program in ["xtables-nft-multi", "xtables-legacy-multi"] {
         image =
             image.linked_program(&format!("usr/sbin/{program}"), &Path::new("/usr/sbin").join(program))?;
     }
     let inside = modules.to_string_lossy().trim_start_matches('/').to_owned();
-    let folders =
-        Path::new(&inside).ancestors().filter(|folder| *folder != Path::new("")).collect::<Vec<_>>();
-    image = folders.into_iter().rev().fold(image, |image, folder| image.folder(&folder.to_string_lossy()));
     for entry in std::fs::read_dir(&modules)? {
         let path = entry?.path();
         let name = path.file_name().context("a module has a name")?.to_string_lossy().into_owned();
