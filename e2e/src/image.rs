@@ -70,7 +70,7 @@ impl Image {
         self
     }
 
-    /// Adds a file. The path is relative to the root; folders on the way there are made.
+    /// Adds a file. The path is relative to the root; its folders are made.
     #[must_use]
     pub fn file(mut self, path: &str, content: impl Into<Vec<u8>>, mode: u32) -> Self {
         self.layer.push(Entry::File(path.to_owned(), content.into(), mode));
@@ -198,4 +198,23 @@ fn hex_digest(content: &[u8]) -> String {
 /// The name of this machine's architecture in images.
 fn architecture() -> &'static str {
     if cfg!(target_arch = "aarch64") { "arm64" } else { "amd64" }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_comes_behind_its_folders_and_each_of_them_once() -> Result<()> {
+        let image = Image::new(BUSYBOX).folder("opt/a/b").file("opt/a/c/d", "", 0o644).link("opt/a/e", "b");
+        let layer = image.layer()?;
+        let mut paths = Vec::new();
+        for entry in tar::Archive::new(layer.as_slice()).entries()? {
+            paths.push(entry?.path()?.display().to_string());
+        }
+        let ours: Vec<&str> =
+            paths.iter().map(String::as_str).filter(|path| path.starts_with("opt")).collect();
+        assert_eq!(ours, ["opt", "opt/a", "opt/a/b", "opt/a/c", "opt/a/c/d", "opt/a/e"]);
+        Ok(())
+    }
 }

@@ -389,6 +389,22 @@ impl<'a> Peer<'a> {
             && segment.acknowledged == self.sequence.wrapping_add(1)
     }
 
+    /// Connects by hand to a port that is not captured, where a server of this name greets: then all that was sent before has been dealt with. Returns
+    /// what came until then.
+    pub fn settle(mut self, server: &str) -> Result<Vec<Segment>> {
+        self.send(SYN)?;
+        let mut seen = Vec::new();
+        let answer = self.wire.wait_for("answer of the port that is not captured", |segment| {
+            seen.push(segment.clone());
+            self.is_answer(segment).then(|| segment.clone())
+        })?;
+        self.take_answer(&answer)?;
+        let greeting = self.greeted()?;
+        ensure!(greeting.contains(server), "the port that is not captured is answered by {greeting}");
+        self.send(RST)?;
+        Ok(seen)
+    }
+
     /// Acknowledges, waits for what the server says first, and acknowledges that.
     pub fn greeted(&mut self) -> Result<String> {
         self.send(ACK)?;

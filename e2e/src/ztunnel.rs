@@ -10,7 +10,6 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -21,6 +20,7 @@ use rustix::net::{
     SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, recvmsg, sendmsg, socket_with,
 };
 
+use test_support::parallel::Worker;
 use test_support::process::{Patience, SHORT};
 
 pub mod stock;
@@ -276,22 +276,21 @@ impl Ztunnel {
 /// ztunnel, which obeys until it is dropped, and comes back when the agent does.
 #[derive(Debug)]
 pub struct Obedient {
-    stop: Arc<AtomicBool>,
     /// What it serves.
     served: Arc<Mutex<BTreeMap<String, u64>>>,
     /// The UIDs of pods whose adds it refuses.
     refused: Arc<Mutex<BTreeSet<String>>>,
-    thread: Option<JoinHandle<()>>,
+    _obeying: Worker,
 }
 
 impl Obedient {
     /// Connects to this socket as soon as that is possible, and again.
     pub fn start(socket: PathBuf) -> Self {
-        let (stop, served) = (Arc::new(AtomicBool::new(false)), Arc::new(Mutex::new(BTreeMap::new())));
+        let served = Arc::new(Mutex::new(BTreeMap::new()));
         let refused = Arc::new(Mutex::new(BTreeSet::new()));
-        let (stopped, shown, refuses) = (stop.clone(), served.clone(), refused.clone());
+        let (shown, refuses) = (served.clone(), refused.clone());
         let is_refused = move |message: &Message| matches!(message, Message::Add(uid) if refuses.lock().expect("not poisoned").contains(uid));
-        let obey = move || {
+        let obey = move |stopped: &AtomicBool| {
             let mut ztunnel: Option<Ztunnel> = None;
             while !stopped.load(Ordering::Relaxed) {
                 let Some(connected) = &mut ztunnel else {
@@ -317,8 +316,7 @@ impl Obedient {
                 }
             }
         };
-        let thread = Some(std::thread::spawn(obey));
-        Self { stop, served, refused, thread }
+        Self { served, refused, _obeying: Worker::start(obey) }
     }
 
     /// From now on it refuses adds of these pods, by UID, and of no others.
@@ -329,14 +327,5 @@ impl Obedient {
     /// The pods that it serves, by UID, with the inodes of their network namespaces.
     pub fn served(&self) -> BTreeMap<String, u64> {
         self.served.lock().expect("not poisoned").clone()
-    }
-}
-
-impl Drop for Obedient {
-    fn drop(&mut self) {
-        self.stop.store(true, Ordering::Relaxed);
-        if let Some(thread) = self.thread.take() {
-            assert!(thread.join().is_ok() || std::thread::panicking(), "ztunnel ended a connection");
-        }
     }
 }

@@ -4,11 +4,11 @@
 //! |---|---|
 //! | [`netns`] | network namespaces that are gone with the value, and what the kernel holds in them |
 //! | [`process`] | commands, waiting with patience, servers in the background |
-//! | [`parallel`] | work on a few threads |
+//! | [`parallel`] | work on a few threads, or on one of its own until the test ends it |
 //! | [`port`] | ports of loopback that no other process has |
 //! | [`dice`] | numbers that look random and are the same every time |
 //! | [`rewrites`] | what this project writes otherwise than was recorded |
-//! | [`sample`] | a sample of the recordings, where machines are slow |
+//! | [`sample`] | a sample of the recordings, where machines are slow; numbers from the environment |
 //! | [`leftovers`] | names that show their owner, by which another test removes what is left of a killed one |
 //!
 //! Whatever a value of these modules started or made is gone when the value is dropped, also when the test panics. A test process that is

@@ -1,10 +1,56 @@
-//! Spreading work over a few threads.
+//! Spreading work over a few threads, and work that goes on until the test ends it.
 
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::thread;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::{self, JoinHandle};
 
 use anyhow::Result;
+
+/// Asks another thread to stop when it is dropped, also where a test fails.
+#[derive(Debug)]
+pub struct StopOnDrop<'a>(pub &'a AtomicBool);
+
+impl Drop for StopOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Work on a thread of its own, which is asked to stop when the value is dropped, and waited for.
+#[derive(Debug)]
+pub struct Worker<T = ()> {
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<T>>,
+}
+
+impl<T: Send + 'static> Worker<T> {
+    /// Starts it. It is to look often whether it is to stop.
+    pub fn start(work: impl FnOnce(&AtomicBool) -> T + Send + 'static) -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        let told = Arc::clone(&stop);
+        Self { stop, thread: Some(thread::spawn(move || work(&told))) }
+    }
+}
+
+impl<T> Worker<T> {
+    /// Ends it; what came of it.
+    ///
+    /// # Panics
+    /// It panicked.
+    pub fn end(mut self) -> T {
+        self.stop.store(true, Ordering::Relaxed);
+        let thread = self.thread.take().expect("it runs");
+        thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    }
+}
+
+impl<T> Drop for Worker<T> {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        let ended = self.thread.take().map(JoinHandle::join);
+        assert!(thread::panicking() || !matches!(ended, Some(Err(_))), "a worker panicked");
+    }
+}
 
 /// Does all work on a few threads; the results in the order of the work.
 ///

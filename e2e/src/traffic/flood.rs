@@ -4,8 +4,7 @@ use std::collections::VecDeque;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::thread::{self, JoinHandle};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use anyhow::{Context, Result};
 use nix::errno::Errno;
@@ -17,6 +16,7 @@ use nix::sys::socket::{
 
 use super::server::listener;
 use test_support::netns::Topology;
+use test_support::parallel::Worker;
 
 /// Connections that a client keeps before it drops the oldest: long enough for the handshake of each, which takes no wait between two namespaces.
 const KEPT: usize = 200;
@@ -28,8 +28,7 @@ const FIRST_PORT: u64 = 1024;
 #[derive(Debug)]
 pub struct Turnstile {
     passed: Arc<AtomicUsize>,
-    closed: Arc<AtomicBool>,
-    thread: Option<JoinHandle<()>>,
+    _accepting: Worker,
 }
 
 impl Turnstile {
@@ -39,9 +38,9 @@ impl Turnstile {
         let listeners = any.map(|any| namespace.enter(|| listener((any, port).into(), true)));
         let listeners = listeners.into_iter().flatten().collect::<Result<Vec<_>>>()?;
         listeners.iter().try_for_each(|listener| listener.set_nonblocking(true))?;
-        let (passed, closed) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicBool::new(false)));
-        let (counter, stop) = (Arc::clone(&passed), Arc::clone(&closed));
-        let thread = thread::spawn(move || {
+        let passed = Arc::new(AtomicUsize::new(0));
+        let counter = Arc::clone(&passed);
+        let accepting = Worker::start(move |stop| {
             while !stop.load(Ordering::Relaxed) {
                 wait_for_any(&listeners);
                 for listener in &listeners {
@@ -53,19 +52,12 @@ impl Turnstile {
                 }
             }
         });
-        Ok(Self { passed, closed, thread: Some(thread) })
+        Ok(Self { passed, _accepting: accepting })
     }
 
     /// How many have come so far.
     pub fn passed(&self) -> usize {
         self.passed.load(Ordering::Relaxed)
-    }
-}
-
-impl Drop for Turnstile {
-    fn drop(&mut self) {
-        self.closed.store(true, Ordering::Relaxed);
-        let _ = self.thread.take().map(JoinHandle::join);
     }
 }
 
@@ -85,8 +77,7 @@ fn forget_at_once(socket: &impl AsFd) {
 #[derive(Debug)]
 pub struct Flood {
     begun: Arc<AtomicU64>,
-    over: Arc<AtomicBool>,
-    clients: Vec<JoinHandle<()>>,
+    _clients: Vec<Worker>,
 }
 
 impl Flood {
@@ -101,13 +92,13 @@ impl Flood {
             "cd /proc/sys/net/netfilter
              for state in close close_wait time_wait last_ack fin_wait syn_recv syn_sent; do echo 1 > nf_conntrack_tcp_timeout_$state; done",
         )?;
-        let (begun, over) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
+        let begun = Arc::new(AtomicU64::new(0));
         let clients = (0..clients).map(|index| {
-            let (begun, over) = (Arc::clone(&begun), Arc::clone(&over));
+            let begun = Arc::clone(&begun);
             let target = SocketAddr::new(test_support::netns::pod_address(index % 2 == 1), port);
             // The thread stays where the thread that starts it is.
             topology.client.enter(|| {
-                thread::spawn(move || {
+                Worker::start(move |over| {
                     let mut kept = VecDeque::with_capacity(KEPT + 1);
                     while !over.load(Ordering::Relaxed) {
                         let number = begun.fetch_add(1, Ordering::Relaxed);
@@ -121,21 +112,12 @@ impl Flood {
             })
         });
         let clients = clients.collect::<Result<Vec<_>>>().context("no clients")?;
-        Ok(Self { begun, over, clients })
+        Ok(Self { begun, _clients: clients })
     }
 
     /// How many connections they have begun.
     pub fn begun(&self) -> u64 {
         self.begun.load(Ordering::Relaxed)
-    }
-}
-
-impl Drop for Flood {
-    fn drop(&mut self) {
-        self.over.store(true, Ordering::Relaxed);
-        for client in self.clients.drain(..) {
-            let _ = client.join();
-        }
     }
 }
 

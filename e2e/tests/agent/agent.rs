@@ -18,6 +18,7 @@ use e2e::pods::Proc;
 use e2e::retries::once_in;
 use e2e::ztunnel::Ztunnel;
 use test_support::netns::{Families, Namespace};
+use test_support::parallel::StopOnDrop;
 use test_support::port::free_port;
 
 const REAL: [(&str, &str); 10] = [
@@ -176,25 +177,16 @@ fn a_file_written_in_place_piece_by_piece_is_never_lost() {
     assert!(node.conf("10-calico.conflist").expect("is there").contains("\"mtu\":1450"));
 }
 
-/// Ends a fight when it is dropped.
-struct Peace<'a>(&'a AtomicBool);
-
-impl Drop for Peace<'_> {
-    fn drop(&mut self) {
-        self.0.store(false, Ordering::Relaxed);
-    }
-}
-
 #[test]
 fn another_writer_who_fights_is_named_and_left_alone_for_a_while() {
     let mut node = Node::new(&[("05-cilium.conflist", REAL[1].1)]);
     let api = FakeApi::start(200, &daemon_set(false));
     api.serve(&mut node);
     let agent = node.start_ready();
-    let fighting = AtomicBool::new(true);
+    let is_over = AtomicBool::new(false);
     thread::scope(|scope| {
         scope.spawn(|| {
-            while fighting.load(Ordering::Relaxed) {
+            while !is_over.load(Ordering::Relaxed) {
                 if node.conf("05-cilium.conflist").is_some_and(|text| text.contains("istio-cni")) {
                     node.write_conf("05-cilium.conflist", REAL[1].1);
                 }
@@ -202,7 +194,7 @@ fn another_writer_who_fights_is_named_and_left_alone_for_a_while() {
             }
         });
         // Also where the test fails: the scope waits for the other writer.
-        let _peace = Peace(&fighting);
+        let _peace = StopOnDrop(&is_over);
         let reason = agent.wait_not_ready("next attempt in");
         assert!(reason.contains("05-cilium.conflist has no istio-cni entry"), "{reason}");
         assert!(reason.contains("probably Cilium") && reason.contains("cni.exclusive=false"), "{reason}");
@@ -216,7 +208,7 @@ fn another_writer_who_fights_is_named_and_left_alone_for_a_while() {
         // A few more where the machine stands still so long that the fight seems to be over; every time it would be a hundred.
         assert!((1.0..=8.0).contains(&tries), "{tries} tries without a pause of eight seconds");
         another_file_is_followed_at_once(&node, &agent);
-        fighting.store(false, Ordering::Relaxed);
+        is_over.store(true, Ordering::Relaxed);
     });
     agent.wait_ready();
     agent.wait_metric("istio_cni_fights_total", 1.0);

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use e2e::agent::{self, CALICO, Node};
+use test_support::parallel::StopOnDrop;
 
 /// A container sees the node's directory through a bind mount, which keeps showing the old one when the node recreates it.
 #[test]
@@ -129,15 +130,6 @@ fn assert_sound(node: &Node, round: usize) {
     }
 }
 
-/// Ends the sampler however the round ends.
-struct Ended<'a>(&'a AtomicBool);
-
-impl Drop for Ended<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
-}
-
 #[test]
 fn an_agent_that_comes_while_another_cleans_up_leaves_no_entry_without_its_binary() {
     let node = Node::new(&[("10-calico.conflist", CALICO)]);
@@ -153,7 +145,7 @@ fn an_agent_that_comes_while_another_cleans_up_leaves_no_entry_without_its_binar
                     assert_sound(&node, round);
                 }
             });
-            let ended = Ended(&done);
+            let ended = StopOnDrop(&done);
             let mut cleanup = node.command(&["cleanup"]);
             let cleanup = cleanup.stderr(std::process::Stdio::piped()).spawn().expect("starts");
             thread::sleep(std::time::Duration::from_micros(round as u64 * 500));

@@ -5,9 +5,8 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::io::Write;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsFd;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::{self, JoinHandle};
 
 use anyhow::{Context, Result, ensure};
 use e2e::iptables::{
@@ -21,6 +20,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{setsockopt, sockopt};
 use test_support::dice::Dice;
 use test_support::netns::{Families, Namespace, Topology, pod_address};
+use test_support::parallel::Worker;
 use test_support::sample;
 
 /// How many segments `make test` sends; `HUNT` says how many otherwise.
@@ -76,8 +76,7 @@ impl Pod {
 /// Accepts what is handed to the proxy and does with it what comes to its mind: greets, ends, resets, half closes, or forgets it for a while.
 struct MoodyProxy {
     moods: Arc<Mutex<Kinds>>,
-    closed: Arc<AtomicBool>,
-    thread: Option<JoinHandle<()>>,
+    _accepting: Worker,
 }
 
 impl MoodyProxy {
@@ -88,9 +87,9 @@ impl MoodyProxy {
             Ok(listener)
         };
         let listeners = pod.enter(|| -> Result<_> { Ok([open(false)?, open(true)?]) })??;
-        let (moods, closed) = (Arc::new(Mutex::new(Kinds::new())), Arc::new(AtomicBool::new(false)));
-        let (had, stop) = (Arc::clone(&moods), Arc::clone(&closed));
-        let thread = thread::spawn(move || {
+        let moods = Arc::new(Mutex::new(Kinds::new()));
+        let had = Arc::clone(&moods);
+        let accepting = Worker::start(move |stop| {
             let (mut dice, mut kept) = (Dice::new(seed), VecDeque::new());
             while !stop.load(Ordering::Relaxed) {
                 let mut fds = listeners.each_ref().map(|one| PollFd::new(one.as_fd(), PollFlags::POLLIN));
@@ -105,19 +104,12 @@ impl MoodyProxy {
                 }
             }
         });
-        Ok(Self { moods, closed, thread: Some(thread) })
+        Ok(Self { moods, _accepting: accepting })
     }
 
     /// What it has done with how many of the connections that it accepted.
     fn moods(&self) -> Kinds {
         self.moods.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-}
-
-impl Drop for MoodyProxy {
-    fn drop(&mut self) {
-        self.closed.store(true, Ordering::Relaxed);
-        let _ = self.thread.take().map(JoinHandle::join);
     }
 }
 
@@ -292,22 +284,8 @@ impl<'a> Hunter<'a> {
     fn settle(&mut self) -> Result<()> {
         self.marker = if self.marker == 60_000 { 30_000 } else { self.marker + 1 };
         let (from, to) = (stranger(self.v6), pod_address(self.v6));
-        let mut peer = Peer::new(
-            self.wire,
-            SocketAddr::new(from, self.marker),
-            SocketAddr::new(to, LEFT_ALONE),
-            u32::try_from(self.sent)?,
-        );
-        peer.send(SYN)?;
-        let mut seen = Vec::new();
-        let answer = self.wire.wait_for("answer of the port that is left alone", |segment| {
-            seen.push(segment.clone());
-            peer.is_answer(segment).then(|| segment.clone())
-        })?;
-        peer.take_answer(&answer)?;
-        let greeting = peer.greeted()?;
-        ensure!(greeting.contains("left alone"), "the port that is left alone is answered by {greeting}");
-        peer.send(RST)?;
+        let (from, to) = (SocketAddr::new(from, self.marker), SocketAddr::new(to, LEFT_ALONE));
+        let seen = Peer::new(self.wire, from, to, u32::try_from(self.sent)?).settle("left alone")?;
         seen.into_iter().try_for_each(|segment| self.take(segment))
     }
 }

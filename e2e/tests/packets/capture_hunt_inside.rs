@@ -5,9 +5,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::{self, JoinHandle};
+use std::sync::atomic::Ordering;
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -22,6 +21,7 @@ use e2e::traffic::{PROXY_ID, TcpServer, as_user};
 use serde_json::Value;
 use test_support::dice::Dice;
 use test_support::netns::{Families, Namespace, Topology, pod_address, remote_address};
+use test_support::parallel::Worker;
 use test_support::sample;
 
 /// How often `make test` tries to open a connection; `HUNT_INSIDE` says how often otherwise.
@@ -223,18 +223,13 @@ fn noted(pod: &Namespace, set: &str) -> Result<Vec<Vec<Value>>> {
         .collect()
 }
 
-/// A peer outside that answers by hand, as it likes, and calls whoever called it.
-struct Peers {
-    closed: Arc<AtomicBool>,
-    thread: Option<JoinHandle<Result<usize>>>,
-}
+/// A peer outside that answers by hand, as it likes, and calls whoever called it. At its end it says how many segments it has sent.
+struct Peers(Worker<Result<usize>>);
 
 impl Peers {
     fn start(client: &Namespace, v6: bool, seed: u64) -> Result<Self> {
         let wire = Wire::open(client, v6)?;
-        let closed = Arc::new(AtomicBool::new(false));
-        let stop = Arc::clone(&closed);
-        let thread = thread::spawn(move || {
+        Ok(Self(Worker::start(move |stop| {
             let (mut dice, mut sent) = (Dice::new(seed), 0);
             while !stop.load(Ordering::Relaxed) {
                 for segment in wire.seen_within(Duration::from_millis(20))? {
@@ -248,22 +243,7 @@ impl Peers {
                 }
             }
             Ok(sent)
-        });
-        Ok(Self { closed, thread: Some(thread) })
-    }
-
-    /// How many segments it has sent.
-    fn end(mut self) -> Result<usize> {
-        self.closed.store(true, Ordering::Relaxed);
-        let thread = self.thread.take().context("it has not ended")?;
-        thread.join().map_err(|_| anyhow::anyhow!("the peers panicked"))?
-    }
-}
-
-impl Drop for Peers {
-    fn drop(&mut self) {
-        self.closed.store(true, Ordering::Relaxed);
-        let _ = self.thread.take().map(JoinHandle::join);
+        })))
     }
 }
 
@@ -343,7 +323,7 @@ fn hunt(mode: &str, form: &str, v6: bool, time: u64) -> Result<Bag> {
     }
     let ways = pod.ways(v6)?;
     agree(&by_app, &pod.callers(), &ways)?;
-    let by_peers = peers.end()?;
+    let by_peers = peers.0.end()?;
     let captured = by_app.greeted.get("outbound").map_or(0, Vec::len);
     let by_proxy = by_proxy.greeted.get("remote").map_or(0, Vec::len);
     Ok(Bag { calls: by_app.calls, moves: by_app.moves, by_peers, by_proxy, captured, ways })

@@ -62,16 +62,6 @@ impl Pod {
         Wire::open(&self.topology.client, v6)
     }
 
-    /// Everything sent into the pod before has been dealt with once this is: a connection to the port left alone, by hand.
-    fn settle(wire: &Wire, v6: bool, port: u16) -> Result<()> {
-        let (from, to) = (SocketAddr::new(stranger(v6), port), SocketAddr::new(pod_address(v6), 8081));
-        let mut marker = Peer::new(wire, from, to, 1);
-        marker.open()?;
-        let greeting = marker.greeted()?;
-        ensure!(greeting.contains("\"app\""), "the port that is left alone is answered by {greeting}");
-        marker.send(RST)
-    }
-
     /// Whom the application has accepted on the captured port.
     fn accepted(&self) -> Vec<SocketAddr> {
         self.app.iter().flat_map(TcpServer::accepted).map(|report| report.peer).collect()
@@ -237,21 +227,10 @@ fn answers(
     Ok((passed, answered))
 }
 
-/// What comes back until everything sent so far has been dealt with.
+/// What comes back until everything sent so far has been dealt with: a connection to the port left alone, from a port of its own.
 fn seen_until_settled(wire: &Wire, v6: bool, port: u16) -> Result<Vec<Segment>> {
     let (from, to) = (SocketAddr::new(stranger(v6), port), SocketAddr::new(pod_address(v6), 8081));
-    let mut marker = Peer::new(wire, from, to, 1);
-    marker.send(SYN)?;
-    let mut seen = Vec::new();
-    let answer = wire.wait_for("marker", |segment| {
-        seen.push(segment.clone());
-        marker.is_answer(segment).then(|| segment.clone())
-    })?;
-    marker.take_answer(&answer)?;
-    let greeting = marker.greeted()?;
-    ensure!(greeting.contains("\"app\""), "the port that is left alone is answered by {greeting}");
-    marker.send(RST)?;
-    Ok(seen)
+    Peer::new(wire, from, to, 1).settle("\"app\"")
 }
 
 /// Every state and flag set, from outside; honest clients; and a proxy that does not listen.
@@ -489,7 +468,7 @@ impl Exempt {
                 Some(socket) if self == Self::PickedUp => forgotten_and_picked_up(pod, socket, from)?,
                 _ => peer.send(RST)?,
             }
-            Pod::settle(wire, to.is_ipv6(), from.port())?;
+            seen_until_settled(wire, to.is_ipv6(), from.port())?;
         }
         Ok(is_there)
     }
@@ -614,7 +593,7 @@ fn what_was_open_before_never_moves_to_the_proxy() -> Result<()> {
                 continue;
             }
             stream.write_all(b"after")?;
-            Pod::settle(&pod.wire(v6)?, v6, 50_000)?;
+            seen_until_settled(&pod.wire(v6)?, v6, 50_000)?;
             stream.set_nonblocking(true)?;
             let found = stream.read(&mut [0; 512]).map_err(|error| error.kind());
             assert_eq!(found, Err(std::io::ErrorKind::WouldBlock), "{mode}: it passes");

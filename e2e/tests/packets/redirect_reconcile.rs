@@ -2,23 +2,24 @@
 
 use std::collections::VecDeque;
 use std::io::{BufRead, BufReader, ErrorKind, Write};
-use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::ops::RangeInclusive;
 use std::os::fd::{AsFd, AsRawFd};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread::{self, JoinHandle};
+use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use e2e::iptables::{self, mesh::any};
+use e2e::traffic::listener;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{
-    AddressFamily, Backlog, SockFlag, SockType, SockaddrStorage, bind, connect, listen, setsockopt, socket,
-    sockopt,
+    AddressFamily, SockFlag, SockType, SockaddrStorage, bind, connect, setsockopt, socket, sockopt,
 };
 use test_support::netns::{Families, Namespace, Topology, pod_address, remote_address};
+use test_support::parallel::Worker;
 use test_support::process::{self, Patience};
 use test_support::sample;
 
@@ -160,17 +161,16 @@ fn configure(pod: &Namespace, configuration: &Configuration) -> Result<()> {
 /// A port that tells everybody who comes its number, on both families. It also accepts what TPROXY brings.
 struct Door {
     visitors: Arc<AtomicUsize>,
-    closed: Arc<AtomicBool>,
-    thread: Option<JoinHandle<()>>,
+    _accepting: Worker,
 }
 
 impl Door {
     fn open(namespace: &Namespace, port: u16) -> Result<Self> {
-        let both = || -> Result<_> { Ok([listener(any(false), port)?, listener(any(true), port)?]) };
-        let listeners = namespace.enter(both)??;
-        let (visitors, closed) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicBool::new(false)));
-        let (counter, stop) = (Arc::clone(&visitors), Arc::clone(&closed));
-        let thread = thread::spawn(move || {
+        let one = |v6| listener((any(v6), port).into(), true);
+        let listeners = namespace.enter(|| -> Result<_> { Ok([one(false)?, one(true)?]) })??;
+        let visitors = Arc::new(AtomicUsize::new(0));
+        let counter = Arc::clone(&visitors);
+        let accepting = Worker::start(move |stop| {
             // Visitors leave first: where we did, the address they came from would be ours to remember for a minute.
             let mut inside = VecDeque::new();
             while !stop.load(Ordering::Relaxed) {
@@ -186,31 +186,12 @@ impl Door {
                 }
             }
         });
-        Ok(Self { visitors, closed, thread: Some(thread) })
+        Ok(Self { visitors, _accepting: accepting })
     }
 
     fn visitors(&self) -> usize {
         self.visitors.load(Ordering::Relaxed)
     }
-}
-
-impl Drop for Door {
-    fn drop(&mut self) {
-        self.closed.store(true, Ordering::Relaxed);
-        let _ = self.thread.take().map(JoinHandle::join);
-    }
-}
-
-fn listener(address: IpAddr, port: u16) -> Result<TcpListener> {
-    let family = if address.is_ipv6() { AddressFamily::Inet6 } else { AddressFamily::Inet };
-    let fd = socket(family, SockType::Stream, SockFlag::SOCK_CLOEXEC, None)?;
-    if address.is_ipv6() {
-        setsockopt(&fd, sockopt::Ipv6V6Only, &true)?;
-    }
-    setsockopt(&fd, sockopt::IpTransparent, &true)?;
-    bind(fd.as_raw_fd(), &SockaddrStorage::from(SocketAddr::new(address, port)))?;
-    listen(&fd, Backlog::new(128)?)?;
-    Ok(TcpListener::from(fd))
 }
 
 fn ready(listeners: &[TcpListener; 2]) -> Vec<&TcpListener> {
@@ -227,8 +208,7 @@ fn ready(listeners: &[TcpListener; 2]) -> Vec<&TcpListener> {
 struct Visitor {
     target: SocketAddr,
     notes: Arc<Mutex<Notes>>,
-    tired: Arc<AtomicBool>,
-    thread: JoinHandle<()>,
+    visiting: Worker,
 }
 
 #[derive(Default)]
@@ -242,11 +222,10 @@ struct Notes {
 impl Visitor {
     fn start(namespace: &Namespace, target: SocketAddr) -> Result<Self> {
         let notes = Arc::new(Mutex::new(Notes::default()));
-        let tired = Arc::new(AtomicBool::new(false));
-        let (noting, stop) = (Arc::clone(&notes), Arc::clone(&tired));
+        let noting = Arc::clone(&notes);
         // The thread stays where the thread that starts it is.
-        let thread = namespace.enter(|| {
-            thread::spawn(move || {
+        let visiting = namespace.enter(|| {
+            Worker::start(move |stop| {
                 for port in PORTS.cycle() {
                     if stop.load(Ordering::Relaxed) {
                         break;
@@ -257,7 +236,7 @@ impl Visitor {
                 }
             })
         })?;
-        Ok(Self { target, notes, tired, thread })
+        Ok(Self { target, notes, visiting })
     }
 
     /// Waits until every visit that began before this call has ended, and a port answers. Returns what was lost.
@@ -276,8 +255,7 @@ impl Visitor {
     }
 
     fn stop(self) -> Notes {
-        self.tired.store(true, Ordering::Relaxed);
-        let _ = self.thread.join();
+        self.visiting.end();
         std::mem::take(&mut self.notes.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }

@@ -20,6 +20,7 @@ use e2e::traffic::{Client, TcpServer};
 use e2e::ztunnel::stock::{Access, Stock, accesses};
 use serde_json::{Value, json};
 use test_support::netns::{Families, Namespace};
+use test_support::parallel::StopOnDrop;
 use test_support::process::Background;
 
 use super::World;
@@ -525,14 +526,6 @@ fn agents_are_exchanged(is_native: bool) {
 fn istios_on(host: &Namespace) -> String {
     let script = "{ iptables-nft -t nat -S; iptables-legacy -t nat -S; nft list table inet istio-ambient-nat; ipset list -n; } 2>/dev/null | grep -i istio || true";
     host.sh(script).expect("lists").stdout
-}
-
-struct StopOnDrop<'a>(&'a AtomicBool);
-
-impl Drop for StopOnDrop<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
 }
 
 /// How long any pod counted as pending, at most, until this stops.

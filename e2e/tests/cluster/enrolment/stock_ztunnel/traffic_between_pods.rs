@@ -4,10 +4,10 @@ use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use test_support::netns::{self, Namespace};
+use test_support::parallel::Worker;
 
 /// How long anything may take before it counts as failed.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -17,16 +17,15 @@ pub type Failures = Vec<(Instant, String)>;
 
 /// Connections that are made one after the other until this ends.
 pub struct Traffic {
-    stop: Arc<AtomicBool>,
     count: Arc<AtomicUsize>,
-    thread: Option<JoinHandle<Failures>>,
+    connecting: Worker<Failures>,
 }
 
 impl Traffic {
     pub fn begin(pod: &Namespace, targets: &[SocketAddr]) -> Self {
-        let (stop, count) = (Arc::<AtomicBool>::default(), Arc::<AtomicUsize>::default());
-        let (stopped, counted, pod, targets) = (stop.clone(), count.clone(), pod.path(), targets.to_vec());
-        let connect = move || {
+        let count = Arc::<AtomicUsize>::default();
+        let (counted, pod, targets) = (count.clone(), pod.path(), targets.to_vec());
+        let connect = move |stopped: &AtomicBool| {
             let mut failed = Vec::new();
             for target in targets.iter().cycle() {
                 if stopped.load(Ordering::Relaxed) {
@@ -41,8 +40,9 @@ impl Traffic {
             }
             failed
         };
-        let thread = std::thread::spawn(move || netns::enter(&pod, connect).expect("enters"));
-        Self { stop, count, thread: Some(thread) }
+        let connecting =
+            Worker::start(move |stopped| netns::enter(&pod, || connect(stopped)).expect("enters"));
+        Self { count, connecting }
     }
 
     /// How many there were.
@@ -51,15 +51,8 @@ impl Traffic {
     }
 
     /// Which ones failed, when and why.
-    pub fn end(mut self) -> Failures {
-        self.stop.store(true, Ordering::Relaxed);
-        self.thread.take().expect("it runs").join().expect("it ends")
-    }
-}
-
-impl Drop for Traffic {
-    fn drop(&mut self) {
-        self.stop.store(true, Ordering::Relaxed);
+    pub fn end(self) -> Failures {
+        self.connecting.end()
     }
 }
 
