@@ -332,7 +332,7 @@ impl Drop for Cgroup {
 
 #[test]
 fn a_program_that_gives_connections_to_services_another_destination_is_found() -> Result<()> {
-    let patient = States::whole()[0].patient(1)?;
+    let patient = redirectctl::whole()[0].patient(1)?;
     let mut node = Node::new(std::slice::from_ref(&patient))?;
     let conf = tempfile::tempdir()?;
     node.more = configured(conf.path(), false)?;
@@ -353,7 +353,7 @@ fn a_program_that_gives_connections_to_services_another_destination_is_found() -
     Ok(())
 }
 
-/// The codes of a pod's findings that are more than notes.
+/// A pod's, as its cgroup has it.
 const UID: &str = "0f1e2d3c-4b5a-6978-8796-a5b4c3d2e1f0";
 
 /// What the kernel shows of a process of a pod's container, in whose user namespace IDs begin at a number of the node.
@@ -459,6 +459,7 @@ fn processes_decide_where_addresses_do_not() -> Result<()> {
     Ok(())
 }
 
+/// The codes of findings that are more than notes.
 fn causes(pod: &Value) -> Vec<&str> {
     let findings = pod["findings"].as_array().into_iter().flatten();
     findings.filter(|one| one["severity"] != "note").filter_map(|one| one["code"].as_str()).collect()

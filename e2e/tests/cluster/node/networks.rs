@@ -226,8 +226,11 @@ struct Pair<'n> {
     other: Meshed<'n>,
 }
 
+/// What is checked, and how.
+type Check = (&'static str, fn(&Pair<'_>) -> Result<()>);
+
 /// What is checked of pods of each mode.
-const CHECKS: [(&str, fn(&Pair<'_>) -> Result<()>); 12] = [
+const CHECKS: [Check; 12] = [
     ("`redirectctl scan` verifies the pods", |pair| {
         let (scan, _) = exec_redirectctl(pair.agent, &["scan"])?;
         for pod in [&pair.web.pod, &pair.other.pod] {
@@ -248,24 +251,24 @@ const CHECKS: [(&str, fn(&Pair<'_>) -> Result<()>); 12] = [
     }),
     // Other rules than the pod's translate the address, before or behind the proxy.
     ("inbound by `hostPort`", |pair| {
-        answers("inbound", Client::new(pair.node.namespace()).tcp((NODE, HOST_PORT))?)
+        answers("inbound", &Client::new(pair.node.namespace()).tcp((NODE, HOST_PORT))?)
     }),
     ("inbound by NodePort", |pair| {
-        answers("inbound", Client::new(pair.node.namespace()).tcp((NODE, NODE_PORT))?)
+        answers("inbound", &Client::new(pair.node.namespace()).tcp((NODE, NODE_PORT))?)
     }),
     ("outbound to a service's address", |pair| {
         ensure!(lands(&pair.other.as_app(), SERVICE_SOCKET)? == "outbound");
-        answers("inbound", pair.other.as_proxy().tcp(SERVICE_SOCKET)?)
+        answers("inbound", &pair.other.as_proxy().tcp(SERVICE_SOCKET)?)
     }),
     ("a pod calls itself by its service", |pair| {
         ensure!(lands(&pair.web.as_app(), SERVICE_SOCKET)? == "outbound");
-        answers("inbound", pair.web.as_proxy().tcp(SERVICE_SOCKET)?)
+        answers("inbound", &pair.web.as_proxy().tcp(SERVICE_SOCKET)?)
     }),
     ("the kubelet's probes", |pair| pair.web.pod.wait("to be ready", POD, is_ready)),
-    ("DNS", |pair| answers("dns", pair.web.as_app().udp((Ipv4Addr::new(10, 96, 0, 10), 53))?)),
+    ("DNS", |pair| answers("dns", &pair.web.as_app().udp((Ipv4Addr::new(10, 96, 0, 10), 53))?)),
     ("the proxy's own connections leave", |pair| {
         let server = TcpServer::start(pair.node.namespace(), "node", (NODE, 0))?;
-        answers("node", pair.web.as_proxy().tcp(server.address())?)
+        answers("node", &pair.web.as_proxy().tcp(server.address())?)
     }),
     ("a sandbox that dies comes back redirected", |pair| {
         let identity = |inside: &Namespace| Ok::<_, anyhow::Error>(fs::metadata(inside.path())?.ino());
@@ -279,7 +282,7 @@ const CHECKS: [(&str, fn(&Pair<'_>) -> Result<()>); 12] = [
     }),
 ];
 
-fn answers(wanted: &str, outcome: Outcome) -> Result<()> {
+fn answers(wanted: &str, outcome: &Outcome) -> Result<()> {
     ensure!(outcome.server() == Some(wanted), "{outcome:?}");
     Ok(())
 }
@@ -330,8 +333,11 @@ struct Network<'n> {
     agent: Pod<'n>,
 }
 
+/// What is done, and how, with what has to come of it.
+type Step = (&'static str, fn(&mut Network<'_>) -> Result<()>);
+
 /// What is done to a node, in this order.
-const STEPS: [(&str, fn(&mut Network<'_>) -> Result<()>); 4] = [
+const STEPS: [Step; 4] = [
     ("flannel's daemon is killed, pods start", |network| {
         network.flannel.daemon.take();
         ensure_pods_start_redirected(network.node, "without-flanneld")?;

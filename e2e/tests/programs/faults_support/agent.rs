@@ -333,8 +333,8 @@ impl Operation for Work {
             | Self::UninstallBeside => false,
             Self::Install => true,
             Self::Beside => {
-                let is_owners =
-                    fs::read_to_string(place.file("net.d").join(CONFLIST.0)).is_ok_and(|list| list == CONFLIST.1);
+                let is_owners = fs::read_to_string(place.file("net.d").join(CONFLIST.0))
+                    .is_ok_and(|list| list == CONFLIST.1);
                 if !is_owners {
                     report_call(place);
                 }
