@@ -231,7 +231,7 @@ type Check = (&'static str, fn(&Pair<'_>) -> Result<()>);
 
 /// What is checked of pods of each mode.
 const CHECKS: [Check; 12] = [
-    ("`redirectctl scan` verifies the pods", |pair| {
+    ("pods are verified", |pair| {
         let (scan, _) = exec_redirectctl(pair.agent, &["scan"])?;
         for pod in [&pair.web.pod, &pair.other.pod] {
             let subject = format!("default/{}", pod.name());
@@ -240,10 +240,8 @@ const CHECKS: [Check; 12] = [
         }
         Ok(())
     }),
-    ("outbound to a pod's address", |pair| {
-        both_land("outbound", |v6| lands(&pair.web.as_app(), pair.other.app(v6)?))
-    }),
-    ("inbound from another pod", |pair| {
+    ("outbound to a pod", |pair| both_land("outbound", |v6| lands(&pair.web.as_app(), pair.other.app(v6)?))),
+    ("inbound from a pod", |pair| {
         both_land("inbound", |v6| lands(&pair.other.as_proxy(), pair.web.app(v6)?))
     }),
     ("inbound from the node", |pair| {
@@ -256,21 +254,21 @@ const CHECKS: [Check; 12] = [
     ("inbound by NodePort", |pair| {
         answers("inbound", &Client::new(pair.node.namespace()).tcp((NODE, NODE_PORT))?)
     }),
-    ("outbound to a service's address", |pair| {
+    ("outbound to a service", |pair| {
         ensure!(lands(&pair.other.as_app(), SERVICE_SOCKET)? == "outbound");
         answers("inbound", &pair.other.as_proxy().tcp(SERVICE_SOCKET)?)
     }),
-    ("a pod calls itself by its service", |pair| {
+    ("to itself by its service", |pair| {
         ensure!(lands(&pair.web.as_app(), SERVICE_SOCKET)? == "outbound");
         answers("inbound", &pair.web.as_proxy().tcp(SERVICE_SOCKET)?)
     }),
     ("the kubelet's probes", |pair| pair.web.pod.wait("to be ready", POD, is_ready)),
     ("DNS", |pair| answers("dns", &pair.web.as_app().udp((Ipv4Addr::new(10, 96, 0, 10), 53))?)),
-    ("the proxy's own connections leave", |pair| {
+    ("the proxy's own connections", |pair| {
         let server = TcpServer::start(pair.node.namespace(), "node", (NODE, 0))?;
         answers("node", &pair.web.as_proxy().tcp(server.address())?)
     }),
-    ("a sandbox that dies comes back redirected", |pair| {
+    ("a sandbox dies", |pair| {
         let identity = |inside: &Namespace| Ok::<_, anyhow::Error>(fs::metadata(inside.path())?.ino());
         let before = identity(&pair.web.inside)?;
         pair.web.pod.kill_sandbox()?;
@@ -338,23 +336,23 @@ type Step = (&'static str, fn(&mut Network<'_>) -> Result<()>);
 
 /// What is done to a node, in this order.
 const STEPS: [Step; 4] = [
-    ("flannel's daemon is killed, pods start", |network| {
+    ("flannel's daemon is killed", |network| {
         network.flannel.daemon.take();
         ensure_pods_start_redirected(network.node, "without-flanneld")?;
         network.flannel.start()?;
         ensure_pods_start_redirected(network.node, "with-flanneld-again")
     }),
-    ("flannel is upgraded and writes its list again", |network| {
+    ("flannel writes its list again", |network| {
         network.flannel.install()?;
         network.flannel.wait_chained()?;
         wait_loaded(network.node)?;
         ensure_pods_start_redirected(network.node, "upgraded")
     }),
-    ("the agent ends as at an upgrade, pods start", |network| {
+    ("the agent ends", |network| {
         network.agent.delete(POD)?;
         ensure_pods_start_redirected(network.node, "without-agent")
     }),
-    ("`install-cni uninstall` leaves flannel's own plugins", |network| {
+    ("`install-cni uninstall`", |network| {
         let mut uninstall = process::command(programs()?.join("install-cni"), ["uninstall"]);
         uninstall.arg("--mounted-cni-net-dir").arg(network.node.conf_dir());
         uninstall.arg("--mounted-cni-bin-dir").arg(network.node.bin_dir());
@@ -401,13 +399,11 @@ fn pods_of_flannels_network_are_redirected() -> Result<()> {
 
 /// Prints the table; an error lists what failed.
 fn judge(rows: &[(&str, Vec<Result<()>>)]) -> Result<()> {
-    let mut table = String::from("\n| flannel | REDIRECT | TPROXY |\n|---|---|---|\n");
+    let mut table = String::from("\n| check, REDIRECT and TPROXY | flannel |\n|---|---|\n");
     let mut wrong = String::new();
     for (name, verdicts) in rows {
-        let word = |verdict: &Result<()>| if verdict.is_ok() { "yes" } else { "no" };
-        // A step is taken with pods of both modes, or of none.
-        let both = verdicts.iter().cycle().take(Mode::ALL.len()).map(word).collect::<Vec<_>>().join(" | ");
-        writeln!(table, "| {name} | {both} |")?;
+        let word = if verdicts.iter().all(Result::is_ok) { "yes" } else { "no" };
+        writeln!(table, "| {name} | {word} |")?;
         for error in verdicts.iter().filter_map(|verdict| verdict.as_ref().err()) {
             writeln!(wrong, "{name}: {error:#}")?;
         }
