@@ -145,7 +145,7 @@ impl<'a> Batch<'a> {
                 }
             }
         };
-        if layout.loses_all() && self.observed.generation().is_some() {
+        if layout.keeps_nothing() && self.observed.generation().is_some() {
             self.part(kind::DELETE_RULE, 0, number, Part::RemovedRule(place), body(None));
             return;
         }

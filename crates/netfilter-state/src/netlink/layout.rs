@@ -2,13 +2,7 @@
 //!
 //! The kernel places a new rule before one that is there already; within one transaction nothing else is needed.
 
-use super::{
-    batch_error::BatchError,
-    native_state::ChainHook,
-    observed::{ChainFacts, Observed},
-    part::ChainRef,
-};
-use crate::expressions::abi;
+use super::{batch_error::BatchError, native_state::ChainHook, observed::Observed, part::ChainRef};
 use crate::{
     change::{EditOp, TableChange},
     state::Entry,
@@ -67,21 +61,7 @@ impl<'a> Layout<'a> {
                 layout.step(step, place)?;
             }
         }
-        if observed.generation().is_some() {
-            for (chain, layout) in &mut chains {
-                layout.present &= !layout.is_emptied(observed.chain_facts(family, change.table, chain));
-            }
-        }
         Ok(chains)
-    }
-
-    /// Whether a built-in chain loses its last rule and lets all packets pass, as if it did not exist.
-    /// iptables makes it again when it needs it.
-    fn is_emptied(&self, found: Option<&ChainFacts>) -> bool {
-        let hook = found.and_then(|facts| facts.hook.as_ref());
-        self.loses_all()
-            && self.items.is_empty()
-            && hook.is_some_and(|hook| hook.policy == abi::POLICY_ACCEPT)
     }
 
     fn found(observed: &'a Observed, place: ChainRef<'a>) -> Result<Self, BatchError> {
@@ -152,8 +132,8 @@ impl<'a> Layout<'a> {
         self.before.is_some() && !self.present
     }
 
-    /// Whether the chain had rules when it was read, and loses all of them.
-    pub(super) fn loses_all(&self) -> bool {
+    /// Whether the chain had rules and loses all of them.
+    pub(super) fn keeps_nothing(&self) -> bool {
         self.before.is_some_and(|count| count > 0 && count == self.removed.len())
     }
 
@@ -188,7 +168,7 @@ impl NextKept {
 }
 
 /// Whether a chain with the name of a built-in one is that, and one with another name hangs on no hook.
-fn is_as_iptables_has_it(table: Table, chain: &Chain, facts: &ChainFacts) -> bool {
+fn is_as_iptables_has_it(table: Table, chain: &Chain, facts: &super::observed::ChainFacts) -> bool {
     match (chain, &facts.hook) {
         (Chain::Hook(hook), Some(found)) => found.place() == ChainHook::built_in(table, *hook).place(),
         (Chain::Ours(_) | Chain::Other(_), None) => true,
@@ -209,7 +189,7 @@ const fn chain_of(step: &EditOp) -> &Chain {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{super::observed::ChainFacts, *};
     use redirect_core::rule::Hook;
 
     #[test]
