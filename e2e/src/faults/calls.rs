@@ -76,7 +76,13 @@ pub fn injections(calls: &[Call], kind: Kind, most: usize) -> Vec<Injection> {
         return signals(&steps, kind, names, most);
     }
     if kind == Kind::DumpInterrupted {
-        return spread(&steps.iter().filter_map(|call| interrupted_dump(call)).collect::<Vec<_>>(), most);
+        // The answer of this number is changed in every thread, and another thread's may be no dump.
+        let is_alone = |call: &&&Call| {
+            let like = |other: &&&Call| other.name == call.name && other.nth == call.nth;
+            steps.iter().filter(like).all(|other| other.process == call.process)
+        };
+        let alone = steps.iter().filter(is_alone);
+        return spread(&alone.filter_map(|call| interrupted_dump(call)).collect::<Vec<_>>(), most);
     }
     let failing = |call: &&Call| {
         let found = errors(kind).iter().find(|(names, ..)| names.split(' ').any(|name| name == call.name))?;
@@ -197,6 +203,8 @@ mod tests {
         assert_eq!(found[0].tampering, "recvfrom:poke_exit=@arg2=14000000030a1200:when=4");
         let single = text.replace("flags=0x2", "flags=0");
         assert_eq!(injections(&[call("recvfrom", 4, &single)], Kind::DumpInterrupted, 9), []);
+        let of_another_thread = Call { process: 2, ..call("recvfrom", 4, "9, \"HTTP/1.1 200 OK\"") };
+        assert_eq!(injections(&[call("recvfrom", 4, text), of_another_thread], Kind::DumpInterrupted, 9), []);
     }
 
     #[test]
