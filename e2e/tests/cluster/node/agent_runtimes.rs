@@ -222,8 +222,10 @@ fn multus_calls_the_plugin_that_stands_alone() -> Result<()> {
     )?;
     let manifest = MANIFEST.replace("CHAINED_CNI_PLUGIN: \"true\"", "CHAINED_CNI_PLUGIN: \"false\"");
     let daemon_set = apply_manifest(&api, &node, &manifest)?;
-    start_agent(&api, &node, &daemon_set, LOOPBACK, "istio-cni-node-one")?;
-    ensure!(node.conf_dir().join("YYY-istio-cni.conf").exists(), "no configuration of its own");
+    let agent = node.start_pod(&agent_pod(&daemon_set, LOOPBACK, &api, "istio-cni-node-one"))?;
+    until("a configuration of its own", POD, &[], || {
+        Ok(node.conf_dir().join("YYY-istio-cni.conf").exists().then_some(()))
+    })?;
 
     let attached = |name: &str| {
         let mut pod = sidecar_pod(name);
@@ -234,6 +236,8 @@ fn multus_calls_the_plugin_that_stands_alone() -> Result<()> {
     let pod = node.start_pod(&attached("attached"))?;
     pod.wait_running(POD).with_context(log)?;
     assert_redirected(&node, &pod).with_context(log)?;
+    // No file shows that Multus calls the plugin, so the agent is ready only now.
+    agent.wait("ready", POD, is_ready).with_context(|| agent.log("install-cni").unwrap_or_default())?;
     // Multus calls the plugin for pods that ask for it, which Istio's injector sees to.
     let other = node.start_pod(&sidecar_pod("other"))?;
     other.wait_running(POD)?;
