@@ -167,7 +167,7 @@ impl<'a> Run<'a> {
 
     /// After the rules: before, these connections would be captured.
     fn without_kept(&mut self, mut done: Done) -> Result<Done, ApplyError> {
-        let keeps = done.seen.nf_tables.as_ref().is_some_and(netlink::Observed::keeps_connections);
+        let keeps = done.seen.keeps_connections();
         if let Some(connection) =
             self.handles.netlink.as_mut().filter(|_| keeps && self.plan.planned_rules().is_empty())
         {

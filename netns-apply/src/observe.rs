@@ -34,6 +34,11 @@ pub(crate) struct NamespaceState {
 }
 
 impl NamespaceState {
+    /// Whether it has a table of connections that are kept ([`kept`](crate::kept)).
+    pub(crate) fn keeps_connections(&self) -> bool {
+        self.nf_tables.as_ref().is_some_and(netlink::Observed::keeps_connections)
+    }
+
     /// Checks the calling thread's network namespace. Looking loads and changes nothing.
     pub(crate) fn now(handles: &mut Handles<'_>, deadline: Instant) -> Result<Self, ApplyError> {
         let patient_until = Instant::now() + ONE_GENERATION;

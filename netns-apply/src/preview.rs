@@ -3,7 +3,7 @@
 use crate::{ApplyError, ApplyOptions, handles::Handles, observe::NamespaceState, pause::deadline};
 use netfilter_state::{
     change::IptablesChange,
-    netlink::{Observed, kept::TABLE},
+    netlink::kept::TABLE,
     routing::RoutingItem,
     steps::{self, Goal, RulesIn, Step},
 };
@@ -26,7 +26,7 @@ pub fn cleanup_preview(options: &ApplyOptions) -> Result<String, ApplyError> {
         ..Goal::new(&plan, RulesIn::Iptables(Variant::Nft))
     };
     let mut text: String = steps::between(&seen.state, &goal).iter().map(text).collect();
-    if seen.nf_tables.as_ref().is_some_and(Observed::keeps_connections) {
+    if seen.keeps_connections() {
         text += &format!("# connections that are kept\ndelete table inet {TABLE}\n");
     }
     Ok(text)

@@ -20,10 +20,10 @@ const MOST_READ: usize = 1 << 20;
 /// These addresses, each with the source of probes whose answers it sends, if that can have a route. Where IPv6 is off on `lo`, IPv6's cannot.
 fn sources_of(addresses: &BTreeSet<IpAddr>, sources: ProbeSources) -> impl Iterator<Item = (IpAddr, IpAddr)> {
     let has_v6 = has_ipv6();
-    addresses.iter().filter(move |address| address.is_ipv4() || has_v6).map(move |address| {
-        let family = if address.is_ipv4() { Family::V4 } else { Family::V6 };
-        (*address, sources.of(family))
-    })
+    addresses
+        .iter()
+        .filter(move |address| address.is_ipv4() || has_v6)
+        .map(move |address| (*address, sources.of(Family::of(address))))
 }
 
 /// Why answers to probes may not come back.

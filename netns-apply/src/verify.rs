@@ -13,7 +13,6 @@ use crate::{
 };
 use netfilter_state::{
     differences::{Difference, Differences},
-    netlink,
     steps::{Observation, VARIANTS},
 };
 use packet_trace::interference::{self, Accepted, Effect, Judgement};
@@ -52,7 +51,7 @@ impl<'a> Snapshot<'a> {
     /// Whether it has a table of connections that are kept ([`kept`](crate::kept)).
     #[must_use]
     pub fn keeps_connections(&self) -> bool {
-        self.seen.nf_tables.as_ref().is_some_and(netlink::Observed::keeps_connections)
+        self.seen.keeps_connections()
     }
 
     /// The differences from the plan, whatever other programs' rules do (that is asked by [`interference`](Self::interference)). The backend of `options` is the one to compare

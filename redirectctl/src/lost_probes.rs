@@ -50,8 +50,7 @@ impl LostProbes {
         }
         let lost = |address: &IpAddr| {
             let count = self.unanswered.get(address)?;
-            let family = if address.is_ipv4() { Family::V4 } else { Family::V6 };
-            Some(format!("{count} from {} to {address}", self.sources.of(family)))
+            Some(format!("{count} from {} to {address}", self.sources.of(Family::of(address))))
         };
         let mut seen: Vec<String> = pod.addresses.iter().filter_map(lost).collect();
         if !seen.is_empty() {

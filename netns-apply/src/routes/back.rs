@@ -58,15 +58,8 @@ impl std::fmt::Display for Words {
     }
 }
 
-const fn family(of: IpAddr) -> Family {
-    match of {
-        IpAddr::V4(_) => Family::V4,
-        IpAddr::V6(_) => Family::V6,
-    }
-}
-
 fn route(to: IpAddr) -> RouteMessage {
-    let family = family(to);
+    let family = Family::of(&to);
     let mut route = RouteMessage::default();
     route.header.address_family = address_family(family);
     // The attribute names it.

@@ -13,11 +13,7 @@
 //! An element is a connection as the pod has it: own address and port, then the peer's. Each goes after the time that the set was made with, also
 //! without the program that made it.
 
-use std::{
-    collections::BTreeSet,
-    net::{IpAddr, SocketAddr},
-    time::Duration,
-};
+use std::{collections::BTreeSet, net::SocketAddr, time::Duration};
 
 use super::{
     Message, family_number,
@@ -41,6 +37,7 @@ pub const TABLE: &str = "istio-ambient-kept";
 const PRIORITY: i32 = -300;
 const PREROUTING: BaseChain = BaseChain { name: "prerouting", kind: "filter", hook: 0, priority: PRIORITY };
 const OUTPUT: BaseChain = BaseChain { name: "output", kind: "filter", hook: 3, priority: PRIORITY };
+const CHAINS: [BaseChain; 2] = [PREROUTING, OUTPUT];
 /// How a rule's comment begins. Another form of the rules takes another number.
 const COMMENT: &str = "istio ambient, kept connections 1,";
 /// How many connections may be added while the table is made, besides those that were listed.
@@ -73,13 +70,10 @@ impl Form {
 /// The table as the kernel holds it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct KeptTable {
-    exists: bool,
-    /// It is dormant, or another program's.
-    is_altered: bool,
-    /// The numbers of chains, and of those among them that are hooked as ours are.
-    chains: (usize, usize),
-    /// The numbers of rules, and of ours among them once the table is settled.
-    rules: (usize, usize),
+    seen: own_table::Seen,
+    /// The numbers of rules of each form.
+    being_made: usize,
+    settled: usize,
     connections: BTreeSet<Connection>,
     /// The longest time that a connection has left.
     left: Duration,
@@ -89,23 +83,19 @@ impl KeptTable {
     /// Whether it exists.
     #[must_use]
     pub const fn exists(&self) -> bool {
-        self.exists
+        self.seen.exists
     }
 
     /// Whether it is whole, and no connection is added any more.
     #[must_use]
     pub fn is_settled(&self) -> bool {
-        self.is_ours() && self.rules == (RULES, RULES)
+        self.seen.has(&CHAINS, RULES) && self.settled == RULES
     }
 
     /// Whether it was being made when its maker ended: no rule has the last form, and nothing else is wrong.
     #[must_use]
     pub fn is_being_made(&self) -> bool {
-        self.is_ours() && self.rules == (RULES, 0)
-    }
-
-    fn is_ours(&self) -> bool {
-        self.exists && !self.is_altered && self.chains == (2, 2)
+        self.seen.has(&CHAINS, RULES) && self.being_made == RULES
     }
 
     /// The connections that are kept.
@@ -125,21 +115,12 @@ impl KeptTable {
         if !own_table::is_about(message, TABLE) {
             return;
         }
+        self.seen.take(message, &CHAINS);
         match message.kind {
-            kind::NEW_TABLE => {
-                self.exists = true;
-                self.is_altered = own_table::is_altered(message);
-            }
-            kind::NEW_CHAIN => {
-                let is_ours = [PREROUTING, OUTPUT].iter().any(|ours| ours.is(message));
-                self.chains.0 = self.chains.0.saturating_add(1);
-                self.chains.1 = self.chains.1.saturating_add(usize::from(is_ours));
-            }
             kind::NEW_RULE => {
-                let has = |form: Form| own_table::has_comment(message, &form.comment());
-                self.is_altered |= !has(Form::BeingMade) && !has(Form::Settled);
-                self.rules.0 = self.rules.0.saturating_add(1);
-                self.rules.1 = self.rules.1.saturating_add(usize::from(has(Form::Settled)));
+                let count = |form: Form| usize::from(own_table::has_comment(message, &form.comment()));
+                self.being_made = self.being_made.saturating_add(count(Form::BeingMade));
+                self.settled = self.settled.saturating_add(count(Form::Settled));
             }
             kind::NEW_SET_ELEMENT => {
                 for element in own_table::elements(message) {
@@ -177,8 +158,7 @@ const fn set_id(of: Family) -> u32 {
 pub fn make(sequence: u32, connections: &BTreeSet<Connection>, keep: Duration) -> Option<Vec<u8>> {
     let mut batch = TableBatch::new(sequence, TABLE);
     batch.renew();
-    batch.chain(&PREROUTING);
-    batch.chain(&OUTPUT);
+    CHAINS.iter().for_each(|chain| batch.chain(chain));
     for of in Family::BOTH {
         let parts = [Kind::Addresses(of), Kind::Ports, Kind::Addresses(of), Kind::Ports];
         let listed = u32::try_from(connections.len()).unwrap_or(u32::MAX);
@@ -211,8 +191,7 @@ pub fn add(sequence: u32, connections: &BTreeSet<Connection>) -> Option<Vec<u8>>
 #[must_use]
 pub fn settle(sequence: u32) -> Option<Vec<u8>> {
     let mut batch = TableBatch::new(sequence, TABLE);
-    batch.flush(&PREROUTING);
-    batch.flush(&OUTPUT);
+    CHAINS.iter().for_each(|chain| batch.flush(chain));
     write_rules(&mut batch, Form::Settled);
     batch.finish()
 }
@@ -227,7 +206,7 @@ pub fn remove(sequence: u32) -> Option<Vec<u8>> {
 
 fn write_connections(batch: &mut TableBatch, connections: &BTreeSet<Connection>) {
     for of in Family::BOTH {
-        let of_family = connections.iter().filter(|(own, _)| own.is_ipv4() == (of == Family::V4));
+        let of_family = connections.iter().filter(|(own, _)| Family::of(&own.ip()) == of);
         let keys: Vec<Vec<u8>> = of_family.map(|(own, peer)| [end(*own), end(*peer)].concat()).collect();
         batch.elements(set_name(of), set_id(of), &keys);
     }
@@ -292,9 +271,7 @@ fn connection(key: &[u8]) -> Option<Connection> {
     let (own, peer) = key.split_at_checked(key.len() / 2)?;
     let read = |end: &[u8]| {
         let (address, port) = end.split_at_checked(end.len().checked_sub(4)?)?;
-        let v4 = || <[u8; 4]>::try_from(address).ok().map(IpAddr::from);
-        let address = <[u8; 16]>::try_from(address).ok().map(IpAddr::from).or_else(v4)?;
-        Some(SocketAddr::new(address, u16::from_be_bytes(port.first_chunk().copied()?)))
+        Some(SocketAddr::new(own_table::address(address)?, u16::from_be_bytes(port.first_chunk().copied()?)))
     };
     Some((read(own)?, read(peer)?))
 }
@@ -303,6 +280,7 @@ fn connection(key: &[u8]) -> Option<Connection> {
 mod tests {
     use super::*;
     use crate::netlink::Messages;
+    use std::net::IpAddr;
 
     const KEEP: Duration = Duration::from_secs(600);
 
@@ -312,7 +290,7 @@ mod tests {
         for message in transactions.iter().flat_map(|bytes| Messages::new(bytes)) {
             match message.kind {
                 kind::DELETE_TABLE => table = KeptTable::default(),
-                kind::DELETE_RULE => table.rules = (0, 0),
+                kind::DELETE_RULE => (table.seen.rules, table.being_made, table.settled) = (0, 0, 0),
                 _ => table.take(&message),
             }
         }

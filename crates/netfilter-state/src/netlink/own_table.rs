@@ -37,6 +37,46 @@ impl BaseChain {
     }
 }
 
+/// What the kernel has reported of a table and its chains, and how many rules it has.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Seen {
+    pub(super) exists: bool,
+    /// It is dormant, or another program's.
+    pub(super) is_altered: bool,
+    /// The numbers of chains, and of those among them that are hooked as ours are.
+    pub(super) chains: (usize, usize),
+    pub(super) rules: usize,
+}
+
+impl Seen {
+    /// Before the first message.
+    pub(super) const NOTHING: Self = Self { exists: false, is_altered: false, chains: (0, 0), rules: 0 };
+
+    /// Takes a message about the table, which is to have these chains.
+    pub(super) fn take(&mut self, message: &Message<'_>, chains: &[BaseChain]) {
+        match message.kind {
+            kind::NEW_TABLE => {
+                self.exists = true;
+                let flags = message.attributes().find(attribute::table::FLAGS).and_then(Attribute::u32);
+                self.is_altered = flags.is_some_and(|flags| flags != 0);
+            }
+            kind::NEW_CHAIN => {
+                let is_ours = chains.iter().any(|ours| ours.is(message));
+                self.chains.0 = self.chains.0.saturating_add(1);
+                self.chains.1 = self.chains.1.saturating_add(usize::from(is_ours));
+            }
+            kind::NEW_RULE => self.rules = self.rules.saturating_add(1),
+            _ => {}
+        }
+    }
+
+    /// Whether it has these chains, with this number of rules, and acts.
+    pub(super) fn has(&self, chains: &[BaseChain], rules: usize) -> bool {
+        let all = (chains.len(), chains.len());
+        self.exists && !self.is_altered && self.chains == all && self.rules == rules
+    }
+}
+
 /// What is said of a set.
 pub(super) struct SetForm {
     pub(super) flags: u32,
@@ -51,12 +91,6 @@ pub(super) fn is_about(message: &Message<'_>, table: &str) -> bool {
     // The table's name has the same number in all messages.
     let name = message.attributes().find(attribute::table::NAME).map(Attribute::text_bytes);
     message.family == family::INET && name == Some(table.as_bytes())
-}
-
-/// Whether a message is about a table that is dormant, or another program's.
-pub(super) fn is_altered(table: &Message<'_>) -> bool {
-    let flags = table.attributes().find(attribute::table::FLAGS).and_then(Attribute::u32);
-    flags.is_some_and(|flags| flags != 0)
 }
 
 /// The elements in a message.
@@ -82,6 +116,12 @@ pub(super) fn comment(text: &str) -> Vec<u8> {
 pub(super) fn has_comment(rule: &Message<'_>, text: &str) -> bool {
     let user_data = rule.attributes().find(attribute::rule::USER_DATA);
     user_data.is_some_and(|data| data.0 == comment(text))
+}
+
+/// The address with these octets.
+pub(super) fn address(octets: &[u8]) -> Option<IpAddr> {
+    let v4 = || <[u8; 4]>::try_from(octets).ok().map(IpAddr::from);
+    <[u8; 16]>::try_from(octets).ok().map(IpAddr::from).or_else(v4)
 }
 
 pub(super) fn octets(address: IpAddr) -> Vec<u8> {

@@ -18,7 +18,7 @@ use super::{
 use crate::expressions::{
     abi::{self, attribute, family, flags, kind, meta},
     expression::AddressOffset,
-    wire::{Attribute, Head, Writer},
+    wire::{Head, Writer},
 };
 use redirect_core::{plan::native::Kind, values::Family};
 
@@ -29,6 +29,9 @@ const POSTROUTING: BaseChain = BaseChain { name: "postrouting", kind: "nat", hoo
 /// Before connection tracking, at -200: what is dropped leaves no entry.
 const PREROUTING: BaseChain = BaseChain { name: "prerouting", kind: "filter", hook: 0, priority: -300 };
 const FORWARD: BaseChain = BaseChain { name: "forward", kind: "filter", hook: 2, priority: 0 };
+const CHAINS: [BaseChain; 3] = [POSTROUTING, PREROUTING, FORWARD];
+/// For each chain and family one.
+const RULES: usize = 6;
 /// No process has this user. A packet without a local socket ends the rule as soon as its user is loaded; the comparison is for nft, which prints no rule
 /// without one.
 const NO_USER: u32 = u32::MAX;
@@ -40,13 +43,9 @@ const COMMENT: &str = "istio ambient, probes 4,";
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ProbeTable {
     sources: ProbeSources,
-    exists: bool,
-    /// It is dormant, or another program's.
-    is_altered: bool,
-    /// The numbers of chains, and of those among them that are hooked as ours are.
-    chains: (usize, usize),
-    /// The numbers of rules, and of ours among them.
-    rules: (usize, usize),
+    seen: own_table::Seen,
+    /// The number of rules that are ours.
+    rules: usize,
     addresses: BTreeSet<IpAddr>,
 }
 
@@ -54,20 +53,13 @@ impl ProbeTable {
     /// One of which the kernel has reported nothing, and which is to give probes these sources.
     #[must_use]
     pub const fn new(sources: ProbeSources) -> Self {
-        Self {
-            sources,
-            exists: false,
-            is_altered: false,
-            chains: (0, 0),
-            rules: (0, 0),
-            addresses: BTreeSet::new(),
-        }
+        Self { sources, seen: own_table::Seen::NOTHING, rules: 0, addresses: BTreeSet::new() }
     }
 
     /// Whether it exists.
     #[must_use]
     pub const fn exists(&self) -> bool {
-        self.exists
+        self.seen.exists
     }
 
     /// The addresses in its sets.
@@ -85,7 +77,7 @@ impl ProbeTable {
     /// Whether its rules are those that were written, for whichever addresses.
     #[must_use]
     pub fn works(&self) -> bool {
-        self.exists && !self.is_altered && self.chains == (3, 3) && self.rules == (6, 6)
+        self.seen.has(&CHAINS, RULES) && self.rules == RULES
     }
 
     /// Takes a message of the kernel about tables, chains, rules or elements.
@@ -93,33 +85,19 @@ impl ProbeTable {
         if !own_table::is_about(message, TABLE) {
             return;
         }
+        self.seen.take(message, &CHAINS);
         match message.kind {
-            kind::NEW_TABLE => {
-                self.exists = true;
-                self.is_altered = own_table::is_altered(message);
-            }
-            kind::NEW_CHAIN => {
-                let is_ours = [POSTROUTING, PREROUTING, FORWARD].iter().any(|ours| ours.is(message));
-                self.chains.0 = self.chains.0.saturating_add(1);
-                self.chains.1 = self.chains.1.saturating_add(usize::from(is_ours));
-            }
             kind::NEW_RULE => {
                 let is_of = |of| own_table::has_comment(message, &comment(self.sources.of(of)));
                 let is_ours = Family::BOTH.into_iter().any(is_of);
-                self.rules.0 = self.rules.0.saturating_add(1);
-                self.rules.1 = self.rules.1.saturating_add(usize::from(is_ours));
+                self.rules = self.rules.saturating_add(usize::from(is_ours));
             }
-            kind::NEW_SET_ELEMENT => self.addresses.extend(own_table::elements(message).filter_map(address)),
+            kind::NEW_SET_ELEMENT => self.addresses.extend(
+                own_table::elements(message).filter_map(own_table::key).filter_map(own_table::address),
+            ),
             _ => {}
         }
     }
-}
-
-/// The address that an element holds.
-fn address(element: Attribute<'_>) -> Option<IpAddr> {
-    let bytes = own_table::key(element)?;
-    let v4 = || <[u8; 4]>::try_from(bytes).ok().map(IpAddr::from);
-    <[u8; 16]>::try_from(bytes).ok().map(IpAddr::from).or_else(v4)
 }
 
 /// The name of a family's set.
@@ -142,9 +120,7 @@ fn comment(source: IpAddr) -> String {
 pub fn replace(sequence: u32, addresses: &BTreeSet<IpAddr>, sources: ProbeSources) -> Option<Vec<u8>> {
     let mut batch = TableBatch::new(sequence, TABLE);
     batch.renew();
-    batch.chain(&POSTROUTING);
-    batch.chain(&PREROUTING);
-    batch.chain(&FORWARD);
+    CHAINS.iter().for_each(|chain| batch.chain(chain));
     for (id, of) in (1..).zip(Family::BOTH) {
         let kind = Kind::Addresses(of);
         let form = SetForm {
@@ -154,7 +130,7 @@ pub fn replace(sequence: u32, addresses: &BTreeSet<IpAddr>, sources: ProbeSource
             timeout: None,
         };
         batch.set(set_name(of), id, &form);
-        let of_family = addresses.iter().filter(|address| address.is_ipv4() == (of == Family::V4));
+        let of_family = addresses.iter().filter(|address| Family::of(address) == of);
         let keys: Vec<Vec<u8>> = of_family.map(|address| octets(*address)).collect();
         batch.elements(set_name(of), id, &keys);
         translate(&mut batch, of, id, sources.of(of));

@@ -7,7 +7,7 @@ use std::fmt::Write as _;
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::unix::fs::MetadataExt as _;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use super::mesh_support::table::print;
 use crate::agent_support::{
@@ -66,14 +66,12 @@ struct Flannel<'n> {
 impl<'n> Flannel<'n> {
     /// The node has no network before it.
     fn new(api: &'n ApiServer, node: &'n Node<'n>) -> Result<Self> {
-        let folder = std::env::var_os("FLANNEL").context("FLANNEL names no folder: run make networks")?;
-        // Relative to the workspace, where make runs, and not to this package, where cargo runs tests.
-        let programs = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(folder);
+        let programs = std::env::var_os("FLANNEL").context("FLANNEL names no folder: run make networks")?;
         fs::remove_file(node.conf_dir().join(PRIMARY_CONFLIST))?;
         let ranges = json!({"spec": {"podCIDR": OF_NODE[0], "podCIDRs": OF_NODE}}).to_string();
         api.kubectl(&["patch", "node", node.name(), "-p", &ranges])?;
         fs::write(node.state_dir().join("net-conf.json"), NETWORKS)?;
-        Ok(Self { node, api, programs, daemon: None })
+        Ok(Self { node, api, programs: programs.into(), daemon: None })
     }
 
     /// What the DaemonSet's init containers do, at each start: the plugin, then the list, whatever has become of it.

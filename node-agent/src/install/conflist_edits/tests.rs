@@ -846,9 +846,9 @@ fn removal_reports_what_it_cannot_read_beside_a_list() {
     for (name, counts) in [(BESIDE, true), ("net/", true), ("net/10-other.conf", false)] {
         let file = File { name: name.into(), text: Err("input/output error".into()) };
         let removal = removal(&Directory::new(vec![list.clone(), file]), &chained().placement);
-        let told: Vec<String> = removal.leftovers.iter().map(ToString::to_string).collect();
-        assert_eq!(removal.leftovers.iter().any(Leftover::may_call), counts, "{told:?}");
-        assert!(told.iter().all(|told| told.contains(name)), "{told:?}");
+        let messages: Vec<String> = removal.leftovers.iter().map(ToString::to_string).collect();
+        assert_eq!(removal.leftovers.iter().any(Leftover::may_call), counts, "{messages:?}");
+        assert!(messages.iter().all(|message| message.contains(name)), "{messages:?}");
     }
 }
 
