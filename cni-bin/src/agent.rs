@@ -4,26 +4,17 @@ use std::{
     fmt::Display,
     io,
     path::{Path, PathBuf},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
+use agent_socket::{Failure, Request};
 use cni_core::plugin_event::{ADD_PATH, AddEvent, GivenPod, POD_PATH, PodRequest, SOCKET_NAME};
-use http_body_util::{BodyExt, Full};
-use hyper::{
-    Method, Request, StatusCode,
-    body::{Bytes, Incoming},
-    client::conn::http1,
-    header::{CONTENT_TYPE, HOST},
-};
-use hyper_util::rt::TokioIo;
 use serde::Serialize;
-use tokio::{
-    net::UnixStream,
-    time::{Instant, timeout_at},
-};
 
 use crate::wire::{CniError, Code};
 
+/// The status of what was done.
+const OK: u16 = 200;
 /// How long the agent may take, as in the reference.
 pub const PATIENCE: Duration = Duration::from_secs(5);
 /// How long it may take for a pod at most, and a quarter of the time that is left: the API server is asked after that.
@@ -78,12 +69,8 @@ pub enum AgentError {
 ///
 /// # Errors
 /// It has not got it; or that is not known.
-pub fn pod(
-    run_dir: &Path,
-    wanted: &PodRequest,
-    deadline: std::time::Instant,
-) -> Result<GivenPod, AgentError> {
-    let left = deadline.saturating_duration_since(std::time::Instant::now());
+pub fn pod(run_dir: &Path, wanted: &PodRequest, deadline: Instant) -> Result<GivenPod, AgentError> {
+    let left = deadline.saturating_duration_since(Instant::now());
     let question = Question { path: POD_PATH, what: "give the pod", most: MOST_POD };
     let text = ask(run_dir, &question, wanted, LONGEST_SHARE.min(left / 4))?;
     serde_json::from_slice(&text)
@@ -94,8 +81,8 @@ pub fn pod(
 ///
 /// # Errors
 /// It has not; or that is not known.
-pub fn enrol(run_dir: &Path, event: &AddEvent, deadline: std::time::Instant) -> Result<(), AgentError> {
-    let patience = PATIENCE.min(deadline.saturating_duration_since(std::time::Instant::now()));
+pub fn enrol(run_dir: &Path, event: &AddEvent, deadline: Instant) -> Result<(), AgentError> {
+    let patience = PATIENCE.min(deadline.saturating_duration_since(Instant::now()));
     let question = Question { path: ADD_PATH, what: "enrol the pod", most: 0 };
     ask(run_dir, &question, event, patience).map(drop)
 }
@@ -109,7 +96,8 @@ struct Question {
     most: usize,
 }
 
-/// Posts a question, and returns the body of the answer.
+/// Posts a question, and returns the body of the answer: what arrives of it in time, because a reason is worth more than its end, and a pod that is
+/// cut off is not one.
 fn ask(
     run_dir: &Path,
     question: &Question,
@@ -117,60 +105,19 @@ fn ask(
     patience: Duration,
 ) -> Result<Vec<u8>, AgentError> {
     let socket = run_dir.join(SOCKET_NAME);
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let runtime = runtime.map_err(|error| AgentError::Unreachable { socket: socket.clone(), error })?;
-    runtime.block_on(post(&socket, question, about, patience))
-}
-
-async fn post(
-    socket: &Path,
-    question: &Question,
-    about: &impl Serialize,
-    patience: Duration,
-) -> Result<Vec<u8>, AgentError> {
-    let deadline = Instant::now() + patience;
-    let unreachable = |error| AgentError::Unreachable { socket: socket.to_owned(), error };
-    let garbled =
-        |what: &dyn ToString| AgentError::Garbled { socket: socket.to_owned(), what: what.to_string() };
-    let stream = UnixStream::connect(socket).await.map_err(unreachable)?;
-    let (mut sender, connection) =
-        http1::handshake(TokioIo::new(stream)).await.map_err(|error| garbled(&error))?;
-    let body = serde_json::to_vec(about).map_err(|error| garbled(&error))?;
-    let request = Request::builder()
-        .method(Method::POST)
-        .uri(question.path)
-        .header(HOST, "unix")
-        .header(CONTENT_TYPE, "application/json")
-        .body(Full::new(Bytes::from(body)))
-        .map_err(|error| garbled(&error))?;
-    let exchange = async {
-        let answer = timeout_at(deadline, sender.send_request(request)).await;
-        let answer = answer.map_err(|_| AgentError::Silent { socket: socket.to_owned(), patience })?;
-        let answer = answer.map_err(|error| garbled(&error))?;
-        let (status, body) = (answer.status(), answer.into_body());
-        if status == StatusCode::OK {
-            return Ok(beginning(body, question.most, deadline).await);
+    let garbled = |what: String| AgentError::Garbled { socket: socket.clone(), what };
+    let body = serde_json::to_vec(about).map_err(|error| garbled(error.to_string()))?;
+    let request = Request { method: "POST", path: question.path, body: &body };
+    let most = |status| if status == OK { question.most } else { MOST_TEXT };
+    match request.send(&socket, patience, most) {
+        Ok(answer) if answer.status == OK => Ok(answer.body),
+        Ok(answer) => {
+            Err(AgentError::Refused { what: question.what, code: answer.status, text: text(&answer.body) })
         }
-        let text = text(&beginning(body, MOST_TEXT, deadline).await);
-        Err(AgentError::Refused { what: question.what, code: status.as_u16(), text })
-    };
-    // The connection only moves while it is polled. If it ends first, the answer says why.
-    tokio::pin!(exchange);
-    tokio::select! {
-        done = &mut exchange => done,
-        _ = connection => exchange.await,
+        Err(Failure::Unreachable(error)) => Err(AgentError::Unreachable { socket, error }),
+        Err(Failure::Silent) => Err(AgentError::Silent { socket, patience }),
+        Err(Failure::Garbled(what)) => Err(garbled(what)),
     }
-}
-
-/// What arrives of an answer: a reason is worth more than its end, and a pod that is cut off is not one.
-async fn beginning(mut body: Incoming, most: usize, deadline: Instant) -> Vec<u8> {
-    let mut bytes = Vec::new();
-    while bytes.len() < most
-        && let Ok(Some(Ok(frame))) = timeout_at(deadline, body.frame()).await
-    {
-        bytes.extend(frame.into_data().unwrap_or_default());
-    }
-    bytes
 }
 
 /// The beginning of a text, in one line.

@@ -1,12 +1,11 @@
 //! Lines for the node agent, sent in one request over its unix socket.
 
 use crate::{Entry, Sink};
+use agent_socket::Request;
+use serde_json::Value;
 use std::{
-    io::{self, Read, Write},
-    os::unix::net::UnixStream,
-    path::{Path, PathBuf},
-    sync::{Mutex, PoisonError, mpsc},
-    thread,
+    path::PathBuf,
+    sync::{Mutex, PoisonError},
     time::Duration,
 };
 
@@ -43,39 +42,25 @@ impl Sink for AgentSocket {
     fn flush(&self) {
         let lines = std::mem::take(&mut *self.lines.lock().unwrap_or_else(PoisonError::into_inner));
         if !lines.is_empty() {
-            let (path, (done, wait)) = (self.path.clone(), mpsc::channel());
-            // Connecting has no deadline of its own: it waits as long as an agent that hangs has too many callers.
-            let sending = thread::Builder::new().spawn(move || {
-                // Lines that do not arrive went to the other sinks.
-                let _ = post(&path, &lines);
-                let _ = done.send(());
-            });
-            // Without a thread nothing is waited for: what would be sent goes with the closure.
-            drop(sending);
-            let _ = wait.recv_timeout(PATIENCE);
+            let body = Value::from(lines).to_string();
+            let request = Request { method: "POST", path: "/log", body: body.as_bytes() };
+            // Waits for the answer, so that the agent has the lines before the process ends. Lines that do not arrive went to the other sinks.
+            let _ = request.send(&self.path, PATIENCE, |_status| 0);
         }
     }
-}
-
-/// Sends the lines and waits for the answer, so that the agent has them before the process ends.
-fn post(path: &Path, lines: &[String]) -> io::Result<()> {
-    let body = serde_json::to_string(lines)?;
-    let mut stream = UnixStream::connect(path)?;
-    stream.set_write_timeout(Some(PATIENCE))?;
-    stream.set_read_timeout(Some(PATIENCE))?;
-    let head = format!(
-        "POST /log HTTP/1.1\r\nHost: unix\r\nContent-Type: application/json\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
-        body.len()
-    );
-    stream.write_all((head + &body).as_bytes())?;
-    stream.read_exact(&mut [0])
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::Level;
-    use std::{io::BufRead, os::unix::net::UnixListener, time::SystemTime};
+    use std::{
+        io::{self, BufRead, Read, Write},
+        os::unix::net::UnixListener,
+        sync::mpsc,
+        thread,
+        time::SystemTime,
+    };
 
     fn entry(message: &str) -> Entry {
         Entry {
@@ -113,7 +98,7 @@ mod tests {
         socket.flush();
         socket.flush();
         let (head, body) = agent.join().unwrap();
-        assert!(head.starts_with("POST /log HTTP/1.1\r\n"), "{head}");
+        assert!(head.starts_with("POST /log HTTP/1.0\r\n"), "{head}");
         let lines: Vec<String> = serde_json::from_slice(&body).unwrap();
         let messages: Vec<String> =
             lines.iter().map(|line| Entry::from_json(line).unwrap().message).collect();

@@ -73,7 +73,7 @@ fn an_ambient_pod_is_the_agents_and_its_namespace_is_read_only_where_it_decides(
             {"Interface": 2, "Address": {"IP": "10.1.0.2", "Mask": "////AA=="}, "Gateway": "10.1.0.1"},
             {"Interface": null, "Address": {"IP": "fd00::2", "Mask": "//////////8AAAAAAAAAAA=="}, "Gateway": ""},
         ]});
-        assert_eq!(agent.take_events(), [("POST /cmdadd HTTP/1.1".to_owned(), event)]);
+        assert_eq!(agent.take_events(), [("POST /cmdadd HTTP/1.0".to_owned(), event)]);
         assert!(node.is_pristine()?, "the rules are the agent's");
         // Later commands neither need the agent nor ask for the namespace.
         node.run("CHECK")?.silence()?;
@@ -141,7 +141,7 @@ fn selectors_of_the_configuration_replace_the_usual_ones() -> Result<()> {
 fn whatever_the_agent_answers_instead_the_pod_is_not_started_and_the_reason_is_told() -> Result<()> {
     let long = "x".repeat(1 << 20);
     let promises = "HTTP/1.1 500 No\r\nContent-Length: 9000\r\n\r\nthe disk is full";
-    let chunked = "HTTP/1.1 503 Wait\r\nTransfer-Encoding: chunked\r\n\r\n8\r\nstarting\r\n0\r\n\r\n";
+    let without_length = "HTTP/1.0 503 Wait\r\n\r\nstarting";
     let cases: [(Option<Does>, u64, &[&str]); 10] = [
         (
             Some(http("500 No", "no ztunnel\n\x1b[2J\"quoted\"")),
@@ -150,7 +150,7 @@ fn whatever_the_agent_answers_instead_the_pod_is_not_started_and_the_reason_is_t
         ),
         (Some(http("500 No", "")), 105, &["(500): no reason given"]),
         (Some(http("500 No", &long)), 105, &["(500): xxx"]),
-        (Some(Does::Answers(chunked.to_owned())), 105, &["(503): starting"]),
+        (Some(Does::Answers(without_length.to_owned())), 105, &["(503): starting"]),
         (Some(Does::Hangs(promises)), 105, &["(500): the disk is full"]),
         (Some(Does::Hangs("")), 11, &["did not respond", "pluginevent.sock"]),
         (Some(Does::Hangs("HTTP/1.1 2")), 11, &["did not respond"]),

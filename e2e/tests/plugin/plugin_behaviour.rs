@@ -522,7 +522,7 @@ fn the_agent_gets_the_lines_in_one_request() -> Result<()> {
         let said: Vec<String> = answer.0.stderr.lines().map(str::to_owned).collect();
         // Whatever the plugin has sent comes before a request of our own.
         UnixStream::connect(&socket)?
-            .write_all(b"POST /log HTTP/1.1\r\nContent-Length: 7\r\n\r\n[\"end\"]")?;
+            .write_all(b"POST /log HTTP/1.0\r\nContent-Length: 7\r\n\r\n[\"end\"]")?;
         let is_end = |lines: &Result<Vec<String>>| lines.as_ref().is_ok_and(|lines| lines == &["end"]);
         let requests: Vec<_> = received.iter().take_while(|lines| !is_end(lines)).collect();
         // Before them that it is called, which is for the agent alone.
@@ -542,7 +542,7 @@ fn posted(mut reader: BufReader<UnixStream>) -> Result<Vec<String>> {
     while !head.ends_with("\r\n\r\n") {
         ensure!(reader.read_line(&mut head)? > 0, "hung up");
     }
-    ensure!(head.starts_with("POST /log HTTP/1.1\r\n"), "{head}");
+    ensure!(head.starts_with("POST /log HTTP/1.0\r\n"), "{head}");
     let length = head.lines().find_map(|line| line.strip_prefix("Content-Length: ")).context("a length")?;
     let mut body = vec![0; length.parse()?];
     reader.read_exact(&mut body)?;

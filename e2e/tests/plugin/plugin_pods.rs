@@ -75,7 +75,7 @@ fn a_pod_that_the_agent_holds_needs_neither_api_server_nor_kubeconfig() -> Resul
     ensure!(end["decision"] == "redirect" && end["source"] == "agent", "{end}");
     ensure!(node.excludes_the_port()?);
     let asked = json!({"namespace": "default", "name": "web", "uid": "u-1"});
-    ensure!(agent.take_events() == [("POST /v1/pod HTTP/1.1".to_owned(), asked)]);
+    ensure!(agent.take_events() == [("POST /v1/pod HTTP/1.0".to_owned(), asked)]);
     Ok(())
 }
 

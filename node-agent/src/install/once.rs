@@ -4,12 +4,11 @@
 //! and others of its kind.
 
 use std::fs;
-use std::io::{self, Read, Write};
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
 
+use agent_socket::{Failure, Request};
 use anyhow::{anyhow, bail};
 
 use crate::install::conflist_edits::Obstacle;
@@ -108,14 +107,8 @@ fn agent(installer: &Installer) -> Option<PathBuf> {
 /// Whether a process answers at a socket. The file of an agent that ended has no listener; and a child that an agent was about to
 /// start when it was killed holds the socket for a moment, and ends it without an answer. A silent process is a working agent.
 fn is_answered(socket: &Path) -> bool {
-    let Ok(mut agent) = UnixStream::connect(socket) else { return false };
-    let asked = agent
-        .set_read_timeout(Some(PATIENCE))
-        .and_then(|()| agent.write_all(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"));
-    match asked.and_then(|()| agent.read(&mut [0])) {
-        Ok(count) => count > 0,
-        Err(error) => matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut),
-    }
+    let request = Request { method: "GET", path: "/", body: &[] };
+    matches!(request.send(socket, PATIENCE, |_status| 0), Ok(_) | Err(Failure::Silent))
 }
 
 /// One pass, repeated while another program writes at the same time.
