@@ -3,6 +3,7 @@
 use e2e::iptables;
 use std::fs;
 use std::net::TcpListener;
+use std::os::unix::fs::FileExt;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -55,16 +56,16 @@ impl Running {
         })
     }
 
-    /// Waits until the program waits for something, and for longer than this (proc(5), poll(2)).
+    /// Waits until the program waits for something, and for longer than this (proc(5)).
     fn await_waiting(&self, longer: Duration) -> Result<()> {
         let id = self.child.as_ref().context("it runs")?.id();
         process::until("istio-validation to wait", SHORT, &[], || {
             let call = fs::read_to_string(format!("/proc/{id}/syscall"))?;
             let mut words = call.split_whitespace();
-            let is_poll = words.next() == Some(&libc::SYS_poll.to_string());
-            let limit = words.nth(2).and_then(|word| u32::from_str_radix(word.strip_prefix("0x")?, 16).ok());
-            let limit = limit.map(|limit| Duration::from_millis(u64::from(limit)));
-            Ok((is_poll && limit.is_some_and(|limit| limit > longer)).then_some(()))
+            let is_poll = words.next() == Some(&POLL.to_string());
+            let third = words.nth(2).and_then(|word| u64::from_str_radix(word.strip_prefix("0x")?, 16).ok());
+            let limit = third.filter(|_| is_poll).and_then(|third| limit(id, third));
+            Ok(limit.is_some_and(|limit| limit > longer).then_some(()))
         })
     }
 
@@ -299,4 +300,21 @@ fn a_verdict_that_cannot_be_written_whole_leaves_no_half() -> Result<()> {
     );
     assert_eq!(fs::read_to_string(log.path())?, "");
     Ok(())
+}
+
+/// The call that waits. Processors newer than x86-64 have no poll(2).
+#[cfg(target_arch = "x86_64")]
+const POLL: libc::c_long = libc::SYS_poll;
+#[cfg(not(target_arch = "x86_64"))]
+const POLL: libc::c_long = libc::SYS_ppoll;
+
+/// The limit of such a call, by its third argument: milliseconds, or where in the process ppoll(2) has them as a timespec. None without a limit.
+fn limit(process: u32, third: u64) -> Option<Duration> {
+    if cfg!(target_arch = "x86_64") {
+        return Some(Duration::from_millis(u32::try_from(third).ok()?.into()));
+    }
+    let mut timespec = [0; 16];
+    fs::File::open(format!("/proc/{process}/mem")).ok()?.read_exact_at(&mut timespec, third).ok()?;
+    let [seconds, nanoseconds] = [0, 8].map(|at| timespec[at..at + 8].try_into().map(i64::from_ne_bytes));
+    Some(Duration::new(seconds.ok()?.try_into().ok()?, nanoseconds.ok()?.try_into().ok()?))
 }
