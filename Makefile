@@ -145,12 +145,13 @@ fleet: setup
 	ulimit -n "$$(ulimit -Hn)" && FLEET="$${FLEET:-10 100 1000 5000}" FLEET_IDLE=$${FLEET_IDLE:-240} \
 		cargo test --locked -p e2e --test cluster fleet:: -- --nocapture
 
-# The tests that meet the kernel, on the kernels of four releases of Debian, 5.10 and newer, each in a virtual machine; prints a table. Takes hours where the
-# processor is emulated; `KERNEL_TESTS="packets/redirect_packets it/netlink_native" make kernels` runs a part.
+# The tests that meet the kernel, on the kernels of four releases of Debian, 5.10 and newer, for amd64 and arm64, each in a virtual machine; prints tables. Takes
+# hours where the processor is emulated; `KERNEL_ARCH=arm64 KERNEL_TESTS="packets/redirect_packets it/netlink_native" make kernels` runs a part.
 kernels:
 	scripts/setup-apt.sh
 	scripts/setup-apt.sh kernels
-	scripts/kernels.sh
+	scripts/setup-apt.sh cross
+	for arch in $${KERNEL_ARCH:-amd64 arm64}; do KERNEL_ARCH=$$arch scripts/kernels.sh || exit 1; done
 
 # The agent and the plugin under containerd 2 and Multus. Builds both the first time (minutes), so `make test-cluster` does without.
 runtimes: setup

@@ -22,7 +22,7 @@ cross)
     *) packages="gcc musl-tools gcc-aarch64-linux-gnu libc6-dev-arm64-cross" ;;
     esac
     ;;
-kernels) packages="$packages qemu-system-x86 busybox-static kmod xz-utils zstd jq debian-archive-keyring bsdextrautils" ;;
+kernels) packages="$packages qemu-system-x86 qemu-system-arm busybox-static kmod xz-utils zstd jq debian-archive-keyring bsdextrautils" ;;
 guides) packages="skopeo docker-registry" ;;
 page) packages="chromium chromium-driver fonts-inter fonts-jetbrains-mono iproute2 util-linux" ;;
 all) packages="$packages $tools" ;;
