@@ -279,16 +279,28 @@ mod tests {
                 facts.cilium = Ok(serde_json::from_value(json!({"data": data})).ok());
             }
         };
-        assert_eq!(
-            outcome("cilium", with(json!({"cni-exclusive": "false", "bpf-lb-sock-hostns-only": "true"}))).0,
-            Outcome::Ok
-        );
-        assert_eq!(outcome("cilium", with(json!({"cni-exclusive": "false"}))).0, Outcome::Warning);
-        assert_eq!(
-            outcome("cilium", with(json!({"cni-exclusive": "true", "bpf-lb-sock-hostns-only": "true"}))).0,
-            Outcome::Failed
-        );
-        assert_eq!(outcome("cilium", with(json!({}))).0, Outcome::Failed);
+        for (data, wanted) in [
+            (json!({"cni-exclusive": "false", "bpf-lb-sock-hostns-only": "true"}), Outcome::Ok),
+            (json!({"cni-exclusive": "false"}), Outcome::Warning),
+            // The defaults of its chart: kube-proxy is there, and nothing of sockets is balanced.
+            (
+                json!({"cni-exclusive": "false", "kube-proxy-replacement": "false", "bpf-lb-sock": "false"}),
+                Outcome::Ok,
+            ),
+            (json!({"cni-exclusive": "false", "kube-proxy-replacement": "false"}), Outcome::Warning),
+            (
+                json!({"cni-exclusive": "false", "kube-proxy-replacement": "true", "bpf-lb-sock": "false"}),
+                Outcome::Warning,
+            ),
+            (
+                json!({"cni-exclusive": "false", "kube-proxy-replacement": "false", "bpf-lb-sock": "true"}),
+                Outcome::Warning,
+            ),
+            (json!({"cni-exclusive": "true", "bpf-lb-sock-hostns-only": "true"}), Outcome::Failed),
+            (json!({}), Outcome::Failed),
+        ] {
+            assert_eq!(outcome("cilium", with(data.clone())).0, wanted, "{data}");
+        }
     }
 
     #[test]

@@ -85,7 +85,8 @@ fn cilium(config: &Result<Option<ConfigMap>, Failure>) -> Result<Found, &Failure
     if !is("cni-exclusive", "false") {
         wrong.push("cni-exclusive is not \"false\": Cilium removes other plugins from its configuration");
     }
-    if !is("bpf-lb-sock-hostns-only", "true") {
+    let balances_sockets = !is("kube-proxy-replacement", "false") || !is("bpf-lb-sock", "false");
+    if balances_sockets && !is("bpf-lb-sock-hostns-only", "true") {
         wrong.push("bpf-lb-sock-hostns-only is not \"true\": with socket load balancing, rules of pods see rewritten destinations");
     }
     Ok(match wrong.first() {
