@@ -36,7 +36,7 @@ pub struct Cilium<'n> {
     config: PathBuf,
     daemon: Option<Background>,
     _operator: Background,
-    _kube_proxy: Option<Background>,
+    kube_proxy: Option<Background>,
     _membership: Membership,
 }
 
@@ -53,14 +53,23 @@ impl<'n> Cilium<'n> {
         let root = root.context("no control groups of version 2")?;
         let group = root.join(node.name());
         make_room(node, &folder, &group)?;
-        let _membership = Membership::new(root, &group)?;
+        let membership = Membership::new(root, &group)?;
         node.install_plugin(&folder.join("cilium-cni"))?;
         let replaces_kube_proxy = settings["kube-proxy-replacement"] == "true";
-        let _kube_proxy = (!replaces_kube_proxy)
+        let kube_proxy = (!replaces_kube_proxy)
             .then(|| start_kube_proxy(api, node, &OF_ALL_NODES.join(",")))
             .transpose()?;
-        let _operator = start(api, node, &config, &folder.join("cilium-operator-generic"))?;
-        Ok(Self { node, api, folder, config, daemon: None, _operator, _kube_proxy, _membership })
+        let operator = start(api, node, &config, &folder.join("cilium-operator-generic"))?;
+        Ok(Self {
+            node,
+            api,
+            folder,
+            config,
+            daemon: None,
+            _operator: operator,
+            kube_proxy,
+            _membership: membership,
+        })
     }
 
     fn ask(&self, path: &str) -> Result<String> {
@@ -104,7 +113,7 @@ impl Network for Cilium<'_> {
     }
 
     fn serves(&self, pod: SocketAddr) -> Result<bool> {
-        if self._kube_proxy.is_some() {
+        if self.kube_proxy.is_some() {
             return super::kube_proxy_serves(self.node, pod);
         }
         let services: Vec<Value> = serde_json::from_str(&self.ask("/v1/service")?)?;

@@ -42,8 +42,8 @@ impl<'n> Flannel<'n> {
         let ranges = json!({"spec": {"podCIDR": OF_NODE[0], "podCIDRs": OF_NODE}}).to_string();
         api.kubectl(&["patch", "node", node.name(), "-p", &ranges])?;
         fs::write(node.state_dir().join("net-conf.json"), NETWORKS)?;
-        let _kube_proxy = start_kube_proxy(api, node, OF_ALL_NODES)?;
-        Ok(Self { node, api, programs: programs.into(), daemon: None, _kube_proxy })
+        let kube_proxy = start_kube_proxy(api, node, OF_ALL_NODES)?;
+        Ok(Self { node, api, programs: programs.into(), daemon: None, _kube_proxy: kube_proxy })
     }
 }
 
