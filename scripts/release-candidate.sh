@@ -9,7 +9,8 @@
 # ARCHITECTURES="amd64 arm64" are those in it. PROGRAMS_AMD64 and PROGRAMS_ARM64 name folders of programs that are built already, by scripts/release.sh
 # of this commit; otherwise they are built here. BUILDER is the URI of who builds, for the provenance. PROGRAMS_DARWIN_AMD64 and PROGRAMS_DARWIN_ARM64
 # name folders with kubectl-redirect as a Mac has built it (cargo build --release -p kubectl-redirect). DOWNLOADS is the URL under which the folder will
-# be, for krew's manifest.
+# be, for krew's manifest. DOCUMENTATION_URL is the one under which this commit's `docs` is read, for the links in messages and alerts; by default this
+# version's tree of the repository.
 set -euo pipefail
 
 programs="istio-cni istio-iptables istio-validation install-cni redirectctl"
@@ -89,12 +90,18 @@ pack_plugin() {
     pack "$work/$plugin" "$archive" "$date"
 }
 
+# The repository's address, if it has a public one: a URL may hold credentials, and a path is local.
+source_url() {
+    local source
+    source=$(git config --get remote.origin.url || true)
+    [[ ! $source =~ ^https://[^@]*$ ]] || echo "${source%.git}"
+}
+
 # krew's manifest, with the archives of kubectl-redirect that are in a folder.
 krew() {
     local folder=$1 version=$2 source file platform
-    source=$(git config --get remote.origin.url || true)
-    [[ $source =~ ^https://[^@]*$ ]] || source=https://example.com/sidecar-cni
-    source=${source%.git}
+    source=$(source_url)
+    source=${source:-https://example.com/sidecar-cni}
     sed -e '/^#/d' -e "s|HOMEPAGE|$source|" -e "/^spec:/a\\  version: v$version" deploy/krew/redirect.yaml
     echo "  platforms:"
     for file in "$folder/$plugin-$version"-*.tar.gz; do
@@ -110,11 +117,13 @@ PLATFORM
 }
 
 make_all() {
-    local folder=$1 version commit date architecture triple built
+    local folder=$1 version commit date architecture triple built source
     version=$(version) commit=$(git rev-parse HEAD) date=$(git log -1 --format=%ct)
     work=$(mktemp -d)
     trap 'rm -rf "$work"' EXIT
     mkdir "$work/out"
+    source=$(source_url)
+    export DOCUMENTATION_URL=${DOCUMENTATION_URL:-${source:+$source/tree/v$version}}
     for architecture in ${ARCHITECTURES:-amd64 arm64}; do
         case $architecture in
         amd64) triple=x86_64-unknown-linux-musl built=${PROGRAMS_AMD64:-} ;;
@@ -139,6 +148,8 @@ make_all() {
     mkdir -p "$work/chart"
     # The chart as Helm packs it, without its tests' values; Helm's own archive would have the time of day in it.
     git archive HEAD deploy/charts/istio-cni | tar --extract --directory "$work/chart" --strip-components=2 --exclude=deploy/charts/istio-cni/ci
+    # Where its alerts link to.
+    [ -z "$DOCUMENTATION_URL" ] || echo "home: $DOCUMENTATION_URL" >>"$work/chart/istio-cni/Chart.yaml"
     pack "$work/chart" "$work/out/istio-cni-$version.tgz" "$date"
     provenance "$work/out" "$version" "$commit" >"$work/provenance.json"
     mv "$work/provenance.json" "$work/out/"
@@ -153,9 +164,7 @@ make_all() {
 # What was built, of what, by what: an in-toto statement with SLSA's provenance as its predicate. Not signed: the publisher signs it.
 provenance() {
     local folder=$1 version=$2 commit=$3 source
-    source=$(git config --get remote.origin.url || true)
-    # A URL may hold credentials, and a path is local.
-    [[ $source =~ ^https://[^@]*$ ]] || source=
+    source=$(source_url)
     (cd "$folder" && sha256sum -- *) | jq --raw-input --null-input \
         --arg version "$version" --arg commit "$commit" --arg source "${source:-unknown}" --arg builder "${BUILDER:-urn:sidecar-cni:by-hand}" \
         --arg rustc "$(rustc -V)" --arg cargo "$(cargo -V)" --arg architectures "${ARCHITECTURES:-amd64 arm64}" '

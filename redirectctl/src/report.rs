@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use explain::node_scan::ReportedFinding;
-use reasons::PodState;
+use reasons::{PodState, linked};
 use redirect_core::plan::DataPlane;
 use redirect_core::pod::Decision;
 use redirect_core::settings::RawSettings;
@@ -248,7 +248,7 @@ pub fn reported(finding: &Finding) -> ReportedFinding {
         severity: cause.severity(),
         meaning: cause.meaning().to_owned(),
         seen: finding.seen.clone(),
-        remedy: cause.remedy().to_owned(),
+        remedy: linked(cause.remedy()),
     }
 }
 
@@ -265,7 +265,7 @@ pub fn listed(findings: &[Finding], paper: &mut TextWriter) {
             paper.labelled(9, "- ", &format!("and {more} more, which --output json has"));
         }
         if severity > Severity::Note {
-            paper.labelled(9, "what to do: ", finding.cause.remedy());
+            paper.labelled(9, "what to do: ", &linked(finding.cause.remedy()));
         }
     }
 }

@@ -2,7 +2,9 @@
 
 use cni_core::wire::Code;
 use istio_validation::Reason;
-use reasons::{AgentReason, ConditionReason, EventReason, Explained, ObstacleKind, PodState, ReasonDoc};
+use reasons::{
+    AgentReason, ConditionReason, EventReason, Explained, ObstacleKind, PodState, ReasonDoc, linked,
+};
 use redirect_core::pod::SkipReason;
 
 use crate::cause::Cause;
@@ -160,7 +162,7 @@ pub fn explain(word: &str, layout: Layout) -> Result<Printable, String> {
         paper.heading(&format!("{} ({})", entry.word, entry.place));
         paper.line(2, &entry.meaning);
         if !entry.remedy.is_empty() {
-            paper.labelled(2, "what to do: ", &entry.remedy);
+            paper.labelled(2, "what to do: ", &linked(&entry.remedy));
         }
     }
     Ok(paper.into_text())

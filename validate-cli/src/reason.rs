@@ -137,7 +137,7 @@ impl Reason {
     /// Where it is explained.
     #[must_use]
     pub fn document(self) -> String {
-        format!("docs/reference/validation.md#{self}")
+        reasons::linked(&format!("docs/reference/validation.md#{self}"))
     }
 }
 

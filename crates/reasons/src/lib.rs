@@ -80,8 +80,10 @@ macro_rules! words {
     };
     (@doc $other:expr) => { $other.doc() };
 }
+mod documents;
 mod states;
 
+pub use documents::linked;
 pub use states::PodState;
 
 /// The label of the agents' pods.

@@ -302,6 +302,30 @@ fn istios_values_come_to_what_its_chart_makes_of_them_also_under_cni() -> Result
     Ok(())
 }
 
+/// A release's chart says where its documentation is; one from the repository does not know.
+#[test]
+fn alerts_link_to_the_documentation_of_a_released_chart() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let released = folder.path().join("istio-cni");
+    let (from, to) = (chart().display().to_string(), released.display().to_string());
+    process::run(&mut process::command("cp", ["-r", &from, &to]), SHORT)?.ok()?;
+    let mut about = fs::read_to_string(released.join("Chart.yaml"))?;
+    about.push_str("home: https://example.com/mesh/tree/v1\n");
+    fs::write(released.join("Chart.yaml"), about)?;
+    let set = "prometheusRule.enabled=true,ambient.enabled=false";
+    for (more, link) in [
+        ("", "https://example.com/mesh/tree/v1/docs/tasks/alerts.md#istiocniagentnotready"),
+        (
+            ",prometheusRule.runbookUrl=https://example.com/alerts",
+            "https://example.com/alerts#istiocniagentnotready",
+        ),
+    ] {
+        let output = helm(None, &["template", "istio-cni", &to, "--set", &format!("{set}{more}")])?.ok()?;
+        ensure!(output.stdout.contains(&format!("runbook_url: {link}")), "{link}: {}", output.stdout);
+    }
+    Ok(())
+}
+
 #[test]
 fn alerts_and_dashboard_are_those_of_the_files_and_come_when_asked_for() -> Result<()> {
     let on = json!({

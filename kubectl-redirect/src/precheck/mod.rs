@@ -7,6 +7,7 @@ mod workloads;
 
 use explain::Printable;
 use explain::text_writer::{Layout, TextStyle, TextWriter};
+use reasons::linked;
 use serde_json::{Value, json};
 
 use crate::cluster::Cluster;
@@ -87,12 +88,16 @@ impl Found {
 
     /// Something needs a decision.
     pub(crate) fn warning(seen: impl Into<String>, remedy: impl Into<String>) -> Self {
-        Self { outcome: Outcome::Warning, seen: seen.into(), remedy: Some(remedy.into()) }
+        Self::with_remedy(Outcome::Warning, seen.into(), &remedy.into())
     }
 
     /// It cannot work like this.
     pub(crate) fn failed(seen: impl Into<String>, remedy: impl Into<String>) -> Self {
-        Self { outcome: Outcome::Failed, seen: seen.into(), remedy: Some(remedy.into()) }
+        Self::with_remedy(Outcome::Failed, seen.into(), &remedy.into())
+    }
+
+    fn with_remedy(outcome: Outcome, seen: String, remedy: &str) -> Self {
+        Self { outcome, seen, remedy: Some(linked(remedy)) }
     }
 }
 
