@@ -82,10 +82,12 @@ impl Story<'_> {
         pod["spec"]["containers"][1]["command"] = json!(["/bin/sh", "-c", listens]);
         self.node.start_pod(&pod)?.wait_running(POD)?;
         self.type_all(document)?;
+        let release = "daemonsets.apps,clusterrolebindings.rbac.authorization.k8s.io";
         for (role, rights, missing) in [
-            ("role", "--verb=create --resource=pods/exec", "cannot get resource \"pods/exec\""),
-            ("clusterrole", "--verb=get,list --resource=nodes", "list pods"),
-            ("clusterrole", "--verb=get,list --resource=pods", "list nodes"),
+            ("role", "--verb=create --resource=pods/exec".to_owned(), "cannot get resource \"pods/exec\""),
+            ("clusterrole", format!("--verb=get,list --resource=nodes,{release}"), "list pods"),
+            ("clusterrole", format!("--verb=get,list --resource=pods,{release}"), "list nodes"),
+            ("clusterrole", "--verb=get,list --resource=nodes,pods".to_owned(), "list clusterrolebindings"),
         ] {
             let place = if role == "role" { "-n istio-system" } else { "" };
             let change = format!(
