@@ -76,13 +76,17 @@ pub(crate) fn get(address: SocketAddr, path: &str, patience: Duration, most: u64
     Ok(String::from_utf8_lossy(&answer).into_owned())
 }
 
-/// What is wrong with the agent. Silence is only wrong if an agent ran there: a node may be set up without one.
+/// What is wrong with the agent: its own words are more than what the kubelet has of its pod. Silence is only wrong if an agent ran there: a node
+/// may be set up without one, and without the plugin's entry another program may be asked.
 #[must_use]
-pub fn of_agent(answer: Answer, conf: &Conf) -> Option<Finding> {
-    match answer {
-        Answer::Ready => None,
-        Answer::NotReady(why) | Answer::Odd(why) => Some(Finding::new(Cause::AgentNotReady, why)),
-        Answer::Nobody(why) => {
+pub fn of_agent(answer: Answer, conf: Option<&Conf>, pods: &[Pod]) -> Option<Finding> {
+    let not_ready = |why: String| Finding::new(Cause::AgentNotReady, why);
+    match (answer, of_agent_pods(pods), conf) {
+        (Answer::NotReady(why), ..) => Some(not_ready(why)),
+        (_, Some(of_pods), _) => Some(of_pods),
+        (Answer::Ready, None, _) | (_, None, None) => None,
+        (Answer::Odd(why), None, Some(_)) => Some(not_ready(why)),
+        (Answer::Nobody(why), None, Some(conf)) => {
             let socket = conf.run_dir.join("log.sock");
             let was_there = format!("{} is an agent's", socket.display());
             socket.exists().then(|| Finding { cause: Cause::AgentSilent, seen: vec![why, was_there] })
@@ -91,8 +95,7 @@ pub fn of_agent(answer: Answer, conf: &Conf) -> Option<Finding> {
 }
 
 /// What is wrong with the agent's pod on the node, as the kubelet sees it.
-#[must_use]
-pub fn of_agent_pods(pods: &[Pod]) -> Option<Finding> {
+fn of_agent_pods(pods: &[Pod]) -> Option<Finding> {
     let agents: Vec<&Pod> = pods.iter().filter(|pod| pod.is_agent).collect();
     let is_ready = |pod: &Pod| pod.conditions.iter().any(|one| one.kind == READY && one.status == "True");
     if agents.is_empty() || agents.iter().any(|pod| is_ready(pod)) {
@@ -198,6 +201,20 @@ mod tests {
         assert!(matches!(answered(""), Answer::Odd(_)));
         let free = TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("an address");
         assert!(matches!(ask(free), (Answer::Nobody(_), None)));
+    }
+
+    #[test]
+    fn the_agents_own_words_count_before_those_of_the_kubelet_also_without_an_entry() {
+        let pod = json!({"metadata": {"namespace": "mesh", "name": "agent"}, "spec": {"containers": []},
+            "status": {"conditions": [{"type": "Ready", "status": "False", "message": "unready containers"}]}});
+        let pods = [Pod { is_agent: true, ..Pod::from_json(&pod).expect("a pod") }];
+        let seen = |answer: Answer, pods: &[Pod]| of_agent(answer, None, pods).map(|finding| finding.seen);
+        let not_ready = || Answer::NotReady("not ready: no network".to_owned());
+        let why = Some(vec!["not ready: no network".to_owned()]);
+        assert_eq!((seen(not_ready(), &pods), seen(not_ready(), &[])), (why.clone(), why));
+        let of_kubelet = Some(vec!["pod mesh/agent is not ready: unready containers".to_owned()]);
+        assert_eq!(seen(Answer::Nobody("refused".to_owned()), &pods), of_kubelet);
+        assert_eq!(seen(Answer::Odd("<html>".to_owned()), &[]), None, "another program of this machine");
     }
 
     fn node(status: &str, taints: &Value) -> Vec<&'static str> {

@@ -208,25 +208,19 @@ impl Node {
         let is_theirs =
             |name: &str| pods.iter().all(|pod| pod.node.as_deref().is_none_or(|node| node == name));
         found.extend(cluster.nodes.iter().filter(|node| is_theirs(&node.name)).flat_map(health::of_object));
-        let of_pods = health::of_agent_pods(pods);
+        let (answer, report) = health::ask(agent);
+        *enrolment = report;
+        if *is_open && answer == health::Answer::Ready {
+            found.retain(|finding| !OPEN.contains(&finding.cause));
+        }
+        found.extend(health::of_agent(answer, conf.as_ref(), pods));
         if let Some(conf) = conf {
-            let of_agent = of_pods.or_else(|| {
-                let (answer, report) = health::ask(agent);
-                *enrolment = report;
-                if *is_open && answer == health::Answer::Ready {
-                    found.retain(|finding| !OPEN.contains(&finding.cause));
-                }
-                health::of_agent(answer, conf)
-            });
-            found.extend(of_agent);
             found.extend(health::of_credentials(conf));
             found.extend(health::of_kernel(conf));
             found.extend(service.and_then(health::of_services));
             if let Some(proc) = processes.proc().filter(|_| conf.ambient_enabled) {
                 *lost_probes = LostProbes::of_node(proc, ambient.probes.unwrap_or_default());
             }
-        } else {
-            found.extend(of_pods);
         }
         found.extend(Finding::some(Cause::Untold, cluster.untold.clone()));
         cause::sort(found);

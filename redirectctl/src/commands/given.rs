@@ -17,6 +17,7 @@ use super::{Answer, NETNS_DIR};
 use crate::api::{self, ApiServer};
 use crate::cluster::Cluster;
 use crate::error::InputError;
+use crate::health;
 use crate::input;
 use crate::node::{AmbientDefaults, Node};
 use crate::pod::Pod;
@@ -136,15 +137,31 @@ impl Given {
 
     /// The node, and whether it serves pods that start there now.
     pub(super) fn node_in(&self, cluster: &Cluster, pods: &[Pod]) -> Result<Node, InputError> {
+        let address = self.agent()?;
+        Ok(self.node()?.with_health(address, self.api_service(), cluster, pods))
+    }
+
+    /// Where the node's agent says whether it is ready.
+    fn agent(&self) -> Result<SocketAddr, InputError> {
         // In the agent's container, its own settings say where it serves.
         let port = self.env.get("HEALTH_PORT").and_then(|port| port.parse().ok());
         let local = port.map(|port| SocketAddr::new(Ipv4Addr::LOCALHOST.into(), port).to_string());
         let address = self.flag("agent").map(str::to_owned).or(local);
         let address = address.unwrap_or_else(|| AGENT_HEALTH.to_owned());
-        let address: SocketAddr = address.parse().map_err(|_| {
+        address.parse().map_err(|_| {
             InputError(vec![format!("flag --agent: {address:?} is not an IP address with a port")])
-        })?;
-        Ok(self.node()?.with_health(address, self.api_service(), cluster, pods))
+        })
+    }
+
+    /// What could be read of pods. Where that is refused, the agent may be refused as well, and says why it is not ready.
+    pub(super) fn with_agents_reason<T>(&self, read: Result<T, InputError>) -> Result<T, InputError> {
+        read.map_err(|InputError(mut messages)| {
+            let answer = self.agent().map(|address| health::ask(address).0);
+            if let (Ok(health::Answer::NotReady(why)), Some(last)) = (answer, messages.last_mut()) {
+                last.push_str(&format!("; the node agent is {why}"));
+            }
+            InputError(messages)
+        })
     }
 
     /// The API server's service, as a pod's environment has it.

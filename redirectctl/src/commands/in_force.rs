@@ -76,7 +76,7 @@ pub(super) fn pod(given: &Given) -> Result<Answer, InputError> {
         Some(file) => input::pods_of_file(file)?,
         None => {
             let api = given.api_server()?;
-            let object = api.pod(&name)?;
+            let object = given.with_agents_reason(api.pod(&name))?;
             let mut cluster = api.around_pod(&name, &object);
             api.namespace(&name.namespace, given.node()?.conf.as_ref(), &mut cluster);
             (input::pods_of(&[object], &cluster)?, cluster)
@@ -104,7 +104,7 @@ pub(super) fn scan(given: &Given) -> Result<Answer, InputError> {
         }
         None => {
             let node = given.node_name()?;
-            let (objects, cluster) = given.objects_of_node(&node)?;
+            let (objects, cluster) = given.with_agents_reason(given.objects_of_node(&node))?;
             let pods = input::pods_of(&objects, &cluster)?;
             let directory = given.netns_dir();
             let scan = Scan::of(&pods, &directory, &given.node_in(&cluster, &pods)?);
