@@ -1,5 +1,6 @@
 //! Commands that `redirectctl` answers on a pod's node: this finds the node's agent, and passes on its answer.
 
+use std::collections::BTreeSet;
 use std::fs::OpenOptions;
 use std::io::{self, IsTerminal as _, Write as _};
 use std::path::{Path, PathBuf};
@@ -7,15 +8,22 @@ use std::time::Duration;
 
 use cni_core::pod_name::PodName;
 use explain::Printable;
+use explain::node_scan::ReportedFinding;
+use explain::text_writer::TextWriter;
+use serde_json::{Value, json};
 
 use crate::agents::{Agent, AgentState, Fleet};
 use crate::cluster::{Cluster, PODS};
 use crate::objects::Pod;
-use crate::terminal::{complain, note, print};
-use crate::{FAILED, FINE, Failure, exec};
+use crate::scan::not_started;
+use crate::terminal::{complain, layout, note, print};
+use crate::{FAILED, FINE, FOUND, Failure, exec};
 
 /// The largest archive: `redirectctl` limits what it packs to as much.
 const MOST_ARCHIVE: u64 = 32 << 20;
+
+/// The most of a report on one pod.
+const MOST_REPORT: u64 = 4 << 20;
 
 /// A command of `redirectctl`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -88,7 +96,7 @@ pub enum About {
 /// # Errors
 /// No agent can be asked.
 pub async fn run(cluster: &Cluster, wanted: &Wanted) -> Result<u8, Failure> {
-    let mut words = vec![wanted.command.name().to_owned()];
+    let (mut words, mut unstarted) = (vec![wanted.command.name().to_owned()], None);
     let agent = match (wanted.command, &wanted.operand) {
         (Command::Why, reason) => {
             words.extend(reason.clone());
@@ -96,8 +104,12 @@ pub async fn run(cluster: &Cluster, wanted: &Wanted) -> Result<u8, Failure> {
         }
         (command, Some(pod)) => {
             let pod = pod_name(pod, cluster.namespace())?;
-            let agent = agent_of(cluster, &node_of(cluster, &pod).await?).await?;
-            if command != Command::Pod {
+            let object = pod_of(cluster, &pod).await?;
+            let agent = agent_of(cluster, &object.spec.node_name).await?;
+            if command == Command::Pod {
+                unstarted = (object.status.phase == "Pending" && object.status.address.is_empty())
+                    .then(|| pod.clone());
+            } else {
                 words.push("--pod".to_owned());
             }
             words.push(pod.to_string());
@@ -111,9 +123,50 @@ pub async fn run(cluster: &Cluster, wanted: &Wanted) -> Result<u8, Failure> {
         words.extend(["--color".to_owned(), "always".to_owned()]);
     }
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    if let Some(pod) = unstarted
+        && let Some(finding) = why_not_started(cluster, &pod).await
+    {
+        return with_finding(cluster, &agent, &words, wanted.patience, &finding).await;
+    }
     let (stdout, stderr) = (tokio::io::stdout(), tokio::io::stderr());
     let done = exec::forward(cluster, &agent, &words, wanted.patience, stdout, stderr).await;
     done.map_err(|error| about(&agent, &error))
+}
+
+/// Why a pod has no network yet, as far as its events say: the agents may not read events, and the user may.
+async fn why_not_started(cluster: &Cluster, pod: &PodName) -> Option<ReportedFinding> {
+    let found = not_started(cluster, Some(&pod.namespace), &BTreeSet::from([pod.to_string()])).await;
+    found.into_iter().next().map(|(_, finding)| finding)
+}
+
+/// The answer of `redirectctl`, and a finding that it cannot know.
+async fn with_finding(
+    cluster: &Cluster,
+    agent: &Agent,
+    words: &[&str],
+    patience: Duration,
+    finding: &ReportedFinding,
+) -> Result<u8, Failure> {
+    let limits = exec::Limits { most: MOST_REPORT, patience };
+    let output = exec::output(cluster, agent, words, limits).await.map_err(|error| about(agent, &error))?;
+    note(&Printable::lines(&output.stderr));
+    if let Ok(mut report) = serde_json::from_slice::<Value>(&output.stdout) {
+        if let Some(findings) = report["findings"].as_array_mut() {
+            findings.push(json!(finding));
+        }
+        print(&Printable::json(&report))?;
+    } else {
+        print(&Printable::lines(&String::from_utf8_lossy(&output.stdout)))?;
+        let mut paper = TextWriter::new(layout());
+        let problem = format!("{}: {}", finding.code, finding.meaning);
+        paper.marked(0, &format!("{:9}", finding.severity.word()), finding.severity.style(), &problem);
+        for seen in &finding.seen {
+            paper.labelled(9, "- ", seen);
+        }
+        paper.labelled(9, "what to do: ", &finding.remedy);
+        print(&paper.into_text())?;
+    }
+    Ok(if output.code == FINE { FOUND } else { output.code })
 }
 
 /// `bundle`: each `redirectctl` writes the archive of its node, which is saved here. A node that does not answer costs only its own.
@@ -214,6 +267,11 @@ fn pod_name(text: &str, usual: &str) -> Result<PodName, Failure> {
 }
 
 async fn node_of(cluster: &Cluster, name: &PodName) -> Result<String, Failure> {
+    Ok(pod_of(cluster, name).await?.spec.node_name)
+}
+
+/// A pod that has a node.
+async fn pod_of(cluster: &Cluster, name: &PodName) -> Result<Pod, Failure> {
     let found: Option<Pod> = cluster.get(PODS, Some(&name.namespace), &name.name).await?;
     let pod = found.ok_or_else(|| {
         Failure(format!(
@@ -224,7 +282,7 @@ async fn node_of(cluster: &Cluster, name: &PodName) -> Result<String, Failure> {
     if pod.spec.node_name.is_empty() {
         return Err(Failure(format!("pod {name} has no node yet; kubectl describe pod shows why")));
     }
-    Ok(pod.spec.node_name)
+    Ok(pod)
 }
 
 /// The agent of a node, if it can be asked.

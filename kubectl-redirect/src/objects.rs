@@ -113,6 +113,9 @@ pub struct PodSpec {
 pub struct PodStatus {
     /// Pending, Running, Succeeded, Failed.
     pub phase: String,
+    /// Its address, once it has a network.
+    #[serde(rename = "podIP")]
+    pub address: String,
     /// Its containers.
     #[serde(deserialize_with = "or_default")]
     pub container_statuses: Vec<ContainerStatus>,

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use explain::Printable;
-use explain::node_scan::NodeScan;
+use explain::node_scan::{NodeScan, ReportedFinding};
 use futures_util::stream::{self, StreamExt as _};
 use kube::api::ListParams;
 
@@ -167,19 +167,31 @@ async fn explain_unseen(cluster: &Cluster, namespace: Option<&str>, audience: &m
     if audience.unseen().is_empty() {
         return;
     }
-    let listed = setup_failures(cluster, namespace, audience.unseen()).await;
-    let last = listed.unwrap_or_else(|failure| {
+    for (pod, finding) in not_started(cluster, namespace, audience.unseen()).await {
+        audience.add_finding(&pod, finding);
+    }
+}
+
+/// Why these pods have no network, of those whose events say it.
+pub(crate) async fn not_started(
+    cluster: &Cluster,
+    namespace: Option<&str>,
+    pods: &BTreeSet<String>,
+) -> Vec<(String, ReportedFinding)> {
+    let last = setup_failures(cluster, namespace, pods).await.unwrap_or_else(|failure| {
         note(&Printable::line(&format!("why pods have not started is not known: {failure}")));
         BTreeMap::new()
     });
+    let mut found = Vec::new();
     for (pod, event) in last {
         let Meta { namespace, name, uid, .. } = &event.involved_object;
         // An event outlives its pod, whose successor may have its name.
         let now = cluster.get::<Object>(PODS, Some(namespace), name).await;
         if now.is_ok_and(|now| now.is_some_and(|now| now.metadata.uid == *uid)) {
-            audience.add_finding(&pod, not_set_up(&event.message));
+            found.push((pod, not_set_up(&event.message)));
         }
     }
+    found
 }
 
 /// The last event of each of these pods about a network that could not be set up.

@@ -174,7 +174,7 @@ fn of_several_candidates_none_is_chosen() {
 /// The agents may not read events, so only the user who asks can learn why a pod does not start.
 #[test]
 fn a_pod_that_does_not_start_is_a_finding_with_its_reason() {
-    let pod_of = |uid: &str| json!({"kind": "Pod", "metadata": {"namespace": "tenant", "name": "new", "uid": uid}, "spec": {"nodeName": "n"}});
+    let pod_of = |uid: &str| json!({"kind": "Pod", "metadata": {"namespace": "tenant", "name": "new", "uid": uid}, "spec": {"nodeName": "n"}, "status": {"phase": "Pending"}});
     let event = |uid: &str, reason: &str, message: &str| {
         let about = json!({"kind": "Pod", "namespace": "tenant", "name": "new", "uid": uid});
         (
@@ -198,13 +198,22 @@ fn a_pod_that_does_not_start_is_a_finding_with_its_reason() {
             pod("mesh", "agent", Some("u"), "istio-cni"),
         ]);
         let server = Server::start([objects, events].concat(), |_| {
-            Reply::of(
-                json!({"version": 1, "pods": [{"subject": "tenant/new", "state": "unseen"}]}).to_string(),
-            )
+            let unseen =
+                json!({"version": 1, "findings": [], "pods": [{"subject": "tenant/new", "state": "unseen"}]});
+            Reply::of(unseen.to_string())
         });
-        server.run(&["scan"])
+        let scan = server.run(&["scan"]);
+        // The agent knows nothing of it.
+        (scan, server.run(&["pod", "tenant/new"]))
     };
-    let found = scanned(events("u-1"));
+    let (found, of_pod) = scanned(events("u-1"));
+    let report: Value = serde_json::from_str(&of_pod.stdout).expect("JSON");
+    let finding = &report["findings"][0];
+    assert_eq!(
+        (of_pod.code(), &finding["code"], &finding["seen"][0]),
+        (Some(2), &json!("not-set-up"), &json!("may not read pods (403)")),
+        "{of_pod:?}"
+    );
     assert_eq!(found.status.code(), Some(2), "{}{}", found.stdout, found.stderr);
     let words = found.stdout.split_whitespace().collect::<Vec<_>>().join(" ");
     assert!(
@@ -212,7 +221,8 @@ fn a_pod_that_does_not_start_is_a_finding_with_its_reason() {
         "{words}"
     );
     for other in [Vec::new(), events("u-0")] {
-        let fine = scanned(other);
+        let (fine, of_pod) = scanned(other);
+        assert_eq!(of_pod.code(), Some(0), "{of_pod:?}");
         assert_eq!(fine.status.code(), Some(0), "{}{}", fine.stdout, fine.stderr);
     }
 }
