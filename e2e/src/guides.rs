@@ -5,6 +5,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use pulldown_cmark::{CodeBlockKind, Event, Parser, Tag, TagEnd};
@@ -30,6 +31,28 @@ pub fn breakages(head: &str) -> Result<Vec<Vec<String>>> {
         line.trim_matches('|').split('|').map(|cell| cell.trim().trim_matches('`').to_owned()).collect()
     };
     Ok(rows.map(cells).collect())
+}
+
+/// Writes the two last cells of the rows that begin with these words: who was the first, and after how many seconds.
+///
+/// # Errors
+/// The page cannot be read or written.
+pub fn record_breakages(head: &str, rows: &[(String, &str, Duration)]) -> Result<()> {
+    let path = project().join("docs/tasks/troubleshooting.md");
+    let page = fs::read_to_string(&path)?;
+    let (mut written, mut is_in_table) = (String::new(), false);
+    for line in page.lines() {
+        is_in_table = line.starts_with(head) || (is_in_table && line.starts_with('|'));
+        let measured = rows.iter().find(|(what, ..)| is_in_table && line.starts_with(&format!("| {what} |")));
+        let mut cells: Vec<String> = line.split('|').map(str::to_owned).collect();
+        if let (Some((_, first, after)), Some(at)) = (measured, cells.len().checked_sub(3)) {
+            cells[at] = format!(" {first} ");
+            cells[at + 1] = format!(" {:.1} ", after.as_secs_f64());
+        }
+        written.push_str(&cells.join("|"));
+        written.push('\n');
+    }
+    Ok(fs::write(path, written)?)
 }
 
 /// A fenced block of commands.

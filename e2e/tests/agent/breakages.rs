@@ -1,7 +1,7 @@
-//! What breaks on a node, and that everyone who shows whether its agent is ready names the same cause: the table of docs/tasks/troubleshooting.md.
+//! What breaks on a node, and that everyone who shows whether its agent is ready names the same cause: the first table of docs/tasks/troubleshooting.md. A real node
+//! breaks in the suite `cluster`.
 
 use std::collections::BTreeMap;
-use std::fs;
 
 use e2e::agent::{Agent, Node};
 use e2e::guides;
@@ -10,32 +10,16 @@ use serde_json::Value;
 use crate::cluster::{Api, node, report};
 
 /// Breaks something of a node on which all was well.
-type Break = fn(&Node, &Api);
-
-const CONFLIST: &str = "10-calico.conflist";
+type Break = fn(&Node);
 
 /// By the words of the page.
 fn breakages() -> BTreeMap<&'static str, Break> {
     BTreeMap::from([
         (
-            "The network configuration is deleted",
-            (|node, _| fs::remove_file(node.path("net.d").join(CONFLIST)).expect("removes")) as Break,
+            "A file in front of the network's cannot be loaded",
+            (|node| node.write_conf("05-new.conflist", "{broken")) as Break,
         ),
-        ("The network configuration cannot be loaded", |node, _| node.write_conf(CONFLIST, "{broken")),
-        ("A file in front of it cannot be loaded", |node, _| node.write_conf("05-new.conflist", "{broken")),
-        ("Neither the plugin's account nor the agent's may read pods", |node, api| {
-            let mut state = api.state();
-            (state.tokens, state.pods, state.lent) = (403, 403, 403);
-            drop(state);
-            report(node, "fail", 101, "the API server does not let this plugin read pods (403)");
-        }),
-        ("Both accounts are deleted", |node, api| {
-            let mut state = api.state();
-            (state.tokens, state.pods, state.lent) = (401, 401, 401);
-            drop(state);
-            report(node, "fail", 11, "the API server does not accept the credentials (401)");
-        }),
-        ("The kernel refuses the rules of a pod", |node, _| {
+        ("The kernel refuses the rules of a pod", |node| {
             report(node, "fail", 7, "cannot redirect the pod: the kernel lacks nf_tables");
         }),
     ])
@@ -68,7 +52,7 @@ fn whatever_breaks_everyone_names_the_same_cause() {
         node.use_real_plugin();
         let api = Api::start(&mut node);
         let agent = node.start_ready();
-        breaks(&node, &api);
+        breaks(&node);
         ensure_all_agree(&agent, &api, words);
     }
     assert!(breakages.is_empty(), "not on the page: {:?}", breakages.keys());
