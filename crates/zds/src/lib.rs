@@ -19,6 +19,7 @@ pub mod wire;
 mod workload;
 
 pub use server::{
-    CloseReason, ConnectionId, DEADLINE, Input, LONGEST_RETRY, MOST_CONNECTIONS, Output, PodState, Server,
+    CloseReason, ConnectionId, DEADLINE, Input, LONGEST_RETRY, MOST_CONNECTIONS, Newcomer, Output, PodState,
+    Server,
 };
 pub use workload::{NetnsInode, TooLong, Workload};

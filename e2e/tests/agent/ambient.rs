@@ -25,6 +25,7 @@ use redirect_core::ambient::ProbeSources;
 use serde_json::{Map, Value, json};
 use test_support::netns::{Families, Namespace};
 use test_support::process::{SHORT, until};
+use zds::Newcomer;
 
 const UIDS: [&str; 2] = ["0f1e2d3c-4b5a-6978-8796-a5b4c3d2e1f0", "1f1e2d3c-4b5a-6978-8796-a5b4c3d2e1f1"];
 
@@ -131,7 +132,7 @@ impl Node {
     }
 
     fn agent(&self) -> Agent {
-        let link = ZtunnelLink::serve(&self.socket(), |_| {}).expect("a socket");
+        let link = ZtunnelLink::serve(&self.socket(), Newcomer::AllPods, |_| {}).expect("a socket");
         // What a new agent knows before it has examined anything.
         link.begin(self.listed().into_iter().map(|pod| (pod.workload, None)).collect());
         Agent { link: Some(link), enrolment: Enrolment::default(), named: NamedNamespaces::default() }

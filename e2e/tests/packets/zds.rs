@@ -20,7 +20,7 @@ use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg}
 use test_support::netns::{Families, Namespace};
 use test_support::process::{self, SHORT};
 use zds::socket::{Event, Handle, serve};
-use zds::{NetnsInode, PodState, Workload, wire};
+use zds::{NetnsInode, Newcomer, PodState, Workload, wire};
 
 /// Names the socket for the test that runs as another user.
 const STRANGERS_SOCKET: &str = "E2E_ZDS_SOCKET";
@@ -37,9 +37,13 @@ struct Agent {
 
 impl Agent {
     fn start() -> Result<Self> {
+        Self::start_with(Newcomer::AllPods)
+    }
+
+    fn start_with(newcomer: Newcomer) -> Result<Self> {
         let folder = tempfile::tempdir()?;
         let netns = Arc::new(Mutex::new(BTreeMap::new()));
-        let (handle, thread, events) = start_at(&folder.path().join("ztunnel.sock"), &netns)?;
+        let (handle, thread, events) = start_at(&folder.path().join("ztunnel.sock"), newcomer, &netns)?;
         Ok(Self { folder, handle: Some(handle), thread: Some(thread), events, netns })
     }
 
@@ -105,6 +109,7 @@ impl Drop for Agent {
 
 fn start_at(
     path: &Path,
+    newcomer: Newcomer,
     netns: &Arc<Mutex<BTreeMap<String, PathBuf>>>,
 ) -> Result<(Handle, JoinHandle<()>, Receiver<Event>)> {
     let (sender, events) = mpsc::channel();
@@ -114,7 +119,7 @@ fn start_at(
         File::open(path.ok_or(io::ErrorKind::NotFound)?)
     };
     let observe = move |event| drop(sender.send(event));
-    let (handle, thread) = serve(path, Box::new(open), Box::new(observe))?;
+    let (handle, thread) = serve(path, newcomer, Box::new(open), Box::new(observe))?;
     Ok((handle, thread, events))
 }
 
@@ -206,6 +211,47 @@ fn two_ztunnels_at_once_receive_the_snapshot_and_the_newer_one_what_is_new() -> 
 }
 
 #[test]
+fn a_canary_receives_what_is_new_and_the_rest_when_the_other_ends() -> Result<()> {
+    let agent = Agent::start_with(Newcomer::NewPods)?;
+    let mut old = Ztunnel::greet(&agent.socket())?;
+    agent.serve(&["a", "b"])?;
+    old.obey_snapshot(SHORT)?;
+    let mut new = Ztunnel::greet(&agent.socket())?;
+    let kept = ["a", "b"].map(|uid| Message::Keep(uid.to_owned()));
+    assert_eq!(new.obey_snapshot(SHORT)?, [kept.as_slice(), &[Message::SnapshotSent]].concat());
+    agent.add("c")?;
+    assert_eq!(new.obey(SHORT)?, Some(add("c")));
+    agent.wait_for_state("c", &PodState::Acknowledged)?;
+    assert!(old.is_quiet(), "it receives nothing new");
+    drop(old);
+    let follow = [new.obey(SHORT)?, new.obey(SHORT)?];
+    assert_eq!(follow, ["a", "b"].map(|uid| Some(add(uid))));
+    agent.wait_for_state("b", &PodState::Acknowledged)?;
+    Ok(())
+}
+
+#[test]
+fn two_ztunnels_that_come_back_to_the_next_agent_drop_nothing() -> Result<()> {
+    for newcomer in [Newcomer::AllPods, Newcomer::NewPods] {
+        let agent = Agent::start_with(newcomer)?;
+        let mut ztunnels = [Ztunnel::greet(&agent.socket())?, Ztunnel::greet(&agent.socket())?];
+        // Neither can tell the agent which pod it has.
+        for (ztunnel, own) in ztunnels.iter_mut().zip(["a", "b"]) {
+            ztunnel.state.served.insert(own.to_owned(), agent.file(own)?.0);
+        }
+        agent.serve(&["a", "b"])?;
+        for (ztunnel, own) in ztunnels.iter_mut().zip(["a", "b"]) {
+            ztunnel.obey_snapshot(SHORT)?;
+            assert!(ztunnel.state.served.contains_key(own), "{newcomer:?}: {own} was dropped");
+        }
+        for uid in ["a", "b"] {
+            agent.wait_for_state(uid, &PodState::Acknowledged)?;
+        }
+    }
+    Ok(())
+}
+
+#[test]
 fn a_ztunnel_that_dies_in_the_snapshot_leaves_nothing_and_the_next_one_receives_all() -> Result<()> {
     let agent = Agent::start()?;
     agent.serve(&["a", "b", "c"])?;
@@ -258,7 +304,7 @@ fn the_next_agent_takes_the_socket_over_and_a_removed_one_is_made_again() -> Res
     let mut ztunnel = Ztunnel::greet(&first.socket())?;
     ztunnel.obey_snapshot(SHORT)?;
 
-    let (second, thread, events) = start_at(&first.socket(), &first.netns)?;
+    let (second, thread, events) = start_at(&first.socket(), Newcomer::AllPods, &first.netns)?;
     second.pods(vec![(pod("a"), None)]);
     first.wait_for(|event| matches!(event, Event::Failed(why) if why.contains("another agent's")))?;
     let mut again = Ztunnel::greet(&first.socket())?;

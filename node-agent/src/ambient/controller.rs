@@ -238,17 +238,15 @@ impl AmbientController {
         let host = host.map_err(|error| {
             format!("the node's network namespace cannot be opened: {error}; mount the host's /proc at MOUNTED_PROC_DIR, and add SYS_PTRACE to the capabilities")
         })?;
-        if let Some(folder) = self.settings.socket.parent() {
+        let (socket, newcomer) = (&self.settings.socket, self.settings.newcomer);
+        if let Some(folder) = socket.parent() {
             std::fs::create_dir_all(folder).map_err(|error| {
                 format!("{}: {error}; mount the node's directory for ztunnel there", folder.display())
             })?;
         }
         let (inventory, metrics) = (self.state.inventory.clone(), self.metrics.clone());
-        let link =
-            ZtunnelLink::serve(&self.settings.socket, move |event| observe(event, &inventory, &metrics));
-        let link = link.map_err(|error| {
-            format!("cannot serve ztunnel at {}: {error}", self.settings.socket.display())
-        })?;
+        let link = ZtunnelLink::serve(socket, newcomer, move |event| observe(event, &inventory, &metrics));
+        let link = link.map_err(|error| format!("cannot serve ztunnel at {}: {error}", socket.display()))?;
         let queue = queue.clone();
         let annotate: Annotate = Box::new(move |pod, annotation| {
             queue.add(pod, annotation);

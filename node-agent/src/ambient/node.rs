@@ -22,7 +22,7 @@ use redirect_core::AmbientRedirect;
 use redirect_core::accepted::AcceptedRules;
 use redirect_core::ambient::ProbeSources;
 use zds::socket::{Event, Handle, serve};
-use zds::{NetnsInode, PodState, Workload};
+use zds::{NetnsInode, Newcomer, PodState, Workload};
 
 use super::decision::Redirection;
 use super::enrolment::Effects;
@@ -51,7 +51,11 @@ impl ZtunnelLink {
     ///
     /// # Errors
     /// The socket cannot be made.
-    pub fn serve(path: &Path, mut observe: impl FnMut(&Event) + Send + 'static) -> io::Result<Self> {
+    pub fn serve(
+        path: &Path,
+        newcomer: Newcomer,
+        mut observe: impl FnMut(&Event) + Send + 'static,
+    ) -> io::Result<Self> {
         let announced: Arc<Mutex<Announced>> = Arc::default();
         let (opened, noted) = (announced.clone(), announced.clone());
         let open = move |uid: &str, netns: NetnsInode| {
@@ -69,7 +73,7 @@ impl ZtunnelLink {
             }
             observe(&event);
         };
-        let (handle, thread) = serve(path, Box::new(open), Box::new(observe))?;
+        let (handle, thread) = serve(path, newcomer, Box::new(open), Box::new(observe))?;
         Ok(Self { handle, thread, announced })
     }
 

@@ -8,6 +8,7 @@ use cni_core::yaml;
 use redirect_core::Family;
 use redirect_core::ambient::ProbeSources;
 use serde_json::Value;
+use zds::Newcomer;
 
 use super::raw::Raw;
 use super::table::Key;
@@ -40,6 +41,8 @@ pub struct AmbientSettings {
     pub routes_branch_probes: bool,
     /// Where ztunnel connects.
     pub socket: PathBuf,
+    /// What a ztunnel receives that connects beside another one (`AMBIENT_ZTUNNEL_CANARY`).
+    pub newcomer: Newcomer,
 }
 
 /// None: ambient mode is off.
@@ -59,12 +62,15 @@ pub(super) fn read(raw: &mut Raw<'_>) -> Option<AmbientSettings> {
     if !socket.is_absolute() || socket.file_name().is_none() {
         raw.reject(Key::ZTUNNEL_UDS_ADDRESS, "not the path of a socket, from the root of the file system");
     }
+    let newcomer =
+        if raw.switch(Key::AMBIENT_ZTUNNEL_CANARY) { Newcomer::NewPods } else { Newcomer::AllPods };
     is_on.then_some(AmbientSettings {
         selectors,
         has_usual_selectors,
         defaults,
         routes_branch_probes,
         socket,
+        newcomer,
     })
 }
 

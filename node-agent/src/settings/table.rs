@@ -105,6 +105,7 @@ settings_table::settings! {
     AMBIENT_IPV6(Switch, "Redirect IPv6 of these pods, too.").default("true"),
     AMBIENT_CAPTURE_SCOPE(Switch, "Let these pods limit what is captured of their traffic, by annotations of traffic.istio.io (docs/tasks/ambient.md).").default("false"),
     AMBIENT_KEEP_CONNECTIONS(Duration, "The longest time that pods may keep connections past ztunnel that were open when they were enrolled, by annotation cni.istio.io/keepConnections (docs/tasks/ambient.md); 0s: none.").default("0s"),
+    AMBIENT_ZTUNNEL_CANARY(Switch, "Give a ztunnel that connects beside another one new pods alone (docs/tasks/ambient.md).").default("false"),
     HOST_PROBE_SNAT_IP(TEXT, "Source address that the node gives to the kubelet's probes of these pods over IPv4; no host may have it.").default("169.254.7.127"),
     HOST_PROBE_SNAT_IPV6(TEXT, "The same over IPv6.").default("fd16:9254:7127:1337:ffff:ffff:ffff:ffff"),
     AMBIENT_ENABLE_AWS_BRANCH_ENI_PROBE(Switch, "Route the kubelet's probes to these pods through their veth interfaces where Amazon's VPC gave them interfaces of their own.").default("true"),

@@ -4,6 +4,7 @@ use cni_core::enablement::Enablement;
 use redirect_core::Family;
 use redirect_core::ambient::ProbeSources;
 use settings_cli::{Line, ParsedArgs};
+use zds::Newcomer;
 
 const REQUIRED: [(&str, &str); 2] =
     [("KUBERNETES_SERVICE_HOST", "10.0.0.1"), ("KUBERNETES_SERVICE_PORT", "443")];
@@ -342,17 +343,20 @@ fn ambient_mode_is_off_unless_it_is_switched_on_and_its_entry_says_so() {
 }
 
 #[test]
-fn probes_of_ambient_pods_have_the_sources_that_are_set() {
+fn ambient_mode_is_as_set_and_probes_have_the_sources_that_are_set() {
     let ambient = |env: &[(&str, &str)]| settings(&["--ambient-enabled"], env).ambient.expect("it is on");
     let usual = ambient(&[]);
     assert_eq!(usual.defaults.probes, ProbeSources::USUAL);
     assert!(usual.routes_branch_probes && !usual.defaults.capture_scope);
+    assert_eq!(usual.newcomer, Newcomer::AllPods);
     let own = ambient(&[
         ("HOST_PROBE_SNAT_IP", "169.254.8.1"),
         ("HOST_PROBE_SNAT_IPV6", "fd00::7"),
         ("AMBIENT_ENABLE_AWS_BRANCH_ENI_PROBE", "false"),
         ("AMBIENT_CAPTURE_SCOPE", "true"),
+        ("AMBIENT_ZTUNNEL_CANARY", "true"),
     ]);
+    assert_eq!(own.newcomer, Newcomer::NewPods);
     let sources = Family::BOTH.map(|family| own.defaults.probes.of(family).to_string());
     assert_eq!(sources, ["169.254.8.1", "fd00::7"]);
     assert!(!own.routes_branch_probes && own.defaults.capture_scope);

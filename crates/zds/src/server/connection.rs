@@ -4,7 +4,7 @@ use alloc::collections::BTreeMap;
 use alloc::string::String;
 use core::time::Duration;
 
-use super::{CloseReason, DEADLINE, Pod, shortened};
+use super::{CloseReason, ConnectionId, DEADLINE, Pod, shortened};
 use crate::NetnsInode;
 use crate::wire::{self, Answer};
 
@@ -67,6 +67,22 @@ enum AddAnswer {
     Refused,
 }
 
+/// Which pods a connection is to receive.
+#[derive(Debug, Clone, Copy)]
+pub struct Part<'a> {
+    /// It is that of the newest ztunnel.
+    pub is_newest: bool,
+    /// All connections, if each pod is for one of them.
+    pub shared_by: Option<&'a BTreeMap<ConnectionId, Connection>>,
+}
+
+impl Part<'_> {
+    /// Whether the pod is another one's.
+    fn is_elsewhere(&self, uid: &str, netns: NetnsInode) -> bool {
+        self.shared_by.is_some_and(|all| all.values().any(|connection| connection.may_serve(uid, netns)))
+    }
+}
+
 /// What became of an add.
 #[derive(Debug)]
 pub struct Added {
@@ -118,6 +134,14 @@ impl Connection {
             announced.netns == Some(netns) && announced.answer == Some(AddAnswer::Acknowledged)
         };
         self.announced.get(uid).is_some_and(serves)
+    }
+
+    /// Whether ztunnel acknowledged this pod in this network namespace, or may do so.
+    pub fn may_serve(&self, uid: &str, netns: NetnsInode) -> bool {
+        let may_serve = |announced: &Announced| {
+            announced.netns == Some(netns) && announced.answer != Some(AddAnswer::Refused)
+        };
+        self.announced.get(uid).is_some_and(may_serve)
     }
 
     /// The pod, by UID and network namespace, whose add ztunnel has not answered.
@@ -198,27 +222,28 @@ impl Connection {
     }
 
     /// What to send next, if nothing is in flight.
-    pub fn next(&self, pods: &BTreeMap<String, Pod>, is_newest: bool, now: Duration) -> Option<Request> {
+    pub fn next(&self, pods: &BTreeMap<String, Pod>, part: Part<'_>, now: Duration) -> Option<Request> {
         if self.in_flight.is_some() {
             return None;
         }
         match self.phase {
             Phase::Hello(_) => None,
-            Phase::Snapshot(_) => Some(self.next_of_snapshot(pods)),
+            Phase::Snapshot(_) => Some(self.next_of_snapshot(pods, part)),
             Phase::Changes(_) => self.next_del(pods).map(Request::Del).or_else(|| {
-                let (add, due) = self.next_add(pods, is_newest)?;
+                let (add, due) = self.next_add(pods, part)?;
                 (due <= now).then_some(add)
             }),
         }
     }
 
     /// A pod that ztunnel has not received, or the end. A del in a snapshot is an error of the protocol, so changes come later.
-    fn next_of_snapshot(&self, pods: &BTreeMap<String, Pod>) -> Request {
+    fn next_of_snapshot(&self, pods: &BTreeMap<String, Pod>, part: Part<'_>) -> Request {
         let Some((uid, pod)) = pods.iter().find(|(uid, _)| !self.announced.contains_key(*uid)) else {
             return Request::SnapshotSent;
         };
         // One of which an add failed before would fail the snapshot's end, or hold it up; its next add follows the end.
-        match pod.netns.filter(|_| pod.failed.is_none()) {
+        // One of another ztunnel may be here, too, since an earlier agent.
+        match pod.netns.filter(|netns| pod.failed.is_none() && !part.is_elsewhere(uid, *netns)) {
             Some(netns) => Request::Add(uid.clone(), netns),
             None => Request::Keep(uid.clone()),
         }
@@ -236,17 +261,19 @@ impl Connection {
         self.announced.iter().find(is_over).map(|(uid, _)| uid.clone())
     }
 
-    /// The pod to be added first, and when. New pods are for the newest ztunnel; a keep is followed by its add on every connection.
-    pub fn next_add(&self, pods: &BTreeMap<String, Pod>, is_newest: bool) -> Option<(Request, Duration)> {
+    /// The pod to be added first, and when. New pods are for the newest ztunnel; a keep is followed by its add on every connection, unless each pod is
+    /// for one.
+    pub fn next_add(&self, pods: &BTreeMap<String, Pod>, part: Part<'_>) -> Option<(Request, Duration)> {
         if !matches!(self.phase, Phase::Changes(_)) {
             return None;
         }
         let due = |(uid, pod): (&String, &Pod)| {
             let (netns, announced) = (pod.netns?, self.announced.get(uid));
-            if !is_newest && announced.is_none_or(|announced| announced.netns.is_some()) {
+            let is_new = announced.is_none_or(|announced| announced.netns.is_some());
+            if !part.is_newest && (is_new || part.shared_by.is_some()) {
                 return None;
             }
-            if self.has_acknowledged(uid, netns) {
+            if self.has_acknowledged(uid, netns) || part.is_elsewhere(uid, netns) {
                 return None;
             }
             let due = pod.failed.as_ref().map_or(Duration::ZERO, |retry| retry.due);

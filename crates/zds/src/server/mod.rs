@@ -1,4 +1,4 @@
-//! The server's side of the protocol: what to send to which ztunnel, and which pods the newest one serves.
+//! The server's side of the protocol: what to send to which ztunnel, and which pods are served.
 //!
 //! The server compares the pods that there should be with what it sent on each connection, and sends the next message that brings them
 //! together. So a pod that is removed while its add waits is never added, and one that a lost ztunnel had goes to the one that is left.
@@ -13,7 +13,7 @@ use core::time::Duration;
 
 use crate::wire::{self, Answer, DecodeError};
 use crate::{NetnsInode, Workload};
-use connection::{Added, Connection, Request};
+use connection::{Added, Connection, Part, Request};
 use retry::Retry;
 
 pub use retry::LONGEST as LONGEST_RETRY;
@@ -28,6 +28,16 @@ const LONGEST_ERROR: usize = 256;
 /// A connection, by a number that its owner never uses again. Of two, the larger was accepted later.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ConnectionId(pub u64);
+
+/// Which pods a ztunnel receives that connects while others serve pods.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Newcomer {
+    /// All. ztunnel listens with SO_REUSEPORT, so both accept new connections of each pod, and either may end without the other.
+    #[default]
+    AllPods,
+    /// Those that no other one serves, so it cannot harm the others.
+    NewPods,
+}
 
 /// What happened.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -86,7 +96,7 @@ pub enum Output {
 /// Whether ztunnel serves a pod.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PodState {
-    /// The ztunnel that connected last acknowledged the pod, in its network namespace.
+    /// The ztunnel that connected last acknowledged the pod, in its network namespace; with [`Newcomer::NewPods`] any that is connected.
     #[error("ztunnel acknowledged the pod")]
     Acknowledged,
     /// ztunnel's answer is due.
@@ -138,6 +148,7 @@ pub enum CloseReason {
 /// The server: pods, connections, and what was sent on them. Times are those of any clock that only advances.
 #[derive(Debug, Default)]
 pub struct Server {
+    newcomer: Newcomer,
     pods: BTreeMap<String, Pod>,
     /// The pods are known.
     is_complete: bool,
@@ -161,6 +172,12 @@ impl Server {
     #[must_use]
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// The same with this choice.
+    #[must_use]
+    pub fn with(self, newcomer: Newcomer) -> Self {
+        Self { newcomer, ..self }
     }
 
     /// Takes what happened, at this time, and returns what to do, in this order.
@@ -189,7 +206,7 @@ impl Server {
     pub fn next_deadline(&self) -> Option<Duration> {
         let newest = self.newest();
         let due = |(id, connection): (&ConnectionId, &Connection)| {
-            let next_add = || connection.next_add(&self.pods, newest == Some(*id)).map(|(_, due)| due);
+            let next_add = || connection.next_add(&self.pods, self.part(*id, newest)).map(|(_, due)| due);
             connection.deadline().or_else(next_add)
         };
         self.connections.iter().filter_map(due).min()
@@ -294,19 +311,37 @@ impl Server {
             return;
         }
         let newest = self.newest();
-        for (id, connection) in &mut self.connections {
-            let Some(request) = connection.next(&self.pods, newest == Some(*id), now) else { continue };
-            let Some(datagram) = encode(&request, &self.pods) else { continue };
+        let ids: Vec<_> = self.connections.keys().copied().collect();
+        for id in ids {
+            let part = self.part(id, newest);
+            let next =
+                self.connections.get(&id).and_then(|connection| connection.next(&self.pods, part, now));
+            let Some((request, datagram)) =
+                next.and_then(|next| encode(&next, &self.pods).map(|datagram| (next, datagram)))
+            else {
+                continue;
+            };
             let descriptor = request.descriptor();
-            connection.sent(request, now);
-            outputs.push(Output::Send { connection: *id, datagram, descriptor });
+            if let Some(connection) = self.connections.get_mut(&id) {
+                connection.sent(request, now);
+            }
+            outputs.push(Output::Send { connection: id, datagram, descriptor });
         }
     }
 
+    /// Which pods this connection is to receive.
+    fn part(&self, id: ConnectionId, newest: Option<ConnectionId>) -> Part<'_> {
+        let shared_by = (self.newcomer == Newcomer::NewPods).then_some(&self.connections);
+        Part { is_newest: newest == Some(id), shared_by }
+    }
+
     fn report(&mut self, outputs: &mut Vec<Output>) {
-        let newest = self.newest().and_then(|id| self.connections.get(&id));
+        let newest = self.newest();
+        let counts = |id: &ConnectionId| self.newcomer == Newcomer::NewPods || newest == Some(*id);
+        let counted: Vec<_> =
+            self.connections.iter().filter(|(id, _)| counts(id)).map(|(_, connection)| connection).collect();
         for (uid, pod) in &mut self.pods {
-            let state = state(uid, pod, newest);
+            let state = state(uid, pod, newest.map(|_| counted.as_slice()));
             let news = Some((pod.netns, state.clone()));
             if pod.reported != news {
                 pod.reported = news;
@@ -326,11 +361,14 @@ fn encode(request: &Request, pods: &BTreeMap<String, Pod>) -> Option<Vec<u8>> {
     })
 }
 
-fn state(uid: &str, pod: &Pod, newest: Option<&Connection>) -> PodState {
+/// The pod's state, from those connections that count, if ztunnel has connected.
+fn state(uid: &str, pod: &Pod, counted: Option<&[&Connection]>) -> PodState {
     let Some(netns) = pod.netns else { return PodState::NamespaceUnknown };
-    let Some(newest) = newest else { return PodState::NoZtunnel };
+    let Some(counted) = counted else { return PodState::NoZtunnel };
     match &pod.failed {
-        _ if newest.has_acknowledged(uid, netns) => PodState::Acknowledged,
+        _ if counted.iter().any(|connection| connection.has_acknowledged(uid, netns)) => {
+            PodState::Acknowledged
+        }
         Some(failed) => failed.state.clone(),
         None => PodState::Waiting,
     }

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, eventfd};
 
-use crate::{ConnectionId, Input, NetnsInode, Output, PodState, Server, Workload};
+use crate::{ConnectionId, Input, NetnsInode, Newcomer, Output, PodState, Server, Workload};
 use connections::{Connections, Ready};
 pub use file::{Place, SocketFile, SocketKind};
 
@@ -100,13 +100,18 @@ impl Handle {
 ///
 /// # Errors
 /// Socket or thread cannot be made.
-pub fn serve(path: &Path, open: Opener, observe: Observer) -> io::Result<(Handle, JoinHandle<()>)> {
+pub fn serve(
+    path: &Path,
+    newcomer: Newcomer,
+    open: Opener,
+    observe: Observer,
+) -> io::Result<(Handle, JoinHandle<()>)> {
     let (file, listener) = SocketFile::bind(path, SocketKind::Packets)?;
     let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
     let (ringing, heard) = (Bell(bell.try_clone()?), Bell(bell));
     let (orders, received) = mpsc::channel();
     let thread = Thread {
-        server: Server::new(),
+        server: Server::new().with(newcomer),
         file,
         listener,
         is_taken: false,

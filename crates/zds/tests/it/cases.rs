@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use zds::{
-    CloseReason, ConnectionId, DEADLINE, Input, LONGEST_RETRY, MOST_CONNECTIONS, NetnsInode, Output,
-    PodState, Server, Workload, wire,
+    CloseReason, ConnectionId, DEADLINE, Input, LONGEST_RETRY, MOST_CONNECTIONS, NetnsInode, Newcomer,
+    Output, PodState, Server, Workload, wire,
 };
 
 const HELLO: &[u8] = &[8, 1];
@@ -28,6 +28,15 @@ struct Desk {
 impl Desk {
     fn with(pods: &[(&str, Option<u64>)]) -> Self {
         let mut desk = Self::default();
+        let pods = pods.iter().map(|(uid, netns)| (pod(uid), netns.map(NetnsInode))).collect();
+        desk.handle(Input::Pods(pods));
+        desk
+    }
+
+    /// One whose newest ztunnel receives new pods alone.
+    fn canary(pods: &[(&str, Option<u64>)]) -> Self {
+        let server = Server::new().with(Newcomer::NewPods);
+        let mut desk = Self { server, ..Self::default() };
         let pods = pods.iter().map(|(uid, netns)| (pod(uid), netns.map(NetnsInode))).collect();
         desk.handle(Input::Pods(pods));
         desk
@@ -122,6 +131,67 @@ fn a_second_ztunnel_has_to_acknowledge_a_pod_by_itself() {
     assert_eq!(desk.handle(Input::Received(SECOND, HELLO)), ["2 add a in 7", "a: Waiting"]);
     assert_eq!(desk.handle(Input::Received(SECOND, NACK)), ["2 snapshot", "a: Refused(\"no\")"]);
     assert_eq!(desk.handle(Input::Disconnected(SECOND)), ["a: Acknowledged"]);
+}
+
+#[test]
+fn a_canary_receives_new_pods_alone_and_the_others_when_their_ztunnel_ends() {
+    let mut desk = Desk::canary(&[("a", Some(7))]);
+    desk.greet(FIRST);
+    assert_eq!(desk.handle(Input::Received(FIRST, ACK)), ["1 snapshot", "a: Acknowledged"]);
+    desk.handle(Input::Received(FIRST, ACK));
+    // A ztunnel that comes back and serves the pod must not drop it.
+    assert_eq!(desk.greet(SECOND), ["2 keep a"]);
+    assert_eq!(desk.handle(Input::Received(SECOND, ACK)), ["2 snapshot"]);
+    assert_eq!(desk.handle(Input::Received(SECOND, ACK)), [""; 0], "a stays where it is");
+    assert_eq!(desk.handle(Input::Add(pod("b"), NetnsInode(8))), ["2 add b in 8", "b: Waiting"]);
+    assert_eq!(desk.handle(Input::Received(SECOND, ACK)), ["b: Acknowledged"]);
+    // A sandbox that is made again is new.
+    assert_eq!(desk.handle(Input::Add(pod("a"), NetnsInode(9))), ["1 del a", "2 add a in 9", "a: Waiting"]);
+    assert_eq!(desk.handle(Input::Received(SECOND, ACK)), ["a: Acknowledged"]);
+    desk.handle(Input::Received(FIRST, ACK));
+    assert_eq!(desk.handle(Input::Disconnected(SECOND)), ["1 add a in 9", "a: Waiting", "b: Waiting"]);
+    assert_eq!(desk.handle(Input::Received(FIRST, ACK)), ["1 add b in 8", "a: Acknowledged"]);
+}
+
+#[test]
+fn a_pod_that_a_canary_refuses_or_never_answers_goes_to_the_ztunnel_that_is_left() {
+    for ends in [false, true] {
+        let mut desk = Desk::canary(&[]);
+        for id in [FIRST, SECOND] {
+            desk.greet(id);
+            desk.handle(Input::Received(id, ACK));
+        }
+        assert_eq!(desk.handle(Input::Add(pod("a"), NetnsInode(7))), ["2 add a in 7", "a: Waiting"]);
+        if ends {
+            assert_eq!(desk.handle(Input::Disconnected(SECOND)), ["a: Unanswered"]);
+            assert_eq!(desk.wait(Duration::from_millis(5)), ["1 add a in 7"]);
+        } else {
+            assert_eq!(desk.handle(Input::Received(SECOND, NACK)), ["2 del a", "a: Refused(\"no\")"]);
+            assert_eq!(desk.wait(Duration::from_millis(5)), [""; 0], "the first is not asked for new pods");
+            assert_eq!(desk.handle(Input::Disconnected(SECOND)), ["1 add a in 7"]);
+        }
+        assert_eq!(desk.handle(Input::Received(FIRST, ACK)), ["a: Acknowledged"]);
+    }
+}
+
+#[test]
+fn after_a_restart_no_ztunnel_beside_another_drops_a_pod_and_each_pod_is_served() {
+    let mut desk = Desk { server: Server::new().with(Newcomer::NewPods), ..Desk::default() };
+    for id in [FIRST, SECOND] {
+        desk.greet(id);
+    }
+    // Which one has which pod, only they know.
+    let pods = ["a", "b"].map(|uid| (pod(uid), Some(NetnsInode(7))));
+    let first = desk.handle(Input::Pods(pods.into()));
+    assert_eq!(first, ["1 add a in 7", "2 keep a", "a: Waiting", "b: Waiting"]);
+    assert_eq!(desk.handle(Input::Received(FIRST, ACK)), ["1 add b in 7", "a: Acknowledged"]);
+    assert_eq!(desk.handle(Input::Received(SECOND, ACK)), ["2 keep b"]);
+    assert_eq!(desk.handle(Input::Received(FIRST, ACK)), ["1 snapshot", "b: Acknowledged"]);
+    assert_eq!(desk.handle(Input::Received(SECOND, ACK)), ["2 snapshot"]);
+    for id in [FIRST, SECOND] {
+        assert_eq!(desk.handle(Input::Received(id, ACK)), [""; 0]);
+    }
+    assert_eq!(desk.server.next_deadline(), None);
 }
 
 #[test]

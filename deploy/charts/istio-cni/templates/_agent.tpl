@@ -61,6 +61,7 @@ capabilities: {{ concat $capabilities .extraCapabilities | uniq | toJson }}
 {{- if not .ambient.ipv6 }}{{ $_ := set $config "AMBIENT_IPV6" false }}{{ end }}
 {{- if .ambient.captureScope }}{{ $_ := set $config "AMBIENT_CAPTURE_SCOPE" true }}{{ end }}
 {{- with .ambient.keepConnections }}{{ $_ := set $config "AMBIENT_KEEP_CONNECTIONS" . }}{{ end }}
+{{- if .ambient.ztunnelCanary }}{{ $_ := set $config "AMBIENT_ZTUNNEL_CANARY" true }}{{ end }}
 {{- end }}
 {{- if $powers.watches }}{{ $_ := set $config "DRIFT_WATCH_INTERVAL" .driftWatch.interval }}{{ end }}
 {{- if and $powers.watches .driftWatch.heal }}{{ $_ := set $config "DRIFT_HEAL" true }}{{ end }}
