@@ -237,7 +237,7 @@ networks:
 	FLANNEL="$(abspath $(FLANNEL))" CILIUM="$(abspath $(CILIUM))" $$test node::networks::$$network || exit 1; done
 
 # The agent in ambient mode with a stock ztunnel: encrypted connections between pods, probes, DNS, ztunnel killed and replaced, the agent killed, pods that come
-# and go (20, or GUESTS), under both kinds of rules; prints figures. No registry has ztunnel: ZTUNNEL names the program. With ISTIO="FOLDER..." as for `make mesh`
+# and go (20, or GUESTS), open streams (1000, or STREAMS) at enrolment and exchange, under both kinds of rules; prints figures. No registry has ztunnel: ZTUNNEL names the program. With ISTIO="FOLDER..." as for `make mesh`
 # each release's own agent is replaced by ours and back, under load.
 ztunnel:
 	@[ -x "$(ZTUNNEL)" ] || { echo 'make ztunnel needs ZTUNNEL=PROGRAM, a ztunnel with its test certificate authority (feature testing); takes six minutes to run' >&2; exit 2; }

@@ -93,16 +93,21 @@ impl TcpServer {
     pub fn wait_accepted(&self, count: usize, deadline: Duration) -> Result<Vec<Report>> {
         self.server.wait_reports(count, deadline)
     }
-}
 
-impl Drop for TcpServer {
-    fn drop(&mut self) {
-        self.server.stop();
+    /// Ends the connections that it has.
+    pub fn hang_up(&self) {
         let mut connections = self.connections.lock().unwrap_or_else(PoisonError::into_inner);
         for Connection { stream, thread } in connections.drain(..) {
             let _ = stream.shutdown(Shutdown::Both);
             let _ = thread.join();
         }
+    }
+}
+
+impl Drop for TcpServer {
+    fn drop(&mut self) {
+        self.server.stop();
+        self.hang_up();
     }
 }
 

@@ -49,11 +49,12 @@ pub struct Access {
 }
 
 impl Stock {
-    /// Starts it with these workloads, in its own format, for the agent at this socket. Its log goes to the end of a file.
+    /// Starts it with these workloads, in its own format, for the agent at this socket. Its log goes to the end of a file. When it ends, it waits so
+    /// long for open connections.
     ///
     /// # Errors
     /// No program is named, or it does not start.
-    pub fn start(workloads: &Path, socket: &Path, log: &Path) -> Result<Self> {
+    pub fn start(workloads: &Path, socket: &Path, log: &Path, grace: Duration) -> Result<Self> {
         let program = std::env::var_os(PROGRAM)
             .with_context(|| format!("{PROGRAM} is not set: run make ztunnel with the program"))?;
         let home = Namespace::empty(Families::Dual)?;
@@ -68,6 +69,7 @@ impl Stock {
             ("RUST_LOG", "info,access=debug"),
         ]);
         command.env("LOCAL_XDS_PATH", workloads).env("INPOD_UDS", socket);
+        command.env("CONNECTION_TERMINATION_DEADLINE", format!("{}s", grace.as_secs()));
         let process = Background::start("ztunnel", &home.command(&command), log)?.killed_on_drop();
         Ok(Self { process, home })
     }

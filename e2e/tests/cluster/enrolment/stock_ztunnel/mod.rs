@@ -5,6 +5,7 @@
 mod dns;
 mod istios_agent;
 mod killed;
+mod open_streams;
 mod traffic_between_pods;
 
 use std::collections::BTreeSet;
@@ -35,6 +36,8 @@ const PORT: u16 = 8080;
 const HBONE: u16 = 15008;
 /// The most that a pod may wait for ztunnel.
 const LONGEST_PENDING: Duration = Duration::from_secs(5);
+/// How long a ztunnel that ends waits for open connections, as by default.
+const GRACE: Duration = Duration::from_secs(5);
 /// How long a connection may be under way before it is made.
 const IN_FLIGHT: Duration = Duration::from_millis(50);
 /// How long a ztunnel that ends takes to close its listeners.
@@ -112,7 +115,7 @@ struct Running {
     planned: Planned,
     uid: String,
     namespace: Namespace,
-    _servers: [TcpServer; 2],
+    servers: [TcpServer; 2],
 }
 
 impl Running {
@@ -150,8 +153,13 @@ impl Mesh {
     }
 
     fn ztunnel(&self) -> Stock {
+        self.ztunnel_with(GRACE)
+    }
+
+    /// One that drains at most this long.
+    fn ztunnel_with(&self, grace: Duration) -> Stock {
         let workloads = self.world.node.path("workloads.yaml");
-        Stock::start(&workloads, &self.world.socket(), &self.log()).expect("a ztunnel")
+        Stock::start(&workloads, &self.world.socket(), &self.log(), grace).expect("a ztunnel")
     }
 
     fn accesses(&self) -> Vec<Access> {
@@ -215,10 +223,10 @@ impl Mesh {
     }
 
     fn run(&self, planned: Planned, uid: String, namespace: Namespace) -> Running {
-        let _servers = serve(&planned, &namespace);
+        let servers = serve(&planned, &namespace);
         let texts = planned.texts();
         self.world.run(&planned.name, &uid, &namespace, &[&texts[0], &texts[1]]);
-        Running { planned, uid, namespace, _servers }
+        Running { planned, uid, namespace, servers }
     }
 
     /// What the runtime and the API server do at a pod's end.

@@ -64,7 +64,8 @@ impl Stream {
         pod.enter(|| Self::connect(target)).map_err(io::Error::other)?
     }
 
-    fn connect(target: SocketAddr) -> io::Result<Self> {
+    /// From the calling thread's network namespace.
+    pub fn connect(target: SocketAddr) -> io::Result<Self> {
         let stream = TcpStream::connect_timeout(&target, PATIENCE)?;
         stream.set_read_timeout(Some(PATIENCE))?;
         let mut stream = BufReader::new(stream);
