@@ -43,7 +43,7 @@ pub struct Answer {
     pub body: Vec<u8>,
 }
 
-/// Why there is no answer.
+/// Why no answer came.
 #[derive(Debug, thiserror::Error)]
 pub enum Failure {
     /// Nothing listens at the socket.
@@ -169,7 +169,7 @@ mod tests {
                 stream.read_exact(&mut byte).unwrap();
                 request.extend(byte);
             }
-            // A caller that has heard enough hangs up.
+            // A caller that knows enough hangs up.
             let _ = stream.write_all(answer);
             request
         });

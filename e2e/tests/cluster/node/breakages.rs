@@ -90,14 +90,7 @@ fn all() -> BTreeMap<&'static str, Break> {
             world.node.run(&process::command("sh", ["-ec", "kill -9 $(pidof install-cni)"]))?.ok()?;
             world.is_healed("while-agent-restarts")
         }),
-        ("The node reboots", |world| {
-            // What is in /run of a node of users.
-            world.node.reboot(|| Ok(fs::remove_dir_all(run_dir(world.node))?))?;
-            let steady = world.node.pod("default", "steady");
-            until("the pod to be redirected", POD, &[], || Ok(assert_redirected(world.node, &steady).ok()))?;
-            world.wait_ready()?;
-            Ok(Subject::Healed)
-        }),
+        ("The node reboots", reboot),
         ("An annotation of a pod cannot be read", |world| {
             let mut pod = sidecar_pod("annotated");
             pod["metadata"]["annotations"]["traffic.sidecar.istio.io/excludeInboundPorts"] = json!("http");
@@ -146,6 +139,15 @@ fn all() -> BTreeMap<&'static str, Break> {
             Ok(Subject::Agent)
         }),
     ])
+}
+
+fn reboot(world: &World<'_>) -> Result<Subject> {
+    // What is in /run of a node of users.
+    world.node.reboot(|| Ok(fs::remove_dir_all(run_dir(world.node))?))?;
+    let steady = world.node.pod("default", "steady");
+    until("the pod to be redirected", POD, &[], || Ok(assert_redirected(world.node, &steady).ok()))?;
+    world.wait_ready()?;
+    Ok(Subject::Healed)
 }
 
 impl Subject {
