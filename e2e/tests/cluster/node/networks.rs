@@ -73,8 +73,9 @@ struct Exception {
 const NO_HOST_PORT: Exception = Exception { check: "inbound by `hostPort`", error: "Refused" };
 
 /// What the rules and the proxy see of a service is one of its pods.
-const TRANSLATED: [Exception; 2] = [
+const TRANSLATED: [Exception; 3] = [
     Exception { check: "outbound to a service", error: "original: Some(10.244." },
+    Exception { check: "`redirectctl scan` finds no translation", error: "services-translated" },
     Exception { check: "to itself by its service", error: "hello-from-app" },
 ];
 

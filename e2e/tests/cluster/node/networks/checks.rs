@@ -9,6 +9,7 @@ use crate::agent_support::{POD, exec_redirectctl, is_ready};
 use anyhow::{Context, Result, ensure};
 use e2e::kube::ApiServer;
 use e2e::node::{APP_PORT, Node, Pod, plain_pod, sidecar_pod};
+use e2e::redirectctl;
 use e2e::traffic::{Client, Outcome, PROXY_ID, TcpServer, UdpServer, as_user};
 use e2e::ztunnel::Obedient;
 use serde_json::{Value, json};
@@ -117,7 +118,7 @@ pub struct Pair<'n> {
 pub type Check = (&'static str, fn(&Pair<'_>) -> Result<()>);
 
 /// What is checked of pods of each mode.
-pub const CHECKS: [Check; 13] = [
+pub const CHECKS: [Check; 14] = [
     ("pods are verified", |pair| {
         let (scan, _) = exec_redirectctl(pair.agent, &["scan"])?;
         for pod in [&pair.web.pod, &pair.other.pod] {
@@ -144,6 +145,20 @@ pub const CHECKS: [Check; 13] = [
     ("outbound to a service", |pair| {
         ensure!(lands(&pair.other.as_app(), SERVICE_SOCKET)? == "outbound");
         answers("inbound", &pair.other.as_proxy().tcp(SERVICE_SOCKET)?)
+    }),
+    // What is translated at connect(2) no rule of the pod sees.
+    ("`redirectctl scan` finds no translation", |pair| {
+        let pods = pair.node.state_dir().join("pods.json");
+        fs::write(&pods, json!({"kind": "List", "items": [pair.web.pod.object()?]}).to_string())?;
+        let mut scan = redirectctl::command(&["scan", "--output", "json", "--netns-dir", "/run/netns", "-f"]);
+        scan.arg(&pods).arg("--cni-conf-dir").arg(pair.node.conf_dir());
+        scan.env("KUBERNETES_SERVICE_HOST", SERVICE_ADDRESS.to_string());
+        scan.env("KUBERNETES_SERVICE_PORT", SERVICE_PORT.to_string());
+        let scan = pair.node.run(&scan)?;
+        let found: Value = serde_json::from_str(&scan.stdout).with_context(|| format!("{scan:?}"))?;
+        let found = found["node"].as_array().context("no node")?;
+        ensure!(found.iter().all(|finding| finding["code"] != "services-translated"), "{found:#?}");
+        Ok(())
     }),
     ("to itself by its service", |pair| {
         ensure!(lands(&pair.web.as_app(), SERVICE_SOCKET)? == "outbound");
