@@ -289,8 +289,9 @@ impl Agent<'_> {
         self.wait(name, || self.find_metric(name).is_some_and(|value| value >= least));
     }
 
-    fn find_metric(&self, name: &str) -> Option<f64> {
-        http::metric(&get(self.node.monitoring, "/metrics").expect("metrics").1, name)
+    /// The same; none while it does not answer.
+    pub fn find_metric(&self, name: &str) -> Option<f64> {
+        http::metric(&get(self.node.monitoring, "/metrics")?.1, name)
     }
 
     /// Sends it a signal, as `kill` takes it: `-HUP`.

@@ -18,6 +18,8 @@ use test_support::parallel::in_threads;
 use test_support::process::Patience;
 
 const LIST: &str = "10-calico.conflist";
+/// One that no runtime uses, because it comes later. Writing it causes a pass.
+const OTHER: &str = "99-other.conflist";
 /// The name of Calico's network.
 const FOLDER: &str = "k8s-pod-network";
 /// What makes, fills, moves and removes files. Not each machine has all of them.
@@ -50,7 +52,7 @@ const fn change(name: &'static str, from: &'static [Situation], to: Situation, m
 impl Change {
     /// A node before it, with the settings that ask for it.
     fn node(self) -> Node {
-        let mut node = Node::new(&[(LIST, CALICO)]);
+        let mut node = Node::new(&[(LIST, CALICO), (OTHER, CALICO)]);
         node.set("PLUGIN_SERVICE_ACCOUNT", "");
         node.set("MOUNTED_PROC_DIR", "/proc");
         for before in self.from {
@@ -167,10 +169,18 @@ fn a_pass_killed_at_any_write_leaves_the_plugin_in_one_place() {
 fn is_killed(node: &Node, strace: &Strace, after: &Files) -> bool {
     let words: Vec<&str> = strace.words().iter().map(String::as_str).collect();
     let (mut agent, mut patience) = (node.start_as(&words), Patience::new(DEADLINE));
+    let mut passes_before = None;
     while !agent.has_ended() {
+        // What a pass does can be seen before its last call: with one more, that one has ended.
         let has_settled = agent.readyz().is_some_and(|(status, _)| status == 200) && files(node) == *after;
-        if has_settled {
-            return false;
+        let passes = agent.find_metric("istio_cni_passes_total").filter(|_| has_settled);
+        match (passes_before, passes) {
+            (None, Some(_)) => {
+                passes_before = passes;
+                node.write_conf(OTHER, CALICO);
+            }
+            (Some(before), Some(passes)) if passes > before => return false,
+            (Some(_), Some(_)) | (_, None) => {}
         }
         assert!(!patience.is_over(), "{:?}\n{}", agent.readyz(), node.log());
         thread::sleep(Duration::from_millis(10));
