@@ -194,7 +194,11 @@ impl<'a> Pod<'a> {
     /// The file of the pod's network namespace as this process can open it, if any.
     fn network(&self) -> Result<Option<PathBuf>> {
         for id in self.containers("io.cri-containerd.kind", "sandbox")? {
-            let info: Value = serde_json::from_str(&self.node.ctr(&["containers", "info", &id])?.stdout)?;
+            let info = match self.node.ctr(&["containers", "info", &id]) {
+                // It was listed, and removed since.
+                Err(error) if format!("{error:#}").contains("not found") => continue,
+                info => serde_json::from_str::<Value>(&info?.stdout)?,
+            };
             let namespaces = info["Spec"]["linux"]["namespaces"].as_array().cloned().unwrap_or_default();
             let mut network = namespaces.iter().filter(|namespace| namespace["type"] == "network");
             let path = network.next().and_then(|namespace| namespace["path"].as_str()).unwrap_or_default();
