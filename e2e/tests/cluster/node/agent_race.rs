@@ -20,6 +20,7 @@ use e2e::image::BUSYBOX;
 use e2e::kube::ApiServer;
 use e2e::node::{Node, PRIMARY_CONFLIST, Pod, plain_pod};
 use e2e::traffic::TcpServer;
+use nix::errno::Errno;
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 use test_support::process::{self, until};
@@ -92,6 +93,17 @@ fn wait_captured(proxy: &TcpServer) -> Result<()> {
 }
 
 /// No other connection has arrived beside the proxy.
+/// The proxy's outbound listener. A validation that the kubelet starts again has the port until it has failed.
+fn proxy_in(pod: &Pod<'_>) -> Result<TcpServer> {
+    let inside = pod.namespace()?;
+    until("the validation to free the proxy's port", POD, &[], || {
+        match TcpServer::start(&inside, "proxy", (Ipv4Addr::UNSPECIFIED, 15001)) {
+            Err(error) if error.root_cause().downcast_ref() == Some(&Errno::EADDRINUSE) => Ok(None),
+            proxy => proxy.map(Some),
+        }
+    })
+}
+
 fn ensure_silent(listener: &TcpListener) -> Result<()> {
     listener.set_nonblocking(true)?;
     ensure!(listener.accept().is_err(), "the pod has connected beside the proxy");
@@ -128,7 +140,7 @@ fn a_pod_that_started_before_the_plugin_is_repaired_where_it_stands() -> Result<
     inward.write_all(b"x")?;
     inward.read_exact(&mut [0]).context("the test can determine whether the connection is alive")?;
 
-    let proxy = TcpServer::start(&pod.namespace()?, "proxy", (Ipv4Addr::UNSPECIFIED, 15001))?;
+    let proxy = proxy_in(&pod)?;
     let agent = node.start_pod(&agent_pod(&daemon_set, LOOPBACK, &api, "istio-cni-node-one"))?;
     let log = || agent.log("install-cni").unwrap_or_default();
     wait_broken("the connection out of the pod", &mut out).with_context(log)?;
@@ -535,7 +547,7 @@ fn an_application_that_the_kubelet_starts_beside_its_validation_is_redirected_wh
         until("the application to call beside its validation", POD, &[], || Ok(listener.accept().ok()))?;
     pod.wait("to be found broken", POD, |pod| is_held_back(pod).then_some(()))?;
 
-    let proxy = TcpServer::start(&pod.namespace()?, "proxy", (Ipv4Addr::UNSPECIFIED, 15001))?;
+    let proxy = proxy_in(&pod)?;
     agent.start()?;
     agent.wait_ready()?;
     wait_broken("the connection out of the pod", &mut patient(out)?)?;
