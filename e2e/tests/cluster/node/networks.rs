@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::fs;
 use std::net::SocketAddr;
+use std::process::Command;
 
 use self::checks::{CHECKS, Mode, verdicts};
 use self::cilium::Cilium;
@@ -56,10 +57,10 @@ pub fn start_kube_proxy(api: &ApiServer, node: &Node<'_>, pods: &str) -> Result<
     Ok(Background::start("kube-proxy", &node.command(&command), &log)?.killed_on_drop())
 }
 
-/// Whether kube-proxy has a rule that leads to a pod.
+/// Whether kube-proxy has a rule that leads to a pod, and none any more that rejects a service without pods: that is in another table, written later.
 fn kube_proxy_serves(node: &Node<'_>, pod: SocketAddr) -> Result<bool> {
-    let rules = process::command("iptables-save", ["-t", "nat"]);
-    Ok(node.run(&rules)?.ok()?.stdout.contains(&format!("--to-destination {pod}")))
+    let rules = node.run(&Command::new("iptables-save"))?.ok()?.stdout;
+    Ok(rules.contains(&format!("--to-destination {pod}")) && !rules.contains("has no endpoints"))
 }
 
 /// A check that fails on a network by what the network is.
