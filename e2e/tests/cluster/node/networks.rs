@@ -9,7 +9,7 @@ use std::fs;
 use std::net::SocketAddr;
 use std::process::Command;
 
-use self::checks::{CHECKS, Mode, verdicts};
+use self::checks::{CHECKS, Mode, SERVICE, verdicts};
 use self::cilium::Cilium;
 use self::flannel::Flannel;
 use self::steps::{STEPS, Stage, Step};
@@ -57,10 +57,11 @@ pub fn start_kube_proxy(api: &ApiServer, node: &Node<'_>, pods: &str) -> Result<
     Ok(Background::start("kube-proxy", &node.command(&command), &log)?.killed_on_drop())
 }
 
-/// Whether kube-proxy has a rule that leads to a pod, and none any more that rejects a service without pods: that is in another table, written later.
+/// Whether kube-proxy has a rule that leads to a pod, and none any more that rejects its service for lack of pods: that is in another table, written later.
 fn kube_proxy_serves(node: &Node<'_>, pod: SocketAddr) -> Result<bool> {
     let rules = node.run(&Command::new("iptables-save"))?.ok()?.stdout;
-    Ok(rules.contains(&format!("--to-destination {pod}")) && !rules.contains("has no endpoints"))
+    Ok(rules.contains(&format!("--to-destination {pod}"))
+        && !rules.contains(&format!("default/{SERVICE} has no endpoints")))
 }
 
 /// A check that fails on a network by what the network is.

@@ -19,7 +19,8 @@ use test_support::process::until;
 /// Ports of the node. The network maps the first one and the next to pods, kube-proxy or what replaces it the other.
 const HOST_PORT: u16 = 18080;
 const NODE_PORT: u16 = 30080;
-const SERVICE: &str = "web";
+/// Of the namespace `default`.
+pub const SERVICE: &str = "web";
 const SERVICE_ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 96, 0, 77);
 const SERVICE_PORT: u16 = 80;
 const SERVICE_SOCKET: SocketAddr = SocketAddr::new(IpAddr::V4(SERVICE_ADDRESS), SERVICE_PORT);
