@@ -289,7 +289,7 @@ impl Agent<'_> {
         self.wait(name, || self.find_metric(name).is_some_and(|value| value >= least));
     }
 
-    /// The same; none while it does not answer.
+    /// The value of a metric; none while the agent does not answer.
     pub fn find_metric(&self, name: &str) -> Option<f64> {
         http::metric(&get(self.node.monitoring, "/metrics")?.1, name)
     }

@@ -158,12 +158,7 @@ async fn with_finding(
     } else {
         print(&Printable::lines(&String::from_utf8_lossy(&output.stdout)))?;
         let mut paper = TextWriter::new(layout());
-        let problem = format!("{}: {}", finding.code, finding.meaning);
-        paper.marked(0, &format!("{:9}", finding.severity.word()), finding.severity.style(), &problem);
-        for seen in &finding.seen {
-            paper.labelled(9, "- ", seen);
-        }
-        paper.labelled(9, "what to do: ", &finding.remedy);
+        finding.write(&mut paper);
         print(&paper.into_text())?;
     }
     Ok(if output.code == FINE { FOUND } else { output.code })

@@ -14,7 +14,7 @@ use crate::cause::{Finding, Severity};
 use crate::diagnosis::{PodDecision, state};
 use crate::inspect::Inspection;
 use crate::printable::Printable;
-use crate::text_writer::{LONGEST_SEEN, Layout, TextStyle, TextWriter, short};
+use crate::text_writer::{Layout, TextStyle, TextWriter, short};
 use crate::{FINE, FOUND};
 
 pub use explain::VERSION;
@@ -22,8 +22,7 @@ pub use explain::VERSION;
 /// The default ports of a proxy, shown without a plan.
 const USUAL_PORTS: [u16; 3] = [15001, 15006, 15053];
 
-/// How much of a finding, and of a setting's value, text for people shows.
-const MOST_SEEN: usize = 12;
+/// How much of a setting's value text for people shows.
 const LONGEST_VALUE: usize = 200;
 
 /// What is known of one pod or network namespace.
@@ -255,18 +254,7 @@ pub fn reported(finding: &Finding) -> ReportedFinding {
 /// Findings for people.
 pub fn listed(findings: &[Finding], paper: &mut TextWriter) {
     for finding in findings {
-        let severity = finding.cause.severity();
-        let problem = format!("{}: {}", finding.cause.code(), finding.cause.meaning());
-        paper.marked(0, &format!("{:9}", severity.word()), severity.style(), &problem);
-        for seen in finding.seen.iter().take(MOST_SEEN) {
-            paper.labelled(9, "- ", &short(seen, LONGEST_SEEN));
-        }
-        if let Some(more) = finding.seen.len().checked_sub(MOST_SEEN).filter(|more| *more > 0) {
-            paper.labelled(9, "- ", &format!("and {more} more, which --output json has"));
-        }
-        if severity > Severity::Note {
-            paper.labelled(9, "what to do: ", &linked(finding.cause.remedy()));
-        }
+        reported(finding).write(paper);
     }
 }
 

@@ -3,6 +3,10 @@
 use serde::{Deserialize, Serialize};
 
 use crate::Severity;
+use crate::text_writer::{LONGEST_SEEN, TextWriter, short};
+
+/// How much of a finding text for people shows.
+const MOST_SEEN: usize = 12;
 
 /// What `redirectctl scan --output json` prints. Older agents may lack what has a default.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -54,4 +58,21 @@ pub struct ReportedFinding {
     /// What to do about it.
     #[serde(default)]
     pub remedy: String,
+}
+
+impl ReportedFinding {
+    /// Writes it for people.
+    pub fn write(&self, paper: &mut TextWriter) {
+        let problem = format!("{}: {}", self.code, self.meaning);
+        paper.marked(0, &format!("{:9}", self.severity.word()), self.severity.style(), &problem);
+        for seen in self.seen.iter().take(MOST_SEEN) {
+            paper.labelled(9, "- ", &short(seen, LONGEST_SEEN));
+        }
+        if let Some(more) = self.seen.len().checked_sub(MOST_SEEN).filter(|more| *more > 0) {
+            paper.labelled(9, "- ", &format!("and {more} more, which --output json has"));
+        }
+        if self.severity > Severity::Note {
+            paper.labelled(9, "what to do: ", &self.remedy);
+        }
+    }
 }
