@@ -105,10 +105,7 @@ fn exchange_with_open_streams(is_native: bool) {
     let pods = [Planned::web(), Planned::db()].map(|pod| mesh.running(pod));
     let [web, db] = &pods;
     let agent = mesh.world.start();
-    let old = mesh.ztunnel_with(LONG_GRACE);
-    mesh.wait("the old ztunnel to serve", || is_served(&old, &[web, db]));
-    mesh.world.wait_enrolled(2.0);
-    let mut streams = Streams::open(web, db);
+    let (old, mut streams) = old_with_streams(&mesh, web, db);
     let new = mesh.ztunnel();
     mesh.wait("the new ztunnel to serve", || is_served(&new, &[web, db]));
 
@@ -141,10 +138,7 @@ fn canary_with_open_streams(is_native: bool) {
     let pods = [Planned::web(), Planned::db()].map(|pod| mesh.running(pod));
     let [web, db] = &pods;
     let agent = mesh.world.start();
-    let old = mesh.ztunnel_with(LONG_GRACE);
-    mesh.wait("the old ztunnel to serve", || is_served(&old, &[web, db]));
-    mesh.world.wait_enrolled(2.0);
-    let mut streams = Streams::open(web, db);
+    let (old, mut streams) = old_with_streams(&mesh, web, db);
 
     let new = mesh.ztunnel();
     mesh.wait("both to be connected", || metric(&mesh.world.node, "ztunnel_connected") == Some(2.0));
@@ -164,6 +158,14 @@ fn canary_with_open_streams(is_native: bool) {
     mesh.wait("the canary to serve all", || is_served(&new, &[web, db, &guest]));
     mesh.world.wait_enrolled(3.0);
     assert_eq!(agent.end(), Some(0));
+}
+
+/// A ztunnel that may drain for long, and streams between pods that it serves.
+fn old_with_streams(mesh: &Mesh, web: &Running, db: &Running) -> (Stock, Streams) {
+    let old = mesh.ztunnel_with(LONG_GRACE);
+    mesh.wait("the old ztunnel to serve", || is_served(&old, &[web, db]));
+    mesh.world.wait_enrolled(2.0);
+    (old, Streams::open(web, db))
 }
 
 /// Ends the old ztunnel while streams are open, which it carries until they are closed, and connects through the other one.
