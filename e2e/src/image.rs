@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::io::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use serde_json::json;
@@ -99,12 +99,10 @@ impl Image {
 
     /// Adds an executable of the machine with the libraries it is linked against.
     pub fn linked_program(self, path: &str, source: &Path) -> Result<Self> {
-        let mut image = self.program(path, source)?;
-        let libraries = process::run(&mut process::command("ldd", [source]), process::SHORT)?.ok()?.stdout;
-        for library in libraries.split_whitespace().filter(|word| word.starts_with('/')) {
-            image = image.program(library.trim_start_matches('/'), Path::new(library))?;
-        }
-        Ok(image)
+        libraries_of(source)?.iter().try_fold(self.program(path, source)?, |image, library| {
+            let library = library.to_string_lossy();
+            image.program(library.trim_start_matches('/'), Path::new(&*library))
+        })
     }
 
     /// Adds busybox as `/bin/busybox`, and `/bin/sh` and others as names of it.
@@ -169,6 +167,15 @@ impl Image {
         }
         Ok(layer.into_inner()?)
     }
+}
+
+/// The loader and the libraries that a program of this machine is linked against.
+///
+/// # Errors
+/// It is static, or no program.
+pub fn libraries_of(program: &Path) -> Result<Vec<PathBuf>> {
+    let told = process::run(&mut process::command("ldd", [program]), process::SHORT)?.ok()?.stdout;
+    Ok(told.split_whitespace().filter(|word| word.starts_with('/')).map(PathBuf::from).collect())
 }
 
 fn append_folder(archive: &mut Builder<impl Write>, path: &Path, mode: u32) -> Result<()> {

@@ -1,10 +1,11 @@
 //! The one layer of an image: nothing of this machine's clock, users or order of files is in it.
 
 use std::collections::BTreeMap;
+use std::fs;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use tar::{Builder, EntryType, Header};
 
 use super::contents::{FILES, Image};
@@ -16,10 +17,15 @@ enum Entry {
     Link(&'static str),
 }
 
-/// The layer as a tar archive.
-pub(crate) fn write(image: &Image, architecture: Architecture, programs: &Path) -> Result<Vec<u8>> {
+/// The layer as a tar archive. Programs are static unless there is a folder of libraries.
+pub(crate) fn write(
+    image: &Image,
+    architecture: Architecture,
+    programs: &Path,
+    libraries: Option<&Path>,
+) -> Result<Vec<u8>> {
     let mut archive = Builder::new(Vec::new());
-    for (path, entry) in entries(image, architecture, programs)? {
+    for (path, entry) in entries(image, architecture, programs, libraries)? {
         match entry {
             Entry::Folder => {
                 archive.append_data(&mut header(EntryType::Directory, 0, 0o755), path, io::empty())?;
@@ -37,10 +43,21 @@ pub(crate) fn write(image: &Image, architecture: Architecture, programs: &Path) 
 }
 
 /// By path, so that every folder is before what is in it.
-fn entries(image: &Image, architecture: Architecture, programs: &Path) -> Result<BTreeMap<String, Entry>> {
+fn entries(
+    image: &Image,
+    architecture: Architecture,
+    programs: &Path,
+    libraries: Option<&Path>,
+) -> Result<BTreeMap<String, Entry>> {
     let mut entries = BTreeMap::new();
+    for file in libraries.map(files_below).transpose()?.into_iter().flatten() {
+        let content = program::read_linked(&file, architecture)?;
+        let path = libraries.and_then(|folder| file.strip_prefix(folder).ok()).unwrap_or(&file);
+        entries.insert(path.display().to_string(), Entry::File(content, 0o755));
+    }
+    let read = if libraries.is_some() { program::read_linked } else { program::read };
     for (package, path) in image.programs {
-        let content = program::read(&programs.join(package), architecture)?;
+        let content = read(&programs.join(package), architecture)?;
         entries.insert((*path).to_owned(), Entry::File(content, 0o755));
     }
     for (path, content) in FILES {
@@ -58,6 +75,16 @@ fn entries(image: &Image, architecture: Architecture, programs: &Path) -> Result
         }
     }
     Ok(entries)
+}
+
+fn files_below(folder: &Path) -> Result<Vec<PathBuf>> {
+    let mut files = Vec::new();
+    let entries = fs::read_dir(folder).with_context(|| format!("cannot read {}", folder.display()))?;
+    for entry in entries {
+        let path = entry?.path();
+        if path.is_dir() { files.extend(files_below(&path)?) } else { files.push(path) }
+    }
+    Ok(files)
 }
 
 pub(crate) fn header(kind: EntryType, size: u64, mode: u32) -> Header {

@@ -17,12 +17,13 @@ use contents::Image;
 use layout::{Archive, Facts};
 use program::Architecture;
 
-const USAGE: &str = "usage: image pack [--plain] IMAGE ARCHIVE REFERENCE ARCHITECTURE=FOLDER...
+const USAGE: &str = "usage: image pack [--plain | --linked LIBRARIES] IMAGE ARCHIVE REFERENCE ARCHITECTURE=FOLDER...
        image sbom IMAGE ARCHITECTURE=FOLDER FILE
        image list
        image programs IMAGE...
 
 pack  writes an archive with an image for each ARCHITECTURE (amd64, arm64), of the static programs in its FOLDER. --plain leaves the layers uncompressed.
+      --linked does so as well, takes programs that are not static, and adds the files of the folder LIBRARIES, where a loader and libraries are as in /: for tests.
 sbom  writes what the image for one architecture is made of, as CycloneDX.
 list  prints the names of all images.
 programs  prints the programs that are in these images.
@@ -34,10 +35,13 @@ pub fn main() -> Result<()> {
     let args: Vec<String> = env::args().skip(1).collect();
     match args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["pack", "--plain", image, archive, reference, ref platforms @ ..] => {
-            pack(image, Path::new(archive), reference, platforms, false)
+            pack(image, Path::new(archive), reference, platforms, Form::Plain)
+        }
+        ["pack", "--linked", libraries, image, archive, reference, ref platforms @ ..] => {
+            pack(image, Path::new(archive), reference, platforms, Form::Linked(Path::new(libraries)))
         }
         ["pack", image, archive, reference, ref platforms @ ..] => {
-            pack(image, Path::new(archive), reference, platforms, true)
+            pack(image, Path::new(archive), reference, platforms, Form::Compressed)
         }
         ["sbom", image, platform, file] => write_sbom(image, platform, Path::new(file)),
         ["programs", ref images @ ..] if !images.is_empty() => say_programs(images),
@@ -49,15 +53,25 @@ pub fn main() -> Result<()> {
     }
 }
 
-fn pack(image: &str, file: &Path, reference: &str, platforms: &[&str], compress: bool) -> Result<()> {
+/// How an image is packed.
+#[derive(Clone, Copy)]
+enum Form<'a> {
+    Compressed,
+    Plain,
+    /// Uncompressed, with the loader and the libraries of this folder.
+    Linked(&'a Path),
+}
+
+fn pack(image: &str, file: &Path, reference: &str, platforms: &[&str], form: Form<'_>) -> Result<()> {
     let image = Image::named(image)?;
     ensure!(!platforms.is_empty(), "no ARCHITECTURE=FOLDER\n{USAGE}");
     let facts = Facts::from_variables(|name| env::var(name).ok())?;
     let mut archive = Archive::new(reference, facts)?;
     for platform in platforms {
         let (architecture, folder) = parse_platform(platform)?;
-        let layer = layer::write(image, architecture, &folder)?;
-        archive.add(image, architecture, &layer, compress)?;
+        let libraries = if let Form::Linked(libraries) = form { Some(libraries) } else { None };
+        let layer = layer::write(image, architecture, &folder, libraries)?;
+        archive.add(image, architecture, &layer, matches!(form, Form::Compressed))?;
     }
     let bytes = archive.finish(image)?;
     replace(file, &bytes)?;

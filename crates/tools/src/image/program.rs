@@ -53,14 +53,22 @@ impl fmt::Display for Architecture {
 
 /// Reads a program. An image has no loader and no library, so one that needs any is refused, as is one for another machine.
 pub(crate) fn read(file: &Path, architecture: Architecture) -> Result<Vec<u8>> {
-    let content = fs::read(file).with_context(|| format!("cannot read {}", file.display()))?;
-    check(&content, architecture).with_context(|| file.display().to_string())?;
+    let content = read_linked(file, architecture)?;
+    check_static(&content).with_context(|| file.display().to_string())?;
     Ok(content)
 }
 
-fn check(content: &[u8], architecture: Architecture) -> Result<()> {
+/// Reads a program or a library for this machine.
+pub(crate) fn read_linked(file: &Path, architecture: Architecture) -> Result<Vec<u8>> {
+    let content = fs::read(file).with_context(|| format!("cannot read {}", file.display()))?;
+    let machine = ElfBytes::<AnyEndian>::minimal_parse(&content).map(|elf| elf.ehdr.e_machine);
+    let machine = machine.with_context(|| format!("{}: not a program", file.display()))?;
+    ensure!(machine == architecture.machine(), "{}: not for {architecture}", file.display());
+    Ok(content)
+}
+
+fn check_static(content: &[u8]) -> Result<()> {
     let elf = ElfBytes::<AnyEndian>::minimal_parse(content).context("not a program")?;
-    ensure!(elf.ehdr.e_machine == architecture.machine(), "not for {architecture}");
     let segments = elf.segments().context("not a program")?;
     if segments.iter().any(|segment| segment.p_type == PT_INTERP) {
         bail!("not static: it needs a loader");

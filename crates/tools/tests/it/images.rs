@@ -574,6 +574,31 @@ fn a_program_that_would_not_run_in_the_image_is_refused() {
     }
 }
 
+/// What tests pack: programs as cargo builds them, with the files that the loader reads. Shipped images are packed without.
+#[test]
+fn linked_programs_are_packed_with_their_libraries_where_that_is_asked_for() {
+    let (folder, libraries) = (programs(AMD64, 1, 0o755), tempdir().expect("a folder"));
+    let linked = program(AMD64, true, 0);
+    fs::write(folder.path().join("istio-validation"), &linked).expect("it is written");
+    fs::create_dir(libraries.path().join("lib64")).expect("a folder");
+    fs::write(libraries.path().join("lib64/ld.so"), program(AMD64, false, 7)).expect("it is written");
+    let with = libraries.path().display().to_string();
+    let archive = packed("validator", &["--linked", &with], &[("amd64", folder.path())], &[]);
+    let layout = Layout(files(&archive));
+    let (_, files) = layout.image(layout.index().manifests()[0].digest().as_ref());
+    assert_eq!(files[Path::new("usr/local/bin/istio-validation")].1, linked);
+    assert_eq!(files[Path::new("lib64/ld.so")], (0o755, program(AMD64, false, 7)));
+
+    fs::write(libraries.path().join("lib64/ld.so"), program(ARM64, false, 7)).expect("it is written");
+    let (file, platform) = (folder.path().join("image.tar"), format!("amd64={}", folder.path().display()));
+    let output = run(
+        &["pack", "--linked", &with, "validator", &file.display().to_string(), REFERENCE, &platform],
+        &[],
+    );
+    let told = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!output.status.success() && told.contains("ld.so: not for amd64"), "{told}");
+}
+
 #[test]
 fn what_cannot_be_understood_is_refused() {
     let folder = programs(AMD64, 1, 0o755);

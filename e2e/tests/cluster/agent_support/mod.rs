@@ -13,9 +13,10 @@ use anyhow::{Context, Result, ensure};
 use e2e::http;
 use e2e::kube::{ApiServer, Controllers};
 use e2e::node::{APP_PORT, Node, PRIMARY_CONFLIST, Pod, sidecar_pod};
-use e2e::program;
 use e2e::traffic::{Client, TcpServer};
+use e2e::{image, program};
 use serde_json::{Value, json};
+use tempfile::TempDir;
 use test_support::process::{self, until};
 
 use crate::chart_support::objects;
@@ -31,10 +32,6 @@ pub const LOOPBACK: &str = "127.0.0.1";
 /// The API server as pods reach it.
 pub const GATEWAY: &str = "10.88.0.1";
 pub const DAEMON_SET: &str = "istio-cni-node";
-/// What is in the agent's image.
-const AGENTS_PROGRAMS: [&str; 3] = ["install-cni", "istio-cni", "redirectctl"];
-/// These programs, with all that they are made of.
-const STATIC_BUILD: Duration = Duration::from_secs(1800);
 
 pub fn programs() -> Result<PathBuf> {
     program::built()
@@ -154,40 +151,62 @@ pub fn wait_rolled_out(api: &ApiServer, node: &Node<'_>, controllers: &Controlle
     })
 }
 
-/// Gives the node the agent's image as deploy/build-images.sh makes it, of static programs that are not optimized.
+/// Gives the node the agent's image as deploy/build-images.sh makes it, of programs that are not optimized, with their libraries.
 pub fn import_image(node: &Node<'_>) -> Result<()> {
     import_image_as(node, IMAGE, "")
 }
 
 /// The same under a name. The plugin is another one for every `version`: bytes after an executable's end change nothing but its content.
 pub fn import_image_as(node: &Node<'_>, name: &str, version: &str) -> Result<()> {
-    let built = static_programs(&AGENTS_PROGRAMS)?;
-    let programs = tempfile::tempdir_in(node.state_dir())?;
-    for program in AGENTS_PROGRAMS {
-        fs::copy(built.join(program), programs.path().join(program))?;
-    }
-    let plugin = programs.path().join("istio-cni");
+    let programs = Linked::of(node, &["install-cni", "istio-cni", "redirectctl"])?;
+    let plugin = programs.folder.path().join("istio-cni");
     fs::File::options().append(true).open(plugin)?.write_all(version.as_bytes())?;
-    import_packed(node, "install-cni", name, programs.path())
+    programs.import(node, "install-cni", name)
 }
 
-/// The folder of these programs of ours as static ones, built where they are not.
-pub fn static_programs(names: &[&str]) -> Result<PathBuf> {
-    let triple = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
-    // A folder of its own: in the other, this would hold up whoever starts tests.
-    let target = program::target_folder()?.join("static");
-    let mut build = program::cargo(&["build", "--target", &triple], &target);
-    build.args(names.iter().flat_map(|program| ["--package", program]));
-    process::run(build.env("RUSTFLAGS", "-C target-feature=+crt-static"), STATIC_BUILD)?.ok()?;
-    Ok(target.join(triple).join("debug"))
+/// Programs under test for images: without what only a debugger reads, which is most of their bytes, and with their libraries.
+#[derive(Debug)]
+pub struct Linked {
+    folder: TempDir,
+}
+
+impl Linked {
+    pub fn of(node: &Node<'_>, programs: &[&str]) -> Result<Self> {
+        let folder = tempfile::tempdir_in(node.state_dir())?;
+        let libraries = folder.path().join(Self::LIBRARIES);
+        for name in programs {
+            let (built, program) = (program::under_test(name)?, folder.path().join(name));
+            let mut strip = process::command("strip", ["--strip-debug", "-o"]);
+            process::run(strip.args([&program, &built]), POD)?.ok()?;
+            for library in image::libraries_of(&program)? {
+                let copy = libraries.join(library.strip_prefix("/")?);
+                fs::create_dir_all(copy.parent().context("a folder")?)?;
+                fs::copy(library, copy)?;
+            }
+        }
+        Ok(Self { folder })
+    }
+
+    const LIBRARIES: &str = "libraries";
+
+    /// Gives the node an image of ours of them.
+    pub fn import(&self, node: &Node<'_>, image: &str, name: &str) -> Result<()> {
+        let folder = self.folder.path();
+        let libraries = folder.join(Self::LIBRARIES);
+        import_archive(node, &["--linked", &libraries.to_string_lossy(), image], name, folder)
+    }
 }
 
 /// Gives the node an image of ours, of static programs in a folder.
 pub fn import_packed(node: &Node<'_>, image: &str, name: &str, programs: &Path) -> Result<()> {
+    import_archive(node, &["--plain", image], name, programs)
+}
+
+fn import_archive(node: &Node<'_>, image: &[&str], name: &str, programs: &Path) -> Result<()> {
     let archive = node.state_dir().join("image.tar");
     let architecture = if cfg!(target_arch = "aarch64") { "arm64" } else { "amd64" };
-    let mut pack = process::command(program::built()?.join("image"), ["pack", "--plain", image]);
-    pack.arg(&archive).arg(name).arg(format!("{architecture}={}", programs.display()));
+    let mut pack = process::command(program::built()?.join("image"), ["pack"]);
+    pack.args(image).arg(&archive).arg(name).arg(format!("{architecture}={}", programs.display()));
     process::run(&mut pack, POD)?.ok()?;
     node.ctr(&["images", "import", &archive.to_string_lossy()])?;
     Ok(fs::remove_file(archive)?)

@@ -18,9 +18,7 @@ use e2e::kube::{ApiServer, Controllers};
 use e2e::node::Node;
 use serde_json::{Value, json};
 
-use crate::agent_support::{
-    IMAGE, NAMESPACE, entries, import_image, import_packed, static_programs, wait_loaded, wait_rolled_out,
-};
+use crate::agent_support::{IMAGE, Linked, NAMESPACE, entries, import_image, wait_loaded, wait_rolled_out};
 use crate::chart_support::{chart, helm};
 use istiod::TAG;
 use release::Release;
@@ -108,10 +106,10 @@ pub fn import_images(node: &Node<'_>, release: &Release) -> Result<()> {
     release.import_proxy(node)?;
     release.import_agent(node)?;
     import_image(node)?;
-    let programs = static_programs(&["istio-iptables", "istio-validation"])?;
-    import_packed(node, "proxy-init", INIT, &programs)?;
-    import_packed(node, "proxy-init", &release.image(INIT_NAME), &programs)?;
-    import_packed(node, "validator", VALIDATOR, &programs)
+    let programs = Linked::of(node, &["istio-iptables", "istio-validation"])?;
+    programs.import(node, "proxy-init", INIT)?;
+    programs.import(node, "proxy-init", &release.image(INIT_NAME))?;
+    programs.import(node, "validator", VALIDATOR)
 }
 
 /// Installs the agent by its chart, if there is one, with further values, and waits until it has changed the node.
