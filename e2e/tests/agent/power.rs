@@ -23,6 +23,11 @@ const ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 const CALICO: &str = "{\n  \"name\": \"net\",\n  \"plugins\": [\n    {\"type\": \"calico\"}\n  ]\n}\n";
 const SINGLE: &str = "{\n  \"cniVersion\": \"0.4.0\",\n  \"name\": \"single\",\n  \"type\": \"ptp\"\n}\n";
 
+/// A plugin that is copied in two steps.
+fn new_plugin() -> Vec<u8> {
+    b"new plugin ".repeat(6_500)
+}
+
 /// A node with a network plugin, and an image with the plugin.
 fn node(conf: (&str, &str)) -> Model {
     let model = Model::default();
@@ -30,7 +35,7 @@ fn node(conf: (&str, &str)) -> Model {
         model.folder(folder);
     }
     model.put(&format!("{NET}/{}", conf.0), conf.1.as_bytes(), 0o644);
-    model.put("/opt/cni/bin/istio-cni", &b"new plugin ".repeat(20_000), 0o755);
+    model.put("/opt/cni/bin/istio-cni", &new_plugin(), 0o755);
     model.put(&format!("{ACCOUNT}/token"), b"token-1\n", 0o600);
     model.put(&format!("{ACCOUNT}/ca.crt"), b"authority\n", 0o600);
     model
@@ -217,7 +222,7 @@ fn an_upgrade_may_be_cut_short_at_any_moment() {
         let old = node(conf);
         old.put("/opt/cni/bin/istio-cni", b"old plugin", 0o755);
         let before = start(old, env);
-        before.put("/opt/cni/bin/istio-cni", &b"new plugin ".repeat(20_000), 0o755);
+        before.put("/opt/cni/bin/istio-cni", &new_plugin(), 0o755);
         before.put(&format!("{ACCOUNT}/token"), b"token-2\n", 0o600);
         let env = &[env, &[("EXCLUDE_NAMESPACES", "kube-system")]].concat();
         let goal = start(before.copy(), env);
@@ -480,7 +485,7 @@ impl Disk for Meddled {
         let mut content = Vec::new();
         self.0.open(path)?.read_to_end(&mut content)?;
         if path.starts_with(BIN) {
-            self.0.put(&path.to_string_lossy(), &b"old! plugin ".repeat(20_000), 0o755);
+            self.0.put(&path.to_string_lossy(), &b"old! plugin ".repeat(6_500), 0o755);
         }
         Ok(Box::new(io::Cursor::new(content)))
     }
@@ -509,7 +514,7 @@ impl Disk for Meddled {
 #[test]
 fn a_binary_changed_behind_the_comparison_is_not_taken_for_ours() {
     let model = Arc::new(node(("10-calico.conflist", CALICO)));
-    model.put(&format!("{BIN}/istio-cni"), &b"new plugin ".repeat(20_000), 0o755);
+    model.put(&format!("{BIN}/istio-cni"), &new_plugin(), 0o755);
     let meddled =
         Installer::new(Arc::new(Meddled(model.clone())), Arc::new(InModel(model.clone())), settings(&[]));
     for _ in 0..2 {
