@@ -17,7 +17,7 @@ enum Entry {
     Link(&'static str),
 }
 
-/// The layer as a tar archive. Programs are static unless there is a folder of libraries.
+/// The layer as a tar archive. Without a folder of libraries, programs are static.
 pub(crate) fn write(
     image: &Image,
     architecture: Architecture,
