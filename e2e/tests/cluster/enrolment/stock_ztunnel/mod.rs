@@ -600,7 +600,9 @@ fn pods_come_and_go(is_native: bool) {
     }
     eprintln!("{} pods came and went in {:?}; the slowest ADD took {slowest:?}", guests(), begin.elapsed());
     mesh.wait("network namespaces to end with their pods", || links(&mesh) == [web.planned.link()]);
-    mesh.wait("descriptors to be as before", || Held::of(&agent, ztunnel.process()) == before);
+    mesh.wait("no more descriptors than before", || {
+        Held::of(&agent, ztunnel.process()).is_within(&before, usize::from(guests()))
+    });
     assert_eq!(mesh.world.probes().len(), 2);
     mesh.world.wait_enrolled(1.0);
     assert_eq!(agent.end(), Some(0));
@@ -613,7 +615,7 @@ fn links(mesh: &Mesh) -> Vec<String> {
 }
 
 /// What two processes hold: descriptors of the agent, and network namespaces of both.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug)]
 struct Held {
     descriptors: usize,
     namespaces: [BTreeSet<String>; 2],
@@ -625,6 +627,13 @@ impl Held {
             descriptors: open_files(agent.id()).len(),
             namespaces: [agent.id(), ztunnel.id()].map(namespaces),
         }
+    }
+
+    /// Whether nothing of these pods, which came and went, is left. What leaks is at least one for each; what differs otherwise is that the agent opens files
+    /// and connections all the time, now and before.
+    fn is_within(&self, before: &Self, pods: usize) -> bool {
+        self.descriptors <= before.descriptors + pods / 2
+            && self.namespaces.iter().zip(&before.namespaces).all(|(now, before)| now.is_subset(before))
     }
 }
 
