@@ -22,6 +22,7 @@ use redirect_core::options::BackendChoice;
 use redirect_core::{AmbientRedirect, Families};
 use test_support::netns::{Namespace, client_address, pod_address, remote_address};
 use test_support::process::until;
+use test_support::sample;
 
 const BACKENDS: [BackendChoice; 2] = [BackendChoice::Netlink, BackendChoice::NativeNft];
 const BOTH: [bool; 2] = [false, true];
@@ -29,6 +30,11 @@ const BOTH: [bool; 2] = [false, true];
 const LONG: Duration = Duration::from_secs(600);
 /// How long one end waits for what the other sent, or for a reset, in milliseconds.
 const PATIENCE: u16 = 5_000;
+
+/// How many segments come to pods of both backends and families altogether; `SEGMENTS` says how many otherwise.
+const SEGMENTS: u32 = 48_000;
+/// Of segments that open no connection.
+const FLAGS: [u8; 6] = [ACK, ACK | 0x08, FIN | ACK, RST, 0x12, 0];
 
 /// A connection, by both of its ends.
 struct Stream {
@@ -184,7 +190,7 @@ fn connect_from(client: &Namespace, from: SocketAddr, to: SocketAddr) -> Result<
 }
 
 fn each() -> usize {
-    std::env::var("STREAMS").ok().and_then(|number| number.parse().ok()).unwrap_or(100)
+    sample::number("STREAMS", 100)
 }
 
 #[test]
@@ -252,6 +258,7 @@ fn after_the_deadline_none_passes_whoever_runs() -> Result<()> {
 
 #[test]
 fn nothing_but_what_was_open_comes_past_ztunnel() -> Result<()> {
+    let mut sent = 0;
     for backend in BACKENDS {
         let mut pod = Pod::new(backend, 5)?;
         pod.enrol(LONG)?;
@@ -265,17 +272,16 @@ fn nothing_but_what_was_open_comes_past_ztunnel() -> Result<()> {
                 .iter()
                 .map(|stream| Ok(stream.client.local_addr()?.port()))
                 .collect::<Result<_>>()?;
-            for port in (10_000..12_000).filter(|port| !listed.contains(port)) {
-                for flags in [ACK, ACK | 0x08, FIN | ACK, RST, 0x12, 0] {
-                    wire.send(&Segment {
-                        source: SocketAddr::new(client_address(v6), port),
-                        destination: to,
-                        sequence: 1,
-                        acknowledged: 1,
-                        flags,
-                        payload: b"past ztunnel".to_vec(),
-                    })?;
-                }
+            for (number, port, flags) in segments().filter(|(_, port, _)| !listed.contains(port)) {
+                wire.send(&Segment {
+                    source: SocketAddr::new(client_address(v6), port),
+                    destination: to,
+                    sequence: number,
+                    acknowledged: 1,
+                    flags,
+                    payload: b"past ztunnel".to_vec(),
+                })?;
+                sent += 1;
             }
             let client = &pod.mesh.topology.client;
             let opened = connect_from(client, SocketAddr::new(client_address(v6), 10_007), to)?;
@@ -291,7 +297,15 @@ fn nothing_but_what_was_open_comes_past_ztunnel() -> Result<()> {
         }
         ensure!(pod.fates()? == BTreeMap::from([(Fate::Alive, 18)]), "{backend:?}: {:?}", pod.fates());
     }
+    println!("{sent} segments of connections that are not open; none reached an application");
     Ok(())
+}
+
+/// Sequence numbers, source ports and flags of all kinds.
+fn segments() -> impl Iterator<Item = (u32, u16, u8)> {
+    let ports = (10_000..60_000).flat_map(|port| FLAGS.map(|flags| (port, flags)));
+    let all = (1..=sample::number("SEGMENTS", SEGMENTS) / 4).zip(ports.cycle());
+    all.map(|(number, (port, flags))| (number, port, flags))
 }
 
 #[test]
