@@ -351,6 +351,19 @@ impl ApiServer {
         Ok(output.stdout.trim().to_owned())
     }
 
+    /// A token of a pod's service account, bound to the pod and for this audience, as the kubelet projects one into it.
+    pub fn pod_token(
+        &self,
+        namespace: &str,
+        pod: &str,
+        service_account: &str,
+        audience: &str,
+    ) -> Result<String> {
+        let mut args = vec!["create", "token", service_account, "-n", namespace, "--audience", audience];
+        args.extend(["--bound-object-kind=Pod", "--bound-object-name", pod, "--duration=1h"]);
+        Ok(self.kubectl(&args)?.stdout.trim().to_owned())
+    }
+
     /// A token of a service account that is valid between two moments, signed with the server's own key. The TokenRequest API
     /// gives none that lasts less than ten minutes, and none that has expired.
     pub fn signed_token(

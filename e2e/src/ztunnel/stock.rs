@@ -1,12 +1,14 @@
-//! A stock ztunnel in a network namespace of its own, without a control plane: workloads come from a file, certificates from its own test authority.
+//! A stock ztunnel in a network namespace of its own, under a real istiod, or without a control plane: then workloads come from a file, and certificates from
+//! its own test authority.
 //!
-//! `make ztunnel` names the program.
+//! `make ztunnel` and `make mesh` name the program.
 
 use std::collections::BTreeSet;
+use std::ffi::OsString;
 use std::fs;
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
@@ -14,6 +16,7 @@ use anyhow::{Context, Result, ensure};
 use nix::sys::signal::Signal;
 use serde_json::Value;
 
+use crate::traffic::Relay;
 use test_support::netns::{Families, Namespace};
 use test_support::process::{Background, SHORT};
 
@@ -22,11 +25,36 @@ const PROGRAM: &str = "ZTUNNEL";
 /// Where it answers administrators.
 const ADMIN: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 15000);
 
+/// Whence a ztunnel has its workloads and certificates.
+#[derive(Debug)]
+pub enum Source {
+    /// A file of workloads in its own format, as those of the node `node-1`; its own test authority.
+    File(PathBuf),
+    /// istiod.
+    Istiod(UnderIstiod),
+}
+
+/// What connects a ztunnel with istiod.
+#[derive(Debug)]
+pub struct UnderIstiod {
+    /// istiod's port of this machine's loopback. Its certificate is for `localhost`.
+    pub port: u16,
+    /// The mesh's authority.
+    pub root: PathBuf,
+    /// The token of ztunnel's pod.
+    pub token: PathBuf,
+    /// The pod's name.
+    pub pod: String,
+    /// The pod's node.
+    pub node: String,
+}
+
 /// A ztunnel that runs.
 #[derive(Debug)]
 pub struct Stock {
     process: Background,
     home: Namespace,
+    _istiod: Option<Relay>,
 }
 
 /// One end of a connection, as ztunnel's access log has it.
@@ -48,30 +76,45 @@ pub struct Access {
     pub error: String,
 }
 
+impl Source {
+    /// Sets the variables of a ztunnel, and lets it reach istiod from its namespace as long as the value lives.
+    fn connect(&self, home: &Namespace, command: &mut Command) -> Result<Option<Relay>> {
+        match self {
+            Self::File(workloads) => {
+                command.envs([("FAKE_CA", "true"), ("XDS_ADDRESS", ""), ("NODE_NAME", "node-1")]);
+                command.env("LOCAL_XDS_PATH", workloads);
+                Ok(None)
+            }
+            Self::Istiod(UnderIstiod { port, root, token, pod, node }) => {
+                let address = format!("https://localhost:{port}");
+                command.env("CA_ADDRESS", &address).env("XDS_ADDRESS", address);
+                command.env("CA_ROOT_CA", root).env("XDS_ROOT_CA", root).env("AUTH_TOKEN", token);
+                command.env("NODE_NAME", node).env("POD_NAME", pod);
+                command.env("POD_NAMESPACE", "istio-system").env("SERVICE_ACCOUNT", "ztunnel");
+                Relay::start(home, *port).map(Some)
+            }
+        }
+    }
+}
+
 impl Stock {
-    /// Starts it with these workloads, in its own format, for the agent at this socket. Its log goes to the end of a file. When it ends, it waits so
-    /// long for open connections.
+    /// Starts it for the agent at this socket. Its log goes to the end of a file. When it ends, it waits so long for open connections.
     ///
     /// # Errors
     /// No program is named, or it does not start.
-    pub fn start(workloads: &Path, socket: &Path, log: &Path, grace: Duration) -> Result<Self> {
-        let program = std::env::var_os(PROGRAM)
-            .with_context(|| format!("{PROGRAM} is not set: run make ztunnel with the program"))?;
+    pub fn start(source: &Source, socket: &Path, log: &Path, grace: Duration) -> Result<Self> {
+        let program = program()?;
         let home = Namespace::empty(Families::Dual)?;
         // Nothing answers there: what a pod learns, ztunnel knows itself.
         home.set_nameservers(&["192.0.2.53"])?;
         let mut command = Command::new(program);
-        command.envs([
-            ("FAKE_CA", "true"),
-            ("XDS_ADDRESS", ""),
-            ("NODE_NAME", "node-1"),
-            ("LOG_FORMAT", "json"),
-            ("RUST_LOG", "info,access=debug"),
-        ]);
-        command.env("LOCAL_XDS_PATH", workloads).env("INPOD_UDS", socket);
-        command.env("CONNECTION_TERMINATION_DEADLINE", format!("{}s", grace.as_secs()));
+        command.envs([("LOG_FORMAT", "json"), ("RUST_LOG", "info,access=debug")]);
+        let istiod = source.connect(&home, &mut command)?;
+        command
+            .env("INPOD_UDS", socket)
+            .env("CONNECTION_TERMINATION_DEADLINE", format!("{}s", grace.as_secs()));
         let process = Background::start("ztunnel", &home.command(&command), log)?.killed_on_drop();
-        Ok(Self { process, home })
+        Ok(Self { process, home, _istiod: istiod })
     }
 
     /// Its process.
@@ -84,24 +127,15 @@ impl Stock {
     /// # Errors
     /// It does not answer.
     pub fn served(&self) -> Result<BTreeSet<String>> {
-        let dump = self.ask("/config_dump")?;
-        let states = dump["workloadState"].as_object().context("no states of workloads")?;
-        Ok(states.iter().filter(|(_, pod)| pod["state"] == "Up").map(|(uid, _)| uid.clone()).collect())
+        served(&self.home)
     }
 
-    /// Asks it as an administrator.
-    fn ask(&self, path: &str) -> Result<Value> {
-        let answer = self.home.enter(|| -> Result<String> {
-            let mut stream = TcpStream::connect(ADMIN)?;
-            stream.set_read_timeout(Some(SHORT))?;
-            write!(stream, "GET {path} HTTP/1.0\r\nHost: localhost\r\n\r\n")?;
-            let mut answer = String::new();
-            stream.read_to_string(&mut answer)?;
-            Ok(answer)
-        })??;
-        let (head, body) = answer.split_once("\r\n\r\n").context("no answer")?;
-        ensure!(head.contains(" 200 "), "{head}");
-        Ok(serde_json::from_str(body)?)
+    /// What it knows, as it says itself.
+    ///
+    /// # Errors
+    /// It does not answer.
+    pub fn config(&self) -> Result<Value> {
+        config(&self.home)
     }
 
     /// Ends it as the kubelet does, and waits until its connections are drained.
@@ -113,6 +147,40 @@ impl Stock {
         self.process.wait(Duration::from_secs(60))?;
         Ok(())
     }
+}
+
+/// The ztunnel that is to be run.
+///
+/// # Errors
+/// No program is named.
+pub fn program() -> Result<OsString> {
+    std::env::var_os(PROGRAM)
+        .with_context(|| format!("{PROGRAM} is not set: run make ztunnel with the program"))
+}
+
+/// The UIDs of the pods that the ztunnel of this network namespace serves.
+///
+/// # Errors
+/// It does not answer.
+pub fn served(home: &Namespace) -> Result<BTreeSet<String>> {
+    let dump = config(home)?;
+    let states = dump["workloadState"].as_object().context("no states of workloads")?;
+    Ok(states.iter().filter(|(_, pod)| pod["state"] == "Up").map(|(uid, _)| uid.clone()).collect())
+}
+
+/// What a ztunnel knows, as it says to its administrator.
+fn config(home: &Namespace) -> Result<Value> {
+    let answer = home.enter(|| -> Result<String> {
+        let mut stream = TcpStream::connect(ADMIN)?;
+        stream.set_read_timeout(Some(SHORT))?;
+        write!(stream, "GET /config_dump HTTP/1.0\r\nHost: localhost\r\n\r\n")?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer)?;
+        Ok(answer)
+    })??;
+    let (head, body) = answer.split_once("\r\n\r\n").context("no answer")?;
+    ensure!(head.contains(" 200 "), "{head}");
+    Ok(serde_json::from_str(body)?)
 }
 
 /// What ztunnel's log at this path has of connections that began, and of those that failed.

@@ -1,7 +1,7 @@
 //! The agent in ambient mode, as a process: a real API server, the plugin, network namespaces with real rules, and a client that is as strict as ztunnel.
 //! Needs root.
 
-mod stock_ztunnel;
+pub mod stock_ztunnel;
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -9,8 +9,8 @@ use std::net::IpAddr;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use e2e::agent::{Agent, CALICO, Node, get, memory_kib};
@@ -48,7 +48,7 @@ subjects: [{kind: ServiceAccount, name: agent, namespace: SYSTEM}]
 
 /// A node of a cluster, and its container runtime.
 struct World {
-    api: ApiServer,
+    api: Arc<ApiServer>,
     /// The namespace of pods, and the node's name.
     shop: String,
     node_name: String,
@@ -81,16 +81,26 @@ impl World {
         api.kubectl(&["label", "namespace", &shop, ambient]).expect("labels");
         api.create_service_account(&system, "agent").expect("an account");
         api.apply(&RIGHTS.replace("SYSTEM", &system)).expect("rights");
+        Self::node(Arc::new(api), &system, shop, node_name)
+    }
+
+    /// Another node of the same cluster.
+    fn beside(&self, node_name: &str) -> Self {
+        let system = &self.node.env["POD_NAMESPACE"];
+        Self::node(self.api.clone(), system, self.shop.clone(), node_name.to_owned())
+    }
+
+    fn node(api: Arc<ApiServer>, system: &str, shop: String, node_name: String) -> Self {
         let mut node = Node::new(&[("10-calico.conflist", CALICO)]);
         node.use_real_plugin();
         fs::copy(api.ca_path(), node.path("account/ca.crt")).expect("copies");
-        fs::write(node.path("account/token"), api.token(&system, "agent").expect("a token")).expect("writes");
+        fs::write(node.path("account/token"), api.token(system, "agent").expect("a token")).expect("writes");
         let ztunnel = node.path("ztunnel/ztunnel.sock").display().to_string();
         let port = api.port().to_string();
         for (name, value) in [
             ("KUBERNETES_SERVICE_PORT", port.as_str()),
             ("KUBERNETES_SERVICE_PROTOCOL", "https"),
-            ("POD_NAMESPACE", &system),
+            ("POD_NAMESPACE", system),
             ("NODE_NAME", &node_name),
             ("SKIP_TLS_VERIFY", "false"),
             ("PLUGIN_SERVICE_ACCOUNT", ""),

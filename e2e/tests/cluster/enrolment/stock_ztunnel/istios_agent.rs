@@ -9,10 +9,9 @@ use nix::sys::signal::Signal;
 use test_support::process::{Background, SHORT, until};
 
 use super::World;
+use crate::node::mesh_support::release::Release;
 use e2e::agent::get;
 
-/// The variable that names the folder of a release of Istio, as `make mesh` takes it.
-const RELEASE: &str = "ISTIO";
 /// Where it answers the kubelet.
 const READY: u16 = 8000;
 
@@ -76,10 +75,7 @@ pub struct IstiosAgent {
 impl IstiosAgent {
     /// Starts it beside the same ztunnel, and waits until it is ready.
     pub fn start(world: &World, is_native: bool) -> Self {
-        let release = std::env::var_os(RELEASE).unwrap_or_else(|| {
-            panic!("{RELEASE} is not set: run make ztunnel with the folder of a release of Istio")
-        });
-        let programs = PathBuf::from(release).join("bin");
+        let release = Release::named().expect("a release of Istio");
         let folder = |part: &str| {
             let path = world.node.path(part);
             fs::create_dir_all(&path).expect("a folder");
@@ -88,10 +84,14 @@ impl IstiosAgent {
         let (root, run) = (folder("root-of-istios"), folder("run-of-istios"));
         folder("ztunnel");
         complete_processes(world);
-        fs::copy(programs.join("istio-cni"), folder("theirs").join("istio-cni")).expect("Istio's plugin");
+        fs::copy(release.program("istio-cni"), folder("theirs").join("istio-cni")).expect("Istio's plugin");
         let mut command = Command::new("unshare");
         command.args(["--mount", "sh", "-euc", ROOT, "sh"]);
-        command.arg(root).arg(world.node.path("")).arg(world.proc.0.path()).arg(programs.join("install-cni"));
+        command
+            .arg(root)
+            .arg(world.node.path(""))
+            .arg(world.proc.0.path())
+            .arg(release.program("install-cni"));
         command.env("CNI_AGENT_RUN_DIR", run).env("ZTUNNEL_UDS_ADDRESS", world.socket());
         command.env("KUBERNETES_SERVICE_HOST", "127.0.0.1");
         command.envs([
@@ -105,8 +105,8 @@ impl IstiosAgent {
             ("REPAIR_ENABLED", "false"),
             ("POD_NAMESPACE", "istio-system"),
             ("SYSTEM_NAMESPACE", "istio-system"),
-            ("NODE_NAME", "node-1"),
-            ("KUBERNETES_NODE_NAME", "node-1"),
+            ("NODE_NAME", &world.node_name),
+            ("KUBERNETES_NODE_NAME", &world.node_name),
         ]);
         let log = world.node.path("istios-agent.log");
         let process = Background::start("Istio's agent", &command, &log).expect("starts").killed_on_drop();

@@ -5,8 +5,9 @@
 mod dns;
 mod istios_agent;
 mod killed;
-mod open_streams;
+pub mod open_streams;
 mod traffic_between_pods;
+mod under_istiod;
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -18,7 +19,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use e2e::traffic::{Client, TcpServer};
-use e2e::ztunnel::stock::{Access, Stock, accesses};
+use e2e::ztunnel::stock::{Access, Source, Stock, accesses};
 use serde_json::{Value, json};
 use test_support::netns::{Families, Namespace};
 use test_support::parallel::StopOnDrop;
@@ -127,25 +128,30 @@ impl Running {
 /// A node whose pods reach each other through it.
 struct Mesh {
     world: World,
+    /// The node's own addresses.
+    addresses: [IpAddr; 2],
 }
 
 impl Mesh {
     fn new(is_native: bool) -> Self {
-        let mut world = World::alone();
-        world.node.set("NATIVE_NFTABLES", &is_native.to_string());
+        let world = World::alone();
         for account in ["buyer", "seller", "keeper", "guest"] {
             world.api.create_service_account("shop", account).expect("an account");
         }
-        fs::write(world.node.path("workloads.yaml"), workloads()).expect("writes");
+        Self::on(world, is_native, NODE)
+    }
+
+    fn on(mut world: World, is_native: bool, addresses: [IpAddr; 2]) -> Self {
+        world.node.set("NATIVE_NFTABLES", &is_native.to_string());
         let forward = || {
             fs::write("/proc/sys/net/ipv4/ip_forward", "1")
                 .and_then(|()| fs::write("/proc/sys/net/ipv6/conf/all/forwarding", "1"))
         };
         world.host.enter(forward).expect("enters").expect("forwards");
-        for address in NODE {
+        for address in addresses {
             world.host.add_address("lo", &host_route(address)).expect("an address");
         }
-        Self { world }
+        Self { world, addresses }
     }
 
     fn log(&self) -> PathBuf {
@@ -158,8 +164,9 @@ impl Mesh {
 
     /// One that drains at most this long.
     fn ztunnel_with(&self, grace: Duration) -> Stock {
-        let workloads = self.world.node.path("workloads.yaml");
-        Stock::start(&workloads, &self.world.socket(), &self.log(), grace).expect("a ztunnel")
+        let file = self.world.node.path("workloads.yaml");
+        fs::write(&file, workloads()).expect("writes");
+        Stock::start(&Source::File(file), &self.world.socket(), &self.log(), grace).expect("a ztunnel")
     }
 
     fn accesses(&self) -> Vec<Access> {
@@ -184,8 +191,8 @@ impl Mesh {
     fn create(&self, planned: &Planned) -> String {
         let Planned { name, account, annotations, .. } = planned;
         let pod = json!({"apiVersion": "v1", "kind": "Pod",
-            "metadata": {"name": name, "namespace": "shop", "annotations": annotations},
-            "spec": {"nodeName": "node-1", "automountServiceAccountToken": false, "serviceAccountName": account,
+            "metadata": {"name": name, "namespace": "shop", "annotations": annotations, "labels": {"app": name}},
+            "spec": {"nodeName": self.world.node_name, "automountServiceAccountToken": false, "serviceAccountName": account,
                 "containers": [{"name": "app", "image": "app"}]}});
         let made = self.world.api.create(&pod).expect("a pod");
         made["metadata"]["uid"].as_str().expect("a UID").to_owned()
@@ -202,7 +209,7 @@ impl Mesh {
             "link set {link} up\naddr add 169.254.1.1/32 dev {link}\naddr add fe80::1/64 dev {link} nodad\n"
         );
         lines.clear();
-        for (address, node) in planned.addresses.iter().zip(NODE) {
+        for (address, node) in planned.addresses.iter().zip(self.addresses) {
             let nodad = if address.is_ipv6() { " nodad" } else { "" };
             writeln!(lines, "addr add {} dev eth0{nodad}", host_route(*address)).expect("memory");
             writeln!(of_host, "route add {} dev {link} src {node}", host_route(*address)).expect("memory");

@@ -1,10 +1,13 @@
 //! Open streams, through what else resets them: a pod's enrolment, and the exchange of ztunnel.
 
 use std::collections::BTreeSet;
-use std::net::SocketAddr;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
+use anyhow::Result;
 use nix::sys::signal::Signal;
+use test_support::netns::Namespace;
 use test_support::process::SHORT;
 
 use super::super::label;
@@ -17,22 +20,25 @@ use e2e::ztunnel::stock::{Access, Stock};
 const LONG_GRACE: Duration = Duration::from_secs(600);
 
 /// How many streams are open; `STREAMS` sets it.
-fn count() -> usize {
+pub fn count() -> usize {
     test_support::sample::number("STREAMS", 1000)
 }
 
 /// Streams from one pod to another, over both families in turn.
-struct Streams(Vec<Stream>);
+pub struct Streams(Vec<Stream>);
 
 impl Streams {
-    fn open(from: &Running, to: &Running) -> Self {
-        let targets = to.planned.addresses.map(|address| SocketAddr::new(address, PORT));
-        let open = |number: usize| Stream::connect(targets[number % 2]).expect("a stream");
-        Self(from.namespace.enter(|| (0..count()).map(open).collect()).expect("enters"))
+    pub fn open(from: &Namespace, to: [IpAddr; 2], port: u16) -> Result<Self> {
+        let open = |number: usize| Stream::connect(SocketAddr::new(to[number % 2], port));
+        Ok(Self(from.enter(|| (0..count()).map(open).collect::<io::Result<_>>())??))
+    }
+
+    fn between(from: &Running, to: &Running) -> Self {
+        Self::open(&from.namespace, to.planned.addresses, PORT).expect("streams")
     }
 
     /// How many do not go on.
-    fn broken(&mut self) -> usize {
+    pub fn broken(&mut self) -> usize {
         self.0.iter_mut().filter_map(|stream| stream.echo().err()).count()
     }
 }
@@ -68,7 +74,7 @@ fn enrolment_with_open_streams(is_native: bool) {
     for (asked, expected) in [("=10m", 0), ("-", count())] {
         mesh.wait("no pod at ztunnel", || is_served(&ztunnel, &[]));
         mesh.world.wait_enrolled(0.0);
-        let mut streams = Streams::open(&web, &db);
+        let mut streams = Streams::between(&web, &db);
         asks(asked);
         label(&mesh.world, "=ambient");
         mesh.world.wait_enrolled(2.0);
@@ -165,7 +171,7 @@ fn old_with_streams(mesh: &Mesh, web: &Running, db: &Running) -> (Stock, Streams
     let old = mesh.ztunnel_with(LONG_GRACE);
     mesh.wait("the old ztunnel to serve", || is_served(&old, &[web, db]));
     mesh.world.wait_enrolled(2.0);
-    (old, Streams::open(web, db))
+    (old, Streams::between(web, db))
 }
 
 /// Ends the old ztunnel while streams are open, which it carries until they are closed, and connects through the other one.

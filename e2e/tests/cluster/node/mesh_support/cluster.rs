@@ -9,7 +9,7 @@ use test_support::port::free_port;
 use super::istiod::Istiod;
 use super::release::Release;
 use super::{OF_SERVICES, Redirection, create_apps, import_images, install_agent, require_mutual_tls};
-use crate::agent_support::NAMESPACE;
+use crate::agent_support::{NAMESPACE, import_image};
 
 /// A cluster whose control plane and agent are up, with mTLS required.
 pub struct Cluster<'a> {
@@ -41,8 +41,13 @@ pub fn on_cluster<T>(
     let controllers = Controllers::start_with(&api, &OF_SERVICES)?;
     let node = Node::joined(&api)?;
     let _service = node.as_usual()?;
-    import_images(&node, release)?;
-    let (istiod, _reached) = Istiod::start(release, &api, &node, &redirection.values())?;
+    if redirection == Redirection::Ambient {
+        import_image(&node)?;
+        release.import_ztunnel(&node)?;
+    } else {
+        import_images(&node, release)?;
+    }
+    let (istiod, _reached) = Istiod::start_on(release, &api, &node, &redirection.values())?;
     create_apps(&api)?;
     require_mutual_tls(&api)?;
     let cluster = Cluster {

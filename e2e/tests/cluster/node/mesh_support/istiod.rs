@@ -37,6 +37,8 @@ pub struct Istiod {
     process: Mutex<Option<Background>>,
     folder: TempDir,
     kubeconfig: PathBuf,
+    /// The variables among the values: the chart would give them to its pod.
+    env: Value,
     ports: Ports,
     /// The address of its service.
     pub address: String,
@@ -51,27 +53,49 @@ struct Ports {
 }
 
 impl Istiod {
-    /// Installs the chart with these values on top of what the tests need, starts istiod, and waits until it injects. Pods of the node reach it at its service's
-    /// address as long as the second value lives.
-    pub fn start(
+    /// The same, and pods of the node reach it at its service's address as long as the second value lives.
+    pub fn start_on(
         release: &Release,
         api: &ApiServer,
         node: &Node<'_>,
         values: &Value,
     ) -> Result<(Self, impl Drop + use<>)> {
+        let istiod = Self::start(release, api, values)?;
+        node.namespace().add_address("lo", &format!("{}/32", istiod.address))?;
+        let reached = node.reach_at(XDS, istiod.port())?;
+        Ok((istiod, reached))
+    }
+
+    /// Installs the chart with these values on top of what the tests need, starts istiod, and waits until it injects.
+    pub fn start(release: &Release, api: &ApiServer, values: &Value) -> Result<Self> {
         let ports = Ports { http: free_port()?, webhook: free_port()?, xds: free_port()? };
         let folder = tempfile::tempdir()?;
         install_charts(release, api, values, ports.webhook, folder.path())?;
         let service = api.get("service", NAMESPACE, "istiod")?;
         let address =
             service["spec"]["clusterIP"].as_str().context("istiod's service has no address")?.to_owned();
-        node.namespace().add_address("lo", &format!("{address}/32"))?;
-        let reached = node.reach_at(XDS, ports.xds)?;
         let kubeconfig = api.admin_kubeconfig();
-        let istiod = Self { process: Mutex::new(None), folder, kubeconfig, ports, address };
+        let env = values["pilot"]["env"].clone();
+        let istiod = Self { process: Mutex::new(None), folder, kubeconfig, env, ports, address };
         istiod.start_process(release)?;
         istiod.wait_injecting(api)?;
-        Ok((istiod, reached))
+        Ok(istiod)
+    }
+
+    /// Its port of this machine's loopback, for proxies.
+    pub fn port(&self) -> u16 {
+        self.ports.xds
+    }
+
+    /// The certificate of the mesh's authority, as soon as namespaces have it.
+    pub fn root_certificate(&self, api: &ApiServer) -> Result<String> {
+        let process = self.process();
+        let processes: Vec<&Background> = process.iter().collect();
+        until("the mesh's authority", POD, &processes, || {
+            let maps = api.list("configmaps", NAMESPACE)?;
+            let map = maps.iter().find(|map| map["metadata"]["name"] == "istio-ca-root-cert");
+            Ok(map.and_then(|map| map["data"]["root-cert.pem"].as_str().map(str::to_owned)))
+        })
     }
 
     /// Ends it as a crash would, without a word to the proxies.
@@ -142,6 +166,9 @@ impl Istiod {
         command.env("INJECTION_WEBHOOK_CONFIG_NAME", "istio-sidecar-injector");
         command.env("VALIDATION_WEBHOOK_CONFIG_NAME", "istio-validator-istio-system");
         command.env("ISTIO_DUAL_STACK", "true").envs(FOR_STOCK_ENVOY);
+        for (name, value) in self.env.as_object().into_iter().flatten() {
+            command.env(name, value.as_str().unwrap_or_default());
+        }
         command
     }
 

@@ -27,6 +27,8 @@ use release::Release;
 pub const APPS: &str = "apps";
 /// The same, by a revision tag.
 pub const TAGGED: &str = "tagged";
+/// The service accounts of ztunnel and of its canary.
+pub const ZTUNNELS: [&str; 2] = ["ztunnel", "ztunnel-canary"];
 /// Our images in the places of Istio's, by a value of istiod's chart.
 pub const INIT: &str = "localhost/proxy-init:test";
 const VALIDATOR: &str = "localhost/validator:test";
@@ -46,6 +48,8 @@ pub enum Redirection {
     IstiosInit,
     /// An image of which istiod's value has the name alone: ours since 1.31, and before as if there were no value.
     InitByName,
+    /// Our plugin, and ztunnel instead of sidecars.
+    Ambient,
 }
 
 impl Redirection {
@@ -59,13 +63,14 @@ impl Redirection {
             Self::OurInit => "istio-iptables",
             Self::IstiosInit => "Istio's istio-init",
             Self::InitByName => "an image by its name",
+            Self::Ambient => "this plugin, ambient mode",
         }
     }
 
     /// The chart of the agent and its image, if there is one.
     fn agent(self, release: &Release) -> Option<(PathBuf, String)> {
         match self {
-            Self::OurPlugin => Some((chart(), IMAGE.to_owned())),
+            Self::OurPlugin | Self::Ambient => Some((chart(), IMAGE.to_owned())),
             Self::IstiosPlugin => Some((release.chart("istio-cni"), release.agent_image())),
             Self::OurInit | Self::IstiosInit | Self::InitByName => None,
         }
@@ -77,12 +82,17 @@ impl Redirection {
             Self::OurPlugin => json!(VALIDATOR),
             Self::OurInit => json!(INIT),
             Self::InitByName => json!(INIT_NAME),
-            Self::IstiosPlugin | Self::IstiosInit => Value::Null,
+            Self::IstiosPlugin | Self::IstiosInit | Self::Ambient => Value::Null,
         };
-        let by_plugin = matches!(self, Self::OurPlugin | Self::IstiosPlugin);
+        let by_plugin = matches!(self, Self::OurPlugin | Self::IstiosPlugin | Self::Ambient);
         let mut values = json!({"pilot": {"cni": {"enabled": by_plugin}}, "cni": {"enabled": by_plugin}});
         if !image.is_null() {
             values["global"] = json!({"proxy_init": {"image": image}});
+        }
+        if self == Self::Ambient {
+            let accounts = ZTUNNELS.map(|account| format!("{NAMESPACE}/{account}")).join(",");
+            values["pilot"]["env"] =
+                json!({"PILOT_ENABLE_AMBIENT": "true", "CA_TRUSTED_NODE_ACCOUNTS": accounts});
         }
         values
     }
@@ -93,7 +103,7 @@ impl Redirection {
             Self::OurPlugin => VALIDATOR.to_owned(),
             Self::OurInit => INIT.to_owned(),
             Self::InitByName if release.is_1_31_or_newer() => release.image(INIT_NAME),
-            Self::IstiosPlugin | Self::IstiosInit | Self::InitByName => release.proxy_image(),
+            Self::IstiosPlugin | Self::IstiosInit | Self::InitByName | Self::Ambient => release.proxy_image(),
         }
     }
 }

@@ -6,6 +6,7 @@ use anyhow::{Context, Result, ensure};
 use e2e::image::Image;
 use e2e::node::Node;
 use e2e::tools;
+use e2e::ztunnel::stock;
 use test_support::process::{self, SHORT};
 
 /// The hub that the injector is given.
@@ -112,7 +113,14 @@ impl Release {
         node.import(&with_iptables(image)?)
     }
 
-    /// The name of that image.
+    /// An image of the ztunnel that the caller names.
+    pub fn import_ztunnel(&self, node: &Node<'_>) -> Result<()> {
+        let program = Path::new(&stock::program()?).to_owned();
+        let image = Image::new(&self.image("ztunnel")).linked_program("usr/local/bin/ztunnel", &program)?;
+        node.import(&image.entrypoint(&["/usr/local/bin/ztunnel"]))
+    }
+
+    /// The name of the agent's image.
     pub fn agent_image(&self) -> String {
         self.image("install-cni")
     }
