@@ -29,7 +29,7 @@ const STORY_TEST: &str =
     "e2e/tests/cluster/node/guides_node.rs: the_guides_lead_from_istios_agent_to_verified_pods_and_back";
 
 /// Who runs what.
-pub const WORLDS: [World; 7] = [
+pub const WORLDS: [World; 8] = [
     World {
         name: "make",
         documents: &["README.md", "docs/get-started/node-image.md"],
@@ -58,6 +58,11 @@ pub const WORLDS: [World; 7] = [
         name: "handed-over",
         documents: &["docs/get-started/migrate.md"],
         test: "e2e/tests/cluster/node/guides_node.rs: an_agent_that_a_manifest_installed_is_handed_over_to_helm",
+    },
+    World {
+        name: "ambient",
+        documents: &["docs/tasks/ambient.md"],
+        test: "e2e/tests/cluster/node/ambient_mesh.rs: streams_survive_the_label_and_the_exchange_of_ztunnel_by_two_daemon_sets",
     },
     // The three of one test: typed where the engineer is, by a user with few rights, and on a node.
     World { name: "cluster", documents: STORY, test: STORY_TEST },

@@ -148,7 +148,10 @@ pub fn helm_agent(
     values: &Value,
 ) -> Result<()> {
     let (chart, image) = redirection.agent(release).context("no agent")?;
-    let base = json!({"image": image, "pullPolicy": "Never", "excludeNamespaces": ["kube-system"]});
+    // By the hub our chart knows that the image is not Istio's; Istio's chart takes the whole name.
+    let base = json!({
+        "hub": "localhost", "image": image, "pullPolicy": "Never", "excludeNamespaces": ["kube-system"],
+    });
     let folder = tempfile::tempdir()?;
     let chart = chart.display().to_string();
     let mut args = [verb, "istio-cni", &chart, "--namespace", NAMESPACE].map(str::to_owned).to_vec();
