@@ -1,5 +1,5 @@
 //! Connections that go on past ztunnel when their pod is enrolled, in the calling thread's network namespace, which must be the pod's.
-//! [`netfilter_state::netlink::kept`] has the form of the table.
+//! [`KeptTable`] has the form of the table.
 //!
 //! [`begin`] comes before the rules, and [`settle`] after them. In between, what opens a connection is noted by the kernel itself, so none is lost between
 //! the list of sockets and the rules.
@@ -8,11 +8,7 @@ use crate::{
     connections::{self, CloseError},
     netlink::{Connection, NetlinkError},
 };
-use netfilter_state::netlink::{
-    kept::{self, KeptTable, TABLE},
-    request,
-};
-use redirect_core::Family;
+use netfilter_state::netlink::{Question, kept::KeptTable};
 use std::time::Duration;
 
 /// Why connections cannot be kept.
@@ -38,10 +34,10 @@ pub fn begin(keep: Duration) -> Result<usize, KeepError> {
         return Ok(0);
     }
     let mut connection = Connection::open()?;
-    connection.transact("keep connections", |sequence| kept::make(sequence, &open, keep))?;
+    connection.transact("keep connections", |sequence| KeptTable::make(sequence, &open, keep))?;
     // Those that were opened since the first list.
     let open = connections::kept_when_enrolled()?;
-    connection.transact("keep connections", |sequence| kept::add(sequence, &open))?;
+    connection.transact("keep connections", |sequence| KeptTable::add(sequence, &open))?;
     connections::forget(&open)?;
     Ok(open.len())
 }
@@ -51,7 +47,7 @@ pub fn begin(keep: Duration) -> Result<usize, KeepError> {
 /// # Errors
 /// The kernel refuses.
 pub fn settle() -> Result<(), NetlinkError> {
-    Connection::open()?.transact("end adding connections that are kept", kept::settle)
+    Connection::open()?.transact("end adding connections that are kept", KeptTable::settle)
 }
 
 /// Reads the table.
@@ -62,18 +58,11 @@ pub fn observe() -> Result<KeptTable, NetlinkError> {
     const WHAT: &str = "list connections that are kept";
     let mut connection = Connection::open()?;
     let mut table = KeptTable::default();
-    connection.ask(WHAT, request::tables, |message| table.take(message))?;
+    connection.ask(WHAT, Question::Tables, |message| table.take(message))?;
     if table.exists() {
-        connection.ask(WHAT, request::native_chains, |message| table.take(message))?;
-        connection.ask(
-            WHAT,
-            |sequence| request::native_rules(sequence, TABLE),
-            |message| table.take(message),
-        )?;
-        for of in Family::BOTH {
-            let elements = |sequence| request::native_elements(sequence, TABLE, kept::set_name(of));
+        for question in KeptTable::QUESTIONS {
             // One of another form may lack a set.
-            connection.ask(WHAT, elements, |message| table.take(message))?;
+            connection.ask(WHAT, question, |message| table.take(message))?;
         }
     }
     Ok(table)
@@ -92,5 +81,5 @@ pub fn remove() -> Result<(), NetlinkError> {
 
 /// Removes the table.
 pub(crate) fn remove_with(connection: &mut Connection) -> Result<(), NetlinkError> {
-    connection.transact("end keeping connections", kept::remove)
+    connection.transact("end keeping connections", KeptTable::remove)
 }

@@ -6,7 +6,7 @@
 //! An open socket keeps its network namespace alive, as a process in it would. A subscriber must drop the subscription
 //! when the pod ends.
 
-use netfilter_state::netlink::{Messages, request};
+use netfilter_state::netlink::Messages;
 use netlink_sys::{
     Socket, SocketAddr,
     protocols::{NETLINK_NETFILTER, NETLINK_ROUTE},
@@ -116,7 +116,7 @@ impl Notification {
     fn take(&mut self, datagram: &[u8]) {
         for message in Messages::new(datagram) {
             self.messages = self.messages.saturating_add(1);
-            if let Some((process, name)) = request::writer_in(&message)
+            if let Some((process, name)) = message.writer()
                 && self.writers.len() < MOST_NAMED
             {
                 self.writers.insert((process, name.to_owned()));

@@ -3,7 +3,7 @@
 use crate::{ApplyError, ApplyOptions, handles::Handles, observe::NamespaceState, pause::deadline};
 use netfilter_state::{
     change::IptablesChange,
-    netlink::kept::TABLE,
+    netlink::kept::KeptTable,
     routing::RoutingItem,
     steps::{self, Goal, RulesIn, Step},
 };
@@ -27,7 +27,7 @@ pub fn cleanup_preview(options: &ApplyOptions) -> Result<String, ApplyError> {
     };
     let mut text: String = steps::between(&seen.state, &goal).iter().map(text).collect();
     if seen.keeps_connections() {
-        text += &format!("# connections that are kept\ndelete table inet {TABLE}\n");
+        text += &format!("# connections that are kept\ndelete table inet {}\n", KeptTable::NAME);
     }
     Ok(text)
 }

@@ -1,19 +1,13 @@
 //! The node's table for ambient mode, in the calling thread's network namespace, which must be the node's: the addresses of pods whose probes pods'
-//! rules let through. [`netfilter_state::netlink::probes`] has its form.
+//! rules let through. [`ProbeTable`] has its form.
 
 use crate::{
     netlink::{Connection, NetlinkError},
     system_error::SystemError,
 };
-use netfilter_state::netlink::{
-    probes::{self, ProbeTable, TABLE},
-    request,
-};
+use netfilter_state::netlink::{ProbeTable, Question};
 use nix::errno::Errno;
-use redirect_core::{
-    Family,
-    ambient::{ISTIO_NODE_SETS, ProbeSources},
-};
+use redirect_core::ambient::{ISTIO_NODE_SETS, ProbeSources};
 use std::{collections::BTreeSet, net::IpAddr};
 
 /// How often the table is read again if it changes while it is read.
@@ -38,7 +32,7 @@ pub fn set(addresses: &BTreeSet<IpAddr>, sources: ProbeSources) -> Result<bool, 
     if read(&mut connection, sources)?.is_for(addresses) {
         return Ok(false);
     }
-    let replace = |sequence| probes::replace(sequence, addresses, sources);
+    let replace = |sequence| ProbeTable::replace(sequence, addresses, sources);
     connection.transact("change the addresses of probes", replace)?;
     // It is read back: what another agent wrote at the same moment must not count as ours.
     if read(&mut connection, sources)?.is_for(addresses) { Ok(true) } else { Err(NetlinkError::Changed) }
@@ -60,7 +54,7 @@ pub fn remove() -> Result<bool, NetlinkError> {
     let mut connection = Connection::open()?;
     let exists = read(&mut connection, ProbeSources::USUAL)?.exists();
     if exists {
-        connection.transact("remove the addresses of probes", probes::remove)?;
+        connection.transact("remove the addresses of probes", ProbeTable::remove)?;
     }
     Ok(exists)
 }
@@ -73,14 +67,18 @@ pub fn destroy_ipsets() -> Result<bool, NetlinkError> {
     let mut connection = Connection::open()?;
     let mut had_any = false;
     for name in ISTIO_NODE_SETS {
-        let destroy = |sequence| probes::destroy_ipset(sequence, name);
-        had_any |= match connection.ask("destroy Istio's ipset for probes", destroy, |_| {}) {
-            // The kernel has not loaded ipset.
-            Err(NetlinkError::Question { cause: SystemError(Errno::EINVAL | Errno::EOPNOTSUPP), .. }) => {
-                false
+        let destroy = |sequence| ProbeTable::destroy_ipset(sequence, name);
+        match connection.transact("destroy Istio's ipset for probes", destroy) {
+            // It has none, or the kernel has not loaded ipset.
+            Err(NetlinkError::Question {
+                cause: SystemError(Errno::ENOENT | Errno::EINVAL | Errno::EOPNOTSUPP),
+                ..
+            }) => {}
+            destroyed => {
+                destroyed?;
+                had_any = true;
             }
-            existed => existed?,
-        };
+        }
     }
     Ok(had_any)
 }
@@ -103,15 +101,10 @@ fn read_once(connection: &mut Connection, sources: ProbeSources) -> Result<(Prob
     const WHAT: &str = "list the addresses of probes";
     let mut table = ProbeTable::new(sources);
     let generation = connection.generation()?;
-    let mut is_whole = connection.ask(WHAT, request::tables, |message| table.take(message))?;
+    let mut is_whole = connection.ask(WHAT, Question::Tables, |message| table.take(message))?;
     if table.exists() {
-        is_whole &= connection.ask(WHAT, request::native_chains, |message| table.take(message))?;
-        let rules = |sequence| request::native_rules(sequence, TABLE);
-        is_whole &= connection.ask(WHAT, rules, |message| table.take(message))?;
-        for of in Family::BOTH {
-            let elements = |sequence| request::native_elements(sequence, TABLE, probes::set_name(of));
-            // One of another form may lack a set; then it has no addresses.
-            connection.ask(WHAT, elements, |message| table.take(message))?;
+        for question in ProbeTable::QUESTIONS {
+            is_whole &= connection.ask(WHAT, question, |message| table.take(message))?;
         }
     }
     let is_of_one_generation = is_whole && connection.generation()? == generation;

@@ -488,7 +488,7 @@ fn list<T: ToString>(values: &[T]) -> String {
 mod tests {
     use std::collections::BTreeSet;
 
-    use netfilter_state::netlink::{Messages, kept};
+    use netfilter_state::netlink::Messages;
     use netns_apply::Impact;
     use redirect_core::AmbientRedirect;
     use serde_json::json;
@@ -540,7 +540,7 @@ mod tests {
             (kept.map(|finding| finding.seen), state(&decided, Some(&seen), &[]))
         };
         let connection = ["10.1.0.2:8080", "10.1.0.9:40000"].map(|at| at.parse().expect("an address"));
-        let made = kept::make(1, &[connection.into()].into(), std::time::Duration::from_secs(60));
+        let made = KeptTable::make(1, &[connection.into()].into(), std::time::Duration::from_secs(60));
         let mut table = KeptTable::default();
         let made = made.expect("it fits");
         // The kernel shows what it was sent, but for the removal of an older one.

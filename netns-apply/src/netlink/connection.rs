@@ -12,8 +12,9 @@ use crate::{
 use netfilter_state::{
     netlink::{
         Answer, Batch, BatchError, Extension, FinishedBatch, Message, Messages, Observed, Obstacle, Part,
-        request,
+        Question,
     },
+    ruleset::TableFamily::Inet,
     steps::Transaction,
 };
 use netlink_sys::protocols::NETLINK_NETFILTER;
@@ -160,7 +161,7 @@ impl Connection {
         let (mut questions, mut asked) = (Vec::new(), BTreeMap::new());
         for (family, extension) in needs {
             let sequence = self.socket.next_sequence();
-            questions.extend(request::extension(sequence, family, extension));
+            questions.extend(Question::Extension(family, extension).message(sequence));
             asked.insert(sequence, Missing { family, extension });
         }
         let mut missing = Vec::new();
@@ -196,14 +197,14 @@ impl Connection {
     }
 
     fn observe_into(&mut self, observed: &mut Observed) -> Result<bool, NetlinkError> {
-        let mut whole = self.ask("list tables", request::tables, |message| observed.take(message))?;
+        let mut whole = self.ask("list tables", Question::Tables, |message| observed.take(message))?;
         for family in Family::BOTH {
             let tables: Vec<Table> =
                 Table::ALL.iter().copied().filter(|table| observed.has_table(family, *table)).collect();
             if tables.is_empty() {
                 continue;
             }
-            let chains = |sequence| request::chains(sequence, family);
+            let chains = Question::Chains(Some(family.into()));
             whole &= self.ask("list chains", chains, |message| observed.take(message))?;
             for table in tables {
                 whole &= self.observe_rules(observed, family, table)?;
@@ -221,12 +222,12 @@ impl Connection {
     ) -> Result<bool, NetlinkError> {
         const WHAT: &str = "list rules";
         let Some(chains) = observed.chains_to_read(family, table) else {
-            let rules = |sequence| request::rules(sequence, family, table);
+            let rules = Question::RulesOfTable(family.into(), table.name());
             return self.ask(WHAT, rules, |message| observed.take(message));
         };
         let mut whole = true;
         for chain in chains {
-            let rules = |sequence| request::rules_of_chain(sequence, family, table, &chain);
+            let rules = Question::RulesOfChain(family.into(), table.name(), chain.name());
             whole &= self.ask(WHAT, rules, |message| observed.take(message))?;
         }
         Ok(whole)
@@ -238,17 +239,19 @@ impl Connection {
         if tables.is_empty() {
             return Ok(true);
         }
-        let mut whole = self.ask(WHAT, request::native_chains, |message| observed.take(message))?;
-        for table in tables {
-            let questions: [fn(u32, &str) -> Vec<u8>; 3] =
-                [request::native_rules, request::native_sets, request::native_objects];
+        let mut whole = self.ask(WHAT, Question::Chains(Some(Inet)), |message| observed.take(message))?;
+        for table in &tables {
+            let questions = [
+                Question::RulesOfTable(Inet, table),
+                Question::SetsOfTable(Inet, table),
+                Question::Objects(Inet, table),
+            ];
             for question in questions {
-                let question = |sequence| question(sequence, &table);
                 whole &= self.ask(WHAT, question, |message| observed.take(message))?;
             }
         }
         for (table, set) in observed.native().sets() {
-            let elements = |sequence| request::native_elements(sequence, &table, &set);
+            let elements = Question::Elements(Inet, &table, &set);
             whole &= self.ask(WHAT, elements, |message| observed.take(message))?;
         }
         Ok(whole)
@@ -259,12 +262,12 @@ impl Connection {
         const WHAT: &str = "read the ruleset's generation";
         let sequence = self.socket.next_sequence();
         let mut generation = None;
-        self.socket.send(&request::generation(sequence)).map_err(failed(WHAT))?;
+        self.socket.send(&Question::Generation.message(sequence)).map_err(failed(WHAT))?;
         let deadline = NetlinkSocket::deadline();
         while generation.is_none() {
             let messages = self.socket.receive(deadline).map_err(failed(WHAT))?;
             for message in messages.filter(|message| message.sequence == sequence) {
-                generation = generation.or_else(|| request::generation_in(&message));
+                generation = generation.or_else(|| message.generation());
                 match message.answer() {
                     Some(answer) if code(&answer) == Errno::EPERM => return Err(NetlinkError::NotPermitted),
                     // A message type that no kernel subsystem handles is rejected as invalid.
@@ -280,12 +283,12 @@ impl Connection {
     pub(crate) fn ask(
         &mut self,
         what: &'static str,
-        question: impl FnOnce(u32) -> Vec<u8>,
+        question: Question<'_>,
         mut take: impl FnMut(&Message<'_>),
     ) -> Result<bool, NetlinkError> {
         let sequence = self.socket.next_sequence();
         let (read, most) = (&mut self.read, self.most);
-        let ended = self.socket.ask(&question(sequence), sequence, |message| {
+        let ended = self.socket.ask(&question.message(sequence), sequence, |message| {
             *read = read.saturating_add(message.payload().len());
             if *read > most {
                 return Err(AskError::TooMuch(most));

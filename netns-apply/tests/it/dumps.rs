@@ -6,8 +6,8 @@
 use crate::common::dumps::kernel_dumps;
 use crate::common::{namespace, observe, run, soon, sorted_words};
 use netfilter_state::{
-    netlink::{Messages, NativeState, Observed, request},
-    ruleset::HookedRules,
+    netlink::{Messages, NativeState, Observed, Question},
+    ruleset::{HookedRules, TableFamily},
 };
 use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_NETFILTER};
 use netns_apply::netlink::{Connection, Transaction};
@@ -23,8 +23,8 @@ const RESTORE: [(Family, &str); 2] =
     [(Family::V4, "iptables-nft-restore"), (Family::V6, "ip6tables-nft-restore")];
 
 /// Every message of the kernel's answer to a question, as it came.
-fn answer(socket: &Socket, question: &[u8]) -> Vec<u8> {
-    socket.send(question, 0).unwrap();
+fn answer(socket: &Socket, question: Question<'_>) -> Vec<u8> {
+    socket.send(&question.message(1), 0).unwrap();
     let mut whole = Vec::new();
     loop {
         let (datagram, _) = socket.recv_from_full().unwrap();
@@ -41,20 +41,20 @@ fn answer(socket: &Socket, question: &[u8]) -> Vec<u8> {
 fn dump() -> Vec<u8> {
     let socket = Socket::new(NETLINK_NETFILTER).unwrap();
     socket.connect(&SocketAddr::new(0, 0)).unwrap();
-    let mut whole = [request::tables(1), request::all_sets(1)].map(|asked| answer(&socket, &asked)).concat();
+    let mut whole = [Question::Tables, Question::Sets].map(|asked| answer(&socket, asked)).concat();
     let mut ruleset = HookedRules::default();
     Messages::new(&whole).for_each(|message| ruleset.take(&message));
     for (family, table, set) in ruleset.sets() {
-        whole.extend(answer(&socket, &request::elements(1, family, &table, &set)));
+        whole.extend(answer(&socket, Question::Elements(family, &table, &set)));
     }
     let mut native = NativeState::default();
     Messages::new(&whole).for_each(|message| native.take(&message));
     for table in native.names() {
-        whole.extend(answer(&socket, &request::native_objects(1, table)));
+        whole.extend(answer(&socket, Question::Objects(TableFamily::Inet, table)));
     }
-    [request::all_chains(1), request::all_rules(1)]
-        .iter()
-        .for_each(|asked| whole.extend(answer(&socket, asked)));
+    for asked in [Question::Chains(None), Question::Rules] {
+        whole.extend(answer(&socket, asked));
+    }
     whole
 }
 

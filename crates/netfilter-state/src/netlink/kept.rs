@@ -16,7 +16,7 @@
 use std::{collections::BTreeSet, net::SocketAddr, time::Duration};
 
 use super::{
-    Message, family_number,
+    Message, Question, family_number,
     own_table::{self, BaseChain, SetForm, TCP, TableBatch, octets},
     sets,
 };
@@ -31,8 +31,8 @@ use redirect_core::{
     values::Family,
 };
 
-/// The table, of family inet.
-pub const TABLE: &str = "istio-ambient-kept";
+const SET_V4: &str = "kept-v4";
+const SET_V6: &str = "kept-v6";
 /// Before connection tracking, at -200.
 const PRIORITY: i32 = -300;
 const PREROUTING: BaseChain = BaseChain { name: "prerouting", kind: "filter", hook: 0, priority: PRIORITY };
@@ -46,7 +46,7 @@ const MOST_ADDED: u32 = 65_536;
 const RULES: usize = 8;
 
 /// A connection as the pod has it: its own end, and its peer's.
-pub type Connection = (SocketAddr, SocketAddr);
+type Connection = (SocketAddr, SocketAddr);
 
 /// What a SYN does to the table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -80,6 +80,12 @@ pub struct KeptTable {
 }
 
 impl KeptTable {
+    /// Its name; it is of family inet.
+    pub const NAME: &'static str = "istio-ambient-kept";
+
+    /// What to ask the kernel about it, once its list of tables has it.
+    pub const QUESTIONS: [Question<'static>; 4] = own_table::questions(Self::NAME, [SET_V4, SET_V6]);
+
     /// Whether it exists.
     #[must_use]
     pub const fn exists(&self) -> bool {
@@ -112,7 +118,7 @@ impl KeptTable {
 
     /// Takes a message of the kernel about tables, chains, rules or elements.
     pub fn take(&mut self, message: &Message<'_>) {
-        if !own_table::is_about(message, TABLE) {
+        if !own_table::is_about(message, Self::NAME) {
             return;
         }
         self.seen.take(message, &CHAINS);
@@ -133,14 +139,65 @@ impl KeptTable {
             _ => {}
         }
     }
+
+    /// A transaction that makes the table, in place of an older one; until it is settled, rules add connections. Each is kept for this time. `None` if it is
+    /// too long to be sent.
+    #[must_use]
+    pub fn make(sequence: u32, connections: &BTreeSet<Connection>, keep: Duration) -> Option<Vec<u8>> {
+        let mut batch = TableBatch::new(sequence, Self::NAME);
+        batch.renew();
+        CHAINS.iter().for_each(|chain| batch.chain(chain));
+        for of in Family::BOTH {
+            let parts = [Kind::Addresses(of), Kind::Ports, Kind::Addresses(of), Kind::Ports];
+            let listed = u32::try_from(connections.len()).unwrap_or(u32::MAX);
+            let timeout = u64::try_from(keep.as_millis()).unwrap_or(u64::MAX);
+            let form = SetForm {
+                flags: set::TIMEOUT | set::CHANGED_BY_RULES,
+                key_type: parts
+                    .into_iter()
+                    .fold(0, |all, kind| all << abi::key_type::BITS | sets::key_type(kind)),
+                key_length: part_length(of).saturating_mul(2),
+                // Without a time the kernel would keep them for ever.
+                timeout: Some((timeout.max(1), MOST_ADDED.saturating_add(listed))),
+            };
+            batch.set(set_name(of), set_id(of), &form);
+        }
+        write_connections(&mut batch, connections);
+        write_rules(&mut batch, Form::BeingMade);
+        batch.finish()
+    }
+
+    /// A transaction that adds connections to the table.
+    #[must_use]
+    pub fn add(sequence: u32, connections: &BTreeSet<Connection>) -> Option<Vec<u8>> {
+        let mut batch = TableBatch::new(sequence, Self::NAME);
+        write_connections(&mut batch, connections);
+        batch.finish()
+    }
+
+    /// A transaction after which no connection is added any more.
+    #[must_use]
+    pub fn settle(sequence: u32) -> Option<Vec<u8>> {
+        let mut batch = TableBatch::new(sequence, Self::NAME);
+        CHAINS.iter().for_each(|chain| batch.flush(chain));
+        write_rules(&mut batch, Form::Settled);
+        batch.finish()
+    }
+
+    /// A transaction that removes the table, whether it exists or not.
+    #[must_use]
+    pub fn remove(sequence: u32) -> Option<Vec<u8>> {
+        let mut batch = TableBatch::new(sequence, Self::NAME);
+        batch.remove();
+        batch.finish()
+    }
 }
 
 /// The name of a family's set.
-#[must_use]
-pub const fn set_name(of: Family) -> &'static str {
+const fn set_name(of: Family) -> &'static str {
     match of {
-        Family::V4 => "kept-v4",
-        Family::V6 => "kept-v6",
+        Family::V4 => SET_V4,
+        Family::V6 => SET_V6,
     }
 }
 
@@ -150,58 +207,6 @@ const fn set_id(of: Family) -> u32 {
         Family::V4 => 1,
         Family::V6 => 2,
     }
-}
-
-/// A transaction that makes the table, in place of an older one; until it is settled, rules add connections. Each is kept for this time. `None` if it is
-/// too long to be sent.
-#[must_use]
-pub fn make(sequence: u32, connections: &BTreeSet<Connection>, keep: Duration) -> Option<Vec<u8>> {
-    let mut batch = TableBatch::new(sequence, TABLE);
-    batch.renew();
-    CHAINS.iter().for_each(|chain| batch.chain(chain));
-    for of in Family::BOTH {
-        let parts = [Kind::Addresses(of), Kind::Ports, Kind::Addresses(of), Kind::Ports];
-        let listed = u32::try_from(connections.len()).unwrap_or(u32::MAX);
-        let timeout = u64::try_from(keep.as_millis()).unwrap_or(u64::MAX);
-        let form = SetForm {
-            flags: set::TIMEOUT | set::CHANGED_BY_RULES,
-            key_type: parts
-                .into_iter()
-                .fold(0, |all, kind| all << abi::key_type::BITS | sets::key_type(kind)),
-            key_length: part_length(of).saturating_mul(2),
-            // Without a time the kernel would keep them for ever.
-            timeout: Some((timeout.max(1), MOST_ADDED.saturating_add(listed))),
-        };
-        batch.set(set_name(of), set_id(of), &form);
-    }
-    write_connections(&mut batch, connections);
-    write_rules(&mut batch, Form::BeingMade);
-    batch.finish()
-}
-
-/// A transaction that adds connections to the table.
-#[must_use]
-pub fn add(sequence: u32, connections: &BTreeSet<Connection>) -> Option<Vec<u8>> {
-    let mut batch = TableBatch::new(sequence, TABLE);
-    write_connections(&mut batch, connections);
-    batch.finish()
-}
-
-/// A transaction after which no connection is added any more.
-#[must_use]
-pub fn settle(sequence: u32) -> Option<Vec<u8>> {
-    let mut batch = TableBatch::new(sequence, TABLE);
-    CHAINS.iter().for_each(|chain| batch.flush(chain));
-    write_rules(&mut batch, Form::Settled);
-    batch.finish()
-}
-
-/// A transaction that removes the table, whether it exists or not.
-#[must_use]
-pub fn remove(sequence: u32) -> Option<Vec<u8>> {
-    let mut batch = TableBatch::new(sequence, TABLE);
-    batch.remove();
-    batch.finish()
 }
 
 fn write_connections(batch: &mut TableBatch, connections: &BTreeSet<Connection>) {
@@ -305,27 +310,27 @@ mod tests {
 
     #[test]
     fn what_is_written_is_read() {
-        let made = make(7, &connections(), KEEP).expect("it fits");
+        let made = KeptTable::make(7, &connections(), KEEP).expect("it fits");
         let table = seen(std::slice::from_ref(&made));
         assert!(table.is_being_made() && !table.is_settled(), "{table:?}");
         assert_eq!(table.connections(), &connections());
-        let settled = settle(8).expect("it fits");
+        let settled = KeptTable::settle(8).expect("it fits");
         let table = seen(&[made.clone(), settled.clone()]);
         assert!(table.is_settled() && !table.is_being_made(), "{table:?}");
         assert_eq!(table.connections(), &connections());
-        let more = add(9, &connections()).expect("it fits");
-        let table = seen(&[make(7, &BTreeSet::new(), KEEP).expect("it fits"), more]);
+        let more = KeptTable::add(9, &connections()).expect("it fits");
+        let table = seen(&[KeptTable::make(7, &BTreeSet::new(), KEEP).expect("it fits"), more]);
         assert_eq!(table.connections(), &connections());
-        assert!(!seen(&[made, settled, remove(9).expect("it fits")]).exists());
+        assert!(!seen(&[made, settled, KeptTable::remove(9).expect("it fits")]).exists());
     }
 
     #[test]
     fn a_table_that_another_program_changed_is_neither_settled_nor_being_made() {
-        let made = make(7, &connections(), KEEP).expect("it fits");
-        let mut batch = TableBatch::new(9, TABLE);
+        let made = KeptTable::make(7, &connections(), KEEP).expect("it fits");
+        let mut batch = TableBatch::new(9, KeptTable::NAME);
         batch.rule(&PREROUTING, "by hand", |rule| rule.verdict(abi::verdict::ACCEPT));
         let by_hand = batch.finish().expect("it fits");
-        for before in [&[made.clone()][..], &[made.clone(), settle(8).expect("it fits")]] {
+        for before in [&[made.clone()][..], &[made.clone(), KeptTable::settle(8).expect("it fits")]] {
             let table = seen(&[before, std::slice::from_ref(&by_hand)].concat());
             assert!(table.exists() && !table.is_settled() && !table.is_being_made(), "{table:?}");
         }
@@ -336,12 +341,12 @@ mod tests {
         let peer = |number: u32| SocketAddr::new(IpAddr::from(u128::from(number).to_be_bytes()), 443);
         let own = "[fd00::2]:8080".parse().expect("an address");
         let many: BTreeSet<Connection> = (1..=10_000).map(|number| (own, peer(number))).collect();
-        assert_eq!(seen(&[make(7, &many, KEEP).expect("it fits")]).connections().len(), 10_000);
+        assert_eq!(seen(&[KeptTable::make(7, &many, KEEP).expect("it fits")]).connections().len(), 10_000);
     }
 
     #[test]
     fn bytes_of_any_kind_are_read_without_a_panic() {
-        let bytes = make(7, &connections(), KEEP).expect("it fits");
+        let bytes = KeptTable::make(7, &connections(), KEEP).expect("it fits");
         for at in 0..bytes.len() {
             let mut damaged = bytes.clone();
             damaged[at] ^= 0xff;

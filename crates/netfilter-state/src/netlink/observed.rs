@@ -1,7 +1,7 @@
 //! What the kernel holds, read from its answers: rules with their handles, chains with their hooks.
 
 use super::{
-    kept,
+    kept::KeptTable,
     native_state::{ChainHook, NativeState},
 };
 use crate::expressions::{
@@ -130,7 +130,7 @@ impl Observed {
         self.has_tables
     }
 
-    /// Whether a table of connections that are kept exists ([`kept`]).
+    /// Whether a table of connections that are kept exists ([`KeptTable`]).
     #[must_use]
     pub const fn keeps_connections(&self) -> bool {
         self.keeps_connections
@@ -217,7 +217,7 @@ impl Observed {
         let attributes = message.attributes();
         let name = attributes.find(attribute::table::NAME)?.text()?;
         if message.family == family::INET {
-            self.keeps_connections |= name == kept::TABLE;
+            self.keeps_connections |= name == KeptTable::NAME;
             if NFT_TABLES.contains(&name) {
                 self.obstacles_in(attributes, format!("inet {name}"));
             }

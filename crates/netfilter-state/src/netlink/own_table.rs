@@ -1,11 +1,12 @@
 //! Small tables of ambient mode, of family inet, that one transaction writes whole: how their parts become messages, and are known again.
 
-use super::Message;
+use super::{Message, Question};
 use crate::expressions::{
     abi::{self, attribute, family, flags, kind},
     expression::Expressions,
     wire::{Attribute, Head, Writer},
 };
+use crate::ruleset::TableFamily::Inet;
 use std::net::IpAddr;
 
 /// The most elements of a message: an attribute holds less than 64 KiB.
@@ -84,6 +85,16 @@ pub(super) struct SetForm {
     pub(super) key_length: u32,
     /// After how many milliseconds an element goes, and how many there may be.
     pub(super) timeout: Option<(u64, u32)>,
+}
+
+/// What to ask about such a table, which has these sets.
+pub(super) const fn questions(table: &'static str, [v4, v6]: [&'static str; 2]) -> [Question<'static>; 4] {
+    [
+        Question::Chains(Some(Inet)),
+        Question::RulesOfTable(Inet, table),
+        Question::Elements(Inet, table, v4),
+        Question::Elements(Inet, table, v6),
+    ]
 }
 
 /// Whether a message is about this table.

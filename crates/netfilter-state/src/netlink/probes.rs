@@ -11,7 +11,7 @@ use std::{collections::BTreeSet, net::IpAddr};
 use redirect_core::ambient::ProbeSources;
 
 use super::{
-    Message, family_number,
+    Message, Question, family_number,
     own_table::{self, BaseChain, SetForm, TCP, TableBatch, octets},
     sets,
 };
@@ -22,8 +22,8 @@ use crate::expressions::{
 };
 use redirect_core::{plan::native::Kind, values::Family};
 
-/// The table, of family inet.
-pub const TABLE: &str = "istio-ambient-probes";
+const SET_V4: &str = "pods-v4";
+const SET_V6: &str = "pods-v6";
 /// Before chains that masquerade, at 100: the first chain that translates a connection decides.
 const POSTROUTING: BaseChain = BaseChain { name: "postrouting", kind: "nat", hook: 4, priority: 99 };
 /// Before connection tracking, at -200: what is dropped leaves no entry.
@@ -50,6 +50,12 @@ pub struct ProbeTable {
 }
 
 impl ProbeTable {
+    /// Its name; it is of family inet.
+    const NAME: &'static str = "istio-ambient-probes";
+
+    /// What to ask the kernel about it, once its list of tables has it.
+    pub const QUESTIONS: [Question<'static>; 4] = own_table::questions(Self::NAME, [SET_V4, SET_V6]);
+
     /// One of which the kernel has reported nothing, and which is to give probes these sources.
     #[must_use]
     pub const fn new(sources: ProbeSources) -> Self {
@@ -82,7 +88,7 @@ impl ProbeTable {
 
     /// Takes a message of the kernel about tables, chains, rules or elements.
     pub fn take(&mut self, message: &Message<'_>) {
-        if !own_table::is_about(message, TABLE) {
+        if !own_table::is_about(message, Self::NAME) {
             return;
         }
         self.seen.take(message, &CHAINS);
@@ -98,48 +104,72 @@ impl ProbeTable {
             _ => {}
         }
     }
+
+    /// A transaction that puts the table in force for these addresses, in place of what it held: probes to them get these sources. `None` if it is too
+    /// long to be sent.
+    #[must_use]
+    pub fn replace(sequence: u32, addresses: &BTreeSet<IpAddr>, sources: ProbeSources) -> Option<Vec<u8>> {
+        let mut batch = TableBatch::new(sequence, Self::NAME);
+        batch.renew();
+        CHAINS.iter().for_each(|chain| batch.chain(chain));
+        for (id, of) in (1..).zip(Family::BOTH) {
+            let kind = Kind::Addresses(of);
+            let form = SetForm {
+                flags: 0,
+                key_type: sets::key_type(kind),
+                key_length: sets::length(kind),
+                timeout: None,
+            };
+            batch.set(set_name(of), id, &form);
+            let of_family = addresses.iter().filter(|address| Family::of(address) == of);
+            let keys: Vec<Vec<u8>> = of_family.map(|address| octets(*address)).collect();
+            batch.elements(set_name(of), id, &keys);
+            translate(&mut batch, of, id, sources.of(of));
+            // The node's probes leave it by that chain, and never come.
+            drop_all(&mut batch, &PREROUTING, of, AddressOffset::source(of), sources.of(of));
+            // There answers to probes have the node's own address already.
+            drop_all(&mut batch, &FORWARD, of, AddressOffset::destination(of), sources.of(of));
+        }
+        batch.finish()
+    }
+
+    /// A transaction that removes the table, whether it exists or not.
+    #[must_use]
+    pub fn remove(sequence: u32) -> Option<Vec<u8>> {
+        let mut batch = TableBatch::new(sequence, Self::NAME);
+        batch.remove();
+        batch.finish()
+    }
+
+    /// A request that destroys a set of ipset. One that rules look addresses up in stays.
+    #[must_use]
+    pub fn destroy_ipset(sequence: u32, name: &str) -> Option<Vec<u8>> {
+        /// Of Linux 2.6.39 and newer.
+        const PROTOCOL: u8 = 6;
+        // Exclusive: the kernel reports a missing set.
+        let flags = flags::REQUEST | flags::ACK | flags::EXCLUSIVE;
+        let head =
+            Head { kind: kind::DESTROY_IPSET, flags, sequence, family: family::UNSPECIFIED, resource: 0 };
+        let mut writer = Writer::default();
+        writer.message(head, |body| {
+            body.bytes(attribute::ipset::PROTOCOL, &[PROTOCOL]);
+            body.text(attribute::ipset::NAME, name);
+        });
+        writer.finish()
+    }
 }
 
 /// The name of a family's set.
-#[must_use]
-pub const fn set_name(of: Family) -> &'static str {
+const fn set_name(of: Family) -> &'static str {
     match of {
-        Family::V4 => "pods-v4",
-        Family::V6 => "pods-v6",
+        Family::V4 => SET_V4,
+        Family::V6 => SET_V6,
     }
 }
 
 /// A rule's comment.
 fn comment(source: IpAddr) -> String {
     format!("{COMMENT} {source}")
-}
-
-/// A transaction that puts the table in force for these addresses, in place of what it held: probes to them get these sources. `None` if it is too
-/// long to be sent.
-#[must_use]
-pub fn replace(sequence: u32, addresses: &BTreeSet<IpAddr>, sources: ProbeSources) -> Option<Vec<u8>> {
-    let mut batch = TableBatch::new(sequence, TABLE);
-    batch.renew();
-    CHAINS.iter().for_each(|chain| batch.chain(chain));
-    for (id, of) in (1..).zip(Family::BOTH) {
-        let kind = Kind::Addresses(of);
-        let form = SetForm {
-            flags: 0,
-            key_type: sets::key_type(kind),
-            key_length: sets::length(kind),
-            timeout: None,
-        };
-        batch.set(set_name(of), id, &form);
-        let of_family = addresses.iter().filter(|address| Family::of(address) == of);
-        let keys: Vec<Vec<u8>> = of_family.map(|address| octets(*address)).collect();
-        batch.elements(set_name(of), id, &keys);
-        translate(&mut batch, of, id, sources.of(of));
-        // The node's probes leave it by that chain, and never come.
-        drop_all(&mut batch, &PREROUTING, of, AddressOffset::source(of), sources.of(of));
-        // There answers to probes have the node's own address already.
-        drop_all(&mut batch, &FORWARD, of, AddressOffset::destination(of), sources.of(of));
-    }
-    batch.finish()
 }
 
 /// TCP from a local socket to one of the pods: another source.
@@ -167,31 +197,6 @@ fn drop_all(batch: &mut TableBatch, chain: &BaseChain, of: Family, offset: Addre
     });
 }
 
-/// A transaction that removes the table, whether it exists or not.
-#[must_use]
-pub fn remove(sequence: u32) -> Option<Vec<u8>> {
-    let mut batch = TableBatch::new(sequence, TABLE);
-    batch.remove();
-    batch.finish()
-}
-
-/// A request that destroys a set of ipset. One that rules look addresses up in stays.
-#[must_use]
-pub fn destroy_ipset(sequence: u32, name: &str) -> Vec<u8> {
-    /// Of Linux 2.6.39 and newer.
-    const PROTOCOL: u8 = 6;
-    // Exclusive: the kernel reports a missing set.
-    let flags = flags::REQUEST | flags::ACK | flags::EXCLUSIVE;
-    let head = Head { kind: kind::DESTROY_IPSET, flags, sequence, family: family::UNSPECIFIED, resource: 0 };
-    let mut writer = Writer::default();
-    writer.message(head, |body| {
-        body.bytes(attribute::ipset::PROTOCOL, &[PROTOCOL]);
-        body.text(attribute::ipset::NAME, name);
-    });
-    // A name is short; it always fits.
-    writer.finish().unwrap_or_default()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -215,11 +220,11 @@ mod tests {
     fn what_is_written_is_read() {
         let addresses: BTreeSet<IpAddr> =
             ["10.1.0.2", "10.1.0.3", "fd00::2"].map(|text| text.parse().expect("an address")).into();
-        let table = seen(&replace(7, &addresses, USUAL).expect("it fits"));
+        let table = seen(&ProbeTable::replace(7, &addresses, USUAL).expect("it fits"));
         assert!(table.is_for(&addresses), "{table:?}");
         assert!(!table.is_for(&BTreeSet::new()));
         assert_eq!(table.addresses(), &addresses);
-        let none = seen(&remove(7).expect("it fits"));
+        let none = seen(&ProbeTable::remove(7).expect("it fits"));
         assert!(!none.exists() && !none.works());
     }
 
@@ -228,7 +233,7 @@ mod tests {
         let addresses = BTreeSet::from([IpAddr::from([10, 1, 0, 2])]);
         for (of, text) in [(Family::V4, "169.254.8.1"), (Family::V6, "fd00::7")] {
             let other = USUAL.with(of, text).expect("an address");
-            let table = seen(&replace(7, &addresses, other).expect("it fits"));
+            let table = seen(&ProbeTable::replace(7, &addresses, other).expect("it fits"));
             assert!(table.exists() && !table.works(), "{table:?}");
         }
     }
@@ -237,13 +242,14 @@ mod tests {
     fn more_pods_than_a_node_has_fit() {
         let address = |number: u32| IpAddr::from(number.to_be_bytes());
         let addresses: BTreeSet<IpAddr> = (0x0a00_0000..0x0a00_1000).map(address).collect();
-        let table = seen(&replace(7, &addresses, USUAL).expect("it fits"));
+        let table = seen(&ProbeTable::replace(7, &addresses, USUAL).expect("it fits"));
         assert!(table.is_for(&addresses) && addresses.len() == 4096);
     }
 
     #[test]
     fn bytes_of_any_kind_are_read_without_a_panic() {
-        let bytes = replace(7, &BTreeSet::from([IpAddr::from([10, 1, 0, 2])]), USUAL).expect("it fits");
+        let bytes =
+            ProbeTable::replace(7, &BTreeSet::from([IpAddr::from([10, 1, 0, 2])]), USUAL).expect("it fits");
         for at in 0..bytes.len() {
             let mut damaged = bytes.clone();
             damaged[at] ^= 0xff;

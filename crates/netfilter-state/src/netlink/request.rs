@@ -1,4 +1,4 @@
-//! Questions to the kernel; none of them changes anything.
+//! Questions to the kernel, none of which changes anything, and the transactions of the lock.
 
 use crate::expressions::{
     abi::{self, attribute, family, flags, kind},
@@ -6,137 +6,122 @@ use crate::expressions::{
     xt::Extension,
 };
 use crate::ruleset::TableFamily;
-use redirect_core::{
-    rule::{Chain, Hook, Table},
-    values::Family,
-};
+use redirect_core::{rule::Hook, values::Family};
 
-/// Which generation the ruleset is at. Answered only where the kernel has nf_tables.
-#[must_use]
-pub fn generation(sequence: u32) -> Vec<u8> {
-    question(kind::GET_GENERATION, 0, sequence, family::UNSPECIFIED, |_| {})
+/// What the kernel is asked. A table, a chain and a set are named.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Question<'a> {
+    /// Which generation the ruleset is at ([`Message::generation`]). Answered only where the kernel has nf_tables.
+    Generation,
+    /// All tables of all families.
+    Tables,
+    /// All chains of a family, or of all.
+    Chains(Option<TableFamily>),
+    /// All rules of all tables of all families.
+    Rules,
+    /// The rules of a table.
+    RulesOfTable(TableFamily, &'a str),
+    /// The rules of a chain of a table.
+    RulesOfChain(TableFamily, &'a str, &'a str),
+    /// All sets of all tables of all families, without their elements.
+    Sets,
+    /// The sets of a table, without their elements.
+    SetsOfTable(TableFamily, &'a str),
+    /// The elements of a set of a table.
+    Elements(TableFamily, &'a str, &'a str),
+    /// The stateful objects of a table.
+    Objects(TableFamily, &'a str),
+    /// What hangs on a hook of IP. Answered only where the kernel can list it (`CONFIG_NETFILTER_NETLINK_HOOK`, Linux 5.14).
+    Hooks(Family, Hook),
+    /// Whether an xt match or target exists. The kernel loads its module if it can, and answers with an error if not.
+    Extension(Family, Extension),
 }
 
-/// The generation in an answer to [`generation`].
-#[must_use]
-pub fn generation_in(message: &Message<'_>) -> Option<u32> {
-    (message.kind == kind::NEW_GENERATION)
-        .then(|| message.attributes().find(attribute::generation::ID)?.u32())?
-}
-
-/// Who made a generation, if a message announces one: the process (strictly, its thread) as the initial pid namespace numbers it, and
-/// its name, which it gives itself.
-#[must_use]
-pub fn writer_in<'a>(message: &Message<'a>) -> Option<(u32, &'a str)> {
-    if message.kind != kind::NEW_GENERATION {
-        return None;
+impl Question<'_> {
+    /// The message that asks it, with this number.
+    #[must_use]
+    pub fn message(self, sequence: u32) -> Vec<u8> {
+        let (kind, flags) = self.kind();
+        let flags = flags | flags::REQUEST;
+        let mut writer = Writer::default();
+        let head = Head { kind, flags, sequence, family: self.family(), resource: 0 };
+        writer.message(head, |body| self.write(body));
+        // A question is short; it always fits.
+        writer.finish().unwrap_or_default()
     }
-    let process = message.attributes().find(attribute::generation::PROCESS)?.u32()?;
-    let name = message.attributes().find(attribute::generation::PROCESS_NAME)?.text()?;
-    Some((process, name))
+
+    const fn kind(self) -> (u16, u16) {
+        match self {
+            Self::Generation => (kind::GET_GENERATION, 0),
+            Self::Tables => (kind::GET_TABLE, flags::DUMP),
+            Self::Chains(_) => (kind::GET_CHAIN, flags::DUMP),
+            Self::Rules | Self::RulesOfTable(..) | Self::RulesOfChain(..) => (kind::GET_RULE, flags::DUMP),
+            Self::Sets | Self::SetsOfTable(..) => (kind::GET_SET, flags::DUMP),
+            Self::Elements(..) => (kind::GET_SET_ELEMENT, flags::DUMP),
+            Self::Objects(..) => (kind::GET_OBJECT, flags::DUMP),
+            Self::Hooks(..) => (kind::HOOKS, flags::DUMP),
+            Self::Extension(..) => (kind::GET_COMPAT, flags::ACK),
+        }
+    }
+
+    const fn family(self) -> u8 {
+        match self {
+            Self::Generation | Self::Tables | Self::Chains(None) | Self::Rules | Self::Sets => {
+                family::UNSPECIFIED
+            }
+            Self::Chains(Some(of))
+            | Self::RulesOfTable(of, _)
+            | Self::RulesOfChain(of, ..)
+            | Self::SetsOfTable(of, _)
+            | Self::Elements(of, ..)
+            | Self::Objects(of, _) => abi::table_family_number(of),
+            Self::Hooks(of, _) | Self::Extension(of, _) => abi::family_number(of),
+        }
+    }
+
+    fn write(self, body: &mut Writer) {
+        match self {
+            Self::Generation | Self::Tables | Self::Chains(_) | Self::Rules | Self::Sets => {}
+            Self::RulesOfTable(_, table) => body.text(attribute::rule::TABLE, table),
+            Self::RulesOfChain(_, table, chain) => {
+                body.text(attribute::rule::TABLE, table);
+                body.text(attribute::rule::CHAIN, chain);
+            }
+            Self::SetsOfTable(_, table) => body.text(attribute::set::TABLE, table),
+            Self::Elements(_, table, set) => {
+                body.text(attribute::elements::TABLE, table);
+                body.text(attribute::elements::SET, set);
+            }
+            Self::Objects(_, table) => body.text(attribute::object::TABLE, table),
+            Self::Hooks(_, hook) => body.u32(attribute::hooked::HOOK, abi::hook_number(hook)),
+            Self::Extension(_, extension) => {
+                body.text(attribute::xt::NAME, extension.name);
+                body.u32(attribute::xt::REVISION, extension.revision);
+                body.u32(attribute::xt::TYPE, u32::from(extension.is_target));
+            }
+        }
+    }
 }
 
-/// All tables of all families.
-#[must_use]
-pub fn tables(sequence: u32) -> Vec<u8> {
-    question(kind::GET_TABLE, flags::DUMP, sequence, family::UNSPECIFIED, |_| {})
-}
+impl<'a> Message<'a> {
+    /// The generation of the ruleset that the message announces.
+    #[must_use]
+    pub fn generation(&self) -> Option<u32> {
+        (self.kind == kind::NEW_GENERATION)
+            .then(|| self.attributes().find(attribute::generation::ID)?.u32())?
+    }
 
-/// All chains of a family.
-#[must_use]
-pub fn chains(sequence: u32, of: Family) -> Vec<u8> {
-    question(kind::GET_CHAIN, flags::DUMP, sequence, abi::family_number(of), |_| {})
-}
-
-/// All chains of all families.
-#[must_use]
-pub fn all_chains(sequence: u32) -> Vec<u8> {
-    question(kind::GET_CHAIN, flags::DUMP, sequence, family::UNSPECIFIED, |_| {})
-}
-
-/// All rules of all tables of all families.
-#[must_use]
-pub fn all_rules(sequence: u32) -> Vec<u8> {
-    question(kind::GET_RULE, flags::DUMP, sequence, family::UNSPECIFIED, |_| {})
-}
-
-/// The rules of a chain of any table.
-#[must_use]
-pub fn rules_of(sequence: u32, of: TableFamily, table: &str, chain: &str) -> Vec<u8> {
-    question(kind::GET_RULE, flags::DUMP, sequence, abi::table_family_number(of), |body| {
-        body.text(attribute::rule::TABLE, table);
-        body.text(attribute::rule::CHAIN, chain);
-    })
-}
-
-/// All sets of all tables of all families, without their elements.
-#[must_use]
-pub fn all_sets(sequence: u32) -> Vec<u8> {
-    question(kind::GET_SET, flags::DUMP, sequence, family::UNSPECIFIED, |_| {})
-}
-
-/// The elements of a set.
-#[must_use]
-pub fn elements(sequence: u32, of: TableFamily, table: &str, set: &str) -> Vec<u8> {
-    question(kind::GET_SET_ELEMENT, flags::DUMP, sequence, abi::table_family_number(of), |body| {
-        body.text(attribute::elements::TABLE, table);
-        body.text(attribute::elements::SET, set);
-    })
-}
-
-/// What hangs on a hook of IP. Answered only where the kernel can list it (`CONFIG_NETFILTER_NETLINK_HOOK`, Linux 5.14).
-#[must_use]
-pub fn hooks(sequence: u32, of: Family, hook: Hook) -> Vec<u8> {
-    question(kind::HOOKS, flags::DUMP, sequence, abi::family_number(of), |body| {
-        body.u32(attribute::hooked::HOOK, abi::hook_number(hook));
-    })
-}
-
-/// The rules of a table.
-#[must_use]
-pub fn rules(sequence: u32, of: Family, table: Table) -> Vec<u8> {
-    question(kind::GET_RULE, flags::DUMP, sequence, abi::family_number(of), |body| {
-        body.text(attribute::rule::TABLE, table.name());
-    })
-}
-
-/// The rules of one chain of a table.
-#[must_use]
-pub fn rules_of_chain(sequence: u32, of: Family, table: Table, chain: &Chain) -> Vec<u8> {
-    question(kind::GET_RULE, flags::DUMP, sequence, abi::family_number(of), |body| {
-        body.text(attribute::rule::TABLE, table.name());
-        body.text(attribute::rule::CHAIN, chain.name());
-    })
-}
-
-/// All chains of family inet.
-#[must_use]
-pub fn native_chains(sequence: u32) -> Vec<u8> {
-    question(kind::GET_CHAIN, flags::DUMP, sequence, family::INET, |_| {})
-}
-
-/// The rules of a native table.
-#[must_use]
-pub fn native_rules(sequence: u32, table: &str) -> Vec<u8> {
-    question(kind::GET_RULE, flags::DUMP, sequence, family::INET, |body| {
-        body.text(attribute::rule::TABLE, table);
-    })
-}
-
-/// The sets of a native table.
-#[must_use]
-pub fn native_sets(sequence: u32, table: &str) -> Vec<u8> {
-    question(kind::GET_SET, flags::DUMP, sequence, family::INET, |body| {
-        body.text(attribute::set::TABLE, table);
-    })
-}
-
-/// The stateful objects of a native table.
-#[must_use]
-pub fn native_objects(sequence: u32, table: &str) -> Vec<u8> {
-    question(kind::GET_OBJECT, flags::DUMP, sequence, family::INET, |body| {
-        body.text(attribute::object::TABLE, table);
-    })
+    /// Who made a generation, if the message announces one: the process (strictly, its thread) as the initial pid namespace numbers it,
+    /// and its name, which it gives itself.
+    #[must_use]
+    pub fn writer(&self) -> Option<(u32, &'a str)> {
+        if self.kind != kind::NEW_GENERATION {
+            return None;
+        }
+        let process = self.attributes().find(attribute::generation::PROCESS)?.u32()?;
+        let name = self.attributes().find(attribute::generation::PROCESS_NAME)?.text()?;
+        Some((process, name))
+    }
 }
 
 /// A transaction that makes the table that is this network namespace's lock: it belongs to the socket that sends it and
@@ -169,30 +154,6 @@ fn lock_transaction(kind: u16, table_flags: u16, transaction: u32, table: u32) -
     writer.finish()
 }
 
-/// The elements of a set of a native table.
-#[must_use]
-pub fn native_elements(sequence: u32, table: &str, set: &str) -> Vec<u8> {
-    elements(sequence, TableFamily::Inet, table, set)
-}
-
-/// Asks whether an xt match or target exists. The kernel loads its module if it can, and answers with an error if not.
-#[must_use]
-pub fn extension(sequence: u32, of: Family, extension: Extension) -> Vec<u8> {
-    question(kind::GET_COMPAT, flags::ACK, sequence, abi::family_number(of), |body| {
-        body.text(attribute::xt::NAME, extension.name);
-        body.u32(attribute::xt::REVISION, extension.revision);
-        body.u32(attribute::xt::TYPE, u32::from(extension.is_target));
-    })
-}
-
-fn question(kind: u16, flags: u16, sequence: u32, family: u8, body: impl FnOnce(&mut Writer)) -> Vec<u8> {
-    let mut writer = Writer::default();
-    let flags = flags | abi::flags::REQUEST;
-    writer.message(Head { kind, flags, sequence, family, resource: 0 }, body);
-    // A question is short; it always fits.
-    writer.finish().unwrap_or_default()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -214,8 +175,8 @@ mod tests {
             });
             let bytes = writer.finish().unwrap();
             let message = Messages::new(&bytes).next().unwrap();
-            let (process, name) = writer_in(&message).unzip();
-            (generation_in(&message), process, name.map(String::from))
+            let (process, name) = message.writer().unzip();
+            (message.generation(), process, name.map(String::from))
         };
         assert_eq!(told(kind::NEW_GENERATION, true, true), (Some(7), Some(4711), Some("nft".into())));
         assert_eq!(told(kind::NEW_GENERATION, false, true), (Some(7), None, None));

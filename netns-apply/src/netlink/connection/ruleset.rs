@@ -2,7 +2,7 @@
 
 use super::{Connection, NetlinkError};
 use netfilter_state::{
-    netlink::request,
+    netlink::Question,
     ruleset::{HookList, HookedRules, TableFamily},
 };
 use redirect_core::{Family, rule::Hook};
@@ -55,12 +55,12 @@ impl Connection {
 
     fn ruleset_into(&mut self, ruleset: &mut HookedRules) -> Result<bool, NetlinkError> {
         let mut whole = self.hooks_into(ruleset, &Family::BOTH)?;
-        whole &= self.ask("list tables", request::tables, |message| ruleset.take(message))?;
+        whole &= self.ask("list tables", Question::Tables, |message| ruleset.take(message))?;
         if ruleset.tables.is_empty() {
             return Ok(whole);
         }
         // Sets before the rules that look something up in them.
-        whole &= self.ask("list sets", request::all_sets, |message| ruleset.take(message))?;
+        whole &= self.ask("list sets", Question::Sets, |message| ruleset.take(message))?;
         let (mut left, mut left_of_hashes, sets) = (MOST_OF_SETS, MOST_OF_HASHES, ruleset.sets());
         // The kernel searches its list for each.
         let most = MOST_ASKED.saturating_mul(MOST_ASKED).checked_div(sets.len()).unwrap_or_default();
@@ -72,7 +72,7 @@ impl Connection {
             let left = if has_intervals { &mut left } else { &mut left_of_hashes };
             whole &= self.elements_into(ruleset, (family, &table, &set), left)?;
         }
-        match self.ask("list chains", request::all_chains, |message| ruleset.take(message)) {
+        match self.ask("list chains", Question::Chains(None), |message| ruleset.take(message)) {
             // The list of hooks has those that are missing.
             Err(NetlinkError::TooMuch(_)) if ruleset.hooks.is_some() => {
                 self.read = 0;
@@ -89,7 +89,7 @@ impl Connection {
         let (chains, mut left) = (ruleset.chains_to_read(), self.most_rules());
         let all = chains.iter().fold(0_usize, |all, one| all.saturating_add(one.rules));
         if all <= left {
-            match self.ask(WHAT, request::all_rules, |message| ruleset.take(message)) {
+            match self.ask(WHAT, Question::Rules, |message| ruleset.take(message)) {
                 Err(NetlinkError::TooMuch(_)) => ruleset.forget_rules(),
                 whole => return whole,
             }
@@ -97,7 +97,7 @@ impl Connection {
         self.read = 0;
         let mut whole = true;
         for (number, chain) in chains.iter().enumerate() {
-            let of_chain = |sequence| request::rules_of(sequence, chain.family, &chain.table, &chain.chain);
+            let of_chain = Question::RulesOfChain(chain.family, &chain.table, &chain.chain);
             let read = if chain.rules > left || number >= MOST_ASKED {
                 Err(NetlinkError::TooMuch(self.most))
             } else {
@@ -128,7 +128,7 @@ impl Connection {
         for (family, hook) in
             families.iter().flat_map(|family| Hook::ALL.iter().map(move |hook| (*family, *hook)))
         {
-            let question = |sequence| request::hooks(sequence, family, hook);
+            let question = Question::Hooks(family, hook);
             match self.ask("list what hangs on a hook", question, |message| list.take(message)) {
                 Ok(is_whole) => whole &= is_whole,
                 // An older kernel, or one without this. Rules are read all the same.
@@ -153,7 +153,7 @@ impl Connection {
     ) -> Result<bool, NetlinkError> {
         let limits = (self.most, self.read);
         (self.most, self.read) = (*left, 0);
-        let elements = |sequence| request::elements(sequence, family, table, set);
+        let elements = Question::Elements(family, table, set);
         let whole = if *left == 0 {
             Err(NetlinkError::TooMuch(0))
         } else {

@@ -1,7 +1,10 @@
 //! Dumps read, compared, changed and put back.
 
 use super::{
-    super::{Batch, Extension, Message, Messages, NativeState, Observed, extensions, request},
+    super::{
+        Batch, Extension, Message, Messages, NativeState, Observed, Question, extensions, release_lock,
+        take_lock,
+    },
     dumps::{self, dump, read_saved},
 };
 use crate::expressions::{
@@ -488,29 +491,29 @@ fn iptables_tables_are_changed_beside_rules_of_others() {
 
 #[test]
 fn questions_ask_the_kernel_for_what_they_say() {
-    let (chain, extension) =
-        (Chain::Hook(Hook::Output), Extension::of_match(&Match::OwnerUid(Equality { value: 1, not: false })));
+    let extension = Extension::of_match(&Match::OwnerUid(Equality { value: 1, not: false }));
     let questions = [
-        request::generation(1),
-        request::tables(2),
-        request::chains(3, Family::V6),
-        request::all_chains(4),
-        request::all_rules(5),
-        request::all_sets(6),
-        request::elements(7, TableFamily::Ip, "theirs", "set"),
-        request::elements(8, TableFamily::Ip6, "theirs", "set"),
-        request::rules(9, Family::V4, Table::Nat),
-        request::rules_of_chain(10, Family::V6, Table::Mangle, &chain),
-        request::native_chains(11),
-        request::native_rules(12, "ours"),
-        request::native_sets(13, "ours"),
-        request::native_objects(14, "ours"),
-        request::native_elements(15, "ours", "set"),
-        request::extension(16, Family::V4, extension.unwrap()),
-        request::take_lock(17, 18).unwrap(),
-        request::release_lock(19).unwrap(),
+        Question::Generation,
+        Question::Tables,
+        Question::Chains(Some(TableFamily::Ip6)),
+        Question::Chains(None),
+        Question::Rules,
+        Question::Sets,
+        Question::Elements(TableFamily::Ip, "theirs", "set"),
+        Question::Elements(TableFamily::Ip6, "theirs", "set"),
+        Question::RulesOfTable(TableFamily::Ip, "nat"),
+        Question::RulesOfChain(TableFamily::Ip6, "mangle", "OUTPUT"),
+        Question::Chains(Some(TableFamily::Inet)),
+        Question::RulesOfTable(TableFamily::Inet, "ours"),
+        Question::SetsOfTable(TableFamily::Inet, "ours"),
+        Question::Objects(TableFamily::Inet, "ours"),
+        Question::Elements(TableFamily::Inet, "ours", "set"),
+        Question::Extension(Family::V4, extension.unwrap()),
     ];
-    dumps::assert_recorded("questions.told", &questions.map(|bytes| report(&bytes)).concat());
+    let questions = (1..).zip(questions).map(|(sequence, question)| question.message(sequence));
+    let transactions = [take_lock(17, 18), release_lock(19)].into_iter().map(Option::unwrap);
+    let told: String = questions.chain(transactions).map(|bytes| report(&bytes)).collect();
+    dumps::assert_recorded("questions.told", &told);
 }
 
 /// A plan in force, as every backend leaves it.

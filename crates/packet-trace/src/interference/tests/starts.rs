@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::{Fate, Interface, TraceRules};
-use netfilter_state::netlink::{Messages, kept};
+use netfilter_state::netlink::{Messages, kept::KeptTable};
 use netfilter_state::routing::{self, FoundRouting};
 use proptest::{collection, prelude::*, sample};
 use std::collections::BTreeSet;
@@ -506,13 +506,13 @@ fn connections_that_are_kept_are_no_first_packets_and_what_lets_those_pass_is_fo
     let plan = AmbientRedirect::new(Families::V4).plan();
     let connection = ["10.1.0.2:8080", "10.1.0.9:40000"].map(|at| at.parse().unwrap());
     let hour = std::time::Duration::from_secs(3600);
-    let made = kept::make(1, &[connection.into()].into(), hour).unwrap();
+    let made = KeptTable::make(1, &[connection.into()].into(), hour).unwrap();
     let found = |is_settled: bool, by_hand: &str| {
         let mut table = HookedRules::default();
         Messages::new(&made).for_each(|message| table.take(&message));
         if is_settled {
             table.forget_rules();
-            let settled = kept::settle(2).unwrap();
+            let settled = KeptTable::settle(2).unwrap();
             Messages::new(&settled).for_each(|message| table.take(&message));
         }
         table.forget_elements();
