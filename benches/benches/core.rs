@@ -12,7 +12,7 @@ use packet_trace::{
     difference,
     interference::{Pod, find},
 };
-use redirect_core::{Family, RulePlan, render};
+use redirect_core::{Family, RulePlan, options::NativeForm};
 use std::hint::black_box;
 
 const SIZES: [usize; 4] = [0, 100, 1_000, 10_000];
@@ -44,7 +44,7 @@ fn planning(c: &mut Criterion) {
     step(c, "settings to text", settings, |raw| {
         let plan = redirect(black_box(raw)).plan();
         for family in Family::BOTH {
-            black_box(render::restore_text(&plan.rules(family)));
+            black_box(plan.rules(family).restore_text());
         }
     });
 }
@@ -58,14 +58,14 @@ fn rendering(c: &mut Criterion) {
         "render restore text",
         |size| plan(size).rules(Family::V4),
         |rules| {
-            black_box(render::restore_text(black_box(rules)));
+            black_box(black_box(rules).restore_text());
         },
     );
     step(c, "render nft text", plan, |plan| {
-        black_box(render::nft_text(black_box(plan)));
+        black_box(black_box(plan).nft_text(NativeForm::Plain));
     });
     step(c, "explain", plan, |plan| {
-        black_box(render::explain(black_box(plan)));
+        black_box(black_box(plan).explain());
     });
 }
 
@@ -73,7 +73,7 @@ fn comparing(c: &mut Criterion) {
     step(
         c,
         "read saved text",
-        |size| render::restore_text(&plan(size).rules(Family::V4)),
+        |size| plan(size).rules(Family::V4).restore_text(),
         |text| {
             black_box(parse::mesh_tables(black_box(text)).ok());
         },
@@ -100,7 +100,7 @@ fn in_force(plan: &RulePlan) -> HookedRules {
         *mangle\n:PREROUTING ACCEPT\n:INPUT ACCEPT\n:OUTPUT ACCEPT\n:POSTROUTING ACCEPT\nCOMMIT\n";
     let mut ruleset = HookedRules::default();
     for family in Family::BOTH {
-        let own = render::restore_text(&plan.rules(family)).replace("-I PREROUTING 1", "-A PREROUTING");
+        let own = plan.rules(family).restore_text().replace("-I PREROUTING 1", "-A PREROUTING");
         for text in [others, &own] {
             ruleset.add_saved(family, text).expect("saved text");
         }

@@ -33,12 +33,12 @@ pub fn check(redirect: &Redirect) {
     netlink(&plan);
     json(&plan, redirect);
     pictures(&plan);
-    text::is_safe(&render::explain(&plan));
+    text::is_safe(&plan.explain());
 }
 
 /// What iptables-restore is given says the plan's rules, a line each, and reads back as the plan.
 fn restore_text(rules: &FamilyRules) {
-    let text = render::restore_text(rules);
+    let text = rules.restore_text();
     text::is_safe(&text);
     let read = mesh_tables(&text).expect("a rendered plan can be read");
     assert_eq!(read, IptablesTables::from(rules));
@@ -65,7 +65,7 @@ fn nft_text(plan: &RulePlan) {
     let handing_over = all.filter(|planned| matches!(planned.rule().target, Target::Tproxy { .. })).count();
     let chains: usize = merged.values().map(|chains| chains.len()).sum();
     for form in [NativeForm::Plain, NativeForm::Sets] {
-        let text = render::nft_text_in(plan, form);
+        let text = plan.nft_text(form);
         text::is_safe(&text);
         let of = |words: &str| text.lines().filter(|line| line.starts_with(words)).count();
         let (rules, others) = (

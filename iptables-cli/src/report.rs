@@ -3,7 +3,7 @@
 use logging::DEFAULT_SCOPE;
 use netns_apply::Outcome;
 use redirect_core::{
-    Family, Redirect, RulePlan, render,
+    Family, Redirect, RulePlan,
     settings::{InputErrors, Notice},
 };
 use std::process::ExitCode;
@@ -27,7 +27,7 @@ pub(crate) fn notices<'a>(notices: impl IntoIterator<Item = &'a Notice>) {
 /// Logs the plan at debug, a line a rule: a log line is one line.
 pub(crate) fn planned(plan: &RulePlan) {
     if log::log_enabled!(target: DEFAULT_SCOPE, log::Level::Debug) {
-        for line in render::explain(plan).lines() {
+        for line in plan.explain().lines() {
             log::debug!(target: DEFAULT_SCOPE, "{line}");
         }
     }

@@ -8,7 +8,6 @@ use netns_apply::{
 use redirect_core::{
     Redirect, RulePlan, Tproxy,
     options::BackendChoice,
-    render,
     settings::{InputErrors, Key, NamespaceFacts, Notice, RawSettings},
 };
 use settings_cli::{Action, RunOptions};
@@ -70,7 +69,7 @@ fn program(settings: &RawSettings) -> anyhow::Result<Option<RunOptions>> {
     report::planned(&plan);
     if options.dry_run {
         let native = (options.backend == BackendChoice::NativeNft).then_some(options.native_form);
-        print(&render::program_text(&plan, native), &options)?;
+        print(&plan.program_text(native), &options)?;
         return Ok(None);
     }
     if options.action != Action::Nothing {

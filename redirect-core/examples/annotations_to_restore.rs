@@ -8,7 +8,6 @@
 
 use redirect_core::{
     pod::{Decision, PodFacts},
-    render::restore_text,
     settings::NamespaceFacts,
 };
 use std::{error::Error, net::IpAddr};
@@ -27,7 +26,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             let plan = redirect.plan();
             for family in plan.families() {
                 println!("# {family}");
-                print!("{}", restore_text(&plan.rules(*family)));
+                print!("{}", plan.rules(*family).restore_text());
             }
         }
         Decision::Skip(reason) => println!("# not redirected: {}", reason.explanation()),

@@ -101,10 +101,10 @@ impl ProbeSources {
 /// Two are equal when they ask for the same; who asked for it does not matter.
 ///
 /// ```
-/// use redirect_core::{AmbientRedirect, Families, Family, render};
+/// use redirect_core::{AmbientRedirect, Families, Family};
 ///
 /// let redirect = AmbientRedirect::new(Families::Both).with_dns_capture(true);
-/// let rules = render::restore_text(&redirect.plan().rules(Family::V4));
+/// let rules = redirect.plan().rules(Family::V4).restore_text();
 /// assert!(rules.contains("-A ISTIO_PRERT -s 169.254.7.127/32 -p tcp -j ACCEPT"));
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -404,7 +404,7 @@ mod tests {
         let lines = |annotations: &[(&str, &'static str)]| -> Vec<String> {
             let scope = [(Key::AmbientCaptureScope, "true"), (Key::AmbientDnsCapture, "true")];
             let plan = of(annotations, &scope).unwrap().plan();
-            let text = Family::BOTH.map(|family| crate::render::restore_text(&plan.rules(family)));
+            let text = Family::BOTH.map(|family| plan.rules(family).restore_text());
             text.concat().lines().map(ToString::to_string).collect()
         };
         let (all, limited) = (lines(&[]), lines(annotations));
@@ -541,8 +541,7 @@ mod tests {
             Family::BOTH.map(|family| redirect.probe_sources().of(family).to_string()),
             other.map(|one| one.1)
         );
-        let rules =
-            Family::BOTH.map(|family| crate::render::restore_text(&redirect.plan().rules(family))).concat();
+        let rules = Family::BOTH.map(|family| redirect.plan().rules(family).restore_text()).concat();
         for rule in [
             "-A ISTIO_PRERT -s 169.254.8.1/32 -p tcp -j ACCEPT",
             "-A ISTIO_OUTPUT -d 169.254.8.1/32 -p tcp -j ACCEPT",

@@ -20,7 +20,7 @@
 //! let addresses = ["10.1.0.2".parse().unwrap()];
 //! let facts = NamespaceFacts::new(&addresses);
 //! let Ok(Decision::Redirect(redirect)) = pod.decide(&facts) else { panic!("a sidecar pod is redirected") };
-//! let text = redirect_core::render::restore_text(&redirect.plan().rules(Family::V4));
+//! let text = redirect.plan().rules(Family::V4).restore_text();
 //! assert!(text.contains("-A ISTIO_OUTPUT -p tcp -m tcp --dport 3306 -j RETURN"));
 //! ```
 #![no_std]

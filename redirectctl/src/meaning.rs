@@ -3,7 +3,6 @@
 use netfilter_state::change::{DifferenceKind, DifferingRule, RuleDifference};
 use netfilter_state::differences::Difference;
 use redirect_core::plan::PlannedRule;
-use redirect_core::render::reason;
 use redirect_core::{Family, RulePlan};
 
 /// The difference, and what it means.
@@ -18,7 +17,7 @@ pub fn of(difference: &Difference, plan: &RulePlan) -> String {
         | Difference::BrokenRouting(_) => None,
     };
     match planned {
-        Some(planned) => format!("{difference}; it is there for this: {}", reason(planned)),
+        Some(planned) => format!("{difference}; it is there for this: {}", planned.reason()),
         None => difference.to_string(),
     }
 }

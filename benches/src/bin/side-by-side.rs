@@ -10,7 +10,7 @@ use benches::{
     plugin::{Plugin, Pod},
     report, usual_plan,
 };
-use redirect_core::{Family, render};
+use redirect_core::{Family, options::NativeForm};
 use std::{
     env, fs,
     fs::File,
@@ -81,9 +81,9 @@ fn contestants(folder: &Path) -> Result<Vec<Contestant>> {
     // What istio-iptables makes of `ARGS`.
     let plan = usual_plan();
     let files = [
-        write(folder, "v4", &render::restore_text(&plan.rules(Family::V4)))?,
-        write(folder, "v6", &render::restore_text(&plan.rules(Family::V6)))?,
-        write(folder, "nft", &render::nft_text(&plan))?,
+        write(folder, "v4", &plan.rules(Family::V4).restore_text())?,
+        write(folder, "v6", &plan.rules(Family::V6).restore_text())?,
+        write(folder, "nft", &plan.nft_text(NativeForm::Plain))?,
     ];
     let [v4, v6, nft] = files;
     let [saved_v4, saved_v6] = saved(folder, &bin.join("istio-iptables"))?;

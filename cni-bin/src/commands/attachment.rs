@@ -23,7 +23,6 @@ use redirect_core::{
     Redirect, RulePlan,
     accepted::AcceptedRules,
     pod::{Decision, PodFacts, SkipReason},
-    render,
     settings::{NamespaceFacts, Notice},
 };
 use std::{
@@ -350,7 +349,7 @@ impl Attachment<'_> {
     /// Logs the plan at debug, a line a rule: a log line is one line.
     fn explain(&self, plan: &RulePlan) {
         if log::log_enabled!(target: SCOPE, Level::Debug) {
-            for line in render::explain(plan).lines() {
+            for line in plan.explain().lines() {
                 log::debug!(target: SCOPE, pod = self.pod_label(); "{line}");
             }
         }

@@ -7,7 +7,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use packet_trace::{Detail, Trace};
 use redirect_core::RulePlan;
 use redirect_core::plan::PlannedRule;
-use redirect_core::render::scoped_rule_text;
 use redirect_core::rule::{Chain, Table, Target};
 
 use crate::printable::harmless;
@@ -66,7 +65,7 @@ impl Graph {
         for (chain, rules) in chains {
             let id = id(table, chain);
             let title = format!("{} {}", table.name(), chain.name());
-            let lines = rules.iter().map(|planned| scoped_rule_text(planned)).collect();
+            let lines = rules.iter().map(|planned| planned.scoped_text()).collect();
             self.nodes.push(Node { id: id.clone(), title, lines, is_hook: matches!(chain, Chain::Hook(_)) });
             let jumps = rules.iter().filter_map(|planned| {
                 if let Target::Jump(to) = &planned.rule().target { Some(to) } else { None }

@@ -1,6 +1,6 @@
 //! A plan as text, in several languages.
 
-use redirect_core::render::{self, Section};
+use redirect_core::render::Section;
 use redirect_core::{RulePlan, options::NativeForm};
 use serde::Deserialize;
 
@@ -40,8 +40,8 @@ impl Format {
 pub fn written(plan: &RulePlan, format: Format, native: NativeForm, layout: Layout) -> Printable {
     Printable::lines(&match format {
         Format::Text => return plan_text(plan, layout),
-        Format::Restore => render::program_text(plan, None),
-        Format::Nft => render::program_text(plan, Some(native)),
+        Format::Restore => plan.program_text(None),
+        Format::Nft => plan.program_text(Some(native)),
         Format::Json => {
             // Strings and numbers only: nothing in it can fail.
             let mut text = serde_json::to_string_pretty(plan).unwrap_or_default();
@@ -54,7 +54,7 @@ pub fn written(plan: &RulePlan, format: Format, native: NativeForm, layout: Layo
 
 fn plan_text(plan: &RulePlan, layout: Layout) -> Printable {
     let mut paper = TextWriter::new(layout);
-    for Section { title, lines, .. } in render::sections(plan) {
+    for Section { title, lines, .. } in plan.sections() {
         paper.heading(&title);
         for (line, reason) in lines {
             paper.line(2, &line);

@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 
 use packet_trace::{Detail, Difference, Trace, TraceRules, difference_between};
 use redirect_core::options::BackendChoice;
-use redirect_core::render::restore_text;
 use redirect_core::{Family, RulePlan};
 use serde_json::{Value, json};
 
@@ -106,7 +105,7 @@ fn only_in(plan: &RulePlan, other: &RulePlan) -> Vec<(Family, String)> {
     for family in Family::BOTH {
         let lines = |plan: &RulePlan| -> Vec<String> {
             let mut table = String::new();
-            let text = restore_text(&plan.rules(family));
+            let text = plan.rules(family).restore_text();
             let line = |line: &str| match line.strip_prefix('*') {
                 Some(name) => {
                     name.clone_into(&mut table);

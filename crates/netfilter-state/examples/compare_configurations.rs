@@ -12,8 +12,7 @@ use netfilter_state::{
     steps::{Goal, RulesIn},
 };
 use redirect_core::{
-    Families, Family, Redirect, RulePlan, Tproxy, options::Variant, render::rule_text, rule::Table,
-    values::PortRange,
+    Families, Family, Redirect, RulePlan, Tproxy, options::Variant, rule::Table, values::PortRange,
 };
 use std::{collections::BTreeSet, error::Error};
 
@@ -49,7 +48,7 @@ fn rules(plan: &RulePlan) -> BTreeSet<String> {
     for table in Table::ALL {
         for (chain, entries) in rules.chains(*table) {
             for rule in entries {
-                texts.insert(format!("{} {chain}: {}", table.name(), rule_text(rule)));
+                texts.insert(format!("{} {chain}: {}", table.name(), rule.text()));
             }
         }
     }

@@ -317,7 +317,7 @@ impl fmt::Display for RuleDifference {
 mod tests {
     use super::*;
     use crate::parse::mesh_tables;
-    use redirect_core::{Families, Family, Redirect, render, rule::Hook};
+    use redirect_core::{Families, Family, Redirect, rule::Hook};
 
     fn wanted() -> FamilyRules {
         Redirect::sidecar(Families::V4).build().unwrap().plan().rules(Family::V4)
@@ -326,7 +326,7 @@ mod tests {
     /// How the rules in force differ from those wanted, when one of its lines is replaced.
     #[track_caller]
     fn assert_told(line: &str, instead: &str, all: &[&str]) {
-        let text = render::restore_text(&wanted());
+        let text = wanted().restore_text();
         assert_eq!(text.matches(line).count(), 1, "{line}\n{text}");
         let observed = mesh_tables(&text.replace(line, instead)).unwrap();
         let told = RuleDifference::all(&observed, &wanted());

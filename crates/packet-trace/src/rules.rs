@@ -31,7 +31,6 @@ use redirect_core::{
     accepted::AcceptedBy,
     options::BackendChoice,
     plan::{DataPlane, PlannedRule, RulePlan},
-    render::{nft_chain_name, nft_table},
     rule::{Chain, Equality, Hook, Match, OurChain, Rule, Table},
     values::{Family, MaskedMark},
 };
@@ -208,7 +207,7 @@ impl TraceRules {
         let name = |table| TableName {
             api: Api::NfTables,
             family: TableFamily::Inet,
-            name: nft_table(plan.data_plane(), table).into(),
+            name: plan.data_plane().nft_table(table).into(),
         };
         Self::of_planned(plan, plan.merged_rules(), family, name, of_both_families)
     }
@@ -274,10 +273,10 @@ impl TraceRules {
     /// ```
     /// use netfilter_state::saved::Dump;
     /// use packet_trace::{Fate, Packet, TraceRules};
-    /// use redirect_core::{Families, Family, Redirect, render::restore_text};
+    /// use redirect_core::{Families, Family, Redirect};
     ///
     /// let plan = Redirect::sidecar(Families::V4).build()?.plan();
-    /// let saved = restore_text(&plan.rules(Family::V4)) + "*raw\n-A OUTPUT -d 192.0.2.1/32 -j DROP\nCOMMIT\n";
+    /// let saved = plan.rules(Family::V4).restore_text() + "*raw\n-A OUTPUT -d 192.0.2.1/32 -j DROP\nCOMMIT\n";
     /// let rules = TraceRules::of_dump(&Dump::read(Family::V4, &saved)?, &plan);
     /// let to = |address: &str| Packet::from_pod(1000, 1000, "10.1.0.2:40000".parse().unwrap(), address.parse().unwrap());
     /// assert!(matches!(rules.fate(&to("192.0.2.9:80")), Fate::Proxy { port: 15001, .. }));
@@ -635,7 +634,7 @@ fn base_of(table: Table, hook: Hook) -> Base {
 fn holds_plans_table(name: &TableName, table: Table) -> bool {
     match name.family {
         TableFamily::Inet => {
-            DataPlane::BOTH.into_iter().any(|data_plane| name.name == nft_table(data_plane, table))
+            DataPlane::BOTH.into_iter().any(|data_plane| name.name == data_plane.nft_table(table))
         }
         TableFamily::Ip | TableFamily::Ip6 => name.name == table.name(),
         TableFamily::Netdev => false,
@@ -672,8 +671,7 @@ impl<'a> Reading<'a> {
             rules => rules,
         });
         let planned = planned.unwrap_or_default();
-        let of_one =
-            |ours: &OurChain| [(ours.name().into(), *ours), (nft_chain_name(&(*ours).into()), *ours)];
+        let of_one = |ours: &OurChain| [(ours.name().into(), *ours), (Chain::from(*ours).nft_name(), *ours)];
         let names = OurChain::ALL.iter().flat_map(of_one).collect();
         Self { family, hooks: ruleset.hooks.as_ref(), planned, names }
     }

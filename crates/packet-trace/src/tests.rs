@@ -7,7 +7,7 @@ use netfilter_state::{
     },
 };
 use redirect_core::{
-    Families, Redirect, render,
+    Families, Redirect,
     rule::{Equality, Hook},
     settings::{Key, NamespaceFacts, RawSettings, Source},
     values::{Mark, MaskedMark, RouteTable},
@@ -131,7 +131,7 @@ fn a_known_connection_goes_where_its_first_packet_went() {
 
 /// A plan's rules as iptables-legacy-save prints them, behind other rules.
 fn saved(settings: &[(Key, &'static str)], others: &str) -> HookedRules {
-    behind(others, render::restore_text(&plan(settings).rules(Family::V4)))
+    behind(others, plan(settings).rules(Family::V4).restore_text())
 }
 
 fn behind(others: &str, mut own: String) -> HookedRules {
@@ -430,7 +430,9 @@ fn a_rule_of_the_mesh_in_the_kernel_knows_its_setting() {
 #[test]
 fn a_rule_that_stands_for_several_knows_the_setting_of_each() {
     let plan = plan(&[(Key::InboundExcludePorts, "15090")]);
-    let merged = render::restore_text(&plan.rules(Family::V4))
+    let merged = plan
+        .rules(Family::V4)
+        .restore_text()
         .replace(
             "-p tcp -m tcp --dport 15008 -j RETURN",
             "-p tcp -m multiport --dports 15008,15090 -j RETURN",
@@ -502,7 +504,9 @@ fn a_family_without_rules_is_left_alone() {
 #[test]
 fn the_rules_of_the_mesh_are_listed_with_what_they_counted() {
     let plan = plan(&[]);
-    let text: String = render::restore_text(&plan.rules(Family::V4))
+    let text: String = plan
+        .rules(Family::V4)
+        .restore_text()
         .lines()
         .map(|line| match line.get(..1) {
             Some("-") => format!("[3:180] {line}\n"),

@@ -9,7 +9,6 @@ use explain::text_writer::Layout;
 use explain::traffic::{Compared, report};
 use explain::{Printable, addresses};
 use packet_trace::{Detail, TraceEvent};
-use redirect_core::render::said_by;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -204,7 +203,7 @@ impl Trace {
 /// Who asked for the rule of a step.
 fn asked_by(step: &TraceEvent) -> Option<String> {
     if let TraceEvent::Rule { origin: Some(origin), .. } = step {
-        return Some(said_by(origin.setting, origin.source));
+        return Some(origin.setting.said_by(origin.source));
     }
     None
 }

@@ -1,7 +1,6 @@
 //! A plan's rules, table by table, as the page shows them.
 
 use redirect_core::plan::PlannedRule;
-use redirect_core::render::{rule_text, said_by};
 use redirect_core::rule::{Chain as RuleChain, Scope};
 use redirect_core::{Family, RulePlan};
 use serde::Serialize;
@@ -82,9 +81,9 @@ fn rows(plan: &RulePlan, rules: &[&PlannedRule]) -> Vec<Row> {
                 Scope::Every => None,
                 Scope::Only(family) => Some(family.to_string()),
             },
-            rule: rule_text(planned.rule()),
+            rule: planned.rule().text(),
             purpose: planned.purpose().to_owned(),
-            said: said_by(planned.because(), planned.source()),
+            said: planned.because().said_by(planned.source()),
         }
     };
     rules.iter().map(row).collect()

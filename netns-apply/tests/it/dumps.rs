@@ -11,11 +11,7 @@ use netfilter_state::{
 };
 use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_NETFILTER};
 use netns_apply::netlink::{Connection, Transaction};
-use redirect_core::{
-    Family, RulePlan,
-    options::NativeForm,
-    render::{nft_text, restore_text},
-};
+use redirect_core::{Family, RulePlan, options::NativeForm};
 use std::{env, fs};
 use test_support::netns::{Families, Namespace};
 
@@ -81,7 +77,7 @@ fn of_others() -> Vec<u8> {
 
 fn of_iptables(plan: &RulePlan) -> Vec<u8> {
     for (family, restore) in RESTORE {
-        run(restore, &["--noflush"], &restore_text(&plan.rules(family)));
+        run(restore, &["--noflush"], &plan.rules(family).restore_text());
     }
     dump()
 }
@@ -140,7 +136,7 @@ fn saved(family: Family, scripts: &[String]) -> String {
 fn rules_are_saved_as_recorded() {
     let others = (kernel_dumps::OF_OTHERS, Family::BOTH.map(|family| (family, scripts(family).to_vec())));
     let of_plan = |(name, plan): (&'static str, RulePlan)| {
-        (name, Family::BOTH.map(|family| (family, vec![restore_text(&plan.rules(family))])))
+        (name, Family::BOTH.map(|family| (family, vec![plan.rules(family).restore_text()])))
     };
     for (name, scripts) in kernel_dumps::plans().into_iter().map(of_plan).chain([others]) {
         let namespace = namespace();
@@ -193,7 +189,7 @@ fn tables_on_interfaces_are_dumped_as_recorded() {
 fn what_nft_is_told_of_plans_is_what_is_recorded_and_makes_the_same_tables() {
     for (name, plan) in kernel_dumps::plans() {
         let script = kernel_dumps::file(&kernel_dumps::script(name));
-        kernel_dumps::assert_recorded(&kernel_dumps::script(name), &nft_text(&plan));
+        kernel_dumps::assert_recorded(&kernel_dumps::script(name), &plan.nft_text(NativeForm::Plain));
         let made = namespace().enter(|| {
             run("nft", &["-f", script.to_str().unwrap()], "");
             dump()

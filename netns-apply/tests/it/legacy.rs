@@ -15,7 +15,6 @@ use netns_apply::{
 use redirect_core::{
     Family,
     options::{BackendChoice, Variant},
-    render::restore_text,
     rule::{Chain, Equality, Match, Table, TcpFlags},
 };
 use std::{fs, hash::RandomState};
@@ -114,7 +113,7 @@ fn understood(state: &IptablesTables) -> Vec<String> {
 #[test]
 fn rules_of_plans_are_read_as_they_are_printed() {
     for (_, plan) in kernel_dumps::plans() {
-        let scripts = Family::BOTH.map(|family| (family, vec![restore_text(&plan.rules(family))]));
+        let scripts = Family::BOTH.map(|family| (family, vec![plan.rules(family).restore_text()]));
         namespace().enter(|| compare(&scripts)).unwrap();
     }
 }

@@ -5,11 +5,7 @@
 use crate::common::{Recording, all_recordings, namespace, observe, run, soon, strict_recordings};
 use netfilter_state::netlink::NativeState;
 use netns_apply::netlink::{Connection, Transaction};
-use redirect_core::{
-    RulePlan,
-    options::NativeForm,
-    render::{NFT_TABLES, nft_text},
-};
+use redirect_core::{RulePlan, options::NativeForm, render::NFT_TABLES};
 use test_support::netns::State;
 use test_support::sample;
 
@@ -55,7 +51,7 @@ fn nft_lists_the_same_whoever_sent_it() {
             .unwrap();
         let theirs = namespace()
             .enter(|| {
-                run("nft", &["-f", "-"], &nft_text(&recording.plan));
+                run("nft", &["-f", "-"], &recording.plan.nft_text(NativeForm::Plain));
                 list()
             })
             .unwrap();

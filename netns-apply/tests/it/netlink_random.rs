@@ -6,7 +6,6 @@ use crate::common::{apply, is_in_force, namespace, observe, run};
 use proptest::{prelude::*, sample::select, test_runner::TestRunner};
 use redirect_core::{
     Family, Redirect, RulePlan,
-    render::restore_text,
     settings::{Key, NamespaceFacts, RawSettings, Source},
 };
 
@@ -72,7 +71,7 @@ fn saved(family: Family) -> Vec<String> {
 
 fn by_restore(plan: &RulePlan) {
     for (family, program) in [(Family::V4, "iptables-nft-restore"), (Family::V6, "ip6tables-nft-restore")] {
-        run(program, &["--noflush"], &restore_text(&plan.rules(family)));
+        run(program, &["--noflush"], &plan.rules(family).restore_text());
     }
 }
 

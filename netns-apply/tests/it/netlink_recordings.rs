@@ -4,11 +4,7 @@
 
 use crate::common::{apply, changes, is_in_force, namespace, observe, recordings, run, strict_recordings};
 use netfilter_state::parse::mesh_tables;
-use redirect_core::{
-    Family, RulePlan,
-    render::{restore_text, rule_text},
-    rule::Table,
-};
+use redirect_core::{Family, RulePlan, rule::Table};
 use test_support::netns::State;
 
 fn restore_programs(family: Family) -> (&'static str, &'static str) {
@@ -75,7 +71,7 @@ fn what_iptables_restore_makes_is_read_as_the_plan() {
         namespace
             .enter(|| {
                 for family in Family::BOTH {
-                    let text = restore_text(&recording.plan.rules(family));
+                    let text = recording.plan.rules(family).restore_text();
                     run(restore_programs(family).0, &["--noflush"], &text);
                 }
                 assert!(is_in_force(&observe(), &recording.plan), "{}", recording.name);
@@ -112,7 +108,7 @@ fn find_and_remove(family: Family, recording: &crate::common::Recording) {
     for table in Table::ALL.iter().copied() {
         for (chain, entries) in rules.chains(table) {
             for rule in entries {
-                let text = rule_text(rule);
+                let text = rule.text();
                 for command in ["-C", "-D"] {
                     let mut args = vec!["-t", table.name(), command, chain.name()];
                     args.extend(text.split(' '));

@@ -8,8 +8,7 @@ use netns_apply::{ApplyOptions, apply, cleanup};
 use redirect_core::{
     Family, RulePlan,
     options::{BackendChoice, Variant},
-    render::rule_text,
-    rule::Table,
+    rule::{Rule, Table},
 };
 use test_support::sample;
 
@@ -19,7 +18,7 @@ fn wanted(plan: &RulePlan, family: Family) -> Vec<(&'static str, String, Vec<Str
     let mut chains = Vec::new();
     for table in Table::ALL.iter().copied() {
         for (chain, rules_of_chain) in rules.chains(table) {
-            let line = |rule| format!("-A {chain} {}", rule_text(rule));
+            let line = |rule: &Rule| format!("-A {chain} {}", rule.text());
             chains.push((table.name(), chain.name().to_owned(), rules_of_chain.iter().map(line).collect()));
         }
     }

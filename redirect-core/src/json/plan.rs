@@ -6,7 +6,6 @@ use crate::{
     RulePlan,
     plan::{PlannedRule, PolicyRoutes, Position},
     pod::Decision,
-    render::rule_text,
     rule::{Chain, Match, Table, Target},
     settings::{Key, Source},
     values::Family,
@@ -108,7 +107,7 @@ impl Serialize for PlannedRule {
         let document = RuleDocument {
             conditions: rule.matches,
             target: rule.target,
-            text: rule_text(self.rule()),
+            text: self.rule().text(),
             before_others: is_built_in && matches!(self.position(), Position::Before(_)),
             setting: self.because(),
             source: self.source(),

@@ -115,14 +115,14 @@ fn dns_servers(r: &Redirect) -> Vec<(Scope, Option<IpNet>)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Families, render};
+    use crate::{Families, options::NativeForm};
 
     #[test]
     fn servers_are_named_family_by_family_whatever_their_order() {
         let nft = |servers: [&str; 3]| {
             let servers = servers.map(|server| server.parse().unwrap()).to_vec();
             let redirect = Redirect::sidecar(Families::Both).dns(DnsCapture::Servers(servers)).build();
-            render::nft_text(&redirect.unwrap().plan())
+            redirect.unwrap().plan().nft_text(NativeForm::Plain)
         };
         let mixed = nft(["fd00::a", "10.96.0.10", "10.96.0.11"]);
         let place = |server: &str| mixed.find(server).unwrap();

@@ -402,7 +402,6 @@ mod tests {
     use crate::{
         Families, RedirectBuilder,
         pod::{Decision, PodFacts},
-        render::rule_text,
         rule::Chain,
         settings::{NamespaceFacts, Source},
         values::PortRange,
@@ -413,7 +412,7 @@ mod tests {
     fn rules_for(key: Key, builder: RedirectBuilder) -> Vec<(Chain, String)> {
         let plan = builder.build().unwrap().plan();
         let asked = plan.planned_rules().iter().filter(|planned| planned.because == key);
-        asked.map(|planned| (planned.chain.clone(), rule_text(&planned.rule))).collect()
+        asked.map(|planned| (planned.chain.clone(), planned.rule.text())).collect()
     }
 
     fn sidecar() -> RedirectBuilder {
@@ -424,7 +423,7 @@ mod tests {
     fn a_rule_says_what_it_is_for() {
         let plan = sidecar().build().unwrap().plan();
         let what = |text: &str| {
-            let said = plan.planned_rules().iter().find(|planned| rule_text(&planned.rule) == text);
+            let said = plan.planned_rules().iter().find(|planned| planned.rule.text() == text);
             said.unwrap_or_else(|| panic!("no rule {text}")).purpose()
         };
         assert_eq!(what("-j ISTIO_REDIRECT"), "captured outbound");
@@ -442,7 +441,7 @@ mod tests {
         let excluded =
             plan.planned_rules().iter().filter(|planned| planned.because == Key::InboundExcludePorts);
         let told: Vec<(String, Source)> =
-            excluded.map(|planned| (rule_text(&planned.rule), planned.source())).collect();
+            excluded.map(|planned| (planned.rule.text(), planned.source())).collect();
         let rule = |port: u16| alloc::format!("-p tcp -m tcp --dport {port} -j RETURN");
         let annotated = Source::Annotation(name);
         assert_eq!(

@@ -3,7 +3,7 @@
 mod plans;
 
 use crate::{
-    Redirect, RulePlan, render,
+    Redirect, RulePlan,
     settings::{Key, NamespaceFacts, RawSettings, Source},
 };
 use std::{format, path::Path};
@@ -17,6 +17,6 @@ pub(crate) fn assert_recorded(name: &str, text: &str) {
 #[test]
 fn people_are_told_what_each_rule_is_for() {
     for (name, plan) in plans::plans() {
-        assert_recorded(&format!("{name}.explained"), &render::explain(&plan));
+        assert_recorded(&format!("{name}.explained"), &plan.explain());
     }
 }

@@ -1,6 +1,5 @@
 //! A plan as input for the programs that would apply it, and commands of `ip`.
 
-use super::{nft_text_in, restore_text};
 use crate::{
     options::NativeForm,
     plan::RulePlan,
@@ -9,14 +8,16 @@ use crate::{
 use alloc::{format, string::String, vec::Vec};
 use core::fmt::Display;
 
-/// Input for nft where a form is given, otherwise for iptables-restore, one family after the other; the commands for routing are
-/// comments.
-#[must_use]
-pub fn program_text(plan: &RulePlan, native: Option<NativeForm>) -> String {
-    let of = |family: &Family| format!("# {family}\n{}", restore_text(&plan.rules(*family)));
-    let rules = native
-        .map_or_else(|| plan.families().iter().map(of).collect(), |form: NativeForm| nft_text_in(plan, form));
-    routing_commands(plan).iter().fold(rules, |text, command| format!("{text}# {command}\n"))
+impl RulePlan {
+    /// Input for nft where a form is given, otherwise for iptables-restore, one family after the other; the commands for routing are
+    /// comments.
+    #[must_use]
+    pub fn program_text(&self, native: Option<NativeForm>) -> String {
+        let of = |family: &Family| format!("# {family}\n{}", self.rules(*family).restore_text());
+        let rules = native
+            .map_or_else(|| self.families().iter().map(of).collect(), |form: NativeForm| self.nft_text(form));
+        routing_commands(self).iter().fold(rules, |text, command| format!("{text}# {command}\n"))
+    }
 }
 
 /// The commands for what no table holds.

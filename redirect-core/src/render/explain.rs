@@ -1,6 +1,6 @@
 //! A plan for people: what each rule is for, and who asked for it.
 
-use super::{commands::routing_commands, rule_text};
+use super::commands::routing_commands;
 use crate::{
     plan::{PlannedRule, RulePlan},
     rule::{Chain, Scope, Table},
@@ -24,66 +24,72 @@ pub struct Section {
     pub lines: Vec<(String, String)>,
 }
 
-/// The plan table by table, chain by chain, then the commands for what no table holds.
-#[must_use]
-pub fn sections(plan: &RulePlan) -> Vec<Section> {
-    let mut all = Vec::new();
-    for (table, chains) in plan.merged_rules() {
-        for (chain, rules) in &chains {
-            let lines = rules.iter().map(|planned| (scoped_rule_text(planned), reason(planned)));
-            all.push(Section { title: title(table, chain), lines: lines.collect() });
+impl RulePlan {
+    /// The plan table by table, chain by chain, then the commands for what no table holds.
+    #[must_use]
+    pub fn sections(&self) -> Vec<Section> {
+        let mut all = Vec::new();
+        for (table, chains) in self.merged_rules() {
+            for (chain, rules) in &chains {
+                let lines = rules.iter().map(|planned| (planned.scoped_text(), planned.reason()));
+                all.push(Section { title: title(table, chain), lines: lines.collect() });
+            }
         }
-    }
-    let routing: Vec<_> =
-        routing_commands(plan).into_iter().map(|command| (command, String::new())).collect();
-    if !routing.is_empty() {
-        all.push(Section { title: "routing".to_string(), lines: routing });
-    }
-    all
-}
-
-/// The same in plain text, a rule on each line.
-#[must_use]
-pub fn explain(plan: &RulePlan) -> String {
-    let mut text = String::new();
-    for Section { title, lines } in sections(plan) {
-        // Writing to a string cannot fail.
-        let _ = writeln!(text, "{title}");
-        for (line, reason) in lines {
-            let reason = if reason.is_empty() { reason } else { format!("  # {reason}") };
-            let _ = writeln!(text, "  {line}{reason}");
+        let routing: Vec<_> =
+            routing_commands(self).into_iter().map(|command| (command, String::new())).collect();
+        if !routing.is_empty() {
+            all.push(Section { title: "routing".to_string(), lines: routing });
         }
+        all
     }
-    text
+
+    /// The same in plain text, a rule on each line.
+    #[must_use]
+    pub fn explain(&self) -> String {
+        let mut text = String::new();
+        for Section { title, lines } in self.sections() {
+            // Writing to a string cannot fail.
+            let _ = writeln!(text, "{title}");
+            for (line, reason) in lines {
+                let reason = if reason.is_empty() { reason } else { format!("  # {reason}") };
+                let _ = writeln!(text, "  {line}{reason}");
+            }
+        }
+        text
+    }
 }
 
-/// A rule in the words of iptables-save, behind the family that it is for if only one.
-#[must_use]
-pub fn scoped_rule_text(planned: &PlannedRule) -> String {
-    let family = match planned.scope {
-        Scope::Every => "",
-        Scope::Only(Family::V4) => "IPv4 only: ",
-        Scope::Only(Family::V6) => "IPv6 only: ",
-    };
-    format!("{family}{}", rule_text(&planned.rule))
+impl PlannedRule {
+    /// The rule in the words of iptables-save, behind the family that it is for if only one.
+    #[must_use]
+    pub fn scoped_text(&self) -> String {
+        let family = match self.scope {
+            Scope::Every => "",
+            Scope::Only(Family::V4) => "IPv4 only: ",
+            Scope::Only(Family::V6) => "IPv6 only: ",
+        };
+        format!("{family}{}", self.rule.text())
+    }
+
+    /// What the rule is for, and who asked for it.
+    #[must_use]
+    pub fn reason(&self) -> String {
+        format!("{} [{}]", self.purpose, self.because.said_by(self.source()))
+    }
 }
 
-/// Who said a setting.
-#[must_use]
-pub fn said_by(setting: Key, source: Source) -> String {
-    if source == Source::Default {
-        return format!("default of {}", setting.setting().name());
+impl Key {
+    /// Who said the setting, which has this source.
+    #[must_use]
+    pub fn said_by(self, source: Source) -> String {
+        if source == Source::Default {
+            return format!("default of {}", self.setting().name());
+        }
+        source.to_string()
     }
-    source.to_string()
 }
 
 fn title(table: Table, chain: &Chain) -> String {
     let hook = if matches!(chain, Chain::Hook(_)) { " (hook)" } else { "" };
     format!("{} {chain}{hook}", table.name())
-}
-
-/// What a rule is for, and who asked for it.
-#[must_use]
-pub fn reason(planned: &PlannedRule) -> String {
-    format!("{} [{}]", planned.purpose, said_by(planned.because, planned.source()))
 }

@@ -20,60 +20,57 @@ use core::{
 };
 use ipnet::IpNet;
 
-/// The names of the native tables of both data planes, all of family inet.
-pub const NFT_TABLES: [&str; 6] = {
-    let [raw, mangle, nat] = tables_of(DataPlane::Sidecar);
-    let [ambient_raw, ambient_mangle, ambient_nat] = tables_of(DataPlane::Ambient);
-    [raw, mangle, nat, ambient_raw, ambient_mangle, ambient_nat]
-};
-
 /// The name of the table, of family inet, that a run holds while it works in several steps. It has no chain.
 pub const NFT_LOCK_TABLE: &str = "istio-proxy-lock";
 
-/// The name of a native table. Those of ambient mode are the reference's, so that each agent finds the rules of the other.
-#[must_use]
-pub const fn nft_table(data_plane: DataPlane, table: Table) -> &'static str {
-    match (data_plane, table) {
-        (DataPlane::Sidecar, Table::Raw) => "istio-proxy-raw",
-        (DataPlane::Sidecar, Table::Mangle) => "istio-proxy-mangle",
-        (DataPlane::Sidecar, Table::Nat) => "istio-proxy-nat",
-        (DataPlane::Ambient, Table::Raw) => "istio-ambient-raw",
-        (DataPlane::Ambient, Table::Mangle) => "istio-ambient-mangle",
-        (DataPlane::Ambient, Table::Nat) => "istio-ambient-nat",
+/// The names of the native tables of both data planes, all of family inet.
+pub const NFT_TABLES: [&str; 6] = {
+    let [raw, mangle, nat] = DataPlane::Sidecar.nft_tables();
+    let [ambient_raw, ambient_mangle, ambient_nat] = DataPlane::Ambient.nft_tables();
+    [raw, mangle, nat, ambient_raw, ambient_mangle, ambient_nat]
+};
+
+impl DataPlane {
+    /// The name of a native table. Those of ambient mode are the reference's, so that each agent finds the rules of the other.
+    #[must_use]
+    pub const fn nft_table(self, table: Table) -> &'static str {
+        match (self, table) {
+            (Self::Sidecar, Table::Raw) => "istio-proxy-raw",
+            (Self::Sidecar, Table::Mangle) => "istio-proxy-mangle",
+            (Self::Sidecar, Table::Nat) => "istio-proxy-nat",
+            (Self::Ambient, Table::Raw) => "istio-ambient-raw",
+            (Self::Ambient, Table::Mangle) => "istio-ambient-mangle",
+            (Self::Ambient, Table::Nat) => "istio-ambient-nat",
+        }
+    }
+
+    const fn nft_tables(self) -> [&'static str; 3] {
+        [self.nft_table(Table::Raw), self.nft_table(Table::Mangle), self.nft_table(Table::Nat)]
     }
 }
 
-const fn tables_of(data_plane: DataPlane) -> [&'static str; 3] {
-    [
-        nft_table(data_plane, Table::Raw),
-        nft_table(data_plane, Table::Mangle),
-        nft_table(data_plane, Table::Nat),
-    ]
-}
-
-/// One transaction that replaces any native tables of the plan's data plane by the plan's.
-#[must_use]
-pub fn nft_text(plan: &RulePlan) -> String {
-    nft_text_in(plan, NativeForm::Plain)
-}
-
-/// The same, with rules in this form: with sets, as they are written over netlink.
-#[must_use]
-pub fn nft_text_in(plan: &RulePlan, form: NativeForm) -> String {
-    let mut text = removal(&tables_of(plan.data_plane()));
-    for (table, chains) in plan.merged_rules() {
-        let name = nft_table(plan.data_plane(), table);
-        line(&mut text, &format!("add table inet {name}"));
-        for chain in chains.keys() {
-            line(&mut text, &format!("add chain inet {name} {}", chain_declaration(table, chain)));
-        }
-        for (chain, rules) in &chains {
-            for rule in lines(rules, form) {
-                line(&mut text, &format!("add rule inet {name} {} {}", chain_name(chain), line_text(&rule)));
+impl RulePlan {
+    /// One transaction that replaces any native tables of the plan's data plane by the plan's, with rules in this form.
+    #[must_use]
+    pub fn nft_text(&self, form: NativeForm) -> String {
+        let mut text = removal(&self.data_plane().nft_tables());
+        for (table, chains) in self.merged_rules() {
+            let name = self.data_plane().nft_table(table);
+            line(&mut text, &format!("add table inet {name}"));
+            for chain in chains.keys() {
+                line(&mut text, &format!("add chain inet {name} {}", chain_declaration(table, chain)));
+            }
+            for (chain, rules) in &chains {
+                for rule in lines(rules, form) {
+                    line(
+                        &mut text,
+                        &format!("add rule inet {name} {} {}", chain.nft_name(), line_text(&rule)),
+                    );
+                }
             }
         }
+        text
     }
-    text
 }
 
 /// One transaction that removes the native tables of both data planes.
@@ -99,16 +96,18 @@ fn line(text: &mut String, words: &str) {
 
 /// Chains of hooks say their type, hook and priority: those of iptables.
 fn chain_declaration(table: Table, chain: &Chain) -> String {
-    let name = chain_name(chain);
+    let name = chain.nft_name();
     let Chain::Hook(hook) = chain else { return name };
     let (kind, priority) = (table.chain_type(*hook), table.priority(*hook));
     format!("{name} {{ type {kind} hook {name} priority {priority}; policy accept; }}")
 }
 
-/// The name of a chain of a native table, in small letters, with dashes: `istio-in-redirect`.
-#[must_use]
-pub fn chain_name(chain: &Chain) -> String {
-    chain.name().to_ascii_lowercase().replace('_', "-")
+impl Chain {
+    /// Its name in a native table, in small letters, with dashes: `istio-in-redirect`.
+    #[must_use]
+    pub fn nft_name(&self) -> String {
+        self.name().to_ascii_lowercase().replace('_', "-")
+    }
 }
 
 fn line_text(line: &Line<'_>) -> String {
@@ -249,7 +248,7 @@ fn target_text(target: &Target, scope: Scope) -> String {
         Target::Accept => "counter accept".to_string(),
         Target::Drop => "counter drop".to_string(),
         Target::Return => "counter return".to_string(),
-        Target::Jump(chain) => format!("counter jump {}", chain_name(chain)),
+        Target::Jump(chain) => format!("counter jump {}", chain.nft_name()),
         Target::Redirect(port) => format!("counter redirect to :{port}"),
         Target::Tproxy { port, mark: value } => {
             let family = match scope {
@@ -295,7 +294,7 @@ mod tests {
         let addresses = ["10.1.0.2".parse().unwrap(), "fd00::2".parse().unwrap()];
         raw.set(Key::DualStack, "true", Source::Default);
         let plan = Redirect::parse(&raw, &NamespaceFacts::new(&addresses)).unwrap().plan();
-        let (plain, sets) = (nft_text(&plan), nft_text_in(&plan, NativeForm::Sets));
+        let (plain, sets) = (plan.nft_text(NativeForm::Plain), plan.nft_text(NativeForm::Sets));
         let added = |text: &str| text.lines().filter(|line| line.starts_with("add rule")).count();
         assert_eq!(
             added(&plain) - added(&sets),
@@ -315,7 +314,7 @@ mod tests {
         let servers = ["10.96.0.10", "10.96.0.11", "10.96.0.12"].map(|server| server.parse().unwrap());
         let redirect = Redirect::sidecar(crate::Families::V4);
         let plan = redirect.dns(crate::redirect::DnsCapture::Servers(servers.into())).build().unwrap().plan();
-        let sets = nft_text_in(&plan, NativeForm::Sets);
+        let sets = plan.nft_text(NativeForm::Sets);
         let wanted = "ip daddr { 10.96.0.10-10.96.0.12 } udp dport 53 counter redirect to :15053\n";
         assert!(sets.contains(wanted), "{wanted:?} is not in {sets}");
     }

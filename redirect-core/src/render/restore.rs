@@ -8,14 +8,16 @@ use alloc::string::{String, ToString};
 use core::fmt::{self, Write};
 use ipnet::IpNet;
 
-/// The whole of a family's rules, as input for an empty namespace. Empty without rules.
-#[must_use]
-pub fn restore_text(rules: &FamilyRules) -> String {
-    let mut text = String::new();
-    for table in rules.table_order() {
-        table_text(*table, rules, &mut text);
+impl FamilyRules {
+    /// All of them for iptables-restore, as input for an empty namespace. Empty without rules.
+    #[must_use]
+    pub fn restore_text(&self) -> String {
+        let mut text = String::new();
+        for table in self.table_order() {
+            table_text(*table, self, &mut text);
+        }
+        text
     }
-    text
 }
 
 fn table_text(table: Table, rules: &FamilyRules, text: &mut String) {
@@ -45,10 +47,12 @@ fn line(text: &mut String, words: fmt::Arguments<'_>) {
     let _ = writeln!(text, "{words}");
 }
 
-/// A rule in the words of iptables-save, without table and chain: `-p tcp -m tcp --dport 80 -j RETURN`.
-#[must_use]
-pub fn rule_text(rule: &Rule) -> String {
-    rule.canonical().to_string()
+impl Rule {
+    /// In the words of iptables-save, without table and chain: `-p tcp -m tcp --dport 80 -j RETURN`.
+    #[must_use]
+    pub fn text(&self) -> String {
+        self.canonical().to_string()
+    }
 }
 
 /// The same, for a rule in [canonical](Rule::canonical) form.

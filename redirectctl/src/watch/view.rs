@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use netfilter_state::ruleset::Counter;
-use redirect_core::render::said_by;
 
 use super::{CounterSnapshot, Watched};
 use crate::printable::Printable;
@@ -40,7 +39,7 @@ pub fn totals(subject: &str, look: &CounterSnapshot, layout: Layout) -> Printabl
             paper.labelled(
                 27,
                 "# ",
-                &format!("{} [{}]", origin.purpose, said_by(origin.setting, origin.source)),
+                &format!("{} [{}]", origin.purpose, origin.setting.said_by(origin.source)),
             );
         }
     }

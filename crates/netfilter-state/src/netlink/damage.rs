@@ -3,7 +3,6 @@
 use super::NativeState;
 use redirect_core::{
     plan::DataPlane,
-    render::{nft_chain_name, nft_table},
     rule::{Chain, Table},
 };
 use std::sync::Arc;
@@ -11,9 +10,9 @@ use std::sync::Arc;
 impl NativeState {
     /// Deletes a sidecar's rule by its number, counted from 1; whether it was there.
     pub(crate) fn delete_rule(&mut self, table: Table, chain: &Chain, number: usize) -> bool {
-        let name = nft_table(DataPlane::Sidecar, table);
+        let name = DataPlane::Sidecar.nft_table(table);
         let chains = self.tables.get_mut(name).map(|table| &mut Arc::make_mut(table).chains);
-        let Some(chain) = chains.and_then(|chains| chains.get_mut(&nft_chain_name(chain))) else {
+        let Some(chain) = chains.and_then(|chains| chains.get_mut(&chain.nft_name())) else {
             return false;
         };
         match number.checked_sub(1) {

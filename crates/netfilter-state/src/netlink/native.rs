@@ -17,7 +17,6 @@ use redirect_core::{
         PlannedRule, RulePlan,
         native::{Kind, Line, lines},
     },
-    render,
     rule::{Chain, ConnState, Equality, Match, Protocol, Rule, Scope, Table, Target, Tracked},
     values::{Family, InterfaceName, PortRange},
 };
@@ -33,10 +32,7 @@ impl NativeState {
         // Sets are numbered here and again in the transaction that makes them: these numbers distinguish them in between.
         let mut sets = 0;
         let tables = plan.merged_rules().into_iter().map(|(table, chains)| {
-            (
-                render::nft_table(plan.data_plane(), table),
-                Arc::new(self::table(table, chains, form, &mut sets)),
-            )
+            (plan.data_plane().nft_table(table), Arc::new(self::table(table, chains, form, &mut sets)))
         });
         Self { tables: tables.collect() }
     }
@@ -63,7 +59,7 @@ fn table(
             let expressions = expressions.take().unwrap_or_default();
             rules.push(NativeRule { handle: None, expressions, user_data: None });
         }
-        let to = state.chain(&render::nft_chain_name(&chain));
+        let to = state.chain(&chain.nft_name());
         to.rules = rules;
         if let Chain::Hook(hook) = chain {
             to.hook = Some(ChainHook::built_in(table, hook));
@@ -187,7 +183,7 @@ fn target(out: &mut Expressions<'_>, target: &Target, scope: Scope) {
         Target::Accept => out.verdict(verdict::ACCEPT),
         Target::Drop => out.verdict(verdict::DROP),
         Target::Return => out.verdict(verdict::RETURN),
-        Target::Jump(chain) => out.jump(&render::nft_chain_name(chain)),
+        Target::Jump(chain) => out.jump(&chain.nft_name()),
         Target::Redirect(port) => {
             out.value(&port.number().to_be_bytes());
             out.redirect();

@@ -7,8 +7,8 @@ use crate::expressions::{
 };
 use redirect_core::{
     plan::DataPlane,
-    render::{NFT_TABLES, nft_chain_name, nft_table},
-    rule::{Hook, OurChain, Table},
+    render::NFT_TABLES,
+    rule::{Chain, Hook, OurChain, Table},
     values::Mark,
 };
 use std::{
@@ -152,7 +152,7 @@ impl NativeState {
     /// The data planes that have tables.
     pub fn data_planes(&self) -> impl Iterator<Item = DataPlane> {
         let has_any = |data_plane: &DataPlane| {
-            Table::ALL.iter().any(|table| self.tables.contains_key(nft_table(*data_plane, *table)))
+            Table::ALL.iter().any(|table| self.tables.contains_key(data_plane.nft_table(*table)))
         };
         DataPlane::BOTH.into_iter().filter(has_any)
     }
@@ -172,18 +172,18 @@ impl NativeState {
     /// Whether a table hands inbound connections to the proxy of either data plane.
     #[must_use]
     pub fn captures_inbound(&self, table: Table) -> bool {
-        DataPlane::BOTH.into_iter().any(|data_plane| self.captures_inbound_in(nft_table(data_plane, table)))
+        DataPlane::BOTH.into_iter().any(|data_plane| self.captures_inbound_in(data_plane.nft_table(table)))
     }
 
     /// Whether the table of this name does: a packet that arrives jumps to `istio-inbound`, or in nat to `istio-prert`.
     #[must_use]
     pub fn captures_inbound_in(&self, table: &str) -> bool {
-        let to = if table == nft_table(DataPlane::Ambient, Table::Nat) {
+        let to = if table == DataPlane::Ambient.nft_table(Table::Nat) {
             OurChain::Prerouting
         } else {
             OurChain::Inbound
         };
-        let (prerouting, to) = (nft_chain_name(&Hook::Prerouting.into()), nft_chain_name(&to.into()));
+        let (prerouting, to) = (Chain::from(Hook::Prerouting).nft_name(), Chain::from(to).nft_name());
         let jumps = |rule: &NativeRule| {
             reading::jump_of(Attribute(&rule.expressions).attributes()) == Some(to.as_str())
         };
@@ -520,7 +520,7 @@ mod tests {
         let [one, other] = ["1,2", "3"].map(|ports| NativeState::wanted(&plan(ports), NativeForm::Sets));
         let agree = |one: &NativeState, other: &NativeState| {
             let tables = Table::ALL.iter().copied();
-            let agrees = |table: &Table| one.agrees_in(other, nft_table(DataPlane::Sidecar, *table));
+            let agrees = |table: &Table| one.agrees_in(other, DataPlane::Sidecar.nft_table(*table));
             tables.filter(agrees).collect::<Vec<_>>()
         };
         assert_eq!(agree(&one, &one), Table::ALL);
@@ -532,7 +532,7 @@ mod tests {
     #[test]
     fn chains_of_old_rules_come_behind_those_that_are_there() {
         let [old, new] = ["1", "2"].map(|ports| NativeState::wanted(&plan(ports), NativeForm::Plain));
-        let nat = nft_table(DataPlane::Sidecar, Table::Nat);
+        let nat = DataPlane::Sidecar.nft_table(Table::Nat);
         let chains = |state: &NativeState| state.tables[nat].chains.clone();
         let number = chains(&old).len();
         assert!(number > 4);

@@ -19,7 +19,6 @@ use redirect_core::{
     Family,
     options::NativeForm,
     plan::FamilyRules,
-    render,
     rule::{
         Chain, ConnState, Direction, Equality, Hook, Match, OurChain, Protocol, Rule, Table, Target,
         TcpFlags, Tracked,
@@ -550,7 +549,7 @@ proptest! {
             m, Match::SourcePort(is) | Match::DestinationPort(is) if !is.not && is.value == PortRange::ALL
         ));
         prop_assume!(any_ports.count() == 0);
-        prop_assert_eq!(parse::entry(&render::rule_text(&rule)), Entry::Rule(rule));
+        prop_assert_eq!(parse::entry(&rule.text()), Entry::Rule(rule));
     }
 
     #[test]
@@ -663,7 +662,7 @@ fn a_plan_of_native_rules_has_every_rule_once() {
     batch.native_change(nothing.native(), &wanted);
     let finished = batch.finish().unwrap();
     let sent = Messages::new(finished.bytes()).filter(|message| message.kind == kind::NEW_RULE).count();
-    let text = render::nft_text(&plan);
+    let text = plan.nft_text(NativeForm::Plain);
     assert_eq!(sent, text.lines().filter(|line| line.starts_with("add rule")).count());
     let all = plan.merged_rules().into_values().flat_map(BTreeMap::into_values).flatten();
     // Native tproxy takes two: to hand over, and to drop what has no listener.

@@ -18,7 +18,6 @@ pub use names::{name_bytes, name_of_bytes};
 pub(crate) use sets::{Element, Set, Sets};
 
 use redirect_core::{
-    render,
     rule::{Equality, Hook, Match, Rule, Target},
     values::{Family, PortRange},
 };
@@ -442,7 +441,7 @@ impl fmt::Display for KernelRule {
 /// Conditions that plans have, too, in the words of iptables.
 fn plain_text(matches: Vec<Match>) -> String {
     // A rule needs a target to be written; this one is taken away again.
-    let text = render::rule_text(&Rule { matches, target: Target::Return });
+    let text = Rule { matches, target: Target::Return }.text();
     text.strip_suffix("-j RETURN").unwrap_or(&text).trim_end().into()
 }
 

@@ -2,10 +2,10 @@
 //!
 //! ```
 //! use netfilter_state::saved::Dump;
-//! use redirect_core::{Families, Family, Redirect, render::restore_text};
+//! use redirect_core::{Families, Family, Redirect};
 //!
 //! let plan = Redirect::sidecar(Families::V4).build()?.plan();
-//! let saved = restore_text(&plan.rules(Family::V4)) + "*filter\n:OUTPUT DROP [0:0]\nCOMMIT\n";
+//! let saved = plan.rules(Family::V4).restore_text() + "*filter\n:OUTPUT DROP [0:0]\nCOMMIT\n";
 //! let dump = Dump::read(Family::V4, &saved)?;
 //! assert_eq!(dump.differences(&plan), []);
 //! assert!(dump.ruleset().tables.keys().any(|table| table.name == "filter"));

@@ -1,7 +1,7 @@
 //! The text of iptables-save: its words, what targets do, and what is refused.
 
 use super::*;
-use redirect_core::{Families, Redirect, render::restore_text};
+use redirect_core::{Families, Redirect};
 
 #[test]
 fn only_one_port_and_nothing_else_is_a_redirection_to_that_port() {
@@ -155,7 +155,7 @@ fn the_variant_is_the_one_that_the_first_line_names() {
 fn a_plan_that_was_saved_is_in_force_and_one_rule_less_is_not() {
     let plan = Redirect::sidecar(Families::Both).build().unwrap().plan();
     for family in Family::BOTH {
-        let saved = restore_text(&plan.rules(family));
+        let saved = plan.rules(family).restore_text();
         assert_eq!(Dump::read(family, &saved).unwrap().differences(&plan), []);
         let less = saved.replace("-A PREROUTING -p tcp -j ISTIO_INBOUND\n", "");
         assert_eq!(Dump::read(family, &less).unwrap().differences(&plan).len(), 1);

@@ -7,7 +7,6 @@ pub(crate) use raw::{RawRule, comment_in};
 use redirect_core::{
     ambient::ISTIO_NODE_CHAIN,
     plan::{DataPlane, FamilyRules},
-    render,
     rule::{Chain, Hook, Match, OurChain, Rule, Table, Target},
     values::{Family, Mark},
 };
@@ -119,7 +118,7 @@ impl fmt::Display for ForeignRule {
 impl fmt::Display for Entry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Rule(rule) => f.write_str(&render::rule_text(rule)),
+            Self::Rule(rule) => f.write_str(&rule.text()),
             Self::Foreign(rule) => rule.fmt(f),
         }
     }

@@ -4,11 +4,7 @@
 
 use crate::recorded::{ambient_cases, ambient_redirect, named_rewrites, strings};
 use netfilter_state::{parse::mesh_tables, state::IptablesTables};
-use redirect_core::{
-    Family, RulePlan,
-    render::{nft_text, restore_text},
-    rule::Table,
-};
+use redirect_core::{Family, RulePlan, options::NativeForm, rule::Table};
 use regex::Regex;
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -55,7 +51,7 @@ fn every_plan_is_the_recorded_state() {
                 let recorded: Vec<_> = recorded.chains(table).collect();
                 assert_eq!(planned, recorded, "{name}: {family} {}", table.name());
             }
-            assert_eq!(mesh_tables(&restore_text(&rules)).unwrap(), state, "{name}: {family} read back");
+            assert_eq!(mesh_tables(&rules.restore_text()).unwrap(), state, "{name}: {family} read back");
             compared += 1;
         }
     }
@@ -69,7 +65,8 @@ type Native = BTreeMap<(String, String), Vec<String>>;
 #[test]
 fn every_native_plan_is_what_is_recorded() {
     for (name, case, plan) in cases().iter().filter(|(_, case, _)| is_native(case)) {
-        let (planned, recorded) = (written(&nft_text(plan)), listed(&strings(&case["state"]["nft"])));
+        let (planned, recorded) =
+            (written(&plan.nft_text(NativeForm::Plain)), listed(&strings(&case["state"]["nft"])));
         assert_eq!(planned, recorded, "{name}");
         assert!(planned.len() >= 8, "{name}: {planned:?}");
     }

@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used)] // a panic is how a test fails
 
 use crate::running::{printed, run};
-use redirect_core::{Families, Family, Redirect, render::restore_text};
+use redirect_core::{Families, Family, Redirect};
 
 #[test]
 fn a_change_of_mode_is_told_in_steps_and_rules() {
@@ -30,7 +30,7 @@ fn a_change_of_mode_is_told_in_steps_and_rules() {
 #[test]
 fn the_output_of_iptables_save_is_checked() {
     let wanted = Redirect::sidecar(Families::V4).build().unwrap().plan().rules(Family::V4);
-    let saved = restore_text(&wanted);
+    let saved = wanted.restore_text();
     assert_eq!(printed("check_iptables_save", &[], &saved), "as planned\n");
     // As iptables-save prints it, beside a rule of somebody else's.
     let theirs = "*filter\n:INPUT ACCEPT [0:0]\n[7:420] -A INPUT -p icmp -j ACCEPT\nCOMMIT\n";

@@ -20,7 +20,6 @@ use redirect_core::{
     Family, Redirect,
     options::NativeForm,
     plan::{FamilyRules, PlannedRule},
-    render,
     rule::{Chain, Hook, Match, Rule, Table, Target},
     settings::{Key, NamespaceFacts, RawSettings, SETTINGS, Source},
 };
@@ -207,7 +206,7 @@ proptest! {
         let plan = settings.plan();
         for family in Family::BOTH {
             let rules = plan.rules(family);
-            let text = render::restore_text(&rules);
+            let text = rules.restore_text();
             prop_assert_eq!(parse::mesh_tables(&text).unwrap(), IptablesTables::from(&rules), "{}", text);
         }
     }
@@ -216,8 +215,8 @@ proptest! {
     fn the_same_settings_give_the_same_bytes(settings in settings()) {
         let bytes = || {
             let plan = settings.plan();
-            let texts = Family::BOTH.map(|family| render::restore_text(&plan.rules(family)));
-            (texts, render::nft_text(&plan), render::explain(&plan))
+            let texts = Family::BOTH.map(|family| plan.rules(family).restore_text());
+            (texts, plan.nft_text(NativeForm::Plain), plan.explain())
         };
         prop_assert_eq!(bytes(), bytes());
     }
@@ -265,13 +264,13 @@ proptest! {
                 return Ok(());
             }
         };
-        prop_assert!(!render::explain(&plan).is_empty() && !render::nft_text(&plan).is_empty());
+        prop_assert!(!plan.explain().is_empty() && !plan.nft_text(NativeForm::Plain).is_empty());
         let nothing = Observed::at(1);
         let changes = Family::BOTH.map(|family| IptablesChange::between(&IptablesTables::new(), &plan.rules(family)));
         let mut batch = Batch::new(&nothing);
         for (family, change) in Family::BOTH.into_iter().zip(&changes) {
             let rules = plan.rules(family);
-            prop_assert_eq!(parse::mesh_tables(&render::restore_text(&rules)).unwrap(), IptablesTables::from(&rules));
+            prop_assert_eq!(parse::mesh_tables(&rules.restore_text()).unwrap(), IptablesTables::from(&rules));
             check(&kernel_with(&[], &rules, &[], Writer::Netlink), &rules)?;
             prop_assert!(batch.change(family, change).is_ok());
         }
@@ -385,7 +384,7 @@ proptest! {
         }
         let facts = NamespaceFacts::new(&settings.addresses);
         match Redirect::parse(&raw, &facts) {
-            Ok(redirect) => drop(render::restore_text(&redirect.plan().rules(Family::V4))),
+            Ok(redirect) => drop(redirect.plan().rules(Family::V4).restore_text()),
             Err(errors) => for error in &errors {
                 // One line each, whatever somebody wrote.
                 prop_assert!(!error.to_string().chars().any(char::is_control), "{error}");
@@ -404,7 +403,7 @@ proptest! {
 
     #[test]
     fn a_damaged_plan_is_read_or_refused(settings in settings(), at in any::<Index>(), with in "[\\PC\n]{0,3}") {
-        let mut text = render::restore_text(&settings.plan().rules(Family::V4));
+        let mut text = settings.plan().rules(Family::V4).restore_text();
         let places: Vec<usize> = text.char_indices().map(|(place, _)| place).collect();
         let place = *at.get(&places);
         text.replace_range(place..=place, &with);

@@ -4,7 +4,7 @@
 
 use crate::recorded::{fixtures, named_rewrites, plan, strings};
 use netfilter_state::{parse::mesh_tables, state::IptablesTables};
-use redirect_core::{Family, render::restore_text, rule::Table};
+use redirect_core::{Family, rule::Table};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use test_support::rewrites::Printed;
@@ -67,7 +67,7 @@ fn every_plan_is_the_recorded_state() {
                 let recorded: Vec<_> = recorded.chains(table).collect();
                 assert_eq!(planned, recorded, "{name}: {family} {}", table.name());
             }
-            let read_back = mesh_tables(&restore_text(&plan.rules(family))).unwrap();
+            let read_back = mesh_tables(&plan.rules(family).restore_text()).unwrap();
             assert_eq!(read_back, state, "{name}: {family} read back");
         }
         compared += 1;

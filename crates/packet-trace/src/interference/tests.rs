@@ -10,7 +10,6 @@ use netfilter_state::ruleset::{
 use redirect_core::{
     AmbientRedirect, Families, Redirect,
     accepted::{AcceptedBy, AcceptedRules},
-    render,
     rule::Hook,
     settings::{Key, NamespaceFacts, RawSettings, Source},
     values::Family,
@@ -44,7 +43,7 @@ fn in_force(plan: &RulePlan, others: &str) -> HookedRules {
 /// The same of a family.
 fn in_force_of(plan: &RulePlan, family: Family, others: &str) -> HookedRules {
     let mut ruleset = HookedRules::default();
-    let mut own = render::restore_text(&plan.rules(family));
+    let mut own = plan.rules(family).restore_text();
     for number in 1..9 {
         own = own.replace(&format!("-I PREROUTING {number}"), "-A PREROUTING");
     }

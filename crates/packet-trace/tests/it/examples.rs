@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used)] // a panic is how a test fails
 
 use crate::running::{printed, run};
-use redirect_core::{Families, Family, Redirect, render::restore_text};
+use redirect_core::{Families, Family, Redirect};
 use serde_json::{Value, json};
 use std::{fs, process::Output};
 
@@ -66,7 +66,7 @@ fn what_a_manifest_leaves_open_is_told_by_the_file() {
 fn a_dump_is_audited() {
     let plan = Redirect::sidecar(Families::Both).build().unwrap().plan();
     for (family, to) in [(Family::V4, "203.0.113.7:443"), (Family::V6, "[2001:db8::7]:443")] {
-        let saved = restore_text(&plan.rules(family));
+        let saved = plan.rules(family).restore_text();
         let text = printed("audit", &[to], &saved);
         assert!(text.contains("ends at: proxy, outbound listener (port 15001)"), "{text}");
         let damaged = saved.replace("-A OUTPUT -j ISTIO_OUTPUT\n", "");

@@ -23,8 +23,7 @@ use redirect_core::{
     Families, Family, Redirect, RulePlan, Tproxy, json,
     options::{NativeForm, Variant},
     pod::{Decision, SkipReason},
-    render::rule_text,
-    rule::{Chain, Hook, OurChain, Table},
+    rule::{Chain, Hook, OurChain, Rule, Table},
     settings::{Key, Part, RawSettings, SETTINGS, Source},
     values::Problem,
 };
@@ -264,7 +263,7 @@ fn list<'a>(document: &'a Value, name: &str) -> &'a [Value] {
 fn as_saved(words: &str) -> String {
     let state = parse::mesh_tables(&format!("*mangle\n-A OUTPUT {words}\n")).unwrap();
     let [entry] = state.rules(Table::Mangle, &Hook::Output.into()) else { panic!("{words}") };
-    rule_text(entry.understood().unwrap_or_else(|| panic!("{words}")))
+    entry.understood().unwrap_or_else(|| panic!("{words}")).text()
 }
 
 /// Documents of a plan in force that was damaged in every way that a kernel in memory can be.
@@ -522,7 +521,7 @@ proptest! {
                     let table = Table::named(table["table"].as_str().unwrap()).unwrap();
                     let name = Chain::named(chain["chain"].as_str().unwrap());
                     let written = list(chain, "rules");
-                    let wanted: Vec<String> = rules.rules(table, &name).iter().map(rule_text).collect();
+                    let wanted: Vec<String> = rules.rules(table, &name).iter().map(Rule::text).collect();
                     count += wanted.len();
                     prop_assert_eq!(written.iter().map(|rule| rule["text"].clone()).collect::<Vec<_>>(), wanted);
                     let is_first = |rule: &&Value| rule.get("beforeOthers").is_some();

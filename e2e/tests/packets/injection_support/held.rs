@@ -7,7 +7,6 @@ use netfilter_state::change::RuleDifference;
 use netfilter_state::netlink::{NativeState, Observed};
 use netfilter_state::parse::mesh_tables;
 use redirect_core::options::NativeForm;
-use redirect_core::render::nft_text_in;
 use redirect_core::rule::Table;
 use redirect_core::{Family, RulePlan};
 use serde_json::Value;
@@ -84,7 +83,7 @@ pub fn is_exactly(namespace: &Namespace, plan: &RulePlan, backend: Backend) -> R
     let (rules, tables) = counted_by_nft(namespace)?;
     let (wanted, names): (usize, &[&str]) = match (backend, backend.native_form()) {
         (_, Some(form)) => {
-            let text = nft_text_in(plan, form);
+            let text = plan.nft_text(form);
             (
                 text.lines().filter(|line| line.starts_with("add rule ")).count(),
                 &["istio-proxy-raw", "istio-proxy-mangle", "istio-proxy-nat"],

@@ -20,7 +20,6 @@ use crate::{
 use redirect_core::{
     Family, RulePlan,
     options::NativeForm,
-    render,
     rule::{Chain, Equality, Hook, Match, Table},
 };
 use std::{collections::BTreeSet, fmt::Write as _};
@@ -377,7 +376,7 @@ fn rules_whose_sets_are_not_told_of_are_the_same_as_themselves_and_no_others() {
 #[test]
 fn nft_is_told_what_it_understood() {
     for (name, plan) in dumps::plans() {
-        dumps::assert_recorded(&dumps::script(name), &render::nft_text(&plan));
+        dumps::assert_recorded(&dumps::script(name), &plan.nft_text(NativeForm::Plain));
     }
 }
 
@@ -413,8 +412,7 @@ fn native_expressions_are_read_as_rules_of_plans_too() {
         {
             let list = rule.attributes().find(attribute::rule::EXPRESSIONS).unwrap_or(Attribute(&[]));
             let read = Family::BOTH.map(|family| {
-                decode::rule(list.attributes(), family)
-                    .map_or_else(|| "-".into(), |rule| render::rule_text(&rule))
+                decode::rule(list.attributes(), family).map_or_else(|| "-".into(), |rule| rule.text())
             });
             writeln!(text, "\t{}", if read[0] == read[1] { read[0].clone() } else { read.join(" | ") })
                 .unwrap();
