@@ -8,10 +8,7 @@
 use benches::{plan, redirect, settings};
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use netfilter_state::{change::IptablesChange, parse, ruleset::HookedRules, state::IptablesTables};
-use packet_trace::{
-    difference,
-    interference::{Pod, find},
-};
+use packet_trace::{difference, interference::Pod};
 use redirect_core::{Family, RulePlan, options::NativeForm};
 use std::hint::black_box;
 
@@ -117,7 +114,7 @@ fn walking(c: &mut Criterion) {
         (in_force(&plan), plan)
     };
     step(c, "what keeps packets from the proxy", prepare, |(ruleset, plan)| {
-        black_box(find(black_box(ruleset), plan, &pod));
+        black_box(pod.judge(black_box(ruleset), plan));
     });
     step(
         c,

@@ -2,8 +2,7 @@
 
 use crate::selection::Programming;
 use netns_apply::{
-    ApplyOptions, MOST_READ, Mismatch, Programs, RollbackOutcome, RunError, Snapshot,
-    capabilities::{self, SYS_ADMIN},
+    ApplyOptions, Capability, MOST_READ, Mismatch, Programs, RollbackOutcome, RunError, Snapshot,
     netns::{Netns, NetnsError},
     pod::{FOREIGN, Outside, hosts, suitable},
 };
@@ -131,10 +130,10 @@ impl Kernel for Linux {
 
     fn preflight(&self, programming: Programming) -> Result<(), KernelError> {
         // What ADD needs to enter a namespace.
-        if capabilities::has(SYS_ADMIN) == Some(false) {
+        if Capability::SYS_ADMIN.is_held() == Some(false) {
             return Err(KernelError::Failed(format!(
                 "{} is needed to enter network namespaces",
-                SYS_ADMIN.name
+                Capability::SYS_ADMIN.name
             )));
         }
         netns_apply::preflight(&options(programming, false)).map(drop).map_err(|error| failed(&error))

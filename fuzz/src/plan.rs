@@ -10,7 +10,6 @@ use redirect_core::{
     Family, Redirect, RulePlan,
     options::NativeForm,
     plan::FamilyRules,
-    render,
     rule::{Table, Target},
 };
 use redirectctl::{

@@ -1,12 +1,12 @@
 //! The fields of the API's objects that are read, and no others: lists of a large cluster do not fit into memory otherwise.
 
+use redirect_core::pod::PodFacts;
 use std::collections::BTreeMap;
 
 use cni_core::enablement::REDIRECTION_ANNOTATION;
 use k8s_openapi::api::core::v1::{Container, ContainerStatus, NodeCondition, NodeSystemInfo};
 use k8s_openapi::api::rbac::v1::Subject;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
-use redirect_core::pod::STATUS_ANNOTATION;
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -74,7 +74,7 @@ impl Pod {
     /// Whether the mesh's injector has dealt with it.
     #[must_use]
     pub fn is_of_mesh(&self) -> bool {
-        self.metadata.annotations.contains_key(STATUS_ANNOTATION)
+        self.metadata.annotations.contains_key(PodFacts::STATUS_ANNOTATION)
     }
 
     /// Whether the agent has dealt with it as a pod of ambient mode.

@@ -24,7 +24,7 @@ use crate::{
 };
 use netfilter_state::{
     netlink::{self, BatchError},
-    routing::{self, FoundRouting},
+    routing::{FoundRouting, RoutingItem},
     steps::{self, Goal, Inverse, Observation, Step, Transaction},
 };
 use redirect_core::{RulePlan, options::Variant, plan::PolicyRoutes};
@@ -246,13 +246,13 @@ impl<'a> Run<'a> {
 
     /// Whether the routing that the rules need is there, which a look from before it was added does not show.
     fn has_routing(&mut self, seen: &mut NamespaceState) -> Result<bool, ApplyError> {
-        if routing::wanted(self.plan).is_empty() {
+        if RoutingItem::wanted(self.plan).is_empty() {
             return Ok(true);
         }
         let (found, surroundings) = self.handles.observe_routing()?;
         seen.surroundings = surroundings;
         seen.state.routing = self.place(found)?;
-        Ok(routing::missing(&self.placed, &seen.state.routing).is_empty())
+        Ok(RoutingItem::missing(&self.placed, &seen.state.routing).is_empty())
     }
 
     fn take_lock(&self) -> Result<NetnsLock, ApplyError> {

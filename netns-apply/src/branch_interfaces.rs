@@ -2,7 +2,7 @@
 //! [`netfilter_state::branch_interfaces`] has their form.
 
 use crate::routes::{RouteError, RouteSocket};
-use netfilter_state::branch_interfaces::{BranchRule, found, wanted};
+use netfilter_state::branch_interfaces::BranchRule;
 use std::{collections::BTreeSet, fs, net::IpAddr};
 
 /// Security groups for pods need this to be 0, and nothing else does (Amazon's guide to them).
@@ -24,8 +24,9 @@ pub fn missing(addresses: &BTreeSet<IpAddr>) -> Result<BTreeSet<IpAddr>, RouteEr
         return Ok(BTreeSet::new());
     }
     let tables = RouteSocket::open(MOST_READ)?.tables()?;
-    let found = found(&tables);
-    let lacks = |address: &&IpAddr| wanted(&tables, **address).iter().any(|rule| !found.contains(rule));
+    let found = BranchRule::found(&tables);
+    let lacks =
+        |address: &&IpAddr| BranchRule::wanted(&tables, **address).iter().any(|rule| !found.contains(rule));
     Ok(addresses.iter().filter(lacks).copied().collect())
 }
 
@@ -40,8 +41,8 @@ pub fn set(addresses: &BTreeSet<IpAddr>) -> Result<bool, RouteError> {
     let mut socket = RouteSocket::open(MOST_READ)?;
     let tables = socket.tables()?;
     let wanted: BTreeSet<BranchRule> =
-        addresses.iter().flat_map(|address| wanted(&tables, *address)).collect();
-    let found = found(&tables);
+        addresses.iter().flat_map(|address| BranchRule::wanted(&tables, *address)).collect();
+    let found = BranchRule::found(&tables);
     // What was not read may be the route of a rule.
     let stale: Vec<_> = found.difference(&wanted).filter(|_| tables.complete).collect();
     let missing: Vec<_> = wanted.difference(&found).collect();

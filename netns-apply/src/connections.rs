@@ -21,7 +21,7 @@ use crate::{
 };
 use netlink_sys::protocols::{NETLINK_NETFILTER, NETLINK_SOCK_DIAG};
 use nix::errno::Errno;
-use packet_trace::interference::{Captures, Opener, Opening, Pod, is_own, proxy_groups, proxy_users};
+use packet_trace::interference::{Captures, Opener, Opening, Pod, proxy_groups, proxy_users};
 use redirect_core::{Family, RulePlan, ambient::ProbeSources, rule::Protocol};
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -318,7 +318,7 @@ impl CloseScope {
             });
         }
         // A connection the pod opened to itself is the other socket's concern, and one that the proxy accepted has reached it.
-        let is_anothers = is_own(&self.pod(), &remote.ip()) || self.proxies.contains(&user);
+        let is_anothers = self.pod().owns(&remote.ip()) || self.proxies.contains(&user);
         let opening = Opening { protocol, source: remote, destination: local, by: Opener::Outside };
         (!is_anothers).then_some(opening)
     }
@@ -334,7 +334,7 @@ impl CloseScope {
             let opening = Opening { protocol, source, destination, by: Opener::UnknownUser };
             protocol == Protocol::Udp
                 && !flow.is_translated
-                && is_own(&self.pod(), &source.ip())
+                && self.pod().owns(&source.ip())
                 && !proxys.contains(&source.port())
                 && self.captures.captures(&self.pod(), &opening)
         };
@@ -353,7 +353,7 @@ impl CloseScope {
             let opening = Opening { protocol, source, destination, by: Opener::Outside };
             protocol == Protocol::Tcp
                 && !flow.is_translated
-                && is_own(&self.pod(), &destination.ip())
+                && self.pod().owns(&destination.ip())
                 && !alive.contains(&(destination, source))
                 && self.captures.captures(&self.pod(), &opening)
         };

@@ -1,7 +1,8 @@
 //! What a run observes and acts with: helper programs, a routing socket and, where it answers, a socket for nf_tables.
 
 use crate::{
-    ApplyError, ApplyOptions, capabilities,
+    ApplyError, ApplyOptions,
+    capabilities::Capability,
     exec::Programs,
     netlink::{Connection, NetlinkError},
     routes::{RouteError, RouteSocket},
@@ -76,7 +77,7 @@ fn connect(most_read: usize) -> Result<(Connection, u32), ApplyError> {
 /// Helper programs report a missing CAP_NET_ADMIN in many ways, some only after a change; so it is checked beforehand, for
 /// one message about it. Over netlink the kernel reports it in answer to the first question.
 fn without_netlink() -> Result<Option<(Connection, u32)>, ApplyError> {
-    match capabilities::has(capabilities::NET_ADMIN) {
+    match Capability::NET_ADMIN.is_held() {
         Some(false) => Err(ApplyError::NotPermitted),
         // Where it cannot be determined, the kernel will say.
         Some(true) | None => Ok(None),

@@ -12,7 +12,7 @@ mod apply;
 mod backend;
 #[cfg(feature = "write")]
 pub mod branch_interfaces;
-pub mod capabilities;
+mod capabilities;
 #[cfg(feature = "write")]
 pub mod connections;
 #[cfg(feature = "write")]
@@ -73,6 +73,8 @@ pub use apply::{Outcome, apply, apply_and_search, cleanup, preflight};
 #[cfg(feature = "write")]
 pub use backend::{Backend, Because};
 #[cfg(feature = "write")]
+pub use capabilities::Capability;
+#[cfg(feature = "write")]
 pub use error::{ApplyError, LegacyError, RollbackOutcome, RunError};
 #[cfg(feature = "write")]
 pub use exec::{ExecError, Programs};
@@ -86,8 +88,6 @@ pub use live::{Live, in_the_way, interference, unexamined};
 pub use lock::LockError;
 #[cfg(feature = "write")]
 pub use mismatch::Mismatch;
-#[cfg(feature = "write")]
-pub use observe::observe;
 #[cfg(feature = "write")]
 pub use options::{ApplyOptions, MOST_READ};
 #[cfg(feature = "write")]

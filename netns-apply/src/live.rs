@@ -18,7 +18,7 @@ use netfilter_state::{
 };
 use packet_trace::{
     TraceRules,
-    interference::{self, Effect, Finding, Judgement, Pod},
+    interference::{Effect, Finding, Judgement, Pod},
 };
 use redirect_core::{Family, RulePlan};
 use std::{net::IpAddr, time::Duration};
@@ -180,7 +180,7 @@ impl Live {
     }
     /// What interferes with a plan that is in force.
     fn judge(&self, plan: &RulePlan, options: &ApplyOptions) -> Judgement {
-        interference::judge(&self.ruleset, plan, &self.pod(options))
+        self.pod(options).judge(&self.ruleset, plan)
     }
 
     /// The judgement about a plan that is in force, if nothing interferes.

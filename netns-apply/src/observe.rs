@@ -1,12 +1,11 @@
 //! One reading of everything the mesh has, or may have left, in a network namespace.
 
 use crate::{
-    ApplyError, ApplyOptions,
+    ApplyError,
     exec::Programs,
     handles::Handles,
     legacy,
     netlink::{Connection, NetlinkError},
-    pause::deadline,
     restore,
     surroundings::Surroundings,
 };
@@ -15,7 +14,7 @@ use netfilter_state::{
     state::{IptablesTables, PerFamily},
     steps::Observation,
 };
-use redirect_core::{Family, RulePlan, options::Variant};
+use redirect_core::{Family, options::Variant};
 use std::time::{Duration, Instant};
 
 /// How long to try to see legacy tables and routing at the same generation as nf_tables.
@@ -91,15 +90,6 @@ impl NamespaceState {
             .filter(|obstacle| matches!(obstacle, netlink::Obstacle::Dormant { table } if is_used(table)));
         asleep.next().map(|obstacle| NetlinkError::Obstacle(obstacle.clone()))
     }
-}
-
-/// What the calling thread's network namespace holds, as far as it concerns the mesh, from any program. Changes nothing.
-///
-/// # Errors
-/// The namespace cannot be inspected.
-pub fn observe(options: &ApplyOptions) -> Result<Observation, ApplyError> {
-    let mut handles = Handles::open(options, &RulePlan::empty())?;
-    Ok(NamespaceState::now(&mut handles, deadline(options.patience))?.state)
 }
 
 /// What iptables-nft's program lists; `None` without that program.

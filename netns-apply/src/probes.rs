@@ -7,9 +7,11 @@ use crate::{
 };
 use netfilter_state::netlink::{ProbeTable, Question};
 use nix::errno::Errno;
-use redirect_core::ambient::{ISTIO_NODE_SETS, ProbeSources};
+use redirect_core::ambient::ProbeSources;
 use std::{collections::BTreeSet, net::IpAddr};
 
+/// The ipsets in which Istio's agent has the addresses of probes.
+const ISTIO_NODE_SETS: [&str; 2] = ["istio-inpod-probes-v4", "istio-inpod-probes-v6"];
 /// How often the table is read again if it changes while it is read.
 const TRIES: usize = 20;
 

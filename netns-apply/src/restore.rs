@@ -2,7 +2,7 @@
 
 use crate::{
     ApplyError,
-    capabilities::{self, NET_RAW},
+    capabilities::Capability,
     exec::{self, ExecError, Programs},
     lock::NetnsLock,
 };
@@ -115,7 +115,7 @@ fn restore(
 /// If a capability is missing, the legacy variant reports that it cannot initialize a table, just as if a module were missing.
 fn explained(variant: Variant, mut error: ExecError) -> ExecError {
     if variant == Variant::Legacy
-        && capabilities::has(NET_RAW) == Some(false)
+        && Capability::NET_RAW.is_held() == Some(false)
         && let ExecError::Failed { message, .. } = &mut error
     {
         message.push_str("; CAP_NET_RAW is missing: in the container's securityContext add NET_RAW to capabilities, or use another backend");
@@ -127,7 +127,7 @@ fn explained(variant: Variant, mut error: ExecError) -> ExecError {
 fn hint(error: &ExecError) -> &'static str {
     let ExecError::Failed { message, .. } = error else { return "" };
     let says = |words: &str| message.contains(words);
-    if says(NET_RAW.name) {
+    if says(Capability::NET_RAW.name) {
         ""
     } else if says("can't initialize")
         || says("unable to initialize")

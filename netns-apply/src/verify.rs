@@ -13,10 +13,10 @@ use crate::{
 };
 use netfilter_state::{
     differences::{Difference, Differences},
-    steps::{Observation, VARIANTS},
+    steps::Observation,
 };
-use packet_trace::interference::{self, Accepted, Effect, Judgement};
-use redirect_core::RulePlan;
+use packet_trace::interference::{Accepted, Effect, Judgement};
+use redirect_core::{RulePlan, options::Variant};
 use std::{fmt, hash::RandomState, mem};
 
 /// What a network namespace holds, read once: every question about it is asked of the same reading.
@@ -42,7 +42,7 @@ impl<'a> Snapshot<'a> {
         Ok(Self { handles, seen })
     }
 
-    /// What concerns the mesh, as [`observe`](crate::observe()) returns it.
+    /// What concerns the mesh, from any program.
     #[must_use]
     pub const fn observation(&self) -> &Observation {
         &self.seen.state
@@ -66,7 +66,7 @@ impl<'a> Snapshot<'a> {
     ) -> Result<Option<Mismatch>, ApplyError> {
         let observed = &self.seen.state;
         let (backend, _) = backend::choose(options.backend, &self.seen, &mut self.handles, plan)?;
-        let redirected = VARIANTS.into_iter().filter(|variant| observed.redirected_by(*variant)).count();
+        let redirected = Variant::ALL.into_iter().filter(|variant| observed.redirected_by(*variant)).count();
         if redirected + usize::from(!observed.native.is_empty()) > 1 {
             return Ok(Some(Mismatch::TwoBackends));
         }
@@ -175,8 +175,9 @@ impl<'a> Snapshot<'a> {
             Some(live) => live,
             None => Live::examined(plan, options)?,
         };
-        let consequences = interference::consequences(&live.ruleset, &live.routing, plan, &live.pod(options));
-        let mut foreign = interference::find(&live.ruleset, plan, &live.pod(options));
+        let pod = live.pod(options);
+        let consequences = pod.consequences(&live.ruleset, &live.routing, plan);
+        let mut foreign = pod.judge(&live.ruleset, plan).findings;
         // What the mismatch says already.
         foreign.retain(|finding| match (mismatch, finding.effect) {
             (Mismatch::Asleep(_), Effect::Dormant) => false,

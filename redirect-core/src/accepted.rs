@@ -11,13 +11,8 @@ use crate::{
 use alloc::{borrow::ToOwned, string::String, vec::Vec};
 use core::fmt;
 
-/// The annotation by which a pod names rules whose effect is meant.
-pub const ANNOTATION: &str = "cni.istio.io/acceptedRules";
-
 /// The tables of iptables, which any program may use.
 const TABLES: [&str; 5] = ["raw", "mangle", "nat", "filter", "security"];
-/// The most bytes of a list. A longer one counts for nothing.
-pub const LONGEST_LIST: usize = 2048;
 /// The most names of a list.
 const MOST_NAMES: usize = 16;
 /// The most bytes of a name: what iptables keeps of a comment.
@@ -103,7 +98,7 @@ pub enum AcceptedProblem {
 impl fmt::Display for AcceptedProblem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::TooLong => write!(f, "is longer than {LONGEST_LIST} bytes"),
+            Self::TooLong => write!(f, "is longer than {} bytes", AcceptedRules::LONGEST_LIST),
             Self::TooMany => write!(f, "names more than {MOST_NAMES} rules"),
             Self::NoForm(part) => {
                 write!(f, "{part:?} is not comment=TEXT, chain=CHAIN, chain=TABLE/CHAIN or table=TABLE")
@@ -131,6 +126,12 @@ pub struct AcceptedRules {
 }
 
 impl AcceptedRules {
+    /// The annotation by which a pod names rules whose effect is meant.
+    pub const ANNOTATION: &str = "cni.istio.io/acceptedRules";
+
+    /// The most bytes of a list. A longer one counts for nothing.
+    pub const LONGEST_LIST: usize = 2048;
+
     /// Adds the names of a list.
     ///
     /// # Errors
@@ -146,7 +147,7 @@ impl AcceptedRules {
     /// # Ok::<(), redirect_core::accepted::AcceptedProblem>(())
     /// ```
     pub fn add(&mut self, list: &str, by: AcceptedBy) -> Result<(), AcceptedProblem> {
-        if list.len() > LONGEST_LIST {
+        if list.len() > Self::LONGEST_LIST {
             return Err(AcceptedProblem::TooLong);
         }
         let parts = list.split(';').map(str::trim).filter(|part| !part.is_empty());

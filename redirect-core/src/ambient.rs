@@ -13,26 +13,6 @@ use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 pub(crate) use scope::CaptureScope;
 
-/// Where ztunnel listens in a pod for outbound connections: 15001.
-pub const OUTBOUND_PORT: Port = Port::known(15001);
-/// Where ztunnel listens in a pod for inbound connections of plain TCP: 15006.
-pub const INBOUND_PORT: Port = Port::known(15006);
-/// Where ztunnel listens in a pod for tunnelled inbound connections (HBONE): 15008. It is never captured.
-pub const TUNNEL_PORT: Port = Port::known(15008);
-/// The mark of ztunnel's own packets: `0x539/0xfff`.
-pub const ZTUNNEL_MARK: MaskedMark = MaskedMark::known(0x539, 0xfff);
-/// The mark of connections that ztunnel opens to the application, and of the application's answers on them: `0x111/0xfff`.
-pub const ANSWER_MARK: MaskedMark = MaskedMark::known(0x111, 0xfff);
-/// The routing table that delivers these answers to ztunnel: 100.
-pub const ANSWER_TABLE: RouteTable = RouteTable::known(100);
-/// The priority of the policy rule that leads there: 32764, before the table `main`.
-pub const ANSWER_PRIORITY: u32 = 32764;
-
-/// The chain in which Istio's agent lets probes through, in the node's network namespace.
-pub const ISTIO_NODE_CHAIN: &str = "ISTIO_POSTRT";
-/// The ipsets in which Istio's agent has the addresses of probes.
-pub const ISTIO_NODE_SETS: [&str; 2] = ["istio-inpod-probes-v4", "istio-inpod-probes-v6"];
-
 /// The source addresses that the node gives to the kubelet's probes, by which pods' rules recognize them. No host has them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ProbeSources {
@@ -131,6 +111,21 @@ enum DnsKey {
 }
 
 impl AmbientRedirect {
+    /// Where ztunnel listens in a pod for outbound connections: 15001.
+    pub const OUTBOUND_PORT: Port = Port::known(15001);
+    /// Where ztunnel listens in a pod for inbound connections of plain TCP: 15006.
+    pub const INBOUND_PORT: Port = Port::known(15006);
+    /// Where ztunnel listens in a pod for tunnelled inbound connections (HBONE): 15008. It is never captured.
+    pub const TUNNEL_PORT: Port = Port::known(15008);
+    /// The mark of ztunnel's own packets: `0x539/0xfff`.
+    pub const ZTUNNEL_MARK: MaskedMark = MaskedMark::known(0x539, 0xfff);
+    /// The mark of connections that ztunnel opens to the application, and of the application's answers on them: `0x111/0xfff`.
+    pub const ANSWER_MARK: MaskedMark = MaskedMark::known(0x111, 0xfff);
+    /// The routing table that delivers these answers to ztunnel: 100.
+    pub const ANSWER_TABLE: RouteTable = RouteTable::known(100);
+    /// The priority of the policy rule that leads there: 32764, before the table `main`.
+    pub const ANSWER_PRIORITY: u32 = 32764;
+
     /// Captures all TCP both ways, and no DNS.
     #[must_use]
     pub fn new(families: Families) -> Self {

@@ -60,8 +60,7 @@ pub use ambient::AmbientRedirect;
 pub use ipnet;
 pub use plan::RulePlan;
 pub use redirect::{
-    ALWAYS_EXCLUDED_INBOUND, ALWAYS_EXCLUDED_OUTBOUND, DNS_PORT, DnsCapture, Families, GUARD_MARK,
-    InboundPorts, InterceptionMode, OutboundRanges, OwnerGroups, PROXY_ID, PROXY_MARK, Redirect,
+    DnsCapture, Families, InboundPorts, InterceptionMode, OutboundRanges, OwnerGroups, PROXY_ID, Redirect,
     RedirectBuilder, Tproxy,
 };
 pub use values::Family;

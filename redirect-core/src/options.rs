@@ -10,6 +10,9 @@ pub enum Variant {
 }
 
 impl Variant {
+    /// Both.
+    pub const ALL: [Self; 2] = [Self::Legacy, Self::Nft];
+
     /// Its name in program names and settings.
     #[must_use]
     pub const fn name(self) -> &'static str {

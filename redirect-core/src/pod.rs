@@ -1,7 +1,7 @@
 //! Whether a pod is redirected, and how: decided from the pod alone.
 
 use crate::{
-    accepted::{self, LONGEST_LIST},
+    accepted::AcceptedRules,
     plan::RulePlan,
     redirect::Redirect,
     settings::{
@@ -19,14 +19,10 @@ use alloc::{
 };
 use core::fmt;
 
-/// The container that is the proxy.
-pub const PROXY_CONTAINER: &str = "istio-proxy";
 /// The init container that programs rules itself.
-pub const INIT_CONTAINER: &str = "istio-init";
-/// The annotation the injector leaves on a pod it has given a proxy.
-pub const STATUS_ANNOTATION: &str = "sidecar.istio.io/status";
+const INIT_CONTAINER: &str = "istio-init";
 /// The label, or annotation, that keeps a pod out of the mesh.
-pub const INJECT: &str = "sidecar.istio.io/inject";
+const INJECT: &str = "sidecar.istio.io/inject";
 /// The proxy's variable that switches it off.
 const DISABLE_ENVOY: &str = "DISABLE_ENVOY";
 
@@ -34,11 +30,11 @@ const DISABLE_ENVOY: &str = "DISABLE_ENVOY";
 /// field by field: fields may come.
 ///
 /// ```
-/// use redirect_core::pod::{INIT_CONTAINER, PodFacts, SkipReason};
+/// use redirect_core::pod::{PodFacts, SkipReason};
 ///
 /// let mut pod = PodFacts::sidecar([("sidecar.istio.io/interceptionMode", "TPROXY")]);
 /// assert_eq!(pod.skip_reason(), None);
-/// pod.containers.insert(INIT_CONTAINER.to_owned());
+/// pod.containers.insert("istio-init".to_owned());
 /// assert_eq!(pod.skip_reason(), Some(SkipReason::HasInitContainer));
 /// ```
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -223,6 +219,11 @@ impl fmt::Display for SkipReason {
 }
 
 impl PodFacts {
+    /// The container that is the proxy.
+    pub const PROXY_CONTAINER: &str = "istio-proxy";
+    /// The annotation the injector leaves on a pod it has given a proxy.
+    pub const STATUS_ANNOTATION: &str = "sidecar.istio.io/status";
+
     /// A pod with an application and an injected sidecar, and these annotations.
     pub fn sidecar<K: ToString, V: ToString>(annotations: impl IntoIterator<Item = (K, V)>) -> Self {
         let annotations = annotations.into_iter().map(|(key, value)| (key.to_string(), value.to_string()));
@@ -237,8 +238,8 @@ impl PodFacts {
 
     /// Adds what the injector adds, where it is missing: its annotation and a proxy.
     pub(crate) fn inject(&mut self) {
-        self.annotations.entry(STATUS_ANNOTATION.to_owned()).or_default();
-        self.containers.insert(PROXY_CONTAINER.to_owned());
+        self.annotations.entry(PodFacts::STATUS_ANNOTATION.to_owned()).or_default();
+        self.containers.insert(PodFacts::PROXY_CONTAINER.to_owned());
         let args = || ["proxy", "sidecar"].map(ToOwned::to_owned).into();
         self.proxy.get_or_insert_with(|| ProxyContainer { args: args(), ..ProxyContainer::default() });
     }
@@ -324,7 +325,7 @@ impl PodFacts {
         if self.injection_is_off() {
             return Some(SkipReason::InjectionDisabled);
         }
-        if !self.annotations.contains_key(STATUS_ANNOTATION) {
+        if !self.annotations.contains_key(PodFacts::STATUS_ANNOTATION) {
             return Some(SkipReason::NotInjected);
         }
         let mode =
@@ -338,17 +339,20 @@ impl PodFacts {
     pub fn condensed(mut self) -> Self {
         let is_setting = |name: &str| SETTINGS.iter().any(|setting| setting.annotations.contains(&name));
         self.labels.retain(|name, _| name == INJECT);
-        let is_accepting =
-            |name: &str, list: &str| name == accepted::ANNOTATION && list.len() <= LONGEST_LIST;
+        let is_accepting = |name: &str, list: &str| {
+            name == AcceptedRules::ANNOTATION && list.len() <= AcceptedRules::LONGEST_LIST
+        };
         self.annotations.retain(|name, text| {
-            [INJECT, STATUS_ANNOTATION].contains(&&**name) || is_setting(name) || is_accepting(name, text)
+            [INJECT, PodFacts::STATUS_ANNOTATION].contains(&&**name)
+                || is_setting(name)
+                || is_accepting(name, text)
         });
         // Of this one only counts that it is there.
-        if let Some(status) = self.annotations.get_mut(STATUS_ANNOTATION) {
+        if let Some(status) = self.annotations.get_mut(PodFacts::STATUS_ANNOTATION) {
             *status = String::new();
         }
         (self.runtime_class, self.beside_proxy) = (None, Vec::new());
-        self.containers.retain(|name| [INIT_CONTAINER, PROXY_CONTAINER].contains(&&**name));
+        self.containers.retain(|name| [INIT_CONTAINER, PodFacts::PROXY_CONTAINER].contains(&&**name));
         if let Some(proxy) = &mut self.proxy {
             let is_setting = |name: &str| SETTINGS.iter().any(|setting| setting.proxy_env == Some(name));
             proxy.args.truncate(2);
@@ -439,7 +443,7 @@ mod tests {
         assert_eq!(pod.skip_reason(), None);
         pod.annotations.insert("sidecar.istio.io/interceptionMode".into(), "NONE".into());
         assert_eq!(pod.skip_reason(), Some(SkipReason::InterceptionNone));
-        pod.annotations.remove(STATUS_ANNOTATION);
+        pod.annotations.remove(PodFacts::STATUS_ANNOTATION);
         assert_eq!(pod.skip_reason(), Some(SkipReason::NotInjected));
         pod.annotations.insert(INJECT.into(), "f".into());
         assert_eq!(pod.skip_reason(), Some(SkipReason::InjectionDisabled));
@@ -453,10 +457,12 @@ mod tests {
 
     #[test]
     fn condensed_facts_name_rules_unless_the_list_is_too_long_to_count() {
-        for (length, is_kept) in [(LONGEST_LIST, true), (LONGEST_LIST + 1, false)] {
+        for (length, is_kept) in
+            [(AcceptedRules::LONGEST_LIST, true), (AcceptedRules::LONGEST_LIST + 1, false)]
+        {
             let list = "x".repeat(length);
-            let condensed = PodFacts::sidecar([(accepted::ANNOTATION, &*list)]).condensed();
-            assert_eq!(condensed.annotations.contains_key(accepted::ANNOTATION), is_kept, "{length}");
+            let condensed = PodFacts::sidecar([(AcceptedRules::ANNOTATION, &*list)]).condensed();
+            assert_eq!(condensed.annotations.contains_key(AcceptedRules::ANNOTATION), is_kept, "{length}");
         }
     }
 
@@ -489,7 +495,7 @@ mod tests {
             pod.proxy.as_mut().unwrap().args[1] = "router".into();
             pods.push(pod);
             let mut pod = pods[index].clone();
-            pod.annotations.remove(STATUS_ANNOTATION);
+            pod.annotations.remove(PodFacts::STATUS_ANNOTATION);
             pods.push(pod);
         }
         for mut pod in pods {

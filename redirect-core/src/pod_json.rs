@@ -24,7 +24,7 @@
 //! ```
 
 use crate::{
-    pod::{ContainerIdentity, PROXY_CONTAINER, PodFacts, ProxyContainer},
+    pod::{ContainerIdentity, PodFacts, ProxyContainer},
     settings::errors::error_list,
 };
 use alloc::{
@@ -71,46 +71,66 @@ impl PodFacts {
     /// # Errors
     /// As [`from_json`](Self::from_json), about the pod; without a pod in the object, that it is of another kind.
     pub fn from_manifest(object: &Value) -> Result<Self, PodJsonErrors> {
-        let pod = pod_of(object.clone());
+        let pod = Self::pod_of(object.clone());
         let mut facts = Self::from_json(&pod)?;
         if pod.pointer("/spec/hostNetwork") != Some(&Value::Bool(true)) {
             facts.inject();
         }
         Ok(facts)
     }
+
+    /// The pod of an object as it stands in a repository: a workload's template (of a Deployment, a Job, a CronJob, or of another program's kind)
+    /// with the workload's name; any other object is itself. An object with a template but no kind, such as an item of a list, is a
+    /// workload, too.
+    #[must_use]
+    pub fn pod_of(mut object: Value) -> Value {
+        if object.get("kind").is_some_and(|kind| kind == "Pod") {
+            return object;
+        }
+        let is_template = |path: &&str| {
+            object
+                .pointer(path)
+                .is_some_and(|pod| pod.pointer("/spec/containers").is_some_and(Value::is_array))
+        };
+        let Some(path) = TEMPLATES.into_iter().find(is_template) else { return object };
+        let mut template = object.pointer_mut(path).map(Value::take).unwrap_or_default();
+        if let Some(fields) = template.as_object_mut() {
+            fields.insert("kind".to_owned(), "Pod".into());
+            let metadata = fields.entry("metadata").or_insert(Value::Null);
+            if metadata.is_null() {
+                *metadata = Value::Object(Map::new());
+            }
+            if let Some(metadata) = metadata.as_object_mut() {
+                for field in ["name", "namespace"] {
+                    let of_workload = object.pointer("/metadata").and_then(|metadata| metadata.get(field));
+                    metadata.entry(field).or_insert(of_workload.cloned().unwrap_or_default());
+                }
+            }
+        }
+        template
+    }
+
+    /// A pod without the fields that no decision depends on: for one who keeps the pods of a node. Name, namespace, UID and version stay.
+    ///
+    /// [`from_json`](Self::from_json) takes the same from it as from the whole pod, or reports the same errors.
+    #[must_use]
+    pub fn decisive_part(pod: &Value) -> Value {
+        let mut part = picked(pod, &["kind", "metadata", "spec"]);
+        let of_metadata = ["namespace", "name", "uid", "resourceVersion", "labels", "annotations"];
+        edit(&mut part, "metadata", |metadata| *metadata = picked(metadata, &of_metadata));
+        edit(&mut part, "spec", |spec| {
+            *spec = picked(spec, &["initContainers", "containers", "runtimeClassName", "securityContext"]);
+            edit(spec, "securityContext", only_ids);
+            for list in ["initContainers", "containers"] {
+                edit_items(spec, list, decisive_part_of_container);
+            }
+        });
+        part
+    }
 }
 
 /// Where a pod template is: in a workload, such as a Deployment, in a CronJob, and in a PodTemplate.
 const TEMPLATES: [&str; 3] = ["/spec/template", "/spec/jobTemplate/spec/template", "/template"];
-
-/// The pod of an object as it stands in a repository: a workload's template (of a Deployment, a Job, a CronJob, or of another program's kind)
-/// with the workload's name; any other object is itself. An object with a template but no kind, such as an item of a list, is a
-/// workload, too.
-#[must_use]
-pub fn pod_of(mut object: Value) -> Value {
-    if object.get("kind").is_some_and(|kind| kind == "Pod") {
-        return object;
-    }
-    let is_template = |path: &&str| {
-        object.pointer(path).is_some_and(|pod| pod.pointer("/spec/containers").is_some_and(Value::is_array))
-    };
-    let Some(path) = TEMPLATES.into_iter().find(is_template) else { return object };
-    let mut template = object.pointer_mut(path).map(Value::take).unwrap_or_default();
-    if let Some(fields) = template.as_object_mut() {
-        fields.insert("kind".to_owned(), "Pod".into());
-        let metadata = fields.entry("metadata").or_insert(Value::Null);
-        if metadata.is_null() {
-            *metadata = Value::Object(Map::new());
-        }
-        if let Some(metadata) = metadata.as_object_mut() {
-            for field in ["name", "namespace"] {
-                let of_workload = object.pointer("/metadata").and_then(|metadata| metadata.get(field));
-                metadata.entry(field).or_insert(of_workload.cloned().unwrap_or_default());
-            }
-        }
-    }
-    template
-}
 
 /// A field of a pod that cannot be read.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -149,26 +169,8 @@ pub struct PodJsonErrors(Vec<PodJsonError>);
 
 error_list!(PodJsonErrors of PodJsonError, "The errors, in the order of the pod's fields.");
 
-/// A pod without the fields that no decision depends on: for one who keeps the pods of a node. Name, namespace, UID and version stay.
-///
-/// [`PodFacts::from_json`] takes the same from it as from the whole pod, or reports the same errors.
-#[must_use]
-pub fn decisive_part(pod: &Value) -> Value {
-    let mut part = picked(pod, &["kind", "metadata", "spec"]);
-    let of_metadata = ["namespace", "name", "uid", "resourceVersion", "labels", "annotations"];
-    edit(&mut part, "metadata", |metadata| *metadata = picked(metadata, &of_metadata));
-    edit(&mut part, "spec", |spec| {
-        *spec = picked(spec, &["initContainers", "containers", "runtimeClassName", "securityContext"]);
-        edit(spec, "securityContext", only_ids);
-        for list in ["initContainers", "containers"] {
-            edit_items(spec, list, decisive_part_of_container);
-        }
-    });
-    part
-}
-
 fn decisive_part_of_container(container: &mut Value) {
-    let is_proxy = container.get("name").and_then(Value::as_str) == Some(PROXY_CONTAINER);
+    let is_proxy = container.get("name").and_then(Value::as_str) == Some(PodFacts::PROXY_CONTAINER);
     let of_proxy: &[&str] = if is_proxy { &["args", "env"] } else { &[] };
     *container = picked(container, &[&["name", "restartPolicy", "securityContext"], of_proxy].concat());
     edit(container, "securityContext", only_ids);
@@ -242,7 +244,7 @@ fn containers(list: &Field<'_, '_>, are_init: bool, facts: &mut PodFacts, errors
         if let Some(name) = container.at("name").required_string(errors) {
             facts.containers.insert(name.to_owned());
             let stays = are_init && container.at("restartPolicy").string(errors) == Some("Always");
-            if name == PROXY_CONTAINER {
+            if name == PodFacts::PROXY_CONTAINER {
                 facts.proxy = Some(proxy(&container, errors));
                 are_beside |= stays;
             } else if are_beside || stays {
@@ -526,7 +528,7 @@ mod tests {
                 "containers": [{"name": "istio-proxy", "args": ["proxy"], "ports": [{}], "restartPolicy": "Always",
                     "securityContext": {"runAsGroup": 9, "privileged": false},
                     "env": [{"name": "B", "value": "2"}, {"name": "C", "valueFrom": {"fieldRef": {}}}]}]}});
-        let part = decisive_part(&pod);
+        let part = PodFacts::decisive_part(&pod);
         assert_eq!(
             part,
             json!({"kind": "Pod",
@@ -557,7 +559,7 @@ mod tests {
             let mut pod = sound.clone();
             *pod.pointer_mut(place).expect("a place") = form.clone();
             assert_eq!(
-                PodFacts::from_json(&decisive_part(&pod)),
+                PodFacts::from_json(&PodFacts::decisive_part(&pod)),
                 PodFacts::from_json(&pod),
                 "{place}: {form}"
             );

@@ -379,6 +379,9 @@ impl From<Port> for PortRange {
 pub struct Mark(NonZeroU32);
 
 impl Mark {
+    /// That of the proxy's own packets in TPROXY mode: 1338.
+    pub const PROXY: Self = Self::known(1338);
+
     /// The mark of this value; `None` for 0.
     #[must_use]
     pub const fn new(value: u32) -> Option<Self> {
@@ -439,8 +442,8 @@ impl MaskedMark {
         Self { value, mask }
     }
 
-    /// That of connections which strict capture guards: in the middle, where few others have theirs.
-    pub(crate) const GUARD: Self = Self::known(0x053b_0000, 0x0fff_0000);
+    /// That of connections that are not captured, with strict capture: in the middle, where few others have theirs, and beside TPROXY's.
+    pub const GUARD: Self = Self::known(0x053b_0000, 0x0fff_0000);
 
     /// The value.
     #[must_use]
@@ -700,12 +703,6 @@ impl Extend<IpNet> for Cidrs {
     fn extend<I: IntoIterator<Item = IpNet>>(&mut self, nets: I) {
         nets.into_iter().for_each(|net| self.push(net));
     }
-}
-
-/// The range that holds exactly one address.
-#[must_use]
-pub fn host(address: IpAddr) -> IpNet {
-    IpNet::from(address)
 }
 
 /// The pass-through source address of the proxy's inbound connections to the application: 127.0.0.6.

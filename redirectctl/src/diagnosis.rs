@@ -12,12 +12,10 @@ use netns_apply::Mismatch;
 use packet_trace::interference::{self, Effect, Severity as Sureness};
 use reasons::{EventReason, PodState};
 use redirect_core::plan::DataPlane;
-use redirect_core::pod::{PROXY_CONTAINER, SkipReason};
+use redirect_core::pod::{PodFacts, SkipReason};
 use redirect_core::rule::{Protocol, Target};
 use redirect_core::settings::{Key, Notice, RawSettings, Source};
-use redirect_core::{
-    DNS_PORT, DnsCapture, Families, Family, InboundPorts, InterceptionMode, Redirect, RulePlan,
-};
+use redirect_core::{DnsCapture, Families, Family, InboundPorts, InterceptionMode, Redirect, RulePlan};
 
 pub use explain::decision::PodDecision;
 
@@ -305,7 +303,7 @@ pub fn served_ports(plan: &RulePlan) -> BTreeMap<u16, Vec<Protocol>> {
 fn unserved(proxy_uids: Option<&[u32]>, plan: &RulePlan, seen: &Inspection) -> Vec<Finding> {
     let mut all: BTreeMap<Cause, Vec<String>> = BTreeMap::new();
     for (port, protocols) in served_ports(plan) {
-        let is_dns = port == DNS_PORT.number();
+        let is_dns = port == DnsCapture::PORT.number();
         for protocol in protocols {
             let word = protocol.name();
             let there = seen
@@ -435,8 +433,10 @@ fn of_pod(pod: &Pod, redirect: &Redirect, all: &mut Vec<Finding>) {
 
 /// Init containers whose connections are captured before the proxy is there.
 fn without_network(pod: &Pod, redirect: &Redirect) -> Vec<String> {
-    let proxy =
-        pod.containers.iter().position(|one| one.name == PROXY_CONTAINER && one.kind == Kind::Sidecar);
+    let proxy = pod
+        .containers
+        .iter()
+        .position(|one| one.name == PodFacts::PROXY_CONTAINER && one.kind == Kind::Sidecar);
     let before = pod.containers.iter().take(proxy.unwrap_or(pod.containers.len()));
     let is_exempt = |one: &Container| {
         let user = one.user.and_then(|id| u32::try_from(id).ok());
@@ -460,7 +460,8 @@ fn beside_capture(pod: &Pod, redirect: &Redirect) -> Vec<String> {
             InboundPorts::Only(ranges) => is_in(ranges),
         }
     };
-    let others = pod.containers.iter().filter(|one| one.name != PROXY_CONTAINER && one.kind != Kind::Init);
+    let others =
+        pod.containers.iter().filter(|one| one.name != PodFacts::PROXY_CONTAINER && one.kind != Kind::Init);
     let ports = others.flat_map(|one| one.ports.iter().map(move |port| (one, *port)));
     ports
         .filter(|(_, port)| !is_captured(*port))

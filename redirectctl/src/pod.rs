@@ -6,7 +6,7 @@ use cni_core::enablement::REDIRECTION_ANNOTATION;
 use cni_core::pod_source::PodName;
 use explain::manifest;
 use reasons::AGENT_LABEL;
-use redirect_core::pod::{PROXY_CONTAINER, PodFacts};
+use redirect_core::pod::PodFacts;
 use redirect_core::pod_json::PodJsonErrors;
 use serde_json::{Map, Value, json};
 
@@ -105,7 +105,7 @@ impl Pod {
     /// The container of the proxy.
     #[must_use]
     pub fn proxy(&self) -> Option<&Container> {
-        self.containers.iter().rev().find(|container| container.name == PROXY_CONTAINER)
+        self.containers.iter().rev().find(|container| container.name == PodFacts::PROXY_CONTAINER)
     }
 
     /// What selectors of ambient mode decide by.

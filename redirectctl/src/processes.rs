@@ -1,5 +1,6 @@
 //! The node's processes: whose a network namespace is where addresses do not show it, and which of a pod run as its proxy.
 
+use redirect_core::pod::PodFacts;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -7,7 +8,6 @@ use std::sync::OnceLock;
 use explain::decision::PodDecision;
 use pod_netns::{LookupError, MountedNetns, NamespaceIndex, PodProcess, ProcessIndex, processes_of_pods};
 use redirect_core::Redirect;
-use redirect_core::pod::PROXY_CONTAINER;
 
 use crate::cause::{self, Cause, Finding};
 use crate::pod::{Kind, Pod};
@@ -87,5 +87,5 @@ impl NodeProcesses {
 fn beside_proxy<'a>(pod: &'a Pod, process: &PodProcess) -> Option<&'a str> {
     let (_, name) = pod.container_ids.iter().find(|(id, _)| process.container.contains(id.as_str()))?;
     let ends_before = pod.containers.iter().any(|one| one.name == *name && one.kind == Kind::Init);
-    (name != PROXY_CONTAINER && !ends_before).then_some(name)
+    (name != PodFacts::PROXY_CONTAINER && !ends_before).then_some(name)
 }

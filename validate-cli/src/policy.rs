@@ -5,7 +5,7 @@ use crate::{
     reason::Reason,
     verdict::{Check, Path},
 };
-use netfilter_state::routing;
+use netfilter_state::routing::RoutingItem;
 use netns_apply::routes::{Placed, RouteSocket};
 use redirect_core::Family;
 
@@ -20,7 +20,7 @@ pub(crate) fn check(request: &Request<'_>, families: impl Iterator<Item = Family
         let wrong = placed.as_ref().map(|Placed { placement, found }| match &placement.obstacle {
             Some(obstacle) => Some(obstacle.to_string()),
             None => {
-                let mut missing = routing::missing(&placement.plan, found).into_iter();
+                let mut missing = RoutingItem::missing(&placement.plan, found).into_iter();
                 let missing = missing.find(|item| item.family() == Some(family))?;
                 let broken = found.iter().find(|one| one.item == missing);
                 Some(

@@ -12,7 +12,7 @@ use crate::{
 use nix::errno::Errno;
 use packet_trace::TraceRules;
 use redirect_core::{
-    DNS_PORT, DnsCapture, Family, InboundPorts, InterceptionMode,
+    DnsCapture, Family, InboundPorts, InterceptionMode,
     rule::Protocol,
     values::{PASSTHROUGH_V4, PASSTHROUGH_V6},
 };
@@ -95,7 +95,7 @@ impl Aim<'_, '_> {
         let mut wanted =
             vec![(Protocol::Tcp, redirect.inbound_port()), (Protocol::Tcp, redirect.proxy_port())];
         if *redirect.dns() != DnsCapture::Off {
-            wanted.extend([(Protocol::Tcp, DNS_PORT), (Protocol::Udp, DNS_PORT)]);
+            wanted.extend([(Protocol::Tcp, DnsCapture::PORT), (Protocol::Udp, DnsCapture::PORT)]);
         }
         for (protocol, port) in wanted {
             let at = SocketAddr::new(loopback(self.family), port.number());

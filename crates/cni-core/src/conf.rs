@@ -12,7 +12,7 @@ use crate::{
 use logging::Levels;
 use redirect_core::{
     accepted::AcceptedBy,
-    pod::{STATUS_ANNOTATION, SkipReason},
+    pod::{PodFacts, SkipReason},
     values::parse_duration,
 };
 use serde_json::{Map, Value};
@@ -209,7 +209,7 @@ impl Envelope<'_> {
     fn is_injected(&self) -> Option<bool> {
         let passed = self.object.value("runtimeConfig")?;
         let annotations = passed.get(POD_ANNOTATIONS)?.as_object()?;
-        annotations.contains_key(OF_KUBELET).then(|| annotations.contains_key(STATUS_ANNOTATION))
+        annotations.contains_key(OF_KUBELET).then(|| annotations.contains_key(PodFacts::STATUS_ANNOTATION))
     }
 
     fn acceptance(&self, reader: &mut Reader) -> Acceptance {

@@ -1,7 +1,7 @@
 //! What decides about a pod besides the pod itself: its name, the configuration, the runtime's environment. The node agent asks the same.
 
 use redirect_core::{
-    accepted::{ANNOTATION, AcceptedBy, AcceptedRules},
+    accepted::{AcceptedBy, AcceptedRules},
     options::{BackendChoice, NativeForm},
     settings::{Key, RawSettings, Source},
 };
@@ -52,13 +52,18 @@ impl Acceptance {
     #[must_use]
     pub fn of_pod(&self, annotations: &BTreeMap<String, String>) -> (AcceptedRules, Option<String>) {
         let mut accepted = self.of_node.clone();
-        let Some(list) = annotations.get(ANNOTATION) else { return (accepted, None) };
+        let Some(list) = annotations.get(AcceptedRules::ANNOTATION) else { return (accepted, None) };
         if !self.of_pods {
             let why = "counts for nothing: this node's pods may not name rules (ACCEPT_RULES_OF_PODS)";
-            return (accepted, Some(format!("annotation {ANNOTATION} {why}")));
+            return (accepted, Some(format!("annotation {} {why}", AcceptedRules::ANNOTATION)));
         }
         let problem = accepted.add(list, AcceptedBy::Pod).err();
-        (accepted, problem.map(|problem| format!("annotation {ANNOTATION} counts for nothing: it {problem}")))
+        (
+            accepted,
+            problem.map(|problem| {
+                format!("annotation {} counts for nothing: it {problem}", AcceptedRules::ANNOTATION)
+            }),
+        )
     }
 }
 
@@ -102,7 +107,8 @@ mod tests {
 
     #[test]
     fn a_pod_names_rules_where_the_node_lets_it() {
-        let annotated = |list: &str| BTreeMap::from([(ANNOTATION.to_owned(), list.to_owned())]);
+        let annotated =
+            |list: &str| BTreeMap::from([(AcceptedRules::ANNOTATION.to_owned(), list.to_owned())]);
         let mut acceptance = Acceptance::default();
         acceptance.of_node.add("chain=BACKUP", AcceptedBy::Node).unwrap();
         let (accepted, why_not) = acceptance.of_pod(&annotated("comment=mine"));
@@ -114,7 +120,9 @@ mod tests {
             let (accepted, why_not) = acceptance.of_pod(&annotated(list));
             let why_not = why_not.unwrap();
             assert!(
-                accepted == acceptance.of_node && why_not.contains(why) && why_not.contains(ANNOTATION),
+                accepted == acceptance.of_node
+                    && why_not.contains(why)
+                    && why_not.contains(AcceptedRules::ANNOTATION),
                 "{why_not}"
             );
             assert_eq!(acceptance.of_pod(&BTreeMap::new()), (acceptance.of_node.clone(), None));

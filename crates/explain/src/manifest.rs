@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use cni_core::pod_name::PodName;
 use cni_core::yaml;
 use redirect_core::pod::PodFacts;
-use redirect_core::pod_json::{FieldProblem, PodJsonErrors, pod_of};
+use redirect_core::pod_json::{FieldProblem, PodJsonErrors};
 use serde_json::Value;
 
 pub use stream::each_of_json;
@@ -72,7 +72,7 @@ pub fn objects(text: &str) -> Result<Vec<Value>, String> {
             None => objects.push(document),
         }
     }
-    Ok(objects.into_iter().map(pod_of).collect())
+    Ok(objects.into_iter().map(PodFacts::pod_of).collect())
 }
 
 /// Everything wrong with a pod's object, each with its name.

@@ -1,10 +1,10 @@
 //! A packet in words: who sends it, and where to.
 
+use redirect_core::AmbientRedirect;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use packet_trace::interference::proxy_users;
 use packet_trace::{ConnectionState, Packet};
-use redirect_core::ambient::ZTUNNEL_MARK;
 use redirect_core::plan::DataPlane;
 use redirect_core::{Family, PROXY_ID, RulePlan};
 
@@ -69,7 +69,8 @@ pub fn packet(said: &Said<'_>, plan: Option<&RulePlan>, addresses: &[IpAddr]) ->
         None => packet,
     };
     let is_ambient = plan.is_some_and(|plan| plan.data_plane() == DataPlane::Ambient);
-    let own = if is_ambient && said.sender == Some("proxy") { ZTUNNEL_MARK.value() } else { 0 };
+    let own =
+        if is_ambient && said.sender == Some("proxy") { AmbientRedirect::ZTUNNEL_MARK.value() } else { 0 };
     packet.mark = mark.unwrap_or(own);
     packet.connection.state = state(said.state);
     Ok(packet)

@@ -12,7 +12,7 @@
 
 use std::{collections::BTreeSet, fmt, net::IpAddr};
 
-use crate::route_tables::{DEFAULT_TABLE, LOCAL_TABLE, MAIN_TABLE, PolicyRule, RouteTables, RuleAction};
+use crate::route_tables::{PolicyRule, RouteTables, RuleAction};
 use ipnet::IpNet;
 use redirect_core::values::Family;
 
@@ -65,8 +65,41 @@ impl BranchRule {
     pub const fn table(&self) -> u32 {
         match self {
             Self::ToPod { table, .. } => *table,
-            Self::Answers { .. } => LOCAL_TABLE,
+            Self::Answers { .. } => RouteTables::LOCAL,
         }
+    }
+
+    /// The rules that an address needs; none unless it is that of a pod with a branch interface: a policy rule for an interface leads
+    /// to a table that has a route to this address alone, through the same interface.
+    #[must_use]
+    pub fn wanted(tables: &RouteTables, address: IpAddr) -> Vec<Self> {
+        let host = IpNet::from(address);
+        let route = tables.routes.iter().find_map(|route| {
+            let interface =
+                route.interface.as_ref().filter(|_| route.to == host && is_of_pods(route.table))?;
+            let leads = |rule: &&PolicyRule| {
+                rule.in_interface.as_ref() == Some(interface)
+                    && rule.action == RuleAction::Lookup(route.table)
+                    && rule.family == route.family
+            };
+            let rule = tables.rules.iter().filter(leads).min_by_key(|rule| rule.priority)?;
+            Some((route, interface, rule.priority))
+        });
+        let Some((route, interface, priority)) = route else { return Vec::new() };
+        Vec::from([
+            Self::ToPod { address, table: route.table },
+            Self::Answers {
+                family: route.family,
+                interface: interface.clone(),
+                priority: priority.saturating_sub(1),
+            },
+        ])
+    }
+
+    /// The rules of these shapes that exist.
+    #[must_use]
+    pub fn found(tables: &RouteTables) -> BTreeSet<Self> {
+        tables.rules.iter().filter_map(Self::read).collect()
     }
 
     /// A policy rule of one of these shapes. Only Istio's agent and this program make them on such nodes: the network plugin's own
@@ -80,7 +113,7 @@ impl BranchRule {
                 (is_it && is_of_pods(table)).then(|| Self::ToPod { address: to.addr(), table })
             }
             (None, Some(name)) if *rule == (PolicyRule { in_interface: Some(name.clone()), ..plain }) => {
-                (table == LOCAL_TABLE).then(|| Self::Answers {
+                (table == RouteTables::LOCAL).then(|| Self::Answers {
                     family: rule.family,
                     interface: name.clone(),
                     priority: rule.priority,
@@ -104,39 +137,7 @@ impl fmt::Display for BranchRule {
 }
 
 const fn is_of_pods(table: u32) -> bool {
-    !matches!(table, 0 | DEFAULT_TABLE | MAIN_TABLE | LOCAL_TABLE)
-}
-
-/// The rules that an address needs; none unless it is that of a pod with a branch interface: a policy rule for an interface leads
-/// to a table that has a route to this address alone, through the same interface.
-#[must_use]
-pub fn wanted(tables: &RouteTables, address: IpAddr) -> Vec<BranchRule> {
-    let host = IpNet::from(address);
-    let route = tables.routes.iter().find_map(|route| {
-        let interface = route.interface.as_ref().filter(|_| route.to == host && is_of_pods(route.table))?;
-        let leads = |rule: &&PolicyRule| {
-            rule.in_interface.as_ref() == Some(interface)
-                && rule.action == RuleAction::Lookup(route.table)
-                && rule.family == route.family
-        };
-        let rule = tables.rules.iter().filter(leads).min_by_key(|rule| rule.priority)?;
-        Some((route, interface, rule.priority))
-    });
-    let Some((route, interface, priority)) = route else { return Vec::new() };
-    Vec::from([
-        BranchRule::ToPod { address, table: route.table },
-        BranchRule::Answers {
-            family: route.family,
-            interface: interface.clone(),
-            priority: priority.saturating_sub(1),
-        },
-    ])
-}
-
-/// The rules of these shapes that exist.
-#[must_use]
-pub fn found(tables: &RouteTables) -> BTreeSet<BranchRule> {
-    tables.rules.iter().filter_map(BranchRule::read).collect()
+    !matches!(table, 0 | RouteTables::DEFAULT | RouteTables::MAIN | RouteTables::LOCAL)
 }
 
 #[cfg(test)]
@@ -179,12 +180,12 @@ mod tests {
         RouteTables {
             rules: [
                 through(lookup(10, 101), "vlan1"),
-                lookup(20, LOCAL_TABLE),
-                to(lookup(512, MAIN_TABLE), "10.0.1.9"),
-                lookup(32766, MAIN_TABLE),
+                lookup(20, RouteTables::LOCAL),
+                to(lookup(512, RouteTables::MAIN), "10.0.1.9"),
+                lookup(32766, RouteTables::MAIN),
             ]
             .into(),
-            routes: [route(POD, 101, "vlan1"), route("10.0.1.9", MAIN_TABLE, "eni1")].into(),
+            routes: [route(POD, 101, "vlan1"), route("10.0.1.9", RouteTables::MAIN, "eni1")].into(),
             loopback_is_up: true,
             complete: true,
         }
@@ -192,33 +193,34 @@ mod tests {
 
     #[test]
     fn a_pod_with_a_branch_interface_needs_two_rules_and_any_other_none() {
-        let words: Vec<String> = wanted(&node(), address(POD)).iter().map(ToString::to_string).collect();
+        let words: Vec<String> =
+            BranchRule::wanted(&node(), address(POD)).iter().map(ToString::to_string).collect();
         assert_eq!(words, ["to 10.0.3.7 lookup 101 pref 512", "iif vlan1 lookup local pref 9"]);
-        assert_eq!(wanted(&node(), address("10.0.1.9")), []);
-        assert_eq!(wanted(&node(), address("10.0.3.8")), []);
+        assert_eq!(BranchRule::wanted(&node(), address("10.0.1.9")), []);
+        assert_eq!(BranchRule::wanted(&node(), address("10.0.3.8")), []);
 
         let mut other = node();
         other.routes[0].interface = Some("vlan2".to_string());
-        assert_eq!(wanted(&other, address(POD)), [], "the rule is another interface's");
+        assert_eq!(BranchRule::wanted(&other, address(POD)), [], "the rule is another interface's");
     }
 
     #[test]
     fn only_rules_of_these_shapes_are_found() {
-        assert_eq!(found(&node()), BTreeSet::new(), "those are the network plugin's");
+        assert_eq!(BranchRule::found(&node()), BTreeSet::new(), "those are the network plugin's");
         let mut node = node();
-        let two = wanted(&node, address(POD));
+        let two = BranchRule::wanted(&node, address(POD));
         node.rules.push(to(lookup(512, 101), POD));
-        node.rules.push(through(lookup(9, LOCAL_TABLE), "vlan1"));
-        assert_eq!(found(&node), two.iter().cloned().collect());
+        node.rules.push(through(lookup(9, RouteTables::LOCAL), "vlan1"));
+        assert_eq!(BranchRule::found(&node), two.iter().cloned().collect());
 
         for other in [
             to(lookup(511, 101), POD),
             PolicyRule { mark: Some((1, 1)), ..to(lookup(512, 101), POD) },
             PolicyRule { to: Some("10.0.0.0/16".parse().expect("a range")), ..lookup(512, 101) },
-            PolicyRule { protocol: Some(6), ..through(lookup(9, LOCAL_TABLE), "vlan1") },
+            PolicyRule { protocol: Some(6), ..through(lookup(9, RouteTables::LOCAL), "vlan1") },
         ] {
             node.rules = [other].into();
-            assert_eq!(found(&node), BTreeSet::new(), "{:?}", node.rules);
+            assert_eq!(BranchRule::found(&node), BTreeSet::new(), "{:?}", node.rules);
         }
     }
 }

@@ -3,7 +3,7 @@
 use crate::{
     change::RuleDifference,
     netlink::{NativeDifference, NativeState},
-    routing::{self, FoundRouting, RoutingItem},
+    routing::{FoundRouting, RoutingItem},
     steps::{Observation, RulesIn},
 };
 use redirect_core::{plan::RulePlan, values::Family};
@@ -90,7 +90,7 @@ impl Differences {
             let broken = observed.routing.iter().find(|found| found.item == item);
             broken.cloned().map_or(Difference::MissingRouting(item), Difference::BrokenRouting)
         };
-        all.extend(routing::missing(plan, &observed.routing).into_iter().map(lacking));
+        all.extend(RoutingItem::missing(plan, &observed.routing).into_iter().map(lacking));
         Self { all }
     }
 

@@ -7,15 +7,6 @@ use ipnet::IpNet;
 use redirect_core::values::Family;
 use std::fmt;
 
-/// The table of the namespace's own addresses (`RT_TABLE_LOCAL`).
-pub const LOCAL_TABLE: u32 = 255;
-/// The table that routes belong to unless another is named (`RT_TABLE_MAIN`).
-pub const MAIN_TABLE: u32 = 254;
-/// The priority of the rule that looks into that table: one of a plan behind it decides nothing once it has a default route (`ip rule`).
-pub const MAIN_PRIORITY: u32 = 32766;
-/// The table behind it, usually empty (`RT_TABLE_DEFAULT`).
-pub const DEFAULT_TABLE: u32 = 253;
-
 /// Policy rules and routes of both families.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub struct RouteTables {
@@ -28,6 +19,18 @@ pub struct RouteTables {
     /// Whether everything has been read. If not, the namespace has more routes than were read, and what is not in
     /// [`routes`](Self::routes) may exist all the same.
     pub complete: bool,
+}
+
+impl RouteTables {
+    /// The number of the table of the namespace's own addresses (`RT_TABLE_LOCAL`).
+    pub const LOCAL: u32 = 255;
+    /// That of the table that routes belong to unless another is named (`RT_TABLE_MAIN`).
+    pub const MAIN: u32 = 254;
+    /// The priority of the rule that looks into that table: one of a plan behind it decides nothing once it has a default route
+    /// (`ip rule`).
+    pub const MAIN_PRIORITY: u32 = 32766;
+    /// The number of the table behind it, usually empty (`RT_TABLE_DEFAULT`).
+    pub const DEFAULT: u32 = 253;
 }
 
 /// A policy rule. A packet that meets all its conditions (or, with `not`, fails one) meets its action.
@@ -208,9 +211,9 @@ struct Table(u32);
 impl fmt::Display for Table {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
-            LOCAL_TABLE => f.write_str("local"),
-            MAIN_TABLE => f.write_str("main"),
-            DEFAULT_TABLE => f.write_str("default"),
+            RouteTables::LOCAL => f.write_str("local"),
+            RouteTables::MAIN => f.write_str("main"),
+            RouteTables::DEFAULT => f.write_str("default"),
             number => write!(f, "{number}"),
         }
     }
@@ -343,7 +346,8 @@ mod tests {
              dport 80 [tos] lookup 133 suppress_prefixlength 0"
         );
         let marked = |mark| {
-            PolicyRule { mark: Some(mark), ..PolicyRule::lookup(Family::V6, 0, LOCAL_TABLE) }.to_string()
+            PolicyRule { mark: Some(mark), ..PolicyRule::lookup(Family::V6, 0, RouteTables::LOCAL) }
+                .to_string()
         };
         assert_eq!(marked((0x539, u32::MAX)), "0: from all fwmark 0x539 lookup local");
         assert_eq!(marked((0, 0xff)), "0: from all fwmark 0/0xff lookup local");
@@ -356,12 +360,15 @@ mod tests {
             metric: 0,
             unknown: false,
         };
-        let local = route("10.1.0.2/32", RouteKind::Local, Some("eth0"), LOCAL_TABLE);
+        let local = route("10.1.0.2/32", RouteKind::Local, Some("eth0"), RouteTables::LOCAL);
         assert_eq!(local.to_string(), "local 10.1.0.2 dev eth0 table local");
-        let blackhole = Route { metric: 5, ..route("127.0.0.0/8", RouteKind::Blackhole, None, LOCAL_TABLE) };
+        let blackhole =
+            Route { metric: 5, ..route("127.0.0.0/8", RouteKind::Blackhole, None, RouteTables::LOCAL) };
         assert_eq!(blackhole.to_string(), "blackhole 127.0.0.0/8 table local metric 5");
-        let default =
-            Route { unknown: true, ..route("0.0.0.0/0", RouteKind::Unicast, Some("eth0"), MAIN_TABLE) };
+        let default = Route {
+            unknown: true,
+            ..route("0.0.0.0/0", RouteKind::Unicast, Some("eth0"), RouteTables::MAIN)
+        };
         assert_eq!(default.to_string(), "default dev eth0 table main [another condition]");
     }
 }

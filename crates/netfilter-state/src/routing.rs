@@ -2,8 +2,7 @@
 //! left of an earlier plan.
 
 use redirect_core::{
-    Tproxy,
-    ambient::{ANSWER_MARK, ANSWER_TABLE},
+    AmbientRedirect, Tproxy,
     plan::{DataPlane, RulePlan},
     values::{Family, Mark, MaskedMark, PASSTHROUGH_V6, RouteTable},
 };
@@ -48,6 +47,12 @@ impl FoundRouting {
         Self { item, flaw: None, marked_for_removal: false, message: Vec::new() }
     }
 
+    /// What a plan needs, all of it working.
+    #[must_use]
+    pub fn all_working(plan: &RulePlan) -> Vec<Self> {
+        RoutingItem::wanted(plan).into_iter().map(Self::working).collect()
+    }
+
     /// Whether it does what a plan wants of it, and stays.
     #[must_use]
     pub const fn works(&self) -> bool {
@@ -77,9 +82,127 @@ impl FoundRouting {
         };
         Self { marked_for_removal: true, message, ..self.clone() }
     }
+
+    /// Those of `all` that are more than those of `than`: of several that are the same, each counts.
+    #[must_use]
+    pub fn surplus<'a>(
+        all: impl IntoIterator<Item = &'a Self>,
+        than: impl IntoIterator<Item = &'a Self>,
+    ) -> Vec<&'a Self> {
+        let mut than: Vec<&Self> = than.into_iter().collect();
+        let is_more = |one: &&Self| match than.iter().position(|other| one.is_same_as(other)) {
+            Some(place) => {
+                than.swap_remove(place);
+                false
+            }
+            None => true,
+        };
+        all.into_iter().filter(is_more).collect()
+    }
+
+    /// Remnants of earlier plans, in the order in which to remove it: routes, then the rules that lead to them and
+    /// identify their owner.
+    ///
+    /// Other programs do transparent proxying, too, with the same routing. So a policy rule counts as the mesh's when its
+    /// mark is one that rules of the mesh use (`marks`), or when mark and table are those of `tproxy`, the usual ones or those of
+    /// ambient mode, or the table is one of [`CHOSEN_TABLES`]; a route when such a rule leads to it, and no rule of another
+    /// program does; a rule that an earlier run has marked for removal always counts. Of several that are the same, one that works
+    /// is kept where the plan wants it.
+    pub(crate) fn stale<'a>(
+        plan: &RulePlan,
+        found: &'a [Self],
+        marks: &BTreeSet<Mark>,
+        tproxy: Option<Tproxy>,
+    ) -> Vec<&'a Self> {
+        let of_tproxy = |tproxy: Tproxy| (MaskedMark::from(tproxy.mark()), tproxy.table());
+        let mut named: Vec<(MaskedMark, RouteTable)> =
+            plan.policy_routes().map(|routes| (routes.mark(), routes.table())).into_iter().collect();
+        named.extend(tproxy.into_iter().chain([Tproxy::default()]).map(of_tproxy));
+        named.push((AmbientRedirect::ANSWER_MARK, AmbientRedirect::ANSWER_TABLE));
+        let has_route = |family, table| found.iter().any(|one| one.item == RoutingItem::Route(family, table));
+        let marked_for_removal: BTreeSet<RoutingItem> =
+            found.iter().filter(|one| one.marked_for_removal).map(|one| one.item).collect();
+        let ours = |item: &RoutingItem| match *item {
+            _ if marked_for_removal.contains(item) => true,
+            RoutingItem::LoopbackAddress => true,
+            RoutingItem::Rule(family, mark, table) => {
+                let is_used = mark.whole().is_some_and(|mark| marks.contains(&mark));
+                let is_chosen =
+                    CHOSEN_TABLES.contains(&table.number()) && named.iter().any(|(named, _)| *named == mark);
+                named.contains(&(mark, table)) || is_chosen || is_used && has_route(family, table)
+            }
+            RoutingItem::Route(..) => false,
+        };
+        let usual =
+            named.iter().map(|(_, table)| *table).filter(|table| *table != AmbientRedirect::ANSWER_TABLE);
+        let mut tables: BTreeSet<(Family, RouteTable)> =
+            usual.flat_map(|table| Family::BOTH.map(|family| (family, table))).collect();
+        tables.extend(found.iter().filter(|one| ours(&one.item)).filter_map(|one| match one.item {
+            RoutingItem::Rule(family, _, table) => Some((family, table)),
+            RoutingItem::LoopbackAddress | RoutingItem::Route(..) => None,
+        }));
+        let rules = || {
+            found.iter().filter_map(|one| match one.item {
+                RoutingItem::Rule(family, _, table) => Some((ours(&one.item), family, table)),
+                RoutingItem::LoopbackAddress | RoutingItem::Route(..) => None,
+            })
+        };
+        for (_, family, table) in rules().filter(|(is_ours, ..)| !is_ours) {
+            // Beside other routes another program has no use for it, and a table that was chosen was free.
+            let is_beside = |one: &Self| {
+                one.item == RoutingItem::Route(family, table)
+                    && (one.flaw.is_some() || CHOSEN_TABLES.contains(&table.number()))
+            };
+            let leads_there = rules().any(|rule| rule == (true, family, table));
+            if !(leads_there && found.iter().any(is_beside)) {
+                tables.remove(&(family, table));
+            }
+        }
+        let is_ours = |item: &RoutingItem| match item {
+            RoutingItem::Route(family, table) => tables.contains(&(*family, *table)),
+            RoutingItem::LoopbackAddress | RoutingItem::Rule(..) => ours(item),
+        };
+        let mut kept = BTreeSet::new();
+        let wanted = RoutingItem::wanted(plan);
+        let mut stays = |one: &&Self| one.works() && wanted.contains(&one.item) && kept.insert(one.item);
+        let mut stale: Vec<&Self> =
+            found.iter().filter(|one| is_ours(&one.item)).filter(|one| !stays(one)).collect();
+        stale.sort_by_key(|one| one.item);
+        stale
+    }
 }
 
 impl RoutingItem {
+    /// What a plan needs, in the order in which to add it: the address, then routes, then the rules that lead to them; in ambient mode
+    /// the rules first.
+    #[must_use]
+    pub fn wanted(plan: &RulePlan) -> Vec<Self> {
+        let mut items: Vec<Self> =
+            plan.loopback_address().map(|_| Self::LoopbackAddress).into_iter().collect();
+        if let Some(routes) = plan.policy_routes() {
+            for family in routes.families().iter().copied() {
+                items.push(Self::Route(family, routes.table()));
+                items.push(Self::Rule(family, routes.mark(), routes.table()));
+            }
+        }
+        items.sort_unstable();
+        let table = plan.policy_routes().map(|routes| routes.table().number());
+        if plan.data_plane() == DataPlane::Ambient
+            || table.is_some_and(|table| CHOSEN_TABLES.contains(&table))
+        {
+            // Only the rule says whose a route is in such a table, and a run may end in between.
+            items.reverse();
+        }
+        items
+    }
+
+    /// What a plan needs and is not there, or does not work, in the order in which to add it.
+    #[must_use]
+    pub fn missing(plan: &RulePlan, found: &[FoundRouting]) -> Vec<Self> {
+        let works = |item: &Self| found.iter().any(|one| one.item == *item && one.works());
+        Self::wanted(plan).into_iter().filter(|item| !works(item)).collect()
+    }
+
     /// The family whose policy routing it concerns; the address is not routing.
     #[must_use]
     pub const fn family(self) -> Option<Family> {
@@ -127,23 +250,6 @@ fn without_counters(message: &[u8]) -> impl Iterator<Item = &[u8]> {
     std::iter::once(header).chain(attributes.filter(move |attribute| !counts(attribute)))
 }
 
-/// Those of `all` that are more than those of `than`: of several that are the same, each counts.
-#[must_use]
-pub fn surplus<'a>(
-    all: impl IntoIterator<Item = &'a FoundRouting>,
-    than: impl IntoIterator<Item = &'a FoundRouting>,
-) -> Vec<&'a FoundRouting> {
-    let mut than: Vec<&FoundRouting> = than.into_iter().collect();
-    let is_more = |one: &&FoundRouting| match than.iter().position(|other| one.is_same_as(other)) {
-        Some(place) => {
-            than.swap_remove(place);
-            false
-        }
-        None => true,
-    };
-    all.into_iter().filter(is_more).collect()
-}
-
 /// What a step does to routing.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RoutingChange {
@@ -181,8 +287,8 @@ impl RoutingChange {
         let concerned = |one: &&FoundRouting| one.item == self.item();
         let now: Vec<&FoundRouting> = now.iter().filter(concerned).collect();
         let before: Vec<&FoundRouting> = before.iter().filter(concerned).collect();
-        let missing = surplus(before.iter().copied(), now.iter().copied());
-        let mut extra = surplus(now.iter().copied(), before.iter().copied()).into_iter();
+        let missing = FoundRouting::surplus(before.iter().copied(), now.iter().copied());
+        let mut extra = FoundRouting::surplus(now.iter().copied(), before.iter().copied()).into_iter();
         let remove = match self {
             Self::Added(_) if now.len().saturating_add(missing.len()) > before.len() => extra.next(),
             Self::Added(_) | Self::Removed(_) => None,
@@ -190,105 +296,6 @@ impl RoutingChange {
         };
         TakingBack { make: missing.into_iter().cloned().collect(), remove: remove.cloned() }
     }
-}
-
-/// What a plan needs, in the order in which to add it: the address, then routes, then the rules that lead to them; in ambient mode
-/// the rules first.
-#[must_use]
-pub fn wanted(plan: &RulePlan) -> Vec<RoutingItem> {
-    let mut items: Vec<RoutingItem> =
-        plan.loopback_address().map(|_| RoutingItem::LoopbackAddress).into_iter().collect();
-    if let Some(routes) = plan.policy_routes() {
-        for family in routes.families().iter().copied() {
-            items.push(RoutingItem::Route(family, routes.table()));
-            items.push(RoutingItem::Rule(family, routes.mark(), routes.table()));
-        }
-    }
-    items.sort_unstable();
-    let table = plan.policy_routes().map(|routes| routes.table().number());
-    if plan.data_plane() == DataPlane::Ambient || table.is_some_and(|table| CHOSEN_TABLES.contains(&table)) {
-        // Only the rule says whose a route is in such a table, and a run may end in between.
-        items.reverse();
-    }
-    items
-}
-
-/// What a plan needs and is not there, or does not work, in the order in which to add it.
-#[must_use]
-pub fn missing(plan: &RulePlan, found: &[FoundRouting]) -> Vec<RoutingItem> {
-    let works = |item: &RoutingItem| found.iter().any(|one| one.item == *item && one.works());
-    wanted(plan).into_iter().filter(|item| !works(item)).collect()
-}
-
-/// Remnants of earlier plans, in the order in which to remove it: routes, then the rules that lead to them and
-/// identify their owner.
-///
-/// Other programs do transparent proxying, too, with the same routing. So a policy rule counts as the mesh's when its
-/// mark is one that rules of the mesh use (`marks`), or when mark and table are those of `tproxy`, the usual ones or those of
-/// ambient mode, or the table is one of [`CHOSEN_TABLES`]; a route when such a rule leads to it, and no rule of another
-/// program does; a rule that an earlier run has marked for removal always counts. Of several that are the same, one that works
-/// is kept where the plan wants it.
-#[must_use]
-pub fn stale<'a>(
-    plan: &RulePlan,
-    found: &'a [FoundRouting],
-    marks: &BTreeSet<Mark>,
-    tproxy: Option<Tproxy>,
-) -> Vec<&'a FoundRouting> {
-    let of_tproxy = |tproxy: Tproxy| (MaskedMark::from(tproxy.mark()), tproxy.table());
-    let mut named: Vec<(MaskedMark, RouteTable)> =
-        plan.policy_routes().map(|routes| (routes.mark(), routes.table())).into_iter().collect();
-    named.extend(tproxy.into_iter().chain([Tproxy::default()]).map(of_tproxy));
-    named.push((ANSWER_MARK, ANSWER_TABLE));
-    let has_route = |family, table| found.iter().any(|one| one.item == RoutingItem::Route(family, table));
-    let marked_for_removal: BTreeSet<RoutingItem> =
-        found.iter().filter(|one| one.marked_for_removal).map(|one| one.item).collect();
-    let ours = |item: &RoutingItem| match *item {
-        _ if marked_for_removal.contains(item) => true,
-        RoutingItem::LoopbackAddress => true,
-        RoutingItem::Rule(family, mark, table) => {
-            let is_used = mark.whole().is_some_and(|mark| marks.contains(&mark));
-            let is_chosen =
-                CHOSEN_TABLES.contains(&table.number()) && named.iter().any(|(named, _)| *named == mark);
-            named.contains(&(mark, table)) || is_chosen || is_used && has_route(family, table)
-        }
-        RoutingItem::Route(..) => false,
-    };
-    let usual = named.iter().map(|(_, table)| *table).filter(|table| *table != ANSWER_TABLE);
-    let mut tables: BTreeSet<(Family, RouteTable)> =
-        usual.flat_map(|table| Family::BOTH.map(|family| (family, table))).collect();
-    tables.extend(found.iter().filter(|one| ours(&one.item)).filter_map(|one| match one.item {
-        RoutingItem::Rule(family, _, table) => Some((family, table)),
-        RoutingItem::LoopbackAddress | RoutingItem::Route(..) => None,
-    }));
-    let rules = || {
-        found.iter().filter_map(|one| match one.item {
-            RoutingItem::Rule(family, _, table) => Some((ours(&one.item), family, table)),
-            RoutingItem::LoopbackAddress | RoutingItem::Route(..) => None,
-        })
-    };
-    for (_, family, table) in rules().filter(|(is_ours, ..)| !is_ours) {
-        // Beside other routes another program has no use for it, and a table that was chosen was free.
-        let is_beside = |one: &FoundRouting| {
-            one.item == RoutingItem::Route(family, table)
-                && (one.flaw.is_some() || CHOSEN_TABLES.contains(&table.number()))
-        };
-        let leads_there = rules().any(|rule| rule == (true, family, table));
-        if !(leads_there && found.iter().any(is_beside)) {
-            tables.remove(&(family, table));
-        }
-    }
-    let is_ours = |item: &RoutingItem| match item {
-        RoutingItem::Route(family, table) => tables.contains(&(*family, *table)),
-        RoutingItem::LoopbackAddress | RoutingItem::Rule(..) => ours(item),
-    };
-    let mut kept = BTreeSet::new();
-    let wanted = wanted(plan);
-    let mut stays = |one: &&FoundRouting| one.works() && wanted.contains(&one.item) && kept.insert(one.item);
-    let mut stale: Vec<&FoundRouting> =
-        found.iter().filter(|one| is_ours(&one.item)).filter(|one| !stays(one)).collect();
-    stale.sort_by_key(|one| one.item);
-    stale
 }
 
 impl fmt::Display for RoutingItem {
@@ -329,7 +336,7 @@ mod tests {
     fn stale_of(plan: &RulePlan, found: &[RoutingItem], marks: &[u32]) -> Vec<RoutingItem> {
         let found: Vec<_> = found.iter().copied().map(FoundRouting::working).collect();
         let marks = marks.iter().copied().map(|one| Mark::new(one).unwrap()).collect();
-        stale(plan, &found, &marks, None).into_iter().map(|one| one.item).collect()
+        FoundRouting::stale(plan, &found, &marks, None).into_iter().map(|one| one.item).collect()
     }
 
     #[test]
@@ -358,15 +365,16 @@ mod tests {
     fn what_is_left_of_ambient_mode_goes_unless_another_program_needs_its_route() {
         let ambient = AmbientRedirect::new(Families::V4).plan();
         let [route, rule] = [
-            RoutingItem::Route(Family::V4, ANSWER_TABLE),
-            RoutingItem::Rule(Family::V4, ANSWER_MARK, ANSWER_TABLE),
+            RoutingItem::Route(Family::V4, AmbientRedirect::ANSWER_TABLE),
+            RoutingItem::Rule(Family::V4, AmbientRedirect::ANSWER_MARK, AmbientRedirect::ANSWER_TABLE),
         ];
-        assert_eq!(wanted(&ambient), [rule, route]);
+        assert_eq!(RoutingItem::wanted(&ambient), [rule, route]);
         assert_eq!(stale_of(&ambient, &[route, rule], &[]), []);
         assert_eq!(stale_of(&RulePlan::empty(), &[route, rule], &[]), [route, rule]);
         assert_eq!(stale_of(&plan("TPROXY"), &[route, rule], &[]), [route, rule]);
         // The number 100 is in every handbook.
-        let theirs = RoutingItem::Rule(Family::V4, Mark::new(1).unwrap().into(), ANSWER_TABLE);
+        let theirs =
+            RoutingItem::Rule(Family::V4, Mark::new(1).unwrap().into(), AmbientRedirect::ANSWER_TABLE);
         assert_eq!(stale_of(&RulePlan::empty(), &[route], &[]), []);
         assert_eq!(stale_of(&RulePlan::empty(), &[route, theirs], &[]), []);
         assert_eq!(stale_of(&RulePlan::empty(), &[route, rule, theirs], &[]), [rule]);
@@ -377,7 +385,7 @@ mod tests {
         let chosen = RouteTable::new(*CHOSEN_TABLES.start()).unwrap();
         let route = RoutingItem::Route(Family::V4, chosen);
         let theirs = RoutingItem::Rule(Family::V4, Mark::new(7).unwrap().into(), chosen);
-        for mark in [ANSWER_MARK, Tproxy::default().mark().into()] {
+        for mark in [AmbientRedirect::ANSWER_MARK, Tproxy::default().mark().into()] {
             let rule = RoutingItem::Rule(Family::V4, mark, chosen);
             for wanted in [RulePlan::empty(), plan("TPROXY"), AmbientRedirect::new(Families::V4).plan()] {
                 assert_eq!(stale_of(&wanted, &[rule, route], &[]), [route, rule]);
@@ -389,22 +397,30 @@ mod tests {
         let ambient = AmbientRedirect::new(Families::V4).plan().with_policy_routing(chosen, None);
         let tproxy = plan("TPROXY").with_policy_routing(chosen, None);
         for wanted in [ambient, tproxy] {
-            assert!(matches!(super::wanted(&wanted)[..], [RoutingItem::Rule(..), RoutingItem::Route(..)]));
-            assert_eq!(stale_of(&wanted, &super::wanted(&wanted), &[]), []);
+            assert!(matches!(
+                RoutingItem::wanted(&wanted)[..],
+                [RoutingItem::Rule(..), RoutingItem::Route(..)]
+            ));
+            assert_eq!(stale_of(&wanted, &RoutingItem::wanted(&wanted), &[]), []);
         }
     }
 
     #[test]
     fn a_route_among_others_is_ours_whoever_leads_to_its_table() {
-        let route = FoundRouting::working(RoutingItem::Route(Family::V4, ANSWER_TABLE));
-        let rule = FoundRouting::working(RoutingItem::Rule(Family::V4, ANSWER_MARK, ANSWER_TABLE));
-        let theirs = RoutingItem::Rule(Family::V4, Mark::new(1).unwrap().into(), ANSWER_TABLE);
+        let route = FoundRouting::working(RoutingItem::Route(Family::V4, AmbientRedirect::ANSWER_TABLE));
+        let rule = FoundRouting::working(RoutingItem::Rule(
+            Family::V4,
+            AmbientRedirect::ANSWER_MARK,
+            AmbientRedirect::ANSWER_TABLE,
+        ));
+        let theirs =
+            RoutingItem::Rule(Family::V4, Mark::new(1).unwrap().into(), AmbientRedirect::ANSWER_TABLE);
         let beside = FoundRouting { flaw: Some("the table also has another".into()), ..route };
         let found = [beside.clone(), rule.clone(), FoundRouting::working(theirs)];
-        assert_eq!(stale(&RulePlan::empty(), &found, &BTreeSet::new(), None), [&beside, &rule]);
+        assert_eq!(FoundRouting::stale(&RulePlan::empty(), &found, &BTreeSet::new(), None), [&beside, &rule]);
         // Unless no rule of ours does.
         let found = [beside, FoundRouting::working(theirs)];
-        assert!(stale(&RulePlan::empty(), &found, &BTreeSet::new(), None).is_empty());
+        assert!(FoundRouting::stale(&RulePlan::empty(), &found, &BTreeSet::new(), None).is_empty());
     }
 
     #[test]
@@ -414,8 +430,11 @@ mod tests {
         let route = FoundRouting::working(RoutingItem::Route(Family::V4, table));
         let none = BTreeSet::new();
         let found = [rule.mark_for_removal(), route.clone()];
-        assert_eq!(stale(&plan("TPROXY"), &found, &none, None), [&route, &rule.mark_for_removal()]);
-        assert!(stale(&plan("TPROXY"), &[rule, route], &none, None).is_empty());
+        assert_eq!(
+            FoundRouting::stale(&plan("TPROXY"), &found, &none, None),
+            [&route, &rule.mark_for_removal()]
+        );
+        assert!(FoundRouting::stale(&plan("TPROXY"), &[rule, route], &none, None).is_empty());
     }
 
     #[test]

@@ -8,7 +8,7 @@
 use crate::{
     change::IptablesChange,
     netlink::NativeState,
-    routing::{self, FoundRouting, RoutingChange, RoutingItem},
+    routing::{FoundRouting, RoutingChange, RoutingItem},
     state::{IptablesTables, PerFamily},
 };
 use redirect_core::{
@@ -89,7 +89,7 @@ impl Observation {
     pub fn differences_to(&self, earlier: &Self) -> Vec<String> {
         let nothing = IptablesChange::default();
         let mut words = Vec::new();
-        for variant in VARIANTS {
+        for variant in Variant::ALL {
             for family in Family::BOTH {
                 let (now, earlier) = (self.rules(variant).of(family), earlier.rules(variant).of(family));
                 let back = IptablesChange::back(now, earlier, &nothing);
@@ -103,9 +103,9 @@ impl Observation {
         if self.native != earlier.native {
             words.push("native tables inet istio-*".to_string());
         }
-        let added = routing::surplus(&self.routing, &earlier.routing);
+        let added = FoundRouting::surplus(&self.routing, &earlier.routing);
         words.extend(added.into_iter().map(|found| format!("added: {}", found.item)));
-        let gone = routing::surplus(&earlier.routing, &self.routing);
+        let gone = FoundRouting::surplus(&earlier.routing, &self.routing);
         words.extend(gone.into_iter().map(|found| format!("gone: {}", found.item)));
         let works = |of: &Self, item: &RoutingItem| {
             of.routing.iter().any(|found| found.item == *item && found.works())
@@ -118,9 +118,6 @@ impl Observation {
         words
     }
 }
-
-/// Both variants of iptables.
-pub const VARIANTS: [Variant; 2] = [Variant::Legacy, Variant::Nft];
 
 /// Where rules are to stand. Closed on purpose, as [`Step`] is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -281,11 +278,11 @@ fn tables(change: &IptablesChange) -> String {
 #[must_use]
 pub fn between(observed: &Observation, goal: &Goal<'_>) -> Vec<Step> {
     let mut steps: Vec<Step> =
-        routing::missing(goal.plan, &observed.routing).into_iter().map(Step::AddRouting).collect();
+        RoutingItem::missing(goal.plan, &observed.routing).into_iter().map(Step::AddRouting).collect();
     let (take_over, let_go) = phases(observed, goal);
     let both_stand = !let_go.is_empty() && !goal.plan.families().is_empty() && observed.is_redirected();
     let rules_change = !take_over.is_empty() || !let_go.is_empty();
-    let stale = routing::stale(goal.plan, &observed.routing, &observed.marks(), goal.tproxy);
+    let stale = FoundRouting::stale(goal.plan, &observed.routing, &observed.marks(), goal.tproxy);
     let is_marked = |found: &FoundRouting| {
         rules_change && !found.marked_for_removal && matches!(found.item, RoutingItem::Rule(..))
     };
@@ -313,7 +310,7 @@ fn captures_inbound(plan: &RulePlan, table: Table) -> bool {
 /// Changes of rules: those that let the new ones capture, and those that take the old ones away.
 fn phases(observed: &Observation, goal: &Goal<'_>) -> (Vec<Step>, Vec<Step>) {
     let (mut first, mut second) = (RulesStep::default(), RulesStep::default());
-    for variant in VARIANTS {
+    for variant in Variant::ALL {
         for family in Family::BOTH {
             let found = observed.rules(variant).of(family);
             if goal.rules_in == RulesIn::Iptables(variant) {

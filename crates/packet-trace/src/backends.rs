@@ -2,13 +2,13 @@
 
 use super::{
     Detail, Packet, Trace, TraceEvent, TraceRules,
-    interference::{Effect, Pod, find},
+    interference::{Effect, Pod},
     kernel::dumps::{self, dump, dumped, read_saved},
 };
 use netfilter_state::{
     change::IptablesChange,
     netlink::{Batch, NativeState, Observed},
-    routing::{self, FoundRouting},
+    routing::FoundRouting,
     ruleset::{Condition, Counter, HookedRules},
     state::IptablesTables,
 };
@@ -75,7 +75,7 @@ fn what_this_library_writes_it_understands_and_finds_nothing_in_its_own_way() {
                 .filter(|condition| matches!(condition, Condition::Unknown(_)));
             assert!(rules.len() > 30 && strange.count() == 0, "{rules:#?}");
             let pod = Pod { addresses: &addresses(), interfaces: &interfaces, ..Pod::default() };
-            assert_eq!(find(&ruleset, &plan, &pod), [], "{mode}");
+            assert_eq!(pod.judge(&ruleset, &plan).findings, [], "{mode}");
         }
     }
 }
@@ -89,7 +89,7 @@ fn a_chain_of_the_mesh_with_another_policy_is_found_in_native_tables_too() {
             base.drops = true;
         }
     }
-    let findings = find(&ruleset, &plan, &Pod::default());
+    let findings = Pod::default().judge(&ruleset, &plan).findings;
     assert!(findings.len() >= 4 && findings.iter().all(|finding| finding.effect == Effect::PolicyDrops));
 }
 
@@ -133,8 +133,7 @@ fn native_rules_with_sets_are_traced_exactly_as_their_plan() {
     ];
     for (settings, mode) in lists.iter().flat_map(|list| ["REDIRECT", "TPROXY"].map(|mode| (list, mode))) {
         let plan = plan(&[*settings, &[(Key::InterceptionMode, mode)]].concat());
-        let routing: Vec<FoundRouting> =
-            routing::wanted(&plan).into_iter().map(FoundRouting::working).collect();
+        let routing: Vec<FoundRouting> = FoundRouting::all_working(&plan);
         for (form, family) in [NativeForm::Plain, NativeForm::Sets]
             .into_iter()
             .flat_map(|form| Family::BOTH.map(|family| (form, family)))
@@ -212,7 +211,7 @@ fn in_force(name: &str) -> [(&'static str, HookedRules); 4] {
 #[test]
 fn a_packet_is_traced_through_a_plan_in_force_as_through_the_plan() {
     for (name, plan) in dumps::plans() {
-        let routing: Vec<_> = routing::wanted(&plan).into_iter().map(FoundRouting::working).collect();
+        let routing: Vec<_> = FoundRouting::all_working(&plan);
         for ((backend, ruleset), family) in
             in_force(name).iter().flat_map(|one| Family::BOTH.map(|family| (one, family)))
         {

@@ -13,9 +13,7 @@ use super::{
     walk::{Lookup, Routed, routed},
 };
 use netfilter_state::{
-    route_tables::{
-        LOCAL_TABLE, MAIN_PRIORITY, MAIN_TABLE, PolicyRule, Route, RouteKind, RouteTables, RuleAction,
-    },
+    route_tables::{PolicyRule, Route, RouteKind, RouteTables, RuleAction},
     routing::{CHOSEN_TABLES, FoundRouting, RoutingItem},
     ruleset::HookedRules,
 };
@@ -223,7 +221,8 @@ impl Seen<'_> {
     }
 
     fn has_rule(&self, family: Family, table: RouteTable) -> bool {
-        self.rules(family).any(|rule| self.leads(rule) == Some(table) && rule.priority < MAIN_PRIORITY)
+        self.rules(family)
+            .any(|rule| self.leads(rule) == Some(table) && rule.priority < RouteTables::MAIN_PRIORITY)
     }
 
     /// The table: one that an earlier run has chosen, the plan's, or the first that is free.
@@ -393,7 +392,7 @@ impl Seen<'_> {
         }
         let names = routes
             .iter()
-            .filter(|route| [LOCAL_TABLE, MAIN_TABLE].contains(&route.table))
+            .filter(|route| [RouteTables::LOCAL, RouteTables::MAIN].contains(&route.table))
             .filter_map(|route| route.interface.as_deref())
             .filter(|name| *name != "lo");
         let interfaces = Set::each(names.map(interface));
@@ -509,7 +508,7 @@ fn own_route(family: Family, table: RouteTable) -> Route {
 /// The addresses by which other hosts reach the namespace.
 fn own_addresses(routes: &[Route]) -> Vec<IpAddr> {
     let is_own = |route: &&Route| {
-        route.table == LOCAL_TABLE
+        route.table == RouteTables::LOCAL
             && route.kind == RouteKind::Local
             && route.to.prefix_len() == route.to.max_prefix_len()
             && is_routable(&route.to.addr())

@@ -10,7 +10,7 @@ use crate::{
     kernel::assert_recorded,
 };
 use netfilter_state::{
-    routing::{self, FoundRouting},
+    routing::FoundRouting,
     ruleset::{HookedRules, TableFamily},
 };
 use redirect_core::{Family, RulePlan};
@@ -71,7 +71,7 @@ fn packets(family: Family) -> Vec<(&'static str, Packet)> {
 }
 
 fn rules(ruleset: &HookedRules, plan: &RulePlan, family: Family) -> TraceRules {
-    let routing: Vec<_> = routing::wanted(plan).into_iter().map(FoundRouting::working).collect();
+    let routing: Vec<_> = FoundRouting::all_working(plan);
     TraceRules::of_ruleset(ruleset, &routing, family, Some(plan))
 }
 

@@ -5,9 +5,7 @@ use super::{
     packets::{Field, interface, of_net},
     set::Set,
 };
-use netfilter_state::route_tables::{
-    DEFAULT_TABLE, LOCAL_TABLE, MAIN_TABLE, PolicyRule, Route, RouteKind, RouteTables, RuleAction,
-};
+use netfilter_state::route_tables::{PolicyRule, Route, RouteKind, RouteTables, RuleAction};
 use redirect_core::values::Family;
 use std::{cmp::Reverse, collections::BTreeMap};
 
@@ -221,14 +219,14 @@ fn end_of(route: &Route) -> RouteEnd {
 
 /// Whether a rule is not one of the three that every namespace has.
 fn is_added(rule: &&PolicyRule) -> bool {
-    let usual = [(0, LOCAL_TABLE), (32_766, MAIN_TABLE), (32_767, DEFAULT_TABLE)];
+    let usual = [(0, RouteTables::LOCAL), (32_766, RouteTables::MAIN), (32_767, RouteTables::DEFAULT)];
     !usual.iter().any(|(priority, table)| **rule == PolicyRule::lookup(rule.family, *priority, *table))
 }
 
 /// Whether a local route was added.
 fn has_local_of_others(tables: &RouteTables) -> bool {
     let is_others = |route: &Route| {
-        route.family == Family::V4 && route.kind == RouteKind::Local && route.table != LOCAL_TABLE
+        route.family == Family::V4 && route.kind == RouteKind::Local && route.table != RouteTables::LOCAL
     };
     tables.routes.iter().any(is_others)
 }
@@ -237,7 +235,7 @@ fn has_local_of_others(tables: &RouteTables) -> bool {
 fn delivered_here(tables: &RouteTables, family: Family) -> Set {
     let is_kind = |kind| matches!(kind, RouteKind::Local | RouteKind::Broadcast | RouteKind::Anycast);
     let is_local = |route: &&Route| {
-        route.family == family && route.table == LOCAL_TABLE && is_kind(route.kind) && !route.unknown
+        route.family == family && route.table == RouteTables::LOCAL && is_kind(route.kind) && !route.unknown
     };
     let ranges = tables.routes.iter().filter(is_local).flat_map(|route| of_net(&route.to).ranges().to_vec());
     Set::of(ranges.collect())
@@ -245,7 +243,7 @@ fn delivered_here(tables: &RouteTables, family: Family) -> Set {
 
 /// The addresses that the most specific route in that table calls local.
 fn local(tables: &RouteTables, family: Family) -> Set {
-    let of_table = |route: &&Route| route.family == family && route.table == LOCAL_TABLE;
+    let of_table = |route: &&Route| route.family == family && route.table == RouteTables::LOCAL;
     let mut routes: Vec<&Route> = tables.routes.iter().filter(of_table).collect();
     routes.sort_by_key(|route| (route.to.prefix_len(), Reverse(route.metric)));
     routes.into_iter().fold(Set::empty(), |all, route| {

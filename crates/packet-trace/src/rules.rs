@@ -20,7 +20,7 @@ use super::{
 };
 use netfilter_state::{
     route_tables::RouteTables,
-    routing::{self, FoundRouting, RoutingItem},
+    routing::{FoundRouting, RoutingItem},
     ruleset::{
         Api, Base, ChainState, Condition, Direction, HookList, HookOwner, HookedRules, KernelRule, Plain,
         Statement, TableFamily, TableName, TableState, VerdictMap,
@@ -252,7 +252,7 @@ impl TraceRules {
                 rules.chains.push(walked);
             }
         }
-        rules.finish(&routing::wanted(plan))
+        rules.finish(&RoutingItem::wanted(plan))
     }
 
     /// Everything that a network namespace holds: rules of the mesh by any backend, and those of other programs as far as
@@ -285,8 +285,7 @@ impl TraceRules {
     /// ```
     #[must_use]
     pub fn of_dump(dump: &Dump, plan: &RulePlan) -> Self {
-        let routing: Vec<FoundRouting> =
-            routing::wanted(plan).into_iter().map(FoundRouting::working).collect();
+        let routing: Vec<FoundRouting> = FoundRouting::all_working(plan);
         Self::of_ruleset(dump.ruleset(), &routing, dump.family(), Some(plan))
     }
 

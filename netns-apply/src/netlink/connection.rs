@@ -190,7 +190,7 @@ impl Connection {
         let mut needs = BTreeSet::new();
         for family in plan.families() {
             let planned = plan.planned_rules().iter().filter(|planned| planned.scope().covers(*family));
-            let extensions = planned.flat_map(|planned| netfilter_state::netlink::extensions(planned.rule()));
+            let extensions = planned.flat_map(|planned| Extension::of_rule(planned.rule()));
             needs.extend(extensions.map(|extension| (*family, extension)));
         }
         self.missing(needs)

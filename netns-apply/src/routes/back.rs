@@ -6,7 +6,7 @@
 //! of the type `local`, and with one of them the kernel checks the source of each packet.
 
 use super::{Dumped, LOOPBACK, RouteError, RouteSocket, address_family};
-use netfilter_state::route_tables::LOCAL_TABLE;
+use netfilter_state::route_tables::RouteTables;
 use netlink_packet_route::{
     RouteNetlinkMessage,
     route::{RouteAddress, RouteAttribute, RouteHeader, RouteMessage, RouteProtocol, RouteScope, RouteType},
@@ -77,7 +77,7 @@ fn route(to: IpAddr) -> RouteMessage {
     };
     route.attributes = vec![
         RouteAttribute::Destination(to),
-        RouteAttribute::Table(LOCAL_TABLE),
+        RouteAttribute::Table(RouteTables::LOCAL),
         RouteAttribute::Oif(LOOPBACK),
     ];
     route
@@ -94,7 +94,7 @@ fn host_route(dumped: &Dumped<'_>) -> Option<(IpAddr, bool)> {
     })?;
     let back = route(to);
     let is_whole = found.header.destination_prefix_length == back.header.destination_prefix_length;
-    let is_in_table = found.attributes.contains(&RouteAttribute::Table(LOCAL_TABLE));
+    let is_in_table = found.attributes.contains(&RouteAttribute::Table(RouteTables::LOCAL));
     let is_back = found.header.kind == back.header.kind
         && back.attributes.iter().all(|attribute| found.attributes.contains(attribute));
     let is_own = found.header.kind == RouteType::Local;

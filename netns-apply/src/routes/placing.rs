@@ -8,7 +8,7 @@ use crate::socket::attributes;
 use netfilter_state::{
     netlink::Message,
     route_tables::{PolicyRule, Route, RouteKind, RouteTables, RuleAction},
-    routing::{self, CHOSEN_TABLES, FoundRouting, RoutingItem},
+    routing::{CHOSEN_TABLES, FoundRouting, RoutingItem},
 };
 use netlink_packet_core::NLM_F_REQUEST;
 use netlink_packet_route::{
@@ -20,7 +20,7 @@ use packet_trace::{
     Interface, Packet, Sender,
     placement::{Placement, place},
 };
-use redirect_core::{Family, RulePlan, Tproxy, ambient::ANSWER_MARK, plan::PolicyRoutes, values::MaskedMark};
+use redirect_core::{AmbientRedirect, Family, RulePlan, Tproxy, plan::PolicyRoutes, values::MaskedMark};
 
 /// Size of `rtmsg`, and where it says what kind of route it is.
 const HEADER: usize = 12;
@@ -68,7 +68,7 @@ impl RouteSocket {
         let (placement, tables) = self.place_among(plan, &links)?;
         found.retain(|one| !is_anothers(one, plan, &tables));
         placement.judge(&mut found);
-        let wanted = routing::wanted(&placement.plan);
+        let wanted = RoutingItem::wanted(&placement.plan);
         for one in found.iter_mut().filter(|one| !wanted.contains(&one.item)) {
             one.flaw = one.flaw.take().or_else(|| is_shared(one.item, &tables));
         }
@@ -134,7 +134,7 @@ fn is_anothers(found: &FoundRouting, plan: &RulePlan, tables: &RouteTables) -> b
         .policy_routes()
         .map(PolicyRoutes::mark)
         .into_iter()
-        .chain([ANSWER_MARK, Tproxy::default().mark().into()])
+        .chain([AmbientRedirect::ANSWER_MARK, Tproxy::default().mark().into()])
         .map(MaskedMark::value)
         .collect();
     let leads =

@@ -2,7 +2,7 @@
 
 use super::Dumped;
 use netfilter_state::{
-    route_tables::{MAIN_PRIORITY, PolicyRule, RuleAction},
+    route_tables::{PolicyRule, RouteTables, RuleAction},
     routing::{FoundRouting, REMOVAL_PROTOCOL, RoutingItem},
 };
 use netlink_packet_core::{DefaultNla, Nla};
@@ -147,7 +147,7 @@ pub(super) fn marked_lookup(family: Family, dumped: &DumpedRule<'_>) -> Option<F
     let limits = rule.limits();
     let flaw = if !limits.is_empty() {
         Some(format!("it has another condition: {}", limits.join(", ")))
-    } else if rule.priority >= MAIN_PRIORITY {
+    } else if rule.priority >= RouteTables::MAIN_PRIORITY {
         Some(format!("its priority is {}, behind the table main", rule.priority))
     } else {
         None

@@ -9,7 +9,7 @@ use super::{
 };
 use netfilter_state::{
     netlink::Message,
-    route_tables::{LOCAL_TABLE, MAIN_TABLE, PolicyRule, Route, RouteKind, RouteTables},
+    route_tables::{PolicyRule, Route, RouteKind, RouteTables},
     routing::FoundRouting,
 };
 use netlink_packet_core::{NLM_F_DUMP, NLM_F_REQUEST};
@@ -104,7 +104,7 @@ impl RouteSocket {
             found.extend(rules_of_mesh);
             if is_cut {
                 let local = self.local_routes(family, links)?;
-                tables.routes.retain(|route| route.family != family || route.table != LOCAL_TABLE);
+                tables.routes.retain(|route| route.family != family || route.table != RouteTables::LOCAL);
                 tables.routes.extend(local.all.into_iter().filter_map(|(_, route)| route));
             }
         }
@@ -139,7 +139,7 @@ impl RouteSocket {
         let _ = self.socket.only_what_is_asked_for(true);
         let mut request = route_request(family);
         if let RouteNetlinkMessage::GetRoute(message) = &mut request {
-            message.attributes.push(RouteAttribute::Table(LOCAL_TABLE));
+            message.attributes.push(RouteAttribute::Table(RouteTables::LOCAL));
         }
         let local = read(self, &request);
         let _ = self.socket.only_what_is_asked_for(false);
@@ -196,7 +196,10 @@ impl<T> Listed<T> {
 
 /// What a kernel without policy routing (`CONFIG_IP_MULTIPLE_TABLES`) asks.
 fn without_policy_routing(family: Family) -> Vec<PolicyRule> {
-    vec![PolicyRule::lookup(family, 0, LOCAL_TABLE), PolicyRule::lookup(family, 32766, MAIN_TABLE)]
+    vec![
+        PolicyRule::lookup(family, 0, RouteTables::LOCAL),
+        PolicyRule::lookup(family, 32766, RouteTables::MAIN),
+    ]
 }
 
 /// The route in a message; `Some(None)` if it is not in use, `None` if the message has none.

@@ -4,12 +4,12 @@
 
 #![allow(clippy::unwrap_used)] // a panic is how a test fails
 
-use crate::common::run;
+use crate::common::{observation, run};
 use netfilter_state::netlink::Obstacle;
 use netns_apply::{
     ApplyError, ApplyOptions, Backend, Because, ExecError, LegacyError, LockError, Mismatch, Outcome,
     Programs, RollbackOutcome, RunError, apply, apply_and_search, cleanup, cleanup_preview, in_the_way,
-    interference, netlink::NetlinkError, observe, preflight, verify,
+    interference, netlink::NetlinkError, preflight, verify,
 };
 use packet_trace::interference::Severity;
 use redirect_core::{
@@ -400,7 +400,7 @@ fn a_patience_longer_than_any_clock_goes_is_long() {
                 assert_eq!(verify(&from, &options).unwrap(), None);
             }
             assert_eq!(cleanup_preview(&options).unwrap(), "");
-            assert!(!observe(&options).unwrap().is_redirected());
+            assert!(!observation(&options).unwrap().is_redirected());
         })
         .unwrap();
 }
@@ -771,7 +771,7 @@ fn a_run_reads_no_more_rules_than_it_may_and_ends() {
             let error = apply(&plan("REDIRECT", "81"), &options).unwrap_err();
             assert!(is_too_much(&error.cause), "{backend:?}: {error}");
             assert_eq!(error.aftermath, RollbackOutcome::Untouched);
-            assert!(is_too_much(&observe(&options).unwrap_err()));
+            assert!(is_too_much(&observation(&options).unwrap_err()));
             assert!(is_too_much(&cleanup_preview(&options).unwrap_err()));
         };
         namespace().enter(scene).unwrap();

@@ -3,9 +3,9 @@
 
 #![allow(clippy::unwrap_used)] // a panic is how a test fails
 
-use crate::common::run;
+use crate::common::{observation, run};
 use netns_apply::{
-    ApplyError, ApplyOptions, Live, MOST_READ, Mismatch, Snapshot, Verdict, apply, cleanup, observe, verify,
+    ApplyError, ApplyOptions, Live, MOST_READ, Mismatch, Snapshot, Verdict, apply, cleanup, verify,
 };
 use redirect_core::{
     Redirect, RulePlan,
@@ -99,7 +99,7 @@ fn lives(plan: &RulePlan, options: &ApplyOptions, what: &str) {
     // Whoever removes it does not know what it was.
     let without_limit = options.clone().most_read(None);
     assert!(cleanup(&without_limit).unwrap().changed, "{what}");
-    assert!(!observe(options).unwrap().is_redirected(), "{what}");
+    assert!(!observation(options).unwrap().is_redirected(), "{what}");
 }
 
 #[test]

@@ -3,15 +3,13 @@
 #![allow(clippy::unwrap_used)] // a panic is how a test fails
 
 use crate::common::dumps::kernel_dumps;
-use crate::common::{namespace, run};
+use crate::common::{namespace, observation, run};
 use netfilter_state::{
     parse,
     ruleset::{Condition, HookedRules},
     state::{Entry, IptablesTables},
 };
-use netns_apply::{
-    ApplyError, ApplyOptions, Fingerprint, LegacyError, Live, Programs, apply, observe, verify,
-};
+use netns_apply::{ApplyError, ApplyOptions, Fingerprint, LegacyError, Live, Programs, apply, verify};
 use redirect_core::{
     Family,
     options::{BackendChoice, Variant},
@@ -78,11 +76,11 @@ fn compare(scripts: &[(Family, Vec<String>)]) {
     // A table without anything in it is none.
     printed.tables.retain(|table, _| read.tables.contains_key(table));
     assert_same(&words(&read), &words(&printed));
-    let seen = observe(&options).unwrap().legacy;
+    let seen = observation(&options).unwrap().legacy;
     assert_same(&understood(&seen.v4), &understood(&state[0]));
     assert_same(&understood(&seen.v6), &understood(&state[1]));
     // Where the programs are installed, those rules that no plan can have are as they print them.
-    assert_eq!(observe(&ApplyOptions::default()).unwrap().legacy.v4, state[0]);
+    assert_eq!(observation(&ApplyOptions::default()).unwrap().legacy.v4, state[0]);
 }
 
 /// Compares line by line, and shows those that differ alone.
@@ -179,7 +177,7 @@ fn a_table_takes_no_more_than_may_be_read() {
         .enter(|| {
             let rules = "-A OUTPUT -j RETURN\n".repeat(100);
             run("iptables-legacy-restore", &["--noflush"], &format!("*nat\n{rules}COMMIT\n"));
-            let error = observe(&options).unwrap_err();
+            let error = observation(&options).unwrap_err();
             assert!(matches!(&error, ApplyError::Legacy(LegacyError::TooMuch { most: 1024, .. })), "{error}");
         })
         .unwrap();

@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used)] // a panic is how a test fails
 
 use crate::common::run;
-use netfilter_state::route_tables::{LOCAL_TABLE, RouteKind, RouteTables};
+use netfilter_state::route_tables::{RouteKind, RouteTables};
 use netns_apply::{ApplyOptions, Live, routes::RouteSocket};
 use redirect_core::{Family, rule::Hook};
 use std::collections::BTreeSet;
@@ -142,7 +142,7 @@ fn a_route_that_is_gone_or_refuses_shows() {
     let (tables, _) = after([&refuse, ""]);
     assert!(!routes(&tables).iter().any(|route| route == own), "{tables:?}");
     let refusing = tables.routes.iter().find(|route| route.kind == RouteKind::Blackhole).unwrap();
-    assert_eq!((refusing.table, refusing.to.to_string().as_str()), (LOCAL_TABLE, "127.0.0.0/9"));
+    assert_eq!((refusing.table, refusing.to.to_string().as_str()), (RouteTables::LOCAL, "127.0.0.0/9"));
 }
 
 #[test]

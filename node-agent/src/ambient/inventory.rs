@@ -9,7 +9,7 @@ use std::sync::Mutex;
 use cni_core::enablement::{DATAPLANE_LABEL, SIDECAR_ANNOTATION};
 use controller_runtime::lock;
 use controller_runtime::resync::{Collection, Followed, Freshness, Replica, Selection};
-use redirect_core::accepted;
+use redirect_core::accepted::AcceptedRules;
 use redirect_core::settings::AMBIENT_SETTINGS;
 use serde_json::{Map, Value, json};
 use tokio::sync::Notify;
@@ -221,8 +221,8 @@ pub fn condensed(pod: &Value) -> Option<(String, Value)> {
     let annotations = pod.pointer("/metadata/annotations").and_then(Value::as_object);
     for (name, value) in annotations.into_iter().flatten() {
         let is_accepting = || {
-            name == accepted::ANNOTATION
-                && value.as_str().is_some_and(|list| list.len() <= accepted::LONGEST_LIST)
+            name == AcceptedRules::ANNOTATION
+                && value.as_str().is_some_and(|list| list.len() <= AcceptedRules::LONGEST_LIST)
         };
         let is_setting =
             || AMBIENT_SETTINGS.iter().any(|setting| setting.annotations.contains(&name.as_str()));

@@ -8,7 +8,7 @@ use cni_core::pod_source::PodName;
 use cni_core::sandboxed::SandboxedRuntimes;
 use cni_core::selection::Acceptance;
 use reasons::PodState;
-use redirect_core::accepted::{ANNOTATION, AcceptedRules};
+use redirect_core::accepted::AcceptedRules;
 use redirect_core::settings::{Key, RawSettings, Source};
 use redirect_core::values::parse_duration;
 use redirect_core::{AmbientRedirect, Family};
@@ -132,7 +132,8 @@ impl AmbientPod {
             (Err(why), Ok(_)) => (Duration::ZERO, Err(NotEnrolled::Settings(why))),
             (keep, wanted) => (keep.unwrap_or_default(), wanted),
         };
-        let named = annotation(ANNOTATION).map(|list| (ANNOTATION.to_owned(), list.to_owned()));
+        let named = annotation(AcceptedRules::ANNOTATION)
+            .map(|list| (AcceptedRules::ANNOTATION.to_owned(), list.to_owned()));
         let (accepted, _) = rules.acceptance.of_pod(&named.into_iter().collect());
         let annotation = annotation(Redirection::KEY).and_then(Redirection::of);
         Some(Self { name, workload, addresses, wanted, keep, accepted, annotation, is_ending })

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use controller_runtime::SCOPE;
-use netns_apply::capabilities::{self, SYS_PTRACE};
+use netns_apply::Capability;
 use netns_apply::pod::remember_hosts;
 
 use super::{Confined, allowed, confine, outside};
@@ -50,7 +50,7 @@ fn try_begin(action: AgentCommand, settings: &Settings, folder: Option<&Path>) -
         AgentCommand::Uninstall | AgentCommand::TaintController | AgentCommand::CleanNodes => {}
     }
     let reads_processes = action == AgentCommand::Run && reads_processes(settings, folder.is_some());
-    if reads_processes && capabilities::has(SYS_PTRACE) != Some(false) {
+    if reads_processes && Capability::SYS_PTRACE.is_held() != Some(false) {
         outside::start()?;
     }
     let template = match &settings.entry.template {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use cni_core::plugin_event::PodRequest;
 use controller_runtime::lock;
 use controller_runtime::resync::Followed;
-use redirect_core::pod_json::decisive_part;
+use redirect_core::pod::PodFacts;
 use serde_json::Value;
 use tokio::sync::Notify;
 use tokio::time::{Instant, timeout_at};
@@ -179,7 +179,7 @@ pub fn held(pod: &Value) -> Option<Holding> {
 /// What a plugin is given of a pod, and the drift watch reads: what the parts of the agent decide by.
 #[must_use]
 pub fn kept_part(pod: &Value) -> Value {
-    let mut part = decisive_part(pod);
+    let mut part = PodFacts::decisive_part(pod);
     if let Value::Object(part) = &mut part {
         // The items of a list lack it.
         part.insert("kind".to_owned(), "Pod".into());

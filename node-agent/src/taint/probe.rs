@@ -5,7 +5,7 @@
 use std::net::{IpAddr, Ipv4Addr};
 
 use netns_apply::ApplyError;
-use netns_apply::capabilities::{NET_ADMIN, SYS_ADMIN};
+use netns_apply::Capability;
 use netns_apply::facts::addresses;
 use netns_apply::netns::DisposableThread;
 use redirect_core::pod::PodFacts;
@@ -29,7 +29,7 @@ pub enum ProbeError {
 /// # Errors
 /// Why it is not redirected.
 pub fn probe(rules: &ExpectedRules) -> Result<(), ProbeError> {
-    if let Err(missing) = require([NET_ADMIN, SYS_ADMIN]) {
+    if let Err(missing) = require([Capability::NET_ADMIN, Capability::SYS_ADMIN]) {
         return Err(ProbeError::Impossible(format!("the agent's container lacks {missing}")));
     }
     // Of the families that the node has, pods have addresses.

@@ -35,7 +35,5 @@ mod plan;
 mod settings;
 mod values;
 
-pub use settings::setting_name;
-
 /// The version of the schema that this release writes.
 pub const VERSION: u32 = 1;

@@ -14,7 +14,7 @@ const PROXY_FIELDS: [&str; 2] = ["securityContext.runAsUser", "securityContext.r
 /// What a program that has written settings is called by one that has read them.
 const FROM_JSON: &str = "settings from JSON";
 
-/// What was said, by the name of the setting ([`setting_name`]).
+/// What was said, by the name of the setting ([`Key::json_name`]).
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Document<Name: Ord, Value, Who> {
@@ -38,11 +38,13 @@ struct ReadSource {
     name: Option<String>,
 }
 
-/// What a setting is called in JSON: its flag, else its first environment variable, else its first annotation, else
-/// the variable of the pod's proxy container.
-#[must_use]
-pub fn setting_name(key: Key) -> &'static str {
-    name(key.setting())
+impl Key {
+    /// What the setting is called in JSON: its flag, else its first environment variable, else its first annotation, else
+    /// the variable of the pod's proxy container.
+    #[must_use]
+    pub fn json_name(self) -> &'static str {
+        name(self.setting())
+    }
 }
 
 fn name(setting: &Setting) -> &'static str {
@@ -54,7 +56,7 @@ fn name(setting: &Setting) -> &'static str {
 impl Serialize for RawSettings {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         self.refused().clone().into_result(()).map_err(ser::Error::custom)?;
-        let said = self.said().map(|(key, value, source)| (setting_name(key), Said { value, source }));
+        let said = self.said().map(|(key, value, source)| (key.json_name(), Said { value, source }));
         Document { version: VERSION, pod: self.is_pod(), settings: said.collect() }.serialize(serializer)
     }
 }

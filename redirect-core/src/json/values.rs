@@ -1,6 +1,5 @@
 //! Values that are written as in settings.
 
-use super::setting_name;
 use crate::{
     redirect::Families,
     rule::Chain,
@@ -21,10 +20,10 @@ macro_rules! as_displayed {
 
 as_displayed!(Chain, InterfaceName, PortRange);
 
-/// By its name: [`setting_name`].
+/// By its name: [`Key::json_name`].
 impl Serialize for Key {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(setting_name(*self))
+        serializer.serialize_str(self.json_name())
     }
 }
 

@@ -3,14 +3,11 @@
 
 use super::{DataPlane, PlannedRule, PolicyRoutes, RulePlan, builder::*, dns::DNS};
 use crate::{
-    ambient::{
-        ANSWER_MARK, ANSWER_PRIORITY, ANSWER_TABLE, AmbientRedirect, INBOUND_PORT, OUTBOUND_PORT,
-        TUNNEL_PORT, ZTUNNEL_MARK,
-    },
-    redirect::{DNS_PORT, InboundPorts, OutboundRanges},
+    ambient::AmbientRedirect,
+    redirect::{DnsCapture, InboundPorts, OutboundRanges},
     rule::{Equality, Hook, Match, OurChain, Scope, Table, Target},
     settings::Key,
-    values::{Cidrs, Family, InterfaceName, PortRange, host},
+    values::{Cidrs, Family, InterfaceName, PortRange},
 };
 use alloc::vec::Vec;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -25,9 +22,9 @@ impl AmbientRedirect {
     pub fn plan(&self) -> RulePlan {
         let families = self.families().list().to_vec();
         let policy_routes = PolicyRoutes {
-            mark: ANSWER_MARK,
-            table: ANSWER_TABLE,
-            priority: Some(ANSWER_PRIORITY),
+            mark: AmbientRedirect::ANSWER_MARK,
+            table: AmbientRedirect::ANSWER_TABLE,
+            priority: Some(AmbientRedirect::ANSWER_PRIORITY),
             families: self.local_routes().collect(),
         };
         RulePlan {
@@ -78,12 +75,12 @@ fn answers(rules: &mut RuleListBuilder<'_>) {
         Table::Mangle,
         OurChain::Prerouting,
         [of_ztunnel()],
-        Target::SetConnMark(ANSWER_MARK),
+        Target::SetConnMark(AmbientRedirect::ANSWER_MARK),
     );
     rules.group(Key::Ambient, "the application's answers go to ztunnel").append(
         Table::Mangle,
         OurChain::Output,
-        [Match::ConnMark(Equality::equals(ANSWER_MARK))],
+        [Match::ConnMark(Equality::equals(AmbientRedirect::ANSWER_MARK))],
         Target::RestoreMark,
     );
 }
@@ -138,7 +135,7 @@ fn included(r: &AmbientRedirect, ranges: &Cidrs, opened: Opened<'_>, rules: &mut
     let mut group = rules.group(Key::AmbientOutboundPorts, "captured outbound, whatever the destination");
     for port in &r.scope().outbound_ports {
         let matches = opened.with([tcp(), to_port(*port), not_of_ztunnel()]);
-        group.append_all(Table::Nat, opened.chain, matches, Target::Redirect(OUTBOUND_PORT));
+        group.append_all(Table::Nat, opened.chain, matches, Target::Redirect(AmbientRedirect::OUTBOUND_PORT));
     }
     for range in Family::BOTH.into_iter().flat_map(|family| ranges.of(family)) {
         let matches = opened.with([tcp(), to(range), not_of_ztunnel()]);
@@ -146,7 +143,7 @@ fn included(r: &AmbientRedirect, ranges: &Cidrs, opened: Opened<'_>, rules: &mut
             Table::Nat,
             opened.chain,
             matches,
-            Target::Redirect(OUTBOUND_PORT),
+            Target::Redirect(AmbientRedirect::OUTBOUND_PORT),
         );
     }
 }
@@ -164,7 +161,7 @@ fn virtual_interfaces(r: &AmbientRedirect, rules: &mut RuleListBuilder<'_>) {
                     Table::Nat,
                     OurChain::Prerouting,
                     [coming_in(interface), tcp()],
-                    Target::Redirect(OUTBOUND_PORT),
+                    Target::Redirect(AmbientRedirect::OUTBOUND_PORT),
                 );
             }
             OutboundRanges::Only(ranges) => included(r, ranges, opened, rules),
@@ -217,11 +214,17 @@ fn inbound(r: &AmbientRedirect, rules: &mut RuleListBuilder<'_>) {
 
 fn all_inbound(rules: &mut RuleListBuilder<'_>) {
     for family in Family::BOTH {
-        let captured = [not_to(itself(family)), tcp(), not_to_port(TUNNEL_PORT), not_of_ztunnel()];
+        let captured =
+            [not_to(itself(family)), tcp(), not_to_port(AmbientRedirect::TUNNEL_PORT), not_of_ztunnel()];
         rules
             .group(Key::AmbientIngress, "inbound connections; tunnelled ones reach ztunnel by themselves")
             .scoped(Scope::Only(family))
-            .append(Table::Nat, OurChain::Prerouting, captured, Target::Redirect(INBOUND_PORT));
+            .append(
+                Table::Nat,
+                OurChain::Prerouting,
+                captured,
+                Target::Redirect(AmbientRedirect::INBOUND_PORT),
+            );
     }
 }
 
@@ -229,7 +232,7 @@ fn included_inbound_ports(ports: &[PortRange], rules: &mut RuleListBuilder<'_>) 
     rules.group(Key::AmbientIngress, "tunnelled connections reach ztunnel by themselves").append(
         Table::Nat,
         OurChain::Prerouting,
-        [tcp(), to_port(TUNNEL_PORT)],
+        [tcp(), to_port(AmbientRedirect::TUNNEL_PORT)],
         Target::Return,
     );
     for (family, port) in
@@ -240,7 +243,7 @@ fn included_inbound_ports(ports: &[PortRange], rules: &mut RuleListBuilder<'_>) 
             Table::Nat,
             OurChain::Prerouting,
             captured,
-            Target::Redirect(INBOUND_PORT),
+            Target::Redirect(AmbientRedirect::INBOUND_PORT),
         );
     }
 }
@@ -257,7 +260,7 @@ fn dns(r: &AmbientRedirect, rules: &mut RuleListBuilder<'_>) {
         Table::Nat,
         OurChain::Output,
         over_udp,
-        Target::Redirect(DNS_PORT),
+        Target::Redirect(DnsCapture::PORT),
     );
     for family in Family::BOTH {
         let over_tcp = [not_to(itself(family)), tcp(), to_port(DNS), not_of_ztunnel()];
@@ -265,7 +268,7 @@ fn dns(r: &AmbientRedirect, rules: &mut RuleListBuilder<'_>) {
             Table::Nat,
             OurChain::Output,
             over_tcp,
-            Target::Redirect(DNS_PORT),
+            Target::Redirect(DnsCapture::PORT),
         );
     }
     let mut group = rules.group(because, "ztunnel's queries and their answers, kept apart by conntrack zone");
@@ -277,7 +280,7 @@ fn outbound(r: &AmbientRedirect, rules: &mut RuleListBuilder<'_>) {
     rules.group(Key::Ambient, "the application's answers, already on their way to ztunnel").append(
         Table::Nat,
         OurChain::Output,
-        [tcp(), Match::Mark(Equality::equals(ANSWER_MARK))],
+        [tcp(), Match::Mark(Equality::equals(AmbientRedirect::ANSWER_MARK))],
         Target::Accept,
     );
     for family in Family::BOTH {
@@ -312,14 +315,14 @@ fn all_outbound(rules: &mut RuleListBuilder<'_>) {
             Table::Nat,
             OurChain::Output,
             [tcp(), not_to(itself(family)), not_of_ztunnel()],
-            Target::Redirect(OUTBOUND_PORT),
+            Target::Redirect(AmbientRedirect::OUTBOUND_PORT),
         );
     }
 }
 
 /// The address that the node gives to the kubelet's probes.
 fn probe_source(r: &AmbientRedirect, family: Family) -> IpNet {
-    host(r.probe_sources().of(family))
+    IpNet::from(r.probe_sources().of(family))
 }
 
 const fn probe_key(family: Family) -> Key {
@@ -331,16 +334,16 @@ const fn probe_key(family: Family) -> Key {
 
 /// The loopback address, by which the pod calls itself.
 fn itself(family: Family) -> IpNet {
-    host(match family {
+    IpNet::from(match family {
         Family::V4 => IpAddr::V4(Ipv4Addr::LOCALHOST),
         Family::V6 => IpAddr::V6(Ipv6Addr::LOCALHOST),
     })
 }
 
 fn of_ztunnel() -> Match {
-    Match::Mark(Equality::equals(ZTUNNEL_MARK))
+    Match::Mark(Equality::equals(AmbientRedirect::ZTUNNEL_MARK))
 }
 
 fn not_of_ztunnel() -> Match {
-    Match::Mark(Equality::not_equals(ZTUNNEL_MARK))
+    Match::Mark(Equality::not_equals(AmbientRedirect::ZTUNNEL_MARK))
 }

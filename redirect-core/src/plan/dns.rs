@@ -2,10 +2,10 @@
 
 use super::builder::*;
 use crate::{
-    redirect::{DNS_PORT, DnsCapture, Redirect},
+    redirect::{DnsCapture, Redirect},
     rule::{Hook, OurChain, Scope, Table, Target},
     settings::Key,
-    values::{Family, PortRange, host},
+    values::{Family, PortRange},
 };
 use alloc::{vec, vec::Vec};
 use ipnet::IpNet;
@@ -46,7 +46,7 @@ impl RuleListBuilder<'_> {
                     Table::Nat,
                     OurChain::OutputDns,
                     matches,
-                    Target::Redirect(DNS_PORT),
+                    Target::Redirect(DnsCapture::PORT),
                 );
             }
         }
@@ -58,7 +58,7 @@ impl RuleListBuilder<'_> {
                 self.group(because, "the proxy's queries and answers, kept apart by conntrack zone");
             let query = [udp(), to_port(DNS), owned.clone()];
             group.append(Table::Raw, OurChain::OutputDns, query, UPSTREAM_ZONE);
-            let answer = [udp(), from_port(DNS_PORT), owned];
+            let answer = [udp(), from_port(DnsCapture::PORT), owned];
             group.append(Table::Raw, OurChain::OutputDns, answer, LOCAL_ZONE);
         }
     }
@@ -106,7 +106,7 @@ fn dns_servers(r: &Redirect) -> Vec<(Scope, Option<IpNet>)> {
         DnsCapture::Servers(servers) => {
             // The families one after the other: both use one table in native nftables.
             let of = |family: Family| servers.iter().filter(move |server| Family::of(server) == family);
-            let all = of(Family::V4).chain(of(Family::V6)).map(|server| host(*server));
+            let all = of(Family::V4).chain(of(Family::V6)).map(|server| IpNet::from(*server));
             all.map(|server| (scope_of(&server), Some(server))).collect()
         }
     }

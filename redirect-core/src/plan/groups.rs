@@ -2,12 +2,10 @@
 
 use super::{PlannedRule, builder::*, dns::DNS, guard};
 use crate::{
-    redirect::{
-        DnsCapture, InboundPorts, InterceptionMode, OutboundRanges, OwnerGroups, PROXY_MARK, Redirect, Tproxy,
-    },
+    redirect::{DnsCapture, InboundPorts, InterceptionMode, OutboundRanges, OwnerGroups, Redirect, Tproxy},
     rule::{ConnState, Equality, Hook, Match, OurChain, Scope, Table, Target},
     settings::Key,
-    values::{Family, PASSTHROUGH_V4, PASSTHROUGH_V6, host},
+    values::{Family, Mark, PASSTHROUGH_V4, PASSTHROUGH_V6},
 };
 use alloc::{vec, vec::Vec};
 use core::net::IpAddr;
@@ -205,7 +203,7 @@ impl RuleListBuilder<'_> {
                 .append(
                     Table::Nat,
                     OurChain::Output,
-                    [out_by_loopback(), from(host(address))],
+                    [out_by_loopback(), from(IpNet::from(address))],
                     Target::Return,
                 );
         }
@@ -354,7 +352,7 @@ impl RuleListBuilder<'_> {
                 let matches = [out_by_loopback(), tcp(), not_to(r.loopback(family)), owned.clone()];
                 self.group(because, "the proxy calling its own pod is an inbound call")
                     .scoped(Scope::Only(family))
-                    .append(Table::Mangle, Hook::Output, matches, Target::SetMark(PROXY_MARK));
+                    .append(Table::Mangle, Hook::Output, matches, Target::SetMark(Mark::PROXY));
             }
         }
         let mut group = self.group(Key::TproxyMark, "packets get the mark their connection remembers");
@@ -373,7 +371,7 @@ impl RuleListBuilder<'_> {
             Target::Return,
         );
         for address in [IpAddr::V4(PASSTHROUGH_V4), IpAddr::V6(PASSTHROUGH_V6)] {
-            let matches = [in_by_loopback(), tcp(), from(host(address))];
+            let matches = [in_by_loopback(), tcp(), from(IpNet::from(address))];
             self.group(Key::InterceptionMode, "the proxy's connections to the application")
                 .scoped(Scope::Only(Family::of(&address)))
                 .insert(Table::Mangle, OurChain::Inbound, 2, matches, Target::Return);
@@ -382,7 +380,7 @@ impl RuleListBuilder<'_> {
             Table::Mangle,
             OurChain::Inbound,
             3,
-            [in_by_loopback(), tcp(), not_marked(PROXY_MARK)],
+            [in_by_loopback(), tcp(), not_marked(Mark::PROXY)],
             Target::Return,
         );
     }

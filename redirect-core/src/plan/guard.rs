@@ -6,7 +6,7 @@
 
 use super::builder::*;
 use crate::{
-    redirect::{GUARD_MARK, InterceptionMode, OwnerGroups, Redirect, Tproxy},
+    redirect::{InterceptionMode, OwnerGroups, Redirect, Tproxy},
     rule::{ConnState, Equality, Hook, Match, OurChain, Table, Target, TcpFlags},
     settings::Key,
     values::MaskedMark,
@@ -78,7 +78,12 @@ impl RuleListBuilder<'_> {
         let mut group = self.group(because, "this connection is not captured");
         for conditions in exempt {
             let opens = conditions.iter().cloned().chain([tcp(), not_answering()]).collect();
-            group.append_all(Table::Mangle, OurChain::GuardOut, opens, Target::SetConnMark(GUARD_MARK));
+            group.append_all(
+                Table::Mangle,
+                OurChain::GuardOut,
+                opens,
+                Target::SetConnMark(MaskedMark::GUARD),
+            );
         }
         for conditions in exempt {
             group.append_all(Table::Mangle, OurChain::GuardOut, conditions.clone(), Target::Return);
@@ -88,7 +93,7 @@ impl RuleListBuilder<'_> {
 
 /// TPROXY's mark of connections where they carry the guard's as well: in the bits it leaves.
 pub(super) fn shared_mark(r: &Redirect, tproxy: Tproxy) -> Option<MaskedMark> {
-    if r.strict_capture() { GUARD_MARK.beside(tproxy.mark()) } else { None }
+    if r.strict_capture() { MaskedMark::GUARD.beside(tproxy.mark()) } else { None }
 }
 
 /// Whose connections are not captured: the proxy's users and groups, and the excluded groups.
@@ -111,7 +116,7 @@ fn not_answering() -> Match {
 }
 
 fn guarded() -> Match {
-    Match::ConnMark(Equality::equals(GUARD_MARK))
+    Match::ConnMark(Equality::equals(MaskedMark::GUARD))
 }
 
 fn invalid() -> Match {

@@ -3,14 +3,11 @@
 use super::{
     fields::{Redirect, rows},
     notice,
-    parts::{
-        DNS_PORT, DnsCapture, Families, GUARD_MARK, InboundPorts, InterceptionMode, OutboundRanges,
-        OwnerGroups, PROXY_MARK, Tproxy,
-    },
+    parts::{DnsCapture, Families, InboundPorts, InterceptionMode, OutboundRanges, OwnerGroups, Tproxy},
 };
 use crate::{
     settings::{InputErrors, Key, Source},
-    values::{Cidrs, InterfaceName, ListenerPort, Mark, Port, PortRange, Problem},
+    values::{Cidrs, InterfaceName, ListenerPort, Mark, MaskedMark, Port, PortRange, Problem},
 };
 use alloc::{
     string::{String, ToString},
@@ -31,6 +28,13 @@ pub struct RedirectBuilder {
 }
 
 impl Redirect {
+    /// The ports of a sidecar that are never captured inbound: merged metrics (15020), health (15021) and the proxy's own
+    /// metrics (15090). [`PodFacts::decide`](crate::pod::PodFacts::decide) adds them to what a pod excludes.
+    pub const ALWAYS_EXCLUDED_INBOUND: &[PortRange] =
+        &[PortRange::single(15020), PortRange::single(15021), PortRange::single(15090)];
+    /// The port of a sidecar that is not captured outbound by default: merged metrics (15020).
+    pub const ALWAYS_EXCLUDED_OUTBOUND: &[PortRange] = &[PortRange::single(15020)];
+
     /// Begins with a sidecar's defaults:
     ///
     /// | what | default |
@@ -43,8 +47,8 @@ impl Redirect {
     /// | the proxy | user and group 1337 ([`PROXY_ID`]) |
     /// | its loopback range | 127.0.0.1/32 |
     ///
-    /// [`ALWAYS_EXCLUDED_INBOUND`]: crate::ALWAYS_EXCLUDED_INBOUND
-    /// [`ALWAYS_EXCLUDED_OUTBOUND`]: crate::ALWAYS_EXCLUDED_OUTBOUND
+    /// [`ALWAYS_EXCLUDED_INBOUND`]: Self::ALWAYS_EXCLUDED_INBOUND
+    /// [`ALWAYS_EXCLUDED_OUTBOUND`]: Self::ALWAYS_EXCLUDED_OUTBOUND
     /// [`PROXY_ID`]: crate::PROXY_ID
     pub fn sidecar(families: Families) -> RedirectBuilder {
         RedirectBuilder { draft: Self::draft(families), exclude_inbound: Vec::new(), caller: None }
@@ -103,7 +107,7 @@ impl RedirectBuilder {
     /// ([`ALWAYS_EXCLUDED_INBOUND`]) should be among the exceptions. To keep the default and add to its exceptions, use
     /// [`exclude_inbound`](Self::exclude_inbound).
     ///
-    /// [`ALWAYS_EXCLUDED_INBOUND`]: crate::ALWAYS_EXCLUDED_INBOUND
+    /// [`ALWAYS_EXCLUDED_INBOUND`]: Redirect::ALWAYS_EXCLUDED_INBOUND
     pub fn inbound(mut self, inbound: InboundPorts) -> Self {
         self.draft.inbound = inbound;
         self.said(&[Key::InboundPorts, Key::InboundExcludePorts], "setter inbound")
@@ -172,10 +176,10 @@ impl RedirectBuilder {
     /// [`InputError::problem`]: crate::settings::InputError::problem
     ///
     /// ```
-    /// use redirect_core::{Families, PROXY_MARK, Redirect, Tproxy, settings::Key, values::{Port, Problem, RouteTable}};
+    /// use redirect_core::{Families, Redirect, Tproxy, settings::Key, values::{Mark, Port, Problem, RouteTable}};
     ///
     /// let errors = Redirect::sidecar(Families::V4)
-    ///     .tproxy(Tproxy::new(PROXY_MARK, RouteTable::new(133).unwrap()))
+    ///     .tproxy(Tproxy::new(Mark::PROXY, RouteTable::new(133).unwrap()))
     ///     .inbound_port(Port::new(15001).unwrap())
     ///     .build()
     ///     .unwrap_err();
@@ -288,7 +292,8 @@ impl<'a, F: Fn(Key) -> Option<&'a str>> Check<'_, F> {
     /// proxy would call itself without end.
     fn listeners(&mut self) {
         let r = self.redirect;
-        let dns = (r.dns != DnsCapture::Off).then_some((ListenerPort::Dns, Key::RedirectDns, DNS_PORT));
+        let dns =
+            (r.dns != DnsCapture::Off).then_some((ListenerPort::Dns, Key::RedirectDns, DnsCapture::PORT));
         let mut before = [dns, None, None, None];
         for (listener, key, port) in [
             (ListenerPort::Outbound, Key::ProxyPort, r.proxy_port),
@@ -362,10 +367,10 @@ fn is_loopback(range: &Ipv4Net) -> bool {
 
 /// The mark of ours that a mark of inbound packets would be taken for.
 fn clash(mark: Mark, strict: bool) -> Option<Problem> {
-    if mark == PROXY_MARK {
+    if mark == Mark::PROXY {
         Some(Problem::ProxyMark)
-    } else if strict && GUARD_MARK.beside(mark).is_none() {
-        Some(Problem::GuardMark(GUARD_MARK))
+    } else if strict && MaskedMark::GUARD.beside(mark).is_none() {
+        Some(Problem::GuardMark(MaskedMark::GUARD))
     } else {
         None
     }
@@ -417,13 +422,17 @@ mod tests {
             (sidecar().inbound_port(port(15001)), Key::InboundCapturePort, taken(ListenerPort::Outbound)),
             (sidecar().tunnel_port(port(15001)), Key::InboundTunnelPort, taken(ListenerPort::Outbound)),
             (sidecar().inbound_port(port(15008)), Key::InboundCapturePort, taken(ListenerPort::Tunnel)),
-            (sidecar().dns(DnsCapture::All).proxy_port(DNS_PORT), Key::ProxyPort, taken(ListenerPort::Dns)),
+            (
+                sidecar().dns(DnsCapture::All).proxy_port(DnsCapture::PORT),
+                Key::ProxyPort,
+                taken(ListenerPort::Dns),
+            ),
         ];
         for (builder, key, problem) in cases {
             assert_eq!(problems(builder), [(Some(key), problem)]);
         }
         assert!(
-            sidecar().proxy_port(DNS_PORT).build().is_ok(),
+            sidecar().proxy_port(DnsCapture::PORT).build().is_ok(),
             "where no query is captured, nothing listens there"
         );
         let swapped = sidecar().proxy_port(port(15006)).inbound_port(port(15001));
@@ -447,7 +456,7 @@ mod tests {
         };
         assert_eq!(problems(tproxy(1338)), [(Some(Key::TproxyMark), Problem::ProxyMark)]);
         let guarded = tproxy(0x10_0000).strict_capture(true);
-        assert_eq!(problems(guarded), [(Some(Key::TproxyMark), Problem::GuardMark(GUARD_MARK))]);
+        assert_eq!(problems(guarded), [(Some(Key::TproxyMark), Problem::GuardMark(MaskedMark::GUARD))]);
         assert!(tproxy(0x10_0000).build().is_ok() && tproxy(0x539).strict_capture(true).build().is_ok());
     }
 

@@ -1,12 +1,11 @@
 //! What a redirection holds: a row for each setting that stands for itself, by hand what several settings decide.
 
 use super::parts::{
-    ALWAYS_EXCLUDED_INBOUND, ALWAYS_EXCLUDED_OUTBOUND, DnsCapture, Families, InboundPorts, InterceptionMode,
-    OutboundRanges, OwnerGroups, PROXY_ID,
+    DnsCapture, Families, InboundPorts, InterceptionMode, OutboundRanges, OwnerGroups, PROXY_ID,
 };
 use crate::{
     settings::{Key, Notice, Provenance, Source, Sources},
-    values::{Cidrs, Family, InterfaceName, Port, PortRange, host},
+    values::{Cidrs, Family, InterfaceName, Port, PortRange},
 };
 use alloc::{vec, vec::Vec};
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -62,7 +61,7 @@ macro_rules! fields {
                 Self {
                     proxy_uids: vec![PROXY_ID],
                     proxy_gids: vec![PROXY_ID],
-                    inbound: InboundPorts::AllExcept(ALWAYS_EXCLUDED_INBOUND.to_vec()),
+                    inbound: InboundPorts::AllExcept(Redirect::ALWAYS_EXCLUDED_INBOUND.to_vec()),
                     $($list: $list_default,)+
                     ..Self::without_lists(families)
                 }
@@ -128,7 +127,7 @@ macro_rules! rows {
                 /// Which outbound ports are captured whatever the destination.
                 outbound_ports by outbound_ports: PortRange = OutboundPorts, Vec::new();
                 /// Which outbound ports are not captured, TCP and UDP.
-                outbound_ports_exclude by replace_outbound_exclusions: PortRange = OutboundExcludePorts, ALWAYS_EXCLUDED_OUTBOUND.to_vec();
+                outbound_ports_exclude by replace_outbound_exclusions: PortRange = OutboundExcludePorts, Redirect::ALWAYS_EXCLUDED_OUTBOUND.to_vec();
                 /// Interfaces excluded in both directions.
                 exclude_interfaces by exclude_interfaces: InterfaceName = ExcludeInterfaces, Vec::new();
                 /// Interfaces whose inbound traffic counts as outbound.
@@ -201,7 +200,7 @@ impl Redirect {
     pub fn loopback(&self, family: Family) -> IpNet {
         match family {
             Family::V4 => IpNet::V4(self.loopback),
-            Family::V6 => host(IpAddr::V6(Ipv6Addr::LOCALHOST)),
+            Family::V6 => IpNet::from(IpAddr::V6(Ipv6Addr::LOCALHOST)),
         }
     }
 

@@ -15,7 +15,6 @@ mod unbuildable;
 pub use builder::RedirectBuilder;
 pub use fields::Redirect;
 pub use parts::{
-    ALWAYS_EXCLUDED_INBOUND, ALWAYS_EXCLUDED_OUTBOUND, DNS_PORT, DnsCapture, Families, GUARD_MARK,
-    InboundPorts, InterceptionMode, OutboundRanges, OwnerGroups, PROXY_ID, PROXY_MARK, Tproxy,
+    DnsCapture, Families, InboundPorts, InterceptionMode, OutboundRanges, OwnerGroups, PROXY_ID, Tproxy,
 };
 pub(crate) use read::{Read, Reader};

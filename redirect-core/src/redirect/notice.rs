@@ -2,7 +2,7 @@
 
 use super::{
     fields::Redirect,
-    parts::{ALWAYS_EXCLUDED_INBOUND, DnsCapture, InboundPorts, OutboundRanges, OwnerGroups},
+    parts::{DnsCapture, InboundPorts, OutboundRanges, OwnerGroups},
 };
 use crate::{
     settings::{Key, NamespaceFacts, Notice, RawSettings, Source},
@@ -34,7 +34,7 @@ pub(super) fn of_redirect(redirect: &Redirect) -> impl Iterator<Item = Notice> {
 fn inbound_exclude(raw: &RawSettings, redirect: &Redirect) -> Option<Notice> {
     let (text, said) = raw.get(Key::InboundExcludePorts);
     let mut listed = text.split(',').map(str::trim).filter(|port| !port.is_empty());
-    let is_usual = |port: Port| ALWAYS_EXCLUDED_INBOUND.contains(&PortRange::from(port));
+    let is_usual = |port: Port| Redirect::ALWAYS_EXCLUDED_INBOUND.contains(&PortRange::from(port));
     let anything = listed.any(|port| !port.parse().is_ok_and(is_usual));
     let effective = matches!(redirect.inbound(), InboundPorts::AllExcept(_));
     (said != Source::Default && anything && !effective).then(|| exclusions_without_effect(redirect))

@@ -1,24 +1,11 @@
 //! The parts of a redirection.
 
-use crate::values::{Cidrs, Family, Mark, MaskedMark, Port, PortRange, RouteTable, is_routable};
+use crate::values::{Cidrs, Family, Mark, Port, PortRange, RouteTable, is_routable};
 use alloc::vec::Vec;
 use core::net::IpAddr;
 
-/// The mark of the proxy's own packets in TPROXY mode: 1338.
-pub const PROXY_MARK: Mark = Mark::known(1338);
-/// The mark of connections that are not captured, with strict capture. It leaves room for TPROXY's and for those of other programs.
-pub const GUARD_MARK: MaskedMark = MaskedMark::GUARD;
-/// The port the proxy answers DNS queries on, over UDP and TCP: 15053.
-pub const DNS_PORT: Port = Port::known(15053);
 /// The user and the group of the proxy if unset: 1337.
 pub const PROXY_ID: u32 = 1337;
-/// The ports of a sidecar that are never captured inbound: merged metrics (15020), health (15021) and the proxy's own
-/// metrics (15090). [`PodFacts::decide`](crate::pod::PodFacts::decide) adds them to what a pod excludes.
-pub const ALWAYS_EXCLUDED_INBOUND: &[PortRange] =
-    &[PortRange::single(15020), PortRange::single(15021), PortRange::single(15090)];
-/// The port of a sidecar that is not captured outbound by default: merged metrics (15020).
-pub const ALWAYS_EXCLUDED_OUTBOUND: &[PortRange] = &[PortRange::single(15020)];
-
 /// The families a redirection has rules for. IPv4 always has some, as in the reference: a pod may get an IPv4 address
 /// late, and without rules it would bypass the proxy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -107,7 +94,7 @@ pub struct Tproxy {
 
 impl Tproxy {
     /// With this mark and this routing table. A [`Redirect`](crate::Redirect) refuses the mark of the proxy's own
-    /// packets ([`PROXY_MARK`]) and, with strict capture, one that needs bits of [`GUARD_MARK`].
+    /// packets ([`Mark::PROXY`]) and, with strict capture, one that needs bits of [`MaskedMark::GUARD`](crate::values::MaskedMark::GUARD).
     #[must_use]
     pub const fn new(mark: Mark, table: RouteTable) -> Self {
         Self { mark, table }
@@ -197,6 +184,11 @@ pub enum DnsCapture {
     Servers(Vec<IpAddr>),
     /// All to port 53.
     All,
+}
+
+impl DnsCapture {
+    /// The port the proxy answers DNS queries on, over UDP and TCP: 15053.
+    pub const PORT: Port = Port::known(15053);
 }
 
 #[cfg(test)]

@@ -4,8 +4,7 @@ use super::{
     fields::{Redirect, rows},
     notice,
     parts::{
-        ALWAYS_EXCLUDED_INBOUND, DnsCapture, Families, InboundPorts, InterceptionMode, OutboundRanges,
-        OwnerGroups, PROXY_ID, Tproxy,
+        DnsCapture, Families, InboundPorts, InterceptionMode, OutboundRanges, OwnerGroups, PROXY_ID, Tproxy,
     },
 };
 use crate::{
@@ -166,7 +165,7 @@ impl Reader<'_> {
         }
         let text = self.raw.get(Key::InboundExcludePorts).0.trim();
         let texts = text.split(',').filter(|text| !text.is_empty()).map(ToString::to_string);
-        let always = ALWAYS_EXCLUDED_INBOUND.iter().map(|port| (port.to_string(), *port));
+        let always = Redirect::ALWAYS_EXCLUDED_INBOUND.iter().map(|port| (port.to_string(), *port));
         // As in the reference, the texts are compared: " 8080" and "8080" are two rules, which is harmless.
         let mut seen = BTreeSet::new();
         let mut first = |(text, range): (String, PortRange)| seen.insert(text).then_some(range);

@@ -13,7 +13,7 @@ use serde_json::{Map, Value};
 /// # Errors
 /// It is not one JSON text, or cannot be read.
 pub fn each_of_json(reader: impl Read, mut take: impl FnMut(Value)) -> serde_json::Result<()> {
-    let mut take = |object| take(super::pod_of(object));
+    let mut take = |object| take(super::PodFacts::pod_of(object));
     let mut deserializer = serde_json::Deserializer::from_reader(reader);
     if let Some(document) = deserializer.deserialize_any(Document(&mut take))? {
         take(document);

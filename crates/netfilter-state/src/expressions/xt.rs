@@ -3,7 +3,7 @@
 
 use super::{abi::state, wire::read_array};
 use redirect_core::{
-    rule::{ConnState, Direction, Equality, Match, Target, TcpFlags, Tracked},
+    rule::{ConnState, Direction, Equality, Match, Rule, Target, TcpFlags, Tracked},
     values::{Family, Mark, MaskedMark, Port, PortRange},
 };
 
@@ -35,6 +35,11 @@ impl Extension {
 
     const fn target(name: &'static str, revision: u32) -> Self {
         Self { name, revision, is_target: true }
+    }
+
+    /// Those that a rule needs.
+    pub fn of_rule(rule: &Rule) -> impl Iterator<Item = Self> + '_ {
+        rule.effective_matches().filter_map(Self::of_match).chain(Self::of_target(&rule.target))
     }
 
     /// The extension a condition needs, if it is not one of nf_tables' own expressions.

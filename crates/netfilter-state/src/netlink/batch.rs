@@ -2,7 +2,7 @@
 
 use super::{
     batch_error::BatchError,
-    iptables::{self, Unencodable},
+    iptables,
     layout::{Item, Layout},
     observed::{Observed, SIGNATURE},
     part::{ChainRef, Part},
@@ -196,7 +196,7 @@ impl<'a> Batch<'a> {
 }
 
 /// The expressions of a rule, its protocol for xt extensions, and another's comment.
-fn rule_body(body: &mut Writer, entry: &Entry, family: Family) -> Result<(), Unencodable> {
+fn rule_body(body: &mut Writer, entry: &Entry, family: Family) -> Result<(), &'static str> {
     let compat = |body: &mut Writer, protocol: u32| {
         body.nested(attribute::rule::COMPAT, |compat| {
             compat.u32(attribute::compat::PROTOCOL, protocol);
@@ -213,7 +213,8 @@ fn rule_body(body: &mut Writer, entry: &Entry, family: Family) -> Result<(), Une
             result
         }
         Entry::Foreign(rule) => {
-            let raw = rule.raw().ok_or(Unencodable::Foreign)?;
+            let raw =
+                rule.raw().ok_or("it is another program's rule of which only a description is known")?;
             body.nested(attribute::rule::EXPRESSIONS, |list| list.raw(&raw.expressions));
             compat(body, raw.protocol());
             if let Some(user_data) = &raw.user_data {

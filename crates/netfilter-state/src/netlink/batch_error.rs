@@ -1,7 +1,5 @@
 //! Why a transaction cannot be written.
 
-use super::iptables::Unencodable;
-
 /// Why a change cannot be written as a transaction.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -30,7 +28,7 @@ pub enum BatchError {
         /// The rule.
         rule: String,
         /// Why.
-        why: Unencodable,
+        why: &'static str,
     },
     /// A rule or the whole is too long for netlink's length fields.
     #[error("a rule, or all together, is longer than netlink can carry")]

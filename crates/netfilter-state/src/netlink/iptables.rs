@@ -11,30 +11,12 @@ use redirect_core::{
     values::{Family, InterfaceName, PortRange},
 };
 
-/// Why a rule has no encoding.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum Unencodable {
-    /// It names an address of the other family.
-    #[error("it names an address of the other family")]
-    OtherFamily,
-    /// It lists more ports than a multiport match has room for.
-    #[error("it lists more ports than the 15 a multiport match has room for; a range counts as two")]
-    TooManyPorts,
-    /// It compares ports or flags of no protocol.
-    #[error("it compares ports or flags, but names no protocol")]
-    PortsWithoutProtocol,
-    /// It is another's rule of which only a description is known.
-    #[error("it is another program's rule of which only a description is known")]
-    Foreign,
-}
-
 /// Of places of conditions: ports are written together.
 const PLACE_OF_PORTS: usize = 6;
 const LAST_PLACE: usize = 7;
 
 /// Writes a rule's expressions: conditions in the order of iptables, the counter, the target.
-pub(super) fn rule(out: &mut Expressions<'_>, rule: &Rule, family: Family) -> Result<(), Unencodable> {
+pub(super) fn rule(out: &mut Expressions<'_>, rule: &Rule, family: Family) -> Result<(), &'static str> {
     for at in 0..=LAST_PLACE {
         if at == PLACE_OF_PORTS {
             ports(out, rule)?;
@@ -67,7 +49,7 @@ const fn place(condition: &Match) -> usize {
     }
 }
 
-fn condition(out: &mut Expressions<'_>, condition: &Match, family: Family) -> Result<(), Unencodable> {
+fn condition(out: &mut Expressions<'_>, condition: &Match, family: Family) -> Result<(), &'static str> {
     match condition {
         Match::Source(is) => address(out, AddressOffset::source(family), is, family)?,
         Match::Destination(is) => address(out, AddressOffset::destination(family), is, family)?,
@@ -87,7 +69,7 @@ fn condition(out: &mut Expressions<'_>, condition: &Match, family: Family) -> Re
         | Match::OwnerGid(_)
         | Match::ConnMark(_) => {
             if let Some(extension) = Extension::of_match(condition) {
-                out.xt(extension, &xt::match_info(condition).ok_or(Unencodable::TooManyPorts)?);
+                out.xt(extension, &xt::match_info(condition).ok_or("it lists more ports than the 15 a multiport match has room for; a range counts as two")?);
             }
         }
     }
@@ -99,12 +81,12 @@ fn address(
     offset: AddressOffset,
     is: &Equality<IpNet>,
     family: Family,
-) -> Result<(), Unencodable> {
+) -> Result<(), &'static str> {
     if !is.not && is.value.prefix_len() == 0 {
         return Ok(());
     }
     if Family::of(&is.value.addr()) != family {
-        return Err(Unencodable::OtherFamily);
+        return Err("it names an address of the other family");
     }
     out.address(offset, is);
     Ok(())
@@ -118,10 +100,10 @@ fn interface(out: &mut Expressions<'_>, key: u32, is: &Equality<InterfaceName>) 
 }
 
 /// Source and destination ports: two single ones are compared at once.
-fn ports(out: &mut Expressions<'_>, rule: &Rule) -> Result<(), Unencodable> {
+fn ports(out: &mut Expressions<'_>, rule: &Rule) -> Result<(), &'static str> {
     let all = || rule.matches.iter().filter_map(port);
     if rule.protocol().is_none() && rule.matches.iter().any(Match::is_of_protocol) {
-        return Err(Unencodable::PortsWithoutProtocol);
+        return Err("it compares ports or flags, but names no protocol");
     }
     let mut pair = all();
     if let (Some((SOURCE_PORT, source)), Some((DESTINATION_PORT, destination)), None) =

@@ -3,7 +3,7 @@
 use crate::expressions::{seen, wire::Attribute, xt::Extension};
 use crate::state::Entry;
 use redirect_core::{
-    rule::{Chain, Rule, Table},
+    rule::{Chain, Table},
     values::Family,
 };
 use std::fmt;
@@ -64,7 +64,7 @@ impl Part<'_> {
     pub fn extensions(&self) -> Vec<(Family, Extension)> {
         match self {
             Self::Rule(ChainRef { family, .. }, Entry::Rule(rule)) => {
-                extensions(rule).map(|extension| (*family, extension)).collect()
+                Extension::of_rule(rule).map(|extension| (*family, extension)).collect()
             }
             Self::Rule(..)
             | Self::Table(_)
@@ -75,11 +75,6 @@ impl Part<'_> {
             | Self::Native(_) => Vec::new(),
         }
     }
-}
-
-/// The xt matches and targets a rule needs.
-pub fn extensions(rule: &Rule) -> impl Iterator<Item = Extension> + '_ {
-    rule.effective_matches().filter_map(Extension::of_match).chain(Extension::of_target(&rule.target))
 }
 
 impl fmt::Display for Part<'_> {

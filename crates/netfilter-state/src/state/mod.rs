@@ -5,16 +5,18 @@ mod raw;
 pub(crate) use raw::{RawRule, comment_in};
 
 use redirect_core::{
-    ambient::ISTIO_NODE_CHAIN,
     plan::{DataPlane, FamilyRules},
     rule::{Chain, Hook, Match, OurChain, Rule, Table, Target},
-    values::{Family, Mark},
+    values::{Family, Mark, MaskedMark},
 };
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt,
     sync::Arc,
 };
+
+/// The chain in which Istio's agent lets probes through, in the node's network namespace.
+const ISTIO_NODE_CHAIN: &str = "ISTIO_POSTRT";
 
 /// One of each family.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -299,7 +301,7 @@ impl IptablesTables {
             Some(Shape::Interface) => true,
             Some(Shape::Mark(mark)) => {
                 let own = self.marks();
-                let has_lost_its_own = own.iter().all(|mark| *mark == redirect_core::PROXY_MARK);
+                let has_lost_its_own = own.iter().all(|mark| *mark == Mark::PROXY);
                 has_lost_its_own || own.contains(&mark) || wanted.marks().contains(&mark)
             }
         }
@@ -312,7 +314,7 @@ impl IptablesTables {
         let rules = chains.flat_map(|(_, entries)| entries).filter_map(Entry::understood);
         let mut marks: BTreeSet<Mark> = rules.flat_map(marks_of).collect();
         if !marks.is_empty() {
-            marks.insert(redirect_core::PROXY_MARK);
+            marks.insert(Mark::PROXY);
         }
         marks
     }
@@ -428,10 +430,10 @@ fn planned_shape(table: Table, hook: Hook, rule: &Rule) -> Option<Shape> {
         // With strict capture the guard's mark stands beside it.
         (Hook::Prerouting, [Match::Protocol(_), Match::Mark(is)], Target::SetConnMark(set)) => {
             let mark = is.value.whole().filter(|_| !is.not)?;
-            (redirect_core::GUARD_MARK.beside(mark) == Some(*set)).then_some(mark)
+            (MaskedMark::GUARD.beside(mark) == Some(*set)).then_some(mark)
         }
         (Hook::Output, [Match::Protocol(_), Match::ConnMark(is)], Target::SetMark(set)) => {
-            (!is.not && redirect_core::GUARD_MARK.beside(*set) == Some(is.value)).then_some(*set)
+            (!is.not && MaskedMark::GUARD.beside(*set) == Some(is.value)).then_some(*set)
         }
         (
             Hook::Output,
@@ -442,7 +444,7 @@ fn planned_shape(table: Table, hook: Hook, rule: &Rule) -> Option<Shape> {
                 Match::OwnerUid(_) | Match::OwnerGid(_),
             ],
             Target::SetMark(mark),
-        ) => (to.not && *mark == redirect_core::PROXY_MARK).then_some(*mark),
+        ) => (to.not && *mark == Mark::PROXY).then_some(*mark),
         _ => None,
     };
     mark.filter(|_| table == Table::Mangle).map(Shape::Mark)
@@ -551,7 +553,7 @@ mod tests {
             assert!(entry.understood().is_some(), "{rule}");
             state.owns(Table::Mangle, &chain, entry)
         };
-        let beside = redirect_core::GUARD_MARK.beside(Mark::new(0x539).unwrap()).unwrap();
+        let beside = MaskedMark::GUARD.beside(Mark::new(0x539).unwrap()).unwrap();
         for (hook, of_packet, of_connection) in [
             (Hook::Prerouting, "-m mark --mark 0x539", "-j CONNMARK --set-xmark"),
             (Hook::Output, "-j MARK --set-xmark 0x539/0xffffffff", "-m connmark --mark"),

@@ -1,13 +1,11 @@
 //! What a namespace holds, for the tests of steps here and in `tests/steps.rs`.
 
-use super::{FoundRouting, NativeState, Observation, PerFamily, RulePlan, RulesIn, Variant, routing};
+use super::{FoundRouting, NativeState, Observation, PerFamily, RulePlan, RulesIn, Variant};
 
 /// What a namespace holds when a plan is in force.
 pub fn in_force(plan: &RulePlan, rules_in: RulesIn) -> Observation {
     let both = PerFamily::each(|family| (&plan.rules(family)).into());
-    let routing = routing::wanted(plan).into_iter();
-    let routing = routing.map(FoundRouting::working).collect();
-    let nothing = Observation { routing, ..Observation::default() };
+    let nothing = Observation { routing: FoundRouting::all_working(plan), ..Observation::default() };
     match rules_in {
         RulesIn::Iptables(Variant::Nft) => Observation { nft: both, ..nothing },
         RulesIn::Iptables(Variant::Legacy) => Observation { legacy: both, ..nothing },

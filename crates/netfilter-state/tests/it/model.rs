@@ -6,7 +6,7 @@ use netfilter_state::{
     change::{EditOp, IptablesChange, TableChange},
     model::{Kernel, Refusal, Tables, Writer},
     parse,
-    routing::{self, FoundRouting, RoutingItem},
+    routing::{FoundRouting, RoutingItem},
     steps::{self, Goal, RulesIn},
 };
 use redirect_core::{
@@ -97,7 +97,7 @@ fn likes(item: RoutingItem) -> Vec<Vec<FoundRouting>> {
 #[test]
 fn what_is_like_the_runs_own_is_there_as_often_as_before_when_it_is_taken_back() {
     let plans = [plan("TPROXY"), AmbientRedirect::new(Families::Both).plan(), RulePlan::empty()];
-    let items = |plan: &RulePlan| routing::wanted(plan);
+    let items = |plan: &RulePlan| RoutingItem::wanted(plan);
     let all: Vec<RoutingItem> = plans.iter().flat_map(items).collect();
     let mut taken_back = 0;
     for (from, to) in plans.iter().flat_map(|from| plans.iter().map(move |to| (from, to))) {
@@ -117,7 +117,7 @@ fn what_is_like_the_runs_own_is_there_as_often_as_before_when_it_is_taken_back()
                     taken_back += 1;
                 }
                 let (now, then) = (kernel.routing(), before.routing());
-                let (more, less) = (routing::surplus(now, then), routing::surplus(then, now));
+                let (more, less) = (FoundRouting::surplus(now, then), FoundRouting::surplus(then, now));
                 assert!(more.is_empty() && less.is_empty(), "{there:?}: too much {more:?}, gone {less:?}");
             }
         }
@@ -147,7 +147,7 @@ fn any_damage_is_mended_by_the_next_run_and_by_no_other() {
 /// Every rule deleted in turn, and the routing where there is any.
 fn damage(whole: &Kernel, plan: &RulePlan) -> Vec<(String, Kernel)> {
     let mut damaged = Vec::new();
-    for variant in steps::VARIANTS {
+    for variant in Variant::ALL {
         for family in Family::BOTH {
             let state = whole.tables(variant, family).observe();
             for (table, chain, number) in places(&state) {

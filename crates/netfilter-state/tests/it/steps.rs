@@ -9,7 +9,7 @@ use in_force::in_force;
 use netfilter_state::{
     model::Kernel,
     netlink::NativeState,
-    routing::{self, FoundRouting, RoutingChange},
+    routing::{FoundRouting, RoutingChange},
     state::PerFamily,
     steps::{Goal, Inverse, Observation, RulesIn, Step, between},
 };

@@ -88,26 +88,28 @@ impl fmt::Display for Consequence {
     }
 }
 
-/// What becomes of captured traffic in a network namespace with these rules and this routing, where that is not what the plan
-/// means: whole kinds of traffic first. Empty if all of it comes to the proxy, and if the ruleset is too large
-/// to be followed.
-#[must_use]
-pub fn consequences(
-    ruleset: &HookedRules,
-    routing: &[FoundRouting],
-    plan: &RulePlan,
-    pod: &Pod<'_>,
-) -> Vec<Consequence> {
-    let addresses = FollowedAddresses::of(pod);
-    let (mut outcomes, mut work) = (Outcomes::default(), most_work());
-    for family in plan.families() {
-        let live = pod.judged_rules(ruleset, routing, *family, plan);
-        let starts = starts(plan, &live, &addresses.pod(pod));
-        let mut accepted = AcceptedFindings::default();
-        each_start(plan, &starts, &live, &mut work, &mut accepted, |judge| outcomes.add(judge));
-        outcomes.are_unknown |= work.left == 0;
+impl Pod<'_> {
+    /// What becomes of captured traffic in a network namespace with these rules and this routing, where that is not what the plan
+    /// means: whole kinds of traffic first. Empty if all of it comes to the proxy, and if the ruleset is too large
+    /// to be followed.
+    #[must_use]
+    pub fn consequences(
+        &self,
+        ruleset: &HookedRules,
+        routing: &[FoundRouting],
+        plan: &RulePlan,
+    ) -> Vec<Consequence> {
+        let addresses = FollowedAddresses::of(self);
+        let (mut outcomes, mut work) = (Outcomes::default(), most_work());
+        for family in plan.families() {
+            let live = self.judged_rules(ruleset, routing, *family, plan);
+            let starts = starts(plan, &live, &addresses.pod(self));
+            let mut accepted = AcceptedFindings::default();
+            each_start(plan, &starts, &live, &mut work, &mut accepted, |judge| outcomes.add(judge));
+            outcomes.are_unknown |= work.left == 0;
+        }
+        outcomes.consequences(plan)
     }
-    outcomes.consequences(plan)
 }
 
 /// What becomes of all traffic that is judged, by its kind.

@@ -20,9 +20,7 @@ use crate::{
     walk::{self, Cause, Lookup, TracePath, WalkInput, Ways, Work, routed},
 };
 use netfilter_state::ruleset::{Statement, TableName};
-use redirect_core::{
-    accepted::AcceptedBy, ambient::ZTUNNEL_MARK, plan::RulePlan, rule::Hook, values::Family,
-};
+use redirect_core::{AmbientRedirect, accepted::AcceptedBy, plan::RulePlan, rule::Hook, values::Family};
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
@@ -167,7 +165,7 @@ fn traffic_of(start: &Start, way: &TracePath, exempt_ports: &Set) -> Option<Traf
     // The plan leaves what leaves the pod alone that belongs to one user or group, or has ztunnel's mark.
     let is_by_proxy = || {
         let is_ztunnels = !are_marked(&way.packets, &start.marked)
-            && single(Field::Mark) == Some(ZTUNNEL_MARK.value().into());
+            && single(Field::Mark) == Some(AmbientRedirect::ZTUNNEL_MARK.value().into());
         let is_groups = start.traffic == Traffic::Outbound && single(Field::Group).is_some();
         is_ztunnels || is_groups || single(Field::User).is_some()
     };

@@ -2,7 +2,7 @@
 //!
 //! Rules in force do not prove that traffic is captured: a packet meets all base chains of its hooks, by
 //! priority, and a chain of another program may translate it first, drop it, or hide it from connection tracking; within a
-//! built-in chain a rule before the mesh's may end it. [`find`] sends packets that the plan captures through everything that hangs on their way, and
+//! built-in chain a rule before the mesh's may end it. [`Pod::judge`] sends packets that the plan captures through everything that hangs on their way, and
 //! names what they meet.
 //!
 //! A rule with supported conditions that no captured packet fulfils is not a finding. One with an unsupported condition or
@@ -15,19 +15,16 @@ mod lost;
 mod opening;
 mod starts;
 
-pub use consequences::{Consequence, consequences};
+pub use consequences::Consequence;
 pub use finding::{Accepted, Effect, Finding, RuleRef, Severity, Traffic};
-pub use opening::{Captures, Opener, Opening, is_own, proxy_groups, proxy_users};
+pub use opening::{Captures, Opener, Opening, proxy_groups, proxy_users};
 
 use crate::TraceRules;
 use consequences::Outcomes;
 pub(crate) use lost::example;
 use lost::{AcceptedFindings, Findings, most_work, search};
 use netfilter_state::ruleset::{ChainState, HookedRules, Statement, TableFamily, TableName};
-use netfilter_state::{
-    route_tables::RouteTables,
-    routing::{self, FoundRouting},
-};
+use netfilter_state::{route_tables::RouteTables, routing::FoundRouting};
 use redirect_core::{
     accepted::AcceptedRules,
     plan::RulePlan,
@@ -76,6 +73,32 @@ impl Pod<'_> {
             Some(tables) => rules.with_routes(tables),
             None => rules,
         }
+    }
+
+    /// What interferes with a plan's rules, and what is meant to do so. A rule that is accepted hides no other's: packets that are lost
+    /// to it are walked again as if it did nothing. What is lost because rules of the plan are missing is not among it:
+    /// [`consequences`](Self::consequences) has that.
+    #[must_use]
+    pub fn judge(&self, ruleset: &HookedRules, plan: &RulePlan) -> Judgement {
+        let (mut findings, mut accepted) = (Findings::default(), AcceptedFindings::default());
+        own_tables(ruleset, &mut findings);
+        let routing = FoundRouting::all_working(plan);
+        let (addresses, mut work, mut outcomes) =
+            (FollowedAddresses::of(self), most_work(), Outcomes::default());
+        let followed = addresses.pod(self);
+        if followed.addresses.len() < self.addresses.len() {
+            let place = RuleRef::table(TableName::of_family(Family::V4));
+            findings.add(Finding::of_place(Severity::May, Effect::Unfollowed, place));
+        }
+        for family in plan.families() {
+            let live = self.judged_rules(ruleset, &routing, *family, plan);
+            let found = (&mut findings, &mut accepted);
+            search(plan, &live, &followed, &mut work, found, |judge| outcomes.add(judge));
+        }
+        outcomes.are_unknown = work.left == 0;
+        let findings = findings.into_sorted();
+        let consequences = if findings.is_empty() { Vec::new() } else { outcomes.consequences(plan) };
+        Judgement { findings, accepted: accepted.into_sorted(), consequences }
     }
 
     /// The same for a verdict, which needs less of the plan's and knows what is meant.
@@ -130,37 +153,6 @@ impl FollowedAddresses {
     fn pod<'a>(&'a self, pod: &Pod<'a>) -> Pod<'a> {
         Pod { addresses: &self.addresses, by_interface: self.by_interface.as_deref(), ..*pod }
     }
-}
-
-/// What interferes with a plan's rules, as [`judge()`] has it, unless it is meant. What is lost because rules of the plan are missing is
-/// not among it: [`consequences()`] has that.
-#[must_use]
-pub fn find(ruleset: &HookedRules, plan: &RulePlan, pod: &Pod<'_>) -> Vec<Finding> {
-    judge(ruleset, plan, pod).findings
-}
-
-/// What interferes with a plan's rules, and what is meant to do so. A rule that is accepted hides no other's: packets that are lost
-/// to it are walked again as if it did nothing.
-#[must_use]
-pub fn judge(ruleset: &HookedRules, plan: &RulePlan, pod: &Pod<'_>) -> Judgement {
-    let (mut findings, mut accepted) = (Findings::default(), AcceptedFindings::default());
-    own_tables(ruleset, &mut findings);
-    let routing: Vec<FoundRouting> = routing::wanted(plan).into_iter().map(FoundRouting::working).collect();
-    let (addresses, mut work, mut outcomes) = (FollowedAddresses::of(pod), most_work(), Outcomes::default());
-    let followed = addresses.pod(pod);
-    if followed.addresses.len() < pod.addresses.len() {
-        let place = RuleRef::table(TableName::of_family(Family::V4));
-        findings.add(Finding::of_place(Severity::May, Effect::Unfollowed, place));
-    }
-    for family in plan.families() {
-        let live = pod.judged_rules(ruleset, &routing, *family, plan);
-        let found = (&mut findings, &mut accepted);
-        search(plan, &live, &followed, &mut work, found, |judge| outcomes.add(judge));
-    }
-    outcomes.are_unknown = work.left == 0;
-    let findings = findings.into_sorted();
-    let consequences = if findings.is_empty() { Vec::new() } else { outcomes.consequences(plan) };
-    Judgement { findings, accepted: accepted.into_sorted(), consequences }
 }
 
 /// What is wrong with the tables of the mesh themselves: dormant, or a policy that drops what the rules leave alone.

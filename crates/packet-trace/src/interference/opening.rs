@@ -88,7 +88,7 @@ impl Captures {
             Opener::Socket { user, group } => (user, group),
             Opener::UnknownUser => (USUAL, None),
         };
-        let is_local = is_own(pod, &destination.ip());
+        let is_local = pod.owns(&destination.ip());
         let ways = if is_local { vec![LOOPBACK.into()] } else { interfaces(pod, source.ip()) };
         let groups = match group {
             Some(group) => vec![group],
@@ -126,10 +126,12 @@ pub fn proxy_groups(plan: &RulePlan) -> impl Iterator<Item = u32> + '_ {
     conditions.filter_map(|condition| if let Match::OwnerGid(is) = condition { Some(is.value) } else { None })
 }
 
-/// Whether an address is the pod's own, by which it reaches itself.
-#[must_use]
-pub fn is_own(pod: &Pod<'_>, address: &IpAddr) -> bool {
-    address.is_loopback() || pod.addresses.contains(address)
+impl Pod<'_> {
+    /// Whether an address is the pod's own, by which it reaches itself.
+    #[must_use]
+    pub fn owns(&self, address: &IpAddr) -> bool {
+        address.is_loopback() || self.addresses.contains(address)
+    }
 }
 
 fn constants<'a>(

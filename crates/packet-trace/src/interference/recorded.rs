@@ -4,7 +4,7 @@
 // The dumps are those of a machine that puts the low byte first.
 #![cfg(target_endian = "little")]
 
-use super::{Finding, Pod, Traffic, find};
+use super::{Finding, Pod, Traffic};
 use crate::kernel::dumps::{self, read_saved};
 use netfilter_state::ruleset::{
     Api, Base, HookedRules, KernelRule, Statement, TableFamily, TableName, TableState,
@@ -104,7 +104,7 @@ fn each_rule_of_others_is_found_to_do_what_it_does() {
     for rule in others.rules() {
         writeln!(text, "{}", rule.1).unwrap();
         for ((plan_name, plan, in_force), (place, bases)) in plans.iter().zip(&PLACES) {
-            let findings = find(&others.beside(in_force, rule, bases), plan, &pod);
+            let findings = pod.judge(&others.beside(in_force, rule, bases), plan).findings;
             for finding in findings.iter().filter(|finding| finding.place.table.name == "theirs") {
                 writeln!(text, "\t{plan_name} {place}: {}", words(finding)).unwrap();
             }
@@ -124,11 +124,9 @@ fn addresses_that_every_pod_has_are_not_judged() {
     let drop = KernelRule { statements: [Statement::Drop].into(), ..KernelRule::default() };
     let ruleset = others.beside(&read_saved(name), (&theirs, &drop), &PLACES[1].1);
     let found = |address: &str| {
-        let findings = find(
-            &ruleset,
-            &plan,
-            &Pod { addresses: &[address.parse().unwrap()], interfaces: &[], ..Pod::default() },
-        );
+        let findings = Pod { addresses: &[address.parse().unwrap()], interfaces: &[], ..Pod::default() }
+            .judge(&ruleset, &plan)
+            .findings;
         findings.iter().filter(|finding| finding.place.table.name == "theirs").count()
     };
     assert_eq!(["10.1.0.2", "fd00::2", "169.254.7.7", "fe80::7"].map(found), [2; 4]);
@@ -147,7 +145,7 @@ fn wherever_a_plans_rules_are_what_is_in_their_way_is_found() {
         let rule = KernelRule { statements: [statement].into(), ..KernelRule::default() };
         for ((name, plan), (_, bases)) in dumps::plans().iter().zip(&PLACES) {
             let found = |in_force: &HookedRules| {
-                let findings = find(&others.beside(in_force, (&theirs, &rule), bases), plan, &pod);
+                let findings = pod.judge(&others.beside(in_force, (&theirs, &rule), bases), plan).findings;
                 findings.iter().map(words).collect::<BTreeSet<_>>()
             };
             let saved = found(&read_saved(name));

@@ -10,7 +10,7 @@ use crate::{
     walk::{Lookup, MOST_MARKS, WalkInput, routed},
 };
 use redirect_core::{
-    ambient::{TUNNEL_PORT, ZTUNNEL_MARK},
+    AmbientRedirect,
     plan::{DataPlane, RulePlan},
     rule::{Match, Protocol, TcpFlags},
     settings::Key,
@@ -156,7 +156,7 @@ impl Ends {
         let sent = Start::sent(Traffic::Outbound, self.first(Protocol::Tcp, &from, &self.far, &self.links));
         let mut starts = [sent, self.query(Protocol::Udp, &from, &self.far, &self.links)];
         if plan.data_plane() == DataPlane::Ambient {
-            let marks = Set::one(0).or(&Set::one(ZTUNNEL_MARK.value().into()));
+            let marks = Set::one(0).or(&Set::one(AmbientRedirect::ZTUNNEL_MARK.value().into()));
             starts.iter_mut().for_each(|start| start.packets.set(Field::Mark, marks.clone()));
         }
         starts
@@ -189,7 +189,7 @@ impl Ends {
         let (from, mark) = match (plan.policy_routes(), plan.data_plane()) {
             (None, _) => (one(passthrough(self.family)), 0),
             (Some(routes), DataPlane::Sidecar) => (self.far.clone(), routes.mark().value()),
-            (Some(_), DataPlane::Ambient) => (self.far.clone(), ZTUNNEL_MARK.value()),
+            (Some(_), DataPlane::Ambient) => (self.far.clone(), AmbientRedirect::ZTUNNEL_MARK.value()),
         };
         let to = |at: &IpAddr| {
             let mut packets = self.first(Protocol::Tcp, &from, &one(*at), &lo());
@@ -218,7 +218,7 @@ pub(super) fn exempt_ports(plan: &RulePlan) -> Set {
         (!is.not).then(|| (is.value.first().into(), is.value.last().into()))
     };
     let ports = exempt.flat_map(|planned| &planned.rule().matches).filter_map(range);
-    let tunnel = u128::from(TUNNEL_PORT.number());
+    let tunnel = u128::from(AmbientRedirect::TUNNEL_PORT.number());
     let of_ztunnel = (plan.data_plane() == DataPlane::Ambient).then_some((tunnel, tunnel));
     Set::of(ports.chain(of_ztunnel).collect())
 }

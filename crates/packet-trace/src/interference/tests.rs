@@ -1,8 +1,6 @@
 use super::*;
 use crate::{Fate, Packet};
-use netfilter_state::route_tables::{
-    LOCAL_TABLE, MAIN_TABLE, PolicyRule, Route, RouteKind, RouteTables, RuleAction,
-};
+use netfilter_state::route_tables::{PolicyRule, Route, RouteKind, RouteTables, RuleAction};
 use netfilter_state::ruleset::{
     Api, Base, ChainState, KernelRule, Selector, SetLookup, Statement, TableFamily, TableName, TableState,
     VerdictMap,
@@ -102,11 +100,9 @@ fn declare(table: &mut TableState, name: &str, words: &[&str]) {
 fn found(plan: &RulePlan, others: &str) -> Vec<Finding> {
     let addresses: [IpAddr; 1] = [OWN.parse().unwrap()];
     let interfaces = ["eth0".to_string()];
-    find(
-        &in_force(plan, others),
-        plan,
-        &Pod { addresses: &addresses, interfaces: &interfaces, ..Pod::default() },
-    )
+    Pod { addresses: &addresses, interfaces: &interfaces, ..Pod::default() }
+        .judge(&in_force(plan, others), plan)
+        .findings
 }
 
 /// One case: other programs' rules, and what is found: severity, table, chain, rule number, effect, traffic.
@@ -569,7 +565,7 @@ fn found_among(others: &str, edit: impl Fn(&mut RouteTables)) -> Vec<(Severity, 
     let interfaces = ["eth0".to_string()];
     let pod = Pod { addresses: &addresses, interfaces: &interfaces, routes: Some(&tables), ..Pod::default() };
     let plan = plan(&[]);
-    find(&in_force(&plan, others), &plan, &pod).iter().map(|one| (one.severity, one.effect)).collect()
+    pod.judge(&in_force(&plan, others), &plan).findings.iter().map(|one| (one.severity, one.effect)).collect()
 }
 
 #[test]
@@ -622,7 +618,7 @@ fn what_nobody_listens_for_goes_on() {
         let addresses: [IpAddr; 1] = [OWN.parse().unwrap()];
         let interfaces = ["eth0".to_string()];
         let pod = Pod { addresses: &addresses, interfaces: &interfaces, ..Pod::default() };
-        find(&ruleset, &plan, &pod).iter().map(|one| (one.severity, one.effect)).collect::<Vec<_>>()
+        pod.judge(&ruleset, &plan).findings.iter().map(|one| (one.severity, one.effect)).collect::<Vec<_>>()
     };
     assert_eq!((severities(true), severities(false)), (vec![(Does, Tproxies)], vec![(May, Tproxies)]));
     let others = "*mangle\n-I PREROUTING -p tcp -j TPROXY --on-port 9 --tproxy-mark 0x1/0x1";
@@ -836,7 +832,7 @@ fn only_ranges_that_are_captured_count() {
 fn a_family_the_pod_has_no_address_of_is_not_judged() {
     let plan = plan(&[]);
     let ruleset = in_force(&plan, "-I PREROUTING -j ACCEPT\n-I OUTPUT -j ACCEPT");
-    assert_eq!(find(&ruleset, &plan, &Pod::default()), []);
+    assert_eq!(Pod::default().judge(&ruleset, &plan).findings, []);
 }
 
 #[test]
@@ -855,7 +851,7 @@ fn what_redirect_drops_for_want_of_an_address_is_lost() {
             ..Pod::default()
         };
         let plan = plan(&[]);
-        let findings = find(&in_force(&plan, ""), &plan, &pod);
+        let findings = pod.judge(&in_force(&plan, ""), &plan).findings;
         findings.iter().map(ToString::to_string).collect::<Vec<_>>()
     };
     // No host has to reach the pod over IPv4 by an interface of IPv6.
@@ -878,7 +874,7 @@ fn a_resolver_that_no_route_leads_to_is_not_judged() {
     let interfaces = ["eth0".to_string()];
     let pod = Pod { addresses: &addresses, interfaces: &interfaces, routes: Some(&tables), ..Pod::default() };
     let plan = plan(DNS);
-    let found = find(&in_force(&plan, ""), &plan, &pod);
+    let found = pod.judge(&in_force(&plan, ""), &plan).findings;
     assert!(
         found.iter().flat_map(|finding| &finding.traffic).all(|(_, traffic)| *traffic != Dns),
         "{found:?}"
@@ -896,12 +892,12 @@ fn route_tables() -> RouteTables {
         metric: 0,
         unknown: false,
     };
-    let local = |to: &str| route(to, RouteKind::Local, LOCAL_TABLE, "lo");
-    let default = route("0.0.0.0/0", RouteKind::Unicast, MAIN_TABLE, "eth0");
+    let local = |to: &str| route(to, RouteKind::Local, RouteTables::LOCAL, "lo");
+    let default = route("0.0.0.0/0", RouteKind::Unicast, RouteTables::MAIN, "eth0");
     RouteTables {
         complete: true,
         loopback_is_up: true,
-        rules: [(0, LOCAL_TABLE), (32_766, MAIN_TABLE)]
+        rules: [(0, RouteTables::LOCAL), (32_766, RouteTables::MAIN)]
             .map(|(priority, table)| PolicyRule::lookup(Family::V4, priority, table))
             .into(),
         routes: vec![local("127.0.0.0/8"), local("10.1.0.2/32"), local("10.1.0.9/32"), default],
@@ -957,7 +953,9 @@ fn mapped(many: u128, selectors: &[Selector], verdict: impl Fn(u128) -> Statemen
         table.chains.insert(format!("c{number}"), ChainState { rules: [drops].into(), ..Default::default() });
     }
     let addresses: [IpAddr; 1] = [OWN.parse().unwrap()];
-    find(&ruleset, &plan, &Pod { addresses: &addresses, interfaces: &["eth0".into()], ..Pod::default() })
+    Pod { addresses: &addresses, interfaces: &["eth0".into()], ..Pod::default() }
+        .judge(&ruleset, &plan)
+        .findings
 }
 
 /// What a map says of all packets is found in one step, and what takes too much is said to.
@@ -990,7 +988,7 @@ fn chains_that_were_not_read_are_named_by_what_passes_them() {
         let unread = chain_of(ruleset.table(name), chain);
         (unread.rules, unread.is_partial) = (Vec::new(), true);
         let pod = Pod { addresses: &pod, interfaces: &["eth0".into()], ..Pod::default() };
-        let judged = judge(&ruleset, &plan, &pod);
+        let judged = pod.judge(&ruleset, &plan);
         assert!(judged.consequences.iter().all(|one| one.severity == May), "{:?}", judged.consequences);
         judged.findings.into_iter().map(|one| (one.severity, one.effect, one.place.chain)).collect()
     };
@@ -1007,7 +1005,8 @@ fn jumps_to_chains_that_were_not_read_are_doubtful() {
     let pod = [OWN.parse().unwrap()];
     let ruleset = in_force(&plan, "*filter\n-A INPUT -s 198.51.100.1/32 -j missing");
     let pod = Pod { addresses: &pod, interfaces: &["eth0".into()], ..Pod::default() };
-    let found: Vec<_> = find(&ruleset, &plan, &pod).iter().map(|one| (one.severity, one.effect)).collect();
+    let found: Vec<_> =
+        pod.judge(&ruleset, &plan).findings.iter().map(|one| (one.severity, one.effect)).collect();
     assert_eq!(found, [(May, Effect::Unknown)]);
 }
 
@@ -1018,8 +1017,8 @@ fn any_number_of_addresses_is_bounded() {
     let many: Vec<IpAddr> =
         (0..3000_u32).map(|number| Ipv4Addr::from(0x0a02_0000 + 2 * number).into()).collect();
     let pod = |addresses| Pod { addresses, ..Pod::default() };
-    assert_eq!(find(&in_force(&plan, ""), &plan, &pod(&many[..16])), []);
-    let found = find(&in_force(&plan, ""), &plan, &pod(&many));
+    assert_eq!(pod(&many[..16]).judge(&in_force(&plan, ""), &plan).findings, []);
+    let found = pod(&many).judge(&in_force(&plan, ""), &plan).findings;
     assert_eq!(found.iter().map(|one| (one.severity, one.effect)).collect::<Vec<_>>(), [(May, Unfollowed)]);
 }
 
@@ -1056,7 +1055,7 @@ proptest::proptest! {
         let _ = ruleset.add_saved(Family::V4, &text);
         let addresses: [IpAddr; 1] = [OWN.parse().unwrap()];
         let pod = Pod { addresses: &addresses, interfaces: &[], ..Pod::default() };
-        let _ = find(&ruleset, &plan(&[]), &pod).iter().map(ToString::to_string).collect::<Vec<_>>();
+        let _ = pod.judge(&ruleset, &plan(&[])).findings.iter().map(ToString::to_string).collect::<Vec<_>>();
     }
 }
 
@@ -1068,7 +1067,7 @@ fn means(settings: &[(Key, &'static str)], others: &str, edit: impl Fn(&mut Hook
     let addresses: [IpAddr; 1] = [OWN.parse().unwrap()];
     let interfaces = ["eth0".to_string()];
     let pod = Pod { addresses: &addresses, interfaces: &interfaces, ..Pod::default() };
-    consequences(&ruleset, &[], &plan, &pod).iter().map(ToString::to_string).collect()
+    pod.consequences(&ruleset, &[], &plan).iter().map(ToString::to_string).collect()
 }
 
 fn chain<'a>(ruleset: &'a mut HookedRules, chain: &str) -> &'a mut ChainState {
@@ -1154,7 +1153,7 @@ fn a_plan_of_any_size_is_followed_to_its_end_and_a_rule_of_others_is_found_besid
                 let interfaces = ["eth0".into()];
                 let pod =
                     Pod { addresses: &[OWN.parse().unwrap()], interfaces: &interfaces, ..Pod::default() };
-                find(&in_force(&plan, others), &plan, &pod)
+                pod.judge(&in_force(&plan, others), &plan).findings
             };
             let alone: Vec<String> = found("").iter().map(ToString::to_string).collect();
             assert_eq!(alone, [""; 0], "{mode} {key:?}");
@@ -1186,13 +1185,13 @@ fn pairs_of_rules_are_joined_only_where_no_packet_could_tell() {
             assert_eq!(matches!(recorded, crate::Fate::Proxy { .. }), is_listed, "{ports} {port}");
         }
         let pod = Pod { addresses: &[OWN.parse().unwrap()], interfaces: &["eth0".into()], ..Pod::default() };
-        assert_eq!(find(&in_force(&plan, ""), &plan, &pod), [], "{ports}");
+        assert_eq!(pod.judge(&in_force(&plan, ""), &plan).findings, [], "{ports}");
         // Without one of the rules of a pair, its port alone is not captured.
         let mut damaged = in_force(&plan, "");
         let mangle = TableName { api: Api::NfTables, family: TableFamily::Ip, name: "mangle".into() };
         let chain = damaged.table(mangle).chains.get_mut("ISTIO_INBOUND").unwrap();
         chain.rules.pop();
-        let lost = consequences(&damaged, &[], &plan, &pod);
+        let lost = pod.consequences(&damaged, &[], &plan);
         assert!(ports == "80,443,80,8080" || ports == "80,81,82,80,81" || !lost.is_empty(), "{ports}");
     }
 }
@@ -1212,7 +1211,7 @@ fn judged(
     let interfaces = ["eth0".to_string()];
     let pod =
         Pod { addresses: &addresses, interfaces: &interfaces, accepted: Some(&accepted), ..Pod::default() };
-    let Judgement { findings, accepted, .. } = judge(&in_force(&plan, others), &plan, &pod);
+    let Judgement { findings, accepted, .. } = pod.judge(&in_force(&plan, others), &plan);
     let place = |finding: &Finding| {
         let RuleRef { table, chain, rule, .. } = &finding.place;
         let traffic: Vec<_> = finding.traffic.iter().map(|(_, traffic)| format!("{traffic:?}")).collect();
@@ -1296,7 +1295,7 @@ fn what_is_accepted_is_no_consequence() {
     let mut accepted = AcceptedRules::default();
     let described = |ruleset: &HookedRules, accepted: &AcceptedRules| {
         let pod = Pod { addresses: &addresses, accepted: Some(accepted), ..Pod::default() };
-        consequences(ruleset, &[], &plan, &pod).iter().map(ToString::to_string).collect::<Vec<_>>()
+        pod.consequences(ruleset, &[], &plan).iter().map(ToString::to_string).collect::<Vec<_>>()
     };
     assert!(!described(&ruleset, &accepted).is_empty());
     accepted.add("comment=ours", Owner).unwrap();

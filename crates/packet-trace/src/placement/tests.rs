@@ -1,10 +1,8 @@
 //! Where policy routing stands among that of other programs.
 
 use super::*;
-use netfilter_state::route_tables::DEFAULT_TABLE;
 use redirect_core::{
     AmbientRedirect, Families, Redirect,
-    ambient::{ANSWER_MARK, ANSWER_PRIORITY, ANSWER_TABLE},
     settings::{Key, NamespaceFacts, RawSettings, Source},
     values::MaskedMark,
 };
@@ -36,14 +34,16 @@ fn marked(mark: MaskedMark, priority: u32, table: u32) -> PolicyRule {
 
 /// A pod with an address and a default route, and these rules and routes.
 fn pod(rules: &[PolicyRule], routes: &[Route]) -> RouteTables {
-    let mut all = [rule(0, LOCAL_TABLE), rule(32766, MAIN_TABLE), rule(32767, DEFAULT_TABLE)].to_vec();
+    let mut all =
+        [rule(0, RouteTables::LOCAL), rule(32766, RouteTables::MAIN), rule(32767, RouteTables::DEFAULT)]
+            .to_vec();
     all.extend(rules.iter().cloned());
     all.sort_by_key(|rule| rule.priority);
     let mut own = [
-        route("10.1.0.2/32", RouteKind::Local, "eth0", LOCAL_TABLE),
-        route("127.0.0.0/8", RouteKind::Local, "lo", LOCAL_TABLE),
-        route("10.1.0.0/24", RouteKind::Unicast, "eth0", MAIN_TABLE),
-        route("0.0.0.0/0", RouteKind::Unicast, "eth0", MAIN_TABLE),
+        route("10.1.0.2/32", RouteKind::Local, "eth0", RouteTables::LOCAL),
+        route("127.0.0.0/8", RouteKind::Local, "lo", RouteTables::LOCAL),
+        route("10.1.0.0/24", RouteKind::Unicast, "eth0", RouteTables::MAIN),
+        route("0.0.0.0/0", RouteKind::Unicast, "eth0", RouteTables::MAIN),
     ]
     .to_vec();
     own.extend(routes.iter().cloned());
@@ -63,12 +63,17 @@ fn chosen(plan: &RulePlan, tables: &RouteTables) -> (u32, Option<u32>) {
     (routes.table().number(), routes.priority())
 }
 
-const OWN: (u32, Option<u32>) = (ANSWER_TABLE.number(), Some(ANSWER_PRIORITY));
+const OWN: (u32, Option<u32>) =
+    (AmbientRedirect::ANSWER_TABLE.number(), Some(AmbientRedirect::ANSWER_PRIORITY));
 
 fn in_force() -> (PolicyRule, Route) {
     (
-        marked(ANSWER_MARK, ANSWER_PRIORITY, ANSWER_TABLE.number()),
-        route("0.0.0.0/0", RouteKind::Local, "lo", ANSWER_TABLE.number()),
+        marked(
+            AmbientRedirect::ANSWER_MARK,
+            AmbientRedirect::ANSWER_PRIORITY,
+            AmbientRedirect::ANSWER_TABLE.number(),
+        ),
+        route("0.0.0.0/0", RouteKind::Local, "lo", AmbientRedirect::ANSWER_TABLE.number()),
     )
 }
 
@@ -134,7 +139,7 @@ fn what_cannot_be_stood_before_is_an_obstacle_with_its_number() {
         assert!(text.contains(words), "{text}");
     }
     // Another program has the same mark for something else.
-    for mark in [ANSWER_MARK, MaskedMark::new(0x111, u32::MAX).unwrap()] {
+    for mark in [AmbientRedirect::ANSWER_MARK, MaskedMark::new(0x111, u32::MAX).unwrap()] {
         let text = obstacle(marked(mark, 50, 200));
         assert!(text.contains("priority 50 (table 200)") && text.contains("same mark"), "{text}");
     }
@@ -168,7 +173,7 @@ fn a_table_of_another_program_is_left_to_it_and_the_chosen_one_is_found_again() 
         let before = pod(&[rules, &[ours]].concat(), &[routes, &[local]].concat());
         assert_eq!(chosen(&ambient(), &before).0, first, "{rules:?} {routes:?}");
         // As this version leaves it, where the first was not free then.
-        let chosen_rule = marked(ANSWER_MARK, ANSWER_PRIORITY, first + 3);
+        let chosen_rule = marked(AmbientRedirect::ANSWER_MARK, AmbientRedirect::ANSWER_PRIORITY, first + 3);
         let after = pod(&[rules, &[chosen_rule]].concat(), routes);
         assert_eq!(chosen(&ambient(), &after).0, first + 3, "{rules:?} {routes:?}");
         assert!(placed(&ambient(), &after).flaws.is_empty());

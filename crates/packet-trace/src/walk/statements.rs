@@ -13,8 +13,7 @@ use super::{
 };
 use netfilter_state::ruleset::{Statement, VerdictMap};
 use redirect_core::{
-    DNS_PORT,
-    ambient::{INBOUND_PORT, OUTBOUND_PORT},
+    AmbientRedirect, DnsCapture,
     rule::{Hook, OurChain},
     values::{Family, PASSTHROUGH_V4},
 };
@@ -547,9 +546,9 @@ fn listener(chain: Option<OurChain>, port: u16) -> Option<Listener> {
         | None => None,
         Some(OurChain::Output | OurChain::Prerouting) => {
             let of_port = [
-                (OUTBOUND_PORT, Listener::Outbound),
-                (INBOUND_PORT, Listener::Inbound),
-                (DNS_PORT, Listener::Dns),
+                (AmbientRedirect::OUTBOUND_PORT, Listener::Outbound),
+                (AmbientRedirect::INBOUND_PORT, Listener::Inbound),
+                (DnsCapture::PORT, Listener::Dns),
             ];
             of_port.into_iter().find(|(own, _)| own.number() == port).map(|(_, listener)| listener)
         }

@@ -20,7 +20,7 @@ use packet_trace::{
 };
 use proptest::{prelude::*, strategy::ValueTree, test_runner::TestRunner};
 use redirect_core::{
-    Families, Family, Redirect, RulePlan, Tproxy, json,
+    Families, Family, Redirect, RulePlan, Tproxy,
     options::{NativeForm, Variant},
     pod::{Decision, SkipReason},
     rule::{Chain, Hook, OurChain, Rule, Table},
@@ -489,7 +489,7 @@ fn a_document_holds_every_setting() {
 
 #[test]
 fn every_setting_has_a_name_of_its_own() {
-    let names: BTreeSet<&str> = SETTINGS.iter().map(|setting| json::setting_name(setting.key)).collect();
+    let names: BTreeSet<&str> = SETTINGS.iter().map(|setting| setting.key.json_name()).collect();
     assert!(!names.contains(""));
     assert_eq!(names.len(), SETTINGS.len());
 }

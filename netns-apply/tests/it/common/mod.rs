@@ -7,8 +7,11 @@ mod recorded;
 
 pub mod dumps;
 
-use netfilter_state::{change::IptablesChange, netlink::Observed, state::IptablesTables};
-use netns_apply::netlink::{Connection, NetlinkError, Transaction};
+use netfilter_state::{change::IptablesChange, netlink::Observed, state::IptablesTables, steps::Observation};
+use netns_apply::{
+    ApplyError, ApplyOptions, Snapshot,
+    netlink::{Connection, NetlinkError, Transaction},
+};
 use recorded::{fixtures, plan};
 use redirect_core::{Family, RulePlan};
 use serde_json::Value;
@@ -76,6 +79,11 @@ pub fn soon() -> Instant {
 
 pub fn observe() -> Observed {
     Connection::open().unwrap().observe(soon()).unwrap()
+}
+
+/// What concerns the mesh in this thread's namespace.
+pub fn observation(options: &ApplyOptions) -> Result<Observation, ApplyError> {
+    Ok(Snapshot::take(&RulePlan::empty(), options)?.observation().clone())
 }
 
 /// The changes of both families that put a plan in the place of what is there.

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use controller_runtime::SCOPE;
-use netns_apply::capabilities::SYS_PTRACE;
+use netns_apply::Capability;
 use netns_apply::connections::{ClosedConnections, sever, socket_groups};
 use netns_apply::facts::addresses;
 use netns_apply::netns::Netns;
@@ -59,7 +59,7 @@ pub fn repair_known(
         let netns = sandbox.open().map_err(|error| PodProblem::new(AgentReason::NotFound, error))?;
         return repair_in(&netns, pod, rules, &paths.proc);
     }
-    if let Err(missing) = require([SYS_PTRACE]) {
+    if let Err(missing) = require([Capability::SYS_PTRACE]) {
         let text = format!(
             "the agent's container lacks {missing}, so it cannot determine a network namespace's owner"
         );

@@ -12,7 +12,7 @@ mod surroundings;
 
 use std::time::Duration;
 
-use netns_apply::capabilities::{self, Capability};
+use netns_apply::Capability;
 use reasons::AgentReason;
 
 pub use apply::{ApplyFailure, RepairReport, redirect_here, repair, repair_known};
@@ -57,7 +57,7 @@ impl PodProblem {
 /// # Errors
 /// The names of those that it lacks.
 pub fn require<const N: usize>(wanted: [Capability; N]) -> Result<(), String> {
-    let missing = wanted.into_iter().filter(|wanted| capabilities::has(*wanted) == Some(false));
+    let missing = wanted.into_iter().filter(|wanted| wanted.is_held() == Some(false));
     let missing: Vec<&str> = missing.map(|capability| capability.name).collect();
     if missing.is_empty() { Ok(()) } else { Err(missing.join(" and ")) }
 }

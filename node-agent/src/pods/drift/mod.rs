@@ -21,7 +21,7 @@ use controller_runtime::metrics::{Explained, gauged, start_at_zero};
 use controller_runtime::resync::ReadError;
 use controller_runtime::supervisor::Unneeded;
 use controller_runtime::{SCOPE, or_never};
-use netns_apply::capabilities::{NET_ADMIN, SYS_ADMIN};
+use netns_apply::Capability;
 use pod_netns::{MountedNetns, SurveyError};
 use reasons::{AgentReason, EventReason, PodState};
 use tokio::sync::watch::Receiver;
@@ -369,7 +369,7 @@ impl DriftWatch {
 
     /// Which pods to check, and how.
     async fn begin(&mut self) -> Result<(Cluster, RoundContext, Vec<Arc<MeshPod>>), RoundError> {
-        require([NET_ADMIN, SYS_ADMIN]).map_err(RoundError::Capability)?;
+        require([Capability::NET_ADMIN, Capability::SYS_ADMIN]).map_err(RoundError::Capability)?;
         if self.settings.identity.node.is_empty() {
             return Err(RoundError::NoNode);
         }

@@ -45,7 +45,7 @@ pub async fn confirm(
         Err(_) => return Err(RepairOutcome::Changed),
     };
     // Settings that name another annotation say by that which pods are meant.
-    if filter.annotation == redirect_core::pod::STATUS_ANNOTATION {
+    if filter.annotation == redirect_core::pod::PodFacts::STATUS_ANNOTATION {
         let pod = meshed(&object, &conf)?;
         bound(cluster, handlers, &conf, &pod).await?;
     }

@@ -1,7 +1,7 @@
 //! Repair in place: the redirection of a pod that is surely broken.
 
 use cni_core::conf::Conf;
-use netns_apply::capabilities::{NET_ADMIN, SYS_ADMIN, SYS_PTRACE};
+use netns_apply::Capability;
 use reasons::AgentReason;
 use serde_json::Value;
 
@@ -15,7 +15,7 @@ use crate::settings::Paths;
 /// # Errors
 /// The agent's container lacks something.
 pub fn require_capabilities() -> Result<(), PodProblem> {
-    require([NET_ADMIN, SYS_ADMIN, SYS_PTRACE]).map_err(|missing| {
+    require([Capability::NET_ADMIN, Capability::SYS_ADMIN, Capability::SYS_PTRACE]).map_err(|missing| {
         PodProblem::new(AgentReason::NoCapability, format!("the agent's container lacks {missing}"))
     })
 }

@@ -2,8 +2,7 @@
 
 use proptest::{collection::vec, option, prelude::*, sample::select};
 use redirect_core::{
-    DnsCapture, Families, InboundPorts, OutboundRanges, OwnerGroups, PROXY_MARK, Redirect, RedirectBuilder,
-    Tproxy,
+    DnsCapture, Families, InboundPorts, OutboundRanges, OwnerGroups, Redirect, RedirectBuilder, Tproxy,
     ipnet::{IpNet, Ipv4Net},
     values::{InterfaceName, Mark, Port, PortRange, RouteTable},
 };
@@ -62,7 +61,7 @@ fn port() -> impl Strategy<Value = Port> {
 }
 
 fn tproxy() -> impl Strategy<Value = Tproxy> {
-    let mark = prop_oneof![1 => Just(PROXY_MARK.value()), 8 => 1_u32..0x1_0000, 2 => 1_u32..];
+    let mark = prop_oneof![1 => Just(Mark::PROXY.value()), 8 => 1_u32..0x1_0000, 2 => 1_u32..];
     let table = any::<u32>().prop_filter_map("the kernel's own", RouteTable::new);
     (mark, table).prop_map(|(mark, table)| Tproxy::new(Mark::new(mark).unwrap(), table))
 }

@@ -1,10 +1,7 @@
 //! Dumps read, compared, changed and put back.
 
 use super::{
-    super::{
-        Batch, Extension, Message, Messages, NativeState, Observed, Question, extensions, release_lock,
-        take_lock,
-    },
+    super::{Batch, Extension, Message, Messages, NativeState, Observed, Question, release_lock, take_lock},
     dumps::{self, dump, read_saved},
 };
 use crate::expressions::{
@@ -542,7 +539,7 @@ fn nothing_of_a_plan_is_seen_that_is_not_understood() {
 fn every_extension_that_plans_need_is_named_with_its_module() {
     let rules = dumps::plans().into_iter().flat_map(|(_, plan)| plan.planned_rules().to_vec());
     let needed: BTreeSet<String> = rules
-        .flat_map(|planned| extensions(planned.rule()).collect::<Vec<_>>())
+        .flat_map(|planned| Extension::of_rule(planned.rule()).collect::<Vec<_>>())
         .map(|one| format!("{} {} {} {}", one.name, one.revision, one.is_target, one.module()))
         .collect();
     let wanted = [

@@ -3,7 +3,7 @@
 use super::*;
 use crate::{Fate, Interface, TraceRules};
 use netfilter_state::netlink::{Messages, kept::KeptTable};
-use netfilter_state::routing::{self, FoundRouting};
+use netfilter_state::routing::FoundRouting;
 use proptest::{collection, prelude::*, sample};
 use std::collections::BTreeSet;
 
@@ -29,9 +29,11 @@ impl World {
         let all = own.chain([loopback.to_string()]).chain(routes.iter().map(ToString::to_string));
         let routes: Vec<Route> = all.map(|text| route(family, &text)).collect();
         let tables = BTreeSet::from_iter(routes.iter().map(|route| route.table));
-        let others = tables.into_iter().filter(|table| ![LOCAL_TABLE, MAIN_TABLE].contains(table));
-        let rules =
-            [(0, LOCAL_TABLE), (32_766, MAIN_TABLE)].into_iter().chain(others.map(|table| (table, table)));
+        let others =
+            tables.into_iter().filter(|table| ![RouteTables::LOCAL, RouteTables::MAIN].contains(table));
+        let rules = [(0, RouteTables::LOCAL), (32_766, RouteTables::MAIN)]
+            .into_iter()
+            .chain(others.map(|table| (table, table)));
         let mut rules: Vec<PolicyRule> =
             rules.map(|(priority, table)| PolicyRule::lookup(family, priority, table)).collect();
         rules.sort_by_key(|rule| rule.priority);
@@ -55,7 +57,7 @@ impl World {
     }
 
     fn findings(&self, plan: &RulePlan, others: &str) -> Vec<Finding> {
-        find(&in_force_of(plan, self.family, others), plan, &self.pod())
+        self.pod().judge(&in_force_of(plan, self.family, others), plan).findings
     }
 
     /// What is found, each `Does nat OUTPUT 1 EndsChain Outbound`.
@@ -91,7 +93,7 @@ fn route(family: Family, text: &str) -> Route {
         kind => panic!("{kind}"),
     };
     let to = words[1].parse().unwrap_or_else(|_| words[1].parse::<IpAddr>().unwrap().into());
-    let usual = if kind == RouteKind::Unicast { MAIN_TABLE } else { LOCAL_TABLE };
+    let usual = if kind == RouteKind::Unicast { RouteTables::MAIN } else { RouteTables::LOCAL };
     let table = words.get(5).map_or(usual, |table| table.parse().unwrap());
     Route { family, table, to, kind, interface: Some(words[3].into()), metric: 0, unknown: false }
 }
@@ -463,7 +465,7 @@ prop_compose! {
 fn traced(world: &World, plan: &RulePlan, others: &str, finding: &Finding) -> (Vec<Fate>, Fate) {
     let mut packet = finding.example.clone().unwrap();
     let ruleset = in_force_of(plan, world.family, others);
-    let routing: Vec<_> = routing::wanted(plan).into_iter().map(FoundRouting::working).collect();
+    let routing: Vec<_> = FoundRouting::all_working(plan);
     let live = world.pod().trace_rules(&ruleset, &routing, world.family, Some(plan));
     if packet.interface == Interface::Named("eth0".into()) {
         // Which is the only one.
@@ -525,7 +527,7 @@ fn connections_that_are_kept_are_no_first_packets_and_what_lets_those_pass_is_fo
         let addresses: [IpAddr; 1] = [OWN.parse().unwrap()];
         let interfaces = ["eth0".to_string()];
         let pod = Pod { addresses: &addresses, interfaces: &interfaces, ..Pod::default() };
-        let effects = find(&ruleset, &plan, &pod).into_iter().map(|one| one.effect);
+        let effects = pod.judge(&ruleset, &plan).findings.into_iter().map(|one| one.effect);
         effects.collect::<BTreeSet<_>>()
     };
     assert_eq!(found(true, ""), BTreeSet::new());
