@@ -33,6 +33,7 @@ pub mod route_tables;
 pub mod routing;
 pub mod ruleset;
 pub mod saved;
+mod saved_rule;
 pub mod state;
 pub mod steps;
 pub mod xtables;

@@ -130,6 +130,10 @@ pub(crate) fn asked(conditions: Vec<Condition>) -> Option<Vec<Match>> {
             Condition::State(Equality { value, not: false }) => {
                 Match::Tracked(Tracked { state: xt::conn_state(value)?, direction: direction.take() })
             }
+            Condition::StateAndDirection { states: Equality { value, not: false }, is_reply } => {
+                let direction = Some(if is_reply { Direction::Reply } else { Direction::Original });
+                Match::Tracked(Tracked { state: xt::conn_state(value)?, direction })
+            }
             Condition::MarkBits { mask, is: Equality { value, not } } => {
                 Match::Mark(Equality { value: MaskedMark::new(value, mask)?, not })
             }
@@ -166,6 +170,10 @@ pub(crate) fn done(statements: &[Statement]) -> Option<Option<Target>> {
             // Jumps of other programs are not understood, as in the text of iptables-save.
             Target::Jump(Some(Chain::named(chain)).filter(Chain::belongs_to_mesh)?)
         }
+        [Statement::Tproxy { port: Some(port), mark: Some((u32::MAX, mark)), ends: true }] => {
+            Target::Tproxy { port: Port::new(*port)?, mark: Mark::new(*mark)? }
+        }
+        [Statement::Zone(zone)] => Target::ConntrackZone(*zone),
         [Statement::Redirect(port)] => Target::Redirect(Port::new(*port)?),
         [Statement::SetMark(Some(mark))] => Target::SetMark(Mark::new(*mark)?),
         [Statement::SaveMark] => Target::SaveMark,

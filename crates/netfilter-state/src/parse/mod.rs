@@ -3,10 +3,14 @@
 //! Other programs' rules are kept as text. The same words a plan is rendered in are understood, so that reading a rendered
 //! plan gives the plan.
 
-use crate::state::{Entry, ForeignRule, IptablesTables};
+use crate::{
+    expressions::decode,
+    ruleset::{Condition, KernelRule},
+    state::{Entry, ForeignRule, IptablesTables},
+};
 use redirect_core::{
-    rule::{Chain, ConnState, Direction, Equality, Match, Protocol, Rule, Table, Target, TcpFlags, Tracked},
-    values::{Family, InterfaceName, Mark, MaskedMark, Port, PortRange, PortSyntax, parse_cidr},
+    rule::{Chain, Equality, Match, Rule, Table, Target},
+    values::{Family, PortRange},
 };
 
 /// How much of a line an error shows, in characters.
@@ -121,202 +125,88 @@ fn split_word(text: &str) -> (&str, &str) {
     (word, rest.trim_start())
 }
 
+/// The matches of which plans' rules use options, and those of their options that may be inverted.
+const MATCHES: [&str; 7] = ["tcp", "udp", "multiport", "conntrack", "owner", "mark", "connmark"];
+const INVERTIBLE: [&str; 11] = [
+    "-s",
+    "-d",
+    "-i",
+    "-o",
+    "--sport",
+    "--dport",
+    "--dports",
+    "--tcp-flags",
+    "--uid-owner",
+    "--gid-owner",
+    "--mark",
+];
+
 /// What stands behind `-A CHAIN`: a rule this library understands, or text of another's.
 #[must_use]
 pub fn entry(text: &str) -> Entry {
-    let words: Vec<&str> = text.split_ascii_whitespace().collect();
-    rule(&words).map_or_else(|| Entry::Foreign(ForeignRule::saved(text)), Entry::from)
+    rule(text).map_or_else(|| Entry::Foreign(ForeignRule::saved(text)), Entry::from)
 }
 
-fn rule(words: &[&str]) -> Option<Rule> {
-    let mut reader = WordReader { words, next: 0 };
-    let mut matches = Vec::new();
-    let mut target = None;
-    // The module whose options follow: `--mark` belongs to `-m mark` or `-m connmark`.
-    let mut module = "";
-    while let Some(word) = reader.take() {
-        let (not, word) = if word == "!" { (true, reader.take()?) } else { (false, word) };
-        match word {
-            "-m" if !not => module = reader.take()?,
-            "-j" if !not => target = Some(reader.target()?),
-            "--ctdir" if !not && module == "conntrack" => with_direction(&mut matches, reader.take()?)?,
-            _ => matches.push(reader.condition(word, not, module)?),
-        }
+/// The rule of a plan, if it is one to the letter: programs find it again by the words in which it is rendered.
+fn rule(text: &str) -> Option<Rule> {
+    let words: Vec<&str> = text.split_ascii_whitespace().collect();
+    if text.contains('"') || !has_options_of_plans(&words) {
+        return None;
+    }
+    let KernelRule { conditions, statements, .. } = KernelRule::saved(text);
+    // One that is asked apart from the state also asks whether a packet has a connection.
+    if conditions.iter().any(|one| matches!(one, Condition::IsReply(_))) {
+        return None;
+    }
+    let (mut matches, target) = (decode::asked(conditions)?, decode::done(&statements)??);
+    let options = words.iter().rev().take_while(|word| **word != "-j").skip(1).count();
+    if !options_of(&target).contains(&options) {
+        return None;
     }
     let has_flags = matches.iter().any(|m| matches!(m, Match::TcpFlags(_)));
-    if names_port_module(words) && !has_flags && !matches.iter().any(Match::compares_ports) {
+    if names_port_module(&words) && !has_flags && !matches.iter().any(Match::compares_ports) {
         // iptables-save leaves away a comparison with all ports, and prints only the module that would make it.
         matches.push(Match::DestinationPort(Equality::equals(PortRange::ALL)));
     }
-    let rule = Rule { matches, target: target? };
+    let rule = Rule { matches, target };
     let protocols = rule.matches.iter().filter(|m| matches!(m, Match::Protocol(_))).count();
     (protocols <= 1 && rule.says_its_protocol()).then_some(rule)
+}
+
+/// Whether what stands before the target are matches and options of plans' rules, each with its values and no more.
+fn has_options_of_plans(mut words: &[&str]) -> bool {
+    loop {
+        words = match words {
+            ["-j", ..] => return true,
+            ["!", rest @ ..] if rest.first().is_some_and(|option| INVERTIBLE.contains(option)) => rest,
+            ["-m", module, rest @ ..] if MATCHES.contains(module) => rest,
+            ["!" | "-m", ..] => return false,
+            ["--tcp-flags", _, _, rest @ ..] => rest,
+            [option, _, rest @ ..] if option.starts_with('-') => rest,
+            _ => return false,
+        };
+    }
 }
 
 fn names_port_module(words: &[&str]) -> bool {
     words.windows(2).any(|pair| matches!(pair, ["-m", "tcp" | "udp"]))
 }
 
-/// `--ctdir` behind `--ctstate`.
-fn with_direction(matches: &mut [Match], name: &str) -> Option<()> {
-    let Some(Match::Tracked(tracked)) = matches.last_mut() else { return None };
-    let of_name = [Direction::Original, Direction::Reply].into_iter().find(|one| one.name() == name)?;
-    tracked.direction.replace(of_name).is_none().then_some(())
-}
-
-/// The words of a rule, read one after the other.
-struct WordReader<'a> {
-    words: &'a [&'a str],
-    next: usize,
-}
-
-impl<'a> WordReader<'a> {
-    fn take(&mut self) -> Option<&'a str> {
-        let word = self.words.get(self.next).copied()?;
-        self.next = self.next.checked_add(1)?;
-        Some(word)
+/// How many words of options the target has where it does nothing else.
+const fn options_of(target: &Target) -> &'static [usize] {
+    match target {
+        Target::Accept | Target::Drop | Target::Return | Target::Jump(_) => &[0],
+        Target::Redirect(_) | Target::SetMark(_) | Target::SetConnMark(_) | Target::ConntrackZone(_) => &[2],
+        Target::SaveMark | Target::RestoreMark => &[5],
+        // The unspecified address may be named.
+        Target::Tproxy { .. } => &[4, 6],
     }
-
-    /// Takes the word if it is the next one.
-    fn take_if(&mut self, expected: &str) -> bool {
-        let found = self.words.get(self.next).is_some_and(|word| *word == expected);
-        if found {
-            self.next = self.next.saturating_add(1);
-        }
-        found
-    }
-
-    /// Takes the word's value if the word is the next one.
-    fn value_of(&mut self, expected: &str) -> Option<&'a str> {
-        if self.take_if(expected) { self.take() } else { None }
-    }
-
-    fn condition(&mut self, word: &str, not: bool, module: &str) -> Option<Match> {
-        let value = self.take()?;
-        let interface =
-            |value: &str| value.parse::<InterfaceName>().ok().map(|value| Equality { value, not });
-        let net = |value: &str| parse_cidr(value).ok().map(|value| Equality { value, not });
-        let port = |value: &str| {
-            PortRange::parse(value, PortSyntax::Saved).ok().map(|value| Equality { value, not })
-        };
-        let id = |value: &str| value.parse::<u32>().ok().map(|value| Equality { value, not });
-        let mark = |value: &str| MaskedMark::parse(value).map(|value| Equality { value, not });
-        Some(match (module, word) {
-            (_, "-s") => Match::Source(net(value)?),
-            (_, "-d") => Match::Destination(net(value)?),
-            (_, "-i") => Match::InInterface(interface(value)?),
-            (_, "-o") => Match::OutInterface(interface(value)?),
-            (_, "-p") if !not => Match::Protocol(protocol(value)?),
-            ("tcp" | "udp", "--sport") => Match::SourcePort(port(value)?),
-            ("tcp" | "udp", "--dport") => Match::DestinationPort(port(value)?),
-            ("multiport", "--dports") => Match::DestinationPorts(Equality { value: ports(value)?, not }),
-            ("tcp", "--tcp-flags") => {
-                let value = TcpFlags::new(flags(value)?, flags(self.take()?)?)?;
-                Match::TcpFlags(Equality { value, not })
-            }
-            ("conntrack", "--ctstate") if !not => {
-                Match::Tracked(Tracked { state: conn_state(value)?, direction: None })
-            }
-            ("owner", "--uid-owner") => Match::OwnerUid(id(value)?),
-            ("owner", "--gid-owner") => Match::OwnerGid(id(value)?),
-            ("mark", "--mark") => Match::Mark(mark(value)?),
-            ("connmark", "--mark") => Match::ConnMark(mark(value)?),
-            _ => return None,
-        })
-    }
-
-    /// The target's name and its options, up to the end.
-    fn target(&mut self) -> Option<Target> {
-        const ALL_BITS: &str = "0xffffffff";
-        let target = match self.take()? {
-            "ACCEPT" => Target::Accept,
-            "DROP" => Target::Drop,
-            "RETURN" => Target::Return,
-            "REDIRECT" => Target::Redirect(self.value_of("--to-ports")?.parse().ok()?),
-            "TPROXY" => self.tproxy()?,
-            "MARK" => Target::SetMark(whole_mark(self.value_of("--set-xmark")?)?),
-            "CONNMARK" => {
-                let target = match self.take()? {
-                    "--set-xmark" => {
-                        let mark = MaskedMark::parse(self.take()?)?;
-                        return self.at_end(Target::SetConnMark(mark));
-                    }
-                    "--save-mark" => Target::SaveMark,
-                    "--restore-mark" => Target::RestoreMark,
-                    _ => return None,
-                };
-                (self.value_of("--nfmask")? == ALL_BITS && self.value_of("--ctmask")? == ALL_BITS)
-                    .then_some(target)?
-            }
-            "CT" => Target::ConntrackZone(self.value_of("--zone")?.parse().ok()?),
-            name => Target::Jump(jump(name)?),
-        };
-        self.at_end(target)
-    }
-
-    fn at_end(&self, target: Target) -> Option<Target> {
-        (self.next == self.words.len()).then_some(target)
-    }
-
-    /// `--on-port P [--on-ip unspecified] --tproxy-mark M/0xffffffff`
-    fn tproxy(&mut self) -> Option<Target> {
-        let port: Port = self.value_of("--on-port")?.parse().ok()?;
-        if let Some(address) = self.value_of("--on-ip") {
-            let address: std::net::IpAddr = address.parse().ok()?;
-            if !address.is_unspecified() {
-                return None;
-            }
-        }
-        Some(Target::Tproxy { port, mark: whole_mark(self.value_of("--tproxy-mark")?)? })
-    }
-}
-
-/// A chain a rule jumps to: the mesh's own. Jumps of other programs, and targets of other extensions, are not understood.
-fn jump(name: &str) -> Option<Chain> {
-    let chain = Chain::named(name);
-    chain.belongs_to_mesh().then_some(chain)
-}
-
-fn protocol(name: &str) -> Option<Protocol> {
-    match name {
-        "tcp" | "6" => Some(Protocol::Tcp),
-        "udp" | "17" => Some(Protocol::Udp),
-        _ => None,
-    }
-}
-
-fn ports(list: &str) -> Option<Vec<PortRange>> {
-    list.split(',').map(|port| PortRange::parse(port, PortSyntax::Saved).ok()).collect()
-}
-
-/// `FIN,SYN`, `NONE` or `ALL`.
-fn flags(list: &str) -> Option<u8> {
-    match list {
-        "NONE" => Some(0),
-        "ALL" => Some(TcpFlags::NAMED.iter().copied().fold(0, |all, (flag, _)| all | flag)),
-        _ => list.split(',').try_fold(0, |flags, word| {
-            TcpFlags::NAMED.iter().copied().find(|(_, name)| *name == word).map(|(flag, _)| flags | flag)
-        }),
-    }
-}
-
-fn conn_state(states: &str) -> Option<ConnState> {
-    match states {
-        "INVALID" => Some(ConnState::Invalid),
-        "RELATED,ESTABLISHED" => Some(ConnState::RelatedOrEstablished),
-        _ => None,
-    }
-}
-
-/// A mark set in all its bits.
-fn whole_mark(text: &str) -> Option<Mark> {
-    text.strip_suffix("/0xffffffff")?.parse().ok()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use redirect_core::rule::{Hook, OurChain};
+    use redirect_core::rule::{Hook, OurChain, Protocol, TcpFlags};
 
     #[test]
     fn rules_of_others_are_kept_as_text() {
@@ -336,6 +226,13 @@ mod tests {
             "! -m mark --mark 0x1 -j RETURN",
             "-m conntrack --ctstate RELATED,ESTABLISHED ! --ctdir REPLY -j RETURN",
             "-m conntrack ! --ctstate RELATED,ESTABLISHED -j RETURN",
+            "-m state --state INVALID -j DROP",
+            "-m conntrack --ctdir REPLY -m conntrack --ctstate INVALID -j DROP",
+            "-m socket -j RETURN",
+            "-m owner -j RETURN",
+            "-p tcp -m tcp 80 -j RETURN",
+            "-j RETURN --more",
+            "-j CT --zone 1 --notrack",
             "-j REDIRECT --to-ports 80-90",
             "-j REDIRECT --to-ports 80 --random",
         ] {
