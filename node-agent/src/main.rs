@@ -19,7 +19,7 @@ use install_cni::install::plugin::Program;
 use install_cni::install::plugin_token::PluginToken;
 use install_cni::install::reload::{Reading, Reloader, Sources};
 use install_cni::pods::check;
-use install_cni::settings::{AgentCommand, InstallMode, Problem, Settings, command_line};
+use install_cni::settings::{AgentCommand, InstallMode, Problem, RepairAction, Settings, command_line};
 use privileges::keep_only;
 use settings_cli::{Line, ParsedArgs};
 use taint_controller::ControllerSettings;
@@ -91,6 +91,7 @@ fn for_the_cluster(settings: Settings) -> ControllerSettings {
         identity: settings.identity,
         marking: settings.taint.marking,
         config_map: settings.taint.config_map,
+        broken_label: (settings.repair.action == Some(RepairAction::Label)).then_some(settings.repair.label),
         health: settings.serve.health,
         monitoring: settings.serve.monitoring,
     }

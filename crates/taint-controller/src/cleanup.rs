@@ -1,15 +1,17 @@
-//! What agents and controllers wrote on nodes and could not take back, because their rights went before they ended: removed once they are gone.
+//! What agents and controllers wrote on nodes and pods and could not take back, because their rights went before they ended: removed once they are gone.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
 
 use anyhow::bail;
+use cluster_client::Request;
+use cluster_client::params::{Patch, PatchParams};
 use controller_runtime::cluster::{ApiHandle, Cluster};
 use controller_runtime::daemon_set::{self, is_deleted};
 use controller_runtime::node::{NODES, Node, NodeMarking, RequestedTaint};
 use controller_runtime::resync::{Freshness, Keep, Limits, Selection, Source};
 use controller_runtime::{ChangeError, SCOPE};
-use serde_json::Value;
+use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 
 use crate::{AGENTS, ControllerSettings};
@@ -20,10 +22,10 @@ const AGENTS_PATIENCE: Duration = Duration::from_secs(120);
 const FIRST_PAUSE: Duration = Duration::from_millis(500);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
-/// Waits until no agent runs on a node that is Ready, then takes conditions and taints from every node.
+/// Waits until no agent runs on a node that is Ready, then takes conditions and taints from every node, and the label of broken pods.
 ///
 /// # Errors
-/// Agents may come back, the API server cannot be asked, or some nodes are not clean: it names them.
+/// Agents may come back, the API server cannot be asked, or some nodes or pods are not clean: it names them.
 pub async fn run(settings: ControllerSettings) -> anyhow::Result<()> {
     let connection = ApiHandle::new(settings.account, settings.identity);
     let cluster = connection.get()?;
@@ -41,11 +43,47 @@ pub async fn run(settings: ControllerSettings) -> anyhow::Result<()> {
             unclean.push(node.name());
         }
     }
+    let labelled = match &settings.broken_label {
+        Some(label) => unlabel(&cluster, label).await?,
+        None => Vec::new(),
+    };
     if !unclean.is_empty() {
         bail!("{} of {} nodes are not clean: {}", unclean.len(), nodes.len(), unclean.join(", "));
     }
+    if let Some((pod, error)) = labelled.first() {
+        bail!("{} pods keep the label of broken ones, such as {pod}: {error}", labelled.len());
+    }
     log::info!(target: SCOPE, nodes = nodes.len(); "every node is clean");
     Ok(())
+}
+
+/// Takes a label from all pods that have it with this value; returns those that keep it, and why.
+async fn unlabel(
+    cluster: &Cluster,
+    (key, value): &(String, String),
+) -> anyhow::Result<Vec<(String, ChangeError)>> {
+    let pods = ("/api/v1/pods".to_owned(), "PodList");
+    let labelled = list(cluster, pods, &format!("{key}={value}"), identity).await?;
+    let mut kept = Vec::new();
+    for (namespace, name, uid) in labelled {
+        // With its UID: a successor of the name has a label of its own.
+        let patch = json!({"metadata": {"uid": uid, "labels": {key: null}}});
+        let pods = Request::new(format!("/api/v1/namespaces/{namespace}/pods"));
+        let request = pods.patch(&name, &PatchParams::default(), &Patch::Merge(patch));
+        let pod = format!("{namespace}/{name}");
+        match cluster.json::<Value>(request).await.map_err(ChangeError::from) {
+            Ok(_) => log::info!(target: SCOPE, pod = pod; "removed label {key}"),
+            Err(ChangeError::Gone) => {}
+            Err(error) => kept.push((pod, error)),
+        }
+    }
+    Ok(kept)
+}
+
+/// Namespace, name and UID of a pod.
+fn identity(pod: &Value) -> Option<(String, String, String)> {
+    let text = |field: &str| pod["metadata"][field].as_str().map(str::to_owned);
+    Some((text("namespace")?, text("name")?, text("uid")?))
 }
 
 /// The nodes, and the names of those whose agents have not ended.
@@ -122,7 +160,6 @@ fn report(node: &Node, has_agent: bool, cleaned: &Result<Vec<String>, ChangeErro
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
 
     fn node(ready: &str) -> Node {
         let conditions = json!([{"type": "Ready", "status": ready}]);

@@ -63,6 +63,8 @@ pub struct ControllerSettings {
     pub marking: NodeMarking,
     /// The namespace and name of the ConfigMap of selectors; empty: the agents' DaemonSet counts.
     pub config_map: (String, String),
+    /// The key and value of the label that agents gave to broken pods, if they did: for [`cleanup`].
+    pub broken_label: Option<(String, String)>,
     /// Where to serve health.
     pub health: Address,
     /// Where to serve metrics, if at all.
@@ -78,7 +80,8 @@ pub async fn run(settings: ControllerSettings) -> anyhow::Result<()> {
 }
 
 async fn run_with(settings: ControllerSettings, tasks: Supervisor) -> anyhow::Result<()> {
-    let ControllerSettings { identity, account, marking, config_map, health, monitoring } = settings;
+    let ControllerSettings { identity, account, marking, config_map, health, monitoring, broken_label: _ } =
+        settings;
     let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     if identity.pod.is_empty() || identity.namespace.is_empty() {
         bail!("set POD_NAME and POD_NAMESPACE: they identify this replica to the others");
@@ -296,6 +299,7 @@ mod tests {
             ),
             marking,
             config_map: (text("kube-system"), String::new()),
+            broken_label: None,
             health: (Some(Ipv4Addr::LOCALHOST.into()), 0),
             monitoring: Some((Some(Ipv4Addr::LOCALHOST.into()), 0)),
         }

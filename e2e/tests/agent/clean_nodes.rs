@@ -19,6 +19,8 @@ struct State {
     /// The nodes of the agents in one list after the other, and the last one for ever.
     agents: Vec<Vec<&'static str>>,
     daemon_set: Option<String>,
+    /// Names of pods with the label of broken ones, all in namespace shop.
+    labelled: Vec<&'static str>,
     /// Paths and bodies of patches. Those of node `refused` are not allowed.
     patches: Vec<(String, Value)>,
 }
@@ -58,6 +60,11 @@ fn respond(head: &str, body: &[u8], state: &Mutex<State>) -> (u16, String) {
                 if state.agents.len() > 1 { state.agents.remove(0) } else { state.agents[0].clone() };
             let pod = |node| json!({"metadata": {"name": "agent"}, "spec": {"nodeName": node}, "status": {}});
             list("PodList", agents.into_iter().map(pod).collect())
+        }
+        "/api/v1/pods" => {
+            assert!(head.contains("labelSelector=example.com%2Fbroken%3Dyes"), "{head}");
+            let pod = |name: &&str| json!({"metadata": {"namespace": "shop", "name": name, "uid": format!("uid-{name}")}});
+            list("PodList", state.labelled.iter().map(pod).collect())
         }
         _ if path.contains("/daemonsets/") => {
             state.daemon_set.clone().map_or_else(|| (404, failure(404)), |set| (200, set))
@@ -112,6 +119,44 @@ fn nodes_are_cleaned_once_their_agents_have_ended() {
     assert_eq!(taints[2], json!({"op": "remove", "path": "/spec/taints/1"}));
     let removed = json!([{"$patch": "delete", "type": "cni.istio.io/Ready"}]);
     assert_eq!(status, &json!({"metadata": {"uid": "uid-a"}, "status": {"conditions": removed}}));
+}
+
+/// Whose agents labelled broken pods.
+fn labelling() -> Node {
+    let mut node = Node::new(&[]);
+    for (name, value) in [
+        ("LABEL_PODS", "true"),
+        ("BROKEN_POD_LABEL_KEY", "example.com/broken"),
+        ("BROKEN_POD_LABEL_VALUE", "yes"),
+    ] {
+        node.set(&format!("REPAIR_{name}"), value);
+    }
+    node
+}
+
+#[test]
+fn pods_lose_the_label_of_broken_ones() {
+    let mut node = labelling();
+    let state = State { agents: vec![vec![]], labelled: vec!["cart", "web"], ..State::default() };
+    let api = Api::start(&mut node, state);
+    let (code, log) = run(&node);
+    assert_eq!(code, Some(0), "{log}");
+    let patch = |name: &str| {
+        let metadata = json!({"uid": format!("uid-{name}"), "labels": {"example.com/broken": null}});
+        (format!("/api/v1/namespaces/shop/pods/{name}"), json!({"metadata": metadata}))
+    };
+    assert_eq!(api.state().patches, [patch("cart"), patch("web")]);
+}
+
+#[test]
+fn pods_that_keep_the_label_are_named() {
+    let mut node = labelling();
+    let state = State { agents: vec![vec![]], labelled: vec!["refused", "web"], ..State::default() };
+    let api = Api::start(&mut node, state);
+    let (code, log) = run(&node);
+    assert_eq!(code, Some(1), "{log}");
+    assert!(log.contains("1 pods keep the label of broken ones, such as shop/refused"), "{log}");
+    assert_eq!(api.state().patches.len(), 2);
 }
 
 /// No agent is waited for that no kubelet can end.

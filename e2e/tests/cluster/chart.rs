@@ -218,7 +218,15 @@ fn nodes_are_cleaned_after_releases_that_write_on_them() -> Result<()> {
             ensure!(policy.starts_with("before-hook-creation,hook-succeeded"), "{object}");
         }
     }
+    let rights = |values: &Value| -> Result<String> {
+        Ok(find(&hook(values)?, "ClusterRole", "istio-cni-cleanup")?["rules"].to_string())
+    };
+    ensure!(!rights(&json!({"nodeTaint": {"enabled": true}}))?.contains("\"pods\""), "it touches no pods");
+    let labels = json!({"repair": {"repairPods": false, "labelPods": true, "brokenPodLabelKey": "example.com/broken"}});
+    let of_pods = r#"{"apiGroups":[""],"resources":["pods"],"verbs":["list","patch"]}"#;
+    ensure!(rights(&labels)?.contains(of_pods), "{}", rights(&labels)?);
     let own = json!({
+        "repair": labels["repair"],
         "nodeTaint": {"enabled": true, "key": "example.com/t"},
         "env": {"TAINT_OLD_KEYS": "old-1,old-2", "NODE_CONDITION_TYPE": "example.com/C"},
     });
@@ -231,6 +239,9 @@ fn nodes_are_cleaned_after_releases_that_write_on_them() -> Result<()> {
         ("TAINT_KEY", "example.com/t"),
         ("TAINT_OLD_KEYS", "old-1,old-2"),
         ("NODE_CONDITION_TYPE", "example.com/C"),
+        ("REPAIR_LABEL_PODS", "true"),
+        ("REPAIR_BROKEN_POD_LABEL_KEY", "example.com/broken"),
+        ("REPAIR_BROKEN_POD_LABEL_VALUE", "true"),
     ] {
         let env = pod["spec"]["containers"][0]["env"].as_array().context("no env")?;
         ensure!(env.contains(&json!({"name": name, "value": value})), "{env:?}");

@@ -10,6 +10,7 @@ use crate::agent_support::{
 };
 use crate::chart_support::{NAMESPACE, chart, release, rendered_without_tests};
 use anyhow::{Context, Result, ensure};
+use e2e::broken;
 use e2e::kube::{ApiServer, Controllers};
 use e2e::node::{Node, sidecar_pod};
 use serde_json::{Value, json};
@@ -93,15 +94,16 @@ fn the_agent_installs_probes_and_heals_under_its_own_seccomp_profile() -> Result
 
 /// Agents lose their rights with the release, before they end.
 #[test]
-fn helm_uninstall_leaves_neither_condition_nor_taint_on_a_node() -> Result<()> {
+fn helm_uninstall_leaves_no_condition_taint_or_label() -> Result<()> {
     const TAINT: &str = "cni.istio.io/not-ready";
+    const VALUES: &str = "nodeTaint.enabled=true,repair.repairPods=false,repair.labelPods=true";
     let api = ApiServer::start()?;
     api.create_namespace(NAMESPACE)?;
     let node = Node::joined(&api)?;
     let _service = node.as_usual()?;
     let controllers = Controllers::start_with(&api, &["job-controller"])?;
     import_image_as(&node, concat!("localhost/install-cni:", env!("CARGO_PKG_VERSION")), "")?;
-    release(&api, "install", &[&chart().display().to_string(), "--set", "nodeTaint.enabled=true"])?.ok()?;
+    release(&api, "install", &[&chart().display().to_string(), "--set", VALUES])?.ok()?;
     wait_rolled_out(&api, &node, &controllers)?;
     let marks = || -> Result<(bool, bool)> {
         let object = api.get("node", "", node.name())?;
@@ -116,8 +118,13 @@ fn helm_uninstall_leaves_neither_condition_nor_taint_on_a_node() -> Result<()> {
     })?;
     // The agent does not see it before its end: it reads its node once in a minute.
     api.kubectl(&["taint", "nodes", node.name(), &format!("{TAINT}:NoSchedule")])?;
+    // As the agent of another node left it.
+    api.create(&broken::pod("broken", "elsewhere"))?;
+    api.kubectl(&["-n", "default", "label", "pod", "broken", "cni.istio.io/uninitialized=true"])?;
 
     release(&api, "uninstall", &[])?.ok()?;
+    let pod = api.get("pod", "default", "broken")?;
+    ensure!(pod["metadata"]["labels"] == json!({"app": "web"}), "{pod}");
     ensure!(marks()? == (false, false), "{:?} {}", marks()?, api.get("node", "", node.name())?);
     ensure!(!entries(&node)?.contains("istio-cni"), "{}", entries(&node)?);
     for kinds in ["daemonsets,jobs,pods,serviceaccounts,roles", "clusterroles,clusterrolebindings"] {
