@@ -9,7 +9,7 @@ use reasons::AGENT_LABEL;
 use crate::Failure;
 use crate::cluster::{BINDINGS, Cluster, DAEMON_SETS, PODS};
 use crate::objects::{Binding, Pod, PodSpec, Workload};
-use crate::terminal::names;
+use crate::terminal::{counted, names};
 
 /// The label of the objects of Istio's chart and of ours.
 const CHART: &str = "app=istio-cni";
@@ -44,6 +44,8 @@ pub struct Agent {
     pub image: String,
     /// Whether it can be asked.
     pub state: AgentState,
+    /// How often it was restarted and how it ended last, if it was.
+    pub restarts: Option<String>,
 }
 
 impl Agent {
@@ -60,6 +62,7 @@ impl Agent {
             container: container.name.clone(),
             image: container.image.clone().unwrap_or_default(),
             state: state(pod, status),
+            restarts: status.and_then(restarts),
         })
     }
 
@@ -85,6 +88,34 @@ fn state(pod: &Pod, status: Option<&ContainerStatus>) -> AgentState {
     } else {
         AgentState::NotReady
     }
+}
+
+/// What the kubelet knows of a container's ends; its message is the end of the log.
+fn restarts(status: &ContainerStatus) -> Option<String> {
+    let end = status.last_state.as_ref().and_then(|last| last.terminated.as_ref());
+    let words = end.map(|end| {
+        let text = |text: &Option<String>, before: &str| {
+            text.as_deref()
+                .map(str::trim)
+                .filter(|text| !text.is_empty())
+                .map(|text| format!("{before}{text}"))
+        };
+        let (reason, message) = (text(&end.reason, ", "), text(&end.message, ": "));
+        let words = format!(
+            "exit code {}{}{}",
+            end.exit_code,
+            reason.unwrap_or_default(),
+            message.unwrap_or_default()
+        );
+        format!("; it ended last with {words}")
+    });
+    (status.restart_count > 0).then(|| {
+        format!(
+            "restarted {}{}",
+            counted(status.restart_count.unsigned_abs() as usize, "time"),
+            words.unwrap_or_default()
+        )
+    })
 }
 
 /// The agents by their nodes. Of two on one node, as during an update, the better one.
@@ -255,6 +286,22 @@ mod tests {
         assert_eq!(crashed, AgentState::NotRunning("CrashLoopBackOff".to_owned()));
         assert_eq!(state(json!(null)), AgentState::NotRunning("pending".to_owned()));
         assert_eq!(agent("a", "", &json!(null)), None);
+    }
+
+    #[test]
+    fn an_agents_last_end_is_told_with_its_reason() {
+        let restarts = |state: Value| agent("a", "n", &state).expect("an agent").restarts;
+        let status = |count: i32, last: Value| {
+            restarts(
+                json!([{"name": "install-cni", "restartCount": count, "state": {"running": {}}, "lastState": last}]),
+            )
+        };
+        assert_eq!(status(0, json!({})), None);
+        assert_eq!(status(1, json!({})).as_deref(), Some("restarted 1 time"));
+        let last =
+            json!({"terminated": {"exitCode": 1, "reason": "Error", "message": "flag --x: not a number\n"}});
+        let words = "restarted 4 times; it ended last with exit code 1, Error: flag --x: not a number";
+        assert_eq!(status(4, last).as_deref(), Some(words));
     }
 
     #[test]

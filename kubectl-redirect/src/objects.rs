@@ -45,8 +45,13 @@ pub struct Meta {
 pub struct Event {
     /// What it is about.
     pub involved_object: Meta,
-    /// What happened.
+    /// What happened, in a word.
+    pub reason: String,
+    /// The same in a sentence.
     pub message: String,
+    /// How often.
+    #[serde(deserialize_with = "or_default")]
+    pub count: usize,
     /// When that happened last, as a time that sorts as text.
     #[serde(deserialize_with = "or_default")]
     pub last_timestamp: String,

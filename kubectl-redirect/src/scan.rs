@@ -12,8 +12,8 @@ use crate::agents::{Agent, AgentState, Fleet};
 use crate::cluster::{Cluster, EVENTS, NODES, PODS};
 use crate::exec::{self, ExecError};
 use crate::objects::{Event, Meta, Node, Object, Pod};
-use crate::terminal::{Progress, layout, note};
-use crate::verdict::{Audience, Filter, Unasked, VERSION, Verdict, not_set_up};
+use crate::terminal::{Progress, counted, layout, note};
+use crate::verdict::{Audience, Filter, Unasked, VERSION, Verdict, not_set_up, seen_of_agent};
 use crate::wait::{Answer, Attempt, Goal, until_fine};
 use crate::{FAILED, Failure};
 
@@ -57,6 +57,9 @@ pub async fn run(cluster: &Cluster, wanted: &Wanted) -> Result<u8, Failure> {
 /// Asks all once.
 async fn look(cluster: &Cluster, wanted: &Wanted) -> Result<Attempt, Failure> {
     let mut verdict = Verdict::new(filter(cluster, wanted).await?);
+    if wanted.node.is_some() {
+        verdict.show_agents();
+    }
     if wanted.goal.ignores_warnings {
         verdict.ignore_warnings();
     }
@@ -87,6 +90,14 @@ pub(crate) async fn ask_agents(
     }
     for node in nodes.iter().filter(|node| !agents.contains_key(*node)) {
         audience.miss(node, Unasked::NoAgent(mesh_pods(cluster, node).await?));
+    }
+    if audience.wants_history() {
+        for agent in agents.values() {
+            let seen = history(cluster, agent).await;
+            if !seen.is_empty() {
+                audience.add_finding(&agent.node, seen_of_agent(seen));
+            }
+        }
     }
     ask_all(cluster, agents, wanted.patience, audience).await?;
     explain_unseen(cluster, wanted.namespace.as_deref(), audience).await;
@@ -160,6 +171,25 @@ async fn ask_all(
         progress.step();
     }
     Ok(())
+}
+
+/// What Kubernetes knows of an agent: that it was restarted, and the last warning of each kind.
+async fn history(cluster: &Cluster, agent: &Agent) -> Vec<String> {
+    let about = ListParams::default()
+        .fields(&format!("type=Warning,involvedObject.kind=Pod,involvedObject.name={}", agent.name));
+    let mut last: BTreeMap<String, Event> = BTreeMap::new();
+    let see = |event: Event| {
+        if last.get(&event.reason).is_none_or(|last| last.last_timestamp <= event.last_timestamp) {
+            last.insert(event.reason.clone(), event);
+        }
+    };
+    if let Err(failure) = cluster.each(EVENTS, Some(&agent.namespace), about, see).await {
+        note(&Printable::line(&format!("what happened to the agent is not known: {failure}")));
+    }
+    let words = |Event { reason, message, count, last_timestamp, .. }: Event| {
+        format!("{reason} ({}, last at {last_timestamp}): {message}", counted(count.max(1), "time"))
+    };
+    agent.restarts.clone().into_iter().chain(last.into_values().map(words)).collect()
 }
 
 /// Adds why pods do not start, as far as their events say. The agents may not read events; where the user may not either, only this is missing.

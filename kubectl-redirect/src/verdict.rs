@@ -20,8 +20,12 @@ pub const VERSION: u32 = 1;
 const NOT_SET_UP: &str = "not-set-up";
 /// The word of redirectctl for the data plane of ambient mode.
 const AMBIENT: &str = "ambient";
+/// How the code of a note about an agent begins.
+const OF_AGENTS: &str = "agent-";
 /// How many things seen of a cause text shows.
 const MOST_SEEN: usize = 5;
+/// The same of a note about an agent, which is shown for one node.
+const MOST_OF_AGENT: usize = 24;
 
 /// Which pods are asked for.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -73,7 +77,11 @@ pub trait Audience {
     fn add(&mut self, node: &str, scan: NodeScan);
     /// Pods that have no network yet.
     fn unseen(&self) -> &BTreeSet<String>;
-    /// Takes another finding of such a pod into account.
+    /// Whether what happened to agents is of interest.
+    fn wants_history(&self) -> bool {
+        false
+    }
+    /// Takes another finding of such a pod, or a note about a node's agent, into account.
     fn add_finding(&mut self, pod: &str, finding: ReportedFinding);
 }
 
@@ -85,6 +93,17 @@ pub(crate) fn not_set_up(words: &str) -> ReportedFinding {
         meaning: "the runtime cannot set up the pod's network".to_owned(),
         seen: vec![words.to_owned()],
         remedy: format!("kubectl redirect why {NOT_SET_UP} explains the message"),
+    }
+}
+
+/// What Kubernetes knows of a node's agent. No finding of redirectctl, whose account may not read events.
+pub(crate) fn seen_of_agent(seen: Vec<String>) -> ReportedFinding {
+    ReportedFinding {
+        code: format!("{OF_AGENTS}events"),
+        severity: Severity::Note,
+        meaning: "what happened to the agent's pod".to_owned(),
+        seen,
+        remedy: "see docs/tasks/alerts.md; where it is over, nothing is to be done".to_owned(),
     }
 }
 
@@ -134,6 +153,7 @@ pub struct Verdict {
     not_ready: Vec<String>,
     images: BTreeMap<String, usize>,
     ignores_warnings: bool,
+    shows_agents: bool,
 }
 
 impl Verdict {
@@ -146,6 +166,11 @@ impl Verdict {
     /// Shows warnings, and does not count them as problems.
     pub const fn ignore_warnings(&mut self) {
         self.ignores_warnings = true;
+    }
+
+    /// Shows notes about agents whole, as for one node.
+    pub const fn show_agents(&mut self) {
+        self.shows_agents = true;
     }
 
     /// A state that is not known, of a newer agent, is not a good one.
@@ -231,6 +256,11 @@ impl Verdict {
         }
         causes(&self.of_pods, "pod", &mut paper);
         causes(&self.of_nodes, "node", &mut paper);
+        let is_shown = |code: &str| self.shows_agents && code.starts_with(OF_AGENTS);
+        let (of_agents, others) = self.notes.iter().partition::<Vec<_>, _>(|((_, code), _)| is_shown(code));
+        for (key, cause) in of_agents {
+            write_cause(key, cause, "node", MOST_OF_AGENT, &mut paper);
+        }
         if !self.unasked.is_empty() || !self.not_ready.is_empty() {
             paper.gap();
         }
@@ -241,7 +271,7 @@ impl Verdict {
         paper.gap();
         let images = self.images.iter().map(|(image, count)| format!("{count} of {image}"));
         paper.labelled(0, "agents: ", &images.collect::<Vec<_>>().join(", "));
-        notes(&self.notes, &mut paper);
+        notes(&others, &mut paper);
         if !self.of_pods.is_empty() {
             paper.line(0, "kubectl redirect pod NAMESPACE/NAME shows what was seen of a pod");
         }
@@ -322,6 +352,10 @@ impl Audience for Verdict {
         &self.unseen
     }
 
+    fn wants_history(&self) -> bool {
+        self.shows_agents
+    }
+
     fn add_finding(&mut self, pod: &str, finding: ReportedFinding) {
         collect(&mut self.of_pods, &mut self.notes, pod, vec![finding]);
     }
@@ -341,18 +375,28 @@ fn collect(trouble: &mut Causes, notes: &mut Causes, subject: &str, findings: Ve
 }
 
 fn causes(causes: &Causes, what: &str, paper: &mut TextWriter) {
-    for ((Reverse(severity), code), cause) in causes {
-        paper.gap();
-        let count = counted(cause.subjects.len(), what);
-        paper.marked(0, &format!("{code}: "), severity.style(), &format!("{count}: {}", cause.meaning));
-        paper.line(2, &names(&cause.subjects.keys().cloned().collect::<Vec<_>>()));
-        seen(cause, paper);
-        paper.labelled(2, "what to do: ", &cause.remedy);
+    for (key, cause) in causes {
+        write_cause(key, cause, what, MOST_SEEN, paper);
     }
 }
 
+fn write_cause(
+    (Reverse(severity), code): &(Reverse<Severity>, String),
+    cause: &Cause,
+    what: &str,
+    most: usize,
+    paper: &mut TextWriter,
+) {
+    paper.gap();
+    let count = counted(cause.subjects.len(), what);
+    paper.marked(0, &format!("{code}: "), severity.style(), &format!("{count}: {}", cause.meaning));
+    paper.line(2, &names(&cause.subjects.keys().cloned().collect::<Vec<_>>()));
+    seen(cause, most, paper);
+    paper.labelled(2, "what to do: ", &cause.remedy);
+}
+
 /// What was seen of a cause's subjects: what most have first, and once for all that have it.
-fn seen(cause: &Cause, paper: &mut TextWriter) {
+fn seen(cause: &Cause, most: usize, paper: &mut TextWriter) {
     let mut by_text: BTreeMap<&str, Vec<String>> = BTreeMap::new();
     for (subject, seen) in &cause.subjects {
         for text in seen {
@@ -361,20 +405,20 @@ fn seen(cause: &Cause, paper: &mut TextWriter) {
     }
     let mut all: Vec<(&str, Vec<String>)> = by_text.into_iter().collect();
     all.sort_by_key(|(_, subjects)| Reverse(subjects.len()));
-    for (text, subjects) in all.iter().take(MOST_SEEN) {
+    for (text, subjects) in all.iter().take(most) {
         let text = short(text, LONGEST_SEEN);
         let is_of_all = subjects.len() == cause.subjects.len();
         let text = if is_of_all { text } else { format!("{}: {text}", names(subjects)) };
         paper.labelled(2, "- ", &text);
     }
-    if let Some(more) = all.len().checked_sub(MOST_SEEN).filter(|more| *more > 0) {
+    if let Some(more) = all.len().checked_sub(most).filter(|more| *more > 0) {
         paper.labelled(2, "- ", &format!("and {more} more, which -o json has"));
     }
 }
 
 /// How many notes exist: their texts are seldom of interest, and many pods may have them.
-fn notes(notes: &Causes, paper: &mut TextWriter) {
-    let count: usize = notes.values().map(|cause| cause.subjects.len()).sum();
+fn notes(notes: &[(&(Reverse<Severity>, String), &Cause)], paper: &mut TextWriter) {
+    let count: usize = notes.iter().map(|(_, cause)| cause.subjects.len()).sum();
     if count > 0 {
         let each = notes.iter().map(|((_, code), cause)| format!("{code} ({})", cause.subjects.len()));
         let each = each.collect::<Vec<_>>().join(", ");
@@ -418,6 +462,7 @@ mod tests {
             container: "install-cni".to_owned(),
             image: image.to_owned(),
             state,
+            restarts: None,
         }
     }
 
@@ -520,6 +565,28 @@ mod tests {
         );
         assert_eq!(json["nodes"][1]["seen"], json!({"c": ["05-new.conflist is cut off"]}));
         assert_eq!(json["notes"][0]["seen"], json!({"d": ["IPv6"]}));
+    }
+
+    #[test]
+    fn notes_about_an_agent_are_shown_where_one_node_is_asked() {
+        let of = |shows_agents: bool| {
+            let mut verdict = Verdict::default();
+            if shows_agents {
+                verdict.show_agents();
+            }
+            verdict.add("a", scan(&[("shop/cart", "verified", &[("dns-captured", "note")])]));
+            verdict.add_finding("a", seen_of_agent(vec!["restarted 4 times".to_owned()]));
+            assert_eq!(verdict.code(), FINE);
+            assert_eq!(verdict.json()["notes"][0]["seen"], json!({"a": ["restarted 4 times"]}));
+            verdict.text(Layout::default())
+        };
+        let (whole, counted) = (of(true), of(false));
+        assert!(whole.contains("\n  a\n  - restarted 4 times\n"), "{whole}");
+        assert!(whole.contains("\n1 note, which -o json has: dns-captured (1)\n"), "{whole}");
+        assert!(
+            counted.contains("2 notes, which -o json has: agent-events (1), dns-captured (1)"),
+            "{counted}"
+        );
     }
 
     #[test]

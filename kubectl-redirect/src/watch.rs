@@ -319,6 +319,7 @@ mod tests {
             container: text("install-cni"),
             image: text("i"),
             state,
+            restarts: None,
         }
     }
 

@@ -174,6 +174,12 @@ causes! {
     AgentSilent: "agent-silent", Warning,
         "a node agent ran on this node but none responds; nothing maintains the plugin's entry and credentials",
         "see why it does not run: kubectl get pods -A -o wide -l k8s-app=istio-cni-node; if it listens elsewhere, name its address with --agent";
+    AgentLimited: "agent-limited", Warning,
+        "the node agent works, and something limits it",
+        "see the alert about it in docs/tasks/alerts.md";
+    AgentCounts: "agent-counts", Note,
+        "since its start the node agent counted what should not happen",
+        "see the metric's alert in docs/tasks/alerts.md";
     NoCredentials: "no-credentials", Error,
         "the plugin cannot read pods: no pod can start, except in excluded namespaces",
         "the node agent writes the plugin's kubeconfig: see whether it runs and is ready";

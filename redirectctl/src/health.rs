@@ -4,6 +4,7 @@ use std::io::{self, Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
+use cni_core::agent_notes::AgentNotes;
 use cni_core::conf::Conf;
 use cni_core::enrolment_report::EnrolmentReport;
 use cni_core::pod_source;
@@ -38,12 +39,26 @@ pub enum Answer {
     Nobody(String),
 }
 
-/// Asks the agent whether it is ready, and what it knows of pods in ambient mode.
+/// All that the agent answers.
+#[derive(Debug)]
+pub struct Asked {
+    /// Whether it is ready.
+    pub answer: Answer,
+    /// What it knows of pods in ambient mode, if that is on.
+    pub enrolment: Option<EnrolmentReport>,
+    /// What it reports of itself besides.
+    pub notes: AgentNotes,
+}
+
+/// Asks the agent whether it is ready, and what it knows of pods in ambient mode and itself.
 #[must_use]
-pub fn ask(address: SocketAddr) -> (Answer, Option<EnrolmentReport>) {
+pub fn ask(address: SocketAddr) -> Asked {
     let answer = match get(address, "/readyz?verbose", PATIENCE, MOST_BYTES) {
         Ok(answer) => answer,
-        Err(error) => return (Answer::Nobody(format!("{address}: {error}")), None),
+        Err(error) => {
+            let answer = Answer::Nobody(format!("{address}: {error}"));
+            return Asked { answer, enrolment: None, notes: AgentNotes::default() };
+        }
     };
     let (head, body) = answer.split_once("\r\n\r\n").unwrap_or((&answer, ""));
     let (verdict, more) = body.split_once('\n').unwrap_or((body, ""));
@@ -52,7 +67,7 @@ pub fn ask(address: SocketAddr) -> (Answer, Option<EnrolmentReport>) {
         (Some("503"), why) if why.starts_with("not ready: ") => Answer::NotReady(why.to_owned()),
         _ => Answer::Odd(format!("{address} answers {:?}", head.lines().next().unwrap_or_default())),
     };
-    (verdict, EnrolmentReport::find(more))
+    Asked { answer: verdict, enrolment: EnrolmentReport::find(more), notes: AgentNotes::find(more) }
 }
 
 /// One request over plain HTTP, whose server closes the connection.
@@ -92,6 +107,12 @@ pub fn of_agent(answer: Answer, conf: Option<&Conf>, pods: &[Pod]) -> Option<Fin
             socket.exists().then(|| Finding { cause: Cause::AgentSilent, seen: vec![why, was_there] })
         }
     }
+}
+
+/// What the agent reports of itself beside readiness.
+pub fn of_notes(notes: AgentNotes) -> impl Iterator<Item = Finding> {
+    let all = [(Cause::AgentLimited, notes.limits), (Cause::AgentCounts, notes.counts)];
+    all.into_iter().filter_map(|(cause, seen)| Finding::some(cause, seen))
 }
 
 /// What is wrong with the agent's pod on the node, as the kubelet sees it.
@@ -183,7 +204,7 @@ mod tests {
             assert!(asked[..read].starts_with(b"GET /readyz?verbose HTTP/1.0\r\n"));
             stream.write_all(answer.as_bytes()).expect("is sent");
         });
-        let (answer, _) = ask(address);
+        let Asked { answer, .. } = ask(address);
         server.join().expect("the server ends well");
         answer
     }
@@ -200,7 +221,7 @@ mod tests {
         assert!(matches!(answered("HTTP/1.0 200 OK\r\n\r\n<html>"), Answer::Odd(_)));
         assert!(matches!(answered(""), Answer::Odd(_)));
         let free = TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("an address");
-        assert!(matches!(ask(free), (Answer::Nobody(_), None)));
+        assert!(matches!(ask(free).answer, Answer::Nobody(_)));
     }
 
     #[test]
@@ -215,6 +236,16 @@ mod tests {
         let of_kubelet = Some(vec!["pod mesh/agent is not ready: unready containers".to_owned()]);
         assert_eq!(seen(Answer::Nobody("refused".to_owned()), &pods), of_kubelet);
         assert_eq!(seen(Answer::Odd("<html>".to_owned()), &[]), None, "another program of this machine");
+    }
+
+    #[test]
+    fn what_limits_an_agent_is_trouble_and_what_it_counted_is_a_note() {
+        let notes = |text: &str| of_notes(AgentNotes::find(text)).collect::<Vec<Finding>>();
+        assert_eq!(notes("5 of 5 meshed pods verified\n"), []);
+        let found = notes("limited: its settings are refused\ncounted: x 1\ncounted: y 2\n");
+        let [limits, counts] = &found[..] else { panic!("{found:?}") };
+        assert!(limits.is_trouble() && limits.seen == ["its settings are refused"], "{limits:?}");
+        assert!(!counts.is_trouble() && counts.seen == ["x 1", "y 2"], "{counts:?}");
     }
 
     fn node(status: &str, taints: &Value) -> Vec<&'static str> {

@@ -208,8 +208,9 @@ impl Node {
         let is_theirs =
             |name: &str| pods.iter().all(|pod| pod.node.as_deref().is_none_or(|node| node == name));
         found.extend(cluster.nodes.iter().filter(|node| is_theirs(&node.name)).flat_map(health::of_object));
-        let (answer, report) = health::ask(agent);
+        let health::Asked { answer, enrolment: report, notes } = health::ask(agent);
         *enrolment = report;
+        found.extend(health::of_notes(notes));
         if *is_open && answer == health::Answer::Ready {
             found.retain(|finding| !OPEN.contains(&finding.cause));
         }

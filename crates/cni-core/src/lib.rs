@@ -5,6 +5,7 @@
 //! [`enablement`], [`plugin_event`] and [`enrolment_report`] are ambient mode's. The agent parses the entry it writes, and
 //! takes facts from pods, with the same code as the plugin: they cannot disagree. [`net_dir`] is which network configuration a runtime runs.
 
+pub mod agent_notes;
 pub mod conf;
 pub mod enablement;
 pub mod enrolment_report;

@@ -27,3 +27,4 @@ mod plugin_api;
 mod plugin_cnitool;
 mod proxy_user;
 mod redirectctl_api;
+mod runbooks;

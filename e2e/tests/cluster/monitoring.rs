@@ -11,7 +11,6 @@ use crate::monitoring_support::{
     variable_queries,
 };
 use e2e::agent::{Agent, CALICO, Node, exchange, get};
-use reasons::EventReason;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -219,60 +218,6 @@ fn every_alert_has_a_section_in_the_runbook_and_every_section_an_alert() {
         );
         for part in ["**First**: ", "**Causes**: ", "**Remedy**: "] {
             assert!(section.contains(part), "{name} lacks {part}");
-        }
-    }
-}
-
-/// What can be asked of an agent is asked of one; what is asked of a cluster names objects of the manifests.
-#[test]
-fn the_runbooks_commands_ask_what_is_there() {
-    let node = Node::new(&[("10-calico.conflist", CALICO)]);
-    let agent = node.start_ready();
-    let scraped = metrics(&agent) + &controller();
-    let known = known();
-    let manifests =
-        ["istio-cni-node.yaml", "taint-controller.yaml"].map(|file| read(&format!("deploy/{file}"))).concat();
-    let plugin = read("docs/reference/kubectl-redirect.md");
-    let text = read("docs/tasks/alerts.md");
-    let commands: Vec<&str> =
-        text.split("**First**: `").skip(1).map(|rest| rest.split('`').next().expect("a command")).collect();
-    assert_eq!(commands.len(), alerts().len());
-    for command in commands {
-        let words: Vec<&str> = command.split(' ').collect();
-        match words[..] {
-            ["curl", "-s", "localhost:15014/metrics", "|", "grep", part] => {
-                assert!(
-                    scraped.lines().any(|line| !line.starts_with('#') && line.contains(part))
-                        || known.keys().any(|name| name.starts_with(part)),
-                    "{command}"
-                );
-            }
-            ["kubectl", "redirect", subcommand, ..] => {
-                assert!(plugin.contains(&format!("kubectl redirect {subcommand}")), "{command}");
-            }
-            ["kubectl", "get", "events", "-A", ..] => panic!("{command}: scan names pods and causes"),
-            ["kubectl", .., "logs", whose] if whose.contains("daemonset") => {
-                panic!("{command}: that is the agent of any node")
-            }
-            ["kubectl", ..] => {
-                for word in &words {
-                    let reason = word.strip_prefix("reason=").filter(|reason| !reason.starts_with("Failed"));
-                    assert!(reason.is_none_or(|reason| EventReason::of(reason).is_some()), "{command}");
-                    let account = word.strip_prefix("--as=system:serviceaccount:istio-system:");
-                    let label = word.split_once('=').filter(|(key, _)| ["k8s-app", "app"].contains(key));
-                    let name = account
-                        .map(|name| format!("name: {name}\n"))
-                        .or(label.map(|(key, value)| format!("{key}: {value}")));
-                    assert!(name.is_none_or(|name| manifests.contains(&name)), "{command}");
-                }
-            }
-            ["sysctl", name] => {
-                assert!(
-                    fs::exists(format!("/proc/sys/{}", name.replace('.', "/"))).expect("looks"),
-                    "{command}"
-                );
-            }
-            _ => panic!("{command}: say how to test it"),
         }
     }
 }

@@ -4,6 +4,7 @@
 //! It decides nothing about the node, and writes nothing but its sockets.
 
 pub mod log_socket;
+pub mod notes;
 pub mod plugin_requests;
 pub mod plugin_socket;
 pub mod server;

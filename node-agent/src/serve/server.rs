@@ -4,6 +4,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use anyhow::Context as _;
+use controller_runtime::metrics::exposition::Format;
 use controller_runtime::metrics::gauged;
 use controller_runtime::serve::{self, Answer, BODY_PATIENCE, healthz, only, text};
 use controller_runtime::supervisor::Supervisor;
@@ -25,6 +26,7 @@ use crate::metrics::Metrics;
 use crate::pods::drift::NodeSummary;
 use crate::pods::held_pods::HeldPods;
 use crate::serve::log_socket;
+use crate::serve::notes;
 use crate::serve::plugin_socket::PluginSocket;
 use crate::settings::Settings;
 
@@ -102,10 +104,12 @@ impl AgentContext {
         self.ambient.as_ref().map_or(Ok(()), |ambient| ambient.verdict())
     }
 
-    /// The pods that run, a line for each data plane; and those that are held for plugins.
+    /// The pods that run, a line for each data plane; those that are held for plugins; and what alerts are about.
     fn words(&self) -> String {
         let ambient = self.ambient.as_ref().map(|ambient| ambient.words() + "\n");
-        self.summary.words(Instant::now()) + "\n" + &ambient.unwrap_or_default() + &self.held_words() + "\n"
+        let notes = notes::of_metrics(&Format::Text.write(&self.registry));
+        let (pods, held) = (self.summary.words(Instant::now()), self.held_words());
+        format!("{pods}\n{}{held}\n{notes}", ambient.unwrap_or_default())
     }
 
     fn held_words(&self) -> String {

@@ -11,7 +11,7 @@ const OF_NETWORK: [&str; 6] = ["cniVersion", "cniVersions", "name", "type", "dis
 /// Beginnings of the names of modules that rules need.
 const MODULES: [&str; 6] = ["nf_", "nft_", "xt_", "ip_", "ip6", "iptable_"];
 /// Findings whose evidence is read from the kernel, the settings of the mesh or the node's network configuration.
-const QUOTABLE: [&str; 23] = [
+const QUOTABLE: [&str; 25] = [
     "not-redirected",
     "unexpected-rules",
     "one-family-missing",
@@ -35,6 +35,8 @@ const QUOTABLE: [&str; 23] = [
     "bad-settings",
     "unowned-rules",
     "no-plugin-entry",
+    "agent-limited",
+    "agent-counts",
 ];
 /// Labels of the agent's metrics, whose values are closed sets.
 const LABELS: [&str; 9] = ["result", "kind", "watch", "outcome", "reason", "type", "state", "change", "le"];

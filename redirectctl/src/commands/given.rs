@@ -156,7 +156,7 @@ impl Given {
     /// What could be read of pods. Where that is refused, the agent may be refused as well, and says why it is not ready.
     pub(super) fn with_agents_reason<T>(&self, read: Result<T, InputError>) -> Result<T, InputError> {
         read.map_err(|InputError(mut messages)| {
-            let answer = self.agent().map(|address| health::ask(address).0);
+            let answer = self.agent().map(|address| health::ask(address).answer);
             if let (Ok(health::Answer::NotReady(why)), Some(last)) = (answer, messages.last_mut()) {
                 last.push_str(&format!("; the node agent is {why}"));
             }
