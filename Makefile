@@ -182,6 +182,8 @@ images: setup
 	scripts/setup-kube.sh runtimes
 	scripts/setup-kube.sh helm
 	scripts/setup-kube.sh envoy
+	PROGRAMS_AMD64=$$(TARGET=x86_64-unknown-linux-musl scripts/release.sh | tail -n 1) \
+	PROGRAMS_ARM64=$$(TARGET=aarch64-unknown-linux-musl scripts/release.sh | tail -n 1) \
 	deploy/build-images.sh --for amd64,arm64 "$${CARGO_TARGET_DIR:-target}/images"
 	export IMAGES="$${CARGO_TARGET_DIR:-target}/images"; \
 	cargo test --locked -p tools --test it images:: -- --ignored && cargo test --locked -p e2e --test cluster node::images_node:: -- --ignored
