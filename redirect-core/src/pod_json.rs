@@ -50,7 +50,7 @@ impl PodFacts {
         if errors.0.is_empty() { Ok(facts) } else { Err(errors) }
     }
 
-    /// The same from an object as it stands in a repository: a Pod, or anything with a pod template ([`pod_of`]), as the injector will
+    /// The same from an object as it stands in a repository: a Pod, or anything with a pod template ([`pod_of`](Self::pod_of)), as the injector will
     /// leave it. The proxy need not be among its containers: it gets one with the usual identity. A pod on the host's network gets none, as
     /// from the injector.
     ///
