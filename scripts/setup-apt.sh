@@ -7,6 +7,7 @@
 #   setup-apt.sh release  what building the programs as shipped needs
 #   setup-apt.sh cross    the same for the other architecture that is shipped
 #   setup-apt.sh kernels  what starting other kernels needs
+#   setup-apt.sh crio     what CRI-O starts, and what brings it images
 #   setup-apt.sh guides   what the guides use, and a registry to push to
 #   setup-apt.sh page     the browser that the web page is tested in
 set -eu
@@ -24,6 +25,7 @@ cross)
     ;;
 kernels) packages="$packages qemu-system-x86 qemu-system-arm busybox-static kmod xz-utils zstd jq debian-archive-keyring bsdextrautils" ;;
 guides) packages="skopeo docker-registry" ;;
+crio) packages="skopeo conmon runc" ;;
 page) packages="chromium chromium-driver fonts-inter fonts-jetbrains-mono iproute2 util-linux" ;;
 all) packages="$packages $tools" ;;
 cluster) packages="$packages $tools containerd runc etcd-server prometheus" ;;

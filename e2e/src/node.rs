@@ -27,6 +27,7 @@ use test_support::netns::{Families, Namespace};
 use test_support::process::{self, Background, Output, SHORT, until};
 
 mod config;
+mod crio;
 mod host;
 mod pod;
 
@@ -45,13 +46,15 @@ const KUBELET_READ_ONLY_PORT: u16 = 10255;
 /// Where it serves everything else.
 const KUBELET_PORT: u16 = 10250;
 
-/// Which containerd a node has.
+/// Which container runtime a node has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Runtime {
     /// Debian's, of version 1. It knows nothing of STATUS.
     Debian,
     /// One of version 2, with plugins that know CNI 1.1.0: `scripts/setup-kube.sh runtimes` builds it.
     Containerd2,
+    /// CRI-O, from the folder that CRIO names.
+    Crio,
 }
 
 impl Runtime {
@@ -60,14 +63,17 @@ impl Runtime {
         match self {
             Self::Debian => Ok(name.into()),
             Self::Containerd2 => tools::built(&format!("containerd2/{name}")),
+            Self::Crio => crio::program(name),
         }
     }
 
     /// A reference plugin, in the version that goes with it.
     fn plugin(self, name: &str) -> Result<PathBuf> {
         match (self, name) {
-            (Self::Containerd2, "bridge" | "host-local") => tools::built(name),
-            (Self::Debian | Self::Containerd2, _) => Ok(Path::new(crate::cnitool::DEBIAN_PLUGINS).join(name)),
+            (Self::Containerd2 | Self::Crio, "bridge" | "host-local") => tools::built(name),
+            (Self::Debian | Self::Containerd2 | Self::Crio, _) => {
+                Ok(Path::new(crate::cnitool::DEBIAN_PLUGINS).join(name))
+            }
         }
     }
 }
@@ -121,8 +127,8 @@ impl<'a> Node<'a> {
         let host = Host::start(folder.path(), families)?;
         let name = host.name().to_owned();
         let relay = api.map(|api| Relay::start(host.namespace(), api.port())).transpose()?;
-        config::write_all(folder.path(), runtime, &name, api)?;
-        let containerd = RwLock::new(start_containerd(runtime, &host, folder.path())?);
+        config::write_all(folder.path(), &name, api)?;
+        let containerd = RwLock::new(start_runtime(runtime, &host, folder.path())?);
         let kubelet = Mutex::new(None);
         let node = Self {
             kubelet,
@@ -269,7 +275,14 @@ impl<'a> Node<'a> {
     pub fn import(&self, image: &Image) -> Result<()> {
         let archive = self.folder.path().join("image.tar");
         image.write(File::create(&archive)?)?;
-        self.ctr(&["images", "import", &archive.to_string_lossy()])?;
+        match self.runtime {
+            Runtime::Debian | Runtime::Containerd2 => {
+                self.ctr(&["images", "import", &archive.to_string_lossy()])?
+            }
+            Runtime::Crio => {
+                self.run(&crio::import_command(self.folder.path(), &archive, image.reference())?)?.ok()?
+            }
+        };
         fs::remove_file(archive).context("cannot remove the image archive")
     }
 
@@ -339,8 +352,7 @@ impl<'a> Node<'a> {
         let mut containerd = self.containerd.write().unwrap_or_else(PoisonError::into_inner);
         containerd.signal(Signal::SIGKILL)?;
         containerd.wait(START)?;
-        config::write_containerd(self.folder.path(), runtime)?;
-        *containerd = start_containerd(runtime, &self.host, self.folder.path())?;
+        *containerd = start_runtime(runtime, &self.host, self.folder.path())?;
         Ok(())
     }
 
@@ -357,7 +369,7 @@ impl<'a> Node<'a> {
         kubelet.take();
         self.run(&process::command("sh", ["-ec", &self.forget_script()]))?.ok()?;
         boot()?;
-        *containerd = start_containerd(self.runtime, &self.host, self.folder.path())?;
+        *containerd = start_runtime(self.runtime, &self.host, self.folder.path())?;
         drop(containerd);
         self.start_kubelet()
     }
@@ -407,6 +419,20 @@ impl<'a> Node<'a> {
         let kubelet = self.kubelet.lock().unwrap_or_else(PoisonError::into_inner);
         let kubelet = kubelet.as_ref().map(Background::tail).unwrap_or_default();
         format!("{}{kubelet}", self.containerd().tail())
+    }
+}
+
+/// Configures and starts a runtime.
+fn start_runtime(runtime: Runtime, host: &Host, folder: &Path) -> Result<Background> {
+    match runtime {
+        Runtime::Debian | Runtime::Containerd2 => {
+            config::write_containerd(folder, runtime)?;
+            start_containerd(runtime, host, folder)
+        }
+        Runtime::Crio => {
+            crio::write(folder)?;
+            crio::start(host, folder)
+        }
     }
 }
 

@@ -16,9 +16,8 @@ use crate::tools;
 use test_support::netns::Families;
 use test_support::process;
 
-/// Writes the configuration files of a node's work folder.
-pub(super) fn write_all(folder: &Path, runtime: Runtime, name: &str, api: Option<&ApiServer>) -> Result<()> {
-    write_containerd(folder, runtime)?;
+/// Writes the configuration files of a node's work folder but the runtime's.
+pub(super) fn write_all(folder: &Path, name: &str, api: Option<&ApiServer>) -> Result<()> {
     fs::write(folder.join("kubelet.json"), kubelet(folder, name, api).to_string())?;
     fs::write(folder.join("resolv.conf"), "nameserver 10.96.0.10\n")?;
     if let Some(api) = api {
@@ -50,6 +49,11 @@ pub(super) fn primary_conflist(state: &Path, families: Families) -> Value {
 
 pub(super) fn write_containerd(folder: &Path, runtime: Runtime) -> Result<()> {
     Ok(fs::write(folder.join("containerd.toml"), containerd(folder, runtime)?)?)
+}
+
+/// Whether a folder is on an overlay: the kernel does not stack another one on its upper layer.
+pub(super) fn is_overlay(folder: &Path) -> Result<bool> {
+    Ok(statfs(folder)?.filesystem_type() == OVERLAYFS_SUPER_MAGIC)
 }
 
 pub(super) fn containerd_command(program: &Path, folder: &Path) -> Command {
@@ -84,9 +88,7 @@ pub(super) fn kubelet_command(
 
 /// Everything that a container runtime leaves on a machine goes to the work folder.
 fn containerd(folder: &Path, runtime: Runtime) -> Result<String> {
-    // The kernel does not stack an overlay on an overlay's upper layer.
-    let stacked = statfs(folder)?.filesystem_type() == OVERLAYFS_SUPER_MAGIC;
-    let snapshotter = if stacked { "native" } else { "overlayfs" };
+    let snapshotter = if is_overlay(folder)? { "native" } else { "overlayfs" };
     let (root, socket) = (folder.display(), socket(folder));
     let common = format!(
         r#"root = "{root}/containerd"
@@ -120,7 +122,7 @@ snapshotter = "{snapshotter}"
 runtime_type = "io.containerd.runc.v2"
 "#
         ),
-        Runtime::Containerd2 => format!(
+        Runtime::Containerd2 | Runtime::Crio => format!(
             r#"version = 3
 {common}
 [plugins."io.containerd.cri.v1.images"]

@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, anyhow};
 use serde_json::{Value, json};
 
-use super::{Node, address_of_family};
+use super::{Node, Runtime, address_of_family, crio};
 use crate::image::BUSYBOX;
 use test_support::netns::Namespace;
 use test_support::process::{Output, until};
@@ -193,6 +193,10 @@ impl<'a> Pod<'a> {
 
     /// The file of the pod's network namespace as this process can open it, if any.
     fn network(&self) -> Result<Option<PathBuf>> {
+        if self.node.runtime == Runtime::Crio {
+            let paths = crio::networks(self.node.folder.path(), &self.namespace, &self.name)?;
+            return Ok(paths.iter().map(|path| self.on_node(path)).find(|path| is_namespace(path)));
+        }
         for id in self.containers("io.cri-containerd.kind", "sandbox")? {
             let info = match self.node.ctr(&["containers", "info", &id]) {
                 // It was listed, and removed since.
@@ -202,13 +206,17 @@ impl<'a> Pod<'a> {
             let namespaces = info["Spec"]["linux"]["namespaces"].as_array().cloned().unwrap_or_default();
             let mut network = namespaces.iter().filter(|namespace| namespace["type"] == "network");
             let path = network.next().and_then(|namespace| namespace["path"].as_str()).unwrap_or_default();
-            // /var/run is a link to /run, and an absolute one would lead to this machine's.
-            let path = self.node.file(path.strip_prefix("/var").unwrap_or(path));
+            let path = self.on_node(path);
             if !path.ends_with("root") && is_namespace(&path) {
                 return Ok(Some(path));
             }
         }
         Ok(None)
+    }
+
+    /// A file of the node below its `/run`, as this process can open it. /var/run is a link there, and an absolute one would lead to this machine's.
+    fn on_node(&self, path: &str) -> PathBuf {
+        self.node.file(path.strip_prefix("/var").unwrap_or(path))
     }
 
     fn container(&self, name: &str) -> Result<Option<String>> {

@@ -2,6 +2,8 @@
 //!
 //! `make runtimes` builds both and runs this.
 
+mod crio;
+
 use std::fs;
 use std::path::PathBuf;
 
