@@ -231,19 +231,25 @@ mesh:
 	set -- $(ISTIO); [ $$# -gt 1 ] || echo 'mesh: one release: no sidecar is upgraded to the next'; while [ $$# -gt 1 ]; do \
 		ISTIO="$$1" ISTIO_NEXT="$$2" cargo test --locked -p e2e --test cluster node::mesh::sidecars_are_upgraded -- --ignored --nocapture --test-threads=1 || exit 1; shift; done
 
-# The agent and the plugin on the networks of other projects, in both modes; prints the columns of docs/reference/compatibility.md. No registry has their
-# programs. FLANNEL names a folder with `flanneld` and the CNI plugin `flannel`: VXLAN, both families. CILIUM names a folder with `cilium-agent`,
-# `cilium-operator-generic`, the CNI plugin `cilium-cni`, `bpf/` of its source, its Helm chart as `chart/`, and the `clang` that the agent runs: five columns.
+# The agent and the plugin on the networks of other projects, with a real Envoy beside stand-ins for it, in both modes; prints the columns of
+# docs/reference/compatibility.md, and UPDATE_DOCS=1 writes them. No registry has the programs. FLANNEL names a folder with `flanneld` and the CNI plugin
+# `flannel`: VXLAN, both families. CILIUM names a folder with `cilium-agent`, `cilium-operator-generic`, the CNI plugin `cilium-cni`, `bpf/` of its source, its
+# Helm chart as `chart/`, and the `clang` that the agent runs: five columns. ZTUNNEL=PROGRAM, as for `make ztunnel`, connects ambient pods by HBONE, too;
+# ISTIO=FOLDER, as for `make mesh`, runs the same under Istio's own agent and plugin.
 networks:
 	@{ [ -x "$(FLANNEL)/flanneld" ] && [ -x "$(FLANNEL)/flannel" ]; } || [ -x "$(CILIUM)/cilium-agent" ] || { echo 'make networks needs FLANNEL=FOLDER with flanneld and the CNI plugin flannel, or CILIUM=FOLDER with cilium-agent; takes three minutes a column to run' >&2; exit 2; }
 	scripts/setup-apt.sh cluster
 	scripts/setup-kube.sh networks
 	scripts/setup-kube.sh helm
+	scripts/setup-kube.sh envoy
 	$(if $(CILIUM),scripts/setup-kube.sh runtimes)
 	cargo build --locked --workspace --bins
+	@[ -n "$(ZTUNNEL)" ] || echo 'make networks: no ZTUNNEL: ambient pods had no ztunnel'
+	@[ -n "$(ISTIO)" ] || echo 'make networks: no ISTIO: Istio'"'"'s plugin was not run'
+	export FLANNEL="$(abspath $(FLANNEL))" CILIUM="$(abspath $(CILIUM))" $(if $(ZTUNNEL),ZTUNNEL="$(realpath $(ZTUNNEL))") $(if $(ISTIO),ISTIO="$(abspath $(ISTIO))") && \
 	test="cargo test --locked -p e2e --test cluster -- --ignored --nocapture --test-threads=1" && \
 	for network in $(if $(FLANNEL),flannel) $(if $(CILIUM),cilium); do \
-	FLANNEL="$(abspath $(FLANNEL))" CILIUM="$(abspath $(CILIUM))" $$test node::networks::$$network || exit 1; done
+	$$test node::networks::$$network $(if $(ISTIO),,--skip istios_plugin) || exit 1; done
 
 # The agent in ambient mode with a stock ztunnel: encrypted connections between pods, probes, DNS, ztunnel killed and replaced, the agent killed, pods that come
 # and go (20, or GUESTS), open streams (1000, or STREAMS) at enrolment and exchange, under both kinds of rules; prints figures. No registry has ztunnel: ZTUNNEL names the program. With ISTIO="FOLDER..." as for `make mesh`

@@ -22,6 +22,8 @@ use test_support::process::{Background, SHORT};
 
 /// The variable that names the program.
 const PROGRAM: &str = "ZTUNNEL";
+/// Its node, and that of its workloads.
+const NODE: &str = "node-1";
 /// Where it answers administrators.
 const ADMIN: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 15000);
 
@@ -81,7 +83,7 @@ impl Source {
     fn connect(&self, home: &Namespace, command: &mut Command) -> Result<Option<Relay>> {
         match self {
             Self::File(workloads) => {
-                command.envs([("FAKE_CA", "true"), ("XDS_ADDRESS", ""), ("NODE_NAME", "node-1")]);
+                command.envs([("FAKE_CA", "true"), ("XDS_ADDRESS", ""), ("NODE_NAME", NODE)]);
                 command.env("LOCAL_XDS_PATH", workloads);
                 Ok(None)
             }
@@ -181,6 +183,13 @@ fn config(home: &Namespace) -> Result<Value> {
     let (head, body) = answer.split_once("\r\n\r\n").context("no answer")?;
     ensure!(head.contains(" 200 "), "{head}");
     Ok(serde_json::from_str(body)?)
+}
+
+/// A line of the list `workloads` in ztunnel's own format: a pod that speaks HBONE, with its `services` and whatever else it has.
+pub fn workload(namespace: &str, name: &str, account: &str, addresses: &[String], more: &str) -> String {
+    format!(
+        "- {{uid: Kubernetes//Pod/{namespace}/{name}, name: {name}, namespace: {namespace}, serviceAccount: {account}, trustDomain: cluster.local, workloadIps: {addresses:?}, protocol: HBONE, node: {NODE}, {more}}}\n"
+    )
 }
 
 /// What ztunnel's log at this path has of connections that began, and of those that failed.

@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use e2e::traffic::{Client, TcpServer};
-use e2e::ztunnel::stock::{Access, Source, Stock, accesses};
+use e2e::ztunnel::stock::{Access, Source, Stock, accesses, workload};
 use serde_json::{Value, json};
 use test_support::netns::{Families, Namespace};
 use test_support::parallel::StopOnDrop;
@@ -266,7 +266,8 @@ fn workloads() -> String {
         let services =
             if name == "db" { format!("shop/{SERVICE_NAME}: {{80: {PORT}}}") } else { String::new() };
         let policies = if name == "vault" { "shop/encrypted" } else { "" };
-        writeln!(text, "- {{uid: Kubernetes//Pod/shop/{name}, name: {name}, namespace: shop, serviceAccount: {account}, trustDomain: cluster.local, workloadIps: {:?}, protocol: HBONE, node: node-1, authorizationPolicies: [{policies}], services: {{{services}}}}}", pod.texts()).expect("memory");
+        let more = format!("authorizationPolicies: [{policies}], services: {{{services}}}");
+        text += &workload("shop", name, account, &pod.texts(), &more);
     }
     text + &format!(
         "services:\n- {{name: db, namespace: shop, hostname: {SERVICE_NAME}, vips: [/{SERVICE}], ports: {{80: {PORT}}}, canonical: true}}\n\

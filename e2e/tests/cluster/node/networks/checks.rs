@@ -1,19 +1,24 @@
 //! What is checked of pods on any network.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::unix::fs::MetadataExt as _;
+use std::path::PathBuf;
+use std::time::Duration;
 
 use super::Network;
-use crate::agent_support::{POD, exec_redirectctl, is_ready};
+use crate::agent_support::{POD, is_ready};
 use anyhow::{Context, Result, ensure};
+use e2e::envoy::{Envoy, Interception};
 use e2e::kube::ApiServer;
-use e2e::node::{APP_PORT, Node, Pod, plain_pod, sidecar_pod};
+use e2e::node::{APP_PORT, GREETING, Node, Pod, plain_pod, sidecar_pod};
 use e2e::redirectctl;
 use e2e::traffic::{Client, Outcome, PROXY_ID, TcpServer, UdpServer, as_user};
 use e2e::ztunnel::Obedient;
+use e2e::ztunnel::stock::{self, Access, Source, Stock};
 use serde_json::{Value, json};
-use test_support::netns::Namespace;
+use test_support::netns::{Families, Namespace};
 use test_support::process::until;
 
 /// Ports of the node. The network maps the first one and the next to pods, kube-proxy or what replaces it the other.
@@ -48,50 +53,55 @@ impl Mode {
             Self::Tproxy => "TPROXY",
         }
     }
+
+    fn interception(self) -> Interception {
+        match self {
+            Self::Redirect => Interception::Redirect,
+            Self::Tproxy => Interception::Tproxy,
+        }
+    }
 }
 
-fn probe() -> Value {
-    json!({"tcpSocket": {"port": APP_PORT}, "periodSeconds": 1})
-}
-
-/// A pod of the mesh with stand-ins for what its proxy listens on.
-struct Meshed<'n> {
-    pod: Pod<'n>,
-    inside: Namespace,
+/// Stand-ins for what a sidecar listens on.
+struct StandIns {
     _proxy: Vec<TcpServer>,
     _dns: UdpServer,
 }
 
-impl<'n> Meshed<'n> {
-    fn start(node: &'n Node<'n>, name: &str, mode: Mode, host_port: u16) -> Result<Self> {
-        let mut object = sidecar_pod(name);
-        object["metadata"]["annotations"]["sidecar.istio.io/interceptionMode"] = json!(mode.name());
-        let containers = object["spec"]["containers"].as_array_mut().context("no containers")?;
-        for container in containers {
-            if container["name"] == "istio-proxy" {
-                container["env"] = json!([
-                    {"name": "ISTIO_META_DNS_CAPTURE", "value": "true"},
-                    {"name": "ISTIO_DUAL_STACK", "value": "true"},
-                ]);
-            } else {
-                container["readinessProbe"] = probe();
-                container["ports"] = json!([{"containerPort": APP_PORT, "hostPort": host_port}]);
-            }
-        }
-        let pod = node.start_pod(&object)?;
-        pod.wait_running(POD)?;
-        let inside = pod.namespace()?;
+impl StandIns {
+    fn start(inside: &Namespace, mode: Mode) -> Result<Self> {
         let mut proxy = Vec::new();
         for any in [IpAddr::from(Ipv4Addr::UNSPECIFIED), IpAddr::from(Ipv6Addr::UNSPECIFIED)] {
-            proxy.push(TcpServer::start(&inside, "outbound", (any, OUTBOUND))?);
+            proxy.push(TcpServer::start(inside, "outbound", (any, OUTBOUND))?);
             proxy.push(match mode {
-                Mode::Redirect => TcpServer::start(&inside, "inbound", (any, INBOUND))?,
-                Mode::Tproxy => TcpServer::start_transparent(&inside, "inbound", (any, INBOUND))?,
+                Mode::Redirect => TcpServer::start(inside, "inbound", (any, INBOUND))?,
+                Mode::Tproxy => TcpServer::start_transparent(inside, "inbound", (any, INBOUND))?,
             });
         }
         let dns =
-            as_user(PROXY_ID, PROXY_ID, || UdpServer::start(&inside, "dns", (Ipv4Addr::LOCALHOST, DNS)))?;
-        Ok(Self { pod, inside, _proxy: proxy, _dns: dns })
+            as_user(PROXY_ID, PROXY_ID, || UdpServer::start(inside, "dns", (Ipv4Addr::LOCALHOST, DNS)))?;
+        Ok(Self { _proxy: proxy, _dns: dns })
+    }
+}
+
+/// A pod of the mesh with its proxy.
+struct Meshed<'n, P> {
+    pod: Pod<'n>,
+    inside: Namespace,
+    proxy: P,
+}
+
+impl<'n, P> Meshed<'n, P> {
+    fn start(
+        node: &'n Node<'n>,
+        object: &Value,
+        proxy: impl FnOnce(&Namespace) -> Result<P>,
+    ) -> Result<Self> {
+        let pod = node.start_pod(object)?;
+        pod.wait_running(POD)?;
+        let inside = pod.namespace()?;
+        let proxy = proxy(&inside)?;
+        Ok(Self { pod, inside, proxy })
     }
 
     fn app(&self, v6: bool) -> Result<SocketAddr> {
@@ -107,87 +117,165 @@ impl<'n> Meshed<'n> {
     }
 }
 
-/// Two pods of a node.
-pub struct Pair<'n> {
+/// A pod of the mesh whose port the network maps to one of the node.
+fn sidecar(name: &str, mode: Mode, host_port: u16) -> Result<Value> {
+    let mut object = sidecar_pod(name);
+    object["metadata"]["annotations"]["sidecar.istio.io/interceptionMode"] = json!(mode.name());
+    let containers = object["spec"]["containers"].as_array_mut().context("no containers")?;
+    for container in containers {
+        if container["name"] == "istio-proxy" {
+            container["env"] = json!([
+                {"name": "ISTIO_META_DNS_CAPTURE", "value": "true"},
+                {"name": "ISTIO_DUAL_STACK", "value": "true"},
+            ]);
+        } else {
+            container["ports"] = json!([{"containerPort": APP_PORT, "hostPort": host_port}]);
+        }
+    }
+    Ok(object)
+}
+
+/// The same pod, which the kubelet probes.
+fn probed(mut pod: Value) -> Value {
+    pod["spec"]["containers"][0]["readinessProbe"] =
+        json!({"tcpSocket": {"port": APP_PORT}, "periodSeconds": 1});
+    pod
+}
+
+/// Two pods of a node with stand-ins for the proxy, and two with Envoy.
+pub struct Pods<'n> {
     node: &'n Node<'n>,
-    agent: &'n Pod<'n>,
-    web: Meshed<'n>,
-    other: Meshed<'n>,
+    web: Meshed<'n, StandIns>,
+    other: Meshed<'n, StandIns>,
+    envoys: [Meshed<'n, Envoy>; 2],
+}
+
+impl<'n> Pods<'n> {
+    fn start(node: &'n Node<'n>, mode: Mode) -> Result<Self> {
+        let stand_ins = |inside: &Namespace| StandIns::start(inside, mode);
+        let envoy = |inside: &Namespace| Envoy::start(inside, Families::Dual, mode.interception());
+        Ok(Self {
+            node,
+            web: Meshed::start(node, &probed(sidecar("web", mode, HOST_PORT)?), stand_ins)?,
+            other: Meshed::start(node, &sidecar("other", mode, HOST_PORT + 1)?, stand_ins)?,
+            envoys: [
+                Meshed::start(node, &probed(sidecar("envoy", mode, HOST_PORT + 2)?), envoy)?,
+                Meshed::start(node, &sidecar("other-envoy", mode, HOST_PORT + 3)?, envoy)?,
+            ],
+        })
+    }
+
+    fn all(&self) -> [&Pod<'n>; 4] {
+        let [envoy, other_envoy] = &self.envoys;
+        [&self.web.pod, &self.other.pod, &envoy.pod, &other_envoy.pod]
+    }
+
+    /// What `redirectctl scan` finds on the node.
+    fn scan(&self) -> Result<Value> {
+        let file = self.node.state_dir().join("pods.json");
+        let objects = self.all().into_iter().map(Pod::object).collect::<Result<Vec<_>>>()?;
+        fs::write(&file, json!({"kind": "List", "items": objects}).to_string())?;
+        let mut scan = redirectctl::command(&["scan", "--output", "json", "--netns-dir", "/run/netns", "-f"]);
+        scan.arg(&file).arg("--cni-conf-dir").arg(self.node.conf_dir());
+        scan.env("KUBERNETES_SERVICE_HOST", SERVICE_ADDRESS.to_string());
+        scan.env("KUBERNETES_SERVICE_PORT", SERVICE_PORT.to_string());
+        let scan = self.node.run(&scan)?;
+        serde_json::from_str(&scan.stdout).with_context(|| format!("{scan:?}"))
+    }
+
+    /// An ambient pod that is enrolled.
+    fn ambient(&self, name: &str) -> Result<Pod<'n>> {
+        let mut pod = probed(plain_pod(name));
+        pod["metadata"]["labels"] = json!({"istio.io/dataplane-mode": "ambient"});
+        let pod = self.node.start_pod(&pod)?;
+        pod.wait("to be ready", POD, is_ready)?;
+        ensure!(!pod.namespace()?.state_with_nft()?.is_pristine(), "{name} is not enrolled");
+        Ok(pod)
+    }
+
+    /// Where the agent serves ztunnel.
+    fn ztunnels_socket(&self) -> PathBuf {
+        self.node.file("/run/ztunnel/ztunnel.sock")
+    }
 }
 
 /// What is checked, and how.
-pub type Check = (&'static str, fn(&Pair<'_>) -> Result<()>);
+pub type Check = (&'static str, fn(&Pods<'_>) -> Result<()>);
 
 /// What is checked of pods of each mode.
-pub const CHECKS: [Check; 14] = [
-    ("pods are verified", |pair| {
-        let (scan, _) = exec_redirectctl(pair.agent, &["scan"])?;
-        for pod in [&pair.web.pod, &pair.other.pod] {
+const CHECKS: [Check; 17] = [
+    ("pods are verified", |pods| {
+        let scan = pods.scan()?;
+        for pod in pods.all() {
             let subject = format!("default/{}", pod.name());
             let found = scan["pods"].as_array().into_iter().flatten().find(|pod| pod["subject"] == subject);
             ensure!(found.is_some_and(|pod| pod["state"] == "verified"), "{subject}: {scan:#}");
         }
         Ok(())
     }),
-    ("outbound to a pod", |pair| both_land("outbound", |v6| lands(&pair.web.as_app(), pair.other.app(v6)?))),
-    ("inbound from a pod", |pair| {
-        both_land("inbound", |v6| lands(&pair.other.as_proxy(), pair.web.app(v6)?))
+    ("outbound to a pod", |pods| both_land("outbound", |v6| lands(&pods.web.as_app(), pods.other.app(v6)?))),
+    ("inbound from a pod", |pods| {
+        both_land("inbound", |v6| lands(&pods.other.as_proxy(), pods.web.app(v6)?))
     }),
-    ("inbound from the node", |pair| {
-        both_land("inbound", |v6| lands(&Client::new(pair.node.namespace()), pair.web.app(v6)?))
+    ("inbound from the node", |pods| {
+        both_land("inbound", |v6| lands(&Client::new(pods.node.namespace()), pods.web.app(v6)?))
     }),
     // Other rules than the pod's translate the address, before or behind the proxy.
-    ("inbound by `hostPort`", |pair| {
-        answers("inbound", &Client::new(pair.node.namespace()).tcp((NODE, HOST_PORT))?)
+    ("inbound by `hostPort`", |pods| {
+        answers("inbound", &Client::new(pods.node.namespace()).tcp((NODE, HOST_PORT))?)
     }),
-    ("inbound by NodePort", |pair| {
-        answers("inbound", &Client::new(pair.node.namespace()).tcp((NODE, NODE_PORT))?)
+    ("inbound by NodePort", |pods| {
+        answers("inbound", &Client::new(pods.node.namespace()).tcp((NODE, NODE_PORT))?)
     }),
-    ("outbound to a service", |pair| {
-        ensure!(lands(&pair.other.as_app(), SERVICE_SOCKET)? == "outbound");
-        answers("inbound", &pair.other.as_proxy().tcp(SERVICE_SOCKET)?)
+    ("outbound to a service", |pods| {
+        ensure!(lands(&pods.other.as_app(), SERVICE_SOCKET)? == "outbound");
+        answers("inbound", &pods.other.as_proxy().tcp(SERVICE_SOCKET)?)
     }),
     // What is translated at connect(2) no rule of the pod sees.
-    ("`redirectctl scan` finds no translation", |pair| {
-        let pods = pair.node.state_dir().join("pods.json");
-        fs::write(&pods, json!({"kind": "List", "items": [pair.web.pod.object()?]}).to_string())?;
-        let mut scan = redirectctl::command(&["scan", "--output", "json", "--netns-dir", "/run/netns", "-f"]);
-        scan.arg(&pods).arg("--cni-conf-dir").arg(pair.node.conf_dir());
-        scan.env("KUBERNETES_SERVICE_HOST", SERVICE_ADDRESS.to_string());
-        scan.env("KUBERNETES_SERVICE_PORT", SERVICE_PORT.to_string());
-        let scan = pair.node.run(&scan)?;
-        let found: Value = serde_json::from_str(&scan.stdout).with_context(|| format!("{scan:?}"))?;
+    ("`redirectctl scan` finds no translation", |pods| {
+        let found = pods.scan()?;
         let found = found["node"].as_array().context("no node")?;
         ensure!(found.iter().all(|finding| finding["code"] != "services-translated"), "{found:#?}");
         Ok(())
     }),
-    ("to itself by its service", |pair| {
-        ensure!(lands(&pair.web.as_app(), SERVICE_SOCKET)? == "outbound");
-        answers("inbound", &pair.web.as_proxy().tcp(SERVICE_SOCKET)?)
+    ("to itself by its service", |pods| {
+        ensure!(lands(&pods.web.as_app(), SERVICE_SOCKET)? == "outbound");
+        answers("inbound", &pods.web.as_proxy().tcp(SERVICE_SOCKET)?)
     }),
-    ("the kubelet's probes", |pair| pair.web.pod.wait("to be ready", POD, is_ready)),
-    ("the kubelet's probes of an ambient pod", |pair| {
-        let _ztunnel = Obedient::start(pair.node.file("/run/ztunnel/ztunnel.sock"));
-        let mut ambient = plain_pod("ambient");
-        ambient["metadata"]["labels"] = json!({"istio.io/dataplane-mode": "ambient"});
-        ambient["spec"]["containers"][0]["readinessProbe"] = probe();
-        let ambient = pair.node.start_pod(&ambient)?;
-        ambient.wait("to be ready", POD, is_ready)?;
-        ensure!(!ambient.namespace()?.state_with_nft()?.is_pristine(), "it is not enrolled");
-        ambient.delete(POD)
+    ("the kubelet's probes", |pods| pods.web.pod.wait("to be ready", POD, is_ready)),
+    ("Envoy, from pod to pod", |pods| {
+        let [from, to] = &pods.envoys;
+        for v6 in [false, true] {
+            let app = to.app(v6)?;
+            let answer = from.as_app().tcp(app)?;
+            ensure!(answer == Outcome::Foreign(GREETING.to_owned()), "{answer:?}");
+            from.proxy.wait_passed("outbound", app, 1)?;
+            to.proxy.wait_passed("inbound", app, 1)?;
+        }
+        Ok(())
     }),
-    ("DNS", |pair| answers("dns", &pair.web.as_app().udp((Ipv4Addr::new(10, 96, 0, 10), 53))?)),
-    ("the proxy's own connections", |pair| {
-        let server = TcpServer::start(pair.node.namespace(), "node", (NODE, 0))?;
-        answers("node", &pair.web.as_proxy().tcp(server.address())?)
+    ("Envoy, to a service", |pods| {
+        let [from, _] = &pods.envoys;
+        answers("inbound", &from.as_app().tcp(SERVICE_SOCKET)?)?;
+        from.proxy.wait_passed("outbound", SERVICE_SOCKET, 1)
     }),
-    ("a sandbox dies", |pair| {
+    ("Envoy, the kubelet's probes", |pods| pods.envoys[0].pod.wait("to be ready", POD, is_ready)),
+    ("the kubelet's probes of an ambient pod", |pods| {
+        let _ztunnel = Obedient::start(pods.ztunnels_socket());
+        pods.ambient("ambient")?.delete(POD)
+    }),
+    ("DNS", |pods| answers("dns", &pods.web.as_app().udp((Ipv4Addr::new(10, 96, 0, 10), 53))?)),
+    ("the proxy's own connections", |pods| {
+        let server = TcpServer::start(pods.node.namespace(), "node", (NODE, 0))?;
+        answers("node", &pods.web.as_proxy().tcp(server.address())?)
+    }),
+    ("a sandbox dies", |pods| {
         let identity = |inside: &Namespace| Ok::<_, anyhow::Error>(fs::metadata(inside.path())?.ino());
-        let before = identity(&pair.web.inside)?;
-        pair.web.pod.kill_sandbox()?;
+        let before = identity(&pods.web.inside)?;
+        pods.web.pod.kill_sandbox()?;
         until("another sandbox", POD, &[], || {
             // Between two sandboxes there is none.
-            let Ok(inside) = pair.web.pod.namespace() else { return Ok(None) };
+            let Ok(inside) = pods.web.pod.namespace() else { return Ok(None) };
             Ok((identity(&inside)? != before && !inside.state_with_nft()?.is_pristine()).then_some(()))
         })
     }),
@@ -214,21 +302,68 @@ fn both_land(wanted: &str, land: impl Fn(bool) -> Result<String>) -> Result<()> 
     Ok(())
 }
 
-/// The verdicts of all checks of a mode, in their order.
+/// Ambient pods reach each other through a stock ztunnel, where there is one.
+pub const THROUGH_ZTUNNEL: Check = ("HBONE between ambient pods", |pods| {
+    let socket = pods.ztunnels_socket();
+    let ambient = {
+        // ztunnel reads once which pods there are, and a pod waits for a ztunnel before it has addresses.
+        let _until_then = Obedient::start(socket.clone());
+        [pods.ambient("ambient-web")?, pods.ambient("ambient-db")?]
+    };
+    let file = pods.node.state_dir().join("workloads.yaml");
+    let mut workloads = String::from("workloads:\n");
+    let mut uids = BTreeSet::new();
+    for pod in &ambient {
+        let object = pod.object()?.context("no pod")?;
+        uids.insert(object["metadata"]["uid"].as_str().context("no UID")?.to_owned());
+        let addresses = [pod.address(false)?, pod.address(true)?].map(|address| address.to_string());
+        workloads += &stock::workload("default", pod.name(), "default", &addresses, "services: {}");
+    }
+    fs::write(&file, workloads)?;
+    let log = pods.node.state_dir().join("ztunnel.log");
+    let ztunnel = Stock::start(&Source::File(file), &socket, &log, Duration::ZERO)?;
+    until("ztunnel to serve both", POD, &[ztunnel.process()], || {
+        Ok(ztunnel.served().is_ok_and(|served| served == uids).then_some(()))
+    })?;
+    let [web, db] = &ambient;
+    for v6 in [false, true] {
+        let target = SocketAddr::new(db.address(v6)?, APP_PORT);
+        let answer = Client::new(&web.namespace()?).user(APP, APP).tcp(target)?;
+        ensure!(answer == Outcome::Foreign(GREETING.to_owned()), "{answer:?}");
+        let is_it = |access: &Access| {
+            access.tunnelled == target.to_string()
+                && access.error.is_empty()
+                && !access.target_identity.is_empty()
+        };
+        until("the connection in ztunnel's log", POD, &[ztunnel.process()], || {
+            Ok(stock::accesses(&log)?.iter().any(is_it).then_some(()))
+        })?;
+    }
+    ztunnel.end()?;
+    // The next one has a log of its own.
+    fs::remove_file(&log)?;
+    ambient.iter().try_for_each(|pod| pod.delete(POD))
+});
+
+/// All that can be checked here.
+pub fn checks() -> Vec<Check> {
+    let mut checks = CHECKS.to_vec();
+    checks.extend(std::env::var_os("ZTUNNEL").map(|_| THROUGH_ZTUNNEL));
+    checks
+}
+
+/// The verdicts of checks in a mode, in their order.
 pub fn verdicts(
     api: &ApiServer,
     node: &Node<'_>,
-    agent: &Pod<'_>,
     network: &dyn Network,
     mode: Mode,
+    checks: &[Check],
 ) -> Result<Vec<Result<()>>> {
-    let web = Meshed::start(node, "web", mode, HOST_PORT)?;
-    let pair = Pair { node, agent, web, other: Meshed::start(node, "other", mode, HOST_PORT + 1)? };
-    serve(api, node, network, pair.web.app(false)?)?;
-    let verdicts = CHECKS.iter().map(|(_, run)| run(&pair)).collect();
-    for pod in [&pair.web.pod, &pair.other.pod] {
-        pod.delete(POD)?;
-    }
+    let pods = Pods::start(node, mode)?;
+    serve(api, node, network, pods.web.app(false)?)?;
+    let verdicts = checks.iter().map(|(_, run)| run(&pods)).collect();
+    pods.all().into_iter().try_for_each(|pod| pod.delete(POD))?;
     Ok(verdicts)
 }
 

@@ -2,8 +2,8 @@
 
 use std::fs;
 
-use super::Network;
-use crate::agent_support::{POD, programs, wait_loaded};
+use super::{Network, agent};
+use crate::agent_support::{IMAGE, POD, import_image_as, programs, wait_loaded};
 use anyhow::{Result, ensure};
 use e2e::kube::ApiServer;
 use e2e::node::{Node, Pod, sidecar_pod};
@@ -18,14 +18,20 @@ pub struct Stage<'n, 's> {
     pub api: &'n ApiServer,
     pub node: &'n Node<'n>,
     pub network: &'s mut dyn Network,
-    pub agent: &'s Pod<'n>,
+    pub daemon_set: &'s Value,
+    pub agent: Pod<'n>,
 }
 
 /// What is done, and how, with what has to come of it.
 pub type Step = (&'static str, fn(&mut Stage<'_, '_>) -> Result<()>);
 
+const UPGRADE: &str = "the agent is upgraded";
+const UNINSTALL: &str = "`install-cni uninstall`";
+/// Those for which there is one release of Istio's agent, and a command that it has not.
+pub const OURS: [&str; 2] = [UPGRADE, UNINSTALL];
+
 /// In this order.
-pub const STEPS: [Step; 4] = [
+pub const STEPS: [Step; 6] = [
     ("the network's daemon is killed", |stage| {
         stage.network.kill()?;
         let pods = crowd(stage.node, "without-daemon")?;
@@ -51,7 +57,12 @@ pub const STEPS: [Step; 4] = [
         stage.agent.delete(POD)?;
         ensure_pods_start_redirected(stage.node, "without-agent")
     }),
-    ("`install-cni uninstall`", |stage| {
+    (UPGRADE, |stage| {
+        import_image_as(stage.node, IMAGE, "newer")?;
+        stage.start_agent("istio-cni-node-two")?;
+        stage.agent.delete(POD)
+    }),
+    (UNINSTALL, |stage| {
         let owners = without_ours(&stage.list()?);
         let mut uninstall = process::command(programs()?.join("install-cni"), ["uninstall"]);
         uninstall.arg("--mounted-cni-net-dir").arg(stage.node.conf_dir());
@@ -67,9 +78,17 @@ pub const STEPS: [Step; 4] = [
             Ok(is_untouched.then_some(()))
         })
     }),
+    ("the agent comes after the network", |stage| stage.start_agent("istio-cni-node-three")),
 ];
 
 impl Stage<'_, '_> {
+    /// Starts another pod of the agent, and a few of the mesh.
+    fn start_agent(&mut self, name: &str) -> Result<()> {
+        self.agent = agent::start(self.api, self.node, self.daemon_set, name)?;
+        agent::wait_installed(self.node, &self.agent)?;
+        ensure_pods_start_redirected(self.node, name)
+    }
+
     fn list(&self) -> Result<Value> {
         Ok(serde_json::from_slice(&fs::read(self.node.conf_dir().join(self.network.list()))?)?)
     }
