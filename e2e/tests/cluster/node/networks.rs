@@ -82,6 +82,9 @@ const TRANSLATED: [Exception; 4] = [
     Exception { check: "to itself by its service", error: "hello-from-app" },
 ];
 
+/// In TPROXY, a rule of Istio's plugin lets first packets of related connections bypass the proxy, and ours does not.
+const OF_ISTIO: Exception = Exception { check: "pods are verified", error: "rules-differ" };
+
 /// Every check and its verdicts.
 type Column = Vec<(&'static str, Vec<Result<()>>)>;
 
@@ -213,12 +216,13 @@ fn judge(title: &str, agent: Agent, column: &Column, exceptions: &[Exception]) -
         let cell = if errors.is_empty() { "✓" } else { "no" };
         writeln!(table, "| {check} | {cell} |")?;
         cells.insert(*check, cell);
-        let exception = exceptions.iter().find(|exception| exception.check == *check);
+        let of_istio = (agent == Agent::Istios).then_some(&OF_ISTIO);
+        let exception = exceptions.iter().chain(of_istio).find(|exception| exception.check == *check);
         let is_expected = |error: &String| exception.is_some_and(|exception| error.contains(exception.error));
         for error in errors.iter().filter(|error| !is_expected(error)) {
             writeln!(wrong, "{check}: {error}")?;
         }
-        if exception.is_some() && errors.len() != verdicts.len() {
+        if exception.is_some() && errors.is_empty() {
             writeln!(wrong, "{check}: passes, and is listed as one that does not")?;
         }
     }
