@@ -162,7 +162,7 @@ runtimes: setup
 	cargo test --locked -p e2e --test cluster node::agent_runtimes:: -- --ignored --skip quarrel --skip crio
 	@[ -n "$(CRIO)" ] || echo 'make runtimes: no CRIO: nothing ran under CRI-O'
 	[ -z "$(CRIO)" ] || { scripts/setup-apt.sh crio && \
-		CRIO="$(realpath $(CRIO))" cargo test --locked -p e2e --test cluster node::agent_runtimes::crio -- --ignored; }
+		CRIO="$(realpath $(CRIO))" cargo test --locked -p e2e --test cluster node::agent_runtimes::crio:: -- --ignored; }
 
 # A program rewrites its network's list once a second for ten minutes while 200 pods start under containerd 2.1, with the entry beside the list and then in it;
 # prints figures. QUARREL_SECONDS and QUARREL_PODS make it shorter.
