@@ -44,6 +44,7 @@ fn a_scan_follows_the_schema() {
         container: "install-cni".to_owned(),
         image: "i".to_owned(),
         state: AgentState::NotReady,
+        restarts: None,
     });
     verdict.add("n", read);
     verdict.miss("m", Unasked::NoAgent(1));
