@@ -35,7 +35,8 @@ fn pod(name: &str, uid: &str) -> Value {
 /// What the agent says of the pods that it holds.
 fn held_words(node: &Node) -> String {
     let (_, words) = get(node.health, "/readyz?verbose").expect("answers");
-    words.split_once("\nheld for plugins: ").expect("a line").1.to_owned()
+    let (_, held) = words.split_once("\nheld for plugins: ").expect("a line");
+    held.lines().next().expect("words").to_owned()
 }
 
 /// How often a pod was read.
@@ -69,7 +70,7 @@ fn a_pod_that_the_watch_brought_is_given_while_the_api_server_is_away() {
     }
     assert_eq!(metric(&node, "istio_cni_held_pods"), Some(2.0));
     wait(&node, "the watch to be missed", || metric(&node, "istio_cni_held_pods_age_seconds") == Some(-1.0));
-    assert_eq!(held_words(&node), "2 pods, which no watch keeps current\n");
+    assert_eq!(held_words(&node), "2 pods, which no watch keeps current");
     // The others are known to be missing, and why.
     let (status, why) = ask(&node, "new", "u-3");
     assert!(status == 503 && !why.trim().is_empty(), "{status} {why}");
@@ -204,7 +205,7 @@ fn a_pod_comes_with_what_else_decides_about_it() {
         api.fail_always(watch, Fault::Status(500));
     }
     api.end_watches();
-    wait(&node, "the watch to be missed", || held_words(&node).ends_with(", which no watch keeps current\n"));
+    wait(&node, "the watch to be missed", || held_words(&node).ends_with(", which no watch keeps current"));
     assert_eq!(both(), labels, "they are as old as the pods");
 }
 

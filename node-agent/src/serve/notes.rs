@@ -24,6 +24,9 @@ const COUNTED: [(&str, &[&str]); 15] = [
     ("istio_cni_node_taint_changes_total", &["done", "gone", "changed", "unanswered"]),
 ];
 
+/// Before the first installation the entry is missing.
+const MISSING_ONCE: &str = "{kind=\"missing\"}";
+
 /// The limits of the alerts.
 const MOST_MEMORY: f64 = 48.0 * 1024.0 * 1024.0;
 const MOST_OPEN: f64 = 0.8;
@@ -101,13 +104,17 @@ impl<'t> Scraped<'t> {
     fn counts(&self) -> Vec<String> {
         let counted = COUNTED.iter().flat_map(|(metric, well)| {
             let is_bad = |(labels, value): &(&str, f64)| {
-                *value > 0.0 && !well.iter().any(|word| labels.contains(&format!("\"{word}\"")))
+                let expected = if *labels == MISSING_ONCE { 1.0 } else { 0.0 };
+                *value > expected && !well.iter().any(|word| labels.contains(&format!("\"{word}\"")))
             };
             self.samples(metric)
                 .filter(is_bad)
                 .map(move |(labels, value)| format!("{metric}{labels} {value}: {}", self.help(metric)))
         });
-        counted.chain(self.rewrites()).chain(self.slow()).collect()
+        let mut all: Vec<String> = counted.chain(self.rewrites()).chain(self.slow()).collect();
+        // Series of one metric come in any order.
+        all.sort();
+        all
     }
 
     /// Passes that changed something and renewed no credentials.
@@ -147,6 +154,7 @@ mod tests {
         metrics.start_taint();
         metrics.plugin_token_requests.get_or_create(&Granted.into()).inc();
         metrics.plugin_token_ends.set(1);
+        metrics.obstacles.get_or_create(&ObstacleKind::Missing.into()).inc();
         assert_eq!(of_metrics(&scraped(&registry)), AgentNotes::default());
     }
 
@@ -154,6 +162,7 @@ mod tests {
     fn what_should_be_0_is_counted_in_the_words_of_the_reference() {
         let (metrics, registry) = Metrics::new();
         metrics.obstacles.get_or_create(&ObstacleKind::Edited.into()).inc_by(3);
+        metrics.obstacles.get_or_create(&ObstacleKind::Missing.into()).inc_by(2);
         metrics.plugin_token_requests.get_or_create(&Refused.into()).inc();
         metrics.conflicts.inc();
         let AgentNotes { limits, counts } = of_metrics(&scraped(&registry));
@@ -161,8 +170,9 @@ mod tests {
         assert_eq!(
             counts,
             [
-                "istio_cni_fights_total 1: Times the agent backed off from another program that writes the network configuration",
                 "istio_cni_conflist_obstacles_total{kind=\"edited\"} 3: Times the network configuration was found out of sync",
+                "istio_cni_conflist_obstacles_total{kind=\"missing\"} 2: Times the network configuration was found out of sync",
+                "istio_cni_fights_total 1: Times the agent backed off from another program that writes the network configuration",
                 "istio_cni_plugin_token_requests_total{result=\"refused\"} 1: Requests for a plugin token",
             ]
         );
