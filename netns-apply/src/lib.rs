@@ -12,6 +12,7 @@ mod apply;
 mod backend;
 #[cfg(feature = "write")]
 pub mod branch_interfaces;
+#[cfg(feature = "write")]
 mod capabilities;
 #[cfg(feature = "write")]
 pub mod connections;

@@ -28,7 +28,9 @@ const GET_ADDRESS: u16 = 22;
 const ADDRESS_HEADER: usize = 8;
 
 /// No process may use an address yet, or the kernel uses it all the same (`IFA_F_TENTATIVE`, `IFA_F_OPTIMISTIC`).
+#[cfg(feature = "write")]
 const TENTATIVE: u8 = 0x40;
+#[cfg(feature = "write")]
 const OPTIMISTIC: u8 = 0x04;
 
 /// Attributes of interfaces (`linux/if_link.h`), and of their addresses (`linux/if_addr.h`).
@@ -58,6 +60,7 @@ pub(super) struct Link {
 }
 
 /// The addresses of a namespace, and how it reaches others.
+#[cfg(feature = "write")]
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Addresses {
     /// All of them.
@@ -72,6 +75,7 @@ pub(crate) struct Addresses {
 pub(crate) struct Assigned {
     index: u32,
     address: IpAddr,
+    #[cfg(feature = "write")]
     is_tentative: bool,
     /// What it is to the mesh.
     pub(super) of_mesh: Option<FoundRouting>,
@@ -192,6 +196,7 @@ pub(super) fn address(payload: &[u8]) -> Option<Assigned> {
             .map(|one| ip(one.value()))?
     };
     let address = value(attribute::LOCAL_ADDRESS).or_else(|| value(attribute::ADDRESS))?;
+    #[cfg(feature = "write")]
     let is_tentative = payload.get(2).is_some_and(|flags| flags & TENTATIVE != 0 && flags & OPTIMISTIC == 0);
     let index = number(payload, 4)?;
     let is_passthrough = index == LOOPBACK && address == PASSTHROUGH_V6;
@@ -201,7 +206,13 @@ pub(super) fn address(payload: &[u8]) -> Option<Assigned> {
         marked_for_removal: false,
         message: payload.to_vec(),
     });
-    Some(Assigned { index, address, is_tentative, of_mesh })
+    Some(Assigned {
+        index,
+        address,
+        #[cfg(feature = "write")]
+        is_tentative,
+        of_mesh,
+    })
 }
 
 fn ip(bytes: &[u8]) -> Option<IpAddr> {
