@@ -58,10 +58,10 @@ circles() {
 }
 
 validator() {
-    local told
+    local output
     # What the feature alone uses is a warning here, and in no build of the whole workspace.
-    told=$(cargo check --locked -p istio-validation 2>&1) && ! grep -q '^warning' <<<"$told" || {
-        printf '%s\n' "$told" >&2
+    output=$(cargo check --locked -p istio-validation 2>&1) && ! grep -q '^warning' <<<"$output" || {
+        printf '%s\n' "$output" >&2
         return 1
     }
     if cargo tree --locked -p istio-validation -e normal,features | grep -q 'netns-apply feature "write"'; then
