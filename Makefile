@@ -12,7 +12,6 @@ demo:
 
 # What needs no Kubernetes and no Go: ten minutes from a fresh clone, four once everything is compiled.
 test:
-	scripts/setup-apt.sh
 	scripts/test.sh
 
 # What needs an API server, a kubelet, containerd or Helm: a quarter of an hour. The first run builds them from their Go modules (six minutes).
@@ -190,7 +189,7 @@ images: setup
 	PROGRAMS_ARM64=$$(TARGET=aarch64-unknown-linux-musl scripts/release.sh | tail -n 1) \
 	deploy/build-images.sh --for amd64,arm64 "$${CARGO_TARGET_DIR:-target}/images"
 	export IMAGES="$${CARGO_TARGET_DIR:-target}/images"; \
-	cargo test --locked -p tools --test it images:: -- --ignored && cargo test --locked -p e2e --test cluster node::images_node:: -- --ignored
+	cargo test --locked -p tools --features cyclonedx --test it images:: -- --ignored && cargo test --locked -p e2e --test cluster node::images_node:: -- --ignored
 
 # Builds all programs and images for both architectures in two clones in different folders, and compares every byte; prints their sums. Four release
 # builds, so `make release-check` compares the plugin only.

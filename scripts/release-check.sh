@@ -49,6 +49,11 @@ packages() {
     find "${CARGO_HOME:-$HOME/.cargo}/registry/src" -maxdepth 1 -name '-*' -type d -empty -delete
 }
 
+# The tests of every change read lists of parts as JSON only.
+lists_of_parts() {
+    cargo test --locked --quiet -p tools --features cyclonedx --test it images::the_list_of_parts
+}
+
 beside shipped
 step "installing cargo-deny and cargo-fuzz" tools
 step "advisories about dependencies" advisories
@@ -56,6 +61,7 @@ step "the recipes of CONTRIBUTING.md" scripts/recipe.sh
 step "the pure libraries in browsers" in_browsers
 step "the oldest compiler and libraries" scripts/minimal-versions.sh
 step "what would be published" packages
+step "lists of parts, as a library of CycloneDX reads them" lists_of_parts
 step "fuzzing, a few seconds a target" scripts/fuzz.sh --smoke
 together
 summary "all checks of a release passed"

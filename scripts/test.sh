@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs tests, prints what each of them took, and their number. Needs root: most of them make network namespaces.
+# Installs from Debian what the tests run, runs them, prints what each of them took, and their number. Needs root: most of them make network namespaces.
 #
 #   test.sh [WORD...]            all that needs no Kubernetes and no Go
 #   test.sh cluster [WORD...]    what needs an API server, a kubelet, containerd or Helm
@@ -13,9 +13,11 @@ if [ "$(id -u)" != 0 ]; then
     exit 1
 fi
 suite=
+packages=all
 part=(--skip cluster)
 if [ "${1:-}" = cluster ]; then
     suite=cluster
+    packages=cluster
     # As many nodes as e2e/src/node.rs lets run at once.
     part=(--only cluster --at-most 2 cluster::node::)
     shift
@@ -35,12 +37,21 @@ if ! [ -d "$target/debug/deps" ]; then
     fi
 fi
 
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+# Rust links with a compiler for C. All else is installed while the tests are compiled.
+command -v cc >/dev/null || scripts/setup-apt.sh release
+scripts/setup-apt.sh "$packages" >"$work/installed" 2>&1 &
+installing=$!
 # What is compiled once is compiled fastest so.
 export CARGO_INCREMENTAL=${CARGO_INCREMENTAL:-0}
 # Programs and tests at once: by themselves, programs would be built with fewer features of libraries, which would all be compiled twice.
 cargo build --locked --workspace --bins --tests --examples
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
+wait "$installing" || {
+    cat "$work/installed" >&2
+    exit 1
+}
+cat "$work/installed"
 # Where tests note each time they try again, with the cause (e2e/src/retries.rs).
 retries=$target/retries.txt
 rm -f "$retries"
