@@ -7,8 +7,8 @@
 
 use benches::{plan, redirect, settings};
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use netfilter_state::{change::IptablesChange, parse, ruleset::HookedRules, state::IptablesTables};
-use packet_trace::{difference, interference::Pod};
+use netfilter_state::{change::IptablesChange, ruleset::HookedRules, state::IptablesTables};
+use packet_trace::{Difference, interference::Pod};
 use redirect_core::{Family, RulePlan, options::NativeForm};
 use std::hint::black_box;
 
@@ -72,7 +72,7 @@ fn comparing(c: &mut Criterion) {
         "read saved text",
         |size| plan(size).rules(Family::V4).restore_text(),
         |text| {
-            black_box(parse::mesh_tables(black_box(text)).ok());
+            black_box(IptablesTables::saved(black_box(text)).ok());
         },
     );
     let same = |size| {
@@ -121,7 +121,7 @@ fn walking(c: &mut Criterion) {
         "traffic that two plans treat differently",
         |size| (plan(0), plan(size)),
         |(before, after)| {
-            black_box(difference(black_box(before), black_box(after)));
+            black_box(Difference::of_plans(black_box(before), black_box(after)));
         },
     );
 }

@@ -2,10 +2,10 @@
 
 use crate::selection::Programming;
 use netns_apply::{
-    ApplyOptions, Capability, MOST_READ, Mismatch, Programs, RollbackOutcome, RunError, Snapshot,
+    ApplyOptions, Capability, Mismatch, Programs, RollbackOutcome, RunError, Snapshot,
     netns::{Netns, NetnsError},
-    pod::{FOREIGN, Outside, hosts, suitable},
 };
+use pod_netns::{FOREIGN, Outside, hosts, suitable};
 use redirect_core::{RulePlan, accepted::AcceptedRules};
 use std::{error::Error, net::IpAddr, path::Path, time::Duration};
 
@@ -165,7 +165,7 @@ impl Namespace for Pod {
     }
 
     fn has_ipv6(&self) -> bool {
-        netns_apply::facts::has_ipv6()
+        netns_apply::facts::Ipv6::here().is_everywhere()
     }
 
     fn apply(
@@ -192,7 +192,7 @@ impl Namespace for Pod {
         programming: Programming,
         accepted: &AcceptedRules,
     ) -> Result<Compared, KernelError> {
-        let (most_read, accepted) = (Some(MOST_READ), accepted.clone());
+        let (most_read, accepted) = (Some(ApplyOptions::MOST_READ), accepted.clone());
         let options = options(programming, self.is_foreign).most_read(most_read).accepted(accepted);
         let snapshot = Snapshot::take(plan, &options);
         let verified = snapshot.and_then(|snapshot| snapshot.verify_in_words(plan, &options));

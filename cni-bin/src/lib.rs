@@ -15,9 +15,9 @@ pub use cni_core::{conf, fields, pod_source, sandboxed, selection, wire};
 use commands::Attachment;
 use conf::{Conf, Envelope, MOST_INPUT};
 use kernel::{Kernel, Linux};
-use netns_apply::pod::remember_hosts;
+use pod_netns::remember_hosts;
 use privileges::{CapabilitySet, NotGivenUp, keep_only};
-use redirect_core::settings::misspelt_variables;
+use redirect_core::settings::Misspelt;
 use std::{
     ffi::OsString,
     io::{self, IsTerminal, Read, Write},
@@ -79,7 +79,7 @@ fn give_up_privileges() -> Result<(), NotGivenUp> {
 fn warn_of_misspelt_variables() {
     let names: Vec<String> = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok()).collect();
     let wanted = |key| selection::PROCESS_WIDE.contains(&key);
-    for misspelt in misspelt_variables(names.iter().map(String::as_str), wanted) {
+    for misspelt in Misspelt::variables(names.iter().map(String::as_str), wanted) {
         log::warn!(target: logs::SCOPE, "{misspelt}");
     }
 }

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use netns_apply::ApplyOptions;
 use netns_apply::facts::addresses;
-use netns_apply::pod::{Outside, suitable};
+use pod_netns::{Outside, suitable};
 use redirect_core::RulePlan;
 use redirect_core::options::BackendChoice;
 use redirect_core::options::NativeForm;

@@ -6,7 +6,6 @@ use libfuzzer_sys::fuzz_target;
 use netfilter_state::{
     change::IptablesChange,
     netlink::{Batch, Messages, Observed},
-    parse::mesh_tables,
     state::IptablesTables,
 };
 use redirect_core::{Family, rule::Table};
@@ -17,7 +16,7 @@ fuzz_target!(|text: &str| {
     if text.contains('\0') {
         return;
     }
-    let Ok(state) = mesh_tables(text) else { return };
+    let Ok(state) = IptablesTables::saved(text) else { return };
     let wanted = state.of_mesh();
     let change = IptablesChange::back(&IptablesTables::new(), &wanted, &IptablesChange::default());
     for family in Family::BOTH {

@@ -1,6 +1,6 @@
 //! An input cut into parts. Lines and zero bytes, because a fuzzer keeps those where they are when it changes the rest.
 
-use redirect_core::settings::{NamespaceFacts, RawSettings, SETTINGS, Source};
+use redirect_core::settings::{NamespaceFacts, RawSettings, Setting, Source};
 use std::net::IpAddr;
 
 /// The part before the first zero byte, and the rest.
@@ -19,7 +19,7 @@ pub fn settings(text: &str) -> RawSettings {
     for line in lines {
         let mut letters = line.chars();
         let Some(choice) = letters.next() else { continue };
-        let Some(setting) = SETTINGS.get(choice as usize % SETTINGS.len()) else { continue };
+        let Some(setting) = Setting::ALL.get(choice as usize % Setting::ALL.len()) else { continue };
         let annotation = setting.annotations.first().copied().map(Source::Annotation);
         let flag = setting.flag.map(Source::Flag).or(setting.env.first().copied().map(Source::Environment));
         let source = if is_pod { annotation.or(flag) } else { flag.or(annotation) };

@@ -3,7 +3,6 @@
 use crate::{kernel, text};
 use netfilter_state::{
     change::{IptablesChange, RuleDifference},
-    parse::{entry, mesh_tables},
     state::{Entry, IptablesTables},
 };
 use redirect_core::{
@@ -39,7 +38,7 @@ pub fn check(redirect: &Redirect) {
 fn restore_text(rules: &FamilyRules) {
     let text = rules.restore_text();
     text::is_safe(&text);
-    let read = mesh_tables(&text).expect("a rendered plan can be read");
+    let read = IptablesTables::saved(&text).expect("a rendered plan can be read");
     assert_eq!(read, IptablesTables::from(rules));
     assert_eq!(RuleDifference::all(&read, rules), []);
     assert!(IptablesChange::between(&read, rules).is_empty());
@@ -119,7 +118,7 @@ fn json(plan: &RulePlan, redirect: &Redirect) {
                 let name = text(&chain, "chain");
                 let planned = rules.chains(named).find(|(one, _)| one.name() == name).map(|(_, all)| all);
                 let told: Vec<Entry> =
-                    list(&chain, "rules").iter().map(|rule| entry(&text(rule, "text"))).collect();
+                    list(&chain, "rules").iter().map(|rule| Entry::saved(&text(rule, "text"))).collect();
                 let planned: Vec<Entry> = planned.unwrap_or_default().iter().map(Entry::from).collect();
                 assert_eq!(told, planned);
             }

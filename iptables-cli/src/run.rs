@@ -82,7 +82,7 @@ fn program(settings: &RawSettings) -> anyhow::Result<Option<RunOptions>> {
 
 /// The servers of resolv.conf, which is read only if requested.
 fn nameservers(settings: &RawSettings) -> anyhow::Result<Vec<IpAddr>> {
-    let servers = settings.needs_nameservers().then(facts::dns_servers).transpose();
+    let servers = settings.needs_nameservers().then(facts::NameFiles::dns_servers).transpose();
     Ok(servers.context("cannot read /etc/resolv.conf")?.unwrap_or_default())
 }
 

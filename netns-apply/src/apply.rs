@@ -12,7 +12,6 @@ use crate::{
     connections::{self, CloseError},
     error::{ApplyError, RollbackOutcome, RunError},
     handles::Handles,
-    kept,
     live::{self, Live},
     lock::{LockError, NetnsLock},
     netlink::NetlinkError,
@@ -25,7 +24,7 @@ use crate::{
 use netfilter_state::{
     netlink::{self, BatchError},
     routing::{FoundRouting, RoutingItem},
-    steps::{self, Goal, Inverse, Observation, Step, Transaction},
+    steps::{Goal, Inverse, Observation, Step, Transaction},
 };
 use redirect_core::{RulePlan, options::Variant, plan::PolicyRoutes};
 use std::time::Instant;
@@ -171,7 +170,7 @@ impl<'a> Run<'a> {
         if let Some(connection) =
             self.handles.netlink.as_mut().filter(|_| keeps && self.plan.planned_rules().is_empty())
         {
-            kept::remove_with(connection)?;
+            connection.remove_kept()?;
             done.outcome.changed = true;
         }
         Ok(done)
@@ -267,7 +266,7 @@ impl<'a> Run<'a> {
             tproxy: self.options.tproxy,
             nft_in_transaction: self.handles.nft_in_transaction,
         };
-        steps::between(&seen.state, &goal)
+        goal.steps_from(&seen.state)
     }
 
     /// An error if something would keep the plan's rules from taking effect, or hide rules of the mesh from us.

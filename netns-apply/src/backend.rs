@@ -5,7 +5,7 @@ use netfilter_state::steps::RulesIn;
 use redirect_core::{
     Family, RulePlan,
     options::{BackendChoice, NativeForm, Variant},
-    render::NFT_TABLES,
+    plan::DataPlane,
     rule::Table,
 };
 use std::fmt;
@@ -37,7 +37,7 @@ impl Backend {
 pub(crate) fn tables(plan: &RulePlan, backend: Backend) -> Vec<String> {
     match backend {
         Backend::Restore(Variant::Legacy) => Vec::new(),
-        Backend::NativeNft => NFT_TABLES.map(|name| format!("inet {name}")).into(),
+        Backend::NativeNft => DataPlane::NFT_TABLES.map(|name| format!("inet {name}")).into(),
         Backend::Netlink | Backend::Restore(Variant::Nft) => {
             let of = |family: &Family| {
                 let rules = plan.rules(*family);

@@ -1,56 +1,59 @@
 //! Policy rules for probes of pods with branch interfaces, in the calling thread's network namespace, which must be the node's.
-//! [`netfilter_state::branch_interfaces`] has their form.
+//! [`BranchRule`] has their form.
 
+use crate::branch_rule::BranchRule;
 use crate::routes::{RouteError, RouteSocket};
-use netfilter_state::branch_interfaces::BranchRule;
 use std::{collections::BTreeSet, fs, net::IpAddr};
 
 /// Security groups for pods need this to be 0, and nothing else does (Amazon's guide to them).
 const EARLY_DEMUX: &str = "/proc/sys/net/ipv4/tcp_early_demux";
-/// Far more than the addresses of lo come to, which nothing here reads.
-const MOST_READ: usize = 1 << 20;
 
 /// Whether the node may have pods with branch interfaces.
 fn may_have_any() -> bool {
     fs::read_to_string(EARLY_DEMUX).is_ok_and(|text| text.trim() == "0")
 }
 
-/// Those of these addresses that lack a policy rule.
-///
-/// # Errors
-/// The kernel does not report them.
-pub fn missing(addresses: &BTreeSet<IpAddr>) -> Result<BTreeSet<IpAddr>, RouteError> {
-    if !may_have_any() {
-        return Ok(BTreeSet::new());
+impl RouteSocket {
+    /// Those of these addresses that lack a policy rule.
+    ///
+    /// # Errors
+    /// The kernel does not report them.
+    pub fn missing_branch_rules(
+        &mut self,
+        addresses: &BTreeSet<IpAddr>,
+    ) -> Result<BTreeSet<IpAddr>, RouteError> {
+        if !may_have_any() {
+            return Ok(BTreeSet::new());
+        }
+        let tables = self.tables()?;
+        let found = BranchRule::found(&tables);
+        let lacks = |address: &&IpAddr| {
+            BranchRule::wanted(&tables, **address).iter().any(|rule| !found.contains(rule))
+        };
+        Ok(addresses.iter().filter(lacks).copied().collect())
     }
-    let tables = RouteSocket::open(MOST_READ)?.tables()?;
-    let found = BranchRule::found(&tables);
-    let lacks =
-        |address: &&IpAddr| BranchRule::wanted(&tables, **address).iter().any(|rule| !found.contains(rule));
-    Ok(addresses.iter().filter(lacks).copied().collect())
-}
 
-/// Makes the policy rules of these addresses, and no others, exist. Returns whether that changed anything.
-///
-/// # Errors
-/// The kernel refuses; some may have been changed.
-pub fn set(addresses: &BTreeSet<IpAddr>) -> Result<bool, RouteError> {
-    if !may_have_any() {
-        return Ok(false);
+    /// Makes the policy rules of these addresses, and no others, exist. Returns whether that changed anything.
+    ///
+    /// # Errors
+    /// The kernel refuses; some may have been changed.
+    pub fn set_branch_rules(&mut self, addresses: &BTreeSet<IpAddr>) -> Result<bool, RouteError> {
+        if !may_have_any() {
+            return Ok(false);
+        }
+        let tables = self.tables()?;
+        let wanted: BTreeSet<BranchRule> =
+            addresses.iter().flat_map(|address| BranchRule::wanted(&tables, *address)).collect();
+        let found = BranchRule::found(&tables);
+        // What was not read may be the route of a rule.
+        let stale: Vec<_> = found.difference(&wanted).filter(|_| tables.complete).collect();
+        let missing: Vec<_> = wanted.difference(&found).collect();
+        for rule in &missing {
+            self.add_branch_rule(rule)?;
+        }
+        for rule in &stale {
+            self.remove_branch_rule(rule)?;
+        }
+        Ok(!missing.is_empty() || !stale.is_empty())
     }
-    let mut socket = RouteSocket::open(MOST_READ)?;
-    let tables = socket.tables()?;
-    let wanted: BTreeSet<BranchRule> =
-        addresses.iter().flat_map(|address| BranchRule::wanted(&tables, *address)).collect();
-    let found = BranchRule::found(&tables);
-    // What was not read may be the route of a rule.
-    let stale: Vec<_> = found.difference(&wanted).filter(|_| tables.complete).collect();
-    let missing: Vec<_> = wanted.difference(&found).collect();
-    for rule in &missing {
-        socket.add_branch_rule(rule)?;
-    }
-    for rule in &stale {
-        socket.remove_branch_rule(rule)?;
-    }
-    Ok(!missing.is_empty() || !stale.is_empty())
 }

@@ -14,14 +14,15 @@ mod wire;
 
 use crate::{
     facts,
-    pod::owner,
+    netlink::NetlinkError,
+    netns::Netns,
     routes::Addresses,
     socket::{Ended, NetlinkSocket, code},
     system_error::SystemError,
 };
 use netlink_sys::protocols::{NETLINK_NETFILTER, NETLINK_SOCK_DIAG};
 use nix::errno::Errno;
-use packet_trace::interference::{Captures, Opener, Opening, Pod, proxy_groups, proxy_users};
+use packet_trace::interference::{Captures, Opener, Opening, Pod};
 use redirect_core::{Family, RulePlan, ambient::ProbeSources, rule::Protocol};
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -52,7 +53,7 @@ pub struct ClosedConnections {
     pub tracked: usize,
 }
 
-/// Why connections may go on bypassing the proxy.
+/// Why connections may go on bypassing the proxy, or cannot be kept.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CloseError {
     /// The kernel does not do what it was asked to.
@@ -66,6 +67,9 @@ pub enum CloseError {
     /// The namespace's addresses cannot be read.
     #[error("cannot read the network namespace's addresses: {0}")]
     Addresses(String),
+    /// The kernel refuses the table of connections that are kept.
+    #[error(transparent)]
+    Kept(#[from] NetlinkError),
     /// New connections are opened as fast as they are closed.
     #[error("{0} connections that bypass the proxy are open still")]
     Still(usize),
@@ -229,9 +233,9 @@ impl CloseScope {
         Ok(Self {
             captures: Captures::of(plan),
             addresses,
-            proxies: proxy_users(plan).collect(),
-            proxy_groups: proxy_groups(plan).collect(),
-            root: owner().unwrap_or_default(),
+            proxies: plan.proxy_users().collect(),
+            proxy_groups: plan.proxy_groups().collect(),
+            root: Netns::owner_here().unwrap_or_default(),
         })
     }
 
@@ -248,9 +252,9 @@ impl CloseScope {
         tracking: &mut QuerySocket,
         groups_of: &dyn Fn(&BTreeSet<u32>) -> BTreeMap<u32, u32>,
     ) -> Result<Vec<Inet>, CloseError> {
-        let mut look = || {
+        let mut look = || -> Result<Vec<Inet>, CloseError> {
             let sockets = diag.sockets()?;
-            Ok(self.beside(&sockets, &tracking.flows()?).into_iter().cloned().collect::<Vec<_>>())
+            Ok(self.beside(&sockets, &tracking.flows()?).into_iter().cloned().collect())
         };
         let first = look()?;
         if first.is_empty() {

@@ -112,7 +112,7 @@ pub enum ApplyError {
         /// The program.
         program: String,
         /// What was wrong.
-        cause: netfilter_state::parse::SaveError,
+        cause: netfilter_state::saved::SaveError,
     },
     /// All rules of the plan are in force, but the rules of other programs could not be read.
     #[error("the rules are in force, but cannot determine whether other programs' rules interfere: {cause}")]

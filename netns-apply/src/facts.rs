@@ -44,50 +44,54 @@ const LOOPBACK_WITHOUT_V6: &str = "/proc/sys/net/ipv6/conf/lo/disable_ipv6";
 /// The facts of the calling thread's network namespace with these addresses, and of the program's `/etc/passwd` and `/etc/group`.
 #[must_use]
 pub fn of_namespace(addresses: &[IpAddr]) -> NamespaceFacts<'_> {
-    NamespaceFacts::new(addresses).with_names(&NameFiles).with_ipv6(has_ipv6())
+    NamespaceFacts::new(addresses).with_names(&NameFiles).with_ipv6(Ipv6::here().is_everywhere())
 }
 
-/// Whether the calling thread's network namespace has IPv6, also on the loopback interface, to which a plan of both families adds
-/// an address.
-#[must_use]
-pub fn has_ipv6() -> bool {
-    fs::read_to_string(LOOPBACK_WITHOUT_V6).is_ok_and(|text| text.trim() == "0")
+/// How far the calling thread's network namespace has IPv6.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ipv6 {
+    /// Also on the loopback interface, to which a plan of both families adds an address.
+    Everywhere,
+    /// Not on the loopback interface.
+    NotOnLoopback,
+    /// Its kernel has none.
+    Nowhere,
 }
 
-/// A redirection of ambient mode as far as the calling thread's network namespace has IPv6.
-#[must_use]
-pub fn ambient_here(redirect: AmbientRedirect) -> AmbientRedirect {
-    match fs::read_to_string(LOOPBACK_WITHOUT_V6) {
-        Ok(text) if text.trim() == "0" => redirect,
-        Ok(_) => redirect.with_local_routes(Families::V4),
-        Err(_) => redirect.with_families(Families::V4),
+impl Ipv6 {
+    /// As the kernel says.
+    #[must_use]
+    pub fn here() -> Self {
+        match fs::read_to_string(LOOPBACK_WITHOUT_V6) {
+            Ok(text) if text.trim() == "0" => Self::Everywhere,
+            Ok(_) => Self::NotOnLoopback,
+            Err(_) => Self::Nowhere,
+        }
+    }
+
+    /// Whether it is there, also on the loopback interface.
+    #[must_use]
+    pub fn is_everywhere(self) -> bool {
+        self == Self::Everywhere
+    }
+
+    /// A redirection of ambient mode, as far as IPv6 is there.
+    #[must_use]
+    pub fn limit(self, redirect: AmbientRedirect) -> AmbientRedirect {
+        match self {
+            Self::Everywhere => redirect,
+            Self::NotOnLoopback => redirect.with_local_routes(Families::V4),
+            Self::Nowhere => redirect.with_families(Families::V4),
+        }
     }
 }
 
-/// The interfaces through which the calling thread's network namespace may talk to others: all that are up but loopback, those first that
-/// have an address and are not point to point, as tunnels are.
-///
-/// # Errors
-/// The kernel does not report it.
-#[cfg(feature = "write")]
-pub fn interfaces() -> Result<Vec<String>, RouteError> {
-    Ok(addresses_and_interfaces()?.interfaces)
-}
-
-/// [`interfaces`], and all addresses in no order that means anything.
+/// The interfaces of [`RouteSocket::interfaces`], and all addresses in no order that means anything.
 #[cfg(feature = "write")]
 pub(crate) fn addresses_and_interfaces() -> Result<Addresses, RouteError> {
     let mut routes = RouteSocket::open(usize::MAX)?;
     let links = routes.links()?;
     routes.addresses_and_interfaces(&links)
-}
-
-/// The DNS servers of `/etc/resolv.conf`; none where no such file.
-///
-/// # Errors
-/// The file cannot be read, or is not a regular file.
-pub fn dns_servers() -> io::Result<Vec<IpAddr>> {
-    servers_in(Path::new("/etc/resolv.conf"))
 }
 
 fn servers_in(path: &Path) -> io::Result<Vec<IpAddr>> {
@@ -121,9 +125,19 @@ fn read_small(path: &Path) -> io::Result<String> {
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// Looks names up in `/etc/passwd` and `/etc/group` and nowhere else: no name service, no network.
+/// Looks names up in `/etc/passwd` and `/etc/group`, and servers in `/etc/resolv.conf`, and nowhere else: no name service, no network.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct NameFiles;
+
+impl NameFiles {
+    /// The DNS servers of `/etc/resolv.conf`; none where no such file.
+    ///
+    /// # Errors
+    /// The file cannot be read, or is not a regular file.
+    pub fn dns_servers() -> io::Result<Vec<IpAddr>> {
+        servers_in(Path::new("/etc/resolv.conf"))
+    }
+}
 
 impl NameLookup for NameFiles {
     fn user(&self, name: &str) -> Option<u32> {

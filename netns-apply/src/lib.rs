@@ -11,7 +11,9 @@ mod apply;
 #[cfg(feature = "write")]
 mod backend;
 #[cfg(feature = "write")]
-pub mod branch_interfaces;
+mod branch_interfaces;
+#[cfg(feature = "write")]
+mod branch_rule;
 #[cfg(feature = "write")]
 mod capabilities;
 #[cfg(feature = "write")]
@@ -28,7 +30,7 @@ mod handles;
 #[cfg(feature = "write")]
 mod impact;
 #[cfg(feature = "write")]
-pub mod kept;
+mod kept;
 #[cfg(feature = "write")]
 mod legacy;
 #[cfg(feature = "write")]
@@ -48,18 +50,15 @@ mod observe;
 mod options;
 #[cfg(feature = "write")]
 mod pause;
-pub mod pod;
 #[cfg(feature = "write")]
 mod preview;
 #[cfg(feature = "write")]
-pub mod probe_routes;
+mod probe_routes;
 #[cfg(feature = "write")]
-pub mod probes;
+mod probes;
 #[cfg(feature = "write")]
 mod restore;
 pub mod routes;
-#[cfg(feature = "write")]
-pub mod service_translation;
 #[cfg(feature = "write")]
 mod session;
 mod socket;
@@ -84,13 +83,13 @@ pub use fingerprint::Fingerprint;
 #[cfg(feature = "write")]
 pub use impact::Impact;
 #[cfg(feature = "write")]
-pub use live::{Live, in_the_way, interference, unexamined};
+pub use live::Live;
 #[cfg(feature = "write")]
 pub use lock::LockError;
 #[cfg(feature = "write")]
 pub use mismatch::Mismatch;
 #[cfg(feature = "write")]
-pub use options::{ApplyOptions, MOST_READ};
+pub use options::ApplyOptions;
 #[cfg(feature = "write")]
 pub use preview::cleanup_preview;
 #[cfg(feature = "write")]

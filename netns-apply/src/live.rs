@@ -7,7 +7,6 @@ use crate::{
     legacy,
     netlink::{Connection, NetlinkError},
     observe::NamespaceState,
-    options::MOST_READ,
     pause::{deadline, pause},
     routes::{Addresses, Links, RouteSocket, Survey},
     surroundings::Surroundings,
@@ -23,16 +22,7 @@ use packet_trace::{
 use redirect_core::{Family, RulePlan};
 use std::{net::IpAddr, time::Duration};
 
-/// What interferes with a plan's rules in the calling thread's network namespace, the most certain first. This presumes that
-/// the rules are in force; [`verify`](crate::verify()) checks that first.
-///
-/// # Errors
-/// The namespace cannot be inspected.
-pub fn interference(plan: &RulePlan, options: &ApplyOptions) -> Result<Vec<Finding>, ApplyError> {
-    Ok(judged(None, plan, options)?.findings)
-}
-
-/// The same, and what interferes because it is meant to (`options.accepted`). Where what was read already shows nothing, nothing else is read.
+/// What interferes with a plan's rules, and what interferes because it is meant to (`options.accepted`). Where what was read already shows nothing, nothing else is read.
 pub(crate) fn judged(
     read: Option<Live>,
     plan: &RulePlan,
@@ -60,7 +50,7 @@ pub(crate) fn warnings(read: Option<Live>, plan: &RulePlan, options: &ApplyOptio
     }
     let options = ApplyOptions {
         patience: options.patience.min(PATIENCE_OF_WARNINGS),
-        most_read: options.most_read.or(Some(MOST_READ)),
+        most_read: options.most_read.or(Some(ApplyOptions::MOST_READ)),
         ..options.clone()
     };
     let findings = Live::examined(plan, &options).and_then(|live| {
@@ -70,30 +60,19 @@ pub(crate) fn warnings(read: Option<Live>, plan: &RulePlan, options: &ApplyOptio
         }
         // Routing comes with the interfaces, and no run waits for them.
         if live.has_interfaces_up() {
-            return interference(plan, &options);
+            return Live::interference(plan, &options);
         }
         findings.retain(|finding| !is_about_routes(finding));
         Ok(findings)
     });
     match findings {
-        Ok(findings) => in_the_way(&findings),
+        Ok(findings) => findings.iter().map(Finding::log_line).collect(),
         Err(error) => vec![format!("cannot determine whether rules of other programs interfere: {error}")],
     }
 }
 
 fn is_about_routes(finding: &Finding) -> bool {
     finding.effect == Effect::Routes
-}
-
-/// What interferes with a plan, each in a line for a log.
-#[must_use]
-pub fn in_the_way(findings: &[Finding]) -> Vec<String> {
-    let line = |finding: &Finding| {
-        // What routing does may be for the lack of a route, or of an interface.
-        let by_a_rule = if is_about_routes(finding) { "" } else { "a rule of another program: " };
-        format!("{by_a_rule}{finding}")
-    };
-    findings.iter().map(line).collect()
 }
 
 /// How long a run that is done waits for another program that keeps changing rules, before it reports that it could not look.
@@ -119,11 +98,31 @@ pub struct Live {
     pub addresses: Vec<IpAddr>,
     /// Those in use, each with its interface, in the kernel's order.
     pub by_interface: Vec<(String, IpAddr)>,
-    /// The interfaces through which it reaches other hosts ([`facts::interfaces`](crate::facts::interfaces)).
+    /// The interfaces through which it reaches other hosts ([`RouteSocket::interfaces`]).
     pub interfaces: Vec<String>,
 }
 
 impl Live {
+    /// What interferes with a plan's rules in the calling thread's network namespace, the most certain first. This presumes that
+    /// the rules are in force; [`verify`](crate::verify()) checks that first.
+    ///
+    /// # Errors
+    /// The namespace cannot be inspected.
+    pub fn interference(plan: &RulePlan, options: &ApplyOptions) -> Result<Vec<Finding>, ApplyError> {
+        Ok(judged(None, plan, options)?.findings)
+    }
+
+    /// What sees the packets of the calling thread's network namespace and is not examined (XDP programs, filters of traffic
+    /// control), each in words.
+    ///
+    /// # Errors
+    /// The kernel does not report it.
+    pub fn unexamined_here() -> Result<Vec<String>, ApplyError> {
+        let mut routes = RouteSocket::open(usize::MAX)?;
+        let links = routes.links()?;
+        Ok(routes.unexamined(&links)?)
+    }
+
     /// Checks the calling thread's network namespace. If it may hold a plan, that plan's own rules are always readable.
     ///
     /// # Errors
@@ -230,17 +229,6 @@ impl Live {
         let Addresses { all: addresses, by_interface, interfaces } = addresses;
         Self { ruleset, routing, route_tables, unexamined: Vec::new(), addresses, by_interface, interfaces }
     }
-}
-
-/// What sees the packets of the calling thread's network namespace and is not examined (XDP programs, filters of traffic
-/// control), each in words.
-///
-/// # Errors
-/// The kernel does not report it.
-pub fn unexamined() -> Result<Vec<String>, ApplyError> {
-    let mut routes = RouteSocket::open(usize::MAX)?;
-    let links = routes.links()?;
-    Ok(routes.unexamined(&links)?)
 }
 
 /// What hangs on the hooks of nf_tables; nothing where the kernel has none.

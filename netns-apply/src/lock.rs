@@ -13,7 +13,7 @@ use crate::{
     pause::{deadline, pause},
     socket::{NetlinkSocket, code},
 };
-use netfilter_state::netlink;
+use netfilter_state::netlink::Batch;
 use netlink_sys::protocols::NETLINK_NETFILTER;
 use nix::{
     errno::Errno,
@@ -123,7 +123,7 @@ impl Drop for NetnsLock {
     /// The table would disappear with the socket anyway, but then the kernel waits for packets as it cleans up.
     fn drop(&mut self) {
         if let Self::Table(socket) = self
-            && let Some(release) = netlink::release_lock(socket.next_sequence())
+            && let Some(release) = Batch::release_lock(socket.next_sequence())
         {
             // When it cannot be sent, closing the socket does the same.
             let _ = socket.send(&release);
@@ -136,7 +136,7 @@ fn attempt(socket: &mut NetlinkSocket) -> Result<Attempt, LockError> {
     let failed = |errno: Errno| LockError::Failed(errno.into());
     let sequence = socket.next_sequence();
     let table = socket.next_sequence();
-    let Some(request) = netlink::take_lock(sequence, table) else { return Ok(Attempt::Unsupported) };
+    let Some(request) = Batch::take_lock(sequence, table) else { return Ok(Attempt::Unsupported) };
     socket.send(&request).map_err(failed)?;
     let deadline = NetlinkSocket::deadline();
     loop {

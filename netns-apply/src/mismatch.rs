@@ -41,3 +41,12 @@ pub(crate) fn few<T: fmt::Display>(all: &[T]) -> String {
     }
     named.join("; ")
 }
+
+impl Mismatch {
+    /// What interferes with a plan in force, each in a line for a log; nothing where the plan itself is not in force.
+    #[must_use]
+    pub fn log_lines(&self) -> Vec<String> {
+        let Self::Interference(findings, _) = self else { return Vec::new() };
+        findings.iter().map(Finding::log_line).collect()
+    }
+}

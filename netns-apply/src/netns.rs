@@ -97,6 +97,13 @@ pub enum NetnsError {
 }
 
 impl Netns {
+    /// The owner of the calling thread's network namespace: the root of the user namespace it belongs to, as an id out
+    /// here; the kernel gives the namespace's settings to that user. `None` where /proc does not say.
+    #[must_use]
+    pub fn owner_here() -> Option<u32> {
+        fs::metadata("/proc/sys/net/core/somaxconn").map(|metadata| metadata.uid()).ok()
+    }
+
     /// Opens the namespace behind a path. Whether it is a network namespace turns out only on entering it.
     ///
     /// # Errors

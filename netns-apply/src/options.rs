@@ -8,10 +8,6 @@ use redirect_core::{
 };
 use std::time::Duration;
 
-/// How many bytes of rules the programs of this project read that no plan asks for: all the same, so that none can judge a namespace that is
-/// too much for another. A container with CAP_NET_ADMIN may make as many as it likes; a byte takes up to seven of memory.
-pub const MOST_READ: usize = 4 << 20;
-
 /// How many bytes the kernel says of a rule at most, in any backend, and of each of its matches; measured, with a third to spare.
 const OF_RULE: usize = 256;
 const OF_MATCH: usize = 128;
@@ -110,6 +106,10 @@ impl ApplyOptions {
 }
 
 impl ApplyOptions {
+    /// How many bytes of rules the programs of this project read that no plan asks for: all the same, so that none can judge a namespace that is
+    /// too much for another. A container with CAP_NET_ADMIN may make as many as it likes; a byte takes up to seven of memory.
+    pub const MOST_READ: usize = 4 << 20;
+
     /// How many bytes of routing are read.
     pub(crate) fn most_routing(&self) -> usize {
         self.most_read.unwrap_or(usize::MAX)

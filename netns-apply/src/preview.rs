@@ -5,9 +5,9 @@ use netfilter_state::{
     change::IptablesChange,
     netlink::kept::KeptTable,
     routing::RoutingItem,
-    steps::{self, Goal, RulesIn, Step},
+    steps::{Goal, RulesIn, Step},
 };
-use redirect_core::{Family, RulePlan, options::Variant, render};
+use redirect_core::{Family, RulePlan, options::Variant, plan::DataPlane};
 use std::fmt::Write;
 
 /// What [`cleanup`](crate::cleanup) would remove from the calling thread's network namespace: input for the programs that
@@ -25,7 +25,7 @@ pub fn cleanup_preview(options: &ApplyOptions) -> Result<String, ApplyError> {
         nft_in_transaction: handles.nft_in_transaction,
         ..Goal::new(&plan, RulesIn::Iptables(Variant::Nft))
     };
-    let mut text: String = steps::between(&seen.state, &goal).iter().map(text).collect();
+    let mut text: String = goal.steps_from(&seen.state).iter().map(text).collect();
     if seen.keeps_connections() {
         text += &format!("# connections that are kept\ndelete table inet {}\n", KeptTable::NAME);
     }
@@ -41,7 +41,7 @@ fn text(step: &Step) -> String {
                 rules.map(|(family, change)| changes(Variant::Nft, *family, change)).collect();
             if transaction.native.is_some() {
                 text += "# native nftables\n";
-                text += &render::nft_remove();
+                text += &DataPlane::nft_removal();
             }
             text
         }
@@ -61,8 +61,8 @@ fn changes(variant: Variant, family: Family, change: &IptablesChange) -> String 
 /// The command that removes an item.
 fn command(item: RoutingItem) -> String {
     match item {
-        RoutingItem::Rule(family, mark, table) => render::ip_rule("del", family, mark, table),
-        RoutingItem::Route(family, table) => render::ip_route("del", family, table),
-        RoutingItem::LoopbackAddress => render::ip_address("del"),
+        RoutingItem::Rule(family, mark, table) => table.rule_command("del", family, mark),
+        RoutingItem::Route(family, table) => table.route_command("del", family),
+        RoutingItem::LoopbackAddress => RulePlan::address_command("del"),
     }
 }

@@ -15,74 +15,78 @@ const ISTIO_NODE_SETS: [&str; 2] = ["istio-inpod-probes-v4", "istio-inpod-probes
 /// How often the table is read again if it changes while it is read.
 const TRIES: usize = 20;
 
-/// Makes these addresses, and no others, those of probes, which get these sources. Returns whether that changed anything. A killed call leaves the table as it was, or as
-/// wanted.
-///
-/// # Errors
-/// The kernel refuses, or another program keeps changing the table. Nothing was changed then.
-///
-/// ```no_run
-/// use redirect_core::ambient::ProbeSources;
-/// use std::collections::BTreeSet;
-///
-/// let pod = "10.1.0.2".parse()?;
-/// netns_apply::probes::set(&BTreeSet::from([pod]), ProbeSources::USUAL)?;
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
-pub fn set(addresses: &BTreeSet<IpAddr>, sources: ProbeSources) -> Result<bool, NetlinkError> {
-    let mut connection = Connection::open()?;
-    if read(&mut connection, sources)?.is_for(addresses) {
-        return Ok(false);
+impl Connection {
+    /// Makes these addresses, and no others, those of probes, which get these sources. Returns whether that changed anything. A killed call leaves the table as it was, or as
+    /// wanted.
+    ///
+    /// # Errors
+    /// The kernel refuses, or another program keeps changing the table. Nothing was changed then.
+    ///
+    /// ```no_run
+    /// use netns_apply::netlink::Connection;
+    /// use redirect_core::ambient::ProbeSources;
+    /// use std::collections::BTreeSet;
+    ///
+    /// let pod = "10.1.0.2".parse()?;
+    /// Connection::open()?.set_probe_addresses(&BTreeSet::from([pod]), ProbeSources::USUAL)?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn set_probe_addresses(
+        &mut self,
+        addresses: &BTreeSet<IpAddr>,
+        sources: ProbeSources,
+    ) -> Result<bool, NetlinkError> {
+        if read(self, sources)?.is_for(addresses) {
+            return Ok(false);
+        }
+        let replace = |sequence| ProbeTable::replace(sequence, addresses, sources);
+        self.transact("change the addresses of probes", replace)?;
+        // It is read back: what another agent wrote at the same moment must not count as ours.
+        if read(self, sources)?.is_for(addresses) { Ok(true) } else { Err(NetlinkError::Changed) }
     }
-    let replace = |sequence| ProbeTable::replace(sequence, addresses, sources);
-    connection.transact("change the addresses of probes", replace)?;
-    // It is read back: what another agent wrote at the same moment must not count as ours.
-    if read(&mut connection, sources)?.is_for(addresses) { Ok(true) } else { Err(NetlinkError::Changed) }
-}
 
-/// Reads the table, which is to give probes these sources.
-///
-/// # Errors
-/// The kernel refuses, or another program keeps changing it.
-pub fn observe(sources: ProbeSources) -> Result<ProbeTable, NetlinkError> {
-    read(&mut Connection::open()?, sources)
-}
-
-/// Removes the table. Returns whether it existed.
-///
-/// # Errors
-/// The kernel refuses. Nothing was changed then.
-pub fn remove() -> Result<bool, NetlinkError> {
-    let mut connection = Connection::open()?;
-    let exists = read(&mut connection, ProbeSources::USUAL)?.exists();
-    if exists {
-        connection.transact("remove the addresses of probes", ProbeTable::remove)?;
+    /// Reads the table, which is to give probes these sources.
+    ///
+    /// # Errors
+    /// The kernel refuses, or another program keeps changing it.
+    pub fn probe_addresses(&mut self, sources: ProbeSources) -> Result<ProbeTable, NetlinkError> {
+        read(self, sources)
     }
-    Ok(exists)
-}
 
-/// Destroys the ipsets in which Istio's agent keeps the addresses of probes. Returns whether any existed.
-///
-/// # Errors
-/// The kernel refuses, as it does while rules look something up in them.
-pub fn destroy_ipsets() -> Result<bool, NetlinkError> {
-    let mut connection = Connection::open()?;
-    let mut had_any = false;
-    for name in ISTIO_NODE_SETS {
-        let destroy = |sequence| ProbeTable::destroy_ipset(sequence, name);
-        match connection.transact("destroy Istio's ipset for probes", destroy) {
-            // It has none, or the kernel has not loaded ipset.
-            Err(NetlinkError::Question {
-                cause: SystemError(Errno::ENOENT | Errno::EINVAL | Errno::EOPNOTSUPP),
-                ..
-            }) => {}
-            destroyed => {
-                destroyed?;
-                had_any = true;
+    /// Removes the table. Returns whether it existed.
+    ///
+    /// # Errors
+    /// The kernel refuses. Nothing was changed then.
+    pub fn remove_probe_addresses(&mut self) -> Result<bool, NetlinkError> {
+        let exists = read(self, ProbeSources::USUAL)?.exists();
+        if exists {
+            self.transact("remove the addresses of probes", ProbeTable::remove)?;
+        }
+        Ok(exists)
+    }
+
+    /// Destroys the ipsets in which Istio's agent keeps the addresses of probes. Returns whether any existed.
+    ///
+    /// # Errors
+    /// The kernel refuses, as it does while rules look something up in them.
+    pub fn destroy_probe_ipsets(&mut self) -> Result<bool, NetlinkError> {
+        let mut had_any = false;
+        for name in ISTIO_NODE_SETS {
+            let destroy = |sequence| ProbeTable::destroy_ipset(sequence, name);
+            match self.transact("destroy Istio's ipset for probes", destroy) {
+                // It has none, or the kernel has not loaded ipset.
+                Err(NetlinkError::Question {
+                    cause: SystemError(Errno::ENOENT | Errno::EINVAL | Errno::EOPNOTSUPP),
+                    ..
+                }) => {}
+                destroyed => {
+                    destroyed?;
+                    had_any = true;
+                }
             }
         }
+        Ok(had_any)
     }
-    Ok(had_any)
 }
 
 /// Other programs may change other tables all the time; then two readings alike are enough.

@@ -6,7 +6,7 @@ use crate::{
     exec::{self, ExecError, Programs},
     lock::NetnsLock,
 };
-use netfilter_state::{change::IptablesChange, parse, state::IptablesTables};
+use netfilter_state::{change::IptablesChange, state::IptablesTables};
 use redirect_core::{Family, options::Variant};
 use std::path::{Path, PathBuf};
 
@@ -43,7 +43,7 @@ pub(crate) fn save_tables<'t>(
 
 fn rules_in(program: &Path, text: &str) -> Result<IptablesTables, ApplyError> {
     let program = program.display().to_string();
-    parse::mesh_tables(text).map_err(|cause| ApplyError::Unreadable { program, cause })
+    IptablesTables::saved(text).map_err(|cause| ApplyError::Unreadable { program, cause })
 }
 
 /// What a variant's program prints, at most so many bytes, and the path of that program.

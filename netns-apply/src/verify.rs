@@ -48,7 +48,7 @@ impl<'a> Snapshot<'a> {
         &self.seen.state
     }
 
-    /// Whether it has a table of connections that are kept ([`kept`](crate::kept)).
+    /// Whether it has a table of connections that are kept ([`Connection::keep_connections`](crate::netlink::Connection::keep_connections)).
     #[must_use]
     pub fn keeps_connections(&self) -> bool {
         self.seen.keeps_connections()

@@ -7,12 +7,12 @@ use std::process::ExitCode;
 use clap::Command;
 use controller_runtime::SCOPE;
 use netns_apply::netns::Netns;
-use netns_apply::pod::{FOREIGN, HostNamespace, Outside, hosts, remember_hosts, suitable};
 use netns_apply::{ApplyOptions, Outcome};
+use pod_netns::{FOREIGN, HostNamespace, Outside, hosts, remember_hosts, suitable};
 use privileges::{CapabilitySet, keep_only};
 use redirect_core::AmbientRedirect;
 use redirect_core::options::BackendChoice;
-use redirect_core::settings::{AMBIENT_SETTINGS, Key, RawSettings, Setting, Source};
+use redirect_core::settings::{Key, RawSettings, Setting, Source};
 use redirect_core::values::parse_word;
 use settings_cli::{CommandLine, Line, Pages, ParsedArgs, setting_row};
 use settings_table::{SettingSpec, ValueKind};
@@ -128,7 +128,7 @@ pub fn command_line() -> CommandLine {
 }
 
 fn settings() -> impl Iterator<Item = &'static Setting> {
-    AMBIENT_SETTINGS.iter().filter(|setting| setting.key != Key::Ambient)
+    Setting::AMBIENT.iter().filter(|setting| setting.key != Key::Ambient)
 }
 
 /// What to do, and where.

@@ -4,8 +4,10 @@
 
 use std::time::Duration;
 
-use netns_apply::facts::ambient_here;
-use netns_apply::{ApplyError, ApplyOptions, Mismatch, Outcome, Snapshot, in_the_way, kept, probes, verify};
+use netns_apply::connections::CloseError;
+use netns_apply::facts::Ipv6;
+use netns_apply::netlink::{Connection, NetlinkError};
+use netns_apply::{ApplyError, ApplyOptions, Mismatch, Outcome, Snapshot, verify};
 use redirect_core::plan::DataPlane;
 use redirect_core::{AmbientRedirect, RulePlan};
 
@@ -45,11 +47,14 @@ fn condition(verified: Result<Option<Mismatch>, ApplyError>) -> Condition {
 /// # Errors
 /// That cannot be determined, and why; or what other programs' rules or routing do to it: writing ours again would not change that.
 pub fn are_in_force(redirect: &AmbientRedirect, options: &ApplyOptions) -> Condition {
-    let plan = ambient_here(redirect.clone()).plan();
+    let plan = Ipv6::here().limit(redirect.clone()).plan();
     let snapshot = read(&plan, options)?;
     // One that is still being made, or that another program has changed, lets new connections past ztunnel.
-    if snapshot.keeps_connections() && !kept::observe().map_err(|error| error.to_string())?.is_settled() {
-        return Ok(false);
+    if snapshot.keeps_connections() {
+        let kept = Connection::open().and_then(|mut connection| connection.kept_connections());
+        if !kept.map_err(|error| error.to_string())?.is_settled() {
+            return Ok(false);
+        }
     }
     let verdict = snapshot.verify(&plan, options);
     condition(verdict.map(|verdict| verdict.mismatch))
@@ -65,7 +70,7 @@ pub fn ensure_in_force(
     keep: Duration,
     options: &ApplyOptions,
 ) -> Result<Condition, String> {
-    let plan = ambient_here(redirect.clone()).plan();
+    let plan = Ipv6::here().limit(redirect.clone()).plan();
     let mut snapshot = match read(&plan, options) {
         Ok(snapshot) => snapshot,
         Err(why) => return Ok(Err(why)),
@@ -108,7 +113,7 @@ pub fn put_in_force(
     keep: Duration,
     options: &ApplyOptions,
 ) -> Result<(), String> {
-    let plan = ambient_here(redirect.clone()).plan();
+    let plan = Ipv6::here().limit(redirect.clone()).plan();
     apply_keeping(read(&plan, options)?, &plan, keep, options)?;
     verify_applied(&plan, options).map(drop)
 }
@@ -127,7 +132,10 @@ fn apply_keeping(
         let outcome = snapshot.apply(plan, options).map_err(|error| error.to_string())?;
         return if keeps { conclude_keeping().map(|()| outcome) } else { Ok(outcome) };
     }
-    let begun = kept::begin(keep).map_err(|error| {
+    let begun = Connection::open()
+        .map_err(CloseError::from)
+        .and_then(|mut connection| connection.keep_connections(keep));
+    let begun = begun.map_err(|error| {
         format!("connections cannot be kept, as {KEEP_CONNECTIONS} asks: {error}; remove it to enrol the pod without")
     });
     let applied = begun.and_then(|_| {
@@ -138,7 +146,7 @@ fn apply_keeping(
         Ok(outcome) => conclude_keeping().map(|()| outcome),
         Err(why) => {
             // A pod without rules keeps nothing. If this fails, too, the next try replaces it.
-            let _ = kept::remove();
+            let _ = Connection::open().and_then(|mut connection| connection.end_keeping());
             Err(why)
         }
     }
@@ -146,12 +154,13 @@ fn apply_keeping(
 
 /// Ends adding connections that are kept, now that rules are in force. A table that keeps none, or that another program has changed, goes.
 fn conclude_keeping() -> Result<(), String> {
-    let conclude = || {
-        let table = kept::observe()?;
+    let conclude = || -> Result<(), NetlinkError> {
+        let mut connection = Connection::open()?;
+        let table = connection.kept_connections()?;
         if table.connections().is_empty() || !(table.is_settled() || table.is_being_made()) {
-            return if table.exists() { kept::remove() } else { Ok(()) };
+            return if table.exists() { connection.end_keeping() } else { Ok(()) };
         }
-        if table.is_settled() { Ok(()) } else { kept::settle() }
+        if table.is_settled() { Ok(()) } else { connection.settle_kept() }
     };
     conclude().map_err(|error| format!("the table of connections that are kept: {error}"))
 }
@@ -161,7 +170,7 @@ fn conclude_keeping() -> Result<(), String> {
 /// # Errors
 /// Why it is not in force.
 pub fn apply_here(redirect: &AmbientRedirect, options: &ApplyOptions) -> Result<(RulePlan, Outcome), String> {
-    let plan = ambient_here(redirect.clone()).plan();
+    let plan = Ipv6::here().limit(redirect.clone()).plan();
     let outcome = read(&plan, options)?.apply(&plan, options).map_err(|error| error.to_string())?;
     Ok((plan, outcome))
 }
@@ -174,7 +183,7 @@ pub fn verify_applied(plan: &RulePlan, options: &ApplyOptions) -> Result<Vec<Str
     match verify(plan, options) {
         Ok(None) => Ok(Vec::new()),
         // They are there; what others do is not undone by giving up.
-        Ok(Some(Mismatch::Interference(findings, _))) => Ok(in_the_way(&findings)),
+        Ok(Some(mismatch @ Mismatch::Interference(..))) => Ok(mismatch.log_lines()),
         Ok(Some(mismatch)) => Err(format!("the rules have been changed since: {mismatch}; run it again")),
         Err(error) => Err(format!("the rules are in force, but cannot be verified: {error}")),
     }
@@ -199,6 +208,8 @@ pub fn remove_istios_of_node(options: &ApplyOptions) -> Result<bool, String> {
     if has_rules {
         remove(options)?;
     }
-    let had_sets = probes::destroy_ipsets().map_err(|error| error.to_string())?;
+    let had_sets = Connection::open()
+        .and_then(|mut connection| connection.destroy_probe_ipsets())
+        .map_err(|error| error.to_string())?;
     Ok(has_rules || had_sets)
 }

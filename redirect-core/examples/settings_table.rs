@@ -6,12 +6,11 @@
 
 #![allow(clippy::print_stdout)] // what an example is for
 
-use redirect_core::settings::SETTINGS;
-
+use redirect_core::settings::Setting;
 fn main() {
     println!("| flag | variable | annotation | default | meaning |");
     println!("|---|---|---|---|---|");
-    for setting in SETTINGS {
+    for setting in Setting::ALL {
         let flag = setting.flag.map(|flag| format!("--{flag}")).unwrap_or_default();
         let cells = [
             flag,

@@ -5,7 +5,7 @@
 //! of one, and never about what several programs share, so that no list can accept everything.
 
 use crate::{
-    render::NFT_TABLES,
+    plan::DataPlane,
     rule::{Chain, Hook},
 };
 use alloc::{borrow::ToOwned, string::String, vec::Vec};
@@ -178,9 +178,10 @@ fn name(part: &str) -> Result<RuleName, AcceptedProblem> {
     };
     match kind {
         "comment" => Ok(RuleName::Comment(name.to_owned())),
-        "table" => {
-            shared(TABLES.contains(&name) || NFT_TABLES.contains(&name), RuleName::Table(name.to_owned()))
-        }
+        "table" => shared(
+            TABLES.contains(&name) || DataPlane::NFT_TABLES.contains(&name),
+            RuleName::Table(name.to_owned()),
+        ),
         "chain" => {
             let (table, chain) = match name.rsplit_once('/') {
                 Some((table, chain)) => (Some(table.to_owned()), chain),

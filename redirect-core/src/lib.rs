@@ -60,7 +60,7 @@ pub use ambient::AmbientRedirect;
 pub use ipnet;
 pub use plan::RulePlan;
 pub use redirect::{
-    DnsCapture, Families, InboundPorts, InterceptionMode, OutboundRanges, OwnerGroups, PROXY_ID, Redirect,
+    DnsCapture, Families, InboundPorts, InterceptionMode, OutboundRanges, OwnerGroups, Redirect,
     RedirectBuilder, Tproxy,
 };
 pub use values::Family;

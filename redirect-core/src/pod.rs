@@ -5,7 +5,7 @@ use crate::{
     plan::RulePlan,
     redirect::Redirect,
     settings::{
-        IdentityCollision, InputErrors, Key, Misspelt, NamespaceFacts, Notice, RawSettings, SETTINGS, Source,
+        IdentityCollision, InputErrors, Key, Misspelt, NamespaceFacts, Notice, RawSettings, Setting, Source,
         misspelt_annotation, misspelt_proxy_variable,
     },
     values::parse_bool,
@@ -289,7 +289,7 @@ impl PodFacts {
 
     /// Variables of the proxy that should be booleans and are not.
     fn unreadable_switches(&self) -> impl Iterator<Item = Notice> {
-        let switches = SETTINGS.iter().filter_map(|setting| setting.proxy_env);
+        let switches = Setting::ALL.iter().filter_map(|setting| setting.proxy_env);
         let said = switches.filter_map(|name| Some((name, self.proxy.as_ref()?.env.get(name)?)));
         said.filter(|(_, text)| !text.is_empty() && parse_bool(text).is_err())
             .map(|(name, text)| Notice::UnreadableSwitch { name, value: text.clone() })
@@ -337,7 +337,7 @@ impl PodFacts {
     /// variables may be long.
     #[must_use]
     pub fn condensed(mut self) -> Self {
-        let is_setting = |name: &str| SETTINGS.iter().any(|setting| setting.annotations.contains(&name));
+        let is_setting = |name: &str| Setting::ALL.iter().any(|setting| setting.annotations.contains(&name));
         self.labels.retain(|name, _| name == INJECT);
         let is_accepting = |name: &str, list: &str| {
             name == AcceptedRules::ANNOTATION && list.len() <= AcceptedRules::LONGEST_LIST
@@ -354,7 +354,7 @@ impl PodFacts {
         (self.runtime_class, self.beside_proxy) = (None, Vec::new());
         self.containers.retain(|name| [INIT_CONTAINER, PodFacts::PROXY_CONTAINER].contains(&&**name));
         if let Some(proxy) = &mut self.proxy {
-            let is_setting = |name: &str| SETTINGS.iter().any(|setting| setting.proxy_env == Some(name));
+            let is_setting = |name: &str| Setting::ALL.iter().any(|setting| setting.proxy_env == Some(name));
             proxy.args.truncate(2);
             proxy.env.retain(|name, _| name == DISABLE_ENVOY || is_setting(name));
         }
@@ -371,7 +371,7 @@ impl PodFacts {
     #[must_use]
     pub fn settings(&self, base: RawSettings) -> RawSettings {
         let mut raw = base;
-        for setting in SETTINGS {
+        for setting in Setting::ALL {
             let said =
                 setting.annotations.iter().find_map(|name| Some((*name, self.annotations.get(*name)?)));
             if let Some((name, text)) = said {
@@ -387,7 +387,7 @@ impl PodFacts {
 
 /// Variables that are not boolean are ignored, as in the reference. Ids of 0 or less count as unset.
 fn proxy_settings(proxy: &ProxyContainer, raw: &mut RawSettings) {
-    for setting in SETTINGS {
+    for setting in Setting::ALL {
         let Some(name) = setting.proxy_env else { continue };
         if let Some(Ok(on)) = proxy.env.get(name).map(|text| parse_bool(text)) {
             raw.set(setting.key, if on { "true" } else { "false" }, Source::ProxyEnvironment(name));
@@ -398,7 +398,7 @@ fn proxy_settings(proxy: &ProxyContainer, raw: &mut RawSettings) {
         (Key::ProxyGid, proxy.run_as_group, "securityContext.runAsGroup"),
     ];
     for (key, id, field) in ids {
-        let id = id.filter(|id| *id > 0).unwrap_or_else(|| i64::from(crate::PROXY_ID));
+        let id = id.filter(|id| *id > 0).unwrap_or_else(|| i64::from(Redirect::PROXY_ID));
         raw.set(key, id.to_string(), Source::ProxyField(field));
     }
 }
@@ -469,7 +469,7 @@ mod tests {
     #[test]
     fn condensed_facts_decide_alike() {
         let mut pods = Vec::new();
-        for setting in SETTINGS {
+        for setting in Setting::ALL {
             for name in setting.annotations {
                 pods.extend(
                     ["NONE", "80", "*", "10.0.0.0/8", "false", "x"]

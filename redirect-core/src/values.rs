@@ -9,7 +9,6 @@ use core::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
     num::{NonZeroU16, NonZeroU32},
     str::FromStr,
-    time::Duration,
 };
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
@@ -28,6 +27,10 @@ pub enum Family {
 impl Family {
     /// Both families, in the order in which they are programmed.
     pub const BOTH: [Self; 2] = [Self::V4, Self::V6];
+    /// The pass-through source address of the proxy's inbound connections to the application: 127.0.0.6.
+    pub const PASSTHROUGH_V4: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 6);
+    /// The pass-through source address of the proxy's inbound connections to the application: `::6`.
+    pub const PASSTHROUGH_V6: Ipv6Addr = Ipv6Addr::new(0, 0, 0, 0, 0, 0, 0, 6);
 
     /// The family of an address.
     #[must_use]
@@ -35,6 +38,24 @@ impl Family {
         match address {
             IpAddr::V4(_) => Self::V4,
             IpAddr::V6(_) => Self::V6,
+        }
+    }
+
+    /// Its number in the kernel's messages (`NFPROTO_IPV4` and `AF_INET`, or `NFPROTO_IPV6` and `AF_INET6`).
+    #[must_use]
+    pub const fn number(self) -> u8 {
+        match self {
+            Self::V4 => 2,
+            Self::V6 => 10,
+        }
+    }
+
+    /// The address with this number, as the kernel's sets hold it.
+    #[must_use]
+    pub fn address(self, number: u128) -> IpAddr {
+        match self {
+            Self::V4 => IpAddr::V4(u32::try_from(number).map_or(Ipv4Addr::BROADCAST, Ipv4Addr::from)),
+            Self::V6 => IpAddr::V6(Ipv6Addr::from(number)),
         }
     }
 }
@@ -160,7 +181,7 @@ pub enum Problem {
     GuardMark(MaskedMark),
     /// A port that another listener of the proxy has.
     #[error("is the port of {0} as well; the proxy cannot distinguish the two kinds of connections")]
-    PortTaken(ListenerPort),
+    PortTaken(&'static str),
     /// A list of the proxy's users or groups without an ID.
     #[error("lists no ID; without an exempt ID, the proxy's calls would be sent back to it")]
     NoIdentity,
@@ -170,31 +191,6 @@ pub enum Problem {
     /// No address to decide the families by.
     #[error("no address on any interface but loopback and link-local ones; is the pod network attached?")]
     NoAddress,
-}
-
-/// A port the proxy listens on.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[non_exhaustive]
-pub enum ListenerPort {
-    /// Outbound connections.
-    Outbound,
-    /// Inbound connections.
-    Inbound,
-    /// Tunnelled inbound connections (HBONE).
-    Tunnel,
-    /// DNS queries, where they are captured.
-    Dns,
-}
-
-impl fmt::Display for ListenerPort {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Outbound => "--envoy-port",
-            Self::Inbound => "--inbound-capture-port",
-            Self::Tunnel => "--inbound-tunnel-port",
-            Self::Dns => "the proxy's DNS server",
-        })
-    }
 }
 
 /// Reads an unsigned decimal number, strictly: no sign, no blanks, no leading zero, no underscore.
@@ -605,30 +601,6 @@ impl fmt::Display for InterfaceName {
     }
 }
 
-/// Reads an address range, strictly: an address, a slash, a prefix length; host bits are dropped.
-///
-/// # Errors
-/// What is wrong with the text.
-pub fn parse_cidr(text: &str) -> Result<IpNet, Problem> {
-    if text.is_empty() {
-        return Err(Problem::EmptyElement);
-    }
-    if text == "*" {
-        return Err(Problem::StarInList);
-    }
-    let Some((address, prefix)) = text.rsplit_once('/') else {
-        return Err(text.parse::<IpAddr>().map_or(Problem::NotACidr, |address| {
-            let bits = if address.is_ipv4() { 32 } else { 128 };
-            Problem::NoPrefix(alloc::format!("{address}/{bits}"))
-        }));
-    };
-    let address: IpAddr = address.parse().map_err(|_| Problem::NotACidr)?;
-    let bits: u8 = if address.is_ipv4() { 32 } else { 128 };
-    let length = decimal(prefix, "prefix lengths", 0, 255).map_err(|_| Problem::NotACidr)?;
-    let length = u8::try_from(length).map_err(|_| Problem::NotACidr)?;
-    IpNet::new(address, length).map(|net| net.trunc()).map_err(|_| Problem::PrefixTooLong(bits))
-}
-
 /// Address ranges, split by family, in the order given. Host bits are dropped, as the kernel drops them.
 ///
 /// ```
@@ -648,6 +620,30 @@ impl Cidrs {
     #[must_use]
     pub const fn new() -> Self {
         Self { v4: Vec::new(), v6: Vec::new() }
+    }
+
+    /// Reads an address range, strictly: an address, a slash, a prefix length; host bits are dropped.
+    ///
+    /// # Errors
+    /// What is wrong with the text.
+    pub fn parse_one(text: &str) -> Result<IpNet, Problem> {
+        if text.is_empty() {
+            return Err(Problem::EmptyElement);
+        }
+        if text == "*" {
+            return Err(Problem::StarInList);
+        }
+        let Some((address, prefix)) = text.rsplit_once('/') else {
+            return Err(text.parse::<IpAddr>().map_or(Problem::NotACidr, |address| {
+                let bits = if address.is_ipv4() { 32 } else { 128 };
+                Problem::NoPrefix(alloc::format!("{address}/{bits}"))
+            }));
+        };
+        let address: IpAddr = address.parse().map_err(|_| Problem::NotACidr)?;
+        let bits: u8 = if address.is_ipv4() { 32 } else { 128 };
+        let length = decimal(prefix, "prefix lengths", 0, 255).map_err(|_| Problem::NotACidr)?;
+        let length = u8::try_from(length).map_err(|_| Problem::NotACidr)?;
+        IpNet::new(address, length).map(|net| net.trunc()).map_err(|_| Problem::PrefixTooLong(bits))
     }
 
     /// Adds a range to the list of its family.
@@ -705,20 +701,15 @@ impl Extend<IpNet> for Cidrs {
     }
 }
 
-/// The pass-through source address of the proxy's inbound connections to the application: 127.0.0.6.
-pub const PASSTHROUGH_V4: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 6);
-/// The pass-through source address of the proxy's inbound connections to the application: `::6`.
-pub const PASSTHROUGH_V6: Ipv6Addr = Ipv6Addr::new(0, 0, 0, 0, 0, 0, 0, 6);
-
 /// Whether other hosts may know a pod by this address: not loopback, link-local, unspecified, nor the one that a run gives the
-/// loopback interface ([`PASSTHROUGH_V6`]).
+/// loopback interface ([`Family::PASSTHROUGH_V6`]).
 #[must_use]
 pub fn is_routable(address: &IpAddr) -> bool {
     let link_local = match address {
         IpAddr::V4(address) => address.is_link_local(),
         IpAddr::V6(address) => address.is_unicast_link_local(),
     };
-    let ours = *address == IpAddr::V6(PASSTHROUGH_V6);
+    let ours = *address == IpAddr::V6(Family::PASSTHROUGH_V6);
     !address.is_loopback() && !address.is_unspecified() && !link_local && !ours
 }
 
@@ -750,55 +741,6 @@ pub fn parse_word<T: Copy>(
         Some((meant, _)) => Problem::OtherCase { words: listed, meant },
         None => Problem::NotOneOf(listed),
     })
-}
-
-/// Reads a duration such as `500ms`, `5s`, `1.5s` or `1m30s`; units are ns, us, µs, ms, s, m, h.
-///
-/// # Errors
-/// [`Problem::NotADuration`], also where it is longer than u64 nanoseconds (584 years).
-pub fn parse_duration(text: &str) -> Result<Duration, Problem> {
-    const UNITS: [(&str, u64); 7] = [
-        ("ns", 1),
-        ("us", 1_000),
-        ("µs", 1_000),
-        ("ms", 1_000_000),
-        ("s", 1_000_000_000),
-        ("m", 60_000_000_000),
-        ("h", 3_600_000_000_000),
-    ];
-    let mut rest = text;
-    let mut total = Duration::ZERO;
-    if rest.is_empty() {
-        return Err(Problem::NotADuration);
-    }
-    while !rest.is_empty() {
-        let digits = rest.find(|c: char| !c.is_ascii_digit() && c != '.').ok_or(Problem::NotADuration)?;
-        let (number, tail) = rest.split_at(digits);
-        let letters = tail.find(|c: char| c.is_ascii_digit() || c == '.').unwrap_or(tail.len());
-        let (unit, tail) = tail.split_at(letters);
-        let (_, nanos) = UNITS.iter().find(|(name, _)| *name == unit).ok_or(Problem::NotADuration)?;
-        total =
-            scaled(number, *nanos).and_then(|part| total.checked_add(part)).ok_or(Problem::NotADuration)?;
-        rest = tail;
-    }
-    Ok(total)
-}
-
-/// `number` (digits with at most one point) times `nanos` nanoseconds.
-fn scaled(number: &str, nanos: u64) -> Option<Duration> {
-    /// Digits behind the point that can make a difference, and whose number fits.
-    const DIGITS: usize = 18;
-    let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
-    if whole.is_empty() && fraction.is_empty() || fraction.contains('.') {
-        return None;
-    }
-    let fraction = fraction.get(..DIGITS).unwrap_or(fraction);
-    let whole: u64 = if whole.is_empty() { 0 } else { whole.parse().ok()? };
-    let numerator: u64 = if fraction.is_empty() { 0 } else { fraction.parse().ok()? };
-    let denominator = 10_u64.checked_pow(u32::try_from(fraction.len()).ok()?)?;
-    let part = u128::from(numerator).checked_mul(u128::from(nanos))?.checked_div(u128::from(denominator))?;
-    let total = whole.checked_mul(nanos)?.checked_add(u64::try_from(part).ok()?)?;
-    Some(Duration::from_nanos(total))
 }
 
 #[cfg(test)]
@@ -862,13 +804,13 @@ mod tests {
 
     #[test]
     fn cidrs_lose_their_host_bits() {
-        assert_eq!(parse_cidr("10.1.2.3/8"), Ok("10.0.0.0/8".parse().unwrap()));
-        assert_eq!(parse_cidr("10.0.0.1"), Err(Problem::NoPrefix("10.0.0.1/32".into())));
-        assert_eq!(parse_cidr("10.0.0.0/33"), Err(Problem::PrefixTooLong(32)));
-        assert_eq!(parse_cidr("*"), Err(Problem::StarInList));
+        assert_eq!(Cidrs::parse_one("10.1.2.3/8"), Ok("10.0.0.0/8".parse().unwrap()));
+        assert_eq!(Cidrs::parse_one("10.0.0.1"), Err(Problem::NoPrefix("10.0.0.1/32".into())));
+        assert_eq!(Cidrs::parse_one("10.0.0.0/33"), Err(Problem::PrefixTooLong(32)));
+        assert_eq!(Cidrs::parse_one("*"), Err(Problem::StarInList));
         for bad in ["cluster", " 10.0.0.0/8", "10.0.0.0/8 ", "10.0.0.0/+8", "10.0.0.0/", "/8", "10.0.0.0/8/8"]
         {
-            assert_eq!(parse_cidr(bad), Err(Problem::NotACidr), "{bad:?}");
+            assert_eq!(Cidrs::parse_one(bad), Err(Problem::NotACidr), "{bad:?}");
         }
     }
 
@@ -904,21 +846,6 @@ mod tests {
             ("0x+1", Err(Problem::NotANumber)),
         ] {
             assert_eq!(read(text), wanted, "{text}");
-        }
-    }
-
-    #[test]
-    fn durations_have_units() {
-        assert_eq!(parse_duration("5s"), Ok(Duration::from_secs(5)));
-        assert_eq!(parse_duration("1m30s"), Ok(Duration::from_secs(90)));
-        assert_eq!(parse_duration("1.5s"), Ok(Duration::from_millis(1500)));
-        assert_eq!(parse_duration("100µs"), Ok(Duration::from_micros(100)));
-        assert_eq!(parse_duration("1.5000000000000000000000s"), Ok(Duration::from_millis(1500)));
-        assert_eq!(parse_duration("0.9999999999999999999999s"), Ok(Duration::from_nanos(999_999_999)));
-        assert_eq!(parse_duration("0.000000000000277778h"), Ok(Duration::from_nanos(1)));
-        let long = "1.23456789012345678901.2s";
-        for bad in ["", "5", "s", "5 s", "-5s", "1.2.3s", long, "99999999999999h", ".s"] {
-            assert_eq!(parse_duration(bad), Err(Problem::NotADuration), "{bad:?}");
         }
     }
 }

@@ -187,7 +187,7 @@ fn of_any_namespace(seen: &Inspection) -> Vec<Finding> {
 pub(crate) fn is_reachable(address: &IpAddr) -> bool {
     let is_local = match address {
         IpAddr::V4(v4) => v4.is_link_local(),
-        IpAddr::V6(v6) => *v6 == redirect_core::values::PASSTHROUGH_V6,
+        IpAddr::V6(v6) => *v6 == Family::PASSTHROUGH_V6,
     };
     !address.is_loopback() && !is_local && !is_link_local_v6(address)
 }

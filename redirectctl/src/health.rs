@@ -4,11 +4,11 @@ use std::io::{self, Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
+use crate::service_translation::is_translated;
 use cni_core::agent_notes::AgentNotes;
 use cni_core::conf::Conf;
 use cni_core::enrolment_report::EnrolmentReport;
 use cni_core::pod_source;
-use netns_apply::service_translation::is_translated;
 use netns_apply::{ApplyOptions, preflight};
 use reasons::{CONDITION, TAINT_KEYS};
 use redirect_core::pod::{Decision, PodFacts};

@@ -9,12 +9,11 @@ use netfilter_state::state::IptablesTables;
 use netfilter_state::steps::Observation;
 use netns_apply::connections::Listener;
 use netns_apply::facts;
-use netns_apply::kept;
 use netns_apply::netlink::Connection;
 use netns_apply::netns::Netns;
-use netns_apply::pod::{Outside, suitable};
-use netns_apply::{ApplyError, ApplyOptions, Impact, MOST_READ, Mismatch, Snapshot, Verdict, unexamined};
+use netns_apply::{ApplyError, ApplyOptions, Impact, Live, Mismatch, Snapshot, Verdict};
 use packet_trace::interference::Accepted;
+use pod_netns::{Outside, suitable};
 use redirect_core::accepted::AcceptedRules;
 use redirect_core::options::{BackendChoice, Variant};
 use redirect_core::rule::Table;
@@ -111,7 +110,7 @@ pub fn inspect<T: Send>(
             ApplyOptions::default()
                 .backend(suitable(programming.backend, foreign))
                 .native_form(programming.native_form)
-                .most_read(Some(MOST_READ))
+                .most_read(Some(ApplyOptions::MOST_READ))
                 .accepted(accepted.clone())
         };
         let usual = programming.unwrap_or_else(|| Programming::new(false, false));
@@ -120,13 +119,13 @@ pub fn inspect<T: Send>(
         let snapshot = snapshot.map_err(|error| of_rules(&error))?;
         let observed = snapshot.observation();
         let kept = if snapshot.keeps_connections() {
-            kept::observe().map_err(unreadable)?
+            Connection::open().and_then(|mut connection| connection.kept_connections()).map_err(unreadable)?
         } else {
             KeptTable::default()
         };
         let candidates = programming.map_or_else(|| found(observed), |programming| vec![programming]);
         let options = options(candidates.first().copied().unwrap_or(usual));
-        let unexamined = unexamined().map_err(|error| of_rules(&error))?;
+        let unexamined = Live::unexamined_here().map_err(|error| of_rules(&error))?;
         let in_force = in_force(observed);
         let compare = |plan| compare(snapshot, plan, &candidates, &options);
         let compared = plan.as_ref().map(compare).transpose().map_err(|error| of_rules(&error))?;

@@ -25,6 +25,7 @@ pub mod pod;
 pub mod processes;
 pub mod report;
 pub mod scan;
+mod service_translation;
 pub mod show;
 pub mod status;
 pub mod validation;

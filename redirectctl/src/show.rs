@@ -2,9 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
-use netns_apply::facts::{self, ambient_here};
+use netns_apply::facts::{self, Ipv6};
 use netns_apply::netns::Netns;
-use netns_apply::{ApplyOptions, Live, MOST_READ};
+use netns_apply::{ApplyOptions, Live};
 use pod_netns::{LookupError, NamespaceIndex, SurveyError};
 
 use crate::cause::{Cause, Finding};
@@ -67,7 +67,7 @@ pub fn read_or_cause(
 /// The namespace cannot be entered, or its rules cannot be read.
 pub(crate) fn counters(netns: &Netns, pod: Option<&Pod>, node: &Node) -> Result<CounterSnapshot, String> {
     let read = netns.run(|| {
-        let options = ApplyOptions::default().most_read(Some(MOST_READ));
+        let options = ApplyOptions::default().most_read(Some(ApplyOptions::MOST_READ));
         let there = facts::addresses().map_err(|error| error.to_string())?;
         let plan = pod.and_then(|pod| node.decide(pod, &facts::of_namespace(&there)).plan());
         let live = Live::now(plan.as_ref(), &options);
@@ -79,7 +79,7 @@ pub(crate) fn counters(netns: &Netns, pod: Option<&Pod>, node: &Node) -> Result<
 /// A decision as far as the calling thread's network namespace has IPv6.
 pub(crate) fn here(decided: PodDecision) -> PodDecision {
     if let PodDecision::Ambient(redirect, settings) = decided {
-        return PodDecision::Ambient(Box::new(ambient_here(*redirect)), settings);
+        return PodDecision::Ambient(Box::new(Ipv6::here().limit(*redirect)), settings);
     }
     decided
 }

@@ -11,11 +11,7 @@ use crate::{
 };
 use nix::errno::Errno;
 use packet_trace::TraceRules;
-use redirect_core::{
-    DnsCapture, Family, InboundPorts, InterceptionMode,
-    rule::Protocol,
-    values::{PASSTHROUGH_V4, PASSTHROUGH_V6},
-};
+use redirect_core::{DnsCapture, Family, InboundPorts, InterceptionMode, rule::Protocol};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 /// Unused addresses, for documentation (RFC 5737, RFC 3849): uncaptured packets disturb no host.
@@ -270,7 +266,7 @@ impl Aim<'_, '_> {
                 Reason::OutOfResources,
                 format!("cannot listen on {address}: {}", error.desc()),
             );
-        } else if address == IpAddr::V6(PASSTHROUGH_V6) {
+        } else if address == IpAddr::V6(Family::PASSTHROUGH_V6) {
             self.failed(path, Reason::NoPassthroughAddress, missing());
         } else {
             self.failed(path, Reason::LoopbackDown, missing());
@@ -292,8 +288,8 @@ impl Aim<'_, '_> {
 
 const fn passthrough(family: Family) -> IpAddr {
     match family {
-        Family::V4 => IpAddr::V4(PASSTHROUGH_V4),
-        Family::V6 => IpAddr::V6(PASSTHROUGH_V6),
+        Family::V4 => IpAddr::V4(Family::PASSTHROUGH_V4),
+        Family::V6 => IpAddr::V6(Family::PASSTHROUGH_V6),
     }
 }
 

@@ -10,7 +10,7 @@ use crate::{
     walk::Identity,
 };
 use netns_apply::{
-    facts,
+    facts::{self, NameFiles},
     netns::{Netns, NetnsError},
 };
 use privileges::CapabilitySet;
@@ -110,7 +110,7 @@ fn run_here(settings: &RawSettings, stop: Option<&Stop>) -> Result<ValidationRep
 type Found = Result<(Redirect, Vec<IpAddr>), Reason>;
 
 fn await_redirect(settings: &RawSettings, deadline: Instant, stop: Option<&Stop>) -> Result<Found, RunError> {
-    let nameservers = settings.needs_nameservers().then(facts::dns_servers).transpose();
+    let nameservers = settings.needs_nameservers().then(NameFiles::dns_servers).transpose();
     let nameservers =
         nameservers.map_err(|cause| RunError::Facts { what: "/etc/resolv.conf", cause })?.unwrap_or_default();
     // Before the first look, so that no address is missed between looking and waiting.

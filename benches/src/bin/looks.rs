@@ -11,7 +11,7 @@ use benches::{
     rulesets::{self, Place, Rules},
     usual_plan,
 };
-use netns_apply::{ApplyOptions, MOST_READ, Snapshot, apply, netns::Netns};
+use netns_apply::{ApplyOptions, Snapshot, apply, netns::Netns};
 use nix::time::{ClockId, clock_gettime};
 use redirect_core::RulePlan;
 use std::{
@@ -71,7 +71,7 @@ fn measured(rules: &Rules) -> Result<String> {
 }
 
 fn options() -> ApplyOptions {
-    ApplyOptions::default().most_read(Some(MOST_READ))
+    ApplyOptions::default().most_read(Some(ApplyOptions::MOST_READ))
 }
 
 /// Looks once, and prints what that cost and what came of it.

@@ -13,9 +13,9 @@ use logging::Levels;
 use redirect_core::{
     accepted::AcceptedBy,
     pod::{PodFacts, SkipReason},
-    values::parse_duration,
 };
 use serde_json::{Map, Value};
+use settings_table::parse_duration;
 use std::{path::PathBuf, time::Duration};
 
 /// Where the agent's files are unless the configuration says otherwise.

@@ -2,9 +2,7 @@
 
 use std::ffi::OsString;
 
-use redirect_core::settings::{
-    AMBIENT_SETTINGS, Key, NameLookup, NamespaceFacts, Part, RawSettings, SETTINGS, Setting, Source,
-};
+use redirect_core::settings::{Key, NameLookup, NamespaceFacts, Part, RawSettings, Setting, Source};
 use redirect_core::values::parse_bool;
 use redirect_core::{AmbientRedirect, Redirect};
 use settings_cli::{CommandLine, Input, Line, Pages, Program, RunOptions, setting_row};
@@ -98,9 +96,9 @@ pub fn input(typed: CommandInput) -> Result<Input, String> {
 
 /// The rows of all settings. A flag that ambient mode has as well is about the same.
 pub fn rows() -> impl Iterator<Item = SettingSpec> {
-    let is_shared = |setting: &&Setting| SETTINGS.iter().any(|one| one.flag == setting.flag);
-    let sidecar = SETTINGS.iter().map(|setting| setting_row(setting, STATUSES));
-    let ambient = AMBIENT_SETTINGS.iter().filter(move |setting| !is_shared(setting));
+    let is_shared = |setting: &&Setting| Setting::ALL.iter().any(|one| one.flag == setting.flag);
+    let sidecar = Setting::ALL.iter().map(|setting| setting_row(setting, STATUSES));
+    let ambient = Setting::AMBIENT.iter().filter(move |setting| !is_shared(setting));
     // The agent's environment is of no effect here.
     sidecar.chain(ambient.map(|setting| SettingSpec { env: &[], ..setting_row(setting, &[]) }))
 }
@@ -114,7 +112,7 @@ pub fn is_ambient(settings: &RawSettings) -> bool {
 /// What of settings belongs to the other data plane.
 fn astray(settings: &RawSettings) -> Vec<String> {
     let is_ambient = is_ambient(settings);
-    let of_ambient = |key: Key| AMBIENT_SETTINGS.iter().any(|setting| setting.key == key);
+    let of_ambient = |key: Key| Setting::AMBIENT.iter().any(|setting| setting.key == key);
     let flags = settings.said().filter_map(|(key, _, source)| {
         let Source::Flag(flag) = source else { return None };
         (key.setting().part == Part::Plan && key != Key::Ambient).then_some((key, flag))

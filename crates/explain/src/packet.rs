@@ -1,12 +1,11 @@
 //! A packet in words: who sends it, and where to.
 
-use redirect_core::AmbientRedirect;
+use redirect_core::{AmbientRedirect, Redirect};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use packet_trace::interference::proxy_users;
 use packet_trace::{ConnectionState, Packet};
 use redirect_core::plan::DataPlane;
-use redirect_core::{Family, PROXY_ID, RulePlan};
+use redirect_core::{Family, RulePlan};
 
 /// A user of the application if unset: not the proxy's, nor root.
 const APPLICATION: u32 = 1000;
@@ -121,11 +120,11 @@ fn number(text: &str) -> Result<u32, String> {
 
 /// The user and group; none for a peer outside.
 fn sender(text: &str, plan: Option<&RulePlan>) -> Result<Option<(u32, u32)>, String> {
-    let proxies: Vec<u32> = plan.into_iter().flat_map(proxy_users).collect();
+    let proxies: Vec<u32> = plan.into_iter().flat_map(RulePlan::proxy_users).collect();
     match text {
         "outside" => Ok(None),
         "proxy" => {
-            let id = proxies.first().copied().unwrap_or(PROXY_ID);
+            let id = proxies.first().copied().unwrap_or(Redirect::PROXY_ID);
             Ok(Some((id, id)))
         }
         "app" => {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use packet_trace::{Detail, Difference, Trace, TraceRules, difference_between};
+use packet_trace::{Detail, Difference, Trace, TraceRules};
 use redirect_core::options::BackendChoice;
 use redirect_core::{Family, RulePlan};
 use serde_json::{Value, json};
@@ -54,7 +54,7 @@ impl Compared {
     #[must_use]
     pub fn of(before: &Programmed, after: &Programmed) -> Self {
         let [gone, new] = [only_in(&before.plan, &after.plan), only_in(&after.plan, &before.plan)];
-        let differ = |family| difference_between(&before.rules(family), &after.rules(family));
+        let differ = |family| Difference::between(&before.rules(family), &after.rules(family));
         Self { rules: [gone, new], traffic: Family::BOTH.into_iter().flat_map(differ).collect() }
     }
 

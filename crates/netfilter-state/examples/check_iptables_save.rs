@@ -6,7 +6,7 @@
 
 #![allow(clippy::disallowed_methods, clippy::print_stdout)] // what an example is for
 
-use netfilter_state::{change::RuleDifference, parse::mesh_tables};
+use netfilter_state::{change::RuleDifference, state::IptablesTables};
 use redirect_core::{Families, Family, Redirect};
 use std::{
     error::Error,
@@ -19,7 +19,7 @@ fn main() -> Result<ExitCode, Box<dyn Error>> {
     io::stdin().read_to_string(&mut saved)?;
 
     let wanted = Redirect::sidecar(Families::V4).build()?.plan().rules(Family::V4);
-    let differences = RuleDifference::all(&mesh_tables(&saved)?, &wanted);
+    let differences = RuleDifference::all(&IptablesTables::saved(&saved)?, &wanted);
     if differences.is_empty() {
         println!("as planned");
         return Ok(ExitCode::SUCCESS);

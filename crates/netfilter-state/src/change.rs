@@ -316,7 +316,6 @@ impl fmt::Display for RuleDifference {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::parse::mesh_tables;
     use redirect_core::{Families, Family, Redirect, rule::Hook};
 
     fn wanted() -> FamilyRules {
@@ -328,7 +327,7 @@ mod tests {
     fn assert_told(line: &str, instead: &str, all: &[&str]) {
         let text = wanted().restore_text();
         assert_eq!(text.matches(line).count(), 1, "{line}\n{text}");
-        let observed = mesh_tables(&text.replace(line, instead)).unwrap();
+        let observed = IptablesTables::saved(&text.replace(line, instead)).unwrap();
         let told = RuleDifference::all(&observed, &wanted());
         assert_eq!(told.iter().map(ToString::to_string).collect::<Vec<String>>(), all);
     }
@@ -336,10 +335,10 @@ mod tests {
     #[test]
     fn what_a_change_did_is_taken_back_whatever_it_looks_like_and_in_its_own_table_alone() {
         const PLAIN: &str = "-A OUTPUT -p tcp -j RETURN\n";
-        let rule = || crate::parse::entry("-p tcp -j RETURN");
+        let rule = || Entry::saved("-p tcp -j RETURN");
         let table = |name: &str, rules: &str| format!("*{name}\n:OUTPUT ACCEPT\n{rules}COMMIT\n");
         let state = |nat: &str, mangle: &str| {
-            mesh_tables(&[table("nat", nat), table("mangle", mangle)].concat()).unwrap()
+            IptablesTables::saved(&[table("nat", nat), table("mangle", mangle)].concat()).unwrap()
         };
         let steps = |steps: &[EditOp]| TableChange { table: Table::Nat, steps: steps.to_vec() };
         let output = || Chain::Hook(Hook::Output);
@@ -347,7 +346,7 @@ mod tests {
         let back = IptablesChange::back(&state(PLAIN, PLAIN), &state("", PLAIN), &done);
         assert_eq!(back.tables, [steps(&[EditOp::Delete(output(), rule())])]);
         // Whatever the change did not do, another program did.
-        let another = crate::parse::entry("-p udp -j RETURN");
+        let another = Entry::saved("-p udp -j RETURN");
         let elsewhere = EditOp::Append(Chain::Hook(Hook::Prerouting), rule());
         let others = [EditOp::Flush(output()), EditOp::Append(output(), another), elsewhere];
         let others = IptablesChange { tables: [steps(&others)].into() };

@@ -19,7 +19,6 @@
 #![cfg_attr(test, allow(clippy::disallowed_methods, clippy::disallowed_types))]
 
 mod align;
-pub mod branch_interfaces;
 pub mod change;
 pub mod differences;
 mod expressions;
@@ -28,7 +27,7 @@ pub mod json;
 #[cfg(feature = "model")]
 pub mod model;
 pub mod netlink;
-pub mod parse;
+mod parse;
 pub mod route_tables;
 pub mod routing;
 pub mod ruleset;

@@ -4,16 +4,9 @@
 use redirect_core::{
     AmbientRedirect, Tproxy,
     plan::{DataPlane, RulePlan},
-    values::{Family, Mark, MaskedMark, PASSTHROUGH_V6, RouteTable},
+    values::{Family, Mark, MaskedMark, RouteTable},
 };
 use std::{collections::BTreeSet, fmt, ops::RangeInclusive};
-
-/// The protocol (`FRA_PROTOCOL`) of a policy rule that is about to be removed: a number without a registered meaning.
-pub const REMOVAL_PROTOCOL: u8 = 0x69;
-
-/// The tables among which one is chosen where the plan's own is another program's. With a plan's mark, the number says whose a policy rule
-/// is.
-pub const CHOSEN_TABLES: RangeInclusive<u32> = 15_100..=15_199;
 
 /// One thing a plan needs besides rules. Closed on purpose: who puts a plan in force has to make every kind of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -41,6 +34,9 @@ pub struct FoundRouting {
 }
 
 impl FoundRouting {
+    /// The protocol (`FRA_PROTOCOL`) of a policy rule that is about to be removed: a number without a registered meaning.
+    pub const REMOVAL_PROTOCOL: u8 = 0x69;
+
     /// One that does what a plan wants of it, not read from a kernel.
     #[must_use]
     pub const fn working(item: RoutingItem) -> Self {
@@ -105,7 +101,7 @@ impl FoundRouting {
     ///
     /// Other programs do transparent proxying, too, with the same routing. So a policy rule counts as the mesh's when its
     /// mark is one that rules of the mesh use (`marks`), or when mark and table are those of `tproxy`, the usual ones or those of
-    /// ambient mode, or the table is one of [`CHOSEN_TABLES`]; a route when such a rule leads to it, and no rule of another
+    /// ambient mode, or the table is one of [`RoutingItem::CHOSEN_TABLES`]; a route when such a rule leads to it, and no rule of another
     /// program does; a rule that an earlier run has marked for removal always counts. Of several that are the same, one that works
     /// is kept where the plan wants it.
     pub(crate) fn stale<'a>(
@@ -127,8 +123,8 @@ impl FoundRouting {
             RoutingItem::LoopbackAddress => true,
             RoutingItem::Rule(family, mark, table) => {
                 let is_used = mark.whole().is_some_and(|mark| marks.contains(&mark));
-                let is_chosen =
-                    CHOSEN_TABLES.contains(&table.number()) && named.iter().any(|(named, _)| *named == mark);
+                let is_chosen = RoutingItem::CHOSEN_TABLES.contains(&table.number())
+                    && named.iter().any(|(named, _)| *named == mark);
                 named.contains(&(mark, table)) || is_chosen || is_used && has_route(family, table)
             }
             RoutingItem::Route(..) => false,
@@ -151,7 +147,7 @@ impl FoundRouting {
             // Beside other routes another program has no use for it, and a table that was chosen was free.
             let is_beside = |one: &Self| {
                 one.item == RoutingItem::Route(family, table)
-                    && (one.flaw.is_some() || CHOSEN_TABLES.contains(&table.number()))
+                    && (one.flaw.is_some() || RoutingItem::CHOSEN_TABLES.contains(&table.number()))
             };
             let leads_there = rules().any(|rule| rule == (true, family, table));
             if !(leads_there && found.iter().any(is_beside)) {
@@ -173,6 +169,10 @@ impl FoundRouting {
 }
 
 impl RoutingItem {
+    /// The tables among which one is chosen where the plan's own is another program's. With a plan's mark, the number says whose a policy rule
+    /// is.
+    pub const CHOSEN_TABLES: RangeInclusive<u32> = 15_100..=15_199;
+
     /// What a plan needs, in the order in which to add it: the address, then routes, then the rules that lead to them; in ambient mode
     /// the rules first.
     #[must_use]
@@ -188,7 +188,7 @@ impl RoutingItem {
         items.sort_unstable();
         let table = plan.policy_routes().map(|routes| routes.table().number());
         if plan.data_plane() == DataPlane::Ambient
-            || table.is_some_and(|table| CHOSEN_TABLES.contains(&table))
+            || table.is_some_and(|table| RoutingItem::CHOSEN_TABLES.contains(&table))
         {
             // Only the rule says whose a route is in such a table, and a run may end in between.
             items.reverse();
@@ -224,7 +224,7 @@ fn with_removal_protocol(message: &[u8]) -> Vec<u8> {
     while let (Some(length), Some(kind)) = (number(&bytes, start), number(&bytes, start.saturating_add(2))) {
         if kind == PROTOCOL {
             if let Some(value) = bytes.get_mut(start.saturating_add(4)) {
-                *value = REMOVAL_PROTOCOL;
+                *value = FoundRouting::REMOVAL_PROTOCOL;
             }
             break;
         }
@@ -305,7 +305,7 @@ impl fmt::Display for RoutingItem {
                 write!(f, "{family} policy rule: fwmark {mark} lookup {table}")
             }
             Self::Route(family, table) => write!(f, "{family} route: local default dev lo table {table}"),
-            Self::LoopbackAddress => write!(f, "address {PASSTHROUGH_V6}/128 on lo"),
+            Self::LoopbackAddress => write!(f, "address {}/128 on lo", Family::PASSTHROUGH_V6),
         }
     }
 }
@@ -382,7 +382,7 @@ mod tests {
 
     #[test]
     fn a_table_that_was_chosen_is_known_by_the_mark_of_its_rule() {
-        let chosen = RouteTable::new(*CHOSEN_TABLES.start()).unwrap();
+        let chosen = RouteTable::new(*RoutingItem::CHOSEN_TABLES.start()).unwrap();
         let route = RoutingItem::Route(Family::V4, chosen);
         let theirs = RoutingItem::Rule(Family::V4, Mark::new(7).unwrap().into(), chosen);
         for mark in [AmbientRedirect::ANSWER_MARK, Tproxy::default().mark().into()] {

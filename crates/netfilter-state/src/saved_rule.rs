@@ -1,11 +1,11 @@
 //! One rule in the words of iptables-save, as packets meet it.
 
 use crate::ruleset::{
-    Condition, Endpoint, KernelRule, Selector, Statement, marked, owned_by, state, target_named,
+    Condition, Endpoint, KernelRule, Selector, StateBits, Statement, marked, owned_by, target_named,
 };
 use redirect_core::{
     rule::{Equality, Match, Protocol},
-    values::{PortRange, PortSyntax, parse_cidr},
+    values::{Cidrs, PortRange, PortSyntax},
 };
 
 impl KernelRule {
@@ -115,7 +115,7 @@ fn condition(module: &str, word: &str, not: bool, values: &[String]) -> Option<C
             .and_then(|value| PortRange::parse(value, PortSyntax::Saved).ok())
             .map(|value| Equality { value, not })
     };
-    let net = || value.and_then(|value| parse_cidr(value).ok()).map(|value| Equality { value, not });
+    let net = || value.and_then(|value| Cidrs::parse_one(value).ok()).map(|value| Equality { value, not });
     let interface = || value.and_then(|value| value.parse().ok()).map(|value| Equality { value, not });
     let plain = |condition: Match| Some(Condition::Plain(condition));
     match (module, word) {
@@ -189,7 +189,7 @@ fn ports(list: &str) -> Option<Vec<PortRange>> {
 
 fn states(list: &str) -> Option<u32> {
     list.split(',').try_fold(0, |bits, name| {
-        let (bit, _) = state::NAMES.into_iter().find(|(_, known)| *known == name)?;
+        let (bit, _) = StateBits::NAMES.into_iter().find(|(_, known)| *known == name)?;
         Some(bits | bit)
     })
 }

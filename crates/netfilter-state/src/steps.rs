@@ -15,7 +15,6 @@ use redirect_core::{
     Tproxy,
     options::{NativeForm, Variant},
     plan::{DataPlane, FamilyRules, RulePlan},
-    render::NFT_TABLES,
     rule::Table,
     values::{Family, Mark},
 };
@@ -149,6 +148,35 @@ impl<'a> Goal<'a> {
     pub const fn new(plan: &'a RulePlan, rules_in: RulesIn) -> Self {
         Self { plan, rules_in, force: false, tproxy: None, nft_in_transaction: true }
     }
+
+    /// The steps from what was observed to the goal; empty if it is in force.
+    #[must_use]
+    pub fn steps_from(&self, observed: &Observation) -> Vec<Step> {
+        let mut steps: Vec<Step> =
+            RoutingItem::missing(self.plan, &observed.routing).into_iter().map(Step::AddRouting).collect();
+        let (take_over, let_go) = phases(observed, self);
+        let both_stand = !let_go.is_empty() && !self.plan.families().is_empty() && observed.is_redirected();
+        let rules_change = !take_over.is_empty() || !let_go.is_empty();
+        let stale = FoundRouting::stale(self.plan, &observed.routing, &observed.marks(), self.tproxy);
+        let is_marked = |found: &FoundRouting| {
+            rules_change && !found.marked_for_removal && matches!(found.item, RoutingItem::Rule(..))
+        };
+        let marked = stale.iter().filter(|found| is_marked(found));
+        steps.extend(marked.map(|found| Step::MarkForRemoval((*found).clone())));
+        steps.extend(take_over);
+        if both_stand {
+            steps.push(Step::Grace);
+            // While both stand, whatever comes is translated: nothing is left behind any more.
+            if observed.captures_inbound(Table::Mangle) && !captures_inbound(self.plan, Table::Mangle) {
+                steps.push(Step::ForgetClosed);
+            }
+        }
+        steps.extend(let_go);
+        let removed =
+            |found: &FoundRouting| if is_marked(found) { found.mark_for_removal() } else { found.clone() };
+        steps.extend(stale.into_iter().map(|found| Step::RemoveRouting(removed(found))));
+        steps
+    }
 }
 
 /// One step. It happens wholly or not at all, but for [`Step::Restore`], which happens table by table.
@@ -274,35 +302,6 @@ fn tables(change: &IptablesChange) -> String {
     change.tables.iter().map(|table| table.table.name()).collect::<Vec<_>>().join(", ")
 }
 
-/// The steps from what was observed to the goal; empty if it is in force.
-#[must_use]
-pub fn between(observed: &Observation, goal: &Goal<'_>) -> Vec<Step> {
-    let mut steps: Vec<Step> =
-        RoutingItem::missing(goal.plan, &observed.routing).into_iter().map(Step::AddRouting).collect();
-    let (take_over, let_go) = phases(observed, goal);
-    let both_stand = !let_go.is_empty() && !goal.plan.families().is_empty() && observed.is_redirected();
-    let rules_change = !take_over.is_empty() || !let_go.is_empty();
-    let stale = FoundRouting::stale(goal.plan, &observed.routing, &observed.marks(), goal.tproxy);
-    let is_marked = |found: &FoundRouting| {
-        rules_change && !found.marked_for_removal && matches!(found.item, RoutingItem::Rule(..))
-    };
-    let marked = stale.iter().filter(|found| is_marked(found));
-    steps.extend(marked.map(|found| Step::MarkForRemoval((*found).clone())));
-    steps.extend(take_over);
-    if both_stand {
-        steps.push(Step::Grace);
-        // While both stand, whatever comes is translated: nothing is left behind any more.
-        if observed.captures_inbound(Table::Mangle) && !captures_inbound(goal.plan, Table::Mangle) {
-            steps.push(Step::ForgetClosed);
-        }
-    }
-    steps.extend(let_go);
-    let removed =
-        |found: &FoundRouting| if is_marked(found) { found.mark_for_removal() } else { found.clone() };
-    steps.extend(stale.into_iter().map(|found| Step::RemoveRouting(removed(found))));
-    steps
-}
-
 fn captures_inbound(plan: &RulePlan, table: Table) -> bool {
     Family::BOTH.into_iter().any(|family| IptablesTables::from(&plan.rules(family)).captures_inbound(table))
 }
@@ -363,7 +362,7 @@ fn native(observed: &NativeState, goal: &Goal<'_>) -> (Option<NativeState>, Opti
     let uses_sets = |table| observed.looks_up(table) || wanted.looks_up(table);
     let mut first = wanted.clone();
     let mut is_last = true;
-    for table in NFT_TABLES {
+    for table in DataPlane::NFT_TABLES {
         if moves && observed.captures_inbound_in(table) && !wanted.captures_inbound_in(table) {
             first = first.with_table_of(observed, table);
             is_last = false;

@@ -8,13 +8,13 @@
 
 #![allow(clippy::print_stdout, clippy::print_stderr, clippy::disallowed_methods)] // a program, unlike the library
 
-use packet_trace::{Difference, difference, summary};
+use packet_trace::Difference;
 use redirect_core::{RulePlan, pod::PodFacts, settings::NamespaceFacts};
 use std::{env, error::Error, fs, process::ExitCode};
 
 fn main() -> Result<ExitCode, Box<dyn Error>> {
-    let differences = difference(&plan(1)?, &plan(2)?);
-    print!("{}", summary(&differences));
+    let differences = Difference::of_plans(&plan(1)?, &plan(2)?);
+    print!("{}", Difference::summary(&differences));
     Ok(ExitCode::from(u8::from(differences.iter().any(Difference::bypasses))))
 }
 

@@ -7,7 +7,6 @@ use super::{
     set::Set,
     walk::{self, WalkInput, Work},
 };
-use netfilter_state::ruleset::address;
 use redirect_core::{plan::RulePlan, rule::Protocol, settings::Source, values::Family};
 use std::{
     collections::BTreeMap,
@@ -31,6 +30,73 @@ pub struct Difference {
 }
 
 impl Difference {
+    /// All traffic that two plans treat differently, as few sets of packets that do not overlap. Empty if both plans mean the same.
+    ///
+    /// It walks packets of TCP and UDP in all states of connection tracking, from outside without a mark and from processes of the
+    /// pod with any. Nothing comes in over `lo` from outside, or with a loopback address; nothing goes to a loopback
+    /// address by another interface.
+    ///
+    /// ```
+    /// use packet_trace::Difference;
+    /// use redirect_core::{Families, Redirect, values::PortRange};
+    ///
+    /// let before = Redirect::sidecar(Families::V4).build()?.plan();
+    /// let after = Redirect::sidecar(Families::V4).exclude_outbound([PortRange::single(3306)]).build()?.plan();
+    /// assert_eq!(Difference::of_plans(&before, &before), []);
+    /// let differences = Difference::of_plans(&before, &after);
+    /// assert!(!differences.is_empty());
+    /// assert!(differences.iter().all(|one| one.region.ports() == Some(vec![(3306, 3306)])));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn of_plans(before: &RulePlan, after: &RulePlan) -> Vec<Self> {
+        let rules = |plan: &RulePlan, family| TraceRules::of_plan(plan, family);
+        let differ = |family| between(&rules(before, family), &rules(after, family), &mut Work::any());
+        Family::BOTH.into_iter().flat_map(differ).collect()
+    }
+
+    /// All traffic of a family that two sets of rules treat differently, likewise: those of plans in either form ([`TraceRules::of_plan`],
+    /// [`TraceRules::of_native_plan`]).
+    /// Rules of different families have nothing in common, and no difference.
+    #[must_use]
+    pub fn between(before: &TraceRules, after: &TraceRules) -> Vec<Self> {
+        if before.family == after.family { between(before, after, &mut Work::any()) } else { Vec::new() }
+    }
+
+    /// Differences in words, by what causes them: for each setting and change of fate a line, with the first of the packets and the
+    /// number of further sets of them. Settings have the words of the program or user that made them.
+    ///
+    /// ```
+    /// use packet_trace::Difference;
+    /// use redirect_core::{Families, Redirect, settings::Source, values::PortRange};
+    ///
+    /// let before = Redirect::sidecar(Families::Both).build()?.plan();
+    /// let excluded = [3306, 5432].map(PortRange::single);
+    /// let after = Redirect::sidecar(Families::Both).asked_by(Source::Caller("databases")).exclude_outbound(excluded).build()?;
+    /// let summary = Difference::summary(&Difference::of_plans(&before, &after.plan()));
+    /// assert!(summary.starts_with("databases: proxy, outbound listener (port 15001) \u{2192} untouched, to its destination: "), "{summary}");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn summary(differences: &[Self]) -> String {
+        let mut groups: Vec<(&Self, usize)> = Vec::new();
+        for one in differences {
+            let is_alike = |(first, _): &&mut (&Self, usize)| {
+                (first.before, first.after, first.cause) == (one.before, one.after, one.cause)
+            };
+            match groups.iter_mut().find(is_alike) {
+                Some((_, more)) => *more = more.saturating_add(1),
+                None => groups.push((one, 0)),
+            }
+        }
+        let line = |(first, more): (&Self, usize)| {
+            let cause = first.cause.map(|origin| format!("{}: ", origin.source)).unwrap_or_default();
+            let more = if more > 0 { format!(" (and {more} more)") } else { String::new() };
+            format!("{cause}{} \u{2192} {}: {}{more}\n", first.before, first.after, first.region)
+        };
+        groups.into_iter().map(line).collect()
+    }
+
     /// Whether packets bypass the proxy that came to it before, or may.
     #[must_use]
     pub const fn bypasses(&self) -> bool {
@@ -40,39 +106,6 @@ impl Difference {
         );
         matches!(self.before, Fate::Proxy { .. }) && lands_elsewhere
     }
-}
-
-/// Differences in words, by what causes them: for each setting and change of fate a line, with the first of the packets and the
-/// number of further sets of them. Settings have the words of the program or user that made them.
-///
-/// ```
-/// use redirect_core::{Families, Redirect, settings::Source, values::PortRange};
-///
-/// let before = Redirect::sidecar(Families::Both).build()?.plan();
-/// let excluded = [3306, 5432].map(PortRange::single);
-/// let after = Redirect::sidecar(Families::Both).asked_by(Source::Caller("databases")).exclude_outbound(excluded).build()?;
-/// let summary = packet_trace::summary(&packet_trace::difference(&before, &after.plan()));
-/// assert!(summary.starts_with("databases: proxy, outbound listener (port 15001) \u{2192} untouched, to its destination: "), "{summary}");
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
-#[must_use]
-pub fn summary(differences: &[Difference]) -> String {
-    let mut groups: Vec<(&Difference, usize)> = Vec::new();
-    for one in differences {
-        let is_alike = |(first, _): &&mut (&Difference, usize)| {
-            (first.before, first.after, first.cause) == (one.before, one.after, one.cause)
-        };
-        match groups.iter_mut().find(is_alike) {
-            Some((_, more)) => *more = more.saturating_add(1),
-            None => groups.push((one, 0)),
-        }
-    }
-    let line = |(first, more): (&Difference, usize)| {
-        let cause = first.cause.map(|origin| format!("{}: ", origin.source)).unwrap_or_default();
-        let more = if more > 0 { format!(" (and {more} more)") } else { String::new() };
-        format!("{cause}{} \u{2192} {}: {}{more}\n", first.before, first.after, first.region)
-    };
-    groups.into_iter().map(line).collect()
 }
 
 /// A set of packets: those that have in every field one of these values. A field without values may have any.
@@ -220,9 +253,9 @@ impl Region {
                 Sender::Outside
             },
             protocol: self.protocols().first().copied().unwrap_or(Protocol::Tcp),
-            source: Some(address(family, first(Field::Source))),
+            source: Some(family.address(first(Field::Source))),
             source_port: Some(port(Field::SourcePort)),
-            destination: SocketAddr::new(address(family, first(Field::Destination)), port(Field::Port)),
+            destination: SocketAddr::new(family.address(first(Field::Destination)), port(Field::Port)),
             interface: Interface::Named(
                 usual.map_or_else(|| interface_name(first(Field::Interface)), String::from),
             ),
@@ -247,9 +280,9 @@ impl Region {
         let decimal = |number: u128| number.to_string();
         let hexadecimal = |number: u128| format!("{number:#x}");
         let all = [
-            self.words((Field::Source, most), "from", |number| address(family, number).to_string()),
+            self.words((Field::Source, most), "from", |number| family.address(number).to_string()),
             self.words((Field::SourcePort, most), "source port", decimal),
-            self.words((Field::Destination, most), "to", |number| address(family, number).to_string()),
+            self.words((Field::Destination, most), "to", |number| family.address(number).to_string()),
             self.words((Field::Port, most), "port", decimal),
             self.words((Field::User, most), "user", decimal).filter(|_| self.is_local),
             self.words((Field::Group, most), "group", decimal).filter(|_| self.is_local),
@@ -264,7 +297,7 @@ impl Region {
     fn addresses(&self, field: Field) -> Option<Vec<(IpAddr, IpAddr)>> {
         let family = self.packets.family;
         let ranges = self.limited(field)?.ranges().iter();
-        Some(ranges.map(|(first, last)| (address(family, *first), address(family, *last))).collect())
+        Some(ranges.map(|(first, last)| (family.address(*first), family.address(*last))).collect())
     }
 
     fn numbers<T: TryFrom<u128>>(&self, field: Field) -> Option<Vec<(T, T)>> {
@@ -360,38 +393,6 @@ impl fmt::Display for Difference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {} → {}", self.region, self.before, self.after)
     }
-}
-
-/// All traffic that two plans treat differently, as few sets of packets that do not overlap. Empty if both plans mean the same.
-///
-/// It walks packets of TCP and UDP in all states of connection tracking, from outside without a mark and from processes of the
-/// pod with any. Nothing comes in over `lo` from outside, or with a loopback address; nothing goes to a loopback
-/// address by another interface.
-///
-/// ```
-/// use redirect_core::{Families, Redirect, values::PortRange};
-///
-/// let before = Redirect::sidecar(Families::V4).build()?.plan();
-/// let after = Redirect::sidecar(Families::V4).exclude_outbound([PortRange::single(3306)]).build()?.plan();
-/// assert_eq!(packet_trace::difference(&before, &before), []);
-/// let differences = packet_trace::difference(&before, &after);
-/// assert!(!differences.is_empty());
-/// assert!(differences.iter().all(|one| one.region.ports() == Some(vec![(3306, 3306)])));
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
-#[must_use]
-pub fn difference(before: &RulePlan, after: &RulePlan) -> Vec<Difference> {
-    let rules = |plan: &RulePlan, family| TraceRules::of_plan(plan, family);
-    let differ = |family| between(&rules(before, family), &rules(after, family), &mut Work::any());
-    Family::BOTH.into_iter().flat_map(differ).collect()
-}
-
-/// All traffic of a family that two sets of rules treat differently, likewise: those of plans in either form ([`TraceRules::of_plan`],
-/// [`TraceRules::of_native_plan`]).
-/// Rules of different families have nothing in common, and no difference.
-#[must_use]
-pub fn difference_between(before: &TraceRules, after: &TraceRules) -> Vec<Difference> {
-    if before.family == after.family { between(before, after, &mut Work::any()) } else { Vec::new() }
 }
 
 fn between(from: &TraceRules, to: &TraceRules, work: &mut Work) -> Vec<Difference> {

@@ -43,7 +43,7 @@ impl Serialize for Trace {
     }
 }
 
-/// The document of all traffic that two plans treat differently: of what [`difference`](crate::difference()) returns.
+/// The document of all traffic that two plans treat differently: of what [`Difference::of_plans`] returns.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub struct TrafficDifferences<'a> {
     version: u32,

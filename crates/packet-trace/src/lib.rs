@@ -18,7 +18,7 @@
 //! Not followed: forwarding (a packet that arrives is taken to be for the pod), fragments, and sockets: the proxy is taken to
 //! listen. While it does not, what goes to it is refused or dropped, never let through.
 //!
-//! [`difference()`] compares two plans by walking all packets at once.
+//! [`Difference::of_plans`] compares two plans by walking all packets at once.
 //!
 //! In go a plan of `redirect-core`, or the ruleset, routing and policy routes that `netfilter-state` has read, and packets. Out come
 //! traces, traffic differences, and findings about what keeps packets from the proxy ([`interference`]). It knows neither messages of the
@@ -48,7 +48,7 @@ mod set;
 mod text;
 mod walk;
 
-pub use difference::{Difference, Region, difference, difference_between, summary};
+pub use difference::{Difference, Region};
 pub use rules::{MeshRule, TraceRules};
 pub use text::Detail;
 

@@ -1,7 +1,7 @@
 //! Where a plan's policy routing has to stand so that it delivers in the pod what it is there for.
 //!
 //! A plan in ambient mode or with TPROXY needs that packets with its mark reach the pod itself. Policy rules of other programs may take
-//! them before: [`place`] sends all of them through the policy rules and routes of a namespace, and chooses a table that no other
+//! them before: [`Placement::of`] sends all of them through the policy rules and routes of a namespace, and chooses a table that no other
 //! program uses, and a priority before what takes them. Packets that no route could carry anyway are not asked about.
 
 use super::{
@@ -14,14 +14,14 @@ use super::{
 };
 use netfilter_state::{
     route_tables::{PolicyRule, Route, RouteKind, RouteTables, RuleAction},
-    routing::{CHOSEN_TABLES, FoundRouting, RoutingItem},
+    routing::{FoundRouting, RoutingItem},
     ruleset::HookedRules,
 };
 use redirect_core::{
     ipnet::IpNet,
     plan::{DataPlane, PolicyRoutes, RulePlan},
     rule::{Protocol, TcpFlags},
-    values::{Family, PASSTHROUGH_V6, RouteTable, is_routable},
+    values::{Family, RouteTable, is_routable},
 };
 use std::{
     collections::BTreeSet,
@@ -126,6 +126,63 @@ pub struct Placement {
 }
 
 impl Placement {
+    /// Where a plan's policy routing has to stand among these policy rules and routes. `ask` asks the kernel whether it delivers a packet in the
+    /// pod itself, if it can be asked: its word counts more than the model's.
+    #[must_use]
+    pub fn of(plan: &RulePlan, tables: &RouteTables, mut ask: impl FnMut(&Packet) -> Option<bool>) -> Self {
+        let mut placement = Self { plan: plan.clone(), flaws: Vec::new(), obstacle: None };
+        let Some(wanted) = plan.policy_routes() else { return placement };
+        let seen = Seen { plan, wanted, tables };
+        let table = match seen.table() {
+            Ok(table) => table,
+            Err(why) => {
+                placement.obstacle = Some(Obstacle::NoTable(wanted.table(), why));
+                return placement;
+            }
+        };
+        placement.plan = plan.clone().with_policy_routing(table, wanted.priority());
+        let mut to_place = Vec::new();
+        for family in wanted.families().iter().copied() {
+            if seen.has_rule(family, table) {
+                let taken = seen.taken_now(family, table, &mut ask);
+                if taken.is_none() {
+                    continue;
+                }
+                // Another place would not change what no policy rule does.
+                if let Some(taken) = taken.as_ref().filter(|taken| taken.rule.is_none()) {
+                    placement.obstacle = Some(Obstacle::ValueKind(Box::new(taken.clone())));
+                    return placement;
+                }
+                placement.flaws.extend(taken);
+            }
+            to_place.push(family);
+        }
+        if to_place.is_empty() {
+            return placement;
+        }
+        let may_work = !placement.flaws.is_empty()
+            && placement.flaws.len() == to_place.len()
+            && placement.flaws.iter().all(|flaw| !flaw.is_certain);
+        let chosen = match seen.priority(&to_place, table, true) {
+            // Nothing would make it certain, and perhaps it works.
+            Err(_) if may_work => {
+                placement.flaws.clear();
+                return placement;
+            }
+            Err(_) => seen.known_priority(&to_place, table, &placement.flaws),
+            certain @ Ok(_) => certain,
+        };
+        match chosen {
+            Ok(priority) => placement.plan = plan.clone().with_policy_routing(table, priority),
+            // What works in a table that another program uses as well is not given up for what would not.
+            Err(_) if seen.works_in(wanted.table(), &mut ask) => {
+                return Self { plan: plan.clone(), flaws: Vec::new(), obstacle: None };
+            }
+            Err(obstacle) => placement.obstacle = Some(obstacle),
+        }
+        placement
+    }
+
     /// Notes on policy rules that were found what keeps them from their effect.
     pub fn judge(&self, found: &mut [FoundRouting]) {
         let Some(routes) = self.plan.policy_routes() else { return };
@@ -136,67 +193,6 @@ impl Placement {
             }
         }
     }
-}
-
-/// Where a plan's policy routing has to stand among these policy rules and routes. `ask` asks the kernel whether it delivers a packet in the
-/// pod itself, if it can be asked: its word counts more than the model's.
-#[must_use]
-pub fn place(
-    plan: &RulePlan,
-    tables: &RouteTables,
-    mut ask: impl FnMut(&Packet) -> Option<bool>,
-) -> Placement {
-    let mut placement = Placement { plan: plan.clone(), flaws: Vec::new(), obstacle: None };
-    let Some(wanted) = plan.policy_routes() else { return placement };
-    let seen = Seen { plan, wanted, tables };
-    let table = match seen.table() {
-        Ok(table) => table,
-        Err(why) => {
-            placement.obstacle = Some(Obstacle::NoTable(wanted.table(), why));
-            return placement;
-        }
-    };
-    placement.plan = plan.clone().with_policy_routing(table, wanted.priority());
-    let mut to_place = Vec::new();
-    for family in wanted.families().iter().copied() {
-        if seen.has_rule(family, table) {
-            let taken = seen.taken_now(family, table, &mut ask);
-            if taken.is_none() {
-                continue;
-            }
-            // Another place would not change what no policy rule does.
-            if let Some(taken) = taken.as_ref().filter(|taken| taken.rule.is_none()) {
-                placement.obstacle = Some(Obstacle::ValueKind(Box::new(taken.clone())));
-                return placement;
-            }
-            placement.flaws.extend(taken);
-        }
-        to_place.push(family);
-    }
-    if to_place.is_empty() {
-        return placement;
-    }
-    let may_work = !placement.flaws.is_empty()
-        && placement.flaws.len() == to_place.len()
-        && placement.flaws.iter().all(|flaw| !flaw.is_certain);
-    let chosen = match seen.priority(&to_place, table, true) {
-        // Nothing would make it certain, and perhaps it works.
-        Err(_) if may_work => {
-            placement.flaws.clear();
-            return placement;
-        }
-        Err(_) => seen.known_priority(&to_place, table, &placement.flaws),
-        certain @ Ok(_) => certain,
-    };
-    match chosen {
-        Ok(priority) => placement.plan = plan.clone().with_policy_routing(table, priority),
-        // What works in a table that another program uses as well is not given up for what would not.
-        Err(_) if seen.works_in(wanted.table(), &mut ask) => {
-            return Placement { plan: plan.clone(), flaws: Vec::new(), obstacle: None };
-        }
-        Err(obstacle) => placement.obstacle = Some(obstacle),
-    }
-    placement
 }
 
 /// What a plan's policy routing finds in a namespace.
@@ -212,7 +208,7 @@ impl Seen<'_> {
         let mark = self.wanted.mark();
         let is_ours = rule.mark == Some((mark.value(), mark.mask())) && rule.limits().is_empty();
         let RuleAction::Lookup(table) = rule.action else { return None };
-        let may_have = table == self.wanted.table().number() || CHOSEN_TABLES.contains(&table);
+        let may_have = table == self.wanted.table().number() || RoutingItem::CHOSEN_TABLES.contains(&table);
         if is_ours && may_have { RouteTable::new(table) } else { None }
     }
 
@@ -234,9 +230,10 @@ impl Seen<'_> {
         }
         let of_families = |rule: &&PolicyRule| self.wanted.families().contains(&rule.family);
         let known = self.tables.rules.iter().filter(of_families).filter_map(|rule| self.leads(rule));
-        let all = known.chain(CHOSEN_TABLES.filter_map(RouteTable::new));
-        let mut free = all
-            .filter(|table| CHOSEN_TABLES.contains(&table.number()) && self.used_by_others(*table).is_none());
+        let all = known.chain(RoutingItem::CHOSEN_TABLES.filter_map(RouteTable::new));
+        let mut free = all.filter(|table| {
+            RoutingItem::CHOSEN_TABLES.contains(&table.number()) && self.used_by_others(*table).is_none()
+        });
         free.next().ok_or_else(|| used.unwrap_or_default())
     }
 
@@ -512,7 +509,7 @@ fn own_addresses(routes: &[Route]) -> Vec<IpAddr> {
             && route.kind == RouteKind::Local
             && route.to.prefix_len() == route.to.max_prefix_len()
             && is_routable(&route.to.addr())
-            && route.to.addr() != IpAddr::V6(PASSTHROUGH_V6)
+            && route.to.addr() != IpAddr::V6(Family::PASSTHROUGH_V6)
     };
     routes.iter().filter(is_own).map(|route| route.to.addr()).collect()
 }

@@ -5,6 +5,7 @@
 //! the answer: then the cgroups of the processes in them say whose they are. No namespace is held open between two looks, because an open one outlives its pod.
 
 mod processes;
+mod special;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -13,10 +14,10 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
 use netns_apply::netns::{DisposableThread, Netns, NetnsError, NetnsId};
-use netns_apply::pod::HostNamespaces;
 use netns_apply::routes::RouteSocket;
 
 pub use processes::{NamespaceProcesses, PodProcess, ProcessIndex, namespace_of, processes_of_pods};
+pub use special::{FOREIGN, HostNamespace, HostNamespaces, Outside, hosts, remember_hosts, suitable};
 
 /// How many bytes of addresses are read of a namespace; a container with CAP_NET_ADMIN can add as many as it likes.
 const MOST_READ: usize = 16 << 20;

@@ -6,7 +6,7 @@
 use clap::{Arg, Command};
 use clap_lex::{ParsedArg, RawArgs};
 use redirect_core::{
-    settings::{Kind, SETTINGS, Star, meant},
+    settings::{Kind, Misspelt, Setting, Star},
     values::Problem,
 };
 use std::ffi::OsString;
@@ -119,7 +119,7 @@ impl<'a> ArgClassifier<'a> {
         let Some(flag) = self.command.get_arguments().find(|arg| arg.get_long() == Some(name)) else {
             let given = format!("--{name}");
             let flags = self.command.get_arguments().filter_map(Arg::get_long);
-            self.unknown(&given, meant(name, flags));
+            self.unknown(&given, Misspelt::nearest(name, flags));
             return None;
         };
         let written = word.to_value_os().to_owned();
@@ -185,7 +185,7 @@ impl<'a> ArgClassifier<'a> {
         };
         let flags = || self.command.get_arguments().filter_map(Arg::get_long);
         let is_flag = || {
-            let name = flags().find(|flag| *flag == text).or_else(|| meant(text, flags()))?;
+            let name = flags().find(|flag| *flag == text).or_else(|| Misspelt::nearest(text, flags()))?;
             Some(format!("needs dashes; did you mean --{name}?"))
         };
         let subcommands: Vec<&str> = self.command.get_subcommands().map(Command::get_name).collect();
@@ -244,7 +244,7 @@ fn after_switch(flag: &Arg, text: &str) -> Option<String> {
 /// What to write instead of words behind a flag and its value.
 fn after_value(flag: &Arg) -> Option<String> {
     let name = flag.get_long()?;
-    let setting = SETTINGS.iter().find(|setting| setting.flag == Some(name))?;
+    let setting = Setting::ALL.iter().find(|setting| setting.flag == Some(name))?;
     let dashes = setting.short.map_or_else(|| format!("--{name}"), |short| format!("-{short}"));
     let is_list = matches!(setting.kind, Kind::Ports | Kind::Ranges | Kind::Ids | Kind::Interfaces);
     let takes_star = setting.star == Star::Everything;

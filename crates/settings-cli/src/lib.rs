@@ -19,10 +19,7 @@ pub use rows::{IPTABLES, LOG_ROWS, VALIDATION, row as setting_row};
 
 use logging::LevelError;
 use redirect_core::{
-    settings::{
-        AMBIENT_SETTINGS, InputErrors, Key, Misspelt, RawSettings, SETTINGS, Setting, Source,
-        misspelt_variables,
-    },
+    settings::{InputErrors, Key, Misspelt, RawSettings, Setting, Source},
     values::{Problem, parse_bool},
 };
 use settings_table::{GivenSetting, NotInForce, SettingSpec, Status, ValueKind};
@@ -167,14 +164,14 @@ impl Program {
             }
             logging::Config::default()
         });
-        let misspelt = misspelt_variables(env.iter().filter_map(|(name, _)| name.to_str()), |_| true);
+        let misspelt = Misspelt::variables(env.iter().filter_map(|(name, _)| name.to_str()), |_| true);
         let not_in_force = self.judge(&mut settings, line);
         Input { settings, log, misspelt, not_in_force, ignored }
     }
 
     /// Refuses what this program never does, and notes what it does not do.
     fn judge(&self, settings: &mut RawSettings, line: &ParsedArgs) -> Vec<NotInForce> {
-        let rows = SETTINGS.iter().map(|setting| (setting.key, rows::row(setting, self.statuses)));
+        let rows = Setting::ALL.iter().map(|setting| (setting.key, rows::row(setting, self.statuses)));
         let rows: Vec<(Key, SettingSpec)> = rows.collect();
         let mut given = Vec::new();
         for (key, row) in &rows {
@@ -196,7 +193,7 @@ impl Program {
     #[must_use]
     pub fn command_line(&self) -> CommandLine {
         let Self { name, about, version, pages, statuses } = *self;
-        let rows = SETTINGS.iter().map(|setting| rows::row(setting, statuses)).collect();
+        let rows = Setting::ALL.iter().map(|setting| rows::row(setting, statuses)).collect();
         let (operands, ignores_rest, commands) = (&[][..], true, Vec::new());
         CommandLine { name, about, version, pages, rows, operands, ignores_rest, commands }
     }
@@ -209,7 +206,8 @@ fn said_by_flags(flags: &BTreeMap<String, String>) -> impl Iterator<Item = &'sta
         .flag
         .and_then(|flag| flags.get(flag))
         .is_some_and(|text| parse_bool(text) == Ok(true));
-    let (others, own) = if is_ambient { (SETTINGS, AMBIENT_SETTINGS) } else { (AMBIENT_SETTINGS, SETTINGS) };
+    let (others, own) =
+        if is_ambient { (Setting::ALL, Setting::AMBIENT) } else { (Setting::AMBIENT, Setting::ALL) };
     let is_shared = |setting: &&Setting| own.iter().any(|one| one.flag == setting.flag);
     own.iter().chain(others.iter().filter(move |setting| setting.flag.is_some() && !is_shared(setting)))
 }
@@ -467,7 +465,7 @@ mod tests {
     #[test]
     fn help_names_every_flag_and_variable() {
         let Ok(Asked::Print(help)) = read(&["--help"]) else { panic!("help is printed") };
-        for setting in SETTINGS {
+        for setting in Setting::ALL {
             for name in setting.env.iter().chain(setting.flag.iter()) {
                 assert!(help.contains(name), "{name} is missing");
             }

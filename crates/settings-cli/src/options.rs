@@ -3,8 +3,9 @@
 use redirect_core::{
     options::{BackendChoice, NativeForm, Variant},
     settings::{InputErrors, Key, Notice, RawSettings},
-    values::{Port, Problem, parse_bool, parse_duration, parse_word},
+    values::{Port, Problem, parse_bool, parse_word},
 };
+use settings_table::parse_duration;
 use std::time::Duration;
 
 /// What a run does with the plan.
@@ -137,7 +138,7 @@ fn validation(raw: &RawSettings, errors: &mut InputErrors) -> Option<Validation>
 #[cfg(test)]
 mod tests {
     use super::*;
-    use redirect_core::settings::{SETTINGS, Source};
+    use redirect_core::settings::{Setting, Source};
 
     fn parse(pairs: &[(Key, &'static str)]) -> Result<RunOptions, InputErrors> {
         let mut raw = RawSettings::new();
@@ -220,7 +221,7 @@ mod tests {
         ] {
             let mut raw = RawSettings::new();
             for (name, text) in flags {
-                let setting = SETTINGS.iter().find(|setting| setting.flag == Some(name)).unwrap();
+                let setting = Setting::ALL.iter().find(|setting| setting.flag == Some(name)).unwrap();
                 raw.set(setting.key, text, Source::Flag(name));
             }
             let told = RunOptions::parse(&raw).unwrap().notices(&raw);
@@ -233,7 +234,7 @@ mod tests {
         for text in ["", "\u{1b}[2J\n", "99999999999999999999s", "1.5.2s", "::", "-1", "é", "*,*", "0x", "\0"]
         {
             let mut raw = RawSettings::new();
-            SETTINGS.iter().for_each(|setting| raw.set(setting.key, text, Source::Flag("x")));
+            Setting::ALL.iter().for_each(|setting| raw.set(setting.key, text, Source::Flag("x")));
             let errors = RunOptions::parse(&raw).unwrap_err();
             assert!(errors.iter().all(|error| !error.to_string().chars().any(char::is_control)), "{errors}");
         }

@@ -1,7 +1,7 @@
 //! The reference documentation of the settings, from the table.
 
 use crate::rows::{IPTABLES, VALIDATION};
-use redirect_core::settings::{Key, Kind, SETTINGS, Setting};
+use redirect_core::settings::{Key, Kind, Setting};
 use settings_table::wrapped;
 use std::fmt::Write;
 
@@ -21,7 +21,7 @@ pub fn reference() -> String {
          as in the reference; `istio-validation` in that pod refuses it.\n\
          A misspelt name (`ISTIO_INBOUND_PORT`) and a setting without effect cause a warning.\n",
     );
-    for setting in SETTINGS {
+    for setting in Setting::ALL {
         section(setting, &mut page);
     }
     page

@@ -7,6 +7,10 @@
 
 extern crate alloc;
 
+mod duration;
+
+pub use duration::parse_duration;
+
 use alloc::{borrow::ToOwned, format, string::String, vec, vec::Vec};
 use core::fmt;
 use redirect_core::values::parse_bool;

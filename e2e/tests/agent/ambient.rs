@@ -18,8 +18,8 @@ use install_cni::ambient::node::{Annotate, NamedNamespaces, NodePass, ProbePath,
 use install_cni::ambient::pod::{AmbientPod, AmbientRules};
 use install_cni::ambient_rules::KEEP_CONNECTIONS;
 use install_cni::settings::{AmbientDefaults, Paths};
+use netns_apply::netlink::Connection;
 use netns_apply::netns::Netns;
-use netns_apply::{kept, probes};
 use redirect_core::Family;
 use redirect_core::ambient::ProbeSources;
 use serde_json::{Map, Value, json};
@@ -167,8 +167,11 @@ impl Node {
     }
 
     fn probes(&self) -> BTreeSet<IpAddr> {
-        let table =
-            self.host.enter(|| probes::observe(ProbeSources::USUAL)).expect("enters").expect("a table");
+        let table = self
+            .host
+            .enter(|| Connection::open()?.probe_addresses(ProbeSources::USUAL))
+            .expect("enters")
+            .expect("a table");
         table.addresses().clone()
     }
 
@@ -323,8 +326,11 @@ fn connections_are_kept_when_a_pod_is_enrolled_and_not_when_its_rules_are_repair
         pod.enter(open).expect("enters").expect("a connection")
     };
     let _open = [open(&pods[0], "10.1.0.2"), open(&pods[1], "10.1.0.3")];
-    let kept =
-        || pods.each_ref().map(|pod| pod.enter(kept::observe).expect("enters").expect("reads").exists());
+    let kept = || {
+        pods.each_ref().map(|pod| {
+            pod.enter(|| Connection::open()?.kept_connections()).expect("enters").expect("reads").exists()
+        })
+    };
     let _ztunnel = Obedient::start(node.socket());
     let mut agent = node.agent();
     assert_eq!(node.settle(&mut agent).enrolled, 2);

@@ -19,7 +19,7 @@ use nix::sys::time::{TimeVal, TimeValLike};
 use packet_trace::{Detail, Fate, Listener, Packet, TraceRules};
 use redirect_core::ambient::ProbeSources;
 use redirect_core::options::BackendChoice;
-use redirect_core::settings::{AMBIENT_SETTINGS, Key, RawSettings, Setting, Source};
+use redirect_core::settings::{Key, RawSettings, Setting, Source};
 use redirect_core::{AmbientRedirect, Families, Family};
 use test_support::netns::{client_address, pod_address, remote_address};
 use test_support::process::{self, Output};
@@ -282,7 +282,7 @@ fn limited(annotations: &[(&'static str, &'static str)]) -> Result<(AmbientRedir
         // Flags write ranges of ports in another way.
         Some(format!(" --{}={}", setting.flag?, text.replace('-', ":")))
     };
-    let flags: String = AMBIENT_SETTINGS.iter().filter_map(flag).collect();
+    let flags: String = Setting::AMBIENT.iter().filter_map(flag).collect();
     Ok((AmbientRedirect::parse(&raw)?, format!("--redirect-dns{flags}")))
 }
 

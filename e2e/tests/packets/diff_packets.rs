@@ -15,7 +15,7 @@ use e2e::iptables::packets::{
 };
 use e2e::traffic::ANSWER;
 use netns_apply::{ApplyOptions, apply};
-use packet_trace::{Difference, Fate, Packet, TraceRules, difference};
+use packet_trace::{Difference, Fate, Packet, TraceRules};
 use redirect_core::{Family, RulePlan};
 use test_support::dice::Dice;
 use test_support::sample;
@@ -103,7 +103,7 @@ fn try_pair(seed: u64) -> Result<Tally> {
     let mut words = format!("seed {seed}: {before:?}\nand {after:?}\n");
     let plans = [plan(&before)?, plan(&after)?];
     let [from, to] = &plans;
-    let differences = difference(from, to);
+    let differences = Difference::of_plans(from, to);
     let pods = [Pod::new(from, &mut dice, &mut words)?, Pod::new(to, &mut dice, &mut words)?];
     let mut tally = Tally::default();
     for packet in packets(&differences, &mut dice) {

@@ -11,7 +11,7 @@ use anyhow::{Context, Result, ensure};
 use e2e::iptables::{self, in_parallel};
 use e2e::plugin::{Invocation, RunDir, sidecar};
 use redirect_core::pod::{Decision, PodFacts};
-use redirect_core::settings::{InputErrors, NamespaceFacts, Part, RawSettings, SETTINGS, Setting, Source};
+use redirect_core::settings::{InputErrors, NamespaceFacts, Part, RawSettings, Setting, Source};
 use redirect_core::{Redirect, RulePlan};
 use serde_json::Value;
 use test_support::dice::Dice;
@@ -64,7 +64,7 @@ fn play(case: impl Fn(u64) -> Result<Came> + Sync) -> Result<()> {
 
 /// The settings that rules depend on.
 fn settings() -> Vec<&'static Setting> {
-    SETTINGS.iter().filter(|setting| setting.part == Part::Plan).collect()
+    Setting::ALL.iter().filter(|setting| setting.part == Part::Plan).collect()
 }
 
 /// A pod's namespace with an interface of a hostile name, and what it holds.
@@ -216,7 +216,7 @@ fn whatever_a_pod_says_the_kernel_holds_the_plan_or_what_it_held() -> Result<()>
         let mut dice = Dice::new(seed);
         let (namespace, before) = namespace(&mut dice)?;
         let annotated: Vec<&Setting> =
-            SETTINGS.iter().filter(|setting| !setting.annotations.is_empty()).collect();
+            Setting::ALL.iter().filter(|setting| !setting.annotations.is_empty()).collect();
         let mut annotations = Vec::new();
         for _ in 0..=dice.below(3) {
             let setting = dice.pick(&annotated);

@@ -19,10 +19,10 @@ use e2e::iptables::mesh::{loopback, other_address, passthrough};
 use e2e::iptables::packets::{Arrived, FORMS, plan, random_packet, random_settings, resolver};
 use e2e::iptables::vocabulary::{self, EVALUATED, NOT_EVALUATED, NOT_MADE};
 use e2e::traffic::PROXY_ID;
-use netns_apply::{ApplyOptions, Live, apply, interference};
+use netns_apply::{ApplyOptions, Live, apply};
 use packet_trace::{
     Detail, Fate, Interface, Listener, Outcome, Packet, Sender, Trace, TraceEvent, TraceRules,
-    interference::{Finding, Severity, Traffic, proxy_groups, proxy_users},
+    interference::{Finding, Severity, Traffic},
 };
 use redirect_core::{Family, RulePlan, rule::Protocol};
 use test_support::dice::Dice;
@@ -192,8 +192,8 @@ impl Pod {
         let is_out = is_asked && packet.interface == Interface::Named("eth0".into());
         let is_of_proxy = is_out
             && fate == Fate::Untouched
-            && (proxy_users(&self.plan).any(|user| user == uid)
-                || proxy_groups(&self.plan).any(|group| group == gid));
+            && (self.plan.proxy_users().any(|user| user == uid)
+                || self.plan.proxy_groups().any(|group| group == gid));
         is_of_proxy.then_some((fate, Traffic::ByProxy))
     }
 
@@ -335,7 +335,7 @@ fn try_seed(seed: u64) -> Result<(Vec<String>, Tally)> {
     let mut dice = Dice::new(seed);
     let pod = Pod::new(seed, &mut dice)?;
     let mut tally = Tally::default();
-    let findings = pod.ground.pod().enter(|| interference(&pod.plan, &pod.options))??;
+    let findings = pod.ground.pod().enter(|| Live::interference(&pod.plan, &pod.options))??;
     for finding in &findings {
         *tally.findings.entry(format!("{:?}", finding.severity)).or_default() += 1;
     }

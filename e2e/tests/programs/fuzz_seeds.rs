@@ -7,6 +7,7 @@
 #[allow(dead_code)] // one function is enough here
 mod kernel;
 
+use redirect_core::settings::Setting;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
 use std::fmt::Write as _;
@@ -18,10 +19,8 @@ use e2e::iptables::recording::Recording;
 use e2e::ztunnel::{ACK, HELLO, NACK};
 use netfilter_state::change::IptablesChange;
 use netfilter_state::netlink::{Batch, Observed};
-use netfilter_state::parse::mesh_tables;
 use netfilter_state::state::IptablesTables;
 use redirect_core::Family;
-use redirect_core::settings::SETTINGS;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -278,10 +277,10 @@ fn settings(args: &[String]) -> String {
             row.flag.is_some_and(|name| flag == format!("--{name}"))
                 || row.short.is_some_and(|short| flag == format!("-{short}"))
         };
-        let Some(index) = SETTINGS.iter().position(is_it) else { continue };
+        let Some(index) = Setting::ALL.iter().position(is_it) else { continue };
         let is_value = |next: &&String| !next.starts_with('-');
         let value = value.or_else(|| args.next_if(is_value).map(String::as_str)).unwrap_or("true");
-        let letter = ('!'..).find(|letter| *letter as usize % SETTINGS.len() == index).unwrap_or('!');
+        let letter = ('!'..).find(|letter| *letter as usize % Setting::ALL.len() == index).unwrap_or('!');
         lines.push(letter);
         lines.push_str(value);
         lines.push('\n');
@@ -305,7 +304,7 @@ fn saved(tables: &Value) -> Result<String> {
 
 /// The same as the kernel's answer over netlink.
 fn dump(family: Family, text: &str) -> Result<Vec<u8>> {
-    let (state, nothing) = (mesh_tables(text)?, Observed::at(1));
+    let (state, nothing) = (IptablesTables::saved(text)?, Observed::at(1));
     ensure!(state != IptablesTables::new(), "nothing is recorded");
     let change = IptablesChange::back(&IptablesTables::new(), &state, &IptablesChange::default());
     let mut batch = Batch::new(&nothing);
@@ -324,7 +323,7 @@ struct Words {
 
 /// These words, and those of settings and rules.
 fn words(mut words: BTreeSet<String>) -> Result<BTreeSet<String>> {
-    for row in SETTINGS {
+    for row in Setting::ALL {
         let names = row.flag.iter().chain(row.env).chain(row.annotations).chain(&row.proxy_env);
         words.extend(names.map(|name| (*name).to_owned()));
         words.extend(row.short.map(|short| format!("-{short}")));

@@ -3,7 +3,6 @@
 //! The library for sock_diag can list sockets but not destroy them; none for ctnetlink can delete.
 
 use crate::socket::{attributes, message};
-use netfilter_state::netlink::family_number;
 use redirect_core::{Family, rule::Protocol};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -175,7 +174,7 @@ pub(super) fn list_listeners(sequence: u32, of: Family, protocol: Protocol) -> V
 }
 
 fn list_in_states(sequence: u32, of: Family, protocol: Protocol, states: u32) -> Vec<u8> {
-    let question = diag(family_number(of), protocol, states, &[0; 48]);
+    let question = diag(of.number(), protocol, states, &[0; 48]);
     message(SOCK_DIAG_BY_FAMILY, REQUEST | DUMP, sequence, &question)
 }
 
@@ -191,7 +190,7 @@ pub(super) fn abort(sequence: u32, socket: &Inet) -> Vec<u8> {
 
 /// All that is tracked.
 pub(super) fn list_flows(sequence: u32, of: Family) -> Vec<u8> {
-    message(GET_FLOWS, REQUEST | DUMP, sequence, &[family_number(of), 0, 0, 0])
+    message(GET_FLOWS, REQUEST | DUMP, sequence, &[of.number(), 0, 0, 0])
 }
 
 /// Forgets a tracked connection.

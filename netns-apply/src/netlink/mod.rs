@@ -9,4 +9,3 @@ mod error;
 
 pub use connection::Connection;
 pub use error::{Missing, NetlinkError};
-pub use netfilter_state::steps::Transaction;

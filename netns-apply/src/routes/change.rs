@@ -1,11 +1,11 @@
 //! Adding and removing what rules need.
 
 use super::{LOOPBACK, Question, RouteError, RouteSocket, address_family};
-use crate::socket::{Ended, code};
-use netfilter_state::{
-    branch_interfaces::BranchRule,
-    routing::{FoundRouting, RoutingChange, RoutingItem, TakingBack},
+use crate::{
+    branch_rule::BranchRule,
+    socket::{Ended, code},
 };
+use netfilter_state::routing::{FoundRouting, RoutingChange, RoutingItem, TakingBack};
 use netlink_packet_core::{NLM_F_ACK, NLM_F_CREATE, NLM_F_EXCL, NLM_F_REQUEST};
 use netlink_packet_route::{
     AddressFamily, RouteNetlinkMessage,
@@ -18,7 +18,7 @@ use nix::errno::Errno;
 use redirect_core::{
     Family,
     ipnet::IpNet,
-    values::{MaskedMark, PASSTHROUGH_V6, RouteTable},
+    values::{MaskedMark, RouteTable},
 };
 use std::net::IpAddr;
 
@@ -48,9 +48,10 @@ impl RouteSocket {
             RoutingItem::Route(family, table) => {
                 (RouteNetlinkMessage::NewRoute(route(family, table)), ADD | NLM_F_EXCL)
             }
-            RoutingItem::LoopbackAddress => {
-                (RouteNetlinkMessage::NewAddress(own_address(PASSTHROUGH_V6.into())), ADD | NLM_F_EXCL)
-            }
+            RoutingItem::LoopbackAddress => (
+                RouteNetlinkMessage::NewAddress(own_address(Family::PASSTHROUGH_V6.into())),
+                ADD | NLM_F_EXCL,
+            ),
         };
         let question = self.message(&message, flags);
         match self.acknowledged(&question) {
@@ -103,7 +104,7 @@ impl RouteSocket {
     }
 
     /// Switches `lo` on.
-    pub(crate) fn raise_loopback(&mut self) -> Result<(), RouteError> {
+    pub fn raise_loopback(&mut self) -> Result<(), RouteError> {
         let mut link = LinkMessage::default();
         link.header.index = LOOPBACK;
         link.header.flags = LinkFlags::Up;
@@ -113,7 +114,7 @@ impl RouteSocket {
     }
 
     /// Gives the namespace an address of its own, on `lo`.
-    pub(crate) fn add_own_address(&mut self, address: IpAddr) -> Result<(), RouteError> {
+    pub fn add_own_address(&mut self, address: IpAddr) -> Result<(), RouteError> {
         let message = RouteNetlinkMessage::NewAddress(own_address(address));
         self.ensure(&message, || format!("add the address {address} to lo"))
     }

@@ -7,7 +7,7 @@ use netfilter_state::{
     routing::{FoundRouting, RoutingItem},
 };
 use netlink_packet_core::{NLM_F_DUMP, NLM_F_REQUEST};
-use redirect_core::values::PASSTHROUGH_V6;
+use redirect_core::Family;
 use std::{
     collections::BTreeMap,
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
@@ -96,7 +96,7 @@ impl Links {
         self.0.get(&LOOPBACK).is_some_and(|link| link.is_up)
     }
 
-    /// The interfaces through which a namespace may reach other hosts, as [`facts::interfaces`](crate::facts::interfaces) has them: what
+    /// The interfaces through which a namespace may reach other hosts, as [`interfaces`](Self::interfaces) has them: what
     /// leaves by a tunnel is wrapped in other packets, which no rule about it meets again, and an interface without an address sends
     /// with that of another.
     #[cfg(feature = "write")]
@@ -121,6 +121,17 @@ impl Links {
 }
 
 impl RouteSocket {
+    /// The interfaces through which its network namespace may talk to others: all that are up but loopback, those first that
+    /// have an address and are not point to point, as tunnels are.
+    ///
+    /// # Errors
+    /// The kernel does not report it.
+    #[cfg(feature = "write")]
+    pub fn interfaces(&mut self) -> Result<Vec<String>, RouteError> {
+        let links = self.links()?;
+        Ok(self.addresses_and_interfaces(&links)?.interfaces)
+    }
+
     /// The interfaces of the namespace.
     pub(crate) fn links(&mut self) -> Result<Links, RouteError> {
         let most = self.most;
@@ -199,7 +210,7 @@ pub(super) fn address(payload: &[u8]) -> Option<Assigned> {
     #[cfg(feature = "write")]
     let is_tentative = payload.get(2).is_some_and(|flags| flags & TENTATIVE != 0 && flags & OPTIMISTIC == 0);
     let index = number(payload, 4)?;
-    let is_passthrough = index == LOOPBACK && address == PASSTHROUGH_V6;
+    let is_passthrough = index == LOOPBACK && address == Family::PASSTHROUGH_V6;
     let of_mesh = is_passthrough.then(|| FoundRouting {
         item: RoutingItem::LoopbackAddress,
         flaw: None,

@@ -8,7 +8,7 @@ use crate::socket::attributes;
 use netfilter_state::{
     netlink::Message,
     route_tables::{PolicyRule, Route, RouteKind, RouteTables, RuleAction},
-    routing::{CHOSEN_TABLES, FoundRouting, RoutingItem},
+    routing::{FoundRouting, RoutingItem},
 };
 use netlink_packet_core::NLM_F_REQUEST;
 use netlink_packet_route::{
@@ -16,10 +16,7 @@ use netlink_packet_route::{
     route::{RouteAttribute, RouteMessage},
 };
 use nix::errno::Errno;
-use packet_trace::{
-    Interface, Packet, Sender,
-    placement::{Placement, place},
-};
+use packet_trace::{Interface, Packet, Sender, placement::Placement};
 use redirect_core::{AmbientRedirect, Family, RulePlan, Tproxy, plan::PolicyRoutes, values::MaskedMark};
 
 /// Size of `rtmsg`, and where it says what kind of route it is.
@@ -61,7 +58,7 @@ impl RouteSocket {
     ) -> Result<Placed, RouteError> {
         let has_any = found.iter().any(|one| one.item != RoutingItem::LoopbackAddress);
         if plan.policy_routes().is_none() && !has_any {
-            let placement = place(plan, &RouteTables::default(), |_| None);
+            let placement = Placement::of(plan, &RouteTables::default(), |_| None);
             return Ok(Placed { placement, found });
         }
         let links = self.links()?;
@@ -82,7 +79,7 @@ impl RouteSocket {
         links: &Links,
     ) -> Result<(Placement, RouteTables), RouteError> {
         let mut tables = self.tables_with(links)?;
-        let mut placement = place(plan, &tables, |packet| self.delivers(packet, links));
+        let mut placement = Placement::of(plan, &tables, |packet| self.delivers(packet, links));
         for _ in 0..MOST_TRIES {
             if placement.obstacle.is_none() && placement.flaws.is_empty() {
                 break;
@@ -93,7 +90,7 @@ impl RouteSocket {
                 break;
             }
             tables = now;
-            placement = place(plan, &tables, |packet| self.delivers(packet, links));
+            placement = Placement::of(plan, &tables, |packet| self.delivers(packet, links));
         }
         Ok((placement, tables))
     }
@@ -145,7 +142,9 @@ fn is_anothers(found: &FoundRouting, plan: &RulePlan, tables: &RouteTables) -> b
         .filter(leads)
         .filter(|rule| rule.mark.is_none_or(|(value, _)| !of_mesh.contains(&value)))
         .peekable();
-    if others.peek().is_none() || CHOSEN_TABLES.contains(&table.number()) && is_as_made(family, found) {
+    if others.peek().is_none()
+        || RoutingItem::CHOSEN_TABLES.contains(&table.number()) && is_as_made(family, found)
+    {
         return false;
     }
     let of_table =

@@ -3,7 +3,7 @@
 use super::Dumped;
 use netfilter_state::{
     route_tables::{PolicyRule, RouteTables, RuleAction},
-    routing::{FoundRouting, REMOVAL_PROTOCOL, RoutingItem},
+    routing::{FoundRouting, RoutingItem},
 };
 use netlink_packet_core::{DefaultNla, Nla};
 use netlink_packet_route::{
@@ -30,7 +30,7 @@ pub(super) struct DumpedRule<'a> {
 impl<'a> DumpedRule<'a> {
     pub(super) fn read(dumped: &'a Dumped<'a>) -> Option<Self> {
         let RouteNetlinkMessage::NewRule(message) = &dumped.message else { return None };
-        let is_mark = |attribute: &RuleAttribute| matches!(attribute, RuleAttribute::Protocol(protocol) if u8::from(*protocol) == REMOVAL_PROTOCOL);
+        let is_mark = |attribute: &RuleAttribute| matches!(attribute, RuleAttribute::Protocol(protocol) if u8::from(*protocol) == FoundRouting::REMOVAL_PROTOCOL);
         let marked_for_removal = message.attributes.iter().any(is_mark);
         Some(Self { dumped, rule: policy_rule(message)?, marked_for_removal })
     }

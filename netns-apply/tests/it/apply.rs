@@ -7,11 +7,11 @@
 use crate::common::{observation, run};
 use netfilter_state::netlink::Obstacle;
 use netns_apply::{
-    ApplyError, ApplyOptions, Backend, Because, ExecError, LegacyError, LockError, Mismatch, Outcome,
-    Programs, RollbackOutcome, RunError, apply, apply_and_search, cleanup, cleanup_preview, in_the_way,
-    interference, netlink::NetlinkError, preflight, verify,
+    ApplyError, ApplyOptions, Backend, Because, ExecError, LegacyError, Live, LockError, Mismatch, Outcome,
+    Programs, RollbackOutcome, RunError, apply, apply_and_search, cleanup, cleanup_preview,
+    netlink::NetlinkError, preflight, verify,
 };
-use packet_trace::interference::Severity;
+use packet_trace::interference::{Finding, Severity};
 use redirect_core::{
     AmbientRedirect, Redirect, RulePlan,
     options::{BackendChoice, Variant},
@@ -715,7 +715,14 @@ fn what_somebody_does_between_the_look_and_the_transaction_is_warned_of() {
                     run("sh", &["-c", WITHOUT_LINK_LOCAL], "");
                     before_step("nat", move || drop(run("sh", &["-c", script], "")));
                     let warnings = apply_and_search(&plan, &options).unwrap().warnings;
-                    (warnings, in_the_way(&interference(&plan, &options).unwrap()))
+                    (
+                        warnings,
+                        Live::interference(&plan, &options)
+                            .unwrap()
+                            .iter()
+                            .map(Finding::log_line)
+                            .collect::<Vec<_>>(),
+                    )
                 };
                 let (warnings, found) = namespace().enter(scene).unwrap();
                 assert_eq!(warnings, found, "{script} {backend:?} {mode} {dual_stack}");

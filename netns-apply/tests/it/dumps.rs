@@ -8,9 +8,10 @@ use crate::common::{namespace, observe, run, soon, sorted_words};
 use netfilter_state::{
     netlink::{Messages, NativeState, Observed, Question},
     ruleset::{HookedRules, TableFamily},
+    steps::Transaction,
 };
 use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_NETFILTER};
-use netns_apply::netlink::{Connection, Transaction};
+use netns_apply::netlink::Connection;
 use redirect_core::{Family, RulePlan, options::NativeForm};
 use std::{env, fs};
 use test_support::netns::{Families, Namespace};

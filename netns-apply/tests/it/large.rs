@@ -4,9 +4,7 @@
 #![allow(clippy::unwrap_used)] // a panic is how a test fails
 
 use crate::common::{observation, run};
-use netns_apply::{
-    ApplyError, ApplyOptions, Live, MOST_READ, Mismatch, Snapshot, Verdict, apply, cleanup, verify,
-};
+use netns_apply::{ApplyError, ApplyOptions, Live, Mismatch, Snapshot, Verdict, apply, cleanup, verify};
 use redirect_core::{
     Redirect, RulePlan,
     options::{BackendChoice, NativeForm, Variant},
@@ -58,7 +56,7 @@ fn options((backend, native_form): (BackendChoice, NativeForm)) -> ApplyOptions 
         .backend(backend)
         .native_form(native_form)
         .patience(patience)
-        .most_read(Some(MOST_READ))
+        .most_read(Some(ApplyOptions::MOST_READ))
 }
 
 /// Flushes a chain of the mesh.

@@ -5,7 +5,6 @@
 use crate::common::dumps::kernel_dumps;
 use crate::common::{namespace, observation, run};
 use netfilter_state::{
-    parse,
     ruleset::{Condition, HookedRules},
     state::{Entry, IptablesTables},
 };
@@ -68,7 +67,7 @@ fn compare(scripts: &[(Family, Vec<String>)]) {
         scripts.iter().for_each(|script| drop(run(restore, &["--noflush"], script)));
         let saved = run(save, &["--counters"], "");
         printed.add_saved(family, &saved).unwrap();
-        state.push(parse::mesh_tables(&run(save, &[], "")).unwrap());
+        state.push(IptablesTables::saved(&run(save, &[], "")).unwrap());
     }
     let options = without_programs(&empty);
     let mut read = Live::now(None, &options).unwrap().ruleset;

@@ -26,7 +26,11 @@ fn addresses_are_those_that_the_c_library_lists_and_interfaces_all_that_may_reac
         let (ours, theirs, interfaces) = pod
             .enter(|| {
                 let ours = RouteSocket::open(usize::MAX).unwrap().addresses().unwrap();
-                (ours, facts::addresses().unwrap(), facts::interfaces().unwrap())
+                (
+                    ours,
+                    facts::addresses().unwrap(),
+                    RouteSocket::open(usize::MAX).unwrap().interfaces().unwrap(),
+                )
             })
             .unwrap();
         let ours: BTreeSet<_> = ours.into_iter().map(|(_, address)| address).collect();

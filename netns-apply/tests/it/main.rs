@@ -16,7 +16,6 @@ mod netlink_recordings;
 mod netlink_sets;
 mod netns;
 mod notify;
-mod pod;
 mod routes;
 #[path = "../../../redirect-core/tests/it/running/mod.rs"]
 mod running;

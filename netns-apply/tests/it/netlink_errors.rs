@@ -6,9 +6,10 @@ use crate::common::{all_recordings, apply, changes, namespace, observe, run, soo
 use netfilter_state::{
     change::{EditOp, IptablesChange, TableChange},
     netlink::Extension,
-    parse::entry,
+    state::Entry,
+    steps::Transaction,
 };
-use netns_apply::netlink::{Connection, NetlinkError, Transaction};
+use netns_apply::netlink::{Connection, NetlinkError};
 use redirect_core::{
     Family, RulePlan,
     rule::{Chain, Hook, OurChain, Table},
@@ -48,11 +49,11 @@ fn a_refused_part_undoes_all_and_is_named() {
             let observed = connection.observe(soon()).unwrap();
             // REDIRECT exists in nat only.
             let chain = || Chain::from(OurChain::Redirect);
-            let refused = entry("-p tcp -j REDIRECT --to-ports 15001");
+            let refused = Entry::saved("-p tcp -j REDIRECT --to-ports 15001");
             let steps = vec![
                 EditOp::DeclareEmpty(chain()),
                 EditOp::Append(chain(), refused),
-                EditOp::Append(Chain::from(Hook::Output), entry("-j ISTIO_REDIRECT")),
+                EditOp::Append(Chain::from(Hook::Output), Entry::saved("-j ISTIO_REDIRECT")),
             ];
             let wrong = IptablesChange { tables: vec![TableChange { table: Table::Mangle, steps }] };
             let mut rules = changes(&observed, &some_plan());

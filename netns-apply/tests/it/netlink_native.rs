@@ -4,8 +4,9 @@
 
 use crate::common::{Recording, all_recordings, namespace, observe, run, soon, strict_recordings};
 use netfilter_state::netlink::NativeState;
-use netns_apply::netlink::{Connection, Transaction};
-use redirect_core::{RulePlan, options::NativeForm, render::NFT_TABLES};
+use netfilter_state::steps::Transaction;
+use netns_apply::netlink::Connection;
+use redirect_core::{RulePlan, options::NativeForm, plan::DataPlane};
 use test_support::netns::State;
 use test_support::sample;
 
@@ -90,7 +91,7 @@ fn native_tables_change_rule_by_rule_and_back() {
                     run("nft", &["-f", "-"], SOMEBODY_ELSES);
                     let (before, text) = (found(), lines());
                     let wanted = NativeState::wanted(&next.plan, form);
-                    let both = NFT_TABLES
+                    let both = DataPlane::NFT_TABLES
                         .into_iter()
                         .fold(wanted.clone(), |state, table| state.before_rules_of(&before, table));
                     for state in [&both, &wanted] {

@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used)] // a panic is how a test fails
 
 use crate::common::{apply, changes, is_in_force, namespace, observe, recordings, run, strict_recordings};
-use netfilter_state::parse::mesh_tables;
+use netfilter_state::state::IptablesTables;
 use redirect_core::{Family, RulePlan, rule::Table};
 use test_support::netns::State;
 
@@ -133,7 +133,7 @@ fn saved_text_and_dump_say_the_same() {
                 for (family, program) in
                     [(Family::V4, "iptables-nft-save"), (Family::V6, "ip6tables-nft-save")]
                 {
-                    let saved = mesh_tables(&run(program, &[], "")).unwrap();
+                    let saved = IptablesTables::saved(&run(program, &[], "")).unwrap();
                     assert_eq!(&saved, observed.state(family), "{}", recording.name);
                 }
             })

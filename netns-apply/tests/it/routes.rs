@@ -196,7 +196,7 @@ fn filters_of_traffic_control_are_named_and_not_their_room() {
                 live().unexamined,
                 ["tc filters of eth0, ingress (u32)", "tc filters of eth0, egress (u32)"]
             );
-            assert_eq!(netns_apply::unexamined().unwrap(), live().unexamined);
+            assert_eq!(Live::unexamined_here().unwrap(), live().unexamined);
         })
         .unwrap();
 }

@@ -3,6 +3,7 @@
 //!
 //! Only what decides is kept of an object. Namespaces are watched by label where labels of no other name decide: a cluster has many, and each node needs few.
 
+use redirect_core::settings::Setting;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Mutex;
 
@@ -10,7 +11,6 @@ use cni_core::enablement::{DATAPLANE_LABEL, SIDECAR_ANNOTATION};
 use controller_runtime::lock;
 use controller_runtime::resync::{Collection, Followed, Freshness, Replica, Selection};
 use redirect_core::accepted::AcceptedRules;
-use redirect_core::settings::AMBIENT_SETTINGS;
 use serde_json::{Map, Value, json};
 use tokio::sync::Notify;
 
@@ -225,7 +225,7 @@ pub fn condensed(pod: &Value) -> Option<(String, Value)> {
                 && value.as_str().is_some_and(|list| list.len() <= AcceptedRules::LONGEST_LIST)
         };
         let is_setting =
-            || AMBIENT_SETTINGS.iter().any(|setting| setting.annotations.contains(&name.as_str()));
+            || Setting::AMBIENT.iter().any(|setting| setting.annotations.contains(&name.as_str()));
         let is_kept = || name == KEEP_CONNECTIONS;
         if name.starts_with(ANNOTATIONS) || is_kept() || is_setting() || is_accepting() {
             kept["metadata"]["annotations"][name] = value.clone();

@@ -12,11 +12,10 @@ use std::thread::JoinHandle;
 use cni_core::selection::Programming;
 use controller_runtime::lock;
 use netns_apply::ApplyOptions;
-use netns_apply::branch_interfaces;
+use netns_apply::netlink::Connection;
 use netns_apply::netns::{Netns, NetnsId};
-use netns_apply::pod::Outside;
-use netns_apply::probe_routes;
-use netns_apply::probes;
+use netns_apply::routes::RouteSocket;
+use pod_netns::Outside;
 use pod_netns::ProcessIndex;
 use redirect_core::AmbientRedirect;
 use redirect_core::accepted::AcceptedRules;
@@ -31,6 +30,9 @@ use crate::ambient_rules::{self as rules, Condition};
 use crate::confine::outside;
 use crate::pods::check::{census, find, options, pod_addresses};
 use crate::settings::Paths;
+
+/// How many bytes of routing are read at most: far more than the table `local` of a node comes to.
+const MOST_ROUTING: usize = 1 << 20;
 
 /// How many pods' rules are changed at the same time.
 const AT_ONCE: usize = 8;
@@ -382,12 +384,16 @@ impl Effects for NodePass<'_> {
         }
         let ProbePath { sources, routes_branches } = self.path;
         let probes = self.on_node(|| {
-            let table = probes::observe(sources).map_err(|error| error.to_string())?;
+            let table = Connection::open()
+                .and_then(|mut connection| connection.probe_addresses(sources))
+                .map_err(|error| error.to_string())?;
             // A table that does not work lets no probe through.
             let mut probes = if table.works() { table.addresses().clone() } else { BTreeSet::new() };
-            let mut lost = probe_routes::missing(&probes, sources).map_err(|error| error.to_string())?;
+            let mut routes = RouteSocket::open(MOST_ROUTING).map_err(|error| error.to_string())?;
+            let mut lost =
+                routes.missing_probe_routes(&probes, sources).map_err(|error| error.to_string())?;
             if routes_branches {
-                lost.extend(branch_interfaces::missing(&probes).map_err(|error| error.to_string())?);
+                lost.extend(routes.missing_branch_rules(&probes).map_err(|error| error.to_string())?);
             }
             probes.retain(|address| !lost.contains(address));
             Ok(probes)
@@ -401,10 +407,12 @@ impl Effects for NodePass<'_> {
         let none = BTreeSet::new();
         self.on_node(|| {
             // First the way back.
-            probe_routes::set(addresses, sources).map_err(|error| error.to_string())?;
-            probes::set(addresses, sources).map_err(|error| error.to_string())?;
+            let mut routes = RouteSocket::open(MOST_ROUTING).map_err(|error| error.to_string())?;
+            routes.set_probe_routes(addresses, sources).map_err(|error| error.to_string())?;
+            let mut connection = Connection::open().map_err(|error| error.to_string())?;
+            connection.set_probe_addresses(addresses, sources).map_err(|error| error.to_string())?;
             let routed = if routes_branches { addresses } else { &none };
-            branch_interfaces::set(routed).map_err(|error| error.to_string())
+            routes.set_branch_rules(routed).map_err(|error| error.to_string())
         })?;
         self.probes = Some(addresses.clone());
         Ok(())

@@ -10,9 +10,9 @@ use cni_core::selection::Acceptance;
 use reasons::PodState;
 use redirect_core::accepted::AcceptedRules;
 use redirect_core::settings::{Key, RawSettings, Source};
-use redirect_core::values::parse_duration;
 use redirect_core::{AmbientRedirect, Family};
 use serde_json::{Map, Value};
+use settings_table::parse_duration;
 use zds::Workload;
 
 use super::decision::Redirection;

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use controller_runtime::SCOPE;
 use netns_apply::Capability;
-use netns_apply::pod::remember_hosts;
+use pod_netns::remember_hosts;
 
 use super::{Confined, allowed, confine, outside};
 use crate::confine::rights::reads_processes;

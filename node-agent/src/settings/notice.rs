@@ -3,7 +3,7 @@
 use super::raw::{Origin, Raw, file_mode};
 use super::table::{Key, SETTINGS, Status, ValueKind};
 use super::{InstallMode, RepairAction};
-use redirect_core::settings::meant;
+use redirect_core::settings::Misspelt;
 use settings_table::NotInForce;
 
 /// Prefixes of names that only our settings have.
@@ -243,7 +243,7 @@ fn unknown(given: &str) -> Option<Notice> {
         return None;
     }
     let upper = given.to_ascii_uppercase().replace(['-', '.'], "_");
-    let meant = meant(given, names());
+    let meant = Misspelt::nearest(given, names());
     let is_ours = OURS.iter().any(|beginning| upper.starts_with(beginning));
     (meant.is_some() || is_ours).then(|| Notice::Unknown { given: given.to_owned(), meant })
 }

@@ -1,12 +1,13 @@
 //! Settings as texts, each with where it was given, and their reading into values.
 
+use settings_table::parse_duration;
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
 use super::table::{Key, SETTINGS, SettingSpec};
 use crate::ambient_command;
 use clap::{Arg, ArgAction, Command};
-use redirect_core::values::{parse_bool, parse_duration};
+use redirect_core::values::parse_bool;
 use settings_cli::{CommandLine, Pages, ParsedArgs};
 use settings_table::{GivenSetting, NotInForce, ValueKind};
 

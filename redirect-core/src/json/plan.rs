@@ -108,7 +108,7 @@ impl Serialize for PlannedRule {
             conditions: rule.matches,
             target: rule.target,
             text: self.rule().text(),
-            before_others: is_built_in && matches!(self.position(), Position::Before(_)),
+            before_others: is_built_in && matches!(self.position, Position::Before(_)),
             setting: self.because(),
             source: self.source(),
             purpose: self.purpose(),

@@ -2,7 +2,7 @@
 //! back, they say the same and name the same sources, but for the words of [`Source::Caller`].
 
 use super::VERSION;
-use crate::settings::{Key, RawSettings, SETTINGS, Setting, Source};
+use crate::settings::{Key, RawSettings, Setting, Source};
 use alloc::{collections::BTreeMap, string::String};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de, ser};
 
@@ -72,7 +72,7 @@ impl<'de> Deserialize<'de> for RawSettings {
         }
         let mut raw = if document.pod { Self::for_pod() } else { Self::new() };
         for (setting, Said { value, source }) in document.settings {
-            let row = SETTINGS.iter().find(|row| name(row) == setting);
+            let row = Setting::ALL.iter().find(|row| name(row) == setting);
             let row = row.ok_or_else(|| de::Error::custom(format_args!("{setting:?} is not a setting")))?;
             let source = source.known(row).ok_or_else(|| {
                 let name = source.name.as_ref().unwrap_or(&source.kind);

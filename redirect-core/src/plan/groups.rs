@@ -5,7 +5,7 @@ use crate::{
     redirect::{DnsCapture, InboundPorts, InterceptionMode, OutboundRanges, OwnerGroups, Redirect, Tproxy},
     rule::{ConnState, Equality, Hook, Match, OurChain, Scope, Table, Target},
     settings::Key,
-    values::{Family, Mark, PASSTHROUGH_V4, PASSTHROUGH_V6},
+    values::{Family, Mark},
 };
 use alloc::{vec, vec::Vec};
 use core::net::IpAddr;
@@ -197,7 +197,7 @@ impl RuleListBuilder<'_> {
 
     /// `-s 127.0.0.6 -o lo -j RETURN`: the proxy's connections to the application.
     fn passthrough(&mut self) {
-        for address in [IpAddr::V4(PASSTHROUGH_V4), IpAddr::V6(PASSTHROUGH_V6)] {
+        for address in [IpAddr::V4(Family::PASSTHROUGH_V4), IpAddr::V6(Family::PASSTHROUGH_V6)] {
             self.group(Key::InboundCapturePort, "the proxy's connections to the application")
                 .scoped(Scope::Only(Family::of(&address)))
                 .append(
@@ -370,7 +370,7 @@ impl RuleListBuilder<'_> {
             [tcp(), marked(tproxy.mark())],
             Target::Return,
         );
-        for address in [IpAddr::V4(PASSTHROUGH_V4), IpAddr::V6(PASSTHROUGH_V6)] {
+        for address in [IpAddr::V4(Family::PASSTHROUGH_V4), IpAddr::V6(Family::PASSTHROUGH_V6)] {
             let matches = [in_by_loopback(), tcp(), from(IpNet::from(address))];
             self.group(Key::InterceptionMode, "the proxy's connections to the application")
                 .scoped(Scope::Only(Family::of(&address)))

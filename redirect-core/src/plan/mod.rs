@@ -12,9 +12,9 @@ pub mod native;
 
 use crate::{
     redirect::{InboundPorts, InterceptionMode, Redirect},
-    rule::{Chain, Hook, Rule, Scope, Table, Target},
+    rule::{Chain, Hook, Match, Rule, Scope, Table, Target},
     settings::{Key, Provenance, Source},
-    values::{Family, MaskedMark, PASSTHROUGH_V6, RouteTable},
+    values::{Family, MaskedMark, RouteTable},
 };
 use alloc::{collections::BTreeMap, vec::Vec};
 use core::net::Ipv6Addr;
@@ -22,7 +22,7 @@ use core::net::Ipv6Addr;
 /// Where in its chain a rule goes at the moment it is emitted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Position {
+pub(crate) enum Position {
     /// Behind the last rule.
     Last,
     /// Before the rule with this number, counted from 1.
@@ -55,12 +55,6 @@ impl PlannedRule {
     #[must_use]
     pub const fn chain(&self) -> &Chain {
         &self.chain
-    }
-
-    /// Where in the chain it goes.
-    #[must_use]
-    pub const fn position(&self) -> Position {
-        self.position
     }
 
     /// The families it is for.
@@ -172,6 +166,21 @@ impl Redirect {
 }
 
 impl RulePlan {
+    /// The users whose connections it lets pass: the proxy's.
+    pub fn proxy_users(&self) -> impl Iterator<Item = u32> + '_ {
+        let conditions = self.planned_rules().iter().flat_map(|planned| &planned.rule().matches);
+        conditions
+            .filter_map(|condition| if let Match::OwnerUid(is) = condition { Some(is.value) } else { None })
+    }
+
+    /// The groups whose connections it lets pass because they are the proxy's.
+    pub fn proxy_groups(&self) -> impl Iterator<Item = u32> + '_ {
+        let proxys = self.planned_rules().iter().filter(|planned| planned.because() == Key::ProxyGid);
+        let conditions = proxys.flat_map(|planned| &planned.rule().matches);
+        conditions
+            .filter_map(|condition| if let Match::OwnerGid(is) = condition { Some(is.value) } else { None })
+    }
+
     /// The plan of nothing: what a namespace holds that is not redirected.
     #[must_use]
     pub const fn empty() -> Self {
@@ -218,7 +227,7 @@ impl RulePlan {
     #[must_use]
     pub fn loopback_address(&self) -> Option<Ipv6Addr> {
         let is_needed = self.data_plane == DataPlane::Sidecar && self.families.contains(&Family::V6);
-        is_needed.then_some(PASSTHROUGH_V6)
+        is_needed.then_some(Family::PASSTHROUGH_V6)
     }
 
     /// The rules of a family as they will stand. Nothing where the plan has no rules for it.

@@ -81,16 +81,16 @@ pub enum Line<'a> {
     OrDrop(&'a PlannedRule),
 }
 
-/// The lines that the rules of a chain become.
-pub fn lines<'a>(rules: &[&'a PlannedRule], form: NativeForm) -> impl Iterator<Item = Line<'a>> {
-    let lines = match form {
-        NativeForm::Plain => rules.iter().copied().map(Line::Rule).collect(),
-        NativeForm::Sets => gather(rules),
-    };
-    lines.into_iter().flat_map(Line::complete)
-}
-
 impl<'a> Line<'a> {
+    /// The lines that the rules of a chain become.
+    pub fn of(rules: &[&'a PlannedRule], form: NativeForm) -> impl Iterator<Item = Self> {
+        let lines = match form {
+            NativeForm::Plain => rules.iter().copied().map(Self::Rule).collect(),
+            NativeForm::Sets => gather(rules),
+        };
+        lines.into_iter().flat_map(Self::complete)
+    }
+
     /// The line, and behind it what it takes to mean what the planned rule means.
     fn complete(self) -> impl Iterator<Item = Self> {
         let planned = self.planned();

@@ -7,7 +7,7 @@ use super::{
 };
 use crate::{
     settings::{InputErrors, Key, Source},
-    values::{Cidrs, InterfaceName, ListenerPort, Mark, MaskedMark, Port, PortRange, Problem},
+    values::{Cidrs, InterfaceName, Mark, MaskedMark, Port, PortRange, Problem},
 };
 use alloc::{
     string::{String, ToString},
@@ -15,6 +15,9 @@ use alloc::{
 };
 use core::{fmt::Display, net::Ipv4Addr};
 use ipnet::{IpNet, Ipv4Net};
+
+/// The listener for captured queries, which has no setting.
+const DNS_SERVER: &str = "the proxy's DNS server";
 
 /// A redirection in the making. Setters replace what was said before; [`build`](Self::build) checks it all.
 #[derive(Debug, Clone)]
@@ -28,6 +31,9 @@ pub struct RedirectBuilder {
 }
 
 impl Redirect {
+    /// The user and the group of the proxy if unset: 1337.
+    pub const PROXY_ID: u32 = 1337;
+
     /// The ports of a sidecar that are never captured inbound: merged metrics (15020), health (15021) and the proxy's own
     /// metrics (15090). [`PodFacts::decide`](crate::pod::PodFacts::decide) adds them to what a pod excludes.
     pub const ALWAYS_EXCLUDED_INBOUND: &[PortRange] =
@@ -44,12 +50,11 @@ impl Redirect {
     /// | outbound TCP | all, to the proxy's port 15001 |
     /// | but for | port 15020 ([`ALWAYS_EXCLUDED_OUTBOUND`]) |
     /// | DNS | not captured |
-    /// | the proxy | user and group 1337 ([`PROXY_ID`]) |
+    /// | the proxy | user and group 1337 ([`PROXY_ID`](Redirect::PROXY_ID)) |
     /// | its loopback range | 127.0.0.1/32 |
     ///
     /// [`ALWAYS_EXCLUDED_INBOUND`]: Self::ALWAYS_EXCLUDED_INBOUND
     /// [`ALWAYS_EXCLUDED_OUTBOUND`]: Self::ALWAYS_EXCLUDED_OUTBOUND
-    /// [`PROXY_ID`]: crate::PROXY_ID
     pub fn sidecar(families: Families) -> RedirectBuilder {
         RedirectBuilder { draft: Self::draft(families), exclude_inbound: Vec::new(), caller: None }
     }
@@ -292,20 +297,19 @@ impl<'a, F: Fn(Key) -> Option<&'a str>> Check<'_, F> {
     /// proxy would call itself without end.
     fn listeners(&mut self) {
         let r = self.redirect;
-        let dns =
-            (r.dns != DnsCapture::Off).then_some((ListenerPort::Dns, Key::RedirectDns, DnsCapture::PORT));
+        let dns = (r.dns != DnsCapture::Off).then_some((DNS_SERVER, Key::RedirectDns, DnsCapture::PORT));
         let mut before = [dns, None, None, None];
         for (listener, key, port) in [
-            (ListenerPort::Outbound, Key::ProxyPort, r.proxy_port),
-            (ListenerPort::Inbound, Key::InboundCapturePort, r.inbound_port),
-            (ListenerPort::Tunnel, Key::InboundTunnelPort, r.tunnel_port),
+            ("--envoy-port", Key::ProxyPort, r.proxy_port),
+            ("--inbound-capture-port", Key::InboundCapturePort, r.inbound_port),
+            ("--inbound-tunnel-port", Key::InboundTunnelPort, r.tunnel_port),
         ] {
             if self.errors.concern(key) {
                 continue;
             }
             if let Some((other, other_key, _)) = before.iter().flatten().find(|(_, _, taken)| *taken == port)
             {
-                let is_default = r.source(key) == Source::Default && *other != ListenerPort::Dns;
+                let is_default = r.source(key) == Source::Default && *other != DNS_SERVER;
                 // Only the source of a setting can correct it.
                 let (key, other) = if is_default { (*other_key, listener) } else { (key, *other) };
                 self.refuse(key, port, Problem::PortTaken(other));
@@ -418,15 +422,11 @@ mod tests {
     fn two_listeners_on_one_port_are_refused() {
         let taken = |other| Problem::PortTaken(other);
         let cases = [
-            (sidecar().proxy_port(port(15006)), Key::ProxyPort, taken(ListenerPort::Inbound)),
-            (sidecar().inbound_port(port(15001)), Key::InboundCapturePort, taken(ListenerPort::Outbound)),
-            (sidecar().tunnel_port(port(15001)), Key::InboundTunnelPort, taken(ListenerPort::Outbound)),
-            (sidecar().inbound_port(port(15008)), Key::InboundCapturePort, taken(ListenerPort::Tunnel)),
-            (
-                sidecar().dns(DnsCapture::All).proxy_port(DnsCapture::PORT),
-                Key::ProxyPort,
-                taken(ListenerPort::Dns),
-            ),
+            (sidecar().proxy_port(port(15006)), Key::ProxyPort, taken("--inbound-capture-port")),
+            (sidecar().inbound_port(port(15001)), Key::InboundCapturePort, taken("--envoy-port")),
+            (sidecar().tunnel_port(port(15001)), Key::InboundTunnelPort, taken("--envoy-port")),
+            (sidecar().inbound_port(port(15008)), Key::InboundCapturePort, taken("--inbound-tunnel-port")),
+            (sidecar().dns(DnsCapture::All).proxy_port(DnsCapture::PORT), Key::ProxyPort, taken(DNS_SERVER)),
         ];
         for (builder, key, problem) in cases {
             assert_eq!(problems(builder), [(Some(key), problem)]);

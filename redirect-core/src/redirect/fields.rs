@@ -1,8 +1,6 @@
 //! What a redirection holds: a row for each setting that stands for itself, by hand what several settings decide.
 
-use super::parts::{
-    DnsCapture, Families, InboundPorts, InterceptionMode, OutboundRanges, OwnerGroups, PROXY_ID,
-};
+use super::parts::{DnsCapture, Families, InboundPorts, InterceptionMode, OutboundRanges, OwnerGroups};
 use crate::{
     settings::{Key, Notice, Provenance, Source, Sources},
     values::{Cidrs, Family, InterfaceName, Port, PortRange},
@@ -59,8 +57,8 @@ macro_rules! fields {
             /// A sidecar's default.
             pub(super) fn draft(families: Families) -> Self {
                 Self {
-                    proxy_uids: vec![PROXY_ID],
-                    proxy_gids: vec![PROXY_ID],
+                    proxy_uids: vec![Redirect::PROXY_ID],
+                    proxy_gids: vec![Redirect::PROXY_ID],
                     inbound: InboundPorts::AllExcept(Redirect::ALWAYS_EXCLUDED_INBOUND.to_vec()),
                     $($list: $list_default,)+
                     ..Self::without_lists(families)

@@ -14,7 +14,5 @@ mod unbuildable;
 
 pub use builder::RedirectBuilder;
 pub use fields::Redirect;
-pub use parts::{
-    DnsCapture, Families, InboundPorts, InterceptionMode, OutboundRanges, OwnerGroups, PROXY_ID, Tproxy,
-};
+pub use parts::{DnsCapture, Families, InboundPorts, InterceptionMode, OutboundRanges, OwnerGroups, Tproxy};
 pub(crate) use read::{Read, Reader};

@@ -98,7 +98,7 @@ mod tests {
     use super::*;
     use crate::{
         pod::PodFacts,
-        settings::{NamespaceFacts, SETTINGS},
+        settings::{NamespaceFacts, Setting},
     };
     use alloc::string::{String, ToString};
     use core::net::IpAddr;
@@ -106,7 +106,7 @@ mod tests {
     fn report(flags: &[(&'static str, &'static str)], nameservers: &[IpAddr]) -> Vec<String> {
         let mut raw = RawSettings::new();
         for (name, text) in flags {
-            let setting = SETTINGS.iter().find(|setting| setting.flag == Some(*name)).unwrap();
+            let setting = Setting::ALL.iter().find(|setting| setting.flag == Some(*name)).unwrap();
             raw.set(setting.key, *text, Source::Flag(name));
         }
         let addresses = ["10.1.0.2".parse().unwrap()];

@@ -4,8 +4,6 @@ use crate::values::{Cidrs, Family, Mark, Port, PortRange, RouteTable, is_routabl
 use alloc::vec::Vec;
 use core::net::IpAddr;
 
-/// The user and the group of the proxy if unset: 1337.
-pub const PROXY_ID: u32 = 1337;
 /// The families a redirection has rules for. IPv4 always has some, as in the reference: a pod may get an IPv4 address
 /// late, and without rules it would bypass the proxy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]

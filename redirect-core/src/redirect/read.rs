@@ -3,15 +3,13 @@
 use super::{
     fields::{Redirect, rows},
     notice,
-    parts::{
-        DnsCapture, Families, InboundPorts, InterceptionMode, OutboundRanges, OwnerGroups, PROXY_ID, Tproxy,
-    },
+    parts::{DnsCapture, Families, InboundPorts, InterceptionMode, OutboundRanges, OwnerGroups, Tproxy},
 };
 use crate::{
     settings::{InputErrors, Key, NameLookup, NamespaceFacts, RawSettings, Source, Sources, Star},
     values::{
         Cidrs, InterfaceName, Mark, Port, PortRange, PortSyntax, Problem, RouteTable, decimal, parse_bool,
-        parse_cidr, parse_word,
+        parse_word,
     },
 };
 use alloc::{
@@ -86,7 +84,7 @@ impl Reader<'_> {
             draft.families = Families::Both;
         }
         // Groups that follow users that could not be read are not wrong as well.
-        draft.proxy_uids = self.proxy_uids(&mut draft).unwrap_or_else(|| vec![PROXY_ID]);
+        draft.proxy_uids = self.proxy_uids(&mut draft).unwrap_or_else(|| vec![Redirect::PROXY_ID]);
         let gids = self.proxy_gids(&mut draft);
         put(&mut draft.proxy_gids, gids);
         let exclude = self.inbound_exclude(&mut draft.sources.0);
@@ -130,7 +128,7 @@ impl Reader<'_> {
         if named.is_some() {
             draft.sources.0.set(Key::ProxyUid, source);
         }
-        Some(vec![named.unwrap_or(PROXY_ID)])
+        Some(vec![named.unwrap_or(Redirect::PROXY_ID)])
     }
 
     /// Empty groups are the same as the users.
@@ -215,7 +213,7 @@ impl Reader<'_> {
     }
 
     fn loopback(&mut self) -> Option<Ipv4Net> {
-        self.raw.read(Key::LoopbackRange, &mut self.errors, |text| match parse_cidr(text) {
+        self.raw.read(Key::LoopbackRange, &mut self.errors, |text| match Cidrs::parse_one(text) {
             Ok(IpNet::V4(net)) => Ok(net),
             Ok(IpNet::V6(_)) | Err(_) => Err(Problem::NotLoopback),
         })
@@ -314,7 +312,7 @@ impl Read for Cidrs {
     fn read(reader: &mut Reader<'_>, key: Key) -> Option<Self> {
         let ranges = reader.list(key, |text, _| match text {
             "*" if key.setting().star == Star::Nothing => Err(Problem::StarExcludes),
-            _ => parse_cidr(text),
+            _ => Cidrs::parse_one(text),
         })?;
         Some(Self::from_iter(ranges))
     }
@@ -323,7 +321,7 @@ impl Read for Cidrs {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::values::PASSTHROUGH_V6;
+    use crate::{settings::Setting, values::Family};
     use alloc::string::ToString;
     use core::net::IpAddr;
 
@@ -389,7 +387,7 @@ mod tests {
         assert_eq!(ipv6("false", &[local, v6, v4]), Ok(true));
         assert_eq!(ipv6("true", &[v4, local]), Ok(false));
         // What an earlier run added does not count as the pod's.
-        assert_eq!(ipv6("false", &[PASSTHROUGH_V6.into(), v4, v6]), Ok(false));
+        assert_eq!(ipv6("false", &[Family::PASSTHROUGH_V6.into(), v4, v6]), Ok(false));
         assert!(ipv6("true", &[loopback, local]).is_err());
     }
 
@@ -471,8 +469,7 @@ mod tests {
 
     #[test]
     fn every_setting_of_a_plan_is_read() {
-        for setting in crate::settings::SETTINGS.iter().filter(|one| one.part == crate::settings::Part::Plan)
-        {
+        for setting in Setting::ALL.iter().filter(|one| one.part == crate::settings::Part::Plan) {
             let errors = parse(&[(setting.key, "\u{1}")], &v4()).err().unwrap_or_default();
             let keys: Vec<_> = errors.iter().map(|error| error.key).collect();
             // An unknown name is not an error: the ID is 1337.

@@ -3,10 +3,9 @@
 use crate::{
     options::NativeForm,
     plan::RulePlan,
-    values::{Family, PASSTHROUGH_V6},
+    values::{Family, MaskedMark, RouteTable},
 };
 use alloc::{format, string::String, vec::Vec};
-use core::fmt::Display;
 
 impl RulePlan {
     /// Input for nft where a form is given, otherwise for iptables-restore, one family after the other; the commands for routing are
@@ -26,31 +25,36 @@ pub(super) fn routing_commands(plan: &RulePlan) -> Vec<String> {
     if let Some(routes) = plan.policy_routes() {
         for family in routes.families() {
             let priority = routes.priority().map(|priority| format!(" pref {priority}")).unwrap_or_default();
-            let rule = ip_rule("add", *family, routes.mark(), routes.table());
+            let rule = routes.table().rule_command("add", *family, routes.mark());
             all.push(format!("{rule}{priority}"));
-            all.push(ip_route("add", *family, routes.table()));
+            all.push(routes.table().route_command("add", *family));
         }
     }
-    all.extend(plan.loopback_address().map(|_| ip_address("add")));
+    all.extend(plan.loopback_address().map(|_| RulePlan::address_command("add")));
     all
 }
 
-/// The command of this verb for a policy rule.
-#[must_use]
-pub fn ip_rule(verb: &str, family: Family, mark: impl Display, table: impl Display) -> String {
-    format!("ip {} rule {verb} fwmark {mark} lookup {table}", option(family))
+impl RouteTable {
+    /// The command of this verb for a policy rule that leads here.
+    #[must_use]
+    pub fn rule_command(self, verb: &str, family: Family, mark: MaskedMark) -> String {
+        format!("ip {} rule {verb} fwmark {mark} lookup {self}", option(family))
+    }
+
+    /// The command of this verb for a plan's route.
+    #[must_use]
+    pub fn route_command(self, verb: &str, family: Family) -> String {
+        format!("ip {} route {verb} local default dev lo table {self}", option(family))
+    }
 }
 
-/// The command of this verb for a plan's route.
-#[must_use]
-pub fn ip_route(verb: &str, family: Family, table: impl Display) -> String {
-    format!("ip {} route {verb} local default dev lo table {table}", option(family))
-}
-
-/// The command of this verb for the address of the proxy's connections to the application.
-#[must_use]
-pub fn ip_address(verb: &str) -> String {
-    format!("ip -6 addr {verb} {PASSTHROUGH_V6}/128 dev lo")
+impl RulePlan {
+    /// The command of this verb for the address of the proxy's connections to the application.
+    #[must_use]
+    pub fn address_command(verb: &str) -> String {
+        let address = Family::PASSTHROUGH_V6;
+        format!("ip -6 addr {verb} {address}/128 dev lo")
+    }
 }
 
 const fn option(family: Family) -> &'static str {

@@ -4,7 +4,7 @@ use crate::{
     options::NativeForm,
     plan::{
         DataPlane, RulePlan,
-        native::{Kind, Line, Ranges, lines},
+        native::{Kind, Line, Ranges},
     },
     rule::{Chain, ConnState, Direction, Equality, Match, Scope, Table, Target, TcpFlags, Tracked},
     values::{Family, InterfaceName, Mark, MaskedMark, PortRange},
@@ -20,17 +20,23 @@ use core::{
 };
 use ipnet::IpNet;
 
-/// The name of the table, of family inet, that a run holds while it works in several steps. It has no chain.
-pub const NFT_LOCK_TABLE: &str = "istio-proxy-lock";
-
-/// The names of the native tables of both data planes, all of family inet.
-pub const NFT_TABLES: [&str; 6] = {
-    let [raw, mangle, nat] = DataPlane::Sidecar.nft_tables();
-    let [ambient_raw, ambient_mangle, ambient_nat] = DataPlane::Ambient.nft_tables();
-    [raw, mangle, nat, ambient_raw, ambient_mangle, ambient_nat]
-};
-
 impl DataPlane {
+    /// The name of the table, of family inet, that a run holds while it works in several steps. It has no chain.
+    pub const NFT_LOCK_TABLE: &'static str = "istio-proxy-lock";
+
+    /// The names of the native tables of both data planes, all of family inet.
+    pub const NFT_TABLES: [&'static str; 6] = {
+        let [raw, mangle, nat] = Self::Sidecar.nft_tables();
+        let [ambient_raw, ambient_mangle, ambient_nat] = Self::Ambient.nft_tables();
+        [raw, mangle, nat, ambient_raw, ambient_mangle, ambient_nat]
+    };
+
+    /// One transaction that removes the native tables of both data planes.
+    #[must_use]
+    pub fn nft_removal() -> String {
+        removal(&Self::NFT_TABLES)
+    }
+
     /// The name of a native table. Those of ambient mode are the reference's, so that each agent finds the rules of the other.
     #[must_use]
     pub const fn nft_table(self, table: Table) -> &'static str {
@@ -61,7 +67,7 @@ impl RulePlan {
                 line(&mut text, &format!("add chain inet {name} {}", chain_declaration(table, chain)));
             }
             for (chain, rules) in &chains {
-                for rule in lines(rules, form) {
+                for rule in Line::of(rules, form) {
                     line(
                         &mut text,
                         &format!("add rule inet {name} {} {}", chain.nft_name(), line_text(&rule)),
@@ -71,12 +77,6 @@ impl RulePlan {
         }
         text
     }
-}
-
-/// One transaction that removes the native tables of both data planes.
-#[must_use]
-pub fn nft_remove() -> String {
-    removal(&NFT_TABLES)
 }
 
 /// Adding first makes removing succeed if they do not exist.

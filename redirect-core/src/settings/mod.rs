@@ -1,4 +1,4 @@
-//! Settings as text: which exist ([`SETTINGS`], [`AMBIENT_SETTINGS`]), what was set, and where ([`RawSettings`]).
+//! Settings as text: which exist ([`Setting::ALL`], [`Setting::AMBIENT`]), what was set, and where ([`RawSettings`]).
 //!
 //! Precedence: default < environment < flag; for a pod: default < the plugin's environment < annotation.
 
@@ -14,12 +14,12 @@ use alloc::{borrow::Cow, collections::BTreeMap, string::String, vec::Vec};
 
 pub use errors::{InputError, InputErrors};
 pub use facts::{NameLookup, NamespaceFacts, NoNames, id_in_passwd, nameservers};
-pub use names::{Misspelt, NamePlace, meant, misspelt_variables};
+pub use names::Misspelt;
 pub(crate) use names::{misspelt_annotation, misspelt_proxy_variable};
 pub use notice::{IdentityCollision, Notice};
 pub use source::Source;
 pub(crate) use source::{Provenance, Sources};
-pub use table::{AMBIENT_SETTINGS, Key, Kind, Part, SETTINGS, Setting, Star};
+pub use table::{Key, Kind, Part, Setting, Star};
 
 /// How many elements a list of a pod may have: who may create a pod may write a quarter of a megabyte of them, and the node's programs make
 /// rules of each.
@@ -62,7 +62,7 @@ impl RawSettings {
         wanted: impl Fn(Key) -> bool,
         mut read: impl FnMut(&'static str) -> Option<String>,
     ) {
-        for setting in SETTINGS.iter().filter(|setting| wanted(setting.key)) {
+        for setting in Setting::ALL.iter().filter(|setting| wanted(setting.key)) {
             for name in setting.env {
                 match read(name) {
                     Some(text) if !text.is_empty() || setting.kind.empty_means_none() => {

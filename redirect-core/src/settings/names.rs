@@ -1,6 +1,6 @@
 //! Misspelt names of variables and annotations: which one of ours is meant.
 
-use super::{Key, SETTINGS};
+use super::{Key, Setting};
 use alloc::{borrow::ToOwned, string::String, vec::Vec};
 use core::{fmt, str::Chars};
 
@@ -21,8 +21,7 @@ const OUR_DOMAIN: &str = "istio.io";
 
 /// Where a misspelt name was found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-#[non_exhaustive]
-pub enum NamePlace {
+pub(crate) enum NamePlace {
     /// The environment of the program.
     Environment,
     /// The pod's annotations.
@@ -36,11 +35,50 @@ pub enum NamePlace {
 #[non_exhaustive]
 pub struct Misspelt {
     /// Where it was found.
-    pub place: NamePlace,
+    pub(crate) place: NamePlace,
     /// The name.
     pub given: String,
     /// The name probably intended.
     pub meant: Option<&'static str>,
+}
+
+impl Misspelt {
+    /// The names of a program's environment that look like variables of ours and are none. As with
+    /// [`RawSettings::read_environment`], `wanted` chooses the settings that the program reads there.
+    ///
+    /// [`RawSettings::read_environment`]: super::RawSettings::read_environment
+    ///
+    /// ```
+    /// use redirect_core::settings::Misspelt;
+    ///
+    /// let found: Vec<_> = Misspelt::variables(["ISTIO_INBOUND_PORT", "PATH"], |_| true);
+    /// assert_eq!(found.len(), 1);
+    /// assert_eq!(found[0].meant, Some("ISTIO_INBOUND_PORTS"));
+    /// ```
+    pub fn variables<'a>(
+        environment: impl IntoIterator<Item = &'a str>,
+        wanted: impl Fn(Key) -> bool,
+    ) -> Vec<Self> {
+        // An environment has hundreds of variables where a pod sees many services.
+        let settings = Setting::ALL.iter().filter(|setting| wanted(setting.key));
+        let mut names: Vec<Name<'static>> =
+            settings.flat_map(|setting| setting.env.iter().copied()).map(Name::new).collect();
+        names.sort_unstable_by_key(|name| name.length);
+        let misspelt = |given: &'a str| {
+            let length = given.chars().count();
+            let first = names.partition_point(|name| name.length.saturating_add(LONGER) < length);
+            let end = names.partition_point(|name| name.length <= length.saturating_add(LONGER));
+            let meant = nearest(given, names.get(first..end).unwrap_or_default().iter().copied())?;
+            Some(Self { place: NamePlace::Environment, given: given.to_owned(), meant: Some(meant) })
+        };
+        environment.into_iter().filter_map(misspelt).collect()
+    }
+
+    /// The name probably intended by a misspelt one: the nearest of these, if it is at most two letters off (of a short
+    /// name, one). Capitals, dashes, dots and underscores count as the same. None for a name that is among them.
+    pub fn nearest<'a>(given: &str, names: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+        nearest(given, names.into_iter().map(Name::new))
+    }
 }
 
 impl fmt::Display for Misspelt {
@@ -58,67 +96,31 @@ impl fmt::Display for Misspelt {
     }
 }
 
-/// The names of a program's environment that look like variables of ours and are none. As with
-/// [`RawSettings::read_environment`], `wanted` chooses the settings that the program reads there.
-///
-/// [`RawSettings::read_environment`]: super::RawSettings::read_environment
-///
-/// ```
-/// use redirect_core::settings::misspelt_variables;
-///
-/// let found: Vec<_> = misspelt_variables(["ISTIO_INBOUND_PORT", "PATH"], |_| true);
-/// assert_eq!(found.len(), 1);
-/// assert_eq!(found[0].meant, Some("ISTIO_INBOUND_PORTS"));
-/// ```
-pub fn misspelt_variables<'a>(
-    environment: impl IntoIterator<Item = &'a str>,
-    wanted: impl Fn(Key) -> bool,
-) -> Vec<Misspelt> {
-    // An environment has hundreds of variables where a pod sees many services.
-    let settings = SETTINGS.iter().filter(|setting| wanted(setting.key));
-    let mut names: Vec<Name<'static>> =
-        settings.flat_map(|setting| setting.env.iter().copied()).map(Name::new).collect();
-    names.sort_unstable_by_key(|name| name.length);
-    let misspelt = |given: &'a str| {
-        let length = given.chars().count();
-        let first = names.partition_point(|name| name.length.saturating_add(LONGER) < length);
-        let end = names.partition_point(|name| name.length <= length.saturating_add(LONGER));
-        let meant = nearest(given, names.get(first..end).unwrap_or_default().iter().copied())?;
-        Some(Misspelt { place: NamePlace::Environment, given: given.to_owned(), meant: Some(meant) })
-    };
-    environment.into_iter().filter_map(misspelt).collect()
-}
-
 /// The variables of a pod's proxy container that look like those we read there and are not.
 pub(crate) fn misspelt_proxy_variable(given: &str) -> Option<Misspelt> {
     // The proxy has variables of its own, so one that is ours elsewhere is not misspelt here.
-    let is_ours = SETTINGS.iter().any(|setting| setting.env.contains(&given));
-    let meant = meant(given, SETTINGS.iter().filter_map(|setting| setting.proxy_env)).filter(|_| !is_ours)?;
+    let is_ours = Setting::ALL.iter().any(|setting| setting.env.contains(&given));
+    let meant = Misspelt::nearest(given, Setting::ALL.iter().filter_map(|setting| setting.proxy_env))
+        .filter(|_| !is_ours)?;
     Some(Misspelt { place: NamePlace::ProxyEnvironment, given: given.to_owned(), meant: Some(meant) })
 }
 
 /// An annotation that resembles one of ours but is not one.
 pub(crate) fn misspelt_annotation(given: &str) -> Option<Misspelt> {
-    let names = || SETTINGS.iter().flat_map(|setting| setting.annotations.iter().copied());
+    let names = || Setting::ALL.iter().flat_map(|setting| setting.annotations.iter().copied());
     if names().any(|name| name == given) {
         return None;
     }
     let own = |name: &str| name.rsplit_once('/').map(|(_, own)| own.to_ascii_lowercase());
     let of_the_project = given.split_once('/').is_some_and(|(domain, _)| domain.ends_with(OUR_DOMAIN));
     let elsewhere = || names().find(|name| of_the_project && own(name) == own(given));
-    let meant = meant(given, names()).or_else(elsewhere);
+    let meant = Misspelt::nearest(given, names()).or_else(elsewhere);
     let is_ours = given.starts_with(OUR_ANNOTATIONS);
     (meant.is_some() || is_ours).then(|| Misspelt {
         place: NamePlace::Annotations,
         given: given.to_owned(),
         meant,
     })
-}
-
-/// The name probably intended by a misspelt one: the nearest of these, if it is at most two letters off (of a short
-/// name, one). Capitals, dashes, dots and underscores count as the same. None for a name that is among them.
-pub fn meant<'a>(given: &str, names: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
-    nearest(given, names.into_iter().map(Name::new))
 }
 
 /// A name, with how many letters it has and which.
@@ -234,7 +236,7 @@ mod tests {
     #[test]
     fn a_variable_may_be_two_letters_longer_or_shorter_than_the_one_that_is_meant() {
         let meant =
-            |given: &'static str| misspelt_variables([given], |_| true).first().and_then(|one| one.meant);
+            |given: &'static str| Misspelt::variables([given], |_| true).first().and_then(|one| one.meant);
         for given in
             ["ISTIO_INBOUND_PORTSXY", "ISTIO_INBOUND_PORTSX", "ISTIO_INBOUND_PORT", "ISTIO_INBOUND_POR"]
         {
@@ -243,9 +245,9 @@ mod tests {
         for given in ["ISTIO_INBOUND_PORTSXYZ", "ISTIO_INBOUND_PO", "ISTIO_INBOUND_PORTS"] {
             assert_eq!(meant(given), None, "{given}");
         }
-        for name in SETTINGS.iter().flat_map(|setting| setting.env).filter(|name| name.len() >= SHORT) {
+        for name in Setting::ALL.iter().flat_map(|setting| setting.env).filter(|name| name.len() >= SHORT) {
             let longer = alloc::format!("{name}XY");
-            let told = misspelt_variables([longer.as_str()], |_| true);
+            let told = Misspelt::variables([longer.as_str()], |_| true);
             assert_eq!(told.first().and_then(|one| one.meant), Some(*name), "{longer}");
         }
     }
@@ -284,7 +286,8 @@ mod tests {
 
     #[test]
     fn misspelt_variables_name_what_is_meant() {
-        let meant = |given| misspelt_variables([given], |_| true).first().and_then(|misspelt| misspelt.meant);
+        let meant =
+            |given| Misspelt::variables([given], |_| true).first().and_then(|misspelt| misspelt.meant);
         assert_eq!(meant("ISTIO_INBOUND_PORT"), Some("ISTIO_INBOUND_PORTS"));
         assert_eq!(meant("istio_service_cidr"), Some("ISTIO_SERVICE_CIDR"));
         assert_eq!(meant("ISTIO_DUAL_STAKC"), Some("ISTIO_DUAL_STACK"));
@@ -299,10 +302,10 @@ mod tests {
             "PATH",
             "",
         ] {
-            assert_eq!(misspelt_variables([right], |_| true), [], "{right}");
+            assert_eq!(Misspelt::variables([right], |_| true), [], "{right}");
         }
-        for setting in SETTINGS {
-            assert_eq!(misspelt_variables(setting.env.iter().copied(), |_| true), [], "{:?}", setting.key);
+        for setting in Setting::ALL {
+            assert_eq!(Misspelt::variables(setting.env.iter().copied(), |_| true), [], "{:?}", setting.key);
         }
     }
 
@@ -319,7 +322,7 @@ mod tests {
         {
             assert_eq!(meant(right), None, "{right}");
         }
-        for setting in SETTINGS {
+        for setting in Setting::ALL {
             assert!(setting.annotations.iter().all(|name| meant(name).is_none()), "{:?}", setting.key);
         }
     }

@@ -1,7 +1,7 @@
 //! The outcome of every setting with texts of every kind, from a flag and from an annotation: `tests/dumps/settings.told`. With `UPDATE_DUMPS=1` it is written
 //! again, and what changes is for the review.
 
-use super::{Key, NamespaceFacts, RawSettings, SETTINGS, Source};
+use super::{Key, NamespaceFacts, RawSettings, Setting, Source};
 use crate::{Family, Redirect, recorded::assert_recorded};
 use std::{collections::BTreeMap, fmt::Write as _, format, net::IpAddr, string::String, vec::Vec};
 
@@ -74,7 +74,7 @@ fn outcome(key: Key, text: &'static str, source: Source) -> String {
 #[test]
 fn every_text_of_every_setting_is_taken_or_refused_as_recorded() {
     let mut text = String::new();
-    for setting in SETTINGS {
+    for setting in Setting::ALL {
         writeln!(text, "{}", setting.name()).unwrap();
         // What is reported, and of which texts.
         let mut outcomes: BTreeMap<String, Vec<String>> = BTreeMap::new();

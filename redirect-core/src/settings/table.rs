@@ -174,7 +174,7 @@ macro_rules! settings {
         kind: $ambient_kind:expr,
         $($ambient_field:ident: $ambient_value:expr,)*
     })+}) => {
-        /// Names a setting; each is explained by its row in [`SETTINGS`] or [`AMBIENT_SETTINGS`].
+        /// Names a setting; each is explained by its row in [`Setting::ALL`] or [`Setting::AMBIENT`].
         #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
         #[non_exhaustive]
         pub enum Key {
@@ -183,7 +183,7 @@ macro_rules! settings {
         }
 
         impl Key {
-            /// All of [`SETTINGS`], in its order.
+            /// All of [`Setting::ALL`], in its order.
             pub const ALL: &'static [Self] = &[$(Self::$key),+];
 
             /// This setting's row.
@@ -196,11 +196,13 @@ macro_rules! settings {
             }
         }
 
-        /// Every setting of a sidecar, in the order in which the documentation lists them.
-        pub const SETTINGS: &[Setting] = &[$(*Key::$key.setting()),+];
+        impl Setting {
+            /// Every setting of a sidecar, in the order in which the documentation lists them.
+            pub const ALL: &'static [Self] = &[$(*Key::$key.setting()),+];
 
-        /// Every setting of ambient mode.
-        pub const AMBIENT_SETTINGS: &[Setting] = &[$(*Key::$ambient_key.setting()),+];
+            /// Every setting of ambient mode.
+            pub const AMBIENT: &'static [Self] = &[$(*Key::$ambient_key.setting()),+];
+        }
     };
 }
 
@@ -649,8 +651,8 @@ mod tests {
 
     #[test]
     fn names_are_unique() {
-        are_unique(SETTINGS);
-        are_unique(AMBIENT_SETTINGS);
+        are_unique(Setting::ALL);
+        are_unique(Setting::AMBIENT);
     }
 
     fn are_unique(settings: &[Setting]) {
@@ -668,7 +670,7 @@ mod tests {
 
     #[test]
     fn the_first_variable_is_the_flag_in_capitals() {
-        for setting in SETTINGS {
+        for setting in Setting::ALL {
             let (Some(flag), Some(first)) = (setting.flag, setting.env.first()) else { continue };
             assert_eq!(*first, flag.to_uppercase().replace('-', "_"));
         }
@@ -676,8 +678,8 @@ mod tests {
 
     #[test]
     fn every_key_has_the_row_in_its_place() {
-        assert_eq!(Key::ALL.len(), SETTINGS.len());
-        for (key, setting) in Key::ALL.iter().zip(SETTINGS) {
+        assert_eq!(Key::ALL.len(), Setting::ALL.len());
+        for (key, setting) in Key::ALL.iter().zip(Setting::ALL) {
             assert_eq!((*key, setting.meaning), (setting.key, key.setting().meaning));
         }
     }
@@ -711,7 +713,7 @@ mod tests {
 
     #[test]
     fn every_row_says_what_it_means() {
-        for setting in SETTINGS.iter().chain(AMBIENT_SETTINGS) {
+        for setting in Setting::ALL.iter().chain(Setting::AMBIENT) {
             assert!(setting.meaning.ends_with('.'), "{:?}", setting.key);
             assert!(!setting.name().is_empty(), "{:?} cannot be set", setting.key);
         }

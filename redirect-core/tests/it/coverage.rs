@@ -11,7 +11,7 @@ use proptest::{
 use redirect_core::{
     AmbientRedirect, RedirectBuilder, RulePlan,
     rule::{Chain, Match, OurChain, Table, Target},
-    settings::{AMBIENT_SETTINGS, Key, Part, RawSettings, SETTINGS, Source},
+    settings::{Key, Part, RawSettings, Setting, Source},
 };
 use std::collections::BTreeSet;
 
@@ -70,7 +70,7 @@ fn values<T>(strategy: &impl Strategy<Value = T>) -> impl Iterator<Item = T> {
 }
 
 fn of_a_plan() -> BTreeSet<Key> {
-    SETTINGS.iter().filter(|setting| setting.part == Part::Plan).map(|setting| setting.key).collect()
+    Setting::ALL.iter().filter(|setting| setting.part == Part::Plan).map(|setting| setting.key).collect()
 }
 
 /// That everything there is occurs in these plans.
@@ -125,7 +125,7 @@ fn every_setting_of_ambient_mode_is_behind_a_rule_or_a_family() {
     let behind: BTreeSet<Key> = rules().map(redirect_core::plan::PlannedRule::because).collect();
     // Whether owners of pods may limit what is captured stands behind no rule of its own.
     let without_rule = [Key::AmbientIpv6, Key::AmbientCaptureScope];
-    let wanted = AMBIENT_SETTINGS.iter().map(|setting| setting.key).filter(|key| !without_rule.contains(key));
+    let wanted = Setting::AMBIENT.iter().map(|setting| setting.key).filter(|key| !without_rule.contains(key));
     assert_eq!(behind, wanted.collect());
     let tables: BTreeSet<Table> = rules().map(redirect_core::plan::PlannedRule::table).collect();
     assert_eq!(tables, Table::ALL.iter().copied().collect());

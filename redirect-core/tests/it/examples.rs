@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)] // a panic is how a test fails
 
 use crate::running::{printed, run};
+use redirect_core::settings::Setting;
 use serde_json::{Value, json};
 
 #[test]
@@ -40,7 +41,7 @@ fn what_is_wrong_with_annotations_is_told_together() {
 fn every_setting_has_its_line() {
     let table = printed("settings_table", &[], "");
     let lines: Vec<&str> = table.lines().collect();
-    assert_eq!(lines.len(), redirect_core::settings::SETTINGS.len() + 2);
+    assert_eq!(lines.len(), Setting::ALL.len() + 2);
     for line in &lines {
         let bars = line.replace("\\|", "").matches('|').count();
         assert_eq!(bars, 6, "{line}");

@@ -9,6 +9,7 @@ use cni_core::selection::PROCESS_WIDE;
 use explain::manifest;
 use netns_apply::facts;
 use netns_apply::netns::Netns;
+use netns_apply::routes::RouteSocket;
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -104,7 +105,11 @@ fn environment(given: &Given) -> BTreeMap<String, String> {
 /// What is known of the pod's network. The namespace is entered to read its addresses.
 fn attachment(target: Target, entry: &Value, given: &Given) -> Result<Attachment, InputError> {
     let netns = Netns::open(&target.path).map_err(InputError::of)?;
-    let read = netns.run(|| (facts::addresses(), facts::interfaces())).map_err(InputError::of)?;
+    let read = netns
+        .run(|| {
+            (facts::addresses(), RouteSocket::open(usize::MAX).and_then(|mut routes| routes.interfaces()))
+        })
+        .map_err(InputError::of)?;
     let (addresses, interfaces) = (read.0.map_err(InputError::of)?, read.1.map_err(InputError::of)?);
     let pod = target.pod.ok_or_else(|| InputError::of("POD is missing"))?.name;
     // A manifest may hold anything; what goes into the environment may not.

@@ -5,9 +5,9 @@ use std::path::Path;
 use explain::decision::left_alone;
 use explain::{NO_ADDRESS, Printable, SOMEWHERE, flags};
 use logging::DEFAULT_SCOPE;
-use netns_apply::facts::{self, NameFiles};
+use netns_apply::facts::{self, Ipv6, NameFiles};
 use netns_apply::netns::Netns;
-use netns_apply::{ApplyOptions, Live, MOST_READ};
+use netns_apply::{ApplyOptions, Live};
 use packet_trace::{Detail, Packet, TraceRules};
 use redirect_core::options::BackendChoice;
 use redirect_core::pod::SkipReason;
@@ -92,7 +92,7 @@ fn settings_here(given: &Given) -> Result<Box<Redirect>, InputError> {
     let said = given.addresses().map_err(InputError::of)?;
     let (addresses, has_ipv6) = if said.is_empty() {
         let (path, source) = settings.get(Key::NetworkNamespace);
-        let there = Netns::run_in(path, || (facts::addresses(), facts::has_ipv6()));
+        let there = Netns::run_in(path, || (facts::addresses(), Ipv6::here().is_everywhere()));
         let (addresses, has_ipv6) = there.map_err(|error| InputError(vec![format!("{source}: {error}")]))?;
         let addresses = addresses.map_err(|error| {
             InputError(vec![format!("cannot list the addresses of the network namespace: {error}")])
@@ -113,7 +113,7 @@ pub(super) fn of_settings(
     settings: &RawSettings,
     facts: &NamespaceFacts<'_>,
 ) -> Result<Box<Redirect>, InputError> {
-    let servers = settings.needs_nameservers().then(facts::dns_servers).transpose();
+    let servers = settings.needs_nameservers().then(NameFiles::dns_servers).transpose();
     let servers =
         servers.map_err(|error| InputError(vec![format!("cannot read /etc/resolv.conf: {error}")]))?;
     let servers = servers.unwrap_or_default();
@@ -179,7 +179,7 @@ fn in_namespace(
     let ambient = if given.is_ambient() { Some(ambient(given, pod)?.0.plan()) } else { None };
     let netns = Netns::open(path).map_err(InputError::of)?;
     let read = netns.run(|| {
-        let options = ApplyOptions::default().most_read(Some(MOST_READ));
+        let options = ApplyOptions::default().most_read(Some(ApplyOptions::MOST_READ));
         let there = facts::addresses().map_err(InputError::of)?;
         let decided = |pod: &Pod| Node::default().decide(pod, &facts::of_namespace(&there)).plan();
         let plan = ambient.or_else(|| pod.and_then(decided));

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use logging::DEFAULT_SCOPE;
 use netns_apply::netns::{Netns, NetnsError, NetnsId};
-use redirect_core::values::parse_duration;
+use settings_table::parse_duration;
 use terminal::{AlternateScreen, Signals, WakeReason, write};
 
 use super::target::Target;

@@ -6,7 +6,6 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::net::IpAddr;
 
-use netfilter_state::parse::mesh_tables;
 use netfilter_state::state::IptablesTables;
 use redirect_core::options::NativeForm;
 use redirect_core::settings::{NameLookup, NamespaceFacts};
@@ -77,7 +76,7 @@ fn read_back(text: &str) -> BTreeMap<Family, IptablesTables> {
             _ => *of.entry(family.expect("a family first")).or_default() += &format!("{line}\n"),
         }
     }
-    of.into_iter().map(|(family, text)| (family, mesh_tables(&text).unwrap())).collect()
+    of.into_iter().map(|(family, text)| (family, IptablesTables::saved(&text).unwrap())).collect()
 }
 
 #[test]

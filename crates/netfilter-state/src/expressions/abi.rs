@@ -78,15 +78,6 @@ pub mod family {
     pub const IPV6: u8 = 10;
 }
 
-/// The number of a family.
-#[must_use]
-pub const fn family_number(of: Family) -> u8 {
-    match of {
-        Family::V4 => family::IPV4,
-        Family::V6 => family::IPV6,
-    }
-}
-
 /// How nft names a family.
 #[must_use]
 pub const fn family_word(of: Family) -> &'static str {

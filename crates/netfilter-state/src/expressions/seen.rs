@@ -825,7 +825,7 @@ mod tests {
     #[test]
     fn a_header_is_read_for_the_family_that_is_known() {
         let nothing = |_: &mut Expressions<'_>| {};
-        let v4 = |out: &mut Expressions<'_>| out.family(crate::netlink::family_number(Family::V4));
+        let v4 = |out: &mut Expressions<'_>| out.family(Family::V4.number());
         type Before<'a> = &'a dyn Fn(&mut Expressions<'_>);
         for (family, before, wanted) in [
             (Some(Family::V4), &nothing as Before<'_>, "-s 10.1.0.2/32"),
@@ -980,7 +980,7 @@ mod tests {
                 out.state(mask);
             })
         };
-        for bit in [crate::ruleset::state::SOURCE_TRANSLATED, crate::ruleset::state::TRANSLATED, 32] {
+        for bit in [crate::ruleset::StateBits::SOURCE_TRANSLATED, crate::ruleset::StateBits::TRANSLATED, 32] {
             assert_eq!(compared(ct::STATE, &bit.to_ne_bytes()), "[ct state]", "{bit:#x}");
             assert_eq!(masked(bit | 8), "[ct state]", "{bit:#x}");
         }

@@ -1,6 +1,6 @@
 //! A network namespace in memory, to test against (feature `model`).
 //!
-//! [`Kernel`] takes the steps that [`steps::between`] plans, refuses what Linux would refuse, is read back as the
+//! [`Kernel`] takes the steps that [`Goal::steps_from`] plans, refuses what Linux would refuse, is read back as the
 //! [`Observation`] that a real run makes, and can be damaged: rules deleted, other programs' rules inserted, routing lost. A program
 //! that applies plans can so be tested without root and without a network namespace.
 //!
@@ -45,7 +45,7 @@ use crate::{
     netlink::NativeState,
     routing::{FoundRouting, RoutingItem, TakingBack},
     state::{IptablesTables, PerFamily},
-    steps::{self, Goal, Inverse, Observation, Step, Transaction},
+    steps::{Goal, Inverse, Observation, Step, Transaction},
 };
 use redirect_core::{
     Family,
@@ -115,7 +115,7 @@ impl Kernel {
     /// # Errors
     /// The step that was refused.
     pub fn run(&mut self, goal: &Goal<'_>) -> Result<Vec<Step>, Refused> {
-        let steps = steps::between(&self.observe(), goal);
+        let steps = goal.steps_from(&self.observe());
         steps.iter().try_for_each(|step| self.take(step))?;
         Ok(steps)
     }

@@ -249,7 +249,7 @@ mod tests {
         let output = Chain::Hook(Hook::Output);
         let mut tables = Tables::default();
         for port in ["80", "443"] {
-            let rule = crate::parse::entry(&format!("-p tcp -m tcp --dport {port} -j RETURN"));
+            let rule = Entry::saved(&format!("-p tcp -m tcp --dport {port} -j RETURN"));
             tables.insert(Table::Nat, output.clone(), 1, rule);
         }
         for number in [0, 3, 4] {
@@ -260,7 +260,7 @@ mod tests {
         assert_eq!(tables.delete(Table::Nat, &output, 2), None);
     }
     fn entry(text: &str) -> Entry {
-        crate::parse::entry(text)
+        Entry::saved(text)
     }
 
     #[test]

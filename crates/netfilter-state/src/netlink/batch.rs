@@ -97,7 +97,7 @@ impl<'a> Batch<'a> {
     fn table(&mut self, family: Family, change: &'a TableChange) -> Result<(), BatchError> {
         let table = change.table;
         let layouts = Layout::of(self.observed, family, change)?;
-        let number = abi::family_number(family);
+        let number = family.number();
         if !self.observed.has_table(family, table) {
             self.part(kind::NEW_TABLE, flags::CREATE, number, Part::Table(table.name()), |body| {
                 body.text(attribute::table::NAME, table.name());
@@ -180,7 +180,7 @@ impl<'a> Batch<'a> {
     ) -> Result<(), BatchError> {
         let flags = flags::CREATE | if before.is_some() { 0 } else { flags::APPEND };
         let mut result = Ok(());
-        self.part(kind::NEW_RULE, flags, abi::family_number(family), Part::Rule(place, entry), |body| {
+        self.part(kind::NEW_RULE, flags, family.number(), Part::Rule(place, entry), |body| {
             body.text(attribute::rule::TABLE, place.table.name());
             body.text(attribute::rule::CHAIN, place.chain.name());
             result = rule_body(body, entry, family);

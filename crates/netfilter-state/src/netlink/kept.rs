@@ -16,7 +16,7 @@
 use std::{collections::BTreeSet, net::SocketAddr, time::Duration};
 
 use super::{
-    Message, Question, family_number,
+    Message, Question,
     own_table::{self, BaseChain, SetForm, TCP, TableBatch, octets},
     sets,
 };
@@ -241,7 +241,7 @@ fn write_rules(batch: &mut TableBatch, form: Form) {
 
 /// Loads a segment's connection as the pod has it, if its flags are so.
 fn load(rule: &mut Expressions<'_>, of: Family, sends: bool, flags: &Equality<TcpFlags>) {
-    rule.family(family_number(of));
+    rule.family(of.number());
     rule.protocol(TCP);
     rule.flags(flags);
     let source = (AddressOffset::source(of).0, SOURCE_PORT);

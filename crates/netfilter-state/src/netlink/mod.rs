@@ -36,7 +36,6 @@ pub(crate) mod recorded;
 #[cfg(test)]
 mod tests;
 
-pub use crate::expressions::abi::family_number;
 pub use crate::expressions::wire::{Answer, Message, Messages};
 pub use crate::expressions::xt::Extension;
 pub use batch::{Batch, FinishedBatch};
@@ -46,4 +45,4 @@ pub use native_state::NativeState;
 pub use observed::{Observed, Obstacle};
 pub use part::{ChainRef, Part};
 pub use probes::ProbeTable;
-pub use request::{Question, release_lock, take_lock};
+pub use request::Question;

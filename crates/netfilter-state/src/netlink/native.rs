@@ -5,7 +5,7 @@ use super::{
     sets,
 };
 use crate::expressions::{
-    abi::{self, base, ct, family, meta, verdict},
+    abi::{base, ct, family, meta, verdict},
     expression::{AddressOffset, DESTINATION_PORT, Expressions, SOURCE_PORT},
     wire::Writer,
     xt::state_bits,
@@ -15,7 +15,7 @@ use redirect_core::{
     options::NativeForm,
     plan::{
         PlannedRule, RulePlan,
-        native::{Kind, Line, lines},
+        native::{Kind, Line},
     },
     rule::{Chain, ConnState, Equality, Match, Protocol, Rule, Scope, Table, Target, Tracked},
     values::{Family, InterfaceName, PortRange},
@@ -48,7 +48,7 @@ fn table(
     let mut expressions = Writer::default();
     for (chain, planned) in chains {
         let mut rules = Vec::new();
-        for line in lines(&planned, form) {
+        for line in Line::of(&planned, form) {
             let set = line.set().map(|ranges| {
                 *sets = sets.saturating_add(1);
                 state.sets.insert(SetKey::Number(*sets), sets::state(&ranges));
@@ -87,7 +87,7 @@ fn in_set(out: &mut Expressions<'_>, rule: &Rule, kind: Kind, set: u32) {
     match kind {
         Kind::Ports => load_port(out, rule, DESTINATION_PORT),
         Kind::Addresses(family) => {
-            out.family(abi::family_number(family));
+            out.family(family.number());
             out.payload(base::NETWORK, AddressOffset::destination(family).0, sets::length(kind));
         }
     }
@@ -161,7 +161,7 @@ fn load_port(out: &mut Expressions<'_>, rule: &Rule, offset: u32) {
 
 fn address(out: &mut Expressions<'_>, offset: fn(Family) -> AddressOffset, is: &Equality<IpNet>) {
     let family = Family::of(&is.value.addr());
-    out.family(abi::family_number(family));
+    out.family(family.number());
     if !is.not && is.value.prefix_len() == 0 {
         return;
     }
@@ -191,7 +191,7 @@ fn target(out: &mut Expressions<'_>, target: &Target, scope: Scope) {
         Target::Tproxy { port, mark } => {
             let family = match scope {
                 Scope::Every => family::UNSPECIFIED,
-                Scope::Only(family) => abi::family_number(family),
+                Scope::Only(family) => family.number(),
             };
             out.value(&port.number().to_be_bytes());
             out.tproxy(family);

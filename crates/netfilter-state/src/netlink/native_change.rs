@@ -20,7 +20,7 @@ use crate::expressions::{
     reading,
     wire::{Attribute, Writer},
 };
-use redirect_core::render::NFT_TABLES;
+use redirect_core::plan::DataPlane;
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
@@ -69,7 +69,7 @@ impl<'a> Batch<'a> {
         for (name, _) in now.tables.iter().filter(|(name, _)| !wanted.tables.contains_key(*name)) {
             self.remove_native_table(name);
         }
-        for name in NFT_TABLES {
+        for name in DataPlane::NFT_TABLES {
             if let Some(wanted) = wanted.tables.get(name) {
                 let change = TableChange { name, now: now.tables.get(name).map(Arc::as_ref), wanted };
                 if change.can_be_made_in_place() {

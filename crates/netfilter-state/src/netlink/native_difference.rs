@@ -3,7 +3,7 @@
 use super::native_state::{NativeChain, NativeRule, NativeState, NativeTable};
 use crate::align::{DifferingRule, align};
 use crate::expressions::{seen, wire::Attribute};
-use redirect_core::render::NFT_TABLES;
+use redirect_core::plan::DataPlane;
 use std::fmt;
 
 /// A place where the native tables are not those wanted.
@@ -52,7 +52,7 @@ impl NativeState {
             (Some(_), None) => [whole(table, None, NativeDifferenceKind::StrayTable)].into(),
             (None, None) => Vec::new(),
         };
-        NFT_TABLES.into_iter().flat_map(in_table).collect()
+        DataPlane::NFT_TABLES.into_iter().flat_map(in_table).collect()
     }
 }
 

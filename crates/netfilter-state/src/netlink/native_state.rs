@@ -7,7 +7,6 @@ use crate::expressions::{
 };
 use redirect_core::{
     plan::DataPlane,
-    render::NFT_TABLES,
     rule::{Chain, Hook, OurChain, Table},
     values::Mark,
 };
@@ -263,7 +262,7 @@ impl NativeState {
     /// The table that an attribute names, if it is one of the mesh's.
     fn table_of(&mut self, attributes: Attributes<'_>, kind: u16) -> Option<&mut NativeTable> {
         let given = attributes.find(kind)?.text()?;
-        let name = NFT_TABLES.into_iter().find(|name| *name == given)?;
+        let name = DataPlane::NFT_TABLES.into_iter().find(|name| *name == given)?;
         Some(Arc::make_mut(self.tables.entry(name).or_default()))
     }
 
@@ -566,7 +565,7 @@ mod tests {
     #[test]
     fn a_sleeping_table_and_another_policy_are_differences() {
         let wanted = NativeState::wanted(&plan("1"), NativeForm::Plain);
-        for table in NFT_TABLES.into_iter().filter(|name| wanted.tables.contains_key(*name)) {
+        for table in DataPlane::NFT_TABLES.into_iter().filter(|name| wanted.tables.contains_key(*name)) {
             let mut asleep = wanted.clone();
             Arc::make_mut(asleep.tables.get_mut(table).unwrap()).flags = abi::DORMANT;
             assert_ne!(asleep, wanted, "{table}");

@@ -12,7 +12,7 @@ use crate::expressions::{
 use crate::ruleset::HookedRules;
 use crate::state::{Entry, IptablesTables, PerFamily, RawRule};
 use redirect_core::{
-    render::NFT_TABLES,
+    plan::DataPlane,
     rule::{Chain, Table},
     values::Family,
 };
@@ -218,7 +218,7 @@ impl Observed {
         let name = attributes.find(attribute::table::NAME)?.text()?;
         if message.family == family::INET {
             self.keeps_connections |= name == KeptTable::NAME;
-            if NFT_TABLES.contains(&name) {
+            if DataPlane::NFT_TABLES.contains(&name) {
                 self.obstacles_in(attributes, format!("inet {name}"));
             }
             return Some(());
@@ -281,7 +281,7 @@ fn is_others_chain(chain: &Chain) -> bool {
 fn is_others(message: &Message<'_>) -> bool {
     let name = |kind| message.attributes().find(kind).and_then(Attribute::text);
     let is_table = |name: &str| match message.family {
-        family::INET => NFT_TABLES.contains(&name),
+        family::INET => DataPlane::NFT_TABLES.contains(&name),
         other => abi::family_of(other).is_some() && Table::named(name).is_some(),
     };
     match message.kind {

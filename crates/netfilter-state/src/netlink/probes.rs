@@ -11,7 +11,7 @@ use std::{collections::BTreeSet, net::IpAddr};
 use redirect_core::ambient::ProbeSources;
 
 use super::{
-    Message, Question, family_number,
+    Message, Question,
     own_table::{self, BaseChain, SetForm, TCP, TableBatch, octets},
     sets,
 };
@@ -175,7 +175,7 @@ fn comment(source: IpAddr) -> String {
 /// TCP from a local socket to one of the pods: another source.
 fn translate(batch: &mut TableBatch, of: Family, id: u32, source: IpAddr) {
     batch.rule(&POSTROUTING, &comment(source), |rule| {
-        rule.family(family_number(of));
+        rule.family(of.number());
         rule.protocol(TCP);
         rule.meta(meta::SOCKET_USER);
         rule.is(true, &NO_USER.to_ne_bytes());
@@ -183,14 +183,14 @@ fn translate(batch: &mut TableBatch, of: Family, id: u32, source: IpAddr) {
         rule.payload(abi::base::NETWORK, AddressOffset::destination(of).0, length);
         rule.lookup_in(false, set_name(of), id);
         rule.value(&octets(source));
-        rule.source_nat(family_number(of));
+        rule.source_nat(of.number());
     });
 }
 
 /// What comes from a probes' source, or goes to it.
 fn drop_all(batch: &mut TableBatch, chain: &BaseChain, of: Family, offset: AddressOffset, source: IpAddr) {
     batch.rule(chain, &comment(source), |rule| {
-        rule.family(family_number(of));
+        rule.family(of.number());
         rule.payload(abi::base::NETWORK, offset.0, sets::length(Kind::Addresses(of)));
         rule.is(false, &octets(source));
         rule.verdict(abi::verdict::DROP);

@@ -1,12 +1,13 @@
 //! Questions to the kernel, none of which changes anything, and the transactions of the lock.
 
+use super::Batch;
 use crate::expressions::{
     abi::{self, attribute, family, flags, kind},
     wire::{Head, Message, Writer},
     xt::Extension,
 };
 use crate::ruleset::TableFamily;
-use redirect_core::{rule::Hook, values::Family};
+use redirect_core::{plan::DataPlane, rule::Hook, values::Family};
 
 /// What the kernel is asked. A table, a chain and a set are named.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -75,7 +76,7 @@ impl Question<'_> {
             | Self::SetsOfTable(of, _)
             | Self::Elements(of, ..)
             | Self::Objects(of, _) => abi::table_family_number(of),
-            Self::Hooks(of, _) | Self::Extension(of, _) => abi::family_number(of),
+            Self::Hooks(of, _) | Self::Extension(of, _) => of.number(),
         }
     }
 
@@ -124,20 +125,22 @@ impl<'a> Message<'a> {
     }
 }
 
-/// A transaction that makes the table that is this network namespace's lock: it belongs to the socket that sends it and
-/// ends with that socket. Refused with EEXIST while another socket has it.
-///
-/// The message about the table has a number of its own, so that a refusal of the table can be determined from one of the whole
-/// transaction. `None` if a length does not fit, which cannot happen.
-#[must_use]
-pub fn take_lock(transaction: u32, table: u32) -> Option<Vec<u8>> {
-    lock_transaction(kind::NEW_TABLE, flags::CREATE | flags::EXCLUSIVE, transaction, table)
-}
+impl Batch<'_> {
+    /// A transaction that makes the table that is this network namespace's lock: it belongs to the socket that sends it and
+    /// ends with that socket. Refused with EEXIST while another socket has it.
+    ///
+    /// The message about the table has a number of its own, so that a refusal of the table can be determined from one of the whole
+    /// transaction. `None` if a length does not fit, which cannot happen.
+    #[must_use]
+    pub fn take_lock(transaction: u32, table: u32) -> Option<Vec<u8>> {
+        lock_transaction(kind::NEW_TABLE, flags::CREATE | flags::EXCLUSIVE, transaction, table)
+    }
 
-/// A transaction that ends the lock's table.
-#[must_use]
-pub fn release_lock(transaction: u32) -> Option<Vec<u8>> {
-    lock_transaction(kind::DELETE_TABLE, 0, transaction, transaction)
+    /// A transaction that ends the lock's table.
+    #[must_use]
+    pub fn release_lock(transaction: u32) -> Option<Vec<u8>> {
+        lock_transaction(kind::DELETE_TABLE, 0, transaction, transaction)
+    }
 }
 
 fn lock_transaction(kind: u16, table_flags: u16, transaction: u32, table: u32) -> Option<Vec<u8>> {
@@ -145,7 +148,7 @@ fn lock_transaction(kind: u16, table_flags: u16, transaction: u32, table: u32) -
     writer.message(Head::of_transaction(kind::BATCH_BEGIN, transaction), |_| {});
     let flags = table_flags | flags::REQUEST | flags::ACK;
     writer.message(Head { kind, flags, sequence: table, family: family::INET, resource: 0 }, |body| {
-        body.text(attribute::table::NAME, redirect_core::render::NFT_LOCK_TABLE);
+        body.text(attribute::table::NAME, DataPlane::NFT_LOCK_TABLE);
         if kind == kind::NEW_TABLE {
             body.u32(attribute::table::FLAGS, abi::OWNED_BY_SOCKET);
         }

@@ -11,7 +11,7 @@ use crate::ruleset::{
 };
 use crate::state::comment_in;
 use redirect_core::{
-    render::NFT_TABLES,
+    plan::DataPlane,
     rule::{Chain, Table},
 };
 
@@ -191,7 +191,8 @@ pub struct ChainToRead {
 /// Whether a plan may have rules in a chain. Any program may use its names, too.
 fn may_be_planned(table: &str, chain: &str, state: &ChainState) -> bool {
     let is_plans = Table::ALL.iter().any(|one| one.name() == table);
-    NFT_TABLES.contains(&table) || is_plans && (state.base.is_some() || Chain::named(chain).belongs_to_mesh())
+    DataPlane::NFT_TABLES.contains(&table)
+        || is_plans && (state.base.is_some() || Chain::named(chain).belongs_to_mesh())
 }
 
 /// Where a chain hangs on a hook of IP, if it does.

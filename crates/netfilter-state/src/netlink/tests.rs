@@ -10,7 +10,6 @@ use crate::expressions::{
 };
 use crate::{
     change::{EditOp, IptablesChange, TableChange},
-    parse,
     state::{Entry, IptablesTables},
 };
 use ipnet::IpNet;
@@ -30,7 +29,7 @@ use std::collections::BTreeMap;
 
 /// A rule in the words of iptables-save.
 fn rule(text: &str) -> Rule {
-    let Entry::Rule(rule) = parse::entry(text) else { panic!("{text} is not a rule of ours") };
+    let Entry::Rule(rule) = Entry::saved(text) else { panic!("{text} is not a rule of ours") };
     rule
 }
 
@@ -549,7 +548,7 @@ proptest! {
             m, Match::SourcePort(is) | Match::DestinationPort(is) if !is.not && is.value == PortRange::ALL
         ));
         prop_assume!(any_ports.count() == 0);
-        prop_assert_eq!(parse::entry(&rule.text()), Entry::Rule(rule));
+        prop_assert_eq!(Entry::saved(&rule.text()), Entry::Rule(rule));
     }
 
     #[test]
@@ -610,11 +609,11 @@ fn state(chains: &[(OurChain, Vec<u16>)]) -> IptablesTables {
     for (chain, ports) in chains {
         for port in ports {
             let text = format!("-p tcp -m tcp --dport {port} -j RETURN");
-            state.declare(Table::Nat, (*chain).into()).push(parse::entry(&text));
+            state.declare(Table::Nat, (*chain).into()).push(Entry::saved(&text));
         }
         state.declare(Table::Nat, (*chain).into());
         let jump = format!("-j {}", chain.name());
-        state.declare(Table::Nat, Hook::Output.into()).push(parse::entry(&jump));
+        state.declare(Table::Nat, Hook::Output.into()).push(Entry::saved(&jump));
     }
     state
 }
@@ -635,7 +634,7 @@ fn no_address_at_all_is_compared_with_every_bit_masked() {
 #[test]
 fn nothing_goes_into_a_chain_that_is_not_there() {
     let nothing = Observed::at(1);
-    let entry = parse::entry("-p tcp -j RETURN");
+    let entry = Entry::saved("-p tcp -j RETURN");
     let chain = || Chain::from(OurChain::Output);
     for step in [
         EditOp::Append(chain(), entry.clone()),

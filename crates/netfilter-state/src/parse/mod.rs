@@ -55,37 +55,47 @@ pub(crate) fn shown(line: &str) -> String {
     line.chars().take(SHOWN).collect()
 }
 
-/// Of the output of iptables-save, ip6tables-save, or of a rendered plan, the tables that plans have rules in.
-///
-/// The others are passed over, and so are policies, counters and comments: it shows what of a plan is in force, not where a packet ends.
-/// [`Dump`](crate::saved::Dump) reads everything.
-///
-/// # Errors
-/// A line that cannot be part of such output.
-pub fn mesh_tables(text: &str) -> Result<IptablesTables, SaveError> {
-    let mut state = IptablesTables::new();
-    let mut table = None;
-    for (number, line) in (1_usize..).zip(text.lines()) {
-        let error = || SaveError::line(number, line);
-        let line = line.trim();
-        match line.split_at_checked(1) {
-            None | Some(("#", _)) => {}
-            Some(("*", name)) => table = Some(Table::named(name.trim())),
-            Some(_) if line == "COMMIT" => table = None,
-            Some((":", chain)) => {
-                let name = chain.split_ascii_whitespace().next().ok_or_else(error)?;
-                if let Some(table) = table.ok_or_else(error)? {
-                    declare(&mut state, table, name);
+impl IptablesTables {
+    /// Of the output of iptables-save, ip6tables-save, or of a rendered plan, the tables that plans have rules in.
+    ///
+    /// The others are passed over, and so are policies, counters and comments: it shows what of a plan is in force, not where a packet ends.
+    /// [`Dump`](crate::saved::Dump) reads everything.
+    ///
+    /// # Errors
+    /// A line that cannot be part of such output.
+    pub fn saved(text: &str) -> Result<Self, SaveError> {
+        let mut state = Self::new();
+        let mut table = None;
+        for (number, line) in (1_usize..).zip(text.lines()) {
+            let error = || SaveError::line(number, line);
+            let line = line.trim();
+            match line.split_at_checked(1) {
+                None | Some(("#", _)) => {}
+                Some(("*", name)) => table = Some(Table::named(name.trim())),
+                Some(_) if line == "COMMIT" => table = None,
+                Some((":", chain)) => {
+                    let name = chain.split_ascii_whitespace().next().ok_or_else(error)?;
+                    if let Some(table) = table.ok_or_else(error)? {
+                        declare(&mut state, table, name);
+                    }
                 }
-            }
-            Some(_) => {
-                if let Some(table) = table.ok_or_else(error)? {
-                    rule_line(&mut state, table, line).ok_or_else(error)?;
+                Some(_) => {
+                    if let Some(table) = table.ok_or_else(error)? {
+                        rule_line(&mut state, table, line).ok_or_else(error)?;
+                    }
                 }
             }
         }
+        Ok(state)
     }
-    Ok(state)
+}
+
+impl Entry {
+    /// What stands behind `-A CHAIN`: a rule this library understands, or text of another's.
+    #[must_use]
+    pub fn saved(text: &str) -> Self {
+        rule(text).map_or_else(|| Self::Foreign(ForeignRule::saved(text)), Self::from)
+    }
 }
 
 /// Built-in chains are always there; only their rules say something.
@@ -109,11 +119,11 @@ fn rule_line(state: &mut IptablesTables, table: Table, line: &str) -> Option<()>
     }
     let entries = state.declare(table, Chain::named(name));
     match command {
-        "-A" => entries.push(entry(rest)),
+        "-A" => entries.push(Entry::saved(rest)),
         "-I" => {
             let (number, rest) = split_word(rest);
             let index = number.parse::<usize>().ok()?.checked_sub(1)?;
-            entries.insert(index.min(entries.len()), entry(rest));
+            entries.insert(index.min(entries.len()), Entry::saved(rest));
         }
         _ => return None,
     }
@@ -140,12 +150,6 @@ const INVERTIBLE: [&str; 11] = [
     "--gid-owner",
     "--mark",
 ];
-
-/// What stands behind `-A CHAIN`: a rule this library understands, or text of another's.
-#[must_use]
-pub fn entry(text: &str) -> Entry {
-    rule(text).map_or_else(|| Entry::Foreign(ForeignRule::saved(text)), Entry::from)
-}
 
 /// The rule of a plan, if it is one to the letter: programs find it again by the words in which it is rendered.
 fn rule(text: &str) -> Option<Rule> {
@@ -236,20 +240,20 @@ mod tests {
             "-j REDIRECT --to-ports 80-90",
             "-j REDIRECT --to-ports 80 --random",
         ] {
-            assert_eq!(entry(text), Entry::Foreign(ForeignRule::saved(text)));
+            assert_eq!(Entry::saved(text), Entry::Foreign(ForeignRule::saved(text)));
         }
     }
 
     #[test]
     fn a_comparison_with_all_ports_is_read_back() {
-        let all = entry("-p tcp -m tcp --dport 0:65535 -j RETURN");
+        let all = Entry::saved("-p tcp -m tcp --dport 0:65535 -j RETURN");
         assert!(matches!(all, Entry::Rule(_)));
-        assert_eq!(entry("-p tcp -m tcp -j RETURN"), all);
+        assert_eq!(Entry::saved("-p tcp -m tcp -j RETURN"), all);
     }
 
     #[test]
     fn saved_tables_are_read() {
-        let state = mesh_tables(
+        let state = IptablesTables::saved(
             "# Generated by iptables-save\n*filter\n:INPUT ACCEPT [0:0]\n-A INPUT -j DROP\nCOMMIT\n*nat\n:PREROUTING ACCEPT [0:0]\n:ISTIO_INBOUND - [0:0]\n[3:180] -A PREROUTING -p tcp -j ISTIO_INBOUND\nCOMMIT\n",
         )
         .unwrap();
@@ -263,7 +267,7 @@ mod tests {
 
     #[test]
     fn flags_have_names_and_words_for_all_and_none() {
-        let read = |words: &str| match entry(&format!("-p tcp -m tcp --tcp-flags {words} -j DROP")) {
+        let read = |words: &str| match Entry::saved(&format!("-p tcp -m tcp --tcp-flags {words} -j DROP")) {
             Entry::Rule(rule) => rule.matches.into_iter().find_map(|condition| {
                 if let Match::TcpFlags(is) = condition {
                     Some((is.value.mask(), is.value.set()))
@@ -285,7 +289,7 @@ mod tests {
         for (text, number) in [("hello", 1), ("*nat\n:X - [0:0]\n-Z X", 3), ("*nat\n-A", 2), ("-A X -j Y", 1)]
         {
             assert_eq!(
-                mesh_tables(text).err(),
+                IptablesTables::saved(text).err(),
                 Some(SaveError::line(number, text.lines().nth(number - 1).unwrap())),
                 "{text:?}"
             );

@@ -1,11 +1,8 @@
 //! Sets and maps of nf_tables that rules look something up in.
 
-use super::{Plain, Statement, state};
+use super::{Plain, StateBits, Statement};
 use redirect_core::values::Family;
-use std::{
-    fmt,
-    net::{IpAddr, Ipv4Addr, Ipv6Addr},
-};
+use std::fmt;
 
 /// Combinations of values to search: a set of nf_tables, or a range.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -157,7 +154,7 @@ impl Selector {
 
     fn word(self, value: u128) -> String {
         match self {
-            Self::Source(family) | Self::Destination(family) => address(family, value).to_string(),
+            Self::Source(family) | Self::Destination(family) => family.address(value).to_string(),
             Self::InInterface | Self::OutInterface => {
                 let bytes = value.to_be_bytes();
                 let name: String =
@@ -166,7 +163,7 @@ impl Selector {
             }
             Self::Mark | Self::ConnMark | Self::TcpFlags => format!("{value:#x}"),
             Self::State => {
-                let named = state::NAMES.into_iter().find(|(bit, _)| u128::from(*bit) == value);
+                let named = StateBits::NAMES.into_iter().find(|(bit, _)| u128::from(*bit) == value);
                 named.map_or_else(|| value.to_string(), |(_, name)| name.to_ascii_lowercase())
             }
             Self::Family
@@ -202,15 +199,6 @@ impl Selector {
             | Self::InInterface
             | Self::OutInterface => u128::MAX,
         }
-    }
-}
-
-/// The address of a number that a set of the kernel holds.
-#[must_use]
-pub fn address(family: Family, number: u128) -> IpAddr {
-    match family {
-        Family::V4 => IpAddr::V4(u32::try_from(number).map_or(Ipv4Addr::BROADCAST, Ipv4Addr::from)),
-        Family::V6 => IpAddr::V6(Ipv6Addr::from(number)),
     }
 }
 

@@ -11,7 +11,7 @@ mod sets;
 pub use extensions::built_in;
 pub(crate) use extensions::{marked, owned_by, target_named};
 pub use hooks::{HookEntry, HookList, HookOwner};
-pub use lookup::{Selector, SetLookup, VerdictMap, address};
+pub use lookup::{Selector, SetLookup, VerdictMap};
 pub use names::Plain;
 #[doc(hidden)] // for packet-trace, which compares names of interfaces
 pub use names::{name_bytes, name_of_bytes};
@@ -476,12 +476,12 @@ impl fmt::Display for Condition {
             }
             Self::State(is) => {
                 write!(f, "-m conntrack {}--ctstate ", not(is.not))?;
-                state::write(f, is.value)
+                StateBits(is.value).fmt(f)
             }
             Self::StateAndDirection { states, is_reply } => {
                 let direction = if *is_reply { "REPLY" } else { "ORIGINAL" };
                 write!(f, "-m conntrack --ctdir {direction} {}--ctstate ", not(states.not))?;
-                state::write(f, states.value)
+                StateBits(states.value).fmt(f)
             }
             Self::MarkBits { mask, is } => {
                 write!(f, "-m mark {}--mark {:#x}/{mask:#x}", not(is.not), is.value)
@@ -575,8 +575,11 @@ impl fmt::Display for Statement {
     }
 }
 
-/// Bits of a connection's state (`NF_CT_STATE_BIT`).
-pub mod state {
+/// Bits of a connection's state (`NF_CT_STATE_BIT`). Printed, they are the words of `--ctstate`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StateBits(pub u32);
+
+impl StateBits {
     /// Of no connection.
     pub const INVALID: u32 = 1;
     /// Of a connection seen in both directions.
@@ -591,23 +594,25 @@ pub mod state {
     pub const SOURCE_TRANSLATED: u32 = 1 << 30;
     /// Of one whose destination is.
     pub const TRANSLATED: u32 = 1 << 31;
-    /// Those of a set, by their names.
-    pub(super) fn write(f: &mut std::fmt::Formatter<'_>, states: u32) -> std::fmt::Result {
-        let named = NAMES.into_iter().filter(|(bit, _)| states & bit != 0);
+
+    /// Their names.
+    pub const NAMES: [(u32, &'static str); 7] = [
+        (Self::INVALID, "INVALID"),
+        (Self::NEW, "NEW"),
+        (Self::RELATED, "RELATED"),
+        (Self::ESTABLISHED, "ESTABLISHED"),
+        (Self::UNTRACKED, "UNTRACKED"),
+        (Self::SOURCE_TRANSLATED, "SNAT"),
+        (Self::TRANSLATED, "DNAT"),
+    ];
+}
+
+impl fmt::Display for StateBits {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let named = Self::NAMES.into_iter().filter(|(bit, _)| self.0 & bit != 0);
         for (index, (_, name)) in named.enumerate() {
             write!(f, "{}{name}", if index == 0 { "" } else { "," })?;
         }
         Ok(())
     }
-
-    /// Their names.
-    pub const NAMES: [(u32, &str); 7] = [
-        (INVALID, "INVALID"),
-        (NEW, "NEW"),
-        (RELATED, "RELATED"),
-        (ESTABLISHED, "ESTABLISHED"),
-        (UNTRACKED, "UNTRACKED"),
-        (SOURCE_TRANSLATED, "SNAT"),
-        (TRANSLATED, "DNAT"),
-    ];
 }

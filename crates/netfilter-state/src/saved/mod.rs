@@ -12,9 +12,10 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+pub use crate::parse::SaveError;
 use crate::{
     change::RuleDifference,
-    parse::{SaveError, mesh_tables, shown},
+    parse::shown,
     ruleset::{
         Api, Base, ChainState, Counter, HookEntry, HookList, HookOwner, HookedRules, KernelRule, TableName,
         built_in,
@@ -25,7 +26,7 @@ use crate::{
 use redirect_core::{
     plan::RulePlan,
     rule::Hook,
-    values::{Family, parse_cidr},
+    values::{Cidrs, Family},
 };
 
 /// What iptables-save or ip6tables-save printed of a network namespace.
@@ -46,7 +47,7 @@ impl Dump {
     /// # Errors
     /// A line that cannot be part of such output, or is of the other family; no table at all.
     pub fn read(family: Family, text: &str) -> Result<Self, SaveError> {
-        let ours = mesh_tables(text)?;
+        let ours = IptablesTables::saved(text)?;
         let mut ruleset = HookedRules::default();
         ruleset.add_saved(family, text)?;
         if ruleset.tables.is_empty() {
@@ -143,7 +144,10 @@ fn is_of_other_family(family: Family, line: &str) -> bool {
     let mut words = line.split_ascii_whitespace();
     while let Some(word) = words.next() {
         let value = if matches!(word, "-s" | "-d") { words.next() } else { None };
-        if value.and_then(|text| parse_cidr(text).ok()).is_some_and(|net| Family::of(&net.addr()) != family) {
+        if value
+            .and_then(|text| Cidrs::parse_one(text).ok())
+            .is_some_and(|net| Family::of(&net.addr()) != family)
+        {
             return true;
         }
     }

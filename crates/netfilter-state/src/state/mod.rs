@@ -453,11 +453,11 @@ fn planned_shape(table: Table, hook: Hook, rule: &Rule) -> Option<Shape> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::parse::mesh_tables;
+
     use redirect_core::rule::Hook;
 
     fn nat(lines: &str) -> IptablesTables {
-        mesh_tables(&["*nat\n", lines, "COMMIT\n"].concat()).unwrap()
+        IptablesTables::saved(&["*nat\n", lines, "COMMIT\n"].concat()).unwrap()
     }
 
     #[test]
@@ -487,7 +487,8 @@ mod tests {
     fn an_interface_that_is_left_alone_is_the_meshs_only_as_a_plan_says_it() {
         let owns = |table: &str, rule: &str| {
             let chain = ":ISTIO_INBOUND - [0:0]\n-A ISTIO_INBOUND -p tcp -j RETURN\n";
-            let state = mesh_tables(&format!("*{table}\n{chain}-A PREROUTING {rule}\nCOMMIT\n")).unwrap();
+            let state =
+                IptablesTables::saved(&format!("*{table}\n{chain}-A PREROUTING {rule}\nCOMMIT\n")).unwrap();
             let table = Table::named(table).unwrap();
             let prerouting = Chain::Hook(Hook::Prerouting);
             let [entry] = state.rules(table, &prerouting) else { panic!("one rule") };
@@ -508,7 +509,7 @@ mod tests {
             let rule =
                 format!("{to} -o lo -p tcp -m owner --uid-owner 1337 -j MARK --set-xmark {mark}/0xffffffff");
             let text = format!("*mangle\n:ISTIO_INBOUND - [0:0]\n-A OUTPUT {rule}\nCOMMIT\n");
-            let (state, output) = (mesh_tables(&text).unwrap(), Chain::Hook(Hook::Output));
+            let (state, output) = (IptablesTables::saved(&text).unwrap(), Chain::Hook(Hook::Output));
             let [entry] = state.rules(Table::Mangle, &output) else { panic!("one rule") };
             assert!(entry.understood().is_some(), "{rule}");
             state.owns(Table::Mangle, &output, entry)
@@ -525,7 +526,7 @@ mod tests {
             let text = format!(
                 "*mangle\n:ISTIO_INBOUND - [0:0]\n{rules}-A PREROUTING -p tcp -m mark --mark {mark} {saves}\nCOMMIT\n"
             );
-            let (state, prerouting) = (mesh_tables(&text).unwrap(), Chain::Hook(Hook::Prerouting));
+            let (state, prerouting) = (IptablesTables::saved(&text).unwrap(), Chain::Hook(Hook::Prerouting));
             let [entry] = state.rules(Table::Mangle, &prerouting) else { panic!("one rule") };
             state.owns(Table::Mangle, &prerouting, entry)
         };
@@ -548,7 +549,7 @@ mod tests {
     fn a_rule_that_keeps_the_mark_beside_the_guards_is_the_meshs_only_as_a_plan_says_it() {
         let owns = |chain: Hook, rule: &str| {
             let text = format!("*mangle\n:ISTIO_INBOUND - [0:0]\n-A {} {rule}\nCOMMIT\n", chain.name());
-            let (state, chain) = (mesh_tables(&text).unwrap(), Chain::Hook(chain));
+            let (state, chain) = (IptablesTables::saved(&text).unwrap(), Chain::Hook(chain));
             let [entry] = state.rules(Table::Mangle, &chain) else { panic!("one rule") };
             assert!(entry.understood().is_some(), "{rule}");
             state.owns(Table::Mangle, &chain, entry)
@@ -598,7 +599,7 @@ mod tests {
             !nat(":ISTIO_INBOUND - [0:0]\n-A OUTPUT -p tcp -j ISTIO_INBOUND\n").captures_inbound(Table::Nat)
         );
         // What stands in raw is about conntrack zones.
-        let raw = mesh_tables(&["*raw\n", JUMP, "COMMIT\n"].concat()).unwrap();
+        let raw = IptablesTables::saved(&["*raw\n", JUMP, "COMMIT\n"].concat()).unwrap();
         assert!(raw.has(Table::Raw, &OurChain::Inbound.into()));
         assert!(!raw.captures_inbound(Table::Raw));
     }

@@ -1,7 +1,7 @@
 //! The steps from every configuration to every other are those in `tests/dumps/steps.told`. With `UPDATE_DUMPS=1` it is written again, and what changes
 //! is for the review.
 
-use super::{Goal, RulesIn, Step, between, in_force::in_force};
+use super::{Goal, RulesIn, Step, in_force::in_force};
 use crate::{change::IptablesChange, differences::Differences, netlink::recorded::dumps};
 use redirect_core::{
     Family, RulePlan,
@@ -100,7 +100,7 @@ fn from_every_configuration_to_every_other_the_steps_are_those_recorded() {
             ];
             for (how, goal) in ways {
                 writeln!(text, "{from_name} to {to_name}{how}").unwrap();
-                between(&observed, &goal)
+                goal.steps_from(&observed)
                     .iter()
                     .for_each(|step| writeln!(text, "\t{}", words(step)).unwrap());
             }

@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used)] // a panic is how a test fails
 
 use crate::recorded::{ambient_cases, ambient_redirect, named_rewrites, strings};
-use netfilter_state::{parse::mesh_tables, state::IptablesTables};
+use netfilter_state::state::IptablesTables;
 use redirect_core::{Family, RulePlan, options::NativeForm, rule::Table};
 use regex::Regex;
 use serde_json::Value;
@@ -43,7 +43,7 @@ fn every_plan_is_the_recorded_state() {
                 rewrites.of(printed, chain, &line)
             };
             let lines: Vec<String> = strings(&case["state"][key]).into_iter().flat_map(rewritten).collect();
-            let recorded = mesh_tables(&lines.join("\n")).unwrap();
+            let recorded = IptablesTables::saved(&lines.join("\n")).unwrap();
             let rules = plan.rules(family);
             let state = IptablesTables::from(&rules);
             for table in Table::ALL.iter().copied() {
@@ -51,7 +51,11 @@ fn every_plan_is_the_recorded_state() {
                 let recorded: Vec<_> = recorded.chains(table).collect();
                 assert_eq!(planned, recorded, "{name}: {family} {}", table.name());
             }
-            assert_eq!(mesh_tables(&rules.restore_text()).unwrap(), state, "{name}: {family} read back");
+            assert_eq!(
+                IptablesTables::saved(&rules.restore_text()).unwrap(),
+                state,
+                "{name}: {family} read back"
+            );
             compared += 1;
         }
     }

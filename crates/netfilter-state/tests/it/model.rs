@@ -5,8 +5,8 @@
 use netfilter_state::{
     change::{EditOp, IptablesChange, TableChange},
     model::{Kernel, Refusal, Tables, Writer},
-    parse,
     routing::{FoundRouting, RoutingItem},
+    state::Entry,
     steps::{self, Goal, RulesIn},
 };
 use redirect_core::{
@@ -51,7 +51,7 @@ fn every_run_can_be_taken_back_after_any_of_its_steps() {
             let mut before = Kernel::new();
             before.run(&from).unwrap();
             let observed = before.observe();
-            let steps = steps::between(&observed, &to);
+            let steps = to.steps_from(&observed);
             for until in 0..=steps.len() {
                 let mut kernel = before.clone();
                 let mut inverses = Vec::new();
@@ -106,7 +106,7 @@ fn what_is_like_the_runs_own_is_there_as_often_as_before_when_it_is_taken_back()
             before.run(&Goal::new(from, PLACES[0])).unwrap();
             there.iter().for_each(|one| before.insert_routing(one.clone()));
             let observed = before.observe();
-            let steps = steps::between(&observed, &Goal::new(to, PLACES[0]));
+            let steps = Goal::new(to, PLACES[0]).steps_from(&observed);
             for until in 0..=steps.len() {
                 let mut kernel = before.clone();
                 for step in &steps[..until] {
@@ -188,7 +188,7 @@ fn places(state: &netfilter_state::state::IptablesTables) -> Vec<(Table, Chain, 
 fn rules_of_others_stay_where_they_are() {
     let plan = plan("REDIRECT");
     let goal = Goal::new(&plan, RulesIn::Iptables(Variant::Nft));
-    let theirs = parse::entry("-p tcp -m tcp --dport 22 -m comment --comment \"ssh\" -j ACCEPT");
+    let theirs = Entry::saved("-p tcp -m tcp --dport 22 -m comment --comment \"ssh\" -j ACCEPT");
     let mut kernel = Kernel::new();
     kernel.tables_mut(Variant::Nft, Family::V4).insert(Table::Nat, Hook::Output, 1, theirs.clone());
     let before = kernel.clone();
@@ -204,7 +204,7 @@ fn rules_of_others_stay_where_they_are() {
 fn what_linux_refuses_is_refused_and_changes_nothing() {
     let (inbound, output) = (Chain::Ours(OurChain::Inbound), Chain::Hook(Hook::Output));
     let jump = |to: &Chain| Rule { matches: Vec::new(), target: Target::Jump(to.clone()) }.into();
-    let accept = || parse::entry("-p tcp -j ACCEPT");
+    let accept = || Entry::saved("-p tcp -j ACCEPT");
     let declared = || EditOp::DeclareEmpty(inbound.clone());
     let cases = [
         (vec![EditOp::DeclareEmpty(output.clone())], Refusal::BuiltIn),

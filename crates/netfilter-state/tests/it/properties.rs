@@ -7,7 +7,6 @@ use netfilter_state::{
     change::{IptablesChange, RuleDifference},
     model::{Refused, Tables, Writer},
     netlink::{Batch, NativeState, Observed},
-    parse,
     state::{Entry, IptablesTables},
 };
 use proptest::{
@@ -21,7 +20,7 @@ use redirect_core::{
     options::NativeForm,
     plan::{FamilyRules, PlannedRule},
     rule::{Chain, Hook, Match, Rule, Table, Target},
-    settings::{Key, NamespaceFacts, RawSettings, SETTINGS, Source},
+    settings::{Key, NamespaceFacts, RawSettings, Setting, Source},
 };
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -98,10 +97,10 @@ fn suffer(kernel: &mut Tables, events: &[Event]) {
         match event {
             Event::Rule(table, hook, at, text) => {
                 let rules = kernel.rules(*table, &Chain::Hook(*hook)).count();
-                kernel.insert(*table, *hook, at.index(rules + 1) + 1, parse::entry(text));
+                kernel.insert(*table, *hook, at.index(rules + 1) + 1, Entry::saved(text));
             }
             Event::Chain(table) => {
-                kernel.insert(*table, Chain::named("OTHERS"), LAST, parse::entry(OTHERS[0]));
+                kernel.insert(*table, Chain::named("OTHERS"), LAST, Entry::saved(OTHERS[0]));
             }
             Event::Loss(table, at) => {
                 let lost =
@@ -114,8 +113,8 @@ fn suffer(kernel: &mut Tables, events: &[Event]) {
                 assert!(copied != Some(false), "a rule that is there can be copied");
             }
             Event::Leftover(table, hook) => {
-                kernel.insert(*table, Chain::named("ISTIO_OLDER"), LAST, parse::entry("-p tcp -j LOG"));
-                let jump = parse::entry("-p tcp -m comment --comment \"older\" -j ISTIO_OLDER");
+                kernel.insert(*table, Chain::named("ISTIO_OLDER"), LAST, Entry::saved("-p tcp -j LOG"));
+                let jump = Entry::saved("-p tcp -m comment --comment \"older\" -j ISTIO_OLDER");
                 kernel.insert(*table, *hook, LAST, jump);
             }
         }
@@ -207,7 +206,7 @@ proptest! {
         for family in Family::BOTH {
             let rules = plan.rules(family);
             let text = rules.restore_text();
-            prop_assert_eq!(parse::mesh_tables(&text).unwrap(), IptablesTables::from(&rules), "{}", text);
+            prop_assert_eq!(IptablesTables::saved(&text).unwrap(), IptablesTables::from(&rules), "{}", text);
         }
     }
 
@@ -270,7 +269,7 @@ proptest! {
         let mut batch = Batch::new(&nothing);
         for (family, change) in Family::BOTH.into_iter().zip(&changes) {
             let rules = plan.rules(family);
-            prop_assert_eq!(parse::mesh_tables(&rules.restore_text()).unwrap(), IptablesTables::from(&rules));
+            prop_assert_eq!(IptablesTables::saved(&rules.restore_text()).unwrap(), IptablesTables::from(&rules));
             check(&kernel_with(&[], &rules, &[], Writer::Netlink), &rules)?;
             prop_assert!(batch.change(family, change).is_ok());
         }
@@ -369,12 +368,12 @@ proptest! {
     fn no_setting_makes_the_reader_panic(
         texts in vec(
             option::of(prop_oneof![any::<String>(), "[0-9a-f:./,*+ -]{0,40}", "\\PC{0,20}"]),
-            SETTINGS.len(),
+            Setting::ALL.len(),
         ),
         settings in settings(),
     ) {
         let mut raw = if settings.pod { RawSettings::for_pod() } else { RawSettings::new() };
-        for (setting, text) in SETTINGS.iter().zip(texts) {
+        for (setting, text) in Setting::ALL.iter().zip(texts) {
             let name = setting.annotations.first().copied();
             let source = name.map_or(Source::Flag("f"), Source::Annotation);
             raw.set(setting.key, text.unwrap_or_default(), source);
@@ -394,7 +393,7 @@ proptest! {
 
     #[test]
     fn no_text_makes_the_parser_panic(text in prop_oneof![any::<String>(), SAVED]) {
-        if let Ok(state) = parse::mesh_tables(&text) {
+        if let Ok(state) = IptablesTables::saved(&text) {
             // What was read can be cleaned up, or is refused for what others have.
             let mut kernel = Tables::holding(&state);
             let _ = kernel.apply(&IptablesChange::between(&state, &FamilyRules::default()), Writer::Iptables);
@@ -407,7 +406,7 @@ proptest! {
         let places: Vec<usize> = text.char_indices().map(|(place, _)| place).collect();
         let place = *at.get(&places);
         text.replace_range(place..=place, &with);
-        if let Ok(state) = parse::mesh_tables(&text) {
+        if let Ok(state) = IptablesTables::saved(&text) {
             let _ = IptablesChange::between(&state, &settings.plan().rules(Family::V4));
         }
     }

@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used)] // a panic is how a test fails
 
 use crate::recorded::{fixtures, named_rewrites, plan, strings};
-use netfilter_state::{parse::mesh_tables, state::IptablesTables};
+use netfilter_state::state::IptablesTables;
 use redirect_core::{Family, rule::Table};
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -20,7 +20,7 @@ fn recorded_state(tables: &Value, printed: Printed) -> IptablesTables {
         let lines: Vec<String> = strings(lines).into_iter().flat_map(rewritten).collect();
         text += &format!("*{table}\n{}\nCOMMIT\n", lines.join("\n"));
     }
-    mesh_tables(&text).unwrap()
+    IptablesTables::saved(&text).unwrap()
 }
 
 /// The cases whose expectation is not the recording's, by what is expected instead.
@@ -67,7 +67,7 @@ fn every_plan_is_the_recorded_state() {
                 let recorded: Vec<_> = recorded.chains(table).collect();
                 assert_eq!(planned, recorded, "{name}: {family} {}", table.name());
             }
-            let read_back = mesh_tables(&plan.rules(family).restore_text()).unwrap();
+            let read_back = IptablesTables::saved(&plan.rules(family).restore_text()).unwrap();
             assert_eq!(read_back, state, "{name}: {family} read back");
         }
         compared += 1;

@@ -11,7 +11,7 @@ use netfilter_state::{
     netlink::NativeState,
     routing::{FoundRouting, RoutingChange},
     state::PerFamily,
-    steps::{Goal, Inverse, Observation, RulesIn, Step, between},
+    steps::{Goal, Inverse, Observation, RulesIn, Step},
 };
 use redirect_core::{
     AmbientRedirect, Family, Redirect, RulePlan,
@@ -76,9 +76,9 @@ fn configurations() -> Vec<(String, RulePlan, RulesIn)> {
 #[test]
 fn what_is_in_force_takes_no_step() {
     for (name, plan, place) in configurations() {
-        assert_eq!(between(&in_force(&plan, place), &Goal::new(&plan, place)), [], "{name}");
+        assert_eq!(Goal::new(&plan, place).steps_from(&in_force(&plan, place)), [], "{name}");
     }
-    assert_eq!(between(&Observation::default(), &Goal::new(&RulePlan::empty(), PLACES[0])), []);
+    assert_eq!(Goal::new(&RulePlan::empty(), PLACES[0]).steps_from(&Observation::default()), []);
 }
 
 #[test]
@@ -86,8 +86,8 @@ fn a_first_run_and_a_cleanup_wait_for_nothing() {
     for (name, plan, place) in configurations() {
         let empty = Observation::default();
         for steps in [
-            between(&empty, &Goal::new(&plan, place)),
-            between(&in_force(&plan, place), &Goal::new(&RulePlan::empty(), place)),
+            Goal::new(&plan, place).steps_from(&empty),
+            Goal::new(&RulePlan::empty(), place).steps_from(&in_force(&plan, place)),
         ] {
             assert!(!steps.is_empty() && !steps.contains(&Step::Grace), "{name}: {steps:?}");
         }
@@ -103,7 +103,7 @@ fn capture_moves_by_taking_over_waiting_and_letting_go() {
             let name = format!("{from_name} to {to_name}");
             let (mut kernel, wanted) =
                 (Kernel::holding(&in_force(&from, from_place)), in_force(&to, to_place));
-            let steps = between(&kernel.observe(), &Goal::new(&to, to_place));
+            let steps = Goal::new(&to, to_place).steps_from(&kernel.observe());
             // Where a packet may have been captured that is on its way: in all of these places.
             let mut since_last_wait = captures(&kernel.observe());
             for step in &steps {
@@ -123,7 +123,7 @@ fn capture_moves_by_taking_over_waiting_and_letting_go() {
             at_once += usize::from(!steps.is_empty() && !steps.contains(&Step::Grace));
             let now = kernel.observe();
             assert!(now.differences_to(&wanted).is_empty(), "{name}: {:?}", now.differences_to(&wanted));
-            assert_eq!(between(&now, &Goal::new(&to, to_place)), [], "{name}");
+            assert_eq!(Goal::new(&to, to_place).steps_from(&now), [], "{name}");
         }
     }
     assert!(waits > 100 && at_once > 0, "{waits} waits, {at_once} changes at once");
@@ -140,7 +140,7 @@ fn a_pod_of_ambient_mode_changes_its_scope_in_one_step() {
     };
     for place in [RulesIn::Iptables(Variant::Nft), RulesIn::Native(NativeForm::Plain)] {
         for (from, to) in [("", "80,9090"), ("80,9090", "9090,22"), ("22", "")] {
-            let steps = between(&in_force(&plan(from), place), &Goal::new(&plan(to), place));
+            let steps = Goal::new(&plan(to), place).steps_from(&in_force(&plan(from), place));
             assert_eq!(steps.len(), 1, "{place:?}: {steps:?}");
         }
     }
@@ -150,7 +150,7 @@ fn a_pod_of_ambient_mode_changes_its_scope_in_one_step() {
 fn routing_comes_before_the_rules_and_goes_behind_them() {
     for (from_name, from, from_place) in configurations() {
         for (to_name, to, to_place) in configurations() {
-            let steps = between(&in_force(&from, from_place), &Goal::new(&to, to_place));
+            let steps = Goal::new(&to, to_place).steps_from(&in_force(&from, from_place));
             let is_routing = |step: &Step| {
                 matches!(step, Step::AddRouting(_) | Step::MarkForRemoval(_) | Step::RemoveRouting(_))
             };
@@ -168,10 +168,8 @@ fn routing_comes_before_the_rules_and_goes_behind_them() {
 fn sets_on_either_side_take_over_before_the_old_rules_go() {
     let sets = RulesIn::Native(NativeForm::Sets);
     for (from, to) in [(PLACES[2], sets), (sets, PLACES[2]), (sets, sets)] {
-        let steps = between(
-            &in_force(&plan("REDIRECT", "1,3,5,7"), from),
-            &Goal::new(&plan("REDIRECT", "2,4,6,8"), to),
-        );
+        let steps = Goal::new(&plan("REDIRECT", "2,4,6,8"), to)
+            .steps_from(&in_force(&plan("REDIRECT", "1,3,5,7"), from));
         let [Step::Transaction(first), Step::Grace, Step::Transaction(last)] = steps.as_slice() else {
             panic!("{from:?} to {to:?}: {steps:?}");
         };
@@ -184,7 +182,7 @@ fn native_rules_without_sets_change_at_one_instant_where_capture_stays() {
     let plain = RulesIn::Native(NativeForm::Plain);
     for mode in ["REDIRECT", "TPROXY"] {
         let observed = in_force(&plan(mode, "1,3,5,7"), plain);
-        let steps = between(&observed, &Goal::new(&plan(mode, "2,4,6,8"), plain));
+        let steps = Goal::new(&plan(mode, "2,4,6,8"), plain).steps_from(&observed);
         assert!(matches!(steps.as_slice(), [Step::Transaction(_)]), "{mode}: {steps:?}");
     }
 }
@@ -194,7 +192,7 @@ fn native_rules_without_sets_change_at_one_instant_where_capture_stays() {
 fn what_tproxy_left_is_forgotten_while_both_stand() {
     for (from_name, from, from_place) in configurations() {
         for (to_name, to, to_place) in configurations() {
-            let steps = between(&in_force(&from, from_place), &Goal::new(&to, to_place));
+            let steps = Goal::new(&to, to_place).steps_from(&in_force(&from, from_place));
             let forgets = steps.iter().position(|step| *step == Step::ForgetClosed);
             let is_needed = from_name.contains("TPROXY") && to_name.contains("REDIRECT");
             assert_eq!(forgets.is_some(), is_needed, "{from_name} to {to_name}: {steps:?}");
@@ -211,7 +209,7 @@ fn what_tproxy_left_is_forgotten_while_both_stand() {
 fn every_step_has_an_inverse_that_names_what_was_there() {
     let (from, to) = (plan("TPROXY", "1"), plan("REDIRECT", "2"));
     let before = in_force(&from, PLACES[0]);
-    for step in between(&before, &Goal::new(&to, PLACES[2])) {
+    for step in Goal::new(&to, PLACES[2]).steps_from(&before) {
         let routing =
             |item| before.routing.iter().filter(|one| one.item == item).cloned().collect::<Vec<_>>();
         match (&step, step.clone().inverse(&before, &before.native)) {

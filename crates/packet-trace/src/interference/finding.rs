@@ -175,6 +175,16 @@ impl Finding {
 
 /// In one line: `table ip nat, chain OUTPUT (hook output, priority -100), rule 1 (-j ACCEPT) ends the chain before the mesh's
 /// rules: IPv4 outbound connections`.
+impl Finding {
+    /// What interferes, in a line for a log.
+    #[must_use]
+    pub fn log_line(&self) -> String {
+        // What routing does may be for the lack of a route, or of an interface.
+        let by_a_rule = if self.effect == Effect::Routes { "" } else { "a rule of another program: " };
+        format!("{by_a_rule}{self}")
+    }
+}
+
 impl fmt::Display for Finding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.effect == Effect::Routes {

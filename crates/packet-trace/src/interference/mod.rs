@@ -17,7 +17,7 @@ mod starts;
 
 pub use consequences::Consequence;
 pub use finding::{Accepted, Effect, Finding, RuleRef, Severity, Traffic};
-pub use opening::{Captures, Opener, Opening, proxy_groups, proxy_users};
+pub use opening::{Captures, Opener, Opening};
 
 use crate::TraceRules;
 use consequences::Outcomes;
@@ -27,8 +27,7 @@ use netfilter_state::ruleset::{ChainState, HookedRules, Statement, TableFamily, 
 use netfilter_state::{route_tables::RouteTables, routing::FoundRouting};
 use redirect_core::{
     accepted::AcceptedRules,
-    plan::RulePlan,
-    render::NFT_TABLES,
+    plan::{DataPlane, RulePlan},
     rule::Chain,
     values::{Family, is_routable},
 };
@@ -177,7 +176,7 @@ fn own_tables(ruleset: &HookedRules, findings: &mut Findings) {
 
 /// Whether a chain is the mesh's, or holds jumps to the mesh's.
 fn is_of_the_mesh(table: &TableName, chain: &ChainState) -> bool {
-    let is_native = table.family == TableFamily::Inet && NFT_TABLES.contains(&table.name.as_str());
+    let is_native = table.family == TableFamily::Inet && DataPlane::NFT_TABLES.contains(&table.name.as_str());
     let jumps = |statement: &Statement| matches!(statement, Statement::Jump(to) | Statement::Goto(to) if Chain::named(to).belongs_to_mesh());
     is_native || chain.rules.iter().flat_map(|rule| &rule.statements).any(jumps)
 }

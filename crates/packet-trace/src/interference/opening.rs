@@ -6,7 +6,6 @@ use netfilter_state::state::PerFamily;
 use redirect_core::{
     RulePlan,
     rule::{Equality, Match, Protocol},
-    settings::Key,
     values::Family,
 };
 use std::net::{IpAddr, SocketAddr};
@@ -112,18 +111,6 @@ fn interfaces(pod: &Pod<'_>, own: IpAddr) -> Vec<String> {
         ([], []) => vec!["eth0".into()],
         ([], names) => names.to_vec(),
     }
-}
-
-/// The users whose connections a plan lets pass: the proxy's.
-pub fn proxy_users(plan: &RulePlan) -> impl Iterator<Item = u32> + '_ {
-    constants(plan, |condition| if let Match::OwnerUid(is) = condition { Some(is) } else { None })
-}
-
-/// The groups whose connections a plan lets pass because they are the proxy's.
-pub fn proxy_groups(plan: &RulePlan) -> impl Iterator<Item = u32> + '_ {
-    let proxys = plan.planned_rules().iter().filter(|planned| planned.because() == Key::ProxyGid);
-    let conditions = proxys.flat_map(|planned| &planned.rule().matches);
-    conditions.filter_map(|condition| if let Match::OwnerGid(is) = condition { Some(is.value) } else { None })
 }
 
 impl Pod<'_> {
@@ -239,8 +226,8 @@ mod tests {
             "[fd00::2]:1",
             "[2001:db8::1]:80"
         ));
-        assert!(proxy_users(&redirect.plan()).all(|user| user == 1337));
-        assert!(proxy_groups(&redirect.plan()).all(|group| group == 1337));
+        assert!(redirect.plan().proxy_users().all(|user| user == 1337));
+        assert!(redirect.plan().proxy_groups().all(|group| group == 1337));
     }
 
     #[test]

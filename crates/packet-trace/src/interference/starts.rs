@@ -1,7 +1,7 @@
 //! Which packets a verdict asks about: first packets of connections, and datagrams to servers of DNS, that a plan may capture, and those that
 //! it leaves alone because they are the proxy's.
 
-use super::{Pod, Traffic, proxy_groups, proxy_users};
+use super::{Pod, Traffic};
 use crate::{
     packets::{Field, LO, Packets, loopback, number, state},
     routes::RouteEnd,
@@ -14,7 +14,7 @@ use redirect_core::{
     plan::{DataPlane, RulePlan},
     rule::{Match, Protocol, TcpFlags},
     settings::Key,
-    values::{Family, PASSTHROUGH_V4, PASSTHROUGH_V6, is_routable},
+    values::{Family, is_routable},
 };
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -194,8 +194,8 @@ impl Ends {
         let to = |at: &IpAddr| {
             let mut packets = self.first(Protocol::Tcp, &from, &one(*at), &lo());
             packets.set_one(Field::Mark, mark);
-            packets.set(Field::User, ids(proxy_users(plan)));
-            packets.set(Field::Group, ids(proxy_groups(plan)));
+            packets.set(Field::User, ids(plan.proxy_users()));
+            packets.set(Field::Group, ids(plan.proxy_groups()));
             // The application does not have the proxy's own ports.
             packets.set(Field::Port, exempt_ports(plan).complement(u16::MAX.into()));
             let mut start = Start::sent(Traffic::ToApplication, packets);
@@ -245,8 +245,8 @@ fn lo() -> Set {
 
 const fn passthrough(family: Family) -> IpAddr {
     match family {
-        Family::V4 => IpAddr::V4(PASSTHROUGH_V4),
-        Family::V6 => IpAddr::V6(PASSTHROUGH_V6),
+        Family::V4 => IpAddr::V4(Family::PASSTHROUGH_V4),
+        Family::V6 => IpAddr::V6(Family::PASSTHROUGH_V6),
     }
 }
 

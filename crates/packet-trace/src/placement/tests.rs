@@ -51,7 +51,7 @@ fn pod(rules: &[PolicyRule], routes: &[Route]) -> RouteTables {
 }
 
 fn placed(plan: &RulePlan, tables: &RouteTables) -> Placement {
-    place(plan, tables, |_| None)
+    Placement::of(plan, tables, |_| None)
 }
 
 /// The table and the priority that a plan gets.
@@ -158,7 +158,7 @@ fn before_a_rule_of_priority_one_there_is_room_behind_the_kernels_own() {
 
 #[test]
 fn a_table_of_another_program_is_left_to_it_and_the_chosen_one_is_found_again() {
-    let first = *CHOSEN_TABLES.start();
+    let first = *RoutingItem::CHOSEN_TABLES.start();
     let from = PolicyRule { from: "192.0.2.10/32".parse().ok(), ..rule(32765, 100) };
     let theirs = route("192.0.2.0/24", RouteKind::Unicast, "net1", 100);
     for (rules, routes) in [
@@ -182,7 +182,7 @@ fn a_table_of_another_program_is_left_to_it_and_the_chosen_one_is_found_again() 
     let theirs = route("192.0.2.0/24", RouteKind::Unicast, "net1", own);
     assert_eq!(chosen(&tproxy(), &pod(&[], &[theirs])).0, first);
     // Their tables may be any, but those beyond are not tried.
-    let all: Vec<Route> = CHOSEN_TABLES
+    let all: Vec<Route> = RoutingItem::CHOSEN_TABLES
         .chain([100])
         .map(|table| route("192.0.2.0/24", RouteKind::Unicast, "net1", table))
         .collect();
@@ -210,8 +210,8 @@ fn what_is_not_modelled_is_asked_of_the_kernel_or_stood_before() {
     let away = route("0.0.0.0/0", RouteKind::Unicast, "eth0", 200);
     let odd = PolicyRule { unknown: ["tos"].into(), ..rule(100, 200) };
     let tables = pod(&[odd, ours], &[away, local]);
-    assert!(place(&ambient(), &tables, |_| Some(true)).flaws.is_empty());
-    let flaw = |answer| place(&ambient(), &tables, |_| answer).flaws[0].to_string();
+    assert!(Placement::of(&ambient(), &tables, |_| Some(true)).flaws.is_empty());
+    let flaw = |answer| Placement::of(&ambient(), &tables, |_| answer).flaws[0].to_string();
     assert!(flaw(None).contains("may take") && flaw(Some(false)).contains("takes"), "{}", flaw(None));
     assert_eq!(chosen(&ambient(), &tables), (100, Some(99)));
     // Where it can be anything's, what is known counts, and what may work stays.
@@ -222,10 +222,10 @@ fn what_is_not_modelled_is_asked_of_the_kernel_or_stood_before() {
     let works = pod(&[first.clone(), ours.clone()], std::slice::from_ref(&local));
     assert!(placed(&ambient(), &works).flaws.is_empty());
     let taken = pod(&[first, known, ours], &[local]);
-    assert_eq!(place(&ambient(), &taken, |_| Some(false)).obstacle, None);
+    assert_eq!(Placement::of(&ambient(), &taken, |_| Some(false)).obstacle, None);
     // The kernel's word counts more than the model's.
     let fine = pod(&[in_force().0], &[in_force().1]);
-    let obstacle = place(&ambient(), &fine, |_| Some(false)).obstacle.unwrap().to_string();
+    let obstacle = Placement::of(&ambient(), &fine, |_| Some(false)).obstacle.unwrap().to_string();
     assert!(obstacle.contains("the kernel's routing takes the application's answers"), "{obstacle}");
     // And what cannot be read counts as fine.
     assert!(placed(&ambient(), &RouteTables { complete: false, ..tables }).flaws.is_empty());

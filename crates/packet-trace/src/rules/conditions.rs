@@ -4,7 +4,7 @@ use super::super::{
     packets::{Field, of_interface, of_net, state},
     set::Set,
 };
-use netfilter_state::ruleset::{Condition, Endpoint, Selector, SetLookup, state as bits};
+use netfilter_state::ruleset::{Condition, Endpoint, Selector, SetLookup, StateBits};
 use redirect_core::{
     rule::{ConnState, Direction, Equality, Match, TcpFlags},
     values::{Family, PortRange},
@@ -71,7 +71,10 @@ impl Test {
 
     /// One of these states; of some it is that which an end of a translated connection has besides.
     fn of_state(is: &Equality<u32>, family: Family) -> Self {
-        let ends = [(bits::SOURCE_TRANSLATED, Endpoint::Source), (bits::TRANSLATED, Endpoint::Destination)];
+        let ends = [
+            (StateBits::SOURCE_TRANSLATED, Endpoint::Source),
+            (StateBits::TRANSLATED, Endpoint::Destination),
+        ];
         let named = ends.into_iter().filter(|(bit, _)| is.value & bit != 0);
         let mut any: Vec<Vec<Self>> =
             named.map(|(_, end)| [Self::Entry, Self::Translated(field_of(end), false)].into()).collect();
@@ -158,9 +161,7 @@ impl Test {
             Selector::Source(of) | Selector::Destination(of) if of != family => Self::Always(not),
             Selector::Source(_) => field(Field::Source),
             Selector::Destination(_) => field(Field::Destination),
-            Selector::Family => {
-                Self::Always(has(netfilter_state::netlink::family_number(family).into()) != not)
-            }
+            Selector::Family => Self::Always(has(family.number().into()) != not),
             Selector::Protocol => field(Field::Protocol),
             Selector::SourcePort => field(Field::SourcePort),
             Selector::DestinationPort => field(Field::Port),
@@ -172,7 +173,8 @@ impl Test {
             Selector::Mark => Self::Mark(Field::Mark, set(), not),
             Selector::ConnMark => Self::Mark(Field::ConnMark, set(), not),
             Selector::State => {
-                let single = bits::NAMES.into_iter().map(|(bit, _)| bit).filter(|bit| has((*bit).into()));
+                let single =
+                    StateBits::NAMES.into_iter().map(|(bit, _)| bit).filter(|bit| has((*bit).into()));
                 let states = of_states(single.fold(0, |all, bit| all | bit));
                 Self::In(Field::State, turned(Field::State, states, not, family))
             }
@@ -202,7 +204,7 @@ impl Test {
             Match::Tracked(tracked) => {
                 let states = match tracked.state {
                     ConnState::Invalid => return Self::In(Field::State, Set::one(state::INVALID)),
-                    ConnState::RelatedOrEstablished => of_states(bits::RELATED | bits::ESTABLISHED),
+                    ConnState::RelatedOrEstablished => of_states(StateBits::RELATED | StateBits::ESTABLISHED),
                 };
                 let direction = match tracked.direction {
                     None => return Self::In(Field::State, states),
@@ -245,11 +247,11 @@ fn of_ports(ranges: &[PortRange]) -> Set {
 /// The numbers of these states of the kernel.
 fn of_states(states: u32) -> Set {
     let each = [
-        (bits::NEW, state::NEW, state::NEW),
-        (bits::RELATED, state::RELATED, state::RELATED),
-        (bits::ESTABLISHED, state::ESTABLISHED, state::REPLY),
-        (bits::INVALID, state::INVALID, state::INVALID),
-        (bits::UNTRACKED, state::UNTRACKED, state::UNTRACKED),
+        (StateBits::NEW, state::NEW, state::NEW),
+        (StateBits::RELATED, state::RELATED, state::RELATED),
+        (StateBits::ESTABLISHED, state::ESTABLISHED, state::REPLY),
+        (StateBits::INVALID, state::INVALID, state::INVALID),
+        (StateBits::UNTRACKED, state::UNTRACKED, state::UNTRACKED),
     ];
     let named = each.into_iter().filter(|(bit, ..)| states & bit != 0);
     Set::of(named.map(|(_, first, last)| (first, last)).collect())
@@ -293,7 +295,7 @@ mod tests {
             (Family::V6, Family::V6, true),
             (Family::V6, Family::V4, true),
         ] {
-            let number = u128::from(netfilter_state::netlink::family_number(rules));
+            let number = u128::from(rules.number());
             let test = Test::of_ranges(Selector::Family, &[(number, number)], not, packets);
             assert_eq!(test, Test::Always((rules == packets) != not), "{rules:?} {packets:?} {not}");
         }

@@ -15,7 +15,7 @@ use netfilter_state::ruleset::{Statement, VerdictMap};
 use redirect_core::{
     AmbientRedirect, DnsCapture,
     rule::{Hook, OurChain},
-    values::{Family, PASSTHROUGH_V4},
+    values::Family,
 };
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -451,7 +451,7 @@ impl<'a> Walk<'a> {
     fn original_destination(&self, family: Family) -> IpAddr {
         let number = self.now.packets.get(Field::Destination).first().unwrap_or(0);
         match family {
-            Family::V4 => IpAddr::V4(u32::try_from(number).map_or(PASSTHROUGH_V4, Ipv4Addr::from)),
+            Family::V4 => IpAddr::V4(u32::try_from(number).map_or(Family::PASSTHROUGH_V4, Ipv4Addr::from)),
             Family::V6 => IpAddr::V6(number.into()),
         }
     }

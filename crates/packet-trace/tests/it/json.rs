@@ -9,9 +9,8 @@ use netfilter_state::{
     differences::{Difference, Differences},
     model::{Kernel, Tables},
     netlink::{NativeDifference, NativeDifferenceKind},
-    parse,
     routing::FoundRouting,
-    state::IptablesTables,
+    state::{Entry, IptablesTables},
     steps::{Goal, RulesIn},
 };
 use packet_trace::{
@@ -24,7 +23,7 @@ use redirect_core::{
     options::{NativeForm, Variant},
     pod::{Decision, SkipReason},
     rule::{Chain, Hook, OurChain, Rule, Table},
-    settings::{Key, Part, RawSettings, SETTINGS, Source},
+    settings::{Key, Part, RawSettings, Setting, Source},
     values::Problem,
 };
 use serde::Serialize;
@@ -149,7 +148,7 @@ fn traces() -> Vec<Value> {
     not_all["unexamined"] = json!(["the XDP program 7 of eth0"]);
     documents.push(valid(&not_all, &trace_schema));
     let others = Redirect::sidecar(Families::V4).build().unwrap().plan();
-    let differences = packet_trace::difference(&plan, &others);
+    let differences = packet_trace::Difference::of_plans(&plan, &others);
     let differences = packet_trace::json::TrafficDifferences::from(differences.as_slice());
     documents.push(valid(&differences, &validator("trafficDifferences")));
     documents
@@ -178,7 +177,7 @@ fn every_source() -> Value {
         Source::Configuration("strict_capture"),
         Source::ProxyField("securityContext.runAsUser"),
     ];
-    for setting in SETTINGS {
+    for setting in Setting::ALL {
         let of_setting = setting.annotations.iter().copied().map(Source::Annotation);
         let of_setting = of_setting.chain(setting.proxy_env.map(Source::ProxyEnvironment));
         let source = of_setting.last().or_else(|| sources.pop()).unwrap_or(Source::Default);
@@ -261,7 +260,7 @@ fn list<'a>(document: &'a Value, name: &str) -> &'a [Value] {
 
 /// A rule in the words of iptables-save, from any that iptables takes.
 fn as_saved(words: &str) -> String {
-    let state = parse::mesh_tables(&format!("*mangle\n-A OUTPUT {words}\n")).unwrap();
+    let state = IptablesTables::saved(&format!("*mangle\n-A OUTPUT {words}\n")).unwrap();
     let [entry] = state.rules(Table::Mangle, &Hook::Output.into()) else { panic!("{words}") };
     entry.understood().unwrap_or_else(|| panic!("{words}")).text()
 }
@@ -308,7 +307,7 @@ fn native_differences() -> Vec<Value> {
 
 fn damaged(whole: &Kernel) -> Vec<Kernel> {
     let (output, chain) = (Chain::Hook(Hook::Output), Chain::Ours(OurChain::Output));
-    let theirs = || parse::entry("-p tcp -m comment --comment \"x\" -j ACCEPT");
+    let theirs = || Entry::saved("-p tcp -m comment --comment \"x\" -j ACCEPT");
     let changed = |change: &dyn Fn(&mut Kernel)| {
         let mut kernel = whole.clone();
         change(&mut kernel);
@@ -470,7 +469,8 @@ fn a_document_holds_every_setting() {
     let mut runner = TestRunner::deterministic();
     let mut make = || settings().new_tree(&mut runner).unwrap().current();
     // Who is looked up by name is told as an id.
-    let plan = SETTINGS.iter().filter(|setting| setting.part == Part::Plan && setting.key != Key::ProxyUser);
+    let plan =
+        Setting::ALL.iter().filter(|setting| setting.part == Part::Plan && setting.key != Key::ProxyUser);
     for key in plan.map(|setting| setting.key) {
         let mut different = 0;
         for _ in 0..300 {
@@ -489,9 +489,9 @@ fn a_document_holds_every_setting() {
 
 #[test]
 fn every_setting_has_a_name_of_its_own() {
-    let names: BTreeSet<&str> = SETTINGS.iter().map(|setting| setting.key.json_name()).collect();
+    let names: BTreeSet<&str> = Setting::ALL.iter().map(|setting| setting.key.json_name()).collect();
     assert!(!names.contains(""));
-    assert_eq!(names.len(), SETTINGS.len());
+    assert_eq!(names.len(), Setting::ALL.len());
 }
 
 proptest! {

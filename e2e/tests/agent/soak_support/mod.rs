@@ -2,6 +2,7 @@
 
 pub mod programs;
 
+use redirect_core::plan::DataPlane;
 use std::fs;
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
@@ -9,7 +10,6 @@ use std::sync::{Mutex, PoisonError};
 use anyhow::{Context, Result, ensure};
 use redirect_core::options::BackendChoice;
 use redirect_core::options::NativeForm;
-use redirect_core::render::NFT_LOCK_TABLE;
 use serde_json::{Value, json};
 use test_support::netns::{Families, Namespace, NetnsDirectory, Snapshot, SnapshotDiff};
 use test_support::parallel::in_parallel;
@@ -117,7 +117,7 @@ impl Pod {
     /// Whether a run is changing the namespace's rules.
     pub fn is_locked(&self) -> Result<bool> {
         let list = || process::run(&mut process::command("nft", ["list", "tables"]), SHORT);
-        Ok(self.namespace.enter(list)??.ok()?.stdout.contains(NFT_LOCK_TABLE))
+        Ok(self.namespace.enter(list)??.ok()?.stdout.contains(DataPlane::NFT_LOCK_TABLE))
     }
 
     /// The difference between the namespace now and before its redirection.

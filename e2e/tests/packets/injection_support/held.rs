@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use anyhow::{Context, Result, ensure};
 use netfilter_state::change::RuleDifference;
 use netfilter_state::netlink::{NativeState, Observed};
-use netfilter_state::parse::mesh_tables;
+use netfilter_state::state::IptablesTables;
 use redirect_core::options::NativeForm;
 use redirect_core::rule::Table;
 use redirect_core::{Family, RulePlan};
@@ -71,7 +71,7 @@ pub fn is_exactly(namespace: &Namespace, plan: &RulePlan, backend: Backend) -> R
         let lines: usize = text.lines().filter(|line| line.starts_with("-A ")).count();
         ensure!(lines == *count, "{family}: {lines} rules, {count} planned:\n{text}");
         if lines > 0 {
-            let difference = RuleDifference::all(&mesh_tables(&text)?, rules).into_iter().next();
+            let difference = RuleDifference::all(&IptablesTables::saved(&text)?, rules).into_iter().next();
             ensure!(
                 difference.is_none(),
                 "{family}: {}",

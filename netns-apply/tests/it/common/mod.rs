@@ -7,10 +7,15 @@ mod recorded;
 
 pub mod dumps;
 
-use netfilter_state::{change::IptablesChange, netlink::Observed, state::IptablesTables, steps::Observation};
+use netfilter_state::{
+    change::IptablesChange,
+    netlink::Observed,
+    state::IptablesTables,
+    steps::{Observation, Transaction},
+};
 use netns_apply::{
     ApplyError, ApplyOptions, Snapshot,
-    netlink::{Connection, NetlinkError, Transaction},
+    netlink::{Connection, NetlinkError},
 };
 use recorded::{fixtures, plan};
 use redirect_core::{Family, RulePlan};

@@ -8,9 +8,9 @@ use std::time::Duration;
 use cni_core::conf::Conf;
 use cni_core::selection::{Acceptance, Programming, base_settings};
 use netns_apply::facts::{addresses, of_namespace};
-use netns_apply::pod::{Outside, suitable};
-use netns_apply::{ApplyError, ApplyOptions, Fingerprint, MOST_READ, Mismatch, Snapshot, Verdict};
+use netns_apply::{ApplyError, ApplyOptions, Fingerprint, Mismatch, Snapshot, Verdict};
 use pod_netns::{LookupError, MountedNetns};
+use pod_netns::{Outside, suitable};
 use reasons::{AgentReason, PodState};
 use redirect_core::accepted::AcceptedRules;
 use redirect_core::pod::{Decision, PodFacts};
@@ -73,7 +73,7 @@ impl ExpectedRules {
 pub fn options(programming: Programming, accepted: AcceptedRules, is_foreign: bool) -> ApplyOptions {
     let Programming { backend, native_form } = programming;
     let backend = suitable(backend, is_foreign);
-    let (most_read, patience) = (Some(MOST_READ), PATIENCE);
+    let (most_read, patience) = (Some(ApplyOptions::MOST_READ), PATIENCE);
     ApplyOptions::default()
         .backend(backend)
         .native_form(native_form)

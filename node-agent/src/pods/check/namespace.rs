@@ -9,7 +9,7 @@ use std::path::Path;
 
 use netns_apply::facts;
 use netns_apply::netns::Netns;
-use netns_apply::pod::hosts;
+use pod_netns::hosts;
 use pod_netns::{LookupError, NamespaceIndex, ProcessIndex, namespace_of};
 use reasons::AgentReason;
 

@@ -1,7 +1,7 @@
 //! One check of a pod's network namespace, and its repair if it has drifted. Takes milliseconds: not for an async thread.
 
-use netns_apply::pod::Outside;
 use pod_netns::MountedNetns;
+use pod_netns::Outside;
 use reasons::AgentReason;
 
 use super::DesiredRedirect;

@@ -7,7 +7,7 @@ pub mod typed;
 use proptest::{collection::vec, option, prelude::*, sample::select};
 use redirect_core::{
     Redirect, RulePlan,
-    settings::{Key, Kind, NamespaceFacts, Part, RawSettings, SETTINGS, Setting, Source, Star},
+    settings::{Key, Kind, NamespaceFacts, Part, RawSettings, Setting, Source, Star},
 };
 use std::net::IpAddr;
 
@@ -58,7 +58,7 @@ pub fn settings() -> impl Strategy<Value = Settings> {
 
 /// A value, or none, for each setting that a plan depends on.
 fn said() -> impl Strategy<Value = Vec<(Key, String)>> {
-    let of_a_plan = SETTINGS.iter().filter(|setting| setting.part == Part::Plan);
+    let of_a_plan = Setting::ALL.iter().filter(|setting| setting.part == Part::Plan);
     let said: Vec<BoxedStrategy<Option<(Key, String)>>> = of_a_plan
         .map(|setting| {
             let key = setting.key;

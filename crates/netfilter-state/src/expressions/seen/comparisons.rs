@@ -9,7 +9,7 @@ use super::{
     },
     LOCAL_TYPE, number, port,
 };
-use crate::ruleset::{Condition, Endpoint, Selector, SetLookup, state};
+use crate::ruleset::{Condition, Endpoint, Selector, SetLookup, StateBits};
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use redirect_core::{
     rule::{Equality, Match, Protocol},
@@ -146,8 +146,12 @@ fn field_is(field: Field, not: bool, value: &[u8], family: Option<Family>) -> Op
 
 /// States that the kernel knows, and no others.
 fn states(value: &[u8]) -> Option<u32> {
-    use state::{ESTABLISHED, INVALID, NEW, RELATED, UNTRACKED};
-    number(value).filter(|value| value & !(INVALID | ESTABLISHED | RELATED | NEW | UNTRACKED) == 0)
+    const KNOWN: u32 = StateBits::INVALID
+        | StateBits::ESTABLISHED
+        | StateBits::RELATED
+        | StateBits::NEW
+        | StateBits::UNTRACKED;
+    number(value).filter(|value| value & !KNOWN == 0)
 }
 
 /// Both ports, compared at once.

@@ -6,7 +6,7 @@ use super::{
     },
     LOCAL_TYPE,
 };
-use crate::ruleset::{Condition, Endpoint, Selector, Statement, marked, owned_by, state, target_named};
+use crate::ruleset::{Condition, Endpoint, Selector, StateBits, Statement, marked, owned_by, target_named};
 use redirect_core::{rule::Equality, values::Family};
 
 /// `XT_CT_NOTRACK`.
@@ -32,16 +32,16 @@ pub(crate) fn extension_match(name: &str, revision: u32, info: &[u8]) -> Option<
         ("conntrack", 1..=3) => {
             let ConntrackInfo { flags, inverted, states } = ConntrackInfo::read(revision, info)?;
             // These alone, and where revisions have them, those of translated and of untracked connections.
-            let known = state::INVALID | state::NEW | state::RELATED | state::ESTABLISHED;
+            let known = StateBits::INVALID | StateBits::NEW | StateBits::RELATED | StateBits::ESTABLISHED;
             let others = [
-                (XT_SOURCE_TRANSLATED, state::SOURCE_TRANSLATED),
-                (XT_TRANSLATED, state::TRANSLATED),
-                (XT_UNTRACKED, state::UNTRACKED),
+                (XT_SOURCE_TRANSLATED, StateBits::SOURCE_TRANSLATED),
+                (XT_TRANSLATED, StateBits::TRANSLATED),
+                (XT_UNTRACKED, StateBits::UNTRACKED),
             ];
             let named = others.into_iter().filter(|(bit, _)| states & bit != 0);
             let (bits, named) = named.fold((0, 0), |(bits, all), (bit, own)| (bits | bit, all | own));
             let (rest, states) = (states & !known & !bits, states & known | named);
-            let is_translated = states & (state::SOURCE_TRANSLATED | state::TRANSLATED) != 0;
+            let is_translated = states & (StateBits::SOURCE_TRANSLATED | StateBits::TRANSLATED) != 0;
             // The direction is the other one where it is inverted.
             let is_reply = inverted & CONNTRACK_DIRECTION != 0;
             let state = Equality { value: states, not: inverted & 1 != 0 };
@@ -178,8 +178,9 @@ mod tests {
             info[150..152].copy_from_slice(&states);
             extension_match("conntrack", revision, &info)
         };
-        let state = |not: bool| Condition::State(Equality { value: state::INVALID | state::NEW, not });
-        let states = u8::try_from(state::INVALID | state::NEW).unwrap();
+        let state =
+            |not: bool| Condition::State(Equality { value: StateBits::INVALID | StateBits::NEW, not });
+        let states = u8::try_from(StateBits::INVALID | StateBits::NEW).unwrap();
         let wide = u16::from(states).to_ne_bytes();
         assert_eq!(seen(1, [states, 0xff], 1, 0), Some([state(false)].into()));
         for revision in [2, 3] {
@@ -187,16 +188,16 @@ mod tests {
             assert_eq!(seen(revision, wide, 1, 1), Some([state(true)].into()));
         }
         assert_eq!(seen(3, wide, 1 | 2, 0), None, "the protocol is compared, too");
-        let translated = state::SOURCE_TRANSLATED | state::TRANSLATED;
+        let translated = StateBits::SOURCE_TRANSLATED | StateBits::TRANSLATED;
         let translated = Condition::State(Equality { value: translated, not: false });
         assert_eq!(seen(3, 0xc0_u16.to_ne_bytes(), 1, 0), Some([translated].into()));
         assert_eq!(seen(3, 0x40_u16.to_ne_bytes(), 1 | CONNTRACK_DIRECTION, 0), None, "of one direction");
-        let untracked = Condition::State(Equality { value: state::UNTRACKED, not: true });
+        let untracked = Condition::State(Equality { value: StateBits::UNTRACKED, not: true });
         assert_eq!(seen(3, 0x100_u16.to_ne_bytes(), 1, 1), Some([untracked].into()));
         for (inverted, is_reply) in [(0, false), (CONNTRACK_DIRECTION, true)] {
             let direction = Condition::IsReply(Equality { value: is_reply, not: false });
             assert_eq!(seen(3, wide, CONNTRACK_DIRECTION, inverted), Some([direction].into()));
-            let states = Equality { value: state::INVALID | state::NEW, not: false };
+            let states = Equality { value: StateBits::INVALID | StateBits::NEW, not: false };
             let both = Condition::StateAndDirection { states, is_reply };
             assert_eq!(seen(3, wide, 1 | CONNTRACK_DIRECTION, inverted), Some([both].into()));
         }

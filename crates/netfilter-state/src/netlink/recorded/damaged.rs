@@ -13,7 +13,6 @@ use crate::expressions::{
     xt,
 };
 use crate::{
-    parse,
     ruleset::{HookedRules, KernelRule},
     state::Entry,
 };
@@ -130,7 +129,7 @@ fn extended() -> Vec<(Vec<Match>, Target)> {
         "-j MARK --set-xmark 0x539/0xffffffff",
         "-p udp -j CT --zone 2",
     ];
-    let rule = |text: &str| match parse::entry(text) {
+    let rule = |text: &str| match Entry::saved(text) {
         Entry::Rule(Rule { matches, target }) => (matches, target),
         Entry::Foreign(_) => panic!("{text} is not a rule of ours"),
     };
@@ -201,7 +200,7 @@ fn rules_that_lack_a_word_are_other_rules() {
         let rules = saved.lines().filter_map(|line| line.strip_prefix("-A ")?.split_once(' '));
         for (_, rule) in rules.filter(|(_, rule)| met.insert((*rule).to_string())) {
             let read =
-                |rule: &str| format!("{}, as a plan has it: {}", KernelRule::saved(rule), parse::entry(rule));
+                |rule: &str| format!("{}, as a plan has it: {}", KernelRule::saved(rule), Entry::saved(rule));
             let whole = read(rule);
             writeln!(text, "{rule}").unwrap();
             let words: Vec<&str> = rule.split(' ').collect();

@@ -1,7 +1,7 @@
 //! Dumps read, compared, changed and put back.
 
 use super::{
-    super::{Batch, Extension, Message, Messages, NativeState, Observed, Question, release_lock, take_lock},
+    super::{Batch, Extension, Message, Messages, NativeState, Observed, Question},
     dumps::{self, dump, read_saved},
 };
 use crate::expressions::{
@@ -506,7 +506,7 @@ fn questions_ask_the_kernel_for_what_they_say() {
         Question::Extension(Family::V4, extension.unwrap()),
     ];
     let questions = (1..).zip(questions).map(|(sequence, question)| question.message(sequence));
-    let transactions = [take_lock(17, 18), release_lock(19)].into_iter().map(Option::unwrap);
+    let transactions = [Batch::take_lock(17, 18), Batch::release_lock(19)].into_iter().map(Option::unwrap);
     let told: String = questions.chain(transactions).map(|bytes| report(&bytes)).collect();
     dumps::assert_recorded("questions.told", &told);
 }

@@ -1,9 +1,9 @@
 //! What is special about pods' network namespaces: which ones are never a pod's, and what a pod with users of its own
 //! (`hostUsers: false`) needs.
 
-use crate::netns::{Netns, NetnsError, NetnsId};
+use netns_apply::netns::{Netns, NetnsError, NetnsId};
 use redirect_core::options::BackendChoice;
-use std::{fmt, fs, io::ErrorKind, os::unix::fs::MetadataExt, sync::OnceLock};
+use std::{fmt, io::ErrorKind, sync::OnceLock};
 
 /// Why a network namespace is not a pod's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -80,13 +80,6 @@ pub fn hosts(namespace: &Netns) -> Result<Option<HostNamespace>, NetnsError> {
 /// Why the backend is what [`suitable`] says in a foreign namespace, for logs.
 pub const FOREIGN: &str = "the namespace belongs to another user namespace";
 
-/// The owner of the calling thread's network namespace: the root of the user namespace it belongs to, as an id out
-/// here; the kernel gives the namespace's settings to that user. `None` where /proc does not say.
-#[must_use]
-pub(crate) fn owner() -> Option<u32> {
-    fs::metadata("/proc/sys/net/core/somaxconn").map(|metadata| metadata.uid()).ok()
-}
-
 /// Where a process works from. A pod's namespace with a different owner is foreign: the pod has users of its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Outside(Option<u32>);
@@ -97,13 +90,13 @@ impl Outside {
     #[must_use]
     pub fn of_this_process() -> Self {
         static OUTSIDE: OnceLock<Outside> = OnceLock::new();
-        *OUTSIDE.get_or_init(|| Self(owner()))
+        *OUTSIDE.get_or_init(|| Self(Netns::owner_here()))
     }
 
     /// Whether the calling thread's network namespace, which it has entered since, is foreign.
     #[must_use]
     pub fn finds_this_foreign(self) -> bool {
-        owner() != self.0
+        Netns::owner_here() != self.0
     }
 }
 
@@ -148,6 +141,6 @@ mod tests {
 
     #[test]
     fn this_namespace_has_an_owner() {
-        assert!(owner().is_some());
+        assert!(Netns::owner_here().is_some());
     }
 }

@@ -9,11 +9,15 @@
 //! 512:  from all to 10.0.3.7 lookup 101
 //! 9:    from all iif vlan8a1 lookup local        (10:  from all iif vlan8a1 lookup 101  is the network plugin's)
 //! ```
+#![cfg_attr(
+    not(test),
+    deny(clippy::unwrap_used, clippy::indexing_slicing, clippy::arithmetic_side_effects, clippy::panic)
+)]
 
 use std::{collections::BTreeSet, fmt, net::IpAddr};
 
-use crate::route_tables::{PolicyRule, RouteTables, RuleAction};
-use ipnet::IpNet;
+use netfilter_state::route_tables::{PolicyRule, RouteTables, RuleAction};
+use redirect_core::ipnet::IpNet;
 use redirect_core::values::Family;
 
 /// Where the network plugin's own rules for pods' addresses are.
@@ -143,7 +147,7 @@ const fn is_of_pods(table: u32) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::route_tables::{Route, RouteKind};
+    use netfilter_state::route_tables::{Route, RouteKind};
 
     const POD: &str = "10.0.3.7";
 

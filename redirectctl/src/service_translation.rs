@@ -4,14 +4,13 @@
 //! in a new network namespace the service's address is its own, with no listener, and nothing else can be reached. So a connection is refused, or finds no
 //! route where a program has changed its destination.
 
-use crate::{
+use netns_apply::{
+    SystemError,
     netns::DisposableThread,
     routes::{RouteError, RouteSocket},
-    system_error::SystemError,
 };
-use nix::errno::Errno;
 use std::{
-    io,
+    io::{self, ErrorKind},
     net::{SocketAddr, TcpStream},
     time::Duration,
 };
@@ -21,7 +20,7 @@ const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Why that cannot be found out.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum TranslationError {
+pub(crate) enum TranslationError {
     /// No thread, or it panicked.
     #[error("cannot try to connect in a new network namespace: {0}")]
     Thread(String),
@@ -40,7 +39,7 @@ pub enum TranslationError {
 ///
 /// # Errors
 /// That cannot be found out.
-pub fn is_translated(service: SocketAddr) -> Result<bool, TranslationError> {
+pub(crate) fn is_translated(service: SocketAddr) -> Result<bool, TranslationError> {
     let tried = DisposableThread::run(|thread| {
         thread.enter_new().map_err(TranslationError::Namespace)?;
         // Of the few addresses of lo nothing is read.
@@ -56,9 +55,11 @@ fn judge(service: SocketAddr, connected: io::Result<TcpStream>) -> Result<bool, 
     let Err(error) = connected else {
         return Err(TranslationError::Connection(service, "something listens there".to_owned()));
     };
-    match error.raw_os_error().map(Errno::from_raw) {
-        Some(Errno::ECONNREFUSED) => Ok(false),
-        Some(Errno::ENETUNREACH | Errno::EHOSTUNREACH) => Ok(true),
-        _ => Err(TranslationError::Connection(service, error.to_string())),
+    if error.kind() == ErrorKind::ConnectionRefused {
+        return Ok(false);
     }
+    if matches!(error.kind(), ErrorKind::NetworkUnreachable | ErrorKind::HostUnreachable) {
+        return Ok(true);
+    }
+    Err(TranslationError::Connection(service, error.to_string()))
 }

@@ -2,7 +2,8 @@
 
 #![allow(clippy::unwrap_used)] // a panic is how a test fails
 
-use netns_apply::{netns::Netns, pod::Outside};
+use netns_apply::netns::Netns;
+use pod_netns::Outside;
 use test_support::netns::{Families, Namespace};
 
 #[test]
