@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use e2e::iptables::mesh::{Mesh, any, assert_asked, assert_reaches, loopback, other_address, passthrough};
 use e2e::iptables::{self, apply};
-use e2e::traffic::{Client, Outcome, PROXY_ID, Report, TcpServer, as_user};
+use e2e::traffic::{ANSWER, Client, Outcome, PROXY_ID, Report, TcpServer, as_user};
 use netns_apply::{ApplyOptions, Live};
 use nix::net::if_::if_nametoindex;
 use nix::sys::socket::{
@@ -448,9 +448,10 @@ fn a_redirect_leads_to_the_first_address_of_the_interface_that_a_packet_comes_in
                     None
                 }
             });
-            let seen = guest.client().patience(UNANSWERED).tcp(packet.destination)?.report().ok();
-            let delivered = seen.map(|report| (report.server, report.local.ip(), report.local.port()));
             let wanted = moved.map(|to| ("outbound".to_owned(), to.ip(), to.port()));
+            let patience = if wanted.is_some() { ANSWER } else { UNANSWERED };
+            let seen = guest.client().patience(patience).tcp(packet.destination)?.report().ok();
+            let delivered = seen.map(|report| (report.server, report.local.ip(), report.local.port()));
             assert_eq!(delivered, wanted, "{change}\n{}", trace.text(Detail::Every));
             let is_dropped = trace.fate() == Fate::Dropped;
             assert_eq!(is_dropped, wanted.is_none(), "{change}");
