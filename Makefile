@@ -265,13 +265,15 @@ ztunnel:
 	@[ -n "$(ISTIO)" ] || echo 'make ztunnel: no ISTIO: Istio'"'"'s own agent was not replaced'
 
 # Every command of the guides, typed on a cluster with a real node: from Istio's chart to verified pods, back, upgraded, removed and installed again.
-# Builds the programs as shipped, and pushes the images to a registry of its own. Prints how long each step takes. What `make test-cluster` types it types without a cluster.
+# Builds the programs as shipped, and pushes the images to a registry of its own. Prints how long each step takes. Then the runbook of each alert, typed where what the
+# alert is about has happened, and the commands for a node of a mesh, which `make test-cluster` types as well.
 guides: setup
 	scripts/setup-apt.sh guides
 	scripts/setup-apt.sh release
 	scripts/setup-kube.sh helm
 	folder="$$(scripts/release.sh)" && export PROGRAMS_AMD64="$$folder" && \
 	cargo test --locked -p e2e --test cluster node::guides_node:: -- --ignored --test-threads=1 --nocapture
+	cargo test --locked -p e2e --test cluster -- runbooks:: guides_mesh:: --test-threads=1
 
 # The web page, in target/site: the documentation, and redirectctl's plan, diff and trace in the browser. Tried in a real one; writes the pictures
 # of it in docs/page.
