@@ -186,6 +186,18 @@ fn panels_say_what_they_show_and_do_not_overlap() {
     }
 }
 
+/// What the taint controller counts is the cluster's.
+#[test]
+fn panels_show_the_node_that_is_chosen() {
+    for panel in panels() {
+        for target in panel["targets"].as_array().expect("targets") {
+            let query = target["expr"].as_str().expect("a query");
+            let (all, chosen) = (query.matches("{job=~").count(), query.matches("node=~\"$node\"").count());
+            assert!(all == chosen || query.contains("istio_cni_taint_controller_"), "{query}");
+        }
+    }
+}
+
 /// A page is for the fleet, and for traffic that bypasses the proxy altogether; all else is a ticket.
 #[test]
 fn five_alerts_at_most_page_somebody() {
