@@ -15,6 +15,8 @@ use crate::terminal::{counted, names};
 const CHART: &str = "app=istio-cni";
 /// What to do where the agents are not found for sure.
 const NAME_IT: &str = "name the namespace of the agents with --agent-namespace";
+/// The label of the taint controller's replicas, which run beside them.
+const CONTROLLER: (&str, &str) = ("app", "istio-cni-taint-controller");
 /// Their container.
 const CONTAINER: &str = "install-cni";
 
@@ -239,6 +241,27 @@ impl Fleet {
         cluster.each(PODS, Some(&self.namespace), params, see).await?;
         Ok(by_node(agents))
     }
+
+    /// The replicas of the taint controller, none of which does its work; nothing where one does, or none is wanted.
+    ///
+    /// # Errors
+    /// They cannot be listed.
+    pub async fn idle_controllers(&self, cluster: &Cluster) -> Result<Vec<Agent>, Failure> {
+        let (key, value) = CONTROLLER;
+        let mut replicas = Vec::new();
+        let see = |pod: Pod| {
+            let is_one = pod.metadata.labels.get(key).is_some_and(|label| label == value);
+            replicas.extend(Agent::of(&pod).filter(|_| is_one));
+        };
+        let params = ListParams::default().labels(&format!("{key}={value}"));
+        cluster.each(PODS, Some(&self.namespace), params, see).await?;
+        Ok(unless_one_works(replicas))
+    }
+}
+
+fn unless_one_works(replicas: Vec<Agent>) -> Vec<Agent> {
+    let works = replicas.iter().any(|replica| replica.state == AgentState::Ready);
+    if works { Vec::new() } else { replicas }
 }
 
 /// As whom a pod asks the API server.
@@ -315,6 +338,15 @@ mod tests {
         assert_eq!(pod("Running", json!(null)), Some(AgentState::Ready));
         assert_eq!(pod("Running", json!("2026-11-24T00:00:00Z")), Some(AgentState::NotReady));
         assert_eq!(pod("Failed", json!(null)), None);
+    }
+
+    #[test]
+    fn a_replica_that_waits_for_another_is_no_trouble() {
+        let replica = |ready: bool| {
+            agent("a", "n", &json!([{"name": "install-cni", "ready": ready, "state": {"running": {}}}]))
+        };
+        let left = |ready: [bool; 2]| unless_one_works(ready.into_iter().filter_map(replica).collect()).len();
+        assert_eq!([left([false, true]), left([true, false]), left([false, false])], [0, 0, 2]);
     }
 
     #[test]

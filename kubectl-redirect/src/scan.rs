@@ -88,6 +88,9 @@ pub(crate) async fn ask_agents(
     for agent in agents.values() {
         audience.see(agent);
     }
+    for replica in fleet.idle_controllers(cluster).await? {
+        audience.see_controller(&replica);
+    }
     for node in nodes.iter().filter(|node| !agents.contains_key(*node)) {
         audience.miss(node, Unasked::NoAgent(mesh_pods(cluster, node).await?));
     }

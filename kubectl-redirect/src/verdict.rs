@@ -20,6 +20,8 @@ pub const VERSION: u32 = 1;
 const NOT_SET_UP: &str = "not-set-up";
 /// The word of redirectctl for the data plane of ambient mode.
 const AMBIENT: &str = "ambient";
+/// What follows where no replica of the taint controller is ready, and why one that runs is not.
+const NO_LEADER: &str = "no node is tainted or freed; a replica that runs either may not write Lease istio-taint-lock, or gets no response of the API server";
 /// How the code of a note about an agent begins.
 const OF_AGENTS: &str = "agent-";
 /// How many things seen of a cause text shows.
@@ -71,6 +73,8 @@ impl std::fmt::Display for Unasked {
 pub trait Audience {
     /// Takes an agent into account, whether it answers or not.
     fn see(&mut self, agent: &Agent);
+    /// Takes a replica of the taint controller into account, none of which is ready.
+    fn see_controller(&mut self, _replica: &Agent) {}
     /// Takes a node without an answer into account.
     fn miss(&mut self, node: &str, why: Unasked);
     /// Takes a node's answer into account.
@@ -151,6 +155,8 @@ pub struct Verdict {
     asked: usize,
     unasked: BTreeMap<String, Unasked>,
     not_ready: Vec<String>,
+    /// Replicas of the taint controller, none of which is ready.
+    controllers: Vec<String>,
     images: BTreeMap<String, usize>,
     ignores_warnings: bool,
     shows_agents: bool,
@@ -211,6 +217,7 @@ impl Verdict {
         let least = if self.ignores_warnings { Severity::Error } else { Severity::Warning };
         let mut causes = self.of_pods.keys().chain(self.of_nodes.keys());
         let found = causes.any(|(Reverse(severity), _)| *severity >= least) || !self.not_ready.is_empty();
+        let found = found || !self.controllers.is_empty();
         let is_whole = self.sidecars.is_whole() && self.ambient.is_whole();
         if found || !is_whole || self.unasked.values().any(is_bad) {
             FOUND
@@ -261,12 +268,17 @@ impl Verdict {
         for (key, cause) in of_agents {
             write_cause(key, cause, "node", MOST_OF_AGENT, &mut paper);
         }
-        if !self.unasked.is_empty() || !self.not_ready.is_empty() {
+        if !self.unasked.is_empty() || !self.not_ready.is_empty() || !self.controllers.is_empty() {
             paper.gap();
         }
         self.unasked_text(&mut paper);
         if !self.not_ready.is_empty() {
             paper.marked(0, "agents not ready: ", TextStyle::Yellow, &names(&self.not_ready));
+        }
+        if !self.controllers.is_empty() {
+            let replicas = names(&self.controllers);
+            let label = "taint controller not ready: ";
+            paper.marked(0, label, TextStyle::Yellow, &format!("{NO_LEADER}: {replicas}"));
         }
         paper.gap();
         let images = self.images.iter().map(|(image, count)| format!("{count} of {image}"));
@@ -309,6 +321,7 @@ impl Verdict {
             "unanswered": self.unasked.iter()
                 .map(|(node, why)| json!({"node": node, "why": why.to_string()})).collect::<Vec<_>>(),
             "notReady": self.not_ready,
+            "taintControllersNotReady": self.controllers,
             "images": self.images,
         })
     }
@@ -320,6 +333,14 @@ impl Audience for Verdict {
         if agent.state == AgentState::NotReady {
             self.not_ready.push(format!("{} on {}", agent.pod(), agent.node));
         }
+    }
+
+    fn see_controller(&mut self, replica: &Agent) {
+        let state = match &replica.state {
+            AgentState::NotRunning(why) => format!(" (not running: {why})"),
+            AgentState::NotReady | AgentState::Ready => String::new(),
+        };
+        self.controllers.push(format!("{} on {}{state}", replica.pod(), replica.node));
     }
 
     fn miss(&mut self, node: &str, why: Unasked) {
@@ -662,6 +683,21 @@ mod tests {
         verdict.see(&agent("a", "i", AgentState::NotReady));
         verdict.add("a", scan(&[]));
         assert_eq!(verdict.code(), FOUND);
+    }
+
+    #[test]
+    fn a_taint_controller_of_which_no_replica_is_ready_is_a_problem() {
+        let mut verdict = Verdict::default();
+        verdict.add("a", scan(&[]));
+        verdict.see_controller(&agent("a", "i", AgentState::NotReady));
+        verdict.see_controller(&agent("b", "i", AgentState::NotRunning("CrashLoopBackOff".to_owned())));
+        assert_eq!(verdict.code(), FOUND);
+        let replicas =
+            ["mesh/istio-cni-node-a on a", "mesh/istio-cni-node-b on b (not running: CrashLoopBackOff)"];
+        assert_eq!(verdict.json()["taintControllersNotReady"], json!(replicas));
+        let text = verdict.text(Layout::default());
+        let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(text.contains(&format!("{NO_LEADER}: {}", replicas.join(", "))), "{text}");
     }
 
     #[test]
