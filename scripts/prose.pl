@@ -46,6 +46,10 @@ my @rules = map { my ($name, $expression, $help) = @$_; [$name, qr/$expression/i
     ['one fact a sentence', '\b(anew|meanwhile|at present|by now)\b', 'again, concurrently, now'],
 );
 
+# What users of the chart set in place of a variable: a message that advises a value names both.
+my $charts = join '|', text_of('deploy/charts/istio-cni/files/variables.yaml') =~ /^  ([A-Z_]+): /gm;
+my $advice = ['name the chart\'s value', qr/(?<![`\w])(?:$charts)=[a-z0-9-]++(?! \(chart: )/, '(chart: VALUE) behind it'];
+
 # Findings that are right as they are: the file, the words around them, and why.
 my @exceptions = (
     [qr{redirect-core/src/pod\.rs$}, 'interceptionMode is NONE', 'the value of an annotation'],
@@ -63,7 +67,7 @@ for my $path (@files) {
     my $text = text_of($path);
     for ($path =~ /\.rs$/ ? prose_of_rust($text) : numbered(1, $text)) {
         my ($line, $words) = @$_;
-        for (@rules) {
+        for (@rules, $path =~ /\.rs$/ ? $advice : ()) {
             my ($name, $expression, $help) = @$_;
             next if $words !~ $expression;
             my $match = $&;

@@ -138,8 +138,8 @@ impl AgentError {
         match self {
             Self::Unreachable { .. } => (
                 Code::TryAgain,
-                "install-cni's pod on this node does not run, or has AMBIENT_ENABLED=false, or another run directory than cni_agent_run_dir says; the \
-                 runtime tries again",
+                "install-cni's pod on this node does not run, or has AMBIENT_ENABLED=false (chart: ambient.enabled), or another run directory than \
+                 cni_agent_run_dir says; the runtime tries again",
             ),
             Self::Silent { .. } => (
                 Code::TryAgain,

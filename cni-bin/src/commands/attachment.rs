@@ -381,8 +381,8 @@ fn refused(pod: &PodName, class: &str, way_out: &str) -> CniError {
          bypass the proxy"
     );
     let details = format!(
-        "{way_out}; or let the agent leave such pods alone (SANDBOXED_PODS=skip), or count this runtime as an ordinary one (SANDBOXED_RUNTIMES); \
-         nothing was changed"
+        "{way_out}; or let the agent leave such pods alone with SANDBOXED_PODS=skip (chart: sandboxedPods), or count this runtime as an ordinary \
+         one (SANDBOXED_RUNTIMES); nothing was changed"
     );
     CniError::new(Code::Sandboxed, message).with_details(details)
 }

@@ -307,7 +307,7 @@ pub fn unread(disk: &dyn Disk, path: &Path, error: &io::Error) -> String {
         )
     } else if is(io::ErrorKind::PermissionDenied) {
         format!(
-            "a symbolic link to {target}, which the agent may not read: {error}; set LANDLOCK=false if the node's permissions allow it, {remedy}"
+            "a symbolic link to {target}, which the agent may not read: {error}; set LANDLOCK=false (chart: landlock) if the node's permissions allow it, {remedy}"
         )
     } else {
         format!("a symbolic link to {target}: {error}")

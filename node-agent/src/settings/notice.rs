@@ -157,7 +157,7 @@ fn without_effect(raw: &Raw<'_>) -> Vec<Notice> {
             Key::MOUNTED_PROC_DIR,
             (
                 !in_place && !is_healed && !is_ambient && !is_beside,
-                "only repairs in place, healing, ambient mode and CNI_INSTALL=auto or drop-in use it, and none of them is on",
+                "only repairs in place, healing, ambient mode and CNI_INSTALL=auto (chart: install) or drop-in use it, and none of them is on",
             ),
         ),
         (

@@ -151,8 +151,7 @@ struct Shown {
 }
 
 /// The summary while the drift watch is off.
-const OFF: &str =
-    "the drift watch is off (DRIFT_WATCH_INTERVAL), so the redirection of running pods is not known";
+const OFF: &str = "the drift watch is off (DRIFT_WATCH_INTERVAL, chart: driftWatch.interval), so the redirection of running pods is not known";
 
 impl NodeSummary {
     /// Of a node whose pods are not checked.
@@ -330,7 +329,7 @@ mod tests {
         node.show(&listed, Vec::new(), Some("no_namespaces"), INTERVAL);
         assert_eq!(words(), "no meshed pod was checked yet (no_namespaces)");
         node.off();
-        assert!(words().contains("DRIFT_WATCH_INTERVAL") && verified() == 0);
+        assert!(words().contains("chart: driftWatch.interval") && verified() == 0);
         states.note("a", PodState::Verified, false, Instant::now());
         node.show(&states, Vec::new(), None, INTERVAL);
         assert_eq!((words().as_str(), verified()), ("1 of 1 meshed pods verified", 1));
@@ -339,6 +338,6 @@ mod tests {
         let expected = "1 of 1 meshed pods verified, as of the last successful check (no_pods)\n  shop/web: does not converge";
         assert_eq!(words(), expected);
         node.off();
-        assert!(words().contains("DRIFT_WATCH_INTERVAL") && verified() == 0);
+        assert!(words().contains("chart: driftWatch.interval") && verified() == 0);
     }
 }
