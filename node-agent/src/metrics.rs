@@ -109,7 +109,7 @@ metrics! {
         repaired: Family<RepairedLabels, Counter> => "istio_cni_repair_pods_repaired_total", "Repair attempts by action and result: {Success}, {Fail}, {Skip} (the label existed already)";
         repair_attempts: Family<AttemptLabels, Counter> => "istio_cni_repair_attempts_total", "The same attempts, and those without a result, by reason; docs/concepts/repair.md has the reasons";
         repair_durations: Histograms<TypeLabel> = repair_histograms() => "istio_cni_repair_duration_seconds", "Duration of one attempt";
-        repair_delays: Histograms<TypeLabel> = repair_histograms() => "istio_cni_repair_delay_seconds", "Delay from first failure to repair";
+        repair_delays: Histograms<TypeLabel> = repair_histograms() => "istio_cni_repair_delay_seconds", "Delay of a repair after the agent noticed the failure";
         repair_given_up: Family<TypeLabel, Counter> => "istio_cni_repair_given_up_total", "Broken pods that were given up, after ten attempts that count";
         repair_waiting: Gauge => "istio_cni_repair_waiting_pods", "Broken pods waiting for repair, now or later";
         repair_overflows: Counter => "istio_cni_repair_queue_overflows_total", "Broken pods that did not fit into the queue and wait for the next list";
