@@ -662,7 +662,8 @@ fn the_list_of_parts_names_every_crate_that_is_linked() {
     }
     // Whatever is listed is there for a reason.
     let array = |value: &Value| value.as_array().cloned().unwrap_or_default();
-    let needed: Vec<Value> = array(&list["dependencies"]).iter().flat_map(|one| array(&one["dependsOn"])).collect();
+    let needed: Vec<Value> =
+        array(&list["dependencies"]).iter().flat_map(|one| array(&one["dependsOn"])).collect();
     for part in array(&list["components"]) {
         assert!(needed.contains(&part["bom-ref"]), "nobody needs {part}");
     }
