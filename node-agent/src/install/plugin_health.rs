@@ -19,7 +19,7 @@ use crate::install::plugin_token::PluginToken;
 use crate::settings::Identity;
 
 /// How often the API server is asked although nothing has happened, on average: the agents of many nodes must not all ask together.
-const INTERVAL: Duration = Duration::from_secs(300);
+pub const INTERVAL: Duration = Duration::from_secs(300);
 /// The pauses while it refuses the plugin.
 const FIRST_RETRY: Duration = Duration::from_secs(1);
 const LONGEST_RETRY: Duration = Duration::from_secs(60);
