@@ -189,7 +189,7 @@ async fn play(api: &ApiServer, account: &Path, agents: usize, idle: Duration) ->
     let rate = each(quiet.all()) / idle.as_secs_f64();
     // Watches that end within a short time are more than the mean.
     // These have no plugin on a node, for which an agent asks as well.
-    let tries = plugin_health::INTERVAL.as_secs_f64().recip();
+    let tries = f64::from(plugin_health::MOST_REQUESTS) / plugin_health::INTERVAL.as_secs_f64();
     ensure!(
         rate + tries <= MOST_IDLE || idle < Duration::from_secs(240),
         "{rate} requests a second: {quiet:?}"

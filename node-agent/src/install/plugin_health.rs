@@ -19,7 +19,9 @@ use crate::install::plugin_token::PluginToken;
 use crate::settings::Identity;
 
 /// How often the API server is asked although nothing has happened, on average: the agents of many nodes must not all ask together.
-pub const INTERVAL: Duration = Duration::from_secs(300);
+pub const INTERVAL: Duration = Duration::from_secs(420);
+/// How many requests that takes at most: ambient mode asks for the pod and for its namespace.
+pub const MOST_REQUESTS: u32 = 2;
 /// The pauses while it refuses the plugin.
 const FIRST_RETRY: Duration = Duration::from_secs(1);
 const LONGEST_RETRY: Duration = Duration::from_secs(60);
@@ -55,7 +57,7 @@ enum Access {
     /// It was not asked yet.
     Unasked,
     /// It does, or does not respond: pods that start wait for it then, on every node.
-    AgentContext,
+    Served,
     /// It does not.
     Refused {
         why: String,
@@ -93,7 +95,7 @@ impl PluginHealth {
             Access::Refused { why, .. } => {
                 return Err(format!("the plugin cannot read pods, so no pod of the mesh can start: {why}"));
             }
-            Access::AgentContext => {}
+            Access::Served => {}
         }
         match &state.failed {
             Some(failed) if now.duration_since(failed.at) < FAILURE_HOLDS => Err(failed.words.clone()),
@@ -153,10 +155,10 @@ impl PluginHealth {
         let is_refusal_of_these =
             matches!(state.access, Access::Refused { changes: refused, .. } if refused == changes);
         match answer {
-            Answer::AgentContext => (state.access, state.pod) = (Access::AgentContext, None),
+            Answer::Served => (state.access, state.pod) = (Access::Served, None),
             Answer::Refused { words, .. } => state.access = Access::Refused { why: words.clone(), changes },
             Answer::Unknown if is_refusal_of_these => {}
-            Answer::Unknown => state.access = Access::AgentContext,
+            Answer::Unknown => state.access = Access::Served,
         }
     }
 }
@@ -171,7 +173,7 @@ fn own_pod(identity: &Identity) -> PodName {
 /// What the API server answered to the plugin's credentials.
 #[derive(Debug, PartialEq, Eq)]
 enum Answer {
-    AgentContext,
+    Served,
     Refused {
         words: String,
         /// Whether another token may help.
@@ -183,7 +185,7 @@ enum Answer {
 
 impl From<Result<(), PodError>> for Answer {
     fn from(tried: Result<(), PodError>) -> Self {
-        let Err(error) = tried else { return Self::AgentContext };
+        let Err(error) = tried else { return Self::Served };
         let is_of_token = match error {
             PodError::Unauthorized { .. } | PodError::Forbidden(_) | PodError::NamespaceForbidden(_) => true,
             PodError::Kubeconfig(_) | PodError::Api(ApiError::Untrusted { .. }) => false,
@@ -228,7 +230,7 @@ impl AccessChecker {
                     }
                     refusals.pause(None)
                 }
-                Answer::AgentContext => {
+                Answer::Served => {
                     log.worked();
                     refusals.reset();
                     INTERVAL.mul_f64(0.5 + cluster_client::random())
@@ -267,7 +269,7 @@ mod tests {
         health.note(&refused("403"), 0);
         health.note(&Answer::Unknown, 0);
         assert!(health.verdict(now).is_err_and(|why| why.ends_with("start: 403")));
-        health.note(&Answer::AgentContext, 0);
+        health.note(&Answer::Served, 0);
         assert_eq!(health.verdict(now), Ok(()));
         // The refusal was not about other credentials.
         health.note(&refused("401"), 0);
@@ -280,7 +282,7 @@ mod tests {
     #[test]
     fn an_add_that_fails_for_a_reason_of_the_node_counts_until_one_succeeds() {
         let (health, now) = (PluginHealth::default(), Instant::now());
-        health.note(&Answer::AgentContext, 0);
+        health.note(&Answer::Served, 0);
         for (code, counts) in [
             (7, true),
             (50, true),
@@ -322,7 +324,7 @@ mod tests {
         assert_eq!(asked_for(), "shop/cart");
         health.note(&refused("403"), 0);
         assert_eq!(asked_for(), "shop/cart");
-        health.note(&Answer::AgentContext, 0);
+        health.note(&Answer::Served, 0);
         assert_eq!(asked_for(), "mesh/agent");
         let unknown = Identity { namespace: String::new(), pod: String::new(), ..identity };
         assert_eq!(own_pod(&unknown), PodName { namespace: "default".into(), name: "agents".into() });
