@@ -1,7 +1,7 @@
 //! How much of a list a test takes: all of it, or a part that is the same every time.
 //!
 //! `make test` takes parts where a whole proves the same of more cases; with `SAMPLES=all`, as in `make test-all`, tests take the whole.
-//! `RECORDINGS_EVERY=N` takes every Nth of all that, for machines on which the rest would take hours.
+//! `RECORDINGS_EVERY=N` takes every Nth of all that, for machines on which the rest would take hours, and makes crowds that much smaller.
 
 use std::env;
 use std::str::FromStr;
@@ -12,13 +12,25 @@ use std::str::FromStr;
 /// RECORDINGS_EVERY is not a number, or 0.
 #[allow(clippy::print_stdout, reason = "the reader of a test's log has to know")]
 pub fn of<T>(recordings: Vec<T>) -> Vec<T> {
-    let Some(every) = env::var_os("RECORDINGS_EVERY") else { return recordings };
-    let number = every.to_str().and_then(|every| every.parse().ok()).filter(|every| *every > 0);
-    let number: usize = number.unwrap_or_else(|| panic!("RECORDINGS_EVERY is {every:?}, and no number"));
+    let Some(number) = every() else { return recordings };
     let all = recordings.len();
     let sample: Vec<T> = recordings.into_iter().step_by(number).collect();
     println!("RECORDINGS_EVERY={number}: {} of {all} recordings", sample.len());
     sample
+}
+
+fn every() -> Option<usize> {
+    let every = env::var_os("RECORDINGS_EVERY")?;
+    let number = every.to_str().and_then(|every| every.parse().ok()).filter(|every| *every > 0);
+    Some(number.unwrap_or_else(|| panic!("RECORDINGS_EVERY is {every:?}, and no number")))
+}
+
+/// The size of a crowd: `all`, or with RECORDINGS_EVERY the same part of it as of recordings.
+///
+/// # Panics
+/// RECORDINGS_EVERY is not a number, or 0.
+pub fn crowd(all: usize) -> usize {
+    every().map_or(all, |every| all.div_ceil(every))
 }
 
 /// Every one of `every` recordings, from the one at `first` on: tests that each take others meet all of them together.

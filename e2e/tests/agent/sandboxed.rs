@@ -54,7 +54,7 @@ fn a_sandboxed_pod_is_never_verified_or_healed_and_is_reported_once() {
         metric(&node, &state("sandboxed")) == Some(2.0) && metric(&node, &state("verified")) == Some(1.0)
     });
     let (_, verbose) = get(node.health, "/readyz?verbose").expect("answers");
-    assert!(verbose.contains("1 of 3 meshed pods verified: 2 sandboxed\n"), "{verbose}");
+    assert!(verbose.contains("1 of 3 meshed pods verified: 2 sandboxed"), "{verbose}");
     wait(&node, "the events", || api.state().events.len() == 2);
     let about: BTreeSet<String> = api
         .state()
