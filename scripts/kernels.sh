@@ -20,7 +20,7 @@ readonly all_suites="bullseye-security bookworm trixie sid"
 readonly all_tests="packets/redirect_recordings packets/redirect_packets packets/redirect_routing it/netlink_native it/netlink_recordings
     plugin/plugin_recordings plugin/plugin_behaviour cluster/plugin_cnitool agent/heal packets/validation_recordings packets/validation_verdicts"
 # What the tests start, and what that needs to start.
-readonly foreign_packages="bash dash coreutils sed grep findutils util-linux mount kmod procps iproute2 iptables nftables containernetworking-plugins busybox-static"
+readonly foreign_packages="bash dash coreutils sed grep findutils util-linux mount kmod procps iproute2 iptables nftables containernetworking-plugins busybox-static strace"
 target=$(realpath "${CARGO_TARGET_DIR:-target}")
 host=$(dpkg --print-architecture)
 arch=${KERNEL_ARCH:-$host}
@@ -80,7 +80,7 @@ read_lists() { # SUITE...
 # Debian's programs for an architecture that is not this machine's, as it would have them: into $programs. Nothing of /etc: alternatives stay this machine's.
 unpack_programs() {
     local file
-    [ ! -e "$programs/ready" ] || return 0
+    [ "$(cat "$programs/ready" 2>/dev/null)" != "$foreign_packages" ] || return 0
     echo "== unpacking programs for $arch"
     rm -rf "${programs:?}"/*
     mkdir -p "$programs"/usr/{bin,sbin,lib}
@@ -91,7 +91,7 @@ unpack_programs() {
         dpkg-deb --fsys-tarfile "$file" | tar -x --keep-directory-symlink --exclude=./etc --exclude=./usr/share/doc --exclude=./usr/share/man -C "$programs"
         rm "$file"
     done
-    touch "$programs/ready"
+    echo "$foreign_packages" >"$programs/ready"
 }
 
 # What a package depends on, a name a line. apt-cache is read to its end: a pipe that closes early would be its failure.
