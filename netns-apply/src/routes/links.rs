@@ -96,7 +96,7 @@ impl Links {
         self.0.get(&LOOPBACK).is_some_and(|link| link.is_up)
     }
 
-    /// The interfaces through which a namespace may reach other hosts, as [`interfaces`](Self::interfaces) has them: what
+    /// The interfaces through which a namespace may reach other hosts, as [`RouteSocket::interfaces`] has them: what
     /// leaves by a tunnel is wrapped in other packets, which no rule about it meets again, and an interface without an address sends
     /// with that of another.
     #[cfg(feature = "write")]
