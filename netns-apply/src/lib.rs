@@ -93,6 +93,8 @@ pub use options::ApplyOptions;
 #[cfg(feature = "write")]
 pub use preview::cleanup_preview;
 #[cfg(feature = "write")]
+pub use probe_routes::ProbeRouteError;
+#[cfg(feature = "write")]
 pub use session::{Session, SessionError};
 pub use system_error::SystemError;
 #[cfg(feature = "write")]

@@ -16,8 +16,6 @@ mod tables;
 #[cfg(feature = "write")]
 mod unexamined;
 
-#[cfg(feature = "write")]
-pub use crate::probe_routes::ProbeRouteError;
 use crate::socket::{self, Ended, NetlinkSocket, code};
 #[cfg(feature = "write")]
 pub(crate) use links::{Addresses, Assigned, Links};

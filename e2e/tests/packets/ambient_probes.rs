@@ -7,11 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use e2e::traffic::{Client, TcpServer};
-use netns_apply::{
-    connections,
-    netlink::Connection,
-    routes::{ProbeRouteError, RouteSocket},
-};
+use netns_apply::{ProbeRouteError, connections, netlink::Connection, routes::RouteSocket};
 use redirect_core::Family;
 use redirect_core::ambient::ProbeSources;
 use test_support::netns::{Families, Namespace, Topology, client_address, pod_address};

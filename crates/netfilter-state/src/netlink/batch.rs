@@ -8,7 +8,7 @@ use super::{
     part::{ChainRef, Part},
 };
 use crate::expressions::{
-    abi::{self, attribute, flags, kind},
+    abi::{self, attribute, family, flags, kind},
     expression::Expressions,
     wire::{Head, Writer},
 };
@@ -17,6 +17,7 @@ use crate::{
     state::Entry,
 };
 use redirect_core::{
+    plan::DataPlane,
     rule::{Chain, Hook, Table},
     values::Family,
 };
@@ -262,4 +263,36 @@ impl<'a> FinishedBatch<'a> {
         let index = sequence.checked_sub(BEGIN)?.checked_sub(1)?;
         self.parts.get(usize::try_from(index).ok()?)
     }
+}
+
+impl Batch<'_> {
+    /// A transaction that makes the table that is this network namespace's lock: it belongs to the socket that sends it and
+    /// ends with that socket. Refused with EEXIST while another socket has it.
+    ///
+    /// The message about the table has a number of its own, so that a refusal of the table can be determined from one of the whole
+    /// transaction. `None` if a length does not fit, which cannot happen.
+    #[must_use]
+    pub fn take_lock(transaction: u32, table: u32) -> Option<Vec<u8>> {
+        lock_transaction(kind::NEW_TABLE, flags::CREATE | flags::EXCLUSIVE, transaction, table)
+    }
+
+    /// A transaction that ends the lock's table.
+    #[must_use]
+    pub fn release_lock(transaction: u32) -> Option<Vec<u8>> {
+        lock_transaction(kind::DELETE_TABLE, 0, transaction, transaction)
+    }
+}
+
+fn lock_transaction(kind: u16, table_flags: u16, transaction: u32, table: u32) -> Option<Vec<u8>> {
+    let mut writer = Writer::default();
+    writer.message(Head::of_transaction(kind::BATCH_BEGIN, transaction), |_| {});
+    let flags = table_flags | flags::REQUEST | flags::ACK;
+    writer.message(Head { kind, flags, sequence: table, family: family::INET, resource: 0 }, |body| {
+        body.text(attribute::table::NAME, DataPlane::NFT_LOCK_TABLE);
+        if kind == kind::NEW_TABLE {
+            body.u32(attribute::table::FLAGS, abi::OWNED_BY_SOCKET);
+        }
+    });
+    writer.message(Head::of_transaction(kind::BATCH_END, transaction), |_| {});
+    writer.finish()
 }

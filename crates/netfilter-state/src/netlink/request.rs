@@ -1,13 +1,12 @@
-//! Questions to the kernel, none of which changes anything, and the transactions of the lock.
+//! Questions to the kernel, none of which changes anything.
 
-use super::Batch;
 use crate::expressions::{
     abi::{self, attribute, family, flags, kind},
     wire::{Head, Message, Writer},
     xt::Extension,
 };
 use crate::ruleset::TableFamily;
-use redirect_core::{plan::DataPlane, rule::Hook, values::Family};
+use redirect_core::{rule::Hook, values::Family};
 
 /// What the kernel is asked. A table, a chain and a set are named.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -123,38 +122,6 @@ impl<'a> Message<'a> {
         let name = self.attributes().find(attribute::generation::PROCESS_NAME)?.text()?;
         Some((process, name))
     }
-}
-
-impl Batch<'_> {
-    /// A transaction that makes the table that is this network namespace's lock: it belongs to the socket that sends it and
-    /// ends with that socket. Refused with EEXIST while another socket has it.
-    ///
-    /// The message about the table has a number of its own, so that a refusal of the table can be determined from one of the whole
-    /// transaction. `None` if a length does not fit, which cannot happen.
-    #[must_use]
-    pub fn take_lock(transaction: u32, table: u32) -> Option<Vec<u8>> {
-        lock_transaction(kind::NEW_TABLE, flags::CREATE | flags::EXCLUSIVE, transaction, table)
-    }
-
-    /// A transaction that ends the lock's table.
-    #[must_use]
-    pub fn release_lock(transaction: u32) -> Option<Vec<u8>> {
-        lock_transaction(kind::DELETE_TABLE, 0, transaction, transaction)
-    }
-}
-
-fn lock_transaction(kind: u16, table_flags: u16, transaction: u32, table: u32) -> Option<Vec<u8>> {
-    let mut writer = Writer::default();
-    writer.message(Head::of_transaction(kind::BATCH_BEGIN, transaction), |_| {});
-    let flags = table_flags | flags::REQUEST | flags::ACK;
-    writer.message(Head { kind, flags, sequence: table, family: family::INET, resource: 0 }, |body| {
-        body.text(attribute::table::NAME, DataPlane::NFT_LOCK_TABLE);
-        if kind == kind::NEW_TABLE {
-            body.u32(attribute::table::FLAGS, abi::OWNED_BY_SOCKET);
-        }
-    });
-    writer.message(Head::of_transaction(kind::BATCH_END, transaction), |_| {});
-    writer.finish()
 }
 
 #[cfg(test)]
