@@ -171,11 +171,7 @@ impl Finding {
     pub(super) const fn of_place(severity: Severity, effect: Effect, place: RuleRef) -> Self {
         Self { severity, place, rule: String::new(), effect, traffic: BTreeSet::new(), example: None }
     }
-}
 
-/// In one line: `table ip nat, chain OUTPUT (hook output, priority -100), rule 1 (-j ACCEPT) ends the chain before the mesh's
-/// rules: IPv4 outbound connections`.
-impl Finding {
     /// What interferes, in a line for a log.
     #[must_use]
     pub fn log_line(&self) -> String {
@@ -185,6 +181,8 @@ impl Finding {
     }
 }
 
+/// In one line: `table ip nat, chain OUTPUT (hook output, priority -100), rule 1 (-j ACCEPT) ends the chain before the mesh's
+/// rules: IPv4 outbound connections`.
 impl fmt::Display for Finding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.effect == Effect::Routes {
