@@ -63,19 +63,23 @@ async fn look(cluster: &Cluster, wanted: &Wanted) -> Result<Attempt, Failure> {
     if wanted.goal.ignores_warnings {
         verdict.ignore_warnings();
     }
-    if let Err(failure) = ask_agents(cluster, wanted, &mut verdict).await? {
-        return Ok(Err(failure));
+    let fleet = match ask_agents(cluster, wanted, &mut verdict).await? {
+        Ok(fleet) => fleet,
+        Err(failure) => return Ok(Err(failure)),
+    };
+    for replica in fleet.idle_controllers(cluster).await? {
+        verdict.see_controller(&replica);
     }
     let text = if wanted.is_json { Printable::json(&verdict.json()) } else { verdict.text(layout()) };
     Ok(Ok(Answer { text, headline: verdict.headline(), code: verdict.code() }))
 }
 
-/// Asks all once, and passes their answers to the audience. The inner failure is one that may pass.
+/// Asks all once, and passes their answers to the audience; whose agents they are. The inner failure is one that may pass.
 pub(crate) async fn ask_agents(
     cluster: &Cluster,
     wanted: &Wanted,
     audience: &mut impl Audience,
-) -> Result<Result<(), Failure>, Failure> {
+) -> Result<Result<Fleet, Failure>, Failure> {
     let nodes = nodes(cluster, wanted.node.as_deref()).await?;
     let fleet = Fleet::find(cluster).await?;
     let agents = fleet.agents(cluster, wanted.node.as_deref()).await?;
@@ -87,9 +91,6 @@ pub(crate) async fn ask_agents(
     }
     for agent in agents.values() {
         audience.see(agent);
-    }
-    for replica in fleet.idle_controllers(cluster).await? {
-        audience.see_controller(&replica);
     }
     for node in nodes.iter().filter(|node| !agents.contains_key(*node)) {
         audience.miss(node, Unasked::NoAgent(mesh_pods(cluster, node).await?));
@@ -104,7 +105,7 @@ pub(crate) async fn ask_agents(
     }
     ask_all(cluster, agents, wanted.patience, audience).await?;
     explain_unseen(cluster, wanted.namespace.as_deref(), audience).await;
-    Ok(Ok(()))
+    Ok(Ok(fleet))
 }
 
 /// The nodes that can have an agent.

@@ -73,8 +73,6 @@ impl std::fmt::Display for Unasked {
 pub trait Audience {
     /// Takes an agent into account, whether it answers or not.
     fn see(&mut self, agent: &Agent);
-    /// Takes a replica of the taint controller into account, none of which is ready.
-    fn see_controller(&mut self, _replica: &Agent) {}
     /// Takes a node without an answer into account.
     fn miss(&mut self, node: &str, why: Unasked);
     /// Takes a node's answer into account.
@@ -325,6 +323,15 @@ impl Verdict {
             "images": self.images,
         })
     }
+
+    /// Takes a replica of the taint controller into account, none of which is ready.
+    pub fn see_controller(&mut self, replica: &Agent) {
+        let state = match &replica.state {
+            AgentState::NotRunning(why) => format!(" (not running: {why})"),
+            AgentState::NotReady | AgentState::Ready => String::new(),
+        };
+        self.controllers.push(format!("{} on {}{state}", replica.pod(), replica.node));
+    }
 }
 
 impl Audience for Verdict {
@@ -333,14 +340,6 @@ impl Audience for Verdict {
         if agent.state == AgentState::NotReady {
             self.not_ready.push(format!("{} on {}", agent.pod(), agent.node));
         }
-    }
-
-    fn see_controller(&mut self, replica: &Agent) {
-        let state = match &replica.state {
-            AgentState::NotRunning(why) => format!(" (not running: {why})"),
-            AgentState::NotReady | AgentState::Ready => String::new(),
-        };
-        self.controllers.push(format!("{} on {}{state}", replica.pod(), replica.node));
     }
 
     fn miss(&mut self, node: &str, why: Unasked) {
