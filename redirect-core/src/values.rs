@@ -41,6 +41,15 @@ impl Family {
         }
     }
 
+    /// The pass-through source address of this family.
+    #[must_use]
+    pub const fn passthrough(self) -> IpAddr {
+        match self {
+            Self::V4 => IpAddr::V4(Self::PASSTHROUGH_V4),
+            Self::V6 => IpAddr::V6(Self::PASSTHROUGH_V6),
+        }
+    }
+
     /// Its number in the kernel's messages (`NFPROTO_IPV4` and `AF_INET`, or `NFPROTO_IPV6` and `AF_INET6`).
     #[must_use]
     pub const fn number(self) -> u8 {

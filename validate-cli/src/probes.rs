@@ -132,7 +132,7 @@ impl Aim<'_, '_> {
 
     /// The reference's own probe. Nothing to say where the settings take its target for loopback or exclude it.
     fn proxy_to_self(&mut self) {
-        let (source, to) = (loopback(self.family), passthrough(self.family));
+        let (source, to) = (loopback(self.family), self.family.passthrough());
         match self.target(source, to, self.request.validation.probe_port.number()) {
             Ok((target, fate @ Fate::Redirected(_))) => {
                 self.probe(Path::ProxyToSelf, Protocol::Tcp, Some(source), target, fate);
@@ -153,7 +153,7 @@ impl Aim<'_, '_> {
     }
 
     fn passthrough(&mut self) {
-        let source = passthrough(self.family);
+        let source = self.family.passthrough();
         if let Ok((target, fate @ Fate::Untouched)) = self.target(source, self.own, 0) {
             self.probe(Path::Passthrough, Protocol::Tcp, Some(source), target, fate);
         }
@@ -283,13 +283,6 @@ impl Aim<'_, '_> {
             result: Err(reason),
             detail,
         });
-    }
-}
-
-const fn passthrough(family: Family) -> IpAddr {
-    match family {
-        Family::V4 => IpAddr::V4(Family::PASSTHROUGH_V4),
-        Family::V6 => IpAddr::V6(Family::PASSTHROUGH_V6),
     }
 }
 

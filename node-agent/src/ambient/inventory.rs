@@ -3,7 +3,6 @@
 //!
 //! Only what decides is kept of an object. Namespaces are watched by label where labels of no other name decide: a cluster has many, and each node needs few.
 
-use redirect_core::settings::Setting;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Mutex;
 
@@ -11,6 +10,7 @@ use cni_core::enablement::{DATAPLANE_LABEL, SIDECAR_ANNOTATION};
 use controller_runtime::lock;
 use controller_runtime::resync::{Collection, Followed, Freshness, Replica, Selection};
 use redirect_core::accepted::AcceptedRules;
+use redirect_core::settings::Setting;
 use serde_json::{Map, Value, json};
 use tokio::sync::Notify;
 

@@ -20,8 +20,6 @@ use crate::settings::Identity;
 
 /// How often the API server is asked although nothing has happened, on average: the agents of many nodes must not all ask together.
 pub const INTERVAL: Duration = Duration::from_secs(420);
-/// How many requests that takes at most: ambient mode asks for the pod and for its namespace.
-pub const MOST_REQUESTS: u32 = 2;
 /// The pauses while it refuses the plugin.
 const FIRST_RETRY: Duration = Duration::from_secs(1);
 const LONGEST_RETRY: Duration = Duration::from_secs(60);

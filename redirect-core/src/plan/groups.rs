@@ -8,7 +8,6 @@ use crate::{
     values::{Family, Mark},
 };
 use alloc::{vec, vec::Vec};
-use core::net::IpAddr;
 use ipnet::IpNet;
 
 const REDIRECT: Target = Target::Jump(crate::rule::Chain::Ours(OurChain::Redirect));
@@ -197,13 +196,13 @@ impl RuleListBuilder<'_> {
 
     /// `-s 127.0.0.6 -o lo -j RETURN`: the proxy's connections to the application.
     fn passthrough(&mut self) {
-        for address in [IpAddr::V4(Family::PASSTHROUGH_V4), IpAddr::V6(Family::PASSTHROUGH_V6)] {
+        for family in Family::BOTH {
             self.group(Key::InboundCapturePort, "the proxy's connections to the application")
-                .scoped(Scope::Only(Family::of(&address)))
+                .scoped(Scope::Only(family))
                 .append(
                     Table::Nat,
                     OurChain::Output,
-                    [out_by_loopback(), from(IpNet::from(address))],
+                    [out_by_loopback(), from(IpNet::from(family.passthrough()))],
                     Target::Return,
                 );
         }
@@ -370,10 +369,10 @@ impl RuleListBuilder<'_> {
             [tcp(), marked(tproxy.mark())],
             Target::Return,
         );
-        for address in [IpAddr::V4(Family::PASSTHROUGH_V4), IpAddr::V6(Family::PASSTHROUGH_V6)] {
-            let matches = [in_by_loopback(), tcp(), from(IpNet::from(address))];
+        for family in Family::BOTH {
+            let matches = [in_by_loopback(), tcp(), from(IpNet::from(family.passthrough()))];
             self.group(Key::InterceptionMode, "the proxy's connections to the application")
-                .scoped(Scope::Only(Family::of(&address)))
+                .scoped(Scope::Only(family))
                 .insert(Table::Mangle, OurChain::Inbound, 2, matches, Target::Return);
         }
         self.group(Key::InterceptionMode, "loopback traffic that is not the proxy's").insert(
@@ -405,6 +404,7 @@ mod tests {
         values::PortRange,
     };
     use alloc::string::String;
+    use core::net::IpAddr;
 
     /// The rules that a setting asks for, in their order, with their chains.
     fn rules_for(key: Key, builder: RedirectBuilder) -> Vec<(Chain, String)> {

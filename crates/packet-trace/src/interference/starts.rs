@@ -95,7 +95,7 @@ impl Ends {
     fn of(live: &TraceRules, pod: &Pod<'_>) -> Self {
         let family = live.family;
         let most = Field::Destination.most(family);
-        let nobody = loopback(family).or(&one(passthrough(family))).or(&multicast(family));
+        let nobody = loopback(family).or(&one(family.passthrough())).or(&multicast(family));
         let routes = live.routes.as_ref();
         // A link-local address has no route while the kernel looks for another host that has it.
         let is_used = |at: &IpAddr| {
@@ -172,7 +172,7 @@ impl Ends {
         let delivered = |to: Set| to.and(&self.delivered);
         let resolvers = delivered(loopback(self.family));
         let mut starts = Vec::from([
-            to_itself(&localhost, &delivered(one(passthrough(self.family)))),
+            to_itself(&localhost, &delivered(one(self.family.passthrough()))),
             self.query(Protocol::Tcp, &localhost, &resolvers, &lo),
             self.query(Protocol::Udp, &localhost, &resolvers, &lo),
         ]);
@@ -187,7 +187,7 @@ impl Ends {
     /// name of the client.
     fn to_application(&self, plan: &RulePlan) -> Vec<Start> {
         let (from, mark) = match (plan.policy_routes(), plan.data_plane()) {
-            (None, _) => (one(passthrough(self.family)), 0),
+            (None, _) => (one(self.family.passthrough()), 0),
             (Some(routes), DataPlane::Sidecar) => (self.far.clone(), routes.mark().value()),
             (Some(_), DataPlane::Ambient) => (self.far.clone(), AmbientRedirect::ZTUNNEL_MARK.value()),
         };
@@ -241,13 +241,6 @@ fn all(addresses: &[IpAddr]) -> Set {
 
 fn lo() -> Set {
     Set::one(LO)
-}
-
-const fn passthrough(family: Family) -> IpAddr {
-    match family {
-        Family::V4 => IpAddr::V4(Family::PASSTHROUGH_V4),
-        Family::V6 => IpAddr::V6(Family::PASSTHROUGH_V6),
-    }
 }
 
 const fn localhost(family: Family) -> IpAddr {

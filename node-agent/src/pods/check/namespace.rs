@@ -9,8 +9,7 @@ use std::path::Path;
 
 use netns_apply::facts;
 use netns_apply::netns::Netns;
-use pod_netns::hosts;
-use pod_netns::{LookupError, NamespaceIndex, ProcessIndex, namespace_of};
+use pod_netns::{LookupError, NamespaceIndex, ProcessIndex, hosts, namespace_of};
 use reasons::AgentReason;
 
 use super::{MeshPod, PodProblem};

@@ -1,7 +1,6 @@
 //! One check of a pod's network namespace, and its repair if it has drifted. Takes milliseconds: not for an async thread.
 
-use pod_netns::MountedNetns;
-use pod_netns::Outside;
+use pod_netns::{MountedNetns, Outside};
 use reasons::AgentReason;
 
 use super::DesiredRedirect;
