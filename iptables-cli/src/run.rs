@@ -46,7 +46,7 @@ fn wrong_anywhere(settings: &RawSettings) -> InputErrors {
 /// validation that is to follow.
 fn program(settings: &RawSettings) -> anyhow::Result<Option<RunOptions>> {
     let options = RunOptions::parse(settings);
-    let addresses = facts::addresses().context("cannot list the addresses of this network namespace")?;
+    let addresses = facts::addresses().context("this network namespace")?;
     let nameservers = nameservers(settings)?;
     let facts = facts::of_namespace(&addresses).with_nameservers(&nameservers);
     let redirect = Redirect::parse(settings, &facts);

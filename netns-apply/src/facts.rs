@@ -1,12 +1,12 @@
 //! What a plan depends on in a network namespace and its files.
 
 #[cfg(feature = "write")]
-use crate::routes::{Addresses, RouteError, RouteSocket};
-use nix::{fcntl::OFlag, ifaddrs::getifaddrs};
+use crate::routes::Addresses;
+use crate::routes::{RouteError, RouteSocket};
+use nix::fcntl::OFlag;
 use redirect_core::settings::{NameLookup, NamespaceFacts, id_in_passwd, nameservers};
 use redirect_core::{AmbientRedirect, Families};
 use std::{
-    collections::BTreeMap,
     fs::{self, File},
     io::{self, Read},
     net::IpAddr,
@@ -19,23 +19,8 @@ use std::{
 ///
 /// # Errors
 /// The kernel does not report it.
-pub fn addresses() -> io::Result<Vec<IpAddr>> {
-    let mut by_interface: BTreeMap<usize, Vec<IpAddr>> = BTreeMap::new();
-    let mut names: Vec<String> = Vec::new();
-    for entry in getifaddrs()? {
-        // Every interface appears first with its link-layer address, in the kernel's order. The C library gives an IPv4 address' label
-        // (`eth0:1`) for its interface, and no name has a colon.
-        let interface = entry.interface_name.split(':').next().unwrap_or_default();
-        let index = names.iter().position(|name| name == interface).unwrap_or_else(|| {
-            names.push(interface.to_owned());
-            names.len() - 1
-        });
-        let Some(address) = entry.address else { continue };
-        let ip = address.as_sockaddr_in().map(|v4| IpAddr::V4(v4.ip()));
-        let ip = ip.or_else(|| address.as_sockaddr_in6().map(|v6| IpAddr::V6(v6.ip())));
-        by_interface.entry(index).or_default().extend(ip);
-    }
-    Ok(by_interface.into_values().flatten().collect())
+pub fn addresses() -> Result<Vec<IpAddr>, RouteError> {
+    RouteSocket::open(usize::MAX)?.addresses_by_interface()
 }
 
 /// Whether IPv6 is off on the loopback interface of the calling thread's network namespace.

@@ -3,11 +3,12 @@
 use crate::{
     ApplyError, ApplyOptions, Live, Mismatch, Outcome, RunError, Snapshot, apply, facts,
     netns::{Netns, NetnsError},
+    routes::RouteError,
     verify,
 };
 use packet_trace::{Packet, Trace};
 use redirect_core::{Families, RulePlan};
-use std::{io, path::Path};
+use std::path::Path;
 
 /// A network namespace, and what is done with plans in it: every call enters it on a thread of its own and returns outside.
 ///
@@ -42,8 +43,8 @@ pub enum SessionError {
     #[error(transparent)]
     Run(#[from] RunError),
     /// Its addresses cannot be listed.
-    #[error("cannot list the addresses of the network namespace: {0}")]
-    Addresses(io::Error),
+    #[error("network namespace: {0}")]
+    Addresses(RouteError),
     /// It has no address by which others reach it yet, so the families are not known.
     #[error("the network namespace has no address yet, but for loopback and link-local ones")]
     NoAddress,

@@ -116,8 +116,10 @@ fn await_redirect(settings: &RawSettings, deadline: Instant, stop: Option<&Stop>
     // Before the first look, so that no address is missed between looking and waiting.
     let watch = AddressWatch::start().ok();
     loop {
-        let addresses =
-            facts::addresses().map_err(|cause| RunError::Facts { what: "the pod's addresses", cause })?;
+        let addresses = facts::addresses().map_err(|cause| RunError::Facts {
+            what: "the pod's addresses",
+            cause: io::Error::other(cause),
+        })?;
         let facts = facts::of_namespace(&addresses).with_nameservers(&nameservers);
         match Redirect::parse(settings, &facts) {
             Ok(redirect) => return Ok(Ok((redirect, addresses))),

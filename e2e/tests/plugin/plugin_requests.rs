@@ -16,12 +16,8 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// The types of requests (linux/rtnetlink.h; linux/netfilter, subsystem and message), how many of each an ADD may make where no other program has rules,
 /// and what for.
 const REQUESTS: [(u16, usize, &str); 9] = [
-    (
-        18,
-        2,
-        "RTM_GETLINK: by getifaddrs(3), for the plan; for routing and the interfaces of captured packets",
-    ),
-    (22, 2, "RTM_GETADDR: by getifaddrs(3), for the plan; for captured packets, and the plan's own address"),
+    (18, 2, "RTM_GETLINK: for the plan; for routing and the interfaces of captured packets"),
+    (22, 2, "RTM_GETADDR: for the plan; for captured packets, and the plan's own address"),
     (34, 2, "RTM_GETRULE: of each family, the plan's own and those that may take captured packets"),
     (26, 2, "RTM_GETROUTE: the same"),
     (0x0a10, 2, "NFT_MSG_GETGEN: before and after the rules are read"),

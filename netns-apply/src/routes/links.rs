@@ -134,14 +134,32 @@ impl RouteSocket {
 
     /// The interfaces of the namespace.
     pub(crate) fn links(&mut self) -> Result<Links, RouteError> {
+        self.list_links(|links: &mut Links, message| links.0.extend(link(message)))
+    }
+
+    /// What is made of the messages about interfaces, in the kernel's order.
+    fn list_links<T: Default>(&mut self, take: impl Fn(&mut T, &[u8])) -> Result<T, RouteError> {
         let most = self.most;
         let ask = |socket: &mut Self| socket.question(GET_LINK, NLM_F_REQUEST | NLM_F_DUMP, &request());
-        let take = |(links, bytes): &mut (Links, usize), message: &Message<'_>| {
+        let take = |(links, bytes): &mut (T, usize), message: &Message<'_>| {
             count(message, bytes, most)?;
-            links.0.extend(link(message.payload()));
+            take(links, message.payload());
             Ok(())
         };
         Ok(self.gather(ask, "list interfaces", take)?.0.0)
+    }
+
+    /// The addresses of the namespace, interface by interface in the kernel's order, which is that of their numbers in newer kernels alone; of one interface as the kernel lists
+    /// them, IPv4 first.
+    pub(crate) fn addresses_by_interface(&mut self) -> Result<Vec<IpAddr>, RouteError> {
+        let places = self.list_links(|places: &mut BTreeMap<_, _>, message| {
+            let next = places.len();
+            places.extend(number(message, 4).map(|index| (index, next)));
+        })?;
+        let mut all = self.assigned()?;
+        // An interface that came after the list was made is the last one.
+        all.sort_by_key(|one| places.get(&one.index).copied().unwrap_or(usize::MAX));
+        Ok(all.into_iter().map(|one| one.address).collect())
     }
 
     /// The addresses of the namespace, and the interfaces through which it reaches other hosts.

@@ -1,12 +1,36 @@
 //! Interfaces and addresses of real network namespaces. Needs root.
 
 #![allow(clippy::unwrap_used)] // a panic is how a test fails
+#![allow(clippy::disallowed_methods)] // the C library is the second reader
 
 use netns_apply::{facts, routes::RouteSocket};
-use std::collections::BTreeSet;
+use nix::ifaddrs::getifaddrs;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+};
 use test_support::netns::{Families, Namespace};
 
-/// Two readers of one namespace: the crate's own, and the C library's of [`facts::addresses`].
+/// The addresses as the C library lists them, each interface's IPv4 addresses first.
+fn listed_by_the_c_library() -> Vec<IpAddr> {
+    let mut by_interface: BTreeMap<usize, Vec<IpAddr>> = BTreeMap::new();
+    let mut names: Vec<String> = Vec::new();
+    for entry in getifaddrs().unwrap() {
+        // Every interface appears first with its link-layer address, in the kernel's order. The C library gives an IPv4 address' label
+        // (`eth0:1`) for its interface, and no name has a colon.
+        let interface = entry.interface_name.split(':').next().unwrap_or_default();
+        let index = names.iter().position(|name| name == interface).unwrap_or_else(|| {
+            names.push(interface.to_owned());
+            names.len() - 1
+        });
+        let Some(address) = entry.address else { continue };
+        let ip = address.as_sockaddr_in().map(|v4| IpAddr::V4(v4.ip()));
+        let ip = ip.or_else(|| address.as_sockaddr_in6().map(|v6| IpAddr::V6(v6.ip())));
+        by_interface.entry(index).or_default().extend(ip);
+    }
+    by_interface.into_values().flatten().collect()
+}
+
 #[test]
 fn addresses_are_those_that_the_c_library_lists_and_interfaces_all_that_may_reach_others() {
     let pod = Namespace::pod(Families::Dual).unwrap();
@@ -23,18 +47,15 @@ fn addresses_are_those_that_the_c_library_lists_and_interfaces_all_that_may_reac
         ("ip link set t0 down", "eth0"),
     ] {
         pod.sh(change).unwrap();
-        let (ours, theirs, interfaces) = pod
-            .enter(|| {
-                let ours = RouteSocket::open(usize::MAX).unwrap().addresses().unwrap();
-                (
-                    ours,
-                    facts::addresses().unwrap(),
-                    RouteSocket::open(usize::MAX).unwrap().interfaces().unwrap(),
-                )
-            })
-            .unwrap();
-        let ours: BTreeSet<_> = ours.into_iter().map(|(_, address)| address).collect();
-        assert_eq!(ours, BTreeSet::from_iter(theirs), "{change}");
+        let look = || {
+            let mut routes = RouteSocket::open(usize::MAX).unwrap();
+            let addresses = [listed_by_the_c_library(), facts::addresses().unwrap()];
+            (addresses, routes.addresses().unwrap(), routes.interfaces().unwrap())
+        };
+        let ([theirs, ours], unordered, interfaces) = pod.enter(look).unwrap();
+        assert_eq!(ours, theirs, "{change}");
+        let unordered: BTreeSet<_> = unordered.into_iter().map(|(_, address)| address).collect();
+        assert_eq!(unordered, BTreeSet::from_iter(theirs), "{change}");
         assert_eq!(interfaces.join(" "), wanted, "{change}");
     }
 }

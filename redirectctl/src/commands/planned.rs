@@ -94,9 +94,7 @@ fn settings_here(given: &Given) -> Result<Box<Redirect>, InputError> {
         let (path, source) = settings.get(Key::NetworkNamespace);
         let there = Netns::run_in(path, || (facts::addresses(), Ipv6::here().is_everywhere()));
         let (addresses, has_ipv6) = there.map_err(|error| InputError(vec![format!("{source}: {error}")]))?;
-        let addresses = addresses.map_err(|error| {
-            InputError(vec![format!("cannot list the addresses of the network namespace: {error}")])
-        })?;
+        let addresses = addresses.map_err(|error| InputError(vec![format!("network namespace: {error}")]))?;
         (addresses, has_ipv6)
     } else {
         (said, true)
