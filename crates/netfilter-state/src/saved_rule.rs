@@ -166,12 +166,23 @@ fn protocol(name: &str, not: bool) -> Option<Condition> {
     if let (Some(protocol), false) = (known, not) {
         return Some(Condition::Plain(Match::Protocol(protocol)));
     }
+    // IANA's numbers, by the names of Debian's /etc/protocols and of iptables itself.
     let number = match name {
         "icmp" => 1,
-        "ipv6-icmp" | "icmpv6" => 58,
-        "sctp" => 132,
-        "esp" => 50,
+        "igmp" => 2,
+        "ipencap" => 4,
+        "dccp" => 33,
+        "ipv6" => 41,
         "gre" => 47,
+        "esp" => 50,
+        "ah" => 51,
+        "ipv6-icmp" | "icmpv6" => 58,
+        "ospf" => 89,
+        "pim" => 103,
+        "vrrp" => 112,
+        "sctp" => 132,
+        "mobility-header" | "ipv6-mh" => 135,
+        "udplite" => 136,
         _ => known.map(Protocol::number).or_else(|| name.parse().ok())?,
     };
     Some(Condition::Protocol(Equality { value: number, not }))
