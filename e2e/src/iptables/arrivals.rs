@@ -94,8 +94,7 @@ impl Ground {
                 client.add_address("lo", &format!("{address}/{}", if v6 { 128 } else { 32 }))?;
             }
         }
-        fix_neighbours(pod, 2, 1, client_address)?;
-        fix_neighbours(client, 1, 2, pod_address)?;
+        fix_neighbours(&topology)?;
         client.ip_batch(&format!("route add {ROUTED} via {} dev eth0\n", pod_address(false)))?;
         for namespace in [pod, client] {
             let set = || fs::write("/proc/sys/net/ipv4/tcp_fastopen", FAST_OPEN.to_string());
@@ -239,16 +238,21 @@ fn is_local_route(line: &str, address: &str) -> bool {
     fields.first() == Some(&address) && flags.is_some_and(|flags| flags & LOCAL != 0)
 }
 
-fn fix_neighbours(at: &Namespace, own: u8, other: u8, address: impl Fn(bool) -> IpAddr) -> Result<()> {
-    at.ip_batch(&format!(
-        "link set eth0 address 02:00:00:00:00:0{own}\n\
-         addr add fe80::{own}/64 dev eth0 nodad\n\
-         neigh replace fe80::{other} lladdr 02:00:00:00:00:0{other} dev eth0 nud permanent\n\
-         neigh replace {} lladdr 02:00:00:00:00:0{other} dev eth0 nud permanent\n\
-         neigh replace {} lladdr 02:00:00:00:00:0{other} dev eth0 nud permanent\n",
-        address(false),
-        address(true)
-    ))
+/// Gives both ends of the link addresses that the other end knows: rules of others may drop what asks for them.
+pub fn fix_neighbours(topology: &Topology) -> Result<()> {
+    let fix = |at: &Namespace, own: u8, other: u8, address: fn(bool) -> IpAddr| {
+        at.ip_batch(&format!(
+            "link set eth0 address 02:00:00:00:00:0{own}\n\
+             addr add fe80::{own}/64 dev eth0 nodad\n\
+             neigh replace fe80::{other} lladdr 02:00:00:00:00:0{other} dev eth0 nud permanent\n\
+             neigh replace {} lladdr 02:00:00:00:00:0{other} dev eth0 nud permanent\n\
+             neigh replace {} lladdr 02:00:00:00:00:0{other} dev eth0 nud permanent\n",
+            address(false),
+            address(true)
+        ))
+    };
+    fix(&topology.pod, 2, 1, client_address)?;
+    fix(&topology.client, 1, 2, pod_address)
 }
 
 /// Also where a route of other programs is missing by which the kernel would know the address for its own.

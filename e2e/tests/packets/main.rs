@@ -5,6 +5,7 @@ mod ambient_packets;
 mod ambient_probes;
 mod ambient_replay;
 mod ambient_support;
+mod audited_nodes;
 mod capture_hunt;
 mod capture_hunt_inside;
 mod capture_packets;
@@ -28,6 +29,8 @@ mod redirect_swap;
 mod redirect_undo;
 mod routing_surroundings;
 mod rule_injection;
+#[path = "../../../redirect-core/tests/it/running/mod.rs"]
+mod running;
 mod trace_foreign;
 mod trace_packets;
 mod validation_events;

@@ -1,6 +1,6 @@
 //! Runs the examples of the package that is tested.
 
-#![allow(clippy::unwrap_used)] // a panic is how a test fails
+#![allow(clippy::unwrap_used, dead_code)] // a panic is how a test fails; not every package uses everything
 
 use std::{
     fs,
@@ -11,13 +11,18 @@ use std::{
 
 /// Cargo builds examples along with the tests of a package, unless it is asked for single tests.
 pub fn run(example: &str, arguments: &[&str], input: &str) -> Output {
+    run_of(Path::new(env!("CARGO_MANIFEST_DIR")), example, arguments, input)
+}
+
+/// The same with an example of the package in this folder.
+pub fn run_of(package: &Path, example: &str, arguments: &[&str], input: &str) -> Output {
     let program = std::env::current_exe().unwrap();
     let program = program.parent().and_then(Path::parent).unwrap().join("examples").join(example);
     assert!(
-        is_up_to_date(&program),
-        "{0} is missing or older than its source: run all tests of {1}, or 'cargo build -p {1} --examples' first",
+        is_up_to_date(&program, package),
+        "{0} is missing or older than its source: run all tests of {1}, or 'cargo build --examples' there first",
         program.display(),
-        env!("CARGO_PKG_NAME")
+        package.display()
     );
     let mut child = Command::new(program)
         .args(arguments)
@@ -31,13 +36,10 @@ pub fn run(example: &str, arguments: &[&str], input: &str) -> Output {
     child.wait_with_output().unwrap()
 }
 
-fn is_up_to_date(program: &Path) -> bool {
+fn is_up_to_date(program: &Path, package: &Path) -> bool {
     let written = |path: &Path| fs::metadata(path).and_then(|file| file.modified());
     let Ok(built) = written(program) else { return false };
-    let mut folders = vec![
-        Path::new(env!("CARGO_MANIFEST_DIR")).join("src"),
-        Path::new(env!("CARGO_MANIFEST_DIR")).join("examples"),
-    ];
+    let mut folders = vec![package.join("src"), package.join("examples")];
     while let Some(folder) = folders.pop() {
         for entry in fs::read_dir(folder).unwrap() {
             let path = entry.unwrap().path();
