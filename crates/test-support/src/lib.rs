@@ -9,6 +9,7 @@
 //! | [`dice`] | numbers that look random and are the same every time |
 //! | [`rewrites`] | what this project writes otherwise than was recorded |
 //! | [`sample`] | a sample of the recordings, where machines are slow; numbers from the environment |
+//! | [`saved_rules`] | what iptables-save printed on real nodes and in real pods |
 //! | [`leftovers`] | names that show their owner, by which another test removes what is left of a killed one |
 //!
 //! Whatever a value of these modules started or made is gone when the value is dropped, also when the test panics. A test process that is
@@ -26,3 +27,4 @@ pub mod port;
 pub mod process;
 pub mod rewrites;
 pub mod sample;
+pub mod saved_rules;

@@ -1,10 +1,5 @@
 //! What the example `audit` says of real nodes and pods by what iptables-save printed there, against what [`verify`] and connections say of a
 //! namespace with their rules.
-//!
-//! `e2e/fixtures/nodes` has a namespace's rules as iptables-save printed them, a file a family: nodes with the firewalls and container engines
-//! of Debian 12 (ufw, firewalld, shorewall, firehol, ferm, fail2ban, Docker with two published ports, Podman, libvirt, LXC), with the CNI plugins
-//! bridge, portmap and firewall, with kube-proxy 1.34 and four services, with sshuttle; pods of Istio's program in the form of its CNI plugin
-//! (`istio`), of its init container, with DNS capture and TPROXY, of Linkerd's and of Consul's; and Istio's beside others' on one machine.
 
 use crate::running::run_of;
 use anyhow::{Context, Result, ensure};
@@ -18,15 +13,14 @@ use redirect_core::{
 };
 use std::{
     collections::BTreeMap,
-    fs,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
-    path::{Path, PathBuf},
+    path::Path,
     process::Output,
     time::Duration,
 };
 use test_support::{
     netns::{Families, Topology, pod_address, remote_address},
-    process,
+    saved_rules::SavedRules,
 };
 
 /// The ports of the pod to which the rules of meshes and of sshuttle lead.
@@ -36,30 +30,6 @@ const TARGETS: [u16; 2] = [443, 4567];
 /// Nothing comes back where rules drop a packet.
 const SILENCE: Duration = Duration::from_millis(700);
 
-fn folder(of_workspace: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(of_workspace)
-}
-
-/// The texts of each namespace by family.
-fn dumps() -> Result<BTreeMap<String, Vec<(Family, String)>>> {
-    let mut dumps: BTreeMap<_, Vec<_>> = BTreeMap::new();
-    for file in fs::read_dir(folder("e2e/fixtures/nodes"))? {
-        let path = file?.path();
-        let name = path.file_stem().context("a file without a name")?.to_string_lossy().into_owned();
-        let family = if path.extension().is_some_and(|v6| v6 == "v6") { Family::V6 } else { Family::V4 };
-        dumps.entry(name).or_default().push((family, fs::read_to_string(path)?));
-    }
-    Ok(dumps)
-}
-
-fn variant(text: &str) -> Variant {
-    if text.lines().next().is_some_and(|line| line.contains("(nf_tables)")) {
-        Variant::Nft
-    } else {
-        Variant::Legacy
-    }
-}
-
 /// A pod with these rules, which reaches a server at each of the targets, and has one at each proxy's port.
 struct Restored {
     topology: Topology,
@@ -67,21 +37,10 @@ struct Restored {
 }
 
 impl Restored {
-    fn new(texts: &[(Family, String)]) -> Result<Self> {
+    fn new(saved: &[SavedRules]) -> Result<Self> {
         let topology = Topology::new(Families::Dual)?;
         fix_neighbours(&topology)?;
-        for (family, text) in texts {
-            let program = match (family, variant(text)) {
-                (Family::V4, Variant::Nft) => "iptables-nft-restore",
-                (Family::V6, Variant::Nft) => "ip6tables-nft-restore",
-                (Family::V4, Variant::Legacy) => "iptables-legacy-restore",
-                (Family::V6, Variant::Legacy) => "ip6tables-legacy-restore",
-            };
-            // kube-proxy makes the counter that this match needs, over netlink. The match always holds.
-            let text = text.replace("-m nfacct --nfacct-name  ct_state_invalid_dropped_pkts ", "");
-            let mut command = topology.pod.command(&process::command(program, [""; 0]));
-            process::run_with_input(&mut command, &text, process::SHORT)?.ok()?;
-        }
+        saved.iter().try_for_each(|rules| rules.restore(&topology.pod))?;
         // What Istio's program does besides.
         topology.pod.sh("ip -6 address add ::6/128 dev lo")?.ok()?;
         let mut servers = Vec::new();
@@ -96,7 +55,8 @@ impl Restored {
         Ok(Self { topology, _servers: servers })
     }
 
-    fn verify(&self, plan: &RulePlan, variant: Variant) -> Result<Option<Mismatch>> {
+    fn verify(&self, plan: &RulePlan, is_nft: bool) -> Result<Option<Mismatch>> {
+        let variant = if is_nft { Variant::Nft } else { Variant::Legacy };
         let options = ApplyOptions::default().backend(BackendChoice::Restore(Some(variant)));
         Ok(self.topology.pod.enter(|| verify(plan, &options))??)
     }
@@ -129,8 +89,12 @@ struct Audit {
 fn audit(text: &str, to: SocketAddr) -> Result<Audit> {
     let from = SocketAddr::new(pod_address(to.is_ipv6()), 40_000);
     let given = [to.to_string(), from.to_string(), "eth0".to_owned()];
-    let Output { status, stdout, stderr } =
-        run_of(&folder("crates/packet-trace"), "audit", &given.each_ref().map(String::as_str), text);
+    let Output { status, stdout, stderr } = run_of(
+        &Path::new(env!("CARGO_MANIFEST_DIR")).join("../crates/packet-trace"),
+        "audit",
+        &given.each_ref().map(String::as_str),
+        text,
+    );
     let (stdout, stderr) = (String::from_utf8(stdout)?, String::from_utf8(stderr)?);
     ensure!(stderr.is_empty(), "{stderr}");
     let differences: Vec<_> =
@@ -157,16 +121,17 @@ fn agrees(end: &str, outcome: &Outcome) -> Option<bool> {
 #[test]
 fn what_is_audited_of_real_nodes_and_pods_is_what_the_kernel_does() -> Result<()> {
     let plan = Redirect::sidecar(PlanFamilies::Both).build()?.plan();
-    let dumps = dumps()?;
+    let nodes = SavedRules::of_nodes()?;
     let (mut in_force, mut ends, mut unknown) = (Vec::new(), BTreeMap::new(), 0);
-    for (name, texts) in &dumps {
-        let restored = Restored::new(texts).with_context(|| name.clone())?;
-        let mismatch = restored.verify(&plan, variant(&texts[0].1)).with_context(|| name.clone())?;
-        for (family, text) in texts {
+    for (name, saved) in &nodes {
+        let restored = Restored::new(saved).with_context(|| name.clone())?;
+        let mismatch = restored.verify(&plan, saved[0].is_nft).with_context(|| name.clone())?;
+        for SavedRules { is_v6, text, .. } in saved {
+            let family = if *is_v6 { Family::V6 } else { Family::V4 };
             for port in TARGETS {
-                let to = SocketAddr::new(remote_address(*family == Family::V6), port);
+                let to = SocketAddr::new(remote_address(*is_v6), port);
                 let Audit { differences, end } = audit(text, to).with_context(|| name.clone())?;
-                assert_eq!(differences, rules_of(*family, mismatch.as_ref()), "{name}, {family}");
+                assert_eq!(differences, rules_of(family, mismatch.as_ref()), "{name}, {family}");
                 let outcome = restored.connect(to)?;
                 match agrees(&end, &outcome) {
                     Some(agrees) => assert!(agrees, "{name}, {to}: '{end}', but {outcome:?}"),
@@ -181,7 +146,7 @@ fn what_is_audited_of_real_nodes_and_pods_is_what_the_kernel_does() -> Result<()
             Some(_) => {}
         }
     }
-    assert!(dumps.len() >= 20, "{} dumps", dumps.len());
+    assert!(nodes.len() >= 20, "{} nodes and pods", nodes.len());
     // In the form of Istio's CNI plugin; with TPROXY and DNS capture the rules are other ones. A published port or a service is translated before
     // the mesh's rules where both are in one namespace, which are other connections than those tried here.
     assert_eq!(

@@ -7,11 +7,14 @@ use netfilter_state::saved::Dump;
 use netns_apply::{ApplyOptions, Live, Mismatch, apply, verify};
 use packet_trace::{Fate, Packet, TraceRules};
 use redirect_core::{
-    Family,
+    Families as PlanFamilies, Family, Redirect, RulePlan,
     options::{BackendChoice, Variant},
 };
 use std::net::{IpAddr, SocketAddr};
-use test_support::netns::{Families, Namespace, client_address, pod_address, remote_address};
+use test_support::{
+    netns::{Families, Namespace, client_address, pod_address, remote_address},
+    saved_rules::SavedRules,
+};
 
 /// What other programs have on nodes and in pods, in lines of iptables: their facts, none of their text.
 const OTHERS: [(&str, &str); 6] = [
@@ -56,17 +59,27 @@ fn packets(family: Family) -> Vec<Packet> {
     all
 }
 
-/// One namespace: how many packets the dump knew the end of.
+/// A pod in which a plan is in force, with the rules of others: how many packets the dump knew the end of.
 fn compare(
     Recording { name, plan, .. }: &Recording,
     (what, script): (&str, &str),
     variant: Variant,
 ) -> usize {
     let pod = Namespace::pod(Families::Dual).unwrap();
-    let options = ApplyOptions::default().backend(BackendChoice::Restore(Some(variant)));
     let program = if variant == Variant::Legacy { "legacy" } else { "nft" };
-    pod.enter(|| apply(plan, &options)).unwrap().unwrap();
+    pod.enter(|| apply(plan, &options(variant))).unwrap().unwrap();
     pod.sh(&script.replace("iptables ", &format!("iptables-{program} "))).unwrap();
+    compare_in(&pod, plan, variant, &format!("{name}, {what}"))
+}
+
+fn options(variant: Variant) -> ApplyOptions {
+    ApplyOptions::default().backend(BackendChoice::Restore(Some(variant)))
+}
+
+/// How many packets the dumps of a namespace knew the end of; the kernel's rules say the same of all of those.
+fn compare_in(pod: &Namespace, plan: &RulePlan, variant: Variant, what: &str) -> usize {
+    let options = options(variant);
+    let program = if variant == Variant::Legacy { "legacy" } else { "nft" };
     let mismatch = pod.enter(|| verify(plan, &options)).unwrap().unwrap();
     let live = pod.enter(|| Live::now(Some(plan), &options)).unwrap().unwrap();
     let mut known = 0;
@@ -74,7 +87,7 @@ fn compare(
     for (family, save) in [(Family::V4, "iptables"), (Family::V6, "ip6tables")] {
         let saved = pod.sh(&format!("{save}-{program}-save")).unwrap().stdout;
         let Ok(dump) = Dump::read(family, &saved) else {
-            assert!(saved.trim().is_empty(), "{name}, {what}: {saved}");
+            assert!(saved.trim().is_empty(), "{what}: {saved}");
             continue;
         };
         differs |= !dump.differences(plan).is_empty();
@@ -83,15 +96,12 @@ fn compare(
         let of_dump = TraceRules::of_dump(&dump, plan);
         for packet in packets(family) {
             let (truth, said) = (of_kernel.fate(&packet), of_dump.fate(&packet));
-            assert!(
-                said == truth || said == Fate::Unknown,
-                "{name}, {what}: {packet}: {said}, but {truth}\n{saved}"
-            );
+            assert!(said == truth || said == Fate::Unknown, "{what}: {packet}: {said}, but {truth}\n{saved}");
             known += usize::from(said != Fate::Unknown);
         }
     }
     let is_different = matches!(mismatch, Some(Mismatch::Different(_)));
-    assert_eq!(differs, is_different, "{name}, {what}: {mismatch:?}");
+    assert_eq!(differs, is_different, "{what}: {mismatch:?}");
     known
 }
 
@@ -106,4 +116,20 @@ fn a_dump_says_what_the_kernel_says() {
         dumps += 1;
     }
     assert!(dumps >= 20 && known > 60 * dumps, "{dumps} dumps, {known} packets whose end is known");
+}
+
+#[test]
+fn a_dump_of_a_real_node_says_what_the_kernel_says() {
+    let plan = Redirect::sidecar(PlanFamilies::Both).build().unwrap().plan();
+    let nodes = SavedRules::of_nodes().unwrap();
+    let mut known = 0;
+    for (name, saved) in &nodes {
+        let pod = Namespace::pod(Families::Dual).unwrap();
+        // What Istio's program does besides.
+        pod.sh("ip -6 address add ::6/128 dev lo").unwrap();
+        saved.iter().for_each(|rules| rules.restore(&pod).unwrap());
+        let variant = if saved[0].is_nft { Variant::Nft } else { Variant::Legacy };
+        known += compare_in(&pod, &plan, variant, name);
+    }
+    assert!(nodes.len() >= 20 && known > 60 * nodes.len(), "{} nodes, {known} packets", nodes.len());
 }
