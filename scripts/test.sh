@@ -4,7 +4,7 @@
 #   test.sh [WORD...]            all that needs no Kubernetes and no Go
 #   test.sh cluster [WORD...]    what needs an API server, a kubelet, containerd or Helm
 #
-# With words, only tests whose names contain one of them.
+# With words, only tests whose names contain one of them. PROGRAMS names a folder of programs that are tested in place of those built here.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -57,12 +57,20 @@ retries=$target/retries.txt
 rm -f "$retries"
 cargo test --quiet --locked --workspace --no-run --message-format=json >"$work/built"
 export BUILT_PROGRAMS=$target/debug
+if [ -n "${PROGRAMS:-}" ]; then
+    BUILT_PROGRAMS=$work/programs
+    mkdir "$BUILT_PROGRAMS"
+    # Tests run programs also as other users.
+    chmod 755 "$work"
+    find "$target/debug" -maxdepth 1 -type f -executable -exec ln --symbolic --target-directory="$BUILT_PROGRAMS" {} +
+    find "$PROGRAMS" -maxdepth 1 -type f -executable -exec cp --remove-destination --target-directory="$BUILT_PROGRAMS" {} +
+fi
 
 documentation=
 if [ "$suite" = cluster ]; then
     # The API server that tests share (e2e/src/kube.rs) runs until its standard input ends: with this script, however that ends.
     mkdir "$work/api"
-    exec {server}> >("$BUILT_PROGRAMS/e2e-helper" api-server "$work/api" >&2)
+    exec {server}> >("$target/debug/e2e-helper" api-server "$work/api" >&2)
     for _ in $(seq 600); do
         if [ -e "$work/api/addresses" ]; then break; fi
         sleep 0.1

@@ -238,7 +238,7 @@ fn is_local_route(line: &str, address: &str) -> bool {
     fields.first() == Some(&address) && flags.is_some_and(|flags| flags & LOCAL != 0)
 }
 
-/// Gives both ends of the link addresses that the other end knows: rules of others may drop what asks for them.
+/// Gives both ends of the link addresses that the other end knows: rules of other programs may drop what asks for them.
 pub fn fix_neighbours(topology: &Topology) -> Result<()> {
     let fix = |at: &Namespace, own: u8, other: u8, address: fn(bool) -> IpAddr| {
         at.ip_batch(&format!(
