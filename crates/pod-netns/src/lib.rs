@@ -265,12 +265,7 @@ impl MountedNetns {
         thread.enter(&netns)?;
         // A namespace with unreadable addresses matches no pod.
         let there = RouteSocket::open(MOST_READ).and_then(|mut routes| routes.addresses());
-        let addresses = there
-            .unwrap_or_default()
-            .into_iter()
-            .map(|(_, address)| address)
-            .filter(|one| wanted.contains(one))
-            .collect();
+        let addresses = there.unwrap_or_default().into_iter().filter(|one| wanted.contains(one)).collect();
         Ok(Some(Self { path: path.to_owned(), id: netns.id(), addresses }))
     }
 

@@ -168,12 +168,12 @@ impl RouteSocket {
         Ok(links.addresses(&self.assigned()?))
     }
 
-    /// The addresses of the namespace, each with the index of its interface. No privilege is needed.
+    /// The addresses of the namespace. No privilege is needed.
     ///
     /// # Errors
     /// The kernel does not report them, or they exceed what is kept.
-    pub fn addresses(&mut self) -> Result<Vec<(u32, IpAddr)>, RouteError> {
-        Ok(self.assigned()?.into_iter().map(|one| (one.index, one.address)).collect())
+    pub fn addresses(&mut self) -> Result<Vec<IpAddr>, RouteError> {
+        Ok(self.assigned()?.into_iter().map(|one| one.address).collect())
     }
 
     pub(crate) fn assigned(&mut self) -> Result<Vec<Assigned>, RouteError> {

@@ -54,8 +54,7 @@ fn addresses_are_those_that_the_c_library_lists_and_interfaces_all_that_may_reac
         };
         let ([theirs, ours], unordered, interfaces) = pod.enter(look).unwrap();
         assert_eq!(ours, theirs, "{change}");
-        let unordered: BTreeSet<_> = unordered.into_iter().map(|(_, address)| address).collect();
-        assert_eq!(unordered, BTreeSet::from_iter(theirs), "{change}");
+        assert_eq!(BTreeSet::from_iter(unordered), BTreeSet::from_iter(theirs), "{change}");
         assert_eq!(interfaces.join(" "), wanted, "{change}");
     }
 }
