@@ -90,9 +90,17 @@ impl Namespace {
     pub fn empty(families: Families) -> Result<Self> {
         let namespace = Self { name: fresh_name() };
         process::run(&mut process::command("ip", ["netns", "add", &namespace.name]), SHORT)?.ok()?;
-        if !families.has_v6() {
-            namespace.enter(|| fs::write("/proc/sys/net/ipv6/conf/all/disable_ipv6", "1"))??;
-        }
+        // Where duplicates were looked for, an address would be tentative for a second or two.
+        let (switches, value) = if families.has_v6() {
+            (&["all/accept_dad", "default/accept_dad"][..], "0")
+        } else {
+            (&["all/disable_ipv6"][..], "1")
+        };
+        namespace.enter(|| {
+            switches
+                .iter()
+                .try_for_each(|switch| fs::write(format!("/proc/sys/net/ipv6/conf/{switch}"), value))
+        })??;
         namespace.ip_batch("link set lo up\n")?;
         Ok(namespace)
     }
@@ -177,7 +185,19 @@ impl Namespace {
     pub fn add_eth0<S: AsRef<str>>(&self, addresses: impl IntoIterator<Item = S>) -> Result<()> {
         let begin = "link add eth0 type veth peer name pe0\nlink set pe0 up\nlink set eth0 up\n".to_owned();
         let lines = addresses.into_iter().map(|address| added(address.as_ref(), "eth0"));
-        self.ip_batch(&lines.fold(begin, |lines, line| lines + &line))
+        self.ip_batch(&lines.fold(begin, |lines, line| lines + &line))?;
+        self.wait_for_ipv6()
+    }
+
+    /// Waits for what the kernel does about IPv6 after a link has come up: until then addresses and routes change by themselves.
+    fn wait_for_ipv6(&self) -> Result<()> {
+        process::until("IPv6 to be set up", Duration::from_secs(60), &[], || {
+            let [links, addresses, routes] = self.enter(|| {
+                ["dev", "if_inet6", "ipv6_route"]
+                    .map(|table| fs::read_to_string(format!("/proc/thread-self/net/{table}")))
+            })?;
+            Ok(has_settled(&links?, &addresses?, &routes?).then_some(()))
+        })
     }
 
     /// Adds an address (`198.51.100.7/32`, `2001:db8::7/128`) to an interface, usable at once.
@@ -205,6 +225,25 @@ impl Drop for Namespace {
     fn drop(&mut self) {
         remove_namespace(&self.name);
     }
+}
+
+/// Whether every link of a namespace with IPv6 addresses has one of its own making (`fe80::/10`), and every address is routed.
+fn has_settled(links: &str, addresses: &str, routes: &str) -> bool {
+    /// What proc(5) calls an address's own route (RTF_LOCAL).
+    const LOCAL: u32 = 1 << 31;
+    let addresses: Vec<Vec<&str>> = addresses.lines().map(|line| line.split_whitespace().collect()).collect();
+    let routed: Vec<&str> = routes
+        .lines()
+        .map(|line| line.split_whitespace().collect::<Vec<_>>())
+        .filter(|words| u32::from_str_radix(words[8], 16).is_ok_and(|flags| flags & LOCAL != 0))
+        .map(|words| words[0])
+        .collect();
+    let has_own =
+        |link: &str| addresses.iter().any(|address| address[0].starts_with("fe8") && address[5] == link);
+    let mut links = links.lines().filter_map(|line| line.split_once(':')).map(|(link, _)| link.trim());
+    addresses.is_empty()
+        || links.all(|link| link == "lo" || has_own(link))
+            && addresses.iter().all(|address| routed.contains(&address[0]))
 }
 
 /// Runs a closure on a thread of its own inside the network namespace of a file, such as `/run/netns/NAME` or `/proc/PID/ns/net`.
@@ -267,6 +306,7 @@ impl Topology {
                 let link = namespace.run(&process::command("ip", ["link", "show", "dev", "eth0"]))?.ok()?;
                 Ok(link.stdout.contains("state UP").then_some(()))
             })?;
+            namespace.wait_for_ipv6()?;
         }
         Ok(())
     }
@@ -296,4 +336,32 @@ fn addresses(interface: &str, families: Families, v4: Ipv4Addr, v6: Ipv6Addr) ->
     let v4 = families.has_v4().then(|| added(&format!("{v4}/24"), interface));
     let v6 = families.has_v6().then(|| added(&format!("{v6}/64"), interface));
     v4.into_iter().chain(v6).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::has_settled;
+
+    const LINKS: &str = "Inter-|   Receive\n face |bytes\n    lo: 0 0\n  eth0: 90 1\n";
+    const GLOBAL: &str = "fd000000000000000000000000000002 03 40 00 82     eth0\n";
+    const OWN: &str = "fe800000000000001830ebfffe6980a0 03 40 20 80     eth0\n";
+
+    /// Such a line for each of these addresses.
+    fn routes(addresses: &[&str]) -> String {
+        let none = "0".repeat(32);
+        let route = |address: &&str| {
+            format!("{} 80 {none} 00 {none} 00000000 00000002 00000000 80200001 eth0\n", &address[..32])
+        };
+        addresses.iter().map(route).collect()
+    }
+
+    #[test]
+    fn a_namespace_has_settled_when_each_link_has_its_own_address_and_each_address_its_route() {
+        let both = [GLOBAL, OWN].concat();
+        assert!(has_settled(LINKS, &both, &routes(&[GLOBAL, OWN])));
+        assert!(!has_settled(LINKS, GLOBAL, &routes(&[GLOBAL])));
+        assert!(!has_settled(LINKS, &both, &routes(&[GLOBAL])));
+        // Without IPv6.
+        assert!(has_settled(LINKS, "", ""));
+    }
 }
