@@ -45,8 +45,11 @@ scripts/setup-apt.sh "$packages" >"$work/installed" 2>&1 &
 installing=$!
 # What is compiled once is compiled fastest so.
 export CARGO_INCREMENTAL=${CARGO_INCREMENTAL:-0}
-# Programs and tests at once: by themselves, programs would be built with fewer features of libraries, which would all be compiled twice.
-cargo build --locked --workspace --bins --tests --examples
+# The suite that is not run is not compiled: it is the largest program. All else is compiled at once: by themselves, programs would be built with fewer
+# features of libraries, which would all be compiled twice.
+tests=(--test '[!c]*')
+[ "$suite" != cluster ] || tests=(--test '*')
+cargo build --locked --workspace --bins --examples "${tests[@]}"
 wait "$installing" || {
     cat "$work/installed" >&2
     exit 1
@@ -55,7 +58,7 @@ cat "$work/installed"
 # Where tests note each time they try again, with the cause (e2e/src/retries.rs).
 retries=$target/retries.txt
 rm -f "$retries"
-cargo test --quiet --locked --workspace --no-run --message-format=json >"$work/built"
+cargo test --quiet --locked --workspace --no-run --message-format=json --lib --bins "${tests[@]}" >"$work/built"
 export BUILT_PROGRAMS=$target/debug
 if [ -n "${PROGRAMS:-}" ]; then
     BUILT_PROGRAMS=$work/programs
