@@ -8,13 +8,11 @@ mod args;
 mod command;
 mod options;
 mod pages;
-mod reference;
 mod rows;
 
 pub use command::{CommandLine, Line, ParsedArgs, general_commands};
 pub use options::{Action, RunOptions, Validation};
 pub use pages::{Pages, completions};
-pub use reference::reference;
 pub use rows::{IPTABLES, LOG_ROWS, VALIDATION, row as setting_row};
 
 use logging::LevelError;

@@ -1,3 +1,4 @@
 //! What this crate writes for people.
 
+mod reference;
 mod settings_docs;

@@ -1,13 +1,12 @@
 //! The reference documentation of the settings, from the table.
 
-use crate::rows::{IPTABLES, VALIDATION};
 use redirect_core::settings::{Key, Kind, Setting};
+use settings_cli::{IPTABLES, VALIDATION};
 use settings_table::wrapped;
 use std::fmt::Write;
 
 /// A page in Markdown: every setting with its flag, variables, annotation, default and meaning.
-#[must_use]
-pub fn reference() -> String {
+pub(crate) fn reference() -> String {
     let mut page = String::from(
         "# Settings\n\n\
          Settings of `istio-iptables`, of `istio-validation` and, through annotations, of `istio-cni`,\n\
